@@ -783,6 +783,13 @@ STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, cons
    in order. Put the longest ones first. */
 STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job);
 
+/* Kernels that only the library calls: the CPU twin is static. */
+#ifdef SEQTX_CUDA
+  #define STX__KERNEL(stem, args) extern void stem##_cuda args;
+#else
+  #define STX__KERNEL(stem, args)
+#endif
+
 /* y (n) = value */
 STX_KERNEL(stx_fill, (stx_ctx *x, stx_real *y, size_t n, stx_real value))
 
@@ -797,12 +804,6 @@ STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, 
 /* y (rows,wa+wb) = [a b], a (rows,wa) and b (rows,wb) with row strides lda and ldb */
 STX_KERNEL(stx_concat2d, (stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa,
                           const stx_real *b, size_t ldb, size_t wb, size_t rows))
-
-/* Shifts each row of y (rows,n) left by w <= n elements, which discards the first w, and
-   fills the end with a row of a (rows,w). If a is NULL, the last w elements keep their
-   values. Row strides ldy and lda. */
-STX_KERNEL(stx_shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
-                         size_t lda, size_t w, size_t rows))
 
 /* db (C) += the sum of the rows of dy (N,C) */
 STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
@@ -832,8 +833,17 @@ STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_r
                          size_t nb))
 STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
                          size_t nb))
-STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy,
-                         const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate))
+
+/* da (n) = dy b, or += with accumulate; db (nb) += dy a, summed over the repetitions. da
+   and db can be NULL. */
+typedef struct stx_mul_bwd_args {
+    size_t n, nb;
+    int accumulate;
+    const stx_real *a, *b, *dy;             /* (n), (nb), (n) */
+    stx_real *da, *db;                      /* (n), (nb) */
+} stx_mul_bwd_args;
+
+STX_KERNEL(stx_mul_bwd, (stx_ctx *x, const stx_mul_bwd_args *m))
 
 /* Activation functions, elementwise. stx_gelu is a Phi(a), computed with erf (Hendrycks
    and Gimpel 2016, 1606.08415). */
@@ -844,11 +854,19 @@ STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
 
-/* y (n) = act(a (n)); da (n) = dy act'(a), or += with accumulate. a is read for gelu
-   only. da may be dy without accumulate. */
+/* y (n) = act(a (n)); y can be a */
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
-STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
-                         const stx_real *a, size_t n, int act, int accumulate))
+
+/* da (n) = dy act'(a), or += with accumulate */
+typedef struct stx_act_bwd_args {
+    size_t n;
+    int act, accumulate;
+    const stx_real *y, *a;                  /* (n); a is read for gelu only */
+    const stx_real *dy;                     /* (n) */
+    stx_real *da;                           /* (n); can be dy, without accumulate */
+} stx_act_bwd_args;
+
+STX_KERNEL(stx_act_bwd, (stx_ctx *x, const stx_act_bwd_args *a))
 
 /* Sets elements to 0 with probability p and scales the others by 1 / (1 - p); returns the
    same values in STX_EVAL. 0 <= p < 1, in steps of 1/65536.
@@ -862,22 +880,37 @@ STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
 STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p);
 STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p);
 
-/* y (n) = a mask / (1 - p), or += with accumulate; the same call computes da from dy. y
-   may be a without accumulate. One stx_philox(seed, stream, ..) is the mask of 8
-   neighbours; `first` is the number of the first such call. */
-STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p,
-                             uint64_t seed, uint64_t stream, uint64_t first, int accumulate))
+/* y (n) = a mask / (1 - p), or += with accumulate. The backward pass is the same call
+   with dy and da. stx_philox(seed, stream, first + i) gives the mask of elements 8 i to
+   8 i + 7. */
+typedef struct stx_dropout_args {
+    size_t n;
+    stx_real p;
+    int accumulate;
+    uint64_t seed, stream, first;
+    const stx_real *a;                      /* (n) */
+    stx_real *y;                            /* (n); can be a, without accumulate */
+} stx_dropout_args;
+
+STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, const stx_dropout_args *d))
 
 /* h + alpha[0] f, with h and f of one shape and alpha (1) learned: ReZero (Bachlechner et
    al. 2020, 2003.04887). */
 STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
 
-/* y (n) = h + alpha[0] f; without h if it is NULL. Backward: df (n) = alpha[0] dy, or +=
-   with accumulate; dalpha (1) += sum dy f. Either may be NULL. */
+/* y (n) = h + alpha[0] f, or alpha[0] f if h is NULL */
 STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f,
                             const stx_real *alpha, size_t n))
-STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy,
-                            const stx_real *f, const stx_real *alpha, size_t n, int accumulate))
+
+/* df (n) = alpha dy, or += with accumulate; dalpha (1) += sum dy f. Both can be NULL. */
+typedef struct stx_rezero_bwd_args {
+    size_t n;
+    int accumulate;
+    const stx_real *f, *alpha, *dy;         /* (n), (1), (n) */
+    stx_real *df, *dalpha;                  /* (n), (1) */
+} stx_rezero_bwd_args;
+
+STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, const stx_rezero_bwd_args *r))
 
 /* Softmax over the last dimension, and its logarithm, which is computed directly. */
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);
@@ -899,16 +932,6 @@ STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, c
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift,
                                   double eps);
 
-/* y (N,C); saved: mean (N), rstd (N) = 1 / sqrt(var + eps); in (N,C), gain, shift (C).
-   Backward: din (N,C), dgain, dshift (C). */
-STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd,
-                               const stx_real *in, const stx_real *gain, const stx_real *shift,
-                               size_t N, size_t C, stx_real eps))
-STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift,
-                               const stx_real *dy, const stx_real *in, const stx_real *gain,
-                               const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
-                               int accumulate))
-
 /* layernorm(h + dropout(f, p)) in one pass; h and f (..,C). p as in stx_dropout, the rest
    as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p,
@@ -920,8 +943,10 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
                                            double p, stx_tensor *gain, stx_tensor *shift,
                                            double eps);
 
-/* Arguments of the kernels. forward: s = h + dropout(f + bias), y = layernorm(s); it also
-   writes mean and rstd. backward reads dy, s, mean, rstd and gain:
+/* Arguments of the kernels of stx_layernorm and stx_residual_norm. forward: s = h +
+   dropout(f + bias), y = layernorm(s); it also writes mean and rstd. If f is NULL, y =
+   layernorm(h), and s, bias and drop are not used. backward reads dy, s (h if f was NULL),
+   mean, rstd and gain:
        ds  = gradient of s, which is also that of h; += with accumulate_ds
        df  = dropout(gradient of s); += with accumulate
        dgain, dshift += ..; dbias += sum of the rows of df
@@ -930,7 +955,7 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
 typedef struct stx_residual_norm_args {
     size_t N, C;
     stx_real eps, drop;                     /* drop: probability; 0: no dropout */
-    uint64_t seed, stream, rng_first;       /* of the dropout, see stx_dropout_fwd */
+    uint64_t seed, stream, rng_first;       /* of the dropout, see stx_dropout_args */
     const stx_real *h, *f;                  /* (N,C) */
     const stx_real *gain, *shift, *bias;    /* (C); bias can be NULL */
     stx_real *y, *s;                        /* (N,C) */
@@ -949,11 +974,11 @@ STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, const stx_residual_norm_args *a))
 /* Rows of table (V,C): ids (B,T) -> (B,T,C). An id outside [0,V) is an error. */
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
 
-/* y (N,C) = s table[ids], with table (V,C) and ids (N); dtable[ids] += s dy (N,C) */
+/* y (N,C) = rows ids (N) of table (V,C); rows ids of dtable (V,C) += dy (N,C) */
 STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids,
-                               size_t N, size_t C, stx_real s))
+                               size_t N, size_t C))
 STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids,
-                               size_t N, size_t C, stx_real s))
+                               size_t N, size_t C))
 
 /* Rows idx[0..n) of a (N,C) -> (n,C). Rows can occur several times. */
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
@@ -1011,11 +1036,15 @@ STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t
 /* act(in W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). act is STX_ACT_.. */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
 
-/* y (N,O) = act(in W^T + b) in one pass, with in (N,Ci), W (O,Ci), b (O) or NULL. pre
-   (N,O), unless NULL, receives in W^T + b. */
-STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in,
-                            const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O,
-                            int act))
+/* y = act(in W^T + b), in one pass */
+typedef struct stx_linear_args {
+    size_t N, Ci, O;
+    int act;
+    const stx_real *in, *W, *b;             /* (N,Ci), (O,Ci), (O); b can be NULL */
+    stx_real *y, *pre;                      /* (N,O); pre, unless NULL, receives in W^T + b */
+} stx_linear_args;
+
+STX_KERNEL(stx_linear_fwd, (stx_ctx *x, const stx_linear_args *a))
 
 /* Arguments of stx_linear_bwd. It replaces da, which contains dy, with dy act', and
    computes the gradients that are not NULL:
@@ -1109,23 +1138,6 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
                              stx_tensor *wv, size_t heads, const stx_head_groups *g,
                              stx_tensor **out);
 
-/* Arguments of the kernels of stx_linear_heads. forward collects blocks of n elements:
-   block i of y is block of[i] of a, or block of[i] - half of b; a and b have `half`
-   blocks each. In the same call, it copies rows: to[k] (B,len[k]) = the rows at from[k],
-   `stride` elements apart. backward adds blocks of dy to da and db; each may be NULL. */
-typedef struct stx_heads_args {
-    size_t n, count, half;
-    const stx_real *a, *b, *dy;
-    stx_real *y, *da, *db;
-    uint16_t of[512];
-    size_t B, stride, len[STX_HEAD_GROUPS];     /* len 0: nothing to copy */
-    const stx_real *from[STX_HEAD_GROUPS];
-    stx_real *to[STX_HEAD_GROUPS];
-} stx_heads_args;
-
-STX_KERNEL(stx_heads_fwd, (stx_ctx *x, const stx_heads_args *h))
-STX_KERNEL(stx_heads_bwd, (stx_ctx *x, const stx_heads_args *h))
-
 /* Mean and sum of all elements -> (1). */
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a);
@@ -1192,35 +1204,30 @@ typedef struct stx_token_loss {
 STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets,
                                              stx_token_loss *how);
 
-/* loss (1); saved: top, inv (N), the row max and 1 / sum e^(logits - top); logits (N,V),
-   targets (N). Backward: dlogits (N,V), which may be logits without accumulate; dloss
-   (1). The row stride of logits and dlogits is ld >= V; the elements between the rows are
-   not read, and backward sets them to 0 without accumulate. */
-STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv,
-                                   const stx_real *logits, const int32_t *targets, size_t N,
-                                   size_t V, size_t ld, double divisor))
-STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss,
-                                   const stx_real *top, const stx_real *inv, const stx_real *logits,
-                                   const int32_t *targets, size_t N, size_t V, size_t ld,
-                                   double divisor, int accumulate))
+/* Arguments of the kernels of all losses over tokens. forward writes loss, nll, row_max
+   and inv_sum:
+       nll[n] = log sum_v e^logits[n,v] - logits[n,targets[n]]
+       loss = sum_n weights[n] nll[n] / divisor
+   backward reads row_max, inv_sum and dloss, and computes dlogits. Rows with a negative
+   target have nll = 0 and dlogits = 0. The elements between the rows are not read, and
+   backward sets them to 0 without accumulate. */
+typedef struct stx_token_loss_args {
+    size_t N, V, ld;                        /* rows, classes, row stride >= V */
+    double divisor;
+    const stx_real *logits;                 /* (N,V) */
+    const int32_t *targets;                 /* (N) */
+    const stx_real *weights;                /* (N); NULL: 1 each */
+    stx_real *loss;                         /* (1) */
+    stx_real *nll;                          /* (N), or NULL */
+    stx_real *row_max, *inv_sum;            /* (N): max_v logits[n,v] and
+                                               1 / sum_v e^(logits[n,v] - row_max[n]) */
+    const stx_real *dloss;                  /* (1) */
+    stx_real *dlogits;                      /* (N,V); can be logits, without accumulate */
+    int accumulate;                         /* 1: dlogits += */
+} stx_token_loss_args;
 
-/* Prepares stx_token_loss_fwd: w (N) = weights / divisor and known (N) = targets; in
-   ignored rows, w = 0 and known = -1. weights NULL: 1 each. divisor 0: N mean[0], or, if
-   mean is NULL, the sum of the weights of the rows that are not ignored (w = 0 if that is
-   0). */
-STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets,
-                               const stx_real *weights, size_t N, int ignore, int32_t ignored,
-                               double divisor, const stx_real *mean))
-
-/* Cross entropy with a weight per row: loss (1) = sum w nll; w, nll (N); the rest as in
-   stx_cross_entropy_fwd. Rows with a negative target have nll = 0 and dlogits = 0. */
-STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top,
-                                stx_real *inv, const stx_real *logits, const int32_t *targets,
-                                const stx_real *w, size_t N, size_t V, size_t ld))
-STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss,
-                                const stx_real *top, const stx_real *inv, const stx_real *logits,
-                                const int32_t *targets, const stx_real *w, size_t N, size_t V,
-                                size_t ld, int accumulate))
+STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, const stx_token_loss_args *a))
+STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, const stx_token_loss_args *a))
 
 /* Mean of (a - b)^2 -> (1), for a and b of one shape. */
 STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
@@ -1495,6 +1502,49 @@ STX_KERNEL(stx_cluster_sort, (stx_ctx *x, int32_t *local, int32_t *place, int32_
 
 /* y (n) = NaN if flag[0] is not 0 */
 STX_KERNEL(stx_nan_if, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
+
+
+// >>api: private kernels
+
+/* The kernels of stx_linear_heads. forward collects blocks of n elements:
+   block i of y is block of[i] of a, or block of[i] - half of b; a and b have `half`
+   blocks each. In the same call, it copies rows: to[k] (B,len[k]) = the rows at from[k],
+   `stride` elements apart. backward adds blocks of dy to da and db; each may be NULL. */
+typedef struct stx__heads_args {
+    size_t n, count, half;
+    const stx_real *a, *b, *dy;
+    stx_real *y, *da, *db;
+    uint16_t of[512];
+    size_t B, stride, len[STX_HEAD_GROUPS];     /* len 0: nothing to copy */
+    const stx_real *from[STX_HEAD_GROUPS];
+    stx_real *to[STX_HEAD_GROUPS];
+} stx__heads_args;
+
+STX__KERNEL(stx__heads_fwd, (stx_ctx *x, const stx__heads_args *h))
+STX__KERNEL(stx__heads_bwd, (stx_ctx *x, const stx__heads_args *h))
+
+/* Shifts each row of y (rows,n) left by w <= n elements, which discards the first w, and
+   fills the end with a row of a (rows,w). If a is NULL, the last w elements keep their
+   values. Row strides ldy and lda. */
+STX__KERNEL(stx__shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
+                           size_t lda, size_t w, size_t rows))
+
+/* w (N) = weights / divisor and known (N) = targets, for stx_token_loss_fwd; in ignored
+   rows, w = 0 and known = -1. divisor 0: N mean[0], or, if mean is NULL, the sum of the
+   weights of the rows that are not ignored (w = 0 if that is 0). */
+typedef struct stx__loss_weights_args {
+    size_t N;
+    int ignore;                             /* 1: rows with target ignored_id are ignored */
+    int32_t ignored_id;
+    double divisor;
+    const stx_real *mean;                   /* (1), or NULL */
+    const int32_t *targets;                 /* (N) */
+    const stx_real *weights;                /* (N); NULL: 1 each */
+    stx_real *w;                            /* (N) */
+    int32_t *known;                         /* (N) */
+} stx__loss_weights_args;
+
+STX__KERNEL(stx__loss_weights, (stx_ctx *x, const stx__loss_weights_args *a))
 
 
 // >>api: optimisers
@@ -5834,208 +5884,282 @@ static void stx__make_scratch(stx_ctx *x) {
 
 // >>shares, sums, fill, axpy, copy
 
-/* What the loops of the simple kernels work on, by the names of their declarations. A
-   loop sets what it needs; the rest is zero. */
-typedef struct stx__loop {
-    size_t n, N, C, ld; /* numbers; rows of C, which are C or ld apart */
-    stx_real *y, *pre, *mean, *rstd, *dgain, *dshift;
-    /* m, r: mean and rstd, or top and inv, that were saved */
-    const stx_real *a, *b, *dy, *gain, *shift, *m, *r;
-    const int32_t *ids;
-    stx_real s;
-    int act, accumulate;
-    double *sums; /* (64), see stx__sum_blocks */
-} stx__loop;
+/* How the loops of the simple kernels are written. The job of a loop is the args struct
+   of the kernel, or a struct with the parameters of the kernel. stx__x_n is the formula:
+   a plain loop over n elements, or one row. stx__x_loop applies it to the elements or
+   rows of a share; STX_LOOP compiles it for each instruction set. Arrays that do not
+   overlap are STX_RESTRICT parameters of stx__x_n, because gcc honours restrict in
+   parameters of inlined functions but not in local pointers. */
 
-static stx__loop stx__loop_of(size_t n, size_t N, size_t C) {
-    stx__loop l;
-    memset(&l, 0, sizeof l);
-    l.n = n;
-    l.N = N;
-    l.C = C;
-    return l;
-}
-
-/* Loops over n numbers share them in pieces. Gives where a share begins and how many
-   numbers it has. */
+/* Loops over elements are shared out in chunks of this many elements. */
 enum { STX__PIECE = 4096 };
 
-static size_t stx__numbers_of(const stx_share *s, size_t n, size_t *at) {
-    *at = s->begin * STX__PIECE;
-    return STX_MIN(n, s->end * STX__PIECE) - *at;
+/* The elements of an array of n that belong to a share: returns their number; *first is
+   the index of the first one. */
+static size_t stx__share_of(const stx_share *s, size_t n, size_t *first) {
+    *first = s->begin * STX__PIECE;
+    return STX_MIN(n, s->end * STX__PIECE) - *first;
 }
 
-static void stx__elementwise(stx_ctx *x, size_t work, stx_part part, const stx__loop *l) {
-    stx_parallel(x, (l->n + STX__PIECE - 1) / STX__PIECE, work, part, l);
+/* A parallel loop over n elements, whose part calls stx__share_of. */
+static void stx__for_elements(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
+    stx_parallel(x, (n + STX__PIECE - 1) / STX__PIECE, work, part, job);
 }
 
-/* A sum over n things in 64 blocks, whose sums the part leaves in l->sums; they do not
-   depend on the threads, so neither does the sum. */
-static size_t stx__sum_block(size_t n, size_t k, size_t *at) {
-    size_t each = (n + 63) / 64;
-    *at = STX_MIN(n, k * each);
-    return STX_MIN(each, n - *at);
+/* Sums are taken in this many blocks, one after the other in each block. The sums of the
+   blocks are then added in order, so a sum does not depend on the number of threads. */
+enum { STX__SUM_BLOCKS = 64 };
+
+/* Block k of n elements: returns its size; *first is the index of its first element. */
+static size_t stx__sum_block(size_t n, size_t k, size_t *first) {
+    const size_t each = (n + STX__SUM_BLOCKS - 1) / STX__SUM_BLOCKS;
+    *first = STX_MIN(n, k * each);
+    return STX_MIN(each, n - *first);
 }
 
-static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, stx__loop *l) {
+/* Runs part over the blocks; it stores the sum of block k in sums[k]. Returns the sum of
+   the blocks. */
+static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, const void *job,
+                              double *sums) {
     STX__FP_SCOPE;
-    double sums[64], total = 0;
+    double total = 0;
     int k;
-    l->sums = sums;
-    stx_parallel(x, 64, work, part, l);
-    for (k = 0; k < 64; k++) total += sums[k];
+    stx_parallel(x, STX__SUM_BLOCKS, work, part, job);
+    for (k = 0; k < STX__SUM_BLOCKS; k++) total += sums[k];
     STX__FP_PIN(total);
     return total;
 }
 
-/* The largest number; NaN counts or not as it comes: callers that must see it see it
-   in the exponentials, which are NaN too. */
-STX_INNER stx_real stx__max(const stx_real *a, size_t n) {
-    stx_real s[16], m = a[0];
-    size_t i, e;
-    for (e = 0; e < 16; e++) s[e] = m;
-    for (i = 0; i + 16 <= n; i += 16)
-        for (e = 0; e < 16; e++) s[e] = a[i + e] > s[e] ? a[i + e] : s[e];
-    for (; i < n; i++) m = a[i] > m ? a[i] : m;
-    for (e = 0; e < 16; e++) m = s[e] > m ? s[e] : m;
-    return m;
+/* A sum over one or two arrays of n elements. */
+typedef struct stx__sum_job {
+    size_t n;
+    const stx_real *a, *b;      /* (n); b is NULL if there is one array */
+    double *sums;               /* (STX__SUM_BLOCKS) */
+} stx__sum_job;
+
+static double stx__sum_arrays(stx_ctx *x, stx_part part, const stx_real *a, const stx_real *b,
+                              size_t n) {
+    double sums[STX__SUM_BLOCKS];
+    stx__sum_job j;
+    j.n = n;
+    j.a = a;
+    j.b = b;
+    j.sums = sums;
+    return stx__sum_blocks(x, n, part, &j, sums);
 }
 
-/* d (w) += sum over rows of dy (N,w), rows C apart, or of dy times f (N,w). w <= 64;
-   in blocks of 64 rows (less rounding than one long sum) */
-STX_INNER void stx__sum_rows_part(int fma, stx_real *d, const stx_real *dy, const stx_real *f,
-                                  size_t N, size_t C, size_t w) {
-    size_t n0, n, c;
-    for (n0 = 0; n0 < N; n0 += 64) {
-        stx_real s[64] = {0};
-        for (n = n0; n < STX_MIN(N, n0 + 64); n++) {
+/* sum a b: float in runs of 256, double over the runs */
+STX_INNER double stx__dot_n(int fma, const stx_real *a, const stx_real *b, size_t n) {
+    double sum = 0;
+    size_t i;
+    for (i = 0; i < n; i += 256)
+        sum += (double)stx_fast_dot(fma, a + i, b + i, STX_MIN((size_t)256, n - i));
+    return sum;
+}
+
+STX_INNER void stx__dot_loop(int fma, const stx_share *s, const void *job) {
+    const stx__sum_job *j = (const stx__sum_job *)job;
+    size_t k, first, n;
+    for (k = s->begin; k < s->end; k++) {
+        n = stx__sum_block(j->n, k, &first);
+        j->sums[k] = stx__dot_n(fma, j->a + first, j->b + first, n);
+    }
+}
+
+STX_LOOP(stx__dot_loop)
+
+/* sum a, in double */
+STX_INNER double stx__sum_n(const stx_real *a, size_t n) {
+    double lane[16] = {0}, sum = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16)
+        for (e = 0; e < 16; e++) lane[e] += (double)a[i + e];
+    for (; i < n; i++) sum += (double)a[i];
+    for (e = 0; e < 16; e++) sum += lane[e];
+    return sum;
+}
+
+STX_INNER void stx__sum_loop(int fma, const stx_share *s, const void *job) {
+    const stx__sum_job *j = (const stx__sum_job *)job;
+    size_t k, first, n;
+    (void)fma;
+    for (k = s->begin; k < s->end; k++) {
+        n = stx__sum_block(j->n, k, &first);
+        j->sums[k] = stx__sum_n(j->a + first, n);
+    }
+}
+
+STX_LOOP(stx__sum_loop)
+
+/* The largest element. Whether NaN counts is unspecified: callers that must propagate NaN
+   do so through the exponentials. */
+STX_INNER stx_real stx__max(const stx_real *a, size_t n) {
+    stx_real lane[16], max = a[0];
+    size_t i, e;
+    for (e = 0; e < 16; e++) lane[e] = max;
+    for (i = 0; i + 16 <= n; i += 16)
+        for (e = 0; e < 16; e++) lane[e] = a[i + e] > lane[e] ? a[i + e] : lane[e];
+    for (; i < n; i++) max = a[i] > max ? a[i] : max;
+    for (e = 0; e < 16; e++) max = lane[e] > max ? lane[e] : max;
+    return max;
+}
+
+/* d (C) += sum over rows of dy (N,C), or of dy f with f (N,C) */
+typedef struct stx__sum_rows_job {
+    size_t N, C;
+    stx_real *d;
+    const stx_real *dy, *f;     /* f is NULL if there is none */
+} stx__sum_rows_job;
+
+/* d (w) for w <= 64 adjacent columns, rows with a stride of C elements. Blocks of 64 rows
+   are summed separately, which rounds less than one long sum. */
+STX_INNER void stx__sum_rows_n(int fma, stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy,
+                               const stx_real *STX_RESTRICT f, size_t N, size_t C, size_t w) {
+    size_t first, n, c;
+    for (first = 0; first < N; first += 64) {
+        stx_real sum[64] = {0};
+        for (n = first; n < STX_MIN(N, first + 64); n++) {
             const stx_real *a = dy + n * C, *b = f ? f + n * C : a;
             if (f)
-                for (c = 0; c < w; c++) s[c] = STX_FMA(fma, a[c], b[c], s[c]);
+                for (c = 0; c < w; c++) sum[c] = STX_FMA(fma, a[c], b[c], sum[c]);
             else
-                for (c = 0; c < w; c++) s[c] += a[c];
+                for (c = 0; c < w; c++) sum[c] += a[c];
         }
-        for (c = 0; c < w; c++) d[c] += s[c];
+        for (c = 0; c < w; c++) d[c] += sum[c];
     }
 }
-STX_EACH_ISA(stx__sum_rows_part,
-             (stx_real * STX_RESTRICT d, const stx_real *STX_RESTRICT dy,
-              const stx_real *STX_RESTRICT f, size_t N, size_t C, size_t w),
-             d, dy, f, N, C, w)
 
-static void stx__sum_rows_share(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
+STX_INNER void stx__sum_rows_loop(int fma, const stx_share *s, const void *job) {
+    const stx__sum_rows_job *j = (const stx__sum_rows_job *)job;
     size_t k;
     for (k = s->begin; k < s->end; k++) {
-        size_t c = 64 * k, w = STX_MIN((size_t)64, l->C - c);
-        STX_CALL(s->x, stx__sum_rows_part,
-                 (l->y + c, l->dy + c, l->a ? l->a + c : NULL, l->N, l->C, w));
+        const size_t c = 64 * k, w = STX_MIN((size_t)64, j->C - c);
+        stx__sum_rows_n(fma, j->d + c, j->dy + c, j->f ? j->f + c : NULL, j->N, j->C, w);
     }
 }
+
+STX_LOOP(stx__sum_rows_loop)
 
 static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx_real *f, size_t N,
                           size_t C) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = d;
-    l.dy = dy;
-    l.a = f;
-    stx_parallel(x, (C + 63) / 64, N * C, stx__sum_rows_share, &l);
+    stx__sum_rows_job j;
+    j.N = N;
+    j.C = C;
+    j.d = d;
+    j.dy = dy;
+    j.f = f;
+    stx_parallel(x, (C + 63) / 64, N * C, stx__sum_rows_loop_run, &j);
 }
 
-/* db (C) += sum over rows of dy (N,C) */
 STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
     stx__sum_rows(x, db, dy, NULL, N, C);
 }
 
-STX_INNER void stx__fill_n(int fma, stx_real *y, size_t n, stx_real value) {
+typedef struct stx__fill_job {
+    size_t n;
+    stx_real *y, value;
+} stx__fill_job;
+
+STX_INNER void stx__fill_n(stx_real *y, size_t n, stx_real value) {
     size_t i;
-    (void)fma;
     for (i = 0; i < n; i++) y[i] = value;
 }
-STX_EACH_ISA(stx__fill_n, (stx_real * y, size_t n, stx_real value), y, n, value)
 
-static void stx__fill_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX_CALL(s->x, stx__fill_n, (l->y + at, n, l->s));
+STX_INNER void stx__fill_loop(int fma, const stx_share *s, const void *job) {
+    const stx__fill_job *j = (const stx__fill_job *)job;
+    size_t first, n = stx__share_of(s, j->n, &first);
+    (void)fma;
+    stx__fill_n(j->y + first, n, j->value);
 }
+
+STX_LOOP(stx__fill_loop)
 
 STX_DEF void stx_fill(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = y;
-    l.s = value;
-    stx__elementwise(x, n, stx__fill_part, &l);
+    stx__fill_job j;
+    j.n = n;
+    j.y = y;
+    j.value = value;
+    stx__for_elements(x, n, n, stx__fill_loop_run, &j);
 }
 
-STX_INNER void stx__axpy_n(int fma, stx_real *y, const stx_real *a, size_t n, stx_real s,
-                           int accumulate) {
+typedef struct stx__axpy_job {
+    size_t n;
+    stx_real *y, s;
+    const stx_real *a;
+    int accumulate;
+} stx__axpy_job;
+
+/* y = s a, or y += s a */
+STX_INNER void stx__axpy_n(int fma, stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a,
+                           size_t n, stx_real s, int accumulate) {
     size_t i;
     if (accumulate)
         for (i = 0; i < n; i++) y[i] = STX_FMA(fma, s, a[i], y[i]);
     else
         for (i = 0; i < n; i++) y[i] = s * a[i];
 }
-STX_EACH_ISA(stx__axpy_n,
-             (stx_real * STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, stx_real s,
-              int accumulate),
-             y, a, n, s, accumulate)
 
-static void stx__axpy_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX_CALL(s->x, stx__axpy_n, (l->y + at, l->a + at, n, l->s, l->accumulate));
+STX_INNER void stx__axpy_loop(int fma, const stx_share *s, const void *job) {
+    const stx__axpy_job *j = (const stx__axpy_job *)job;
+    size_t first, n = stx__share_of(s, j->n, &first);
+    stx__axpy_n(fma, j->y + first, j->a + first, n, j->s, j->accumulate);
 }
+
+STX_LOOP(stx__axpy_loop)
 
 STX_DEF void stx_axpy(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s,
                       int accumulate) {
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = y;
-    l.a = a;
-    l.s = s;
-    l.accumulate = accumulate;
-    stx__elementwise(x, n, stx__axpy_part, &l);
+    stx__axpy_job j;
+    j.n = n;
+    j.y = y;
+    j.s = s;
+    j.a = a;
+    j.accumulate = accumulate;
+    stx__for_elements(x, n, n, stx__axpy_loop_run, &j);
 }
 
-typedef struct stx__copy_job {
+typedef struct stx__copy2d_job {
     stx_real *y;
     const stx_real *a;
-    size_t ldy, lda, cols, n;
+    size_t ldy, lda, cols;
     int accumulate;
-} stx__copy_job;
+} stx__copy2d_job;
 
-static void stx__copy_part(const stx_share *s, const void *job) {
-    const stx__copy_job *j = (const stx__copy_job *)job;
+STX_INNER void stx__copy2d_loop(int fma, const stx_share *s, const void *job) {
+    const stx__copy2d_job *j = (const stx__copy2d_job *)job;
     size_t r;
     for (r = s->begin; r < s->end; r++) {
         stx_real *to = j->y + r * j->ldy;
         const stx_real *from = j->a + r * j->lda;
         if (j->accumulate)
-            STX_CALL(s->x, stx__axpy_n, (to, from, j->cols, 1, 1));
+            stx__axpy_n(fma, to, from, j->cols, 1, 1);
         else
             memcpy(to, from, j->cols * sizeof *to);
     }
 }
 
+STX_LOOP(stx__copy2d_loop)
+
 STX_DEF void stx_copy2d(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda,
                         size_t rows, size_t cols, int accumulate) {
-    stx__copy_job j;
+    stx__copy2d_job j;
     j.y = y;
     j.ldy = ldy;
     j.a = a;
     j.lda = lda;
     j.cols = cols;
     j.accumulate = accumulate;
-    stx_parallel(x, rows, rows * cols, stx__copy_part, &j);
+    stx_parallel(x, rows, rows * cols, stx__copy2d_loop_run, &j);
 }
 
-typedef struct stx__cat_job {
+typedef struct stx__concat2d_job {
     stx_real *y;
     const stx_real *a, *b;
     size_t lda, wa, ldb, wb;
-} stx__cat_job;
+} stx__concat2d_job;
 
-static void stx__cat_part(const stx_share *s, const void *job) {
-    const stx__cat_job *j = (const stx__cat_job *)job;
+static void stx__concat2d_part(const stx_share *s, const void *job) {
+    const stx__concat2d_job *j = (const stx__concat2d_job *)job;
     size_t r;
     for (r = s->begin; r < s->end; r++) {
         stx_real *to = j->y + r * (j->wa + j->wb);
@@ -6046,7 +6170,7 @@ static void stx__cat_part(const stx_share *s, const void *job) {
 
 STX_DEF void stx_concat2d(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa,
                           const stx_real *b, size_t ldb, size_t wb, size_t rows) {
-    stx__cat_job j;
+    stx__concat2d_job j;
     j.y = y;
     j.a = a;
     j.b = b;
@@ -6054,36 +6178,58 @@ STX_DEF void stx_concat2d(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda
     j.wa = wa;
     j.ldb = ldb;
     j.wb = wb;
-    stx_parallel(x, rows, rows * (wa + wb), stx__cat_part, &j);
+    stx_parallel(x, rows, rows * (wa + wb), stx__concat2d_part, &j);
 }
 
-static void stx__shift_part(const stx_share *s, const void *job) {
-    const stx__copy_job *j = (const stx__copy_job *)job;
+typedef struct stx__shift2d_job {
+    stx_real *y;
+    const stx_real *a;
+    size_t ldy, n, lda, w;
+} stx__shift2d_job;
+
+static void stx__shift2d_part(const stx_share *s, const void *job) {
+    const stx__shift2d_job *j = (const stx__shift2d_job *)job;
     size_t r;
     for (r = s->begin; r < s->end; r++) {
-        stx_real *row = j->y + r * j->ldy, *end = row + j->n - j->cols;
-        memmove(row, row + j->cols, (j->n - j->cols) * sizeof *row);
-        if (j->a) memcpy(end, j->a + r * j->lda, j->cols * sizeof *row);
+        stx_real *row = j->y + r * j->ldy, *end = row + j->n - j->w;
+        memmove(row, row + j->w, (j->n - j->w) * sizeof *row);
+        if (j->a) memcpy(end, j->a + r * j->lda, j->w * sizeof *row);
     }
 }
 
-STX_DEF void stx_shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
+static void stx__shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
                          size_t lda, size_t w, size_t rows) {
-    stx__copy_job j;
+    stx__shift2d_job j;
     j.y = y;
     j.a = a;
     j.ldy = ldy;
-    j.lda = lda;
-    j.cols = w;
     j.n = n;
-    j.accumulate = 0;
-    stx_parallel(x, rows, rows * n, stx__shift_part, &j);
+    j.lda = lda;
+    j.w = w;
+    stx_parallel(x, rows, rows * n, stx__shift2d_part, &j);
 }
 
 
 // >>add, mul, scale
 
-/* b is a, or a's last dimensions */
+/* The result of an op with the shape and precision of a; NULL after an error or if a is
+   NULL. */
+static stx_tensor *stx__result_like(stx_ctx *x, const stx_tensor *a) {
+    return stx_ok(x) && a ? stx__like(x, a) : NULL;
+}
+
+/* Stores a copy of what the backward function of an op needs in the op's node. node is
+   NULL if the op was not recorded. Returns 0 after an error. */
+static int stx__save(stx_ctx *x, stx__node *node, const void *save, size_t bytes) {
+    if (!stx_ok(x)) return 0;
+    if (!node) return 1;
+    node->save = stx_step_alloc(x, bytes);
+    if (!node->save) return 0;
+    memcpy(node->save, save, bytes);
+    return 1;
+}
+
+/* Whether b has the shape of a, or of the last dimensions of a. */
 static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
     int i;
     if (b->ndim > a->ndim) return 0;
@@ -6092,23 +6238,25 @@ static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
     return 1;
 }
 
-/* Room for the result of a and b, b being a's shape or its last dimensions. */
-static stx_tensor *stx__binary(stx_ctx *x, const char *op, stx_tensor *a, stx_tensor *b) {
+/* The result of stx_add and stx_mul; NULL after an error. */
+static stx_tensor *stx__binary_result(stx_ctx *x, const char *op, const stx_tensor *a,
+                                      const stx_tensor *b) {
     char s[96], t[96];
     if (!stx_ok(x) || !a || !b) return NULL;
     STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE,
-              "%s: %s and %s: want equal shapes, or the second to be the first's last dimensions",
-              op, stx__shape(a, s), stx__shape(b, t));
+              "%s: expected b with the shape of a or of its last dimensions, got a %s and b %s", op,
+              stx__shape(a, s), stx__shape(b, t));
     return stx__like(x, a);
 }
 
 static void stx__add_back(stx_ctx *x, stx__node *n) {
     stx_tensor *a = n->in[0], *b = n->in[1];
     if (b->size != n->y->size) {
-        stx_real *d = stx__grad(x, b);
-        if (d) STX_RUN(x, stx_sum_rows, (x, d, n->y->grad, n->y->size / b->size, b->size));
+        stx_real *db = stx__grad(x, b);
+        if (db) STX_RUN(x, stx_sum_rows, (x, db, n->y->grad, n->y->size / b->size, b->size));
         stx__grad_dy(x, n, a, 1);
-    } else if (a->grad || !a->needs_grad) { /* the one that can take dy over comes last */
+    } else if (a->grad || !a->needs_grad) {
+        /* the input that can take over the buffer of dy comes last */
         stx__grad_dy(x, n, a, 0);
         stx__grad_dy(x, n, b, 1);
     } else {
@@ -6118,7 +6266,7 @@ static void stx__add_back(stx_ctx *x, stx__node *n) {
 }
 
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    stx_tensor *y = stx__binary(x, "stx_add", a, b);
+    stx_tensor *y = stx__binary_result(x, "stx_add", a, b);
     if (!y) return NULL;
     STX_RUN(x, stx_add_fwd, (x, y->data, a->data, b->data, a->size, b->size));
     stx__record2(x, y, stx__add_back, a, b);
@@ -6126,15 +6274,22 @@ STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
 }
 
 static void stx__mul_back(stx_ctx *x, stx__node *n) {
+    stx_mul_bwd_args m;
     int fresh;
-    stx_real *da = stx__grad_fresh(x, n->in[0], &fresh), *db = stx__grad(x, n->in[1]);
-    STX_RUN(x, stx_mul_bwd,
-            (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, n->in[1]->size,
-             !fresh));
+    memset(&m, 0, sizeof m);
+    m.n = n->y->size;
+    m.nb = n->in[1]->size;
+    m.a = n->in[0]->data;
+    m.b = n->in[1]->data;
+    m.dy = n->y->grad;
+    m.da = stx__grad_fresh(x, n->in[0], &fresh);
+    m.db = stx__grad(x, n->in[1]);
+    m.accumulate = !fresh;
+    STX_RUN(x, stx_mul_bwd, (x, &m));
 }
 
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    stx_tensor *y = stx__binary(x, "stx_mul", a, b);
+    stx_tensor *y = stx__binary_result(x, "stx_mul", a, b);
     if (!y) return NULL;
     STX_RUN(x, stx_mul_fwd, (x, y->data, a->data, b->data, a->size, b->size));
     stx__record2(x, y, stx__mul_back, a, b);
@@ -6142,42 +6297,44 @@ STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
 }
 
 static void stx__scale_back(stx_ctx *x, stx__node *n) {
+    const stx_real s = *(const stx_real *)n->save;
     int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, *(stx_real *)n->save, !fresh));
+    stx_real *da = stx__grad_fresh(x, n->in[0], &fresh);
+    if (da) STX_RUN(x, stx_axpy, (x, da, n->y->grad, n->y->size, s, !fresh));
 }
 
 STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
     STX__FP_SCOPE;
-    stx_tensor *y;
+    const stx_real factor = (stx_real)s;
+    stx_tensor *y = stx__result_like(x, a);
     stx__node *node;
-    if (!stx_ok(x) || !a) return NULL;
-    y = stx__like(x, a);
     if (!y) return NULL;
-    STX_RUN(x, stx_axpy, (x, y->data, a->data, a->size, (stx_real)s, 0));
+    STX_RUN(x, stx_axpy, (x, y->data, a->data, a->size, factor, 0));
     node = stx__record1(x, y, stx__scale_back, a);
-    if (node) {
-        node->save = stx_step_alloc(x, sizeof(stx_real));
-        if (!node->save) return NULL;
-        *(stx_real *)node->save = (stx_real)s;
-    }
-    return y;
+    return stx__save(x, node, &factor, sizeof factor) ? y : NULL;
 }
 
+/* y = s a is rezero without h. */
 static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
+    stx_rezero_bwd_args r;
     int fresh;
-    /* in this order: a may be s */
-    stx_real *ds = stx__grad(x, n->in[1]), *da = stx__grad_fresh(x, n->in[0], &fresh);
-    STX_RUN(x, stx_rezero_bwd,
-            (x, da, ds, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, !fresh));
+    memset(&r, 0, sizeof r);
+    r.n = n->y->size;
+    r.f = n->in[0]->data;
+    r.alpha = n->in[1]->data;
+    r.dy = n->y->grad;
+    r.dalpha = stx__grad(x, n->in[1]);                  /* first, because a may be s */
+    r.df = stx__grad_fresh(x, n->in[0], &fresh);
+    r.accumulate = !fresh;
+    STX_RUN(x, stx_rezero_bwd, (x, &r));
 }
 
 STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s) {
     stx_tensor *y;
     char t[96];
     if (!stx_ok(x) || !a || !s) return NULL;
-    STX__NEED(x, s->size == 1, STX_ERR_SHAPE,
-              "stx_scale_by: the factor has shape %s, want one number", stx__shape(s, t));
+    STX__NEED(x, s->size == 1, STX_ERR_SHAPE, "stx_scale_by: s: expected one element, got shape %s",
+              stx__shape(s, t));
     y = stx__like(x, a);
     if (!y) return NULL;
     STX_RUN(x, stx_rezero_fwd, (x, y->data, NULL, a->data, s->data, y->size));
@@ -6185,79 +6342,96 @@ STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s) {
     return y;
 }
 
-STX_INNER void stx__add_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
+/* y (n) = a (n) op b (nb), or += for mul; b is repeated n / nb times */
+typedef struct stx__binary_job {
+    size_t n, nb;
+    stx_real *y;
+    const stx_real *a, *b;
+    int accumulate;
+} stx__binary_job;
+
+/* Runs `elements` over all elements if b is not repeated, `rows` over rows of nb
+   elements if it is. */
+static void stx__binary(stx_ctx *x, stx_part elements, stx_part rows, const stx__binary_job *j) {
+    if (j->n == j->nb)
+        stx__for_elements(x, j->n, j->n, elements, j);
+    else
+        stx_parallel(x, j->n / j->nb, j->n, rows, j);
+}
+
+STX_INNER void stx__add_n(stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a,
+                          const stx_real *STX_RESTRICT b, size_t n) {
     size_t i;
-    (void)fma;
     for (i = 0; i < n; i++) y[i] = a[i] + b[i];
 }
-STX_EACH_ISA(stx__add_n,
-             (stx_real * STX_RESTRICT y, const stx_real *STX_RESTRICT a,
-              const stx_real *STX_RESTRICT b, size_t n),
-             y, a, b, n)
 
-static void stx__add_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX_CALL(s->x, stx__add_n, (l->y + at, l->a + at, l->b + at, n));
+STX_INNER void stx__add_loop(int fma, const stx_share *s, const void *job) {
+    const stx__binary_job *j = (const stx__binary_job *)job;
+    size_t first, n = stx__share_of(s, j->n, &first);
+    (void)fma;
+    stx__add_n(j->y + first, j->a + first, j->b + first, n);
 }
 
-static void stx__add_rows(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->begin; n < s->end; n++)
-        STX_CALL(s->x, stx__add_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C));
+STX_LOOP(stx__add_loop)
+
+STX_INNER void stx__add_rows_loop(int fma, const stx_share *s, const void *job) {
+    const stx__binary_job *j = (const stx__binary_job *)job;
+    size_t r;
+    (void)fma;
+    for (r = s->begin; r < s->end; r++)
+        stx__add_n(j->y + r * j->nb, j->a + r * j->nb, j->b, j->nb);
 }
+
+STX_LOOP(stx__add_rows_loop)
 
 STX_DEF void stx_add_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
                          size_t nb) {
-    stx__loop l = stx__loop_of(n, n / nb, nb);
-    l.y = y;
-    l.a = a;
-    l.b = b;
-    if (n == nb)
-        stx__elementwise(x, n, stx__add_part, &l);
-    else
-        stx_parallel(x, n / nb, n, stx__add_rows, &l);
+    stx__binary_job j;
+    j.n = n;
+    j.nb = nb;
+    j.y = y;
+    j.a = a;
+    j.b = b;
+    j.accumulate = 0;
+    stx__binary(x, stx__add_loop_run, stx__add_rows_loop_run, &j);
 }
 
-/* y (+)= a b */
-STX_INNER void stx__mul_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
-                          int accumulate) {
+STX_INNER void stx__mul_n(int fma, stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a,
+                          const stx_real *STX_RESTRICT b, size_t n, int accumulate) {
     size_t i;
     if (accumulate)
         for (i = 0; i < n; i++) y[i] = STX_FMA(fma, a[i], b[i], y[i]);
     else
         for (i = 0; i < n; i++) y[i] = a[i] * b[i];
 }
-STX_EACH_ISA(stx__mul_n,
-             (stx_real * STX_RESTRICT y, const stx_real *STX_RESTRICT a,
-              const stx_real *STX_RESTRICT b, size_t n, int accumulate),
-             y, a, b, n, accumulate)
 
-static void stx__mul_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX_CALL(s->x, stx__mul_n, (l->y + at, l->a + at, l->b + at, n, l->accumulate));
+STX_INNER void stx__mul_loop(int fma, const stx_share *s, const void *job) {
+    const stx__binary_job *j = (const stx__binary_job *)job;
+    size_t first, n = stx__share_of(s, j->n, &first);
+    stx__mul_n(fma, j->y + first, j->a + first, j->b + first, n, j->accumulate);
 }
 
-static void stx__mul_rows(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->begin; n < s->end; n++)
-        STX_CALL(s->x, stx__mul_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C, l->accumulate));
+STX_LOOP(stx__mul_loop)
+
+STX_INNER void stx__mul_rows_loop(int fma, const stx_share *s, const void *job) {
+    const stx__binary_job *j = (const stx__binary_job *)job;
+    size_t r;
+    for (r = s->begin; r < s->end; r++)
+        stx__mul_n(fma, j->y + r * j->nb, j->a + r * j->nb, j->b, j->nb, j->accumulate);
 }
+
+STX_LOOP(stx__mul_rows_loop)
 
 static void stx__mul(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
                      size_t nb, int accumulate) {
-    stx__loop l = stx__loop_of(n, n / nb, nb);
-    l.y = y;
-    l.a = a;
-    l.b = b;
-    l.accumulate = accumulate;
-    if (n == nb)
-        stx__elementwise(x, n, stx__mul_part, &l);
-    else
-        stx_parallel(x, n / nb, n, stx__mul_rows, &l);
+    stx__binary_job j;
+    j.n = n;
+    j.nb = nb;
+    j.y = y;
+    j.a = a;
+    j.b = b;
+    j.accumulate = accumulate;
+    stx__binary(x, stx__mul_loop_run, stx__mul_rows_loop_run, &j);
 }
 
 STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
@@ -6265,42 +6439,39 @@ STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_r
     stx__mul(x, y, a, b, n, nb, 0);
 }
 
-/* y = a b:   da (+)= dy b ; db += sum over repeats of dy a */
-STX_DEF void stx_mul_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy,
-                         const stx_real *a, const stx_real *b, size_t n, size_t nb,
-                         int accumulate) {
-    if (da) stx__mul(x, da, dy, b, n, nb, accumulate);
-    if (db && n == nb)
-        stx__mul(x, db, dy, a, n, n, 1);
-    else if (db)
-        stx__sum_rows(x, db, dy, a, n / nb, nb);
+/* y = a b:   da (+)= dy b ; db += sum over the repetitions of dy a */
+STX_DEF void stx_mul_bwd(stx_ctx *x, const stx_mul_bwd_args *m) {
+    if (m->da) stx__mul(x, m->da, m->dy, m->b, m->n, m->nb, m->accumulate);
+    if (m->db && m->n == m->nb)
+        stx__mul(x, m->db, m->dy, m->a, m->n, m->n, 1);
+    else if (m->db)
+        stx__sum_rows(x, m->db, m->dy, m->a, m->n / m->nb, m->nb);
 }
 
 
 // >>activations
 
 static void stx__act_back(stx_ctx *x, stx__node *n) {
+    stx_act_bwd_args a;
     int fresh;
-    stx_real *dy = n->y->grad, *d = stx__grad_reuse(x, n, n->in[0], &fresh);
-    if (d)
-        STX_RUN(x, stx_act_bwd,
-                (x, d, dy, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, !fresh));
+    memset(&a, 0, sizeof a);
+    a.n = n->y->size;
+    a.act = *(const int *)n->save;
+    a.dy = n->y->grad;
+    a.y = n->y->data;
+    a.a = n->in[0]->data;
+    a.da = stx__grad_reuse(x, n, n->in[0], &fresh);
+    a.accumulate = !fresh;
+    if (a.da) STX_RUN(x, stx_act_bwd, (x, &a));
 }
 
 static stx_tensor *stx__activation(stx_ctx *x, stx_tensor *a, int act) {
-    stx_tensor *y;
+    stx_tensor *y = stx__result_like(x, a);
     stx__node *node;
-    if (!stx_ok(x) || !a) return NULL;
-    y = stx__like(x, a);
     if (!y) return NULL;
     STX_RUN(x, stx_act_fwd, (x, y->data, a->data, a->size, act));
     node = stx__record1(x, y, stx__act_back, a);
-    if (node) {
-        node->save = stx_step_alloc(x, sizeof(int));
-        if (!node->save) return NULL;
-        *(int *)node->save = act;
-    }
-    return y;
+    return stx__save(x, node, &act, sizeof act) ? y : NULL;
 }
 
 STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a) {
@@ -6319,8 +6490,15 @@ STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a) {
     return stx__activation(x, a, STX_ACT_SIGMOID);
 }
 
-/* y (n) = act(a (n)), where y may be a; a loop for each act, so that none decides
-   again for every number */
+typedef struct stx__act_job {
+    size_t n;
+    stx_real *y;
+    const stx_real *a;
+    int act;
+} stx__act_job;
+
+/* y = act(a). y may be a. Each activation has a separate loop, so that none is selected
+   per element. */
 STX_INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, int act) {
     size_t i;
     switch (act) {
@@ -6340,25 +6518,34 @@ STX_INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, int
         for (i = 0; i < n; i++) y[i] = a[i];
     }
 }
-STX_EACH_ISA(stx__act_n,
-             (stx_real * STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, int act), y, a,
-             n, act)
 
-static void stx__act_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX_CALL(s->x, stx__act_n, (l->y + at, l->a + at, n, l->act));
+STX_INNER void stx__act_apart(int fma, stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a,
+                              size_t n, int act) {
+    stx__act_n(fma, y, a, n, act);
 }
+
+STX_INNER void stx__act_loop(int fma, const stx_share *s, const void *job) {
+    const stx__act_job *j = (const stx__act_job *)job;
+    size_t first, n = stx__share_of(s, j->n, &first);
+    stx_real *y = j->y + first;
+    if (j->y == j->a)
+        stx__act_n(fma, y, y, n, j->act);
+    else
+        stx__act_apart(fma, y, j->a + first, n, j->act);
+}
+
+STX_LOOP(stx__act_loop)
 
 STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = y;
-    l.a = a;
-    l.act = act;
-    stx__elementwise(x, n, stx__act_part, &l);
+    stx__act_job j;
+    j.n = n;
+    j.y = y;
+    j.a = a;
+    j.act = act;
+    stx__for_elements(x, n, n, stx__act_loop_run, &j);
 }
 
-/* da (+)= dy act'(a) */
+/* da (+)= dy act'(a), for an act that is known to the compiler */
 STX_INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y,
                                const stx_real *a, size_t n, int act, int accumulate) {
     size_t i;
@@ -6370,6 +6557,7 @@ STX_INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const 
             da[i] = stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
 }
 
+/* The same for any act. da may be dy. */
 STX_INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const stx_real *y,
                               const stx_real *a, size_t n, int act, int accumulate) {
     switch (act) {
@@ -6380,86 +6568,77 @@ STX_INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const s
     default: stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_NONE, accumulate);
     }
 }
-STX_EACH_ISA(stx__act_bwd_n,
-             (stx_real * STX_RESTRICT da, const stx_real *STX_RESTRICT dy,
-              const stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, int act,
-              int accumulate),
-             da, dy, y, a, n, act, accumulate)
 
-STX_INNER void stx__act_bwd_self(int fma, stx_real *d, const stx_real *y, const stx_real *a,
-                                 size_t n, int act) {
+STX_INNER void stx__act_bwd_apart(int fma, stx_real *STX_RESTRICT da,
+                                  const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y,
+                                  const stx_real *STX_RESTRICT a, size_t n, int act,
+                                  int accumulate) {
+    stx__act_bwd_n(fma, da, dy, y, a, n, act, accumulate);
+}
+
+STX_INNER void stx__act_bwd_in_place(int fma, stx_real *STX_RESTRICT d,
+                                     const stx_real *STX_RESTRICT y,
+                                     const stx_real *STX_RESTRICT a, size_t n, int act) {
     stx__act_bwd_n(fma, d, d, y, a, n, act, 0);
 }
-STX_EACH_ISA(stx__act_bwd_self,
-             (stx_real * STX_RESTRICT d, const stx_real *STX_RESTRICT y,
-              const stx_real *STX_RESTRICT a, size_t n, int act),
-             d, y, a, n, act)
 
-static void stx__act_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    const stx_real *a = l->a ? l->a + at : NULL;
-    if (l->y == l->dy)
-        STX_CALL(s->x, stx__act_bwd_self, (l->y + at, l->b + at, a, n, l->act));
+STX_INNER void stx__act_bwd_loop(int fma, const stx_share *s, const void *job) {
+    const stx_act_bwd_args *j = (const stx_act_bwd_args *)job;
+    size_t first, n = stx__share_of(s, j->n, &first);
+    stx_real *da = j->da + first;
+    const stx_real *y = j->y + first, *a = j->a ? j->a + first : NULL;
+    if (j->da == j->dy)
+        stx__act_bwd_in_place(fma, da, y, a, n, j->act);
     else
-        STX_CALL(s->x, stx__act_bwd_n,
-                 (l->y + at, l->dy + at, l->b + at, a, n, l->act, l->accumulate));
+        stx__act_bwd_apart(fma, da, j->dy + first, y, a, n, j->act, j->accumulate);
 }
 
-STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
-                         const stx_real *a, size_t n, int act, int accumulate) {
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = da;
-    l.dy = dy;
-    l.b = y;
-    l.a = a;
-    l.act = act;
-    l.accumulate = accumulate;
-    stx__elementwise(x, n, stx__act_bwd_part, &l);
+STX_LOOP(stx__act_bwd_loop)
+
+STX_DEF void stx_act_bwd(stx_ctx *x, const stx_act_bwd_args *a) {
+    stx__for_elements(x, a->n, a->n, stx__act_bwd_loop_run, a);
 }
 
 
 // >>dropout
 
-typedef struct stx__dropout_save {
-    uint64_t stream, first;
-    stx_real p;
-} stx__dropout_save;
-
-static void stx__dropout_back(stx_ctx *x, stx__node *n) {
-    stx__dropout_save *s = (stx__dropout_save *)n->save;
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d)
-        STX_RUN(x, stx_dropout_fwd,
-                (x, d, n->y->grad, n->y->size, s->p, x->desc.seed, s->stream, s->first, !fresh));
+static int stx__dropout_ok(stx_ctx *x, const char *op, double p) {
+    if (p >= 0 && p < 1) return 1;
+    return stx_bad_value(x, op, "p", p, "at least 0 and below 1");
 }
 
-static stx_tensor *stx__dropout(stx_ctx *x, stx_tensor *a, double p, int alike) {
+/* dx = dy mask / keep: the forward kernel, with the same mask. */
+static void stx__dropout_back(stx_ctx *x, stx__node *n) {
+    stx_dropout_args d = *(const stx_dropout_args *)n->save;
+    int fresh;
+    d.a = n->y->grad;
+    d.y = stx__grad_fresh(x, n->in[0], &fresh);
+    d.accumulate = !fresh;
+    if (d.y) STX_RUN(x, stx_dropout_fwd, (x, &d));
+}
+
+static stx_tensor *stx__dropout(stx_ctx *x, stx_tensor *a, double p, int replicated) {
     STX__FP_SCOPE;
+    stx_dropout_args d;
     stx_tensor *y;
     stx__node *node;
-    uint64_t stream, first = 0;
-    if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout: probability %g, want 0 <= p < 1", p);
-    if (!stx_training(x) || p == 0
-        || (!alike && !stx__first_call(x, "stx_dropout", a->size, &first)))
-        return a;
-    stream = stx__stream(x);
+    if (!stx_ok(x) || !a || !stx__dropout_ok(x, "stx_dropout", p)) return NULL;
+    if (!stx_training(x) || p == 0) return a;
+
+    memset(&d, 0, sizeof d);
+    if (!replicated && !stx__first_call(x, "stx_dropout", a->size, &d.first)) return a;
+    d.n = a->size;
+    d.p = (stx_real)p;
+    d.seed = x->desc.seed;
+    d.stream = stx__stream(x);
     y = stx__like(x, a);
     if (!y) return NULL;
-    STX_RUN(x, stx_dropout_fwd,
-            (x, y->data, a->data, a->size, (stx_real)p, x->desc.seed, stream, first, 0));
+
+    d.a = a->data;
+    d.y = y->data;
+    STX_RUN(x, stx_dropout_fwd, (x, &d));
     node = stx__record1(x, y, stx__dropout_back, a);
-    if (node) {
-        stx__dropout_save *s = (stx__dropout_save *)stx_step_alloc(x, sizeof *s);
-        if (!s) return NULL;
-        s->stream = stream;
-        s->first = first;
-        s->p = (stx_real)p;
-        node->save = s;
-    }
-    return y;
+    return stx__save(x, node, &d, sizeof d) ? y : NULL;
 }
 
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p) {
@@ -6470,58 +6649,64 @@ STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p) 
     return stx__dropout(x, a, p, 1);
 }
 
-typedef struct stx__time_save {
-    stx_real *mask;
-    size_t B, n, C;
-} stx__time_save;
+/* a (B,T,C) times mask (B,C): for each stream, stx_mul by a row that repeats. */
+typedef struct stx__variational_save {
+    stx_real *mask;     /* (B,C) */
+    size_t B, n, C;     /* n = T C elements per stream */
+} stx__variational_save;
 
-static void stx__dropout_time_back(stx_ctx *x, stx__node *n) {
-    stx__time_save *s = (stx__time_save *)n->save;
+static void stx__dropout_variational_back(stx_ctx *x, stx__node *n) {
+    const stx__variational_save *s = (const stx__variational_save *)n->save;
+    stx_mul_bwd_args m;
     size_t b;
     int fresh;
     stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    for (b = 0; d && b < s->B; b++)
-        STX_RUN(x, stx_mul_bwd,
-                (x, stx_offset_ptr(x, d, b * s->n), NULL, stx_offset_ptr(x, n->y->grad, b * s->n),
-                 stx_offset_ptr(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C,
-                 !fresh));
+    memset(&m, 0, sizeof m);
+    m.n = s->n;
+    m.nb = s->C;
+    m.accumulate = !fresh;
+    for (b = 0; d && b < s->B; b++) {
+        m.a = stx_offset_ptr(x, n->in[0]->data, b * s->n);
+        m.b = s->mask + b * s->C;
+        m.dy = stx_offset_ptr(x, n->y->grad, b * s->n);
+        m.da = stx_offset_ptr(x, d, b * s->n);
+        STX_RUN(x, stx_mul_bwd, (x, &m));
+    }
 }
 
 STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p) {
     STX__FP_SCOPE;
     stx_tensor *y, *ones;
-    stx__time_save *s;
+    stx__variational_save s;
     stx__node *node;
     char t[96];
     size_t b;
-    if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG,
-              "stx_dropout_variational: probability %g, want 0 <= p < 1", p);
-    STX__NEED(x, a->ndim == 3, STX_ERR_SHAPE, "stx_dropout_variational: %s, want (B,T,C)",
-              stx__shape(a, t));
+    if (!stx_ok(x) || !a || !stx__dropout_ok(x, "stx_dropout_variational", p)) return NULL;
+    STX__NEED(x, a->ndim == 3, STX_ERR_SHAPE,
+              "stx_dropout_variational: expected shape (B,T,C), got %s", stx__shape(a, t));
     if (!stx_training(x) || p == 0) return a;
+
     ones = stx_new_f32(x, a->dim[0], a->dim[2], 0, 0);
-    s = (stx__time_save *)stx_step_alloc(x, sizeof *s);
     y = stx__like(x, a);
-    if (!ones || !s || !y) return NULL;
+    if (!ones || !y) return NULL;
     STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
     ones = stx_dropout(x, ones, p);
     if (!ones) return NULL;
-    s->mask = ones->data;
-    s->B = a->dim[0];
-    s->C = a->dim[2];
-    s->n = a->dim[1] * s->C;
-    for (b = 0; b < s->B; b++)
+
+    s.mask = ones->data;
+    s.B = a->dim[0];
+    s.C = a->dim[2];
+    s.n = a->dim[1] * s.C;
+    for (b = 0; b < s.B; b++)
         STX_RUN(x, stx_mul_fwd,
-                (x, stx_offset_ptr(x, y->data, b * s->n), stx_offset_ptr(x, a->data, b * s->n),
-                 s->mask + b * s->C, s->n, s->C));
-    node = stx__record1(x, y, stx__dropout_time_back, a);
-    if (node) node->save = s;
-    return y;
+                (x, stx_offset_ptr(x, y->data, b * s.n), stx_offset_ptr(x, a->data, b * s.n),
+                 s.mask + b * s.C, s.n, s.C));
+    node = stx__record1(x, y, stx__dropout_variational_back, a);
+    return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* Dropout masks (0 or inv) of the 16 groups of 8 from group on: stx_philox in 16
-   lanes, one call a group. */
+/* The mask of 16 groups of 8 elements, from group on: inv where 16 random bits are below
+   keep16, else 0. Each group has one call of stx_philox, here computed in 16 lanes. */
 STX_INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group,
                             uint32_t keep16, stx_real inv) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c[4][16], bits[64], r, e;
@@ -6531,9 +6716,11 @@ STX_INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_
         c[2][e] = (uint32_t)stream;
         c[3][e] = (uint32_t)(stream >> 32);
     }
+
     for (r = 0; r < 10; r++) {
         for (e = 0; e < 16; e++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c[0][e], p1 = (uint64_t)0xCD9E8D57u * c[2][e];
+            const uint64_t p0 = (uint64_t)0xD2511F53u * c[0][e];
+            const uint64_t p1 = (uint64_t)0xCD9E8D57u * c[2][e];
             c[0][e] = (uint32_t)(p1 >> 32) ^ c[1][e] ^ k0;
             c[1][e] = (uint32_t)p1;
             c[2][e] = (uint32_t)(p0 >> 32) ^ c[3][e] ^ k1;
@@ -6542,6 +6729,7 @@ STX_INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
+
     for (e = 0; e < 16; e++) {
         bits[4 * e] = c[0][e];
         bits[4 * e + 1] = c[1][e];
@@ -6554,80 +6742,71 @@ STX_INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_
     }
 }
 
-STX_INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, uint64_t seed,
-                              uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv,
-                              int accumulate) {
+/* The parameters of stx__mask128. */
+typedef struct stx__mask {
+    uint64_t seed, stream;
+    uint32_t keep16;
+    stx_real inv;
+} stx__mask;
+
+/* y (+)= a mask. y may be a, without accumulate. */
+STX_INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, stx__mask k,
+                              uint64_t group, int accumulate) {
     stx_real m[128];
     size_t i;
     for (; n; n -= i, y += i, a += i, group += 16) {
-        size_t w = STX_MIN((size_t)128, n);
-        stx__mask128(m, seed, stream, group, keep16, inv);
+        const size_t w = STX_MIN((size_t)128, n);
+        stx__mask128(m, k.seed, k.stream, group, k.keep16, k.inv);
         if (accumulate)
             for (i = 0; i < w; i++) y[i] = STX_FMA(fma, a[i], m[i], y[i]);
         else
             for (i = 0; i < w; i++) y[i] = a[i] * m[i];
     }
 }
-STX_EACH_ISA(stx__dropout_n,
-             (stx_real * STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, uint64_t seed,
-              uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
-             y, a, n, seed, stream, group, keep16, inv, accumulate)
 
-STX_INNER void stx__dropout_self(int fma, stx_real *y, size_t n, uint64_t seed, uint64_t stream,
-                                 uint64_t group, uint32_t keep16, stx_real inv) {
-    stx__dropout_n(fma, y, y, n, seed, stream, group, keep16, inv, 0);
+STX_INNER void stx__dropout_apart(int fma, stx_real *STX_RESTRICT y,
+                                  const stx_real *STX_RESTRICT a, size_t n, stx__mask k,
+                                  uint64_t group, int accumulate) {
+    stx__dropout_n(fma, y, a, n, k, group, accumulate);
 }
-STX_EACH_ISA(stx__dropout_self,
-             (stx_real * STX_RESTRICT y, size_t n, uint64_t seed, uint64_t stream, uint64_t group,
-              uint32_t keep16, stx_real inv),
-             y, n, seed, stream, group, keep16, inv)
 
-typedef struct stx__dropout_job {
-    stx_real *y;
-    const stx_real *a;
-    size_t n;
-    uint64_t seed, stream, first;
-    uint32_t keep;
-    int accumulate;
-} stx__dropout_job;
-
-static void stx__dropout_part(const stx_share *s, const void *job) {
-    const stx__dropout_job *j = (const stx__dropout_job *)job;
-    size_t at, n = stx__numbers_of(s, j->n, &at);
-    stx_real inv = (stx_real)(65536.0 / j->keep);
-    if (j->y == j->a)
-        STX_CALL(s->x, stx__dropout_self,
-                 (j->y + at, n, j->seed, j->stream, j->first + at / 8, j->keep, inv));
+STX_INNER void stx__dropout_loop(int fma, const stx_share *s, const void *job) {
+    const stx_dropout_args *d = (const stx_dropout_args *)job;
+    size_t first, n = stx__share_of(s, d->n, &first);
+    const uint64_t group = d->first + first / 8;
+    stx_real *y = d->y + first;
+    stx__mask k;
+    k.seed = d->seed;
+    k.stream = d->stream;
+    k.keep16 = stx__keep16(d->p);
+    k.inv = (stx_real)(65536.0 / k.keep16);
+    if (d->y == d->a)
+        stx__dropout_n(fma, y, y, n, k, group, 0);
     else
-        STX_CALL(s->x, stx__dropout_n,
-                 (j->y + at, j->a + at, n, j->seed, j->stream, j->first + at / 8, j->keep, inv,
-                  j->accumulate));
+        stx__dropout_apart(fma, y, d->a + first, n, k, group, d->accumulate);
 }
 
-STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p,
-                             uint64_t seed, uint64_t stream, uint64_t first, int accumulate) {
-    STX__FP_SCOPE;
-    stx__dropout_job j;
-    j.y = y;
-    j.a = a;
-    j.n = n;
-    j.seed = seed;
-    j.stream = stream;
-    j.first = first;
-    j.keep = stx__keep16(p);
-    j.accumulate = accumulate;
-    stx_parallel(x, (n + STX__PIECE - 1) / STX__PIECE, 8 * n, stx__dropout_part, &j);
+STX_LOOP(stx__dropout_loop)
+
+STX_DEF void stx_dropout_fwd(stx_ctx *x, const stx_dropout_args *d) {
+    stx__for_elements(x, d->n, 8 * d->n, stx__dropout_loop_run, d);
 }
 
 
 // >>rezero
 
 static void stx__rezero_back(stx_ctx *x, stx__node *n) {
+    stx_rezero_bwd_args r;
     int fresh;
-    /* in this order: f may be alpha */
-    stx_real *da = stx__grad(x, n->in[2]), *df = stx__grad_fresh(x, n->in[1], &fresh);
-    STX_RUN(x, stx_rezero_bwd,
-            (x, df, da, n->y->grad, n->in[1]->data, n->in[2]->data, n->y->size, !fresh));
+    memset(&r, 0, sizeof r);
+    r.n = n->y->size;
+    r.f = n->in[1]->data;
+    r.alpha = n->in[2]->data;
+    r.dy = n->y->grad;
+    r.dalpha = stx__grad(x, n->in[2]);                  /* first, because f may be alpha */
+    r.df = stx__grad_fresh(x, n->in[1], &fresh);
+    r.accumulate = !fresh;
+    STX_RUN(x, stx_rezero_bwd, (x, &r));
     stx__grad_dy(x, n, n->in[0], 1);
 }
 
@@ -6635,10 +6814,11 @@ STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_ten
     stx_tensor *y, *in[3];
     char s[96], t[96];
     if (!stx_ok(x) || !h || !f || !alpha) return NULL;
-    STX__NEED(x, stx__same(h, f) && alpha->size == 1, STX_ERR_SHAPE,
-              "stx_rezero: %s, %s and %zu factors: want two of one shape and one "
-              "factor",
-              stx__shape(h, s), stx__shape(f, t), alpha->size);
+    STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE,
+              "stx_rezero: expected h and f of one shape, got h %s and f %s", stx__shape(h, s),
+              stx__shape(f, t));
+    STX__NEED(x, alpha->size == 1, STX_ERR_SHAPE,
+              "stx_rezero: alpha: expected one element, got shape %s", stx__shape(alpha, s));
     y = stx__like(x, h);
     if (!y) return NULL;
     STX_RUN(x, stx_rezero_fwd, (x, y->data, h->data, f->data, alpha->data, y->size));
@@ -6649,83 +6829,63 @@ STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_ten
     return y;
 }
 
-/* y = h + alpha f:   df = alpha dy ; dalpha = sum dy f */
-STX_INNER void stx__rezero_n(int fma, stx_real *y, const stx_real *h, const stx_real *f, stx_real a,
-                             size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) y[i] = STX_FMA(fma, a, f[i], h[i]);
-}
-STX_EACH_ISA(stx__rezero_n,
-             (stx_real * STX_RESTRICT y, const stx_real *STX_RESTRICT h,
-              const stx_real *STX_RESTRICT f, stx_real a, size_t n),
-             y, h, f, a, n)
+typedef struct stx__rezero_job {
+    size_t n;
+    stx_real *y, alpha;
+    const stx_real *h, *f;
+} stx__rezero_job;
 
-static void stx__rezero_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX_CALL(s->x, stx__rezero_n, (l->y + at, l->a + at, l->b + at, l->s, n));
+/* y = h + alpha f */
+STX_INNER void stx__rezero_n(int fma, stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT h,
+                             const stx_real *STX_RESTRICT f, stx_real alpha, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) y[i] = STX_FMA(fma, alpha, f[i], h[i]);
 }
+
+STX_INNER void stx__rezero_loop(int fma, const stx_share *s, const void *job) {
+    const stx__rezero_job *j = (const stx__rezero_job *)job;
+    size_t first, n = stx__share_of(s, j->n, &first);
+    stx__rezero_n(fma, j->y + first, j->h + first, j->f + first, j->alpha, n);
+}
+
+STX_LOOP(stx__rezero_loop)
 
 STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f,
                             const stx_real *alpha, size_t n) {
-    stx__loop l = stx__loop_of(n, 0, 0);
+    stx__rezero_job j;
     if (!h) {
         stx_axpy(x, y, f, n, alpha[0], 0);
         return;
     }
-    l.y = y;
-    l.a = h;
-    l.b = f;
-    l.s = alpha[0];
-    stx__elementwise(x, n, stx__rezero_part, &l);
+    j.n = n;
+    j.y = y;
+    j.alpha = alpha[0];
+    j.h = h;
+    j.f = f;
+    stx__for_elements(x, n, n, stx__rezero_loop_run, &j);
 }
 
-STX_INNER void stx__dot_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
-    size_t i;
-    for (*sum = 0, i = 0; i < n; i += 256)
-        *sum += (double)stx_fast_dot(fma, a + i, b + i, STX_MIN((size_t)256, n - i));
-}
-STX_EACH_ISA(stx__dot_n,
-             (double *sum, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b,
-              size_t n),
-             sum, a, b, n)
-
-static void stx__dot_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t k, at, n;
-    for (k = s->begin; k < s->end; k++) {
-        n = stx__sum_block(l->n, k, &at);
-        STX_CALL(s->x, stx__dot_n, (l->sums + k, l->a + at, l->b + at, n));
-    }
-}
-
-STX_DEF void stx_rezero_bwd(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy,
-                            const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
+/* y = h + alpha f:   df (+)= alpha dy ; dalpha += sum dy f */
+STX_DEF void stx_rezero_bwd(stx_ctx *x, const stx_rezero_bwd_args *r) {
     STX__FP_SCOPE;
-    if (dalpha) {
-        stx__loop l = stx__loop_of(n, 0, 0);
-        l.a = dy;
-        l.b = f;
-        dalpha[0] += (stx_real)stx__sum_blocks(x, n, stx__dot_part, &l);
-    }
-    if (df) stx_axpy(x, df, dy, n, alpha[0], accumulate);
+    if (r->dalpha)
+        r->dalpha[0] += (stx_real)stx__sum_arrays(x, stx__dot_loop_run, r->dy, r->f, r->n);
+    if (r->df) stx_axpy(x, r->df, r->dy, r->n, r->alpha[0], r->accumulate);
 }
 
 
 // >>softmax
 
 static void stx__softmax_back(stx_ctx *x, stx__node *n) {
+    const stx_tensor *y = n->y;
     int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d)
-        STX_RUN(x, stx_softmax_bwd,
-                (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
+    stx_real *da = stx__grad_fresh(x, n->in[0], &fresh);
+    if (!da) return;
+    STX_RUN(x, stx_softmax_bwd, (x, da, y->grad, y->data, stx__rows(y), stx__last(y), !fresh));
 }
 
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
-    stx_tensor *y;
-    if (!stx_ok(x) || !a) return NULL;
-    y = stx__like(x, a);
+    stx_tensor *y = stx__result_like(x, a);
     if (!y) return NULL;
     STX_RUN(x, stx_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
     stx__record1(x, y, stx__softmax_back, a);
@@ -6733,177 +6893,211 @@ STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
 }
 
 static void stx__log_softmax_back(stx_ctx *x, stx__node *n) {
+    const stx_tensor *y = n->y;
     int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d)
-        STX_RUN(x, stx_log_softmax_bwd,
-                (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
+    stx_real *da = stx__grad_fresh(x, n->in[0], &fresh);
+    if (!da) return;
+    STX_RUN(x, stx_log_softmax_bwd, (x, da, y->grad, y->data, stx__rows(y), stx__last(y), !fresh));
 }
 
 STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
-    stx_tensor *y;
-    if (!stx_ok(x) || !a) return NULL;
-    y = stx__like(x, a);
+    stx_tensor *y = stx__result_like(x, a);
     if (!y) return NULL;
     STX_RUN(x, stx_log_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
     stx__record1(x, y, stx__log_softmax_back, a);
     return y;
 }
 
-/* Sum of e^(a - m); y (n) gets them if store (a constant: a test of y would be a
-   branch). */
+/* sum of e^(a - max) over n elements; with store, which must be a constant, y (n) gets
+   the terms. (A test of y would remain a branch in the loop.) */
 STX_INNER stx_real stx__exp_sum(int fma, stx_real *y, int store, const stx_real *a, size_t n,
-                                stx_real m) {
-    stx_real s[16] = {0}, t = 0, v;
+                                stx_real max) {
+    stx_real lane[16] = {0}, sum = 0, v;
     size_t i, e;
     for (i = 0; i + 16 <= n; i += 16)
         for (e = 0; e < 16; e++) {
-            v = stx_fast_exp(fma, a[i + e] - m);
+            v = stx_fast_exp(fma, a[i + e] - max);
             if (store) y[i + e] = v;
-            s[e] += v;
+            lane[e] += v;
         }
     for (; i < n; i++) {
-        v = stx_fast_exp(fma, a[i] - m);
+        v = stx_fast_exp(fma, a[i] - max);
         if (store) y[i] = v;
-        t += v;
+        sum += v;
     }
-    return t + stx_fast_lanes(s);
+    return sum + stx_fast_lanes(lane);
 }
 
-STX_INNER void stx__softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
-    stx_real s = 1 / stx__exp_sum(fma, y, 1, a, C, stx__max(a, C));
+typedef struct stx__softmax_job {
+    size_t C;
+    stx_real *y;            /* (N,C) */
+    const stx_real *a;      /* (N,C) */
+} stx__softmax_job;
+
+/* y = e^(a - max) / sum e^(a - max) */
+STX_INNER void stx__softmax_row(int fma, stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a,
+                                size_t C) {
+    const stx_real inv_sum = 1 / stx__exp_sum(fma, y, 1, a, C, stx__max(a, C));
     size_t c;
-    for (c = 0; c < C; c++) y[c] *= s;
+    for (c = 0; c < C; c++) y[c] *= inv_sum;
 }
-STX_EACH_ISA(stx__softmax_row,
-             (stx_real * STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t C), y, a, C)
 
-static void stx__softmax_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
+STX_INNER void stx__softmax_loop(int fma, const stx_share *s, const void *job) {
+    const stx__softmax_job *j = (const stx__softmax_job *)job;
     size_t n;
     for (n = s->begin; n < s->end; n++)
-        STX_CALL(s->x, stx__softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
+        stx__softmax_row(fma, j->y + n * j->C, j->a + n * j->C, j->C);
 }
+
+STX_LOOP(stx__softmax_loop)
 
 STX_DEF void stx_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = y;
-    l.a = a;
-    stx_parallel(x, N, 8 * N * C, stx__softmax_part, &l);
+    stx__softmax_job j;
+    j.C = C;
+    j.y = y;
+    j.a = a;
+    stx_parallel(x, N, 8 * N * C, stx__softmax_loop_run, &j);
 }
+
+typedef struct stx__softmax_bwd_job {
+    size_t C;
+    stx_real *da;               /* (N,C) */
+    const stx_real *dy, *y;     /* (N,C) */
+    int accumulate;
+} stx__softmax_bwd_job;
 
 /* da (+)= y (dy - sum y dy) */
-STX_INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y,
-                                    size_t C, int accumulate) {
-    stx_real s = stx_fast_dot(fma, dy, y, C);
+STX_INNER void stx__softmax_bwd_row(int fma, stx_real *STX_RESTRICT da,
+                                    const stx_real *STX_RESTRICT dy,
+                                    const stx_real *STX_RESTRICT y, size_t C, int accumulate) {
+    const stx_real dot = stx_fast_dot(fma, dy, y, C);
     size_t c;
     if (accumulate)
-        for (c = 0; c < C; c++) da[c] = STX_FMA(fma, y[c], dy[c] - s, da[c]);
+        for (c = 0; c < C; c++) da[c] = STX_FMA(fma, y[c], dy[c] - dot, da[c]);
     else
-        for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - s);
+        for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - dot);
 }
-STX_EACH_ISA(stx__softmax_bwd_row,
-             (stx_real * STX_RESTRICT da, const stx_real *STX_RESTRICT dy,
-              const stx_real *STX_RESTRICT y, size_t C, int accumulate),
-             da, dy, y, C, accumulate)
 
-static void stx__softmax_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->begin; n < s->end; n++)
-        STX_CALL(s->x, stx__softmax_bwd_row,
-                 (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
+STX_INNER void stx__softmax_bwd_loop(int fma, const stx_share *s, const void *job) {
+    const stx__softmax_bwd_job *j = (const stx__softmax_bwd_job *)job;
+    size_t n, at;
+    for (n = s->begin; n < s->end; n++) {
+        at = n * j->C;
+        stx__softmax_bwd_row(fma, j->da + at, j->dy + at, j->y + at, j->C, j->accumulate);
+    }
 }
+
+STX_LOOP(stx__softmax_bwd_loop)
 
 STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
                              size_t N, size_t C, int accumulate) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = da;
-    l.dy = dy;
-    l.a = y;
-    l.accumulate = accumulate;
-    stx_parallel(x, N, 4 * N * C, stx__softmax_bwd_part, &l);
+    stx__softmax_bwd_job j;
+    j.C = C;
+    j.da = da;
+    j.dy = dy;
+    j.y = y;
+    j.accumulate = accumulate;
+    stx_parallel(x, N, 4 * N * C, stx__softmax_bwd_loop_run, &j);
 }
 
-/* y = a - log sum e^a */
-STX_INNER void stx__log_softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
-    stx_real m = stx__max(a, C), z = (stx_real)log((double)stx__exp_sum(fma, NULL, 0, a, C, m));
+/* y = a - max - log sum e^(a - max) */
+STX_INNER void stx__log_softmax_row(int fma, stx_real *STX_RESTRICT y,
+                                    const stx_real *STX_RESTRICT a, size_t C) {
+    const stx_real max = stx__max(a, C);
+    const stx_real log_sum = (stx_real)log((double)stx__exp_sum(fma, NULL, 0, a, C, max));
     size_t c;
-    for (c = 0; c < C; c++) y[c] = a[c] - m - z;
+    for (c = 0; c < C; c++) y[c] = a[c] - max - log_sum;
 }
-STX_EACH_ISA(stx__log_softmax_row,
-             (stx_real * STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t C), y, a, C)
 
-static void stx__log_softmax_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
+STX_INNER void stx__log_softmax_loop(int fma, const stx_share *s, const void *job) {
+    const stx__softmax_job *j = (const stx__softmax_job *)job;
     size_t n;
     for (n = s->begin; n < s->end; n++)
-        STX_CALL(s->x, stx__log_softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
+        stx__log_softmax_row(fma, j->y + n * j->C, j->a + n * j->C, j->C);
 }
 
+STX_LOOP(stx__log_softmax_loop)
+
 STX_DEF void stx_log_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = y;
-    l.a = a;
-    stx_parallel(x, N, 8 * N * C, stx__log_softmax_part, &l);
+    stx__softmax_job j;
+    j.C = C;
+    j.y = y;
+    j.a = a;
+    stx_parallel(x, N, 8 * N * C, stx__log_softmax_loop_run, &j);
 }
 
 /* da (+)= dy - e^y sum dy */
-STX_INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *dy,
-                                        const stx_real *y, size_t C, int accumulate) {
-    stx_real s = stx_fast_sum(dy, C);
+STX_INNER void stx__log_softmax_bwd_row(int fma, stx_real *STX_RESTRICT da,
+                                        const stx_real *STX_RESTRICT dy,
+                                        const stx_real *STX_RESTRICT y, size_t C,
+                                        int accumulate) {
+    const stx_real sum = stx_fast_sum(dy, C);
     size_t c;
     if (accumulate)
-        for (c = 0; c < C; c++) da[c] += STX_FMA(fma, -s, stx_fast_exp(fma, y[c]), dy[c]);
+        for (c = 0; c < C; c++) da[c] += STX_FMA(fma, -sum, stx_fast_exp(fma, y[c]), dy[c]);
     else
-        for (c = 0; c < C; c++) da[c] = STX_FMA(fma, -s, stx_fast_exp(fma, y[c]), dy[c]);
+        for (c = 0; c < C; c++) da[c] = STX_FMA(fma, -sum, stx_fast_exp(fma, y[c]), dy[c]);
 }
-STX_EACH_ISA(stx__log_softmax_bwd_row,
-             (stx_real * STX_RESTRICT da, const stx_real *STX_RESTRICT dy,
-              const stx_real *STX_RESTRICT y, size_t C, int accumulate),
-             da, dy, y, C, accumulate)
 
-static void stx__log_softmax_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->begin; n < s->end; n++)
-        STX_CALL(s->x, stx__log_softmax_bwd_row,
-                 (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
+STX_INNER void stx__log_softmax_bwd_loop(int fma, const stx_share *s, const void *job) {
+    const stx__softmax_bwd_job *j = (const stx__softmax_bwd_job *)job;
+    size_t n, at;
+    for (n = s->begin; n < s->end; n++) {
+        at = n * j->C;
+        stx__log_softmax_bwd_row(fma, j->da + at, j->dy + at, j->y + at, j->C, j->accumulate);
+    }
 }
+
+STX_LOOP(stx__log_softmax_bwd_loop)
 
 STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
                                  size_t N, size_t C, int accumulate) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = da;
-    l.dy = dy;
-    l.a = y;
-    l.accumulate = accumulate;
-    stx_parallel(x, N, 8 * N * C, stx__log_softmax_bwd_part, &l);
+    stx__softmax_bwd_job j;
+    j.C = C;
+    j.da = da;
+    j.dy = dy;
+    j.y = y;
+    j.accumulate = accumulate;
+    stx_parallel(x, N, 8 * N * C, stx__log_softmax_bwd_loop_run, &j);
 }
 
 
 // >>layernorm
 
-typedef struct stx__layernorm_save {
-    stx_real *mean, *rstd;
-} stx__layernorm_save;
+/* eps of a layer norm: 0 selects the default. */
+static stx_real stx__norm_eps(double eps) {
+    return (stx_real)(eps > 0 ? eps : 1e-5);
+}
 
+static int stx__norm_fits(stx_ctx *x, const char *op, const stx_tensor *in, const stx_tensor *gain,
+                          const stx_tensor *shift, const stx_tensor *bias) {
+    const size_t C = stx__last(in);
+    char s[96];
+    if (gain->size != C || shift->size != C) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "%s: expected a gain and a shift per channel of the input %s, got %zu gains and "
+                 "%zu shifts", op, stx__shape(in, s), gain->size, shift->size);
+        return 0;
+    }
+    if (bias && bias->size != C) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "%s: bias: expected one element per channel of the input %s, got %zu", op,
+                 stx__shape(in, s), bias->size);
+        return 0;
+    }
+    return 1;
+}
+
+/* Backward of stx_layernorm: that of stx_residual_norm for s = h, with h's gradient. */
 static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
-    stx__layernorm_save *s = (stx__layernorm_save *)n->save;
-    stx_residual_norm_args a; /* without a branch */
+    stx_residual_norm_args a = *(const stx_residual_norm_args *)n->save;
     int fresh;
-    memset(&a, 0, sizeof a);
-    a.N = stx__rows(n->y);
-    a.C = stx__last(n->y);
     a.ds = stx__grad_fresh(x, n->in[0], &fresh);
     a.dgain = stx__grad(x, n->in[1]);
     a.dshift = stx__grad(x, n->in[2]);
     if (x->error.code) return;
-    a.dy = n->y->grad;
     a.s = n->in[0]->data;
-    a.gain = n->in[1]->data;
-    a.mean = s->mean;
-    a.rstd = s->rstd;
+    a.dy = n->y->grad;
     a.accumulate_ds = a.ds && !fresh;
     a.deferred = stx__is_param(n->in[1]) && stx__is_param(n->in[2]);
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
@@ -6912,632 +7106,616 @@ static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift,
                                   double eps) {
     STX__FP_SCOPE;
+    stx_residual_norm_args a;
     stx_tensor *y, *ins[3];
-    stx__layernorm_save *save;
     stx__node *node;
-    char s[96];
     if (!stx_ok(x) || !in || !gain || !shift) return NULL;
-    STX__NEED(x, gain->size == stx__last(in) && shift->size == stx__last(in), STX_ERR_SHAPE,
-              "stx_layernorm: input %s with %zu gains and "
-              "%zu shifts: want one each a channel",
-              stx__shape(in, s), gain->size, shift->size);
+    if (!stx__norm_fits(x, "stx_layernorm", in, gain, shift, NULL)) return NULL;
     y = stx__like(x, in);
-    save = (stx__layernorm_save *)stx_step_alloc(x, sizeof *save);
-    if (!y || !save) return NULL;
-    save->mean = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
-    save->rstd = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
-    if (!save->mean || !save->rstd) return NULL;
-    STX_RUN(x, stx_layernorm_fwd,
-            (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in),
-             stx__last(in), (stx_real)(eps > 0 ? eps : 1e-5)));
+    if (!y) return NULL;
+
+    memset(&a, 0, sizeof a);
+    a.N = stx__rows(in);
+    a.C = stx__last(in);
+    a.eps = stx__norm_eps(eps);
+    a.h = in->data;
+    a.gain = gain->data;
+    a.shift = shift->data;
+    a.y = y->data;
+    a.mean = (stx_real *)stx_step_bytes(x, 2 * a.N * sizeof(stx_real));
+    if (!a.mean) return NULL;
+    a.rstd = a.mean + a.N;
+    STX_RUN(x, stx_residual_norm_fwd, (x, &a));
+
     ins[0] = in;
     ins[1] = gain;
     ins[2] = shift;
     node = stx__record(x, y, stx__layernorm_back, ins, 3);
-    if (node) node->save = save;
-    return y;
+    return stx__save(x, node, &a, sizeof a) ? y : NULL;
 }
 
-/* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd
-   gain + shift */
-STX_INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd,
-                                  const stx_real *a, const stx_real *gain, const stx_real *shift,
-                                  size_t C, stx_real eps) {
-    stx_real m = stx_fast_sum(a, C) / (stx_real)C, v, r;
-    size_t c;
-    for (c = 0; c < C; c++) o[c] = a[c] - m;
-    v = stx_fast_dot(fma, o, o, C) / (stx_real)C;
-    r = (stx_real)(1 / sqrt((double)(v + eps)));
-    for (c = 0; c < C; c++) o[c] = STX_FMA(fma, o[c] * r, gain[c], shift[c]);
-    *mean = m;
-    *rstd = r;
-}
-STX_EACH_ISA(stx__layernorm_row,
-             (stx_real * STX_RESTRICT o, stx_real *mean, stx_real *rstd,
-              const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT gain,
-              const stx_real *STX_RESTRICT shift, size_t C, stx_real eps),
-             o, mean, rstd, a, gain, shift, C, eps)
-
-static void stx__layernorm_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->begin; n < s->end; n++)
-        STX_CALL(s->x, stx__layernorm_row,
-                 (l->y + n * l->C, l->mean + n, l->rstd + n, l->a + n * l->C, l->gain, l->shift,
-                  l->C, l->s));
-}
-
-STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd,
-                               const stx_real *in, const stx_real *gain, const stx_real *shift,
-                               size_t N, size_t C, stx_real eps) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = y;
-    l.mean = mean;
-    l.rstd = rstd;
-    l.a = in;
-    l.gain = gain;
-    l.shift = shift;
-    l.s = eps;
-    stx_parallel(x, N, 4 * N * C, stx__layernorm_part, &l);
-}
-
-/* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
-     dx (+)= rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
-STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, const stx_real *a,
-                                      const stx_real *gain, size_t C, stx_real m, stx_real r,
-                                      int accumulate) {
-    stx_real s[16] = {0}, q[16] = {0}, ts = 0, tq = 0, k, k0;
-    size_t c, e;
-    for (c = 0; c + 16 <= C; c += 16)
-        for (e = 0; e < 16; e++) {
-            stx_real g = dy[c + e] * gain[c + e];
-            s[e] += g;
-            q[e] = STX_FMA(fma, g, a[c + e] - m, q[e]);
-        }
-    for (; c < C; c++) {
-        stx_real g = dy[c] * gain[c];
-        ts += g;
-        tq = STX_FMA(fma, g, a[c] - m, tq);
-    }
-    k0 = (ts + stx_fast_lanes(s)) / (stx_real)C;
-    k = (tq + stx_fast_lanes(q)) * r * r / (stx_real)C;
-    if (accumulate)
-        for (c = 0; c < C; c++)
-            d[c] = STX_FMA(fma, r, STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k, d[c]);
-    else
-        for (c = 0; c < C; c++) d[c] = r * (STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k);
-}
-STX_EACH_ISA(stx__layernorm_bwd_row,
-             (stx_real * STX_RESTRICT d, const stx_real *STX_RESTRICT dy,
-              const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT gain, size_t C,
-              stx_real m, stx_real r, int accumulate),
-             d, dy, a, gain, C, m, r, accumulate)
-
-/*   dgain += sum_n dy xhat ; dshift += sum_n dy ; 64 channels or fewer, as in stx__sum_rows_part */
-STX_INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshift,
-                                       const stx_real *dy, const stx_real *in, const stx_real *mean,
-                                       const stx_real *rstd, size_t N, size_t C, size_t w) {
-    size_t n0, n, c;
-    for (n0 = 0; n0 < N; n0 += 64) {
-        stx_real sg[64] = {0}, ss[64] = {0};
-        for (n = n0; n < STX_MIN(N, n0 + 64); n++) {
-            const stx_real *g = dy + n * C, *a = in + n * C;
-            stx_real m = mean[n], r = rstd[n];
-            for (c = 0; c < w; c++) {
-                sg[c] = STX_FMA(fma, g[c] * r, a[c] - m, sg[c]);
-                ss[c] += g[c];
-            }
-        }
-        if (dgain)
-            for (c = 0; c < w; c++) dgain[c] += sg[c];
-        if (dshift)
-            for (c = 0; c < w; c++) dshift[c] += ss[c];
-    }
-}
-STX_EACH_ISA(stx__layernorm_bwd_part,
-             (stx_real * STX_RESTRICT dgain, stx_real *STX_RESTRICT dshift,
-              const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT in,
-              const stx_real *STX_RESTRICT mean, const stx_real *STX_RESTRICT rstd, size_t N,
-              size_t C, size_t w),
-             dgain, dshift, dy, in, mean, rstd, N, C, w)
-
-static void stx__layernorm_bwd_rows(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n, at;
-    for (n = s->begin; n < s->end; n++) {
-        at = n * l->C;
-        STX_CALL(s->x, stx__layernorm_bwd_row,
-                 (l->y + at, l->dy + at, l->a + at, l->gain, l->C, l->m[n], l->r[n],
-                  l->accumulate));
-    }
-}
-
-static void stx__layernorm_bwd_columns(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t k;
-    for (k = s->begin; k < s->end; k++) {
-        size_t c = 64 * k, w = STX_MIN((size_t)64, l->C - c);
-        stx_real *dgain = l->dgain ? l->dgain + c : NULL,
-                 *dshift = l->dshift ? l->dshift + c : NULL;
-        STX_CALL(s->x, stx__layernorm_bwd_part,
-                 (dgain, dshift, l->dy + c, l->a + c, l->m, l->r, l->N, l->C, w));
-    }
-}
-
-STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift,
-                               const stx_real *dy, const stx_real *in, const stx_real *gain,
-                               const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
-                               int accumulate) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = din;
-    l.dgain = dgain;
-    l.dshift = dshift;
-    l.dy = dy;
-    l.a = in;
-    l.gain = gain;
-    l.m = mean;
-    l.r = rstd;
-    l.accumulate = accumulate;
-    if (din) stx_parallel(x, N, 6 * N * C, stx__layernorm_bwd_rows, &l);
-    if (dgain || dshift) stx_parallel(x, (C + 63) / 64, 4 * N * C, stx__layernorm_bwd_columns, &l);
-}
-
+/* The kernel adds to df or to ds, but not to both, and it needs a df of its own if there
+   is a bias. Where the gradients of h and f already have contributions, it therefore
+   writes a separate buffer, which is added afterwards. */
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
-    stx_residual_norm_args a = *(stx_residual_norm_args *)n->save;
-    stx_tensor *h = n->in[0], *f = n->in[1];
-    size_t size = n->y->size;
-    int fresh_f, fresh_h; /* h is f: df has the fresh one */
-    stx_real *df = stx__grad_fresh(x, f, &fresh_f), *dh, *alone_f = NULL, *alone_s = NULL;
+    stx_residual_norm_args a = *(const stx_residual_norm_args *)n->save;
+    stx_tensor *h = n->in[0], *f = n->in[1], *bias = n->in[4];
+    const size_t size = n->y->size;
+    stx_real *dh, *df, *separate_f = NULL, *separate_s = NULL;
+    int fresh_f, fresh_h;
+
+    /* f first: if h is f, then df is fresh and dh is not */
+    df = stx__grad_fresh(x, f, &fresh_f);
     a.dgain = stx__grad(x, n->in[2]);
     a.dshift = stx__grad(x, n->in[3]);
-    a.dbias = stx__grad(x, n->in[4]);
+    a.dbias = stx__grad(x, bias);
     dh = stx__grad_fresh(x, h, &fresh_h);
-    if (a.dbias && !fresh_f) alone_f = stx__grad_take(x, size, f->is_f32);
-    a.df = alone_f ? alone_f : df;
-    a.accumulate = df && !fresh_f && !alone_f;
+
+    if (a.dbias && !fresh_f) separate_f = stx__grad_take(x, size, f->is_f32);
+    a.df = separate_f ? separate_f : df;
+    a.accumulate = df && !fresh_f && !separate_f;
     a.accumulate_ds = dh && !fresh_h && !a.accumulate && dh != a.df;
     if (!(fresh_h || a.accumulate_ds) && (dh || !a.df || a.accumulate))
-        alone_s = stx__grad_take(x, size, n->y->is_f32);
-    a.ds = fresh_h || a.accumulate_ds ? dh : alone_s;
+        separate_s = stx__grad_take(x, size, n->y->is_f32);
+    a.ds = fresh_h || a.accumulate_ds ? dh : separate_s;
     if (x->error.code) return;
+
     a.dy = n->y->grad;
     a.deferred = stx__is_param(n->in[2]) && stx__is_param(n->in[3])
-                 && (!n->in[4] || stx__is_param(n->in[4]));
+                 && (!bias || stx__is_param(bias));
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
-    if (alone_f && df) STX_RUN(x, stx_axpy, (x, df, alone_f, size, 1, 1));
-    if (alone_s && dh) STX_RUN(x, stx_axpy, (x, dh, alone_s, size, 1, 1));
-    stx__grad_give(x, alone_f, size, f->is_f32);
-    stx__grad_give(x, alone_s, size, n->y->is_f32);
+
+    if (separate_f && df) STX_RUN(x, stx_axpy, (x, df, separate_f, size, 1, 1));
+    if (separate_s && dh) STX_RUN(x, stx_axpy, (x, dh, separate_s, size, 1, 1));
+    stx__grad_give(x, separate_f, size, f->is_f32);
+    stx__grad_give(x, separate_s, size, n->y->is_f32);
 }
 
-static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b,
-                                      double p, stx_tensor *gain, stx_tensor *shift, double eps) {
+STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p,
+                                      stx_tensor *gain, stx_tensor *shift, double eps) {
+    return stx_residual_norm_bias(x, h, f, NULL, p, gain, shift, eps);
+}
+
+STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b,
+                                           double p, stx_tensor *gain, stx_tensor *shift,
+                                           double eps) {
     STX__FP_SCOPE;
+    const char *op = b ? "stx_residual_norm_bias" : "stx_residual_norm";
+    stx_residual_norm_args a;
     stx_tensor *y, *ins[5];
-    stx_residual_norm_args *k;
     stx__node *node;
     char t[96], u[96];
     if (!stx_ok(x) || !h || !f || !gain || !shift) return NULL;
-    STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE, "stx_residual_norm: %s and %s: want equal shapes",
-              stx__shape(h, t), stx__shape(f, u));
-    STX__NEED(x, gain->size == stx__last(h) && shift->size == stx__last(h), STX_ERR_SHAPE,
-              "stx_residual_norm: input %s with %zu gains "
-              "and %zu shifts: want one each a channel",
-              stx__shape(h, t), gain->size, shift->size);
-    STX__NEED(x, !b || b->size == stx__last(h), STX_ERR_SHAPE,
-              "stx_residual_norm_bias: input %s with a bias of %zu: want one number a "
-              "channel",
-              stx__shape(h, t), b->size);
-    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG,
-              "stx_residual_norm: dropout probability %g, want 0 <= p < 1", p);
+    STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE,
+              "%s: expected h and f of one shape, got h %s and f %s", op, stx__shape(h, t),
+              stx__shape(f, u));
+    if (!stx__norm_fits(x, op, h, gain, shift, b) || !stx__dropout_ok(x, op, p)) return NULL;
     y = stx__like(x, h);
-    k = (stx_residual_norm_args *)stx_step_alloc(x, sizeof *k);
-    if (!y || !k) return NULL;
-    memset(k, 0, sizeof *k);
-    k->N = stx__rows(h);
-    k->C = stx__last(h);
-    k->eps = (stx_real)(eps > 0 ? eps : 1e-5);
-    k->drop = (stx_real)(stx_training(x) ? p : 0);
-    k->seed = x->desc.seed;
-    k->stream = k->drop > 0 ? stx__stream(x) : 0;
-    if (k->drop > 0 && !stx__first_call(x, "stx_residual_norm", h->size, &k->rng_first))
-        return NULL;
-    k->h = h->data;
-    k->f = f->data;
-    k->gain = gain->data;
-    k->shift = shift->data;
-    k->bias = b ? b->data : NULL;
-    k->y = y->data;
-    k->s = stx__alloc_elements(x, h->is_f32 ? STX__STEP_FULL : STX__STEP, h->size);
-    k->mean = (stx_real *)stx_step_bytes(x, 2 * k->N * sizeof(stx_real));
-    if (!k->s || !k->mean) return NULL;
-    k->rstd = k->mean + k->N;
-    STX_RUN(x, stx_residual_norm_fwd, (x, k));
+    if (!y) return NULL;
+
+    memset(&a, 0, sizeof a);
+    a.N = stx__rows(h);
+    a.C = stx__last(h);
+    a.eps = stx__norm_eps(eps);
+    a.drop = (stx_real)(stx_training(x) ? p : 0);
+    a.seed = x->desc.seed;
+    a.stream = a.drop > 0 ? stx__stream(x) : 0;
+    if (a.drop > 0 && !stx__first_call(x, "stx_residual_norm", h->size, &a.rng_first)) return NULL;
+    a.h = h->data;
+    a.f = f->data;
+    a.gain = gain->data;
+    a.shift = shift->data;
+    a.bias = b ? b->data : NULL;
+    a.y = y->data;
+    a.s = stx__alloc_elements(x, h->is_f32 ? STX__STEP_FULL : STX__STEP, h->size);
+    a.mean = (stx_real *)stx_step_bytes(x, 2 * a.N * sizeof(stx_real));
+    if (!a.s || !a.mean) return NULL;
+    a.rstd = a.mean + a.N;
+    STX_RUN(x, stx_residual_norm_fwd, (x, &a));
+
     ins[0] = h;
     ins[1] = f;
     ins[2] = gain;
     ins[3] = shift;
     ins[4] = b;
     node = stx__record(x, y, stx__residual_norm_back, ins, 5);
-    if (node) node->save = k;
-    return y;
+    return stx__save(x, node, &a, sizeof a) ? y : NULL;
 }
 
-STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p,
-                                      stx_tensor *gain, stx_tensor *shift, double eps) {
-    return stx__residual_norm(x, h, f, NULL, p, gain, shift, eps);
-}
-
-STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b,
-                                           double p, stx_tensor *gain, stx_tensor *shift,
-                                           double eps) {
-    return stx__residual_norm(x, h, f, b, p, gain, shift, eps);
-}
-
-STX_INNER void stx__residual_row(int fma, stx_real *o, const stx_real *h, const stx_real *f,
-                                 const stx_real *b, size_t C) {
+/* mean = sum a / C ; rstd = 1 / sqrt(sum (a - mean)^2 / C + eps)
+   y = (a - mean) rstd gain + shift */
+STX_INNER void stx__layernorm_row(int fma, stx_real *STX_RESTRICT y, stx_real *mean,
+                                  stx_real *rstd, const stx_real *STX_RESTRICT a,
+                                  const stx_real *STX_RESTRICT gain,
+                                  const stx_real *STX_RESTRICT shift, size_t C, stx_real eps) {
+    const stx_real m = stx_fast_sum(a, C) / (stx_real)C;
+    stx_real variance, r;
     size_t c;
-    (void)fma;
-    if (b)
-        for (c = 0; c < C; c++) o[c] = h[c] + (f[c] + b[c]);
-    else
-        for (c = 0; c < C; c++) o[c] = h[c] + f[c];
+    for (c = 0; c < C; c++) y[c] = a[c] - m;
+    variance = stx_fast_dot(fma, y, y, C) / (stx_real)C;
+    r = (stx_real)(1 / sqrt((double)(variance + eps)));
+    for (c = 0; c < C; c++) y[c] = STX_FMA(fma, y[c] * r, gain[c], shift[c]);
+    *mean = m;
+    *rstd = r;
 }
-STX_EACH_ISA(stx__residual_row,
-             (stx_real * STX_RESTRICT o, const stx_real *STX_RESTRICT h,
-              const stx_real *STX_RESTRICT f, const stx_real *STX_RESTRICT b, size_t C),
-             o, h, f, b, C)
 
-static void stx__residual_norm_part(const stx_share *s, const void *job) {
+/* s = h + (f + bias) */
+STX_INNER void stx__residual_row(stx_real *STX_RESTRICT s, const stx_real *STX_RESTRICT h,
+                                 const stx_real *STX_RESTRICT f, const stx_real *STX_RESTRICT bias,
+                                 size_t C) {
+    size_t c;
+    if (bias)
+        for (c = 0; c < C; c++) s[c] = h[c] + (f[c] + bias[c]);
+    else
+        for (c = 0; c < C; c++) s[c] = h[c] + f[c];
+}
+
+/* Row by row, while a row is in the nearest cache. With dropout, s is already there. */
+STX_INNER void stx__residual_norm_loop(int fma, const stx_share *s, const void *job) {
     const stx_residual_norm_args *a = (const stx_residual_norm_args *)job;
     size_t n, at;
     for (n = s->begin; n < s->end; n++) {
         at = n * a->C;
-        if (!(a->drop > 0))
-            STX_CALL(s->x, stx__residual_row, (a->s + at, a->h + at, a->f + at, a->bias, a->C));
-        STX_CALL(s->x, stx__layernorm_row,
-                 (a->y + at, a->mean + n, a->rstd + n, a->s + at, a->gain, a->shift, a->C, a->eps));
+        if (a->f && !(a->drop > 0))
+            stx__residual_row(a->s + at, a->h + at, a->f + at, a->bias, a->C);
+        stx__layernorm_row(fma, a->y + at, a->mean + n, a->rstd + n,
+                           a->f ? a->s + at : a->h + at, a->gain, a->shift, a->C, a->eps);
     }
 }
 
-/* s = h + dropout(f + bias) ; y = layernorm(s): without dropout row by row, as long as
-   a row is in the nearest cache */
+STX_LOOP(stx__residual_norm_loop)
+
+/* dropout with the mask of a, y (+)= from mask / keep */
+static void stx__residual_dropout(stx_ctx *x, const stx_residual_norm_args *a, stx_real *y,
+                                  const stx_real *from, int accumulate) {
+    stx_dropout_args d;
+    d.n = a->N * a->C;
+    d.p = a->drop;
+    d.seed = a->seed;
+    d.stream = a->stream;
+    d.first = a->rng_first;
+    d.a = from;
+    d.y = y;
+    d.accumulate = accumulate;
+    stx_dropout_fwd(x, &d);
+}
+
+/* s = h + dropout(f + bias) ; y = layernorm(s). Without f: y = layernorm(h) */
 STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
     STX__FP_SCOPE;
-    size_t n = a->N * a->C;
-    if (a->drop > 0) {
+    const size_t n = a->N * a->C;
+    if (a->f && a->drop > 0) {
         if (a->bias) stx_add_fwd(x, a->s, a->f, a->bias, n, a->C);
-        stx_dropout_fwd(x, a->s, a->bias ? a->s : a->f, n, a->drop, a->seed, a->stream,
-                        a->rng_first, 0);
+        stx__residual_dropout(x, a, a->s, a->bias ? a->s : a->f, 0);
         stx_axpy(x, a->s, a->h, n, 1, 1);
     }
-    stx_parallel(x, a->N, 5 * n, stx__residual_norm_part, a);
+    stx_parallel(x, a->N, 5 * n, stx__residual_norm_loop_run, a);
 }
 
-/* g = layernorm' ; ds (+)= g ; df (+)= g mask / keep ; dbias += sum_n of that */
+/* With xhat = (s - mean) rstd and g = dy gain, the backward of y = xhat gain + shift is
+       ds (+)= rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
+STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *STX_RESTRICT ds,
+                                      const stx_real *STX_RESTRICT dy,
+                                      const stx_real *STX_RESTRICT s,
+                                      const stx_real *STX_RESTRICT gain, size_t C, stx_real mean,
+                                      stx_real rstd, int accumulate) {
+    stx_real lane_g[16] = {0}, lane_q[16] = {0};    /* sums of g and of g (s - mean) */
+    stx_real sum_g = 0, sum_q = 0, mean_g, k;
+    size_t c, e;
+    for (c = 0; c + 16 <= C; c += 16)
+        for (e = 0; e < 16; e++) {
+            const stx_real g = dy[c + e] * gain[c + e];
+            lane_g[e] += g;
+            lane_q[e] = STX_FMA(fma, g, s[c + e] - mean, lane_q[e]);
+        }
+    for (; c < C; c++) {
+        const stx_real g = dy[c] * gain[c];
+        sum_g += g;
+        sum_q = STX_FMA(fma, g, s[c] - mean, sum_q);
+    }
+    mean_g = (sum_g + stx_fast_lanes(lane_g)) / (stx_real)C;
+    k = (sum_q + stx_fast_lanes(lane_q)) * rstd * rstd / (stx_real)C;
+
+    if (accumulate)
+        for (c = 0; c < C; c++)
+            ds[c] = STX_FMA(fma, rstd, STX_FMA(fma, dy[c], gain[c], -mean_g) - (s[c] - mean) * k,
+                            ds[c]);
+    else
+        for (c = 0; c < C; c++)
+            ds[c] = rstd * (STX_FMA(fma, dy[c], gain[c], -mean_g) - (s[c] - mean) * k);
+}
+
+/* g (N,C) = or += the gradient of s */
+typedef struct stx__norm_bwd_job {
+    const stx_residual_norm_args *a;
+    stx_real *g;
+    int accumulate;
+} stx__norm_bwd_job;
+
+STX_INNER void stx__norm_bwd_rows_loop(int fma, const stx_share *s, const void *job) {
+    const stx__norm_bwd_job *j = (const stx__norm_bwd_job *)job;
+    const stx_residual_norm_args *a = j->a;
+    size_t n, at;
+    for (n = s->begin; n < s->end; n++) {
+        at = n * a->C;
+        stx__layernorm_bwd_row(fma, j->g + at, a->dy + at, a->s + at, a->gain, a->C, a->mean[n],
+                               a->rstd[n], j->accumulate);
+    }
+}
+
+STX_LOOP(stx__norm_bwd_rows_loop)
+
+/* dgain += sum_n dy xhat ; dshift += sum_n dy, for w <= 64 adjacent columns, in blocks of
+   rows as in stx__sum_rows_n. dgain, dshift: NULL if not required */
+STX_INNER void stx__norm_bwd_columns(int fma, stx_real *STX_RESTRICT dgain,
+                                     stx_real *STX_RESTRICT dshift,
+                                     const stx_real *STX_RESTRICT dy,
+                                     const stx_real *STX_RESTRICT s,
+                                     const stx_real *STX_RESTRICT mean,
+                                     const stx_real *STX_RESTRICT rstd, size_t N, size_t C,
+                                     size_t w) {
+    size_t first, n, c;
+    for (first = 0; first < N; first += 64) {
+        stx_real sum_gain[64] = {0}, sum_shift[64] = {0};
+        for (n = first; n < STX_MIN(N, first + 64); n++) {
+            const stx_real *g = dy + n * C, *a = s + n * C;
+            const stx_real m = mean[n], r = rstd[n];
+            for (c = 0; c < w; c++) {
+                sum_gain[c] = STX_FMA(fma, g[c] * r, a[c] - m, sum_gain[c]);
+                sum_shift[c] += g[c];
+            }
+        }
+        if (dgain)
+            for (c = 0; c < w; c++) dgain[c] += sum_gain[c];
+        if (dshift)
+            for (c = 0; c < w; c++) dshift[c] += sum_shift[c];
+    }
+}
+
+STX_INNER void stx__norm_bwd_columns_loop(int fma, const stx_share *s, const void *job) {
+    const stx_residual_norm_args *a = (const stx_residual_norm_args *)job;
+    size_t k;
+    for (k = s->begin; k < s->end; k++) {
+        const size_t c = 64 * k, w = STX_MIN((size_t)64, a->C - c);
+        stx__norm_bwd_columns(fma, a->dgain ? a->dgain + c : NULL,
+                              a->dshift ? a->dshift + c : NULL, a->dy + c, a->s + c, a->mean,
+                              a->rstd, a->N, a->C, w);
+    }
+}
+
+STX_LOOP(stx__norm_bwd_columns_loop)
+
+/* g = the gradient of s ; ds (+)= g ; df (+)= g mask / keep ; dbias += sum_n df
+   g is computed in ds, or in df if ds is added to or not required. */
 STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) {
     STX__FP_SCOPE;
-    size_t n = a->N * a->C;
-    int by_df = a->df && (a->accumulate_ds || !a->ds); /* g is made in df, and in ds else */
-    stx_real *g = by_df ? a->df : a->ds;
-    stx_layernorm_bwd(x, g, a->dgain, a->dshift, a->dy, a->s, a->gain, a->mean, a->rstd, a->N, a->C,
-                      a->accumulate_ds && !by_df);
-    if (by_df && a->ds) stx_axpy(x, a->ds, g, n, 1, 1);
+    const size_t n = a->N * a->C;
+    const int in_df = a->df && (a->accumulate_ds || !a->ds);
+    stx__norm_bwd_job j;
+    j.a = a;
+    j.g = in_df ? a->df : a->ds;
+    j.accumulate = a->accumulate_ds && !in_df;
+    if (j.g) stx_parallel(x, a->N, 6 * n, stx__norm_bwd_rows_loop_run, &j);
+    if (a->dgain || a->dshift)
+        stx_parallel(x, (a->C + 63) / 64, 4 * n, stx__norm_bwd_columns_loop_run, a);
+
+    if (in_df && a->ds) stx_axpy(x, a->ds, j.g, n, 1, 1);
     if (a->df && a->drop > 0)
-        stx_dropout_fwd(x, a->df, g, n, a->drop, a->seed, a->stream, a->rng_first, a->accumulate);
-    else if (a->df && !by_df)
-        stx_axpy(x, a->df, g, n, 1, a->accumulate);
+        stx__residual_dropout(x, a, a->df, j.g, a->accumulate);
+    else if (a->df && !in_df)
+        stx_axpy(x, a->df, j.g, n, 1, a->accumulate);
     if (a->dbias) stx_sum_rows(x, a->dbias, a->df, a->N, a->C);
 }
 
 
 // >>embedding
 
-typedef struct stx__ids_save {
-    const int32_t *ids;
-    size_t n, C;
-    stx_real s;
-} stx__ids_save;
+typedef struct stx__embedding_save {
+    const int32_t *ids;     /* (N), on the device */
+    size_t N, C;
+} stx__embedding_save;
 
 static void stx__embedding_back(stx_ctx *x, stx__node *n) {
-    stx__ids_save *s = (stx__ids_save *)n->save;
-    stx_real *d = stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_embedding_bwd, (x, d, n->y->grad, s->ids, s->n, s->C, s->s));
+    const stx__embedding_save *s = (const stx__embedding_save *)n->save;
+    stx_real *dtable = stx__grad(x, n->in[0]);
+    if (dtable) STX_RUN(x, stx_embedding_bwd, (x, dtable, n->y->grad, s->ids, s->N, s->C));
 }
 
-/* Rows ids[0..n) of the table, on the device: somebody has looked whether it has them */
-static stx_tensor *stx__memory_of(stx_ctx *x, stx_tensor *table, const int32_t *device, size_t n,
-                                  int ndim, const size_t *dim) {
-    stx_tensor *y;
+/* Rows ids[0..N) of the table, as a tensor of shape dim. The ids are on the device and
+   were checked by the caller. */
+static stx_tensor *stx__lookup(stx_ctx *x, stx_tensor *table, const int32_t *ids, size_t N,
+                               int ndim, const size_t *dim) {
+    stx__embedding_save s;
     stx__node *node;
-    size_t C = dim[ndim - 1];
-    y = stx__tensor(x, STX__STEP, ndim, dim);
+    stx_tensor *y = stx__tensor(x, STX__STEP, ndim, dim);
     if (!y) return NULL;
-    STX_RUN(x, stx_embedding_fwd, (x, y->data, table->data, device, n, C, 1));
+    s.ids = ids;
+    s.N = N;
+    s.C = dim[ndim - 1];
+    STX_RUN(x, stx_embedding_fwd, (x, y->data, table->data, ids, N, s.C));
     node = stx__record1(x, y, stx__embedding_back, table);
-    if (node) {
-        stx__ids_save *s = (stx__ids_save *)stx_step_alloc(x, sizeof *s);
-        if (!s) return NULL;
-        s->ids = device;
-        s->n = n;
-        s->C = C;
-        s->s = 1;
-        node->save = s;
-    }
-    return y;
+    return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V,
-                               const int32_t *ids, const int32_t *device, size_t n, int ndim,
-                               const size_t *dim) {
+static int stx__ids_fit(stx_ctx *x, const char *op, const int32_t *ids, size_t N, size_t rows) {
     size_t i;
-    for (i = 0; i < n; i++)
-        STX__NEED(
-            x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG,
-            "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size",
-            op, (long)ids[i], i, V);
-    return stx__memory_of(x, table, device, n, ndim, dim);
+    for (i = 0; i < N; i++) {
+        if (ids[i] >= 0 && (size_t)ids[i] < rows) continue;
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: id %ld at position %zu is outside the table of %zu rows: check the "
+                 "vocabulary size", op, (long)ids[i], i, rows);
+        return 0;
+    }
+    return 1;
 }
 
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids) {
-    size_t d[3];
+    size_t dim[3], N;
     char s[96];
     if (!stx_ok(x) || !table || !ids) return NULL;
-    STX__NEED(x, table->ndim == 2, STX_ERR_SHAPE, "stx_embedding: table %s, want (V,C)",
-              stx__shape(table, s));
+    STX__NEED(x, table->ndim == 2, STX_ERR_SHAPE,
+              "stx_embedding: table: expected shape (V,C), got %s", stx__shape(table, s));
+    N = ids->B * ids->T;
     stx__ids_below(ids, table->dim[0]);
-    d[0] = ids->B;
-    d[1] = ids->T;
-    d[2] = table->dim[1];
-    return stx__lookup(x, "stx_embedding", table, table->dim[0], ids->data, ids->device,
-                       ids->B * ids->T, 3, d);
+    if (!stx__ids_fit(x, "stx_embedding", ids->data, N, table->dim[0])) return NULL;
+    dim[0] = ids->B;
+    dim[1] = ids->T;
+    dim[2] = table->dim[1];
+    return stx__lookup(x, table, ids->device, N, 3, dim);
 }
 
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n) {
-    size_t d[2];
+    size_t dim[2];
     int32_t *copy, *device;
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, n && idx && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG,
-              "stx_gather: no rows asked for");
+              "stx_gather: expected the indices of at least one row, got %s",
+              idx ? "none" : "NULL");
+    if (!stx__ids_fit(x, "stx_gather", idx, n, stx__rows(a))) return NULL;
     copy = (int32_t *)stx_step_alloc(x, n * sizeof *copy);
     if (!copy) return NULL;
     memcpy(copy, idx, n * sizeof *copy);
     device = stx__ids_device(x, copy, n);
     if (!device) return NULL;
-    d[0] = n;
-    d[1] = stx__last(a);
-    return stx__lookup(x, "stx_gather", a, stx__rows(a), copy, device, n, 2, d);
+    dim[0] = n;
+    dim[1] = stx__last(a);
+    return stx__lookup(x, a, device, n, 2, dim);
 }
 
-/* y[n] = s table[ids[n]] */
+/* y (N,C) = rows ids of table (V,C) */
+typedef struct stx__embedding_job {
+    size_t C;
+    stx_real *y;
+    const stx_real *table;
+    const int32_t *ids;
+} stx__embedding_job;
+
 static void stx__embedding_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
+    const stx__embedding_job *j = (const stx__embedding_job *)job;
+    const size_t C = j->C;
     size_t n;
     for (n = s->begin; n < s->end; n++)
-        STX_CALL(s->x, stx__axpy_n,
-                 (l->y + n * l->C, l->a + (size_t)l->ids[n] * l->C, l->C, l->s, 0));
+        memcpy(j->y + n * C, j->table + (size_t)j->ids[n] * C, C * sizeof *j->y);
 }
 
 STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids,
-                               size_t N, size_t C, stx_real s) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = y;
-    l.a = table;
-    l.ids = ids;
-    l.s = s;
-    stx_parallel(x, N, N * C, stx__embedding_part, &l);
+                               size_t N, size_t C) {
+    stx__embedding_job j;
+    j.C = C;
+    j.y = y;
+    j.table = table;
+    j.ids = ids;
+    stx_parallel(x, N, N * C, stx__embedding_part, &j);
 }
 
-/* dtable[ids[n]] += s dy[n]. Rows repeat, so threads share the channels, 16 at a time,
-   and not the rows: same order always. */
-static void stx__embedding_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n, lo = s->begin * 16, w = STX_MIN(l->C, s->end * 16) - lo;
-    for (n = 0; n < l->N; n++)
-        STX_CALL(s->x, stx__axpy_n,
-                 (l->y + (size_t)l->ids[n] * l->C + lo, l->dy + n * l->C + lo, w, l->s, 1));
+/* Rows ids of dtable (V,C) += dy (N,C) */
+typedef struct stx__embedding_bwd_job {
+    size_t N, C;
+    stx_real *dtable;
+    const stx_real *dy;
+    const int32_t *ids;
+} stx__embedding_bwd_job;
+
+/* Rows repeat, so the threads share the channels, 16 at a time, and not the rows: every
+   element of dtable is summed by one thread, in the order of the ids. */
+STX_INNER void stx__embedding_bwd_loop(int fma, const stx_share *s, const void *job) {
+    const stx__embedding_bwd_job *j = (const stx__embedding_bwd_job *)job;
+    const size_t c = s->begin * 16, w = STX_MIN(j->C, s->end * 16) - c;
+    size_t n;
+    for (n = 0; n < j->N; n++)
+        stx__axpy_n(fma, j->dtable + (size_t)j->ids[n] * j->C + c, j->dy + n * j->C + c, w, 1, 1);
 }
+
+STX_LOOP(stx__embedding_bwd_loop)
 
 STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids,
-                               size_t N, size_t C, stx_real s) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = dtable;
-    l.dy = dy;
-    l.ids = ids;
-    l.s = s;
-    stx_parallel(x, (C + 15) / 16, N * C, stx__embedding_bwd_part, &l);
+                               size_t N, size_t C) {
+    stx__embedding_bwd_job j;
+    j.N = N;
+    j.C = C;
+    j.dtable = dtable;
+    j.dy = dy;
+    j.ids = ids;
+    stx_parallel(x, (C + 15) / 16, N * C, stx__embedding_bwd_loop_run, &j);
 }
 
 
 // >>shape
 
-/* y (rows, wa + wb) from a (rows, wa) and b (rows, wb): concatenation over time (rows
-   = B, w = T C) and over channels (rows = N, w = C) are the same copy. */
-typedef struct stx__cat_save {
-    size_t rows, wa, wb;
-} stx__cat_save;
-
-static void stx__cat_back(stx_ctx *x, stx__node *n) {
-    stx__cat_save *s = (stx__cat_save *)n->save;
-    size_t w = s->wa + s->wb;
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wa, n->y->grad, w, s->rows, s->wa, !fresh));
-    d = stx__grad_fresh(x, n->in[1], &fresh);
-    if (d)
-        STX_RUN(x, stx_copy2d,
-                (x, d, s->wb, stx_offset_ptr(x, n->y->grad, s->wa), w, s->rows, s->wb, !fresh));
+/* A new tensor with the shape of a, but with C channels. */
+static stx_tensor *stx__new_channels(stx_ctx *x, const stx_tensor *a, size_t C) {
+    size_t dim[STX_MAX_DIM];
+    memcpy(dim, a->dim, sizeof dim);
+    dim[a->ndim - 1] = C;
+    return stx__tensor(x, STX__STEP, a->ndim, dim);
 }
 
-static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t rows, int ndim,
-                            const size_t *dim) {
-    stx_tensor *y = stx__tensor(x, STX__STEP, ndim, dim);
-    size_t wa = a->size / rows, wb = b->size / rows;
+/* Concatenation over time (rows = B, w = T C) and over channels (rows = N, w = C) are the
+   same copy: y (rows, wa + wb) = a (rows, wa) and b (rows, wb), side by side. */
+typedef struct stx__concat_save {
+    size_t rows, wa, wb;
+} stx__concat_save;
+
+static void stx__concat_back(stx_ctx *x, stx__node *n) {
+    const stx__concat_save *s = (const stx__concat_save *)n->save;
+    const size_t w = s->wa + s->wb;
+    stx_real *dy = n->y->grad, *d;
+    int fresh;
+    d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wa, dy, w, s->rows, s->wa, !fresh));
+    dy = stx_offset_ptr(x, dy, s->wa);
+    d = stx__grad_fresh(x, n->in[1], &fresh);
+    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wb, dy, w, s->rows, s->wb, !fresh));
+}
+
+/* Fills y, the result, with a and b, both seen as matrices of `rows` rows. */
+static stx_tensor *stx__concat(stx_ctx *x, stx_tensor *y, stx_tensor *a, stx_tensor *b,
+                               size_t rows) {
+    stx__concat_save s;
     stx__node *node;
     if (!y) return NULL;
-    STX_RUN(x, stx_concat2d, (x, y->data, a->data, wa, wa, b->data, wb, wb, rows));
-    node = stx__record2(x, y, stx__cat_back, a, b);
-    if (node) {
-        stx__cat_save *s = (stx__cat_save *)stx_step_alloc(x, sizeof *s);
-        if (!s) return NULL;
-        s->rows = rows;
-        s->wa = wa;
-        s->wb = wb;
-        node->save = s;
-    }
-    return y;
+    s.rows = rows;
+    s.wa = a->size / rows;
+    s.wb = b->size / rows;
+    STX_RUN(x, stx_concat2d, (x, y->data, a->data, s.wa, s.wa, b->data, s.wb, s.wb, rows));
+    node = stx__record2(x, y, stx__concat_back, a, b);
+    return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* y (rows, wa + wb) = the first wa columns of a and, unless it is NULL, wb of b side
-   by side; what they have more gets a gradient of 0. Products like padded rows (PADDED
-   LOGITS); who reads their results wants them without. */
+STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    stx_tensor *y;
+    char s[96], t[96];
+    if (!stx_ok(x) || !a || !b) return NULL;
+    STX__NEED(x, a->ndim == 3 && b->ndim == 3 && a->dim[0] == b->dim[0] && a->dim[2] == b->dim[2],
+              STX_ERR_SHAPE, "stx_concat: expected shapes (B,Ta,C) and (B,Tb,C), got %s and %s",
+              stx__shape(a, s), stx__shape(b, t));
+    y = stx_new(x, a->dim[0], a->dim[1] + b->dim[1], a->dim[2], 0);
+    return stx__concat(x, y, a, b, a->dim[0]);
+}
+
+STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    stx_tensor *y;
+    char s[96], t[96];
+    int i, same;
+    if (!stx_ok(x) || !a || !b) return NULL;
+    same = a->ndim == b->ndim;
+    for (i = 0; same && i < a->ndim - 1; i++) same = a->dim[i] == b->dim[i];
+    STX__NEED(x, same, STX_ERR_SHAPE,
+              "stx_concat_channels: expected shapes that differ in the last dimension only, "
+              "got %s and %s", stx__shape(a, s), stx__shape(b, t));
+    y = stx__new_channels(x, a, stx__last(a) + stx__last(b));
+    return stx__concat(x, y, a, b, stx__rows(a));
+}
+
+/* Logits can have padding columns (see PADDED LOGITS). This op removes them:
+   y (rows, w[0] + w[1]) = the first w[0] columns of a and, unless b is NULL, the first
+   w[1] columns of b. The other columns get a gradient of 0. */
 typedef struct stx__join_columns_save {
     size_t w[2];
-    stx_real *zeros;
+    stx_real *zeros;    /* as many as the wider padding; NULL if there is none */
 } stx__join_columns_save;
 
 static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
-    stx__join_columns_save *s = (stx__join_columns_save *)n->save;
-    size_t rows = stx__rows(n->y), w = stx__last(n->y), at = 0;
+    const stx__join_columns_save *s = (const stx__join_columns_save *)n->save;
+    const size_t rows = stx__rows(n->y), w = stx__last(n->y);
+    size_t at = 0, ld;
     int i, fresh;
     for (i = 0; i < 2; at += s->w[i++]) {
-        stx_real *d = stx__grad_fresh(x, n->in[i], &fresh), *dy = stx_offset_ptr(x, n->y->grad, at);
-        size_t ld = d ? stx__last(n->in[i]) : 0;
-        if (d && fresh && ld > s->w[i])
+        stx_real *dy = stx_offset_ptr(x, n->y->grad, at);
+        stx_real *d = stx__grad_fresh(x, n->in[i], &fresh);
+        if (!d) continue;
+        ld = stx__last(n->in[i]);
+        if (fresh && ld > s->w[i])
             STX_RUN(x, stx_concat2d, (x, d, dy, w, s->w[i], s->zeros, 0, ld - s->w[i], rows));
-        else if (d)
+        else
             STX_RUN(x, stx_copy2d, (x, d, ld, dy, w, rows, s->w[i], !fresh));
     }
 }
 
 static stx_tensor *stx__join_columns(stx_ctx *x, stx_tensor *a, size_t wa, stx_tensor *b,
                                      size_t wb) {
-    size_t d[STX_MAX_DIM], rows, most;
-    stx_tensor *y;
+    stx__join_columns_save s;
     stx__node *node;
+    stx_tensor *y;
+    size_t rows, lda, ldb, padding;
     if (!a || (wb && !b)) return NULL;
-    if (!b && wa == stx__last(a)) return a;
     rows = stx__rows(a);
-    memcpy(d, a->dim, sizeof d);
-    d[a->ndim - 1] = wa + wb;
-    y = stx__tensor(x, STX__STEP, a->ndim, d);
+    lda = stx__last(a);
+    ldb = b ? stx__last(b) : 0;
+    if (!b && wa == lda) return a;
+    y = stx__new_channels(x, a, wa + wb);
     if (!y) return NULL;
+
     if (b)
-        STX_RUN(x, stx_concat2d,
-                (x, y->data, a->data, stx__last(a), wa, b->data, stx__last(b), wb, rows));
+        STX_RUN(x, stx_concat2d, (x, y->data, a->data, lda, wa, b->data, ldb, wb, rows));
     else
-        STX_RUN(x, stx_copy2d, (x, y->data, wa, a->data, stx__last(a), rows, wa, 0));
+        STX_RUN(x, stx_copy2d, (x, y->data, wa, a->data, lda, rows, wa, 0));
+
     node = stx__record2(x, y, stx__join_columns_back, a, b);
-    if (node) {
-        stx__join_columns_save *s = (stx__join_columns_save *)stx_step_alloc(x, sizeof *s);
-        most = STX_MAX(stx__last(a) - wa, b ? stx__last(b) - wb : 0);
-        if (!s) return NULL;
-        s->w[0] = wa;
-        s->w[1] = wb;
-        s->zeros = NULL;
-        node->save = s;
-        if (!most) return y;
-        s->zeros = stx_step_activations(x, most);
-        if (!s->zeros) return NULL;
-        STX_RUN(x, stx_fill, (x, s->zeros, most, 0));
+    if (!node) return stx_ok(x) ? y : NULL;
+    s.w[0] = wa;
+    s.w[1] = wb;
+    s.zeros = NULL;
+    padding = STX_MAX(lda - wa, ldb - wb);
+    if (padding) {
+        s.zeros = stx_step_activations(x, padding);
+        if (!s.zeros) return NULL;
+        STX_RUN(x, stx_fill, (x, s.zeros, padding, 0));
     }
-    return y;
+    return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    size_t d[3];
-    char s[96], t[96];
-    if (!stx_ok(x) || !a || !b) return NULL;
-    STX__NEED(x, a->ndim == 3 && b->ndim == 3 && a->dim[0] == b->dim[0] && a->dim[2] == b->dim[2],
-              STX_ERR_SHAPE, "stx_concat: %s and %s: want (B,Ta,C) and (B,Tb,C)", stx__shape(a, s),
-              stx__shape(b, t));
-    d[0] = a->dim[0];
-    d[1] = a->dim[1] + b->dim[1];
-    d[2] = a->dim[2];
-    return stx__cat(x, a, b, d[0], 3, d);
-}
-
-STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    size_t d[STX_MAX_DIM];
-    char s[96], t[96];
-    int i, same = 1;
-    if (!stx_ok(x) || !a || !b) return NULL;
-    for (i = 0; i < a->ndim - 1; i++)
-        if (a->ndim == b->ndim && a->dim[i] != b->dim[i]) same = 0;
-    STX__NEED(x, a->ndim == b->ndim && same, STX_ERR_SHAPE,
-              "stx_concat_channels: %s and %s: want all dimensions but the last equal",
-              stx__shape(a, s), stx__shape(b, t));
-    for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
-    d[a->ndim - 1] += stx__last(b);
-    return stx__cat(x, a, b, stx__rows(a), a->ndim, d);
-}
-
-/* Slices in time (rows = B, widths in numbers T C) and in channels (rows = N) are the
-   same copy, too. */
+/* Slices of time (rows = B, w in units of C) and of channels (rows = N) are the same
+   copy: y (rows,w) = columns [at, at + w) of a (rows,ld). */
 typedef struct stx__slice_save {
-    size_t rows, at, w;
+    size_t rows, ld, at, w;
 } stx__slice_save;
 
 static void stx__slice_back(stx_ctx *x, stx__node *n) {
-    stx__slice_save *s = (stx__slice_save *)n->save;
-    stx_tensor *a = n->in[0];
-    stx_real *d = stx__grad(x, a);
-    if (d)
-        STX_RUN(x, stx_copy2d,
-                (x, stx_offset_ptr(x, d, s->at), a->size / s->rows, n->y->grad, s->w, s->rows, s->w,
-                 1));
+    const stx__slice_save *s = (const stx__slice_save *)n->save;
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (!d) return;
+    d = stx_offset_ptr(x, d, s->at);
+    STX_RUN(x, stx_copy2d, (x, d, s->ld, n->y->grad, s->w, s->rows, s->w, 1));
 }
 
-/* y = columns [at, at + w) of a, seen as (rows, ..) */
-static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *a, size_t rows, size_t at, size_t w,
-                              const size_t *dim) {
-    stx_tensor *y = stx__tensor(x, STX__STEP, a->ndim, dim);
+/* Fills y, the result, with the columns of a from `at` on, both seen as matrices of
+   `rows` rows. */
+static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *y, stx_tensor *a, size_t rows, size_t at) {
+    stx__slice_save s;
     stx__node *node;
     if (!y) return NULL;
+    s.rows = rows;
+    s.ld = a->size / rows;
+    s.at = at;
+    s.w = y->size / rows;
     STX_RUN(x, stx_copy2d,
-            (x, y->data, w, stx_offset_ptr(x, a->data, at), a->size / rows, rows, w, 0));
+            (x, y->data, s.w, stx_offset_ptr(x, a->data, at), s.ld, rows, s.w, 0));
     node = stx__record1(x, y, stx__slice_back, a);
-    if (node) {
-        stx__slice_save *save = (stx__slice_save *)stx_step_alloc(x, sizeof *save);
-        if (!save) return NULL;
-        save->rows = rows;
-        save->at = at;
-        save->w = w;
-        node->save = save;
-    }
-    return y;
+    return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
 STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
-    size_t d[3], C;
+    stx_tensor *y;
     char s[96];
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE,
-              "stx_slice: rows [%zu,%zu) of %s: want 0 <= t0 < t1 <= T of (B,T,C)", t0, t1,
-              stx__shape(a, s));
-    C = a->dim[2];
-    d[0] = a->dim[0];
-    d[1] = t1 - t0;
-    d[2] = C;
-    return stx__slice(x, a, d[0], t0 * C, d[1] * C, d);
+              "stx_slice: expected 0 <= t0 < t1 <= T and shape (B,T,C), got [%zu,%zu) of %s", t0,
+              t1, stx__shape(a, s));
+    y = stx_new(x, a->dim[0], t1 - t0, a->dim[2], 0);
+    return stx__slice(x, y, a, a->dim[0], t0 * a->dim[2]);
 }
 
 STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1) {
-    size_t d[STX_MAX_DIM];
     char s[96];
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, c0 < c1 && c1 <= stx__last(a), STX_ERR_SHAPE,
-              "stx_slice_channels: channels [%zu,%zu) of %s: want 0 <= c0 < c1 <= C of (..,C)", c0,
-              c1, stx__shape(a, s));
-    memcpy(d, a->dim, sizeof d);
-    d[a->ndim - 1] = c1 - c0;
-    return stx__slice(x, a, stx__rows(a), c0, c1 - c0, d);
+              "stx_slice_channels: expected 0 <= c0 < c1 <= C, got [%zu,%zu) of %s", c0, c1,
+              stx__shape(a, s));
+    return stx__slice(x, stx__new_channels(x, a, c1 - c0), a, stx__rows(a), c0);
 }
 
-static void stx__reshape_back(stx_ctx *x, stx__node *n) {
-    stx__grad_dy(x, n, n->in[0], 1);
-}
-
+/* A tensor that shares the memory of a, without gradient. */
 static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y = (stx_tensor *)stx__arena_alloc(x, &x->mem.step, sizeof *y);
     if (!y) return NULL;
@@ -7549,8 +7727,8 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     return y;
 }
 
-/* y is numbers of a from `at` on. Of a parameter: its gradient is that part of the
-   parameter's, which ops add to; no tape is needed: 1 */
+/* y is a view of a from element `at` on. If a is a parameter, the gradient of y is that
+   part of a's gradient: ops add to it directly and y needs no node. Then returns 1. */
 static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor *a, size_t at) {
     if (!x->tape.recording || !stx__is_param(a) || !a->needs_grad || !a->grad) return 0;
     y->view_of = a->view_of ? a->view_of : a;
@@ -7560,57 +7738,58 @@ static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor 
     return 1;
 }
 
+static void stx__reshape_back(stx_ctx *x, stx__node *n) {
+    stx__grad_dy(x, n, n->in[0], 1);
+}
+
 STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2,
                                 size_t d3) {
-    size_t d[STX_MAX_DIM], n = 1;
+    size_t dim[STX_MAX_DIM], n = 1;
     stx_tensor *y;
     char s[96];
     int i;
     if (!stx_ok(x) || !a) return NULL;
-    d[0] = d0;
-    d[1] = d1;
-    d[2] = d2;
-    d[3] = d3;
-    for (i = 0; i < stx__dims(d); i++) n = stx_bytes_of(n, d[i], 1);
+    dim[0] = d0;
+    dim[1] = d1;
+    dim[2] = d2;
+    dim[3] = d3;
+    for (i = 0; i < stx__dims(dim); i++) n = stx_bytes_of(n, dim[i], 1);
     STX__NEED(x, d0 && n == a->size, STX_ERR_SHAPE,
-              "stx_reshape: %s to (%zu,%zu,%zu,%zu): the number of elements changes",
-              stx__shape(a, s), d0, d1, d2, d3);
+              "stx_reshape: expected a shape of %zu elements for %s, got (%zu,%zu,%zu,%zu)",
+              a->size, stx__shape(a, s), d0, d1, d2, d3);
     y = stx__view(x, a);
     if (!y) return NULL;
-    y->ndim = stx__dims(d);
-    memcpy(y->dim, d, sizeof d);
+    y->ndim = stx__dims(dim);
+    memcpy(y->dim, dim, sizeof dim);
     if (!stx__view_of_param(x, y, a, 0)) stx__record1(x, y, stx__reshape_back, a);
     return y;
 }
 
+/* save: the index of the view's first element in a */
 static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
+    const size_t at = *(const size_t *)n->save;
     stx_real *d = stx__grad(x, n->in[0]);
-    if (d)
-        STX_RUN(x, stx_axpy,
-                (x, stx_offset_ptr(x, d, *(const size_t *)n->save), n->y->grad, n->y->size, 1, 1));
+    if (d) STX_RUN(x, stx_axpy, (x, stx_offset_ptr(x, d, at), n->y->grad, n->y->size, 1, 1));
 }
 
 STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1) {
     stx_tensor *y;
     stx__node *node;
+    size_t at;
     char s[96];
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, a->ndim == 2 && r0 < r1 && r1 <= a->dim[0], STX_ERR_SHAPE,
-              "stx_view_rows: rows [%zu,%zu) of %s: want 0 <= r0 < r1 <= N of (N,C)", r0, r1,
-              stx__shape(a, s));
+              "stx_view_rows: expected 0 <= r0 < r1 <= N and shape (N,C), got [%zu,%zu) of %s", r0,
+              r1, stx__shape(a, s));
     y = stx__view(x, a);
     if (!y) return NULL;
+    at = r0 * a->dim[1];
     y->dim[0] = r1 - r0;
     y->size = (r1 - r0) * a->dim[1];
-    y->data = stx_offset_ptr(x, a->data, r0 * a->dim[1]);
-    if (stx__view_of_param(x, y, a, r0 * a->dim[1])) return y;
+    y->data = stx_offset_ptr(x, a->data, at);
+    if (stx__view_of_param(x, y, a, at)) return y;
     node = stx__record1(x, y, stx__view_rows_back, a);
-    if (node) {
-        node->save = stx_step_alloc(x, sizeof(size_t));
-        if (!node->save) return NULL;
-        *(size_t *)node->save = r0 * a->dim[1];
-    }
-    return y;
+    return stx__save(x, node, &at, sizeof at) ? y : NULL;
 }
 
 STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
@@ -10363,110 +10542,123 @@ STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
 
 typedef struct stx__matmul_save {
     int ta, tb;
-    size_t batch, M, N, K, sb;
+    size_t batch, M, N, K;
+    size_t sb;      /* stride of the matrices of b; 0: one matrix for the whole batch */
 } stx__matmul_save;
 
-/* Y = op(A) op(B):   d op(A) = dY op(B)^T ; d op(B) = op(A)^T dY, each transposed back where op transposes */
-static void stx__matmul_back(stx_ctx *x, stx__node *n) {
-    stx__matmul_save *s = (stx__matmul_save *)n->save;
-    stx_tensor *a = n->in[0], *b = n->in[1];
-    size_t M = s->M, N = s->N, K = s->K, e;
+/* d op(A) = dY op(B)^T, transposed again if op transposes */
+static void stx__matmul_back_a(stx_ctx *x, const stx__node *n, stx_real *da, int accumulate) {
+    const stx__matmul_save *s = (const stx__matmul_save *)n->save;
+    const stx_real *b = n->in[1]->data, *dy = n->y->grad;
     stx_gemm_args g;
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, a, &fresh), *dy = n->y->grad;
-    if (d) {
-        if (s->ta) {
-            g = stx_gemm_init(s->tb, 1, K, M, N, b->data, dy, d);
-            g.sa = s->sb;
-        } else {
-            g = stx_gemm_init(0, !s->tb, M, K, N, dy, b->data, d);
-            g.sb = s->sb;
-        }
-        g.batch = s->batch;
-        g.beta = (stx_real)!fresh;
-        STX_RUN(x, stx_gemm, (x, &g));
+    if (s->ta) {
+        g = stx_gemm_init(s->tb, 1, s->K, s->M, s->N, b, dy, da);
+        g.sa = s->sb;
+    } else {
+        g = stx_gemm_init(0, !s->tb, s->M, s->K, s->N, dy, b, da);
+        g.sb = s->sb;
     }
-    d = stx__grad_fresh(x, b, &fresh);
-    if (d) {
-        /* a shared b: one product after the other */
-        size_t count = s->sb ? 1 : s->batch;
-        for (e = 0; e < count; e++) {
-            stx_real *A = stx_offset_ptr(x, a->data, e * M * K),
-                     *G = stx_offset_ptr(x, dy, e * M * N);
-            g = s->tb ? stx_gemm_init(1, s->ta, N, K, M, G, A, d)
-                      : stx_gemm_init(!s->ta, 0, K, N, M, A, G, d);
-            g.batch = s->sb ? s->batch : 1;
-            g.beta = (stx_real)(!fresh || e > 0);
-            STX_RUN(x, stx_gemm, (x, &g));
-        }
+    g.batch = s->batch;
+    g.beta = (stx_real)accumulate;
+    STX_RUN(x, stx_gemm, (x, &g));
+}
+
+/* d op(B) = op(A)^T dY, likewise. The contributions of a batch to a shared B are added
+   one after the other. */
+static void stx__matmul_back_b(stx_ctx *x, const stx__node *n, stx_real *db, int accumulate) {
+    const stx__matmul_save *s = (const stx__matmul_save *)n->save;
+    const size_t M = s->M, N = s->N, K = s->K, calls = s->sb ? 1 : s->batch;
+    stx_gemm_args g;
+    size_t e;
+    for (e = 0; e < calls; e++) {
+        const stx_real *a = stx_offset_ptr(x, n->in[0]->data, e * M * K);
+        const stx_real *dy = stx_offset_ptr(x, n->y->grad, e * M * N);
+        g = s->tb ? stx_gemm_init(1, s->ta, N, K, M, dy, a, db)
+                  : stx_gemm_init(!s->ta, 0, K, N, M, a, dy, db);
+        g.batch = s->sb ? s->batch : 1;
+        g.beta = (stx_real)(accumulate || e > 0);
+        STX_RUN(x, stx_gemm, (x, &g));
     }
 }
 
+static void stx__matmul_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) stx__matmul_back_a(x, n, d, !fresh);
+    d = stx__grad_fresh(x, n->in[1], &fresh);
+    if (d) stx__matmul_back_b(x, n, d, !fresh);
+}
+
+/* Fills s with the sizes of op(a) op(b). Returns 0 and sets an error if the shapes do not
+   match. */
+static int stx__matmul_sizes(stx_ctx *x, const stx_tensor *a, const stx_tensor *b, int ta, int tb,
+                             stx__matmul_save *s) {
+    char t[96], u[96];
+    int i, ok = a->ndim >= 2 && b->ndim >= 2 && (b->ndim == 2 || b->ndim == a->ndim);
+    s->ta = ta;
+    s->tb = tb;
+    s->batch = 1;
+    for (i = 0; ok && i < a->ndim - 2; i++) {
+        s->batch *= a->dim[i];
+        if (b->ndim > 2) ok = a->dim[i] == b->dim[i];
+    }
+    if (!ok) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_matmul: expected equal leading dimensions, or b with two dimensions, got a "
+                 "%s and b %s", stx__shape(a, t), stx__shape(b, u));
+        return 0;
+    }
+
+    s->M = a->dim[a->ndim - (ta ? 1 : 2)];
+    s->K = a->dim[a->ndim - (ta ? 2 : 1)];
+    s->N = b->dim[b->ndim - (tb ? 2 : 1)];
+    s->sb = b->ndim == 2 ? 0 : s->K * s->N;
+    if (s->K != b->dim[b->ndim - (tb ? 1 : 2)]) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_matmul: expected equal inner dimensions, got a %s%s and b %s%s",
+                 stx__shape(a, t), ta ? "^T" : "", stx__shape(b, u), tb ? "^T" : "");
+        return 0;
+    }
+    return 1;
+}
+
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb) {
-    size_t M, N, K, batch = 1, d[STX_MAX_DIM], sb;
+    stx__matmul_save s;
     stx_gemm_args g;
     stx_tensor *y;
     stx__node *node;
-    char s[96], t[96];
-    int i, ok;
-    if (!stx_ok(x) || !a || !b) return NULL;
-    ok = a->ndim >= 2 && b->ndim >= 2 && (b->ndim == 2 || b->ndim == a->ndim);
-    for (i = 0; ok && i < a->ndim - 2; i++) {
-        batch *= a->dim[i];
-        if (b->ndim > 2) ok = a->dim[i] == b->dim[i];
-    }
-    STX__NEED(
-        x, ok, STX_ERR_SHAPE,
-        "stx_matmul: %s by %s: want equal leading dimensions, or two dimensions for the second",
-        stx__shape(a, s), stx__shape(b, t));
-    M = a->dim[a->ndim - (ta ? 1 : 2)];
-    K = a->dim[a->ndim - (ta ? 2 : 1)];
-    N = b->dim[b->ndim - (tb ? 2 : 1)];
-    STX__NEED(x, K == b->dim[b->ndim - (tb ? 1 : 2)], STX_ERR_SHAPE,
-              "stx_matmul: %s%s by %s%s: the inner dimensions differ", stx__shape(a, s),
-              ta ? "^T" : "", stx__shape(b, t), tb ? "^T" : "");
-    for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
-    d[a->ndim - 2] = M;
-    d[a->ndim - 1] = N;
-    y = stx__tensor(x, STX__STEP, a->ndim, d);
+    size_t dim[STX_MAX_DIM];
+    if (!stx_ok(x) || !a || !b || !stx__matmul_sizes(x, a, b, ta, tb, &s)) return NULL;
+    memcpy(dim, a->dim, sizeof dim);
+    dim[a->ndim - 2] = s.M;
+    dim[a->ndim - 1] = s.N;
+    y = stx__tensor(x, STX__STEP, a->ndim, dim);
     if (!y) return NULL;
-    sb = b->ndim == 2 ? 0 : K * N;
-    g = stx_gemm_init(ta, tb, M, N, K, a->data, b->data, y->data);
-    g.batch = batch;
-    g.sb = sb;
+
+    g = stx_gemm_init(ta, tb, s.M, s.N, s.K, a->data, b->data, y->data);
+    g.batch = s.batch;
+    g.sb = s.sb;
     STX_RUN(x, stx_gemm, (x, &g));
     node = stx__record2(x, y, stx__matmul_back, a, b);
-    if (node) {
-        stx__matmul_save *save = (stx__matmul_save *)stx_step_alloc(x, sizeof *save);
-        if (!save) return NULL;
-        save->ta = ta;
-        save->tb = tb;
-        save->batch = batch;
-        save->M = M;
-        save->N = N;
-        save->K = K;
-        save->sb = sb;
-        node->save = save;
-    }
-    return y;
+    return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
 
 // >>linear
 
 typedef struct stx__linear_save {
-    stx_real *pre;
+    stx_real *pre;      /* in W^T + b before the activation, for gelu; else NULL */
     int act;
 } stx__linear_save;
 
-/* Which of the gradients of W and b may be added to later */
-static int stx__linear_late(const stx_tensor *W, const stx_tensor *b) {
+/* The flag `deferred` of stx_linear_bwd_args: gradients of parameters can be summed
+   later. */
+static int stx__linear_deferred(const stx_tensor *W, const stx_tensor *b) {
     return (b && stx__is_param(b) ? STX_DEFER_DB : 0) | (stx__is_param(W) ? STX_DEFER_DW : 0);
 }
 
-/* y = act(x W^T + b):   da = dy act' ; dx += da W ; dW += da^T x ; db += sum_n da */
 static void stx__linear_back(stx_ctx *x, stx__node *n) {
-    stx__linear_save *s = (stx__linear_save *)n->save;
+    const stx__linear_save *s = (const stx__linear_save *)n->save;
     stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
     stx_linear_bwd_args a;
     int fresh;
@@ -10477,61 +10669,61 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.padding = a.O - W->dim[0];
     a.act = s->act;
     a.dx = stx__grad_fresh(x, in, &fresh);
-    a.dW = stx__grad(x, W);
-    a.db = b ? stx__grad(x, b) : NULL;
     a.accumulate = !fresh;
-    a.da = n->y->grad; /* nobody else reads dy */
+    a.dW = stx__grad(x, W);
+    a.db = stx__grad(x, b);
+    a.da = n->y->grad;                  /* dy is not read again */
     a.y = n->y->data;
     a.pre = s->pre;
     a.in = in->data;
     a.W = W->data;
-    a.deferred = stx__linear_late(W, b);
+    a.deferred = stx__linear_deferred(W, b);
     STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 
-/* stx_linear, with pad outputs more, for which W and b have room (tensor.room): they
-   are 0, and so must their gradients be */
+/* stx_linear with `padding` additional outputs (see PADDED LOGITS). W and b have capacity
+   for them (tensor.padding): their padding is 0, and its gradients must be 0. */
 static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b,
-                                      int act, size_t pad) {
+                                      int act, size_t padding) {
+    stx_linear_args a;
+    stx__linear_save s;
     stx_tensor *y, *ins[3];
     stx__node *node;
-    size_t d[STX_MAX_DIM], N, Ci, Co;
-    stx_real *pre = NULL;
-    char s[96], t[96];
-    int i;
+    char t[96], u[96];
     if (!stx_ok(x) || !in || !W) return NULL;
-    STX__NEED(
-        x, W->ndim == 2 && stx__last(in) == W->dim[1] && (!b || b->size == W->dim[0]),
-        STX_ERR_SHAPE,
-        "stx_linear: input %s and weight %s: the last dimensions must agree (weights are (out,in)), and a bias has one number an "
-        "output",
-        stx__shape(in, s), stx__shape(W, t));
+    STX__NEED(x, W->ndim == 2 && stx__last(in) == W->dim[1], STX_ERR_SHAPE,
+              "stx_linear: expected an input (..,Ci) and a weight (O,Ci), got input %s and weight "
+              "%s", stx__shape(in, t), stx__shape(W, u));
+    STX__NEED(x, !b || b->size == W->dim[0], STX_ERR_SHAPE,
+              "stx_linear: bias: expected one element per output of the weight %s, got %zu",
+              stx__shape(W, t), b->size);
     STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG,
-              "stx_linear: no activation has number %d: use STX_ACT_*", act);
-    N = stx__rows(in);
-    Ci = W->dim[1];
-    Co = W->dim[0] + pad;
-    for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
-    d[in->ndim - 1] = Co;
-    y = stx__tensor(x, STX__STEP, in->ndim, d);
+              "stx_linear: act: expected STX_ACT_*, got %d", act);
+
+    memset(&a, 0, sizeof a);
+    a.N = stx__rows(in);
+    a.Ci = W->dim[1];
+    a.O = W->dim[0] + padding;
+    a.act = act;
+    a.in = in->data;
+    a.W = W->data;
+    a.b = b ? b->data : NULL;
+    y = stx__new_channels(x, in, a.O);
     if (!y) return NULL;
+    a.y = y->data;
+
     ins[0] = in;
     ins[1] = W;
     ins[2] = b;
     node = stx__record(x, y, stx__linear_back, ins, 3);
-    if (node) {
-        stx__linear_save *save = (stx__linear_save *)stx_step_alloc(x, sizeof *save);
-        if (!save) return NULL;
-        if (act == STX_ACT_GELU) {
-            pre = stx_step_activations(x, y->size);
-            if (!pre) return NULL;
-        }
-        save->pre = pre;
-        save->act = act;
-        node->save = save;
+    if (node && act == STX_ACT_GELU) {
+        a.pre = stx_step_activations(x, y->size);
+        if (!a.pre) return NULL;
     }
-    STX_RUN(x, stx_linear_fwd,
-            (x, y->data, pre, in->data, W->data, b ? b->data : NULL, N, Ci, Co, act));
+    s.pre = a.pre;
+    s.act = act;
+    if (!stx__save(x, node, &s, sizeof s)) return NULL;
+    STX_RUN(x, stx_linear_fwd, (x, &a));
     return y;
 }
 
@@ -10539,74 +10731,77 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
     return stx__linear_padded(x, in, W, b, act, 0);
 }
 
-/* Y = X W^T + b, the end of X is h:   dh += the end of dY W ; dW += dY^T X ; db += sum of dY's rows */
+/* Y (B,S,O) = X W^T + b, where the last T rows of X are h:
+       dh += (the last T rows of dY) W ; dW += dY^T X ; db += sum of the rows of dY */
 static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
-    stx_tensor *h = n->in[0], *W = n->in[1], *X = (stx_tensor *)n->save;
-    size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], Ci = W->dim[1], O = W->dim[0];
+    const stx_tensor *X = *(stx_tensor *const *)n->save;
+    stx_tensor *h = n->in[0], *W = n->in[1], *b = n->in[2];
+    const size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], Ci = W->dim[1], O = W->dim[0];
+    stx_real *dh, *dy = n->y->grad;
+    stx_linear_bwd_args a;
     int fresh;
-    stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W),
-             *db = stx__grad(x, n->in[2]);
+    dh = stx__grad_fresh(x, h, &fresh);
     if (dh) {
-        stx_gemm_args g = stx_gemm_init(0, 0, T, Ci, O, stx_offset_ptr(x, n->y->grad, (S - T) * O),
-                                        W->data, dh);
+        stx_gemm_args g;
+        g = stx_gemm_init(0, 0, T, Ci, O, stx_offset_ptr(x, dy, (S - T) * O), W->data, dh);
         g.batch = B;
         g.sa = S * O;
         g.sb = 0;
         g.beta = (stx_real)!fresh;
         STX_RUN(x, stx_gemm, (x, &g));
     }
-    if (dW || db) {
-        stx_linear_bwd_args a;
-        memset(&a, 0, sizeof a);
-        a.N = B * S;
-        a.Ci = Ci;
-        a.O = O;
-        a.da = n->y->grad;
-        a.in = X->data;
-        a.W = W->data;
-        a.dW = dW;
-        a.db = db;
-        a.deferred = stx__linear_late(W, n->in[2]);
-        STX_RUN(x, stx_linear_bwd, (x, &a));
-    }
+
+    memset(&a, 0, sizeof a);
+    a.N = B * S;
+    a.Ci = Ci;
+    a.O = O;
+    a.da = dy;
+    a.in = X->data;
+    a.W = W->data;
+    a.dW = stx__grad(x, W);
+    a.db = stx__grad(x, b);
+    a.deferred = stx__linear_deferred(W, b);
+    if (a.dW || a.db) STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W,
                                       stx_tensor *b) {
+    stx_linear_args a;
     stx_tensor *y, *ins[3];
     stx__node *node;
-    size_t d[3];
-    char s[96], t[96];
+    char s[96], t[96], u[96];
     if (!stx_ok(x) || !X || !h || !W) return NULL;
-    STX__NEED(
-        x,
-        W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1]
-            && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1],
-        STX_ERR_SHAPE,
-        "stx_linear_memory: %s that ends in %s: want (B,S,Ci) and (B,T,Ci) with T <= S and a weight (O,Ci)",
-        stx__shape(X, s), stx__shape(h, t));
+    STX__NEED(x,
+              W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1]
+                  && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1],
+              STX_ERR_SHAPE,
+              "stx_linear_memory: expected X (B,S,Ci), h (B,T,Ci) with T <= S and W (O,Ci), got X "
+              "%s, h %s and W %s", stx__shape(X, s), stx__shape(h, t), stx__shape(W, u));
     STX__NEED(x, !b || b->size == W->dim[0], STX_ERR_SHAPE,
-              "stx_linear_memory: bias %s, want one number for each of the %zu outputs",
-              stx__shape(b ? b : W, s), W->dim[0]);
-    d[0] = X->dim[0];
-    d[1] = X->dim[1];
-    d[2] = W->dim[0];
-    y = stx__tensor(x, STX__STEP, 3, d);
+              "stx_linear_memory: bias: expected one element per output of the weight %s, got %zu",
+              stx__shape(W, s), b->size);
+    y = stx_new(x, X->dim[0], X->dim[1], W->dim[0], 0);
     if (!y) return NULL;
-    STX_RUN(x, stx_linear_fwd,
-            (x, y->data, NULL, X->data, W->data, b ? b->data : NULL, d[0] * d[1], X->dim[2], d[2],
-             STX_ACT_NONE));
+
+    memset(&a, 0, sizeof a);
+    a.N = X->dim[0] * X->dim[1];
+    a.Ci = W->dim[1];
+    a.O = W->dim[0];
+    a.in = X->data;
+    a.W = W->data;
+    a.b = b ? b->data : NULL;
+    a.y = y->data;
+    STX_RUN(x, stx_linear_fwd, (x, &a));
     ins[0] = h;
     ins[1] = W;
     ins[2] = b;
     node = stx__record(x, y, stx__linear_memory_back, ins, 3);
-    if (node) node->save = X;
-    return y;
+    return stx__save(x, node, &X, sizeof X) ? y : NULL;
 }
 
-/* Parameters of one width that stand side by side, and whose gradients do, as one: a
-   view. NULL if they do not. */
-static stx_tensor *stx__beside(stx_ctx *x, stx_tensor *const *t, int count) {
+/* Parameters of equal width that are adjacent in memory, as are their gradients, as one
+   tensor: a view. NULL if they are not adjacent. */
+static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
     stx_tensor *y;
     size_t n = t[0]->size, rows = t[0]->dim[0];
     int i;
@@ -10630,29 +10825,48 @@ static stx_tensor *stx__beside(stx_ctx *x, stx_tensor *const *t, int count) {
     return y;
 }
 
-/* 1 when the weights are matrices (.,Ci) and the biases fit; else 0 and an error */
+/* All weights as one tensor, and all biases, if both are adjacent. *bias is NULL if there
+   are none. */
+static stx_tensor *stx__adjacent_linears(stx_ctx *x, stx_tensor *const *W, stx_tensor *const *b,
+                                         int count, stx_tensor **bias) {
+    stx_tensor *w = stx__adjacent(x, W, count);
+    *bias = NULL;
+    if (!b || !b[0]) return w;
+    *bias = stx__adjacent(x, b, count);
+    return *bias ? w : NULL;
+}
+
+/* Checks that W are matrices (.,Ci), of any equal width if Ci is 0, and that b has a bias
+   for each of them or for none. */
 static int stx__linears_fit(stx_ctx *x, const char *op, stx_tensor *const *W, stx_tensor *const *b,
                             int count, size_t Ci) {
     char s[96];
     int i;
     if (count < 1) {
-        stx_fail(x, STX_ERR_ARG, "%s: %d weights, want at least one", op, count);
+        stx_fail(x, STX_ERR_ARG, "%s: expected at least one weight, got %d", op, count);
         return 0;
     }
-    for (i = 0; i < count; i++) {
+    for (i = 0; i < count; i++)
         if (!W[i]) return 0;
-        if (W[i]->ndim == 2 && (!Ci || W[i]->dim[1] == Ci) && W[i]->dim[1] == W[0]->dim[1]
-            && (!b || !b[0] == !b[i]) && (!b || !b[i] || b[i]->size == W[i]->dim[0]))
-            continue;
-        stx_fail(
-            x, STX_ERR_SHAPE,
-            "%s: weight %d %s for rows of %zu: want (out,in) with the rows' width as in, and a bias of `out` "
-            "numbers for each weight or for none",
-            op, i, stx__shape(W[i], s),
-            Ci                ? Ci
-            : W[0]->ndim == 2 ? W[0]->dim[1]
-                              : 0);
-        return 0;
+    if (!Ci && W[0]->ndim == 2) Ci = W[0]->dim[1];
+    for (i = 0; i < count; i++) {
+        if (W[i]->ndim != 2 || W[i]->dim[1] != Ci) {
+            stx_fail(x, STX_ERR_SHAPE, "%s: weight %d: expected shape (O,%zu), got %s", op, i, Ci,
+                     stx__shape(W[i], s));
+            return 0;
+        }
+        if (!b) continue;
+        if (!b[0] != !b[i]) {
+            stx_fail(x, STX_ERR_SHAPE,
+                     "%s: bias %d: expected a bias for each weight or for none", op, i);
+            return 0;
+        }
+        if (b[i] && b[i]->size != W[i]->dim[0]) {
+            stx_fail(x, STX_ERR_SHAPE,
+                     "%s: bias %d: expected one element per output of the weight %s, got %zu", op,
+                     i, stx__shape(W[i], s), b[i]->size);
+            return 0;
+        }
     }
     return 1;
 }
@@ -10661,338 +10875,227 @@ STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *co
                                       stx_tensor *const *b, int count) {
     stx_tensor *y, *w, *bias;
     int i;
-    if (!stx_ok(x) || !in || !W
-        || !stx__linears_fit(x, "stx_linear_concat", W, b, count, stx__last(in)))
-        return NULL;
-    w = stx__beside(x, W, count);
-    bias = b && b[0] ? stx__beside(x, b, count) : NULL;
-    if (w && (bias || !b || !b[0])) return stx_linear(x, in, w, bias, STX_ACT_NONE);
+    if (!stx_ok(x) || !in || !W) return NULL;
+    if (!stx__linears_fit(x, "stx_linear_concat", W, b, count, stx__last(in))) return NULL;
+    w = stx__adjacent_linears(x, W, b, count, &bias);
+    if (w) return stx_linear(x, in, w, bias, STX_ACT_NONE);
     y = stx_linear(x, in, W[0], b ? b[0] : NULL, STX_ACT_NONE);
     for (i = 1; i < count; i++)
         y = stx_concat_channels(x, y, stx_linear(x, in, W[i], b ? b[i] : NULL, STX_ACT_NONE));
     return y;
 }
 
-typedef struct stx__past_save {
-    stx_cached_rows piece[STX_MAX_CACHED];
-    int pieces;
-    size_t B, m;
-} stx__past_save;
+/* The cached rows that a linear layer reads: parts[0], .. one after the other. */
+typedef struct stx__linear_cached_save {
+    stx_cached_rows part[STX_MAX_CACHED];   /* none of them empty */
+    int parts;
+    size_t B, m;                            /* streams; rows per stream, of all parts */
+} stx__linear_cached_save;
 
-/* Is it one product? Where rows stand must not decide it: after a checkpoint they may
-   lie without gaps where there were some, and the same step has to have the same bits */
-static int stx__past_dense(const stx__past_save *s) {
-    return s->pieces == 1 && s->B == 1;
+/* Whether one GEMM does all rows. This must not depend on where the rows are stored:
+   after a checkpoint they can be contiguous where they were not before, and the same step
+   must give the same bits. */
+static int stx__cached_in_one(const stx__linear_cached_save *s) {
+    return s->parts == 1 && s->B == 1;
 }
 
-/* One product of B matrices a piece. y = X W^T + b:   dW += dy^T X ; db += sum of dy's rows */
-static void stx__linear_past_back(stx_ctx *x, stx__node *n) {
-    const stx__past_save *s = (const stx__past_save *)n->save;
+/* y = X W^T + b:   dW += dy^T X, one batched GEMM per part ; db += sum of dy's rows */
+static void stx__linear_cached_back(stx_ctx *x, stx__node *n) {
+    const stx__linear_cached_save *s = (const stx__linear_cached_save *)n->save;
+    const int in_one = stx__cached_in_one(s);
     stx_tensor *W = n->in[0], *b = n->in[1];
-    size_t Ci = W->dim[1], O = W->dim[0], at = 0;
-    int i, dense = stx__past_dense(s);
     stx_linear_bwd_args a;
+    size_t at = 0;
+    int i;
     memset(&a, 0, sizeof a);
     a.N = s->B * s->m;
-    a.Ci = Ci;
-    a.O = O;
+    a.Ci = W->dim[1];
+    a.O = W->dim[0];
     a.da = n->y->grad;
-    a.in = s->piece[0].data;
+    a.in = s->part[0].data;
     a.W = W->data;
     a.dW = stx__grad(x, W);
-    a.db = b ? stx__grad(x, b) : NULL;
-    a.deferred = stx__linear_late(W, b);
-    for (i = 0; !dense && a.dW && i < s->pieces; i++) {
-        stx_linear_bwd_args one = a;
-        one.N = s->piece[i].rows;
-        one.batch = s->B;
-        one.sda = s->m * O;
-        one.sin = s->piece[i].stride;
-        one.da = stx_offset_ptr(x, a.da, at * O);
-        one.in = s->piece[i].data;
-        one.db = NULL;
-        STX_RUN(x, stx_linear_bwd, (x, &one));
-        at += s->piece[i].rows;
+    a.db = stx__grad(x, b);
+    a.deferred = stx__linear_deferred(W, b);
+
+    for (i = 0; !in_one && a.dW && i < s->parts; i++) {
+        stx_linear_bwd_args part = a;
+        part.N = s->part[i].rows;
+        part.batch = s->B;
+        part.sda = s->m * a.O;
+        part.sin = s->part[i].stride;
+        part.da = stx_offset_ptr(x, a.da, at * a.O);
+        part.in = s->part[i].data;
+        part.db = NULL;
+        STX_RUN(x, stx_linear_bwd, (x, &part));
+        at += s->part[i].rows;
     }
-    if (!dense) a.dW = NULL;
+    if (!in_one) a.dW = NULL;
     if (a.dW || a.db) STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 
-static stx_tensor *stx__linear_past(stx_ctx *x, const stx__past_save *from, stx_tensor *W,
-                                    stx_tensor *b) {
-    size_t Ci = W->dim[1], O = W->dim[0], d[3], at = 0;
-    stx_tensor *y;
+static stx_tensor *stx__linear_cached(stx_ctx *x, const stx__linear_cached_save *s, stx_tensor *W,
+                                      stx_tensor *b) {
+    const size_t Ci = W->dim[1], O = W->dim[0], N = s->B * s->m;
+    stx_tensor *y = stx_new(x, s->B, s->m, O, 0);
     stx__node *node;
+    size_t at = 0;
     int i;
-    d[0] = from->B;
-    d[1] = from->m;
-    d[2] = O;
-    y = stx__tensor(x, STX__STEP, 3, d);
     if (!y) return NULL;
-    node = stx__record2(x, y, stx__linear_past_back, W, b);
-    if (node) {
-        node->save = stx_step_alloc(x, sizeof *from);
-        if (!node->save) return NULL;
-        memcpy(node->save, from, sizeof *from);
-    }
-    if (stx__past_dense(from)) {
-        STX_RUN(x, stx_linear_fwd,
-                (x, y->data, NULL, from->piece[0].data, W->data, b ? b->data : NULL, d[0] * d[1],
-                 Ci, O, STX_ACT_NONE));
+    node = stx__record2(x, y, stx__linear_cached_back, W, b);
+    if (!stx__save(x, node, s, sizeof *s)) return NULL;
+
+    if (stx__cached_in_one(s)) {
+        stx_linear_args a;
+        memset(&a, 0, sizeof a);
+        a.N = N;
+        a.Ci = Ci;
+        a.O = O;
+        a.in = s->part[0].data;
+        a.W = W->data;
+        a.b = b ? b->data : NULL;
+        a.y = y->data;
+        STX_RUN(x, stx_linear_fwd, (x, &a));
         return y;
     }
-    for (i = 0; i < from->pieces; i++) {
-        stx_gemm_args g = stx_gemm_init(0, 1, from->piece[i].rows, O, Ci, from->piece[i].data,
-                                        W->data, stx_offset_ptr(x, y->data, at * O));
-        g.batch = from->B;
-        g.sa = from->piece[i].stride;
+
+    for (i = 0; i < s->parts; i++) {
+        const stx_cached_rows *p = &s->part[i];
+        stx_real *to = stx_offset_ptr(x, y->data, at * O);
+        stx_gemm_args g = stx_gemm_init(0, 1, p->rows, O, Ci, p->data, W->data, to);
+        g.batch = s->B;
+        g.sa = p->stride;
         g.sb = 0;
-        g.sc = from->m * O;
+        g.sc = s->m * O;
         STX_RUN(x, stx_gemm, (x, &g));
-        at += from->piece[i].rows;
+        at += p->rows;
     }
-    if (b) STX_RUN(x, stx_bias_act_fwd, (x, y->data, NULL, b->data, d[0] * d[1], O, STX_ACT_NONE));
+    if (b) STX_RUN(x, stx_bias_act_fwd, (x, y->data, NULL, b->data, N, O, STX_ACT_NONE));
     return y;
+}
+
+/* Checks cached rows of width Ci of B streams. */
+static int stx__cached_rows_ok(stx_ctx *x, const char *op, int part, const stx_cached_rows *rows,
+                               size_t B, size_t Ci) {
+    if (!rows->data) {
+        stx_fail(x, STX_ERR_ARG, "%s: cached rows %d: expected %zu rows, got data NULL", op, part,
+                 rows->rows);
+        return 0;
+    }
+    if (B > 1 && rows->stride < rows->rows * Ci) {
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: cached rows %d: expected a stride of at least %zu elements (%zu rows of "
+                 "width %zu), got %zu", op, part, rows->rows * Ci, rows->rows, Ci, rows->stride);
+        return 0;
+    }
+    return 1;
 }
 
 STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int pieces, size_t B,
                                       stx_tensor *const *W, stx_tensor *const *b, int count) {
-    stx__past_save s;
+    const char *op = "stx_linear_cached";
+    stx__linear_cached_save s;
     stx_tensor *y = NULL, *w, *bias;
     int i;
     if (!stx_ok(x) || !W || (pieces && !past)) return NULL;
     STX__NEED(x, B && pieces >= 0 && pieces <= STX_MAX_CACHED, STX_ERR_ARG,
-              "stx_linear_cached: %d pieces of %zu streams, want 0 to %d, and "
-              "at least one stream",
-              pieces, B, (int)STX_MAX_CACHED);
-    if (!stx__linears_fit(x, "stx_linear_cached", W, b, count, 0)) return NULL;
+              "%s: expected 0 to %d arrays of cached rows and at least one stream, got %d arrays "
+              "and %zu streams", op, (int)STX_MAX_CACHED, pieces, B);
+    if (!stx__linears_fit(x, op, W, b, count, 0)) return NULL;
+
     memset(&s, 0, sizeof s);
     s.B = B;
     for (i = 0; i < pieces; i++) {
         if (!past[i].rows) continue;
-        STX__NEED(x, past[i].data && (B == 1 || past[i].stride >= past[i].rows * W[0]->dim[1]),
-                  STX_ERR_ARG,
-                  "stx_linear_cached: piece %d: "
-                  "%zu rows of %zu, streams %zu numbers apart%s: want them not to overlap",
-                  i, past[i].rows, W[0]->dim[1], past[i].stride, past[i].data ? "" : ", at NULL");
-        s.piece[s.pieces++] = past[i];
+        if (!stx__cached_rows_ok(x, op, i, &past[i], B, W[0]->dim[1])) return NULL;
+        s.part[s.parts++] = past[i];
         s.m += past[i].rows;
     }
     if (!s.m) return NULL;
-    w = stx__beside(x, W, count);
-    bias = b && b[0] ? stx__beside(x, b, count) : NULL;
-    if (w && (bias || !b || !b[0])) return stx__linear_past(x, &s, w, bias);
+
+    w = stx__adjacent_linears(x, W, b, count, &bias);
+    if (w) return stx__linear_cached(x, &s, w, bias);
     for (i = 0; i < count; i++) {
-        stx_tensor *part = stx__linear_past(x, &s, W[i], b ? b[i] : NULL);
+        stx_tensor *part = stx__linear_cached(x, &s, W[i], b ? b[i] : NULL);
         y = y ? stx_concat_channels(x, y, part) : part;
     }
     return y;
 }
 
+/* The distinct windows of heads, in descending order, and how many heads have each. */
+typedef struct stx__windows {
+    size_t count, rows[256], heads[256];
+} stx__windows;
+
+static void stx__windows_of(stx__windows *w, const size_t *need, size_t heads, size_t m) {
+    size_t h, i, k;
+    w->count = 0;
+    for (h = 0; h < heads; h++) {
+        const size_t rows = STX_MIN(m, (STX_MAX(need[h], 1) + 63) / 64 * 64);
+        for (i = 0; i < w->count && w->rows[i] > rows; i++) {
+        }
+        if (i == w->count || w->rows[i] != rows) {
+            for (k = w->count++; k > i; k--) {
+                w->rows[k] = w->rows[k - 1];
+                w->heads[k] = w->heads[k - 1];
+            }
+            w->rows[i] = rows;
+            w->heads[i] = 0;
+        }
+        w->heads[i]++;
+    }
+}
+
 STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m,
                                     stx_head_groups *g) {
-    size_t window[256], n[256], kinds = 0, h, i, j, k, a, b, best, cost;
+    stx__windows w;
+    size_t second, third, best, cost, h, i, j, k;
     memset(g, 0, sizeof *g);
     g->count = 1;
     g->rows[0] = m;
     if (!m || heads > 256) return;
-    /* windows that there are, falling, and how many heads have each */
-    for (h = 0; h < heads; h++) {
-        size_t w = STX_MIN(m, (STX_MAX(need[h], 1) + 63) / 64 * 64);
-        for (i = 0; i < kinds && window[i] > w; i++) {
-        }
-        if (i == kinds || window[i] != w) {
-            for (j = kinds++; j > i; j--) {
-                window[j] = window[j - 1];
-                n[j] = n[j - 1];
-            }
-            window[i] = w;
-            n[i] = 0;
-        }
-        n[i]++;
-    }
-    a = b = kinds; /* groups [0,a), [a,b), [b,kinds) */
+
+    /* the groups are the windows [0,second), [second,third) and [third,count) */
+    stx__windows_of(&w, need, heads, m);
+    second = third = w.count;
     best = m * heads;
-    for (i = 1; i < kinds; i++)
-        for (j = i + 1; j <= kinds; j++) {
-            for (cost = 64 * heads * (j < kinds ? 2 : 1), k = 0; k < kinds; k++)
-                cost += n[k] * (k < i ? m : window[k < j ? i : j]);
-            if (cost < best) {
-                best = cost;
-                a = i;
-                b = j;
-            }
+    for (i = 1; i < w.count; i++)
+        for (j = i + 1; j <= w.count; j++) {
+            cost = 64 * heads * (j < w.count ? 2 : 1);
+            for (k = 0; k < i; k++) cost += w.heads[k] * m;
+            for (k = i; k < j; k++) cost += w.heads[k] * w.rows[i];
+            for (k = j; k < w.count; k++) cost += w.heads[k] * w.rows[j];
+            if (cost >= best) continue;
+            best = cost;
+            second = i;
+            third = j;
         }
-    if (a < kinds) g->rows[g->count++] = window[a];
-    if (b < kinds) g->rows[g->count++] = window[b];
-    for (h = 0; h < heads; h++) /* the last group whose window is long enough */
+    if (second < w.count) g->rows[g->count++] = w.rows[second];
+    if (third < w.count) g->rows[g->count++] = w.rows[third];
+
+    /* a head is in the last group whose window is long enough */
+    for (h = 0; h < heads; h++)
         for (i = 0; i < g->count; i++)
-            if (i == 0 || STX_MIN(m, need[h]) <= g->rows[i]) g->of[h] = (unsigned char)i;
+            if (i == 0 || STX_MIN(m, need[h]) <= g->rows[i]) g->of[h] = (uint8_t)i;
 }
 
-/* Keys and values of the past by groups: y_g = X_g W_g^T, W_g the weights of its heads, keys first:   dW_g = dy_g^T X_g, added to wk's
-   and wv's rows */
-typedef struct stx__heads_save {
-    stx_heads_args h;
-    size_t B, Ci, count, rows[STX_HEAD_GROUPS], O[STX_HEAD_GROUPS];
-    stx_tensor *y[STX_HEAD_GROUPS];
-    stx_cached_rows X[STX_HEAD_GROUPS]; /* what each group reads */
-} stx__heads_save;
-
-/* The product of all streams with the weights at W, y = X W^T; or the gradient of
-   those, dW = dy^T X */
-static void stx__heads_product(stx_ctx *x, const stx__heads_save *s, size_t g, const stx_real *W,
-                               stx_real *dW) {
-    /* streams at once: see stx__past_dense */
-    const size_t rows = s->rows[g], O = s->O[g], Ci = s->Ci, all = s->h.len[g] ? s->B : 1;
-    stx_gemm_args a = dW ? stx_gemm_init(1, 0, O, Ci, all * rows, s->y[g]->grad, s->X[g].data, dW)
-                         : stx_gemm_init(0, 1, all * rows, O, Ci, s->X[g].data, W, s->y[g]->data);
-    a.batch = s->B / all;
-    if (dW) {
-        a.sa = rows * O;
-        a.sb = s->X[g].stride;
-        a.sc = 0;
-    } else {
-        a.sa = s->X[g].stride;
-        a.sb = 0;
-    }
-    STX_RUN(x, stx_gemm, (x, &a));
-}
-
-static void stx__linear_heads_back(stx_ctx *x, stx__node *n) {
-    stx__heads_save *s = (stx__heads_save *)n->save;
-    size_t g, at = 0, size = s->h.n * s->h.count;
-    stx_real *dW;
-    s->h.da = stx__grad(x, n->in[0]);
-    s->h.db = stx__grad(x, n->in[1]);
-    dW = stx__grad_take(x, size, 1);
-    if (!dW || x->error.code || (!s->h.da && !s->h.db)) return;
-    for (g = 0; g < s->count; at += s->O[g++] * s->Ci) {
-        if (s->y[g]->grad)
-            stx__heads_product(x, s, g, NULL, dW + at);
-        else
-            STX_RUN(x, stx_fill, (x, dW + at, s->O[g] * s->Ci, 0));
-    }
-    s->h.dy = dW;
-    STX_RUN(x, stx_heads_bwd, (x, &s->h));
-    stx__grad_give(x, dW, size, 1);
-}
-
-STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk,
-                             stx_tensor *wv, size_t heads, const stx_head_groups *g,
-                             stx_tensor **out) {
-    stx__heads_save *s;
-    stx__node *node;
-    stx__mark mark;
-    stx_tensor *w[2];
-    size_t i, h, k, d[3], at = 0, D;
-    if (!stx_ok(x) || !past || !g || !out || !wk || !wv) return 0;
-    w[0] = wk;
-    w[1] = wv;
-    if (!stx__linears_fit(x, "stx_linear_heads", w, NULL, 2, 0)) return 0;
-    if (!B || !heads || heads > 256 || wk->dim[0] % heads || !stx__same(wk, wv) || g->count < 1
-        || g->count > STX_HEAD_GROUPS) {
-        stx_fail(
-            x, STX_ERR_SHAPE,
-            "stx_linear_heads: %zu heads in %zu groups for weights of %zu and %zu rows: want 1 to 256 heads that "
-            "divide both alike, and 1 to %d groups",
-            heads, g->count, wk->dim[0], wv->dim[0], (int)STX_HEAD_GROUPS);
-        return 0;
-    }
-    if (!past->data || (B > 1 && past->stride < past->rows * wk->dim[1])) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_linear_heads: %zu rows of %zu, streams %zu numbers apart%s: want them not to overlap",
-            past->rows, wk->dim[1], past->stride, past->data ? "" : ", at NULL");
-        return 0;
-    }
-    if ((uintptr_t)wk->data < (uintptr_t)stx_offset_ptr(x, wv->data, wv->size)
-        && (uintptr_t)wv->data < (uintptr_t)stx_offset_ptr(x, wk->data, wk->size)) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_linear_heads: keys and values by one weight, or parts of it: want two, or stx_linear_cached");
-        return 0;
-    }
-    s = (stx__heads_save *)stx_step_alloc(x, sizeof *s);
-    if (!s) return 0;
-    memset(s, 0, sizeof *s);
-    D = wk->dim[0] / heads;
-    s->B = B;
-    s->Ci = wk->dim[1];
-    s->count = g->count;
-    s->h.B = B;
-    s->h.stride = past->stride;
-    s->h.n = D * s->Ci;
-    s->h.half = heads;
-    s->h.a = wk->data;
-    s->h.b = wv->data;
-    for (i = 0; i < g->count; i++) {
-        for (k = 0; k < 2; k++)
-            for (h = 0; h < heads; h++)
-                if (g->of[h] == i) s->h.of[s->h.count++] = (uint16_t)(k * heads + h);
-        s->O[i] = s->h.count * D - at;
-        at = s->h.count * D;
-        s->rows[i] = g->rows[i];
-        d[0] = B;
-        d[1] = s->rows[i];
-        d[2] = s->O[i];
-        if (!s->O[i] || !s->rows[i] || s->rows[i] > past->rows) {
-            stx_fail(
-                x, STX_ERR_SHAPE,
-                "stx_linear_heads: group %zu has %zu channels and %zu rows of %zu: want a head in each, and rows "
-                "that there are",
-                i, s->O[i], s->rows[i], past->rows);
-            return 0;
-        }
-        out[i] = s->y[i] = stx__tensor(x, STX__STEP, 3, d);
-        if (!out[i]) return 0;
-        s->X[i].data = stx_offset_ptr(x, past->data, (past->rows - s->rows[i]) * s->Ci);
-        s->X[i].stride = past->stride;
-        /* the newest rows of each stream together are one matrix, both ways: where
-           that takes less memory than the group saves */
-        if (!i || B == 1 || s->rows[i] * s->Ci > (s->rows[0] - s->rows[i]) * s->O[i]) continue;
-        s->h.len[i] = s->X[i].stride = s->rows[i] * s->Ci;
-        s->h.from[i] = s->X[i].data;
-        s->X[i].data = s->h.to[i] = stx_step_activations(x, B * s->h.len[i]);
-        if (!s->h.to[i]) return 0;
-    }
-    if (s->h.count != 2 * heads) {
-        stx_fail(x, STX_ERR_ARG, "stx_linear_heads: a head is in no group");
-        return 0;
-    }
-    node = stx__record2(x, out[0], stx__linear_heads_back, wk, wv);
-    for (i = 1; node && i < g->count; i++) {
-        node->more[i - 1] = out[i];
-        out[i]->needs_grad = 1;
-    }
-    if (node) node->save = s;
-    mark = stx__step_mark(x);
-    s->h.y = stx_step_activations(x, s->h.n * s->h.count); /* backward does not need it */
-    if (s->h.y) {
-        STX_RUN(x, stx_heads_fwd, (x, &s->h));
-        for (i = at = 0; i < g->count; at += s->O[i++] * s->Ci)
-            stx__heads_product(x, s, i, stx_offset_ptr(x, s->h.y, at), NULL);
-    }
-    stx__step_release(x, mark);
-    return stx_ok(x);
-}
-
+/* Blocks [begin, end): where block i of y comes from, and its gradient goes to. */
 static void stx__heads_part(const stx_share *s, const void *job) {
-    const stx_heads_args *h = (const stx_heads_args *)job;
+    const stx__heads_args *h = (const stx__heads_args *)job;
     size_t i, c;
     for (i = s->begin; i < s->end; i++) {
-        const size_t of = h->of[i], second = of >= h->half,
-                     at = (of - (second ? h->half : 0)) * h->n;
-        stx_real *to = second ? h->db : h->da;
+        const int second = h->of[i] >= h->half;
+        const size_t at = (h->of[i] - (second ? h->half : 0)) * h->n;
+        stx_real *d = second ? h->db : h->da;
         if (!h->dy)
             memcpy(h->y + i * h->n, (second ? h->b : h->a) + at, h->n * sizeof *h->y);
         else
-            for (c = 0; to && c < h->n; c++) to[at + c] += h->dy[i * h->n + c];
+            for (c = 0; d && c < h->n; c++) d[at + c] += h->dy[i * h->n + c];
     }
 }
 
-STX_DEF void stx_heads_fwd(stx_ctx *x, const stx_heads_args *h) {
-    stx_heads_args job = *h;
+static void stx__heads_fwd(stx_ctx *x, const stx__heads_args *h) {
+    stx__heads_args job = *h;
     size_t k;
     job.dy = NULL;
     stx_parallel(x, h->count, h->count * h->n, stx__heads_part, &job);
@@ -11001,26 +11104,198 @@ STX_DEF void stx_heads_fwd(stx_ctx *x, const stx_heads_args *h) {
             stx_copy2d(x, h->to[k], h->len[k], h->from[k], h->stride, h->B, h->len[k], 0);
 }
 
-STX_DEF void stx_heads_bwd(stx_ctx *x, const stx_heads_args *h) {
+static void stx__heads_bwd(stx_ctx *x, const stx__heads_args *h) {
     stx_parallel(x, h->count, h->count * h->n, stx__heads_part, h);
 }
 
-STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in,
-                            const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O,
-                            int act) {
-    stx_gemm_args g = stx_gemm_init(0, 1, N, O, Ci, in, W, y);
+/* Keys and values by groups of heads: y_g = X_g W_g^T, where W_g has the rows of wk and
+   wv of the group's heads, keys first. Backward: dW_g = dy_g^T X_g, whose rows are then
+   added to the gradients of wk and wv. */
+typedef struct stx__linear_heads_save {
+    stx__heads_args h;                  /* the order of the heads, and copies of rows */
+    size_t B, Ci, count;
+    size_t rows[STX_HEAD_GROUPS];       /* cached rows per stream that a group reads */
+    size_t O[STX_HEAD_GROUPS];          /* outputs */
+    stx_tensor *y[STX_HEAD_GROUPS];     /* (B,rows,O) */
+    stx_cached_rows X[STX_HEAD_GROUPS]; /* (B,rows,Ci) */
+} stx__linear_heads_save;
+
+/* The GEMM of group g: y = X W^T, or dW = dy^T X if dW is not NULL. If the rows were
+   copied (h.len), those of all streams are one matrix. */
+static void stx__linear_heads_gemm(stx_ctx *x, const stx__linear_heads_save *s, size_t g,
+                                   const stx_real *W, stx_real *dW) {
+    const size_t rows = s->rows[g], O = s->O[g], Ci = s->Ci, at_once = s->h.len[g] ? s->B : 1;
+    stx_gemm_args a;
+    if (dW) {
+        a = stx_gemm_init(1, 0, O, Ci, at_once * rows, s->y[g]->grad, s->X[g].data, dW);
+        a.sa = rows * O;
+        a.sb = s->X[g].stride;
+        a.sc = 0;
+    } else {
+        a = stx_gemm_init(0, 1, at_once * rows, O, Ci, s->X[g].data, W, s->y[g]->data);
+        a.sa = s->X[g].stride;
+        a.sb = 0;
+    }
+    a.batch = s->B / at_once;
+    STX_RUN(x, stx_gemm, (x, &a));
+}
+
+static void stx__linear_heads_back(stx_ctx *x, stx__node *n) {
+    stx__linear_heads_save *s = (stx__linear_heads_save *)n->save;
+    const size_t size = s->h.n * s->h.count;
+    size_t g, at = 0;
+    stx_real *dW;
+    s->h.da = stx__grad(x, n->in[0]);
+    s->h.db = stx__grad(x, n->in[1]);
+    dW = stx__grad_take(x, size, 1);
+    if (!dW || x->error.code || (!s->h.da && !s->h.db)) return;
+    for (g = 0; g < s->count; at += s->O[g++] * s->Ci) {
+        if (s->y[g]->grad)
+            stx__linear_heads_gemm(x, s, g, NULL, dW + at);
+        else
+            STX_RUN(x, stx_fill, (x, dW + at, s->O[g] * s->Ci, 0));
+    }
+    s->h.dy = dW;
+    STX_RUN(x, stx__heads_bwd, (x, &s->h));
+    stx__grad_give(x, dW, size, 1);
+}
+
+static int stx__linear_heads_ok(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk,
+                                stx_tensor *wv, size_t heads, const stx_head_groups *g) {
+    const char *op = "stx_linear_heads";
+    stx_tensor *w[2];
+    w[0] = wk;
+    w[1] = wv;
+    if (!stx__linears_fit(x, op, w, NULL, 2, 0)) return 0;
+    if (!B || !heads || heads > 256 || wk->dim[0] % heads || !stx__same(wk, wv)) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "%s: expected at least one stream, and 1 to 256 heads that divide the rows of wk "
+                 "and wv equally, got %zu streams, %zu heads, %zu and %zu rows", op, B, heads,
+                 wk->dim[0], wv->dim[0]);
+        return 0;
+    }
+    if (g->count < 1 || g->count > STX_HEAD_GROUPS) {
+        stx_fail(x, STX_ERR_SHAPE, "%s: expected 1 to %d groups, got %zu", op,
+                 (int)STX_HEAD_GROUPS, g->count);
+        return 0;
+    }
+    if (!stx__cached_rows_ok(x, op, 0, past, B, wk->dim[1])) return 0;
+    if ((uintptr_t)wk->data < (uintptr_t)stx_offset_ptr(x, wv->data, wv->size)
+        && (uintptr_t)wv->data < (uintptr_t)stx_offset_ptr(x, wk->data, wk->size)) {
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: expected separate wk and wv, but their memory overlaps: use "
+                 "stx_linear_cached", op);
+        return 0;
+    }
+    return 1;
+}
+
+/* Describes group i of g in s and creates its result. Returns 0 after an error. */
+static int stx__linear_heads_group(stx_ctx *x, stx__linear_heads_save *s, const stx_head_groups *g,
+                                   size_t i, const stx_cached_rows *past) {
+    const size_t heads = s->h.half, before = s->h.count;
+    size_t h, k;
+    for (k = 0; k < 2; k++)
+        for (h = 0; h < heads; h++)
+            if (g->of[h] == i) s->h.of[s->h.count++] = (uint16_t)(k * heads + h);
+    s->O[i] = (s->h.count - before) * (s->h.n / s->Ci);
+    s->rows[i] = g->rows[i];
+    if (!s->O[i] || !s->rows[i] || s->rows[i] > past->rows) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_linear_heads: group %zu: expected at least one head and 1 to %zu rows, got "
+                 "%zu heads and %zu rows", i, past->rows, (s->h.count - before) / 2, s->rows[i]);
+        return 0;
+    }
+    s->y[i] = stx_new(x, s->B, s->rows[i], s->O[i], 0);
+    if (!s->y[i]) return 0;
+    s->X[i].rows = s->rows[i];
+    s->X[i].data = stx_offset_ptr(x, past->data, (past->rows - s->rows[i]) * s->Ci);
+    s->X[i].stride = past->stride;
+
+    /* The newest rows of all streams are copied into one matrix, if that takes less
+       memory than the group saves. */
+    if (!i || s->B == 1 || s->rows[i] * s->Ci > (s->rows[0] - s->rows[i]) * s->O[i]) return 1;
+    s->h.len[i] = s->X[i].stride = s->rows[i] * s->Ci;
+    s->h.from[i] = s->X[i].data;
+    s->X[i].data = s->h.to[i] = stx_step_activations(x, s->B * s->h.len[i]);
+    return s->h.to[i] != NULL;
+}
+
+STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk,
+                             stx_tensor *wv, size_t heads, const stx_head_groups *g,
+                             stx_tensor **out) {
+    stx__linear_heads_save *s;
+    stx__node *node;
+    stx__mark mark;
+    size_t i, at;
+    if (!stx_ok(x) || !past || !g || !out || !wk || !wv) return 0;
+    if (!stx__linear_heads_ok(x, past, B, wk, wv, heads, g)) return 0;
+    s = (stx__linear_heads_save *)stx_step_alloc(x, sizeof *s);
+    if (!s) return 0;
+
+    memset(s, 0, sizeof *s);
+    s->B = B;
+    s->Ci = wk->dim[1];
+    s->count = g->count;
+    s->h.B = B;
+    s->h.stride = past->stride;
+    s->h.n = wk->dim[0] / heads * s->Ci;
+    s->h.half = heads;
+    s->h.a = wk->data;
+    s->h.b = wv->data;
+    for (i = 0; i < g->count; i++) {
+        if (!stx__linear_heads_group(x, s, g, i, past)) return 0;
+        out[i] = s->y[i];
+    }
+    if (s->h.count != 2 * heads) {
+        stx_fail(x, STX_ERR_ARG, "stx_linear_heads: expected a group below %zu for each head, got "
+                 "another one", g->count);
+        return 0;
+    }
+
+    node = stx__record2(x, out[0], stx__linear_heads_back, wk, wv);
+    for (i = 1; node && i < g->count; i++) {
+        node->more[i - 1] = out[i];
+        out[i]->needs_grad = 1;
+    }
+    if (node) node->save = s;
+
+    mark = stx__step_mark(x);
+    s->h.y = stx_step_activations(x, s->h.n * s->h.count);  /* not needed in backward */
+    if (s->h.y) {
+        STX_RUN(x, stx__heads_fwd, (x, &s->h));
+        for (i = at = 0; i < g->count; at += s->O[i++] * s->Ci)
+            stx__linear_heads_gemm(x, s, i, stx_offset_ptr(x, s->h.y, at), NULL);
+    }
+    stx__step_release(x, mark);
+    return stx_ok(x);
+}
+
+/* y = act(in W^T + b) */
+STX_DEF void stx_linear_fwd(stx_ctx *x, const stx_linear_args *a) {
+    stx_gemm_args g = stx_gemm_init(0, 1, a->N, a->O, a->Ci, a->in, a->W, a->y);
     stx__after after;
-    after.b = b;
-    after.pre = pre;
-    after.act = act;
-    stx__product(x, &g, b || pre || act ? &after : NULL);
+    after.b = a->b;
+    after.pre = a->pre;
+    after.act = a->act;
+    stx__product(x, &g, a->b || a->pre || a->act ? &after : NULL);
 }
 
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
 STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
-    size_t O = a->O - a->padding, n;
+    const size_t O = a->O - a->padding;
     stx_gemm_args g;
-    if (a->act) stx_act_bwd(x, a->da, a->da, a->y, a->pre, a->N * a->O, a->act, 0);
+    if (a->act) {
+        stx_act_bwd_args act;
+        act.n = a->N * a->O;
+        act.act = a->act;
+        act.accumulate = 0;
+        act.da = a->da;
+        act.dy = a->da;
+        act.y = a->y;
+        act.a = a->pre;
+        stx_act_bwd(x, &act);
+    }
     if (a->dx) {
         g = stx_gemm_init(0, 0, a->N, a->Ci, O, a->da, a->W, a->dx);
         g.lda = a->O;
@@ -11039,26 +11314,31 @@ STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
         }
         stx_gemm(x, &g);
     }
-    if (a->db && !a->padding) stx_sum_rows(x, a->db, a->da, a->N, O);
-    /* only tests have padding here */
-    for (n = 0; a->db && a->padding && n < a->N; n++) stx_axpy(x, a->db, a->da + n * a->O, O, 1, 1);
+    if (a->db && !a->padding) {
+        stx_sum_rows(x, a->db, a->da, a->N, O);
+    } else if (a->db) {     /* on a CPU, only tests have padding */
+        size_t n;
+        for (n = 0; n < a->N; n++) stx_axpy(x, a->db, a->da + n * a->O, O, 1, 1);
+    }
 }
 
-/* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs
-   it). */
-STX_INNER void stx__bias_act_row(int fma, stx_real *y, stx_real *pre, const stx_real *b, size_t C,
-                                 int act) {
+/* A row of y (N,C) = act(y + b), in place; pre, unless NULL, gets y + b. */
+STX_INNER void stx__bias_act_row(int fma, stx_real *STX_RESTRICT y, stx_real *STX_RESTRICT pre,
+                                 const stx_real *STX_RESTRICT b, size_t C, int act) {
     size_t c;
     if (b)
         for (c = 0; c < C; c++) y[c] += b[c];
     if (pre) memcpy(pre, y, C * sizeof *y);
     if (act) stx__act_n(fma, y, y, C, act);
 }
+
 STX_EACH_ISA(stx__bias_act_row,
              (stx_real * STX_RESTRICT y, stx_real *STX_RESTRICT pre, const stx_real *STX_RESTRICT b,
               size_t C, int act),
              y, pre, b, C, act)
 
+/* The epilogue of a GEMM for a block of C: `rows` rows from element `at` on, `cols`
+   columns from column j on. */
 static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at,
                             size_t ldc, size_t rows, size_t cols) {
     size_t i;
@@ -11068,34 +11348,40 @@ static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_r
                   after->b ? after->b + j : NULL, cols, after->act));
 }
 
-static void stx__bias_act_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->begin; n < s->end; n++)
-        STX_CALL(s->x, stx__bias_act_row,
-                 (l->y + n * l->C, l->pre ? l->pre + n * l->C : NULL, l->b, l->C, l->act));
+typedef struct stx__bias_act_job {
+    size_t C;
+    stx_real *y, *pre;      /* (N,C) */
+    const stx_real *b;      /* (C) */
+    int act;
+} stx__bias_act_job;
+
+STX_INNER void stx__bias_act_loop(int fma, const stx_share *s, const void *job) {
+    const stx__bias_act_job *j = (const stx__bias_act_job *)job;
+    size_t n, at;
+    for (n = s->begin; n < s->end; n++) {
+        at = n * j->C;
+        stx__bias_act_row(fma, j->y + at, j->pre ? j->pre + at : NULL, j->b, j->C, j->act);
+    }
 }
+
+STX_LOOP(stx__bias_act_loop)
 
 STX_DEF void stx_bias_act_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N,
                               size_t C, int act) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = y;
-    l.pre = pre;
-    l.b = b;
-    l.act = act;
-    stx_parallel(x, N, N * C, stx__bias_act_part, &l);
+    stx__bias_act_job j;
+    j.C = C;
+    j.y = y;
+    j.pre = pre;
+    j.b = b;
+    j.act = act;
+    stx_parallel(x, N, N * C, stx__bias_act_loop_run, &j);
 }
 
 
 // >>mean
 
-static void stx__mean_back(stx_ctx *x, stx__node *n) {
-    stx_real *d = stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_mean_bwd, (x, d, n->y->grad, n->in[0]->size));
-}
-
 static stx_tensor *stx__scalar_new(stx_ctx *x) {
-    size_t one = 1;
+    const size_t one = 1;
     return stx__tensor(x, STX__STEP_FULL, 1, &one);
 }
 
@@ -11125,10 +11411,14 @@ STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
     if (!stx_ok(x) || !scalar) return;
     for (s = x->scalars; s && &s->t != scalar; s = s->next) {
     }
-    if (!s || !stx__finite(value)) {
+    if (!s) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_scalar_set: %s %g: want a finite number for one that stx_scalar_create made",
-                 s ? "value" : "no scalar of this context gets", value);
+                 "stx_scalar_set: expected a scalar from stx_scalar_create of this context, got "
+                 "another tensor");
+        return;
+    }
+    if (!stx__finite(value)) {
+        stx_bad_value(x, "stx_scalar_set", "value", value, "a finite number");
         return;
     }
 #ifdef SEQTX_CUDA
@@ -11146,6 +11436,11 @@ STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
     s->t.data[0] = (stx_real)value;
 }
 
+static void stx__mean_back(stx_ctx *x, stx__node *n) {
+    stx_real *da = stx__grad(x, n->in[0]);
+    if (da) STX_RUN(x, stx_mean_bwd, (x, da, n->y->grad, n->in[0]->size));
+}
+
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y;
     if (!stx_ok(x) || !a) return NULL;
@@ -11157,8 +11452,8 @@ STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
 }
 
 static void stx__sum_back(stx_ctx *x, stx__node *n) {
-    stx_real *d = stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_sum_bwd, (x, d, n->y->grad, n->in[0]->size));
+    stx_real *da = stx__grad(x, n->in[0]);
+    if (da) STX_RUN(x, stx_sum_bwd, (x, da, n->y->grad, n->in[0]->size));
 }
 
 STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a) {
@@ -11171,62 +11466,49 @@ STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a) {
     return y;
 }
 
-STX_INNER void stx__mean_n(int fma, double *sum, const stx_real *a, size_t n) {
-    double s[16] = {0}, t = 0;
-    size_t i, e;
-    (void)fma;
-    for (i = 0; i + 16 <= n; i += 16)
-        for (e = 0; e < 16; e++) s[e] += (double)a[i + e];
-    for (; i < n; i++) t += (double)a[i];
-    for (e = 0; e < 16; e++) t += s[e];
-    *sum = t;
-}
-STX_EACH_ISA(stx__mean_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
-
-static void stx__mean_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t k, at, n;
-    for (k = s->begin; k < s->end; k++) {
-        n = stx__sum_block(l->n, k, &at);
-        STX_CALL(s->x, stx__mean_n, (l->sums + k, l->a + at, n));
-    }
-}
-
+/* y = sum a / n */
 STX_DEF void stx_mean_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     STX__FP_SCOPE;
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.a = a;
-    *y = (stx_real)(stx__sum_blocks(x, n, stx__mean_part, &l) / (double)n);
+    *y = (stx_real)(stx__sum_arrays(x, stx__sum_loop_run, a, NULL, n) / (double)n);
 }
 
 STX_DEF void stx_sum_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     STX__FP_SCOPE;
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.a = a;
-    *y = (stx_real)stx__sum_blocks(x, n, stx__mean_part, &l);
+    *y = (stx_real)stx__sum_arrays(x, stx__sum_loop_run, a, NULL, n);
 }
 
-static void stx__mean_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    stx_real *y = l->y + at;
-    size_t i;
-    for (i = 0; i < n; i++) y[i] += l->s;
+typedef struct stx__increase_job {
+    size_t n;
+    stx_real *y, by;
+} stx__increase_job;
+
+STX_INNER void stx__increase_loop(int fma, const stx_share *s, const void *job) {
+    const stx__increase_job *j = (const stx__increase_job *)job;
+    size_t first, n = stx__share_of(s, j->n, &first), i;
+    stx_real *y = j->y + first;
+    const stx_real by = j->by;
+    (void)fma;
+    for (i = 0; i < n; i++) y[i] += by;
+}
+
+STX_LOOP(stx__increase_loop)
+
+/* y (n) += by */
+static void stx__increase(stx_ctx *x, stx_real *y, size_t n, stx_real by) {
+    stx__increase_job j;
+    j.n = n;
+    j.y = y;
+    j.by = by;
+    stx__for_elements(x, n, n, stx__increase_loop_run, &j);
 }
 
 STX_DEF void stx_mean_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     STX__FP_SCOPE;
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = da;
-    l.s = dy[0] / (stx_real)n;
-    stx__elementwise(x, n, stx__mean_bwd_part, &l);
+    stx__increase(x, da, n, dy[0] / (stx_real)n);
 }
 
 STX_DEF void stx_sum_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = da;
-    l.s = dy[0];
-    stx__elementwise(x, n, stx__mean_bwd_part, &l);
+    stx__increase(x, da, n, dy[0]);
 }
 
 static void stx__add_means_back(stx_ctx *x, stx__node *n) {
@@ -11244,78 +11526,75 @@ static void stx__add_means_back(stx_ctx *x, stx__node *n) {
     stx__grad_dy(x, n, n->in[0], 1);
 }
 
+/* y + s times the sum of the means of at most STX_MEANS tensors */
+static stx_tensor *stx__add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count,
+                                  stx_real s) {
+    stx_tensor *sum = stx__scalar_new(x), *in[1 + STX_MEANS];
+    stx_means_args m;
+    stx__node *node;
+    size_t k;
+    if (!sum) return NULL;
+    memset(&m, 0, sizeof m);
+    m.count = count;
+    m.s = s;
+    m.y0 = y->data;
+    m.y = sum->data;
+    in[0] = y;
+    for (k = 0; k < count; k++) {
+        in[1 + k] = a[k];
+        m.a[k] = a[k]->data;
+        m.n[k] = a[k]->size;
+    }
+    STX_RUN(x, stx_add_means_fwd, (x, &m));
+    node = stx__record(x, sum, stx__add_means_back, in, 1 + (int)count);
+    return stx__save(x, node, &m, sizeof m) ? sum : NULL;
+}
+
 STX_DEF stx_tensor *stx_add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count,
                                   double s) {
     STX__FP_SCOPE;
-    stx_tensor *ins[1 + STX_MEANS];
-    stx_means_args *m;
-    stx__node *node;
-    size_t k, at;
+    size_t k;
     char t[96];
     if (!stx_ok(x) || !y || (count && !a)) return NULL;
     for (k = 0; k < count; k++)
         if (!a[k]) return NULL;
-    STX__NEED(x, y->size == 1, STX_ERR_SHAPE, "stx_add_means: %s, want one number to add to",
-              stx__shape(y, t));
-    for (at = 0; at < count; at += STX_MEANS) {
-        m = (stx_means_args *)stx_step_alloc(x, sizeof *m);
-        if (!m) return NULL;
-        memset(m, 0, sizeof *m);
-        m->count = STX_MIN(count - at, (size_t)STX_MEANS);
-        m->s = (stx_real)s;
-        ins[0] = y;
-        for (k = 0; k < m->count; k++) {
-            ins[1 + k] = a[at + k];
-            m->a[k] = a[at + k]->data;
-            m->n[k] = a[at + k]->size;
-        }
-        m->y0 = y->data;
-        y = stx__scalar_new(x);
-        if (!y) return NULL;
-        m->y = y->data;
-        STX_RUN(x, stx_add_means_fwd, (x, m));
-        node = stx__record(x, y, stx__add_means_back, ins, 1 + (int)m->count);
-        if (node) node->save = m;
-    }
+    STX__NEED(x, y->size == 1, STX_ERR_SHAPE,
+              "stx_add_means: y: expected one element, got shape %s", stx__shape(y, t));
+    for (k = 0; y && k < count; k += STX_MEANS)
+        y = stx__add_means(x, y, a + k, STX_MIN(count - k, (size_t)STX_MEANS), (stx_real)s);
     return y;
 }
 
 STX_DEF void stx_add_means_fwd(stx_ctx *x, const stx_means_args *m) {
     STX__FP_SCOPE;
-    double sum = 0;
+    double means = 0;
     size_t k;
-    for (k = 0; k < m->count; k++) {
-        stx__loop l = stx__loop_of(m->n[k], 0, 0);
-        l.a = m->a[k];
-        sum += stx__sum_blocks(x, l.n, stx__mean_part, &l) / (double)l.n;
-    }
-    *m->y = (stx_real)((double)*m->y0 + (double)m->s * sum);
+    for (k = 0; k < m->count; k++)
+        means += stx__sum_arrays(x, stx__sum_loop_run, m->a[k], NULL, m->n[k]) / (double)m->n[k];
+    *m->y = (stx_real)((double)*m->y0 + (double)m->s * means);
 }
 
 STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
     STX__FP_SCOPE;
     size_t k;
     for (k = 0; k < m->count; k++) {
-        stx__loop l = stx__loop_of(m->n[k], 0, 0);
-        l.y = m->da[k];
-        l.s = m->s * *m->dy / (stx_real)l.n;
-        if (l.y && m->overwrite >> k & 1) memset(l.y, 0, l.n * sizeof *l.y);
-        if (l.y) stx__elementwise(x, l.n, stx__mean_bwd_part, &l);
+        if (!m->da[k]) continue;
+        if (m->overwrite >> k & 1) memset(m->da[k], 0, m->n[k] * sizeof(stx_real));
+        stx__increase(x, m->da[k], m->n[k], m->s * *m->dy / (stx_real)m->n[k]);
     }
 }
 
 
 // >>cross_entropy
 
-typedef struct stx__ce_save {
-    const int32_t *targets;
-    stx_real *top, *inv;
-    double divisor;
-    int over;
-    size_t V;
-} stx__ce_save;
+/* All losses over tokens run stx_token_loss_fwd and _bwd. Without weights, each row has
+   the weight 1 / divisor. */
+typedef struct stx__token_loss_save {
+    stx_token_loss_args args;
+    int inplace;    /* backward may write the gradient over the logits */
+} stx__token_loss_save;
 
-/* May a's memory take its gradient? Only where the op that made it does not need its
+/* Whether a's memory can take its gradient: only if the op that made a does not need its
    result in backward. */
 static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
     const stx__node *n;
@@ -11328,64 +11607,99 @@ static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
            || n->back == stx__join_columns_back;
 }
 
-static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
-    stx__ce_save *s = (stx__ce_save *)n->save;
-    stx_tensor *a = n->in[0];
+static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
+    const stx__token_loss_save *s = (const stx__token_loss_save *)n->save;
+    stx_token_loss_args a = s->args;
+    stx_tensor *t = n->in[0];
+    const int overwrite = s->inplace && t->needs_grad && !t->grad && stx__may_overwrite(x, t);
     int fresh;
-    stx_real *d = stx__grad_to(x, a,
-                               s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a)
-                                   ? a->data
-                                   : NULL,
-                               &fresh);
-    if (d)
-        STX_RUN(x, stx_cross_entropy_bwd,
-                (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), s->V,
-                 stx__last(a), s->divisor, !fresh));
+    a.dlogits = stx__grad_to(x, t, overwrite ? t->data : NULL, &fresh);
+    a.accumulate = !fresh;
+    a.dloss = n->y->grad;
+    if (a.dlogits) STX_RUN(x, stx_token_loss_bwd, (x, &a));
 }
 
-/* V: classes, of which logits may have more columns; targets: on the device */
-static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t V,
-                                         const int32_t *targets, double divisor, int over) {
-    STX__FP_SCOPE;
-    size_t N;
-    stx_tensor *y;
-    stx__ce_save *s;
+/* The loss of logits (N,ld). a has V, targets, weights, nll and divisor. */
+static stx_tensor *stx__run_token_loss(stx_ctx *x, stx_tensor *logits,
+                                       const stx_token_loss_args *a, int inplace) {
+    stx__token_loss_save s;
     stx__node *node;
+    stx_tensor *y;
     if (!logits) return NULL;
-    N = stx__rows(logits);
     y = stx__scalar_new(x);
-    s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
-    if (!y || !s) return NULL;
-    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
-    if (!s->top) return NULL;
-    s->inv = s->top + N;
-    s->targets = targets;
-    s->over = over;
-    s->V = V;
-    s->divisor = divisor > 0 ? divisor : (double)N;
-    STX_RUN(x, stx_cross_entropy_fwd,
-            (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, stx__last(logits),
-             s->divisor));
-    node = stx__record1(x, y, stx__cross_entropy_back, logits);
-    if (node) node->save = s;
-    return y;
+    if (!y) return NULL;
+    s.args = *a;
+    s.args.N = stx__rows(logits);
+    s.args.ld = stx__last(logits);
+    s.args.logits = logits->data;
+    s.args.loss = y->data;
+    s.args.row_max = (stx_real *)stx_step_bytes(x, 2 * s.args.N * sizeof(stx_real));
+    if (!s.args.row_max) return NULL;
+    s.args.inv_sum = s.args.row_max + s.args.N;
+    s.inplace = inplace;
+    STX_RUN(x, stx_token_loss_fwd, (x, &s.args));
+    node = stx__record1(x, y, stx__token_loss_back, logits);
+    return stx__save(x, node, &s, sizeof s) ? y : NULL;
+}
+
+/* sum nll / divisor, for V classes; logits (N,..) can have more columns. targets (N) are
+   on the device. divisor 0 means N. */
+static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t V,
+                                         const int32_t *targets, double divisor, int inplace) {
+    STX__FP_SCOPE;
+    stx_token_loss_args a;
+    if (!logits) return NULL;
+    memset(&a, 0, sizeof a);
+    a.V = V;
+    a.targets = targets;
+    a.divisor = divisor > 0 ? divisor : (double)stx__rows(logits);
+    return stx__run_token_loss(x, logits, &a, inplace);
+}
+
+/* sum weights nll, with weights (N) and the result nll (N) on the device. */
+static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, const int32_t *targets,
+                                   const stx_real *weights, stx_real *nll) {
+    stx_token_loss_args a;
+    if (!nll) return NULL;
+    memset(&a, 0, sizeof a);
+    a.V = V;
+    a.targets = targets;
+    a.weights = weights;
+    a.nll = nll;
+    a.divisor = 1;
+    return stx__run_token_loss(x, logits, &a, 0);
+}
+
+/* Checks that there is one target per row of logits, and that each is below V or is the
+   one that how ignores. */
+static int stx__targets_fit(stx_ctx *x, const char *op, const stx_tensor *logits, size_t V,
+                            const stx_ids *targets, const stx_token_loss *how) {
+    const size_t N = stx__rows(logits);
+    size_t i;
+    char t[96];
+    if (N != targets->B * targets->T) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "%s: expected one target per row of the logits %s, got %zu x %zu", op,
+                 stx__shape(logits, t), targets->B, targets->T);
+        return 0;
+    }
+    for (i = 0; i < N; i++) {
+        const int32_t id = targets->data[i];
+        if ((id >= 0 && (size_t)id < V) || stx__left_out(how, id)) continue;
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: target at position %zu: expected a class from 0 to %zu%s, got %ld", op, i,
+                 V - 1, how && how->ignore ? " or the ignored id" : "", (long)id);
+        return 0;
+    }
+    stx__ids_used(targets, V, how);
+    return 1;
 }
 
 static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, size_t V,
-                                      const stx_ids *targets, double divisor, int over) {
-    size_t N, i;
-    char t[96];
+                                      const stx_ids *targets, double divisor, int inplace) {
     if (!stx_ok(x) || !logits || !targets) return NULL;
-    N = stx__rows(logits);
-    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
-              "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row",
-              stx__shape(logits, t), targets->B, targets->T);
-    for (i = 0; i < N; i++)
-        STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG,
-                  "stx_cross_entropy: target %ld at position %zu is outside the %zu classes",
-                  (long)targets->data[i], i, V);
-    stx__ids_below(targets, V);
-    return stx__cross_entropy_of(x, logits, V, targets->device, divisor, over);
+    if (!stx__targets_fit(x, "stx_cross_entropy", logits, V, targets, NULL)) return NULL;
+    return stx__cross_entropy_of(x, logits, V, targets->device, divisor, inplace);
 }
 
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets,
@@ -11398,114 +11712,106 @@ STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits,
     return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 1);
 }
 
-typedef struct stx__token_save {
-    const int32_t *targets;
-    const stx_real *w;
-    stx_real *top, *inv;
-    size_t V;
-} stx__token_save;
-
-static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
-    stx__token_save *s = (stx__token_save *)n->save;
-    stx_tensor *a = n->in[0];
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, a, &fresh);
-    if (d)
-        STX_RUN(x, stx_token_loss_bwd,
-                (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), s->V,
-                 stx__last(a), !fresh));
-}
-
-/* logits (N,..) of V classes, targets and w (N) on the device, nll (N): out */
-static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, const int32_t *targets,
-                                   const stx_real *w, stx_real *nll) {
-    stx_tensor *y = stx__scalar_new(x);
-    stx__token_save *s = (stx__token_save *)stx_step_alloc(x, sizeof *s);
-    size_t N;
-    stx__node *node;
-    if (!logits || !y || !s || !nll) return NULL;
-    N = stx__rows(logits);
-    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
-    if (!s->top) return NULL;
-    s->inv = s->top + N;
-    s->targets = targets;
-    s->w = w;
-    s->V = V;
-    STX_RUN(x, stx_token_loss_fwd,
-            (x, y->data, nll, s->top, s->inv, logits->data, targets, w, N, V, stx__last(logits)));
-    node = stx__record1(x, y, stx__token_loss_back, logits);
-    if (node) node->save = s;
-    return y;
-}
-
 static void stx__engine_mean(stx_ctx *x, stx_real *p, size_t n, int owner);
 static void stx__engine_wait(stx_ctx *x, stx_real *means, size_t n);
 
-/* The rows' weights and known targets, on the device; 0 and an error. In a group the
-   mean is over all ranks' rows: N times `mean` of them at a rank, on average. */
+/* The divisor of a loss over N rows; 0: the sum of the weights. */
+static double stx__loss_divisor(const stx_token_loss *how, size_t N) {
+    if (how && how->mean) return 0;
+    return how && how->divisor > 0 ? how->divisor : (double)N;
+}
+
+static int stx__token_loss_ok(stx_ctx *x, const char *op, size_t N, const stx_token_loss *how) {
+    if (!how) return 1;
+    if (!(how->divisor >= 0 && stx__finite(how->divisor)))
+        return stx_bad_value(x, op, "divisor", how->divisor, "0 or a finite positive number");
+    if (how->mean && how->divisor > 0)
+        return stx_bad_value(x, op, "divisor", how->divisor, "0 with mean");
+    if (how->weights && how->weights->size != N) {
+        stx_fail(x, STX_ERR_SHAPE, "%s: weights: expected one element per target, got %zu for %zu",
+                 op, how->weights->size, N);
+        return 0;
+    }
+    if (how->weights && how->weights->needs_grad) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "%s: weights: expected a tensor that requires no gradient: use stx_input or "
+                 "stx_detach", op);
+        return 0;
+    }
+    return 1;
+}
+
+static void stx__loss_weights(stx_ctx *x, const stx__loss_weights_args *a) {
+    STX__FP_SCOPE;
+    double divisor = a->divisor, weight;
+    size_t n;
+    (void)x;
+    for (n = 0; n < a->N; n++)
+        a->known[n] = a->ignore && a->targets[n] == a->ignored_id ? -1 : a->targets[n];
+
+    if (divisor == 0 && a->mean)
+        divisor = (double)a->mean[0] * (double)a->N;
+    else if (divisor == 0)
+        for (n = 0; n < a->N; n++)
+            if (a->known[n] >= 0) divisor += a->weights ? (double)a->weights[n] : 1;
+
+    for (n = 0; n < a->N; n++) {
+        weight = a->weights ? (double)a->weights[n] : 1;
+        a->w[n] = a->known[n] >= 0 && divisor != 0 ? (stx_real)(weight / divisor) : 0;
+    }
+}
+
+/* Computes the weights of the rows and their known targets, on the device. Returns 0
+   after an error. In a group, the divisor of a mean is N times the mean of the weights
+   over the rows of all ranks. */
 static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets,
                               const stx_token_loss *how, stx_real **w, int32_t **known) {
     STX__FP_SCOPE;
-    size_t N = targets->B * targets->T;
-    const stx_tensor *weights = how ? how->weights : NULL;
-    double divisor = how && how->mean ? 0 : how && how->divisor > 0 ? how->divisor : (double)N;
+    const size_t N = targets->B * targets->T;
+    const double divisor = stx__loss_divisor(how, N);
+    stx__loss_weights_args a;
     stx_real *mean = NULL;
-    if (how
-        && !(how->divisor >= 0 && stx__finite(how->divisor) && !(how->mean && how->divisor > 0))) {
-        stx_fail(x, STX_ERR_ARG, "%s: divisor %g, want a finite one, 0 or more, and 0 with mean",
-                 op, how->divisor);
-        return 0;
-    }
-    if (weights && (weights->size != N || weights->needs_grad)) {
-        stx_fail(
-            x, STX_ERR_SHAPE,
-            "%s: %zu weights for %zu targets%s: want one number a row, without gradient (stx_input, stx_detach)",
-            op, weights->size, N, weights->needs_grad ? ", and they want a gradient" : "");
-        return 0;
-    }
+    if (!stx__token_loss_ok(x, op, N, how)) return 0;
     *w = (stx_real *)stx_step_bytes(x, N * sizeof **w);
     *known = (int32_t *)stx_step_bytes(x, N * sizeof **known);
     if (!*w || !*known) return 0;
+
+    memset(&a, 0, sizeof a);
+    a.N = N;
+    a.w = *w;
+    a.known = *known;
+    a.targets = targets->device;
+    if (how) {
+        a.weights = how->weights ? how->weights->data : NULL;
+        a.ignore = how->ignore;
+        a.ignored_id = how->ignored_id;
+    }
     if (divisor == 0 && x->group.ranks > 1 && stx_training(x)) {
         mean = (stx_real *)stx_step_bytes(x, sizeof *mean);
         if (!mean) return 0;
-        STX_RUN(x, stx_token_weights,
-                (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how->ignore,
-                 how->ignored_id, 1, NULL));
+        a.divisor = 1;
+        STX_RUN(x, stx__loss_weights, (x, &a));
         STX_RUN(x, stx_mean_fwd, (x, mean, *w, N));
         stx__engine_mean(x, mean, 1, -1);
         stx__engine_wait(x, mean, 1);
     }
-    STX_RUN(x, stx_token_weights,
-            (x, *w, *known, targets->device, weights ? weights->data : NULL, N,
-             how ? how->ignore : 0, how ? how->ignored_id : 0, divisor, mean));
+    a.divisor = divisor;
+    a.mean = mean;
+    STX_RUN(x, stx__loss_weights, (x, &a));
     return stx_ok(x);
 }
 
 static stx_tensor *stx__cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, size_t V,
                                              const stx_ids *targets, stx_token_loss *how) {
+    const char *op = "stx_cross_entropy_tokens";
     stx_tensor *nll, *y;
     stx_real *w;
     int32_t *known;
-    size_t N, i;
-    char t[96];
     if (how) how->nll = NULL;
     if (!stx_ok(x) || !logits || !targets) return NULL;
-    N = stx__rows(logits);
-    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
-              "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row",
-              stx__shape(logits, t), targets->B, targets->T);
-    for (i = 0; i < N; i++)
-        STX__NEED(
-            x,
-            (targets->data[i] >= 0 && (size_t)targets->data[i] < V)
-                || stx__left_out(how, targets->data[i]),
-            STX_ERR_ARG,
-            "stx_cross_entropy_tokens: target %ld at position %zu is outside the %zu classes, and not the ignored one",
-            (long)targets->data[i], i, V);
-    stx__ids_used(targets, V, how);
-    if (!stx__token_weights(x, "stx_cross_entropy_tokens", targets, how, &w, &known)) return NULL;
-    nll = stx_new_f32(x, N, 0, 0, 0);
+    if (!stx__targets_fit(x, op, logits, V, targets, how)) return NULL;
+    if (!stx__token_weights(x, op, targets, how, &w, &known)) return NULL;
+    nll = stx_new_f32(x, stx__rows(logits), 0, 0, 0);
     y = stx__token_loss(x, logits, V, known, w, nll ? nll->data : NULL);
     if (how && y) how->nll = nll;
     return y;
@@ -11516,222 +11822,125 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
     return stx__cross_entropy_tokens(x, logits, logits ? stx__last(logits) : 0, targets, how);
 }
 
-/* top = max_v logits, inv = 1 / sum_v e^(logits - top): kept apart, for their log-sum
-   would lose digits in backward. loss = sum_n (top - log inv - logits[n,target]) /
-   divisor */
-STX_INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_real *inv,
-                                       const stx_real *row, const int32_t *targets, size_t N,
-                                       size_t V, size_t ld) {
-    size_t n;
-    for (*sum = 0, n = 0; n < N; n++, row += ld) {
-        stx_real m = stx__max(row, V), t = stx__exp_sum(fma, NULL, 0, row, V, m);
-        top[n] = m;
-        inv[n] = 1 / t;
-        *sum += (double)m + log((double)t) - (double)row[targets[n]];
-    }
-}
-STX_EACH_ISA(stx__cross_entropy_rows,
-             (double *STX_RESTRICT sum, stx_real *STX_RESTRICT top, stx_real *STX_RESTRICT inv,
-              const stx_real *STX_RESTRICT row, const int32_t *targets, size_t N, size_t V,
-              size_t ld),
-             sum, top, inv, row, targets, N, V, ld)
+typedef struct stx__token_loss_job {
+    const stx_token_loss_args *a;
+    double *sums;       /* (STX__SUM_BLOCKS), see stx__sum_blocks; backward: NULL */
+    stx_real scale;     /* backward: dloss / divisor */
+} stx__token_loss_job;
 
-static void stx__cross_entropy_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t k, at, n;
+/* nll of row n = row_max - log inv_sum - logits[n,target], where row_max = max_v logits
+   and inv_sum = 1 / sum_v e^(logits - row_max). Both are saved, because backward would
+   lose digits if it had the logarithm of the sum instead. */
+STX_INNER double stx__token_loss_row(int fma, const stx_token_loss_args *a, size_t n) {
+    const stx_real *row = a->logits + n * a->ld;
+    const stx_real max = stx__max(row, a->V);
+    const stx_real sum = stx__exp_sum(fma, NULL, 0, row, a->V, max);
+    a->row_max[n] = max;
+    a->inv_sum[n] = 1 / sum;
+    return (double)max + log((double)sum) - (double)row[a->targets[n]];
+}
+
+STX_INNER void stx__token_loss_loop(int fma, const stx_share *s, const void *job) {
+    const stx__token_loss_job *j = (const stx__token_loss_job *)job;
+    const stx_token_loss_args *a = j->a;
+    size_t k, n, first, end;
     for (k = s->begin; k < s->end; k++) {
-        n = stx__sum_block(l->N, k, &at);
-        STX_CALL(s->x, stx__cross_entropy_rows,
-                 (l->sums + k, l->mean + at, l->rstd + at, l->a + at * l->ld, l->ids + at, n, l->C,
-                  l->ld));
+        double sum = 0;
+        end = stx__sum_block(a->N, k, &first);
+        end += first;
+        for (n = first; n < end; n++) {
+            double nll = 0;
+            if (a->targets[n] >= 0)
+                nll = stx__token_loss_row(fma, a, n);
+            else
+                a->row_max[n] = a->inv_sum[n] = 0;
+            if (a->nll) a->nll[n] = (stx_real)nll;
+            sum += a->weights ? (double)a->weights[n] * nll : nll;
+        }
+        j->sums[k] = sum;
     }
 }
 
-STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv,
-                                   const stx_real *logits, const int32_t *targets, size_t N,
-                                   size_t V, size_t ld, double divisor) {
+STX_LOOP(stx__token_loss_loop)
+
+/* loss = sum_n weights[n] nll[n] / divisor */
+STX_DEF void stx_token_loss_fwd(stx_ctx *x, const stx_token_loss_args *a) {
     STX__FP_SCOPE;
-    stx__loop l = stx__loop_of(0, N, V);
-    l.ld = ld;
-    l.mean = top;
-    l.rstd = inv;
-    l.a = logits;
-    l.ids = targets;
-    *loss = (stx_real)(stx__sum_blocks(x, 8 * N * V, stx__cross_entropy_part, &l) / divisor);
+    double sums[STX__SUM_BLOCKS], sum;
+    stx__token_loss_job j;
+    j.a = a;
+    j.sums = sums;
+    j.scale = 0;
+    sum = stx__sum_blocks(x, 8 * a->N * a->V, stx__token_loss_loop_run, &j, sums);
+    *a->loss = (stx_real)(sum / a->divisor);
 }
 
-/* dlogits[n,v] (+)= dloss / divisor (e^(logits - top) inv - [v = target]) */
-STX_INNER void stx__cross_entropy_bwd_row(int fma, stx_real *d, const stx_real *row, size_t V,
-                                          stx_real top, stx_real f, int accumulate) {
+/* d (+)= f e^(row - max). d may be row, without accumulate. */
+STX_INNER void stx__token_loss_bwd_n(int fma, stx_real *d, const stx_real *row, size_t V,
+                                     stx_real max, stx_real f, int accumulate) {
     size_t v;
     if (accumulate)
-        for (v = 0; v < V; v++) d[v] = STX_FMA(fma, f, stx_fast_exp(fma, row[v] - top), d[v]);
+        for (v = 0; v < V; v++) d[v] = STX_FMA(fma, f, stx_fast_exp(fma, row[v] - max), d[v]);
     else
-        for (v = 0; v < V; v++) d[v] = f * stx_fast_exp(fma, row[v] - top);
+        for (v = 0; v < V; v++) d[v] = f * stx_fast_exp(fma, row[v] - max);
 }
-STX_EACH_ISA(stx__cross_entropy_bwd_row,
-             (stx_real * STX_RESTRICT d, const stx_real *STX_RESTRICT row, size_t V, stx_real top,
-              stx_real f, int accumulate),
-             d, row, V, top, f, accumulate)
 
-STX_INNER void stx__cross_entropy_bwd_self(int fma, stx_real *d, size_t V, stx_real top,
-                                           stx_real f) {
-    stx__cross_entropy_bwd_row(fma, d, d, V, top, f, 0);
+STX_INNER void stx__token_loss_bwd_apart(int fma, stx_real *STX_RESTRICT d,
+                                         const stx_real *STX_RESTRICT row, size_t V, stx_real max,
+                                         stx_real f, int accumulate) {
+    stx__token_loss_bwd_n(fma, d, row, V, max, f, accumulate);
 }
-STX_EACH_ISA(stx__cross_entropy_bwd_self, (stx_real * d, size_t V, stx_real top, stx_real f), d, V,
-             top, f)
 
-static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
+/* dlogits[n,v] (+)= g (e^(logits - row_max) inv_sum - [v = target]), where
+   g = weights[n] dloss / divisor */
+STX_INNER void stx__token_loss_bwd_loop(int fma, const stx_share *s, const void *job) {
+    const stx__token_loss_job *j = (const stx__token_loss_job *)job;
+    const stx_token_loss_args *a = j->a;
+    const size_t V = a->V;
     size_t n;
     for (n = s->begin; n < s->end; n++) {
-        stx_real *d = l->y + n * l->ld;
-        if (l->y == l->a)
-            STX_CALL(s->x, stx__cross_entropy_bwd_self, (d, l->C, l->m[n], l->s * l->r[n]));
-        else
-            STX_CALL(s->x, stx__cross_entropy_bwd_row,
-                     (d, l->a + n * l->ld, l->C, l->m[n], l->s * l->r[n], l->accumulate));
-        d[l->ids[n]] -= l->s;
-        if (!l->accumulate && l->ld > l->C)
-            STX_CALL(s->x, stx__fill_n, (d + l->C, l->ld - l->C, 0));
-    }
-}
-
-STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss,
-                                   const stx_real *top, const stx_real *inv, const stx_real *logits,
-                                   const int32_t *targets, size_t N, size_t V, size_t ld,
-                                   double divisor, int accumulate) {
-    STX__FP_SCOPE;
-    stx__loop l = stx__loop_of(0, N, V);
-    l.ld = ld;
-    l.y = dlogits;
-    l.a = logits;
-    l.ids = targets;
-    l.m = top;
-    l.r = inv;
-    l.accumulate = accumulate;
-    l.s = (stx_real)((double)dloss[0] / divisor);
-    stx_parallel(x, N, 8 * N * V, stx__cross_entropy_bwd_part, &l);
-}
-
-STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets,
-                               const stx_real *weights, size_t N, int ignore, int32_t ignored,
-                               double divisor, const stx_real *mean) {
-    STX__FP_SCOPE;
-    size_t n;
-    (void)x;
-    for (n = 0; n < N; n++) known[n] = ignore && targets[n] == ignored ? -1 : targets[n];
-    if (divisor == 0 && mean)
-        divisor = (double)mean[0] * (double)N;
-    else if (divisor == 0)
-        for (n = 0; n < N; n++)
-            if (known[n] >= 0) divisor += weights ? (double)weights[n] : 1;
-    for (n = 0; n < N; n++)
-        w[n] = known[n] >= 0 && divisor != 0
-                   ? (stx_real)((weights ? (double)weights[n] : 1) / divisor)
-                   : 0;
-}
-
-/* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n] */
-STX_INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_real *top,
-                                    stx_real *inv, const stx_real *row, const int32_t *targets,
-                                    const stx_real *w, size_t N, size_t V, size_t ld) {
-    size_t n;
-    for (*sum = 0, n = 0; n < N; n++, row += ld) {
-        stx_real m, t;
-        double v;
-        nll[n] = top[n] = inv[n] = 0;
-        if (targets[n] < 0) continue;
-        m = stx__max(row, V);
-        t = stx__exp_sum(fma, NULL, 0, row, V, m);
-        v = (double)m + log((double)t) - (double)row[targets[n]];
-        top[n] = m;
-        inv[n] = 1 / t;
-        nll[n] = (stx_real)v;
-        *sum += (double)w[n] * v;
-    }
-}
-STX_EACH_ISA(stx__token_loss_rows,
-             (double *STX_RESTRICT sum, stx_real *STX_RESTRICT nll, stx_real *STX_RESTRICT top,
-              stx_real *STX_RESTRICT inv, const stx_real *STX_RESTRICT row, const int32_t *targets,
-              const stx_real *STX_RESTRICT w, size_t N, size_t V, size_t ld),
-             sum, nll, top, inv, row, targets, w, N, V, ld)
-
-static void stx__token_loss_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t k, at, n;
-    for (k = s->begin; k < s->end; k++) {
-        n = stx__sum_block(l->N, k, &at);
-        STX_CALL(s->x, stx__token_loss_rows,
-                 (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->ld,
-                  l->ids + at, l->b + at, n, l->C, l->ld));
-    }
-}
-
-STX_DEF void stx_token_loss_fwd(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top,
-                                stx_real *inv, const stx_real *logits, const int32_t *targets,
-                                const stx_real *w, size_t N, size_t V, size_t ld) {
-    STX__FP_SCOPE;
-    stx__loop l = stx__loop_of(0, N, V);
-    l.ld = ld;
-    l.y = nll;
-    l.mean = top;
-    l.rstd = inv;
-    l.a = logits;
-    l.ids = targets;
-    l.b = w;
-    *loss = (stx_real)stx__sum_blocks(x, 8 * N * V, stx__token_loss_part, &l);
-}
-
-/* dlogits[n,v] (+)= dloss w[n] (e^(logits - top) inv - [v = target]) */
-static void stx__token_loss_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->begin; n < s->end; n++) {
-        stx_real *d = l->y + n * l->ld, g = l->s * l->b[n];
-        if (l->ids[n] < 0) {
-            if (!l->accumulate) STX_CALL(s->x, stx__fill_n, (d, l->ld, 0));
+        stx_real *d = a->dlogits + n * a->ld;
+        const stx_real g = a->weights ? j->scale * a->weights[n] : j->scale;
+        const stx_real f = g * a->inv_sum[n];
+        if (a->targets[n] < 0) {
+            if (!a->accumulate) stx__fill_n(d, a->ld, 0);
             continue;
         }
-        STX_CALL(s->x, stx__cross_entropy_bwd_row,
-                 (d, l->a + n * l->ld, l->C, l->m[n], g * l->r[n], l->accumulate));
-        d[l->ids[n]] -= g;
-        if (!l->accumulate && l->ld > l->C)
-            STX_CALL(s->x, stx__fill_n, (d + l->C, l->ld - l->C, 0));
+        if (a->dlogits == a->logits)
+            stx__token_loss_bwd_n(fma, d, d, V, a->row_max[n], f, 0);
+        else
+            stx__token_loss_bwd_apart(fma, d, a->logits + n * a->ld, V, a->row_max[n], f,
+                                      a->accumulate);
+        d[a->targets[n]] -= g;
+        if (!a->accumulate && a->ld > V) stx__fill_n(d + V, a->ld - V, 0);
     }
 }
 
-STX_DEF void stx_token_loss_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss,
-                                const stx_real *top, const stx_real *inv, const stx_real *logits,
-                                const int32_t *targets, const stx_real *w, size_t N, size_t V,
-                                size_t ld, int accumulate) {
-    stx__loop l = stx__loop_of(0, N, V);
-    l.ld = ld;
-    l.y = dlogits;
-    l.a = logits;
-    l.ids = targets;
-    l.m = top;
-    l.r = inv;
-    l.b = w;
-    l.s = dloss[0];
-    l.accumulate = accumulate;
-    stx_parallel(x, N, 8 * N * V, stx__token_loss_bwd_part, &l);
+STX_LOOP(stx__token_loss_bwd_loop)
+
+STX_DEF void stx_token_loss_bwd(stx_ctx *x, const stx_token_loss_args *a) {
+    STX__FP_SCOPE;
+    stx__token_loss_job j;
+    j.a = a;
+    j.sums = NULL;
+    j.scale = (stx_real)((double)a->dloss[0] / a->divisor);
+    stx_parallel(x, a->N, 8 * a->N * a->V, stx__token_loss_bwd_loop_run, &j);
 }
 
 
 // >>mse
 
 static void stx__mse_back(stx_ctx *x, stx__node *n) {
+    const stx_tensor *a = n->in[0], *b = n->in[1];
     stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
-    STX_RUN(x, stx_mse_bwd,
-            (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->in[0]->size));
+    STX_RUN(x, stx_mse_bwd, (x, da, db, n->y->grad, a->data, b->data, a->size));
 }
 
 STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     stx_tensor *y;
     char s[96], t[96];
     if (!stx_ok(x) || !a || !b) return NULL;
-    STX__NEED(x, stx__same(a, b), STX_ERR_SHAPE, "stx_mse: %s and %s: want equal shapes",
+    STX__NEED(x, stx__same(a, b), STX_ERR_SHAPE, "stx_mse: expected equal shapes, got %s and %s",
               stx__shape(a, s), stx__shape(b, t));
     y = stx__scalar_new(x);
     if (!y) return NULL;
@@ -11740,72 +11949,78 @@ STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     return y;
 }
 
-STX_INNER void stx__mse_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
-    double s[16] = {0}, t = 0;
+/* sum (a - b)^2, in double */
+STX_INNER double stx__square_n(const stx_real *a, const stx_real *b, size_t n) {
+    double lane[16] = {0}, sum = 0, d;
     size_t i, e;
-    (void)fma;
     for (i = 0; i + 16 <= n; i += 16)
         for (e = 0; e < 16; e++) {
-            double d = (double)a[i + e] - (double)b[i + e];
-            s[e] += d * d;
+            d = (double)a[i + e] - (double)b[i + e];
+            lane[e] += d * d;
         }
     for (; i < n; i++) {
-        double d = (double)a[i] - (double)b[i];
-        t += d * d;
+        d = (double)a[i] - (double)b[i];
+        sum += d * d;
     }
-    for (e = 0; e < 16; e++) t += s[e];
-    *sum = t;
+    for (e = 0; e < 16; e++) sum += lane[e];
+    return sum;
 }
-STX_EACH_ISA(stx__mse_n, (double *sum, const stx_real *a, const stx_real *b, size_t n), sum, a, b,
-             n)
 
-static void stx__mse_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t k, at, n;
+STX_INNER void stx__square_loop(int fma, const stx_share *s, const void *job) {
+    const stx__sum_job *j = (const stx__sum_job *)job;
+    size_t k, first, n;
+    (void)fma;
     for (k = s->begin; k < s->end; k++) {
-        n = stx__sum_block(l->n, k, &at);
-        STX_CALL(s->x, stx__mse_n, (l->sums + k, l->a + at, l->b + at, n));
+        n = stx__sum_block(j->n, k, &first);
+        j->sums[k] = stx__square_n(j->a + first, j->b + first, n);
     }
 }
 
+STX_LOOP(stx__square_loop)
+
+/* loss = sum (a - b)^2 / n */
 STX_DEF void stx_mse_fwd(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b,
                          size_t n) {
     STX__FP_SCOPE;
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.a = a;
-    l.b = b;
-    *loss = (stx_real)(stx__sum_blocks(x, n, stx__mse_part, &l) / (double)n);
+    *loss = (stx_real)(stx__sum_arrays(x, stx__square_loop_run, a, b, n) / (double)n);
 }
+
+typedef struct stx__mse_bwd_job {
+    size_t n;
+    stx_real *d, g;
+    const stx_real *a, *b;
+} stx__mse_bwd_job;
+
+/* d += g (a - b) */
+STX_INNER void stx__mse_bwd_n(int fma, stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT a,
+                              const stx_real *STX_RESTRICT b, size_t n, stx_real g) {
+    size_t i;
+    for (i = 0; i < n; i++) d[i] = STX_FMA(fma, g, a[i] - b[i], d[i]);
+}
+
+STX_INNER void stx__mse_bwd_loop(int fma, const stx_share *s, const void *job) {
+    const stx__mse_bwd_job *j = (const stx__mse_bwd_job *)job;
+    size_t first, n = stx__share_of(s, j->n, &first);
+    stx__mse_bwd_n(fma, j->d + first, j->a + first, j->b + first, n, j->g);
+}
+
+STX_LOOP(stx__mse_bwd_loop)
 
 /* da += 2 (a - b) dloss / n ; db -= the same */
-STX_INNER void stx__mse_bwd_n(int fma, stx_real *da, const stx_real *a, const stx_real *b, size_t n,
-                              stx_real g) {
-    size_t i;
-    for (i = 0; i < n; i++) da[i] = STX_FMA(fma, g, a[i] - b[i], da[i]);
-}
-STX_EACH_ISA(stx__mse_bwd_n,
-             (stx_real * STX_RESTRICT da, const stx_real *STX_RESTRICT a,
-              const stx_real *STX_RESTRICT b, size_t n, stx_real g),
-             da, a, b, n, g)
-
-static void stx__mse_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX_CALL(s->x, stx__mse_bwd_n, (l->y + at, l->a + at, l->b + at, n, l->s));
-}
-
 STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss,
                          const stx_real *a, const stx_real *b, size_t n) {
     STX__FP_SCOPE;
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = da;
-    l.a = a;
-    l.b = b;
-    l.s = 2 * dloss[0] / (stx_real)n;
-    if (da) stx__elementwise(x, n, stx__mse_bwd_part, &l);
-    l.y = db;
-    l.s = -l.s;
-    if (db) stx__elementwise(x, n, stx__mse_bwd_part, &l);
+    const stx_real g = 2 * dloss[0] / (stx_real)n;
+    stx__mse_bwd_job j;
+    j.n = n;
+    j.a = a;
+    j.b = b;
+    j.d = da;
+    j.g = g;
+    if (da) stx__for_elements(x, n, n, stx__mse_bwd_loop_run, &j);
+    j.d = db;
+    j.g = -g;
+    if (db) stx__for_elements(x, n, n, stx__mse_bwd_loop_run, &j);
 }
 
 
@@ -14800,7 +15015,7 @@ static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, con
     STX_RUN(x, stx_fill, (x, all->data, all->size, 1));
     all = stx_dropout(x, all, p);
     mask = m ? stx_new_f32(x, m, C, 0, 0) : NULL;
-    if (all && mask) STX_RUN(x, stx_embedding_fwd, (x, mask->data, all->data, place, m, C, 1));
+    if (all && mask) STX_RUN(x, stx_embedding_fwd, (x, mask->data, all->data, place, m, C));
     return all ? mask : NULL;
 }
 
@@ -14818,7 +15033,7 @@ static stx_tensor *stx__adaptive_rows(stx_ctx *x, const stx_adaptive *a, size_t 
         dim[2] = stx__last(a->table[c]);
         mask = stx__token_mask(x, n, dim[2], a->dropout, place, dim[1]);
         if (!dim[1]) continue;
-        rows = stx__memory_of(x, a->table[c], local, dim[1], 3, dim);
+        rows = stx__lookup(x, a->table[c], local, dim[1], 3, dim);
         if (mask) rows = stx_mul(x, rows, mask);
         if (a->proj[c]) rows = stx_linear(x, rows, a->proj[c], NULL, STX_ACT_NONE);
         if (!rows) return NULL;
@@ -14845,7 +15060,7 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     dim[0] = ids->B;
     dim[1] = ids->T;
     dim[2] = stx__last(rows);
-    y = stx__memory_of(x, rows, s.at, n, 3, dim);
+    y = stx__lookup(x, rows, s.at, n, 3, dim);
     if (y && a->scale != 1) y = stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)dim[2]));
     if (y && stx__on_gpu(x)) STX_RUN(x, stx_nan_if, (x, y->data, y->size, s.over));
     return y;
@@ -14918,7 +15133,7 @@ static stx_tensor *stx__adaptive_add_cluster(stx_ctx *x, const stx__adaptive_los
     if (!m) return loss;
     dim[0] = m;
     dim[1] = d;
-    rows = stx__memory_of(x, l->h, place, m, 2, dim);
+    rows = stx__lookup(x, l->h, place, m, 2, dim);
     logits = stx__adaptive_logits(x, a, rows, c, 0, mask, &V);
     if (!l->weight)
         return stx_add(x, loss, stx__cross_entropy_of(x, logits, V, local, (double)l->n, 0));
@@ -14926,9 +15141,9 @@ static stx_tensor *stx__adaptive_add_cluster(stx_ctx *x, const stx__adaptive_los
     weight = (stx_real *)stx_step_bytes(x, 2 * m * sizeof *weight);
     if (!weight) return NULL;
     nll = weight + m;
-    STX_RUN(x, stx_embedding_fwd, (x, weight, l->weight, place, m, 1, 1));
+    STX_RUN(x, stx_embedding_fwd, (x, weight, l->weight, place, m, 1));
     loss = stx_add(x, loss, stx__token_loss(x, logits, V, local, weight, nll));
-    if (loss && l->how) STX_RUN(x, stx_embedding_bwd, (x, l->nll->data, nll, place, m, 1, 1));
+    if (loss && l->how) STX_RUN(x, stx_embedding_bwd, (x, l->nll->data, nll, place, m, 1));
     return loss;
 }
 
@@ -15577,7 +15792,7 @@ STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *piece
 static void stx__not_updated_part(const stx_share *s, const void *job) {
     const stx_optim_chunk *piece = ((const stx__pieces_job *)job)->piece;
     size_t k;
-    for (k = s->begin; k < s->end; k++) STX_CALL(s->x, stx__fill_n, (piece[k].g, piece[k].n, 0));
+    for (k = s->begin; k < s->end; k++) memset(piece[k].g, 0, piece[k].n * sizeof *piece[k].g);
 }
 
 static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
@@ -16579,6 +16794,7 @@ STX_DEF int stx_group_broadcast_params(stx_params *p) {
 STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
     STX__FP_SCOPE;
     stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *mine, *all;
+    stx__loss_weights_args a;
     int32_t *known;
     if (!y) return NULL;
     STX_RUN(x, stx_fill, (x, y->data, 1, 1));
@@ -16592,8 +16808,14 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
     stx__engine_mean(x, all->data, 1, -1);
     stx__engine_wait(x, all->data, 1);
     /* as a loss of one row weighs it: n / all */
-    STX_RUN(x, stx_token_weights,
-            (x, y->data, known, x->zero_id->device, mine->data, 1, 0, 0, 0, all->data));
+    memset(&a, 0, sizeof a);
+    a.N = 1;
+    a.mean = all->data;
+    a.targets = x->zero_id->device;
+    a.weights = mine->data;
+    a.w = y->data;
+    a.known = known;
+    STX_RUN(x, stx__loss_weights, (x, &a));
     return stx_ok(x) ? y : NULL;
 }
 
@@ -19390,7 +19612,7 @@ static int stx__memory_make_room(stx_memory *s, size_t l, size_t stay, size_t n,
     stx_real *from = stay ? stx_offset_ptr(x, y->base, by) : NULL, *to;
     if (n <= y->capacity && !stx__memory_seen(s, y)) {
         if (stay && by && stay <= STX__SHIFTS * (by / d))
-            STX_RUN(x, stx_shift2d, (x, y->base, y->stride, by + cols, NULL, 0, by, s->B));
+            STX_RUN(x, stx__shift2d, (x, y->base, y->stride, by + cols, NULL, 0, by, s->B));
         else if (stay && by) {
             to = stx__memory_scratch(s, stx_bytes_of(s->B, stay, d));
             if (!to) return 0;
@@ -19653,7 +19875,7 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
     else if (i == o && own && old && !stx__memory_seen(out, o) && n <= o->capacity
              && o->offset + o->count - old == own && n <= STX__SHIFTS * own) {
         /* all of it in one pass */
-        STX_RUN(x, stx_shift2d, (x, o->base, o->stride, n * d, own_rows, T * d, own * d, B));
+        STX_RUN(x, stx__shift2d, (x, o->base, o->stride, n * d, own_rows, T * d, own * d, B));
         stx__memory_lay(out, o, 0);
         own = 0;
     } else if (i == o && !stx__memory_make_room(out, l, old, n, stx__memory_spare(out, o, n)))

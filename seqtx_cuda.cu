@@ -9,7 +9,7 @@
 
    The only CUDA translation unit. A function stem_cuda here is the twin of stem in
    seqtx.h: the same contract, on device memory, put on the context's stream and not
-   waited for. `grep stx_layernorm_bwd` finds both.
+   waited for. `grep stx_mse_bwd` finds both.
 
    Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence), of
    seqtx_compressive.h (>>groups to >>gates) and of seqtx_par.h (>>gate to >>latency) are
@@ -1071,14 +1071,14 @@ stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda, si
     }
 }
 
-void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda,
-                      size_t w, size_t rows) {
+void stx__shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
+                       size_t lda, size_t w, size_t rows) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
     size_t all = rows * w;
     int four = (w | (rows > 1 ? (a ? lda : 0) | ldy : 0) | n) % 4 == 0 && stx__by4(Y)
                && stx__by4(A);
     if (all)
-        STX__RUN_BY(x, "stx_shift2d", four, stx__shift2d_kernel, all, Y, ldy, n, A, lda, w, all);
+        STX__RUN_BY(x, "stx__shift2d", four, stx__shift2d_kernel, all, Y, ldy, n, A, lda, w, all);
 }
 
 
@@ -1133,13 +1133,14 @@ void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real
 }
 
 /* y = a b:   da = or += dy b ; db += sum over repeats of dy a (a sum of columns when b repeats) */
-void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a,
-                      const stx_real *b, size_t n, size_t nb, int accumulate) {
-    if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
-    if (db && n == nb)
-        stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
-    else if (db && n)
-        stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb, 0, 0);
+void stx_mul_bwd_cuda(stx_ctx *x, const stx_mul_bwd_args *m) {
+    const char *name = "stx_mul_bwd";
+    const size_t n = m->n, nb = m->nb;
+    if (m->da) stx__mul_cuda(x, name, m->da, m->dy, m->b, n, nb, m->accumulate);
+    if (m->db && n == nb)
+        stx__mul_cuda(x, name, m->db, m->dy, m->a, n, n, 1);
+    else if (m->db && n)
+        stx__columns(x, name, m->db, NULL, m->dy, m->a, NULL, NULL, n / nb, nb, 0, 0);
 }
 
 
@@ -1212,14 +1213,14 @@ stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, 
     }
 }
 
-void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
-                      const stx_real *a, size_t n, int act, int accumulate) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y),
-             A = stx__num_of(x, act == STX_ACT_GELU ? a : NULL);
+void stx_act_bwd_cuda(stx_ctx *x, const stx_act_bwd_args *a) {
+    const size_t n = a->n;
+    stx__num D = stx__num_of(x, a->da), G = stx__num_of(x, a->dy), Y = stx__num_of(x, a->y),
+             A = stx__num_of(x, a->act == STX_ACT_GELU ? a->a : NULL);
     int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
     if (n)
-        STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, act,
-                    accumulate && da != dy);
+        STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, a->act,
+                    a->accumulate && a->da != a->dy);
 }
 
 
@@ -1292,18 +1293,18 @@ stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulat
     }
 }
 
-void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p,
-                          uint64_t seed, uint64_t stream, uint64_t first, int accumulate) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    stx__drop d = stx__drop_of(x, p, seed, stream, first);
+void stx_dropout_fwd_cuda(stx_ctx *x, const stx_dropout_args *a) {
+    const size_t n = a->n;
+    stx__num Y = stx__num_of(x, a->y), A = stx__num_of(x, a->a);
+    stx__drop d = stx__drop_of(x, a->p, a->seed, a->stream, a->first);
     unsigned grid = stx__grid(x, (n + 7) / 8);
     if (!d.keep) d.keep = 65536; /* p = 0 keeps all, as on the CPU */
     if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A))
         STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n, d,
-                        accumulate);
+                        a->accumulate);
     else if (n)
         STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d,
-                        accumulate);
+                        a->accumulate);
 }
 
 
@@ -1344,13 +1345,14 @@ stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n, int a
     }
 }
 
-void stx_rezero_bwd_cuda(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy,
-                         const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
-    stx__num D = stx__num_of(x, df), G = stx__num_of(x, dy), A = stx__num_of(x, alpha);
-    if (dalpha) stx__sum_cuda(x, "stx_rezero_bwd", STX__SUM_PRODUCTS, dalpha, dy, f, n, 1, 1);
-    if (df && n)
-        STX__RUN_BY(x, "stx_rezero_bwd", n % 4 == 0 && stx__by4(D) && stx__by4(G),
-                    stx__rezero_bwd_kernel, n, D, G, A, n, accumulate);
+void stx_rezero_bwd_cuda(stx_ctx *x, const stx_rezero_bwd_args *r) {
+    const char *name = "stx_rezero_bwd";
+    const size_t n = r->n;
+    stx__num D = stx__num_of(x, r->df), G = stx__num_of(x, r->dy), A = stx__num_of(x, r->alpha);
+    if (r->dalpha) stx__sum_cuda(x, name, STX__SUM_PRODUCTS, r->dalpha, r->dy, r->f, n, 1, 1);
+    if (r->df && n)
+        STX__RUN_BY(x, name, n % 4 == 0 && stx__by4(D) && stx__by4(G), stx__rezero_bwd_kernel, n, D,
+                    G, A, n, r->accumulate);
 }
 
 
@@ -1763,26 +1765,12 @@ static void stx__norm_fwd(stx_ctx *x, const char *name, const stx_residual_norm_
                         eps, d);
 }
 
-void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd,
-                            const stx_real *in, const stx_real *gain, const stx_real *shift,
-                            size_t N, size_t C, stx_real eps) {
-    stx_residual_norm_args a;
-    memset(&a, 0, sizeof a);
-    a.N = N;
-    a.C = C;
-    a.eps = eps;
-    a.h = in;
-    a.gain = gain;
-    a.shift = shift;
-    a.y = y;
-    a.mean = mean;
-    a.rstd = rstd;
-    stx__norm_fwd<0>(x, "stx_layernorm_fwd", &a);
-}
-
-/* s = h + dropout(f + bias) ; y = layernorm(s) */
+/* s = h + dropout(f + bias) ; y = layernorm(s), or y = layernorm(h) without f */
 void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
-    stx__norm_fwd<1>(x, "stx_residual_norm_fwd", a);
+    if (a->f)
+        stx__norm_fwd<1>(x, "stx_residual_norm_fwd", a);
+    else
+        stx__norm_fwd<0>(x, "stx_residual_norm_fwd", a);
 }
 
 /* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
@@ -1933,7 +1921,9 @@ static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx__norm_num
                         rows, d);
 }
 
-static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
+/* g = layernorm' ; ds = or += g ; df = or += g mask / keep ; dbias += sum_n of that */
+void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
+    const char *name = "stx_residual_norm_bwd";
     const size_t N = a->N, C = a->C;
     stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->rng_first);
     stx__norm_nums v;
@@ -1980,60 +1970,32 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
         stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, 0, a->deferred);
 }
 
-void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift,
-                            const stx_real *dy, const stx_real *in, const stx_real *gain,
-                            const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
-                            int accumulate) {
-    stx_residual_norm_args a;
-    memset(&a, 0, sizeof a);
-    a.N = N;
-    a.C = C;
-    /* only read */
-    a.s = (stx_real *)in;
-    a.gain = gain;
-    a.mean = (stx_real *)mean;
-    a.rstd = (stx_real *)rstd;
-    a.dy = dy;
-    a.ds = din;
-    a.dgain = dgain;
-    a.dshift = dshift;
-    a.accumulate_ds = accumulate;
-    stx__norm_bwd(x, "stx_layernorm_bwd", &a);
-}
-
-/* g = layernorm' ; ds = or += g ; df = or += g mask / keep ; dbias += sum_n of that */
-void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
-    stx__norm_bwd(x, "stx_residual_norm_bwd", a);
-}
-
 
 // >>embedding ---------------------------------------------------------------------------------------------------------
 
-/* y (N,C) = s table[ids], table (V,C), ids (N). A thread takes four neighbours of a
+/* y (N,C) = table[ids], table (V,C), ids (N). A thread takes four neighbours of a
    row at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C,
-                          float s) {
+stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C) {
     STX__STEP(i, n, W) {
         size_t r = i / C;
         float v[W];
         stx__getn<W>(v, table, (size_t)ids[r] * C + (i - r * C));
-        for (int e = 0; e < W; e++) v[e] *= s;
         stx__putn<W>(y, i, v);
     }
 }
 
 void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids,
-                            size_t N, size_t C, stx_real s) {
+                            size_t N, size_t C) {
     stx__num Y = stx__num_of(x, y), T = stx__num_of(x, table);
     size_t n = N * C;
     if (n)
         STX__RUN_BY(x, "stx_embedding_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(T),
-                    stx__embedding_fwd_kernel, n, Y, T, ids, n, C, s);
+                    stx__embedding_fwd_kernel, n, Y, T, ids, n, C);
 }
 
-/* y[n] = s table[ids[n]]:   dtable[ids[n]] += s dy[n]. Rows repeat, and no two blocks may add to one. So the positions are sorted by
+/* y[n] = table[ids[n]]:   dtable[ids[n]] += dy[n]. Rows repeat, and no two blocks may add to one. So the positions are sorted by
    (id, position), on the GPU, for the ids are there; then runs of one id are summed in tiles of 32 sorted positions, and what a run leaves
    in several tiles is added up, in order. A run belongs to one block at every stage: the order of sums is a function of the ids alone, and
    a frequent id (all N, even) keeps as many blocks busy as N rare ones.
@@ -2091,7 +2053,7 @@ STX__GLOBAL(256) stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys,
 template <int W>
 STX__GLOBAL(128)
 stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id,
-                           const size_t *at, size_t N, size_t C, float s) {
+                           const size_t *at, size_t N, size_t C) {
     STX__SHARED(int32_t, ids, STX__ID_TILE + 2); /* with a neighbour on each side */
     STX__SHARED(size_t, rows, STX__ID_TILE);
     const size_t lo = (size_t)blockIdx.x * STX__ID_TILE;
@@ -2126,7 +2088,6 @@ stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int3
                 for (int e = 0; e < W; e++)
                     part[(2 * (size_t)blockIdx.x + (i != 0)) * C + c + e] = sum[e];
             } else {
-                for (int e = 0; e < W; e++) sum[e] *= s;
                 stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
             }
         }
@@ -2137,8 +2098,8 @@ stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int3
    adds that run's parts. */
 template <int W>
 STX__GLOBAL(128)
-stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C,
-                          float s) {
+stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N,
+                          size_t C) {
     const size_t tile = blockIdx.x, last = (tile + 1) * STX__ID_TILE - 1,
                  tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
     const int32_t me = last + 1 < N ? id[last] : -1;
@@ -2161,13 +2122,12 @@ stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id,
             for (int j = 0; j < 16; j++)
                 for (int e = 0; e < W; e++) sum[e] += v[j][e];
         }
-        for (int e = 0; e < W; e++) sum[e] *= s;
         stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
     }
 }
 
 void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids,
-                            size_t N, size_t C, stx_real s) {
+                            size_t N, size_t C) {
     const char *name = "stx_embedding_bwd";
     stx__num D = stx__num_of(x, dtable), G = stx__num_of(x, dy);
     size_t chunks = (N + STX__SORT - 1) / STX__SORT, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
@@ -2193,12 +2153,12 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
                     keys, chunks);
     if (four) {
         STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<4>, grid, 128, 0, D, part, G, id, at, N,
-                        C, s);
-        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<4>, grid, 128, 0, D, part, id, N, C, s);
+                        C);
+        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<4>, grid, 128, 0, D, part, id, N, C);
     } else {
         STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<1>, grid, 128, 0, D, part, G, id, at, N,
-                        C, s);
-        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<1>, grid, 128, 0, D, part, id, N, C, s);
+                        C);
+        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<1>, grid, 128, 0, D, part, id, N, C);
     }
 }
 
@@ -3012,18 +2972,17 @@ void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) {
 /* y = act(in W^T + b): product, bias and relu are one pass. cublasLt's GELU is the
    tanh approximation and ours is exact, so gelu, tanh and sigmoid are a pass of their
    own over what the product left: pre, where it is wanted, or y itself. */
-void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in,
-                         const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O,
-                         int act) {
-    stx_real *to = pre ? pre : y;
-    int relu = act == STX_ACT_RELU && !pre;
-    stx_gemm_args g = stx_gemm_init(0, 1, N, O, I, in, W, to);
+void stx_linear_fwd_cuda(stx_ctx *x, const stx_linear_args *a) {
+    const size_t N = a->N, O = a->O;
+    const int act = a->act, relu = act == STX_ACT_RELU && !a->pre;
+    stx_real *to = a->pre ? a->pre : a->y;
+    stx_gemm_args g = stx_gemm_init(0, 1, N, O, a->Ci, a->in, a->W, to);
     if (!stx_ok(x) || !N || !O) return;
-    if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu, 0)) {
-        stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
-        if (!pre) return;
+    if (!stx__lt_product(x, "stx_linear_fwd", &g, a->b, relu, 0)) {
+        stx_bias_act_fwd_cuda(x, to, NULL, a->b, N, O, a->pre ? STX_ACT_NONE : act);
+        if (!a->pre) return;
     }
-    if (pre || (act && !relu)) stx_act_fwd_cuda(x, y, to, N * O, act);
+    if (a->pre || (act && !relu)) stx_act_fwd_cuda(x, a->y, to, N * O, act);
 }
 
 /* da (N,O) = da act'(a), and part (chunks,O) = the sums of da's columns, `rows` rows a
@@ -3097,8 +3056,10 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     if (act && db)
         stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, a->padding, act,
                            late);
-    else if (act)
-        stx_act_bwd_cuda(x, a->da, a->da, a->y, a->pre, N * O, act, 0);
+    else if (act) {
+        stx_act_bwd_args b = {N * O, act, 0, a->y, a->pre, a->da, a->da};
+        stx_act_bwd_cuda(x, &b);
+    }
     else if (db)
         stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->padding,
                      late);
@@ -3161,7 +3122,7 @@ template <int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
     }
 }
 
-static void stx__heads_run(stx_ctx *x, const char *what, const stx_heads_args *a, int backward) {
+static void stx__heads_run(stx_ctx *x, const char *what, const stx__heads_args *a, int backward) {
     stx__heads h;
     memset(&h, 0, sizeof h);
     h.a = stx__num_of(x, backward ? a->da : a->a);
@@ -3186,12 +3147,12 @@ static void stx__heads_run(stx_ctx *x, const char *what, const stx_heads_args *a
     if (n) STX__RUN_BY(x, what, four, stx__heads_kernel, n, h, n);
 }
 
-void stx_heads_fwd_cuda(stx_ctx *x, const stx_heads_args *h) {
-    stx__heads_run(x, "stx_heads_fwd", h, 0);
+void stx__heads_fwd_cuda(stx_ctx *x, const stx__heads_args *h) {
+    stx__heads_run(x, "stx_linear_heads", h, 0);
 }
 
-void stx_heads_bwd_cuda(stx_ctx *x, const stx_heads_args *h) {
-    stx__heads_run(x, "stx_heads_bwd", h, 1);
+void stx__heads_bwd_cuda(stx_ctx *x, const stx__heads_args *h) {
+    stx__heads_run(x, "stx_linear_heads, backward", h, 1);
 }
 
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A
@@ -3318,43 +3279,12 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
 
 // >>cross_entropy -----------------------------------------------------------------------------------------------------
 
-/* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv -
-   logits[n,target]) / divisor A warp or a block does a row in one pass; the rows'
-   losses go to scratch, in double, and are added in a fixed tree. */
-template <int T>
-STX__GLOBAL(STX__ROW_BLOCK(T))
-stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits,
-                              const int32_t *targets, size_t N, size_t V, size_t ld) {
-    STX__SHARED(float, sh, 32);
-    STX__EACH_ROW(n, N, T) {
-        stx__lse l = stx__row_lse<T>(logits, n * ld, V, sh);
-        if (threadIdx.x % T == 0) {
-            stx__put(top, n, l.top);
-            stx__put(inv, n, 1 / l.sum);
-            loss[n] = (double)l.top + log((double)l.sum)
-                      - (double)stx__get(logits, n * ld + (size_t)targets[n]);
-        }
-    }
-}
-
-void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, size_t N, size_t V,
-                                size_t ld, double divisor) {
-    const char *name = "stx_cross_entropy_fwd";
-    stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv),
-             A = stx__num_of(x, logits);
-    double *part;
-    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V, ld);
-    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor, 0);
-}
-
-/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = dloss / divisor;
+/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = w[n] dloss / divisor;
    dlogits may be logits, without accumulate; then what stands between rows of V
    numbers, which are ld apart, becomes 0. A warp or a block (T threads) does a row n;
    every number is read and written by one thread. known 0: no target, and g is 0. */
 template <int T>
-static __device__ void stx__cross_entropy_row(stx__num dlogits, stx__num top, stx__num inv,
+static __device__ void stx__token_loss_row(stx__num dlogits, stx__num top, stx__num inv,
                                               stx__num logits, size_t n, size_t V, size_t ld,
                                               size_t target, int known, float g, int accumulate) {
     const size_t start = n * ld, t = threadIdx.x % T;
@@ -3380,34 +3310,11 @@ static __device__ void stx__cross_entropy_row(stx__num dlogits, stx__num top, st
     for (size_t v = V + t; v < ld && !accumulate; v += T) stx__put(dlogits, start + v, 0);
 }
 
-template <int T>
-STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 6)
-stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
-                              stx__num logits, const int32_t *targets, size_t N, size_t V,
-                              size_t ld, double divisor, int accumulate) {
-    const float g = (float)((double)stx__get(dloss, 0) / divisor);
-    STX__EACH_ROW(n, N, T)
-    stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, (size_t)targets[n], 1, g,
-                              accumulate);
-}
-
-void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss,
-                                const stx_real *top, const stx_real *inv, const stx_real *logits,
-                                const int32_t *targets, size_t N, size_t V, size_t ld,
-                                double divisor, int accumulate) {
-    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top),
-             I = stx__num_of(x, inv), A = stx__num_of(x, logits);
-    if (dlogits == logits) accumulate = 0;
-    if (N && V)
-        STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I,
-                      A, targets, N, V, ld, divisor, accumulate);
-}
-
 /* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see
-   stx_token_weights. One block, for the divisor may be a sum over all rows: a thread
+   stx__loss_weights_args. One block, for the divisor may be a sum over all rows: a thread
    adds every 1024th, then a fixed tree. */
 STX__GLOBAL(1024)
-stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, stx__num weights,
+stx__loss_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, stx__num weights,
                           size_t N, int ignore, int32_t ignored, double divisor, stx__num mean) {
     STX__SHARED(double, sh, 32);
     double s = 0;
@@ -3429,17 +3336,17 @@ stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, st
     }
 }
 
-void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets,
-                            const stx_real *weights, size_t N, int ignore, int32_t ignored,
-                            double divisor, const stx_real *mean) {
-    stx__num W = stx__num_of(x, w), A = stx__num_of(x, weights), M = stx__num_of(x, mean);
-    if (N)
-        STX__RUN_KERNEL(x, "stx_token_weights", stx__token_weights_kernel, 1, 1024, 0, W, known,
-                        targets, A, N, ignore, ignored, divisor, M);
+void stx__loss_weights_cuda(stx_ctx *x, const stx__loss_weights_args *a) {
+    stx__num W = stx__num_of(x, a->w), A = stx__num_of(x, a->weights), M = stx__num_of(x, a->mean);
+    if (a->N)
+        STX__RUN_KERNEL(x, "stx_cross_entropy_tokens", stx__loss_weights_kernel, 1, 1024, 0, W, a->known,
+                        a->targets, A, a->N, a->ignore, a->ignored_id, a->divisor, M);
 }
 
-/* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As
-   cross_entropy; rows with a negative target are 0. */
+/* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; nll[n] = top - log inv -
+   logits[n,target] ; loss = sum_n w[n] nll[n] / divisor; rows with a negative target are 0.
+   A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and
+   are added in a fixed tree. nll and w are optional. */
 template <int T>
 STX__GLOBAL(STX__ROW_BLOCK(T))
 stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits,
@@ -3455,51 +3362,50 @@ stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num in
                                         - (double)stx__get(logits, n * ld + (size_t)target);
             stx__put(top, n, l.top);
             stx__put(inv, n, target < 0 ? 0 : 1 / l.sum);
-            stx__put(nll, n, (float)v);
-            loss[n] = target < 0 ? 0 : (double)stx__get(w, n) * v;
+            if (nll.p) stx__put(nll, n, (float)v);
+            loss[n] = w.p && target >= 0 ? (double)stx__get(w, n) * v : v;
         }
     }
 }
 
-void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top,
-                             stx_real *inv, const stx_real *logits, const int32_t *targets,
-                             const stx_real *w, size_t N, size_t V, size_t ld) {
+void stx_token_loss_fwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
     const char *name = "stx_token_loss_fwd";
-    stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top),
-             I = stx__num_of(x, inv), A = stx__num_of(x, logits), W = stx__num_of(x, w);
+    const size_t N = a->N, V = a->V;
+    stx__num L = stx__num_of(x, a->loss), P = stx__num_of(x, a->nll),
+             M = stx__num_of(x, a->row_max), I = stx__num_of(x, a->inv_sum),
+             A = stx__num_of(x, a->logits), W = stx__num_of(x, a->weights);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V,
-                  ld);
-    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
+    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, a->targets, W, N, V,
+                  a->ld);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, a->divisor, 0);
 }
 
-/* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows
-   with a negative target. As cross_entropy. */
+/* A row with a negative target becomes 0, or stays with accumulate. */
 template <int T>
-STX__GLOBAL(STX__ROW_BLOCK(T))
+STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 6)
 stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
                            stx__num logits, const int32_t *targets, stx__num w, size_t N, size_t V,
-                           size_t ld, int accumulate) {
-    const float dl = stx__get(dloss, 0);
+                           size_t ld, double divisor, int accumulate) {
+    const float scale = (float)((double)stx__get(dloss, 0) / divisor);
     STX__EACH_ROW(n, N, T) {
         const int known = targets[n] >= 0;
+        const float g = w.p ? scale * stx__get(w, n) : scale;
         if (!known && accumulate) continue;
-        stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld,
-                                  known ? (size_t)targets[n] : V, known,
-                                  known ? dl * stx__get(w, n) : 0, accumulate);
+        stx__token_loss_row<T>(dlogits, top, inv, logits, n, V, ld,
+                               known ? (size_t)targets[n] : V, known, known ? g : 0, accumulate);
     }
 }
 
-void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss,
-                             const stx_real *top, const stx_real *inv, const stx_real *logits,
-                             const int32_t *targets, const stx_real *w, size_t N, size_t V,
-                             size_t ld, int accumulate) {
-    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top),
-             I = stx__num_of(x, inv), A = stx__num_of(x, logits), W = stx__num_of(x, w);
+void stx_token_loss_bwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
+    const size_t N = a->N, V = a->V;
+    stx__num D = stx__num_of(x, a->dlogits), G = stx__num_of(x, a->dloss),
+             M = stx__num_of(x, a->row_max), I = stx__num_of(x, a->inv_sum),
+             A = stx__num_of(x, a->logits), W = stx__num_of(x, a->weights);
+    int accumulate = a->accumulate && a->dlogits != a->logits;
     if (N && V)
         STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A,
-                      targets, W, N, V, ld, accumulate);
+                      a->targets, W, N, V, a->ld, a->divisor, accumulate);
 }
 
 /* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time:

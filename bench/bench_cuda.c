@@ -1254,13 +1254,34 @@ static void run_copy(job *j) {
 }
 
 static void run_layernorm_fwd(job *j) {
-    stx_layernorm_fwd_cuda(j->x, j->a[0], j->a[5], j->a[6], j->a[1], j->a[3], j->a[4], j->n[0],
-                           j->n[1], 1e-5f);
+    stx_residual_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.N = j->n[0];
+    k.C = j->n[1];
+    k.eps = 1e-5f;
+    k.h = j->a[1];
+    k.gain = j->a[3];
+    k.shift = j->a[4];
+    k.y = j->a[0];
+    k.mean = j->a[5];
+    k.rstd = j->a[6];
+    stx_residual_norm_fwd_cuda(j->x, &k);
 }
 
 static void run_layernorm_bwd(job *j) {
-    stx_layernorm_bwd_cuda(j->x, j->a[2], (stx_real *)j->work[0], (stx_real *)j->work[1], j->a[0],
-                           j->a[1], j->a[3], j->a[5], j->a[6], j->n[0], j->n[1], 0);
+    stx_residual_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.N = j->n[0];
+    k.C = j->n[1];
+    k.s = j->a[1];
+    k.gain = j->a[3];
+    k.mean = j->a[5];
+    k.rstd = j->a[6];
+    k.dy = j->a[0];
+    k.ds = j->a[2];
+    k.dgain = (stx_real *)j->work[0];
+    k.dshift = (stx_real *)j->work[1];
+    stx_residual_norm_bwd_cuda(j->x, &k);
 }
 
 static void run_residual_fwd(job *j) {
@@ -1301,18 +1322,34 @@ static void run_bias_relu(job *j) {
     stx_bias_act_fwd_cuda(j->x, j->a[0], NULL, j->a[3], j->n[0], j->n[1], STX_ACT_RELU);
 }
 
+static stx_token_loss_args entropy_args(const job *j) {
+    stx_token_loss_args k;
+    memset(&k, 0, sizeof k);
+    k.N = j->n[0];
+    k.V = k.ld = j->n[1];
+    k.divisor = (double)k.N;
+    k.logits = j->a[1];
+    k.targets = j->ids;
+    k.loss = j->a[7];
+    k.row_max = j->a[5];
+    k.inv_sum = j->a[6];
+    k.dloss = j->a[7];
+    k.dlogits = j->a[0];
+    return k;
+}
+
 static void run_entropy_fwd(job *j) {
-    stx_cross_entropy_fwd_cuda(j->x, j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1],
-                               j->n[1], (double)j->n[0]);
+    stx_token_loss_args k = entropy_args(j);
+    stx_token_loss_fwd_cuda(j->x, &k);
 }
 
 static void run_entropy_bwd(job *j) {
-    stx_cross_entropy_bwd_cuda(j->x, j->a[0], j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0],
-                               j->n[1], j->n[1], (double)j->n[0], 0);
+    stx_token_loss_args k = entropy_args(j);
+    stx_token_loss_bwd_cuda(j->x, &k);
 }
 
 static void run_embedding(job *j) {
-    stx_embedding_fwd_cuda(j->x, j->a[0], j->a[3], j->ids, j->n[0], j->n[1], 1);
+    stx_embedding_fwd_cuda(j->x, j->a[0], j->a[3], j->ids, j->n[0], j->n[1]);
 }
 
 static void run_optim(job *j) {

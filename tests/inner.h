@@ -45,6 +45,13 @@ extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, siz
                                     int back); /* into how many units it cuts
                                                                                                                the call */
 
+/* CPU twins of private kernels; the CUDA twins are declared in seqtx.h */
+extern void inner_shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
+                          size_t lda, size_t w, size_t rows);
+extern void inner_loss_weights(stx_ctx *x, const stx__loss_weights_args *a);
+#define inner_shift2d_cuda      stx__shift2d_cuda
+#define inner_loss_weights_cuda stx__loss_weights_cuda
+
 /* signs of other work that its threads saw of late; 0: none */
 extern uint32_t inner_busy(const stx_ctx *x);
 

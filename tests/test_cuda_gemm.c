@@ -4,6 +4,7 @@
    layers, and the large ones. */
 #include "../seqtx.h"
 #include "inner.h"
+#include "kernels.h"
 #include "cuda_test.h"
 #include "../bench/cuda_model.h"
 
@@ -303,8 +304,8 @@ static void layer_case(stx_ctx *x, const layer *l) {
     gdb = cuda_numbers(x, db, O, STX_MEM_BYTES);
     memcpy(behind, db + R, l->pad * sizeof *behind);
 
-    stx_linear_fwd(cpu, y, pre, in, W, l->bias ? b + l->off : NULL, N, I, O, l->act);
-    stx_linear_fwd_cuda(x, gy, l->pre ? gpre : NULL, gin, gW,
+    k_linear_fwd(cpu, y, pre, in, W, l->bias ? b + l->off : NULL, N, I, O, l->act);
+    k_linear_fwd_cuda(x, gy, l->pre ? gpre : NULL, gin, gW,
                         l->bias ? stx_offset_ptr(x, gb, l->off) : NULL, N, I, O, l->act);
     if (l->pre) {
         got = fetch(x, gpre, n);
@@ -342,7 +343,7 @@ static void layer_case(stx_ctx *x, const layer *l) {
     bwd.dW = gdW;
     bwd.db = l->bias ? gdb : NULL;
     stx_linear_bwd_cuda(x, &bwd);
-    if (l->act) stx_act_bwd(cpu, dy, dy, y, pre, n, l->act, 0);
+    if (l->act) k_act_bwd(cpu, dy, dy, y, pre, n, l->act, 0);
     if (l->bias) { /* sums of what was not yet rounded */
         stx_sum_rows(cpu, db, dy, N, O);
         got = fetch(x, gdb, O);
@@ -804,7 +805,7 @@ static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, s
     stx_real *b = cuda_numbers(x, numbers + 7, O, STX_MEM_PARAMS),
              *y = cuda_numbers(x, NULL, N * O, STX_MEM_ACTIVATIONS);
     float *got;
-    stx_linear_fwd_cuda(x, y, NULL, in, W, b, N, I, O, STX_ACT_RELU);
+    k_linear_fwd_cuda(x, y, NULL, in, W, b, N, I, O, STX_ACT_RELU);
     got = fetch(x, y, N * O);
     stx_cuda_free(x, in);
     stx_cuda_free(x, W);
@@ -976,7 +977,7 @@ static void again(void *user, uint64_t *hash) {
     bwd.dx = gdx;
     bwd.dW = gdW;
     bwd.db = gdb;
-    stx_linear_fwd_cuda(x, gy, gp, gin, gW, gb, N, I, O, STX_ACT_GELU);
+    k_linear_fwd_cuda(x, gy, gp, gin, gW, gb, N, I, O, STX_ACT_GELU);
     *hash = cuda_hash(x, gy, N * O, *hash);
     stx_linear_bwd_cuda(x, &bwd);
     *hash = cuda_hash(x, gdx, N * I, *hash);

@@ -3,6 +3,8 @@
    bf16, at odd sizes, from misaligned starts, with guard numbers around every array,
    and in any order of threads. */
 #include "../seqtx.h"
+#include "inner.h"
+#include "kernels.h"
 #include "cuda_arr.h"
 
 static const size_t sizes[] = {1,   2,   3,    5,    31,   32,   33,   127,
@@ -46,7 +48,7 @@ static void test_flat(void) {
         BOTH(stx_mul_fwd, (cx, y.c, a.c, b.c, n, n), (gx, y.d, a.d, b.d, n, n));
         arr_check("mul", &y, 0);
         for (acc = 0; acc < 2; acc++) {
-            BOTH(stx_mul_bwd, (cx, y.c, j.c, i.c, a.c, b.c, n, n, (int)acc),
+            BOTH(k_mul_bwd, (cx, y.c, j.c, i.c, a.c, b.c, n, n, (int)acc),
                  (gx, y.d, j.d, i.d, a.d, b.d, n, n, (int)acc));
             arr_check("mul da", &y, 1e-6);
             arr_check("mul db", &j, 1e-6);
@@ -56,14 +58,14 @@ static void test_flat(void) {
             BOTH(stx_act_fwd, (cx, z.c, a.c, n, act), (gx, z.d, a.d, n, act));
             arr_check("act", &z, 1e-6);
             for (acc = 0; acc < 2; acc++) {
-                BOTH(stx_act_bwd, (cx, d.c, g.c, z.c, a.c, n, act, (int)acc),
+                BOTH(k_act_bwd, (cx, d.c, g.c, z.c, a.c, n, act, (int)acc),
                      (gx, d.d, g.d, z.d, a.d, n, act, (int)acc));
                 arr_check("act da", &d, 1e-6);
             }
-            BOTH(stx_act_bwd, (cx, g.c, g.c, z.c, a.c, n, act, 0),
+            BOTH(k_act_bwd, (cx, g.c, g.c, z.c, a.c, n, act, 0),
                  (gx, g.d, g.d, z.d, a.d, n, act, 0));
             arr_check("act da in place", &g, 1e-6);
-            BOTH(stx_act_bwd, (cx, g.c, a.c, z.c, act == STX_ACT_GELU ? a.c : NULL, n, act, 1),
+            BOTH(k_act_bwd, (cx, g.c, a.c, z.c, act == STX_ACT_GELU ? a.c : NULL, n, act, 1),
                  (gx, g.d, a.d, z.d, act == STX_ACT_GELU ? a.d : NULL, n, act, 1));
             arr_check("act da without a", &g, 1e-6);
             BOTH(stx_act_fwd, (cx, g.c, g.c, n, act), (gx, g.d, g.d, n, act));
@@ -73,7 +75,7 @@ static void test_flat(void) {
             arr_free(&g);
         }
         for (acc = 0; acc < 2; acc++) {
-            BOTH(stx_dropout_fwd,
+            BOTH(k_dropout_fwd,
                  (cx, y.c, a.c, n, 0.3f, 0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5,
                   1000 * (uint64_t)acc, (int)acc),
                  (gx, y.d, a.d, n, 0.3f, 0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5,
@@ -81,13 +83,13 @@ static void test_flat(void) {
             arr_check("dropout", &y, 1e-6);
         }
         BOTH(stx_fill, (cx, a.c, n, 1), (gx, a.d, n, 1));
-        BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 11, 0, 0),
+        BOTH(k_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 11, 0, 0),
              (gx, y.d, a.d, n, 0.5f, 9, 11, 0, 0));
         arr_check("dropout mask", &y, 0);
-        BOTH(stx_dropout_fwd, (cx, y.c, b.c, n, 0, 9, 11, 0, 0), (gx, y.d, b.d, n, 0, 9, 11, 0, 0));
+        BOTH(k_dropout_fwd, (cx, y.c, b.c, n, 0, 9, 11, 0, 0), (gx, y.d, b.d, n, 0, 9, 11, 0, 0));
         arr_check("dropout 0", &y, 0);
         stx_cuda_rng_shift(gx, 1000); /* a replayed step: the stream moves on */
-        BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 1011, 0, 0),
+        BOTH(k_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 1011, 0, 0),
              (gx, y.d, a.d, n, 0.5f, 9, 11, 0, 0));
         arr_check("dropout shifted", &y, 0);
         stx_cuda_rng_shift(gx, 0);
@@ -146,7 +148,7 @@ static void test_flat(void) {
             }
             BOTH(stx_rezero_fwd, (cx, d.c, NULL, b.c, g.c, n), (gx, d.d, NULL, b.d, g.d, n));
             arr_check("scale by", &d, 1e-7);
-            BOTH(stx_rezero_bwd, (cx, d.c, l.c, b.c, a.c, g.c, n, 0),
+            BOTH(k_rezero_bwd, (cx, d.c, l.c, b.c, a.c, g.c, n, 0),
                  (gx, d.d, l.d, b.d, a.d, g.d, n, 0));
             arr_check("scale by da", &d, 1e-6);
             arr_check("scale by ds", &l, 4e-6);
@@ -175,10 +177,10 @@ static void test_flat(void) {
         stx_axpy_cuda(gx, y.d, y.d, 0, 5, 1);
         stx_copy2d_cuda(gx, y.d, 4, y.d, 4, 0, 4, 0);
         stx_sum_rows_cuda(gx, y.d, y.d, 0, 8);
-        stx_dropout_fwd_cuda(gx, y.d, y.d, 0, 0.5f, 1, 1, 0, 0);
-        stx_layernorm_fwd_cuda(gx, y.d, y.d, y.d, y.d, y.d, y.d, 0, 8, 0);
+        k_dropout_fwd_cuda(gx, y.d, y.d, 0, 0.5f, 1, 1, 0, 0);
+        k_layernorm_fwd_cuda(gx, y.d, y.d, y.d, y.d, y.d, y.d, 0, 8, 0);
         stx_softmax_fwd_cuda(gx, y.d, y.d, 0, 8);
-        stx_embedding_bwd_cuda(gx, y.d, y.d, NULL, 0, 8, 1);
+        stx_embedding_bwd_cuda(gx, y.d, y.d, NULL, 0, 8);
         stx_add_fwd_cuda(gx, y.d, y.d, y.d, 0, 8);
         arr_check("no numbers", &y, 0);
         arr_free(&y);
@@ -266,7 +268,7 @@ static void test_rows(void) {
             arr_check("add a row", &y, 0);
             BOTH(stx_mul_fwd, (cx, y.c, a.c, b.c, n, C), (gx, y.d, a.d, b.d, n, C));
             arr_check("mul by a row", &y, 0);
-            BOTH(stx_mul_bwd, (cx, y.c, db.c, f.c, a.c, b.c, n, C, 1),
+            BOTH(k_mul_bwd, (cx, y.c, db.c, f.c, a.c, b.c, n, C, 1),
                  (gx, y.d, db.d, f.d, a.d, b.d, n, C, 1));
             arr_check("mul da", &y, 1e-6);
             arr_check("mul db, b repeats", &db, 2e-6);
@@ -286,13 +288,13 @@ static void test_rows(void) {
                 arr_free(&t);
             }
 
-            BOTH(stx_layernorm_fwd, (cx, y.c, mean.c, rstd.c, a.c, gain.c, shift.c, N, C, 1e-5f),
+            BOTH(k_layernorm_fwd, (cx, y.c, mean.c, rstd.c, a.c, gain.c, shift.c, N, C, 1e-5f),
                  (gx, y.d, mean.d, rstd.d, a.d, gain.d, shift.d, N, C, 1e-5f));
             arr_check("layernorm", &y, C == 1 ? 1e-4 : 4e-6);
             mean_check("layernorm mean", &mean);
             arr_check("layernorm rstd", &rstd, 1e-5);
             for (acc = 0; acc < 2; acc++) {
-                BOTH(stx_layernorm_bwd,
+                BOTH(k_layernorm_bwd,
                      (cx, d.c, dgain.c, dshift.c, g.c, a.c, gain.c, mean.c, rstd.c, N, C, (int)acc),
                      (gx, d.d, dgain.d, dshift.d, g.d, a.d, gain.d, mean.d, rstd.d, N, C,
                       (int)acc));
@@ -300,11 +302,11 @@ static void test_rows(void) {
                 arr_check("layernorm dgain", &dgain, 4e-6);
                 arr_check("layernorm dshift", &dshift, 4e-6);
             }
-            BOTH(stx_layernorm_bwd,
+            BOTH(k_layernorm_bwd,
                  (cx, NULL, dgain.c, NULL, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0),
                  (gx, NULL, dgain.d, NULL, g.d, a.d, gain.d, mean.d, rstd.d, N, C, 0));
             arr_check("layernorm dgain alone", &dgain, 4e-6);
-            BOTH(stx_layernorm_bwd,
+            BOTH(k_layernorm_bwd,
                  (cx, d.c, NULL, NULL, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0),
                  (gx, d.d, NULL, NULL, g.d, a.d, gain.d, mean.d, rstd.d, N, C, 0));
             arr_check("layernorm din alone", &d, C < 4 ? 1e-3 : 4e-6);
@@ -316,7 +318,7 @@ static void test_rows(void) {
                 kg = residual_args(&all, 1, N, C, drop, (int)acc);
                 BOTH(stx_residual_norm_fwd, (cx, &kc), (gx, &kg));
                 arr_check("residual_norm s", &s, 1e-6);
-                stx_layernorm_fwd(cx, y.c, mean.c, rstd.c, s.c, gain.c, shift.c, N, C, 1e-5f);
+                k_layernorm_fwd(cx, y.c, mean.c, rstd.c, s.c, gain.c, shift.c, N, C, 1e-5f);
                 arr_check("residual_norm y", &y, C == 1 ? 1e-4 : 4e-6);
                 mean_check("residual_norm mean", &mean);
                 arr_check("residual_norm rstd", &rstd, 1e-5);
@@ -335,7 +337,7 @@ static void test_rows(void) {
                 kg = residual_args(&with, 1, N, C, acc % 2 ? 0.25f : 0, 0);
                 BOTH(stx_residual_norm_fwd, (cx, &kc), (gx, &kg));
                 arr_check("residual_norm_bias s", &s, 1e-6);
-                stx_layernorm_fwd(cx, y.c, mean.c, rstd.c, s.c, gain.c, shift.c, N, C, 1e-5f);
+                k_layernorm_fwd(cx, y.c, mean.c, rstd.c, s.c, gain.c, shift.c, N, C, 1e-5f);
                 arr_check("residual_norm_bias y", &y, C == 1 ? 1e-4 : 4e-6);
                 mean_check("residual_norm_bias mean", &mean);
                 arr_check("residual_norm_bias rstd", &rstd, 1e-5);
@@ -354,7 +356,7 @@ static void test_rows(void) {
                 arr_check("residual_norm dgain again", &dgain, 4e-6);
                 arr_check("residual_norm dshift again", &dshift, 4e-6);
             }
-            BOTH(stx_layernorm_bwd,
+            BOTH(k_layernorm_bwd,
                  (cx, NULL, dgain.c, dgain.c, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0),
                  (gx, NULL, dgain.d, dgain.d, g.d, a.d, gain.d, mean.d, rstd.d, N, C, 0));
             arr_check("layernorm dgain and dshift in one", &dgain, 8e-6);
@@ -400,16 +402,16 @@ static void test_rows(void) {
                 w[3] = C > 33 ? 4 : 1;
                 for (e = 0; e < 4; e++) {
                     size_t n_t = C + wb, from = C - w[e];
-                    BOTH(stx_shift2d, (cx, t.c, n_t, n_t, a.c + from, C, w[e], N),
+                    BOTH(inner_shift2d, (cx, t.c, n_t, n_t, a.c + from, C, w[e], N),
                          (gx, t.d, n_t, n_t, stx_offset_ptr(gx, a.d, from), C, w[e], N));
                     arr_check("shift2d", &t, 0);
-                    BOTH(stx_shift2d, (cx, t.c, n_t, C, NULL, 0, w[e], N),
+                    BOTH(inner_shift2d, (cx, t.c, n_t, C, NULL, 0, w[e], N),
                          (gx, t.d, n_t, C, NULL, 0, w[e], N));
                     arr_check("shift2d, apart", &t, 0);
-                    BOTH(stx_shift2d, (cx, t.c, n_t, C - w[e] + wb, a.c, C, wb, N),
+                    BOTH(inner_shift2d, (cx, t.c, n_t, C - w[e] + wb, a.c, C, wb, N),
                          (gx, t.d, n_t, C - w[e] + wb, a.d, C, wb, N));
                     arr_check("shift2d, short rows", &t, 0);
-                    BOTH(stx_shift2d, (cx, y.c, C, C, a.c, C, w[e], N),
+                    BOTH(inner_shift2d, (cx, y.c, C, C, a.c, C, w[e], N),
                          (gx, y.d, C, C, a.d, C, w[e], N));
                     arr_check("shift2d, aligned", &y, 0);
                 }
@@ -465,18 +467,18 @@ static void test_embedding(void) {
             dy = arr_of(N * C, 3, 1, N_);
             dt = arr_of(V * C, 3, 1, B_);
             dw = arr_of(N * C, 1, 0, N_);
-            BOTH(stx_embedding_fwd, (cx, y.c, table.c, ids, N, C, 1.5f),
-                 (gx, y.d, table.d, dev, N, C, 1.5f));
+            BOTH(stx_embedding_fwd, (cx, y.c, table.c, ids, N, C),
+                 (gx, y.d, table.d, dev, N, C));
             arr_check("embedding", &y, 0);
-            BOTH(stx_embedding_bwd, (cx, dt.c, dy.c, ids, N, C, 2), (gx, dt.d, dy.d, dev, N, C, 2));
+            BOTH(stx_embedding_bwd, (cx, dt.c, dy.c, ids, N, C), (gx, dt.d, dy.d, dev, N, C));
             arr_check("embedding dtable, integers", &dt, 0);
-            BOTH(stx_embedding_bwd, (cx, dt.c, dw.c, ids, N, C, 0.3f),
-                 (gx, dt.d, dw.d, dev, N, C, 0.3f));
+            BOTH(stx_embedding_bwd, (cx, dt.c, dw.c, ids, N, C),
+                 (gx, dt.d, dw.d, dev, N, C));
             arr_check("embedding dtable", &dt, how ? 2e-6 : 2e-5);
             if (how != 0 && N < 400) { /* the gradient of an activation (stx_gather) */
                 arr da = arr_of(V * C, 3, 0, N_);
-                BOTH(stx_embedding_bwd, (cx, da.c, dw.c, ids, N, C, 1),
-                     (gx, da.d, dw.d, dev, N, C, 1));
+                BOTH(stx_embedding_bwd, (cx, da.c, dw.c, ids, N, C),
+                     (gx, da.d, dw.d, dev, N, C));
                 arr_check("gather da", &da, 2e-6);
                 arr_free(&da);
             }
@@ -526,19 +528,19 @@ static void test_cross_entropy(void) {
             inv = arr_of(N, 1, 0, B_), g = arr_of(1, 1, 0, B_), d = arr_of(N * ld, 1, 0, N_);
         for (i = 0; i < N; i++) ids[i] = (int32_t)(i ? (i * 7919) % V : V - 1);
         dev = ids_to(ids, N);
-        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, N, V, ld, (double)N),
+        BOTH(k_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, N, V, ld, (double)N),
              (gx, loss.d, top.d, inv.d, logits.d, dev, N, V, ld, (double)N));
         arr_check("cross_entropy", &loss, 1e-6);
         arr_check("cross_entropy top", &top, 0);
         arr_check("cross_entropy inv", &inv, 5e-6);
         for (acc = 0; acc < 2; acc++) {
-            BOTH(stx_cross_entropy_bwd,
+            BOTH(k_cross_entropy_bwd,
                  (cx, d.c, g.c, top.c, inv.c, logits.c, ids, N, V, ld, 3, (int)acc),
                  (gx, d.d, g.d, top.d, inv.d, logits.d, dev, N, V, ld, 3, (int)acc));
             arr_check("cross_entropy dlogits", &d, 1e-6);
             padding_check("cross_entropy dlogits", &d, V, ld);
         }
-        BOTH(stx_cross_entropy_bwd,
+        BOTH(k_cross_entropy_bwd,
              (cx, logits.c, g.c, top.c, inv.c, logits.c, ids, N, V, ld, 3, 0),
              (gx, logits.d, g.d, top.d, inv.d, logits.d, dev, N, V, ld, 3, 0));
         arr_check("cross_entropy dlogits in place", &logits, 1e-6);
@@ -566,16 +568,28 @@ static void test_cross_entropy(void) {
         dev = ids_to(ids, N);
         dev_known = ids_to(ids, N);
         for (how = 0; how < 4; how++) {
-            double divisor = how & 1 ? 3 : 0;
-            BOTH(stx_token_weights,
-                 (cx, w.c, known, ids, how & 2 ? weights.c : NULL, N, 1, -100, divisor, NULL),
-                 (gx, w.d, dev_known, dev, how & 2 ? weights.d : NULL, N, 1, -100, divisor, NULL));
+            stx__loss_weights_args wc, wg;
+            memset(&wc, 0, sizeof wc);
+            wc.N = N;
+            wc.ignore = 1;
+            wc.ignored_id = -100;
+            wc.divisor = how & 1 ? 3 : 0;
+            wg = wc;
+            wc.targets = ids;
+            wc.weights = how & 2 ? weights.c : NULL;
+            wc.w = w.c;
+            wc.known = known;
+            wg.targets = dev;
+            wg.weights = how & 2 ? weights.d : NULL;
+            wg.w = w.d;
+            wg.known = dev_known;
+            BOTH(inner_loss_weights, (cx, &wc), (gx, &wg));
             arr_check("token weights", &w, how & 1 ? 1e-7 : 1e-5);
             stx_cuda_download(gx, got, dev_known, N * sizeof *got);
             CHECK(!memcmp(got, known, N * sizeof *got) && (N < 2 || known[1] == -1)
                       && known[0] == ids[0],
                   "known targets");
-            BOTH(stx_token_loss_fwd,
+            BOTH(k_token_loss_fwd,
                  (cx, loss.c, nll.c, top.c, inv.c, logits.c, known, w.c, N, V, ld),
                  (gx, loss.d, nll.d, top.d, inv.d, logits.d, dev_known, w.d, N, V, ld));
             arr_check("token loss", &loss, 1e-5);
@@ -583,7 +597,7 @@ static void test_cross_entropy(void) {
             arr_check("token loss top", &top, 0);
             arr_check("token loss inv", &inv, 5e-6);
             for (acc = 0; acc < 2; acc++) {
-                BOTH(stx_token_loss_bwd,
+                BOTH(k_token_loss_bwd,
                      (cx, d.c, g.c, top.c, inv.c, logits.c, known, w.c, N, V, ld, (int)acc),
                      (gx, d.d, g.d, top.d, inv.d, logits.d, dev_known, w.d, N, V, ld, (int)acc));
                 arr_check("token loss dlogits", &d, 5e-6);
@@ -693,11 +707,11 @@ static void test_cross_entropy(void) {
         arr_check("softmax of infinities and NaN, "
                   "narrow",
                   &y, 1e-6);
-        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, R, V, V, 6),
+        BOTH(k_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, R, V, V, 6),
              (gx, loss.d, top.d, inv.d, logits.d, dev, R, V, V, 6));
         arr_check("cross_entropy of infinities and NaN", &loss, 1e-6);
         arr_check("inv of infinities and NaN", &inv, 2e-6);
-        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, 1, V, V, 6),
+        BOTH(k_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, 1, V, V, 6),
              (gx, loss.d, top.d, inv.d, logits.d, dev, 1, V, V, 6));
         arr_check("cross_entropy of one row with -infinity", &loss, 1e-6);
         arr_free(&logits);
@@ -758,16 +772,16 @@ static void test_special(void) {
     for (act = 0; act <= STX_ACT_SIGMOID; act++) {
         BOTH(stx_act_fwd, (cx, y.c, a.c, n, act), (gx, y.d, a.d, n, act));
         arr_check("act of extremes", &y, 1e-6);
-        BOTH(stx_act_bwd, (cx, d.c, g.c, y.c, a.c, n, act, 0), (gx, d.d, g.d, y.d, a.d, n, act, 0));
+        BOTH(k_act_bwd, (cx, d.c, g.c, y.c, a.c, n, act, 0), (gx, d.d, g.d, y.d, a.d, n, act, 0));
         arr_check("act da of extremes", &d, 1e-6);
-        BOTH(stx_act_bwd, (cx, d.c, a.c, y.c, a.c, n, act, 0), (gx, d.d, a.d, y.d, a.d, n, act, 0));
+        BOTH(k_act_bwd, (cx, d.c, a.c, y.c, a.c, n, act, 0), (gx, d.d, a.d, y.d, a.d, n, act, 0));
         arr_check("act da of extreme dy", &d, 1e-6);
     }
     BOTH(stx_add_fwd, (cx, y.c, a.c, g.c, n, n), (gx, y.d, a.d, g.d, n, n));
     arr_check("add extremes", &y, 0);
     BOTH(stx_mul_fwd, (cx, y.c, a.c, g.c, n, n), (gx, y.d, a.d, g.d, n, n));
     arr_check("mul extremes", &y, 0);
-    BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 3, 4, 0, 0), (gx, y.d, a.d, n, 0.5f, 3, 4, 0, 0));
+    BOTH(k_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 3, 4, 0, 0), (gx, y.d, a.d, n, 0.5f, 3, 4, 0, 0));
     arr_check("dropout of extremes", &y, 0);
     BOTH(stx_copy2d, (cx, y.c, 8, a.c, 8, 8, 8, 0), (gx, y.d, 8, a.d, 8, 8, 8, 0));
     arr_check("copy2d of extremes", &y, 0);
@@ -1038,23 +1052,23 @@ static void sums(void *user, uint64_t *h) {
     *h = cuda_hash(gx, y.d, N * C, *h);
     *h = cuda_hash(gx, d.d, N * C, *h);
     *h = cuda_hash(gx, loss.d, C, *h);
-    stx_shift2d_cuda(gx, d.d, N * C / 4, N * C / 4, g.d, N * C / 4, N * C / 12, 4);
+    inner_shift2d_cuda(gx, d.d, N * C / 4, N * C / 4, g.d, N * C / 4, N * C / 12, 4);
     *h = cuda_hash(gx, d.d, N * C, *h);
     stx_sum_rows_cuda(gx, dshift.d, g.d, N, C);
-    stx_layernorm_bwd_cuda(gx, d.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, 33, 0);
-    stx_mul_bwd_cuda(gx, d.d, dgain.d, g.d, a.d, b.d, N * C, C, 0);
+    k_layernorm_bwd_cuda(gx, d.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, 33, 0);
+    k_mul_bwd_cuda(gx, d.d, dgain.d, g.d, a.d, b.d, N * C, C, 0);
     *h = cuda_hash(gx, dgain.d, C, *h);
     *h = cuda_hash(gx, dshift.d, C, *h);
-    stx_embedding_bwd_cuda(gx, dt.d, g.d, dev, N, C, 0.7f);
-    stx_embedding_bwd_cuda(gx, dt.d, g.d, dev, N, 33, 0.7f);
+    stx_embedding_bwd_cuda(gx, dt.d, g.d, dev, N, C);
+    stx_embedding_bwd_cuda(gx, dt.d, g.d, dev, N, 33);
     *h = cuda_hash(gx, dt.d, V * C, *h);
     stx_mean_fwd_cuda(gx, loss.d, a.d, N * C);
     *h = cuda_hash(gx, loss.d, 1, *h);
-    stx_cross_entropy_fwd_cuda(gx, loss.d, mean.d, rstd.d, a.d, dev, N, C, C, 3);
+    k_cross_entropy_fwd_cuda(gx, loss.d, mean.d, rstd.d, a.d, dev, N, C, C, 3);
     *h = cuda_hash(gx, loss.d, 1, *h);
     *h = cuda_hash(gx, rstd.d, N, *h);
-    stx_cross_entropy_fwd_cuda(gx, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, N * C / 3, 3);
-    stx_cross_entropy_bwd_cuda(gx, a.d, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, N * C / 3,
+    k_cross_entropy_fwd_cuda(gx, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, N * C / 3, 3);
+    k_cross_entropy_bwd_cuda(gx, a.d, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, N * C / 3,
                                3, 0);
     *h = cuda_hash(gx, a.d, N * C, *h);
     stx_softmax_bwd_cuda(gx, d.d, g.d, y.d, 10, N * C / 10, 1);

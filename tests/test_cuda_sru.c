@@ -4,6 +4,7 @@
    around every array, in any order of threads. ReZero and dropout over time. "short"
    leaves the large cases out. */
 #include "../seqtx_sru.h"
+#include "kernels.h"
 #include "cuda_arr.h"
 
 static int brief; /* sanitizers are slow */
@@ -476,15 +477,15 @@ static void test_rezero(void) {
         arr_check("rezero", &y, 1e-6);
         least = 1;
         for (add = 0; add < 2; add++) {
-            BOTH(stx_rezero_bwd, (cx, df.c, da.c, dy.c, f.c, alpha.c, n, add),
+            BOTH(k_rezero_bwd, (cx, df.c, da.c, dy.c, f.c, alpha.c, n, add),
                  (gx, df.d, da.d, dy.d, f.d, alpha.d, n, add));
             arr_check("rezero df", &df, 1e-6);
             arr_check("rezero dalpha", &da, n > 10000 ? 2e-6 : 1e-6);
         }
-        BOTH(stx_rezero_bwd, (cx, df.c, NULL, dy.c, f.c, alpha.c, n, 0),
+        BOTH(k_rezero_bwd, (cx, df.c, NULL, dy.c, f.c, alpha.c, n, 0),
              (gx, df.d, NULL, dy.d, f.d, alpha.d, n, 0));
         arr_check("rezero df alone", &df, 1e-6);
-        BOTH(stx_rezero_bwd, (cx, NULL, da.c, dy.c, f.c, alpha.c, n, 0),
+        BOTH(k_rezero_bwd, (cx, NULL, da.c, dy.c, f.c, alpha.c, n, 0),
              (gx, NULL, da.d, dy.d, f.d, alpha.d, n, 0));
         arr_check("rezero dalpha alone", &da, 2e-6);
         arr_check("rezero f", &f, 0);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 #include "../seqtx_attn_span.h"
 #include "inner.h"
+#include "kernels.h"
 #include "test.h"
 
 static int brief;
@@ -323,7 +324,7 @@ static void any_number(void) {
         p += C;
         stx_softmax_fwd(x, p, in, N, C);
         p += N * C;
-        stx_dropout_fwd(x, p, in, N * C, (stx_real)0.3, 5, 7, 0, 0);
+        k_dropout_fwd(x, p, in, N * C, (stx_real)0.3, 5, 7, 0, 0);
         p += N * C;
         stx_mean_fwd(x, p, in, N * C);
         if (!first)

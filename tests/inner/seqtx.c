@@ -76,6 +76,15 @@ void inner_poison(stx_ctx *x) {
     for (i = 0; i < n; i++) x->threads.scratch[i] = (stx_real)NAN;
 }
 
+void inner_shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda,
+                   size_t w, size_t rows) {
+    stx__shift2d(x, y, ldy, n, a, lda, w, rows);
+}
+
+void inner_loss_weights(stx_ctx *x, const stx__loss_weights_args *a) {
+    stx__loss_weights(x, a);
+}
+
 int inner_isa(const stx_ctx *x) {
     return x->isa;
 }
