@@ -729,7 +729,9 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 /* Kernels are functions on raw pointers, without checks. The kernels of an op are
    declared next to it; the others are in this section. Their arguments are, in this
    order: context, outputs, saved values, inputs, sizes, scalars. A NULL context means one
-   thread and no scratch memory; attention requires a context.
+   thread and no scratch memory; attention requires a context. A kernel with more than six
+   arguments besides the context takes them in a struct, except for copies of rows; set
+   unused fields to zero.
 
    Backward kernels add to the gradients dx, and a NULL gradient is not computed. Where a
    kernel has the argument accumulate, the value 0 makes it overwrite da, din or dlogits,
@@ -945,8 +947,8 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
 
 /* Arguments of the kernels of stx_layernorm and stx_residual_norm. forward: s = h +
    dropout(f + bias), y = layernorm(s); it also writes mean and rstd. If f is NULL, y =
-   layernorm(h), and s, bias and drop are not used. backward reads dy, s (h if f was NULL),
-   mean, rstd and gain:
+   layernorm(h), and s, bias and drop are not used. backward reads dy, s (h if f was
+   NULL), mean, rstd and gain:
        ds  = gradient of s, which is also that of h; += with accumulate_ds
        df  = dropout(gradient of s); += with accumulate
        dgain, dshift += ..; dbias += sum of the rows of df
@@ -1102,12 +1104,12 @@ typedef struct stx_cached_rows {
     size_t rows, stride;        /* stride: elements from one stream to the next */
 } stx_cached_rows;
 
-/* stx_linear_concat of cached rows: past[0], .., past[pieces-1], at most STX_MAX_CACHED,
+/* stx_linear_concat of cached rows: past[0], .., past[parts-1], at most STX_MAX_CACHED,
    one after the other, each with Ci channels -> (B,m,O), m the sum of their rows.
    Gradients reach weights and biases. NULL without an error if m is 0. */
 enum { STX_MAX_CACHED = 4 };
 
-STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int pieces,
+STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int parts,
                                       size_t B, stx_tensor *const *W, stx_tensor *const *b,
                                       int count);
 
@@ -10991,21 +10993,21 @@ static int stx__cached_rows_ok(stx_ctx *x, const char *op, int part, const stx_c
     return 1;
 }
 
-STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int pieces, size_t B,
+STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int parts, size_t B,
                                       stx_tensor *const *W, stx_tensor *const *b, int count) {
     const char *op = "stx_linear_cached";
     stx__linear_cached_save s;
     stx_tensor *y = NULL, *w, *bias;
     int i;
-    if (!stx_ok(x) || !W || (pieces && !past)) return NULL;
-    STX__NEED(x, B && pieces >= 0 && pieces <= STX_MAX_CACHED, STX_ERR_ARG,
+    if (!stx_ok(x) || !W || (parts && !past)) return NULL;
+    STX__NEED(x, B && parts >= 0 && parts <= STX_MAX_CACHED, STX_ERR_ARG,
               "%s: expected 0 to %d arrays of cached rows and at least one stream, got %d arrays "
-              "and %zu streams", op, (int)STX_MAX_CACHED, pieces, B);
+              "and %zu streams", op, (int)STX_MAX_CACHED, parts, B);
     if (!stx__linears_fit(x, op, W, b, count, 0)) return NULL;
 
     memset(&s, 0, sizeof s);
     s.B = B;
-    for (i = 0; i < pieces; i++) {
+    for (i = 0; i < parts; i++) {
         if (!past[i].rows) continue;
         if (!stx__cached_rows_ok(x, op, i, &past[i], B, W[0]->dim[1])) return NULL;
         s.part[s.parts++] = past[i];
