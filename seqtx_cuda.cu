@@ -3656,14 +3656,15 @@ stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_past past
                 kb = tb ? e % STX__PK : e / STX__P, nb = tb ? e / STX__PK : e % STX__P;
             size_t k = k0 + (size_t)ka, m = m0 + (size_t)ma, l = k0 + (size_t)kb,
                    n = n0 + (size_t)nb;
-            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ao, ab, h * A.sh, ag,
-                                                                       (ptrdiff_t)(ta ? k : m),
-                                                                       (ptrdiff_t)(ta ? m : k))
-                                                        : 0;
-            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bo, bb, h * B.sh, bg,
-                                                                       (ptrdiff_t)(tb ? n : l),
-                                                                       (ptrdiff_t)(tb ? l : n))
-                                                        : 0;
+            float av = 0, bv = 0;
+            if (k < K && m < M)
+                av = stx__mat_get(A, ao, ab, h * A.sh, ag, (ptrdiff_t)(ta ? k : m),
+                                  (ptrdiff_t)(ta ? m : k));
+            if (l < K && n < N)
+                bv = stx__mat_get(B, bo, bb, h * B.sh, bg, (ptrdiff_t)(tb ? n : l),
+                                  (ptrdiff_t)(tb ? l : n));
+            as[ka * (STX__P + 4) + ma] = av;
+            bs[kb * (STX__P + 4) + nb] = bv;
         }
         __syncthreads();
         for (int k = 0; k < STX__PK; k++) {
@@ -3716,6 +3717,12 @@ static __device__ __forceinline__ double stx__attn_far(float z, float max_span, 
     double e = ceil((double)z * (double)max_span) + (double)steps + 1;
     if (!(e > 1)) e = 1; /* also NaN */
     return e;
+}
+
+/* The weight of the ramp, in [0,1]; NaN stays NaN. */
+static __device__ __forceinline__ float stx__attn_clamp(float ramp) {
+    if (ramp <= 0) return 0;
+    return ramp >= 1 ? 1 : ramp;
 }
 
 static float stx__attn_steps(const stx_attention_args *a) {
@@ -3779,7 +3786,13 @@ static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, si
     if (!p.keep) return f;
     at = c < p.W ? (uint64_t)(p.span + p.j0 + c) : S + (uint64_t)(c - p.W);
     uint4 v = stx__philox(p.seed, stream, p.first_call + row * groups + at / 8);
-    uint32_t word = at % 8 < 2 ? v.x : at % 8 < 4 ? v.y : at % 8 < 6 ? v.z : v.w;
+    uint32_t word = v.w;
+    if (at % 8 < 2)
+        word = v.x;
+    else if (at % 8 < 4)
+        word = v.y;
+    else if (at % 8 < 6)
+        word = v.z;
     return (at % 2 ? word >> 16 : word & 0xffffu) < p.keep ? __fmul_rn(f, p.inv_keep) : 0.0f;
 }
 
@@ -3808,7 +3821,7 @@ STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_kernel(stx__attn0_rows p) {
             s[c] = 0;
             continue;
         }
-        m = m <= 0 ? 0 : m >= 1 ? 1 : m; /* NaN stays NaN */
+        m = stx__attn_clamp(m);
         e = expf(s[c] - top);
         s[c] = m * e;
         sum += m * e;
@@ -3849,9 +3862,9 @@ STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
             s[c] = g[c] = 0;
             continue;
         }
-        m = m <= 0 ? 0 : m >= 1 ? 1 : m;
+        m = stx__attn_clamp(m);
         /* m w <= 1, but w alone may not fit */
-        s[c] = expf(v < 80 ? v : v > 80 ? 80 : v) * inv;
+        s[c] = expf(v > 80 ? 80 : v) * inv;
         g[c] *= stx__attn0_factor(p, u, r, c, stream);
         D += m * s[c] * g[c];
     }
@@ -3859,11 +3872,7 @@ STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     const float ed = p.no_renorm ? D : p.eps * D;
     if (p.no_renorm) D = 0;
     for (c = lane; c < columns; c += STX__WARP) {
-        float raw = stx__attn0_ramp(p, zl, r, c),
-              m = raw <= 0   ? 0
-                  : raw >= 1 ? 1
-                             : raw,
-              w = s[c], gd = g[c] - D;
+        float raw = stx__attn0_ramp(p, zl, r, c), m = stx__attn_clamp(raw), w = s[c], gd = g[c] - D;
         if (inv == 0 || !stx__attn0_sees(p, u, lo, hi, c)) continue;
         if (raw >= 0 && raw <= 1) dz += w * gd;
         g[c] = m * w * gd - ed * w;
@@ -3972,7 +3981,12 @@ static stx__mat_past stx__attn0_past(const stx_ctx *x, const stx_attention_args 
     memcpy(p.head, a->head_place, sizeof p.head);
     for (size_t g = 0; g < a->groups; g++) {
         const stx_attention_kv *o = &a->cached[g];
-        p.a[g] = stx__num_of(x, what == 0 ? o->k : what == 1 ? o->v : what == 2 ? o->dk : o->dv);
+        const stx_real *rows[4];
+        rows[0] = o->k;
+        rows[1] = o->v;
+        rows[2] = o->dk;
+        rows[3] = o->dv;
+        p.a[g] = stx__num_of(x, rows[what]);
         p.ld[g] = o->row_stride;
         p.st[g] = o->batch_stride;
         p.first[g] = (ptrdiff_t)(a->cached_rows - o->rows);
@@ -3993,52 +4007,68 @@ static float *stx__cut_floats(char *base, size_t *at, size_t count) {
     return base ? (float *)(void *)(base + from) : NULL;
 }
 
-static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
+/* Sizes of the sums that units share, and how many copies the gradients have. */
+static void stx__attn0_sums(stx__attn0 *A, int backward) {
     const stx_attention_args *a = A->a;
-    const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
-    size_t at = 0, i, all = a->B * a->H,
-           window = (size_t)((ptrdiff_t)a->S - STX_MIN(a->first_key, (ptrdiff_t)a->S)), unit;
-    char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
-    if (a->not_causal && a->first_key < 0) window = a->S;
-    A->tables = a->P ? (size_t)a->pe_heads : 0;
-    A->p0 = a->P + (size_t)a->delta_min > a->span + 1 ? a->P + (size_t)a->delta_min - a->span - 1
-                                                      : 0;
-    if (A->p0 > a->P) A->p0 = a->P;
-    A->np = a->P - A->p0;
+    size_t i;
     memset(A->size, 0, sizeof A->size);
     for (i = 0; i < STX__SHARED_SUMS; i++) A->copies[i] = a->H;
     if (a->span_shared) A->copies[STX__S_Z] = 1;
-    if (backward) {
-        if (a->dpe) {
-            A->size[STX__S_PE] = A->np * a->D;
-            A->copies[STX__S_PE] = A->tables;
-        }
-        if (a->dcontent_bias) A->size[STX__S_U] = a->D;
-        if (a->dposition_bias) A->size[STX__S_VB] = a->D;
-        if (a->dspan_fraction) A->size[STX__S_Z] = 1;
-        if (a->dpersistent_k) A->size[STX__S_PK] = a->N * a->D;
-        if (a->dpersistent_v) A->size[STX__S_PV] = a->N * a->D;
+    if (!backward) return;
+    if (a->dpe) {
+        A->size[STX__S_PE] = A->np * a->D;
+        A->copies[STX__S_PE] = A->tables;
     }
+    if (a->dcontent_bias) A->size[STX__S_U] = a->D;
+    if (a->dposition_bias) A->size[STX__S_VB] = a->D;
+    if (a->dspan_fraction) A->size[STX__S_Z] = 1;
+    if (a->dpersistent_k) A->size[STX__S_PK] = a->N * a->D;
+    if (a->dpersistent_v) A->size[STX__S_PV] = a->N * a->D;
+}
+
+/* Queries of a panel and units of a chunk. */
+static void stx__attn0_cut(stx__attn0 *A, int backward) {
+    const stx_attention_args *a = A->a;
+    const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
+    size_t window = (size_t)((ptrdiff_t)a->S - STX_MIN(a->first_key, (ptrdiff_t)a->S)), unit, i;
+    if (a->not_causal && a->first_key < 0) window = a->S;
     for (A->n = STX_MIN(a->T, (size_t)(few ? 32 : 256));; A->n = (A->n + 1) / 2) {
         A->ld = (a->not_causal ? window : STX_MIN(window, a->span + A->n)) + a->N;
         unit = A->n * (A->ld * (backward ? 2 : 1) + 2 * a->D + 1);
         if (A->n <= 32 || unit * sizeof(float) <= budget / 2) break;
     }
-    if (backward)
-        unit += (stx__attn_wants(a, 0) ? a->S * a->D : 0)
-                + (stx__attn_wants(a, 1) ? a->S * a->D : 0);
+    if (backward) {
+        if (stx__attn_wants(a, 0)) unit += a->S * a->D;
+        if (stx__attn_wants(a, 1)) unit += a->S * a->D;
+    }
     for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
     A->units = few ? 3 : budget / (unit * sizeof(float));
-    A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, all), (size_t)65535));
+    A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, a->B * a->H), (size_t)65535));
+}
+
+static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
+    const stx_attention_args *a = A->a;
+    char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
+    const size_t met = a->span + 1; /* rows of pe that distances up to the span meet */
+    size_t at = 0, i;
+    A->tables = a->P ? (size_t)a->pe_heads : 0;
+    A->p0 = 0;
+    if (a->P + (size_t)a->delta_min > met) A->p0 = a->P + (size_t)a->delta_min - met;
+    if (A->p0 > a->P) A->p0 = a->P;
+    A->np = a->P - A->p0;
+    stx__attn0_sums(A, backward);
+    stx__attn0_cut(A, backward);
+
     A->s = stx__cut_floats(base, &at, A->units * A->n * A->ld);
     A->o = stx__cut_floats(base, &at, A->units * A->n * a->D);
     if (backward) {
+        const size_t keys = A->units * a->S * a->D;
         A->g = stx__cut_floats(base, &at, A->units * A->n * A->ld);
         A->o2 = stx__cut_floats(base, &at, A->units * A->n * a->D);
         A->rows = stx__cut_floats(base, &at, A->units * A->n);
         A->parts_bytes = at;
-        A->dk = stx__cut_floats(base, &at, stx__attn_wants(a, 0) ? A->units * a->S * a->D : 0);
-        A->dv = stx__cut_floats(base, &at, stx__attn_wants(a, 1) ? A->units * a->S * a->D : 0);
+        A->dk = stx__cut_floats(base, &at, stx__attn_wants(a, 0) ? keys : 0);
+        A->dv = stx__cut_floats(base, &at, stx__attn_wants(a, 1) ? keys : 0);
         A->parts = A->dk;
         for (i = 0; i < STX__SHARED_SUMS; i++)
             A->part[i] = stx__cut_floats(base, &at, A->units * A->size[i]);
@@ -4296,10 +4326,29 @@ static void stx__attn0_bwd_panel(stx__attn0 *A) {
     }
 }
 
+/* Adds sum i, which units share, to its gradient. */
+static void stx__attn0_add(const stx__attn0 *A, size_t i, stx_real *grad) {
+    const stx_attention_args *a = A->a;
+    const size_t rows = A->size[i] >= a->D && i != STX__S_Z ? A->size[i] / a->D : 1,
+                 cols = A->size[i] / rows, n = A->copies[i] * A->size[i];
+    size_t ld = cols, table = A->size[i], at = 0;
+    if (!n) return;
+    if (i == STX__S_PE) {
+        ld = A->tables * a->D;
+        table = a->D;
+        at = A->p0 * ld;
+    }
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_add_kernel, stx__blocks(n, 256, 65535),
+                    256, 0, stx__num_of(A->x, grad), A->all[i],
+                    i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A->copies[i], rows, cols, at,
+                    table, ld);
+}
+
 static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx_real *const grads[STX__SHARED_SUMS] = {
         a->dpe,           a->dcontent_bias, a->dposition_bias, a->dspan_fraction,
         a->dpersistent_k, a->dpersistent_v};
+    const int cached = (a->overwrite / STX_OVERWRITE_CACHED) << 1;
     stx__attn0 A;
     size_t i0, i;
     stx__attn0_open(&A, x, a, 1);
@@ -4318,30 +4367,18 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (stx__attn_wants(a, 0))
             stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0, 1),
                            stx__attn0_past(x, a, 2), A.dk, NULL, a->S * a->D, a->S,
-                           (a->overwrite & STX_OVERWRITE_DK ? 1 : 0)
-                               | (a->overwrite / STX_OVERWRITE_CACHED) << 1);
+                           cached | !!(a->overwrite & STX_OVERWRITE_DK));
         if (stx__attn_wants(a, 1))
             stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0, 1),
                            stx__attn0_past(x, a, 3), A.dv, NULL, a->S * a->D, a->S,
-                           (a->overwrite & STX_OVERWRITE_DV ? 1 : 0)
-                               | (a->overwrite / STX_OVERWRITE_CACHED) << 1);
+                           cached | !!(a->overwrite & STX_OVERWRITE_DV));
         for (i = 0; i < STX__SHARED_SUMS; i++)
             if (A.size[i])
                 STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel,
                                 stx__blocks(A.copies[i] * A.size[i], 256, 65535), 256, 0, A.all[i],
                                 A.part[i], A.size[i], A.copies[i], A.nu, A.u0);
     }
-    for (i = 0; i < STX__SHARED_SUMS; i++) {
-        size_t rows = A.size[i] >= a->D && i != STX__S_Z ? A.size[i] / a->D : 1,
-               cols = rows ? A.size[i] / rows : 0, n = A.copies[i] * A.size[i];
-        size_t ld = i == STX__S_PE ? A.tables * a->D : cols, st = i == STX__S_PE ? a->D : A.size[i],
-               at = i == STX__S_PE ? A.p0 * ld : 0;
-        if (n)
-            STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_add_kernel,
-                            stx__blocks(n, 256, 65535), 256, 0, stx__num_of(x, grads[i]), A.all[i],
-                            i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A.copies[i], rows, cols,
-                            at, st, ld);
-    }
+    for (i = 0; i < STX__SHARED_SUMS; i++) stx__attn0_add(&A, i, grads[i]);
 }
 
 
@@ -5193,7 +5230,6 @@ template <int BK> static __device__ __forceinline__ int stx__attn_whole(uint64_t
 
 /* A word a warp, a key a lane */
 STX__GLOBAL(256)
-
 stx__attn_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo, size_t words,
                       size_t n) {
     size_t k = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
@@ -5941,8 +5977,8 @@ typedef struct stx__ab {
        on; or NULL */
     stx__bf16 *rows;
     const stx__attn_place *place; /* (H), where there are rows */
-    int newest;                 /* the j - i behind the last column of a row */
-    int tiles;                  /* of queries */
+    int newest;                   /* the j - i behind the last column of a row */
+    int tiles;                    /* of queries */
     /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
     int first;
     /* into how many parts the batch is cut (diagonals with a shared table: batch and
@@ -7525,7 +7561,6 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
 /* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours,
    in order, and within one its splits. A thread a number. */
 STX__GLOBAL(256)
-
 stx__attn_bwd_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D,
                          int W, int BK, int e, int diagonals, int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
@@ -8759,7 +8794,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
 // >>groups ------------------------------------------------------------------------------------------------------------
 
 #ifdef SEQTX_COMPRESSIVE_H
-    /* The kernels of seqtx_compressive.h: they move rows and gates. What computes
+/* The kernels of seqtx_compressive.h: they move rows and gates. What computes
        (convolutions, the losses' attention) is the core's products
    and attention.
 
