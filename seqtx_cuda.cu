@@ -4449,45 +4449,64 @@ static const void *stx__attn_in(const stx_ctx *x, const void *p, int half, size_
     return r;
 }
 
-/* The kernels' view of a call, and whether they can run it: 1, or 0 with *p half
-   filled */
-static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int *half) {
-    stx_gpu *g = stx__gpu(x);
-    size_t big = (size_t)1 << 30, tables = a->P ? (size_t)a->pe_heads : 0;
-    int ok = 1, h;
-    memset(p, 0, sizeof *p);
-    *half = h = g->half && stx__num_of(x, a->q).half;
-    if (a->eps > 0 || (a->span_fraction && (a->no_renorm || a->span_shared)) || a->first_key < 0
-        || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H
-        || a->H > 256)
-        return 0;
-    if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big
-        || a->S + a->span + a->N >= big)
-        return 0;
-    if (a->not_causal ? a->span_fraction || a->P || !a->S || a->span < a->S : a->T > a->S) return 0;
-    p->q = stx__attn_in(x, a->q, h, a->q_row_stride, &ok);
-    p->k = stx__attn_in(x, a->k, h, a->kv_row_stride, &ok);
-    p->v = stx__attn_in(x, a->v, h, a->kv_row_stride, &ok);
-    p->y = (void *)(uintptr_t)stx__attn_in(x, a->y, h, a->D, &ok);
-    if (a->P) p->pe = stx__attn_in(x, a->pe, h, a->D, &ok);
+/* Do the fused kernels handle the options and sizes of a call? */
+static int stx__attn_sizes_fit(const stx_attention_args *a) {
+    const size_t big = (size_t)1 << 30;
+    if (a->eps > 0 || (a->span_fraction && (a->no_renorm || a->span_shared))) return 0;
+    if (a->first_key < 0 || !(a->scale > 0)) return 0;
+    if (a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
+    if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big) return 0;
+    if (a->span >= big || a->S + a->span + a->N >= big) return 0;
+    if (a->not_causal) return !a->span_fraction && !a->P && a->S && a->span >= a->S;
+    return a->T <= a->S;
+}
+
+/* The operands of a call: 1, or 0 if the kernels cannot read one of them as it is stored. */
+static int stx__attn_operands(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int half) {
+    int ok = 1;
+    p->q = stx__attn_in(x, a->q, half, a->q_row_stride, &ok);
+    p->k = stx__attn_in(x, a->k, half, a->kv_row_stride, &ok);
+    p->v = stx__attn_in(x, a->v, half, a->kv_row_stride, &ok);
+    p->y = (void *)(uintptr_t)stx__attn_in(x, a->y, half, a->D, &ok);
+    if (a->P) p->pe = stx__attn_in(x, a->pe, half, a->D, &ok);
     if (a->N) {
-        p->pk = stx__attn_in(x, a->persistent_k, h, a->D, &ok);
-        p->pv = stx__attn_in(x, a->persistent_v, h, a->D, &ok);
+        p->pk = stx__attn_in(x, a->persistent_k, half, a->D, &ok);
+        p->pv = stx__attn_in(x, a->persistent_v, half, a->D, &ok);
     }
-    p->past = (int)a->cached_rows;
-    p->sets = (int)a->groups;
-    memcpy(p->head, a->head_place, sizeof p->head);
     for (size_t i = 0; i < a->groups; i++) {
         const stx_attention_kv *o = &a->cached[i];
-        p->old[i].k = stx__attn_in(x, o->k, h, o->row_stride, &ok);
-        p->old[i].v = stx__attn_in(x, o->v, h, o->row_stride, &ok);
+        p->old[i].k = stx__attn_in(x, o->k, half, o->row_stride, &ok);
+        p->old[i].v = stx__attn_in(x, o->v, half, o->row_stride, &ok);
         p->old[i].ld = o->row_stride;
         p->old[i].st = o->batch_stride;
         p->old[i].first = (int)(a->cached_rows - o->rows);
         if (o->batch_stride % 8) return 0;
     }
-    if (!ok || a->q_batch_stride % 8 || a->kv_batch_stride % 8 || (h && !stx__num_of(x, a->y).half))
-        return 0;
+    if (a->q_batch_stride % 8 || a->kv_batch_stride % 8) return 0;
+    return ok && (!half || stx__num_of(x, a->y).half);
+}
+
+static void stx__attn_dropout(const stx_ctx *x, const stx_attention_args *a, stx__at *p) {
+    double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5); /* stx__keep16 */
+    p->unkeep = 1;
+    if (!(a->drop > 0)) return;
+    p->keep = (uint32_t)(k < 1 ? 1 : k);
+    p->unkeep = (float)(65536.0 / p->keep);
+    p->groups = ((uint64_t)a->S + a->span + a->N) / 8 + 2;
+    p->seed = a->seed;
+    p->stream = a->stream;
+    p->first = a->rng_first;
+    p->shift = stx__gpu(x)->shift;
+}
+
+/* The kernels' view of a call: 1, or 0 and *p partly filled if they cannot run it. */
+static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int *half) {
+    memset(p, 0, sizeof *p);
+    *half = stx__gpu(x)->half && stx__num_of(x, a->q).half;
+    if (!stx__attn_sizes_fit(a) || !stx__attn_operands(x, a, p, *half)) return 0;
+    p->past = (int)a->cached_rows;
+    p->sets = (int)a->groups;
+    memcpy(p->head, a->head_place, sizeof p->head);
     p->top = (float *)a->row_max;
     p->inv = (float *)a->inv_sum;
     p->u = stx__num_of(x, a->content_bias);
@@ -4505,8 +4524,8 @@ static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at
     p->P = (int)a->P;
     p->N = (int)a->N;
     p->C = p->S - p->T;
-    p->ldpe = (int)(tables * a->D);
-    p->pe_head = tables > 1 ? (int)a->D : 0;
+    p->ldpe = a->P ? (int)((size_t)a->pe_heads * a->D) : 0;
+    p->pe_head = a->P && a->pe_heads > 1 ? (int)a->D : 0;
     p->span = (int)a->span;
     p->dmin = a->not_causal ? 1 - p->T : a->delta_min;
     p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
@@ -4514,17 +4533,7 @@ static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at
     p->max_span = a->max_span;
     p->ramp = a->ramp;
     p->steps = stx__attn_steps(a);
-    p->unkeep = 1;
-    if (a->drop > 0) {
-        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5); /* stx__keep16 */
-        p->keep = (uint32_t)(k < 1 ? 1 : k);
-        p->unkeep = (float)(65536.0 / p->keep);
-        p->groups = ((uint64_t)a->S + a->span + a->N) / 8 + 2;
-        p->seed = a->seed;
-        p->stream = a->stream;
-        p->first = a->rng_first;
-        p->shift = g->shift;
-    }
+    stx__attn_dropout(x, a, p);
     return 1;
 }
 
@@ -4554,7 +4563,11 @@ static __device__ __forceinline__ stx__attn_head stx__attn_open(const stx__at &p
         while (w.live >= p.dmin && stx__attn_ramp(p, w, w.live) <= 0) w.live--;
         /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
         f = floorf(w.zl) + 1;
-        w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1; /* NaN: -1 */
+        w.full = -1; /* also for NaN */
+        if (f >= (float)w.live)
+            w.full = w.live;
+        else if (f >= 0)
+            w.full = (int)f;
     }
     return w;
 }
@@ -4741,8 +4754,9 @@ static __device__ __forceinline__ void stx__attn_load_kv(const stx__at &p, unsig
                   row = j - (old ? o.first : p.past),
                   yes = j >= p.lo && j < p.S && row >= 0 && c * 16 < bytes;
         const size_t from = (size_t)(yes ? row : 0) * (old ? ldo : ld) + (size_t)c * 16;
-        stx__cp16(kt + stx__attn_piece<CH>(r, c), yes ? (old ? ko : k) + from : k, yes ? 16 : 0);
-        stx__cp16(vt + stx__attn_piece<CH>(r, c), yes ? (old ? vo : v) + from : v, yes ? 16 : 0);
+        const char *const kb = old ? ko : k, *const vb = old ? vo : v;
+        stx__cp16(kt + stx__attn_piece<CH>(r, c), yes ? kb + from : k, yes ? 16 : 0);
+        stx__cp16(vt + stx__attn_piece<CH>(r, c), yes ? vb + from : v, yes ? 16 : 0);
     }
 }
 
@@ -4856,6 +4870,7 @@ static __device__ __forceinline__ uint32_t stx__attn_hi(uint32_t v) {
 static __device__ __forceinline__ uint32_t stx__attn_lo(uint32_t v, uint32_t hi) {
     return stx__attn_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi)));
 }
+
 struct stx__attn_f32;
 
 struct stx__attn_tf32 {
@@ -5258,8 +5273,12 @@ typedef struct stx__attn_job {
 
 /* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two
    queries, or floats) */
-template <class P, int DP, int BK, int MT, int TWO> struct stx__attn_shape {
+template <class P_, int DP, int BK, int MT, int TWO> struct stx__attn_shape {
+    typedef P_ P;
+
     enum {
+        STRIPS = MT,
+        Q_SHARED = TWO,
         CH = DP * P::SIZE / 16,
         KS = CH / 2,
         NB = BK / 8,
@@ -5280,12 +5299,12 @@ template <class P, int DP, int BK, int MT, int TWO> struct stx__attn_shape {
     /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which
        may use the second K and V if they move on to registers */
     static size_t shared(int pe, int two) {
-        return HEAD
-               + (size_t)ROW
-                     * (4 * BK + (pe ? RING : 0)
-                        + (!REGS ? (two ? 2 * BQ : BQ)
-                           : TWO ? BQ
-                                 : 0));
+        size_t rows = 4 * BK + (pe ? RING : 0);
+        if (!REGS)
+            rows += two ? 2 * BQ : BQ;
+        else if (TWO)
+            rows += BQ;
+        return HEAD + ROW * rows;
     }
 
     /* blocks that should fit on a multiprocessor: so many registers less may a thread
@@ -5326,100 +5345,267 @@ static __device__ __forceinline__ void stx__attn_fwd_load(const stx__at &p,
     stx__cp_commit();
 }
 
-/* EDGES. A tile that the window or the ramp cuts, or the end of the persistent vectors: the same sums in the same order as in the kernel's
-   loop below, but for the groups of 16 keys that a strip does not meet, whose weights would be 0. All that is asked is the same for a warp;
-   loops are unrolled, for accumulators have no index. */
-typedef struct stx__attn_here { /* a warp and a tile */
+/* Row `row` of a ring of N rows, at most N off. */
+template <int N> static __device__ __forceinline__ int stx__attn_ring(int row) {
+    if (row < 0) return row + N;
+    return row >= N ? row - N : row;
+}
+
+/* A warp and a tile */
+typedef struct stx__attn_here {
     const unsigned char *k, *v, *ring, *qs, *qr;
     float *ramp;
     int lane, s, j0, i; /* s: of the steps; i: the warp's first query */
     float sc;           /* the logits' scale */
 } stx__attn_here;
 
-template <class P, int DP, int BK, int MT, int TWO>
-static __device__ __forceinline__ void stx__attn_edge(
-    const stx__at &p, const stx__attn_job &job, const stx__attn_here &w, const uint32_t (&kept)[MT],
-    const uint32_t (&qf)[MT][stx__attn_shape<P, DP, BK, MT, TWO>::QS][4], float (&o)[MT][DP / 8][4],
-    float (&top)[MT][2], float (&sum)[MT][2], stx__attn_skew (&skew)[MT], int &started) {
-    typedef stx__attn_shape<P, DP, BK, MT, TWO> X;
+/* x = skew(Qv PE^T) of the warp's MT strips. EDGE: only the groups in band[m] of strip m,
+   0 elsewhere; then started is the state before the tile, a bit for each strip. */
+template <class X, int EDGE>
+static __device__ __forceinline__ void stx__attn_fwd_positions(
+    float (&x)[X::STRIPS][X::NB][4], stx__attn_skew (&skew)[X::STRIPS], const stx__attn_here &w,
+    const uint32_t (&qf)[X::STRIPS][X::QS][4], const stx__attn_band (&band)[X::STRIPS],
+    int started) {
+    enum { CH = X::CH, KS = X::KS, NB = X::NB, MT = X::STRIPS };
 
-    enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND };
+    const int warp = (int)threadIdx.x >> 5, r0 = warp * 16 * MT;
+    const int at = (X::KEYS / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
+    const stx__attn_lanes lanes = stx__attn_lanes_of(w.lane);
+    int from[MT], to[MT], c, m, k, e;
+#pragma unroll
+    for (m = 0; m < MT; m++) {
+        from[m] = to[m] = 2 * band[m].hi;
+        if (band[m].lo != band[m].hi) from[m] = started >> m & 1 ? 0 : 2 * band[m].lo - 2;
+    }
+#pragma unroll
+    for (c = -2 * MT; c < NB; c++) {
+        float r[MT][4];
+        int row = at + 8 * c, some = 0;
+        /* what the tile before left behind is there */
+        if (!EDGE && c < 2 - 2 * MT && started >> (MT - 1)) continue;
+        row = stx__attn_ring<X::RING>(row);
+#pragma unroll
+        for (m = 0; m < MT; m++) {
+            some |= c + 2 * m >= from[m] && c + 2 * m < to[m];
+            r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
+        }
+        if (EDGE && !some) continue;
+#pragma unroll
+        for (k = 0; k < KS; k += 2) {
+            uint32_t f[4];
+            stx__attn_frag_b2<CH>(f, w.ring, row, k, w.lane);
+#pragma unroll
+            for (m = 0; m < MT; m++) {
+                const int col = c + 2 * m;
+                if (col < -2 || col >= NB) continue;
+                if (EDGE && MT > 1 && (col < from[m] || col >= to[m])) continue;
+#pragma unroll
+                for (e = 0; e < 2; e++) {
+                    if (X::REGS)
+                        X::P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                    else {
+                        uint32_t a[4];
+                        stx__attn_frag_a<CH>(a, w.qr, r0 + 16 * m, k + e, w.lane);
+                        X::P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (m = 0; m < MT; m++) {
+            const int col = c + 2 * m;
+            float unseen[4];
+            if (col < -2 || col >= NB) continue;
+            if (EDGE && MT > 1 && (col < from[m] || col >= to[m])) continue;
+            if (col < 0)
+                stx__attn_shift(skew[m], lanes, r[m], unseen);
+            else
+                stx__attn_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
+        }
+    }
+}
 
-    const int warp = (int)threadIdx.x >> 5, r0 = warp * 16 * MT, g = w.lane >> 2, t = w.lane & 3,
-              window = w.s < job.windows, near = p.C + w.i - (w.j0 + BK - 1),
-              ramped = p.z.p && window && near + BK + 16 * MT - 2 > job.w.full;
+/* x += Q K^T of strip m, step k of the sum over D: the fragment of Q. */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_frag_q(
+    uint32_t (&a)[4], const stx__attn_here &w, const uint32_t (&qf)[X::STRIPS][X::QS][4], int m,
+    int k) {
+    const int r0 = ((int)threadIdx.x >> 5) * 16 * X::STRIPS;
+    if (X::Q_SHARED)
+        stx__attn_frag_a<X::CH>(a, w.qs, r0 + 16 * m, k, w.lane);
+    else
+        for (int e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e];
+}
+
+/* -inf for keys that do not exist. */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_forbid(const stx__at &p,
+                                                            const stx__attn_job &job,
+                                                            const stx__attn_here &w,
+                                                            float (&x)[X::STRIPS][X::NB][4]) {
+    const uint64_t seen = stx__attn_exist<X::KEYS>(p, job.b, w.j0);
+    if (stx__attn_whole<X::KEYS>(seen)) return;
+#pragma unroll
+    for (int m = 0; m < X::STRIPS; m++) stx__attn_forbid(x[m], seen, w.lane & 3, -INFINITY);
+}
+
+/* The weights of a strip that have been summed, on their way to V: dropped, and for
+   persistent vectors times sqrt(N). */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_drop(const stx__at &p, int window,
+                                                          uint32_t kept, float (&x)[X::NB][4]) {
+    int n, e;
+    if (p.keep)
+#pragma unroll
+        for (n = 0; n < X::NB; n++)
+            for (e = 0; e < 4; e++)
+                if (!(kept >> (4 * n + e) & 1)) x[n][e] = 0;
+    if (!window) {
+        float root = sqrtf((float)p.N);
+#pragma unroll
+        for (n = 0; n < X::NB; n++)
+            for (e = 0; e < 4; e++) x[n][e] *= root;
+    }
+}
+
+/* Weights as they are multiplied with V are what is summed: bfloat16s */
+template <class X> static __device__ __forceinline__ void stx__attn_fwd_round(float &a, float &b) {
+    if (X::REGS) {
+        uint32_t u = stx__pair(a, b);
+        a = __uint_as_float(u << 16);
+        b = __uint_as_float(u & 0xffff0000u);
+    }
+}
+
+/* The online softmax of a strip for a tile inside of the window: x become weights */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_here &w,
+                                                             float (&x)[X::NB][4],
+                                                             float (&o)[X::ND][4], float (&top)[2],
+                                                             float (&sum)[2]) {
     const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
+    int n, e;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        float most = -INFINITY, old = top[e], from, f, add = 0;
+#pragma unroll
+        for (n = 0; n < X::NB; n++) most = fmaxf(most, fmaxf(x[n][2 * e], x[n][2 * e + 1]));
+        most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 2));
+        top[e] = fmaxf(old, most * w.sc);
+        /* no key yet: 2^-inf, and not 2^(-inf + inf) */
+        from = top[e] == -INFINITY ? 0 : top[e];
+        f = stx__exp2((old - from) * (LOG2E / unit));
+#pragma unroll
+        for (n = 0; n < X::NB; n++) {
+            x[n][2 * e] = stx__exp2(fmaf(x[n][2 * e], w.sc, -from) * (LOG2E / unit));
+            x[n][2 * e + 1] = stx__exp2(fmaf(x[n][2 * e + 1], w.sc, -from) * (LOG2E / unit));
+        }
+#pragma unroll
+        for (n = 0; n < X::NB; n++) stx__attn_fwd_round<X>(x[n][2 * e], x[n][2 * e + 1]);
+#pragma unroll
+        for (n = 0; n < X::NB; n++) add += x[n][2 * e] + x[n][2 * e + 1];
+        sum[e] = fmaf(sum[e], f, add);
+#pragma unroll
+        for (n = 0; n < X::ND; n++) {
+            o[n][2 * e] *= f;
+            o[n][2 * e + 1] *= f;
+        }
+    }
+}
+
+/* The same for an edge, strip m: only the groups in band. */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
+    const stx__at &p, const stx__attn_job &job, const stx__attn_here &w, const stx__attn_band &band,
+    int m, int ramped, float (&x)[X::NB][4], float (&o)[X::ND][4], float (&top)[2],
+    float (&sum)[2]) {
+    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
+    const int g = w.lane >> 2, t = w.lane & 3, window = w.s < job.windows,
+              i = p.C + w.i + 16 * m + g - w.j0 - 2 * t;
+    float most[2] = {-INFINITY, -INFINITY}, from[2], f[2], add[2] = {0, 0};
+    int n, e;
+#pragma unroll
+    for (n = 0; n < X::NB; n++) {
+        if (n / 2 < band.lo || n / 2 >= band.hi) continue;
+#pragma unroll
+        for (e = 0; e < 2; e++) {
+            const int lo = window ? max(i + 8 * e - job.w.live, p.lo - w.j0 - 2 * t)
+                                  : -w.j0 - 2 * t,
+                      hi = window ? i + 8 * e - p.dmin + 1 : p.N - w.j0 - 2 * t;
+            if (8 * n < lo || 8 * n >= hi) x[n][2 * e] = -INFINITY;
+            if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[n][2 * e + 1] = -INFINITY;
+            most[e] = fmaxf(most[e], fmaxf(x[n][2 * e], x[n][2 * e + 1]));
+        }
+    }
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        const float old = top[e];
+        most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 1));
+        most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 2));
+        top[e] = fmaxf(old, most[e] * w.sc);
+        from[e] = top[e] == -INFINITY ? 0 : top[e];
+        f[e] = stx__exp2((old - from[e]) * (LOG2E / unit));
+    }
+#pragma unroll
+    for (n = 0; n < X::NB; n++) {
+        const float *f0 = w.ramp + X::KEYS - 1 + 16 * m + g - 2 * t - 8 * n;
+        if (n / 2 < band.lo || n / 2 >= band.hi) continue;
+#pragma unroll
+        for (e = 0; e < 2; e++) {
+            float a = stx__exp2(fmaf(x[n][2 * e], w.sc, -from[e]) * (LOG2E / unit));
+            float b = stx__exp2(fmaf(x[n][2 * e + 1], w.sc, -from[e]) * (LOG2E / unit));
+            if (ramped) {
+                a *= f0[8 * e];
+                b *= f0[8 * e - 1];
+            }
+            stx__attn_fwd_round<X>(a, b);
+            add[e] += a + b;
+            x[n][2 * e] = a;
+            x[n][2 * e + 1] = b;
+        }
+    }
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        sum[e] = fmaf(sum[e], f[e], add[e]);
+#pragma unroll
+        for (n = 0; n < X::ND; n++) {
+            o[n][2 * e] *= f[e];
+            o[n][2 * e + 1] *= f[e];
+        }
+    }
+}
+
+/* EDGES. A tile that the window or the ramp cuts, or the end of the persistent vectors: the same sums in the same order as in the kernel's
+   loop below, but for the groups of 16 keys that a strip does not meet, whose weights would be 0. All that is asked is the same for a warp;
+   loops are unrolled, for accumulators have no index. */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_edge(
+    const stx__at &p, const stx__attn_job &job, const stx__attn_here &w,
+    const uint32_t (&kept)[X::STRIPS], const uint32_t (&qf)[X::STRIPS][X::QS][4],
+    float (&o)[X::STRIPS][X::ND][4], float (&top)[X::STRIPS][2], float (&sum)[X::STRIPS][2],
+    stx__attn_skew (&skew)[X::STRIPS], int &started) {
+    enum { KS = X::KS, NB = X::NB, MT = X::STRIPS };
+
+    const int window = w.s < job.windows, near = p.C + w.i - (w.j0 + X::KEYS - 1),
+              ramped = p.z.p && window && near + X::KEYS + 16 * MT - 2 > job.w.full;
     float x[MT][NB][4];
     stx__attn_band band[MT];
     int m, n, k, e;
 #pragma unroll
     for (m = 0; m < MT; m++) {
-        band[m] = stx__attn_meets<BK>(p, !window, job.w.live, w.i + 16 * m, w.j0);
+        band[m] = stx__attn_meets<X::KEYS>(p, !window, job.w.live, w.i + 16 * m, w.j0);
 #pragma unroll
         for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
     }
     if (ramped) { /* m by near + e */
         __syncwarp();
-        for (e = w.lane; e < BK + 16 * MT - 1; e += 32) {
-            float f = stx__attn_ramp(p, job.w, near + e);
-            w.ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f; /* NaN stays NaN */
-        }
+        for (e = w.lane; e < X::KEYS + 16 * MT - 1; e += 32)
+            w.ramp[e] = stx__attn_clamp(stx__attn_ramp(p, job.w, near + e));
         __syncwarp();
     }
     if (window && p.pe) {
-        /* as below: round c serves block c + 2m of strip m, from its first group on,
-           or from two blocks before */
-        const int at = (BK / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
-        const stx__attn_lanes lanes = stx__attn_lanes_of(w.lane);
-        int from[MT], to[MT], c;
-#pragma unroll
-        for (m = 0; m < MT; m++) {
-            to[m] = 2 * band[m].hi;
-            from[m] = band[m].lo == band[m].hi ? to[m] : started >> m & 1 ? 0 : 2 * band[m].lo - 2;
-        }
-#pragma unroll
-        for (c = -2 * MT; c < NB; c++) {
-            float r[MT][4];
-            int row = at + 8 * c, some = 0;
-            row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
-#pragma unroll
-            for (m = 0; m < MT; m++) {
-                some |= c + 2 * m >= from[m] && c + 2 * m < to[m];
-                r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
-            }
-            if (!some) continue;
-#pragma unroll
-            for (k = 0; k < KS; k += 2) {
-                uint32_t f[4];
-                stx__attn_frag_b2<CH>(f, w.ring, row, k, w.lane);
-#pragma unroll
-                for (m = 0; m < MT; m++) {
-                    if (c + 2 * m < -2 || c + 2 * m >= NB
-                        || (MT > 1 && (c + 2 * m < from[m] || c + 2 * m >= to[m])))
-                        continue;
-#pragma unroll
-                    for (e = 0; e < 2; e++) {
-                        if (X::REGS)
-                            P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
-                        else {
-                            uint32_t a[4];
-                            stx__attn_frag_a<CH>(a, w.qr, r0 + 16 * m, k + e, w.lane);
-                            P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
-                        }
-                    }
-                }
-            }
-#pragma unroll
-            for (m = 0; m < MT; m++) {
-                const int col = c + 2 * m;
-                float unseen[4];
-                if (col < -2 || col >= NB || (MT > 1 && (col < from[m] || col >= to[m]))) continue;
-                if (col < 0)
-                    stx__attn_shift(skew[m], lanes, r[m], unseen);
-                else
-                    stx__attn_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
-            }
-        }
+        stx__attn_fwd_positions<X, 1>(x, skew, w, qf, band, started);
 #pragma unroll
         for (m = 0; m < MT; m++)
             if (band[m].lo < band[m].hi) started |= 1 << m;
@@ -5430,349 +5616,156 @@ static __device__ __forceinline__ void stx__attn_edge(
 #pragma unroll
         for (k = 0; k < KS; k++) {
             uint32_t f[4];
-            stx__attn_frag_b<CH>(f, w.k, 8 * n, k, w.lane);
+            stx__attn_frag_b<X::CH>(f, w.k, 8 * n, k, w.lane);
 #pragma unroll
             for (m = 0; m < MT; m++) {
                 uint32_t a[4];
                 if (MT > 1 && (n / 2 < band[m].lo || n / 2 >= band[m].hi)) continue;
-                if (TWO)
-                    stx__attn_frag_a<CH>(a, w.qs, r0 + 16 * m, k, w.lane);
-                else
-                    for (e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e];
-                P::mma2(x[m][n], x[m][n + 1], a, f);
+                stx__attn_fwd_frag_q<X>(a, w, qf, m, k);
+                X::P::mma2(x[m][n], x[m][n + 1], a, f);
             }
         }
     }
-    if (p.bits && window) {
-        const uint64_t seen = stx__attn_exist<BK>(p, job.b, w.j0);
-        if (!stx__attn_whole<BK>(seen))
-#pragma unroll
-            for (m = 0; m < MT; m++) stx__attn_forbid(x[m], seen, t, -INFINITY);
-    }
+    if (p.bits && window) stx__attn_fwd_forbid<X>(p, job, w, x);
 #pragma unroll
     for (m = 0; m < MT; m++) {
-        const int i = p.C + w.i + 16 * m + g - w.j0 - 2 * t;
-        float most[2] = {-INFINITY, -INFINITY}, from[2], f[2], add[2] = {0, 0};
         if (band[m].lo == band[m].hi) continue;
-#pragma unroll
-        for (n = 0; n < NB; n++) {
-            if (n / 2 < band[m].lo || n / 2 >= band[m].hi) continue;
-#pragma unroll
-            for (e = 0; e < 2; e++) {
-                const int lo = window ? max(i + 8 * e - job.w.live, p.lo - w.j0 - 2 * t)
-                                      : -w.j0 - 2 * t,
-                          hi = window ? i + 8 * e - p.dmin + 1 : p.N - w.j0 - 2 * t;
-                if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
-                if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[m][n][2 * e + 1] = -INFINITY;
-                most[e] = fmaxf(most[e], fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
-            }
-        }
-#pragma unroll
-        for (e = 0; e < 2; e++) {
-            const float old = top[m][e];
-            most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 1));
-            most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 2));
-            top[m][e] = fmaxf(old, most[e] * w.sc);
-            from[e] = top[m][e] == -INFINITY ? 0 : top[m][e];
-            f[e] = stx__exp2((old - from[e]) * (LOG2E / unit));
-        }
-#pragma unroll
-        for (n = 0; n < NB; n++) {
-            const float *f0 = w.ramp + BK - 1 + 16 * m + g - 2 * t - 8 * n;
-            if (n / 2 < band[m].lo || n / 2 >= band[m].hi) continue;
-#pragma unroll
-            for (e = 0; e < 2; e++) {
-                float a = stx__exp2(fmaf(x[m][n][2 * e], w.sc, -from[e]) * (LOG2E / unit));
-                float b = stx__exp2(fmaf(x[m][n][2 * e + 1], w.sc, -from[e]) * (LOG2E / unit));
-                if (ramped) {
-                    a *= f0[8 * e];
-                    b *= f0[8 * e - 1];
-                }
-                if (X::REGS) {
-                    uint32_t u = stx__pair(a, b);
-                    a = __uint_as_float(u << 16);
-                    b = __uint_as_float(u & 0xffff0000u);
-                }
-                add[e] += a + b;
-                x[m][n][2 * e] = a;
-                x[m][n][2 * e + 1] = b;
-            }
-        }
-#pragma unroll
-        for (e = 0; e < 2; e++) {
-            sum[m][e] = fmaf(sum[m][e], f[e], add[e]);
-#pragma unroll
-            for (n = 0; n < ND; n++) {
-                o[m][n][2 * e] *= f[e];
-                o[m][n][2 * e + 1] *= f[e];
-            }
-        }
-        if (p.keep)
-#pragma unroll
-            for (n = 0; n < NB; n++)
-                for (e = 0; e < 4; e++)
-                    if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
-        if (!window) {
-            float root = sqrtf((float)p.N);
-#pragma unroll
-            for (n = 0; n < NB; n++)
-                for (e = 0; e < 4; e++) x[m][n][e] *= root;
-        }
+        stx__attn_fwd_edge_softmax<X>(p, job, w, band[m], m, ramped, x[m], o[m], top[m], sum[m]);
+        stx__attn_fwd_drop<X>(p, window, kept[m], x[m]);
     }
-    stx__attn_values<P, CH, MT, NB, ND, 1>::run(o, x, w.v, w.lane, band);
+    stx__attn_values<typename X::P, X::CH, MT, NB, X::ND, 1>::run(o, x, w.v, w.lane, band);
 }
 
-/* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
-template <class P, int DP, int BK, int MT, int TWO>
-STX__GLOBAL(128, stx__attn_shape<P, DP, BK, MT, TWO>::BLOCKS)
-stx__attn_fwd(stx__at p, const uint32_t *list, int tiles) {
-    typedef stx__attn_shape<P, DP, BK, MT, TWO> X;
+/* A tile inside of the window of all of the warp's rows. */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_interior(
+    const stx__at &p, const stx__attn_job &job, const stx__attn_here &w,
+    const uint32_t (&kept)[X::STRIPS], const uint32_t (&qf)[X::STRIPS][X::QS][4],
+    float (&o)[X::STRIPS][X::ND][4], float (&top)[X::STRIPS][2], float (&sum)[X::STRIPS][2],
+    stx__attn_skew (&skew)[X::STRIPS], int &started) {
+    enum { NB = X::NB, MT = X::STRIPS };
 
-    enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
-
-    STX__DYNAMIC(memory);
-    const stx__attn_job &job = *(const stx__attn_job *)memory;
-    unsigned char *shared = memory + X::HEAD;
-    unsigned char *ring = shared + 4 * BK * X::ROW,
-                  *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW
-                                        : ring + (p.pe ? X::RING * X::ROW : 0);
-    unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
-    const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
-    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
-    float *const ramp = (float *)(memory + 64) + warp * X::RAMP;
-    const stx__num none = {NULL, NULL, 0};
-    uint32_t kept[MT] = {}, qf[MT][X::QS][4];
-    float o[MT][ND][4], top[MT][2], sum[MT][2];
-    stx__attn_skew skew[MT];
-    stx__attn_band whole[MT] = {};
-    /* started: a bit for each strip whose skew goes on from tile to tile */
-    int s, m, n, k, e, started = 0;
-
-    if (!threadIdx.x) {
-        stx__attn_job *j = (stx__attn_job *)memory;
-        int entry = (int)list[blockIdx.x / (unsigned)p.B], last;
-        j->b = (int)(blockIdx.x % (unsigned)p.B);
-        j->h = entry / tiles;
-        j->i0 = entry % tiles * BQ;
-        j->w = stx__attn_open(p, j->h);
-        stx__attn_range(p, j->w, j->i0, BQ, &j->first, &last);
-        if (p.bits) {
-            last = min(last, p.S);
-            while (j->first < last && !stx__attn_exist<BK>(p, j->b, j->first)) j->first += BK;
-        }
-        j->windows = (last - j->first + BK - 1) / BK;
-        if (p.bits)
-            while (j->windows && !stx__attn_exist<BK>(p, j->b, j->first + (j->windows - 1) * BK))
-                j->windows--;
-        j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
+    const int window = w.s < job.windows;
+    const stx__attn_band whole[MT] = {};
+    float x[MT][NB][4];
+    int m, n, k;
+    if (window && p.pe) {
+        stx__attn_fwd_positions<X, 0>(x, skew, w, qf, whole, started);
+        started = (1 << MT) - 1;
+    } else {
+#pragma unroll
+        for (m = 0; m < MT; m++)
+#pragma unroll
+            for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
     }
-    __syncthreads();
-    if (job.steps) stx__attn_fwd_load<X>(p, job, shared, 0);
-    /* the queries, first those that meet positions */
+#pragma unroll
+    for (k = 0; k < X::KS; k++) {
+        uint32_t a[MT][4], f[4];
+#pragma unroll
+        for (m = 0; m < MT; m++) stx__attn_fwd_frag_q<X>(a[m], w, qf, m, k);
+#pragma unroll
+        for (n = 0; n < NB; n += 2) {
+            stx__attn_frag_b<X::CH>(f, w.k, 8 * n, k, w.lane);
+#pragma unroll
+            for (m = 0; m < MT; m++) X::P::mma2(x[m][n], x[m][n + 1], a[m], f);
+        }
+    }
+    if (p.bits && window) stx__attn_fwd_forbid<X>(p, job, w, x);
+#pragma unroll
+    for (m = 0; m < MT; m++) {
+        stx__attn_fwd_softmax<X>(w, x[m], o[m], top[m], sum[m]);
+        stx__attn_fwd_drop<X>(p, window, kept[m], x[m]);
+    }
+    stx__attn_values<typename X::P, X::CH, MT, NB, X::ND, 0>::run(o, x, w.v, w.lane, whole);
+}
+
+/* Which entry of the list the block has, and its steps: thread 0. */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_open(const stx__at &p, stx__attn_job *j,
+                                                          const uint32_t *list, int tiles) {
+    enum { BK = X::KEYS };
+
+    int entry = (int)list[blockIdx.x / (unsigned)p.B], last;
+    j->b = (int)(blockIdx.x % (unsigned)p.B);
+    j->h = entry / tiles;
+    j->i0 = entry % tiles * X::BQ;
+    j->w = stx__attn_open(p, j->h);
+    stx__attn_range(p, j->w, j->i0, X::BQ, &j->first, &last);
+    if (p.bits) {
+        last = min(last, p.S);
+        while (j->first < last && !stx__attn_exist<BK>(p, j->b, j->first)) j->first += BK;
+    }
+    j->windows = (last - j->first + BK - 1) / BK;
+    if (p.bits)
+        while (j->windows && !stx__attn_exist<BK>(p, j->b, j->first + (j->windows - 1) * BK))
+            j->windows--;
+    j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
+}
+
+/* The queries, first those that meet positions: fragments in qf, or rows in qr; then
+   those that meet keys, in qs. Nothing is summed yet. */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_begin(
+    const stx__at &p, const stx__attn_job &job, unsigned char *qs, unsigned char *qr,
+    uint32_t (&qf)[X::STRIPS][X::QS][4], float (&o)[X::STRIPS][X::ND][4],
+    float (&top)[X::STRIPS][2], float (&sum)[X::STRIPS][2], stx__attn_skew (&skew)[X::STRIPS]) {
+    typedef typename X::P P;
+
+    enum { CH = X::CH, MT = X::STRIPS, ROWS = 16 * MT };
+
+    const int r0 = ((int)threadIdx.x >> 5) * ROWS;
+    int m, n, k, e;
     if (X::REGS) {
         stx__attn_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
 #pragma unroll
         for (m = 0; m < MT; m++)
 #pragma unroll
-            for (k = 0; k < KS; k++)
+            for (k = 0; k < X::KS; k++)
                 stx__attn_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
         __syncwarp();
     } else if (qr != qs) {
         stx__attn_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
     }
-    if (TWO) stx__attn_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
+    if (X::Q_SHARED) stx__attn_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
 #pragma unroll
     for (m = 0; m < MT; m++) {
 #pragma unroll
-        for (n = 0; n < ND; n++) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
+        for (n = 0; n < X::ND; n++) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
         top[m][0] = top[m][1] = -INFINITY;
         sum[m][0] = sum[m][1] = 0;
 #pragma unroll
         for (e = 0; e < 2; e++) skew[m].lo[e] = skew[m].hi[e] = skew[m].next[e] = 0;
     }
+}
 
-    for (s = 0; s < job.steps; s++) {
-        const int lane = stx__attn_again((int)threadIdx.x & 31), t = lane & 3;
-        const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
-        const int window = s < job.windows,
-                  j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7),
-                  iw = job.i0 + r0;
-        const int far = p.C + iw + ROWS - 1 - j0,
-                  near = p.C + iw - (j0 + BK - 1); /* the largest and the smallest delta of the
-                                                                                               warp's rows */
-        const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
-        float x[MT][NB][4];
-        int edge, some = 1;
-        stx__cp_wait<0>();
+/* With K and V of a tile there: has it any key? Rows of zeros for those that do not
+   exist. All threads. */
+template <class X>
+static __device__ __forceinline__ int stx__attn_fwd_blank(const stx__at &p,
+                                                          const stx__attn_job &job,
+                                                          unsigned char *kv, int j0) {
+    const uint64_t seen = stx__attn_exist<X::KEYS>(p, job.b, j0);
+    if (seen && !stx__attn_whole<X::KEYS>(seen)) {
+        stx__attn_blank<X::CH, X::THREADS, X::KEYS>(kv, seen);
+        stx__attn_blank<X::CH, X::THREADS, X::KEYS>(kv + X::TILE, seen);
         __syncthreads();
-        if (p.bits && window) {
-            const uint64_t seen = stx__attn_exist<BK>(p, job.b, j0);
-            some = seen != 0;
-            if (some && !stx__attn_whole<BK>(seen)) {
-                stx__attn_blank<CH, X::THREADS, BK>(shared + (s & 1) * 2 * X::TILE, seen);
-                stx__attn_blank<CH, X::THREADS, BK>(shared + (s & 1) * 2 * X::TILE + X::TILE, seen);
-                __syncthreads();
-            }
-        }
-        if (s + 1 < job.steps) stx__attn_fwd_load<X>(p, job, shared, s + 1);
-        /* u has no part in the persistent keys' logits */
-        if (TWO && s == job.windows && p.u.p) {
-            __syncwarp();
-            stx__attn_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
-        }
-        /* the next tile's skew begins anew: the ring has all that it meets */
-        if (!some) {
-            started = 0;
-            continue;
-        }
-        if (iw >= p.T || (window && (near > job.w.live || far < p.dmin))) continue;
-
-        if (p.keep)
-#pragma unroll
-            for (m = 0; m < MT; m++)
-                kept[m] = stx__attn_kept<NB>(p, p.stream + *p.shift,
-                                             ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
-                                             (window ? p.span : p.S + p.span) + j0);
-        edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
-        if (edge) {
-            const stx__attn_here here = {kt, vt, ring, qs, qr, ramp, lane, s, j0, iw, sc};
-            stx__attn_edge<P, DP, BK, MT, TWO>(p, job, here, kept, qf, o, top, sum, skew, started);
-            continue;
-        }
-        if (window && p.pe) {
-            /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and,
-               at the start, two to their left. Block 0 of strip 0 is row `at` of the
-               ring; strip 1 lies 16 columns further left. So round c serves block c +
-               2m of strip m: a fragment for both. */
-            const int at = (BK / 16 * s + BQ / 16 - MT * warp) % (X::RING / 16)
-                           * 16; /* in this way the compiler sees that it is a
-                                                                                                 multiple of 16 */
-            const stx__attn_lanes lanes = stx__attn_lanes_of(lane);
-            int c;
-#pragma unroll
-            for (c = -2 * MT; c < NB; c++) {
-                float r[MT][4];
-                int row = at + 8 * c;
-                /* what the tile before left behind is there */
-                if (c < 2 - 2 * MT && started >> (MT - 1)) continue;
-                row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
-#pragma unroll
-                for (m = 0; m < MT; m++) r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
-#pragma unroll
-                for (k = 0; k < KS; k += 2) {
-                    uint32_t f[4];
-                    stx__attn_frag_b2<CH>(f, ring, row, k, lane);
-#pragma unroll
-                    for (m = 0; m < MT; m++) {
-                        if (c + 2 * m < -2 || c + 2 * m >= NB) continue;
-#pragma unroll
-                        for (e = 0; e < 2; e++) {
-                            if (X::REGS)
-                                P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
-                            else {
-                                uint32_t a[4];
-                                stx__attn_frag_a<CH>(a, qr, r0 + 16 * m, k + e, lane);
-                                P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
-                            }
-                        }
-                    }
-                }
-#pragma unroll
-                for (m = 0; m < MT; m++) {
-                    const int col = c + 2 * m;
-                    float unseen[4];
-                    if (col < -2 || col >= NB) continue;
-                    if (col < 0)
-                        stx__attn_shift(skew[m], lanes, r[m], unseen);
-                    else
-                        stx__attn_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
-                }
-            }
-            started = (1 << MT) - 1;
-        } else {
-#pragma unroll
-            for (m = 0; m < MT; m++)
-#pragma unroll
-                for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
-        }
-#pragma unroll
-        for (k = 0; k < KS; k++) {
-            uint32_t a[MT][4], f[4];
-#pragma unroll
-            for (m = 0; m < MT; m++) {
-                if (TWO)
-                    stx__attn_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
-                else
-                    for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
-            }
-#pragma unroll
-            for (n = 0; n < NB; n += 2) {
-                stx__attn_frag_b<CH>(f, kt, 8 * n, k, lane);
-#pragma unroll
-                for (m = 0; m < MT; m++) {
-                    P::mma2(x[m][n], x[m][n + 1], a[m], f);
-                }
-            }
-        }
-
-        if (p.bits && window) {
-            const uint64_t seen = stx__attn_exist<BK>(p, job.b, j0);
-            if (!stx__attn_whole<BK>(seen))
-#pragma unroll
-                for (m = 0; m < MT; m++) stx__attn_forbid(x[m], seen, t, -INFINITY);
-        }
-#pragma unroll
-        for (m = 0; m < MT; m++) {
-#pragma unroll
-            for (e = 0; e < 2; e++) {
-                float most = -INFINITY, old = top[m][e], from, f, add = 0;
-#pragma unroll
-                for (n = 0; n < NB; n++)
-                    most = fmaxf(most, fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
-                most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
-                most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 2));
-                top[m][e] = fmaxf(old, most * sc);
-                /* no key yet: 2^-inf, and not 2^(-inf + inf) */
-                from = top[m][e] == -INFINITY ? 0 : top[m][e];
-                f = stx__exp2((old - from) * (LOG2E / unit));
-#pragma unroll
-                for (n = 0; n < NB; n++) {
-                    x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from) * (LOG2E / unit));
-                    x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from)
-                                                   * (LOG2E / unit));
-                }
-                /* what multiplies V is what is summed: see the comment above */
-                if (X::REGS)
-#pragma unroll
-                    for (n = 0; n < NB; n++) {
-                        uint32_t u = stx__pair(x[m][n][2 * e], x[m][n][2 * e + 1]);
-                        x[m][n][2 * e] = __uint_as_float(u << 16);
-                        x[m][n][2 * e + 1] = __uint_as_float(u & 0xffff0000u);
-                    }
-#pragma unroll
-                for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
-                sum[m][e] = fmaf(sum[m][e], f, add);
-#pragma unroll
-                for (n = 0; n < ND; n++) {
-                    o[m][n][2 * e] *= f;
-                    o[m][n][2 * e + 1] *= f;
-                }
-            }
-            if (p.keep)
-#pragma unroll
-                for (n = 0; n < NB; n++)
-                    for (e = 0; e < 4; e++)
-                        if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
-            if (!window) {
-                float f = sqrtf((float)p.N);
-#pragma unroll
-                for (n = 0; n < NB; n++)
-                    for (e = 0; e < 4; e++) x[m][n][e] *= f;
-            }
-        }
-        stx__attn_values<P, CH, MT, NB, ND, 0>::run(o, x, vt, lane, whole);
     }
+    return seen != 0;
+}
 
+/* y, and the statistics of the warp's rows */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_store(const stx__at &p,
+                                                           const stx__attn_job &job,
+                                                           const float (&o)[X::STRIPS][X::ND][4],
+                                                           const float (&top)[X::STRIPS][2],
+                                                           const float (&sum)[X::STRIPS][2]) {
+    typedef typename X::P P;
+
+    enum { MT = X::STRIPS };
+
+    const int r0 = ((int)threadIdx.x >> 5) * 16 * MT;
+    int m, n, e;
 #pragma unroll
     for (m = 0; m < MT; m++)
 #pragma unroll
@@ -5788,7 +5781,7 @@ stx__attn_fwd(stx__at p, const uint32_t *list, int tiles) {
                                      + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
                 const float of = f * p.unkeep;
 #pragma unroll
-                for (n = 0; n < ND; n++)
+                for (n = 0; n < X::ND; n++)
                     if (8 * n < p.D)
                         stx__attn_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of,
                                          o[m][n][2 * e + 1] * of);
@@ -5799,6 +5792,76 @@ stx__attn_fwd(stx__at p, const uint32_t *list, int tiles) {
                 }
             }
         }
+}
+
+/* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
+template <class P, int DP, int BK, int MT, int TWO>
+STX__GLOBAL(128, stx__attn_shape<P, DP, BK, MT, TWO>::BLOCKS)
+stx__attn_fwd(stx__at p, const uint32_t *list, int tiles) {
+    typedef stx__attn_shape<P, DP, BK, MT, TWO> X;
+
+    enum { ROWS = 16 * MT };
+
+    STX__DYNAMIC(memory);
+    const stx__attn_job &job = *(const stx__attn_job *)memory;
+    unsigned char *shared = memory + X::HEAD, *ring = shared + 4 * X::TILE,
+                  *after = ring + (p.pe ? X::RING * X::ROW : 0),
+                  *qs = X::REGS && !TWO ? shared + 2 * X::TILE : after,
+                  *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + X::BQ * X::ROW;
+    const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
+    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
+    float *const ramp = (float *)(memory + 64) + warp * X::RAMP;
+    const stx__num none = {NULL, NULL, 0};
+    uint32_t kept[MT] = {}, qf[MT][X::QS][4];
+    float o[MT][X::ND][4], top[MT][2], sum[MT][2];
+    stx__attn_skew skew[MT];
+    /* started: a bit for each strip whose skew goes on from tile to tile */
+    int s, m, started = 0;
+
+    if (!threadIdx.x) stx__attn_fwd_open<X>(p, (stx__attn_job *)memory, list, tiles);
+    __syncthreads();
+    if (job.steps) stx__attn_fwd_load<X>(p, job, shared, 0);
+    stx__attn_fwd_begin<X>(p, job, qs, qr, qf, o, top, sum, skew);
+
+    for (s = 0; s < job.steps; s++) {
+        const int lane = stx__attn_again((int)threadIdx.x & 31);
+        unsigned char *kv = shared + (s & 1) * 2 * X::TILE;
+        const int window = s < job.windows,
+                  j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7),
+                  iw = job.i0 + r0;
+        /* the largest and the smallest delta of the warp's rows */
+        const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);
+        const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
+        const stx__attn_here here = {kv, kv + X::TILE, ring, qs, qr, ramp, lane, s, j0, iw, sc};
+        int some = 1;
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (p.bits && window) some = stx__attn_fwd_blank<X>(p, job, kv, j0);
+        if (s + 1 < job.steps) stx__attn_fwd_load<X>(p, job, shared, s + 1);
+        /* u has no part in the persistent keys' logits */
+        if (TWO && s == job.windows && p.u.p) {
+            __syncwarp();
+            stx__attn_query<P, X::CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
+        }
+        /* the next tile's skew begins anew: the ring has all that it meets */
+        if (!some) {
+            started = 0;
+            continue;
+        }
+        if (iw >= p.T || (window && (near > job.w.live || far < p.dmin))) continue;
+
+        if (p.keep)
+#pragma unroll
+            for (m = 0; m < MT; m++)
+                kept[m] = stx__attn_kept<X::NB>(p, p.stream + *p.shift,
+                                                ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
+                                                (window ? p.span : p.S + p.span) + j0);
+        if (window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N)
+            stx__attn_fwd_edge<X>(p, job, here, kept, qf, o, top, sum, skew, started);
+        else
+            stx__attn_fwd_interior<X>(p, job, here, kept, qf, o, top, sum, skew, started);
+    }
+    stx__attn_fwd_store<X>(p, job, o, top, sum);
 }
 
 typedef stx__kernel_of<stx__at, const uint32_t *, int> stx__attn_kernel;
