@@ -6054,6 +6054,18 @@ typedef struct stx__ab {
 
 #define STX__AB_LOG2E 1.44269504f
 
+/* How often loops over the steps of D are unrolled: addresses of more steps cost registers. */
+static constexpr __host__ __device__ int stx__attn_bwd_unroll(int steps) {
+    if (steps > 8) return 1;
+    return steps == 8 ? 4 : steps;
+}
+
+/* Pieces of 16 bytes for a row of so many bytes, rounded up to a power of two. */
+static constexpr __host__ __device__ int stx__attn_bwd_dr_pieces(int bytes) {
+    if (bytes > 256) return 32;
+    return bytes > 128 ? 16 : 8;
+}
+
 /* The shape of a tile: BQ queries, a warp for each 16, by BK keys; rows of DP numbers,
    CH pieces of 16 bytes. */
 template <class P_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
@@ -6072,14 +6084,10 @@ template <class P_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         SIZE = P_::SIZE,
         CH = DP * SIZE / 16,
         STEPS = DP / P_::K,
-        UNROLL = STEPS > 8    ? 1
-                 : STEPS == 8 ? 4
-                              : STEPS,
+        UNROLL = stx__attn_bwd_unroll(STEPS),
         CHA = BK * SIZE / 16, /* pieces in a row of a or ds */
         /* of dR, up to a power of two */
-        CHG = (BK + 16) * SIZE > 256   ? 32
-              : (BK + 16) * SIZE > 128 ? 16
-                                       : 8,
+        CHG = stx__attn_bwd_dr_pieces((BK + 16) * SIZE),
         KEY_PIECES = STRIPS / (BK / 16), /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
         KEY_NB = DP / KEY_PIECES / 8,
         ROW_PIECES =
@@ -6099,9 +6107,7 @@ template <class P_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         /* that should fit on a multiprocessor; 0: nvcc decides, which would rather
            spill than have 2 of wide heads */
         QUERY_BLOCKS = DP == 32 ? (int)P::SMALL : 0,
-        KEY_BLOCKS = DP == 32         ? (int)P::SMALL_KEYS
-                     : THREADS == 128 ? 2
-                                      : 0,
+        KEY_BLOCKS = DP == 32 ? (int)P::SMALL_KEYS : 2 * (THREADS == 128),
         MASK = 1
     }; /* does it ask whether all keys exist? */
 };
@@ -6150,9 +6156,9 @@ template <class Sh> struct stx__attn_bwd_shared {
     /* of tile number n: what moves stands in two places by turns */
     __device__ __forceinline__ stx__attn_bwd_shared(const stx__attn_bwd_shared &m, int moves,
                                                     int ahead, int n) {
-        const int by = ahead && n & 1
-                           ? moves == STX__AB_Q ? 2 * Sh::TILE_Q : 2 * (Sh::TILE_K + Sh::TILE_Q)
-                           : 0;
+        int by = 0;
+        if (ahead && n & 1)
+            by = moves == STX__AB_Q ? 2 * Sh::TILE_Q : 2 * (Sh::TILE_K + Sh::TILE_Q);
         *this = m;
         if (moves & STX__AB_K) {
             k += by;
@@ -6458,7 +6464,7 @@ static __device__ __forceinline__ void stx__attn_bwd_edge(const stx__ab &a, cons
             m = 0;
         else if (!t.persistent && a.p.z.p && delta >= w.full) {
             float ramp = stx__attn_ramp(a.p, w, delta);
-            m = ramp >= 1 ? 1 : ramp <= 0 ? 0 : fabsf(ramp); /* NaN stays NaN */
+            m = fabsf(stx__attn_clamp(ramp));
             if (ramp >= 0 && ramp <= 1) m = -m;
         }
         edge[k] = m;
@@ -6500,10 +6506,9 @@ template <class Sh>
 static __device__ __forceinline__ uint32_t stx__attn_bwd_kept(const stx__ab &a,
                                                               const stx__attn_bwd_tile &t) {
     const stx__at &p = a.p;
-    return !p.keep ? 0xffffffffu
-                   : stx__attn_kept<Sh::NB>(p, p.stream + *p.shift,
-                                            ((uint64_t)t.b * p.H + t.h) * p.T + t.i,
-                                            (t.persistent ? p.S : 0) + p.span + t.j0);
+    if (!p.keep) return 0xffffffffu;
+    return stx__attn_kept<Sh::NB>(p, p.stream + *p.shift, ((uint64_t)t.b * p.H + t.h) * p.T + t.i,
+                                  (t.persistent ? p.S : 0) + p.span + t.j0);
 }
 
 /* All of it for a plain tile: s becomes r a, g becomes ds */
@@ -6590,6 +6595,16 @@ static __device__ __forceinline__ void stx__attn_bwd_group(
     stx__attn_bwd_ds<Sh, 1, 1, 2>(a, t, m.edge, 16 * n, walk.kept >> 8 * n, s, g, dz, walk.lane);
 }
 
+/* Element e of a block of ds in row g + 8 half, in lanes of odd g the other one of the two;
+   0 outside of the tile. */
+template <int NB>
+static __device__ __forceinline__ float stx__attn_bwd_cell(const float (&ds)[NB][4], int block,
+                                                           int half, int e, int odd) {
+    const int n = block >= 0 && block < NB ? block : 0;
+    if (block < 0 || block >= NB) return 0;
+    return odd ? ds[n][2 * half + 1 - e] : ds[n][2 * half + e];
+}
+
 /* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16].
    With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e' of lane (t + k) mod 4
    of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block
@@ -6605,13 +6620,8 @@ static __device__ __forceinline__ void stx__attn_bwd_back(float (&u)[4], const f
         int k = (g + e) >> 1;
 #pragma unroll
         for (half = 0; half < 2; half++) {
-            int lo = m - 2 + half, hi = m - 1 + half;
-            float a = lo >= 0 && lo < NB ? (odd ? ds[lo >= 0 && lo < NB ? lo : 0][2 * half + 1 - e]
-                                                : ds[lo >= 0 && lo < NB ? lo : 0][2 * half + e])
-                                         : 0;
-            float b = hi >= 0 && hi < NB ? (odd ? ds[hi >= 0 && hi < NB ? hi : 0][2 * half + 1 - e]
-                                                : ds[hi >= 0 && hi < NB ? hi : 0][2 * half + e])
-                                         : 0;
+            const float a = stx__attn_bwd_cell<NB>(ds, m - 2 + half, half, e, odd),
+                        b = stx__attn_bwd_cell<NB>(ds, m - 1 + half, half, e, odd);
             u[2 * half + e] = __shfl_sync(STX__ALL, t >= k ? a : b, (t + k) & 3, 4);
         }
     }
@@ -6770,14 +6780,15 @@ static __device__ __forceinline__ void stx__attn_bwd_give(const stx__ab &a, int 
     for (e = 0; e < 2; e++) {
         const int j = key + (lane >> 2) + 8 * e, old = j < p.past,
                   yes = j >= p.lo && (rows >> ((lane >> 2) + 8 * e) & 1);
-        const stx__num to = old ? (value ? a.old_dv[g] : a.old_dk[g]) : (value ? a.dv : a.dk);
-        const int fresh = a.fresh
-                          & (old     ? STX_OVERWRITE_CACHED << g
-                             : value ? STX_OVERWRITE_DV
-                                     : STX_OVERWRITE_DK);
-        const size_t at = old ? (size_t)b * p.old[g].st + (size_t)(place >> 2) * p.D
-                                    + (size_t)(j - p.old[g].first) * p.old[g].ld
-                              : (size_t)b * p.stk + (size_t)h * p.D + (size_t)(j - p.past) * p.ldk;
+        stx__num to = value ? a.dv : a.dk;
+        int fresh = a.fresh & (value ? STX_OVERWRITE_DV : STX_OVERWRITE_DK);
+        size_t at = (size_t)b * p.stk + (size_t)h * p.D + (size_t)(j - p.past) * p.ldk;
+        if (old) {
+            to = value ? a.old_dv[g] : a.old_dk[g];
+            fresh = a.fresh & STX_OVERWRITE_CACHED << g;
+            at = (size_t)b * p.old[g].st + (size_t)(place >> 2) * p.D
+                 + (size_t)(j - p.old[g].first) * p.old[g].ld;
+        }
         if (j < 0 || j >= p.S || !to.p || (!yes && !fresh) || (old && j < p.old[g].first)) continue;
 #pragma unroll
         for (n = 0; n < NB; n++) {
@@ -6878,6 +6889,258 @@ static __device__ __forceinline__ void stx__attn_bwd_keep(stx__bf16 *to, int wid
         stx__attn_bwd_send(to, width, y, v);
 }
 
+/* Where a strip writes its rows of dR: `to`, or NULL; the column of the chunk that waits,
+   and the thread's part of it, in shared memory. */
+typedef struct stx__attn_bwd_dr {
+    stx__bf16 *to;
+    int width, waits;
+    uint4 *wait;
+} stx__attn_bwd_dr;
+
+/* A tile of the window, for a warp: dk += ds K and dp += dR PE. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_query_tile(
+    const stx__ab &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_tile &t,
+    float (&dk)[Sh::DP / 8][4], float (&dp)[Sh::DP / 8][4], stx__attn_bwd_dr &dr) {
+    float s[Sh::NB][4], g[Sh::NB][4];
+    const int table = a.p.P > 0;
+    int n, at = stx__attn_bwd_chunk<Sh>(t, 0);
+    stx__attn_bwd_front<Sh, Sh::MASK>(a, m, t, s, g);
+    stx__attn_bwd_times<Sh, Sh::NB>(dk, g, m.k);
+#pragma unroll
+    for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
+        float u[2][4];
+        stx__attn_bwd_back<Sh::NB>(u[0], g, 2 * n);
+        stx__attn_bwd_back<Sh::NB>(u[1], g, 2 * n + 1);
+        stx__attn_bwd_times<Sh, 2>(dp, u, m.pe + at);
+        at = stx__attn_bwd_after<Sh>(t, at);
+        if (Sh::SIZE == 2 && dr.to) {
+            dr.waits = t.j0 - t.i + 16 * n - 16 - (a.newest - dr.width);
+            stx__attn_bwd_keep<typename Sh::P>(dr.to, dr.width, dr.waits, u, dr.wait, !n,
+                                               n == Sh::BK / 16);
+        }
+    }
+}
+
+/* The same for a tile that an edge cuts: by groups of 16 keys. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_query_edge(
+    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
+    const stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk, float (&dk)[Sh::DP / 8][4],
+    float (&dp)[Sh::DP / 8][4], float &dz, stx__attn_bwd_dr &dr) {
+    float two[4][4]; /* ds of the group before, and of this one */
+    const int table = a.p.P > 0;
+    int n;
+    stx__attn_bwd_begin<Sh>(a, w, m, t, walk);
+    stx__attn_bwd_clear(two);
+    const int end = walk.band.hi + (table && walk.band.lo < walk.band.hi);
+#pragma unroll 1
+    for (n = walk.band.lo; n < end; n++) {
+        float x[2][4], y[2][4];
+        stx__attn_bwd_clear(y);
+        if (n < walk.band.hi) {
+            stx__attn_bwd_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, m, t, walk, n, x, y,
+                                                                             dz);
+            stx__attn_bwd_times<Sh, 2>(dk, y, m.k + n * Sh::CHUNK, walk.lane);
+        }
+        if (!table) continue;
+        stx__attn_bwd_copy(two[2], y[0]);
+        stx__attn_bwd_copy(two[3], y[1]);
+        stx__attn_bwd_back<4>(x[0], two, 2, walk.lane);
+        stx__attn_bwd_back<4>(x[1], two, 3, walk.lane);
+        stx__attn_bwd_copy(two[0], y[0]);
+        stx__attn_bwd_copy(two[1], y[1]);
+        stx__attn_bwd_times<Sh, 2>(dp, x, m.pe + stx__attn_bwd_chunk<Sh>(t, n), walk.lane);
+        if (Sh::SIZE == 2 && dr.to) {
+            dr.waits = t.j0 - t.i + 16 * n - 16 - (a.newest - dr.width);
+            stx__attn_bwd_keep<typename Sh::P>(dr.to, dr.width, dr.waits, x, dr.wait,
+                                               n == walk.band.lo, n == walk.band.hi);
+        }
+    }
+}
+
+/* The window of a block of queries: all tiles of keys from `first` to `last`. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_query_window(
+    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
+    stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk, int i0, int first, int last,
+    float (&dk)[Sh::DP / 8][4], float (&dp)[Sh::DP / 8][4], float &dz, stx__attn_bwd_dr &dr) {
+    const stx__at &p = a.p;
+    const int table = p.P > 0;
+    int j0, next, step = 0, come = 1;
+    for (j0 = first; j0 < last; j0 = next, step++) {
+        const stx__attn_bwd_shared<Sh> now(m, STX__AB_K, a.ahead, step),
+            then(m, STX__AB_K, a.ahead, step + 1);
+        /* if the next tile is the neighbour */
+        const int ring = stx__attn_bwd_wrap(t.ring + Sh::BK / 16, t.chunks);
+        t.j0 = j0;
+        if (!come) {
+            /* after tiles without keys all of the window is new */
+            const int gap = Sh::MASK && p.bits && !stx__attn_exist<Sh::BK>(p, t.b, j0 - Sh::BK);
+            __syncthreads();
+            stx__attn_bwd_load_k<Sh>(a, now, j0, t.b, t.h, 0);
+            if (table)
+                stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window<Sh>(p, i0, j0), t.h,
+                                          gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
+            stx__cp_commit();
+        }
+        next = j0 + Sh::BK;
+        if (Sh::MASK && p.bits)
+            while (next < last && !stx__attn_exist<Sh::BK>(p, t.b, next)) next += Sh::BK;
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (Sh::MASK && p.bits) stx__attn_bwd_blank_k<Sh>(a, now, t.b, j0);
+        come = a.ahead && next < last && (next == j0 + Sh::BK || !table);
+        if (come) {
+            stx__attn_bwd_load_k<Sh>(a, then, next, t.b, t.h, 0);
+            if (table)
+                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(p, i0, next), t.h,
+                                          Sh::BQ, Sh::BK);
+            stx__cp_commit();
+        }
+        if (Sh::BK > 16 && stx__attn_bwd_plain<Sh>(p, w, t))
+            stx__attn_bwd_query_tile<Sh>(a, now, t, dk, dp, dr);
+        else
+            stx__attn_bwd_query_edge<Sh>(a, w, now, t, walk, dk, dp, dz, dr);
+        t.ring = ring;
+    }
+}
+
+/* The persistent vectors: dk += ds K; in units of their scale. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
+    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
+    stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk, float (&dk)[Sh::DP / 8][4], float &dz) {
+    const stx__at &p = a.p;
+    int j0, step = 0, come = 0, n;
+    t.persistent = 1;
+    for (j0 = -((p.S + p.span) & 7); j0 < p.N; j0 += Sh::BK, step++) {
+        const stx__attn_bwd_shared<Sh> now(m, STX__AB_K, a.ahead, step),
+            then(m, STX__AB_K, a.ahead, step + 1);
+        t.j0 = j0;
+        if (!come) {
+            __syncthreads();
+            stx__attn_bwd_load_k<Sh>(a, now, j0, t.b, t.h, 1);
+            stx__cp_commit();
+        }
+        stx__cp_wait<0>();
+        __syncthreads();
+        come = a.ahead && j0 + Sh::BK < p.N;
+        if (come) {
+            stx__attn_bwd_load_k<Sh>(a, then, j0 + Sh::BK, t.b, t.h, 1);
+            stx__cp_commit();
+        }
+        if (stx__attn_bwd_plain<Sh>(p, w, t)) {
+            float s[Sh::NB][4], g[Sh::NB][4];
+            stx__attn_bwd_front<Sh, 0>(a, now, t, s, g);
+            stx__attn_bwd_times<Sh, Sh::NB>(dk, g, now.k);
+            continue;
+        }
+        stx__attn_bwd_begin<Sh>(a, w, now, t, walk);
+#pragma unroll 1
+        for (n = walk.band.lo; n < walk.band.hi; n++) {
+            float x[2][4], y[2][4];
+            stx__attn_bwd_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x, y, dz);
+            stx__attn_bwd_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
+        }
+    }
+}
+
+/* Sums over the block's queries, its parts of du, dvb and dz: a strip's by shuffles, then
+   the strips' in order. red: (STRIPS,2,DP), then (STRIPS). */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__ab &a, float *red,
+                                                                int i0, int b, int h,
+                                                                const float (&dk)[Sh::DP / 8][4],
+                                                                const float (&dp)[Sh::DP / 8][4],
+                                                                float dz) {
+    const stx__at &p = a.p;
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31;
+    const size_t part = (size_t)b * a.tiles + (size_t)i0 / Sh::BQ, C = (size_t)p.H * p.D;
+    int n, e, k;
+#pragma unroll
+    for (n = 0; n < Sh::DP / 8; n++)
+#pragma unroll
+        for (e = 0; e < 2; e++) {
+            float x = dk[n][e] + dk[n][e + 2], y = dp[n][e] + dp[n][e + 2];
+            for (k = 4; k < 32; k *= 2) {
+                x += __shfl_xor_sync(STX__ALL, x, k);
+                y += __shfl_xor_sync(STX__ALL, y, k);
+            }
+            if (lane < 4) {
+                red[2 * strip * Sh::DP + 8 * n + 2 * lane + e] = x;
+                red[(2 * strip + 1) * Sh::DP + 8 * n + 2 * lane + e] = y;
+            }
+        }
+    dz = stx__warp_sum(dz);
+    if (!lane) red[2 * Sh::STRIPS * Sh::DP + strip] = dz;
+    __syncthreads();
+    for (k = (int)threadIdx.x; k < p.D; k += Sh::THREADS) {
+        float x = 0, y = 0;
+        for (n = 0; n < Sh::STRIPS; n++) {
+            x += red[2 * n * Sh::DP + k];
+            y += red[(2 * n + 1) * Sh::DP + k];
+        }
+        if (a.du) a.du[part * C + (size_t)h * p.D + k] = x;
+        if (a.dvb) a.dvb[part * C + (size_t)h * p.D + k] = y;
+    }
+    if (a.dz && !threadIdx.x) {
+        for (dz = 0, n = 0; n < Sh::STRIPS; n++) dz += red[2 * Sh::STRIPS * Sh::DP + n];
+        a.dz[part * p.H + h] = dz;
+    }
+    __syncthreads(); /* the persistent keys take the same room */
+}
+
+/* Opens a block of queries: the strip's place and statistics, the window's keys [first,last),
+   the rows of dR, and the first copies, which have come when it returns. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_query_open(
+    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
+    stx__attn_bwd_tile &t, int i0, int b, int h, int &first, int &last, stx__attn_bwd_dr &dr) {
+    const stx__at &p = a.p;
+    const int table = p.P > 0;
+    stx__attn_head all = w;
+
+    /* dz counts the key at which the ramp has just come down to 0 */
+    all.live = w.reach;
+    stx__attn_range(p, all, i0, Sh::BQ, &first, &last);
+    /* chunks of 16 columns of dR begin alike for all tiles */
+    if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;
+    if (Sh::MASK && p.bits) {
+        last = min(last, p.S);
+        while (first < last && !stx__attn_exist<Sh::BK>(p, b, first)) first += Sh::BK;
+    }
+    t.i = i0 + (int)threadIdx.x / 32 * 16;
+    t.far = w.reach;
+    t.ring = 0;
+    t.persistent = 0;
+
+    dr.to = NULL;
+    dr.width = 0;
+    dr.waits = -1;
+    dr.wait = (uint4 *)m.more + threadIdx.x;
+    if (Sh::SIZE == 2 && a.rows) {
+        dr.width = a.place[h].width;
+        if (dr.width)
+            dr.to = a.rows + (size_t)a.place[h].at * p.B * (a.tiles * Sh::BQ)
+                    + ((size_t)b * (a.tiles * Sh::BQ) + t.i) * dr.width;
+        *dr.wait = make_uint4(0, 0, 0, 0);
+    }
+    stx__attn_bwd_state(a, t, b, h);
+
+    stx__attn_bwd_load_q<Sh>(a, m, i0, b, h);
+    if (first < last) {
+        stx__attn_bwd_load_k<Sh>(a, m, first, b, h, 0);
+        if (table)
+            stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i0, first), h, 0,
+                                      Sh::W);
+    }
+    stx__cp_commit();
+    stx__cp_wait<0>();
+    __syncthreads();
+    stx__attn_bwd_bias<Sh>(a, m, i0, h);
+}
+
 /* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and
    walks the keys as the forward does; longest blocks first (stx__attn_listing). dQ's two
    halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums
@@ -6895,180 +7158,29 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
     const stx__at &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B],
               h = entry / a.tiles, i0 = entry % a.tiles * Sh::BQ;
-    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, table = p.P > 0;
     /* rows of the table */
-    const int held = table ? Sh::W + (a.ahead ? Sh::BK : 0) : 0;
+    const int table = p.P > 0, held = table * (Sh::W + (a.ahead ? Sh::BK : 0));
     const stx__attn_bwd_shared<Sh> m(shared, STX__AB_K, a.ahead, table && (p.u.p || p.vb.p), held);
     const stx__attn_head w = stx__attn_open(p, h);
-    stx__attn_head all = w;
     stx__attn_bwd_tile t;
     stx__attn_bwd_walk walk;
-    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
-    int first, last, j0, next, step = 0, come, n, e, k;
-    /* rows of dR: the strip's, or none; the column of what waits in shared memory */
-    uint4 *wait = (uint4 *)m.more + threadIdx.x;
-    stx__bf16 *rows = NULL;
-    int width = 0, waits = -1;
+    stx__attn_bwd_dr dr;
+    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], dz = 0;
+    int first, last, n, e;
 
-    /* dz counts the key at which the ramp has just come down to 0 */
-    all.live = w.reach;
-    stx__attn_range(p, all, i0, Sh::BQ, &first, &last);
-    /* chunks of 16 columns of dR begin alike for all tiles */
-    if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;
-    if (Sh::MASK && p.bits) {
-        last = min(last, p.S);
-        while (first < last && !stx__attn_exist<Sh::BK>(p, b, first)) first += Sh::BK;
-    }
-    t.i = i0 + strip * 16;
-    t.far = w.reach;
-    t.ring = 0;
     t.chunks = held / 16;
-    t.persistent = 0;
-    if (Sh::SIZE == 2 && a.rows) {
-        width = a.place[h].width;
-        if (width)
-            rows = a.rows + (size_t)a.place[h].at * p.B * (a.tiles * Sh::BQ)
-                   + ((size_t)b * (a.tiles * Sh::BQ) + t.i) * width;
-        *wait = make_uint4(0, 0, 0, 0);
-    }
-    stx__attn_bwd_state(a, t, b, h);
     stx__attn_bwd_clear(dk);
     stx__attn_bwd_clear(dp);
-    stx__attn_bwd_load_q<Sh>(a, m, i0, b, h);
-    if (first < last) {
-        stx__attn_bwd_load_k<Sh>(a, m, first, b, h, 0);
-        if (table)
-            stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i0, first), h, 0,
-                                      Sh::W);
-    }
-    stx__cp_commit();
-    stx__cp_wait<0>();
+    stx__attn_bwd_query_open<Sh>(a, w, m, t, i0, b, h, first, last, dr);
+    stx__attn_bwd_query_window<Sh>(a, w, m, t, walk, i0, first, last, dk, dp, dz, dr);
+    if (Sh::SIZE == 2 && dr.to) stx__attn_bwd_send(dr.to, dr.width, dr.waits, *dr.wait);
     __syncthreads();
-    stx__attn_bwd_bias<Sh>(a, m, i0, h);
-    for (j0 = first, come = 1; j0 < last; j0 = next, step++) {
-        const stx__attn_bwd_shared<Sh> now(m, STX__AB_K, a.ahead, step),
-            then(m, STX__AB_K, a.ahead, step + 1);
-        /* if the next tile is the neighbour */
-        const int ring = stx__attn_bwd_wrap(t.ring + Sh::BK / 16, t.chunks);
-        t.j0 = j0;
-        if (!come) {
-            const int gap =
-                Sh::MASK && p.bits
-                && !stx__attn_exist<Sh::BK>(p, b,
-                                            j0 - Sh::BK); /* after tiles without keys all of the
-                                                                                                      window is new */
-            __syncthreads();
-            stx__attn_bwd_load_k<Sh>(a, now, j0, b, h, 0);
-            if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window<Sh>(p, i0, j0), h,
-                                          gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
-            stx__cp_commit();
-        }
-        for (next = j0 + Sh::BK;
-             Sh::MASK && p.bits && next < last && !stx__attn_exist<Sh::BK>(p, b, next);)
-            next += Sh::BK;
-        stx__cp_wait<0>();
-        __syncthreads();
-        if (Sh::MASK && p.bits) stx__attn_bwd_blank_k<Sh>(a, now, b, j0);
-        come = a.ahead && next < last && (next == j0 + Sh::BK || !table);
-        if (come) {
-            stx__attn_bwd_load_k<Sh>(a, then, next, b, h, 0);
-            if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(p, i0, next), h,
-                                          Sh::BQ, Sh::BK);
-            stx__cp_commit();
-        }
-        if (Sh::BK > 16 && stx__attn_bwd_plain<Sh>(p, w, t)) {
-            stx__attn_bwd_front<Sh, Sh::MASK>(a, now, t, s, g);
-            stx__attn_bwd_times<Sh, Sh::NB>(dk, g, now.k);
-            int at = stx__attn_bwd_chunk<Sh>(t, 0);
-#pragma unroll
-            for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
-                float u[2][4];
-                stx__attn_bwd_back<Sh::NB>(u[0], g, 2 * n);
-                stx__attn_bwd_back<Sh::NB>(u[1], g, 2 * n + 1);
-                stx__attn_bwd_times<Sh, 2>(dp, u, m.pe + at);
-                at = stx__attn_bwd_after<Sh>(t, at);
-                if (Sh::SIZE == 2 && rows) {
-                    waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
-                    stx__attn_bwd_keep<typename Sh::P>(rows, width, waits, u, wait, !n,
-                                                       n == Sh::BK / 16);
-                }
-            }
-        } else {
-            float two[4][4]; /* ds of the group before, and of this one */
-            stx__attn_bwd_begin<Sh>(a, w, now, t, walk);
-            stx__attn_bwd_clear(two);
-            const int end = walk.band.hi + (table && walk.band.lo < walk.band.hi);
-#pragma unroll 1
-            for (n = walk.band.lo; n < end; n++) {
-                float x[2][4], y[2][4];
-                stx__attn_bwd_clear(y);
-                if (n < walk.band.hi) {
-                    stx__attn_bwd_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t,
-                                                                                     walk, n, x, y,
-                                                                                     dz);
-                    stx__attn_bwd_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
-                }
-                if (!table) continue;
-                stx__attn_bwd_copy(two[2], y[0]);
-                stx__attn_bwd_copy(two[3], y[1]);
-                stx__attn_bwd_back<4>(x[0], two, 2, walk.lane);
-                stx__attn_bwd_back<4>(x[1], two, 3, walk.lane);
-                stx__attn_bwd_copy(two[0], y[0]);
-                stx__attn_bwd_copy(two[1], y[1]);
-                stx__attn_bwd_times<Sh, 2>(dp, x, m.pe + stx__attn_bwd_chunk<Sh>(t, n), walk.lane);
-                if (Sh::SIZE == 2 && rows) {
-                    waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
-                    stx__attn_bwd_keep<typename Sh::P>(rows, width, waits, x, wait,
-                                                       n == walk.band.lo, n == walk.band.hi);
-                }
-            }
-        }
-        t.ring = ring;
-    }
-    if (Sh::SIZE == 2 && rows) stx__attn_bwd_send(rows, width, waits, *wait);
-    __syncthreads();
-    /* sums over the block's queries: a strip's by shuffles, then the strips' in order */
-    if (a.du || a.dvb || a.dz) {
-        float *red = (float *)m.k; /* (STRIPS,2,DP), then (STRIPS) */
-        size_t part = (size_t)b * a.tiles + (size_t)i0 / Sh::BQ, C = (size_t)p.H * p.D;
-#pragma unroll
-        for (n = 0; n < Sh::DP / 8; n++)
-#pragma unroll
-            for (e = 0; e < 2; e++) {
-                float x = dk[n][e] + dk[n][e + 2], y = dp[n][e] + dp[n][e + 2];
-                for (k = 4; k < 32; k *= 2) {
-                    x += __shfl_xor_sync(STX__ALL, x, k);
-                    y += __shfl_xor_sync(STX__ALL, y, k);
-                }
-                if (lane < 4) {
-                    red[2 * strip * Sh::DP + 8 * n + 2 * lane + e] = x;
-                    red[(2 * strip + 1) * Sh::DP + 8 * n + 2 * lane + e] = y;
-                }
-            }
-        dz = stx__warp_sum(dz);
-        if (!lane) red[2 * Sh::STRIPS * Sh::DP + strip] = dz;
-        __syncthreads();
-        for (k = (int)threadIdx.x; k < p.D; k += Sh::THREADS) {
-            float x = 0, y = 0;
-            for (n = 0; n < Sh::STRIPS; n++) {
-                x += red[2 * n * Sh::DP + k];
-                y += red[(2 * n + 1) * Sh::DP + k];
-            }
-            if (a.du) a.du[part * C + (size_t)h * p.D + k] = x;
-            if (a.dvb) a.dvb[part * C + (size_t)h * p.D + k] = y;
-        }
-        if (a.dz && !threadIdx.x) {
-            for (dz = 0, n = 0; n < Sh::STRIPS; n++) dz += red[2 * Sh::STRIPS * Sh::DP + n];
-            a.dz[part * p.H + h] = dz;
-        }
-        __syncthreads(); /* the persistent keys take the same room */
-    }
+    if (a.du || a.dvb || a.dz) stx__attn_bwd_query_sums<Sh>(a, (float *)m.k, i0, b, h, dk, dp, dz);
 #pragma unroll
     for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
         for (e = 0; e < 4; e++) dk[n][e] += dp[n][e];
+
     /* from here on in units of the persistent keys' scale; what is there has had none */
     if (p.N && a.dq.p) {
 #pragma unroll
@@ -7078,39 +7190,10 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
         /* a warp's own rows, which only it reads */
         if (p.u.p) {
             stx__num none = {NULL, NULL, 0};
-            stx__attn_query<typename Sh::P, Sh::CH>(p, m.q, strip * 16, 16, i0, b, h, none);
+            stx__attn_query<typename Sh::P, Sh::CH>(p, m.q, (int)threadIdx.x / 32 * 16, 16, i0, b,
+                                                    h, none);
         }
-        t.persistent = 1;
-        for (j0 = -((p.S + p.span) & 7), step = come = 0; j0 < p.N; j0 += Sh::BK, step++) {
-            const stx__attn_bwd_shared<Sh> now(m, STX__AB_K, a.ahead, step),
-                then(m, STX__AB_K, a.ahead, step + 1);
-            t.j0 = j0;
-            if (!come) {
-                __syncthreads();
-                stx__attn_bwd_load_k<Sh>(a, now, j0, b, h, 1);
-                stx__cp_commit();
-            }
-            stx__cp_wait<0>();
-            __syncthreads();
-            come = a.ahead && j0 + Sh::BK < p.N;
-            if (come) {
-                stx__attn_bwd_load_k<Sh>(a, then, j0 + Sh::BK, b, h, 1);
-                stx__cp_commit();
-            }
-            if (stx__attn_bwd_plain<Sh>(p, w, t)) {
-                stx__attn_bwd_front<Sh, 0>(a, now, t, s, g);
-                stx__attn_bwd_times<Sh, Sh::NB>(dk, g, now.k);
-            } else {
-                stx__attn_bwd_begin<Sh>(a, w, now, t, walk);
-#pragma unroll 1
-                for (n = walk.band.lo; n < walk.band.hi; n++) {
-                    float x[2][4], y[2][4];
-                    stx__attn_bwd_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x,
-                                                                              y, dz);
-                    stx__attn_bwd_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
-                }
-            }
-        }
+        stx__attn_bwd_query_vectors<Sh>(a, w, m, t, walk, dk, dz);
     }
     if (a.dq.p)
         stx__attn_bwd_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0,
@@ -7155,6 +7238,98 @@ static __device__ __forceinline__ void stx__attn_bwd_key_sums(
     }
 }
 
+/* Copies of a tile of queries from i0 on, and of the BQ rows of the table that come in. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_load_q_pe(const stx__ab &a,
+                                                               const stx__attn_bwd_shared<Sh> &m,
+                                                               const stx__attn_bwd_tile &t,
+                                                               int ring, int i0, int b, int h,
+                                                               int table) {
+    stx__attn_bwd_load_q<Sh>(a, m, i0, b, h);
+    if (table)
+        stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(a.p, i0, t.j0), h, 0,
+                                  Sh::BQ);
+    stx__cp_commit();
+}
+
+/* The first half of a tile in the sweep of keys, for a warp: a and ds of its strip to
+   shared memory. Does the strip meet all keys of the tile? */
+template <class Sh>
+static __device__ __forceinline__ int stx__attn_bwd_key_tile(
+    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
+    const stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk, unsigned char *wa, unsigned char *wg) {
+    float dz = 0;
+    int all, n;
+    if (stx__attn_bwd_plain<Sh>(a.p, w, t)) {
+        float s[Sh::NB][4], g[Sh::NB][4];
+        stx__attn_bwd_front<Sh, 0>(a, m, t, s, g);
+        stx__attn_bwd_put_group<Sh, Sh::NB>(wa, s, 0);
+        stx__attn_bwd_put_group<Sh, Sh::NB>(wg, g, 0);
+        return 1;
+    }
+    all = stx__attn_bwd_begin<Sh>(a, w, m, t, walk);
+#pragma unroll 1
+    for (n = walk.band.lo; n < walk.band.hi; n++) {
+        float x[2][4], y[2][4];
+        stx__attn_bwd_group<Sh, 0, Sh::SIZE == 4>(a, m, t, walk, n, x, y, dz);
+        stx__attn_bwd_put_group<Sh, 2>(wa, x, 16 * n, walk.lane);
+        stx__attn_bwd_put_group<Sh, 2>(wg, y, 16 * n, walk.lane);
+    }
+    return all;
+}
+
+/* The second half: dV += a^T dO and dK += ds^T (q+u) of the warp's keys and columns. all:
+   do all strips meet all keys? */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
+    const stx__ab &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_tile &t, int i0,
+    float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4], const unsigned char *wa,
+    const unsigned char *wg, int group, int column, int all) {
+    typedef typename Sh::P P;
+    int n, k;
+    /* floats' sums are long enough for a loop */
+    if (all && Sh::SIZE == 2) {
+#pragma unroll
+        for (k = 0; k < Sh::BQ; k += P::K)
+            stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, m, k, group, column);
+        return;
+    }
+    /* strips that meet the warp's keys: others have left nothing there */
+#pragma unroll 1
+    for (n = 0; n < Sh::BQ; n += 16) {
+        const stx__attn_band band = stx__attn_meets<Sh::BK>(a.p, t.persistent, t.far, i0 + n, t.j0);
+        const int again = stx__attn_again((int)threadIdx.x & 31);
+        if (!all && (group < band.lo || group >= band.hi)) continue;
+#pragma unroll
+        for (k = 0; k < 16; k += P::K)
+            stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, m, n + k, group, column, again);
+    }
+}
+
+/* What a block found, to the gradients, or to its parts of dpk and dpv. row: the warp's
+   first key; column: of D. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__ab &a, int z, int h,
+                                                               int j0, int group, int column,
+                                                               const float (&dk)[Sh::KEY_NB][4],
+                                                               const float (&dv)[Sh::KEY_NB][4]) {
+    const stx__at &p = a.p;
+    const int row = j0 + group * 16;
+    uint32_t rows = ~0u;
+    if (a.persistent) {
+        size_t o = ((size_t)z * p.H + h) * p.N * p.D;
+        if (a.dpk)
+            stx__attn_bwd_put_rows(a.dpk + o, p.D, row, 0, p.N, column, p.D, dk,
+                                   p.scale * a.root_d);
+        if (a.dpv) stx__attn_bwd_put_rows(a.dpv + o, p.D, row, 0, p.N, column, p.D, dv, 1.0f);
+        return;
+    }
+    /* what another key would get is nobody's */
+    if (Sh::MASK && p.bits) rows = (uint32_t)(stx__attn_exist<Sh::BK>(p, z, j0) >> group * 16);
+    stx__attn_bwd_give(a, 0, z, h, row, column, dk, p.scale, rows);
+    stx__attn_bwd_give(a, 1, z, h, row, column, dv, 1.0f, rows);
+}
+
 /* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries
    that see one of them. The front half is as above, so that a warp has rows of queries;
    but dK and dV sum over the queries, so a and ds go through shared memory, and there a
@@ -7167,7 +7342,6 @@ static __device__ __forceinline__ void stx__attn_bwd_key_sums(
    The window of the table moves down by BQ rows a tile. Persistent vectors: a block
    walks its part of the batch, too, and its sums are a part of dpk, dpv. */
 template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_keys(stx__ab a) {
-    typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
     const int strip = (int)threadIdx.x / 32;
@@ -7179,21 +7353,22 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
     const int group = strip % (Sh::BK / 16),
               column = Sh::KEY_PIECES == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
     /* rows of the table */
-    const int held = table ? Sh::W + (a.ahead ? Sh::BQ : 0) : 0;
+    const int held = table * (Sh::W + (a.ahead ? Sh::BQ : 0));
     const stx__attn_bwd_shared<Sh> m(shared, STX__AB_Q, a.ahead, table && (p.u.p || p.vb.p), held);
     unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
     const stx__attn_head w = stx__attn_open(p, h);
     stx__attn_bwd_tile t;
     stx__attn_bwd_walk walk;
-    float dk[Sh::KEY_NB][4], dv[Sh::KEY_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
-    int lo = 0, hi = p.T, b, i0, step, come, all, n, k;
+    float dk[Sh::KEY_NB][4], dv[Sh::KEY_NB][4];
+    int lo = 0, hi = p.T, b, i0, step, come, all;
 
+    stx__attn_bwd_clear(dk);
+    stx__attn_bwd_clear(dv);
     if (!a.persistent) {
         lo = max(0, j0 + p.dmin - p.C);
         hi = min(p.T, j0 + Sh::BK + w.live - p.C);
         /* no query reaches it: zeros, if anything */
         if (lo >= hi || (Sh::MASK && p.bits && !stx__attn_exist<Sh::BK>(p, z, j0))) {
-            stx__attn_bwd_clear(dk);
             stx__attn_bwd_give(a, 0, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
             stx__attn_bwd_give(a, 1, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
             return;
@@ -7204,12 +7379,11 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
     t.ring = 0;
     t.chunks = held / 16;
     t.persistent = a.persistent;
-    stx__attn_bwd_clear(dk);
-    stx__attn_bwd_clear(dv);
     stx__attn_bwd_load_k<Sh>(a, m, j0, b0, h, a.persistent);
     if (table)
         stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, lo, j0), h, Sh::BQ,
                                   Sh::BK);
+
     for (b = b0, i0 = lo, step = come = 0; b < b1; step++) {
         const stx__attn_bwd_shared<Sh> now(m, STX__AB_Q, a.ahead, step),
             then(m, STX__AB_Q, a.ahead, step + 1);
@@ -7217,11 +7391,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
                   end = i0 + Sh::BQ >= hi, next = end ? lo : i0 + Sh::BQ;
         if (!come) {
             __syncthreads();
-            stx__attn_bwd_load_q<Sh>(a, now, i0, b, h);
-            if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window<Sh>(p, i0, j0), h,
-                                          0, Sh::BQ);
-            stx__cp_commit();
+            stx__attn_bwd_load_q_pe<Sh>(a, now, t, t.ring, i0, b, h, table);
         }
         t.i = i0 + strip * 16;
         stx__attn_bwd_state(a, t, b, h);
@@ -7229,67 +7399,15 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
         __syncthreads();
         if (!a.persistent) stx__attn_bwd_bias<Sh>(a, now, i0, h);
         come = a.ahead && b + end < b1;
-        if (come) {
-            stx__attn_bwd_load_q<Sh>(a, then, next, b + end, h);
-            if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(p, next, j0), h,
-                                          0, Sh::BQ);
-            stx__cp_commit();
-        }
-        all = 1;
-        if (stx__attn_bwd_plain<Sh>(p, w, t)) {
-            stx__attn_bwd_front<Sh, 0>(a, now, t, s, g);
-            stx__attn_bwd_put_group<Sh, Sh::NB>(wa, s, 0);
-            stx__attn_bwd_put_group<Sh, Sh::NB>(wg, g, 0);
-        } else {
-            all = stx__attn_bwd_begin<Sh>(a, w, now, t, walk);
-#pragma unroll 1
-            for (n = walk.band.lo; n < walk.band.hi; n++) {
-                float x[2][4], y[2][4];
-                stx__attn_bwd_group<Sh, 0, Sh::SIZE == 4>(a, now, t, walk, n, x, y, dz);
-                stx__attn_bwd_put_group<Sh, 2>(wa, x, 16 * n, walk.lane);
-                stx__attn_bwd_put_group<Sh, 2>(wg, y, 16 * n, walk.lane);
-            }
-        }
+        if (come) stx__attn_bwd_load_q_pe<Sh>(a, then, t, ring, next, b + end, h, table);
+        all = stx__attn_bwd_key_tile<Sh>(a, w, now, t, walk, wa, wg);
         all = __syncthreads_and(all);
-        /* floats' sums are long enough for a loop */
-        if (all && Sh::SIZE == 2) {
-#pragma unroll
-            for (k = 0; k < Sh::BQ; k += P::K)
-                stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, now, k, group, column);
-        } else {
-#pragma unroll 1
-            /* strips that meet the warp's keys: others have left nothing there */
-            for (n = 0; n < Sh::BQ; n += 16) {
-                const stx__attn_band band = stx__attn_meets<Sh::BK>(p, t.persistent, t.far, i0 + n,
-                                                                    j0);
-                const int again = stx__attn_again((int)threadIdx.x & 31);
-                if (!all && (group < band.lo || group >= band.hi)) continue;
-#pragma unroll
-                for (k = 0; k < 16; k += P::K)
-                    stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, now, n + k, group, column, again);
-            }
-        }
+        stx__attn_bwd_key_tile_sums<Sh>(a, now, t, i0, dk, dv, wa, wg, group, column, all);
         t.ring = ring;
         i0 = next;
         b += end;
     }
-    if (a.persistent) {
-        size_t o = ((size_t)z * p.H + h) * p.N * p.D;
-        if (a.dpk)
-            stx__attn_bwd_put_rows(a.dpk + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dk,
-                                   p.scale * a.root_d);
-        if (a.dpv)
-            stx__attn_bwd_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv,
-                                   1.0f);
-    } else {
-        /* what another key would get is nobody's */
-        uint32_t rows = Sh::MASK && p.bits
-                            ? (uint32_t)(stx__attn_exist<Sh::BK>(p, z, j0) >> group * 16)
-                            : ~0u;
-        stx__attn_bwd_give(a, 0, z, h, j0 + group * 16, column * 8, dk, p.scale, rows);
-        stx__attn_bwd_give(a, 1, z, h, j0 + group * 16, column * 8, dv, 1.0f, rows);
-    }
+    stx__attn_bwd_key_store<Sh>(a, z, h, j0, group, column * 8, dk, dv);
 }
 
 /* The next tile of a diagonal that has keys: query i0 of batch row b, from those of
@@ -7336,6 +7454,138 @@ static __device__ __forceinline__ void stx__attn_bwd_row_sums(float (&acc)[XS][S
     }
 }
 
+/* A chunk of dR of the strip, columns c and on, to shared memory */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_put_dr(unsigned char *dr, int c,
+                                                            const float (&u)[4]) {
+    typedef typename Sh::P P;
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31,
+              r = strip * 16 + (lane >> 2), c2 = c + (lane & 3) * 2;
+    stx__attn_bwd_put2<P, Sh::CHG>(dr, r, c2, u[0], u[1]);
+    stx__attn_bwd_put2<P, Sh::CHG>(dr, r + 8, c2, u[2], u[3]);
+}
+
+/* The first half of a tile in the sweep of diagonals, for a warp: dR of its strip to
+   shared memory. Does the strip meet all keys of the tile? */
+template <class Sh>
+static __device__ __forceinline__ int stx__attn_bwd_diagonal_tile(const stx__ab &a,
+                                                                  const stx__attn_head &w,
+                                                                  const stx__attn_bwd_shared<Sh> &m,
+                                                                  const stx__attn_bwd_tile &t,
+                                                                  stx__attn_bwd_walk &walk) {
+    const stx__at &p = a.p;
+    const int lane = (int)threadIdx.x & 31;
+    float dz = 0;
+    int all, n, k;
+    if (stx__attn_bwd_plain<Sh>(p, w, t)) {
+        float s[Sh::NB][4], g[Sh::NB][4];
+        stx__attn_bwd_front<Sh, 0>(a, m, t, s, g);
+        if (Sh::MASK && p.bits) {
+            const uint64_t seen = stx__attn_exist<Sh::BK>(p, t.b, t.j0);
+            if (!stx__attn_whole<Sh::BK>(seen)) stx__attn_forbid(g, seen, lane & 3, 0);
+        }
+#pragma unroll
+        for (n = 0; n < Sh::NB + 2; n++) {
+            float u[4];
+            stx__attn_bwd_back<Sh::NB>(u, g, n);
+            stx__attn_bwd_put_dr<Sh>(m.more, 8 * n, u);
+        }
+        return 1;
+    }
+    float two[4][4];
+    all = stx__attn_bwd_begin<Sh>(a, w, m, t, walk);
+    stx__attn_bwd_clear(two);
+    const int last = walk.band.hi + (walk.band.lo < walk.band.hi);
+#pragma unroll 1
+    for (n = walk.band.lo; n < last; n++) {
+        float u[2][4], v[2][4];
+        stx__attn_bwd_clear(v);
+        if (n < walk.band.hi) {
+            stx__attn_bwd_group<Sh, 0, 1>(a, m, t, walk, n, u, v, dz);
+            if (Sh::MASK && p.bits)
+                stx__attn_forbid(v, stx__attn_exist<Sh::BK>(p, t.b, t.j0) >> 16 * n, lane & 3, 0);
+        }
+        stx__attn_bwd_copy(two[2], v[0]);
+        stx__attn_bwd_copy(two[3], v[1]);
+#pragma unroll
+        for (k = 0; k < 2; k++) {
+            stx__attn_bwd_back<4>(u[k], two, 2 + k, walk.lane);
+            stx__attn_bwd_put_dr<Sh>(m.more, 16 * n + 8 * k, u[k]);
+        }
+        stx__attn_bwd_copy(two[0], v[0]);
+        stx__attn_bwd_copy(two[1], v[1]);
+    }
+    return all;
+}
+
+/* The second half: dPE += dR^T (q+vb). all: do all strips meet all keys? */
+template <class Sh, int XS>
+static __device__ __forceinline__ void stx__attn_bwd_diagonal_sums(
+    const stx__ab &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_tile &t, int i0,
+    float (&acc)[XS][Sh::ROW_NB][4], int group, int column, int all) {
+    int i;
+    if (all) {
+#pragma unroll(Sh::DP > 64 || Sh::SIZE == 4 ? 1 : (int)Sh::STRIPS)
+        for (i = 0; i < Sh::STRIPS; i++)
+            stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, m.qv, i, group, column, 0, Sh::BK / 16);
+        return;
+    }
+#pragma unroll 1
+    for (i = 0; i < Sh::STRIPS; i++) {
+        const stx__attn_band band = stx__attn_meets<Sh::BK>(a.p, 0, t.far, i0 + 16 * i, t.j0);
+        if (band.lo < band.hi)
+            stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, m.qv, i, group, column, band.lo, band.hi);
+    }
+}
+
+/* A head's tiles of a diagonal in the batch rows b .. stop-1: key less query `off`, queries
+   lo .. hi-1. used: has the block had a tile, and so its window of the table? */
+template <class Sh, int XS>
+static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
+    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
+    stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk, int h, int b, int stop, int lo, int hi,
+    int off, float (&acc)[XS][Sh::ROW_NB][4], int group, int column, int &step, int &come,
+    int &used) {
+    enum { MOVES = STX__AB_K | STX__AB_Q };
+
+    const stx__at &p = a.p;
+    int i0 = lo, all;
+    if (Sh::MASK && p.bits && !stx__attn_exist<Sh::BK>(p, b, i0 + off))
+        stx__attn_bwd_next<Sh>(p, b, i0, stop, lo, hi, off);
+    while (b < stop) {
+        const stx__attn_bwd_shared<Sh> now(m, MOVES, a.ahead, step),
+            then(m, MOVES, a.ahead, step + 1);
+        const int i1 = i0, b1 = b, j0 = i0 + off;
+        stx__attn_bwd_next<Sh>(p, b, i0, stop, lo, hi, off);
+        if (!come) {
+            __syncthreads();
+            if (!used)
+                stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i1, j0), h, 0,
+                                          Sh::W);
+            stx__attn_bwd_load_k<Sh>(a, now, j0, b1, h, 0);
+            stx__attn_bwd_load_q<Sh>(a, now, i1, b1, h);
+            stx__cp_commit();
+        }
+        used = 1;
+        t.i = i1 + (int)threadIdx.x / 32 * 16;
+        t.j0 = j0;
+        stx__attn_bwd_state(a, t, b1, h);
+        stx__cp_wait<0>();
+        __syncthreads();
+        stx__attn_bwd_bias<Sh>(a, now, i1, h);
+        come = a.ahead && b < stop;
+        if (come) {
+            stx__attn_bwd_load_k<Sh>(a, then, i0 + off, b, h, 0);
+            stx__attn_bwd_load_q<Sh>(a, then, i0, b, h);
+            stx__cp_commit();
+        }
+        step++;
+        all = stx__attn_bwd_diagonal_tile<Sh>(a, w, now, t, walk);
+        all = __syncthreads_and(all);
+        stx__attn_bwd_diagonal_sums<Sh, XS>(a, now, t, i1, acc, group, column, all);
+    }
+}
+
 /* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0;
    together the diagonals hold every cell once. All tiles of one meet the same window
    of the table, which stays in shared memory, and the gradient of its W rows stays in
@@ -7347,16 +7597,13 @@ static __device__ __forceinline__ void stx__attn_bwd_row_sums(float (&acc)[XS][S
    chunk. Barriers as in stx__attn_bwd_keys. What a block found is a part: (W,D) floats,
    added up by stx__attn_bwd_fold_table; a block that found nothing writes only that. */
 template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) {
-    typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
 
     enum { XS = Sh::CHUNKS / Sh::ROW_GROUPS, MOVES = STX__AB_K | STX__AB_Q };
 
-    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2,
-              c2 = (lane & 3) * 2;
-    const int diagonal = (int)blockIdx.x, own = p.pe_head > 0, split = (int)blockIdx.z,
-              off = a.first - Sh::BK * diagonal;
+    const int strip = (int)threadIdx.x / 32, diagonal = (int)blockIdx.x, own = p.pe_head > 0,
+              split = (int)blockIdx.z, off = a.first - Sh::BK * diagonal;
     const int c0 = (int)((int64_t)a.combos * split / a.splits),
               c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
     const int group = Sh::ROW_GROUPS == 1 ? 0 : strip / Sh::ROW_PIECES,
@@ -7367,11 +7614,10 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) 
     const int lo = max(0, p.lo - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ, hi = min(p.T, p.S - off);
     const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
     const stx__attn_bwd_shared<Sh> m(shared, MOVES, a.ahead, p.u.p || p.vb.p, Sh::W);
-    stx__attn_head w;
     stx__attn_bwd_tile t;
     stx__attn_bwd_walk walk;
-    float acc[XS][Sh::ROW_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
-    int c, end, i0, b, h, n, x, k, i, step = 0, come = 0, all, used = 0;
+    float acc[XS][Sh::ROW_NB][4];
+    int c, end, x, step = 0, come = 0, used = 0;
 
     t.ring = 0;
     t.chunks = Sh::CHUNKS;
@@ -7380,104 +7626,13 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) 
     for (x = 0; x < XS; x++) stx__attn_bwd_clear(acc[x]);
     /* a head, and its batch rows in this part */
     for (c = c0; c < c1 && lo < hi; c = end) {
-        h = own ? (int)blockIdx.y : c / p.B;
-        b = own ? c : c % p.B;
+        const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
+        const stx__attn_head w = stx__attn_open(p, h);
         end = own ? c1 : min(c1, (h + 1) * p.B);
-        w = stx__attn_open(p, h);
         if (nearest > w.live || (Sh::SIZE == 2 && a.rows && a.place[h].width)) continue;
         t.far = w.live;
-        const int stop = b + end - c;
-        i0 = lo;
-        if (Sh::MASK && p.bits && !stx__attn_exist<Sh::BK>(p, b, i0 + off))
-            stx__attn_bwd_next<Sh>(p, b, i0, stop, lo, hi, off);
-        while (b < stop) {
-            const stx__attn_bwd_shared<Sh> now(m, MOVES, a.ahead, step),
-                then(m, MOVES, a.ahead, step + 1);
-            const int i1 = i0, b1 = b, j0 = i0 + off;
-            stx__attn_bwd_next<Sh>(p, b, i0, stop, lo, hi, off);
-            if (!come) {
-                __syncthreads();
-                if (!used)
-                    stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i1, j0), h, 0,
-                                              Sh::W);
-                stx__attn_bwd_load_k<Sh>(a, now, j0, b1, h, 0);
-                stx__attn_bwd_load_q<Sh>(a, now, i1, b1, h);
-                stx__cp_commit();
-            }
-            used = 1;
-            t.i = i1 + strip * 16;
-            t.j0 = j0;
-            stx__attn_bwd_state(a, t, b1, h);
-            stx__cp_wait<0>();
-            __syncthreads();
-            stx__attn_bwd_bias<Sh>(a, now, i1, h);
-            come = a.ahead && b < stop;
-            if (come) {
-                stx__attn_bwd_load_k<Sh>(a, then, i0 + off, b, h, 0);
-                stx__attn_bwd_load_q<Sh>(a, then, i0, b, h);
-                stx__cp_commit();
-            }
-            step++;
-            all = 1;
-            if (stx__attn_bwd_plain<Sh>(p, w, t)) {
-                stx__attn_bwd_front<Sh, 0>(a, now, t, s, g);
-                if (Sh::MASK && p.bits) {
-                    const uint64_t seen = stx__attn_exist<Sh::BK>(p, b1, j0);
-                    if (!stx__attn_whole<Sh::BK>(seen)) stx__attn_forbid(g, seen, lane & 3, 0);
-                }
-#pragma unroll
-                for (n = 0; n < Sh::NB + 2; n++) {
-                    float u[4];
-                    stx__attn_bwd_back<Sh::NB>(u, g, n);
-                    stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r, 8 * n + c2, u[0], u[1]);
-                    stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2],
-                                                   u[3]);
-                }
-            } else {
-                float two[4][4];
-                all = stx__attn_bwd_begin<Sh>(a, w, now, t, walk);
-                stx__attn_bwd_clear(two);
-                const int last = walk.band.hi + (walk.band.lo < walk.band.hi);
-#pragma unroll 1
-                for (n = walk.band.lo; n < last; n++) {
-                    float u[2][4], v[2][4];
-                    stx__attn_bwd_clear(v);
-                    if (n < walk.band.hi) {
-                        stx__attn_bwd_group<Sh, 0, 1>(a, now, t, walk, n, u, v, dz);
-                        if (Sh::MASK && p.bits)
-                            stx__attn_forbid(v, stx__attn_exist<Sh::BK>(p, b1, j0) >> 16 * n,
-                                             lane & 3, 0);
-                    }
-                    stx__attn_bwd_copy(two[2], v[0]);
-                    stx__attn_bwd_copy(two[3], v[1]);
-#pragma unroll
-                    for (k = 0; k < 2; k++) {
-                        stx__attn_bwd_back<4>(u[k], two, 2 + k, walk.lane);
-                        stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r, 16 * n + 8 * k + c2,
-                                                       u[k][0], u[k][1]);
-                        stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8,
-                                                       16 * n + 8 * k + c2, u[k][2], u[k][3]);
-                    }
-                    stx__attn_bwd_copy(two[0], v[0]);
-                    stx__attn_bwd_copy(two[1], v[1]);
-                }
-            }
-            if (__syncthreads_and(all)) {
-#pragma unroll(Sh::DP > 64 || Sh::SIZE == 4 ? 1 : (int)Sh::STRIPS)
-                for (i = 0; i < Sh::STRIPS; i++)
-                    stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, 0,
-                                                   Sh::BK / 16);
-            } else {
-#pragma unroll 1
-                for (i = 0; i < Sh::STRIPS; i++) {
-                    const stx__attn_band band = stx__attn_meets<Sh::BK>(p, 0, t.far, i1 + 16 * i,
-                                                                        j0);
-                    if (band.lo < band.hi)
-                        stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column,
-                                                       band.lo, band.hi);
-                }
-            }
-        }
+        stx__attn_bwd_diagonal_head<Sh, XS>(a, w, m, t, walk, h, b, b + end - c, lo, hi, off, acc,
+                                            group, column, step, come, used);
     }
     if (!threadIdx.x) a.used[part] = used;
     if (used)
@@ -7535,15 +7690,58 @@ static __device__ __forceinline__ void stx__attn_bwd_load_rows(const stx__ab &a,
     stx__cp_commit();
 }
 
-template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
-    typedef typename Sh::P P;
-    typedef typename P::num num;
-    typedef stx__attn_bwd_columns<Sh> X;
-    STX__DYNAMIC(shared);
-    const stx__at &p = a.p;
+/* q becomes q + vb, queries i0 and on, for all threads of the block. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__ab &a, unsigned char *q,
+                                                                int i0, int h) {
+    typedef typename Sh::P::num num;
 
     enum { PER = 16 / Sh::SIZE };
 
+    const stx__at &p = a.p;
+    int k, e;
+    for (k = (int)threadIdx.x; k < Sh::BQ * Sh::CH; k += Sh::THREADS) {
+        const int r = k / Sh::CH, c = k % Sh::CH;
+        unsigned char *at = q + stx__attn_piece<Sh::CH>(r, c);
+        num v[PER];
+        if (i0 + r >= p.T || c * PER >= p.D) continue;
+        memcpy(v, at, 16);
+        for (e = 0; e < PER; e++)
+            stx__attn_store(v + e, stx__attn_float(v[e])
+                                       + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
+        memcpy(at, v, 16);
+    }
+    __syncthreads();
+}
+
+/* A step: dPE += dR^T (q + vb) of the warp's 16 XS columns. */
+template <class Sh, int XS>
+static __device__ __forceinline__ void stx__attn_bwd_table_sums(float (&acc)[XS][Sh::DP / 8][4],
+                                                                const unsigned char *dr,
+                                                                const unsigned char *q) {
+    typedef typename Sh::P P;
+    const int warp = (int)threadIdx.x / 32;
+    int k, n, x;
+#pragma unroll
+    for (k = 0; k < Sh::BQ; k += P::K) {
+        uint32_t l[XS][4], y[4];
+#pragma unroll
+        for (x = 0; x < XS; x++)
+            stx__attn_bwd_cols<stx__attn_bwd_columns<Sh>::CH>(P(), l[x], dr, k,
+                                                              2 * (warp * XS + x));
+#pragma unroll
+        for (n = 0; n < Sh::DP / 8; n += 2) {
+            stx__attn_bwd_rows<Sh::CH>(P(), y, q, k, n);
+#pragma unroll
+            for (x = 0; x < XS; x++) P::mma2(acc[x][n], acc[x][n + 1], l[x], y);
+        }
+    }
+}
+
+template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
+    typedef stx__attn_bwd_columns<Sh> X;
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, own = p.pe_head > 0,
               split = (int)blockIdx.z, back = (int)blockIdx.x * X::COLUMNS;
     const int c0 = (int)((int64_t)a.combos * split / a.splits),
@@ -7552,7 +7750,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
               steps = max(0, p.T - lo + Sh::BQ - 1) / Sh::BQ;
     const size_t part = ((size_t)blockIdx.x * gridDim.y + blockIdx.y) * a.splits + split;
     float acc[X::XS][Sh::DP / 8][4];
-    int c, end, used = 0, s, k, n, x, e;
+    int c, end, used = 0, s, n, x, e;
 
 #pragma unroll
     for (x = 0; x < X::XS; x++) stx__attn_bwd_clear(acc[x]);
@@ -7572,35 +7770,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
                 stx__attn_bwd_load_rows<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f,
                                             b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ,
                                             back);
-            if (p.vb.p) {
-                for (k = (int)threadIdx.x; k < Sh::BQ * Sh::CH; k += Sh::THREADS) {
-                    unsigned char *at = q + stx__attn_piece<Sh::CH>(k / Sh::CH, k % Sh::CH);
-                    num v[PER];
-                    if (lo + s % steps * Sh::BQ + k / Sh::CH >= p.T || k % Sh::CH * PER >= p.D)
-                        continue;
-                    memcpy(v, at, 16);
-                    for (e = 0; e < PER; e++)
-                        stx__attn_store(v + e,
-                                        stx__attn_float(v[e])
-                                            + stx__get(p.vb,
-                                                       (size_t)(h * p.D + k % Sh::CH * PER + e)));
-                    memcpy(at, v, 16);
-                }
-                __syncthreads();
-            }
-#pragma unroll
-            for (k = 0; k < Sh::BQ; k += P::K) {
-                uint32_t l[X::XS][4], y[4];
-#pragma unroll
-                for (x = 0; x < X::XS; x++)
-                    stx__attn_bwd_cols<X::CH>(P(), l[x], dr, k, 2 * (warp * X::XS + x));
-#pragma unroll
-                for (n = 0; n < Sh::DP / 8; n += 2) {
-                    stx__attn_bwd_rows<Sh::CH>(P(), y, q, k, n);
-#pragma unroll
-                    for (x = 0; x < X::XS; x++) P::mma2(acc[x][n], acc[x][n + 1], l[x], y);
-                }
-            }
+            if (p.vb.p) stx__attn_bwd_table_bias<Sh>(a, q, lo + s % steps * Sh::BQ, h);
+            stx__attn_bwd_table_sums<Sh, X::XS>(acc, dr, q);
         }
         used = 1;
     }
@@ -7738,23 +7909,14 @@ template <class P, int DP, int BQ, int BK>
 static stx__attn_bwd_pick stx__attn_bwd_choice(const stx_attention_args *a) {
     typedef stx__attn_bwd_shape<P, DP, BQ, BK> Sh;
     typedef stx__attn_bwd_twice<Sh, P::QUERIES_TWICE & DP> Q;
-    stx__attn_bwd_pick c = {stx__attn_words(a) ? stx__attn_bwd_queries<typename Q::masked>
-                                               : stx__attn_bwd_queries<typename Q::plain>,
-                            stx__attn_bwd_keys<Sh>,
-                            stx__attn_bwd_diagonals<Sh>,
-                            0,
-                            0,
-                            0,
-                            0,
-                            0,
-                            0,
-                            BQ,
-                            BK,
-                            Sh::THREADS,
-                            NULL,
-                            0,
-                            0,
-                            0};
+    stx__attn_bwd_pick c = {};
+    c.queries = stx__attn_bwd_queries<typename Q::plain>;
+    if (stx__attn_words(a)) c.queries = stx__attn_bwd_queries<typename Q::masked>;
+    c.keys = stx__attn_bwd_keys<Sh>;
+    c.diagonals = stx__attn_bwd_diagonals<Sh>;
+    c.bq = BQ;
+    c.bk = BK;
+    c.threads = Sh::THREADS;
     stx__attn_bwd_choose_table<Sh>(&c, (const P *)NULL);
     c.shared_queries = Sh::EDGE
                        + (size_t)Sh::TILE_Q
@@ -7770,23 +7932,28 @@ static stx__attn_bwd_pick stx__attn_bwd_choice(const stx_attention_args *a) {
 
 template <class P>
 static stx__attn_bwd_pick stx__attn_bwd_choose_float(const stx_attention_args *a) {
-    return a->D <= 32   ? stx__attn_bwd_choice<P, 32, 64, 32>(a)
-           : a->D <= 64 ? stx__attn_bwd_choice<P, 64, 64, 32>(a)
-                        : stx__attn_bwd_choice<P, 128, 32, 16>(a);
+    if (a->D <= 32) return stx__attn_bwd_choice<P, 32, 64, 32>(a);
+    if (a->D <= 64) return stx__attn_bwd_choice<P, 64, 64, 32>(a);
+    return stx__attn_bwd_choice<P, 128, 32, 16>(a);
 }
 
 static stx__attn_bwd_pick stx__attn_bwd_choose(const stx_ctx *x, const stx_attention_args *a,
                                                int half) {
     const int version = stx__gpu(x)->attention;
     stx__attn_bwd_pick c;
-    if (!half)
-        return stx__gpu(x)->tf32 ? stx__attn_bwd_choose_float<stx__attn_tf32>(a)
-                                 : stx__attn_bwd_choose_float<stx__attn_f32>(a);
-    c = a->D <= 32   ? stx__attn_bwd_choice<stx__attn_bf16, 32, 64, 64>(a)
-        : a->D <= 64 ? stx__attn_bwd_choice<stx__attn_bf16, 64, 64, 64>(a)
-        : a->D <= 96 ? stx__attn_bwd_choice<stx__attn_bf16, 96, 64, 32>(a)
-                     : stx__attn_bwd_choice<stx__attn_bf16, 128, 64, 32>(a);
-    c.rows = version == 5 ? 0 : version == 6 ? 2 : 1;
+    if (!half && stx__gpu(x)->tf32) return stx__attn_bwd_choose_float<stx__attn_tf32>(a);
+    if (!half) return stx__attn_bwd_choose_float<stx__attn_f32>(a);
+    if (a->D <= 32)
+        c = stx__attn_bwd_choice<stx__attn_bf16, 32, 64, 64>(a);
+    else if (a->D <= 64)
+        c = stx__attn_bwd_choice<stx__attn_bf16, 64, 64, 64>(a);
+    else if (a->D <= 96)
+        c = stx__attn_bwd_choice<stx__attn_bf16, 96, 64, 32>(a);
+    else
+        c = stx__attn_bwd_choice<stx__attn_bf16, 128, 64, 32>(a);
+    c.rows = 1;
+    if (version == 5) c.rows = 0;
+    if (version == 6) c.rows = 2;
     return c;
 }
 
@@ -7812,82 +7979,107 @@ enum {
 }; /* bytes for ROWS OF dR of a context, at most. At B 64, T 512 and 8 heads these are 512
                                                    distances a head on average: learned spans, but for a long head or two of a layer */
 
+/* The tiles of keys and of persistent vectors. */
+static void stx__attn_bwd_plan_keys(const stx_attention_args *a, const stx__attn_bwd_pick *c,
+                                    stx__attn_bwd_plan *s) {
+    const int S = (int)a->S, C = S - (int)a->T, span = (int)a->span, B = (int)a->B, H = (int)a->H;
+    /* keys that some query may see; tiles begin where a block of 8 of the dropout does */
+    int lo = STX_MAX(STX_MIN((int)STX_MAX(a->first_key, 0), S), C - span);
+    lo = STX_MAX(lo, 0);
+    s->first = ((lo + span) & ~7) - span;
+    /* also of those that none sees: zeros */
+    if (a->overwrite & ~STX_OVERWRITE_DQ && s->first > 0)
+        s->first -= (s->first + c->bk - 1) / c->bk * c->bk;
+    s->key_tiles = (S - s->first + c->bk - 1) / c->bk;
+    s->vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
+    if (s->vectors)
+        s->vector_splits = STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s->vector_tiles)));
+}
+
+/* Splits of the heads and the batch into which parts of dpe are cut: at most `most`, and
+   as many as STX__AB_PARTS bytes allow if a split needs `one`. */
+static int stx__attn_bwd_splits(size_t one, int combos, int most) {
+    return (int)STX_MIN(STX_MAX((size_t)1, STX__AB_PARTS / one), (size_t)STX_MIN(combos, most));
+}
+
+/* Rows of dR, if there are to be some: their columns, and their parts of dpe. */
+static void stx__attn_bwd_plan_rows(const stx_attention_args *a, const stx__attn_bwd_pick *c,
+                                    stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
+    const int C = (int)a->S - (int)a->T, span = (int)a->span;
+    const size_t rows = a->B * s->tiles * c->bq; /* of a head */
+    size_t one, all, most;
+    s->newest = C - a->delta_min + 1;
+    s->newest += -(s->newest + span) & 15;
+    /* columns of a head that sees the whole window */
+    one = (size_t)(span + s->newest - C + 15) / 16 * 16;
+    all = one * a->H;
+    most = c->rows == 2 ? all / 2 : STX__AB_ROWS / (rows * 2);
+    if (most > all) most = all;
+    /* else no head has room */
+    if (most < all && most < (size_t)(c->rows == 2 ? 16 : 64)) return;
+    s->rows = (int)(most / 16 * 16);
+    /* else no head can be left for the sweep */
+    s->table = most < all;
+    s->dr = STX_MIN((size_t)STX__AB_ROWS,
+                    (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H * rows * 2);
+    /* also where nothing else is asked of them: dPE has the same bits then */
+    s->queries = 1;
+    /* of the longest head that may have rows */
+    one = STX_MIN(one, most);
+    s->blocks = (int)((one + c->columns - 1) / c->columns);
+    one = (size_t)s->blocks * s->tables * c->columns * a->D * sizeof(float);
+    s->row_splits = stx__attn_bwd_splits(one, s->combos, STX_MAX(1, 256 / s->tables));
+    *parts = s->row_splits * one;
+    *flags = (size_t)s->blocks * s->tables * s->row_splits * sizeof(int);
+}
+
+/* The sweep of diagonals, and its parts of dpe. */
+static void stx__attn_bwd_plan_diagonals(const stx_attention_args *a, const stx__attn_bwd_pick *c,
+                                         stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
+    const int C = (int)a->S - (int)a->T, span = (int)a->span;
+    size_t one;
+    /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7 keys later */
+    s->diagonal_first = C - a->delta_min + c->bq - c->bk;
+    s->diagonal_extra = -(s->diagonal_first + span) & 7;
+    s->diagonal_first += s->diagonal_extra;
+    s->diagonals = (span - a->delta_min + c->bq - 1 + s->diagonal_extra) / c->bk + 1;
+    one = (size_t)s->diagonals * s->tables * s->W * a->D * sizeof(float);
+    s->table_splits = stx__attn_bwd_splits(one, s->combos, STX_MAX(1, 64 / s->tables));
+    /* one way after the other */
+    *parts = STX_MAX(*parts, s->table_splits * one);
+    *flags = STX_MAX(*flags, (size_t)s->diagonals * s->tables * s->table_splits * sizeof(int));
+}
+
 static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a,
                                                 const stx__attn_bwd_pick *c) {
+    const int H = (int)a->H;
     stx__attn_bwd_plan s;
-    int T = (int)a->T, S = (int)a->S, C = S - T, lo, span = (int)a->span, B = (int)a->B,
-        H = (int)a->H;
-    size_t at = 0, one = 0, most, want, parts = 0, flags = 0;
+    size_t at = 0, parts = 0, flags = 0, tiles, vectors;
     memset(&s, 0, sizeof s);
     s.queries = a->dq || a->dcontent_bias || a->dposition_bias || a->dspan_fraction;
     s.keys = stx__attn_wants(a, 0) || stx__attn_wants(a, 1);
     s.vectors = a->N && (a->dpersistent_k || a->dpersistent_v);
     s.table = a->P && a->dpe;
-    s.tiles = (T + c->bq - 1) / c->bq;
-    /* keys that some query may see; tiles begin where a block of 8 of the dropout does */
-    lo = STX_MAX(STX_MIN((int)STX_MAX(a->first_key, 0), S), C - span);
-    lo = STX_MAX(lo, 0);
-    s.first = ((lo + span) & ~7) - span;
-    /* also of those that none sees: zeros */
-    if (a->overwrite & ~STX_OVERWRITE_DQ && s.first > 0)
-        s.first -= (s.first + c->bk - 1) / c->bk * c->bk;
-    s.key_tiles = (S - s.first + c->bk - 1) / c->bk;
-    s.vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
-    s.vector_splits = s.vectors ? STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s.vector_tiles))) : 0;
+    s.tiles = ((int)a->T + c->bq - 1) / c->bq;
     s.W = c->bq + c->bk;
     s.tables = a->pe_heads > 1 ? H : 1;
-    s.combos = s.tables > 1 ? B : B * H;
-    if (s.table && c->rows && !stx__attn_words(a)) {
-        s.newest = C - a->delta_min + 1;
-        s.newest += -(s.newest + span) & 15;
-        /* columns of a head that sees the whole window */
-        one = (size_t)(span + s.newest - C + 15) / 16 * 16;
-        want = one * a->H;
-        most = c->rows == 2 ? want / 2 : STX__AB_ROWS / (a->B * s.tiles * c->bq * 2);
-        if (most > want) most = want;
-        /* else no head has room */
-        if (most == want || most >= (c->rows == 2 ? 16 : 64)) {
-            s.rows = (int)(most / 16 * 16);
-            /* else no head can be left for the sweep */
-            s.table = most < want;
-            s.dr = STX_MIN((size_t)STX__AB_ROWS, (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H
-                                                     * a->B * s.tiles * c->bq * 2);
-            /* also where nothing else is asked of them: dPE has the same bits then */
-            s.queries = 1;
-            /* of the longest head that may have rows */
-            one = STX_MIN(one, most);
-            s.blocks = (int)((one + c->columns - 1) / c->columns);
-            one = (size_t)s.blocks * s.tables * c->columns * a->D * sizeof(float);
-            most = STX_MAX((size_t)1, STX__AB_PARTS / one);
-            s.row_splits = (int)STX_MIN(most,
-                                        (size_t)STX_MIN(s.combos, STX_MAX(1, 256 / s.tables)));
-            parts = s.row_splits * one;
-            flags = (size_t)s.blocks * s.tables * s.row_splits * 4;
-        }
-    }
-    if (s.table) {
-        /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7
-           keys later */
-        s.diagonal_first = C - a->delta_min + c->bq - c->bk;
-        s.diagonal_extra = -(s.diagonal_first + span) & 7;
-        s.diagonal_first += s.diagonal_extra;
-        s.diagonals = (span - a->delta_min + c->bq - 1 + s.diagonal_extra) / c->bk + 1;
-        one = (size_t)s.diagonals * s.tables * s.W * a->D * sizeof(float);
-        most = STX_MAX((size_t)1, STX__AB_PARTS / one);
-        s.table_splits = (int)STX_MIN(most, (size_t)STX_MIN(s.combos, STX_MAX(1, 64 / s.tables)));
-        parts = STX_MAX(parts, s.table_splits * one); /* one way after the other */
-        flags = STX_MAX(flags, (size_t)s.diagonals * s.tables * s.table_splits * 4);
-    }
-    s.list = stx__cut(&at, s.queries ? (size_t)H * s.tiles * 4 : 0);
-    s.bits = stx__cut(&at, stx__attn_words(a) * stx__attn_rows(a) * 4);
-    s.dsum = stx__cut(&at, a->B * a->H * a->T * 4);
-    s.du = stx__cut(&at, a->dcontent_bias ? a->B * s.tiles * a->H * a->D * 4 : 0);
-    s.dvb = stx__cut(&at, a->dposition_bias ? a->B * s.tiles * a->H * a->D * 4 : 0);
-    s.dz = stx__cut(&at, a->dspan_fraction ? a->B * s.tiles * a->H * 4 : 0);
-    s.dpk = stx__cut(&at,
-                     s.vectors && a->dpersistent_k ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
-    s.dpv = stx__cut(&at,
-                     s.vectors && a->dpersistent_v ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.combos = (int)a->B;
+    if (s.tables == 1) s.combos *= H;
+    stx__attn_bwd_plan_keys(a, c, &s);
+    if (s.table && c->rows && !stx__attn_words(a))
+        stx__attn_bwd_plan_rows(a, c, &s, &parts, &flags);
+    if (s.table) stx__attn_bwd_plan_diagonals(a, c, &s, &parts, &flags);
+
+    tiles = a->B * s.tiles;
+    vectors = s.vectors ? s.vector_splits * a->H * a->N * a->D : 0;
+    s.list = stx__cut(&at, s.queries ? (size_t)H * s.tiles * sizeof(uint32_t) : 0);
+    s.bits = stx__cut(&at, stx__attn_words(a) * stx__attn_rows(a) * sizeof(uint32_t));
+    s.dsum = stx__cut(&at, a->B * a->H * a->T * sizeof(float));
+    s.du = stx__cut(&at, a->dcontent_bias ? tiles * a->H * a->D * sizeof(float) : 0);
+    s.dvb = stx__cut(&at, a->dposition_bias ? tiles * a->H * a->D * sizeof(float) : 0);
+    s.dz = stx__cut(&at, a->dspan_fraction ? tiles * a->H * sizeof(float) : 0);
+    s.dpk = stx__cut(&at, a->dpersistent_k ? vectors * sizeof(float) : 0);
+    s.dpv = stx__cut(&at, a->dpersistent_v ? vectors * sizeof(float) : 0);
     s.dpe = stx__cut(&at, parts);
     s.used = stx__cut(&at, flags);
     s.place = stx__cut(&at, s.rows ? H * sizeof(stx__attn_place) : 0);
@@ -7974,133 +8166,167 @@ static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const 
     o->blocks = stx__blocks(n, 32, (size_t)1 << 28);
 }
 
+/* The gradients and the scratch of a call, after stx__attn_bwd_make: 1, or 0 and an error. */
+static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
+                                 const stx__attn_bwd_plan *s, stx__ab *p) {
+    char *work = (char *)a->work;
+    p->tiles = s->tiles;
+    p->combos = s->combos;
+    p->root_d = (float)sqrt((double)a->D);
+    p->root_n = (float)sqrt((double)a->N);
+    p->dq = stx__num_of(x, a->dq);
+    p->dk = stx__num_of(x, a->dk);
+    p->dv = stx__num_of(x, a->dv);
+    for (size_t g = 0; g < a->groups; g++) {
+        p->old_dk[g] = stx__num_of(x, a->cached[g].dk);
+        p->old_dv[g] = stx__num_of(x, a->cached[g].dv);
+    }
+    p->fresh = a->overwrite;
+    p->dsum = (float *)(work + s->dsum);
+    if (a->dcontent_bias) p->du = (float *)(work + s->du);
+    if (a->dposition_bias) p->dvb = (float *)(work + s->dvb);
+    if (a->dspan_fraction) p->dz = (float *)(work + s->dz);
+    if (a->dpersistent_k) p->dpk = (float *)(work + s->dpk);
+    if (a->dpersistent_v) p->dpv = (float *)(work + s->dpv);
+    p->dpe = (float *)(work + s->dpe);
+    p->used = (int *)(work + s->used);
+    if (!s->rows) return 1;
+    /* not of the step's memory, where layers with other windows would each have their own;
+       and as much as the whole table wants, so that it does not grow with the spans */
+    p->rows = (stx__bf16 *)stx__scratch_of(x, s->dr, "stx_attention_bwd");
+    p->place = (const stx__attn_place *)(work + s->place);
+    p->newest = s->newest;
+    return p->rows != NULL;
+}
+
+/* dsum, and the list of the queries' tiles. */
+static void stx__attn_bwd_run_first(stx_ctx *x, const stx_attention_args *a,
+                                    const stx__attn_bwd_pick *c, const stx__attn_bwd_plan *s,
+                                    const stx__ab *p) {
+    char *work = (char *)a->work;
+    const size_t rows = a->B * a->T * a->H;
+    stx__attn_listed list;
+    memset(&list, 0, sizeof list);
+    if (s->queries) {
+        list.list = (uint32_t *)(work + s->list);
+        list.tiles = s->tiles;
+        list.bq = c->bq;
+        list.bk = c->bk;
+        list.newest = s->newest;
+        list.room = s->rows;
+        list.place = s->rows ? (stx__attn_place *)(work + s->place) : (stx__attn_place *)NULL;
+        list.blocks = stx__blocks((size_t)p->p.H * s->tiles, 256, (size_t)1 << 30);
+    }
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_first,
+                    list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p->p, list,
+                    stx__num_of(x, a->dy), stx__num_of(x, a->y), p->dsum);
+}
+
+static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
+                                      stx__attn_bwd_pick *c, const stx__attn_bwd_plan *s,
+                                      stx__ab *p, stx__attn_bwd_folds *folds) {
+    const size_t C = a->H * a->D, tiles = a->B * s->tiles;
+    if (!stx__attn_bwd_room(x, (const void *)c->queries, c->threads, &c->shared_queries,
+                            c->more_queries, &p->ahead))
+        return;
+    STX__RUN_KERNEL(x, "stx_attention_bwd", c->queries, (unsigned)(p->p.H * s->tiles * p->p.B),
+                    c->threads, c->shared_queries, *p,
+                    (const uint32_t *)((char *)a->work + s->list));
+    if (a->dcontent_bias)
+        stx__attn_bwd_add_parts(x, folds, a->dcontent_bias, p->du, C, tiles, a->scale);
+    if (a->dposition_bias && a->P)
+        stx__attn_bwd_add_parts(x, folds, a->dposition_bias, p->dvb, C, tiles, a->scale);
+    if (a->dspan_fraction && a->span_fraction)
+        stx__attn_bwd_add_parts(x, folds, a->dspan_fraction, p->dz, a->H, tiles,
+                                a->max_span / a->ramp);
+}
+
+/* The sweep of keys, of the window and of persistent vectors: 1, or 0 and an error. */
+static int stx__attn_bwd_run_keys(stx_ctx *x, const stx_attention_args *a, stx__attn_bwd_pick *c,
+                                  const stx__attn_bwd_plan *s, stx__ab *p,
+                                  stx__attn_bwd_folds *folds) {
+    const size_t n = a->N * a->H * a->D, splits = (size_t)s->vector_splits;
+    if (!stx__attn_bwd_room(x, (const void *)c->keys, c->threads, &c->shared_keys, c->more_keys,
+                            &p->ahead))
+        return 0;
+    if (s->keys) {
+        p->first = s->first;
+        if (s->key_tiles > 0)
+            STX__RUN_KERNEL(x, "stx_attention_bwd", c->keys,
+                            dim3((unsigned)s->key_tiles, (unsigned)a->H, (unsigned)a->B),
+                            c->threads, c->shared_keys, *p);
+    }
+    if (s->vectors) {
+        p->persistent = 1;
+        p->first = -(int)((a->S + a->span) & 7);
+        p->splits = s->vector_splits;
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c->keys,
+                        dim3((unsigned)s->vector_tiles, (unsigned)a->H, (unsigned)splits),
+                        c->threads, c->shared_keys, *p);
+        if (a->dpersistent_k)
+            stx__attn_bwd_add_parts(x, folds, a->dpersistent_k, p->dpk, n, splits, 1);
+        if (a->dpersistent_v)
+            stx__attn_bwd_add_parts(x, folds, a->dpersistent_v, p->dpv, n, splits, 1);
+        p->persistent = 0;
+    }
+    return 1;
+}
+
+static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
+                                        stx__attn_bwd_pick *c, const stx__attn_bwd_plan *s,
+                                        stx__ab *p) {
+    if (!stx__attn_bwd_room(x, (const void *)c->diagonals, c->threads, &c->shared_diagonals,
+                            c->more_diagonals, &p->ahead))
+        return;
+    p->first = s->diagonal_first;
+    p->splits = s->table_splits;
+    STX__RUN_KERNEL(x, "stx_attention_bwd", c->diagonals,
+                    dim3((unsigned)s->diagonals, (unsigned)s->tables, (unsigned)s->table_splits),
+                    c->threads, c->shared_diagonals, *p);
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_fold_table,
+                    stx__blocks(a->P * s->tables * a->D, 256, (size_t)1 << 30), 256, 0,
+                    stx__num_of(x, a->dpe), (const float *)p->dpe, (const int *)p->used, p->p.P,
+                    s->tables, p->p.D, s->W, c->bk, s->diagonal_extra, s->diagonals,
+                    s->table_splits);
+}
+
+static void stx__attn_bwd_run_table(stx_ctx *x, const stx_attention_args *a,
+                                    const stx__attn_bwd_pick *c, const stx__attn_bwd_plan *s,
+                                    stx__ab *p, stx__attn_bwd_folds *folds) {
+    if (!stx__may_share(x, (const void *)c->table, c->shared_table, "stx_attention_bwd")) return;
+    p->splits = s->row_splits;
+    STX__RUN_KERNEL(x, "stx_attention_bwd", c->table,
+                    dim3((unsigned)s->blocks, (unsigned)s->tables, (unsigned)s->row_splits),
+                    c->threads, c->shared_table, *p);
+    folds->rows = stx__blocks(a->P * s->tables * a->D, 32, (size_t)1 << 29);
+    folds->dpe = stx__num_of(x, a->dpe);
+    folds->part = p->dpe;
+    folds->used = p->used;
+    folds->P = p->p.P;
+    folds->tables = s->tables;
+    folds->D = p->p.D;
+    folds->columns = c->columns;
+    folds->extra = s->newest - 1 + a->delta_min - (int)(a->S - a->T);
+    folds->blocks = s->blocks;
+    folds->splits = s->row_splits;
+}
+
 static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__ab p;
     stx__attn_bwd_pick c;
     stx__attn_bwd_plan s;
-    char *work = (char *)a->work;
-    size_t C = a->H * a->D, rows = a->B * a->T * a->H;
     stx__attn_bwd_folds folds;
-    stx__attn_listed list;
     if (!stx_ok(x) || !stx__attn_bwd_make(x, a, &p, &c)) return;
     s = stx__attn_bwd_plan_of(a, &c);
-    p.tiles = s.tiles;
-    p.root_d = (float)sqrt((double)a->D);
-    p.root_n = (float)sqrt((double)a->N);
-    p.dq = stx__num_of(x, a->dq);
-    p.dk = stx__num_of(x, a->dk);
-    p.dv = stx__num_of(x, a->dv);
-    for (size_t g = 0; g < a->groups; g++) {
-        p.old_dk[g] = stx__num_of(x, a->cached[g].dk);
-        p.old_dv[g] = stx__num_of(x, a->cached[g].dv);
-    }
-    p.fresh = a->overwrite;
-    p.dsum = (float *)(work + s.dsum);
-    if (a->dcontent_bias) p.du = (float *)(work + s.du);
-    if (a->dposition_bias) p.dvb = (float *)(work + s.dvb);
-    if (a->dspan_fraction) p.dz = (float *)(work + s.dz);
-    if (a->dpersistent_k) p.dpk = (float *)(work + s.dpk);
-    if (a->dpersistent_v) p.dpv = (float *)(work + s.dpv);
-    p.dpe = (float *)(work + s.dpe);
-    p.used = (int *)(work + s.used);
-    if (s.rows) {
-        /* not of the step's memory, where layers with other windows would each have
-           their own; and as much as the whole table wants, so that it does not grow
-           with the spans */
-        p.rows = (stx__bf16 *)stx__scratch_of(x, s.dr, "stx_attention_bwd");
-        if (!p.rows) return;
-        p.place = (const stx__attn_place *)(work + s.place);
-        p.newest = s.newest;
-        c.shared_queries += (size_t)c.threads * sizeof(uint4);
-    }
-    stx__attn_set_bits(x, "stx_attention_bwd", a, &p.p, work + s.bits);
-    memset(&list, 0, sizeof list);
     memset(&folds, 0, sizeof folds);
-    if (s.queries) {
-        list.list = (uint32_t *)(work + s.list);
-        list.tiles = s.tiles;
-        list.bq = c.bq;
-        list.bk = c.bk;
-        list.newest = s.newest;
-        list.room = s.rows;
-        list.place = s.rows ? (stx__attn_place *)(work + s.place) : (stx__attn_place *)NULL;
-        list.blocks = stx__blocks((size_t)p.p.H * s.tiles, 256, (size_t)1 << 30);
-    }
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_first,
-                    list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p.p, list,
-                    stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum);
-    if (s.queries
-        && stx__attn_bwd_room(x, (const void *)c.queries, c.threads, &c.shared_queries,
-                              c.more_queries, &p.ahead)) {
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B),
-                        c.threads, c.shared_queries, p, (const uint32_t *)list.list);
-        if (a->dcontent_bias)
-            stx__attn_bwd_add_parts(x, &folds, a->dcontent_bias, p.du, C, a->B * s.tiles, a->scale);
-        if (a->dposition_bias && a->P)
-            stx__attn_bwd_add_parts(x, &folds, a->dposition_bias, p.dvb, C, a->B * s.tiles,
-                                    a->scale);
-        if (a->dspan_fraction && a->span_fraction)
-            stx__attn_bwd_add_parts(x, &folds, a->dspan_fraction, p.dz, a->H, a->B * s.tiles,
-                                    a->max_span / a->ramp);
-    }
-    if ((s.keys || s.vectors)
-        && !stx__attn_bwd_room(x, (const void *)c.keys, c.threads, &c.shared_keys, c.more_keys,
-                               &p.ahead))
-        return;
-    if (s.keys) {
-        p.first = s.first;
-        if (s.key_tiles > 0)
-            STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys,
-                            dim3((unsigned)s.key_tiles, (unsigned)a->H, (unsigned)a->B), c.threads,
-                            c.shared_keys, p);
-    }
-    if (s.vectors) {
-        p.persistent = 1;
-        p.first = -(int)((a->S + a->span) & 7);
-        p.splits = s.vector_splits;
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys,
-                        dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits),
-                        c.threads, c.shared_keys, p);
-        if (a->dpersistent_k)
-            stx__attn_bwd_add_parts(x, &folds, a->dpersistent_k, p.dpk, C * a->N,
-                                    (size_t)s.vector_splits, 1);
-        if (a->dpersistent_v)
-            stx__attn_bwd_add_parts(x, &folds, a->dpersistent_v, p.dpv, C * a->N,
-                                    (size_t)s.vector_splits, 1);
-        p.persistent = 0;
-    }
-    if (s.table
-        && stx__attn_bwd_room(x, (const void *)c.diagonals, c.threads, &c.shared_diagonals,
-                              c.more_diagonals, &p.ahead)) {
-        p.first = s.diagonal_first;
-        p.splits = s.table_splits;
-        p.combos = s.combos;
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.diagonals,
-                        dim3((unsigned)s.diagonals, (unsigned)s.tables, (unsigned)s.table_splits),
-                        c.threads, c.shared_diagonals, p);
-        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_fold_table,
-                        stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256, 0,
-                        stx__num_of(x, a->dpe), (const float *)p.dpe, (const int *)p.used, p.p.P,
-                        s.tables, p.p.D, s.W, c.bk, s.diagonal_extra, s.diagonals, s.table_splits);
-    }
-    if (s.rows && stx__may_share(x, (const void *)c.table, c.shared_table, "stx_attention_bwd")) {
-        p.splits = s.row_splits;
-        p.combos = s.combos;
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.table,
-                        dim3((unsigned)s.blocks, (unsigned)s.tables, (unsigned)s.row_splits),
-                        c.threads, c.shared_table, p);
-        folds.rows = stx__blocks(a->P * s.tables * a->D, 32, (size_t)1 << 29);
-        folds.dpe = stx__num_of(x, a->dpe);
-        folds.part = p.dpe;
-        folds.used = p.used;
-        folds.P = p.p.P;
-        folds.tables = s.tables;
-        folds.D = p.p.D;
-        folds.columns = c.columns;
-        folds.extra = s.newest - 1 + a->delta_min - (int)(a->S - a->T);
-        folds.blocks = s.blocks;
-        folds.splits = s.row_splits;
-    }
+    if (!stx__attn_bwd_buffers(x, a, &s, &p)) return;
+    if (s.rows) c.shared_queries += (size_t)c.threads * sizeof(uint4);
+    stx__attn_set_bits(x, "stx_attention_bwd", a, &p.p, (char *)a->work + s.bits);
+    stx__attn_bwd_run_first(x, a, &c, &s, &p);
+    if (s.queries) stx__attn_bwd_run_queries(x, a, &c, &s, &p, &folds);
+    if ((s.keys || s.vectors) && !stx__attn_bwd_run_keys(x, a, &c, &s, &p, &folds)) return;
+    if (s.table) stx__attn_bwd_run_diagonals(x, a, &c, &s, &p);
+    if (s.rows) stx__attn_bwd_run_table(x, a, &c, &s, &p, &folds);
     stx__attn_bwd_fold_now(x, &folds);
 }
 
