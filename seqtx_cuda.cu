@@ -8493,11 +8493,10 @@ static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in
                                                       size_t n0) {
     constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN, ROWS = 32 / PIECES;
     const char *from = f.p + (ptrdiff_t)n0 * f.by;
-    const int left = f.there
-                         ? (int)(p.T > n0 ? p.T - n0 < (size_t)STEPS ? p.T - n0 : (size_t)STEPS : 0)
-                         : 0,
-              i = q.lane / PIECES;
+    const int i = q.lane / PIECES;
+    int left = 0;
     E *to = slot + q.lane * IN;
+    if (f.there && p.T > n0) left = p.T - n0 < (size_t)STEPS ? (int)(p.T - n0) : STEPS;
   #pragma unroll
     for (int j = 0; j < STEPS / ROWS; j++) {
   #pragma unroll
@@ -8946,6 +8945,26 @@ template <class E, int PLAIN, int MANY> static stx__sru_kernel stx__sru_bwd_of(i
                 : stx__sru_bwd_kernel<E, PLAIN, 0, 0, MANY>;
 }
 
+/* The kernels of a call for its storage: plain, bfloat16 or float. */
+static stx__sru_kernel stx__sru_fwd_choose(const stx_sru_args *a, int plain, int half, int warps) {
+    const int hasV = a->V != NULL;
+    if (warps > 1) {
+        if (plain) return stx__sru_scan_of<float, 1>(a->tanh);
+        return half ? stx__sru_scan_of<stx__bf16, 0>(a->tanh) : stx__sru_scan_of<float, 0>(a->tanh);
+    }
+    if (plain) return stx__sru_fwd_of<float, 1>(hasV, a->tanh);
+    return half ? stx__sru_fwd_of<stx__bf16, 0>(hasV, a->tanh)
+                : stx__sru_fwd_of<float, 0>(hasV, a->tanh);
+}
+
+template <int MANY>
+static stx__sru_kernel stx__sru_bwd_choose(const stx_sru_args *a, int plain, int half) {
+    const int hasV = a->V != NULL;
+    if (plain) return stx__sru_bwd_of<float, 1, MANY>(hasV, a->tanh);
+    return half ? stx__sru_bwd_of<stx__bf16, 0, MANY>(hasV, a->tanh)
+                : stx__sru_bwd_of<float, 0, MANY>(hasV, a->tanh);
+}
+
 static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru p;
     memset(&p, 0, sizeof p);
@@ -8997,9 +9016,10 @@ static int stx__sru_in_pieces(const stx__sru &p) {
 
 /* How many warps have tiles of the same columns: 1 when columns alone fill a GPU */
 static int stx__sru_warps(const stx_sru_args *a, size_t each) {
-    size_t columns = a->B * a->D * a->H, w = columns >= STX__SRU_FEW        ? 1
-                                             : columns >= STX__SRU_VERY_FEW ? 4
-                                                                            : 8;
+    const size_t columns = a->B * a->D * a->H;
+    size_t w = 8;
+    if (columns >= STX__SRU_VERY_FEW) w = 4;
+    if (columns >= STX__SRU_FEW) w = 1;
     w = STX_MIN(w, (size_t)STX__SRU_BYTES / each);
     return (int)STX_MIN(w, stx_sru_tiles(a));
 }
@@ -9029,25 +9049,15 @@ size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward) {
 
 void stx_sru_fwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     stx__sru p;
-    stx__sru_kernel kernel;
     size_t each;
-    int warps, plain, hasV = a->V != NULL;
+    int warps, plain;
     if (stx__sru_refused(x, a, "stx_sru_fwd")) return;
     p = stx__sru_of(x, a, 0);
     plain = !stx__sru_in_pieces(p);
     each = STX__SRU_SLOT * 4 * (plain || !p.u.half ? sizeof(float) : 2) + 4 * 32 * sizeof(float);
     warps = a->v || a->V ? 1 : stx__sru_warps(a, each);
-    if (warps > 1) {
-        kernel = plain      ? stx__sru_scan_of<float, 1>(a->tanh)
-                 : p.u.half ? stx__sru_scan_of<stx__bf16, 0>(a->tanh)
-                            : stx__sru_scan_of<float, 0>(a->tanh);
-        stx__sru_run(x, "stx_sru_fwd", kernel, a, p, warps, each);
-        return;
-    }
-    kernel = plain      ? stx__sru_fwd_of<float, 1>(hasV, a->tanh)
-             : p.u.half ? stx__sru_fwd_of<stx__bf16, 0>(hasV, a->tanh)
-                        : stx__sru_fwd_of<float, 0>(hasV, a->tanh);
-    stx__sru_run(x, "stx_sru_fwd", kernel, a, p, 1, 0);
+    stx__sru_run(x, "stx_sru_fwd", stx__sru_fwd_choose(a, plain, p.u.half != 0, warps), a, p,
+                 warps > 1 ? warps : 1, warps > 1 ? each : 0);
 }
 
 void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
@@ -9055,23 +9065,18 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_kernel kernel;
     size_t each, O2 = 2 * a->D * a->H;
     stx_real *to[2];
-    int warps, plain, hasV = a->V != NULL;
+    int warps, plain, half;
     if (stx__sru_refused(x, a, "stx_sru_bwd")) return;
     p = stx__sru_of(x, a, 1);
     plain = !stx__sru_in_pieces(p);
+    half = p.u.half != 0;
     each = STX__SRU_SLOT
-               * ((5 + 2 * hasV + p.add_xr) * (plain || !p.u.half ? sizeof(float) : 2)
+               * ((5 + 2 * (a->V != NULL) + p.add_xr) * (plain || !half ? sizeof(float) : 2)
                   + sizeof(float))
            + 4 * 32 * sizeof(float);
     warps = stx__sru_warps(a, each);
-    if (warps > 1)
-        kernel = plain      ? stx__sru_bwd_of<float, 1, 1>(hasV, a->tanh)
-                 : p.u.half ? stx__sru_bwd_of<stx__bf16, 0, 1>(hasV, a->tanh)
-                            : stx__sru_bwd_of<float, 0, 1>(hasV, a->tanh);
-    else
-        kernel = plain      ? stx__sru_bwd_of<float, 1, 0>(hasV, a->tanh)
-                 : p.u.half ? stx__sru_bwd_of<stx__bf16, 0, 0>(hasV, a->tanh)
-                            : stx__sru_bwd_of<float, 0, 0>(hasV, a->tanh);
+    kernel = warps > 1 ? stx__sru_bwd_choose<1>(a, plain, half)
+                       : stx__sru_bwd_choose<0>(a, plain, half);
     stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);
     to[0] = a->dv;
     to[1] = a->dbias;
@@ -9228,11 +9233,12 @@ stx__comp_pool_kernel(stx__num y, stx__num rows, stx_comp_groups g, int max) {
                 ptrdiff_t row = stx__comp_row(g, s, group, t);
                 if (row < 0) continue;
                 stx__getn<W>(w, rows, b * g.stride + (size_t)row * g.D + c);
-                for (int e = 0; e < W; e++)
-                    v[e] = !met                          ? w[e]
-                           : !max                        ? v[e] + w[e]
-                           : w[e] > v[e] || w[e] != w[e] ? w[e]
-                                                         : v[e];
+                for (int e = 0; e < W; e++) {
+                    if (!met || (max && (w[e] > v[e] || w[e] != w[e])))
+                        v[e] = w[e];
+                    else if (!max)
+                        v[e] += w[e];
+                }
                 met++;
             }
             if (!max && met > 1)
@@ -9368,6 +9374,86 @@ typedef struct stx__comp_usage {
     float scale;
 } stx__comp_usage;
 
+/* Channels c0 .. c0+15 of the tile's queries (plus u, and plus vb), keys and positions, into
+   shared memory, channel by channel. d0: the distance of the tile's position 0. */
+template <int PE>
+static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usage &p, float *qu,
+                                                            float *qv, float *ks, float *ps,
+                                                            size_t b, size_t h, size_t i0,
+                                                            size_t j0, size_t c0, ptrdiff_t d0) {
+    enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
+
+    const int tid = (int)threadIdx.x;
+    for (int e = tid; e < STX__CU * STX__CUK; e += 256) {
+        int d = e % STX__CUK, r = e / STX__CUK;
+        size_t ch = c0 + (size_t)d, i = i0 + (size_t)r, j = j0 + (size_t)r;
+        float q = 0, k = 0;
+        if (ch < p.D && i < p.T) q = stx__get(p.q, b * p.stq + i * p.ldq + h * p.D + ch);
+        if (ch < p.D && j < p.n)
+            k = stx__get(p.k, b * p.stk + (p.first + j) * p.ldk + h * p.D + ch);
+        qu[d * LD + r] = p.u.p && ch < p.D ? q + stx__get(p.u, h * p.D + ch) : q;
+        if (PE) qv[d * LD + r] = p.vb.p && ch < p.D ? q + stx__get(p.vb, h * p.D + ch) : q;
+        ks[d * LD + r] = k;
+    }
+    if (!PE) return;
+    for (int e = tid; e < STX__CUR * STX__CUK; e += 256) {
+        int d = e % STX__CUK, r = e / STX__CUK;
+        size_t ch = c0 + (size_t)d;
+        ptrdiff_t row = (ptrdiff_t)p.P - 1 + p.delta_min - (d0 + r);
+        size_t at = p.pe_heads > 1 ? ((size_t)row * p.H + h) * p.D + ch : (size_t)row * p.D + ch;
+        float v = 0;
+        if (ch < p.D && row >= 0 && row < (ptrdiff_t)p.P) v = stx__get(p.pe, at);
+        ps[d * LR + r] = v;
+    }
+}
+
+/* The part of these channels in a thread's 4 x 4 logits. */
+template <int PE>
+static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], const float *qu,
+                                                            const float *qv, const float *ks,
+                                                            const float *ps) {
+    enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
+
+    const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
+  #pragma unroll 4 /* 3 blocks a multiprocessor, and nothing spills */
+    for (int d = 0; d < STX__CUK; d++) {
+        float a[4], k[4], v[4], w[7];
+        for (int e = 0; e < 4; e++) {
+            a[e] = qu[d * LD + 4 * ty + e];
+            k[e] = ks[d * LD + 4 * tx + e];
+        }
+        if (PE) {
+            for (int e = 0; e < 4; e++) v[e] = qv[d * LD + 4 * ty + e];
+            for (int e = 0; e < 7; e++) w[e] = ps[d * LR + 4 * (ty - tx) + STX__CU - 4 + e];
+        }
+        for (int i = 0; i < 4; i++)
+            for (int j = 0; j < 4; j++) {
+                c[i][j] = fmaf(a[i], k[j], c[i][j]);
+                if (PE) c[i][j] = fmaf(v[i], w[i - j + 3], c[i][j]);
+            }
+    }
+}
+
+/* sum[j] += the softmax weights of a thread's 4 x 4 logits, of queries that see the key. */
+static __device__ __forceinline__ void stx__comp_usage_weights(const stx__comp_usage &p,
+                                                               const float (&c)[4][4],
+                                                               double (&sum)[4], size_t unit,
+                                                               size_t b, size_t i0, size_t j0) {
+    const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
+    const int32_t *pad = p.pad ? p.pad + b * p.stpad : NULL;
+    for (int i = 0; i < 4; i++) {
+        size_t query = i0 + (size_t)(4 * ty + i), here = p.S - p.T + query,
+               row = unit * p.T + query;
+        if (query >= p.T || (pad && pad[here])) continue;
+        float top = p.top[row], inv = p.inv[row];
+        for (int j = 0; j < 4; j++) {
+            size_t key = p.first + j0 + (size_t)(4 * tx + j);
+            if (key >= p.first + p.n || here - key > p.span || (pad && pad[key])) continue;
+            sum[j] += (double)(expf(fmaf(c[i][j], p.scale, -top)) * inv);
+        }
+    }
+}
+
 template <int PE>
 STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
     enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
@@ -9380,7 +9466,6 @@ STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx_
     const size_t unit = blockIdx.x / p.tiles, j0 = (blockIdx.x - unit * p.tiles) * STX__CU,
                  b = unit / p.H, h = unit - b * p.H;
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
-    const int32_t *pad = p.pad ? p.pad + b * p.stpad : NULL;
     double sum[4] = {0};
     for (size_t i0 = 0; i0 < p.T; i0 += STX__CU) {
         /* distance of the tile's number 0 */
@@ -9388,60 +9473,12 @@ STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx_
                              - (STX__CU - 1);
         float c[4][4] = {{0}};
         for (size_t c0 = 0; c0 < p.D; c0 += STX__CUK) {
-            for (int e = tid; e < STX__CU * STX__CUK; e += 256) {
-                int d = e % STX__CUK, r = e / STX__CUK;
-                size_t ch = c0 + (size_t)d, i = i0 + (size_t)r, j = j0 + (size_t)r;
-                float q = ch < p.D && i < p.T ? stx__get(p.q, b * p.stq + i * p.ldq + h * p.D + ch)
-                                              : 0;
-                qu[d * LD + r] = p.u.p && ch < p.D ? q + stx__get(p.u, h * p.D + ch) : q;
-                if (PE) qv[d * LD + r] = p.vb.p && ch < p.D ? q + stx__get(p.vb, h * p.D + ch) : q;
-                ks[d * LD + r] = ch < p.D && j < p.n
-                                     ? stx__get(p.k,
-                                                b * p.stk + (p.first + j) * p.ldk + h * p.D + ch)
-                                     : 0;
-            }
-            if (PE)
-                for (int e = tid; e < STX__CUR * STX__CUK; e += 256) {
-                    int d = e % STX__CUK, r = e / STX__CUK;
-                    size_t ch = c0 + (size_t)d;
-                    ptrdiff_t row = (ptrdiff_t)p.P - 1 + p.delta_min - (d0 + r);
-                    ps[d * LR + r] = ch < p.D && row >= 0 && row < (ptrdiff_t)p.P
-                                         ? stx__get(p.pe, p.pe_heads > 1
-                                                              ? ((size_t)row * p.H + h) * p.D + ch
-                                                              : (size_t)row * p.D + ch)
-                                         : 0;
-                }
+            stx__comp_usage_load<PE>(p, qu, qv, ks, ps, b, h, i0, j0, c0, d0);
             __syncthreads();
-  #pragma unroll 4 /* 3 blocks a multiprocessor, and nothing spills */
-            for (int d = 0; d < STX__CUK; d++) {
-                float a[4], k[4], v[4], w[7];
-                for (int e = 0; e < 4; e++) {
-                    a[e] = qu[d * LD + 4 * ty + e];
-                    k[e] = ks[d * LD + 4 * tx + e];
-                }
-                if (PE) {
-                    for (int e = 0; e < 4; e++) v[e] = qv[d * LD + 4 * ty + e];
-                    for (int e = 0; e < 7; e++) w[e] = ps[d * LR + 4 * (ty - tx) + STX__CU - 4 + e];
-                }
-                for (int i = 0; i < 4; i++)
-                    for (int j = 0; j < 4; j++) {
-                        c[i][j] = fmaf(a[i], k[j], c[i][j]);
-                        if (PE) c[i][j] = fmaf(v[i], w[i - j + 3], c[i][j]);
-                    }
-            }
+            stx__comp_usage_dots<PE>(c, qu, qv, ks, ps);
             __syncthreads();
         }
-        for (int i = 0; i < 4; i++) {
-            size_t query = i0 + (size_t)(4 * ty + i), here = p.S - p.T + query,
-                   row = unit * p.T + query;
-            if (query >= p.T || (pad && pad[here])) continue;
-            float top = p.top[row], inv = p.inv[row];
-            for (int j = 0; j < 4; j++) {
-                size_t key = p.first + j0 + (size_t)(4 * tx + j);
-                if (key >= p.first + p.n || here - key > p.span || (pad && pad[key])) continue;
-                sum[j] += (double)(expf(fmaf(c[i][j], p.scale, -top)) * inv);
-            }
-        }
+        stx__comp_usage_weights(p, c, sum, unit, b, i0, j0);
     }
     for (int j = 0; j < 4; j++) sums[ty * STX__CU + 4 * tx + j] = sum[j];
     __syncthreads();
@@ -9631,16 +9668,23 @@ typedef struct stx__comp_gate {
 } stx__comp_gate;
 
 /* Planes of p that a kind has, gru r, z, n of p0 and then of p1; has it y, and x? */
+static constexpr __host__ __device__ int stx__comp_planes(int kind) {
+    switch (kind) {
+    case STX_COMP_GRU: return 6;
+    case STX_COMP_GTRXL: return 4;
+    case STX_COMP_SIGTANH:
+    case STX_COMP_RESET:
+    case STX_COMP_GLU: return 2;
+    default: return 1;
+    }
+}
+
 template <int K> struct stx__comp_kind {
-    static constexpr int P = K == STX_COMP_GRU     ? 6
-                             : K == STX_COMP_GTRXL ? 4
-                             : K == STX_COMP_SIGTANH || K == STX_COMP_RESET || K == STX_COMP_GLU
-                                 ? 2
-                                 : 1;
+    static constexpr int P = stx__comp_planes(K);
     static constexpr int X = K != STX_COMP_GLU;
-    /* planes side by side in one p */
-    static constexpr int side = K == STX_COMP_GRU ? 3 : K == STX_COMP_GLU ? 2 : 1;
     static constexpr int Y = K == STX_COMP_INPUT || K == STX_COMP_OUTPUT || K == STX_COMP_HIGHWAY;
+    /* planes side by side in one p */
+    static constexpr int side = P == 6 ? 3 : 1 + (K == STX_COMP_GLU);
 };
 
 static __device__ __forceinline__ float stx__comp_sigmoid(float v) {
@@ -9692,28 +9736,19 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
                 x[e] = p[0][e] * stx__phi(p[0][e]) * p[1][e];
             } else {
                 float s = stx__comp_sigmoid(p[0][e]);
-                x[e] = K == STX_COMP_INPUT     ? fmaf(s, x[e], y[e])
-                       : K == STX_COMP_OUTPUT  ? fmaf(s, y[e], x[e])
-                       : K == STX_COMP_HIGHWAY ? fmaf(s, x[e] - y[e], y[e])
-                       : K == STX_COMP_SIGTANH ? fmaf(s, tanhf(p[1][e]), x[e])
-                                               : 2 * s * x[e];
+                if constexpr (K == STX_COMP_INPUT)
+                    x[e] = fmaf(s, x[e], y[e]);
+                else if constexpr (K == STX_COMP_OUTPUT)
+                    x[e] = fmaf(s, y[e], x[e]);
+                else if constexpr (K == STX_COMP_HIGHWAY)
+                    x[e] = fmaf(s, x[e] - y[e], y[e]);
+                else if constexpr (K == STX_COMP_SIGTANH)
+                    x[e] = fmaf(s, tanhf(p[1][e]), x[e]);
+                else
+                    x[e] = 2 * s * x[e];
             }
         }
         stx__putn<W>(a.out, i, x);
-    }
-}
-
-template <int W> STX__GLOBAL(256) stx__comp_gate_fwd_kernel(stx__comp_gate a) {
-    switch (a.kind) {
-    case STX_COMP_GRU: stx__comp_gate_forward<W, STX_COMP_GRU>(a); break;
-    case STX_COMP_INPUT: stx__comp_gate_forward<W, STX_COMP_INPUT>(a); break;
-    case STX_COMP_OUTPUT: stx__comp_gate_forward<W, STX_COMP_OUTPUT>(a); break;
-    case STX_COMP_HIGHWAY: stx__comp_gate_forward<W, STX_COMP_HIGHWAY>(a); break;
-    case STX_COMP_SIGTANH: stx__comp_gate_forward<W, STX_COMP_SIGTANH>(a); break;
-    case STX_COMP_GTRXL: stx__comp_gate_forward<W, STX_COMP_GTRXL>(a); break;
-    case STX_COMP_RESET: stx__comp_gate_forward<W, STX_COMP_RESET>(a); break;
-    case STX_COMP_GLU: stx__comp_gate_forward<W, STX_COMP_GLU>(a); break;
-    default: stx__comp_gate_forward<W, STX_COMP_MOGRIFY>(a);
     }
 }
 
@@ -9760,13 +9795,21 @@ static __device__ __forceinline__ void stx__comp_gate_back_at(const stx__comp_ga
             float v = p[0][e], phi = stx__phi(v);
             p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
             p[1][e] = g[e] * v * phi;
+        } else if constexpr (K == STX_COMP_INPUT) {
+            float s = stx__comp_sigmoid(p[0][e]);
+            p[0][e] = g[e] * x[e] * s * (1 - s);
+            x[e] = g[e] * s;
+            y[e] = g[e];
+        } else if constexpr (K == STX_COMP_OUTPUT) {
+            float s = stx__comp_sigmoid(p[0][e]);
+            p[0][e] = g[e] * y[e] * s * (1 - s);
+            x[e] = g[e];
+            y[e] = g[e] * s;
         } else {
-            float s = stx__comp_sigmoid(p[0][e]), by = K == STX_COMP_INPUT    ? x[e]
-                                                       : K == STX_COMP_OUTPUT ? y[e]
-                                                                              : x[e] - y[e];
-            p[0][e] = g[e] * by * s * (1 - s);
-            x[e] = K == STX_COMP_OUTPUT ? g[e] : g[e] * s;
-            y[e] = K == STX_COMP_INPUT ? g[e] : K == STX_COMP_OUTPUT ? g[e] * s : g[e] * (1 - s);
+            float s = stx__comp_sigmoid(p[0][e]);
+            p[0][e] = g[e] * (x[e] - y[e]) * s * (1 - s);
+            x[e] = g[e] * s;
+            y[e] = g[e] * (1 - s);
         }
     }
     if (stx__comp_kind<K>::X) stx__addn<W>(a.dx, i, x, a.accumulate);
@@ -9785,18 +9828,35 @@ static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_g
     }
 }
 
-template <int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
+template <int W, int K, int BACKWARD>
+static __device__ __forceinline__ void stx__comp_gate_pass(const stx__comp_gate &a) {
+    if constexpr (BACKWARD)
+        stx__comp_gate_backward<W, K>(a);
+    else
+        stx__comp_gate_forward<W, K>(a);
+}
+
+template <int W, int BACKWARD>
+static __device__ __forceinline__ void stx__comp_gate_of_kind(const stx__comp_gate &a) {
     switch (a.kind) {
-    case STX_COMP_GRU: stx__comp_gate_backward<W, STX_COMP_GRU>(a); break;
-    case STX_COMP_INPUT: stx__comp_gate_backward<W, STX_COMP_INPUT>(a); break;
-    case STX_COMP_OUTPUT: stx__comp_gate_backward<W, STX_COMP_OUTPUT>(a); break;
-    case STX_COMP_HIGHWAY: stx__comp_gate_backward<W, STX_COMP_HIGHWAY>(a); break;
-    case STX_COMP_SIGTANH: stx__comp_gate_backward<W, STX_COMP_SIGTANH>(a); break;
-    case STX_COMP_GTRXL: stx__comp_gate_backward<W, STX_COMP_GTRXL>(a); break;
-    case STX_COMP_RESET: stx__comp_gate_backward<W, STX_COMP_RESET>(a); break;
-    case STX_COMP_GLU: stx__comp_gate_backward<W, STX_COMP_GLU>(a); break;
-    default: stx__comp_gate_backward<W, STX_COMP_MOGRIFY>(a);
+    case STX_COMP_GRU: stx__comp_gate_pass<W, STX_COMP_GRU, BACKWARD>(a); break;
+    case STX_COMP_INPUT: stx__comp_gate_pass<W, STX_COMP_INPUT, BACKWARD>(a); break;
+    case STX_COMP_OUTPUT: stx__comp_gate_pass<W, STX_COMP_OUTPUT, BACKWARD>(a); break;
+    case STX_COMP_HIGHWAY: stx__comp_gate_pass<W, STX_COMP_HIGHWAY, BACKWARD>(a); break;
+    case STX_COMP_SIGTANH: stx__comp_gate_pass<W, STX_COMP_SIGTANH, BACKWARD>(a); break;
+    case STX_COMP_GTRXL: stx__comp_gate_pass<W, STX_COMP_GTRXL, BACKWARD>(a); break;
+    case STX_COMP_RESET: stx__comp_gate_pass<W, STX_COMP_RESET, BACKWARD>(a); break;
+    case STX_COMP_GLU: stx__comp_gate_pass<W, STX_COMP_GLU, BACKWARD>(a); break;
+    default: stx__comp_gate_pass<W, STX_COMP_MOGRIFY, BACKWARD>(a);
     }
+}
+
+template <int W> STX__GLOBAL(256) stx__comp_gate_fwd_kernel(stx__comp_gate a) {
+    stx__comp_gate_of_kind<W, 0>(a);
+}
+
+template <int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
+    stx__comp_gate_of_kind<W, 1>(a);
 }
 
 /* The same, and part (chunks,P D) = the sums of the planes' gradients, `rows` rows a
@@ -9956,9 +10016,12 @@ static __device__ __forceinline__ double stx__par_q(const stx__par_gate &a, doub
     for (int k = 1; k < 3; k++)
         if (al[k] > top) top = al[k];
     for (int k = 0; k < 3; k++) {
-        q[k] = al[k] != al[k]         ? al[k]
-               : a.kind == STX_PAR_PI ? (al[k] > 0 ? al[k] : 0) + 1e-5
-                                      : exp(al[k] - top);
+        if (al[k] != al[k])
+            q[k] = al[k];
+        else if (a.kind == STX_PAR_PI)
+            q[k] = (al[k] > 0 ? al[k] : 0) + 1e-5;
+        else
+            q[k] = exp(al[k] - top);
         sum += q[k];
     }
     for (int k = 0; k < 3; k++) {
@@ -9987,15 +10050,14 @@ template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, dou
         uint4 bits = make_uint4(0, 0, 0, 0);
         if (a.noisy && !a.u.p)
             bits = stx__philox(a.seed, a.stream + *a.shift, a.first + (uint64_t)r);
+        const uint32_t word[3] = {bits.x, bits.y, bits.z};
   #pragma unroll
         for (int k = 0; k < 3; k++) {
-            double u = a.noisy && a.u.p ? (double)stx__get(a.u, r * a.ldu + (size_t)k)
-                                        : ((double)((k == 0   ? bits.x
-                                                     : k == 1 ? bits.y
-                                                              : bits.z)
-                                                    >> 9)
-                                           + 0.5)
-                                              / 8388608;
+            double u;
+            if (a.noisy && a.u.p)
+                u = (double)stx__get(a.u, r * a.ldu + (size_t)k);
+            else
+                u = ((double)(word[k] >> 9) + 0.5) / 8388608;
             v[k] = (lnq[k] + (a.noisy ? -log(-log(u)) : 0)) / tau;
         }
         top = v[0];
@@ -10219,71 +10281,6 @@ static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, con
         for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
 }
 
-/* With layer norms a warp does a row, which stays in registers, as in
-   stx__norm_fwd_kernel, whose sums these are number by number. */
-template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
-    const size_t lane = threadIdx.x % 32, C = a.C;
-    STX__EACH_ROW(n, a.N, 32) {
-        float h[Q][4], s[2][Q][4], w[3], sum[2] = {0, 0}, m[2], r[2];
-        stx__par_weights(w, a, n);
-  #pragma unroll
-        for (int k = 0; k < Q; k++) {
-            size_t c = 4 * (lane + 32 * k), i = n * C + c;
-            for (int e = 0; e < 4; e++) h[k][e] = s[0][k][e] = s[1][k][e] = 0;
-            if (c < C) {
-                stx__getn<4>(h[k], a.h, i);
-                stx__getn<4>(s[0][k], a.b[0], i);
-                stx__getn<4>(s[1][k], a.b[1], i);
-                for (int e = 0; e < 4; e++) {
-                    s[0][k][e] += h[k][e];
-                    s[1][k][e] += h[k][e];
-                }
-            }
-        }
-  #pragma unroll
-        for (int k = 0; k < Q; k++)
-            for (int i = 0; i < 2; i++)
-                sum[i] += (s[i][k][0] + s[i][k][1]) + (s[i][k][2] + s[i][k][3]);
-  #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            m[i] = stx__warp_sum(sum[i]) / (float)C;
-            sum[i] = 0;
-        }
-  #pragma unroll
-        for (int k = 0; k < Q; k++)
-            if (4 * (lane + 32 * k) < C)
-                for (int i = 0; i < 2; i++)
-                    for (int e = 0; e < 4; e++) {
-                        s[i][k][e] -= m[i];
-                        sum[i] = fmaf(s[i][k][e], s[i][k][e], sum[i]);
-                    }
-  #pragma unroll
-        for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + a.eps);
-  #pragma unroll
-        for (int k = 0; k < Q; k++) {
-            size_t c = 4 * (lane + 32 * k);
-            if (c < C) {
-                float o[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
-  #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float g[4], b[4];
-                    stx__getn<4>(g, a.gain[i], c);
-                    stx__getn<4>(b, a.shift[i], c);
-                    for (int e = 0; e < 4; e++) s[i][k][e] = fmaf(s[i][k][e] * r[i], g[e], b[e]);
-                    stx__par_term<4>(o, w[i], s[i][k]);
-                }
-                stx__par_term<4>(o, w[2], h[k]);
-                stx__putn<4>(a.y, n * C + c, o);
-            }
-        }
-        if (lane == 0)
-            for (int i = 0; i < 2; i++) {
-                stx__put(a.mean[i], n, m[i]);
-                stx__put(a.rstd[i], n, r[i]);
-            }
-    }
-}
-
 /* h + bi, W numbers from i on */
 template <int W>
 static __device__ __forceinline__ void stx__par_sums(float (&h)[W], float (&s)[2][W],
@@ -10294,6 +10291,71 @@ static __device__ __forceinline__ void stx__par_sums(float (&h)[W], float (&s)[2
     for (int e = 0; e < W; e++) {
         s[0][e] += h[e];
         s[1][e] += h[e];
+    }
+}
+
+/* Means and 1 / deviations of a row of h + bi in registers; the means are taken from it. */
+template <int Q>
+static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], float (&m)[2],
+                                                        float (&r)[2], size_t C, float eps) {
+    const size_t lane = threadIdx.x % 32;
+    float sum[2] = {0, 0};
+  #pragma unroll
+    for (int k = 0; k < Q; k++)
+        for (int i = 0; i < 2; i++) sum[i] += (s[k][i][0] + s[k][i][1]) + (s[k][i][2] + s[k][i][3]);
+  #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        m[i] = stx__warp_sum(sum[i]) / (float)C;
+        sum[i] = 0;
+    }
+  #pragma unroll
+    for (int k = 0; k < Q; k++)
+        if (4 * (lane + 32 * k) < C)
+            for (int i = 0; i < 2; i++)
+                for (int e = 0; e < 4; e++) {
+                    s[k][i][e] -= m[i];
+                    sum[i] = fmaf(s[k][i][e], s[k][i][e], sum[i]);
+                }
+  #pragma unroll
+    for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + eps);
+}
+
+/* With layer norms a warp does a row, which stays in registers, as in
+   stx__norm_fwd_kernel, whose sums these are number by number. */
+template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
+    const size_t lane = threadIdx.x % 32, C = a.C;
+    STX__EACH_ROW(n, a.N, 32) {
+        float h[Q][4], s[Q][2][4], w[3], m[2], r[2];
+        stx__par_weights(w, a, n);
+  #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            for (int e = 0; e < 4; e++) h[k][e] = s[k][0][e] = s[k][1][e] = 0;
+            if (c < C) stx__par_sums<4>(h[k], s[k], a, n * C + c);
+        }
+        stx__par_moments<Q>(s, m, r, C, a.eps);
+  #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            if (c < C) {
+                float o[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
+  #pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float g[4], b[4];
+                    stx__getn<4>(g, a.gain[i], c);
+                    stx__getn<4>(b, a.shift[i], c);
+                    for (int e = 0; e < 4; e++) s[k][i][e] = fmaf(s[k][i][e] * r[i], g[e], b[e]);
+                    stx__par_term<4>(o, w[i], s[k][i]);
+                }
+                stx__par_term<4>(o, w[2], h[k]);
+                stx__putn<4>(a.y, n * C + c, o);
+            }
+        }
+        if (lane == 0)
+            for (int i = 0; i < 2; i++) {
+                stx__put(a.mean[i], n, m[i]);
+                stx__put(a.rstd[i], n, r[i]);
+            }
     }
 }
 
@@ -10470,6 +10532,50 @@ static __device__ __forceinline__ void stx__par_grads(const float (&dy)[W], cons
    the sums over rows, dgain_0, dshift_0, dgain_1, dshift_1, are kept in registers too.
    A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums
    in part (blocks,4,C). C a multiple of 4, at most 128 Q G. */
+/* The sums t of a row that G warps share, in all their lanes: two sets of `dots` in turn, so
+   that one barrier a row is enough. */
+template <int G>
+static __device__ __forceinline__ void stx__par_dots_share(float (&t)[STX__PAR_DOTS], float *dots,
+                                                           int turn) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  #pragma unroll
+    for (int i = 0; i < STX__PAR_DOTS; i++) {
+        t[i] = stx__warp_sum(t[i]);
+        if (G > 1 && lane == 0) dots[(turn * 4 + warp) * 8 + i] = t[i];
+    }
+    if (G == 1) return;
+    __syncthreads();
+  #pragma unroll
+    for (int i = 0; i < STX__PAR_DOTS; i++) {
+        t[i] = 0;
+        for (unsigned j = 0; j < G; j++) t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
+    }
+}
+
+/* The warps' sums over their rows, in order, into the block's part. */
+template <int Q, int G>
+static __device__ __forceinline__ void stx__par_mix_parts(const float (&sum)[4][Q][4], float *sh,
+                                                          float *part, size_t C) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  #pragma unroll
+    for (int i = 0; i < 4; i++) {
+  #pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sum[i][k][e];
+        __syncthreads();
+        for (size_t c = threadIdx.x; c < C; c += 128) {
+            float v = 0;
+            for (size_t j = c / (128 * Q); j < 4; j += G) v += sh[j * 128 * Q + c % (128 * Q)];
+            part[(4 * (size_t)blockIdx.x + i) * C + c] = v;
+        }
+        __syncthreads();
+    }
+}
+
+/* With layer norms a row is done by G warps in registers, everything is read once, and
+   the sums over rows, dgain_0, dshift_0, dgain_1, dshift_1, are kept in registers too.
+   A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums
+   in part (blocks,4,C). C a multiple of 4, at most 128 Q G. */
 template <int Q, int G>
 STX__GLOBAL(128, 2)
 stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
@@ -10498,21 +10604,8 @@ stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
             else
                 for (int e = 0; e < 4; e++) dy[k][e] = s[k][0][e] = s[k][1][e] = 0;
         }
-  #pragma unroll
-        for (int i = 0; i < STX__PAR_DOTS; i++) {
-            t[i] = stx__warp_sum(t[i]);
-            if (G > 1 && lane == 0) dots[(turn * 4 + warp) * 8 + i] = t[i];
-        }
-        if (G > 1) { /* two sets in turn, so that one barrier a row is enough */
-            __syncthreads();
-  #pragma unroll
-            for (int i = 0; i < STX__PAR_DOTS; i++) {
-                t[i] = 0;
-                for (unsigned j = 0; j < G; j++)
-                    t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
-            }
-            turn ^= 1;
-        }
+        stx__par_dots_share<G>(t, dots, turn);
+        if (G > 1) turn ^= 1;
         if (n < hi) stx__par_dots_end<1>(q, t, a, n, lane == 0 && warp % G == 0);
   #pragma unroll
         for (int k = 0; k < Q; k++) {
@@ -10526,20 +10619,7 @@ stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
                 }
         }
     }
-    if (!part) return;
-  #pragma unroll
-    for (int i = 0; i < 4; i++) { /* the warps' sums, in order */
-  #pragma unroll
-        for (int k = 0; k < Q; k++)
-            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sum[i][k][e];
-        __syncthreads();
-        for (size_t c = threadIdx.x; c < a.C; c += 128) {
-            float v = 0;
-            for (size_t j = c / (128 * Q); j < 4; j += G) v += sh[j * 128 * Q + c % (128 * Q)];
-            part[(4 * (size_t)blockIdx.x + i) * a.C + c] = v;
-        }
-        __syncthreads();
-    }
+    if (part) stx__par_mix_parts<Q, G>(sum, sh, part, a.C);
 }
 
 /* For any C: a warp reads its row twice, without layer norms all but dy once. */
@@ -10615,10 +10695,11 @@ typedef struct stx__par_four {
 STX__GLOBAL(1024)
 stx__par_mix_columns_sum_kernel(stx__par_four t, const float *part, size_t chunks, size_t C) {
     STX__SHARED(float, sh, 32 * 33);
-    const stx__num d = blockIdx.y == 0   ? t.d[0]
-                       : blockIdx.y == 1 ? t.d[1]
-                       : blockIdx.y == 2 ? t.d[2]
-                                         : t.d[3];
+    /* an index known to the compiler, or the argument is copied to local memory */
+    stx__num d = t.d[0];
+  #pragma unroll
+    for (unsigned k = 1; k < 4; k++)
+        if (blockIdx.y == k) d = t.d[k];
     if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
 }
 
@@ -10724,15 +10805,19 @@ static stx__par_latency stx__par_latency_of(const stx_par_latency_args *a) {
 
 STX__GLOBAL(32)
 stx__par_latency_fwd_kernel(stx__num loss, stx__num nll, stx__num lat, stx__par_latency a) {
-    double v = (double)stx__get(lat, 0), more = v / a.target - 1;
+    double v = (double)stx__get(lat, 0), term = v; /* NaN stays NaN */
+    if (a.kind == STX_PAR_LATENCY_FBNET && v > 1)
+        term = pow(log(v), a.power);
+    else if (a.kind == STX_PAR_LATENCY_FBNET && v <= 1)
+        term = 0;
+    if (a.kind == STX_PAR_LATENCY_HINGE) {
+        term = v / a.target - 1;
+        if (term < 0) term = 0;
+    }
     if (a.kind == STX_PAR_LATENCY_FBNET)
-        v = (double)stx__get(nll, 0) * a.weight * (v > 1 ? pow(log(v), a.power) : v <= 1 ? 0 : v);
+        v = (double)stx__get(nll, 0) * a.weight * term;
     else
-        v = (double)stx__get(nll, 0)
-            + a.weight
-                  * (a.kind == STX_PAR_LATENCY_ADD ? v
-                     : more < 0                    ? 0
-                                                   : more);
+        v = (double)stx__get(nll, 0) + a.weight * term;
     stx__put(loss, 0, (float)v);
 }
 
