@@ -3537,46 +3537,45 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
 
 /* A matrix of each unit (b,h): row r, column c stands at `at` + b sb + h sh + chunk's
    unit sz + (first + r) ld + c. Rows that are not in [0,rows) there are zero (keys
-   before the first), and rows r for which masked[b smask + r] is not 0 (padded keys).
+   before the first), and rows r for which pad[b smask + r] is not 0 (padded keys).
    bias: h sh + c of it is added. skew: column c is column c + r + off of what is
    stored, and zero outside of [0,width). */
 typedef struct stx__mat {
     stx__num a, bias;
-    size_t at, sb, sh, sz, ld;
-    ptrdiff_t first, rows, off, width;
-    /* split: keys; those before the block stand in the call's stx__mat_past */
-    int skew, split;
-    const int32_t *masked;
-    size_t smask;
+    size_t at, batch_stride, head_stride, unit_stride, row_stride;
+    ptrdiff_t first, rows, skew_offset, width;
+    /* split: keys; those before the block stand in the call's stx__mat_cached */
+    int skew, cached;
+    const int32_t *pad;
+    size_t pad_stride;
 } stx__mat;
 
 /* stx_attention_args.old, of keys, values or a gradient: row j < cut, first[g] <= j,
    of group g. cut 0: none */
-typedef struct stx__mat_past {
+typedef struct stx__mat_cached {
     stx__num a[STX_HEAD_GROUPS];
-    size_t ld[STX_HEAD_GROUPS], st[STX_HEAD_GROUPS];
+    size_t row_stride[STX_HEAD_GROUPS], batch_stride[STX_HEAD_GROUPS];
     ptrdiff_t first[STX_HEAD_GROUPS], cut;
     int groups;
     uint16_t head[256];
-} stx__mat_past;
+} stx__mat_cached;
 
 /* .. for one head of a batch row: row j stands at base + (j - first) ld */
-typedef struct stx__mat_old {
+typedef struct stx__mat_cached_head {
     stx__num a;
-    size_t base, ld;
+    size_t base, row_stride;
     ptrdiff_t first, cut;
     int group;
-} stx__mat_old;
+} stx__mat_cached_head;
 
-static __device__ __forceinline__ stx__mat_old stx__mat_old_of(const stx__mat &m,
-                                                               const stx__mat_past &p, size_t b,
-                                                               size_t h, size_t D) {
-    stx__mat_old o = {{NULL, NULL, 0}, 0, 0, 0, 0, 0};
-    if (!m.split || !p.cut) return o;
+static __device__ __forceinline__ stx__mat_cached_head
+stx__mat_cached_head_of(const stx__mat &m, const stx__mat_cached &p, size_t b, size_t h, size_t D) {
+    stx__mat_cached_head o = {{NULL, NULL, 0}, 0, 0, 0, 0, 0};
+    if (!m.cached || !p.cut) return o;
     const int at = p.groups > 1 ? p.head[h] : (int)h * 4, g = at & 3;
     o.a = p.a[g];
-    o.base = b * p.st[g] + (size_t)(at >> 2) * D;
-    o.ld = p.ld[g];
+    o.base = b * p.batch_stride[g] + (size_t)(at >> 2) * D;
+    o.row_stride = p.row_stride[g];
     o.first = p.first[g];
     o.cut = p.cut;
     o.group = g;
@@ -3587,7 +3586,7 @@ static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdi
     stx__mat m;
     memset(&m, 0, sizeof m);
     m.a = a;
-    m.ld = ld;
+    m.row_stride = ld;
     m.first = first;
     m.rows = rows;
     return m;
@@ -3597,33 +3596,34 @@ static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdi
 static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
     stx__num a = {p, NULL, 0};
     stx__mat m = stx__mat_of(a, ld, 0, (ptrdiff_t)n);
-    m.sz = sz;
+    m.unit_stride = sz;
     return m;
 }
 
 static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t b, size_t h,
                                                        size_t z) {
-    return m.at + b * m.sb + h * m.sh + z * m.sz;
+    return m.at + b * m.batch_stride + h * m.head_stride + z * m.unit_stride;
 }
 
-static __device__ __forceinline__ const int32_t *stx__mat_masked(const stx__mat &m, size_t b) {
-    return m.masked ? m.masked + b * m.smask : NULL;
+static __device__ __forceinline__ const int32_t *stx__mat_pad(const stx__mat &m, size_t b) {
+    return m.pad ? m.pad + b * m.pad_stride : NULL;
 }
 
-static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, const stx__mat_old &o,
-                                                     size_t base, size_t bias,
-                                                     const int32_t *masked, ptrdiff_t r,
+static __device__ __forceinline__ float stx__mat_get(const stx__mat &m,
+                                                     const stx__mat_cached_head &o, size_t base,
+                                                     size_t bias, const int32_t *pad, ptrdiff_t r,
                                                      ptrdiff_t c) {
     ptrdiff_t row = r + m.first;
     if (m.skew) {
-        c += r + m.off;
+        c += r + m.skew_offset;
         if (c < 0 || c >= m.width) return 0;
     }
-    if (row < 0 || row >= m.rows || (masked && masked[row])) return 0;
+    if (row < 0 || row >= m.rows || (pad && pad[row])) return 0;
     if (row < o.cut)
-        return row < o.first ? 0
-                             : stx__get(o.a, o.base + (size_t)(row - o.first) * o.ld + (size_t)c);
-    float v = stx__get(m.a, base + (size_t)row * m.ld + (size_t)c);
+        return row < o.first
+                   ? 0
+                   : stx__get(o.a, o.base + (size_t)(row - o.first) * o.row_stride + (size_t)c);
+    float v = stx__get(m.a, base + (size_t)row * m.row_stride + (size_t)c);
     return m.bias.p ? v + stx__get(m.bias, bias + (size_t)c) : v;
 }
 
@@ -3631,47 +3631,50 @@ static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, const st
    scratch, and may be skewed. A block makes 64 x 64 numbers of one unit (grid:
    columns, rows, units), a thread 4 x 4 of them; operands pass through shared memory
    16 columns of op(A) at a time. */
-enum { STX__P = 64, STX__PK = 16 };
+enum { STX__PLAIN_TILE = 64, STX__PLAIN_STEP = 16 };
 
 STX__HOST_UNROLLED
 STX__GLOBAL(256)
-stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_past past, int ta, int tb,
-                          size_t M, size_t N, size_t K, float alpha, int accumulate, size_t u0,
-                          size_t H, size_t D) {
-    STX__SHARED(float, as, STX__PK *(STX__P + 4));
-    STX__SHARED(float, bs, STX__PK *(STX__P + 4));
+stx__attn_plain_gemm_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_cached cached, int ta,
+                            int tb, size_t M, size_t N, size_t K, float alpha, int accumulate,
+                            size_t u0, size_t H, size_t D) {
+    STX__SHARED(float, as, STX__PLAIN_STEP *(STX__PLAIN_TILE + 4));
+    STX__SHARED(float, bs, STX__PLAIN_STEP *(STX__PLAIN_TILE + 4));
     const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H,
-                 m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
+                 m0 = (size_t)blockIdx.y * STX__PLAIN_TILE,
+                 n0 = (size_t)blockIdx.x * STX__PLAIN_TILE;
     const size_t ab = stx__mat_base(A, b, h, z), bb = stx__mat_base(B, b, h, z),
                  cb = stx__mat_base(C, b, h, z);
-    const int32_t *ag = stx__mat_masked(A, b), *bg = stx__mat_masked(B, b);
-    const stx__mat_old ao = stx__mat_old_of(A, past, b, h, D),
-                       bo = stx__mat_old_of(B, past, b, h, D);
+    const int32_t *ag = stx__mat_pad(A, b), *bg = stx__mat_pad(B, b);
+    const stx__mat_cached_head ao = stx__mat_cached_head_of(A, cached, b, h, D),
+                               bo = stx__mat_cached_head_of(B, cached, b, h, D);
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
     float c[4][4] = {{0}};
-    for (size_t k0 = 0; k0 < K; k0 += STX__PK) {
+    for (size_t k0 = 0; k0 < K; k0 += STX__PLAIN_STEP) {
         /* neighbouring threads take neighbouring numbers of what is stored */
-        for (int e = tid; e < STX__P * STX__PK; e += 256) {
-            int ka = ta ? e / STX__P : e % STX__PK, ma = ta ? e % STX__P : e / STX__PK,
-                kb = tb ? e % STX__PK : e / STX__P, nb = tb ? e / STX__PK : e % STX__P;
+        for (int e = tid; e < STX__PLAIN_TILE * STX__PLAIN_STEP; e += 256) {
+            int ka = ta ? e / STX__PLAIN_TILE : e % STX__PLAIN_STEP,
+                ma = ta ? e % STX__PLAIN_TILE : e / STX__PLAIN_STEP,
+                kb = tb ? e % STX__PLAIN_STEP : e / STX__PLAIN_TILE,
+                nb = tb ? e / STX__PLAIN_STEP : e % STX__PLAIN_TILE;
             size_t k = k0 + (size_t)ka, m = m0 + (size_t)ma, l = k0 + (size_t)kb,
                    n = n0 + (size_t)nb;
             float av = 0, bv = 0;
             if (k < K && m < M)
-                av = stx__mat_get(A, ao, ab, h * A.sh, ag, (ptrdiff_t)(ta ? k : m),
+                av = stx__mat_get(A, ao, ab, h * A.head_stride, ag, (ptrdiff_t)(ta ? k : m),
                                   (ptrdiff_t)(ta ? m : k));
             if (l < K && n < N)
-                bv = stx__mat_get(B, bo, bb, h * B.sh, bg, (ptrdiff_t)(tb ? n : l),
+                bv = stx__mat_get(B, bo, bb, h * B.head_stride, bg, (ptrdiff_t)(tb ? n : l),
                                   (ptrdiff_t)(tb ? l : n));
-            as[ka * (STX__P + 4) + ma] = av;
-            bs[kb * (STX__P + 4) + nb] = bv;
+            as[ka * (STX__PLAIN_TILE + 4) + ma] = av;
+            bs[kb * (STX__PLAIN_TILE + 4) + nb] = bv;
         }
         __syncthreads();
-        for (int k = 0; k < STX__PK; k++) {
+        for (int k = 0; k < STX__PLAIN_STEP; k++) {
             float av[4], bv[4];
             for (int i = 0; i < 4; i++) {
-                av[i] = as[k * (STX__P + 4) + 4 * ty + i];
-                bv[i] = bs[k * (STX__P + 4) + 4 * tx + i];
+                av[i] = as[k * (STX__PLAIN_TILE + 4) + 4 * ty + i];
+                bv[i] = bs[k * (STX__PLAIN_TILE + 4) + 4 * tx + i];
             }
             for (int i = 0; i < 4; i++)
                 for (int j = 0; j < 4; j++) c[i][j] += av[i] * bv[j];
@@ -3684,36 +3687,39 @@ stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_past past
             ptrdiff_t at = (ptrdiff_t)n;
             if (m >= M || n >= N) continue;
             if (C.skew) {
-                at += (ptrdiff_t)m + C.off;
+                at += (ptrdiff_t)m + C.skew_offset;
                 if (at < 0 || at >= C.width) continue;
             }
-            float *to = (float *)C.a.p + cb + (size_t)((ptrdiff_t)m + C.first) * C.ld + (size_t)at;
+            float *to = (float *)C.a.p + cb + (size_t)((ptrdiff_t)m + C.first) * C.row_stride
+                        + (size_t)at;
             *to = accumulate ? *to + alpha * c[i][j] : alpha * c[i][j];
         }
 }
 
 /* What the kernels of rows need: rows z n + r of s and g, query i0 + r of unit u0 + z */
-typedef struct stx__attn0_rows {
-    float *s, *g, *top, *inv, *dz; /* (units,n,ld) twice; (B,H,T) twice; (units,n) or NULL */
+typedef struct stx__attn_plain_rows {
+    float *s, *g, *row_max, *inv_sum,
+        *dz; /* (units,n,ld) twice; (B,H,T) twice; (units,n) or NULL */
     size_t T, H, S, N, n, ld, u0, i0, units;
     ptrdiff_t C, j0, W, span, first;
     /* whole: keys with m = 0 count in the normaliser */
-    int delta_min, not_causal, z_shared, no_renorm, whole;
-    float max_span, ramp, steps, eps, wide,
-        inv_keep;  /* steps: stx__attn_steps; wide: sqrt(N), a persistent value's factor; inv_keep:
+    int delta_min, not_causal, z_shared, no_renorm, norm_all;
+    float max_span, ramp, ramp_steps, eps, root_n,
+        inv_keep; /* steps: stx__attn_ramp_steps; wide: sqrt(N), a persistent value's factor; inv_keep:
                                                               a kept weight's */
     uint32_t keep; /* of 65536; 0: no dropout */
-    uint64_t seed, stream, first_call;
+    uint64_t seed, stream, rng_first;
     const uint64_t *shift;
     stx__num z;
     const int32_t *pad; /* see stx_attention_args */
-    size_t stpad;
-} stx__attn0_rows;
+    size_t pad_stride;
+} stx__attn_plain_rows;
 
 /* stx__attn_reach before it is cut off at the span. What does not depend on z the host
    adds up, for registers are short where this stands.
    */
-static __device__ __forceinline__ double stx__attn_far(float z, float max_span, float steps) {
+static __device__ __forceinline__ double stx__attn_span_reach(float z, float max_span,
+                                                              float steps) {
     double e = ceil((double)z * (double)max_span) + (double)steps + 1;
     if (!(e > 1)) e = 1; /* also NaN */
     return e;
@@ -3725,29 +3731,29 @@ static __device__ __forceinline__ float stx__attn_clamp(float ramp) {
     return ramp >= 1 ? 1 : ramp;
 }
 
-static float stx__attn_steps(const stx_attention_args *a) {
+static float stx__attn_ramp_steps(const stx_attention_args *a) {
     double r = ceil((double)a->ramp);
     return (float)(r + floor(((double)a->max_span + r) / 4194304));
 }
 
-static __device__ float stx__attn0_z(const stx__attn0_rows &p, size_t h) {
+static __device__ float stx__attn_plain_z(const stx__attn_plain_rows &p, size_t h) {
     return stx__get(p.z, p.z_shared ? 0 : h);
 }
 
 /* The largest distance that head h reaches: stx__attn_reach */
-static __device__ ptrdiff_t stx__attn0_reach(const stx__attn0_rows &p, size_t h) {
+static __device__ ptrdiff_t stx__attn_plain_reach(const stx__attn_plain_rows &p, size_t h) {
     double e;
-    if (!p.z.p || p.whole) return p.span;
-    e = stx__attn_far(stx__attn0_z(p, h), p.max_span, p.steps);
+    if (!p.z.p || p.norm_all) return p.span;
+    e = stx__attn_span_reach(stx__attn_plain_z(p, h), p.max_span, p.ramp_steps);
     return e < (double)p.span ? (ptrdiff_t)e : p.span;
 }
 
 /* Columns [lo,hi) of the window that query i0 + r sees */
-static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, size_t r,
-                                         ptrdiff_t *lo, ptrdiff_t *hi) {
+static __device__ void stx__attn_plain_bounds(const stx__attn_plain_rows &p, size_t h, size_t r,
+                                              ptrdiff_t *lo, ptrdiff_t *hi) {
     ptrdiff_t i = p.C + (ptrdiff_t)(p.i0 + r), from = p.first, to = (ptrdiff_t)p.S;
     if (!p.not_causal) {
-        ptrdiff_t reach = stx__attn0_reach(p, h);
+        ptrdiff_t reach = stx__attn_plain_reach(p, h);
         if (from < i - reach) from = i - reach;
         to = i - p.delta_min + 1;
     }
@@ -3757,35 +3763,36 @@ static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, siz
 
 /* Does column c of unit u stand for a key that exists and is in [lo,hi), or for a
    persistent vector? */
-static __device__ __forceinline__ int stx__attn0_sees(const stx__attn0_rows &p, size_t u,
-                                                      ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t c) {
+static __device__ __forceinline__ int stx__attn_plain_sees(const stx__attn_plain_rows &p, size_t u,
+                                                           ptrdiff_t lo, ptrdiff_t hi,
+                                                           ptrdiff_t c) {
     if (c >= p.W) return 1;
     return c >= lo && c < hi
-           && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.stpad + (size_t)(p.j0 + c)]);
+           && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.pad_stride + (size_t)(p.j0 + c)]);
 }
 
 /* The ramp's weight before it is clamped, of column c: 2 without a ramp, 2 or -1 far
    from it. Operations in stx__attn_ramp's order, and none fused. */
-static __device__ __forceinline__ float stx__attn0_ramp(const stx__attn0_rows &p, float zl,
-                                                        size_t r, ptrdiff_t c) {
+static __device__ __forceinline__ float stx__attn_plain_ramp(const stx__attn_plain_rows &p,
+                                                             float z_span, size_t r, ptrdiff_t c) {
     float delta;
     if (!p.z.p || c >= p.W) return 2;
     delta = (float)(p.C + (ptrdiff_t)(p.i0 + r) - p.j0 - c);
-    delta = __fadd_rn(1.0f - delta, zl);
+    delta = __fadd_rn(1.0f - delta, z_span);
     /* off the ramp by its length: a division less */
     if (delta >= p.ramp || delta <= -2 * p.ramp) return delta > 0 ? 2 : -1;
     return __fadd_rn(delta / p.ramp, 1.0f);
 }
 
 /* What column c's weight is multiplied by after normalisation: stx__attn_drop */
-static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, size_t r, ptrdiff_t c,
-                                          uint64_t stream) {
+static __device__ float stx__attn_plain_factor(const stx__attn_plain_rows &p, size_t u, size_t r,
+                                               ptrdiff_t c, uint64_t stream) {
     uint64_t S = (uint64_t)p.S + (uint64_t)p.span, groups = (S + p.N) / 8 + 2,
              row = (uint64_t)u * p.T + p.i0 + r, at;
-    float f = c < p.W ? 1.0f : p.wide;
+    float f = c < p.W ? 1.0f : p.root_n;
     if (!p.keep) return f;
     at = c < p.W ? (uint64_t)(p.span + p.j0 + c) : S + (uint64_t)(c - p.W);
-    uint4 v = stx__philox(p.seed, stream, p.first_call + row * groups + at / 8);
+    uint4 v = stx__philox(p.seed, stream, p.rng_first + row * groups + at / 8);
     uint32_t word = v.w;
     if (at % 8 < 2)
         word = v.x;
@@ -3797,32 +3804,32 @@ static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, si
 }
 
 /* s: logits become what multiplies the values, dropout and sqrt(N) included, 0 for
-   keys that are not seen; top, inv: see the args. A warp a row: maximum, sums,
+   keys that are not seen; row_max, inv_sum: see the args. A warp a row: maximum, sums,
    weights. */
-STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_kernel(stx__attn0_rows p) {
+STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
     if (row >= p.units * p.n) return;
     const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
     const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
     const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
-    const float zl = p.z.p ? __fmul_rn(stx__attn0_z(p, h), p.max_span) : 0.0f;
-    float *s = p.s + row * p.ld, top = -HUGE_VALF, sum = 0, all = 0, norm, inv;
+    const float z_span = p.z.p ? __fmul_rn(stx__attn_plain_z(p, h), p.max_span) : 0.0f;
+    float *s = p.s + row * p.ld, row_max = -HUGE_VALF, sum = 0, all = 0, norm, inv_sum;
     ptrdiff_t lo, hi, c;
-    stx__attn0_bounds(p, h, r, &lo, &hi);
+    stx__attn_plain_bounds(p, h, r, &lo, &hi);
     for (c = lane; c < columns; c += STX__WARP)
-        if (stx__attn0_sees(p, u, lo, hi, c)
-            && (c >= p.W || p.whole || !(stx__attn0_ramp(p, zl, r, c) <= 0)))
-            top = fmaxf(top, s[c]);
-    top = stx__warp_max(top);
+        if (stx__attn_plain_sees(p, u, lo, hi, c)
+            && (c >= p.W || p.norm_all || !(stx__attn_plain_ramp(p, z_span, r, c) <= 0)))
+            row_max = fmaxf(row_max, s[c]);
+    row_max = stx__warp_max(row_max);
     for (c = lane; c < columns; c += STX__WARP) {
-        float m = stx__attn0_ramp(p, zl, r, c), e;
-        if (!stx__attn0_sees(p, u, lo, hi, c) || (c < p.W && !p.whole && m <= 0)) {
+        float m = stx__attn_plain_ramp(p, z_span, r, c), e;
+        if (!stx__attn_plain_sees(p, u, lo, hi, c) || (c < p.W && !p.norm_all && m <= 0)) {
             s[c] = 0;
             continue;
         }
         m = stx__attn_clamp(m);
-        e = expf(s[c] - top);
+        e = expf(s[c] - row_max);
         s[c] = m * e;
         sum += m * e;
         all += e;
@@ -3830,53 +3837,54 @@ STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_kernel(stx__attn0_rows p) {
     sum = stx__warp_sum(sum);
     all = stx__warp_sum(all);
     norm = p.no_renorm ? all : sum + p.eps * all;
-    inv = norm == 0 ? 0 : 1 / norm; /* no key at all: y = 0 */
+    inv_sum = norm == 0 ? 0 : 1 / norm; /* no key at all: y = 0 */
     for (c = lane; c < columns; c += STX__WARP)
-        if (s[c] != 0) s[c] *= inv * stx__attn0_factor(p, u, r, c, stream);
+        if (s[c] != 0) s[c] *= inv_sum * stx__attn_plain_factor(p, u, r, c, stream);
     if (lane == 0) {
-        p.top[u * p.T + p.i0 + r] = top;
-        p.inv[u * p.T + p.i0 + r] = inv;
+        p.row_max[u * p.T + p.i0 + r] = row_max;
+        p.inv_sum[u * p.T + p.i0 + r] = inv_sum;
     }
 }
 
 /* s: logits become what multiplied the values, as forward left them; g: dy.v becomes
-   ds. With w = e^(s - top) inv, a = m w, f the factor of dropout: G = f g, D = sum a G
+   ds. With w = e^(s - row_max) inv_sum, a = m w, f the factor of dropout: G = f g, D = sum a G
    (which is dy.y, without y's rounding), ds = a (G - D) - eps D w. dz: the row's sum
    of w (G - D) over 0 <= ramp <= 1. With no_renorm ds = a G - D w, dz the sum of w G.
    A warp a row, twice over its columns. */
-STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
+STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_bwd_kernel(stx__attn_plain_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
     if (row >= p.units * p.n) return;
     const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
     const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
     const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
-    const float zl = p.z.p ? __fmul_rn(stx__attn0_z(p, h), p.max_span) : 0.0f,
-                top = p.top[u * p.T + p.i0 + r], inv = p.inv[u * p.T + p.i0 + r];
+    const float z_span = p.z.p ? __fmul_rn(stx__attn_plain_z(p, h), p.max_span) : 0.0f,
+                row_max = p.row_max[u * p.T + p.i0 + r], inv_sum = p.inv_sum[u * p.T + p.i0 + r];
     float *s = p.s + row * p.ld, *g = p.g + row * p.ld, D = 0, dz = 0;
     ptrdiff_t lo, hi, c;
-    stx__attn0_bounds(p, h, r, &lo, &hi);
+    stx__attn_plain_bounds(p, h, r, &lo, &hi);
     for (c = lane; c < columns; c += STX__WARP) {
-        float m = stx__attn0_ramp(p, zl, r, c), v = s[c] - top;
-        if (inv == 0 || !stx__attn0_sees(p, u, lo, hi, c)) {
+        float m = stx__attn_plain_ramp(p, z_span, r, c), v = s[c] - row_max;
+        if (inv_sum == 0 || !stx__attn_plain_sees(p, u, lo, hi, c)) {
             s[c] = g[c] = 0;
             continue;
         }
         m = stx__attn_clamp(m);
         /* m w <= 1, but w alone may not fit */
-        s[c] = expf(v > 80 ? 80 : v) * inv;
-        g[c] *= stx__attn0_factor(p, u, r, c, stream);
+        s[c] = expf(v > 80 ? 80 : v) * inv_sum;
+        g[c] *= stx__attn_plain_factor(p, u, r, c, stream);
         D += m * s[c] * g[c];
     }
     D = stx__warp_sum(D);
     const float ed = p.no_renorm ? D : p.eps * D;
     if (p.no_renorm) D = 0;
     for (c = lane; c < columns; c += STX__WARP) {
-        float raw = stx__attn0_ramp(p, zl, r, c), m = stx__attn_clamp(raw), w = s[c], gd = g[c] - D;
-        if (inv == 0 || !stx__attn0_sees(p, u, lo, hi, c)) continue;
+        float raw = stx__attn_plain_ramp(p, z_span, r, c), m = stx__attn_clamp(raw), w = s[c],
+              gd = g[c] - D;
+        if (inv_sum == 0 || !stx__attn_plain_sees(p, u, lo, hi, c)) continue;
         if (raw >= 0 && raw <= 1) dz += w * gd;
         g[c] = m * w * gd - ed * w;
-        s[c] = m * w != 0 ? m * w * stx__attn0_factor(p, u, r, c, stream) : m * w;
+        s[c] = m * w != 0 ? m * w * stx__attn_plain_factor(p, u, r, c, stream) : m * w;
     }
     dz = stx__warp_sum(dz);
     if (lane == 0 && p.dz) p.dz[row] = dz;
@@ -3886,29 +3894,30 @@ STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
    fresh: = instead, bit 0 in `to`, bit 1 + g in the past of group g. A thread a
    number. */
 STX__GLOBAL(256)
-stx__attn0_out_kernel(stx__mat to, stx__mat_past past, const float *p, const float *q, size_t sz,
-                      size_t rows, size_t D, int fresh, size_t units, size_t u0, size_t H) {
+stx__attn_plain_store_kernel(stx__mat to, stx__mat_cached cached, const float *p, const float *q,
+                             size_t sz, size_t rows, size_t D, int fresh, size_t units, size_t u0,
+                             size_t H) {
     size_t n = units * rows * D, step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         size_t z = i / (rows * D), e = i % (rows * D), u = u0 + z;
         const ptrdiff_t row = (ptrdiff_t)(e / D) + to.first;
-        const stx__mat_old o = stx__mat_old_of(to, past, u / H, u % H, D);
+        const stx__mat_cached_head o = stx__mat_cached_head_of(to, cached, u / H, u % H, D);
         const float v = q ? p[z * sz + e] + q[z * sz + e] : p[z * sz + e];
         if (row < o.cut) {
             if (o.a.p && row >= o.first)
-                stx__add(o.a, o.base + (size_t)(row - o.first) * o.ld + e % D, v,
+                stx__add(o.a, o.base + (size_t)(row - o.first) * o.row_stride + e % D, v,
                          !(fresh >> (1 + o.group) & 1));
         } else if (to.a.p) {
-            stx__add(to.a, stx__mat_base(to, u / H, u % H, z) + (size_t)row * to.ld + e % D, v,
-                     !(fresh & 1));
+            stx__add(to.a, stx__mat_base(to, u / H, u % H, z) + (size_t)row * to.row_stride + e % D,
+                     v, !(fresh & 1));
         }
     }
 }
 
 /* to (units,D) += the sums of the columns of from (units,n,D). A thread a column. */
 STX__GLOBAL(128)
-stx__attn0_columns_kernel(float *to, const float *from, size_t sz, size_t n, size_t D,
-                          size_t units) {
+stx__attn_plain_columns_kernel(float *to, const float *from, size_t sz, size_t n, size_t D,
+                               size_t units) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, r;
     float s = 0;
     if (i >= units * D) return;
@@ -3919,8 +3928,8 @@ stx__attn0_columns_kernel(float *to, const float *from, size_t sz, size_t n, siz
 /* all (tables,size) += the sums over the chunk's units of parts (units,size), those of
    a table's heads, in order. A thread a number. */
 STX__GLOBAL(256)
-stx__attn0_sum_kernel(float *all, const float *parts, size_t size, size_t tables, size_t units,
-                      size_t u0) {
+stx__attn_plain_units_kernel(float *all, const float *parts, size_t size, size_t tables,
+                             size_t units, size_t u0) {
     size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * size; i += step) {
         size_t t = i / size, z;
@@ -3934,8 +3943,8 @@ stx__attn0_sum_kernel(float *all, const float *parts, size_t size, size_t tables
 /* grad += f all (tables,rows,D): number (t,r,d) is at + t st + r ld + d of grad. A
    thread a number. */
 STX__GLOBAL(256)
-stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows,
-                      size_t D, size_t at, size_t st, size_t ld) {
+stx__attn_plain_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows,
+                           size_t D, size_t at, size_t st, size_t ld) {
     size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * rows * D; i += step)
         stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
@@ -3943,29 +3952,28 @@ stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables, s
 
 /* How a call is cut, and its scratch. Sums that units share, one copy a unit and one
    for all: */
-enum { STX__S_PE, STX__S_U, STX__S_VB, STX__S_Z, STX__S_PK, STX__S_PV, STX__SHARED_SUMS };
+enum { STX__SUM_PE, STX__SUM_U, STX__SUM_VB, STX__SUM_Z, STX__SUM_PK, STX__SUM_PV, STX__SUMS };
 
-typedef struct stx__attn0 {
+typedef struct stx__attn_plain {
     stx_ctx *x;
     const stx_attention_args *a;
     /* queries of a panel, units of a chunk, numbers of a row; rows p0 .. p0+np-1 of pe
        are met */
     size_t n, units, ld, tables, p0, np;
-    size_t size[STX__SHARED_SUMS],
-        copies
-            [STX__SHARED_SUMS]; /* numbers of one copy (0: not wanted), and how many there are in the
+    size_t size[STX__SUMS],
+        copies[STX__SUMS]; /* numbers of one copy (0: not wanted), and how many there are in the
                                                                    gradient */
-    float *s, *g, *o, *o2, *rows, *dk, *dv, *part[STX__SHARED_SUMS], *all[STX__SHARED_SUMS];
+    float *s, *g, *o, *o_pe, *rows, *dk, *dv, *part[STX__SUMS], *all[STX__SUMS];
     float *parts; /* dk, dv and part[] */
     size_t parts_bytes, all_bytes, bytes;
     size_t u0, nu, i0, nb; /* the chunk and the panel at hand */
     ptrdiff_t j0, W;
     stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
-    stx__mat_past old_k, old_v;
-} stx__attn0;
+    stx__mat_cached cached_k, cached_v;
+} stx__attn_plain;
 
 /* Is a gradient of keys, or of values, wanted: of the block's or of some group's past? */
-static int stx__attn_wants(const stx_attention_args *a, int value) {
+static int stx__attn_needs_grad(const stx_attention_args *a, int value) {
     int any = (value ? a->dv : a->dk) != NULL;
     for (size_t g = 0; g < a->groups; g++)
         any |= (value ? a->cached[g].dv : a->cached[g].dk) != NULL;
@@ -3973,8 +3981,9 @@ static int stx__attn_wants(const stx_attention_args *a, int value) {
 }
 
 /* what: 0 keys, 1 values, 2 and 3 their gradients */
-static stx__mat_past stx__attn0_past(const stx_ctx *x, const stx_attention_args *a, int what) {
-    stx__mat_past p;
+static stx__mat_cached stx__attn_plain_cached(const stx_ctx *x, const stx_attention_args *a,
+                                              int what) {
+    stx__mat_cached p;
     memset(&p, 0, sizeof p);
     p.cut = (ptrdiff_t)a->cached_rows;
     p.groups = (int)a->groups;
@@ -3987,47 +3996,47 @@ static stx__mat_past stx__attn0_past(const stx_ctx *x, const stx_attention_args 
         rows[2] = o->dk;
         rows[3] = o->dv;
         p.a[g] = stx__num_of(x, rows[what]);
-        p.ld[g] = o->row_stride;
-        p.st[g] = o->batch_stride;
+        p.row_stride[g] = o->row_stride;
+        p.batch_stride[g] = o->batch_stride;
         p.first[g] = (ptrdiff_t)(a->cached_rows - o->rows);
     }
     return p;
 }
 
 /* The next part of a scratch at base: at which offset, a multiple of 256 */
-static size_t stx__cut(size_t *at, size_t bytes) {
+static size_t stx__carve(size_t *at, size_t bytes) {
     size_t from = *at;
     *at += (bytes + 255) / 256 * 256;
     return from;
 }
 
 /* NULL without a base */
-static float *stx__cut_floats(char *base, size_t *at, size_t count) {
-    size_t from = stx__cut(at, count * sizeof(float));
+static float *stx__carve_floats(char *base, size_t *at, size_t count) {
+    size_t from = stx__carve(at, count * sizeof(float));
     return base ? (float *)(void *)(base + from) : NULL;
 }
 
 /* Sizes of the sums that units share, and how many copies the gradients have. */
-static void stx__attn0_sums(stx__attn0 *A, int backward) {
+static void stx__attn_plain_sum_sizes(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     size_t i;
     memset(A->size, 0, sizeof A->size);
-    for (i = 0; i < STX__SHARED_SUMS; i++) A->copies[i] = a->H;
-    if (a->span_shared) A->copies[STX__S_Z] = 1;
+    for (i = 0; i < STX__SUMS; i++) A->copies[i] = a->H;
+    if (a->span_shared) A->copies[STX__SUM_Z] = 1;
     if (!backward) return;
     if (a->dpe) {
-        A->size[STX__S_PE] = A->np * a->D;
-        A->copies[STX__S_PE] = A->tables;
+        A->size[STX__SUM_PE] = A->np * a->D;
+        A->copies[STX__SUM_PE] = A->tables;
     }
-    if (a->dcontent_bias) A->size[STX__S_U] = a->D;
-    if (a->dposition_bias) A->size[STX__S_VB] = a->D;
-    if (a->dspan_fraction) A->size[STX__S_Z] = 1;
-    if (a->dpersistent_k) A->size[STX__S_PK] = a->N * a->D;
-    if (a->dpersistent_v) A->size[STX__S_PV] = a->N * a->D;
+    if (a->dcontent_bias) A->size[STX__SUM_U] = a->D;
+    if (a->dposition_bias) A->size[STX__SUM_VB] = a->D;
+    if (a->dspan_fraction) A->size[STX__SUM_Z] = 1;
+    if (a->dpersistent_k) A->size[STX__SUM_PK] = a->N * a->D;
+    if (a->dpersistent_v) A->size[STX__SUM_PV] = a->N * a->D;
 }
 
 /* Queries of a panel and units of a chunk. */
-static void stx__attn0_cut(stx__attn0 *A, int backward) {
+static void stx__attn_plain_panels(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
     size_t window = (size_t)((ptrdiff_t)a->S - STX_MIN(a->first_key, (ptrdiff_t)a->S)), unit, i;
@@ -4038,15 +4047,15 @@ static void stx__attn0_cut(stx__attn0 *A, int backward) {
         if (A->n <= 32 || unit * sizeof(float) <= budget / 2) break;
     }
     if (backward) {
-        if (stx__attn_wants(a, 0)) unit += a->S * a->D;
-        if (stx__attn_wants(a, 1)) unit += a->S * a->D;
+        if (stx__attn_needs_grad(a, 0)) unit += a->S * a->D;
+        if (stx__attn_needs_grad(a, 1)) unit += a->S * a->D;
     }
-    for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
+    for (i = 0; i < STX__SUMS; i++) unit += A->size[i];
     A->units = few ? 3 : budget / (unit * sizeof(float));
     A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, a->B * a->H), (size_t)65535));
 }
 
-static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
+static size_t stx__attn_plain_layout(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
     const size_t met = a->span + 1; /* rows of pe that distances up to the span meet */
@@ -4056,36 +4065,37 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     if (a->P + (size_t)a->delta_min > met) A->p0 = a->P + (size_t)a->delta_min - met;
     if (A->p0 > a->P) A->p0 = a->P;
     A->np = a->P - A->p0;
-    stx__attn0_sums(A, backward);
-    stx__attn0_cut(A, backward);
+    stx__attn_plain_sum_sizes(A, backward);
+    stx__attn_plain_panels(A, backward);
 
-    A->s = stx__cut_floats(base, &at, A->units * A->n * A->ld);
-    A->o = stx__cut_floats(base, &at, A->units * A->n * a->D);
+    A->s = stx__carve_floats(base, &at, A->units * A->n * A->ld);
+    A->o = stx__carve_floats(base, &at, A->units * A->n * a->D);
     if (backward) {
         const size_t keys = A->units * a->S * a->D;
-        A->g = stx__cut_floats(base, &at, A->units * A->n * A->ld);
-        A->o2 = stx__cut_floats(base, &at, A->units * A->n * a->D);
-        A->rows = stx__cut_floats(base, &at, A->units * A->n);
+        A->g = stx__carve_floats(base, &at, A->units * A->n * A->ld);
+        A->o_pe = stx__carve_floats(base, &at, A->units * A->n * a->D);
+        A->rows = stx__carve_floats(base, &at, A->units * A->n);
         A->parts_bytes = at;
-        A->dk = stx__cut_floats(base, &at, stx__attn_wants(a, 0) ? keys : 0);
-        A->dv = stx__cut_floats(base, &at, stx__attn_wants(a, 1) ? keys : 0);
+        A->dk = stx__carve_floats(base, &at, stx__attn_needs_grad(a, 0) ? keys : 0);
+        A->dv = stx__carve_floats(base, &at, stx__attn_needs_grad(a, 1) ? keys : 0);
         A->parts = A->dk;
-        for (i = 0; i < STX__SHARED_SUMS; i++)
-            A->part[i] = stx__cut_floats(base, &at, A->units * A->size[i]);
+        for (i = 0; i < STX__SUMS; i++)
+            A->part[i] = stx__carve_floats(base, &at, A->units * A->size[i]);
         A->parts_bytes = at - A->parts_bytes;
         A->all_bytes = at;
-        for (i = 0; i < STX__SHARED_SUMS; i++)
-            A->all[i] = stx__cut_floats(base, &at, A->copies[i] * A->size[i]);
+        for (i = 0; i < STX__SUMS; i++)
+            A->all[i] = stx__carve_floats(base, &at, A->copies[i] * A->size[i]);
         A->all_bytes = at - A->all_bytes;
     }
     return A->bytes = at + 256;
 }
 
-static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args *a, int backward) {
+static void stx__attn_plain_open(stx__attn_plain *A, stx_ctx *x, const stx_attention_args *a,
+                                 int backward) {
     memset(A, 0, sizeof *A);
     A->x = x;
     A->a = a;
-    stx__attn0_layout(A, backward);
+    stx__attn_plain_layout(A, backward);
     A->q = stx__num_of(x, a->q);
     A->k = stx__num_of(x, a->k);
     A->v = stx__num_of(x, a->v);
@@ -4096,94 +4106,97 @@ static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args 
     A->pv = stx__num_of(x, a->persistent_v);
     A->y = stx__num_of(x, a->y);
     A->dy = stx__num_of(x, a->dy);
-    A->old_k = stx__attn0_past(x, a, 0);
-    A->old_v = stx__attn0_past(x, a, 1);
+    A->cached_k = stx__attn_plain_cached(x, a, 0);
+    A->cached_v = stx__attn_plain_cached(x, a, 1);
 }
 
 /* split in a matrix of keys or values: 1 keys, 2 values */
-static void stx__attn0_product(const stx__attn0 *A, const stx__mat &C, const stx__mat &L, int ta,
-                               const stx__mat &R, int tb, size_t M, size_t N, size_t K, float alpha,
-                               int accumulate) {
-    dim3 grid((unsigned)((N + STX__P - 1) / STX__P), (unsigned)((M + STX__P - 1) / STX__P),
-              (unsigned)A->nu);
+static void stx__attn_plain_gemm(const stx__attn_plain *A, const stx__mat &C, const stx__mat &L,
+                                 int ta, const stx__mat &R, int tb, size_t M, size_t N, size_t K,
+                                 float alpha, int accumulate) {
+    dim3 grid((unsigned)((N + STX__PLAIN_TILE - 1) / STX__PLAIN_TILE),
+              (unsigned)((M + STX__PLAIN_TILE - 1) / STX__PLAIN_TILE), (unsigned)A->nu);
     if (!M || !N || (!K && accumulate)) return;
-    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_product_kernel, grid, 256, 0, C, L, R,
-                    L.split + R.split > 1 ? A->old_v : A->old_k, ta, tb, M, N, K, alpha, accumulate,
-                    A->u0, A->a->H, A->a->D);
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn_plain_gemm_kernel, grid, 256, 0, C, L, R,
+                    L.cached + R.cached > 1 ? A->cached_v : A->cached_k, ta, tb, M, N, K, alpha,
+                    accumulate, A->u0, A->a->H, A->a->D);
 }
 
-static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const stx__mat_past &past,
-                           const float *p, const float *q, size_t sz, size_t rows, int fresh) {
+static void stx__attn_plain_store(const stx__attn_plain *A, const stx__mat &to,
+                                  const stx__mat_cached &cached, const float *p, const float *q,
+                                  size_t sz, size_t rows, int fresh) {
     if (!rows) return;
-    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel,
-                    stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, past, p, q, sz,
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn_plain_store_kernel,
+                    stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, cached, p, q, sz,
                     rows, A->a->D, fresh, A->nu, A->u0, A->a->H);
 }
 
-static void stx__attn0_columns(const stx__attn0 *A, float *to, const float *from, size_t sz,
-                               size_t D) {
-    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_columns_kernel,
+static void stx__attn_plain_columns(const stx__attn_plain *A, float *to, const float *from,
+                                    size_t sz, size_t D) {
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn_plain_columns_kernel,
                     stx__blocks(A->nu * D, 128, (size_t)1 << 30), 128, 0, to, from, sz, A->nb, D,
                     A->nu);
 }
 
 /* The matrices of a panel: rows of queries, keys and tables by unit; scratch */
-static stx__mat stx__attn0_rows_q(const stx__attn0 *A, const stx__num &q, const stx__num *bias) {
+static stx__mat stx__attn_plain_mat_q(const stx__attn_plain *A, const stx__num &q,
+                                      const stx__num *bias) {
     stx__mat m = stx__mat_of(q, A->a->q_row_stride, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
-    m.sb = A->a->q_batch_stride;
-    m.sh = A->a->D;
+    m.batch_stride = A->a->q_batch_stride;
+    m.head_stride = A->a->D;
     if (bias) m.bias = *bias;
     return m;
 }
 
-static stx__mat stx__attn0_rows_y(const stx__attn0 *A, const stx__num &y) {
+static stx__mat stx__attn_plain_mat_y(const stx__attn_plain *A, const stx__num &y) {
     stx__mat m = stx__mat_of(y, A->a->H * A->a->D, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
-    m.sb = A->a->T * m.ld;
-    m.sh = A->a->D;
+    m.batch_stride = A->a->T * m.row_stride;
+    m.head_stride = A->a->D;
     return m;
 }
 
-static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first,
-                                  int split) {
+static stx__mat stx__attn_plain_mat_kv(const stx__attn_plain *A, const stx__num &k, ptrdiff_t first,
+                                       int cached) {
     stx__mat m = stx__mat_of(k, A->a->kv_row_stride, first, (ptrdiff_t)A->a->S);
     m.at = 0 - A->a->cached_rows * A->a->kv_row_stride; /* row 0 as if it stood there, too */
-    m.sb = A->a->kv_batch_stride;
-    m.sh = A->a->D;
-    m.split = split;
-    m.masked = A->a->pad;
-    m.smask = A->a->pad_batch_stride;
+    m.batch_stride = A->a->kv_batch_stride;
+    m.head_stride = A->a->D;
+    m.cached = cached;
+    m.pad = A->a->pad;
+    m.pad_stride = A->a->pad_batch_stride;
     return m;
 }
 
-static stx__mat stx__attn0_rows_pe(const stx__attn0 *A) {
+static stx__mat stx__attn_plain_mat_pe(const stx__attn_plain *A) {
     stx__mat m = stx__mat_of(A->pe, A->tables * A->a->D, (ptrdiff_t)A->p0, (ptrdiff_t)A->a->P);
-    m.sh = A->tables > 1 ? A->a->D : 0;
+    m.head_stride = A->tables > 1 ? A->a->D : 0;
     return m;
 }
 
-static stx__mat stx__attn0_rows_p(const stx__attn0 *A, const stx__num &p) {
+static stx__mat stx__attn_plain_mat_persistent(const stx__attn_plain *A, const stx__num &p) {
     stx__mat m = stx__mat_of(p, A->a->D, 0, (ptrdiff_t)A->a->N);
-    m.sh = A->a->N * A->a->D;
+    m.head_stride = A->a->N * A->a->D;
     return m;
 }
 
 /* columns from `column` on of s or g; skewed: column p is what meets row p0 + p of pe */
-static stx__mat stx__attn0_cells(const stx__attn0 *A, float *s, size_t column, int skew) {
+static stx__mat stx__attn_plain_mat_scores(const stx__attn_plain *A, float *s, size_t column,
+                                           int skew) {
     const stx_attention_args *a = A->a;
     stx__mat m = stx__mat_scratch(s + column, A->ld, A->nb, A->nb * A->ld);
     m.skew = skew;
-    m.off = (ptrdiff_t)A->p0 - ((ptrdiff_t)a->P - 1 + a->delta_min) + (ptrdiff_t)a->S
-            - (ptrdiff_t)a->T + (ptrdiff_t)A->i0 - A->j0;
+    m.skew_offset = (ptrdiff_t)A->p0 - ((ptrdiff_t)a->P - 1 + a->delta_min) + (ptrdiff_t)a->S
+                    - (ptrdiff_t)a->T + (ptrdiff_t)A->i0 - A->j0;
     m.width = A->W;
     return m;
 }
 
-static stx__mat stx__attn0_wide(const stx__attn0 *A, float *o) {
+static stx__mat stx__attn_plain_mat_out(const stx__attn_plain *A, float *o) {
     return stx__mat_scratch(o, A->a->D, A->nb, A->nb * A->a->D);
 }
 
 /* Panel i0 .. of nb queries: the keys that they may see, and their logits into s */
-static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
+static void stx__attn_plain_logits(stx__attn_plain *A, size_t i0) {
     const stx_attention_args *a = A->a;
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, last = (ptrdiff_t)a->S;
     A->i0 = i0;
@@ -4192,25 +4205,28 @@ static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
                           : STX_MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)a->span);
     if (!a->not_causal) last = C + (ptrdiff_t)(i0 + A->nb) - a->delta_min;
     A->W = STX_MAX(last - A->j0, (ptrdiff_t)0);
-    stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0,
-                       stx__attn0_rows_k(A, A->k, A->j0, 1), 1, A->nb, (size_t)A->W, a->D, a->scale,
-                       0);
+    stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->s, 0, 0),
+                         stx__attn_plain_mat_q(A, A->q, &A->u), 0,
+                         stx__attn_plain_mat_kv(A, A->k, A->j0, 1), 1, A->nb, (size_t)A->W, a->D,
+                         a->scale, 0);
     if (a->P)
-        stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb),
-                           0, stx__attn0_rows_pe(A), 1, A->nb, A->np, a->D, a->scale, 1);
-    stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0),
-                       stx__attn0_rows_q(A, A->q, NULL), 0, stx__attn0_rows_p(A, A->pk), 1, A->nb,
-                       a->N, a->D, a->scale * (float)sqrt((double)a->D), 0);
+        stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->s, 0, 1),
+                             stx__attn_plain_mat_q(A, A->q, &A->vb), 0, stx__attn_plain_mat_pe(A),
+                             1, A->nb, A->np, a->D, a->scale, 1);
+    stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->s, (size_t)A->W, 0),
+                         stx__attn_plain_mat_q(A, A->q, NULL), 0,
+                         stx__attn_plain_mat_persistent(A, A->pk), 1, A->nb, a->N, a->D,
+                         a->scale * (float)sqrt((double)a->D), 0);
 }
 
-static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
+static stx__attn_plain_rows stx__attn_plain_rows_of(const stx__attn_plain *A) {
     const stx_attention_args *a = A->a;
-    stx__attn0_rows p;
+    stx__attn_plain_rows p;
     memset(&p, 0, sizeof p);
     p.s = A->s;
     p.g = A->g;
-    p.top = a->row_max;
-    p.inv = a->inv_sum;
+    p.row_max = a->row_max;
+    p.inv_sum = a->inv_sum;
     p.T = a->T;
     p.H = a->H;
     p.S = a->S;
@@ -4229,129 +4245,139 @@ static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
     p.not_causal = a->not_causal;
     p.z_shared = a->span_shared;
     p.no_renorm = a->no_renorm;
-    p.whole = a->eps > 0 || a->no_renorm;
+    p.norm_all = a->eps > 0 || a->no_renorm;
     p.max_span = a->max_span;
     p.ramp = a->ramp;
-    p.steps = stx__attn_steps(a);
+    p.ramp_steps = stx__attn_ramp_steps(a);
     p.eps = a->eps;
-    p.wide = (float)sqrt((double)a->N);
+    p.root_n = (float)sqrt((double)a->N);
     if (a->drop > 0) {
         double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5); /* stx__keep16 */
         p.keep = (uint32_t)(k < 1 ? 1 : k);
         p.inv_keep = (float)(65536.0 / p.keep);
         p.seed = a->seed;
         p.stream = a->stream;
-        p.first_call = a->rng_first;
+        p.rng_first = a->rng_first;
         p.shift = stx__gpu(A->x)->shift;
     }
     p.z = stx__num_of(A->x, a->span_fraction);
     p.pad = a->pad;
-    p.stpad = a->pad_batch_stride;
+    p.pad_stride = a->pad_batch_stride;
     return p;
 }
 
-static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
-    stx__attn0 A;
+static void stx__attn_plain_fwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__attn_plain A;
     size_t i0;
-    stx__attn0_open(&A, x, a, 0);
+    stx__attn_plain_open(&A, x, a, 0);
     for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
         A.nu = STX_MIN(A.units, a->B * a->H - A.u0);
         for (i0 = 0; i0 < a->T; i0 += A.nb) {
-            stx__attn0_logits(&A, i0);
-            STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn0_soft_kernel,
+            stx__attn_plain_logits(&A, i0);
+            STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn_plain_softmax_kernel,
                             stx__blocks(A.nu * A.nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0,
-                            stx__attn0_rows_of(&A));
-            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, 0, 0), 0,
-                               stx__attn0_rows_k(&A, A.v, A.j0, 2), 0, A.nb, a->D, (size_t)A.W, 1,
-                               0);
-            stx__attn0_product(&A, stx__attn0_wide(&A, A.o),
-                               stx__attn0_cells(&A, A.s, (size_t)A.W, 0), 0,
-                               stx__attn0_rows_p(&A, A.pv), 0, A.nb, a->D, a->N, 1, 1);
-            stx__attn0_out(&A, stx__attn0_rows_y(&A, A.y), A.old_k, A.o, NULL, A.nb * a->D, A.nb,
-                           1);
+                            stx__attn_plain_rows_of(&A));
+            stx__attn_plain_gemm(&A, stx__attn_plain_mat_out(&A, A.o),
+                                 stx__attn_plain_mat_scores(&A, A.s, 0, 0), 0,
+                                 stx__attn_plain_mat_kv(&A, A.v, A.j0, 2), 0, A.nb, a->D,
+                                 (size_t)A.W, 1, 0);
+            stx__attn_plain_gemm(&A, stx__attn_plain_mat_out(&A, A.o),
+                                 stx__attn_plain_mat_scores(&A, A.s, (size_t)A.W, 0), 0,
+                                 stx__attn_plain_mat_persistent(&A, A.pv), 0, A.nb, a->D, a->N, 1,
+                                 1);
+            stx__attn_plain_store(&A, stx__attn_plain_mat_y(&A, A.y), A.cached_k, A.o, NULL,
+                                  A.nb * a->D, A.nb, 1);
         }
     }
 }
 
 /* One panel of the backward pass, after the logits */
-static void stx__attn0_bwd_panel(stx__attn0 *A) {
+static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
     const stx_attention_args *a = A->a;
     const size_t D = a->D, W = (size_t)A->W,
                  zeros = (size_t)STX_MIN(STX_MAX(-A->j0, (ptrdiff_t)0), A->W),
                  real = (size_t)STX_MAX(A->j0, (ptrdiff_t)0);
-    const float far = a->scale * (float)sqrt((double)D);
-    stx__mat dy = stx__attn0_rows_y(A, A->dy), o = stx__attn0_wide(A, A->o),
-             o2 = stx__attn0_wide(A, A->o2);
-    stx__attn0_rows p = stx__attn0_rows_of(A);
+    const float persistent = a->scale * (float)sqrt((double)D);
+    stx__mat dy = stx__attn_plain_mat_y(A, A->dy), o = stx__attn_plain_mat_out(A, A->o),
+             o_pe = stx__attn_plain_mat_out(A, A->o_pe);
+    stx__attn_plain_rows p = stx__attn_plain_rows_of(A);
     if (a->dspan_fraction && p.z.p) p.dz = A->rows;
-    stx__attn0_product(A, stx__attn0_cells(A, A->g, 0, 0), dy, 0,
-                       stx__attn0_rows_k(A, A->v, A->j0, 2), 1, A->nb, W, D, 1, 0);
-    stx__attn0_product(A, stx__attn0_cells(A, A->g, W, 0), dy, 0, stx__attn0_rows_p(A, A->pv), 1,
-                       A->nb, a->N, D, 1, 0);
-    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_soft_bwd_kernel,
+    stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->g, 0, 0), dy, 0,
+                         stx__attn_plain_mat_kv(A, A->v, A->j0, 2), 1, A->nb, W, D, 1, 0);
+    stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->g, W, 0), dy, 0,
+                         stx__attn_plain_mat_persistent(A, A->pv), 1, A->nb, a->N, D, 1, 0);
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn_plain_softmax_bwd_kernel,
                     stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, p);
-    if (stx__attn_wants(a, 1))
-        stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D),
-                           stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0, W - zeros, D, A->nb, 1,
-                           1);
-    if (stx__attn_wants(a, 0))
-        stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D),
-                           stx__attn0_cells(A, A->g, zeros, 0), 1,
-                           stx__attn0_rows_q(A, A->q, &A->u), 0, W - zeros, D, A->nb, a->scale, 1);
-    if (p.dz) stx__attn0_columns(A, A->part[STX__S_Z], A->rows, A->nb, 1);
-    if (A->size[STX__S_PV])
-        stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PV], D, a->N, a->N * D),
-                           stx__attn0_cells(A, A->s, W, 0), 1, dy, 0, a->N, D, A->nb, 1, 1);
-    if (A->size[STX__S_PK])
-        stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PK], D, a->N, a->N * D),
-                           stx__attn0_cells(A, A->g, W, 0), 1, stx__attn0_rows_q(A, A->q, NULL), 0,
-                           a->N, D, A->nb, far, 1);
-    if (A->size[STX__S_PE])
-        stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D),
-                           stx__attn0_cells(A, A->g, 0, 1), 1, stx__attn0_rows_q(A, A->q, &A->vb),
-                           0, A->np, D, A->nb, a->scale, 1);
+    if (stx__attn_needs_grad(a, 1))
+        stx__attn_plain_gemm(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D),
+                             stx__attn_plain_mat_scores(A, A->s, zeros, 0), 1, dy, 0, W - zeros, D,
+                             A->nb, 1, 1);
+    if (stx__attn_needs_grad(a, 0))
+        stx__attn_plain_gemm(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D),
+                             stx__attn_plain_mat_scores(A, A->g, zeros, 0), 1,
+                             stx__attn_plain_mat_q(A, A->q, &A->u), 0, W - zeros, D, A->nb,
+                             a->scale, 1);
+    if (p.dz) stx__attn_plain_columns(A, A->part[STX__SUM_Z], A->rows, A->nb, 1);
+    if (A->size[STX__SUM_PV])
+        stx__attn_plain_gemm(A, stx__mat_scratch(A->part[STX__SUM_PV], D, a->N, a->N * D),
+                             stx__attn_plain_mat_scores(A, A->s, W, 0), 1, dy, 0, a->N, D, A->nb, 1,
+                             1);
+    if (A->size[STX__SUM_PK])
+        stx__attn_plain_gemm(A, stx__mat_scratch(A->part[STX__SUM_PK], D, a->N, a->N * D),
+                             stx__attn_plain_mat_scores(A, A->g, W, 0), 1,
+                             stx__attn_plain_mat_q(A, A->q, NULL), 0, a->N, D, A->nb, persistent,
+                             1);
+    if (A->size[STX__SUM_PE])
+        stx__attn_plain_gemm(A, stx__mat_scratch(A->part[STX__SUM_PE], D, A->np, A->np * D),
+                             stx__attn_plain_mat_scores(A, A->g, 0, 1), 1,
+                             stx__attn_plain_mat_q(A, A->q, &A->vb), 0, A->np, D, A->nb, a->scale,
+                             1);
     if (a->dq || a->dcontent_bias)
-        stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0,
-                           stx__attn0_rows_k(A, A->k, A->j0, 1), 0, A->nb, D, W, a->scale, 0);
+        stx__attn_plain_gemm(A, o, stx__attn_plain_mat_scores(A, A->g, 0, 0), 0,
+                             stx__attn_plain_mat_kv(A, A->k, A->j0, 1), 0, A->nb, D, W, a->scale,
+                             0);
     if (a->P && (a->dq || a->dposition_bias))
-        stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0,
-                           A->nb, D, A->np, a->scale, 0);
-    if (a->dcontent_bias) stx__attn0_columns(A, A->part[STX__S_U], A->o, A->nb * D, D);
-    if (a->dposition_bias && a->P) stx__attn0_columns(A, A->part[STX__S_VB], A->o2, A->nb * D, D);
+        stx__attn_plain_gemm(A, o_pe, stx__attn_plain_mat_scores(A, A->g, 0, 1), 0,
+                             stx__attn_plain_mat_pe(A), 0, A->nb, D, A->np, a->scale, 0);
+    if (a->dcontent_bias) stx__attn_plain_columns(A, A->part[STX__SUM_U], A->o, A->nb * D, D);
+    if (a->dposition_bias && a->P)
+        stx__attn_plain_columns(A, A->part[STX__SUM_VB], A->o_pe, A->nb * D, D);
     if (a->dq) {
-        stx__attn0_product(A, o, stx__attn0_cells(A, A->g, W, 0), 0, stx__attn0_rows_p(A, A->pk), 0,
-                           A->nb, D, a->N, far, 1);
-        stx__attn0_out(A, stx__attn0_rows_q(A, stx__num_of(A->x, a->dq), NULL), A->old_k, A->o,
-                       a->P ? A->o2 : NULL, A->nb * D, A->nb, a->overwrite & STX_OVERWRITE_DQ);
+        stx__attn_plain_gemm(A, o, stx__attn_plain_mat_scores(A, A->g, W, 0), 0,
+                             stx__attn_plain_mat_persistent(A, A->pk), 0, A->nb, D, a->N,
+                             persistent, 1);
+        stx__attn_plain_store(A, stx__attn_plain_mat_q(A, stx__num_of(A->x, a->dq), NULL),
+                              A->cached_k, A->o, a->P ? A->o_pe : NULL, A->nb * D, A->nb,
+                              a->overwrite & STX_OVERWRITE_DQ);
     }
 }
 
 /* Adds sum i, which units share, to its gradient. */
-static void stx__attn0_add(const stx__attn0 *A, size_t i, stx_real *grad) {
+static void stx__attn_plain_add(const stx__attn_plain *A, size_t i, stx_real *grad) {
     const stx_attention_args *a = A->a;
-    const size_t rows = A->size[i] >= a->D && i != STX__S_Z ? A->size[i] / a->D : 1,
+    const size_t rows = A->size[i] >= a->D && i != STX__SUM_Z ? A->size[i] / a->D : 1,
                  cols = A->size[i] / rows, n = A->copies[i] * A->size[i];
     size_t ld = cols, table = A->size[i], at = 0;
     if (!n) return;
-    if (i == STX__S_PE) {
+    if (i == STX__SUM_PE) {
         ld = A->tables * a->D;
         table = a->D;
         at = A->p0 * ld;
     }
-    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_add_kernel, stx__blocks(n, 256, 65535),
-                    256, 0, stx__num_of(A->x, grad), A->all[i],
-                    i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A->copies[i], rows, cols, at,
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn_plain_add_kernel,
+                    stx__blocks(n, 256, 65535), 256, 0, stx__num_of(A->x, grad), A->all[i],
+                    i == STX__SUM_Z ? a->max_span / a->ramp : 1.0f, A->copies[i], rows, cols, at,
                     table, ld);
 }
 
-static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
-    stx_real *const grads[STX__SHARED_SUMS] = {
+static void stx__attn_plain_bwd(stx_ctx *x, const stx_attention_args *a) {
+    stx_real *const grads[STX__SUMS] = {
         a->dpe,           a->dcontent_bias, a->dposition_bias, a->dspan_fraction,
         a->dpersistent_k, a->dpersistent_v};
     const int cached = (a->overwrite / STX_OVERWRITE_CACHED) << 1;
-    stx__attn0 A;
+    stx__attn_plain A;
     size_t i0, i;
-    stx__attn0_open(&A, x, a, 1);
+    stx__attn_plain_open(&A, x, a, 1);
     if (A.all_bytes && stx_ok(x))
         stx__cuda_failed(x, cudaMemsetAsync(A.all[0], 0, A.all_bytes, stx__gpu(x)->stream),
                          "stx_attention_bwd");
@@ -4361,24 +4387,24 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
             stx__cuda_failed(x, cudaMemsetAsync(A.parts, 0, A.parts_bytes, stx__gpu(x)->stream),
                              "stx_attention_bwd");
         for (i0 = 0; i0 < a->T; i0 += A.nb) {
-            stx__attn0_logits(&A, i0);
-            stx__attn0_bwd_panel(&A);
+            stx__attn_plain_logits(&A, i0);
+            stx__attn_plain_bwd_panel(&A);
         }
-        if (stx__attn_wants(a, 0))
-            stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0, 1),
-                           stx__attn0_past(x, a, 2), A.dk, NULL, a->S * a->D, a->S,
-                           cached | !!(a->overwrite & STX_OVERWRITE_DK));
-        if (stx__attn_wants(a, 1))
-            stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0, 1),
-                           stx__attn0_past(x, a, 3), A.dv, NULL, a->S * a->D, a->S,
-                           cached | !!(a->overwrite & STX_OVERWRITE_DV));
-        for (i = 0; i < STX__SHARED_SUMS; i++)
+        if (stx__attn_needs_grad(a, 0))
+            stx__attn_plain_store(&A, stx__attn_plain_mat_kv(&A, stx__num_of(x, a->dk), 0, 1),
+                                  stx__attn_plain_cached(x, a, 2), A.dk, NULL, a->S * a->D, a->S,
+                                  cached | !!(a->overwrite & STX_OVERWRITE_DK));
+        if (stx__attn_needs_grad(a, 1))
+            stx__attn_plain_store(&A, stx__attn_plain_mat_kv(&A, stx__num_of(x, a->dv), 0, 1),
+                                  stx__attn_plain_cached(x, a, 3), A.dv, NULL, a->S * a->D, a->S,
+                                  cached | !!(a->overwrite & STX_OVERWRITE_DV));
+        for (i = 0; i < STX__SUMS; i++)
             if (A.size[i])
-                STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel,
+                STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_plain_units_kernel,
                                 stx__blocks(A.copies[i] * A.size[i], 256, 65535), 256, 0, A.all[i],
                                 A.part[i], A.size[i], A.copies[i], A.nu, A.u0);
     }
-    for (i = 0; i < STX__SHARED_SUMS; i++) stx__attn0_add(&A, i, grads[i]);
+    for (i = 0; i < STX__SUMS; i++) stx__attn_plain_add(&A, i, grads[i]);
 }
 
 
@@ -4388,15 +4414,15 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
 
    THE WINDOW. Query i of T is key C + i of S, C = S - T; the distance to key j is delta =
    C + i - j. Head h sees the keys
-       dmin <= delta <= live        live <= reach <= span
+       delta_min <= delta <= visible        visible <= reach <= span
        lo <= j < S, and not padded: WHICH KEYS EXIST below, also for attention without causality
-   reach: the CPU's formula, from z in device memory. live: the largest delta whose ramp
-   weight is not 0, for such a key must not even enter the running maximum (far keys may
+   reach: the CPU's formula, from z in device memory. visible: the largest delta whose ramp
+   weight is not 0, for such a key must not even enter the running maximum (max_delta keys may
    have the largest logits). full: up to here the weight is surely 1. Between full and
-   live it is
+   visible it is
        m(delta) = min(1, ((1 - delta) + z max_span) / ramp + 1)        in floats, in this order of operations, as on the CPU.
-   With u = j - i, delta = C - u, and the row of the relative table is p = P - 1 + dmin -
-   delta = (P - 1 + dmin - C) + u: it depends on j - i alone. Rows outside [0,P) are
+   With u = j - i, delta = C - u, and the row of the relative table is p = P - 1 + delta_min -
+   delta = (P - 1 + delta_min - C) + u: it depends on j - i alone. Rows outside [0,P) are
    zeros.
 
    DROPOUT. Key j of row (b,h,i) has position at = span + j in its row's random
@@ -4404,42 +4430,44 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
    gives 16 bits to each of 8 neighbours: kept if they are below keep. So the tiles of
    keys begin where span + j is a multiple of 8, and a block of 8 columns is one call. */
 /* stx_attention_kv; first: its first key */
-typedef struct stx__attn_past {
+typedef struct stx__attn_cached {
     const void *k, *v;
-    size_t ld, st;
+    size_t row_stride, batch_stride;
     int first;
-} stx__attn_past;
+} stx__attn_cached;
 
-typedef struct stx__at {
+typedef struct stx__attn_params {
     const void *q, *k, *v, *pe, *pk,
         *pv; /* (B,T,H D), (B,S,H D) twice, (P,D) or (P,H D), (H,N,D) twice: bfloat16s or floats, as the
                                                    policy says */
-    void *y;                              /* (B,T,H D) */
-    float *top, *inv;                     /* (B,H,T) */
-    stx__num u, vb, z;                    /* (H D) twice, (H) */
-    size_t ldq, ldk, stq, stk;            /* numbers between rows and batches */
-    uint64_t groups, seed, stream, first; /* Philox calls of a row of the dropout */
+    void *y;                  /* (B,T,H D) */
+    float *row_max, *inv_sum; /* (B,H,T) */
+    stx__num u, vb, z;        /* (H D) twice, (H) */
+    size_t q_row_stride, kv_row_stride, q_batch_stride,
+        kv_batch_stride;                         /* numbers between rows and batches */
+    uint64_t rng_calls, seed, stream, rng_first; /* Philox calls of a row of the dropout */
     const uint64_t *shift;
     /* numbers between rows of pe, and between its heads (0: shared) */
-    int B, T, S, H, D, P, N, C, ldpe, pe_head;
-    int span, dmin, lo; /* lo: the first key that there is */
-    uint32_t keep;      /* of 65536; 0: no dropout */
-    /* steps: stx__attn_steps; unkeep: 65536 / keep, or 1 */
-    float scale, max_span, ramp, steps, unkeep;
+    int B, T, S, H, D, P, N, C, pe_row_stride, pe_head_stride;
+    int span, delta_min, first_key; /* lo: the first key that there is */
+    uint32_t keep;                  /* of 65536; 0: no dropout */
+    /* steps: stx__attn_ramp_steps; inv_keep: 65536 / keep, or 1 */
+    float scale, max_span, ramp, ramp_steps, inv_keep;
     /* WHICH KEYS EXIST, below; NULL: all of the window */
-    const uint32_t *bits;
-    int stbits; /* words between its batch rows */
+    const uint32_t *key_mask;
+    int key_mask_stride; /* words between its batch rows */
     /* keys before `past` stand in old[], of so many groups of heads: see WHERE KEYS
        STAND */
-    int past, sets;
-    stx__attn_past old[STX_HEAD_GROUPS];
-    uint16_t head[256];
-} stx__at;
+    int cached_rows, cached_groups;
+    stx__attn_cached cached[STX_HEAD_GROUPS];
+    uint16_t head_place[256];
+} stx__attn_params;
 
 /* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or
    floats. ok becomes 0 if it is stored otherwise or rows are not 16 bytes apart and
    aligned. */
-static const void *stx__attn_in(const stx_ctx *x, const void *p, int half, size_t ld, int *ok) {
+static const void *stx__attn_operand(const stx_ctx *x, const void *p, int half, size_t ld,
+                                     int *ok) {
     stx__num v;
     const void *r = p;
     if (!p) return NULL;
@@ -4462,60 +4490,63 @@ static int stx__attn_sizes_fit(const stx_attention_args *a) {
 }
 
 /* The operands of a call: 1, or 0 if the kernels cannot read one of them as it is stored. */
-static int stx__attn_operands(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int half) {
+static int stx__attn_operands(const stx_ctx *x, const stx_attention_args *a, stx__attn_params *p,
+                              int half) {
     int ok = 1;
-    p->q = stx__attn_in(x, a->q, half, a->q_row_stride, &ok);
-    p->k = stx__attn_in(x, a->k, half, a->kv_row_stride, &ok);
-    p->v = stx__attn_in(x, a->v, half, a->kv_row_stride, &ok);
-    p->y = (void *)(uintptr_t)stx__attn_in(x, a->y, half, a->D, &ok);
-    if (a->P) p->pe = stx__attn_in(x, a->pe, half, a->D, &ok);
+    p->q = stx__attn_operand(x, a->q, half, a->q_row_stride, &ok);
+    p->k = stx__attn_operand(x, a->k, half, a->kv_row_stride, &ok);
+    p->v = stx__attn_operand(x, a->v, half, a->kv_row_stride, &ok);
+    p->y = (void *)(uintptr_t)stx__attn_operand(x, a->y, half, a->D, &ok);
+    if (a->P) p->pe = stx__attn_operand(x, a->pe, half, a->D, &ok);
     if (a->N) {
-        p->pk = stx__attn_in(x, a->persistent_k, half, a->D, &ok);
-        p->pv = stx__attn_in(x, a->persistent_v, half, a->D, &ok);
+        p->pk = stx__attn_operand(x, a->persistent_k, half, a->D, &ok);
+        p->pv = stx__attn_operand(x, a->persistent_v, half, a->D, &ok);
     }
     for (size_t i = 0; i < a->groups; i++) {
         const stx_attention_kv *o = &a->cached[i];
-        p->old[i].k = stx__attn_in(x, o->k, half, o->row_stride, &ok);
-        p->old[i].v = stx__attn_in(x, o->v, half, o->row_stride, &ok);
-        p->old[i].ld = o->row_stride;
-        p->old[i].st = o->batch_stride;
-        p->old[i].first = (int)(a->cached_rows - o->rows);
+        p->cached[i].k = stx__attn_operand(x, o->k, half, o->row_stride, &ok);
+        p->cached[i].v = stx__attn_operand(x, o->v, half, o->row_stride, &ok);
+        p->cached[i].row_stride = o->row_stride;
+        p->cached[i].batch_stride = o->batch_stride;
+        p->cached[i].first = (int)(a->cached_rows - o->rows);
         if (o->batch_stride % 8) return 0;
     }
     if (a->q_batch_stride % 8 || a->kv_batch_stride % 8) return 0;
     return ok && (!half || stx__num_of(x, a->y).half);
 }
 
-static void stx__attn_dropout(const stx_ctx *x, const stx_attention_args *a, stx__at *p) {
+static void stx__attn_set_dropout(const stx_ctx *x, const stx_attention_args *a,
+                                  stx__attn_params *p) {
     double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5); /* stx__keep16 */
-    p->unkeep = 1;
+    p->inv_keep = 1;
     if (!(a->drop > 0)) return;
     p->keep = (uint32_t)(k < 1 ? 1 : k);
-    p->unkeep = (float)(65536.0 / p->keep);
-    p->groups = ((uint64_t)a->S + a->span + a->N) / 8 + 2;
+    p->inv_keep = (float)(65536.0 / p->keep);
+    p->rng_calls = ((uint64_t)a->S + a->span + a->N) / 8 + 2;
     p->seed = a->seed;
     p->stream = a->stream;
-    p->first = a->rng_first;
+    p->rng_first = a->rng_first;
     p->shift = stx__gpu(x)->shift;
 }
 
 /* The kernels' view of a call: 1, or 0 and *p partly filled if they cannot run it. */
-static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int *half) {
+static int stx__attn_params_of(const stx_ctx *x, const stx_attention_args *a, stx__attn_params *p,
+                               int *half) {
     memset(p, 0, sizeof *p);
     *half = stx__gpu(x)->half && stx__num_of(x, a->q).half;
     if (!stx__attn_sizes_fit(a) || !stx__attn_operands(x, a, p, *half)) return 0;
-    p->past = (int)a->cached_rows;
-    p->sets = (int)a->groups;
-    memcpy(p->head, a->head_place, sizeof p->head);
-    p->top = (float *)a->row_max;
-    p->inv = (float *)a->inv_sum;
+    p->cached_rows = (int)a->cached_rows;
+    p->cached_groups = (int)a->groups;
+    memcpy(p->head_place, a->head_place, sizeof p->head_place);
+    p->row_max = (float *)a->row_max;
+    p->inv_sum = (float *)a->inv_sum;
     p->u = stx__num_of(x, a->content_bias);
     p->vb = stx__num_of(x, a->P ? a->position_bias : NULL);
     p->z = stx__num_of(x, a->span_fraction);
-    p->ldq = a->q_row_stride;
-    p->ldk = a->kv_row_stride;
-    p->stq = a->q_batch_stride;
-    p->stk = a->kv_batch_stride;
+    p->q_row_stride = a->q_row_stride;
+    p->kv_row_stride = a->kv_row_stride;
+    p->q_batch_stride = a->q_batch_stride;
+    p->kv_batch_stride = a->kv_batch_stride;
     p->B = (int)a->B;
     p->T = (int)a->T;
     p->S = (int)a->S;
@@ -4524,48 +4555,51 @@ static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at
     p->P = (int)a->P;
     p->N = (int)a->N;
     p->C = p->S - p->T;
-    p->ldpe = a->P ? (int)((size_t)a->pe_heads * a->D) : 0;
-    p->pe_head = a->P && a->pe_heads > 1 ? (int)a->D : 0;
+    p->pe_row_stride = a->P ? (int)((size_t)a->pe_heads * a->D) : 0;
+    p->pe_head_stride = a->P && a->pe_heads > 1 ? (int)a->D : 0;
     p->span = (int)a->span;
-    p->dmin = a->not_causal ? 1 - p->T : a->delta_min;
-    p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
+    p->delta_min = a->not_causal ? 1 - p->T : a->delta_min;
+    p->first_key = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
     p->scale = a->scale;
     p->max_span = a->max_span;
     p->ramp = a->ramp;
-    p->steps = stx__attn_steps(a);
-    stx__attn_dropout(x, a, p);
+    p->ramp_steps = stx__attn_ramp_steps(a);
+    stx__attn_set_dropout(x, a, p);
     return 1;
 }
 
+#define STX__LOG2E 1.44269504f
+
 /* What head h sees */
-typedef struct stx__attn_head {
-    int reach, live, full;
-    float zl;
-} stx__attn_head;
+typedef struct stx__attn_window {
+    int reach, visible, full;
+    float z_span;
+} stx__attn_window;
 
 /* The ramp at a distance before its clamps; 1 and more where the span is not learned */
-static __device__ __forceinline__ float stx__attn_ramp(const stx__at &p, const stx__attn_head &w,
-                                                       int delta) {
-    return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.zl), p.ramp), 1.0f);
+static __device__ __forceinline__ float stx__attn_ramp(const stx__attn_params &p,
+                                                       const stx__attn_window &w, int delta) {
+    return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.z_span), p.ramp), 1.0f);
 }
 
-static __device__ __forceinline__ stx__attn_head stx__attn_open(const stx__at &p, int h) {
-    stx__attn_head w;
-    w.reach = w.live = w.full = p.span;
-    w.zl = 0;
+static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx__attn_params &p,
+                                                                       int h) {
+    stx__attn_window w;
+    w.reach = w.visible = w.full = p.span;
+    w.z_span = 0;
     if (p.z.p) {
         float z = stx__get(p.z, (size_t)h), f;
         double e;
-        w.zl = __fmul_rn(z, p.max_span);
-        e = stx__attn_far(z, p.max_span, p.steps);
-        w.reach = w.live = e < (double)p.span ? (int)e : p.span;
+        w.z_span = __fmul_rn(z, p.max_span);
+        e = stx__attn_span_reach(z, p.max_span, p.ramp_steps);
+        w.reach = w.visible = e < (double)p.span ? (int)e : p.span;
         /* a step or two: reach is hardly more */
-        while (w.live >= p.dmin && stx__attn_ramp(p, w, w.live) <= 0) w.live--;
-        /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
-        f = floorf(w.zl) + 1;
+        while (w.visible >= p.delta_min && stx__attn_ramp(p, w, w.visible) <= 0) w.visible--;
+        /* (1 - delta) + z_span >= 0, so nothing is taken from 1 */
+        f = floorf(w.z_span) + 1;
         w.full = -1; /* also for NaN */
-        if (f >= (float)w.live)
-            w.full = w.live;
+        if (f >= (float)w.visible)
+            w.full = w.visible;
         else if (f >= 0)
             w.full = (int)f;
     }
@@ -4574,16 +4608,17 @@ static __device__ __forceinline__ stx__attn_head stx__attn_open(const stx__at &p
 
 /* Keys [first,last) that queries i0 .. i0+n-1 may see; empty: last <= first. Begins
    where a block of 8 does: first may be below lo, or even below 0, by 7. */
-static __device__ __forceinline__ void stx__attn_range(const stx__at &p, const stx__attn_head &w,
-                                                       int i0, int n, int *first, int *last) {
-    int f = max(p.lo, p.C + i0 - w.live);
-    *last = p.C + min(i0 + n, p.T) - p.dmin;
+static __device__ __forceinline__ void stx__attn_key_range(const stx__attn_params &p,
+                                                           const stx__attn_window &w, int i0, int n,
+                                                           int *first, int *last) {
+    int f = max(p.first_key, p.C + i0 - w.visible);
+    *last = p.C + min(i0 + n, p.T) - p.delta_min;
     *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
 }
 
 /* WHAT A STRIP MEETS. An edge of the window cuts a tile of keys, and so do the first
    key and the last persistent vector. A strip of 16 queries from i on, distances up to
-   far, meets the tile's groups of 16 keys lo .. hi - 1: in each is a key that one of
+   max_delta, meets the tile's groups of 16 keys lo .. hi - 1: in each is a key that one of
    its queries sees, were there queries beyond T, too. The other groups are left out:
    all they would give is zeros. */
 typedef struct stx__attn_band {
@@ -4591,25 +4626,26 @@ typedef struct stx__attn_band {
 } stx__attn_band;
 
 template <int BK>
-static __device__ __forceinline__ stx__attn_band stx__attn_meets(const stx__at &p, int persistent,
-                                                                 int far, int i, int j0) {
+static __device__ __forceinline__ stx__attn_band stx__attn_band_of(const stx__attn_params &p,
+                                                                   int persistent, int max_delta,
+                                                                   int i, int j0) {
     stx__attn_band b = {0, 0};
     if (i >= p.T) return b;
     if (persistent) {
         b.hi = (min(BK, p.N - j0) + 15) >> 4;
         return b;
     }
-    b.lo = max(max(p.C + i - far, p.lo) - j0, 0) >> 4;
-    b.hi = (min(min(p.C + i + 16 - p.dmin, p.S) - j0, BK) + 15) >> 4;
+    b.lo = max(max(p.C + i - max_delta, p.first_key) - j0, 0) >> 4;
+    b.hi = (min(min(p.C + i + 16 - p.delta_min, p.S) - j0, BK) + 15) >> 4;
     if (b.hi < b.lo) b.hi = b.lo;
     return b;
 }
 
 /* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b
    H + h) T + i; at: position of the first of 8 */
-static __device__ __forceinline__ uint4 stx__attn_bits(const stx__at &p, uint64_t stream,
-                                                       uint64_t row, int at) {
-    return stx__philox(p.seed, stream, p.first + row * p.groups + (uint64_t)(at >> 3));
+static __device__ __forceinline__ uint4 stx__attn_random8(const stx__attn_params &p,
+                                                          uint64_t stream, uint64_t row, int at) {
+    return stx__philox(p.seed, stream, p.rng_first + row * p.rng_calls + (uint64_t)(at >> 3));
 }
 
 /* THE WORK LIST: all (head, tile of queries) by falling number of key tiles, ties by
@@ -4620,39 +4656,41 @@ static __device__ __forceinline__ uint4 stx__attn_bits(const stx__at &p, uint64_
    of what a binary search finds: no sort, no atomics. One thread an entry; the batch
    is not in the list: but for padded keys, which it does not know, rows have equal
    lengths. */
-static __device__ __forceinline__ int stx__attn_length(const stx__at &p, const stx__attn_head &w,
-                                                       int tile, int bq, int bk) {
+static __device__ __forceinline__ int stx__attn_key_tiles(const stx__attn_params &p,
+                                                          const stx__attn_window &w, int tile,
+                                                          int bq, int bk) {
     /* a last tile that T cuts counts as a whole one: never shorter than the tile
        before */
-    int last = p.C + (tile + 1) * bq - p.dmin;
-    return (max(last - max(p.lo, p.C + tile * bq - w.live), 0) + bk - 1) / bk;
+    int last = p.C + (tile + 1) * bq - p.delta_min;
+    return (max(last - max(p.first_key, p.C + tile * bq - w.visible), 0) + bk - 1) / bk;
 }
 
 /* Where rows of a head stand in memory: its first column among all heads', and how
    many it has; no columns: it has no rows there. See ROWS OF dR (backward), for which
    the list's kernel gives places away: heads with the fewest columns first, as long as
    there is room. */
-typedef struct stx__attn_place {
+typedef struct stx__attn_dr_slot {
     int at, width;
-} stx__attn_place;
+} stx__attn_dr_slot;
 
-static __device__ __forceinline__ int stx__attn_width(const stx__at &p, const stx__attn_head &w,
-                                                      int newest) {
-    return w.live < p.dmin ? 0 : (w.live - (p.C - newest) + 15) & ~15;
+static __device__ __forceinline__ int stx__attn_dr_width(const stx__attn_params &p,
+                                                         const stx__attn_window &w, int newest) {
+    return w.visible < p.delta_min ? 0 : (w.visible - (p.C - newest) + 15) & ~15;
 }
 
-static __device__ __forceinline__ void stx__attn_listing(const stx__at &p, uint32_t *list,
-                                                         int tiles, int bq, int bk,
-                                                         stx__attn_place *place, int newest,
-                                                         int room, stx__attn_head *head) {
+static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_params &p,
+                                                           uint32_t *list, int tiles, int bq,
+                                                           int bk, stx__attn_dr_slot *place,
+                                                           int newest, int room,
+                                                           stx__attn_window *head) {
     int h, e;
-    for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__attn_open(p, h);
+    for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__attn_window_of(p, h);
     __syncthreads();
     for (h = (int)threadIdx.x; place && !blockIdx.x && h < p.H; h += (int)blockDim.x) {
-        const int width = stx__attn_width(p, head[h], newest);
+        const int width = stx__attn_dr_width(p, head[h], newest);
         int64_t at = 0;
         for (e = 0; e < p.H; e++) {
-            const int other = stx__attn_width(p, head[e], newest);
+            const int other = stx__attn_dr_width(p, head[e], newest);
             if (other < width || (other == width && e < h)) at += other;
         }
         place[h].at = at + width <= room ? (int)at : 0;
@@ -4660,13 +4698,13 @@ static __device__ __forceinline__ void stx__attn_listing(const stx__at &p, uint3
     }
     e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (e < p.H * tiles) {
-        int mine = e / tiles, tile = e % tiles, n = stx__attn_length(p, head[mine], tile, bq, bk),
-            rank = 0;
+        int mine = e / tiles, tile = e % tiles,
+            n = stx__attn_key_tiles(p, head[mine], tile, bq, bk), rank = 0;
         for (h = 0; h < p.H; h++) {
             /* the first tile of head h that comes before this entry */
             int a = 0, b = tiles;
             while (a < b) {
-                int m = (a + b) / 2, len = stx__attn_length(p, head[h], m, bq, bk);
+                int m = (a + b) / 2, len = stx__attn_key_tiles(p, head[h], m, bq, bk);
                 if (len > n || (len == n && (h < mine || (h == mine && m > tile))))
                     b = m;
                 else
@@ -4678,9 +4716,10 @@ static __device__ __forceinline__ void stx__attn_listing(const stx__at &p, uint3
     }
 }
 
-STX__GLOBAL(128) stx__attn_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
-    STX__SHARED(stx__attn_head, head, 256);
-    stx__attn_listing(p, list, tiles, bq, bk, (stx__attn_place *)NULL, 0, 0, head);
+STX__GLOBAL(128)
+stx__attn_list_kernel(stx__attn_params p, uint32_t *list, int tiles, int bq, int bk) {
+    STX__SHARED(stx__attn_window, head, 256);
+    stx__attn_make_list(p, list, tiles, bq, bk, (stx__attn_dr_slot *)NULL, 0, 0, head);
 }
 
 /* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to 32, 64, 96 or
@@ -4689,7 +4728,7 @@ STX__GLOBAL(128) stx__attn_list(stx__at p, uint32_t *list, int tiles, int bq, in
    banks; and so do the 4 x 8 floats of a transposed fragment. Rows of 64 bytes: two of
    them make a line of 128; and rows of 192 begin in the middle of one by turns, so
    that the same holds of them. */
-template <int CH> static __device__ __forceinline__ unsigned stx__attn_piece(int r, int c) {
+template <int CH> static __device__ __forceinline__ unsigned stx__attn_swizzle(int r, int c) {
     return (unsigned)(r * CH + (CH % 8 ? c ^ ((r >> 1) & 3) : c ^ (r & 7))) * 16;
 }
 
@@ -4710,7 +4749,7 @@ static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n
     for (k = 0; k < n; k += ROWS) {
         int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
         if ((n % ROWS == 0 || r + k < n) && (ACROSS == CH || c < CH))
-            stx__cp16(tile + stx__attn_piece<CH>(r + k, c), yes ? p : (const char *)from,
+            stx__cp16(tile + stx__attn_swizzle<CH>(r + k, c), yes ? p : (const char *)from,
                       yes ? 16 : 0);
         p += ROWS * ld;
     }
@@ -4719,62 +4758,66 @@ static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n
 /* WHERE KEYS STAND. Those of the block, from key `past` on, in k and v; those before
    in the memory of the head's group, (B,rows,..), which has the newest of them, from
    key `first` on: all that its heads see. A tile of keys lies on one side, or on both. */
-static __device__ __forceinline__ int stx__attn_place_of(const stx__at &p, int h) {
-    return p.sets > 1 ? p.head[h] : 4 * h;
+static __device__ __forceinline__ int stx__attn_head_place(const stx__attn_params &p, int h) {
+    return p.cached_groups > 1 ? p.head_place[h] : 4 * h;
 }
 
 /* Keys j0 .. j0+n-1 of head h, batch row b, and their values, into tiles; as
    stx__attn_load */
 template <int CH, int THREADS, int SIZE>
-static __device__ __forceinline__ void stx__attn_load_kv(const stx__at &p, unsigned char *kt,
-                                                         unsigned char *vt, int n, int b, int h,
-                                                         int j0) {
+static __device__ __forceinline__ void stx__attn_load_kv(const stx__attn_params &p,
+                                                         unsigned char *kt, unsigned char *vt,
+                                                         int n, int b, int h, int j0) {
     const int bytes = p.D * SIZE;
-    const size_t at = ((size_t)b * p.stk + (size_t)h * p.D) * SIZE, ld = p.ldk * SIZE;
+    const size_t at = ((size_t)b * p.kv_batch_stride + (size_t)h * p.D) * SIZE,
+                 ld = p.kv_row_stride * SIZE;
     const char *k = (const char *)p.k + at, *v = (const char *)p.v + at;
-    if (j0 >= p.past || !p.past) {
-        stx__attn_load<CH, THREADS>(kt, n, k, ld, bytes, j0 - p.past, p.lo - p.past, p.S - p.past);
-        stx__attn_load<CH, THREADS>(vt, n, v, ld, bytes, j0 - p.past, p.lo - p.past, p.S - p.past);
+    if (j0 >= p.cached_rows || !p.cached_rows) {
+        stx__attn_load<CH, THREADS>(kt, n, k, ld, bytes, j0 - p.cached_rows,
+                                    p.first_key - p.cached_rows, p.S - p.cached_rows);
+        stx__attn_load<CH, THREADS>(vt, n, v, ld, bytes, j0 - p.cached_rows,
+                                    p.first_key - p.cached_rows, p.S - p.cached_rows);
         return;
     }
-    const int place = stx__attn_place_of(p, h);
-    const stx__attn_past &o = p.old[place & 3];
-    const size_t ato = ((size_t)b * o.st + (size_t)(place >> 2) * p.D) * SIZE, ldo = o.ld * SIZE;
+    const int place = stx__attn_head_place(p, h);
+    const stx__attn_cached &o = p.cached[place & 3];
+    const size_t ato = ((size_t)b * o.batch_stride + (size_t)(place >> 2) * p.D) * SIZE,
+                 ldo = o.row_stride * SIZE;
     const char *ko = (const char *)o.k + ato, *vo = (const char *)o.v + ato;
-    if (j0 + n <= p.past) {
-        stx__attn_load<CH, THREADS>(kt, n, ko, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0),
-                                    p.past - o.first);
-        stx__attn_load<CH, THREADS>(vt, n, vo, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0),
-                                    p.past - o.first);
+    if (j0 + n <= p.cached_rows) {
+        stx__attn_load<CH, THREADS>(kt, n, ko, ldo, bytes, j0 - o.first,
+                                    max(p.first_key - o.first, 0), p.cached_rows - o.first);
+        stx__attn_load<CH, THREADS>(vt, n, vo, ldo, bytes, j0 - o.first,
+                                    max(p.first_key - o.first, 0), p.cached_rows - o.first);
         return;
     }
 #pragma unroll 1
     for (int e = (int)threadIdx.x; e < n * CH; e += THREADS) {
-        const int r = e / CH, c = e % CH, j = j0 + r, old = j < p.past,
-                  row = j - (old ? o.first : p.past),
-                  yes = j >= p.lo && j < p.S && row >= 0 && c * 16 < bytes;
+        const int r = e / CH, c = e % CH, j = j0 + r, old = j < p.cached_rows,
+                  row = j - (old ? o.first : p.cached_rows),
+                  yes = j >= p.first_key && j < p.S && row >= 0 && c * 16 < bytes;
         const size_t from = (size_t)(yes ? row : 0) * (old ? ldo : ld) + (size_t)c * 16;
         const char *const kb = old ? ko : k, *const vb = old ? vo : v;
-        stx__cp16(kt + stx__attn_piece<CH>(r, c), yes ? kb + from : k, yes ? 16 : 0);
-        stx__cp16(vt + stx__attn_piece<CH>(r, c), yes ? vb + from : v, yes ? 16 : 0);
+        stx__cp16(kt + stx__attn_swizzle<CH>(r, c), yes ? kb + from : k, yes ? 16 : 0);
+        stx__cp16(vt + stx__attn_swizzle<CH>(r, c), yes ? vb + from : v, yes ? 16 : 0);
     }
 }
 
 /* Rows of zeros for those of the tile's keys that do not exist, once their copies have
    come; before a barrier */
 template <int CH, int THREADS, int BK>
-static __device__ __forceinline__ void stx__attn_blank(unsigned char *tile, uint64_t seen) {
+static __device__ __forceinline__ void stx__attn_zero_missing(unsigned char *tile, uint64_t seen) {
 #pragma unroll 1
     for (int e = (int)threadIdx.x; e < BK * CH; e += THREADS)
         if (!(seen >> (e / CH) & 1))
-            *(uint4 *)(tile + stx__attn_piece<CH>(e / CH, e % CH)) = make_uint4(0, 0, 0, 0);
+            *(uint4 *)(tile + stx__attn_swizzle<CH>(e / CH, e % CH)) = make_uint4(0, 0, 0, 0);
 }
 
 /* v instead of what keys that do not exist have in an accumulator: columns 8n + 2t +
    (e & 1) */
 template <int NB>
-static __device__ __forceinline__ void stx__attn_forbid(float (&x)[NB][4], uint64_t seen, int t,
-                                                        float v) {
+static __device__ __forceinline__ void stx__attn_set_missing(float (&x)[NB][4], uint64_t seen,
+                                                             int t, float v) {
     uint32_t lo = (uint32_t)(seen >> 2 * t), hi = (uint32_t)(seen >> 2 * t >> 32);
     int n;
 #pragma unroll
@@ -4797,7 +4840,7 @@ template <int CH>
 static __device__ __forceinline__ void stx__attn_frag_a(uint32_t (&a)[4], const unsigned char *tile,
                                                         int r0, int k,
                                                         int lane = (int)threadIdx.x & 31) {
-    stx__ldmatrix_x4(a, tile + stx__attn_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
+    stx__ldmatrix_x4(a, tile + stx__attn_swizzle<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
 }
 
 template <int CH>
@@ -4805,37 +4848,37 @@ static __device__ __forceinline__ void stx__attn_frag_b(uint32_t (&b)[4], const 
                                                         int r0, int k,
                                                         int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile
-                            + stx__attn_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
-                                                  2 * k + ((lane >> 3) & 1)));
+                            + stx__attn_swizzle<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
+                                                    2 * k + ((lane >> 3) & 1)));
 }
 
 template <int CH>
 static __device__ __forceinline__ void stx__attn_frag_b2(uint32_t (&b)[4],
                                                          const unsigned char *tile, int r0, int k,
                                                          int lane = (int)threadIdx.x & 31) {
-    stx__ldmatrix_x4(b, tile + stx__attn_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
+    stx__ldmatrix_x4(b, tile + stx__attn_swizzle<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
 }
 
 template <int CH>
 static __device__ __forceinline__ void stx__attn_frag_v(uint32_t (&b)[4], const unsigned char *tile,
                                                         int r0, int c,
                                                         int lane = (int)threadIdx.x & 31) {
-    stx__ldmatrix_x4_trans(b, tile + stx__attn_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
+    stx__ldmatrix_x4_trans(b, tile + stx__attn_swizzle<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
-/* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32
+/* PRECISION. element: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32
    bytes) b; mma2: c and d, with two right factors. A kernel is a template over these.
    f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products:
    nearly float accuracy. tf32: the high parts alone. */
 /* Asking for a mask makes the sweep of queries spill more; for the head sizes
-   QUERIES_TWICE (filled up, one bit each) it is compiled a second time for masks, by
-   precision `masked`. SMALL: blocks of that kernel which must fit on a multiprocessor,
-   D up to 32; 0: nvcc decides. SMALL_KEYS: the same of the sweep of keys. */
+   MASKED_SIZES (filled up, one bit each) it is compiled a second time for masks, by
+   precision `masked`. QUERY_BLOCKS_32: blocks of that kernel which must fit on a multiprocessor,
+   D up to 32; 0: nvcc decides. KEY_BLOCKS_32: the same of the sweep of keys. */
 struct stx__attn_bf16 {
-    typedef stx__bf16 num;
+    typedef stx__bf16 element;
     typedef stx__attn_bf16 masked;
 
-    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 3, SMALL_KEYS = 2 };
+    enum { SIZE = 2, K = 16, MASKED_SIZES = 0, QUERY_BLOCKS_32 = 3, KEY_BLOCKS_32 = 2 };
 
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
@@ -4857,34 +4900,34 @@ struct stx__attn_bf16 {
 /* The nearest tf32. A NaN must stay one: CUDA's has all bits set, and would be rounded
    up to -0. */
 #ifdef CUDA_HOST
-static inline uint32_t stx__attn_hi(uint32_t v) {
+static inline uint32_t stx__attn_tf32_hi(uint32_t v) {
     return ((v & 0x7fffffffu) < 0x7f800000u ? v + 0x1000u : v) & 0xffffe000u;
 }
 #else
-static __device__ __forceinline__ uint32_t stx__attn_hi(uint32_t v) {
+static __device__ __forceinline__ uint32_t stx__attn_tf32_hi(uint32_t v) {
     uint32_t r;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(v)));
     return r;
 }
 #endif
-static __device__ __forceinline__ uint32_t stx__attn_lo(uint32_t v, uint32_t hi) {
-    return stx__attn_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi)));
+static __device__ __forceinline__ uint32_t stx__attn_tf32_lo(uint32_t v, uint32_t hi) {
+    return stx__attn_tf32_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi)));
 }
 
 struct stx__attn_f32;
 
 struct stx__attn_tf32 {
-    typedef float num;
+    typedef float element;
     /* better numbers and slower ones; its kernels are there anyway */
     typedef stx__attn_f32 masked;
 
-    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, SMALL = 4, SMALL_KEYS = 3 };
+    enum { SIZE = 4, K = 8, MASKED_SIZES = 128 + 32, QUERY_BLOCKS_32 = 4, KEY_BLOCKS_32 = 3 };
 
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
-        uint32_t h[4] = {stx__attn_hi(a[0]), stx__attn_hi(a[1]), stx__attn_hi(a[2]),
-                         stx__attn_hi(a[3])},
-                 b[2] = {stx__attn_hi(b0), stx__attn_hi(b1)};
+        uint32_t h[4] = {stx__attn_tf32_hi(a[0]), stx__attn_tf32_hi(a[1]), stx__attn_tf32_hi(a[2]),
+                         stx__attn_tf32_hi(a[3])},
+                 b[2] = {stx__attn_tf32_hi(b0), stx__attn_tf32_hi(b1)};
         stx__mma_tf32(c, h, b);
     }
 
@@ -4901,19 +4944,19 @@ struct stx__attn_tf32 {
 };
 
 struct stx__attn_f32 {
-    typedef float num;
+    typedef float element;
     typedef stx__attn_f32 masked;
 
-    enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0, SMALL_KEYS = 3 };
+    enum { SIZE = 4, K = 8, MASKED_SIZES = 0, QUERY_BLOCKS_32 = 0, KEY_BLOCKS_32 = 3 };
 
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
-        uint32_t h[4] = {stx__attn_hi(a[0]), stx__attn_hi(a[1]), stx__attn_hi(a[2]),
-                         stx__attn_hi(a[3])},
-                 b[2] = {stx__attn_hi(b0), stx__attn_hi(b1)};
-        uint32_t l[4] = {stx__attn_lo(a[0], h[0]), stx__attn_lo(a[1], h[1]),
-                         stx__attn_lo(a[2], h[2]), stx__attn_lo(a[3], h[3])};
-        uint32_t m[2] = {stx__attn_lo(b0, b[0]), stx__attn_lo(b1, b[1])};
+        uint32_t h[4] = {stx__attn_tf32_hi(a[0]), stx__attn_tf32_hi(a[1]), stx__attn_tf32_hi(a[2]),
+                         stx__attn_tf32_hi(a[3])},
+                 b[2] = {stx__attn_tf32_hi(b0), stx__attn_tf32_hi(b1)};
+        uint32_t l[4] = {stx__attn_tf32_lo(a[0], h[0]), stx__attn_tf32_lo(a[1], h[1]),
+                         stx__attn_tf32_lo(a[2], h[2]), stx__attn_tf32_lo(a[3], h[3])};
+        uint32_t m[2] = {stx__attn_tf32_lo(b0, b[0]), stx__attn_tf32_lo(b1, b[1])};
         stx__mma_tf32_3(c, l, h, m, b);
     }
 
@@ -4938,11 +4981,11 @@ struct stx__attn_f32 {
 };
 
 /* The float of a stored number, and back */
-static __device__ __forceinline__ float stx__attn_float(stx__bf16 v) {
+static __device__ __forceinline__ float stx__attn_to_float(stx__bf16 v) {
     return __bfloat162float(v);
 }
 
-static __device__ __forceinline__ float stx__attn_float(float v) {
+static __device__ __forceinline__ float stx__attn_to_float(float v) {
     return v;
 }
 
@@ -4980,13 +5023,13 @@ struct stx__attn_skew {
     float lo[2], hi[2], next[2];
 };
 
-struct stx__attn_lanes {
+struct stx__attn_skew_lanes {
     int from[2], odd, now[2];
 };
 
-static __device__ __forceinline__ stx__attn_lanes stx__attn_lanes_of(int lane = (int)threadIdx.x
-                                                                                & 31) {
-    stx__attn_lanes l;
+static __device__ __forceinline__ stx__attn_skew_lanes
+stx__attn_skew_lanes_of(int lane = (int)threadIdx.x & 31) {
+    stx__attn_skew_lanes l;
     int g = lane >> 2, t = lane & 3, e;
     l.odd = g & 1;
     for (e = 0; e < 2; e++) {
@@ -4999,8 +5042,9 @@ static __device__ __forceinline__ stx__attn_lanes stx__attn_lanes_of(int lane = 
     return l;
 }
 
-static __device__ __forceinline__ void stx__attn_shift(stx__attn_skew &w, const stx__attn_lanes &l,
-                                                       const float (&r)[4], float (&s)[4]) {
+static __device__ __forceinline__ void stx__attn_skew_block(stx__attn_skew &w,
+                                                            const stx__attn_skew_lanes &l,
+                                                            const float (&r)[4], float (&s)[4]) {
     int e;
     for (e = 0; e < 2; e++) {
         float lo = l.odd ? r[1 - e] : r[e], hi = l.odd ? r[3 - e] : r[2 + e];
@@ -5018,8 +5062,8 @@ static __device__ __forceinline__ void stx__attn_shift(stx__attn_skew &w, const 
 
        for each tile:     S  = skew(Qv PE^T)                  BK new columns a tile, see THE SKEW; 0 for persistent vectors
                           S += Q K^T                          summed onto it by the tensor cores
-                          x  = S scale log2 e ;  top' = max(top, max x) ;  w = m 2^(x - top')
-                          sum = sum 2^(top - top') + sum w ;  O = O 2^(top - top') + (dropped w) V
+                          x  = S scale log2 e ;  row_max' = max(row_max, max x) ;  w = m 2^(x - row_max')
+                          sum = sum 2^(row_max - row_max') + sum w ;  O = O 2^(row_max - row_max') + (dropped w) V
 
    A tile of persistent vectors has other scales (keys sqrt(D) pk: in x; values sqrt(N)
    pv: in w) and q without u: nothing else is different.
@@ -5038,9 +5082,9 @@ static __device__ __forceinline__ void stx__attn_shift(stx__attn_skew &w, const 
    A warp passes tiles by that none of its rows sees. Its first tile starts the skew: 16
    columns to the left of the tile. Masks are applied only where a tile meets an edge of
    some row's window or the ramp (EDGES; the test is the same for a whole warp). A row
-   without keys has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after
-   it was summed; 1/keep waits until the end. top is the largest logit of a key with m >
-   0, in natural units, inv = 1 / sum m e^(s - top). bfloat16: w is rounded before it is
+   without keys has row_max = -inf, inv_sum = 0 and y = 0, as on the CPU. w may be dropped after
+   it was summed; 1/keep waits until the end. row_max is the largest logit of a key with m >
+   0, in natural units, inv_sum = 1 / sum m e^(s - row_max). bfloat16: w is rounded before it is
    summed, so that the rounding of numerator and normaliser cancel where one key has most
    of the mass: a row of one key gives exactly its value. Else y would be off by a common
    factor of up to 2^-9, and with it dy.y, from which backward takes nearly the same
@@ -5055,35 +5099,37 @@ static __device__ __forceinline__ void stx__attn_shift(stx__attn_skew &w, const 
 /* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows
    beyond T become zeros */
 template <class P, int CH>
-static __device__ __forceinline__ void stx__attn_query(const stx__at &p, unsigned char *tile,
-                                                       int r0, int n, int i0, int b, int h,
-                                                       const stx__num &bias) {
+static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_params &p,
+                                                            unsigned char *tile, int r0, int n,
+                                                            int i0, int b, int h,
+                                                            const stx__num &bias) {
     enum { PER = 16 / P::SIZE };
 
-    const typename P::num *q = (const typename P::num *)p.q + (size_t)b * p.stq + (size_t)h * p.D;
+    const typename P::element *q = (const typename P::element *)p.q + (size_t)b * p.q_batch_stride
+                                   + (size_t)h * p.D;
     int i;
     for (i = (int)threadIdx.x & 31; i < n * CH; i += 32) {
         int r = r0 + i / CH, c = i % CH, row = i0 + r, e;
         uint4 v = make_uint4(0, 0, 0, 0);
         if (row < p.T && c * PER < p.D) {
-            v = *(const uint4 *)(q + (size_t)row * p.ldq + c * PER);
+            v = *(const uint4 *)(q + (size_t)row * p.q_row_stride + c * PER);
             if (bias.p) {
-                typename P::num x[PER];
+                typename P::element x[PER];
                 memcpy(x, &v, 16);
                 for (e = 0; e < PER; e++)
-                    stx__attn_store(x + e, stx__attn_float(x[e])
+                    stx__attn_store(x + e, stx__attn_to_float(x[e])
                                                + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
                 memcpy(&v, x, 16);
             }
         }
-        *(uint4 *)(tile + stx__attn_piece<CH>(r, c)) = v;
+        *(uint4 *)(tile + stx__attn_swizzle<CH>(r, c)) = v;
     }
     __syncwarp();
 }
 
 /* Words of 4 calls, one in each lane of a quad: afterwards x[l] is what lane l had as
    x[t] */
-static __device__ __forceinline__ void stx__attn_swap(uint32_t (&x)[4]) {
+static __device__ __forceinline__ void stx__attn_transpose4(uint32_t (&x)[4]) {
     int t = (int)threadIdx.x & 3, e;
     for (e = 0; e < 4; e += 2) {
         uint32_t v = __shfl_xor_sync(STX__ALL, t & 1 ? x[e] : x[e + 1], 1);
@@ -5106,18 +5152,19 @@ static __device__ __forceinline__ void stx__attn_swap(uint32_t (&x)[4]) {
    the calls of their two rows. row: of g = 0; at: position of the first column, a
    multiple of 8. All lanes. */
 template <int NB>
-static __device__ __forceinline__ uint32_t stx__attn_kept(const stx__at &p, uint64_t stream,
-                                                          uint64_t row, int at) {
+static __device__ __forceinline__ uint32_t stx__attn_keep_mask(const stx__attn_params &p,
+                                                               uint64_t stream, uint64_t row,
+                                                               int at) {
     int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
     uint32_t kept = 0;
     row += (uint64_t)(lane >> 2);
 #pragma unroll 1
     for (q = 0; q < NB / 2; q++) {
         int c = 4 * q + t;
-        uint4 w = stx__attn_bits(p, stream, row + (c >= NB ? 8 : 0),
-                                 at + (c >= NB ? c - NB : c) * 8);
+        uint4 w = stx__attn_random8(p, stream, row + (c >= NB ? 8 : 0),
+                                    at + (c >= NB ? c - NB : c) * 8);
         uint32_t x[4] = {w.x, w.y, w.z, w.w};
-        stx__attn_swap(x);
+        stx__attn_transpose4(x);
 #pragma unroll
         for (l = 0; l < 4; l++) {
             uint32_t two = ((x[l] & 0xffffu) < p.keep) | ((x[l] >> 16) < p.keep) << 1;
@@ -5133,27 +5180,28 @@ static __device__ __forceinline__ uint32_t stx__attn_kept(const stx__at &p, uint
    taken for k = t and key 2t+1 for k = t+4, by both factors. */
 /* EDGE: of the groups that a strip meets */
 template <int MT>
-static __device__ __forceinline__ int stx__attn_met(const stx__attn_band (&band)[MT], int group) {
+static __device__ __forceinline__ int stx__attn_in_bands(const stx__attn_band (&band)[MT],
+                                                         int group) {
     return (group >= band[0].lo && group < band[0].hi)
            || (group >= band[MT - 1].lo && group < band[MT - 1].hi);
 }
 
-template <class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__attn_values {
+template <class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__attn_times_v {
     static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4],
                                                const unsigned char *tile, int lane,
                                                const stx__attn_band (&band)[MT]) {
         int g = lane >> 2, t = lane & 3, k, n, m;
 #pragma unroll
         for (k = 0; k < NB; k++) {
-            if (EDGE && !stx__attn_met(band, k / 2)) continue;
+            if (EDGE && !stx__attn_in_bands(band, k / 2)) continue;
 #pragma unroll
             for (n = 0; n < ND; n++) {
                 uint32_t b0 = *(
-                    const uint32_t *)(tile + stx__attn_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2))
+                    const uint32_t *)(tile + stx__attn_swizzle<CH>(8 * k + 2 * t, 2 * n + (g >> 2))
                                       + (g & 3) * 4);
                 uint32_t b1 = *(
                     const uint32_t *)(tile
-                                      + stx__attn_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2))
+                                      + stx__attn_swizzle<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2))
                                       + (g & 3) * 4);
 #pragma unroll
                 for (m = 0; m < MT; m++) {
@@ -5167,7 +5215,7 @@ template <class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__attn_va
 };
 
 template <int CH, int MT, int NB, int ND, int EDGE>
-struct stx__attn_values<stx__attn_bf16, CH, MT, NB, ND, EDGE> {
+struct stx__attn_times_v<stx__attn_bf16, CH, MT, NB, ND, EDGE> {
     static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4],
                                                const unsigned char *tile, int lane,
                                                const stx__attn_band (&band)[MT]) {
@@ -5175,7 +5223,7 @@ struct stx__attn_values<stx__attn_bf16, CH, MT, NB, ND, EDGE> {
 #pragma unroll
         for (k = 0; k < NB / 2; k++) {
             uint32_t a[MT][4];
-            if (EDGE && !stx__attn_met(band, k)) continue;
+            if (EDGE && !stx__attn_in_bands(band, k)) continue;
 #pragma unroll
             for (m = 0; m < MT; m++) {
                 a[m][0] = stx__pair(w[m][2 * k][0], w[m][2 * k][1]);
@@ -5199,13 +5247,13 @@ struct stx__attn_values<stx__attn_bf16, CH, MT, NB, ND, EDGE> {
 
 /* v, but the compiler cannot know: what is made of it inside a loop is not worth
    registers throughout the loop */
-static __device__ __forceinline__ int stx__attn_again(int v) {
+static __device__ __forceinline__ int stx__attn_opaque(int v) {
     asm volatile("" : "+r"(v));
     return v;
 }
 
 /* WHICH KEYS EXIST. Padded keys and attention without causality have a mask beside the
-   window: bit STX__AT_BEFORE + j of a batch row's words is 1 if key j exists: lo <= j <
+   window: bit STX__KEYS_BEFORE + j of a batch row's words is 1 if key j exists: lo <= j <
    S, and not padded. It is made anew in each call, a few bytes that stay in L1. Without
    it (bits NULL) kernels do what they did before there was one, at a branch a tile, the
    same for all threads. A tile without any key costs no copies of K and V and no
@@ -5215,70 +5263,71 @@ static __device__ __forceinline__ int stx__attn_again(int v) {
                             and ds are made
        diagonals            their ds becomes 0
        keys                 nothing: a key's column makes its own dK and dV alone, which are not stored
-   Without causality the window is a rectangle: dmin = 1 - T and span >= S let every
+   Without causality the window is a rectangle: delta_min = 1 - T and span >= S let every
    query see every key, and the mask ends it at S. */
 /* zeros before key 0, where a tile may begin; and behind the last key */
-enum { STX__AT_BEFORE = 64 };
+enum { STX__KEYS_BEFORE = 64 };
 
-static size_t stx__attn_words(const stx_attention_args *a) {
-    return a->pad || a->not_causal ? (a->S + STX__AT_BEFORE - 1) / 32 + 3 : 0;
+static size_t stx__attn_key_words(const stx_attention_args *a) {
+    return a->pad || a->not_causal ? (a->S + STX__KEYS_BEFORE - 1) / 32 + 3 : 0;
 }
 
-static size_t stx__attn_rows(const stx_attention_args *a) {
+static size_t stx__attn_key_word_rows(const stx_attention_args *a) {
     return a->pad ? a->B : 1;
 }
 
 /* The bits of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S */
 template <int BK>
-static __device__ __forceinline__ uint64_t stx__attn_exist(const stx__at &p, int b, int j0) {
-    const unsigned at = (unsigned)(stx__attn_again(j0) + STX__AT_BEFORE), shift = at & 31;
-    const uint32_t *w = p.bits + (size_t)b * p.stbits + (at >> 5);
+static __device__ __forceinline__ uint64_t stx__attn_key_mask(const stx__attn_params &p, int b,
+                                                              int j0) {
+    const unsigned at = (unsigned)(stx__attn_opaque(j0) + STX__KEYS_BEFORE), shift = at & 31;
+    const uint32_t *w = p.key_mask + (size_t)b * p.key_mask_stride + (at >> 5);
     uint64_t v = (w[0] | (uint64_t)w[1] << 32) >> shift;
     if (BK == 64) return shift ? v | (uint64_t)w[2] << (64 - shift) : v;
     return v & (((uint64_t)1 << (BK & 63)) - 1);
 }
 
 /* Are they all there? */
-template <int BK> static __device__ __forceinline__ int stx__attn_whole(uint64_t seen) {
+template <int BK> static __device__ __forceinline__ int stx__attn_all_exist(uint64_t seen) {
     return seen == ~(uint64_t)0 >> (64 - BK);
 }
 
 /* A word a warp, a key a lane */
 STX__GLOBAL(256)
-stx__attn_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo, size_t words,
-                      size_t n) {
+stx__attn_key_mask_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo,
+                          size_t words, size_t n) {
     size_t k = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     if (k >= n) return;
-    ptrdiff_t j = (ptrdiff_t)(k % words * 32 + threadIdx.x % STX__WARP) - STX__AT_BEFORE;
+    ptrdiff_t j = (ptrdiff_t)(k % words * 32 + threadIdx.x % STX__WARP) - STX__KEYS_BEFORE;
     uint32_t v = __ballot_sync(STX__ALL,
                                j >= lo && j < S && !(pad && pad[k / words * stpad + (size_t)j]));
     if (!(threadIdx.x % STX__WARP)) bits[k] = v;
 }
 
-static void stx__attn_set_bits(stx_ctx *x, const char *name, const stx_attention_args *a,
-                               stx__at *p, void *room) {
-    size_t words = stx__attn_words(a), n = words * stx__attn_rows(a);
+static void stx__attn_make_key_mask(stx_ctx *x, const char *name, const stx_attention_args *a,
+                                    stx__attn_params *p, void *room) {
+    size_t words = stx__attn_key_words(a), n = words * stx__attn_key_word_rows(a);
     if (!n) return;
-    p->bits = (const uint32_t *)room;
-    p->stbits = a->pad ? (int)words : 0;
-    STX__RUN_KERNEL(x, name, stx__attn_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0,
-                    (uint32_t *)room, a->pad, a->pad_batch_stride, p->S, p->lo, words, n);
+    p->key_mask = (const uint32_t *)room;
+    p->key_mask_stride = a->pad ? (int)words : 0;
+    STX__RUN_KERNEL(x, name, stx__attn_key_mask_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0,
+                    (uint32_t *)room, a->pad, a->pad_batch_stride, p->S, p->first_key, words, n);
 }
 
 /* What a block works on. In shared memory, for registers are scarce. */
 typedef struct stx__attn_job {
-    stx__attn_head w;
-    int b, h, i0, first, windows, steps;
+    stx__attn_window w;
+    int b, h, i0, first, window_steps, steps;
 } stx__attn_job;
 
-/* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two
+/* DP: D filled up; SHARED_Q: Q for S stands in shared memory and not in registers (two
    queries, or floats) */
-template <class P_, int DP, int BK, int MT, int TWO> struct stx__attn_shape {
+template <class P_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_shape {
     typedef P_ P;
 
     enum {
         STRIPS = MT,
-        Q_SHARED = TWO,
+        Q_IN_SHARED = SHARED_Q,
         CH = DP * P::SIZE / 16,
         KS = CH / 2,
         NB = BK / 8,
@@ -5289,41 +5338,41 @@ template <class P_, int DP, int BK, int MT, int TWO> struct stx__attn_shape {
         TILE = BK * ROW,
         SIZE = P::SIZE,
         RING = BQ + 2 * BK,
-        REGS = P::SIZE == 2,
-        QS = REGS ? KS : 1,
+        Q_REGS = P::SIZE == 2,
+        QS = Q_REGS ? KS : 1,
         THREADS = 128,
         RAMP = BK + 16 * MT,
-        HEAD = (64 + 16 * RAMP + 127) / 128 * 128
+        HEADER = (64 + 16 * RAMP + 127) / 128 * 128
     };
 
     /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which
        may use the second K and V if they move on to registers */
     static size_t shared(int pe, int two) {
         size_t rows = 4 * BK + (pe ? RING : 0);
-        if (!REGS)
+        if (!Q_REGS)
             rows += two ? 2 * BQ : BQ;
-        else if (TWO)
+        else if (SHARED_Q)
             rows += BQ;
-        return HEAD + ROW * rows;
+        return HEADER + ROW * rows;
     }
 
     /* blocks that should fit on a multiprocessor: so many registers less may a thread
        take */
-    enum { BLOCKS = MT > 1 || DP > 64 || !REGS ? 2 : 3 };
+    enum { BLOCKS = MT > 1 || DP > 64 || !Q_REGS ? 2 : 3 };
 };
 
 /* Copies of step s, into what step s - 2 had */
 template <class X>
-static __device__ __forceinline__ void stx__attn_fwd_load(const stx__at &p,
+static __device__ __forceinline__ void stx__attn_fwd_load(const stx__attn_params &p,
                                                           const stx__attn_job &job,
                                                           unsigned char *shared, int s) {
-    const int window = s < job.windows,
+    const int window = s < job.window_steps,
               j0 = window ? job.first + s * X::KEYS
-                          : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7),
+                          : (s - job.window_steps) * X::KEYS - ((p.S + p.span) & 7),
               bytes = p.D * X::SIZE;
     unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
     if (window) {
-        if (!p.bits || stx__attn_exist<X::KEYS>(p, job.b, j0))
+        if (!p.key_mask || stx__attn_key_mask<X::KEYS>(p, job.b, j0))
             stx__attn_load_kv<X::CH, X::THREADS, X::SIZE>(p, to, to + X::TILE, X::KEYS, job.b,
                                                           job.h, j0);
     } else {
@@ -5334,13 +5383,13 @@ static __device__ __forceinline__ void stx__attn_fwd_load(const stx__at &p,
                                           (size_t)bytes, bytes, j0, 0, p.N);
     }
     if (window && p.pe) {
-        const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
-        int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
+        const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head_stride * X::SIZE;
+        int row = p.P - 1 + p.delta_min - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
         if (!s)
-            stx__attn_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes,
-                                              row - X::BQ, 0, p.P);
-        stx__attn_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE,
-                                          bytes, row, 0, p.P);
+            stx__attn_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.pe_row_stride * X::SIZE,
+                                              bytes, row - X::BQ, 0, p.P);
+        stx__attn_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe,
+                                          (size_t)p.pe_row_stride * X::SIZE, bytes, row, 0, p.P);
     }
     stx__cp_commit();
 }
@@ -5352,25 +5401,25 @@ template <int N> static __device__ __forceinline__ int stx__attn_ring(int row) {
 }
 
 /* A warp and a tile */
-typedef struct stx__attn_here {
+typedef struct stx__attn_fwd_tile {
     const unsigned char *k, *v, *ring, *qs, *qr;
     float *ramp;
     int lane, s, j0, i; /* s: of the steps; i: the warp's first query */
     float sc;           /* the logits' scale */
-} stx__attn_here;
+} stx__attn_fwd_tile;
 
 /* x = skew(Qv PE^T) of the warp's MT strips. EDGE: only the groups in band[m] of strip m,
    0 elsewhere; then started is the state before the tile, a bit for each strip. */
 template <class X, int EDGE>
 static __device__ __forceinline__ void stx__attn_fwd_positions(
-    float (&x)[X::STRIPS][X::NB][4], stx__attn_skew (&skew)[X::STRIPS], const stx__attn_here &w,
+    float (&x)[X::STRIPS][X::NB][4], stx__attn_skew (&skew)[X::STRIPS], const stx__attn_fwd_tile &w,
     const uint32_t (&qf)[X::STRIPS][X::QS][4], const stx__attn_band (&band)[X::STRIPS],
     int started) {
     enum { CH = X::CH, KS = X::KS, NB = X::NB, MT = X::STRIPS };
 
     const int warp = (int)threadIdx.x >> 5, r0 = warp * 16 * MT;
     const int at = (X::KEYS / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
-    const stx__attn_lanes lanes = stx__attn_lanes_of(w.lane);
+    const stx__attn_skew_lanes lanes = stx__attn_skew_lanes_of(w.lane);
     int from[MT], to[MT], c, m, k, e;
 #pragma unroll
     for (m = 0; m < MT; m++) {
@@ -5401,8 +5450,8 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
                 if (EDGE && MT > 1 && (col < from[m] || col >= to[m])) continue;
 #pragma unroll
                 for (e = 0; e < 2; e++) {
-                    if (X::REGS)
-                        X::P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                    if (X::Q_REGS)
+                        X::P::mma(r[m], qf[m][X::Q_REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
                     else {
                         uint32_t a[4];
                         stx__attn_frag_a<CH>(a, w.qr, r0 + 16 * m, k + e, w.lane);
@@ -5418,9 +5467,9 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
             if (col < -2 || col >= NB) continue;
             if (EDGE && MT > 1 && (col < from[m] || col >= to[m])) continue;
             if (col < 0)
-                stx__attn_shift(skew[m], lanes, r[m], unseen);
+                stx__attn_skew_block(skew[m], lanes, r[m], unseen);
             else
-                stx__attn_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
+                stx__attn_skew_block(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
         }
     }
 }
@@ -5428,31 +5477,31 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
 /* x += Q K^T of strip m, step k of the sum over D: the fragment of Q. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_frag_q(
-    uint32_t (&a)[4], const stx__attn_here &w, const uint32_t (&qf)[X::STRIPS][X::QS][4], int m,
+    uint32_t (&a)[4], const stx__attn_fwd_tile &w, const uint32_t (&qf)[X::STRIPS][X::QS][4], int m,
     int k) {
     const int r0 = ((int)threadIdx.x >> 5) * 16 * X::STRIPS;
-    if (X::Q_SHARED)
+    if (X::Q_IN_SHARED)
         stx__attn_frag_a<X::CH>(a, w.qs, r0 + 16 * m, k, w.lane);
     else
-        for (int e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e];
+        for (int e = 0; e < 4; e++) a[e] = qf[m][X::Q_REGS ? k : 0][e];
 }
 
 /* -inf for keys that do not exist. */
 template <class X>
-static __device__ __forceinline__ void stx__attn_fwd_forbid(const stx__at &p,
-                                                            const stx__attn_job &job,
-                                                            const stx__attn_here &w,
-                                                            float (&x)[X::STRIPS][X::NB][4]) {
-    const uint64_t seen = stx__attn_exist<X::KEYS>(p, job.b, w.j0);
-    if (stx__attn_whole<X::KEYS>(seen)) return;
+static __device__ __forceinline__ void stx__attn_fwd_set_missing(const stx__attn_params &p,
+                                                                 const stx__attn_job &job,
+                                                                 const stx__attn_fwd_tile &w,
+                                                                 float (&x)[X::STRIPS][X::NB][4]) {
+    const uint64_t seen = stx__attn_key_mask<X::KEYS>(p, job.b, w.j0);
+    if (stx__attn_all_exist<X::KEYS>(seen)) return;
 #pragma unroll
-    for (int m = 0; m < X::STRIPS; m++) stx__attn_forbid(x[m], seen, w.lane & 3, -INFINITY);
+    for (int m = 0; m < X::STRIPS; m++) stx__attn_set_missing(x[m], seen, w.lane & 3, -INFINITY);
 }
 
 /* The weights of a strip that have been summed, on their way to V: dropped, and for
    persistent vectors times sqrt(N). */
 template <class X>
-static __device__ __forceinline__ void stx__attn_fwd_drop(const stx__at &p, int window,
+static __device__ __forceinline__ void stx__attn_fwd_drop(const stx__attn_params &p, int window,
                                                           uint32_t kept, float (&x)[X::NB][4]) {
     int n, e;
     if (p.keep)
@@ -5470,7 +5519,7 @@ static __device__ __forceinline__ void stx__attn_fwd_drop(const stx__at &p, int 
 
 /* Weights as they are multiplied with V are what is summed: bfloat16s */
 template <class X> static __device__ __forceinline__ void stx__attn_fwd_round(float &a, float &b) {
-    if (X::REGS) {
+    if (X::Q_REGS) {
         uint32_t u = stx__pair(a, b);
         a = __uint_as_float(u << 16);
         b = __uint_as_float(u & 0xffff0000u);
@@ -5479,27 +5528,27 @@ template <class X> static __device__ __forceinline__ void stx__attn_fwd_round(fl
 
 /* The online softmax of a strip for a tile inside of the window: x become weights */
 template <class X>
-static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_here &w,
+static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_fwd_tile &w,
                                                              float (&x)[X::NB][4],
-                                                             float (&o)[X::ND][4], float (&top)[2],
-                                                             float (&sum)[2]) {
-    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
+                                                             float (&o)[X::ND][4],
+                                                             float (&row_max)[2], float (&sum)[2]) {
+    const float unit = X::Q_REGS ? STX__LOG2E : 1;
     int n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
-        float most = -INFINITY, old = top[e], from, f, add = 0;
+        float most = -INFINITY, old = row_max[e], from, f, add = 0;
 #pragma unroll
         for (n = 0; n < X::NB; n++) most = fmaxf(most, fmaxf(x[n][2 * e], x[n][2 * e + 1]));
         most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
         most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 2));
-        top[e] = fmaxf(old, most * w.sc);
+        row_max[e] = fmaxf(old, most * w.sc);
         /* no key yet: 2^-inf, and not 2^(-inf + inf) */
-        from = top[e] == -INFINITY ? 0 : top[e];
-        f = stx__exp2((old - from) * (LOG2E / unit));
+        from = row_max[e] == -INFINITY ? 0 : row_max[e];
+        f = stx__exp2((old - from) * (STX__LOG2E / unit));
 #pragma unroll
         for (n = 0; n < X::NB; n++) {
-            x[n][2 * e] = stx__exp2(fmaf(x[n][2 * e], w.sc, -from) * (LOG2E / unit));
-            x[n][2 * e + 1] = stx__exp2(fmaf(x[n][2 * e + 1], w.sc, -from) * (LOG2E / unit));
+            x[n][2 * e] = stx__exp2(fmaf(x[n][2 * e], w.sc, -from) * (STX__LOG2E / unit));
+            x[n][2 * e + 1] = stx__exp2(fmaf(x[n][2 * e + 1], w.sc, -from) * (STX__LOG2E / unit));
         }
 #pragma unroll
         for (n = 0; n < X::NB; n++) stx__attn_fwd_round<X>(x[n][2 * e], x[n][2 * e + 1]);
@@ -5517,11 +5566,11 @@ static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_her
 /* The same for an edge, strip m: only the groups in band. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
-    const stx__at &p, const stx__attn_job &job, const stx__attn_here &w, const stx__attn_band &band,
-    int m, int ramped, float (&x)[X::NB][4], float (&o)[X::ND][4], float (&top)[2],
-    float (&sum)[2]) {
-    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
-    const int g = w.lane >> 2, t = w.lane & 3, window = w.s < job.windows,
+    const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
+    const stx__attn_band &band, int m, int ramped, float (&x)[X::NB][4], float (&o)[X::ND][4],
+    float (&row_max)[2], float (&sum)[2]) {
+    const float unit = X::Q_REGS ? STX__LOG2E : 1;
+    const int g = w.lane >> 2, t = w.lane & 3, window = w.s < job.window_steps,
               i = p.C + w.i + 16 * m + g - w.j0 - 2 * t;
     float most[2] = {-INFINITY, -INFINITY}, from[2], f[2], add[2] = {0, 0};
     int n, e;
@@ -5530,9 +5579,9 @@ static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
         if (n / 2 < band.lo || n / 2 >= band.hi) continue;
 #pragma unroll
         for (e = 0; e < 2; e++) {
-            const int lo = window ? max(i + 8 * e - job.w.live, p.lo - w.j0 - 2 * t)
+            const int lo = window ? max(i + 8 * e - job.w.visible, p.first_key - w.j0 - 2 * t)
                                   : -w.j0 - 2 * t,
-                      hi = window ? i + 8 * e - p.dmin + 1 : p.N - w.j0 - 2 * t;
+                      hi = window ? i + 8 * e - p.delta_min + 1 : p.N - w.j0 - 2 * t;
             if (8 * n < lo || 8 * n >= hi) x[n][2 * e] = -INFINITY;
             if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[n][2 * e + 1] = -INFINITY;
             most[e] = fmaxf(most[e], fmaxf(x[n][2 * e], x[n][2 * e + 1]));
@@ -5540,12 +5589,12 @@ static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
     }
 #pragma unroll
     for (e = 0; e < 2; e++) {
-        const float old = top[e];
+        const float old = row_max[e];
         most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 1));
         most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 2));
-        top[e] = fmaxf(old, most[e] * w.sc);
-        from[e] = top[e] == -INFINITY ? 0 : top[e];
-        f[e] = stx__exp2((old - from[e]) * (LOG2E / unit));
+        row_max[e] = fmaxf(old, most[e] * w.sc);
+        from[e] = row_max[e] == -INFINITY ? 0 : row_max[e];
+        f[e] = stx__exp2((old - from[e]) * (STX__LOG2E / unit));
     }
 #pragma unroll
     for (n = 0; n < X::NB; n++) {
@@ -5553,8 +5602,8 @@ static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
         if (n / 2 < band.lo || n / 2 >= band.hi) continue;
 #pragma unroll
         for (e = 0; e < 2; e++) {
-            float a = stx__exp2(fmaf(x[n][2 * e], w.sc, -from[e]) * (LOG2E / unit));
-            float b = stx__exp2(fmaf(x[n][2 * e + 1], w.sc, -from[e]) * (LOG2E / unit));
+            float a = stx__exp2(fmaf(x[n][2 * e], w.sc, -from[e]) * (STX__LOG2E / unit));
+            float b = stx__exp2(fmaf(x[n][2 * e + 1], w.sc, -from[e]) * (STX__LOG2E / unit));
             if (ramped) {
                 a *= f0[8 * e];
                 b *= f0[8 * e - 1];
@@ -5581,27 +5630,27 @@ static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
    loops are unrolled, for accumulators have no index. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_edge(
-    const stx__at &p, const stx__attn_job &job, const stx__attn_here &w,
+    const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
     const uint32_t (&kept)[X::STRIPS], const uint32_t (&qf)[X::STRIPS][X::QS][4],
-    float (&o)[X::STRIPS][X::ND][4], float (&top)[X::STRIPS][2], float (&sum)[X::STRIPS][2],
+    float (&o)[X::STRIPS][X::ND][4], float (&row_max)[X::STRIPS][2], float (&sum)[X::STRIPS][2],
     stx__attn_skew (&skew)[X::STRIPS], int &started) {
     enum { KS = X::KS, NB = X::NB, MT = X::STRIPS };
 
-    const int window = w.s < job.windows, near = p.C + w.i - (w.j0 + X::KEYS - 1),
-              ramped = p.z.p && window && near + X::KEYS + 16 * MT - 2 > job.w.full;
+    const int window = w.s < job.window_steps, min_delta = p.C + w.i - (w.j0 + X::KEYS - 1),
+              ramped = p.z.p && window && min_delta + X::KEYS + 16 * MT - 2 > job.w.full;
     float x[MT][NB][4];
     stx__attn_band band[MT];
     int m, n, k, e;
 #pragma unroll
     for (m = 0; m < MT; m++) {
-        band[m] = stx__attn_meets<X::KEYS>(p, !window, job.w.live, w.i + 16 * m, w.j0);
+        band[m] = stx__attn_band_of<X::KEYS>(p, !window, job.w.visible, w.i + 16 * m, w.j0);
 #pragma unroll
         for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
     }
-    if (ramped) { /* m by near + e */
+    if (ramped) { /* m by min_delta + e */
         __syncwarp();
         for (e = w.lane; e < X::KEYS + 16 * MT - 1; e += 32)
-            w.ramp[e] = stx__attn_clamp(stx__attn_ramp(p, job.w, near + e));
+            w.ramp[e] = stx__attn_clamp(stx__attn_ramp(p, job.w, min_delta + e));
         __syncwarp();
     }
     if (window && p.pe) {
@@ -5612,7 +5661,7 @@ static __device__ __forceinline__ void stx__attn_fwd_edge(
     }
 #pragma unroll
     for (n = 0; n < NB; n += 2) {
-        if (!stx__attn_met(band, n / 2)) continue;
+        if (!stx__attn_in_bands(band, n / 2)) continue;
 #pragma unroll
         for (k = 0; k < KS; k++) {
             uint32_t f[4];
@@ -5626,26 +5675,27 @@ static __device__ __forceinline__ void stx__attn_fwd_edge(
             }
         }
     }
-    if (p.bits && window) stx__attn_fwd_forbid<X>(p, job, w, x);
+    if (p.key_mask && window) stx__attn_fwd_set_missing<X>(p, job, w, x);
 #pragma unroll
     for (m = 0; m < MT; m++) {
         if (band[m].lo == band[m].hi) continue;
-        stx__attn_fwd_edge_softmax<X>(p, job, w, band[m], m, ramped, x[m], o[m], top[m], sum[m]);
+        stx__attn_fwd_edge_softmax<X>(p, job, w, band[m], m, ramped, x[m], o[m], row_max[m],
+                                      sum[m]);
         stx__attn_fwd_drop<X>(p, window, kept[m], x[m]);
     }
-    stx__attn_values<typename X::P, X::CH, MT, NB, X::ND, 1>::run(o, x, w.v, w.lane, band);
+    stx__attn_times_v<typename X::P, X::CH, MT, NB, X::ND, 1>::run(o, x, w.v, w.lane, band);
 }
 
 /* A tile inside of the window of all of the warp's rows. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_interior(
-    const stx__at &p, const stx__attn_job &job, const stx__attn_here &w,
+    const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
     const uint32_t (&kept)[X::STRIPS], const uint32_t (&qf)[X::STRIPS][X::QS][4],
-    float (&o)[X::STRIPS][X::ND][4], float (&top)[X::STRIPS][2], float (&sum)[X::STRIPS][2],
+    float (&o)[X::STRIPS][X::ND][4], float (&row_max)[X::STRIPS][2], float (&sum)[X::STRIPS][2],
     stx__attn_skew (&skew)[X::STRIPS], int &started) {
     enum { NB = X::NB, MT = X::STRIPS };
 
-    const int window = w.s < job.windows;
+    const int window = w.s < job.window_steps;
     const stx__attn_band whole[MT] = {};
     float x[MT][NB][4];
     int m, n, k;
@@ -5670,68 +5720,70 @@ static __device__ __forceinline__ void stx__attn_fwd_interior(
             for (m = 0; m < MT; m++) X::P::mma2(x[m][n], x[m][n + 1], a[m], f);
         }
     }
-    if (p.bits && window) stx__attn_fwd_forbid<X>(p, job, w, x);
+    if (p.key_mask && window) stx__attn_fwd_set_missing<X>(p, job, w, x);
 #pragma unroll
     for (m = 0; m < MT; m++) {
-        stx__attn_fwd_softmax<X>(w, x[m], o[m], top[m], sum[m]);
+        stx__attn_fwd_softmax<X>(w, x[m], o[m], row_max[m], sum[m]);
         stx__attn_fwd_drop<X>(p, window, kept[m], x[m]);
     }
-    stx__attn_values<typename X::P, X::CH, MT, NB, X::ND, 0>::run(o, x, w.v, w.lane, whole);
+    stx__attn_times_v<typename X::P, X::CH, MT, NB, X::ND, 0>::run(o, x, w.v, w.lane, whole);
 }
 
 /* Which entry of the list the block has, and its steps: thread 0. */
 template <class X>
-static __device__ __forceinline__ void stx__attn_fwd_open(const stx__at &p, stx__attn_job *j,
-                                                          const uint32_t *list, int tiles) {
+static __device__ __forceinline__ void stx__attn_fwd_job(const stx__attn_params &p,
+                                                         stx__attn_job *j, const uint32_t *list,
+                                                         int tiles) {
     enum { BK = X::KEYS };
 
     int entry = (int)list[blockIdx.x / (unsigned)p.B], last;
     j->b = (int)(blockIdx.x % (unsigned)p.B);
     j->h = entry / tiles;
     j->i0 = entry % tiles * X::BQ;
-    j->w = stx__attn_open(p, j->h);
-    stx__attn_range(p, j->w, j->i0, X::BQ, &j->first, &last);
-    if (p.bits) {
+    j->w = stx__attn_window_of(p, j->h);
+    stx__attn_key_range(p, j->w, j->i0, X::BQ, &j->first, &last);
+    if (p.key_mask) {
         last = min(last, p.S);
-        while (j->first < last && !stx__attn_exist<BK>(p, j->b, j->first)) j->first += BK;
+        while (j->first < last && !stx__attn_key_mask<BK>(p, j->b, j->first)) j->first += BK;
     }
-    j->windows = (last - j->first + BK - 1) / BK;
-    if (p.bits)
-        while (j->windows && !stx__attn_exist<BK>(p, j->b, j->first + (j->windows - 1) * BK))
-            j->windows--;
-    j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
+    j->window_steps = (last - j->first + BK - 1) / BK;
+    if (p.key_mask)
+        while (j->window_steps
+               && !stx__attn_key_mask<BK>(p, j->b, j->first + (j->window_steps - 1) * BK))
+            j->window_steps--;
+    j->steps = j->window_steps + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
 }
 
 /* The queries, first those that meet positions: fragments in qf, or rows in qr; then
    those that meet keys, in qs. Nothing is summed yet. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_begin(
-    const stx__at &p, const stx__attn_job &job, unsigned char *qs, unsigned char *qr,
+    const stx__attn_params &p, const stx__attn_job &job, unsigned char *qs, unsigned char *qr,
     uint32_t (&qf)[X::STRIPS][X::QS][4], float (&o)[X::STRIPS][X::ND][4],
-    float (&top)[X::STRIPS][2], float (&sum)[X::STRIPS][2], stx__attn_skew (&skew)[X::STRIPS]) {
+    float (&row_max)[X::STRIPS][2], float (&sum)[X::STRIPS][2], stx__attn_skew (&skew)[X::STRIPS]) {
     typedef typename X::P P;
 
     enum { CH = X::CH, MT = X::STRIPS, ROWS = 16 * MT };
 
     const int r0 = ((int)threadIdx.x >> 5) * ROWS;
     int m, n, k, e;
-    if (X::REGS) {
-        stx__attn_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
+    if (X::Q_REGS) {
+        stx__attn_load_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
 #pragma unroll
         for (m = 0; m < MT; m++)
 #pragma unroll
             for (k = 0; k < X::KS; k++)
-                stx__attn_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
+                stx__attn_frag_a<CH>(qf[m][X::Q_REGS ? k : 0], qs, r0 + 16 * m, k);
         __syncwarp();
     } else if (qr != qs) {
-        stx__attn_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
+        stx__attn_load_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
     }
-    if (X::Q_SHARED) stx__attn_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
+    if (X::Q_IN_SHARED) stx__attn_load_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
 #pragma unroll
     for (m = 0; m < MT; m++) {
 #pragma unroll
         for (n = 0; n < X::ND; n++) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
-        top[m][0] = top[m][1] = -INFINITY;
+        row_max[m][0] = row_max[m][1] = -INFINITY;
         sum[m][0] = sum[m][1] = 0;
 #pragma unroll
         for (e = 0; e < 2; e++) skew[m].lo[e] = skew[m].hi[e] = skew[m].next[e] = 0;
@@ -5741,13 +5793,13 @@ static __device__ __forceinline__ void stx__attn_fwd_begin(
 /* With K and V of a tile there: has it any key? Rows of zeros for those that do not
    exist. All threads. */
 template <class X>
-static __device__ __forceinline__ int stx__attn_fwd_blank(const stx__at &p,
-                                                          const stx__attn_job &job,
-                                                          unsigned char *kv, int j0) {
-    const uint64_t seen = stx__attn_exist<X::KEYS>(p, job.b, j0);
-    if (seen && !stx__attn_whole<X::KEYS>(seen)) {
-        stx__attn_blank<X::CH, X::THREADS, X::KEYS>(kv, seen);
-        stx__attn_blank<X::CH, X::THREADS, X::KEYS>(kv + X::TILE, seen);
+static __device__ __forceinline__ int stx__attn_fwd_zero_missing(const stx__attn_params &p,
+                                                                 const stx__attn_job &job,
+                                                                 unsigned char *kv, int j0) {
+    const uint64_t seen = stx__attn_key_mask<X::KEYS>(p, job.b, j0);
+    if (seen && !stx__attn_all_exist<X::KEYS>(seen)) {
+        stx__attn_zero_missing<X::CH, X::THREADS, X::KEYS>(kv, seen);
+        stx__attn_zero_missing<X::CH, X::THREADS, X::KEYS>(kv + X::TILE, seen);
         __syncthreads();
     }
     return seen != 0;
@@ -5755,10 +5807,10 @@ static __device__ __forceinline__ int stx__attn_fwd_blank(const stx__at &p,
 
 /* y, and the statistics of the warp's rows */
 template <class X>
-static __device__ __forceinline__ void stx__attn_fwd_store(const stx__at &p,
+static __device__ __forceinline__ void stx__attn_fwd_store(const stx__attn_params &p,
                                                            const stx__attn_job &job,
                                                            const float (&o)[X::STRIPS][X::ND][4],
-                                                           const float (&top)[X::STRIPS][2],
+                                                           const float (&row_max)[X::STRIPS][2],
                                                            const float (&sum)[X::STRIPS][2]) {
     typedef typename X::P P;
 
@@ -5777,9 +5829,9 @@ static __device__ __forceinline__ void stx__attn_fwd_store(const stx__at &p,
             norm += __shfl_xor_sync(STX__ALL, norm, 2);
             f = norm == 0 ? 0 : 1 / norm;
             if (i < p.T) {
-                typename P::num *y = (typename P::num *)p.y
-                                     + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
-                const float of = f * p.unkeep;
+                typename P::element *y = (typename P::element *)p.y
+                                         + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
+                const float of = f * p.inv_keep;
 #pragma unroll
                 for (n = 0; n < X::ND; n++)
                     if (8 * n < p.D)
@@ -5787,109 +5839,114 @@ static __device__ __forceinline__ void stx__attn_fwd_store(const stx__at &p,
                                          o[m][n][2 * e + 1] * of);
                 if (!t) {
                     const size_t row = ((size_t)job.b * p.H + job.h) * p.T + i;
-                    p.top[row] = X::REGS ? top[m][e] * 0.69314718f : top[m][e];
-                    p.inv[row] = f;
+                    p.row_max[row] = X::Q_REGS ? row_max[m][e] * 0.69314718f : row_max[m][e];
+                    p.inv_sum[row] = f;
                 }
             }
         }
 }
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
-template <class P, int DP, int BK, int MT, int TWO>
-STX__GLOBAL(128, stx__attn_shape<P, DP, BK, MT, TWO>::BLOCKS)
-stx__attn_fwd(stx__at p, const uint32_t *list, int tiles) {
-    typedef stx__attn_shape<P, DP, BK, MT, TWO> X;
+template <class P, int DP, int BK, int MT, int SHARED_Q>
+STX__GLOBAL(128, stx__attn_fwd_shape<P, DP, BK, MT, SHARED_Q>::BLOCKS)
+stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
+    typedef stx__attn_fwd_shape<P, DP, BK, MT, SHARED_Q> X;
 
     enum { ROWS = 16 * MT };
 
     STX__DYNAMIC(memory);
     const stx__attn_job &job = *(const stx__attn_job *)memory;
-    unsigned char *shared = memory + X::HEAD, *ring = shared + 4 * X::TILE,
+    unsigned char *shared = memory + X::HEADER, *ring = shared + 4 * X::TILE,
                   *after = ring + (p.pe ? X::RING * X::ROW : 0),
-                  *qs = X::REGS && !TWO ? shared + 2 * X::TILE : after,
-                  *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + X::BQ * X::ROW;
+                  *qs = X::Q_REGS && !SHARED_Q ? shared + 2 * X::TILE : after,
+                  *qr = X::Q_REGS || !(p.u.p || p.vb.p) ? qs : qs + X::BQ * X::ROW;
     const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
-    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
+    const float unit = X::Q_REGS ? STX__LOG2E : 1;
     float *const ramp = (float *)(memory + 64) + warp * X::RAMP;
     const stx__num none = {NULL, NULL, 0};
     uint32_t kept[MT] = {}, qf[MT][X::QS][4];
-    float o[MT][X::ND][4], top[MT][2], sum[MT][2];
+    float o[MT][X::ND][4], row_max[MT][2], sum[MT][2];
     stx__attn_skew skew[MT];
     /* started: a bit for each strip whose skew goes on from tile to tile */
     int s, m, started = 0;
 
-    if (!threadIdx.x) stx__attn_fwd_open<X>(p, (stx__attn_job *)memory, list, tiles);
+    if (!threadIdx.x) stx__attn_fwd_job<X>(p, (stx__attn_job *)memory, list, tiles);
     __syncthreads();
     if (job.steps) stx__attn_fwd_load<X>(p, job, shared, 0);
-    stx__attn_fwd_begin<X>(p, job, qs, qr, qf, o, top, sum, skew);
+    stx__attn_fwd_begin<X>(p, job, qs, qr, qf, o, row_max, sum, skew);
 
     for (s = 0; s < job.steps; s++) {
-        const int lane = stx__attn_again((int)threadIdx.x & 31);
+        const int lane = stx__attn_opaque((int)threadIdx.x & 31);
         unsigned char *kv = shared + (s & 1) * 2 * X::TILE;
-        const int window = s < job.windows,
-                  j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7),
+        const int window = s < job.window_steps,
+                  j0 = window ? job.first + s * BK
+                              : (s - job.window_steps) * BK - ((p.S + p.span) & 7),
                   iw = job.i0 + r0;
         /* the largest and the smallest delta of the warp's rows */
-        const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);
+        const int max_delta = p.C + iw + ROWS - 1 - j0, min_delta = p.C + iw - (j0 + BK - 1);
         const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
-        const stx__attn_here here = {kv, kv + X::TILE, ring, qs, qr, ramp, lane, s, j0, iw, sc};
+        const stx__attn_fwd_tile here = {kv, kv + X::TILE, ring, qs, qr, ramp, lane, s, j0, iw, sc};
         int some = 1;
         stx__cp_wait<0>();
         __syncthreads();
-        if (p.bits && window) some = stx__attn_fwd_blank<X>(p, job, kv, j0);
+        if (p.key_mask && window) some = stx__attn_fwd_zero_missing<X>(p, job, kv, j0);
         if (s + 1 < job.steps) stx__attn_fwd_load<X>(p, job, shared, s + 1);
         /* u has no part in the persistent keys' logits */
-        if (TWO && s == job.windows && p.u.p) {
+        if (SHARED_Q && s == job.window_steps && p.u.p) {
             __syncwarp();
-            stx__attn_query<P, X::CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
+            stx__attn_load_query<P, X::CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
         }
         /* the next tile's skew begins anew: the ring has all that it meets */
         if (!some) {
             started = 0;
             continue;
         }
-        if (iw >= p.T || (window && (near > job.w.live || far < p.dmin))) continue;
+        if (iw >= p.T || (window && (min_delta > job.w.visible || max_delta < p.delta_min)))
+            continue;
 
         if (p.keep)
 #pragma unroll
             for (m = 0; m < MT; m++)
-                kept[m] = stx__attn_kept<X::NB>(p, p.stream + *p.shift,
-                                                ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
-                                                (window ? p.span : p.S + p.span) + j0);
-        if (window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N)
-            stx__attn_fwd_edge<X>(p, job, here, kept, qf, o, top, sum, skew, started);
+                kept[m] = stx__attn_keep_mask<X::NB>(p, p.stream + *p.shift,
+                                                     ((uint64_t)job.b * p.H + job.h) * p.T + iw
+                                                         + 16 * m,
+                                                     (window ? p.span : p.S + p.span) + j0);
+        if (window ? min_delta < p.delta_min || max_delta > job.w.full || j0 < p.first_key
+                   : j0 < 0 || j0 + BK > p.N)
+            stx__attn_fwd_edge<X>(p, job, here, kept, qf, o, row_max, sum, skew, started);
         else
-            stx__attn_fwd_interior<X>(p, job, here, kept, qf, o, top, sum, skew, started);
+            stx__attn_fwd_interior<X>(p, job, here, kept, qf, o, row_max, sum, skew, started);
     }
-    stx__attn_fwd_store<X>(p, job, o, top, sum);
+    stx__attn_fwd_store<X>(p, job, o, row_max, sum);
 }
 
-typedef stx__kernel_of<stx__at, const uint32_t *, int> stx__attn_kernel;
+typedef stx__kernel_of<stx__attn_params, const uint32_t *, int> stx__attn_fwd_kernel;
 
-typedef struct stx__attn_pick {
-    stx__attn_kernel run;
+typedef struct stx__attn_fwd_choice {
+    stx__attn_fwd_kernel run;
     size_t shared;
     int bq, bk, tiles;
-} stx__attn_pick;
+} stx__attn_fwd_choice;
 
-template <class P, int DP, int BK, int MT, int TWO>
-static stx__attn_pick stx__attn_choice(const stx__at *p, int two) {
-    typedef stx__attn_shape<P, DP, BK, MT, TWO> X;
-    stx__attn_pick c = {stx__attn_fwd<P, DP, BK, MT, TWO>, X::shared(p->pe != NULL, two), X::BQ, BK,
-                        (p->T + X::BQ - 1) / X::BQ};
+template <class P, int DP, int BK, int MT, int SHARED_Q>
+static stx__attn_fwd_choice stx__attn_fwd_choice_of(const stx__attn_params *p, int two) {
+    typedef stx__attn_fwd_shape<P, DP, BK, MT, SHARED_Q> X;
+    stx__attn_fwd_choice c = {stx__attn_fwd<P, DP, BK, MT, SHARED_Q>, X::shared(p->pe != NULL, two),
+                              X::BQ, BK, (p->T + X::BQ - 1) / X::BQ};
     return c;
 }
 
-template <class P> static stx__attn_pick stx__attn_choose_float(const stx__at *p, int two) {
-    return p->D <= 32   ? stx__attn_choice<P, 32, 64, 1, 1>(p, two)
-           : p->D <= 64 ? stx__attn_choice<P, 64, 32, 1, 1>(p, two)
-                        : stx__attn_choice<P, 128, 16, 1, 1>(p, two);
+template <class P>
+static stx__attn_fwd_choice stx__attn_fwd_choose_float(const stx__attn_params *p, int two) {
+    return p->D <= 32   ? stx__attn_fwd_choice_of<P, 32, 64, 1, 1>(p, two)
+           : p->D <= 64 ? stx__attn_fwd_choice_of<P, 64, 32, 1, 1>(p, two)
+                        : stx__attn_fwd_choice_of<P, 128, 16, 1, 1>(p, two);
 }
 
 template <int DP, int BK, int MT>
-static stx__attn_pick stx__attn_choose_bf16(const stx__at *p, int two) {
-    return two ? stx__attn_choice<stx__attn_bf16, DP, BK, MT, 1>(p, 1)
-               : stx__attn_choice<stx__attn_bf16, DP, BK, MT, 0>(p, 0);
+static stx__attn_fwd_choice stx__attn_fwd_choose_bf16(const stx__attn_params *p, int two) {
+    return two ? stx__attn_fwd_choice_of<stx__attn_bf16, DP, BK, MT, 1>(p, 1)
+               : stx__attn_fwd_choice_of<stx__attn_bf16, DP, BK, MT, 0>(p, 0);
 }
 
 /* Two strips a warp where the span is worth a tile of 128 queries and there are blocks
@@ -5897,52 +5954,55 @@ static stx__attn_pick stx__attn_choose_bf16(const stx__at *p, int two) {
    decide. Tiles of 64 and of 128 queries begin at different keys where the oldest key
    cuts the window off, so they sum in another order, and the bits of a run would
    change from one GPU to another. */
-enum { STX__AT_MANY = 264 };
+enum { STX__ATTN_MIN_BLOCKS = 264 };
 
-static stx__attn_pick stx__attn_choose(stx_ctx *x, const stx__at *p, int half) {
+static stx__attn_fwd_choice stx__attn_fwd_choose(stx_ctx *x, const stx__attn_params *p, int half) {
     const stx_gpu *g = stx__gpu(x);
-    int two = p->u.p || p->vb.p, many = (size_t)p->B * p->H * ((p->T + 127) / 128) >= STX__AT_MANY;
+    int two = p->u.p || p->vb.p,
+        many = (size_t)p->B * p->H * ((p->T + 127) / 128) >= STX__ATTN_MIN_BLOCKS;
     int wide = (p->span >= 512 && p->T >= 128 && many) || g->attention == 4;
     if (!half)
-        return g->tf32 ? stx__attn_choose_float<stx__attn_tf32>(p, two)
-                       : stx__attn_choose_float<stx__attn_f32>(p, two);
+        return g->tf32 ? stx__attn_fwd_choose_float<stx__attn_tf32>(p, two)
+                       : stx__attn_fwd_choose_float<stx__attn_f32>(p, two);
     if (p->D <= 32)
-        return wide ? stx__attn_choose_bf16<32, 64, 2>(p, two)
-                    : stx__attn_choose_bf16<32, 64, 1>(p, two);
+        return wide ? stx__attn_fwd_choose_bf16<32, 64, 2>(p, two)
+                    : stx__attn_fwd_choose_bf16<32, 64, 1>(p, two);
     if (p->D <= 64)
-        return wide ? stx__attn_choose_bf16<64, 64, 2>(p, two)
-                    : stx__attn_choose_bf16<64, 64, 1>(p, two);
-    return p->D <= 96 ? stx__attn_choose_bf16<96, 32, 1>(p, two)
-                      : stx__attn_choose_bf16<128, 32, 1>(p, two);
+        return wide ? stx__attn_fwd_choose_bf16<64, 64, 2>(p, two)
+                    : stx__attn_fwd_choose_bf16<64, 64, 1>(p, two);
+    return p->D <= 96 ? stx__attn_fwd_choose_bf16<96, 32, 1>(p, two)
+                      : stx__attn_fwd_choose_bf16<128, 32, 1>(p, two);
 }
 
 /* Can the fused kernels run this call? From the host's knowledge alone. */
-static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
-    stx__at p;
+static int stx__attn_fused_can(const stx_ctx *x, const stx_attention_args *a) {
+    stx__attn_params p;
     int half;
-    return stx__attn_make(x, a, &p, &half)
-           && stx__attn_choose((stx_ctx *)x, &p, half).shared <= stx__gpu(x)->shared_max
+    return stx__attn_params_of(x, a, &p, &half)
+           && stx__attn_fwd_choose((stx_ctx *)x, &p, half).shared <= stx__gpu(x)->shared_max
            && (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
 }
 
-static size_t stx__attn2_fwd_list(const stx_attention_args *a) {
+static size_t stx__attn_fused_fwd_list(const stx_attention_args *a) {
     return a->H * ((a->T + 63) / 64);
 }
 
-static size_t stx__attn2_fwd_work(const stx_attention_args *a) {
-    return (stx__attn2_fwd_list(a) + stx__attn_words(a) * stx__attn_rows(a)) * sizeof(uint32_t);
+static size_t stx__attn_fused_fwd_work(const stx_attention_args *a) {
+    return (stx__attn_fused_fwd_list(a) + stx__attn_key_words(a) * stx__attn_key_word_rows(a))
+           * sizeof(uint32_t);
 }
 
-static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
-    stx__at p;
-    stx__attn_pick c;
+static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__attn_params p;
+    stx__attn_fwd_choice c;
     int half, n;
-    if (!stx_ok(x) || !stx__attn_make(x, a, &p, &half)) return;
-    c = stx__attn_choose(x, &p, half);
+    if (!stx_ok(x) || !stx__attn_params_of(x, a, &p, &half)) return;
+    c = stx__attn_fwd_choose(x, &p, half);
     n = p.H * c.tiles;
     if (!stx__may_share(x, (const void *)c.run, c.shared, "stx_attention_fwd")) return;
-    stx__attn_set_bits(x, "stx_attention_fwd", a, &p, (uint32_t *)a->work + stx__attn2_fwd_list(a));
-    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn_list,
+    stx__attn_make_key_mask(x, "stx_attention_fwd", a, &p,
+                            (uint32_t *)a->work + stx__attn_fused_fwd_list(a));
+    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn_list_kernel,
                     stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work,
                     c.tiles, c.bq, c.bk);
     STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p,
@@ -5952,7 +6012,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
-/* For each cell, with w = e^(s - top) inv, a = m w, and r the dropout (0 or 1/keep; 1
+/* For each cell, with w = e^(s - row_max) inv_sum, a = m w, and r the dropout (0 or 1/keep; 1
    without it):
 
        gamma = r dO.V_j     Dsum = dO.O      ds = a (gamma - Dsum)
@@ -5968,8 +6028,8 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
        stx__attn_bwd_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
        stx__attn_bwd_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE, of heads without rows of dR
 
-   Parts are then added up in order (stx__attn_bwd_fold, stx__attn_bwd_fold_table). The front half of
-   a tile, from operands to a and ds, is the same in all three (stx__attn_bwd_front: logits,
+   Parts are then added up in order (stx__attn_bwd_fold, stx__attn_bwd_fold_diagonals). The front half of
+   a tile, from operands to a and ds, is the same in all three (stx__attn_bwd_interior: logits,
    probabilities, ds). Products in units of one attention GEMM, 2 BQ BK D flops, at BQ =
    BK = 64:
 
@@ -5984,13 +6044,13 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
    row has the distances that its head sees, rounded to 16, so that a short head costs
    little memory and multiplies little that is 0; the sweep's tiles are half empty there.
    What all heads have at B 64, T 512, span 8192 would be 4 GB: heads get their columns
-   from STX__AB_ROWS bytes, the shortest first, and those for whom none are left take the
-   sweep (stx__attn_listing; STX__AB_ROWS is the one place that says how much). Both kernels
+   from STX__ATTN_BWD_DR_BYTES bytes, the shortest first, and those for whom none are left take the
+   sweep (stx__attn_make_list; STX__ATTN_BWD_DR_BYTES is the one place that says how much). Both kernels
    are launched unless all heads have room whatever their spans. Padded keys and floats
    take the sweep. dR is rounded as in the sweep, where it goes through shared memory as
    bfloat16s; dPE has other bits by the order of its sums alone.
 
-       column y of a row of head h stands for j - i = newest - width + y       newest: one more than the youngest key's, C - dmin, or up to
+       column y of a row of head h stands for j - i = newest - width + y       newest: one more than the youngest key's, C - delta_min, or up to
                                                                                15 more, so
                                                                                that 16
                                                                                columns are
@@ -6003,7 +6063,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
        before the first one, strips beyond T
 
    Parts of either way, (diagonals or blocks of columns) x tables x splits of the batch x
-   rows of D floats, stay below STX__AB_PARTS by fewer splits.
+   rows of D floats, stay below STX__ATTN_BWD_PART_BYTES by fewer splits.
 
    Loads of one tile, D 64, bfloat16: queries K, V, 64 rows of the table, 24 KiB for 2.88
    MFLOP; keys q (twice with biases), dO, 64 rows of the table, 24 KiB for 2.75 MFLOP;
@@ -6015,19 +6075,19 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
 
    THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the
    tile meet row u'' = c - r + 16 of the BK + 16 rows of the table that the strip
-   meets. R turns into S by shuffles (stx__attn_shift), ds into dR by the same shuffles
-   the other way (stx__attn_bwd_back). The tile meets a window of W = BQ + BK rows; strip n's
+   meets. R turns into S by shuffles (stx__attn_skew_block), ds into dR by the same shuffles
+   the other way (stx__attn_bwd_unskew). The tile meets a window of W = BQ + BK rows; strip n's
    begin BQ - 16 - 16 n in. It lies in shared memory as a ring of chunks of 16 rows, so
    that a step of a sweep loads only the BK or BQ rows that come in. */
 
 /* What the three sweeps take beside the forward's */
-typedef struct stx__ab {
-    stx__at p;
+typedef struct stx__attn_bwd_params {
+    stx__attn_params p;
     const void *dy; /* (B,T,H D), stored as y */
     stx__num dq, dk, dv;
     /* of keys and values before the block */
-    stx__num old_dk[STX_HEAD_GROUPS], old_dv[STX_HEAD_GROUPS];
-    int fresh;            /* stx_attention_args' */
+    stx__num cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS];
+    int overwrite;        /* stx_attention_args' */
     float *dsum;          /* (B,H,T): dO.O */
     float *du, *dvb, *dz; /* parts of queries: (B tiles,H D) twice, (B tiles,H) */
     float *dpk, *dpv;     /* parts of keys: (splits,H,N,D) */
@@ -6038,21 +6098,19 @@ typedef struct stx__ab {
     int *used;
     /* of dR: for each head with a place (B,tiles BQ,its width), from B tiles BQ `at`
        on; or NULL */
-    stx__bf16 *rows;
-    const stx__attn_place *place; /* (H), where there are rows */
-    int newest;                   /* the j - i behind the last column of a row */
-    int tiles;                    /* of queries */
+    stx__bf16 *dr;
+    const stx__attn_dr_slot *slot; /* (H), where there are rows */
+    int newest;                    /* the j - i behind the last column of a row */
+    int tiles;                     /* of queries */
     /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
     int first;
     /* into how many parts the batch is cut (diagonals with a shared table: batch and
        heads); its size */
-    int splits, combos;
+    int splits, units;
     int persistent;       /* keys: are they the persistent vectors? */
-    int ahead;            /* is there shared memory for the next tile? */
+    int prefetch;         /* is there shared memory for the next tile? */
     float root_d, root_n; /* sqrt(D), sqrt(N) */
-} stx__ab;
-
-#define STX__AB_LOG2E 1.44269504f
+} stx__attn_bwd_params;
 
 /* How often loops over the steps of D are unrolled: addresses of more steps cost registers. */
 static constexpr __host__ __device__ int stx__attn_bwd_unroll(int steps) {
@@ -6085,94 +6143,94 @@ template <class P_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         CH = DP * SIZE / 16,
         STEPS = DP / P_::K,
         UNROLL = stx__attn_bwd_unroll(STEPS),
-        CHA = BK * SIZE / 16, /* pieces in a row of a or ds */
+        CH_DS = BK * SIZE / 16, /* pieces in a row of a or ds */
         /* of dR, up to a power of two */
-        CHG = stx__attn_bwd_dr_pieces((BK + 16) * SIZE),
-        KEY_PIECES = STRIPS / (BK / 16), /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
-        KEY_NB = DP / KEY_PIECES / 8,
-        ROW_PIECES =
-            DP % (16 * STRIPS)
-                ? 2
-                : STRIPS, /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES
+        CH_DR = stx__attn_bwd_dr_pieces((BK + 16) * SIZE),
+        KEY_SPLIT = STRIPS / (BK / 16), /* keys: a warp has 16 keys and DP / KEY_SPLIT columns */
+        KEY_NB = DP / KEY_SPLIT / 8,
+        PE_SPLIT = DP % (16 * STRIPS)
+                       ? 2
+                       : STRIPS, /* diagonals: a warp has every PE_GROUPS-th chunk and DP / PE_SPLIT
                                                                    columns, a multiple of 16 */
-        ROW_GROUPS = STRIPS / ROW_PIECES,
-        ROW_NB = DP / ROW_PIECES / 8,
+        PE_GROUPS = STRIPS / PE_SPLIT,
+        PE_NB = DP / PE_SPLIT / 8,
         TILE_Q = BQ * CH * 16,
         TILE_K = BK * CH * 16,
         TILE_W = W * CH * 16,
         CHUNK = 16 * CH * 16,
         DISTANCES = BK + 16,
-        EDGE = STRIPS * DISTANCES
-               * 4, /* of a strip and a tile, 15 + BK, and a table of them for each warp */
+        RAMPS = STRIPS * DISTANCES
+                * 4, /* of a strip and a tile, 15 + BK, and a table of them for each warp */
         /* that should fit on a multiprocessor; 0: nvcc decides, which would rather
            spill than have 2 of wide heads */
-        QUERY_BLOCKS = DP == 32 ? (int)P::SMALL : 0,
-        KEY_BLOCKS = DP == 32 ? (int)P::SMALL_KEYS : 2 * (THREADS == 128),
+        QUERY_BLOCKS = DP == 32 ? (int)P::QUERY_BLOCKS_32 : 0,
+        KEY_BLOCKS = DP == 32 ? (int)P::KEY_BLOCKS_32 : 2 * (THREADS == 128),
         MASK = 1
     }; /* does it ask whether all keys exist? */
 };
 
 /* The shapes of a kernel that may be there twice: for masks, and for calls whose keys
    all exist */
-template <class Sh, int TWICE> struct stx__attn_bwd_twice {
+template <class Sh, int MASKED_SIZES> struct stx__attn_bwd_variants {
     typedef stx__attn_bwd_shape<typename Sh::P::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
 
-    struct plain : Sh {
+    struct unmasked : Sh {
         enum { MASK = 0 };
     };
 };
 
-template <class Sh> struct stx__attn_bwd_twice<Sh, 0> { typedef Sh masked, plain; };
+template <class Sh> struct stx__attn_bwd_variants<Sh, 0> { typedef Sh masked, unmasked; };
 
 /* SHARED MEMORY of a block. What moves with the tiles stands there twice where there is
-   memory for that (stx__ab.ahead): then the copies of the next tile are on their way
+   memory for that (stx__attn_bwd_params.prefetch): then the copies of the next tile are on their way
    while this one is worked on.
 
-       edge | K  V  q  dO | what moves of these, again | q+vb | window (+ what comes in next) | exchange
+       ramp | K  V  q  dO | what moves of these, again | q+vb | window (+ what comes in next) | exchange
 
-   edge: EDGE TILES, below. q becomes q+u in its place; q+vb is there if the table
+   ramp: EDGE TILES, below. q becomes q+u in its place; q+vb is there if the table
    wants another query. In the sweep of queries K and V move, in that of keys q and dO,
    in that of diagonals all four. The window has BK or BQ rows more for the next
    tile's; that of a diagonal stands still. exchange: what warps tell each other. */
-enum { STX__AB_K = 1, STX__AB_Q = 2 }; /* what moves */
+enum { STX__MOVES_K = 1, STX__MOVES_Q = 2 }; /* what moves */
 
 template <class Sh> struct stx__attn_bwd_shared {
-    unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
-    float *edge; /* the warp's own */
+    unsigned char *q, *qv, *dy, *k, *v, *pe, *exchange;
+    float *ramp; /* the warp's own */
 
-    __device__ __forceinline__ stx__attn_bwd_shared(unsigned char *base, int moves, int ahead,
+    __device__ __forceinline__ stx__attn_bwd_shared(unsigned char *base, int moves, int prefetch,
                                                     int two, int rows) {
-        edge = (float *)base + (int)threadIdx.x / 32 * Sh::DISTANCES;
-        k = base + Sh::EDGE;
+        ramp = (float *)base + (int)threadIdx.x / 32 * Sh::DISTANCES;
+        k = base + Sh::RAMPS;
         v = k + Sh::TILE_K;
         q = v + Sh::TILE_K;
         dy = q + Sh::TILE_Q;
-        qv = dy + Sh::TILE_Q + (ahead ? extra(moves) : 0);
+        qv = dy + Sh::TILE_Q + (prefetch ? moving_bytes(moves) : 0);
         pe = qv + (two ? Sh::TILE_Q : 0);
         if (!two) qv = q;
-        more = pe + rows * Sh::CH * 16;
+        exchange = pe + rows * Sh::CH * 16;
     }
 
     /* of tile number n: what moves stands in two places by turns */
     __device__ __forceinline__ stx__attn_bwd_shared(const stx__attn_bwd_shared &m, int moves,
-                                                    int ahead, int n) {
+                                                    int prefetch, int n) {
         int by = 0;
-        if (ahead && n & 1)
-            by = moves == STX__AB_Q ? 2 * Sh::TILE_Q : 2 * (Sh::TILE_K + Sh::TILE_Q);
+        if (prefetch && n & 1)
+            by = moves == STX__MOVES_Q ? 2 * Sh::TILE_Q : 2 * (Sh::TILE_K + Sh::TILE_Q);
         *this = m;
-        if (moves & STX__AB_K) {
+        if (moves & STX__MOVES_K) {
             k += by;
             v += by;
         }
-        if (moves & STX__AB_Q) {
+        if (moves & STX__MOVES_Q) {
             q += by;
             dy += by;
             if (m.qv == m.q) qv = q;
         }
     }
 
-    static constexpr __host__ __device__ int extra(int moves) {
-        return (moves & STX__AB_K ? 2 * Sh::TILE_K : 0) + (moves & STX__AB_Q ? 2 * Sh::TILE_Q : 0);
+    static constexpr __host__ __device__ int moving_bytes(int moves) {
+        return (moves & STX__MOVES_K ? 2 * Sh::TILE_K : 0)
+               + (moves & STX__MOVES_Q ? 2 * Sh::TILE_Q : 0);
     }
 };
 
@@ -6181,8 +6239,8 @@ template <class Sh> struct stx__attn_bwd_shared {
    order 0 2 4 6 1 3 5 7, which leaves every number in its lane; rows: P::K rows r0..
    and 16 columns 8c.. as two right factors, with k in that order; cols: the same and
    16 columns as a left factor, transposed. */
-static __device__ __forceinline__ void stx__attn_bwd_acc(stx__attn_bf16, uint32_t (&a)[4],
-                                                         const float (*c)[4], int step) {
+static __device__ __forceinline__ void stx__attn_bwd_frag_acc(stx__attn_bf16, uint32_t (&a)[4],
+                                                              const float (*c)[4], int step) {
     a[0] = stx__pair(c[2 * step][0], c[2 * step][1]);
     a[1] = stx__pair(c[2 * step][2], c[2 * step][3]);
     a[2] = stx__pair(c[2 * step + 1][0], c[2 * step + 1][1]);
@@ -6190,8 +6248,8 @@ static __device__ __forceinline__ void stx__attn_bwd_acc(stx__attn_bf16, uint32_
 }
 
 template <class P>
-static __device__ __forceinline__ void stx__attn_bwd_acc(P, uint32_t (&a)[4], const float (*c)[4],
-                                                         int step) {
+static __device__ __forceinline__ void stx__attn_bwd_frag_acc(P, uint32_t (&a)[4],
+                                                              const float (*c)[4], int step) {
     a[0] = __float_as_uint(c[step][0]);
     a[1] = __float_as_uint(c[step][2]);
     a[2] = __float_as_uint(c[step][1]);
@@ -6199,44 +6257,48 @@ static __device__ __forceinline__ void stx__attn_bwd_acc(P, uint32_t (&a)[4], co
 }
 
 template <int CH>
-static __device__ __forceinline__ void stx__attn_bwd_rows(stx__attn_bf16, uint32_t (&b)[4],
-                                                          const unsigned char *tile, int r0, int c,
-                                                          int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_frag_rows(stx__attn_bf16, uint32_t (&b)[4],
+                                                               const unsigned char *tile, int r0,
+                                                               int c,
+                                                               int lane = (int)threadIdx.x & 31) {
     stx__attn_frag_v<CH>(b, tile, r0, c, lane);
 }
 
 template <int CH, class P>
-static __device__ __forceinline__ void stx__attn_bwd_rows(P, uint32_t (&b)[4],
-                                                          const unsigned char *tile, int r0, int c,
-                                                          int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_frag_rows(P, uint32_t (&b)[4],
+                                                               const unsigned char *tile, int r0,
+                                                               int c,
+                                                               int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, e;
 #pragma unroll
     for (e = 0; e < 4; e++)
         b[e] = *(const uint32_t *)(tile
-                                   + stx__attn_piece<CH>(r0 + 2 * t + (e & 1),
-                                                         2 * c + (e & 2) + (g >> 2))
+                                   + stx__attn_swizzle<CH>(r0 + 2 * t + (e & 1),
+                                                           2 * c + (e & 2) + (g >> 2))
                                    + (g & 3) * 4);
 }
 
 template <int CH>
-static __device__ __forceinline__ void stx__attn_bwd_cols(stx__attn_bf16, uint32_t (&a)[4],
-                                                          const unsigned char *tile, int r0, int c,
-                                                          int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_frag_cols(stx__attn_bf16, uint32_t (&a)[4],
+                                                               const unsigned char *tile, int r0,
+                                                               int c,
+                                                               int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4_trans(a, tile
-                                  + stx__attn_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
-                                                        c + ((lane >> 3) & 1)));
+                                  + stx__attn_swizzle<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
+                                                          c + ((lane >> 3) & 1)));
 }
 
 template <int CH, class P>
-static __device__ __forceinline__ void stx__attn_bwd_cols(P, uint32_t (&a)[4],
-                                                          const unsigned char *tile, int r0, int c,
-                                                          int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_frag_cols(P, uint32_t (&a)[4],
+                                                               const unsigned char *tile, int r0,
+                                                               int c,
+                                                               int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, e;
 #pragma unroll
     for (e = 0; e < 4; e++)
         a[e] = *(const uint32_t *)(tile
-                                   + stx__attn_piece<CH>(r0 + 2 * t + (e >> 1),
-                                                         2 * c + (e & 1) * 2 + (g >> 2))
+                                   + stx__attn_swizzle<CH>(r0 + 2 * t + (e >> 1),
+                                                           2 * c + (e & 1) * 2 + (g >> 2))
                                    + (g & 3) * 4);
 }
 
@@ -6245,7 +6307,8 @@ template <class P, int CH>
 static __device__ __forceinline__ void stx__attn_bwd_put2(unsigned char *tile, int r, int c,
                                                           float x, float y) {
     int at = c * P::SIZE;
-    stx__attn_store2((typename P::num *)(tile + stx__attn_piece<CH>(r, at / 16) + at % 16), x, y);
+    stx__attn_store2((typename P::element *)(tile + stx__attn_swizzle<CH>(r, at / 16) + at % 16), x,
+                     y);
 }
 
 template <int N> static __device__ __forceinline__ void stx__attn_bwd_clear(float (&c)[N][4]) {
@@ -6293,27 +6356,27 @@ static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8
 #pragma unroll
     for (k = 0; k < NB * 8 / P::K; k++) {
         uint32_t f[4], h[4];
-        stx__attn_bwd_acc(P(), f, x, k);
+        stx__attn_bwd_frag_acc(P(), f, x, k);
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n += 2) {
-            stx__attn_bwd_rows<Sh::CH>(P(), h, tile, k * P::K, n, lane);
+            stx__attn_bwd_frag_rows<Sh::CH>(P(), h, tile, k * P::K, n, lane);
             P::mma2(c[n], c[n + 1], f, h);
         }
     }
 }
 
 /* Where a strip stands */
-typedef struct stx__attn_bwd_tile {
+typedef struct stx__attn_bwd_strip {
     /* first query of the strip, first key of the tile (or persistent vector), batch
        row, head */
     int i, j0, b, h;
     /* largest distance that counts; chunk of the window's first row, and how many the
        ring has */
-    int far, ring, chunks;
+    int max_delta, ring, chunks;
     int persistent;
     /* of the thread's rows g and g + 8; zeros where there is no query */
-    float top[2], inv[2], dsum[2];
-} stx__attn_bwd_tile;
+    float row_max[2], inv_sum[2], dsum[2];
+} stx__attn_bwd_strip;
 
 static __device__ __forceinline__ int stx__attn_bwd_wrap(int c, int chunks) {
     return c >= chunks ? c - chunks : c;
@@ -6322,18 +6385,19 @@ static __device__ __forceinline__ int stx__attn_bwd_wrap(int c, int chunks) {
 /* Where the n-th chunk of those that a strip meets stands in the window, in bytes; and
    the one after it */
 template <class Sh>
-static __device__ __forceinline__ int stx__attn_bwd_chunk(const stx__attn_bwd_tile &t, int n) {
+static __device__ __forceinline__ int stx__attn_bwd_pe_chunk(const stx__attn_bwd_strip &t, int n) {
     return stx__attn_bwd_wrap(t.ring + Sh::STRIPS - 1 - (int)threadIdx.x / 32 + n, t.chunks)
            * Sh::CHUNK;
 }
 
 template <class Sh>
-static __device__ __forceinline__ int stx__attn_bwd_after(const stx__attn_bwd_tile &t, int at) {
+static __device__ __forceinline__ int stx__attn_bwd_pe_next(const stx__attn_bwd_strip &t, int at) {
     return stx__attn_bwd_wrap(at + Sh::CHUNK, t.chunks * Sh::CHUNK);
 }
 
-static __device__ __forceinline__ void stx__attn_bwd_state(const stx__ab &a, stx__attn_bwd_tile &t,
-                                                           int b, int h) {
+static __device__ __forceinline__ void stx__attn_bwd_load_stats(const stx__attn_bwd_params &a,
+                                                                stx__attn_bwd_strip &t, int b,
+                                                                int h) {
     int g = ((int)threadIdx.x & 31) >> 2, e;
     size_t row = ((size_t)b * a.p.H + h) * a.p.T;
     t.b = b;
@@ -6341,28 +6405,30 @@ static __device__ __forceinline__ void stx__attn_bwd_state(const stx__ab &a, stx
 #pragma unroll
     for (e = 0; e < 2; e++) {
         int i = t.i + g + 8 * e, yes = i < a.p.T;
-        t.inv[e] = yes ? a.p.inv[row + i] : 0;
-        t.top[e] = yes ? a.p.top[row + i] : 0;
+        t.inv_sum[e] = yes ? a.p.inv_sum[row + i] : 0;
+        t.row_max[e] = yes ? a.p.row_max[row + i] : 0;
         t.dsum[e] = yes ? a.dsum[row + i] : 0;
     }
 }
 
 /* Does every query of the strip see all keys of the tile, by the weight 1? */
 template <class Sh>
-static __device__ __forceinline__ int stx__attn_bwd_plain(const stx__at &p, const stx__attn_head &w,
-                                                          const stx__attn_bwd_tile &t) {
+static __device__ __forceinline__ int stx__attn_bwd_is_interior(const stx__attn_params &p,
+                                                                const stx__attn_window &w,
+                                                                const stx__attn_bwd_strip &t) {
     /* the strip's smallest and largest distance */
-    const int near = p.C + t.i - (t.j0 + Sh::BK - 1), far = p.C + t.i + 15 - t.j0;
+    const int min_delta = p.C + t.i - (t.j0 + Sh::BK - 1), max_delta = p.C + t.i + 15 - t.j0;
     return t.i < p.T
            && (t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
-                            : t.j0 >= p.lo && near >= p.dmin && far <= t.far && far < w.full);
+                            : t.j0 >= p.first_key && min_delta >= p.delta_min
+                                  && max_delta <= t.max_delta && max_delta < w.full);
 }
 
 /* THE FRONT HALF OF A TILE, for one strip, in three steps: logits, probabilities, ds. The
    window, K and V and the strip's own rows of q, qv and dO must have landed; but for the
-   warp's own edge table nothing is written to shared memory, so that warps need not meet.
-   A plain tile goes through at once (stx__attn_bwd_front), an edge by groups of 16 keys
-   (stx__attn_bwd_group), in the same order of sums.
+   warp's own ramp table nothing is written to shared memory, so that warps need not meet.
+   A unmasked tile goes through at once (stx__attn_bwd_interior), an ramp by groups of 16 keys
+   (stx__attn_bwd_edge_group), in the same order of sums.
 
    s = the logits, without scale: q PE^T turned into place, and q K^T summed onto it by
    the tensor cores: the forward's order. -infinity for keys that do not exist, if
@@ -6371,7 +6437,7 @@ static __device__ __forceinline__ int stx__attn_bwd_plain(const stx__at &p, cons
    only the shuffles' carry is wanted */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_positions(
-    const stx__attn_bwd_shared<Sh> &m, const unsigned char *pe, const stx__attn_lanes &l,
+    const stx__attn_bwd_shared<Sh> &m, const unsigned char *pe, const stx__attn_skew_lanes &l,
     stx__attn_skew &turn, float (&s0)[4], float (&s1)[4], int lane = (int)threadIdx.x & 31) {
     float u[2][4];
     int k;
@@ -6383,64 +6449,64 @@ static __device__ __forceinline__ void stx__attn_bwd_positions(
         stx__attn_frag_b<Sh::CH>(h, pe, 0, k, lane);
         Sh::P::mma2(u[0], u[1], f, h);
     }
-    stx__attn_shift(turn, l, u[0], s0);
-    stx__attn_shift(turn, l, u[1], s1);
+    stx__attn_skew_block(turn, l, u[0], s0);
+    stx__attn_skew_block(turn, l, u[1], s1);
 }
 
-static __device__ __forceinline__ void stx__attn_bwd_start(stx__attn_skew &turn) {
+static __device__ __forceinline__ void stx__attn_bwd_skew_clear(stx__attn_skew &turn) {
     int e;
 #pragma unroll
     for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
 }
 
-template <class Sh, int ASK>
-static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__ab &a,
+template <class Sh, int MASK_KEYS>
+static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__attn_bwd_params &a,
                                                             const stx__attn_bwd_shared<Sh> &m,
-                                                            const stx__attn_bwd_tile &t,
+                                                            const stx__attn_bwd_strip &t,
                                                             float (&s)[Sh::NB][4]) {
     int n;
     if (a.p.P && !t.persistent) {
-        const stx__attn_lanes l = stx__attn_lanes_of();
+        const stx__attn_skew_lanes l = stx__attn_skew_lanes_of();
         stx__attn_skew turn;
         float none[2][4];
-        int at = stx__attn_bwd_chunk<Sh>(t, 0);
-        stx__attn_bwd_start(turn);
+        int at = stx__attn_bwd_pe_chunk<Sh>(t, 0);
+        stx__attn_bwd_skew_clear(turn);
         stx__attn_bwd_positions<Sh>(m, m.pe + at, l, turn, none[0], none[1]);
 #pragma unroll
         for (n = 0; n < Sh::BK / 16; n++) {
-            at = stx__attn_bwd_after<Sh>(t, at);
+            at = stx__attn_bwd_pe_next<Sh>(t, at);
             stx__attn_bwd_positions<Sh>(m, m.pe + at, l, turn, s[2 * n], s[2 * n + 1]);
         }
     } else {
         stx__attn_bwd_clear(s);
     }
     stx__attn_bwd_dot<Sh, Sh::NB>(s, m.q, (int)threadIdx.x / 32 * 16, m.k);
-    if (ASK && a.p.bits && !t.persistent) {
-        const uint64_t seen = stx__attn_exist<Sh::BK>(a.p, t.b, t.j0);
-        if (!stx__attn_whole<Sh::BK>(seen))
-            stx__attn_forbid(s, seen, (int)threadIdx.x & 3, -INFINITY);
+    if (MASK_KEYS && a.p.key_mask && !t.persistent) {
+        const uint64_t seen = stx__attn_key_mask<Sh::BK>(a.p, t.b, t.j0);
+        if (!stx__attn_all_exist<Sh::BK>(seen))
+            stx__attn_set_missing(s, seen, (int)threadIdx.x & 3, -INFINITY);
     }
 }
 
-/* s becomes w = e^(s - top) inv: what the ramp leaves of it comes with ds. Where a
-   query does not see a key its logit may be anything, also far above the top, so that
+/* s becomes w = e^(s - row_max) inv_sum: what the ramp leaves of it comes with ds. Where a
+   query does not see a key its logit may be anything, also max_delta above the row_max, so that
    edges bound w. */
 template <class Sh, int EDGE, int NB>
-static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__ab &a,
-                                                                   const stx__attn_bwd_tile &t,
+static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__attn_bwd_params &a,
+                                                                   const stx__attn_bwd_strip &t,
                                                                    float (&s)[NB][4]) {
     /* logits in powers of 2, or of e: as the forward has them, to the bit */
-    const float unit = Sh::P::SIZE == 2 ? STX__AB_LOG2E : 1;
+    const float unit = Sh::P::SIZE == 2 ? STX__LOG2E : 1;
     const float sc = (t.persistent ? a.p.scale * a.root_d : a.p.scale) * unit;
     int n, e;
 #pragma unroll
     for (n = 0; n < NB; n++)
 #pragma unroll
         for (e = 0; e < 4; e++) {
-            /* a row that saw no key has top = -infinity, and inv = 0 */
-            float top = t.inv[e >> 1] != 0 ? t.top[e >> 1] : 0,
-                  x = fmaf(s[n][e], sc, -top * unit) * (STX__AB_LOG2E / unit);
-            s[n][e] = stx__exp2(EDGE ? fminf(x, 115.0f) : x) * t.inv[e >> 1];
+            /* a row that saw no key has row_max = -infinity, and inv_sum = 0 */
+            float row_max = t.inv_sum[e >> 1] != 0 ? t.row_max[e >> 1] : 0,
+                  x = fmaf(s[n][e], sc, -row_max * unit) * (STX__LOG2E / unit);
+            s[n][e] = stx__exp2(EDGE ? fminf(x, 115.0f) : x) * t.inv_sum[e >> 1];
         }
 }
 
@@ -6451,39 +6517,45 @@ static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__ab
    force and dz counts the cell. Entry 0: the strip's first query and the tile's last
    key. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_edge(const stx__ab &a, const stx__attn_head &w,
-                                                          const stx__attn_bwd_tile &t,
-                                                          const stx__attn_band &band, float *edge) {
-    const int near = a.p.C + t.i - (t.j0 + Sh::BK - 1), end = Sh::BK + 15 - 16 * band.lo;
+static __device__ __forceinline__ void stx__attn_bwd_ramp_table(const stx__attn_bwd_params &a,
+                                                                const stx__attn_window &w,
+                                                                const stx__attn_bwd_strip &t,
+                                                                const stx__attn_band &band,
+                                                                float *ramp) {
+    const int min_delta = a.p.C + t.i - (t.j0 + Sh::BK - 1), end = Sh::BK + 15 - 16 * band.lo;
     int k;
     __syncwarp();
     for (k = Sh::BK - 16 * band.hi + ((int)threadIdx.x & 31); k < end; k += 32) {
-        const int delta = near + k;
+        const int delta = min_delta + k;
         float m = 1;
-        if (!t.persistent && (delta < a.p.dmin || delta > t.far))
+        if (!t.persistent && (delta < a.p.delta_min || delta > t.max_delta))
             m = 0;
         else if (!t.persistent && a.p.z.p && delta >= w.full) {
-            float ramp = stx__attn_ramp(a.p, w, delta);
-            m = fabsf(stx__attn_clamp(ramp));
-            if (ramp >= 0 && ramp <= 1) m = -m;
+            float raw = stx__attn_ramp(a.p, w, delta);
+            m = fabsf(stx__attn_clamp(raw));
+            if (raw >= 0 && raw <= 1) m = -m;
         }
-        edge[k] = m;
+        ramp[k] = m;
     }
     __syncwarp();
 }
 
 /* g, which is dO V^T, becomes ds, and s, which is w, becomes r a, what multiplied V;
-   dz += its sum. vf: the factor of V. For an edge c0 is the first of the tile's keys
+   dz += its sum. vf: the factor of V. For an ramp c0 is the first of the tile's keys
    that these are. */
 template <class Sh, int EDGE, int DROP, int NB>
-static __device__ __forceinline__ void stx__attn_bwd_ds(
-    const stx__ab &a, const stx__attn_bwd_tile &t, const float *edge, int c0, uint32_t kept,
-    float (&s)[NB][4], float (&g)[NB][4], float &dz, int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_ds(const stx__attn_bwd_params &a,
+                                                        const stx__attn_bwd_strip &t,
+                                                        const float *ramp, int c0, uint32_t kept,
+                                                        float (&s)[NB][4], float (&g)[NB][4],
+                                                        float &dz,
+                                                        int lane = (int)threadIdx.x & 31) {
     const int c2 = (lane & 3) * 2, j = t.j0 + c0 + c2;
-    const int lo = (t.persistent ? 0 : a.p.lo) - j, hi = (t.persistent ? a.p.N : INT_MAX / 2) - j;
-    const float vf = t.persistent ? a.root_n * a.p.unkeep : a.p.unkeep;
+    const int lo = (t.persistent ? 0 : a.p.first_key) - j,
+              hi = (t.persistent ? a.p.N : INT_MAX / 2) - j;
+    const float vf = t.persistent ? a.root_n * a.p.inv_keep : a.p.inv_keep;
     int n, e;
-    edge += Sh::BK - 1 + (lane >> 2) - c2 - c0;
+    ramp += Sh::BK - 1 + (lane >> 2) - c2 - c0;
 #pragma unroll
     for (n = 0; n < NB; n++)
 #pragma unroll
@@ -6492,7 +6564,7 @@ static __device__ __forceinline__ void stx__attn_bwd_ds(
             const int yes = !DROP || (kept >> (4 * n + e) & 1);
             float d = fmaf(vf, yes ? g[n][e] : 0, -t.dsum[e >> 1]), x = s[n][e];
             if (EDGE) {
-                float m = c >= lo && c < hi ? edge[8 * (e >> 1) - c] : 0;
+                float m = c >= lo && c < hi ? ramp[8 * (e >> 1) - c] : 0;
                 if (__float_as_int(m) < 0) dz += x * d;
                 /* m w <= 1, but w alone may not fit where m is 0 */
                 x = m == 0 ? 0 : fabsf(m) * x;
@@ -6503,28 +6575,29 @@ static __device__ __forceinline__ void stx__attn_bwd_ds(
 }
 
 template <class Sh>
-static __device__ __forceinline__ uint32_t stx__attn_bwd_kept(const stx__ab &a,
-                                                              const stx__attn_bwd_tile &t) {
-    const stx__at &p = a.p;
+static __device__ __forceinline__ uint32_t stx__attn_bwd_keep_mask(const stx__attn_bwd_params &a,
+                                                                   const stx__attn_bwd_strip &t) {
+    const stx__attn_params &p = a.p;
     if (!p.keep) return 0xffffffffu;
-    return stx__attn_kept<Sh::NB>(p, p.stream + *p.shift, ((uint64_t)t.b * p.H + t.h) * p.T + t.i,
-                                  (t.persistent ? p.S : 0) + p.span + t.j0);
+    return stx__attn_keep_mask<Sh::NB>(p, p.stream + *p.shift,
+                                       ((uint64_t)t.b * p.H + t.h) * p.T + t.i,
+                                       (t.persistent ? p.S : 0) + p.span + t.j0);
 }
 
-/* All of it for a plain tile: s becomes r a, g becomes ds */
-template <class Sh, int ASK>
-static __device__ __forceinline__ void stx__attn_bwd_front(const stx__ab &a,
-                                                           const stx__attn_bwd_shared<Sh> &m,
-                                                           const stx__attn_bwd_tile &t,
-                                                           float (&s)[Sh::NB][4],
-                                                           float (&g)[Sh::NB][4]) {
+/* All of it for a unmasked tile: s becomes r a, g becomes ds */
+template <class Sh, int MASK_KEYS>
+static __device__ __forceinline__ void stx__attn_bwd_interior(const stx__attn_bwd_params &a,
+                                                              const stx__attn_bwd_shared<Sh> &m,
+                                                              const stx__attn_bwd_strip &t,
+                                                              float (&s)[Sh::NB][4],
+                                                              float (&g)[Sh::NB][4]) {
     uint32_t kept;
     float none = 0;
     int n, e;
-    stx__attn_bwd_logits<Sh, ASK>(a, m, t, s);
+    stx__attn_bwd_logits<Sh, MASK_KEYS>(a, m, t, s);
     stx__attn_bwd_clear(g);
     stx__attn_bwd_dot<Sh, Sh::NB>(g, m.dy, (int)threadIdx.x / 32 * 16, m.v);
-    kept = stx__attn_bwd_kept<Sh>(a, t);
+    kept = stx__attn_bwd_keep_mask<Sh>(a, t);
     stx__attn_bwd_probabilities<Sh, 0, Sh::NB>(a, t, s);
     if (a.p.keep) {
         /* all of s before ds, or nvcc would begin so many cells at once that a
@@ -6535,71 +6608,73 @@ static __device__ __forceinline__ void stx__attn_bwd_front(const stx__ab &a,
 #pragma unroll
                 for (e = 0; e < 4; e++)
                     s[n][e] = __uint_as_float(
-                        (uint32_t)stx__attn_again((int)__float_as_uint(s[n][e])));
-        stx__attn_bwd_ds<Sh, 0, 1, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
+                        (uint32_t)stx__attn_opaque((int)__float_as_uint(s[n][e])));
+        stx__attn_bwd_ds<Sh, 0, 1, Sh::NB>(a, t, m.ramp, 0, kept, s, g, none);
     } else
-        stx__attn_bwd_ds<Sh, 0, 0, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
+        stx__attn_bwd_ds<Sh, 0, 0, Sh::NB>(a, t, m.ramp, 0, kept, s, g, none);
 }
 
-/* An edge, on its way from group to group: what one leaves to the next. lane: the
-   thread's, see stx__attn_again */
-typedef struct stx__attn_bwd_walk {
+/* An ramp, on its way from group to group: what one leaves to the next. lane: the
+   thread's, see stx__attn_opaque */
+typedef struct stx__attn_bwd_edge {
     stx__attn_band band;
     int lane;
     uint32_t kept;
     stx__attn_skew turn;
-} stx__attn_bwd_walk;
+} stx__attn_bwd_edge;
 
 /* Before the first of them. Does the strip meet all groups of the tile? */
 template <class Sh>
-static __device__ __forceinline__ int stx__attn_bwd_begin(const stx__ab &a, const stx__attn_head &w,
-                                                          const stx__attn_bwd_shared<Sh> &m,
-                                                          const stx__attn_bwd_tile &t,
-                                                          stx__attn_bwd_walk &walk) {
+static __device__ __forceinline__ int stx__attn_bwd_edge_begin(const stx__attn_bwd_params &a,
+                                                               const stx__attn_window &w,
+                                                               const stx__attn_bwd_shared<Sh> &m,
+                                                               const stx__attn_bwd_strip &t,
+                                                               stx__attn_bwd_edge &edge) {
     float none[2][4];
-    walk.band = stx__attn_meets<Sh::BK>(a.p, t.persistent, t.far, t.i, t.j0);
-    walk.lane = stx__attn_again((int)threadIdx.x & 31);
-    if (walk.band.lo == walk.band.hi) return 0;
-    stx__attn_bwd_edge<Sh>(a, w, t, walk.band, m.edge);
-    walk.kept = stx__attn_bwd_kept<Sh>(a, t);
-    stx__attn_bwd_start(walk.turn);
+    edge.band = stx__attn_band_of<Sh::BK>(a.p, t.persistent, t.max_delta, t.i, t.j0);
+    edge.lane = stx__attn_opaque((int)threadIdx.x & 31);
+    if (edge.band.lo == edge.band.hi) return 0;
+    stx__attn_bwd_ramp_table<Sh>(a, w, t, edge.band, m.ramp);
+    edge.kept = stx__attn_bwd_keep_mask<Sh>(a, t);
+    stx__attn_bwd_skew_clear(edge.turn);
     if (a.p.P && !t.persistent)
-        stx__attn_bwd_positions<Sh>(m, m.pe + stx__attn_bwd_chunk<Sh>(t, walk.band.lo),
-                                    stx__attn_lanes_of(walk.lane), walk.turn, none[0], none[1],
-                                    walk.lane);
-    return !walk.band.lo && walk.band.hi == Sh::BK / 16;
+        stx__attn_bwd_positions<Sh>(m, m.pe + stx__attn_bwd_pe_chunk<Sh>(t, edge.band.lo),
+                                    stx__attn_skew_lanes_of(edge.lane), edge.turn, none[0], none[1],
+                                    edge.lane);
+    return !edge.band.lo && edge.band.hi == Sh::BK / 16;
 }
 
 /* Group n of them: s becomes r a, g becomes ds, zeros where a query does not see a
-   key. AGAIN: addresses are made in each group, by a quarter more instructions, where
+   key. READDRESS: addresses are made in each group, by a quarter more instructions, where
    they would not all fit into registers. */
-template <class Sh, int ASK, int AGAIN>
-static __device__ __forceinline__ void stx__attn_bwd_group(
-    const stx__ab &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_tile &t,
-    stx__attn_bwd_walk &walk, int n, float (&s)[2][4], float (&g)[2][4], float &dz) {
+template <class Sh, int MASK_KEYS, int READDRESS>
+static __device__ __forceinline__ void stx__attn_bwd_edge_group(
+    const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
+    stx__attn_bwd_edge &edge, int n, float (&s)[2][4], float (&g)[2][4], float &dz) {
     const int rows = (int)threadIdx.x / 32 * 16, at = n * Sh::CHUNK;
-    if (AGAIN) walk.lane = stx__attn_again((int)threadIdx.x & 31);
+    if (READDRESS) edge.lane = stx__attn_opaque((int)threadIdx.x & 31);
     if (a.p.P && !t.persistent)
-        stx__attn_bwd_positions<Sh>(m, m.pe + stx__attn_bwd_chunk<Sh>(t, n + 1),
-                                    stx__attn_lanes_of(walk.lane), walk.turn, s[0], s[1],
-                                    walk.lane);
+        stx__attn_bwd_positions<Sh>(m, m.pe + stx__attn_bwd_pe_chunk<Sh>(t, n + 1),
+                                    stx__attn_skew_lanes_of(edge.lane), edge.turn, s[0], s[1],
+                                    edge.lane);
     else
         stx__attn_bwd_clear(s);
-    stx__attn_bwd_dot<Sh, 2>(s, m.q, rows, m.k + at, walk.lane);
-    if (ASK && a.p.bits && !t.persistent)
-        stx__attn_forbid(s, stx__attn_exist<Sh::BK>(a.p, t.b, t.j0) >> 16 * n, walk.lane & 3,
-                         -INFINITY);
+    stx__attn_bwd_dot<Sh, 2>(s, m.q, rows, m.k + at, edge.lane);
+    if (MASK_KEYS && a.p.key_mask && !t.persistent)
+        stx__attn_set_missing(s, stx__attn_key_mask<Sh::BK>(a.p, t.b, t.j0) >> 16 * n,
+                              edge.lane & 3, -INFINITY);
     stx__attn_bwd_clear(g);
-    stx__attn_bwd_dot<Sh, 2>(g, m.dy, rows, m.v + at, walk.lane);
+    stx__attn_bwd_dot<Sh, 2>(g, m.dy, rows, m.v + at, edge.lane);
     stx__attn_bwd_probabilities<Sh, 1, 2>(a, t, s);
-    stx__attn_bwd_ds<Sh, 1, 1, 2>(a, t, m.edge, 16 * n, walk.kept >> 8 * n, s, g, dz, walk.lane);
+    stx__attn_bwd_ds<Sh, 1, 1, 2>(a, t, m.ramp, 16 * n, edge.kept >> 8 * n, s, g, dz, edge.lane);
 }
 
 /* Element e of a block of ds in row g + 8 half, in lanes of odd g the other one of the two;
    0 outside of the tile. */
 template <int NB>
-static __device__ __forceinline__ float stx__attn_bwd_cell(const float (&ds)[NB][4], int block,
-                                                           int half, int e, int odd) {
+static __device__ __forceinline__ float stx__attn_bwd_unskew_cell(const float (&ds)[NB][4],
+                                                                  int block, int half, int e,
+                                                                  int odd) {
     const int n = block >= 0 && block < NB ? block : 0;
     if (block < 0 || block >= NB) return 0;
     return odd ? ds[n][2 * half + 1 - e] : ds[n][2 * half + e];
@@ -6608,20 +6683,21 @@ static __device__ __forceinline__ float stx__attn_bwd_cell(const float (&ds)[NB]
 /* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16].
    With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e' of lane (t + k) mod 4
    of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block
-   further. As in stx__attn_shift each lane is asked by one other, and puts forward the
+   further. As in stx__attn_skew_block each lane is asked by one other, and puts forward the
    right block's number. Blocks outside the tile are zeros: the corners that no key
    meets. */
 template <int NB>
-static __device__ __forceinline__ void stx__attn_bwd_back(float (&u)[4], const float (&ds)[NB][4],
-                                                          int m, int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_unskew(float (&u)[4], const float (&ds)[NB][4],
+                                                            int m,
+                                                            int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
 #pragma unroll
     for (e = 0; e < 2; e++) {
         int k = (g + e) >> 1;
 #pragma unroll
         for (half = 0; half < 2; half++) {
-            const float a = stx__attn_bwd_cell<NB>(ds, m - 2 + half, half, e, odd),
-                        b = stx__attn_bwd_cell<NB>(ds, m - 1 + half, half, e, odd);
+            const float a = stx__attn_bwd_unskew_cell<NB>(ds, m - 2 + half, half, e, odd),
+                        b = stx__attn_bwd_unskew_cell<NB>(ds, m - 1 + half, half, e, odd);
             u[2 * half + e] = __shfl_sync(STX__ALL, t >= k ? a : b, (t + k) & 3, 4);
         }
     }
@@ -6630,14 +6706,14 @@ static __device__ __forceinline__ void stx__attn_bwd_back(float (&u)[4], const f
 /* Copies of a tile. All threads of the block; there after the next cp_wait and
    barrier. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__ab &a,
+static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__attn_bwd_params &a,
                                                             const stx__attn_bwd_shared<Sh> &m,
                                                             int i0, int b, int h) {
-    const stx__at &p = a.p;
-    const char *q = (const char *)p.q + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE;
+    const stx__attn_params &p = a.p;
+    const char *q = (const char *)p.q + ((size_t)b * p.q_batch_stride + (size_t)h * p.D) * Sh::SIZE;
     const size_t ld = (size_t)p.H * p.D;
-    stx__attn_load<Sh::CH, Sh::THREADS>(m.q, Sh::BQ, q, p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0,
-                                        p.T);
+    stx__attn_load<Sh::CH, Sh::THREADS>(m.q, Sh::BQ, q, p.q_row_stride * Sh::SIZE, p.D * Sh::SIZE,
+                                        i0, 0, p.T);
     stx__attn_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ,
                                         (const char *)a.dy
                                             + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE,
@@ -6647,34 +6723,34 @@ static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__ab &a,
 /* Once they are there: the biases, each warp in its own strip, q + vb apart and q + u
    in place. Rows beyond T stay zeros. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_bias(const stx__ab &a,
-                                                          const stx__attn_bwd_shared<Sh> &m, int i0,
-                                                          int h) {
-    typedef typename Sh::P::num num;
+static __device__ __forceinline__ void stx__attn_bwd_add_biases(const stx__attn_bwd_params &a,
+                                                                const stx__attn_bwd_shared<Sh> &m,
+                                                                int i0, int h) {
+    typedef typename Sh::P::element element;
 
     enum { PER = 16 / Sh::SIZE };
 
-    const stx__at &p = a.p;
+    const stx__attn_params &p = a.p;
     int i, e;
     if (!p.u.p && m.qv == m.q) return;
     for (i = (int)threadIdx.x & 31; i < 16 * Sh::CH; i += 32) {
         const int r = (int)threadIdx.x / 32 * 16 + i / Sh::CH, c = i % Sh::CH,
                   yes = i0 + r < p.T && c * PER < p.D;
-        const unsigned at = stx__attn_piece<Sh::CH>(r, c);
-        num x[PER], y[PER];
+        const unsigned at = stx__attn_swizzle<Sh::CH>(r, c);
+        element x[PER], y[PER];
         memcpy(x, m.q + at, 16);
         if (m.qv != m.q) {
             for (e = 0; e < PER; e++) {
                 y[e] = x[e];
                 if (yes && p.vb.p)
-                    stx__attn_store(y + e, stx__attn_float(x[e])
+                    stx__attn_store(y + e, stx__attn_to_float(x[e])
                                                + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
             }
             memcpy(m.qv + at, y, 16);
         }
         if (yes && p.u.p) {
             for (e = 0; e < PER; e++)
-                stx__attn_store(x + e, stx__attn_float(x[e])
+                stx__attn_store(x + e, stx__attn_to_float(x[e])
                                            + stx__get(p.u, (size_t)(h * p.D + c * PER + e)));
             memcpy(m.q + at, x, 16);
         }
@@ -6683,10 +6759,10 @@ static __device__ __forceinline__ void stx__attn_bwd_bias(const stx__ab &a,
 }
 
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_load_k(const stx__ab &a,
-                                                            const stx__attn_bwd_shared<Sh> &m,
-                                                            int j0, int b, int h, int persistent) {
-    const stx__at &p = a.p;
+static __device__ __forceinline__ void stx__attn_bwd_load_kv(const stx__attn_bwd_params &a,
+                                                             const stx__attn_bwd_shared<Sh> &m,
+                                                             int j0, int b, int h, int persistent) {
+    const stx__attn_params &p = a.p;
     if (persistent) {
         size_t o = (size_t)h * p.N * p.D * Sh::SIZE;
         stx__attn_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.pk + o,
@@ -6700,36 +6776,37 @@ static __device__ __forceinline__ void stx__attn_bwd_load_k(const stx__ab &a,
 
 /* With K and V there: zeros for keys that do not exist, and a barrier */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_blank_k(const stx__ab &a,
-                                                             const stx__attn_bwd_shared<Sh> &m,
-                                                             int b, int j0) {
-    const uint64_t seen = stx__attn_exist<Sh::BK>(a.p, b, j0);
-    if (stx__attn_whole<Sh::BK>(seen)) return;
-    stx__attn_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.k, seen);
-    stx__attn_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.v, seen);
+static __device__ __forceinline__ void stx__attn_bwd_zero_missing(const stx__attn_bwd_params &a,
+                                                                  const stx__attn_bwd_shared<Sh> &m,
+                                                                  int b, int j0) {
+    const uint64_t seen = stx__attn_key_mask<Sh::BK>(a.p, b, j0);
+    if (stx__attn_all_exist<Sh::BK>(seen)) return;
+    stx__attn_zero_missing<Sh::CH, Sh::THREADS, Sh::BK>(m.k, seen);
+    stx__attn_zero_missing<Sh::CH, Sh::THREADS, Sh::BK>(m.v, seen);
     __syncthreads();
 }
 
 /* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table
    row p0; by pieces that do not wrap */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__ab &a,
+static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__attn_bwd_params &a,
                                                              const stx__attn_bwd_shared<Sh> &m,
-                                                             const stx__attn_bwd_tile &t, int ring,
+                                                             const stx__attn_bwd_strip &t, int ring,
                                                              int p0, int h, int from, int n) {
-    const stx__at &p = a.p;
-    const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
+    const stx__attn_params &p = a.p;
+    const char *pe = (const char *)p.pe + (size_t)h * p.pe_head_stride * Sh::SIZE;
     int r;
     for (r = from; r < from + n; r += Sh::BK)
         stx__attn_load<Sh::CH, Sh::THREADS>(
             m.pe + stx__attn_bwd_wrap(ring + r / 16, t.chunks) * Sh::CHUNK, Sh::BK, pe,
-            (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
+            (size_t)p.pe_row_stride * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
 }
 
 /* The table row of the window's row 0 for queries from i0 and keys from j0 */
 template <class Sh>
-static __device__ __forceinline__ int stx__attn_bwd_window(const stx__at &p, int i0, int j0) {
-    return p.P - 1 + p.dmin - p.C + j0 - i0 - Sh::BQ;
+static __device__ __forceinline__ int stx__attn_bwd_window_row(const stx__attn_params &p, int i0,
+                                                               int j0) {
+    return p.P - 1 + p.delta_min - p.C + j0 - i0 - Sh::BQ;
 }
 
 /* x, y = or += at i, i+1 */
@@ -6769,27 +6846,30 @@ static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to
    they stand. Of keys that do not exist, or whose bit in `rows` is 0, it is zero:
    written where it is fresh, else left as it is. */
 template <int NB>
-static __device__ __forceinline__ void stx__attn_bwd_give(const stx__ab &a, int value, int b, int h,
-                                                          int key, int d, const float (&c)[NB][4],
-                                                          float f, uint32_t rows) {
-    const stx__at &p = a.p;
-    const int lane = (int)threadIdx.x & 31, place = stx__attn_place_of(p, h),
-              g = p.past ? place & 3 : 0;
+static __device__ __forceinline__ void stx__attn_bwd_store_kv(const stx__attn_bwd_params &a,
+                                                              int value, int b, int h, int key,
+                                                              int d, const float (&c)[NB][4],
+                                                              float f, uint32_t rows) {
+    const stx__attn_params &p = a.p;
+    const int lane = (int)threadIdx.x & 31, place = stx__attn_head_place(p, h),
+              g = p.cached_rows ? place & 3 : 0;
     int n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
-        const int j = key + (lane >> 2) + 8 * e, old = j < p.past,
-                  yes = j >= p.lo && (rows >> ((lane >> 2) + 8 * e) & 1);
+        const int j = key + (lane >> 2) + 8 * e, old = j < p.cached_rows,
+                  yes = j >= p.first_key && (rows >> ((lane >> 2) + 8 * e) & 1);
         stx__num to = value ? a.dv : a.dk;
-        int fresh = a.fresh & (value ? STX_OVERWRITE_DV : STX_OVERWRITE_DK);
-        size_t at = (size_t)b * p.stk + (size_t)h * p.D + (size_t)(j - p.past) * p.ldk;
+        int fresh = a.overwrite & (value ? STX_OVERWRITE_DV : STX_OVERWRITE_DK);
+        size_t at = (size_t)b * p.kv_batch_stride + (size_t)h * p.D
+                    + (size_t)(j - p.cached_rows) * p.kv_row_stride;
         if (old) {
-            to = value ? a.old_dv[g] : a.old_dk[g];
-            fresh = a.fresh & STX_OVERWRITE_CACHED << g;
-            at = (size_t)b * p.old[g].st + (size_t)(place >> 2) * p.D
-                 + (size_t)(j - p.old[g].first) * p.old[g].ld;
+            to = value ? a.cached_dv[g] : a.cached_dk[g];
+            fresh = a.overwrite & STX_OVERWRITE_CACHED << g;
+            at = (size_t)b * p.cached[g].batch_stride + (size_t)(place >> 2) * p.D
+                 + (size_t)(j - p.cached[g].first) * p.cached[g].row_stride;
         }
-        if (j < 0 || j >= p.S || !to.p || (!yes && !fresh) || (old && j < p.old[g].first)) continue;
+        if (j < 0 || j >= p.S || !to.p || (!yes && !fresh) || (old && j < p.cached[g].first))
+            continue;
 #pragma unroll
         for (n = 0; n < NB; n++) {
             const int i = d + 8 * n + (lane & 3) * 2;
@@ -6802,9 +6882,9 @@ static __device__ __forceinline__ void stx__attn_bwd_give(const stx__ab &a, int 
 
 /* The same into a part: written, not added */
 template <int NB>
-static __device__ __forceinline__ void stx__attn_bwd_put_rows(float *to, size_t ld, int row, int lo,
-                                                              int hi, int d, int D,
-                                                              const float (&c)[NB][4], float f) {
+static __device__ __forceinline__ void stx__attn_bwd_store_part(float *to, size_t ld, int row,
+                                                                int lo, int hi, int d, int D,
+                                                                const float (&c)[NB][4], float f) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
@@ -6823,23 +6903,24 @@ static __device__ __forceinline__ void stx__attn_bwd_put_rows(float *to, size_t 
 /* What the sweeps want to know first. dsum (B,H,T) = sum over D of dy y: a warp a row;
    lanes D apart by 32, then the warp's sum. And the list of the queries' tiles
    (l.blocks; 0: not wanted), in the launch's first blocks. */
-typedef struct stx__attn_listed {
+typedef struct stx__attn_bwd_list {
     uint32_t *list;
     int tiles, bq, bk, newest, room;
-    stx__attn_place *place;
+    stx__attn_dr_slot *place;
     unsigned blocks;
-} stx__attn_listed;
+} stx__attn_bwd_list;
 
 STX__GLOBAL(256)
-stx__attn_bwd_first(stx__at p, stx__attn_listed l, stx__num dy, stx__num y, float *dsum) {
-    STX__SHARED(stx__attn_head, head, 256);
+stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__num dy, stx__num y,
+                      float *dsum) {
+    STX__SHARED(stx__attn_window, head, 256);
     const int T = p.T, H = p.H, D = p.D;
     const size_t row = ((size_t)blockIdx.x - l.blocks) * (blockDim.x / 32) + threadIdx.x / 32,
                  n = (size_t)p.B * T * H;
     int lane = (int)threadIdx.x & 31, d;
     float s = 0;
     if (blockIdx.x < l.blocks) {
-        stx__attn_listing(p, l.list, l.tiles, l.bq, l.bk, l.place, l.newest, l.room, head);
+        stx__attn_make_list(p, l.list, l.tiles, l.bq, l.bk, l.place, l.newest, l.room, head);
         return;
     }
     if (row >= n) return;
@@ -6853,13 +6934,13 @@ stx__attn_bwd_first(stx__at p, stx__attn_listed l, stx__num dy, stx__num y, floa
        wait for the copies; barrier, for they are there when everybody's are
        early:   copies of the next tile, on their way while this one is worked on
        the work
-   Early where a.ahead says that there is memory, late else and where the tile before
+   Early where a.prefetch says that there is memory, late else and where the tile before
    could not know; the bits are the same. */
 
 /* 16 columns of a strip's dR, packed as left factor, to its rows, which begin at `to`:
    column y and on, if they are the head's */
-static __device__ __forceinline__ void stx__attn_bwd_send(stx__bf16 *to, int width, int y,
-                                                          const uint4 &f) {
+static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int width, int y,
+                                                              const uint4 &f) {
     const int lane = (int)threadIdx.x & 31;
     if (y < 0 || y >= width) return;
     to += (lane >> 2) * width + y + 4 * (lane & 3);
@@ -6870,11 +6951,11 @@ static __device__ __forceinline__ void stx__attn_bwd_send(stx__bf16 *to, int wid
 /* A chunk u of dR from accumulators: the first of a tile with what waits, for each has
    zeros where the other has cells; the last one waits */
 template <class P>
-static __device__ __forceinline__ void stx__attn_bwd_keep(stx__bf16 *to, int width, int y,
-                                                          const float (*u)[4], uint4 *wait,
-                                                          int first, int last) {
+static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int width, int y,
+                                                              const float (*u)[4], uint4 *wait,
+                                                              int first, int last) {
     uint32_t f[4];
-    stx__attn_bwd_acc(P(), f, u, 0);
+    stx__attn_bwd_frag_acc(P(), f, u, 0);
     uint4 v = make_uint4(f[0], f[1], f[2], f[3]);
     if (first) {
         const uint4 o = *wait;
@@ -6886,7 +6967,7 @@ static __device__ __forceinline__ void stx__attn_bwd_keep(stx__bf16 *to, int wid
     if (last)
         *wait = v;
     else
-        stx__attn_bwd_send(to, width, y, v);
+        stx__attn_bwd_dr_store(to, width, y, v);
 }
 
 /* Where a strip writes its rows of dR: `to`, or NULL; the column of the chunk that waits,
@@ -6899,62 +6980,62 @@ typedef struct stx__attn_bwd_dr {
 
 /* A tile of the window, for a warp: dk += ds K and dp += dR PE. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_query_tile(
-    const stx__ab &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_tile &t,
+static __device__ __forceinline__ void stx__attn_bwd_query_interior(
+    const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
     float (&dk)[Sh::DP / 8][4], float (&dp)[Sh::DP / 8][4], stx__attn_bwd_dr &dr) {
     float s[Sh::NB][4], g[Sh::NB][4];
     const int table = a.p.P > 0;
-    int n, at = stx__attn_bwd_chunk<Sh>(t, 0);
-    stx__attn_bwd_front<Sh, Sh::MASK>(a, m, t, s, g);
+    int n, at = stx__attn_bwd_pe_chunk<Sh>(t, 0);
+    stx__attn_bwd_interior<Sh, Sh::MASK>(a, m, t, s, g);
     stx__attn_bwd_times<Sh, Sh::NB>(dk, g, m.k);
 #pragma unroll
     for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
         float u[2][4];
-        stx__attn_bwd_back<Sh::NB>(u[0], g, 2 * n);
-        stx__attn_bwd_back<Sh::NB>(u[1], g, 2 * n + 1);
+        stx__attn_bwd_unskew<Sh::NB>(u[0], g, 2 * n);
+        stx__attn_bwd_unskew<Sh::NB>(u[1], g, 2 * n + 1);
         stx__attn_bwd_times<Sh, 2>(dp, u, m.pe + at);
-        at = stx__attn_bwd_after<Sh>(t, at);
+        at = stx__attn_bwd_pe_next<Sh>(t, at);
         if (Sh::SIZE == 2 && dr.to) {
             dr.waits = t.j0 - t.i + 16 * n - 16 - (a.newest - dr.width);
-            stx__attn_bwd_keep<typename Sh::P>(dr.to, dr.width, dr.waits, u, dr.wait, !n,
-                                               n == Sh::BK / 16);
+            stx__attn_bwd_dr_chunk<typename Sh::P>(dr.to, dr.width, dr.waits, u, dr.wait, !n,
+                                                   n == Sh::BK / 16);
         }
     }
 }
 
-/* The same for a tile that an edge cuts: by groups of 16 keys. */
+/* The same for a tile that an ramp cuts: by groups of 16 keys. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_edge(
-    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
-    const stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk, float (&dk)[Sh::DP / 8][4],
+    const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
+    const stx__attn_bwd_strip &t, stx__attn_bwd_edge &edge, float (&dk)[Sh::DP / 8][4],
     float (&dp)[Sh::DP / 8][4], float &dz, stx__attn_bwd_dr &dr) {
     float two[4][4]; /* ds of the group before, and of this one */
     const int table = a.p.P > 0;
     int n;
-    stx__attn_bwd_begin<Sh>(a, w, m, t, walk);
+    stx__attn_bwd_edge_begin<Sh>(a, w, m, t, edge);
     stx__attn_bwd_clear(two);
-    const int end = walk.band.hi + (table && walk.band.lo < walk.band.hi);
+    const int end = edge.band.hi + (table && edge.band.lo < edge.band.hi);
 #pragma unroll 1
-    for (n = walk.band.lo; n < end; n++) {
+    for (n = edge.band.lo; n < end; n++) {
         float x[2][4], y[2][4];
         stx__attn_bwd_clear(y);
-        if (n < walk.band.hi) {
-            stx__attn_bwd_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, m, t, walk, n, x, y,
-                                                                             dz);
-            stx__attn_bwd_times<Sh, 2>(dk, y, m.k + n * Sh::CHUNK, walk.lane);
+        if (n < edge.band.hi) {
+            stx__attn_bwd_edge_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, m, t, edge, n,
+                                                                                  x, y, dz);
+            stx__attn_bwd_times<Sh, 2>(dk, y, m.k + n * Sh::CHUNK, edge.lane);
         }
         if (!table) continue;
         stx__attn_bwd_copy(two[2], y[0]);
         stx__attn_bwd_copy(two[3], y[1]);
-        stx__attn_bwd_back<4>(x[0], two, 2, walk.lane);
-        stx__attn_bwd_back<4>(x[1], two, 3, walk.lane);
+        stx__attn_bwd_unskew<4>(x[0], two, 2, edge.lane);
+        stx__attn_bwd_unskew<4>(x[1], two, 3, edge.lane);
         stx__attn_bwd_copy(two[0], y[0]);
         stx__attn_bwd_copy(two[1], y[1]);
-        stx__attn_bwd_times<Sh, 2>(dp, x, m.pe + stx__attn_bwd_chunk<Sh>(t, n), walk.lane);
+        stx__attn_bwd_times<Sh, 2>(dp, x, m.pe + stx__attn_bwd_pe_chunk<Sh>(t, n), edge.lane);
         if (Sh::SIZE == 2 && dr.to) {
             dr.waits = t.j0 - t.i + 16 * n - 16 - (a.newest - dr.width);
-            stx__attn_bwd_keep<typename Sh::P>(dr.to, dr.width, dr.waits, x, dr.wait,
-                                               n == walk.band.lo, n == walk.band.hi);
+            stx__attn_bwd_dr_chunk<typename Sh::P>(dr.to, dr.width, dr.waits, x, dr.wait,
+                                                   n == edge.band.lo, n == edge.band.hi);
         }
     }
 }
@@ -6962,46 +7043,47 @@ static __device__ __forceinline__ void stx__attn_bwd_query_edge(
 /* The window of a block of queries: all tiles of keys from `first` to `last`. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_window(
-    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
-    stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk, int i0, int first, int last,
+    const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
+    stx__attn_bwd_strip &t, stx__attn_bwd_edge &edge, int i0, int first, int last,
     float (&dk)[Sh::DP / 8][4], float (&dp)[Sh::DP / 8][4], float &dz, stx__attn_bwd_dr &dr) {
-    const stx__at &p = a.p;
+    const stx__attn_params &p = a.p;
     const int table = p.P > 0;
     int j0, next, step = 0, come = 1;
     for (j0 = first; j0 < last; j0 = next, step++) {
-        const stx__attn_bwd_shared<Sh> now(m, STX__AB_K, a.ahead, step),
-            then(m, STX__AB_K, a.ahead, step + 1);
+        const stx__attn_bwd_shared<Sh> now(m, STX__MOVES_K, a.prefetch, step),
+            then(m, STX__MOVES_K, a.prefetch, step + 1);
         /* if the next tile is the neighbour */
         const int ring = stx__attn_bwd_wrap(t.ring + Sh::BK / 16, t.chunks);
         t.j0 = j0;
         if (!come) {
             /* after tiles without keys all of the window is new */
-            const int gap = Sh::MASK && p.bits && !stx__attn_exist<Sh::BK>(p, t.b, j0 - Sh::BK);
+            const int gap = Sh::MASK && p.key_mask
+                            && !stx__attn_key_mask<Sh::BK>(p, t.b, j0 - Sh::BK);
             __syncthreads();
-            stx__attn_bwd_load_k<Sh>(a, now, j0, t.b, t.h, 0);
+            stx__attn_bwd_load_kv<Sh>(a, now, j0, t.b, t.h, 0);
             if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window<Sh>(p, i0, j0), t.h,
-                                          gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
+                stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window_row<Sh>(p, i0, j0),
+                                          t.h, gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
             stx__cp_commit();
         }
         next = j0 + Sh::BK;
-        if (Sh::MASK && p.bits)
-            while (next < last && !stx__attn_exist<Sh::BK>(p, t.b, next)) next += Sh::BK;
+        if (Sh::MASK && p.key_mask)
+            while (next < last && !stx__attn_key_mask<Sh::BK>(p, t.b, next)) next += Sh::BK;
         stx__cp_wait<0>();
         __syncthreads();
-        if (Sh::MASK && p.bits) stx__attn_bwd_blank_k<Sh>(a, now, t.b, j0);
-        come = a.ahead && next < last && (next == j0 + Sh::BK || !table);
+        if (Sh::MASK && p.key_mask) stx__attn_bwd_zero_missing<Sh>(a, now, t.b, j0);
+        come = a.prefetch && next < last && (next == j0 + Sh::BK || !table);
         if (come) {
-            stx__attn_bwd_load_k<Sh>(a, then, next, t.b, t.h, 0);
+            stx__attn_bwd_load_kv<Sh>(a, then, next, t.b, t.h, 0);
             if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(p, i0, next), t.h,
-                                          Sh::BQ, Sh::BK);
+                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window_row<Sh>(p, i0, next),
+                                          t.h, Sh::BQ, Sh::BK);
             stx__cp_commit();
         }
-        if (Sh::BK > 16 && stx__attn_bwd_plain<Sh>(p, w, t))
-            stx__attn_bwd_query_tile<Sh>(a, now, t, dk, dp, dr);
+        if (Sh::BK > 16 && stx__attn_bwd_is_interior<Sh>(p, w, t))
+            stx__attn_bwd_query_interior<Sh>(a, now, t, dk, dp, dr);
         else
-            stx__attn_bwd_query_edge<Sh>(a, w, now, t, walk, dk, dp, dz, dr);
+            stx__attn_bwd_query_edge<Sh>(a, w, now, t, edge, dk, dp, dz, dr);
         t.ring = ring;
     }
 }
@@ -7009,39 +7091,40 @@ static __device__ __forceinline__ void stx__attn_bwd_query_window(
 /* The persistent vectors: dk += ds K; in units of their scale. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
-    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
-    stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk, float (&dk)[Sh::DP / 8][4], float &dz) {
-    const stx__at &p = a.p;
+    const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
+    stx__attn_bwd_strip &t, stx__attn_bwd_edge &edge, float (&dk)[Sh::DP / 8][4], float &dz) {
+    const stx__attn_params &p = a.p;
     int j0, step = 0, come = 0, n;
     t.persistent = 1;
     for (j0 = -((p.S + p.span) & 7); j0 < p.N; j0 += Sh::BK, step++) {
-        const stx__attn_bwd_shared<Sh> now(m, STX__AB_K, a.ahead, step),
-            then(m, STX__AB_K, a.ahead, step + 1);
+        const stx__attn_bwd_shared<Sh> now(m, STX__MOVES_K, a.prefetch, step),
+            then(m, STX__MOVES_K, a.prefetch, step + 1);
         t.j0 = j0;
         if (!come) {
             __syncthreads();
-            stx__attn_bwd_load_k<Sh>(a, now, j0, t.b, t.h, 1);
+            stx__attn_bwd_load_kv<Sh>(a, now, j0, t.b, t.h, 1);
             stx__cp_commit();
         }
         stx__cp_wait<0>();
         __syncthreads();
-        come = a.ahead && j0 + Sh::BK < p.N;
+        come = a.prefetch && j0 + Sh::BK < p.N;
         if (come) {
-            stx__attn_bwd_load_k<Sh>(a, then, j0 + Sh::BK, t.b, t.h, 1);
+            stx__attn_bwd_load_kv<Sh>(a, then, j0 + Sh::BK, t.b, t.h, 1);
             stx__cp_commit();
         }
-        if (stx__attn_bwd_plain<Sh>(p, w, t)) {
+        if (stx__attn_bwd_is_interior<Sh>(p, w, t)) {
             float s[Sh::NB][4], g[Sh::NB][4];
-            stx__attn_bwd_front<Sh, 0>(a, now, t, s, g);
+            stx__attn_bwd_interior<Sh, 0>(a, now, t, s, g);
             stx__attn_bwd_times<Sh, Sh::NB>(dk, g, now.k);
             continue;
         }
-        stx__attn_bwd_begin<Sh>(a, w, now, t, walk);
+        stx__attn_bwd_edge_begin<Sh>(a, w, now, t, edge);
 #pragma unroll 1
-        for (n = walk.band.lo; n < walk.band.hi; n++) {
+        for (n = edge.band.lo; n < edge.band.hi; n++) {
             float x[2][4], y[2][4];
-            stx__attn_bwd_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x, y, dz);
-            stx__attn_bwd_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
+            stx__attn_bwd_edge_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, edge, n, x, y,
+                                                                           dz);
+            stx__attn_bwd_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, edge.lane);
         }
     }
 }
@@ -7049,12 +7132,12 @@ static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
 /* Sums over the block's queries, its parts of du, dvb and dz: a strip's by shuffles, then
    the strips' in order. red: (STRIPS,2,DP), then (STRIPS). */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__ab &a, float *red,
-                                                                int i0, int b, int h,
+static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_bwd_params &a,
+                                                                float *red, int i0, int b, int h,
                                                                 const float (&dk)[Sh::DP / 8][4],
                                                                 const float (&dp)[Sh::DP / 8][4],
                                                                 float dz) {
-    const stx__at &p = a.p;
+    const stx__attn_params &p = a.p;
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31;
     const size_t part = (size_t)b * a.tiles + (size_t)i0 / Sh::BQ, C = (size_t)p.H * p.D;
     int n, e, k;
@@ -7095,75 +7178,76 @@ static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__ab &a
    the rows of dR, and the first copies, which have come when it returns. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_open(
-    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
-    stx__attn_bwd_tile &t, int i0, int b, int h, int &first, int &last, stx__attn_bwd_dr &dr) {
-    const stx__at &p = a.p;
+    const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
+    stx__attn_bwd_strip &t, int i0, int b, int h, int &first, int &last, stx__attn_bwd_dr &dr) {
+    const stx__attn_params &p = a.p;
     const int table = p.P > 0;
-    stx__attn_head all = w;
+    stx__attn_window all = w;
 
     /* dz counts the key at which the ramp has just come down to 0 */
-    all.live = w.reach;
-    stx__attn_range(p, all, i0, Sh::BQ, &first, &last);
+    all.visible = w.reach;
+    stx__attn_key_range(p, all, i0, Sh::BQ, &first, &last);
     /* chunks of 16 columns of dR begin alike for all tiles */
     if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;
-    if (Sh::MASK && p.bits) {
+    if (Sh::MASK && p.key_mask) {
         last = min(last, p.S);
-        while (first < last && !stx__attn_exist<Sh::BK>(p, b, first)) first += Sh::BK;
+        while (first < last && !stx__attn_key_mask<Sh::BK>(p, b, first)) first += Sh::BK;
     }
     t.i = i0 + (int)threadIdx.x / 32 * 16;
-    t.far = w.reach;
+    t.max_delta = w.reach;
     t.ring = 0;
     t.persistent = 0;
 
     dr.to = NULL;
     dr.width = 0;
     dr.waits = -1;
-    dr.wait = (uint4 *)m.more + threadIdx.x;
-    if (Sh::SIZE == 2 && a.rows) {
-        dr.width = a.place[h].width;
+    dr.wait = (uint4 *)m.exchange + threadIdx.x;
+    if (Sh::SIZE == 2 && a.dr) {
+        dr.width = a.slot[h].width;
         if (dr.width)
-            dr.to = a.rows + (size_t)a.place[h].at * p.B * (a.tiles * Sh::BQ)
+            dr.to = a.dr + (size_t)a.slot[h].at * p.B * (a.tiles * Sh::BQ)
                     + ((size_t)b * (a.tiles * Sh::BQ) + t.i) * dr.width;
         *dr.wait = make_uint4(0, 0, 0, 0);
     }
-    stx__attn_bwd_state(a, t, b, h);
+    stx__attn_bwd_load_stats(a, t, b, h);
 
     stx__attn_bwd_load_q<Sh>(a, m, i0, b, h);
     if (first < last) {
-        stx__attn_bwd_load_k<Sh>(a, m, first, b, h, 0);
+        stx__attn_bwd_load_kv<Sh>(a, m, first, b, h, 0);
         if (table)
-            stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i0, first), h, 0,
+            stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window_row<Sh>(p, i0, first), h, 0,
                                       Sh::W);
     }
     stx__cp_commit();
     stx__cp_wait<0>();
     __syncthreads();
-    stx__attn_bwd_bias<Sh>(a, m, i0, h);
+    stx__attn_bwd_add_biases<Sh>(a, m, i0, h);
 }
 
 /* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and
-   walks the keys as the forward does; longest blocks first (stx__attn_listing). dQ's two
+   walks the keys as the forward does; longest blocks first (stx__attn_make_list). dQ's two
    halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums
    over the queries.
        for each tile:  K, V and the BK new rows of the table have come
                        front: a, ds in registers;  dk += ds K;  dp += dR PE;  dR to memory, if the head has rows there
-                       (an edge: the same for each group of 16 keys that the strip meets)
+                       (an ramp: the same for each group of 16 keys that the strip meets)
    In between nothing is shared: ds goes from accumulators to left factors as it
    stands, or turned by shuffles. Two blocks fit on an SM, and one computes while the
    other waits. Then the persistent vectors: q without u, no positions. */
 template <class Sh>
 STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS)
-stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
+stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
     STX__DYNAMIC(shared);
-    const stx__at &p = a.p;
+    const stx__attn_params &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B],
               h = entry / a.tiles, i0 = entry % a.tiles * Sh::BQ;
     /* rows of the table */
-    const int table = p.P > 0, held = table * (Sh::W + (a.ahead ? Sh::BK : 0));
-    const stx__attn_bwd_shared<Sh> m(shared, STX__AB_K, a.ahead, table && (p.u.p || p.vb.p), held);
-    const stx__attn_head w = stx__attn_open(p, h);
-    stx__attn_bwd_tile t;
-    stx__attn_bwd_walk walk;
+    const int table = p.P > 0, held = table * (Sh::W + (a.prefetch ? Sh::BK : 0));
+    const stx__attn_bwd_shared<Sh> m(shared, STX__MOVES_K, a.prefetch, table && (p.u.p || p.vb.p),
+                                     held);
+    const stx__attn_window w = stx__attn_window_of(p, h);
+    stx__attn_bwd_strip t;
+    stx__attn_bwd_edge edge;
     stx__attn_bwd_dr dr;
     float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], dz = 0;
     int first, last, n, e;
@@ -7172,8 +7256,8 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
     stx__attn_bwd_clear(dk);
     stx__attn_bwd_clear(dp);
     stx__attn_bwd_query_open<Sh>(a, w, m, t, i0, b, h, first, last, dr);
-    stx__attn_bwd_query_window<Sh>(a, w, m, t, walk, i0, first, last, dk, dp, dz, dr);
-    if (Sh::SIZE == 2 && dr.to) stx__attn_bwd_send(dr.to, dr.width, dr.waits, *dr.wait);
+    stx__attn_bwd_query_window<Sh>(a, w, m, t, edge, i0, first, last, dk, dp, dz, dr);
+    if (Sh::SIZE == 2 && dr.to) stx__attn_bwd_dr_store(dr.to, dr.width, dr.waits, *dr.wait);
     __syncthreads();
     if (a.du || a.dvb || a.dz) stx__attn_bwd_query_sums<Sh>(a, (float *)m.k, i0, b, h, dk, dp, dz);
 #pragma unroll
@@ -7190,29 +7274,29 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
         /* a warp's own rows, which only it reads */
         if (p.u.p) {
             stx__num none = {NULL, NULL, 0};
-            stx__attn_query<typename Sh::P, Sh::CH>(p, m.q, (int)threadIdx.x / 32 * 16, 16, i0, b,
-                                                    h, none);
+            stx__attn_load_query<typename Sh::P, Sh::CH>(p, m.q, (int)threadIdx.x / 32 * 16, 16, i0,
+                                                         b, h, none);
         }
-        stx__attn_bwd_query_vectors<Sh>(a, w, m, t, walk, dk, dz);
+        stx__attn_bwd_query_vectors<Sh>(a, w, m, t, edge, dk, dz);
     }
     if (a.dq.p)
-        stx__attn_bwd_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0,
-                               p.D, dk, p.N ? p.scale * a.root_d : p.scale,
-                               !(a.fresh & STX_OVERWRITE_DQ));
+        stx__attn_bwd_add_rows(a.dq, (size_t)b * p.q_batch_stride + (size_t)h * p.D, p.q_row_stride,
+                               t.i, 0, p.T, 0, p.D, dk, p.N ? p.scale * a.root_d : p.scale,
+                               !(a.overwrite & STX_OVERWRITE_DQ));
 }
 
 /* a or ds of a strip, of keys c.. of the tile, to shared memory */
 template <class Sh, int NB>
-static __device__ __forceinline__ void stx__attn_bwd_put_group(unsigned char *tile,
-                                                               const float (&x)[NB][4], int c,
-                                                               int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_put_scores(unsigned char *tile,
+                                                                const float (&x)[NB][4], int c,
+                                                                int lane = (int)threadIdx.x & 31) {
     typedef typename Sh::P P;
     const int r = (int)threadIdx.x / 32 * 16 + (lane >> 2), c2 = c + (lane & 3) * 2;
     int n;
 #pragma unroll
     for (n = 0; n < NB; n++) {
-        stx__attn_bwd_put2<P, Sh::CHA>(tile, r, 8 * n + c2, x[n][0], x[n][1]);
-        stx__attn_bwd_put2<P, Sh::CHA>(tile, r + 8, 8 * n + c2, x[n][2], x[n][3]);
+        stx__attn_bwd_put2<P, Sh::CH_DS>(tile, r, 8 * n + c2, x[n][0], x[n][1]);
+        stx__attn_bwd_put2<P, Sh::CH_DS>(tile, r + 8, 8 * n + c2, x[n][2], x[n][3]);
     }
 }
 
@@ -7225,14 +7309,14 @@ static __device__ __forceinline__ void stx__attn_bwd_key_sums(
     typedef typename Sh::P P;
     uint32_t fa[4], fg[4], x[4];
     int n;
-    stx__attn_bwd_cols<Sh::CHA>(P(), fa, wa, k, 2 * group, lane);
-    stx__attn_bwd_cols<Sh::CHA>(P(), fg, wg, k, 2 * group, lane);
+    stx__attn_bwd_frag_cols<Sh::CH_DS>(P(), fa, wa, k, 2 * group, lane);
+    stx__attn_bwd_frag_cols<Sh::CH_DS>(P(), fg, wg, k, 2 * group, lane);
 #pragma unroll
     for (n = 0; n < Sh::KEY_NB; n += 2) {
-        stx__attn_bwd_rows<Sh::CH>(P(), x, m.dy, k, column + n, lane);
+        stx__attn_bwd_frag_rows<Sh::CH>(P(), x, m.dy, k, column + n, lane);
         P::add(dv[n], fa, x[0], x[1]);
         P::add(dv[n + 1], fa, x[2], x[3]);
-        stx__attn_bwd_rows<Sh::CH>(P(), x, m.q, k, column + n, lane);
+        stx__attn_bwd_frag_rows<Sh::CH>(P(), x, m.q, k, column + n, lane);
         P::add(dk[n], fg, x[0], x[1]);
         P::add(dk[n + 1], fg, x[2], x[3]);
     }
@@ -7240,14 +7324,14 @@ static __device__ __forceinline__ void stx__attn_bwd_key_sums(
 
 /* Copies of a tile of queries from i0 on, and of the BQ rows of the table that come in. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_load_q_pe(const stx__ab &a,
+static __device__ __forceinline__ void stx__attn_bwd_load_q_pe(const stx__attn_bwd_params &a,
                                                                const stx__attn_bwd_shared<Sh> &m,
-                                                               const stx__attn_bwd_tile &t,
+                                                               const stx__attn_bwd_strip &t,
                                                                int ring, int i0, int b, int h,
                                                                int table) {
     stx__attn_bwd_load_q<Sh>(a, m, i0, b, h);
     if (table)
-        stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(a.p, i0, t.j0), h, 0,
+        stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window_row<Sh>(a.p, i0, t.j0), h, 0,
                                   Sh::BQ);
     stx__cp_commit();
 }
@@ -7255,25 +7339,25 @@ static __device__ __forceinline__ void stx__attn_bwd_load_q_pe(const stx__ab &a,
 /* The first half of a tile in the sweep of keys, for a warp: a and ds of its strip to
    shared memory. Does the strip meet all keys of the tile? */
 template <class Sh>
-static __device__ __forceinline__ int stx__attn_bwd_key_tile(
-    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
-    const stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk, unsigned char *wa, unsigned char *wg) {
+static __device__ __forceinline__ int stx__attn_bwd_key_scores(
+    const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
+    const stx__attn_bwd_strip &t, stx__attn_bwd_edge &edge, unsigned char *wa, unsigned char *wg) {
     float dz = 0;
     int all, n;
-    if (stx__attn_bwd_plain<Sh>(a.p, w, t)) {
+    if (stx__attn_bwd_is_interior<Sh>(a.p, w, t)) {
         float s[Sh::NB][4], g[Sh::NB][4];
-        stx__attn_bwd_front<Sh, 0>(a, m, t, s, g);
-        stx__attn_bwd_put_group<Sh, Sh::NB>(wa, s, 0);
-        stx__attn_bwd_put_group<Sh, Sh::NB>(wg, g, 0);
+        stx__attn_bwd_interior<Sh, 0>(a, m, t, s, g);
+        stx__attn_bwd_put_scores<Sh, Sh::NB>(wa, s, 0);
+        stx__attn_bwd_put_scores<Sh, Sh::NB>(wg, g, 0);
         return 1;
     }
-    all = stx__attn_bwd_begin<Sh>(a, w, m, t, walk);
+    all = stx__attn_bwd_edge_begin<Sh>(a, w, m, t, edge);
 #pragma unroll 1
-    for (n = walk.band.lo; n < walk.band.hi; n++) {
+    for (n = edge.band.lo; n < edge.band.hi; n++) {
         float x[2][4], y[2][4];
-        stx__attn_bwd_group<Sh, 0, Sh::SIZE == 4>(a, m, t, walk, n, x, y, dz);
-        stx__attn_bwd_put_group<Sh, 2>(wa, x, 16 * n, walk.lane);
-        stx__attn_bwd_put_group<Sh, 2>(wg, y, 16 * n, walk.lane);
+        stx__attn_bwd_edge_group<Sh, 0, Sh::SIZE == 4>(a, m, t, edge, n, x, y, dz);
+        stx__attn_bwd_put_scores<Sh, 2>(wa, x, 16 * n, edge.lane);
+        stx__attn_bwd_put_scores<Sh, 2>(wg, y, 16 * n, edge.lane);
     }
     return all;
 }
@@ -7282,8 +7366,8 @@ static __device__ __forceinline__ int stx__attn_bwd_key_tile(
    do all strips meet all keys? */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
-    const stx__ab &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_tile &t, int i0,
-    float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4], const unsigned char *wa,
+    const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
+    int i0, float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4], const unsigned char *wa,
     const unsigned char *wg, int group, int column, int all) {
     typedef typename Sh::P P;
     int n, k;
@@ -7297,8 +7381,9 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     /* strips that meet the warp's keys: others have left nothing there */
 #pragma unroll 1
     for (n = 0; n < Sh::BQ; n += 16) {
-        const stx__attn_band band = stx__attn_meets<Sh::BK>(a.p, t.persistent, t.far, i0 + n, t.j0);
-        const int again = stx__attn_again((int)threadIdx.x & 31);
+        const stx__attn_band band = stx__attn_band_of<Sh::BK>(a.p, t.persistent, t.max_delta,
+                                                              i0 + n, t.j0);
+        const int again = stx__attn_opaque((int)threadIdx.x & 31);
         if (!all && (group < band.lo || group >= band.hi)) continue;
 #pragma unroll
         for (k = 0; k < 16; k += P::K)
@@ -7309,25 +7394,26 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
 /* What a block found, to the gradients, or to its parts of dpk and dpv. row: the warp's
    first key; column: of D. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__ab &a, int z, int h,
-                                                               int j0, int group, int column,
+static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_bwd_params &a, int z,
+                                                               int h, int j0, int group, int column,
                                                                const float (&dk)[Sh::KEY_NB][4],
                                                                const float (&dv)[Sh::KEY_NB][4]) {
-    const stx__at &p = a.p;
+    const stx__attn_params &p = a.p;
     const int row = j0 + group * 16;
     uint32_t rows = ~0u;
     if (a.persistent) {
         size_t o = ((size_t)z * p.H + h) * p.N * p.D;
         if (a.dpk)
-            stx__attn_bwd_put_rows(a.dpk + o, p.D, row, 0, p.N, column, p.D, dk,
-                                   p.scale * a.root_d);
-        if (a.dpv) stx__attn_bwd_put_rows(a.dpv + o, p.D, row, 0, p.N, column, p.D, dv, 1.0f);
+            stx__attn_bwd_store_part(a.dpk + o, p.D, row, 0, p.N, column, p.D, dk,
+                                     p.scale * a.root_d);
+        if (a.dpv) stx__attn_bwd_store_part(a.dpv + o, p.D, row, 0, p.N, column, p.D, dv, 1.0f);
         return;
     }
     /* what another key would get is nobody's */
-    if (Sh::MASK && p.bits) rows = (uint32_t)(stx__attn_exist<Sh::BK>(p, z, j0) >> group * 16);
-    stx__attn_bwd_give(a, 0, z, h, row, column, dk, p.scale, rows);
-    stx__attn_bwd_give(a, 1, z, h, row, column, dv, 1.0f, rows);
+    if (Sh::MASK && p.key_mask)
+        rows = (uint32_t)(stx__attn_key_mask<Sh::BK>(p, z, j0) >> group * 16);
+    stx__attn_bwd_store_kv(a, 0, z, h, row, column, dk, p.scale, rows);
+    stx__attn_bwd_store_kv(a, 1, z, h, row, column, dv, 1.0f, rows);
 }
 
 /* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries
@@ -7341,9 +7427,11 @@ static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__ab &a,
                        dV += a^T dO;  dK += ds^T (q+u)                 if not: of those strips that meet the warp's keys
    The window of the table moves down by BQ rows a tile. Persistent vectors: a block
    walks its part of the batch, too, and its sums are a part of dpk, dpv. */
-template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_keys(stx__ab a) {
+template <class Sh>
+STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS)
+stx__attn_bwd_keys(stx__attn_bwd_params a) {
     STX__DYNAMIC(shared);
-    const stx__at &p = a.p;
+    const stx__attn_params &p = a.p;
     const int strip = (int)threadIdx.x / 32;
     const int h = (int)blockIdx.y, z = (int)blockIdx.z, j0 = a.first + (int)blockIdx.x * Sh::BK,
               table = p.P > 0 && !a.persistent;
@@ -7351,42 +7439,43 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
               b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) : z + 1;
     /* the warp's 16 keys, and its columns / 8 */
     const int group = strip % (Sh::BK / 16),
-              column = Sh::KEY_PIECES == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
+              column = Sh::KEY_SPLIT == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
     /* rows of the table */
-    const int held = table * (Sh::W + (a.ahead ? Sh::BQ : 0));
-    const stx__attn_bwd_shared<Sh> m(shared, STX__AB_Q, a.ahead, table && (p.u.p || p.vb.p), held);
-    unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
-    const stx__attn_head w = stx__attn_open(p, h);
-    stx__attn_bwd_tile t;
-    stx__attn_bwd_walk walk;
+    const int held = table * (Sh::W + (a.prefetch ? Sh::BQ : 0));
+    const stx__attn_bwd_shared<Sh> m(shared, STX__MOVES_Q, a.prefetch, table && (p.u.p || p.vb.p),
+                                     held);
+    unsigned char *wa = m.exchange, *wg = wa + Sh::BQ * Sh::CH_DS * 16;
+    const stx__attn_window w = stx__attn_window_of(p, h);
+    stx__attn_bwd_strip t;
+    stx__attn_bwd_edge edge;
     float dk[Sh::KEY_NB][4], dv[Sh::KEY_NB][4];
     int lo = 0, hi = p.T, b, i0, step, come, all;
 
     stx__attn_bwd_clear(dk);
     stx__attn_bwd_clear(dv);
     if (!a.persistent) {
-        lo = max(0, j0 + p.dmin - p.C);
-        hi = min(p.T, j0 + Sh::BK + w.live - p.C);
+        lo = max(0, j0 + p.delta_min - p.C);
+        hi = min(p.T, j0 + Sh::BK + w.visible - p.C);
         /* no query reaches it: zeros, if anything */
-        if (lo >= hi || (Sh::MASK && p.bits && !stx__attn_exist<Sh::BK>(p, z, j0))) {
-            stx__attn_bwd_give(a, 0, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
-            stx__attn_bwd_give(a, 1, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
+        if (lo >= hi || (Sh::MASK && p.key_mask && !stx__attn_key_mask<Sh::BK>(p, z, j0))) {
+            stx__attn_bwd_store_kv(a, 0, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
+            stx__attn_bwd_store_kv(a, 1, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
             return;
         }
     }
     t.j0 = j0;
-    t.far = w.live;
+    t.max_delta = w.visible;
     t.ring = 0;
     t.chunks = held / 16;
     t.persistent = a.persistent;
-    stx__attn_bwd_load_k<Sh>(a, m, j0, b0, h, a.persistent);
+    stx__attn_bwd_load_kv<Sh>(a, m, j0, b0, h, a.persistent);
     if (table)
-        stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, lo, j0), h, Sh::BQ,
+        stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window_row<Sh>(p, lo, j0), h, Sh::BQ,
                                   Sh::BK);
 
     for (b = b0, i0 = lo, step = come = 0; b < b1; step++) {
-        const stx__attn_bwd_shared<Sh> now(m, STX__AB_Q, a.ahead, step),
-            then(m, STX__AB_Q, a.ahead, step + 1);
+        const stx__attn_bwd_shared<Sh> now(m, STX__MOVES_Q, a.prefetch, step),
+            then(m, STX__MOVES_Q, a.prefetch, step + 1);
         const int ring = stx__attn_bwd_wrap(t.ring + t.chunks - Sh::BQ / 16, t.chunks),
                   end = i0 + Sh::BQ >= hi, next = end ? lo : i0 + Sh::BQ;
         if (!come) {
@@ -7394,13 +7483,13 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
             stx__attn_bwd_load_q_pe<Sh>(a, now, t, t.ring, i0, b, h, table);
         }
         t.i = i0 + strip * 16;
-        stx__attn_bwd_state(a, t, b, h);
+        stx__attn_bwd_load_stats(a, t, b, h);
         stx__cp_wait<0>();
         __syncthreads();
-        if (!a.persistent) stx__attn_bwd_bias<Sh>(a, now, i0, h);
-        come = a.ahead && b + end < b1;
+        if (!a.persistent) stx__attn_bwd_add_biases<Sh>(a, now, i0, h);
+        come = a.prefetch && b + end < b1;
         if (come) stx__attn_bwd_load_q_pe<Sh>(a, then, t, ring, next, b + end, h, table);
-        all = stx__attn_bwd_key_tile<Sh>(a, w, now, t, walk, wa, wg);
+        all = stx__attn_bwd_key_scores<Sh>(a, w, now, t, edge, wa, wg);
         all = __syncthreads_and(all);
         stx__attn_bwd_key_tile_sums<Sh>(a, now, t, i0, dk, dv, wa, wg, group, column, all);
         t.ring = ring;
@@ -7413,40 +7502,41 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
 /* The next tile of a diagonal that has keys: query i0 of batch row b, from those of
    rows b .. end-1 and queries lo .. hi-1 */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_next(const stx__at &p, int &b, int &i0,
-                                                          int end, int lo, int hi, int off) {
+static __device__ __forceinline__ void stx__attn_bwd_next_tile(const stx__attn_params &p, int &b,
+                                                               int &i0, int end, int lo, int hi,
+                                                               int off) {
     do {
         i0 += Sh::BQ;
         if (i0 >= hi) {
             i0 = lo;
             b++;
         }
-    } while (Sh::MASK && p.bits && b < end && !stx__attn_exist<Sh::BK>(p, b, i0 + off));
+    } while (Sh::MASK && p.key_mask && b < end && !stx__attn_key_mask<Sh::BK>(p, b, i0 + off));
 }
 
 /* dPE += dR^T (q+vb) of a strip, whose chunks of dR first .. last are in shared memory */
 template <class Sh, int XS>
-static __device__ __forceinline__ void stx__attn_bwd_row_sums(float (&acc)[XS][Sh::ROW_NB][4],
-                                                              const unsigned char *dr,
-                                                              const unsigned char *q, int strip,
-                                                              int group, int column, int first,
-                                                              int last) {
+static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh::PE_NB][4],
+                                                             const unsigned char *dr,
+                                                             const unsigned char *q, int strip,
+                                                             int group, int column, int first,
+                                                             int last) {
     typedef typename Sh::P P;
     int k, n, x;
 #pragma unroll
     for (k = 0; k < 16; k += P::K) {
-        uint32_t f[4], y[(Sh::ROW_NB + 1) / 2][4];
+        uint32_t f[4], y[(Sh::PE_NB + 1) / 2][4];
 #pragma unroll
-        for (n = 0; n < Sh::ROW_NB; n += 2)
-            stx__attn_bwd_rows<Sh::CH>(P(), y[n / 2], q, strip * 16 + k, column + n);
+        for (n = 0; n < Sh::PE_NB; n += 2)
+            stx__attn_bwd_frag_rows<Sh::CH>(P(), y[n / 2], q, strip * 16 + k, column + n);
 #pragma unroll
         for (x = 0; x < XS; x++) {
             /* of the strip's BK + 16 columns */
-            const int chunk = x * Sh::ROW_GROUPS + group - (Sh::STRIPS - 1 - strip);
+            const int chunk = x * Sh::PE_GROUPS + group - (Sh::STRIPS - 1 - strip);
             if ((unsigned)(chunk - first) > (unsigned)(last - first)) continue;
-            stx__attn_bwd_cols<Sh::CHG>(P(), f, dr, strip * 16 + k, 2 * chunk);
+            stx__attn_bwd_frag_cols<Sh::CH_DR>(P(), f, dr, strip * 16 + k, 2 * chunk);
 #pragma unroll
-            for (n = 0; n < Sh::ROW_NB; n += 2) {
+            for (n = 0; n < Sh::PE_NB; n += 2) {
                 P::add(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
                 P::add(acc[x][n + 1], f, y[n / 2][2], y[n / 2][3]);
             }
@@ -7461,56 +7551,57 @@ static __device__ __forceinline__ void stx__attn_bwd_put_dr(unsigned char *dr, i
     typedef typename Sh::P P;
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31,
               r = strip * 16 + (lane >> 2), c2 = c + (lane & 3) * 2;
-    stx__attn_bwd_put2<P, Sh::CHG>(dr, r, c2, u[0], u[1]);
-    stx__attn_bwd_put2<P, Sh::CHG>(dr, r + 8, c2, u[2], u[3]);
+    stx__attn_bwd_put2<P, Sh::CH_DR>(dr, r, c2, u[0], u[1]);
+    stx__attn_bwd_put2<P, Sh::CH_DR>(dr, r + 8, c2, u[2], u[3]);
 }
 
 /* The first half of a tile in the sweep of diagonals, for a warp: dR of its strip to
    shared memory. Does the strip meet all keys of the tile? */
 template <class Sh>
-static __device__ __forceinline__ int stx__attn_bwd_diagonal_tile(const stx__ab &a,
-                                                                  const stx__attn_head &w,
-                                                                  const stx__attn_bwd_shared<Sh> &m,
-                                                                  const stx__attn_bwd_tile &t,
-                                                                  stx__attn_bwd_walk &walk) {
-    const stx__at &p = a.p;
+static __device__ __forceinline__ int stx__attn_bwd_diagonal_dr(const stx__attn_bwd_params &a,
+                                                                const stx__attn_window &w,
+                                                                const stx__attn_bwd_shared<Sh> &m,
+                                                                const stx__attn_bwd_strip &t,
+                                                                stx__attn_bwd_edge &edge) {
+    const stx__attn_params &p = a.p;
     const int lane = (int)threadIdx.x & 31;
     float dz = 0;
     int all, n, k;
-    if (stx__attn_bwd_plain<Sh>(p, w, t)) {
+    if (stx__attn_bwd_is_interior<Sh>(p, w, t)) {
         float s[Sh::NB][4], g[Sh::NB][4];
-        stx__attn_bwd_front<Sh, 0>(a, m, t, s, g);
-        if (Sh::MASK && p.bits) {
-            const uint64_t seen = stx__attn_exist<Sh::BK>(p, t.b, t.j0);
-            if (!stx__attn_whole<Sh::BK>(seen)) stx__attn_forbid(g, seen, lane & 3, 0);
+        stx__attn_bwd_interior<Sh, 0>(a, m, t, s, g);
+        if (Sh::MASK && p.key_mask) {
+            const uint64_t seen = stx__attn_key_mask<Sh::BK>(p, t.b, t.j0);
+            if (!stx__attn_all_exist<Sh::BK>(seen)) stx__attn_set_missing(g, seen, lane & 3, 0);
         }
 #pragma unroll
         for (n = 0; n < Sh::NB + 2; n++) {
             float u[4];
-            stx__attn_bwd_back<Sh::NB>(u, g, n);
-            stx__attn_bwd_put_dr<Sh>(m.more, 8 * n, u);
+            stx__attn_bwd_unskew<Sh::NB>(u, g, n);
+            stx__attn_bwd_put_dr<Sh>(m.exchange, 8 * n, u);
         }
         return 1;
     }
     float two[4][4];
-    all = stx__attn_bwd_begin<Sh>(a, w, m, t, walk);
+    all = stx__attn_bwd_edge_begin<Sh>(a, w, m, t, edge);
     stx__attn_bwd_clear(two);
-    const int last = walk.band.hi + (walk.band.lo < walk.band.hi);
+    const int last = edge.band.hi + (edge.band.lo < edge.band.hi);
 #pragma unroll 1
-    for (n = walk.band.lo; n < last; n++) {
+    for (n = edge.band.lo; n < last; n++) {
         float u[2][4], v[2][4];
         stx__attn_bwd_clear(v);
-        if (n < walk.band.hi) {
-            stx__attn_bwd_group<Sh, 0, 1>(a, m, t, walk, n, u, v, dz);
-            if (Sh::MASK && p.bits)
-                stx__attn_forbid(v, stx__attn_exist<Sh::BK>(p, t.b, t.j0) >> 16 * n, lane & 3, 0);
+        if (n < edge.band.hi) {
+            stx__attn_bwd_edge_group<Sh, 0, 1>(a, m, t, edge, n, u, v, dz);
+            if (Sh::MASK && p.key_mask)
+                stx__attn_set_missing(v, stx__attn_key_mask<Sh::BK>(p, t.b, t.j0) >> 16 * n,
+                                      lane & 3, 0);
         }
         stx__attn_bwd_copy(two[2], v[0]);
         stx__attn_bwd_copy(two[3], v[1]);
 #pragma unroll
         for (k = 0; k < 2; k++) {
-            stx__attn_bwd_back<4>(u[k], two, 2 + k, walk.lane);
-            stx__attn_bwd_put_dr<Sh>(m.more, 16 * n + 8 * k, u[k]);
+            stx__attn_bwd_unskew<4>(u[k], two, 2 + k, edge.lane);
+            stx__attn_bwd_put_dr<Sh>(m.exchange, 16 * n + 8 * k, u[k]);
         }
         stx__attn_bwd_copy(two[0], v[0]);
         stx__attn_bwd_copy(two[1], v[1]);
@@ -7521,20 +7612,22 @@ static __device__ __forceinline__ int stx__attn_bwd_diagonal_tile(const stx__ab 
 /* The second half: dPE += dR^T (q+vb). all: do all strips meet all keys? */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_diagonal_sums(
-    const stx__ab &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_tile &t, int i0,
-    float (&acc)[XS][Sh::ROW_NB][4], int group, int column, int all) {
+    const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
+    int i0, float (&acc)[XS][Sh::PE_NB][4], int group, int column, int all) {
     int i;
     if (all) {
 #pragma unroll(Sh::DP > 64 || Sh::SIZE == 4 ? 1 : (int)Sh::STRIPS)
         for (i = 0; i < Sh::STRIPS; i++)
-            stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, m.qv, i, group, column, 0, Sh::BK / 16);
+            stx__attn_bwd_pe_sums<Sh, XS>(acc, m.exchange, m.qv, i, group, column, 0, Sh::BK / 16);
         return;
     }
 #pragma unroll 1
     for (i = 0; i < Sh::STRIPS; i++) {
-        const stx__attn_band band = stx__attn_meets<Sh::BK>(a.p, 0, t.far, i0 + 16 * i, t.j0);
+        const stx__attn_band band = stx__attn_band_of<Sh::BK>(a.p, 0, t.max_delta, i0 + 16 * i,
+                                                              t.j0);
         if (band.lo < band.hi)
-            stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, m.qv, i, group, column, band.lo, band.hi);
+            stx__attn_bwd_pe_sums<Sh, XS>(acc, m.exchange, m.qv, i, group, column, band.lo,
+                                          band.hi);
     }
 }
 
@@ -7542,45 +7635,45 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_sums(
    lo .. hi-1. used: has the block had a tile, and so its window of the table? */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
-    const stx__ab &a, const stx__attn_head &w, const stx__attn_bwd_shared<Sh> &m,
-    stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk, int h, int b, int stop, int lo, int hi,
-    int off, float (&acc)[XS][Sh::ROW_NB][4], int group, int column, int &step, int &come,
+    const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
+    stx__attn_bwd_strip &t, stx__attn_bwd_edge &edge, int h, int b, int stop, int lo, int hi,
+    int off, float (&acc)[XS][Sh::PE_NB][4], int group, int column, int &step, int &come,
     int &used) {
-    enum { MOVES = STX__AB_K | STX__AB_Q };
+    enum { MOVES = STX__MOVES_K | STX__MOVES_Q };
 
-    const stx__at &p = a.p;
+    const stx__attn_params &p = a.p;
     int i0 = lo, all;
-    if (Sh::MASK && p.bits && !stx__attn_exist<Sh::BK>(p, b, i0 + off))
-        stx__attn_bwd_next<Sh>(p, b, i0, stop, lo, hi, off);
+    if (Sh::MASK && p.key_mask && !stx__attn_key_mask<Sh::BK>(p, b, i0 + off))
+        stx__attn_bwd_next_tile<Sh>(p, b, i0, stop, lo, hi, off);
     while (b < stop) {
-        const stx__attn_bwd_shared<Sh> now(m, MOVES, a.ahead, step),
-            then(m, MOVES, a.ahead, step + 1);
+        const stx__attn_bwd_shared<Sh> now(m, MOVES, a.prefetch, step),
+            then(m, MOVES, a.prefetch, step + 1);
         const int i1 = i0, b1 = b, j0 = i0 + off;
-        stx__attn_bwd_next<Sh>(p, b, i0, stop, lo, hi, off);
+        stx__attn_bwd_next_tile<Sh>(p, b, i0, stop, lo, hi, off);
         if (!come) {
             __syncthreads();
             if (!used)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i1, j0), h, 0,
+                stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window_row<Sh>(p, i1, j0), h, 0,
                                           Sh::W);
-            stx__attn_bwd_load_k<Sh>(a, now, j0, b1, h, 0);
+            stx__attn_bwd_load_kv<Sh>(a, now, j0, b1, h, 0);
             stx__attn_bwd_load_q<Sh>(a, now, i1, b1, h);
             stx__cp_commit();
         }
         used = 1;
         t.i = i1 + (int)threadIdx.x / 32 * 16;
         t.j0 = j0;
-        stx__attn_bwd_state(a, t, b1, h);
+        stx__attn_bwd_load_stats(a, t, b1, h);
         stx__cp_wait<0>();
         __syncthreads();
-        stx__attn_bwd_bias<Sh>(a, now, i1, h);
-        come = a.ahead && b < stop;
+        stx__attn_bwd_add_biases<Sh>(a, now, i1, h);
+        come = a.prefetch && b < stop;
         if (come) {
-            stx__attn_bwd_load_k<Sh>(a, then, i0 + off, b, h, 0);
+            stx__attn_bwd_load_kv<Sh>(a, then, i0 + off, b, h, 0);
             stx__attn_bwd_load_q<Sh>(a, then, i0, b, h);
             stx__cp_commit();
         }
         step++;
-        all = stx__attn_bwd_diagonal_tile<Sh>(a, w, now, t, walk);
+        all = stx__attn_bwd_diagonal_dr<Sh>(a, w, now, t, edge);
         all = __syncthreads_and(all);
         stx__attn_bwd_diagonal_sums<Sh, XS>(a, now, t, i1, acc, group, column, all);
     }
@@ -7590,33 +7683,34 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
    together the diagonals hold every cell once. All tiles of one meet the same window
    of the table, which stays in shared memory, and the gradient of its W rows stays in
    registers: row u' of the window is table row P - 1 + e - BK (n+1) + u', with e =
-   first + dmin - C - BQ + BK what rounding `first` up for the dropout has added. A
+   first + delta_min - C - BQ + BK what rounding `first` up for the dropout has added. A
    block walks its part of the batch (for a shared table: of heads and batch) and its
    tiles. dR of all strips goes through shared memory, each with its own BK + 16
-   columns; then a warp takes its columns of D, and of the window every ROW_GROUPS-th
+   columns; then a warp takes its columns of D, and of the window every PE_GROUPS-th
    chunk. Barriers as in stx__attn_bwd_keys. What a block found is a part: (W,D) floats,
-   added up by stx__attn_bwd_fold_table; a block that found nothing writes only that. */
-template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) {
+   added up by stx__attn_bwd_fold_diagonals; a block that found nothing writes only that. */
+template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_bwd_params a) {
     STX__DYNAMIC(shared);
-    const stx__at &p = a.p;
+    const stx__attn_params &p = a.p;
 
-    enum { XS = Sh::CHUNKS / Sh::ROW_GROUPS, MOVES = STX__AB_K | STX__AB_Q };
+    enum { XS = Sh::CHUNKS / Sh::PE_GROUPS, MOVES = STX__MOVES_K | STX__MOVES_Q };
 
-    const int strip = (int)threadIdx.x / 32, diagonal = (int)blockIdx.x, own = p.pe_head > 0,
+    const int strip = (int)threadIdx.x / 32, diagonal = (int)blockIdx.x, own = p.pe_head_stride > 0,
               split = (int)blockIdx.z, off = a.first - Sh::BK * diagonal;
-    const int c0 = (int)((int64_t)a.combos * split / a.splits),
-              c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
-    const int group = Sh::ROW_GROUPS == 1 ? 0 : strip / Sh::ROW_PIECES,
-              column = strip % Sh::ROW_PIECES * Sh::ROW_NB;
+    const int c0 = (int)((int64_t)a.units * split / a.splits),
+              c1 = (int)((int64_t)a.units * (split + 1) / a.splits);
+    const int group = Sh::PE_GROUPS == 1 ? 0 : strip / Sh::PE_SPLIT,
+              column = strip % Sh::PE_SPLIT * Sh::PE_NB;
     /* the smallest distance in these tiles: query 0, key BK - 1 */
     const int nearest = p.C - off - (Sh::BK - 1);
     /* of tiles that have a key */
-    const int lo = max(0, p.lo - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ, hi = min(p.T, p.S - off);
+    const int lo = max(0, p.first_key - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ,
+              hi = min(p.T, p.S - off);
     const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
-    const stx__attn_bwd_shared<Sh> m(shared, MOVES, a.ahead, p.u.p || p.vb.p, Sh::W);
-    stx__attn_bwd_tile t;
-    stx__attn_bwd_walk walk;
-    float acc[XS][Sh::ROW_NB][4];
+    const stx__attn_bwd_shared<Sh> m(shared, MOVES, a.prefetch, p.u.p || p.vb.p, Sh::W);
+    stx__attn_bwd_strip t;
+    stx__attn_bwd_edge edge;
+    float acc[XS][Sh::PE_NB][4];
     int c, end, x, step = 0, come = 0, used = 0;
 
     t.ring = 0;
@@ -7627,20 +7721,20 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) 
     /* a head, and its batch rows in this part */
     for (c = c0; c < c1 && lo < hi; c = end) {
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
-        const stx__attn_head w = stx__attn_open(p, h);
+        const stx__attn_window w = stx__attn_window_of(p, h);
         end = own ? c1 : min(c1, (h + 1) * p.B);
-        if (nearest > w.live || (Sh::SIZE == 2 && a.rows && a.place[h].width)) continue;
-        t.far = w.live;
-        stx__attn_bwd_diagonal_head<Sh, XS>(a, w, m, t, walk, h, b, b + end - c, lo, hi, off, acc,
+        if (nearest > w.visible || (Sh::SIZE == 2 && a.dr && a.slot[h].width)) continue;
+        t.max_delta = w.visible;
+        stx__attn_bwd_diagonal_head<Sh, XS>(a, w, m, t, edge, h, b, b + end - c, lo, hi, off, acc,
                                             group, column, step, come, used);
     }
     if (!threadIdx.x) a.used[part] = used;
     if (used)
 #pragma unroll
         for (x = 0; x < XS; x++)
-            stx__attn_bwd_put_rows(a.dpe + part * Sh::W * p.D, p.D,
-                                   (x * Sh::ROW_GROUPS + group) * 16, 0, Sh::W, column * 8, p.D,
-                                   acc[x], p.scale);
+            stx__attn_bwd_store_part(a.dpe + part * Sh::W * p.D, p.D,
+                                     (x * Sh::PE_GROUPS + group) * 16, 0, Sh::W, column * 8, p.D,
+                                     acc[x], p.scale);
 }
 
 /* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a
@@ -7648,7 +7742,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) 
    queries a step, with the next step's copies on their way: dPE += dR^T (q + vb). What
    has not been written comes as zeros. Only heads with columns in the block cost
    anything. Parts as those of diagonals, by column. */
-template <class Sh> struct stx__attn_bwd_columns {
+template <class Sh> struct stx__attn_bwd_table_shape {
     enum {
         COLUMNS = Sh::DP > 64 ? 64 : 128,
         CH = COLUMNS / 8,
@@ -7661,53 +7755,55 @@ template <class Sh> struct stx__attn_bwd_columns {
 };
 
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_load_rows(const stx__ab &a,
-                                                               unsigned char *tile,
-                                                               const stx__attn_place &f, int b,
-                                                               int h, int i0, int back) {
-    typedef stx__attn_bwd_columns<Sh> X;
-    const stx__at &p = a.p;
+static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_bwd_params &a,
+                                                                unsigned char *tile,
+                                                                const stx__attn_dr_slot &f, int b,
+                                                                int h, int i0, int back) {
+    typedef stx__attn_bwd_table_shape<Sh> X;
+    const stx__attn_params &p = a.p;
     const int c = (int)threadIdx.x % X::CH, y = f.width - back - X::COLUMNS + 8 * c,
-              far = (y & ~15) + a.newest - f.width,
-              lo = ((p.lo + p.span) & ~15)
+              max_delta = (y & ~15) + a.newest - f.width,
+              lo = ((p.first_key + p.span) & ~15)
                    - p.span; /* where the sweep of queries begins, if not later */
     const size_t T = (size_t)a.tiles * Sh::BQ;
-    const stx__bf16 *from = a.rows + (size_t)f.at * p.B * T + ((size_t)b * T + i0) * f.width + y;
-    const int some = y >= 0 && p.C + min(i0 + Sh::BQ, p.T) - p.dmin > p.lo;
+    const stx__bf16 *from = a.dr + (size_t)f.at * p.B * T + ((size_t)b * T + i0) * f.width + y;
+    const int some = y >= 0 && p.C + min(i0 + Sh::BQ, p.T) - p.delta_min > p.first_key;
     int k;
 #pragma unroll
     /* 8 or 16 rows at once, of one strip */
     for (k = 0; k < Sh::BQ; k += Sh::THREADS / X::CH) {
         const int r = (int)threadIdx.x / X::CH + k, i = i0 + (k & ~15),
-                  yes = some && i < p.T && far + i + 16 >= lo && p.C + i + 15 - lo >= p.dmin;
-        stx__cp16(tile + stx__attn_piece<X::CH>(r, c), yes ? from + (size_t)r * f.width : a.rows,
+                  yes = some && i < p.T && max_delta + i + 16 >= lo
+                        && p.C + i + 15 - lo >= p.delta_min;
+        stx__cp16(tile + stx__attn_swizzle<X::CH>(r, c), yes ? from + (size_t)r * f.width : a.dr,
                   yes ? 16 : 0);
     }
     stx__attn_load<Sh::CH, Sh::THREADS>(tile + X::TILE, Sh::BQ,
                                         (const char *)p.q
-                                            + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE,
-                                        p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+                                            + ((size_t)b * p.q_batch_stride + (size_t)h * p.D)
+                                                  * Sh::SIZE,
+                                        p.q_row_stride * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
     stx__cp_commit();
 }
 
 /* q becomes q + vb, queries i0 and on, for all threads of the block. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__ab &a, unsigned char *q,
-                                                                int i0, int h) {
-    typedef typename Sh::P::num num;
+static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__attn_bwd_params &a,
+                                                                unsigned char *q, int i0, int h) {
+    typedef typename Sh::P::element element;
 
     enum { PER = 16 / Sh::SIZE };
 
-    const stx__at &p = a.p;
+    const stx__attn_params &p = a.p;
     int k, e;
     for (k = (int)threadIdx.x; k < Sh::BQ * Sh::CH; k += Sh::THREADS) {
         const int r = k / Sh::CH, c = k % Sh::CH;
-        unsigned char *at = q + stx__attn_piece<Sh::CH>(r, c);
-        num v[PER];
+        unsigned char *at = q + stx__attn_swizzle<Sh::CH>(r, c);
+        element v[PER];
         if (i0 + r >= p.T || c * PER >= p.D) continue;
         memcpy(v, at, 16);
         for (e = 0; e < PER; e++)
-            stx__attn_store(v + e, stx__attn_float(v[e])
+            stx__attn_store(v + e, stx__attn_to_float(v[e])
                                        + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
         memcpy(at, v, 16);
     }
@@ -7727,26 +7823,27 @@ static __device__ __forceinline__ void stx__attn_bwd_table_sums(float (&acc)[XS]
         uint32_t l[XS][4], y[4];
 #pragma unroll
         for (x = 0; x < XS; x++)
-            stx__attn_bwd_cols<stx__attn_bwd_columns<Sh>::CH>(P(), l[x], dr, k,
-                                                              2 * (warp * XS + x));
+            stx__attn_bwd_frag_cols<stx__attn_bwd_table_shape<Sh>::CH>(P(), l[x], dr, k,
+                                                                       2 * (warp * XS + x));
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n += 2) {
-            stx__attn_bwd_rows<Sh::CH>(P(), y, q, k, n);
+            stx__attn_bwd_frag_rows<Sh::CH>(P(), y, q, k, n);
 #pragma unroll
             for (x = 0; x < XS; x++) P::mma2(acc[x][n], acc[x][n + 1], l[x], y);
         }
     }
 }
 
-template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
-    typedef stx__attn_bwd_columns<Sh> X;
+template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_params a) {
+    typedef stx__attn_bwd_table_shape<Sh> X;
     STX__DYNAMIC(shared);
-    const stx__at &p = a.p;
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, own = p.pe_head > 0,
-              split = (int)blockIdx.z, back = (int)blockIdx.x * X::COLUMNS;
-    const int c0 = (int)((int64_t)a.combos * split / a.splits),
-              c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
-    const int lo = max(0, p.lo - (a.newest - 1 - back)) / Sh::BQ * Sh::BQ,
+    const stx__attn_params &p = a.p;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31,
+              own = p.pe_head_stride > 0, split = (int)blockIdx.z,
+              back = (int)blockIdx.x * X::COLUMNS;
+    const int c0 = (int)((int64_t)a.units * split / a.splits),
+              c1 = (int)((int64_t)a.units * (split + 1) / a.splits);
+    const int lo = max(0, p.first_key - (a.newest - 1 - back)) / Sh::BQ * Sh::BQ,
               steps = max(0, p.T - lo + Sh::BQ - 1) / Sh::BQ;
     const size_t part = ((size_t)blockIdx.x * gridDim.y + blockIdx.y) * a.splits + split;
     float acc[X::XS][Sh::DP / 8][4];
@@ -7757,19 +7854,19 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
     /* a head, and its batch rows in this part */
     for (c = c0; c < c1; c = end) {
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
-        const stx__attn_place f = a.place[h];
+        const stx__attn_dr_slot f = a.slot[h];
         end = own ? c1 : min(c1, (h + 1) * p.B);
         if (back >= f.width || !steps) continue;
         __syncthreads();
-        stx__attn_bwd_load_rows<Sh>(a, shared, f, b, h, lo, back);
+        stx__attn_bwd_table_load<Sh>(a, shared, f, b, h, lo, back);
         for (s = 0; s < (end - c) * steps; s++) {
             unsigned char *dr = shared + (s & 1) * (X::SHARED / 2), *q = dr + X::TILE;
             stx__cp_wait<0>();
             __syncthreads();
             if (s + 1 < (end - c) * steps)
-                stx__attn_bwd_load_rows<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f,
-                                            b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ,
-                                            back);
+                stx__attn_bwd_table_load<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f,
+                                             b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ,
+                                             back);
             if (p.vb.p) stx__attn_bwd_table_bias<Sh>(a, q, lo + s % steps * Sh::BQ, h);
             stx__attn_bwd_table_sums<Sh, X::XS>(acc, dr, q);
         }
@@ -7795,8 +7892,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
 /* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours,
    in order, and within one its splits. A thread a number. */
 STX__GLOBAL(256)
-stx__attn_bwd_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D,
-                         int W, int BK, int e, int diagonals, int splits) {
+stx__attn_bwd_fold_diagonals(stx__num dpe, const float *part, const int *used, int P, int tables,
+                             int D, int W, int BK, int e, int diagonals, int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
     /* u' = BK (n+1) - from */
     int row = (int)(i / C), d = (int)(i % D), own = (int)(i / D % tables), from = P - 1 - row + e,
@@ -7816,20 +7913,20 @@ stx__attn_bwd_fold_table(stx__num dpe, const float *part, const int *used, int P
    order. one: to[i] += f times the sum over k of part[k n + i], i < n. rows: dpe of
    blocks of columns of rows of dR. A row of the table is one column, counted from the
    newest, and `extra` columns are newer than it has rows. The launch's first blocks. */
-enum { STX__AB_FOLDS = 5 }; /* du, dvb, dz, dpk, dpv */
+enum { STX__ATTN_BWD_FOLDS = 5 }; /* du, dvb, dz, dpk, dpv */
 
-typedef struct stx__attn_bwd_fold_one {
+typedef struct stx__attn_bwd_fold_job {
     stx__num to;
     const float *part;
     size_t n, parts;
     float f;
     unsigned blocks;
-} stx__attn_bwd_fold_one;
+} stx__attn_bwd_fold_job;
 
 typedef struct stx__attn_bwd_folds {
-    stx__attn_bwd_fold_one one[STX__AB_FOLDS];
+    stx__attn_bwd_fold_job one[STX__ATTN_BWD_FOLDS];
     int count;
-    unsigned rows; /* blocks of these; 0: there are none */
+    unsigned dr_blocks; /* blocks of these; 0: there are none */
     stx__num dpe;
     const float *part;
     const int *used;
@@ -7837,7 +7934,7 @@ typedef struct stx__attn_bwd_folds {
 } stx__attn_bwd_folds;
 
 /* The eight warps' sums, in the first one */
-static __device__ __forceinline__ float stx__attn_bwd_slices(float *sum, float x) {
+static __device__ __forceinline__ float stx__attn_bwd_fold_slices(float *sum, float x) {
     const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
     sum[threadIdx.x] = x;
     __syncthreads();
@@ -7852,7 +7949,7 @@ STX__GLOBAL(256) stx__attn_bwd_fold(stx__attn_bwd_folds a) {
     unsigned block = blockIdx.x;
     size_t i, k;
     float x = 0;
-    if (block < a.rows) {
+    if (block < a.dr_blocks) {
         const size_t C = (size_t)a.tables * a.D;
         i = (size_t)block * 32 + lane;
         const int v = a.P - 1 - (int)(i / C) + a.extra, n = v / a.columns,
@@ -7863,27 +7960,27 @@ STX__GLOBAL(256) stx__attn_bwd_fold(stx__attn_bwd_folds a) {
                 k = ((size_t)n * a.tables + i / a.D % a.tables) * a.splits + s;
                 if (a.used[k]) x += a.part[(k * a.columns + column) * a.D + i % a.D];
             }
-        x = stx__attn_bwd_slices(sum, x);
+        x = stx__attn_bwd_fold_slices(sum, x);
         if (!slice && some && x != 0) stx__add(a.dpe, i, x, 1);
         return;
     }
-    block -= a.rows;
+    block -= a.dr_blocks;
     for (int j = 0; j < a.count; block -= a.one[j++].blocks) {
-        const stx__attn_bwd_fold_one &o = a.one[j];
+        const stx__attn_bwd_fold_job &o = a.one[j];
         if (block >= o.blocks) continue;
         i = (size_t)block * 32 + lane;
         if (i < o.n)
             for (k = slice; k < o.parts; k += 8) x += o.part[k * o.n + i];
-        x = stx__attn_bwd_slices(sum, x);
+        x = stx__attn_bwd_fold_slices(sum, x);
         if (!slice && i < o.n) stx__add(o.to, i, o.f * x, 1);
         return;
     }
 }
 
-typedef stx__kernel_of<stx__ab> stx__attn_bwd_kernel;
-typedef stx__kernel_of<stx__ab, const uint32_t *> stx__attn_bwd_kernel_list;
+typedef stx__kernel_of<stx__attn_bwd_params> stx__attn_bwd_kernel;
+typedef stx__kernel_of<stx__attn_bwd_params, const uint32_t *> stx__attn_bwd_kernel_list;
 
-typedef struct stx__attn_bwd_pick {
+typedef struct stx__attn_bwd_choice {
     stx__attn_bwd_kernel_list queries;
     stx__attn_bwd_kernel keys, diagonals;
     size_t shared_queries, shared_keys, shared_diagonals; /* bytes */
@@ -7892,65 +7989,67 @@ typedef struct stx__attn_bwd_pick {
     stx__attn_bwd_kernel table; /* of rows of dR; NULL in floats */
     size_t shared_table;
     int columns,
-        rows; /* of a block of that; how much room rows of dR have: 0 none, 1 STX__AB_ROWS, 2 half of what they
+        rows; /* of a block of that; how much room rows of dR have: 0 none, 1 STX__ATTN_BWD_DR_BYTES, 2 half of what they
                                            want (tests) */
-} stx__attn_bwd_pick;
+} stx__attn_bwd_choice;
 
-template <class Sh> static void stx__attn_bwd_choose_table(stx__attn_bwd_pick *, ...) {}
+template <class Sh> static void stx__attn_bwd_choose_table(stx__attn_bwd_choice *, ...) {}
 
 template <class Sh>
-static void stx__attn_bwd_choose_table(stx__attn_bwd_pick *c, const stx__attn_bf16 *) {
+static void stx__attn_bwd_choose_table(stx__attn_bwd_choice *c, const stx__attn_bf16 *) {
     c->table = stx__attn_bwd_table<Sh>;
-    c->shared_table = stx__attn_bwd_columns<Sh>::SHARED;
-    c->columns = stx__attn_bwd_columns<Sh>::COLUMNS;
+    c->shared_table = stx__attn_bwd_table_shape<Sh>::SHARED;
+    c->columns = stx__attn_bwd_table_shape<Sh>::COLUMNS;
 }
 
 template <class P, int DP, int BQ, int BK>
-static stx__attn_bwd_pick stx__attn_bwd_choice(const stx_attention_args *a) {
+static stx__attn_bwd_choice stx__attn_bwd_choice_of(const stx_attention_args *a) {
     typedef stx__attn_bwd_shape<P, DP, BQ, BK> Sh;
-    typedef stx__attn_bwd_twice<Sh, P::QUERIES_TWICE & DP> Q;
-    stx__attn_bwd_pick c = {};
-    c.queries = stx__attn_bwd_queries<typename Q::plain>;
-    if (stx__attn_words(a)) c.queries = stx__attn_bwd_queries<typename Q::masked>;
+    typedef stx__attn_bwd_variants<Sh, P::MASKED_SIZES & DP> Q;
+    stx__attn_bwd_choice c = {};
+    c.queries = stx__attn_bwd_queries<typename Q::unmasked>;
+    if (stx__attn_key_words(a)) c.queries = stx__attn_bwd_queries<typename Q::masked>;
     c.keys = stx__attn_bwd_keys<Sh>;
     c.diagonals = stx__attn_bwd_diagonals<Sh>;
     c.bq = BQ;
     c.bk = BK;
     c.threads = Sh::THREADS;
     stx__attn_bwd_choose_table<Sh>(&c, (const P *)NULL);
-    c.shared_queries = Sh::EDGE
+    c.shared_queries = Sh::RAMPS
                        + (size_t)Sh::TILE_Q
                              * (a->P && (a->content_bias || a->position_bias) ? 3 : 2)
                        + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
-    c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
-    c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
-    c.more_queries = stx__attn_bwd_shared<Sh>::extra(STX__AB_K) + (a->P ? (size_t)Sh::TILE_K : 0);
-    c.more_keys = stx__attn_bwd_shared<Sh>::extra(STX__AB_Q) + (a->P ? (size_t)Sh::TILE_Q : 0);
-    c.more_diagonals = stx__attn_bwd_shared<Sh>::extra(STX__AB_K | STX__AB_Q);
+    c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CH_DS * 16;
+    c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CH_DR * 16;
+    c.more_queries = stx__attn_bwd_shared<Sh>::moving_bytes(STX__MOVES_K)
+                     + (a->P ? (size_t)Sh::TILE_K : 0);
+    c.more_keys = stx__attn_bwd_shared<Sh>::moving_bytes(STX__MOVES_Q)
+                  + (a->P ? (size_t)Sh::TILE_Q : 0);
+    c.more_diagonals = stx__attn_bwd_shared<Sh>::moving_bytes(STX__MOVES_K | STX__MOVES_Q);
     return c;
 }
 
 template <class P>
-static stx__attn_bwd_pick stx__attn_bwd_choose_float(const stx_attention_args *a) {
-    if (a->D <= 32) return stx__attn_bwd_choice<P, 32, 64, 32>(a);
-    if (a->D <= 64) return stx__attn_bwd_choice<P, 64, 64, 32>(a);
-    return stx__attn_bwd_choice<P, 128, 32, 16>(a);
+static stx__attn_bwd_choice stx__attn_bwd_choose_float(const stx_attention_args *a) {
+    if (a->D <= 32) return stx__attn_bwd_choice_of<P, 32, 64, 32>(a);
+    if (a->D <= 64) return stx__attn_bwd_choice_of<P, 64, 64, 32>(a);
+    return stx__attn_bwd_choice_of<P, 128, 32, 16>(a);
 }
 
-static stx__attn_bwd_pick stx__attn_bwd_choose(const stx_ctx *x, const stx_attention_args *a,
-                                               int half) {
+static stx__attn_bwd_choice stx__attn_bwd_choose(const stx_ctx *x, const stx_attention_args *a,
+                                                 int half) {
     const int version = stx__gpu(x)->attention;
-    stx__attn_bwd_pick c;
+    stx__attn_bwd_choice c;
     if (!half && stx__gpu(x)->tf32) return stx__attn_bwd_choose_float<stx__attn_tf32>(a);
     if (!half) return stx__attn_bwd_choose_float<stx__attn_f32>(a);
     if (a->D <= 32)
-        c = stx__attn_bwd_choice<stx__attn_bf16, 32, 64, 64>(a);
+        c = stx__attn_bwd_choice_of<stx__attn_bf16, 32, 64, 64>(a);
     else if (a->D <= 64)
-        c = stx__attn_bwd_choice<stx__attn_bf16, 64, 64, 64>(a);
+        c = stx__attn_bwd_choice_of<stx__attn_bf16, 64, 64, 64>(a);
     else if (a->D <= 96)
-        c = stx__attn_bwd_choice<stx__attn_bf16, 96, 64, 32>(a);
+        c = stx__attn_bwd_choice_of<stx__attn_bf16, 96, 64, 32>(a);
     else
-        c = stx__attn_bwd_choice<stx__attn_bf16, 128, 64, 32>(a);
+        c = stx__attn_bwd_choice_of<stx__attn_bf16, 128, 64, 32>(a);
     c.rows = 1;
     if (version == 5) c.rows = 0;
     if (version == 6) c.rows = 2;
@@ -7962,25 +8061,25 @@ typedef struct stx__attn_bwd_plan {
     int tiles;                       /* of queries */
     int first, key_tiles;            /* of keys */
     int vector_tiles, vector_splits; /* of persistent vectors */
-    int diagonal_first, diagonal_extra, diagonals, tables, combos, table_splits;
+    int diagonal_first, diagonal_extra, diagonals, tables, units, table_splits;
     /* which sweeps are wanted: table, that of diagonals */
     int W, queries, keys, vectors, table;
     /* rows of dR: how many columns they may have together; 0: there are none */
     int rows, newest, blocks, row_splits;
     /* offsets; their end */
     size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, place, bytes;
-    size_t dr; /* bytes for rows of dR: see stx__attn2_bwd */
+    size_t dr; /* bytes for rows of dR: see stx__attn_fused_bwd */
 } stx__attn_bwd_plan;
 
 /* bytes for the parts of dpe, at most, unless a single split needs more */
 enum {
-    STX__AB_PARTS = 128 << 20,
-    STX__AB_ROWS = 256 << 20
+    STX__ATTN_BWD_PART_BYTES = 128 << 20,
+    STX__ATTN_BWD_DR_BYTES = 256 << 20
 }; /* bytes for ROWS OF dR of a context, at most. At B 64, T 512 and 8 heads these are 512
                                                    distances a head on average: learned spans, but for a long head or two of a layer */
 
 /* The tiles of keys and of persistent vectors. */
-static void stx__attn_bwd_plan_keys(const stx_attention_args *a, const stx__attn_bwd_pick *c,
+static void stx__attn_bwd_plan_keys(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                     stx__attn_bwd_plan *s) {
     const int S = (int)a->S, C = S - (int)a->T, span = (int)a->span, B = (int)a->B, H = (int)a->H;
     /* keys that some query may see; tiles begin where a block of 8 of the dropout does */
@@ -7997,14 +8096,15 @@ static void stx__attn_bwd_plan_keys(const stx_attention_args *a, const stx__attn
 }
 
 /* Splits of the heads and the batch into which parts of dpe are cut: at most `most`, and
-   as many as STX__AB_PARTS bytes allow if a split needs `one`. */
-static int stx__attn_bwd_splits(size_t one, int combos, int most) {
-    return (int)STX_MIN(STX_MAX((size_t)1, STX__AB_PARTS / one), (size_t)STX_MIN(combos, most));
+   as many as STX__ATTN_BWD_PART_BYTES bytes allow if a split needs `one`. */
+static int stx__attn_bwd_splits(size_t one, int units, int most) {
+    return (int)STX_MIN(STX_MAX((size_t)1, STX__ATTN_BWD_PART_BYTES / one),
+                        (size_t)STX_MIN(units, most));
 }
 
 /* Rows of dR, if there are to be some: their columns, and their parts of dpe. */
-static void stx__attn_bwd_plan_rows(const stx_attention_args *a, const stx__attn_bwd_pick *c,
-                                    stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
+static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_bwd_choice *c,
+                                  stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
     const int C = (int)a->S - (int)a->T, span = (int)a->span;
     const size_t rows = a->B * s->tiles * c->bq; /* of a head */
     size_t one, all, most;
@@ -8013,14 +8113,14 @@ static void stx__attn_bwd_plan_rows(const stx_attention_args *a, const stx__attn
     /* columns of a head that sees the whole window */
     one = (size_t)(span + s->newest - C + 15) / 16 * 16;
     all = one * a->H;
-    most = c->rows == 2 ? all / 2 : STX__AB_ROWS / (rows * 2);
+    most = c->rows == 2 ? all / 2 : STX__ATTN_BWD_DR_BYTES / (rows * 2);
     if (most > all) most = all;
     /* else no head has room */
     if (most < all && most < (size_t)(c->rows == 2 ? 16 : 64)) return;
     s->rows = (int)(most / 16 * 16);
     /* else no head can be left for the sweep */
     s->table = most < all;
-    s->dr = STX_MIN((size_t)STX__AB_ROWS,
+    s->dr = STX_MIN((size_t)STX__ATTN_BWD_DR_BYTES,
                     (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H * rows * 2);
     /* also where nothing else is asked of them: dPE has the same bits then */
     s->queries = 1;
@@ -8028,13 +8128,13 @@ static void stx__attn_bwd_plan_rows(const stx_attention_args *a, const stx__attn
     one = STX_MIN(one, most);
     s->blocks = (int)((one + c->columns - 1) / c->columns);
     one = (size_t)s->blocks * s->tables * c->columns * a->D * sizeof(float);
-    s->row_splits = stx__attn_bwd_splits(one, s->combos, STX_MAX(1, 256 / s->tables));
+    s->row_splits = stx__attn_bwd_splits(one, s->units, STX_MAX(1, 256 / s->tables));
     *parts = s->row_splits * one;
     *flags = (size_t)s->blocks * s->tables * s->row_splits * sizeof(int);
 }
 
 /* The sweep of diagonals, and its parts of dpe. */
-static void stx__attn_bwd_plan_diagonals(const stx_attention_args *a, const stx__attn_bwd_pick *c,
+static void stx__attn_bwd_plan_diagonals(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                          stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
     const int C = (int)a->S - (int)a->T, span = (int)a->span;
     size_t one;
@@ -8044,56 +8144,57 @@ static void stx__attn_bwd_plan_diagonals(const stx_attention_args *a, const stx_
     s->diagonal_first += s->diagonal_extra;
     s->diagonals = (span - a->delta_min + c->bq - 1 + s->diagonal_extra) / c->bk + 1;
     one = (size_t)s->diagonals * s->tables * s->W * a->D * sizeof(float);
-    s->table_splits = stx__attn_bwd_splits(one, s->combos, STX_MAX(1, 64 / s->tables));
+    s->table_splits = stx__attn_bwd_splits(one, s->units, STX_MAX(1, 64 / s->tables));
     /* one way after the other */
     *parts = STX_MAX(*parts, s->table_splits * one);
     *flags = STX_MAX(*flags, (size_t)s->diagonals * s->tables * s->table_splits * sizeof(int));
 }
 
 static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a,
-                                                const stx__attn_bwd_pick *c) {
+                                                const stx__attn_bwd_choice *c) {
     const int H = (int)a->H;
     stx__attn_bwd_plan s;
     size_t at = 0, parts = 0, flags = 0, tiles, vectors;
     memset(&s, 0, sizeof s);
     s.queries = a->dq || a->dcontent_bias || a->dposition_bias || a->dspan_fraction;
-    s.keys = stx__attn_wants(a, 0) || stx__attn_wants(a, 1);
+    s.keys = stx__attn_needs_grad(a, 0) || stx__attn_needs_grad(a, 1);
     s.vectors = a->N && (a->dpersistent_k || a->dpersistent_v);
     s.table = a->P && a->dpe;
     s.tiles = ((int)a->T + c->bq - 1) / c->bq;
     s.W = c->bq + c->bk;
     s.tables = a->pe_heads > 1 ? H : 1;
-    s.combos = (int)a->B;
-    if (s.tables == 1) s.combos *= H;
+    s.units = (int)a->B;
+    if (s.tables == 1) s.units *= H;
     stx__attn_bwd_plan_keys(a, c, &s);
-    if (s.table && c->rows && !stx__attn_words(a))
-        stx__attn_bwd_plan_rows(a, c, &s, &parts, &flags);
+    if (s.table && c->rows && !stx__attn_key_words(a))
+        stx__attn_bwd_plan_dr(a, c, &s, &parts, &flags);
     if (s.table) stx__attn_bwd_plan_diagonals(a, c, &s, &parts, &flags);
 
     tiles = a->B * s.tiles;
     vectors = s.vectors ? s.vector_splits * a->H * a->N * a->D : 0;
-    s.list = stx__cut(&at, s.queries ? (size_t)H * s.tiles * sizeof(uint32_t) : 0);
-    s.bits = stx__cut(&at, stx__attn_words(a) * stx__attn_rows(a) * sizeof(uint32_t));
-    s.dsum = stx__cut(&at, a->B * a->H * a->T * sizeof(float));
-    s.du = stx__cut(&at, a->dcontent_bias ? tiles * a->H * a->D * sizeof(float) : 0);
-    s.dvb = stx__cut(&at, a->dposition_bias ? tiles * a->H * a->D * sizeof(float) : 0);
-    s.dz = stx__cut(&at, a->dspan_fraction ? tiles * a->H * sizeof(float) : 0);
-    s.dpk = stx__cut(&at, a->dpersistent_k ? vectors * sizeof(float) : 0);
-    s.dpv = stx__cut(&at, a->dpersistent_v ? vectors * sizeof(float) : 0);
-    s.dpe = stx__cut(&at, parts);
-    s.used = stx__cut(&at, flags);
-    s.place = stx__cut(&at, s.rows ? H * sizeof(stx__attn_place) : 0);
+    s.list = stx__carve(&at, s.queries ? (size_t)H * s.tiles * sizeof(uint32_t) : 0);
+    s.bits = stx__carve(&at,
+                        stx__attn_key_words(a) * stx__attn_key_word_rows(a) * sizeof(uint32_t));
+    s.dsum = stx__carve(&at, a->B * a->H * a->T * sizeof(float));
+    s.du = stx__carve(&at, a->dcontent_bias ? tiles * a->H * a->D * sizeof(float) : 0);
+    s.dvb = stx__carve(&at, a->dposition_bias ? tiles * a->H * a->D * sizeof(float) : 0);
+    s.dz = stx__carve(&at, a->dspan_fraction ? tiles * a->H * sizeof(float) : 0);
+    s.dpk = stx__carve(&at, a->dpersistent_k ? vectors * sizeof(float) : 0);
+    s.dpv = stx__carve(&at, a->dpersistent_v ? vectors * sizeof(float) : 0);
+    s.dpe = stx__carve(&at, parts);
+    s.used = stx__carve(&at, flags);
+    s.place = stx__carve(&at, s.rows ? H * sizeof(stx__attn_dr_slot) : 0);
     s.bytes = at;
     return s;
 }
 
-static int stx__attn_bwd_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p,
-                              stx__attn_bwd_pick *c) {
+static int stx__attn_bwd_params_of(stx_ctx *x, const stx_attention_args *a, stx__attn_bwd_params *p,
+                                   stx__attn_bwd_choice *c) {
     int half, ok = 1;
     memset(p, 0, sizeof *p);
-    if (!stx__attn_make(x, a, &p->p, &half)) return 0;
+    if (!stx__attn_params_of(x, a, &p->p, &half)) return 0;
     *c = stx__attn_bwd_choose(x, a, half);
-    p->dy = stx__attn_in(x, a->dy, half, a->D, &ok);
+    p->dy = stx__attn_operand(x, a->dy, half, a->D, &ok);
     /* blocks are counted in ints */
     if ((size_t)p->p.B * p->p.H * (((size_t)p->p.T + c->bq - 1) / c->bq) >= (size_t)1 << 31)
         return 0;
@@ -8101,27 +8202,27 @@ static int stx__attn_bwd_make(stx_ctx *x, const stx_attention_args *a, stx__ab *
            && c->shared_diagonals <= stx__gpu(x)->shared_max;
 }
 
-/* Beside stx__attn2_can: is dy stored as y, and is there shared memory enough? */
-static int stx__attn2_bwd_can(stx_ctx *x, const stx_attention_args *a) {
-    stx__ab p;
-    stx__attn_bwd_pick c;
-    return stx__attn_bwd_make(x, a, &p, &c);
+/* Beside stx__attn_fused_can: is dy stored as y, and is there shared memory enough? */
+static int stx__attn_fused_bwd_can(stx_ctx *x, const stx_attention_args *a) {
+    stx__attn_bwd_params p;
+    stx__attn_bwd_choice c;
+    return stx__attn_bwd_params_of(x, a, &p, &c);
 }
 
-static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
-    stx__ab p;
-    stx__attn_bwd_pick c;
-    return stx__attn_bwd_make(x, a, &p, &c) ? stx__attn_bwd_plan_of(a, &c).bytes : 0;
+static size_t stx__attn_fused_bwd_work(stx_ctx *x, const stx_attention_args *a) {
+    stx__attn_bwd_params p;
+    stx__attn_bwd_choice c;
+    return stx__attn_bwd_params_of(x, a, &p, &c) ? stx__attn_bwd_plan_of(a, &c).bytes : 0;
 }
 
 /* Before a kernel's launch: *bytes of shared memory, and `more` for the next tile
-   where no fewer blocks fit on a multiprocessor for it, which says *ahead. The GPU may
+   where no fewer blocks fit on a multiprocessor for it, which says *prefetch. The GPU may
    decide that, for it changes no bits. 0 after an error. */
-static int stx__attn_bwd_room(stx_ctx *x, const void *kernel, int threads, size_t *bytes,
-                              size_t more, int *ahead) {
+static int stx__attn_bwd_set_shared(stx_ctx *x, const void *kernel, int threads, size_t *bytes,
+                                    size_t more, int *prefetch) {
     size_t all = *bytes + more;
     int few = 0, many = 0, can = all <= stx__gpu(x)->shared_max;
-    *ahead = 0;
+    *prefetch = 0;
     if (!stx__may_share(x, kernel, can ? all : *bytes, "stx_attention_bwd")) return 0;
     if (!can) return 1;
     if (stx__cuda_failed(x,
@@ -8134,24 +8235,24 @@ static int stx__attn_bwd_room(stx_ctx *x, const void *kernel, int threads, size_
                             "stx_attention_bwd"))
         return 0;
     if (few < many) return 1;
-    *ahead = 1;
+    *prefetch = 1;
     *bytes = all;
     return 1;
 }
 
 static void stx__attn_bwd_fold_now(stx_ctx *x, stx__attn_bwd_folds *all) {
-    unsigned blocks = all->rows;
+    unsigned blocks = all->dr_blocks;
     for (int k = 0; k < all->count; k++) blocks += all->one[k].blocks;
     if (blocks) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_fold, blocks, 256, 0, *all);
     all->count = 0;
-    all->rows = 0;
+    all->dr_blocks = 0;
 }
 
 /* Waits for the launch of all, unless it adds to what another one adds to (u and vb
    may be one parameter): sums of one launch have no order */
 static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const stx_real *to,
                                     const float *part, size_t n, size_t parts, float f) {
-    stx__attn_bwd_fold_one *o;
+    stx__attn_bwd_fold_job *o;
     for (int k = 0; k < all->count; k++)
         if (stx__columns_meet(to, n, all->one[k].to.p, all->one[k].n)) {
             stx__attn_bwd_fold_now(x, all);
@@ -8166,22 +8267,22 @@ static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const 
     o->blocks = stx__blocks(n, 32, (size_t)1 << 28);
 }
 
-/* The gradients and the scratch of a call, after stx__attn_bwd_make: 1, or 0 and an error. */
+/* The gradients and the scratch of a call, after stx__attn_bwd_params_of: 1, or 0 and an error. */
 static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
-                                 const stx__attn_bwd_plan *s, stx__ab *p) {
+                                 const stx__attn_bwd_plan *s, stx__attn_bwd_params *p) {
     char *work = (char *)a->work;
     p->tiles = s->tiles;
-    p->combos = s->combos;
+    p->units = s->units;
     p->root_d = (float)sqrt((double)a->D);
     p->root_n = (float)sqrt((double)a->N);
     p->dq = stx__num_of(x, a->dq);
     p->dk = stx__num_of(x, a->dk);
     p->dv = stx__num_of(x, a->dv);
     for (size_t g = 0; g < a->groups; g++) {
-        p->old_dk[g] = stx__num_of(x, a->cached[g].dk);
-        p->old_dv[g] = stx__num_of(x, a->cached[g].dv);
+        p->cached_dk[g] = stx__num_of(x, a->cached[g].dk);
+        p->cached_dv[g] = stx__num_of(x, a->cached[g].dv);
     }
-    p->fresh = a->overwrite;
+    p->overwrite = a->overwrite;
     p->dsum = (float *)(work + s->dsum);
     if (a->dcontent_bias) p->du = (float *)(work + s->du);
     if (a->dposition_bias) p->dvb = (float *)(work + s->dvb);
@@ -8193,19 +8294,19 @@ static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
     if (!s->rows) return 1;
     /* not of the step's memory, where layers with other windows would each have their own;
        and as much as the whole table wants, so that it does not grow with the spans */
-    p->rows = (stx__bf16 *)stx__scratch_of(x, s->dr, "stx_attention_bwd");
-    p->place = (const stx__attn_place *)(work + s->place);
+    p->dr = (stx__bf16 *)stx__scratch_of(x, s->dr, "stx_attention_bwd");
+    p->slot = (const stx__attn_dr_slot *)(work + s->place);
     p->newest = s->newest;
-    return p->rows != NULL;
+    return p->dr != NULL;
 }
 
 /* dsum, and the list of the queries' tiles. */
-static void stx__attn_bwd_run_first(stx_ctx *x, const stx_attention_args *a,
-                                    const stx__attn_bwd_pick *c, const stx__attn_bwd_plan *s,
-                                    const stx__ab *p) {
+static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
+                                      const stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
+                                      const stx__attn_bwd_params *p) {
     char *work = (char *)a->work;
     const size_t rows = a->B * a->T * a->H;
-    stx__attn_listed list;
+    stx__attn_bwd_list list;
     memset(&list, 0, sizeof list);
     if (s->queries) {
         list.list = (uint32_t *)(work + s->list);
@@ -8214,20 +8315,20 @@ static void stx__attn_bwd_run_first(stx_ctx *x, const stx_attention_args *a,
         list.bk = c->bk;
         list.newest = s->newest;
         list.room = s->rows;
-        list.place = s->rows ? (stx__attn_place *)(work + s->place) : (stx__attn_place *)NULL;
+        list.place = s->rows ? (stx__attn_dr_slot *)(work + s->place) : (stx__attn_dr_slot *)NULL;
         list.blocks = stx__blocks((size_t)p->p.H * s->tiles, 256, (size_t)1 << 30);
     }
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_first,
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_prepare,
                     list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p->p, list,
                     stx__num_of(x, a->dy), stx__num_of(x, a->y), p->dsum);
 }
 
 static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
-                                      stx__attn_bwd_pick *c, const stx__attn_bwd_plan *s,
-                                      stx__ab *p, stx__attn_bwd_folds *folds) {
+                                      stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
+                                      stx__attn_bwd_params *p, stx__attn_bwd_folds *folds) {
     const size_t C = a->H * a->D, tiles = a->B * s->tiles;
-    if (!stx__attn_bwd_room(x, (const void *)c->queries, c->threads, &c->shared_queries,
-                            c->more_queries, &p->ahead))
+    if (!stx__attn_bwd_set_shared(x, (const void *)c->queries, c->threads, &c->shared_queries,
+                                  c->more_queries, &p->prefetch))
         return;
     STX__RUN_KERNEL(x, "stx_attention_bwd", c->queries, (unsigned)(p->p.H * s->tiles * p->p.B),
                     c->threads, c->shared_queries, *p,
@@ -8242,12 +8343,12 @@ static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
 }
 
 /* The sweep of keys, of the window and of persistent vectors: 1, or 0 and an error. */
-static int stx__attn_bwd_run_keys(stx_ctx *x, const stx_attention_args *a, stx__attn_bwd_pick *c,
-                                  const stx__attn_bwd_plan *s, stx__ab *p,
+static int stx__attn_bwd_run_keys(stx_ctx *x, const stx_attention_args *a, stx__attn_bwd_choice *c,
+                                  const stx__attn_bwd_plan *s, stx__attn_bwd_params *p,
                                   stx__attn_bwd_folds *folds) {
     const size_t n = a->N * a->H * a->D, splits = (size_t)s->vector_splits;
-    if (!stx__attn_bwd_room(x, (const void *)c->keys, c->threads, &c->shared_keys, c->more_keys,
-                            &p->ahead))
+    if (!stx__attn_bwd_set_shared(x, (const void *)c->keys, c->threads, &c->shared_keys,
+                                  c->more_keys, &p->prefetch))
         return 0;
     if (s->keys) {
         p->first = s->first;
@@ -8273,17 +8374,17 @@ static int stx__attn_bwd_run_keys(stx_ctx *x, const stx_attention_args *a, stx__
 }
 
 static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
-                                        stx__attn_bwd_pick *c, const stx__attn_bwd_plan *s,
-                                        stx__ab *p) {
-    if (!stx__attn_bwd_room(x, (const void *)c->diagonals, c->threads, &c->shared_diagonals,
-                            c->more_diagonals, &p->ahead))
+                                        stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
+                                        stx__attn_bwd_params *p) {
+    if (!stx__attn_bwd_set_shared(x, (const void *)c->diagonals, c->threads, &c->shared_diagonals,
+                                  c->more_diagonals, &p->prefetch))
         return;
     p->first = s->diagonal_first;
     p->splits = s->table_splits;
     STX__RUN_KERNEL(x, "stx_attention_bwd", c->diagonals,
                     dim3((unsigned)s->diagonals, (unsigned)s->tables, (unsigned)s->table_splits),
                     c->threads, c->shared_diagonals, *p);
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_fold_table,
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_fold_diagonals,
                     stx__blocks(a->P * s->tables * a->D, 256, (size_t)1 << 30), 256, 0,
                     stx__num_of(x, a->dpe), (const float *)p->dpe, (const int *)p->used, p->p.P,
                     s->tables, p->p.D, s->W, c->bk, s->diagonal_extra, s->diagonals,
@@ -8291,14 +8392,14 @@ static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
 }
 
 static void stx__attn_bwd_run_table(stx_ctx *x, const stx_attention_args *a,
-                                    const stx__attn_bwd_pick *c, const stx__attn_bwd_plan *s,
-                                    stx__ab *p, stx__attn_bwd_folds *folds) {
+                                    const stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
+                                    stx__attn_bwd_params *p, stx__attn_bwd_folds *folds) {
     if (!stx__may_share(x, (const void *)c->table, c->shared_table, "stx_attention_bwd")) return;
     p->splits = s->row_splits;
     STX__RUN_KERNEL(x, "stx_attention_bwd", c->table,
                     dim3((unsigned)s->blocks, (unsigned)s->tables, (unsigned)s->row_splits),
                     c->threads, c->shared_table, *p);
-    folds->rows = stx__blocks(a->P * s->tables * a->D, 32, (size_t)1 << 29);
+    folds->dr_blocks = stx__blocks(a->P * s->tables * a->D, 32, (size_t)1 << 29);
     folds->dpe = stx__num_of(x, a->dpe);
     folds->part = p->dpe;
     folds->used = p->used;
@@ -8311,18 +8412,18 @@ static void stx__attn_bwd_run_table(stx_ctx *x, const stx_attention_args *a,
     folds->splits = s->row_splits;
 }
 
-static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
-    stx__ab p;
-    stx__attn_bwd_pick c;
+static void stx__attn_fused_bwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__attn_bwd_params p;
+    stx__attn_bwd_choice c;
     stx__attn_bwd_plan s;
     stx__attn_bwd_folds folds;
-    if (!stx_ok(x) || !stx__attn_bwd_make(x, a, &p, &c)) return;
+    if (!stx_ok(x) || !stx__attn_bwd_params_of(x, a, &p, &c)) return;
     s = stx__attn_bwd_plan_of(a, &c);
     memset(&folds, 0, sizeof folds);
     if (!stx__attn_bwd_buffers(x, a, &s, &p)) return;
     if (s.rows) c.shared_queries += (size_t)c.threads * sizeof(uint4);
-    stx__attn_set_bits(x, "stx_attention_bwd", a, &p.p, (char *)a->work + s.bits);
-    stx__attn_bwd_run_first(x, a, &c, &s, &p);
+    stx__attn_make_key_mask(x, "stx_attention_bwd", a, &p.p, (char *)a->work + s.bits);
+    stx__attn_bwd_run_prepare(x, a, &c, &s, &p);
     if (s.queries) stx__attn_bwd_run_queries(x, a, &c, &s, &p, &folds);
     if ((s.keys || s.vectors) && !stx__attn_bwd_run_keys(x, a, &c, &s, &p, &folds)) return;
     if (s.table) stx__attn_bwd_run_diagonals(x, a, &c, &s, &p);
@@ -8333,47 +8434,48 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention ---------------------------------------------------------------------------------------------------------
 
-enum { STX__MOST_HEADS = 256 };
+enum { STX__ATTN_MAX_HEADS = 256 };
 
 /* Version 2 where it can take the call, else version 0: g->attention decides
    (stx_cuda_attention). top, inv are floats in any case: rows of the two passes may
    come from different versions. */
-static int stx__attn_fused(stx_ctx *x, const stx_attention_args *a) {
+static int stx__attn_use_fused(stx_ctx *x, const stx_attention_args *a) {
     int version = stx__gpu(x)->attention;
-    return version != 1 && version != 3 && stx__attn2_can(x, a);
+    return version != 1 && version != 3 && stx__attn_fused_can(x, a);
 }
 
 static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
-    if (a->H <= STX__MOST_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
-    stx_fail(x, STX_ERR_SHAPE, "%s: %zu heads, want at most %d", what, a->H, (int)STX__MOST_HEADS);
+    if (a->H <= STX__ATTN_MAX_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
+    stx_fail(x, STX_ERR_SHAPE, "%s: %zu heads, want at most %d", what, a->H,
+             (int)STX__ATTN_MAX_HEADS);
     return 1;
 }
 
 extern "C" size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward) {
-    stx__attn0 A;
-    if (a->H > STX__MOST_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
-    if (stx__attn_fused(x, a) && (!backward || stx__attn2_bwd_can(x, a)))
-        return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(a);
+    stx__attn_plain A;
+    if (a->H > STX__ATTN_MAX_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
+    if (stx__attn_use_fused(x, a) && (!backward || stx__attn_fused_bwd_can(x, a)))
+        return backward ? stx__attn_fused_bwd_work(x, a) : stx__attn_fused_fwd_work(a);
     memset(&A, 0, sizeof A);
     A.x = x;
     A.a = a;
-    return stx__attn0_layout(&A, backward);
+    return stx__attn_plain_layout(&A, backward);
 }
 
 extern "C" void stx_attention_fwd_cuda(stx_ctx *x, const stx_attention_args *a) {
     if (stx__attn_refused(x, a, "stx_attention_fwd")) return;
-    if (stx__attn_fused(x, a))
-        stx__attn2_fwd(x, a);
+    if (stx__attn_use_fused(x, a))
+        stx__attn_fused_fwd(x, a);
     else
-        stx__attn0_fwd(x, a);
+        stx__attn_plain_fwd(x, a);
 }
 
 extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) {
     if (stx__attn_refused(x, a, "stx_attention_bwd")) return;
-    if (stx__attn_fused(x, a) && stx__attn2_bwd_can(x, a))
-        stx__attn2_bwd(x, a);
+    if (stx__attn_use_fused(x, a) && stx__attn_fused_bwd_can(x, a))
+        stx__attn_fused_bwd(x, a);
     else
-        stx__attn0_bwd(x, a);
+        stx__attn_plain_bwd(x, a);
 }
 
 extern "C" void stx_cuda_attention(stx_ctx *x, int version) {
@@ -8404,9 +8506,9 @@ extern "C" void stx_cuda_attention(stx_ctx *x, int version) {
    Which of them, and how many warps, follows from the sizes alone, so that bits do not
    depend on the GPU. Arithmetic is float. */
 enum {
-    STX__SRU_FEW = 30000,
-    STX__SRU_VERY_FEW = 8192,
-    STX__SRU_BYTES = 96 << 10,
+    STX__SRU_ONE_WARP = 30000,
+    STX__SRU_FOUR_WARPS = 8192,
+    STX__SRU_SHARED = 96 << 10,
     STX__SRU_SLOT = 32 * STX_SRU_TILE
 };
 
@@ -8436,11 +8538,11 @@ static __device__ __forceinline__ size_t stx__sru_row(const stx__sru_column &q, 
     return q.back ? q.first - n : q.first + n;
 }
 
-static __device__ __forceinline__ float stx__sru_number(const stx__num &a, size_t i, float none) {
+static __device__ __forceinline__ float stx__sru_get_or(const stx__num &a, size_t i, float none) {
     return a.p ? stx__get(a, i) : none;
 }
 
-static __device__ __forceinline__ stx__sru_column stx__sru_place(const stx__sru &p) {
+static __device__ __forceinline__ stx__sru_column stx__sru_column_of(const stx__sru &p) {
     stx__sru_column q;
     size_t at = blockIdx.x, s, j0;
     q.b = at / (p.groups * p.D);
@@ -8454,28 +8556,28 @@ static __device__ __forceinline__ stx__sru_column stx__sru_place(const stx__sru 
     q.o0 = s * p.H + j0;
     q.o = q.o0 + q.col;
     q.first = q.b * p.T + (q.back ? p.T - 1 : 0);
-    q.vf = STX__NLOG2E * stx__sru_number(p.v, q.o, 0);
-    q.vr = STX__NLOG2E * stx__sru_number(p.v, p.O + q.o, 0);
-    q.bf = STX__NLOG2E * stx__sru_number(p.bias, q.o, 0);
-    q.br = STX__NLOG2E * stx__sru_number(p.bias, p.O + q.o, 0);
-    q.m = stx__sru_number(p.m, q.b * p.O + q.o, 1);
+    q.vf = STX__NLOG2E * stx__sru_get_or(p.v, q.o, 0);
+    q.vr = STX__NLOG2E * stx__sru_get_or(p.v, p.O + q.o, 0);
+    q.bf = STX__NLOG2E * stx__sru_get_or(p.bias, q.o, 0);
+    q.br = STX__NLOG2E * stx__sru_get_or(p.bias, p.O + q.o, 0);
+    q.m = stx__sru_get_or(p.m, q.b * p.O + q.o, 1);
     return q;
 }
 
 /* What a warp reads of one array: planes of 32 columns. p: where this lane's first
    piece of step 0 is; by: bytes to the next step. */
-typedef struct stx__sru_in {
+typedef struct stx__sru_input {
     const char *p;
     ptrdiff_t by, plane;
     int there;
-} stx__sru_in;
+} stx__sru_input;
 
 template <class E>
-static __device__ __forceinline__ stx__sru_in stx__sru_in_of(const stx__num &a, size_t ld,
-                                                             size_t plane, const stx__sru &p,
-                                                             const stx__sru_column &q) {
+static __device__ __forceinline__ stx__sru_input stx__sru_input_of(const stx__num &a, size_t ld,
+                                                                   size_t plane, const stx__sru &p,
+                                                                   const stx__sru_column &q) {
     constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN;
-    stx__sru_in f;
+    stx__sru_input f;
     f.by = (q.back ? -(ptrdiff_t)ld : (ptrdiff_t)ld) * (ptrdiff_t)sizeof(E);
     f.p = (const char *)((const E *)a.p + q.first * ld + plane + q.o0 + q.lane % PIECES * IN)
           + q.lane / PIECES * f.by;
@@ -8488,7 +8590,7 @@ static __device__ __forceinline__ stx__sru_in stx__sru_in_of(const stx__num &a, 
    pieces of 16 bytes, to be waited for. A piece that is not there takes u's address
    instead of its own, which may be outside of any array. */
 template <class E, int STEPS, int PLANES>
-static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in &f,
+static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_input &f,
                                                       const stx__sru &p, const stx__sru_column &q,
                                                       size_t n0) {
     constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN, ROWS = 32 / PIECES;
@@ -8524,16 +8626,16 @@ static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__
 /* Slots: u0 u1 u2, the highway (u3 or xr), with HASV V's two, in backward dh and, if
    it is added to, dxr */
 template <class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_source {
-    stx__sru_in u, x, V, dh, dxr;
+    stx__sru_input u, x, V, dh, dxr;
 
     __device__ __forceinline__ stx__sru_source(const stx__sru &p, const stx__sru_column &q) {
         if (PLAIN) return;
-        u = stx__sru_in_of<E>(p.u, p.k * p.O, 0, p, q);
-        x = p.k == 4 ? stx__sru_in_of<E>(p.u, 4 * p.O, 3 * p.O, p, q)
-                     : stx__sru_in_of<E>(p.xr, p.O, 0, p, q);
-        if (HASV) V = stx__sru_in_of<E>(p.V, 2 * p.O, 0, p, q);
-        if (BACK) dh = stx__sru_in_of<E>(p.dh, p.O, 0, p, q);
-        if (BACK && p.add_xr) dxr = stx__sru_in_of<E>(p.dxr, p.O, 0, p, q);
+        u = stx__sru_input_of<E>(p.u, p.k * p.O, 0, p, q);
+        x = p.k == 4 ? stx__sru_input_of<E>(p.u, 4 * p.O, 3 * p.O, p, q)
+                     : stx__sru_input_of<E>(p.xr, p.O, 0, p, q);
+        if (HASV) V = stx__sru_input_of<E>(p.V, 2 * p.O, 0, p, q);
+        if (BACK) dh = stx__sru_input_of<E>(p.dh, p.O, 0, p, q);
+        if (BACK && p.add_xr) dxr = stx__sru_input_of<E>(p.dxr, p.O, 0, p, q);
     }
 
     __device__ __forceinline__ void fetch(E *slot, const stx__sru &p, const stx__sru_column &q,
@@ -8580,10 +8682,10 @@ static __device__ __forceinline__ void stx__sru_store(stx__bf16 *p, float v) {
 }
 
 /* A place in an array that is written, and walks */
-template <class E, int PLAIN> struct stx__sru_to {
+template <class E, int PLAIN> struct stx__sru_output {
     E *p;
 
-    __device__ __forceinline__ stx__sru_to(const stx__num &a, size_t i) : p((E *)a.p + i) {}
+    __device__ __forceinline__ stx__sru_output(const stx__num &a, size_t i) : p((E *)a.p + i) {}
 
     __device__ __forceinline__ void put(size_t i, float v) const {
         stx__sru_store(p + i, v);
@@ -8594,11 +8696,11 @@ template <class E, int PLAIN> struct stx__sru_to {
     }
 };
 
-template <class E> struct stx__sru_to<E, 1> {
+template <class E> struct stx__sru_output<E, 1> {
     stx__num a;
     size_t at;
 
-    __device__ __forceinline__ stx__sru_to(const stx__num &b, size_t i) : a(b), at(i) {}
+    __device__ __forceinline__ stx__sru_output(const stx__num &b, size_t i) : a(b), at(i) {}
 
     __device__ __forceinline__ void put(size_t i, float v) const {
         stx__put(a, at + i, v);
@@ -8643,10 +8745,10 @@ static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, cons
 /* STEPS steps from n0 in slot; skip: bits of those that are padding, or beyond the
    last. FULL: none is. A v of zero for SCAN. */
 template <class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN>
-static __device__ __forceinline__ float stx__sru_walk(const E *slot, const stx__sru &p,
-                                                      const stx__sru_column &q, size_t n0,
-                                                      uint32_t skip, float c) {
-    stx__sru_to<E, PLAIN> to(p.h, stx__sru_row(q, n0) * p.O + q.o);
+static __device__ __forceinline__ float stx__sru_steps(const E *slot, const stx__sru &p,
+                                                       const stx__sru_column &q, size_t n0,
+                                                       uint32_t skip, float c) {
+    stx__sru_output<E, PLAIN> to(p.h, stx__sru_row(q, n0) * p.O + q.o);
     const ptrdiff_t by = q.back ? -(ptrdiff_t)p.O : (ptrdiff_t)p.O;
   #pragma unroll(!FULL ? 1 : PLAIN ? 4 : STEPS < 16 ? STEPS : 16)
     for (int i = 0; i < STEPS; i++, to.step(by)) {
@@ -8670,9 +8772,9 @@ template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_k
     constexpr int STEPS = sizeof(E) == 2 ? 16 : 8, STAGES = sizeof(E) == 2 ? 4 : 6,
                   STAGE = (HASV ? 6 : 4) * 32 * STEPS;
     STX__SHARED(E, ring, STAGES * STAGE);
-    const stx__sru_column q = stx__sru_place(p);
+    const stx__sru_column q = stx__sru_column_of(p);
     const stx__sru_source<E, PLAIN, HASV, STEPS, 0> from(p, q);
-    float c = stx__sru_number(p.c0, q.b * p.O + q.o, 0);
+    float c = stx__sru_get_or(p.c0, q.b * p.O + q.o, 0);
     int at = 0, pad = stx__sru_pad(p, q, q.lane);
     for (int s = 0; s + 1 < STAGES; s++) from.fetch(ring + s * STAGE, p, q, (size_t)s * STEPS);
     for (size_t n0 = 0; n0 < p.T; n0 += STEPS) {
@@ -8684,10 +8786,11 @@ template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_k
         from.fetch(ring + (at ? at - 1 : STAGES - 1) * STAGE, p, q, n0 + (STAGES - 1) * STEPS);
         if (p.c && n0 % STX_SRU_TILE == 0) p.c[(q.b * p.tiles + n0 / STX_SRU_TILE) * p.O + q.o] = c;
         if (skip)
-            c = stx__sru_walk<E, PLAIN, HASV, TANH, STEPS, 0, 0>(ring + at * STAGE, p, q, n0, skip,
-                                                                 c);
+            c = stx__sru_steps<E, PLAIN, HASV, TANH, STEPS, 0, 0>(ring + at * STAGE, p, q, n0, skip,
+                                                                  c);
         else
-            c = stx__sru_walk<E, PLAIN, HASV, TANH, STEPS, 1, 0>(ring + at * STAGE, p, q, n0, 0, c);
+            c = stx__sru_steps<E, PLAIN, HASV, TANH, STEPS, 1, 0>(ring + at * STAGE, p, q, n0, 0,
+                                                                  c);
         at = at + 1 < STAGES ? at + 1 : 0;
     }
     stx__cp_wait<0>();
@@ -8697,9 +8800,9 @@ template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_k
 /* What a tile does to the number that goes through it, P and Q, told to all warps of
    the block: `mine` becomes the number before this warp's tile, x that after the tiles
    of all. told: (2,warps,2,32), in turns, so that one barrier a round is enough. */
-static __device__ __forceinline__ void stx__sru_tell(float *told, int round, int warps, int warp,
-                                                     int lane, float P, float Q, float &mine,
-                                                     float &x) {
+static __device__ __forceinline__ void stx__sru_exchange(float *told, int round, int warps,
+                                                         int warp, int lane, float P, float Q,
+                                                         float &mine, float &x) {
     float *to = told + (round & 1) * warps * 64;
     to[warp * 64 + lane] = P;
     to[warp * 64 + 32 + lane] = Q;
@@ -8713,12 +8816,12 @@ static __device__ __forceinline__ void stx__sru_tell(float *told, int round, int
 /* Forward without v and V: each warp of a block has a tile, by turns. */
 template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(stx__sru p) {
     STX__DYNAMIC(raw);
-    const stx__sru_column q = stx__sru_place(p);
+    const stx__sru_column q = stx__sru_column_of(p);
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     const stx__sru_source<E, PLAIN, 0, STX_SRU_TILE, 0> from(p, q);
     E *slot = (E *)raw + warp * 4 * STX__SRU_SLOT;
     float *told = (float *)((E *)raw + warps * 4 * STX__SRU_SLOT),
-          c = stx__sru_number(p.c0, q.b * p.O + q.o, 0);
+          c = stx__sru_get_or(p.c0, q.b * p.O + q.o, 0);
     for (size_t tile = warp, round = 0; tile - warp < p.tiles; tile += warps, round++) {
         size_t n0 = tile * STX_SRU_TILE;
         float P = 1, Q = 0, mine = 0;
@@ -8739,13 +8842,13 @@ template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel
                 Q = skip >> i & 1 ? Q : next;
             }
         }
-        stx__sru_tell(told, (int)round, warps, warp, q.lane, P, Q, mine, c);
+        stx__sru_exchange(told, (int)round, warps, warp, q.lane, P, Q, mine, c);
         if (tile >= p.tiles) continue;
         if (p.c) p.c[(q.b * p.tiles + tile) * p.O + q.o] = mine;
         if (skip)
-            (void)stx__sru_walk<E, PLAIN, 0, TANH, STX_SRU_TILE, 0, 1>(slot, p, q, n0, skip, mine);
+            (void)stx__sru_steps<E, PLAIN, 0, TANH, STX_SRU_TILE, 0, 1>(slot, p, q, n0, skip, mine);
         else
-            (void)stx__sru_walk<E, PLAIN, 0, TANH, STX_SRU_TILE, 1, 1>(slot, p, q, n0, 0, mine);
+            (void)stx__sru_steps<E, PLAIN, 0, TANH, STX_SRU_TILE, 1, 1>(slot, p, q, n0, 0, mine);
     }
     if (p.last.p && warp == 0) stx__put(p.last, q.b * p.O + q.o, c);
 }
@@ -8757,18 +8860,19 @@ template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel
        dvf += dzf c ; dvr += dzr c ; dbf += dzf ; dbr += dzr
        e = a f + dzf vf + dzr vr = a J + dzr vr,   J = f + vf (c - u0) f (1 - f)
    What both walks of backward make of step `at`; cn is c'. */
-typedef struct stx__sru_slope {
+typedef struct stx__sru_step_grad {
     float d, f, r, s, kept, gr, dzr, J, rest;
-} stx__sru_slope;
+} stx__sru_step_grad;
 
 template <class E, int HASV, int TANH>
-static __device__ __forceinline__ stx__sru_slope stx__sru_slopes(const E *slot, int at,
-                                                                 const stx__sru &p,
-                                                                 const stx__sru_column &q, float c,
-                                                                 float cn, float f, float r) {
+static __device__ __forceinline__ stx__sru_step_grad stx__sru_step_grads(const E *slot, int at,
+                                                                         const stx__sru &p,
+                                                                         const stx__sru_column &q,
+                                                                         float c, float cn, float f,
+                                                                         float r) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     const float unscale = 1.0f / STX__NLOG2E;
-    stx__sru_slope k;
+    stx__sru_step_grad k;
     float vf = q.vf * unscale, vr = q.vr * unscale, g = TANH ? tanhf(cn) : cn,
           xt = p.alpha * stx__sru_float(slot[3 * N + at]), G = stx__sru_float(slot[GRAD * N + at]);
     if (HASV) {
@@ -8803,7 +8907,7 @@ static __device__ __forceinline__ float stx__sru_states(float *state, const E *s
         float u0 = stx__sru_float(slot[at]),
               f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
         if (MANY) {
-            stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(
+            stx__sru_step_grad k = stx__sru_step_grads<E, HASV, TANH>(
                 slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c));
             Q = fmaf(P, fmaf(k.gr, k.J, k.rest), Q);
             P *= k.J;
@@ -8816,17 +8920,17 @@ static __device__ __forceinline__ float stx__sru_states(float *state, const E *s
 /* The walk back: from e after the tile to e before it, and all gradients. sum: dvf,
    dvr, dbf, dbr of this tile. */
 template <class E, int PLAIN, int HASV, int TANH, int FULL>
-static __device__ __forceinline__ float stx__sru_walk_back(const float *state, const E *slot,
-                                                           const stx__sru &p,
-                                                           const stx__sru_column &q, size_t n0,
-                                                           uint32_t skip, float cn, float e,
-                                                           float (&sum)[4]) {
+static __device__ __forceinline__ float stx__sru_steps_back(const float *state, const E *slot,
+                                                            const stx__sru &p,
+                                                            const stx__sru_column &q, size_t n0,
+                                                            uint32_t skip, float cn, float e,
+                                                            float (&sum)[4]) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     /* may be beyond the last: it is not used then */
     const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);
     const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k,
                     by_x = p.k == 4 ? by_u : by;
-    stx__sru_to<E, PLAIN> du(p.du, row * p.k * p.O + q.o),
+    stx__sru_output<E, PLAIN> du(p.du, row * p.k * p.O + q.o),
         dx(p.k == 4 ? p.du : p.dxr, p.k == 4 ? (row * 4 + 3) * p.O + q.o : row * p.O + q.o),
         dV(p.dV, row * 2 * p.O + q.o);
     const int has_x = p.k == 4 || p.dxr.p, has_V = HASV && p.dV.p;
@@ -8838,7 +8942,7 @@ static __device__ __forceinline__ float stx__sru_walk_back(const float *state, c
         if (FULL || !(skip >> i & 1)) {
             float f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c),
                   r = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c);
-            stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(slot, at, p, q, c, cn, f, r);
+            stx__sru_step_grad k = stx__sru_step_grads<E, HASV, TANH>(slot, at, p, q, c, cn, f, r);
             float a = k.gr + e;
             du0 = fmaf(-a, f, a);
             dzf = a * (k.d * k.s);
@@ -8871,14 +8975,14 @@ STX__GLOBAL(MANY ? 256 : 32, 1)
 stx__sru_bwd_kernel(stx__sru p) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     STX__DYNAMIC(raw);
-    const stx__sru_column q = stx__sru_place(p);
+    const stx__sru_column q = stx__sru_column_of(p);
     const int warps = MANY ? blockDim.x / 32 : 1, warp = MANY ? threadIdx.x / 32 : 0,
               slots = GRAD + 1 + p.add_xr;
     const stx__sru_source<E, PLAIN, HASV, STX_SRU_TILE, 1> from(p, q);
     const size_t each = N * (slots * sizeof(E) + sizeof(float));
     E *slot = (E *)(raw + warp * each);
     float *state = (float *)(slot + slots * N), *told = (float *)(raw + warps * each);
-    float e = stx__sru_number(p.dlast, q.b * p.O + q.o, 0), total[4] = {0, 0, 0, 0};
+    float e = stx__sru_get_or(p.dlast, q.b * p.O + q.o, 0), total[4] = {0, 0, 0, 0};
     for (size_t turn = warp, round = 0; turn - warp < p.tiles; turn += warps, round++) {
         size_t tile = p.tiles - 1 - turn, n0 = tile * STX_SRU_TILE;
         float P = 1, Q = 0, mine = 0, c = 0;
@@ -8896,17 +9000,17 @@ stx__sru_bwd_kernel(stx__sru p) {
                 c = stx__sru_states<E, HASV, TANH, MANY, 1>(state, slot, p, q, 0, c, P, Q);
         }
         if (MANY)
-            stx__sru_tell(told, (int)round, warps, warp, q.lane, P, Q, mine, e);
+            stx__sru_exchange(told, (int)round, warps, warp, q.lane, P, Q, mine, e);
         else
             mine = e;
         if (turn < p.tiles) {
             float sum[4] = {0, 0, 0, 0};
             if (skip)
-                mine = stx__sru_walk_back<E, PLAIN, HASV, TANH, 0>(state, slot, p, q, n0, skip, c,
-                                                                   mine, sum);
+                mine = stx__sru_steps_back<E, PLAIN, HASV, TANH, 0>(state, slot, p, q, n0, skip, c,
+                                                                    mine, sum);
             else
-                mine = stx__sru_walk_back<E, PLAIN, HASV, TANH, 1>(state, slot, p, q, n0, 0, c,
-                                                                   mine, sum);
+                mine = stx__sru_steps_back<E, PLAIN, HASV, TANH, 1>(state, slot, p, q, n0, 0, c,
+                                                                    mine, sum);
             for (int k = 0; k < 4; k++) total[k] += sum[k];
         }
         if (!MANY) e = mine;
@@ -9003,7 +9107,7 @@ static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
 
 /* Can the kernels for one kind of storage take it? in: what they read in pieces of 16
    bytes. */
-static int stx__sru_in_pieces(const stx__sru &p) {
+static int stx__sru_is_uniform(const stx__sru &p) {
     const stx__num *in[5] = {&p.u, &p.xr, &p.V, &p.dh, p.add_xr ? &p.dxr : NULL},
                    *out[4] = {&p.h, &p.du, &p.dV, &p.dxr};
     int i;
@@ -9018,16 +9122,16 @@ static int stx__sru_in_pieces(const stx__sru &p) {
 static int stx__sru_warps(const stx_sru_args *a, size_t each) {
     const size_t columns = a->B * a->D * a->H;
     size_t w = 8;
-    if (columns >= STX__SRU_VERY_FEW) w = 4;
-    if (columns >= STX__SRU_FEW) w = 1;
-    w = STX_MIN(w, (size_t)STX__SRU_BYTES / each);
+    if (columns >= STX__SRU_FOUR_WARPS) w = 4;
+    if (columns >= STX__SRU_ONE_WARP) w = 1;
+    w = STX_MIN(w, (size_t)STX__SRU_SHARED / each);
     return (int)STX_MIN(w, stx_sru_tiles(a));
 }
 
 static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel,
                          const stx_sru_args *a, const stx__sru &p, int warps, size_t each) {
     size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;
-    static_assert((int)STX__SRU_BYTES <= (int)STX__SHARED_LEAST,
+    static_assert((int)STX__SRU_SHARED <= (int)STX__SHARED_LEAST,
                   "some GPUs have less shared memory");
     if (!stx__may_share(x, (const void *)kernel, bytes, name)) return;
     STX__RUN_KERNEL(x, name, kernel, (unsigned)blocks, 32 * warps, bytes, p);
@@ -9053,7 +9157,7 @@ void stx_sru_fwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     int warps, plain;
     if (stx__sru_refused(x, a, "stx_sru_fwd")) return;
     p = stx__sru_of(x, a, 0);
-    plain = !stx__sru_in_pieces(p);
+    plain = !stx__sru_is_uniform(p);
     each = STX__SRU_SLOT * 4 * (plain || !p.u.half ? sizeof(float) : 2) + 4 * 32 * sizeof(float);
     warps = a->v || a->V ? 1 : stx__sru_warps(a, each);
     stx__sru_run(x, "stx_sru_fwd", stx__sru_fwd_choose(a, plain, p.u.half != 0, warps), a, p,
@@ -9068,7 +9172,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     int warps, plain, half;
     if (stx__sru_refused(x, a, "stx_sru_bwd")) return;
     p = stx__sru_of(x, a, 1);
-    plain = !stx__sru_in_pieces(p);
+    plain = !stx__sru_is_uniform(p);
     half = p.u.half != 0;
     each = STX__SRU_SLOT
                * ((5 + 2 * (a->V != NULL) + p.add_xr) * (plain || !half ? sizeof(float) : 2)
@@ -9262,7 +9366,7 @@ void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
    in the last G_b places; the places before are 0. First kept (B,rows) = is the row
    among them? Its rank is the number of rows that come before it. A thread a row; the
    others' usage passes through shared memory, a block of them at a time. */
-static __device__ __forceinline__ float stx__comp_used(const stx__num &usage, size_t i) {
+static __device__ __forceinline__ float stx__comp_usage_of(const stx__num &usage, size_t i) {
     float all = stx__get(usage, i + 1);
     return all > 0 ? stx__get(usage, i) / all : 0;
 }
@@ -9274,13 +9378,13 @@ stx__comp_rank_kernel(int32_t *kept, stx__num usage, size_t ldu, stx_comp_groups
     for (size_t n = blockIdx.x; n < g.B * blocks; n += gridDim.x) {
         const size_t b = n / blocks, i = (n - b * blocks) * 256 + threadIdx.x;
         const stx__comp_stream s = stx__comp_stream_of(g, b);
-        const float mine = i < g.rows ? stx__comp_used(usage, b * ldu + 2 * i) : 0;
+        const float mine = i < g.rows ? stx__comp_usage_of(usage, b * ldu + 2 * i) : 0;
         const int mine_lost = i < g.rows && s.pad && s.pad[i];
         size_t better = 0;
         for (size_t k0 = (size_t)s.first; k0 < g.rows; k0 += 256) {
             size_t left = g.rows - k0 < 256 ? g.rows - k0 : 256, k = k0 + threadIdx.x;
             if (k < g.rows) {
-                used[threadIdx.x] = stx__comp_used(usage, b * ldu + 2 * k);
+                used[threadIdx.x] = stx__comp_usage_of(usage, b * ldu + 2 * k);
                 lost[threadIdx.x] = s.pad && s.pad[k];
             }
             __syncthreads();
@@ -9363,7 +9467,7 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
    at a time; a thread has 4 x 4 logits, operands pass through shared memory 16
    channels at a time. The positions of a tile are 127 neighbours of the table, number
    (query - key) + 63 of the tile; a thread's 16 logits meet 7 of them. */
-enum { STX__CU = 64, STX__CUK = 16, STX__CUR = 2 * STX__CU };
+enum { STX__USAGE_TILE = 64, STX__USAGE_STEP = 16, STX__USAGE_POSITIONS = 2 * STX__USAGE_TILE };
 
 typedef struct stx__comp_usage {
     stx__num q, k, pe, u, vb;
@@ -9381,11 +9485,11 @@ static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usag
                                                             float *qv, float *ks, float *ps,
                                                             size_t b, size_t h, size_t i0,
                                                             size_t j0, size_t c0, ptrdiff_t d0) {
-    enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
+    enum { LD = STX__USAGE_TILE + 4, LR = STX__USAGE_POSITIONS + 4 };
 
     const int tid = (int)threadIdx.x;
-    for (int e = tid; e < STX__CU * STX__CUK; e += 256) {
-        int d = e % STX__CUK, r = e / STX__CUK;
+    for (int e = tid; e < STX__USAGE_TILE * STX__USAGE_STEP; e += 256) {
+        int d = e % STX__USAGE_STEP, r = e / STX__USAGE_STEP;
         size_t ch = c0 + (size_t)d, i = i0 + (size_t)r, j = j0 + (size_t)r;
         float q = 0, k = 0;
         if (ch < p.D && i < p.T) q = stx__get(p.q, b * p.stq + i * p.ldq + h * p.D + ch);
@@ -9396,8 +9500,8 @@ static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usag
         ks[d * LD + r] = k;
     }
     if (!PE) return;
-    for (int e = tid; e < STX__CUR * STX__CUK; e += 256) {
-        int d = e % STX__CUK, r = e / STX__CUK;
+    for (int e = tid; e < STX__USAGE_POSITIONS * STX__USAGE_STEP; e += 256) {
+        int d = e % STX__USAGE_STEP, r = e / STX__USAGE_STEP;
         size_t ch = c0 + (size_t)d;
         ptrdiff_t row = (ptrdiff_t)p.P - 1 + p.delta_min - (d0 + r);
         size_t at = p.pe_heads > 1 ? ((size_t)row * p.H + h) * p.D + ch : (size_t)row * p.D + ch;
@@ -9412,11 +9516,11 @@ template <int PE>
 static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], const float *qu,
                                                             const float *qv, const float *ks,
                                                             const float *ps) {
-    enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
+    enum { LD = STX__USAGE_TILE + 4, LR = STX__USAGE_POSITIONS + 4 };
 
     const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
   #pragma unroll 4 /* 3 blocks a multiprocessor, and nothing spills */
-    for (int d = 0; d < STX__CUK; d++) {
+    for (int d = 0; d < STX__USAGE_STEP; d++) {
         float a[4], k[4], v[4], w[7];
         for (int e = 0; e < 4; e++) {
             a[e] = qu[d * LD + 4 * ty + e];
@@ -9424,7 +9528,7 @@ static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], co
         }
         if (PE) {
             for (int e = 0; e < 4; e++) v[e] = qv[d * LD + 4 * ty + e];
-            for (int e = 0; e < 7; e++) w[e] = ps[d * LR + 4 * (ty - tx) + STX__CU - 4 + e];
+            for (int e = 0; e < 7; e++) w[e] = ps[d * LR + 4 * (ty - tx) + STX__USAGE_TILE - 4 + e];
         }
         for (int i = 0; i < 4; i++)
             for (int j = 0; j < 4; j++) {
@@ -9456,23 +9560,23 @@ static __device__ __forceinline__ void stx__comp_usage_weights(const stx__comp_u
 
 template <int PE>
 STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
-    enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
+    enum { LD = STX__USAGE_TILE + 4, LR = STX__USAGE_POSITIONS + 4 };
 
-    STX__SHARED(float, qu, STX__CUK *LD);
-    STX__SHARED(float, qv, PE ? STX__CUK *LD : 4);
-    STX__SHARED(float, ks, STX__CUK *LD);
-    STX__SHARED(float, ps, PE ? STX__CUK *LR : 4);
-    STX__SHARED(double, sums, 16 * STX__CU);
-    const size_t unit = blockIdx.x / p.tiles, j0 = (blockIdx.x - unit * p.tiles) * STX__CU,
+    STX__SHARED(float, qu, STX__USAGE_STEP *LD);
+    STX__SHARED(float, qv, PE ? STX__USAGE_STEP *LD : 4);
+    STX__SHARED(float, ks, STX__USAGE_STEP *LD);
+    STX__SHARED(float, ps, PE ? STX__USAGE_STEP *LR : 4);
+    STX__SHARED(double, sums, 16 * STX__USAGE_TILE);
+    const size_t unit = blockIdx.x / p.tiles, j0 = (blockIdx.x - unit * p.tiles) * STX__USAGE_TILE,
                  b = unit / p.H, h = unit - b * p.H;
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
     double sum[4] = {0};
-    for (size_t i0 = 0; i0 < p.T; i0 += STX__CU) {
+    for (size_t i0 = 0; i0 < p.T; i0 += STX__USAGE_TILE) {
         /* distance of the tile's number 0 */
         const ptrdiff_t d0 = (ptrdiff_t)(p.S - p.T + i0) - (ptrdiff_t)(p.first + j0)
-                             - (STX__CU - 1);
+                             - (STX__USAGE_TILE - 1);
         float c[4][4] = {{0}};
-        for (size_t c0 = 0; c0 < p.D; c0 += STX__CUK) {
+        for (size_t c0 = 0; c0 < p.D; c0 += STX__USAGE_STEP) {
             stx__comp_usage_load<PE>(p, qu, qv, ks, ps, b, h, i0, j0, c0, d0);
             __syncthreads();
             stx__comp_usage_dots<PE>(c, qu, qv, ks, ps);
@@ -9480,11 +9584,11 @@ STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx_
         }
         stx__comp_usage_weights(p, c, sum, unit, b, i0, j0);
     }
-    for (int j = 0; j < 4; j++) sums[ty * STX__CU + 4 * tx + j] = sum[j];
+    for (int j = 0; j < 4; j++) sums[ty * STX__USAGE_TILE + 4 * tx + j] = sum[j];
     __syncthreads();
-    if (tid < STX__CU && j0 + (size_t)tid < p.n) {
+    if (tid < STX__USAGE_TILE && j0 + (size_t)tid < p.n) {
         double all = 0;
-        for (int r = 0; r < 16; r++) all += sums[r * STX__CU + tid];
+        for (int r = 0; r < 16; r++) all += sums[r * STX__USAGE_TILE + tid];
         part[unit * p.n + j0 + (size_t)tid] = all;
     }
 }
@@ -9545,7 +9649,7 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
     p.span = a->span;
     p.first = first;
     p.n = n;
-    p.tiles = (n + STX__CU - 1) / STX__CU;
+    p.tiles = (n + STX__USAGE_TILE - 1) / STX__USAGE_TILE;
     p.delta_min = a->delta_min;
     p.pe_heads = a->pe_heads;
     p.scale = (float)a->scale;
@@ -9756,8 +9860,8 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
    s), and out as in stx__comp_gate_forward. gru:
        dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
 template <int W, int K>
-static __device__ __forceinline__ void stx__comp_gate_back_at(const stx__comp_gate &a, size_t i,
-                                                              float (&p)[6][W]) {
+static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_gate &a, size_t i,
+                                                               float (&p)[6][W]) {
     float x[W] = {0}, y[W] = {0}, g[W];
     stx__getn<W>(g, a.dout, i);
     stx__comp_gate_get<W, K>(a, i, x, y, p);
@@ -9824,7 +9928,7 @@ template <int W, int K>
 static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
     STX__STEP(i, a.n, W) {
         float p[6][W];
-        stx__comp_gate_back_at<W, K>(a, i, p);
+        stx__comp_gate_grads_at<W, K>(a, i, p);
     }
 }
 
@@ -9875,7 +9979,7 @@ stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
         if (c < a.D)
             for (size_t n = lo + row; n < hi; n += 8) {
                 float p[6][W];
-                stx__comp_gate_back_at<W, K>(a, n * a.D + c, p);
+                stx__comp_gate_grads_at<W, K>(a, n * a.D + c, p);
   #pragma unroll
                 for (int k = 0; k < P; k++)
                     for (int e = 0; e < W; e++) s[k][e] += p[k][e];
@@ -9896,8 +10000,8 @@ stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
 }
 
 template <int K>
-static void stx__comp_gate_sums(stx_ctx *x, const stx_comp_gate_args *a, const stx__comp_gate *p,
-                                int four) {
+static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
+                                    const stx__comp_gate *p, int four) {
     const char *what = "stx_comp_gate_bwd, sums";
     const size_t P = stx__comp_kind<K>::P, rows = stx__chunk(a->N, 64, 1024),
                  chunks = (a->N + rows - 1) / rows;
@@ -9956,9 +10060,9 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
     int four;
     if (!stx__comp_gate_of(x, a, 1, &p, &four)) return;
     if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GRU)
-        stx__comp_gate_sums<STX_COMP_GRU>(x, a, &p, four);
+        stx__comp_gate_bwd_sums<STX_COMP_GRU>(x, a, &p, four);
     else if (a->db[0] && a->kind == STX_COMP_GLU)
-        stx__comp_gate_sums<STX_COMP_GLU>(x, a, &p, four);
+        stx__comp_gate_bwd_sums<STX_COMP_GLU>(x, a, &p, four);
     else
         STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
 }
@@ -10008,8 +10112,9 @@ static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
 }
 
 /* q of the parameters, their logarithms, and p = q / sum q; returns sum q */
-static __device__ __forceinline__ double stx__par_q(const stx__par_gate &a, double (&lnq)[3],
-                                                    double (&q)[3], double (&p)[3]) {
+static __device__ __forceinline__ double stx__par_probabilities(const stx__par_gate &a,
+                                                                double (&lnq)[3], double (&q)[3],
+                                                                double (&p)[3]) {
     double al[3], top, sum = 0;
     for (int k = 0; k < 3; k++) al[k] = (double)stx__get(a.al, (size_t)k);
     top = al[0];
@@ -10034,7 +10139,8 @@ static __device__ __forceinline__ double stx__par_q(const stx__par_gate &a, doub
 /* y and w of each draw, a thread a draw, and the latency. A block has T draws; with
    more than one block the sum over draws, which latency 2 wants, is left in part
    (blocks). */
-static __device__ __forceinline__ void stx__par_gate_lat(const stx__par_gate &a, double lat) {
+static __device__ __forceinline__ void stx__par_gate_set_latency(const stx__par_gate &a,
+                                                                 double lat) {
     stx__put(a.lat, 0, (float)(lat + (a.before.p ? (double)stx__get(a.before, 0) : 0)));
 }
 
@@ -10042,7 +10148,7 @@ template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, dou
     STX__SHARED(double, sh, 32);
     const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
     double lnq[3], q[3], p[3], v[3], lat = 0;
-    (void)stx__par_q(a, lnq, q, p);
+    (void)stx__par_probabilities(a, lnq, q, p);
     if (r < a.R) {
         const double tau = a.noisy ? (double)stx__get(a.tau, 0) : 1;
         double sum = 0, top;
@@ -10084,7 +10190,8 @@ template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, dou
     } else {
         for (int k = 0; k < 3 && a.latency; k++) lat += p[k] * (double)stx__get(a.cost, (size_t)k);
     }
-    if (a.latency && !part && blockIdx.x == 0 && threadIdx.x == 0) stx__par_gate_lat(a, lat);
+    if (a.latency && !part && blockIdx.x == 0 && threadIdx.x == 0)
+        stx__par_gate_set_latency(a, lat);
 }
 
 /* What the blocks left: one block, a thread adds every 256th, then a fixed tree. */
@@ -10093,7 +10200,7 @@ STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, s
     double lat = 0;
     for (size_t i = threadIdx.x; i < blocks; i += 256) lat += part[i];
     lat = stx__row_sum<256>(lat, sh);
-    if (threadIdx.x == 0) stx__par_gate_lat(a, lat);
+    if (threadIdx.x == 0) stx__par_gate_set_latency(a, lat);
 }
 
 /* Draws of a call of a network are at most its tokens; a grid has 2^31 - 1 blocks. */
@@ -10126,9 +10233,10 @@ void stx_par_gate_fwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
      LOGITS  dal_k += s_k - p_k sum s + p_k dp_k        dp_k = dlat (cost_k - sum p cost)
      PI      dal_k += s_k / q_k + dp_k / sum q, where al_k >= 0
    The end, for one thread. */
-static __device__ __forceinline__ void stx__par_gate_end(const stx__par_gate &a,
-                                                         const double (&s)[3], double dlat) {
-    double lnq[3], q[3], p[3], mean = 0, sum = stx__par_q(a, lnq, q, p), all = (s[0] + s[1]) + s[2];
+static __device__ __forceinline__ void stx__par_gate_add_grads(const stx__par_gate &a,
+                                                               const double (&s)[3], double dlat) {
+    double lnq[3], q[3], p[3], mean = 0, sum = stx__par_probabilities(a, lnq, q, p),
+                               all = (s[0] + s[1]) + s[2];
     for (int k = 0; k < 3 && a.latency == 1; k++)
         mean += p[k] * (double)stx__get(a.cost, (size_t)k);
     for (int k = 0; k < 3; k++) {
@@ -10175,7 +10283,7 @@ stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
     }
     if (threadIdx.x || blockIdx.x) return;
     if (a.dbefore.p && a.latency) stx__add(a.dbefore, 0, (float)dlat, 1);
-    if (a.dal.p && !part) stx__par_gate_end(a, s, dlat);
+    if (a.dal.p && !part) stx__par_gate_add_grads(a, s, dlat);
 }
 
 STX__GLOBAL(256) stx__par_gate_sum_kernel(stx__par_gate a, const double *part, size_t blocks) {
@@ -10184,7 +10292,7 @@ STX__GLOBAL(256) stx__par_gate_sum_kernel(stx__par_gate a, const double *part, s
     for (size_t i = threadIdx.x; i < blocks; i += 256)
         for (int k = 0; k < 3; k++) s[k] += part[3 * i + (size_t)k];
     for (int k = 0; k < 3; k++) s[k] = stx__row_sum<256>(s[k], sh);
-    if (threadIdx.x == 0) stx__par_gate_end(a, s, stx__par_gate_dlat(a));
+    if (threadIdx.x == 0) stx__par_gate_add_grads(a, s, stx__par_gate_dlat(a));
 }
 
 void stx_par_gate_bwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
@@ -10283,8 +10391,8 @@ static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, con
 
 /* h + bi, W numbers from i on */
 template <int W>
-static __device__ __forceinline__ void stx__par_sums(float (&h)[W], float (&s)[2][W],
-                                                     const stx__par_mix &a, size_t i) {
+static __device__ __forceinline__ void stx__par_load_sums(float (&h)[W], float (&s)[2][W],
+                                                          const stx__par_mix &a, size_t i) {
     stx__getn<W>(h, a.h, i);
     stx__getn<W>(s[0], a.b[0], i);
     stx__getn<W>(s[1], a.b[1], i);
@@ -10331,7 +10439,7 @@ template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k);
             for (int e = 0; e < 4; e++) h[k][e] = s[k][0][e] = s[k][1][e] = 0;
-            if (c < C) stx__par_sums<4>(h[k], s[k], a, n * C + c);
+            if (c < C) stx__par_load_sums<4>(h[k], s[k], a, n * C + c);
         }
         stx__par_moments<Q>(s, m, r, C, a.eps);
   #pragma unroll
@@ -10368,7 +10476,7 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par
         stx__par_weights(w, a, n);
         if (NORM) {
             for (size_t c = lane * W; c < C; c += 32 * W) {
-                stx__par_sums<W>(h, s, a, n * C + c);
+                stx__par_load_sums<W>(h, s, a, n * C + c);
                 for (int i = 0; i < 2; i++)
                     for (int e = 0; e < W; e++) sum[i] += s[i][e];
             }
@@ -10377,7 +10485,7 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par
                 sum[i] = 0;
             }
             for (size_t c = lane * W; c < C; c += 32 * W) {
-                stx__par_sums<W>(h, s, a, n * C + c);
+                stx__par_load_sums<W>(h, s, a, n * C + c);
                 for (int i = 0; i < 2; i++)
                     for (int e = 0; e < W; e++)
                         sum[i] = fmaf(s[i][e] - m[i], s[i][e] - m[i], sum[i]);
@@ -10387,7 +10495,7 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par
         for (size_t c = lane * W; c < C; c += 32 * W) {
             float o[W];
             for (int e = 0; e < W; e++) o[e] = -0.0f;
-            stx__par_sums<W>(h, s, a, n * C + c);
+            stx__par_load_sums<W>(h, s, a, n * C + c);
   #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (NORM) {
@@ -10464,7 +10572,7 @@ static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], 
                                                      const stx__par_row &q, size_t n, size_t c) {
     float h[W];
     stx__getn<W>(dy, a.dy, n * a.C + c);
-    stx__par_sums<W>(h, s, a, n * a.C + c);
+    stx__par_load_sums<W>(h, s, a, n * a.C + c);
     for (int e = 0; e < W; e++) t[2] = fmaf(dy[e], h[e], t[2]);
   #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -10688,12 +10796,12 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
 }
 
 /* d[k] (C) += sum over the chunks of part (chunks,4,C): those of sum k = blockIdx.y */
-typedef struct stx__par_four {
+typedef struct stx__par_norm_grads {
     stx__num d[4];
-} stx__par_four;
+} stx__par_norm_grads;
 
 STX__GLOBAL(1024)
-stx__par_mix_columns_sum_kernel(stx__par_four t, const float *part, size_t chunks, size_t C) {
+stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t chunks, size_t C) {
     STX__SHARED(float, sh, 32 * 33);
     /* an index known to the compiler, or the argument is copied to local memory */
     stx__num d = t.d[0];
@@ -10762,7 +10870,7 @@ static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__p
     }
     if (part) {
         const dim3 grid(stx__blocks(C, 32, 65535), 4);
-        stx__par_four t;
+        stx__par_norm_grads t;
         int i;
         for (i = 0; i < 2; i++) {
             t.d[2 * i] = stx__num_of(x, a->dgain[i]);

@@ -64,7 +64,7 @@ if [ "$1" = --table ]; then
             print "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|"
         }
         $3 == 0 {
-            what = $1; sub(/<.*/, "", what); sub(/^stx__a[tb]_/, "", what)
+            what = $1; sub(/<.*/, "", what); sub(/^stx__attn_(bwd_)?/, "", what)
             split($1, f, /[<>,]/)
             wide = what == "fwd" && f[5] == 2
             key = $2 SUBSEP (wide ? 32 : 16) SUBSEP what

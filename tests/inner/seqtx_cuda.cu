@@ -38,9 +38,9 @@ int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
     /* nobody reads it: where numbers lie and how they are stored is what counts */
     stx_real *p = stx_block_activations(x, 4096);
     stx_attention_args a;
-    stx__ab ab;
-    stx__attn_bwd_pick c;
-    stx__attn_pick f;
+    stx__attn_bwd_params ab;
+    stx__attn_bwd_choice c;
+    stx__attn_fwd_choice f;
     int n = 0, wide;
     memset(&a, 0, sizeof a);
     a.H = 8;
@@ -60,8 +60,8 @@ int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
         a.S = a.T + 1152;
         a.q_batch_stride = a.T * a.q_row_stride;
         a.kv_batch_stride = a.S * a.kv_row_stride;
-        if (!stx__attn_bwd_make(x, &a, &ab, &c)) break;
-        f = stx__attn_choose(x, &ab.p, 1);
+        if (!stx__attn_bwd_params_of(x, &a, &ab, &c)) break;
+        f = stx__attn_fwd_choose(x, &ab.p, 1);
         if (wide && f.bq == 64) break;
         inner_fused_of(&k[n++],
                        two ? "stx__attn_fwd<stx__attn_bf16,%d,%d,%d,1>"
@@ -70,7 +70,7 @@ int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
     }
     a.T = 64;
     a.S = 1216;
-    if (n && stx__attn_bwd_make(x, &a, &ab, &c)) {
+    if (n && stx__attn_bwd_params_of(x, &a, &ab, &c)) {
         inner_fused_of(&k[n++],
                        "stx__attn_bwd_queries<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP,
                        c.bq, c.bk, 0, c.threads, c.shared_queries, c.more_queries);
