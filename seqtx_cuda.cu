@@ -5098,15 +5098,15 @@ static __device__ __forceinline__ void stx__attn_skew_block(stx__attn_skew &w,
    or less whatever D and the precision: that sets BK. */
 /* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows
    beyond T become zeros */
-template <class P, int CH>
+template <class Pr, int CH>
 static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_params &p,
                                                             unsigned char *tile, int r0, int n,
                                                             int i0, int b, int h,
                                                             const stx__num &bias) {
-    enum { PER = 16 / P::SIZE };
+    enum { PER = 16 / Pr::SIZE };
 
-    const typename P::element *q = (const typename P::element *)p.q + (size_t)b * p.q_batch_stride
-                                   + (size_t)h * p.D;
+    const typename Pr::element *q = (const typename Pr::element *)p.q + (size_t)b * p.q_batch_stride
+                                    + (size_t)h * p.D;
     int i;
     for (i = (int)threadIdx.x & 31; i < n * CH; i += 32) {
         int r = r0 + i / CH, c = i % CH, row = i0 + r, e;
@@ -5114,7 +5114,7 @@ static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_para
         if (row < p.T && c * PER < p.D) {
             v = *(const uint4 *)(q + (size_t)row * p.q_row_stride + c * PER);
             if (bias.p) {
-                typename P::element x[PER];
+                typename Pr::element x[PER];
                 memcpy(x, &v, 16);
                 for (e = 0; e < PER; e++)
                     stx__attn_store(x + e, stx__attn_to_float(x[e])
@@ -5186,7 +5186,7 @@ static __device__ __forceinline__ int stx__attn_in_bands(const stx__attn_band (&
            || (group >= band[MT - 1].lo && group < band[MT - 1].hi);
 }
 
-template <class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__attn_times_v {
+template <class Pr, int CH, int MT, int NB, int ND, int EDGE> struct stx__attn_times_v {
     static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4],
                                                const unsigned char *tile, int lane,
                                                const stx__attn_band (&band)[MT]) {
@@ -5207,7 +5207,7 @@ template <class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__attn_ti
                 for (m = 0; m < MT; m++) {
                     uint32_t a[4] = {__float_as_uint(w[m][k][0]), __float_as_uint(w[m][k][2]),
                                      __float_as_uint(w[m][k][1]), __float_as_uint(w[m][k][3])};
-                    P::add(o[m][n], a, b0, b1);
+                    Pr::add(o[m][n], a, b0, b1);
                 }
             }
         }
@@ -5322,13 +5322,13 @@ typedef struct stx__attn_job {
 
 /* DP: D filled up; SHARED_Q: Q for S stands in shared memory and not in registers (two
    queries, or floats) */
-template <class P_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_shape {
-    typedef P_ P;
+template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_shape {
+    typedef Pr_ Pr;
 
     enum {
         STRIPS = MT,
         Q_IN_SHARED = SHARED_Q,
-        CH = DP * P::SIZE / 16,
+        CH = DP * Pr::SIZE / 16,
         KS = CH / 2,
         NB = BK / 8,
         ND = DP / 8,
@@ -5336,9 +5336,9 @@ template <class P_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_s
         ROW = CH * 16,
         KEYS = BK,
         TILE = BK * ROW,
-        SIZE = P::SIZE,
+        SIZE = Pr::SIZE,
         RING = BQ + 2 * BK,
-        Q_REGS = P::SIZE == 2,
+        Q_REGS = Pr::SIZE == 2,
         QS = Q_REGS ? KS : 1,
         THREADS = 128,
         RAMP = BK + 16 * MT,
@@ -5451,11 +5451,11 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
 #pragma unroll
                 for (e = 0; e < 2; e++) {
                     if (X::Q_REGS)
-                        X::P::mma(r[m], qf[m][X::Q_REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                        X::Pr::mma(r[m], qf[m][X::Q_REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
                     else {
                         uint32_t a[4];
                         stx__attn_frag_a<CH>(a, w.qr, r0 + 16 * m, k + e, w.lane);
-                        X::P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
+                        X::Pr::mma(r[m], a, f[2 * e], f[2 * e + 1]);
                     }
                 }
             }
@@ -5671,7 +5671,7 @@ static __device__ __forceinline__ void stx__attn_fwd_edge(
                 uint32_t a[4];
                 if (MT > 1 && (n / 2 < band[m].lo || n / 2 >= band[m].hi)) continue;
                 stx__attn_fwd_frag_q<X>(a, w, qf, m, k);
-                X::P::mma2(x[m][n], x[m][n + 1], a, f);
+                X::Pr::mma2(x[m][n], x[m][n + 1], a, f);
             }
         }
     }
@@ -5683,7 +5683,7 @@ static __device__ __forceinline__ void stx__attn_fwd_edge(
                                       sum[m]);
         stx__attn_fwd_drop<X>(p, window, kept[m], x[m]);
     }
-    stx__attn_times_v<typename X::P, X::CH, MT, NB, X::ND, 1>::run(o, x, w.v, w.lane, band);
+    stx__attn_times_v<typename X::Pr, X::CH, MT, NB, X::ND, 1>::run(o, x, w.v, w.lane, band);
 }
 
 /* A tile inside of the window of all of the warp's rows. */
@@ -5717,7 +5717,7 @@ static __device__ __forceinline__ void stx__attn_fwd_interior(
         for (n = 0; n < NB; n += 2) {
             stx__attn_frag_b<X::CH>(f, w.k, 8 * n, k, w.lane);
 #pragma unroll
-            for (m = 0; m < MT; m++) X::P::mma2(x[m][n], x[m][n + 1], a[m], f);
+            for (m = 0; m < MT; m++) X::Pr::mma2(x[m][n], x[m][n + 1], a[m], f);
         }
     }
     if (p.key_mask && window) stx__attn_fwd_set_missing<X>(p, job, w, x);
@@ -5726,7 +5726,7 @@ static __device__ __forceinline__ void stx__attn_fwd_interior(
         stx__attn_fwd_softmax<X>(w, x[m], o[m], row_max[m], sum[m]);
         stx__attn_fwd_drop<X>(p, window, kept[m], x[m]);
     }
-    stx__attn_times_v<typename X::P, X::CH, MT, NB, X::ND, 0>::run(o, x, w.v, w.lane, whole);
+    stx__attn_times_v<typename X::Pr, X::CH, MT, NB, X::ND, 0>::run(o, x, w.v, w.lane, whole);
 }
 
 /* Which entry of the list the block has, and its steps: thread 0. */
@@ -5761,14 +5761,14 @@ static __device__ __forceinline__ void stx__attn_fwd_begin(
     const stx__attn_params &p, const stx__attn_job &job, unsigned char *qs, unsigned char *qr,
     uint32_t (&qf)[X::STRIPS][X::QS][4], float (&o)[X::STRIPS][X::ND][4],
     float (&row_max)[X::STRIPS][2], float (&sum)[X::STRIPS][2], stx__attn_skew (&skew)[X::STRIPS]) {
-    typedef typename X::P P;
+    typedef typename X::Pr Pr;
 
     enum { CH = X::CH, MT = X::STRIPS, ROWS = 16 * MT };
 
     const int r0 = ((int)threadIdx.x >> 5) * ROWS;
     int m, n, k, e;
     if (X::Q_REGS) {
-        stx__attn_load_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
+        stx__attn_load_query<Pr, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
 #pragma unroll
         for (m = 0; m < MT; m++)
 #pragma unroll
@@ -5776,9 +5776,9 @@ static __device__ __forceinline__ void stx__attn_fwd_begin(
                 stx__attn_frag_a<CH>(qf[m][X::Q_REGS ? k : 0], qs, r0 + 16 * m, k);
         __syncwarp();
     } else if (qr != qs) {
-        stx__attn_load_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
+        stx__attn_load_query<Pr, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
     }
-    if (X::Q_IN_SHARED) stx__attn_load_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
+    if (X::Q_IN_SHARED) stx__attn_load_query<Pr, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
 #pragma unroll
     for (m = 0; m < MT; m++) {
 #pragma unroll
@@ -5812,7 +5812,7 @@ static __device__ __forceinline__ void stx__attn_fwd_store(const stx__attn_param
                                                            const float (&o)[X::STRIPS][X::ND][4],
                                                            const float (&row_max)[X::STRIPS][2],
                                                            const float (&sum)[X::STRIPS][2]) {
-    typedef typename X::P P;
+    typedef typename X::Pr Pr;
 
     enum { MT = X::STRIPS };
 
@@ -5829,8 +5829,8 @@ static __device__ __forceinline__ void stx__attn_fwd_store(const stx__attn_param
             norm += __shfl_xor_sync(STX__ALL, norm, 2);
             f = norm == 0 ? 0 : 1 / norm;
             if (i < p.T) {
-                typename P::element *y = (typename P::element *)p.y
-                                         + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
+                typename Pr::element *y = (typename Pr::element *)p.y
+                                          + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
                 const float of = f * p.inv_keep;
 #pragma unroll
                 for (n = 0; n < X::ND; n++)
@@ -5847,10 +5847,10 @@ static __device__ __forceinline__ void stx__attn_fwd_store(const stx__attn_param
 }
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
-template <class P, int DP, int BK, int MT, int SHARED_Q>
-STX__GLOBAL(128, stx__attn_fwd_shape<P, DP, BK, MT, SHARED_Q>::BLOCKS)
+template <class Pr, int DP, int BK, int MT, int SHARED_Q>
+STX__GLOBAL(128, stx__attn_fwd_shape<Pr, DP, BK, MT, SHARED_Q>::BLOCKS)
 stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
-    typedef stx__attn_fwd_shape<P, DP, BK, MT, SHARED_Q> X;
+    typedef stx__attn_fwd_shape<Pr, DP, BK, MT, SHARED_Q> X;
 
     enum { ROWS = 16 * MT };
 
@@ -5894,7 +5894,7 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
         /* u has no part in the persistent keys' logits */
         if (SHARED_Q && s == job.window_steps && p.u.p) {
             __syncwarp();
-            stx__attn_load_query<P, X::CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
+            stx__attn_load_query<Pr, X::CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
         }
         /* the next tile's skew begins anew: the ring has all that it meets */
         if (!some) {
@@ -5928,19 +5928,19 @@ typedef struct stx__attn_fwd_choice {
     int bq, bk, tiles;
 } stx__attn_fwd_choice;
 
-template <class P, int DP, int BK, int MT, int SHARED_Q>
+template <class Pr, int DP, int BK, int MT, int SHARED_Q>
 static stx__attn_fwd_choice stx__attn_fwd_choice_of(const stx__attn_params *p, int two) {
-    typedef stx__attn_fwd_shape<P, DP, BK, MT, SHARED_Q> X;
-    stx__attn_fwd_choice c = {stx__attn_fwd<P, DP, BK, MT, SHARED_Q>, X::shared(p->pe != NULL, two),
-                              X::BQ, BK, (p->T + X::BQ - 1) / X::BQ};
+    typedef stx__attn_fwd_shape<Pr, DP, BK, MT, SHARED_Q> X;
+    stx__attn_fwd_choice c = {stx__attn_fwd<Pr, DP, BK, MT, SHARED_Q>,
+                              X::shared(p->pe != NULL, two), X::BQ, BK, (p->T + X::BQ - 1) / X::BQ};
     return c;
 }
 
-template <class P>
+template <class Pr>
 static stx__attn_fwd_choice stx__attn_fwd_choose_float(const stx__attn_params *p, int two) {
-    return p->D <= 32   ? stx__attn_fwd_choice_of<P, 32, 64, 1, 1>(p, two)
-           : p->D <= 64 ? stx__attn_fwd_choice_of<P, 64, 32, 1, 1>(p, two)
-                        : stx__attn_fwd_choice_of<P, 128, 16, 1, 1>(p, two);
+    return p->D <= 32   ? stx__attn_fwd_choice_of<Pr, 32, 64, 1, 1>(p, two)
+           : p->D <= 64 ? stx__attn_fwd_choice_of<Pr, 64, 32, 1, 1>(p, two)
+                        : stx__attn_fwd_choice_of<Pr, 128, 16, 1, 1>(p, two);
 }
 
 template <int DP, int BK, int MT>
@@ -6126,8 +6126,8 @@ static constexpr __host__ __device__ int stx__attn_bwd_dr_pieces(int bytes) {
 
 /* The shape of a tile: BQ queries, a warp for each 16, by BK keys; rows of DP numbers,
    CH pieces of 16 bytes. */
-template <class P_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
-    typedef P_ P;
+template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
+    typedef Pr_ Pr;
 
     enum {
         DP = DP_,
@@ -6135,13 +6135,13 @@ template <class P_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         BK = BK_,
         STRIPS = BQ / 16,
         THREADS = 32 * STRIPS,
-        W = BQ + BK,
-        CHUNKS = W / 16,
+        PE_ROWS = BQ + BK,
+        CHUNKS = PE_ROWS / 16,
         NB = BK / 8,
         /* addresses of more steps cost registers */
-        SIZE = P_::SIZE,
+        SIZE = Pr_::SIZE,
         CH = DP * SIZE / 16,
-        STEPS = DP / P_::K,
+        STEPS = DP / Pr_::K,
         UNROLL = stx__attn_bwd_unroll(STEPS),
         CH_DS = BK * SIZE / 16, /* pieces in a row of a or ds */
         /* of dR, up to a power of two */
@@ -6156,15 +6156,15 @@ template <class P_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         PE_NB = DP / PE_SPLIT / 8,
         TILE_Q = BQ * CH * 16,
         TILE_K = BK * CH * 16,
-        TILE_W = W * CH * 16,
+        TILE_PE = PE_ROWS * CH * 16,
         CHUNK = 16 * CH * 16,
         DISTANCES = BK + 16,
         RAMPS = STRIPS * DISTANCES
                 * 4, /* of a strip and a tile, 15 + BK, and a table of them for each warp */
         /* that should fit on a multiprocessor; 0: nvcc decides, which would rather
            spill than have 2 of wide heads */
-        QUERY_BLOCKS = DP == 32 ? (int)P::QUERY_BLOCKS_32 : 0,
-        KEY_BLOCKS = DP == 32 ? (int)P::KEY_BLOCKS_32 : 2 * (THREADS == 128),
+        QUERY_BLOCKS = DP == 32 ? (int)Pr::QUERY_BLOCKS_32 : 0,
+        KEY_BLOCKS = DP == 32 ? (int)Pr::KEY_BLOCKS_32 : 2 * (THREADS == 128),
         MASK = 1
     }; /* does it ask whether all keys exist? */
 };
@@ -6172,7 +6172,7 @@ template <class P_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
 /* The shapes of a kernel that may be there twice: for masks, and for calls whose keys
    all exist */
 template <class Sh, int MASKED_SIZES> struct stx__attn_bwd_variants {
-    typedef stx__attn_bwd_shape<typename Sh::P::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
+    typedef stx__attn_bwd_shape<typename Sh::Pr::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
 
     struct unmasked : Sh {
         enum { MASK = 0 };
@@ -6247,8 +6247,8 @@ static __device__ __forceinline__ void stx__attn_bwd_frag_acc(stx__attn_bf16, ui
     a[3] = stx__pair(c[2 * step + 1][2], c[2 * step + 1][3]);
 }
 
-template <class P>
-static __device__ __forceinline__ void stx__attn_bwd_frag_acc(P, uint32_t (&a)[4],
+template <class Pr>
+static __device__ __forceinline__ void stx__attn_bwd_frag_acc(Pr, uint32_t (&a)[4],
                                                               const float (*c)[4], int step) {
     a[0] = __float_as_uint(c[step][0]);
     a[1] = __float_as_uint(c[step][2]);
@@ -6264,8 +6264,8 @@ static __device__ __forceinline__ void stx__attn_bwd_frag_rows(stx__attn_bf16, u
     stx__attn_frag_v<CH>(b, tile, r0, c, lane);
 }
 
-template <int CH, class P>
-static __device__ __forceinline__ void stx__attn_bwd_frag_rows(P, uint32_t (&b)[4],
+template <int CH, class Pr>
+static __device__ __forceinline__ void stx__attn_bwd_frag_rows(Pr, uint32_t (&b)[4],
                                                                const unsigned char *tile, int r0,
                                                                int c,
                                                                int lane = (int)threadIdx.x & 31) {
@@ -6288,8 +6288,8 @@ static __device__ __forceinline__ void stx__attn_bwd_frag_cols(stx__attn_bf16, u
                                                           c + ((lane >> 3) & 1)));
 }
 
-template <int CH, class P>
-static __device__ __forceinline__ void stx__attn_bwd_frag_cols(P, uint32_t (&a)[4],
+template <int CH, class Pr>
+static __device__ __forceinline__ void stx__attn_bwd_frag_cols(Pr, uint32_t (&a)[4],
                                                                const unsigned char *tile, int r0,
                                                                int c,
                                                                int lane = (int)threadIdx.x & 31) {
@@ -6303,12 +6303,12 @@ static __device__ __forceinline__ void stx__attn_bwd_frag_cols(P, uint32_t (&a)[
 }
 
 /* A pair of neighbours, column c even, into row r of a tile of numbers */
-template <class P, int CH>
+template <class Pr, int CH>
 static __device__ __forceinline__ void stx__attn_bwd_put2(unsigned char *tile, int r, int c,
                                                           float x, float y) {
-    int at = c * P::SIZE;
-    stx__attn_store2((typename P::element *)(tile + stx__attn_swizzle<CH>(r, at / 16) + at % 16), x,
-                     y);
+    int at = c * Pr::SIZE;
+    stx__attn_store2((typename Pr::element *)(tile + stx__attn_swizzle<CH>(r, at / 16) + at % 16),
+                     x, y);
 }
 
 template <int N> static __device__ __forceinline__ void stx__attn_bwd_clear(float (&c)[N][4]) {
@@ -6338,7 +6338,7 @@ static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], cons
 #pragma unroll
         for (n = 0; n < NB; n += 2) {
             stx__attn_frag_b<Sh::CH>(h, b, n * 8, k, lane);
-            Sh::P::mma2(c[n], c[n + 1], f, h);
+            Sh::Pr::mma2(c[n], c[n + 1], f, h);
         }
     }
 }
@@ -6351,16 +6351,16 @@ static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8
                                                            const float (&x)[NB][4],
                                                            const unsigned char *tile,
                                                            int lane = (int)threadIdx.x & 31) {
-    typedef typename Sh::P P;
+    typedef typename Sh::Pr Pr;
     int k, n;
 #pragma unroll
-    for (k = 0; k < NB * 8 / P::K; k++) {
+    for (k = 0; k < NB * 8 / Pr::K; k++) {
         uint32_t f[4], h[4];
-        stx__attn_bwd_frag_acc(P(), f, x, k);
+        stx__attn_bwd_frag_acc(Pr(), f, x, k);
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n += 2) {
-            stx__attn_bwd_frag_rows<Sh::CH>(P(), h, tile, k * P::K, n, lane);
-            P::mma2(c[n], c[n + 1], f, h);
+            stx__attn_bwd_frag_rows<Sh::CH>(Pr(), h, tile, k * Pr::K, n, lane);
+            Pr::mma2(c[n], c[n + 1], f, h);
         }
     }
 }
@@ -6447,7 +6447,7 @@ static __device__ __forceinline__ void stx__attn_bwd_positions(
         uint32_t f[4], h[4];
         stx__attn_frag_a<Sh::CH>(f, m.qv, (int)threadIdx.x / 32 * 16, k, lane);
         stx__attn_frag_b<Sh::CH>(h, pe, 0, k, lane);
-        Sh::P::mma2(u[0], u[1], f, h);
+        Sh::Pr::mma2(u[0], u[1], f, h);
     }
     stx__attn_skew_block(turn, l, u[0], s0);
     stx__attn_skew_block(turn, l, u[1], s1);
@@ -6496,7 +6496,7 @@ static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__at
                                                                    const stx__attn_bwd_strip &t,
                                                                    float (&s)[NB][4]) {
     /* logits in powers of 2, or of e: as the forward has them, to the bit */
-    const float unit = Sh::P::SIZE == 2 ? STX__LOG2E : 1;
+    const float unit = Sh::Pr::SIZE == 2 ? STX__LOG2E : 1;
     const float sc = (t.persistent ? a.p.scale * a.root_d : a.p.scale) * unit;
     int n, e;
 #pragma unroll
@@ -6726,7 +6726,7 @@ template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_add_biases(const stx__attn_bwd_params &a,
                                                                 const stx__attn_bwd_shared<Sh> &m,
                                                                 int i0, int h) {
-    typedef typename Sh::P::element element;
+    typedef typename Sh::Pr::element element;
 
     enum { PER = 16 / Sh::SIZE };
 
@@ -6950,12 +6950,12 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int
 
 /* A chunk u of dR from accumulators: the first of a tile with what waits, for each has
    zeros where the other has cells; the last one waits */
-template <class P>
+template <class Pr>
 static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int width, int y,
                                                               const float (*u)[4], uint4 *wait,
                                                               int first, int last) {
     uint32_t f[4];
-    stx__attn_bwd_frag_acc(P(), f, u, 0);
+    stx__attn_bwd_frag_acc(Pr(), f, u, 0);
     uint4 v = make_uint4(f[0], f[1], f[2], f[3]);
     if (first) {
         const uint4 o = *wait;
@@ -6997,8 +6997,8 @@ static __device__ __forceinline__ void stx__attn_bwd_query_interior(
         at = stx__attn_bwd_pe_next<Sh>(t, at);
         if (Sh::SIZE == 2 && dr.to) {
             dr.waits = t.j0 - t.i + 16 * n - 16 - (a.newest - dr.width);
-            stx__attn_bwd_dr_chunk<typename Sh::P>(dr.to, dr.width, dr.waits, u, dr.wait, !n,
-                                                   n == Sh::BK / 16);
+            stx__attn_bwd_dr_chunk<typename Sh::Pr>(dr.to, dr.width, dr.waits, u, dr.wait, !n,
+                                                    n == Sh::BK / 16);
         }
     }
 }
@@ -7034,8 +7034,8 @@ static __device__ __forceinline__ void stx__attn_bwd_query_edge(
         stx__attn_bwd_times<Sh, 2>(dp, x, m.pe + stx__attn_bwd_pe_chunk<Sh>(t, n), edge.lane);
         if (Sh::SIZE == 2 && dr.to) {
             dr.waits = t.j0 - t.i + 16 * n - 16 - (a.newest - dr.width);
-            stx__attn_bwd_dr_chunk<typename Sh::P>(dr.to, dr.width, dr.waits, x, dr.wait,
-                                                   n == edge.band.lo, n == edge.band.hi);
+            stx__attn_bwd_dr_chunk<typename Sh::Pr>(dr.to, dr.width, dr.waits, x, dr.wait,
+                                                    n == edge.band.lo, n == edge.band.hi);
         }
     }
 }
@@ -7063,7 +7063,7 @@ static __device__ __forceinline__ void stx__attn_bwd_query_window(
             stx__attn_bwd_load_kv<Sh>(a, now, j0, t.b, t.h, 0);
             if (table)
                 stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window_row<Sh>(p, i0, j0),
-                                          t.h, gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
+                                          t.h, gap ? 0 : Sh::BQ, gap ? Sh::PE_ROWS : Sh::BK);
             stx__cp_commit();
         }
         next = j0 + Sh::BK;
@@ -7139,7 +7139,7 @@ static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_
                                                                 float dz) {
     const stx__attn_params &p = a.p;
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31;
-    const size_t part = (size_t)b * a.tiles + (size_t)i0 / Sh::BQ, C = (size_t)p.H * p.D;
+    const size_t part = (size_t)b * a.tiles + (size_t)i0 / Sh::BQ, columns = (size_t)p.H * p.D;
     int n, e, k;
 #pragma unroll
     for (n = 0; n < Sh::DP / 8; n++)
@@ -7164,8 +7164,8 @@ static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_
             x += red[2 * n * Sh::DP + k];
             y += red[(2 * n + 1) * Sh::DP + k];
         }
-        if (a.du) a.du[part * C + (size_t)h * p.D + k] = x;
-        if (a.dvb) a.dvb[part * C + (size_t)h * p.D + k] = y;
+        if (a.du) a.du[part * columns + (size_t)h * p.D + k] = x;
+        if (a.dvb) a.dvb[part * columns + (size_t)h * p.D + k] = y;
     }
     if (a.dz && !threadIdx.x) {
         for (dz = 0, n = 0; n < Sh::STRIPS; n++) dz += red[2 * Sh::STRIPS * Sh::DP + n];
@@ -7216,7 +7216,7 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
         stx__attn_bwd_load_kv<Sh>(a, m, first, b, h, 0);
         if (table)
             stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window_row<Sh>(p, i0, first), h, 0,
-                                      Sh::W);
+                                      Sh::PE_ROWS);
     }
     stx__cp_commit();
     stx__cp_wait<0>();
@@ -7242,7 +7242,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B],
               h = entry / a.tiles, i0 = entry % a.tiles * Sh::BQ;
     /* rows of the table */
-    const int table = p.P > 0, held = table * (Sh::W + (a.prefetch ? Sh::BK : 0));
+    const int table = p.P > 0, held = table * (Sh::PE_ROWS + (a.prefetch ? Sh::BK : 0));
     const stx__attn_bwd_shared<Sh> m(shared, STX__MOVES_K, a.prefetch, table && (p.u.p || p.vb.p),
                                      held);
     const stx__attn_window w = stx__attn_window_of(p, h);
@@ -7274,8 +7274,8 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
         /* a warp's own rows, which only it reads */
         if (p.u.p) {
             stx__num none = {NULL, NULL, 0};
-            stx__attn_load_query<typename Sh::P, Sh::CH>(p, m.q, (int)threadIdx.x / 32 * 16, 16, i0,
-                                                         b, h, none);
+            stx__attn_load_query<typename Sh::Pr, Sh::CH>(p, m.q, (int)threadIdx.x / 32 * 16, 16,
+                                                          i0, b, h, none);
         }
         stx__attn_bwd_query_vectors<Sh>(a, w, m, t, edge, dk, dz);
     }
@@ -7290,13 +7290,13 @@ template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_put_scores(unsigned char *tile,
                                                                 const float (&x)[NB][4], int c,
                                                                 int lane = (int)threadIdx.x & 31) {
-    typedef typename Sh::P P;
+    typedef typename Sh::Pr Pr;
     const int r = (int)threadIdx.x / 32 * 16 + (lane >> 2), c2 = c + (lane & 3) * 2;
     int n;
 #pragma unroll
     for (n = 0; n < NB; n++) {
-        stx__attn_bwd_put2<P, Sh::CH_DS>(tile, r, 8 * n + c2, x[n][0], x[n][1]);
-        stx__attn_bwd_put2<P, Sh::CH_DS>(tile, r + 8, 8 * n + c2, x[n][2], x[n][3]);
+        stx__attn_bwd_put2<Pr, Sh::CH_DS>(tile, r, 8 * n + c2, x[n][0], x[n][1]);
+        stx__attn_bwd_put2<Pr, Sh::CH_DS>(tile, r + 8, 8 * n + c2, x[n][2], x[n][3]);
     }
 }
 
@@ -7306,19 +7306,19 @@ static __device__ __forceinline__ void stx__attn_bwd_key_sums(
     float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4], const unsigned char *wa,
     const unsigned char *wg, const stx__attn_bwd_shared<Sh> &m, int k, int group, int column,
     int lane = (int)threadIdx.x & 31) {
-    typedef typename Sh::P P;
+    typedef typename Sh::Pr Pr;
     uint32_t fa[4], fg[4], x[4];
     int n;
-    stx__attn_bwd_frag_cols<Sh::CH_DS>(P(), fa, wa, k, 2 * group, lane);
-    stx__attn_bwd_frag_cols<Sh::CH_DS>(P(), fg, wg, k, 2 * group, lane);
+    stx__attn_bwd_frag_cols<Sh::CH_DS>(Pr(), fa, wa, k, 2 * group, lane);
+    stx__attn_bwd_frag_cols<Sh::CH_DS>(Pr(), fg, wg, k, 2 * group, lane);
 #pragma unroll
     for (n = 0; n < Sh::KEY_NB; n += 2) {
-        stx__attn_bwd_frag_rows<Sh::CH>(P(), x, m.dy, k, column + n, lane);
-        P::add(dv[n], fa, x[0], x[1]);
-        P::add(dv[n + 1], fa, x[2], x[3]);
-        stx__attn_bwd_frag_rows<Sh::CH>(P(), x, m.q, k, column + n, lane);
-        P::add(dk[n], fg, x[0], x[1]);
-        P::add(dk[n + 1], fg, x[2], x[3]);
+        stx__attn_bwd_frag_rows<Sh::CH>(Pr(), x, m.dy, k, column + n, lane);
+        Pr::add(dv[n], fa, x[0], x[1]);
+        Pr::add(dv[n + 1], fa, x[2], x[3]);
+        stx__attn_bwd_frag_rows<Sh::CH>(Pr(), x, m.q, k, column + n, lane);
+        Pr::add(dk[n], fg, x[0], x[1]);
+        Pr::add(dk[n + 1], fg, x[2], x[3]);
     }
 }
 
@@ -7369,12 +7369,12 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
     int i0, float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4], const unsigned char *wa,
     const unsigned char *wg, int group, int column, int all) {
-    typedef typename Sh::P P;
+    typedef typename Sh::Pr Pr;
     int n, k;
     /* floats' sums are long enough for a loop */
     if (all && Sh::SIZE == 2) {
 #pragma unroll
-        for (k = 0; k < Sh::BQ; k += P::K)
+        for (k = 0; k < Sh::BQ; k += Pr::K)
             stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, m, k, group, column);
         return;
     }
@@ -7386,7 +7386,7 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
         const int again = stx__attn_opaque((int)threadIdx.x & 31);
         if (!all && (group < band.lo || group >= band.hi)) continue;
 #pragma unroll
-        for (k = 0; k < 16; k += P::K)
+        for (k = 0; k < 16; k += Pr::K)
             stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, m, n + k, group, column, again);
     }
 }
@@ -7441,7 +7441,7 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     const int group = strip % (Sh::BK / 16),
               column = Sh::KEY_SPLIT == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
     /* rows of the table */
-    const int held = table * (Sh::W + (a.prefetch ? Sh::BQ : 0));
+    const int held = table * (Sh::PE_ROWS + (a.prefetch ? Sh::BQ : 0));
     const stx__attn_bwd_shared<Sh> m(shared, STX__MOVES_Q, a.prefetch, table && (p.u.p || p.vb.p),
                                      held);
     unsigned char *wa = m.exchange, *wg = wa + Sh::BQ * Sh::CH_DS * 16;
@@ -7521,24 +7521,24 @@ static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh
                                                              const unsigned char *q, int strip,
                                                              int group, int column, int first,
                                                              int last) {
-    typedef typename Sh::P P;
+    typedef typename Sh::Pr Pr;
     int k, n, x;
 #pragma unroll
-    for (k = 0; k < 16; k += P::K) {
+    for (k = 0; k < 16; k += Pr::K) {
         uint32_t f[4], y[(Sh::PE_NB + 1) / 2][4];
 #pragma unroll
         for (n = 0; n < Sh::PE_NB; n += 2)
-            stx__attn_bwd_frag_rows<Sh::CH>(P(), y[n / 2], q, strip * 16 + k, column + n);
+            stx__attn_bwd_frag_rows<Sh::CH>(Pr(), y[n / 2], q, strip * 16 + k, column + n);
 #pragma unroll
         for (x = 0; x < XS; x++) {
             /* of the strip's BK + 16 columns */
             const int chunk = x * Sh::PE_GROUPS + group - (Sh::STRIPS - 1 - strip);
             if ((unsigned)(chunk - first) > (unsigned)(last - first)) continue;
-            stx__attn_bwd_frag_cols<Sh::CH_DR>(P(), f, dr, strip * 16 + k, 2 * chunk);
+            stx__attn_bwd_frag_cols<Sh::CH_DR>(Pr(), f, dr, strip * 16 + k, 2 * chunk);
 #pragma unroll
             for (n = 0; n < Sh::PE_NB; n += 2) {
-                P::add(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
-                P::add(acc[x][n + 1], f, y[n / 2][2], y[n / 2][3]);
+                Pr::add(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
+                Pr::add(acc[x][n + 1], f, y[n / 2][2], y[n / 2][3]);
             }
         }
     }
@@ -7548,11 +7548,11 @@ static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_put_dr(unsigned char *dr, int c,
                                                             const float (&u)[4]) {
-    typedef typename Sh::P P;
+    typedef typename Sh::Pr Pr;
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31,
               r = strip * 16 + (lane >> 2), c2 = c + (lane & 3) * 2;
-    stx__attn_bwd_put2<P, Sh::CH_DR>(dr, r, c2, u[0], u[1]);
-    stx__attn_bwd_put2<P, Sh::CH_DR>(dr, r + 8, c2, u[2], u[3]);
+    stx__attn_bwd_put2<Pr, Sh::CH_DR>(dr, r, c2, u[0], u[1]);
+    stx__attn_bwd_put2<Pr, Sh::CH_DR>(dr, r + 8, c2, u[2], u[3]);
 }
 
 /* The first half of a tile in the sweep of diagonals, for a warp: dR of its strip to
@@ -7654,7 +7654,7 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
             __syncthreads();
             if (!used)
                 stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window_row<Sh>(p, i1, j0), h, 0,
-                                          Sh::W);
+                                          Sh::PE_ROWS);
             stx__attn_bwd_load_kv<Sh>(a, now, j0, b1, h, 0);
             stx__attn_bwd_load_q<Sh>(a, now, i1, b1, h);
             stx__cp_commit();
@@ -7707,7 +7707,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
     const int lo = max(0, p.first_key - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ,
               hi = min(p.T, p.S - off);
     const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
-    const stx__attn_bwd_shared<Sh> m(shared, MOVES, a.prefetch, p.u.p || p.vb.p, Sh::W);
+    const stx__attn_bwd_shared<Sh> m(shared, MOVES, a.prefetch, p.u.p || p.vb.p, Sh::PE_ROWS);
     stx__attn_bwd_strip t;
     stx__attn_bwd_edge edge;
     float acc[XS][Sh::PE_NB][4];
@@ -7732,9 +7732,9 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
     if (used)
 #pragma unroll
         for (x = 0; x < XS; x++)
-            stx__attn_bwd_store_part(a.dpe + part * Sh::W * p.D, p.D,
-                                     (x * Sh::PE_GROUPS + group) * 16, 0, Sh::W, column * 8, p.D,
-                                     acc[x], p.scale);
+            stx__attn_bwd_store_part(a.dpe + part * Sh::PE_ROWS * p.D, p.D,
+                                     (x * Sh::PE_GROUPS + group) * 16, 0, Sh::PE_ROWS, column * 8,
+                                     p.D, acc[x], p.scale);
 }
 
 /* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a
@@ -7790,7 +7790,7 @@ static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__attn_bwd_params &a,
                                                                 unsigned char *q, int i0, int h) {
-    typedef typename Sh::P::element element;
+    typedef typename Sh::Pr::element element;
 
     enum { PER = 16 / Sh::SIZE };
 
@@ -7815,21 +7815,21 @@ template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_table_sums(float (&acc)[XS][Sh::DP / 8][4],
                                                                 const unsigned char *dr,
                                                                 const unsigned char *q) {
-    typedef typename Sh::P P;
+    typedef typename Sh::Pr Pr;
     const int warp = (int)threadIdx.x / 32;
     int k, n, x;
 #pragma unroll
-    for (k = 0; k < Sh::BQ; k += P::K) {
+    for (k = 0; k < Sh::BQ; k += Pr::K) {
         uint32_t l[XS][4], y[4];
 #pragma unroll
         for (x = 0; x < XS; x++)
-            stx__attn_bwd_frag_cols<stx__attn_bwd_table_shape<Sh>::CH>(P(), l[x], dr, k,
+            stx__attn_bwd_frag_cols<stx__attn_bwd_table_shape<Sh>::CH>(Pr(), l[x], dr, k,
                                                                        2 * (warp * XS + x));
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n += 2) {
-            stx__attn_bwd_frag_rows<Sh::CH>(P(), y, q, k, n);
+            stx__attn_bwd_frag_rows<Sh::CH>(Pr(), y, q, k, n);
 #pragma unroll
-            for (x = 0; x < XS; x++) P::mma2(acc[x][n], acc[x][n + 1], l[x], y);
+            for (x = 0; x < XS; x++) Pr::mma2(acc[x][n], acc[x][n + 1], l[x], y);
         }
     }
 }
@@ -7893,17 +7893,17 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
    in order, and within one its splits. A thread a number. */
 STX__GLOBAL(256)
 stx__attn_bwd_fold_diagonals(stx__num dpe, const float *part, const int *used, int P, int tables,
-                             int D, int W, int BK, int e, int diagonals, int splits) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
+                             int D, int pe_rows, int BK, int extra, int diagonals, int splits) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, columns = (size_t)tables * D;
     /* u' = BK (n+1) - from */
-    int row = (int)(i / C), d = (int)(i % D), own = (int)(i / D % tables), from = P - 1 - row + e,
-        n, s;
+    int row = (int)(i / columns), d = (int)(i % D), own = (int)(i / D % tables),
+        from = P - 1 - row + extra, n, s;
     float sum = 0;
-    if (i >= (size_t)P * C) return;
-    for (n = from / BK; n < diagonals && BK * (n + 1) - from < W; n++)
+    if (i >= (size_t)P * columns) return;
+    for (n = from / BK; n < diagonals && BK * (n + 1) - from < pe_rows; n++)
         for (s = 0; s < splits; s++) {
             size_t k = ((size_t)n * tables + own) * splits + s;
-            if (used[k]) sum += part[(k * W + (size_t)(BK * (n + 1) - from)) * D + d];
+            if (used[k]) sum += part[(k * pe_rows + (size_t)(BK * (n + 1) - from)) * D + d];
         }
     if (sum != 0) stx__add(dpe, i, sum, 1);
 }
@@ -7950,11 +7950,11 @@ STX__GLOBAL(256) stx__attn_bwd_fold(stx__attn_bwd_folds a) {
     size_t i, k;
     float x = 0;
     if (block < a.dr_blocks) {
-        const size_t C = (size_t)a.tables * a.D;
+        const size_t row = (size_t)a.tables * a.D;
         i = (size_t)block * 32 + lane;
-        const int v = a.P - 1 - (int)(i / C) + a.extra, n = v / a.columns,
+        const int v = a.P - 1 - (int)(i / row) + a.extra, n = v / a.columns,
                   column = a.columns - 1 - v % a.columns;
-        const int some = i < (size_t)a.P * C && n < a.blocks;
+        const int some = i < (size_t)a.P * row && n < a.blocks;
         if (some)
             for (int s = slice; s < a.splits; s += 8) {
                 k = ((size_t)n * a.tables + i / a.D % a.tables) * a.splits + s;
@@ -8002,10 +8002,10 @@ static void stx__attn_bwd_choose_table(stx__attn_bwd_choice *c, const stx__attn_
     c->columns = stx__attn_bwd_table_shape<Sh>::COLUMNS;
 }
 
-template <class P, int DP, int BQ, int BK>
+template <class Pr, int DP, int BQ, int BK>
 static stx__attn_bwd_choice stx__attn_bwd_choice_of(const stx_attention_args *a) {
-    typedef stx__attn_bwd_shape<P, DP, BQ, BK> Sh;
-    typedef stx__attn_bwd_variants<Sh, P::MASKED_SIZES & DP> Q;
+    typedef stx__attn_bwd_shape<Pr, DP, BQ, BK> Sh;
+    typedef stx__attn_bwd_variants<Sh, Pr::MASKED_SIZES & DP> Q;
     stx__attn_bwd_choice c = {};
     c.queries = stx__attn_bwd_queries<typename Q::unmasked>;
     if (stx__attn_key_words(a)) c.queries = stx__attn_bwd_queries<typename Q::masked>;
@@ -8014,11 +8014,11 @@ static stx__attn_bwd_choice stx__attn_bwd_choice_of(const stx_attention_args *a)
     c.bq = BQ;
     c.bk = BK;
     c.threads = Sh::THREADS;
-    stx__attn_bwd_choose_table<Sh>(&c, (const P *)NULL);
+    stx__attn_bwd_choose_table<Sh>(&c, (const Pr *)NULL);
     c.shared_queries = Sh::RAMPS
                        + (size_t)Sh::TILE_Q
                              * (a->P && (a->content_bias || a->position_bias) ? 3 : 2)
-                       + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
+                       + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_PE : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CH_DS * 16;
     c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CH_DR * 16;
     c.more_queries = stx__attn_bwd_shared<Sh>::moving_bytes(STX__MOVES_K)
@@ -8029,11 +8029,11 @@ static stx__attn_bwd_choice stx__attn_bwd_choice_of(const stx_attention_args *a)
     return c;
 }
 
-template <class P>
+template <class Pr>
 static stx__attn_bwd_choice stx__attn_bwd_choose_float(const stx_attention_args *a) {
-    if (a->D <= 32) return stx__attn_bwd_choice_of<P, 32, 64, 32>(a);
-    if (a->D <= 64) return stx__attn_bwd_choice_of<P, 64, 64, 32>(a);
-    return stx__attn_bwd_choice_of<P, 128, 32, 16>(a);
+    if (a->D <= 32) return stx__attn_bwd_choice_of<Pr, 32, 64, 32>(a);
+    if (a->D <= 64) return stx__attn_bwd_choice_of<Pr, 64, 64, 32>(a);
+    return stx__attn_bwd_choice_of<Pr, 128, 32, 16>(a);
 }
 
 static stx__attn_bwd_choice stx__attn_bwd_choose(const stx_ctx *x, const stx_attention_args *a,
@@ -8063,7 +8063,7 @@ typedef struct stx__attn_bwd_plan {
     int vector_tiles, vector_splits; /* of persistent vectors */
     int diagonal_first, diagonal_extra, diagonals, tables, units, table_splits;
     /* which sweeps are wanted: table, that of diagonals */
-    int W, queries, keys, vectors, table;
+    int pe_rows, queries, keys, vectors, table;
     /* rows of dR: how many columns they may have together; 0: there are none */
     int rows, newest, blocks, row_splits;
     /* offsets; their end */
@@ -8143,7 +8143,7 @@ static void stx__attn_bwd_plan_diagonals(const stx_attention_args *a, const stx_
     s->diagonal_extra = -(s->diagonal_first + span) & 7;
     s->diagonal_first += s->diagonal_extra;
     s->diagonals = (span - a->delta_min + c->bq - 1 + s->diagonal_extra) / c->bk + 1;
-    one = (size_t)s->diagonals * s->tables * s->W * a->D * sizeof(float);
+    one = (size_t)s->diagonals * s->tables * s->pe_rows * a->D * sizeof(float);
     s->table_splits = stx__attn_bwd_splits(one, s->units, STX_MAX(1, 64 / s->tables));
     /* one way after the other */
     *parts = STX_MAX(*parts, s->table_splits * one);
@@ -8161,7 +8161,7 @@ static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a,
     s.vectors = a->N && (a->dpersistent_k || a->dpersistent_v);
     s.table = a->P && a->dpe;
     s.tiles = ((int)a->T + c->bq - 1) / c->bq;
-    s.W = c->bq + c->bk;
+    s.pe_rows = c->bq + c->bk;
     s.tables = a->pe_heads > 1 ? H : 1;
     s.units = (int)a->B;
     if (s.tables == 1) s.units *= H;
@@ -8326,7 +8326,7 @@ static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
 static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
                                       stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                       stx__attn_bwd_params *p, stx__attn_bwd_folds *folds) {
-    const size_t C = a->H * a->D, tiles = a->B * s->tiles;
+    const size_t columns = a->H * a->D, tiles = a->B * s->tiles;
     if (!stx__attn_bwd_set_shared(x, (const void *)c->queries, c->threads, &c->shared_queries,
                                   c->more_queries, &p->prefetch))
         return;
@@ -8334,9 +8334,9 @@ static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
                     c->threads, c->shared_queries, *p,
                     (const uint32_t *)((char *)a->work + s->list));
     if (a->dcontent_bias)
-        stx__attn_bwd_add_parts(x, folds, a->dcontent_bias, p->du, C, tiles, a->scale);
+        stx__attn_bwd_add_parts(x, folds, a->dcontent_bias, p->du, columns, tiles, a->scale);
     if (a->dposition_bias && a->P)
-        stx__attn_bwd_add_parts(x, folds, a->dposition_bias, p->dvb, C, tiles, a->scale);
+        stx__attn_bwd_add_parts(x, folds, a->dposition_bias, p->dvb, columns, tiles, a->scale);
     if (a->dspan_fraction && a->span_fraction)
         stx__attn_bwd_add_parts(x, folds, a->dspan_fraction, p->dz, a->H, tiles,
                                 a->max_span / a->ramp);
@@ -8387,7 +8387,7 @@ static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
     STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_fold_diagonals,
                     stx__blocks(a->P * s->tables * a->D, 256, (size_t)1 << 30), 256, 0,
                     stx__num_of(x, a->dpe), (const float *)p->dpe, (const int *)p->used, p->p.P,
-                    s->tables, p->p.D, s->W, c->bk, s->diagonal_extra, s->diagonals,
+                    s->tables, p->p.D, s->pe_rows, c->bk, s->diagonal_extra, s->diagonals,
                     s->table_splits);
 }
 
