@@ -3519,39 +3519,58 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
 
 // >>attention: oracle -------------------------------------------------------------------------------------------------
 
-/* Version 0 of the attention: products, and between them one kernel a direction that
-   works on whole rows of scores. It takes every call, is what the fused kernels are
-   compared with, and does what they refuse. All of it is float, whatever is stored.
+/* Version 0 of the attention: plain matmuls with one kernel per direction between them
+   that processes whole rows of scores. It accepts every call, serves as the reference for
+   the fused kernels, and runs the calls that they do not support. All arithmetic is
+   float, whatever the storage.
 
-   Units (batch row, head) are worked on in chunks, a chunk in panels of queries, such
-   that the scores of a panel stay small. Of a panel whose queries see the keys j0 ..
-   j0+W-1 at most, a unit has the rows
+   Letters of all attention sections
+       B, T     batch rows; queries per row        H, D   heads; elements per head
+       S, C     keys per row; C = S - T, so that query i is at the position of key C + i
+       P, N     rows of the position table pe; persistent vectors per head
+       b, h     batch row, head; a unit is one pair (b,h)
+       i, j     query, key; their distance is delta = C + i - j
+       p        row of pe that query i and key j meet: P - 1 + delta_min - delta
+       u, vb    content_bias, position_bias (H,D)
+       z        span_fraction (H); z_span = z max_span
+       s        logit; in backward, later w and then r a
+       w        e^(s - row_max) inv_sum, the softmax without the ramp
+       m, a     weight of the ramp, in [0,1]; attention weight a = m w
+       r        factor of the dropout: 0 or 1 / keep, 1 without dropout
+       g        dO.v in backward, then ds
+       Pr       precision of a kernel, a template argument: bf16, tf32 or f32
 
-       s (n, W + N)      column c < W: key j0 + c; column W + m: persistent vector m
+   Units are processed in chunks, and a chunk in panels of queries, so that the scores of
+   a panel stay small. Keys j0 .. j0+W-1 are those that the queries of a panel may see.
+   For each unit of the chunk, a panel has the rows
 
-   The relative term needs no matrix of its own: row r of (q + vb) PE^T belongs into s
-   one column further left than row r - 1, and dR is ds seen the same way (skew of
-   stx__mat). What all queries of a unit add to (dk, dv) or several units share (pe, u,
-   vb, z, pk, pv) is summed in float by unit, then over the units of a chunk in their
-   order, and added to the gradient once, at the end. */
+       s (n, W + N)      column c < W: key j0 + c; column W + k: persistent vector k
 
-/* A matrix of each unit (b,h): row r, column c stands at `at` + b sb + h sh + chunk's
-   unit sz + (first + r) ld + c. Rows that are not in [0,rows) there are zero (keys
-   before the first), and rows r for which pad[b smask + r] is not 0 (padded keys).
-   bias: h sh + c of it is added. skew: column c is column c + r + off of what is
-   stored, and zero outside of [0,width). */
+   The position term needs no matrix of its own. Row r of (q + vb) PE^T is added to s one
+   column further left than row r - 1, and the same view of ds gives the gradient of pe
+   (skew of stx__mat). Gradients that all queries of a unit add to (dk, dv) and gradients
+   that several units share (pe, u, vb, z, pk, pv) are summed in float per unit, then over
+   the units of a chunk in their order, and added to the gradient once, at the end. */
+
+/* One matrix per unit (b,h). With z the unit's index in its chunk, row r, column c is at
+       at + b batch_stride + h head_stride + z unit_stride + (first + r) row_stride + c
+   Rows first + r outside [0,rows) are zero (keys before the first one), and so are padded
+   keys, for which pad[b pad_stride + first + r] is not 0. bias: element h head_stride + c
+   of it is added. skew: column c is the stored column c + r + skew_offset, and zero
+   outside [0,width). */
 typedef struct stx__mat {
     stx__num a, bias;
     size_t at, batch_stride, head_stride, unit_stride, row_stride;
     ptrdiff_t first, rows, skew_offset, width;
-    /* split: keys; those before the block stand in the call's stx__mat_cached */
+    /* cached: this holds keys (1) or values (2), and rows before the block are in the
+       call's stx__mat_cached */
     int skew, cached;
     const int32_t *pad;
     size_t pad_stride;
 } stx__mat;
 
-/* stx_attention_args.old, of keys, values or a gradient: row j < cut, first[g] <= j,
-   of group g. cut 0: none */
+/* stx_attention_args.cached: of keys, values or their gradients. Rows first[g] <= j < cut
+   of group g; cut is 0 if there are none. */
 typedef struct stx__mat_cached {
     stx__num a[STX_HEAD_GROUPS];
     size_t row_stride[STX_HEAD_GROUPS], batch_stride[STX_HEAD_GROUPS];
@@ -3560,7 +3579,7 @@ typedef struct stx__mat_cached {
     uint16_t head[256];
 } stx__mat_cached;
 
-/* .. for one head of a batch row: row j stands at base + (j - first) ld */
+/* The same for one head of a batch row: row j is at base + (j - first) row_stride. */
 typedef struct stx__mat_cached_head {
     stx__num a;
     size_t base, row_stride;
@@ -3592,7 +3611,7 @@ static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdi
     return m;
 }
 
-/* rows of scratch: n of them, sz numbers a unit */
+/* n rows of scratch per unit, at a stride of sz elements between units. */
 static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
     stx__num a = {p, NULL, 0};
     stx__mat m = stx__mat_of(a, ld, 0, (ptrdiff_t)n);
@@ -3619,18 +3638,20 @@ static __device__ __forceinline__ float stx__mat_get(const stx__mat &m,
         if (c < 0 || c >= m.width) return 0;
     }
     if (row < 0 || row >= m.rows || (pad && pad[row])) return 0;
-    if (row < o.cut)
-        return row < o.first
-                   ? 0
-                   : stx__get(o.a, o.base + (size_t)(row - o.first) * o.row_stride + (size_t)c);
+    if (row < o.cut) {
+        if (row < o.first) return 0;
+        return stx__get(o.a, o.base + (size_t)(row - o.first) * o.row_stride + (size_t)c);
+    }
     float v = stx__get(m.a, base + (size_t)row * m.row_stride + (size_t)c);
     return m.bias.p ? v + stx__get(m.bias, bias + (size_t)c) : v;
 }
 
-/* C (M,N) of each unit = or += alpha op(A) op(B), op = transpose if ta, tb; C is
-   scratch, and may be skewed. A block makes 64 x 64 numbers of one unit (grid:
-   columns, rows, units), a thread 4 x 4 of them; operands pass through shared memory
-   16 columns of op(A) at a time. */
+/* C (M,N) of each unit = or += alpha op(A) op(B), where op transposes if ta or tb is set.
+   C is scratch and may be skewed. A block computes 64 x 64 elements of one unit (grid:
+   columns, rows, units), and a thread 4 x 4 of them: with 256 threads, 16 sums and 8
+   operands leave the registers far below their limit. Operands pass through shared
+   memory, 16 columns of op(A) at a time, so each element is a sum over k in ascending
+   order. */
 enum { STX__PLAIN_TILE = 64, STX__PLAIN_STEP = 16 };
 
 STX__HOST_UNROLLED
@@ -3651,7 +3672,7 @@ stx__attn_plain_gemm_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_cached 
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
     float c[4][4] = {{0}};
     for (size_t k0 = 0; k0 < K; k0 += STX__PLAIN_STEP) {
-        /* neighbouring threads take neighbouring numbers of what is stored */
+        /* adjacent threads load elements that are adjacent in memory */
         for (int e = tid; e < STX__PLAIN_TILE * STX__PLAIN_STEP; e += 256) {
             int ka = ta ? e / STX__PLAIN_TILE : e % STX__PLAIN_STEP,
                 ma = ta ? e % STX__PLAIN_TILE : e / STX__PLAIN_STEP,
@@ -3696,36 +3717,39 @@ stx__attn_plain_gemm_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_cached 
         }
 }
 
-/* What the kernels of rows need: rows z n + r of s and g, query i0 + r of unit u0 + z */
+/* Arguments of the row kernels. They work on rows z n + r of s and g, which belong to
+   query i0 + r of unit u0 + z. */
 typedef struct stx__attn_plain_rows {
-    float *s, *g, *row_max, *inv_sum,
-        *dz; /* (units,n,ld) twice; (B,H,T) twice; (units,n) or NULL */
+    float *s, *g;             /* (units,n,ld) */
+    float *row_max, *inv_sum; /* (B,H,T) */
+    float *dz;                /* (units,n) or NULL */
     size_t T, H, S, N, n, ld, u0, i0, units;
     ptrdiff_t C, j0, W, span, first;
-    /* whole: keys with m = 0 count in the normaliser */
-    int delta_min, not_causal, z_shared, no_renorm, norm_all;
-    float max_span, ramp, ramp_steps, eps, root_n,
-        inv_keep; /* steps: stx__attn_ramp_steps; wide: sqrt(N), a persistent value's factor; inv_keep:
-                                                              a kept weight's */
-    uint32_t keep; /* of 65536; 0: no dropout */
+    int delta_min, not_causal, z_shared, no_renorm;
+    int norm_all; /* keys with m = 0 count in the normaliser */
+    float max_span, ramp, eps;
+    float ramp_steps; /* stx__attn_ramp_steps */
+    float root_n;     /* sqrt(N), the factor of a persistent value */
+    uint32_t keep;    /* of 65536; 0: no dropout */
+    float inv_keep;   /* the factor of a weight that is kept */
     uint64_t seed, stream, rng_first;
     const uint64_t *shift;
     stx__num z;
-    const int32_t *pad; /* see stx_attention_args */
+    const int32_t *pad; /* (B,S) or NULL: see stx_attention_args */
     size_t pad_stride;
 } stx__attn_plain_rows;
 
-/* stx__attn_reach before it is cut off at the span. What does not depend on z the host
-   adds up, for registers are short where this stands.
-   */
+/* The distance that a span reaches before it is limited to the window, as
+   stx_attention_reach. The host precomputes what does not depend on z, because registers
+   are scarce in the kernels that call this. */
 static __device__ __forceinline__ double stx__attn_span_reach(float z, float max_span,
                                                               float steps) {
     double e = ceil((double)z * (double)max_span) + (double)steps + 1;
-    if (!(e > 1)) e = 1; /* also NaN */
+    if (!(e > 1)) e = 1; /* also if NaN */
     return e;
 }
 
-/* The weight of the ramp, in [0,1]; NaN stays NaN. */
+/* The weight of the ramp, clamped to [0,1]; NaN stays NaN. */
 static __device__ __forceinline__ float stx__attn_clamp(float ramp) {
     if (ramp <= 0) return 0;
     return ramp >= 1 ? 1 : ramp;
@@ -3740,7 +3764,7 @@ static __device__ float stx__attn_plain_z(const stx__attn_plain_rows &p, size_t 
     return stx__get(p.z, p.z_shared ? 0 : h);
 }
 
-/* The largest distance that head h reaches: stx__attn_reach */
+/* The largest distance that head h reaches, as stx_attention_reach. */
 static __device__ ptrdiff_t stx__attn_plain_reach(const stx__attn_plain_rows &p, size_t h) {
     double e;
     if (!p.z.p || p.norm_all) return p.span;
@@ -3748,7 +3772,7 @@ static __device__ ptrdiff_t stx__attn_plain_reach(const stx__attn_plain_rows &p,
     return e < (double)p.span ? (ptrdiff_t)e : p.span;
 }
 
-/* Columns [lo,hi) of the window that query i0 + r sees */
+/* Columns [lo,hi) of the panel's keys that query i0 + r sees. */
 static __device__ void stx__attn_plain_bounds(const stx__attn_plain_rows &p, size_t h, size_t r,
                                               ptrdiff_t *lo, ptrdiff_t *hi) {
     ptrdiff_t i = p.C + (ptrdiff_t)(p.i0 + r), from = p.first, to = (ptrdiff_t)p.S;
@@ -3761,8 +3785,8 @@ static __device__ void stx__attn_plain_bounds(const stx__attn_plain_rows &p, siz
     *hi = to - p.j0 < p.W ? to - p.j0 : p.W;
 }
 
-/* Does column c of unit u stand for a key that exists and is in [lo,hi), or for a
-   persistent vector? */
+/* Whether column c of unit u is a persistent vector, or a key that exists and is in
+   [lo,hi). */
 static __device__ __forceinline__ int stx__attn_plain_sees(const stx__attn_plain_rows &p, size_t u,
                                                            ptrdiff_t lo, ptrdiff_t hi,
                                                            ptrdiff_t c) {
@@ -3771,20 +3795,22 @@ static __device__ __forceinline__ int stx__attn_plain_sees(const stx__attn_plain
            && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.pad_stride + (size_t)(p.j0 + c)]);
 }
 
-/* The ramp's weight before it is clamped, of column c: 2 without a ramp, 2 or -1 far
-   from it. Operations in stx__attn_ramp's order, and none fused. */
+/* The weight of the ramp at column c before it is clamped: 2 without a ramp, 2 or -1
+   far from it. The operations are those of stx__attn_ramp, in the same order and not
+   fused. */
 static __device__ __forceinline__ float stx__attn_plain_ramp(const stx__attn_plain_rows &p,
                                                              float z_span, size_t r, ptrdiff_t c) {
     float delta;
     if (!p.z.p || c >= p.W) return 2;
     delta = (float)(p.C + (ptrdiff_t)(p.i0 + r) - p.j0 - c);
     delta = __fadd_rn(1.0f - delta, z_span);
-    /* off the ramp by its length: a division less */
+    /* further off than the length of the ramp: saves a division */
     if (delta >= p.ramp || delta <= -2 * p.ramp) return delta > 0 ? 2 : -1;
     return __fadd_rn(delta / p.ramp, 1.0f);
 }
 
-/* What column c's weight is multiplied by after normalisation: stx__attn_drop */
+/* The factor of column c's weight after normalisation: dropout, and sqrt(N) for
+   persistent vectors. Same random numbers as on the CPU. */
 static __device__ float stx__attn_plain_factor(const stx__attn_plain_rows &p, size_t u, size_t r,
                                                ptrdiff_t c, uint64_t stream) {
     uint64_t S = (uint64_t)p.S + (uint64_t)p.span, groups = (S + p.N) / 8 + 2,
@@ -3803,9 +3829,10 @@ static __device__ float stx__attn_plain_factor(const stx__attn_plain_rows &p, si
     return (at % 2 ? word >> 16 : word & 0xffffu) < p.keep ? __fmul_rn(f, p.inv_keep) : 0.0f;
 }
 
-/* s: logits become what multiplies the values, dropout and sqrt(N) included, 0 for
-   keys that are not seen; row_max, inv_sum: see the args. A warp a row: maximum, sums,
-   weights. */
+/* Softmax: s holds logits and becomes the factors of the values, with dropout and
+   sqrt(N), and 0 for keys that are not seen. row_max, inv_sum: see stx_attention_args.
+   One warp per row makes three passes over it: maximum, sums, weights. A lane adds every
+   32nd column in ascending order, then the warp adds its lanes in a fixed tree. */
 STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
@@ -3837,7 +3864,7 @@ STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p
     sum = stx__warp_sum(sum);
     all = stx__warp_sum(all);
     norm = p.no_renorm ? all : sum + p.eps * all;
-    inv_sum = norm == 0 ? 0 : 1 / norm; /* no key at all: y = 0 */
+    inv_sum = norm == 0 ? 0 : 1 / norm; /* no key: y = 0 */
     for (c = lane; c < columns; c += STX__WARP)
         if (s[c] != 0) s[c] *= inv_sum * stx__attn_plain_factor(p, u, r, c, stream);
     if (lane == 0) {
@@ -3846,11 +3873,15 @@ STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p
     }
 }
 
-/* s: logits become what multiplied the values, as forward left them; g: dy.v becomes
-   ds. With w = e^(s - row_max) inv_sum, a = m w, f the factor of dropout: G = f g, D = sum a G
-   (which is dy.y, without y's rounding), ds = a (G - D) - eps D w. dz: the row's sum
-   of w (G - D) over 0 <= ramp <= 1. With no_renorm ds = a G - D w, dz the sum of w G.
-   A warp a row, twice over its columns. */
+/* Backward of the softmax: s holds logits and becomes the factors of the values, as
+   forward left them; g holds dO.v and becomes ds. With G = r g and
+
+       D  = sum a G                              dO.y without the rounding of y
+       ds = a (G - D) - eps D w
+       dz = sum of w (G - D) over 0 <= ramp <= 1, for the row
+
+   With no_renorm, ds = a G - D w and dz is the sum of w G. One warp per row, two
+   passes. */
 STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_bwd_kernel(stx__attn_plain_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
@@ -3870,7 +3901,7 @@ STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_bwd_kernel(stx__attn_plain_ro
             continue;
         }
         m = stx__attn_clamp(m);
-        /* m w <= 1, but w alone may not fit */
+        /* m w <= 1, but w alone may overflow */
         s[c] = expf(v > 80 ? 80 : v) * inv_sum;
         g[c] *= stx__attn_plain_factor(p, u, r, c, stream);
         D += m * s[c] * g[c];
@@ -3890,9 +3921,9 @@ STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_bwd_kernel(stx__attn_plain_ro
     if (lane == 0 && p.dz) p.dz[row] = dz;
 }
 
-/* to (rows,D) of each unit += p + q, scratch of stride sz a unit; q may be NULL.
-   fresh: = instead, bit 0 in `to`, bit 1 + g in the past of group g. A thread a
-   number. */
+/* to (rows,D) of each unit += p + q, which are scratch at a stride of sz elements per
+   unit; q may be NULL. Bits of `fresh` overwrite instead: bit 0 in `to`, bit 1 + g in the
+   cached rows of group g. One thread per element, in a grid-stride loop. */
 STX__GLOBAL(256)
 stx__attn_plain_store_kernel(stx__mat to, stx__mat_cached cached, const float *p, const float *q,
                              size_t sz, size_t rows, size_t D, int fresh, size_t units, size_t u0,
@@ -3914,7 +3945,8 @@ stx__attn_plain_store_kernel(stx__mat to, stx__mat_cached cached, const float *p
     }
 }
 
-/* to (units,D) += the sums of the columns of from (units,n,D). A thread a column. */
+/* to (units,D) += the column sums of from (units,n,D), rows in ascending order. One
+   thread per column. */
 STX__GLOBAL(128)
 stx__attn_plain_columns_kernel(float *to, const float *from, size_t sz, size_t n, size_t D,
                                size_t units) {
@@ -3925,8 +3957,8 @@ stx__attn_plain_columns_kernel(float *to, const float *from, size_t sz, size_t n
     to[i] += s;
 }
 
-/* all (tables,size) += the sums over the chunk's units of parts (units,size), those of
-   a table's heads, in order. A thread a number. */
+/* all (tables,size) += the sums of part (units,size) over the units of the chunk whose
+   heads share a table, in ascending order. One thread per element. */
 STX__GLOBAL(256)
 stx__attn_plain_units_kernel(float *all, const float *parts, size_t size, size_t tables,
                              size_t units, size_t u0) {
@@ -3940,8 +3972,8 @@ stx__attn_plain_units_kernel(float *all, const float *parts, size_t size, size_t
     }
 }
 
-/* grad += f all (tables,rows,D): number (t,r,d) is at + t st + r ld + d of grad. A
-   thread a number. */
+/* grad += f all (tables,rows,D); element (t,r,d) is at + t st + r ld + d of grad. One
+   thread per element. */
 STX__GLOBAL(256)
 stx__attn_plain_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows,
                            size_t D, size_t at, size_t st, size_t ld) {
@@ -3950,29 +3982,34 @@ stx__attn_plain_add_kernel(stx__num grad, const float *all, float f, size_t tabl
         stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
 }
 
-/* How a call is cut, and its scratch. Sums that units share, one copy a unit and one
-   for all: */
+/* How a call is cut, and its scratch. The sums that units share have one copy per unit of
+   a chunk and one copy per table: */
 enum { STX__SUM_PE, STX__SUM_U, STX__SUM_VB, STX__SUM_Z, STX__SUM_PK, STX__SUM_PV, STX__SUMS };
 
 typedef struct stx__attn_plain {
     stx_ctx *x;
     const stx_attention_args *a;
-    /* queries of a panel, units of a chunk, numbers of a row; rows p0 .. p0+np-1 of pe
-       are met */
-    size_t n, units, ld, tables, p0, np;
-    size_t size[STX__SUMS],
-        copies[STX__SUMS]; /* numbers of one copy (0: not wanted), and how many there are in the
-                                                                   gradient */
-    float *s, *g, *o, *o_pe, *rows, *dk, *dv, *part[STX__SUMS], *all[STX__SUMS];
-    float *parts; /* dk, dv and part[] */
+    size_t n, units, ld;      /* queries per panel, units per chunk, row stride of s and g */
+    size_t tables, p0, np;    /* tables in pe; only its rows p0 .. p0+np-1 are used */
+    size_t size[STX__SUMS];   /* elements of one copy of a sum; 0: not required */
+    size_t copies[STX__SUMS]; /* copies of it in the gradient */
+    float *s, *g;             /* (units,n,ld) */
+    float *o, *o_pe;          /* (units,n,D): output or dq, and the part of dq from pe */
+    float *rows;              /* (units,n) */
+    float *parts;             /* dk, dv and part[], which are one block */
+    float *dk, *dv;           /* (units,S,D) */
+    float *part[STX__SUMS];   /* (units,size) */
+    float *all[STX__SUMS];    /* (copies,size) */
     size_t parts_bytes, all_bytes, bytes;
-    size_t u0, nu, i0, nb; /* the chunk and the panel at hand */
-    ptrdiff_t j0, W;
+    size_t u0, nu;   /* the current chunk: first unit, number of units */
+    size_t i0, nb;   /* the current panel: first query, number of queries */
+    ptrdiff_t j0, W; /* its keys */
     stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
     stx__mat_cached cached_k, cached_v;
 } stx__attn_plain;
 
-/* Is a gradient of keys, or of values, wanted: of the block's or of some group's past? */
+/* Whether a gradient of keys (or values) is required, in the block or in the cached rows
+   of some group. */
 static int stx__attn_needs_grad(const stx_attention_args *a, int value) {
     int any = (value ? a->dv : a->dk) != NULL;
     for (size_t g = 0; g < a->groups; g++)
@@ -3980,7 +4017,7 @@ static int stx__attn_needs_grad(const stx_attention_args *a, int value) {
     return any;
 }
 
-/* what: 0 keys, 1 values, 2 and 3 their gradients */
+/* what: 0 keys, 1 values, 2 and 3 their gradients. */
 static stx__mat_cached stx__attn_plain_cached(const stx_ctx *x, const stx_attention_args *a,
                                               int what) {
     stx__mat_cached p;
@@ -4003,20 +4040,20 @@ static stx__mat_cached stx__attn_plain_cached(const stx_ctx *x, const stx_attent
     return p;
 }
 
-/* The next part of a scratch at base: at which offset, a multiple of 256 */
+/* Takes the next `bytes` of a scratch buffer; returns their offset, a multiple of 256. */
 static size_t stx__carve(size_t *at, size_t bytes) {
     size_t from = *at;
     *at += (bytes + 255) / 256 * 256;
     return from;
 }
 
-/* NULL without a base */
+/* The same for floats: a pointer, or NULL if base is NULL (only the size is computed). */
 static float *stx__carve_floats(char *base, size_t *at, size_t count) {
     size_t from = stx__carve(at, count * sizeof(float));
     return base ? (float *)(void *)(base + from) : NULL;
 }
 
-/* Sizes of the sums that units share, and how many copies the gradients have. */
+/* The sizes of the sums that units share, and the number of copies in the gradients. */
 static void stx__attn_plain_sum_sizes(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     size_t i;
@@ -4035,7 +4072,8 @@ static void stx__attn_plain_sum_sizes(stx__attn_plain *A, int backward) {
     if (a->dpersistent_v) A->size[STX__SUM_PV] = a->N * a->D;
 }
 
-/* Queries of a panel and units of a chunk. */
+/* Chooses the queries per panel and the units per chunk, so that scratch stays near 200
+   MiB. Version 3 (for tests) takes small ones, so that short calls have several. */
 static void stx__attn_plain_panels(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
@@ -4055,10 +4093,11 @@ static void stx__attn_plain_panels(stx__attn_plain *A, int backward) {
     A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, a->B * a->H), (size_t)65535));
 }
 
+/* Cuts args.work; returns its size in bytes. */
 static size_t stx__attn_plain_layout(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
-    const size_t met = a->span + 1; /* rows of pe that distances up to the span meet */
+    const size_t met = a->span + 1; /* rows of pe that distances up to the span use */
     size_t at = 0, i;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
     A->p0 = 0;
@@ -4110,7 +4149,8 @@ static void stx__attn_plain_open(stx__attn_plain *A, stx_ctx *x, const stx_atten
     A->cached_v = stx__attn_plain_cached(x, a, 1);
 }
 
-/* split in a matrix of keys or values: 1 keys, 2 values */
+/* A matmul for all units of the chunk. The operand with cached = 1 (keys) or 2 (values)
+   determines which cached rows the kernel reads. */
 static void stx__attn_plain_gemm(const stx__attn_plain *A, const stx__mat &C, const stx__mat &L,
                                  int ta, const stx__mat &R, int tb, size_t M, size_t N, size_t K,
                                  float alpha, int accumulate) {
@@ -4138,7 +4178,7 @@ static void stx__attn_plain_columns(const stx__attn_plain *A, float *to, const f
                     A->nu);
 }
 
-/* The matrices of a panel: rows of queries, keys and tables by unit; scratch */
+/* The matrices of a panel: rows of queries, outputs, keys or values, tables; scratch. */
 static stx__mat stx__attn_plain_mat_q(const stx__attn_plain *A, const stx__num &q,
                                       const stx__num *bias) {
     stx__mat m = stx__mat_of(q, A->a->q_row_stride, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
@@ -4158,7 +4198,8 @@ static stx__mat stx__attn_plain_mat_y(const stx__attn_plain *A, const stx__num &
 static stx__mat stx__attn_plain_mat_kv(const stx__attn_plain *A, const stx__num &k, ptrdiff_t first,
                                        int cached) {
     stx__mat m = stx__mat_of(k, A->a->kv_row_stride, first, (ptrdiff_t)A->a->S);
-    m.at = 0 - A->a->cached_rows * A->a->kv_row_stride; /* row 0 as if it stood there, too */
+    /* k begins at key cached_rows: an offset as if row 0 were stored before it */
+    m.at = 0 - A->a->cached_rows * A->a->kv_row_stride;
     m.batch_stride = A->a->kv_batch_stride;
     m.head_stride = A->a->D;
     m.cached = cached;
@@ -4179,7 +4220,7 @@ static stx__mat stx__attn_plain_mat_persistent(const stx__attn_plain *A, const s
     return m;
 }
 
-/* columns from `column` on of s or g; skewed: column p is what meets row p0 + p of pe */
+/* s or g from `column` on. Skewed: column c is the score that meets row p0 + c of pe. */
 static stx__mat stx__attn_plain_mat_scores(const stx__attn_plain *A, float *s, size_t column,
                                            int skew) {
     const stx_attention_args *a = A->a;
@@ -4195,7 +4236,8 @@ static stx__mat stx__attn_plain_mat_out(const stx__attn_plain *A, float *o) {
     return stx__mat_scratch(o, A->a->D, A->nb, A->nb * A->a->D);
 }
 
-/* Panel i0 .. of nb queries: the keys that they may see, and their logits into s */
+/* Opens the panel of queries i0 and on: the keys that they may see, and their logits in
+   s. */
 static void stx__attn_plain_logits(stx__attn_plain *A, size_t i0) {
     const stx_attention_args *a = A->a;
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, last = (ptrdiff_t)a->S;
@@ -4291,7 +4333,8 @@ static void stx__attn_plain_fwd(stx_ctx *x, const stx_attention_args *a) {
     }
 }
 
-/* One panel of the backward pass, after the logits */
+/* The backward pass of one panel, after its logits. Quotes of forward: s = q K^T + (q +
+   vb) PE^T, y = a V. */
 static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
     const stx_attention_args *a = A->a;
     const size_t D = a->D, W = (size_t)A->W,
@@ -4302,12 +4345,16 @@ static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
              o_pe = stx__attn_plain_mat_out(A, A->o_pe);
     stx__attn_plain_rows p = stx__attn_plain_rows_of(A);
     if (a->dspan_fraction && p.z.p) p.dz = A->rows;
+
+    /* g = dO V^T, then ds */
     stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->g, 0, 0), dy, 0,
                          stx__attn_plain_mat_kv(A, A->v, A->j0, 2), 1, A->nb, W, D, 1, 0);
     stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->g, W, 0), dy, 0,
                          stx__attn_plain_mat_persistent(A, A->pv), 1, A->nb, a->N, D, 1, 0);
     STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn_plain_softmax_bwd_kernel,
                     stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, p);
+
+    /* over the queries: dV += (r a)^T dO, dK += ds^T (q + u), and the sums that units share */
     if (stx__attn_needs_grad(a, 1))
         stx__attn_plain_gemm(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D),
                              stx__attn_plain_mat_scores(A, A->s, zeros, 0), 1, dy, 0, W - zeros, D,
@@ -4332,6 +4379,8 @@ static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
                              stx__attn_plain_mat_scores(A, A->g, 0, 1), 1,
                              stx__attn_plain_mat_q(A, A->q, &A->vb), 0, A->np, D, A->nb, a->scale,
                              1);
+
+    /* over the keys: dq = ds K + dR PE + ds PK */
     if (a->dq || a->dcontent_bias)
         stx__attn_plain_gemm(A, o, stx__attn_plain_mat_scores(A, A->g, 0, 0), 0,
                              stx__attn_plain_mat_kv(A, A->k, A->j0, 1), 0, A->nb, D, W, a->scale,
