@@ -4354,7 +4354,7 @@ static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
     STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn_plain_softmax_bwd_kernel,
                     stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, p);
 
-    /* over the queries: dV += (r a)^T dO, dK += ds^T (q + u), and the sums that units share */
+    /* over the queries: dV += (r a)^T dO, dK += ds^T (q + u), and the shared sums */
     if (stx__attn_needs_grad(a, 1))
         stx__attn_plain_gemm(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D),
                              stx__attn_plain_mat_scores(A, A->s, zeros, 0), 1, dy, 0, W - zeros, D,
@@ -4459,26 +4459,44 @@ static void stx__attn_plain_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: forward ------------------------------------------------------------------------------------------------
 
-/* What the fused kernels, forward and backward, share (prefix stx__attn_).
+/* The fused kernels: what forward and backward share. Letters as in the oracle's section,
+   and
 
-   THE WINDOW. Query i of T is key C + i of S, C = S - T; the distance to key j is delta =
-   C + i - j. Head h sees the keys
-       delta_min <= delta <= visible        visible <= reach <= span
-       lo <= j < S, and not padded: WHICH KEYS EXIST below, also for attention without causality
-   reach: the CPU's formula, from z in device memory. visible: the largest delta whose ramp
-   weight is not 0, for such a key must not even enter the running maximum (max_delta keys may
-   have the largest logits). full: up to here the weight is surely 1. Between full and
-   visible it is
-       m(delta) = min(1, ((1 - delta) + z max_span) / ramp + 1)        in floats, in this order of operations, as on the CPU.
-   With u = j - i, delta = C - u, and the row of the relative table is p = P - 1 + delta_min -
-   delta = (P - 1 + delta_min - C) + u: it depends on j - i alone. Rows outside [0,P) are
-   zeros.
+       BQ, BK   queries of a block's tile; keys in a tile
+       DP       D padded with zeros to 32, 64, 96 or 128
+       strip    16 consecutive queries, the rows of one mma; MT strips per warp in forward
+       group    16 consecutive keys of a tile; a block of columns is 8 keys
+       CH       pieces of 16 bytes in a row of a tile
+       NB, ND   blocks of 8 columns in BK and in DP
+       KS       steps of the sum over D, of 32 bytes each
+       g, t     lane = 4 g + t; a lane holds rows g and g + 8 of an accumulator, and
+                columns 2t and 2t + 1 of each block (PTX ISA, "Matrix fragments for mma")
 
-   DROPOUT. Key j of row (b,h,i) has position at = span + j in its row's random
-   numbers, persistent vector n has S + span + n. Philox call (row groups + at / 8)
-   gives 16 bits to each of 8 neighbours: kept if they are below keep. So the tiles of
-   keys begin where span + j is a multiple of 8, and a block of 8 columns is one call. */
-/* stx_attention_kv; first: its first key */
+   The window. Query i is at the position of key C + i; its distance to key j is delta = C
+   + i
+   - j. Head h sees the keys with
+
+       delta_min <= delta <= visible     visible <= reach <= span
+       first_key <= j < S, not padded    "Which keys exist" below; also without causality
+
+   reach is the CPU's formula, from z in device memory. visible is the largest distance
+   whose ramp weight is not 0. Keys beyond it must not enter the running maximum, because
+   far keys may have the largest logits. Up to `full` the weight is certainly 1. Between
+   full and visible it is
+
+       m(delta) = min(1, ((1 - delta) + z_span) / ramp + 1)
+
+   in float and in this order of operations, as on the CPU. With d = j - i, delta = C - d,
+   and the row of the position table is p = (P - 1 + delta_min - C) + d: it depends on j -
+   i alone. Rows outside [0,P) are zeros.
+
+   Dropout. Key j of row (b,h,i) has position span + j among the random numbers of its
+   row, and persistent vector n has S + span + n. Philox call row rng_calls + position / 8
+   returns 16 bits for each of 8 neighbours; a weight is kept if its bits are below
+   `keep`. Tiles of keys therefore begin where span + j is a multiple of 8, and a block of
+   8 columns is one call. */
+
+/* stx_attention_kv of one group; first is its first key. */
 typedef struct stx__attn_cached {
     const void *k, *v;
     size_t row_stride, batch_stride;
@@ -4486,35 +4504,35 @@ typedef struct stx__attn_cached {
 } stx__attn_cached;
 
 typedef struct stx__attn_params {
-    const void *q, *k, *v, *pe, *pk,
-        *pv; /* (B,T,H D), (B,S,H D) twice, (P,D) or (P,H D), (H,N,D) twice: bfloat16s or floats, as the
-                                                   policy says */
+    const void *q;            /* (B,T,H D); operands are bfloat16 or float */
+    const void *k, *v;        /* (B,S,H D), from key cached_rows on */
+    const void *pe;           /* (P,D) or (P,H D) */
+    const void *pk, *pv;      /* (H,N,D) */
     void *y;                  /* (B,T,H D) */
     float *row_max, *inv_sum; /* (B,H,T) */
     stx__num u, vb, z;        /* (H D) twice, (H) */
-    size_t q_row_stride, kv_row_stride, q_batch_stride,
-        kv_batch_stride;                         /* numbers between rows and batches */
-    uint64_t rng_calls, seed, stream, rng_first; /* Philox calls of a row of the dropout */
+    size_t q_row_stride, kv_row_stride, q_batch_stride, kv_batch_stride; /* in elements */
+    uint64_t rng_calls; /* Philox calls per row, for the dropout */
+    uint64_t seed, stream, rng_first;
     const uint64_t *shift;
-    /* numbers between rows of pe, and between its heads (0: shared) */
-    int B, T, S, H, D, P, N, C, pe_row_stride, pe_head_stride;
-    int span, delta_min, first_key; /* lo: the first key that there is */
-    uint32_t keep;                  /* of 65536; 0: no dropout */
-    /* steps: stx__attn_ramp_steps; inv_keep: 65536 / keep, or 1 */
-    float scale, max_span, ramp, ramp_steps, inv_keep;
-    /* WHICH KEYS EXIST, below; NULL: all of the window */
-    const uint32_t *key_mask;
-    int key_mask_stride; /* words between its batch rows */
-    /* keys before `past` stand in old[], of so many groups of heads: see WHERE KEYS
-       STAND */
-    int cached_rows, cached_groups;
+    int B, T, S, H, D, P, N, C;
+    int pe_row_stride, pe_head_stride; /* in elements; head stride 0: shared table */
+    int span, delta_min;
+    int first_key; /* the first key that exists */
+    uint32_t keep; /* of 65536; 0: no dropout */
+    float scale, max_span, ramp;
+    float ramp_steps;               /* stx__attn_ramp_steps */
+    float inv_keep;                 /* 65536 / keep, or 1 */
+    const uint32_t *key_mask;       /* "Which keys exist"; NULL: all of the window */
+    int key_mask_stride;            /* words from batch row to batch row */
+    int cached_rows, cached_groups; /* "Where keys are stored" */
     stx__attn_cached cached[STX_HEAD_GROUPS];
     uint16_t head_place[256];
 } stx__attn_params;
 
-/* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or
-   floats. ok becomes 0 if it is stored otherwise or rows are not 16 bytes apart and
-   aligned. */
+/* An operand as the kernels read it: bfloat16 activations, the bfloat16 copies of
+   parameters, or floats. Clears *ok if it is stored differently, or if its rows are not
+   aligned to 16 bytes. */
 static const void *stx__attn_operand(const stx_ctx *x, const void *p, int half, size_t ld,
                                      int *ok) {
     stx__num v;
@@ -4526,7 +4544,7 @@ static const void *stx__attn_operand(const stx_ctx *x, const void *p, int half, 
     return r;
 }
 
-/* Do the fused kernels handle the options and sizes of a call? */
+/* Whether the fused kernels support the options and sizes of a call. */
 static int stx__attn_sizes_fit(const stx_attention_args *a) {
     const size_t big = (size_t)1 << 30;
     if (a->eps > 0 || (a->span_fraction && (a->no_renorm || a->span_shared))) return 0;
@@ -4538,7 +4556,8 @@ static int stx__attn_sizes_fit(const stx_attention_args *a) {
     return a->T <= a->S;
 }
 
-/* The operands of a call: 1, or 0 if the kernels cannot read one of them as it is stored. */
+/* Sets the operands of a call: 1, or 0 if one is stored in a way that the kernels cannot
+   read. */
 static int stx__attn_operands(const stx_ctx *x, const stx_attention_args *a, stx__attn_params *p,
                               int half) {
     int ok = 1;
@@ -4578,7 +4597,7 @@ static void stx__attn_set_dropout(const stx_ctx *x, const stx_attention_args *a,
     p->shift = stx__gpu(x)->shift;
 }
 
-/* The kernels' view of a call: 1, or 0 and *p partly filled if they cannot run it. */
+/* The kernels' parameters of a call: 1, or 0 if they cannot run it. */
 static int stx__attn_params_of(const stx_ctx *x, const stx_attention_args *a, stx__attn_params *p,
                                int *half) {
     memset(p, 0, sizeof *p);
@@ -4619,18 +4638,20 @@ static int stx__attn_params_of(const stx_ctx *x, const stx_attention_args *a, st
 
 #define STX__LOG2E 1.44269504f
 
-/* What head h sees */
+/* The distances that a head sees; z_span = z max_span. */
 typedef struct stx__attn_window {
     int reach, visible, full;
     float z_span;
 } stx__attn_window;
 
-/* The ramp at a distance before its clamps; 1 and more where the span is not learned */
+/* The weight of the ramp at a distance, before it is clamped; at least 1 if spans are
+   fixed. */
 static __device__ __forceinline__ float stx__attn_ramp(const stx__attn_params &p,
                                                        const stx__attn_window &w, int delta) {
     return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.z_span), p.ramp), 1.0f);
 }
 
+/* The window of head h, from z in device memory. */
 static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx__attn_params &p,
                                                                        int h) {
     stx__attn_window w;
@@ -4642,11 +4663,11 @@ static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx
         w.z_span = __fmul_rn(z, p.max_span);
         e = stx__attn_span_reach(z, p.max_span, p.ramp_steps);
         w.reach = w.visible = e < (double)p.span ? (int)e : p.span;
-        /* a step or two: reach is hardly more */
+        /* one or two iterations: reach is hardly more */
         while (w.visible >= p.delta_min && stx__attn_ramp(p, w, w.visible) <= 0) w.visible--;
-        /* (1 - delta) + z_span >= 0, so nothing is taken from 1 */
+        /* (1 - delta) + z_span >= 0 up to here, so nothing is subtracted from 1 */
         f = floorf(w.z_span) + 1;
-        w.full = -1; /* also for NaN */
+        w.full = -1; /* also if NaN */
         if (f >= (float)w.visible)
             w.full = w.visible;
         else if (f >= 0)
@@ -4655,8 +4676,9 @@ static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx
     return w;
 }
 
-/* Keys [first,last) that queries i0 .. i0+n-1 may see; empty: last <= first. Begins
-   where a block of 8 does: first may be below lo, or even below 0, by 7. */
+/* Keys [first,last) that queries i0 .. i0+n-1 may see; empty if last <= first. first is
+   aligned to a block of 8 random numbers, so it may be up to 7 below first_key, or below
+   0. */
 static __device__ __forceinline__ void stx__attn_key_range(const stx__attn_params &p,
                                                            const stx__attn_window &w, int i0, int n,
                                                            int *first, int *last) {
@@ -4665,11 +4687,12 @@ static __device__ __forceinline__ void stx__attn_key_range(const stx__attn_param
     *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
 }
 
-/* WHAT A STRIP MEETS. An edge of the window cuts a tile of keys, and so do the first
-   key and the last persistent vector. A strip of 16 queries from i on, distances up to
-   max_delta, meets the tile's groups of 16 keys lo .. hi - 1: in each is a key that one of
-   its queries sees, were there queries beyond T, too. The other groups are left out:
-   all they would give is zeros. */
+/* How spans skip keys. Blocks walk only the tiles of stx__attn_key_range. Within a tile
+   that an edge of the window cuts (or first_key, or the last persistent vector), a strip
+   of 16 queries from i on, with distances up to max_delta, works on its band only: groups
+   lo .. hi-1 of 16 keys, each with a key that one of its queries sees, counting queries
+   beyond T too. The weights in the other groups would be 0. A warp skips a tile that none
+   of its rows sees. */
 typedef struct stx__attn_band {
     int lo, hi;
 } stx__attn_band;
@@ -4690,21 +4713,23 @@ static __device__ __forceinline__ stx__attn_band stx__attn_band_of(const stx__at
     return b;
 }
 
-/* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b
-   H + h) T + i; at: position of the first of 8 */
+/* The random bits of the 8 keys at positions `at` .. at+7 of row (b H + h) T + i:
+   component t holds those of columns 2t (low half) and 2t + 1 (high half). */
 static __device__ __forceinline__ uint4 stx__attn_random8(const stx__attn_params &p,
                                                           uint64_t stream, uint64_t row, int at) {
     return stx__philox(p.seed, stream, p.rng_first + row * p.rng_calls + (uint64_t)(at >> 3));
 }
 
-/* THE WORK LIST: all (head, tile of queries) by falling number of key tiles, ties by
-   head and tile: the blocks that take longest start first, and the short ones fill the
-   gaps at the end. The lengths depend on z, so a kernel makes the list in each step.
-   Within a head a later tile is never shorter (of the window at its old end only the
-   beginning of the keys cuts anything off), so an entry's rank is a sum over the heads
-   of what a binary search finds: no sort, no atomics. One thread an entry; the batch
-   is not in the list: but for padded keys, which it does not know, rows have equal
-   lengths. */
+/* The work list: all pairs (head, tile of queries), sorted by decreasing number of key
+   tiles, ties by head and tile. The GPU starts blocks in order, so the longest ones start
+   first and short ones fill the gaps at the end. The lengths depend on z, so a kernel
+   creates the list in every step.
+
+   Within a head, a later tile is never shorter: only for early tiles does the beginning
+   of the keys cut off part of the window. The rank of an entry is therefore a sum over
+   heads of results of a binary search, without a sort or atomics. One thread per entry.
+   The batch is not in the list: rows have equal lengths but for padded keys, which the
+   list ignores. */
 static __device__ __forceinline__ int stx__attn_key_tiles(const stx__attn_params &p,
                                                           const stx__attn_window &w, int tile,
                                                           int bq, int bk) {
@@ -4714,19 +4739,22 @@ static __device__ __forceinline__ int stx__attn_key_tiles(const stx__attn_params
     return (max(last - max(p.first_key, p.C + tile * bq - w.visible), 0) + bk - 1) / bk;
 }
 
-/* Where rows of a head stand in memory: its first column among all heads', and how
-   many it has; no columns: it has no rows there. See ROWS OF dR (backward), for which
-   the list's kernel gives places away: heads with the fewest columns first, as long as
-   there is room. */
+/* Where the rows of dR of a head are stored (see "Rows of dR" in the backward): its first
+   column among those of all heads, and its number of columns, 0 if it has no rows. The
+   list's kernel assigns the columns, to the narrowest heads first, for as long as there
+   is capacity. */
 typedef struct stx__attn_dr_slot {
     int at, width;
 } stx__attn_dr_slot;
 
+/* Columns that a head requires, a multiple of 16. */
 static __device__ __forceinline__ int stx__attn_dr_width(const stx__attn_params &p,
                                                          const stx__attn_window &w, int newest) {
     return w.visible < p.delta_min ? 0 : (w.visible - (p.C - newest) + 15) & ~15;
 }
 
+/* Writes the list of `tiles` tiles per head, and with slot the columns of dR. head is
+   shared memory for the windows of all heads. */
 static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_params &p,
                                                            uint32_t *list, int tiles, int bq,
                                                            int bk, stx__attn_dr_slot *place,
@@ -4750,7 +4778,7 @@ static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_param
         int mine = e / tiles, tile = e % tiles,
             n = stx__attn_key_tiles(p, head[mine], tile, bq, bk), rank = 0;
         for (h = 0; h < p.H; h++) {
-            /* the first tile of head h that comes before this entry */
+            /* bisect for the first tile of head h that precedes this entry */
             int a = 0, b = tiles;
             while (a < b) {
                 int m = (a + b) / 2, len = stx__attn_key_tiles(p, head[h], m, bq, bk);
@@ -4765,34 +4793,42 @@ static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_param
     }
 }
 
+/* One thread per entry; small blocks, so that a short list uses several multiprocessors. */
 STX__GLOBAL(128)
 stx__attn_list_kernel(stx__attn_params p, uint32_t *list, int tiles, int bq, int bk) {
     STX__SHARED(stx__attn_window, head, 256);
     stx__attn_make_list(p, list, tiles, bq, bk, (stx__attn_dr_slot *)NULL, 0, 0, head);
 }
 
-/* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to 32, 64, 96 or
-   128, in pieces of 16 bytes (CH a row). Piece c of row r stands at c ^ r: the 8 rows
-   that ldmatrix reads at once, all at the same c, so lie in 8 different groups of 4
-   banks; and so do the 4 x 8 floats of a transposed fragment. Rows of 64 bytes: two of
-   them make a line of 128; and rows of 192 begin in the middle of one by turns, so
-   that the same holds of them. */
+/* Tiles in shared memory. Rows are padded with zeros to DP = 32, 64, 96 or 128 elements
+   and consist of CH pieces of 16 bytes. Piece c of row r is stored at position c ^ r
+   (modulo 8):
+
+       row 0   0 1 2 3 4 5 6 7
+       row 1   1 0 3 2 5 4 7 6        stored order of pieces, CH = 8
+       row 2   2 3 0 1 6 7 4 5
+
+   ldmatrix reads 8 rows at the same c. They are then in 8 different groups of 4 banks,
+   and so are the 4 x 8 floats of a transposed fragment. Two rows of 64 bytes form a line
+   of 128 bytes, and every other row of 192 bytes begins in the middle of one; there r / 2
+   is used and the property is the same. */
 template <int CH> static __device__ __forceinline__ unsigned stx__attn_swizzle(int r, int c) {
     return (unsigned)(r * CH + (CH % 8 ? c ^ ((r >> 1) & 3) : c ^ (r & 7))) * 16;
 }
 
-/* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside
-   [lo,hi) become zeros. All threads of the block; there after the next cp_wait and
-   barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
+/* Starts copies of rows r0 .. r0+n-1 of an array at `from` (row 0) into a tile; rows
+   outside [lo,hi) become zeros. Called by all threads of the block; the data has arrived
+   after the next cp_wait and barrier. ld: bytes from row to row. bytes: of a row's
+   elements, a multiple of 16. */
 template <int CH, int THREADS>
 static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n, const void *from,
                                                       size_t ld, int bytes, int r0, int lo,
                                                       int hi) {
-    /* threads of a row: of 12 pieces 16, of whom 4 have none */
+    /* threads per row: 16 for 12 pieces, of which 4 are idle */
     enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };
 
     int r = (int)threadIdx.x / ACROSS, c = (int)threadIdx.x % ACROSS, k;
-    /* one product; the others are sums */
+    /* one multiplication; the other addresses are sums */
     const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;
 #pragma unroll
     for (k = 0; k < n; k += ROWS) {
@@ -4804,15 +4840,18 @@ static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n
     }
 }
 
-/* WHERE KEYS STAND. Those of the block, from key `past` on, in k and v; those before
-   in the memory of the head's group, (B,rows,..), which has the newest of them, from
-   key `first` on: all that its heads see. A tile of keys lies on one side, or on both. */
+/* Where keys are stored. Keys of the block, from key cached_rows on, are in k and v.
+   Earlier ones are in the memory of the head's group, (B,rows,..), which holds the newest
+   of them, from key `first` on: all that its heads see. A tile of keys is in one of the
+   two, or in both.
+
+   Returns 4 times the position of head h in its group, plus the group. */
 static __device__ __forceinline__ int stx__attn_head_place(const stx__attn_params &p, int h) {
     return p.cached_groups > 1 ? p.head_place[h] : 4 * h;
 }
 
-/* Keys j0 .. j0+n-1 of head h, batch row b, and their values, into tiles; as
-   stx__attn_load */
+/* Starts copies of keys j0 .. j0+n-1 of head h, batch row b, and of their values, as
+   stx__attn_load. */
 template <int CH, int THREADS, int SIZE>
 static __device__ __forceinline__ void stx__attn_load_kv(const stx__attn_params &p,
                                                          unsigned char *kt, unsigned char *vt,
@@ -4852,8 +4891,8 @@ static __device__ __forceinline__ void stx__attn_load_kv(const stx__attn_params 
     }
 }
 
-/* Rows of zeros for those of the tile's keys that do not exist, once their copies have
-   come; before a barrier */
+/* Overwrites rows of keys that do not exist with zeros, after the copies have arrived and
+   before a barrier. */
 template <int CH, int THREADS, int BK>
 static __device__ __forceinline__ void stx__attn_zero_missing(unsigned char *tile, uint64_t seen) {
 #pragma unroll 1
@@ -4862,8 +4901,7 @@ static __device__ __forceinline__ void stx__attn_zero_missing(unsigned char *til
             *(uint4 *)(tile + stx__attn_swizzle<CH>(e / CH, e % CH)) = make_uint4(0, 0, 0, 0);
 }
 
-/* v instead of what keys that do not exist have in an accumulator: columns 8n + 2t +
-   (e & 1) */
+/* Sets the accumulator columns 8n + 2t + (e & 1) of keys that do not exist to v. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_set_missing(float (&x)[NB][4], uint64_t seen,
                                                              int t, float v) {
@@ -4877,14 +4915,15 @@ static __device__ __forceinline__ void stx__attn_set_missing(float (&x)[NB][4], 
     }
 }
 
-/* FRAGMENTS. 32 bytes of a row are one step of k in either precision: 16 bfloat16s or
-   8 tf32s, and ldmatrix, which moves units of 4 bytes, gives the fragments of both. a:
-   16 rows r0.. (r0 % 8 == 0) and step k of a tile, as the left factor: rows r0 + g, r0
-   + g + 8 b: the same rows as two right factors of 8 columns each (the tile
-   transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8 b2: rows r0 .. r0+7
-   as a right factor, steps k (b[0..1]) and k + 1 v: rows r0 .. r0+15 as k, 16 columns
-   8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of
-   2 bytes) */
+/* Fragments. 32 bytes of a row are one step of the sum in either precision: 16 bfloat16
+   or 8 tf32 elements. ldmatrix moves units of 4 bytes, so it loads the fragments of both.
+
+       frag_a    16 rows r0.. (r0 % 8 == 0), step k, as the left factor
+       frag_b    the same rows as two right factors of 8 columns each (the tile
+                 transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8
+       frag_b2   rows r0 .. r0+7 as a right factor, steps k (b[0..1]) and k + 1 (b[2..3])
+       frag_v    rows r0 .. r0+15 as the sum's index, 16 columns 8c.. as two right factors
+                 of 8 columns each; bfloat16 only (ldmatrix transposes 2-byte units) */
 template <int CH>
 static __device__ __forceinline__ void stx__attn_frag_a(uint32_t (&a)[4], const unsigned char *tile,
                                                         int r0, int k,
@@ -4915,14 +4954,24 @@ static __device__ __forceinline__ void stx__attn_frag_v(uint32_t (&b)[4], const 
     stx__ldmatrix_x4_trans(b, tile + stx__attn_swizzle<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
-/* PRECISION. element: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32
-   bytes) b; mma2: c and d, with two right factors. A kernel is a template over these.
-   f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products:
-   nearly float accuracy. tf32: the high parts alone. */
-/* Asking for a mask makes the sweep of queries spill more; for the head sizes
-   MASKED_SIZES (filled up, one bit each) it is compiled a second time for masks, by
-   precision `masked`. QUERY_BLOCKS_32: blocks of that kernel which must fit on a multiprocessor,
-   D up to 32; 0: nvcc decides. KEY_BLOCKS_32: the same of the sweep of keys. */
+/* Precisions; kernels are templates over these.
+
+       element   type of the operands in memory, of SIZE bytes
+       mma       c (16,8) += a (16,32 bytes) b
+       mma2      c and d with two right factors
+       add       mma for sums over thousands of keys or queries
+       K         elements in a step of the sum
+       masked, MASKED_SIZES
+                 Supporting a mask makes the sweep of queries spill more registers. For
+                 the padded head sizes in MASKED_SIZES (one bit each) the kernel is
+                 compiled a second time for masks, in precision `masked`.
+       QUERY_BLOCKS_32, KEY_BLOCKS_32
+                 blocks of these sweeps that must fit on a multiprocessor for D up to 32;
+                 0 leaves the registers to nvcc
+
+   bf16: operands are bfloat16, sums are float. f32: each operand is split into two tf32
+   parts, x = hi + lo up to 2^-22 x, and three products (hi hi, hi lo, lo hi) give nearly
+   float accuracy. tf32: the high parts alone. */
 struct stx__attn_bf16 {
     typedef stx__bf16 element;
     typedef stx__attn_bf16 masked;
@@ -4946,7 +4995,7 @@ struct stx__attn_bf16 {
     }
 };
 
-/* The nearest tf32. A NaN must stay one: CUDA's has all bits set, and would be rounded
+/* The nearest tf32. A NaN must remain one: CUDA's has all bits set and would be rounded
    up to -0. */
 #ifdef CUDA_HOST
 static inline uint32_t stx__attn_tf32_hi(uint32_t v) {
@@ -4967,7 +5016,7 @@ struct stx__attn_f32;
 
 struct stx__attn_tf32 {
     typedef float element;
-    /* better numbers and slower ones; its kernels are there anyway */
+    /* more accurate and slower, but its kernels exist anyway */
     typedef stx__attn_f32 masked;
 
     enum { SIZE = 4, K = 8, MASKED_SIZES = 128 + 32, QUERY_BLOCKS_32 = 4, KEY_BLOCKS_32 = 3 };
@@ -5015,9 +5064,8 @@ struct stx__attn_f32 {
         mma(d, a, b[2], b[3]);
     }
 
-    /* The same for sums over thousands of keys or queries: tensor cores cut off what
-       they add to c, which in a long sum of one sign leaves a part in 1e4; so each
-       product is summed apart and added as floats are. */
+    /* Tensor cores truncate what they add to c. In a long sum of one sign that loses one
+       part in 10^4, so each product is computed separately and added as a float. */
     static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
         float d[4] = {0, 0, 0, 0};
@@ -5029,7 +5077,7 @@ struct stx__attn_f32 {
     }
 };
 
-/* The float of a stored number, and back */
+/* Conversions between stored elements and floats; store2 stores two adjacent ones. */
 static __device__ __forceinline__ float stx__attn_to_float(stx__bf16 v) {
     return __bfloat162float(v);
 }
@@ -5054,21 +5102,33 @@ static __device__ __forceinline__ void stx__attn_store2(float *p, float a, float
     *(float2 *)p = make_float2(a, b);
 }
 
-/* THE SKEW, in registers. R[r][c'] = q_r . pe of column c' is wanted at S[r][c'+r], for
-   the rows r = 0 .. 15 of one strip. A thread (g, t) of a fragment holds columns 8n+2t
-   and 8n+2t+1 of rows g and g+8, and wants, for its cells of S,
-       row g:    column 8n + 2t + e - g          lies in block n or n-1, in the same row, so in one of the 4 lanes of the same g
-       row g+8:  column 8(n-1) + 2t + e - g      what the formula above gives for block n-1
-   Whose? 2t + e - g = 2(t - k) + e' with k = (g + 1 - e) / 2 rounded down and e' = e ^
-   (g & 1): lane (t - k) mod 4, its element e', of block n if t >= k and of block n-1
-   otherwise. Each lane is asked by exactly one other for each e, so it can put the
-   right block's number forward itself: a shuffle for each cell, no shared memory, no
-   rounding, no barrier. Two blocks of 8 columns are carried from one tile of keys to
-   the next: that is the ring. turn: one block of R; returns in s what belongs to block
-   n of S. */
+/* The skew, in registers. R = Q PE^T has the score of query row r with table row c; S
+   requires it at the key where it belongs, column c + r, for rows r = 0 .. 15 of a strip:
+
+       R  c:  0 1 2 3 4 ..           S  column:  0 1 2 3 4 ..
+       r = 0  a b c d e              r = 0       a b c d e
+       r = 1  f g h i j              r = 1         f g h i
+       r = 2  k l m n o              r = 2           k l m
+
+   A lane (g,t) of a fragment holds columns 8n + 2t and 8n + 2t + 1 of rows g and g + 8.
+   For its elements of S it requires
+
+       row g:      column 8n + 2t + e - g, from block n or n - 1 of the same row, hence
+                   from one of the 4 lanes with the same g
+       row g + 8:  column 8(n - 1) + 2t + e - g: what the formula above gives for n - 1
+
+   From which lane? 2t + e - g = 2(t - k) + e' with k = floor((g + 1 - e) / 2) and e' = e
+   ^ (g & 1): from lane (t - k) mod 4, its element e', of block n if t >= k and of block n
+   - 1 otherwise. Each lane is the source of exactly one lane for each e, so it can offer
+   the element of the right block itself. That is one shuffle per element, without shared
+   memory, rounding or a barrier. Two blocks of 8 columns are carried from one tile of
+   keys to the next.
+
+   stx__attn_skew_block takes one block of R and returns in s what belongs to block n of
+   S. */
 struct stx__attn_skew {
-    /* the block before, its elements already in the order e; row g+8's part of the
-       next block of S */
+    /* lo, hi: the previous block, its elements in the order e already; next: the part of
+       row g + 8 in the next block of S */
     float lo[2], hi[2], next[2];
 };
 
@@ -5084,8 +5144,8 @@ stx__attn_skew_lanes_of(int lane = (int)threadIdx.x & 31) {
     for (e = 0; e < 2; e++) {
         int k = (g + 1 - e) >> 1;
         l.from[e] = (t - k) & 3;
-        /* the one who asks this lane has t + k as his t, or has it 4 less and wants
-           the block before */
+        /* the lane that reads this one has t' = t + k, or t + k - 4 and reads the
+           previous block */
         l.now[e] = t + k < 4;
     }
     return l;
@@ -5105,48 +5165,76 @@ static __device__ __forceinline__ void stx__attn_skew_block(stx__attn_skew &w,
     }
 }
 
-/* FORWARD. One block has BQ queries of one head of one batch row, its 4 warps 16 MT rows
-   each; it walks the keys in tiles of BK, from the oldest that its head reaches to the
-   youngest that it may see, then the persistent vectors, under one running softmax.
+/* Forward. A block works on BQ = 64 MT queries of one head of one batch row, each of its
+   4 warps on MT strips of 16 rows. It walks the keys in tiles of BK, from the oldest one
+   that the head reaches to the youngest one that the tile may see, and then the
+   persistent vectors, with one online softmax over all of them.
 
-       for each tile:     S  = skew(Qv PE^T)                  BK new columns a tile, see THE SKEW; 0 for persistent vectors
-                          S += Q K^T                          summed onto it by the tensor cores
-                          x  = S scale log2 e ;  row_max' = max(row_max, max x) ;  w = m 2^(x - row_max')
-                          sum = sum 2^(row_max - row_max') + sum w ;  O = O 2^(row_max - row_max') + (dropped w) V
+       for each tile:   S  = skew((Q + vb) PE^T)      BK new columns per tile; 0 for
+                                                      persistent vectors
+                        S += (Q + u) K^T              accumulated by the tensor cores
+                        x  = S scale log2 e
+                        row_max' = max(row_max, max x)
+                        w  = m 2^(x - row_max')
+                        f  = 2^(row_max - row_max')
+                        sum = f sum + sum w
+                        O   = f O + (r w) V
+       at the end:      y = O / (sum keep), inv_sum = 1 / sum
 
-   A tile of persistent vectors has other scales (keys sqrt(D) pk: in x; values sqrt(N)
-   pv: in w) and q without u: nothing else is different.
+   A tile of persistent vectors has other scales (keys sqrt(D) pk, applied to x; values
+   sqrt(N) pv, applied to w) and uses q without u. Nothing else differs.
 
-   Memory: K and V have two tiles each, the relative table a ring of BQ + 2 BK rows: what
-   the 4 warps' skewed bands meet, BQ + BK, and the next BK. While tile s is worked on,
-   tile s + 1 is on its way by cp.async. One barrier a tile is enough: it says that
-   everybody's copies of tile s have come (each thread waits for its own before), and that
-   everybody has left tile s - 1, whose room the copies issued right after it take. Q
-   stands in registers as fragments, if numbers are bfloat16s; a second query (u or vb is
-   there) and floats stand in shared memory, read back by the warp that wrote them, so
-   that a barrier of the warp is enough. One block an entry of the work list: the GPU
-   starts blocks in order, so the longest come first, and a multiprocessor takes the next
-   one when it has room.
+       keys   oldest        tiles of BK          youngest    persistent vectors
+              |------|------|------|------|------|------|    |------|------|
+       warp 0    edge  . interior tiles .   edge              interior, edge
+       warp 1      edge  . interior tiles .   edge            (16 MT queries later)
 
-   A warp passes tiles by that none of its rows sees. Its first tile starts the skew: 16
-   columns to the left of the tile. Masks are applied only where a tile meets an edge of
-   some row's window or the ramp (EDGES; the test is the same for a whole warp). A row
-   without keys has row_max = -inf, inv_sum = 0 and y = 0, as on the CPU. w may be dropped after
-   it was summed; 1/keep waits until the end. row_max is the largest logit of a key with m >
-   0, in natural units, inv_sum = 1 / sum m e^(s - row_max). bfloat16: w is rounded before it is
-   summed, so that the rounding of numerator and normaliser cancel where one key has most
-   of the mass: a row of one key gives exactly its value. Else y would be off by a common
-   factor of up to 2^-9, and with it dy.y, from which backward takes nearly the same
-   number away: there gradients that are 0 came out as 3.
+       shared memory        job, ramp weights of each warp                        HEADER
+                            K V | K V       two tiles each: this step, next step  4 tiles
+                            ring of pe      BQ + 2 BK rows
+                            q (+u), q (+vb) if they are not in registers
+       registers of a warp  O (16 MT, DP), row_max, sum, S (16 MT, BK), carry of the skew,
+                            fragments of q if the elements are bfloat16
 
-   Cost of a tile of 64 queries, 64 keys and D = 64 in bfloat16: 3 x 2 x 64^3 = 1.57
-   MFLOP against 3 x 8 KiB from L2. With 16 rows a warp each of the 4 warps reads K, V
-   and 64 rows of the table once from shared memory, 96 KiB = 768 clocks, more than the
-   tensor cores need (~620). With 32 rows (MT = 2) a fragment serves two products:
-   twice the work for 104 KiB. So long spans take 128 queries a block. Tiles have 8 KiB
-   or less whatever D and the precision: that sets BK. */
-/* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows
-   beyond T become zeros */
+   The ring holds the BQ + BK rows of the position table that the skewed bands of the 4
+   warps use, and the next BK. While tile s is processed, the copies of tile s + 1 are in
+   flight (cp.async). One barrier per tile suffices: after it, the copies of tile s by all
+   threads have arrived (each thread waits for its own before it), and all warps have left
+   tile s - 1, whose memory the copies started next overwrite. q is kept in registers as
+   fragments if the elements are bfloat16; a second query (if u or vb is given) and floats
+   are kept in shared memory and read by the warp that wrote them, so that a barrier of
+   the warp is enough.
+
+   A warp skips tiles that none of its rows sees. Its first tile starts the skew with 16
+   columns to the left of the tile. Masks are applied only in edges: tiles that an end of
+   the window of some row, or the ramp, cuts. The condition is uniform per warp.
+
+   Order of sums. A row belongs to 4 lanes of one warp. Each lane adds its columns of a
+   tile in ascending order, tiles are added from old to young, and at the end the 4 lanes
+   are added in a fixed tree. Nothing depends on when blocks run, so a run repeats bit for
+   bit.
+
+   A row without keys has row_max = -inf, inv_sum = 0 and y = 0, as on the CPU. Weights
+   are dropped after they were summed; 1 / keep is applied at the end. row_max is the
+   largest logit of a key with m > 0, in natural units. In bfloat16, w is rounded before
+   it is summed, so that the rounding of numerator and normaliser cancels where one key
+   has most of the mass: a row with one key returns exactly its value. Otherwise y would
+   be off by a common factor of up to 2^-9, and with it dO.y, which backward subtracts
+   from nearly the same value; gradients that should be 0 came out as 3.
+
+   Cost of a tile of 64 queries, 64 keys and D = 64 in bfloat16: 3 x 2 x 64^3 = 1.57 MFLOP
+   for 3 x 8 KiB from L2. With one strip per warp, each of the 4 warps reads K, V and 64
+   rows of the table once from shared memory: 96 KiB or 768 clocks, more than the tensor
+   cores require (about 620). With MT = 2 a fragment serves two strips: twice the work for
+   104 KiB. Long spans therefore use 128 queries per block. Tiles have at most 8 KiB for
+   all D and precisions; that determines BK.
+
+   Launch bounds: 128 threads, and the blocks that should fit on a multiprocessor
+   (BLOCKS): 3 for narrow heads in bfloat16, which limits a thread to 168 registers, else
+   2 (255). */
+
+/* Loads rows r0 .. r0+n-1 of a warp's queries plus a bias into a tile; rows beyond T
+   become zeros. */
 template <class Pr, int CH>
 static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_params &p,
                                                             unsigned char *tile, int r0, int n,
@@ -5176,8 +5264,8 @@ static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_para
     __syncwarp();
 }
 
-/* Words of 4 calls, one in each lane of a quad: afterwards x[l] is what lane l had as
-   x[t] */
+/* Transposes 4 x 4 words among the 4 lanes of a quad: afterwards x[l] is what lane l had
+   as x[t]. */
 static __device__ __forceinline__ void stx__attn_transpose4(uint32_t (&x)[4]) {
     int t = (int)threadIdx.x & 3, e;
     for (e = 0; e < 4; e += 2) {
@@ -5196,10 +5284,10 @@ static __device__ __forceinline__ void stx__attn_transpose4(uint32_t (&x)[4]) {
     }
 }
 
-/* Which cells of a strip of 16 rows and NB blocks of 8 columns the dropout keeps, as
-   bits: 4 n + e for cell e of block n of an accumulator. The 4 lanes of a quad share
-   the calls of their two rows. row: of g = 0; at: position of the first column, a
-   multiple of 8. All lanes. */
+/* The elements of a strip of 16 rows and NB blocks of columns that the dropout keeps: bit
+   4 n + e for element e of block n of an accumulator. The 4 lanes of a quad share the
+   Philox calls of their two rows. row: of g = 0. at: position of the first column, a
+   multiple of 8. Called by all lanes. */
 template <int NB>
 static __device__ __forceinline__ uint32_t stx__attn_keep_mask(const stx__attn_params &p,
                                                                uint64_t stream, uint64_t row,
@@ -5224,10 +5312,11 @@ static __device__ __forceinline__ uint32_t stx__attn_keep_mask(const stx__attn_p
     return kept;
 }
 
-/* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are,
-   packed, fragments of a left factor: bfloat16s as they stand, tf32s if key 2t is
-   taken for k = t and key 2t+1 for k = t+4, by both factors. */
-/* EDGE: of the groups that a strip meets */
+/* o += w V; the rows of the tile are the sum's index. Packed accumulators of S are
+   fragments of a left factor: directly for bfloat16, and for tf32 if key 2t is used as k
+   = t and key 2t + 1 as k = t + 4 in both factors. EDGE: only the groups in the bands of
+   the strips. */
+/* Whether a group of keys is in the band of one of the warp's strips. */
 template <int MT>
 static __device__ __forceinline__ int stx__attn_in_bands(const stx__attn_band (&band)[MT],
                                                          int group) {
@@ -5294,29 +5383,33 @@ struct stx__attn_times_v<stx__attn_bf16, CH, MT, NB, ND, EDGE> {
     }
 };
 
-/* v, but the compiler cannot know: what is made of it inside a loop is not worth
-   registers throughout the loop */
+/* Returns v, hidden from the compiler: values computed from it inside a loop are
+   recomputed there and do not occupy registers throughout the loop. */
 static __device__ __forceinline__ int stx__attn_opaque(int v) {
     asm volatile("" : "+r"(v));
     return v;
 }
 
-/* WHICH KEYS EXIST. Padded keys and attention without causality have a mask beside the
-   window: bit STX__KEYS_BEFORE + j of a batch row's words is 1 if key j exists: lo <= j <
-   S, and not padded. It is made anew in each call, a few bytes that stay in L1. Without
-   it (bits NULL) kernels do what they did before there was one, at a branch a tile, the
-   same for all threads. A tile without any key costs no copies of K and V and no
-   products. In one with keys missing
-       forward, queries     those become rows of zeros once they have come, for they may hold anything, and 0 times NaN is NaN; and their
-                            logits become -inf before the softmax (forward) or before a
-                            and ds are made
-       diagonals            their ds becomes 0
-       keys                 nothing: a key's column makes its own dK and dV alone, which are not stored
+/* Which keys exist. With padded keys or without causality, a mask supplements the window:
+   bit STX__KEYS_BEFORE + j of a batch row's words is 1 if key j exists, i.e. first_key <=
+   j < S and not padded. Each call recomputes it, a few bytes that stay in L1. Without it
+   (key_mask NULL) kernels skip this with one branch per tile, which is uniform. A tile
+   without any key costs no copies of K and V and no matmuls. In a tile with missing keys:
+
+       forward, queries   rows of missing keys become zeros after they have arrived,
+                          because they may hold anything and 0 times NaN is NaN; their
+                          logits become -inf before the softmax, or before a and ds
+       diagonals          their ds becomes 0
+       keys               nothing: the column of a key affects only its own dK and dV,
+                          which are not stored
+
    Without causality the window is a rectangle: delta_min = 1 - T and span >= S let every
    query see every key, and the mask ends it at S. */
-/* zeros before key 0, where a tile may begin; and behind the last key */
+
+/* Zero bits before key 0, where a tile may begin; there are more after the last key. */
 enum { STX__KEYS_BEFORE = 64 };
 
+/* Words per batch row of the mask; 0: none is required. */
 static size_t stx__attn_key_words(const stx_attention_args *a) {
     return a->pad || a->not_causal ? (a->S + STX__KEYS_BEFORE - 1) / 32 + 3 : 0;
 }
@@ -5325,7 +5418,7 @@ static size_t stx__attn_key_word_rows(const stx_attention_args *a) {
     return a->pad ? a->B : 1;
 }
 
-/* The bits of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S */
+/* The mask of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S. */
 template <int BK>
 static __device__ __forceinline__ uint64_t stx__attn_key_mask(const stx__attn_params &p, int b,
                                                               int j0) {
@@ -5336,12 +5429,12 @@ static __device__ __forceinline__ uint64_t stx__attn_key_mask(const stx__attn_pa
     return v & (((uint64_t)1 << (BK & 63)) - 1);
 }
 
-/* Are they all there? */
+/* Whether all keys of a tile exist. */
 template <int BK> static __device__ __forceinline__ int stx__attn_all_exist(uint64_t seen) {
     return seen == ~(uint64_t)0 >> (64 - BK);
 }
 
-/* A word a warp, a key a lane */
+/* One warp per word, one lane per key; 8 words per block. */
 STX__GLOBAL(256)
 stx__attn_key_mask_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo,
                           size_t words, size_t n) {
@@ -5363,39 +5456,39 @@ static void stx__attn_make_key_mask(stx_ctx *x, const char *name, const stx_atte
                     (uint32_t *)room, a->pad, a->pad_batch_stride, p->S, p->first_key, words, n);
 }
 
-/* What a block works on. In shared memory, for registers are scarce. */
+/* What a block works on. In shared memory, because registers are scarce. */
 typedef struct stx__attn_job {
     stx__attn_window w;
     int b, h, i0, first, window_steps, steps;
 } stx__attn_job;
 
-/* DP: D filled up; SHARED_Q: Q for S stands in shared memory and not in registers (two
-   queries, or floats) */
+/* The shape of a forward kernel. SHARED_Q: the query that meets keys is in shared memory,
+   not in registers (two different queries, or floats). */
 template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_shape {
     typedef Pr_ Pr;
 
     enum {
+        SIZE = Pr::SIZE,
         STRIPS = MT,
+        KEYS = BK,
         Q_IN_SHARED = SHARED_Q,
-        CH = DP * Pr::SIZE / 16,
+        Q_REGS = SIZE == 2, /* fragments of q stay in registers */
+        BQ = 64 * MT,
+        CH = DP * SIZE / 16,
         KS = CH / 2,
         NB = BK / 8,
         ND = DP / 8,
-        BQ = 64 * MT,
-        ROW = CH * 16,
-        KEYS = BK,
-        TILE = BK * ROW,
-        SIZE = Pr::SIZE,
-        RING = BQ + 2 * BK,
-        Q_REGS = Pr::SIZE == 2,
-        QS = Q_REGS ? KS : 1,
+        QS = Q_REGS ? KS : 1, /* fragments of q per strip */
+        ROW = CH * 16,        /* bytes */
+        TILE = BK * ROW,      /* bytes */
+        RING = BQ + 2 * BK,   /* rows of pe */
         THREADS = 128,
-        RAMP = BK + 16 * MT,
-        HEADER = (64 + 16 * RAMP + 127) / 128 * 128
+        RAMP = BK + 16 * MT,                        /* distances of a warp and a tile */
+        HEADER = (64 + 16 * RAMP + 127) / 128 * 128 /* the job and the ramps of 4 warps */
     };
 
-    /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which
-       may use the second K and V if they move on to registers */
+    /* Bytes of shared memory. q uses the second K and V until it is in registers; two: u
+       or vb is given. */
     static size_t shared(int pe, int two) {
         size_t rows = 4 * BK + (pe ? RING : 0);
         if (!Q_REGS)
@@ -5405,12 +5498,11 @@ template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_
         return HEADER + ROW * rows;
     }
 
-    /* blocks that should fit on a multiprocessor: so many registers less may a thread
-       take */
+    /* Blocks that should fit on a multiprocessor; limits the registers of a thread. */
     enum { BLOCKS = MT > 1 || DP > 64 || !Q_REGS ? 2 : 3 };
 };
 
-/* Copies of step s, into what step s - 2 had */
+/* Starts the copies of step s, into the tiles that step s - 2 used. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_load(const stx__attn_params &p,
                                                           const stx__attn_job &job,
@@ -5443,22 +5535,27 @@ static __device__ __forceinline__ void stx__attn_fwd_load(const stx__attn_params
     stx__cp_commit();
 }
 
-/* Row `row` of a ring of N rows, at most N off. */
+/* `row` in a ring of N rows, at most N out of range. */
 template <int N> static __device__ __forceinline__ int stx__attn_ring(int row) {
     if (row < 0) return row + N;
     return row >= N ? row - N : row;
 }
 
-/* A warp and a tile */
+/* What a warp works on in one step: its rows and a tile. */
 typedef struct stx__attn_fwd_tile {
     const unsigned char *k, *v, *ring, *qs, *qr;
     float *ramp;
-    int lane, s, j0, i; /* s: of the steps; i: the warp's first query */
-    float sc;           /* the logits' scale */
+    int lane;
+    int s, j0, i; /* step; first key or vector of the tile; the warp's first query */
+    float sc;     /* scale of the logits, times log2 e if elements are bfloat16 */
 } stx__attn_fwd_tile;
 
-/* x = skew(Qv PE^T) of the warp's MT strips. EDGE: only the groups in band[m] of strip m,
-   0 elsewhere; then started is the state before the tile, a bit for each strip. */
+/* x = skew((Q + vb) PE^T) of the warp's strips, by blocks of 8 columns. Strip m requires
+   blocks n = 0 .. NB-1 and, where the skew starts, two to their left. Block 0 of strip 0
+   is row `at` of the ring, and strip 1 begins 16 columns further left. Round c therefore
+   serves block c + 2m of strip m, with one fragment for both strips. EDGE: only blocks in
+   the band of a strip, from two before it if the strip's skew does not continue from the
+   previous tile (bit m of `started`); the rest of x stays 0. */
 template <class X, int EDGE>
 static __device__ __forceinline__ void stx__attn_fwd_positions(
     float (&x)[X::STRIPS][X::NB][4], stx__attn_skew (&skew)[X::STRIPS], const stx__attn_fwd_tile &w,
@@ -5467,6 +5564,7 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
     enum { CH = X::CH, KS = X::KS, NB = X::NB, MT = X::STRIPS };
 
     const int warp = (int)threadIdx.x >> 5, r0 = warp * 16 * MT;
+    /* in this form the compiler sees that it is a multiple of 16 */
     const int at = (X::KEYS / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
     const stx__attn_skew_lanes lanes = stx__attn_skew_lanes_of(w.lane);
     int from[MT], to[MT], c, m, k, e;
@@ -5479,7 +5577,7 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
     for (c = -2 * MT; c < NB; c++) {
         float r[MT][4];
         int row = at + 8 * c, some = 0;
-        /* what the tile before left behind is there */
+        /* these columns were carried over from the previous tile */
         if (!EDGE && c < 2 - 2 * MT && started >> (MT - 1)) continue;
         row = stx__attn_ring<X::RING>(row);
 #pragma unroll
@@ -5523,7 +5621,7 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
     }
 }
 
-/* x += Q K^T of strip m, step k of the sum over D: the fragment of Q. */
+/* The fragment of the query that meets keys: strip m, step k of the sum over D. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_frag_q(
     uint32_t (&a)[4], const stx__attn_fwd_tile &w, const uint32_t (&qf)[X::STRIPS][X::QS][4], int m,
@@ -5535,7 +5633,7 @@ static __device__ __forceinline__ void stx__attn_fwd_frag_q(
         for (int e = 0; e < 4; e++) a[e] = qf[m][X::Q_REGS ? k : 0][e];
 }
 
-/* -inf for keys that do not exist. */
+/* Sets the logits of keys that do not exist to -inf. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_set_missing(const stx__attn_params &p,
                                                                  const stx__attn_job &job,
@@ -5547,8 +5645,8 @@ static __device__ __forceinline__ void stx__attn_fwd_set_missing(const stx__attn
     for (int m = 0; m < X::STRIPS; m++) stx__attn_set_missing(x[m], seen, w.lane & 3, -INFINITY);
 }
 
-/* The weights of a strip that have been summed, on their way to V: dropped, and for
-   persistent vectors times sqrt(N). */
+/* The factors of V from the weights of a strip, after these were summed: dropout, and
+   sqrt(N) for persistent vectors. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_drop(const stx__attn_params &p, int window,
                                                           uint32_t kept, float (&x)[X::NB][4]) {
@@ -5566,7 +5664,8 @@ static __device__ __forceinline__ void stx__attn_fwd_drop(const stx__attn_params
     }
 }
 
-/* Weights as they are multiplied with V are what is summed: bfloat16s */
+/* Rounds two weights to bfloat16: the values that are summed are those that V is
+   multiplied by. */
 template <class X> static __device__ __forceinline__ void stx__attn_fwd_round(float &a, float &b) {
     if (X::Q_REGS) {
         uint32_t u = stx__pair(a, b);
@@ -5575,7 +5674,8 @@ template <class X> static __device__ __forceinline__ void stx__attn_fwd_round(fl
     }
 }
 
-/* The online softmax of a strip for a tile inside of the window: x become weights */
+/* The online softmax of a strip for an interior tile: x holds logits and becomes the
+   weights; o and sum are rescaled to the new maximum. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_fwd_tile &w,
                                                              float (&x)[X::NB][4],
@@ -5591,7 +5691,7 @@ static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_fwd
         most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
         most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 2));
         row_max[e] = fmaxf(old, most * w.sc);
-        /* no key yet: 2^-inf, and not 2^(-inf + inf) */
+        /* no key so far: 2^-inf instead of 2^(-inf + inf) */
         from = row_max[e] == -INFINITY ? 0 : row_max[e];
         f = stx__exp2((old - from) * (STX__LOG2E / unit));
 #pragma unroll
@@ -5612,7 +5712,8 @@ static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_fwd
     }
 }
 
-/* The same for an edge, strip m: only the groups in band. */
+/* The same for strip m in an edge: only the groups in its band, with masks and ramp
+   weights. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
     const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
@@ -5674,9 +5775,11 @@ static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
     }
 }
 
-/* EDGES. A tile that the window or the ramp cuts, or the end of the persistent vectors: the same sums in the same order as in the kernel's
-   loop below, but for the groups of 16 keys that a strip does not meet, whose weights would be 0. All that is asked is the same for a warp;
-   loops are unrolled, for accumulators have no index. */
+/* A tile that the window, the ramp or the end of the persistent vectors cuts. The sums
+   and their order are those of stx__attn_fwd_interior, without the groups of 16 keys
+   outside the bands of the strips, whose weights would be 0. All conditions are
+   uniform per warp. Loops are unrolled because accumulators are registers, which have
+   no index. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_edge(
     const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
@@ -5696,7 +5799,7 @@ static __device__ __forceinline__ void stx__attn_fwd_edge(
 #pragma unroll
         for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
     }
-    if (ramped) { /* m by min_delta + e */
+    if (ramped) { /* weights by distance min_delta + e */
         __syncwarp();
         for (e = w.lane; e < X::KEYS + 16 * MT - 1; e += 32)
             w.ramp[e] = stx__attn_clamp(stx__attn_ramp(p, job.w, min_delta + e));
@@ -5735,7 +5838,7 @@ static __device__ __forceinline__ void stx__attn_fwd_edge(
     stx__attn_times_v<typename X::Pr, X::CH, MT, NB, X::ND, 1>::run(o, x, w.v, w.lane, band);
 }
 
-/* A tile inside of the window of all of the warp's rows. */
+/* A tile that all rows of the warp see entirely, with weight 1. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_interior(
     const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
@@ -5778,7 +5881,7 @@ static __device__ __forceinline__ void stx__attn_fwd_interior(
     stx__attn_times_v<typename X::Pr, X::CH, MT, NB, X::ND, 0>::run(o, x, w.v, w.lane, whole);
 }
 
-/* Which entry of the list the block has, and its steps: thread 0. */
+/* Opens the block's job: its entry of the list, and its steps. Called by thread 0. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_job(const stx__attn_params &p,
                                                          stx__attn_job *j, const uint32_t *list,
@@ -5803,8 +5906,8 @@ static __device__ __forceinline__ void stx__attn_fwd_job(const stx__attn_params 
     j->steps = j->window_steps + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
 }
 
-/* The queries, first those that meet positions: fragments in qf, or rows in qr; then
-   those that meet keys, in qs. Nothing is summed yet. */
+/* Loads the queries: q + vb, which meets positions, as fragments in qf or rows in qr; and
+   q + u, which meets keys, in qs if it is not the same. Clears the sums. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_begin(
     const stx__attn_params &p, const stx__attn_job &job, unsigned char *qs, unsigned char *qr,
@@ -5839,8 +5942,8 @@ static __device__ __forceinline__ void stx__attn_fwd_begin(
     }
 }
 
-/* With K and V of a tile there: has it any key? Rows of zeros for those that do not
-   exist. All threads. */
+/* After K and V of a tile have arrived: whether it has any key. Rows of missing keys
+   become zeros. Called by all threads. */
 template <class X>
 static __device__ __forceinline__ int stx__attn_fwd_zero_missing(const stx__attn_params &p,
                                                                  const stx__attn_job &job,
@@ -5854,7 +5957,7 @@ static __device__ __forceinline__ int stx__attn_fwd_zero_missing(const stx__attn
     return seen != 0;
 }
 
-/* y, and the statistics of the warp's rows */
+/* Stores y, row_max and inv_sum of the warp's rows. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_store(const stx__attn_params &p,
                                                            const stx__attn_job &job,
@@ -5895,7 +5998,8 @@ static __device__ __forceinline__ void stx__attn_fwd_store(const stx__attn_param
         }
 }
 
-/* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
+/* One block per entry of the list (blockIdx.x / B) and batch row (blockIdx.x % B). See
+   "Forward" above. */
 template <class Pr, int DP, int BK, int MT, int SHARED_Q>
 STX__GLOBAL(128, stx__attn_fwd_shape<Pr, DP, BK, MT, SHARED_Q>::BLOCKS)
 stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
@@ -5916,7 +6020,7 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
     uint32_t kept[MT] = {}, qf[MT][X::QS][4];
     float o[MT][X::ND][4], row_max[MT][2], sum[MT][2];
     stx__attn_skew skew[MT];
-    /* started: a bit for each strip whose skew goes on from tile to tile */
+    /* started: one bit per strip whose skew continues from the previous tile */
     int s, m, started = 0;
 
     if (!threadIdx.x) stx__attn_fwd_job<X>(p, (stx__attn_job *)memory, list, tiles);
@@ -5931,7 +6035,7 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
                   j0 = window ? job.first + s * BK
                               : (s - job.window_steps) * BK - ((p.S + p.span) & 7),
                   iw = job.i0 + r0;
-        /* the largest and the smallest delta of the warp's rows */
+        /* the largest and the smallest distance of the warp's rows to the tile */
         const int max_delta = p.C + iw + ROWS - 1 - j0, min_delta = p.C + iw - (j0 + BK - 1);
         const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
         const stx__attn_fwd_tile here = {kv, kv + X::TILE, ring, qs, qr, ramp, lane, s, j0, iw, sc};
@@ -5940,12 +6044,12 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
         __syncthreads();
         if (p.key_mask && window) some = stx__attn_fwd_zero_missing<X>(p, job, kv, j0);
         if (s + 1 < job.steps) stx__attn_fwd_load<X>(p, job, shared, s + 1);
-        /* u has no part in the persistent keys' logits */
+        /* the logits of persistent keys do not include u */
         if (SHARED_Q && s == job.window_steps && p.u.p) {
             __syncwarp();
             stx__attn_load_query<Pr, X::CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
         }
-        /* the next tile's skew begins anew: the ring has all that it meets */
+        /* the skew restarts at the next tile: the ring has all rows that it needs */
         if (!some) {
             started = 0;
             continue;
@@ -5998,11 +6102,11 @@ static stx__attn_fwd_choice stx__attn_fwd_choose_bf16(const stx__attn_params *p,
                : stx__attn_fwd_choice_of<stx__attn_bf16, DP, BK, MT, 0>(p, 0);
 }
 
-/* Two strips a warp where the span is worth a tile of 128 queries and there are blocks
-   enough for a large GPU: two on each of 132 multiprocessors. The GPU at hand must not
-   decide. Tiles of 64 and of 128 queries begin at different keys where the oldest key
-   cuts the window off, so they sum in another order, and the bits of a run would
-   change from one GPU to another. */
+/* Two strips per warp (128 queries per block) if spans are long and there are enough
+   blocks for a large GPU: two on each of 132 multiprocessors. The actual GPU must not
+   influence the choice. Tiles of 64 and of 128 queries begin at different keys where the
+   oldest key cuts the window, so they sum in a different order, and results would differ
+   between GPUs. */
 enum { STX__ATTN_MIN_BLOCKS = 264 };
 
 static stx__attn_fwd_choice stx__attn_fwd_choose(stx_ctx *x, const stx__attn_params *p, int half) {
@@ -6023,7 +6127,7 @@ static stx__attn_fwd_choice stx__attn_fwd_choose(stx_ctx *x, const stx__attn_par
                       : stx__attn_fwd_choose_bf16<128, 32, 1>(p, two);
 }
 
-/* Can the fused kernels run this call? From the host's knowledge alone. */
+/* Whether the fused kernels can run this call; decided by the host alone. */
 static int stx__attn_fused_can(const stx_ctx *x, const stx_attention_args *a) {
     stx__attn_params p;
     int half;
@@ -6032,6 +6136,7 @@ static int stx__attn_fused_can(const stx_ctx *x, const stx_attention_args *a) {
            && (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
 }
 
+/* Words of the work list, for the smallest tiles. */
 static size_t stx__attn_fused_fwd_list(const stx_attention_args *a) {
     return a->H * ((a->T + 63) / 64);
 }
