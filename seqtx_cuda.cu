@@ -6166,120 +6166,145 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
-/* For each cell, with w = e^(s - row_max) inv_sum, a = m w, and r the dropout (0 or 1/keep; 1
-   without it):
+/* Backward. For each query i and key j, with w = e^(s - row_max) inv_sum, a = m w and r
+   the dropout, forward computed y_i = O_i = sum_j r a V_j, where s = scale ((q + u).K_j +
+   (q + vb).PE_p). Its gradients are
 
-       gamma = r dO.V_j     Dsum = dO.O      ds = a (gamma - Dsum)
-       dV_j += r a dO       dK_j += scale ds (q+u)       dPE_p += scale ds (q+vb)       dQ_i += scale ds (K_j + PE_p)
-       dz   += max_span/ramp  sum of w (gamma - Dsum) over 0 <= m' <= 1, both ends, whatever m is
+       gamma = r dO.V_j        Dsum = dO.O        ds = a (gamma - Dsum)
+       dV_j  += r a dO         dK_j  += scale ds (q + u)
+       dQ_i  += scale ds (K_j + PE_p)             dPE_p += scale ds (q + vb)
+       dz    += max_span / ramp  sum of w (gamma - Dsum) over 0 <= m' <= 1, where m' is m
+                before it is clamped, both ends included
 
-   ds is a matrix of queries by keys, and every gradient sums it along another line: dQ
-   along its rows, dK and dV along its columns, dPE along its diagonals, where j - i and
-   so the row of the table is the same. Three sweeps, each stationary in what it sums, so
-   that sums stay in registers and have one order, without atomics:
+   ds is a matrix of queries by keys, and each gradient sums it along a different line:
 
-       stx__attn_bwd_queries      a block for each query tile, walks key tiles           dQ; its part of du, dvb, dz
-       stx__attn_bwd_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
-       stx__attn_bwd_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE, of heads without rows of dR
+                 keys j                 dQ       along rows
+               +---------------+        dK, dV   along columns
+       queries | \   \   \      |        dPE      along diagonals, where j - i and so the
+          i    |   \   \   \    |                 row of the table is constant
+               |     \   \   \  |
+               +---------------+
 
-   Parts are then added up in order (stx__attn_bwd_fold, stx__attn_bwd_fold_diagonals). The front half of
-   a tile, from operands to a and ds, is the same in all three (stx__attn_bwd_interior: logits,
-   probabilities, ds). Products in units of one attention GEMM, 2 BQ BK D flops, at BQ =
-   BK = 64:
+   There are three sweeps. Each keeps what it sums in registers, so every sum has one
+   order and there are no atomics:
+
+       queries     one block per tile of queries,  walks tiles of keys
+                   dQ; its parts of du, dvb, dz
+       keys        one block per tile of keys,     walks tiles of queries
+                   dK, dV; for persistent vectors its part of dpk, dpv
+       diagonals   one block per diagonal,         walks batch rows, heads, tiles
+                   its part of dPE, for heads without rows of dR
+
+   The parts are then added in a fixed order (stx__attn_bwd_fold,
+   stx__attn_bwd_fold_diagonals). All sweeps process a tile the same way, from operands to
+   r a and ds: logits, probabilities, ds (stx__attn_bwd_interior and
+   stx__attn_bwd_edge_group). Cost in units of one matmul of an attention, 2 BQ BK D
+   flops, at BQ = BK = 64:
 
        queries     R 1.25   S 1   dP 1   ds K 1    dR PE 1.25      5.5
        keys        R 1.25   S 1   dP 1   dV 1      dK 1            5.25
        diagonals   R 1.25   S 1   dP 1   dPE 1.25                  4.5
        table       dPE 1                                           1
 
-   ROWS OF dR. In bfloat16 most heads do without the third sweep: that of queries has dR
-   in its registers anyway, and writes it, and a product of its rows by q + vb gives dPE
-   (stx__attn_bwd_table): 1 unit instead of 4.5, for 4 bytes a score, written and read once. A
-   row has the distances that its head sees, rounded to 16, so that a short head costs
-   little memory and multiplies little that is 0; the sweep's tiles are half empty there.
-   What all heads have at B 64, T 512, span 8192 would be 4 GB: heads get their columns
-   from STX__ATTN_BWD_DR_BYTES bytes, the shortest first, and those for whom none are left take the
-   sweep (stx__attn_make_list; STX__ATTN_BWD_DR_BYTES is the one place that says how much). Both kernels
-   are launched unless all heads have room whatever their spans. Padded keys and floats
-   take the sweep. dR is rounded as in the sweep, where it goes through shared memory as
-   bfloat16s; dPE has other bits by the order of its sums alone.
+   Rows of dR. In bfloat16, most heads do not require the third sweep. The sweep of
+   queries has dR in registers anyway and stores it, and the matmul of its rows with q +
+   vb gives dPE (stx__attn_bwd_table): 1 unit instead of 4.5, for 4 bytes per score,
+   written and read once. A row holds the distances that its head sees, rounded up to 16,
+   so a short head uses little memory and multiplies few zeros, while the tiles of the
+   sweep would be half empty. All rows at B 64, T 512, span 8192 would take 4 GB.
+   Therefore heads share STX__ATTN_BWD_DR_BYTES, the narrowest first, and those without
+   columns take the sweep of diagonals (stx__attn_make_list). Both kernels are launched
+   unless all heads have columns whatever their spans. Padded keys and floats take the
+   sweep. dR is rounded to bfloat16 as in the sweep, where it passes through shared
+   memory; dPE differs only by the order of its sums.
 
-       column y of a row of head h stands for j - i = newest - width + y       newest: one more than the youngest key's, C - delta_min, or up to
-                                                                               15 more, so
-                                                                               that 16
-                                                                               columns are
-                                                                               a strip's
-                                                                               chunk
-       a strip writes 16 rows by 16 columns at once, each thread four numbers of a row
-       side by side: in memory, position 4t + k of 16 is column 2t + (k & 1) + 8 (k >> 1)
-       a tile gives BK + 16 columns of which the last 16 lack what the next tile has of
-       them: they wait in shared memory not written, and so never read: columns of keys
-       before the first one, strips beyond T
+   - Column y of a row of head h is j - i = newest - width + y. newest is one more than j
+     - i of the youngest key, C - delta_min, or up to 15 more, so that 16 columns are one
+     chunk of a strip.
+   - A strip stores 16 rows x 16 columns at once, each thread four adjacent elements of a
+     row: memory position 4t + k of 16 is column 2t + (k & 1) + 8 (k >> 1).
+   - A tile yields BK + 16 columns. The last 16 lack what the next tile contributes to
+     them and wait in shared memory.
+   - Not stored, and so never read: columns of keys before the first one, strips beyond T.
 
-   Parts of either way, (diagonals or blocks of columns) x tables x splits of the batch x
-   rows of D floats, stay below STX__ATTN_BWD_PART_BYTES by fewer splits.
+   The parts of dPE of either kind, (diagonals or blocks of columns) x tables x splits of
+   the batch x rows of D floats, are kept below STX__ATTN_BWD_PART_BYTES by using fewer
+   splits.
 
-   Loads of one tile, D 64, bfloat16: queries K, V, 64 rows of the table, 24 KiB for 2.88
-   MFLOP; keys q (twice with biases), dO, 64 rows of the table, 24 KiB for 2.75 MFLOP;
-   diagonals q, dO, K, V, 32 KiB for 2.36 MFLOP; all from L2. Shared memory a block:
-   queries 49 KiB (with rows of dR 51), keys and diagonals 65, with u or vb 8 more; with
-   the next tile 73 (75), 89 and 97. Registers leave two blocks to a multiprocessor of 64
-   Ki, so that 228 KiB are enough for the next tile in all three, 164 KiB (sm_80) in the
-   first, without u and vb.
+   The skew. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile
+   meet row c - r + 16 of the BK + 16 table rows that the strip uses. R becomes S by
+   shuffles (stx__attn_skew_block), and ds becomes dR by the same shuffles in reverse
+   (stx__attn_bwd_unskew). A tile uses PE_ROWS = BQ + BK rows of the table, its pe window;
+   those of strip n begin BQ - 16 - 16 n in. The window is a ring of chunks of 16 rows, so
+   that a step of a sweep loads only the BK or BQ rows that enter it:
 
-   THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the
-   tile meet row u'' = c - r + 16 of the BK + 16 rows of the table that the strip
-   meets. R turns into S by shuffles (stx__attn_skew_block), ds into dR by the same shuffles
-   the other way (stx__attn_bwd_unskew). The tile meets a window of W = BQ + BK rows; strip n's
-   begin BQ - 16 - 16 n in. It lies in shared memory as a ring of chunks of 16 rows, so
-   that a step of a sweep loads only the BK or BQ rows that come in. */
+       pe window    0                    BQ                   BQ + BK
+                    |--------------------|--------------------|
+       strip 3      |=========================|                    BQ = BK = 64
+       strip 2           |=========================|
+       strip 1                |=========================|
+       strip 0                     |=========================|
 
-/* What the three sweeps take beside the forward's */
+   Registers of a warp: S and gamma, then r a and ds (16,BK) each; plus, in queries ds K
+   and dR PE (16,DP) each; in keys dK and dV (16 keys, DP / KEY_SPLIT) each; in diagonals
+   the gradient of PE_ROWS / PE_GROUPS rows and DP / PE_SPLIT columns.
+
+   Loads of one tile at D = 64 in bfloat16, all from L2: queries K, V and 64 table rows,
+   24 KiB for 2.88 MFLOP; keys q (twice with biases), dO and 64 table rows, 24 KiB for
+   2.75 MFLOP; diagonals q, dO, K, V, 32 KiB for 2.36 MFLOP. Shared memory of a block:
+   queries 49 KiB (51 with rows of dR), keys and diagonals 65, 8 more with u or vb; with
+   prefetching of the next tile 73 (75), 89 and 97. Registers allow two blocks per
+   multiprocessor of 64 Ki registers, so 228 KiB suffice to prefetch in all three sweeps,
+   and 164 KiB (sm_80) in the first one without u and vb.
+
+   Order of sums. Each element of dQ, dK and dV is summed by one thread, over the tiles
+   from old to young (dQ) or over the queries in ascending order (dK, dV). dPE, du, dvb,
+   dz, dpk and dpv are sums of parts; how many parts there are follows from sizes alone,
+   and they are added in ascending order. Whether tiles are prefetched changes no sum. A
+   run repeats bit for bit. */
+
+/* Parameters of the three sweeps in addition to those of forward. */
 typedef struct stx__attn_bwd_params {
     stx__attn_params p;
     const void *dy; /* (B,T,H D), stored as y */
     stx__num dq, dk, dv;
-    /* of keys and values before the block */
-    stx__num cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS];
-    int overwrite;        /* stx_attention_args' */
-    float *dsum;          /* (B,H,T): dO.O */
-    float *du, *dvb, *dz; /* parts of queries: (B tiles,H D) twice, (B tiles,H) */
-    float *dpk, *dpv;     /* parts of keys: (splits,H,N,D) */
-    float *
-        dpe; /* parts of diagonals: (diagonals,tables,splits,W,D); of rows of dR: (blocks,tables,splits,columns,
-                                           D) */
-    /* (diagonals or blocks,tables,splits): was a part written? */
-    int *used;
-    /* of dR: for each head with a place (B,tiles BQ,its width), from B tiles BQ `at`
-       on; or NULL */
-    stx__bf16 *dr;
-    const stx__attn_dr_slot *slot; /* (H), where there are rows */
-    int newest;                    /* the j - i behind the last column of a row */
+    stx__num cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS]; /* of cached rows */
+    int overwrite;                                                   /* of stx_attention_args */
+    float *dsum;                                                     /* (B,H,T): dO.O */
+    float *du, *dvb;               /* parts of queries: (B tiles,H D) */
+    float *dz;                     /* (B tiles,H) */
+    float *dpk, *dpv;              /* parts of keys: (splits,H,N,D) */
+    float *dpe;                    /* parts of diagonals: (diagonals,tables,splits,PE_ROWS,D);
+                                      of rows of dR: (blocks,tables,splits,columns,D) */
+    int *used;                     /* (diagonals or blocks,tables,splits): was it written? */
+    stx__bf16 *dr;                 /* rows of dR or NULL: for each head with columns (B,
+                                      tiles BQ,its width), at B tiles BQ times `at` */
+    const stx__attn_dr_slot *slot; /* (H), if there are rows of dR */
+    int newest;                    /* j - i after the last column of a row */
     int tiles;                     /* of queries */
-    /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
-    int first;
-    /* into how many parts the batch is cut (diagonals with a shared table: batch and
-       heads); its size */
-    int splits, units;
-    int persistent;       /* keys: are they the persistent vectors? */
-    int prefetch;         /* is there shared memory for the next tile? */
-    float root_d, root_n; /* sqrt(D), sqrt(N) */
+    int first;                     /* keys: first key of tile 0; diagonals: key less query
+                                      of the tiles of diagonal 0 */
+    int splits;                    /* of the units, for parts */
+    int units;                     /* batch rows, or with a shared table batch rows x heads */
+    int persistent;                /* keys: of persistent vectors? */
+    int prefetch;                  /* is there shared memory for the next tile? */
+    float root_d, root_n;          /* sqrt(D), sqrt(N) */
 } stx__attn_bwd_params;
 
-/* How often loops over the steps of D are unrolled: addresses of more steps cost registers. */
+/* The unrolling of loops over the steps of D: addresses of more steps cost registers. */
 static constexpr __host__ __device__ int stx__attn_bwd_unroll(int steps) {
     if (steps > 8) return 1;
     return steps == 8 ? 4 : steps;
 }
 
-/* Pieces of 16 bytes for a row of so many bytes, rounded up to a power of two. */
+/* 16-byte pieces for a row of `bytes` bytes, rounded up to a power of two. */
 static constexpr __host__ __device__ int stx__attn_bwd_dr_pieces(int bytes) {
     if (bytes > 256) return 32;
     return bytes > 128 ? 16 : 8;
 }
 
-/* The shape of a tile: BQ queries, a warp for each 16, by BK keys; rows of DP numbers,
-   CH pieces of 16 bytes. */
+/* The shape of a tile: BQ queries, one warp per strip of 16, by BK keys; rows of DP
+   elements. */
 template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
     typedef Pr_ Pr;
 
@@ -6289,42 +6314,46 @@ template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         BK = BK_,
         STRIPS = BQ / 16,
         THREADS = 32 * STRIPS,
-        PE_ROWS = BQ + BK,
+        PE_ROWS = BQ + BK, /* table rows that a tile uses */
         CHUNKS = PE_ROWS / 16,
         NB = BK / 8,
-        /* addresses of more steps cost registers */
         SIZE = Pr_::SIZE,
         CH = DP * SIZE / 16,
         STEPS = DP / Pr_::K,
         UNROLL = stx__attn_bwd_unroll(STEPS),
-        CH_DS = BK * SIZE / 16, /* pieces in a row of a or ds */
-        /* of dR, up to a power of two */
+
+        /* 16-byte pieces in a row of r a or ds, and of dR */
+        CH_DS = BK * SIZE / 16,
         CH_DR = stx__attn_bwd_dr_pieces((BK + 16) * SIZE),
-        KEY_SPLIT = STRIPS / (BK / 16), /* keys: a warp has 16 keys and DP / KEY_SPLIT columns */
+
+        /* keys: a warp sums 16 keys and DP / KEY_SPLIT columns */
+        KEY_SPLIT = STRIPS / (BK / 16),
         KEY_NB = DP / KEY_SPLIT / 8,
-        PE_SPLIT = DP % (16 * STRIPS)
-                       ? 2
-                       : STRIPS, /* diagonals: a warp has every PE_GROUPS-th chunk and DP / PE_SPLIT
-                                                                   columns, a multiple of 16 */
+
+        /* diagonals: a warp sums every PE_GROUPS-th chunk and DP / PE_SPLIT columns,
+           which must be a multiple of 16 */
+        PE_SPLIT = DP % (16 * STRIPS) ? 2 : STRIPS,
         PE_GROUPS = STRIPS / PE_SPLIT,
         PE_NB = DP / PE_SPLIT / 8,
+
+        /* bytes of shared memory */
         TILE_Q = BQ * CH * 16,
         TILE_K = BK * CH * 16,
         TILE_PE = PE_ROWS * CH * 16,
         CHUNK = 16 * CH * 16,
-        DISTANCES = BK + 16,
-        RAMPS = STRIPS * DISTANCES
-                * 4, /* of a strip and a tile, 15 + BK, and a table of them for each warp */
-        /* that should fit on a multiprocessor; 0: nvcc decides, which would rather
-           spill than have 2 of wide heads */
+        DISTANCES = BK + 16, /* BK + 15 of a strip and a tile */
+        RAMPS = STRIPS * DISTANCES * 4,
+
+        /* blocks that must fit on a multiprocessor; 0 leaves it to nvcc, which would
+           rather spill than fit 2 blocks of wide heads */
         QUERY_BLOCKS = DP == 32 ? (int)Pr::QUERY_BLOCKS_32 : 0,
         KEY_BLOCKS = DP == 32 ? (int)Pr::KEY_BLOCKS_32 : 2 * (THREADS == 128),
-        MASK = 1
-    }; /* does it ask whether all keys exist? */
+        MASK = 1 /* supports missing keys */
+    };
 };
 
-/* The shapes of a kernel that may be there twice: for masks, and for calls whose keys
-   all exist */
+/* The shapes of a kernel that may be compiled twice: for masks, and for calls whose keys
+   all exist. */
 template <class Sh, int MASKED_SIZES> struct stx__attn_bwd_variants {
     typedef stx__attn_bwd_shape<typename Sh::Pr::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
 
@@ -6335,21 +6364,21 @@ template <class Sh, int MASKED_SIZES> struct stx__attn_bwd_variants {
 
 template <class Sh> struct stx__attn_bwd_variants<Sh, 0> { typedef Sh masked, unmasked; };
 
-/* SHARED MEMORY of a block. What moves with the tiles stands there twice where there is
-   memory for that (stx__attn_bwd_params.prefetch): then the copies of the next tile are on their way
-   while this one is worked on.
+/* Shared memory of a block. With prefetching, what moves with the tiles is stored twice,
+   and the copies of the next tile are in flight while the current one is processed.
 
-       ramp | K  V  q  dO | what moves of these, again | q+vb | window (+ what comes in next) | exchange
+       ramps | K V q dO | moving ones of these, again | q+vb | pe window (+ next) | exchange
 
-   ramp: EDGE TILES, below. q becomes q+u in its place; q+vb is there if the table
-   wants another query. In the sweep of queries K and V move, in that of keys q and dO,
-   in that of diagonals all four. The window has BK or BQ rows more for the next
-   tile's; that of a diagonal stands still. exchange: what warps tell each other. */
-enum { STX__MOVES_K = 1, STX__MOVES_Q = 2 }; /* what moves */
+   ramps: the ramp weights of each warp, see "Edges". q becomes q + u in place; q + vb
+   exists if the table uses a different query. K and V move in the sweep of queries, q and
+   dO in that of keys, and all four in that of diagonals. The window has BK or BQ more
+   rows for the next tile; the window of a diagonal does not move. exchange: data that
+   warps pass to each other. */
+enum { STX__MOVES_K = 1, STX__MOVES_Q = 2 };
 
 template <class Sh> struct stx__attn_bwd_shared {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *exchange;
-    float *ramp; /* the warp's own */
+    float *ramp; /* of this warp */
 
     __device__ __forceinline__ stx__attn_bwd_shared(unsigned char *base, int moves, int prefetch,
                                                     int two, int rows) {
@@ -6364,7 +6393,7 @@ template <class Sh> struct stx__attn_bwd_shared {
         exchange = pe + rows * Sh::CH * 16;
     }
 
-    /* of tile number n: what moves stands in two places by turns */
+    /* The same for tile n: what moves alternates between two places. */
     __device__ __forceinline__ stx__attn_bwd_shared(const stx__attn_bwd_shared &m, int moves,
                                                     int prefetch, int n) {
         int by = 0;
@@ -6388,11 +6417,13 @@ template <class Sh> struct stx__attn_bwd_shared {
     }
 };
 
-/* FRAGMENTS that the forward does not need. A step of k is P::K rows here. acc: 16
-   rows by P::K columns of an accumulator as a left factor. Of floats it takes k in the
-   order 0 2 4 6 1 3 5 7, which leaves every number in its lane; rows: P::K rows r0..
-   and 16 columns 8c.. as two right factors, with k in that order; cols: the same and
-   16 columns as a left factor, transposed. */
+/* More fragments. A step of k is Pr::K rows here.
+
+       frag_acc    16 rows by Pr::K columns of an accumulator as a left factor. For floats
+                   it takes k in the order 0 2 4 6 1 3 5 7, so elements stay in their lanes
+       frag_rows   Pr::K rows r0.. and 16 columns 8c.. as two right factors, with k in
+                   that order
+       frag_cols   the same rows and 16 columns as a left factor, transposed */
 static __device__ __forceinline__ void stx__attn_bwd_frag_acc(stx__attn_bf16, uint32_t (&a)[4],
                                                               const float (*c)[4], int step) {
     a[0] = stx__pair(c[2 * step][0], c[2 * step][1]);
@@ -6456,7 +6487,7 @@ static __device__ __forceinline__ void stx__attn_bwd_frag_cols(Pr, uint32_t (&a)
                                    + (g & 3) * 4);
 }
 
-/* A pair of neighbours, column c even, into row r of a tile of numbers */
+/* Stores two adjacent elements in row r of a tile, column c even. */
 template <class Pr, int CH>
 static __device__ __forceinline__ void stx__attn_bwd_put2(unsigned char *tile, int r, int c,
                                                           float x, float y) {
@@ -6479,7 +6510,7 @@ static __device__ __forceinline__ void stx__attn_bwd_copy(float (&to)[4], const 
     for (e = 0; e < 4; e++) to[e] = from[e];
 }
 
-/* c (16,8 NB) += rows r0.. of tile a times NB * 8 rows of tile b, transposed */
+/* c (16,8 NB) += rows r0.. of tile a times the transpose of 8 NB rows of tile b. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], const unsigned char *a,
                                                          int r0, const unsigned char *b,
@@ -6497,9 +6528,8 @@ static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], cons
     }
 }
 
-/* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator. Not
-   P::add, for which there are no registers left: a row of ds sums to nothing, so what
-   is cut off goes both ways. */
+/* c (16,DP) += x (16,8 NB) times 8 NB rows of the tile; x is an accumulator. Does not use
+   Pr::add, for lack of registers. A row of ds sums to 0, so truncation goes both ways. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8][4],
                                                            const float (&x)[NB][4],
@@ -6519,25 +6549,22 @@ static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8
     }
 }
 
-/* Where a strip stands */
+/* The position of a strip in a tile. */
 typedef struct stx__attn_bwd_strip {
-    /* first query of the strip, first key of the tile (or persistent vector), batch
-       row, head */
-    int i, j0, b, h;
-    /* largest distance that counts; chunk of the window's first row, and how many the
-       ring has */
-    int max_delta, ring, chunks;
-    int persistent;
-    /* of the thread's rows g and g + 8; zeros where there is no query */
-    float row_max[2], inv_sum[2], dsum[2];
+    int i, j0; /* first query of the strip; first key or vector of the tile */
+    int b, h;
+    int max_delta;                         /* largest distance that counts */
+    int ring, chunks;                      /* chunk of the window's first row; chunks of the ring */
+    int persistent;                        /* the tile holds persistent vectors */
+    float row_max[2], inv_sum[2], dsum[2]; /* rows g and g + 8; 0 beyond T */
 } stx__attn_bwd_strip;
 
 static __device__ __forceinline__ int stx__attn_bwd_wrap(int c, int chunks) {
     return c >= chunks ? c - chunks : c;
 }
 
-/* Where the n-th chunk of those that a strip meets stands in the window, in bytes; and
-   the one after it */
+/* The byte offset of the n-th chunk that a strip uses in the window, and of the one after
+   it. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_pe_chunk(const stx__attn_bwd_strip &t, int n) {
     return stx__attn_bwd_wrap(t.ring + Sh::STRIPS - 1 - (int)threadIdx.x / 32 + n, t.chunks)
@@ -6549,6 +6576,7 @@ static __device__ __forceinline__ int stx__attn_bwd_pe_next(const stx__attn_bwd_
     return stx__attn_bwd_wrap(at + Sh::CHUNK, t.chunks * Sh::CHUNK);
 }
 
+/* Sets the unit of a strip and loads the statistics of its rows. */
 static __device__ __forceinline__ void stx__attn_bwd_load_stats(const stx__attn_bwd_params &a,
                                                                 stx__attn_bwd_strip &t, int b,
                                                                 int h) {
@@ -6565,12 +6593,12 @@ static __device__ __forceinline__ void stx__attn_bwd_load_stats(const stx__attn_
     }
 }
 
-/* Does every query of the strip see all keys of the tile, by the weight 1? */
+/* Whether all queries of the strip see all keys of the tile with weight 1. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_is_interior(const stx__attn_params &p,
                                                                 const stx__attn_window &w,
                                                                 const stx__attn_bwd_strip &t) {
-    /* the strip's smallest and largest distance */
+    /* smallest and largest distance of the strip */
     const int min_delta = p.C + t.i - (t.j0 + Sh::BK - 1), max_delta = p.C + t.i + 15 - t.j0;
     return t.i < p.T
            && (t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
@@ -6578,17 +6606,14 @@ static __device__ __forceinline__ int stx__attn_bwd_is_interior(const stx__attn_
                                   && max_delta <= t.max_delta && max_delta < w.full);
 }
 
-/* THE FRONT HALF OF A TILE, for one strip, in three steps: logits, probabilities, ds. The
-   window, K and V and the strip's own rows of q, qv and dO must have landed; but for the
-   warp's own ramp table nothing is written to shared memory, so that warps need not meet.
-   A unmasked tile goes through at once (stx__attn_bwd_interior), an ramp by groups of 16 keys
-   (stx__attn_bwd_edge_group), in the same order of sums.
+/* A strip and a tile, in three steps: logits, probabilities, ds. The window, K and V and
+   the strip's own rows of q, q + vb and dO must have arrived. Nothing is written to
+   shared memory except the warp's own ramp weights, so warps do not synchronise. An
+   interior tile is processed as a whole (stx__attn_bwd_interior), an edge by groups of 16
+   keys (stx__attn_bwd_edge_group), with the same order of sums.
 
-   s = the logits, without scale: q PE^T turned into place, and q K^T summed onto it by
-   the tensor cores: the forward's order. -infinity for keys that do not exist, if
-   asked. */
-/* A chunk of q PE^T, 16 columns, put into place: of the first chunk, into nothing,
-   only the shuffles' carry is wanted */
+   A chunk of (q + vb) PE^T, 16 columns, skewed into s0 and s1. For the first chunk only
+   the carry of the shuffles is used. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_positions(
     const stx__attn_bwd_shared<Sh> &m, const unsigned char *pe, const stx__attn_skew_lanes &l,
@@ -6613,6 +6638,8 @@ static __device__ __forceinline__ void stx__attn_bwd_skew_clear(stx__attn_skew &
     for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
 }
 
+/* s = the logits of an interior tile without scale: the skewed positions, and (q + u) K^T
+   accumulated onto them, in the order of forward. MASK_KEYS: -inf for missing keys. */
 template <class Sh, int MASK_KEYS>
 static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__attn_bwd_params &a,
                                                             const stx__attn_bwd_shared<Sh> &m,
@@ -6642,14 +6669,13 @@ static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__attn_bwd_
     }
 }
 
-/* s becomes w = e^(s - row_max) inv_sum: what the ramp leaves of it comes with ds. Where a
-   query does not see a key its logit may be anything, also max_delta above the row_max, so that
-   edges bound w. */
+/* s becomes w = e^(s - row_max) inv_sum; the ramp is applied with ds. The logit of a key
+   that a query does not see may be far above row_max, so edges limit the exponent. */
 template <class Sh, int EDGE, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__attn_bwd_params &a,
                                                                    const stx__attn_bwd_strip &t,
                                                                    float (&s)[NB][4]) {
-    /* logits in powers of 2, or of e: as the forward has them, to the bit */
+    /* logits as powers of 2 or of e, bit for bit as in forward */
     const float unit = Sh::Pr::SIZE == 2 ? STX__LOG2E : 1;
     const float sc = (t.persistent ? a.p.scale * a.root_d : a.p.scale) * unit;
     int n, e;
@@ -6657,19 +6683,19 @@ static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__at
     for (n = 0; n < NB; n++)
 #pragma unroll
         for (e = 0; e < 4; e++) {
-            /* a row that saw no key has row_max = -infinity, and inv_sum = 0 */
+            /* a row without keys has row_max = -inf and inv_sum = 0 */
             float row_max = t.inv_sum[e >> 1] != 0 ? t.row_max[e >> 1] : 0,
                   x = fmaf(s[n][e], sc, -row_max * unit) * (STX__LOG2E / unit);
             s[n][e] = stx__exp2(EDGE ? fminf(x, 115.0f) : x) * t.inv_sum[e >> 1];
         }
 }
 
-/* EDGES. Whether a key counts, and how much, depends on its distance and on what keys
-   there are. A strip and a tile have BK + 15 distances, so a warp works out once each
-   that its groups have, a lane one to three, into its table: m, the ramp's weight; 0
-   where no query sees a key; with a minus sign, also before 0, where the ramp is in
-   force and dz counts the cell. Entry 0: the strip's first query and the tile's last
-   key. */
+/* Edges. Whether and how much a key counts depends on its distance and on which keys
+   exist. A strip and a tile have BK + 15 distances, so a warp computes the weight of each
+   distance in its band once, one to three per lane. Table entry k, the distance of the
+   strip's first query to the tile's last key plus k, holds m, or 0 if no query sees such
+   a key. The sign is negative, also of 0, where the ramp is active and dz counts the
+   element. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_ramp_table(const stx__attn_bwd_params &a,
                                                                 const stx__attn_window &w,
@@ -6694,9 +6720,9 @@ static __device__ __forceinline__ void stx__attn_bwd_ramp_table(const stx__attn_
     __syncwarp();
 }
 
-/* g, which is dO V^T, becomes ds, and s, which is w, becomes r a, what multiplied V;
-   dz += its sum. vf: the factor of V. For an ramp c0 is the first of the tile's keys
-   that these are. */
+/* g holds dO V^T and becomes ds; s holds w and becomes r a, the factor of V in forward;
+   dz += its sum. vf: the factor of V. In an edge, c0 is the first of these keys in the
+   tile. */
 template <class Sh, int EDGE, int DROP, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_ds(const stx__attn_bwd_params &a,
                                                         const stx__attn_bwd_strip &t,
@@ -6720,7 +6746,7 @@ static __device__ __forceinline__ void stx__attn_bwd_ds(const stx__attn_bwd_para
             if (EDGE) {
                 float m = c >= lo && c < hi ? ramp[8 * (e >> 1) - c] : 0;
                 if (__float_as_int(m) < 0) dz += x * d;
-                /* m w <= 1, but w alone may not fit where m is 0 */
+                /* m w <= 1, but w alone may overflow where m is 0 */
                 x = m == 0 ? 0 : fabsf(m) * x;
             }
             s[n][e] = yes ? x * vf : 0;
@@ -6738,7 +6764,7 @@ static __device__ __forceinline__ uint32_t stx__attn_bwd_keep_mask(const stx__at
                                        (t.persistent ? p.S : 0) + p.span + t.j0);
 }
 
-/* All of it for a unmasked tile: s becomes r a, g becomes ds */
+/* An interior tile: s = r a, g = ds. */
 template <class Sh, int MASK_KEYS>
 static __device__ __forceinline__ void stx__attn_bwd_interior(const stx__attn_bwd_params &a,
                                                               const stx__attn_bwd_shared<Sh> &m,
@@ -6754,8 +6780,8 @@ static __device__ __forceinline__ void stx__attn_bwd_interior(const stx__attn_bw
     kept = stx__attn_bwd_keep_mask<Sh>(a, t);
     stx__attn_bwd_probabilities<Sh, 0, Sh::NB>(a, t, s);
     if (a.p.keep) {
-        /* all of s before ds, or nvcc would begin so many cells at once that a
-           register or two spill */
+        /* completes s before ds: otherwise nvcc interleaves so many elements that it
+           spills */
         if (Sh::DP == 32 && Sh::SIZE == 2)
 #pragma unroll
             for (n = 0; n < Sh::NB; n++)
@@ -6768,8 +6794,8 @@ static __device__ __forceinline__ void stx__attn_bwd_interior(const stx__attn_bw
         stx__attn_bwd_ds<Sh, 0, 0, Sh::NB>(a, t, m.ramp, 0, kept, s, g, none);
 }
 
-/* An ramp, on its way from group to group: what one leaves to the next. lane: the
-   thread's, see stx__attn_opaque */
+/* State of an edge, passed from group to group. lane: of the thread, see
+   stx__attn_opaque. */
 typedef struct stx__attn_bwd_edge {
     stx__attn_band band;
     int lane;
@@ -6777,7 +6803,7 @@ typedef struct stx__attn_bwd_edge {
     stx__attn_skew turn;
 } stx__attn_bwd_edge;
 
-/* Before the first of them. Does the strip meet all groups of the tile? */
+/* Starts an edge. Returns whether the band of the strip is the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_edge_begin(const stx__attn_bwd_params &a,
                                                                const stx__attn_window &w,
@@ -6798,9 +6824,9 @@ static __device__ __forceinline__ int stx__attn_bwd_edge_begin(const stx__attn_b
     return !edge.band.lo && edge.band.hi == Sh::BK / 16;
 }
 
-/* Group n of them: s becomes r a, g becomes ds, zeros where a query does not see a
-   key. READDRESS: addresses are made in each group, by a quarter more instructions, where
-   they would not all fit into registers. */
+/* Group n of an edge: s = r a, g = ds, 0 where a query does not see a key. READDRESS:
+   addresses are recomputed in each group (a quarter more instructions) if they do not fit
+   in registers. */
 template <class Sh, int MASK_KEYS, int READDRESS>
 static __device__ __forceinline__ void stx__attn_bwd_edge_group(
     const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
@@ -6823,8 +6849,8 @@ static __device__ __forceinline__ void stx__attn_bwd_edge_group(
     stx__attn_bwd_ds<Sh, 1, 1, 2>(a, t, m.ramp, 16 * n, edge.kept >> 8 * n, s, g, dz, edge.lane);
 }
 
-/* Element e of a block of ds in row g + 8 half, in lanes of odd g the other one of the two;
-   0 outside of the tile. */
+/* Element e of a block of ds, row g + 8 half; in lanes with odd g the other one of the
+   two. 0 outside the tile. */
 template <int NB>
 static __device__ __forceinline__ float stx__attn_bwd_unskew_cell(const float (&ds)[NB][4],
                                                                   int block, int half, int e,
@@ -6834,12 +6860,15 @@ static __device__ __forceinline__ float stx__attn_bwd_unskew_cell(const float (&
     return odd ? ds[n][2 * half + 1 - e] : ds[n][2 * half + e];
 }
 
-/* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16].
-   With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e' of lane (t + k) mod 4
-   of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block
-   further. As in stx__attn_skew_block each lane is asked by one other, and puts forward the
-   right block's number. Blocks outside the tile are zeros: the corners that no key
-   meets. */
+/* dR from ds, one block of 8 columns, the inverse of the skew:
+
+       u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]
+
+   With k = floor((g + e) / 2) and e' = e ^ (g & 1), that is element e' of lane (t + k)
+   mod 4 with the same g, in block m - 2, or m - 1 if t + k exceeds 3; for row g + 8 one
+   block further. As in stx__attn_skew_block, each lane is the source of one other and
+   offers the element of the right block. Blocks outside the tile are zeros: the corners
+   that no key meets. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_unskew(float (&u)[4], const float (&ds)[NB][4],
                                                             int m,
@@ -6857,8 +6886,8 @@ static __device__ __forceinline__ void stx__attn_bwd_unskew(float (&u)[4], const
     }
 }
 
-/* Copies of a tile. All threads of the block; there after the next cp_wait and
-   barrier. */
+/* Start copies of a tile: q and dO, or K and V, or table rows. Called by all threads of
+   the block; the data has arrived after the next cp_wait and barrier. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__attn_bwd_params &a,
                                                             const stx__attn_bwd_shared<Sh> &m,
@@ -6874,8 +6903,8 @@ static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__attn_bwd_
                                         ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
 }
 
-/* Once they are there: the biases, each warp in its own strip, q + vb apart and q + u
-   in place. Rows beyond T stay zeros. */
+/* Adds the biases to rows that have arrived, each warp in its own strip: q + vb to a
+   separate tile, q + u in place. Rows beyond T stay 0. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_add_biases(const stx__attn_bwd_params &a,
                                                                 const stx__attn_bwd_shared<Sh> &m,
@@ -6928,7 +6957,7 @@ static __device__ __forceinline__ void stx__attn_bwd_load_kv(const stx__attn_bwd
     }
 }
 
-/* With K and V there: zeros for keys that do not exist, and a barrier */
+/* Zeros for missing keys after K and V have arrived, and a barrier. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_zero_missing(const stx__attn_bwd_params &a,
                                                                   const stx__attn_bwd_shared<Sh> &m,
@@ -6940,8 +6969,8 @@ static __device__ __forceinline__ void stx__attn_bwd_zero_missing(const stx__att
     __syncthreads();
 }
 
-/* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table
-   row p0; by pieces that do not wrap */
+/* Starts copies of rows from .. from+n-1 of the pe window, whose row 0 is at chunk `ring`
+   and is table row p0, in parts that do not wrap. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__attn_bwd_params &a,
                                                              const stx__attn_bwd_shared<Sh> &m,
@@ -6956,14 +6985,14 @@ static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__attn_bwd
             (size_t)p.pe_row_stride * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
 }
 
-/* The table row of the window's row 0 for queries from i0 and keys from j0 */
+/* The table row of row 0 of the window, for queries from i0 and keys from j0. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_window_row(const stx__attn_params &p, int i0,
                                                                int j0) {
     return p.P - 1 + p.delta_min - p.C + j0 - i0 - Sh::BQ;
 }
 
-/* x, y = or += at i, i+1 */
+/* Elements i, i+1 = or += x, y. */
 static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__num &to, size_t i, float x,
                                                           float y, int accumulate) {
     if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
@@ -6975,7 +7004,7 @@ static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__num &to, si
     }
 }
 
-/* Rows row .. row+15 of an array, those in [lo,hi), columns d.., = or += f c */
+/* Rows row .. row+15 of an array, those in [lo,hi), columns d and on, = or += f c. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to, size_t base,
                                                               size_t ld, int row, int lo, int hi,
@@ -6996,9 +7025,9 @@ static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to
     }
 }
 
-/* The same into the gradient of the keys (or values) key .. key+15 of a head, wherever
-   they stand. Of keys that do not exist, or whose bit in `rows` is 0, it is zero:
-   written where it is fresh, else left as it is. */
+/* The same for the gradients of keys (or values) key .. key+15 of a head, wherever they
+   are stored. The gradient of keys that do not exist, or whose bit in `rows` is 0, is
+   zero: it is written if gradients are overwritten and otherwise left as it is. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_store_kv(const stx__attn_bwd_params &a,
                                                               int value, int b, int h, int key,
@@ -7034,7 +7063,7 @@ static __device__ __forceinline__ void stx__attn_bwd_store_kv(const stx__attn_bw
     }
 }
 
-/* The same into a part: written, not added */
+/* The same for a part, which is always overwritten. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_store_part(float *to, size_t ld, int row,
                                                                 int lo, int hi, int d, int D,
@@ -7054,9 +7083,9 @@ static __device__ __forceinline__ void stx__attn_bwd_store_part(float *to, size_
     }
 }
 
-/* What the sweeps want to know first. dsum (B,H,T) = sum over D of dy y: a warp a row;
-   lanes D apart by 32, then the warp's sum. And the list of the queries' tiles
-   (l.blocks; 0: not wanted), in the launch's first blocks. */
+/* What the sweeps require first. dsum (B,H,T) = sum over D of dy y: one warp per row,
+   lanes take every 32nd element, then the warp's fixed tree. The first l.blocks blocks
+   create the list of query tiles (0: not required). 256 threads, 8 rows per block. */
 typedef struct stx__attn_bwd_list {
     uint32_t *list;
     int tiles, bq, bk, newest, room;
@@ -7083,16 +7112,19 @@ stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__num dy, stx
     if (!lane) dsum[(row / ((size_t)T * H) * H + row % H) * T + row / H % T] = s;
 }
 
-/* THE WALK of each of the three kernels, a tile a round:
-       late:    barrier, for everybody must have left the tile before; copies of this tile
-       wait for the copies; barrier, for they are there when everybody's are
-       early:   copies of the next tile, on their way while this one is worked on
-       the work
-   Early where a.prefetch says that there is memory, late else and where the tile before
-   could not know; the bits are the same. */
+/* How the three kernels walk their tiles. Each round:
 
-/* 16 columns of a strip's dR, packed as left factor, to its rows, which begin at `to`:
-   column y and on, if they are the head's */
+       without prefetching   barrier (all warps have left the previous tile), copies of
+                             this tile
+       always                wait for the copies; barrier (those of all threads arrived)
+       with prefetching      copies of the next tile, in flight during the work
+       always                the work
+
+   Prefetching requires a.prefetch (shared memory) and that the previous tile could know
+   the next one. Results are the same bits either way. */
+
+/* Stores 16 columns of a strip's dR, packed as a left factor, in its rows at `to`, column
+   y and on, if the head has them. */
 static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int width, int y,
                                                               const uint4 &f) {
     const int lane = (int)threadIdx.x & 31;
@@ -7102,8 +7134,8 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int
     *(uint2 *)(to + 8 * width) = make_uint2(f.y, f.w);
 }
 
-/* A chunk u of dR from accumulators: the first of a tile with what waits, for each has
-   zeros where the other has cells; the last one waits */
+/* A chunk u of dR from accumulators. The first of a tile is combined with the one that
+   waits: each has zeros where the other has elements. The last one of a tile waits. */
 template <class Pr>
 static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int width, int y,
                                                               const float (*u)[4], uint4 *wait,
@@ -7124,15 +7156,15 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int
         stx__attn_bwd_dr_store(to, width, y, v);
 }
 
-/* Where a strip writes its rows of dR: `to`, or NULL; the column of the chunk that waits,
-   and the thread's part of it, in shared memory. */
+/* The rows of dR that a strip stores: `to`, or NULL if it stores none; the column of the
+   chunk that waits, and the thread's part of it in shared memory. */
 typedef struct stx__attn_bwd_dr {
     stx__bf16 *to;
     int width, waits;
     uint4 *wait;
 } stx__attn_bwd_dr;
 
-/* A tile of the window, for a warp: dk += ds K and dp += dR PE. */
+/* An interior tile of the window, for a warp: dk += ds K and dp += dR PE. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_interior(
     const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
@@ -7157,13 +7189,13 @@ static __device__ __forceinline__ void stx__attn_bwd_query_interior(
     }
 }
 
-/* The same for a tile that an ramp cuts: by groups of 16 keys. */
+/* The same for an edge, by groups of 16 keys. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_edge(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
     const stx__attn_bwd_strip &t, stx__attn_bwd_edge &edge, float (&dk)[Sh::DP / 8][4],
     float (&dp)[Sh::DP / 8][4], float &dz, stx__attn_bwd_dr &dr) {
-    float two[4][4]; /* ds of the group before, and of this one */
+    float two[4][4]; /* ds of the previous group and of this one */
     const int table = a.p.P > 0;
     int n;
     stx__attn_bwd_edge_begin<Sh>(a, w, m, t, edge);
@@ -7194,7 +7226,7 @@ static __device__ __forceinline__ void stx__attn_bwd_query_edge(
     }
 }
 
-/* The window of a block of queries: all tiles of keys from `first` to `last`. */
+/* All tiles of keys first .. last-1 of the window. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_window(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -7206,11 +7238,11 @@ static __device__ __forceinline__ void stx__attn_bwd_query_window(
     for (j0 = first; j0 < last; j0 = next, step++) {
         const stx__attn_bwd_shared<Sh> now(m, STX__MOVES_K, a.prefetch, step),
             then(m, STX__MOVES_K, a.prefetch, step + 1);
-        /* if the next tile is the neighbour */
+        /* valid if the next tile is adjacent */
         const int ring = stx__attn_bwd_wrap(t.ring + Sh::BK / 16, t.chunks);
         t.j0 = j0;
         if (!come) {
-            /* after tiles without keys all of the window is new */
+            /* after tiles without keys the whole pe window is new */
             const int gap = Sh::MASK && p.key_mask
                             && !stx__attn_key_mask<Sh::BK>(p, t.b, j0 - Sh::BK);
             __syncthreads();
@@ -7242,7 +7274,7 @@ static __device__ __forceinline__ void stx__attn_bwd_query_window(
     }
 }
 
-/* The persistent vectors: dk += ds K; in units of their scale. */
+/* The persistent vectors: dk += ds K, in units of their scale. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -7283,8 +7315,8 @@ static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
     }
 }
 
-/* Sums over the block's queries, its parts of du, dvb and dz: a strip's by shuffles, then
-   the strips' in order. red: (STRIPS,2,DP), then (STRIPS). */
+/* Sums over the block's queries, which are its parts of du, dvb and dz: within a strip by
+   shuffles, then over the strips in order. red: (STRIPS,2,DP), then (STRIPS). */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_bwd_params &a,
                                                                 float *red, int i0, int b, int h,
@@ -7325,11 +7357,11 @@ static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_
         for (dz = 0, n = 0; n < Sh::STRIPS; n++) dz += red[2 * Sh::STRIPS * Sh::DP + n];
         a.dz[part * p.H + h] = dz;
     }
-    __syncthreads(); /* the persistent keys take the same room */
+    __syncthreads(); /* the persistent keys use the same memory */
 }
 
-/* Opens a block of queries: the strip's place and statistics, the window's keys [first,last),
-   the rows of dR, and the first copies, which have come when it returns. */
+/* Opens a block of queries: position and statistics of the strip, keys [first,last) of
+   the window, rows of dR, and the first copies, which have arrived when it returns. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_open(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -7338,10 +7370,10 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
     const int table = p.P > 0;
     stx__attn_window all = w;
 
-    /* dz counts the key at which the ramp has just come down to 0 */
+    /* dz counts the key at which the ramp has just reached 0 */
     all.visible = w.reach;
     stx__attn_key_range(p, all, i0, Sh::BQ, &first, &last);
-    /* chunks of 16 columns of dR begin alike for all tiles */
+    /* chunks of 16 columns of dR are aligned the same way in all tiles */
     if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;
     if (Sh::MASK && p.key_mask) {
         last = min(last, p.S);
@@ -7378,16 +7410,20 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
     stx__attn_bwd_add_biases<Sh>(a, m, i0, h);
 }
 
-/* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and
-   walks the keys as the forward does; longest blocks first (stx__attn_make_list). dQ's two
-   halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums
-   over the queries.
-       for each tile:  K, V and the BK new rows of the table have come
-                       front: a, ds in registers;  dk += ds K;  dp += dR PE;  dR to memory, if the head has rows there
-                       (an ramp: the same for each group of 16 keys that the strip meets)
-   In between nothing is shared: ds goes from accumulators to left factors as it
-   stands, or turned by shuffles. Two blocks fit on an SM, and one computes while the
-   other waits. Then the persistent vectors: q without u, no positions. */
+/* Queries. A block has BQ queries of one head of one batch row, each warp 16 of them. It
+   walks the keys as forward does; the longest blocks start first (stx__attn_make_list).
+   The two parts of dQ, ds K and dR PE, are kept apart in registers, because du and dvb
+   are their sums over the queries.
+
+       for each tile:  K, V and the BK new rows of the table have arrived
+                       r a and ds in registers
+                       dk += ds K;  dp += dR PE;  store dR if the head has rows
+                       (an edge does the same per group of 16 keys in the band)
+
+   Warps share nothing in between: ds goes from accumulators to left factors directly, or
+   skewed by shuffles. Two blocks fit on a multiprocessor; one computes while the other
+   waits. Then come the persistent vectors: q without u, no positions. Launch bound: a
+   warp per strip; QUERY_BLOCKS see stx__attn_bwd_shape. */
 template <class Sh>
 STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS)
 stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
@@ -7395,7 +7431,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
     const stx__attn_params &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B],
               h = entry / a.tiles, i0 = entry % a.tiles * Sh::BQ;
-    /* rows of the table */
+    /* held: rows of the table in shared memory */
     const int table = p.P > 0, held = table * (Sh::PE_ROWS + (a.prefetch ? Sh::BK : 0));
     const stx__attn_bwd_shared<Sh> m(shared, STX__MOVES_K, a.prefetch, table && (p.u.p || p.vb.p),
                                      held);
@@ -7419,13 +7455,13 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
 #pragma unroll
         for (e = 0; e < 4; e++) dk[n][e] += dp[n][e];
 
-    /* from here on in units of the persistent keys' scale; what is there has had none */
+    /* from here on in units of the scale of persistent keys; so far without any scale */
     if (p.N && a.dq.p) {
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
             for (e = 0; e < 4; e++) dk[n][e] /= a.root_d;
-        /* a warp's own rows, which only it reads */
+        /* a warp reads only its own rows */
         if (p.u.p) {
             stx__num none = {NULL, NULL, 0};
             stx__attn_load_query<typename Sh::Pr, Sh::CH>(p, m.q, (int)threadIdx.x / 32 * 16, 16,
@@ -7439,7 +7475,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
                                !(a.overwrite & STX_OVERWRITE_DQ));
 }
 
-/* a or ds of a strip, of keys c.. of the tile, to shared memory */
+/* Stores r a or ds of a strip, keys c and on of the tile, in shared memory. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_put_scores(unsigned char *tile,
                                                                 const float (&x)[NB][4], int c,
@@ -7454,7 +7490,7 @@ static __device__ __forceinline__ void stx__attn_bwd_put_scores(unsigned char *t
     }
 }
 
-/* dV += a^T dO and dK += ds^T (q+u), of queries k .. k+P::K-1 of the tile */
+/* dV += (r a)^T dO and dK += ds^T (q + u), queries k .. k+K-1 of the tile. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_sums(
     float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4], const unsigned char *wa,
@@ -7476,7 +7512,7 @@ static __device__ __forceinline__ void stx__attn_bwd_key_sums(
     }
 }
 
-/* Copies of a tile of queries from i0 on, and of the BQ rows of the table that come in. */
+/* Starts copies of a tile of queries from i0 on, and of the BQ new rows of the table. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_load_q_pe(const stx__attn_bwd_params &a,
                                                                const stx__attn_bwd_shared<Sh> &m,
@@ -7490,8 +7526,8 @@ static __device__ __forceinline__ void stx__attn_bwd_load_q_pe(const stx__attn_b
     stx__cp_commit();
 }
 
-/* The first half of a tile in the sweep of keys, for a warp: a and ds of its strip to
-   shared memory. Does the strip meet all keys of the tile? */
+/* Phase 1 of a tile in the sweep of keys: a warp stores r a and ds of its strip in shared
+   memory. Returns whether the strip's band is the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_key_scores(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -7516,8 +7552,8 @@ static __device__ __forceinline__ int stx__attn_bwd_key_scores(
     return all;
 }
 
-/* The second half: dV += a^T dO and dK += ds^T (q+u) of the warp's keys and columns. all:
-   do all strips meet all keys? */
+/* Phase 2: dV += (r a)^T dO and dK += ds^T (q + u), for the warp's keys and columns. all:
+   the bands of all strips are whole tiles. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
@@ -7525,14 +7561,14 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     const unsigned char *wg, int group, int column, int all) {
     typedef typename Sh::Pr Pr;
     int n, k;
-    /* floats' sums are long enough for a loop */
+    /* sums of floats are long enough for a loop */
     if (all && Sh::SIZE == 2) {
 #pragma unroll
         for (k = 0; k < Sh::BQ; k += Pr::K)
             stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, m, k, group, column);
         return;
     }
-    /* strips that meet the warp's keys: others have left nothing there */
+    /* only strips whose bands include the warp's keys: the others stored nothing there */
 #pragma unroll 1
     for (n = 0; n < Sh::BQ; n += 16) {
         const stx__attn_band band = stx__attn_band_of<Sh::BK>(a.p, t.persistent, t.max_delta,
@@ -7545,8 +7581,8 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     }
 }
 
-/* What a block found, to the gradients, or to its parts of dpk and dpv. row: the warp's
-   first key; column: of D. */
+/* Adds the results of a block to the gradients, or stores its parts of dpk and dpv.
+   group: of the warp's 16 keys. column: of D. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_bwd_params &a, int z,
                                                                int h, int j0, int group, int column,
@@ -7563,24 +7599,27 @@ static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_b
         if (a.dpv) stx__attn_bwd_store_part(a.dpv + o, p.D, row, 0, p.N, column, p.D, dv, 1.0f);
         return;
     }
-    /* what another key would get is nobody's */
+    /* the sums of missing keys belong to no gradient */
     if (Sh::MASK && p.key_mask)
         rows = (uint32_t)(stx__attn_key_mask<Sh::BK>(p, z, j0) >> group * 16);
     stx__attn_bwd_store_kv(a, 0, z, h, row, column, dk, p.scale, rows);
     stx__attn_bwd_store_kv(a, 1, z, h, row, column, dv, 1.0f, rows);
 }
 
-/* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries
-   that see one of them. The front half is as above, so that a warp has rows of queries;
-   but dK and dV sum over the queries, so a and ds go through shared memory, and there a
-   warp takes 16 keys (and, where warps are left over, a piece of the columns): transposed
-   left factors.
-       for each tile:  q, dO and the BQ new rows of the table have come
-                       front;  a, ds to shared memory
-                       barrier: they are all there, and do all strips meet all keys?
-                       dV += a^T dO;  dK += ds^T (q+u)                 if not: of those strips that meet the warp's keys
-   The window of the table moves down by BQ rows a tile. Persistent vectors: a block
-   walks its part of the batch, too, and its sums are a part of dpk, dpv. */
+/* Keys. A block has BK keys of one head of one batch row and walks the tiles of queries
+   that see one of them. Phase 1 is by strips, so a warp has rows of queries. dK and dV
+   are sums over queries, so r a and ds pass through shared memory, where a warp takes 16
+   keys (and part of the columns if there are more warps) as transposed left factors.
+
+       for each tile:  q, dO and the BQ new rows of the table have arrived
+                       r a and ds to shared memory                              phase 1
+                       barrier, which also tells whether all bands are whole
+                       dV += (r a)^T dO;  dK += ds^T (q + u)                    phase 2
+                       (if not all bands are whole, of those that have the warp's keys)
+
+   The pe window moves down by BQ rows per tile. Persistent vectors: a block also walks
+   its split of the batch, and its sums are a part of dpk and dpv. Launch bound: a warp
+   per strip; KEY_BLOCKS see stx__attn_bwd_shape. */
 template <class Sh>
 STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS)
 stx__attn_bwd_keys(stx__attn_bwd_params a) {
@@ -7591,10 +7630,10 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
               table = p.P > 0 && !a.persistent;
     const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z,
               b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) : z + 1;
-    /* the warp's 16 keys, and its columns / 8 */
+    /* the warp's 16 keys, and its first column / 8 */
     const int group = strip % (Sh::BK / 16),
               column = Sh::KEY_SPLIT == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
-    /* rows of the table */
+    /* held: rows of the table in shared memory */
     const int held = table * (Sh::PE_ROWS + (a.prefetch ? Sh::BQ : 0));
     const stx__attn_bwd_shared<Sh> m(shared, STX__MOVES_Q, a.prefetch, table && (p.u.p || p.vb.p),
                                      held);
@@ -7610,7 +7649,7 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     if (!a.persistent) {
         lo = max(0, j0 + p.delta_min - p.C);
         hi = min(p.T, j0 + Sh::BK + w.visible - p.C);
-        /* no query reaches it: zeros, if anything */
+        /* no query reaches these keys: zeros, if anything */
         if (lo >= hi || (Sh::MASK && p.key_mask && !stx__attn_key_mask<Sh::BK>(p, z, j0))) {
             stx__attn_bwd_store_kv(a, 0, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
             stx__attn_bwd_store_kv(a, 1, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
@@ -7653,8 +7692,8 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     stx__attn_bwd_key_store<Sh>(a, z, h, j0, group, column * 8, dk, dv);
 }
 
-/* The next tile of a diagonal that has keys: query i0 of batch row b, from those of
-   rows b .. end-1 and queries lo .. hi-1 */
+/* Advances to the next tile of a diagonal that has keys: query i0 of batch row b, among
+   rows up to end-1 and queries lo .. hi-1. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_next_tile(const stx__attn_params &p, int &b,
                                                                int &i0, int end, int lo, int hi,
@@ -7668,7 +7707,8 @@ static __device__ __forceinline__ void stx__attn_bwd_next_tile(const stx__attn_p
     } while (Sh::MASK && p.key_mask && b < end && !stx__attn_key_mask<Sh::BK>(p, b, i0 + off));
 }
 
-/* dPE += dR^T (q+vb) of a strip, whose chunks of dR first .. last are in shared memory */
+/* dPE += dR^T (q + vb) of a strip, whose chunks first .. last of dR are in shared
+   memory. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh::PE_NB][4],
                                                              const unsigned char *dr,
@@ -7685,7 +7725,7 @@ static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh
             stx__attn_bwd_frag_rows<Sh::CH>(Pr(), y[n / 2], q, strip * 16 + k, column + n);
 #pragma unroll
         for (x = 0; x < XS; x++) {
-            /* of the strip's BK + 16 columns */
+            /* one of the strip's BK + 16 columns / 16 */
             const int chunk = x * Sh::PE_GROUPS + group - (Sh::STRIPS - 1 - strip);
             if ((unsigned)(chunk - first) > (unsigned)(last - first)) continue;
             stx__attn_bwd_frag_cols<Sh::CH_DR>(Pr(), f, dr, strip * 16 + k, 2 * chunk);
@@ -7698,7 +7738,7 @@ static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh
     }
 }
 
-/* A chunk of dR of the strip, columns c and on, to shared memory */
+/* Stores a block of columns of the strip's dR, c and on, in shared memory. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_put_dr(unsigned char *dr, int c,
                                                             const float (&u)[4]) {
@@ -7709,8 +7749,8 @@ static __device__ __forceinline__ void stx__attn_bwd_put_dr(unsigned char *dr, i
     stx__attn_bwd_put2<Pr, Sh::CH_DR>(dr, r + 8, c2, u[2], u[3]);
 }
 
-/* The first half of a tile in the sweep of diagonals, for a warp: dR of its strip to
-   shared memory. Does the strip meet all keys of the tile? */
+/* Phase 1 of a tile in the sweep of diagonals: a warp stores dR of its strip in shared
+   memory. Returns whether the strip's band is the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_diagonal_dr(const stx__attn_bwd_params &a,
                                                                 const stx__attn_window &w,
@@ -7763,7 +7803,7 @@ static __device__ __forceinline__ int stx__attn_bwd_diagonal_dr(const stx__attn_
     return all;
 }
 
-/* The second half: dPE += dR^T (q+vb). all: do all strips meet all keys? */
+/* Phase 2: dPE += dR^T (q + vb). all: the bands of all strips are whole tiles. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_diagonal_sums(
     const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
@@ -7785,8 +7825,8 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_sums(
     }
 }
 
-/* A head's tiles of a diagonal in the batch rows b .. stop-1: key less query `off`, queries
-   lo .. hi-1. used: has the block had a tile, and so its window of the table? */
+/* The tiles of a diagonal of head h in batch rows b .. stop-1, queries lo .. hi-1; off is
+   key less query. used: the block has had a tile, and so its pe window. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -7833,16 +7873,22 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
     }
 }
 
-/* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0;
-   together the diagonals hold every cell once. All tiles of one meet the same window
-   of the table, which stays in shared memory, and the gradient of its W rows stays in
-   registers: row u' of the window is table row P - 1 + e - BK (n+1) + u', with e =
-   first + delta_min - C - BQ + BK what rounding `first` up for the dropout has added. A
-   block walks its part of the batch (for a shared table: of heads and batch) and its
-   tiles. dR of all strips goes through shared memory, each with its own BK + 16
-   columns; then a warp takes its columns of D, and of the window every PE_GROUPS-th
-   chunk. Barriers as in stx__attn_bwd_keys. What a block found is a part: (W,D) floats,
-   added up by stx__attn_bwd_fold_diagonals; a block that found nothing writes only that. */
+/* Diagonals. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0; together
+   the diagonals contain every element once. All tiles of a diagonal use the same pe
+   window, which stays in shared memory, and the gradient of its PE_ROWS rows stays in
+   registers. Row u of the window is table row P - 1 + extra - BK (n + 1) + u, where extra
+   = first + delta_min - C - BQ + BK is what rounding `first` up for the dropout has
+   added.
+
+       for each tile:  K, V, q, dO have arrived
+                       dR of each strip, BK + 16 columns, to shared memory        phase 1
+                       barrier, which also tells whether all bands are whole
+                       dPE += dR^T (q + vb), a warp its columns of D and of the   phase 2
+                       window every PE_GROUPS-th chunk
+
+   A block walks its split of the batch (with a shared table, of heads and batch). Its
+   result is a part, (PE_ROWS,D) floats, which stx__attn_bwd_fold_diagonals adds; a block
+   without tiles stores only that. Launch bound: a warp per strip. */
 template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_bwd_params a) {
     STX__DYNAMIC(shared);
     const stx__attn_params &p = a.p;
@@ -7855,9 +7901,9 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
               c1 = (int)((int64_t)a.units * (split + 1) / a.splits);
     const int group = Sh::PE_GROUPS == 1 ? 0 : strip / Sh::PE_SPLIT,
               column = strip % Sh::PE_SPLIT * Sh::PE_NB;
-    /* the smallest distance in these tiles: query 0, key BK - 1 */
+    /* smallest distance in these tiles: query 0, key BK - 1 */
     const int nearest = p.C - off - (Sh::BK - 1);
-    /* of tiles that have a key */
+    /* queries of tiles that have a key */
     const int lo = max(0, p.first_key - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ,
               hi = min(p.T, p.S - off);
     const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
@@ -7891,11 +7937,11 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
                                      p.D, acc[x], p.scale);
 }
 
-/* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a
-   warp 16 XS of them, all of D; it walks its part of the heads and batch rows, 64
-   queries a step, with the next step's copies on their way: dPE += dR^T (q + vb). What
-   has not been written comes as zeros. Only heads with columns in the block cost
-   anything. Parts as those of diagonals, by column. */
+/* Table. dPE from rows of dR: dPE += dR^T (q + vb). A block has COLUMNS columns, counted
+   from the newest, each warp 16 XS of them and all of D. It walks its split of heads and
+   batch rows, 64 queries per step, with the copies of the next step in flight. What was
+   not stored arrives as zeros. Only heads with columns in the block take time. Parts as
+   those of diagonals, by column. */
 template <class Sh> struct stx__attn_bwd_table_shape {
     enum {
         COLUMNS = Sh::DP > 64 ? 64 : 128,
@@ -7908,6 +7954,8 @@ template <class Sh> struct stx__attn_bwd_table_shape {
     static_assert((int)SHARED <= (int)STX__SHARED_LEAST, "some GPUs have less shared memory");
 };
 
+/* Starts copies of a step: rows of dR, COLUMNS columns that end `back` before the newest,
+   and rows of q. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_bwd_params &a,
                                                                 unsigned char *tile,
@@ -7917,14 +7965,14 @@ static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_
     const stx__attn_params &p = a.p;
     const int c = (int)threadIdx.x % X::CH, y = f.width - back - X::COLUMNS + 8 * c,
               max_delta = (y & ~15) + a.newest - f.width,
-              lo = ((p.first_key + p.span) & ~15)
-                   - p.span; /* where the sweep of queries begins, if not later */
+              /* where the sweep of queries begins, or earlier */
+        lo = ((p.first_key + p.span) & ~15) - p.span;
     const size_t T = (size_t)a.tiles * Sh::BQ;
     const stx__bf16 *from = a.dr + (size_t)f.at * p.B * T + ((size_t)b * T + i0) * f.width + y;
     const int some = y >= 0 && p.C + min(i0 + Sh::BQ, p.T) - p.delta_min > p.first_key;
     int k;
 #pragma unroll
-    /* 8 or 16 rows at once, of one strip */
+    /* 8 or 16 rows at a time, of one strip */
     for (k = 0; k < Sh::BQ; k += Sh::THREADS / X::CH) {
         const int r = (int)threadIdx.x / X::CH + k, i = i0 + (k & ~15),
                   yes = some && i < p.T && max_delta + i + 16 >= lo
@@ -7940,7 +7988,7 @@ static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_
     stx__cp_commit();
 }
 
-/* q becomes q + vb, queries i0 and on, for all threads of the block. */
+/* q becomes q + vb, queries i0 and on. Called by all threads. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__attn_bwd_params &a,
                                                                 unsigned char *q, int i0, int h) {
@@ -7964,7 +8012,7 @@ static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__attn_
     __syncthreads();
 }
 
-/* A step: dPE += dR^T (q + vb) of the warp's 16 XS columns. */
+/* dPE += dR^T (q + vb) of one step, the warp's 16 XS columns. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_table_sums(float (&acc)[XS][Sh::DP / 8][4],
                                                                 const unsigned char *dr,
@@ -8031,7 +8079,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
 #pragma unroll
     for (x = 0; x < X::XS; x++)
 #pragma unroll
-        for (e = 0; e < 2; e++) { /* positions in memory become columns */
+        for (e = 0; e < 2; e++) { /* memory positions to columns */
             const int at = (lane >> 2) + 8 * e,
                       column = (warp * X::XS + x) * 16 + (at >> 2) * 2 + (at & 1) + (at & 2) * 4;
             float *to = a.dpe + (part * X::COLUMNS + column) * p.D + (lane & 3) * 2;
@@ -8043,13 +8091,13 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
         }
 }
 
-/* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours,
-   in order, and within one its splits. A thread a number. */
+/* dpe (P,tables D) += the parts of the diagonals whose windows include a row: adjacent
+   ones in ascending order, and the splits of each in order. One thread per element. */
 STX__GLOBAL(256)
 stx__attn_bwd_fold_diagonals(stx__num dpe, const float *part, const int *used, int P, int tables,
                              int D, int pe_rows, int BK, int extra, int diagonals, int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, columns = (size_t)tables * D;
-    /* u' = BK (n+1) - from */
+    /* row u of the window of diagonal n: u = BK (n + 1) - from */
     int row = (int)(i / columns), d = (int)(i % D), own = (int)(i / D % tables),
         from = P - 1 - row + extra, n, s;
     float sum = 0;
@@ -8062,11 +8110,12 @@ stx__attn_bwd_fold_diagonals(stx__num dpe, const float *part, const int *used, i
     if (sum != 0) stx__add(dpe, i, sum, 1);
 }
 
-/* PARTS ADDED UP, of all gradients that have some, in one launch. 32 numbers a block
-   of 8 x 32 threads: warp s sums parts s, s + 8, .., and the eight sums are added in
-   order. one: to[i] += f times the sum over k of part[k n + i], i < n. rows: dpe of
-   blocks of columns of rows of dR. A row of the table is one column, counted from the
-   newest, and `extra` columns are newer than it has rows. The launch's first blocks. */
+/* Adds the parts of all gradients that have some, in one launch. A block has 8 warps and
+   32 elements: warp s adds parts s, s + 8, .., and the eight sums are added in order.
+
+       job    to[i] += f times the sum over k of part[k n + i], i < n
+       dpe    of blocks of columns of rows of dR, in the first dr_blocks blocks: a table row
+              is one column, counted from the newest; `extra` columns are newer than pe */
 enum { STX__ATTN_BWD_FOLDS = 5 }; /* du, dvb, dz, dpk, dpv */
 
 typedef struct stx__attn_bwd_fold_job {
@@ -8080,14 +8129,14 @@ typedef struct stx__attn_bwd_fold_job {
 typedef struct stx__attn_bwd_folds {
     stx__attn_bwd_fold_job one[STX__ATTN_BWD_FOLDS];
     int count;
-    unsigned dr_blocks; /* blocks of these; 0: there are none */
+    unsigned dr_blocks; /* blocks for dpe; 0: none */
     stx__num dpe;
     const float *part;
     const int *used;
     int P, tables, D, columns, extra, blocks, splits;
 } stx__attn_bwd_folds;
 
-/* The eight warps' sums, in the first one */
+/* Adds the sums of the eight warps; valid in the first one. */
 static __device__ __forceinline__ float stx__attn_bwd_fold_slices(float *sum, float x) {
     const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
     sum[threadIdx.x] = x;
@@ -8138,13 +8187,13 @@ typedef struct stx__attn_bwd_choice {
     stx__attn_bwd_kernel_list queries;
     stx__attn_bwd_kernel keys, diagonals;
     size_t shared_queries, shared_keys, shared_diagonals; /* bytes */
-    size_t more_queries, more_keys, more_diagonals;       /* with the next tile */
+    size_t more_queries, more_keys, more_diagonals;       /* bytes for prefetching */
     int bq, bk, threads;
-    stx__attn_bwd_kernel table; /* of rows of dR; NULL in floats */
+    stx__attn_bwd_kernel table; /* of rows of dR; NULL for floats */
     size_t shared_table;
-    int columns,
-        rows; /* of a block of that; how much room rows of dR have: 0 none, 1 STX__ATTN_BWD_DR_BYTES, 2 half of what they
-                                           want (tests) */
+    int columns; /* of a block of it */
+    int rows;    /* capacity for rows of dR: 0 none, 1 STX__ATTN_BWD_DR_BYTES, 2
+                                   half of what they require (for tests) */
 } stx__attn_bwd_choice;
 
 template <class Sh> static void stx__attn_bwd_choose_table(stx__attn_bwd_choice *, ...) {}
@@ -8210,37 +8259,37 @@ static stx__attn_bwd_choice stx__attn_bwd_choose(const stx_ctx *x, const stx_att
     return c;
 }
 
-/* How the work is cut, and the scratch: from sizes alone */
+/* How the work is cut, and the offsets of the scratch. Follows from sizes alone. */
 typedef struct stx__attn_bwd_plan {
-    int tiles;                       /* of queries */
-    int first, key_tiles;            /* of keys */
-    int vector_tiles, vector_splits; /* of persistent vectors */
-    int diagonal_first, diagonal_extra, diagonals, tables, units, table_splits;
-    /* which sweeps are wanted: table, that of diagonals */
-    int pe_rows, queries, keys, vectors, table;
-    /* rows of dR: how many columns they may have together; 0: there are none */
-    int rows, newest, blocks, row_splits;
-    /* offsets; their end */
-    size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, place, bytes;
-    size_t dr; /* bytes for rows of dR: see stx__attn_fused_bwd */
+    int queries, keys, vectors, table;  /* is a sweep required? table: of diagonals */
+    int tiles;                          /* of queries */
+    int first, key_tiles;               /* first key; tiles of keys */
+    int vector_tiles, vector_splits;    /* of persistent vectors */
+    int diagonal_first, diagonal_extra; /* first and extra of the sweep of diagonals */
+    int diagonals, tables, units, table_splits;
+    int pe_rows;
+    int rows;                       /* columns of dR of all heads; 0: none */
+    int newest, blocks, row_splits; /* of the kernel for rows of dR */
+    size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, place; /* offsets */
+    size_t bytes;                                                     /* of scratch */
+    size_t dr;                                                        /* bytes for rows of dR */
 } stx__attn_bwd_plan;
 
-/* bytes for the parts of dpe, at most, unless a single split needs more */
-enum {
-    STX__ATTN_BWD_PART_BYTES = 128 << 20,
-    STX__ATTN_BWD_DR_BYTES = 256 << 20
-}; /* bytes for ROWS OF dR of a context, at most. At B 64, T 512 and 8 heads these are 512
-                                                   distances a head on average: learned spans, but for a long head or two of a layer */
+/* Bytes at most: for the parts of dpe, unless a single split requires more; and for the
+   rows of dR of a context. At B 64, T 512 and 8 heads, the latter are 512 distances per
+   head on average: enough for learned spans except those of one or two long heads per
+   layer. */
+enum { STX__ATTN_BWD_PART_BYTES = 128 << 20, STX__ATTN_BWD_DR_BYTES = 256 << 20 };
 
-/* The tiles of keys and of persistent vectors. */
+/* Plans the tiles of keys and of persistent vectors. */
 static void stx__attn_bwd_plan_keys(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                     stx__attn_bwd_plan *s) {
     const int S = (int)a->S, C = S - (int)a->T, span = (int)a->span, B = (int)a->B, H = (int)a->H;
-    /* keys that some query may see; tiles begin where a block of 8 of the dropout does */
+    /* keys that some query may see, aligned to 8 random numbers of the dropout */
     int lo = STX_MAX(STX_MIN((int)STX_MAX(a->first_key, 0), S), C - span);
     lo = STX_MAX(lo, 0);
     s->first = ((lo + span) & ~7) - span;
-    /* also of those that none sees: zeros */
+    /* if gradients are overwritten, also keys that no query sees: zeros */
     if (a->overwrite & ~STX_OVERWRITE_DQ && s->first > 0)
         s->first -= (s->first + c->bk - 1) / c->bk * c->bk;
     s->key_tiles = (S - s->first + c->bk - 1) / c->bk;
@@ -8249,18 +8298,18 @@ static void stx__attn_bwd_plan_keys(const stx_attention_args *a, const stx__attn
         s->vector_splits = STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s->vector_tiles)));
 }
 
-/* Splits of the heads and the batch into which parts of dpe are cut: at most `most`, and
-   as many as STX__ATTN_BWD_PART_BYTES bytes allow if a split needs `one`. */
+/* Splits of the units for the parts of dpe: at most `most`, and no more than fit in
+   STX__ATTN_BWD_PART_BYTES if one split takes `one` bytes. */
 static int stx__attn_bwd_splits(size_t one, int units, int most) {
     return (int)STX_MIN(STX_MAX((size_t)1, STX__ATTN_BWD_PART_BYTES / one),
                         (size_t)STX_MIN(units, most));
 }
 
-/* Rows of dR, if there are to be some: their columns, and their parts of dpe. */
+/* Plans the rows of dR, if there are any: their columns and their parts of dpe. */
 static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                   stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
     const int C = (int)a->S - (int)a->T, span = (int)a->span;
-    const size_t rows = a->B * s->tiles * c->bq; /* of a head */
+    const size_t rows = a->B * s->tiles * c->bq; /* rows of one head */
     size_t one, all, most;
     s->newest = C - a->delta_min + 1;
     s->newest += -(s->newest + span) & 15;
@@ -8269,16 +8318,16 @@ static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_b
     all = one * a->H;
     most = c->rows == 2 ? all / 2 : STX__ATTN_BWD_DR_BYTES / (rows * 2);
     if (most > all) most = all;
-    /* else no head has room */
+    /* otherwise no head gets columns */
     if (most < all && most < (size_t)(c->rows == 2 ? 16 : 64)) return;
     s->rows = (int)(most / 16 * 16);
-    /* else no head can be left for the sweep */
+    /* otherwise every head has columns, and none takes the sweep */
     s->table = most < all;
     s->dr = STX_MIN((size_t)STX__ATTN_BWD_DR_BYTES,
                     (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H * rows * 2);
-    /* also where nothing else is asked of them: dPE has the same bits then */
+    /* even if nothing else requires this sweep, so that dPE has the same bits */
     s->queries = 1;
-    /* of the longest head that may have rows */
+    /* columns of the widest head that may have rows */
     one = STX_MIN(one, most);
     s->blocks = (int)((one + c->columns - 1) / c->columns);
     one = (size_t)s->blocks * s->tables * c->columns * a->D * sizeof(float);
@@ -8287,19 +8336,20 @@ static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_b
     *flags = (size_t)s->blocks * s->tables * s->row_splits * sizeof(int);
 }
 
-/* The sweep of diagonals, and its parts of dpe. */
+/* Plans the sweep of diagonals and its parts of dpe. */
 static void stx__attn_bwd_plan_diagonals(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                          stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
     const int C = (int)a->S - (int)a->T, span = (int)a->span;
     size_t one;
-    /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7 keys later */
+    /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7 keys
+       later */
     s->diagonal_first = C - a->delta_min + c->bq - c->bk;
     s->diagonal_extra = -(s->diagonal_first + span) & 7;
     s->diagonal_first += s->diagonal_extra;
     s->diagonals = (span - a->delta_min + c->bq - 1 + s->diagonal_extra) / c->bk + 1;
     one = (size_t)s->diagonals * s->tables * s->pe_rows * a->D * sizeof(float);
     s->table_splits = stx__attn_bwd_splits(one, s->units, STX_MAX(1, 64 / s->tables));
-    /* one way after the other */
+    /* the two kinds of parts use the same memory, one after the other */
     *parts = STX_MAX(*parts, s->table_splits * one);
     *flags = STX_MAX(*flags, (size_t)s->diagonals * s->tables * s->table_splits * sizeof(int));
 }
@@ -8342,6 +8392,7 @@ static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a,
     return s;
 }
 
+/* The parameters and kernels of a call: 1, or 0 if the fused kernels cannot run it. */
 static int stx__attn_bwd_params_of(stx_ctx *x, const stx_attention_args *a, stx__attn_bwd_params *p,
                                    stx__attn_bwd_choice *c) {
     int half, ok = 1;
@@ -8349,14 +8400,15 @@ static int stx__attn_bwd_params_of(stx_ctx *x, const stx_attention_args *a, stx_
     if (!stx__attn_params_of(x, a, &p->p, &half)) return 0;
     *c = stx__attn_bwd_choose(x, a, half);
     p->dy = stx__attn_operand(x, a->dy, half, a->D, &ok);
-    /* blocks are counted in ints */
+    /* blocks are counted as int */
     if ((size_t)p->p.B * p->p.H * (((size_t)p->p.T + c->bq - 1) / c->bq) >= (size_t)1 << 31)
         return 0;
     return ok && p->p.B < 65536 && c->shared_keys <= stx__gpu(x)->shared_max
            && c->shared_diagonals <= stx__gpu(x)->shared_max;
 }
 
-/* Beside stx__attn_fused_can: is dy stored as y, and is there shared memory enough? */
+/* In addition to stx__attn_fused_can: whether dy is stored as y, and shared memory
+   suffices. */
 static int stx__attn_fused_bwd_can(stx_ctx *x, const stx_attention_args *a) {
     stx__attn_bwd_params p;
     stx__attn_bwd_choice c;
@@ -8369,9 +8421,9 @@ static size_t stx__attn_fused_bwd_work(stx_ctx *x, const stx_attention_args *a) 
     return stx__attn_bwd_params_of(x, a, &p, &c) ? stx__attn_bwd_plan_of(a, &c).bytes : 0;
 }
 
-/* Before a kernel's launch: *bytes of shared memory, and `more` for the next tile
-   where no fewer blocks fit on a multiprocessor for it, which says *prefetch. The GPU may
-   decide that, for it changes no bits. 0 after an error. */
+/* Before the launch of a kernel: adds `more` bytes of shared memory for prefetching to
+   *bytes if as many blocks then still fit on a multiprocessor, and sets *prefetch. The
+   GPU may decide this, because it changes no bits. Returns 0 after an error. */
 static int stx__attn_bwd_set_shared(stx_ctx *x, const void *kernel, int threads, size_t *bytes,
                                     size_t more, int *prefetch) {
     size_t all = *bytes + more;
@@ -8402,8 +8454,8 @@ static void stx__attn_bwd_fold_now(stx_ctx *x, stx__attn_bwd_folds *all) {
     all->dr_blocks = 0;
 }
 
-/* Waits for the launch of all, unless it adds to what another one adds to (u and vb
-   may be one parameter): sums of one launch have no order */
+/* Defers the sum of parts until all are launched, unless it adds to the same gradient as
+   another one (u and vb may be one parameter): the sums of one launch have no order. */
 static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const stx_real *to,
                                     const float *part, size_t n, size_t parts, float f) {
     stx__attn_bwd_fold_job *o;
@@ -8421,7 +8473,7 @@ static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const 
     o->blocks = stx__blocks(n, 32, (size_t)1 << 28);
 }
 
-/* The gradients and the scratch of a call, after stx__attn_bwd_params_of: 1, or 0 and an error. */
+/* Sets the gradients and the scratch of a call: 1, or 0 and an error. */
 static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
                                  const stx__attn_bwd_plan *s, stx__attn_bwd_params *p) {
     char *work = (char *)a->work;
@@ -8446,15 +8498,16 @@ static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
     p->dpe = (float *)(work + s->dpe);
     p->used = (int *)(work + s->used);
     if (!s->rows) return 1;
-    /* not of the step's memory, where layers with other windows would each have their own;
-       and as much as the whole table wants, so that it does not grow with the spans */
+    /* not in the step's memory, where layers with other windows would each have their
+       own; as large as the whole table requires, so that it does not grow with the
+       spans */
     p->dr = (stx__bf16 *)stx__scratch_of(x, s->dr, "stx_attention_bwd");
     p->slot = (const stx__attn_dr_slot *)(work + s->place);
     p->newest = s->newest;
     return p->dr != NULL;
 }
 
-/* dsum, and the list of the queries' tiles. */
+/* Launches the kernel that computes dsum and the list of query tiles. */
 static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
                                       const stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                       const stx__attn_bwd_params *p) {
@@ -8477,6 +8530,7 @@ static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
                     stx__num_of(x, a->dy), stx__num_of(x, a->y), p->dsum);
 }
 
+/* The sweep of queries. */
 static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
                                       stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                       stx__attn_bwd_params *p, stx__attn_bwd_folds *folds) {
@@ -8496,7 +8550,8 @@ static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
                                 a->max_span / a->ramp);
 }
 
-/* The sweep of keys, of the window and of persistent vectors: 1, or 0 and an error. */
+/* The sweep of keys, over the window and over persistent vectors: 1, or 0 and an
+   error. */
 static int stx__attn_bwd_run_keys(stx_ctx *x, const stx_attention_args *a, stx__attn_bwd_choice *c,
                                   const stx__attn_bwd_plan *s, stx__attn_bwd_params *p,
                                   stx__attn_bwd_folds *folds) {
@@ -8527,6 +8582,7 @@ static int stx__attn_bwd_run_keys(stx_ctx *x, const stx_attention_args *a, stx__
     return 1;
 }
 
+/* The sweep of diagonals, and the sum of its parts. */
 static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
                                         stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                         stx__attn_bwd_params *p) {
@@ -8545,6 +8601,7 @@ static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
                     s->table_splits);
 }
 
+/* dPE from rows of dR. */
 static void stx__attn_bwd_run_table(stx_ctx *x, const stx_attention_args *a,
                                     const stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                     stx__attn_bwd_params *p, stx__attn_bwd_folds *folds) {
@@ -8590,18 +8647,19 @@ static void stx__attn_fused_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 enum { STX__ATTN_MAX_HEADS = 256 };
 
-/* Version 2 where it can take the call, else version 0: g->attention decides
-   (stx_cuda_attention). top, inv are floats in any case: rows of the two passes may
-   come from different versions. */
+/* Version 2 (fused) if it can run the call, otherwise version 0 (plain); g->attention can
+   force one (stx_cuda_attention). row_max and inv_sum are always floats, because the two
+   passes of a call may use different versions. */
 static int stx__attn_use_fused(stx_ctx *x, const stx_attention_args *a) {
     int version = stx__gpu(x)->attention;
     return version != 1 && version != 3 && stx__attn_fused_can(x, a);
 }
 
+/* Whether a call has nothing to do, or too many heads (an error). */
 static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
     if (a->H <= STX__ATTN_MAX_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
-    stx_fail(x, STX_ERR_SHAPE, "%s: %zu heads, want at most %d", what, a->H,
-             (int)STX__ATTN_MAX_HEADS);
+    stx_fail(x, STX_ERR_SHAPE, "%s: heads: expected at most %d, got %zu", what,
+             (int)STX__ATTN_MAX_HEADS, a->H);
     return 1;
 }
 
