@@ -8698,25 +8698,39 @@ extern "C" void stx_cuda_attention(stx_ctx *x, int version) {
 // >>recurrence --------------------------------------------------------------------------------------------------------
 
 #ifdef SEQTX_SRU_H
-/* The recurrence of stx_sru_args. It moves 12 bytes a column and step (bfloat16) for some
-   40 instructions, so it waits for memory, or, with few columns, for the chain c -> f ->
-   c of about 60 cycles a step: what counts is that loads are under way long before they
-   are needed, and that columns spread over all of the GPU. So a warp has 32 columns (64
-   bytes a plane and step of bfloat16) of one batch row and one direction, a lane each,
-   and nothing is shared between warps but what is said below.
+/* The recurrence of stx_sru_args, whose letters apply here. In bfloat16 it moves 12 bytes
+   per column and step for about 40 instructions, so it waits for memory or, with few
+   columns, for the chain c -> f -> c of about 60 cycles per step. What matters is that
+   loads are in flight long before they are needed, and that columns spread over the whole
+   GPU. A warp therefore has 32 columns (64 bytes per plane and step in bfloat16) of one
+   batch row and one direction, one per lane. A plane is one of the arrays side by side in
+   u or V. Warps share nothing except what is described here.
 
-   Forward: a warp is a block and walks over all steps; a ring of cp.async stages in
-   shared memory runs 40 steps and more ahead of it. Forward without v and V: f does not
-   depend on c, and c after a tile of 32 steps is P c + Q of c before it. With few columns
-   the warps of a block take a tile each, tell each other P and Q, and then know where
-   they start. Nothing is read twice from global memory. Backward: a warp loads a tile,
-   makes its states from the saved one, then walks back. The adjoint e before a tile is P
-   e + Q of e after it for any v (J below), so with few columns the warps of a block take
-   a tile each here too. P and Q come from the walk that makes the states. How e goes from
-   tile to tile does not depend on the number of warps.
+   Forward: a block is a warp that walks all steps; a ring of cp.async stages in shared
+   memory runs 40 or more steps ahead of it.
 
-   Which of them, and how many warps, follows from the sizes alone, so that bits do not
-   depend on the GPU. Arithmetic is float. */
+   Forward without v and V (scan): f does not depend on c, so c after a tile of 32 steps
+   is P c + Q of c before it. With few columns, each warp of a block takes a tile, the
+   warps exchange P and Q, and then each knows its initial state. Nothing is read twice
+   from global memory.
+
+       step     0      32      64      96     128
+                |--------|-------|-------|-------|
+       warp         0        1       2       3       P, Q; exchange; then states and h
+
+   Backward: a warp loads a tile, computes its states from the saved one, then walks back.
+   The adjoint e before a tile is P e + Q of e after it, for any v (J below), so with few
+   columns the warps of a block take one tile each here too. P and Q come from the walk
+   that computes the states. How e passes from tile to tile does not depend on the number
+   of warps.
+
+   The kernel and the number of warps follow from sizes alone, so that results do not
+   depend on the GPU. Arithmetic is float. A gradient of a parameter is a sum over the
+   tiles of a warp, then over warps, then over batch rows, each in a fixed order.
+
+   STX__SRU_ONE_WARP, STX__SRU_FOUR_WARPS: columns from which 1 or 4 warps have tiles of
+   the same columns, otherwise 8. STX__SRU_SHARED: bytes of shared memory per block at
+   most. STX__SRU_SLOT: elements of one plane of a tile. */
 enum {
     STX__SRU_ONE_WARP = 30000,
     STX__SRU_FOUR_WARPS = 8192,
@@ -8725,23 +8739,26 @@ enum {
 };
 
 typedef struct stx__sru {
-    size_t T, H, O, k, tiles, groups; /* groups of 32 columns in one direction */
+    size_t T, H, O, k, tiles;
+    size_t groups; /* of 32 columns, per direction */
     int D, add_xr;
-    float alpha; /* of the highway: 1 for k = 4 */
+    float alpha; /* of the highway; 1 for k = 4 */
     stx__num u, xr, V, h, last, v, bias, c0, m, dh, dlast, du, dV, dxr, dc0;
     const int32_t *pad;
-    /* (B,tiles,O); (B,4,O): sums of dvf, dvr, dbf, dbr of a batch row, or NULL */
-    float *c, *part;
+    float *c;    /* (B,tiles,O) */
+    float *part; /* (B,4,O): sums of dvf, dvr, dbf, dbr of a batch row; or NULL */
 } stx__sru;
 
-/* A lane's column: o of batch row b. Lanes that have none take lane 0's, and write
-   what it writes, so that nothing has to be asked about them. Step n in the order of
-   the direction has row(n) of (B,T). */
+/* The column of a lane: o of batch row b. A lane beyond the last column takes that of
+   lane 0 and stores the same values, so that no conditions are needed. Step n in the
+   order of the direction is row(n) of (B,T). */
 typedef struct stx__sru_column {
-    size_t b, o, o0, first;     /* o0: of lane 0; first: row of step 0 */
-    int lane, col, width, back; /* col: place among the warp's columns */
-    /* gates' numbers times -log2 e, for e^-z is 2^(that) */
-    float vf, vr, bf, br, m;
+    size_t b, o, o0; /* o0: of lane 0 */
+    size_t first;    /* row of step 0 */
+    int lane, width, back;
+    int col;              /* index among the warp's columns */
+    float vf, vr, bf, br; /* parameters of the gates times -log2 e: e^-z = 2^(that) */
+    float m;
 } stx__sru_column;
 
   #define STX__NLOG2E (-1.44269504088896340736f)
@@ -8750,6 +8767,7 @@ static __device__ __forceinline__ size_t stx__sru_row(const stx__sru_column &q, 
     return q.back ? q.first - n : q.first + n;
 }
 
+/* a[i], or `none` if there is no array. */
 static __device__ __forceinline__ float stx__sru_get_or(const stx__num &a, size_t i, float none) {
     return a.p ? stx__get(a, i) : none;
 }
@@ -8776,8 +8794,8 @@ static __device__ __forceinline__ stx__sru_column stx__sru_column_of(const stx__
     return q;
 }
 
-/* What a warp reads of one array: planes of 32 columns. p: where this lane's first
-   piece of step 0 is; by: bytes to the next step. */
+/* An array that a warp reads: planes of 32 columns. p: the first 16-byte piece of this
+   lane at step 0. by: bytes to the next step. */
 typedef struct stx__sru_input {
     const char *p;
     ptrdiff_t by, plane;
@@ -8798,9 +8816,9 @@ static __device__ __forceinline__ stx__sru_input stx__sru_input_of(const stx__nu
     return f;
 }
 
-/* Steps n0 .. n0+STEPS-1 into PLANES slots (STEPS,32), zero where there is nothing: in
-   pieces of 16 bytes, to be waited for. A piece that is not there takes u's address
-   instead of its own, which may be outside of any array. */
+/* Starts copies of steps n0 .. n0+STEPS-1 to PLANES slots (STEPS,32) in pieces of 16
+   bytes; 0 where there is nothing. A piece that does not exist uses the address of u,
+   because its own may be outside any array. */
 template <class E, int STEPS, int PLANES>
 static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_input &f,
                                                       const stx__sru &p, const stx__sru_column &q,
@@ -8823,7 +8841,8 @@ static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in
     }
 }
 
-/* The same for any storage and address: one by one, each lane its own column */
+/* The same for any storage and alignment: element by element, each lane its own
+   column. */
 template <class E, int STEPS>
 static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__num &a, size_t ld,
                                                             size_t plane, const stx__sru &p,
@@ -8835,8 +8854,9 @@ static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__
                                     : 0.0f;
 }
 
-/* Slots: u0 u1 u2, the highway (u3 or xr), with HASV V's two, in backward dh and, if
-   it is added to, dxr */
+/* The inputs of a tile, in slots: u0 u1 u2, the highway (u3 or xr), with HASV the two of
+   V, in backward dh and, if gradients are added to it, dxr. PLAIN: any storage and
+   alignment. */
 template <class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_source {
     stx__sru_input u, x, V, dh, dxr;
 
@@ -8893,7 +8913,7 @@ static __device__ __forceinline__ void stx__sru_store(stx__bf16 *p, float v) {
     *p = __float2bfloat16(v);
 }
 
-/* A place in an array that is written, and walks */
+/* A pointer into an array that is written step by step. */
 template <class E, int PLAIN> struct stx__sru_output {
     E *p;
 
@@ -8923,8 +8943,8 @@ template <class E> struct stx__sru_output<E, 1> {
     }
 };
 
-/* Bits of the 32 steps from n0: is there no step, or padding? pad: stx__sru_pad of
-   step n0 + lane. */
+/* The skipped ones among 32 steps from n0, as bits: steps beyond the last one and
+   padding. pad: stx__sru_pad of step n0 + lane. */
 static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q,
                                                    size_t n) {
     return p.pad && n < p.T ? p.pad[stx__sru_row(q, n)] != 0 : 0;
@@ -8936,7 +8956,8 @@ static __device__ __forceinline__ uint32_t stx__sru_skips(const stx__sru &p,
     return __ballot_sync(STX__ALL, pad || n0 + q.lane >= p.T);
 }
 
-/* sigmoid(u + v c + b), number `at` of slots (STEPS,32): gate 0 forgets, 1 resets */
+/* sigmoid(u + v c + b) at index `at` of slots (STEPS,32); gate 0 forgets, gate 1
+   resets. */
 template <class E, int HASV, int STEPS>
 static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, int at,
                                                       const stx__sru_column &q, float c) {
@@ -8946,7 +8967,7 @@ static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, i
     return stx__rcp(1.0f + stx__exp2(fmaf(v, c, z)));
 }
 
-/* h = xt + (g(c) - xt) m r */
+/* h = xt + (g(c) - xt) m r. */
 template <class E, int TANH, int STEPS>
 static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, const stx__sru &p,
                                                      const stx__sru_column &q, float c, float r) {
@@ -8954,8 +8975,8 @@ static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, cons
     return fmaf(g - xt, q.m * r, xt);
 }
 
-/* STEPS steps from n0 in slot; skip: bits of those that are padding, or beyond the
-   last. FULL: none is. A v of zero for SCAN. */
+/* Runs STEPS steps from n0 in slot and returns the last state. skip: bits of the steps to
+   skip; FULL: there are none. SCAN: v is 0. */
 template <class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN>
 static __device__ __forceinline__ float stx__sru_steps(const E *slot, const stx__sru &p,
                                                        const stx__sru_column &q, size_t n0,
@@ -8978,8 +8999,8 @@ static __device__ __forceinline__ float stx__sru_steps(const E *slot, const stx_
     return c;
 }
 
-/* Forward. A block is a warp; the ring has STAGES of STEPS steps, all but one of them
-   under way. */
+/* Forward. A block is one warp (launch bound 32). The ring has STAGES stages of STEPS
+   steps, all but one of them in flight. */
 template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_kernel(stx__sru p) {
     constexpr int STEPS = sizeof(E) == 2 ? 16 : 8, STAGES = sizeof(E) == 2 ? 4 : 6,
                   STAGE = (HASV ? 6 : 4) * 32 * STEPS;
@@ -8993,7 +9014,7 @@ template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_k
         uint32_t skip = stx__sru_skips(p, q, n0, pad) & ((1u << STEPS) - 1);
         pad = stx__sru_pad(p, q, n0 + STEPS + q.lane);
         stx__cp_wait<STAGES - 2>();
-        /* this stage is there for all lanes, and none reads the one before it any more */
+        /* all lanes see this stage, and none reads the previous one any more */
         __syncwarp();
         from.fetch(ring + (at ? at - 1 : STAGES - 1) * STAGE, p, q, n0 + (STAGES - 1) * STEPS);
         if (p.c && n0 % STX_SRU_TILE == 0) p.c[(q.b * p.tiles + n0 / STX_SRU_TILE) * p.O + q.o] = c;
@@ -9009,13 +9030,13 @@ template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_k
     if (p.last.p) stx__put(p.last, q.b * p.O + q.o, c);
 }
 
-/* What a tile does to the number that goes through it, P and Q, told to all warps of
-   the block: `mine` becomes the number before this warp's tile, x that after the tiles
-   of all. told: (2,warps,2,32), in turns, so that one barrier a round is enough. */
-static __device__ __forceinline__ void stx__sru_exchange(float *told, int round, int warps,
+/* Exchanges P and Q of the warps' tiles: `mine` becomes the value before this warp's
+   tile, and x the value after all tiles. buffer: (2,warps,2,32), alternating, so that one
+   barrier per round suffices. */
+static __device__ __forceinline__ void stx__sru_exchange(float *buffer, int round, int warps,
                                                          int warp, int lane, float P, float Q,
                                                          float &mine, float &x) {
-    float *to = told + (round & 1) * warps * 64;
+    float *to = buffer + (round & 1) * warps * 64;
     to[warp * 64 + lane] = P;
     to[warp * 64 + 32 + lane] = Q;
     __syncthreads();
@@ -9025,14 +9046,16 @@ static __device__ __forceinline__ void stx__sru_exchange(float *told, int round,
     }
 }
 
-/* Forward without v and V: each warp of a block has a tile, by turns. */
+/* Forward without v and V: the warps of a block take tiles in turn. Launch bound: at
+   most 8 warps; one block per multiprocessor, so that the unrolled walks keep their
+   registers. */
 template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(stx__sru p) {
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_column_of(p);
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     const stx__sru_source<E, PLAIN, 0, STX_SRU_TILE, 0> from(p, q);
     E *slot = (E *)raw + warp * 4 * STX__SRU_SLOT;
-    float *told = (float *)((E *)raw + warps * 4 * STX__SRU_SLOT),
+    float *buffer = (float *)((E *)raw + warps * 4 * STX__SRU_SLOT),
           c = stx__sru_get_or(p.c0, q.b * p.O + q.o, 0);
     for (size_t tile = warp, round = 0; tile - warp < p.tiles; tile += warps, round++) {
         size_t n0 = tile * STX_SRU_TILE;
@@ -9054,7 +9077,7 @@ template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel
                 Q = skip >> i & 1 ? Q : next;
             }
         }
-        stx__sru_exchange(told, (int)round, warps, warp, q.lane, P, Q, mine, c);
+        stx__sru_exchange(buffer, (int)round, warps, warp, q.lane, P, Q, mine, c);
         if (tile >= p.tiles) continue;
         if (p.c) p.c[(q.b * p.tiles + tile) * p.O + q.o] = mine;
         if (skip)
@@ -9065,13 +9088,17 @@ template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel
     if (p.last.p && warp == 0) stx__put(p.last, q.b * p.O + q.o, c);
 }
 
-/* c' = u0 + (c - u0) f ; h = xt + (g(c') - xt) m r:
-       a = dh m r g' + e                       (dL/dc', e from the step after)
-       dzf = a (c - u0) f (1 - f) ; dzr = dh (g - xt) m r (1 - r)
-       du0 = a (1 - f) ; du1 = dzf ; du2 = dzr ; dxt = dh (1 - m r)
-       dvf += dzf c ; dvr += dzr c ; dbf += dzf ; dbr += dzr
-       e = a f + dzf vf + dzr vr = a J + dzr vr,   J = f + vf (c - u0) f (1 - f)
-   What both walks of backward make of step `at`; cn is c'. */
+/* The derivatives of a step. Forward: c' = u0 + (c - u0) f, h = xt + (g(c') - xt) m r.
+   Backward, with e from the following step:
+
+       a   = dh m r g' + e                          dL/dc'
+       dzf = a (c - u0) f (1 - f)                   dzr = dh (g - xt) m r (1 - r)
+       du0 = a (1 - f)   du1 = dzf   du2 = dzr      dxt = dh (1 - m r)
+       dvf += dzf c      dvr += dzr c               dbf += dzf   dbr += dzr
+       e   = a f + dzf vf + dzr vr = a J + dzr vr   J = f + vf (c - u0) f (1 - f)
+
+   Fields: d = c - u0, s = f (1 - f), kept = m r, gr = dh m r g', rest = dzr vr. cn is
+   c'. */
 typedef struct stx__sru_step_grad {
     float d, f, r, s, kept, gr, dzr, J, rest;
 } stx__sru_step_grad;
@@ -9104,9 +9131,9 @@ static __device__ __forceinline__ stx__sru_step_grad stx__sru_step_grads(const E
     return k;
 }
 
-/* The walk that makes the states of a tile (32,32) from c, and with MANY the tile's P
-   and Q: e before it is P e + Q */
-template <class E, int HASV, int TANH, int MANY, int FULL>
+/* Computes the states of a tile (32,32) from c, and with PARALLEL its P and Q: e before
+   the tile is P e + Q. */
+template <class E, int HASV, int TANH, int PARALLEL, int FULL>
 static __device__ __forceinline__ float stx__sru_states(float *state, const E *slot,
                                                         const stx__sru &p, const stx__sru_column &q,
                                                         uint32_t skip, float c, float &P,
@@ -9118,7 +9145,7 @@ static __device__ __forceinline__ float stx__sru_states(float *state, const E *s
         if (!FULL && (skip >> i & 1)) continue;
         float u0 = stx__sru_float(slot[at]),
               f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
-        if (MANY) {
+        if (PARALLEL) {
             stx__sru_step_grad k = stx__sru_step_grads<E, HASV, TANH>(
                 slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c));
             Q = fmaf(P, fmaf(k.gr, k.J, k.rest), Q);
@@ -9129,7 +9156,7 @@ static __device__ __forceinline__ float stx__sru_states(float *state, const E *s
     return c;
 }
 
-/* The walk back: from e after the tile to e before it, and all gradients. sum: dvf,
+/* Walks back, from e after the tile to e before it, and computes all gradients. sum: dvf,
    dvr, dbf, dbr of this tile. */
 template <class E, int PLAIN, int HASV, int TANH, int FULL>
 static __device__ __forceinline__ float stx__sru_steps_back(const float *state, const E *slot,
@@ -9138,7 +9165,7 @@ static __device__ __forceinline__ float stx__sru_steps_back(const float *state, 
                                                             uint32_t skip, float cn, float e,
                                                             float (&sum)[4]) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
-    /* may be beyond the last: it is not used then */
+    /* may be beyond the last row, and is not used then */
     const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);
     const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k,
                     by_x = p.k == 4 ? by_u : by;
@@ -9180,20 +9207,20 @@ static __device__ __forceinline__ float stx__sru_steps_back(const float *state, 
     return e;
 }
 
-/* Backward. MANY: each warp of a block has a tile, by turns, from the last one on;
-   else a block is a warp. */
-template <class E, int PLAIN, int HASV, int TANH, int MANY>
-STX__GLOBAL(MANY ? 256 : 32, 1)
+/* Backward. PARALLEL: the warps of a block take tiles in turn, from the last one on (at
+   most 8 warps); otherwise a block is one warp. */
+template <class E, int PLAIN, int HASV, int TANH, int PARALLEL>
+STX__GLOBAL(PARALLEL ? 256 : 32, 1)
 stx__sru_bwd_kernel(stx__sru p) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_column_of(p);
-    const int warps = MANY ? blockDim.x / 32 : 1, warp = MANY ? threadIdx.x / 32 : 0,
+    const int warps = PARALLEL ? blockDim.x / 32 : 1, warp = PARALLEL ? threadIdx.x / 32 : 0,
               slots = GRAD + 1 + p.add_xr;
     const stx__sru_source<E, PLAIN, HASV, STX_SRU_TILE, 1> from(p, q);
     const size_t each = N * (slots * sizeof(E) + sizeof(float));
     E *slot = (E *)(raw + warp * each);
-    float *state = (float *)(slot + slots * N), *told = (float *)(raw + warps * each);
+    float *state = (float *)(slot + slots * N), *buffer = (float *)(raw + warps * each);
     float e = stx__sru_get_or(p.dlast, q.b * p.O + q.o, 0), total[4] = {0, 0, 0, 0};
     for (size_t turn = warp, round = 0; turn - warp < p.tiles; turn += warps, round++) {
         size_t tile = p.tiles - 1 - turn, n0 = tile * STX_SRU_TILE;
@@ -9207,12 +9234,12 @@ stx__sru_bwd_kernel(stx__sru p) {
             stx__cp_wait<0>();
             __syncwarp();
             if (skip)
-                c = stx__sru_states<E, HASV, TANH, MANY, 0>(state, slot, p, q, skip, c, P, Q);
+                c = stx__sru_states<E, HASV, TANH, PARALLEL, 0>(state, slot, p, q, skip, c, P, Q);
             else
-                c = stx__sru_states<E, HASV, TANH, MANY, 1>(state, slot, p, q, 0, c, P, Q);
+                c = stx__sru_states<E, HASV, TANH, PARALLEL, 1>(state, slot, p, q, 0, c, P, Q);
         }
-        if (MANY)
-            stx__sru_exchange(told, (int)round, warps, warp, q.lane, P, Q, mine, e);
+        if (PARALLEL)
+            stx__sru_exchange(buffer, (int)round, warps, warp, q.lane, P, Q, mine, e);
         else
             mine = e;
         if (turn < p.tiles) {
@@ -9225,15 +9252,16 @@ stx__sru_bwd_kernel(stx__sru p) {
                                                                     mine, sum);
             for (int k = 0; k < 4; k++) total[k] += sum[k];
         }
-        if (!MANY) e = mine;
+        if (!PARALLEL) e = mine;
     }
-    if (MANY && p.part) { /* the warps' sums, in order */
+    /* add the sums of the warps, in order */
+    if (PARALLEL && p.part) {
         __syncthreads();
-        for (int k = 0; k < 4; k++) told[(warp * 4 + k) * 32 + q.lane] = total[k];
+        for (int k = 0; k < 4; k++) buffer[(warp * 4 + k) * 32 + q.lane] = total[k];
         __syncthreads();
         if (warp == 0)
             for (int k = 0; k < 4; k++)
-                for (int w = 1; w < warps; w++) total[k] += told[(w * 4 + k) * 32 + q.lane];
+                for (int w = 1; w < warps; w++) total[k] += buffer[(w * 4 + k) * 32 + q.lane];
     }
     if (warp || q.lane >= q.width) return;
     if (p.part)
@@ -9253,15 +9281,16 @@ template <class E, int PLAIN> static stx__sru_kernel stx__sru_scan_of(int tanh) 
     return tanh ? stx__sru_scan_kernel<E, PLAIN, 1> : stx__sru_scan_kernel<E, PLAIN, 0>;
 }
 
-template <class E, int PLAIN, int MANY> static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
+template <class E, int PLAIN, int PARALLEL>
+static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
     if (hasV)
-        return tanh ? stx__sru_bwd_kernel<E, PLAIN, 1, 1, MANY>
-                    : stx__sru_bwd_kernel<E, PLAIN, 1, 0, MANY>;
-    return tanh ? stx__sru_bwd_kernel<E, PLAIN, 0, 1, MANY>
-                : stx__sru_bwd_kernel<E, PLAIN, 0, 0, MANY>;
+        return tanh ? stx__sru_bwd_kernel<E, PLAIN, 1, 1, PARALLEL>
+                    : stx__sru_bwd_kernel<E, PLAIN, 1, 0, PARALLEL>;
+    return tanh ? stx__sru_bwd_kernel<E, PLAIN, 0, 1, PARALLEL>
+                : stx__sru_bwd_kernel<E, PLAIN, 0, 0, PARALLEL>;
 }
 
-/* The kernels of a call for its storage: plain, bfloat16 or float. */
+/* The kernel of a call, by its storage. */
 static stx__sru_kernel stx__sru_fwd_choose(const stx_sru_args *a, int plain, int half, int warps) {
     const int hasV = a->V != NULL;
     if (warps > 1) {
@@ -9273,12 +9302,12 @@ static stx__sru_kernel stx__sru_fwd_choose(const stx_sru_args *a, int plain, int
                 : stx__sru_fwd_of<float, 0>(hasV, a->tanh);
 }
 
-template <int MANY>
+template <int PARALLEL>
 static stx__sru_kernel stx__sru_bwd_choose(const stx_sru_args *a, int plain, int half) {
     const int hasV = a->V != NULL;
-    if (plain) return stx__sru_bwd_of<float, 1, MANY>(hasV, a->tanh);
-    return half ? stx__sru_bwd_of<stx__bf16, 0, MANY>(hasV, a->tanh)
-                : stx__sru_bwd_of<float, 0, MANY>(hasV, a->tanh);
+    if (plain) return stx__sru_bwd_of<float, 1, PARALLEL>(hasV, a->tanh);
+    return half ? stx__sru_bwd_of<stx__bf16, 0, PARALLEL>(hasV, a->tanh)
+                : stx__sru_bwd_of<float, 0, PARALLEL>(hasV, a->tanh);
 }
 
 static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
@@ -9317,8 +9346,8 @@ static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
     return p;
 }
 
-/* Can the kernels for one kind of storage take it? in: what they read in pieces of 16
-   bytes. */
+/* Whether all inputs and outputs have the same storage, inputs are aligned to 16 bytes
+   and rows are whole pieces. Otherwise the plain kernels run. */
 static int stx__sru_is_uniform(const stx__sru &p) {
     const stx__num *in[5] = {&p.u, &p.xr, &p.V, &p.dh, p.add_xr ? &p.dxr : NULL},
                    *out[4] = {&p.h, &p.du, &p.dV, &p.dxr};
@@ -9330,7 +9359,7 @@ static int stx__sru_is_uniform(const stx__sru &p) {
     return p.H % (p.u.half ? 8 : 4) == 0;
 }
 
-/* How many warps have tiles of the same columns: 1 when columns alone fill a GPU */
+/* The number of warps that share columns: 1 if the columns alone fill a GPU. */
 static int stx__sru_warps(const stx_sru_args *a, size_t each) {
     const size_t columns = a->B * a->D * a->H;
     size_t w = 8;
@@ -9353,8 +9382,10 @@ static int stx__sru_refused(stx_ctx *x, const stx_sru_args *a, const char *what)
     if (!stx_ok(x) || !a->B || !a->D || !a->H) return 1;
     if ((a->k == 3 || a->k == 4) && a->D <= 2 && (a->H + 31) / 32 * a->D * a->B < (size_t)1 << 31)
         return 0;
-    stx_fail(x, STX_ERR_SHAPE, "%s: k %zu, %zu directions: want 3 or 4, and 1 or 2", what, a->k,
-             a->D);
+    stx_fail(x, STX_ERR_SHAPE,
+             "%s: expected k = 3 or 4, D = 1 or 2 directions and fewer than 2^31 blocks, got k = "
+             "%zu, D = %zu",
+             what, a->k, a->D);
     return 1;
 }
 
@@ -9404,13 +9435,13 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
 // >>groups ------------------------------------------------------------------------------------------------------------
 
 #ifdef SEQTX_COMPRESSIVE_H
-/* The kernels of seqtx_compressive.h: they move rows and gates. What computes
-       (convolutions, the losses' attention) is the core's products
-   and attention.
+/* The kernels of seqtx_compressive.h, whose letters apply here; they move rows and gates.
+   The rest (convolutions, the attention of the losses) are matmuls and attention of the
+   core.
 
-   Kernels of rows: a warp takes a row, lanes W neighbours each, so that where the row
-   comes from is worked out once a row, and loads and stores are of whole lines.
-   STX__WARPS: every n below N, shared by all warps of the grid, which may be fewer. */
+   Row kernels: one warp per row, W adjacent elements per lane. The source of a row is
+   computed once per row, and loads and stores are of whole lines. 256 threads per block;
+   the grid is limited and STX__WARPS distributes all n below N over its warps. */
   #define STX__WARPS(n, N) \
     for (size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; n < N; \
          n += (size_t)gridDim.x * blockDim.x / 32)
@@ -9422,8 +9453,8 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
         STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
     } while (0)
 
-/* Rows and groups of stream b: tap t of group i meets row base + i step + t, if that
-   is in [first, rows) and pad does not mark it */
+/* Rows and groups of stream b: tap t of group i is row base + i step + t, if that is in
+   [first, rows) and not marked by pad. own: G_b. */
 typedef struct stx__comp_stream {
     ptrdiff_t base, first;
     size_t own;
@@ -9435,7 +9466,7 @@ static __device__ __forceinline__ stx__comp_stream stx__comp_stream_of(const stx
     stx__comp_stream s;
     s.base = g.at;
     s.first = 0;
-    s.own = g.groups; /* G_b */
+    s.own = g.groups;
     s.pad = g.pad ? g.pad + b * g.rows : NULL;
     if (g.first) {
         s.first = g.first[b];
@@ -9445,7 +9476,7 @@ static __device__ __forceinline__ stx__comp_stream stx__comp_stream_of(const stx
     return s;
 }
 
-/* -1: the row is missing */
+/* The row of a tap, or -1 if it is missing. */
 static __device__ __forceinline__ ptrdiff_t stx__comp_row(const stx_comp_groups &g,
                                                           const stx__comp_stream &s, size_t group,
                                                           size_t t) {
@@ -9455,11 +9486,12 @@ static __device__ __forceinline__ ptrdiff_t stx__comp_row(const stx_comp_groups 
 
 static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *what) {
     if (stx_ok(x) && !g->step)
-        stx_fail(x, STX_ERR_SHAPE, "%s: groups that are 0 rows apart, want at least 1", what);
+        stx_fail(x, STX_ERR_SHAPE, "%s: step: expected at least 1 row between groups, got 0", what);
     return !stx_ok(x);
 }
 
-/* The same with its stride as a number, and whether rows are read by fours */
+/* The groups with their stride resolved, and whether rows can be read four elements at a
+   time. */
 static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__num &rows,
                                          int *four) {
     stx_comp_groups s = *g;
@@ -9468,8 +9500,8 @@ static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__nu
     return s;
 }
 
-/* y (B,groups,taps,D) = or += the rows (B,rows,D) that the taps meet, 0 where one is
-   missing. A warp a tap. */
+/* y (B,groups,taps,D) = or += the rows of rows (B,rows,D) that the taps refer to, 0 where
+   one is missing. One warp per tap. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_groups g, int accumulate) {
@@ -9497,16 +9529,16 @@ void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const s
                    accumulate);
 }
 
-/* rows (B,rows,D) = the sum of the taps of y (B,groups,taps,D) that meet a row, groups
-   ascending; 0 where none does, and in missing rows. A warp a row: the groups that
-   reach it are known beforehand. */
+/* rows (B,rows,D) = the sum of the taps of y (B,groups,taps,D) that refer to a row,
+   groups in ascending order; 0 where there is none, and in missing rows. One warp per
+   row, which computes the range of its groups. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_fold_kernel(stx__num rows, stx__num y, stx_comp_groups g) {
     STX__WARPS(n, g.B * g.rows) {
         size_t b = n / g.rows, row = n - b * g.rows;
         stx__comp_stream s = stx__comp_stream_of(g, b);
-        /* t = from - i step */
+        /* tap of group i: t = from - i step */
         ptrdiff_t from = (ptrdiff_t)row - s.base, step = (ptrdiff_t)g.step,
                   before = from - (ptrdiff_t)g.taps;
         ptrdiff_t lo = before < 0 ? 0 : before / step + 1, hi = from < 0 ? -1 : from / step;
@@ -9533,9 +9565,9 @@ void stx_comp_fold_cuda(stx_ctx *x, stx_real *rows, const stx_real *y, const stx
                    stx__comp_fold_kernel, n, R, Y, *g);
 }
 
-/* y (B,groups,D) = the mean (max 0) or the largest (max 1), channel by channel, of the
-   rows that a group meets; 0 where all are missing. A warp a group; a channel's rows
-   are added by one lane, in the order of time. */
+/* y (B,groups,D) = the mean (max 0) or maximum (max 1), per channel, of the rows of a
+   group; 0 if all are missing. One warp per group; one lane adds the rows of a channel in
+   order of time. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_pool_kernel(stx__num y, stx__num rows, stx_comp_groups g, int max) {
@@ -9574,10 +9606,12 @@ void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
     STX__RUN_WARPS(x, "stx_comp_pool", four && stx__by4(Y), stx__comp_pool_kernel, n, Y, R, s, max);
 }
 
-/* y (B,groups,D) = the G_b rows of stream b that were used most, in the order of time,
-   in the last G_b places; the places before are 0. First kept (B,rows) = is the row
-   among them? Its rank is the number of rows that come before it. A thread a row; the
-   others' usage passes through shared memory, a block of them at a time. */
+/* y (B,groups,D) = the G_b most used rows of stream b, in order of time, in the last G_b
+   rows of y; the rows before are 0.
+
+   First kept (B,rows): whether a row is among them. Its rank is the number of rows that
+   precede it, by missing, usage, and position. One thread per row; usages of the others
+   pass through shared memory, 256 at a time. */
 static __device__ __forceinline__ float stx__comp_usage_of(const stx__num &usage, size_t i) {
     float all = stx__get(usage, i + 1);
     return all > 0 ? stx__get(usage, i) / all : 0;
@@ -9616,8 +9650,8 @@ stx__comp_rank_kernel(int32_t *kept, stx__num usage, size_t ldu, stx_comp_groups
     }
 }
 
-/* Then the row of each place: the m-th that is kept, counted 32 at a time. A warp a
-   place. */
+/* Then the row of each place: the m-th one that is kept, counted 32 at a time. One warp
+   per place. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_pick_kernel(stx__num y, stx__num rows, const int32_t *kept, stx_comp_groups g) {
@@ -9672,47 +9706,36 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
 
 // >>usage -------------------------------------------------------------------------------------------------------------
 
-/* usage[b][j][0] += 1/H sum_h sum_i softmax weight of key first + j for query i ;
-   usage[b][j][1] += how many queries i there are. Each weight is made again from its
-   logit and the row's statistics. First part (B,H,n): sums over the queries of one
-   head. A block has 64 keys of a unit (batch row, head) and walks over its queries, 64
-   at a time; a thread has 4 x 4 logits, operands pass through shared memory 16
-   channels at a time. The positions of a tile are 127 neighbours of the table, number
-   (query - key) + 63 of the tile; a thread's 16 logits meet 7 of them. */
+/* usage[b][j][0] += 1/H sum_h sum_i of the softmax weight of key first + j for query i,
+   and usage[b][j][1] += the number of queries i. Each weight is recomputed from its logit
+   and the statistics of the row.
+
+   First part (B,H,n): sums over the queries of one head. A block has 64 keys of a unit
+   (batch row, head) and walks its queries, 64 at a time. A thread has 4 x 4 logits;
+   operands pass through shared memory, 16 channels at a time. The positions of a tile are
+   127 adjacent rows of pe, with index (query - key) + 63 in the tile; 7 of them meet the
+   16 logits of a thread. Queries are added in ascending order per thread, then 16 threads
+   per key in order. Launch bound: 256 threads, 3 blocks per multiprocessor, i.e. at most
+   80 registers. */
 enum { STX__USAGE_TILE = 64, STX__USAGE_STEP = 16, STX__USAGE_POSITIONS = 2 * STX__USAGE_TILE };
 
 typedef struct stx__comp_usage {
     stx__num q, k, pe, u, vb;
-    const float *top, *inv; /* (B,H,T) */
+    const float *row_max, *inv_sum; /* (B,H,T) */
     const int32_t *pad;
-    size_t T, S, H, D, P, ldq, ldk, stq, stk, stpad, span, first, n, tiles;
+    size_t T, S, H, D, P, q_row_stride, kv_row_stride, q_batch_stride, kv_batch_stride,
+        pad_batch_stride, span, first, n, tiles;
     int delta_min, pe_heads;
     float scale;
 } stx__comp_usage;
 
-/* Channels c0 .. c0+15 of the tile's queries (plus u, and plus vb), keys and positions, into
-   shared memory, channel by channel. d0: the distance of the tile's position 0. */
-template <int PE>
-static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usage &p, float *qu,
-                                                            float *qv, float *ks, float *ps,
-                                                            size_t b, size_t h, size_t i0,
-                                                            size_t j0, size_t c0, ptrdiff_t d0) {
-    enum { LD = STX__USAGE_TILE + 4, LR = STX__USAGE_POSITIONS + 4 };
+/* Loads channels c0 .. c0+15 of the tile's positions to shared memory, channel by channel.
+   d0: distance of position 0. */
+static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_usage &p, float *ps,
+                                                               size_t h, size_t c0, ptrdiff_t d0) {
+    enum { LR = STX__USAGE_POSITIONS + 4 };
 
-    const int tid = (int)threadIdx.x;
-    for (int e = tid; e < STX__USAGE_TILE * STX__USAGE_STEP; e += 256) {
-        int d = e % STX__USAGE_STEP, r = e / STX__USAGE_STEP;
-        size_t ch = c0 + (size_t)d, i = i0 + (size_t)r, j = j0 + (size_t)r;
-        float q = 0, k = 0;
-        if (ch < p.D && i < p.T) q = stx__get(p.q, b * p.stq + i * p.ldq + h * p.D + ch);
-        if (ch < p.D && j < p.n)
-            k = stx__get(p.k, b * p.stk + (p.first + j) * p.ldk + h * p.D + ch);
-        qu[d * LD + r] = p.u.p && ch < p.D ? q + stx__get(p.u, h * p.D + ch) : q;
-        if (PE) qv[d * LD + r] = p.vb.p && ch < p.D ? q + stx__get(p.vb, h * p.D + ch) : q;
-        ks[d * LD + r] = k;
-    }
-    if (!PE) return;
-    for (int e = tid; e < STX__USAGE_POSITIONS * STX__USAGE_STEP; e += 256) {
+    for (int e = (int)threadIdx.x; e < STX__USAGE_POSITIONS * STX__USAGE_STEP; e += 256) {
         int d = e % STX__USAGE_STEP, r = e / STX__USAGE_STEP;
         size_t ch = c0 + (size_t)d;
         ptrdiff_t row = (ptrdiff_t)p.P - 1 + p.delta_min - (d0 + r);
@@ -9723,7 +9746,34 @@ static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usag
     }
 }
 
-/* The part of these channels in a thread's 4 x 4 logits. */
+/* Loads channels c0 .. c0+15 of the tile's queries (plus u, and plus vb), keys and
+   positions to shared memory, channel by channel. d0: distance of the tile's position
+   0. */
+template <int PE>
+static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usage &p, float *qu,
+                                                            float *qv, float *ks, float *ps,
+                                                            size_t b, size_t h, size_t i0,
+                                                            size_t j0, size_t c0, ptrdiff_t d0) {
+    enum { LD = STX__USAGE_TILE + 4 };
+
+    const int tid = (int)threadIdx.x;
+    for (int e = tid; e < STX__USAGE_TILE * STX__USAGE_STEP; e += 256) {
+        int d = e % STX__USAGE_STEP, r = e / STX__USAGE_STEP;
+        size_t ch = c0 + (size_t)d, i = i0 + (size_t)r, j = j0 + (size_t)r;
+        float q = 0, k = 0;
+        if (ch < p.D && i < p.T)
+            q = stx__get(p.q, b * p.q_batch_stride + i * p.q_row_stride + h * p.D + ch);
+        if (ch < p.D && j < p.n)
+            k = stx__get(p.k,
+                         b * p.kv_batch_stride + (p.first + j) * p.kv_row_stride + h * p.D + ch);
+        qu[d * LD + r] = p.u.p && ch < p.D ? q + stx__get(p.u, h * p.D + ch) : q;
+        if (PE) qv[d * LD + r] = p.vb.p && ch < p.D ? q + stx__get(p.vb, h * p.D + ch) : q;
+        ks[d * LD + r] = k;
+    }
+    if (PE) stx__comp_usage_load_pe(p, ps, h, c0, d0);
+}
+
+/* Adds these channels to a thread's 4 x 4 logits. */
 template <int PE>
 static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], const float *qu,
                                                             const float *qv, const float *ks,
@@ -9731,7 +9781,7 @@ static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], co
     enum { LD = STX__USAGE_TILE + 4, LR = STX__USAGE_POSITIONS + 4 };
 
     const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
-  #pragma unroll 4 /* 3 blocks a multiprocessor, and nothing spills */
+  #pragma unroll 4 /* 3 blocks per multiprocessor without spills */
     for (int d = 0; d < STX__USAGE_STEP; d++) {
         float a[4], k[4], v[4], w[7];
         for (int e = 0; e < 4; e++) {
@@ -9750,22 +9800,23 @@ static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], co
     }
 }
 
-/* sum[j] += the softmax weights of a thread's 4 x 4 logits, of queries that see the key. */
+/* sum[j] += the softmax weights of a thread's 4 x 4 logits, for queries that see the
+   key. */
 static __device__ __forceinline__ void stx__comp_usage_weights(const stx__comp_usage &p,
                                                                const float (&c)[4][4],
                                                                double (&sum)[4], size_t unit,
                                                                size_t b, size_t i0, size_t j0) {
     const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
-    const int32_t *pad = p.pad ? p.pad + b * p.stpad : NULL;
+    const int32_t *pad = p.pad ? p.pad + b * p.pad_batch_stride : NULL;
     for (int i = 0; i < 4; i++) {
         size_t query = i0 + (size_t)(4 * ty + i), here = p.S - p.T + query,
                row = unit * p.T + query;
         if (query >= p.T || (pad && pad[here])) continue;
-        float top = p.top[row], inv = p.inv[row];
+        float row_max = p.row_max[row], inv_sum = p.inv_sum[row];
         for (int j = 0; j < 4; j++) {
             size_t key = p.first + j0 + (size_t)(4 * tx + j);
             if (key >= p.first + p.n || here - key > p.span || (pad && pad[key])) continue;
-            sum[j] += (double)(expf(fmaf(c[i][j], p.scale, -top)) * inv);
+            sum[j] += (double)(expf(fmaf(c[i][j], p.scale, -row_max)) * inv_sum);
         }
     }
 }
@@ -9784,7 +9835,7 @@ STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx_
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
     double sum[4] = {0};
     for (size_t i0 = 0; i0 < p.T; i0 += STX__USAGE_TILE) {
-        /* distance of the tile's number 0 */
+        /* distance of the tile's position 0 */
         const ptrdiff_t d0 = (ptrdiff_t)(p.S - p.T + i0) - (ptrdiff_t)(p.first + j0)
                              - (STX__USAGE_TILE - 1);
         float c[4][4] = {{0}};
@@ -9805,8 +9856,8 @@ STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx_
     }
 }
 
-/* Then the sums over heads, and the count of queries: a thread a key, all threads of a
-   block count. */
+/* Then the sums over heads, in order, and the number of queries. One thread per key; all
+   threads of a block count. */
 STX__GLOBAL(256)
 stx__comp_usage_sum_kernel(stx__num usage, size_t ldu, const double *part, stx__comp_usage p,
                            size_t B, size_t blocks) {
@@ -9815,7 +9866,7 @@ stx__comp_usage_sum_kernel(stx__num usage, size_t ldu, const double *part, stx__
         const size_t b = at / blocks, j = (at - b * blocks) * 256 + threadIdx.x;
         double queries = 0, all = 0;
         for (size_t i = threadIdx.x; i < p.T; i += 256)
-            queries += !(p.pad && p.pad[b * p.stpad + p.S - p.T + i]);
+            queries += !(p.pad && p.pad[b * p.pad_batch_stride + p.S - p.T + i]);
         queries = stx__row_sum<256>(queries, sh);
         if (j >= p.n) continue;
         for (size_t h = 0; h < p.H; h++) all += part[(b * p.H + h) * p.n + j];
@@ -9832,11 +9883,11 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
     if (!stx_ok(x) || !a->B || !a->H || !a->T || !n) return;
     if (a->span_fraction || a->eps > 0 || a->N || a->not_causal || a->S < a->T
         || first > a->S - a->T || n > a->S - a->T - first) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_comp_usage: %zu keys from %zu on, the last %zu of %zu keys are the queries' own: want keys before "
-            "those, and causal attention without learned span, eps and persistent vectors",
-            n, first, a->T, a->S);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_comp_usage: expected causal attention without learned spans, eps and "
+                 "persistent vectors, and keys before the last T = %zu of S = %zu, got %zu keys "
+                 "from key %zu on",
+                 a->T, a->S, n, first);
         return;
     }
     memset(&p, 0, sizeof p);
@@ -9845,19 +9896,19 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
     p.pe = stx__num_of(x, a->P ? a->pe : NULL);
     p.u = stx__num_of(x, a->content_bias);
     p.vb = stx__num_of(x, a->position_bias);
-    p.top = (const float *)a->row_max;
-    p.inv = (const float *)a->inv_sum;
+    p.row_max = (const float *)a->row_max;
+    p.inv_sum = (const float *)a->inv_sum;
     p.pad = a->pad;
     p.T = a->T;
     p.S = a->S;
     p.H = a->H;
     p.D = a->D;
     p.P = a->P;
-    p.ldq = a->q_row_stride;
-    p.ldk = a->kv_row_stride;
-    p.stq = a->q_batch_stride;
-    p.stk = a->kv_batch_stride;
-    p.stpad = a->pad_batch_stride;
+    p.q_row_stride = a->q_row_stride;
+    p.kv_row_stride = a->kv_row_stride;
+    p.q_batch_stride = a->q_batch_stride;
+    p.kv_batch_stride = a->kv_batch_stride;
+    p.pad_batch_stride = a->pad_batch_stride;
     p.span = a->span;
     p.first = first;
     p.n = n;
@@ -9881,9 +9932,9 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
 
 // >>error -------------------------------------------------------------------------------------------------------------
 
-/* loss (1) = sum (a - t)^2 / divisor, ratio (1) = sum (a - t)^2 / sum t^2 (0 if that
-   is 0), over the rows of a, t (N,C) that skip does not mark. First the two sums of
-   each row, into work (N,2): a warp a row. */
+/* loss (1) = sum (a - t)^2 / divisor and ratio (1) = sum (a - t)^2 / sum t^2 (0 if that
+   is 0), over the rows of a, t (N,C) that skip does not mark. First the two sums of each
+   row, to work (N,2): one warp per row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip, size_t N,
@@ -9910,7 +9961,8 @@ stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip
     }
 }
 
-/* Then those of all rows: one block, a thread adds every 1024th, then a fixed tree. */
+/* Then the sums over all rows: one block, a thread adds every 1024th row, then a fixed
+   tree. */
 STX__GLOBAL(1024)
 stx__comp_error_sum_kernel(stx__num loss, stx__num ratio, const double *work, size_t N,
                            double divisor) {
@@ -9940,7 +9992,8 @@ void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double
                     stx__num_of(x, loss), stx__num_of(x, ratio), work, N, divisor);
 }
 
-/* loss = sum (a - t)^2 / divisor:   da = or += dloss 2 (a - t) / divisor, 0 in rows that skip marks. A warp a row. */
+/* Forward: loss = sum (a - t)^2 / divisor. Hence da = or += dloss 2 (a - t) / divisor, 0
+   in rows that skip marks. One warp per row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__num a, stx__num t, const int32_t *skip,
@@ -9975,15 +10028,17 @@ void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, co
 
 // >>gates -------------------------------------------------------------------------------------------------------------
 
-/* What of a gate is not a product, number by number: see stx_comp_gate_args. A thread
-   takes four neighbours at a time; the kind is chosen outside of its loop. */
+/* The elementwise part of a gate, see stx_comp_gate_args. A thread takes four adjacent
+   elements at a time (or one); the kind is selected outside its loop, so that each kind
+   is a loop of its own. */
 typedef struct stx__comp_gate {
     int kind, accumulate;
     size_t n, D;
     stx__num x, y, p[4], out, dout, dx, dy, dp[4];
 } stx__comp_gate;
 
-/* Planes of p that a kind has, gru r, z, n of p0 and then of p1; has it y, and x? */
+/* The planes of a kind: rows of D elements side by side in p[0] and p[1]. GRU has r, z, n
+   in p[0] and again in p[1]. X, Y: does it use x, y? */
 static constexpr __host__ __device__ int stx__comp_planes(int kind) {
     switch (kind) {
     case STX_COMP_GRU: return 6;
@@ -9999,7 +10054,7 @@ template <int K> struct stx__comp_kind {
     static constexpr int P = stx__comp_planes(K);
     static constexpr int X = K != STX_COMP_GLU;
     static constexpr int Y = K == STX_COMP_INPUT || K == STX_COMP_OUTPUT || K == STX_COMP_HIGHWAY;
-    /* planes side by side in one p */
+    /* planes side by side in each p */
     static constexpr int side = P == 6 ? 3 : 1 + (K == STX_COMP_GLU);
 };
 
@@ -10007,7 +10062,7 @@ static __device__ __forceinline__ float stx__comp_sigmoid(float v) {
     return 1 / (1 + expf(-v));
 }
 
-/* Where plane k of number i stands */
+/* The array of plane k, and the index of element i in it. */
 template <int K>
 static __device__ __forceinline__ const stx__num &stx__comp_plane(const stx__num (&p)[4], int k) {
     return p[k / stx__comp_kind<K>::side];
@@ -10068,9 +10123,12 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
     }
 }
 
-/* Number i .. i + W - 1; p gets the gradients of the planes. With g = dout, s' = s (1 -
-   s), and out as in stx__comp_gate_forward. gru:
-       dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
+/* Backward of elements i .. i+W-1; p becomes the gradients of the planes. With g = dout,
+   s' = s (1
+   - s), and out as in stx__comp_gate_forward, GRU:
+
+       dn = g (1 - z) (1 - n^2)    dz = g (x - n) z'    dr = dn p_n r'    dx = g z
+       gradients of p[0]: dr, dz, dn; of p[1]: dr, dz, r dn */
 template <int W, int K>
 static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_gate &a, size_t i,
                                                                float (&p)[6][W]) {
@@ -10078,7 +10136,7 @@ static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_g
     stx__getn<W>(g, a.dout, i);
     stx__comp_gate_get<W, K>(a, i, x, y, p);
   #pragma unroll
-    /* gradients take the place of what they are the gradients of */
+    /* gradients replace the values they belong to */
     for (int e = 0; e < W; e++) {
         if constexpr (K == STX_COMP_GRU) {
             float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
@@ -10144,6 +10202,7 @@ static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_g
     }
 }
 
+/* The loop of one kind, forward or backward; stx__comp_gate_of_kind selects it. */
 template <int W, int K, int BACKWARD>
 static __device__ __forceinline__ void stx__comp_gate_pass(const stx__comp_gate &a) {
     if constexpr (BACKWARD)
@@ -10175,9 +10234,9 @@ template <int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
     stx__comp_gate_of_kind<W, 1>(a);
 }
 
-/* The same, and part (chunks,P D) = the sums of the planes' gradients, `rows` rows a
-   chunk: as stx__columns_kernel, a block of 8 rows of 32 lanes takes 32 W columns of a
-   chunk, every lane W of them in all planes. */
+/* Backward, and part (chunks,P D) = the sums of the planes' gradients, `rows` rows per
+   chunk. As stx__columns_kernel: a block of 8 rows of 32 lanes takes 32 W columns of a
+   chunk, each lane W of them in all planes. */
 template <int W, int K>
 STX__GLOBAL(256)
 stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
@@ -10200,7 +10259,7 @@ stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
         for (int k = 0; k < P; k++) {
             for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
             __syncthreads();
-            /* the rows' sums, number `row` of each lane's W */
+            /* add the rows; row r takes element r of each lane's W */
             if (row < W && c < a.D) {
                 float t = 0;
                 for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
@@ -10229,14 +10288,16 @@ static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
     stx__columns_sum(x, what, a->db, count, part, P * a->D, chunks, P / (size_t)count * a->D, late);
 }
 
-/* 1, and *four: does everything go by fours? 0: there is nothing to do, or an error */
+/* The kernels' arguments: 1, and in *four whether all arrays can be accessed four
+   elements at a time; or 0 if there is nothing to do or an error. */
 static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backward,
                              stx__comp_gate *p, int *four) {
     const char *what = backward ? "stx_comp_gate_bwd" : "stx_comp_gate_fwd";
     int i;
     if (!stx_ok(x) || !a->N || !a->D) return 0;
     if (a->kind < STX_COMP_GRU || a->kind > STX_COMP_GLU) {
-        stx_fail(x, STX_ERR_ARG, "%s: kind %d, want STX_COMP_GRU to STX_COMP_GLU", what, a->kind);
+        stx_fail(x, STX_ERR_ARG, "%s: kind: expected STX_COMP_GRU .. STX_COMP_GLU, got %d", what,
+                 a->kind);
         return 0;
     }
     memset(p, 0, sizeof *p);
@@ -10284,9 +10345,9 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
 // >>gate --------------------------------------------------------------------------------------------------------------
 
 #ifdef SEQTX_PAR_H
-/* The kernels of seqtx_par.h. A block's gate is three numbers, or three a draw: in
-   double, as on the CPU, and on the device from the noise to the gradient of its
-   parameters, so that nothing of it goes to the host. */
+/* The kernels of seqtx_par.h. The gate of a block is three values, or three per draw.
+   They are computed in double, as on the CPU, and stay on the device from the noise to
+   the gradient of the parameters, so nothing is copied to the host. */
 typedef struct stx__par_gate {
     size_t R, ldu;
     int kind, hard, noisy, latency;
@@ -10323,7 +10384,8 @@ static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
     return g;
 }
 
-/* q of the parameters, their logarithms, and p = q / sum q; returns sum q */
+/* Unnormalised probabilities q of the parameters, log p, and p = q / sum q. Returns sum
+   q. */
 static __device__ __forceinline__ double stx__par_probabilities(const stx__par_gate &a,
                                                                 double (&lnq)[3], double (&q)[3],
                                                                 double (&p)[3]) {
@@ -10348,14 +10410,16 @@ static __device__ __forceinline__ double stx__par_probabilities(const stx__par_g
     return sum;
 }
 
-/* y and w of each draw, a thread a draw, and the latency. A block has T draws; with
-   more than one block the sum over draws, which latency 2 wants, is left in part
-   (blocks). */
+/* lat = the latency of this block plus that of the blocks before. */
 static __device__ __forceinline__ void stx__par_gate_set_latency(const stx__par_gate &a,
                                                                  double lat) {
     stx__put(a.lat, 0, (float)(lat + (a.before.p ? (double)stx__get(a.before, 0) : 0)));
 }
 
+/* y and w of each draw, one thread per draw, and the latency. A block has T draws.
+   With several blocks, the sum over draws that latency 2 requires is stored in part
+   (blocks). Launch bound: T threads and one block, because double arithmetic uses many
+   registers. */
 template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
     STX__SHARED(double, sh, 32);
     const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
@@ -10406,7 +10470,8 @@ template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, dou
         stx__par_gate_set_latency(a, lat);
 }
 
-/* What the blocks left: one block, a thread adds every 256th, then a fixed tree. */
+/* Adds the parts of the blocks: one block, a thread adds every 256th part, then a fixed
+   tree. */
 STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, size_t blocks) {
     STX__SHARED(double, sh, 32);
     double lat = 0;
@@ -10415,10 +10480,10 @@ STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, s
     if (threadIdx.x == 0) stx__par_gate_set_latency(a, lat);
 }
 
-/* Draws of a call of a network are at most its tokens; a grid has 2^31 - 1 blocks. */
+/* A call has at most as many draws as tokens; a grid has 2^31 - 1 blocks. */
 static int stx__par_gate_refused(stx_ctx *x, const stx_par_gate_args *a, const char *what) {
     if (stx_ok(x) && a->R > (size_t)1 << 36)
-        stx_fail(x, STX_ERR_SHAPE, "%s: %zu draws, want at most 2^36", what, a->R);
+        stx_fail(x, STX_ERR_SHAPE, "%s: draws: expected at most 2^36, got %zu", what, a->R);
     return !stx_ok(x);
 }
 
@@ -10441,10 +10506,11 @@ void stx_par_gate_fwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
                         blocks);
 }
 
-/* w = y = softmax((ln q + g) / tau) ;  lat = before + mean sum v cost, with s_k = sum_r da_k / tau:
-     LOGITS  dal_k += s_k - p_k sum s + p_k dp_k        dp_k = dlat (cost_k - sum p cost)
-     PI      dal_k += s_k / q_k + dp_k / sum q, where al_k >= 0
-   The end, for one thread. */
+/* The gradients of the parameters, by one thread. Forward: w = y = softmax((ln q + g) /
+   tau) and lat = before + mean over draws of sum v cost. With s_k = sum_r da_k / tau:
+
+       LOGITS   dal_k += s_k - p_k sum s + p_k dp_k    dp_k = dlat (cost_k - sum p cost)
+       PI       dal_k += s_k / q_k + dp_k / sum q, where al_k >= 0 */
 static __device__ __forceinline__ void stx__par_gate_add_grads(const stx__par_gate &a,
                                                                const double (&s)[3], double dlat) {
     double lnq[3], q[3], p[3], mean = 0, sum = stx__par_probabilities(a, lnq, q, p),
@@ -10464,8 +10530,8 @@ static __device__ __forceinline__ double stx__par_gate_dlat(const stx__par_gate 
     return a.latency && a.dlat.p ? (double)stx__get(a.dlat, 0) : 0;
 }
 
-/* A block adds up `each` draws, a thread every T-th of them; with more than one block
-   the three sums are left in part (blocks,3). */
+/* A block adds `each` draws, a thread every T-th of them. With several blocks the three
+   sums are stored in part (blocks,3), which stx__par_gate_sum_kernel adds. */
 template <int T>
 STX__GLOBAL(T)
 stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
@@ -10530,8 +10596,9 @@ void stx_par_gate_bwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
 
 // >>mix ---------------------------------------------------------------------------------------------------------------
 
-/* y = w0 Y0 + w1 Y1 + w2 h,  Yi = layernorm(h + bi), or h + bi where there are no gains (NORM 0): see stx_par_mix_args. Layers of one
-   structure: forward fills y, mean, rstd, backward the gradients. per: draws of a stream. */
+/* y = w0 Y0 + w1 Y1 + w2 h with Yi = layernorm(h + bi), or Yi = h + bi if there are no
+   gains (NORM 0): see stx_par_mix_args. Forward fills y, mean and rstd, backward the
+   gradients. per: draws per stream. */
 typedef struct stx__par_mix {
     size_t N, C, T, run, per;
     float eps;
@@ -10580,12 +10647,13 @@ static int stx__par_mix_by4(const stx__par_mix &m) {
 
 static int stx__par_mix_refused(stx_ctx *x, const stx_par_mix_args *a, const char *what) {
     if (stx_ok(x) && (!a->T || !a->run))
-        stx_fail(x, STX_ERR_SHAPE, "%s: streams of %zu rows in runs of %zu, want at least 1", what,
-                 a->T, a->run);
+        stx_fail(x, STX_ERR_SHAPE,
+                 "%s: expected T and run of at least 1 row, got T = %zu, run = %zu", what, a->T,
+                 a->run);
     return !stx_ok(x);
 }
 
-/* The weights of row n */
+/* The weights of row n. */
 static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx__par_mix &a,
                                                         size_t n) {
     size_t stream = n / a.T, r = stream * a.per + (n - stream * a.T) / a.run;
@@ -10593,15 +10661,15 @@ static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx
     for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
 }
 
-/* o += w t, where w is not 0: a branch that is not chosen may hold anything. From -0
-   on, which changes no number: 1 t is t to the bit. */
+/* o += w t if w is not 0: a branch that was not chosen may hold anything. Sums start from
+   -0, which changes no value: 1 t is t bit for bit. */
 template <int W>
 static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, const float (&t)[W]) {
     if (w != 0)
         for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
 }
 
-/* h + bi, W numbers from i on */
+/* Loads h and s = h + bi, W elements from i on. */
 template <int W>
 static __device__ __forceinline__ void stx__par_load_sums(float (&h)[W], float (&s)[2][W],
                                                           const stx__par_mix &a, size_t i) {
@@ -10614,7 +10682,8 @@ static __device__ __forceinline__ void stx__par_load_sums(float (&h)[W], float (
     }
 }
 
-/* Means and 1 / deviations of a row of h + bi in registers; the means are taken from it. */
+/* Means and reciprocal deviations of a row of h + bi in registers; subtracts the
+   means. */
 template <int Q>
 static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], float (&m)[2],
                                                         float (&r)[2], size_t C, float eps) {
@@ -10640,8 +10709,9 @@ static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], flo
     for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + eps);
 }
 
-/* With layer norms a warp does a row, which stays in registers, as in
-   stx__norm_fwd_kernel, whose sums these are number by number. */
+/* Forward with layer norms: one warp per row, which stays in registers, 4 Q elements per
+   lane, for C up to 128 Q. The sums are those of stx__norm_fwd_kernel bit for bit. 256
+   threads, 8 rows per block. */
 template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
@@ -10679,8 +10749,8 @@ template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
     }
 }
 
-/* The same for any C: a warp reads its row three times, which finds it in the caches;
-   without layer norms once. */
+/* The same for any C: a warp reads its row three times, mostly from the caches; without
+   layer norms once. */
 template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
@@ -10754,11 +10824,17 @@ void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
         stx__par_mix_fwd<0>(x, stx__par_mix_of(x, a, 0));
 }
 
-/* The sums of a row, of which backward is made: with d = dy gain_i, xi = h + bi - mean_i
-     [i]: sum dy Yi    without rstd_i and the shift's part: sum d xi, without layer norm sum dy (h + bi)
-     [2]: sum dy h     [3 + i]: sum d     [5 + i]: sum dy shift_i
-   then a row's gradients, with k0 = mean d and k1 = rstd^2 mean d xi:
-     dsi = wi rstd_i (d - k0 - xi k1) ;  dh = w2 dy + ds0 + ds1 */
+/* The sums of a row that backward requires. With d = dy gain_i and xi = h + bi - mean_i:
+
+       [i]       sum dy Yi without rstd_i and the part of the shift, so sum d xi; without
+                 layer norms sum dy (h + bi)
+       [2]       sum dy h
+       [3 + i]   sum d
+       [5 + i]   sum dy shift_i
+
+   The gradients of a row, with k0 = mean d and k1 = rstd^2 mean d xi:
+
+       dsi = wi rstd_i (d - k0 - xi k1)       dh = w2 dy + ds0 + ds1 */
 enum { STX__PAR_DOTS = 7 };
 
 typedef struct stx__par_row {
@@ -10777,7 +10853,7 @@ static __device__ __forceinline__ stx__par_row stx__par_row_of(const stx__par_mi
     return q;
 }
 
-/* W numbers of a row into its sums; s becomes xi */
+/* Adds W elements of a row to its sums; s becomes xi. */
 template <int W, int NORM>
 static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], float (&dy)[W],
                                                      float (&s)[2][W], const stx__par_mix &a,
@@ -10805,8 +10881,8 @@ static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], 
     }
 }
 
-/* The whole sums, for all lanes -> k0, k1; and `first`, one of them, writes the row's
-   dots */
+/* Computes k0 and k1 from the complete sums, which all lanes have; the thread with
+   `first` set stores the dots of the row. */
 template <int NORM>
 static __device__ __forceinline__ void stx__par_dots_end(stx__par_row &q,
                                                          const float (&t)[STX__PAR_DOTS],
@@ -10848,12 +10924,8 @@ static __device__ __forceinline__ void stx__par_grads(const float (&dy)[W], cons
     if (a.dh.p) stx__addn<W>(a.dh, n * a.C + c, dh, a.add_h);
 }
 
-/* With layer norms a row is done by G warps in registers, everything is read once, and
-   the sums over rows, dgain_0, dshift_0, dgain_1, dshift_1, are kept in registers too.
-   A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums
-   in part (blocks,4,C). C a multiple of 4, at most 128 Q G. */
-/* The sums t of a row that G warps share, in all their lanes: two sets of `dots` in turn, so
-   that one barrier a row is enough. */
+/* Completes the sums t of a row that G warps share, in all their lanes. Two sets of
+   `dots` alternate, so that one barrier per row suffices. */
 template <int G>
 static __device__ __forceinline__ void stx__par_dots_share(float (&t)[STX__PAR_DOTS], float *dots,
                                                            int turn) {
@@ -10863,16 +10935,18 @@ static __device__ __forceinline__ void stx__par_dots_share(float (&t)[STX__PAR_D
         t[i] = stx__warp_sum(t[i]);
         if (G > 1 && lane == 0) dots[(turn * 4 + warp) * 8 + i] = t[i];
     }
-    if (G == 1) return;
-    __syncthreads();
+    if (G > 1) {
+        __syncthreads();
   #pragma unroll
-    for (int i = 0; i < STX__PAR_DOTS; i++) {
-        t[i] = 0;
-        for (unsigned j = 0; j < G; j++) t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
+        for (int i = 0; i < STX__PAR_DOTS; i++) {
+            t[i] = 0;
+            for (unsigned j = 0; j < G; j++) t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
+        }
     }
 }
 
-/* The warps' sums over their rows, in order, into the block's part. */
+/* Adds the warps' sums over their rows, in order, and stores them as the part of the
+   block. */
 template <int Q, int G>
 static __device__ __forceinline__ void stx__par_mix_parts(const float (&sum)[4][Q][4], float *sh,
                                                           float *part, size_t C) {
@@ -10892,10 +10966,11 @@ static __device__ __forceinline__ void stx__par_mix_parts(const float (&sum)[4][
     }
 }
 
-/* With layer norms a row is done by G warps in registers, everything is read once, and
-   the sums over rows, dgain_0, dshift_0, dgain_1, dshift_1, are kept in registers too.
-   A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums
-   in part (blocks,4,C). C a multiple of 4, at most 128 Q G. */
+/* Backward with layer norms: G warps per row, which stays in registers and is read once;
+   the sums over rows dgain_0, dshift_0, dgain_1, dshift_1 are kept in registers as well.
+   A block of 4 warps has `rows` rows, a number that depends on N alone, and stores their
+   sums in part (blocks,4,C). C is a multiple of 4 and at most 128 Q G. Launch bound: 2
+   blocks per multiprocessor, i.e. at most 255 registers. */
 template <int Q, int G>
 STX__GLOBAL(128, 2)
 stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
@@ -10910,7 +10985,7 @@ stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
     for (int k = 0; k < Q; k++)
         for (int i = 0; i < 4; i++)
             for (int e = 0; e < 4; e++) sum[i][k][e] = 0;
-    /* the same for the whole block, whose warps meet if G > 1 */
+    /* uniform for the block, whose warps synchronise if G > 1 */
     for (size_t n0 = lo; n0 < hi; n0 += 4 / G) {
         const size_t n = n0 + warp / G;
         const unsigned C = n < hi ? (unsigned)a.C : 0;
@@ -10942,7 +11017,7 @@ stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
     if (part) stx__par_mix_parts<Q, G>(sum, sh, part, a.C);
 }
 
-/* For any C: a warp reads its row twice, without layer norms all but dy once. */
+/* Backward for any C: a warp reads its row twice; without layer norms all but dy once. */
 template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32;
     STX__EACH_ROW(n, a.N, 32) {
@@ -10960,8 +11035,8 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par
     }
 }
 
-/* ... and its sums over rows, as stx__columns_kernel, for branch blockIdx.z, into part
-   (chunks,4,C) */
+/* The sums over rows that belong to it, as stx__columns_kernel, for branch blockIdx.z, to
+   part (chunks,4,C). */
 template <int W>
 STX__GLOBAL(256)
 stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
@@ -10994,7 +11069,8 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
             sh2[(row * W + e) * 32 + lane] = s2[e];
         }
         __syncthreads();
-        if (row < W && c < C) { /* the rows' sums, number `row` of each lane's W */
+        /* add the rows; row r takes element r of each lane's W */
+        if (row < W && c < C) {
             float t = 0, t2 = 0;
             for (int k = 0; k < 8; k++) {
                 t += sh[(k * W + row) * 32 + lane];
@@ -11007,7 +11083,7 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
     }
 }
 
-/* d[k] (C) += sum over the chunks of part (chunks,4,C): those of sum k = blockIdx.y */
+/* d[k] (C) += the sum of part (chunks,4,C) over the chunks, for k = blockIdx.y. */
 typedef struct stx__par_norm_grads {
     stx__num d[4];
 } stx__par_norm_grads;
@@ -11015,7 +11091,7 @@ typedef struct stx__par_norm_grads {
 STX__GLOBAL(1024)
 stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t chunks, size_t C) {
     STX__SHARED(float, sh, 32 * 33);
-    /* an index known to the compiler, or the argument is copied to local memory */
+    /* a constant index: otherwise the argument is copied to local memory */
     stx__num d = t.d[0];
   #pragma unroll
     for (unsigned k = 1; k < 4; k++)
@@ -11023,8 +11099,8 @@ stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t
     if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
 }
 
-/* dw (draws,3) += the rows' dots over the rows of each draw. T threads do a draw: each
-   adds every T-th row, then a fixed tree. */
+/* dw (draws,3) += the dots over the rows of each draw. T threads per draw: each adds
+   every T-th row, then a fixed tree. */
 template <int T>
 STX__GLOBAL(256)
 stx__par_mix_dw_kernel(stx__num dw, const double *work, size_t draws, size_t N, size_t rows,
@@ -11111,8 +11187,8 @@ void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
 
 // >>latency -----------------------------------------------------------------------------------------------------------
 
-/* See stx_par_latency_args. One thread: the step stays on the device. */
-/* without bytes between them */
+/* The loss with latency, see stx_par_latency_args: one thread, so that the step stays on
+   the device. The struct has no padding bytes. */
 typedef struct stx__par_latency {
     double weight, target, power;
     size_t kind;
