@@ -11294,6 +11294,20 @@ void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const
 }
 
 
+// >>report ------------------------------------------------------------------------------------------------------------
+
+/* meter[0] = or += s a[0], in double. One thread. */
+STX__GLOBAL(32) stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) {
+    *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0);
+}
+
+void stx_metric_accumulate_cuda(stx_ctx *x, double *meter, const stx_real *a, double s,
+                                int accumulate) {
+    STX__RUN_KERNEL(x, "stx_metric_accumulate", stx__meter_kernel, 1, 1, 0, meter,
+                    stx__num_of(x, a), s, accumulate);
+}
+
+
 // >>optimisers --------------------------------------------------------------------------------------------------------
 
 /* Where the parameters' bfloat16 twins are: a kernel finds a piece's by its address.
@@ -11737,20 +11751,6 @@ stx__clamp_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t
 void stx_clamp_cuda(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo,
                     stx_real hi) {
     if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
-}
-
-
-// >>steps -------------------------------------------------------------------------------------------------------------
-
-/* meter[0] = or += s a[0], in double. One thread. */
-STX__GLOBAL(32) stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) {
-    *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0);
-}
-
-void stx_metric_accumulate_cuda(stx_ctx *x, double *meter, const stx_real *a, double s,
-                                int accumulate) {
-    STX__RUN_KERNEL(x, "stx_metric_accumulate", stx__meter_kernel, 1, 1, 0, meter,
-                    stx__num_of(x, a), s, accumulate);
 }
 
 
