@@ -1478,33 +1478,6 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids,
                                   int output, const stx_token_loss *how);
 
-/* Writes log p of the ids of cluster c, start .. start+size-1, to out (N,V), given the
-   cluster's logits (N,w). K is the number of clusters. For c = 0, the columns size .. w-1
-   are those of the other clusters i, at size + K - 1 - i, or at size + i - 1 with
-   `forward`; their log p are written to gate (N,K). For c > 0, gate[n,c] is added. */
-STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate,
-                                   const stx_real *logits, size_t N, size_t V, size_t start,
-                                   size_t size, size_t w, size_t K, size_t c, int forward))
-
-/* Sorts ids by cluster and keeps their order within a cluster. The ids of cluster c have
-   the slots first[c] .. first[c+1]-1. Slot r contains the position of the id in place[r]
-   and its index within the cluster in local[r]; unused slots contain 0 and `leftover`.
-   at (n) is the slot of each id. With head, at is the class in the head instead, which is
-   the id itself or the column of its cluster, and cluster 0 needs no slots. Negative ids
-   are skipped: at = -1. over (1) = 1 if a cluster has more ids than slots. */
-typedef struct stx_clusters {
-    size_t  count, end[STX_MAX_CLUSTERS];       /* clusters, and the end of each */
-    size_t  first[STX_MAX_CLUSTERS + 1];        /* first slot of each, and the end */
-    int     head, forward_columns;
-    int32_t leftover;
-} stx_clusters;
-
-STX_KERNEL(stx_cluster_sort, (stx_ctx *x, int32_t *local, int32_t *place, int32_t *at,
-                              int32_t *over, const int32_t *ids, size_t n, const stx_clusters *k))
-
-/* y (n) = NaN if flag[0] is not 0 */
-STX_KERNEL(stx_nan_if, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
-
 
 // >>api: private kernels
 
@@ -1524,6 +1497,46 @@ typedef struct stx__heads_args {
 
 STX__KERNEL(stx__heads_fwd, (stx_ctx *x, const stx__heads_args *h))
 STX__KERNEL(stx__heads_bwd, (stx_ctx *x, const stx__heads_args *h))
+
+/* log p of the ids of cluster c of K, given its logits (N,w). For c = 0, the columns
+   size .. w-1 are those of the other clusters i, at size + K - 1 - i, or at size + i - 1
+   with `forward`; their log p are written to gate (N,K). For c > 0, gate[n,c] is added. */
+typedef struct stx__cluster_log_probs_args {
+    size_t N, V, w, K, c;
+    size_t start, size;                     /* ids of the cluster: start .. start+size-1 */
+    int forward;
+    const stx_real *logits;                 /* (N,w) */
+    stx_real *out;                          /* (N,V), of which the cluster's columns are written */
+    stx_real *gate;                         /* (N,K) */
+} stx__cluster_log_probs_args;
+
+STX__KERNEL(stx__cluster_log_probs, (stx_ctx *x, const stx__cluster_log_probs_args *a))
+
+/* Sorts ids by cluster and keeps their order within a cluster. The ids of cluster c have
+   the slots first[c] .. first[c+1]-1. With head, at is the class in the head instead of
+   the slot, which is the id itself or the column of its cluster, and cluster 0 needs no
+   slots. Negative ids are skipped: at = -1. */
+typedef struct stx__cluster_sort_args {
+    size_t count, end[STX_MAX_CLUSTERS];    /* clusters, and the end of each */
+    size_t first[STX_MAX_CLUSTERS + 1];     /* first slot of each, and the end */
+    int head, forward_columns;
+    int32_t leftover;                       /* local of unused slots */
+    size_t n;
+    const int32_t *ids;                     /* (n) */
+    int32_t *at;                            /* (n): slot of each id */
+    int32_t *local, *place;                 /* per slot: index within the cluster, and
+                                               position of the id (0 if the slot is unused) */
+    int32_t *over;                          /* (1): 1 if a cluster has more ids than slots */
+} stx__cluster_sort_args;
+
+STX__KERNEL(stx__cluster_sort, (stx_ctx *x, const stx__cluster_sort_args *k))
+
+/* y (n) = NaN if flag[0] is not 0 */
+STX__KERNEL(stx__nan_if, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
+
+/* metric[0] = s a[0], or += with accumulate, in double */
+STX__KERNEL(stx__metric_accumulate, (stx_ctx *x, double *metric, const stx_real *a, double s,
+                                     int accumulate))
 
 /* Shifts each row of y (rows,n) left by w <= n elements, which discards the first w, and
    fills the end with a row of a (rows,w). If a is NULL, the last w elements keep their
@@ -1739,10 +1752,6 @@ enum { STX_MAX_METRICS = 128, STX_MAX_OPTIMS = 64 };
 
 STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
 STX_DEF double stx_metric_get(stx_ctx *x, int slot);
-
-/* meter[0] = s a[0], or += with accumulate, in double */
-STX_KERNEL(stx_metric_accumulate, (stx_ctx *x, double *meter, const stx_real *a, double s,
-                                   int accumulate))
 
 /* The host's copy of a small parameter whose values the host needs between steps, such as
    learned spans. It is current: the call waits for the last step. All mirrored parameters
@@ -14839,37 +14848,38 @@ static size_t stx__cluster_column(size_t words, size_t K, size_t c, int forward)
     return words + (forward ? c - 1 : K - 1 - c);
 }
 
-STX_DEF void stx_cluster_sort(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at,
-                              int32_t *over, const int32_t *ids, size_t n, const stx_clusters *k) {
+static void stx__cluster_sort(stx_ctx *x, const stx__cluster_sort_args *k) {
     size_t next[STX_MAX_CLUSTERS], i, c; /* next free slot of each cluster */
     (void)x;
     memcpy(next, k->first, sizeof next);
     for (i = 0; i < k->first[k->count]; i++) {
-        local[i] = k->leftover;
-        place[i] = 0;
+        k->local[i] = k->leftover;
+        k->place[i] = 0;
     }
-    *over = 0;
-    for (i = 0; i < n; i++) {
-        c = stx__cluster(k->end, k->count, ids[i]);
-        at[i] = -1;
+    *k->over = 0;
+    for (i = 0; i < k->n; i++) {
+        const int32_t id = k->ids[i];
+        int32_t *at = k->at + i;
+        *at = -1;
+        c = stx__cluster(k->end, k->count, id);
         if (c == k->count) continue;
         if (k->head) {
-            at[i] = ids[i];
+            *at = id;
             if (c == 0) continue;
-            at[i] = (int32_t)stx__cluster_column(k->end[0], k->count, c, k->forward_columns);
+            *at = (int32_t)stx__cluster_column(k->end[0], k->count, c, k->forward_columns);
         }
         if (next[c] == k->first[c + 1]) {
-            *over = 1;
-            if (!k->head) at[i] = 0;
+            *k->over = 1;
+            if (!k->head) *at = 0;
             continue;
         }
-        if (!k->head) at[i] = (int32_t)next[c];
-        local[next[c]] = ids[i] - (int32_t)stx__cluster_start(k->end, c);
-        place[next[c]++] = (int32_t)i;
+        if (!k->head) *at = (int32_t)next[c];
+        k->local[next[c]] = id - (int32_t)stx__cluster_start(k->end, c);
+        k->place[next[c]++] = (int32_t)i;
     }
 }
 
-STX_DEF void stx_nan_if(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
+static void stx__nan_if(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
     size_t i;
     (void)x;
     if (*flag)
@@ -14969,13 +14979,10 @@ STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx
     return key;
 }
 
-/* Ids sorted by cluster, see stx_cluster_sort. Cluster c has size[c] slots. */
+/* Ids sorted by cluster on the device. Cluster c has size[c] slots. */
 typedef struct stx__sorted_ids {
-    stx_clusters k;
-    size_t   size[STX_MAX_CLUSTERS];
-    int32_t *local, *place;          /* of all clusters, one after the other */
-    int32_t *at;                     /* (n) */
-    int32_t *over;                   /* (1) */
+    stx__cluster_sort_args k;
+    size_t size[STX_MAX_CLUSTERS];
 } stx__sorted_ids;
 
 /* known: the ids on the device, with -1 for ignored ones. */
@@ -14996,12 +15003,14 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
         s->k.first[c + 1] = s->k.first[c] + s->size[c];
     }
     all = s->k.first[a->clusters];
-    s->at = (int32_t *)stx_step_bytes(x, (n + 2 * all + 1) * sizeof *s->at);
-    if (!s->at) return 0;
-    s->local = s->at + n;
-    s->place = s->local + all;
-    s->over = s->place + all;
-    STX_RUN(x, stx_cluster_sort, (x, s->local, s->place, s->at, s->over, known, n, &s->k));
+    s->k.n = n;
+    s->k.ids = known;
+    s->k.at = (int32_t *)stx_step_bytes(x, (n + 2 * all + 1) * sizeof *s->k.at);
+    if (!s->k.at) return 0;
+    s->k.local = s->k.at + n;
+    s->k.place = s->k.local + all;
+    s->k.over = s->k.place + all;
+    STX_RUN(x, stx__cluster_sort, (x, &s->k));
     return 1;
 }
 
@@ -15027,7 +15036,7 @@ static stx_tensor *stx__adaptive_rows(stx_ctx *x, const stx_adaptive *a, size_t 
     stx_tensor *all = NULL;
     size_t c;
     for (c = 0; c < a->clusters; c++) {
-        const int32_t *local = s->local + s->k.first[c], *place = s->place + s->k.first[c];
+        const int32_t *local = s->k.local + s->k.first[c], *place = s->k.place + s->k.first[c];
         stx_tensor *rows, *mask;
         size_t dim[3];
         dim[0] = 1;
@@ -15062,9 +15071,9 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     dim[0] = ids->B;
     dim[1] = ids->T;
     dim[2] = stx__last(rows);
-    y = stx__lookup(x, rows, s.at, n, 3, dim);
+    y = stx__lookup(x, rows, s.k.at, n, 3, dim);
     if (y && a->scale != 1) y = stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)dim[2]));
-    if (y && stx__on_gpu(x)) STX_RUN(x, stx_nan_if, (x, y->data, y->size, s.over));
+    if (y && stx__on_gpu(x)) STX_RUN(x, stx__nan_if, (x, y->data, y->size, s.k.over));
     return y;
 }
 
@@ -15126,7 +15135,7 @@ typedef struct stx__adaptive_loss {
 static stx_tensor *stx__adaptive_add_cluster(stx_ctx *x, const stx__adaptive_loss *l, size_t c,
                                              stx_tensor *loss) {
     const stx_adaptive *a = l->a;
-    const int32_t *local = l->s.local + l->s.k.first[c], *place = l->s.place + l->s.k.first[c];
+    const int32_t *local = l->s.k.local + l->s.k.first[c], *place = l->s.k.place + l->s.k.first[c];
     const size_t d = stx__last(l->h), m = l->s.size[c];
     stx_tensor *mask, *rows, *logits;
     stx_real *weight, *nll;
@@ -15175,14 +15184,14 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
     if (l.weight) {
         l.nll = stx_new_f32(x, l.n, 0, 0, 0);
         if (!l.nll) return NULL;
-        if (stx__on_gpu(x)) STX_RUN(x, stx_nan_if, (x, l.weight, l.n, l.s.over));
+        if (stx__on_gpu(x)) STX_RUN(x, stx__nan_if, (x, l.weight, l.n, l.s.k.over));
     }
 
     logits = stx__adaptive_logits(x, a, l.h, 0, a->dropout, NULL, &V);
     if (l.weight)
-        loss = stx__token_loss(x, logits, V, l.s.at, l.weight, l.nll->data);
+        loss = stx__token_loss(x, logits, V, l.s.k.at, l.weight, l.nll->data);
     else
-        loss = stx__cross_entropy_of(x, logits, V, l.s.at, (double)l.n, 0);
+        loss = stx__cross_entropy_of(x, logits, V, l.s.k.at, (double)l.n, 0);
     for (c = 1; c < a->clusters; c++) loss = stx__adaptive_add_cluster(x, &l, c, loss);
     if (how && loss) how->nll = l.nll;
     return loss;
@@ -15201,37 +15210,6 @@ STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *
                                  how ? how : &none);
 }
 
-STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
-    size_t N, V, c, dim[2];
-    stx_tensor *out;
-    stx_real *gate; /* (N,clusters): log p of cluster c for row n */
-    int recording;
-    if (!stx_ok(x) || !a || !h) return NULL;
-    if (!stx__adaptive_check(x, "stx_adaptive_log_probs", a, stx__last(h), 1)) return NULL;
-    dim[0] = N = stx__rows(h);
-    dim[1] = V = a->end[a->clusters - 1];
-    recording = x->tape.recording;
-    x->tape.recording = 0;
-    h = stx_reshape(x, h, N, stx__last(h), 0, 0);
-    out = stx__tensor(x, STX__STEP_FULL, 2, dim);
-    gate = (stx_real *)stx_step_bytes(x, N * a->clusters * sizeof *gate);
-    for (c = 0; c < a->clusters; c++) {
-        const size_t start = stx__cluster_start(a->end, c);
-        size_t w;
-        stx_tensor *logits = stx__adaptive_logits(x, a, h, c, 0, NULL, &w);
-        logits = stx__join_columns(x, logits, w, NULL, 0); /* without padding */
-        if (!logits || !out || !gate) {
-            out = NULL;
-            break;
-        }
-        STX_RUN(x, stx_cluster_log_probs,
-                (x, out->data, gate, logits->data, N, V, start, a->end[c] - start,
-                 stx__last(logits), a->clusters, c, a->forward_columns));
-    }
-    x->tape.recording = recording;
-    return out;
-}
-
 /* log sum_i e^a_i, summed in double. */
 static double stx__row_lse(const stx_real *a, size_t n) {
     stx_real max = stx__max(a, n);
@@ -15241,17 +15219,9 @@ static double stx__row_lse(const stx_real *a, size_t n) {
     return (double)max + log(s);
 }
 
-/* The arguments of stx_cluster_log_probs. */
-typedef struct stx__cluster_job {
-    stx_real *out, *gate;
-    const stx_real *logits;
-    size_t V, start, size, w, K, c;
-    int forward;
-} stx__cluster_job;
-
 /* log p(word) = logit - log sum e^logits, plus the log p of its cluster. */
 static void stx__cluster_log_probs_part(const stx_share *s, const void *job) {
-    const stx__cluster_job *k = (const stx__cluster_job *)job;
+    const stx__cluster_log_probs_args *k = (const stx__cluster_log_probs_args *)job;
     size_t n, j;
     for (n = s->begin; n < s->end; n++) {
         const stx_real *row = k->logits + n * k->w;
@@ -15265,21 +15235,45 @@ static void stx__cluster_log_probs_part(const stx_share *s, const void *job) {
     }
 }
 
-STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate,
-                                   const stx_real *logits, size_t N, size_t V, size_t start,
-                                   size_t size, size_t w, size_t K, size_t c, int forward) {
-    stx__cluster_job k;
-    k.out = out;
-    k.gate = gate;
-    k.logits = logits;
-    k.V = V;
-    k.start = start;
-    k.size = size;
-    k.w = w;
-    k.K = K;
-    k.c = c;
-    k.forward = forward;
-    stx_parallel(x, N, 16 * N * w, stx__cluster_log_probs_part, &k);
+static void stx__cluster_log_probs(stx_ctx *x, const stx__cluster_log_probs_args *a) {
+    stx_parallel(x, a->N, 16 * a->N * a->w, stx__cluster_log_probs_part, a);
+}
+
+STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
+    stx__cluster_log_probs_args k;
+    size_t c, dim[2];
+    stx_tensor *out;
+    int recording;
+    if (!stx_ok(x) || !a || !h) return NULL;
+    if (!stx__adaptive_check(x, "stx_adaptive_log_probs", a, stx__last(h), 1)) return NULL;
+    memset(&k, 0, sizeof k);
+    dim[0] = k.N = stx__rows(h);
+    dim[1] = k.V = a->end[a->clusters - 1];
+    k.K = a->clusters;
+    k.forward = a->forward_columns;
+    recording = x->tape.recording;
+    x->tape.recording = 0;
+    h = stx_reshape(x, h, k.N, stx__last(h), 0, 0);
+    out = stx__tensor(x, STX__STEP_FULL, 2, dim);
+    k.gate = (stx_real *)stx_step_bytes(x, k.N * k.K * sizeof *k.gate);
+    for (c = 0; c < a->clusters; c++) {
+        size_t w;
+        stx_tensor *logits = stx__adaptive_logits(x, a, h, c, 0, NULL, &w);
+        logits = stx__join_columns(x, logits, w, NULL, 0); /* without padding */
+        if (!logits || !out || !k.gate) {
+            out = NULL;
+            break;
+        }
+        k.c = c;
+        k.w = w;
+        k.start = stx__cluster_start(a->end, c);
+        k.size = a->end[c] - k.start;
+        k.logits = logits->data;
+        k.out = out->data;
+        STX_RUN(x, stx__cluster_log_probs, (x, &k));
+    }
+    x->tape.recording = recording;
+    return out;
 }
 
 
@@ -15337,11 +15331,11 @@ static int stx__report_sync(stx_ctx *x) {
     return stx_ok(x);
 }
 
-STX_DEF void stx_metric_accumulate(stx_ctx *x, double *meter, const stx_real *a, double s,
+static void stx__metric_accumulate(stx_ctx *x, double *metric, const stx_real *a, double s,
                                    int accumulate) {
     STX__FP_SCOPE;
     (void)x;
-    *meter = (accumulate ? *meter : 0) + s * (double)a[0];
+    *metric = (accumulate ? *metric : 0) + s * (double)a[0];
 }
 
 STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s, int add) {
@@ -15352,7 +15346,7 @@ STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s,
         return;
     }
     if (!stx__report_create(x)) return;
-    STX_RUN(x, stx_metric_accumulate, (x, &x->report.device->metric[slot], t->data, s, add));
+    STX_RUN(x, stx__metric_accumulate, (x, &x->report.device->metric[slot], t->data, s, add));
     x->report.age = STX__STALE;
 }
 

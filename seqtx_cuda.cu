@@ -3408,12 +3408,12 @@ void stx_token_loss_bwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
                       a->targets, W, N, V, a->ld, a->divisor, accumulate);
 }
 
-/* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time:
+/* Ids sorted by cluster, stably: see stx__cluster_sort_args. One block, 1024 ids at a time:
    a warp counts its ids of each cluster by votes, and an id's place is how many of its
    cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
 STX__GLOBAL(1024)
 stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
-                         const int32_t *ids, size_t n, const stx_clusters k) {
+                         const int32_t *ids, size_t n, const stx__cluster_sort_args k) {
     STX__SHARED(unsigned, count, 32 * STX_MAX_CLUSTERS);
     STX__SHARED(size_t, taken, STX_MAX_CLUSTERS);
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -3465,10 +3465,9 @@ stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *o
     }
 }
 
-void stx_cluster_sort_cuda(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over,
-                           const int32_t *ids, size_t n, const stx_clusters *k) {
-    STX__RUN_KERNEL(x, "stx_cluster_sort", stx__cluster_sort_kernel, 1, 1024, 0, local, place, at,
-                    over, ids, n, *k);
+void stx__cluster_sort_cuda(stx_ctx *x, const stx__cluster_sort_args *k) {
+    STX__RUN_KERNEL(x, "stx_adaptive_softmax, sort", stx__cluster_sort_kernel, 1, 1024, 0, k->local,
+                    k->place, k->at, k->over, k->ids, k->n, *k);
 }
 
 /* y (n) = NaN if flag[0] */
@@ -3476,9 +3475,9 @@ STX__GLOBAL(256) stx__spoil_kernel(stx__num y, size_t n, const int32_t *flag) {
     if (*flag) STX__STEP(i, n, 1) stx__put(y, i, nanf(""));
 }
 
-void stx_nan_if_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
+void stx__nan_if_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
     stx__num Y = stx__num_of(x, y);
-    if (n) STX__RUN_KERNEL(x, "stx_nan_if", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
+    if (n) STX__RUN_KERNEL(x, "stx__nan_if", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
 }
 
 
@@ -11283,14 +11282,12 @@ stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size
     }
 }
 
-void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits,
-                                size_t N, size_t V, size_t start, size_t size, size_t w, size_t K,
-                                size_t c, int forward) {
-    stx__num O = stx__num_of(x, out), G = stx__num_of(x, gate), A = stx__num_of(x, logits);
-    if (N && w)
-        STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel,
-                        stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V, start, size, w,
-                        K, c, forward);
+void stx__cluster_log_probs_cuda(stx_ctx *x, const stx__cluster_log_probs_args *a) {
+    stx__num O = stx__num_of(x, a->out), G = stx__num_of(x, a->gate), A = stx__num_of(x, a->logits);
+    if (a->N && a->w)
+        STX__RUN_KERNEL(x, "stx_adaptive_log_probs", stx__cluster_kernel,
+                        stx__blocks(a->N, 1, (size_t)1 << 30), 256, 0, O, G, A, a->N, a->V,
+                        a->start, a->size, a->w, a->K, a->c, a->forward);
 }
 
 
@@ -11301,7 +11298,7 @@ STX__GLOBAL(32) stx__meter_kernel(double *meter, stx__num a, double s, int accum
     *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0);
 }
 
-void stx_metric_accumulate_cuda(stx_ctx *x, double *meter, const stx_real *a, double s,
+void stx__metric_accumulate_cuda(stx_ctx *x, double *meter, const stx_real *a, double s,
                                 int accumulate) {
     STX__RUN_KERNEL(x, "stx_metric_accumulate", stx__meter_kernel, 1, 1, 0, meter,
                     stx__num_of(x, a), s, accumulate);

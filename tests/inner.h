@@ -49,8 +49,15 @@ extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, siz
 extern void inner_shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
                           size_t lda, size_t w, size_t rows);
 extern void inner_loss_weights(stx_ctx *x, const stx__loss_weights_args *a);
-#define inner_shift2d_cuda      stx__shift2d_cuda
-#define inner_loss_weights_cuda stx__loss_weights_cuda
+extern void inner_cluster_sort(stx_ctx *x, const stx__cluster_sort_args *k);
+extern void inner_cluster_log_probs(stx_ctx *x, const stx__cluster_log_probs_args *a);
+extern void inner_metric_accumulate(stx_ctx *x, double *metric, const stx_real *a, double s,
+                                    int accumulate);
+#define inner_shift2d_cuda           stx__shift2d_cuda
+#define inner_loss_weights_cuda      stx__loss_weights_cuda
+#define inner_cluster_sort_cuda      stx__cluster_sort_cuda
+#define inner_cluster_log_probs_cuda stx__cluster_log_probs_cuda
+#define inner_metric_accumulate_cuda stx__metric_accumulate_cuda
 
 /* signs of other work that its threads saw of late; 0: none */
 extern uint32_t inner_busy(const stx_ctx *x);

@@ -2801,6 +2801,25 @@ static double slope_of(double v, int act) {
                                     : 1;
 }
 
+/* The private kernel with positional parameters. */
+static void cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits,
+                              size_t N, size_t V, size_t start, size_t size, size_t w, size_t K,
+                              size_t c, int forward) {
+    stx__cluster_log_probs_args k;
+    k.N = N;
+    k.V = V;
+    k.w = w;
+    k.K = K;
+    k.c = c;
+    k.start = start;
+    k.size = size;
+    k.forward = forward;
+    k.logits = logits;
+    k.out = out;
+    k.gate = gate;
+    inner_cluster_log_probs(x, &k);
+}
+
 #define KERNEL(what, count, units, call, want) \
   do { \
     double worst = 0; \
@@ -2977,15 +2996,15 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
                                                + (double)a[r * C + C - 1] - log(sum);
         }
         KERNEL("cluster_log_probs", n, 64,
-               (stx_cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 0),
-                stx_cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 0)),
+               (cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 0),
+                cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 0)),
                w[i]);
         for (r = 0; r < N; r++)
             for (j = C - 2; j < C; j++)
                 w[r * C + j] += (double)a[r * C + C - 2] - (double)a[r * C + C - 1];
         KERNEL("cluster_log_probs forward", n, 64,
-               (stx_cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 1),
-                stx_cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 1)),
+               (cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 1),
+                cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 1)),
                w[i]);
     }
 

@@ -627,7 +627,7 @@ static void test_cross_entropy(void) {
                 for (tight = 0; tight < 2; tight++) {
                     size_t n = ns[k], all, c, m[4] = {0};
                     int32_t *ids = (int32_t *)malloc(n * sizeof *ids), *dev, *a, *b, *dev_b;
-                    stx_clusters s;
+                    stx__cluster_sort_args s, g;
                     memset(&s, 0, sizeof s);
                     s.count = 4;
                     s.end[0] = 10;
@@ -653,8 +653,19 @@ static void test_cross_entropy(void) {
                     a = (int32_t *)malloc((n + 2 * all + 1) * sizeof *a);
                     b = (int32_t *)malloc((n + 2 * all + 1) * sizeof *b);
                     dev_b = (int32_t *)cuda_bytes(gx, NULL, (n + 2 * all + 1) * sizeof *b);
-                    BOTH(stx_cluster_sort, (cx, a + n, a + n + all, a, a + n + 2 * all, ids, n, &s),
-                         (gx, dev_b + n, dev_b + n + all, dev_b, dev_b + n + 2 * all, dev, n, &s));
+                    s.n = n;
+                    g = s;
+                    s.ids = ids;
+                    s.at = a;
+                    s.local = a + n;
+                    s.place = a + n + all;
+                    s.over = a + n + 2 * all;
+                    g.ids = dev;
+                    g.at = dev_b;
+                    g.local = dev_b + n;
+                    g.place = dev_b + n + all;
+                    g.over = dev_b + n + 2 * all;
+                    BOTH(inner_cluster_sort, (cx, &s), (gx, &g));
                     stx_cuda_download(gx, b, dev_b, (n + 2 * all + 1) * sizeof *b);
                     CHECK(!memcmp(a, b, (n + 2 * all + 1) * sizeof *a),
                           "clusters of %zu ids, head %d, tight %d: not as on the CPU", n, head,
@@ -666,7 +677,7 @@ static void test_cross_entropy(void) {
                     {
                         arr y = arr_of(9, 1, 0, N_);
                         stx_real v[9];
-                        stx_nan_if_cuda(gx, y.d, 9, dev_b + n + 2 * all);
+                        stx__nan_if_cuda(gx, y.d, 9, dev_b + n + 2 * all);
                         stx_download(gx, v, y.d, 9);
                         CHECK(b[n + 2 * all] ? isnan(v[0]) && isnan(v[8])
                                              : v[0] == y.c[0] && v[8] == y.c[8],
@@ -728,14 +739,30 @@ static void test_cross_entropy(void) {
             size_t N = 7, V = 900, K = 3, size0 = 300, size1 = 500;
             arr out = arr_of(N * V, 1, 0, N_), gate = arr_of(N * K, 1, 0, B_),
                 l0 = arr_of(N * (size0 + 2), 5, 0, N_), l1 = arr_of(N * size1, 5, 0, N_);
-            BOTH(stx_cluster_log_probs,
-                 (cx, out.c, gate.c, l0.c, N, V, 0, size0, size0 + 2, K, 0, forward),
-                 (gx, out.d, gate.d, l0.d, N, V, 0, size0, size0 + 2, K, 0, forward));
+            stx__cluster_log_probs_args kc, kg;
+            memset(&kc, 0, sizeof kc);
+            kc.N = N;
+            kc.V = V;
+            kc.K = K;
+            kc.forward = forward;
+            kc.size = size0;
+            kc.w = size0 + 2;
+            kg = kc;
+            kc.out = out.c;
+            kc.gate = gate.c;
+            kc.logits = l0.c;
+            kg.out = out.d;
+            kg.gate = gate.d;
+            kg.logits = l0.d;
+            BOTH(inner_cluster_log_probs, (cx, &kc), (gx, &kg));
             arr_check("cluster 0", &out, 1e-6);
             arr_check("cluster gates", &gate, 1e-6);
-            BOTH(stx_cluster_log_probs,
-                 (cx, out.c, gate.c, l1.c, N, V, size0, size1, size1, K, 1, forward),
-                 (gx, out.d, gate.d, l1.d, N, V, size0, size1, size1, K, 1, forward));
+            kc.c = kg.c = 1;
+            kc.start = kg.start = size0;
+            kc.size = kc.w = kg.size = kg.w = size1;
+            kc.logits = l1.c;
+            kg.logits = l1.d;
+            BOTH(inner_cluster_log_probs, (cx, &kc), (gx, &kg));
             arr_check("cluster 1", &out, 1e-6);
             arr_free(&out);
             arr_free(&gate);
@@ -994,10 +1021,10 @@ static void test_optimisers(void) {
     {
         double m = 3, got = 0, *dm = (double *)cuda_bytes(gx, &m, sizeof m);
         arr a = arr_of(1, 1, 0, B_);
-        BOTH(stx_metric_accumulate, (cx, &m, a.c, 0.3, 1), (gx, dm, a.d, 0.3, 1));
+        BOTH(inner_metric_accumulate, (cx, &m, a.c, 0.3, 1), (gx, dm, a.d, 0.3, 1));
         stx_cuda_download(gx, &got, dm, sizeof got);
         CHECK(CLOSE(got, m, 1e-15), "meter is %.17g, want %.17g", got, m);
-        BOTH(stx_metric_accumulate, (cx, &m, a.c, -7, 0), (gx, dm, a.d, -7, 0));
+        BOTH(inner_metric_accumulate, (cx, &m, a.c, -7, 0), (gx, dm, a.d, -7, 0));
         stx_cuda_download(gx, &got, dm, sizeof got);
         CHECK(CLOSE(got, m, 1e-15), "meter is %.17g, want %.17g", got, m);
         arr_free(&a);

@@ -85,6 +85,19 @@ void inner_loss_weights(stx_ctx *x, const stx__loss_weights_args *a) {
     stx__loss_weights(x, a);
 }
 
+void inner_cluster_sort(stx_ctx *x, const stx__cluster_sort_args *k) {
+    stx__cluster_sort(x, k);
+}
+
+void inner_cluster_log_probs(stx_ctx *x, const stx__cluster_log_probs_args *a) {
+    stx__cluster_log_probs(x, a);
+}
+
+void inner_metric_accumulate(stx_ctx *x, double *metric, const stx_real *a, double s,
+                             int accumulate) {
+    stx__metric_accumulate(x, metric, a, s, accumulate);
+}
+
 int inner_isa(const stx_ctx *x) {
     return x->isa;
 }
