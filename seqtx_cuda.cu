@@ -1,43 +1,121 @@
-/* seqtx_cuda.cu - every CUDA kernel of seqtx, behind the C interface that seqtx.h
-   declares no warranty implied; MIT or public domain, your choice (end of seqtx.h)
+/* seqtx_cuda.cu - v0.1 - CUDA kernels of seqtx, and its device layer
+   no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
+
+   Compile this file with nvcc, and compile and link the program with SEQTX_CUDA:
 
        nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu
-       cc -DSEQTX_CUDA ... your files ... seqtx_cuda.o -lcublasLt -lcudart -lstdc++ -lm
+       cc -DSEQTX_CUDA .. program.c .. seqtx_cuda.o -lcublasLt -lcudart -lstdc++ -lm
 
-   -DSEQTX_NCCL in both commands, and -lnccl, for groups of GPUs (>>group; NCCL 2.14 or
-   newer).
+   Needs seqtx.h in the same directory, CUDA 12 or newer, and sm_80 or newer. For groups
+   of GPUs, add -DSEQTX_NCCL to both commands and -lnccl (NCCL 2.14 or newer). There is no
+   double precision: SEQTX_DOUBLE is for the CPU.
 
-   The only CUDA translation unit. A function stem_cuda here is the twin of stem in
-   seqtx.h: the same contract, on device memory, put on the context's stream and not
-   waited for. `grep stx_mse_bwd` finds both.
+   Contents. A function `stem_cuda` is the CUDA twin of the kernel `stem` in seqtx.h: the
+   same arguments, with device pointers. It enqueues its work on the context's stream and
+   returns without waiting. `grep stx_mse_bwd seqtx*` finds the declaration, the CPU
+   body and the CUDA body. The kernels of a model family are compiled if its header is in
+   this directory and are omitted otherwise.
 
-   Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence), of
-   seqtx_compressive.h (>>groups to >>gates) and of seqtx_par.h (>>gate to >>latency) are
-   compiled where the header stands beside this file, and left out, without a word, where
-   it does not.
+   Arrangement. Sections have the names and the order of those in seqtx.h:
+   `grep '>>softmax' seqtx*` finds an op, its CPU kernels and its CUDA kernels. Sections
+   that only a GPU needs come before and after them.
 
-   The order and the names of sections are those of seqtx.h: `grep '>>softmax' seqtx*`
-   finds op, CPU kernels and CUDA kernels. What only a GPU has stands before (>>common)
-   and behind (>>device, >>graph, >>group).
+       section                       contents
+       ----------------------------  ----------------------------------------------------
+       >>common                      device arrays, warp sums, PTX, the device, launches
+       >>waiting                     errors of the runtime, waits, scratch memory
+       >>shares, sums, fill, ..      sums of rows and columns, deferred sums, copies
+       >>add, .. >>rezero            elementwise kernels
+       >>softmax                     one warp or one block per row
+       >>layernorm                   rows in registers, sums of columns in two stages
+       >>embedding                   tokens sorted by id: sums without atomics
+       >>gemm, >>linear              cublasLt and its plans, split K, epilogues
+       >>mean, >>cross_entropy,      losses; tokens sorted by cluster
+       >>mse
+       >>attention: ..               the fused attention, see docs/cuda.md, and its oracle
+       >>recurrence                  seqtx_sru.h
+       >>groups .. >>gates           seqtx_compressive.h
+       >>gate .. >>latency           seqtx_par.h
+       >>adaptive input and output   log probabilities of clusters
+       >>report                      metrics
+       >>optimisers                  norms, clipping and updates, all on the device
+       >>group: streams              the parts of a group that the device layer needs
+       >>device, >>graph             memory, transfers, reports; captured steps
+       >>group                       exchanges between ranks, by NCCL
 
-   READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add,
-   >>layernorm (a warp a row, sums in two stages), >>embedding (tokens sorted by id, so
-   that rows which several of them share are summed in order, without atomics), >>gemm
-   (cublasLt), >>cross_entropy (a row's maximum, sum, loss and gradient; tokens sorted by
-   cluster), >>mse, >>attention (the reason for this library; docs/cuda.md has a drawing
-   of a tile's way), >>recurrence (SRU), >>groups to >>gates (Compressive Transformer),
-   >>gate to >>latency (PAR), >>optimisers, >>device, >>graph, >>group (ranks).
+   Reading order: >>common, >>add, >>layernorm (rows in registers, two-stage sums),
+   >>embedding (ordered sums of repeated rows), >>gemm, >>attention, then the rest.
 
-   Rules that hold for every kernel
-   - No atomics on numbers: every sum has a fixed order, so a run repeats bit for bit on
-     the same GPU.
-   - Nothing is allocated and nothing waits inside a step, so that a whole step can be
-     captured as a CUDA graph.
+   Letters. A section that needs others declares them.
+       N  rows of a matrix       C  columns of a row        V  vocabulary
+       B  streams                H  heads                   D  head dimension
+       W, Q, T  as template parameters: elements per access of a thread, 4 or 1; groups of
+          4 elements per lane; threads per row, 32, 256 or 1024
+       M, N, K in >>gemm: C (M,N) = op(A) (M,K) op(B) (K,N)
+       O  outputs of a linear layer, Ci its inputs (I where it is the only one)
+   n is a number of elements; ldx is the distance between rows of x in elements. In a
+   launcher, the capital letter of an argument (Y for y) is its array as kernels see it.
+
+   How a kernel is written
+
+       // y (n) = s a (n). A thread computes W adjacent elements at a time.
+       template <int W>
+       STX__GLOBAL(256)
+       stx__example_kernel(stx__num y, stx__num a, size_t n, float s) {
+           STX__STEP(i, n, W) {
+               float v[W];
+               stx__getn<W>(v, a, i);
+               for (int e = 0; e < W; e++) v[e] *= s;
+               stx__putn<W>(y, i, v);
+           }
+       }
+
+       void stx_example_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n,
+                             stx_real s) {
+           stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+           const int four = n % 4 == 0 && stx__by4(Y) && stx__by4(A);
+           if (n) STX__RUN_BY(x, "stx_example", four, stx__example_kernel, n, Y, A, n, s);
+       }
+
+   STX__GLOBAL(threads) begins a kernel and states the largest block that it may be
+   launched with. STX__RUN_KERNEL, or a macro that uses it, launches it and checks the
+   launch. Shared arrays are STX__SHARED. The host compiler understands these names too:
+   tests/cuda_host runs every kernel on the CPU and compares it with its twin.
+
+   Memory kinds. The address of an array determines how it is stored. stx_cuda_alloc is
+   told a kind, and stx__num_of looks up the allocation that contains the pointer:
+
+       kind                   STX_PREC_F32    STX_PREC_BF16
+       ---------------------  --------------  ----------------------------------------
+       STX_MEM_ACTIVATIONS    float           bfloat16
+       STX_MEM_PARAMS         float           float, plus a bfloat16 copy, the twin
+       STX_MEM_BYTES          float or bytes  float or bytes
+
+   Kernels that write a parameter write its twin too (stx__put does); GEMMs and the
+   attention read the twin. So one kernel serves all precisions, and a call can mix
+   bfloat16 activations with float statistics. All sums are float or double.
+
+   Deferred sums. Gradients of biases, gains and weights are sums over thousands of rows.
+   They are computed in two stages: chunks of rows give partial sums, then a second kernel
+   adds the partial sums in a fixed order. During stx_backward the second stage is
+   deferred (stx_cuda_defer_sums), and one launch finishes up to 24 sums. They are
+   finished when the table or the buffer is full, before gradients are sent to other
+   ranks, and at the end of the backward pass. See >>shares, sums.
+
+   Capture. A step can be captured as a CUDA graph and replayed (stx_step_run). A captured
+   step must not allocate, wait, or transfer data between host and device: such a step is
+   marked as not repeatable and its graph is discarded. What changes between replays is
+   read from device memory: tokens, learning rate, scalars, and g->shift, which is added
+   to the stream number of every random number. Steps run once before they are captured,
+   so scratch memory, GEMM plans and kernel modules exist by then.
+
+   Rules for all kernels
+   - No atomics on values. Every sum has a fixed order, which depends on sizes alone, so a
+     run repeats bit-exactly on the same GPU.
+   - A step allocates nothing, except scratch memory when it first runs, and never waits.
    - Sums are float or double, whatever is stored.
-   - tests/cuda_host compiles this file with the host's compiler: every kernel runs,
-     and is compared with its twin, on machines without a GPU. What has no meaning in
-     C++ (launches, shared memory, tensor core and asynchronous copy instructions) is
-     therefore behind the few names of >>common. */
+   - A grid may be smaller than the work: kernels loop over the rest. The result does
+     not depend on the size of the grid. */
 #ifndef SEQTX_CUDA
   #define SEQTX_CUDA
 #endif
@@ -52,8 +130,7 @@
   #include "seqtx_par.h"
 #endif
 #ifdef SEQTX_DOUBLE
-  #error \
-      "seqtx_cuda.cu has no double: build the CPU part with SEQTX_DOUBLE for gradient checks, and without SEQTX_CUDA"
+  #error "seqtx_cuda.cu requires float: SEQTX_DOUBLE is for builds without SEQTX_CUDA"
 #endif
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -71,21 +148,21 @@
 #include <string.h>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-  #error "seqtx_cuda.cu needs sm_80 or newer (bfloat16 tensor cores, cp.async)"
+  #error "seqtx_cuda.cu requires -arch=sm_80 or newer (bfloat16 tensor cores, cp.async)"
 #endif
 
 
-// >>common ------------------------------------------------------------------------------------------------------------
+// >>common
 
-/* STX__GLOBAL(threads) begins the definition of a kernel and names the largest block
-   that it may be launched with; STX__GLOBAL(threads, blocks) also says how many blocks
-   a multiprocessor is to hold. The compiler gives a kernel without a bound as many
-   registers as it likes, and a launch whose registers do not fit fails on the GPU
-   alone. So there is no other way to write a kernel (tests/form.sh), tests/cuda_host
-   compares each launch with the bound of its kernel, and tests/cuda_regs.sh compares
-   the bound with the registers. stx__kernel_of<..> points to a kernel with such
-   parameters. */
-#ifndef CUDA_HOST /* else tests/cuda_host has its own */
+/* STX__GLOBAL(threads) begins the definition of a kernel and states its launch bound:
+   the largest block that it may be launched with. STX__GLOBAL(threads, blocks) also
+   states how many blocks a multiprocessor should hold. Without a bound, the compiler
+   may use so many registers that a launch fails, and only on the GPU. Therefore every
+   kernel is written this way (tests/form.sh). tests/cuda_host compares each launch
+   with the bound of its kernel, and tests/cuda_regs.sh compares the bound with the
+   registers that the kernel uses. stx__kernel_of<..> is the type of a pointer to a
+   kernel with these parameters. */
+#ifndef CUDA_HOST /* tests/cuda_host defines its own */
   #define STX__GLOBAL(...) static __global__ void __launch_bounds__(__VA_ARGS__)
 template <class... P> using stx__kernel_of = void (*)(P...);
   #define STX__LAUNCH(kernel, grid, block, smem, stream, ...) \
@@ -100,16 +177,17 @@ enum { STX__WARP = 32 };
 
 #define STX__ALL 0xffffffffu
 
-/* A row of numbers in device memory, as a kernel sees it: floats or bfloat16s, decided
-   by the allocation that it lies in. twin: the bfloat16 copy of a parameter, which
-   writers keep current and matrix products read. The branch is the same for all
-   threads, and what these kernels do is wait for memory. */
+/* An array in device memory as kernels see it. half: it is bfloat16, otherwise float.
+   twin: the bfloat16 copy of a parameter, which every kernel that writes the parameter
+   keeps current, or NULL. All threads take the same branch on half, and these kernels
+   are limited by memory bandwidth, so the branch costs nothing. */
 typedef struct stx__num {
     void *p;
     stx__bf16 *twin;
     ptrdiff_t half;
 } stx__num;
 
+/* Element i */
 static __device__ __forceinline__ float stx__get(const stx__num &a, size_t i) {
     return a.half ? __bfloat162float(((const stx__bf16 *)a.p)[i]) : ((const float *)a.p)[i];
 }
@@ -128,7 +206,8 @@ static __device__ __forceinline__ void stx__add(const stx__num &a, size_t i, flo
     stx__put(a, i, accumulate ? stx__get(a, i) + v : v);
 }
 
-/* Four neighbours at once, i a multiple of 4; the row must be aligned (stx__by4). */
+/* Elements i to i + 3 in one access. i is a multiple of 4 and the array is aligned,
+   see stx__by4. A bfloat16 is the upper half of a float. */
 static __device__ __forceinline__ float4 stx__get4(const stx__num &a, size_t i) {
     if (a.half) {
         uint2 u = *(const uint2 *)((const stx__bf16 *)a.p + i);
@@ -138,6 +217,7 @@ static __device__ __forceinline__ float4 stx__get4(const stx__num &a, size_t i) 
     return *(const float4 *)((const float *)a.p + i);
 }
 
+/* Two floats as bfloat16s, the first one in the lower half */
 static __device__ __forceinline__ uint32_t stx__pair(float a, float b) {
     __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
     uint32_t u;
@@ -156,8 +236,8 @@ static __device__ __forceinline__ void stx__put4(const stx__num &a, size_t i, fl
     *(float4 *)((float *)a.p + i) = v;
 }
 
-/* Sums and maxima of a warp, the same in every lane, in an order that does not depend
-   on anything. */
+/* Sum or maximum over the lanes of a warp; every lane gets the result. The butterfly
+   adds in the same order for all lanes and all launches. */
 static __device__ __forceinline__ float stx__warp_sum(float v) {
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(STX__ALL, v, o);
     return v;
@@ -173,13 +253,32 @@ static __device__ __forceinline__ float stx__warp_max(float v) {
     return v;
 }
 
-/* Instructions without a name in CUDA C++, and their meaning on the host
-   (tests/cuda_host). Fragments: PTX ISA, "Matrix fragments for mma.m16n8k16" and
-   ".m16n8k8": lane = 4 g + t; c holds rows g, g, g+8, g+8 and columns 2t, 2t+1, 2t,
-   2t+1. */
+/* Instructions that have no name in CUDA C++, and their equivalents on the host
+   (tests/cuda_host). The fragments are those of the PTX ISA, "Matrix fragments for
+   mma.m16n8k16" and ".m16n8k8": with lane = 4 g + t, c[0..3] are rows g, g, g+8, g+8 and
+   columns 2t, 2t+1, 2t, 2t+1.
+
+       stx__mma_bf16(c, a, b)              c += a b, bfloat16 inputs
+       stx__mma_tf32(c, a, b)              c += a b, tf32 inputs
+       stx__mma_bf16_2(c, d, a, b)         c += a b[0..1], d += a b[2..3]
+       stx__mma_tf32_3(c, l, h, m, b)      c += l b + h m + h b, in this order: a product
+                                           of two factors in two parts each
+       stx__ldmatrix_x4(r, row)            four 8 x 8 matrices from shared memory, _trans
+                                           transposed
+       stx__cp16(smem, gmem, bytes)        copies 16 bytes from global to shared memory;
+                                           all but the first `bytes` become 0. The
+                                           data is there after stx__cp_wait and a barrier.
+                                           gmem must be a valid address even if bytes is
+                                           0: nothing is read then, but memory checkers
+                                           look at the address
+       stx__cp_commit, stx__cp_wait<N>     ends a group of copies; waits until at most N
+                                           groups are pending
+       stx__exp2, stx__rcp                 approximations of 2^v and 1/v
+
+   The functions with several matmuls exist because they are faster on the host. */
 #ifdef CUDA_HOST
-    /* A kernel whose short loops the host must unroll too: the sanitizers check each
-       access to an array that is not in registers. */
+    /* Marks a kernel whose short loops the host compiler must unroll too: the
+       sanitizers check each access to an array that is not in registers. */
   #if defined(__GNUC__) && !defined(__clang__)
     #define STX__HOST_UNROLLED __attribute__((optimize("O3")))
   #else
@@ -241,23 +340,20 @@ static __device__ __forceinline__ uint32_t stx__smem(const void *p) {
 
 static __device__ __forceinline__ void stx__mma_bf16(float (&c)[4], const uint32_t (&a)[4],
                                                      const uint32_t (&b)[2]) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 static __device__ __forceinline__ void stx__mma_tf32(float (&c)[4], const uint32_t (&a)[4],
                                                      const uint32_t (&b)[2]) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Several at once, which is the same here, and quicker on the host. c += a b[0..1], d
-   += a b[2..3]; and the three products of factors in two parts each: c += l b + h m +
-   h b, in this order */
 static __device__ __forceinline__ void stx__mma_bf16_2(float (&c)[4], float (&d)[4],
                                                        const uint32_t (&a)[4],
                                                        const uint32_t (&b)[4]) {
@@ -289,9 +385,6 @@ static __device__ __forceinline__ void stx__ldmatrix_x4_trans(uint32_t (&r)[4], 
                  : "memory");
 }
 
-/* 16 bytes from global to shared memory, of which the first `bytes` are read and the rest is zero;
-   there only after cp_wait and a barrier. gmem points to 16 bytes of device memory even if bytes is
-   0: nothing is read then, but tools that check addresses look at it. */
 static __device__ __forceinline__ void stx__cp16(void *smem, const void *gmem, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
@@ -320,11 +413,12 @@ static __device__ __forceinline__ float stx__rcp(float v) {
 }
 #endif
 
-/* Philox4x32-10, as stx_philox. */
+/* Philox4x32-10, the generator of stx_philox in seqtx.h (Salmon et al. 2011). Four
+   random words for the key `seed` and the counter (hi, lo). */
 static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, uint64_t lo) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    uint32_t c0 = (uint32_t)lo, c1 = (uint32_t)(lo >> 32), c2 = (uint32_t)hi,
-             c3 = (uint32_t)(hi >> 32);
+    uint32_t c0 = (uint32_t)lo, c1 = (uint32_t)(lo >> 32);
+    uint32_t c2 = (uint32_t)hi, c3 = (uint32_t)(hi >> 32);
     for (int r = 0; r < 10; r++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
         c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
@@ -337,71 +431,89 @@ static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, 
     return make_uint4(c0, c1, c2, c3);
 }
 
-/* The GPU of a context */
+/* An allocation in device memory */
 typedef struct stx__range {
     char *base;
     size_t bytes;
-    int kind;
-    stx__bf16 *twin;
+    int kind;           /* STX_MEM_.. */
+    stx__bf16 *twin;    /* bfloat16 copy, bytes / 2 long, or NULL */
     struct stx__range *next;
 } stx__range;
 
+/* Pinned host buffers that transfers use in rotation, so that none has to wait for the
+   previous one. done[k] is recorded when the copy from or to host[k] has been
+   enqueued. */
+enum { STX__RING = 4, STX__REPORT_BYTES = 1 << 16, STX__UPLOAD_BYTES = 1 << 20 };
+
+typedef struct stx__ring {
+    char *host[STX__RING];
+    cudaEvent_t done[STX__RING];
+    unsigned count;     /* transfers so far */
+} stx__ring;
+
+/* The GPU of a context */
 struct stx_gpu {
-    int index, sms, major, minor, half, capturing, repeatable, tf32;
-    int tune; /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel,
-                                           -2 no epilogues (tests): >>gemm */
-    int attention;     /* which version, see stx_cuda_attention */
-    size_t shared_max; /* shared memory that a block may ask for, bytes */
-    cudaStream_t stream;
+    int index;          /* CUDA's number of the device */
+    char name[96];      /* "NVIDIA H200, sm_90" */
+    int sms, major, minor;      /* multiprocessors, compute capability */
+    size_t shared_max;  /* largest dynamic shared memory of a block, bytes */
+    cudaStream_t stream;        /* all work of the context, in order */
+
+    /* options */
+    int half;           /* STX_PREC_BF16: activations are bfloat16, parameters have twins */
+    int tf32;           /* float GEMMs may use tf32 */
+    int tune;           /* algorithm of a new GEMM plan: 0 the heuristic's first, 1 the
+                           fastest; for tests: -1 our own kernel, -2 no epilogues */
+    int split_k;        /* for tests: number of slices of K where K can be split; 0: chosen
+                           by sizes */
+    int attention;      /* version of the attention, see stx_cuda_attention */
+
+    /* memory */
+    stx__range *ranges, *last_range;    /* all allocations; the one that was looked up last */
+    char *scratch;      /* for the kernels of one launcher; grows, but not in a capture */
+    size_t scratch_bytes;
+    size_t bytes;       /* in use, without scratch */
+    uint64_t *shift;    /* on the device: added to the stream of every random number, so
+                           that a replayed step draws new ones */
+    stx__ring upload;   /* copies to the GPU: the caller's buffer is free on return */
+    stx__ring report;   /* results of a step, see stx_cuda_report */
+
+    /* capture */
+    int capturing;
+    int repeatable;     /* the captured step can be replayed */
+    stx_graph *graphs;  /* all that exist */
+    char graph_error[128];      /* why the last step was not captured; "" if it was */
+
+    /* state of sections */
     cublasLtHandle_t lt;
-    stx__range *ranges, *last; /* allocations, and the one that was asked for last */
-    /* on the device: added to the stream of every random number (a replayed step draws
-       new ones) */
-    uint64_t *shift;
-    /* for the inside of one kernel's launcher, on the device; grows, never in a
-       capture */
-    char *scratch;
-    size_t scratch_bytes, bytes; /* bytes: of all but scratch */
-    void *plans;                 /* >>gemm's */
-    /* pinned host memory for copies to the GPU, in turn: the caller's is free at once,
-       and none waits */
-    char *stage[4];
-    cudaEvent_t staged[4];
-    unsigned stages;
-    void *report[4]; /* pinned host memory, in turn */
-    cudaEvent_t reported[4];
-    unsigned reports;
-    char name[96];
-    /* why the last step could not be captured; "" if it could */
-    char graph_error[128];
-    struct stx__defer_sums *late; /* sums that wait: >>shares, sums */
-    /* 0; for tests: in how many pieces K is cut, where it can be, see PIECES OF K */
-    int pieces;
-    stx_graph *graphs;        /* those that there are: >>graph */
-    struct stx__group *group; /* of ranks, each with a GPU: >>group; NULL without one */
+    struct stx__plans *plans;               /* >>gemm */
+    struct stx__deferred_sums *deferred;    /* >>shares, sums */
+    struct stx__group *group;               /* >>group; NULL outside a group */
 };
 
 static stx_gpu *stx__gpu(const stx_ctx *x) {
     return (stx_gpu *)stx_ctx_gpu(x);
 }
 
-/* The same, and its GPU is the thread's current one: contexts on several GPUs may take
-   turns in a thread, and threads begin with GPU 0. */
-static stx_gpu *stx__use(const stx_ctx *x) {
+/* The GPU of x, after making it the current device of this thread: a thread may use
+   contexts on several GPUs, and new threads start with GPU 0. */
+static stx_gpu *stx__use_gpu(const stx_ctx *x) {
     stx_gpu *g = stx__gpu(x);
     if (g) (void)cudaSetDevice(g->index);
     return g;
 }
 
-/* How numbers are stored at p */
+/* The allocation that contains p, or NULL */
 static const stx__range *stx__range_of(stx_gpu *g, const void *p) {
-    stx__range *r = g->last;
-    if (r && (const char *)p >= r->base && (const char *)p < r->base + r->bytes) return r;
+    stx__range *r = g->last_range;
+    const char *at = (const char *)p;
+    if (r && at >= r->base && at < r->base + r->bytes) return r;
     for (r = g->ranges; r; r = r->next)
-        if ((const char *)p >= r->base && (const char *)p < r->base + r->bytes) return g->last = r;
+        if (at >= r->base && at < r->base + r->bytes) return g->last_range = r;
     return NULL;
 }
 
+/* p as kernels see it; NULL gives an stx__num whose p is NULL. */
 static stx__num stx__num_of(const stx_ctx *x, const void *p) {
     stx__num v = {(void *)p, NULL, 0};
     stx_gpu *g = stx__gpu(x);
@@ -412,19 +524,21 @@ static stx__num stx__num_of(const stx_ctx *x, const void *p) {
     return v;
 }
 
-/* May these be taken four at a time? n and the strides must be multiples of 4 as well:
-   the caller's part. */
+/* Nonzero if the array is aligned for accesses of four elements, or NULL. The caller
+   checks that sizes and strides are multiples of 4. */
 static int stx__by4(const stx__num &a) {
     return !a.p || ((uintptr_t)a.p % (a.half ? 8 : 16) == 0 && (uintptr_t)a.twin % 8 == 0);
 }
 
+/* Blocks for n units of work, `each` per block: at least 1, at most `most`. */
 static unsigned stx__blocks(size_t n, size_t each, size_t most) {
     size_t b = (n + each - 1) / each;
-    return (unsigned)(b < 1 ? 1 : b > most ? most : b);
+    if (b < 1) b = 1;
+    return (unsigned)(b < most ? b : most);
 }
 
-/* After an error: has something invalidated the capture? Then whatever is launched
-   into it fails, and that is no error: nothing of the capture runs, and the step is
+/* After an error: nonzero if the capture was invalidated. Launches into an invalidated
+   capture fail, which is not an error: nothing of the capture runs, and the step is
    launched without a graph. */
 static int stx__capture_lost(stx_gpu *g) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -435,63 +549,281 @@ static int stx__capture_lost(stx_gpu *g) {
     return 1;
 }
 
-/* After a launch: an error becomes the context's, once, with the kernel's name. */
+/* After a launch of `what`: if it failed, sets the context's error and returns 1. */
 static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
     if (e == cudaSuccess || stx__capture_lost(stx__gpu(x))) return 0;
-    stx_fail(
-        x, STX_ERR_DEVICE,
-        "%s: CUDA says \"%s\" (%s) on %s: nothing that this step made can be used; free the context and go on "
-        "from the last checkpoint",
-        what, cudaGetErrorString(e), cudaGetErrorName(e), stx__gpu(x)->name);
+    stx_fail(x, STX_ERR_DEVICE,
+             "%s: CUDA error \"%s\" (%s) on %s: all results of this step are invalid; destroy the "
+             "context and resume from the last checkpoint",
+             what, cudaGetErrorString(e), cudaGetErrorName(e), stx__gpu(x)->name);
     return 1;
 }
 
-#define STX__CHECK(x, name) stx__cuda_failed(x, cudaGetLastError(), name)
-/* STX__RUN_KERNEL(x, "stx_fill", kernel, grid, block, shared bytes, arguments...):
-   launches on the context's stream and checks */
+/* STX__RUN_KERNEL(x, "stx_fill", kernel, grid, block, shared bytes, arguments...)
+   launches the kernel on the context's stream and checks the launch. */
 #define STX__RUN_KERNEL(x, name, kernel, grid, block, smem, ...) \
   do { \
     if (stx_ok(x)) { \
-      STX__LAUNCH(kernel, grid, block, smem, stx__use(x)->stream, __VA_ARGS__); \
-      STX__CHECK(x, name); \
+      STX__LAUNCH(kernel, grid, block, smem, stx__use_gpu(x)->stream, __VA_ARGS__); \
+      stx__cuda_failed(x, cudaGetLastError(), name); \
     } \
   } while (0)
 
-/* Shared memory of a block in bytes: what any launch may have, and what every GPU from
-   sm_80 on has for a kernel that requests more (sm_86 and sm_89 have the least). */
+/* STX__CHOOSE(W, four, 4, 1, statement) executes the statement with the compile-time
+   constant W = 4 if four, otherwise with W = 1. The statement can be another STX__CHOOSE.
+   It selects the instance of a kernel:
+       STX__CHOOSE(W, four, 4, 1, STX__RUN_KERNEL(x, name, kernel<W>, ..)) */
+#define STX__CHOOSE(constant, condition, yes, no, ...) \
+  do { \
+    if (condition) { \
+      constexpr int constant = yes; \
+      __VA_ARGS__; \
+    } else { \
+      constexpr int constant = no; \
+      __VA_ARGS__; \
+    } \
+  } while (0)
+
+/* Dynamic shared memory of a block in bytes: the limit for any kernel, and the limit
+   that every GPU since sm_80 grants to a kernel that requests more (sm_86 and sm_89
+   have the least). */
 enum { STX__SHARED_PLAIN = 48 << 10, STX__SHARED_LEAST = 99 << 10 };
 
-/* Before each launch with dynamic shared memory: 1, or 0 and an error */
+/* Allows the kernel to be launched with this much dynamic shared memory. Returns 1, or
+   sets an error and returns 0. */
 static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const char *what) {
-    (void)stx__use(x);
+    cudaError_t e;
+    (void)stx__use_gpu(x);
     if (bytes <= STX__SHARED_PLAIN) return 1;
-    return !stx__cuda_failed(
-        x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-        what);
+    e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    return !stx__cuda_failed(x, e, what);
 }
 
-/* bytes of device scratch for the inside of one launcher: the next launcher may use
-   the same, in stream order. NULL and an error when there is no memory. */
-static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what);
 
-enum { STX__REPORT_BYTES = 1 << 16, STX__STAGE_BYTES = 1 << 20 };
+// >>waiting
 
-/* The host waits for the stream, or for the event if there is one: 1, or 0 and an
-   error. Every wait for the GPU is this one: what runs there may itself wait for other
-   ranks, and they may be gone (>>group). */
+/* An error of the CUDA runtime becomes the context's error. Returns 1 if there is
+   none. An error inside a running kernel is reported by the next call that waits. */
+static int stx__cuda_ok(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
+    const int named = g && g->name[0];
+    if (e == cudaSuccess || stx__capture_lost(g)) return 1;
+    (void)cudaGetLastError(); /* reported here: not by the next launch */
+    stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE,
+             "%s: CUDA error \"%s\" (%s)%s%s", what, cudaGetErrorString(e), cudaGetErrorName(e),
+             named ? " on " : "", named ? g->name : "");
+    return 0;
+}
+
+struct stx_graph {
+    cudaGraphExec_t exec;   /* NULL once the group that it was captured in has ended */
+    stx_graph *next;
+};
+
+#ifdef SEQTX_NCCL
+  #if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 0)
+    #error "SEQTX_NCCL requires NCCL 2.14 or newer (ncclCommInitRankConfig, ncclCommFinalize)"
+  #endif
+
+/* A group of ranks, see >>group: one process and one GPU per rank. What is here is
+   what a wait needs to know: another rank may have ended, and then work that waits for
+   it never finishes. */
+typedef struct stx__group {
+    ncclComm_t comm;        /* NULL before the rank has joined and after the group has ended */
+    int rank, ranks;
+    double timeout;         /* seconds that this rank waits for the others */
+    cudaStream_t stream;    /* exchanges of gradients */
+    cudaEvent_t ready, done;
+    int forked;             /* exchanges are enqueued that the context's stream does not
+                               wait for yet */
+    int given_up;           /* during a capture: end comm after the capture */
+    int captured;           /* a capture with exchanges has succeeded */
+    char no_capture[112];   /* why NCCL cannot be captured; "" if not known to fail */
+    ncclUniqueId spare;     /* name of a second communicator, in case this one fails in
+                               the first capture */
+    char *pinned, *device;  /* buffers of STX__GROUP_BYTES for exchanges of host memory */
+} stx__group;
+
+enum { STX__GROUP_BYTES = 1 << 20 };
+
+/* NCCL does not end a communicator before the last graph with its kernels has been
+   destroyed. A graph that is running finishes. */
+static void stx__graphs_end(stx_gpu *g) {
+    for (stx_graph *r = g->graphs; r; r = r->next) {
+        if (r->exec) (void)cudaGraphExecDestroy(r->exec);
+        r->exec = NULL;
+    }
+}
+
+/* Ends the group of this rank. During a capture this is left to
+   stx__group_after_capture: the graph being captured holds kernels of comm, too. */
+static void stx__group_give_up(stx_gpu *g) {
+    stx__group *c = g->group;
+    if (!c || !c->comm) return;
+    if (g->capturing) {
+        c->given_up = 1;
+        return;
+    }
+    stx__graphs_end(g);
+    (void)ncclCommAbort(c->comm);
+    c->comm = NULL;
+}
+
+static int stx__group_is_alive(const stx_gpu *g) {
+    return g->group && g->group->comm && !g->group->given_up;
+}
+
+/* A probable reason for an error of NCCL */
+static const char *stx__nccl_advice(ncclResult_t r) {
+    if (r == ncclInvalidUsage)
+        return ": each rank requires a separate GPU: set desc.gpu = stx_get_launch_info().local";
+    if (r == ncclRemoteError || r == ncclSystemError)
+        return ": another rank may have ended; NCCL_DEBUG=WARN prints details";
+    return "";
+}
+
+/* An error of NCCL becomes the context's error and ends the group. During a capture it
+   may be that NCCL cannot be captured: then the step is launched without a graph.
+   Returns 0. */
+static int stx__nccl_failed(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
+    stx__group *c = g->group;
+    if (g->capturing && r != ncclRemoteError && r != ncclSystemError) {
+        snprintf(c->no_capture, sizeof c->no_capture, "NCCL cannot capture an exchange: %s (%.40s)",
+                 ncclGetErrorString(r), ncclGetLastError(c->comm));
+        g->repeatable = 0;
+        return 0;
+    }
+    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: NCCL error \"%s\" (%.200s)%s", what, c->rank,
+             c->ranks, ncclGetErrorString(r), ncclGetLastError(c->comm), stx__nccl_advice(r));
+    stx__group_give_up(g);
+    return 0;
+}
+
+/* Waits for the event, or for the stream, or, if both are NULL, for NCCL's own last
+   call. Returns 1 when it has finished. Sets an error and returns 0 if NCCL reports
+   one or the other ranks do not answer in time. NCCL can only be polled. After 10 ms
+   the thread sleeps between polls, for a small fraction of the time waited so far. */
+static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
+                               const char *what) {
+    typedef std::chrono::steady_clock watch;
+    typedef std::chrono::duration<double> duration;
+    const watch::time_point begin = watch::now();
+    const stx__group *c = g->group;
+    for (;;) {
+        ncclResult_t state = ncclSuccess, r;
+        double seconds;
+        if (event || stream) {
+            cudaError_t e = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
+            if (e != cudaErrorNotReady) return stx__cuda_ok(x, g, e, what);
+            (void)cudaGetLastError(); /* "not ready" is not an error */
+        }
+
+        r = ncclCommGetAsyncError(c->comm, &state);
+        if (r != ncclSuccess || (state != ncclSuccess && state != ncclInProgress))
+            return stx__nccl_failed(x, g, r != ncclSuccess ? r : state, what);
+        if (!event && !stream && state == ncclSuccess) return 1;
+
+        seconds = duration(watch::now() - begin).count();
+        if (seconds > c->timeout) break;
+        if (seconds < 0.01)
+            std::this_thread::yield();
+        else
+            std::this_thread::sleep_for(duration(seconds < 1 ? seconds / 200 : 0.005));
+    }
+    stx_fail(x, STX_ERR_DEVICE,
+             "%s: rank %d of %d: the other ranks did not answer within %g s: one of them may have "
+             "ended (SEQTX_GROUP_TIMEOUT sets the limit, in seconds)",
+             what, c->rank, c->ranks, c->timeout);
+    stx__group_give_up(g);
+    return 0;
+}
+#endif /* SEQTX_NCCL */
+
+/* Waits for the event, or for the stream if event is NULL. Returns 1, or sets an error
+   and returns 0. Every wait for the GPU goes through this function, because in a group
+   the GPU itself may be waiting for ranks that have ended. */
 static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
-                     const char *what);
+                     const char *what) {
+    cudaError_t e;
+#ifdef SEQTX_NCCL
+    if (stx__group_is_alive(g)) return stx__group_wait_for(x, g, stream, event, what);
+#endif
+    e = event ? cudaEventSynchronize(event) : cudaStreamSynchronize(stream);
+    return stx__cuda_ok(x, g, e, what);
+}
 
-/* >>gemm's part of opening and closing a device: 1, or 0 and an error */
-static int stx__gemm_open(stx_ctx *x, stx_gpu *g);
-static void stx__gemm_close(stx_gpu *g);
+/* Adds an allocation to the list. Returns 0 if the host has no memory. */
+static int stx__range_add(stx_gpu *g, void *base, size_t bytes, int kind, void *twin) {
+    stx__range *r = (stx__range *)calloc(1, sizeof *r);
+    if (!r) return 0;
+    r->base = (char *)base;
+    r->bytes = bytes;
+    r->kind = kind;
+    r->twin = (stx__bf16 *)twin;
+    r->next = g->ranges;
+    g->ranges = r;
+    g->bytes += bytes + (twin ? bytes / 2 : 0);
+    return 1;
+}
+
+/* Replaces the scratch buffer with a larger one. The old buffer is kept until the
+   device is closed, because a captured step may use its address. */
+static int stx__scratch_grow(stx_ctx *x, stx_gpu *g, size_t bytes, const char *what) {
+    const size_t least = (size_t)1 << 20;
+    size_t size = bytes < least ? least : bytes + bytes / 4;
+    void *p = NULL;
+    if (g->capturing) {
+        stx_fail(x, STX_ERR_MEMORY,
+                 "%s: the captured step uses %zu bytes of scratch memory, more than the earlier "
+                 "step with the same key: the key must include everything that sizes depend on",
+                 what, bytes);
+        return 0;
+    }
+
+    if (cudaMalloc(&p, size) != cudaSuccess) {
+        (void)cudaGetLastError();
+        size = bytes;
+        if (cudaMalloc(&p, size) != cudaSuccess) {
+            (void)cudaGetLastError();
+            stx_fail(x, STX_ERR_MEMORY,
+                     "%s: the GPU has no memory for %zu bytes of scratch: use a smaller batch, "
+                     "block or model",
+                     what, bytes);
+            return 0;
+        }
+    }
+    if (g->scratch && !stx__range_add(g, g->scratch, g->scratch_bytes, STX_MEM_BYTES, NULL)) {
+        (void)cudaFree(p);
+        stx_fail(x, STX_ERR_MEMORY, "%s: out of host memory", what);
+        return 0;
+    }
+    g->scratch = (char *)p;
+    g->scratch_bytes = size;
+    return 1;
+}
+
+/* `bytes` of device scratch memory for the kernels of one launcher. The next launcher
+   may use the same memory, in stream order. Returns NULL and sets an error if there is
+   none. */
+static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
+    stx_gpu *g = stx__use_gpu(x);
+    if (!stx_ok(x)) return NULL;
+    if (bytes > g->scratch_bytes && !stx__scratch_grow(x, g, bytes, what)) return NULL;
+    return g->scratch;
+}
+
+/* Copies between host and device cannot be part of a captured step: they would transfer
+   the same data in every replay. Marks such a step as not repeatable and returns 0. */
+static int stx__host_copy_allowed(stx_gpu *g) {
+    if (g->capturing) g->repeatable = 0;
+    return !g->capturing;
+}
 
 
-// >>shares, sums, fill, axpy, copy ------------------------------------------------------------------------------------
+// >>shares, sums, fill, axpy, copy
 
-/* W = 4 or 1 neighbours at once. A kernel of W = 4 takes rows that all begin on a
-   multiple of four numbers and whose lengths are such multiples; anything else goes
-   through the same code one by one. */
+/* W = 4 or 1 adjacent elements. A kernel with W = 4 requires that all its rows begin
+   at aligned addresses and have lengths that are multiples of 4; otherwise the same
+   code runs with W = 1. */
 template <int W>
 static __device__ __forceinline__ void stx__getn(float (&v)[W], const stx__num &a, size_t i) {
     if constexpr (W == 4) {
@@ -524,39 +856,47 @@ static __device__ __forceinline__ void stx__addn(const stx__num &a, size_t i, fl
     stx__putn<W>(a, i, v);
 }
 
-/* Every W-th i below n, shared by all threads of the grid, which may be smaller than n */
+/* A loop over i = 0, W, 2 W, .. below n, distributed over all threads of the grid. The
+   grid may have fewer threads than iterations. */
 #define STX__STEP(i, n, W) \
   for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; \
        i += (size_t)gridDim.x * blockDim.x * W)
 
-/* Blocks of 256 for so many threads' work: enough to fill the GPU twice over, the rest
-   by the loop. What they compute does not depend on it. */
-static unsigned stx__grid(stx_ctx *x, size_t threads) {
-    return stx__blocks(threads, 256, (size_t)stx__gpu(x)->sms * 16);
+/* Number of blocks of 256 threads for a loop with this many iterations: at most two
+   waves of a full GPU. The results do not depend on it. */
+static unsigned stx__grid(stx_ctx *x, size_t iterations) {
+    return stx__blocks(iterations, 256, (size_t)stx__gpu(x)->sms * 16);
 }
 
+/* Launches a kernel<W> whose STX__STEP loop covers n elements: W = 4 if `four`, else
+   1. */
 #define STX__RUN_BY(x, name, four, kernel, n, ...) \
-  do { \
-    if (four) \
-      STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, (n) / 4), 256, 0, __VA_ARGS__); \
-    else \
-      STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, n), 256, 0, __VA_ARGS__); \
-  } while (0)
+  STX__CHOOSE(W, four, 4, 1, \
+              STX__RUN_KERNEL(x, name, kernel<W>, stx__grid(x, (n) / W), 256, 0, __VA_ARGS__))
 
-/* Sums of columns in two stages. The rows are cut in chunks, at most 1024, by their
-   number alone, so that the result is the same on every GPU; sums of a chunk go to
-   scratch, and are then added in a fixed tree. MODE 0: sum of dy; 1: of dy f; 2: of dy
-   (f - mean) rstd, and of dy into the second half of a chunk's sums. First stage: a
-   block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
+/* Sums of columns, first stage. The N rows are divided into chunks, whose number depends
+   on N alone (at most 1024), so that the result is the same on every GPU. The sums of a
+   chunk go to part (chunks,ld), to be added by the second stage. MODE selects what is
+   summed over the rows n of a chunk:
+
+       STX__COLUMNS_SUM      dy                          ld = C
+       STX__COLUMNS_DOT      dy f                        ld = C
+       STX__COLUMNS_NORM     dy (f - mean) rstd          ld = 2 C, with the sum of dy in
+                                                         the second half of a row
+   dy, f (N,C); mean, rstd (N). Block (chunk, columns) has 8 rows of 32 lanes; a lane
+   sums W columns over every 8th row of the chunk, in order. The 8 sums of a column are
+   then added in order. */
+enum { STX__COLUMNS_SUM, STX__COLUMNS_DOT, STX__COLUMNS_NORM };
+
 template <int W, int MODE>
 STX__GLOBAL(256)
 stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__num rstd, size_t N,
                     size_t C, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * 4);
     STX__SHARED(float, sh2, 8 * 32 * 4);
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows,
-                 hi = lo + rows < N ? lo + rows : N;
-    const size_t ld = MODE == 2 ? 2 * C : C;
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
+    const size_t lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    const size_t ld = MODE == STX__COLUMNS_NORM ? 2 * C : C;
     for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
         size_t c = c0 + lane * W;
         float s[W] = {0}, s2[W] = {0};
@@ -565,8 +905,8 @@ stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__nu
             for (size_t n = lo + row; n < hi; n += 8) {
                 float v[W], w[W];
                 stx__getn<W>(v, dy, n * C + c);
-                if (MODE) stx__getn<W>(w, f, n * C + c);
-                if (MODE == 2) {
+                if (MODE != STX__COLUMNS_SUM) stx__getn<W>(w, f, n * C + c);
+                if (MODE == STX__COLUMNS_NORM) {
                     float m = stx__get(mean, n), r = stx__get(rstd, n);
                     for (int e = 0; e < W; e++) {
                         s2[e] += v[e];
@@ -574,29 +914,31 @@ stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__nu
                         w[e] -= m;
                     }
                 }
-                for (int e = 0; e < W; e++) s[e] = MODE ? fmaf(v[e], w[e], s[e]) : s[e] + v[e];
+                for (int e = 0; e < W; e++)
+                    s[e] = MODE != STX__COLUMNS_SUM ? fmaf(v[e], w[e], s[e]) : s[e] + v[e];
             }
         }
+
         for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
-        if (MODE == 2)
+        if (MODE == STX__COLUMNS_NORM)
             for (int e = 0; e < W; e++) sh2[(row * W + e) * 32 + lane] = s2[e];
         __syncthreads();
-        if (row < W && c < C) { /* the rows' sums, number `row` of each lane's W */
+        if (row < W && c < C) { /* thread row `row` finishes column c + row */
             float t = 0, t2 = 0;
             for (int k = 0; k < 8; k++) {
                 t += sh[(k * W + row) * 32 + lane];
-                if (MODE == 2) t2 += sh2[(k * W + row) * 32 + lane];
+                if (MODE == STX__COLUMNS_NORM) t2 += sh2[(k * W + row) * 32 + lane];
             }
             part[blockIdx.x * ld + c + row] = t;
-            if (MODE == 2) part[blockIdx.x * ld + C + c + row] = t2;
+            if (MODE == STX__COLUMNS_NORM) part[blockIdx.x * ld + C + c + row] = t2;
         }
         __syncthreads();
     }
 }
 
-/* Second stage: d (C) += sum over the chunks of part (chunks,ld). A block of 32 by 32
-   takes 32 columns; a thread adds every 32nd chunk, a warp the 32 sums of a column.
-   sh: 32 * 33 numbers. */
+/* Sums of columns, second stage: d (C) += the sum over chunks of part (chunks,ld). A
+   block of 32 x 32 threads handles 32 columns. A thread adds every 32nd chunk, in
+   order, then a warp adds the 32 sums of a column. sh: 32 * 33 floats. */
 static __device__ __forceinline__ void stx__columns_add(const stx__num &d, const float *part,
                                                         size_t ld, size_t chunks, size_t C,
                                                         float *sh) {
@@ -615,87 +957,88 @@ static __device__ __forceinline__ void stx__columns_add(const stx__num &d, const
     }
 }
 
-/* The same for up to three d, of which number k has the columns [k C, k C + C) of
-   part: a row of blocks each, in one launch */
-enum { STX__COLUMN_SUMS = 3 };
+/* The second stage for up to three outputs in one launch: d[k] (C) gets the
+   columns [k C, k C + C) of part. Row k of the grid handles d[k]; d[k].p may be NULL. */
+enum { STX__COLUMN_TARGETS = 3 };
 
-struct stx__column_sums {
-    stx__num d[STX__COLUMN_SUMS];
+struct stx__column_targets {
+    stx__num d[STX__COLUMN_TARGETS];
 };
 
 STX__GLOBAL(1024)
-stx__columns_sum_kernel(stx__column_sums to, const float *part, size_t ld, size_t chunks,
+stx__columns_sum_kernel(stx__column_targets to, const float *part, size_t ld, size_t chunks,
                         size_t C) {
     STX__SHARED(float, sh, 32 * 33);
     const size_t k = blockIdx.y;
     if (to.d[k].p) stx__columns_add(to.d[k], part + k * C, ld, chunks, C, sh);
 }
 
-/* SUMS THAT WAIT. The second stage of such sums is little work and a launch of its
-   own. Where it goes to gradients of parameters, which backward adds to and does not
-   read, it may wait until many of them are made in one launch: when the table or the
-   memory for the first stages is full, before gradients go to other ranks, and when
-   the tape has been walked. They are the same sums, added in the same order to each
-   array, but for one that other kernels add to meanwhile, whose order of additions is
-   another fixed one. */
-enum { STX__LATE_MOST = 24 };
+/* Deferred sums. The second stage is little work, but a separate launch per sum. If a sum
+   goes to the gradient of a parameter, which the backward pass adds to and does not read,
+   its second stage can wait until one launch finishes many sums. That happens when a
+   table or a buffer of partial sums is full, before gradients are sent to other ranks,
+   and when the tape has been traversed. The same sums are added to each array in the same
+   order as without deferring, except that other kernels may add to the array earlier; the
+   order of all additions is fixed in either case.
+
+   Two tables wait: sums of columns, and the slices of K of GEMMs (see >>gemm). */
+enum { STX__DEFERRED_MAX = 24 };
 #ifndef CUDA_HOST
-  #define STX__LATE_ROOM ((size_t)32 << 20)
+  #define STX__COLUMNS_BYTES ((size_t)32 << 20)
+  #define STX__SLICES_BYTES  ((size_t)64 << 20)
 #else
-  #define STX__LATE_ROOM ((size_t)1 << 17)
+  #define STX__COLUMNS_BYTES ((size_t)1 << 17)
+  #define STX__SLICES_BYTES  ((size_t)1 << 19)
 #endif
-struct stx__late_sum {
+
+/* d (C) += the sum over chunks of part (chunks,ld) */
+struct stx__column_sum {
     stx__num d;
     const float *part;
     size_t ld, chunks, C;
 };
 
-struct stx__late_sums {
-    stx__late_sum s[STX__LATE_MOST];
+struct stx__column_sum_table {
+    stx__column_sum s[STX__DEFERRED_MAX];
 };
 
-/* Sums of the pieces of a product (PIECES OF K, >>gemm) wait likewise, in memory of
-   their own */
-#ifndef CUDA_HOST
-  #define STX__PIECES_ROOM ((size_t)64 << 20)
-#else
-  #define STX__PIECES_ROOM ((size_t)1 << 19)
-#endif
-struct stx__piece_sum {
+/* d (n) += the sum over slices of part: slice k begins at part + k stride */
+struct stx__slice_sum {
     stx__num d;
     const float *part;
-    size_t n, stride, pieces;
+    size_t n, stride, slices;
 };
 
-struct stx__piece_sums {
-    stx__piece_sum s[STX__LATE_MOST];
+struct stx__slice_sum_table {
+    stx__slice_sum s[STX__DEFERRED_MAX];
 };
 
-struct stx__defer_sums {
-    /* depth: of stx_cuda_defer_sums; how many sums wait, of rows and of products */
-    int depth, count, products;
-    char *room, *pieces;
-    size_t used, pieces_used;
-    stx__late_sums sums;
-    stx__piece_sums product;
+struct stx__deferred_sums {
+    int depth;              /* sums are deferred while this is not 0: stx_cuda_defer_sums */
+    int columns, slices;    /* waiting sums in the tables */
+    char *columns_buffer, *slices_buffer;   /* partial sums; allocated on first use */
+    size_t columns_used, slices_used;       /* bytes */
+    stx__column_sum_table column;
+    stx__slice_sum_table slice;
 };
 
-STX__GLOBAL(1024) stx__late_kernel(stx__late_sums all) {
+/* Finishes all waiting sums of columns: row y of the grid handles sum y. */
+STX__GLOBAL(1024) stx__deferred_columns_kernel(stx__column_sum_table all) {
     STX__SHARED(float, sh, 32 * 33);
-    const stx__late_sum &s = all.s[blockIdx.y];
+    const stx__column_sum &s = all.s[blockIdx.y];
     stx__columns_add(s.d, s.part, s.ld, s.chunks, s.C, sh);
 }
 
-/* d (n) += the sum of the pieces, the first one first: part (pieces,n), stride apart.
-   A thread takes four neighbours at a time; a row of blocks each sum. */
-template <int W> STX__GLOBAL(256) stx__piece_sums_kernel(stx__piece_sums all) {
-    const stx__piece_sum &s = all.s[blockIdx.y];
+/* Finishes all waiting sums of slices: row y of the grid handles sum y, whose slices
+   are added in order. A thread handles W adjacent elements at a time. */
+template <int W> STX__GLOBAL(256) stx__slice_sums_kernel(stx__slice_sum_table all) {
+    const stx__slice_sum &s = all.s[blockIdx.y];
     const stx__num part = {(void *)s.part, NULL, 0};
     STX__STEP(i, s.n, W) {
         float v[W], w[W];
         stx__getn<W>(v, part, i);
 #pragma unroll 4
-        for (size_t k = 1; k < s.pieces; k++) {
+        for (size_t k = 1; k < s.slices; k++) {
             stx__getn<W>(w, part, k * s.stride + i);
             for (int e = 0; e < W; e++) v[e] += w[e];
         }
@@ -703,166 +1046,208 @@ template <int W> STX__GLOBAL(256) stx__piece_sums_kernel(stx__piece_sums all) {
     }
 }
 
-static void stx__products_now(stx_ctx *x) {
-    struct stx__defer_sums *t = stx__gpu(x)->late;
+static void stx__finish_slices(stx_ctx *x) {
+    struct stx__deferred_sums *t = stx__gpu(x)->deferred;
     size_t most = 1;
     int k, four = 1;
-    if (!t || !t->products) return;
-    for (k = 0; k < t->products; k++) {
-        const stx__piece_sum *s = &t->product.s[k];
+    if (!t || !t->slices) return;
+    for (k = 0; k < t->slices; k++) {
+        const stx__slice_sum *s = &t->slice.s[k];
         if (s->n > most) most = s->n;
         four = four && (s->n | s->stride) % 4 == 0 && stx__by4(s->d);
     }
-    if (four)
-        STX__RUN_KERNEL(x, "stx_backward, sums of products", stx__piece_sums_kernel<4>,
-                        dim3(stx__grid(x, most / 4), (unsigned)t->products), 256, 0, t->product);
-    else
-        STX__RUN_KERNEL(x, "stx_backward, sums of products", stx__piece_sums_kernel<1>,
-                        dim3(stx__grid(x, most), (unsigned)t->products), 256, 0, t->product);
-    memset(&t->product, 0, sizeof t->product);
-    t->products = 0;
-    t->pieces_used = 0;
+    STX__CHOOSE(W, four, 4, 1,
+                STX__RUN_KERNEL(x, "stx_backward, sums of slices", stx__slice_sums_kernel<W>,
+                                dim3(stx__grid(x, most / W), (unsigned)t->slices), 256, 0,
+                                t->slice));
+    memset(&t->slice, 0, sizeof t->slice);
+    t->slices = 0;
+    t->slices_used = 0;
 }
 
-static void stx__late_now(stx_ctx *x) {
-    struct stx__defer_sums *t = stx__gpu(x)->late;
+/* Finishes all deferred sums. */
+static void stx__finish_sums(stx_ctx *x) {
+    struct stx__deferred_sums *t = stx__gpu(x)->deferred;
     size_t most = 1;
-    stx__products_now(x);
-    if (!t || !t->count) return;
-    for (int k = 0; k < t->count; k++)
-        if (t->sums.s[k].C > most) most = t->sums.s[k].C;
-    STX__RUN_KERNEL(x, "stx_backward, sums of rows", stx__late_kernel,
-                    dim3(stx__blocks(most, 32, 65535), (unsigned)t->count), 1024, 0, t->sums);
-    memset(&t->sums, 0, sizeof t->sums);
-    t->count = 0;
-    t->used = 0;
+    stx__finish_slices(x);
+    if (!t || !t->columns) return;
+    for (int k = 0; k < t->columns; k++)
+        if (t->column.s[k].C > most) most = t->column.s[k].C;
+    STX__RUN_KERNEL(x, "stx_backward, sums of columns", stx__deferred_columns_kernel,
+                    dim3(stx__blocks(most, 32, 65535), (unsigned)t->columns), 1024, 0, t->column);
+    memset(&t->column, 0, sizeof t->column);
+    t->columns = 0;
+    t->columns_used = 0;
 }
 
-/* Memory for the first stage of up to STX__COLUMN_SUMS sums: *late, or scratch, for
-   sums that are made at once */
-static float *stx__late_part(stx_ctx *x, const char *name, size_t numbers, int *late) {
-    stx_gpu *g = stx__use(x);
-    struct stx__defer_sums *t = g->late;
-    size_t bytes = (numbers * sizeof(float) + 255) / 256 * 256;
-    *late = *late && stx_ok(x) && t && t->depth && bytes <= STX__LATE_ROOM;
-    if (*late && !t->room && !g->capturing) {
-        if (cudaMalloc((void **)&t->room, STX__LATE_ROOM) == cudaSuccess)
-            g->bytes += STX__LATE_ROOM;
-        else {
-            (void)cudaGetLastError();
-            t->room = NULL;
-        }
+/* A buffer of partial sums: allocated on first use, but not in a capture. NULL,
+   without an error, if there is none. */
+static char *stx__deferred_buffer(stx_gpu *g, char **buffer, size_t bytes) {
+    if (*buffer || g->capturing) return *buffer;
+    if (cudaMalloc((void **)buffer, bytes) == cudaSuccess) {
+        g->bytes += bytes;
+    } else {
+        (void)cudaGetLastError();
+        *buffer = NULL;
     }
-    *late = *late && t->room;
-    if (!*late) return (float *)stx__scratch_of(x, numbers * sizeof(float), name);
-    if (t->used + bytes > STX__LATE_ROOM || t->count + STX__COLUMN_SUMS > STX__LATE_MOST)
-        stx__late_now(x);
-    t->used += bytes;
-    return (float *)(void *)(t->room + t->used - bytes);
+    return *buffer;
 }
 
-/* Have two gradients of n and m numbers some in common, as views of one parameter may? */
-static int stx__columns_meet(const stx_real *a, size_t n, const void *b, size_t m) {
+/* Memory for n partial sums of the first stage. *deferred says whether the second stage
+   may be deferred, and on return whether it will be; pass it to stx__columns_sum. If it
+   is 0, the memory is scratch. NULL and an error if there is none. */
+static float *stx__partial_sums(stx_ctx *x, const char *name, size_t n, int *deferred) {
+    stx_gpu *g = stx__use_gpu(x);
+    struct stx__deferred_sums *t = g->deferred;
+    const size_t bytes = (n * sizeof(float) + 255) / 256 * 256;
+    *deferred = *deferred && stx_ok(x) && t && t->depth && bytes <= STX__COLUMNS_BYTES
+            && stx__deferred_buffer(g, &t->columns_buffer, STX__COLUMNS_BYTES);
+    if (!*deferred) return (float *)stx__scratch_of(x, n * sizeof(float), name);
+    if (t->columns_used + bytes > STX__COLUMNS_BYTES
+        || t->columns + STX__COLUMN_TARGETS > STX__DEFERRED_MAX)
+        stx__finish_sums(x);
+    t->columns_used += bytes;
+    return (float *)(void *)(t->columns_buffer + t->columns_used - bytes);
+}
+
+/* Nonzero if two gradients of n and m elements overlap, as views of one parameter may */
+static int stx__overlap(const stx_real *a, size_t n, const void *b, size_t m) {
     const uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
     return p && q && p < q + m * sizeof *a && q < p + n * sizeof *a;
 }
 
-/* d[k] (C) += the sums of columns [k C, k C + C) of part (chunks,ld) */
+/* Nonzero if two of the gradients d[0 .. count) of C elements overlap */
+static int stx__targets_overlap(stx_real *const *d, int count, size_t C) {
+    for (int k = 0; k < count; k++)
+        for (int j = 0; j < k; j++)
+            if (stx__overlap(d[k], C, d[j], C)) return 1;
+    return 0;
+}
+
+/* Adds the sums to the table of deferred ones. Returns 0 if one of them goes to the
+   same array as another or as a waiting sum: the order of additions must be kept. */
+static int stx__columns_defer(stx_ctx *x, stx_real *const *d, int count, const float *part,
+                              size_t ld, size_t chunks, size_t C) {
+    struct stx__deferred_sums *t = stx__gpu(x)->deferred;
+    if (stx__targets_overlap(d, count, C)) return 0;
+    for (int k = 0; k < count; k++)
+        for (int j = 0; j < t->columns; j++)
+            if (stx__overlap(d[k], C, t->column.s[j].d.p, t->column.s[j].C)) return 0;
+
+    for (int k = 0; k < count; k++) {
+        if (!d[k]) continue;
+        stx__column_sum *s = &t->column.s[t->columns++];
+        s->d = stx__num_of(x, d[k]);
+        s->part = part + k * C;
+        s->ld = ld;
+        s->chunks = chunks;
+        s->C = C;
+    }
+    return 1;
+}
+
+/* d[k] (C) += the sums over chunks of the columns [k C, k C + C) of part (chunks,ld),
+   for k < count; d[k] may be NULL. deferred: as stx__partial_sums left it. */
 static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count,
-                             const float *part, size_t ld, size_t chunks, size_t C, int late) {
-    struct stx__defer_sums *t = stx__gpu(x)->late;
-    stx__column_sums to, one;
-    int k, j, again = 0, wanted = 0;
-    for (k = 0; late && k < count; k++) {
-        for (j = 0; j < t->count; j++)
-            again |= stx__columns_meet(d[k], C, t->sums.s[j].d.p, t->sums.s[j].C);
-        for (j = 0; j < k; j++) again |= stx__columns_meet(d[k], C, d[j], C);
+                             const float *part, size_t ld, size_t chunks, size_t C, int deferred) {
+    const dim3 grid(stx__blocks(C, 32, 65535), (unsigned)count);
+    stx__column_targets all, one;
+    int any = 0;
+    if (deferred && stx__columns_defer(x, d, count, part, ld, chunks, C)) return;
+    if (deferred) stx__finish_sums(x); /* these come first */
+
+    memset(&all, 0, sizeof all);
+    for (int k = 0; k < count; k++) {
+        all.d[k] = stx__num_of(x, d[k]);
+        any |= d[k] != NULL;
     }
-    for (k = 0; late && !again && k < count; k++)
-        if (d[k]) {
-            stx__late_sum *s = &t->sums.s[t->count++];
-            s->d = stx__num_of(x, d[k]);
-            s->part = part + k * C;
-            s->ld = ld;
-            s->chunks = chunks;
-            s->C = C;
-        }
-    if (late && !again) return;
-    /* of one array in order: those before, and then these, at once */
-    if (late) stx__late_now(x);
-    again = 0;
-    memset(&to, 0, sizeof to);
-    for (k = 0; k < count; k++) {
-        to.d[k] = stx__num_of(x, d[k]);
-        wanted += d[k] != NULL;
-        for (j = 0; j < k; j++) again |= stx__columns_meet(d[k], C, d[j], C);
+    if (!any) return;
+    if (!stx__targets_overlap(d, count, C)) {
+        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, grid, 1024, 0, all, part, ld, chunks, C);
+        return;
     }
-    if (wanted && !again)
-        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel,
-                        dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, to, part, ld,
-                        chunks, C);
-    /* one array for two sums: one after the other */
-    for (k = 0; again && k < count; k++) {
+    for (int k = 0; k < count; k++) { /* one array for two sums: one after the other */
         memset(&one, 0, sizeof one);
-        one.d[k] = to.d[k];
-        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel,
-                        dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, one, part, ld,
-                        chunks, C);
+        one.d[k] = all.d[k];
+        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, grid, 1024, 0, one, part, ld, chunks, C);
     }
 }
 
-/* How many rows a chunk of N rows has: at least `least`, a multiple of 8, and at most
-   `most` chunks */
+/* Rows per chunk of N rows: at least `least`, and so many that there are at most
+   `most` chunks; above `least`, a multiple of 8. */
 static size_t stx__chunk(size_t N, size_t least, size_t most) {
     size_t rows = ((N + most - 1) / most + 7) / 8 * 8;
     return rows < least ? least : rows;
 }
 
-/* pad: of the C columns the last ones that are not wanted, if there is one sum */
-static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2,
-                         const stx_real *dy, const stx_real *f, const stx_real *mean,
-                         const stx_real *rstd, size_t N, size_t C, size_t pad, int late) {
-    stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean),
-             R = stx__num_of(x, rstd);
-    size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows, ld = mean ? 2 * C : C;
-    int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
-    dim3 grid((unsigned)chunks, stx__blocks(C, four ? 128 : 32, 65535));
-    stx_real *to[2];
+/* Sums of columns over N rows:
+       d (C) += sum of dy                       with f and mean NULL
+       d (C) += sum of dy f                     with mean NULL
+       d (C) += sum of dy (f - mean) rstd, and d2 (C) += sum of dy */
+typedef struct stx__columns_args {
+    stx_real *d, *d2;               /* d2 may be NULL; with mean, d may be NULL, too */
+    const stx_real *dy, *f;         /* (N,C) */
+    const stx_real *mean, *rstd;    /* (N) */
+    size_t N, C;
+    size_t padding;     /* the last columns, which are not added to d; requires mean = NULL */
+    int deferred;       /* d and d2 are gradients of parameters: the sums may be deferred */
+} stx__columns_args;
+
+/* Arguments for d (C) += sum of dy (N,C); the other fields are 0. */
+static stx__columns_args stx__columns_init(stx_real *d, const stx_real *dy, size_t N, size_t C) {
+    stx__columns_args a;
+    memset(&a, 0, sizeof a);
+    a.d = d;
+    a.dy = dy;
+    a.N = N;
+    a.C = C;
+    return a;
+}
+
+static void stx__columns(stx_ctx *x, const char *name, const stx__columns_args *a) {
+    const size_t N = a->N, C = a->C, rows = stx__chunk(N, 64, 1024);
+    const size_t chunks = (N + rows - 1) / rows, ld = a->mean ? 2 * C : C;
+    stx__num G = stx__num_of(x, a->dy), F = stx__num_of(x, a->f), M = stx__num_of(x, a->mean),
+             R = stx__num_of(x, a->rstd);
+    const int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
+    const dim3 grid((unsigned)chunks, stx__blocks(C, four ? 128 : 32, 65535));
+    stx_real *to[2] = {a->d, a->d2};
+    int deferred = a->deferred;
     float *part;
     if (!N || !C) return;
-    part = stx__late_part(x, name, chunks * ld, &late);
+    part = stx__partial_sums(x, name, chunks * ld, &deferred);
     if (!part) return;
-    if (mean && four)
-        STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 2>), grid, 256, 0, part, G, F, M, R, N, C,
-                        rows);
-    else if (mean)
-        STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 2>), grid, 256, 0, part, G, F, M, R, N, C,
-                        rows);
-    else if (f && four)
-        STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 1>), grid, 256, 0, part, G, F, M, R, N, C,
-                        rows);
-    else if (f)
-        STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 1>), grid, 256, 0, part, G, F, M, R, N, C,
-                        rows);
-    else if (four)
-        STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 0>), grid, 256, 0, part, G, F, M, R, N, C,
-                        rows);
+
+#define STX__RUN_COLUMNS(MODE) \
+  STX__CHOOSE(W, four, 4, 1, \
+              STX__RUN_KERNEL(x, name, (stx__columns_kernel<W, MODE>), grid, 256, 0, part, G, F, \
+                              M, R, N, C, rows))
+    if (a->mean)
+        STX__RUN_COLUMNS(STX__COLUMNS_NORM);
+    else if (a->f)
+        STX__RUN_COLUMNS(STX__COLUMNS_DOT);
     else
-        STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 0>), grid, 256, 0, part, G, F, M, R, N, C,
-                        rows);
-    to[0] = d;
-    to[1] = d2;
-    stx__columns_sum(x, name, to, mean ? 2 : 1, part, ld, chunks, C - pad, late);
+        STX__RUN_COLUMNS(STX__COLUMNS_SUM);
+#undef STX__RUN_COLUMNS
+    stx__columns_sum(x, name, to, a->mean ? 2 : 1, part, ld, chunks, C - a->padding, deferred);
 }
 
-/* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
+/* db (C) += sum over rows of dy (N,C), in two stages, see stx__columns */
 void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
-    stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C, 0, 0);
+    stx__columns_args a = stx__columns_init(db, dy, N, C);
+    stx__columns(x, "stx_sum_rows", &a);
 }
 
-/* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a
-   block; otherwise the block is the row. Sums and maxima come to all threads, in a
-   fixed tree; sh: 32 numbers. */
+/* A row of data can be handled by T = 32, 256 or 1024 threads: with T = 32, a warp per
+   row and 8 rows per block; otherwise a block per row. STX__EACH_ROW is the loop over
+   rows n < N of such a kernel. */
+#define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
+#define STX__EACH_ROW(n, N, T) \
+  for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; \
+       n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
+
+/* Sum or maximum over the T threads of a row, in a fixed tree: first in each warp,
+   then over the warps. All threads get the result. sh: 32 elements of shared memory. */
 template <int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
     if constexpr (sizeof v == 8)
         v = stx__warp_sum_f64(v);
@@ -892,8 +1277,8 @@ template <int T> static __device__ __forceinline__ float stx__row_max(float v, f
     return v;
 }
 
-/* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th, then
-   a fixed tree. */
+/* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th
+   element, in order, then the threads' sums are added in a fixed tree. */
 STX__GLOBAL(1024)
 stx__total_kernel(stx__num y, const double *part, size_t n, double divisor, int accumulate) {
     STX__SHARED(double, sh, 32);
@@ -904,18 +1289,26 @@ stx__total_kernel(stx__num y, const double *part, size_t n, double divisor, int 
     if (threadIdx.x == 0) stx__add(y, 0, (float)(s / divisor), accumulate);
 }
 
-/* part (pieces) = sum of a, of (a - b)^2 or of a b, over `each` numbers a piece, each
-   a multiple of four: a block has a piece. */
+/* What stx__sum_kernel adds: a, (a - b)^2 or a b */
 enum { STX__SUM, STX__SUM_SQUARES, STX__SUM_PRODUCTS };
 
 template <int MODE> static __device__ __forceinline__ double stx__term(float a, float b) {
-    double d = MODE == STX__SUM_SQUARES ? (double)a - (double)b : (double)a;
-    return MODE == STX__SUM ? d : MODE == STX__SUM_SQUARES ? d * d : d * (double)b;
+    if constexpr (MODE == STX__SUM) {
+        return (double)a;
+    } else if constexpr (MODE == STX__SUM_SQUARES) {
+        double d = (double)a - (double)b;
+        return d * d;
+    } else {
+        return (double)a * (double)b;
+    }
 }
 
+/* part (chunks) = sums over chunks of `each` elements of a and b (n); each is a
+   multiple of 4. One block per chunk, sums in double: a thread adds every 256th group
+   of 4 (four) or element, then a fixed tree. */
 template <int MODE>
 STX__GLOBAL(256)
-stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
+stx__sum_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
     STX__SHARED(double, sh, 32);
     const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n,
                  fours = four ? (hi - lo) / 4 : 0;
@@ -933,28 +1326,30 @@ stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, 
     if (threadIdx.x == 0) part[blockIdx.x] = s;
 }
 
-/* y (1) = or += the sum over n numbers, divided: in two stages, at most 2048 pieces,
-   cut by n alone. */
+/* y (1) = or += the sum over n elements / divisor, in two stages: at most 2048 chunks,
+   determined by n alone. b is NULL for STX__SUM. */
 static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a,
                           const stx_real *b, size_t n, double divisor, int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    size_t each = stx__chunk(n, 4096, 2048), pieces = (n + each - 1) / each;
-    int four = stx__by4(A) && stx__by4(B);
+    const size_t each = stx__chunk(n, 4096, 2048), chunks = (n + each - 1) / each;
+    const int four = stx__by4(A) && stx__by4(B);
     double *part;
-    if (!n || !(part = (double *)stx__scratch_of(x, pieces * sizeof *part, name))) return;
+    if (!n || !(part = (double *)stx__scratch_of(x, chunks * sizeof *part, name))) return;
+
+#define STX__RUN_SUM(MODE) \
+  STX__RUN_KERNEL(x, name, stx__sum_kernel<MODE>, (unsigned)chunks, 256, 0, part, A, B, n, each, \
+                  four)
     if (mode == STX__SUM)
-        STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM>, (unsigned)pieces, 256, 0, part, A, B,
-                        n, each, four);
+        STX__RUN_SUM(STX__SUM);
     else if (mode == STX__SUM_SQUARES)
-        STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_SQUARES>, (unsigned)pieces, 256, 0,
-                        part, A, B, n, each, four);
+        STX__RUN_SUM(STX__SUM_SQUARES);
     else
-        STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_PRODUCTS>, (unsigned)pieces, 256, 0,
-                        part, A, B, n, each, four);
-    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, divisor, accumulate);
+        STX__RUN_SUM(STX__SUM_PRODUCTS);
+#undef STX__RUN_SUM
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, chunks, divisor, accumulate);
 }
 
-/* y (n) = value. A thread writes four neighbours at a time. */
+/* y (n) = value. A thread writes W adjacent elements at a time. */
 template <int W> STX__GLOBAL(256) stx__fill_kernel(stx__num y, size_t n, float value) {
     float v[W];
     for (int e = 0; e < W; e++) v[e] = value;
@@ -966,7 +1361,7 @@ void stx_fill_cuda(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
     if (n) STX__RUN_BY(x, "stx_fill", n % 4 == 0 && stx__by4(Y), stx__fill_kernel, n, Y, n, value);
 }
 
-/* y (n) = s a, or y += s a. A thread takes four neighbours at a time. */
+/* y (n) = s a (n), or y += s a. A thread computes W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
@@ -987,13 +1382,12 @@ stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
 void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s,
                    int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (n)
-        STX__RUN_BY(x, "stx_axpy", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__axpy_kernel, n, Y,
-                    A, n, s, accumulate);
+    const int four = n % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    if (n) STX__RUN_BY(x, "stx_axpy", four, stx__axpy_kernel, n, Y, A, n, s, accumulate);
 }
 
-/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart. A thread takes four
-   neighbours of a row at a time. */
+/* y (rows,cols) = or += a (rows,cols), with rows ldy and lda apart; n = rows cols. A
+   thread copies W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols,
@@ -1009,15 +1403,15 @@ stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, siz
 void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda,
                      size_t rows, size_t cols, int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    size_t n = rows * cols;
-    int four = (cols | (rows > 1 ? ldy | lda : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    const size_t n = rows * cols, strides = rows > 1 ? ldy | lda : 0;
+    const int four = (cols | strides) % 4 == 0 && stx__by4(Y) && stx__by4(A);
     if (n)
         STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols,
                     accumulate);
 }
 
-/* y (rows, wa + wb) = a (rows,wa) and b (rows,wb) side by side. A thread takes four
-   neighbours of a row at a time. */
+/* y (rows, wa + wb) = the rows of a (rows,wa), each followed by the row of b (rows,wb);
+   n = rows (wa + wb). A thread copies W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b, size_t ldb,
@@ -1036,23 +1430,22 @@ stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b, 
 void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa,
                        const stx_real *b, size_t ldb, size_t wb, size_t rows) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    size_t n = rows * (wa + wb);
-    int four = (wa | wb | (rows > 1 ? lda | ldb : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A)
-               && stx__by4(B);
+    const size_t n = rows * (wa + wb), strides = rows > 1 ? lda | ldb : 0;
+    const int four = (wa | wb | strides) % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B);
     if (n)
         STX__RUN_BY(x, "stx_concat2d", four, stx__concat2d_kernel, n, Y, A, lda, wa, B, ldb, wb, n);
 }
 
-/* Each row of y (rows,n), ldy apart, moves w numbers to its beginning and ends in a
-   row of a (rows,w), if there is an a. A thread has every w-th number of a row, or
-   four neighbours of them, and is the only one that reads or writes them: so they move
-   in place, n / w steps one after the other. */
+/* Shifts each row of y (rows,n), rows ldy apart, left by w elements, and copies the
+   row of a (rows,w) into the last w, unless a.p is NULL. A thread owns the elements c,
+   c + w, c + 2 w, .. of a row (W adjacent columns c), and no other thread reads or
+   writes them: so the rows move in place, in n / w sequential steps. all = rows w. */
 template <int W>
 STX__GLOBAL(256)
 stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda, size_t w,
                     size_t all) {
     STX__STEP(i, all, W) {
-        /* from `last` on a's */
+        /* elements from index `last` on come from a */
         size_t r = i / w, at = r * ldy + (i - r * w), last = r * ldy + (n - w);
         float v[W], next[W];
         if (at < last) {
@@ -1074,17 +1467,18 @@ stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda, si
 void stx__shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
                        size_t lda, size_t w, size_t rows) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    size_t all = rows * w;
-    int four = (w | (rows > 1 ? (a ? lda : 0) | ldy : 0) | n) % 4 == 0 && stx__by4(Y)
-               && stx__by4(A);
+    const size_t all = rows * w, stride_a = a ? lda : 0;
+    const size_t strides = rows > 1 ? stride_a | ldy : 0;
+    const int four = (w | strides | n) % 4 == 0 && stx__by4(Y) && stx__by4(A);
     if (all)
         STX__RUN_BY(x, "stx__shift2d", four, stx__shift2d_kernel, all, Y, ldy, n, A, lda, w, all);
 }
 
 
-// >>add, mul, scale ---------------------------------------------------------------------------------------------------
+// >>add, mul, scale
 
-/* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
+/* y (n) = a (n) + b (nb); b repeats n / nb times. A thread computes W adjacent
+   elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
@@ -1100,13 +1494,12 @@ stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
 void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
                       size_t nb) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    if (n)
-        STX__RUN_BY(x, "stx_add_fwd", nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B),
-                    stx__add_kernel, n, Y, A, B, n, nb);
+    const int four = nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B);
+    if (n) STX__RUN_BY(x, "stx_add_fwd", four, stx__add_kernel, n, Y, A, B, n, nb);
 }
 
-/* y (n) = or += a (n) b (nb), b repeats: forward, and da and db of backward. A thread
-   takes four neighbours at a time. */
+/* y (n) = or += a (n) b (nb); b repeats n / nb times. Also da = dy b and db = dy a of
+   the backward pass. A thread computes W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int accumulate) {
@@ -1122,9 +1515,8 @@ stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int acc
 static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a,
                           const stx_real *b, size_t n, size_t nb, int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    if (n)
-        STX__RUN_BY(x, name, nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B),
-                    stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
+    const int four = nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B);
+    if (n) STX__RUN_BY(x, name, four, stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
 }
 
 void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
@@ -1132,22 +1524,26 @@ void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real
     stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0);
 }
 
-/* y = a b:   da = or += dy b ; db += sum over repeats of dy a (a sum of columns when b repeats) */
+/* y = a b:   da = or += dy b
+              db += dy a, summed over the repetitions of b: a sum of columns */
 void stx_mul_bwd_cuda(stx_ctx *x, const stx_mul_bwd_args *m) {
-    const char *name = "stx_mul_bwd";
+    static const char name[] = "stx_mul_bwd";
     const size_t n = m->n, nb = m->nb;
     if (m->da) stx__mul_cuda(x, name, m->da, m->dy, m->b, n, nb, m->accumulate);
-    if (m->db && n == nb)
+    if (m->db && n == nb) {
         stx__mul_cuda(x, name, m->db, m->dy, m->a, n, n, 1);
-    else if (m->db && n)
-        stx__columns(x, name, m->db, NULL, m->dy, m->a, NULL, NULL, n / nb, nb, 0, 0);
+    } else if (m->db && n) {
+        stx__columns_args columns = stx__columns_init(m->db, m->dy, n / nb, nb);
+        columns.f = m->a;
+        stx__columns(x, name, &columns);
+    }
 }
 
 
-// >>activations -------------------------------------------------------------------------------------------------------
+// >>activations
 
-/* e^v, tanh and erf are CUDA's accurate ones (1 to 5 ulp), whatever -use_fast_math
-   would make of shorter names; NaN stays NaN. */
+/* expf, tanhf and normcdff are CUDA's accurate functions (1 to 5 ulp). NaN stays NaN.
+   stx__phi is the normal distribution function. */
 #ifdef CUDA_HOST
 static inline float stx__phi(float v) {
     return (float)(0.5 * erfc(v * -0.70710678118654752440));
@@ -1157,6 +1553,7 @@ static __device__ __forceinline__ float stx__phi(float v) {
     return normcdff(v);
 }
 #endif
+
 static __device__ __forceinline__ float stx__act(float v, int act) {
     switch (act) {
     case STX_ACT_RELU: return v < 0 ? 0 : v;
@@ -1167,7 +1564,7 @@ static __device__ __forceinline__ float stx__act(float v, int act) {
     }
 }
 
-/* g times d act / d a, given y = act(a) and, for gelu, a */
+/* g act'(a), given y = act(a) and, for GELU, a */
 static __device__ __forceinline__ float stx__act_slope(float g, float y, float a, int act) {
     switch (act) {
     case STX_ACT_RELU: return y > 0 ? g : 0;
@@ -1179,7 +1576,7 @@ static __device__ __forceinline__ float stx__act_slope(float g, float y, float a
     }
 }
 
-/* y (n) = act(a (n)), y may be a. A thread takes four neighbours at a time. */
+/* y (n) = act(a (n)); y may be a. A thread computes W adjacent elements at a time. */
 template <int W> STX__GLOBAL(256) stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
     STX__STEP(i, n, W) {
         float v[W];
@@ -1191,12 +1588,13 @@ template <int W> STX__GLOBAL(256) stx__act_fwd_kernel(stx__num y, stx__num a, si
 
 void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (n)
-        STX__RUN_BY(x, "stx_act_fwd", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__act_fwd_kernel,
-                    n, Y, A, n, act);
+    const int four = n % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    if (n) STX__RUN_BY(x, "stx_act_fwd", four, stx__act_fwd_kernel, n, Y, A, n, act);
 }
 
-/* y = act(a):   da = or += dy act'(a); a is read for gelu only, y for the others; da may be dy. As forward. */
+/* y = act(a):   da (n) = or += dy act'(a)
+   a is read for GELU only, y for the other activations. da may be dy. A thread computes W
+   adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act,
@@ -1217,29 +1615,29 @@ void stx_act_bwd_cuda(stx_ctx *x, const stx_act_bwd_args *a) {
     const size_t n = a->n;
     stx__num D = stx__num_of(x, a->da), G = stx__num_of(x, a->dy), Y = stx__num_of(x, a->y),
              A = stx__num_of(x, a->act == STX_ACT_GELU ? a->a : NULL);
-    int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
+    const int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
     if (n)
         STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, a->act,
                     a->accumulate && a->da != a->dy);
 }
 
 
-// >>dropout -----------------------------------------------------------------------------------------------------------
+// >>dropout
 
-/* Dropout masks, the CPU's bit for bit: 16 bits of a Philox call for each of 8
-   neighbours, kept if below keep. by[e] is the factor of number i + e; i is a multiple
-   of W. */
-typedef struct stx__drop {
-    uint64_t seed, stream, first;
-    const uint64_t *shift;
-    uint32_t keep;
-    float inv;
-} stx__drop;
+/* A dropout mask, bit-identical to the CPU's: one Philox call gives 16 bits for each
+   of 8 adjacent elements, and an element is kept if its 16 bits are below `keep`. */
+typedef struct stx__dropout {
+    uint64_t seed, stream;
+    uint64_t first;         /* Philox call of element 0 */
+    const uint64_t *shift;  /* added to stream, see stx_gpu */
+    uint32_t keep;          /* 65536 times the probability to keep; 0: no dropout */
+    float inv;              /* factor of kept elements, 65536 / keep */
+} stx__dropout;
 
-static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream,
-                              uint64_t first) {
-    stx__drop d = {seed, stream, first, stx__gpu(x)->shift, 0, 1};
-    if (p > 0) { /* keep 0: no dropout */
+static stx__dropout stx__dropout_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream,
+                                    uint64_t first) {
+    stx__dropout d = {seed, stream, first, stx__gpu(x)->shift, 0, 1};
+    if (p > 0) {
         double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
         d.keep = (uint32_t)(k < 1 ? 1 : k);
         d.inv = (float)(65536.0 / d.keep);
@@ -1247,13 +1645,19 @@ static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t st
     return d;
 }
 
-static __device__ __forceinline__ uint64_t stx__drop_stream(const stx__drop &d) {
+static __device__ __forceinline__ uint64_t stx__dropout_stream(const stx__dropout &d) {
     return d.stream + *d.shift;
 }
 
+/* The lower or upper half of a random word */
+static __device__ __forceinline__ uint32_t stx__half_word(uint32_t word, int upper) {
+    return upper ? word >> 16 : word & 0xffffu;
+}
+
+/* by[e] = the factor of element i + e, 0 or d.inv; i is a multiple of W. */
 template <int W>
-static __device__ __forceinline__ void stx__mask(float (&by)[W], const stx__drop &d,
-                                                 uint64_t stream, size_t i) {
+static __device__ __forceinline__ void stx__dropout_mask(float (&by)[W], const stx__dropout &d,
+                                                         uint64_t stream, size_t i) {
     uint4 r = stx__philox(d.seed, stream, d.first + (uint64_t)i / 8);
     uint32_t lo = i & 4 ? r.z : r.x, hi = i & 4 ? r.w : r.y;
     if constexpr (W == 4) {
@@ -1263,16 +1667,16 @@ static __device__ __forceinline__ void stx__mask(float (&by)[W], const stx__drop
         by[3] = (hi >> 16) < d.keep ? d.inv : 0;
     } else {
         uint32_t word = i & 2 ? hi : lo;
-        by[0] = (i & 1 ? word >> 16 : word & 0xffffu) < d.keep ? d.inv : 0;
+        by[0] = stx__half_word(word, i & 1) < d.keep ? d.inv : 0;
     }
 }
 
-/* y (n) = or += a mask / keep. A thread takes the 8 neighbours of one Philox call, as
-   two fours if it can. */
+/* y (n) = or += a (n) mask / keep. A thread handles the 8 elements of one Philox call,
+   in accesses of W. */
 template <int W>
 STX__GLOBAL(256)
-stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulate) {
-    uint64_t stream = stx__drop_stream(d);
+stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__dropout d, int accumulate) {
+    uint64_t stream = stx__dropout_stream(d);
     STX__STEP(i, n, 8) {
         uint4 r = stx__philox(d.seed, stream, d.first + (uint64_t)i / 8);
         uint32_t bits[4] = {r.x, r.y, r.z, r.w};
@@ -1282,11 +1686,10 @@ stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulat
                 float v[W];
                 stx__getn<W>(v, a, i + e);
 #pragma unroll
-                for (int k = 0; k < W; k++)
-                    v[k] *= ((e + k) & 1 ? bits[(e + k) / 2] >> 16 : bits[(e + k) / 2] & 0xffffu)
-                                    < d.keep
-                                ? d.inv
-                                : 0;
+                for (int k = 0; k < W; k++) {
+                    uint32_t word = stx__half_word(bits[(e + k) / 2], (e + k) & 1);
+                    v[k] *= word < d.keep ? d.inv : 0;
+                }
                 stx__addn<W>(y, i + e, v, accumulate);
             }
         }
@@ -1296,21 +1699,21 @@ stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulat
 void stx_dropout_fwd_cuda(stx_ctx *x, const stx_dropout_args *a) {
     const size_t n = a->n;
     stx__num Y = stx__num_of(x, a->y), A = stx__num_of(x, a->a);
-    stx__drop d = stx__drop_of(x, a->p, a->seed, a->stream, a->first);
-    unsigned grid = stx__grid(x, (n + 7) / 8);
-    if (!d.keep) d.keep = 65536; /* p = 0 keeps all, as on the CPU */
-    if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A))
-        STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n, d,
-                        a->accumulate);
-    else if (n)
-        STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d,
-                        a->accumulate);
+    stx__dropout d = stx__dropout_of(x, a->p, a->seed, a->stream, a->first);
+    const int four = n % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    if (!d.keep) d.keep = 65536; /* p = 0 keeps every element, as on the CPU */
+    if (n)
+        STX__CHOOSE(W, four, 4, 1,
+                    STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<W>,
+                                    stx__grid(x, (n + 7) / 8), 256, 0, Y, A, n, d,
+                                    a->accumulate));
 }
 
 
-// >>rezero ------------------------------------------------------------------------------------------------------------
+// >>rezero
 
-/* y (n) = h + alpha f, or alpha f. A thread takes four neighbours at a time. */
+/* y (n) = h (n) + alpha (1) f (n), or alpha f if h.p is NULL. A thread computes W
+   adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_t n) {
@@ -1328,11 +1731,13 @@ void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_r
                          const stx_real *alpha, size_t n) {
     stx__num Y = stx__num_of(x, y), H = stx__num_of(x, h), F = stx__num_of(x, f),
              A = stx__num_of(x, alpha);
-    int four = n % 4 == 0 && stx__by4(Y) && stx__by4(H) && stx__by4(F);
+    const int four = n % 4 == 0 && stx__by4(Y) && stx__by4(H) && stx__by4(F);
     if (n) STX__RUN_BY(x, "stx_rezero_fwd", four, stx__rezero_fwd_kernel, n, Y, H, F, A, n);
 }
 
-/* y = h + alpha f:   df = or += alpha dy ; dalpha += sum of dy f (two stages, in double). As forward. */
+/* y = h + alpha f:   df (n) = or += alpha dy
+   (dalpha += sum of dy f is stx__sum_cuda.) A thread computes W adjacent elements at a
+   time. */
 template <int W>
 STX__GLOBAL(256)
 stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n, int accumulate) {
@@ -1346,84 +1751,93 @@ stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n, int a
 }
 
 void stx_rezero_bwd_cuda(stx_ctx *x, const stx_rezero_bwd_args *r) {
-    const char *name = "stx_rezero_bwd";
+    static const char name[] = "stx_rezero_bwd";
     const size_t n = r->n;
     stx__num D = stx__num_of(x, r->df), G = stx__num_of(x, r->dy), A = stx__num_of(x, r->alpha);
+    const int four = n % 4 == 0 && stx__by4(D) && stx__by4(G);
     if (r->dalpha) stx__sum_cuda(x, name, STX__SUM_PRODUCTS, r->dalpha, r->dy, r->f, n, 1, 1);
     if (r->df && n)
-        STX__RUN_BY(x, name, n % 4 == 0 && stx__by4(D) && stx__by4(G), stx__rezero_bwd_kernel, n, D,
-                    G, A, n, r->accumulate);
+        STX__RUN_BY(x, name, four, stx__rezero_bwd_kernel, n, D, G, A, n, r->accumulate);
 }
 
 
-// >>softmax -----------------------------------------------------------------------------------------------------------
+// >>softmax
 
-/* The block of such a kernel, and its launch bound. Two kernels also name a number of
-   blocks on a multiprocessor: without one the compiler aims at too many and spills. */
-#define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
-#define STX__EACH_ROW(n, N, T) \
-  for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; \
-       n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
+/* Launches a kernel for N rows of C elements. `kernel` is an expression in T, the
+   number of threads per row: 32, 256 or 1024, depending on C. */
+#define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
+  do { \
+    if ((C) <= 512) { \
+      constexpr int T = 32; \
+      STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, __VA_ARGS__); \
+    } else if ((C) <= 32768) { \
+      constexpr int T = 256; \
+      STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, __VA_ARGS__); \
+    } else { \
+      constexpr int T = 1024; \
+      STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, __VA_ARGS__); \
+    } \
+  } while (0)
 
-/* Row lengths need not be multiples of four (a vocabulary): numbers [0, head) of a row
-   stand before the first four that is aligned, the fours follow, then the tail. Rows
-   of several arrays go together if their heads are the same. */
-static __device__ __forceinline__ size_t stx__head(const stx__num &a, size_t start, size_t n) {
+#define STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, ...) \
+  STX__RUN_KERNEL(x, name, kernel, stx__blocks(N, STX__ROW_BLOCK(T) / T, (size_t)1 << 30), \
+                  STX__ROW_BLOCK(T), 0, __VA_ARGS__)
+
+/* The length of a row need not be a multiple of 4 (a vocabulary). Its elements
+   [0, head) come before the first aligned group of 4; then come the groups; the rest is
+   the tail. Returns head for the row of n elements at a[start]. */
+static __device__ __forceinline__ size_t stx__row_head(const stx__num &a, size_t start, size_t n) {
     size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
     return h < n ? h : n;
 }
 
-static __device__ __forceinline__ int stx__fours(const stx__num &a, const stx__num &b) {
+/* Nonzero if rows of a and b have the same head, so that groups of both can be
+   accessed together. If not, kernels treat the whole row as head. */
+static __device__ __forceinline__ int stx__same_head(const stx__num &a, const stx__num &b) {
     return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
 }
 
-#define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
-  do { \
-    if ((C) <= 512) \
-      STX__RUN_KERNEL(x, name, kernel<32>, stx__blocks(N, 8, (size_t)1 << 30), 256, 0, \
-                      __VA_ARGS__); \
-    else if ((C) <= 32768) \
-      STX__RUN_KERNEL(x, name, kernel<256>, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, \
-                      __VA_ARGS__); \
-    else \
-      STX__RUN_KERNEL(x, name, kernel<1024>, stx__blocks(N, 1, (size_t)1 << 30), 1024, 0, \
-                      __VA_ARGS__); \
-  } while (0)
+/* Index in the row of element i of head and tail, when `fours` groups lie between them */
+static __device__ __forceinline__ size_t stx__row_edge(size_t i, size_t head, size_t fours) {
+    return i < head ? i : i + 4 * fours;
+}
 
-/* The running maximum of some numbers and the sum of e^(v - max). NaN is not a
-   maximum, but gets into the sum. */
+/* Running maximum of the elements seen so far, and the sum of e^(v - max) over them. A
+   NaN does not become the maximum, but makes the sum NaN. */
 typedef struct stx__lse {
-    float top, sum;
+    float max, sum;
 } stx__lse;
 
 template <int K>
 static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v)[K]) {
-    float top = v[0];
+    float max = v[0];
 #pragma unroll
-    for (int e = 1; e < K; e++) top = fmaxf(top, v[e]);
-    if (top > l.top) {
-        l.sum *= expf(l.top - top);
-        l.top = top;
+    for (int e = 1; e < K; e++) max = fmaxf(max, v[e]);
+    if (max > l.max) {
+        l.sum *= expf(l.max - max);
+        l.max = max;
     }
 #pragma unroll
-    for (int e = 0; e < K; e++) l.sum += v[e] == -HUGE_VALF ? 0 : expf(v[e] - l.top);
+    for (int e = 0; e < K; e++) l.sum += v[e] == -HUGE_VALF ? 0 : expf(v[e] - l.max);
 }
 
-/* max and sum of e^(v - max) over the n numbers at a[start], in one pass, the same in
-   all threads of the row. A thread has four fours under way. -infinity alone gives
-   NaN, as e^(a - max) would. */
+/* Maximum, and sum of e^(v - max), of the n elements at a[start], in one pass. All T
+   threads of the row get the result. A thread loads four groups of 4 before it uses
+   the first. The threads' sums are rescaled to the common maximum and added in a fixed
+   tree. A row of -infinity gives NaN, as e^(a - max) would. */
 template <int T>
 static __device__ __forceinline__ stx__lse stx__row_lse(const stx__num &a, size_t start, size_t n,
                                                         float *sh) {
-    const size_t t = threadIdx.x % T, head = stx__head(a, start, n), fours = (n - head) / 4,
+    const size_t t = threadIdx.x % T, head = stx__row_head(a, start, n), fours = (n - head) / 4,
                  body = start + head;
     stx__lse l = {-HUGE_VALF, 0};
-    float v[16], one[1], top;
+    float v[16], one[1], max;
     size_t i, q;
     if (t < head) {
         one[0] = stx__get(a, start + t);
         stx__lse_add(l, one);
     }
+
     for (q = t; q + 3 * T < fours; q += 4 * T) {
         float4 u[4];
 #pragma unroll
@@ -1447,33 +1861,42 @@ static __device__ __forceinline__ stx__lse stx__row_lse(const stx__num &a, size_
         one[0] = stx__get(a, start + i);
         stx__lse_add(l, one);
     }
-    top = stx__row_max<T>(l.top, sh);
-    l.sum = stx__row_sum<T>(l.top == top ? l.sum : l.sum * expf(l.top - top), sh);
-    if (top == -HUGE_VALF) l.sum = top - top;
-    l.top = top;
+
+    max = stx__row_max<T>(l.max, sh);
+    l.sum = stx__row_sum<T>(l.max == max ? l.sum : l.sum * expf(l.max - max), sh);
+    if (max == -HUGE_VALF) l.sum = max - max;
+    l.max = max;
     return l;
 }
 
-/* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one
-   pass for the maximum and the sum, one that writes.
-   */
-template <int T>
+/* One element of the result: e^(v - max) / sum with z = 1 / sum; with LOG,
+   v - max - log sum with z = log sum */
+template <int LOG>
+static __device__ __forceinline__ float stx__softmax_of(float v, float max, float z) {
+    return LOG ? v - max - z : expf(v - max) * z;
+}
+
+/* y (N,C) = softmax over the C elements of each row of a (N,C); with LOG, its
+   logarithm. y may be a. T threads per row, in two passes: maximum and sum, then the
+   result. */
+template <int T, int LOG>
 STX__GLOBAL(STX__ROW_BLOCK(T))
 stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
         stx__lse l = stx__row_lse<T>(a, start, C, sh);
-        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
-        float s = 1 / l.sum;
+        const size_t head = stx__same_head(y, a) ? stx__row_head(a, start, C) : C,
+                     fours = (C - head) / 4;
+        const float z = LOG ? logf(l.sum) : 1 / l.sum;
         for (size_t i = t; i < C - 4 * fours; i += T) {
-            size_t j = start + (i < head ? i : i + 4 * fours);
-            stx__put(y, j, expf(stx__get(a, j) - l.top) * s);
+            size_t j = start + stx__row_edge(i, head, fours);
+            stx__put(y, j, stx__softmax_of<LOG>(stx__get(a, j), l.max, z));
         }
         for (size_t q = t; q < fours; q += T) {
             float v[4];
             stx__getn<4>(v, a, start + head + 4 * q);
-            for (int e = 0; e < 4; e++) v[e] = expf(v[e] - l.top) * s;
+            for (int e = 0; e < 4; e++) v[e] = stx__softmax_of<LOG>(v[e], l.max, z);
             stx__putn<4>(y, start + head + 4 * q, v);
         }
     }
@@ -1481,39 +1904,64 @@ stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
 
 void stx_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (N && C) STX__RUN_ROWS(x, "stx_softmax_fwd", N, C, stx__softmax_fwd_kernel, Y, A, N, C);
+    if (N && C)
+        STX__RUN_ROWS(x, "stx_softmax_fwd", N, C, (stx__softmax_fwd_kernel<T, 0>), Y, A, N, C);
 }
 
-/* da (N,C) = or += y (dy - sum y dy). As forward. */
-template <int T>
-STX__GLOBAL(STX__ROW_BLOCK(T))
+void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (N && C)
+        STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, (stx__softmax_fwd_kernel<T, 1>), Y, A, N, C);
+}
+
+/* y = softmax(a):       da (N,C) = or += y (dy - sum_c y dy)
+   y = log_softmax(a):   da (N,C) = or += dy - e^y sum_c dy                        (LOG)
+   T threads per row, in two passes: the sum, then the result. Each thread adds in a fixed
+   order, then the threads' sums are added in a fixed tree. With LOG and small blocks, the
+   bound on blocks per multiprocessor keeps the compiler from spilling registers. */
+template <int T, int LOG>
+STX__GLOBAL(STX__ROW_BLOCK(T), LOG && T <= 256 ? 5 : 0)
 stx__softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
-        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C,
-                     fours = (C - head) / 4;
+        const size_t head = stx__same_head(da, dy) && stx__same_head(da, y)
+                                ? stx__row_head(y, start, C)
+                                : C;
+        const size_t fours = (C - head) / 4;
         float s = 0;
         for (size_t i = t; i < C - 4 * fours; i += T) {
-            size_t j = start + (i < head ? i : i + 4 * fours);
-            s = fmaf(stx__get(dy, j), stx__get(y, j), s);
+            size_t j = start + stx__row_edge(i, head, fours);
+            if constexpr (LOG)
+                s += stx__get(dy, j);
+            else
+                s = fmaf(stx__get(dy, j), stx__get(y, j), s);
         }
         for (size_t q = t; q < fours; q += T) {
             float v[4], w[4];
             stx__getn<4>(v, dy, start + head + 4 * q);
-            stx__getn<4>(w, y, start + head + 4 * q);
-            for (int e = 0; e < 4; e++) s = fmaf(v[e], w[e], s);
+            if constexpr (LOG) {
+                s += (v[0] + v[1]) + (v[2] + v[3]);
+            } else {
+                stx__getn<4>(w, y, start + head + 4 * q);
+                for (int e = 0; e < 4; e++) s = fmaf(v[e], w[e], s);
+            }
         }
         s = stx__row_sum<T>(s, sh);
+
         for (size_t i = t; i < C - 4 * fours; i += T) {
-            size_t j = start + (i < head ? i : i + 4 * fours);
-            stx__add(da, j, stx__get(y, j) * (stx__get(dy, j) - s), accumulate);
+            size_t j = start + stx__row_edge(i, head, fours);
+            if constexpr (LOG)
+                stx__add(da, j, fmaf(-s, expf(stx__get(y, j)), stx__get(dy, j)), accumulate);
+            else
+                stx__add(da, j, stx__get(y, j) * (stx__get(dy, j) - s), accumulate);
         }
         for (size_t q = t; q < fours; q += T) {
             float v[4], w[4];
             stx__getn<4>(v, dy, start + head + 4 * q);
             stx__getn<4>(w, y, start + head + 4 * q);
-            for (int e = 0; e < 4; e++) v[e] = w[e] * (v[e] - s);
+            for (int e = 0; e < 4; e++)
+                v[e] = LOG ? fmaf(-s, expf(w[e]), v[e]) : w[e] * (v[e] - s);
             stx__addn<4>(da, start + head + 4 * q, v, accumulate);
         }
     }
@@ -1523,106 +1971,68 @@ void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const st
                           size_t C, int accumulate) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
     if (N && C)
-        STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C,
+        STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, (stx__softmax_bwd_kernel<T, 0>), D, G, Y, N, C,
                       accumulate);
-}
-
-/* y (N,C) = a - log sum e^a over the C of a row. As softmax. */
-template <int T>
-STX__GLOBAL(STX__ROW_BLOCK(T))
-stx__log_softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
-    STX__SHARED(float, sh, 32);
-    STX__EACH_ROW(n, N, T) {
-        const size_t start = n * C, t = threadIdx.x % T;
-        stx__lse l = stx__row_lse<T>(a, start, C, sh);
-        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
-        const float z = logf(l.sum);
-        for (size_t i = t; i < C - 4 * fours; i += T) {
-            size_t j = start + (i < head ? i : i + 4 * fours);
-            stx__put(y, j, stx__get(a, j) - l.top - z);
-        }
-        for (size_t q = t; q < fours; q += T) {
-            float v[4];
-            stx__getn<4>(v, a, start + head + 4 * q);
-            for (int e = 0; e < 4; e++) v[e] = v[e] - l.top - z;
-            stx__putn<4>(y, start + head + 4 * q, v);
-        }
-    }
-}
-
-void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (N && C)
-        STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, stx__log_softmax_fwd_kernel, Y, A, N, C);
-}
-
-/* da (N,C) = or += dy - e^y sum dy. As forward. */
-template <int T>
-STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 5)
-stx__log_softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C,
-                            int accumulate) {
-    STX__SHARED(float, sh, 32);
-    STX__EACH_ROW(n, N, T) {
-        const size_t start = n * C, t = threadIdx.x % T;
-        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C,
-                     fours = (C - head) / 4;
-        float s = 0;
-        for (size_t i = t; i < C - 4 * fours; i += T)
-            s += stx__get(dy, start + (i < head ? i : i + 4 * fours));
-        for (size_t q = t; q < fours; q += T) {
-            float v[4];
-            stx__getn<4>(v, dy, start + head + 4 * q);
-            s += (v[0] + v[1]) + (v[2] + v[3]);
-        }
-        s = stx__row_sum<T>(s, sh);
-        for (size_t i = t; i < C - 4 * fours; i += T) {
-            size_t j = start + (i < head ? i : i + 4 * fours);
-            stx__add(da, j, fmaf(-s, expf(stx__get(y, j)), stx__get(dy, j)), accumulate);
-        }
-        for (size_t q = t; q < fours; q += T) {
-            float v[4], w[4];
-            stx__getn<4>(v, dy, start + head + 4 * q);
-            stx__getn<4>(w, y, start + head + 4 * q);
-            for (int e = 0; e < 4; e++) v[e] = fmaf(-s, expf(w[e]), v[e]);
-            stx__addn<4>(da, start + head + 4 * q, v, accumulate);
-        }
-    }
 }
 
 void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
                               size_t N, size_t C, int accumulate) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
     if (N && C)
-        STX__RUN_ROWS(x, "stx_log_softmax_bwd", N, C, stx__log_softmax_bwd_kernel, D, G, Y, N, C,
-                      accumulate);
+        STX__RUN_ROWS(x, "stx_log_softmax_bwd", N, C, (stx__softmax_bwd_kernel<T, 1>), D, G, Y, N,
+                      C, accumulate);
 }
 
 
-// >>layernorm ---------------------------------------------------------------------------------------------------------
+// >>layernorm
 
-/* v as it will be read again, so that statistics are those of the numbers that
-   backward finds */
+/* Launches a kernel that keeps rows of C <= 1024 elements in registers. `kernel` is an
+   expression in Q, the number of groups of 4 elements per lane: C <= 128 Q. */
+#define STX__RUN_QUADS(x, name, C, kernel, grid, block, ...) \
+  do { \
+    if ((C) <= 128) { \
+      constexpr int Q = 1; \
+      STX__RUN_KERNEL(x, name, kernel, grid, block, 0, __VA_ARGS__); \
+    } else if ((C) <= 256) { \
+      constexpr int Q = 2; \
+      STX__RUN_KERNEL(x, name, kernel, grid, block, 0, __VA_ARGS__); \
+    } else if ((C) <= 512) { \
+      constexpr int Q = 4; \
+      STX__RUN_KERNEL(x, name, kernel, grid, block, 0, __VA_ARGS__); \
+    } else { \
+      constexpr int Q = 8; \
+      STX__RUN_KERNEL(x, name, kernel, grid, block, 0, __VA_ARGS__); \
+    } \
+  } while (0)
+
+/* v as it will be read back, so that the statistics describe the elements that the
+   backward pass reads */
 static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float v) {
     return a.half ? __bfloat162float(__float2bfloat16(v)) : v;
 }
 
-/* y (N,C) = layernorm(in); with RESIDUAL s = in + dropout(f + bias) is made first,
-   written and normalised:
-     mean = sum s / C ; rstd = 1 / sqrt(sum (s - mean)^2 / C + eps) ; y = (s - mean) rstd
-     gain + shift
-   A warp does a row, which stays in registers: lane l holds the fours l, l + 32, .., Q
-   of them. C a multiple of 4, at most 128 Q. */
+/* Arrays of the forward kernels: y, s, in, f (N,C); bias, gain, shift (C); mean, rstd
+   (N). s, f and bias are used with RESIDUAL only; bias.p may be NULL. */
 struct stx__norm_fwd_nums {
     stx__num y, s, mean, rstd, in, f, bias, gain, shift;
 };
 
+/* y (N,C) = layernorm(s), where s = in or, with RESIDUAL, in + dropout(f + bias):
+
+       mean = sum_c s / C
+       rstd = 1 / sqrt(sum_c (s - mean)^2 / C + eps)
+       y    = (s - mean) rstd gain + shift
+
+   A warp handles a row, which stays in registers: lane l holds the Q groups of 4
+   elements with the numbers l, l + 32, .. C is a multiple of 4, at most 128 Q. A lane
+   adds its groups in order, then the warp adds the lanes. */
 template <int Q, int RESIDUAL>
 STX__GLOBAL(256)
-stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__drop d) {
+stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__dropout d) {
     const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in,
                    f = nums.f, bias = nums.bias, gain = nums.gain, shift = nums.shift;
     const size_t lane = threadIdx.x % 32;
-    uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
+    uint64_t stream = RESIDUAL && d.keep ? stx__dropout_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
         float v[Q][4], sum = 0, m, r;
 #pragma unroll
@@ -1639,12 +2049,13 @@ stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx
                         stx__getn<4>(b, bias, c);
                         for (int e = 0; e < 4; e++) u[e] += b[e];
                     }
-                    if (d.keep) stx__mask<4>(by, d, stream, i);
+                    if (d.keep) stx__dropout_mask<4>(by, d, stream, i);
                     for (int e = 0; e < 4; e++) v[k][e] = stx__as_stored(s, u[e] * by[e] + v[k][e]);
                     stx__putn<4>(s, i, v[k]);
                 }
             }
         }
+
 #pragma unroll
         for (int k = 0; k < Q; k++) sum += (v[k][0] + v[k][1]) + (v[k][2] + v[k][3]);
         m = stx__warp_sum(sum) / (float)C;
@@ -1657,6 +2068,7 @@ stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx
                     sum = fmaf(v[k][e], v[k][e], sum);
                 }
         r = 1 / sqrtf(stx__warp_sum(sum) / (float)C + eps);
+
 #pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k);
@@ -1675,15 +2087,16 @@ stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx
     }
 }
 
-/* The same for any C: a warp reads its row three times, which finds it in the caches.
-   A lane reads what it has itself written. */
+/* The same for any C: a warp reads its row three times, the second and third time from
+   the caches. A lane reads back only what it has written. (A separate kernel, because
+   its lanes add element by element and not by groups of 4.) */
 template <int W, int RESIDUAL>
 STX__GLOBAL(256)
-stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__drop d) {
+stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__dropout d) {
     const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in,
                    f = nums.f, bias = nums.bias, gain = nums.gain, shift = nums.shift;
     const size_t lane = threadIdx.x % 32;
-    uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
+    uint64_t stream = RESIDUAL && d.keep ? stx__dropout_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
         float sum = 0, m, r, v[W];
         for (size_t c = lane * W; c < C; c += 32 * W) {
@@ -1697,7 +2110,7 @@ stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps,
                     for (int e = 0; e < W; e++) u[e] += b[e];
                 }
                 for (int e = 0; e < W; e++) by[e] = 1;
-                if (d.keep) stx__mask<W>(by, d, stream, n * C + c);
+                if (d.keep) stx__dropout_mask<W>(by, d, stream, n * C + c);
                 for (int e = 0; e < W; e++) v[e] = stx__as_stored(s, u[e] * by[e] + v[e]);
                 stx__putn<W>(s, n * C + c, v);
             }
@@ -1726,12 +2139,13 @@ stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps,
 }
 
 template <int RESIDUAL>
-static void stx__norm_fwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
-    stx__norm_fwd_nums v;
-    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->rng_first);
+static void stx__norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
+    static const char name[] = "stx_residual_norm_fwd";
     const size_t N = a->N, C = a->C;
     const float eps = a->eps;
-    unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
+    const unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
+    stx__dropout d = stx__dropout_of(x, a->drop, a->seed, a->stream, a->rng_first);
+    stx__norm_fwd_nums v;
     int four;
     v.y = stx__num_of(x, a->y);
     v.s = stx__num_of(x, a->s);
@@ -1742,58 +2156,78 @@ static void stx__norm_fwd(stx_ctx *x, const char *name, const stx_residual_norm_
     v.bias = stx__num_of(x, a->bias);
     v.gain = stx__num_of(x, a->gain);
     v.shift = stx__num_of(x, a->shift);
+    if (!N || !C) return;
+
     four = C % 4 == 0 && stx__by4(v.y) && stx__by4(v.s) && stx__by4(v.in) && stx__by4(v.f)
            && stx__by4(v.bias) && stx__by4(v.gain) && stx__by4(v.shift);
-    if (!N || !C) return;
-    if (!four)
-        STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<1, RESIDUAL>), grid, 256, 0, v, N, C,
-                        eps, d);
-    else if (C <= 128)
-        STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<1, RESIDUAL>), grid, 256, 0, v, N, C, eps,
-                        d);
-    else if (C <= 256)
-        STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<2, RESIDUAL>), grid, 256, 0, v, N, C, eps,
-                        d);
-    else if (C <= 512)
-        STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<4, RESIDUAL>), grid, 256, 0, v, N, C, eps,
-                        d);
-    else if (C <= 1024)
-        STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<8, RESIDUAL>), grid, 256, 0, v, N, C, eps,
-                        d);
+    if (four && C <= 1024)
+        STX__RUN_QUADS(x, name, C, (stx__norm_fwd_kernel<Q, RESIDUAL>), grid, 256, v, N, C, eps, d);
     else
-        STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<4, RESIDUAL>), grid, 256, 0, v, N, C,
-                        eps, d);
+        STX__CHOOSE(W, four, 4, 1,
+                    STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<W, RESIDUAL>), grid, 256, 0,
+                                    v, N, C, eps, d));
 }
 
-/* s = h + dropout(f + bias) ; y = layernorm(s), or y = layernorm(h) without f */
+/* s = h + dropout(f + bias) ; y = layernorm(s). With f NULL, y = layernorm(h). */
 void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
     if (a->f)
-        stx__norm_fwd<1>(x, "stx_residual_norm_fwd", a);
+        stx__norm_fwd<1>(x, a);
     else
-        stx__norm_fwd<0>(x, "stx_residual_norm_fwd", a);
+        stx__norm_fwd<0>(x, a);
 }
 
-/* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
-     din = or += rstd (g - mean_c(g) - xhat mean_c(g xhat)) ; dgain += sum_n dy xhat ;
-     dshift += sum_n dy
-   With df (s = h + dropout(f + bias)):   df = or += din mask / keep, without what was in din ; with BIAS dbias += the sum of these over n
-   A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all
-   gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2 or 3, C). */
-struct stx__norm_nums {
+/* Arrays of the backward kernels: din, df, dy, in (N,C); gain (C); mean, rstd (N). din
+   and df may be NULL. add_din, add_df: add to din and df instead of overwriting them. */
+struct stx__norm_bwd_nums {
     stx__num din, df, dy, in, gain, mean, rstd;
     int add_din, add_df;
 };
 
+/* Adds the sums of the block's 4 warps, in order, and stores them in part
+   (blocks,S,C). sums: S sums for each of the lane's 4 Q columns; sh: 4 * 128 Q floats. */
+template <int Q, int S>
+static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *sh,
+                                                           const float (&sums)[S][Q][4], size_t C) {
+    const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int j = 0; j < S; j++) {
+#pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sums[j][k][e];
+        __syncthreads();
+        for (size_t c = threadIdx.x; c < C; c += 128)
+            part[(S * (size_t)blockIdx.x + j) * C + c] =
+                ((sh[c] + sh[128 * Q + c]) + sh[2 * 128 * Q + c]) + sh[3 * 128 * Q + c];
+        __syncthreads();
+    }
+}
+
+/* Gradients of y = xhat gain + shift, where xhat = (in - mean) rstd. With g = dy gain:
+
+       din    = or += rstd (g - mean_c(g) - xhat mean_c(g xhat))
+       dgain  += sum_n dy xhat
+       dshift += sum_n dy
+   With df, for in = h + dropout(f + bias), where din0 is din without what was there
+   before:
+       df     = or += din0 mask / keep
+       dbias  += sum_n din0 mask / keep                               (BIAS)
+
+   A warp handles a row in registers, as in the forward pass, and keeps the sums over
+   its rows in registers, too: dy and in are read once for all gradients. A block of 4
+   warps handles `rows` consecutive rows, a number that depends on N alone, and stores
+   the sums of its warps, added in order, in part (blocks, 2 + BIAS, C), unless part is
+   NULL. */
 template <int Q, int BIAS>
 STX__GLOBAL(128)
-stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C, size_t rows, stx__drop d) {
+stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size_t rows,
+                     stx__dropout d) {
     const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean,
                    rstd = v.rstd;
     STX__SHARED(float, sh, 4 * 128 * Q);
     const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows,
                  hi = lo + rows < N ? lo + rows : N;
-    uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
-    float sums[2 + BIAS][Q][4]; /* of gain, shift, bias */
+    uint64_t stream = df.p && d.keep ? stx__dropout_stream(d) : 0;
+    float sums[2 + BIAS][Q][4];
 #pragma unroll
     for (int j = 0; j < 2 + BIAS; j++)
 #pragma unroll
@@ -1812,6 +2246,7 @@ stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C, size_t r
                 for (int e = 0; e < 4; e++) a[k][e] -= m;
             }
         }
+
 #pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k);
@@ -1829,6 +2264,7 @@ stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C, size_t r
         }
         s = stx__warp_sum(s) / (float)C;
         q = stx__warp_sum(q) * r * r / (float)C;
+
 #pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k), i = n * C + c;
@@ -1836,7 +2272,7 @@ stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C, size_t r
                 for (int e = 0; e < 4; e++) g[k][e] = r * ((g[k][e] - s) - a[k][e] * q);
                 if (df.p) {
                     float u[4], by[4] = {1, 1, 1, 1};
-                    if (d.keep) stx__mask<4>(by, d, stream, i);
+                    if (d.keep) stx__dropout_mask<4>(by, d, stream, i);
                     for (int e = 0; e < 4; e++) {
                         u[e] = g[k][e] * by[e];
                         if (BIAS) sums[1 + BIAS][k][e] += u[e];
@@ -1847,29 +2283,19 @@ stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C, size_t r
             }
         }
     }
-    if (!part) return;
-#pragma unroll
-    for (int j = 0; j < 2 + BIAS; j++) { /* the four warps' sums, in order */
-#pragma unroll
-        for (int k = 0; k < Q; k++)
-            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sums[j][k][e];
-        __syncthreads();
-        for (size_t c = threadIdx.x; c < C; c += 128)
-            part[((2 + BIAS) * (size_t)blockIdx.x + j) * C + c] =
-                ((sh[c] + sh[128 * Q + c]) + sh[2 * 128 * Q + c]) + sh[3 * 128 * Q + c];
-        __syncthreads();
-    }
+
+    if (part) stx__norm_bwd_store<Q, 2 + BIAS>(part, sh, sums, C);
 }
 
-/* din and df for any C: a warp reads its row twice. dgain, dshift and dbias are
-   stx__columns'. */
+/* din and df for any C: a warp reads its row twice. dgain, dshift and dbias are sums
+   of columns (stx__columns). */
 template <int W>
 STX__GLOBAL(256)
-stx__norm_bwd_any_kernel(stx__norm_nums v, size_t N, size_t C, stx__drop d) {
+stx__norm_bwd_any_kernel(stx__norm_bwd_nums v, size_t N, size_t C, stx__dropout d) {
     const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean,
                    rstd = v.rstd;
     const size_t lane = threadIdx.x % 32;
-    uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
+    uint64_t stream = df.p && d.keep ? stx__dropout_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
         float s = 0, q = 0, g[W], a[W], w[W];
         const float m = stx__get(mean, n), r = stx__get(rstd, n);
@@ -1894,7 +2320,7 @@ stx__norm_bwd_any_kernel(stx__norm_nums v, size_t N, size_t C, stx__drop d) {
             if (df.p) {
                 float by[W];
                 for (int e = 0; e < W; e++) by[e] = 1;
-                if (d.keep) stx__mask<W>(by, d, stream, i);
+                if (d.keep) stx__dropout_mask<W>(by, d, stream, i);
                 for (int e = 0; e < W; e++) by[e] *= g[e];
                 stx__addn<W>(df, i, by, v.add_df);
             }
@@ -1903,30 +2329,55 @@ stx__norm_bwd_any_kernel(stx__norm_nums v, size_t N, size_t C, stx__drop d) {
     }
 }
 
-template <int BIAS>
-static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx__norm_nums &v, float *part,
-                               size_t N, size_t C, size_t rows, stx__drop d) {
-    unsigned blocks = (unsigned)((N + rows - 1) / rows);
-    if (C <= 128)
-        STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<1, BIAS>), blocks, 128, 0, v, part, N, C,
-                        rows, d);
-    else if (C <= 256)
-        STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<2, BIAS>), blocks, 128, 0, v, part, N, C,
-                        rows, d);
-    else if (C <= 512)
-        STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<4, BIAS>), blocks, 128, 0, v, part, N, C,
-                        rows, d);
-    else
-        STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<8, BIAS>), blocks, 128, 0, v, part, N, C,
-                        rows, d);
+/* All gradients in one pass over dy and in: rows that fit into registers */
+static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx_residual_norm_args *a,
+                               const stx__norm_bwd_nums &v, const stx__dropout &d) {
+    const size_t N = a->N, C = a->C, rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
+    const int sums = a->dbias ? 3 : 2;
+    stx_real *to[STX__COLUMN_TARGETS] = {a->dgain, a->dshift, a->dbias};
+    int deferred = a->deferred;
+    float *part = NULL;
+    if (a->dgain || a->dshift || a->dbias) {
+        part = stx__partial_sums(x, name, blocks * sums * C, &deferred);
+        if (!part) return;
+    }
+    STX__CHOOSE(BIAS, a->dbias, 1, 0,
+                STX__RUN_QUADS(x, name, C, (stx__norm_bwd_kernel<Q, BIAS>), (unsigned)blocks, 128,
+                               v, part, N, C, rows, d));
+    if (part) stx__columns_sum(x, name, to, sums, part, sums * C, blocks, C, deferred);
 }
 
-/* g = layernorm' ; ds = or += g ; df = or += g mask / keep ; dbias += sum_n of that */
-void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
-    const char *name = "stx_residual_norm_bwd";
+/* The gradients one after the other: any rows */
+static void stx__norm_bwd_any(stx_ctx *x, const char *name, const stx_residual_norm_args *a,
+                              const stx__norm_bwd_nums &v, const stx__dropout &d, int four) {
     const size_t N = a->N, C = a->C;
-    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->rng_first);
-    stx__norm_nums v;
+    const unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
+    stx__columns_args columns;
+    if (a->dgain || a->dshift) {
+        columns = stx__columns_init(a->dgain, a->dy, N, C);
+        columns.d2 = a->dshift;
+        columns.f = a->s;
+        columns.mean = a->mean;
+        columns.rstd = a->rstd;
+        columns.deferred = a->deferred;
+        stx__columns(x, name, &columns);
+    }
+    if (!a->ds && !a->df) return;
+    STX__CHOOSE(W, four, 4, 1,
+                STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<W>, grid, 256, 0, v, N, C, d));
+    if (a->dbias) {
+        columns = stx__columns_init(a->dbias, a->df, N, C);
+        columns.deferred = a->deferred;
+        stx__columns(x, name, &columns);
+    }
+}
+
+/* s = h + dropout(f + bias), y = layernorm(s):   with g = the gradient of s,
+   ds = or += g ; df = or += g mask / keep ; dbias += sum_n g mask / keep */
+void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
+    static const char name[] = "stx_residual_norm_bwd";
+    const stx__dropout d = stx__dropout_of(x, a->drop, a->seed, a->stream, a->rng_first);
+    stx__norm_bwd_nums v;
     int four;
     v.din = stx__num_of(x, a->ds);
     v.df = stx__num_of(x, a->df);
@@ -1937,44 +2388,21 @@ void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
     v.rstd = stx__num_of(x, a->rstd);
     v.add_din = a->accumulate_ds;
     v.add_df = a->accumulate;
-    four = C % 4 == 0 && stx__by4(v.din) && stx__by4(v.df) && stx__by4(v.dy) && stx__by4(v.in)
+    if (!a->N || !a->C) return;
+
+    four = a->C % 4 == 0 && stx__by4(v.din) && stx__by4(v.df) && stx__by4(v.dy) && stx__by4(v.in)
            && stx__by4(v.gain);
-    if (!N || !C) return;
-    if (four && C <= 1024) {
-        size_t rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
-        int sums = a->dbias ? 3 : 2;
-        stx_real *to[STX__COLUMN_SUMS] = {a->dgain, a->dshift, a->dbias};
-        int late = a->deferred;
-        float *part = NULL;
-        if ((a->dgain || a->dshift || a->dbias)
-            && !(part = stx__late_part(x, name, blocks * sums * C, &late)))
-            return;
-        if (a->dbias)
-            stx__norm_bwd_rows<1>(x, name, v, part, N, C, rows, d);
-        else
-            stx__norm_bwd_rows<0>(x, name, v, part, N, C, rows, d);
-        if (part) stx__columns_sum(x, name, to, sums, part, sums * C, blocks, C, late);
-        return;
-    }
-    if (a->dgain || a->dshift)
-        stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, 0,
-                     a->deferred);
-    if (!a->ds && !a->df) return;
-    if (four)
-        STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20),
-                        256, 0, v, N, C, d);
+    if (four && a->C <= 1024)
+        stx__norm_bwd_rows(x, name, a, v, d);
     else
-        STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20),
-                        256, 0, v, N, C, d);
-    if (a->dbias)
-        stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, 0, a->deferred);
+        stx__norm_bwd_any(x, name, a, v, d, four);
 }
 
 
-// >>embedding ---------------------------------------------------------------------------------------------------------
+// >>embedding
 
-/* y (N,C) = table[ids], table (V,C), ids (N). A thread takes four neighbours of a
-   row at a time. */
+/* y (N,C) = table[ids], table (V,C), ids (N); n = N C. A thread copies W adjacent
+   elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C) {
@@ -1989,22 +2417,27 @@ stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t
 void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids,
                             size_t N, size_t C) {
     stx__num Y = stx__num_of(x, y), T = stx__num_of(x, table);
-    size_t n = N * C;
+    const size_t n = N * C;
+    const int four = C % 4 == 0 && stx__by4(Y) && stx__by4(T);
     if (n)
-        STX__RUN_BY(x, "stx_embedding_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(T),
-                    stx__embedding_fwd_kernel, n, Y, T, ids, n, C);
+        STX__RUN_BY(x, "stx_embedding_fwd", four, stx__embedding_fwd_kernel, n, Y, T, ids, n, C);
 }
 
-/* y[n] = table[ids[n]]:   dtable[ids[n]] += dy[n]. Rows repeat, and no two blocks may add to one. So the positions are sorted by
-   (id, position), on the GPU, for the ids are there; then runs of one id are summed in tiles of 32 sorted positions, and what a run leaves
-   in several tiles is added up, in order. A run belongs to one block at every stage: the order of sums is a function of the ids alone, and
-   a frequent id (all N, even) keeps as many blocks busy as N rare ones.
+/* y[n] = table[ids[n]]:   dtable[ids[n]] += dy[n]
 
-   Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the
-   chunk, by a bitonic network in shared memory. */
+   Ids repeat, and two blocks must not add to the same row of dtable. So the positions n
+   are first sorted by (id, position), on the GPU, where the ids are. Then the runs, which
+   are sequences of equal ids, are summed in tiles of 32 sorted positions; if a run
+   extends over several tiles, its partial sums are added in order. Each run belongs to
+   one block in each stage. So the order of additions depends on the ids alone, and a
+   frequent id (even if it is all N) occupies as many blocks as N rare ids.
+
+   Sort, first stage: a block of 1024 threads sorts a chunk of 2048 keys with a bitonic
+   network in shared memory. key = id 2^11 + index in the chunk; missing keys are the
+   largest number. */
 enum { STX__SORT = 2048, STX__ID_TILE = 32 };
 
-STX__GLOBAL(1024) stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
+STX__GLOBAL(1024) stx__embedding_sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
     STX__SHARED(uint64_t, k, STX__SORT);
     size_t base = (size_t)blockIdx.x * STX__SORT;
     for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024)
@@ -2023,12 +2456,14 @@ STX__GLOBAL(1024) stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N)
     for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) keys[base + i] = k[i];
 }
 
-/* Sort, second: the place of a position among all is the number of keys before it,
-   found in every chunk by bisection: earlier chunks have the equal ids before it,
-   later ones after it. A thread does one position. */
-STX__GLOBAL(256) stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t chunks) {
+/* Sort, second stage: merges the chunks. The rank of a key among all is the number of
+   keys before it, found in each chunk by bisection: of equal ids, those in earlier
+   chunks come before it and those in later chunks after it. Writes id and position of
+   each rank. A thread handles one key at a time. */
+STX__GLOBAL(256)
+stx__embedding_rank_kernel(int32_t *id, size_t *position, const uint64_t *keys, size_t chunks) {
     STX__STEP(i, chunks * STX__SORT, 1) {
-        size_t mine = i / STX__SORT, place = i % STX__SORT;
+        size_t mine = i / STX__SORT, rank = i % STX__SORT;
         uint64_t key = keys[i];
         if (key == ~(uint64_t)0) continue;
         for (size_t c = 0; c < chunks; c++) {
@@ -2038,39 +2473,39 @@ STX__GLOBAL(256) stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys,
             if (c == mine) continue;
             for (unsigned step = STX__SORT / 2; step; step /= 2)
                 if (k[below + step - 1] < limit) below += step;
-            place += below + (k[below] < limit);
+            rank += below + (k[below] < limit);
         }
-        id[place] = (int32_t)(uint32_t)(key / STX__SORT);
-        at[place] = mine * STX__SORT + key % STX__SORT;
+        id[rank] = (int32_t)(uint32_t)(key / STX__SORT);
+        position[rank] = mine * STX__SORT + key % STX__SORT;
     }
 }
 
-/* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that
-   lies in the tile as a whole goes to dtable; what a run has here at the tile's
-   beginning goes to part[tile][0], at its end (and not at its beginning) to
-   part[tile][1]. A thread takes W columns, and loads eight rows before it adds the
-   first. */
+/* Sums, first stage: block (tile, columns) adds the rows of each run in its tile, in
+   order. A run that is entirely inside the tile is added to dtable. Otherwise its
+   partial sum goes to part (tiles,2,C): to part[tile][0] if it is the first run of the
+   tile, else to part[tile][1]. A thread handles W adjacent columns, and loads eight
+   rows before it adds the first. */
 template <int W>
 STX__GLOBAL(128)
 stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id,
-                           const size_t *at, size_t N, size_t C) {
-    STX__SHARED(int32_t, ids, STX__ID_TILE + 2); /* with a neighbour on each side */
+                           const size_t *position, size_t N, size_t C) {
+    STX__SHARED(int32_t, ids, STX__ID_TILE + 2); /* with one neighbour on each side */
     STX__SHARED(size_t, rows, STX__ID_TILE);
     const size_t lo = (size_t)blockIdx.x * STX__ID_TILE;
     const int n = (int)(N - lo < (size_t)STX__ID_TILE ? N - lo : (size_t)STX__ID_TILE);
     for (int i = threadIdx.x; i < n + 2; i += blockDim.x) {
         ids[i] = lo + i >= 1 && lo + i - 1 < N ? id[lo + i - 1] : -1;
-        if (i < n) rows[i] = at[lo + i];
+        if (i < n) rows[i] = position[lo + i];
     }
     __syncthreads();
     for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C;
          c += (size_t)gridDim.y * blockDim.x * W) {
-        for (int i = 0, end; i < n; i = end) {
+        for (int i = 0, end; i < n; i = end) { /* the run [i, end) */
             int32_t me = ids[i + 1];
-            int open = (i == 0 && lo && ids[0] == me), on;
+            int begun = (i == 0 && lo && ids[0] == me), continues;
             float sum[W] = {0};
             for (end = i + 1; end < n && ids[end + 1] == me;) end++;
-            on = end == n && lo + n < N && ids[n + 1] == me;
+            continues = end == n && lo + n < N && ids[n + 1] == me;
             for (int k = i; k < end; k += 8) {
                 float v[8][W];
 #pragma unroll
@@ -2084,7 +2519,8 @@ stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int3
                 for (int j = 0; j < 8; j++)
                     for (int e = 0; e < W; e++) sum[e] += v[j][e];
             }
-            if (open || on) {
+
+            if (begun || continues) {
                 for (int e = 0; e < W; e++)
                     part[(2 * (size_t)blockIdx.x + (i != 0)) * C + c + e] = sum[e];
             } else {
@@ -2094,8 +2530,8 @@ stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int3
     }
 }
 
-/* Sums, second: the block of the tile in which a run begins that goes on in the next
-   adds that run's parts. */
+/* Sums, second stage: if a run begins in a tile and continues in the next one, the
+   block of that tile adds the run's partial sums, tile by tile, to dtable. */
 template <int W>
 STX__GLOBAL(128)
 stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N,
@@ -2105,7 +2541,7 @@ stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id,
     const int32_t me = last + 1 < N ? id[last] : -1;
     const int whole = last < N && id[tile * STX__ID_TILE] == me;
     size_t end = tile + 1;
-    if (last + 1 >= N || id[last + 1] != me) return;                /* nothing goes on from here */
+    if (last + 1 >= N || id[last + 1] != me) return;                /* the last run ends here */
     if (whole && tile && id[tile * STX__ID_TILE - 1] == me) return; /* it began earlier */
     while (end < tiles && id[end * STX__ID_TILE] == me) end++;
     for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C;
@@ -2130,70 +2566,69 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
                             size_t N, size_t C) {
     const char *name = "stx_embedding_bwd";
     stx__num D = stx__num_of(x, dtable), G = stx__num_of(x, dy);
-    size_t chunks = (N + STX__SORT - 1) / STX__SORT, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
-    int four = C % 4 == 0 && stx__by4(D) && stx__by4(G);
-    dim3 grid((unsigned)tiles, stx__blocks(C, four ? 512 : 128, 65535));
-    char *work;
-    uint64_t *keys;
-    size_t *at;
-    float *part;
-    int32_t *id;
+    const size_t chunks = (N + STX__SORT - 1) / STX__SORT,
+                 tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
+    const int four = C % 4 == 0 && stx__by4(D) && stx__by4(G);
+    const dim3 grid((unsigned)tiles, stx__blocks(C, four ? 512 : 128, 65535));
+    uint64_t *keys;     /* (chunks,2048) */
+    size_t *position;   /* (N), sorted by id */
+    float *part;        /* (tiles,2,C) */
+    int32_t *id;        /* (N), sorted */
+    size_t bytes = chunks * STX__SORT * sizeof *keys + N * sizeof *position
+                   + 2 * tiles * C * sizeof *part + N * sizeof *id;
     if (!N || !C) return;
-    work = (char *)stx__scratch_of(x,
-                                   chunks * STX__SORT * sizeof *keys + N * sizeof *at
-                                       + 2 * tiles * C * sizeof *part + N * sizeof *id,
-                                   name);
-    if (!work) return;
-    keys = (uint64_t *)(void *)work;
-    at = (size_t *)(void *)(keys + chunks * STX__SORT);
-    part = (float *)(void *)(at + N);
+    keys = (uint64_t *)stx__scratch_of(x, bytes, name);
+    if (!keys) return;
+    position = (size_t *)(void *)(keys + chunks * STX__SORT);
+    part = (float *)(void *)(position + N);
     id = (int32_t *)(void *)(part + 2 * tiles * C);
-    STX__RUN_KERNEL(x, name, stx__sort_kernel, (unsigned)chunks, 1024, 0, keys, ids, N);
-    STX__RUN_KERNEL(x, name, stx__rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0, id, at,
-                    keys, chunks);
-    if (four) {
-        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<4>, grid, 128, 0, D, part, G, id, at, N,
-                        C);
-        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<4>, grid, 128, 0, D, part, id, N, C);
-    } else {
-        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<1>, grid, 128, 0, D, part, G, id, at, N,
-                        C);
-        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<1>, grid, 128, 0, D, part, id, N, C);
-    }
+
+    STX__RUN_KERNEL(x, name, stx__embedding_sort_kernel, (unsigned)chunks, 1024, 0, keys, ids, N);
+    STX__RUN_KERNEL(x, name, stx__embedding_rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0,
+                    id, position, keys, chunks);
+    STX__CHOOSE(W, four, 4, 1,
+                STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<W>, grid, 128, 0, D, part, G,
+                                id, position, N, C);
+                STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<W>, grid, 128, 0, D, part, id, N,
+                                C));
 }
 
 
-// >>gemm --------------------------------------------------------------------------------------------------------------
+// >>gemm
 
-/* Every matrix product goes through one wrapper of cublasLt, stx__lt_product. cublasLt's
-   matrices are column-major, so a row-major C (M,N) = op(A) op(B) is handed over as C^T
-   (N,M) = op(B)^T op(A)^T: the operands change places, and no memory changes. (Its
-   row-major order would forbid the epilogues: "not supported when D matrix memory order
-   is defined as CUBLASLT_ORDER_ROW", cublasLtMatmul.)
+/* Every GEMM goes through one wrapper of cublasLt, stx__lt_gemm. cublasLt's matrices are
+   column-major, so a row-major C (M,N) = op(A) op(B) is passed as its transpose,
+   C^T (N,M) = op(B)^T op(A)^T: the operands are exchanged and no memory moves. (The
+   row-major order of cublasLt would exclude epilogues: "not supported when D matrix
+   memory order is defined as CUBLASLT_ORDER_ROW", cublasLtMatmul.)
 
-   Types, from the table of cublasLtMatmul: A and B alike; bfloat16 gives bfloat16 or
-   float, float gives float; the bias has the type of the output. Hence in a bf16 context
-     activations are read as they are, parameters through their bfloat16 twin, and what is float and has no twin is rounded on the way;
-     two operands that are both float, for a float result, are multiplied as floats;
-     a gradient of a weight is a float sum of bfloat16 products, added to what is there.
+   Types, from the table of cublasLtMatmul: A and B have the same type; bfloat16 inputs
+   give bfloat16 or float, float inputs give float; the bias has the type of the output.
+   So, in a bf16 context:
+   - Activations are read as they are, and parameters through their bfloat16 twin. A float
+     array without a twin is rounded to bfloat16 into scratch memory first.
+   - If both operands are float, the GEMM is computed in float.
+   - The gradient of a weight is a float sum of products of bfloat16 elements, added to
+     what the gradient contains.
 
-   A plan is what one kind of product needs: descriptors, layouts and cublasLt's choice of
-   algorithm. They are made when a kind comes for the first time and kept. Which algorithm
-   decides the order of the sums, and so the last bits. The default is the heuristic's
-   first answer, which depends on nothing but the kind of product, the GPU and the version
-   of cublasLt. g->tune = 1 times the first eight instead: faster at times, but another
-   process may choose otherwise.
+   Plans. A plan holds what one kind of GEMM needs: descriptors, layouts and cublasLt's
+   choice of algorithm. It is made when a kind first occurs, and kept. The algorithm
+   determines the order of sums, and so the last bits of the result. By default it is the
+   first answer of the heuristic, which depends on nothing but the kind of GEMM, the GPU
+   and the version of cublasLt. g->tune = 1 times the first eight answers instead. That
+   can be faster, but another process may choose another algorithm.
 
-   Repeatability: "all cuBLAS API routines from a given toolkit version, generate the
+   Repeatability. "All cuBLAS API routines from a given toolkit version, generate the
    same bit-wise results at every run when executed on GPUs with the same architecture
-   and the same number of SMs" (Results Reproducibility), with a workspace of one's own
-   where there are several streams. Of cublasLt's own ways to add up a split K, only
-   COMPUTE_TYPE is allowed ("intermediate results are stored in compute type in the
-   workspace and reduced in a separate step"): INPLACE promises sequence but not which,
-   OUTPUT_TYPE would round partial sums to bfloat16. Gradients of weights are cut
-   before cublasLt sees them: PIECES OF K. */
+   and the same number of SMs" (Results Reproducibility), given a separate workspace
+   per stream. Of the ways in which cublasLt can add up a split K, only COMPUTE_TYPE is
+   allowed ("intermediate results are stored in compute type in the workspace and
+   reduced in a separate step"): INPLACE guarantees a sequence, but not which one, and
+   OUTPUT_TYPE would round partial sums to bfloat16. For gradients of weights, K is
+   split here, before cublasLt is called: see "Split K" below. */
 
-typedef struct stx__plan_key { /* compared as bytes: set to zero first */
+/* Identifies a kind of GEMM. Compared as bytes, so set it to zero first. */
+typedef struct stx__plan_key {
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
     int ta, tb, half_in, half_out, epilogue, tf32, beta0;
     int align_a, align_b, align_c;
@@ -2202,31 +2637,32 @@ typedef struct stx__plan_key { /* compared as bytes: set to zero first */
 typedef struct stx__plan {
     stx__plan_key key;
     cublasLtMatmulDesc_t op;
-    /* ours, not cublasLt's, which has a and b the other way round */
-    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatrixLayout_t a, b, c; /* of our operands; cublasLt's A is our B */
     cublasLtMatmulAlgo_t algo;
-    size_t used; /* of the workspace, bytes */
-    /* cublasLt has no algorithm, or refused it: stx__gemm_plain */
-    int plain;
+    size_t workspace;               /* bytes of it that the algorithm uses */
+    int plain;                      /* cublasLt has no algorithm, or refused it: use
+                                       stx__gemm_plain */
     struct stx__plan *next;
 } stx__plan;
 
+/* Slots of the hash table of plans; answers requested from the heuristic */
 enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
 
 typedef struct stx__plans {
     stx__plan *slot[STX__PLAN_SLOTS];
     size_t count;
-    void *room; /* the workspace, STX__ROOM bytes */
+    void *workspace;
 } stx__plans;
+
+/* Size of the workspace: "Recommended size of user-provided workspace" is 32 MiB on
+   Hopper (cublasSetWorkspace). On the host, every page costs time at every launch. */
 #ifndef CUDA_HOST
-  #define STX__ROOM \
-    ((size_t)32 \
-     << 20) /* "Recommended size of user-provided workspace": 32 MiB on Hopper (cublasSetWorkspace) */
+  #define STX__WORKSPACE ((size_t)32 << 20)
 #else
-  #define STX__ROOM ((size_t)1 << 18) /* where every page costs time at every launch */
+  #define STX__WORKSPACE ((size_t)1 << 18)
 #endif
 
-/* What one call brings, beyond its kind */
+/* The arguments of one call that are not part of its kind */
 typedef struct stx__operands {
     const void *A, *B, *bias;
     void *C;
@@ -2241,40 +2677,41 @@ static void stx__plan_free(stx__plan *p) {
     free(p);
 }
 
-/* For stx_cuda_open, before anything can be captured: nothing is allocated later. For
-   stx_cuda_close, when the device has nothing to do. */
+/* For stx_cuda_open: creates the handle and the workspace. Returns 1, or sets an error
+   and returns 0. */
 static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
     stx__plans *p = (stx__plans *)calloc(1, sizeof *p);
     cublasStatus_t s;
     if (!p) {
-        stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory");
+        stx_fail(x, STX_ERR_MEMORY, "stx_create: out of host memory");
         return 0;
     }
     g->plans = p;
     s = cublasLtCreate(&g->lt);
     if (s != CUBLAS_STATUS_SUCCESS) {
         g->lt = NULL;
-        stx_fail(
-            x, STX_ERR_DEVICE,
-            "stx_create: cublasLt says %s on %s: look whether libcublasLt fits the driver (nvidia-smi)",
-            cublasLtGetStatusName(s), g->name);
+        stx_fail(x, STX_ERR_DEVICE,
+                 "stx_create: cublasLt error %s on %s: check that libcublasLt matches the driver "
+                 "(nvidia-smi)",
+                 cublasLtGetStatusName(s), g->name);
         return 0;
     }
-    if (cudaMalloc(&p->room, STX__ROOM) != cudaSuccess) {
+    if (cudaMalloc(&p->workspace, STX__WORKSPACE) != cudaSuccess) {
         (void)cudaGetLastError();
-        p->room = NULL;
-        stx_fail(
-            x, STX_ERR_MEMORY,
-            "stx_create: no %zu KiB of memory on %s for cublasLt's workspace: is another program using the GPU?",
-            STX__ROOM >> 10, g->name);
+        p->workspace = NULL;
+        stx_fail(x, STX_ERR_MEMORY,
+                 "stx_create: no %zu KiB of memory on %s for cublasLt's workspace: is another "
+                 "program using the GPU?",
+                 STX__WORKSPACE >> 10, g->name);
         return 0;
     }
-    g->bytes += STX__ROOM;
+    g->bytes += STX__WORKSPACE;
     return 1;
 }
 
+/* For stx_cuda_close, when the device is idle */
 static void stx__gemm_close(stx_gpu *g) {
-    stx__plans *p = (stx__plans *)g->plans;
+    stx__plans *p = g->plans;
     if (!p) return;
     for (size_t i = 0; i < STX__PLAN_SLOTS; i++)
         while (p->slot[i]) {
@@ -2282,7 +2719,7 @@ static void stx__gemm_close(stx_gpu *g) {
             stx__plan_free(p->slot[i]);
             p->slot[i] = next;
         }
-    if (p->room) (void)cudaFree(p->room);
+    if (p->workspace) (void)cudaFree(p->workspace);
     if (g->lt) (void)cublasLtDestroy(g->lt);
     free(p);
     g->plans = NULL;
@@ -2290,20 +2727,30 @@ static void stx__gemm_close(stx_gpu *g) {
 }
 
 static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
-    stx_fail(
-        x, STX_ERR_DEVICE,
-        "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this "
-        "step made can be "
-        "used; free the context and go on from the last checkpoint",
-        what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
-        k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
+    stx_fail(x, STX_ERR_DEVICE,
+             "%s: cublasLt error %s for a batch of %zu GEMMs (%zu,%zu) and (%zu,%zu), %s to %s, on "
+             "%s: all results of this step are invalid; destroy the context and resume from the "
+             "last checkpoint",
+             what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
+             k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
 }
 
-/* Calls one after the other until one fails: s is the first status that is no success */
+/* A sequence of calls that stops at the first failure: s is its status. */
 #define STX__LT(s, call) \
   do { \
     if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); \
   } while (0)
+
+/* The same, for attributes of a GEMM, of a layout and of a preference */
+#define STX__LT_SET_OP(s, op, attribute, value) \
+  STX__LT(s, cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
+                                            sizeof(value)))
+#define STX__LT_SET_LAYOUT(s, layout, attribute, value) \
+  STX__LT(s, cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_##attribute, \
+                                              &(value), sizeof(value)))
+#define STX__LT_SET_PREF(s, pref, attribute, value) \
+  STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_##attribute, \
+                                                  &(value), sizeof(value)))
 
 /* A row-major (rows,cols) is a column-major (cols,rows). */
 static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols,
@@ -2313,173 +2760,179 @@ static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t ro
     int32_t count = (int32_t)batch;
     int64_t step = (int64_t)stride;
     if (batch > 1) {
-        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
-                                                    sizeof count));
-        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                                    &step, sizeof step));
+        STX__LT_SET_LAYOUT(s, *l, BATCH_COUNT, count);
+        STX__LT_SET_LAYOUT(s, *l, STRIDED_BATCH_OFFSET, step);
     }
     return s;
 }
 
+/* Runs a plan with the given algorithm: D = op(A) op(B), with o->C as the addend. */
 static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o,
-                                  const cublasLtMatmulAlgo_t *algo, size_t used, void *D) {
-    void *room = used ? ((stx__plans *)g->plans)->room : NULL;
+                                  const cublasLtMatmulAlgo_t *algo, size_t workspace, void *D) {
+    void *memory = workspace ? g->plans->workspace : NULL;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
-    if (o->bias)
-        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                  &o->bias, sizeof o->bias));
+    if (o->bias) STX__LT_SET_OP(s, p->op, BIAS_POINTER, o->bias);
     (void)cudaSetDevice(g->index);
     STX__LT(s, cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c,
-                              D, p->c, algo, room, used, g->stream));
+                              D, p->c, algo, memory, workspace, g->stream));
     return s;
 }
 
-/* The fastest of n candidates: the best of three runs each, after one that does not
-   count. They write to memory of their own: C must be added to once, and may be an
-   operand of the next. */
+/* Best time in ms of three runs after one that is not counted; negative if it failed. */
+static float stx__plan_time(stx_gpu *g, const stx__plan *p, const stx__operands *o,
+                            const cublasLtMatmulHeuristicResult_t *r, cudaEvent_t from,
+                            cudaEvent_t to, void *D) {
+    float best = -1, ms;
+    if (r->state != CUBLAS_STATUS_SUCCESS || r->workspaceSize > STX__WORKSPACE) return -1;
+    for (int run = 0; run < 4; run++) {
+        if (cudaEventRecord(from, g->stream) != cudaSuccess) break;
+        if (stx__lt_run(g, p, o, &r->algo, r->workspaceSize, D) != CUBLAS_STATUS_SUCCESS) break;
+        if (cudaEventRecord(to, g->stream) != cudaSuccess || cudaEventSynchronize(to) != cudaSuccess
+            || cudaEventElapsedTime(&ms, from, to) != cudaSuccess)
+            break;
+        if (run && (best < 0 || ms < best)) best = ms;
+    }
+    return best;
+}
+
+/* The index of the fastest of n candidates, or -1 if none could be timed. They write
+   to separate memory: C must be added to only once, and may be an operand of the next
+   GEMM. */
 static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands *o,
                              const cublasLtMatmulHeuristicResult_t *r, int n) {
     const stx__plan_key *k = &p->key;
     size_t bytes = ((k->batch - 1) * k->sc + (k->M - 1) * k->ldc + k->N) * (k->half_out ? 2 : 4);
     cudaEvent_t from = NULL, to = NULL;
     void *D = NULL;
-    float best = 0, ms;
-    int i, j, choice = 0, timed = 0;
+    float best = -1;
+    int choice = -1;
     if (cudaMalloc(&D, bytes) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess
         || cudaEventCreate(&to) != cudaSuccess)
         n = 0;
-    for (i = 0; i < n; i++) {
-        if (r[i].state != CUBLAS_STATUS_SUCCESS || r[i].workspaceSize > STX__ROOM) continue;
-        for (j = 0; j < 4; j++) {
-            if (cudaEventRecord(from, g->stream) != cudaSuccess) break;
-            if (stx__lt_run(g, p, o, &r[i].algo, r[i].workspaceSize, D) != CUBLAS_STATUS_SUCCESS)
-                break;
-            if (cudaEventRecord(to, g->stream) != cudaSuccess
-                || cudaEventSynchronize(to) != cudaSuccess
-                || cudaEventElapsedTime(&ms, from, to) != cudaSuccess)
-                break;
-            if (j && (!timed || ms < best)) {
-                best = ms;
-                choice = i;
-                timed = 1;
-            }
-        }
+    for (int i = 0; i < n; i++) {
+        float ms = stx__plan_time(g, p, o, &r[i], from, to, D);
+        if (ms < 0 || (choice >= 0 && ms >= best)) continue;
+        best = ms;
+        choice = i;
     }
     if (from) cudaEventDestroy(from);
     if (to) cudaEventDestroy(to);
     (void)cudaStreamSynchronize(g->stream);
     if (D) (void)cudaFree(D);
-    (void)cudaGetLastError();   /* of a candidate that failed */
-    return timed ? choice : -1; /* no memory to write to: the first one then */
+    (void)cudaGetLastError(); /* of a candidate that failed */
+    return choice;
 }
 
-static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
+/* Creates the descriptor of the GEMM and the layouts of its matrices. */
+static cublasStatus_t stx__plan_describe(stx__plan *p, const stx__operands *o) {
     const stx__plan_key *k = &p->key;
-    cublasLtMatmulPreference_t pref = NULL;
-    cublasLtMatmulHeuristicResult_t r[STX__CANDIDATES];
-    cublasOperation_t opA = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N,
-                      opB = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t op_a = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N,
+                      op_b = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
     cudaDataType_t bias = k->half_out ? CUDA_R_16BF : CUDA_R_32F;
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, aa = (uint32_t)k->align_a,
-             ab = (uint32_t)k->align_b, ac = (uint32_t)k->align_c;
-    uint64_t room = STX__ROOM;
-    int i, n = 0, choice = -1;
-    cublasStatus_t s;
-    if (g->tune == -1 || (g->tune == -2 && epilogue != CUBLASLT_EPILOGUE_DEFAULT)) {
-        p->plain = 1;
-        return CUBLAS_STATUS_SUCCESS;
-    }
-    s = cublasLtMatmulDescCreate(&p->op,
-                                 k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
-                                 CUDA_R_32F);
-    STX__LT(s,
-            cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
-    STX__LT(s,
-            cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
-    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                              sizeof epilogue));
+    cublasComputeType_t compute = k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasStatus_t s = cublasLtMatmulDescCreate(&p->op, compute, CUDA_R_32F);
+    STX__LT_SET_OP(s, p->op, TRANSA, op_b);
+    STX__LT_SET_OP(s, p->op, TRANSB, op_a);
+    STX__LT_SET_OP(s, p->op, EPILOGUE, epilogue);
     if (o->bias) {
-        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias,
-                                                  sizeof bias));
-        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                  &o->bias, sizeof o->bias));
+        STX__LT_SET_OP(s, p->op, BIAS_DATA_TYPE, bias);
+        STX__LT_SET_OP(s, p->op, BIAS_POINTER, o->bias);
     }
     STX__LT(s, stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda,
                            k->batch, k->sa));
     STX__LT(s, stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb,
                            k->batch, k->sb));
     STX__LT(s, stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
-    STX__LT(s, cublasLtMatmulPreferenceCreate(&pref));
-    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                    &room, sizeof room));
-    STX__LT(s,
-            cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                 &schemes, sizeof schemes));
-    STX__LT(s,
-            cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-                                                 &ab, sizeof ab));
-    STX__LT(s,
-            cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                                                 &aa, sizeof aa));
-    STX__LT(s,
-            cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                                                 &ac, sizeof ac));
-    STX__LT(s,
-            cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
-                                                 &ac, sizeof ac));
+    return s;
+}
+
+/* Requests up to STX__CANDIDATES algorithms from the heuristic: *n of them, best first.
+   *n is 0 if cublasLt does not support this GEMM. */
+static cublasStatus_t stx__plan_candidates(stx_gpu *g, const stx__plan *p,
+                                           cublasLtMatmulHeuristicResult_t *r, int *n) {
+    const stx__plan_key *k = &p->key;
+    cublasLtMatmulPreference_t pref = NULL;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    uint32_t align_a = (uint32_t)k->align_a, align_b = (uint32_t)k->align_b,
+             align_c = (uint32_t)k->align_c;
+    uint64_t workspace = STX__WORKSPACE;
+    cublasStatus_t s = cublasLtMatmulPreferenceCreate(&pref);
+    *n = 0;
+    STX__LT_SET_PREF(s, pref, MAX_WORKSPACE_BYTES, workspace);
+    STX__LT_SET_PREF(s, pref, REDUCTION_SCHEME_MASK, schemes);
+    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_A_BYTES, align_b);
+    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_B_BYTES, align_a);
+    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_C_BYTES, align_c);
+    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_D_BYTES, align_c);
     if (s == CUBLAS_STATUS_SUCCESS) {
         s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref,
-                                           STX__CANDIDATES, r, &n);
+                                           STX__CANDIDATES, r, n);
         if (s == CUBLAS_STATUS_NOT_SUPPORTED) {
             s = CUBLAS_STATUS_SUCCESS;
-            n = 0;
+            *n = 0;
         }
     }
     if (pref) cublasLtMatmulPreferenceDestroy(pref);
+    return s;
+}
+
+/* Fills in a plan whose key is set. */
+static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
+    cublasLtMatmulHeuristicResult_t r[STX__CANDIDATES];
+    int i, n = 0, choice = -1;
+    cublasStatus_t s;
+    if (g->tune == -1 || (g->tune == -2 && p->key.epilogue != CUBLASLT_EPILOGUE_DEFAULT)) {
+        p->plain = 1;
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    s = stx__plan_describe(p, o);
+    STX__LT(s, stx__plan_candidates(g, p, r, &n));
     if (s != CUBLAS_STATUS_SUCCESS) return s;
+
     if (n > 1 && g->tune > 0 && !g->capturing) choice = stx__plan_fastest(g, p, o, r, n);
     for (i = 0; i < n && choice < 0; i++)
-        if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= STX__ROOM) choice = i;
+        if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= STX__WORKSPACE) choice = i;
     p->plain = choice < 0;
     if (!p->plain) {
         p->algo = r[choice].algo;
-        p->used = r[choice].workspaceSize;
+        p->workspace = r[choice].workspaceSize;
     }
     return s;
 }
 
-/* Is s an answer to the request alone, given before anything ran? cublasLt gives it
-   each time, so the plan becomes plain, and a run still has the same bits each time.
-   Any other status may come from a lack of memory or from a device that has failed. */
+/* Nonzero if s is an answer to the request alone, given before anything ran. cublasLt
+   gives it every time, so the plan becomes plain and runs still repeat bit-exactly.
+   Any other status may be due to a lack of memory, or to a device that has failed. */
 static int stx__lt_refused(cublasStatus_t s) {
     if (s != CUBLAS_STATUS_NOT_SUPPORTED && s != CUBLAS_STATUS_INVALID_VALUE
         && s != CUBLAS_STATUS_ARCH_MISMATCH)
         return 0;
-    /* cublasLt may leave one, which the next launch would find */
-    (void)cudaGetLastError();
+    (void)cudaGetLastError(); /* cublasLt may leave one, which the next launch would report */
     return 1;
 }
 
+/* The plan for this key, made if it is new. NULL and an error if that failed. */
 static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key,
                                const stx__operands *o) {
-    stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
+    stx_gpu *g = stx__gpu(x);
+    stx__plans *all = g->plans;
     const unsigned char *bytes = (const unsigned char *)key;
     uint64_t h = 14695981039346656037u;
-    stx_gpu *g = stx__gpu(x);
     stx__plan *p;
     cublasStatus_t s;
     for (size_t i = 0; i < sizeof *key; i++) h = (h ^ bytes[i]) * 1099511628211u;
     h = (h ^ h >> 32) % STX__PLAN_SLOTS;
     for (p = all->slot[h]; p; p = p->next)
         if (!memcmp(&p->key, key, sizeof *key)) return p;
+
     p = (stx__plan *)calloc(1, sizeof *p);
     if (!p) {
-        stx_fail(x, STX_ERR_MEMORY, "%s: no memory for the table of products", what);
+        stx_fail(x, STX_ERR_MEMORY, "%s: out of host memory for a GEMM plan", what);
         return NULL;
     }
-    memcpy(&p->key, key, sizeof *key); /* padding as well */
-    /* timing waits for what runs before it, which may be other ranks */
+    memcpy(&p->key, key, sizeof *key); /* including padding */
+    /* timing waits for the work before it, which may be waiting for other ranks */
     if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) {
         stx__plan_free(p);
         return NULL;
@@ -2498,15 +2951,15 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     return p;
 }
 
-/* The product by its plan, unless that is plain, or becomes so because cublasLt
-   refuses the call. Returns the plan; NULL and an error if the product failed. */
+/* Runs the GEMM by its plan, unless the plan is plain or becomes plain because
+   cublasLt refuses the call. Returns the plan; NULL and an error if the GEMM failed. */
 static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key *key,
                               const stx__operands *o) {
     stx_gpu *g = stx__gpu(x);
     stx__plan *p = stx__plan_of(x, what, key, o);
     cublasStatus_t s;
     if (!p || p->plain) return stx_ok(x) ? p : NULL;
-    s = stx__lt_run(g, p, o, &p->algo, p->used, o->C);
+    s = stx__lt_run(g, p, o, &p->algo, p->workspace, o->C);
     if (s == CUBLAS_STATUS_SUCCESS || stx__capture_lost(g)) return p;
     if (stx__lt_refused(s)) {
         p->plain = 1;
@@ -2516,9 +2969,10 @@ static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key 
     return NULL;
 }
 
-/* C (batch,M,N) = beta C, rows ldc and matrices sc apart; beta 0 writes 0 whatever was
-   there, and beta 1 renews a parameter's twin after a product. A block takes rows in
-   turn, its threads the columns. */
+/* C = beta C for all matrices C (batch,M,N), with rows ldc and matrices sc apart; rows
+   = batch M. beta = 0 writes 0, whatever C contains. beta = 1 updates the twin of a
+   parameter that cublasLt has written. A block handles a row at a time, a thread every
+   256th column. */
 STX__GLOBAL(256)
 stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows, float beta) {
     for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -2528,8 +2982,9 @@ stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N, size_t 
     }
 }
 
-/* to (rows of all matrices, ldt) = a (batch,each,cols), rows lda and matrices sa
-   apart: as bfloat16, or as floats. As stx__scale_kernel. */
+/* to (rows,cols), rows ldt apart = a (batch,each,cols), with rows lda and matrices sa
+   apart, converted to the type of `to`; rows = batch each. A block handles a row at a
+   time, a thread every 256th column. */
 STX__GLOBAL(256)
 stx__pack_kernel(stx__num to, size_t ldt, stx__num a, size_t lda, size_t sa, size_t each,
                  size_t cols, size_t rows) {
@@ -2540,19 +2995,33 @@ stx__pack_kernel(stx__num to, size_t ldt, stx__num a, size_t lda, size_t sa, siz
     }
 }
 
-/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices, then + bias (N) and
-   relu if wanted; of any types, strides and alignment: for what cublasLt has no
-   algorithm for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a
-   thread, 16 of K at a time through shared memory: each number is one sum over K in
+/* C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch, then + bias (N) and
+   ReLU, for any types, strides and alignment: the fallback where cublasLt has no
+   algorithm. A block of 256 threads computes a tile of 64 x 64, 4 x 4 elements per
+   thread, 16 of K at a time through shared memory. Each element is one sum over K, in
    order. */
 enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
 
 struct stx__gemm_nums {
-    stx__num A, B, C, bias; /* as in stx_gemm_args; bias (N), or none */
+    stx__num A, B, C, bias; /* as in stx_gemm_args; bias.p may be NULL */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
-    int ta, tb, relu, zero; /* zero: so that no byte of an argument is undefined */
+    int ta, tb, relu, zero; /* zero: so that no byte of the struct is uninitialised */
     float alpha, beta;
 };
+
+/* Copies element q of a slab (16,64) of op(A) or op(B) to tile, with zeros outside of
+   [0,K) x [0,M): k0 + k of K and m0 + m of the other dimension. k_last: K is the last
+   dimension of the matrix, whose rows are ld apart. Adjacent threads, with adjacent q,
+   read adjacent elements in either case. */
+static __device__ __forceinline__ void stx__gemm_load(float *tile, const stx__num &A, size_t start,
+                                                      size_t ld, int k_last, size_t k0, size_t K,
+                                                      size_t m0, size_t M, int q) {
+    const int k = k_last ? q % STX__GEMM_SLAB : q / STX__GEMM_TILE,
+              m = k_last ? q / STX__GEMM_SLAB : q % STX__GEMM_TILE;
+    const size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
+    const size_t at = start + (k_last ? mm * ld + kk : kk * ld + mm);
+    tile[k * STX__GEMM_LD + m] = kk < K && mm < M ? stx__get(A, at) : 0;
+}
 
 STX__HOST_UNROLLED STX__GLOBAL(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
     const stx__num A = g.A, B = g.B, C = g.C, bias = g.bias;
@@ -2562,31 +3031,18 @@ STX__HOST_UNROLLED STX__GLOBAL(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
     const float alpha = g.alpha, beta = g.beta;
     STX__SHARED(float, as, STX__GEMM_SLAB *STX__GEMM_LD);
     STX__SHARED(float, bs, STX__GEMM_SLAB *STX__GEMM_LD);
-    size_t across = (N + STX__GEMM_TILE - 1) / STX__GEMM_TILE,
-           tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * across;
-    int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
+    const size_t across = (N + STX__GEMM_TILE - 1) / STX__GEMM_TILE,
+                 tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * across;
+    const int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
     for (size_t job = blockIdx.x; job < tiles * batch; job += gridDim.x) {
-        size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE,
-               n0 = job % tiles % across * STX__GEMM_TILE;
+        const size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE,
+                     n0 = job % tiles % across * STX__GEMM_TILE;
         const bool inside = m0 + (size_t)ty < M && n0 + (size_t)tx < N;
         float s[4][4] = {{0}};
         for (size_t k0 = 0; k0 < K; k0 += STX__GEMM_SLAB) {
-            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB;
-                 q += 256) { /* neighbouring threads read neighbours, whichever
-                                                                                         way the matrix lies */
-                int k = ta ? q / STX__GEMM_TILE : q % STX__GEMM_SLAB,
-                    m = ta ? q % STX__GEMM_TILE : q / STX__GEMM_SLAB;
-                size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
-                as[k * STX__GEMM_LD + m] =
-                    kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk))
-                                     : 0;
-                k = tb ? q % STX__GEMM_SLAB : q / STX__GEMM_TILE;
-                m = tb ? q / STX__GEMM_SLAB : q % STX__GEMM_TILE;
-                kk = k0 + (size_t)k;
-                mm = n0 + (size_t)m;
-                bs[k * STX__GEMM_LD + m] =
-                    kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm))
-                                     : 0;
+            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB; q += 256) {
+                stx__gemm_load(as, A, e * sa, lda, !ta, k0, K, m0, M, q);
+                stx__gemm_load(bs, B, e * sb, ldb, tb, k0, K, n0, N, q);
             }
             __syncthreads();
             for (int k = 0; k < STX__GEMM_SLAB && inside; k++) {
@@ -2603,6 +3059,7 @@ STX__HOST_UNROLLED STX__GLOBAL(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
             }
             __syncthreads();
         }
+
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -2625,12 +3082,13 @@ static void stx__gemm_plain(stx_ctx *x, const char *what, const stx__gemm_nums *
     STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, *g);
 }
 
-/* An operand as the product will read it; pack: it has to be copied first, to bfloat16
-   if half */
+/* An operand as the GEMM will read it */
 typedef struct stx__operand {
     stx__num v;
-    size_t rows, cols, ld, stride, count;
-    int pack, half;
+    size_t rows, cols, ld, stride;
+    size_t count;       /* matrices of the batch; 1 if all use the same one */
+    int pack;           /* copy it to scratch memory first, */
+    int half;           /* as bfloat16 if half, else as float */
 } stx__operand;
 
 static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols,
@@ -2639,16 +3097,16 @@ static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t 
     o.v = stx__num_of(x, p);
     o.rows = rows;
     o.cols = cols;
-    /* cublasLt wants ld >= cols of a single row, too */
-    o.ld = rows > 1 ? ld : cols;
+    o.ld = rows > 1 ? ld : cols; /* cublasLt requires ld >= cols of a single row, too */
     o.stride = batch > 1 ? stride : 0;
     o.count = o.stride ? batch : 1;
     o.pack = o.half = 0;
     return o;
 }
 
-/* It must be bfloat16, or float: decides how. */
-static void stx__want(stx__operand *o, int half, size_t align) {
+/* The GEMM requires bfloat16 (half) or float, aligned to `align` bytes: decides
+   whether the operand itself, its twin or a copy is read. */
+static void stx__operand_as(stx__operand *o, int half, size_t align) {
     if (half && o->v.twin) {
         o->v.p = o->v.twin;
         o->v.half = 1;
@@ -2658,16 +3116,19 @@ static void stx__want(stx__operand *o, int half, size_t align) {
     o->pack = o->v.p && (o->v.half != half || (uintptr_t)o->v.p % align);
 }
 
-/* Bytes of its copy: rows of whole 16 bytes, as tensor cores like them, and up to
-   where another may begin */
-static size_t stx__packed(const stx__operand *o) {
-    return o->pack ? (o->count * o->rows * ((o->cols + 7) / 8 * 8) * (o->half ? 2 : 4) + 255) / 256
-                         * 256
-                   : 0;
+/* Distance between rows of a copy: a multiple of 16 bytes, for tensor cores */
+static size_t stx__packed_ld(const stx__operand *o) {
+    return (o->cols + 7) / 8 * 8;
+}
+
+/* Bytes of the copy, rounded up to where another one may begin; 0 if there is none */
+static size_t stx__packed_bytes(const stx__operand *o) {
+    const size_t bytes = o->count * o->rows * stx__packed_ld(o) * (o->half ? 2 : 4);
+    return o->pack ? (bytes + 255) / 256 * 256 : 0;
 }
 
 static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
-    size_t rows = o->count * o->rows, ld = (o->cols + 7) / 8 * 8;
+    const size_t rows = o->count * o->rows, ld = stx__packed_ld(o);
     stx__num t = {to, NULL, o->half};
     if (!o->pack) return;
     STX__RUN_KERNEL(x, what, stx__pack_kernel, stx__blocks(rows, 1, 4096), 256, 0, t, ld, o->v,
@@ -2677,211 +3138,264 @@ static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
     if (o->stride) o->stride = o->rows * ld;
 }
 
-/* What cublasLt is told of an operand's alignment: the largest power of two, up to 16
-   bytes, that divides the address of every row. A thread accesses at most 16 bytes at
-   once. A tensor that moves in the arena, or rows that move in their buffer, keep
-   their plan and their bits. */
-static int stx__align(const void *p, int half, size_t rows, size_t ld, size_t stride) {
+/* The alignment of an operand that cublasLt is told: the largest power of two, up to
+   16 bytes, that divides the address of every row. (A thread accesses at most 16 bytes
+   at once.) So a tensor that moves in its arena, or rows that move in their buffer,
+   keep their plan and their bits. */
+static int stx__alignment(const void *p, int half, size_t rows, size_t ld, size_t stride) {
     const size_t size = half ? 2 : 4;
     const uintptr_t a = (uintptr_t)p | (rows > 1 ? ld * size : 0) | stride * size | 16;
     return (int)(a & (0 - a));
 }
 
-/* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass.
-   Returns 0 if that is left to be done, where cublasLt has no algorithm that does it.
-   The bias has C's type and is aligned to 16 bytes, if need be by a copy: "cuBLASLt's
-   alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the
-   heuristic can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch
-   194497). pieces > 0: of one product A^T B (also one of a batch with one C, then K is
-   that of all of it) C gets so many products of K / pieces rows each, stx__piece_size
-   apart. Returns -1, without an error, where cublasLt does not make that. */
-static size_t stx__piece_size(const stx_gemm_args *g) {
+/* A GEMM on its way to cublasLt: sizes after the batch was merged, and operands */
+typedef struct stx__lt_job {
+    const stx_gemm_args *g;
+    size_t batch, M, N, K;
+    stx__operand a, b, bias;
+    stx__num c;
+    int half;           /* A and B are read as bfloat16 */
+} stx__lt_job;
+
+/* Determines how the operands are read and copies those that cannot be read in place.
+   With one C for all matrices of the batch, the batch becomes part of K, which
+   requires that the rows of all matrices are equally spaced. Returns 0 and sets an
+   error if there is no memory. */
+static int stx__lt_operands(stx_ctx *x, const char *what, stx__lt_job *j, const stx_real *bias) {
+    const stx_gemm_args *g = j->g;
+    const int one_c = j->batch > 1 && !g->sc;
+    const size_t M = j->M, N = j->N, K = j->K;
+    size_t bytes_a, bytes_b, bytes_bias;
+    char *copies;
+    j->a = stx__operand_of(x, g->A, g->ta ? K : M, g->ta ? M : K, g->lda, g->sa, j->batch);
+    j->b = stx__operand_of(x, g->B, g->tb ? N : K, g->tb ? K : N, g->ldb, g->sb, j->batch);
+    j->bias = stx__operand_of(x, bias, 1, N, N, 0, 1);
+    j->half = j->a.v.half || j->a.v.twin || j->b.v.half || j->b.v.twin || j->c.half;
+    stx__operand_as(&j->a, j->half, 1);
+    stx__operand_as(&j->b, j->half, 1);
+    stx__operand_as(&j->bias, j->c.half, 16);
+    if (one_c) {
+        j->a.pack |= j->a.stride != j->a.rows * j->a.ld;
+        j->b.pack |= j->b.stride != j->b.rows * j->b.ld;
+    }
+
+    bytes_a = stx__packed_bytes(&j->a);
+    bytes_b = stx__packed_bytes(&j->b);
+    bytes_bias = stx__packed_bytes(&j->bias);
+    if (bytes_a + bytes_b + bytes_bias) {
+        copies = (char *)stx__scratch_of(x, bytes_a + bytes_b + bytes_bias, what);
+        if (!copies) return 0;
+        stx__pack(x, what, &j->a, copies);
+        stx__pack(x, what, &j->b, copies + bytes_a);
+        stx__pack(x, what, &j->bias, copies + bytes_a + bytes_b);
+    }
+    if (one_c) {
+        j->K *= j->batch;
+        j->batch = 1;
+        j->a.stride = j->b.stride = 0;
+    }
+    return 1;
+}
+
+/* Distance between the results of the slices of K, see "Split K" */
+static size_t stx__slice_stride(const stx_gemm_args *g) {
     return (g->M * g->N + 63) / 64 * 64;
 }
 
-static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
-                           const stx_real *bias, int relu, size_t pieces) {
-    const int ta = g->ta, tb = g->tb;
-    const size_t N = g->N;
-    size_t batch = g->batch, M = g->M, K = g->K;
-    const float alpha = g->alpha, beta = g->beta;
-    stx_gpu *gpu = stx__gpu(x);
+static cublasLtEpilogue_t stx__epilogue(int bias, int relu) {
+    if (relu) return bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+    return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+static stx__plan_key stx__plan_key_of(const stx_ctx *x, const stx__lt_job *j, size_t slices) {
+    const stx_gemm_args *g = j->g;
     stx__plan_key key;
-    stx__plan *plan = NULL;
-    stx__operands o;
-    stx__operand a, b, v;
-    stx__num c;
-    size_t of_a, of_b, of_v;
-    int low, fuse = bias || relu;
-    if (!stx_ok(x) || !batch || !M || !N) return 1;
-    c = stx__num_of(x, g->C);
-    /* one C: the batch is more of K, where the factors' rows follow each other; else
-       copies of them do */
-    const int sum = batch > 1 && !g->sc;
-    if (!K || alpha == 0) {
-        const size_t rows = sum ? M : batch * M;
-        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(rows, 1, 4096), 256, 0, c, g->ldc,
-                        g->sc, M, N, rows, beta);
-        return !fuse;
-    }
-    if (sum && (!ta || tb || !g->sa || !g->sb)) {
-        stx_gemm_args one = *g;
-        one.batch = 1;
-        for (size_t e = 0; e < batch; e++, one.A = stx_offset_ptr(x, one.A, g->sa),
-                    one.B = stx_offset_ptr(x, one.B, g->sb), one.beta = 1)
-            if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias,
-                                 e + 1 < batch ? 0 : relu, 0)
-                && fuse && e + 1 == batch)
-                return 0;
-        return 1;
-    }
-    /* one matrix for all: then the batch is more rows of one product */
-    if (batch > 1 && !ta && !g->sb && g->sa == M * g->lda && g->sc == M * g->ldc) {
-        M *= batch;
-        batch = 1;
-    }
-    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX
-        || (sum && batch > INT32_MAX / K)) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches",
-            what, batch, M, K, K, N);
-        return 1;
-    }
-    a = stx__operand_of(x, g->A, ta ? K : M, ta ? M : K, g->lda, g->sa, batch);
-    b = stx__operand_of(x, g->B, tb ? N : K, tb ? K : N, g->ldb, g->sb, batch);
-    v = stx__operand_of(x, bias, 1, N, N, 0, 1);
-    low = a.v.half || a.v.twin || b.v.half || b.v.twin || c.half;
-    stx__want(&a, low, 1);
-    stx__want(&b, low, 1);
-    stx__want(&v, c.half, 16);
-    if (sum) {
-        a.pack |= a.stride != a.rows * a.ld;
-        b.pack |= b.stride != b.rows * b.ld;
-    }
-    of_a = stx__packed(&a);
-    of_b = stx__packed(&b);
-    of_v = stx__packed(&v);
-    if (of_a + of_b + of_v) {
-        char *to = (char *)stx__scratch_of(x, of_a + of_b + of_v, what);
-        if (!to) return 1;
-        stx__pack(x, what, &a, to);
-        stx__pack(x, what, &b, to + of_a);
-        stx__pack(x, what, &v, to + of_a + of_b);
-    }
-    if (sum) {
-        K *= batch;
-        batch = 1;
-        a.stride = b.stride = 0;
-    }
     memset(&key, 0, sizeof key);
-    key.batch = batch;
-    key.M = M;
-    key.N = N;
-    key.K = K;
-    key.lda = a.ld;
-    key.ldb = b.ld;
-    key.ldc = M > 1 ? g->ldc : N;
-    key.sa = a.stride;
-    key.sb = b.stride;
-    key.sc = batch > 1 ? g->sc : 0;
-    if (pieces > 1) {
-        key.batch = pieces;
-        key.K = K / pieces;
-        key.sa = key.K * a.ld;
-        key.sb = key.K * b.ld;
-        key.sc = stx__piece_size(g);
+    key.batch = j->batch;
+    key.M = j->M;
+    key.N = j->N;
+    key.K = j->K;
+    key.lda = j->a.ld;
+    key.ldb = j->b.ld;
+    key.ldc = j->M > 1 ? g->ldc : j->N;
+    key.sa = j->a.stride;
+    key.sb = j->b.stride;
+    key.sc = j->batch > 1 ? g->sc : 0;
+    if (slices > 1) {
+        key.batch = slices;
+        key.K = j->K / slices;
+        key.sa = key.K * j->a.ld;
+        key.sb = key.K * j->b.ld;
+        key.sc = stx__slice_stride(g);
     }
-    key.ta = !!ta;
-    key.tb = !!tb;
-    key.half_in = low;
-    key.half_out = c.half;
-    key.tf32 = gpu->tf32 && !low;
-    key.beta0 = beta == 0;
-    key.align_a = stx__align(a.v.p, low, a.rows, key.lda, key.sa);
-    key.align_b = stx__align(b.v.p, low, b.rows, key.ldb, key.sb);
-    key.align_c = stx__align(c.p, c.half, M, key.ldc, key.sc);
-    o.A = a.v.p;
-    o.B = b.v.p;
-    o.C = c.p;
-    o.alpha = alpha;
-    o.beta = beta;
-    o.bias = v.v.p;
-    key.epilogue = bias   ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS
-                   : relu ? CUBLASLT_EPILOGUE_RELU
-                          : CUBLASLT_EPILOGUE_DEFAULT;
+    key.ta = !!g->ta;
+    key.tb = !!g->tb;
+    key.half_in = j->half;
+    key.half_out = j->c.half;
+    key.tf32 = stx__gpu(x)->tf32 && !j->half;
+    key.beta0 = g->beta == 0;
+    key.align_a = stx__alignment(j->a.v.p, j->half, j->a.rows, key.lda, key.sa);
+    key.align_b = stx__alignment(j->b.v.p, j->half, j->b.rows, key.ldb, key.sb);
+    key.align_c = stx__alignment(j->c.p, j->c.half, j->M, key.ldc, key.sc);
+    return key;
+}
+
+/* The GEMM by our own kernel */
+static void stx__lt_plain(stx_ctx *x, const char *what, const stx__lt_job *j,
+                          const stx__plan_key *key, int relu) {
+    stx__gemm_nums p;
+    p.A = j->a.v;
+    p.B = j->b.v;
+    p.C = j->c;
+    p.bias = j->bias.v;
+    p.batch = j->batch;
+    p.M = j->M;
+    p.N = j->N;
+    p.K = j->K;
+    p.lda = key->lda;
+    p.ldb = key->ldb;
+    p.ldc = key->ldc;
+    p.sa = key->sa;
+    p.sb = key->sb;
+    p.sc = key->sc;
+    p.ta = j->g->ta;
+    p.tb = j->g->tb;
+    p.relu = relu;
+    p.zero = 0;
+    p.alpha = j->g->alpha;
+    p.beta = j->g->beta;
+    stx__gemm_plain(x, what, &p);
+}
+
+/* What stx__lt_gemm has done. With an error in the context: anything. */
+enum {
+    STX__LT_UNSPLIT = -1,   /* nothing: cublasLt cannot compute the slices. Not an error */
+    STX__LT_PRODUCT = 0,    /* all but bias and ReLU: there is no algorithm that adds them */
+    STX__LT_DONE = 1
+};
+
+/* The GEMM j by cublasLt, or by our own kernel if cublasLt has no algorithm */
+static int stx__lt_run_job(stx_ctx *x, const char *what, stx__lt_job *j, const stx_real *bias,
+                           int relu, size_t slices) {
+    const int fuse = bias || relu;
+    stx__plan_key key;
+    stx__operands o;
+    stx__plan *plan;
+    if (!stx__lt_operands(x, what, j, bias)) return STX__LT_DONE;
+    key = stx__plan_key_of(x, j, slices);
+    key.epilogue = stx__epilogue(bias != NULL, relu);
+    o.A = j->a.v.p;
+    o.B = j->b.v.p;
+    o.C = j->c.p;
+    o.alpha = j->g->alpha;
+    o.beta = j->g->beta;
+    o.bias = j->bias.v.p;
     plan = stx__lt_try(x, what, &key, &o);
-    if (plan && plan->plain && fuse) { /* perhaps without */
+    if (plan && plan->plain && fuse) { /* there may be an algorithm without the epilogue */
         o.bias = NULL;
         key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
         plan = stx__lt_try(x, what, &key, &o);
     }
-    if (!plan) return 1;
-    if (plan->plain && pieces) return -1; /* the whole product may be made */
+    if (!plan) return STX__LT_DONE;
+    if (plan->plain && slices) return STX__LT_UNSPLIT;
     if (plan->plain) {
-        stx__gemm_nums p;
-        p.A = a.v;
-        p.B = b.v;
-        p.C = c;
-        p.bias = v.v;
-        p.batch = batch;
-        p.M = M;
-        p.N = N;
-        p.K = K;
-        p.lda = key.lda;
-        p.ldb = key.ldb;
-        p.ldc = key.ldc;
-        p.sa = key.sa;
-        p.sb = key.sb;
-        p.sc = key.sc;
-        p.ta = ta;
-        p.tb = tb;
-        p.relu = relu;
-        p.zero = 0;
-        p.alpha = alpha;
-        p.beta = beta;
-        stx__gemm_plain(x, what, &p);
-        return 1;
+        stx__lt_plain(x, what, j, &key, relu);
+        return STX__LT_DONE;
     }
-    if (c.twin)
-        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c,
-                        key.ldc, key.sc, M, N, batch * M, 1.0f);
-    return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse;
+    if (j->c.twin)
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(j->batch * j->M, 1, 4096), 256, 0,
+                        j->c, key.ldc, key.sc, j->M, j->N, j->batch * j->M, 1.0f);
+    return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse ? STX__LT_DONE : STX__LT_PRODUCT;
 }
 
-/* PIECES OF K. A gradient of a weight, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small
-   matrix and a long sum: 512 x 512 are 16 tiles of 128 x 128, work for an eighth of a
-   GPU's multiprocessors, while N is tens of thousands. So the sum is cut in pieces: a
-   batch of products of N / pieces rows each, to floats of their own, and the pieces are
-   then added to dW, the first one first (stx__piece_sums_kernel), where they may wait
-   many in one launch. cublasLt has the like (CUBLASLT_ALGO_CONFIG_SPLITK_NUM), but its
-   choice is the heuristic's, and each of its sums is a launch of its own. Here what is
-   added, and in what order, depends on sizes alone, and a node of the graph is all that a
-   product takes.
+/* The GEMM g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. The bias
+   gets C's type and an alignment of 16 bytes, by a copy if necessary: "cuBLASLt's
+   alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the
+   heuristic can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch
+   194497).
 
-   How many: those whose counted time is least, in the time that a tile takes for a row
-   of K (5.5 ns at 790 TFLOP/s over 132 multiprocessors): waves of STX__PIECES_TILES
-   tiles, each as many rows as a piece (a large GPU has 108 to 144 multiprocessors; a
-   fixed number, so that bits do not depend on theirs); numbers written and read back,
-   3072 a row (8 bytes each, 4.3 TB/s); and a launch, alone or shared. Pieces have
-   equal rows, at least STX__PIECES_ROWS of them, and together no more than
-   STX__PIECES_BYTES, of which two fit into the room where they wait. 1: not worth it. */
+   slices > 0: of one GEMM A^T B (or a batch of them with one C: then K is that of all
+   of them), C gets that many GEMMs over K / slices each, stx__slice_stride apart. */
+static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias,
+                        int relu, size_t slices) {
+    const int fuse = bias || relu, one_c = g->batch > 1 && !g->sc;
+    stx__lt_job j;
+    if (!stx_ok(x) || !g->batch || !g->M || !g->N) return STX__LT_DONE;
+    j.g = g;
+    j.batch = g->batch;
+    j.M = g->M;
+    j.N = g->N;
+    j.K = g->K;
+    j.c = stx__num_of(x, g->C);
+
+    if (!g->K || g->alpha == 0) { /* C = beta C */
+        const size_t rows = one_c ? g->M : g->batch * g->M;
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(rows, 1, 4096), 256, 0, j.c, g->ldc,
+                        g->sc, g->M, g->N, rows, (float)g->beta);
+        return fuse ? STX__LT_PRODUCT : STX__LT_DONE;
+    }
+    if (one_c && (!g->ta || g->tb || !g->sa || !g->sb)) { /* one GEMM after the other */
+        stx_gemm_args one = *g;
+        one.batch = 1;
+        for (size_t e = 1; e < g->batch; e++) {
+            stx__lt_gemm(x, what, &one, NULL, 0, 0);
+            one.A = stx_offset_ptr(x, one.A, g->sa);
+            one.B = stx_offset_ptr(x, one.B, g->sb);
+            one.beta = 1;
+        }
+        return stx__lt_gemm(x, what, &one, bias, relu, 0);
+    }
+    if (g->batch > 1 && !g->ta && !g->sb && g->sa == g->M * g->lda && g->sc == g->M * g->ldc) {
+        j.M *= g->batch; /* one B for all: the batch is more rows of one GEMM */
+        j.batch = 1;
+    }
+    if (j.M > INT32_MAX || j.N > INT32_MAX || j.K > INT32_MAX || j.batch > INT32_MAX
+        || (one_c && j.batch > INT32_MAX / j.K)) {
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: expected sizes of at most 2147483647 on a GPU, got a batch of %zu GEMMs "
+                 "(%zu,%zu) and (%zu,%zu): use smaller batches",
+                 what, j.batch, j.M, j.K, j.K, j.N);
+        return STX__LT_DONE;
+    }
+    return stx__lt_run_job(x, what, &j, bias, relu, slices);
+}
+
+/* Split K. The gradient of a weight, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small matrix
+   and a long sum: 512 x 512 are 16 tiles of 128 x 128, which occupy an eighth of a GPU's
+   multiprocessors, while N is tens of thousands. So K = N is split into slices: a batch
+   of GEMMs of N / slices rows each writes to separate float buffers, and the slices are
+   then added to dW in order (stx__slice_sums_kernel), deferred where possible so that one
+   launch finishes many sums. cublasLt can split K too (CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+   but only if its heuristic chooses to, and with a separate launch per sum. Here, what is
+   added and in what order depends on sizes alone, and a GEMM remains one node of the
+   graph.
+
+   The number of slices is the one with the least estimated time, in units of the time
+   that a tile takes for a row of K (5.5 ns at 790 TFLOP/s on 132 multiprocessors):
+   - waves of STX__SPLIT_TILES tiles, each as long as a slice has rows. (Large GPUs have
+     108 to 144 multiprocessors; the constant keeps the bits independent of their number.)
+   - elements written and read back, at 3072 per unit (8 bytes each, 4.3 TB/s)
+   - a launch, separate or shared
+   Slices have equal numbers of rows, at least STX__SPLIT_ROWS, and together at most
+   STX__SPLIT_BYTES, half of the buffer for deferred slices. 1 means that splitting
+   does not pay. */
 enum {
-    STX__PIECES_TILES = 128,
-    STX__PIECES_ROWS = 256,
-    STX__PIECES_MOST = 64,
-    STX__PIECES_BYTES = 32 << 20
+    STX__SPLIT_TILES = 128,
+    STX__SPLIT_ROWS = 256,
+    STX__SPLIT_MOST = 64,
+    STX__SPLIT_BYTES = 32 << 20
 };
 
-static size_t stx__pieces_of(size_t M, size_t N, size_t K, int late) {
-    size_t tiles = (M + 127) / 128 * ((N + 127) / 128),
-           least = (tiles + STX__PIECES_TILES - 1) / STX__PIECES_TILES * K, best = 1, p;
-    for (p = 2; p <= STX__PIECES_MOST && K / p >= STX__PIECES_ROWS
-                && p * M * N * sizeof(float) <= STX__PIECES_BYTES;
-         p++) {
-        size_t cost = (tiles * p + STX__PIECES_TILES - 1) / STX__PIECES_TILES * (K / p)
-                      + p * M * N / 3072 + (late ? 32 : 256);
-        if (K % p == 0 && cost < least) {
+static size_t stx__split_k_of(size_t M, size_t N, size_t K, int deferred) {
+    const size_t tiles = (M + 127) / 128 * ((N + 127) / 128), launch = deferred ? 32 : 256;
+    size_t least = (tiles + STX__SPLIT_TILES - 1) / STX__SPLIT_TILES * K, best = 1, p;
+    for (p = 2; p <= STX__SPLIT_MOST; p++) {
+        size_t waves, cost;
+        if (K / p < STX__SPLIT_ROWS || p * M * N * sizeof(float) > STX__SPLIT_BYTES) break;
+        if (K % p) continue;
+        waves = (tiles * p + STX__SPLIT_TILES - 1) / STX__SPLIT_TILES;
+        cost = waves * (K / p) + p * M * N / 3072 + launch;
+        if (cost < least) {
             least = cost;
             best = p;
         }
@@ -2889,105 +3403,104 @@ static size_t stx__pieces_of(size_t M, size_t N, size_t K, int late) {
     return best;
 }
 
-/* The product g in so many pieces of K; of its rows the first `rows` are added to C.
-   0: not done, and nothing in error; it then has to be one product */
-static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
-                          size_t pieces, int late) {
-    stx_gpu *gpu = stx__use(x);
-    struct stx__defer_sums *t = gpu->late;
-    const size_t each = stx__piece_size(g), bytes = pieces * each * sizeof(float), n = rows * g->N;
-    stx_gemm_args piece = *g;
-    stx__piece_sum *s;
-    int k;
-    late = late && t->depth;
-    if (bytes > STX__PIECES_ROOM) return 0;
-    if (!t->pieces && !gpu->capturing) {
-        if (cudaMalloc((void **)&t->pieces, STX__PIECES_ROOM) == cudaSuccess)
-            gpu->bytes += STX__PIECES_ROOM;
-        else {
-            (void)cudaGetLastError();
-            t->pieces = NULL;
-        }
-    }
-    if (!t->pieces) return 0;
-    for (k = 0;
-         k < t->products && !stx__columns_meet(g->C, n, t->product.s[k].d.p, t->product.s[k].n);
-         k++)
-        continue;
-    if (k < t->products || t->products == STX__LATE_MOST
-        || t->pieces_used + bytes > STX__PIECES_ROOM)
-        stx__products_now(x);
-    piece.C = (stx_real *)(void *)(t->pieces + t->pieces_used);
-    piece.ldc = g->N;
-    piece.beta = 0;
-    if (stx__lt_product(x, what, &piece, NULL, 0, pieces) < 0) return 0;
-    s = &t->product.s[t->products++];
+/* The GEMM g in this many slices of K, of whose M rows the first `rows` are added to
+   C. deferred: the sum may be deferred. Returns 0, without an error, if this is not
+   possible: then it must be one GEMM. */
+static int stx__lt_split_k(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
+                           size_t slices, int deferred) {
+    stx_gpu *gpu = stx__use_gpu(x);
+    struct stx__deferred_sums *t = gpu->deferred;
+    const size_t stride = stx__slice_stride(g), bytes = slices * stride * sizeof(float),
+                 n = rows * g->N;
+    stx_gemm_args slice = *g;
+    stx__slice_sum *s;
+    int full;
+    deferred = deferred && t->depth;
+    if (bytes > STX__SLICES_BYTES) return 0;
+    if (!stx__deferred_buffer(gpu, &t->slices_buffer, STX__SLICES_BYTES)) return 0;
+
+    /* sums to one array are added in the order of the calls */
+    full = t->slices == STX__DEFERRED_MAX || t->slices_used + bytes > STX__SLICES_BYTES;
+    for (int k = 0; k < t->slices; k++)
+        full |= stx__overlap(g->C, n, t->slice.s[k].d.p, t->slice.s[k].n);
+    if (full) stx__finish_slices(x);
+
+    slice.C = (stx_real *)(void *)(t->slices_buffer + t->slices_used);
+    slice.ldc = g->N;
+    slice.beta = 0;
+    if (stx__lt_gemm(x, what, &slice, NULL, 0, slices) == STX__LT_UNSPLIT) return 0;
+    s = &t->slice.s[t->slices++];
     s->d = stx__num_of(x, g->C);
-    s->part = (const float *)(const void *)piece.C;
+    s->part = (const float *)(const void *)slice.C;
     s->n = n;
-    s->stride = each;
-    s->pieces = pieces;
-    t->pieces_used += bytes;
-    if (!late) stx__products_now(x);
+    s->stride = stride;
+    s->slices = slices;
+    t->slices_used += bytes;
+    if (!deferred) stx__finish_slices(x);
     return 1;
 }
 
-/* C += the first `rows` rows of the product g; late: C is a gradient of a parameter,
-   see SUMS THAT WAIT. Rows that are not wanted (PADDED LOGITS) are computed, so that
-   the operands are aligned, and left out when the pieces are added, if it is only one;
-   of a large C that is the end of it. */
+/* C += the first `rows` rows of the GEMM g. deferred: C is the gradient of a parameter,
+   so the sum may be deferred. Rows that are not needed (padded logits) are computed
+   anyway, so that the operands are aligned, and left out when the slices are added,
+   even if there is only one slice. If C is too large for the buffer, that is done for
+   its last rows only. */
 static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
-                        int late) {
-    stx_gpu *gpu = stx__gpu(x);
+                        int deferred) {
+    stx_gpu *gpu = stx__use_gpu(x);
     stx_gemm_args part = *g;
-    stx__num c = stx__num_of(x, g->C);
-    size_t pieces = 1, first = rows / 64 * 64, K = g->batch * g->K;
-    if (stx_ok(x) && (g->batch == 1 || (!g->sc && g->sa && g->sb)) && g->ta && !g->tb
-        && g->beta == 1 && g->ldc == g->N && g->M && g->N && K && !c.half && !c.twin) {
-        if (rows < g->M && first && g->M * g->N * sizeof(float) > STX__PIECES_ROOM) {
-            part.M = first;
-            stx__lt_add(x, what, &part, first, late);
-            part.M = g->M - first;
-            part.A = stx_offset_ptr(x, g->A, first);
-            part.C = g->C + first * g->N;
-            stx__lt_add(x, what, &part, rows - first, late);
+    const stx__num c = stx__num_of(x, g->C);
+    const size_t aligned = rows / 64 * 64, K = g->batch * g->K;
+    const int one_c = g->batch == 1 || (!g->sc && g->sa && g->sb);
+    size_t slices;
+    if (stx_ok(x) && one_c && g->ta && !g->tb && g->beta == 1 && g->ldc == g->N && g->M && g->N && K
+        && !c.half && !c.twin) {
+        if (rows < g->M && aligned && g->M * g->N * sizeof(float) > STX__SLICES_BYTES) {
+            part.M = aligned;
+            stx__lt_add(x, what, &part, aligned, deferred);
+            part.M = g->M - aligned;
+            part.A = stx_offset_ptr(x, g->A, aligned);
+            part.C = g->C + aligned * g->N;
+            stx__lt_add(x, what, &part, rows - aligned, deferred);
             return;
         }
-        pieces = stx__pieces_of(g->M, g->N, K, late);
-        if (gpu->pieces && K % (size_t)gpu->pieces == 0) pieces = (size_t)gpu->pieces;
-        if ((pieces > 1 || rows < g->M) && stx__lt_pieces(x, what, g, rows, pieces, late)) return;
+        slices = stx__split_k_of(g->M, g->N, K, deferred);
+        if (gpu->split_k && K % (size_t)gpu->split_k == 0) slices = (size_t)gpu->split_k;
+        if ((slices > 1 || rows < g->M) && stx__lt_split_k(x, what, g, rows, slices, deferred))
+            return;
     }
     part.M = rows;
-    stx__lt_product(x, what, &part, NULL, 0, 0);
+    stx__lt_gemm(x, what, &part, NULL, 0, 0);
 }
 
-/* As stx_gemm; see stx__lt_product. */
+/* As stx_gemm, see stx__lt_gemm */
 void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) {
     stx__lt_add(x, "stx_gemm", g, g->M, 0);
 }
 
 
-// >>linear ------------------------------------------------------------------------------------------------------------
+// >>linear
 
-/* y = act(in W^T + b): product, bias and relu are one pass. cublasLt's GELU is the
-   tanh approximation and ours is exact, so gelu, tanh and sigmoid are a pass of their
-   own over what the product left: pre, where it is wanted, or y itself. */
+/* y (N,O) = act(in W^T + b), in (N,Ci), W (O,Ci): GEMM, bias and ReLU are one pass.
+   cublasLt's GELU is the tanh approximation and ours is exact, so GELU, tanh and
+   sigmoid are a separate pass over the output of the GEMM, which is pre (N,O) if it is
+   needed, else y. */
 void stx_linear_fwd_cuda(stx_ctx *x, const stx_linear_args *a) {
     const size_t N = a->N, O = a->O;
     const int act = a->act, relu = act == STX_ACT_RELU && !a->pre;
     stx_real *to = a->pre ? a->pre : a->y;
     stx_gemm_args g = stx_gemm_init(0, 1, N, O, a->Ci, a->in, a->W, to);
     if (!stx_ok(x) || !N || !O) return;
-    if (!stx__lt_product(x, "stx_linear_fwd", &g, a->b, relu, 0)) {
+    if (stx__lt_gemm(x, "stx_linear_fwd", &g, a->b, relu, 0) == STX__LT_PRODUCT) {
         stx_bias_act_fwd_cuda(x, to, NULL, a->b, N, O, a->pre ? STX_ACT_NONE : act);
         if (!a->pre) return;
     }
     if (a->pre || (act && !relu)) stx_act_fwd_cuda(x, a->y, to, N * O, act);
 }
 
-/* da (N,O) = da act'(a), and part (chunks,O) = the sums of da's columns, `rows` rows a
-   chunk: in one pass, which reads da once. As stx__columns_kernel: a block of 8 rows
-   of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
+/* da (N,O) = da act'(a), and part (chunks,O) = the sums of the new da's columns over
+   chunks of `rows` rows, in one pass over da. Blocks and order of sums are as in
+   stx__columns_kernel: 8 rows of 32 lanes, a lane sums W columns over every 8th row. */
 template <int W>
 STX__GLOBAL(256)
 stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, size_t N, size_t O,
@@ -3012,9 +3525,10 @@ stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, si
                 }
                 stx__putn<W>(da, n * O + c, g);
             }
+
         for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
         __syncthreads();
-        if (row < W && c < O) { /* the rows' sums, number `row` of each lane's W */
+        if (row < W && c < O) { /* thread row `row` finishes column c + row */
             float t = 0;
             for (int k = 0; k < 8; k++) t += sh[(k * W + row) * 32 + lane];
             part[blockIdx.x * O + c + row] = t;
@@ -3023,50 +3537,54 @@ stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, si
     }
 }
 
-/* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so
-   the sums are the same on every GPU. */
-static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da,
-                               const stx_real *y, const stx_real *pre, size_t N, size_t O,
-                               size_t pad, int act, int late) {
-    stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y),
-             P = stx__num_of(x, act == STX_ACT_GELU ? pre : NULL);
-    size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
-    int four = O % 4 == 0 && stx__by4(D) && stx__by4(Y) && stx__by4(P);
-    dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
-    float *part = stx__late_part(x, what, chunks * O, &late);
+/* da = da act'(a), and db += the sum of da's rows without the last `padding` columns.
+   The chunks depend on N alone, so the sums are the same on every GPU. */
+static void stx__slope_columns(stx_ctx *x, const char *what, const stx_linear_bwd_args *a) {
+    const size_t N = a->N, O = a->O, rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
+    const int gelu = a->act == STX_ACT_GELU;
+    stx__num D = stx__num_of(x, a->da), Y = stx__num_of(x, gelu ? NULL : a->y),
+             P = stx__num_of(x, gelu ? a->pre : NULL);
+    const int four = O % 4 == 0 && stx__by4(D) && stx__by4(Y) && stx__by4(P);
+    const dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
+    int deferred = (a->deferred & STX_DEFER_DB) != 0;
+    float *part = stx__partial_sums(x, what, chunks * O, &deferred);
     if (!part) return;
-    if (four)
-        STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<4>, grid, 256, 0, part, D, Y, P, N, O,
-                        rows, act);
-    else
-        STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<1>, grid, 256, 0, part, D, Y, P, N, O,
-                        rows, act);
-    stx__columns_sum(x, what, &db, 1, part, O, chunks, O - pad, late);
+    STX__CHOOSE(W, four, 4, 1,
+                STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<W>, grid, 256, 0, part, D, Y, P,
+                                N, O, rows, a->act));
+    stx__columns_sum(x, what, &a->db, 1, part, O, chunks, O - a->padding, deferred);
 }
 
-/* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
-   db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
-   of algorithms, while with an activation da has to be read and written anyway and the sums come with it. */
+/* y = act(in W^T + b):   da = dy act'(a)
+                          dx (N,Ci) = or += da W
+                          dW (O,Ci) += da^T in
+                          db (O) += sum_n da
+
+   db is not left to cublasLt's epilogue BGRADB of the GEMM for dW: that epilogue
+   stores and does not add, in the type of dW, and narrows the choice of algorithms.
+   With an activation, da has to be read and written anyway, and the sums cost nothing
+   more. */
 void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     const size_t N = a->N, I = a->Ci, O = a->O;
-    const int act = a->act, late = (a->deferred & STX_DEFER_DB) != 0;
-    stx_real *db = N && O ? a->db : NULL;
+    const int db = a->db && N && O;
     stx_gemm_args g;
     if (!stx_ok(x)) return;
-    if (act && db)
-        stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, a->padding, act,
-                           late);
-    else if (act) {
-        stx_act_bwd_args b = {N * O, act, 0, a->y, a->pre, a->da, a->da};
-        stx_act_bwd_cuda(x, &b);
+    if (a->act && db) {
+        stx__slope_columns(x, "stx_linear_bwd, db", a);
+    } else if (a->act) {
+        stx_act_bwd_args slope = {N * O, a->act, 0, a->y, a->pre, a->da, a->da};
+        stx_act_bwd_cuda(x, &slope);
+    } else if (db) {
+        stx__columns_args columns = stx__columns_init(a->db, a->da, N, O);
+        columns.padding = a->padding;
+        columns.deferred = (a->deferred & STX_DEFER_DB) != 0;
+        stx__columns(x, "stx_linear_bwd, db", &columns);
     }
-    else if (db)
-        stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->padding,
-                     late);
+
     if (a->dx) {
         g = stx_gemm_init(0, 0, N, I, O, a->da, a->W, a->dx);
         g.beta = a->accumulate ? 1.0f : 0.0f;
-        stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0, 0);
+        stx__lt_gemm(x, "stx_linear_bwd, dx", &g, NULL, 0, 0);
     }
     if (a->dW) {
         g = stx_gemm_init(1, 0, O, I, N, a->da, a->in, a->dW);
@@ -3081,26 +3599,29 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     }
 }
 
-/* y = blocks of a and b in another order, and rows of memory behind them; backward
-   adds the blocks to where they came from. A thread takes W neighbours of what is
-   written at a time. */
+/* Blocks of n elements in another order, see stx__heads_args: block i of y is block
+   of[i] of a, or block of[i] - half of b. The elements after the blocks are rows of
+   memory, copied from `from` to `to` for each group of heads. The backward pass adds
+   the blocks of dy to da and db. */
 typedef struct stx__heads {
     stx__num a, b, y, from[STX_HEAD_GROUPS], to[STX_HEAD_GROUPS];
-    /* blocks: numbers of y; end: of each piece of rows */
-    size_t n, blocks, stride, len[STX_HEAD_GROUPS], end[STX_HEAD_GROUPS];
+    size_t n;           /* elements of a block */
+    size_t blocks;      /* elements of all blocks; the rows of memory follow */
+    size_t end[STX_HEAD_GROUPS];    /* first element after the rows of each group */
+    size_t stride, len[STX_HEAD_GROUPS];
     int half, backward;
     uint16_t of[512];
 } stx__heads;
 
+/* A thread handles W adjacent elements of the output at a time. */
 template <int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
     STX__STEP(i, n, W) {
         if (i >= h.blocks) {
-            const int k = i < h.end[0] ? 0 : i < h.end[1] ? 1 : 2;
-            const size_t at = i
-                              - (k == 0   ? h.blocks
-                                 : k == 1 ? h.end[0]
-                                          : h.end[1]),
-                         len = h.len[k];
+            /* group k of the rows of memory, which begins at element `begin` */
+            const int later = i < h.end[1] ? 1 : 2, k = i < h.end[0] ? 0 : later;
+            const size_t later_begin = k == 1 ? h.end[0] : h.end[1],
+                         begin = k == 0 ? h.blocks : later_begin;
+            const size_t at = i - begin, len = h.len[k];
             float v[W];
             stx__getn<W>(v, h.from[k], at / len * h.stride + at % len);
             stx__putn<W>(h.to[k], at, v);
@@ -3124,18 +3645,19 @@ template <int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
 
 static void stx__heads_run(stx_ctx *x, const char *what, const stx__heads_args *a, int backward) {
     stx__heads h;
+    size_t n = a->n * a->count;
+    int four;
     memset(&h, 0, sizeof h);
     h.a = stx__num_of(x, backward ? a->da : a->a);
     h.b = stx__num_of(x, backward ? a->db : a->b);
     h.y = stx__num_of(x, backward ? a->dy : a->y);
     h.n = a->n;
+    h.blocks = n;
     h.half = (int)a->half;
     h.backward = backward;
-    memcpy(h.of, a->of, sizeof h.of);
-    size_t n = h.blocks = a->n * a->count;
-    int four = a->n % 4 == 0 && a->stride % 4 == 0 && stx__by4(h.a) && stx__by4(h.b)
-               && stx__by4(h.y);
     h.stride = a->stride;
+    memcpy(h.of, a->of, sizeof h.of);
+    four = a->n % 4 == 0 && a->stride % 4 == 0 && stx__by4(h.a) && stx__by4(h.b) && stx__by4(h.y);
     for (int k = 0; k < STX_HEAD_GROUPS; k++) {
         h.from[k] = stx__num_of(x, a->from[k]);
         h.to[k] = stx__num_of(x, a->to[k]);
@@ -3155,8 +3677,8 @@ void stx__heads_bwd_cuda(stx_ctx *x, const stx__heads_args *h) {
     stx__heads_run(x, "stx_linear_heads, backward", h, 1);
 }
 
-/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A
-   thread takes four neighbours of a row at a time. */
+/* y (N,C) = act(y + b), in place; b (C) may be NULL; pre (N,C), unless NULL, gets y + b;
+   n = N C. A thread handles W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
@@ -3176,14 +3698,14 @@ stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, i
 void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N,
                            size_t C, int act) {
     stx__num Y = stx__num_of(x, y), P = stx__num_of(x, pre), B = stx__num_of(x, b);
-    size_t n = N * C;
+    const size_t n = N * C;
+    const int four = C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B);
     if (n && (b || pre || act))
-        STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B),
-                    stx__bias_act_kernel, n, Y, P, B, n, C, act);
+        STX__RUN_BY(x, "stx_bias_act_fwd", four, stx__bias_act_kernel, n, Y, P, B, n, C, act);
 }
 
 
-// >>mean --------------------------------------------------------------------------------------------------------------
+// >>mean
 
 void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0);
@@ -3193,7 +3715,7 @@ void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     stx__sum_cuda(x, "stx_sum_fwd", STX__SUM, y, a, NULL, n, 1, 0);
 }
 
-/* da (n) += dy / divisor. A thread takes four neighbours at a time. */
+/* da (n) += dy (1) / divisor. A thread handles W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
@@ -3205,29 +3727,33 @@ stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
     }
 }
 
-void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+static void stx__mean_bwd(stx_ctx *x, const char *name, stx_real *da, const stx_real *dy, size_t n,
+                          float divisor) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
-    if (n)
-        STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n,
-                    (float)n);
+    const int four = n % 4 == 0 && stx__by4(D);
+    if (n) STX__RUN_BY(x, name, four, stx__mean_bwd_kernel, n, D, G, n, divisor);
+}
+
+void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__mean_bwd(x, "stx_mean_bwd", da, dy, n, (float)n);
 }
 
 void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
-    if (n)
-        STX__RUN_BY(x, "stx_sum_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n,
-                    1.0f);
+    stx__mean_bwd(x, "stx_sum_bwd", da, dy, n, 1.0f);
 }
 
-/* y (1) = y0 + s sum of mean a[k], and da[k] += s dy / n[k]. One block, an array after
-   the other: they are small. */
+/* The arguments of stx_means_args as kernels see them; in the backward pass, a[k] is
+   da[k]. overwrite: bit k is set if da[k] is written and not added to. */
 struct stx__means_nums {
     stx__num a[STX_MEANS], y0, y, dy;
     size_t n[STX_MEANS];
-    int count, fresh;
+    int count, overwrite;
     float s;
 };
 
+/* y (1) = y0 + s sum_k mean(a[k]), a[k] (n[k]). One block; the arrays are small. A
+   thread adds every 256th element of each array, in order, in double; then a fixed
+   tree. */
 STX__GLOBAL(256) stx__add_means_fwd_kernel(stx__means_nums m) {
     STX__SHARED(double, sh, 32);
     double mean = 0;
@@ -3240,13 +3766,15 @@ STX__GLOBAL(256) stx__add_means_fwd_kernel(stx__means_nums m) {
     if (threadIdx.x == 0) stx__put(m.y, 0, (float)((double)stx__get(m.y0, 0) + (double)m.s * mean));
 }
 
+/* da[k] (n[k]) = or += s dy / n[k]. One block, one array after the other, because
+   arrays may overlap. */
 STX__GLOBAL(256) stx__add_means_bwd_kernel(stx__means_nums m) {
     const float g = m.s * stx__get(m.dy, 0);
     for (int k = 0; k < m.count; k++) {
         if (!m.a[k].p) continue;
-        __syncthreads(); /* arrays may overlap */
+        __syncthreads();
         for (size_t i = threadIdx.x; i < m.n[k]; i += 256)
-            stx__add(m.a[k], i, g / (float)m.n[k], !(m.fresh >> k & 1));
+            stx__add(m.a[k], i, g / (float)m.n[k], !(m.overwrite >> k & 1));
     }
 }
 
@@ -3254,7 +3782,7 @@ static stx__means_nums stx__means_of(const stx_ctx *x, const stx_means_args *a, 
     stx__means_nums m;
     memset(&m, 0, sizeof m);
     m.count = (int)a->count;
-    m.fresh = a->overwrite;
+    m.overwrite = a->overwrite;
     m.s = a->s;
     for (int k = 0; k < m.count; k++) {
         m.a[k] = stx__num_of(x, backward ? a->da[k] : a->a[k]);
@@ -3277,22 +3805,104 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
 }
 
 
-// >>cross_entropy -----------------------------------------------------------------------------------------------------
+// >>cross_entropy
 
-/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = w[n] dloss / divisor;
-   dlogits may be logits, without accumulate; then what stands between rows of V
-   numbers, which are ld apart, becomes 0. A warp or a block (T threads) does a row n;
-   every number is read and written by one thread. known 0: no target, and g is 0. */
+/* The weights of a loss over tokens, see stx__loss_weights_args: w (N) = weights / divisor
+   and known (N) = targets, or w = 0 and known = -1 in ignored rows. weights.p may be NULL:
+   1 each. divisor = 0: N mean[0], or, if mean.p is NULL, the sum of the weights that count.
+   One block, because of that sum: a thread adds every 1024th row, in order, then a fixed
+   tree. */
+STX__GLOBAL(1024)
+stx__loss_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, stx__num weights,
+                         size_t N, int ignore, int32_t ignored, double divisor, stx__num mean) {
+    STX__SHARED(double, sh, 32);
+    double s = 0;
+    if (divisor == 0 && mean.p) {
+        divisor = (double)stx__get(mean, 0) * (double)N;
+    } else if (divisor == 0) {
+        for (size_t n = threadIdx.x; n < N; n += 1024)
+            if (!(ignore && targets[n] == ignored) && targets[n] >= 0)
+                s += weights.p ? (double)stx__get(weights, n) : 1;
+        divisor = stx__row_sum<1024>(s, sh);
+    }
+    for (size_t n = threadIdx.x; n < N; n += 1024) {
+        int32_t id = ignore && targets[n] == ignored ? -1 : targets[n];
+        float v = 0;
+        if (id >= 0 && divisor != 0)
+            v = (float)((weights.p ? (double)stx__get(weights, n) : 1) / divisor);
+        known[n] = id;
+        stx__put(w, n, v);
+    }
+}
+
+void stx__loss_weights_cuda(stx_ctx *x, const stx__loss_weights_args *a) {
+    stx__num W = stx__num_of(x, a->w), A = stx__num_of(x, a->weights), M = stx__num_of(x, a->mean);
+    if (a->N)
+        STX__RUN_KERNEL(x, "stx_cross_entropy_tokens", stx__loss_weights_kernel, 1, 1024, 0, W,
+                        a->known, a->targets, A, a->N, a->ignore, a->ignored_id, a->divisor, M);
+}
+
+/* For each row of logits (N,V), rows ld apart, with target = targets[n]:
+
+       row_max[n] = max_v logits[n,v]
+       inv_sum[n] = 1 / sum_v e^(logits[n,v] - row_max[n])
+       nll[n]     = row_max[n] - log inv_sum[n] - logits[n,target]
+       loss[n]    = w[n] nll[n], in double
+
+   nll.p and w.p may be NULL; then the weights are 1. Rows with a negative target get 0. T
+   threads per row, in one pass. stx__total_kernel adds the losses, in a fixed tree. */
 template <int T>
-static __device__ void stx__token_loss_row(stx__num dlogits, stx__num top, stx__num inv,
-                                              stx__num logits, size_t n, size_t V, size_t ld,
-                                              size_t target, int known, float g, int accumulate) {
+STX__GLOBAL(STX__ROW_BLOCK(T))
+stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num row_max, stx__num inv_sum,
+                           stx__num logits, const int32_t *targets, stx__num w, size_t N, size_t V,
+                           size_t ld) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const int32_t target = targets[n];
+        stx__lse l = {0, 0};
+        if (target >= 0) l = stx__row_lse<T>(logits, n * ld, V, sh);
+        if (threadIdx.x % T == 0) {
+            double v = target < 0 ? 0
+                                  : (double)l.max + log((double)l.sum)
+                                        - (double)stx__get(logits, n * ld + (size_t)target);
+            stx__put(row_max, n, l.max);
+            stx__put(inv_sum, n, target < 0 ? 0 : 1 / l.sum);
+            if (nll.p) stx__put(nll, n, (float)v);
+            loss[n] = w.p && target >= 0 ? (double)stx__get(w, n) * v : v;
+        }
+    }
+}
+
+void stx_token_loss_fwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
+    static const char name[] = "stx_token_loss_fwd";
+    const size_t N = a->N, V = a->V;
+    stx__num L = stx__num_of(x, a->loss), P = stx__num_of(x, a->nll),
+             M = stx__num_of(x, a->row_max), I = stx__num_of(x, a->inv_sum),
+             A = stx__num_of(x, a->logits), W = stx__num_of(x, a->weights);
+    double *part;
+    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
+    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel<T>, part, P, M, I, A, a->targets, W, N,
+                  V, a->ld);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, a->divisor, 0);
+}
+
+/* Row n of dlogits (N,V), by T threads:
+
+       dlogits[n,v] = or += g (e^(logits[n,v] - row_max[n]) inv_sum[n] - [v = target])
+
+   dlogits may be logits, if it is not accumulated: each element is read and written by
+   one thread. Without accumulate, the elements from V to ld become 0. known = 0: the row
+   has no target (target is V or more, g = 0), and dlogits = 0 even if logits has a NaN. */
+template <int T>
+static __device__ void stx__token_loss_row(stx__num dlogits, stx__num row_max, stx__num inv_sum,
+                                           stx__num logits, size_t n, size_t V, size_t ld,
+                                           size_t target, int known, float g, int accumulate) {
     const size_t start = n * ld, t = threadIdx.x % T;
-    const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V,
+    const size_t head = stx__same_head(dlogits, logits) ? stx__row_head(logits, start, V) : V,
                  fours = (V - head) / 4;
-    const float m = stx__get(top, n), f = g * stx__get(inv, n);
+    const float m = stx__get(row_max, n), f = g * stx__get(inv_sum, n);
     for (size_t i = t; i < V - 4 * fours; i += T) {
-        size_t v = i < head ? i : i + 4 * fours;
+        size_t v = stx__row_edge(i, head, fours);
         float d = known ? f * expf(stx__get(logits, start + v) - m) : 0,
               was = accumulate ? stx__get(dlogits, start + v) : 0;
         stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
@@ -3310,81 +3920,13 @@ static __device__ void stx__token_loss_row(stx__num dlogits, stx__num top, stx__
     for (size_t v = V + t; v < ld && !accumulate; v += T) stx__put(dlogits, start + v, 0);
 }
 
-/* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see
-   stx__loss_weights_args. One block, for the divisor may be a sum over all rows: a thread
-   adds every 1024th, then a fixed tree. */
-STX__GLOBAL(1024)
-stx__loss_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, stx__num weights,
-                          size_t N, int ignore, int32_t ignored, double divisor, stx__num mean) {
-    STX__SHARED(double, sh, 32);
-    double s = 0;
-    if (divisor == 0 && mean.p)
-        divisor = (double)stx__get(mean, 0) * (double)N;
-    else if (divisor == 0) {
-        for (size_t n = threadIdx.x; n < N; n += 1024)
-            if (!(ignore && targets[n] == ignored) && targets[n] >= 0)
-                s += weights.p ? (double)stx__get(weights, n) : 1;
-        divisor = stx__row_sum<1024>(s, sh);
-    }
-    for (size_t n = threadIdx.x; n < N; n += 1024) {
-        int32_t id = ignore && targets[n] == ignored ? -1 : targets[n];
-        known[n] = id;
-        stx__put(w, n,
-                 id >= 0 && divisor != 0
-                     ? (float)((weights.p ? (double)stx__get(weights, n) : 1) / divisor)
-                     : 0);
-    }
-}
-
-void stx__loss_weights_cuda(stx_ctx *x, const stx__loss_weights_args *a) {
-    stx__num W = stx__num_of(x, a->w), A = stx__num_of(x, a->weights), M = stx__num_of(x, a->mean);
-    if (a->N)
-        STX__RUN_KERNEL(x, "stx_cross_entropy_tokens", stx__loss_weights_kernel, 1, 1024, 0, W, a->known,
-                        a->targets, A, a->N, a->ignore, a->ignored_id, a->divisor, M);
-}
-
-/* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; nll[n] = top - log inv -
-   logits[n,target] ; loss = sum_n w[n] nll[n] / divisor; rows with a negative target are 0.
-   A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and
-   are added in a fixed tree. nll and w are optional. */
-template <int T>
-STX__GLOBAL(STX__ROW_BLOCK(T))
-stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits,
-                           const int32_t *targets, stx__num w, size_t N, size_t V, size_t ld) {
-    STX__SHARED(float, sh, 32);
-    STX__EACH_ROW(n, N, T) {
-        const int32_t target = targets[n];
-        stx__lse l = {0, 0};
-        if (target >= 0) l = stx__row_lse<T>(logits, n * ld, V, sh);
-        if (threadIdx.x % T == 0) {
-            double v = target < 0 ? 0
-                                  : (double)l.top + log((double)l.sum)
-                                        - (double)stx__get(logits, n * ld + (size_t)target);
-            stx__put(top, n, l.top);
-            stx__put(inv, n, target < 0 ? 0 : 1 / l.sum);
-            if (nll.p) stx__put(nll, n, (float)v);
-            loss[n] = w.p && target >= 0 ? (double)stx__get(w, n) * v : v;
-        }
-    }
-}
-
-void stx_token_loss_fwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
-    const char *name = "stx_token_loss_fwd";
-    const size_t N = a->N, V = a->V;
-    stx__num L = stx__num_of(x, a->loss), P = stx__num_of(x, a->nll),
-             M = stx__num_of(x, a->row_max), I = stx__num_of(x, a->inv_sum),
-             A = stx__num_of(x, a->logits), W = stx__num_of(x, a->weights);
-    double *part;
-    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, a->targets, W, N, V,
-                  a->ld);
-    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, a->divisor, 0);
-}
-
-/* A row with a negative target becomes 0, or stays with accumulate. */
+/* dlogits (N,V) = or += dloss w[n] / divisor times the gradient of the row's nll; w.p may be
+   NULL: 1 each. A row with a negative target becomes 0, or stays as it is with accumulate. T
+   threads per row. The bound on blocks per multiprocessor keeps the compiler from spilling
+   registers. */
 template <int T>
 STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 6)
-stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
+stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num row_max, stx__num inv_sum,
                            stx__num logits, const int32_t *targets, stx__num w, size_t N, size_t V,
                            size_t ld, double divisor, int accumulate) {
     const float scale = (float)((double)stx__get(dloss, 0) / divisor);
@@ -3392,7 +3934,7 @@ stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__
         const int known = targets[n] >= 0;
         const float g = w.p ? scale * stx__get(w, n) : scale;
         if (!known && accumulate) continue;
-        stx__token_loss_row<T>(dlogits, top, inv, logits, n, V, ld,
+        stx__token_loss_row<T>(dlogits, row_max, inv_sum, logits, n, V, ld,
                                known ? (size_t)targets[n] : V, known, known ? g : 0, accumulate);
     }
 }
@@ -3402,15 +3944,26 @@ void stx_token_loss_bwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
     stx__num D = stx__num_of(x, a->dlogits), G = stx__num_of(x, a->dloss),
              M = stx__num_of(x, a->row_max), I = stx__num_of(x, a->inv_sum),
              A = stx__num_of(x, a->logits), W = stx__num_of(x, a->weights);
-    int accumulate = a->accumulate && a->dlogits != a->logits;
+    const int accumulate = a->accumulate && a->dlogits != a->logits;
     if (N && V)
-        STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A,
+        STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel<T>, D, G, M, I, A,
                       a->targets, W, N, V, a->ld, a->divisor, accumulate);
 }
 
-/* Ids sorted by cluster, stably: see stx__cluster_sort_args. One block, 1024 ids at a time:
-   a warp counts its ids of each cluster by votes, and an id's place is how many of its
-   cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
+/* The column of the head's logits that the softmax over words and clusters reads for
+   id, in cluster c; without a head, the id's row r in its cluster, or 0 if there is
+   none (fits) */
+static __device__ __forceinline__ int32_t stx__cluster_at(const stx__cluster_sort_args &k, int K, int c,
+                                                          int32_t id, size_t r, int fits) {
+    if (!k.head) return fits ? (int32_t)r : 0;
+    if (c == 0) return id;
+    return (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
+}
+
+/* Sorts the ids (n) by cluster, stably: see stx__cluster_sort_args. One block handles 1024
+   ids at a time. A warp counts its ids of each cluster by votes. The rank of an id in
+   its cluster is the number of ids of the cluster before it: in earlier rounds
+   (taken), in earlier warps (count) and in earlier lanes (before). */
 STX__GLOBAL(1024)
 stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
                          const int32_t *ids, size_t n, const stx__cluster_sort_args k) {
@@ -3424,6 +3977,7 @@ stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *o
     }
     if (threadIdx.x < STX_MAX_CLUSTERS) taken[threadIdx.x] = 0;
     __syncthreads();
+
     for (size_t base = 0; base < n; base += 1024) {
         const size_t i = base + threadIdx.x;
         const int32_t id = i < n ? ids[i] : -1;
@@ -3436,6 +3990,7 @@ stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *o
             if (c == e) before = (unsigned)__popc(votes & ((1u << lane) - 1));
         }
         __syncthreads();
+
         if (i < n && c == K) at[i] = -1;
         if (c < K) {
             size_t r = taken[c] + before;
@@ -3443,10 +3998,7 @@ stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *o
             for (unsigned w = 0; w < warp; w++) r += count[w * STX_MAX_CLUSTERS + c];
             r += k.first[c];
             fits = r < k.first[c + 1];
-            at[i] = !k.head ? (fits ? (int32_t)r : 0)
-                    : c == 0
-                        ? id
-                        : (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
+            at[i] = stx__cluster_at(k, K, c, id, r, fits);
             if (fits) {
                 local[r] = id - (c ? (int32_t)k.end[c - 1] : 0);
                 place[r] = (int32_t)i;
@@ -3458,6 +4010,7 @@ stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *o
                 taken[threadIdx.x] += count[w * STX_MAX_CLUSTERS + threadIdx.x];
         __syncthreads();
     }
+
     if (threadIdx.x == 0) {
         int more = 0;
         for (int c = k.head ? 1 : 0; c < K; c++) more |= taken[c] > k.first[c + 1] - k.first[c];
@@ -3470,26 +4023,27 @@ void stx__cluster_sort_cuda(stx_ctx *x, const stx__cluster_sort_args *k) {
                     k->place, k->at, k->over, k->ids, k->n, *k);
 }
 
-/* y (n) = NaN if flag[0] */
-STX__GLOBAL(256) stx__spoil_kernel(stx__num y, size_t n, const int32_t *flag) {
+/* y (n) = NaN if flag[0] is not 0. A thread writes an element at a time. */
+STX__GLOBAL(256) stx__nan_if_kernel(stx__num y, size_t n, const int32_t *flag) {
     if (*flag) STX__STEP(i, n, 1) stx__put(y, i, nanf(""));
 }
 
 void stx__nan_if_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
     stx__num Y = stx__num_of(x, y);
-    if (n) STX__RUN_KERNEL(x, "stx__nan_if", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
+    if (n)
+        STX__RUN_KERNEL(x, "stx__nan_if", stx__nan_if_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
 }
 
 
-// >>mse ---------------------------------------------------------------------------------------------------------------
+// >>mse
 
-/* loss (1) = mean (a - b)^2, a, b (n) */
+/* loss (1) = mean (a - b)^2; a, b (n) */
 void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) {
     stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0);
 }
 
-/* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a
-   time. */
+/* loss = mean (a - b)^2:   da (n) += 2 (a - b) dloss / n ; db (n) -= the same
+   da.p and db.p may be NULL. A thread handles W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
@@ -3511,7 +4065,7 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
                       const stx_real *a, const stx_real *b, size_t n) {
     stx__num D = stx__num_of(x, da), E = stx__num_of(x, db), G = stx__num_of(x, dloss),
              A = stx__num_of(x, a), B = stx__num_of(x, b);
-    int four = n % 4 == 0 && stx__by4(D) && stx__by4(E) && stx__by4(A) && stx__by4(B);
+    const int four = n % 4 == 0 && stx__by4(D) && stx__by4(E) && stx__by4(A) && stx__by4(B);
     if (n) STX__RUN_BY(x, "stx_mse_bwd", four, stx__mse_bwd_kernel, n, D, E, G, A, B, n);
 }
 
@@ -8459,7 +9013,7 @@ static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const 
                                     const float *part, size_t n, size_t parts, float f) {
     stx__attn_bwd_fold_job *o;
     for (int k = 0; k < all->count; k++)
-        if (stx__columns_meet(to, n, all->one[k].to.p, all->one[k].n)) {
+        if (stx__overlap(to, n, all->one[k].to.p, all->one[k].n)) {
             stx__attn_bwd_fold_now(x, all);
             break;
         }
@@ -10278,7 +10832,7 @@ static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
     const int count = K == STX_COMP_GRU ? 2 : 1;
     dim3 grid((unsigned)chunks, stx__blocks(a->D, four ? 128 : 32, 65535));
     int late = a->late;
-    float *part = stx__late_part(x, what, chunks * P * a->D, &late);
+    float *part = stx__partial_sums(x, what, chunks * P * a->D, &late);
     if (!part) return;
     if (four)
         STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<4, K>), grid, 256, 0, *p, part, rows);
@@ -11251,12 +11805,20 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
 #endif /* SEQTX_PAR_H */
 
 
-// >>adaptive input and output -----------------------------------------------------------------------------------------
+// >>adaptive input and output
 
-/* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of
-   its cluster, gate (N,K), for c > 0; for c = 0 the columns from size on are the other
-   clusters', and make gate. A block does a row, with sums in double: this is for
-   evaluation and generation. */
+/* Log probabilities of the words of cluster c, for stx_cluster_log_probs. logits (N,w)
+   are the cluster's. z = log sum_j e^logits over a row, and
+
+       c = 0:  out[n,start+j] = logits[n,j] - z     j < size
+               gate[n,j] = their logit - z          j = 1 .. K - 1: the columns from size
+                                                    on are the clusters, in this order
+                                                    (forward) or in reverse order
+       c > 0:  out[n,start+j] = logits[n,j] - z + gate[n,c]
+
+   out (N,V), gate (N,K). A block handles a row, with sums in double; this is for
+   evaluation and generation. A thread adds every 256th column, in order, then a fixed
+   tree. */
 STX__GLOBAL(256)
 stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start,
                     size_t size, size_t w, size_t K, size_t c, int forward) {
@@ -11270,12 +11832,12 @@ stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size
         for (size_t j = threadIdx.x; j < w; j += 256)
             z += exp((double)(stx__get(logits, n * w + j) - m));
         z = (double)m + log(stx__row_sum<256>(z, sums));
+
         if (!c)
-            for (size_t j = 1 + threadIdx.x; j < K; j += 256)
-                stx__put(gate, n * K + j,
-                         (float)((double)stx__get(
-                                     logits, n * w + (forward ? size + j - 1 : size + K - 1 - j))
-                                 - z));
+            for (size_t j = 1 + threadIdx.x; j < K; j += 256) {
+                const size_t column = forward ? size + j - 1 : size + K - 1 - j;
+                stx__put(gate, n * K + j, (float)((double)stx__get(logits, n * w + column) - z));
+            }
         for (size_t j = threadIdx.x; j < size; j += 256)
             stx__put(out, n * V + start + j,
                      (float)((double)stx__get(logits, n * w + j) - z + add));
@@ -11291,25 +11853,25 @@ void stx__cluster_log_probs_cuda(stx_ctx *x, const stx__cluster_log_probs_args *
 }
 
 
-// >>report ------------------------------------------------------------------------------------------------------------
+// >>report
 
-/* meter[0] = or += s a[0], in double. One thread. */
-STX__GLOBAL(32) stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) {
-    *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0);
+/* metric (1) = or += s a[0], in double. One thread. */
+STX__GLOBAL(32) stx__metric_kernel(double *metric, stx__num a, double s, int accumulate) {
+    *metric = (accumulate ? *metric : 0) + s * (double)stx__get(a, 0);
 }
 
-void stx__metric_accumulate_cuda(stx_ctx *x, double *meter, const stx_real *a, double s,
-                                int accumulate) {
-    STX__RUN_KERNEL(x, "stx_metric_accumulate", stx__meter_kernel, 1, 1, 0, meter,
-                    stx__num_of(x, a), s, accumulate);
+void stx__metric_accumulate_cuda(stx_ctx *x, double *metric, const stx_real *a, double s,
+                                 int accumulate) {
+    STX__RUN_KERNEL(x, "stx_metric_set", stx__metric_kernel, 1, 1, 0, metric, stx__num_of(x, a), s,
+                    accumulate);
 }
 
 
-// >>optimisers --------------------------------------------------------------------------------------------------------
+// >>optimisers
 
-/* Where the parameters' bfloat16 twins are: a kernel finds a piece's by its address.
-   More allocations than the table holds are left to stx__twin_kernel, table by table,
-   after the update. */
+/* Where the twins of parameters are: a kernel finds the twin of a chunk by the chunk's
+   address. If there are more allocations than the table holds, stx__twin_kernel
+   handles the rest after the update, table by table. */
 enum { STX__TWINS = 64 };
 
 typedef struct stx__twins {
@@ -11319,7 +11881,8 @@ typedef struct stx__twins {
     int n;
 } stx__twins;
 
-/* Fills t from the allocations r, ..; what is left over, or NULL */
+/* Fills t from the list of allocations r. Returns the first allocation that did not
+   fit, or NULL. */
 static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
     memset(t, 0, sizeof *t);
     for (; r && t->n < STX__TWINS; r = r->next)
@@ -11332,9 +11895,9 @@ static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
     return r;
 }
 
-/* The twin of the numbers at p, or NULL, for the whole block: thread i looks at
-   allocation i. */
-static __device__ __forceinline__ stx__num stx__piece_num(const stx__twins &t, float *p,
+/* The array at p with its twin, found by the whole block: thread i checks allocation
+   i. */
+static __device__ __forceinline__ stx__num stx__chunk_num(const stx__twins &t, float *p,
                                                           stx__bf16 **sh) {
     stx__num a = {p, NULL, 0};
     if (!t.n) return a;
@@ -11353,15 +11916,16 @@ static __device__ __forceinline__ int stx__aligned(const void *p, size_t to) {
     return (uintptr_t)p % to == 0;
 }
 
-/* A block of 256 per piece */
-#define STX__EACH_PIECE(k, count) for (size_t k = blockIdx.x; k < count; k += gridDim.x)
+/* The loop over chunks of a kernel with blocks of 256 threads: a block handles a chunk
+   at a time. */
+#define STX__EACH_CHUNK(k, count) for (size_t k = blockIdx.x; k < count; k += gridDim.x)
 
-static unsigned stx__piece_blocks(size_t count) {
+static unsigned stx__chunk_blocks(size_t count) {
     return stx__blocks(count, 1, (size_t)1 << 20);
 }
 
-/* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not
-   ok. States that the piece has not are 0 and stay away. */
+/* update(p, g, s0, s1) for the elements [lo, hi) of a chunk, then g = 0. States that
+   the chunk does not have are 0 and are not stored. */
 template <int W, class F>
 static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &q,
                                                          const stx__num &p, size_t lo, size_t hi,
@@ -11382,8 +11946,10 @@ static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &
     }
 }
 
+/* update for all elements of a chunk, in groups of 4 where it is aligned. Without ok,
+   the update is skipped and only g = 0 remains. */
 template <class F>
-static __device__ __forceinline__ void stx__update_piece(const stx_optim_chunk &q,
+static __device__ __forceinline__ void stx__update_chunk(const stx_optim_chunk &q,
                                                          const stx__num &p, int ok, F update) {
     size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16)
                            && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8)
@@ -11397,73 +11963,76 @@ static __device__ __forceinline__ void stx__update_piece(const stx_optim_chunk &
     stx__update_range<1>(q, p, fours, q.n, update);
 }
 
-/* What writers of parameters whose allocations the first table could not hold have
-   left to do: the twins of t = p. */
-STX__GLOBAL(256) stx__twin_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t) {
+/* Copies the parameters whose allocations are in t to their twins, for allocations
+   that the table of the update kernel did not hold. A block handles a chunk. */
+STX__GLOBAL(256)
+stx__twin_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t) {
     STX__SHARED(stx__bf16 *, sh, 1);
-    STX__EACH_PIECE(k, count) {
-        stx__num p = stx__piece_num(t, piece[k].p, sh);
+    STX__EACH_CHUNK(k, count) {
+        stx__num p = stx__chunk_num(t, chunk[k].p, sh);
         if (p.twin)
-            for (size_t i = threadIdx.x; i < piece[k].n; i += 256)
+            for (size_t i = threadIdx.x; i < chunk[k].n; i += 256)
                 p.twin[i] = __float2bfloat16(((const float *)p.p)[i]);
     }
 }
 
-#define STX__RUN_PIECES(x, name, kernel, piece, count, ...) \
+/* Launches kernel(chunk, count, twins, ..), and stx__twin_kernel where necessary. */
+#define STX__RUN_CHUNKS(x, name, kernel, chunk, count, ...) \
   do { \
     stx__twins twins; \
     const stx__range *rest = stx__twins_from(stx__gpu(x)->ranges, &twins); \
-    STX__RUN_KERNEL(x, name, kernel, stx__piece_blocks(count), 256, 0, piece, count, twins, \
+    STX__RUN_KERNEL(x, name, kernel, stx__chunk_blocks(count), 256, 0, chunk, count, twins, \
                     __VA_ARGS__); \
     while (rest) { \
       rest = stx__twins_from(rest, &twins); \
-      STX__RUN_KERNEL(x, name, stx__twin_kernel, stx__piece_blocks(count), 256, 0, piece, count, \
+      STX__RUN_KERNEL(x, name, stx__twin_kernel, stx__chunk_blocks(count), 256, 0, chunk, count, \
                       twins); \
     } \
   } while (0)
 
-/* out (count) = sum of g^2 of each piece, in double. A block has a piece. */
-STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_optim_chunk *piece, size_t count) {
+/* out (count) = sum of g^2 of each chunk, in double. A block handles a chunk: a thread
+   adds every 256th group of 4, in order, then a fixed tree. */
+STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_optim_chunk *chunk, size_t count) {
     STX__SHARED(double, sh, 32);
-    STX__EACH_PIECE(k, count) {
-        const stx__num g = {piece[k].g, NULL, 0};
-        size_t n = piece[k].n, fours = stx__aligned(g.p, 16) ? n / 4 * 4 : 0;
+    STX__EACH_CHUNK(k, count) {
+        const stx__num g = {chunk[k].g, NULL, 0};
+        size_t n = chunk[k].n, fours = stx__aligned(g.p, 16) ? n / 4 * 4 : 0;
         double s = 0;
         for (size_t i = 4 * (size_t)threadIdx.x; i < fours; i += 1024) {
             float4 v = stx__get4(g, i);
             s += ((double)v.x * v.x + (double)v.y * v.y) + ((double)v.z * v.z + (double)v.w * v.w);
         }
         for (size_t i = fours + threadIdx.x; i < n; i += 256)
-            s += (double)piece[k].g[i] * piece[k].g[i];
+            s += (double)chunk[k].g[i] * chunk[k].g[i];
         s = stx__row_sum<256>(s, sh);
         if (threadIdx.x == 0) out[k] = s;
     }
 }
 
-void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_optim_chunk *piece, size_t count) {
+void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_optim_chunk *chunk, size_t count) {
     if (count)
-        STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count),
-                        256, 0, out, piece, count);
+        STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__chunk_blocks(count),
+                        256, 0, out, chunk, count);
 }
 
-/* In a block of 1024: of(first, end, lane) for the pieces [first, end) of each tensor,
-   by the warp in whose 32 pieces it begins, which finds its end by bisection (a
-   tensor's pieces are together). */
+/* In a block of 1024 threads: calls of(first, end, lane) for the chunks [first, end)
+   of each tensor, in the warp in whose 32 chunks the tensor begins. The warp finds the
+   end by bisection, since the chunks of a tensor are adjacent. */
 template <class F>
-static __device__ __forceinline__ void stx__each_tensor(const stx_optim_chunk *piece, size_t count,
+static __device__ __forceinline__ void stx__each_tensor(const stx_optim_chunk *chunk, size_t count,
                                                         F of) {
     const unsigned lane = threadIdx.x % 32;
     for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
         size_t k = base + lane;
         unsigned begins = __ballot_sync(STX__ALL,
                                         k < count
-                                            && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
+                                            && (k == 0 || chunk[k - 1].tensor != chunk[k].tensor));
         for (; begins; begins &= begins - 1) {
-            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor,
+            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = chunk[first].tensor,
                    end = first + 1, above = count;
             while (end < above) {
                 size_t mid = end + (above - end) / 2;
-                if (piece[mid].tensor == tensor)
+                if (chunk[mid].tensor == tensor)
                     end = mid + 1;
                 else
                     above = mid;
@@ -11473,25 +12042,55 @@ static __device__ __forceinline__ void stx__each_tensor(const stx_optim_chunk *p
     }
 }
 
-/* What the plan's kernel wants of stx_optim_desc, without gaps: what stands in those
-   is whatever was there before, and arguments are searched for addresses of the host
-   (tests/cuda_host) */
-typedef struct stx__plan_rule {
+/* The fields of stx_optim_desc that stx__optim_prepare_kernel reads. A struct without
+   padding bytes: they would be uninitialised, and tests/cuda_host searches arguments
+   for addresses of the host. */
+typedef struct stx__prepare_rule {
     int kind, eps_hat, radam_skip, no_correction;
     double clip, beta1, beta2;
-} stx__plan_rule;
+} stx__prepare_rule;
 
-/* From the squares' sums: the norm, whether there is an update at all, and the pieces'
-   lr. One block. The total is a fixed tree over every 1024th piece, where the CPU adds
-   in order: the same but for the rounding of doubles. Adagrad's clipping needs the
-   norm of each tensor. */
+/* What thread 0 decides about update number ++u->step: global clipping and the bias
+   corrections of the Adam family, as in stx_optim_desc. power = beta2^step; for RAdam
+   (Liu et al. 2020, 1908.03265)
+
+       most = 2 / (1 - beta2) - 1         rho = most - 2 step power / (1 - power)
+       r    = sqrt((1 - power) (rho-4) (rho-2) most / ((most-4) (most-2) rho))
+   if rho >= 5; otherwise the update is plain. */
+static __device__ __forceinline__ void stx__optim_decide(stx_update *u, double norm,
+                                                         const stx__prepare_rule &d) {
+    double step = (double)++u->step, power = pow(d.beta2, step), rectify = 1;
+    u->plain = 0;
+    u->correction2 = (float)(1 - power);
+    if (d.kind == STX_RADAM) {
+        double most = 2 / (1 - d.beta2) - 1, rho = most - 2 * step * power / (1 - power);
+        u->plain = !(rho >= 5);
+        u->correction2 = 1;
+        if (rho >= 5)
+            rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most
+                           / ((most - 4) * (most - 2) * rho));
+    }
+    u->factor = (float)(d.clip > 0 && d.kind != STX_ADAGRAD && d.clip / (norm + 1e-6) < 1
+                            ? d.clip / (norm + 1e-6)
+                            : 1);
+    if (d.eps_hat) {
+        rectify = sqrt(1 - power);
+        u->correction2 = 1;
+    }
+    u->correction1 = (float)((1 - pow(d.beta1, step)) / rectify);
+    if (d.no_correction) u->correction1 = u->correction2 = 1;
+}
+
+/* From the sums of squares (count): the norm of the gradient, whether there is an
+   update, and the lr of each chunk. The update is skipped if the norm is not finite.
+   One block. The norm is a fixed tree over every 1024th chunk, where the CPU adds in
+   order: the results differ by the rounding of doubles. Adagrad clips by the norm of
+   each tensor. */
 STX__GLOBAL(1024, 1)
-
-stx__plan_kernel(stx_update *u, stx_optim_chunk *piece, size_t count, const double *squares,
-                 const stx__plan_rule d) {
+stx__optim_prepare_kernel(stx_update *u, stx_optim_chunk *chunk, size_t count,
+                          const double *squares, const stx__prepare_rule d) {
     STX__SHARED(double, sh, 32);
-    const double clip = d.clip, beta1 = d.beta1, beta2 = d.beta2;
-    const int kind = d.kind;
+    const double clip = d.clip;
     double lr = u->lr, total = 0, norm;
 #pragma unroll 8
     for (size_t k = threadIdx.x; k < count; k += 1024) total += squares[k];
@@ -11499,121 +12098,109 @@ stx__plan_kernel(stx_update *u, stx_optim_chunk *piece, size_t count, const doub
     if (threadIdx.x == 0) {
         u->norm = norm;
         u->ok = norm <= DBL_MAX; /* false for NaN as well */
-        if (u->ok) {
-            double step = (double)++u->step, power = pow(beta2, step), rectify = 1;
-            u->plain = 0;
-            u->correction2 = (float)(1 - power);
-            if (kind == STX_RADAM) {
-                double most = 2 / (1 - beta2) - 1, rho = most - 2 * step * power / (1 - power);
-                u->plain = !(rho >= 5);
-                u->correction2 = 1;
-                if (rho >= 5)
-                    rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most
-                                   / ((most - 4) * (most - 2) * rho));
-            }
-            u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1
-                                    ? clip / (norm + 1e-6)
-                                    : 1);
-            if (d.eps_hat) {
-                rectify = sqrt(1 - power);
-                u->correction2 = 1;
-            }
-            u->correction1 = (float)((1 - pow(beta1, step)) / rectify);
-            if (d.no_correction) u->correction1 = u->correction2 = 1;
-        } else {
+        if (u->ok)
+            stx__optim_decide(u, norm, d);
+        else
             u->skipped++;
-        }
     }
     if (!(norm <= DBL_MAX)) return;
+
     if (d.radam_skip) {
-        __syncthreads(); /* what the first thread wrote */
+        __syncthreads(); /* u->plain was written by thread 0 */
         if (u->plain) lr = 0;
     }
-    if (!(clip > 0 && kind == STX_ADAGRAD)) {
-        for (size_t k = threadIdx.x; k < count; k += 1024) piece[k].lr = (float)lr;
+    if (!(clip > 0 && d.kind == STX_ADAGRAD)) {
+        for (size_t k = threadIdx.x; k < count; k += 1024) chunk[k].lr = (float)lr;
         return;
     }
-    stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
+    stx__each_tensor(chunk, count, [=](size_t first, size_t end, unsigned lane) {
         double sq = 0, eta = lr;
 #pragma unroll 8
         for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
         sq = sqrt(stx__warp_sum_f64(sq));
         if (sq > clip) eta = lr * clip / (sq + 1e-10);
-        for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
+        for (size_t i = first + lane; i < end; i += 32) chunk[i].lr = (float)eta;
     });
 }
 
-void stx_optim_prepare_cuda(stx_ctx *x, stx_update *u, stx_optim_chunk *piece, size_t count,
+void stx_optim_prepare_cuda(stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, size_t count,
                             const double *squares, const stx_optim_desc *d) {
-    const stx__plan_rule rule = {d->kind, d->eps_hat, d->radam_skip, d->no_correction,
-                                 d->clip, d->beta1,   d->beta2};
-    STX__RUN_KERNEL(x, "stx_optim_prepare", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares,
-                    rule);
+    const stx__prepare_rule rule = {d->kind, d->eps_hat, d->radam_skip, d->no_correction,
+                                    d->clip, d->beta1,   d->beta2};
+    STX__RUN_KERNEL(x, "stx_optim_prepare", stx__optim_prepare_kernel, 1, 1024, 0, u, chunk, count,
+                    squares, rule);
 }
 
-/* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has
-   a piece, a thread four neighbours at a time; so the others below. */
-STX__GLOBAL(256)
+/* SGD with momentum:
 
-stx__sgd_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, const stx_update *u,
+       g'  = factor g + decay p
+       buf = momentum buf + g'           if there is a buffer
+       p   = p - lr buf, g = 0           (lr g' without a buffer)
+   A block handles a chunk, a thread 4 adjacent elements at a time; so do the other
+   update kernels below. */
+STX__GLOBAL(256)
+stx__sgd_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t, const stx_update *u,
                 float momentum, float decay) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor;
-    STX__EACH_PIECE(k, count) {
-        const stx_optim_chunk q = piece[k];
-        const stx__num p = stx__piece_num(t, q.p, sh);
-        const int kept = q.s[0] != NULL;
-        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &buf, float &) {
+    STX__EACH_CHUNK(k, count) {
+        const stx_optim_chunk q = chunk[k];
+        const stx__num p = stx__chunk_num(t, q.p, sh);
+        const int has_buffer = q.s[0] != NULL;
+        stx__update_chunk(q, p, u->ok, [=](float &v, float g, float &buf, float &) {
             g = fmaf(factor, g, decay * v);
-            if (kept) g = buf = fmaf(momentum, buf, g);
+            if (has_buffer) g = buf = fmaf(momentum, buf, g);
             v = fmaf(-q.lr, g, v);
         });
     }
 }
 
-void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                          size_t count, stx_real momentum, stx_real decay) {
     if (count)
-        STX__RUN_PIECES(x, "stx_sgd_update", stx__sgd_kernel, piece, count, u, momentum, decay);
+        STX__RUN_CHUNKS(x, "stx_sgd_update", stx__sgd_kernel, chunk, count, u, momentum, decay);
 }
 
-/* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
+/* Adagrad: sum = sum + g^2 ; p = p - lr g / (sqrt(sum) + eps) ; g = 0 */
 STX__GLOBAL(256)
-
-stx__adagrad_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t,
+stx__adagrad_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t,
                     const stx_update *u, float eps) {
     STX__SHARED(stx__bf16 *, sh, 1);
-    STX__EACH_PIECE(k, count) {
-        const stx_optim_chunk q = piece[k];
-        const stx__num p = stx__piece_num(t, q.p, sh);
-        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &sum, float &) {
+    STX__EACH_CHUNK(k, count) {
+        const stx_optim_chunk q = chunk[k];
+        const stx__num p = stx__chunk_num(t, q.p, sh);
+        stx__update_chunk(q, p, u->ok, [=](float &v, float g, float &sum, float &) {
             sum = fmaf(g, g, sum);
             v -= q.lr * g / (sqrtf(sum) + eps);
         });
     }
 }
 
-void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                              size_t count, stx_real eps) {
-    if (count) STX__RUN_PIECES(x, "stx_adagrad_update", stx__adagrad_kernel, piece, count, u, eps);
+    if (count) STX__RUN_CHUNKS(x, "stx_adagrad_update", stx__adagrad_kernel, chunk, count, u, eps);
 }
 
-/* g' = factor g + decay p ; m = b1 m + (1-b1) g' ; v = b2 v + (1-b2) g'^2
-   p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = corrections, or plain: - lr m / c1 ; g = 0.   rest = 1 - beta, made in
-   double */
-STX__GLOBAL(256)
+/* Adam, AdamW and RAdam, with rest = 1 - beta (computed in double) and the corrections c1
+   and c2 of u:
 
-stx__adam_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t,
+       g' = factor g + decay p
+       m  = beta1 m + rest1 g'
+       v  = beta2 v + rest2 g'^2
+       p  = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), g = 0
+   If u->plain, p = (1 - lr decoupled) p - lr m / c1. */
+STX__GLOBAL(256)
+stx__adam_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t,
                  const stx_update *u, float beta1, float rest1, float beta2, float rest2, float eps,
                  float decay, float decoupled) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor, unbias = 1 / u->correction2;
     const int plain = u->plain;
-    STX__EACH_PIECE(k, count) {
-        const stx_optim_chunk q = piece[k];
-        const stx__num p = stx__piece_num(t, q.p, sh);
+    STX__EACH_CHUNK(k, count) {
+        const stx_optim_chunk q = chunk[k];
+        const stx__num p = stx__chunk_num(t, q.p, sh);
         const float keep = 1 - q.lr * decoupled, rate = q.lr / u->correction1;
-        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
+        stx__update_chunk(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
             float d = fmaf(factor, g, decay * w);
             m = fmaf(beta1, m, rest1 * d);
             v = fmaf(beta2, v, rest2 * d * d);
@@ -11622,26 +12209,31 @@ stx__adam_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t,
     }
 }
 
-void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                           size_t count, stx_real beta1, stx_real rest1, stx_real beta2,
                           stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled) {
     if (count)
-        STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1,
+        STX__RUN_CHUNKS(x, "stx_adam_update", stx__adam_kernel, chunk, count, u, beta1, rest1,
                         beta2, rest2, eps, decay, decoupled);
 }
 
-/* LAMB, first: d = factor g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m /
-   c1) / (sqrt(v / c2) + eps) + decay p, and the piece's sums of p^2 and g^2, in
-   double. A block has a piece. */
-STX__GLOBAL(256)
+/* LAMB, first kernel: the direction of each element, which replaces g,
 
-stx__lamb_kernel(const stx_optim_chunk *piece, size_t count, const stx_update *u, double *squares,
-                 float beta1, float rest1, float beta2, float rest2, float eps, float decay) {
+       d = factor g
+       m = beta1 m + rest1 d
+       v = beta2 v + rest2 d^2
+       g = (m / c1) / (sqrt(v / c2) + eps) + decay p
+   and squares (count,2), the sums of p^2 and g^2 of each chunk, in double. A block
+   handles a chunk: a thread adds every 256th element, in order, then a fixed tree. */
+STX__GLOBAL(256)
+stx__lamb_direction_kernel(const stx_optim_chunk *chunk, size_t count, const stx_update *u,
+                           double *squares, float beta1, float rest1, float beta2, float rest2,
+                           float eps, float decay) {
     STX__SHARED(double, sh, 32);
     if (!u->ok) return;
     const float factor = u->factor, rate = 1 / u->correction1, unbias = 1 / u->correction2;
-    STX__EACH_PIECE(k, count) {
-        const stx_optim_chunk q = piece[k];
+    STX__EACH_CHUNK(k, count) {
+        const stx_optim_chunk q = chunk[k];
         double pp = 0, gg = 0;
         for (size_t i = threadIdx.x; i < q.n; i += 256) {
             float p = q.p[i], d = factor * q.g[i], m = fmaf(beta1, q.s[0][i], rest1 * d),
@@ -11662,22 +12254,23 @@ stx__lamb_kernel(const stx_optim_chunk *piece, size_t count, const stx_update *u
     }
 }
 
-void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                              size_t count, double *squares, stx_real beta1, stx_real rest1,
                              stx_real beta2, stx_real rest2, stx_real eps, stx_real decay) {
     if (count)
-        STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0,
-                        piece, count, u, squares, beta1, rest1, beta2, rest2, eps, decay);
+        STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_direction_kernel,
+                        stx__chunk_blocks(count), 256, 0, chunk, count, u, squares, beta1, rest1,
+                        beta2, rest2, eps, decay);
 }
 
-/* LAMB, second: each tensor's phi, times the pieces' lr. One block; see
-   stx__plan_kernel. */
+/* LAMB, second kernel: multiplies the lr of each tensor's chunks by its trust ratio,
+   min(|p|, trust_max) / |g|, or 1 if one of the norms is 0. One block; a warp handles
+   a tensor. */
 STX__GLOBAL(1024)
-
-stx__lamb_plan_kernel(const stx_update *u, stx_optim_chunk *piece, size_t count,
-                      const double *squares, double trust_max) {
+stx__lamb_trust_kernel(const stx_update *u, stx_optim_chunk *chunk, size_t count,
+                       const double *squares, double trust_max) {
     if (!u->ok) return;
-    stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
+    stx__each_tensor(chunk, count, [=](size_t first, size_t end, unsigned lane) {
         double p = 0, g = 0;
         for (size_t i = first + lane; i < end; i += 32) {
             p += squares[2 * i];
@@ -11688,818 +12281,104 @@ stx__lamb_plan_kernel(const stx_update *u, stx_optim_chunk *piece, size_t count,
         if (trust_max > 0 && p > trust_max) p = trust_max;
         if (p > 0 && g > 0)
             for (size_t i = first + lane; i < end; i += 32)
-                piece[i].lr = (float)((double)piece[i].lr * p / sqrt(g));
+                chunk[i].lr = (float)((double)chunk[i].lr * p / sqrt(g));
     });
 }
 
-/* LAMB, third: p -= lr g ; g = 0 */
+/* LAMB, third kernel: p = p - lr g ; g = 0. m and v were written by the first kernel. */
 STX__GLOBAL(256)
-
-stx__lamb_update_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t,
+stx__lamb_update_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t,
                         const stx_update *u) {
     STX__SHARED(stx__bf16 *, sh, 1);
-    STX__EACH_PIECE(k, count) {
-        stx_optim_chunk q = piece[k];
-        const stx__num p = stx__piece_num(t, q.p, sh);
-        q.s[0] = q.s[1] = NULL; /* they are what they are */
-        stx__update_piece(q, p, u->ok,
+    STX__EACH_CHUNK(k, count) {
+        stx_optim_chunk q = chunk[k];
+        const stx__num p = stx__chunk_num(t, q.p, sh);
+        q.s[0] = q.s[1] = NULL;
+        stx__update_chunk(q, p, u->ok,
                           [=](float &w, float g, float &, float &) { w = fmaf(-q.lr, g, w); });
     }
 }
 
-void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_optim_chunk *piece, size_t count,
+void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_optim_chunk *chunk, size_t count,
                           const double *squares, double trust_max) {
     if (!count) return;
-    STX__RUN_KERNEL(x, "stx_lamb_update", stx__lamb_plan_kernel, 1, 1024, 0, u, piece, count,
+    STX__RUN_KERNEL(x, "stx_lamb_update", stx__lamb_trust_kernel, 1, 1024, 0, u, chunk, count,
                     squares, trust_max);
-    STX__RUN_PIECES(x, "stx_lamb_update", stx__lamb_update_kernel, piece, count, u);
+    STX__RUN_CHUNKS(x, "stx_lamb_update", stx__lamb_update_kernel, chunk, count, u);
 }
 
-/* g of each piece into [-c, c]; infinities and NaN stay. A block has a piece. */
-STX__GLOBAL(256) stx__clip_values_kernel(const stx_optim_chunk *piece, size_t count, float c) {
-    STX__EACH_PIECE(k, count)
-    for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
-        float v = piece[k].g[i];
-        if (fabsf(v) > c && fabsf(v) <= FLT_MAX) piece[k].g[i] = v < 0 ? -c : c;
+/* Clips the g of each chunk to [-c, c]; infinities and NaN are left as they are. A
+   block handles a chunk. */
+STX__GLOBAL(256) stx__clip_values_kernel(const stx_optim_chunk *chunk, size_t count, float c) {
+    STX__EACH_CHUNK(k, count)
+    for (size_t i = threadIdx.x; i < chunk[k].n; i += 256) {
+        float v = chunk[k].g[i];
+        if (fabsf(v) > c && fabsf(v) <= FLT_MAX) chunk[k].g[i] = v < 0 ? -c : c;
     }
 }
 
-void stx_clip_values_cuda(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real c) {
+void stx_clip_values_cuda(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real c) {
     if (count)
-        STX__RUN_KERNEL(x, "stx_clip_values", stx__clip_values_kernel, stx__piece_blocks(count),
-                        256, 0, piece, count, c);
+        STX__RUN_KERNEL(x, "stx_clip_values", stx__clip_values_kernel, stx__chunk_blocks(count),
+                        256, 0, chunk, count, c);
 }
 
-/* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
+/* Clamps the p of each chunk to [lo, hi]; NaN is left as it is. A block handles a
+   chunk. */
 STX__GLOBAL(256)
-
-stx__clamp_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, float lo,
+stx__clamp_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t, float lo,
                   float hi) {
     STX__SHARED(stx__bf16 *, sh, 1);
-    STX__EACH_PIECE(k, count) {
-        const stx__num p = stx__piece_num(t, piece[k].p, sh);
-        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
-            float v = stx__get(p, i);
-            stx__put(p, i, v < lo ? lo : v > hi ? hi : v);
+    STX__EACH_CHUNK(k, count) {
+        const stx__num p = stx__chunk_num(t, chunk[k].p, sh);
+        for (size_t i = threadIdx.x; i < chunk[k].n; i += 256) {
+            float v = stx__get(p, i), above = v > hi ? hi : v;
+            stx__put(p, i, v < lo ? lo : above);
         }
     }
 }
 
-void stx_clamp_cuda(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo,
+void stx_clamp_cuda(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real lo,
                     stx_real hi) {
-    if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
+    if (count) STX__RUN_CHUNKS(x, "stx_clamp", stx__clamp_kernel, chunk, count, lo, hi);
 }
 
 
-// >>device ------------------------------------------------------------------------------------------------------------
+// >>group: streams
 
-/* An error of the runtime becomes the context's: 1 if there is none. What a kernel does
-   wrong while it runs is told by whoever waits next.
-   */
-static int stx__ok_or(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
-    if (e == cudaSuccess || stx__capture_lost(g)) return 1;
-    (void)cudaGetLastError(); /* not sticky: it is told here */
-    stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE,
-             "%s: CUDA says \"%s\" (%s)%s%s", what, cudaGetErrorString(e), cudaGetErrorName(e),
-             g && g->name[0] ? " on " : "", g && g->name[0] ? g->name : "");
-    return 0;
-}
+/* The parts of a group of ranks that opening, closing and capturing need. Exchanges of
+   gradients run on the group's stream, so that the kernels of earlier layers continue
+   meanwhile. The fork is an event after which an exchange may begin, the join is an event
+   after which the context's stream may use the results. In a captured step, both are
+   dependencies of the CUDA graph.
+
+   No call blocks. The communicator is created with ncclConfig_t.blocking = 0, and pending
+   work is polled (stx__group_wait_for) until it has finished, NCCL reports an error, or
+   the other ranks have not answered for too long. In the last two cases the group is
+   given up (ncclCommAbort, which ends kernels that wait for other ranks), and the context
+   gets an error.
+
+   NCCL documents captures, and it documents communicators that do not block, but not
+   the two together. If the first capture fails because of NCCL, steps are launched
+   without a graph, with bit-identical results, and stx_step_replay_status says so. If
+   the communicator has failed with the capture, the ranks create another one, by a
+   name that they exchanged when they joined. */
 #ifdef SEQTX_NCCL
-static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
-                               const char *what);
-static int stx__group_lives(const stx_gpu *g);
-#endif
-static void stx__group_free(stx_gpu *g);
-static cudaError_t stx__group_join_streams(stx_gpu *g);
-static int stx__group_may_capture(stx_ctx *x, stx_gpu *g);
-static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured);
 
-static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
-                     const char *what) {
-#ifdef SEQTX_NCCL
-    if (stx__group_lives(g)) return stx__group_wait_for(x, g, stream, event, what);
-#endif
-    return stx__ok_or(x, g, event ? cudaEventSynchronize(event) : cudaStreamSynchronize(stream),
-                      what);
-}
-
-/* One kernel in this file that does nothing: whether the device can run the code is
-   asked of it, before anything is allocated. */
-STX__GLOBAL(32) stx__probe_kernel(void) {}
-
-stx_gpu *stx_cuda_open(stx_ctx *x) {
-    const stx_desc *d = stx_ctx_desc(x);
-    cudaDeviceProp p;
-    cudaFuncAttributes attributes;
-    stx_gpu *g;
-    cudaError_t e;
-    int count = 0, i;
-    e = cudaGetDeviceCount(&count);
-    if (e != cudaSuccess || count < 1) {
-        (void)cudaGetLastError();
-        stx_fail(
-            x, STX_ERR_DEVICE,
-            "stx_create: no CUDA device (%s): use STX_CPU, or look whether the driver is loaded (nvidia-smi) and "
-            "CUDA_VISIBLE_DEVICES hides it",
-            e == cudaSuccess ? "none found" : cudaGetErrorString(e));
-        return NULL;
-    }
-    if (d->gpu < 0 || d->gpu >= count) {
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: desc.gpu is %d, there are %d: want 0 to %d",
-                 d->gpu, count, count - 1);
-        return NULL;
-    }
-    g = (stx_gpu *)calloc(1, sizeof *g);
-    if (g) g->late = (struct stx__defer_sums *)calloc(1, sizeof *g->late);
-    if (!g || !g->late) {
-        free(g);
-        stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory");
-        return NULL;
-    }
-    g->index = d->gpu;
-    g->half = d->precision == STX_PREC_BF16;
-    g->tf32 = d->tf32;
-    g->tune = d->tune != 0;
-    if (!stx__ok_or(x, g, cudaSetDevice(d->gpu), "stx_create")
-        || !stx__ok_or(x, g, cudaGetDeviceProperties(&p, d->gpu), "stx_create")) {
-        stx_cuda_close(g);
-        return NULL;
-    }
-    g->sms = p.multiProcessorCount;
-    g->major = p.major;
-    g->minor = p.minor;
-    g->shared_max = p.sharedMemPerBlockOptin;
-    snprintf(g->name, sizeof g->name, "%.80s, sm_%d%d", p.name, p.major, p.minor);
-    if (p.major < 8 || cudaFuncGetAttributes(&attributes, stx__probe_kernel) != cudaSuccess) {
-        (void)cudaGetLastError();
-        stx_fail(
-            x, STX_ERR_DEVICE,
-            "stx_create: this program has no code for GPU %d (%s): build seqtx_cuda.cu with -arch=sm_%d%d (sm_80 "
-            "or newer is needed)",
-            d->gpu, g->name, p.major, p.minor);
-        stx_cuda_close(g);
-        return NULL;
-    }
-    if (!stx__ok_or(x, g, cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking),
-                    "stx_create")) {
-        stx_cuda_close(g);
-        return NULL;
-    }
-    for (i = 0; i < 4; i++)
-        if (!stx__ok_or(x, g, cudaEventCreateWithFlags(&g->staged[i], cudaEventDisableTiming),
-                        "stx_create")
-            || !stx__ok_or(x, g, cudaMallocHost((void **)&g->stage[i], STX__STAGE_BYTES),
-                           "stx_create")
-            || !stx__ok_or(x, g, cudaEventCreateWithFlags(&g->reported[i], cudaEventDisableTiming),
-                           "stx_create")
-            || !stx__ok_or(x, g, cudaMallocHost(&g->report[i], STX__REPORT_BYTES), "stx_create")) {
-            stx_cuda_close(g);
-            return NULL;
-        }
-    if (!stx__ok_or(x, g, cudaMalloc((void **)&g->shift, 256), "stx_create")
-        || !stx__ok_or(x, g, cudaMemsetAsync(g->shift, 0, 256, g->stream), "stx_create")
-        || !stx__gemm_open(x, g)) {
-        stx_cuda_close(g);
-        return NULL;
-    }
-    (void)cudaGetLastError(); /* what others left there is not ours */
-    return g;
-}
-
-void stx_cuda_close(stx_gpu *g) {
-    int i;
-    if (!g) return;
-    (void)cudaSetDevice(g->index);
-    stx__group_free(g);
-    if (g->stream) (void)cudaStreamSynchronize(g->stream);
-    stx__gemm_close(g);
-    while (g->ranges) {
-        stx__range *r = g->ranges;
-        g->ranges = r->next;
-        (void)cudaFree(r->base);
-        if (r->twin) (void)cudaFree(r->twin);
-        free(r);
-    }
-    for (i = 0; i < 4; i++) {
-        if (g->staged[i]) (void)cudaEventDestroy(g->staged[i]);
-        if (g->stage[i]) (void)cudaFreeHost(g->stage[i]);
-        if (g->reported[i]) (void)cudaEventDestroy(g->reported[i]);
-        if (g->report[i]) (void)cudaFreeHost(g->report[i]);
-    }
-    if (g->shift) (void)cudaFree(g->shift);
-    if (g->scratch) (void)cudaFree(g->scratch);
-    if (g->late->room) (void)cudaFree(g->late->room);
-    if (g->late->pieces) (void)cudaFree(g->late->pieces);
-    free(g->late);
-    if (g->stream) (void)cudaStreamDestroy(g->stream);
-    free(g);
-}
-
-void stx_cuda_defer_sums(stx_ctx *x, int by) {
-    struct stx__defer_sums *t = stx__gpu(x)->late;
-    t->depth += by;
-    if (by == 0 || t->depth == 0) stx__late_now(x);
-}
-
-void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
-    stx_gpu *g = stx__use(x);
-    stx__range *r = (stx__range *)calloc(1, sizeof *r);
-    void *p = NULL, *twin = NULL;
-    cudaError_t e;
-    if (!r || g->capturing) {
-        if (r)
-            stx_fail(
-                x, STX_ERR_MEMORY,
-                "%zu more bytes of GPU memory are wanted while a step is captured: its key does not tell it "
-                "from one that wants less",
-                bytes);
-        free(r);
-        return NULL;
-    }
-    e = cudaMalloc(&p, bytes);
-    if (e == cudaSuccess && kind == STX_MEM_PARAMS && g->half) e = cudaMalloc(&twin, bytes / 2);
-    if (e != cudaSuccess) {
-        (void)cudaGetLastError();
-        if (p) (void)cudaFree(p);
-        /* something that went wrong before */
-        if (e != cudaErrorMemoryAllocation) stx__ok_or(x, g, e, "allocating GPU memory");
-        free(r);
-        return NULL;
-    }
-    r->base = (char *)p;
-    r->bytes = bytes;
-    r->kind = kind;
-    r->twin = (stx__bf16 *)twin;
-    r->next = g->ranges;
-    g->ranges = r;
-    g->bytes += bytes + (twin ? bytes / 2 : 0);
-    return p;
-}
-
-void stx_cuda_free(stx_ctx *x, void *p) {
-    stx_gpu *g = stx__use(x);
-    stx__range **at, *r;
-    for (at = &g->ranges; *at && (*at)->base != (char *)p; at = &(*at)->next) {
-    }
-    r = *at;
-    if (!r) return;
-    /* what is freed here would be freed once, not in every replay; it goes when the
-       device is closed */
-    if (g->capturing) {
-        g->repeatable = 0;
-        return;
-    }
-    *at = r->next;
-    if (g->last == r) g->last = NULL;
-    (void)stx__group_join_streams(g); /* what the other ranks still need of it, too */
-    stx__wait(x, g, g->stream, NULL, "waiting for the GPU");
-    g->bytes -= r->bytes + (r->twin ? r->bytes / 2 : 0);
-    (void)cudaFree(r->base);
-    if (r->twin) (void)cudaFree(r->twin);
-    free(r);
-}
-
-size_t stx_cuda_bytes(const stx_ctx *x) {
-    const stx_gpu *g = stx__gpu(x);
-    return g ? g->bytes + g->scratch_bytes : 0;
-}
-
-int stx_cuda_is_bf16(const stx_ctx *x, const void *p) {
-    stx_gpu *g = stx__gpu(x);
-    const stx__range *r = stx__range_of(g, p);
-    return g->half && r && r->kind == STX_MEM_ACTIVATIONS;
-}
-
-static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
-    stx_gpu *g = stx__use(x);
-    if (!stx_ok(x)) return NULL;
-    if (bytes > g->scratch_bytes) {
-        void *p = NULL;
-        size_t want = bytes < ((size_t)1 << 20) ? (size_t)1 << 20 : bytes + bytes / 4;
-        if (g->capturing) {
-            stx_fail(
-                x, STX_ERR_MEMORY,
-                "%s: %zu bytes of scratch are wanted while a step is captured: its key does not tell it from one "
-                "that wants less",
-                what, bytes);
-            return NULL;
-        }
-        if (cudaMalloc(&p, want) != cudaSuccess
-            && ((void)cudaGetLastError(), want = bytes, cudaMalloc(&p, want)) != cudaSuccess) {
-            (void)cudaGetLastError();
-            stx_fail(
-                x, STX_ERR_MEMORY,
-                "%s: the GPU has no memory for %zu bytes of scratch: use a smaller batch, block or model",
-                what, bytes);
-            return NULL;
-        }
-        /* the old one stays: a captured step may know its address */
-        if (g->scratch) {
-            stx__range *r = (stx__range *)calloc(1, sizeof *r);
-            if (!r) {
-                (void)cudaFree(p);
-                stx_fail(x, STX_ERR_MEMORY, "%s: no memory", what);
-                return NULL;
-            }
-            r->base = g->scratch;
-            r->bytes = g->scratch_bytes;
-            r->next = g->ranges;
-            g->ranges = r;
-            g->bytes += r->bytes;
-        }
-        g->scratch = (char *)p;
-        g->scratch_bytes = want;
-    }
-    return g->scratch;
-}
-
-/* What comes from the host while a step is captured would be the same in every replay:
-   such a step cannot be repeated. */
-static int stx__not_captured(stx_gpu *g) {
-    if (g->capturing) g->repeatable = 0;
-    return !g->capturing;
-}
-
-void stx_cuda_upload(stx_ctx *x, void *to, const void *host, size_t bytes) {
-    stx_gpu *g = stx__use(x);
-    if (!stx_ok(x) || !bytes || !stx__not_captured(g)) return;
-    while (bytes && stx_ok(x)) {
-        unsigned k = g->stages++ % 4;
-        size_t n = bytes < (size_t)STX__STAGE_BYTES ? bytes : (size_t)STX__STAGE_BYTES;
-        /* the copy before the last three has left */
-        if (!stx__wait(x, g, g->stream, g->staged[k], "a copy to the GPU")) return;
-        memcpy(g->stage[k], host, n);
-        if (!stx__ok_or(x, g,
-                        cudaMemcpyAsync(to, g->stage[k], n, cudaMemcpyHostToDevice, g->stream),
-                        "a copy to the GPU"))
-            return;
-        stx__ok_or(x, g, cudaEventRecord(g->staged[k], g->stream), "a copy to the GPU");
-        to = (char *)to + n;
-        host = (const char *)host + n;
-        bytes -= n;
-    }
-}
-
-void stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes) {
-    stx_gpu *g = stx__use(x);
-    if (!stx_ok(x) || !bytes) return;
-    if (!stx__not_captured(g)) {
-        memset(host, 0, bytes);
-        return;
-    }
-    /* a copy to such memory waits by itself */
-    if (g->group && !stx__wait(x, g, g->stream, NULL, "a copy from the GPU")) return;
-    if (stx__ok_or(x, g, cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, g->stream),
-                   "a copy from the GPU"))
-        stx__wait(x, g, g->stream, NULL, "a copy from the GPU");
-}
-
-/* to (n) = from (n), whatever is stored in either; a thread a number. */
-STX__GLOBAL(256) stx__convert_kernel(stx__num to, stx__num from, size_t n) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
-         i += (size_t)gridDim.x * blockDim.x)
-        stx__put(to, i, stx__get(from, i));
-}
-
-void stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
-    stx_gpu *g = stx__use(x);
-    stx__num v = stx__num_of(x, to), f = {NULL, NULL, 0};
-    size_t at, part = (size_t)1 << 22;
-    if (!v.half && !v.twin) {
-        stx_cuda_upload(x, to, host, n * sizeof *host);
-        return;
-    }
-    if (!stx_ok(x) || !stx__not_captured(g)) return;
-    for (at = 0; at < n && stx_ok(x); at += part) {
-        size_t w = n - at < part ? n - at : part;
-        f.p = stx__scratch_of(x, w * sizeof *host, "a copy to the GPU");
-        v = stx__num_of(x, stx_offset_ptr(x, to, at));
-        if (!f.p) return;
-        stx_cuda_upload(x, f.p, host + at, w * sizeof *host);
-        STX__RUN_KERNEL(x, "a copy to the GPU", stx__convert_kernel, stx__blocks(w, 256, 4096), 256,
-                        0, v, f, w);
-    }
-}
-
-void stx_cuda_download_activations(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
-    stx_gpu *g = stx__use(x);
-    stx__num v = stx__num_of(x, from), t = {NULL, NULL, 0};
-    size_t at, part = (size_t)1 << 22;
-    if (!v.half || g->capturing) {
-        stx_cuda_download(x, host, from, n * sizeof *host);
-        return;
-    }
-    for (at = 0; at < n && stx_ok(x); at += part) {
-        size_t w = n - at < part ? n - at : part;
-        t.p = stx__scratch_of(x, w * sizeof *host, "a copy from the GPU");
-        v = stx__num_of(x, stx_offset_ptr(x, from, at));
-        if (!t.p) return;
-        STX__RUN_KERNEL(x, "a copy from the GPU", stx__convert_kernel, stx__blocks(w, 256, 4096),
-                        256, 0, t, v, w);
-        stx_cuda_download(x, host + at, t.p, w * sizeof *host);
-    }
-}
-
-void stx_cuda_zero(stx_ctx *x, void *p, size_t bytes) {
-    stx_gpu *g = stx__use(x);
-    stx__num v = stx__num_of(x, p);
-    if (!stx_ok(x) || !bytes) return;
-    stx__ok_or(x, g, cudaMemsetAsync(p, 0, bytes, g->stream), "clearing GPU memory");
-    if (v.twin)
-        stx__ok_or(x, g, cudaMemsetAsync(v.twin, 0, bytes / 2, g->stream), "clearing GPU memory");
-}
-
-void stx_cuda_copy(stx_ctx *x, void *to, const void *from, size_t bytes) {
-    stx_gpu *g = stx__use(x);
-    if (stx_ok(x) && bytes)
-        stx__ok_or(x, g, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream),
-                   "a copy on the GPU");
-}
-
-void stx_cuda_sync(stx_ctx *x) {
-    stx_gpu *g = stx__use(x);
-    if (g && !g->capturing) stx__wait(x, g, g->stream, NULL, "waiting for the GPU");
-}
-
-void *stx_cuda_stream(const stx_ctx *x) {
-    return (void *)stx__gpu(x)->stream;
-}
-
-const char *stx_cuda_name(const stx_ctx *x) {
-    return stx__gpu(x)->name;
-}
-
-STX__GLOBAL(32) stx__set_f64_kernel(double *p, double v) {
-    *p = v;
-}
-
-STX__GLOBAL(32) stx__set_f32_kernel(float *p, float v) {
-    *p = v;
-}
-
-STX__GLOBAL(32) stx__set_u64_kernel(uint64_t *p, uint64_t v) {
-    *p = v;
-}
-
-void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
-    if (stx__not_captured(stx__gpu(x)))
-        STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
-}
-
-void stx_cuda_set_f32(stx_ctx *x, float *p, float v) {
-    if (stx__not_captured(stx__gpu(x)))
-        STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
-}
-
-void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift) {
-    STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift,
-                    shift);
-}
-
-/* to = the pieces' p, one after the other; a block a piece, whose place is the sum of
-   the sizes before it. */
-STX__GLOBAL(128) stx__gather_kernel(float *to, const stx_optim_chunk *piece) {
-    size_t at = 0, i;
-    for (i = 0; i < blockIdx.x; i++) at += piece[i].n;
-    for (i = threadIdx.x; i < piece[blockIdx.x].n; i += blockDim.x)
-        to[at + i] = piece[blockIdx.x].p[i];
-}
-
-void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *piece, size_t count) {
-    if (count)
-        STX__RUN_KERNEL(x, "stx_param_mirror", stx__gather_kernel, (unsigned)count, 128, 0, to,
-                        piece);
-}
-
-void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
-    stx_gpu *g = stx__use(x);
-    unsigned k = ++g->reports % 4;
-    if (!stx_ok(x)) return;
-    if (bytes > STX__REPORT_BYTES) {
-        stx_fail(x, STX_ERR_ARG, "the report of a step has %zu bytes, want at most %zu", bytes,
-                 (size_t)STX__REPORT_BYTES);
-        return;
-    }
-    if (stx__ok_or(x, g,
-                   cudaMemcpyAsync(g->report[k], report, bytes, cudaMemcpyDeviceToHost, g->stream),
-                   "the report of a step"))
-        stx__ok_or(x, g, cudaEventRecord(g->reported[k], g->stream), "the report of a step");
-}
-
-const void *stx_cuda_report_wait(stx_ctx *x) {
-    stx_gpu *g = stx__use(x);
-    unsigned k = g->reports % 4;
-    return stx_ok(x)
-                   && stx__wait(
-                       x, g, g->stream, g->reported[k],
-                       "a step on the GPU (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 tell which "
-                       "op it is)")
-               ? g->report[k]
-               : NULL;
-}
-
-
-// >>graph -------------------------------------------------------------------------------------------------------------
-
-struct stx_graph {
-    cudaGraphExec_t exec;
-    stx_graph *next;
-}; /* exec: NULL once the group that it was captured in has ended */
-
-/* Without a graph the step is launched anew, which is right and slower: no error, but
-   told (stx_step_replay_status). What the device itself has suffered is told by the launch that
-   comes next. */
-static int stx__no_graph(stx_gpu *g, cudaError_t e, const char *what) {
-    g->graph_error[0] = 0;
-    if (e == cudaSuccess) return 0;
-    (void)cudaGetLastError();
-    snprintf(g->graph_error, sizeof g->graph_error, "CUDA %s: %s (%.60s)", what,
-             cudaGetErrorName(e), cudaGetErrorString(e));
-    return 1;
-}
-
-int stx_cuda_capturing(const stx_ctx *x) {
-    return stx__gpu(x) && stx__gpu(x)->capturing;
-}
-
-int stx_cuda_capture_begin(stx_ctx *x) {
-    stx_gpu *g = stx__use(x);
-    if (!stx_ok(x) || g->capturing) return 0;
-    /* what is under way is not the step's */
-    if (!stx__ok_or(x, g, stx__group_join_streams(g), "stx_step_run")) return 0;
-    if (!stx__group_may_capture(x, g)) return 0;
-    if (stx__no_graph(g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal),
-                      "cannot capture the step"))
-        return 0;
-    g->capturing = g->repeatable = 1;
-    return 1;
-}
-
-const char *stx_cuda_capture_error(const stx_ctx *x) {
-    return stx__gpu(x)->graph_error;
-}
-
-stx_graph *stx_cuda_capture_end(stx_ctx *x) {
-    stx_gpu *g = stx__use(x);
-    cudaGraph_t graph = NULL;
-    stx_graph *r = NULL;
-    int failed;
-    /* a step that has not come to its update has not waited for the ranks' means */
-    (void)stx__group_join_streams(g);
-    failed = stx__no_graph(g, cudaStreamEndCapture(g->stream, &graph), "cannot capture the step");
-    g->capturing = 0;
-    if (!failed && !g->repeatable)
-        snprintf(g->graph_error, sizeof g->graph_error,
-                 "while it is captured something goes between host and GPU that did not before");
-    if (graph && !failed && g->repeatable && stx_ok(x)) {
-        r = (stx_graph *)calloc(1, sizeof *r);
-        if (!r)
-            snprintf(g->graph_error, sizeof g->graph_error, "there is no memory on the host");
-        else if (stx__no_graph(g, cudaGraphInstantiate(&r->exec, graph, 0),
-                               "cannot make a graph of the step")) {
-            free(r);
-            r = NULL;
-        } else {
-            r->next = g->graphs;
-            g->graphs = r;
-        }
-    }
-    if (graph) (void)cudaGraphDestroy(graph);
-    stx__group_after_capture(x, g, r != NULL);
-    return r;
-}
-
-void stx_cuda_graph_launch(stx_ctx *x, stx_graph *r) {
-    stx_gpu *g = stx__use(x);
-    if (stx_ok(x) && r && !r->exec)
-        stx_fail(x, STX_ERR_ARG, "stx_step_run: the group that the step was captured in has ended");
-    if (stx_ok(x) && r)
-        stx__ok_or(x, g, cudaGraphLaunch(r->exec, g->stream),
-                   "replaying a step (desc.no_graph and "
-                   "CUDA_LAUNCH_BLOCKING=1 tell which op it is)");
-}
-
-void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
-    stx_graph **at;
-    if (!r) return;
-    stx_cuda_sync(x);
-    for (at = &stx__gpu(x)->graphs; *at; at = &(*at)->next)
-        if (*at == r) {
-            *at = r->next;
-            break;
-        }
-    if (r->exec) (void)cudaGraphExecDestroy(r->exec);
-    free(r);
-}
-
-
-// >>group -------------------------------------------------------------------------------------------------------------
-
-/* A group of ranks, each with a GPU and a process of its own, by NCCL. The ranks'
-   means run on a stream of their own, so that the kernels of earlier layers go on
-   meanwhile: an event lets it begin behind the work so far (the fork), another lets
-   the context's stream go on behind it (the join). Both are dependencies of a CUDA
-   graph when a step is captured. No call blocks: the communicator is made so
-   (ncclConfig_t.blocking = 0), and what is under way is asked for until it is done, or
-   the group has an error, or the others have kept this rank waiting for too long. In
-   the last two cases the group is given up (ncclCommAbort, which ends the kernels that
-   wait for others), and the context has the error. NCCL documents captures and it
-   documents communicators that do not block, but not both together. If the first
-   capture fails because of NCCL, steps are launched without a graph, with the same
-   bits, and stx_step_replay_status says so. Should the communicator have failed with the
-   capture, the ranks make another one, under a name that they exchange when they join. */
-#ifdef SEQTX_NCCL
-  #if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 0)
-    #error "SEQTX_NCCL needs NCCL 2.14 or newer (ncclCommInitRankConfig, ncclCommFinalize)"
-  #endif
-typedef struct stx__group {
-    ncclComm_t comm; /* NULL: given up, or not there yet */
-    int rank, ranks;
-    /* there are means that the context's stream has not been made to wait for */
-    int forked;
-    int given_up; /* while a step is captured: comm ends with the capture */
-    int captured; /* a capture was successful */
-    /* why NCCL cannot be captured; "" while nothing is known of that */
-    char no_capture[112];
-    /* the name of another communicator, should this one fail in the first capture */
-    ncclUniqueId spare;
-    double timeout; /* seconds */
-    cudaStream_t stream;
-    cudaEvent_t ready, done;
-    /* STX__GROUP_BYTES each, on their way between host and ranks */
-    char *pinned, *device;
-} stx__group;
-
-enum { STX__GROUP_BYTES = 1 << 20 };
-
-/* NCCL waits until the last graph that holds its kernels is gone before it lets a
-   communicator go: they go first. What runs still runs. */
-static void stx__graphs_end(stx_gpu *g) {
-    for (stx_graph *r = g->graphs; r; r = r->next) {
-        if (r->exec) (void)cudaGraphExecDestroy(r->exec);
-        r->exec = NULL;
-    }
-}
-
-static void stx__group_give_up(stx_gpu *g) {
-    stx__group *c = g->group;
-    if (!c || !c->comm) return;
-    /* the graph to be holds its kernels, too */
-    if (g->capturing) {
-        c->given_up = 1;
-        return;
-    }
-    stx__graphs_end(g);
-    (void)ncclCommAbort(c->comm);
-    c->comm = NULL;
-}
-
-static int stx__group_lives(const stx_gpu *g) {
-    return g->group && g->group->comm && !g->group->given_up;
-}
-
-/* Is there a group to talk to? 0 and an error. */
-static int stx__group_here(stx_ctx *x, const stx_gpu *g, const char *what) {
-    if (!stx_ok(x)) return 0;
-    if (stx__group_lives(g)) return 1;
-    stx_fail(x, STX_ERR_DEVICE, "%s: the context is in no group, or its group has ended", what);
-    return 0;
-}
-
-static int stx__nccl_failed(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
-    stx__group *c = g->group;
-    if (g->capturing && r != ncclRemoteError && r != ncclSystemError) {
-        snprintf(c->no_capture, sizeof c->no_capture, "NCCL cannot capture an exchange: %s (%.40s)",
-                 ncclGetErrorString(r), ncclGetLastError(c->comm));
-        g->repeatable = 0;
-        return 0;
-    }
-    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: NCCL says \"%s\" (%.200s)%s", what, c->rank,
-             c->ranks, ncclGetErrorString(r), ncclGetLastError(c->comm),
-             r == ncclInvalidUsage
-                 ? ": each rank needs a GPU of its own, as desc.gpu = stx_get_launch_info().local"
-             : r == ncclRemoteError || r == ncclSystemError
-                 ? ": another rank may have ended; NCCL_DEBUG=WARN tells more"
-                 : "");
-    stx__group_give_up(g);
-    return 0;
-}
-
-/* The event, or the stream, or else NCCL's own last call, is done: 1. Who waits looks
-   again and again, for NCCL has no other way; after some milliseconds it sleeps
-   between two looks, for a small part of what it has waited so far. */
-static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
-                               const char *what) {
-    typedef std::chrono::steady_clock watch;
-    const watch::time_point begin = watch::now();
-    const stx__group *c = g->group;
-    for (;;) {
-        ncclResult_t state = ncclSuccess, r;
-        double seconds;
-        if (event || stream) {
-            cudaError_t e = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
-            if (e != cudaErrorNotReady) return stx__ok_or(x, g, e, what);
-            (void)cudaGetLastError(); /* "not yet" is no error */
-        }
-        r = ncclCommGetAsyncError(c->comm, &state);
-        if (r != ncclSuccess || (state != ncclSuccess && state != ncclInProgress))
-            return stx__nccl_failed(x, g, r != ncclSuccess ? r : state, what);
-        if (!event && !stream && state == ncclSuccess) return 1;
-        seconds = std::chrono::duration<double>(watch::now() - begin).count();
-        if (seconds > c->timeout) break;
-        if (seconds < 0.01)
-            std::this_thread::yield();
-        else
-            std::this_thread::sleep_for(
-                std::chrono::duration<double>(seconds < 1 ? seconds / 200 : 0.005));
-    }
-    stx_fail(
-        x, STX_ERR_DEVICE,
-        "%s: rank %d of %d: the other ranks did not answer within %g s: one of them may have ended (who may be "
-        "kept waiting for longer sets SEQTX_GROUP_TIMEOUT, in seconds)",
-        what, c->rank, c->ranks, c->timeout);
-    stx__group_give_up(g);
-    return 0;
-}
-
-/* What a call of NCCL's gave: 1, or 0 and an error */
+/* Checks the status of an NCCL call, after waiting for it. Returns 1, or sets an error
+   and returns 0. */
 static int stx__nccl_ok(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
     if (r == ncclInProgress) return stx__group_wait_for(x, g, NULL, NULL, what);
     return r == ncclSuccess || stx__nccl_failed(x, g, r, what);
 }
 
-/* "gpu[03-05,9]" and "gpu03-ib,gpu07" begin with the hosts gpu03 and gpu03-ib: a list
-   of SLURM's. 0: it does not fit. */
-static int stx__first_host(char *out, size_t size, const char *list) {
-    size_t n = 0;
-    int in = 0, first = 1; /* within brackets; and still in their first number */
-    for (; *list && (in || *list != ','); list++) {
-        if (*list == '[' || *list == ']') {
-            in = *list == '[';
-            first = 1;
-            continue;
-        }
-        if (in && (*list == '-' || *list == ',')) first = 0;
-        if (in && !first) continue;
-        if (n + 1 >= size) return 0;
-        out[n++] = *list;
-    }
-    out[n] = 0;
-    return n > 0;
-}
-
-/* NCCL_COMM_ID, which makes ncclGetUniqueId give the same at all ranks; rank 0 listens
-   there. */
-static int stx__group_address(stx_ctx *x) {
-    const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"),
-               *list = getenv("SLURM_STEP_NODELIST");
-    char host[256], id[300], *end;
-    long n = 29500;
-    if (getenv("NCCL_COMM_ID") && *getenv("NCCL_COMM_ID")) return 1;
-    if (!list || !*list) list = getenv("SLURM_JOB_NODELIST");
-    if (!addr || !*addr) {
-        if (!list || !*list) {
-            stx_fail(
-                x, STX_ERR_DEVICE,
-                "stx_group_join: where is rank 0? Set MASTER_ADDR (and MASTER_PORT), which torchrun does, or "
-                "NCCL_COMM_ID=host:port; srun's SLURM_STEP_NODELIST and SLURM_JOB_NODELIST are not there");
-            return 0;
-        }
-        addr = stx__first_host(host, sizeof host, list) ? host : NULL;
-    }
-    if (port && *port) {
-        n = strtol(port, &end, 10);
-        if (*end) n = 0;
-    }
-    if (!addr || strlen(addr) >= sizeof host || n < 1 || n > 65534) {
-        stx_fail(
-            x, STX_ERR_DEVICE,
-            "stx_group_join: MASTER_ADDR is %.80s, MASTER_PORT %.40s, the list of hosts %.80s: want the host of "
-            "rank 0 and a port from 1 to 65534",
-            addr ? addr : "missing", port ? port : "missing", list ? list : "missing");
-        return 0;
-    }
-    /* an address of IPv6 stands in brackets */
-    snprintf(id, sizeof id, strchr(addr, ':') && addr[0] != '[' ? "[%s]:%ld" : "%s:%ld", addr,
-             n + 1);
-    if (setenv("NCCL_COMM_ID", id, 1) == 0) return 1;
-    stx_fail(x, STX_ERR_MEMORY, "stx_group_join: no memory");
-    return 0;
-}
-
-int stx_cuda_group_id(stx_ctx *x, void *id, int by_address) {
-    ncclUniqueId u;
-    ncclResult_t r;
-    static_assert(sizeof u == STX_NCCL_ID, "NCCL's name of a group has another size");
-    if (!stx__use(x) || !stx_ok(x) || (by_address && !stx__group_address(x))) return 0;
-    memset(&u, 0, sizeof u);
-    r = ncclGetUniqueId(&u);
-    if (r != ncclSuccess)
-        stx_fail(x, STX_ERR_DEVICE, "stx_group_join: NCCL says \"%s\" (%.200s)%s%.80s",
-                 ncclGetErrorString(r), ncclGetLastError(NULL),
-                 by_address ? ": NCCL_COMM_ID is " : "", by_address ? getenv("NCCL_COMM_ID") : "");
-    memcpy(id, &u, sizeof u);
-    return stx_ok(x);
+/* Creates the communicator. All ranks do this together, with the same id. */
+static int stx__group_connect(stx_ctx *x, stx_gpu *g, ncclUniqueId id, const char *what) {
+    stx__group *c = g->group;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    return stx__nccl_ok(x, g, ncclCommInitRankConfig(&c->comm, c->ranks, id, c->rank, &config),
+                        what);
 }
 
 static void stx__group_free(stx_gpu *g) {
@@ -12520,101 +12399,18 @@ static void stx__group_free(stx_gpu *g) {
     g->group = NULL;
 }
 
-static int stx__group_connect(stx_ctx *x, stx_gpu *g, ncclUniqueId id, const char *what) {
-    stx__group *c = g->group;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    return stx__nccl_ok(x, g, ncclCommInitRankConfig(&c->comm, c->ranks, id, c->rank, &config),
-                        what);
-}
-
-/* Before a capture. Nothing is under way in the first one: the communicator may have
-   to end with it. */
-static int stx__group_may_capture(stx_ctx *x, stx_gpu *g) {
-    const stx__group *c = g->group;
-    if (!stx__group_lives(g) || c->captured) return 1;
-    if (!c->no_capture[0]) return stx__wait(x, g, g->stream, NULL, "stx_step_run");
-    snprintf(g->graph_error, sizeof g->graph_error, "%s", c->no_capture);
-    return 0;
-}
-
-static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
-    static const char what[] = "stx_step_run";
-    stx__group *c = g->group;
-    ncclResult_t state = ncclSuccess;
-    if (!c) return;
-    if (c->given_up) stx__group_give_up(g);
-    if (captured) c->captured = 1;
-    if (!c->comm || !c->no_capture[0]) return;
-    snprintf(g->graph_error, sizeof g->graph_error, "%s", c->no_capture);
-    if (ncclCommGetAsyncError(c->comm, &state) == ncclSuccess
-        && (state == ncclSuccess || state == ncclInProgress))
-        return;
-    if (c->captured) { /* other graphs have exchanges of this communicator */
-        stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: %s: use desc.no_graph", what, c->rank,
-                 c->ranks, c->no_capture);
-        stx__group_give_up(g);
-        return;
-    }
-    (void)ncclCommAbort(c->comm);
-    c->comm = NULL;
-    stx__group_connect(x, g, c->spare, what);
-}
-
-int stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks) {
-    static const char what[] = "stx_group_join";
-    stx_gpu *g = stx__use(x);
-    const char *seconds = getenv("SEQTX_GROUP_TIMEOUT");
-    ncclUniqueId u;
-    stx__group *c;
-    int version = 0;
-    if (!g || !stx_ok(x)) return 0;
-    if (g->group) {
-        stx_fail(x, STX_ERR_ARG, "%s: the context is in a group: it joins once", what);
-        return 0;
-    }
-    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION(2, 14, 0)) {
-        stx_fail(x, STX_ERR_DEVICE,
-                 "%s: the NCCL that was loaded is of version %d, want 2.14 (%d) or newer", what,
-                 version, NCCL_VERSION(2, 14, 0));
-        return 0;
-    }
-    c = (stx__group *)calloc(1, sizeof *c);
-    if (!c) {
-        stx_fail(x, STX_ERR_MEMORY, "%s: no memory", what);
-        return 0;
-    }
-    g->group = c;
-    c->rank = rank;
-    c->ranks = ranks;
-    c->timeout = seconds ? strtod(seconds, NULL) : 0;
-    if (!(c->timeout > 0)) c->timeout = 600;
-    memcpy(&u, id, sizeof u);
-    if (stx__ok_or(x, g, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), what)
-        && stx__ok_or(x, g, cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming), what)
-        && stx__ok_or(x, g, cudaEventCreateWithFlags(&c->done, cudaEventDisableTiming), what)
-        && stx__ok_or(x, g, cudaMallocHost((void **)&c->pinned, STX__GROUP_BYTES), what)
-        && stx__ok_or(x, g, cudaMalloc((void **)&c->device, STX__GROUP_BYTES), what)) {
-        g->bytes += STX__GROUP_BYTES;
-        if (stx__group_connect(x, g, u, what)
-            && (rank || stx__nccl_ok(x, g, ncclGetUniqueId(&c->spare), what)))
-            stx_cuda_group_broadcast(x, &c->spare, sizeof c->spare, 0);
-    }
-    if (!stx_ok(x)) stx__group_free(g);
-    return stx_ok(x);
-}
-
-/* The fork: what comes next on the group's stream stands behind the work so far. 0
-   after an error, or if there is no exchange because NCCL cannot capture it. */
+/* The fork: further work on the group's stream comes after the work so far. Returns 0
+   after an error, and if there is no exchange because NCCL cannot capture it. */
 static int stx__group_fork(stx_ctx *x, stx_gpu *g, const char *what) {
     stx__group *c = g->group;
     if (g->capturing && c->no_capture[0]) return 0;
     c->forked = 1;
-    return stx__ok_or(x, g, cudaEventRecord(c->ready, g->stream), what)
-           && stx__ok_or(x, g, cudaStreamWaitEvent(c->stream, c->ready, 0), what);
+    return stx__cuda_ok(x, g, cudaEventRecord(c->ready, g->stream), what)
+           && stx__cuda_ok(x, g, cudaStreamWaitEvent(c->stream, c->ready, 0), what);
 }
 
-/* The join; also in error, for what a capture has forked must come together again */
+/* The join. Also after an error, because streams that were forked in a capture must be
+   joined again. */
 static cudaError_t stx__group_join_streams(stx_gpu *g) {
     stx__group *c = g->group;
     cudaError_t e;
@@ -12624,165 +12420,41 @@ static cudaError_t stx__group_join_streams(stx_gpu *g) {
     return e == cudaSuccess ? cudaStreamWaitEvent(g->stream, c->done, 0) : e;
 }
 
-static const char stx__of_mean[] = "the mean of the ranks' gradients";
-
-void stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner) {
-    stx_gpu *g = stx__use(x);
-    if (n && stx__group_here(x, g, stx__of_mean) && stx__group_fork(x, g, stx__of_mean))
-        stx__nccl_ok(x, g,
-                     owner < 0 ? ncclAllReduce(p, p, n, ncclFloat, ncclAvg, g->group->comm,
-                                               g->group->stream)
-                               : ncclReduce(p, p, n, ncclFloat, ncclAvg, owner, g->group->comm,
-                                            g->group->stream),
-                     stx__of_mean);
+/* Before a capture: returns 0 if steps of this group cannot be captured. Before the
+   first capture, waits until nothing is pending, since the communicator may end with
+   it. */
+static int stx__group_may_capture(stx_ctx *x, stx_gpu *g) {
+    const stx__group *c = g->group;
+    if (!stx__group_is_alive(g) || c->captured) return 1;
+    if (!c->no_capture[0]) return stx__wait(x, g, g->stream, NULL, "stx_step_run");
+    snprintf(g->graph_error, sizeof g->graph_error, "%s", c->no_capture);
+    return 0;
 }
 
-void stx_cuda_group_spread(stx_ctx *x, stx_real *p, size_t n, int owner) {
-    static const char what[] = "the ranks' parameters";
-    stx_gpu *g = stx__use(x);
-    if (n && stx__group_here(x, g, what) && stx__group_fork(x, g, what))
-        stx__nccl_ok(x, g,
-                     ncclBroadcast(p, p, n, ncclFloat, owner, g->group->comm, g->group->stream),
-                     what);
-}
-
-void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n) {
-    static const char what[] = "sums over the ranks' parameters";
-    stx_gpu *g = stx__use(x);
-    if (n && stx__group_here(x, g, what) && stx__group_fork(x, g, what)) {
-        stx__nccl_ok(x, g,
-                     ncclAllReduce(p, p, n, ncclDouble, ncclSum, g->group->comm, g->group->stream),
-                     what);
-        stx_cuda_group_wait(x);
-    }
-}
-
-void stx_cuda_group_wait(stx_ctx *x) {
-    stx_gpu *g = stx__use(x);
-    if (stx_ok(x)) stx__ok_or(x, g, stx__group_join_streams(g), stx__of_mean);
-}
-
-/* What the host exchanges stands behind the work so far, too, though it needs none of
-   it: the exchanges of one communicator must come in the same order at all ranks, and
-   a replayed step has its own. A part: at most STX__GROUP_BYTES. */
-static int stx__group_begin(stx_ctx *x, stx_gpu *g, const char *what) {
-    /* a step that exchanges something with the host is not repeated: it will be
-       launched anew, and exchanges then */
-    return stx__group_here(x, g, what) && stx__not_captured(g) && stx__group_fork(x, g, what);
-}
-
-static int stx__group_put(stx_ctx *x, stx_gpu *g, const void *part, size_t bytes,
-                          const char *what) {
+/* After a capture: ends a communicator that was given up meanwhile, and replaces one
+   that failed in the first capture. */
+static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
+    static const char what[] = "stx_step_run";
     stx__group *c = g->group;
-    memcpy(c->pinned, part, bytes);
-    return stx__ok_or(x, g,
-                      cudaMemcpyAsync(c->device, c->pinned, bytes, cudaMemcpyHostToDevice,
-                                      c->stream),
-                      what);
-}
-
-/* to: where the device's part goes on the host; NULL: nowhere. Waits in any case: the
-   next part takes the same memory. */
-static int stx__group_end(stx_ctx *x, stx_gpu *g, void *to, size_t bytes, const char *what) {
-    stx__group *c = g->group;
-    if (to
-        && !stx__ok_or(x, g,
-                       cudaMemcpyAsync(c->pinned, c->device, bytes, cudaMemcpyDeviceToHost,
-                                       c->stream),
-                       what))
-        return 0;
-    if (!stx__wait(x, g, c->stream, NULL, what)) return 0;
-    if (to) memcpy(to, c->pinned, bytes);
-    return 1;
-}
-
-int stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most) {
-    static const char what[] = "stx_group_sum";
-    stx_gpu *g = stx__use(x);
-    stx__group *c;
-    size_t m;
-    int ok = n && stx__group_begin(x, g, what);
-    for (c = g->group; ok && n; v += m, n -= m) {
-        m = n < STX__GROUP_BYTES / sizeof *v ? n : STX__GROUP_BYTES / sizeof *v;
-        /* to one rank, and from there: not each its own sum, whose last bits might
-           differ */
-        ok = stx__group_put(x, g, v, m * sizeof *v, what)
-             && stx__nccl_ok(x, g,
-                             ncclReduce(c->device, c->device, m, ncclDouble,
-                                        most ? ncclMax : ncclSum, 0, c->comm, c->stream),
-                             what)
-             && stx__nccl_ok(x, g,
-                             ncclBroadcast(c->device, c->device, m, ncclDouble, 0, c->comm,
-                                           c->stream),
-                             what)
-             && stx__group_end(x, g, v, m * sizeof *v, what);
-    }
-    return stx_ok(x);
-}
-
-int stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
-    static const char what[] = "stx_group_broadcast";
-    stx_gpu *g = stx__use(x);
-    stx__group *c;
-    char *at = (char *)bytes;
-    size_t m;
-    int ok = n && stx__group_begin(x, g, what);
-    for (c = g->group; ok && n; at += m, n -= m) {
-        m = n < STX__GROUP_BYTES ? n : (size_t)STX__GROUP_BYTES;
-        ok = (c->rank != from || stx__group_put(x, g, at, m, what))
-             && stx__nccl_ok(x, g,
-                             ncclBroadcast(c->device, c->device, m, ncclUint8, from, c->comm,
-                                           c->stream),
-                             what)
-             && stx__group_end(x, g, c->rank == from ? NULL : at, m, what);
-    }
-    return stx_ok(x);
-}
-
-int stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
-    static const char what[] = "stx_group_send_bytes";
-    stx_gpu *g = stx__use(x);
-    stx__group *c;
-    char *at = (char *)bytes;
-    size_t m;
-    int ok = n && stx__group_begin(x, g, what);
-    for (c = g->group; ok && n; at += m, n -= m) {
-        m = n < STX__GROUP_BYTES ? n : (size_t)STX__GROUP_BYTES;
-        if (c->rank == from)
-            ok = stx__group_put(x, g, at, m, what)
-                 && stx__nccl_ok(x, g, ncclSend(c->device, m, ncclUint8, to, c->comm, c->stream),
-                                 what)
-                 && stx__group_end(x, g, NULL, m, what);
-        else if (c->rank == to)
-            ok = stx__nccl_ok(x, g, ncclRecv(c->device, m, ncclUint8, from, c->comm, c->stream),
-                              what)
-                 && stx__group_end(x, g, at, m, what);
-        else
-            break;
-    }
-    return stx_ok(x);
-}
-
-void stx_cuda_group_leave(stx_ctx *x) {
-    static const char what[] = "stx_group_leave";
-    stx_gpu *g = stx__use(x);
-    stx__group *c = g ? g->group : NULL;
+    ncclResult_t state = ncclSuccess;
     if (!c) return;
-    /* together, if all is well: else the others may be gone */
-    if (stx_ok(x) && c->comm && stx__ok_or(x, g, stx__group_join_streams(g), what)
-        && stx__wait(x, g, g->stream, NULL, what)) {
-        stx__graphs_end(g);
-        if (stx__nccl_ok(x, g, ncclCommFinalize(c->comm), what)) {
-            (void)ncclCommDestroy(c->comm);
-            c->comm = NULL;
-        }
-    }
-    stx__group_free(g);
-}
+    if (c->given_up) stx__group_give_up(g);
+    if (captured) c->captured = 1;
+    if (!c->comm || !c->no_capture[0]) return;
 
-void stx_cuda_group_abort(stx_ctx *x) {
-    stx_gpu *g = stx__use(x);
-    if (g) stx__group_give_up(g);
+    snprintf(g->graph_error, sizeof g->graph_error, "%s", c->no_capture);
+    if (ncclCommGetAsyncError(c->comm, &state) == ncclSuccess
+        && (state == ncclSuccess || state == ncclInProgress))
+        return;
+    if (c->captured) { /* other graphs contain exchanges of this communicator */
+        stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: %s: use desc.no_graph", what, c->rank,
+                 c->ranks, c->no_capture);
+        stx__group_give_up(g);
+        return;
+    }
+    (void)ncclCommAbort(c->comm);
+    c->comm = NULL;
+    stx__group_connect(x, g, c->spare, what);
 }
 #else
 static void stx__group_free(stx_gpu *g) {
@@ -12805,4 +12477,768 @@ static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
     (void)g;
     (void)captured;
 }
-#endif
+#endif /* SEQTX_NCCL */
+
+
+// >>device
+
+/* An empty kernel. Its attributes show, before anything is allocated, whether the
+   device can run the code in this file. */
+STX__GLOBAL(32) stx__probe_kernel(void) {}
+
+/* Finds the device of desc.gpu and checks that it can run this code. Returns 1, or
+   sets an error and returns 0. */
+static int stx__device_select(stx_ctx *x, stx_gpu *g) {
+    const stx_desc *d = stx_ctx_desc(x);
+    cudaDeviceProp p;
+    cudaFuncAttributes attributes;
+    int count = 0;
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess || count < 1) {
+        (void)cudaGetLastError();
+        stx_fail(x, STX_ERR_DEVICE,
+                 "stx_create: no CUDA device (%s): use STX_CPU, or check that the driver is loaded "
+                 "(nvidia-smi) and that CUDA_VISIBLE_DEVICES does not hide the device",
+                 e == cudaSuccess ? "none found" : cudaGetErrorString(e));
+        return 0;
+    }
+    if (d->gpu < 0 || d->gpu >= count) {
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: desc.gpu is %d: expected 0 to %d", d->gpu,
+                 count - 1);
+        return 0;
+    }
+    if (!stx__cuda_ok(x, g, cudaSetDevice(d->gpu), "stx_create")) return 0;
+    if (!stx__cuda_ok(x, g, cudaGetDeviceProperties(&p, d->gpu), "stx_create")) return 0;
+    g->index = d->gpu;
+    g->sms = p.multiProcessorCount;
+    g->major = p.major;
+    g->minor = p.minor;
+    g->shared_max = p.sharedMemPerBlockOptin;
+    snprintf(g->name, sizeof g->name, "%.80s, sm_%d%d", p.name, p.major, p.minor);
+    if (p.major < 8 || cudaFuncGetAttributes(&attributes, stx__probe_kernel) != cudaSuccess) {
+        (void)cudaGetLastError();
+        stx_fail(x, STX_ERR_DEVICE,
+                 "stx_create: this program has no code for GPU %d (%s): compile seqtx_cuda.cu with "
+                 "-arch=sm_%d%d (sm_80 or newer is required)",
+                 d->gpu, g->name, p.major, p.minor);
+        return 0;
+    }
+    return 1;
+}
+
+/* Creates the buffers and events of a ring of transfers. */
+static int stx__ring_open(stx_ctx *x, stx_gpu *g, stx__ring *r, size_t bytes) {
+    for (int k = 0; k < STX__RING; k++) {
+        cudaError_t e = cudaEventCreateWithFlags(&r->done[k], cudaEventDisableTiming);
+        if (!stx__cuda_ok(x, g, e, "stx_create")) return 0;
+        e = cudaMallocHost((void **)&r->host[k], bytes);
+        if (!stx__cuda_ok(x, g, e, "stx_create")) return 0;
+    }
+    return 1;
+}
+
+static void stx__ring_close(stx__ring *r) {
+    for (int k = 0; k < STX__RING; k++) {
+        if (r->done[k]) (void)cudaEventDestroy(r->done[k]);
+        if (r->host[k]) (void)cudaFreeHost(r->host[k]);
+    }
+}
+
+/* Creates the stream and all that lives as long as the device. */
+static int stx__device_open(stx_ctx *x, stx_gpu *g) {
+    static const char what[] = "stx_create";
+    return stx__cuda_ok(x, g, cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), what)
+           && stx__ring_open(x, g, &g->upload, STX__UPLOAD_BYTES)
+           && stx__ring_open(x, g, &g->report, STX__REPORT_BYTES)
+           && stx__cuda_ok(x, g, cudaMalloc((void **)&g->shift, 256), what)
+           && stx__cuda_ok(x, g, cudaMemsetAsync(g->shift, 0, 256, g->stream), what)
+           && stx__gemm_open(x, g);
+}
+
+stx_gpu *stx_cuda_open(stx_ctx *x) {
+    const stx_desc *d = stx_ctx_desc(x);
+    stx_gpu *g = (stx_gpu *)calloc(1, sizeof *g);
+    if (g) g->deferred = (struct stx__deferred_sums *)calloc(1, sizeof *g->deferred);
+    if (!g || !g->deferred) {
+        free(g);
+        stx_fail(x, STX_ERR_MEMORY, "stx_create: out of host memory");
+        return NULL;
+    }
+    g->half = d->precision == STX_PREC_BF16;
+    g->tf32 = d->tf32;
+    g->tune = d->tune != 0;
+    if (!stx__device_select(x, g)) { /* nothing was created, and no device may be current */
+        free(g->deferred);
+        free(g);
+        return NULL;
+    }
+    if (!stx__device_open(x, g)) {
+        stx_cuda_close(g);
+        return NULL;
+    }
+    (void)cudaGetLastError(); /* an earlier error of other code in this process */
+    return g;
+}
+
+void stx_cuda_close(stx_gpu *g) {
+    if (!g) return;
+    (void)cudaSetDevice(g->index);
+    stx__group_free(g);
+    if (g->stream) (void)cudaStreamSynchronize(g->stream);
+    stx__gemm_close(g);
+    while (g->ranges) {
+        stx__range *r = g->ranges;
+        g->ranges = r->next;
+        (void)cudaFree(r->base);
+        if (r->twin) (void)cudaFree(r->twin);
+        free(r);
+    }
+    stx__ring_close(&g->upload);
+    stx__ring_close(&g->report);
+    if (g->shift) (void)cudaFree(g->shift);
+    if (g->scratch) (void)cudaFree(g->scratch);
+    if (g->deferred->columns_buffer) (void)cudaFree(g->deferred->columns_buffer);
+    if (g->deferred->slices_buffer) (void)cudaFree(g->deferred->slices_buffer);
+    free(g->deferred);
+    if (g->stream) (void)cudaStreamDestroy(g->stream);
+    free(g);
+}
+
+void stx_cuda_defer_sums(stx_ctx *x, int by) {
+    struct stx__deferred_sums *t = stx__gpu(x)->deferred;
+    t->depth += by;
+    if (by == 0 || t->depth == 0) stx__finish_sums(x);
+}
+
+void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
+    stx_gpu *g = stx__use_gpu(x);
+    const int wants_twin = kind == STX_MEM_PARAMS && g->half;
+    void *p = NULL, *twin = NULL;
+    cudaError_t e;
+    if (g->capturing) {
+        stx_fail(x, STX_ERR_MEMORY,
+                 "the captured step allocates %zu more bytes of GPU memory than the earlier step "
+                 "with the same key: the key must include everything that sizes depend on",
+                 bytes);
+        return NULL;
+    }
+    e = cudaMalloc(&p, bytes);
+    if (e == cudaSuccess && wants_twin) e = cudaMalloc(&twin, bytes / 2);
+    if (e == cudaSuccess && stx__range_add(g, p, bytes, kind, twin)) return p;
+
+    (void)cudaGetLastError();
+    if (p) (void)cudaFree(p);
+    if (twin) (void)cudaFree(twin);
+    /* an error of earlier work, not of this call */
+    if (e != cudaSuccess && e != cudaErrorMemoryAllocation)
+        stx__cuda_ok(x, g, e, "allocating GPU memory");
+    return NULL;
+}
+
+void stx_cuda_free(stx_ctx *x, void *p) {
+    stx_gpu *g = stx__use_gpu(x);
+    stx__range **at = &g->ranges, *r;
+    while (*at && (*at)->base != (char *)p) at = &(*at)->next;
+    r = *at;
+    if (!r) return;
+    /* The captured step would free it once, not in every replay: then it is freed when
+       the device is closed. */
+    if (g->capturing) {
+        g->repeatable = 0;
+        return;
+    }
+    *at = r->next;
+    if (g->last_range == r) g->last_range = NULL;
+    (void)stx__group_join_streams(g); /* exchanges with other ranks may still use it */
+    stx__wait(x, g, g->stream, NULL, "waiting for the GPU");
+    g->bytes -= r->bytes + (r->twin ? r->bytes / 2 : 0);
+    (void)cudaFree(r->base);
+    if (r->twin) (void)cudaFree(r->twin);
+    free(r);
+}
+
+size_t stx_cuda_bytes(const stx_ctx *x) {
+    const stx_gpu *g = stx__gpu(x);
+    return g ? g->bytes + g->scratch_bytes : 0;
+}
+
+int stx_cuda_is_bf16(const stx_ctx *x, const void *p) {
+    stx_gpu *g = stx__gpu(x);
+    const stx__range *r = stx__range_of(g, p);
+    return g->half && r && r->kind == STX_MEM_ACTIVATIONS;
+}
+
+void stx_cuda_upload(stx_ctx *x, void *to, const void *host, size_t bytes) {
+    static const char what[] = "a copy to the GPU";
+    stx_gpu *g = stx__use_gpu(x);
+    cudaError_t e;
+    if (!stx_ok(x) || !bytes || !stx__host_copy_allowed(g)) return;
+    while (bytes && stx_ok(x)) {
+        unsigned k = g->upload.count++ % STX__RING;
+        size_t n = bytes < (size_t)STX__UPLOAD_BYTES ? bytes : (size_t)STX__UPLOAD_BYTES;
+        /* until the previous copy from this buffer has finished */
+        if (!stx__wait(x, g, g->stream, g->upload.done[k], what)) return;
+        memcpy(g->upload.host[k], host, n);
+        e = cudaMemcpyAsync(to, g->upload.host[k], n, cudaMemcpyHostToDevice, g->stream);
+        if (!stx__cuda_ok(x, g, e, what)) return;
+        stx__cuda_ok(x, g, cudaEventRecord(g->upload.done[k], g->stream), what);
+        to = (char *)to + n;
+        host = (const char *)host + n;
+        bytes -= n;
+    }
+}
+
+void stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes) {
+    static const char what[] = "a copy from the GPU";
+    stx_gpu *g = stx__use_gpu(x);
+    cudaError_t e;
+    if (!stx_ok(x) || !bytes) return;
+    if (!stx__host_copy_allowed(g)) {
+        memset(host, 0, bytes);
+        return;
+    }
+    /* A copy to pageable memory waits inside CUDA. In a group, wait here first, where
+       ranks that have ended are noticed. */
+    if (g->group && !stx__wait(x, g, g->stream, NULL, what)) return;
+    e = cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, g->stream);
+    if (stx__cuda_ok(x, g, e, what)) stx__wait(x, g, g->stream, NULL, what);
+}
+
+/* to (n) = from (n), converted. A thread copies an element at a time. */
+STX__GLOBAL(256) stx__convert_kernel(stx__num to, stx__num from, size_t n) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x)
+        stx__put(to, i, stx__get(from, i));
+}
+
+/* Elements that one conversion handles, through scratch memory */
+enum { STX__CONVERT_PART = 1 << 22 };
+
+void stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
+    static const char what[] = "a copy to the GPU";
+    stx_gpu *g = stx__use_gpu(x);
+    stx__num v = stx__num_of(x, to), f = {NULL, NULL, 0};
+    if (!v.half && !v.twin) {
+        stx_cuda_upload(x, to, host, n * sizeof *host);
+        return;
+    }
+    if (!stx_ok(x) || !stx__host_copy_allowed(g)) return;
+    for (size_t at = 0; at < n && stx_ok(x); at += STX__CONVERT_PART) {
+        size_t m = STX_MIN(n - at, (size_t)STX__CONVERT_PART);
+        f.p = stx__scratch_of(x, m * sizeof *host, what);
+        if (!f.p) return;
+        v = stx__num_of(x, stx_offset_ptr(x, to, at));
+        stx_cuda_upload(x, f.p, host + at, m * sizeof *host);
+        STX__RUN_KERNEL(x, what, stx__convert_kernel, stx__blocks(m, 256, 4096), 256, 0, v, f, m);
+    }
+}
+
+void stx_cuda_download_activations(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
+    static const char what[] = "a copy from the GPU";
+    stx_gpu *g = stx__use_gpu(x);
+    stx__num v = stx__num_of(x, from), f = {NULL, NULL, 0};
+    if (!v.half || g->capturing) {
+        stx_cuda_download(x, host, from, n * sizeof *host);
+        return;
+    }
+    for (size_t at = 0; at < n && stx_ok(x); at += STX__CONVERT_PART) {
+        size_t m = STX_MIN(n - at, (size_t)STX__CONVERT_PART);
+        f.p = stx__scratch_of(x, m * sizeof *host, what);
+        if (!f.p) return;
+        v = stx__num_of(x, stx_offset_ptr(x, from, at));
+        STX__RUN_KERNEL(x, what, stx__convert_kernel, stx__blocks(m, 256, 4096), 256, 0, f, v, m);
+        stx_cuda_download(x, host + at, f.p, m * sizeof *host);
+    }
+}
+
+void stx_cuda_zero(stx_ctx *x, void *p, size_t bytes) {
+    static const char what[] = "clearing GPU memory";
+    stx_gpu *g = stx__use_gpu(x);
+    stx__num v = stx__num_of(x, p);
+    if (!stx_ok(x) || !bytes) return;
+    stx__cuda_ok(x, g, cudaMemsetAsync(p, 0, bytes, g->stream), what);
+    if (v.twin) stx__cuda_ok(x, g, cudaMemsetAsync(v.twin, 0, bytes / 2, g->stream), what);
+}
+
+void stx_cuda_copy(stx_ctx *x, void *to, const void *from, size_t bytes) {
+    stx_gpu *g = stx__use_gpu(x);
+    if (stx_ok(x) && bytes)
+        stx__cuda_ok(x, g, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream),
+                     "a copy on the GPU");
+}
+
+void stx_cuda_sync(stx_ctx *x) {
+    stx_gpu *g = stx__use_gpu(x);
+    if (g && !g->capturing) stx__wait(x, g, g->stream, NULL, "waiting for the GPU");
+}
+
+void *stx_cuda_stream(const stx_ctx *x) {
+    return (void *)stx__gpu(x)->stream;
+}
+
+const char *stx_cuda_name(const stx_ctx *x) {
+    return stx__gpu(x)->name;
+}
+
+/* *p = v. One thread: the value travels as a kernel argument, so the host need not
+   keep it. */
+STX__GLOBAL(32) stx__set_f64_kernel(double *p, double v) {
+    *p = v;
+}
+
+STX__GLOBAL(32) stx__set_f32_kernel(float *p, float v) {
+    *p = v;
+}
+
+STX__GLOBAL(32) stx__set_u64_kernel(uint64_t *p, uint64_t v) {
+    *p = v;
+}
+
+void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
+    if (stx__host_copy_allowed(stx__gpu(x)))
+        STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
+}
+
+void stx_cuda_set_f32(stx_ctx *x, float *p, float v) {
+    if (stx__host_copy_allowed(stx__gpu(x)))
+        STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
+}
+
+void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift) {
+    STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift,
+                    shift);
+}
+
+/* to = the p of all chunks, one after the other. A block copies a chunk to the offset
+   that is the sum of the sizes before it. */
+STX__GLOBAL(128) stx__gather_kernel(float *to, const stx_optim_chunk *chunk) {
+    size_t at = 0, i;
+    for (i = 0; i < blockIdx.x; i++) at += chunk[i].n;
+    for (i = threadIdx.x; i < chunk[blockIdx.x].n; i += blockDim.x)
+        to[at + i] = chunk[blockIdx.x].p[i];
+}
+
+void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *chunk, size_t count) {
+    if (count)
+        STX__RUN_KERNEL(x, "stx_param_mirror", stx__gather_kernel, (unsigned)count, 128, 0, to,
+                        chunk);
+}
+
+void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
+    static const char what[] = "the report of a step";
+    stx_gpu *g = stx__use_gpu(x);
+    const unsigned k = ++g->report.count % STX__RING;
+    cudaError_t e;
+    if (!stx_ok(x)) return;
+    if (bytes > STX__REPORT_BYTES) {
+        stx_fail(x, STX_ERR_ARG, "the report of a step: expected at most %zu bytes, got %zu",
+                 (size_t)STX__REPORT_BYTES, bytes);
+        return;
+    }
+    e = cudaMemcpyAsync(g->report.host[k], report, bytes, cudaMemcpyDeviceToHost, g->stream);
+    if (stx__cuda_ok(x, g, e, what))
+        stx__cuda_ok(x, g, cudaEventRecord(g->report.done[k], g->stream), what);
+}
+
+const void *stx_cuda_report_wait(stx_ctx *x) {
+    stx_gpu *g = stx__use_gpu(x);
+    const unsigned k = g->report.count % STX__RING;
+    if (!stx_ok(x)) return NULL;
+    if (!stx__wait(x, g, g->stream, g->report.done[k],
+                   "a step on the GPU (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 show which op "
+                   "fails)"))
+        return NULL;
+    return g->report.host[k];
+}
+
+
+// >>graph
+
+/* If e is an error: notes it for stx_step_replay_status and returns 1. It is not an
+   error of the context. Without a graph the step is relaunched, which is slower but
+   equivalent. If the device itself has failed, the next launch reports it. */
+static int stx__no_graph(stx_gpu *g, cudaError_t e, const char *what) {
+    g->graph_error[0] = 0;
+    if (e == cudaSuccess) return 0;
+    (void)cudaGetLastError();
+    snprintf(g->graph_error, sizeof g->graph_error, "CUDA %s: %s (%.60s)", what,
+             cudaGetErrorName(e), cudaGetErrorString(e));
+    return 1;
+}
+
+int stx_cuda_capturing(const stx_ctx *x) {
+    return stx__gpu(x) && stx__gpu(x)->capturing;
+}
+
+int stx_cuda_capture_begin(stx_ctx *x) {
+    stx_gpu *g = stx__use_gpu(x);
+    cudaError_t e;
+    if (!stx_ok(x) || g->capturing) return 0;
+    /* pending exchanges are not part of the step */
+    if (!stx__cuda_ok(x, g, stx__group_join_streams(g), "stx_step_run")) return 0;
+    if (!stx__group_may_capture(x, g)) return 0;
+    e = cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal);
+    if (stx__no_graph(g, e, "cannot capture the step")) return 0;
+    g->capturing = g->repeatable = 1;
+    return 1;
+}
+
+const char *stx_cuda_capture_error(const stx_ctx *x) {
+    return stx__gpu(x)->graph_error;
+}
+
+/* Instantiates a captured graph. NULL, with a note in g->graph_error, if that fails. */
+static stx_graph *stx__graph_make(stx_gpu *g, cudaGraph_t graph) {
+    stx_graph *r = (stx_graph *)calloc(1, sizeof *r);
+    if (!r) {
+        snprintf(g->graph_error, sizeof g->graph_error, "out of host memory");
+        return NULL;
+    }
+    if (stx__no_graph(g, cudaGraphInstantiate(&r->exec, graph, 0),
+                      "cannot make a graph of the step")) {
+        free(r);
+        return NULL;
+    }
+    r->next = g->graphs;
+    g->graphs = r;
+    return r;
+}
+
+stx_graph *stx_cuda_capture_end(stx_ctx *x) {
+    stx_gpu *g = stx__use_gpu(x);
+    cudaGraph_t graph = NULL;
+    stx_graph *r = NULL;
+    int failed;
+    /* a step that did not reach its update has not joined the streams */
+    (void)stx__group_join_streams(g);
+    failed = stx__no_graph(g, cudaStreamEndCapture(g->stream, &graph), "cannot capture the step");
+    g->capturing = 0;
+    if (!failed && !g->repeatable)
+        snprintf(g->graph_error, sizeof g->graph_error,
+                 "during its capture, the step transferred data between host and GPU");
+    if (graph && !failed && g->repeatable && stx_ok(x)) r = stx__graph_make(g, graph);
+    if (graph) (void)cudaGraphDestroy(graph);
+    stx__group_after_capture(x, g, r != NULL);
+    return r;
+}
+
+void stx_cuda_graph_launch(stx_ctx *x, stx_graph *r) {
+    stx_gpu *g = stx__use_gpu(x);
+    if (stx_ok(x) && r && !r->exec)
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_step_run: the group in which the step was captured has ended");
+    if (stx_ok(x) && r)
+        stx__cuda_ok(x, g, cudaGraphLaunch(r->exec, g->stream),
+                     "replaying a step (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 show which op "
+                     "fails)");
+}
+
+void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
+    stx_graph **at;
+    if (!r) return;
+    stx_cuda_sync(x);
+    at = &stx__gpu(x)->graphs;
+    while (*at && *at != r) at = &(*at)->next;
+    if (*at) *at = r->next;
+    if (r->exec) (void)cudaGraphExecDestroy(r->exec);
+    free(r);
+}
+
+
+// >>group
+
+#ifdef SEQTX_NCCL
+
+/* Nonzero if the context is in a group that is alive; else sets an error and returns
+   0. */
+static int stx__group_check(stx_ctx *x, const stx_gpu *g, const char *what) {
+    if (!stx_ok(x)) return 0;
+    if (stx__group_is_alive(g)) return 1;
+    stx_fail(x, STX_ERR_DEVICE, "%s: the context is in no group, or its group has ended", what);
+    return 0;
+}
+
+/* The first host of a list of SLURM's: gpu03 of "gpu[03-05,9]", gpu03-ib of
+   "gpu03-ib,gpu07". Returns 0 if it does not fit. */
+static int stx__first_host(char *out, size_t size, const char *list) {
+    size_t n = 0;
+    int in = 0, first = 1; /* inside of brackets; in the first number there */
+    for (; *list && (in || *list != ','); list++) {
+        if (*list == '[' || *list == ']') {
+            in = *list == '[';
+            first = 1;
+            continue;
+        }
+        if (in && (*list == '-' || *list == ',')) first = 0;
+        if (in && !first) continue;
+        if (n + 1 >= size) return 0;
+        out[n++] = *list;
+    }
+    out[n] = 0;
+    return n > 0;
+}
+
+/* Sets NCCL_COMM_ID, the address at which rank 0 listens, which makes ncclGetUniqueId
+   return the same name at all ranks: MASTER_ADDR, or the first host of SLURM's list,
+   and the port after MASTER_PORT. Returns 1, or sets an error and returns 0. */
+static int stx__group_address(stx_ctx *x) {
+    const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"),
+               *list = getenv("SLURM_STEP_NODELIST"), *format;
+    char host[256], id[300], *end;
+    long n = 29500;
+    if (getenv("NCCL_COMM_ID") && *getenv("NCCL_COMM_ID")) return 1;
+    if (!list || !*list) list = getenv("SLURM_JOB_NODELIST");
+    if (!addr || !*addr) {
+        if (!list || !*list) {
+            stx_fail(x, STX_ERR_DEVICE,
+                     "stx_group_join: the address of rank 0 is unknown: set MASTER_ADDR (and "
+                     "MASTER_PORT), as torchrun does, or NCCL_COMM_ID=host:port; srun's "
+                     "SLURM_STEP_NODELIST and SLURM_JOB_NODELIST are not set either");
+            return 0;
+        }
+        addr = stx__first_host(host, sizeof host, list) ? host : NULL;
+    }
+    if (port && *port) {
+        n = strtol(port, &end, 10);
+        if (*end) n = 0;
+    }
+    if (!addr || strlen(addr) >= sizeof host || n < 1 || n > 65534) {
+        stx_fail(x, STX_ERR_DEVICE,
+                 "stx_group_join: expected the host of rank 0 and a port from 1 to 65534, got "
+                 "MASTER_ADDR %.80s, MASTER_PORT %.40s, list of hosts %.80s",
+                 addr ? addr : "missing", port ? port : "missing", list ? list : "missing");
+        return 0;
+    }
+    /* an IPv6 address is written in brackets */
+    format = strchr(addr, ':') && addr[0] != '[' ? "[%s]:%ld" : "%s:%ld";
+    snprintf(id, sizeof id, format, addr, n + 1);
+    if (setenv("NCCL_COMM_ID", id, 1) == 0) return 1;
+    stx_fail(x, STX_ERR_MEMORY, "stx_group_join: out of host memory");
+    return 0;
+}
+
+int stx_cuda_group_id(stx_ctx *x, void *id, int by_address) {
+    ncclUniqueId u;
+    ncclResult_t r;
+    static_assert(sizeof u == STX_NCCL_ID, "the size of NCCL's name of a group has changed");
+    if (!stx__use_gpu(x) || !stx_ok(x) || (by_address && !stx__group_address(x))) return 0;
+    memset(&u, 0, sizeof u);
+    r = ncclGetUniqueId(&u);
+    if (r != ncclSuccess)
+        stx_fail(x, STX_ERR_DEVICE, "stx_group_join: NCCL error \"%s\" (%.200s)%s%.80s",
+                 ncclGetErrorString(r), ncclGetLastError(NULL),
+                 by_address ? ": NCCL_COMM_ID is " : "", by_address ? getenv("NCCL_COMM_ID") : "");
+    memcpy(id, &u, sizeof u);
+    return stx_ok(x);
+}
+
+/* Creates the stream, events and buffers of a group. */
+static int stx__group_open(stx_ctx *x, stx_gpu *g, const char *what) {
+    stx__group *c = g->group;
+    if (!stx__cuda_ok(x, g, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), what)
+        || !stx__cuda_ok(x, g, cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming), what)
+        || !stx__cuda_ok(x, g, cudaEventCreateWithFlags(&c->done, cudaEventDisableTiming), what)
+        || !stx__cuda_ok(x, g, cudaMallocHost((void **)&c->pinned, STX__GROUP_BYTES), what)
+        || !stx__cuda_ok(x, g, cudaMalloc((void **)&c->device, STX__GROUP_BYTES), what))
+        return 0;
+    g->bytes += STX__GROUP_BYTES;
+    return 1;
+}
+
+int stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks) {
+    static const char what[] = "stx_group_join";
+    stx_gpu *g = stx__use_gpu(x);
+    const char *seconds = getenv("SEQTX_GROUP_TIMEOUT");
+    ncclUniqueId u;
+    stx__group *c;
+    int version = 0;
+    if (!g || !stx_ok(x)) return 0;
+    if (g->group) {
+        stx_fail(x, STX_ERR_ARG, "%s: the context is already in a group: it can join once", what);
+        return 0;
+    }
+    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION(2, 14, 0)) {
+        stx_fail(x, STX_ERR_DEVICE,
+                 "%s: expected NCCL 2.14 (%d) or newer, got a library of version %d", what,
+                 NCCL_VERSION(2, 14, 0), version);
+        return 0;
+    }
+    c = (stx__group *)calloc(1, sizeof *c);
+    if (!c) {
+        stx_fail(x, STX_ERR_MEMORY, "%s: out of host memory", what);
+        return 0;
+    }
+    g->group = c;
+    c->rank = rank;
+    c->ranks = ranks;
+    c->timeout = seconds ? strtod(seconds, NULL) : 0;
+    if (!(c->timeout > 0)) c->timeout = 600;
+    memcpy(&u, id, sizeof u);
+    /* rank 0 makes the name of the spare communicator and sends it to all */
+    if (stx__group_open(x, g, what) && stx__group_connect(x, g, u, what)
+        && (rank || stx__nccl_ok(x, g, ncclGetUniqueId(&c->spare), what)))
+        stx_cuda_group_broadcast(x, &c->spare, sizeof c->spare, 0);
+    if (!stx_ok(x)) stx__group_free(g);
+    return stx_ok(x);
+}
+
+static const char stx__mean_of_gradients[] = "the mean of the ranks' gradients";
+
+void stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner) {
+    static const char *const what = stx__mean_of_gradients;
+    stx_gpu *g = stx__use_gpu(x);
+    stx__group *c = g->group;
+    ncclResult_t r;
+    if (!n || !stx__group_check(x, g, what) || !stx__group_fork(x, g, what)) return;
+    if (owner < 0)
+        r = ncclAllReduce(p, p, n, ncclFloat, ncclAvg, c->comm, c->stream);
+    else
+        r = ncclReduce(p, p, n, ncclFloat, ncclAvg, owner, c->comm, c->stream);
+    stx__nccl_ok(x, g, r, what);
+}
+
+void stx_cuda_group_spread(stx_ctx *x, stx_real *p, size_t n, int owner) {
+    static const char what[] = "the ranks' parameters";
+    stx_gpu *g = stx__use_gpu(x);
+    stx__group *c = g->group;
+    if (!n || !stx__group_check(x, g, what) || !stx__group_fork(x, g, what)) return;
+    stx__nccl_ok(x, g, ncclBroadcast(p, p, n, ncclFloat, owner, c->comm, c->stream), what);
+}
+
+void stx_cuda_group_wait(stx_ctx *x) {
+    stx_gpu *g = stx__use_gpu(x);
+    if (stx_ok(x)) stx__cuda_ok(x, g, stx__group_join_streams(g), stx__mean_of_gradients);
+}
+
+void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n) {
+    static const char what[] = "sums over the ranks' parameters";
+    stx_gpu *g = stx__use_gpu(x);
+    stx__group *c = g->group;
+    if (!n || !stx__group_check(x, g, what) || !stx__group_fork(x, g, what)) return;
+    stx__nccl_ok(x, g, ncclAllReduce(p, p, n, ncclDouble, ncclSum, c->comm, c->stream), what);
+    stx_cuda_group_wait(x);
+}
+
+/* Exchanges of host memory go through the buffers of the group, in parts of at most
+   STX__GROUP_BYTES: stx__group_begin once, then, for each part, stx__group_put, NCCL's
+   calls and stx__group_end. They are enqueued after the work so far, although they
+   need none of it: the exchanges of a communicator must have the same order at all
+   ranks, and a replayed step contains exchanges, too. */
+static int stx__group_begin(stx_ctx *x, stx_gpu *g, const char *what) {
+    /* a step that exchanges host memory is not repeatable: it is relaunched, and
+       exchanges then */
+    return stx__group_check(x, g, what) && stx__host_copy_allowed(g) && stx__group_fork(x, g, what);
+}
+
+static int stx__group_put(stx_ctx *x, stx_gpu *g, const void *part, size_t bytes,
+                          const char *what) {
+    stx__group *c = g->group;
+    cudaError_t e;
+    memcpy(c->pinned, part, bytes);
+    e = cudaMemcpyAsync(c->device, c->pinned, bytes, cudaMemcpyHostToDevice, c->stream);
+    return stx__cuda_ok(x, g, e, what);
+}
+
+/* Copies the part from the device to `to`, unless that is NULL. Waits in either case,
+   because the next part uses the same memory. */
+static int stx__group_end(stx_ctx *x, stx_gpu *g, void *to, size_t bytes, const char *what) {
+    stx__group *c = g->group;
+    if (to) {
+        cudaError_t e = cudaMemcpyAsync(c->pinned, c->device, bytes, cudaMemcpyDeviceToHost,
+                                        c->stream);
+        if (!stx__cuda_ok(x, g, e, what)) return 0;
+    }
+    if (!stx__wait(x, g, c->stream, NULL, what)) return 0;
+    if (to) memcpy(to, c->pinned, bytes);
+    return 1;
+}
+
+/* Reduces n doubles on the device to rank 0 and broadcasts the result: if each rank
+   reduced for itself, the last bits might differ. */
+static int stx__group_reduce_part(stx_ctx *x, stx_gpu *g, size_t n, ncclRedOp_t op,
+                                  const char *what) {
+    stx__group *c = g->group;
+    char *p = c->device;
+    return stx__nccl_ok(x, g, ncclReduce(p, p, n, ncclDouble, op, 0, c->comm, c->stream), what)
+           && stx__nccl_ok(x, g, ncclBroadcast(p, p, n, ncclDouble, 0, c->comm, c->stream), what);
+}
+
+int stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most) {
+    static const char what[] = "stx_group_sum";
+    const ncclRedOp_t op = most ? ncclMax : ncclSum;
+    stx_gpu *g = stx__use_gpu(x);
+    size_t m, bytes;
+    int ok = n && stx__group_begin(x, g, what);
+    for (; ok && n; v += m, n -= m) {
+        m = STX_MIN(n, STX__GROUP_BYTES / sizeof *v);
+        bytes = m * sizeof *v;
+        ok = stx__group_put(x, g, v, bytes, what) && stx__group_reduce_part(x, g, m, op, what)
+             && stx__group_end(x, g, v, bytes, what);
+    }
+    return stx_ok(x);
+}
+
+int stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
+    static const char what[] = "stx_group_broadcast";
+    stx_gpu *g = stx__use_gpu(x);
+    stx__group *c;
+    char *at = (char *)bytes;
+    size_t m;
+    int ok = n && stx__group_begin(x, g, what);
+    for (c = g->group; ok && n; at += m, n -= m) {
+        ncclResult_t r;
+        m = STX_MIN(n, (size_t)STX__GROUP_BYTES);
+        if (c->rank == from && !stx__group_put(x, g, at, m, what)) break;
+        r = ncclBroadcast(c->device, c->device, m, ncclUint8, from, c->comm, c->stream);
+        ok = stx__nccl_ok(x, g, r, what)
+             && stx__group_end(x, g, c->rank == from ? NULL : at, m, what);
+    }
+    return stx_ok(x);
+}
+
+int stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
+    static const char what[] = "stx_group_send_bytes";
+    stx_gpu *g = stx__use_gpu(x);
+    stx__group *c;
+    char *at = (char *)bytes;
+    size_t m;
+    int ok = n && stx__group_begin(x, g, what);
+    for (c = g->group; ok && n; at += m, n -= m) {
+        ncclResult_t r;
+        m = STX_MIN(n, (size_t)STX__GROUP_BYTES);
+        if (c->rank == from) {
+            if (!stx__group_put(x, g, at, m, what)) break;
+            r = ncclSend(c->device, m, ncclUint8, to, c->comm, c->stream);
+            ok = stx__nccl_ok(x, g, r, what) && stx__group_end(x, g, NULL, m, what);
+        } else if (c->rank == to) {
+            r = ncclRecv(c->device, m, ncclUint8, from, c->comm, c->stream);
+            ok = stx__nccl_ok(x, g, r, what) && stx__group_end(x, g, at, m, what);
+        } else {
+            break;
+        }
+    }
+    return stx_ok(x);
+}
+
+void stx_cuda_group_leave(stx_ctx *x) {
+    static const char what[] = "stx_group_leave";
+    stx_gpu *g = stx__use_gpu(x);
+    stx__group *c = g ? g->group : NULL;
+    if (!c) return;
+    /* together with the other ranks if all is well; after an error they may have ended */
+    if (stx_ok(x) && c->comm && stx__cuda_ok(x, g, stx__group_join_streams(g), what)
+        && stx__wait(x, g, g->stream, NULL, what)) {
+        stx__graphs_end(g);
+        if (stx__nccl_ok(x, g, ncclCommFinalize(c->comm), what)) {
+            (void)ncclCommDestroy(c->comm);
+            c->comm = NULL;
+        }
+    }
+    stx__group_free(g);
+}
+
+void stx_cuda_group_abort(stx_ctx *x) {
+    stx_gpu *g = stx__use_gpu(x);
+    if (g) stx__group_give_up(g);
+}
+#endif /* SEQTX_NCCL */

@@ -216,8 +216,9 @@ static inline void work_add(work *w, const char *name, int group, double calls, 
     w->row[i].plan += 1e3 * (a > b && group != ATTENTION ? a : b);
 }
 
-/* `count` sums over N rows of C: a first stage in chunks (stx__chunk), and a second
-   one that waits (SUMS THAT WAIT): 24 sums or 32 MiB of first stages a node */
+/* `count` sums over N rows of C: a first stage in chunks (stx__chunk), and a deferred
+   second stage ("Deferred sums" in seqtx_cuda.cu), one node per 24 sums or 32 MiB of
+   partial sums */
 static inline void work_sums(work *w, double N, double C, double count, double least, double most) {
     double rows = ceil(ceil(N / most) / 8) * 8;
     w->sums += count;
@@ -235,9 +236,9 @@ static inline void work_sums_made(work *w) {
                  w->cut_bytes + w->cut_dw);
 }
 
-/* PIECES OF K (seqtx_cuda.cu): in how many batches of rows a gradient (o,i) of a
-   weight over n rows is made, and the share of 132 multiprocessors that tiles of 128 x
-   128 keep busy */
+/* "Split K" in seqtx_cuda.cu: the number of slices of K for the gradient (o,i) of a
+   weight over n rows, and the share of 132 multiprocessors that tiles of 128 x 128 keep
+   busy */
 static inline double work_pieces(double o, double i, double n) {
     size_t tiles = (size_t)(ceil(o / 128) * ceil(i / 128)), K = (size_t)n, best = 1,
            least = (tiles + 127) / 128 * K, p;

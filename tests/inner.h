@@ -68,8 +68,8 @@ extern uint32_t inner_busy(const stx_ctx *x);
    relu by a pass of their own */
 extern size_t inner_plans(const stx_ctx *x);
 extern void inner_tune(stx_ctx *x, int tune);
-/* In how many pieces K is cut (PIECES OF K), from now on, where it can be (0: by
-   sizes), and in how many it is by sizes */
+/* Sets the number of slices of K of later GEMMs that can be split ("Split K" in
+   seqtx_cuda.cu; 0: chosen by sizes), and returns the number that sizes give */
 extern void inner_pieces(stx_ctx *x, int pieces);
 extern size_t inner_pieces_of(size_t M, size_t N, size_t K, int late);
 

@@ -506,9 +506,9 @@ static void plans_of_moved_rows(stx_ctx *x) {
     free(numbers);
 }
 
-/* PIECES OF K: what is chosen for the trainers' shapes (O,Ci,N), with the sums
-   waiting: 12x512 and its output layers, small, 24x768, PAR, generation's few rows,
-   and what cannot be cut evenly, is not worth it, or would want too much memory */
+/* Split K: the number of slices for the trainers' shapes (O,Ci,N), with deferred sums:
+   12x512 and its output layers, small, 24x768, PAR, the few rows of generation, and
+   shapes that cannot be split evenly, are not worth it or need too much memory */
 static void pieces_by_size(void) {
     static const size_t want[][4] = {{512, 512, 32768, 8},   {2048, 512, 32768, 2},
                                      {512, 2048, 32768, 2},  {256, 512, 32768, 16},

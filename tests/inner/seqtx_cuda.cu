@@ -12,11 +12,11 @@ void inner_tune(stx_ctx *x, int tune) {
 }
 
 void inner_pieces(stx_ctx *x, int pieces) {
-    stx__gpu(x)->pieces = pieces;
+    stx__gpu(x)->split_k = pieces;
 }
 
 size_t inner_pieces_of(size_t M, size_t N, size_t K, int late) {
-    return stx__pieces_of(M, N, K, late);
+    return stx__split_k_of(M, N, K, late);
 }
 
 #ifdef SEQTX_NCCL
