@@ -4070,7 +4070,7 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
 }
 
 
-// >>attention: oracle -------------------------------------------------------------------------------------------------
+// >>attention: oracle
 
 /* Version 0 of the attention: plain matmuls with one kernel per direction between them
    that processes whole rows of scores. It accepts every call, serves as the reference for
@@ -4886,28 +4886,14 @@ static void stx__attn_plain_fwd(stx_ctx *x, const stx_attention_args *a) {
     }
 }
 
-/* The backward pass of one panel, after its logits. Quotes of forward: s = q K^T + (q +
-   vb) PE^T, y = a V. */
-static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
+/* The sums over the queries of a panel: dV += (r a)^T dO, dK += ds^T (q + u), and those that
+   units share. */
+static void stx__attn_plain_bwd_queries(stx__attn_plain *A, const stx__mat &dy, int has_dz) {
     const stx_attention_args *a = A->a;
     const size_t D = a->D, W = (size_t)A->W,
                  zeros = (size_t)STX_MIN(STX_MAX(-A->j0, (ptrdiff_t)0), A->W),
                  real = (size_t)STX_MAX(A->j0, (ptrdiff_t)0);
     const float persistent = a->scale * (float)sqrt((double)D);
-    stx__mat dy = stx__attn_plain_mat_y(A, A->dy), o = stx__attn_plain_mat_out(A, A->o),
-             o_pe = stx__attn_plain_mat_out(A, A->o_pe);
-    stx__attn_plain_rows p = stx__attn_plain_rows_of(A);
-    if (a->dspan_fraction && p.z.p) p.dz = A->rows;
-
-    /* g = dO V^T, then ds */
-    stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->g, 0, 0), dy, 0,
-                         stx__attn_plain_mat_kv(A, A->v, A->j0, 2), 1, A->nb, W, D, 1, 0);
-    stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->g, W, 0), dy, 0,
-                         stx__attn_plain_mat_persistent(A, A->pv), 1, A->nb, a->N, D, 1, 0);
-    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn_plain_softmax_bwd_kernel,
-                    stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, p);
-
-    /* over the queries: dV += (r a)^T dO, dK += ds^T (q + u), and the shared sums */
     if (stx__attn_needs_grad(a, 1))
         stx__attn_plain_gemm(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D),
                              stx__attn_plain_mat_scores(A, A->s, zeros, 0), 1, dy, 0, W - zeros, D,
@@ -4917,7 +4903,7 @@ static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
                              stx__attn_plain_mat_scores(A, A->g, zeros, 0), 1,
                              stx__attn_plain_mat_q(A, A->q, &A->u), 0, W - zeros, D, A->nb,
                              a->scale, 1);
-    if (p.dz) stx__attn_plain_columns(A, A->part[STX__SUM_Z], A->rows, A->nb, 1);
+    if (has_dz) stx__attn_plain_columns(A, A->part[STX__SUM_Z], A->rows, A->nb, 1);
     if (A->size[STX__SUM_PV])
         stx__attn_plain_gemm(A, stx__mat_scratch(A->part[STX__SUM_PV], D, a->N, a->N * D),
                              stx__attn_plain_mat_scores(A, A->s, W, 0), 1, dy, 0, a->N, D, A->nb, 1,
@@ -4932,6 +4918,28 @@ static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
                              stx__attn_plain_mat_scores(A, A->g, 0, 1), 1,
                              stx__attn_plain_mat_q(A, A->q, &A->vb), 0, A->np, D, A->nb, a->scale,
                              1);
+}
+
+/* The backward pass of one panel, after its logits. Quotes of forward: s = q K^T + (q +
+   vb) PE^T, y = a V. */
+static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
+    const stx_attention_args *a = A->a;
+    const size_t D = a->D, W = (size_t)A->W;
+    const float persistent = a->scale * (float)sqrt((double)D);
+    stx__mat dy = stx__attn_plain_mat_y(A, A->dy), o = stx__attn_plain_mat_out(A, A->o),
+             o_pe = stx__attn_plain_mat_out(A, A->o_pe);
+    stx__attn_plain_rows p = stx__attn_plain_rows_of(A);
+    if (a->dspan_fraction && p.z.p) p.dz = A->rows;
+
+    /* g = dO V^T, then ds */
+    stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->g, 0, 0), dy, 0,
+                         stx__attn_plain_mat_kv(A, A->v, A->j0, 2), 1, A->nb, W, D, 1, 0);
+    stx__attn_plain_gemm(A, stx__attn_plain_mat_scores(A, A->g, W, 0), dy, 0,
+                         stx__attn_plain_mat_persistent(A, A->pv), 1, A->nb, a->N, D, 1, 0);
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn_plain_softmax_bwd_kernel,
+                    stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, p);
+
+    stx__attn_plain_bwd_queries(A, dy, p.dz != NULL);
 
     /* over the keys: dq = ds K + dR PE + ds PK */
     if (a->dq || a->dcontent_bias)
@@ -5010,7 +5018,7 @@ static void stx__attn_plain_bwd(stx_ctx *x, const stx_attention_args *a) {
 }
 
 
-// >>attention: forward ------------------------------------------------------------------------------------------------
+// >>attention: forward
 
 /* The fused kernels: what forward and backward share. Letters as in the oracle's section,
    and
@@ -5220,11 +5228,8 @@ static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx
         while (w.visible >= p.delta_min && stx__attn_ramp(p, w, w.visible) <= 0) w.visible--;
         /* (1 - delta) + z_span >= 0 up to here, so nothing is subtracted from 1 */
         f = floorf(w.z_span) + 1;
-        w.full = -1; /* also if NaN */
-        if (f >= (float)w.visible)
-            w.full = w.visible;
-        else if (f >= 0)
-            w.full = (int)f;
+        const int full = f >= 0 ? (int)f : -1; /* -1 also if NaN */
+        w.full = f >= (float)w.visible ? w.visible : full;
     }
     return w;
 }
@@ -5346,7 +5351,7 @@ static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_param
     }
 }
 
-/* One thread per entry; small blocks, so that a short list uses several multiprocessors. */
+/* One thread per entry; small blocks, so that short lists use several multiprocessors. */
 STX__GLOBAL(128)
 stx__attn_list_kernel(stx__attn_params p, uint32_t *list, int tiles, int bq, int bk) {
     STX__SHARED(stx__attn_window, head, 256);
@@ -5438,9 +5443,9 @@ static __device__ __forceinline__ void stx__attn_load_kv(const stx__attn_params 
                   row = j - (old ? o.first : p.cached_rows),
                   yes = j >= p.first_key && j < p.S && row >= 0 && c * 16 < bytes;
         const size_t from = (size_t)(yes ? row : 0) * (old ? ldo : ld) + (size_t)c * 16;
-        const char *const kb = old ? ko : k, *const vb = old ? vo : v;
-        stx__cp16(kt + stx__attn_swizzle<CH>(r, c), yes ? kb + from : k, yes ? 16 : 0);
-        stx__cp16(vt + stx__attn_swizzle<CH>(r, c), yes ? vb + from : v, yes ? 16 : 0);
+        const char *const kr = (old ? ko : k) + from, *const vr = (old ? vo : v) + from;
+        stx__cp16(kt + stx__attn_swizzle<CH>(r, c), yes ? kr : k, yes ? 16 : 0);
+        stx__cp16(vt + stx__attn_swizzle<CH>(r, c), yes ? vr : v, yes ? 16 : 0);
     }
 }
 
@@ -6090,8 +6095,9 @@ static __device__ __forceinline__ void stx__attn_fwd_load(const stx__attn_params
 
 /* `row` in a ring of N rows, at most N out of range. */
 template <int N> static __device__ __forceinline__ int stx__attn_ring(int row) {
-    if (row < 0) return row + N;
-    return row >= N ? row - N : row;
+    int by = row >= N ? -N : 0;
+    if (row < 0) by = N;
+    return row + by;
 }
 
 /* What a warp works on in one step: its rows and a tile. */
@@ -6099,6 +6105,7 @@ typedef struct stx__attn_fwd_tile {
     const unsigned char *k, *v, *ring, *qs, *qr;
     float *ramp;
     int lane;
+    int window;   /* keys of the window, not persistent vectors */
     int s, j0, i; /* step; first key or vector of the tile; the warp's first query */
     float sc;     /* scale of the logits, times log2 e if elements are bfloat16 */
 } stx__attn_fwd_tile;
@@ -6217,6 +6224,19 @@ static __device__ __forceinline__ void stx__attn_fwd_drop(const stx__attn_params
     }
 }
 
+/* The masks of the dropout for the warp's strips in a tile. */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_keep(const stx__attn_params &p,
+                                                          const stx__attn_job &job,
+                                                          const stx__attn_fwd_tile &w,
+                                                          uint32_t (&kept)[X::STRIPS]) {
+#pragma unroll
+    for (int m = 0; m < X::STRIPS; m++)
+        kept[m] = stx__attn_keep_mask<X::NB>(p, p.stream + *p.shift,
+                                             ((uint64_t)job.b * p.H + job.h) * p.T + w.i + 16 * m,
+                                             (w.window ? p.span : p.S + p.span) + w.j0);
+}
+
 /* Rounds two weights to bfloat16: the values that are summed are those that V is
    multiplied by. */
 template <class X> static __device__ __forceinline__ void stx__attn_fwd_round(float &a, float &b) {
@@ -6273,7 +6293,7 @@ static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
     const stx__attn_band &band, int m, int ramped, float (&x)[X::NB][4], float (&o)[X::ND][4],
     float (&row_max)[2], float (&sum)[2]) {
     const float unit = X::Q_REGS ? STX__LOG2E : 1;
-    const int g = w.lane >> 2, t = w.lane & 3, window = w.s < job.window_steps,
+    const int g = w.lane >> 2, t = w.lane & 3, window = w.window,
               i = p.C + w.i + 16 * m + g - w.j0 - 2 * t;
     float most[2] = {-INFINITY, -INFINITY}, from[2], f[2], add[2] = {0, 0};
     int n, e;
@@ -6341,7 +6361,7 @@ static __device__ __forceinline__ void stx__attn_fwd_edge(
     stx__attn_skew (&skew)[X::STRIPS], int &started) {
     enum { KS = X::KS, NB = X::NB, MT = X::STRIPS };
 
-    const int window = w.s < job.window_steps, min_delta = p.C + w.i - (w.j0 + X::KEYS - 1),
+    const int window = w.window, min_delta = p.C + w.i - (w.j0 + X::KEYS - 1),
               ramped = p.z.p && window && min_delta + X::KEYS + 16 * MT - 2 > job.w.full;
     float x[MT][NB][4];
     stx__attn_band band[MT];
@@ -6400,7 +6420,7 @@ static __device__ __forceinline__ void stx__attn_fwd_interior(
     stx__attn_skew (&skew)[X::STRIPS], int &started) {
     enum { NB = X::NB, MT = X::STRIPS };
 
-    const int window = w.s < job.window_steps;
+    const int window = w.window;
     const stx__attn_band whole[MT] = {};
     float x[MT][NB][4];
     int m, n, k;
@@ -6574,7 +6594,7 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
     float o[MT][X::ND][4], row_max[MT][2], sum[MT][2];
     stx__attn_skew skew[MT];
     /* started: one bit per strip whose skew continues from the previous tile */
-    int s, m, started = 0;
+    int s, started = 0;
 
     if (!threadIdx.x) stx__attn_fwd_job<X>(p, (stx__attn_job *)memory, list, tiles);
     __syncthreads();
@@ -6591,7 +6611,8 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
         /* the largest and the smallest distance of the warp's rows to the tile */
         const int max_delta = p.C + iw + ROWS - 1 - j0, min_delta = p.C + iw - (j0 + BK - 1);
         const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
-        const stx__attn_fwd_tile here = {kv, kv + X::TILE, ring, qs, qr, ramp, lane, s, j0, iw, sc};
+        const stx__attn_fwd_tile tile = {kv,   kv + X::TILE, ring, qs, qr, ramp,
+                                         lane, window,       s,    j0, iw, sc};
         int some = 1;
         stx__cp_wait<0>();
         __syncthreads();
@@ -6610,18 +6631,13 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
         if (iw >= p.T || (window && (min_delta > job.w.visible || max_delta < p.delta_min)))
             continue;
 
-        if (p.keep)
-#pragma unroll
-            for (m = 0; m < MT; m++)
-                kept[m] = stx__attn_keep_mask<X::NB>(p, p.stream + *p.shift,
-                                                     ((uint64_t)job.b * p.H + job.h) * p.T + iw
-                                                         + 16 * m,
-                                                     (window ? p.span : p.S + p.span) + j0);
+        if (p.keep) stx__attn_fwd_keep<X>(p, job, tile, kept);
         if (window ? min_delta < p.delta_min || max_delta > job.w.full || j0 < p.first_key
-                   : j0 < 0 || j0 + BK > p.N)
-            stx__attn_fwd_edge<X>(p, job, here, kept, qf, o, row_max, sum, skew, started);
-        else
-            stx__attn_fwd_interior<X>(p, job, here, kept, qf, o, row_max, sum, skew, started);
+                   : j0 < 0 || j0 + BK > p.N) {
+            stx__attn_fwd_edge<X>(p, job, tile, kept, qf, o, row_max, sum, skew, started);
+            continue;
+        }
+        stx__attn_fwd_interior<X>(p, job, tile, kept, qf, o, row_max, sum, skew, started);
     }
     stx__attn_fwd_store<X>(p, job, o, row_max, sum);
 }
@@ -6717,7 +6733,7 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
 }
 
 
-// >>attention: backward -----------------------------------------------------------------------------------------------
+// >>attention: backward
 
 /* Backward. For each query i and key j, with w = e^(s - row_max) inv_sum, a = m w and r
    the dropout, forward computed y_i = O_i = sum_j r a V_j, where s = scale ((q + u).K_j +
@@ -6920,7 +6936,7 @@ template <class Sh> struct stx__attn_bwd_variants<Sh, 0> { typedef Sh masked, un
 /* Shared memory of a block. With prefetching, what moves with the tiles is stored twice,
    and the copies of the next tile are in flight while the current one is processed.
 
-       ramps | K V q dO | moving ones of these, again | q+vb | pe window (+ next) | exchange
+       ramps | K V q dO | moving ones again | q+vb | pe window (+ next) | exchange
 
    ramps: the ramp weights of each warp, see "Edges". q becomes q + u in place; q + vb
    exists if the table uses a different query. K and V move in the sweep of queries, q and
@@ -6973,7 +6989,7 @@ template <class Sh> struct stx__attn_bwd_shared {
 /* More fragments. A step of k is Pr::K rows here.
 
        frag_acc    16 rows by Pr::K columns of an accumulator as a left factor. For floats
-                   it takes k in the order 0 2 4 6 1 3 5 7, so elements stay in their lanes
+                   it takes k in the order 0 2 4 6 1 3 5 7: elements stay in their lanes
        frag_rows   Pr::K rows r0.. and 16 columns 8c.. as two right factors, with k in
                    that order
        frag_cols   the same rows and 16 columns as a left factor, transposed */
@@ -8159,6 +8175,17 @@ static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_b
     stx__attn_bwd_store_kv(a, 1, z, h, row, column, dv, 1.0f, rows);
 }
 
+/* Zeros as the gradients of a block's keys. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_key_zeros(const stx__attn_bwd_params &a, int z,
+                                                               int h, int j0, int group,
+                                                               int column) {
+    float none[Sh::KEY_NB][4];
+    stx__attn_bwd_clear(none);
+    stx__attn_bwd_store_kv(a, 0, z, h, j0 + group * 16, column, none, 0.0f, 0);
+    stx__attn_bwd_store_kv(a, 1, z, h, j0 + group * 16, column, none, 0.0f, 0);
+}
+
 /* Keys. A block has BK keys of one head of one batch row and walks the tiles of queries
    that see one of them. Phase 1 is by strips, so a warp has rows of queries. dK and dV
    are sums over queries, so r a and ds pass through shared memory, where a warp takes 16
@@ -8204,8 +8231,7 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
         hi = min(p.T, j0 + Sh::BK + w.visible - p.C);
         /* no query reaches these keys: zeros, if anything */
         if (lo >= hi || (Sh::MASK && p.key_mask && !stx__attn_key_mask<Sh::BK>(p, z, j0))) {
-            stx__attn_bwd_store_kv(a, 0, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
-            stx__attn_bwd_store_kv(a, 1, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
+            stx__attn_bwd_key_zeros<Sh>(a, z, h, j0, group, column * 8);
             return;
         }
     }
@@ -8667,8 +8693,8 @@ stx__attn_bwd_fold_diagonals(stx__num dpe, const float *part, const int *used, i
    32 elements: warp s adds parts s, s + 8, .., and the eight sums are added in order.
 
        job    to[i] += f times the sum over k of part[k n + i], i < n
-       dpe    of blocks of columns of rows of dR, in the first dr_blocks blocks: a table row
-              is one column, counted from the newest; `extra` columns are newer than pe */
+       dpe    of blocks of columns of rows of dR, in the first dr_blocks blocks: a table
+              row is one column, counted from the newest; `extra` columns are newer */
 enum { STX__ATTN_BWD_FOLDS = 5 }; /* du, dvb, dz, dpk, dpv */
 
 typedef struct stx__attn_bwd_fold_job {
@@ -9196,7 +9222,7 @@ static void stx__attn_fused_bwd(stx_ctx *x, const stx_attention_args *a) {
 }
 
 
-// >>attention ---------------------------------------------------------------------------------------------------------
+// >>attention
 
 enum { STX__ATTN_MAX_HEADS = 256 };
 
@@ -9248,7 +9274,7 @@ extern "C" void stx_cuda_attention(stx_ctx *x, int version) {
 }
 
 
-// >>recurrence --------------------------------------------------------------------------------------------------------
+// >>recurrence
 
 #ifdef SEQTX_SRU_H
 /* The recurrence of stx_sru_args, whose letters apply here. In bfloat16 it moves 12 bytes
@@ -9985,7 +10011,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
 #endif /* SEQTX_SRU_H */
 
 
-// >>groups ------------------------------------------------------------------------------------------------------------
+// >>groups
 
 #ifdef SEQTX_COMPRESSIVE_H
 /* The kernels of seqtx_compressive.h, whose letters apply here; they move rows and gates.
@@ -10257,7 +10283,7 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
 }
 
 
-// >>usage -------------------------------------------------------------------------------------------------------------
+// >>usage
 
 /* usage[b][j][0] += 1/H sum_h sum_i of the softmax weight of key first + j for query i,
    and usage[b][j][1] += the number of queries i. Each weight is recomputed from its logit
@@ -10282,8 +10308,8 @@ typedef struct stx__comp_usage {
     float scale;
 } stx__comp_usage;
 
-/* Loads channels c0 .. c0+15 of the tile's positions to shared memory, channel by channel.
-   d0: distance of position 0. */
+/* Loads channels c0 .. c0+15 of the tile's positions to shared memory, channel by
+   channel. d0: distance of position 0. */
 static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_usage &p, float *ps,
                                                                size_t h, size_t c0, ptrdiff_t d0) {
     enum { LR = STX__USAGE_POSITIONS + 4 };
@@ -10299,9 +10325,7 @@ static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_u
     }
 }
 
-/* Loads channels c0 .. c0+15 of the tile's queries (plus u, and plus vb), keys and
-   positions to shared memory, channel by channel. d0: distance of the tile's position
-   0. */
+/* The same for the tile's queries (plus u, and plus vb) and keys; with PE, positions too. */
 template <int PE>
 static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usage &p, float *qu,
                                                             float *qv, float *ks, float *ps,
@@ -10483,7 +10507,7 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
 }
 
 
-// >>error -------------------------------------------------------------------------------------------------------------
+// >>error
 
 /* loss (1) = sum (a - t)^2 / divisor and ratio (1) = sum (a - t)^2 / sum t^2 (0 if that
    is 0), over the rows of a, t (N,C) that skip does not mark. First the two sums of each
@@ -10579,7 +10603,7 @@ void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, co
 }
 
 
-// >>gates -------------------------------------------------------------------------------------------------------------
+// >>gates
 
 /* The elementwise part of a gate, see stx_comp_gate_args. A thread takes four adjacent
    elements at a time (or one); the kind is selected outside its loop, so that each kind
@@ -10895,7 +10919,7 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
 #endif /* SEQTX_COMPRESSIVE_H */
 
 
-// >>gate --------------------------------------------------------------------------------------------------------------
+// >>gate
 
 #ifdef SEQTX_PAR_H
 /* The kernels of seqtx_par.h. The gate of a block is three values, or three per draw.
@@ -11147,7 +11171,7 @@ void stx_par_gate_bwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
 }
 
 
-// >>mix ---------------------------------------------------------------------------------------------------------------
+// >>mix
 
 /* y = w0 Y0 + w1 Y1 + w2 h with Yi = layernorm(h + bi), or Yi = h + bi if there are no
    gains (NORM 0): see stx_par_mix_args. Forward fills y, mean and rstd, backward the
@@ -11738,7 +11762,7 @@ void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
 }
 
 
-// >>latency -----------------------------------------------------------------------------------------------------------
+// >>latency
 
 /* The loss with latency, see stx_par_latency_args: one thread, so that the step stays on
    the device. The struct has no padding bytes. */
