@@ -6571,6 +6571,23 @@ static __device__ __forceinline__ void stx__attn_fwd_store(const stx__attn_param
         }
 }
 
+/* Sets what changes from step to step. */
+template <class X>
+static __device__ __forceinline__ void stx__attn_fwd_set_tile(const stx__attn_params &p,
+                                                              const stx__attn_job &job,
+                                                              const unsigned char *shared, int s,
+                                                              stx__attn_fwd_tile &w) {
+    const float unit = X::Q_REGS ? STX__LOG2E : 1;
+    w.lane = stx__attn_opaque((int)threadIdx.x & 31);
+    w.k = shared + (s & 1) * 2 * X::TILE;
+    w.v = w.k + X::TILE;
+    w.s = s;
+    w.window = s < job.window_steps;
+    w.j0 = w.window ? job.first + s * X::KEYS
+                    : (s - job.window_steps) * X::KEYS - ((p.S + p.span) & 7);
+    w.sc = (w.window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
+}
+
 /* One block per entry of the list (blockIdx.x / B) and batch row (blockIdx.x % B). See
    "Forward" above. */
 template <class Pr, int DP, int BK, int MT, int SHARED_Q>
@@ -6587,12 +6604,11 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
                   *qs = X::Q_REGS && !SHARED_Q ? shared + 2 * X::TILE : after,
                   *qr = X::Q_REGS || !(p.u.p || p.vb.p) ? qs : qs + X::BQ * X::ROW;
     const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
-    const float unit = X::Q_REGS ? STX__LOG2E : 1;
-    float *const ramp = (float *)(memory + 64) + warp * X::RAMP;
     const stx__num none = {NULL, NULL, 0};
     uint32_t kept[MT] = {}, qf[MT][X::QS][4];
     float o[MT][X::ND][4], row_max[MT][2], sum[MT][2];
     stx__attn_skew skew[MT];
+    stx__attn_fwd_tile w;
     /* started: one bit per strip whose skew continues from the previous tile */
     int s, started = 0;
 
@@ -6600,23 +6616,19 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
     __syncthreads();
     if (job.steps) stx__attn_fwd_load<X>(p, job, shared, 0);
     stx__attn_fwd_begin<X>(p, job, qs, qr, qf, o, row_max, sum, skew);
+    w.ring = ring;
+    w.qs = qs;
+    w.qr = qr;
+    w.ramp = (float *)(memory + 64) + warp * X::RAMP;
+    w.i = job.i0 + r0;
 
     for (s = 0; s < job.steps; s++) {
-        const int lane = stx__attn_opaque((int)threadIdx.x & 31);
-        unsigned char *kv = shared + (s & 1) * 2 * X::TILE;
-        const int window = s < job.window_steps,
-                  j0 = window ? job.first + s * BK
-                              : (s - job.window_steps) * BK - ((p.S + p.span) & 7),
-                  iw = job.i0 + r0;
-        /* the largest and the smallest distance of the warp's rows to the tile */
-        const int max_delta = p.C + iw + ROWS - 1 - j0, min_delta = p.C + iw - (j0 + BK - 1);
-        const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
-        const stx__attn_fwd_tile tile = {kv,   kv + X::TILE, ring, qs, qr, ramp,
-                                         lane, window,       s,    j0, iw, sc};
-        int some = 1;
+        int some = 1, min_delta, max_delta;
+        stx__attn_fwd_set_tile<X>(p, job, shared, s, w);
         stx__cp_wait<0>();
         __syncthreads();
-        if (p.key_mask && window) some = stx__attn_fwd_zero_missing<X>(p, job, kv, j0);
+        if (p.key_mask && w.window)
+            some = stx__attn_fwd_zero_missing<X>(p, job, shared + (s & 1) * 2 * X::TILE, w.j0);
         if (s + 1 < job.steps) stx__attn_fwd_load<X>(p, job, shared, s + 1);
         /* the logits of persistent keys do not include u */
         if (SHARED_Q && s == job.window_steps && p.u.p) {
@@ -6628,16 +6640,18 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
             started = 0;
             continue;
         }
-        if (iw >= p.T || (window && (min_delta > job.w.visible || max_delta < p.delta_min)))
-            continue;
 
-        if (p.keep) stx__attn_fwd_keep<X>(p, job, tile, kept);
-        if (window ? min_delta < p.delta_min || max_delta > job.w.full || j0 < p.first_key
-                   : j0 < 0 || j0 + BK > p.N) {
-            stx__attn_fwd_edge<X>(p, job, tile, kept, qf, o, row_max, sum, skew, started);
-            continue;
-        }
-        stx__attn_fwd_interior<X>(p, job, tile, kept, qf, o, row_max, sum, skew, started);
+        /* the largest and the smallest distance of the warp's rows to the tile */
+        max_delta = p.C + w.i + ROWS - 1 - w.j0;
+        min_delta = p.C + w.i - (w.j0 + BK - 1);
+        if (w.i >= p.T) continue;
+        if (w.window && (min_delta > job.w.visible || max_delta < p.delta_min)) continue;
+        if (p.keep) stx__attn_fwd_keep<X>(p, job, w, kept);
+        if (w.window ? min_delta < p.delta_min || max_delta > job.w.full || w.j0 < p.first_key
+                     : w.j0 < 0 || w.j0 + BK > p.N)
+            stx__attn_fwd_edge<X>(p, job, w, kept, qf, o, row_max, sum, skew, started);
+        else
+            stx__attn_fwd_interior<X>(p, job, w, kept, qf, o, row_max, sum, skew, started);
     }
     stx__attn_fwd_store<X>(p, job, o, row_max, sum);
 }
@@ -8175,6 +8189,41 @@ static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_b
     stx__attn_bwd_store_kv(a, 1, z, h, row, column, dv, 1.0f, rows);
 }
 
+/* Walks the queries lo .. hi-1 of batch rows b0 .. b1-1. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_key_walk(
+    const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
+    stx__attn_bwd_strip &t, int h, int b0, int b1, int lo, int hi, float (&dk)[Sh::KEY_NB][4],
+    float (&dv)[Sh::KEY_NB][4], int group, int column) {
+    const int table = a.p.P > 0 && !a.persistent;
+    unsigned char *wa = m.exchange, *wg = wa + Sh::BQ * Sh::CH_DS * 16;
+    stx__attn_bwd_edge edge;
+    int b, i0, step, come, all;
+    for (b = b0, i0 = lo, step = come = 0; b < b1; step++) {
+        const stx__attn_bwd_shared<Sh> now(m, STX__MOVES_Q, a.prefetch, step),
+            then(m, STX__MOVES_Q, a.prefetch, step + 1);
+        const int ring = stx__attn_bwd_wrap(t.ring + t.chunks - Sh::BQ / 16, t.chunks),
+                  end = i0 + Sh::BQ >= hi, next = end ? lo : i0 + Sh::BQ;
+        if (!come) {
+            __syncthreads();
+            stx__attn_bwd_load_q_pe<Sh>(a, now, t, t.ring, i0, b, h, table);
+        }
+        t.i = i0 + (int)threadIdx.x / 32 * 16;
+        stx__attn_bwd_load_stats(a, t, b, h);
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (!a.persistent) stx__attn_bwd_add_biases<Sh>(a, now, i0, h);
+        come = a.prefetch && b + end < b1;
+        if (come) stx__attn_bwd_load_q_pe<Sh>(a, then, t, ring, next, b + end, h, table);
+        all = stx__attn_bwd_key_scores<Sh>(a, w, now, t, edge, wa, wg);
+        all = __syncthreads_and(all);
+        stx__attn_bwd_key_tile_sums<Sh>(a, now, t, i0, dk, dv, wa, wg, group, column, all);
+        t.ring = ring;
+        i0 = next;
+        b += end;
+    }
+}
+
 /* Zeros as the gradients of a block's keys. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_zeros(const stx__attn_bwd_params &a, int z,
@@ -8217,12 +8266,10 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     const int held = table * (Sh::PE_ROWS + (a.prefetch ? Sh::BQ : 0));
     const stx__attn_bwd_shared<Sh> m(shared, STX__MOVES_Q, a.prefetch, table && (p.u.p || p.vb.p),
                                      held);
-    unsigned char *wa = m.exchange, *wg = wa + Sh::BQ * Sh::CH_DS * 16;
     const stx__attn_window w = stx__attn_window_of(p, h);
     stx__attn_bwd_strip t;
-    stx__attn_bwd_edge edge;
     float dk[Sh::KEY_NB][4], dv[Sh::KEY_NB][4];
-    int lo = 0, hi = p.T, b, i0, step, come, all;
+    int lo = 0, hi = p.T;
 
     stx__attn_bwd_clear(dk);
     stx__attn_bwd_clear(dv);
@@ -8245,29 +8292,7 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
         stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window_row<Sh>(p, lo, j0), h, Sh::BQ,
                                   Sh::BK);
 
-    for (b = b0, i0 = lo, step = come = 0; b < b1; step++) {
-        const stx__attn_bwd_shared<Sh> now(m, STX__MOVES_Q, a.prefetch, step),
-            then(m, STX__MOVES_Q, a.prefetch, step + 1);
-        const int ring = stx__attn_bwd_wrap(t.ring + t.chunks - Sh::BQ / 16, t.chunks),
-                  end = i0 + Sh::BQ >= hi, next = end ? lo : i0 + Sh::BQ;
-        if (!come) {
-            __syncthreads();
-            stx__attn_bwd_load_q_pe<Sh>(a, now, t, t.ring, i0, b, h, table);
-        }
-        t.i = i0 + strip * 16;
-        stx__attn_bwd_load_stats(a, t, b, h);
-        stx__cp_wait<0>();
-        __syncthreads();
-        if (!a.persistent) stx__attn_bwd_add_biases<Sh>(a, now, i0, h);
-        come = a.prefetch && b + end < b1;
-        if (come) stx__attn_bwd_load_q_pe<Sh>(a, then, t, ring, next, b + end, h, table);
-        all = stx__attn_bwd_key_scores<Sh>(a, w, now, t, edge, wa, wg);
-        all = __syncthreads_and(all);
-        stx__attn_bwd_key_tile_sums<Sh>(a, now, t, i0, dk, dv, wa, wg, group, column, all);
-        t.ring = ring;
-        i0 = next;
-        b += end;
-    }
+    stx__attn_bwd_key_walk<Sh>(a, w, m, t, h, b0, b1, lo, hi, dk, dv, group, column);
     stx__attn_bwd_key_store<Sh>(a, z, h, j0, group, column * 8, dk, dv);
 }
 
