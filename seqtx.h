@@ -19179,101 +19179,120 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
 
 // >>vocab_io: parameters
 
+/* Whether cluster i has a projection on a side, STX_VOCAB_INPUT or STX_VOCAB_OUTPUT. */
 static int stx__vocab_io_projects(const stx_vocab_io_desc *d, size_t i, int side) {
-    return d->no_projections != STX_VOCAB_BOTH && d->no_projections != side
-           && (i || (d->direct_head != STX_VOCAB_BOTH && d->direct_head != side));
+    if (d->no_projections == STX_VOCAB_BOTH || d->no_projections == side) return 0;
+    return i || (d->direct_head != STX_VOCAB_BOTH && d->direct_head != side);
 }
 
 static size_t stx__vocab_io_width(const stx_vocab_io_desc *d, size_t i, int side) {
     return side == STX_VOCAB_OUTPUT ? d->out_width[i] : d->width[i];
 }
 
-/* Is the projection of cluster i one for both sides? */
+/* Whether both sides share the projection of cluster i. */
 static int stx__vocab_io_shares(const stx_vocab_io_desc *d, size_t i) {
     return d->share_projs && (i || !d->separate_first);
 }
 
-/* Which projection of the input cluster i has */
+/* Index of the input projection of cluster i. */
 static size_t stx__vocab_io_proj(const stx_vocab_io_desc *d, size_t i) {
     return d->one_proj ? 0 : i;
 }
 
-static int stx__vocab_io_adaptive(stx_ctx *x, const char *who, stx_vocab_io_desc *d) {
+static int stx__vocab_io_cutoffs(stx_ctx *x, const char *op, stx_vocab_io_desc *d) {
     static const size_t usual[3] = {20000, 40000, 200000};
     size_t i;
-    int side;
-    if (!(d->divval > 1 && d->divval < 1e6))
-        return stx_bad_value(x, who, "divval", d->divval, "more than 1");
     if (d->no_cutoffs && d->cutoffs)
-        return stx_bad_value(x, who, "cutoffs with no_cutoffs", (double)d->cutoffs,
-                             "one of the two");
+        return stx_bad_value(x, op, "cutoffs", (double)d->cutoffs, "0 with no_cutoffs");
     if (!d->cutoffs && !d->no_cutoffs)
         for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
     if (d->cutoffs > STX_MAX_CLUSTERS - 1)
-        return stx_bad_value(x, who, "cutoffs", (double)d->cutoffs, "at most 7");
-    for (i = 0; i < d->cutoffs; i++)
-        if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
-            stx_fail(
-                x, STX_ERR_ARG,
-                "%s: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu",
-                who, d->cutoff[i], i + 1, d->vocab);
-            return 0;
-        }
-    if (!d->width[0]) d->width[0] = d->dim;
-    if (d->direct_head < 0 || d->direct_head > STX_VOCAB_OUTPUT)
-        return stx_bad_value(x, who, "direct_head", d->direct_head,
-                             "0 or one of STX_VOCAB_BOTH .. _OUTPUT");
-    if (d->no_projections < 0 || d->no_projections > STX_VOCAB_OUTPUT)
-        return stx_bad_value(x, who, "no_projections", d->no_projections,
-                             "0 or one of STX_VOCAB_BOTH .. _OUTPUT");
-    if (d->proj_biases && d->out != STX_VOCAB_ADAPTIVE)
-        return stx_bad_value(x, who, "proj_biases", 1, "0 without an adaptive output");
-    if (d->separate_first && !d->share_projs)
-        return stx_bad_value(x, who, "separate_first", 1, "0 without share_projs");
-    if (d->one_proj
-        && (d->in != STX_VOCAB_ADAPTIVE || d->cluster_major
-            || !stx__vocab_io_projects(d, 0, STX_VOCAB_INPUT)))
-        return stx_bad_value(x, who, "one_proj", 1,
-                             "0 but for an adaptive input whose first "
-                             "cluster has a projection, without cluster_major");
-    for (i = 0; i <= d->cutoffs; i++) {
-        if (!d->width[i])
-            d->width[i] = d->no_projections == STX_VOCAB_BOTH
-                              ? d->dim
-                              : (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
-        if (!d->out_width[i]) d->out_width[i] = d->width[i];
-        if (d->one_proj && d->width[i] != d->width[0])
-            return stx_bad_value(x, who, "width of a cluster with one_proj", (double)d->width[i],
-                                 "that of the first cluster");
-        for (side = STX_VOCAB_INPUT; side <= STX_VOCAB_OUTPUT; side++) {
-            if (d->in != STX_VOCAB_ADAPTIVE && side == STX_VOCAB_INPUT) continue;
-            if (d->out != STX_VOCAB_ADAPTIVE && side == STX_VOCAB_OUTPUT) continue;
-            if (!stx__vocab_io_projects(d, i, side) && stx__vocab_io_width(d, i, side) != d->dim)
-                return stx_bad_value(x, who,
-                                     i ? "width of a cluster with no_projections"
-                                       : "width of the first cluster, which has no "
-                                         "projection,",
-                                     (double)stx__vocab_io_width(d, i, side), "dim");
-        }
-        if (d->out_width[i] != d->width[i] && (d->share_tables || d->share_projs))
-            return stx_bad_value(x, who, "out_width with share_tables or share_projs",
-                                 (double)d->out_width[i], "0");
-        if (!d->width[i] || d->width[i] > (size_t)1 << 31 || d->out_width[i] > (size_t)1 << 31)
-            return stx_bad_value(
-                x, who, "width of the first cluster / divval^cutoffs", (double)d->width[i],
-                "1 to 2^31: use fewer cutoffs, a smaller divval or a larger width");
+        return stx_bad_value(x, op, "cutoffs", (double)d->cutoffs, "at most 7");
+    for (i = 0; i < d->cutoffs; i++) {
+        if (d->cutoff[i] > (i ? d->cutoff[i - 1] : 0) && d->cutoff[i] < d->vocab) continue;
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: cutoff: expected increasing values below the vocabulary size %zu, got %zu at "
+                 "position %zu", op, d->vocab, d->cutoff[i], i + 1);
+        return 0;
     }
     return 1;
 }
 
-STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *who, const stx_vocab_io_desc *from,
+/* Fields that depend on each other. */
+static int stx__vocab_io_consistent(stx_ctx *x, const char *op, const stx_vocab_io_desc *d) {
+    static const char sides[] = "0, STX_VOCAB_BOTH, STX_VOCAB_INPUT or STX_VOCAB_OUTPUT";
+    if (d->direct_head < 0 || d->direct_head > STX_VOCAB_OUTPUT)
+        return stx_bad_value(x, op, "direct_head", d->direct_head, sides);
+    if (d->no_projections < 0 || d->no_projections > STX_VOCAB_OUTPUT)
+        return stx_bad_value(x, op, "no_projections", d->no_projections, sides);
+    if (d->proj_biases && d->out != STX_VOCAB_ADAPTIVE)
+        return stx_bad_value(x, op, "proj_biases", 1, "0 without an adaptive output");
+    if (d->separate_first && !d->share_projs)
+        return stx_bad_value(x, op, "separate_first", 1, "0 without share_projs");
+    if (d->one_proj
+        && (d->in != STX_VOCAB_ADAPTIVE || d->cluster_major
+            || !stx__vocab_io_projects(d, 0, STX_VOCAB_INPUT)))
+        return stx_bad_value(x, op, "one_proj", 1,
+                             "0 unless the input is adaptive, its first cluster has a projection "
+                             "and cluster_major is 0");
+    return 1;
+}
+
+/* Fills in the widths of cluster i, and checks them. */
+static int stx__vocab_io_widths(stx_ctx *x, const char *op, stx_vocab_io_desc *d, size_t i) {
+    STX__FP_SCOPE;
+    const size_t most = (size_t)1 << 31;
+    int side;
+    if (!d->width[i] && d->no_projections == STX_VOCAB_BOTH) d->width[i] = d->dim;
+    if (!d->width[i])
+        d->width[i] = (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
+    if (!d->out_width[i]) d->out_width[i] = d->width[i];
+
+    if (d->one_proj && d->width[i] != d->width[0])
+        return stx_bad_value(x, op, "width of a cluster with one_proj", (double)d->width[i],
+                             "the width of the first cluster");
+    for (side = STX_VOCAB_INPUT; side <= STX_VOCAB_OUTPUT; side++) {
+        const int kind = side == STX_VOCAB_INPUT ? d->in : d->out;
+        const size_t width = stx__vocab_io_width(d, i, side);
+        if (kind != STX_VOCAB_ADAPTIVE || width == d->dim || stx__vocab_io_projects(d, i, side))
+            continue;
+        return stx_bad_value(x, op,
+                             i ? "width of a cluster with no_projections"
+                               : "width of the first cluster, which has no projection",
+                             (double)width, "dim");
+    }
+    if (d->out_width[i] != d->width[i] && (d->share_tables || d->share_projs))
+        return stx_bad_value(x, op, "out_width", (double)d->out_width[i],
+                             "0 with share_tables or share_projs");
+    if (!d->width[i] || d->width[i] > most || d->out_width[i] > most)
+        return stx_bad_value(x, op, "width of the first cluster / divval^cutoffs",
+                             (double)d->width[i],
+                             "1 to 2^31: use fewer cutoffs, a smaller divval or a larger width");
+    return 1;
+}
+
+/* The part of stx_vocab_io_resolve for an adaptive input or output. */
+static int stx__vocab_io_adaptive(stx_ctx *x, const char *op, stx_vocab_io_desc *d) {
+    STX__FP_SCOPE;
+    size_t i;
+    if (!(d->divval > 1 && d->divval < 1e6))
+        return stx_bad_value(x, op, "divval", d->divval, "more than 1 and less than 1e6");
+    if (!stx__vocab_io_cutoffs(x, op, d)) return 0;
+    if (!d->width[0]) d->width[0] = d->dim;
+    if (!stx__vocab_io_consistent(x, op, d)) return 0;
+    for (i = 0; i <= d->cutoffs; i++)
+        if (!stx__vocab_io_widths(x, op, d, i)) return 0;
+    return 1;
+}
+
+STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *op, const stx_vocab_io_desc *from,
                                  stx_vocab_io_desc *d) {
     STX__FP_SCOPE;
     const size_t most = (size_t)1 << 31;
     int in, out;
-    if (!who) who = "stx_vocab_io_create";
+    if (!op) op = "stx_vocab_io_create";
     if (!from || !d) {
-        stx_fail(x, STX_ERR_ARG, "%s: the desc of the words is NULL", who);
+        stx_fail(x, STX_ERR_ARG, "%s: expected a stx_vocab_io_desc, got NULL", op);
         return 0;
     }
     *d = *from;
@@ -19281,36 +19300,38 @@ STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *who, const stx_vocab_io
     if (d->divval == 0) d->divval = 4;
     in = d->in == STX_VOCAB_ADAPTIVE;
     out = d->out == STX_VOCAB_ADAPTIVE;
+
     if (!d->vocab || d->vocab > most)
-        return stx_bad_value(x, who, "vocab", (double)d->vocab, "1 to 2^31");
-    if (!d->dim || d->dim > most) return stx_bad_value(x, who, "dim", (double)d->dim, "1 to 2^31");
-    if (d->emb > most) return stx_bad_value(x, who, "emb", (double)d->emb, "at most 2^31");
+        return stx_bad_value(x, op, "vocab", (double)d->vocab, "1 to 2^31");
+    if (!d->dim || d->dim > most) return stx_bad_value(x, op, "dim", (double)d->dim, "1 to 2^31");
+    if (d->emb > most) return stx_bad_value(x, op, "emb", (double)d->emb, "at most 2^31");
     if (!in && d->in != STX_VOCAB_PLAIN)
-        return stx_bad_value(x, who, "in", d->in, "STX_VOCAB_PLAIN or STX_VOCAB_ADAPTIVE");
+        return stx_bad_value(x, op, "in", d->in, "STX_VOCAB_PLAIN or STX_VOCAB_ADAPTIVE");
     if (!out && d->out != STX_VOCAB_PLAIN && d->out != STX_VOCAB_TIED)
-        return stx_bad_value(x, who, "out", d->out, "STX_VOCAB_PLAIN, _TIED or _ADAPTIVE");
+        return stx_bad_value(x, op, "out", d->out, "STX_VOCAB_PLAIN, _TIED or _ADAPTIVE");
     if (!stx__finite(d->scale))
-        return stx_bad_value(x, who, "scale of words", d->scale, "a finite number");
+        return stx_bad_value(x, op, "scale of the embedding", d->scale, "a finite value");
     if (!(d->dropout >= 0 && d->dropout < 1))
-        return stx_bad_value(x, who, "dropout of words", d->dropout, "0 <= p < 1");
+        return stx_bad_value(x, op, "dropout of adaptive input and output", d->dropout,
+                             "0 <= p < 1");
     if (d->out == STX_VOCAB_TIED && in) {
         stx_fail(x, STX_ERR_ARG,
-                 "%s: a tied output wants a plain input; an adaptive one shares by share_tables",
-                 who);
+                 "%s: out: STX_VOCAB_TIED requires a plain input: with an adaptive input, use "
+                 "share_tables", op);
         return 0;
     }
     if ((in || d->out == STX_VOCAB_TIED) && d->emb != d->dim)
-        return stx_bad_value(x, who, in ? "emb of an adaptive input" : "emb with a tied output",
+        return stx_bad_value(x, op, in ? "emb of an adaptive input" : "emb with a tied output",
                              (double)d->emb, "dim");
     if ((d->share_tables || d->share_projs) && !(in && out)) {
-        stx_fail(x, STX_ERR_ARG, "%s: %s without both an adaptive input and an adaptive output",
-                 who, d->share_tables ? "share_tables" : "share_projs");
+        stx_fail(x, STX_ERR_ARG, "%s: %s requires an adaptive input and an adaptive output", op,
+                 d->share_tables ? "share_tables" : "share_projs");
         return 0;
     }
-    return in || out ? stx__vocab_io_adaptive(x, who, d) : 1;
+    return in || out ? stx__vocab_io_adaptive(x, op, d) : 1;
 }
 
-/* Cluster i: its first word, and how many */
+/* First id of cluster i, and its number of ids. */
 static size_t stx__vocab_io_start(const stx_vocab_io_desc *d, size_t i) {
     return i ? d->cutoff[i - 1] : 0;
 }
@@ -19324,9 +19345,8 @@ STX_DEF size_t stx_vocab_io_count(const stx_vocab_io_desc *d) {
     int in = d && d->in == STX_VOCAB_ADAPTIVE, out = d && d->out == STX_VOCAB_ADAPTIVE;
     if (!d) return 0;
     if (!in) n = stx_size_add(n, d->vocab, d->emb);
-    if (!out)
-        n = stx_size_add(stx_size_add(n, d->out == STX_VOCAB_TIED ? 0 : d->vocab, d->dim), d->vocab,
-                         1);
+    if (!out && d->out != STX_VOCAB_TIED) n = stx_size_add(n, d->vocab, d->dim);
+    if (!out) n = stx_size_add(n, d->vocab, 1);
     for (i = 0; (in || out) && i <= d->cutoffs; i++) {
         size_t size = stx__vocab_io_size(d, i), wi = d->width[i], wo = d->out_width[i];
         if (in) n = stx_size_add(n, size, wi);
@@ -19337,16 +19357,19 @@ STX_DEF size_t stx_vocab_io_count(const stx_vocab_io_desc *d) {
         if (!stx__vocab_io_shares(d, i)) n = stx_size_add(n, d->dim, wo);
         if (d->proj_biases) n = stx_size_add(n, 1, wo);
     }
-    return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->out_width[0] + 1) : n;
+    if (!out) return n;
+    n = stx_size_add(n, d->vocab, 1);
+    return stx_size_add(n, d->cutoffs, d->out_width[0] + 1);
 }
 
-/* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of
-   rows x columns; output: rows are logits, see PADDED LOGITS */
+/* A parameter "name", or "name.<i>" unless i is SIZE_MAX, of a matrix (rows,columns):
+   the matrix itself or, if bias is set, its bias (rows). output: rows are logits and
+   may be padded, see stx__vocab_io_pad. */
 static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, const char *name,
                                        size_t i, size_t rows, size_t columns, int bias,
                                        int output) {
     char full[64];
-    size_t d[STX_MAX_DIM];
+    size_t d[STX_MAX_DIM], padded = 0;
     double a = init->a;
     if (init->rule == STX_INIT_FAN_IN) a = a / sqrt((double)columns);
     if (init->rule == STX_INIT_XAVIER) a = a * sqrt(6 / (double)(rows + columns));
@@ -19357,39 +19380,45 @@ static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, cons
     d[0] = rows;
     d[1] = bias ? 0 : columns;
     d[2] = d[3] = 0;
-    return stx__param_padded(p, init->kind, a, full, d,
-                           output ? stx__vocab_io_pad(p->ctx, rows) * (bias ? 1 : columns) : 0);
+    if (output) padded = stx__vocab_io_pad(p->ctx, rows) * (bias ? 1 : columns);
+    return stx__param_padded(p, init->kind, a, full, d, padded);
 }
 
+/* Table and projection of input cluster i. With cluster_major, the output's were
+   created before, and shared ones are taken from there. */
 static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
     const stx_vocab_io_desc *d = &w->desc;
-    w->in.table[i] = d->cluster_major && d->share_tables
-                         ? w->out.table[i]
-                         : stx__vocab_io_param(p, &d->table, "in_emb.tables", i,
-                                               stx__vocab_io_size(d, i), d->width[i], 0,
-                                               d->share_tables);
+    if (d->cluster_major && d->share_tables)
+        w->in.table[i] = w->out.table[i];
+    else
+        w->in.table[i] = stx__vocab_io_param(p, &d->table, "in_emb.tables", i,
+                                             stx__vocab_io_size(d, i), d->width[i], 0,
+                                             d->share_tables);
     if (!stx__vocab_io_projects(d, i, STX_VOCAB_INPUT)) return;
-    if (stx__vocab_io_proj(d, i) < i) {
+    if (stx__vocab_io_proj(d, i) < i)
         w->in.proj[i] = w->in.proj[0];
-        return;
-    }
-    w->in.proj[i] = d->cluster_major && stx__vocab_io_shares(d, i)
-                        ? w->out.proj[i]
-                        : stx__vocab_io_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i],
-                                              0, 0);
+    else if (d->cluster_major && stx__vocab_io_shares(d, i))
+        w->in.proj[i] = w->out.proj[i];
+    else
+        w->in.proj[i] = stx__vocab_io_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0,
+                                            0);
 }
 
+/* The same of output cluster i. Without cluster_major, the input's were created
+   before. */
 static void stx__vocab_io_out(stx_vocab_io *w, stx_params *p, size_t i) {
     const stx_vocab_io_desc *d = &w->desc;
-    w->out.table[i] = !d->cluster_major && d->share_tables
-                          ? w->in.table[i]
-                          : stx__vocab_io_param(p, &d->out_table, "out_emb.tables", i,
-                                                stx__vocab_io_size(d, i), d->out_width[i], 0, 1);
+    if (!d->cluster_major && d->share_tables)
+        w->out.table[i] = w->in.table[i];
+    else
+        w->out.table[i] = stx__vocab_io_param(p, &d->out_table, "out_emb.tables", i,
+                                              stx__vocab_io_size(d, i), d->out_width[i], 0, 1);
     if (!stx__vocab_io_projects(d, i, STX_VOCAB_OUTPUT)) return;
-    w->out.proj[i] = !d->cluster_major && stx__vocab_io_shares(d, i)
-                         ? w->in.proj[stx__vocab_io_proj(d, i)]
-                         : stx__vocab_io_param(p, &d->proj, "out_emb.projs", i, d->dim,
-                                               d->out_width[i], 0, 0);
+    if (!d->cluster_major && stx__vocab_io_shares(d, i))
+        w->out.proj[i] = w->in.proj[stx__vocab_io_proj(d, i)];
+    else
+        w->out.proj[i] = stx__vocab_io_param(p, &d->proj, "out_emb.projs", i, d->dim,
+                                             d->out_width[i], 0, 0);
     if (d->proj_biases)
         w->out.proj_bias[i] = stx__vocab_io_param(p, &d->proj_bias, "out_emb.proj_biases", i,
                                                   d->out_width[i], d->dim, 1, 0);
@@ -19401,6 +19430,7 @@ static void stx__vocab_io_bias(stx_vocab_io *w, stx_params *p, size_t i) {
                                          d->out_width[i], 1, 1);
 }
 
+/* The columns of the first output cluster that stand for the other clusters. */
 static void stx__vocab_io_cluster(stx_vocab_io *w, stx_params *p) {
     const stx_vocab_io_desc *d = &w->desc;
     if (!d->cutoffs) return;
@@ -19408,6 +19438,18 @@ static void stx__vocab_io_cluster(stx_vocab_io *w, stx_params *p) {
                                            d->cutoffs, d->out_width[0], 0, 1);
     w->out.cluster_b = stx__vocab_io_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX,
                                            d->cutoffs, d->out_width[0], 1, 1);
+}
+
+/* W and bias of a plain or tied output, which is also described as one cluster. */
+static void stx__vocab_io_plain_out(stx_vocab_io *w, stx_params *p) {
+    const stx_vocab_io_desc *d = &w->desc;
+    w->out_w = w->in_emb;
+    if (d->out != STX_VOCAB_TIED)
+        w->out_w = stx__vocab_io_param(p, &d->out_table, "out_emb.weight", SIZE_MAX, d->vocab,
+                                       d->dim, 0, 1);
+    w->out_b = stx__vocab_io_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1, 1);
+    w->out.table[0] = w->out_w;
+    w->out.bias[0] = w->out_b;
 }
 
 STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc *desc) {
@@ -19421,7 +19463,7 @@ STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc
     w = (stx_vocab_io *)stx_persist(x, sizeof *w);
     if (!w) return NULL;
     w->ctx = x;
-    /* what is resolved stays as it is */
+    /* resolving a resolved desc changes nothing */
     if (!stx_vocab_io_resolve(x, "stx_vocab_io_create", desc, &w->desc)) return NULL;
     d = &w->desc;
     in = d->in == STX_VOCAB_ADAPTIVE;
@@ -19435,6 +19477,9 @@ STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc
     for (i = 0; i < K; i++)
         w->in.end[i] = w->out.end[i] = stx__vocab_io_start(d, i) + stx__vocab_io_size(d, i);
     if (!out) w->out.end[0] = d->vocab;
+
+    /* The order of creation is the order in the list, and determines the random
+       streams. */
     if (!in)
         w->in_emb = stx__vocab_io_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb,
                                         0, d->out == STX_VOCAB_TIED);
@@ -19446,18 +19491,10 @@ STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc
         stx__vocab_io_bias(w, p, i);
     }
     if (out && d->cluster_major) stx__vocab_io_cluster(w, p);
-    if (!out) {
-        w->out_w = d->out == STX_VOCAB_TIED
-                       ? w->in_emb
-                       : stx__vocab_io_param(p, &d->out_table, "out_emb.weight", SIZE_MAX, d->vocab,
-                                             d->dim, 0, 1);
-        w->out_b = stx__vocab_io_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1,
-                                       1);
-        w->out.table[0] = w->out_w;
-        w->out.bias[0] = w->out_b;
-    }
+    if (!out) stx__vocab_io_plain_out(w, p);
     return stx_ok(x) ? w : NULL;
 }
+
 
 // >>vocab_io: forward
 
@@ -19470,16 +19507,13 @@ STX_DEF stx_tensor *stx_vocab_io_embed(const stx_vocab_io *w, const stx_ids *ids
 }
 
 STX_DEF stx_tensor *stx_vocab_io_logits(const stx_vocab_io *w, stx_tensor *h) {
+    stx_tensor *l;
     if (!w || !h || !stx_ok(w->ctx)) return NULL;
-    if (w->desc.out != STX_VOCAB_ADAPTIVE) {
-        stx_tensor *l = stx__logits(w->ctx, h, w->out_w, w->out_b);
-        return stx__join_columns(w->ctx, l, w->desc.vocab, NULL, 0);
-    }
-    stx_fail(
-        w->ctx, STX_ERR_ARG,
-        "stx_vocab_io_logits: an adaptive output has no logits over the whole vocabulary: use stx_vocab_io_log_probs, "
-        "or the same of the model");
-    return NULL;
+    STX__NEED(w->ctx, w->desc.out != STX_VOCAB_ADAPTIVE, STX_ERR_ARG,
+              "stx_vocab_io_logits: an adaptive output has no logits over the whole vocabulary: "
+              "use stx_vocab_io_log_probs, or the log_probs function of the model");
+    l = stx__logits(w->ctx, h, w->out_w, w->out_b);
+    return stx__join_columns(w->ctx, l, w->desc.vocab, NULL, 0);
 }
 
 STX_DEF stx_tensor *stx_vocab_io_log_probs(const stx_vocab_io *w, stx_tensor *h) {
@@ -19513,6 +19547,7 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
     if (w->desc.out == STX_VOCAB_ADAPTIVE) key = stx_adaptive_key(key, &w->out, targets, 1, how);
     return key;
 }
+
 
 // >>memory: arena
 

@@ -1681,7 +1681,7 @@ static void bad_descs(void) {
     refused("cutoffs: expected .. got 8", &d);
     d = a;
     d.cutoff[1] = 3;
-    refused("cutoff 3 (number 2)", &d);
+    refused("cutoff: expected .. got 3 at position 2", &d);
     d = a;
     d.div_val = 0.5;
     refused("div_val: expected .. got 0.5", &d);

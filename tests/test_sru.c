@@ -1831,13 +1831,13 @@ static void errors(void) {
     l.adapt_io = 1;
     l.cutoffs = 1;
     l.cutoff[0] = V;
-    refused_lm("cutoff 29", &l);
+    refused_lm("cutoff: expected .. got 29", &l);
     l = lm;
     l.adapt_io = 1;
     l.cutoffs = 2;
     l.cutoff[0] = 9;
     l.cutoff[1] = 8;
-    refused_lm("cutoff 8", &l);
+    refused_lm("cutoff: expected .. got 8", &l);
     l = lm;
     l.adapt_io = 1;
     l.cutoffs = 3;
