@@ -19551,43 +19551,61 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
 
 // >>memory: arena
 
-/* A layer's rows slide through a buffer of (B,room,width): a push writes behind the last
-   of them and lets the first ones go, so that none moves. At the buffer's end they move
-   to its beginning. Ops read rows where they are (stx_memory_view), and again in backward,
-   after the step's push. So rows move when a step looks at them first, which makes place
-   for as many as a step pushes (pace):
+/* A memory holds rows for every layer: one vector of `width` values per time step, for
+   each of B streams. A stream is one of the independent sequences of a batch.
 
-       room: 9 rows, memory 6, pace 3
-       [. . . a b c d e f]         a step looks: no place behind f, so ..
-       [a b c d e f . . .]         .. they move. The step reads a to f
-       [. . . d e f g h i]         and pushes g h i; a to c still stand before d, for its backward
+   The rows of a layer slide through a buffer (B,capacity,width), its arena. A push writes
+   the new rows after the last one and evicts the oldest ones by advancing the offset, so
+   no row moves. Only at the end of the buffer do the rows move back to its beginning. One
+   stream, with 3 rows pushed per step:
 
-   On a CPU a half more than the memory is there, and rows move once in many steps. On a
-   GPU there is room for the memory and one step, as drawn: they move in each step, which
-   reads and writes every row once, but then each step has the addresses of the one
-   before, and one graph serves them all; so they do when there is more room, after a
-   window has become shorter. Where nobody looks, rows are only copied (stx_memory_read):
-   they move in place when some are pushed, and there is no more room than rows.
+       capacity 9, count 6, max_pushed 3
+       [. . . a b c d e f]    a step views the rows: there is no space after f, so ..
+       [a b c d e f . . .]    .. they move first; the step reads a to f
+       [. . . d e f g h i]    and pushes g h i; a b c are still stored before d
 
-   What a step has looked at may also be replaced by other rows: a step that goes from
-   memory a to memory b, and from b back to a, has read the old rows of a when it pushes
-   the new ones. These, too, go behind those that are read, all of them, so pace is as
-   many as are kept:
+   Ops read rows in place (stx_memory_view), and read them again in the backward pass,
+   after the push of the step. Therefore rows move only at the first view in a step, which
+   makes space for as many rows as a step pushes, max_pushed.
 
-       room: 12 rows, memory 6, pace 6
-       [a b c d e f . . . . . .]   a step looks
-       [a b c d e f g h i j k l]   and pushes g to l in place of all; they move down when the next step looks
+   On a CPU the buffer has space for half as many rows again, and rows move once in many
+   steps. On a GPU it has space for the memory and one step, as drawn: the rows move in
+   every step. That reads and writes each row once, but every step then uses the addresses
+   of the previous one, and one CUDA graph serves all of them. For the same reason the
+   rows move even if there is space, as after a window became shorter. A memory that no
+   step views is only copied (stx_memory_read): its rows move at the push, and the buffer
+   has no spare rows.
 
-   That is twice the memory, of one of the two, and as much again for each further time
-   that the step replaces it: what a second buffer would take until the step ends; but
-   addresses repeat. (In the first such step the old buffer is there as well.) */
+   A step may also replace rows that it has viewed. A step that goes from memory a to
+   memory b, and then from b to a, has viewed the old rows of a when it pushes the new
+   ones. All new rows are then written after the viewed ones, so max_pushed is their
+   number:
 
-/* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width)
-   there */
+       capacity 12, count 6, max_pushed 6
+       [a b c d e f . . . . . .]    a step views the rows
+       [a b c d e f g h i j k l]    and replaces them by g to l
+
+   This takes twice the memory for one of the two, and the same again for each further
+   replacement in a step. A second buffer would take as much until the end of the step,
+   but addresses would not repeat. (In the first such step, the old buffer exists as
+   well.)
+
+   Masks. All streams have the same number of rows. Where a stream has no such row,
+   because the stream was reset or the segment was padded, the row is masked: its entry of
+   pad is not 0, and attention ignores it. Stream 1 was reset two rows ago:
+
+       stream 0    a b c d      pad  0 0 0 0
+       stream 1    0 0 g h      pad  1 1 0 0
+
+   A masked row has the value zero, since a NaN multiplied by a weight of 0 would still
+   reach the gradients. With desc.missing_as_zeros such rows are ordinary rows of zeros
+   and nothing is masked. */
+
+/* Step memory for n elements, and a step tensor (B,n,width), in the type in which the
+   rows are stored. */
 static stx_real *stx__memory_scratch(const stx_memory *s, size_t n) {
-    return s->desc.always_f32
-               ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1))
-               : stx_step_activations(s->ctx, n);
+    if (!s->desc.always_f32) return stx_step_activations(s->ctx, n);
+    return (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1));
 }
 
 static stx_tensor *stx__memory_tensor(const stx_memory *s, size_t n, size_t width) {
@@ -19595,53 +19613,59 @@ static stx_tensor *stx__memory_tensor(const stx_memory *s, size_t n, size_t widt
                               : stx_new(s->ctx, s->B, n, width, 0);
 }
 
-/* Does this step read the rows where they are? */
-static int stx__memory_seen(const stx_memory *s, const stx_memory_layer *y) {
+/* Whether the current step reads the rows in place: they must not be moved or changed. */
+static int stx__memory_in_use(const stx_memory *s, const stx_memory_layer *y) {
     return y->viewed_step && y->viewed_step == s->ctx->tape.steps_begun;
 }
 
-static void stx__memory_lay(stx_memory *s, stx_memory_layer *y, size_t first) {
-    y->offset = first;
+static void stx__memory_set_offset(stx_memory *s, stx_memory_layer *y, size_t offset) {
+    y->offset = offset;
     y->stride = y->capacity * y->width;
-    y->data = y->base ? stx_offset_ptr(s->ctx, y->base, first * y->width) : NULL;
+    y->data = y->base ? stx_offset_ptr(s->ctx, y->base, offset * y->width) : NULL;
 }
 
-/* The buffer goes: now, or when the step ends */
-static void stx__memory_drop(stx_memory *s, stx_memory_layer *y) {
-    if (stx__memory_seen(s, y))
+/* Empties the layer; rows that the step reads stay stored before the new offset. */
+static void stx__memory_empty(stx_memory *s, stx_memory_layer *y) {
+    stx__memory_set_offset(s, y, stx__memory_in_use(s, y) ? y->offset + y->count : 0);
+    y->count = 0;
+}
+
+/* Frees the buffer, at the end of the step if it is in use. */
+static void stx__memory_free_rows(stx_memory *s, stx_memory_layer *y) {
+    if (stx__memory_in_use(s, y))
         stx__free_at_step_end(s->ctx, y->base);
     else
         stx_block_activations_free(s->ctx, y->base);
     y->base = NULL;
     y->capacity = 0;
     y->viewed_step = 0;
-    stx__memory_lay(s, y, 0);
+    stx__memory_set_offset(s, y, 0);
 }
 
-/* Rows on top of those that layer l is to hold, n of them at present: for later
-   pushes, and while memory fills */
+/* Spare rows of a new buffer for n rows: for later pushes, and while the memory fills. */
 static size_t stx__memory_spare(const stx_memory *s, const stx_memory_layer *y, size_t n) {
     size_t grow = s->desc.max_rows ? STX_MIN(n / 2, STX_MAX(n, s->desc.max_rows) - n) : 0;
     if (!y->viewed) return grow;
     return grow + (stx__on_gpu(s->ctx) ? y->max_pushed : STX_MAX(y->max_pushed, n / 2));
 }
 
-/* The newest `stay` rows of layer l move to the beginning of a buffer with room for n
-   >= stay: their own where it has it and no op reads it again, else another one of n +
-   spare rows. Nothing changes in what is held but that older rows are gone. 1, or 0
-   and an error, then nothing has changed, but with stay 0 all may be gone. */
-enum { STX__PACE_STEPS = 32 }; /* after so many steps what none of them needed is forgotten */
+/* max_pushed forgets larger steps after 32 to 64 steps */
+enum { STX__PUSH_STEPS = 32 };
 
-/* rows move in place where that takes no more steps than this, which a GPU does one
-   after the other */
+/* Overlapping rows are shifted in at most this many passes, which a GPU runs one after
+   the other; otherwise they are copied twice. */
 enum { STX__SHIFTS = 32 };
 
-static int stx__memory_make_room(stx_memory *s, size_t l, size_t stay, size_t n, size_t spare) {
+/* Moves the newest `stay` rows of layer l to the beginning of a buffer with capacity
+   for n >= stay rows: the layer's own buffer if it is large enough and not in use,
+   otherwise a new one of n + spare rows. Older rows are evicted. Returns 1, or sets an
+   error and returns 0; the layer is then unchanged, or empty if stay is 0. */
+static int stx__memory_make_space(stx_memory *s, size_t l, size_t stay, size_t n, size_t spare) {
     stx_ctx *x = s->ctx;
     stx_memory_layer *y = &s->layer[l];
-    size_t d = y->width, cols = stay * d, by = (y->offset + y->count - stay) * d;
+    const size_t d = y->width, cols = stay * d, by = (y->offset + y->count - stay) * d;
     stx_real *from = stay ? stx_offset_ptr(x, y->base, by) : NULL, *to;
-    if (n <= y->capacity && !stx__memory_seen(s, y)) {
+    if (n <= y->capacity && !stx__memory_in_use(s, y)) {
         if (stay && by && stay <= STX__SHIFTS * (by / d))
             STX_RUN(x, stx__shift2d, (x, y->base, y->stride, by + cols, NULL, 0, by, s->B));
         else if (stay && by) {
@@ -19651,12 +19675,13 @@ static int stx__memory_make_room(stx_memory *s, size_t l, size_t stay, size_t n,
             STX_RUN(x, stx_copy2d, (x, y->base, y->stride, to, cols, s->B, cols, 0));
         }
         y->count = stay;
-        stx__memory_lay(s, y, 0);
+        stx__memory_set_offset(s, y, 0);
         return stx_ok(x);
     }
-    if (!stay) { /* first the old one goes: the two need not fit together */
+
+    if (!stay) {    /* free the old buffer first: memory need not hold both */
         y->count = 0;
-        stx__memory_drop(s, y);
+        stx__memory_free_rows(s, y);
     }
     n += spare;
     to = s->desc.always_f32 ? stx_block_f32(x, stx_bytes_of(s->B, n, d))
@@ -19664,23 +19689,23 @@ static int stx__memory_make_room(stx_memory *s, size_t l, size_t stay, size_t n,
     if (!to) return 0;
     if (stay) {
         STX_RUN(x, stx_copy2d, (x, to, n * d, from, y->stride, s->B, cols, 0));
-        stx__memory_drop(s, y);
+        stx__memory_free_rows(s, y);
     }
     y->base = to;
     y->capacity = n;
     y->count = stay;
-    stx__memory_lay(s, y, 0);
+    stx__memory_set_offset(s, y, 0);
     return stx_ok(x);
 }
 
-/* What layer l holds may be written: no op reads it again */
-static int stx__memory_own(stx_memory *s, size_t l) {
+/* Moves the rows of layer l if the step reads them, so that they can be changed. */
+static int stx__memory_make_writable(stx_memory *s, size_t l) {
     const stx_memory_layer *y = &s->layer[l];
-    return !stx__memory_seen(s, y) || stx__memory_make_room(s, l, y->count, y->capacity, 0);
+    return !stx__memory_in_use(s, y) || stx__memory_make_space(s, l, y->count, y->capacity, 0);
 }
 
-/* Host's numbers (B,n,width) as the layer's rows, and back */
-static void stx__memory_put(stx_memory *s, size_t l, const stx_real *in, size_t n) {
+/* Copies rows between the layer and host memory (B,n,width). */
+static void stx__memory_upload(stx_memory *s, size_t l, const stx_real *in, size_t n) {
     stx_memory_layer *y = &s->layer[l];
     size_t b;
     for (b = 0; b < s->B; b++)
@@ -19689,12 +19714,13 @@ static void stx__memory_put(stx_memory *s, size_t l, const stx_real *in, size_t 
     y->count = n;
 }
 
-static void stx__memory_fetch(const stx_memory *s, size_t l, stx_real *out) {
+static void stx__memory_download(const stx_memory *s, size_t l, stx_real *out) {
     const stx_memory_layer *y = &s->layer[l];
     size_t b, n = y->count * y->width;
     for (b = 0; b < s->B; b++)
         stx_download(s->ctx, out + b * n, stx_offset_ptr(s->ctx, y->data, b * y->stride), n);
 }
+
 
 // >>memory: one layer
 
@@ -19703,10 +19729,11 @@ STX_DEF stx_memory *stx_memory_create(stx_ctx *x, const stx_memory_desc *d) {
     size_t l;
     if (!stx_ok(x) || !d) return NULL;
     STX__NEED(x, d->B && d->layers, STX_ERR_ARG,
-              "stx_memory_create: %zu streams, %zu layers, want at least one of each", d->B,
-              d->layers);
+              "stx_memory_create: expected at least one stream and one layer, got %zu and %zu",
+              d->B, d->layers);
     STX__NEED(x, !d->is_state || !d->widths, STX_ERR_ARG,
-              "stx_memory_create: fixed rows of several widths: give one width for all");
+              "stx_memory_create: is_state requires one width for all layers: set width instead "
+              "of widths");
     s = (stx_memory *)stx_block(x, sizeof *s);
     if (!s) return NULL;
     s->ctx = x;
@@ -19734,7 +19761,7 @@ STX_DEF void stx_memory_free(stx_memory *s) {
     size_t l;
     if (!s) return;
     for (l = 0; s->layer && l < s->desc.layers; l++) {
-        if (!s->all) stx__memory_drop(s, &s->layer[l]);
+        if (!s->all) stx__memory_free_rows(s, &s->layer[l]);
         stx_block_free(s->ctx, s->layer[l].pad);
     }
     stx_block_activations_free(s->ctx, s->all);
@@ -19742,20 +19769,19 @@ STX_DEF void stx_memory_free(stx_memory *s) {
     stx_block_free(s->ctx, s);
 }
 
-static void stx__memory_forget(stx_memory *s) {
+/* Empties all layers. */
+static void stx__memory_clear(stx_memory *s) {
     size_t l;
     for (l = 0; l < s->desc.layers && !s->all; l++) {
-        stx_memory_layer *y = &s->layer[l];
-        /* behind what the step reads */
-        stx__memory_lay(s, y, stx__memory_seen(s, y) ? y->offset + y->count : 0);
-        y->count = y->logical_count = 0;
-        y->masked = 0;
+        stx__memory_empty(s, &s->layer[l]);
+        s->layer[l].logical_count = 0;
+        s->layer[l].masked = 0;
     }
 }
 
 STX_DEF void stx_memory_reset(stx_memory *s) {
     if (!s || !stx_ok(s->ctx)) return;
-    stx__memory_forget(s);
+    stx__memory_clear(s);
     if (s->all)
         STX_RUN(s->ctx, stx_fill, (s->ctx, s->all, s->desc.layers * s->B * s->desc.width, 0));
 }
@@ -19773,14 +19799,31 @@ STX_DEF int stx_memory_reserve(stx_memory *s, size_t rows) {
     for (l = 0; l < s->desc.layers; l++) {
         const stx_memory_layer *y = &s->layer[l];
         if (y->width && !s->all && y->capacity < rows
-            && !stx__memory_make_room(s, l, y->count, rows, 0))
+            && !stx__memory_make_space(s, l, y->count, rows, 0))
             return 0;
     }
     return 1;
 }
 
-/* A mask of (B,n) in place of the layer's: m, whose numbers are from this step or the
-   layer's own (then n is its real) */
+static int stx__memory_layer_ok(const stx_memory *s, const char *op, size_t l) {
+    if (l < s->desc.layers) return 1;
+    stx_fail(s->ctx, STX_ERR_ARG, "%s: layer: expected less than %zu, got %zu", op, s->desc.layers,
+             l);
+    return 0;
+}
+
+/* Returns 0 and sets an error if the memory is a recurrent state, which has one row
+   and no time axis. */
+static int stx__memory_has_time(const stx_memory *s, const char *op) {
+    if (!s->all) return 1;
+    stx_fail(s->ctx, STX_ERR_ARG,
+             "%s: expected a memory without is_state: use stx_memory_read for a recurrent state",
+             op);
+    return 0;
+}
+
+/* Sets the mask of layer l to m (B,n), which is step memory, or the layer's own pad
+   with n its count. */
 static int stx__memory_set_mask(stx_memory *s, size_t l, const int32_t *m, size_t n) {
     stx_memory_layer *y = &s->layer[l];
     size_t i, N = s->B * n;
@@ -19799,9 +19842,8 @@ static int stx__memory_set_mask(stx_memory *s, size_t l, const int32_t *m, size_
     return 1;
 }
 
-/* The masks of the n0 rows of y from `first` on, and then of those of pad from t0 on,
-   side by side in the step's memory, (B,n0+n1). y and pad may be NULL: nothing is
-   missing there. */
+/* A mask (B,n0+n1) in step memory: n0 rows of y from `first` on, then n1 rows of pad
+   from t0 on. y and pad may be NULL: then no row is missing there. */
 static int32_t *stx__memory_masks(stx_ctx *x, size_t B, const stx_memory_layer *y, size_t first,
                                   size_t n0, const stx_ids *pad, size_t t0, size_t n1) {
     size_t b, n = n0 + n1;
@@ -19815,31 +19857,98 @@ static int32_t *stx__memory_masks(stx_ctx *x, size_t B, const stx_memory_layer *
     return m;
 }
 
-/* A mask as ids; NULL when nothing is missing */
+/* A mask as ids (B,n); NULL if no row is missing. */
 static const stx_ids *stx__memory_ids(stx_ctx *x, const int32_t *m, size_t B, size_t n) {
     size_t i;
-    for (i = 0; m && i < B * n && !m[i]; i++) {
-    }
-    return m && i < B * n ? stx_tokens(x, m, B, n) : NULL;
+    for (i = 0; m && i < B * n; i++)
+        if (m[i]) return stx_tokens(x, m, B, n);
+    return NULL;
 }
 
-static int stx__memory_fit(const stx_memory *s, const char *op, size_t l, const stx_tensor *h,
-                           const stx_ids *pad) {
-    size_t T = h->ndim == 3 ? h->dim[1] : 1;
-    char t[96];
-    if (l >= s->desc.layers) {
-        stx_fail(s->ctx, STX_ERR_ARG, "%s: layer %zu, want less than %zu", op, l, s->desc.layers);
-        return 0;
-    }
-    if (h->dim[0] == s->B && h->size == s->B * T * s->layer[l].width
+/* Checks the layer and the shapes of new rows h (B,T,width) and their padding (B,T). */
+static int stx__memory_fits(const stx_memory *s, const char *op, size_t l, const stx_tensor *h,
+                            const stx_ids *pad) {
+    size_t T = h->ndim == 3 ? h->dim[1] : 1, width;
+    char shape[96];
+    if (!stx__memory_layer_ok(s, op, l)) return 0;
+    width = s->layer[l].width;
+    if (h->dim[0] == s->B && h->size == s->B * T * width
         && (h->ndim == 3 || (h->ndim == 2 && s->all)) && (!s->all || T == 1)
         && (!pad || (pad->B == s->B && pad->T == T)))
         return 1;
-    stx_fail(s->ctx, STX_ERR_SHAPE,
-             "%s: %s%s for rows of %zu streams, %zu wide: want (B,%s%zu) and padding (B,T)", op,
-             stx__shape(h, t), pad ? " with padding" : "", s->B, s->layer[l].width,
-             s->all ? "" : "T,", s->layer[l].width);
+    stx_fail(s->ctx, STX_ERR_SHAPE, "%s: rows: expected (%zu,%s%zu)%s, got %s%s", op, s->B,
+             s->all ? "" : "T,", width, pad ? " and padding (B,T)" : "", stx__shape(h, shape),
+             pad ? " and padding" : "");
     return 0;
+}
+
+/* Counts rows that were written after rows in use, or after the newest one: the most
+   in any recent step is max_pushed. */
+static void stx__memory_count_pushed(stx_memory *s, stx_memory_layer *y, size_t n) {
+    const uint64_t step = s->ctx->tape.steps_begun;
+    if (y->pushed_step != step) {
+        y->pushed_step = step;
+        y->pushed = 0;
+        if (++y->recent_steps == STX__PUSH_STEPS) {
+            y->max_pushed = y->recent_max_pushed;
+            y->recent_max_pushed = y->recent_steps = 0;
+        }
+    }
+    y->pushed += n;
+    y->recent_max_pushed = STX_MAX(y->recent_max_pushed, y->pushed);
+    y->max_pushed = STX_MAX(y->max_pushed, y->pushed);
+}
+
+/* What stx_memory_push does to a layer: the `old` newest rows of the input memory,
+   then `own` new rows. */
+typedef struct stx__memory_rows {
+    size_t old, own;
+    const stx_real *own_rows;   /* (B,own,width) with a stride of `ld` elements */
+    size_t ld;
+} stx__memory_rows;
+
+/* Push from a layer to itself: the old rows are there. Makes space for the new rows
+   after them. Returns 1 if the new rows are to be copied, 2 if they are in place
+   already, 0 after an error. */
+static int stx__memory_append(stx_memory *s, size_t l, const stx__memory_rows *r) {
+    stx_ctx *x = s->ctx;
+    stx_memory_layer *y = &s->layer[l];
+    const size_t n = r->old + r->own, end = y->offset + y->count, d = y->width;
+
+    /* Space after the last row. On a GPU, rows that no step views must start at the
+       beginning, so that addresses repeat. */
+    if (end + r->own <= y->capacity && (y->viewed || !stx__on_gpu(x) || end == r->old)) {
+        stx__memory_set_offset(s, y, end - r->old);
+        return 1;
+    }
+
+    /* old rows move down by as many rows as are appended: one pass does both */
+    if (r->own && r->old && !stx__memory_in_use(s, y) && n <= y->capacity
+        && end - r->old == r->own && n <= STX__SHIFTS * r->own) {
+        STX_RUN(x, stx__shift2d,
+                (x, y->base, y->stride, n * d, r->own_rows, r->ld, r->own * d, s->B));
+        stx__memory_set_offset(s, y, 0);
+        return 2;
+    }
+    return stx__memory_make_space(s, l, r->old, n, stx__memory_spare(s, y, n));
+}
+
+/* Push from layer `in` (NULL if there is none) of another memory: makes space for all
+   rows, after rows in use, and copies the old ones. */
+static int stx__memory_replace(stx_memory *s, size_t l, const stx_memory_layer *in,
+                               const stx__memory_rows *r) {
+    stx_ctx *x = s->ctx;
+    stx_memory_layer *y = &s->layer[l];
+    const size_t n = r->old + r->own, end = y->offset + y->count, d = y->width;
+    if (stx__memory_in_use(s, y) && end + n <= y->capacity)
+        stx__memory_set_offset(s, y, end);
+    else if (!stx__memory_make_space(s, l, 0, n, stx__memory_spare(s, y, n)))
+        return 0;
+    if (r->old)
+        STX_RUN(x, stx_copy2d,
+                (x, y->data, y->stride, stx_offset_ptr(x, in->data, (in->count - r->old) * d),
+                 in->stride, s->B, r->old * d, 0));
+    return 1;
 }
 
 STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, size_t keep,
@@ -19847,16 +19956,17 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
     stx_ctx *x = out ? out->ctx : NULL;
     const stx_memory_layer *i;
     stx_memory_layer *o;
-    const stx_real *own_rows;
-    size_t B, T, d, old, own, n, rows;
+    stx__memory_rows r;
+    size_t B, T, d, n, logical;
     int32_t *mask = NULL;
-    if (!stx_ok(x) || !h || !stx__memory_fit(out, "stx_memory_push", l, h, pad)) return 0;
+    int space;
+    if (!stx_ok(x) || !h || !stx__memory_fits(out, "stx_memory_push", l, h, pad)) return 0;
     if (in
         && (in->ctx != x || l >= in->desc.layers || in->B != out->B
             || in->layer[l].width != out->layer[l].width || !in->all != !out->all)) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_memory_push: rows of another context, number of streams or width in than out");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_memory_push: expected in and out of the same context, with the same streams, "
+                 "layers, width and is_state");
         return 0;
     }
     o = &out->layer[l];
@@ -19866,63 +19976,33 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
         STX_RUN(x, stx_copy2d, (x, o->data, B * d, h->data, B * d, 1, B * d, 0));
         return stx_ok(x);
     }
+
     i = in ? &in->layer[l] : NULL;
     T = h->dim[1];
-    own = STX_MIN(keep, T);
-    old = i ? STX_MIN(i->count, keep - own) : 0;
-    n = old + own;
-    rows = out->desc.count_unwritten
-               ? own + (i ? STX_MIN(i->logical_count, keep - own) : keep - own)
-               : n;
-    if ((old && i->masked) || pad) {
-        mask = stx__memory_masks(x, B, i, i ? i->count - old : 0, old, pad, T - own, own);
+    r.own = STX_MIN(keep, T);
+    r.old = i ? STX_MIN(i->count, keep - r.own) : 0;
+    r.own_rows = stx_offset_ptr(x, h->data, (T - r.own) * d);
+    r.ld = T * d;
+    n = logical = r.old + r.own;
+    if (out->desc.count_unwritten)
+        logical = r.own + (i ? STX_MIN(i->logical_count, keep - r.own) : keep - r.own);
+    if ((r.old && i->masked) || pad) {
+        mask = stx__memory_masks(x, B, i, i ? i->count - r.old : 0, r.old, pad, T - r.own, r.own);
         if (!mask) return 0;
     }
-    own_rows = stx_offset_ptr(x, h->data, (T - own) * d);
-    /* behind what is there, or what the step reads there */
-    if (i == o || stx__memory_seen(out, o)) {
-        size_t more = i == o ? own : n;
-        if (o->pushed_step != x->tape.steps_begun) {
-            o->pushed_step = x->tape.steps_begun;
-            o->pushed = 0;
-            if (++o->recent_steps == STX__PACE_STEPS) {
-                o->max_pushed = o->recent_max_pushed;
-                o->recent_max_pushed = o->recent_steps = 0;
-            }
-        }
-        o->pushed += more;
-        o->recent_max_pushed = STX_MAX(o->recent_max_pushed, o->pushed);
-        o->max_pushed = STX_MAX(o->max_pushed, o->pushed);
-    }
-    if (i != o && stx__memory_seen(out, o) && o->offset + o->count + n <= o->capacity)
-        stx__memory_lay(out, o, o->offset + o->count);
-    else if (i != o && !stx__memory_make_room(out, l, 0, n, stx__memory_spare(out, o, n)))
-        return 0;
-    if (i == o && o->offset + o->count + own <= o->capacity
-        && (o->viewed || !stx__on_gpu(x) || o->offset + o->count == old))
-        stx__memory_lay(out, o,
-                        o->offset + o->count
-                            - old); /* there is place behind them; on a GPU see stx_memory_view */
-    else if (i == o && own && old && !stx__memory_seen(out, o) && n <= o->capacity
-             && o->offset + o->count - old == own && n <= STX__SHIFTS * own) {
-        /* all of it in one pass */
-        STX_RUN(x, stx__shift2d, (x, o->base, o->stride, n * d, own_rows, T * d, own * d, B));
-        stx__memory_lay(out, o, 0);
-        own = 0;
-    } else if (i == o && !stx__memory_make_room(out, l, old, n, stx__memory_spare(out, o, n)))
-        return 0;
-    else if (old && i != o)
-        STX_RUN(x, stx_copy2d,
-                (x, o->data, o->stride, stx_offset_ptr(x, i->data, (i->count - old) * d), i->stride,
-                 B, old * d, 0));
-    o->count = 0;
+
+    if (i == o || stx__memory_in_use(out, o))
+        stx__memory_count_pushed(out, o, i == o ? r.own : n);
+    space = i == o ? stx__memory_append(out, l, &r) : stx__memory_replace(out, l, i, &r);
+    if (!space) return 0;
+    o->count = 0;   /* until all rows are in place */
     if (!stx__memory_set_mask(out, l, mask, n)) return 0;
-    if (own)
+    if (r.own && space == 1)
         STX_RUN(x, stx_copy2d,
-                (x, stx_offset_ptr(x, o->data, old * d), o->stride, own_rows, T * d, B, own * d,
-                 0));
+                (x, stx_offset_ptr(x, o->data, r.old * d), o->stride, r.own_rows, r.ld, B,
+                 r.own * d, 0));
     o->count = n;
-    o->logical_count = rows;
+    o->logical_count = logical;
     return stx_ok(x);
 }
 
@@ -19932,28 +20012,23 @@ STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_
     if (!out) return 0;
     memset(out, 0, sizeof *out);
     if (!s) return 1;
-    if (!stx_ok(x)) return 0;
-    if (l >= s->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_view: layer %zu, want less than %zu", l,
-                 s->desc.layers);
+    if (!stx_ok(x) || !stx__memory_layer_ok(s, "stx_memory_view", l)
+        || !stx__memory_has_time(s, "stx_memory_view"))
         return 0;
-    }
-    if (s->all) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_view: fixed rows have no time: stx_memory_read");
-        return 0;
-    }
     y = &s->layer[l];
     n = STX_MIN(n, y->count);
     if (!n || !y->width) return 1;
     y->viewed = 1;
-    /* on a GPU also where there is place, since rows were more before, say: so that
-       addresses repeat */
-    if (!stx__memory_seen(s, y)
+
+    /* Rows move before the first view in a step: if there is too little space after
+       them and, on a GPU, whenever they are not at the beginning, so that addresses
+       repeat. */
+    if (!stx__memory_in_use(s, y)
         && (y->offset + y->count + y->max_pushed > y->capacity || (y->offset && stx__on_gpu(x)))) {
-        /* where rows lie is no part of what they are */
+        /* the rows do not change, so the memory stays const for the caller */
         stx_memory *own = (stx_memory *)(uintptr_t)s;
-        if (!stx__memory_make_room(own, l, y->count, y->count + y->max_pushed,
-                                   stx__memory_spare(s, y, y->count) - y->max_pushed))
+        if (!stx__memory_make_space(own, l, y->count, y->count + y->max_pushed,
+                                    stx__memory_spare(s, y, y->count) - y->max_pushed))
             return 0;
     }
     y->viewed_step = x->tape.steps_begun;
@@ -19967,9 +20042,7 @@ STX_DEF stx_tensor *stx_memory_read(const stx_memory *s, size_t l, size_t n) {
     stx_ctx *x = s ? s->ctx : NULL;
     const stx_memory_layer *y;
     stx_tensor *t;
-    if (!stx_ok(x)) return NULL;
-    STX__NEED(x, l < s->desc.layers, STX_ERR_ARG, "stx_memory_read: layer %zu, want less than %zu",
-              l, s->desc.layers);
+    if (!stx_ok(x) || !stx__memory_layer_ok(s, "stx_memory_read", l)) return NULL;
     y = &s->layer[l];
     n = STX_MIN(n, y->count);
     if (!n || !y->width) return NULL;
@@ -19987,12 +20060,11 @@ STX_DEF stx_tensor *stx_memory_concat(const stx_memory *s, size_t l, size_t n, s
     stx_tensor *t;
     size_t d, T;
     if (!s || !h) return h;
-    if (!stx_ok(x) || !stx__memory_fit(s, "stx_memory_concat", l, h, NULL)) return NULL;
+    if (!stx_ok(x) || !stx__memory_fits(s, "stx_memory_concat", l, h, NULL)) return NULL;
     y = &s->layer[l];
     n = STX_MIN(n, y->count);
     if (!n) return h;
-    STX__NEED(x, !s->all, STX_ERR_ARG,
-              "stx_memory_concat: fixed rows have no time: stx_memory_read");
+    if (!stx__memory_has_time(s, "stx_memory_concat")) return NULL;
     d = y->width;
     T = h->dim[1];
     t = stx__memory_tensor(s, n + T, d);
@@ -20008,9 +20080,10 @@ STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, 
     const stx_memory_layer *y;
     int32_t *m;
     if (!s) return pad;
-    if (!stx_ok(s->ctx)) return NULL;
-    STX__NEED(s->ctx, l < s->desc.layers && (!pad || (pad->B == s->B && pad->T == T)), STX_ERR_ARG,
-              "stx_memory_mask: layer %zu, or padding of another shape than (%zu,%zu)", l, s->B, T);
+    if (!stx_ok(s->ctx) || !stx__memory_layer_ok(s, "stx_memory_mask", l)) return NULL;
+    STX__NEED(s->ctx, !pad || (pad->B == s->B && pad->T == T), STX_ERR_ARG,
+              "stx_memory_mask: padding: expected (%zu,%zu), got (%zu,%zu)", s->B, T, pad->B,
+              pad->T);
     y = &s->layer[l];
     n = STX_MIN(n, y->count);
     if (!n || (!y->masked && !pad)) return pad;
@@ -20026,9 +20099,8 @@ STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t kee
     stx_tensor *t;
     size_t T, d, e, old;
     if (mask) *mask = NULL;
-    if (!stx_ok(x) || !h || !stx__memory_fit(s, "stx_memory_evicted", l, h, pad)) return NULL;
-    STX__NEED(x, !s->all, STX_ERR_ARG,
-              "stx_memory_evicted: fixed rows are replaced, none falls out");
+    if (!stx_ok(x) || !h || !stx__memory_fits(s, "stx_memory_evicted", l, h, pad)) return NULL;
+    if (!stx__memory_has_time(s, "stx_memory_evicted")) return NULL;
     y = &s->layer[l];
     T = h->dim[1];
     d = y->width;
@@ -20049,15 +20121,15 @@ STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t kee
     return t;
 }
 
+
 // >>memory: streams
 
-/* Stream b of layer l: its rows from `first` on, n of them, are missing from now on */
-static void stx__memory_lose(stx_memory *s, size_t l, int32_t *mask, size_t b, size_t first,
-                             size_t n) {
+/* Clears n rows of stream b of layer l, from row `first` on, and masks them in mask
+   (B,count). */
+static void stx__memory_remove(stx_memory *s, size_t l, int32_t *mask, size_t b, size_t first,
+                               size_t n) {
     stx_memory_layer *y = &s->layer[l];
     size_t i;
-    /* zeros also where they do not exist: a number that is none would reach gradients
-       by 0 NaN */
     if (n)
         STX_RUN(s->ctx, stx_fill,
                 (s->ctx, stx_offset_ptr(s->ctx, y->data, b * y->stride + first * y->width),
@@ -20070,8 +20142,8 @@ STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b) {
     size_t l;
     if (!stx_ok(x)) return;
     if (b >= s->B) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_reset_stream: stream %zu, want less than %zu", b,
-                 s->B);
+        stx_fail(x, STX_ERR_ARG, "stx_memory_reset_stream: stream: expected less than %zu, got %zu",
+                 s->B, b);
         return;
     }
     for (l = 0; l < s->desc.layers; l++) {
@@ -20080,332 +20152,379 @@ STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b) {
         if (s->all)
             STX_RUN(x, stx_fill, (x, stx_offset_ptr(x, y->data, b * y->width), y->width, 0));
         if (s->all || !y->count || !y->width) continue;
-        if (!stx__memory_own(s, l)) return;
+        if (!stx__memory_make_writable(s, l)) return;
         mask = stx__memory_masks(x, s->B, y, 0, y->count, NULL, 0, 0);
         if (!mask) return;
-        stx__memory_lose(s, l, mask, b, 0, y->count);
+        stx__memory_remove(s, l, mask, b, 0, y->count);
         if (!stx__memory_set_mask(s, l, mask, y->count)) return;
     }
 }
 
+/* Gives layer l capacity for `rows` rows, at least its count, and moves its rows to
+   the last of these positions. */
+static int stx__memory_move_to_end(stx_memory *s, size_t l, size_t rows) {
+    stx_ctx *x = s->ctx;
+    const stx_memory_layer *y = &s->layer[l];
+    const size_t count = y->count, d = y->width;
+    stx_real *old;
+    if (rows == count) return stx__memory_make_writable(s, l);
+    old = stx__memory_scratch(s, stx_bytes_of(s->B, count, d));
+    if (!old) return 0;
+    STX_RUN(x, stx_copy2d, (x, old, count * d, y->data, y->stride, s->B, count * d, 0));
+    if (!stx__memory_make_space(s, l, 0, rows, 0)) return 0;
+    STX_RUN(x, stx_copy2d,
+            (x, stx_offset_ptr(x, y->data, (rows - count) * d), y->stride, old, count * d, s->B,
+             count * d, 0));
+    return 1;
+}
+
+/* stx_memory_copy for layer l, unless is_state is set. If other streams keep their
+   rows, the layer has as many rows as the longer of the two; the rows of the shorter
+   one are the newest, and those before them are missing. */
+static int stx__memory_copy_layer(stx_memory *to, size_t b, const stx_memory *from, size_t c,
+                                  size_t n, size_t l) {
+    stx_ctx *x = to->ctx;
+    const stx_memory_layer *f = &from->layer[l];
+    stx_memory_layer *t = &to->layer[l];
+    const int others = n < to->B;
+    const size_t d = t->width, rows = f->count, had = t->count;
+    const size_t most = others ? STX_MAX(rows, had) : rows;
+    int32_t *mask, *m;
+    size_t k;
+    mask = (int32_t *)stx_step_alloc(x, stx_bytes_of(to->B, STX_MAX(most, 1), sizeof *mask));
+    m = stx__memory_masks(x, from->B, f, 0, rows, NULL, 0, 0);
+    if (!mask || !m) return 0;
+    memset(mask, 0, to->B * most * sizeof *mask);
+    if (!(others && had ? stx__memory_move_to_end(to, l, most)
+                        : stx__memory_make_space(to, l, 0, most, 0)))
+        return 0;
+
+    /* streams that keep their rows, and their masks */
+    for (k = 0; k < to->B && t->masked && had <= most; k++)
+        memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
+    t->count = most;
+    for (k = 0; k < to->B && others; k++) stx__memory_remove(to, l, mask, k, 0, most - had);
+
+    /* the copied streams */
+    for (k = 0; k < n; k++) {
+        memset(mask + (b + k) * most, 0, most * sizeof *mask);
+        stx__memory_remove(to, l, mask, b + k, 0, most - rows);
+        if (rows)
+            memcpy(mask + (b + k) * most + (most - rows), m + (c + k) * rows, rows * sizeof *mask);
+    }
+    if (rows)
+        STX_RUN(x, stx_copy2d,
+                (x, stx_offset_ptr(x, t->data, b * t->stride + (most - rows) * d), t->stride,
+                 stx_offset_ptr(x, f->data, c * f->stride), f->stride, n, rows * d, 0));
+    t->logical_count = others ? STX_MAX(t->logical_count, f->logical_count) : f->logical_count;
+    return stx__memory_set_mask(to, l, mask, most);
+}
+
 STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, size_t c, size_t n) {
     stx_ctx *x = to ? to->ctx : NULL;
-    size_t l, k;
+    size_t l;
     if (!stx_ok(x)) return 0;
     if (!from) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_copy: from is NULL");
+        stx_fail(x, STX_ERR_ARG, "stx_memory_copy: from: expected a memory, got NULL");
         return 0;
     }
     if (from->ctx != x || from->desc.layers != to->desc.layers || !from->all != !to->all
         || n > to->B || b > to->B - n || n > from->B || c > from->B - n
         || (to == from && b < c + n && c < b + n)) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_memory_copy: %zu streams from %zu of %zu to %zu of %zu: want streams that there are, the same "
-            "context and layers, and no overlap",
-            n, c, from->B, b, to->B);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_memory_copy: expected ranges within the streams that do not overlap, and "
+                 "memories of the same context, layers and is_state, got %zu streams from %zu of "
+                 "%zu to %zu of %zu", n, c, from->B, b, to->B);
         return 0;
     }
     for (l = 0; l < to->desc.layers && n; l++) {
         const stx_memory_layer *f = &from->layer[l];
-        stx_memory_layer *t = &to->layer[l];
-        size_t d = t->width, rows = f->count, had = t->count,
-               most = n == to->B ? rows : STX_MAX(rows, had);
-        int32_t *mask, *m;
+        const stx_memory_layer *t = &to->layer[l];
+        const size_t d = t->width;
         if (f->width != d) {
             stx_fail(x, STX_ERR_ARG,
-                     "stx_memory_copy: layer %zu is %zu wide in one and %zu in the other", l,
-                     f->width, d);
+                     "stx_memory_copy: expected equal widths, got %zu and %zu in layer %zu",
+                     f->width, d, l);
             return 0;
         }
         if (!d) continue;
-        if (to->all) {
+        if (to->all)
             STX_RUN(x, stx_copy2d,
                     (x, stx_offset_ptr(x, t->data, b * d), n * d, stx_offset_ptr(x, f->data, c * d),
                      n * d, 1, n * d, 0));
-            continue;
-        }
-        mask = (int32_t *)stx_step_alloc(x, stx_bytes_of(to->B, most + !most, sizeof *mask));
-        m = stx__memory_masks(x, from->B, f, 0, rows, NULL, 0, 0);
-        if (!mask || !m) return 0;
-        memset(mask, 0, to->B * most * sizeof *mask);
-        /* those that stay move to the newest places */
-        if (most > had && had && n < to->B) {
-            stx_real *old = stx__memory_scratch(to, stx_bytes_of(to->B, had, d));
-            if (!old) return 0;
-            STX_RUN(x, stx_copy2d, (x, old, had * d, t->data, t->stride, to->B, had * d, 0));
-            if (!stx__memory_make_room(to, l, 0, most, 0)) return 0;
-            STX_RUN(x, stx_copy2d,
-                    (x, stx_offset_ptr(x, t->data, (most - had) * d), t->stride, old, had * d,
-                     to->B, had * d, 0));
-        } else if (n < to->B && had ? !stx__memory_own(to, l)
-                                    : !stx__memory_make_room(to, l, 0, most, 0))
+        else if (!stx__memory_copy_layer(to, b, from, c, n, l))
             return 0;
-        for (k = 0; k < to->B && t->masked && had <= most; k++)
-            memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
-        t->count = most;
-        for (k = 0; k < to->B && n < to->B; k++) stx__memory_lose(to, l, mask, k, 0, most - had);
-        for (k = 0; k < n; k++) {
-            memset(mask + (b + k) * most, 0, most * sizeof *mask);
-            stx__memory_lose(to, l, mask, b + k, 0, most - rows);
-            if (rows)
-                memcpy(mask + (b + k) * most + (most - rows), m + (c + k) * rows,
-                       rows * sizeof *mask);
-        }
-        if (rows)
-            STX_RUN(x, stx_copy2d,
-                    (x, stx_offset_ptr(x, t->data, b * t->stride + (most - rows) * d), t->stride,
-                     stx_offset_ptr(x, f->data, c * f->stride), f->stride, n, rows * d, 0));
-        t->logical_count = n == to->B ? f->logical_count
-                                      : STX_MAX(t->logical_count, f->logical_count);
-        if (!stx__memory_set_mask(to, l, mask, most)) return 0;
     }
     return stx_ok(x);
 }
 
 STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out) {
     stx_ctx *x = s ? s->ctx : NULL;
-    if (!stx_ok(x)) return 0;
-    if (l >= s->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_get: layer %zu, want less than %zu", l,
-                 s->desc.layers);
-        return 0;
-    }
+    if (!stx_ok(x) || !stx__memory_layer_ok(s, "stx_memory_get", l)) return 0;
     if (!s->layer[l].count || !s->layer[l].width) return 1;
     if (!out) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_get: out is NULL, want room for %zu numbers",
+        stx_fail(x, STX_ERR_ARG, "stx_memory_get: out: expected space for %zu elements, got NULL",
                  s->B * s->layer[l].count * s->layer[l].width);
         return 0;
     }
-    stx__memory_fetch(s, l, out);
+    stx__memory_download(s, l, out);
     return stx_ok(x);
+}
+
+/* The largest `rows` that stx_memory_set accepts with n rows. */
+static size_t stx__memory_most(const stx_memory *s, size_t n) {
+    if (s->all) return 1;
+    return s->desc.max_rows ? s->desc.max_rows : n;
 }
 
 STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real *in, size_t n) {
     stx_ctx *x = s ? s->ctx : NULL;
     stx_memory_layer *y;
-    size_t held;
-    if (!stx_ok(x)) return 0;
-    if (l >= s->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_set: layer %zu, want less than %zu", l,
-                 s->desc.layers);
-        return 0;
-    }
+    if (!stx_ok(x) || !stx__memory_layer_ok(s, "stx_memory_set", l)) return 0;
     y = &s->layer[l];
     if (n > rows || (s->desc.max_rows && rows > s->desc.max_rows)
-        || (rows != n && !s->desc.count_unwritten) || (s->all && n != 1) || (n && !in)) {
+        || (rows != n && !s->desc.count_unwritten) || (s->all && n != 1)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_memory_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read",
-                 n, rows, in ? "" : ", in NULL",
-                 s->all             ? (size_t)1
-                 : s->desc.max_rows ? s->desc.max_rows
-                                    : n);
+                 "stx_memory_set: expected n <= rows <= %zu%s, got n = %zu and rows = %zu",
+                 stx__memory_most(s, n), s->desc.count_unwritten ? "" : ", and n = rows", n, rows);
+        return 0;
+    }
+    if (n && !in) {
+        stx_fail(x, STX_ERR_ARG, "stx_memory_set: in: expected %zu rows, got NULL", n);
         return 0;
     }
     if (s->all) {
         stx_upload(x, y->data, in, s->B * y->width);
         return stx_ok(x);
     }
-    held = y->count;
-    y->count = 0;
     y->logical_count = rows;
     y->masked = 0;
-    if (!n || !y->width) {
-        /* behind what the step reads */
-        if (!n) stx__memory_lay(s, y, stx__memory_seen(s, y) ? y->offset + held : 0);
+    if (!n) {
+        stx__memory_empty(s, y);
+        return 1;
+    }
+    if (!y->width) {
         y->count = n;
         return 1;
     }
-    if (!stx__memory_make_room(s, l, 0, n, stx__memory_spare(s, y, n))) return 0;
-    stx__memory_put(s, l, in, n);
+    y->count = 0;
+    if (!stx__memory_make_space(s, l, 0, n, stx__memory_spare(s, y, n))) return 0;
+    stx__memory_upload(s, l, in, n);
     if (!stx_ok(x)) y->count = 0;
     return stx_ok(x);
 }
 
+
 // >>memory: files
 
-/* "<prefix><what>" or, unless l is SIZE_MAX, "<prefix><what><l>" */
-static const char *stx__memory_name(char *name, size_t room, const char *prefix, const char *what,
-                                    size_t l) {
+/* Names of entries and metadata of a memory, see stx_memory_save:
+
+                  of each layer l    desc.shared_layout
+       ---------  -----------------  ------------------------------
+       rows       <prefix><l>        <prefix>memory.<l>
+       mask       <prefix>pad.<l>    <prefix>pad
+       counts     <prefix>rows.<l>   <prefix>rows
+                  <prefix>real.<l>
+
+   rows.<l> is logical_count and real.<l> is count. */
+enum { STX__MEMORY_NAME = 128 };
+
+/* <prefix><what>, followed by l unless it is SIZE_MAX. */
+static const char *stx__memory_name(char *name, const char *prefix, const char *what, size_t l) {
     if (l == SIZE_MAX)
-        snprintf(name, room, "%s%s", prefix, what);
+        snprintf(name, STX__MEMORY_NAME, "%s%s", prefix, what);
     else
-        snprintf(name, room, "%s%s%zu", prefix, what, l);
+        snprintf(name, STX__MEMORY_NAME, "%s%s%zu", prefix, what, l);
     return name;
 }
 
-static int stx__memory_prefix(stx_ctx *x, const char *prefix) {
+static const char *stx__memory_rows_name(char *name, const stx_memory *s, const char *prefix,
+                                         size_t l) {
+    return stx__memory_name(name, prefix, s->desc.shared_layout ? "memory." : "", l);
+}
+
+static const char *stx__memory_pad_name(char *name, const stx_memory *s, const char *prefix,
+                                        size_t l) {
+    if (s->desc.shared_layout) return stx__memory_name(name, prefix, "pad", SIZE_MAX);
+    return stx__memory_name(name, prefix, "pad.", l);
+}
+
+static const char *stx__memory_count_name(char *name, const stx_memory *s, const char *prefix,
+                                          size_t l) {
+    if (s->desc.shared_layout) return stx__memory_name(name, prefix, "rows", SIZE_MAX);
+    return stx__memory_name(name, prefix, "rows.", l);
+}
+
+static int stx__memory_prefix_ok(stx_ctx *x, const char *op, const char *prefix) {
     if (prefix && strlen(prefix) <= 80) return 1;
-    stx_fail(x, STX_ERR_ARG, "stx_memory: a prefix of %zu letters, want at most 80",
-             prefix ? strlen(prefix) : 0);
+    if (prefix)
+        stx_fail(x, STX_ERR_ARG, "%s: prefix: expected at most 80 bytes, got %zu", op,
+                 strlen(prefix));
+    else
+        stx_fail(x, STX_ERR_ARG, "%s: prefix: expected a string, got NULL", op);
     return 0;
 }
 
+static int stx__memory_save_layer(stx_writer *w, const stx_memory *s, const char *prefix, size_t l,
+                                  int with_mask) {
+    const stx_memory_layer *y = &s->layer[l];
+    char name[STX__MEMORY_NAME];
+    size_t dim[3];
+    if (!s->desc.shared_layout) {
+        stx__memory_count_name(name, s, prefix, l);
+        if (!stx_writer_meta_u64(w, name, y->logical_count)) return 0;
+        stx__memory_name(name, prefix, "real.", l);
+        if (!stx_writer_meta_u64(w, name, y->count)) return 0;
+    }
+    if (!y->count || !y->width) return 1;
+    dim[0] = s->B;
+    dim[1] = y->count;
+    dim[2] = y->width;
+    if (y->masked && with_mask) {
+        stx__memory_pad_name(name, s, prefix, l);
+        if (!stx_writer_add(w, name, STX_I32, 2, dim, y->pad)) return 0;
+    }
+    stx__memory_rows_name(name, s, prefix, l);
+    return stx__writer_add_runs(w, name, dim, y->data, y->stride);
+}
+
 STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *prefix) {
-    size_t l, dim[3], one;
-    char name[128];
-    if (!s || !stx_ok(s->ctx) || !stx__memory_prefix(s->ctx, prefix)) return 0;
+    const int shared = s && s->desc.shared_layout;
+    size_t l, dim[3], first = 0;
+    char name[STX__MEMORY_NAME];
+    if (!s || !stx_ok(s->ctx) || !stx__memory_prefix_ok(s->ctx, "stx_memory_save", prefix))
+        return 0;
     if (s->all) {
         dim[0] = s->desc.layers;
         dim[1] = s->B;
         dim[2] = s->desc.width;
         return stx_writer_add_device(w, prefix, 3, dim, s->all);
     }
-    /* the layer that speaks for all with shared */
-    for (one = 0; one < s->desc.layers && !s->layer[one].width; one++) {
-    }
-    if (s->desc.shared_layout
-        && !stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "rows", SIZE_MAX),
-                                stx_memory_max_rows(s)))
-        return 0;
-    for (l = 0; l < s->desc.layers; l++) {
-        const stx_memory_layer *y = &s->layer[l];
-        int shared = s->desc.shared_layout;
-        dim[0] = s->B;
-        dim[1] = y->count;
-        dim[2] = y->width;
-        if (!shared
-            && (!stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "rows.", l),
-                                     y->logical_count)
-                || !stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "real.", l),
-                                        y->count)))
-            return 0;
-        if (!y->count || !y->width) continue;
-        if (y->masked && (!shared || l == one)
-            && !stx_writer_add(w,
-                               stx__memory_name(name, sizeof name, prefix, shared ? "pad" : "pad.",
-                                                shared ? SIZE_MAX : l),
-                               STX_I32, 2, dim, y->pad))
-            return 0;
-        stx__memory_name(name, sizeof name, prefix, shared ? "memory." : "", l);
-        if (!stx__writer_add_runs(w, name, dim, y->data, y->stride)) return 0;
-    }
+    stx__memory_count_name(name, s, prefix, 0);
+    if (shared && !stx_writer_meta_u64(w, name, stx_memory_max_rows(s))) return 0;
+
+    /* with a shared layout, the mask of the first layer that has rows is that of all */
+    while (first < s->desc.layers && !s->layer[first].width) first++;
+    for (l = 0; l < s->desc.layers; l++)
+        if (!stx__memory_save_layer(w, s, prefix, l, !shared || l == first)) return 0;
     return 1;
 }
 
-/* The entry if it has these dimensions; NULL and an error if not */
+/* Finds an entry of shape (d0,d1,d2); NULL and an error if it is missing or has another
+   shape. */
 static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const char *name,
                                           size_t d0, size_t d1, size_t d2) {
     const stx_entry *e = stx_file_find(f, name);
     if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
-    stx_fail(
-        x, STX_ERR_FORMAT,
-        "tensor \"%s\" is %s, want (%zu,%zu,%zu): give the number of streams (batch size) and the model that the "
-        "file was made with",
-        name, e ? "of another shape" : "not there", d0, d1, d2);
+    stx_fail(x, STX_ERR_FORMAT,
+             "tensor \"%s\": expected (%zu,%zu,%zu), got %s: use the number of streams (batch "
+             "size) and the model with which the file was made", name, d0, d1, d2,
+             e ? "another shape" : "nothing");
     return NULL;
 }
 
-/* Counts of layer l in a file, and that what they promise is there; 0 and an error if
-   not */
-static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *prefix, size_t l,
-                            uint64_t *rows, uint64_t *real) {
+/* Reads the counts of layer l, logical and actual, and checks that the file has the
+   rows and that they fit. */
+static int stx__memory_check_layer(const stx_memory *s, const stx_file *f, const char *prefix,
+                                   size_t l, uint64_t *logical, uint64_t *count) {
     stx_ctx *x = s->ctx;
-    size_t width = s->layer[l].width, most = s->desc.max_rows ? s->desc.max_rows : (size_t)1 << 31;
-    char name[128];
+    const size_t width = s->layer[l].width;
+    const size_t most = s->desc.max_rows ? s->desc.max_rows : (size_t)1 << 31;
+    char name[STX__MEMORY_NAME];
     const stx_entry *pad;
-    int shared = s->desc.shared_layout;
-    if (!stx_file_meta_u64(x, f,
-                           stx__memory_name(name, sizeof name, prefix, shared ? "rows" : "rows.",
-                                            shared ? SIZE_MAX : l),
-                           rows))
-        return 0;
-    if (*rows > most) {
-        stx_fail(
-            x, STX_ERR_FORMAT,
-            "metadata \"%s\" is %llu, more than the %zu that there can be: the file is damaged",
-            name, (unsigned long long)*rows, most);
+    if (!stx_file_meta_u64(x, f, stx__memory_count_name(name, s, prefix, l), logical)) return 0;
+    if (*logical > most) {
+        stx_fail(x, STX_ERR_FORMAT,
+                 "metadata \"%s\": expected at most %zu, got %llu: the file is damaged", name, most,
+                 (unsigned long long)*logical);
         return 0;
     }
-    *real = *rows;
-    if (!shared
-        && !stx_file_meta_u64(x, f, stx__memory_name(name, sizeof name, prefix, "real.", l), real))
+    *count = *logical;
+    if (!s->desc.shared_layout
+        && !stx_file_meta_u64(x, f, stx__memory_name(name, prefix, "real.", l), count))
         return 0;
-    if (!*real || !width) return 1;
-    if (*real > *rows) {
-        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu of %llu rows: the file is damaged",
-                 name, (unsigned long long)*real, (unsigned long long)*rows);
+    if (!*count || !width) return 1;
+    if (*count > *logical) {
+        stx_fail(x, STX_ERR_FORMAT,
+                 "metadata \"%s\": expected at most %llu, got %llu: the file is damaged", name,
+                 (unsigned long long)*logical, (unsigned long long)*count);
         return 0;
     }
-    if (!stx__memory_entry(x, f,
-                           stx__memory_name(name, sizeof name, prefix, shared ? "memory." : "", l),
-                           s->B, (size_t)*real, width))
-        return 0;
-    pad = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, shared ? "pad" : "pad.",
-                                            shared ? SIZE_MAX : l));
-    if (!pad || (pad->ndim == 2 && pad->dim[0] == s->B && pad->dim[1] == *real)) return 1;
+    stx__memory_rows_name(name, s, prefix, l);
+    if (!stx__memory_entry(x, f, name, s->B, (size_t)*count, width)) return 0;
+    pad = stx_file_find(f, stx__memory_pad_name(name, s, prefix, l));
+    if (!pad || (pad->ndim == 2 && pad->dim[0] == s->B && pad->dim[1] == *count)) return 1;
     stx_fail(x, STX_ERR_FORMAT,
-             "tensor \"%s\" is of another shape, want (%zu,%zu): the file is damaged", name, s->B,
-             (size_t)*real);
+             "tensor \"%s\": expected (%zu,%zu), got another shape: the file is damaged", name,
+             s->B, (size_t)*count);
     return 0;
 }
 
-static int stx__memory_take(stx_memory *s, const stx_file *f, const char *prefix, size_t l) {
+static int stx__memory_load_mask(stx_memory *s, const stx_entry *e, size_t l) {
     stx_ctx *x = s->ctx;
-    stx_memory_layer *y = &s->layer[l];
-    int shared = s->desc.shared_layout, good;
-    char name[128];
-    uint64_t rows, real;
-    size_t i, N;
-    const stx_entry *e;
-    int64_t *v;
-    int32_t *m;
-    if (!stx__memory_look(s, f, prefix, l, &rows, &real)) return 0;
-    if (!y->width) return 1;
-    if (real
-        && !stx__memory_make_room(s, l, 0, (size_t)real, stx__memory_spare(s, y, (size_t)real)))
-        return 0;
-    e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, shared ? "memory." : "", l));
-    for (i = 0; real && i < s->B; i++) {
-        stx_entry part = *e; /* a stream's */
-        part.count = e->count / s->B;
-        part.bytes = e->bytes / s->B;
-        part.data = (const char *)e->data + i * part.bytes;
-        if (!stx_entry_upload(&part, stx_offset_ptr(x, y->data, i * y->stride), part.count))
-            return 0;
-    }
-    y->logical_count = (size_t)rows;
-    y->count = (size_t)real;
-    e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, shared ? "pad" : "pad.",
-                                          shared ? SIZE_MAX : l));
-    if (!real || !e) return 1;
-    N = s->B * y->count;
-    v = (int64_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *v));
-    m = (int32_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *m));
-    good = v && m && stx_entry_get_i64(e, v, N);
-    for (i = 0; good && i < N; i++) m[i] = v[i] != 0;
-    good = good && stx__memory_set_mask(s, l, m, y->count);
+    const size_t count = s->layer[l].count, N = s->B * count;
+    int64_t *v = (int64_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *v));
+    int32_t *m = (int32_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *m));
+    int ok = v && m && stx_entry_get_i64(e, v, N);
+    size_t i;
+    for (i = 0; ok && i < N; i++) m[i] = v[i] != 0;
+    ok = ok && stx__memory_set_mask(s, l, m, count);
     stx_block_free(x, v);
     stx_block_free(x, m);
-    return good;
+    return ok;
+}
+
+static int stx__memory_load_layer(stx_memory *s, const stx_file *f, const char *prefix, size_t l) {
+    stx_ctx *x = s->ctx;
+    stx_memory_layer *y = &s->layer[l];
+    char name[STX__MEMORY_NAME];
+    uint64_t logical, count;
+    size_t b, n;
+    const stx_entry *e;
+    if (!stx__memory_check_layer(s, f, prefix, l, &logical, &count)) return 0;
+    if (!y->width) return 1;
+    n = (size_t)count;
+    if (n && !stx__memory_make_space(s, l, 0, n, stx__memory_spare(s, y, n))) return 0;
+    e = stx_file_find(f, stx__memory_rows_name(name, s, prefix, l));
+    for (b = 0; n && b < s->B; b++) {
+        stx_entry stream = *e;  /* the part of one stream */
+        stream.count = e->count / s->B;
+        stream.bytes = e->bytes / s->B;
+        stream.data = (const char *)e->data + b * stream.bytes;
+        if (!stx_entry_upload(&stream, stx_offset_ptr(x, y->data, b * y->stride), stream.count))
+            return 0;
+    }
+    y->logical_count = (size_t)logical;
+    y->count = n;
+    e = stx_file_find(f, stx__memory_pad_name(name, s, prefix, l));
+    return !n || !e || stx__memory_load_mask(s, e, l);
 }
 
 STX_DEF int stx_memory_load(stx_memory *s, const stx_file *f, const char *prefix) {
     stx_ctx *x = s ? s->ctx : NULL;
-    size_t l, any = 0;
-    uint64_t rows, real = 0;
-    int good = 1;
-    if (!stx_ok(x) || !f || !stx__memory_prefix(x, prefix)) return 0;
+    size_t l, widths = 0;
+    uint64_t logical, count = 0;
+    int ok = 1;
+    if (!stx_ok(x) || !f || !stx__memory_prefix_ok(x, "stx_memory_load", prefix)) return 0;
     if (s->all) {
         const stx_entry *e = stx__memory_entry(x, f, prefix, s->desc.layers, s->B, s->desc.width);
         return e && stx_entry_upload(e, s->all, e->count);
     }
-    stx__memory_forget(s);
-    for (l = 0; good && l < s->desc.layers; l++) {
-        good = stx__memory_look(s, f, prefix, l, &rows, &real);
-        any += s->layer[l].width;
+    stx__memory_clear(s);
+    for (l = 0; ok && l < s->desc.layers; l++) {
+        ok = stx__memory_check_layer(s, f, prefix, l, &logical, &count);
+        widths += s->layer[l].width;
     }
-    if (good && s->desc.shared_layout && real && !any) {
-        stx_fail(
-            x, STX_ERR_FORMAT,
-            "metadata \"%srows\" is %llu, and no layer keeps any: the file is damaged, or of a model with "
-            "a memory in other layers",
-            prefix, (unsigned long long)real);
-        good = 0;
+    if (ok && s->desc.shared_layout && count && !widths) {
+        stx_fail(x, STX_ERR_FORMAT,
+                 "metadata \"%srows\" is %llu, but no layer of the model keeps rows: the file is "
+                 "damaged, or its model has a memory in other layers", prefix,
+                 (unsigned long long)count);
+        ok = 0;
     }
-    for (l = 0; good && l < s->desc.layers; l++) good = stx__memory_take(s, f, prefix, l);
-    if (!good) stx__memory_forget(s);
-    return good;
+    for (l = 0; ok && l < s->desc.layers; l++) ok = stx__memory_load_layer(s, f, prefix, l);
+    if (!ok) stx__memory_clear(s);
+    return ok;
 }
 
 STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key) {
@@ -20414,10 +20533,13 @@ STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key) {
     key = stx_key_add(key, (uint64_t)(uintptr_t)s->all);
     for (l = 0; l < s->desc.layers && !s->all; l++) {
         const stx_memory_layer *y = &s->layer[l];
-        key = stx_key_add(stx_key_add(stx_key_add(stx_key_add(key, y->logical_count), y->count),
-                                      (uint64_t)(uintptr_t)y->data),
-                          (uint64_t)y->masked);
-        key = stx_key_add(stx_key_add(stx_key_add(key, y->stride), y->capacity), y->max_pushed);
+        key = stx_key_add(key, y->logical_count);
+        key = stx_key_add(key, y->count);
+        key = stx_key_add(key, (uint64_t)(uintptr_t)y->data);
+        key = stx_key_add(key, (uint64_t)y->masked);
+        key = stx_key_add(key, y->stride);
+        key = stx_key_add(key, y->capacity);
+        key = stx_key_add(key, y->max_pushed);
     }
     return key;
 }

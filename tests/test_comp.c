@@ -1421,7 +1421,7 @@ static void errors(void) {
     CHECK(!stx_comp_state_create_sized(m, 1, over, NULL), "too large");
     fails(x, "layer 0");
     stx_comp_state_reset_stream(s, 2);
-    fails(x, "stream 2");
+    fails(x, "stream: expected less than 2, got 2");
     CHECK(!stx_comp_state_copy(s, 0, strange, 0, 2), "another model");
     fails(x, "another model");
     CHECK(!stx_comp_state_copy(s, 1, s, 0, 2), "too many");

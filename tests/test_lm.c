@@ -652,7 +652,7 @@ static void rows_streams(void) {
         CHECK(!stx_memory_copy(j, 1, s, 0, 3) && strstr(stx_error(x), "stx_memory_copy"), "%s",
               stx_error(x));
         stx_clear_error(x);
-        CHECK(!stx_memory_copy(j, 0, j, 1, 2) && strstr(stx_error(x), "no overlap"), "%s",
+        CHECK(!stx_memory_copy(j, 0, j, 1, 2) && strstr(stx_error(x), "do not overlap"), "%s",
               stx_error(x));
         stx_clear_error(x);
         free(t);
@@ -771,7 +771,7 @@ static void rows_files(void) {
         for (l = 0; l < 2; l++) holds("loaded", r, l, t, 50);
         CHECK(stx_memory_load(r, f, "none.") && !stx_memory_max_rows(r), "%s", stx_error(x));
         CHECK(!stx_memory_load(few, f, "a.")
-                  && strstr(stx_error(x), "of another shape, want (2,9,5)")
+                  && strstr(stx_error(x), "expected (2,9,5), got another shape")
                   && !stx_memory_max_rows(few),
               "%s", stx_error(x));
         stx_clear_error(x);
@@ -779,7 +779,7 @@ static void rows_files(void) {
         stx_clear_error(x);
         memset(name, 'n', 90);
         name[90] = 0;
-        CHECK(!stx_memory_load(r, f, name) && strstr(stx_error(x), "a prefix of 90 letters"), "%s",
+        CHECK(!stx_memory_load(r, f, name) && strstr(stx_error(x), "prefix: expected at most 80 bytes, got 90"), "%s",
               stx_error(x));
         stx_clear_error(x);
         stx_file_close(f);
@@ -821,7 +821,7 @@ static void rows_files(void) {
               "%s", stx_error(x));
         stx_clear_error(x);
         if (!as_one)
-            CHECK(!stx_memory_load(r, f, "e.") && strstr(stx_error(x), "9 of 3 rows"), "%s",
+            CHECK(!stx_memory_load(r, f, "e.") && strstr(stx_error(x), "expected at most 3, got 9"), "%s",
                   stx_error(x));
         stx_clear_error(x);
         stx_file_close(f);
@@ -1120,31 +1120,31 @@ static void rows_errors(void) {
     d.B = 2;
     d.widths = widths;
     d.is_state = 1;
-    CHECK(!stx_memory_create(x, &d) && strstr(stx_error(x), "several widths"), "%s", stx_error(x));
+    CHECK(!stx_memory_create(x, &d) && strstr(stx_error(x), "requires one width"), "%s", stx_error(x));
     stx_clear_error(x);
     d.is_state = 0;
     d.max_rows = 8;
     s = stx_memory_create(x, &d);
     stx_begin(x, STX_EVAL);
     h = stx_input(x, v, 2, 6, RW, 0);
-    CHECK(!stx_memory_push(s, NULL, 2, 4, h, NULL) && strstr(stx_error(x), "layer 2"), "%s",
+    CHECK(!stx_memory_push(s, NULL, 2, 4, h, NULL) && strstr(stx_error(x), "layer: expected less than 2, got 2"), "%s",
           stx_error(x));
     stx_clear_error(x);
     CHECK(!stx_memory_push(s, NULL, 1, 4, h, NULL)
-              && strstr(stx_error(x), "rows of 2 streams, 0 wide"),
+              && strstr(stx_error(x), "expected (2,T,0), got"),
           "%s", stx_error(x));
     stx_clear_error(x);
     stx_begin(x, STX_EVAL);
     CHECK(!stx_memory_push(s, NULL, 0, 4, stx_input(x, v, 3, 4, RW, 0), NULL), "three streams");
     stx_clear_error(x);
     stx_memory_reset_stream(s, 2);
-    CHECK(strstr(stx_error(x), "stream 2"), "%s", stx_error(x));
+    CHECK(strstr(stx_error(x), "stream: expected less than 2, got 2"), "%s", stx_error(x));
     stx_clear_error(x);
     CHECK(!stx_memory_set(s, 0, 9, v, 9) && strstr(stx_error(x), "rows <= 8"), "%s", stx_error(x));
     stx_clear_error(x);
-    CHECK(!stx_memory_set(s, 5, 1, v, 1) && strstr(stx_error(x), "layer 5"), "%s", stx_error(x));
+    CHECK(!stx_memory_set(s, 5, 1, v, 1) && strstr(stx_error(x), "got 5"), "%s", stx_error(x));
     stx_clear_error(x);
-    CHECK(!stx_memory_get(s, 5, v) && strstr(stx_error(x), "layer 5"), "%s", stx_error(x));
+    CHECK(!stx_memory_get(s, 5, v) && strstr(stx_error(x), "got 5"), "%s", stx_error(x));
     stx_clear_error(x);
     CHECK(!stx_memory_read(s, 5, 1) && !stx_ok(x), "layer 5");
     stx_clear_error(x);

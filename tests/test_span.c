@@ -470,7 +470,7 @@ static void handed_over(void) {
                   "case %zu: %s", i, stx_error(x[1]));
             stx_clear_error(x[1]);
         }
-        CHECK(!stx_span_state_get(s[1], d.layers, NULL) && strstr(stx_error(x[1]), "layer 2"), "%s",
+        CHECK(!stx_span_state_get(s[1], d.layers, NULL) && strstr(stx_error(x[1]), "layer: expected less than 2, got 2"), "%s",
               stx_error(x[1]));
         free(t);
         for (c = 0; c < 2; c++) stx_destroy(x[c]);
