@@ -20547,12 +20547,17 @@ STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key) {
 
 // >>cache: rows and attention
 
+/* The keys and values of a layer are in buffers (B,capacity,width) with capacity for
+   two windows and a chunk. New rows are appended; when the buffer is full, the last
+   `window` rows move to its beginning. That happens once per `window` tokens or less
+   often, so it costs at most one row copy per token. */
+
 STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V) {
     stx_cache *c;
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, layers && B && V, STX_ERR_ARG,
-              "stx_cache_create: %zu layers, %zu streams, %zu words, want at least one of each",
-              layers, B, V);
+              "stx_cache_create: expected at least one layer, stream and word, got %zu, %zu and "
+              "%zu", layers, B, V);
     c = (stx_cache *)stx_block(x, sizeof *c);
     if (!c) return NULL;
     c->ctx = x;
@@ -20590,11 +20595,9 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     size_t rows, width = both ? 2 * C : C;
     if (!stx_ok(x)) return 0;
     if (l >= c->layers || !window || !C || window > SIZE_MAX / 4 || C > SIZE_MAX / 4) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_cache_window: layer %zu of %zu, window %zu, %zu channels: want a layer that there is, and at "
-            "least one of each",
-            l, c->layers, window, C);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_cache_window: expected a layer below %zu and at least one row and channel, "
+                 "got layer %zu, window %zu, C %zu", c->layers, l, window, C);
         return 0;
     }
     y = &c->layer[l];
@@ -20603,6 +20606,7 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     y->len = 0;
     both = both != 0;
     if (rows <= y->capacity && width == y->width && both == y->both) return 1;
+
     stx_block_activations_free(x, y->k);
     stx_block_activations_free(x, y->v);
     y->k = y->v = NULL;
@@ -20616,9 +20620,10 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     return 1;
 }
 
-/* Rows (B,t,width) behind those of a buffer, whose last `have` stay. When it is full
-   they move to its front: rows that stay and rows that go never overlap, for the
-   buffer is at least 2 have + t long. ld: numbers from row to row */
+/* Appends rows (B,t,width), with a stride of ld elements from row to row, to a buffer
+   of which the last `have` rows are needed. If the buffer is full, these move to its
+   beginning first; source and destination do not overlap, because the buffer has at
+   least 2 have + t rows. */
 static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *y, size_t have,
                               size_t B, size_t t, const stx_real *rows, size_t ld) {
     size_t w = y->width, len = y->len, all = y->capacity * w, b;
@@ -20637,8 +20642,8 @@ static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *
                      stx_offset_ptr(x, rows, b * t * ld), ld, t, w, 0));
 }
 
-/* The rows of a buffer from `first` on as a tensor of S rows; batches are further
-   apart than its shape says */
+/* S rows of a buffer, from row `first` on, as a tensor (B,S,width). The stride between
+   streams is that of the buffer, not of the shape. */
 static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx_real *buf,
                                    size_t first, size_t S, size_t width) {
     stx_tensor *t = stx__view(x, (stx_tensor *)(uintptr_t)like);
@@ -20650,54 +20655,89 @@ static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx
     return t;
 }
 
+/* The tensor that has the new keys: qkv, kv or k. */
+static const stx_tensor *stx__cache_keys(const stx_attention_in *in) {
+    if (in->qkv) return in->qkv;
+    return in->kv ? in->kv : in->k;
+}
+
+/* Row length of that tensor: [q k v], [k v] or k. */
+static size_t stx__cache_row(const stx_cache_layer *y, const stx_attention_in *in) {
+    return in->qkv ? y->width / 2 * 3 : y->width;
+}
+
+/* Checks the arguments of stx_cache_attention. Returns the number of new tokens, 0
+   after an error. */
+static size_t stx__cache_tokens(const stx_cache *c, size_t l, const stx_attention_in *in,
+                                const stx_attention_desc *d) {
+    stx_ctx *x = c->ctx;
+    const stx_cache_layer *y = &c->layer[l];
+    const stx_tensor *k = stx__cache_keys(in), *q = in->qkv ? in->qkv : in->q;
+    const size_t t = q->ndim == 3 ? q->dim[1] : 0;
+    const char *name = in->kv ? "kv" : "k";
+    char shape[96];
+    if (stx_training(x)) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_cache_attention: cached keys have no gradient: call stx_begin(x, STX_EVAL)");
+        return 0;
+    }
+    if (d->not_causal || d->first_key > 0) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_cache_attention: expected causal attention with first_key of at most 0");
+        return 0;
+    }
+    if (in->cached[0] || (in->qkv && (in->q || in->k || in->v || in->kv))) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_cache_attention: expected qkv alone, q with kv, or q with k and v, and no "
+                 "cached rows: they come from the cache");
+        return 0;
+    }
+    if ((in->kv || in->qkv) == y->both && t && t <= c->chunk && k->ndim == 3
+        && k->dim[0] == c->B && k->dim[1] == t && k->dim[2] == stx__cache_row(y, in)
+        && (y->both || stx__same(in->k, in->v)))
+        return t;
+    if (in->qkv) name = "qkv";
+    stx_fail(x, STX_ERR_SHAPE,
+             "stx_cache_attention: %s: expected (%zu,t,%zu) with the same t of 1 to %zu in "
+             "queries, keys and values, got %s and %zu queries", name, c->B,
+             stx__cache_row(y, in), c->chunk, stx__shape(k, shape), t);
+    return 0;
+}
+
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in,
                                         const stx_attention_desc *desc) {
     stx_ctx *x = c ? c->ctx : NULL;
     stx_cache_layer *y;
     stx_attention_in a;
     stx_attention_desc d;
-    const stx_tensor *k, *q;
-    size_t have, t, wide;
-    char s[96];
+    const stx_tensor *k;
+    size_t have, t, row, first;
     if (!stx_ok(x) || !in || !desc || (!in->qkv && (!in->q || (!in->kv && (!in->k || !in->v)))))
         return NULL;
     STX__NEED(x, l < c->layers && c->layer[l].capacity, STX_ERR_ARG,
-              "stx_cache_attention: layer %zu has no window: stx_cache_window", l);
-    STX__NEED(x, !stx_training(x), STX_ERR_ARG,
-              "stx_cache_attention: no gradient passes kept keys: stx_begin(x, STX_EVAL)");
-    STX__NEED(x, !desc->not_causal && desc->first_key <= 0, STX_ERR_ARG,
-              "stx_cache_attention: want causal attention without first_key above 0");
-    STX__NEED(
-        x, !in->cached[0] && (!in->qkv || (!in->q && !in->k && !in->v && !in->kv)), STX_ERR_ARG,
-        "stx_cache_attention: past, or qkv and also q, k, v or kv: the cache is the past; give q with kv, q with k and v, or qkv");
+              "stx_cache_attention: layer %zu has no window: call stx_cache_window", l);
+    t = stx__cache_tokens(c, l, in, desc);
+    if (!t) return NULL;
+
+    /* append the new rows; in qkv, keys and values follow the queries */
     y = &c->layer[l];
-    k = in->qkv ? in->qkv : in->kv ? in->kv : in->k;
-    q = in->qkv ? in->qkv : in->q;
-    wide = in->qkv ? y->width / 2 * 3 : y->width;
-    t = q->ndim == 3 ? q->dim[1] : 0;
-    STX__NEED(
-        x,
-        (in->kv || in->qkv) == y->both && t && t <= c->chunk && k->ndim == 3 && k->dim[0] == c->B
-            && k->dim[1] == t && k->dim[2] == wide && (y->both || stx__same(in->k, in->v)),
-        STX_ERR_SHAPE,
-        "stx_cache_attention: %s %s of %zu queries: want (%zu,t,%zu) of all of them, t at most %zu",
-        in->qkv  ? "qkv"
-        : in->kv ? "kv"
-                 : "k",
-        stx__shape(k, s), t, c->B, wide, c->chunk);
+    k = stx__cache_keys(in);
+    row = stx__cache_row(y, in);
     have = STX_MIN(y->len, y->window);
-    stx__cache_append(x, y->k, y, have, c->B, t, stx_offset_ptr(x, k->data, wide - y->width), wide);
-    if (!y->both) stx__cache_append(x, y->v, y, have, c->B, t, in->v->data, wide);
+    stx__cache_append(x, y->k, y, have, c->B, t, stx_offset_ptr(x, k->data, row - y->width), row);
+    if (!y->both) stx__cache_append(x, y->v, y, have, c->B, t, in->v->data, row);
     if (y->len + t > y->capacity) y->len = have;
     y->len += t;
+
     a = *in;
     d = *desc;
     if (!d.span || d.span > y->window) d.span = y->window;
+    first = y->len - t - have;
     if (y->both)
-        a.kv = stx__cache_view(x, k, y->k, y->len - t - have, have + t, y->width);
+        a.kv = stx__cache_view(x, k, y->k, first, have + t, y->width);
     else {
-        a.k = stx__cache_view(x, k, y->k, y->len - t - have, have + t, y->width);
-        a.v = stx__cache_view(x, k, y->v, y->len - t - have, have + t, y->width);
+        a.k = stx__cache_view(x, k, y->k, first, have + t, y->width);
+        a.v = stx__cache_view(x, k, y->v, first, have + t, y->width);
     }
     return stx__attention(x, &a, &d, y->capacity * y->width);
 }
@@ -20708,9 +20748,11 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, cons
     stx_tensor *h = NULL, *y;
     size_t at, b, t = 0;
     if (!stx_ok(x) || !w || !fn) return NULL;
-    STX__NEED(x, ids && n, STX_ERR_ARG, "stx_cache_feed: no tokens, want at least one a stream");
-    STX__NEED(x, w->desc.vocab == c->V, STX_ERR_ARG, "stx_cache_feed: %zu words, made for %zu",
-              w->desc.vocab, c->V);
+    STX__NEED(x, ids && n, STX_ERR_ARG,
+              "stx_cache_feed: expected at least one token per stream, got none");
+    STX__NEED(x, w->desc.vocab == c->V, STX_ERR_ARG,
+              "stx_cache_feed: expected a vocabulary of %zu words, as in stx_cache_create, got %zu",
+              c->V, w->desc.vocab);
     for (at = 0; at < n; at += t) {
         stx_ids *part;
         int32_t *copy;
@@ -20723,6 +20765,8 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, cons
         h = part ? fn(user, part) : NULL;
         if (!h) return NULL;
     }
+
+    /* the last token of the last chunk */
     if (t > 1) h = stx_slice(x, h, t - 1, t);
     y = scores ? stx_vocab_io_scores(w, h) : stx_vocab_io_log_probs(w, h);
     if (!y) return NULL;

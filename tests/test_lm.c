@@ -1528,15 +1528,15 @@ static void cache_errors(void) {
     stx_real *v = numbers(2 * 80 * 8);
     int32_t id[2] = {1, 2};
     int k;
-    static const char *const want[] = {"no window",    "STX_EVAL",          "causal",
-                                       "want (2,t,8)", "first_key above 0", "t at most 64"};
+    static const char *const want[] = {"no window",        "STX_EVAL",       "causal",
+                                       "expected (2,t,8)", "first_key of at most 0", "1 to 64"};
     stx_vocab_io_resolve(x, NULL, &d, &d);
     w = stx_vocab_io_create(stx_params_create(x), &d);
     CHECK(!stx_cache_create(x, 1, 0, 5) && strstr(stx_error(x), "stx_cache_create"), "%s",
           stx_error(x));
     stx_clear_error(x);
     c = stx_cache_create(x, 2, 2, V);
-    CHECK(!stx_cache_window(c, 2, 5, 8, 0) && strstr(stx_error(x), "layer 2 of 2"), "%s",
+    CHECK(!stx_cache_window(c, 2, 5, 8, 0) && strstr(stx_error(x), "got layer 2"), "%s",
           stx_error(x));
     stx_clear_error(x);
     CHECK(stx_cache_window(c, 0, 9, 8, 0), "%s", stx_error(x));
@@ -1553,12 +1553,12 @@ static void cache_errors(void) {
               want[k], stx_error(x));
         stx_clear_error(x);
     }
-    CHECK(!stx_cache_feed(c, w, id, 0, 0, no_step, NULL) && strstr(stx_error(x), "no tokens"), "%s",
+    CHECK(!stx_cache_feed(c, w, id, 0, 0, no_step, NULL) && strstr(stx_error(x), "at least one token"), "%s",
           stx_error(x));
     stx_clear_error(x);
     c->V++;
     CHECK(!stx_cache_feed(c, w, id, 1, 0, no_step, NULL)
-              && strstr(stx_error(x), "29 words, made for 30"),
+              && strstr(stx_error(x), "30 words, as in stx_cache_create, got 29"),
           "%s", stx_error(x));
     stx_clear_error(x);
     c->V--;

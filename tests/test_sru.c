@@ -1972,7 +1972,7 @@ static void errors(void) {
     {
         stx_sru_lm *g = stx_sru_lm_create(y, &lm);
         stx_sru_gen *gen = stx_sru_gen_create(g, 1, 0);
-        CHECK(gen && !stx_sru_gen_feed(gen, tok, 0) && strstr(stx_error(y), "no tokens"), "%s",
+        CHECK(gen && !stx_sru_gen_feed(gen, tok, 0) && strstr(stx_error(y), "at least one token"), "%s",
               stx_error(y));
         stx_clear_error(y);
         tok[0] = V;
