@@ -16989,41 +16989,54 @@ static int stx__not_sent(stx_ctx *x, const char *op) {
 
 // >>schedules
 
+static const double stx__pi = 3.14159265358979323846;
+
+/* SRU++'s schedule; k counts updates from 0. */
+static double stx__lr_recursive(const stx_schedule *s, double k) {
+    STX__FP_SCOPE;
+    const double W = (double)s->warmup, T = (double)s->total, last = STX_MAX(W, 1) - 1;
+    const double top = W > 0 && s->literal ? s->lr * last / W : s->lr;
+    if (k < last && s->literal) return s->lr * k / W;
+    if (k < last) return s->lr_start + (s->lr - s->lr_start) * (k + 1) / W;
+    if (!(T > last)) return top;
+    return s->lr_min
+           + (top - s->lr_min) * (1 + cos(stx__pi * STX_MIN(k, T) / T))
+                 / (1 + cos(stx__pi * last / T));
+}
+
+/* The schedules of Transformer-XL's code (1901.02860), for desc.literal; k counts
+   updates from 0. */
+static double stx__lr_literal(const stx_schedule *s, double k) {
+    STX__FP_SCOPE;
+    const double W = (double)s->warmup, T = (double)s->total;
+    if (s->kind == STX_LR_INV_SQRT) {
+        if (k == 0) return W == 0 ? s->lr : 0;
+        return k <= W ? s->lr * k / (W * sqrt(W)) : s->lr / sqrt(k);
+    }
+    if (k <= 0) return s->lr;
+    if (k < W) return s->lr * k / W;
+    if (s->kind == STX_LR_COSINE && T > 0)
+        return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(stx__pi * k / T));
+    /* their constant rate is set during the warm-up only; never with W = 1 */
+    return W > 1 ? s->lr * (W - 1) / W : s->lr;
+}
+
+/* The rate of update n = 1, 2, .. without desc.decay. */
 static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
-    double u = (double)n, W = (double)s->warmup, T = (double)s->total;
+    STX__FP_SCOPE;
+    const double u = (double)n, W = (double)s->warmup, T = (double)s->total;
     if (s->kind == STX_LR_NOAM) {
-        double k = STX_MAX(u, 1), rise = W > 0 ? k / (W * sqrt(W)) : HUGE_VAL;
+        const double k = STX_MAX(u, 1), rise = W > 0 ? k / (W * sqrt(W)) : HUGE_VAL;
         return s->lr / sqrt(s->dim > 0 ? s->dim : 1) * STX_MIN(1 / sqrt(k), rise);
     }
-    if (s->kind == STX_LR_RECURSIVE) { /* k: updates from 0 */
-        double k = STX_MAX(u, 1) - 1, last = STX_MAX(W, 1) - 1,
-               top = W > 0 && s->literal ? s->lr * last / W : s->lr;
-        if (k < last)
-            return s->literal ? s->lr * k / W : s->lr_start + (s->lr - s->lr_start) * (k + 1) / W;
-        if (!(T > last)) return top;
-        return s->lr_min
-               + (top - s->lr_min) * (1 + cos(3.14159265358979323846 * STX_MIN(k, T) / T))
-                     / (1 + cos(3.14159265358979323846 * last / T));
-    }
-    if (s->literal) { /* Transformer-XL (1901.02860): k = n - 1 */
-        double k = u - 1;
-        if (s->kind == STX_LR_INV_SQRT)
-            return k == 0   ? (W == 0 ? s->lr : 0)
-                   : k <= W ? s->lr * k / (W * sqrt(W))
-                            : s->lr / sqrt(k);
-        if (n <= 1) return s->lr;
-        if (k < W) return s->lr * k / W;
-        if (s->kind == STX_LR_COSINE && T > 0)
-            return s->lr_min
-                   + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * k / T));
-        /* W = 1: never set, stays at the full lr */
-        return W > 1 ? s->lr * (W - 1) / W : s->lr;
-    }
+    if (s->kind == STX_LR_RECURSIVE) return stx__lr_recursive(s, STX_MAX(u, 1) - 1);
+    if (s->literal) return stx__lr_literal(s, u - 1);
+
     if (u < W) return s->lr_start + (s->lr - s->lr_start) * u / W;
     if (s->kind == STX_LR_COSINE && T > W)
         return s->lr_min
                + (s->lr - s->lr_min) * 0.5
-                     * (1 + cos(3.14159265358979323846 * STX_MIN(1, (u - W) / (T - W))));
+                     * (1 + cos(stx__pi * STX_MIN(1, (u - W) / (T - W))));
     if (s->kind == STX_LR_INV_SQRT) return s->lr * sqrt(STX_MAX(W, 1) / STX_MAX(u, 1));
     return s->lr;
 }
@@ -17044,10 +17057,10 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
 
 // >>sampling
 
-/* The largest weight v >= least such that the weights >= v number (count) or sum to at
-   least want. Bisection between the weights' bit patterns, which rise with
-   non-negative numbers: 32 or 64 passes, whatever the weights. */
-static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, double want,
+/* The largest v >= least such that the weights >= v are at least `goal` in number
+   (count) or in sum. Bisection over bit patterns, which order non-negative values as
+   their values do: at most 32 or 64 passes over the weights. */
+static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, double goal,
                                int count) {
 #ifdef SEQTX_DOUBLE
     uint64_t lo, hi, mid;
@@ -17061,12 +17074,12 @@ static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, doub
     memcpy(&lo, &least, sizeof lo);
     memcpy(&hi, &top, sizeof hi);
     while (lo < hi) {
-        double have = 0;
+        double reached = 0;
         mid = hi - (hi - lo) / 2;
         memcpy(&v, &mid, sizeof v);
         for (i = 0; i < V; i++)
-            if (w[i] >= v) have += count ? 1 : (double)w[i];
-        if (have >= want)
+            if (w[i] >= v) reached += count ? 1 : (double)w[i];
+        if (reached >= goal)
             lo = mid;
         else
             hi = mid - 1;
@@ -17081,47 +17094,61 @@ static int stx__minus_infinity(double v) {
     return bits == (uint64_t)0xfff << 52;
 }
 
+/* Index of the largest logit; -1 if a logit is NaN or +inf, or all are -inf. A logit
+   of -inf is a token with probability 0. */
+static int32_t stx__best_token(const stx_real *logits, size_t V) {
+    size_t i, best = 0;
+    for (i = 0; i < V; i++) {
+        const double l = (double)logits[i];
+        if (!stx__finite(l) && !stx__minus_infinity(l)) return -1;
+        if (logits[i] > logits[best]) best = i;
+    }
+    return stx__finite((double)logits[best]) ? (int32_t)best : -1;
+}
+
+static double stx__sum_from(const stx_real *w, size_t V, stx_real least) {
+    double sum = 0;
+    size_t i;
+    for (i = 0; i < V; i++)
+        if (w[i] >= least) sum += (double)w[i];
+    return sum;
+}
+
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
                            size_t V, stx_real *work) {
     STX__FP_SCOPE;
-    size_t i, best = 0;
-    double sum = 0, u;
+    size_t i;
+    int32_t token;
+    double sum, u;
     uint32_t r[4];
-    stx_real floor_p = 0;
+    stx_real least = 0;
     if (!logits || !V || V > INT32_MAX) return -1;
-    for (i = 0; i < V; i++) {
-        if (!stx__finite((double)logits[i]) && !stx__minus_infinity((double)logits[i]))
-            return -1; /* NaN, +inf; -inf is a word that
-                                                                                                           cannot come */
-        if (logits[i] > logits[best]) best = i;
-    }
-    if (!stx__finite((double)logits[best])) return -1;
-    if (!s || s->temperature <= 0) return (int32_t)best;
+    token = stx__best_token(logits, V);
+    if (token < 0 || !s || s->temperature <= 0) return token;
     if (!work) return -1;
-    for (i = 0; i < V; i++) {
-        work[i] = (stx_real)exp(((double)logits[i] - (double)logits[best]) / s->temperature);
-        sum += (double)work[i];
-    }
-    /* Both cuts keep the words at or above some weight (equal ones stay or go
-       together, so the order of the vocabulary does not matter): top_k the k-th
-       largest, top_p the largest whose words make up that share of what top_k left. */
-    if (s->top_k && s->top_k < V) floor_p = stx__weight_at(work, V, 0, (double)s->top_k, 1);
-    for (i = 0, sum = 0; i < V; i++)
-        if (work[i] >= floor_p) sum += (double)work[i];
+    for (i = 0; i < V; i++)
+        work[i] = (stx_real)exp(((double)logits[i] - (double)logits[token]) / s->temperature);
+
+    /* Both cuts keep the tokens whose weight is at least some value: top_k the k-th
+       largest weight, top_p the largest value that keeps this share of what top_k
+       left. Tokens of equal weight are kept or cut together, so the order of the
+       vocabulary does not matter. */
+    if (s->top_k && s->top_k < V) least = stx__weight_at(work, V, 0, (double)s->top_k, 1);
+    sum = stx__sum_from(work, V, least);
     if (s->top_p > 0 && s->top_p < 1) {
-        floor_p = stx__weight_at(work, V, floor_p, s->top_p * sum, 0);
-        for (i = 0, sum = 0; i < V; i++)
-            if (work[i] >= floor_p) sum += (double)work[i];
+        least = stx__weight_at(work, V, least, s->top_p * sum, 0);
+        sum = stx__sum_from(work, V, least);
     }
-    stx_philox(s->seed, counter, 0x73616d706c65u, r); /* "sample" */
+
+    stx_philox(s->seed, counter, 0x73616d706c65u, r);   /* "sample" */
     u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0 * sum;
     for (i = 0; i < V; i++)
-        if (work[i] >= floor_p && work[i] > 0) {
-            best = i;
+        if (work[i] >= least && work[i] > 0) {
+            token = (int32_t)i;
             u -= (double)work[i];
             if (u < 0) break;
         }
-    return (int32_t)best;
+    return token;
 }
 
 
@@ -17131,19 +17158,7 @@ STX_DEF const char *stx_version(void) {
     return STX_VERSION;
 }
 
-STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
-    stx_desc d;
-    stx_ctx *x;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    if (!d.alloc) d.alloc = d.dry ? stx__dry_alloc : stx__sys_alloc;
-    if (!d.release) d.release = stx__sys_release;
-    x = (stx_ctx *)d.alloc(d.user, sizeof *x);
-    if (!x) return NULL;
-    memset(x, 0, sizeof *x);
-    x->tape.steps_begun = 1;
-    if (!d.chunk_bytes) d.chunk_bytes = (size_t)1 << 20;
-    x->mem.blocks.prev = x->mem.blocks.next = &x->mem.blocks;
+static void stx__name_arenas(stx_ctx *x) {
     x->mem.keep.name = x->mem.dev_keep.name = x->mem.dev_params.name = "persistent arena";
     x->mem.step.name = x->mem.dev_step.name = x->mem.dev_bytes.name = "step arena";
     x->mem.keep.kind = x->mem.step.kind = STX__HOST;
@@ -17152,50 +17167,82 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     x->mem.dev_params.kind = STX_MEM_PARAMS;
     x->mem.dev_step.kind = STX_MEM_ACTIVATIONS;
 #endif
-    x->isa = stx__find_isa();
+}
+
+static void stx__set_threads(stx_ctx *x) {
+    const int threads = x->desc.threads;
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    x->threads.automatic = d.threads == 0;
-    if (d.threads == 0) d.threads = stx__processors(NULL);
+    x->threads.automatic = threads == 0;
+    if (threads == 0) x->desc.threads = stx__processors(NULL);
 #else
-    if (d.threads >= 0) d.threads = 1;
+    if (threads >= 0) x->desc.threads = 1;
 #endif
-    x->desc = d;
-    if (d.threads < 1 || d.threads > 4096) {
-        x->desc.threads = 1;
-        stx_fail(x, STX_ERR_ARG, "stx_create: %d threads, want 1 to 4096, or 0 for all", d.threads);
-    }
-    if (d.device != STX_CPU) {
-        x->desc.device = STX_CPU;
+    if (x->desc.threads >= 1 && x->desc.threads <= 4096) return;
+    x->desc.threads = 1;
+    stx_fail(x, STX_ERR_ARG,
+             "stx_create: threads: expected 1 to 4096, or 0 for all processors, got %d", threads);
+}
+
+/* Checks desc.device, and sets it to STX_CPU until the GPU is open. Returns 1 if there
+   is a GPU to open. */
+static int stx__set_device(stx_ctx *x) {
+    const int device = x->desc.device;
+    if (device == STX_CPU) return 0;
+    x->desc.device = STX_CPU;
 #ifdef SEQTX_CUDA
-        if (d.device != STX_CUDA)
-            stx_fail(x, STX_ERR_DEVICE,
-                     "stx_create: there is no device %d: use STX_CPU or STX_CUDA", d.device);
+    if (device != STX_CUDA)
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: device: expected STX_CPU or STX_CUDA, got %d",
+                 device);
 #else
-        stx_fail(
-            x, STX_ERR_DEVICE,
-            "stx_create: device %d is not in this build: use STX_CPU, or define SEQTX_CUDA and link "
-            "seqtx_cuda.cu",
-            d.device);
+    stx_fail(x, STX_ERR_DEVICE,
+             "stx_create: device %d is not in this build: use STX_CPU, or define SEQTX_CUDA and "
+             "link seqtx_cuda.cu", device);
 #endif
-    }
-    if (d.dry && d.device != STX_CPU) {
-        x->desc.device = d.device = STX_CPU;
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: dry counts what a CPU takes: use STX_CPU");
-    }
-    if (d.precision != STX_PREC_F32 && (d.precision != STX_PREC_BF16 || sizeof(stx_real) != 4)) {
-        x->desc.precision = STX_PREC_F32;
+    if (x->desc.dry)
         stx_fail(x, STX_ERR_DEVICE,
-                 "stx_create: precision %d is not in this build: use STX_PREC_F32%s", d.precision,
-                 sizeof(stx_real) == 4 ? " or STX_PREC_BF16"
-                                       : " (bf16 needs one without SEQTX_DOUBLE)");
-    }
+                 "stx_create: device: a dry run measures the memory of a CPU: use STX_CPU");
+    return device == STX_CUDA && stx_ok(x);
+}
+
+static void stx__set_precision(stx_ctx *x) {
+    const int precision = x->desc.precision, has_bf16 = sizeof(stx_real) == sizeof(float);
+    if (precision == STX_PREC_F32 || (precision == STX_PREC_BF16 && has_bf16)) return;
+    x->desc.precision = STX_PREC_F32;
+    stx_fail(x, STX_ERR_DEVICE,
+             "stx_create: precision %d is not in this build: use STX_PREC_F32%s", precision,
+             has_bf16 ? " or STX_PREC_BF16" : " (bf16 requires a build without SEQTX_DOUBLE)");
+}
+
+STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
+    stx_desc d;
+    stx_ctx *x;
+    int gpu;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.alloc) d.alloc = d.dry ? stx__dry_alloc : stx__sys_alloc;
+    if (!d.release) d.release = stx__sys_release;
+    if (!d.chunk_bytes) d.chunk_bytes = (size_t)1 << 20;
+    x = (stx_ctx *)d.alloc(d.user, sizeof *x);
+    if (!x) return NULL;
+
+    memset(x, 0, sizeof *x);
+    x->desc = d;
+    x->tape.steps_begun = 1;
+    x->mem.blocks.prev = x->mem.blocks.next = &x->mem.blocks;
+    stx__name_arenas(x);
+    x->isa = stx__find_isa();
+    stx__set_threads(x);
+    gpu = stx__set_device(x);
+    stx__set_precision(x);
     x->micro = stx__choose_micro(x->desc.precision, x->isa);
 #ifdef SEQTX_CUDA
-    if (d.device == STX_CUDA && stx_ok(x)) {
+    if (gpu && stx_ok(x)) {
         x->desc.device = STX_CUDA;
         x->gpu = stx_cuda_open(x);
         if (!x->gpu) x->desc.device = STX_CPU;
     }
+#else
+    (void)gpu;
 #endif
     stx__make_scratch(x);
     return x;
@@ -17234,12 +17281,13 @@ STX_DEF void stx_destroy(stx_ctx *x) {
 
 STX_DEF void stx_begin(stx_ctx *x, int mode) {
     if (!x) return;
-    /* there was no memory for it, and the caller cleared the error */
+    /* missing only if there was no memory for it and the caller has cleared the error */
     if (!x->threads.scratch) stx__make_scratch(x);
     stx__arena_rewind(&x->mem.step);
     stx__arena_rewind(&x->mem.dev_step);
     stx__arena_rewind(&x->mem.dev_bytes);
     stx__free_from_last_step(x);
+
     x->tape.last = NULL;
     x->tape.free_grads = x->tape.free_entries = NULL;
     x->tape.steps_begun++;

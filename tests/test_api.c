@@ -263,7 +263,7 @@ static void descs(void) {
           "values are kept");
     stx_destroy(x);
     for (i = 0; i < 5; i++) {
-        static const char *needle[] = {"-1 threads", "5000", "device 1", "device 77",
+        static const char *needle[] = {"got -1", "5000", "device 1", "77",
                                        "precision 7"};
         memset(&d, 0, sizeof d);
         if (i == 0) d.threads = -1;
