@@ -17298,27 +17298,7 @@ STX_DEF void stx_begin(stx_ctx *x, int mode) {
 }
 
 
-// >>files
-
-#define STX__HEADER_MAX 100000000u /* the format's own limit on the JSON header */
-#define STX__HEADER_PAD 8u         /* so that the data begin at a multiple of 8 */
-
-enum { STX__DTYPES = STX_F16 + 1 };
-
-/* Those that are read, by their numbers, then those that are only known */
-static const struct {
-    const char *name;
-    size_t bytes;
-} stx__dtype[] = {{"F32", 4},     {"F64", 8},    {"BF16", 2}, {"I32", 4}, {"I64", 8},
-                  {"U8", 1},      {"F16", 2},    {"BOOL", 1}, {"I8", 1},  {"I16", 2},
-                  {"U16", 2},     {"U32", 4},    {"U64", 8},  {"C64", 8}, {"F8_E4M3", 1},
-                  {"F8_E5M2", 1}, {"F8_E8M0", 1}};
-
-enum { STX__DTYPES_KNOWN = sizeof stx__dtype / sizeof *stx__dtype };
-
-STX_DEF size_t stx_dtype_size(int dtype) {
-    return dtype >= 0 && dtype < STX__DTYPES ? stx__dtype[dtype].bytes : 0;
-}
+// >>text
 
 STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double got,
                           const char *expected) {
@@ -17341,11 +17321,11 @@ STX_DEF const char *stx_quote(char *q, const void *s, size_t n) {
     return q;
 }
 
-/* Room for n + 1 elements of `each` bytes in the array p of *cap elements, n of them
-   in use. Returns the array, moved or not; NULL with the error set, and p as it was,
-   when there is no memory. */
+/* Makes space for one more element in the array p, which has n elements of `each`
+   bytes and capacity *cap. Returns the array, which may have moved. If memory runs
+   out, sets an error and returns NULL; p is then unchanged. */
 static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each) {
-    size_t want = *cap ? *cap * 2 : 16;
+    size_t more = *cap ? *cap * 2 : 16;
     void *q;
     if (n < *cap) return p;
     if (*cap > SIZE_MAX / 2 / each) {
@@ -17353,11 +17333,11 @@ static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each) 
                  "out of memory: an array of more than %zu elements of %zu bytes", *cap, each);
         return NULL;
     }
-    q = stx_block(x, want * each);
+    q = stx_block(x, more * each);
     if (!q) return NULL;
     if (n) memcpy(q, p, n * each);
     stx_block_free(x, p);
-    *cap = want;
+    *cap = more;
     return q;
 }
 
@@ -17368,15 +17348,21 @@ static char *stx__copy(stx_ctx *x, const char *s) {
     return p;
 }
 
+/* Writes a followed by b to buf (n); NULL if they do not fit. */
+static const char *stx__join(char *buf, size_t n, const char *a, const char *b) {
+    int len = snprintf(buf, n, "%s%s", a, b);
+    return len >= 0 && (size_t)len < n ? buf : NULL;
+}
+
 STX_DEF size_t stx_utf8(const void *text, size_t n, uint32_t *cp) {
     const unsigned char *s = (const unsigned char *)text;
     uint32_t c = n ? s[0] : 0;
-    size_t i, len;
+    size_t i, len = 2;
     *cp = c;
     if (!n) return 0;
     if (c < 0x80) return 1;
     if (c < 0xC2 || c > 0xF4) return 0;
-    len = c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    if (c >= 0xE0) len = c < 0xF0 ? 3 : 4;
     if (n < len) return 0;
     c &= 0x7Fu >> len;
     for (i = 1; i < len; i++) {
@@ -17389,6 +17375,7 @@ STX_DEF size_t stx_utf8(const void *text, size_t n, uint32_t *cp) {
     return len;
 }
 
+/* Writes code point c as UTF-8 and returns its length, 1 to 4. */
 static size_t stx__utf8_put(char *o, uint32_t c) {
     if (c < 0x80) {
         o[0] = (char)c;
@@ -17412,15 +17399,130 @@ static size_t stx__utf8_put(char *o, uint32_t c) {
     return 4;
 }
 
-static int stx__utf8_valid(const char *s, size_t n) {
-    size_t i = 0, k;
+static int stx__utf8_valid(const char *s) {
+    size_t i, k, n = strlen(s);
     uint32_t c;
-    for (; i < n; i += k)
-        if ((k = stx_utf8(s + i, n - i, &c)) == 0) return 0;
+    for (i = 0; i < n; i += k) {
+        k = stx_utf8(s + i, n - i, &c);
+        if (!k) return 0;
+    }
     return 1;
 }
 
-// ---- a whole file in memory: mapped, or read where there is no mmap ----
+/* A text that grows. After a failed allocation it stays as it is, and `bad` is set. */
+typedef struct stx__text {
+    stx_ctx *x;
+    char *s;
+    size_t n, cap;
+    int bad;
+} stx__text;
+
+static void stx__text_add(stx__text *t, const char *s, size_t n) {
+    size_t cap = t->cap ? t->cap : 1024;
+    if (t->bad || !n) return;
+    while (cap - t->n < n && cap <= SIZE_MAX / 2) cap *= 2;
+    if (cap != t->cap) {
+        char *p = cap - t->n < n ? NULL : (char *)stx_block(t->x, cap);
+        if (!p) {
+            t->bad = 1;
+            return;
+        }
+        if (t->n) memcpy(p, t->s, t->n);
+        stx_block_free(t->x, t->s);
+        t->s = p;
+        t->cap = cap;
+    }
+    memcpy(t->s + t->n, s, n);
+    t->n += n;
+}
+
+static void stx__text_add_str(stx__text *t, const char *s) {
+    stx__text_add(t, s, strlen(s));
+}
+
+static void stx__text_add_size(stx__text *t, size_t v) {
+    char b[32];
+    stx__text_add(t, b, (size_t)snprintf(b, sizeof b, "%zu", v));
+}
+
+/* Adds s as a JSON string. */
+static void stx__text_add_json(stx__text *t, const char *s) {
+    char b[8];
+    stx__text_add_str(t, "\"");
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\') {
+            b[0] = '\\';
+            b[1] = *s;
+            stx__text_add(t, b, 2);
+        } else if (c < 0x20)
+            stx__text_add(t, b, (size_t)snprintf(b, sizeof b, "\\u%04x", (unsigned)c));
+        else
+            stx__text_add(t, s, 1);
+    }
+    stx__text_add_str(t, "\"");
+}
+
+
+// >>files
+
+/* Files are safetensors: a header that describes tensors and text, then the tensors'
+   data.
+
+       bytes          content
+       -------------  ------------------------------------------------------------------
+       8              N, the length of the header, little-endian; at most 10^8
+       N              JSON: {"__metadata__": {"key": "value", ..},
+                             "name": {"dtype": "F32", "shape": [2,3],
+                                      "data_offsets": [0,24]}, ..}
+       rest           data of the tensors, little-endian, row-major
+
+   data_offsets are the first byte of a tensor and the byte after its last one, counted
+   from the end of the header. The tensors tile the data: no gap, no overlap, nothing
+   after the last. The reader accepts any order. The writer sorts tensors by element size,
+   largest first, and pads the header with spaces to a multiple of 8 bytes, so that every
+   tensor is aligned to its element.
+
+   Reading. The file is mapped (read into memory where there is no mmap) and validated
+   before any of its data is used: the structure of the header, every size and offset,
+   unique names. The parser accepts the one shape that a header can have. It does not
+   recurse, so no input can exhaust the stack.
+
+   Writing replaces a file atomically:
+
+       1. create STEM.<pid>.<n>.tmp in the directory of the file, and lock it
+       2. write everything, check each write, flush the file to disk
+       3. rename it over the file
+       4. flush the directory to disk
+
+   A process that is killed at any moment leaves the complete old or the complete new
+   file under the name. It can also leave a *.tmp file. The next write to the same name
+   removes it: the system has released its lock. Temporary files that other processes
+   are writing stay locked and are kept. */
+
+
+// >>files: mapping
+
+#define STX__HEADER_MAX 100000000u  /* of the JSON header, by the format's definition */
+#define STX__HEADER_PAD 8u          /* the data starts at a multiple of 8 bytes */
+
+enum { STX__DTYPES = STX_F16 + 1 };
+
+/* Element types that can be read, indexed by STX_F32 .. STX_F16, then types that are
+   only known by name and size. */
+static const struct {
+    const char *name;
+    size_t bytes;
+} stx__dtype[] = {{"F32", 4},     {"F64", 8},    {"BF16", 2}, {"I32", 4}, {"I64", 8},
+                  {"U8", 1},      {"F16", 2},    {"BOOL", 1}, {"I8", 1},  {"I16", 2},
+                  {"U16", 2},     {"U32", 4},    {"U64", 8},  {"C64", 8}, {"F8_E4M3", 1},
+                  {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+
+enum { STX__DTYPES_KNOWN = sizeof stx__dtype / sizeof *stx__dtype };
+
+STX_DEF size_t stx_dtype_size(int dtype) {
+    return dtype >= 0 && dtype < STX__DTYPES ? stx__dtype[dtype].bytes : 0;
+}
 
 STX_DEF void stx_map_close(stx_map *m) {
     if (!m) return;
@@ -17432,19 +17534,26 @@ STX_DEF void stx_map_close(stx_map *m) {
     memset(m, 0, sizeof *m);
 }
 
-/* What stx_map_open begins with: an empty map, and whether to go on */
-static int stx__map_new(stx_ctx *x, stx_map *m, const char *path) {
-    if (stx_ok(x) && (!m || !path)) {
-        stx_fail(x, STX_ERR_ARG, "stx_map_open: the %s is NULL", m ? "path" : "map");
-    }
+/* Checks the arguments of stx_map_open and clears the map. */
+static int stx__map_begin(stx_ctx *x, stx_map *m, const char *path) {
+    if (stx_ok(x) && (!m || !path))
+        stx_fail(x, STX_ERR_ARG, "stx_map_open: expected a map and a path, got NULL for the %s",
+                 m ? "path" : "map");
     if (!m) return 0;
     memset(m, 0, sizeof *m);
     m->ctx = x;
     return stx_ok(x);
 }
+
+static void stx__cannot_open(stx_ctx *x, const char *path) {
+    stx_fail(x, STX_ERR_IO, "cannot open %s: %s; check the path and its permissions", path,
+             strerror(errno));
+}
+
 #ifdef STX__POSIX
-/* open(), closed in programs that the process starts. -std=c99 hides the flag for it:
-   glibc has another name, elsewhere it is set a moment later. */
+
+/* open() with close-on-exec. -std=c99 hides O_CLOEXEC: glibc has it under another
+   name, elsewhere fcntl sets it after the call. */
 static int stx__open(const char *path, int flags, int mode) {
     int fd;
   #if defined(O_CLOEXEC)
@@ -17461,56 +17570,60 @@ static int stx__open(const char *path, int flags, int mode) {
     return fd;
 }
 
-STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
+static int stx__map_fd(stx_ctx *x, stx_map *m, const char *path, int fd) {
     struct stat st;
     void *p;
-    int fd;
-    if (!stx__map_new(x, m, path)) return 0;
-    /* does not wait for the writer of a pipe */
-    fd = stx__open(path, O_RDONLY | O_NONBLOCK, 0);
-    if (fd < 0) {
-        stx_fail(x, STX_ERR_IO, "cannot open %s: %s; check the path and its permissions", path,
-                 strerror(errno));
-        return 0;
-    }
     if (fstat(fd, &st) != 0) {
         stx_fail(x, STX_ERR_IO, "cannot examine %s: %s", path, strerror(errno));
-    } else if (!S_ISREG(st.st_mode)) {
+        return 0;
+    }
+    if (!S_ISREG(st.st_mode)) {
         stx_fail(x, STX_ERR_IO,
                  "cannot read %s: it is %s; give a regular file (save the output of a pipe first)",
                  path, S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
-    } else if ((uintmax_t)st.st_size > SIZE_MAX / 2) {
+        return 0;
+    }
+    if ((uintmax_t)st.st_size > SIZE_MAX / 2) {
         stx_fail(x, STX_ERR_IO,
                  "cannot map %s: its %llu bytes are more than this machine can address", path,
                  (unsigned long long)st.st_size);
-    } else if (st.st_size == 0) {
-        close(fd);
-        return 1;
-    } else {
-        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
-        if (p == MAP_FAILED) {
-            stx_fail(x, STX_ERR_IO, "cannot map %s (%llu bytes): %s", path,
-                     (unsigned long long)st.st_size, strerror(errno));
-        } else {
-            close(fd);
-            m->data = (const unsigned char *)p;
-            m->size = (size_t)st.st_size;
-            return 1;
-        }
+        return 0;
     }
-    close(fd);
-    return 0;
+    if (st.st_size == 0) return 1;
+    p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) {
+        stx_fail(x, STX_ERR_IO, "cannot map %s (%llu bytes): %s", path,
+                 (unsigned long long)st.st_size, strerror(errno));
+        return 0;
+    }
+    m->data = (const unsigned char *)p;
+    m->size = (size_t)st.st_size;
+    return 1;
 }
+
+STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
+    int fd, ok;
+    if (!stx__map_begin(x, m, path)) return 0;
+    fd = stx__open(path, O_RDONLY | O_NONBLOCK, 0); /* does not wait for a pipe's writer */
+    if (fd < 0) {
+        stx__cannot_open(x, path);
+        return 0;
+    }
+    ok = stx__map_fd(x, m, path, fd);
+    close(fd);
+    return ok;
+}
+
 #else
+
 STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     unsigned char *buf = NULL, *q;
     size_t n = 0, cap = 0, k;
     FILE *f;
-    if (!stx__map_new(x, m, path)) return 0;
+    if (!stx__map_begin(x, m, path)) return 0;
     f = fopen(path, "rb");
     if (!f) {
-        stx_fail(x, STX_ERR_IO, "cannot open %s: %s; check the path and its permissions", path,
-                 strerror(errno));
+        stx__cannot_open(x, path);
         return 0;
     }
     do {
@@ -17533,58 +17646,57 @@ STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     m->size = n;
     return 1;
 }
+
 #endif
 
-// ---- reader ----
 
-typedef struct {
+// >>files: header
+
+typedef struct stx__pair {
     const char *key, *value;
 } stx__pair;
 
 struct stx_file {
     stx_ctx *x;
     stx_map map;
-    int in_memory; /* ... of the caller */
+    int in_memory;              /* the map is memory of the caller */
     char *path;
-    char *pool;                /* every string of the header, decoded */
-    stx_entry *entry;          /* in the order of the header */
-    const stx_entry **by_name; /* sorted */
-    stx__pair *meta;           /* sorted */
+    char *pool;                 /* all strings of the header, decoded */
+    stx_entry *entry;           /* (count), in the order of the header */
+    const stx_entry **by_name;  /* (count), sorted */
+    stx__pair *meta;            /* (nmeta), sorted by key */
     size_t count, cap, nmeta, capmeta;
 };
 
-/* The header's parser. It knows the one shape that a header can have, so its depth is
-   fixed: no recursion to exhaust. */
-typedef struct {
+/* State of the header's parser. */
+typedef struct stx__json {
     stx_ctx *x;
     const char *path;
-    const unsigned char *s; /* the header's n bytes, read up to i */
+    const unsigned char *s; /* (n): the header; i bytes were read */
     size_t n, i;
-    /* a decoded string and its terminator never need more room than the quoted one */
-    char *pool;
+    char *pool;             /* (n): a decoded string and its terminator are never longer than
+                               the quoted string */
     size_t used;
 } stx__json;
 
-/* The error of a header that is not as it must be; always 0. */
-static int stx__json_fail(stx__json *j, const char *wanted) {
+/* Sets the error of a malformed header and returns 0. */
+static int stx__json_fail(stx__json *j, const char *expected) {
     char q[STX_QUOTE];
     size_t left = j->n - j->i;
     if (!left)
         stx_fail(j->x, STX_ERR_FORMAT,
-                 "%s is not a safetensors file, or damaged: its header of %zu bytes ends where "
-                 "%s should be",
-                 j->path, j->n, wanted);
+                 "%s is damaged or not a safetensors file: expected %s, but its header ends there, "
+                 "after %zu bytes", j->path, expected, j->n);
     else
-        stx_fail(
-            j->x, STX_ERR_FORMAT,
-            "%s is not a safetensors file, or damaged: at byte %zu of its header there is '%s' "
-            "where %s should be",
-            j->path, j->i, stx_quote(q, j->s + j->i, left < 12 ? left : 12), wanted);
+        stx_fail(j->x, STX_ERR_FORMAT,
+                 "%s is damaged or not a safetensors file: expected %s, got '%s' at byte %zu of "
+                 "its header", j->path, expected, stx_quote(q, j->s + j->i, left < 12 ? left : 12),
+                 j->i);
     return 0;
 }
 
-/* The next byte that is not white space, without taking it; 0 at the end (a zero byte
-   is never valid here). */
+/* Skips white space and returns the next byte without consuming it; 0 at the end,
+   which is never a valid byte here. */
 static int stx__json_peek(stx__json *j) {
     while (j->i < j->n) {
         int c = j->s[j->i];
@@ -17595,19 +17707,19 @@ static int stx__json_peek(stx__json *j) {
 }
 
 static int stx__json_take(stx__json *j, char c) {
-    char wanted[4];
+    char expected[4];
     if (stx__json_peek(j) == c) {
         j->i++;
         return 1;
     }
-    wanted[0] = wanted[2] = '\'';
-    wanted[1] = c;
-    wanted[3] = 0;
-    return stx__json_fail(j, wanted);
+    expected[0] = expected[2] = '\'';
+    expected[1] = c;
+    expected[3] = 0;
+    return stx__json_fail(j, expected);
 }
 
-/* Steps to the next member of an object or array after its opening bracket: 1 there is
-   one, 0 it is closed, -1 error. */
+/* Advances to the next member of an object or array. Returns 1 if there is one, 0
+   after the closing bracket, -1 after an error. */
 static int stx__json_next(stx__json *j, int *first, char close) {
     if (stx__json_peek(j) == close) {
         j->i++;
@@ -17636,57 +17748,66 @@ static int stx__json_hex4(stx__json *j, uint32_t *v) {
     return 1;
 }
 
-/* A string, decoded into the pool and zero-terminated; so \u0000 is refused. NULL in
-   error. */
-static const char *stx__json_string(stx__json *j) {
+/* The character of \uXXXX, or of a surrogate pair \uXXXX\uXXXX; j->i is after the u. 0
+   is refused, because strings are zero-terminated. */
+static int stx__json_unicode(stx__json *j, uint32_t *c) {
+    uint32_t low;
+    if (!stx__json_hex4(j, c)) return 0;
+    if (*c >= 0xD800 && *c < 0xDC00 && j->n - j->i >= 2 && j->s[j->i] == '\\'
+        && j->s[j->i + 1] == 'u') {
+        j->i += 2;
+        if (!stx__json_hex4(j, &low)) return 0;
+        if (low < 0xDC00 || low > 0xDFFF)
+            return stx__json_fail(j, "(before this) the second half of a surrogate pair");
+        *c = 0x10000 + ((*c - 0xD800) << 10) + (low - 0xDC00);
+    }
+    if (*c == 0 || (*c >= 0xD800 && *c <= 0xDFFF))
+        return stx__json_fail(j, "(before this) a Unicode character");
+    return 1;
+}
+
+/* Decodes an escape sequence to o; j->i is after the backslash. Returns its length, 0
+   after an error. */
+static size_t stx__json_escape(stx__json *j, char *o) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    uint32_t c = j->i < j->n ? j->s[j->i] : 0;
+    const char *e = c ? strchr(from, (int)c) : NULL;
+    if (c == 'u') {
+        j->i++;
+        return stx__json_unicode(j, &c) ? stx__utf8_put(o, c) : 0;
+    }
+    if (!e) {
+        stx__json_fail(j, "one of \" \\ / b f n r t u after a backslash");
+        return 0;
+    }
+    *o = to[e - from];
+    j->i++;
+    return 1;
+}
+
+/* Decodes a string into the pool, zero-terminated; NULL after an error. */
+static const char *stx__json_string(stx__json *j) {
     char *o = j->pool + j->used, *start = o;
-    uint32_t c, low;
+    uint32_t c;
+    size_t k;
     if (stx__json_peek(j) != '"') {
         stx__json_fail(j, "a string");
         return NULL;
     }
-    for (++j->i; j->i < j->n && j->s[j->i] != '"';) {
-        if (j->s[j->i] != '\\') {
-            size_t k = j->s[j->i] < 0x20 ? 0 : stx_utf8(j->s + j->i, j->n - j->i, &c);
-            if (!k) {
-                stx__json_fail(j, "UTF-8 text without control characters");
-                return NULL;
-            }
-            memcpy(o, j->s + j->i, k);
-            o += k;
-            j->i += k;
+    for (++j->i; j->i < j->n && j->s[j->i] != '"'; o += k) {
+        if (j->s[j->i] == '\\') {
+            j->i++;
+            k = stx__json_escape(j, o);
+            if (!k) return NULL;
             continue;
         }
-        j->i++;
-        c = j->i < j->n ? j->s[j->i] : 0;
-        if (c == 'u') {
-            j->i++;
-            if (!stx__json_hex4(j, &c)) return NULL;
-            if (c >= 0xD800 && c < 0xDC00 && j->n - j->i >= 2 && j->s[j->i] == '\\'
-                && j->s[j->i + 1] == 'u') {
-                j->i += 2;
-                if (!stx__json_hex4(j, &low)) return NULL;
-                if (low < 0xDC00 || low > 0xDFFF) {
-                    stx__json_fail(j, "(before this) the second half of a surrogate pair");
-                    return NULL;
-                }
-                c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
-            }
-            if (c == 0 || (c >= 0xD800 && c <= 0xDFFF)) {
-                stx__json_fail(j, "(before this) a Unicode character");
-                return NULL;
-            }
-            o += stx__utf8_put(o, c);
-        } else {
-            const char *e = c ? strchr(from, (int)c) : NULL;
-            if (!e) {
-                stx__json_fail(j, "one of \" \\ / b f n r t u after a backslash");
-                return NULL;
-            }
-            *o++ = to[e - from];
-            j->i++;
+        k = j->s[j->i] < 0x20 ? 0 : stx_utf8(j->s + j->i, j->n - j->i, &c);
+        if (!k) {
+            stx__json_fail(j, "UTF-8 text without control characters");
+            return NULL;
         }
+        memcpy(o, j->s + j->i, k);
+        j->i += k;
     }
     if (j->i == j->n) {
         stx__json_fail(j, "the closing quote of a string");
@@ -17698,8 +17819,8 @@ static const char *stx__json_string(stx__json *j) {
     return start;
 }
 
-/* A non-negative integer without sign, fraction, exponent or leading zeros that fits a
-   size_t. */
+/* A non-negative integer that fits size_t, without sign, fraction, exponent or leading
+   zeros. */
 static int stx__json_size(stx__json *j, size_t *v) {
     int c = stx__json_peek(j);
     if (c < '0' || c > '9') return stx__json_fail(j, "a non-negative integer");
@@ -17725,14 +17846,16 @@ static int stx__file_metadata(stx_file *f, stx__json *j) {
         if (!p) return 0;
         f->meta = p;
         p += f->nmeta;
-        if ((p->key = stx__json_string(j)) == NULL || !stx__json_take(j, ':')) return 0;
-        if ((p->value = stx__json_string(j)) == NULL) return 0;
+        p->key = stx__json_string(j);
+        if (!p->key || !stx__json_take(j, ':')) return 0;
+        p->value = stx__json_string(j);
+        if (!p->value) return 0;
         f->nmeta++;
     }
     return r == 0;
 }
 
-enum { STX__ELEMENT_MOST = 16 }; /* bytes of an element of a type that is not known */
+enum { STX__ELEMENT_MOST = 16 };    /* bytes of an element of unknown type, at most */
 
 static int stx__file_overflow(stx_file *f, const stx_entry *e) {
     char q[STX_QUOTE];
@@ -17741,57 +17864,34 @@ static int stx__file_overflow(stx_file *f, const stx_entry *e) {
     return 0;
 }
 
-/* The value of a tensor's name: an object with exactly dtype, shape and data_offsets. */
-static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsigned char *base,
-                            size_t size) {
-    char q[STX_QUOTE];
-    int first = 1, inner, r, k = 0, have = 0;
-    size_t off[2] = {0, 0}, each, given;
-    size_t count = 1, most = 1; /* elements; the largest product on the way to them */
-    if (!stx__json_take(j, '{')) return 0;
-    while ((r = stx__json_next(j, &first, '}')) > 0) {
-        const char *key = stx__json_string(j);
-        int bit;
-        if (!key || !stx__json_take(j, ':')) return 0;
-        bit = !strcmp(key, "dtype")          ? 1
-              : !strcmp(key, "shape")        ? 2
-              : !strcmp(key, "data_offsets") ? 4
-                                             : 0;
-        if (!bit || (have & bit))
-            return stx__json_fail(j, "(before this) dtype, shape or data_offsets, each once,");
-        have |= bit;
-        if (bit == 1) {
-            if ((e->kind = stx__json_string(j)) == NULL) return 0;
-        } else if (bit == 2) {
-            if (!stx__json_take(j, '[')) return 0;
-            inner = 1;
-            while ((r = stx__json_next(j, &inner, ']')) > 0) {
-                size_t d;
-                if (!stx__json_size(j, &d)) return 0;
-                if (d && count > SIZE_MAX / d) return stx__file_overflow(f, e);
-                count *= d;
-                most = STX_MAX(most, count);
-                if (e->dims < STX_MAX_DIM) e->dim[e->dims] = d;
-                e->dims++;
-            }
-            if (r < 0) return 0;
-        } else {
-            if (!stx__json_take(j, '[') || !stx__json_size(j, &off[0]) || !stx__json_take(j, ',')
-                || !stx__json_size(j, &off[1]) || !stx__json_take(j, ']'))
-                return 0;
-        }
+/* The shape of a tensor: dims, dim and count of e. *most is the largest product of
+   leading dimensions, which can exceed count if a later dimension is 0. */
+static int stx__file_shape(stx_file *f, stx__json *j, stx_entry *e, size_t *most) {
+    int first = 1, r;
+    size_t d;
+    if (!stx__json_take(j, '[')) return 0;
+    while ((r = stx__json_next(j, &first, ']')) > 0) {
+        if (!stx__json_size(j, &d)) return 0;
+        if (d && e->count > SIZE_MAX / d) return stx__file_overflow(f, e);
+        e->count *= d;
+        *most = STX_MAX(*most, e->count);
+        if (e->dims < STX_MAX_DIM) e->dim[e->dims] = d;
+        e->dims++;
     }
-    if (r < 0) return 0;
-    if (have != 7)
-        return stx__json_fail(j, "(before this) an object with dtype, shape and data_offsets");
+    return r == 0;
+}
 
+/* Sets type and size of e, whose data is [begin, end) of the `size` bytes at base, and
+   checks that they agree. */
+static int stx__file_place(stx_file *f, stx_entry *e, size_t most, size_t begin, size_t end,
+                           const unsigned char *base, size_t size) {
+    char q[STX_QUOTE];
+    size_t each, given = end - begin;
+    int k = 0;
     while (k < STX__DTYPES_KNOWN && strcmp(e->kind, stx__dtype[k].name)) k++;
     each = k < STX__DTYPES_KNOWN ? stx__dtype[k].bytes : 0;
-    if (each ? most > SIZE_MAX / each : most > SIZE_MAX / STX__ELEMENT_MOST) {
+    if (most > SIZE_MAX / (each ? each : (size_t)STX__ELEMENT_MOST))
         return stx__file_overflow(f, e);
-    }
-    e->count = count;
-    e->bytes = count * each;
     e->ndim = (int)e->dims;
     e->dtype = k < STX__DTYPES ? k : STX_OTHER;
     if (e->dims > STX_MAX_DIM) {
@@ -17799,90 +17899,124 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
         e->dtype = STX_OTHER;
         memset(e->dim, 0, sizeof e->dim);
     }
-    if (off[0] > off[1] || off[1] > size) {
+
+    stx_quote(q, e->name, strlen(e->name));
+    if (begin > end || end > size) {
         stx_fail(f->x, STX_ERR_FORMAT,
-                 "%s is damaged or cut short: the data of \"%s\" are the bytes %zu to %zu of %zu",
-                 f->path, stx_quote(q, e->name, strlen(e->name)), off[0], off[1], size);
+                 "%s is damaged or truncated: the data of \"%s\" is bytes %zu to %zu of %zu",
+                 f->path, q, begin, end, size);
         return 0;
     }
-    given = off[1] - off[0];
-    if (each && given != e->bytes) {
+    if (each && given != e->count * each) {
         stx_fail(f->x, STX_ERR_FORMAT,
-                 "%s is damaged: the shape of \"%s\" needs %zu bytes, "
-                 "its data_offsets give %zu",
-                 f->path, stx_quote(q, e->name, strlen(e->name)), e->bytes, given);
+                 "%s is damaged: the shape of \"%s\" requires %zu bytes, its data_offsets give %zu",
+                 f->path, q, e->count * each, given);
         return 0;
     }
-    /* of another type: each element has a bit to 16 bytes */
-    if (!each && (!count != !given || count / 8 > given || given / STX__ELEMENT_MOST > count)) {
+    /* an element of unknown type has 1 bit to 16 bytes */
+    if (!each
+        && (!e->count != !given || e->count / 8 > given || given / STX__ELEMENT_MOST > e->count)) {
         stx_fail(f->x, STX_ERR_FORMAT,
-                 "%s is damaged: \"%s\" has %zu elements, "
-                 "its data_offsets give %zu bytes",
-                 f->path, stx_quote(q, e->name, strlen(e->name)), count, given);
+                 "%s is damaged: \"%s\" has %zu elements, its data_offsets give %zu bytes", f->path,
+                 q, e->count, given);
         return 0;
     }
     e->bytes = given;
-    e->data = base + off[0];
+    e->data = base + begin;
     return 1;
 }
 
-static int stx__cmp_pair(const void *a, const void *b) {
+/* The value of a tensor's name: an object with exactly dtype, shape and data_offsets. */
+static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsigned char *base,
+                            size_t size) {
+    enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
+
+    int first = 1, r, have = 0;
+    size_t begin = 0, end = 0, most = 1;
+    e->count = 1;
+    if (!stx__json_take(j, '{')) return 0;
+    while ((r = stx__json_next(j, &first, '}')) > 0) {
+        const char *key = stx__json_string(j);
+        int field = 0;
+        if (!key || !stx__json_take(j, ':')) return 0;
+        if (!strcmp(key, "dtype")) field = DTYPE;
+        if (!strcmp(key, "shape")) field = SHAPE;
+        if (!strcmp(key, "data_offsets")) field = OFFSETS;
+        if (!field || (have & field))
+            return stx__json_fail(j, "(before this) dtype, shape or data_offsets, each once,");
+        have |= field;
+        if (field == DTYPE) {
+            e->kind = stx__json_string(j);
+            if (!e->kind) return 0;
+        } else if (field == SHAPE) {
+            if (!stx__file_shape(f, j, e, &most)) return 0;
+        } else {
+            if (!stx__json_take(j, '[') || !stx__json_size(j, &begin) || !stx__json_take(j, ',')
+                || !stx__json_size(j, &end) || !stx__json_take(j, ']'))
+                return 0;
+        }
+    }
+    if (r < 0) return 0;
+    if (have != (DTYPE | SHAPE | OFFSETS))
+        return stx__json_fail(j, "(before this) an object with dtype, shape and data_offsets");
+    return stx__file_place(f, e, most, begin, end, base, size);
+}
+
+static int stx__compare_keys(const void *a, const void *b) {
     return strcmp(((const stx__pair *)a)->key, ((const stx__pair *)b)->key);
 }
 
-static int stx__cmp_name(const void *a, const void *b) {
+static int stx__compare_names(const void *a, const void *b) {
     return strcmp((*(const stx_entry *const *)a)->name, (*(const stx_entry *const *)b)->name);
 }
 
-static int stx__cmp_place(const void *a, const void *b) {
+static int stx__compare_data(const void *a, const void *b) {
     const stx_entry *p = *(const stx_entry *const *)a, *q = *(const stx_entry *const *)b;
     uintptr_t i = (uintptr_t)p->data, k = (uintptr_t)q->data;
     if (i != k) return i < k ? -1 : 1;
-    return p->bytes < q->bytes ? -1 : p->bytes > q->bytes;
+    return (p->bytes > q->bytes) - (p->bytes < q->bytes);
 }
 
-static int stx__file_parse(stx_file *f) {
-    char q[STX_QUOTE], q2[STX_QUOTE];
-    const unsigned char *s = f->map.data, *base;
-    size_t size, at = 0, i;
+/* Checks the length of the header, and starts the parser on it. */
+static int stx__file_begin(stx_file *f, stx__json *j) {
+    const unsigned char *s = f->map.data;
     uint64_t len = 0;
-    int first = 1, r, seen = 0, k;
-    stx__json j;
-
+    int k;
     if (f->map.size < 8) {
-        stx_fail(
-            f->x, STX_ERR_FORMAT,
-            "%s is not a safetensors file, or cut short: it has %zu bytes, even an empty one has 10",
-            f->path, f->map.size);
+        stx_fail(f->x, STX_ERR_FORMAT,
+                 "%s is truncated or not a safetensors file: expected at least 10 bytes, got %zu",
+                 f->path, f->map.size);
         return 0;
     }
     for (k = 7; k >= 0; --k) len = len << 8 | s[k];
     if (len > STX__HEADER_MAX || len > f->map.size - 8) {
-        stx_fail(
-            f->x, STX_ERR_FORMAT,
-            "%s is not a safetensors file, or cut short: its header should have %llu bytes, the file has "
-            "%zu (and %u are the most allowed)",
-            f->path, (unsigned long long)len, f->map.size, STX__HEADER_MAX);
+        stx_fail(f->x, STX_ERR_FORMAT,
+                 "%s is truncated or not a safetensors file: its first 8 bytes announce a header "
+                 "of %llu bytes, but the file has %zu bytes and a header at most %u",
+                 f->path, (unsigned long long)len, f->map.size, STX__HEADER_MAX);
         return 0;
     }
-    memset(&j, 0, sizeof j);
-    j.x = f->x;
-    j.path = f->path;
-    j.s = s + 8;
-    j.n = (size_t)len;
-    base = j.s + j.n;
-    size = f->map.size - 8 - j.n;
-    if (!j.n || j.s[0] != '{') return stx__json_fail(&j, "'{'");
-    if ((j.pool = f->pool = (char *)stx_block(f->x, j.n)) == NULL) return 0;
+    memset(j, 0, sizeof *j);
+    j->x = f->x;
+    j->path = f->path;
+    j->s = s + 8;
+    j->n = (size_t)len;
+    if (!j->n || j->s[0] != '{') return stx__json_fail(j, "'{'");
+    j->i = 1;
+    j->pool = f->pool = (char *)stx_block(f->x, j->n);
+    return j->pool != NULL;
+}
 
-    j.i++;
-    while ((r = stx__json_next(&j, &first, '}')) > 0) {
-        const char *name = stx__json_string(&j);
+/* Reads all members of the header; the tensors' data is the `size` bytes at base. */
+static int stx__file_members(stx_file *f, stx__json *j, const unsigned char *base, size_t size) {
+    int first = 1, r, seen = 0;
+    while ((r = stx__json_next(j, &first, '}')) > 0) {
+        const char *name = stx__json_string(j);
         stx_entry *e;
-        if (!name || !stx__json_take(&j, ':')) return 0;
+        if (!name || !stx__json_take(j, ':')) return 0;
         if (!strcmp(name, "__metadata__")) {
-            if (seen++) return stx__json_fail(&j, "(before this) only one __metadata__");
-            if (!stx__file_metadata(f, &j)) return 0;
+            if (seen++) return stx__json_fail(j, "(before this) only one __metadata__");
+            if (!stx__file_metadata(f, j)) return 0;
             continue;
         }
         e = (stx_entry *)stx__grow(f->x, f->entry, f->count, &f->cap, sizeof *e);
@@ -17892,80 +18026,108 @@ static int stx__file_parse(stx_file *f) {
         memset(e, 0, sizeof *e);
         e->name = name;
         e->file = f;
-        if (!stx__file_tensor(f, &j, e, base, size)) return 0;
+        if (!stx__file_tensor(f, j, e, base, size)) return 0;
         f->count++;
     }
     if (r < 0) return 0;
-    if (stx__json_peek(&j) || j.i < j.n) return stx__json_fail(&j, "nothing but blanks");
+    if (stx__json_peek(j) || j->i < j->n) return stx__json_fail(j, "only spaces");
+    return 1;
+}
 
-    /* the data must tile what follows the header */
-    if ((f->by_name = (const stx_entry **)stx_block(f->x, (f->count + 1) * sizeof *f->by_name))
-        == NULL)
-        return 0;
-    for (i = 0; i < f->count; i++) f->by_name[i] = &f->entry[i];
-    qsort(f->by_name, f->count, sizeof *f->by_name, stx__cmp_place);
+/* Checks that the data of the tensors, in by_name, tiles the `size` bytes at base. */
+static int stx__file_tiled(stx_file *f, const unsigned char *base, size_t size) {
+    char q[STX_QUOTE];
+    size_t i, at = 0;
+    qsort(f->by_name, f->count, sizeof *f->by_name, stx__compare_data);
     for (i = 0; i < f->count; i++) {
         const stx_entry *e = f->by_name[i];
         size_t begin = (size_t)((const unsigned char *)e->data - base);
         if (begin != at) {
             stx_fail(f->x, STX_ERR_FORMAT,
-                     "%s is damaged: the data of \"%s\" begin at byte %zu, %s at byte %zu", f->path,
-                     stx_quote(q, e->name, strlen(e->name)), begin,
-                     begin < at ? "inside those of another tensor that ends"
-                                : "leaving a hole behind those that end",
+                     "%s is damaged: the data of \"%s\" starts at byte %zu, %s at byte %zu",
+                     f->path, stx_quote(q, e->name, strlen(e->name)), begin,
+                     begin < at ? "inside another tensor, which ends"
+                                : "after a gap: the tensor before it ends",
                      at);
             return 0;
         }
         at = begin + e->bytes;
     }
-    if (at != size) {
-        stx_fail(f->x, STX_ERR_FORMAT,
-                 "%s is damaged: it holds %zu bytes of data, its header describes %zu", f->path,
-                 size, at);
+    if (at == size) return 1;
+    stx_fail(f->x, STX_ERR_FORMAT,
+             "%s is damaged: it has %zu bytes of data, but its header describes %zu", f->path, size,
+             at);
+    return 0;
+}
+
+/* Sorts names and keys and checks that each is unique. */
+static int stx__file_sort(stx_file *f) {
+    char q[STX_QUOTE];
+    size_t i;
+    qsort(f->by_name, f->count, sizeof *f->by_name, stx__compare_names);
+    if (f->nmeta) qsort(f->meta, f->nmeta, sizeof *f->meta, stx__compare_keys);
+    for (i = 1; i < f->count; i++) {
+        const char *name = f->by_name[i]->name;
+        if (strcmp(f->by_name[i - 1]->name, name)) continue;
+        stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: it has two tensors \"%s\"", f->path,
+                 stx_quote(q, name, strlen(name)));
         return 0;
     }
-    qsort(f->by_name, f->count, sizeof *f->by_name, stx__cmp_name);
-    if (f->nmeta) qsort(f->meta, f->nmeta, sizeof *f->meta, stx__cmp_pair);
-    for (i = 1; i < f->count; i++)
-        if (!strcmp(f->by_name[i - 1]->name, f->by_name[i]->name)) {
-            stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: it has two tensors \"%s\"", f->path,
-                     stx_quote(q, f->by_name[i]->name, strlen(f->by_name[i]->name)));
-            return 0;
-        }
-    for (i = 1; i < f->nmeta; i++)
-        if (!strcmp(f->meta[i - 1].key, f->meta[i].key)) {
-            stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its metadata have two values for \"%s\"",
-                     f->path, stx_quote(q2, f->meta[i].key, strlen(f->meta[i].key)));
-            return 0;
-        }
+    for (i = 1; i < f->nmeta; i++) {
+        const char *key = f->meta[i].key;
+        if (strcmp(f->meta[i - 1].key, key)) continue;
+        stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its metadata has two values for \"%s\"",
+                 f->path, stx_quote(q, key, strlen(key)));
+        return 0;
+    }
     return 1;
 }
+
+static int stx__file_parse(stx_file *f) {
+    const unsigned char *base;
+    size_t size, i;
+    stx__json j;
+    if (!stx__file_begin(f, &j)) return 0;
+    base = j.s + j.n;
+    size = f->map.size - 8 - j.n;
+    if (!stx__file_members(f, &j, base, size)) return 0;
+
+    f->by_name = (const stx_entry **)stx_block(f->x, (f->count + 1) * sizeof *f->by_name);
+    if (!f->by_name) return 0;
+    for (i = 0; i < f->count; i++) f->by_name[i] = &f->entry[i];
+    return stx__file_tiled(f, base, size) && stx__file_sort(f);
+}
+
+
+// >>files: reading
 
 STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path) {
     stx_file *f;
     if (!stx_ok(x)) return NULL;
     if (!path) {
-        stx_fail(x, STX_ERR_ARG, "stx_file_open: the path is NULL");
+        stx_fail(x, STX_ERR_ARG, "stx_file_open: expected a path, got NULL");
         return NULL;
     }
-    if ((f = (stx_file *)stx_block(x, sizeof *f)) == NULL) return NULL;
+    f = (stx_file *)stx_block(x, sizeof *f);
+    if (!f) return NULL;
     f->x = x;
     f->path = stx__copy(x, path);
-    if (!f->path || !stx_map_open(x, &f->map, path) || !stx__file_parse(f)) {
-        stx_file_close(f);
-        return NULL;
-    }
-    return f;
+    if (f->path && stx_map_open(x, &f->map, path) && stx__file_parse(f)) return f;
+    stx_file_close(f);
+    return NULL;
 }
 
 STX_DEF stx_file *stx_file_in_memory(stx_ctx *x, const char *name, const void *bytes, size_t n) {
     stx_file *f;
     if (!stx_ok(x)) return NULL;
     if (!name || !bytes) {
-        stx_fail(x, STX_ERR_ARG, "stx_file_in_memory: no %s", name ? "bytes" : "name");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_file_in_memory: expected a name and bytes, got NULL for the %s",
+                 name ? "bytes" : "name");
         return NULL;
     }
-    if ((f = (stx_file *)stx_block(x, sizeof *f)) == NULL) return NULL;
+    f = (stx_file *)stx_block(x, sizeof *f);
+    if (!f) return NULL;
     f->x = x;
     f->in_memory = 1;
     f->map.data = (const unsigned char *)bytes;
@@ -18047,8 +18209,8 @@ static double stx__le_f64(const unsigned char *p) {
     return v;
 }
 
-/* Every half is a float: the exponent's bias is another, and a denormal one is normal
-   there */
+/* Every F16 value is exactly representable as a float: the exponent has another bias,
+   and a subnormal F16 is a normal float. */
 static float stx__le_f16(const unsigned char *p) {
     uint32_t sign = (uint32_t)(p[1] >> 7) << 31, u;
     uint32_t exponent = p[1] >> 2 & 31, fraction = (p[1] & 3u) << 8 | p[0];
@@ -18061,9 +18223,9 @@ static float stx__le_f16(const unsigned char *p) {
         }
         fraction &= 0x3FF;
     } else if (!exponent) {
-        exponent = (uint32_t)-112; /* 0 */
+        exponent = (uint32_t)-112;  /* zero */
     } else if (exponent == 31) {
-        exponent = 255 - 112; /* infinity, NaN */
+        exponent = 255 - 112;       /* infinity, NaN */
     }
     u = sign | (exponent + 112) << 23 | fraction << 13;
     memcpy(&v, &u, sizeof v);
@@ -18077,44 +18239,45 @@ static float stx__le_bf16(const unsigned char *p) {
     return v;
 }
 
-/* 1, or 0 and an error: a tensor that the library does not read */
-static int stx__entry_read(const stx_entry *e) {
+/* Returns 0 and sets an error if the library cannot read the tensor. */
+static int stx__entry_readable(const stx_entry *e) {
     char q[STX_QUOTE], kind[STX_QUOTE];
     if (e->dtype != STX_OTHER) return 1;
     stx_quote(q, e->name, strlen(e->name));
     if (e->dims > STX_MAX_DIM) {
         stx_fail(e->file->x, STX_ERR_FORMAT,
-                 "%s: \"%s\" has %zu dimensions, "
-                 "at most %d can be read: reshape it",
-                 e->file->path, q, e->dims, (int)STX_MAX_DIM);
+                 "%s: \"%s\": expected at most %d dimensions, got %zu: reshape it",
+                 e->file->path, q, (int)STX_MAX_DIM, e->dims);
     } else {
         stx_quote(kind, e->kind, strlen(e->kind));
         stx_fail(e->file->x, STX_ERR_FORMAT,
-                 "%s: the dtype of \"%s\" is \"%s\", which cannot "
-                 "be read: convert it to F32, F64, F16, BF16, I32, I64 or U8",
-                 e->file->path, q, kind);
+                 "%s: \"%s\": the library cannot read dtype \"%s\": convert it to F32, F64, F16, "
+                 "BF16, I32, I64 or U8", e->file->path, q, kind);
     }
     return 0;
 }
 
-static int stx__whole(int dtype) {
+static int stx__is_integer(int dtype) {
     return dtype == STX_I32 || dtype == STX_I64 || dtype == STX_U8;
 }
 
 static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int integers) {
     char q[STX_QUOTE];
-    int is_int;
-    if (!e || !stx_ok(e->file->x) || !stx__entry_read(e)) return 0;
-    is_int = stx__whole(e->dtype);
-    if (n != e->count || (n && !out)) {
-        stx_fail(e->file->x, STX_ERR_ARG, "%s: \"%s\" has %zu elements, %zu were asked for",
-                 e->file->path, stx_quote(q, e->name, strlen(e->name)), e->count, out ? n : 0);
+    if (!e || !stx_ok(e->file->x) || !stx__entry_readable(e)) return 0;
+    stx_quote(q, e->name, strlen(e->name));
+    if (n && !out) {
+        stx_fail(e->file->x, STX_ERR_ARG, "%s: \"%s\": expected memory for %zu elements, got NULL",
+                 e->file->path, q, n);
         return 0;
     }
-    if (is_int != integers) {
-        stx_fail(e->file->x, STX_ERR_FORMAT, "%s: \"%s\" is %s, wanted is %s", e->file->path,
-                 stx_quote(q, e->name, strlen(e->name)), e->kind,
-                 integers ? "I32, I64 or U8" : "F32, F64, F16 or BF16");
+    if (n != e->count) {
+        stx_fail(e->file->x, STX_ERR_ARG, "%s: \"%s\" has %zu elements, but %zu were requested",
+                 e->file->path, q, e->count, n);
+        return 0;
+    }
+    if (stx__is_integer(e->dtype) != integers) {
+        stx_fail(e->file->x, STX_ERR_FORMAT, "%s: \"%s\": expected %s, got %s", e->file->path, q,
+                 integers ? "I32, I64 or U8" : "F32, F64, F16 or BF16", e->kind);
         return 0;
     }
     return 1;
@@ -18167,17 +18330,18 @@ STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n) {
     return 1;
 }
 
-// ---- atomic replacement of a file ----
 
-typedef struct {
+// >>files: atomic replacement
+
+typedef struct stx__file_part {
     const void *data;
     size_t bytes;
-} stx__part;
+} stx__file_part;
 
-/* How much of a path its temporaries have: all but what the file's name has beyond 100
-   bytes, for a name may be as long as the file system allows (143 bytes and more), and
-   theirs are up to 29 longer. Whole characters of UTF-8, which some file systems
-   insist on. */
+/* Length of the part of a path that its temporary files share: the path itself, with
+   the file's name cut to 100 bytes. A name can be as long as the file system allows
+   (143 bytes or more), and .<pid>.<n>.tmp adds up to 29 bytes. UTF-8 characters are
+   not cut, because some file systems refuse incomplete ones. */
 static size_t stx__stem(const char *path) {
     const char *base = path, *p;
     size_t most = 100;
@@ -18192,19 +18356,27 @@ static size_t stx__stem(const char *path) {
     return (size_t)(base - path) + most;
 }
 
-#ifdef STX__POSIX
-/* The path behind a chain of symbolic links at its last component (which may lead to a
-   file that does not exist yet). */
-static char *stx__follow(stx_ctx *x, const char *path) {
-    enum { ROOM = 4096, HOPS = 40 };
+static void stx__cannot_replace(stx_ctx *x, const char *path, int code) {
+    stx_fail(x, STX_ERR_IO,
+             "cannot write %s: %s; a file with this name, if there is one, is unchanged. Free some "
+             "space or choose another path", path, strerror(code));
+}
 
-    char *at = stx__copy(x, path), *link = (char *)stx_block(x, ROOM), *to;
+#ifdef STX__POSIX
+
+/* Follows symbolic links at the last component of a path. The result, from stx_block,
+   may name a file that does not exist yet. NULL after an error. */
+static char *stx__follow(stx_ctx *x, const char *path) {
+    enum { CAPACITY = 4096, HOPS = 40 };
+
+    char *at = stx__copy(x, path), *link = (char *)stx_block(x, CAPACITY), *next;
     int hop;
     for (hop = 0; at && link; hop++) {
         const char *slash = strrchr(at, '/');
         size_t dir = slash ? (size_t)(slash - at) + 1 : 0, n;
-        ssize_t got = readlink(at, link, ROOM);
-        if (got < 0) { /* no link: the file itself, or nothing */
+        ssize_t got = readlink(at, link, CAPACITY);
+        if (got < 0) {
+            /* not a link: the file itself, or nothing */
             if (errno == EINVAL || errno == ENOENT || errno == ENOSYS || errno == ENOTSUP) break;
             stx_fail(x, STX_ERR_IO, "cannot examine %s: %s; check the path and its permissions",
                      path, strerror(errno));
@@ -18212,22 +18384,20 @@ static char *stx__follow(stx_ctx *x, const char *path) {
             at = NULL;
             break;
         }
-        if (hop == HOPS || got == ROOM) {
+        if (hop == HOPS || got == CAPACITY) {
             stx_fail(x, STX_ERR_IO,
-                     "cannot write %s: its chain of symbolic links is too long or goes in a circle",
-                     path);
+                     "cannot write %s: its chain of symbolic links is circular or too long", path);
             got = -1;
         }
         n = got < 0 ? 0 : (size_t)got;
-        /* relative links start from the link's own directory */
-        if (n && link[0] == '/') dir = 0;
-        to = got < 0 ? NULL : (char *)stx_block(x, dir + n + 1);
-        if (to) {
-            memcpy(to, at, dir);
-            memcpy(to + dir, link, n);
+        if (n && link[0] == '/') dir = 0;   /* a relative link starts at its own directory */
+        next = got < 0 ? NULL : (char *)stx_block(x, dir + n + 1);
+        if (next) {
+            memcpy(next, at, dir);
+            memcpy(next + dir, link, n);
         }
         stx_block_free(x, at);
-        at = to;
+        at = next;
     }
     if (!link) {
         stx_block_free(x, at);
@@ -18250,17 +18420,16 @@ static int stx__write_all(int fd, const void *data, size_t n) {
     return 1;
 }
 
-/* To the disk itself: on macOS fsync leaves the bytes in the disk's own memory, where
-   a loss of power takes them */
+/* Flushes to the medium. On macOS, fsync leaves the data in the cache of the disk,
+   which a power failure clears; F_FULLFSYNC does not, where the file system has it. */
 static int stx__flush_file(int fd) {
   #ifdef F_FULLFSYNC
-    if (fcntl(fd, F_FULLFSYNC) == 0) return 0; /* file systems without it: what there is */
+    if (fcntl(fd, F_FULLFSYNC) == 0) return 0;
   #endif
     return fsync(fd);
 }
 
-/* Makes the rename itself durable. File systems that cannot flush a directory are let
-   pass. */
+/* Makes the rename durable. Ignored on file systems that cannot flush a directory. */
 static int stx__sync_dir(stx_ctx *x, char *target) {
     char *slash = strrchr(target, '/'), keep = 0;
     const char *dir = ".";
@@ -18286,9 +18455,10 @@ static int stx__sync_dir(stx_ctx *x, char *target) {
     return !bad;
 }
 
-/* The lock that says that a temporary file is being written; a process that ends gives
-   it back. 0: somebody else has it, or the file was removed before it could be had. A
-   file system without locks: 1, and nothing is ever removed there. */
+/* Locks a temporary file, which marks it as being written; the system releases the
+   lock when the process ends. Returns 0 if another process has the lock, or has
+   removed the file before it was locked. On a file system without locks, returns 1
+   with *has = 0: then no file is removed. */
 static int stx__lock_tmp(int fd, int *has) {
     struct flock l;
     struct stat st;
@@ -18302,53 +18472,59 @@ static int stx__lock_tmp(int fd, int *has) {
     return st.st_nlink > 0;
 }
 
-/* Removes what kills in the middle of earlier writes left beside the target,
-   STEM.<pid>.<n>.tmp, unless it is locked. Of the pid of this process it may be
-   another thread's, which a lock of ours would not tell: only when nobody has written
-   for an hour. */
+/* The pid in a name BASE.<pid>.<n>.tmp, where BASE is the n bytes at base; -1 for
+   another name. */
+static long stx__tmp_pid(const char *name, const char *base, size_t n) {
+    char *end;
+    long pid;
+    if (strncmp(name, base, n) != 0 || name[n] != '.' || name[n + 1] < '0' || name[n + 1] > '9')
+        return -1;
+    pid = strtol(name + n + 1, &end, 10);
+    if (*end != '.' || end[1] < '0' || end[1] > '9') return -1;
+    return strcmp(end + 1 + strspn(end + 1, "0123456789"), ".tmp") ? -1 : pid;
+}
+
+/* Removes the temporary file unless it is being written. A process cannot find its own
+   locks by trying to lock: a file with this process's pid may be another thread's, and
+   is removed only if it was not written for an hour. */
+static void stx__remove_tmp(const char *path, long pid) {
+    struct stat st;
+    int fd, has = 0;
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) return;
+    if (pid == (long)getpid() && st.st_mtime >= time(NULL) - 3600) return;
+    fd = stx__open(path, O_WRONLY | O_NONBLOCK, 0);
+    if (fd < 0) return;
+    if (stx__lock_tmp(fd, &has) && has) unlink(path);
+    close(fd);
+}
+
+/* Removes the temporary files that killed processes left in the target's directory. */
 static void stx__remove_stale(stx_ctx *x, const char *target) {
     const char *slash = strrchr(target, '/'), *base = slash ? slash + 1 : target;
-    size_t dir = (size_t)(base - target), n = stx__stem(target) - dir, len;
+    const size_t dir = (size_t)(base - target), n = stx__stem(target) - dir;
     struct dirent *e;
-    struct stat st;
     DIR *d;
     char *path = (char *)stx_block(x, dir + 2);
     if (!path) return;
-    if (dir)
-        memcpy(path, target, dir);
-    else {
-        path[0] = '.';
-        path[1] = 0;
-    }
+    memcpy(path, dir ? target : ".", dir ? dir : 1);
     d = opendir(path);
     stx_block_free(x, path);
     while (d && (e = readdir(d)) != NULL) {
-        const char *s = e->d_name;
-        char *end;
-        long pid;
-        int fd, has = 0;
-        if (strncmp(s, base, n) != 0 || s[n] != '.' || s[n + 1] < '0' || s[n + 1] > '9') continue;
-        pid = strtol(s + n + 1, &end, 10);
-        if (*end != '.' || end[1] < '0' || end[1] > '9'
-            || strcmp(end + 1 + strspn(end + 1, "0123456789"), ".tmp") != 0)
-            continue;
-        len = strlen(s);
-        if ((path = (char *)stx_block(x, dir + len + 1)) == NULL) break;
+        const long pid = stx__tmp_pid(e->d_name, base, n);
+        size_t len = strlen(e->d_name);
+        if (pid < 0) continue;
+        path = (char *)stx_block(x, dir + len + 1);
+        if (!path) break;
         if (dir) memcpy(path, target, dir);
-        memcpy(path + dir, s, len + 1);
-        if (stat(path, &st) == 0 && S_ISREG(st.st_mode)
-            && (pid != (long)getpid() || st.st_mtime < time(NULL) - 3600)) {
-            fd = stx__open(path, O_WRONLY | O_NONBLOCK, 0);
-            if (fd >= 0 && stx__lock_tmp(fd, &has) && has) unlink(path);
-            if (fd >= 0) close(fd);
-        }
+        memcpy(path + dir, e->d_name, len + 1);
+        stx__remove_tmp(path, pid);
         stx_block_free(x, path);
     }
     if (d) closedir(d);
 }
 
-/* A new temporary for the target, locked, its name in tmp (of size bytes): its
-   descriptor, or -1 and an error */
+/* Creates and locks a temporary file for the target. Returns its descriptor and its
+   name in tmp (size bytes); -1 after an error. */
 static int stx__open_tmp(stx_ctx *x, const char *target, char *tmp, size_t size, int mode) {
     size_t stem = stx__stem(target);
     struct stat st;
@@ -18360,31 +18536,30 @@ static int stx__open_tmp(stx_ctx *x, const char *target, char *tmp, size_t size,
         if (fd < 0 && errno == EEXIST) continue;
         if (fd < 0) {
             stx_fail(x, STX_ERR_IO,
-                     "cannot create %s: %s; the directory must exist and be "
-                     "writable",
-                     tmp, strerror(errno));
+                     "cannot create %s: %s; the directory must exist and be writable", tmp,
+                     strerror(errno));
             return -1;
         }
         if (stx__lock_tmp(fd, &locked)) return fd;
-        /* another process takes it for one that a kill left, and removes it: the next
-           name */
+
+        /* another process takes the new file for a stale one and removes it: next name */
         err = errno;
         refused++;
         if (fstat(fd, &st) != 0 || st.st_nlink > 0) unlink(tmp);
         close(fd);
     }
-    if (refused) {
-        stx_fail(x, STX_ERR_IO, "cannot write %s: a temporary file beside it cannot be locked: %s",
-                 target, strerror(err));
-    } else {
+    if (refused)
+        stx_fail(x, STX_ERR_IO,
+                 "cannot write %s: a temporary file in its directory cannot be locked: %s", target,
+                 strerror(err));
+    else
         stx_fail(x, STX_ERR_IO, "cannot create %s: %d files with such names exist; remove them",
                  tmp, k);
-    }
     return -1;
 }
 
-/* The mode, and as far as the system lets this process the owner and the group, of the
-   file that it replaces */
+/* Copies the mode of the old file and, as far as the system permits, its owner and
+   group. */
 static int stx__keep_owner(int fd, const struct stat *old) {
     struct stat st;
     int kept = fstat(fd, &st) == 0 && st.st_uid == old->st_uid && st.st_gid == old->st_gid;
@@ -18393,63 +18568,75 @@ static int stx__keep_owner(int fd, const struct stat *old) {
     return fchmod(fd, old->st_mode & 0777) == 0;
 }
 
-static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts) {
-    struct stat st;
-    char *target, *tmp;
-    size_t size, i;
-    int fd, k, exists, done = 0, bad;
-    if ((target = stx__follow(x, path)) == NULL) return 0;
-    size = strlen(target) + 64;
-    if ((tmp = (char *)stx_block(x, size)) == NULL) {
-        stx_block_free(x, target);
-        return 0;
-    }
-    exists = stat(target, &st) == 0;
-    if (!exists && errno != ENOENT) {
+/* Writes the parts to fd, the temporary file tmp, and renames it to target; old is the
+   file that it replaces, or NULL. Closes fd. Returns 0, or an errno. */
+static int stx__write_and_rename(int fd, const char *tmp, const char *target,
+                                 const struct stat *old, const stx__file_part *part,
+                                 size_t parts) {
+    size_t i;
+    int code = 0, bad = old && !stx__keep_owner(fd, old);
+    for (i = 0; i < parts && !bad; i++) bad = !stx__write_all(fd, part[i].data, part[i].bytes);
+    if (!bad) bad = stx__flush_file(fd) != 0;
+    if (!bad) bad = rename(tmp, target) != 0;
+    if (bad) code = errno ? errno : EIO;
+    if (bad) unlink(tmp);
+    /* Closed last, because closing releases the lock. The data is on disk since fsync. */
+    close(fd);
+    return code;
+}
+
+/* Checks that the target can be replaced. Returns 1 if it exists, 0 if not, -1 after
+   an error. */
+static int stx__examine_target(stx_ctx *x, const char *path, const char *target,
+                               struct stat *st) {
+    if (stat(target, st) != 0) {
+        if (errno == ENOENT) return 0;
         stx_fail(x, STX_ERR_IO, "cannot examine %s: %s; check the path and its permissions", path,
                  strerror(errno));
-    } else if (exists && !S_ISREG(st.st_mode)) {
+        return -1;
+    }
+    if (!S_ISREG(st->st_mode)) {
         stx_fail(x, STX_ERR_IO, "cannot write %s: it is %s; give the path of a regular file", path,
-                 S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
-    } else if (exists && access(target, W_OK) != 0) {
-        stx_fail(
-            x, STX_ERR_IO,
-            "cannot write %s: it is write-protected (%s); choose another path or change its permissions",
-            path, strerror(errno));
-    } else {
+                 S_ISDIR(st->st_mode) ? "a directory" : "not a regular file");
+        return -1;
+    }
+    if (access(target, W_OK) != 0) {
+        stx_fail(x, STX_ERR_IO,
+                 "cannot write %s: it is write-protected (%s); choose another path or change its "
+                 "permissions", path, strerror(errno));
+        return -1;
+    }
+    return 1;
+}
+
+static int stx__replace(stx_ctx *x, const char *path, const stx__file_part *part, size_t parts) {
+    struct stat st;
+    char *target = stx__follow(x, path), *tmp;
+    size_t size;
+    int fd = -1, exists, done = 0;
+    if (!target) return 0;
+    size = strlen(target) + 64;
+    tmp = (char *)stx_block(x, size);
+    exists = tmp ? stx__examine_target(x, path, target, &st) : -1;
+    if (exists >= 0) {
         stx__remove_stale(x, target);
         fd = stx__open_tmp(x, target, tmp, size, exists ? 0600 : 0666);
-        if (fd >= 0) {
-            bad = exists && !stx__keep_owner(fd, &st);
-            for (i = 0; i < parts && !bad; i++)
-                bad = !stx__write_all(fd, part[i].data, part[i].bytes);
-            if (!bad) bad = stx__flush_file(fd) != 0;
-            k = errno;
-            if (!bad && rename(tmp, target) != 0) {
-                bad = 1;
-                k = errno;
-            }
-            if (bad) unlink(tmp);
-            /* not before: the lock goes with it; what was to be written is on the disk
-               since fsync */
-            close(fd);
-            if (bad) {
-                stx_fail(
-                    x, STX_ERR_IO,
-                    "cannot write %s: %s; what was there before is unchanged. Free some space or choose another path",
-                    path, strerror(k));
-            }
-            done = !bad && stx__sync_dir(x, target);
-        }
+    }
+    if (fd >= 0) {
+        int code = stx__write_and_rename(fd, tmp, target, exists ? &st : NULL, part, parts);
+        if (code) stx__cannot_replace(x, path, code);
+        done = !code && stx__sync_dir(x, target);
     }
     stx_block_free(x, tmp);
     stx_block_free(x, target);
     return done;
 }
+
 #else
-/* A new file beside path, its name in tmp: none that is there, or that a link leads
-   to, is opened. What C has for that, "x", came in 2011; libraries that do not know it
-   ignore it, and there a look before has to do. */
+
+/* Creates a temporary file for path, with its name in tmp; an existing file, or one
+   that a link leads to, is not opened. The mode "x" of fopen dates from C11 and older
+   libraries ignore it: for these, the file is looked for first. */
 static FILE *stx__open_tmp(const char *path, char *tmp, size_t size) {
     size_t stem = stx__stem(path);
     FILE *f = NULL;
@@ -18481,7 +18668,7 @@ static FILE *stx__open_tmp(const char *path, char *tmp, size_t size) {
     return f;
 }
 
-static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts) {
+static int stx__replace(stx_ctx *x, const char *path, const stx__file_part *part, size_t parts) {
     size_t size = strlen(path) + 64, i;
     char *tmp = (char *)stx_block(x, size);
     FILE *f;
@@ -18498,8 +18685,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
         bad = part[i].bytes && fwrite(part[i].data, 1, part[i].bytes, f) != part[i].bytes;
     if (!bad) bad = fflush(f) != 0;
   #ifdef _WIN32
-    /* on the disk before it takes the other's place */
-    if (!bad) bad = _commit(_fileno(f)) != 0;
+    if (!bad) bad = _commit(_fileno(f)) != 0;   /* on disk before it replaces the other */
   #endif
     err = errno;
     if (fclose(f) != 0 && !bad) {
@@ -18507,8 +18693,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
         err = errno;
     }
   #ifdef _WIN32
-    /* replace existing, write through */
-    if (!bad && !MoveFileExA(tmp, path, 1 | 8)) {
+    if (!bad && !MoveFileExA(tmp, path, 1 | 8)) {   /* replace existing, write through */
         bad = 1;
         err = EACCES;
     }
@@ -18520,44 +18705,49 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
   #endif
     if (bad) {
         remove(tmp);
-        stx_fail(
-            x, STX_ERR_IO,
-            "cannot write %s: %s; what was there before is unchanged. Free some space or choose another path",
-            path, strerror(err));
+        stx__cannot_replace(x, path, err);
     }
     stx_block_free(x, tmp);
     return !bad;
 }
+
 #endif
 
-// ---- writer ----
 
-/* Its bytes stand in one run, or in several, `apart` bytes from one to the next */
-typedef struct {
+// >>files: writing
+
+/* A tensor to be written. Its data is `runs` equal runs with a stride of `stride`
+   bytes. */
+typedef struct stx__item {
     char *name;
     int dtype, ndim;
-    size_t dim[STX_MAX_DIM], bytes, begin, runs, apart;
+    size_t dim[STX_MAX_DIM];
+    size_t bytes;       /* of the tensor */
+    size_t begin;       /* first byte in the file's data */
+    size_t runs, stride;
     const void *data;
 } stx__item;
+
+/* Data that the writer owns: copied from a GPU, or gathered. */
+typedef struct stx__host_copy {
+    struct stx__host_copy *next;
+    stx_real *data;
+} stx__host_copy;
 
 struct stx_writer {
     stx_ctx *x;
     stx__item *item;
     stx__pair *meta;
     size_t count, cap, nmeta, capmeta;
-    int failed;
-    struct stx__fetched *copies; /* numbers fetched from a GPU */
+    int failed;         /* something could not be added: nothing will be written */
+    stx__host_copy *copies;
 };
-
-typedef struct stx__fetched {
-    struct stx__fetched *next;
-    stx_real *data;
-} stx__fetched;
 
 STX_DEF stx_writer *stx_writer_create(stx_ctx *x) {
     stx_writer *w;
     if (!stx_ok(x)) return NULL;
-    if ((w = (stx_writer *)stx_block(x, sizeof *w)) != NULL) w->x = x;
+    w = (stx_writer *)stx_block(x, sizeof *w);
+    if (w) w->x = x;
     return w;
 }
 
@@ -18572,7 +18762,7 @@ STX_DEF void stx_writer_free(stx_writer *w) {
         stx_block_free(x, (void *)(uintptr_t)w->meta[i].value);
     }
     while (w->copies) {
-        stx__fetched *c = w->copies;
+        stx__host_copy *c = w->copies;
         w->copies = c->next;
         stx_block_free(x, c->data);
         stx_block_free(x, c);
@@ -18582,36 +18772,40 @@ STX_DEF void stx_writer_free(stx_writer *w) {
     stx_block_free(x, w);
 }
 
+/* Checks the name of a new tensor and writes it to q (STX_QUOTE), quoted. */
+static int stx__writer_name(stx_writer *w, const char *name, char *q) {
+    size_t i;
+    strcpy(q, "NULL");
+    if (name) stx_quote(q, name, strlen(name));
+    if (!name || !*name || !strcmp(name, "__metadata__") || !stx__utf8_valid(name)) {
+        stx_fail(w->x, STX_ERR_ARG,
+                 "stx_writer_add: \"%s\" cannot be the name of a tensor: expected UTF-8 text that "
+                 "is not empty and not __metadata__", q);
+        return 0;
+    }
+    for (i = 0; i < w->count; i++)
+        if (!strcmp(w->item[i].name, name)) {
+            stx_fail(w->x, STX_ERR_ARG,
+                     "stx_writer_add: \"%s\" was added twice: give every tensor its own name", q);
+            return 0;
+        }
+    return 1;
+}
+
 STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim,
                            const void *data) {
     char q[STX_QUOTE];
     stx__item it, *p;
-    size_t i;
     int k, before;
     if (!w) return 0;
     before = w->failed;
-    w->failed = 1; /* until this one is in */
-    if (!stx_ok(w->x)) return 0;
-    if (!name || !*name || !strcmp(name, "__metadata__") || !stx__utf8_valid(name, strlen(name))) {
-        stx_fail(
-            w->x, STX_ERR_ARG,
-            "stx_writer_add: \"%s\" cannot be the name of a tensor; give UTF-8 text that is not empty and not "
-            "__metadata__",
-            name ? stx_quote(q, name, strlen(name)) : "NULL");
-        return 0;
-    }
-    stx_quote(q, name, strlen(name));
-    for (i = 0; i < w->count; i++)
-        if (!strcmp(w->item[i].name, name)) {
-            stx_fail(w->x, STX_ERR_ARG,
-                     "stx_writer_add: \"%s\" is added twice; give every tensor its own name", q);
-            return 0;
-        }
+    w->failed = 1;  /* until this tensor has been added */
+    if (!stx_ok(w->x) || !stx__writer_name(w, name, q)) return 0;
     if (!stx_dtype_size(dtype) || ndim < 0 || ndim > STX_MAX_DIM || (ndim && !dim)) {
         stx_fail(w->x, STX_ERR_ARG,
-                 "stx_writer_add: \"%s\" has dtype %d and %d dimensions%s; "
-                 "wanted are STX_F32 .. STX_F16 and 0 to %d",
-                 q, dtype, ndim, ndim > 0 && !dim ? " (NULL)" : "", (int)STX_MAX_DIM);
+                 "stx_writer_add: \"%s\": expected a dtype from STX_F32 to STX_F16 and 0 to %d "
+                 "dimensions, got dtype %d and %d dimensions%s", q, (int)STX_MAX_DIM, dtype, ndim,
+                 ndim > 0 && !dim ? " (NULL)" : "");
         return 0;
     }
     memset(&it, 0, sizeof it);
@@ -18630,41 +18824,40 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
         it.bytes *= dim[k];
     }
     if (it.bytes && !data) {
-        stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" has %zu bytes, but data is NULL", q,
-                 it.bytes);
+        stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\": expected %zu bytes of data, got NULL",
+                 q, it.bytes);
         return 0;
     }
     p = (stx__item *)stx__grow(w->x, w->item, w->count, &w->cap, sizeof *p);
     if (!p) return 0;
     w->item = p;
-    if ((it.name = stx__copy(w->x, name)) == NULL) return 0;
+    it.name = stx__copy(w->x, name);
+    if (!it.name) return 0;
     w->item[w->count++] = it;
     w->failed = before;
     return 1;
 }
 
 STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
-    char q[STX_QUOTE];
+    char q[STX_QUOTE] = "NULL";
     char *k, *v;
     stx__pair *p;
     size_t i;
     int before;
     if (!w) return 0;
     before = w->failed;
-    w->failed = 1;
+    w->failed = 1;  /* until this text has been added */
     if (!stx_ok(w->x)) return 0;
-    if (!key || !value || !stx__utf8_valid(key, strlen(key))
-        || !stx__utf8_valid(value, strlen(value))) {
-        stx_fail(
-            w->x, STX_ERR_ARG,
-            "stx_writer_meta: \"%s\" or its value is NULL or not UTF-8; store other bytes as a U8 tensor",
-            key ? stx_quote(q, key, strlen(key)) : "NULL");
+    if (key) stx_quote(q, key, strlen(key));
+    if (!key || !value || !stx__utf8_valid(key) || !stx__utf8_valid(value)) {
+        stx_fail(w->x, STX_ERR_ARG,
+                 "stx_writer_meta: \"%s\" or its value is NULL or not UTF-8: store other bytes as "
+                 "a U8 tensor", q);
         return 0;
     }
     for (i = 0; i < w->nmeta; i++)
         if (!strcmp(w->meta[i].key, key)) {
-            stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" is given twice",
-                     stx_quote(q, key, strlen(key)));
+            stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" was added twice", q);
             return 0;
         }
     p = (stx__pair *)stx__grow(w->x, w->meta, w->nmeta, &w->capmeta, sizeof *p);
@@ -18682,160 +18875,129 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
     return 1;
 }
 
-/* A growing text; after a failed allocation it stays as it is and `bad` is set. */
-typedef struct {
-    stx_ctx *x;
-    char *s;
-    size_t n, cap;
-    int bad;
-} stx__text;
-
-static void stx__put(stx__text *t, const char *s, size_t n) {
-    size_t want = t->cap ? t->cap : 1024;
-    if (t->bad || !n) return;
-    while (want - t->n < n && want <= SIZE_MAX / 2) want *= 2;
-    if (want != t->cap) {
-        char *p = want - t->n < n ? NULL : (char *)stx_block(t->x, want);
-        if (!p) {
-            t->bad = 1;
-            return;
-        }
-        if (t->n) memcpy(p, t->s, t->n);
-        stx_block_free(t->x, t->s);
-        t->s = p;
-        t->cap = want;
-    }
-    memcpy(t->s + t->n, s, n);
-    t->n += n;
-}
-
-static void stx__put_str(stx__text *t, const char *s) {
-    stx__put(t, s, strlen(s));
-}
-
-static void stx__put_size(stx__text *t, size_t v) {
-    char b[32];
-    stx__put(t, b, (size_t)snprintf(b, sizeof b, "%zu", v));
-}
-
-static void stx__put_json(stx__text *t, const char *s) {
-    char b[8];
-    stx__put_str(t, "\"");
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\') {
-            b[0] = '\\';
-            b[1] = *s;
-            stx__put(t, b, 2);
-        } else if (c < 0x20)
-            stx__put(t, b, (size_t)snprintf(b, sizeof b, "\\u%04x", (unsigned)c));
-        else
-            stx__put(t, s, 1);
-    }
-    stx__put_str(t, "\"");
-}
-
-/* Writes the 8 length bytes and the header into t, and the parts in file order into
-   part[1..]. */
-static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
-    size_t i, size, at = 0, n = 1, pos;
-    int k;
+/* Places the tensors in the file, largest element size first, and lists their runs in
+   that order in part[1..]. */
+static int stx__writer_place(stx_writer *w, stx__file_part *part) {
+    size_t i, k, size, at = 0, n = 1;
     for (size = 8; size; size /= 2)
         for (i = 0; i < w->count; i++) {
             stx__item *it = &w->item[i];
             if (stx_dtype_size(it->dtype) != size) continue;
             if (it->bytes > SIZE_MAX / 2 - at) {
-                stx_fail(
-                    w->x, STX_ERR_ARG,
-                    "stx_writer_finish: the tensors together have more bytes than a file can hold");
+                stx_fail(w->x, STX_ERR_ARG,
+                         "stx_writer_finish: the tensors have more bytes than a file can hold");
                 return 0;
             }
             it->begin = at;
             at += it->bytes;
-            for (k = 0; (size_t)k < it->runs; k++) {
-                part[n].data = (const char *)it->data + (size_t)k * it->apart;
+            for (k = 0; k < it->runs; k++) {
+                part[n].data = (const char *)it->data + k * it->stride;
                 part[n++].bytes = it->bytes / it->runs;
             }
         }
-    stx__put(t, "\0\0\0\0\0\0\0\0{", 9);
+    return 1;
+}
+
+/* The JSON text of the header, after the 8 bytes of its length. */
+static void stx__writer_json(const stx_writer *w, stx__text *t) {
+    size_t i;
+    int k;
+    stx__text_add_str(t, "{");
     if (w->nmeta) {
-        stx__put_str(t, "\"__metadata__\":{");
+        stx__text_add_str(t, "\"__metadata__\":{");
         for (i = 0; i < w->nmeta; i++) {
-            if (i) stx__put_str(t, ",");
-            stx__put_json(t, w->meta[i].key);
-            stx__put_str(t, ":");
-            stx__put_json(t, w->meta[i].value);
+            if (i) stx__text_add_str(t, ",");
+            stx__text_add_json(t, w->meta[i].key);
+            stx__text_add_str(t, ":");
+            stx__text_add_json(t, w->meta[i].value);
         }
-        stx__put_str(t, w->count ? "}," : "}");
+        stx__text_add_str(t, w->count ? "}," : "}");
     }
     for (i = 0; i < w->count; i++) {
         const stx__item *it = &w->item[i];
-        if (i) stx__put_str(t, ",");
-        stx__put_json(t, it->name);
-        stx__put_str(t, ":{\"dtype\":\"");
-        stx__put_str(t, stx__dtype[it->dtype].name);
-        stx__put_str(t, "\",\"shape\":[");
+        if (i) stx__text_add_str(t, ",");
+        stx__text_add_json(t, it->name);
+        stx__text_add_str(t, ":{\"dtype\":\"");
+        stx__text_add_str(t, stx__dtype[it->dtype].name);
+        stx__text_add_str(t, "\",\"shape\":[");
         for (k = 0; k < it->ndim; k++) {
-            if (k) stx__put_str(t, ",");
-            stx__put_size(t, it->dim[k]);
+            if (k) stx__text_add_str(t, ",");
+            stx__text_add_size(t, it->dim[k]);
         }
-        stx__put_str(t, "],\"data_offsets\":[");
-        stx__put_size(t, it->begin);
-        stx__put_str(t, ",");
-        stx__put_size(t, it->begin + it->bytes);
-        stx__put_str(t, "]}");
+        stx__text_add_str(t, "],\"data_offsets\":[");
+        stx__text_add_size(t, it->begin);
+        stx__text_add_str(t, ",");
+        stx__text_add_size(t, it->begin + it->bytes);
+        stx__text_add_str(t, "]}");
     }
-    stx__put_str(t, "}");
-    while (!t->bad && t->n % STX__HEADER_PAD) stx__put_str(t, " ");
+    stx__text_add_str(t, "}");
+    while (!t->bad && t->n % STX__HEADER_PAD) stx__text_add_str(t, " ");
+}
+
+/* Writes the length and the header to t, and lists all parts of the file in order: the
+   header in part[0], the data after it. */
+static int stx__writer_header(stx_writer *w, stx__text *t, stx__file_part *part) {
+    size_t len;
+    int k;
+    if (!stx__writer_place(w, part)) return 0;
+    stx__text_add(t, "\0\0\0\0\0\0\0\0", 8);
+    stx__writer_json(w, t);
     if (t->bad) {
         stx_fail(w->x, STX_ERR_MEMORY, "out of memory for a header of more than %zu bytes", t->n);
         return 0;
     }
-    pos = t->n - 8;
-    if (pos > STX__HEADER_MAX) {
-        stx_fail(
-            w->x, STX_ERR_ARG,
-            "stx_writer_finish: the names and metadata make a header of %zu bytes, the format allows %u; "
-            "store long texts as U8 tensors",
-            pos, STX__HEADER_MAX);
+    len = t->n - 8;
+    if (len > STX__HEADER_MAX) {
+        stx_fail(w->x, STX_ERR_ARG,
+                 "stx_writer_finish: expected a header of at most %u bytes, got %zu from the names "
+                 "and metadata: store long texts as U8 tensors", STX__HEADER_MAX, len);
         return 0;
     }
-    for (k = 0; k < 8; k++) t->s[k] = (char)(unsigned char)((uint64_t)pos >> (8 * k) & 0xFF);
+    for (k = 0; k < 8; k++) t->s[k] = (char)(unsigned char)((uint64_t)len >> (8 * k) & 0xFF);
     part[0].data = t->s;
     part[0].bytes = t->n;
     return 1;
 }
 
-/* A file from its parts, one after the other: at path, or (NULL) into memory. 1, or 0
-   and an error */
+/* Copies all parts into one block, *n bytes; NULL after an error. */
+static unsigned char *stx__writer_gather(stx_ctx *x, const stx__file_part *part, size_t parts,
+                                         size_t *n) {
+    unsigned char *bytes;
+    size_t i, at = 0;
+    *n = 0;
+    for (i = 0; i < parts; i++) *n = stx_size_add(*n, part[i].bytes, 1);
+    bytes = (unsigned char *)stx_block(x, *n);
+    for (i = 0; bytes && i < parts; at += part[i++].bytes)
+        if (part[i].bytes) memcpy(bytes + at, part[i].data, part[i].bytes);
+    return bytes;
+}
+
+/* Writes the file to path or, if path is NULL, to memory (*bytes, *n). Frees the
+   writer. Returns 1, or sets an error and returns 0. */
 static int stx__writer_end(stx_writer *w, const char *path, unsigned char **bytes, size_t *n) {
     static const uint16_t one = 1;
     stx__text t;
-    stx__part *part;
+    stx__file_part *part;
     stx_ctx *x = w->x;
-    size_t i, at, parts = 1;
+    size_t i, parts = 1;
     int done = 0;
     if (stx_ok(x) && w->failed)
         stx_fail(x, STX_ERR_ARG,
-                 "stx_writer_finish: a tensor or text could not be added before; nothing is "
-                 "written");
+                 "stx_writer_finish: a tensor or text could not be added: nothing is written");
     else if (stx_ok(x) && *(const unsigned char *)&one != 1)
         stx_fail(x, STX_ERR_IO,
-                 "cannot write %s: safetensors are little-endian and this machine is not",
+                 "cannot write %s: safetensors files are little-endian and this machine is not",
                  path ? path : "to memory");
     if (stx_ok(x)) {
         memset(&t, 0, sizeof t);
         t.x = x;
         for (i = 0; i < w->count; i++) parts += w->item[i].runs;
-        part = (stx__part *)stx_block(x, parts * sizeof *part);
+        part = (stx__file_part *)stx_block(x, parts * sizeof *part);
         done = part && stx__writer_header(w, &t, part);
         if (done && path)
             done = stx__replace(x, path, part, parts);
         else if (done) {
-            for (i = 0, *n = 0; i < parts; i++) *n = stx_size_add(*n, part[i].bytes, 1);
-            *bytes = (unsigned char *)stx_block(x, *n);
-            for (i = at = 0; *bytes && i < parts; at += part[i++].bytes)
-                if (part[i].bytes) memcpy(*bytes + at, part[i].data, part[i].bytes);
+            *bytes = stx__writer_gather(x, part, parts, n);
             done = *bytes != NULL;
         }
         stx_block_free(x, t.s);
@@ -18847,12 +19009,10 @@ static int stx__writer_end(stx_writer *w, const char *path, unsigned char **byte
 
 STX_DEF int stx_writer_finish(stx_writer *w, const char *path) {
     if (!w) return 0;
-    if (!path) stx_fail(w->x, STX_ERR_ARG, "stx_writer_finish: the path is NULL");
-    if (!path) {
-        stx_writer_free(w);
-        return 0;
-    }
-    return stx__writer_end(w, path, NULL, NULL);
+    if (path) return stx__writer_end(w, path, NULL, NULL);
+    stx_fail(w->x, STX_ERR_ARG, "stx_writer_finish: expected a path, got NULL");
+    stx_writer_free(w);
+    return 0;
 }
 
 STX_DEF void *stx_writer_bytes(stx_writer *w, size_t *n) {
@@ -18914,7 +19074,7 @@ STX_DEF int stx_writer_checksum(stx_writer *w) {
     if (!w || !stx_ok(w->x)) return 0;
     for (i = 0; i < w->count; i++)
         h += stx__hash_entry(w->item[i].name, w->item[i].dtype, w->item[i].ndim, w->item[i].dim,
-                             w->item[i].data, w->item[i].bytes, w->item[i].runs, w->item[i].apart);
+                             w->item[i].data, w->item[i].bytes, w->item[i].runs, w->item[i].stride);
     for (i = 0; i < w->nmeta; i++) h += stx__hash_text(w->meta[i].key, w->meta[i].value);
     return stx_writer_meta_u64(w, "seal", h);
 }
@@ -18935,14 +19095,9 @@ STX_DEF int stx_file_verify(const stx_file *f) {
     return h == want;
 }
 
-static const char *stx__join(char *buf, size_t n, const char *a, const char *b) {
-    int len = snprintf(buf, n, "%s%s", a, b);
-    return len >= 0 && (size_t)len < n ? buf : NULL;
-}
-
 /* Room for n numbers that lives as long as the writer; NULL in error */
-static stx__fetched *stx__fetched_add(stx_writer *w, size_t n) {
-    stx__fetched *c = (stx__fetched *)stx_block(w->x, sizeof *c);
+static stx__host_copy *stx__fetched_add(stx_writer *w, size_t n) {
+    stx__host_copy *c = (stx__host_copy *)stx_block(w->x, sizeof *c);
     if (!c) {
         w->failed = 1;
         return NULL;
@@ -18956,7 +19111,7 @@ static stx__fetched *stx__fetched_add(stx_writer *w, size_t n) {
 
 STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, const size_t *dim,
                                   const stx_real *data) {
-    stx__fetched *c;
+    stx__host_copy *c;
     size_t n = 1;
     int i;
     if (!w || !stx_ok(w->x)) return 0;
@@ -18974,7 +19129,7 @@ STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, con
 static int stx__writer_add_runs(stx_writer *w, const char *name, const size_t *dim,
                                 const stx_real *data, size_t stride) {
     size_t n = dim[1] * dim[2], b;
-    stx__fetched *c;
+    stx__host_copy *c;
     if (dim[0] == 1 || stride == n) return stx_writer_add_device(w, name, 3, dim, data);
     if (!w || !stx_ok(w->x)) return 0;
     if (stx__on_gpu(w->x) || n * sizeof *data % 8) {
@@ -18986,7 +19141,7 @@ static int stx__writer_add_runs(stx_writer *w, const char *name, const size_t *d
     }
     if (!stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, data)) return 0;
     w->item[w->count - 1].runs = dim[0];
-    w->item[w->count - 1].apart = stride * sizeof *data;
+    w->item[w->count - 1].stride = stride * sizeof *data;
     return 1;
 }
 
@@ -19039,8 +19194,8 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
                 prefix, name[i]);
             return 0;
         }
-        if (!stx__entry_read(e)) return 0;
-        same = e->ndim == t[i]->ndim && !stx__whole(e->dtype);
+        if (!stx__entry_readable(e)) return 0;
+        same = e->ndim == t[i]->ndim && !stx__is_integer(e->dtype);
         for (k = 0; same && k < e->ndim; k++) same = e->dim[k] == t[i]->dim[k];
         if (!same) {
             stx_fail(x, STX_ERR_FORMAT,
@@ -19106,7 +19261,7 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
         const stx_tensor *t = p->tensor[i];
         char full[512];
         const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
-        stx__fetched *c = w ? stx__fetched_add(w, t->size) : NULL;
+        stx__host_copy *c = w ? stx__fetched_add(w, t->size) : NULL;
         if (w && (!c || !name)) return 0;
         for (r = 0; ok && r < x->group.ranks; r++) {
             stx__own own = stx__owned_by(o->pieces, first, t->size, (size_t)r,
@@ -19224,6 +19379,7 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     return stx_optim_load_as(o, f, "");
 }
+
 
 // >>vocab_io: parameters
 

@@ -992,9 +992,9 @@ static void files(void) {
     stx_file_close(f);
     stx_block_free(x, bytes);
     CHECK(!stx_file_in_memory(x, "a letter", NULL, 8), "no bytes");
-    refused(x, STX_ERR_ARG, "stx_file_in_memory", "no bytes");
+    refused(x, STX_ERR_ARG, "stx_file_in_memory", "NULL for the bytes");
     CHECK(!stx_file_in_memory(x, NULL, &n, 8), "no name");
-    refused(x, STX_ERR_ARG, "stx_file_in_memory", "no name");
+    refused(x, STX_ERR_ARG, "stx_file_in_memory", "NULL for the name");
     CHECK(!stx_writer_bytes(NULL, &n) && n == 0, "no writer");
     w = stx_writer_create(x);
     stx_writer_add(w, "", STX_F64, 0, NULL, &n);

@@ -377,13 +377,13 @@ static void test_round_trip(void) {
     FINE();
     e = stx_file_find(f, "f64");
     CHECK(!stx_entry_get_f32(e, out32, 3));
-    ERROR(STX_ERR_ARG, "has 2 elements, 3 were asked for");
+    ERROR(STX_ERR_ARG, "has 2 elements, but 3 were requested");
     CHECK(!stx_entry_get_f32(e, NULL, 2));
     ERROR(STX_ERR_ARG, "round.safetensors");
     CHECK(!stx_entry_get_i64(e, outi, 2));
-    ERROR(STX_ERR_FORMAT, "is F64, wanted is I32, I64 or U8");
+    ERROR(STX_ERR_FORMAT, "expected I32, I64 or U8, got F64");
     CHECK(!stx_entry_get_f64(stx_file_find(f, "i64"), out64, 2));
-    ERROR(STX_ERR_FORMAT, "is I64, wanted is F32");
+    ERROR(STX_ERR_FORMAT, "expected F32, F64, F16 or BF16, got I64");
     CHECK(!stx_entry_get_f32(NULL, out32, 1) && stx_ok(x));
     stx_file_close(f);
 
@@ -494,9 +494,9 @@ static void test_malformed(void) {
     BAD("", 0, "'{'");
     BAD(" {}", 0, "'{'");
     BAD("[]", 0, "'{'");
-    BAD("{", 0, "ends where");
-    BAD("{}x", 0, "nothing but blanks");
-    BAD("{}{}", 0, "nothing but blanks");
+    BAD("{", 0, "ends there");
+    BAD("{}x", 0, "only spaces");
+    BAD("{}{}", 0, "only spaces");
     BAD("{,}", 0, "a string");
     BAD("{\"a\":" T8 ",}", 8, "a string");
     BAD("{\"a\":" T8 " \"b\":" T8 "}", 8, "','");
@@ -510,9 +510,9 @@ static void test_malformed(void) {
         "dtype, shape or data_offsets");
     BAD("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
         "each once");
-    BAD("{\"a\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "needs 4 bytes");
-    BAD("{\"a\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "needs 2 bytes");
-    BAD("{\"a\":{\"dtype\":\"U64\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "needs 16 bytes");
+    BAD("{\"a\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "requires 4 bytes");
+    BAD("{\"a\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "requires 2 bytes");
+    BAD("{\"a\":{\"dtype\":\"U64\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "requires 16 bytes");
     BAD("{\"a\":{\"dtype\":\"NEW\",\"shape\":[2],\"data_offsets\":[0,48]}}", 48, "is damaged");
     BAD("{\"a\":{\"dtype\":\"NEW\",\"shape\":[64],\"data_offsets\":[0,7]}}", 7, "is damaged");
     BAD("{\"a\":{\"dtype\":\"NEW\",\"shape\":[0],\"data_offsets\":[0,1]}}", 1, "is damaged");
@@ -524,7 +524,7 @@ static void test_malformed(void) {
     BAD("{\"a\":{\"dtype\":\"U8\",\"shape\":[4294967296,1,1,1,4294967296,0],\"data_offsets\":[0,0]}}",
         0, "overflows");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,3],\"data_offsets\":[0,8]}}", 8,
-        "needs 12 bytes");
+        "requires 12 bytes");
     BAD("{\"a\":{\"dtype\":4,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "a string");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}", 8, "'['");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2,],\"data_offsets\":[0,8]}}", 8,
@@ -550,22 +550,22 @@ static void test_malformed(void) {
         "overflows");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[1073741824,4294967297],\"data_offsets\":[0,0]}}", 0,
         "overflows");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "needs 12 bytes");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,8]}}", 8, "needs 4 bytes");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "requires 12 bytes");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,8]}}", 8, "requires 4 bytes");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "bytes 8 to 0");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "','");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,9]}}", 8, "']'");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, "cut short");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9, "holds 9 bytes");
-    BAD("{}", 1, "holds 1 bytes");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, "hole");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, "truncated");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9, "has 9 bytes");
+    BAD("{}", 1, "has 1 bytes");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, "gap");
     BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8,
-        "inside those of another");
-    BAD("{\"a\":" T8 ",\"b\":" T8 "}", 8, "inside those of another");
+        "inside another tensor");
+    BAD("{\"a\":" T8 ",\"b\":" T8 "}", 8, "inside another tensor");
     BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[12,16]}}", 16,
-        "hole");
+        "gap");
     BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[4,4]}}", 8,
-        "inside those of another");
+        "inside another tensor");
     BAD("{\"a\":" T8 ",\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}", 12,
         "two tensors \"a\"");
     BAD("{\"a\":" T8 ",\"\\u0061\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}", 12,
@@ -576,7 +576,7 @@ static void test_malformed(void) {
     BAD("{\"__metadata__\":{\"k\":{\"n\":\"v\"}}}", 0, "a string");
     BAD("{\"__metadata__\":[]}", 0, "'{'");
     BAD("{\"a", 0, "closing quote");
-    BAD("{\"a\\", 0, "ends where");
+    BAD("{\"a\\", 0, "ends there");
     BAD("{\"a\\q\":" T8 "}", 8, "after a backslash");
     BAD("{\"a\\u12\":" T8 "}", 8, "four hexadecimal digits");
     BAD("{\"a\\u12", 0, "four hexadecimal digits");
@@ -597,21 +597,21 @@ static void test_malformed(void) {
     ERROR(STX_ERR_FORMAT, "\\x00");
     f = stx_file_open(x, put_header("{}\0", 3, 0));
     CHECK(f == NULL);
-    ERROR(STX_ERR_FORMAT, "nothing but blanks");
+    ERROR(STX_ERR_FORMAT, "only spaces");
 
     /* length fields: none, beyond the file, beyond the limit, all ones */
     for (i = 0; i < 8; i++) {
         CHECK(stx_file_open(x, put_bytes("bad", "\2\0\0\0\0\0\0\0", i)) == NULL);
-        ERROR(STX_ERR_FORMAT, "even an empty one has 10");
+        ERROR(STX_ERR_FORMAT, "at least 10 bytes");
     }
     memset(b, 0, sizeof b);
     memcpy(b + 8, "{}", 2);
     b[0] = 3;
     CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL);
-    ERROR(STX_ERR_FORMAT, "should have 3 bytes, the file has 10");
+    ERROR(STX_ERR_FORMAT, "a header of 3 bytes, but the file has 10");
     b[3] = 0x7F;
     CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL);
-    ERROR(STX_ERR_FORMAT, "most allowed");
+    ERROR(STX_ERR_FORMAT, "a header at most 100000000");
     memset(b, 0xFF, 8);
     CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL);
     ERROR(STX_ERR_FORMAT, "18446744073709551615");
@@ -620,7 +620,7 @@ static void test_malformed(void) {
     GOOD(escapes, 8, 1);
     f = stx_file_open(x, put_header(escapes, strlen(escapes), 8));
     CHECK(!stx_entry_get_f32(stx_file_entry(f, 0), NULL, 2) && strchr(stx_error(x), 27) == NULL);
-    ERROR(STX_ERR_FORMAT, "\"\\x1B[2J\" is \"\\x1B\"");
+    ERROR(STX_ERR_FORMAT, "\"\\x1B[2J\": the library cannot read dtype \"\\x1B\"");
     stx_file_close(f);
 
     CHECK(stx_file_open(x, in_dir("nothing here")) == NULL);
@@ -679,7 +679,7 @@ static void test_dtypes(void) {
         CHECK(stx_entry_get_f32(stx_file_find(file, "w"), v, 2) && v[0] == 0);
         FINE();
         CHECK(e && !stx_entry_get_f32(e, v, e->count));
-        ERROR(STX_ERR_FORMAT, many ? "dimensions, at most 4" : kinds[k][0]);
+        ERROR(STX_ERR_FORMAT, many ? "at most 4 dimensions" : kinds[k][0]);
         CHECK(e && !stx_entry_get_f64(e, d, e->count));
         ERROR(STX_ERR_FORMAT, "\"other\"");
         CHECK(e && !stx_entry_get_i64(e, n, e->count));
@@ -795,19 +795,19 @@ static void test_writer_errors(void) {
     CHECK(!stx_writer_add(w, "a", STX_F32, 2, NULL, v));
     ERROR(STX_ERR_ARG, "(NULL)");
     CHECK(!stx_writer_add(w, "a", STX_F32, 2, d, NULL));
-    ERROR(STX_ERR_ARG, "16 bytes, but data is NULL");
+    ERROR(STX_ERR_ARG, "expected 16 bytes of data, got NULL");
     CHECK(!stx_writer_add(w, "a", STX_F32, 2, huge, v));
     ERROR(STX_ERR_ARG, "overflows");
     CHECK(stx_writer_add(w, "a", STX_F32, 2, d, v));
     CHECK(!stx_writer_add(w, "a", STX_F32, 2, d, v));
-    ERROR(STX_ERR_ARG, "\"a\" is added twice");
+    ERROR(STX_ERR_ARG, "\"a\" was added twice");
     CHECK(!stx_writer_meta(w, "k", "\xC3"));
     ERROR(STX_ERR_ARG, "not UTF-8");
     CHECK(!stx_writer_meta(w, "k", NULL));
     ERROR(STX_ERR_ARG, "NULL");
     CHECK(stx_writer_meta(w, "k", "v"));
     CHECK(!stx_writer_meta(w, "k", "w"));
-    ERROR(STX_ERR_ARG, "\"k\" is given twice");
+    ERROR(STX_ERR_ARG, "\"k\" was added twice");
     CHECK(stx_writer_add(w, "b", STX_F32, 2, d, v));
     CHECK(!stx_writer_finish(w, in_dir("incomplete")));
     ERROR(STX_ERR_ARG, "nothing is written");
@@ -964,7 +964,7 @@ static void test_replace(void) {
     CHECK(!strcmp(events, "FRD"));
     fail_fsync = EIO;
     CHECK(!save(path, 9, 90));
-    ERROR(STX_ERR_IO, "what was there before is unchanged");
+    ERROR(STX_ERR_IO, "if there is one, is unchanged");
     fail_fsync = 0;
     CHECK(saved(path, NULL) == 8 && dir_entries(in_dir("r"), "tmp") == 0);
     fail_rename = EACCES;
@@ -1125,7 +1125,7 @@ static void test_disk_full(void) {
     CHECK(!save(path, 2, 100000));
     CHECK(setrlimit(RLIMIT_FSIZE, &old) == 0);
     signal(SIGXFSZ, handler);
-    ERROR(STX_ERR_IO, "what was there before is unchanged");
+    ERROR(STX_ERR_IO, "if there is one, is unchanged");
     CHECK(saved(path, NULL) == 1 && dir_entries(in_dir("r"), "full") == 1);
     FINE();
 #if defined(__linux__)
