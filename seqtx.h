@@ -3413,6 +3413,34 @@ enum {
     STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC
 };
 
+/* What ranks exchange. Each back end of >>group has one table. */
+typedef struct stx__group_ops {
+    /* host memory, complete on return: 1, or 0 and an error */
+    int (*reduce)(stx_ctx *x, double *v, size_t n, int max);    /* sums, or maxima */
+    int (*broadcast)(stx_ctx *x, void *bytes, size_t n, int from);
+    int (*send)(stx_ctx *x, void *bytes, size_t n, int from, int to);
+
+    /* Device memory. mean and spread only start, and are performed in the order of the
+       calls; wait ends all of them. mean: p becomes the mean over the ranks, at all of
+       them, or only at rank `owner` if owner >= 0; then p is undefined at the others.
+       spread: all ranks get the owner's values. */
+    void (*mean)(stx_ctx *x, stx_real *p, size_t n, int owner);
+    void (*spread)(stx_ctx *x, stx_real *p, size_t n, int owner);
+    void (*wait)(stx_ctx *x, stx_real *means, size_t n);  /* (n): all means since the last wait;
+                                                             n is 0 if there are none */
+    void (*sum)(stx_ctx *x, double *v, size_t n);
+    void (*poll)(stx_ctx *x);   /* advances what was started; NULL if that is not needed */
+
+    /* sending gradients during stx_backward: before the first node, returns the number of
+       nodes on the tape; then with the number of nodes that are left */
+    size_t (*backward_begin)(stx_ctx *x);
+    void (*backward_step)(stx_ctx *x, size_t left);
+
+    void (*leave)(stx_ctx *x);
+    void (*abort)(stx_ctx *x, int code);
+    void (*forget)(stx_ctx *x); /* the context is destroyed without leaving; may be NULL */
+} stx__group_ops;
+
 /* A matrix (size / C, C) packed by stx_params_pack. */
 typedef struct stx__packed {
     const stx_real *from; /* the parameter */
@@ -3499,12 +3527,14 @@ struct stx_ctx {
     } replay;
 
     struct {
-        void *engine;    /* stx__mpi, see >>group */
-        int rank, ranks; /* 0, 0 without a group */
-        size_t bucket;   /* elements */
-        int shard;       /* 1: each rank has a part of the optimisers' state */
+        const stx__group_ops *ops; /* NULL without a group */
+        void *engine;              /* stx__mpi, see >>group */
+        int rank, ranks;           /* 0, 0 without a group */
+        size_t bucket;             /* elements */
+        int shard;                 /* 1: each rank has a part of the optimisers' state */
         /* the list whose gradients are sent while stx_backward computes them, or NULL */
         stx_params *sending;
+        size_t in_flight; /* buckets of gradients sent and not waited for */
     } group;
 };
 
@@ -3612,6 +3642,12 @@ static void stx__report_stale(stx_ctx *x) {
 static void stx__param_written(stx_ctx *x, const stx_real *p) {
     if (x->packed.count) x->packed.unpack(x, p);
     stx__report_stale(x);
+}
+
+/* In a group: p (n) in device memory becomes its mean over the ranks. */
+static void stx__group_mean(stx_ctx *x, stx_real *p, size_t n) {
+    x->group.ops->mean(x, p, n, -1);
+    x->group.ops->wait(x, p, n);
 }
 
 /* Bytes of the gradient arenas of all parameter lists: used, or reserved. */
@@ -4491,11 +4527,18 @@ STX_DEF size_t stx_params_size(const stx_params *p) {
     return n;
 }
 
-static int stx__not_sent(stx_ctx *x, const char *op);
+/* Returns 0 and sets an error if gradients are being sent: nothing may be added to them. */
+static int stx__grads_at_rest(stx_ctx *x, const char *op) {
+    if (!x->group.in_flight) return 1;
+    stx_fail(x, STX_ERR_ARG,
+             "%s: gradients are being sent to the other ranks: call stx_group_overlap before the "
+             "last stx_backward of an update, then stx_optim_step", op);
+    return 0;
+}
 
 STX_DEF void stx_params_zero_grad(stx_params *p) {
     size_t i;
-    if (p && !stx__not_sent(p->ctx, "stx_params_zero_grad")) return;
+    if (p && !stx__grads_at_rest(p->ctx, "stx_params_zero_grad")) return;
     for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++)
         STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
 }
@@ -4984,9 +5027,6 @@ static int stx__is_output(const stx__node *n, const stx_tensor *t) {
     return found;
 }
 
-static size_t stx__send_begin(stx_ctx *x);
-static void stx__send_ready(stx_ctx *x, size_t left);
-
 /* On a GPU: by = 1 defers the sums of gradients over rows, so that several run in one
    kernel; -1 ends that. */
 static void stx__defer_sums(stx_ctx *x, int by) {
@@ -5003,14 +5043,14 @@ static void stx__defer_sums(stx_ctx *x, int by) {
 static void stx__run_backward(stx_ctx *x) {
     const int recording = x->tape.recording;
     const int sending = x->group.sending && !x->tape.inner;
-    size_t left = sending ? stx__send_begin(x) : 0;
+    size_t left = sending ? x->group.ops->backward_begin(x) : 0;
     x->tape.recording = 0;
     stx__defer_sums(x, 1);
 
     for (; x->tape.last && !x->error.code; left--) {
         stx__node *n = x->tape.last;
         int i, has_grad = n->y->grad != NULL;
-        if (sending) stx__send_ready(x, left);
+        if (sending) x->group.ops->backward_step(x, left);
         x->tape.last = n->prev;
         for (i = 0; i < STX_MAX_MORE; i++) has_grad |= n->more[i] && n->more[i]->grad;
         if (!has_grad) continue;
@@ -5022,7 +5062,7 @@ static void stx__run_backward(stx_ctx *x) {
     }
 
     stx__defer_sums(x, -1);
-    if (sending && !x->error.code) stx__send_ready(x, 0);
+    if (sending && !x->error.code) x->group.ops->backward_step(x, 0);
     if (sending) x->group.sending = NULL;
     x->tape.recording = recording;
 }
@@ -5041,7 +5081,7 @@ static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
                  "once per step, on the sum of the losses (stx_add), or begin another step");
         return 0;
     }
-    if (!stx__not_sent(x, "stx_backward")) return 0;
+    if (!stx__grads_at_rest(x, "stx_backward")) return 0;
 
     g = stx__grad(x, y);
     seed = g ? stx__grad_take(x, y->size, y->is_f32) : NULL;
@@ -11723,9 +11763,6 @@ STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits,
     return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 1);
 }
 
-static void stx__engine_mean(stx_ctx *x, stx_real *p, size_t n, int owner);
-static void stx__engine_wait(stx_ctx *x, stx_real *means, size_t n);
-
 /* The divisor of a loss over N rows; 0: the sum of the weights. */
 static double stx__loss_divisor(const stx_token_loss *how, size_t N) {
     if (how && how->mean) return 0;
@@ -11803,8 +11840,7 @@ static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets
         a.divisor = 1;
         STX_RUN(x, stx__loss_weights, (x, &a));
         STX_RUN(x, stx_mean_fwd, (x, mean, *w, N));
-        stx__engine_mean(x, mean, 1, -1);
-        stx__engine_wait(x, mean, 1);
+        stx__group_mean(x, mean, 1);
     }
     a.divisor = divisor;
     a.mean = mean;
@@ -15411,6 +15447,853 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
 }
 
 
+// >>group
+
+/* Data-parallel training. Every rank is a process with the whole model and a share of
+   each batch; the ranks average their gradients before an update.
+
+   Back ends. x->group.ops is a table of functions that exchange data, or NULL in a
+   context that is alone. MPI (SEQTX_MPI) serves contexts on a CPU, NCCL (SEQTX_NCCL)
+   contexts on a GPU. If MPI started ranks with GPUs, host memory is exchanged by MPI and
+   device memory by NCCL.
+
+   Buckets. The gradients of a parameter list are one block (stx_params_grads), cut into
+   buckets of consecutive elements. stx_backward visits the layers from last to first, so
+   the last bucket is complete first:
+
+       parameters    w0      w1     w2         w3           w4
+       gradients   [         |            |           |           ]
+       bucket           0          1            2           3
+       sent           fourth     third       second       first
+
+   Before stx_backward, stx__backward_begin walks the tape and finds for each bucket the
+   last node that adds to it. After that node has run, stx__backward_step sends the
+   bucket, while stx_backward computes the gradients of earlier layers. stx_optim_step
+   sends the rest and waits.
+
+   Results do not depend on timing. Sizes determine the buckets. All ranks send them by
+   falling index, in the same order of calls, and the tape, not a clock, determines when.
+   Every sum is one reduction by the back end, whose order of additions depends on the
+   number of elements and ranks. Sending early therefore changes no bit. Sums that every
+   rank needs are computed at one rank and broadcast.
+
+   Sharded optimiser state (stx_group_desc.shard; ZeRO stage 1, Rajbhandari et al.
+   2020, 1910.02054). Each bucket has an owner, and its mean is computed there alone.
+   The owner has the optimiser state of these parameters and updates them;
+   stx__spread_params then broadcasts them. */
+
+static int stx__env_int(const char *name, int missing) {
+    const char *s = getenv(name);
+    char *end;
+    long v;
+    if (!s) return missing;
+    v = strtol(s, &end, 10);
+    /* SLURM lists one number per machine: "8(x2),4" */
+    if (end == s || (*end && *end != '(' && *end != ',')) return missing;
+    return v < 0 || v > 1 << 24 ? missing : (int)v;
+}
+
+STX_DEF stx_launch_info stx_get_launch_info(void) {
+    /* rank, ranks, rank on this machine, ranks on this machine */
+    static const char *const names[][4] = {
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+         "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+         "MV2_COMM_WORLD_LOCAL_SIZE"},
+        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+        /* not SLURM_NTASKS: it is also set in an sbatch script, which starts its
+           programs alone */
+        {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
+        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}};
+    /* Another launcher may start torchrun once per machine, and its variables are
+       still set then: torchrun, the inner launcher, takes precedence. */
+    const size_t n = sizeof names / sizeof *names;
+    const size_t first = getenv("TORCHELASTIC_RUN_ID") ? n - 1 : 0;
+    stx_launch_info s;
+    size_t k;
+    memset(&s, 0, sizeof s);
+    s.ranks = s.locals = 1;
+    for (k = 0; k < n; k++) {
+        const size_t i = (first + k) % n;
+        const int rank = stx__env_int(names[i][0], -1), ranks = stx__env_int(names[i][1], 0);
+        if (rank < 0 || rank >= ranks || ranks < 2) continue;
+        s.rank = rank;
+        s.ranks = ranks;
+        s.by = names[i][1];
+        s.local = stx__env_int(names[i][2], 0);
+        s.locals = STX_MAX(1, stx__env_int(names[i][3], 1));
+        break;
+    }
+    return s;
+}
+
+STX_DEF int stx_rank(const stx_ctx *x) {
+    return x ? x->group.rank : 0;
+}
+
+STX_DEF int stx_ranks(const stx_ctx *x) {
+    return x && x->group.ranks > 1 ? x->group.ranks : 1;
+}
+
+
+// >>group: shards of the optimiser state
+
+/* The parameters of a list, in order, are divided into chunks of STX__OPTIM_CHUNK
+   elements of one tensor; the last chunk of a tensor may be shorter. Chunks are what
+   threads share in an update. With stx_group_desc.shard the ranks share them too: of n
+   chunks, rank r has the optimiser state of chunks [n r / ranks, n (r + 1) / ranks). */
+enum { STX__OPTIM_CHUNK = 4096 };
+
+static size_t stx__chunks_of(size_t n) {
+    return (n + STX__OPTIM_CHUNK - 1) / STX__OPTIM_CHUNK;
+}
+
+/* Elements [begin, end) of a tensor: those whose optimiser state a rank has. */
+typedef struct stx__shard {
+    size_t begin, end;
+} stx__shard;
+
+/* The shard of a rank in a tensor of `size` elements whose first chunk is chunk
+   `first` of the list's `chunks`. */
+static stx__shard stx__shard_of(size_t chunks, size_t first, size_t size, size_t rank,
+                                size_t ranks) {
+    size_t a = chunks * rank / ranks, b = chunks * (rank + 1) / ranks;
+    stx__shard s;
+    s.begin = a <= first ? 0 : STX_MIN(size, (a - first) * STX__OPTIM_CHUNK);
+    s.end = b <= first ? 0 : STX_MIN(size, (b - first) * STX__OPTIM_CHUNK);
+    return s;
+}
+
+/* The shard of this rank: the whole tensor unless the state is sharded. */
+static stx__shard stx__own_shard(size_t chunks, size_t first, size_t size, const stx_ctx *x) {
+    if (!x->group.shard) return stx__shard_of(chunks, first, size, 0, 1);
+    return stx__shard_of(chunks, first, size, (size_t)x->group.rank, (size_t)x->group.ranks);
+}
+
+/* Returns 0 and sets an error if the state is sharded among ranks that the context has
+   left. */
+static int stx__state_complete(stx_ctx *x, const char *op) {
+    if (!x->group.shard || x->group.ranks > 1) return 1;
+    stx_fail(x, STX_ERR_ARG,
+             "%s: the optimiser's state is sharded (stx_group_desc.shard) and the context has left "
+             "the group that has the rest of it: save before stx_group_leave, and load into an "
+             "optimiser created after it", op);
+    return 0;
+}
+
+
+// >>group: buckets of gradients
+
+typedef struct stx__buckets {
+    size_t count;
+    size_t sent;        /* buckets [sent, count) were sent */
+    size_t *at;         /* (count + 1): first element of each; the last entry is the size */
+    size_t *until;      /* (count): complete once at most that many nodes are on the tape */
+    int *owner;         /* (count): the rank that has the mean if the state is sharded */
+} stx__buckets;
+
+/* The first gradient of rank r's shard: where its first chunk begins. */
+static size_t stx__shard_begin(const stx_params *p, size_t chunks, int r) {
+    const size_t chunk = chunks * (size_t)r / (size_t)p->ctx->group.ranks;
+    size_t i, first = 0;
+    for (i = 0; i < p->count; i++) {
+        size_t n = stx__chunks_of(p->tensor[i]->size);
+        if (chunk < first + n)
+            return (size_t)(p->tensor[i]->grad - p->grads) + (chunk - first) * STX__OPTIM_CHUNK;
+        first += n;
+    }
+    return p->grads_size;
+}
+
+/* Cuts the gradients of a list into buckets; with sharded state no bucket crosses a
+   shard's boundary. */
+static int stx__make_buckets(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    const int shards = x->group.shard ? x->group.ranks : 1;
+    size_t n, i, at, end, chunks = 0, most;
+    int r;
+    stx__buckets *b;
+    if (!stx_params_grads(p, &n)) return 0;
+    for (i = 0; i < p->count; i++) chunks += stx__chunks_of(p->tensor[i]->size);
+    most = (n + x->group.bucket - 1) / x->group.bucket + (size_t)shards;
+
+    b = (stx__buckets *)stx_persist(x, sizeof *b);
+    if (!b) return 0;
+    b->at = (size_t *)stx_persist(x, (most + 1) * sizeof *b->at);
+    b->until = (size_t *)stx_persist(x, most * sizeof *b->until);
+    b->owner = (int *)stx_persist(x, most * sizeof *b->owner);
+    if (!b->at || !b->until || !b->owner) return 0;
+
+    for (r = 0, at = 0; r < shards; r++) {
+        end = r + 1 < shards ? stx__shard_begin(p, chunks, r + 1) : n;
+        for (; at < end; at = STX_MIN(end, at + x->group.bucket)) {
+            b->at[b->count] = at;
+            b->owner[b->count++] = r;
+        }
+    }
+    b->at[b->count] = n;
+    b->sent = b->count;
+    p->buckets = b;
+    return 1;
+}
+
+STX_DEF void stx_group_overlap(stx_optim *o) {
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    if (stx_ok(x) && x->group.ranks > 1) x->group.sending = o->params;
+}
+
+/* Starts the reduction of the next bucket. */
+static void stx__send_bucket(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    const stx__buckets *b = p->buckets;
+    const size_t k = --p->buckets->sent;
+    x->group.in_flight++;
+    stx__defer_sums(x, 0);
+    x->group.ops->mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k],
+                       x->group.shard ? b->owner[k] : -1);
+}
+
+/* Sends the remaining buckets of a list and waits for all of them: its gradients
+   become the mean of the ranks' gradients. */
+static void stx__mean_grads(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    stx__buckets *b = p->buckets;
+    if (x->group.ranks < 2 || !stx_ok(x)) return;
+    while (b->sent && stx_ok(x)) stx__send_bucket(p);
+    x->group.ops->wait(x, p->grads, p->grads_size);
+    x->group.in_flight -= b->count - b->sent;
+    b->sent = b->count;
+}
+
+/* Completes reductions for which no update will follow. */
+static void stx__end_sending(stx_ctx *x) {
+    stx_params *p;
+    x->group.sending = NULL;
+    for (p = x->lists; p; p = p->next)
+        if (p->buckets && p->buckets->sent < p->buckets->count) stx__mean_grads(p);
+}
+
+/* With sharded state: (n) sums over the chunks of this rank become sums over all
+   chunks. */
+static void stx__sum_over_shards(stx_ctx *x, double *sums, size_t n) {
+    if (x->group.shard && stx_ok(x)) x->group.ops->sum(x, sums, n);
+}
+
+/* With sharded state: broadcasts the parameters that each rank has updated. Clears the
+   gradients, since those of other ranks' shards are not a mean. */
+static void stx__spread_params(stx_optim *o) {
+    stx_params *p = o->params;
+    stx_ctx *x = p->ctx;
+    size_t i, first = 0;
+    int r;
+    if (!x->group.shard) return;
+    for (i = 0; i < p->count; i++) {
+        stx_tensor *t = p->tensor[i];
+        for (r = 0; r < x->group.ranks && stx_ok(x); r++) {
+            stx__shard s = stx__shard_of(o->pieces, first, t->size, (size_t)r,
+                                         (size_t)x->group.ranks);
+            if (s.begin < s.end) x->group.ops->spread(x, t->data + s.begin, s.end - s.begin, r);
+        }
+        first += stx__chunks_of(t->size);
+    }
+    x->group.ops->wait(x, NULL, 0);
+
+    /* Kernels that write parameters also update their bf16 copies, but the back end
+       does not: p = 1 p does. */
+    for (i = 0; i < p->count && stx__stores_bf16(x); i++)
+        STX_RUN(x, stx_axpy, (x, p->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1, 0));
+    STX_RUN(x, stx_fill, (x, p->grads, p->grads_size, 0));
+}
+
+#if defined(SEQTX_MPI) || defined(SEQTX_NCCL)
+
+/* Node number `node` of the tape adds to the gradients [lo, hi). */
+static void stx__bucket_used(const stx_params *p, const stx_real *lo, const stx_real *hi,
+                             size_t node) {
+    const stx__buckets *b = p->buckets;
+    size_t k = 0, last = b->count, from, to;
+    if (lo < p->grads) lo = p->grads;
+    if (hi > p->grads + p->grads_size) hi = p->grads + p->grads_size;
+    if (lo >= hi) return;
+    from = (size_t)(lo - p->grads);
+    to = (size_t)(hi - p->grads);
+
+    /* bisection: the bucket that contains element `from` */
+    while (last - k > 1) {
+        const size_t mid = (k + last) / 2;
+        if (b->at[mid] <= from)
+            k = mid;
+        else
+            last = mid;
+    }
+    for (; k < b->count && b->at[k] < to; k++) b->until[k] = node;
+}
+
+/* Finds when each bucket will be complete and returns the number of nodes on the tape.
+   The walk starts at the newest node, so the last assignment to `until` is that of the
+   oldest node, which stx_backward reaches last. */
+static size_t stx__backward_begin(stx_ctx *x) {
+    const stx_params *p = x->group.sending;
+    size_t nodes = 0, k;
+    const stx__node *node;
+    int i;
+    for (node = x->tape.last; node; node = node->prev) nodes++;
+    for (k = 0; k < p->buckets->count; k++) p->buckets->until[k] = nodes;
+
+    for (node = x->tape.last, k = nodes; node; node = node->prev) {
+        k--;
+        for (i = 0; i < STX__INS; i++)
+            if (node->in[i] && stx__is_param(node->in[i])) {
+                const stx_real *g = stx__param_grad(x, node->in[i]);
+                stx__bucket_used(p, g, g + node->in[i]->size, k);
+            }
+        if (node->back == stx__recompute_back) {
+            const stx__recompute_save *s = (const stx__recompute_save *)node->save;
+            if (s->uses.lo) stx__bucket_used(p, s->uses.lo, s->uses.hi, k);
+        }
+    }
+    return nodes;
+}
+
+/* Sends the buckets that are complete when `left` nodes are left on the tape. */
+static void stx__backward_step(stx_ctx *x, size_t left) {
+    stx_params *p = x->group.sending;
+    const stx__buckets *b = p->buckets;
+    while (b->sent && left <= b->until[b->sent - 1] && stx_ok(x)) stx__send_bucket(p);
+    if (b->sent < b->count && x->group.ops->poll) x->group.ops->poll(x);
+}
+
+#endif
+
+
+// >>group: MPI
+
+#ifdef SEQTX_MPI
+
+typedef struct stx__mpi {
+    MPI_Comm comm;
+    MPI_Request *req;   /* (capacity): pending reductions and broadcasts */
+    int reqs, capacity;
+    long parent;        /* process that started this one: mpirun, or its daemon here */
+} stx__mpi;
+
+/* State of the process, as is MPI itself: whether the library initialised MPI, and how
+   many contexts have joined. */
+static int stx__mpi_initialised, stx__mpi_joined;
+
+static stx__mpi *stx__mpi_of(const stx_ctx *x) {
+    return (stx__mpi *)x->group.engine;
+}
+
+static int stx__mpi_ok(stx_ctx *x, const char *what, int code) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int n;
+    if (code == MPI_SUCCESS) return 1;
+    MPI_Error_string(code, text, &n);
+    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d: MPI reports: %.200s", what, x->group.rank, text);
+    return 0;
+}
+
+static long stx__mpi_parent(void) {
+  #ifdef _WIN32
+    return 0;
+  #else
+    return (long)getppid();
+  #endif
+}
+
+/* Waits for n requests. Polls for some microseconds and then yields between polls, so
+   that ranks can share a processor. If the launcher is killed, it can no longer end
+   the ranks when one of them fails: the wait ends with an error. */
+static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) {
+    int done = 0, code = MPI_SUCCESS;
+    unsigned polls = 0;
+    while (code == MPI_SUCCESS && !done) {
+        code = MPI_Testall(n, req, &done, MPI_STATUSES_IGNORE);
+        if (done || ++polls < 200) continue;
+  #ifdef _WIN32
+        SwitchToThread();
+  #else
+        sched_yield();
+  #endif
+        if (polls % 4096 == 0 && stx__mpi_parent() != stx__mpi_of(x)->parent) {
+            stx_fail(x, STX_ERR_DEVICE,
+                     "%s: rank %d waits for the others, but the program that started them "
+                     "(mpirun, srun) has ended", what, x->group.rank);
+            return 0;
+        }
+    }
+    return stx__mpi_ok(x, what, code);
+}
+
+/* Reduces to rank 0 and broadcasts the result. With an all-reduce, ranks could add in
+   different orders and get different last bits. */
+static int stx__mpi_reduce(stx_ctx *x, double *v, size_t n, int max) {
+    const char *what = max ? "stx_group_max" : "stx_group_sum";
+    stx__mpi *g = stx__mpi_of(x);
+    MPI_Request req;
+    const void *from = x->group.rank ? (const void *)v : MPI_IN_PLACE;
+    if (n > INT_MAX) {
+        stx_fail(x, STX_ERR_ARG, "%s: expected at most %d elements, got %zu", what, INT_MAX, n);
+        return 0;
+    }
+    return stx__mpi_ok(x, what,
+                       MPI_Ireduce(from, v, (int)n, MPI_DOUBLE, max ? MPI_MAX : MPI_SUM, 0,
+                                   g->comm, &req))
+           && stx__mpi_wait(x, what, 1, &req)
+           && stx__mpi_ok(x, what, MPI_Ibcast(v, (int)n, MPI_DOUBLE, 0, g->comm, &req))
+           && stx__mpi_wait(x, what, 1, &req);
+}
+
+enum { STX__MPI_MOST = 1 << 30 };   /* elements per call: MPI counts them in an int */
+
+static int stx__mpi_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
+    const char *what = "stx_group_broadcast";
+    stx__mpi *g = stx__mpi_of(x);
+    char *at = (char *)bytes;
+    size_t m;
+    MPI_Request req;
+    for (; n; at += m, n -= m) {
+        m = STX_MIN((size_t)STX__MPI_MOST, n);
+        if (!stx__mpi_ok(x, what, MPI_Ibcast(at, (int)m, MPI_BYTE, from, g->comm, &req))) return 0;
+        if (!stx__mpi_wait(x, what, 1, &req)) return 0;
+    }
+    return 1;
+}
+
+static int stx__mpi_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
+    const char *what = "stx_group_send_bytes";
+    stx__mpi *g = stx__mpi_of(x);
+    char *at = (char *)bytes;
+    size_t m;
+    int code;
+    MPI_Request req;
+    for (; n; at += m, n -= m) {
+        m = STX_MIN((size_t)STX__MPI_MOST, n);
+        if (x->group.rank == from)
+            code = MPI_Isend(at, (int)m, MPI_BYTE, to, 0, g->comm, &req);
+        else
+            code = MPI_Irecv(at, (int)m, MPI_BYTE, from, 0, g->comm, &req);
+        if (!stx__mpi_ok(x, what, code) || !stx__mpi_wait(x, what, 1, &req)) return 0;
+    }
+    return 1;
+}
+
+static const char stx__of_mean[] = "the mean of the ranks' gradients";
+
+/* A slot for another request; NULL after an error. */
+static MPI_Request *stx__mpi_next(stx_ctx *x) {
+    stx__mpi *g = stx__mpi_of(x);
+    if (g->reqs == g->capacity) {
+        if (!stx__mpi_wait(x, stx__of_mean, g->reqs, g->req)) return NULL;
+        g->reqs = 0;
+    }
+    return g->req + g->reqs++;
+}
+
+static MPI_Datatype stx__mpi_real(void) {
+    return sizeof(stx_real) == sizeof(float) ? MPI_FLOAT : MPI_DOUBLE;
+}
+
+static void stx__mpi_mean(stx_ctx *x, stx_real *p, size_t n, int owner) {
+    stx__mpi *g = stx__mpi_of(x);
+    MPI_Datatype type = stx__mpi_real();
+    MPI_Request *req = stx__mpi_next(x);
+    const void *from = owner == x->group.rank ? MPI_IN_PLACE : (const void *)p;
+    int code;
+    if (!req) return;
+    if (owner < 0)
+        code = MPI_Iallreduce(MPI_IN_PLACE, p, (int)n, type, MPI_SUM, g->comm, req);
+    else
+        code = MPI_Ireduce(from, p, (int)n, type, MPI_SUM, owner, g->comm, req);
+    stx__mpi_ok(x, stx__of_mean, code);
+}
+
+static void stx__mpi_spread(stx_ctx *x, stx_real *p, size_t n, int owner) {
+    stx__mpi *g = stx__mpi_of(x);
+    MPI_Datatype type = stx__mpi_real();
+    size_t m;
+    for (; n; p += m, n -= m) {
+        MPI_Request *req = stx__mpi_next(x);
+        m = STX_MIN((size_t)STX__MPI_MOST, n);
+        if (!req) return;
+        if (!stx__mpi_ok(x, "the ranks' parameters",
+                         MPI_Ibcast(p, (int)m, type, owner, g->comm, req)))
+            return;
+    }
+}
+
+typedef struct stx__divide_job {
+    stx_real *p, factor;
+} stx__divide_job;
+
+static void stx__divide_part(const stx_share *s, const void *job) {
+    const stx__divide_job *j = (const stx__divide_job *)job;
+    size_t i;
+    for (i = s->begin; i < s->end; i++) j->p[i] *= j->factor;
+}
+
+/* Ends all pending requests and divides the sums by the number of ranks. */
+static void stx__mpi_end(stx_ctx *x, stx_real *means, size_t n) {
+    stx__mpi *g = stx__mpi_of(x);
+    stx__divide_job j;
+    int ok = stx__mpi_wait(x, stx__of_mean, g->reqs, g->req);
+    g->reqs = 0;
+    j.p = means;
+    j.factor = (stx_real)(1.0 / x->group.ranks);
+    if (ok && n) stx_parallel(x, n, n, stx__divide_part, &j);
+}
+
+static void stx__mpi_sum(stx_ctx *x, double *v, size_t n) {
+    stx__mpi_reduce(x, v, n, 0);
+}
+
+/* MPI moves data only inside its own calls. */
+static void stx__mpi_poll(stx_ctx *x) {
+    stx__mpi *g = stx__mpi_of(x);
+    int done;
+    if (g->reqs)
+        stx__mpi_ok(x, stx__of_mean, MPI_Testall(g->reqs, g->req, &done, MPI_STATUSES_IGNORE));
+}
+
+static void stx__mpi_leave(stx_ctx *x) {
+    MPI_Comm_free(&stx__mpi_of(x)->comm);
+    if (--stx__mpi_joined || !stx__mpi_initialised) return;
+    MPI_Finalize();
+    stx__mpi_initialised = 0;
+}
+
+static void stx__mpi_abort(stx_ctx *x, int code) {
+    MPI_Abort(stx__mpi_of(x)->comm, code);
+}
+
+/* MPI stays initialised: another context can still join, and will finalise MPI when it
+   leaves. */
+static void stx__mpi_forget(stx_ctx *x) {
+    (void)x;
+    stx__mpi_joined--;
+}
+
+static const stx__group_ops stx__mpi_ops = {
+    stx__mpi_reduce, stx__mpi_broadcast, stx__mpi_send,
+    stx__mpi_mean, stx__mpi_spread, stx__mpi_end, stx__mpi_sum, stx__mpi_poll,
+    stx__backward_begin, stx__backward_step,
+    stx__mpi_leave, stx__mpi_abort, stx__mpi_forget
+};
+
+/* A hash of the machine and of the processors that this rank may use. */
+static uint64_t stx__mpi_processors(void) {
+    char name[MPI_MAX_PROCESSOR_NAME + 1] = "";
+    uint64_t h = 14695981039346656037u, mask = 0;
+    int n = 0, i;
+    MPI_Get_processor_name(name, &n);
+    for (i = 0; i < n; i++) h = stx_key_add(h, (unsigned char)name[i]);
+  #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
+    stx__processors(&mask);
+  #endif
+    return stx_key_add(h, mask);
+}
+
+/* Ranks that may use the same processors divide them among themselves, unless the
+   number of threads was given. */
+static int stx__mpi_share_processors(stx_ctx *x) {
+    const stx__mpi *g = stx__mpi_of(x);
+    uint64_t own, *all = (uint64_t *)stx_block(x, (size_t)x->group.ranks * sizeof *all);
+    int i, same = 0;
+    if (!all) return 0;
+    own = stx__mpi_processors();
+    if (stx__mpi_ok(x, "stx_group_join",
+                    MPI_Allgather(&own, 8, MPI_BYTE, all, 8, MPI_BYTE, g->comm)))
+        for (i = 0; i < x->group.ranks; i++) same += all[i] == own;
+    if (x->threads.automatic && same > 1) {
+        x->desc.threads = STX_MAX(1, x->desc.threads / same);
+        stx__pool_free(x);  /* created for more threads */
+        stx__pool_make(x);
+    }
+    stx_block_free(x, all);
+    return stx_ok(x);
+}
+
+/* Joins MPI's group. Returns 1 if the process is one of its ranks, or was started
+   alone (then x->group.ranks stays 0); 0 after an error. */
+static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
+    stx__mpi *g;
+    int on = 0, ended = 0, level;
+    if (MPI_Initialized(&on) != MPI_SUCCESS) on = 0;
+    if (MPI_Finalized(&ended) != MPI_SUCCESS) ended = 0;
+    if ((!on || ended) && !s->by) return 1; /* started alone: MPI is not needed */
+    if (ended) {
+        stx_fail(x, STX_ERR_DEVICE,
+                 "stx_group_join: MPI was finalised when the last context left, and a process "
+                 "can initialise it only once: join before that");
+        return 0;
+    }
+
+    g = (stx__mpi *)stx_persist(x, sizeof *g);
+    if (!g) return 0;
+    if (!on
+        && !stx__mpi_ok(x, "stx_group_join",
+                        MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level)))
+        return 0;
+    stx__mpi_initialised |= !on;
+    if (!stx__mpi_ok(x, "stx_group_join", MPI_Comm_dup(MPI_COMM_WORLD, &g->comm))) return 0;
+    MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(g->comm, &x->group.rank);
+    MPI_Comm_size(g->comm, &x->group.ranks);
+
+    x->group.engine = g;
+    x->group.ops = &stx__mpi_ops;
+    stx__mpi_joined++;
+    g->parent = stx__mpi_parent();
+    g->capacity = 256;
+    g->req = (MPI_Request *)stx_persist(x, (size_t)g->capacity * sizeof *g->req);
+    return g->req && stx__mpi_share_processors(x);
+}
+
+#endif
+
+
+// >>group: NCCL
+
+#ifdef SEQTX_NCCL
+
+static void stx__nccl_wait(stx_ctx *x, stx_real *means, size_t n) {
+    (void)means;    /* NCCL has divided them */
+    (void)n;
+    stx_cuda_group_wait(x);
+}
+
+static void stx__nccl_abort(stx_ctx *x, int code) {
+    (void)code;
+    stx_cuda_group_abort(x);
+}
+
+static const stx__group_ops stx__nccl_ops = {
+    stx_cuda_group_reduce, stx_cuda_group_broadcast, stx_cuda_group_send,
+    stx_cuda_group_mean, stx_cuda_group_spread, stx__nccl_wait, stx_cuda_group_sum, NULL,
+    stx__backward_begin, stx__backward_step,
+    stx_cuda_group_leave, stx__nccl_abort, NULL
+};
+
+  #ifdef SEQTX_MPI
+
+/* Ranks with GPUs that MPI started: NCCL for device memory, MPI for host memory. */
+static void stx__nccl_mpi_leave(stx_ctx *x) {
+    stx_cuda_group_leave(x);
+    stx__mpi_leave(x);
+}
+
+static void stx__nccl_mpi_abort(stx_ctx *x, int code) {
+    stx_cuda_group_abort(x);
+    stx__mpi_abort(x, code);
+}
+
+static const stx__group_ops stx__nccl_mpi_ops = {
+    stx__mpi_reduce, stx__mpi_broadcast, stx__mpi_send,
+    stx_cuda_group_mean, stx_cuda_group_spread, stx__nccl_wait, stx_cuda_group_sum, NULL,
+    stx__backward_begin, stx__backward_step,
+    stx__nccl_mpi_leave, stx__nccl_mpi_abort, stx__mpi_forget
+};
+
+  #endif
+
+/* Joins the NCCL group of the ranks that MPI has joined, or that a launcher started. */
+static int stx__nccl_join(stx_ctx *x, const stx_launch_info *s) {
+    unsigned char id[STX_NCCL_ID];
+    const int with_mpi = x->group.engine != NULL;
+    memset(id, 0, sizeof id);
+    if (x->group.ranks < 2) {
+        x->group.rank = s->rank;
+        x->group.ranks = s->ranks;
+    }
+
+    /* With MPI, rank 0 creates the group's id and broadcasts it. Without, all ranks
+       derive the same id from rank 0's address. */
+    if ((!with_mpi || !x->group.rank) && !stx_cuda_group_id(x, id, !with_mpi)) return 0;
+    if (with_mpi && !x->group.ops->broadcast(x, id, sizeof id, 0)) return 0;
+    x->group.ops = &stx__nccl_ops;
+  #ifdef SEQTX_MPI
+    if (with_mpi) x->group.ops = &stx__nccl_mpi_ops;
+  #endif
+    return stx_cuda_group_join(x, id, x->group.rank, x->group.ranks);
+}
+
+#endif
+
+
+// >>group: membership and exchange
+
+/* Joins the group of the back end that serves this context. A process that was started
+   alone stays alone: x->group.ranks < 2. */
+static int stx__join_group(stx_ctx *x, const stx_launch_info *s) {
+#ifdef SEQTX_MPI
+    if (!stx__mpi_join(x, s)) return 0;
+#endif
+#ifdef SEQTX_NCCL
+    if (stx__on_gpu(x) && (x->group.ranks > 1 || s->by)) return stx__nccl_join(x, s);
+#endif
+    if (stx__on_gpu(x) && (x->group.ranks > 1 || s->by))
+        stx_fail(x, STX_ERR_DEVICE,
+                 "stx_group_join: ranks with GPUs require NCCL: define SEQTX_NCCL (make cuda "
+                 "NCCL=1), or use STX_CPU");
+    else if (s->by && x->group.ranks < 2)
+        stx_fail(x, STX_ERR_DEVICE,
+                 "stx_group_join: %s says that this process is one of %d, but %s, or start it "
+                 "alone", s->by, s->ranks,
+#ifdef SEQTX_MPI
+                 "MPI reports that it is the only one: start it with the mpirun of the MPI that "
+                 "the program is linked with, or with srun --mpi=pmix"
+#else
+                 "this build has no MPI: define SEQTX_MPI and link an MPI library (make MPI=1)"
+#endif
+        );
+    return stx_ok(x);
+}
+
+STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d) {
+    const size_t most = (size_t)1 << 28;
+    stx_launch_info s = stx_get_launch_info();
+    if (!stx_ok(x)) return 0;
+    if (x->group.ranks || x->lists) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_group_join: %s: a context joins once, before its first parameter list",
+                 x->group.ranks ? "it is already in a group" : "the context has parameters");
+        return 0;
+    }
+    x->group.bucket = (size_t)1 << (stx__on_gpu(x) ? 22 : 20);
+    if (d && d->bucket) x->group.bucket = d->bucket;
+    x->group.shard = d && d->shard;
+    if (x->group.bucket > most) {
+        stx_fail(x, STX_ERR_ARG, "stx_group_join: bucket: expected at most %zu elements, got %zu",
+                 most, x->group.bucket);
+        return 0;
+    }
+    if (!stx__join_group(x, &s) || !stx_ok(x)) return 0;
+    if (x->group.ranks < 2) {
+        x->group.shard = 0;
+        return 1;
+    }
+    x->zero_id = stx_tokens_create(x, 1, 1);
+    return x->zero_id != NULL;
+}
+
+STX_DEF void stx_group_leave(stx_ctx *x) {
+    if (!x || x->group.ranks < 1) return;
+    stx__end_sending(x);
+    if (x->group.ops) x->group.ops->leave(x);
+    x->group.ops = NULL;
+    x->group.engine = NULL;
+    x->group.rank = x->group.ranks = 0;
+    x->group.in_flight = 0;
+    stx__forget_steps(x);   /* captured steps contain exchanges of the group */
+}
+
+STX_DEF void stx_group_abort(stx_ctx *x, int code) {
+    if (x && x->group.ops) x->group.ops->abort(x, code);
+}
+
+/* Returns 1 if there are other ranks and the arguments are valid. */
+static int stx__exchanges(stx_ctx *x, const char *op, const void *p, size_t n, int from, int to) {
+    const int ranks = x ? x->group.ranks : 0;
+    const int bad = from < 0 || from >= ranks ? from : to;
+    if (!stx_ok(x) || ranks < 2) return 0;
+    if (!p && n)
+        stx_fail(x, STX_ERR_ARG, "%s: expected memory for %zu elements, got NULL", op, n);
+    else if (bad < 0 || bad >= ranks)
+        stx_fail(x, STX_ERR_ARG, "%s: expected a rank below %d, got %d", op, ranks, bad);
+    return stx_ok(x);
+}
+
+STX_DEF int stx_group_sum(stx_ctx *x, double *v, size_t n) {
+    if (!stx__exchanges(x, "stx_group_sum", v, n, 0, 0)) return stx_ok(x);
+    return x->group.ops->reduce(x, v, n, 0);
+}
+
+STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n) {
+    STX__FP_SCOPE;
+    size_t i;
+    double *nans;
+    int ok;
+    if (!stx__exchanges(x, "stx_group_max", v, n, 0, 0)) return stx_ok(x);
+
+    /* MPI and NCCL do not define the maximum of NaN: NaNs are counted separately */
+    nans = (double *)stx_block(x, stx_bytes_of(n, sizeof *nans, 1));
+    if (!nans) return 0;
+    for (i = 0; i < n; i++) {
+        nans[i] = stx__finite(v[i]) || v[i] >= HUGE_VAL || v[i] <= -HUGE_VAL ? 0 : 1;
+        if (nans[i] > 0) v[i] = -HUGE_VAL;
+    }
+    ok = x->group.ops->reduce(x, nans, n, 0) && x->group.ops->reduce(x, v, n, 1);
+    for (i = 0; i < n; i++)
+        if (nans[i] > 0) v[i] = (double)NAN;
+    stx_block_free(x, nans);
+    return ok;
+}
+
+STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
+    if (!stx__exchanges(x, "stx_group_broadcast", bytes, n, from, 0)) return stx_ok(x);
+    return x->group.ops->broadcast(x, bytes, n, from);
+}
+
+STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, int to) {
+    const int takes_part = x && (x->group.rank == from || x->group.rank == to);
+    const void *memory = takes_part ? bytes : x;    /* other ranks need none */
+    if (!stx__exchanges(x, "stx_group_send_bytes", memory, n, from, to)) return stx_ok(x);
+    if (!takes_part || from == to) return 1;
+    return x->group.ops->send(x, bytes, n, from, to);
+}
+
+STX_DEF int stx_group_broadcast_params(stx_params *p) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    size_t i, n;
+    if (!stx_ok(x)) return 0;
+    for (i = 0; x->group.ranks > 1 && i < p->count; i++) {
+        stx_tensor *t = p->tensor[i];
+        stx_real *copy;
+        n = t->size;
+        if (!stx__on_gpu(x)) {
+            stx__param_written(x, t->data);
+            if (!x->group.ops->broadcast(x, t->data, n * sizeof *t->data, 0)) return 0;
+            continue;
+        }
+        copy = (stx_real *)stx_block(x, n * sizeof *copy);
+        if (copy && !x->group.rank) stx_download(x, copy, t->data, n);
+        if (!copy || !x->group.ops->broadcast(x, copy, n * sizeof *copy, 0)) return 0;
+        if (x->group.rank) stx_upload(x, t->data, copy, n);
+        stx_block_free(x, copy);
+    }
+    return stx_ok(x);
+}
+
+STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
+    STX__FP_SCOPE;
+    stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *own, *mean;
+    stx__loss_weights_args a;
+    int32_t *known;
+    if (!y) return NULL;
+    STX_RUN(x, stx_fill, (x, y->data, 1, 1));
+    if (x->group.ranks < 2) return y;
+    own = stx_new_f32(x, 1, 0, 0, 0);
+    mean = stx_new_f32(x, 1, 0, 0, 0);
+    known = (int32_t *)stx_step_bytes(x, sizeof *known);
+    if (!own || !mean || !known) return NULL;
+    STX_RUN(x, stx_fill, (x, own->data, 1, (stx_real)n));
+    STX_RUN(x, stx_fill, (x, mean->data, 1, (stx_real)n));
+    stx__group_mean(x, mean->data, 1);
+
+    /* own / mean, or 0 if the mean is 0: the weight of a loss of one row */
+    memset(&a, 0, sizeof a);
+    a.N = 1;
+    a.mean = mean->data;
+    a.targets = x->zero_id->device;
+    a.weights = own->data;
+    a.w = y->data;
+    a.known = known;
+    STX_RUN(x, stx__loss_weights, (x, &a));
+    return stx_ok(x) ? y : NULL;
+}
+
+
 // >>optimisers
 
 struct stx_param_subset {
@@ -15452,48 +16335,6 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *p, double lo, 
     STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
 }
 
-static int stx__make_buckets(stx_params *p);
-static void stx__mean_grads(stx_params *p);
-static void stx__sum_squares(stx_ctx *x, double *squares, size_t n);
-
-/* An optimiser whose state is spread over ranks that the context has left: 0 and an
-   error */
-static int stx__state_here(stx_ctx *x, const char *op) {
-    if (!x->group.shard || x->group.ranks > 1) return 1;
-    stx_fail(
-        x, STX_ERR_ARG,
-        "%s: the other ranks have a part of the optimiser's state (stx_group_desc.shard), and the context has left "
-        "them: save before stx_group_leave, and load into an optimiser made after it",
-        op);
-    return 0;
-}
-
-static void stx__spread_params(stx_optim *o);
-
-static size_t stx__pieces_of(size_t n) {
-    return (n + STX__PIECE - 1) / STX__PIECE;
-}
-
-/* Which numbers of a tensor of `size`, whose first piece is number `first` of all the
-   list's, a rank has the state of: [from, to), whole pieces. All of them but for
-   stx_group_desc.shard. */
-typedef struct stx__own {
-    size_t from, to;
-} stx__own;
-
-static stx__own stx__owned_by(size_t pieces, size_t first, size_t size, size_t rank, size_t ranks) {
-    size_t a = pieces * rank / ranks, b = pieces * (rank + 1) / ranks;
-    stx__own own;
-    own.from = a <= first ? 0 : STX_MIN(size, (a - first) * STX__PIECE);
-    own.to = b <= first ? 0 : STX_MIN(size, (b - first) * STX__PIECE);
-    return own;
-}
-
-static stx__own stx__owned(size_t pieces, size_t first, size_t size, const stx_ctx *x) {
-    return x->group.shard
-               ? stx__owned_by(pieces, first, size, (size_t)x->group.rank, (size_t)x->group.ranks)
-               : stx__owned_by(pieces, first, size, 0, 1);
-}
 
 /* A beta of the desc, where 0 is the default and -1 is 0. The desc keeps it as it is,
    so that it means the same when it is given again. */
@@ -15547,7 +16388,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     o->params = p;
     o->count = p->count;
     p->in_use = 1;
-    for (i = 0; i < p->count; i++) o->pieces += stx__pieces_of(p->tensor[i]->size);
+    for (i = 0; i < p->count; i++) o->pieces += stx__chunks_of(p->tensor[i]->size);
     o->piece = (stx_optim_chunk *)stx__state(x, STX__STATE,
                                              stx_bytes_of(o->pieces, 1, sizeof *o->piece));
     o->squares = (double *)stx__state(x, STX__STATE,
@@ -15567,28 +16408,28 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     for (k = 0; k < states; k++) {
         o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
         if (!o->state[k]) return NULL;
-        for (i = first = 0; i < p->count; first += stx__pieces_of(p->tensor[i++]->size)) {
-            stx__own own = stx__owned(o->pieces, first, p->tensor[i]->size, x);
-            if (own.from == own.to) continue;
+        for (i = first = 0; i < p->count; first += stx__chunks_of(p->tensor[i++]->size)) {
+            stx__shard own = stx__own_shard(o->pieces, first, p->tensor[i]->size, x);
+            if (own.begin == own.end) continue;
             if (!x->group.shard)
                 o->state[k][i] = stx__tensor(x, STX__STATE, p->tensor[i]->ndim, p->tensor[i]->dim);
             else {
-                size = own.to - own.from;
+                size = own.end - own.begin;
                 o->state[k][i] = stx__tensor(x, STX__STATE, 1, &size);
             }
             if (!o->state[k][i]) return NULL;
             STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
         }
     }
-    for (i = first = 0, q = pieces; i < p->count; first += stx__pieces_of(p->tensor[i++]->size)) {
-        stx__own own = stx__owned(o->pieces, first, p->tensor[i]->size, x);
-        for (at = 0; at < p->tensor[i]->size; at += STX__PIECE, q++) {
+    for (i = first = 0, q = pieces; i < p->count; first += stx__chunks_of(p->tensor[i++]->size)) {
+        stx__shard own = stx__own_shard(o->pieces, first, p->tensor[i]->size, x);
+        for (at = 0; at < p->tensor[i]->size; at += STX__OPTIM_CHUNK, q++) {
             q->tensor = i;
-            if (at < own.from || at >= own.to) continue;
+            if (at < own.begin || at >= own.end) continue;
             q->p = p->tensor[i]->data + at;
             q->g = p->tensor[i]->grad + at;
-            for (k = 0; k < states; k++) q->s[k] = o->state[k][i]->data + (at - own.from);
-            q->n = STX_MIN((size_t)STX__PIECE, p->tensor[i]->size - at);
+            for (k = 0; k < states; k++) q->s[k] = o->state[k][i]->data + (at - own.begin);
+            q->n = STX_MIN((size_t)STX__OPTIM_CHUNK, p->tensor[i]->size - at);
         }
     }
     if (pieces != o->piece) {
@@ -15658,14 +16499,14 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     }
     stx_optim_set_lr(o, lr);
     x->group.sending = NULL;
-    if (!stx_ok(x) || !stx__state_here(x, "stx_optim_step")) return 0;
+    if (!stx_ok(x) || !stx__state_complete(x, "stx_optim_step")) return 0;
     stx__mean_grads(o->params);
     if (!stx_ok(x)) return 0;
     for (i = 0; i < o->count; i++) stx__param_written(x, o->params->tensor[i]->data);
     if (d->clip_value > 0)
         STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
-    stx__sum_squares(x, o->squares, o->pieces);
+    stx__sum_over_shards(x, o->squares, o->pieces);
     STX_RUN(x, stx_optim_prepare, (x, o->update, o->piece, o->pieces, o->squares, d));
     if (d->kind == STX_SGD) {
         STX_RUN(x, stx_sgd_update,
@@ -15679,7 +16520,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
                 (x, o->update, o->piece, o->pieces, squares, (stx_real)beta1, (stx_real)(1 - beta1),
                  (stx_real)beta2, (stx_real)(1 - beta2), (stx_real)d->eps,
                  (stx_real)d->weight_decay));
-        stx__sum_squares(x, squares, 2 * o->pieces);
+        stx__sum_over_shards(x, squares, 2 * o->pieces);
         STX_RUN(x, stx_lamb_update, (x, o->update, o->piece, o->pieces, squares, d->trust_max));
     } else {
         double coupled = d->kind == STX_ADAM ? d->weight_decay : 0,
@@ -16209,784 +17050,6 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
 }
 
 
-// >>group
-
-static int stx__env_number(const char *name, int missing) {
-    const char *s = getenv(name);
-    char *end;
-    long v = s ? strtol(s, &end, 10) : missing;
-    /* SLURM's numbers for each machine: "8(x2),4" */
-    return s && (end == s || (*end && *end != '(' && *end != ',') || v < 0 || v > 1 << 24) ? missing
-                                                                                           : (int)v;
-}
-
-STX_DEF stx_launch_info stx_get_launch_info(void) {
-    /* rank, ranks, rank on this machine, ranks on it */
-    static const char *const names[][4] = {
-        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-         "OMPI_COMM_WORLD_LOCAL_SIZE"},
-        {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
-         "MV2_COMM_WORLD_LOCAL_SIZE"},
-        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-        /* not SLURM_NTASKS, which also a script of sbatch has, whose programs are
-           started alone */
-        {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
-        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}};
-    /* torchrun is started by others, once on each machine, and their variables are
-       still there: the inner one counts */
-    const size_t n = sizeof names / sizeof *names, from = getenv("TORCHELASTIC_RUN_ID") ? n - 1 : 0;
-    stx_launch_info s;
-    size_t k;
-    memset(&s, 0, sizeof s);
-    s.ranks = s.locals = 1;
-    for (k = 0; k < n; k++) {
-        const size_t i = (from + k) % n;
-        const int rank = stx__env_number(names[i][0], -1), ranks = stx__env_number(names[i][1], 0);
-        if (rank < 0 || rank >= ranks || ranks < 2) continue;
-        s.rank = rank;
-        s.ranks = ranks;
-        s.by = names[i][1];
-        s.local = stx__env_number(names[i][2], 0);
-        s.locals = STX_MAX(1, stx__env_number(names[i][3], 1));
-        break;
-    }
-    return s;
-}
-
-STX_DEF int stx_rank(const stx_ctx *x) {
-    return x ? x->group.rank : 0;
-}
-
-STX_DEF int stx_ranks(const stx_ctx *x) {
-    return x && x->group.ranks > 1 ? x->group.ranks : 1;
-}
-
-/* THE ENGINES. Each can reduce (sums; most: maxima), broadcast and send host memory,
-   done when it returns; and make numbers of the device the ranks' mean, at all of them
-   or (owner: 0 or more) at one, which leaves anything at the others; spread gives an
-   owner's to all. As many are under way as were begun, in the order of the calls; wait
-   ends all. sum: of doubles of the device. MPI does it on a CPU; with GPUs NCCL does
-   what is on the device, and the rest, too, where MPI did not start the ranks. */
-#ifdef SEQTX_MPI
-typedef struct stx__mpi {
-    MPI_Comm comm;
-    MPI_Request *req; /* (room): under way */
-    int reqs, room;
-    /* who started this process: mpirun, or its deputy on this machine */
-    long parent;
-} stx__mpi;
-
-/* MPI was initialised here; contexts that are in it. Of the process, as MPI itself is */
-static int stx__mpi_ours, stx__mpi_joined;
-
-static int stx__mpi_ok(stx_ctx *x, const char *what, int code) {
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int n;
-    if (code == MPI_SUCCESS) return 1;
-    MPI_Error_string(code, text, &n);
-    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d: MPI says: %.200s", what, x->group.rank, text);
-    return 0;
-}
-
-static long stx__mpi_parent(void) {
-  #ifdef _WIN32
-    return 0;
-  #else
-    return (long)getppid();
-  #endif
-}
-
-/* Waits as one who shares the machine: looks for some microseconds, then gives way to
-   others between two looks. Who started the ranks ends them all when one ends; when it
-   is gone itself, nobody does. */
-static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) {
-    int done = 0, code = MPI_SUCCESS;
-    unsigned looks = 0;
-    while (code == MPI_SUCCESS && !done) {
-        code = MPI_Testall(n, req, &done, MPI_STATUSES_IGNORE);
-        if (done || ++looks < 200) continue;
-  #ifdef _WIN32
-        SwitchToThread();
-  #else
-        sched_yield();
-  #endif
-        if (looks % 4096 == 0 && stx__mpi_parent() != ((const stx__mpi *)x->group.engine)->parent) {
-            stx_fail(
-                x, STX_ERR_DEVICE,
-                "%s: rank %d waits for the others, and the program that started them (mpirun, srun) is gone",
-                what, x->group.rank);
-            return 0;
-        }
-    }
-    return stx__mpi_ok(x, what, code);
-}
-
-static int stx__mpi_reduce(stx_ctx *x, stx__mpi *g, double *v, size_t n, int most) {
-    const char *what = most ? "stx_group_max" : "stx_group_sum";
-    MPI_Request req;
-    const void *from = x->group.rank ? (const void *)v : MPI_IN_PLACE;
-    if (n > INT_MAX) {
-        stx_fail(x, STX_ERR_ARG, "%s: %zu numbers at once are too many", what, n);
-        return 0;
-    }
-    /* to one rank, and from there: not each its own sum, whose last bits might differ */
-    return stx__mpi_ok(x, what,
-                       MPI_Ireduce(from, v, (int)n, MPI_DOUBLE, most ? MPI_MAX : MPI_SUM, 0,
-                                   g->comm, &req))
-           && stx__mpi_wait(x, what, 1, &req)
-           && stx__mpi_ok(x, what, MPI_Ibcast(v, (int)n, MPI_DOUBLE, 0, g->comm, &req))
-           && stx__mpi_wait(x, what, 1, &req);
-}
-
-enum { STX__MPI_MOST = 1 << 30 }; /* bytes of one call, which counts them in an int */
-
-static int stx__mpi_broadcast(stx_ctx *x, stx__mpi *g, void *bytes, size_t n, int from) {
-    char *at = (char *)bytes;
-    size_t m;
-    MPI_Request req;
-    for (; n; at += m, n -= m) {
-        m = STX_MIN((size_t)STX__MPI_MOST, n);
-        if (!stx__mpi_ok(x, "stx_group_broadcast",
-                         MPI_Ibcast(at, (int)m, MPI_BYTE, from, g->comm, &req))
-            || !stx__mpi_wait(x, "stx_group_broadcast", 1, &req))
-            return 0;
-    }
-    return 1;
-}
-
-static int stx__mpi_send(stx_ctx *x, stx__mpi *g, void *bytes, size_t n, int from, int to) {
-    char *at = (char *)bytes;
-    size_t m;
-    MPI_Request req;
-    for (; n; at += m, n -= m) {
-        m = STX_MIN((size_t)STX__MPI_MOST, n);
-        if (!stx__mpi_ok(x, "stx_group_send_bytes",
-                         x->group.rank == from
-                             ? MPI_Isend(at, (int)m, MPI_BYTE, to, 0, g->comm, &req)
-                             : MPI_Irecv(at, (int)m, MPI_BYTE, from, 0, g->comm, &req))
-            || !stx__mpi_wait(x, "stx_group_send_bytes", 1, &req))
-            return 0;
-    }
-    return 1;
-}
-
-static const char stx__of_mean[] = "the mean of the ranks' gradients";
-
-/* Where the next request goes, NULL in error */
-static MPI_Request *stx__mpi_next(stx_ctx *x, stx__mpi *g) {
-    if (g->reqs == g->room) {
-        if (!stx__mpi_wait(x, stx__of_mean, g->reqs, g->req)) return NULL;
-        g->reqs = 0;
-    }
-    return g->req + g->reqs++;
-}
-
-enum { STX__MPI_REAL = sizeof(stx_real) };
-
-static void stx__mpi_mean(stx_ctx *x, stx__mpi *g, stx_real *p, size_t n, int owner) {
-    MPI_Datatype type = STX__MPI_REAL == 4 ? MPI_FLOAT : MPI_DOUBLE;
-    MPI_Request *req = stx__mpi_next(x, g);
-    const void *from = owner == x->group.rank ? MPI_IN_PLACE : (const void *)p;
-    if (!req) return;
-    stx__mpi_ok(x, stx__of_mean,
-                owner < 0 ? MPI_Iallreduce(MPI_IN_PLACE, p, (int)n, type, MPI_SUM, g->comm, req)
-                          : MPI_Ireduce(from, p, (int)n, type, MPI_SUM, owner, g->comm, req));
-}
-
-static void stx__mpi_spread(stx_ctx *x, stx__mpi *g, stx_real *p, size_t n, int owner) {
-    MPI_Datatype type = STX__MPI_REAL == 4 ? MPI_FLOAT : MPI_DOUBLE;
-    size_t m;
-    for (; n; p += m, n -= m) {
-        MPI_Request *req = stx__mpi_next(x, g);
-        m = STX_MIN((size_t)STX__MPI_MOST, n);
-        if (!req
-            || !stx__mpi_ok(x, "the ranks' parameters",
-                            MPI_Ibcast(p, (int)m, type, owner, g->comm, req)))
-            return;
-    }
-}
-
-typedef struct stx__share_out {
-    stx_real *p, s;
-} stx__share_out;
-
-static void stx__share_out_part(const stx_share *s, const void *job) {
-    const stx__share_out *j = (const stx__share_out *)job;
-    size_t i;
-    for (i = s->begin; i < s->end; i++) j->p[i] *= j->s;
-}
-
-static void stx__mpi_end(stx_ctx *x, stx__mpi *g, stx_real *means, size_t n) {
-    stx__share_out j;
-    int ok = stx__mpi_wait(x, stx__of_mean, g->reqs, g->req);
-    g->reqs = 0;
-    j.p = means;
-    j.s = (stx_real)(1.0 / x->group.ranks);
-    if (ok && n) stx_parallel(x, n, n, stx__share_out_part, &j);
-}
-
-/* Says which processors this rank may use, on which machine */
-static uint64_t stx__mpi_place(void) {
-    char name[MPI_MAX_PROCESSOR_NAME + 1] = "";
-    uint64_t h = 14695981039346656037u, mask = 0;
-    int n = 0, i;
-    MPI_Get_processor_name(name, &n);
-    for (i = 0; i < n; i++) h = stx_key_add(h, (unsigned char)name[i]);
-  #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    stx__processors(&mask);
-  #endif
-    return stx_key_add(h, mask);
-}
-
-/* 1: the process is a rank of MPI's, or stands alone (x->ranks is 0). 0: an error */
-static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
-    stx__mpi *g;
-    int on = 0, ended = 0, have, i, alike = 0;
-    uint64_t here, *all;
-    if (MPI_Initialized(&on) != MPI_SUCCESS) on = 0;
-    if (MPI_Finalized(&ended) != MPI_SUCCESS) ended = 0;
-    if ((!on || ended) && !s->by) return 1; /* started alone: MPI need not know */
-    if (ended) {
-        stx_fail(
-            x, STX_ERR_DEVICE,
-            "stx_group_join: the last context has left, and MPI begins once in a process: join before that");
-        return 0;
-    }
-    g = (stx__mpi *)stx_persist(x, sizeof *g);
-    if (!g) return 0;
-    if (!on
-        && !stx__mpi_ok(x, "stx_group_join",
-                        MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &have)))
-        return 0;
-    stx__mpi_ours |= !on;
-    if (!stx__mpi_ok(x, "stx_group_join", MPI_Comm_dup(MPI_COMM_WORLD, &g->comm))) return 0;
-    MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(g->comm, &x->group.rank);
-    MPI_Comm_size(g->comm, &x->group.ranks);
-    x->group.engine = g;
-    g->parent = stx__mpi_parent();
-    stx__mpi_joined++;
-    g->room = 256;
-    g->req = (MPI_Request *)stx_persist(x, (size_t)g->room * sizeof *g->req);
-    all = (uint64_t *)stx_block(x, (size_t)x->group.ranks * sizeof *all);
-    if (!g->req || !all) return 0;
-    here = stx__mpi_place();
-    if (stx__mpi_ok(x, "stx_group_join",
-                    MPI_Allgather(&here, 8, MPI_BYTE, all, 8, MPI_BYTE, g->comm)))
-        for (i = 0; i < x->group.ranks; i++) alike += all[i] == here;
-    if (x->threads.automatic && alike > 1) {
-        x->desc.threads = STX_MAX(1, x->desc.threads / alike);
-        stx__pool_free(x); /* it was for as many as before */
-        stx__pool_make(x);
-    }
-    stx_block_free(x, all);
-    return stx_ok(x);
-}
-
-/* A context that goes without stx_group_leave: another one may still join, and end MPI
-   when it leaves */
-static void stx__group_forget(stx_ctx *x) {
-    if (x->group.engine) stx__mpi_joined--;
-}
-
-static void stx__mpi_leave(stx_ctx *x) {
-    stx__mpi *g = (stx__mpi *)x->group.engine;
-    MPI_Comm_free(&g->comm);
-    if (--stx__mpi_joined || !stx__mpi_ours) return;
-    MPI_Finalize();
-    stx__mpi_ours = 0;
-}
-#else
-static void stx__group_forget(stx_ctx *x) {
-    (void)x;
-}
-#endif
-
-static int stx__engine_reduce(stx_ctx *x, double *v, size_t n, int most) {
-#ifdef SEQTX_MPI
-    if (x->group.engine) return stx__mpi_reduce(x, (stx__mpi *)x->group.engine, v, n, most);
-#endif
-#ifdef SEQTX_NCCL
-    return stx_cuda_group_reduce(x, v, n, most);
-#else
-    (void)x;
-    (void)v;
-    (void)n;
-    (void)most;
-    return 1;
-#endif
-}
-
-static int stx__engine_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
-#ifdef SEQTX_MPI
-    if (x->group.engine) return stx__mpi_broadcast(x, (stx__mpi *)x->group.engine, bytes, n, from);
-#endif
-#ifdef SEQTX_NCCL
-    return stx_cuda_group_broadcast(x, bytes, n, from);
-#else
-    (void)x;
-    (void)bytes;
-    (void)n;
-    (void)from;
-    return 1;
-#endif
-}
-
-static int stx__engine_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
-#ifdef SEQTX_MPI
-    if (x->group.engine) return stx__mpi_send(x, (stx__mpi *)x->group.engine, bytes, n, from, to);
-#endif
-#ifdef SEQTX_NCCL
-    return stx_cuda_group_send(x, bytes, n, from, to);
-#else
-    (void)x;
-    (void)bytes;
-    (void)n;
-    (void)from;
-    (void)to;
-    return 1;
-#endif
-}
-
-static void stx__engine_mean(stx_ctx *x, stx_real *p, size_t n, int owner) {
-#ifdef SEQTX_NCCL
-    if (stx__on_gpu(x)) {
-        stx_cuda_group_mean(x, p, n, owner);
-        return;
-    }
-#endif
-#ifdef SEQTX_MPI
-    stx__mpi_mean(x, (stx__mpi *)x->group.engine, p, n, owner);
-#else
-    (void)x;
-    (void)p;
-    (void)n;
-    (void)owner;
-#endif
-}
-
-static void stx__engine_spread(stx_ctx *x, stx_real *p, size_t n, int owner) {
-#ifdef SEQTX_NCCL
-    if (stx__on_gpu(x)) {
-        stx_cuda_group_spread(x, p, n, owner);
-        return;
-    }
-#endif
-#ifdef SEQTX_MPI
-    stx__mpi_spread(x, (stx__mpi *)x->group.engine, p, n, owner);
-#else
-    (void)x;
-    (void)p;
-    (void)n;
-    (void)owner;
-#endif
-}
-
-/* means (n): all of which means were begun; or n = 0 */
-static void stx__engine_wait(stx_ctx *x, stx_real *means, size_t n) {
-#ifdef SEQTX_NCCL
-    if (stx__on_gpu(x)) {
-        stx_cuda_group_wait(x);
-        return;
-    }
-#endif
-#ifdef SEQTX_MPI
-    stx__mpi_end(x, (stx__mpi *)x->group.engine, means, n);
-#else
-    (void)x;
-    (void)means;
-    (void)n;
-#endif
-}
-
-static void stx__engine_sum(stx_ctx *x, double *v, size_t n) {
-#ifdef SEQTX_NCCL
-    if (stx__on_gpu(x)) {
-        stx_cuda_group_sum(x, v, n);
-        return;
-    }
-#endif
-#ifdef SEQTX_MPI
-    stx__mpi_reduce(x, (stx__mpi *)x->group.engine, v, n, 0);
-#else
-    (void)x;
-    (void)v;
-    (void)n;
-#endif
-}
-
-/* MPI moves data only inside its own calls: helps on what is under way. */
-static void stx__engine_poll(stx_ctx *x) {
-#ifdef SEQTX_MPI
-    stx__mpi *g = (stx__mpi *)x->group.engine;
-    int done;
-    if (g && g->reqs)
-        stx__mpi_ok(x, stx__of_mean, MPI_Testall(g->reqs, g->req, &done, MPI_STATUSES_IGNORE));
-#else
-    (void)x;
-#endif
-}
-
-static int stx__engine_join(stx_ctx *x, const stx_launch_info *s) {
-#ifdef SEQTX_MPI
-    if (!stx__mpi_join(x, s)) return 0;
-#endif
-#ifdef SEQTX_NCCL
-    if (stx__on_gpu(x) && (x->group.ranks > 1 || s->by)) {
-        unsigned char id[STX_NCCL_ID];
-        /* started by MPI: rank 0 makes a name for the group, and MPI tells it. Else
-           all make the same one, of rank 0's address */
-        memset(id, 0, sizeof id);
-        if (x->group.ranks < 2) {
-            x->group.rank = s->rank;
-            x->group.ranks = s->ranks;
-        }
-        if ((!x->group.engine || !x->group.rank) && !stx_cuda_group_id(x, id, !x->group.engine))
-            return 0;
-        if (x->group.engine && !stx__engine_broadcast(x, id, sizeof id, 0)) return 0;
-        return stx_cuda_group_join(x, id, x->group.rank, x->group.ranks);
-    }
-#endif
-    if (stx__on_gpu(x) && (x->group.ranks > 1 || s->by))
-        stx_fail(
-            x, STX_ERR_DEVICE,
-            "stx_group_join: ranks with GPUs want NCCL: define SEQTX_NCCL (make cuda NCCL=1), or use STX_CPU");
-    else if (s->by && x->group.ranks < 2)
-        stx_fail(
-            x, STX_ERR_DEVICE,
-            "stx_group_join: %s says that this process is one of %d, but %s, or start it alone",
-            s->by, s->ranks,
-#ifdef SEQTX_MPI
-            "MPI says that it is the only one: start it by the mpirun of the MPI that the program is linked with, or by srun "
-            "--mpi=pmix"
-#else
-            "this build has no engine for that: define SEQTX_MPI and link an MPI (make MPI=1)"
-#endif
-        );
-    return stx_ok(x);
-}
-
-static void stx__end_sending(stx_ctx *x);
-
-STX_DEF void stx_group_leave(stx_ctx *x) {
-    if (!x || x->group.ranks < 1) return;
-    stx__end_sending(x);
-#ifdef SEQTX_NCCL
-    if (stx__on_gpu(x)) stx_cuda_group_leave(x);
-#endif
-#ifdef SEQTX_MPI
-    if (x->group.engine) stx__mpi_leave(x);
-#endif
-    x->group.engine = NULL;
-    x->group.rank = x->group.ranks = 0;
-    stx__forget_steps(x); /* what was captured has the group's exchanges */
-}
-
-STX_DEF void stx_group_abort(stx_ctx *x, int code) {
-    if (!x || x->group.ranks < 1) return;
-#ifdef SEQTX_NCCL
-    if (stx__on_gpu(x)) stx_cuda_group_abort(x);
-#endif
-#ifdef SEQTX_MPI
-    if (x->group.engine) MPI_Abort(((stx__mpi *)x->group.engine)->comm, code);
-#else
-    (void)code;
-#endif
-}
-
-STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d) {
-    stx_launch_info s = stx_get_launch_info();
-    if (!stx_ok(x)) return 0;
-    if (x->group.ranks || x->lists) {
-        stx_fail(x, STX_ERR_ARG,
-                 "stx_group_join: %s: a context joins once, before its first parameter list",
-                 x->group.ranks ? "it is in a group" : "there are parameters");
-        return 0;
-    }
-    x->group.bucket = d && d->bucket ? d->bucket : (size_t)1 << (stx__on_gpu(x) ? 22 : 20);
-    x->group.shard = d && d->shard;
-    if (x->group.bucket > (size_t)1 << 28) {
-        stx_fail(x, STX_ERR_ARG, "stx_group_join: a bucket of %zu numbers, want at most %d",
-                 x->group.bucket, 1 << 28);
-        return 0;
-    }
-    if (!stx__engine_join(x, &s) || !stx_ok(x)) return 0;
-    if (x->group.ranks < 2) {
-        x->group.shard = 0;
-        return 1;
-    }
-    x->zero_id = stx_tokens_create(x, 1, 1);
-    return x->zero_id != NULL;
-}
-
-/* Is there anybody else? Then arguments are checked. */
-static int stx__together(stx_ctx *x, const char *op, const void *p, size_t n, int from, int to) {
-    if (!stx_ok(x) || x->group.ranks < 2) return 0;
-    if ((p || !n) && from >= 0 && from < x->group.ranks && to >= 0 && to < x->group.ranks) return 1;
-    stx_fail(x, STX_ERR_ARG, "%s: %s", op,
-             p || !n ? "there is no such rank" : "no memory is given");
-    return 0;
-}
-
-STX_DEF int stx_group_sum(stx_ctx *x, double *v, size_t n) {
-    return stx__together(x, "stx_group_sum", v, n, 0, 0) ? stx__engine_reduce(x, v, n, 0)
-                                                         : stx_ok(x);
-}
-
-STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n) {
-    STX__FP_SCOPE;
-    size_t i;
-    double *nans;
-    int ok;
-    if (!stx__together(x, "stx_group_max", v, n, 0, 0)) return stx_ok(x);
-    /* what a maximum makes of NaN is not said anywhere */
-    nans = (double *)stx_block(x, stx_bytes_of(n, sizeof *nans, 1));
-    if (!nans) return 0;
-    for (i = 0; i < n; i++) {
-        nans[i] = stx__finite(v[i]) || v[i] >= HUGE_VAL || v[i] <= -HUGE_VAL ? 0 : 1;
-        if (nans[i] > 0) v[i] = -HUGE_VAL;
-    }
-    ok = stx__engine_reduce(x, nans, n, 0) && stx__engine_reduce(x, v, n, 1);
-    for (i = 0; i < n; i++)
-        if (nans[i] > 0) v[i] = (double)NAN;
-    stx_block_free(x, nans);
-    return ok;
-}
-
-STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
-    return stx__together(x, "stx_group_broadcast", bytes, n, from, 0)
-               ? stx__engine_broadcast(x, bytes, n, from)
-               : stx_ok(x);
-}
-
-STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, int to) {
-    int mine = x && (x->group.rank == from || x->group.rank == to);
-    if (!stx__together(x, "stx_group_send_bytes", mine ? bytes : x, n, from, to)) return stx_ok(x);
-    return mine && from != to ? stx__engine_send(x, bytes, n, from, to) : 1;
-}
-
-STX_DEF int stx_group_broadcast_params(stx_params *p) {
-    stx_ctx *x = p ? p->ctx : NULL;
-    size_t i, n;
-    if (!stx_ok(x)) return 0;
-    for (i = 0; x->group.ranks > 1 && i < p->count; i++) {
-        stx_tensor *t = p->tensor[i];
-        stx_real *copy;
-        n = t->size;
-        if (!stx__on_gpu(x)) {
-            stx__param_written(x, t->data);
-            if (!stx__engine_broadcast(x, t->data, n * sizeof *t->data, 0)) return 0;
-            continue;
-        }
-        copy = (stx_real *)stx_block(x, n * sizeof *copy);
-        if (copy && !x->group.rank) stx_download(x, copy, t->data, n);
-        if (!copy || !stx__engine_broadcast(x, copy, n * sizeof *copy, 0)) return 0;
-        if (x->group.rank) stx_upload(x, t->data, copy, n);
-        stx_block_free(x, copy);
-    }
-    return stx_ok(x);
-}
-
-STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
-    STX__FP_SCOPE;
-    stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *mine, *all;
-    stx__loss_weights_args a;
-    int32_t *known;
-    if (!y) return NULL;
-    STX_RUN(x, stx_fill, (x, y->data, 1, 1));
-    if (x->group.ranks < 2) return y;
-    mine = stx_new_f32(x, 1, 0, 0, 0);
-    all = stx_new_f32(x, 1, 0, 0, 0);
-    known = (int32_t *)stx_step_bytes(x, sizeof *known);
-    if (!mine || !all || !known) return NULL;
-    STX_RUN(x, stx_fill, (x, mine->data, 1, (stx_real)n));
-    STX_RUN(x, stx_fill, (x, all->data, 1, (stx_real)n));
-    stx__engine_mean(x, all->data, 1, -1);
-    stx__engine_wait(x, all->data, 1);
-    /* as a loss of one row weighs it: n / all */
-    memset(&a, 0, sizeof a);
-    a.N = 1;
-    a.mean = all->data;
-    a.targets = x->zero_id->device;
-    a.weights = mine->data;
-    a.w = y->data;
-    a.known = known;
-    STX_RUN(x, stx__loss_weights, (x, &a));
-    return stx_ok(x) ? y : NULL;
-}
-
-/* The gradients of a list are one block (stx_params_grads), cut in buckets. They go
-   out in the order of falling number, at all ranks alike: backward comes to the first
-   parameters last. With stx_group_desc.shard a bucket has one owner, to whom it goes. */
-typedef struct stx__buckets {
-    size_t count, sent; /* how many; those from `sent` on are under way (count: none) */
-    size_t *at;         /* (count + 1): where each begins */
-    /* (count): complete as soon as no more than so many nodes are on the tape */
-    size_t *until;
-    int *owner; /* (count) */
-} stx__buckets;
-
-/* Where rank r's part of the block begins: with its first piece */
-static size_t stx__part_begins(const stx_params *p, size_t pieces, int r) {
-    size_t i, first = 0, want = pieces * (size_t)r / (size_t)p->ctx->group.ranks;
-    for (i = 0; i < p->count; i++) {
-        size_t n = stx__pieces_of(p->tensor[i]->size);
-        if (want < first + n)
-            return (size_t)(p->tensor[i]->grad - p->grads) + (want - first) * STX__PIECE;
-        first += n;
-    }
-    return p->grads_size;
-}
-
-static int stx__make_buckets(stx_params *p) {
-    stx_ctx *x = p->ctx;
-    size_t n, i, at, end, pieces = 0, most;
-    int r, parts = x->group.shard ? x->group.ranks : 1;
-    stx__buckets *b;
-    if (!stx_params_grads(p, &n)) return 0;
-    for (i = 0; i < p->count; i++) pieces += stx__pieces_of(p->tensor[i]->size);
-    most = (n + x->group.bucket - 1) / x->group.bucket + (size_t)parts;
-    b = (stx__buckets *)stx_persist(x, sizeof *b);
-    if (!b) return 0;
-    b->at = (size_t *)stx_persist(x, (most + 1) * sizeof *b->at);
-    b->until = (size_t *)stx_persist(x, most * sizeof *b->until);
-    b->owner = (int *)stx_persist(x, most * sizeof *b->owner);
-    if (!b->at || !b->until || !b->owner) return 0;
-    for (r = 0, at = 0; r < parts; r++) {
-        end = r + 1 < parts ? stx__part_begins(p, pieces, r + 1) : n;
-        for (; at < end; at = STX_MIN(end, at + x->group.bucket)) {
-            b->at[b->count] = at;
-            b->owner[b->count++] = r;
-        }
-    }
-    b->at[b->count] = n;
-    b->sent = b->count;
-    p->buckets = b;
-    return 1;
-}
-
-STX_DEF void stx_group_overlap(stx_optim *o) {
-    stx_ctx *x = o ? o->params->ctx : NULL;
-    if (stx_ok(x) && x->group.ranks > 1) x->group.sending = o->params;
-}
-
-static void stx__send_bucket(stx_ctx *x, stx_params *p) {
-    const stx__buckets *b = p->buckets;
-    size_t k = --p->buckets->sent;
-    stx__defer_sums(x, 0);
-    stx__engine_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k],
-                     x->group.shard ? b->owner[k] : -1);
-}
-
-/* The node at place `place` of the tape adds to gradients [lo, hi) */
-static void stx__bucket_used(const stx_params *p, const stx_real *lo, const stx_real *hi,
-                             size_t place) {
-    const stx__buckets *b = p->buckets;
-    size_t k = 0, last = b->count, from, to;
-    if (lo < p->grads) lo = p->grads;
-    if (hi > p->grads + p->grads_size) hi = p->grads + p->grads_size;
-    if (lo >= hi) return;
-    from = (size_t)(lo - p->grads);
-    to = (size_t)(hi - p->grads);
-    while (last - k > 1)
-        if (b->at[(k + last) / 2] <= from)
-            k = (k + last) / 2;
-        else
-            last = (k + last) / 2;
-    for (; k < b->count && b->at[k] < to; k++) b->until[k] = place;
-}
-
-/* Finds out when each bucket will be complete; the length of the tape. Walked from its
-   end: what is said last stays, and is said of the node that backward comes to last. */
-static size_t stx__send_begin(stx_ctx *x) {
-    const stx_params *p = x->group.sending;
-    size_t n = 0, k;
-    const stx__node *node;
-    int i;
-    for (node = x->tape.last; node; node = node->prev) n++;
-    for (k = 0; k < p->buckets->count; k++) p->buckets->until[k] = n;
-    for (node = x->tape.last, k = n; node; node = node->prev) {
-        k--;
-        for (i = 0; i < STX__INS; i++)
-            if (node->in[i] && stx__is_param(node->in[i])) {
-                const stx_real *g = stx__param_grad(x, node->in[i]);
-                stx__bucket_used(p, g, g + node->in[i]->size, k);
-            }
-        if (node->back == stx__recompute_back) {
-            const stx__recompute_save *s = (const stx__recompute_save *)node->save;
-            if (s->uses.lo) stx__bucket_used(p, s->uses.lo, s->uses.hi, k);
-        }
-    }
-    return n;
-}
-
-static void stx__send_ready(stx_ctx *x, size_t left) {
-    stx_params *p = x->group.sending;
-    const stx__buckets *b = p->buckets;
-    while (b->sent && left <= b->until[b->sent - 1] && stx_ok(x)) stx__send_bucket(x, p);
-    if (b->sent < b->count) stx__engine_poll(x);
-}
-
-/* What is not under way goes; the gradients are the ranks' mean then. */
-static void stx__mean_grads(stx_params *p) {
-    stx_ctx *x = p->ctx;
-    if (x->group.ranks < 2 || !stx_ok(x)) return;
-    while (p->buckets->sent && stx_ok(x)) stx__send_bucket(x, p);
-    stx__engine_wait(x, p->grads, p->grads_size);
-    p->buckets->sent = p->buckets->count;
-}
-
-/* Nobody asks for an update any more: what is under way arrives */
-static void stx__end_sending(stx_ctx *x) {
-    stx_params *p;
-    x->group.sending = NULL;
-    for (p = x->lists; p; p = p->next)
-        if (p->buckets && p->buckets->sent < p->buckets->count) stx__mean_grads(p);
-}
-
-/* With stx_group_desc.shard: sums over pieces become those over all ranks' */
-static void stx__sum_squares(stx_ctx *x, double *squares, size_t n) {
-    if (x->group.shard && stx_ok(x)) stx__engine_sum(x, squares, n);
-}
-
-/* ... and each rank's parameters go to the others. Gradients that went to their owners
-   are left over here: they become zero. */
-static void stx__spread_params(stx_optim *o) {
-    stx_params *p = o->params;
-    stx_ctx *x = p->ctx;
-    size_t i, first;
-    int r;
-    if (!x->group.shard) return;
-    for (i = first = 0; i < p->count; first += stx__pieces_of(p->tensor[i++]->size))
-        for (r = 0; r < x->group.ranks && stx_ok(x); r++) {
-            stx__own own = stx__owned_by(o->pieces, first, p->tensor[i]->size, (size_t)r,
-                                         (size_t)x->group.ranks);
-            if (own.from < own.to)
-                stx__engine_spread(x, p->tensor[i]->data + own.from, own.to - own.from, r);
-        }
-    stx__engine_wait(x, NULL, 0);
-    /* what came from others came past the kernels, which keep bfloat16 copies current */
-    for (i = 0; i < p->count && stx__stores_bf16(x); i++)
-        STX_RUN(x, stx_axpy, (x, p->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1, 0));
-    STX_RUN(x, stx_fill, (x, p->grads, p->grads_size, 0));
-}
-
-/* More gradients for buckets that are under way? 0 and an error. */
-static int stx__not_sent(stx_ctx *x, const char *op) {
-    const stx_params *p;
-    for (p = x->group.ranks > 1 ? x->lists : NULL; p; p = p->next)
-        if (p->buckets && p->buckets->sent < p->buckets->count) {
-            stx_fail(
-                x, STX_ERR_ARG,
-                "%s: gradients are on their way to the other ranks: call stx_group_overlap before the last "
-                "stx_backward of an update, then stx_optim_step",
-                op);
-            return 0;
-        }
-    return 1;
-}
-
-
 // >>schedules
 
 static const double stx__pi = 3.14159265358979323846;
@@ -17255,7 +17318,7 @@ static void stx__grads_free(stx_ctx *x) {
 
 STX_DEF void stx_destroy(stx_ctx *x) {
     if (!x) return;
-    stx__group_forget(x);
+    if (x->group.ops && x->group.ops->forget) x->group.ops->forget(x);
     stx__pool_free(x);
 #ifdef SEQTX_CUDA
     if (x->gpu) {
@@ -19257,19 +19320,19 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
     stx_ctx *x = p->ctx;
     size_t i, first;
     int r, ok = 1;
-    for (i = first = 0; ok && i < p->count; first += stx__pieces_of(p->tensor[i++]->size)) {
+    for (i = first = 0; ok && i < p->count; first += stx__chunks_of(p->tensor[i++]->size)) {
         const stx_tensor *t = p->tensor[i];
         char full[512];
         const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
         stx__host_copy *c = w ? stx__fetched_add(w, t->size) : NULL;
         if (w && (!c || !name)) return 0;
         for (r = 0; ok && r < x->group.ranks; r++) {
-            stx__own own = stx__owned_by(o->pieces, first, t->size, (size_t)r,
+            stx__shard own = stx__shard_of(o->pieces, first, t->size, (size_t)r,
                                          (size_t)x->group.ranks);
-            size_t n = own.to - own.from;
+            size_t n = own.end - own.begin;
             stx_real *part;
             if (!n || (x->group.rank && x->group.rank != r)) continue;
-            part = c ? c->data + own.from : (stx_real *)stx_block(x, n * sizeof *part);
+            part = c ? c->data + own.begin : (stx_real *)stx_block(x, n * sizeof *part);
             if (!part) return 0;
             if (x->group.rank == r) stx_download(x, part, o->state[k][i]->data, n);
             ok = stx_ok(x) && stx_group_send_bytes(x, part, n * sizeof *part, r, 0);
@@ -19286,7 +19349,7 @@ STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *pre
     int k, shard;
     if (!o || !stx_ok(o->params->ctx)) return 0;
     shard = o->params->ctx->group.shard;
-    if (!stx__state_here(o->params->ctx, "stx_optim_save")) return 0;
+    if (!stx__state_complete(o->params->ctx, "stx_optim_save")) return 0;
     stx_optim_sync((stx_optim *)(uintptr_t)o);
     for (k = 0; k < 2; k++)
         if (shard && o->state[k]
@@ -19314,16 +19377,16 @@ static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
     size_t i, first;
-    for (i = first = 0; i < p->count; first += stx__pieces_of(p->tensor[i++]->size)) {
-        stx__own own = stx__owned(o->pieces, first, p->tensor[i]->size, x);
+    for (i = first = 0; i < p->count; first += stx__chunks_of(p->tensor[i++]->size)) {
+        stx__shard own = stx__own_shard(o->pieces, first, p->tensor[i]->size, x);
         char full[512];
         const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
         stx_real *all;
-        if (own.from == own.to) continue;
+        if (own.begin == own.end) continue;
         all = (stx_real *)stx_block(x, p->tensor[i]->size * sizeof *all);
         if (!all || !name || !stx_entry_get(stx_file_find(f, name), all, p->tensor[i]->size))
             return 0;
-        stx_upload(x, o->state[k][i]->data, all + own.from, own.to - own.from);
+        stx_upload(x, o->state[k][i]->data, all + own.begin, own.end - own.begin);
         stx_block_free(x, all);
     }
     return stx_ok(x);
@@ -19353,7 +19416,7 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
     }
     /* the state has the shapes of the parameters, and with stx_group_desc.shard less
        of them here */
-    if (!stx__state_here(x, "stx_optim_load")) return 0;
+    if (!stx__state_complete(x, "stx_optim_load")) return 0;
     for (copy = 0; copy < 2; copy++)
         for (k = 0; k < 2; k++) {
             const char *named = stx__optim_name(n, sizeof n, prefix, state[k]);

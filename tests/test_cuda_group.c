@@ -534,7 +534,7 @@ static void train_job(job *j) {
     if (j->ranks > 1) { /* what was captured in the group is not replayed without it */
         stx_group_leave(m.x);
         if (j->shard)
-            CHECK((model_run(&m, STEPS), strstr(stx_error(m.x), "other ranks have a part")),
+            CHECK((model_run(&m, STEPS), strstr(stx_error(m.x), "the optimiser's state is sharded")),
                   "a step: %s", stx_error(m.x));
         else
             CHECK(model_run(&m, STEPS) > 0 && stx_ok(m.x), "a step after the group: %s",
