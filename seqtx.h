@@ -1713,18 +1713,25 @@ STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_optim_chu
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
                                 size_t count, stx_real eps))
 
-/* Adam, AdamW and RAdam. rest1 = 1 - beta1, rest2 = 1 - beta2. decay is added to the
-   gradient, decoupled is the separate weight decay. */
+/* Scalars of Adam, AdamW, RAdam and LAMB. */
+typedef struct stx_adam_args {
+    stx_real beta1, rest1;  /* rest1 = 1 - beta1, computed in double: 1 - 0.999f is off by
+                               1e-5 */
+    stx_real beta2, rest2;  /* rest2 = 1 - beta2 */
+    stx_real eps;
+    stx_real decay;         /* weight decay. Adam: of the gradient; LAMB: of u */
+    stx_real decoupled;     /* AdamW, RAdam: weight decay of the parameter */
+} stx_adam_args;
+
+/* Adam, AdamW and RAdam. */
 STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
-                             size_t count, stx_real beta1, stx_real rest1, stx_real beta2,
-                             stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
+                             size_t count, const stx_adam_args *a))
 
 /* LAMB has two kernels. The first updates m and v, replaces g with u, and writes the sums
    of theta^2 and u^2 of each chunk to squares (2 count). The second computes phi of each
    tensor from these sums, multiplies lr of its chunks by it, and updates. */
 STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
-                                size_t count, double *squares, stx_real beta1, stx_real rest1,
-                                stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
+                                size_t count, double *squares, const stx_adam_args *a))
 STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *piece, size_t count,
                              const double *squares, double trust_max))
 
@@ -16297,144 +16304,188 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
 // >>optimisers
 
 struct stx_param_subset {
-    stx_tensor **tensor; /* (count) */
-    stx_optim_chunk *piece;
     size_t count;
+    stx_tensor **tensor;    /* [count] */
+    stx_optim_chunk *chunk; /* [count], on the device: one per parameter, p and n only */
 };
 
 STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count) {
-    stx_param_subset *p;
+    stx_param_subset *s;
     size_t i;
     if (!stx_ok(x) || !t) return NULL;
-    p = (stx_param_subset *)stx_persist(x, sizeof *p);
-    if (!p) return NULL;
-    p->piece = (stx_optim_chunk *)stx__state(x, STX__STATE,
-                                             stx_bytes_of(count, 1, sizeof *p->piece));
-    p->tensor = (stx_tensor **)stx_persist(x, stx_bytes_of(count, 1, sizeof *p->tensor));
-    if (!p->piece || !p->tensor) return NULL;
+    s = (stx_param_subset *)stx_persist(x, sizeof *s);
+    if (!s) return NULL;
+    s->chunk = (stx_optim_chunk *)stx__state(x, STX__STATE,
+                                             stx_bytes_of(count, 1, sizeof *s->chunk));
+    s->tensor = (stx_tensor **)stx_persist(x, stx_bytes_of(count, 1, sizeof *s->tensor));
+    if (!s->chunk || !s->tensor) return NULL;
     for (i = 0; i < count; i++) {
-        stx_optim_chunk piece;
+        stx_optim_chunk chunk;
         STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG,
-                  "stx_params_subset: number %zu is %s, want parameters", i,
-                  t[i] ? "no parameter" : "NULL");
-        memset(&piece, 0, sizeof piece);
-        piece.p = t[i]->data;
-        piece.n = t[i]->size;
-        stx__put_bytes(x, p->piece + i, &piece, sizeof piece);
-        p->tensor[i] = t[i];
+                  "stx_params_subset: tensor %zu: expected a parameter, got %s", i,
+                  t[i] ? "another tensor" : "NULL");
+        memset(&chunk, 0, sizeof chunk);
+        chunk.p = t[i]->data;
+        chunk.n = t[i]->size;
+        stx__put_bytes(x, s->chunk + i, &chunk, sizeof chunk);
+        s->tensor[i] = t[i];
     }
-    p->count = count;
-    return p;
+    s->count = count;
+    return s;
 }
 
-STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *p, double lo, double hi) {
+STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *s, double lo, double hi) {
     STX__FP_SCOPE;
     size_t i;
-    if (!stx_ok(x) || !p || !p->count) return;
-    for (i = 0; i < p->count; i++) stx__param_written(x, p->tensor[i]->data);
-    STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
+    if (!stx_ok(x) || !s || !s->count) return;
+    for (i = 0; i < s->count; i++) stx__param_written(x, s->tensor[i]->data);
+    STX_RUN(x, stx_clamp, (x, s->chunk, s->count, (stx_real)lo, (stx_real)hi));
 }
 
-
-/* A beta of the desc, where 0 is the default and -1 is 0. The desc keeps it as it is,
-   so that it means the same when it is given again. */
+/* A beta of the desc as a number: -1 means 0, because 0 selects the default. The
+   desc keeps -1, so that it has the same meaning if it is used again. */
 static double stx__beta(double b) {
     return b == -1 ? 0 : b;
+}
+
+static double stx__default_eps(int kind) {
+    if (kind == STX_ADAGRAD) return 1e-10;
+    return kind == STX_LAMB ? 1e-6 : 1e-8;
+}
+
+/* Fills in the defaults and checks the desc; 0 and an error if it is invalid. */
+static int stx__optim_resolve(stx_ctx *x, stx_optim_desc *d) {
+    static const char op[] = "stx_optim_create";
+    double beta1, beta2;
+    if (!d->kind) d->kind = STX_ADAM;
+    if (d->kind < STX_SGD || d->kind > STX_LAMB)
+        return stx_bad_value(x, op, "kind", d->kind,
+                             "STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM or STX_LAMB");
+    if (d->beta1 == 0) d->beta1 = 0.9;
+    if (d->beta2 == 0) d->beta2 = 0.999;
+    if (d->eps == 0) d->eps = stx__default_eps(d->kind);
+
+    beta1 = stx__beta(d->beta1);
+    beta2 = stx__beta(d->beta2);
+    if (!(d->momentum >= 0)) return stx_bad_value(x, op, "momentum", d->momentum, "0 or more");
+    if (!(beta1 >= 0 && beta1 < 1))
+        return stx_bad_value(x, op, "beta1", d->beta1, "a value in [0,1), or -1 for 0");
+    if (!(beta2 >= 0 && beta2 < 1))
+        return stx_bad_value(x, op, "beta2", d->beta2, "a value in [0,1), or -1 for 0");
+    if (!(d->eps >= 0)) return stx_bad_value(x, op, "eps", d->eps, "0 or more");
+    if (!(d->clip >= 0)) return stx_bad_value(x, op, "clip", d->clip, "0 or more");
+    if (!(d->clip_value >= 0))
+        return stx_bad_value(x, op, "clip_value", d->clip_value, "0 or more");
+    if (!(d->trust_max >= 0)) return stx_bad_value(x, op, "trust_max", d->trust_max, "0 or more");
+    if (!(d->weight_decay >= 0))
+        return stx_bad_value(x, op, "weight_decay", d->weight_decay, "0 or more");
+    if (d->kind == STX_ADAGRAD && d->weight_decay > 0) {
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: weight_decay: STX_ADAGRAD has no weight decay: set it to 0 or use STX_ADAMW",
+                 op);
+        return 0;
+    }
+    if (d->eps_hat && d->kind != STX_ADAM && d->kind != STX_ADAMW)
+        return stx_bad_value(x, op, "eps_hat", d->eps_hat, "0 except with STX_ADAM and STX_ADAMW");
+    if (d->no_correction && d->kind != STX_LAMB)
+        return stx_bad_value(x, op, "no_correction", d->no_correction, "0 except with STX_LAMB");
+    if (d->trust_max > 0 && d->kind != STX_LAMB)
+        return stx_bad_value(x, op, "trust_max", d->trust_max, "0 except with STX_LAMB");
+    return 1;
+}
+
+/* Allocates state k of every parameter and fills it with zeros. Sharded state has the
+   elements of this rank only, in one dimension, and is NULL where it has none. */
+static int stx__optim_make_state(stx_optim *o, int k) {
+    const stx_params *p = o->params;
+    stx_ctx *x = p->ctx;
+    size_t i, first = 0, size;
+    o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
+    if (!o->state[k]) return 0;
+    for (i = 0; i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        stx__shard s = stx__own_shard(o->pieces, first, t->size, x);
+        first += stx__chunks_of(t->size);
+        if (s.begin == s.end) continue;
+        size = s.end - s.begin;
+        o->state[k][i] = x->group.shard ? stx__tensor(x, STX__STATE, 1, &size)
+                                        : stx__tensor(x, STX__STATE, t->ndim, t->dim);
+        if (!o->state[k][i]) return 0;
+        STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
+    }
+    return 1;
+}
+
+/* Fills in the chunks of all parameters, in host memory. Chunks whose state another
+   rank has keep n = 0. */
+static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
+    const stx_params *p = o->params;
+    size_t i, at, first = 0;
+    int k;
+    for (i = 0; i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        stx__shard s = stx__own_shard(o->pieces, first, t->size, p->ctx);
+        first += stx__chunks_of(t->size);
+        for (at = 0; at < t->size; at += STX__OPTIM_CHUNK, chunk++) {
+            chunk->tensor = i;
+            if (at < s.begin || at >= s.end) continue;
+            chunk->p = t->data + at;
+            chunk->g = t->grad + at;
+            for (k = 0; k < 2; k++)
+                if (o->state[k]) chunk->s[k] = o->state[k][i]->data + (at - s.begin);
+            chunk->n = STX_MIN((size_t)STX__OPTIM_CHUNK, t->size - at);
+        }
+    }
+}
+
+/* Number of state tensors per parameter. */
+static int stx__optim_states(const stx_optim_desc *d) {
+    if (d->kind == STX_SGD) return d->momentum > 0;
+    return d->kind == STX_ADAGRAD ? 1 : 2;
 }
 
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     STX__FP_SCOPE;
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
-    stx_optim_chunk *q, *pieces;
-    size_t i, at, first, size;
+    stx_optim_chunk *chunk;
+    size_t i, sums;
     int k, states;
     if (!stx_ok(x)) return NULL;
     o = (stx_optim *)stx_persist(x, sizeof *o);
     if (!o) return NULL;
     if (d) o->desc = *d;
-    if (!o->desc.kind) o->desc.kind = STX_ADAM;
-    STX__NEED(
-        x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_LAMB, STX_ERR_ARG,
-        "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM or STX_LAMB",
-        o->desc.kind);
-    if (o->desc.beta1 == 0) o->desc.beta1 = 0.9;
-    if (o->desc.beta2 == 0) o->desc.beta2 = 0.999;
-    if (o->desc.eps == 0)
-        o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : o->desc.kind == STX_LAMB ? 1e-6 : 1e-8;
-    STX__NEED(
-        x,
-        o->desc.momentum >= 0 && stx__beta(o->desc.beta1) >= 0 && o->desc.beta1 < 1
-            && stx__beta(o->desc.beta2) >= 0 && o->desc.beta2 < 1 && o->desc.eps >= 0
-            && o->desc.clip >= 0 && o->desc.weight_decay >= 0,
-        STX_ERR_ARG,
-        "stx_optim_create: momentum, eps, clip and weight_decay want 0 or more, the betas [0,1) or -1 for 0");
-    STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG,
-              "stx_optim_create: Adagrad here has no weight "
-              "decay: set it to 0 or use STX_ADAMW");
-    STX__NEED(x, o->desc.clip_value >= 0 && o->desc.trust_max >= 0, STX_ERR_ARG,
-              "stx_optim_create: clip_value and trust_max want 0 or more");
-    STX__NEED(x, !o->desc.eps_hat || o->desc.kind == STX_ADAM || o->desc.kind == STX_ADAMW,
-              STX_ERR_ARG,
-              "stx_optim_create: eps_hat goes with STX_ADAM and STX_ADAMW, not with optimiser %d",
-              o->desc.kind);
-    STX__NEED(
-        x, o->desc.kind == STX_LAMB || (!o->desc.no_correction && o->desc.trust_max == 0),
-        STX_ERR_ARG,
-        "stx_optim_create: trust_max and no_correction go with STX_LAMB, not with optimiser %d",
-        o->desc.kind);
+    if (!stx__optim_resolve(x, &o->desc)) return NULL;
     if (x->group.ranks > 1 && !stx__make_buckets(p)) return NULL;
-    states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
+    states = stx__optim_states(&o->desc);
     o->params = p;
     o->count = p->count;
     p->in_use = 1;
     for (i = 0; i < p->count; i++) o->pieces += stx__chunks_of(p->tensor[i]->size);
+
     o->piece = (stx_optim_chunk *)stx__state(x, STX__STATE,
                                              stx_bytes_of(o->pieces, 1, sizeof *o->piece));
+    sums = o->desc.kind == STX_LAMB ? 3 : 1;
     o->squares = (double *)stx__state(x, STX__STATE,
-                                      stx_bytes_of(o->pieces, o->desc.kind == STX_LAMB ? 3 : 1,
-                                                   sizeof *o->squares));
-    pieces = stx__on_gpu(x)
-                 ? (stx_optim_chunk *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece))
-                 : o->piece;
-    if (!o->piece || !o->squares || !pieces || !stx__report_create(x)) return NULL;
+                                      stx_bytes_of(o->pieces, sums, sizeof *o->squares));
+    chunk = o->piece;
+    if (stx__on_gpu(x))
+        chunk = (stx_optim_chunk *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *chunk));
+    if (!o->piece || !o->squares || !chunk || !stx__report_create(x)) return NULL;
     STX__NEED(x, x->report.optims < STX_MAX_OPTIMS, STX_ERR_ARG,
-              "stx_optim_create: a context has room for %d optimisers: use another context",
+              "stx_optim_create: expected at most %d optimisers per context: use another context",
               (int)STX_MAX_OPTIMS);
     o->slot = x->report.optims++;
     o->lr = -1;
     stx__forget_steps(x);
     o->update = &x->report.device->update[o->slot];
-    for (k = 0; k < states; k++) {
-        o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
-        if (!o->state[k]) return NULL;
-        for (i = first = 0; i < p->count; first += stx__chunks_of(p->tensor[i++]->size)) {
-            stx__shard own = stx__own_shard(o->pieces, first, p->tensor[i]->size, x);
-            if (own.begin == own.end) continue;
-            if (!x->group.shard)
-                o->state[k][i] = stx__tensor(x, STX__STATE, p->tensor[i]->ndim, p->tensor[i]->dim);
-            else {
-                size = own.end - own.begin;
-                o->state[k][i] = stx__tensor(x, STX__STATE, 1, &size);
-            }
-            if (!o->state[k][i]) return NULL;
-            STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
-        }
-    }
-    for (i = first = 0, q = pieces; i < p->count; first += stx__chunks_of(p->tensor[i++]->size)) {
-        stx__shard own = stx__own_shard(o->pieces, first, p->tensor[i]->size, x);
-        for (at = 0; at < p->tensor[i]->size; at += STX__OPTIM_CHUNK, q++) {
-            q->tensor = i;
-            if (at < own.begin || at >= own.end) continue;
-            q->p = p->tensor[i]->data + at;
-            q->g = p->tensor[i]->grad + at;
-            for (k = 0; k < states; k++) q->s[k] = o->state[k][i]->data + (at - own.begin);
-            q->n = STX_MIN((size_t)STX__OPTIM_CHUNK, p->tensor[i]->size - at);
-        }
-    }
-    if (pieces != o->piece) {
-        stx__put_bytes(x, o->piece, pieces, o->pieces * sizeof *pieces);
-        stx_block_free(x, pieces);
+
+    for (k = 0; k < states; k++)
+        if (!stx__optim_make_state(o, k)) return NULL;
+    stx__optim_fill_chunks(o, chunk);
+    if (chunk != o->piece) {
+        stx__put_bytes(x, o->piece, chunk, o->pieces * sizeof *chunk);
+        stx_block_free(x, chunk);
     }
     return o;
 }
@@ -16444,9 +16495,8 @@ STX_DEF void stx_optim_set_lr(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     if (!stx_ok(x)) return;
     if (!(lr >= 0 && stx__finite(lr))) {
-        stx_fail(x, STX_ERR_ARG,
-                 "stx_optim_step, stx_optim_set_lr: learning rate %g, want a finite one, 0 or more",
-                 lr);
+        stx_bad_value(x, "stx_optim_step, stx_optim_set_lr", "learning rate", lr,
+                      "a finite value of 0 or more");
         return;
     }
 #ifdef SEQTX_CUDA
@@ -16454,7 +16504,7 @@ STX_DEF void stx_optim_set_lr(stx_optim *o, double lr) {
         if (lr != o->lr) {
             stx__host_access(x, "the previous step set a new learning rate "
                                 "(call stx_optim_set_lr before the step)");
-            /* while capturing: no, and then it is not repeated */
+            /* an error during capture; the step is then not replayed */
             stx_cuda_set_f64(x, &o->update->lr, lr);
         }
         o->lr = lr;
@@ -16478,67 +16528,89 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
     return u->ok || x->desc.dry;
 }
 
+/* The scalars of an Adam or LAMB update; d has its betas resolved. */
+static stx_adam_args stx__adam_args_of(const stx_optim_desc *d) {
+    STX__FP_SCOPE;
+    const int decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM;
+    stx_adam_args a;
+    a.beta1 = (stx_real)d->beta1;
+    a.rest1 = (stx_real)(1 - d->beta1);
+    a.beta2 = (stx_real)d->beta2;
+    a.rest2 = (stx_real)(1 - d->beta2);
+    a.eps = (stx_real)d->eps;
+    a.decay = (stx_real)(decoupled ? 0 : d->weight_decay);
+    a.decoupled = (stx_real)(decoupled ? d->weight_decay : 0);
+    return a;
+}
+
+/* The update itself, after stx_optim_prepare; d has its betas resolved. */
+static void stx__optim_update(stx_optim *o, const stx_optim_desc *d) {
+    stx_ctx *x = o->params->ctx;
+    stx_adam_args a;
+    double *squares;
+    switch (d->kind) {
+    case STX_SGD:
+        STX_RUN(x, stx_sgd_update,
+                (x, o->update, o->piece, o->pieces, (stx_real)d->momentum,
+                 (stx_real)d->weight_decay));
+        break;
+    case STX_ADAGRAD:
+        STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
+        break;
+    case STX_LAMB:
+        a = stx__adam_args_of(d);
+        squares = o->squares + o->pieces;
+        STX_RUN(x, stx_lamb_direction, (x, o->update, o->piece, o->pieces, squares, &a));
+        stx__sum_over_shards(x, squares, 2 * o->pieces);
+        STX_RUN(x, stx_lamb_update, (x, o->update, o->piece, o->pieces, squares, d->trust_max));
+        break;
+    default:
+        a = stx__adam_args_of(d);
+        STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, &a));
+    }
+}
+
 STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     STX__FP_SCOPE;
     stx_ctx *x = o ? o->params->ctx : NULL;
-    stx_optim_desc resolved;
-    const stx_optim_desc *d = &resolved;
-    double beta1, beta2;
+    stx_optim_desc d;
     size_t i;
     if (!stx_ok(x)) return 0;
-    resolved = o->desc;
-    resolved.beta1 = beta1 = stx__beta(d->beta1);
-    resolved.beta2 = beta2 = stx__beta(d->beta2);
+    d = o->desc;
+    d.beta1 = stx__beta(d.beta1);
+    d.beta2 = stx__beta(d.beta2);
     if (o->params->count != o->count) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last "
-            "stx_param",
-            o->params->count, o->count);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_optim_step: the list has %zu parameters, but had %zu when the optimiser was "
+                 "created: call stx_optim_create after the last stx_param",
+                 o->params->count, o->count);
         return 0;
     }
     stx_optim_set_lr(o, lr);
     x->group.sending = NULL;
     if (!stx_ok(x) || !stx__state_complete(x, "stx_optim_step")) return 0;
+
+    /* gradients: the mean over the ranks, clipped */
     stx__mean_grads(o->params);
     if (!stx_ok(x)) return 0;
     for (i = 0; i < o->count; i++) stx__param_written(x, o->params->tensor[i]->data);
-    if (d->clip_value > 0)
-        STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
+    if (d.clip_value > 0)
+        STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d.clip_value));
+
+    /* norms, and whether to update */
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
     stx__sum_over_shards(x, o->squares, o->pieces);
-    STX_RUN(x, stx_optim_prepare, (x, o->update, o->piece, o->pieces, o->squares, d));
-    if (d->kind == STX_SGD) {
-        STX_RUN(x, stx_sgd_update,
-                (x, o->update, o->piece, o->pieces, (stx_real)d->momentum,
-                 (stx_real)d->weight_decay));
-    } else if (d->kind == STX_ADAGRAD) {
-        STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
-    } else if (d->kind == STX_LAMB) {
-        double *squares = o->squares + o->pieces;
-        STX_RUN(x, stx_lamb_direction,
-                (x, o->update, o->piece, o->pieces, squares, (stx_real)beta1, (stx_real)(1 - beta1),
-                 (stx_real)beta2, (stx_real)(1 - beta2), (stx_real)d->eps,
-                 (stx_real)d->weight_decay));
-        stx__sum_over_shards(x, squares, 2 * o->pieces);
-        STX_RUN(x, stx_lamb_update, (x, o->update, o->piece, o->pieces, squares, d->trust_max));
-    } else {
-        double coupled = d->kind == STX_ADAM ? d->weight_decay : 0,
-               decoupled = d->kind == STX_ADAM ? 0 : d->weight_decay;
-        STX_RUN(x, stx_adam_update,
-                (x, o->update, o->piece, o->pieces, (stx_real)beta1, (stx_real)(1 - beta1),
-                 (stx_real)beta2, (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)coupled,
-                 (stx_real)decoupled));
-    }
+    STX_RUN(x, stx_optim_prepare, (x, o->update, o->piece, o->pieces, o->squares, &d));
+
+    stx__optim_update(o, &d);
     stx__spread_params(o);
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }
 
-/* All pieces of all parameters share one parallel loop; a piece is never split, so
-   threads do not change a bit. */
-static size_t stx__pieces_size(const stx_optim_chunk *piece, size_t count) {
+/* Elements of all chunks. */
+static size_t stx__chunks_size(const stx_optim_chunk *chunk, size_t count) {
     size_t k, n = 0;
-    for (k = 0; k < count; k++) n += piece[k].n;
+    for (k = 0; k < count; k++) n += chunk[k].n;
     return n;
 }
 
@@ -16552,42 +16624,71 @@ STX_INNER void stx__squares_n(int fma, double *sum, const stx_real *a, size_t n)
     for (e = 0; e < 16; e++) t += s[e];
     *sum = t;
 }
+
 STX_EACH_ISA(stx__squares_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
 
-/* What the loops over pieces need; unused ones are not set */
-typedef struct stx__pieces_job {
+/* Arguments of the loops over chunks; a loop reads only those it needs. */
+typedef struct stx__chunks_job {
     const stx_update *u;
-    const stx_optim_chunk *piece;
+    const stx_optim_chunk *chunk;
+    const stx_adam_args *adam;
     double *out;
-    stx_real momentum, beta1, rest1, beta2, rest2, eps, decay, decoupled, lo, hi;
-} stx__pieces_job;
+    stx_real momentum, decay, eps, lo, hi;
+} stx__chunks_job;
 
-static void stx__each_piece(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_part part,
-                            stx__pieces_job *j) {
-    j->piece = piece;
-    stx_parallel(x, count, stx__pieces_size(piece, count), part, j);
+/* One parallel loop over the chunks of all parameters. A chunk is never split, so the
+   number of threads does not change a bit. */
+static void stx__each_chunk(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_part part,
+                            stx__chunks_job *j) {
+    j->chunk = chunk;
+    stx_parallel(x, count, stx__chunks_size(chunk, count), part, j);
 }
 
 static void stx__squares_part(const stx_share *s, const void *job) {
-    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    const stx__chunks_job *j = (const stx__chunks_job *)job;
     size_t k;
     for (k = s->begin; k < s->end; k++)
-        STX_CALL(s->x, stx__squares_n, (j->out + k, j->piece[k].g, j->piece[k].n));
+        STX_CALL(s->x, stx__squares_n, (j->out + k, j->chunk[k].g, j->chunk[k].n));
 }
 
-STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_optim_chunk *piece, size_t count) {
-    stx__pieces_job j;
+STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_optim_chunk *chunk, size_t count) {
+    stx__chunks_job j;
     j.out = out;
-    stx__each_piece(x, piece, count, stx__squares_part, &j);
+    stx__each_chunk(x, chunk, count, stx__squares_part, &j);
 }
 
-/* From the squares' sums: the norm, and whether there is an update at all. */
-STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *piece, size_t count,
+/* Bias corrections of update u->step. Returns the learning rate, which RAdam's
+   radam_skip replaces with 0 in the first updates. */
+static double stx__optim_corrections(stx_update *u, const stx_optim_desc *d) {
+    STX__FP_SCOPE;
+    const double beta1 = d->beta1, beta2 = d->beta2, step = (double)u->step;
+    double lr = u->lr, rectify = 1;
+    u->plain = 0;
+    if (d->kind == STX_RADAM) {
+        const double power = pow(beta2, step), rho_inf = 2 / (1 - beta2) - 1;
+        const double rho = rho_inf - 2 * step * power / (1 - power);
+        u->plain = !(rho >= 5);
+        if (!u->plain)
+            rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * rho_inf
+                           / ((rho_inf - 4) * (rho_inf - 2) * rho));
+        else if (d->radam_skip)
+            lr = 0;
+    }
+    if (d->eps_hat) rectify = sqrt(1 - pow(beta2, step));
+    u->correction1 = (stx_real)(d->no_correction ? 1 : (1 - pow(beta1, step)) / rectify);
+    u->correction2 = 1;
+    if (d->kind != STX_RADAM && !d->eps_hat && !d->no_correction)
+        u->correction2 = (stx_real)(1 - pow(beta2, step));
+    STX__FP_PIN(lr);
+    return lr;
+}
+
+STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, size_t count,
                                const double *squares, const stx_optim_desc *d) {
     STX__FP_SCOPE;
-    const double clip = d->clip, beta1 = d->beta1, beta2 = d->beta2;
-    const int kind = d->kind;
-    double total = 0, lr = u->lr, rectify = 1, step;
+    const double clip = d->clip;
+    const int per_tensor = clip > 0 && d->kind == STX_ADAGRAD;
+    double total = 0, lr;
     size_t k, end;
     (void)x;
     for (k = 0; k < count; k++) total += squares[k];
@@ -16597,54 +16698,46 @@ STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *piece
         u->skipped++;
         return;
     }
-    u->factor = (stx_real)(clip > 0 && kind != STX_ADAGRAD ? STX_MIN(1, clip / (u->norm + 1e-6))
-                                                           : 1);
-    step = (double)++u->step;
-    u->plain = 0;
-    if (kind == STX_RADAM) {
-        double power = pow(beta2, step), most = 2 / (1 - beta2) - 1,
-               rho = most - 2 * step * power / (1 - power);
-        u->plain = !(rho >= 5);
-        if (!u->plain)
-            rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most
-                           / ((most - 4) * (most - 2) * rho));
-        else if (d->radam_skip)
-            lr = 0;
-    }
-    if (d->eps_hat) rectify = sqrt(1 - pow(beta2, step));
-    u->correction1 = (stx_real)(d->no_correction ? 1 : (1 - pow(beta1, step)) / rectify);
-    u->correction2 = kind == STX_RADAM || d->eps_hat || d->no_correction
-                         ? 1
-                         : (stx_real)(1 - pow(beta2, step));
+    u->step++;
+    u->factor = 1;
+    if (clip > 0 && !per_tensor) u->factor = (stx_real)STX_MIN(1, clip / (u->norm + 1e-6));
+    lr = stx__optim_corrections(u, d);
+
+    /* the learning rate of each tensor; the chunks of a tensor are adjacent */
     for (k = 0; k < count; k = end) {
-        double sq = 0, eta = lr;
-        for (end = k; end < count && piece[end].tensor == piece[k].tensor; end++)
-            sq += squares[end];
-        if (clip > 0 && kind == STX_ADAGRAD && sqrt(sq) > clip)
-            eta = lr * clip / (sqrt(sq) + 1e-10);
-        for (; k < end; k++) piece[k].lr = (stx_real)eta;
+        double sum = 0, tensor_lr = lr;
+        for (end = k; end < count && chunk[end].tensor == chunk[k].tensor; end++)
+            sum += squares[end];
+        if (per_tensor && sqrt(sum) > clip) tensor_lr = lr * clip / (sqrt(sum) + 1e-10);
+        for (; k < end; k++) chunk[k].lr = (stx_real)tensor_lr;
     }
 }
 
-static void stx__not_updated_part(const stx_share *s, const void *job) {
-    const stx_optim_chunk *piece = ((const stx__pieces_job *)job)->piece;
+static void stx__clear_grads_part(const stx_share *s, const void *job) {
+    const stx_optim_chunk *chunk = ((const stx__chunks_job *)job)->chunk;
     size_t k;
-    for (k = s->begin; k < s->end; k++) memset(piece[k].g, 0, piece[k].n * sizeof *piece[k].g);
+    for (k = s->begin; k < s->end; k++) memset(chunk[k].g, 0, chunk[k].n * sizeof *chunk[k].g);
 }
 
-static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
-                            size_t count) {
-    stx__pieces_job j;
+/* If the update is skipped, clears the gradients and returns 1. */
+static int stx__update_skipped(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                               size_t count) {
+    stx__chunks_job j;
     if (u->ok) return 0;
-    stx__each_piece(x, piece, count, stx__not_updated_part, &j);
+    stx__each_chunk(x, chunk, count, stx__clear_grads_part, &j);
     return 1;
 }
 
-/* g' = gscale g + decay p ; buf = momentum buf + g' ; p -= lr buf */
-STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr,
-                          stx_real gscale, stx_real momentum, stx_real decay) {
+typedef struct stx__sgd {
+    stx_real lr, factor, momentum, decay;
+} stx__sgd;
+
+/* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0 */
+STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n,
+                          const stx__sgd *k) {
+    const stx_real lr = k->lr, factor = k->factor, momentum = k->momentum, decay = k->decay;
     size_t i;
-    for (i = 0; i < n; i++) g[i] = STX_FMA(fma, gscale, g[i], decay * p[i]);
+    for (i = 0; i < n; i++) g[i] = STX_FMA(fma, factor, g[i], decay * p[i]);
     if (buf)
         for (i = 0; i < n; i++) g[i] = buf[i] = STX_FMA(fma, momentum, buf[i], g[i]);
     for (i = 0; i < n; i++) {
@@ -16652,31 +16745,36 @@ STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size
         g[i] = 0;
     }
 }
+
 STX_EACH_ISA(stx__sgd_n,
              (stx_real * STX_RESTRICT p, stx_real *STX_RESTRICT buf, stx_real *STX_RESTRICT g,
-              size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay),
-             p, buf, g, n, lr, gscale, momentum, decay)
+              size_t n, const stx__sgd *k),
+             p, buf, g, n, k)
 
 static void stx__sgd_part(const stx_share *s, const void *job) {
-    const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_optim_chunk *q = j->piece + s->begin;
-    size_t k;
-    for (k = s->begin; k < s->end; k++, q++)
-        STX_CALL(s->x, stx__sgd_n,
-                 (q->p, q->s[0], q->g, q->n, q->lr, j->u->factor, j->momentum, j->decay));
+    const stx__chunks_job *j = (const stx__chunks_job *)job;
+    const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
+    stx__sgd k;
+    k.factor = j->u->factor;
+    k.momentum = j->momentum;
+    k.decay = j->decay;
+    for (; c < end; c++) {
+        k.lr = c->lr;
+        STX_CALL(s->x, stx__sgd_n, (c->p, c->s[0], c->g, c->n, &k));
+    }
 }
 
-STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                             size_t count, stx_real momentum, stx_real decay) {
-    stx__pieces_job j;
-    if (stx__not_updated(x, u, piece, count)) return;
+    stx__chunks_job j;
+    if (stx__update_skipped(x, u, chunk, count)) return;
     j.u = u;
     j.momentum = momentum;
     j.decay = decay;
-    stx__each_piece(x, piece, count, stx__sgd_part, &j);
+    stx__each_chunk(x, chunk, count, stx__sgd_part, &j);
 }
 
-/* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) */
+/* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
 STX_INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g, size_t n,
                               stx_real lr, stx_real eps) {
     size_t i;
@@ -16687,55 +16785,74 @@ STX_INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g, 
         g[i] = 0;
     }
 }
+
 STX_EACH_ISA(stx__adagrad_n,
              (stx_real * STX_RESTRICT p, stx_real *STX_RESTRICT sum, stx_real *STX_RESTRICT g,
               size_t n, stx_real lr, stx_real eps),
              p, sum, g, n, lr, eps)
 
 static void stx__adagrad_part(const stx_share *s, const void *job) {
-    const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_optim_chunk *q = j->piece + s->begin;
-    size_t k;
-    for (k = s->begin; k < s->end; k++, q++)
-        STX_CALL(s->x, stx__adagrad_n, (q->p, q->s[0], q->g, q->n, q->lr, j->eps));
+    const stx__chunks_job *j = (const stx__chunks_job *)job;
+    const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
+    for (; c < end; c++)
+        STX_CALL(s->x, stx__adagrad_n, (c->p, c->s[0], c->g, c->n, c->lr, j->eps));
 }
 
-STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, stx_real eps) {
-    stx__pieces_job j;
-    if (stx__not_updated(x, u, piece, count)) return;
+    stx__chunks_job j;
+    if (stx__update_skipped(x, u, chunk, count)) return;
     j.eps = eps;
-    stx__each_piece(x, piece, count, stx__adagrad_part, &j);
+    stx__each_chunk(x, chunk, count, stx__adagrad_part, &j);
 }
 
-/* rest = 1 - beta, made in double: 1 - 0.999f would be 1e-5 off. m = b1 m + (1-b1) g ;
-   v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = corrections;
-   plain: p -= lr m / c1 */
+/* Scalars of the inner loops of Adam and LAMB, from stx_adam_args and stx_update. */
 typedef struct stx__adam {
-    stx_real gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2;
+    stx_real factor, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2;
     int plain;
 } stx__adam;
 
+static stx__adam stx__adam_of(const stx_adam_args *a, const stx_update *u) {
+    stx__adam k;
+    k.factor = u->factor;
+    k.beta1 = a->beta1;
+    k.rest1 = a->rest1;
+    k.beta2 = a->beta2;
+    k.rest2 = a->rest2;
+    k.eps = a->eps;
+    k.decay = a->decay;
+    k.decoupled = a->decoupled;
+    k.correction1 = u->correction1;
+    k.correction2 = u->correction2;
+    k.plain = u->plain;
+    return k;
+}
+
+/* d = factor g + decay p ; m = beta1 m + rest1 d ; v = beta2 v + rest2 d^2
+   p = (1 - lr decoupled) p - lr (m / correction1) / (sqrt(v / correction2) + eps) ; g = 0
+   plain: p = (1 - lr decoupled) p - lr m / correction1 */
 STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n,
                            stx_real lr, const stx__adam *k) {
-    const stx_real gscale = k->gscale, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2,
-                   rest2 = k->rest2, eps = k->eps, decay = k->decay, decoupled = k->decoupled,
-                   correction1 = k->correction1, correction2 = k->correction2;
-    stx_real keep = 1 - lr * decoupled, rate = lr / correction1, unbias = 1 / correction2;
+    const stx_real factor = k->factor, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2;
+    const stx_real rest2 = k->rest2, eps = k->eps, decay = k->decay;
+    const stx_real keep = 1 - lr * k->decoupled;
+    const stx_real rate = lr / k->correction1, unbias = 1 / k->correction2;
     size_t i = 0;
     if (!k->plain)
         for (; i < n; i++) {
-            stx_real d = STX_FMA(fma, gscale, g[i], decay * p[i]);
-            stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d),
-                     s = STX_FMA(fma, beta2, v[i], rest2 * d * d);
+            stx_real d = STX_FMA(fma, factor, g[i], decay * p[i]);
+            stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d);
+            stx_real s = STX_FMA(fma, beta2, v[i], rest2 * d * d);
             m[i] = a;
             v[i] = s;
             p[i] = keep * p[i] - rate * a / (stx_fast_sqrt(fma, s * unbias) + eps);
             g[i] = 0;
         }
-    /* plain, in a loop of its own: gcc makes no vectors of a root behind a condition */
+
+    /* plain, in a separate loop: gcc does not vectorise a square root under a
+       condition */
     for (; i < n; i++) {
-        stx_real d = STX_FMA(fma, gscale, g[i], decay * p[i]);
+        stx_real d = STX_FMA(fma, factor, g[i], decay * p[i]);
         stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d);
         m[i] = a;
         v[i] = STX_FMA(fma, beta2, v[i], rest2 * d * d);
@@ -16743,167 +16860,148 @@ STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_r
         g[i] = 0;
     }
 }
+
 STX_EACH_ISA(stx__adam_n,
              (stx_real * STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v,
               stx_real *STX_RESTRICT g, size_t n, stx_real lr, const stx__adam *k),
              p, m, v, g, n, lr, k)
 
 static void stx__adam_part(const stx_share *s, const void *job) {
-    const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_optim_chunk *q = j->piece + s->begin;
-    stx__adam a;
-    size_t k;
-    a.gscale = j->u->factor;
-    a.beta1 = j->beta1;
-    a.rest1 = j->rest1;
-    a.beta2 = j->beta2;
-    a.rest2 = j->rest2;
-    a.eps = j->eps;
-    a.decay = j->decay;
-    a.decoupled = j->decoupled;
-    a.correction1 = j->u->correction1;
-    a.correction2 = j->u->correction2;
-    a.plain = j->u->plain;
-    for (k = s->begin; k < s->end; k++, q++)
-        STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, &a));
+    const stx__chunks_job *j = (const stx__chunks_job *)job;
+    const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
+    const stx__adam k = stx__adam_of(j->adam, j->u);
+    for (; c < end; c++)
+        STX_CALL(s->x, stx__adam_n, (c->p, c->s[0], c->s[1], c->g, c->n, c->lr, &k));
 }
 
-STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
-                             size_t count, stx_real beta1, stx_real rest1, stx_real beta2,
-                             stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled) {
-    stx__pieces_job j;
-    if (stx__not_updated(x, u, piece, count)) return;
+STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                             size_t count, const stx_adam_args *a) {
+    stx__chunks_job j;
+    if (stx__update_skipped(x, u, chunk, count)) return;
     j.u = u;
-    j.beta1 = beta1;
-    j.rest1 = rest1;
-    j.beta2 = beta2;
-    j.rest2 = rest2;
-    j.eps = eps;
-    j.decay = decay;
-    j.decoupled = decoupled;
-    stx__each_piece(x, piece, count, stx__adam_part, &j);
+    j.adam = a;
+    stx__each_chunk(x, chunk, count, stx__adam_part, &j);
 }
 
-/* d = gscale g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v
-   / c2) + eps) + decay p */
+/* d = factor g ; m = beta1 m + rest1 d ; v = beta2 v + rest2 d^2
+   g = (m / correction1) / (sqrt(v / correction2) + eps) + decay p */
 STX_INNER void stx__lamb_n(int fma, const stx_real *p, stx_real *m, stx_real *v, stx_real *g,
-                           size_t n, const stx_real *k) {
-    const stx_real gscale = k[0], beta1 = k[1], rest1 = k[2], beta2 = k[3], rest2 = k[4],
-                   eps = k[5], decay = k[6], rate = k[7], unbias = k[8];
+                           size_t n, const stx__adam *k) {
+    const stx_real factor = k->factor, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2;
+    const stx_real rest2 = k->rest2, eps = k->eps, decay = k->decay;
+    const stx_real rate = 1 / k->correction1, unbias = 1 / k->correction2;
     size_t i;
     for (i = 0; i < n; i++) {
-        stx_real d = gscale * g[i];
-        stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d),
-                 s = STX_FMA(fma, beta2, v[i], rest2 * d * d);
+        stx_real d = factor * g[i];
+        stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d);
+        stx_real s = STX_FMA(fma, beta2, v[i], rest2 * d * d);
         m[i] = a;
         v[i] = s;
         g[i] = STX_FMA(fma, decay, p[i], rate * a / (stx_fast_sqrt(fma, s * unbias) + eps));
     }
 }
+
 STX_EACH_ISA(stx__lamb_n,
              (const stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v,
-              stx_real *STX_RESTRICT g, size_t n, const stx_real *k),
+              stx_real *STX_RESTRICT g, size_t n, const stx__adam *k),
              p, m, v, g, n, k)
 
-static void stx__lamb_part(const stx_share *s, const void *job) {
-    const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_optim_chunk *q = j->piece + s->begin;
-    size_t k;
-    for (k = s->begin; k < s->end; k++, q++) {
-        stx_real c[9];
-        c[0] = j->u->factor;
-        c[1] = j->beta1;
-        c[2] = j->rest1;
-        c[3] = j->beta2;
-        c[4] = j->rest2;
-        c[5] = j->eps;
-        c[6] = j->decay;
-        c[7] = 1 / j->u->correction1;
-        c[8] = 1 / j->u->correction2;
-        STX_CALL(s->x, stx__lamb_n, (q->p, q->s[0], q->s[1], q->g, q->n, c));
-        STX_CALL(s->x, stx__squares_n, (j->out + 2 * k, q->p, q->n));
-        STX_CALL(s->x, stx__squares_n, (j->out + 2 * k + 1, q->g, q->n));
+/* out (count,2): the sums of p^2 and of the squared direction of each chunk */
+static void stx__lamb_direction_part(const stx_share *s, const void *job) {
+    const stx__chunks_job *j = (const stx__chunks_job *)job;
+    const stx__adam k = stx__adam_of(j->adam, j->u);
+    size_t i;
+    for (i = s->begin; i < s->end; i++) {
+        const stx_optim_chunk *c = j->chunk + i;
+        STX_CALL(s->x, stx__lamb_n, (c->p, c->s[0], c->s[1], c->g, c->n, &k));
+        STX_CALL(s->x, stx__squares_n, (j->out + 2 * i, c->p, c->n));
+        STX_CALL(s->x, stx__squares_n, (j->out + 2 * i + 1, c->g, c->n));
     }
 }
 
-STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
-                                size_t count, double *squares, stx_real beta1, stx_real rest1,
-                                stx_real beta2, stx_real rest2, stx_real eps, stx_real decay) {
-    stx__pieces_job j;
+STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                                size_t count, double *squares, const stx_adam_args *a) {
+    stx__chunks_job j;
     if (!u->ok) return;
     j.u = u;
     j.out = squares;
-    j.beta1 = beta1;
-    j.rest1 = rest1;
-    j.beta2 = beta2;
-    j.rest2 = rest2;
-    j.eps = eps;
-    j.decay = decay;
-    stx__each_piece(x, piece, count, stx__lamb_part, &j);
+    j.adam = a;
+    stx__each_chunk(x, chunk, count, stx__lamb_direction_part, &j);
 }
 
-static void stx__lamb_step_part(const stx_share *s, const void *job) {
-    const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_optim_chunk *q = j->piece + s->begin;
-    size_t k;
-    for (k = s->begin; k < s->end; k++, q++)
-        STX_CALL(s->x, stx__sgd_n, (q->p, NULL, q->g, q->n, q->lr, 1, 0, 0));
+/* p -= lr g ; g = 0 */
+static void stx__lamb_update_part(const stx_share *s, const void *job) {
+    const stx__chunks_job *j = (const stx__chunks_job *)job;
+    const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
+    stx__sgd k;
+    k.factor = 1;
+    k.momentum = k.decay = 0;
+    for (; c < end; c++) {
+        k.lr = c->lr;
+        STX_CALL(s->x, stx__sgd_n, (c->p, NULL, c->g, c->n, &k));
+    }
 }
 
-STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_optim_chunk *piece, size_t count,
+STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_optim_chunk *chunk, size_t count,
                              const double *squares, double trust_max) {
     STX__FP_SCOPE;
-    stx__pieces_job j;
+    stx__chunks_job j;
     size_t k, end;
-    if (stx__not_updated(x, u, piece, count)) return;
+    if (stx__update_skipped(x, u, chunk, count)) return;
+
+    /* phi = min(|p|, trust_max) / |direction| of each tensor scales its learning rate */
     for (k = 0; k < count; k = end) {
         double p = 0, g = 0;
-        for (end = k; end < count && piece[end].tensor == piece[k].tensor; end++) {
+        for (end = k; end < count && chunk[end].tensor == chunk[k].tensor; end++) {
             p += squares[2 * end];
             g += squares[2 * end + 1];
         }
         p = sqrt(p);
         if (trust_max > 0) p = STX_MIN(p, trust_max);
         if (p > 0 && g > 0)
-            for (; k < end; k++) piece[k].lr = (stx_real)((double)piece[k].lr * p / sqrt(g));
+            for (; k < end; k++) chunk[k].lr = (stx_real)((double)chunk[k].lr * p / sqrt(g));
     }
-    stx__each_piece(x, piece, count, stx__lamb_step_part, &j);
+    stx__each_chunk(x, chunk, count, stx__lamb_update_part, &j);
 }
 
 static void stx__clip_part(const stx_share *s, const void *job) {
-    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    const stx__chunks_job *j = (const stx__chunks_job *)job;
     size_t k, i;
     for (k = s->begin; k < s->end; k++) {
-        stx_real *g = j->piece[k].g;
-        for (i = 0; i < j->piece[k].n; i++)
+        stx_real *g = j->chunk[k].g;
+        for (i = 0; i < j->chunk[k].n; i++)
             if ((g[i] < j->lo || g[i] > j->hi) && stx__finite((double)g[i]))
                 g[i] = g[i] < 0 ? j->lo : j->hi;
     }
 }
 
-STX_DEF void stx_clip_values(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real c) {
-    stx__pieces_job j;
+STX_DEF void stx_clip_values(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real c) {
+    stx__chunks_job j;
     j.lo = -c;
     j.hi = c;
-    stx__each_piece(x, piece, count, stx__clip_part, &j);
+    stx__each_chunk(x, chunk, count, stx__clip_part, &j);
 }
 
 static void stx__clamp_part(const stx_share *s, const void *job) {
-    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    const stx__chunks_job *j = (const stx__chunks_job *)job;
     size_t k, i;
     for (k = s->begin; k < s->end; k++) {
-        stx_real *y = j->piece[k].p;
-        for (i = 0; i < j->piece[k].n; i++)
-            y[i] = y[i] < j->lo ? j->lo : y[i] > j->hi ? j->hi : y[i];
+        stx_real *p = j->chunk[k].p;
+        for (i = 0; i < j->chunk[k].n; i++) {
+            if (p[i] < j->lo)
+                p[i] = j->lo;
+            else if (p[i] > j->hi)
+                p[i] = j->hi;
+        }
     }
 }
 
-STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo,
+STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real lo,
                        stx_real hi) {
-    stx__pieces_job j;
+    stx__chunks_job j;
     j.lo = lo;
     j.hi = hi;
-    stx__each_piece(x, piece, count, stx__clamp_part, &j);
+    stx__each_chunk(x, chunk, count, stx__clamp_part, &j);
 }
 
 

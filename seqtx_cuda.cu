@@ -12230,8 +12230,7 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_ch
     if (count) STX__RUN_CHUNKS(x, "stx_adagrad_update", stx__adagrad_kernel, chunk, count, u, eps);
 }
 
-/* Adam, AdamW and RAdam, with rest = 1 - beta (computed in double) and the corrections c1
-   and c2 of u:
+/* Adam, AdamW and RAdam, with the corrections c1 and c2 of u:
 
        g' = factor g + decay p
        m  = beta1 m + rest1 g'
@@ -12240,30 +12239,26 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_ch
    If u->plain, p = (1 - lr decoupled) p - lr m / c1. */
 STX__GLOBAL(256)
 stx__adam_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t,
-                 const stx_update *u, float beta1, float rest1, float beta2, float rest2, float eps,
-                 float decay, float decoupled) {
+                 const stx_update *u, const stx_adam_args a) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor, unbias = 1 / u->correction2;
     const int plain = u->plain;
     STX__EACH_CHUNK(k, count) {
         const stx_optim_chunk q = chunk[k];
         const stx__num p = stx__chunk_num(t, q.p, sh);
-        const float keep = 1 - q.lr * decoupled, rate = q.lr / u->correction1;
+        const float keep = 1 - q.lr * a.decoupled, rate = q.lr / u->correction1;
         stx__update_chunk(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
-            float d = fmaf(factor, g, decay * w);
-            m = fmaf(beta1, m, rest1 * d);
-            v = fmaf(beta2, v, rest2 * d * d);
-            w = keep * w - rate * m / (plain ? 1 : sqrtf(v * unbias) + eps);
+            float d = fmaf(factor, g, a.decay * w);
+            m = fmaf(a.beta1, m, a.rest1 * d);
+            v = fmaf(a.beta2, v, a.rest2 * d * d);
+            w = keep * w - rate * m / (plain ? 1 : sqrtf(v * unbias) + a.eps);
         });
     }
 }
 
 void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                          size_t count, stx_real beta1, stx_real rest1, stx_real beta2,
-                          stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled) {
-    if (count)
-        STX__RUN_CHUNKS(x, "stx_adam_update", stx__adam_kernel, chunk, count, u, beta1, rest1,
-                        beta2, rest2, eps, decay, decoupled);
+                          size_t count, const stx_adam_args *a) {
+    if (count) STX__RUN_CHUNKS(x, "stx_adam_update", stx__adam_kernel, chunk, count, u, *a);
 }
 
 /* LAMB, first kernel: the direction of each element, which replaces g,
@@ -12276,8 +12271,7 @@ void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk
    handles a chunk: a thread adds every 256th element, in order, then a fixed tree. */
 STX__GLOBAL(256)
 stx__lamb_direction_kernel(const stx_optim_chunk *chunk, size_t count, const stx_update *u,
-                           double *squares, float beta1, float rest1, float beta2, float rest2,
-                           float eps, float decay) {
+                           double *squares, const stx_adam_args a) {
     STX__SHARED(double, sh, 32);
     if (!u->ok) return;
     const float factor = u->factor, rate = 1 / u->correction1, unbias = 1 / u->correction2;
@@ -12285,9 +12279,10 @@ stx__lamb_direction_kernel(const stx_optim_chunk *chunk, size_t count, const stx
         const stx_optim_chunk q = chunk[k];
         double pp = 0, gg = 0;
         for (size_t i = threadIdx.x; i < q.n; i += 256) {
-            float p = q.p[i], d = factor * q.g[i], m = fmaf(beta1, q.s[0][i], rest1 * d),
-                  v = fmaf(beta2, q.s[1][i], rest2 * d * d);
-            float r = fmaf(decay, p, rate * m / (sqrtf(v * unbias) + eps));
+            float p = q.p[i], d = factor * q.g[i];
+            float m = fmaf(a.beta1, q.s[0][i], a.rest1 * d);
+            float v = fmaf(a.beta2, q.s[1][i], a.rest2 * d * d);
+            float r = fmaf(a.decay, p, rate * m / (sqrtf(v * unbias) + a.eps));
             q.s[0][i] = m;
             q.s[1][i] = v;
             q.g[i] = r;
@@ -12304,12 +12299,10 @@ stx__lamb_direction_kernel(const stx_optim_chunk *chunk, size_t count, const stx
 }
 
 void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                             size_t count, double *squares, stx_real beta1, stx_real rest1,
-                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay) {
+                             size_t count, double *squares, const stx_adam_args *a) {
     if (count)
         STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_direction_kernel,
-                        stx__chunk_blocks(count), 256, 0, chunk, count, u, squares, beta1, rest1,
-                        beta2, rest2, eps, decay);
+                        stx__chunk_blocks(count), 256, 0, chunk, count, u, squares, *a);
 }
 
 /* LAMB, second kernel: multiplies the lr of each tensor's chunks by its trust ratio,

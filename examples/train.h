@@ -3637,7 +3637,7 @@ TR_DEF int tr_lm_why(tr_lm *t) {
         {"precision 1 is not in", "bf16 is not in"},
         {"STX_PREC_F32", "--precision f32"},
         {" or STX_PREC_BF16", ""},
-        {"Adagrad here has no weight decay: set it to 0 or use STX_ADAMW",
+        {"weight_decay: STX_ADAGRAD has no weight decay: set it to 0 or use STX_ADAMW",
             "--optim adagrad has no --weight-decay: set it to 0, or use --optim adamw"},
         {NULL, NULL}
     };

@@ -604,10 +604,10 @@ static void errors(void) {
         memset(&bad_, 0, sizeof bad_);
         bad_.eps_hat = 1;
         bad_.kind = STX_SGD;
-        WANT(stx_optim_create(p, &bad_), STX_ERR_ARG, "stx_optim_create", "optimiser 1", "eps_hat");
+        WANT(stx_optim_create(p, &bad_), STX_ERR_ARG, "stx_optim_create", "eps_hat", "STX_ADAMW");
         bad_.eps_hat = 0;
         bad_.trust_max = 1;
-        WANT(stx_optim_create(p, &bad_), STX_ERR_ARG, "stx_optim_create", "optimiser 1",
+        WANT(stx_optim_create(p, &bad_), STX_ERR_ARG, "stx_optim_create", "trust_max",
              "STX_LAMB");
         bad_.trust_max = 0;
         bad_.clip_value = -1;
@@ -2852,6 +2852,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
            sum, sum2, loss;
     stx_optim_chunk p;
     stx_update u;
+    stx_adam_args adam;
     int32_t *ids = (int32_t *)malloc(N * sizeof *ids);
     int act;
     for (i = 0; i < n; i++) {
@@ -3141,6 +3142,13 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     p.g = sm;
     p.s[0] = m;
     p.s[1] = v;
+    adam.beta1 = (stx_real)0.9;
+    adam.rest1 = (stx_real)0.1;
+    adam.beta2 = (stx_real)0.99;
+    adam.rest2 = (stx_real)0.01;
+    adam.eps = (stx_real)1e-3;
+    adam.decay = (stx_real)0.02;
+    adam.decoupled = (stx_real)0.03;
 #define UPDATE(call) \
   (p.p = y, memcpy(sm, dy, n * sizeof *sm), memcpy(m, b, n * sizeof *m), \
    memcpy(v, v0, n * sizeof *v), call)
@@ -3148,8 +3156,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("sgd", n, 8, UPDATE(stx_sgd_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.01)),
            (double)c[i] - 0.1 * (0.9 * (double)b[i] + 0.5 * (double)dy[i] + 0.01 * (double)c[i]));
     KERNEL("adam", n, 16,
-           UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99,
-                                  (stx_real)0.01, (stx_real)1e-3, (stx_real)0.02, (stx_real)0.03)),
+           UPDATE(stx_adam_update(x, &u, &p, 1, &adam)),
            (double)c[i] * (1 - 0.1 * 0.03)
                - 0.1 / 0.4
                      * (0.9 * (double)b[i] + 0.1 * (0.5 * (double)dy[i] + 0.02 * (double)c[i]))
@@ -3158,9 +3165,9 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
                              / 0.25)
                         + 1e-3));
     u.plain = 1;
+    adam.decay = 0;
     KERNEL("adam plain", n, 16,
-           UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99,
-                                  (stx_real)0.01, (stx_real)1e-3, 0, (stx_real)0.03)),
+           UPDATE(stx_adam_update(x, &u, &p, 1, &adam)),
            (double)c[i] * (1 - 0.1 * 0.03)
                - 0.1 / 0.4 * (0.9 * (double)b[i] + 0.1 * 0.5 * (double)dy[i]));
     memcpy(b, v0, n * sizeof *b);
@@ -3173,10 +3180,8 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     u.ok = 0; /* no update: the gradient goes, all else stays */
     KERNEL("sgd skipped", n, 0, UPDATE(stx_sgd_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.01)),
            (double)c[i]);
-    KERNEL("adam skipped", n, 0,
-           UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99,
-                                  (stx_real)0.01, (stx_real)1e-3, 0, 0)),
-           (double)c[i]);
+    adam.decoupled = 0;
+    KERNEL("adam skipped", n, 0, UPDATE(stx_adam_update(x, &u, &p, 1, &adam)), (double)c[i]);
     KERNEL("adagrad skipped", n, 0, UPDATE(stx_adagrad_update(x, &u, &p, 1, (stx_real)0.01)),
            (double)c[i]);
     for (sum = 0, i = 0; i < n; i++) sum += (double)sm[i] * (double)sm[i];

@@ -954,9 +954,10 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
         else if (kind == STX_LAMB) {
             double *both = (double *)calloc(o.pieces, 2 * sizeof *both),
                    *dev = (double *)cuda_bytes(gx, both, 2 * o.pieces * sizeof *both);
-            BOTH(stx_lamb_direction,
-                 (cx, &o.u, o.c, o.pieces, both, 0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, decay),
-                 (gx, o.du, o.d, o.pieces, dev, 0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, decay));
+            stx_adam_args lamb = {0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, 0, 0};
+            lamb.decay = decay;
+            BOTH(stx_lamb_direction, (cx, &o.u, o.c, o.pieces, both, &lamb),
+                 (gx, o.du, o.d, o.pieces, dev, &lamb));
             BOTH(stx_lamb_update, (cx, &o.u, o.c, o.pieces, both, d.trust_max),
                  (gx, o.du, o.d, o.pieces, dev, d.trust_max));
             stx_cuda_free(gx, dev);
@@ -964,12 +965,15 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
         } else if (kind == STX_ADAGRAD)
             BOTH(stx_adagrad_update, (cx, &o.u, o.c, o.pieces, 1e-10f),
                  (gx, o.du, o.d, o.pieces, 1e-10f));
-        else
-            BOTH(stx_adam_update,
-                 (cx, &o.u, o.c, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f,
-                  kind == STX_ADAM ? decay : 0, kind == STX_ADAM ? 0 : decay),
-                 (gx, o.du, o.d, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f,
-                  kind == STX_ADAM ? decay : 0, kind == STX_ADAM ? 0 : decay));
+        else {
+            stx_adam_args adam = {0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, 0, 0};
+            if (kind == STX_ADAM)
+                adam.decay = decay;
+            else
+                adam.decoupled = decay;
+            BOTH(stx_adam_update, (cx, &o.u, o.c, o.pieces, &adam),
+                 (gx, o.du, o.d, o.pieces, &adam));
+        }
         for (t = 0; t < tensors; t++) {
             float *was = NULL;
             if (step == 4 || step == 6) {
