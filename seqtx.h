@@ -19196,9 +19196,11 @@ STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n) {
 #endif
 }
 
+/* Hashes n bytes in words of 8. Runs hashed one after the other give the hash of the
+   whole only if all but the last consist of complete words. */
 static uint64_t stx__hash(uint64_t h, const void *data, size_t n) {
     const unsigned char *p = (const unsigned char *)data;
-    for (; n;) {
+    while (n) {
         uint64_t v = n;
         size_t k = n < 8 ? n : 8;
         memcpy(&v, p, k);
@@ -19210,54 +19212,63 @@ static uint64_t stx__hash(uint64_t h, const void *data, size_t n) {
     return h;
 }
 
-static uint64_t stx__hash_entry(const char *name, int dtype, int ndim, const size_t *dim,
-                                const void *data, size_t bytes, size_t runs, size_t apart) {
-    uint64_t h = stx__hash((uint64_t)dtype * 16 + (uint64_t)ndim + 1, name, strlen(name) + 1);
+static uint64_t stx__hash_item(const stx__item *it) {
+    uint64_t h = stx__hash((uint64_t)it->dtype * 16 + (uint64_t)it->ndim + 1, it->name,
+                           strlen(it->name) + 1);
     size_t k;
     int i;
-    for (i = 0; i < ndim; i++) {
-        uint64_t d = dim[i];
+    for (i = 0; i < it->ndim; i++) {
+        uint64_t d = it->dim[i];
         h = stx__hash(h, &d, sizeof d);
     }
-    /* but the last, in whole words */
-    for (k = 0; k < runs; k++) h = stx__hash(h, (const char *)data + k * apart, bytes / runs);
+    for (k = 0; k < it->runs; k++)
+        h = stx__hash(h, (const char *)it->data + k * it->stride, it->bytes / it->runs);
     return h;
+}
+
+static uint64_t stx__hash_entry(const stx_entry *e) {
+    stx__item it;
+    memset(&it, 0, sizeof it);
+    it.name = (char *)(uintptr_t)e->name;
+    it.dtype = e->dtype;
+    it.ndim = e->ndim;
+    memcpy(it.dim, e->dim, sizeof it.dim);
+    it.data = e->data;
+    it.bytes = e->bytes;
+    it.runs = 1;
+    return stx__hash_item(&it);
 }
 
 static uint64_t stx__hash_text(const char *key, const char *value) {
     return stx__hash(stx__hash(7, key, strlen(key) + 1), value, strlen(value) + 1);
 }
 
-/* Sums of the parts' hashes: entries and texts may be listed in any order. */
+/* The checksum is the sum of the hashes of all tensors and texts, so their order does
+   not matter. */
 STX_DEF int stx_writer_checksum(stx_writer *w) {
     uint64_t h = 0;
     size_t i;
     if (!w || !stx_ok(w->x)) return 0;
-    for (i = 0; i < w->count; i++)
-        h += stx__hash_entry(w->item[i].name, w->item[i].dtype, w->item[i].ndim, w->item[i].dim,
-                             w->item[i].data, w->item[i].bytes, w->item[i].runs, w->item[i].stride);
+    for (i = 0; i < w->count; i++) h += stx__hash_item(&w->item[i]);
     for (i = 0; i < w->nmeta; i++) h += stx__hash_text(w->meta[i].key, w->meta[i].value);
     return stx_writer_meta_u64(w, "seal", h);
 }
 
 STX_DEF int stx_file_verify(const stx_file *f) {
-    uint64_t h = 0, want;
+    uint64_t h = 0, expected;
     size_t i;
-    if (!f || !stx_file_meta_u64(f->x, f, "seal", &want)) return 0;
-    for (i = 0; i < f->count; i++)
-        h += stx__hash_entry(f->entry[i].name, f->entry[i].dtype, f->entry[i].ndim, f->entry[i].dim,
-                             f->entry[i].data, f->entry[i].bytes, 1, 0);
+    if (!f || !stx_file_meta_u64(f->x, f, "seal", &expected)) return 0;
+    for (i = 0; i < f->count; i++) h += stx__hash_entry(&f->entry[i]);
     for (i = 0; i < f->nmeta; i++)
         if (strcmp(f->meta[i].key, "seal")) h += stx__hash_text(f->meta[i].key, f->meta[i].value);
-    if (h != want)
-        stx_fail(f->x, STX_ERR_FORMAT,
-                 "%s is damaged: its contents do not match its checksum; use another copy",
-                 f->path);
-    return h == want;
+    if (h == expected) return 1;
+    stx_fail(f->x, STX_ERR_FORMAT,
+             "%s is damaged: its contents do not match its checksum; use another copy", f->path);
+    return 0;
 }
 
-/* Room for n numbers that lives as long as the writer; NULL in error */
-static stx__host_copy *stx__fetched_add(stx_writer *w, size_t n) {
+/* Host memory for n elements that lives as long as the writer; NULL after an error. */
+static stx_real *stx__host_copy_new(stx_writer *w, size_t n) {
     stx__host_copy *c = (stx__host_copy *)stx_block(w->x, sizeof *c);
     if (!c) {
         w->failed = 1;
@@ -19267,38 +19278,38 @@ static stx__host_copy *stx__fetched_add(stx_writer *w, size_t n) {
     c->next = w->copies;
     w->copies = c;
     if (!c->data) w->failed = 1;
-    return c->data ? c : NULL;
+    return c->data;
 }
 
 STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, const size_t *dim,
                                   const stx_real *data) {
-    stx__host_copy *c;
+    stx_real *copy;
     size_t n = 1;
     int i;
     if (!w || !stx_ok(w->x)) return 0;
     if (!stx__on_gpu(w->x)) return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, data);
     for (i = 0; i < ndim; i++) n = stx_bytes_of(n, dim[i], 1);
-    c = stx__fetched_add(w, n);
-    if (!c) return 0;
-    stx_download(w->x, c->data, data, n);
-    return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, c->data);
+    copy = stx__host_copy_new(w, n);
+    if (!copy) return 0;
+    stx_download(w->x, copy, data, n);
+    return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, copy);
 }
 
-/* The same of (dim[0],dim[1],dim[2]) whose outermost pieces are `stride` numbers
-   apart: written from where they stand, and copied where they are a GPU's, or no whole
-   words for the checksum */
+/* Adds a tensor (dim[0],dim[1],dim[2]) whose outermost dimension has a stride of
+   `stride` elements. The data is written from where it is, or copied if it is on a GPU
+   or if its runs are not complete words of the checksum. */
 static int stx__writer_add_runs(stx_writer *w, const char *name, const size_t *dim,
                                 const stx_real *data, size_t stride) {
     size_t n = dim[1] * dim[2], b;
-    stx__host_copy *c;
+    stx_real *copy;
     if (dim[0] == 1 || stride == n) return stx_writer_add_device(w, name, 3, dim, data);
     if (!w || !stx_ok(w->x)) return 0;
     if (stx__on_gpu(w->x) || n * sizeof *data % 8) {
-        c = stx__fetched_add(w, stx_bytes_of(dim[0], n, 1));
-        if (!c) return 0;
+        copy = stx__host_copy_new(w, stx_bytes_of(dim[0], n, 1));
+        if (!copy) return 0;
         for (b = 0; b < dim[0]; b++)
-            stx_download(w->x, c->data + b * n, stx_offset_ptr(w->x, data, b * stride), n);
-        return stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, c->data);
+            stx_download(w->x, copy + b * n, stx_offset_ptr(w->x, data, b * stride), n);
+        return stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, copy);
     }
     if (!stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, data)) return 0;
     w->item[w->count - 1].runs = dim[0];
@@ -19338,32 +19349,33 @@ static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *co
     return 1;
 }
 
-/* copy = 0: only look whether everything is there and fits */
+static int stx__same_shape(const stx_entry *e, const stx_tensor *t) {
+    int k, same = e->ndim == t->ndim;
+    for (k = 0; same && k < e->ndim; k++) same = e->dim[k] == t->dim[k];
+    return same;
+}
+
+/* Loads tensors; with copy = 0 only checks that all of them are in the file and fit. */
 static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name,
                              size_t count, const stx_file *f, const char *prefix, int copy) {
-    char full[512], want[96];
+    char full[512], expected[96];
     size_t i;
-    int k, same;
     for (i = 0; i < count; i++) {
         const char *s = stx__join(full, sizeof full, prefix, name[i]);
         const stx_entry *e = s ? stx_file_find(f, s) : NULL;
         if (!e) {
-            stx_fail(
-                x, STX_ERR_FORMAT,
-                "the file has no tensor \"%s%s\": it is from another model or optimiser; give the options that "
-                "it was made with",
-                prefix, name[i]);
+            stx_fail(x, STX_ERR_FORMAT,
+                     "the file has no tensor \"%s%s\": it belongs to another model or optimiser; "
+                     "use the options with which it was made", prefix, name[i]);
             return 0;
         }
         if (!stx__entry_readable(e)) return 0;
-        same = e->ndim == t[i]->ndim && !stx__is_integer(e->dtype);
-        for (k = 0; same && k < e->ndim; k++) same = e->dim[k] == t[i]->dim[k];
-        if (!same) {
+        if (!stx__same_shape(e, t[i]) || stx__is_integer(e->dtype)) {
             stx_fail(x, STX_ERR_FORMAT,
-                     "tensor \"%s\" in the file has %d dimensions, "
-                     "the first %zu, of dtype %s; the model wants %s: "
-                     "give the options that the file was made with",
-                     full, e->ndim, e->ndim ? e->dim[0] : 1, e->kind, stx__shape(t[i], want));
+                     "tensor \"%s\": the model expects %s of floating-point type, but the file has "
+                     "%d dimensions, the first %zu, of dtype %s: use the options with which it was "
+                     "made", full, stx__shape(t[i], expected), e->ndim, e->ndim ? e->dim[0] : 1,
+                     e->kind);
             return 0;
         }
         if (copy && !stx_entry_upload(e, t[i]->data, e->count)) return 0;
@@ -19384,16 +19396,16 @@ STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix
 STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, uint64_t *out) {
     const char *s = stx_file_meta(f, key), *p = s;
     uint64_t v = 0;
-    for (; p && *p >= '0' && *p <= '9'
-           && (v < UINT64_MAX / 10 || (v == UINT64_MAX / 10 && *p <= '5'));
-         p++)
-        v = 10 * v + (uint64_t)(*p - '0');
+    for (; p && *p >= '0' && *p <= '9'; p++) {
+        const unsigned digit = (unsigned)(*p - '0');
+        if (v > (UINT64_MAX - digit) / 10) break;
+        v = 10 * v + digit;
+    }
     if (!s || p == s || *p) {
-        stx_fail(
-            x, STX_ERR_FORMAT,
-            "metadata \"%s\" is %s%s%s, want a whole number: the file is no checkpoint of this program, or is "
-            "damaged",
-            key, s ? "\"" : "", s ? s : "missing", s ? "\"" : "");
+        stx_fail(x, STX_ERR_FORMAT,
+                 "metadata \"%s\": expected an integer of 64 bits, got %s%s%s: the file is damaged "
+                 "or not a checkpoint of this program", key, s ? "\"" : "", s ? s : "nothing",
+                 s ? "\"" : "");
         return 0;
     }
     *out = v;
@@ -19406,126 +19418,148 @@ STX_DEF int stx_writer_meta_u64(stx_writer *w, const char *key, uint64_t value) 
     return stx_writer_meta(w, key, t);
 }
 
-/* "arch." and "optim.0." into "arch.optim.0." */
-static const char *stx__optim_name(char *out, size_t room, const char *prefix, const char *name) {
-    snprintf(out, room, "%.64s%s", prefix, name);
+/* Names in a file, for example "arch.optim.0." from prefix "arch." and "optim.0.". */
+enum { STX__OPTIM_NAME = 96 };
+
+static const char *stx__optim_name(char *out, const char *prefix, const char *name) {
+    snprintf(out, STX__OPTIM_NAME, "%.64s%s", prefix, name);
     return out;
 }
 
-/* With stx_group_desc.shard: state k of all ranks into rank 0's file. All ranks */
-static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char *prefix) {
-    const stx_params *p = o->params;
-    stx_ctx *x = p->ctx;
-    size_t i, first;
+static const char *stx__optim_state_name(char *out, const char *prefix, int k) {
+    return stx__optim_name(out, prefix, k ? "optim.1." : "optim.0.");
+}
+
+/* With sharded state: sends state k of tensor i from all ranks to rank 0, where copy
+   is memory for the whole tensor, whose first chunk is `first`. On other ranks copy is
+   NULL. */
+static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
+                              stx_real *copy) {
+    stx_ctx *x = o->params->ctx;
     int r, ok = 1;
-    for (i = first = 0; ok && i < p->count; first += stx__chunks_of(p->tensor[i++]->size)) {
-        const stx_tensor *t = p->tensor[i];
-        char full[512];
-        const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
-        stx__host_copy *c = w ? stx__fetched_add(w, t->size) : NULL;
-        if (w && (!c || !name)) return 0;
-        for (r = 0; ok && r < x->group.ranks; r++) {
-            stx__shard own = stx__shard_of(o->pieces, first, t->size, (size_t)r,
-                                         (size_t)x->group.ranks);
-            size_t n = own.end - own.begin;
-            stx_real *part;
-            if (!n || (x->group.rank && x->group.rank != r)) continue;
-            part = c ? c->data + own.begin : (stx_real *)stx_block(x, n * sizeof *part);
-            if (!part) return 0;
-            if (x->group.rank == r) stx_download(x, part, o->state[k][i]->data, n);
-            ok = stx_ok(x) && stx_group_send_bytes(x, part, n * sizeof *part, r, 0);
-            if (!c) stx_block_free(x, part);
-        }
-        if (ok && c) ok = stx_writer_add(w, name, STX_REAL_DTYPE, t->ndim, t->dim, c->data);
+    for (r = 0; ok && r < x->group.ranks; r++) {
+        stx__shard s = stx__shard_of(o->pieces, first, o->params->tensor[i]->size, (size_t)r,
+                                     (size_t)x->group.ranks);
+        size_t n = s.end - s.begin;
+        stx_real *part;
+        if (!n || (x->group.rank && x->group.rank != r)) continue;
+        part = copy ? copy + s.begin : (stx_real *)stx_block(x, n * sizeof *part);
+        if (!part) return 0;
+        if (x->group.rank == r) stx_download(x, part, o->state[k][i]->data, n);
+        ok = stx_ok(x) && stx_group_send_bytes(x, part, n * sizeof *part, r, 0);
+        if (!copy) stx_block_free(x, part);
     }
     return ok;
 }
 
+/* With sharded state: adds state k of all ranks to the file of rank 0. All ranks call it;
+   w is NULL on the others. */
+static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char *prefix) {
+    const stx_params *p = o->params;
+    size_t i, first = 0;
+    for (i = 0; i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        char full[512];
+        const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
+        stx_real *copy = w ? stx__host_copy_new(w, t->size) : NULL;
+        if (w && (!copy || !name)) return 0;
+        if (!stx__gather_shards(o, k, i, first, copy)) return 0;
+        if (copy && !stx_writer_add(w, name, STX_REAL_DTYPE, t->ndim, t->dim, copy)) return 0;
+        first += stx__chunks_of(t->size);
+    }
+    return 1;
+}
+
 STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *prefix) {
-    static const char *const state[2] = {"optim.0.", "optim.1."};
-    char n[96];
-    int k, shard;
-    if (!o || !stx_ok(o->params->ctx)) return 0;
-    shard = o->params->ctx->group.shard;
-    if (!stx__state_complete(o->params->ctx, "stx_optim_save")) return 0;
+    char name[STX__OPTIM_NAME];
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    int k;
+    if (!stx_ok(x)) return 0;
+    if (!stx__state_complete(x, "stx_optim_save")) return 0;
     stx_optim_sync((stx_optim *)(uintptr_t)o);
-    for (k = 0; k < 2; k++)
-        if (shard && o->state[k]
-            && !stx__save_shards(w, o, k, stx__optim_name(n, sizeof n, prefix, state[k])))
+    for (k = 0; k < 2; k++) {
+        const char *state = stx__optim_state_name(name, prefix, k);
+        if (!o->state[k]) continue;
+        if (x->group.shard && !stx__save_shards(w, o, k, state)) return 0;
+        if (!x->group.shard
+            && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count, state))
             return 0;
-    if (shard && !w && o->params->ctx->group.rank) return 1;
-    for (k = 0; k < 2; k++)
-        if (!shard && o->state[k]
-            && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count,
-                                  stx__optim_name(n, sizeof n, prefix, state[k])))
-            return 0;
-    return stx_writer_meta_u64(w, stx__optim_name(n, sizeof n, prefix, "optim.kind"),
-                               (uint64_t)o->desc.kind)
-           && stx_writer_meta_u64(w, stx__optim_name(n, sizeof n, prefix, "optim.step"), o->step)
-           && stx_writer_meta_u64(w, stx__optim_name(n, sizeof n, prefix, "optim.skipped"),
-                                  o->skipped);
+    }
+    if (x->group.shard && !w && x->group.rank) return 1;
+    stx__optim_name(name, prefix, "optim.kind");
+    if (!stx_writer_meta_u64(w, name, (uint64_t)o->desc.kind)) return 0;
+    stx__optim_name(name, prefix, "optim.step");
+    if (!stx_writer_meta_u64(w, name, o->step)) return 0;
+    stx__optim_name(name, prefix, "optim.skipped");
+    return stx_writer_meta_u64(w, name, o->skipped);
 }
 
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o) {
     return stx_optim_save_as(w, o, "");
 }
 
-/* This rank's share of state k */
+/* With sharded state: loads this rank's shard of state k. */
 static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *prefix) {
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
-    size_t i, first;
-    for (i = first = 0; i < p->count; first += stx__chunks_of(p->tensor[i++]->size)) {
-        stx__shard own = stx__own_shard(o->pieces, first, p->tensor[i]->size, x);
+    size_t i, first = 0;
+    for (i = 0; i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        stx__shard s = stx__own_shard(o->pieces, first, t->size, x);
         char full[512];
         const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
         stx_real *all;
-        if (own.begin == own.end) continue;
-        all = (stx_real *)stx_block(x, p->tensor[i]->size * sizeof *all);
-        if (!all || !name || !stx_entry_get(stx_file_find(f, name), all, p->tensor[i]->size))
-            return 0;
-        stx_upload(x, o->state[k][i]->data, all + own.begin, own.end - own.begin);
+        first += stx__chunks_of(t->size);
+        if (s.begin == s.end) continue;
+        all = (stx_real *)stx_block(x, t->size * sizeof *all);
+        if (!all || !name || !stx_entry_get(stx_file_find(f, name), all, t->size)) return 0;
+        stx_upload(x, o->state[k][i]->data, all + s.begin, s.end - s.begin);
         stx_block_free(x, all);
     }
     return stx_ok(x);
 }
 
+/* Checks the state of all parameters in the file, then loads it. The shapes are those
+   of the parameters; with sharded state, a rank loads less than that. */
+static int stx__optim_load_state(stx_optim *o, const stx_file *f, const char *prefix) {
+    const stx_params *p = o->params;
+    stx_ctx *x = p->ctx;
+    const int shard = x->group.shard;
+    char name[STX__OPTIM_NAME];
+    int k, copy;
+    for (copy = 0; copy < 2; copy++)
+        for (k = 0; k < 2; k++) {
+            stx_tensor **t = shard ? p->tensor : o->state[k];
+            const char *state = stx__optim_state_name(name, prefix, k);
+            if (!o->state[k]) continue;
+            if (!stx__load_tensors(x, t, p->name, p->count, f, state, copy && !shard)) return 0;
+            if (copy && shard && !stx__load_shards(o, k, f, state)) return 0;
+        }
+    return 1;
+}
+
 STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefix) {
     STX__FP_SCOPE;
-    static const char *const state[2] = {"optim.0.", "optim.1."};
-    char n[96];
+    char name[STX__OPTIM_NAME];
     stx_ctx *x = o ? o->params->ctx : NULL;
     stx_update u;
     uint64_t kind, step, skipped;
-    int k, copy;
-    if (!stx_ok(x) || !f
-        || !stx_file_meta_u64(x, f, stx__optim_name(n, sizeof n, prefix, "optim.kind"), &kind)
-        || !stx_file_meta_u64(x, f, stx__optim_name(n, sizeof n, prefix, "optim.step"), &step)
-        || !stx_file_meta_u64(x, f, stx__optim_name(n, sizeof n, prefix, "optim.skipped"),
-                              &skipped))
-        return 0;
+    if (!stx_ok(x) || !f) return 0;
+    stx__optim_name(name, prefix, "optim.kind");
+    if (!stx_file_meta_u64(x, f, name, &kind)) return 0;
+    stx__optim_name(name, prefix, "optim.step");
+    if (!stx_file_meta_u64(x, f, name, &step)) return 0;
+    stx__optim_name(name, prefix, "optim.skipped");
+    if (!stx_file_meta_u64(x, f, name, &skipped)) return 0;
     if (kind != (uint64_t)o->desc.kind) {
-        stx_fail(
-            x, STX_ERR_FORMAT,
-            "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw, 5 "
-            "radam, 6 lamb): use the same",
-            (int)kind, o->desc.kind);
+        stx_fail(x, STX_ERR_FORMAT,
+                 "the file has the state of optimiser %d, but this run uses %d (1 sgd, 2 adagrad, "
+                 "3 adam, 4 adamw, 5 radam, 6 lamb): use the same one", (int)kind, o->desc.kind);
         return 0;
     }
-    /* the state has the shapes of the parameters, and with stx_group_desc.shard less
-       of them here */
     if (!stx__state_complete(x, "stx_optim_load")) return 0;
-    for (copy = 0; copy < 2; copy++)
-        for (k = 0; k < 2; k++) {
-            const char *named = stx__optim_name(n, sizeof n, prefix, state[k]);
-            if (!o->state[k]) continue;
-            if (!stx__load_tensors(x, x->group.shard ? o->params->tensor : o->state[k],
-                                   o->params->name, o->params->count, f, named,
-                                   copy && !x->group.shard))
-                return 0;
-            if (copy && x->group.shard && !stx__load_shards(o, k, f, named)) return 0;
-        }
-    if (!stx__report_sync(x)) return 0;
+    if (!stx__optim_load_state(o, f, prefix) || !stx__report_sync(x)) return 0;
+
     o->step = step;
     o->skipped = skipped;
     u = x->report.host->update[o->slot];

@@ -858,7 +858,7 @@ static void resume(void) {
     }
     for (k = 0; k < 6; k++) { /* refused, with the reason, and nothing half loaded */
         static const char *const want[] = {"layers.1",  "streams",      "optimiser",
-                                           "no tensor", "whole number", "dimensions"};
+                                           "no tensor", "an integer", "dimensions"};
         stx_span_desc e = d;
         stx_optim_desc od;
         stx_ctx *y = context(1, 1);
