@@ -31,7 +31,8 @@ cd "$(dirname "$0")/.."
 CC=${CC:-cc}
 layers=4 dim= heads=4 segment= batch=8 ratio=4 steps= seeds= document=8192 lr=0.001
 only=none,txl128,txl256,conv,mean,max,used,dilated,autoencode
-script=compress.sh out= threads=0 precision= keep= quick= report= record= command="sh bench/compress.sh"
+script=compress.sh out= threads=0 precision= keep= quick= report= record= \
+    command="sh bench/compress.sh"
 . bench/long.sh
 while [ $# -gt 0 ]; do
     command="$command $1"
@@ -43,7 +44,13 @@ while [ $# -gt 0 ]; do
     --record) record=1 ;;
     --steps|--seeds|--threads|--dim|--segment)
         number "$1" "${2:-}"
-        case $1 in --steps) steps=$2 ;; --seeds) seeds=$2 ;; --dim) dim=$2 ;; --segment) segment=$2 ;; *) threads=$2 ;; esac
+        case $1 in
+        --steps) steps=$2 ;;
+        --seeds) seeds=$2 ;;
+        --dim) dim=$2 ;;
+        --segment) segment=$2 ;;
+        *) threads=$2 ;;
+        esac
         command="$command $2"; shift ;;
     --only|--out|--precision)
         word "$1" "${2:-}"
@@ -54,10 +61,12 @@ while [ $# -gt 0 ]; do
     shift
 done
 if [ -n "$quick" ]; then
-    layers=2 dim=${dim:-32} heads=2 segment=${segment:-16} batch=2 steps=${steps:-20} seeds=${seeds:-2} document=128
+    layers=2 dim=${dim:-32} heads=2 segment=${segment:-16} batch=2 steps=${steps:-20} \
+        seeds=${seeds:-2} document=128
     out=${out:-build/compress-quick}
 fi
-steps=${steps:-5000} seeds=${seeds:-3} dim=${dim:-256} segment=${segment:-128} out=${out:-build/compress}
+steps=${steps:-5000} seeds=${seeds:-3} dim=${dim:-256} segment=${segment:-128} \
+    out=${out:-build/compress}
 precision=${precision:-$(usual_precision)}
 case $precision in f32|bf16) ;; *) refuse "--precision $precision: f32 or bf16" ;; esac
 
@@ -87,15 +96,20 @@ if [ -z "$report" ]; then
     : "${DATA:=}" "${VALID:=}"
     if [ -n "$quick" ] && [ -z "$DATA$VALID" ]; then        # any text will do
         [ -s build/demo.txt ] || sh examples/demo_data.sh build/demo.txt
-        head -c 200000 build/demo.txt >"$out/text.train"; tail -c 20000 build/demo.txt >"$out/text.valid"
+        head -c 200000 build/demo.txt >"$out/text.train"
+        tail -c 20000 build/demo.txt >"$out/text.valid"
         DATA=$out/text.train VALID=$out/text.valid
     fi
     for f in "$DATA" "$VALID"; do
-        [ -n "$f" ] && [ -r "$f" ] || refuse "set DATA=FILE (training text) and VALID=FILE (validation text): '$f' cannot be read"
+        [ -n "$f" ] && [ -r "$f" ] || refuse "set DATA=FILE (training text)" \
+            "and VALID=FILE (validation text): '$f' cannot be read"
     done
-    set -- --tokens bytes --nlayers $layers --hid-sz $dim --nheads $heads --block-sz $segment --batch-sz $batch --ratio $ratio --positions xl \
-        --recurrence none --final-norm --dropout 0 --optim adam --lr $lr --schedule cosine --lr-warmup $((steps / 50 + 1)) --lr-start 0 --lr-min 0.00001 \
-        --grad-clip 0.5 --update-every 1 --eval-every 0 --sample-every 0 --save-every $((steps / 10 + 1)) --log-every 100 --steps "$steps" --precision "$precision"
+    set -- --tokens bytes --nlayers $layers --hid-sz $dim --nheads $heads --block-sz $segment \
+        --batch-sz $batch --ratio $ratio --positions xl \
+        --recurrence none --final-norm --dropout 0 --optim adam --lr $lr --schedule cosine \
+        --lr-warmup $((steps / 50 + 1)) --lr-start 0 --lr-min 0.00001 \
+        --grad-clip 0.5 --update-every 1 --eval-every 0 --sample-every 0 --save-every \
+        $((steps / 10 + 1)) --log-every 100 --steps "$steps" --precision "$precision"
     settle "$* --eval-positions $document; $(cksum <"$DATA"); $(cksum <"$VALID")"
     mkdir -p "$out/text"
     for f in "train=$DATA" "valid=$VALID"; do
@@ -105,7 +119,8 @@ if [ -z "$report" ]; then
     build train_compressive
     . bench/machine.sh
     seed=0
-    while [ "$seed" -lt "$seeds" ]; do      # all configurations of a seed first: a report of half the runs is one, too
+    # all configurations of a seed first: a report of half the runs is one, too
+    while [ "$seed" -lt "$seeds" ]; do
         seed=$((seed + 1))
         for name in $names; do
             run=$out/$name.$seed
@@ -113,21 +128,30 @@ if [ -z "$report" ]; then
             memory "$name"
             echo "$(date +%H:%M) $name, seed $seed .."
             # The bytes of a run do not depend on its seed, nor on its memory: seeds are first parameters
-            timed "$run" "$out/train_compressive" "$@" $options --dropout 0 --mem $M --cmem $C --seed "$seed" --threads "$threads" --data "$out/text" \
+            timed "$run" "$out/train_compressive" "$@" $options --dropout 0 --mem $M --cmem $C \
+                --seed "$seed" --threads "$threads" --data "$out/text" \
                 --checkpoint "$run.safetensors" --eval-positions $document --log "$run.log"
             read -r _ spent _ unknown <"$run.spent"
             log_lost=$(sed -n 's/.*"ratio":\[\([-+0-9.e,]*\)\].*/\1/p' "$run.log" | tail -n 1)
             # The trainer's last lines: "step N: valid bpb X (loss Y)", and the loss by positions; what compression lost in the last step
             # is in the log. A part of a run that ended so that its seconds are not known makes them none
-            awk -v name="$name" -v seed="$seed" -v steps="$steps" -v M="$M" -v C="$C" -v seconds="$spent" -v unknown="$unknown" -v lost="$log_lost" -v precision="$precision" -v commit="$commit" -v machine="$cpu, $cores cores" '
+            awk -v name="$name" -v seed="$seed" -v steps="$steps" -v M="$M" -v C="$C" \
+                -v seconds="$spent" -v unknown="$unknown" -v lost="$log_lost" \
+                -v precision="$precision" -v commit="$commit" -v machine="$cpu, $cores cores" '
                 / valid bp[bc] / { bpc = $5 }
                 /^loss by tokens/ {
                     sub(/.*: /, ""); n = split($0, part, ", ")
-                    for (i = 1; i <= n; i++) { split(part[i], v, " "); places = places (i > 1 ? "," : "") "\"" v[1] "\":" sprintf("%.5f", v[2] / log(2)) }
+                    for (i = 1; i <= n; i++) {
+                        split(part[i], v, " ")
+                        places = places (i > 1 ? "," \
+                            : "") "\"" v[1] "\":" sprintf("%.5f", v[2] / log(2))
+                    }
                 }
                 END {
                     if (bpc !~ /^[0-9.]+$/ || places == "") exit 1
-                    time = unknown + 0 ? sprintf("\"unknown_times\":%d", unknown) : sprintf("\"seconds\":%d,\"seconds_per_100_steps\":%.2f", seconds, seconds * 100 / steps)
+                    time = unknown + 0 ? sprintf("\"unknown_times\":%d", unknown) \
+                        : sprintf("\"seconds\":%d,\"seconds_per_100_steps\":%.2f", seconds,
+                            seconds * 100 / steps)
                     printf "{\"memory\":\"%s\",\"seed\":%d,\"steps\":%d,\"M\":%d,\"C\":%d,\"bpc\":%s,%s,\"precision\":\"%s\",\"commit\":\"%s\",\"machine\":\"%s\",\"lost\":[%s],\"bpc_by_position\":{%s}}\n",
                         name, seed, steps, M, C, bpc, time, precision, commit, machine, lost, places
                 }' "$run.txt" >"$run.json.new" || { rm -f "$run.json.new"; echo "compress.sh: $run.txt has not the results of a run" >&2; exit 1; }
@@ -144,30 +168,46 @@ fi
 [ -f "$out/settings" ] || refuse "there are no runs in $out"
 # sizes are those of the runs, whatever the options say
 setting() { sed -n 's/.*--'"$1"' \([0-9]*\) .*/\1/p' "$out/settings"; }
-layers=$(setting nlayers) dim=$(setting hid-sz) segment=$(setting block-sz) batch=$(setting batch-sz) ratio=$(setting ratio)
+layers=$(setting nlayers) dim=$(setting hid-sz) segment=$(setting block-sz) \
+    batch=$(setting batch-sz) ratio=$(setting ratio)
 all=
-for name in $names; do for f in "$out/$name".*.json; do if [ -s "$f" ]; then all="$all $f"; fi; done; done
+for name in $names; do
+    for f in "$out/$name".*.json; do if [ -s "$f" ]; then all="$all $f"; fi; done
+done
 [ -n "$all" ] || refuse "no run in $out is done"
 {
     echo "# Memories of the same cost, $(date +%Y-%m-%d)"
     echo
     echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}"
     echo "- command: \`$command\`; commit: $commit"
-    echo "- settings, checksums and sizes of training and validation text: \`$(cat "$out/settings")\`"
+    echo "- settings, checksums and sizes of training and validation text:" \
+        "\`$(cat "$out/settings")\`"
     echo
-    echo "Bits per byte of the validation text, mean over seeds, with standard deviation and range. Keys: what a query of a full memory meets,"
-    echo "its own segment by half; attention: forward multiply-adds a token of scores, positions, values and of the keys, values and positions of"
-    echo "memory; compression: of making new rows, and of the loss that trains it. Lost: (t - c)^2 / t^2 of the last step, mean of layers."
+    echo "Bits per byte of the validation text, mean over seeds," \
+        "with standard deviation and range. Keys: what a query of a full memory meets,"
+    echo "its own segment by half; attention: forward multiply-adds a token of scores," \
+        "positions, values and of the keys, values and positions of"
+    echo "memory; compression: of making new rows, and of the loss that trains it. Lost:" \
+        "(t - c)^2 / t^2 of the last step, mean of layers."
     echo
     awk -v D="$dim" -v L="$layers" -v S="$segment" -v r="$ratio" -v B="$batch" '
-        function text(key) { return match($0, "\"" key "\":\"[^\"]*") ? substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 4) : "" }
-        function number(key) { return match($0, "\"" key "\":[0-9.]*") ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : 0 }
+        function text(key) {
+            return match($0, "\"" key "\":\"[^\"]*") \
+                ? substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 4) : ""
+        }
+        function number(key) {
+            return match($0, "\"" key "\":[0-9.]*") \
+                ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : 0
+        }
         {
             name = text("memory")
             if (!(name in n)) order[++names] = name
             x = number("bpc"); k = ++n[name]
             sum[name] += x; square[name] += x * x; M[name] = number("M"); C[name] = number("C")
-            if (/"seconds_per_100_steps"/) { time[name] += number("seconds_per_100_steps"); timed[name]++ }
+            if (/"seconds_per_100_steps"/) {
+                time[name] += number("seconds_per_100_steps")
+                timed[name]++
+            }
             if (k == 1 || x < low[name]) low[name] = x
             if (k == 1 || x > high[name]) high[name] = x
             if (match($0, /"lost":\[[^]]*/)) {
@@ -184,7 +224,10 @@ for name in $names; do for f in "$out/$name".*.json; do if [ -s "$f" ]; then all
                 }
             }
         }
-        function spread(s, q, k) { q = q / k - s * s / k / k; return k > 1 && q > 0 ? sqrt(q * k / (k - 1)) : 0 }
+        function spread(s, q, k) {
+            q = q / k - s * s / k / k
+            return k > 1 && q > 0 ? sqrt(q * k / (k - 1)) : 0
+        }
         END {
             base = "txl256"
             print "| memory | M | C | reach a layer | keys | attention | compression | seeds | bits a byte | deviation | range | to txl256 | lost | processor s per 100 steps |"
@@ -196,9 +239,15 @@ for name in $names; do for f in "$out/$name".*.json; do if [ -s "$f" ]; then all
                 if (a == "conv" || a == "dilated") loss = 2 * D * D / r + 2 * D * (S + S / r)
                 if (a == "autoencode") loss = D * D
                 printf("| %s | %d | %d | %d | %d | %.2fM | %s | %d | %.4f | %s | %s | %s | %s | %s |\n", a, M[a], C[a], M[a] + (C[a] ? r * C[a] : 0), keys,
-                    L * (3 * D * keys + (M[a] + C[a]) * (2 + 1 / B) * D * D / S) * 1e-6, made ? sprintf("%.2fM + %.2fM", L * made * 1e-6, L * loss * 1e-6) : "0", k, sum[a] / k,
-                    k > 1 ? sprintf("%.4f", spread(sum[a], square[a], k)) : "-", k > 1 ? sprintf("%.4f - %.4f", low[a], high[a]) : "-",
-                    (base in n) && a != base ? sprintf("%+.4f", sum[a] / k - sum[base] / n[base]) : "-", known[a] ? sprintf("%.3f", lost[a] / known[a]) : "-", timed[a] ? sprintf("%.1f", time[a] / timed[a]) : "-")
+                    L * (3 * D * keys + (M[a] + C[a]) * (2 + 1 / B) * D * D / S) * 1e-6,
+                    made ? sprintf("%.2fM + %.2fM", L * made * 1e-6, L * loss * 1e-6) : "0", k,
+                    sum[a] / k,
+                    k > 1 ? sprintf("%.4f", spread(sum[a], square[a], k)) : "-",
+                    k > 1 ? sprintf("%.4f - %.4f", low[a], high[a]) : "-",
+                    (base in n) && a != base ? sprintf("%+.4f",
+                    sum[a] / k - sum[base] / n[base]) : "-",
+                    known[a] ? sprintf("%.3f", lost[a] / known[a]) : "-",
+                    timed[a] ? sprintf("%.1f", time[a] / timed[a]) : "-")
             }
             printf "\nBits per byte by the number of bytes since an empty memory (mean over seeds, +- deviation):\n\n| memory |"
             for (i = 1; i <= places; i++) printf " %s |", label[i]

@@ -42,14 +42,18 @@ if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"
 . bench/machine.sh
 
 threads=$((cores / 3)); [ "$threads" -gt 0 ] || threads=1
-model="--tokens bytes --nlayers 4 --hid-sz 256 --inner-hid-sz 1024 --nheads 4 --attn-span 512 --block-sz 128 --batch-sz 8 --dropout 0 --adapt-span --adapt-span-loss 0.000002 --adapt-span-init 0.06 --optim adam --lr 0.001 --schedule cosine --lr-warmup 100 --grad-clip 1"
+model="--tokens bytes --nlayers 4 --hid-sz 256 --inner-hid-sz 1024 --nheads 4 --attn-span 512"
+model="$model --block-sz 128 --batch-sz 8 --dropout 0 --adapt-span --adapt-span-loss 0.000002"
+model="$model --adapt-span-init 0.06 --optim adam --lr 0.001 --schedule cosine --lr-warmup 100"
+model="$model --grad-clip 1"
 running=
 trap 'for p in $running; do kill "$p" 2>/dev/null || :; done' EXIT
 trap 'exit 130' INT TERM
 start() {       # NAME OPTIONS..
     name=$1; shift
     rm -f "$work/curve.$name.jsonl"
-    "$bin" --data "$data" $model $extra --steps "$steps" --log "$work/curve.$name.jsonl" --log-every "$every" --eval-every "$every" \
+    "$bin" --data "$data" $model $extra --steps "$steps" --log "$work/curve.$name.jsonl" \
+        --log-every "$every" --eval-every "$every" \
         --eval-blocks "$blocks" --threads "$threads" "$@" >"$work/curve.$name.out" 2>&1 &
     running="$running $!" names="${names:-} $name"
 }
@@ -58,7 +62,10 @@ start bf16 --precision bf16 --seed 1
 start seed2 --precision f32 --seed 2
 for name in $names; do
     running=${running# }
-    if ! wait "${running%% *}"; then echo "curve.sh: the run \"$name\" failed: $(tail -n 1 "$work/curve.$name.out")" >&2; exit 1; fi
+    if ! wait "${running%% *}"; then
+        echo "curve.sh: the run \"$name\" failed: $(tail -n 1 "$work/curve.$name.out")" >&2
+        exit 1
+    fi
     case $running in *' '*) running=${running#* } ;; *) running= ;; esac
 done
 
@@ -70,18 +77,24 @@ losses() {      # NAME: step, mean training loss since the step before, validati
 }
 for name in f32 bf16 seed2; do losses $name >"$work/curve.$name.txt"; done
 paste -d ' ' "$work/curve.f32.txt" "$work/curve.bf16.txt" "$work/curve.seed2.txt" >"$work/curve.txt"
-awk 'NF != 9 || $1 != $4 || $1 != $7 { exit 1 } END { exit !NR }' "$work/curve.txt" || { echo "curve.sh: the logs of the runs do not fit together ($work/curve.*.jsonl)" >&2; exit 1; }
+awk 'NF != 9 || $1 != $4 || $1 != $7 { exit 1 } END { exit !NR }' "$work/curve.txt" ||
+    { echo "curve.sh: the logs of the runs do not fit together ($work/curve.*.jsonl)" >&2; exit 1; }
 {
     echo "# Training curves in float and bfloat16, $(date +%Y-%m-%d)"
     echo
-    echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}; $threads thread$([ "$threads" = 1 ] || echo s) a run"
+    echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known};" \
+        "$threads thread$([ "$threads" = 1 ] || echo s) a run"
     echo "- command: \`$command\`"
     echo "- commit: $commit"
-    [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh), $(wc -c <"$data") bytes" || echo "- data: $(basename "$data"), $(find "$data" -type f -exec cat {} + | wc -c) bytes"
+    [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh)," \
+        "$(wc -c <"$data") bytes" ||
+        echo "- data: $(basename "$data"), $(find "$data" -type f -exec cat {} + | wc -c) bytes"
     echo "- model and optimiser: \`$model$extra\`"
     echo
-    echo "Mean nll in nats a token: of training, the mean of the steps since the row before; of validation, $blocks blocks, the same in every row."
-    echo "bf16 has the seed of the first float run, so its difference is the precision's; \"seed\" is a float run with another seed."
+    echo "Mean nll in nats a token: of training, the mean of the steps since the row before;" \
+        "of validation, $blocks blocks, the same in every row."
+    echo "bf16 has the seed of the first float run, so its difference is the precision's;" \
+        "\"seed\" is a float run with another seed."
     echo
     awk '
         function size(x) { return x < 0 ? -x : x }
@@ -90,7 +103,8 @@ awk 'NF != 9 || $1 != $4 || $1 != $7 { exit 1 } END { exit !NR }' "$work/curve.t
             print "|-----:|----------:|-----------:|-----------:|-----------:|----------:|-----------:|-----------:|-----------:|"
         }
         {
-            printf "| %d | %.4f | %.4f | %+.4f | %+.4f | %.4f | %.4f | %+.4f | %+.4f |\n", $1, $2, $5, $5 - $2, $8 - $2, $3, $6, $6 - $3, $9 - $3
+            printf "| %d | %.4f | %.4f | %+.4f | %+.4f | %.4f | %.4f | %+.4f | %+.4f |\n", $1, $2,
+                $5, $5 - $2, $8 - $2, $3, $6, $6 - $3, $9 - $3
             if (size($6 - $3) > bf) bf = size($6 - $3)
             if (size($9 - $3) > sd) sd = size($9 - $3)
             end = $6 - $3; other = $9 - $3; last = $1

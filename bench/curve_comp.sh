@@ -13,6 +13,8 @@
 # Environment: CC (cc), CFLAGS (-O3), DATA, PYTHON (a python3 with torch).
 set -eu
 cd "$(dirname "$0")/.."
-name=comp title="the Compressive Transformer" peer=compressive_torch.py note=" (positions 0, as they are initialised)"
-model="--nlayers 4 --hid-sz 256 --nheads 4 --block-sz 128 --batch-sz 8 --mem 128 --cmem 32 --ratio 4 --optim adamw --lr 0.001 --weight-decay 0 --clip 0.5"
+name=comp title="the Compressive Transformer" peer=compressive_torch.py \
+    note=" (positions 0, as they are initialised)"
+model="--nlayers 4 --hid-sz 256 --nheads 4 --block-sz 128 --batch-sz 8 --mem 128 --cmem 32"
+model="$model --ratio 4 --optim adamw --lr 0.001 --weight-decay 0 --clip 0.5"
 . bench/curve_peer.sh

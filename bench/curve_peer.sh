@@ -11,7 +11,9 @@ while [ $# -gt 0 ]; do
     --record) record=1 ;;
     --quick) steps=120 every=20 ;;
     --steps|--every)
-        case ${2:-} in ''|*[!0-9]*|0) echo "curve_$name.sh: $1 wants a whole number" >&2; exit 2 ;; esac
+        case ${2:-} in
+        ''|*[!0-9]*|0) echo "curve_$name.sh: $1 wants a whole number" >&2; exit 2 ;;
+        esac
         if [ "$1" = --steps ]; then steps=$2; else every=$2; fi
         command="$command $2"; shift ;;
     *[!A-Za-z0-9_./,=+-]*) echo "curve_$name.sh: an option with odd characters: $1" >&2; exit 2 ;;
@@ -28,7 +30,10 @@ if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"
 [ -r "$data" ] || { echo "curve_$name.sh: DATA=$data cannot be read" >&2; exit 2; }
 python= torch=
 for p in ${PYTHON:-} python3 /usr/bin/python3; do
-    if torch=$("$p" -c 'import torch; print(torch.__version__)' 2>/dev/null); then python=$p; break; fi
+    if torch=$("$p" -c 'import torch; print(torch.__version__)' 2>/dev/null); then
+        python=$p
+        break
+    fi
 done
 [ -n "$python" ] || { echo "curve_$name.sh: no python3 with torch: set PYTHON" >&2; exit 2; }
 . bench/machine.sh
@@ -44,11 +49,16 @@ trap 'exit 130' INT TERM
 rm -f "$work/curve_$name.seqtx.txt" "$work/curve_$name.torch.txt"
 "$bin" --worker $model $extra --threads "$threads" --data "$data" --load "$start" --train "$steps" --curve "$work/curve_$name.seqtx.txt" >"$work/curve_$name.seqtx.log" 2>&1 &
 running="$running $!"
-GOMP_SPINCOUNT=0 "$python" "bench/peers/$peer" $model $extra --threads "$threads" --data "$data" --load "$start" --train "$steps" --curve "$work/curve_$name.torch.txt" >"$work/curve_$name.torch.log" 2>&1 &
+GOMP_SPINCOUNT=0 "$python" "bench/peers/$peer" $model $extra --threads "$threads" --data "$data" \
+    --load "$start" --train "$steps" --curve \
+    "$work/curve_$name.torch.txt" >"$work/curve_$name.torch.log" 2>&1 &
 running="$running $!"
 for who in seqtx torch; do
     running=${running# }
-    if ! wait "${running%% *}"; then echo "curve_$name.sh: the run of $who failed: $(tail -n 1 "$work/curve_$name.$who.log")" >&2; exit 1; fi
+    if ! wait "${running%% *}"; then
+        echo "curve_$name.sh: the run of $who failed: $(tail -n 1 "$work/curve_$name.$who.log")" >&2
+        exit 1
+    fi
     case $running in *' '*) running=${running#* } ;; *) running= ;; esac
 done
 rm -f "$start"
@@ -56,14 +66,17 @@ paste -d ' ' "$work/curve_$name.seqtx.txt" "$work/curve_$name.torch.txt" >"$work
 {
     echo "# Training curves of $title, seqtx and PyTorch, $(date +%Y-%m-%d)"
     echo
-    echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}; $threads thread$([ "$threads" = 1 ] || echo s) a run"
+    echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known};" \
+        "$threads thread$([ "$threads" = 1 ] || echo s) a run"
     echo "- peer: PyTorch $torch, bench/peers/$peer, eager f32"
     echo "- command: \`$command\`"
     echo "- commit: $commit"
-    [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh), $(wc -c <"$data") bytes" || echo "- data: $(basename "$data"), $(wc -c <"$data") bytes"
+    [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh)," \
+        "$(wc -c <"$data") bytes" || echo "- data: $(basename "$data"), $(wc -c <"$data") bytes"
     echo "- model and optimiser: \`$model$extra\`"
     echo
-    echo "Training nll in nats a byte, of the step, and the mean of the steps since the row before. The same first parameters$note,"
+    echo "Training nll in nats a byte, of the step, and the mean of the steps since the row" \
+        "before. The same first parameters$note,"
     echo "bytes and steps."
     echo
 } >"$work/curve_$name.md"
@@ -84,12 +97,16 @@ awk -v every="$every" -v steps="$steps" '
         if (size(d[NR]) > here) here = size(d[NR])
         if (here > most) { most = here; most_at = NR }
         if (NR == 1 || NR % every == 0 || NR == steps) {
-            printf "| %d | %.5f | %.5f | %+.1e | %.5f | %.5f | %+.1e | %.1e |\n", NR, $2, $4, d[NR], a / n, b / n, (a - b) / n, here
+            printf "| %d | %.5f | %.5f | %+.1e | %.5f | %.5f | %+.1e | %.1e |\n", NR, $2, $4, d[NR],
+                a / n, b / n, (a - b) / n, here
             a = b = n = here = 0
         }
     }
     END {
-        if (bad || NR != steps) { printf "\nThe logs do not fit together, or hold something that is no loss, at step %d: demand failed.\n", bad ? bad : NR + 1; exit 1 }
+        if (bad || NR != steps) {
+            printf "\nThe logs do not fit together, or hold something that is no loss, at step %d: demand failed.\n", bad ? bad : NR + 1
+            exit 1
+        }
         printf "\nLargest difference over the first %d steps: %.1e (step %d); at most %.0e is demanded: %s.\n", window, early, early_at, limit, early <= limit ? "met" : "FAILED"
         printf "Over all %d steps: of one step %.1e (step %d), of the running mean of %d steps %.1e (step %d).\n", steps, most, most_at, window, mean, mean_at
         exit !(early <= limit)

@@ -13,5 +13,6 @@
 set -eu
 cd "$(dirname "$0")/.."
 name=sru title=SRU++ peer=sru_torch.py note=" (attention weight 0, as it is initialised)"
-model="--nlayers 4 --hid-sz 256 --n-proj 64 --nheads 1 --block-sz 128 --batch-sz 8 --optim adamw --lr 0.001 --weight-decay 0.1 --clip 1"
+model="--nlayers 4 --hid-sz 256 --n-proj 64 --nheads 1 --block-sz 128 --batch-sz 8 --optim adamw"
+model="$model --lr 0.001 --weight-decay 0.1 --clip 1"
 . bench/curve_peer.sh

@@ -6,21 +6,29 @@ export LC_ALL
 refuse() { echo "$script: $*" >&2; exit 2; }
 # number OPTION VALUE: a whole number above 0; a word OPTION VALUE: what a file or a list may be called
 number() { case ${2:-} in ''|*[!0-9]*|0*) refuse "$1 wants a whole number" ;; esac; }
-word() { case ${2:-} in ''|-*|*[!A-Za-z0-9_./,-]*) refuse "$1 wants a value of letters, digits and _ . / , -" ;; esac; }
+word() { case ${2:-} in ''|-*|*[!A-Za-z0-9_./,-]*) refuse "$1 wants a value of letters," \
+    "digits and _ . / , -" ;;
+esac; }
 # bf16 products where the processor has them
-usual_precision() { if grep -Eq 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null; then echo bf16; else echo f32; fi; }
+usual_precision() { if grep -Eq 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null; then echo \
+    bf16; else echo f32; fi; }
 
 # now: hundredths of the processor's seconds of this script's children that have ended (not in a subshell, whose children are others)
 seconds() {
     times >"$out/times.$$"
-    now=$(awk 'NR == 2 { for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%.0f\n", 100 * s }' "$out/times.$$")
+    now=$(awk '
+        NR == 2 {
+            for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] }
+            printf "%.0f\n", 100 * s
+        }' "$out/times.$$")
     rm -f "$out/times.$$"
 }
 # What the run took since it began is added to RUN.spent: seconds by the clock, the processor's, how often it was stopped, and how often
 # it ended so that its seconds are not known.
 account() {
     seconds
-    echo $((wall + $(date +%s) - since)) $((spent + (now - began + 50) / 100)) $((stops + $1)) $unknown >"$run.spent"
+    echo $((wall + $(date +%s) - since)) $((spent + (now - began + 50) / 100)) $((stops + $1)) \
+        $unknown >"$run.spent"
     rm -f "$run.began"
 }
 # At the end of the script: the run that goes on is stopped (it saves), and its time kept. A Ctrl-C it has had itself, and a second signal
@@ -29,7 +37,10 @@ signal=
 stopped() {
     [ -n "$running" ] || return 0
     waited=0
-    while [ "$signal" = INT ] && [ $waited -lt 60 ] && kill -0 "$running" 2>/dev/null; do sleep 1; waited=$((waited + 1)); done
+    while [ "$signal" = INT ] && [ $waited -lt 60 ] && kill -0 "$running" 2>/dev/null; do
+        sleep 1
+        waited=$((waited + 1))
+    done
     kill "$running" 2>/dev/null || :
     wait "$running" || :
     account 1
@@ -55,14 +66,19 @@ timed() {
     wait "$running" || code=$?
     running=
     account $((code != 0))
-    [ "$code" = 0 ] || { echo "$script: $run ended with $code: $(tail -n 1 "$run.err")" >&2; exit "$code"; }
+    [ "$code" = 0 ] ||
+        { echo "$script: $run ended with $code: $(tail -n 1 "$run.err")" >&2; exit "$code"; }
 }
 # settle SETTINGS: a directory holds runs of one set of them. Each leaves a .txt when it has begun
 settle() {
     begun=
     for file in "$out"/*.txt; do [ ! -f "$file" ] || begun=1; done
     if [ -n "$begun" ] && [ -f "$out/settings" ] && [ "$1" != "$(cat "$out/settings")" ]; then
-        { echo "$script: $out has runs with other settings or texts: give another --out"; cat "$out/settings"; echo "$1"; } >&2
+        {
+            echo "$script: $out has runs with other settings or texts: give another --out"
+            cat "$out/settings"
+            echo "$1"
+        } >&2
         exit 2
     fi
     echo "$1" >"$out/settings"
@@ -77,17 +93,21 @@ same() {
     name=$1
     shift
     sums=$(sum "$@")
-    if [ -f "$out/text/$name" ] && [ "$sums" != "$(cat "$out/text/$name")" ]; then refuse "$out has runs with other texts than those of $DATA: give another --out"; fi
+    if [ -f "$out/text/$name" ] && [ "$sums" != "$(cat "$out/text/$name")" ]; then
+        refuse "$out has runs with other texts than those of $DATA: give another --out"
+    fi
     echo "$sums" >"$out/text/$name"
 }
 # texts: out/text/{train,valid,test}.txt are those of DATA
 texts() {
     for part in train valid test; do
-        [ -r "${DATA:-}/$part.txt" ] || refuse "set DATA=DIRECTORY with train.txt, valid.txt, test.txt: '${DATA:-}/$part.txt' cannot be read"
+        [ -r "${DATA:-}/$part.txt" ] || refuse "set DATA=DIRECTORY with train.txt, valid.txt," \
+            "test.txt: '${DATA:-}/$part.txt' cannot be read"
     done
     DATA=$(cd "$DATA" && pwd -P)
     mkdir -p "$out/text"
-    [ "$DATA" != "$(cd "$out/text" && pwd -P)" ] || refuse "$DATA is of this script's own making: give another --out"
+    [ "$DATA" != "$(cd "$out/text" && pwd -P)" ] ||
+        refuse "$DATA is of this script's own making: give another --out"
     same sums "$DATA/train.txt" "$DATA/valid.txt" "$DATA/test.txt"
     for part in train valid test; do ln -sf "$DATA/$part.txt" "$out/text/$part.txt"; done
 }
@@ -98,12 +118,16 @@ pieces() {
     shift
     if [ -n "$own_ids" ]; then
         for file in pieces.vocab ids/train.txt ids/valid.txt ids/test.txt; do
-            [ -r "$DATA/$file" ] || refuse "--ids: $DATA/$file cannot be read (examples/get_data.sh wikitext-2-pieces makes it)"
+            [ -r "$DATA/$file" ] || refuse "--ids: $DATA/$file cannot be read" \
+                "(examples/get_data.sh wikitext-2-pieces makes it)"
         done
-        same sums-of-ids "$DATA/pieces.vocab" "$DATA/ids/train.txt" "$DATA/ids/valid.txt" "$DATA/ids/test.txt"
+        same sums-of-ids "$DATA/pieces.vocab" "$DATA/ids/train.txt" "$DATA/ids/valid.txt" \
+            "$DATA/ids/test.txt"
         ln -sf "$DATA/pieces.vocab" "$out/text/pieces.vocab"
         mkdir -p "$out/text/ids"
-        for part in train valid test; do ln -sf "$DATA/ids/$part.txt" "$out/text/ids/$part.txt"; done
+        for part in train valid test; do
+            ln -sf "$DATA/ids/$part.txt" "$out/text/ids/$part.txt"
+        done
         return 0
     fi
     if [ -f "$out/text/ids/test.txt" ]; then return 0; fi
@@ -111,17 +135,22 @@ pieces() {
     mkdir "$work"
     # the processor's own instructions are no matter here
     ${CXX:-c++} -O1 -std=c++17 -c examples/spm.cpp -o "$work/spm.o" 2>"$work/err" &&
-        $CC -std=c99 -O1 -pthread -DSEQTX_SENTENCEPIECE examples/spm_train.c "$work/spm.o" -o "$work/spm_train" \
-            ${SENTENCEPIECE_LIBS:--lsentencepiece_train -lsentencepiece} -lstdc++ -lm 2>>"$work/err" || {
+        $CC -std=c99 -O1 -pthread -DSEQTX_SENTENCEPIECE examples/spm_train.c "$work/spm.o" \
+        -o "$work/spm_train" \
+            ${SENTENCEPIECE_LIBS:--lsentencepiece_train -lsentencepiece} -lstdc++ \
+            -lm 2>>"$work/err" || {
         why=$(grep -m 1 'error\|cannot find' "$work/err" || echo "see examples/spm_train.c")
         rm -rf "$work"
-        refuse "SentencePiece's library cannot be used ($why): install it (Debian: libsentencepiece-dev), or give --ids"
+        refuse "SentencePiece's library cannot be used ($why): install it (Debian:" \
+            "libsentencepiece-dev), or give --ids"
     }
     echo "$(date +%H:%M) $count pieces of the training text .."
-    "$work/spm_train" --text "$out/text/train.txt" --model "$work/pieces" --vocab "$count" "$@" || exit 2
+    "$work/spm_train" --text "$out/text/train.txt" --model "$work/pieces" --vocab "$count" "$@" ||
+        exit 2
     mkdir "$work/ids"
     for part in train valid test; do
-        "$work/spm_train" --model "$work/pieces" --encode "$out/text/$part.txt" >"$work/ids/$part.txt" || exit 1
+        "$work/spm_train" --model "$work/pieces" --encode \
+            "$out/text/$part.txt" >"$work/ids/$part.txt" || exit 1
     done
     if [ ! -d "$out/text/ids" ]; then           # another script may have been faster
         mv "$work/pieces.model" "$work/pieces.vocab" "$out/text/"

@@ -3,10 +3,13 @@
 cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)
 [ -n "$cpu" ] || cpu=$(sysctl -n machdep.cpu.brand_string 2>/dev/null || uname -m)
 cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
-vector=$(sed -n 's/^flags[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1 | tr ' ' '\n' | grep -E '^(avx2|avx512f|avx512_bf16|amx_tile|amx_bf16)$' | tr '\n' ' ')
-class=$(printf '%s-%sc' "$cpu" "$cores" | tr '[:upper:]' '[:lower:]' | sed 's/([^)]*)//g; s/@.*-/-/; s/[^a-z0-9]\{1,\}/-/g; s/^-//')
+vector=$(sed -n 's/^flags[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1 | tr ' ' '\n' |
+    grep -E '^(avx2|avx512f|avx512_bf16|amx_tile|amx_bf16)$' | tr '\n' ' ')
+class=$(printf '%s-%sc' "$cpu" "$cores" | tr '[:upper:]' '[:lower:]' |
+    sed 's/([^)]*)//g; s/@.*-/-/; s/[^a-z0-9]\{1,\}/-/g; s/^-//')
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
-git diff --quiet HEAD -- '*.h' 'bench/*.c' bench/peers examples 2>/dev/null || commit="$commit, with changes that are not committed"
+git diff --quiet HEAD -- '*.h' 'bench/*.c' bench/peers examples 2>/dev/null ||
+    commit="$commit, with changes that are not committed"
 # free_result [WHAT-] [-KIND]: bench/results/WHAT-DATE-MACHINE-KIND without .md, or with -2, -3.. behind it where the day has such a report
 free_result() {
     mkdir -p bench/results

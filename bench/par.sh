@@ -41,8 +41,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
-script=par.sh blocks= dim= segment= mem= batch=16 heads=4 rule= target=80 steps= seeds= tokens= inherit= only=search,found,xl,par,times
-out= threads=1 precision= digits= own_ids= keep= quick= report= record= rounds=5 command="sh bench/par.sh"
+script=par.sh blocks= dim= segment= mem= batch=16 heads=4 rule= target=80 steps= seeds= tokens= \
+    inherit= only=search,found,xl,par,times
+out= threads=1 precision= digits= own_ids= keep= quick= report= record= rounds=5 \
+    command="sh bench/par.sh"
 . bench/long.sh
 while [ $# -gt 0 ]; do
     command="$command $1"
@@ -58,13 +60,24 @@ while [ $# -gt 0 ]; do
     --steps|--threads|--blocks|--par|--dim|--mem|--segment|--target)
         number "$1" "${2:-}"
         case $1 in
-        --steps) steps=$2 ;; --threads) threads=$2 ;; --blocks) blocks=$2 ;; --par) rule=$2 ;; --dim) dim=$2 ;; --mem) mem=$2 ;;
+        --steps) steps=$2 ;;
+        --threads) threads=$2 ;;
+        --blocks) blocks=$2 ;;
+        --par) rule=$2 ;;
+        --dim) dim=$2 ;;
+        --mem) mem=$2 ;;
         --segment) segment=$2 ;; *) target=$2 ;;
         esac
         command="$command $2"; shift ;;
     --only|--seeds|--tokens|--out|--precision)
         word "$1" "${2:-}"
-        case $1 in --only) only=$2 ;; --seeds) seeds=$2 ;; --tokens) tokens=$2 ;; --out) out=$2 ;; *) precision=$2 ;; esac
+        case $1 in
+        --only) only=$2 ;;
+        --seeds) seeds=$2 ;;
+        --tokens) tokens=$2 ;;
+        --out) out=$2 ;;
+        *) precision=$2 ;;
+        esac
         command="$command $2"; shift ;;
     *) refuse "unknown option $1 (--help)" ;;
     esac
@@ -72,10 +85,12 @@ while [ $# -gt 0 ]; do
 done
 documents=50
 if [ -n "$quick" ]; then
-    blocks=${blocks:-6} dim=${dim:-32} segment=${segment:-16} mem=${mem:-16} rule=${rule:-3} steps=${steps:-30} seeds=${seeds:-1,2}
+    blocks=${blocks:-6} dim=${dim:-32} segment=${segment:-16} mem=${mem:-16} rule=${rule:-3} \
+        steps=${steps:-30} seeds=${seeds:-1,2}
     tokens=${tokens:-bytes} out=${out:-build/par-quick} batch=4 heads=2 rounds=2 documents=10
 fi
-blocks=${blocks:-12} dim=${dim:-128} segment=${segment:-64} mem=${mem:-128} rule=${rule:-4} steps=${steps:-3000} seeds=${seeds:-1,2,3}
+blocks=${blocks:-12} dim=${dim:-128} segment=${segment:-64} mem=${mem:-128} rule=${rule:-4} \
+    steps=${steps:-3000} seeds=${seeds:-1,2,3}
 tokens=${tokens:-pieces} out=${out:-build/par}
 precision=${precision:-$(usual_precision)}
 case $precision in f32|bf16) ;; *) refuse "--precision $precision: f32 or bf16" ;; esac
@@ -86,13 +101,19 @@ words) text= words="--tokens words $clusters --cutoffs 2000,10000" ;;
 bytes) text= words="--tokens bytes" ;;
 *) refuse "--tokens $tokens: pieces, words or bytes" ;;
 esac
-[ "$tokens" = pieces ] || [ -z "$own_ids$digits" ] || refuse "--ids and --split-digits are for --tokens pieces"
-[ -z "$own_ids" ] || [ -z "$digits" ] || refuse "--split-digits is for pieces that are made here: it does not go with --ids"
-[ "$rule" -ge 2 ] && [ "$rule" -le "$blocks" ] || refuse "--par $rule: want 2 or more, and at most the $blocks blocks"
+[ "$tokens" = pieces ] || [ -z "$own_ids$digits" ] ||
+    refuse "--ids and --split-digits are for --tokens pieces"
+[ -z "$own_ids" ] || [ -z "$digits" ] ||
+    refuse "--split-digits is for pieces that are made here: it does not go with --ids"
+[ "$rule" -ge 2 ] && [ "$rule" -le "$blocks" ] ||
+    refuse "--par $rule: want 2 or more, and at most the $blocks blocks"
 [ $((dim % heads)) = 0 ] || refuse "--dim $dim: want a multiple of the $heads heads"
 names=$(echo "$only" | tr , ' ')
 for name in $names; do
-    case $name in search|found|xl|par|times) ;; *) refuse "--only $name: want some of search,found,xl,par,times" ;; esac
+    case $name in
+    search|found|xl|par|times) ;;
+    *) refuse "--only $name: want some of search,found,xl,par,times" ;;
+    esac
 done
 for seed in $(echo "$seeds" | tr , ' '); do number --seeds "$seed"; done
 
@@ -101,7 +122,8 @@ pattern() {
     case $1 in
     xl) pattern=xl ;;
     par) pattern=par:$rule ;;
-    *) [ -s "$out/search.json" ] || refuse "there is no search in $out yet, which finds the string: give search in --only"
+    *) [ -s "$out/search.json" ] ||
+        refuse "there is no search in $out yet, which finds the string: give search in --only"
        pattern=$(text pattern "$out/search.json") ;;
     esac
 }
@@ -109,7 +131,8 @@ pattern() {
 # string in words), attend, params
 describe() {
     pattern "$1"
-    "$out/train_par" $model --pattern "$pattern" --data "$data" $lists --dry-run >"$out/dry.$$" || exit 2
+    "$out/train_par" $model --pattern "$pattern" --data "$data" $lists --dry-run >"$out/dry.$$" ||
+        exit 2
     params=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' "$out/dry.$$")
     string=$(sed -n 's/^[0-9]* blocks \([^:]*\): .*/\1/p' "$out/dry.$$")
     order=$(sed -n 's/^[0-9]* blocks [^:]*: \([^;]*\);.*/\1/p' "$out/dry.$$")
@@ -150,48 +173,66 @@ if [ -z "$report" ]; then
         if [ -s "$run.json" ]; then continue; fi
         echo "$(date +%H:%M) $name, seed $seed .."
         if [ "$name" = search ]; then
-            timed "$run" "$out/train_par" $model $train $search --seed "$seed" --threads "$threads" --data "$data" $lists --checkpoint "$run.safetensors" \
+            timed "$run" "$out/train_par" $model $train $search --seed "$seed" --threads \
+                "$threads" --data "$data" $lists --checkpoint "$run.safetensors" \
                 --log "$run.log" --picture "$out/search.svg"
             read -r _ seconds _ unknown <"$run.spent"
-            "$out/train_par" --checkpoint "$run.safetensors" --derive --derive-samples 16 --eval-blocks $documents --threads "$threads" --data "$data" \
+            "$out/train_par" --checkpoint "$run.safetensors" --derive --derive-samples 16 \
+                --eval-blocks $documents --threads "$threads" --data "$data" \
                 >"$run.found" 2>>"$run.err" || { tail -n 1 "$run.err" >&2; exit 1; }
             # argmax STRING unit X T % ..., sample N STRING unit X T % ..; the paper's rule among them is no find
             found=$(awk -v target="$target" '
                 $1 == "sample" { $1 = ""; $0 = $0 }
                 $1 ~ /^(argmax|[0-9]+)$/ { in_time = $5 <= target
                     if (!n++ || (in_time != best_in ? in_time : in_time ? $4 < best : $5 < time)) { best_in = in_time; best = $4; time = $5; what = $1; string = $2 } }
-                END { if (!n) exit 1; print string, time, what == "argmax" ? "likeliest" : "drawn" }' "$run.found") || exit 1
+                END {
+                    if (!n) exit 1
+                    print string, time, what == "argmax" ? "likeliest" : "drawn"
+                }' "$run.found") || exit 1
             set -- $found
             likeliest=$(awk '$1 == "argmax" { print $2 }' "$run.found")
             printf '{"network":"search","seed":%d,"steps":%d,"pattern":"%s","how":"%s","time_to_xl":%s,"likeliest":"%s","latency_table":"%s","seconds":%d,"precision":"%s","commit":"%s","machine":"%s"}\n' \
-                "$seed" "$steps" "$1" "$3" "$2" "$likeliest" "$(text latency-table "$run.log")" "$seconds" "$precision" "$commit" "$cpu, $cores cores" >"$run.json"
-            echo "      found $1, $2 % of the time of xl by the search's table; $seconds processor s"
+                "$seed" "$steps" "$1" "$3" "$2" "$likeliest" "$(text latency-table "$run.log")" \
+                "$seconds" "$precision" "$commit" "$cpu, $cores cores" >"$run.json"
+            echo "      found $1, $2 % of the time of xl by the search's table;" \
+                "$seconds processor s"
             continue
         fi
         describe "$name"
         from=
         if [ -n "$inherit" ]; then
-            [ -s "$out/search.safetensors" ] || refuse "--inherit: there is no search in $out yet: give search in --only"
+            [ -s "$out/search.safetensors" ] ||
+                refuse "--inherit: there is no search in $out yet: give search in --only"
             from="--inherit $out/search.safetensors"
         fi
-        timed "$run" "$out/train_par" $model $train --pattern "$pattern" $from --seed "$seed" --threads "$threads" --data "$data" $lists \
+        timed "$run" "$out/train_par" $model $train --pattern "$pattern" $from --seed "$seed" \
+            --threads "$threads" --data "$data" $lists \
             --checkpoint "$run.safetensors" --log "$run.log"
         read -r _ seconds _ unknown <"$run.spent"
         rm -f "$run.eval"
-        "$out/train_par" --checkpoint "$run.safetensors" --eval-only --threads "$threads" --data "$data" --log "$run.eval" >>"$run.txt" 2>>"$run.err" ||
+        "$out/train_par" --checkpoint "$run.safetensors" --eval-only --threads "$threads" --data \
+            "$data" --log "$run.eval" >>"$run.txt" 2>>"$run.err" ||
             { tail -n 1 "$run.err" >&2; exit 1; }
         grep '"split":"valid"' "$run.eval" >"$run.valid"
         grep '"split":"test"' "$run.eval" >"$run.test"
         printf '{"network":"%s","seed":%d,"steps":%d,"tokens":"%s","pattern":"%s","order":"%s","attention":%d,"blocks":%d,"parameters":%d,"valid_loss":%s,"test_loss":%s,"valid_tokens":%s,"test_tokens":%s,"seconds":%d,"seconds_per_100_steps":%.2f,"precision":"%s","commit":"%s","machine":"%s"}\n' \
-            "$name" "$seed" "$steps" "$tokens" "$string" "$order" "$attend" "$blocks" "$params" "$(field loss "$run.valid")" "$(field loss "$run.test")" "$(field tokens \
-            "$run.valid")" "$(field tokens "$run.test")" "$seconds" "$(awk -v s="$seconds" -v n="$steps" -v u="$unknown" 'BEGIN { print u + 0 ? 0 : 100 * s / n }')" "$precision" "$commit" \
+            "$name" "$seed" "$steps" "$tokens" "$string" "$order" "$attend" "$blocks" "$params" \
+            "$(field loss "$run.valid")" "$(field loss "$run.test")" "$(field tokens \
+            "$run.valid")" "$(field tokens "$run.test")" "$seconds" \
+            "$(awk -v s="$seconds" -v n="$steps" -v u="$unknown" '
+                BEGIN { print u + 0 ? 0 : 100 * s / n }')" "$precision" "$commit" \
             "$cpu, $cores cores" >"$run.json.new"
-        grep -q '"valid_loss":[0-9.]*,"test_loss":[0-9.]*,' "$run.json.new" || { echo "par.sh: $run.eval has not the results of a run" >&2; exit 1; }
+        grep -q '"valid_loss":[0-9.]*,"test_loss":[0-9.]*,' "$run.json.new" ||
+            { echo "par.sh: $run.eval has not the results of a run" >&2; exit 1; }
         mv "$run.json.new" "$run.json"
         rm -f "$run.valid" "$run.test"
         [ -n "$keep" ] || rm -f "$run.safetensors"
-        awk -v v="$(field valid_loss "$run.json")" -v t="$(field test_loss "$run.json")" -v s="$seconds" \
-            'BEGIN { printf "      loss a token %.4f of the validation text, %.4f of the test text; %d processor s\n", v, t, s }'
+        awk -v v="$(field valid_loss "$run.json")" -v t="$(field test_loss "$run.json")" \
+            -v s="$seconds" \
+            '
+                BEGIN {
+                    printf "      loss a token %.4f of the validation text, %.4f of the test text; %d processor s\n", v, t, s
+                }'
     done
     case " $names " in *" times "*) wanted=1 ;; *) wanted= ;; esac
     if [ -n "$wanted" ] && [ ! -s "$out/times.json" ]; then
@@ -199,17 +240,20 @@ if [ -z "$report" ]; then
         short=100 long=1600
         [ -z "$quick" ] || long=400
         : >"$out/times.new"
-        for name in found xl par; do        # networks of one step: time does not depend on what they know
+        # networks of one step: time does not depend on what they know
+        for name in found xl par; do
             describe "$name"
             rm -f "$out/time.$name.safetensors"
-            "$out/train_par" $model $train --steps 1 --pattern "$pattern" --data "$data" $lists --threads "$threads" --checkpoint "$out/time.$name.safetensors" \
+            "$out/train_par" $model $train --steps 1 --pattern "$pattern" --data "$data" $lists \
+                --threads "$threads" --checkpoint "$out/time.$name.safetensors" \
                 >"$out/time.txt" 2>"$out/time.err" || { tail -n 1 "$out/time.err" >&2; exit 1; }
         done
         round=0
         while [ $round -lt $rounds ]; do
             round=$((round + 1))
             for name in found par; do
-                "$out/train_par" --checkpoint "$out/time.$name.safetensors" --no-train --race xl --data "$data" --threads "$threads" >"$out/time.txt" 2>"$out/time.err" ||
+                "$out/train_par" --checkpoint "$out/time.$name.safetensors" --no-train --race xl \
+                    --data "$data" --threads "$threads" >"$out/time.txt" 2>"$out/time.err" ||
                     { tail -n 1 "$out/time.err" >&2; exit 1; }
                 # race, .. in turn: A and B against C and D of ..: tokens a second training and evaluating
                 sed -n "s|^race, .*: \([0-9.a-zA-Z]*\) and \([0-9.a-zA-Z]*\) against \([0-9.a-zA-Z]*\) and \([0-9.a-zA-Z]*\) of .*|race $name \1 \2 \3 \4|p" \
@@ -219,7 +263,9 @@ if [ -z "$report" ]; then
                 for n in $short $long; do
                     seconds
                     before=$now
-                    "$out/train_par" --checkpoint "$out/time.$name.safetensors" --no-train --generate "$n" --seed 1 --threads "$threads" >"$out/time.txt" 2>"$out/time.err" ||
+                    "$out/train_par" --checkpoint "$out/time.$name.safetensors" --no-train \
+                        --generate "$n" --seed 1 --threads \
+                        "$threads" >"$out/time.txt" 2>"$out/time.err" ||
                         { tail -n 1 "$out/time.err" >&2; exit 1; }
                     seconds
                     echo "generate $name $n $((now - before))" >>"$out/times.new"
@@ -227,30 +273,49 @@ if [ -z "$report" ]; then
             done
         done
         rm -f "$out"/time.*.safetensors "$out/time.txt" "$out/time.err"
-        awk -v each=$((batch * segment)) -v threads="$threads" -v precision="$precision" -v commit="$commit" -v machine="$cpu, $cores cores" -v pattern="$(text pattern \
+        awk -v each=$((batch * segment)) -v threads="$threads" -v precision="$precision" \
+            -v commit="$commit" -v machine="$cpu, $cores cores" -v pattern="$(text pattern \
                 "$out/search.json")" '
             function tokens(s) { return s ~ /k$/ ? s * 1000 : s ~ /M$/ ? s * 1000000 : s + 0 }
             function keep(name, x) { value[name, ++n[name]] = x }
             function median(name, i, j, t, m) {
                 m = n[name]
-                for (i = 2; i <= m; i++) for (j = i; j > 1 && value[name, j] < value[name, j - 1]; j--) { t = value[name, j]; value[name, j] = value[name, j - 1]; value[name, j - 1] = t }
-                return m % 2 ? value[name, (m + 1) / 2] : (value[name, m / 2] + value[name, m / 2 + 1]) / 2
+                for (i = 2; i <= m; i++)
+                    for (j = i; j > 1 && value[name, j] < value[name, j - 1]; j--) {
+                    t = value[name, j]
+                    value[name, j] = value[name, j - 1]
+                    value[name, j - 1] = t
+                }
+                return m % 2 ? value[name, (m + 1) / 2] \
+                    : (value[name, m / 2] + value[name, m / 2 + 1]) / 2
             }
             $1 == "race" {
-                keep($2 " step", 1000 * each / tokens($3)); keep($2 " eval", 1000 * each / tokens($4))
+                keep($2 " step", 1000 * each / tokens($3))
+                keep($2 " eval", 1000 * each / tokens($4))
                 keep("xl step", 1000 * each / tokens($5)); keep("xl eval", 1000 * each / tokens($6))
-                keep($2 " step_to_xl", tokens($5) / tokens($3)); keep($2 " eval_to_xl", tokens($6) / tokens($4))
+                keep($2 " step_to_xl", tokens($5) / tokens($3))
+                keep($2 " eval_to_xl", tokens($6) / tokens($4))
             }
-            $1 == "generate" { if (!($2 in first)) { first[$2] = $3; low[$2] = $4; next } keep($2 " token", 10 * ($4 - low[$2]) / ($3 - first[$2])); delete first[$2] }
+            $1 == "generate" {
+                if (!($2 in first)) { first[$2] = $3; low[$2] = $4; next }
+                keep($2 " token", 10 * ($4 - low[$2]) / ($3 - first[$2]))
+                delete first[$2]
+            }
             END {
                 if (n["xl step"] < 2 || n["xl token"] < 1) exit 1
                 m = split("found xl par", name, " ")
-                printf "{\"network\":\"times\",\"pattern\":\"%s\",\"rounds\":%d,\"threads\":%d", pattern, n["xl token"], threads
+                printf "{\"network\":\"times\",\"pattern\":\"%s\",\"rounds\":%d,\"threads\":%d",
+                    pattern, n["xl token"], threads
                 for (i = 1; i <= m; i++) {
-                    printf ",\"%s_step_ms\":%.2f,\"%s_eval_ms\":%.2f,\"%s_token_ms\":%.4f", name[i], median(name[i] " step"), name[i], median(name[i] " eval"), name[i], median(name[i] " token")
-                    if (name[i] != "xl") printf ",\"%s_step_to_xl\":%.4f,\"%s_eval_to_xl\":%.4f", name[i], median(name[i] " step_to_xl"), name[i], median(name[i] " eval_to_xl")
+                    printf ",\"%s_step_ms\":%.2f,\"%s_eval_ms\":%.2f,\"%s_token_ms\":%.4f", name[i],
+                        median(name[i] " step"), name[i], median(name[i] " eval"), name[i],
+                        median(name[i] " token")
+                    if (name[i] != "xl")
+                        printf ",\"%s_step_to_xl\":%.4f,\"%s_eval_to_xl\":%.4f", name[i],
+                            median(name[i] " step_to_xl"), name[i], median(name[i] " eval_to_xl")
                 }
-                printf ",\"precision\":\"%s\",\"commit\":\"%s\",\"machine\":\"%s\"}\n", precision, commit, machine
+                printf ",\"precision\":\"%s\",\"commit\":\"%s\",\"machine\":\"%s\"}\n", precision,
+                    commit, machine
             }' "$out/times.new" >"$out/times.json.new" || { echo "par.sh: $out/times.new has not the times of all" >&2; exit 1; }
         mv "$out/times.json.new" "$out/times.json"
     fi
@@ -259,23 +324,40 @@ fi
 . bench/machine.sh
 all=
 for name in search found xl par times; do
-    for f in "$out/$name.json" "$out/$name".[0-9]*.json; do if [ -s "$f" ]; then all="$all $f"; fi; done
+    for f in "$out/$name.json" "$out/$name".[0-9]*.json; do
+        if [ -s "$f" ]; then all="$all $f"; fi
+    done
 done
 [ -n "$all" ] || refuse "no run in $out is done"
 words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
 {
     echo "# Orders of blocks, $(date +%Y-%m-%d)"
     echo
-    echo "- machine and commit of the runs:$(for f in $all; do printf ' %s, %s;\n' "$(text machine "$f")" "$(text commit "$f")"; done | sort -u | tr -d '\n')"
+    echo "- machine and commit of the" \
+        "runs:$(for f in $all; do printf ' %s, %s;\n' "$(text machine "$f")" \
+        "$(text commit "$f")"; done | sort -u | tr -d '\n')"
     echo "- command of this report: \`$command\`"
     echo "- settings, checksums and sizes of the texts: \`$(cat "$out/settings")\`"
     awk -v valid_words="$(words_in valid)" -v test_words="$(words_in test)" -v inherit="$inherit" '
-        function text(key) { return match($0, "\"" key "\":\"[^\"]*") ? substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 4) : "" }
-        function number(key) { return match($0, "\"" key "\":[-+0-9.e]*") ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : 0 }
+        function text(key) {
+            return match($0, "\"" key "\":\"[^\"]*") \
+                ? substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 4) : ""
+        }
+        function number(key) {
+            return match($0, "\"" key "\":[-+0-9.e]*") \
+                ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : 0
+        }
         function figure(loss) { return tokens == "bytes" ? loss / log(2) : exp(loss) }
         function add(key, x) { sum[key] += x; square[key] += x * x }
-        function variance(key, k, v) { if (k < 2) return 0; v = (square[key] - sum[key] * sum[key] / k) / (k - 1); return v > 0 ? v : 0 }
-        function cell(key, k) { return k > 1 ? sprintf("%.*f +- %.*f", digits, sum[key] / k, digits, sqrt(variance(key, k))) : sprintf("%.*f", digits, sum[key] / k) }
+        function variance(key, k, v) {
+            if (k < 2) return 0
+            v = (square[key] - sum[key] * sum[key] / k) / (k - 1)
+            return v > 0 ? v : 0
+        }
+        function cell(key, k) {
+            return k > 1 ? sprintf("%.*f +- %.*f", digits, sum[key] / k, digits,
+                sqrt(variance(key, k))) : sprintf("%.*f", digits, sum[key] / k)
+        }
         # the difference of two means and the half of its interval of 95 % (Student, equal variances)
         function compare(a, b, what, k, m, v) {
             k = n[a]; m = n[b]; d = sum[a, what] / k - sum[b, what] / m
@@ -288,14 +370,16 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
         BEGIN { split("12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23", student, " ") }
         text("network") == "search" {
             printf "- search: %s, %s, %d %% of the time of xl by its table (attention, feed-forward: %s ms); the likeliest string: %s; %d processor s\n",
-                text("pattern"), text("how"), number("time_to_xl"), text("latency_table"), text("likeliest"), number("seconds")
+                text("pattern"), text("how"), number("time_to_xl"), text("latency_table"),
+                text("likeliest"), number("seconds")
             found = text("pattern"); next
         }
         text("network") == "times" {
             timed = 1
             m = split("found xl par", name, " ")
             for (i = 1; i <= m; i++) {
-                a = name[i]; step[a] = number(a "_step_ms"); evaluation[a] = number(a "_eval_ms"); token[a] = number(a "_token_ms")
+                a = name[i]; step[a] = number(a "_step_ms"); evaluation[a] = number(a "_eval_ms")
+                token[a] = number(a "_token_ms")
                 to[a] = number(a "_step_to_xl"); eval_to[a] = number(a "_eval_to_xl")
             }
             rounds = number("rounds"); threads = number("threads"); next
@@ -303,13 +387,23 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
         {
             a = text("network"); tokens = text("tokens")
             if (!(a in n)) order[++names] = a
-            n[a]++; pattern[a] = text("pattern"); in_words[a] = text("order"); attention[a] = number("attention"); blocks = number("blocks"); params[a] = number("parameters")
-            v = number("valid_loss"); t = number("test_loss"); all_valid = number("valid_tokens"); all_test = number("test_tokens")
-            add(a SUBSEP "valid", figure(v)); add(a SUBSEP "test", figure(t)); if (number("seconds_per_100_steps") > 0) { seconds[a] += number("seconds_per_100_steps"); known[a]++ }
-            word_valid[a] += valid_words ? exp(v * all_valid / valid_words) : 0; word_test[a] += test_words ? exp(t * all_test / test_words) : 0
+            n[a]++; pattern[a] = text("pattern"); in_words[a] = text("order")
+            attention[a] = number("attention"); blocks = number("blocks")
+            params[a] = number("parameters")
+            v = number("valid_loss"); t = number("test_loss"); all_valid = number("valid_tokens")
+            all_test = number("test_tokens")
+            add(a SUBSEP "valid", figure(v)); add(a SUBSEP "test", figure(t))
+            if (number("seconds_per_100_steps") > 0) {
+                seconds[a] += number("seconds_per_100_steps")
+                known[a]++
+            }
+            word_valid[a] += valid_words ? exp(v * all_valid / valid_words) : 0
+            word_test[a] += test_words ? exp(t * all_test / test_words) : 0
         }
         END {
-            unit = tokens == "bytes" ? "bits a byte" : "perplexity of a " (tokens == "words" ? "word" : "piece"); digits = tokens == "bytes" ? 4 : 2
+            unit = tokens == "bytes" ? "bits a byte" \
+                : "perplexity of a " (tokens == "words" ? "word" : "piece")
+                digits = tokens == "bytes" ? 4 : 2
             if (!names) exit
             if (inherit) print "- all networks began with the weights of the search"
             for (j = 1; j <= names; j++) {
@@ -321,12 +415,21 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
             print "Token: the processor\047s time of a generated one. Processor s: of the trainings themselves, everything in them.\n"
             printf "| network | blocks | attention | parameters | seeds | valid | test |%s step ms | to xl | evaluation, to xl | token ms | to xl | processor s per 100 steps |\n",
                 tokens == "bytes" ? "" : " valid, a word | test, a word |"
-            printf "|---|---|--:|--:|--:|--:|--:|%s--:|--:|--:|--:|--:|--:|\n", tokens == "bytes" ? "" : "--:|--:|"
+            printf "|---|---|--:|--:|--:|--:|--:|%s--:|--:|--:|--:|--:|--:|\n",
+                tokens == "bytes" ? "" : "--:|--:|"
             for (j = 1; j <= names; j++) { a = order[j]; k = n[a]
-                printf "| %s | %s | %d of %d | %.2fM | %d | %s | %s |", a, pattern[a], attention[a], blocks, params[a] / 1000000, k, cell(a SUBSEP "valid", k), cell(a SUBSEP "test", k)
-                if (tokens != "bytes") printf((valid_words ? " %.1f | %.1f |" : " - | - |"), word_valid[a] / k, word_test[a] / k)
-                if (timed) printf(" %.1f | %s | %s | %.3f | %s |", step[a], a == "xl" ? "1" : sprintf("%.2f", to[a]), a == "xl" ? "1" : sprintf("%.2f", eval_to[a]), token[a],
-                    a == "xl" ? "1" : token["xl"] > 0 ? sprintf("%.2f", token[a] / token["xl"]) : "-")
+                printf "| %s | %s | %d of %d | %.2fM | %d | %s | %s |", a, pattern[a], attention[a],
+                    blocks, params[a] / 1000000, k, cell(a SUBSEP "valid", k),
+                    cell(a SUBSEP "test", k)
+                if (tokens != "bytes")
+                    printf((valid_words ? " %.1f | %.1f |" : " - | - |"), word_valid[a] / k,
+                        word_test[a] / k)
+                if (timed)
+                    printf(" %.1f | %s | %s | %.3f | %s |", step[a],
+                        a == "xl" ? "1" : sprintf("%.2f", to[a]),
+                        a == "xl" ? "1" : sprintf("%.2f", eval_to[a]), token[a],
+                    a == "xl" ? "1" : token["xl"] > 0 ? sprintf("%.2f",
+                    token[a] / token["xl"]) : "-")
                 else printf " - | - | - | - | - |"
                 if (known[a]) printf " %.1f |\n", seconds[a] / known[a]; else printf " - |\n"
             }
@@ -336,22 +439,30 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
                 compare(a, "xl", "valid")
                 base = sum["xl", "valid"] / n["xl"]
                 printf "\n%s has %d attentions where xl has %d, and %.2f times its parameters. Its validation %s is %.*f %s than that of xl (%s), on the test text %.*f %s.\n", a, attention[a],
-                    attention["xl"], params[a] / params["xl"], unit, digits, d < 0 ? -d : d, d < 0 ? "lower" : "higher", percent(base + d, base), digits, dt < 0 ? -dt : dt, dt < 0 ? "lower" : "higher"
-                if (half < 0) print "There are too few seeds to say whether that is more than chance."
-                else printf("The seeds spread so that the differences are known to +- %.*f and +- %.*f (95 %%): on the validation text the difference is %s.\n", digits, half,
+                    attention["xl"], params[a] / params["xl"], unit, digits, d < 0 ? -d : d,
+                    d < 0 ? "lower" : "higher", percent(base + d, base), digits, dt < 0 ? -dt : dt,
+                    dt < 0 ? "lower" : "higher"
+                if (half < 0)
+                    print "There are too few seeds to say whether that is more than chance."
+                else
+                    printf("The seeds spread so that the differences are known to +- %.*f and +- %.*f (95 %%): on the validation text the difference is %s.\n", digits, half,
                     digits, ht, d - half > 0 ? "a loss that is more than chance" : d + half < 0 ? "a gain that is more than chance" : "not told from chance")
                 if (timed) {
                     line = sprintf("A training step takes %.0f %% of the time of xl, an evaluation %.0f %%", 100 * to[a], 100 * eval_to[a])
-                    if (token["xl"] > 0) line = line sprintf(", a generated token %.0f %%", 100 * token[a] / token["xl"])
+                    if (token["xl"] > 0)
+                        line = line sprintf(", a generated token %.0f %%",
+                            100 * token[a] / token["xl"])
                     if (half < 0) verdict = ""
                     else if (to[a] >= 0.98) verdict = " So no time is saved in training here."
                     else if (d - half > 0) verdict = " So the time is paid for with quality."
                     else if (d + half < 0) verdict = " So it is faster and better here."
-                    else verdict = " So it is faster, at a quality that these runs cannot tell from that of xl."
+                    else
+                        verdict = " So it is faster, at a quality that these runs cannot tell from that of xl."
                     print line "." verdict
                 }
             }
-            if (("found" in n) && found != "" && ("par" in n) && pattern["found"] == pattern["par"]) print "\nThe search found the rule itself: found and par are one network."
+            if (("found" in n) && found != "" && ("par" in n) && pattern["found"] == pattern["par"])
+                print "\nThe search found the rule itself: found and par are one network."
             print "\n(The paper: on WikiText-103, 32 blocks of width 512, 35 % less time at the perplexity of Transformer-XL with 6 attentions in place of 16.)"
         }' $all
 } >"$out/report.md"

@@ -21,16 +21,28 @@ while [ $# -gt 0 ]; do
     --count) count=1 ;;
     --ways | --rounds | --steps | --only)
         [ $# -gt 1 ] || refuse "$1 wants a value"
-        case $1 in --ways) ways=$2 ;; --rounds) rounds=$2 ;; --steps) steps=$2 ;; --only) only=$2 ;; esac
+        case $1 in
+        --ways) ways=$2 ;;
+        --rounds) rounds=$2 ;;
+        --steps) steps=$2 ;;
+        --only) only=$2 ;;
+        esac
         shift ;;
     *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
     shift
 done
-for n in "$rounds" "$steps"; do case $n in '' | *[!0-9]* | 0) refuse "'$n' is no number of rounds or steps" ;; esac; done
+for n in "$rounds" "$steps"; do
+    case $n in '' | *[!0-9]* | 0) refuse "'$n' is no number of rounds or steps" ;; esac
+done
 [ "$steps" -ge 3 ] || refuse "--steps $steps: want 3 or more"
 for way in $ways; do
-    case $way in *[!0-9x]* | x* | *x | *x*x* | 0x* | *x0) refuse "--ways: '$way', want ranks x threads, as 2x1" ;; *x*) ;; *) refuse "--ways: '$way', want ranks x threads, as 2x1" ;; esac
+    case $way in
+    *[!0-9x]* | x* | *x | *x*x* | 0x* | *x0) refuse "--ways: '$way', want ranks x threads," \
+        "as 2x1" ;;
+    *x*) ;;
+    *) refuse "--ways: '$way', want ranks x threads, as 2x1" ;;
+    esac
 done
 CC=${CC:-cc} MPICC=${MPICC:-mpicc} work=build/ranks
 flags="-std=c99 ${CFLAGS:--O3}"
@@ -49,11 +61,13 @@ if [ -n "$count" ]; then
         "$work/ranks_model" --trainer "$work/train_attn_span"
     } > "$work/model.md"
     cat "$work/model.md"
-    [ -z "$record" ] || { cp "$work/model.md" bench/results/ranks-model.md; echo "written: bench/results/ranks-model.md"; }
+    [ -z "$record" ] || { cp "$work/model.md" bench/results/ranks-model.md; echo "written:" \
+        "bench/results/ranks-model.md"; }
     exit 0
 fi
 
-command -v "$MPICC" > /dev/null 2>&1 || refuse "there is no $MPICC: set MPICC, or install an MPI (Debian: libopenmpi-dev, openmpi-bin)"
+command -v "$MPICC" > /dev/null 2>&1 ||
+    refuse "there is no $MPICC: set MPICC, or install an MPI (Debian: libopenmpi-dev, openmpi-bin)"
 MPIRUN=${MPIRUN:-mpirun --bind-to none --oversubscribe}
 data=${DATA:-$work/demo.txt}
 [ -n "${DATA:-}" ] || [ -s "$data" ] || sh examples/demo_data.sh "$data"
@@ -72,7 +86,8 @@ options() {
 families=$(echo "$only" | tr , ' ')
 for f in $families; do
     options "$f" > /dev/null
-    OMPI_CC=$CC MPICH_CC=$CC $MPICC $flags -DSEQTX_MPI -pthread "examples/train_$f.c" -o "$work/train_$f" -lm
+    OMPI_CC=$CC MPICH_CC=$CC $MPICC $flags -DSEQTX_MPI -pthread "examples/train_$f.c" \
+        -o "$work/train_$f" -lm
 done
 # number KEY: of the log's first line. Its lines of training have the seconds since the beginning, and the loss
 number() { head -n 1 "$log" | sed -n 's/.*"'"$1"'":\([-+0-9.e]*\)[,}].*/\1/p'; }
@@ -81,14 +96,23 @@ third=$((steps / 3))
 one() {
     log=$work/log.jsonl ranks=${2%x*} threads=${2#*x}
     rm -f "$log"
-    run="$work/train_$1 $(options "$1") --data $data --threads $threads --steps $steps --log-every 1 --eval-every 1000000 --eval-blocks 1 --log $log"
+    run="$work/train_$1 $(options \
+        "$1") --data $data --threads $threads --steps $steps --log-every 1 --eval-every 1000000 --eval-blocks 1 --log $log"
     [ "$ranks" = 1 ] || run="$MPIRUN -np $ranks $run"
-    $run > "$work/out" 2>&1 < /dev/null || { tail -n 5 "$work/out" >&2; echo "ranks.sh: failed: $run" >&2; exit 1; }
+    $run > "$work/out" 2>&1 < /dev/null ||
+        { tail -n 5 "$work/out" >&2; echo "ranks.sh: failed: $run" >&2; exit 1; }
     B=$(number batch-sz) T=$(number block-sz)
-    grep '"event":"train"' "$log" | awk -v from="$third" -v to="$steps" -v each="$((B * T))" -v params="$(number params)" '
-        function get(key) { return match($0, "\"" key "\":[-+0-9.e]+") ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : "?" }
+    grep '"event":"train"' "$log" |
+        awk -v from="$third" -v to="$steps" -v each="$((B * T))" -v params="$(number params)" '
+        function get(key) {
+            return match($0, "\"" key "\":[-+0-9.e]+") \
+                ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : "?"
+        }
         get("step") == from { began = get("seconds") }
-        get("step") == to { if (get("seconds") > began) print each * (to - from) / (get("seconds") - began), get("loss"), params, each }'
+        get("step") == to {
+            if (get("seconds") > began)
+                print each * (to - from) / (get("seconds") - began), get("loss"), params, each
+        }'
 }
 rm -f "$work/all"
 round=0
@@ -96,7 +120,8 @@ while [ "$round" -lt "$rounds" ]; do
     round=$((round + 1))
     for f in $families; do
         order=$ways
-        [ $((round % 2)) = 1 ] || order=$(for way in $ways; do echo "$way"; done | sed '1!G;h;$!d' | tr '\n' ' ')
+        [ $((round % 2)) = 1 ] ||
+            order=$(for way in $ways; do echo "$way"; done | sed '1!G;h;$!d' | tr '\n' ' ')
         for way in $order; do
             got=$(one "$f" "$way")
             [ -n "$got" ] || { echo "ranks.sh: no times in the log of $f, $way" >&2; exit 1; }
@@ -110,21 +135,31 @@ done
     echo "# Ranks and threads, $(date +%Y-%m-%d)"
     echo
     echo "- machine: $cpu, $cores cores, $vector"
-    echo "- compiler: $($CC --version | head -n 1); $flags; $(mpirun --version 2>/dev/null | head -n 1)"
-    echo "- command: \`$command\`; load $(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo '?') at the end"
+    echo "- compiler: $($CC --version | head -n 1); $flags;" \
+        "$(mpirun --version 2>/dev/null | head -n 1)"
+    echo "- command: \`$command\`; load $(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo '?')" \
+        "at the end"
     echo "- commit: $commit"
     echo
-    echo "Tokens per second of training in f32 over the last two thirds of $steps steps, medians of $rounds rounds in turns. Against one: the median of the rounds'"
-    echo "ratios to the first way. Loss: of the last step; ranks add up in another order. A way whose loss differs from the first one's by more than 1e-3 is void."
+    echo "Tokens per second of training in f32 over the last two thirds of $steps steps," \
+        "medians of $rounds rounds in turns. Against one: the median of the rounds'"
+    echo "ratios to the first way. Loss: of the last step; ranks add up in another order." \
+        "A way whose loss differs from the first one's by more than 1e-3 is void."
     echo
-    echo "| model | options | parameters | tokens a step | ranks x threads | tokens/s | least | most | against one | loss |"
+    echo "| model | options | parameters | tokens a step | ranks x threads | tokens/s | least |" \
+        "most | against one | loss |"
     echo "|---|---|--:|--:|---|--:|--:|--:|--:|--:|"
     for f in $families; do
         first=1
         for way in $ways; do
-            awk -v f="$f" -v way="$way" -v base="${ways%% *}" -v name="$([ -z "$first" ] || echo "$f | \`$(options "$f")\`")" '
+            awk -v f="$f" -v way="$way" -v base="${ways%% *}" \
+                -v name="$([ -z "$first" ] || echo "$f | \`$(options "$f")\`")" '
                 function median(v, n,    a, b, x) {
-                    for (a = 2; a <= n; a++) for (b = a; b > 1 && v[b] < v[b - 1]; b--) { x = v[b]; v[b] = v[b - 1]; v[b - 1] = x }
+                    for (a = 2; a <= n; a++) for (b = a; b > 1 && v[b] < v[b - 1]; b--) {
+                        x = v[b]
+                        v[b] = v[b - 1]
+                        v[b - 1] = x
+                    }
                     return n % 2 ? v[(n + 1) / 2] : (v[n / 2] + v[n / 2 + 1]) / 2
                 }
                 $1 != f { next }
@@ -132,7 +167,9 @@ done
                 $2 == way { v[++n] = $3; loss = $4; params = $5; each = $6 }
                 END { for (i = 1; i <= n; i++) r[i] = v[i] / one[i]
                     mid = median(v, n); far = loss > truth ? loss - truth : truth - loss
-                    printf "| %s | %s | %s | %s | %.0f | %.0f | %.0f | %.2f | %.5f%s |\n", name == "" ? " | " : name, name == "" ? "" : params, name == "" ? "" : each, way, mid, v[1], v[n],
+                    printf "| %s | %s | %s | %s | %.0f | %.0f | %.0f | %.2f | %.5f%s |\n",
+                        name == "" ? " | " : name, name == "" ? "" : params, name == "" ? "" : each,
+                        way, mid, v[1], v[n],
                         median(r, n), loss, (far > 1e-3 ? ", void" : "") }' "$work/all"
             first=
         done

@@ -24,8 +24,11 @@ for a in "$@"; do
     if [ "$a" = --record ]; then record=1; continue; fi
     case $a in
     --help)
-        echo "sh bench/run.sh [--record] [options]; --record writes bench/results/DATE-MACHINE.md, and -sru.md, -comp.md, -par.md"
-        for f in bench/bench.c bench/bench_sru.c bench/bench_comp.c bench/bench_par.c; do sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' $f; done
+        echo "sh bench/run.sh [--record] [options]; --record writes" \
+            "bench/results/DATE-MACHINE.md, and -sru.md, -comp.md, -par.md"
+        for f in bench/bench.c bench/bench_sru.c bench/bench_comp.c bench/bench_par.c; do
+            sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' $f
+        done
         exit 0 ;;
     *[!A-Za-z0-9_./,=+-]*) echo "run.sh: an option with odd characters: $a" >&2; exit 2 ;;
     esac
@@ -74,7 +77,8 @@ if [ -n "$attn" ] && [ "${CBLAS:-}" != none ]; then
             cblas="--cblas $work/bench_cblas" with=-DBENCH_CBLAS with_libs=$try
             break
         fi
-        [ "$blas" != none ] || blas="not used: $try is $name, no contender (Debian: apt install libopenblas-dev)"
+        [ "$blas" != none ] ||
+            blas="not used: $try is $name, no contender (Debian: apt install libopenblas-dev)"
     done
 fi
 [ "$blas" != none ] || blas="none found: no comparison (Debian: apt install libopenblas-dev)"
@@ -83,12 +87,15 @@ fi
 onednn= mkl= mkl_name= mkl_amd=
 if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null; then
     echo 'int mkl_serv_intel_cpu_true(void) { return 1; }' >"$work/mkl_amd.c"
-    if $CC -shared -fPIC "$work/mkl_amd.c" -o "$work/mkl_amd.so" 2>/dev/null; then mkl_amd=$PWD/$work/mkl_amd.so; fi
+    if $CC -shared -fPIC "$work/mkl_amd.c" -o "$work/mkl_amd.so" 2>/dev/null; then
+        mkl_amd=$PWD/$work/mkl_amd.so
+    fi
 fi
 products=$(case "$attn," in *,gemm,*) echo 1 ;; esac)
 if [ -n "$products" ] && [ "${ONEDNN_LIBS:-}" != none ]; then
     libs="$with_libs ${ONEDNN_LIBS:--ldnnl} $dl"
-    if compile bench/bench.c "$work/bench_with" $with -DBENCH_DNNL ${ONEDNN_FLAGS:-} 2>"$work/cc.log" &&
+    if compile bench/bench.c "$work/bench_with" $with -DBENCH_DNNL \
+        ${ONEDNN_FLAGS:-} 2>"$work/cc.log" &&
        onednn=$("$work/bench_with" --onednn-check); then
         mv "$work/bench_with" "$work/bench"
     fi
@@ -105,7 +112,9 @@ for f in sorted(glob.glob(sys.prefix + "/lib/libmkl_rt.so*")): print(f)' 2>/dev/
         plain=$("$work/bench" --mkl "$try" --mkl-check 2>/dev/null) || continue
         mkl="--mkl $try" mkl_name=${plain#* }
         told=0
-        [ -z "$mkl_amd" ] || told=$("$work/bench" --mkl "$try" --mkl-amd "$mkl_amd" --mkl-check 2>/dev/null) || told=0
+        [ -z "$mkl_amd" ] ||
+            told=$("$work/bench" --mkl "$try" --mkl-amd "$mkl_amd" --mkl-check 2>/dev/null) ||
+            told=0
         if [ "${told%% *}" -gt 0 ]; then
             mkl="$mkl --mkl-amd $mkl_amd"
             mkl_name="$mkl_name, told to use its AVX-512 kernels on AMD (product of 1024x1024x256: ${told%% *} GFLOP/s, untold ${plain%% *})"
@@ -126,19 +135,26 @@ for p in ${PYTHON:-} python3 /usr/bin/python3; do
     if version=$("$p" -c 'import torch; print(torch.__version__)' 2>/dev/null); then
         torch="PyTorch $version; but for what is called as installed: malloc keeps its memory"
         preload=
-        if [ -n "$mkl_amd" ] && "$p" -c 'import sys, torch; sys.exit(not torch.backends.mkl.is_available())' 2>/dev/null; then
+        if [ -n "$mkl_amd" ] &&
+            "$p" -c 'import sys, torch; sys.exit(not torch.backends.mkl.is_available())' 2>/dev/null; then
             plain=$("$p" bench/peers/attn_span_torch.py --probe 2>/dev/null || echo 0)
-            told=$(LD_PRELOAD=$mkl_amd "$p" bench/peers/attn_span_torch.py --probe 2>/dev/null || echo 0)
-            if [ "$told" -gt "$plain" ]; then preload=$mkl_amd; torch="$torch, MKL told to use its AVX-512 kernels on AMD (product of 2048x1024x256: $told GFLOP/s, not $plain)"; fi
+            told=$(LD_PRELOAD=$mkl_amd "$p" bench/peers/attn_span_torch.py --probe 2>/dev/null ||
+                echo 0)
+            if [ "$told" -gt "$plain" ]; then
+                preload=$mkl_amd
+                torch="$torch, MKL told to use its AVX-512 kernels on AMD (product of 2048x1024x256: $told GFLOP/s, not $plain)"
+            fi
         fi
         {
             echo '#!/bin/sh'
             echo 'export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776 MALLOC_ARENA_MAX=1'
-            echo "export TORCHINDUCTOR_CACHE_DIR='$PWD/$work/inductor' TORCHINDUCTOR_COMPILE_THREADS=1"
+            echo "export TORCHINDUCTOR_CACHE_DIR='$PWD/$work/inductor'" \
+                "TORCHINDUCTOR_COMPILE_THREADS=1"
             [ -z "$preload" ] || echo "export LD_PRELOAD='$preload'"
             echo "exec '$p' \"\$@\""
         } >"$work/python"
-        grep -v 'MALLOC_\|LD_PRELOAD' "$work/python" >"$work/python-plain"        # what a user gets who does none of this
+        # what a user gets who does none of this
+        grep -v 'MALLOC_\|LD_PRELOAD' "$work/python" >"$work/python-plain"
         chmod +x "$work/python" "$work/python-plain"
         python=1
         break
@@ -156,14 +172,17 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
         echo "- compiler: $($CC --version | head -n 1); $flags -pthread"
         [ -n "$name" ] || echo "- CBLAS: $blas"
         if [ -z "$name" ] && [ -n "$products" ]; then
-            echo "- MKL: ${mkl_name:-none found: left out (a PyTorch that holds one, or pip install mkl; MKL=FILE)}"
-            echo "- oneDNN: ${onednn:-none found: left out (Debian: apt install libdnnl-dev; ONEDNN_FLAGS, ONEDNN_LIBS)}"
+            echo "- MKL:" \
+                "${mkl_name:-none found: left out (a PyTorch that holds one, or pip install mkl; MKL=FILE)}"
+            echo "- oneDNN:" \
+                "${onednn:-none found: left out (Debian: apt install libdnnl-dev; ONEDNN_FLAGS, ONEDNN_LIBS)}"
         fi
         echo "- peer: $torch"
         echo "- command: \`$command\`"
         echo "- commit: $commit"
         echo "- GOMP_SPINCOUNT of PyTorch: $GOMP_SPINCOUNT"
-        [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh), $(wc -c <"$data") bytes" || echo "- data: a file of $(wc -c <"$data") bytes"
+        [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh)," \
+            "$(wc -c <"$data") bytes" || echo "- data: a file of $(wc -c <"$data") bytes"
         echo
     } >"$md"
     cat "$md"
@@ -173,7 +192,19 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
     cp "$md" "$target"
     echo "written: $target"
 }
-if [ -n "$attn" ]; then report "$work/bench" "" "" --only "${attn#,}" $cblas $mkl ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/attn_span_torch.py}; fi
-if [ -n "$sru" ]; then report "$work/bench_sru" " of SRU" -sru --only "${sru#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/sru_torch.py}; fi
-if [ -n "$comp" ]; then report "$work/bench_comp" " of the Compressive Transformer" -comp --only "${comp#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/compressive_torch.py}; fi
-if [ -n "$par" ]; then report "$work/bench_par" " of Transformer-XL and PAR" -par --only "${par#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/par_torch.py}; fi
+if [ -n "$attn" ]; then
+    report "$work/bench" "" "" --only "${attn#,}" $cblas $mkl \
+        ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/attn_span_torch.py}
+fi
+if [ -n "$sru" ]; then
+    report "$work/bench_sru" " of SRU" -sru --only "${sru#,}" \
+        ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/sru_torch.py}
+fi
+if [ -n "$comp" ]; then
+    report "$work/bench_comp" " of the Compressive Transformer" -comp --only "${comp#,}" \
+        ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/compressive_torch.py}
+fi
+if [ -n "$par" ]; then
+    report "$work/bench_par" " of Transformer-XL and PAR" -par --only "${par#,}" \
+        ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/par_torch.py}
+fi

@@ -13,7 +13,9 @@ for a in "$@"; do
     case $a in
     --record) record=1 ;;
     --count) count=1 ;;
-    --help) sed -n '2,4s/^# //p' "$0"; sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' bench/bench_cuda.c; exit 0 ;;
+    --help) sed -n '2,4s/^# //p' \
+        "$0"; sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' \
+        bench/bench_cuda.c; exit 0 ;;
     *[!A-Za-z0-9_./,=+-]*) echo "run_cuda.sh: an option with odd characters: $a" >&2; exit 2 ;;
     *) args="$args $a" ;;
     esac
@@ -47,11 +49,15 @@ if [ -n "$count" ]; then
 fi
 
 bench=${BENCH_CUDA:-build/cuda/bench_cuda}
-[ -x "$bench" ] || { echo "run_cuda.sh: $bench is not built: make bench-cuda CUDA_ARCH=sm_90" >&2; exit 2; }
+[ -x "$bench" ] ||
+    { echo "run_cuda.sh: $bench is not built: make bench-cuda CUDA_ARCH=sm_90" >&2; exit 2; }
 about=$("$bench" --about)
 gpu=$(printf '%s' "$about" | sed 's/,.*//')
 driver=
-if command -v nvidia-smi >/dev/null 2>&1; then driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true); fi
+if command -v nvidia-smi >/dev/null 2>&1; then
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null |
+        head -n 1 || true)
+fi
 
 python= torch="none found: no comparison"
 for p in ${PYTHON:-} python3 /usr/bin/python3; do
@@ -59,7 +65,8 @@ for p in ${PYTHON:-} python3 /usr/bin/python3; do
         torch="PyTorch $version"
         {
             echo '#!/bin/sh'
-            echo "export TORCHINDUCTOR_CACHE_DIR='$PWD/$work/inductor' PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            echo "export TORCHINDUCTOR_CACHE_DIR='$PWD/$work/inductor'" \
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
             echo "exec '$p' \"\$@\""
         } >"$work/python"
         chmod +x "$work/python"

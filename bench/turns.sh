@@ -30,14 +30,22 @@ numbers() {
     awk -F'|' '/^\|/ { for (i = 1; i <= NF; i++) gsub(/^ +| +$/, "", $i)
         if ($2 ~ /^[-: ]+$/) next
         ms = 0; for (i = 2; i < NF; i++) if ($i ~ /(^| )ms$/) ms = 1
-        if (ms) { for (i in col) delete col[i]; for (i = 2; i < NF; i++) if ($i ~ /(^| )ms$/) col[i] = $i; on = 1; next }
+        if (ms) {
+            for (i in col) delete col[i]
+            for (i = 2; i < NF; i++) if ($i ~ /(^| )ms$/) col[i] = $i
+            on = 1
+            next
+        }
         if (!on || $2 !~ /[a-z(]/) next
         what = $2; if ($3 ~ /[a-z]/) what = what ", " $3
         for (i = 2; i < NF; i++) if ((i in col) && $i ~ /^[0-9.]+$/) print what "|" col[i] "|" $i
         next }
         NF { on = 0 }'
 }
-cpu() { awk 'NR == 2 { for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%.2f\n", s }'; }
+cpu() { awk '
+    NR == 2 {
+        for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%.2f\n", s
+    }'; }
 one() {     # SIDE
     d=$work/$1
     "$d/bench" --only attention --quick --threads 1 | numbers | sed 's/^/attention: /'
@@ -58,18 +66,28 @@ done
 {
     echo "# This tree ($here) and $commit in turns"
     echo
-    echo "\`sh bench/turns.sh $commit $turns\`, $(date +%Y-%m-%d), $cpu, $cores processors, load $(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo '?') at the end."
+    echo "\`sh bench/turns.sh $commit $turns\`, $(date +%Y-%m-%d), $cpu, $cores processors," \
+        "load $(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo '?') at the end."
     echo
     echo "| what | number | $commit, least | here, least | ratio | median of the turns' ratios |"
     echo "|---|---|---:|---:|---:|---:|"
-    awk -F'|' '{ key = $3 "|" $4; if (!(key in seen)) { seen[key] = 1; order[++n] = key } v[$1, $2, key] = $5; if ($2 > turns) turns = $2
+    awk -F'
+        |' '{ key = $3 "|" $4; if (!(key in seen)) { seen[key] = 1; order[++n] = key } v[$1, $2,
+            key] = $5; if ($2 > turns) turns = $2
         if (!(($1, key) in least) || $5 < least[$1, key]) least[$1, key] = $5 }
         END { for (k = 1; k <= n; k++) { key = order[k]; m = 0
-            for (t = 1; t <= turns; t++) if (v["base", t, key] > 0 && v["here", t, key] > 0) r[++m] = v["here", t, key] / v["base", t, key]
-            for (a = 2; a <= m; a++) for (b = a; b > 1 && r[b] < r[b - 1]; b--) { x = r[b]; r[b] = r[b - 1]; r[b - 1] = x }
+            for (t = 1; t <= turns; t++)
+                if (v["base", t, key] > 0 && v["here", t, key] > 0)
+                    r[++m] = v["here", t, key] / v["base", t, key]
+            for (a = 2; a <= m; a++) for (b = a; b > 1 && r[b] < r[b - 1]; b--) {
+                x = r[b]
+                r[b] = r[b - 1]
+                r[b - 1] = x
+            }
             if (!m || !(("base", key) in least)) continue
             split(key, p, "|")
-            printf "| %s | %s | %.2f | %.2f | %.3f | %.3f |\n", p[1], p[2], least["base", key], least["here", key], least["here", key] / least["base", key],
+            printf "| %s | %s | %.2f | %.2f | %.3f | %.3f |\n", p[1], p[2], least["base", key],
+                least["here", key], least["here", key] / least["base", key],
                 m % 2 ? r[(m + 1) / 2] : (r[m / 2] + r[m / 2 + 1]) / 2 } }' "$work/all"
 } > "$work/report.md"
 cat "$work/report.md"

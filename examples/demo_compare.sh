@@ -5,7 +5,8 @@ set -eu
 log=$1 data=$2
 out=${TMPDIR:-/tmp}/demo_compare.$$
 trap 'rm -f "$out"' EXIT
-if [ -d "$data" ]; then cat "$data/valid.txt" > "$out"; else      # the trainer's validation part: 5 % before the last 5 %
+# the trainer's validation part: 5 % before the last 5 %
+if [ -d "$data" ]; then cat "$data/valid.txt" > "$out"; else
     size=$(wc -c < "$data")
     tail -c +$((size - size / 20 * 2 + 1)) "$data" | head -c $((size / 20 * 2 - size / 20)) > "$out"
 fi
@@ -15,6 +16,9 @@ entropy=$(od -An -v -tu1 "$out" | awk '
     { for (i = 1; i <= NF; i++) { count[$i]++; n++ } }
     END { for (b in count) h -= count[b] / n * log(count[b] / n); printf "%.2f", h / log(2) }')
 xz=
-if command -v xz >/dev/null 2>&1; then xz=$(xz -9 -c "$out" | wc -c | awk -v n="$bytes" '{ printf ", xz -9 %.2f", 8 * $1 / n }'); fi
+if command -v xz >/dev/null 2>&1; then
+    xz=$(xz -9 -c "$out" | wc -c | awk -v n="$bytes" '{ printf ", xz -9 %.2f", 8 * $1 / n }')
+fi
 awk -v n="$bytes" -v m="${bpb:-0}" -v h="$entropy" -v x="$xz" 'BEGIN {
-    printf "the %d held-out bytes, in bits per byte: this model %.2f, byte entropy %s%s\n", n, m, h, x }'
+    printf "the %d held-out bytes, in bits per byte: this model %.2f, byte entropy %s%s\n", n, m, h,
+        x }'

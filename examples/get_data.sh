@@ -49,12 +49,15 @@ dir=$2
 case $dir in -*) dir=./$dir ;; esac
 
 pieces=
-case $name in *-pieces) [ "$name" != wikitext-2-pieces ] || { pieces=12000; name=wikitext-2; } ;; esac
+case $name in
+*-pieces) [ "$name" != wikitext-2-pieces ] || { pieces=12000; name=wikitext-2; } ;;
+esac
 kind=bytes
 case $name in
     enwik8)       url=https://mattmahoney.net/dc/enwik8.zip; md5=a1fa5ffddb56f4953e226637dabbb36a ;;
     text8)        url=https://mattmahoney.net/dc/text8.zip;  md5=3bea1919949baf155f99411df5fada7e ;;
-    wikitext-2)   url=https://wikitext.smerity.com/wikitext-2-v1.zip;   kind=tokens; md5=542ccefacc6c27f945fb54453812b3cd; want="2088628 217646 245569" ;;
+    wikitext-2)   url=https://wikitext.smerity.com/wikitext-2-v1.zip; \
+        kind=tokens; md5=542ccefacc6c27f945fb54453812b3cd; want="2088628 217646 245569" ;;
     wikitext-103) url=https://wikitext.smerity.com/wikitext-103-v1.zip; kind=tokens; md5=9ddaacaf6af0710eda8c456decff7832; want="103227021 217646 245569" ;;
     *)            say "unknown data set '$name'"; usage >&2; exit 2 ;;
 esac
@@ -64,15 +67,20 @@ archive=${url##*/}
 
 fetcher=; unpacker=; hasher=; missing=
 if [ -z "${SEQTX_DATA_SOURCE:-}" ]; then
-    if have curl; then fetcher=curl; elif have wget; then fetcher=wget; else missing="$missing curl (or wget)"; fi
+    if have curl; then fetcher=curl; elif have \
+        wget; then fetcher=wget; else missing="$missing curl (or wget)"; fi
 fi
-if have unzip; then unpacker=unzip; elif have bsdtar; then unpacker=bsdtar; elif have python3; then unpacker=python3
+if have unzip; then unpacker=unzip; elif have bsdtar; then unpacker=bsdtar; elif have \
+    python3; then unpacker=python3
 else missing="$missing${missing:+,} unzip (or bsdtar, or python3)"; fi
-if have md5sum; then hasher=md5sum; elif have md5; then hasher=md5; elif have openssl; then hasher=openssl
+if have md5sum; then hasher=md5sum; elif have md5; then hasher=md5; elif have \
+    openssl; then hasher=openssl
 elif have python3; then hasher=python3
 else missing="$missing${missing:+,} md5sum (or md5, openssl, python3)"; fi
 if [ -n "$pieces" ]; then
-    for tool in spm_train spm_encode; do have $tool || missing="$missing${missing:+,} $tool (of SentencePiece; Debian: sentencepiece)"; done
+    for tool in spm_train spm_encode; do
+        have $tool || missing="$missing${missing:+,} $tool (of SentencePiece; Debian: sentencepiece)"
+    done
 fi
 [ -z "$missing" ] || die "missing on this machine:$missing; install it and run again"
 
@@ -112,7 +120,8 @@ check() {
     if [ $kind = bytes ]; then
         for pair in train:90000000 valid:5000000 test:5000000; do
             got=$(size_of "$1/${pair%:*}.txt")
-            [ "$got" = "${pair#*:}" ] || { why="${pair%:*}.txt has $got bytes, not ${pair#*:}"; return 1; }
+            [ "$got" = "${pair#*:}" ] ||
+                { why="${pair%:*}.txt has $got bytes, not ${pair#*:}"; return 1; }
         done
         got=$(cat "$1/train.txt" "$1/valid.txt" "$1/test.txt" | hash_of)
         [ "$got" = "$md5" ] || { why="MD5 is $got, not $md5"; return 1; }
@@ -135,27 +144,37 @@ make_pieces() {
     done
     if [ $there -eq 5 ]; then
         got=$(wc -l <"$dir/pieces.vocab" | tr -d ' ')
-        [ "$got" = $pieces ] || die "$dir/pieces.vocab has $got pieces, not $pieces: move it, pieces.model and ids away"
+        [ "$got" = $pieces ] || die "$dir/pieces.vocab has $got pieces, not $pieces: move it," \
+            "pieces.model and ids away"
         for part in train valid test; do
             [ "$(wc -l <"$dir/ids/$part.txt")" = "$(wc -l <"$dir/$part.txt")" ] ||
-                die "$dir/ids/$part.txt has not as many lines as $dir/$part.txt: move it, pieces.model and pieces.vocab away"
+                die "$dir/ids/$part.txt has not as many lines as $dir/$part.txt: move it," \
+                    "pieces.model and pieces.vocab away"
         done
         say "its pieces are there, too"
         return 0
     fi
-    [ $there -eq 0 ] || die "of pieces.model, pieces.vocab and ids/{train,valid,test}.txt only some are in $dir: move them away"
-    [ -d "${work:-}" ] || { work=$dir/.get_data.$$; mkdir "$work" || die "cannot make the directory $work"; trap 'rm -rf "$work"' EXIT; }
+    [ $there -eq 0 ] || die "of pieces.model, pieces.vocab and ids/{train,valid,test}.txt only" \
+        "some are in $dir: move them away"
+    [ -d "${work:-}" ] || { work=$dir/.get_data.$$; mkdir "$work" || die "cannot make the" \
+        "directory $work"; trap 'rm -rf "$work"' EXIT; }
     say "training a SentencePiece model of $pieces pieces: some minutes"
     ln -s ../train.txt "$work/text" || die "cannot make a link in $work"
     mkdir "$work/ids" || die "cannot make the directory $work/ids"
     # names without blanks or commas, whatever DIR is; the library's own options are the reference's where none stands here
-    (cd "$work" && spm_train --input=text --model_prefix=pieces --vocab_size=$pieces --model_type=unigram --normalization_rule_name=nfkc_cf \
-        --user_defined_symbols=@-@ --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3 --pad_piece='[PAD]' --bos_piece='[BOS]' \
-        --eos_piece='[EOS]' --unk_piece='[UNK]' --minloglevel=1 >spm.log 2>&1) || die "spm_train: $(tail -n 1 "$work/spm.log")"
+    (cd "$work" && spm_train --input=text --model_prefix=pieces --vocab_size=$pieces \
+        --model_type=unigram --normalization_rule_name=nfkc_cf \
+        --user_defined_symbols=@-@ --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3 --pad_piece='[PAD]' \
+        --bos_piece='[BOS]' \
+        --eos_piece='[EOS]' --unk_piece='[UNK]' --minloglevel=1 >spm.log 2>&1) ||
+        die "spm_train: $(tail -n 1 "$work/spm.log")"
     for part in train valid test; do
-        spm_encode --model="$work/pieces.model" --output_format=id <"$dir/$part.txt" >"$work/ids/$part.txt" || die "spm_encode could not cut $part.txt"
+        spm_encode --model="$work/pieces.model" \
+            --output_format=id <"$dir/$part.txt" >"$work/ids/$part.txt" ||
+            die "spm_encode could not cut $part.txt"
     done
-    mv "$work/ids" "$dir/ids" && mv "$work/pieces.vocab" "$dir/pieces.vocab" && mv "$work/pieces.model" "$dir/pieces.model" ||
+    mv "$work/ids" "$dir/ids" && mv "$work/pieces.vocab" "$dir/pieces.vocab" &&
+        mv "$work/pieces.model" "$dir/pieces.model" ||
         die "cannot write into $dir"
     say "its pieces are ready: $dir/pieces.model, $dir/pieces.vocab, and their numbers in $dir/ids"
 }
@@ -200,19 +219,22 @@ fi
 # ---- unpack and split
 
 if [ $kind = bytes ]; then
-    unpack "$zip" "$name" >"$work/whole" || die "cannot unpack $name from $zip (damaged archive, or disk full)"
+    unpack "$zip" "$name" >"$work/whole" || die "cannot unpack $name from $zip (damaged archive," \
+        "or disk full)"
     got=$(size_of "$work/whole")
     [ "$got" = 100000000 ] || die "$name in $zip has $got bytes, not 100000000"
     skip=0
     for pair in train:90 valid:5 test:5; do             # in millions of bytes
-        dd if="$work/whole" of="$work/${pair%:*}.txt" bs=1000000 skip=$skip count="${pair#*:}" 2>"$work/dd" ||
+        dd if="$work/whole" of="$work/${pair%:*}.txt" bs=1000000 skip=$skip \
+            count="${pair#*:}" 2>"$work/dd" ||
             die "cannot write ${pair%:*}.txt: $(cat "$work/dd")"
         skip=$((skip + ${pair#*:}))
     done
 else
     # the MD5 is that of the first home's archive, which is gone; the texts themselves are checked below in any case
     got=$(hash_of <"$zip")
-    [ "$got" = "$md5" ] || say "note: the MD5 of $archive is $got, not the published $md5; going by the texts' own counts"
+    [ "$got" = "$md5" ] || say "note: the MD5 of $archive is $got, not the published $md5;" \
+        "going by the texts' own counts"
     for part in train valid test; do
         unpack "$zip" "$name/wiki.$part.tokens" >"$work/$part.txt" ||
             die "cannot unpack $name/wiki.$part.tokens from $zip (damaged archive, or disk full)"

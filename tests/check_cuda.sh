@@ -22,19 +22,25 @@ run() {     # run NAME COMMAND...
     [ "$f" -eq 0 ] && return
     grep -v ' passed, ' "$out" | tail -n 40
     case $code in
-        124|137) echo "($name was ended after $limit seconds: it hangs, or needs a larger CHECK_LIMIT or CHECK_TOOL_LIMIT)" ;;
+        124|137) echo "($name was ended after $limit seconds: it hangs," \
+            "or needs a larger CHECK_LIMIT or CHECK_TOOL_LIMIT)" ;;
         *) echo "($name ended with exit code $code)" ;;
     esac
 }
-command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-[ $# -gt 0 ] || { echo "check_cuda.sh: which tests? (make check-cuda)"; echo "0 passed, 1 failed"; exit 1; }
+command -v nvidia-smi >/dev/null 2>&1 &&
+    nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+[ $# -gt 0 ] ||
+    { echo "check_cuda.sh: which tests? (make check-cuda)"; echo "0 passed, 1 failed"; exit 1; }
 for t in "$@"; do run "$t" "build/cuda/test_cuda_$t"; done
 run trainer sh tests/trainer_cuda.sh attn_span build/cuda/train_attn_span
-for f in sru compressive par; do run "trainer_$f" sh tests/trainer_cuda.sh "$f" "build/cuda/train_$f"; done
+for f in sru compressive par; do
+    run "trainer_$f" sh tests/trainer_cuda.sh "$f" "build/cuda/train_$f"
+done
 # check_by TOOL TEST [OPTION..]
 check_by() {
     tool=$1 t=$2; shift 2
-    run "$tool $t" compute-sanitizer --tool "$tool" "$@" --error-exitcode 9 "build/cuda/test_cuda_$t" short
+    run "$tool $t" compute-sanitizer --tool "$tool" "$@" \
+        --error-exitcode 9 "build/cuda/test_cuda_$t" short
 }
 if command -v compute-sanitizer >/dev/null 2>&1; then
     limit=${CHECK_TOOL_LIMIT:-7200}
@@ -48,7 +54,8 @@ if command -v compute-sanitizer >/dev/null 2>&1; then
     if compute-sanitizer --help 2>&1 | grep -q -- --initcheck-track-filtered-global-memory; then
         initcheck="$initcheck comp par"
     else
-        echo "initcheck comp, par                  skipped: compute-sanitizer of CUDA 13.5 or newer is needed"
+        echo "initcheck comp, par                  skipped:" \
+            "compute-sanitizer of CUDA 13.5 or newer is needed"
     fi
     for t in $initcheck; do check_by initcheck "$t" --kernel-name kns=stx__; done
 else

@@ -24,8 +24,11 @@ check() { # WHAT COMMAND..
 
 ln -s "$build" "$work/build"
 mkdir "$work/enwik8"
-awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > "$work/my.txt"
-for f in mine.txt letter.txt enwik8/train.txt enwik8/valid.txt enwik8/test.txt; do cp "$work/my.txt" "$work/$f"; done
+awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > \
+    "$work/my.txt"
+for f in mine.txt letter.txt enwik8/train.txt enwik8/valid.txt enwik8/test.txt; do
+    cp "$work/my.txt" "$work/$f"
+done
 sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > "$work/prog.c"
 
 has_target() { # GOAL
@@ -48,7 +51,10 @@ commands() {
     awk '/^```/ { fenced = !fenced; next }
         fenced { next }
         more { sub(/^ */, ""); line = line " " $0; more = 0 }
-        !more && line == "" && /^    (make|build\/|sh |cc |gcc |python3? |pip |tools\/|mpirun |torchrun |srun |cmake )/ { line = substr($0, 5) }
+        !more && line == "" &&
+            /^    (make|build\/|sh |cc |gcc |python3? |pip |tools\/|mpirun |torchrun |srun |cmake )/ {
+            line = substr($0, 5)
+        }
         line == "" { next }
         line ~ /\\$/ { sub(/ *\\$/, "", line); more = 1; next }
         { sub(/   *#.*/, "", line); print line; line = "" }' "$1"
@@ -66,7 +72,8 @@ for page in $pages; do
                 check "$page: $command" in_tree "x86_64-w64-mingw32-$command -fsyntax-only -I$root"
             fi ;;
         *build/train_* | *build/cuda/train_*)
-            run=build/$(echo "${command#*build/}" | sed 's|^cuda/||; s|--device cuda||; s|--data FILE|--data my.txt|; s|--data enwik8 |--data enwik8/ |')
+            run=build/$(echo "${command#*build/}" |
+                sed 's|^cuda/||; s|--device cuda||; s|--data FILE|--data my.txt|; s|--data enwik8 |--data enwik8/ |')
             case " $run " in
             *" --preset "* | *" --out runs/"*) run="$run --dry-run" ;;
             *" --data "*) run="$run --steps 20" ;;
@@ -94,7 +101,8 @@ for page in $pages CHANGELOG.md; do
             word=${command#make }
             word=${word%% *}
             case $word in *=* | *.*) continue ;; esac
-            [ "$page" = CHANGELOG.md ] || check "$page names $command, which is no target" has_target "$word" ;;
+            [ "$page" = CHANGELOG.md ] ||
+                check "$page names $command, which is no target" has_target "$word" ;;
         esac
     done < "$work/named"
 done

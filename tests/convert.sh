@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.." || exit 1
 . tests/limit.sh
 for python in ${PYTHON:-} python3 python /usr/bin/python3; do
     command -v "$python" > /dev/null 2>&1 || continue
-    "$python" -c 'import torch, numpy; assert "weights_only" in torch.load.__code__.co_varnames' > /dev/null 2>&1 || continue
+    "$python" -c 'import torch, numpy; assert "weights_only" in torch.load.__code__.co_varnames' > \
+        /dev/null 2>&1 || continue
     [ "$1" = --probe ] && exit 0
     exec "$python" tests/test_convert.py "${1:-${BUILD:-build}}"
 done

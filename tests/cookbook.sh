@@ -13,7 +13,9 @@ cd "$(dirname "$0")/.." || exit 1
 root=$(pwd) page=docs/cookbook.md
 # what stands in the fences: the block's number, its language, the mark before it, then its lines
 blocks() {
-    awk '/^```/ && !on { on = 1; n++; print "@ " n, substr($0, 4), mark; next } /^```/ { on = 0; mark = ""; next } on { print "  " $0; next }
+    awk '
+        /^```/ && !on { on = 1; n++; print "@ " n, substr($0, 4), mark; next }
+        /^```/ { on = 0; mark = ""; next } on { print "  " $0; next }
         /^<!-- run/ { mark = $0; gsub(/^<!-- | -->$/, "", mark); next } NF { mark = "" }' $page
 }
 block() { blocks | awk -v n="$1" '/^@ / { on = $2 == n; next } on { print substr($0, 3) }'; }
@@ -30,16 +32,27 @@ trap 'exit 130' INT TERM
 passed=0 failed=0
 check() {       # check WHAT COMMAND..
     what=$1; shift
-    if "$@" > /dev/null 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $what"; fi
+    if "$@" > /dev/null 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED $what"
+    fi
 }
 
 mkdir "$work/tree" "$work/tree/build" "$work/bin" "$work/home"
 tree=$work/tree
 cp -R Makefile LICENSE seqtx*.h seqtx_cuda.cu README.md examples package tools "$tree"
 chmod -R u+w "$tree"
-for program in "$build"/train_* "$build/plot"; do [ ! -x "$program" ] || case ${program##*/} in *.*) ;; *) ln -s "$program" "$tree/build/" ;; esac; done
-awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > "$tree/my.txt"
-awk 'BEGIN { for (i = 0; i < 200; i++) print "the dog sat on mat " i % 5 " and then it ran" }' > "$tree/mine.txt"
+for program in "$build"/train_* "$build/plot"; do
+    [ ! -x "$program" ] || case ${program##*/} in *.*) ;
+    *) ln -s "$program" "$tree/build/" ;
+    esac
+done
+awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > \
+    "$tree/my.txt"
+awk 'BEGIN { for (i = 0; i < 200; i++) print "the dog sat on mat " i % 5 " and then it ran" }' > \
+    "$tree/mine.txt"
 cat > "$work/bin/cc" <<END
 #!/bin/sh
 PATH='$PATH' lib=$build/lib_f32
@@ -54,7 +67,8 @@ chmod +x "$work/bin/cc"
 commands() {    # commands FILE: as they would be pasted, one after the other until one fails
     cd "$tree" || return 1
     unset MAKEFLAGS MAKELEVEL MFLAGS
-    STEPS=20 MORE=30 HOME=$work/home PATH=$work/bin:$PATH T='' $limited sh -e "$1" > "$work/log" 2>&1 < /dev/null
+    STEPS=20 MORE=30 HOME=$work/home PATH=$work/bin:$PATH T='' $limited sh -e "$1" > \
+        "$work/log" 2>&1 < /dev/null
 }
 
 blocks | grep '^@' > "$work/list"
@@ -63,12 +77,19 @@ while read -r at n language mark; do
     block "$n" > "$work/block"
     case $language/$mark in
     c/*)            # after the lines of the last such block, or before them
-        while read -r line; do [ -z "$line" ] || check "$page, block $n: examples/own_family.c has no line '$line'" grep -qF -- "$line" examples/own_family.c; done < "$work/block" ;;
+        while read -r line; do
+            [ -z "$line" ] || check "$page, block $n: examples/own_family.c has no line '$line'" \
+                grep -qF -- "$line" examples/own_family.c
+        done < "$work/block" ;;
     sh/"run by: "*)
-        check "$page, block $n: ${mark#run by: } does not run it" grep -q 'cookbook' "${mark#run by: }" ;;
+        check "$page, block $n: ${mark#run by: } does not run it" \
+            grep -q 'cookbook' "${mark#run by: }" ;;
     sh/"run: "*)
         need=${mark#run: }
-        if [ "$need" != small ] && ! command -v "$need" > /dev/null 2>&1; then echo "skipped: block $n, no $need"; continue; fi
+        if [ "$need" != small ] && ! command -v "$need" > /dev/null 2>&1; then
+            echo "skipped: block $n, no $need"
+            continue
+        fi
         if (commands "$work/block"); then passed=$((passed + 1)); else
             failed=$((failed + 1))
             echo "FAILED $page, block $n, which begins '$(head -n 1 "$work/block")':"
@@ -83,11 +104,13 @@ done < "$work/list"
 check "$page has only $last blocks" [ "$last" -ge 18 ]
 
 # what the commands leave behind
-for f in runs/first/log.svg runs/first/model.best.safetensors runs/tuned/model.safetensors scores.jsonl answer.txt build/memory.safetensors; do
+for f in runs/first/log.svg runs/first/model.best.safetensors runs/tuned/model.safetensors \
+    scores.jsonl answer.txt build/memory.safetensors; do
     check "there is no $f" [ -s "$tree/$f" ]
 done
 check "the run did not go on" grep -q '"event":"resume","step":20' "$tree/runs/first/log.jsonl"
-check "the fine-tuning does not begin with a loss" grep -q '"event":"eval","split":"valid",.*"step":0,' "$tree/runs/tuned/log.jsonl"
+check "the fine-tuning does not begin with a loss" \
+    grep -q '"event":"eval","split":"valid",.*"step":0,' "$tree/runs/tuned/log.jsonl"
 check "not a row for each line" [ "$(wc -l < "$tree/lines.tsv")" -eq 201 ]
 
 # a memory that is restored is that of a process that never stopped: the same answers, the same file
@@ -107,7 +130,8 @@ check "remember: the same again" cmp whole again
 check "remember: nothing is remembered" [ "$(tail -n 1 whole)" != "$(cat alone)" ]
 head -c 300 whole.st > cut.st
 remember cut.st < all > out 2> err
-check "remember: a damaged memory is taken" [ $? -eq 1 -a ! -s out -a "$(grep -c '^remember: .*cut.st' err)" -eq 1 ]
+check "remember: a damaged memory is taken" \
+    [ $? -eq 1 -a ! -s out -a "$(grep -c '^remember: .*cut.st' err)" -eq 1 ]
 build/remember build/other.safetensors other.st my.txt 3 < all > out
 cp other.st kept.st
 remember other.st < all > out 2> err

@@ -38,20 +38,26 @@ dir() { sh tests/cuda_dir.sh "$@"; }
 check "the toolkit of nvcc itself" [ "$(dir "$work/the toolkit/bin/nvcc")" = "$work/the toolkit" ]
 check "the toolkit of a link" [ "$(dir "$work/first/nvcc")" = "$work/the toolkit" ]
 check "the toolkit of a link to a link" [ "$(dir "$work/second/nvcc")" = "$work/the toolkit" ]
-check "the toolkit of an nvcc on the PATH" [ "$(PATH=$work/second:$PATH; dir nvcc)" = "$work/the toolkit" ]
+check "the toolkit of an nvcc on the PATH" \
+    [ "$(PATH=$work/second:$PATH; dir nvcc)" = "$work/the toolkit" ]
 check "no toolkit" [ -z "$(dir "$work/no/nvcc")$(dir "$work/third/loop")" ]
 
 # >>make: what it would do
 rm "$work/toolkit" "$work/first/nvcc"
 mv "$work/the toolkit" "$work/toolkit"
 ln -s ../toolkit/bin/nvcc "$work/first/nvcc"
-dry_run() { ${MAKE:-make} -n BUILD=build MAKEFLAGS= MAKELEVEL= T= NVCC="$work/second/nvcc" CUDA_ARCH=sm_90 "$@" 2>&1; }
+dry_run() {
+    ${MAKE:-make} -n BUILD=build MAKEFLAGS= MAKELEVEL= T= NVCC="$work/second/nvcc" CUDA_ARCH=sm_90 \
+        "$@" 2>&1;
+}
 dry_run cuda > "$work/cuda"
 dry_run check-cuda > "$work/check"
 dry_run cuda NCCL=1 NCCL_LIBS="-L/opt/nccl/lib -lnccl" > "$work/nccl"
 check "make cuda links a trainer" has '-o build/cuda/train_attn_span ' "$work/cuda"
-check "with the toolkit's libraries" has "-o build/cuda/train_attn_span .*-L$work/toolkit/lib64 .*-lcublasLt" "$work/cuda"
-check "and finds them when it runs" has "-o build/cuda/train_attn_span .*-Wl,-rpath,$work/toolkit/lib64" "$work/cuda"
+check "with the toolkit's libraries" \
+    has "-o build/cuda/train_attn_span .*-L$work/toolkit/lib64 .*-lcublasLt" "$work/cuda"
+check "and finds them when it runs" \
+    has "-o build/cuda/train_attn_span .*-Wl,-rpath,$work/toolkit/lib64" "$work/cuda"
 check "and NCCL's" has "-Wl,-rpath,/opt/nccl/lib .*-L/opt/nccl/lib -lnccl" "$work/nccl"
 check "make cuda builds no tests" has_not 'build/cuda/test_cuda_' "$work/cuda"
 check "make check-cuda builds the trainers" has '-o build/cuda/train_attn_span ' "$work/check"
@@ -87,14 +93,18 @@ echo "  --kernel-name arg" > "$work/help"
 : > "$work/calls"
 check "under an older compute-sanitizer" run_checks "$work/tools"
 check "their sum under three tools and initcheck" ends_with "31 passed, 0 failed"
-check "memcheck looks at all kernels" has "--tool memcheck --error-exitcode 9 build/cuda/test_cuda_gemm short" "$work/calls"
-check "initcheck looks at our kernels" has "--tool initcheck --kernel-name kns=stx__ --error-exitcode 9 .*_sru short" "$work/calls"
-check "not at all, if cublasLt writes what they read" has_not "initcheck .*test_cuda_comp" "$work/calls"
+check "memcheck looks at all kernels" \
+    has "--tool memcheck --error-exitcode 9 build/cuda/test_cuda_gemm short" "$work/calls"
+check "initcheck looks at our kernels" \
+    has "--tool initcheck --kernel-name kns=stx__ --error-exitcode 9 .*_sru short" "$work/calls"
+check "not at all, if cublasLt writes what they read" \
+    has_not "initcheck .*test_cuda_comp" "$work/calls"
 check "and this is told" has "initcheck comp, par.*skipped" "$work/log"
 echo "  --initcheck-track-filtered-global-memory arg (=yes)" >> "$work/help"
 check "under a newer compute-sanitizer" run_checks "$work/tools"
 check "their sum under three tools and initcheck of all" ends_with "33 passed, 0 failed"
-check "initcheck of what multiplies matrices" has "initcheck --kernel-name kns=stx__ .*test_cuda_comp" "$work/calls"
+check "initcheck of what multiplies matrices" \
+    has "initcheck --kernel-name kns=stx__ .*test_cuda_comp" "$work/calls"
 
 # a test that hangs is ended, and the others run
 if command -v timeout > /dev/null 2>&1; then

@@ -30,13 +30,18 @@ if [ "$1" = --count ]; then
     out=build/cuda_regs/count
     mkdir -p "$out"
     sass=${CUOBJDUMP:-cuobjdump} source=${2:-seqtx_cuda.cu} filter=cat
-    command -v "$sass" >/dev/null 2>&1 || { echo "cuda_regs.sh: no cuobjdump: set CUOBJDUMP" >&2; exit 2; }
-    command -v "${NVCC:-nvcc}" >/dev/null 2>&1 || { echo "cuda_regs.sh: no nvcc: set NVCC" >&2; exit 2; }
+    command -v "$sass" >/dev/null 2>&1 ||
+        { echo "cuda_regs.sh: no cuobjdump: set CUOBJDUMP" >&2; exit 2; }
+    command -v "${NVCC:-nvcc}" >/dev/null 2>&1 ||
+        { echo "cuda_regs.sh: no nvcc: set NVCC" >&2; exit 2; }
     command -v c++filt >/dev/null 2>&1 && filter=c++filt
-    "$nvcc" -std=c++17 -arch=sm_90 -I. -cubin "$source" -o "$out/sm_90.cubin" && "$sass" -sass "$out/sm_90.cubin" > "$out/sm_90.sass" || exit 1
-    echo "| kernel | instructions | in the main loop | branches there | of a tile | HMMA | LDSM | LDGSTS | SHFL | MUFU | branches | of a group of an edge | HMMA |"
+    "$nvcc" -std=c++17 -arch=sm_90 -I. -cubin "$source" -o "$out/sm_90.cubin" &&
+        "$sass" -sass "$out/sm_90.cubin" > "$out/sm_90.sass" || exit 1
+    echo "| kernel | instructions | in the main loop | branches there | of a tile | HMMA | LDSM" \
+        "| LDGSTS | SHFL | MUFU | branches | of a group of an edge | HMMA |"
     echo "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
-    awk -f tests/cuda_count.awk "$out/sm_90.sass" | "$filter" | sed -n 's/^| void \(stx__a[tbf][^(]*\)([^|]*|/| \1 |/p' | sed 's/ *> */>/g' | sort
+    awk -f tests/cuda_count.awk "$out/sm_90.sass" | "$filter" |
+        sed -n 's/^| void \(stx__a[tbf][^(]*\)([^|]*|/| \1 |/p' | sed 's/ *> */>/g' | sort
     exit
 fi
 if [ "$1" = --table ]; then
@@ -46,12 +51,25 @@ if [ "$1" = --table ]; then
     sh tests/cuda_regs.sh --count > "$out/count" || exit 1
     ${MAKE:-make} -s build/test_cuda_attention > "$out/log" 2>&1 || { cat "$out/log" >&2; exit 1; }
     build/test_cuda_attention kernels > "$out/kernels" || exit 1
-    ${CC:-cc} -std=c99 -O2 bench/count_cuda.c -o "$out/count_cuda" -lm && "$out/count_cuda" --sweeps > "$out/sweeps" || exit 1
+    ${CC:-cc} -std=c99 -O2 bench/count_cuda.c -o "$out/count_cuda" -lm &&
+        "$out/count_cuda" --sweeps > "$out/sweeps" || exit 1
     awk -v steps="${STEPS:-1}" '
         function floor(v) { return v - v % 1 }
-        FILENAME ~ /regs.txt$/ { if ($1 == "sm_90") { regs[$2] = $3; spills[$2] = $5 + $6; fixed[$2] = $7 }; next }
-        FILENAME ~ /count$/ { n = split($0, f, /[|]/); gsub(/ /, "", f[2]); tile[f[2]] = f[6] + 0; group[f[2]] = n > 13 ? f[13] + 0 : 0; next }
-        FILENAME ~ /sweeps$/ { if ($1 == "12x512" || $1 == "24x768") { of[$2, $3, $4] = $1; tiles[$2, $3, $4] = $5 }; next }
+        FILENAME ~ /regs.txt$/ {
+            if ($1 == "sm_90") { regs[$2] = $3; spills[$2] = $5 + $6; fixed[$2] = $7 }
+            next
+        }
+        FILENAME ~ /count$/ {
+            n = split($0, f, /[|]/)
+            gsub(/ /, "", f[2])
+            tile[f[2]] = f[6] + 0
+            group[f[2]] = n > 13 ? f[13] + 0 : 0
+            next
+        }
+        FILENAME ~ /sweeps$/ {
+            if ($1 == "12x512" || $1 == "24x768") { of[$2, $3, $4] = $1; tiles[$2, $3, $4] = $5 }
+            next
+        }
         FILENAME !~ /kernels$/ {        # Time (%),Total Time (ns),Instances,..,Name
             name = $0; sub(/^([^,]*,)+ *"?(void )?/, "", name)
             if ($0 ~ /"/) { name = $0; sub(/^[^"]*"(void )?/, "", name) }
@@ -72,10 +90,14 @@ if [ "$1" = --table ]; then
             by_regs = floor(65536 / (floor((regs[$1] * 32 + 255) / 256) * 256 * $4 / 32))
             more = floor(228 * 1024 / (shared + 1024)); less = floor(228 * 1024 / (few + 1024))
             ahead = $6 && more >= by_regs; blocks = ahead || by_regs < less ? by_regs : less
-            printf "| %s%s | %d | %d | %d | %d | %.1f | %s | %d | %d | %s | %s | %s | %s | %s |\n", what, wide ? ", two strips a warp" : "", $2, $4, regs[$1],
-                spills[$1], few / 1024, $6 ? sprintf("%.1f%s", shared / 1024, ahead ? "" : " (not taken)") : "", blocks, tile[$1], group[$1] ? group[$1] : "",
+            printf "| %s%s | %d | %d | %d | %d | %.1f | %s | %d | %d | %s | %s | %s | %s | %s |\n",
+                what, wide ? ", two strips a warp" : "", $2, $4, regs[$1],
+                spills[$1], few / 1024,
+                $6 ? sprintf("%.1f%s", shared / 1024, ahead ? "" : " (not taken)") : "", blocks,
+                tile[$1], group[$1] ? group[$1] : "",
                 key in tiles ? tiles[key] : "", key in tiles ? of[key] : "",
-                key in tiles ? sprintf("%.2f", tiles[key] * tile[$1] / (132 * 4 * 1.755e6)) : "", $1 in took ? sprintf("%.3f", took[$1]) : ""
+                key in tiles ? sprintf("%.2f", tiles[key] * tile[$1] / (132 * 4 * 1.755e6)) : "",
+                $1 in took ? sprintf("%.3f", took[$1]) : ""
         }' tests/cuda_regs.txt "$out/count" "$out/sweeps" "$measured" "$out/kernels"
     exit
 fi
@@ -84,32 +106,44 @@ out=build/cuda_regs/$(echo $archs | tr ' ' -)
 mkdir -p "$out"
 check() {   # check WHAT CONDITION...
     what=$1; shift
-    if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "tests/cuda_regs.sh: FAILED: $what"; fi
+    if "$@"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "tests/cuda_regs.sh: FAILED: $what"
+    fi
 }
 demangle=cat
 command -v c++filt >/dev/null 2>&1 && demangle=c++filt
 version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 # checksum ROWS: neither the place of the source nor a comment changes it
 checksum() {
-    { "$nvcc" --version; for a in sm_80 sm_90; do "$nvcc" -std=c++17 -arch="$a" -E -Xcompiler -P seqtx_cuda.cu || echo "failed $$"; done
+    { "$nvcc" --version; for a in sm_80 sm_90; do "$nvcc" -std=c++17 -arch="$a" -E -Xcompiler \
+        -P seqtx_cuda.cu || echo "failed $$"; done
       cat tests/cuda_regs.sh; grep -v '^#' "$1"; } | sha256sum 2>/dev/null | cut -d' ' -f1
 }
 known=
-[ -n "$shared" ] && sum=$(checksum "$table") && [ ${#sum} -eq 64 ] && grep -qx "# checksum $sum" "$table" && known=1
+[ -n "$shared" ] && sum=$(checksum "$table") && [ ${#sum} -eq 64 ] &&
+    grep -qx "# checksum $sum" "$table" && known=1
 : > "$out/now.txt"
 for a in $archs; do
     if [ -n "$known" ] && [ "$a" != "${archs%% *}" ]; then continue
     elif [ -n "$known" ]; then
-        "$nvcc" -std=c++17 -gencode arch=compute_80,code=compute_80 -Xcicc -O0 -c seqtx_cuda.cu -o "$out/$a.o" > "$out/$a.log" 2>&1
+        "$nvcc" -std=c++17 -gencode arch=compute_80,code=compute_80 -Xcicc -O0 -c seqtx_cuda.cu \
+            -o "$out/$a.o" > "$out/$a.log" 2>&1
     elif [ -n "$shared" ] && [ "$a" = sm_90 ]; then
         sed 's/^\.target sm_80/.target sm_90/; s/mov\.b32 \(%f[0-9]*\), {0,\(%rs[0-9]*\)}/cvt.f32.bf16 \1, \2/' "$out/seqtx_cuda.ptx" > "$out/sm_90.ptx"
-        "$(sh tests/cuda_dir.sh "$nvcc")/bin/ptxas" -O3 -v -arch=sm_90 "$out/sm_90.ptx" -o "$out/sm_90.cubin" > "$out/$a.log" 2>&1
+        "$(sh tests/cuda_dir.sh "$nvcc")/bin/ptxas" -O3 -v -arch=sm_90 "$out/sm_90.ptx" \
+            -o "$out/sm_90.cubin" > "$out/$a.log" 2>&1
     else
-        "$nvcc" -std=c++17 -arch="$a" -Xptxas -v --keep --keep-dir "$out" -c seqtx_cuda.cu -o "$out/$a.o" > "$out/$a.log" 2>&1
+        "$nvcc" -std=c++17 -arch="$a" -Xptxas -v --keep --keep-dir "$out" -c seqtx_cuda.cu \
+            -o "$out/$a.o" > "$out/$a.log" 2>&1
     fi
     echo $? > "$out/$a.code"
-    check "$a: nvcc compiles seqtx_cuda.cu: $(grep -m 3 -i 'error' "$out/$a.log")" [ "$(cat "$out/$a.code")" -eq 0 ]
-    check "$a: nvcc warns: $(grep -m 3 'warning' "$out/$a.log")" [ "$(grep -c 'warning' "$out/$a.log")" -eq 0 ]
+    check "$a: nvcc compiles seqtx_cuda.cu: $(grep -m 3 -i 'error' "$out/$a.log")" \
+        [ "$(cat "$out/$a.code")" -eq 0 ]
+    check "$a: nvcc warns: $(grep -m 3 'warning' "$out/$a.log")" \
+        [ "$(grep -c 'warning' "$out/$a.log")" -eq 0 ]
     # one line for each kernel: arch, name with template arguments, registers, stack, spilled bytes
     # written and read, static shared memory, launch bound (0: none), which the PTX has
     [ -z "$known" ] || continue
@@ -134,12 +168,16 @@ for a in $archs; do
         }' >> "$out/now.txt"
 done
 if [ -n "$shared" ] && [ -z "$known" ]; then
-    check "the PTX of sm_80 is there, and has the move that is rewritten" grep -q '{0,%rs' "$out/seqtx_cuda.ptx"
-    check "seqtx_cuda.cu has code of one architecture: --shared is not enough" [ "$(grep -c '__CUDA_ARCH__' seqtx_cuda.cu)" -eq "$(grep -c '__CUDA_ARCH__ < 800' seqtx_cuda.cu)" ]
+    check "the PTX of sm_80 is there, and has the move that is rewritten" \
+        grep -q '{0,%rs' "$out/seqtx_cuda.ptx"
+    check "seqtx_cuda.cu has code of one architecture: --shared is not enough" \
+        [ "$(grep -c '__CUDA_ARCH__' seqtx_cuda.cu)" \
+        -eq "$(grep -c '__CUDA_ARCH__ < 800' seqtx_cuda.cu)" ]
 fi
 sort "$out/now.txt" -o "$out/now.txt"
 if [ -n "$record" ]; then
-    { echo "# architecture, kernel, registers, stack, spill stores, spill loads, static shared memory (bytes) and launch bound (threads) by nvcc $version; tests/cuda_regs.sh --record"
+    { echo "# architecture, kernel, registers, stack, spill stores, spill loads," \
+        "static shared memory (bytes) and launch bound (threads) by nvcc $version; tests/cuda_regs.sh --record"
       cat "$out/now.txt"; } > "$table"
 fi
 if [ -n "$known" ]; then echo "registers are those of $table, which is of the same code and nvcc"
@@ -153,7 +191,9 @@ awk -v slack="$slack" -v table="$table" -v counts="$out/counts.txt" -v known="$k
         print "tests/cuda_regs.sh: FAILED: " what
     }
     # registers are given out to a warp, 256 at a time
-    function fits(registers, bound) { return int((registers + 7) / 8) * 8 * int((bound + 31) / 32) * 32 <= 65536 }
+    function fits(registers, bound) {
+        return int((registers + 7) / 8) * 8 * int((bound + 31) / 32) * 32 <= 65536
+    }
     function may_be_launched(which, registers, bound) {
         check(bound > 0, which " has no launch bound")
         check(fits(registers, bound), which " needs " registers " registers for each of " bound \
@@ -170,11 +210,13 @@ awk -v slack="$slack" -v table="$table" -v counts="$out/counts.txt" -v known="$k
         compiled[$1] = 1
         now[$1, $2] = 1
         may_be_launched(which, $3, $8)
-        check(($1, $2) in row, which " is not in " table ": run tests/cuda_regs.sh --record and look at the difference")
+        check(($1, $2) in row,
+            which " is not in " table ": run tests/cuda_regs.sh --record and look at the difference")
         if (!(($1, $2) in row)) next
         split(row[$1, $2], want)
         check($3 <= want[3] + slack, which " uses " $3 " registers, " want[3] " are recorded")
-        check($4 <= want[4] && $5 <= want[5] && $6 <= want[6], which " spills " $5 " and " $6 " bytes, stack " $4 \
+        check($4 <= want[4] && $5 <= want[5] && $6 <= want[6],
+            which " spills " $5 " and " $6 " bytes, stack " $4 \
               "; recorded are " want[5] ", " want[6] " and " want[4])
         check($8 == want[8], which " has a launch bound of " $8 ", " want[8] " is recorded")
     }
@@ -190,8 +232,13 @@ awk -v slack="$slack" -v table="$table" -v counts="$out/counts.txt" -v known="$k
 read -r p f < "$out/counts.txt"
 passed=$((passed + p)) failed=$((failed + f))
 lib=$(sh tests/cuda_dir.sh "$nvcc")/lib64
-check "the trainer links with it" ${CC:-cc} -std=c99 -DSEQTX_CUDA examples/train_attn_span.c "$out/${archs%% *}.o" -o "$out/train" -L"$lib" -lcublasLt -lcudart -lstdc++ -lm
-check "and says that there is no GPU, or trains" sh -c "LD_LIBRARY_PATH=$lib '$out/train' --help | grep -q -- --device"
-if [ -n "$record" ] && [ "$failed" -eq 0 ]; then echo "# checksum $(checksum "$table")" >> "$table"; fi
+check "the trainer links with it" \
+    ${CC:-cc} -std=c99 -DSEQTX_CUDA examples/train_attn_span.c "$out/${archs%% *}.o" \
+    -o "$out/train" -L"$lib" -lcublasLt -lcudart -lstdc++ -lm
+check "and says that there is no GPU, or trains" \
+    sh -c "LD_LIBRARY_PATH=$lib '$out/train' --help | grep -q -- --device"
+if [ -n "$record" ] && [ "$failed" -eq 0 ]; then
+    echo "# checksum $(checksum "$table")" >> "$table"
+fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

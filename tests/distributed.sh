@@ -15,21 +15,35 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 passed=0 failed=0
 check() {       # check WHAT COMMAND..
     what=$1; shift
-    if "$@" > "$work/why" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $what"; head -n 4 "$work/why"; fi
+    if "$@" > "$work/why" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED $what"
+        head -n 4 "$work/why"
+    fi
 }
 open_mpi() { mpirun --version 2> /dev/null | grep -q 'Open MPI'; }
-if ! open_mpi; then echo "no mpirun of Open MPI: nothing runs"; echo "1 passed, 0 failed"; exit 0; fi
+if ! open_mpi; then
+    echo "no mpirun of Open MPI: nothing runs"
+    echo "1 passed, 0 failed"
+    exit 0
+fi
 
 blocks() {
-    awk '/^```/ && !on { on = 1; n++; print "@ " n, mark; next } /^```/ { on = 0; mark = ""; next } on { print "  " $0; next }
-        /^<!-- (run|file)/ { mark = $0; gsub(/^<!-- | -->$/, "", mark); next } NF { mark = "" }' $page
+    awk '
+        /^```/ && !on { on = 1; n++; print "@ " n, mark; next } /^```/ { on = 0; mark = ""; next }
+        on { print "  " $0; next }
+        /^<!-- (run|file)/ { mark = $0; gsub(/^<!-- | -->$/, "", mark); next }
+        NF { mark = "" }' $page
 }
 block() { blocks | awk -v n="$1" '/^@ / { on = $2 == n; next } on { print substr($0, 3) }'; }
 tree=$work/tree
 mkdir -p "$tree/build" "$work/bin"
 ln -s "$build/mpi/train_attn_span" "$tree/build/"
 cp seqtx*.h "$tree"
-awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > "$tree/my.txt"
+awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > \
+    "$tree/my.txt"
 cat > "$work/bin/mpicc" <<END
 #!/bin/sh
 PATH='$PATH'
@@ -52,7 +66,8 @@ END
 printf '#!/bin/sh\necho "$@" >> "%s/requeued"\n' "$work" > "$work/bin/scontrol"
 chmod +x "$work/bin/"*
 run() {         # run FILE: a script's commands, as they would be pasted
-    (cd "$tree" && unset MAKEFLAGS MAKELEVEL MFLAGS && STEPS=${STEPS:-20} MORE=30 PATH=$work/bin:$PATH $limited sh "$@" > "$work/log" 2>&1 < /dev/null)
+    (cd "$tree" && unset MAKEFLAGS MAKELEVEL MFLAGS && STEPS=${STEPS:-20} MORE=30 \
+        PATH=$work/bin:$PATH $limited sh "$@" > "$work/log" 2>&1 < /dev/null)
 }
 blocks | grep '^@' > "$work/list"
 ran=0
@@ -74,12 +89,15 @@ done < "$work/list"
 check "$page has $ran blocks, fewer than it had" [ "$ran" -ge 4 ]
 
 cd "$tree" || exit 1
-check "the run of two ranks did not go on with four" grep -q '"event":"resume","step":20' runs/ranks/log.jsonl
+check "the run of two ranks did not go on with four" \
+    grep -q '"event":"resume","step":20' runs/ranks/log.jsonl
 # the program: two ranks and one process, losses and parameters
 $limited mpirun -np 2 --bind-to none ./prog > two 2> /dev/null
 $limited ./prog > one
-check "the program does not learn: $(tail -n 1 two)" awk 'END { exit !(NR == 5 && $3 + 0 > 0 && $3 < 0.5) }' two
-check "two ranks learn something else than one: $(paste one two | tail -n 1)" sh -c 'paste one two | awk "{ d = \$3 - \$9; if (d < 0) d = -d; if (d > 2e-3 * \$3 + 1.1e-4) bad = 1 } END { exit bad || NR != 5 }"'
+check "the program does not learn: $(tail -n 1 two)" \
+    awk 'END { exit !(NR == 5 && $3 + 0 > 0 && $3 < 0.5) }' two
+check "two ranks learn something else than one: $(paste one two | tail -n 1)" \
+    sh -c 'paste one two | awk "{ d = \$3 - \$9; if (d < 0) d = -d; if (d > 2e-3 * \$3 + 1.1e-4) bad = 1 } END { exit bad || NR != 5 }"'
 $limited mpirun -np 3 --bind-to none ./prog > out 2>&1
 code=$?
 check "three ranks and eight streams: $code, not 2" [ $code -eq 2 ]
@@ -129,6 +147,9 @@ int main(void) {
 }
 END
 check "share.c does not compile" "$work/bin/mpicc" -O1 -D_POSIX_C_SOURCE=200809L share.c -o share
-for np in 2 4; do check "$np ranks on the same processors have threads that nothing is made for" $limited mpirun -np $np --bind-to none ./share; done
+for np in 2 4; do
+    check "$np ranks on the same processors have threads that nothing is made for" \
+        $limited mpirun -np $np --bind-to none ./share
+done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -12,7 +12,8 @@ trap 'exit 130' INT TERM
 CC=${CC:-cc}
 passed=0 failed=0
 
-{ echo '#define SEQTX_IMPLEMENTATION'; for h in seqtx*.h; do echo "#include \"$h\""; done; } > "$work/all.c"
+{ echo '#define SEQTX_IMPLEMENTATION'; for h in seqtx*.h; do echo "#include" \
+    "\"$h\""; done; } > "$work/all.c"
 if ! $CC -std=c99 -O0 -w -I. -c "$work/all.c" -o "$work/all.o"; then
     echo "FAILED the headers do not compile"; echo "0 passed, 1 failed"; exit 1
 fi
@@ -60,8 +61,10 @@ if grep ', reached from' "$work/found"; then
     failed=$((failed + 1))
 else passed=$((passed + 1)); fi
 # that it looks at all: there are scopes, and functions beyond the public ones
-if tail -n 1 "$work/found" | awk '{ exit !($2 > 50 && $4 > 500) }'; then passed=$((passed + 1)); else
-    failed=$((failed + 1)); echo "FAILED $(tail -n 1 "$work/found"): too few, the code was not understood"
+if tail -n 1 "$work/found" |
+    awk '{ exit !($2 > 50 && $4 > 500) }'; then passed=$((passed + 1)); else
+    failed=$((failed + 1))
+    echo "FAILED $(tail -n 1 "$work/found"): too few, the code was not understood"
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

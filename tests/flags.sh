@@ -13,9 +13,13 @@ try() {     # try COMPILER FLAGS..; what the program does not use is not compile
     if ! { "$@" "$work/probe.c" -o "$work/probe" && "$work/probe"; } > /dev/null 2>&1; then
         # Debian's 32-bit libraries beside a cross compiler: the kernel's headers stand with those of 64 bits
         case " $* " in *" -m32 "*) set -- "$@" -idirafter /usr/include/x86_64-linux-gnu ;; esac
-        if ! { "$@" "$work/probe.c" -o "$work/probe" && "$work/probe"; } > /dev/null 2>&1; then echo "skipped: $*"; return; fi
+        if ! { "$@" "$work/probe.c" -o "$work/probe" && "$work/probe"; } > /dev/null 2>&1; then
+            echo "skipped: $*"
+            return
+        fi
     fi
-    if ! "$@" -Wall -Wextra -Wno-unknown-warning-option -Wno-unused-function -DSEQTX_STATIC tests/test_flags.c -o "$work/a" -lm > "$work/log" 2>&1; then
+    if ! "$@" -Wall -Wextra -Wno-unknown-warning-option -Wno-unused-function \
+        -DSEQTX_STATIC tests/test_flags.c -o "$work/a" -lm > "$work/log" 2>&1; then
         echo "does not compile: $*"; head -n 12 "$work/log"; failed=$((failed + 1)); return
     fi
     "$work/a" > "$work/log" 2>&1
@@ -28,17 +32,22 @@ try() {     # try COMPILER FLAGS..; what the program does not use is not compile
     [ "$f" -eq 0 ] || grep -v ' passed, ' "$work/log" | head -n 6
 }
 # The headers of another processor are seldom there, and preprocessing needs no word of them: all that seqtx.h includes, empty
-for header in $(sed -n 's/^ *# *include <\(.*\)>.*/\1/p' seqtx.h); do mkdir -p "$work/empty/$(dirname "$header")"; : > "$work/empty/$header"; done
+for header in $(sed -n 's/^ *# *include <\(.*\)>.*/\1/p' seqtx.h); do
+    mkdir -p "$work/empty/$(dirname "$header")"
+    : > "$work/empty/$header"
+done
 # refuse TEXT COMPILER FLAGS..: compiling the implementation stops at an error that says TEXT
 refuse() {
     text=$1; shift
     if ! command -v "$1" > /dev/null 2>&1; then echo "skipped: $*"; return; fi
     if ! "$@" -E -x c /dev/null > /dev/null 2>&1; then echo "skipped: $*"; return; fi
-    if ! "$@" -ffreestanding -E -x c -DSEQTX_IMPLEMENTATION seqtx.h 2>&1 > /dev/null | grep -q "error:.*$text"; then
+    if ! "$@" -ffreestanding -E -x c -DSEQTX_IMPLEMENTATION seqtx.h 2>&1 > /dev/null |
+        grep -q "error:.*$text"; then
         echo "not refused: $*"; failed=$((failed + 1)); return
     fi
     # and without the option it is none
-    if "$@" -fno-fast-math -fno-finite-math-only -U_M_FP_FAST -ffreestanding -E -x c -DSEQTX_IMPLEMENTATION seqtx.h 2>&1 > /dev/null | grep -q "error:.*$text"; then
+    if "$@" -fno-fast-math -fno-finite-math-only -U_M_FP_FAST -ffreestanding -E -x c \
+        -DSEQTX_IMPLEMENTATION seqtx.h 2>&1 > /dev/null | grep -q "error:.*$text"; then
         echo "refused without reason: $*"; failed=$((failed + 1)); return
     fi
     passed=$((passed + 1))
@@ -50,8 +59,10 @@ try gcc -std=gnu99 -O1 -m32 -mfpmath=387
 try clang -std=gnu99 -O1 -m32 -mno-sse
 if [ -n "$ALL" ]; then
     for cc in "gcc -fno-finite-math-only" clang; do
-        for flags in -O0 "-O2" "-O3 -ffast-math -march=native" -Ofast "-O2 -ffinite-math-only" "-O2 -funsafe-math-optimizations" "-O0 -ffast-math" \
-                     "-O2 -m32" "-O2 -m32 -ffast-math" "-O2 -m32 -msse2 -mfpmath=sse" "-O3 -std=c99 -ffp-contract=fast"; do
+        for flags in -O0 "-O2" "-O3 -ffast-math -march=native" \
+            -Ofast "-O2 -ffinite-math-only" "-O2 -funsafe-math-optimizations" "-O0 -ffast-math" \
+                     "-O2 -m32" "-O2 -m32 -ffast-math" "-O2 -m32 -msse2 -mfpmath=sse" \
+                     "-O3 -std=c99 -ffp-contract=fast"; do
             # shellcheck disable=SC2086
             try ${cc%% *} $flags $(case $cc in *\ *) echo "${cc#* }";; esac)
         done

@@ -25,7 +25,8 @@ compilers() {       # those of the words that work for language $1, each real pr
     seen=
     for c in "$@"; do
         [ -n "$c" ] || continue
-        printf 'int main(void) { return 0; }\n' | $c -x "$lang" - -o "$work/probe" 2>/dev/null || continue
+        printf 'int main(void) { return 0; }\n' | $c -x "$lang" - -o "$work/probe" 2>/dev/null ||
+            continue
         id=$($c --version 2>/dev/null | head -n 1 | sed 's/^[^ ]* //')
         case "$seen" in *"|$id|"*) continue;; esac
         seen="$seen|$id|"
@@ -37,14 +38,21 @@ for last in $CCS; do :; done
 CXXS=$(compilers c++ g++ clang++ "$CXX" c++)
 [ -n "$CCS" ] || { echo "no C compiler found"; echo "0 passed, 1 failed"; exit 1; }
 echo "C compilers:" $CCS
-if [ -n "$CXXS" ]; then echo "C++ compilers:" $CXXS; else echo "no C++ compiler found: the C++ forms are skipped"; fi
+if [ -n "$CXXS" ]; then
+    echo "C++ compilers:" $CXXS
+else
+    echo "no C++ compiler found: the C++ forms are skipped"
+fi
 case " $(echo $CCS) " in *" clang "*) ;; *) echo "clang not found: its forms are skipped";; esac
 
 # job WANT NAME COMMAND: WANT pass or fail (a link that must not work). Jobs of one compiler share a directory.
 job() {
     ( cd "$dir" && sh -c "$3" ) > "$work/log" 2>&1
     code=$?
-    if { [ "$1" = pass ] && [ $code -eq 0 ]; } || { [ "$1" = fail ] && [ $code -ne 0 ]; }; then passed=$((passed + 1)); return; fi
+    if { [ "$1" = pass ] && [ $code -eq 0 ]; } || { [ "$1" = fail ] && [ $code -ne 0 ]; }; then
+        passed=$((passed + 1))
+        return
+    fi
     failed=$((failed + 1))
     echo "FAILED $2"
     [ "$1" = pass ] || echo "it works, and must not"
@@ -53,13 +61,21 @@ job() {
 # links WANT NAME OBJECTS...: that the objects are there is no part of what may fail
 links() {
     want=$1 name=$2; shift 2
-    for f in "$@"; do [ -f "$dir/$f" ] || { failed=$((failed + 1)); echo "FAILED $name: no $f"; return; }; done
-    if [ "$want" = pass ]; then job pass "$name" "$link $* -o prog -lm && ./prog"; else job fail "$name" "$link $* -o prog -lm"; fi
+    for f in "$@"; do
+        [ -f "$dir/$f" ] || { failed=$((failed + 1)); echo "FAILED $name: no $f"; return; }
+    done
+    if [ "$want" = pass ]; then
+        job pass "$name" "$link $* -o prog -lm && ./prog"
+    else
+        job fail "$name" "$link $* -o prog -lm"
+    fi
 }
 
 # the implementation of seqtx.h alone, for the families: once for each compiler, or what seqtx.h's own forms left. core NAME COMMAND
 core() {
-    [ -f "$work/core.$1.o" ] || $2 -I"$root" -DSEQTX_IMPLEMENTATION -c "$root/seqtx.h" -o "$work/core.$1.o" > "$work/log" 2>&1 || head -n 12 "$work/log"
+    [ -f "$work/core.$1.o" ] ||
+        $2 -I"$root" -DSEQTX_IMPLEMENTATION -c "$root/seqtx.h" -o "$work/core.$1.o" > \
+        "$work/log" 2>&1 || head -n 12 "$work/log"
     cp "$work/core.$1.o" "$dir/core.$1.o"
 }
 exported='nm -g OBJECT > all && grep -q " T stx_" all &&
@@ -88,11 +104,15 @@ forms() {           # of header $1
             # of a family its own part: with the core's in one unit it is in "static". By the first compiler it is among the units
             if ! $whole && ! $first && [ "$std" = c99 ]; then
                 job pass "$h $cc $std: implementation" "$s -DSEQTX_${family}_IMPLEMENTATION $main"
-                job pass "$h $cc $std: double" "$s -DSEQTX_${family}_IMPLEMENTATION -DSEQTX_DOUBLE $main"
+                job pass "$h $cc $std: double" \
+                    "$s -DSEQTX_${family}_IMPLEMENTATION -DSEQTX_DOUBLE $main"
             fi
         done
-        $whole && job pass "$h $cc: system headers that show all" "$cc -std=gnu11 -D_GNU_SOURCE $base -fsyntax-only -DFORM_IMPLEMENT $main"
-        $whole && ! $first && job pass "$h $cc: without threads, double" "$cc -std=c99 $base -fsyntax-only -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main"
+        $whole && job pass "$h $cc: system headers that show all" \
+            "$cc -std=gnu11 -D_GNU_SOURCE $base -fsyntax-only -DFORM_IMPLEMENT $main"
+        $whole && ! $first &&
+            job pass "$h $cc: without threads, double" \
+            "$cc -std=c99 $base -fsyntax-only -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main"
         own=-DFORM_IMPLEMENT; $whole || own=-DSEQTX_${family}_IMPLEMENTATION
         s="$cc -std=c99 $base -fsyntax-only"
         # the implementation by the first compiler alone: macros are the preprocessor's
@@ -101,24 +121,32 @@ forms() {           # of header $1
             job pass "$after, declarations" "$s -include $rude $main"
             $first && job pass "$after, implementation" "$s -include $rude $own $main"
         done
-        job pass "$h $cc: static" "$cc -std=c99 $base -fsyntax-only -Wmissing-prototypes -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION $main"
+        job pass "$h $cc: static" \
+            "$cc -std=c99 $base -fsyntax-only -Wmissing-prototypes -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION $main"
         $first || continue
         first=false
         # what links with what is decided by the preprocessor: of one compiler, and not optimised
         c="$cc -std=c99 $base"
-        job pass "$h $cc: macro on the command line" "$c -E -P -DFORM_IMPLEMENT $main > defined.i && $c -E -P -DSEQTX_IMPLEMENTATION $main > given.i &&
+        job pass "$h $cc: macro on the command line" \
+            "$c -E -P -DFORM_IMPLEMENT $main > defined.i && $c -E -P -DSEQTX_IMPLEMENTATION $main > given.i &&
             [ -s given.i ] && cmp defined.i given.i"
         if $whole; then
-            job pass "$h $cc: the units compile" "$c -DFORM_OTHER -c $main -o use.o && $c -c $main -o alone.o && $c -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
-            job pass "$h $cc: and in double" "$c -DSEQTX_DOUBLE -DFORM_OTHER -c $main -o use_f64.o && $c -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_ONLY_IMPLEMENT -c $other -o impl_f64.o"
+            job pass "$h $cc: the units compile" \
+                "$c -DFORM_OTHER -c $main -o use.o && $c -c $main -o alone.o && $c -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
+            job pass "$h $cc: and in double" \
+                "$c -DSEQTX_DOUBLE -DFORM_OTHER -c $main -o use_f64.o && $c -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_ONLY_IMPLEMENT -c $other -o impl_f64.o"
             links pass "$h $cc: implementation in one unit, use in another" use.o impl.o
             links pass "$h $cc: the same, double, without threads" use_f64.o impl_f64.o
             links fail "$h $cc: no implementation" alone.o
             links fail "$h $cc: float use and double implementation" use.o impl_f64.o
             links fail "$h $cc: double use and float implementation" use_f64.o impl.o
-            for object in impl.o impl_f64.o; do job pass "$h $cc: exported symbols of $object" "$(echo "$exported" | sed "s/OBJECT/$object/")"; done
+            for object in impl.o impl_f64.o; do
+                job pass "$h $cc: exported symbols of $object" \
+                    "$(echo "$exported" | sed "s/OBJECT/$object/")"
+            done
             # a unit that exports none of its functions and wants none goes with any other
-            job pass "$h $cc: static, a unit that exports nothing" "$c -DSEQTX_STATIC -DSEQTX_DOUBLE -DSEQTX_IMPLEMENTATION -c $main -o static.o && nm -g static.o > all &&
+            job pass "$h $cc: static, a unit that exports nothing" \
+                "$c -DSEQTX_STATIC -DSEQTX_DOUBLE -DSEQTX_IMPLEMENTATION -c $main -o static.o && nm -g static.o > all &&
                 grep -q ' T _*main' all && ! grep stx_ all"
             links pass "$h $cc: and is used beside another implementation" static.o impl.o
             cp "$dir/impl.o" "$work/core.c.o"       # for the families
@@ -128,11 +156,15 @@ forms() {           # of header $1
             core c_f64 "$cc -std=c99 -x c -DSEQTX_DOUBLE"
             own="$c -DSEQTX_${family}_IMPLEMENTATION -x c -c $root/$h"
             job pass "$h $cc: the units compile" "$c -c $main -o use.o && $own -o impl.o"
-            job pass "$h $cc: and in double" "$c -DSEQTX_DOUBLE -c $main -o use_f64.o && $own -DSEQTX_DOUBLE -o impl_f64.o"
+            job pass "$h $cc: and in double" \
+                "$c -DSEQTX_DOUBLE -c $main -o use_f64.o && $own -DSEQTX_DOUBLE -o impl_f64.o"
             links pass "$h $cc: use, family and core in three units" use.o impl.o core.c.o
             links fail "$h $cc: the family's macro alone implements the core" use.o impl.o
             links fail "$h $cc: no implementation of the family" use.o core.c.o
-            for object in impl.o impl_f64.o; do job pass "$h $cc: exported symbols of $object" "$(echo "$exported" | sed "s/OBJECT/$object/")"; done
+            for object in impl.o impl_f64.o; do
+                job pass "$h $cc: exported symbols of $object" \
+                    "$(echo "$exported" | sed "s/OBJECT/$object/")"
+            done
         fi
         c_dir=$dir
         rm -f "$dir/prog"
@@ -146,9 +178,13 @@ forms() {           # of header $1
         for name in quickstart handover own_op; do
             [ $name = quickstart ] || grep -q "//>$name" "$h" || continue
             sed -n "/\/\/>$name/,/\/\/<$name/p" "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/$name.c"
-            if [ "$cc" != "$last" ]; then job pass "$h $cc: $name compiles" "grep -q main $name.c && $quick $there -fsyntax-only $name.c"
-            elif $whole; then job pass "$h $cc: $name, in one unit" "grep -q main $name.c && $quick $name.c -o prog -lm && ./prog"
-            else core last "$last -std=c99 -x c"; job pass "$h $cc: $name" "grep -q main $name.c && $quick $there $name.c core.last.o -o prog -lm && ./prog"; fi
+            if [ "$cc" != "$last" ]; then job pass "$h $cc: $name compiles" \
+                "grep -q main $name.c && $quick $there -fsyntax-only $name.c"
+            elif $whole
+            then job pass "$h $cc: $name, in one unit" \
+                "grep -q main $name.c && $quick $name.c -o prog -lm && ./prog"
+            else core last "$last -std=c99 -x c"; job pass \
+                "$h $cc: $name" "grep -q main $name.c && $quick $there $name.c core.last.o -o prog -lm && ./prog"; fi
         done
         rm -f "$dir/prog"
     done
@@ -157,7 +193,8 @@ forms() {           # of header $1
         dir=$work/$(echo "$h.$cxx" | tr -c 'a-zA-Z0-9_.\n' _); mkdir "$dir"
         link=$cxx
         stds="c++11 c++17"
-        printf 'int main() { return 0; }\n' | $cxx -std=c++20 -x c++ - -o "$work/probe20" 2>/dev/null && stds="$stds c++20"
+        printf 'int main() { return 0; }\n' |
+            $cxx -std=c++20 -x c++ - -o "$work/probe20" 2>/dev/null && stds="$stds c++20"
         $whole || stds=c++11       # the later standards see the families in "together"
         for std in $stds; do
             s="$cxx -std=$std $base -x c++ -fsyntax-only"
@@ -174,14 +211,16 @@ forms() {           # of header $1
         cp "$c_dir/impl.o" "$dir/c_impl.o"; cp "$c_dir/use.o" "$dir/c_use.o"
         if $whole; then
             # float alone has the processors' kernels, whose attributes count when code is made
-            job pass "$h $cxx: the units compile" "$p -DFORM_OTHER -c $main -o use.o && $p -O1 -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
+            job pass "$h $cxx: the units compile" \
+                "$p -DFORM_OTHER -c $main -o use.o && $p -O1 -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
             links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o
             links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o
             cp "$dir/impl.o" "$work/core.cxx.o"
         else
             core cxx "$cxx -std=c++11 -x c++"
             cp "$work/core.c.o" "$dir"
-            job pass "$h $cxx: the units compile" "$p -c $main -o use.o && $p -DSEQTX_${family}_IMPLEMENTATION -c $root/$h -o impl.o"
+            job pass "$h $cxx: the units compile" \
+                "$p -c $main -o use.o && $p -DSEQTX_${family}_IMPLEMENTATION -c $root/$h -o impl.o"
             links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o core.cxx.o
             links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o core.c.o
         fi
@@ -191,11 +230,14 @@ forms() {           # of header $1
 
 together() {
     dir=$work
-    { echo '#define SEQTX_IMPLEMENTATION'; for h in seqtx*.h; do echo "#include \"$h\""; done; echo 'int main() { return 0; }'; } > "$work/together.cpp"
+    { echo '#define SEQTX_IMPLEMENTATION'; for h in seqtx*.h; do echo "#include" \
+        "\"$h\""; done; echo 'int main() { return 0; }'; } > "$work/together.cpp"
     for cxx in $CXXS; do
         for std in c++11 c++17 c++20; do
-            printf 'int main() { return 0; }\n' | $cxx -std=$std -x c++ - -o "$work/probe_std" 2>/dev/null || continue
-            job pass "$cxx $std: all headers in one unit" "$cxx -std=$std $W -I$root -fsyntax-only together.cpp"
+            printf 'int main() { return 0; }\n' |
+                $cxx -std=$std -x c++ - -o "$work/probe_std" 2>/dev/null || continue
+            job pass "$cxx $std: all headers in one unit" \
+                "$cxx -std=$std $W -I$root -fsyntax-only together.cpp"
         done
     done
 }
@@ -204,11 +246,13 @@ together() {
 tests() {
     dir=$work
     n=0
-    for op in $(sed -n '/^\/\/ >>api: ops$/,/^\/\/ >>api: optimisers/p' seqtx.h | sed -n 's/^STX_DEF stx_tensor \*\(stx_[a-z0-9_]*\)(.*/\1/p'); do
+    for op in $(sed -n '/^\/\/ >>api: ops$/,/^\/\/ >>api: optimisers/p' seqtx.h |
+        sed -n 's/^STX_DEF stx_tensor \*\(stx_[a-z0-9_]*\)(.*/\1/p'); do
         job pass "test_grad.c has no row for $op" "grep -q '{\"$op\", row_' $root/tests/test_grad.c"
         n=$((n + 1))
     done
-    job pass "ops found in seqtx.h: $n, too few" "[ $n -ge 27 ] && sed -n '/^\/\/ >>api: ops$/,/^\/\/ >>api: optimisers/p' $root/seqtx.h | grep -q 'stx_tensor \*stx_attention('"
+    job pass "ops found in seqtx.h: $n, too few" \
+        "[ $n -ge 27 ] && sed -n '/^\/\/ >>api: ops$/,/^\/\/ >>api: optimisers/p' $root/seqtx.h | grep -q 'stx_tensor \*stx_attention('"
     # every kernel names its launch bound, and every launch goes through the one macro that checks it
     cu=$root/seqtx_cuda.cu
     job pass "seqtx_cuda.cu: __global__ and __launch_bounds__ are in the definition of STX__GLOBAL alone" \
@@ -217,8 +261,10 @@ tests() {
         "! grep -n '<<<[^>]*>>>\|STX__LAUNCH(' $cu | grep -v '#define STX__LAUNCH(\|STX__LAUNCH(kernel, grid, block, smem, \|^[0-9]*: *kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)'"
     for h in seqtx?*.h; do
         [ "$h" != seqtx_text.h ] || continue       # no family
-        job pass "no tests/test_golden_*.c includes $h" "grep -q 'include \"../$h\"' $root/tests/test_golden_*.c"
-        job pass "only tests/test_golden_*.c include $h" "ls $root/tests/test_*.c | grep -v test_golden | xargs grep -q 'include \"../$h\"'"
+        job pass "no tests/test_golden_*.c includes $h" \
+            "grep -q 'include \"../$h\"' $root/tests/test_golden_*.c"
+        job pass "only tests/test_golden_*.c include $h" \
+            "ls $root/tests/test_*.c | grep -v test_golden | xargs grep -q 'include \"../$h\"'"
     done
 }
 

@@ -10,7 +10,8 @@
 # /proc; without that it is left out, and a line says so. Each check counts; the last line is "N passed, N failed".
 
 mpirun=${MPIRUN:-mpirun}
-OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; export OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
+OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
 # Open MPI's: more ranks than processors, wherever there is one free. Other mpiruns do so of themselves
 flags=
 here=$(cd "$(dirname "$0")" && pwd)
@@ -26,7 +27,8 @@ if [ "$1" = --core ]; then
         rc=$?
         line=$(printf '%s\n' "$said" | grep '^[0-9][0-9]* passed, [0-9][0-9]* failed')
         p=${line%% *} f=${line#*, } f=${f%% *}
-        if [ "$(printf '%s\n' "$line" | grep -c .)" -ne 1 ] || [ "$p" -eq 0 ] || { [ $rc -ne 0 ] && [ "$f" -eq 0 ]; }; then
+        if [ "$(printf '%s\n' "$line" | grep -c .)" -ne 1 ] || [ "$p" -eq 0 ] ||
+            { [ $rc -ne 0 ] && [ "$f" -eq 0 ]; }; then
             p=0 f=1
             echo "FAILED: $n ranks: exit code $rc, and not one line with what passed"
         fi
@@ -44,25 +46,35 @@ case $mpi in /*) ;; *) mpi=$PWD/$mpi ;; esac
 . "$here/trainer_lib.sh"
 prog=train_$family
 host=$(uname -n)
-openmpi=$($mpirun --version 2>/dev/null | grep -i 'open mpi\|openrte')      # whose words about a killed rank are known here
+# whose words about a killed rank are known here
+openmpi=$($mpirun --version 2>/dev/null | grep -i 'open mpi\|openrte')
 
 # ---- running ----
 
 # mpirun ends its ranks when it is told to end, not when it is killed
 finish() {
-    if [ -n "$running" ]; then kill "$running" 2>/dev/null; wait "$running" 2>/dev/null; running=; fi
+    if [ -n "$running" ]; then
+        kill "$running" 2>/dev/null
+        wait "$running" 2>/dev/null
+        running=
+    fi
     cd / && rm -rf "$T"
 }
 # As in trainer_lib.sh, in as many ranks as $ranks says; 0: the build without MPI, by itself. Whatever belongs to a run has GROUP_TEST
 run() { # DIR OPTIONS...
     dir=$1; shift
-    if [ "$ranks" -eq 0 ]; then set -- "$bin" "$@"; else set -- $mpirun $flags -np "$ranks" "$mpi" "$@"; fi
+    if [ "$ranks" -eq 0 ]; then
+        set -- "$bin" "$@"
+    else
+        set -- $mpirun $flags -np "$ranks" "$mpi" "$@"
+    fi
     (cd "$dir" && GROUP_TEST=$T exec $limited "$@") >"$T/out" 2>"$T/err" </dev/null
     rc=$?
 }
 start() {
     dir=$1; shift
-    (cd "$dir" && GROUP_TEST=$T exec $limited $mpirun $flags -np "$ranks" "$mpi" "$@") >"$T/out" 2>"$T/err" </dev/null &
+    (cd "$dir" && GROUP_TEST=$T exec $limited $mpirun $flags -np "$ranks" "$mpi" \
+        "$@") >"$T/out" 2>"$T/err" </dev/null &
     running=$!
 }
 several() { # DIR ARGUMENTS of mpirun...: ranks whose options differ
@@ -82,7 +94,9 @@ nothing_left() { wait_until no_process; } # what was killed takes its time
 pid_of() { # RANK: leaves $pid, "" if it is not there
     pid=
     for p in $(processes); do
-        tr '\0' '\n' <"$p/environ" 2>/dev/null | grep -qx "\(OMPI_COMM_WORLD_RANK\|PMI_RANK\)=$1" && case $(readlink "$p/exe") in "$mpi") pid=${p#/proc/};; esac
+        tr '\0' '\n' <"$p/environ" 2>/dev/null | grep -qx \
+            "\(OMPI_COMM_WORLD_RANK\|PMI_RANK\)=$1" &&
+            case $(readlink "$p/exe") in "$mpi") pid=${p#/proc/};; esac
     done
 }
 has_ended() { ! kill -0 "$running" 2>/dev/null; }
@@ -109,7 +123,12 @@ fi
 # No bound holds where rounding becomes a choice: a ReLU whose input is zero but for rounding, Adam on a gradient that is. So 200 steps are of
 # models without ReLU and, but for SRU++, by SGD; models with ReLU, and Adam, go twenty steps, never both.
 like() { # WHAT A B: directories of runs
-    if said=$("$T/group_cmp" 1e-6 1e-6 1e-4 "$2/run.st" "$3/run.st" "$2/log.jsonl" "$3/log.jsonl"); then pass; else fail "$1: $said"; fi
+    if said=$("$T/group_cmp" 1e-6 1e-6 1e-4 "$2/run.st" "$3/run.st" "$2/log.jsonl" \
+        "$3/log.jsonl"); then
+        pass
+    else
+        fail "$1: $said"
+    fi
     [ -z "$GROUP_SHOW" ] || echo "$1: $said"
 }
 same_bits() { check "$1: bit for bit" cmp "$2/run.st" "$3/run.st"; }
@@ -139,7 +158,10 @@ awk 'BEGIN { r = 1
         printf i % 7 ? " " : "\n"
     } }' >t.txt
 awk 'BEGIN { r = 1
-    for (i = 0; i < 4000; i++) { r = (r * 1103515 + 12345) % 2147483648; printf "w%d%s", int(sqrt(int(r / 65536) % 400)), i % 9 ? " " : "\n" }
+    for (i = 0; i < 4000; i++) {
+        r = (r * 1103515 + 12345) % 2147483648
+        printf "w%d%s", int(sqrt(int(r / 65536) % 400)), i % 9 ? " " : "\n"
+    }
 }' >w.txt
 files="--data ../t.txt --checkpoint run.st --log log.jsonl"
 words="--data ../w.txt --tokens words --min-count 1"
@@ -150,22 +172,27 @@ long="--steps 200 --eval-every 50 --eval-batch-sz 5 --eval-blocks 3 --save-every
 case $family in
 attn_span)
     short="--steps 20"
-    model="--preset reference --nlayers 2 --hid-sz 32 --nheads 2 --attn-span 32 --block-sz 16 --dropout 0.2 --emb-dropout 0.1 $batch"
+    model="--preset reference --nlayers 2 --hid-sz 32 --nheads 2 --attn-span 32 --block-sz 16"
+    model="$model --dropout 0.2 --emb-dropout 0.1 $batch"
     spans="--adapt-span --adapt-span-loss 0.0001 --adapt-span-init 0.5 --adapt-span-ramp 8"
     smooth="--pers-mem-size 16 --inner-hid-sz 1"
     trained="$spans $smooth --optim sgd --lr 0.03 --grad-clip 0.3"
     ;;
 sru)
     short="--steps 20"
-    model="--preset reference --nlayers 2 --hid-sz 32 --proj-sz 16 --nheads 2 --block-sz 16 --dropout 0.2 --attn-dropout 0.1 $batch"
+    model="--preset reference --nlayers 2 --hid-sz 32 --proj-sz 16 --nheads 2 --block-sz 16"
+    model="$model --dropout 0.2 --attn-dropout 0.1 $batch"
     trained="--lr 0.003 --weight-decay 0.01"
     ;;
 compressive)
-    model="--preset reference --nlayers 2 --hid-sz 32 --inner-hid-sz 64 --nheads 2 --block-sz 16 --mem 16 --cmem 8 --memory-layers all --gate residual --batch-split 1 --random-segments 0 --sample-every 0 --dropout 0.2 $batch"
+    model="--preset reference --nlayers 2 --hid-sz 32 --inner-hid-sz 64 --nheads 2 --block-sz 16"
+    model="$model --mem 16 --cmem 8 --memory-layers all --gate residual --batch-split 1"
+    model="$model --random-segments 0 --sample-every 0 --dropout 0.2 $batch"
     trained="--optim sgd --lr 0.02"
     ;;
 par)
-    model="--preset demo --nlayers 4 --hid-sz 32 --inner-hid-sz 64 --nheads 2 --block-sz 16 --mem 16 --batch-split 1 --sample-every 0 --dropout 0.2 --attn-dropout 0.1 $batch"
+    model="--preset demo --nlayers 4 --hid-sz 32 --inner-hid-sz 64 --nheads 2 --block-sz 16"
+    model="$model --mem 16 --batch-split 1 --sample-every 0 --dropout 0.2 --attn-dropout 0.1 $batch"
     trained="--pattern ssss --optim sgd --lr 0.03"
     search="--latency-table 2,1 --tau-steps 100 --arch-from 5"
     ;;
@@ -183,9 +210,12 @@ for n in 2 3 4; do
     whole_run "200 steps" $n "n$n" $options
     like "200 steps, $n ranks" one "n$n"
 done
-check "the log has each step once" [ "$(steps_of n4/log.jsonl | tr '\n' ' ')" = "$(awk 'BEGIN { for (i = 1; i <= 200; i++) printf "%d ", i }')" ]
+check "the log has each step once" \
+    [ "$(steps_of n4/log.jsonl | tr '\n' ' ')" \
+    = "$(awk 'BEGIN { for (i = 1; i <= 200; i++) printf "%d ", i }')" ]
 check "and 4 evaluations" [ "$(events n4/log.jsonl eval | wc -l)" -eq 4 ]
-check "the best, too" "$T/group_cmp" 1e-6 1e-6 1e-4 one/best.st n3/best.st one/log.jsonl n3/log.jsonl
+check "the best, too" \
+    "$T/group_cmp" 1e-6 1e-6 1e-4 one/best.st n3/best.st one/log.jsonl n3/log.jsonl
 whole_run "again" 4 again $options
 same_bits "4 ranks again" n4 again
 check "and its best" cmp n4/best.st again/best.st
@@ -206,12 +236,16 @@ attn_span)
     setting "ReLU" "3" $model $short --inner-hid-sz 32 --no-adapt-span --optim sgd --lr 0.01
     setting "Adam" "2" $model $short $spans $smooth --optim adam --lr 0.003
     setting "Adagrad" "4" $model $short $spans $smooth --optim adagrad --lr 0.03
-    setting "words" "3" $model $short $smooth $words --adapt-io --adapt-io-divval 2 --adapt-io-cutoffs 5,12 --optim sgd --lr 0.03
-    setting "--batch-split 2" "2 3" $model $short $spans $smooth --optim sgd --lr 0.03 --batch-split 2
+    setting "words" "3" $model $short $smooth $words --adapt-io --adapt-io-divval 2 \
+        --adapt-io-cutoffs 5,12 --optim sgd --lr 0.03
+    setting "--batch-split 2" "2 3" $model $short $spans $smooth --optim sgd --lr 0.03 \
+        --batch-split 2
     ;;
 sru)
-    setting "SRU by Adam" "3" $model $short --cell sru --nheads 1 --attn-dropout 0 --rnn-dropout 0.1 --optim adam --lr 0.003
-    setting "words" "2" $model $short $words --emb-dropout 0.2 --adapt-io --adapt-io-divval 2 --adapt-io-cutoffs 5,12 --optim sgd --lr 0.03 --lr-warmup 0
+    setting "SRU by Adam" "3" $model $short --cell sru --nheads 1 --attn-dropout 0 \
+        --rnn-dropout 0.1 --optim adam --lr 0.003
+    setting "words" "2" $model $short $words --emb-dropout 0.2 --adapt-io --adapt-io-divval 2 \
+        --adapt-io-cutoffs 5,12 --optim sgd --lr 0.03 --lr-warmup 0
     setting "--update-param-freq 2" "2" $model $short --lr 0.01 --lr-warmup 5 --update-param-freq 2
     setting "--batch-split 2" "2 3" $model $short --lr 0.01 --lr-warmup 5 --batch-split 2
     ;;
@@ -222,13 +256,21 @@ compressive)
     ;;
 par)
     setting "ReLU" "3" $model $short --pattern sfsf --optim sgd --lr 0.01
-    setting "words" "2" $model $short $words --pattern sss --words-out adaptive --adaptive-in --tied --tie-projs all --cutoffs 5,12 --div-val 2 --optim sgd --lr 0.03
+    setting "words" "2" $model $short $words --pattern sss --words-out adaptive --adaptive-in \
+        --tied --tie-projs all --cutoffs 5,12 --div-val 2 --optim sgd --lr 0.03
     setting "--batch-split 2" "2 3" $model $short $trained --batch-split 2
-    setting "a search with a text of its own" "2 3" $model $short $search --optim sgd --lr 0.01 --arch-share 0.2 --arch-every 3 --noise sequence
-    rm -rf shard; whole_run "a search with --shard" 3 shard $model $short $search --optim sgd --lr 0.01 --arch-share 0.2 --arch-every 3 --noise sequence --shard
+    setting "a search with a text of its own" "2 3" $model $short $search --optim sgd --lr 0.01 \
+        --arch-share 0.2 --arch-every 3 --noise sequence
+    rm -rf shard
+    whole_run "a search with --shard" 3 shard $model $short $search --optim sgd --lr 0.01 \
+        --arch-share 0.2 --arch-every 3 --noise sequence --shard
     same_bits "a search with --shard, 3 ranks" s1 shard
-    setting "noise for pieces of each stream" "2" $model --steps 20 --eval-every 10 --eval-batch-sz 5 --eval-blocks 3 $search --optim sgd --lr 0.01 --noise tokens --noise-tokens 5 --gate-eval noise --latency add --latency-of w
-    ranks=2; run . $model $search --data t.txt --steps 2 --noise sequence --latency hinge --latency-target 0.6 --latency-of w
+    setting "noise for pieces of each stream" "2" $model --steps 20 --eval-every 10 \
+        --eval-batch-sz 5 --eval-blocks 3 $search --optim sgd --lr 0.01 --noise tokens \
+        --noise-tokens 5 --gate-eval noise --latency add --latency-of w
+    ranks=2
+    run . $model $search --data t.txt --steps 2 --noise sequence --latency hinge \
+        --latency-target 0.6 --latency-of w
     check "times of each stream's own draws are refused" [ $rc -eq 2 ]
     check "and why" [ "$(grep -c 'rank 0 of 2.*--latency-of p or --noise step' err)" -eq 1 ]
     ;;
@@ -259,13 +301,17 @@ compressive | par)
     like "--update-every 3, 2 ranks" u0 u2
     # what ends there for want of steps is saved there, with the mean of the ranks' gradients, of which the numbers are the same
     whole_run "31 steps" 2 u31 $held --steps 31
-    check "step 31, one gradient waits" [ "$(meta u31/run.st step) $(meta u31/run.st grads.pending)" = "31 1" ]
+    check "step 31, one gradient waits" \
+        [ "$(meta u31/run.st step) $(meta u31/run.st grads.pending)" = "31 1" ]
     whole_run "31 steps" 0 u31one $held --steps 31
     like "gradients that wait" u31one u31
     cp -R u31 u31b
     whole_run "from step 31" 3 u31 $held
     whole_run "from step 31" 0 u31b $held
-    for d in u0 u31 u31b; do events $d/log.jsonl >lines; cp lines $d/log.jsonl; done      # the first ended with an evaluation
+    for d in u0 u31 u31b; do
+        events $d/log.jsonl >lines
+        cp lines $d/log.jsonl
+    done      # the first ended with an evaluation
     like "2 ranks to step 31, then 3" u0 u31
     like "2 ranks to step 31, then one process" u0 u31b
     ;;
@@ -299,7 +345,8 @@ stop_one() {
 if [ -n "$procs" ]; then
     stop_one TERM 3 stop $options
     check "SIGTERM to rank 2: exit code 143, not $rc" [ $rc -eq 143 ]
-    check "it is told once" [ "$(grep -c '^stopped at step [0-9]*; the checkpoint is saved' err)" -eq 1 ]
+    check "it is told once" \
+        [ "$(grep -c '^stopped at step [0-9]*; the checkpoint is saved' err)" -eq 1 ]
     check "and was in the midst" [ "$(meta stop/run.st step)" -lt 200 ]
     check "no process is left" nothing_left
     check "no temporary file" [ "$(tmps stop)" -eq 0 ]
@@ -314,7 +361,8 @@ if [ -n "$procs" ]; then
         held="$model $trained --update-every 50 --steps 600 --save-every 20 --eval-every 0"
         stop_one TERM 2 stop $held
         step=$(meta stop/run.st step)
-        check "SIGTERM between two updates: saved behind one, not after step $step" [ $rc -eq 143 -a $((step % 50)) -eq 0 ]
+        check "SIGTERM between two updates: saved behind one, not after step $step" \
+            [ $rc -eq 143 -a $((step % 50)) -eq 0 ]
         more=$((step + 30))
         whole_run "then on to step $more" 2 stop $held --steps $more
         rm -rf unbroken
@@ -324,7 +372,8 @@ if [ -n "$procs" ]; then
         start stop $files $held
         wait_for [ -e stop/run.st ]
         pid_of 1; kill -9 "$pid" 2>/dev/null; collect
-        check "a save between two updates waits for the next" [ $(($(meta stop/run.st step) % 50)) -eq 0 ]
+        check "a save between two updates waits for the next" \
+            [ $(($(meta stop/run.st step) % 50)) -eq 0 ]
         ;;
     esac
 fi
@@ -349,7 +398,8 @@ while [ -n "$procs" ] && [ $i -lt 5 ]; do
     done
     where="kill $i, of rank $r after $ms ms"
     check "$where: it ends with an error, of itself: $rc" [ $rc -ne 0 -a $rc -ne 124 ]
-    [ -z "$openmpi" ] || check "$where: a message with rank and host" grep -q "rank $r .*${host%%.*}" err
+    [ -z "$openmpi" ] ||
+        check "$where: a message with rank and host" grep -q "rank $r .*${host%%.*}" err
     check "$where: no process is left" nothing_left
     rm -f kill/best.st.*.tmp
     continued "$where" kill $files $options
@@ -362,9 +412,11 @@ section "one rank fails"
 if ${CC:-cc} -shared -fPIC "$here/trainer_kill.c" -o "$T/kill.so" -ldl >/dev/null 2>&1; then
     mkdir full; whole_run "to step 100" 2 full $options --steps 100
     cp full/run.st good.st
-    several full -np 1 env LD_PRELOAD="$T/kill.so" TRAINER_FILE=run.st TRAINER_FULL_AT=1 "$mpi" $files $options : -np 1 "$mpi" $files $options
+    several full -np 1 env LD_PRELOAD="$T/kill.so" TRAINER_FILE=run.st TRAINER_FULL_AT=1 "$mpi" \
+        $files $options : -np 1 "$mpi" $files $options
     check "a full disk: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "rank, host and why, once" [ "$(grep -c "^$prog: rank 0 of 2, on $host: .*run.st.*: No space left" err)" -eq 1 ]
+    check "rank, host and why, once" \
+        [ "$(grep -c "^$prog: rank 0 of 2, on $host: .*run.st.*: No space left" err)" -eq 1 ]
     check "the old checkpoint stays" cmp full/run.st good.st
     check "no temporary file" [ "$(tmps full)" -eq 0 ]
     [ -z "$procs" ] || check "no process is left" nothing_left
@@ -375,15 +427,19 @@ fi
 case $family in
 attn_span)
     for copy in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do cat w.txt; done >long.txt
-    hungry="$model $trained --data ../long.txt --steps 40 --eval-every 20 --eval-batch-sz 400 --save-every 10"     # by megabytes, which memory comes in
+    # by megabytes, which memory comes in
+    hungry="$model $trained --data ../long.txt --steps 40 --eval-every 20 --eval-batch-sz 400"
+    hungry="$hungry --save-every 10"
     whole_run "memory" 2 memory $hungry
-    between=$(grep '"event":"train"' memory/log.jsonl | awk -F '"peak_bytes":' '{ split($2, b, /[,}]/); p[NR] = b[1] }
+    between=$(grep '"event":"train"' memory/log.jsonl | awk -F '
+        "peak_bytes":' '{ split($2, b, /[,}]/); p[NR] = b[1] }
         END { if (p[21] > 1.1 * p[20]) printf "%.9f", (p[20] + p[21]) / 2 / 1073741824 }')
     check "the evaluation wants more than a step" [ -n "$between" ]
     rm -rf memory; mkdir memory
     several memory -np 1 "$mpi" $files $hungry : -np 1 "$mpi" $files $hungry --max-memory "$between"
     check "an evaluation that fails at one rank: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "rank, host and the option" [ "$(grep -c "^$prog: rank 1 of 2, on $host: .*--max-memory" err)" -eq 1 ]
+    check "rank, host and the option" \
+        [ "$(grep -c "^$prog: rank 1 of 2, on $host: .*--max-memory" err)" -eq 1 ]
     check "nobody else complains" [ "$(grep -c "^$prog: rank" err)" -eq 1 ]
     check "the checkpoint before is good" loads memory/run.st
     check "it is of step 10" [ "$(meta memory/run.st step)" -eq 10 ]
@@ -406,7 +462,11 @@ not_so() {
     check "$pattern: exit code 2, not $rc" [ $rc -eq 2 ]
     n=$(grep -c "^$prog: " err)
     check "$pattern: $times lines of the program's, not $n" [ "$n" -eq "$times" ]
-    if grep -q "^$prog: .*$pattern" err; then pass; else fail "the message does not have '$pattern': $(grep "^$prog" err | head -n 3)"; fi
+    if grep -q "^$prog: .*$pattern" err; then
+        pass
+    else
+        fail "the message does not have '$pattern': $(grep "^$prog" err | head -n 3)"
+    fi
     find no >"$T/after"
     check "$pattern: nothing is written" cmp "$T/before" "$T/after"
     check "$pattern: nothing on standard output" [ "$(grep -c . out)" -eq 0 ]
@@ -414,20 +474,27 @@ not_so() {
 kept=
 all="$files $options"
 tr a b <t.txt >other.txt
-not_so "rank 1 of 2, on $host: --lr is 0.02 here, but 0.03 on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --lr 0.02
-not_so "rank 1 of 3, on $host: --dropout is 0.1 here, but 0.2 on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --dropout 0.1 : -np 1 "$mpi" $all
-not_so "rank 1 of 2, on $host: training text is .* tokens, .* here, but .* on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --data ../other.txt
+not_so "rank 1 of 2, on $host: --lr is 0.02 here, but 0.03 on rank 0" 1 -np 1 "$mpi" $all : -np 1 \
+    "$mpi" $all --lr 0.02
+not_so "rank 1 of 3, on $host: --dropout is 0.1 here, but 0.2 on rank 0" 1 -np 1 "$mpi" $all : \
+    -np 1 "$mpi" $all --dropout 0.1 : -np 1 "$mpi" $all
+not_so "rank 1 of 2, on $host: training text is .* tokens, .* here, but .* on rank 0" 1 -np 1 \
+    "$mpi" $all : -np 1 "$mpi" $all --data ../other.txt
 kept=first/run.st
-not_so "rank 1 of 2, on $host: checkpoint is step 0 here, but step 200 on rank 0" 1 -np 1 "$mpi" $all --steps 300 : -np 1 "$mpi" $all --steps 300 --checkpoint other.st
+not_so "rank 1 of 2, on $host: checkpoint is step 0 here, but step 200 on rank 0" 1 -np 1 "$mpi" \
+    $all --steps 300 : -np 1 "$mpi" $all --steps 300 --checkpoint other.st
 kept=
 not_so "rank 0 of 5, on $host: 5 ranks .*12.*--batch-sz" 1 -np 5 "$mpi" $all
 not_so "rank 0 of 4, on $host: 4 ranks .*6.*--batch-split" 1 -np 4 "$mpi" $all --batch-split 2
-not_so "rank 1 of 2, on $host: --shard is yes here, but no on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --shard
+not_so "rank 1 of 2, on $host: --shard is yes here, but no on rank 0" 1 -np 1 "$mpi" $all : -np 1 \
+    "$mpi" $all --shard
 not_so "rank 1 of 2, on $host: task is neither training nor evaluation here, but training on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --no-train
 not_so "rank 1 of 2, on $host: task is neither training nor evaluation here, but training on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" --help
-not_so "rank 1 of 2, on $host: --checkpoint is none here, but given on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $options --data ../t.txt
+not_so "rank 1 of 2, on $host: --checkpoint is none here, but given on rank 0" 1 -np 1 "$mpi" \
+    $all : -np 1 "$mpi" $options --data ../t.txt
 not_so "no-such-option" 1 -np 3 "$mpi" $all --no-such-option
-not_so "rank 1 of 2, on $host: .*no-such-option" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --no-such-option
+not_so "rank 1 of 2, on $host: .*no-such-option" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all \
+    --no-such-option
 not_so "[A-Z]_SIZE says that .*make MPI=1" 1 -np 2 "$bin" $all
 
 section "options of the file"
@@ -435,7 +502,8 @@ section "options of the file"
 rm -rf seeded; mkdir seeded
 ranks=2
 good "another seed" seeded $all --seed 3 --steps 5
-good "another seed: it goes on by its file alone, and all ranks end well" seeded --checkpoint run.st --steps 10 --threads 1
+good "another seed: it goes on by its file alone, and all ranks end well" seeded \
+    --checkpoint run.st --steps 10 --threads 1
 section "printed once"
 
 ranks=3
@@ -452,9 +520,11 @@ cp out score.3; ranks=0
 good "--score" one --checkpoint run.st --score ../t.txt --score-by lines --threads 1
 check "--score once" cmp out score.3
 ranks=2
-good "--generate" one --checkpoint run.st --no-train --generate 20 --temperature 0 --prompt a --threads 1
+good "--generate" one --checkpoint run.st --no-train --generate 20 --temperature 0 --prompt a \
+    --threads 1
 cp out generated.2; ranks=0
-good "--generate" one --checkpoint run.st --no-train --generate 20 --temperature 0 --prompt a --threads 1
+good "--generate" one --checkpoint run.st --no-train --generate 20 --temperature 0 --prompt a \
+    --threads 1
 check "--generate once" cmp out generated.2
 fi
 

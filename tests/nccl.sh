@@ -25,29 +25,45 @@ probe() {
         LD_LIBRARY_PATH=$3:$lib:$LD_LIBRARY_PATH "$work/probe" > "$work/version" 2>/dev/null
 }
 found=
-if probe "$NCCL_FLAGS" "${NCCL_LIBS:--lnccl}" ''; then found=1 flags=$NCCL_FLAGS libs=${NCCL_LIBS:--lnccl} path=; fi
+if probe "$NCCL_FLAGS" "${NCCL_LIBS:--lnccl}" ''; then
+    found=1 flags=$NCCL_FLAGS libs=${NCCL_LIBS:--lnccl} path=
+fi
 for python in ${PYTHON:-} python3 python; do
     [ -z "$found" ] || break
     at=$("$python" -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null) || continue
     mkdir -p "$work/lib"
     ln -sf "$at/lib/libnccl.so.2" "$work/lib/libnccl.so"
-    if probe "-I$at/include" "-L$work/lib -lnccl" "$at/lib"; then found=1 flags=-I$at/include libs="-L$work/lib -lnccl" path=$at/lib; fi
+    if probe "-I$at/include" "-L$work/lib -lnccl" "$at/lib"; then
+        found=1 flags=-I$at/include libs="-L$work/lib -lnccl" path=$at/lib
+    fi
 done
 if [ "$1" = --probe ]; then [ -n "$found" ]; exit; fi
-[ -n "$found" ] || { echo "no nccl.h of NCCL 2.14 or newer: NCCL_FLAGS, NCCL_LIBS"; echo "0 passed, 1 failed"; exit 1; }
+[ -n "$found" ] || { echo "no nccl.h of NCCL 2.14 or newer: NCCL_FLAGS," \
+    "NCCL_LIBS"; echo "0 passed, 1 failed"; exit 1; }
 
 echo "NCCL $(cat "$work/version")"
 passed=0 failed=0
 check() {   # check WHAT COMMAND...
     what=$1; shift
-    if "$@" > "$work/log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "tests/nccl.sh: FAILED: $what"; head -n 20 "$work/log"; fi
+    if "$@" > "$work/log" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "tests/nccl.sh: FAILED: $what"
+        head -n 20 "$work/log"
+    fi
 }
 # what nvcc would optimise is the same without NCCL (tests/cuda_regs.sh)
-check "nvcc compiles seqtx_cuda.cu" "$nvcc" -std=c++17 -gencode arch=compute_90,code=compute_90 -Xcicc -O0 -DSEQTX_NCCL $flags \
+check "nvcc compiles seqtx_cuda.cu" \
+    "$nvcc" -std=c++17 -gencode arch=compute_90,code=compute_90 -Xcicc -O0 -DSEQTX_NCCL $flags \
     -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror -c seqtx_cuda.cu -o "$work/seqtx_cuda.o"
-check "a trainer links with it" ${CC:-cc} -std=c99 -DSEQTX_CUDA -DSEQTX_NCCL examples/train_attn_span.c "$work/seqtx_cuda.o" -o "$work/train" -L"$lib" $libs \
+check "a trainer links with it" \
+    ${CC:-cc} -std=c99 -DSEQTX_CUDA -DSEQTX_NCCL examples/train_attn_span.c "$work/seqtx_cuda.o" \
+    -o "$work/train" -L"$lib" $libs \
     -lcublasLt -lcudart -lstdc++ -lm
-check "and runs" sh -c "LD_LIBRARY_PATH=$path:$lib:\$LD_LIBRARY_PATH '$work/train' --help | grep -q -- --device"
-check "and has NCCL in it" sh -c "LD_LIBRARY_PATH=$path:$lib:\$LD_LIBRARY_PATH ldd '$work/train' | grep -q 'libnccl.*=> /'"
+check "and runs" \
+    sh -c "LD_LIBRARY_PATH=$path:$lib:\$LD_LIBRARY_PATH '$work/train' --help | grep -q -- --device"
+check "and has NCCL in it" \
+    sh -c "LD_LIBRARY_PATH=$path:$lib:\$LD_LIBRARY_PATH ldd '$work/train' | grep -q 'libnccl.*=> /'"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -73,7 +73,8 @@ calls() {
         shift
         n=$((n - 1))
     done
-    (cd "$src" && PATH=$bin:$PATH && eval "env CC=cc CXX=c++ MPICC=mpicc \"\$@\" $make BUILD='$work/b' $more") > "$work/said" 2>&1
+    (cd "$src" && PATH=$bin:$PATH && eval \
+        "env CC=cc CXX=c++ MPICC=mpicc \"\$@\" $make BUILD='$work/b' $more") > "$work/said" 2>&1
 }
 programs="examples shared static man"
 compiles() { grep -e '\.[ch]p* ' "$work/calls"; }
@@ -92,7 +93,8 @@ links_have() { # PATTERN..
 }
 flags="CPPFLAGS=-DMY_CPP CFLAGS=-DMY_C LDFLAGS=-Lmy_ld LDLIBS=-lmy_lib"
 for feature in "" CBLAS=1/-DSEQTX_CBLAS/-lopenblas MPI=1/-DSEQTX_MPI/-lm \
-    THREADS=-DSEQTX_NO_THREADS/-DSEQTX_NO_THREADS/-lm SENTENCEPIECE=1/-DSEQTX_SENTENCEPIECE/-lsentencepiece; do
+    THREADS=-DSEQTX_NO_THREADS/-DSEQTX_NO_THREADS/-lm \
+    SENTENCEPIECE=1/-DSEQTX_SENTENCEPIECE/-lsentencepiece; do
     set=${feature%%/*} rest=${feature#*/} c=
     define=${rest%%/*} library=${rest#*/}
     case $set in SENTENCEPIECE*) ;; *) c=' ' ;; esac
@@ -108,22 +110,30 @@ for feature in "" CBLAS=1/-DSEQTX_CBLAS/-lopenblas MPI=1/-DSEQTX_MPI/-lm \
         fi
         check "$set, $way: CPPFLAGS, CFLAGS, ours and the feature's, in each compilation" \
             has_all ' -DMY_CPP' ' -DMY_C\b' ' -std=c99' "${define:- }"
-        check "$set, $way: LDFLAGS, LDLIBS and the feature's, in each link" links_have ' -Lmy_ld' ' -lmy_lib' "${library:- }"
+        check "$set, $way: LDFLAGS, LDLIBS and the feature's, in each link" \
+            links_have ' -Lmy_ld' ' -lmy_lib' "${library:- }"
     done
 done
 so=$(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
 check "macOS" calls MACHINE=arm64-apple-darwin23 -- shared libdir=/opt/lib
-check "macOS: name and versions of the library" grep -q -e "-dynamiclib -install_name /opt/lib/libseqtx.0.dylib -compatibility_version ${so%.*} -current_version $so .* -o $work/b/libseqtx.$so.dylib " "$work/calls"
-check "macOS: links to it" [ "$(readlink "$work/b/libseqtx.dylib") $(readlink "$work/b/libseqtx.0.dylib")" = "libseqtx.$so.dylib libseqtx.$so.dylib" ]
+check "macOS: name and versions of the library" \
+    grep -q -e "-dynamiclib -install_name /opt/lib/libseqtx.0.dylib -compatibility_version ${so%.*} -current_version $so .* -o $work/b/libseqtx.$so.dylib " "$work/calls"
+check "macOS: links to it" \
+    [ "$(readlink "$work/b/libseqtx.dylib") $(readlink "$work/b/libseqtx.0.dylib")" \
+    = "libseqtx.$so.dylib libseqtx.$so.dylib" ]
 check "Windows" calls MACHINE=x86_64-w64-mingw32 -- shared
-check "Windows: a DLL and what links it" grep -q -e "-shared -Wl,--out-implib,$work/b/libseqtx.dll.a .* -o $work/b/libseqtx.dll " "$work/calls"
+check "Windows: a DLL and what links it" \
+    grep -q -e "-shared -Wl,--out-implib,$work/b/libseqtx.dll.a .* -o $work/b/libseqtx.dll " \
+    "$work/calls"
 check "CXXFLAGS" calls CXXFLAGS=-DMY_CXX CPPFLAGS=-DMY_CPP -- SENTENCEPIECE=1 "$work/b/spm.o"
 check "CXXFLAGS in C++" grep -q '^c++ .*-DMY_CPP .*-DMY_CXX' "$work/calls"
 check "the user's -O" calls CFLAGS=-Og -- "$work/b/hello"
-check "the user's -O is the last" sh -c "! sed 's/-Og.*//' '$work/calls' | grep -v ' -O3 ' && ! sed 's/.*-Og//' '$work/calls' | grep ' -O'"
+check "the user's -O is the last" \
+    sh -c "! sed 's/-Og.*//' '$work/calls' | grep -v ' -O3 ' && ! sed 's/.*-Og//' '$work/calls' | grep ' -O'"
 check "CC of the environment" sh -c "! grep -v '^cc ' '$work/calls'"
 check "warnings are no errors" sh -c "! grep -e -Werror '$work/calls'"
-check "short lines" sh -c "grep -qx '  CC   $work/b/hello' '$work/said' && ! grep -e -std '$work/said'"
+check "short lines" \
+    sh -c "grep -qx '  CC   $work/b/hello' '$work/said' && ! grep -e -std '$work/said'"
 check "DEV=1" calls -- DEV=1 "$work/b/hello"
 check "DEV=1: they are" has_all ' -Werror'
 check "V=1" calls -- V=1 "$work/b/hello"
@@ -132,7 +142,8 @@ check "make -s" calls -- -s "$work/b/hello"
 check "make -s says nothing" [ ! -s "$work/said" ]
 check "make -B" calls -- -B "$work/b/hello"
 check "make -B builds it" [ -f "$work/b/hello" ]
-(cd "$src" && PATH=$bin:$PATH CC=cc $make BUILD="$work/b" "$work/b/hello" > /dev/null 2>&1; rm "$work/calls"
+(cd "$src" && PATH=$bin:$PATH CC=cc $make BUILD="$work/b" "$work/b/hello" > /dev/null 2>&1; rm \
+    "$work/calls"
     PATH=$bin:$PATH CC=cc $make BUILD="$work/b" "$work/b/hello" > /dev/null 2>&1)
 check "what is there is not made again" [ ! -f "$work/calls" ]
 
@@ -151,24 +162,30 @@ done
 # ---- from another directory ----
 
 mkdir "$work/there"
-check "make -f from another directory" sh -c "cd '$work/there' && PATH='$bin:$PATH' CC=cc $make -f '$src/Makefile' build/hello static"
+check "make -f from another directory" \
+    sh -c "cd '$work/there' && PATH='$bin:$PATH' CC=cc $make -f '$src/Makefile' build/hello static"
 check "it builds there" [ -f "$work/there/build/hello" -a -f "$work/there/build/libseqtx.a" ]
 
 # ---- other makes ----
 
 if there bmake "BSD make"; then
-    check "BSD make says what it wants" sh -c "! bmake -C '$src' 2> '$work/said' && grep -q 'needs GNU make: gmake' '$work/said' && [ \$(wc -l < '$work/said') -lt 6 ]"
+    check "BSD make says what it wants" \
+        sh -c "! bmake -C '$src' 2> '$work/said' && grep -q 'needs GNU make: gmake' '$work/said' && [ \$(wc -l < '$work/said') -lt 6 ]"
 fi
 
 # ---- a real build, installed ----
 
 real() { $make -C "$src" CC="$CC" CFLAGS=-O0 BUILD="$work/real" "$@"; }
 check "everything, outside of the tree" real -s all
-check "a test outside of the tree" sh -c "$make -s -C '$src' CC='$CC' CFLAGS=-O0 BUILD='$work/real' run-train_h | grep -q ' [1-9][0-9]* passed  *0 failed'"
+check "a test outside of the tree" \
+    sh -c "$make -s -C '$src' CC='$CC' CFLAGS=-O0 BUILD='$work/real' run-train_h | grep -q ' [1-9][0-9]* passed  *0 failed'"
 soname=libseqtx.so.0
 if [ -f "$work/real/libseqtx.so.$so" ]; then
-    check "links to the library" [ "$(readlink "$work/real/libseqtx.so") $(readlink "$work/real/$soname")" = "libseqtx.so.$so libseqtx.so.$so" ]
-    ! there readelf SONAME || check "SONAME" sh -c "readelf -d '$work/real/libseqtx.so' | grep -q 'soname: \[$soname\]'"
+    check "links to the library" \
+        [ "$(readlink "$work/real/libseqtx.so") $(readlink "$work/real/$soname")" \
+        = "libseqtx.so.$so libseqtx.so.$so" ]
+    ! there readelf SONAME ||
+        check "SONAME" sh -c "readelf -d '$work/real/libseqtx.so' | grep -q 'soname: \[$soname\]'"
 else
     check "there is no libseqtx.so.$so" false
 fi
@@ -186,7 +203,9 @@ int main(void) {
 END
 listed() { # the files that an installation has, by GNU names of directories
     for f in seqtx*.h seqtx_cuda.cu; do echo "./i n/seqtx/$f"; done
-    for f in examples/train_*.c; do f=${f##*/}; echo "./x/bin/${f%.c}"; echo "./d a/man/man1/${f%.c}.1"; done
+    for f in examples/train_*.c; do
+        f=${f##*/}; echo "./x/bin/${f%.c}"; echo "./d a/man/man1/${f%.c}.1"
+    done
     for f in docs/*; do echo "./the docs/$f"; done
     echo "./x/bin/seqtx-plot
 ./x/bin/seqtx-convert
@@ -207,31 +226,43 @@ listed() { # the files that an installation has, by GNU names of directories
 }
 # every directory of its own, with blanks; below the prefix, and behind DESTDIR
 p="$work/a prefix" d="$work/a stage"
-gnu() { real "prefix=$p" "exec_prefix=$p/x" "libdir=$p/l" "includedir=$p/i n" "datarootdir=$p/d a" "docdir=$p/the docs" "$@"; }
+gnu() {
+    real "prefix=$p" "exec_prefix=$p/x" "libdir=$p/l" "includedir=$p/i n" "datarootdir=$p/d a" \
+        "docdir=$p/the docs" "$@"
+}
 listed | LC_ALL=C sort > "$work/want"
 check "make install by GNU's directories" gnu install
-check "what is installed" sh -c "(cd '$p' && find . ! -type d | LC_ALL=C sort) | diff '$work/want' -"
+check "what is installed" \
+    sh -c "(cd '$p' && find . ! -type d | LC_ALL=C sort) | diff '$work/want' -"
 check "make install, DESTDIR" gnu install DESTDIR="$d"
 check "DESTDIR only puts it elsewhere" diff -r "$p" "$d$p"
 check "no @NAME@ is left" sh -c "! grep -rn '@[A-Z]*@' '$p/d a' '$p/l/pkgconfig'"
 echo mine > "$d$p/i n/seqtx/other.h"
 check "make uninstall, DESTDIR" gnu uninstall DESTDIR="$d"
 check "... removes what was installed" [ "$(files "$d$p")" = "./i n/seqtx/other.h" ]
-check "... and directories that are empty now" [ ! -d "$d$p/the docs" -a ! -d "$d$p/d a/cmake/seqtx" ]
-check "a relative PREFIX is refused" sh -c "! $make -s -C '$src' BUILD='$work/real' install-headers PREFIX=out 2> '$work/said' && grep -q 'prefix=out: give an absolute path' '$work/said'"
-check "PREFIX of the environment" sh -c "PREFIX='$work/env' $make -s -C '$src' install-headers && [ -f '$work/env/include/seqtx/seqtx.h' -a ! -e '$work/env/lib' ]"
+check "... and directories that are empty now" \
+    [ ! -d "$d$p/the docs" -a ! -d "$d$p/d a/cmake/seqtx" ]
+check "a relative PREFIX is refused" \
+    sh -c "! $make -s -C '$src' BUILD='$work/real' install-headers PREFIX=out 2> '$work/said' && grep -q 'prefix=out: give an absolute path' '$work/said'"
+check "PREFIX of the environment" \
+    sh -c "PREFIX='$work/env' $make -s -C '$src' install-headers && [ -f '$work/env/include/seqtx/seqtx.h' -a ! -e '$work/env/lib' ]"
 
 check "an installed trainer" sh -c "'$p/x/bin/train_sru' --version | grep -q 'seqtx $so'"
 check "an installed plot" sh -c "'$p/x/bin/seqtx-plot' --version | grep -q '$so'"
 if there pkg-config "the library by pkg-config"; then
     PKG_CONFIG_PATH="$p/l/pkgconfig:$p/d a/pkgconfig"
     export PKG_CONFIG_PATH
-    check "pkg-config, shared" sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags --libs libseqtx) -o shared && LD_LIBRARY_PATH='$p/l' ./shared | grep -qx '$so 256'"
-    ! there readelf "what a program wants" || check "a program wants $soname" sh -c "readelf -d '$work/shared' | grep -q 'NEEDED.*\[$soname\]'"
-    check "pkg-config, static" sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags libseqtx) '\"$p/l/libseqtx.a\"' -lm -pthread -o static && ./static | grep -qx '$so 256'"
+    check "pkg-config, shared" \
+        sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags --libs libseqtx) -o shared && LD_LIBRARY_PATH='$p/l' ./shared | grep -qx '$so 256'"
+    ! there readelf "what a program wants" ||
+        check "a program wants $soname" sh \
+        -c "readelf -d '$work/shared' | grep -q 'NEEDED.*\[$soname\]'"
+    check "pkg-config, static" \
+        sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags libseqtx) '\"$p/l/libseqtx.a\"' -lm -pthread -o static && ./static | grep -qx '$so 256'"
     mv "$p" "$work/moved"
     PKG_CONFIG_PATH="$work/moved/l/pkgconfig:$work/moved/d a/pkgconfig"
-    check "pkg-config, what was moved" sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags --libs libseqtx) -o moved_program"
+    check "pkg-config, what was moved" \
+        sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags --libs libseqtx) -o moved_program"
     mv "$work/moved" "$p"
 fi
 if there cmake "the library by CMake"; then
@@ -246,13 +277,16 @@ foreach(kind shared static)
     target_link_libraries(use_${kind} PRIVATE seqtx::${kind})
 endforeach()
 END
-    check "CMake, shared and static" sh -c "cd '$work' && cmake -S project -B by_cmake -DCMAKE_C_COMPILER='$CC' -Dseqtx_DIR='$p/d a/cmake/seqtx' > said && cmake --build by_cmake >> said && for k in shared static; do by_cmake/use_\$k | grep -qx '$so 256' || exit 1; done"
+    check "CMake, shared and static" \
+        sh -c "cd '$work' && cmake -S project -B by_cmake -DCMAKE_C_COMPILER='$CC' -Dseqtx_DIR='$p/d a/cmake/seqtx' > said && cmake --build by_cmake >> said && for k in shared static; do by_cmake/use_\$k | grep -qx '$so 256' || exit 1; done"
 fi
 if there man "manual pages"; then
     for page in "$p/d a"/man/man*/*; do
-        check "${page##*/} has warnings" sh -c "LC_ALL=C.UTF-8 man --warnings -E UTF-8 -l '$page' > '$work/page' 2> '$work/said' && [ ! -s '$work/said' ] && [ -s '$work/page' ]"
+        check "${page##*/} has warnings" \
+            sh -c "LC_ALL=C.UTF-8 man --warnings -E UTF-8 -l '$page' > '$work/page' 2> '$work/said' && [ ! -s '$work/said' ] && [ -s '$work/page' ]"
     done
-    check "a manual page has every option" sh -c "'$p/x/bin/train_par' --help | sed -n 's/^  \(--[a-z0-9-]*\) .*/\1/p' | while read -r o; do LC_ALL=C.UTF-8 man -l '$p/d a/man/man1/train_par.1' | grep -q -e \"\$o\" || { echo \"\$o\"; exit 1; }; done"
+    check "a manual page has every option" \
+        sh -c "'$p/x/bin/train_par' --help | sed -n 's/^  \(--[a-z0-9-]*\) .*/\1/p' | while read -r o; do LC_ALL=C.UTF-8 man -l '$p/d a/man/man1/train_par.1' | grep -q -e \"\$o\" || { echo \"\$o\"; exit 1; }; done"
 fi
 check "make uninstall" gnu uninstall
 check "... leaves nothing" [ -z "$(files "$p")" ]

@@ -10,21 +10,36 @@ W="-Wall -Wextra -Wpedantic -Wshadow -Werror"
 passed=0 failed=0
 check() {     # check NAME COMMAND: skipped when its first word is no command
     if ! command -v "${2%% *}" > /dev/null 2>&1; then echo "skipped: $1: no ${2%% *}"; return; fi
-    if sh -c "$2" > "$work/log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $1"; head -n 12 "$work/log"; fi
+    if sh -c "$2" > "$work/log" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED $1"
+        head -n 12 "$work/log"
+    fi
 }
 
 # Of a family header its own implementation (its macro, not SEQTX_IMPLEMENTATION): the core's is compiled with seqtx.h
 for h in seqtx*.h; do
     name=$(basename "$h" .h)
     macro=SEQTX_$(echo "$name" | sed 's/^seqtx_*//; s/.$/&_/' | tr a-z A-Z)IMPLEMENTATION
-    printf '#include <complex.h>\n#include "%s"\nint main(void) { return 0; }\n' "$h" > "$work/complex.$name.c"
+    printf '#include <complex.h>\n#include "%s"\nint main(void) { return 0; }\n' "$h" > \
+        "$work/complex.$name.c"
     printf '#include "%s"\nint main(void) { return 0; }\n' "$h" > "$work/plain.$name.c"
     for cc in gcc clang; do
-        for std in c99 c11 c17; do check "$h after <complex.h>, $cc $std: declarations" "$cc -std=$std $W -I. -fsyntax-only $work/complex.$name.c"; done
-        check "$h after <complex.h>, $cc: implementation" "$cc -std=c99 $W -I. -fsyntax-only -D$macro $work/complex.$name.c"
+        for std in c99 c11 c17; do
+            check "$h after <complex.h>, $cc $std: declarations" \
+                "$cc -std=$std $W -I. -fsyntax-only $work/complex.$name.c"
+        done
+        check "$h after <complex.h>, $cc: implementation" \
+            "$cc -std=c99 $W -I. -fsyntax-only -D$macro $work/complex.$name.c"
     done
-    for std in c99 gnu17; do check "$h MinGW $std" "x86_64-w64-mingw32-gcc -std=$std $W -I. -fsyntax-only -D$macro $work/plain.$name.c"; done
-    check "$h MinGW C++" "x86_64-w64-mingw32-g++ -std=c++11 $W -I. -fsyntax-only -x c++ -D$macro $work/plain.$name.c"
+    for std in c99 gnu17; do
+        check "$h MinGW $std" \
+            "x86_64-w64-mingw32-gcc -std=$std $W -I. -fsyntax-only -D$macro $work/plain.$name.c"
+    done
+    check "$h MinGW C++" \
+        "x86_64-w64-mingw32-g++ -std=c++11 $W -I. -fsyntax-only -x c++ -D$macro $work/plain.$name.c"
 done
 
 # a shared library that hides all but the API, from C and from C++: each language by one compiler, each compiler with one language
@@ -33,11 +48,13 @@ printf '#include "seqtx.h"\nint main(void) { stx_ctx *x = stx_create(NULL); int 
 export_api="-DSEQTX_API='__attribute__((visibility(\"default\")))'"
 if command -v clang++ > /dev/null 2>&1; then cxx=clang++; else cxx=g++; fi
 for cc in "gcc -std=c99" "$cxx -std=c++11 -x c++"; do
-    check "hidden but for the API: $cc" "$cc -I. $W -fPIC -fvisibility=hidden $export_api -c $work/lib.c -o $work/lib.o && ${cc%% *} -shared $work/lib.o -o $work/libstx.so -lm &&
+    check "hidden but for the API: $cc" \
+        "$cc -I. $W -fPIC -fvisibility=hidden $export_api -c $work/lib.c -o $work/lib.o && ${cc%% *} -shared $work/lib.o -o $work/libstx.so -lm &&
         nm -D --defined-only $work/libstx.so > $work/names && [ \$(grep -c ' T stx_[a-z]' $work/names) -ge 180 ] && ! grep ' stx__' $work/names && ! grep hidden_ $work/names &&
         ${cc%% *} -I. $(case "$cc" in *c++*) echo "-x c++";; esac) $work/use.c -x none $work/libstx.so -Wl,-rpath,$work -o $work/use && $work/use"
 done
-check "static, and an API" "gcc -I. -fsyntax-only -DSEQTX_STATIC -DSEQTX_API=extern $work/use.c 2>&1 | grep 'SEQTX_API.*SEQTX_STATIC'"
+check "static, and an API" \
+    "gcc -I. -fsyntax-only -DSEQTX_STATIC -DSEQTX_API=extern $work/use.c 2>&1 | grep 'SEQTX_API.*SEQTX_STATIC'"
 
 # clang's sanitizer: sums of pointers. Sizes of objects, which it sees only when it optimises (seven times as
 # long), are left to the address sanitizer's runs. Static: what is not used is not compiled
@@ -59,6 +76,7 @@ static int few_rows(void) {
 }
 C
 echo 'int main(void) { return few_rows() + seqtx_attn_span_main() + seqtx_sru_main() + seqtx_compressive_main() + seqtx_par_main(); }' >> "$work/quick.c"
-check "clang's undefined-behaviour sanitizer" "clang -std=c99 -I. -Iexamples -O0 -DSEQTX_STATIC -Wno-unused-function -fsanitize=undefined -fno-sanitize-recover=all $work/quick.c -lm -o $work/quick && $work/quick"
+check "clang's undefined-behaviour sanitizer" \
+    "clang -std=c99 -I. -Iexamples -O0 -DSEQTX_STATIC -Wno-unused-function -fsanitize=undefined -fno-sanitize-recover=all $work/quick.c -lm -o $work/quick && $work/quick"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -6,13 +6,17 @@
 #   run.sh --time COMMAND...     runs a compiler and notes its seconds
 #   run.sh --sum [--quick] NAME...   one line for each name, what failed, seconds by part; the last line is "N passed, N failed"
 cd "$(dirname "$0")/.." || exit 1
-export ASAN_OPTIONS=allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}     # tests ask for too much on purpose
+# tests ask for too much on purpose
+export ASAN_OPTIONS=allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}
 . tests/limit.sh
 ran=${BUILD:-build}/ran
 mkdir -p "$ran"
 
 # the processor's seconds of a process that has ended, from what `times` says about children
-cpu() { awk 'NR == 2 { for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%.1f\n", s }' "$1"; rm -f "$1"; }
+cpu() { awk '
+    NR == 2 {
+        for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%.1f\n", s
+    }' "$1"; rm -f "$1"; }
 
 case $1 in
 --time)
@@ -42,7 +46,8 @@ case $1 in
         p=${p:-0} f=$((${f:-0} + 1))
     fi
     echo "$p $f $code $(cpu "$ran/$name.times")" > "$ran/$name.count"
-    printf '%-28s %6d passed %4d failed %4ds\n' "$name" "$p" "$f" "$(($(date +%s) - start))" | tee "$ran/$name.line"
+    printf '%-28s %6d passed %4d failed %4ds\n' "$name" "$p" "$f" "$(($(date +%s) - start))" |
+        tee "$ran/$name.line"
     exit 0 ;;       # the others run, and the sum is what fails
 esac
 
@@ -52,7 +57,11 @@ quick=
 echo
 passed=0 failed=0 bad=
 for name in "$@"; do
-    if [ ! -f "$ran/$name.line" ]; then printf '%-28s did not run\n' "$name"; failed=$((failed + 1)); continue; fi
+    if [ ! -f "$ran/$name.line" ]; then
+        printf '%-28s did not run\n' "$name"
+        failed=$((failed + 1))
+        continue
+    fi
     cat "$ran/$name.line"
     [ -f "$ran/$name.count" ] || continue
     read -r p f code seconds < "$ran/$name.count"
@@ -63,16 +72,23 @@ done
 [ -n "$quick" ] || for file in tests/test_*.c tests/cuda_host/test_*.cpp; do
     name=$(basename "${file%.c*}"); name=${name#test_}
     found=
-    for n in "$@"; do case $n in "$name" | "$name"_f64 | "$name"_san | cuda_host) found=1;; esac; done
-    [ -n "$found" ] || { echo "$file was not run: the Makefile does not know it"; failed=$((failed + 1)); }
+    for n in "$@"; do
+        case $n in "$name" | "$name"_f64 | "$name"_san | cuda_host) found=1;; esac
+    done
+    [ -n "$found" ] ||
+        { echo "$file was not run: the Makefile does not know it"; failed=$((failed + 1)); }
 done
 # one limit for all: a test that has another one depends on how busy the machine is
 [ -n "$quick" ] || for file in tests/*.sh tests/*.py; do
-    own=$(grep -n -e 'timeout  *[0-9]' -e 'timeout -k [0-9]* [0-9]' -e 'timeout=[0-9]' "$file" | head -n 1)
-    [ -z "$own" ] || { echo "$file has a limit of its own, not that of tests/limit.sh: $own"; failed=$((failed + 1)); }
+    own=$(grep -n -e 'timeout  *[0-9]' -e 'timeout -k [0-9]* [0-9]' -e 'timeout=[0-9]' "$file" |
+        head -n 1)
+    [ -z "$own" ] || { echo "$file has a limit of its own, not that of tests/limit.sh:" \
+        "$own"; failed=$((failed + 1)); }
 done
 # seconds by part
-for name in "$@"; do [ -f "$ran/$name.count" ] && echo "run:$name $(sed 's/.* //' "$ran/$name.count")"; done | cat - "$ran/compiled" 2>/dev/null | awk -v began="$(cat "$ran/began" 2>/dev/null)" -v now="$(date +%s)" '
+for name in "$@"; do [ -f "$ran/$name.count" ] && echo "run:$name" \
+    "$(sed 's/.* //' "$ran/$name.count")"; done | cat - "$ran/compiled" 2>/dev/null |
+    awk -v began="$(cat "$ran/began" 2>/dev/null)" -v now="$(date +%s)" '
     { part = "compiling trainers"
       if ($1 ~ /^run:form/) part = "forms of the headers (form.sh)"
       else if ($1 ~ /^run:cuda_nvcc|^run:cuda_nccl/) part = "nvcc"
@@ -94,7 +110,10 @@ for name in "$@"; do [ -f "$ran/$name.count" ] && echo "run:$name $(sed 's/.* //
 for name in $bad; do
     read -r p f code seconds < "$ran/$name.count"
     echo "$name, $f failed, exit code $code:"
-    { grep 'FAILED\|ERROR\|runtime error' "$ran/$name.out" || grep -v ' passed, ' "$ran/$name.out" | tail -n 30; } | head -n 30
+    {
+        grep 'FAILED\|ERROR\|runtime error' "$ran/$name.out" ||
+            grep -v ' passed, ' "$ran/$name.out" | tail -n 30
+    } | head -n 30
     echo
 done
 echo "$passed passed, $failed failed"

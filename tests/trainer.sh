@@ -22,16 +22,20 @@ full="$tiny $trained"
 # Easy text, short enough for the streams to wrap.
 awk 'BEGIN { for (i = 0; i < 90; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' >t.txt
 awk 'BEGIN { split("one two three four five six seven eight nine ten eleven twelve", w, " ")
-    for (i = 0; i < 150; i++) { for (j = 0; j < 8; j++) printf "%s ", w[(i * j + i % 5) % 12 + 1]; print "x" i % 9 } }' >w.txt
+    for (i = 0; i < 150; i++) { for (j = 0; j < 8; j++) printf "%s ",
+        w[(i * j + i % 5) % 12 + 1]; print "x" i % 9 } }' >w.txt
 files="--data ../t.txt --checkpoint run.st --log log.jsonl"
-adaptive="--tokens words --adapt-io --adapt-io-divval 2 --adapt-io-cutoffs 5,12"      # where the family has it: adapts=yes
-one_complaint() { [ "$(grep -c "^$prog: " "$1")" -eq 1 ]; }      # FILE: one line of it is the program's, the others are progress
+# where the family has it: adapts=yes
+adaptive="--tokens words --adapt-io --adapt-io-divval 2 --adapt-io-cutoffs 5,12"
+# FILE: one line of it is the program's, the others are progress
+one_complaint() { [ "$(grep -c "^$prog: " "$1")" -eq 1 ]; }
 has_a_step() { # DIR: the run there has logged one, or it has ended
     grep -q '"event":"train"' "$1/log.jsonl" 2>/dev/null || ! kill -0 "$running" 2>/dev/null
 }
 wait_for_a_step() { wait_until has_a_step "$1"; }
 wait_for() { wait_until [ -s "$1" ]; } # FILE: until there is something in it
-stop_in_the_midst() { # SIGNAL DIR OPTIONS..: in an empty DIR; leaves $rc. Again where the run had ended
+# SIGNAL DIR OPTIONS..: in an empty DIR; leaves $rc. Again where the run had ended
+stop_in_the_midst() {
     sig=$1; shift
     tries=0 rc=0
     while [ $rc -eq 0 ] && [ $tries -lt 100 ]; do
@@ -61,7 +65,8 @@ while read -r preset millions exact layers d; do
     run . --preset "$preset" --dry-run
     check "--preset $preset --dry-run" [ $rc -eq 0 ]
     n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
-    check "$preset has $millions million parameters, not ${n:-0}" [ "$(echo "${n:-0}" | awk '{ printf "%.1f", $1 / 1e6 }')" = "$millions" ]
+    check "$preset has $millions million parameters, not ${n:-0}" \
+        [ "$(echo "${n:-0}" | awk '{ printf "%.1f", $1 / 1e6 }')" = "$millions" ]
     check "$preset has $exact parameters, not ${n:-0}" [ "${n:-0}" -eq "$exact" ]
     check "$preset is listed with them" grep -q "^$preset	$layers	$d	[1-9][0-9]*	$exact\$" listed
 done <table
@@ -73,7 +78,8 @@ good "sizes that are given beside a preset" . --preset demo $sizes --dry-run
 n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
 mkdir count
 good "are those of the run" count --preset demo $sizes --data ../t.txt --steps 2 --log log.jsonl
-check "the run has $n parameters" [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' count/log.jsonl)" = "$n" ]
+check "the run has $n parameters" \
+    [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' count/log.jsonl)" = "$n" ]
 good "--version" . --version
 check "the version" grep -q "^$prog, seqtx [0-9]" out
 family_presets
@@ -82,9 +88,13 @@ family_presets
 mkdir sized
 good "no preset" sized --data ../t.txt --threads 1 --log log.jsonl --steps 4
 check "it is told" grep -q '^no --preset; sized for the text: --nlayers' err
-check "a short text: dropout" [ "$(sed -n 's/.*"event":"start".*"dropout":\([0-9.]*\),.*/\1/p' sized/log.jsonl)" = 0.2 ]
-check "the optimiser is the demo's" [ "$(sed -n 's/.*"event":"start".*"optim":"\([a-z]*\)".*/\1/p' sized/log.jsonl)" = "$demo_optim" ]
-good "no preset, one size given" sized --data ../t.txt --threads 1 --log given.jsonl --steps 4 --nlayers 1
+check "a short text: dropout" \
+    [ "$(sed -n 's/.*"event":"start".*"dropout":\([0-9.]*\),.*/\1/p' sized/log.jsonl)" = 0.2 ]
+check "the optimiser is the demo's" \
+    [ "$(sed -n 's/.*"event":"start".*"optim":"\([a-z]*\)".*/\1/p' sized/log.jsonl)" \
+    = "$demo_optim" ]
+good "no preset, one size given" sized --data ../t.txt --threads 1 --log given.jsonl --steps 4 \
+    --nlayers 1
 check "it is kept" grep -q '"event":"start".*"nlayers":1,' sized/given.jsonl
 check "and not told" grep -q '^no --preset; sized for the text: --hid-sz' err
 good "what would be trained" . --data t.txt --dry-run
@@ -104,8 +114,11 @@ t0=$(date +%s%N)
 good "120 steps in one go" whole $long
 whole_ms=$(ms_since "$t0")
 check "epochs end" [ "$(meta whole/run.st data.wraps)" -ge 2 ]
-check "the log has each step once" [ "$(steps_of whole/log.jsonl | tr '\n' ' ')" = "$(awk 'BEGIN { for (i = 1; i <= 120; i++) printf "%d ", i }')" ]
-check "states are in the checkpoint" [ "$(header whole/run.st | grep -o "$state_names" | sort -u | wc -l)" -ge "$states" ]
+check "the log has each step once" \
+    [ "$(steps_of whole/log.jsonl | tr '\n' ' ')" \
+    = "$(awk 'BEGIN { for (i = 1; i <= 120; i++) printf "%d ", i }')" ]
+check "states are in the checkpoint" \
+    [ "$(header whole/run.st | grep -o "$state_names" | sort -u | wc -l)" -ge "$states" ]
 
 mkdir half
 good "50 steps" half $long --steps 50
@@ -138,7 +151,9 @@ while [ $i -lt 12 ] && [ $rc -ne 0 ]; do
     nap $ms
     kill -9 "$running" 2>/dev/null; collect
     find kill -name 'log.jsonl.*.tmp' -exec rm -f {} +
-    check "at most one temporary file of each target" [ "$(find kill -name 'run.st.*.tmp' | wc -l)" -le 1 -a "$(find kill -name 'best.st.*.tmp' | wc -l)" -le 1 ]
+    check "at most one temporary file of each target" \
+        [ "$(find kill -name 'run.st.*.tmp' | wc -l)" -le 1 \
+        -a "$(find kill -name 'best.st.*.tmp' | wc -l)" -le 1 ]
 done
 find kill -name 'best.st.*.tmp' -exec rm -f {} +
 continued "$i kills in one run" kill $long
@@ -169,9 +184,11 @@ if [ -n "$kills" ]; then
     check "a kill in a save leaves a temporary file" [ "$left" -eq 1 ]
     : >kill/run.st.mine.tmp
     good "after it" kill $long
-    check "which the next save takes away" [ "$(find kill -name 'run.st.*.tmp')" = kill/run.st.mine.tmp ]
+    check "which the next save takes away" \
+        [ "$(find kill -name 'run.st.*.tmp')" = kill/run.st.mine.tmp ]
 else
-    echo "left out: kills at exact calls (no C compiler, or a binary that takes no preloaded library)"
+    echo "left out: kills at exact calls (no C compiler," \
+        "or a binary that takes no preloaded library)"
 fi
 
 # =====================================================================================================================
@@ -186,23 +203,30 @@ second() { # WHAT FILE OPTIONS..
     what=$1 file=$2; shift 2
     run pair "$@"
     check "$what: exit code 2, not $rc" [ $rc -eq 2 ]
-    check "$what: the file and the process are named: $(tail -n 1 err)" grep -q -e "$file: another run (process $running) is writing it" err
+    check "$what: the file and the process are named: $(tail -n 1 err)" \
+        grep -q -e "$file: another run (process $running) is writing it" err
 }
 second "the same command" "--checkpoint run.st" $files $full --steps 100000000
 second "one checkpoint" "--checkpoint run.st" --data ../t.txt --checkpoint run.st --threads 1
-second "a best as its checkpoint" "--best ./run.st" --data ../t.txt $full --best ./run.st --eval-every 1
-second "one log" "--log ../pair/log.jsonl" --data ../t.txt --checkpoint own.st --log ../pair/log.jsonl $full
-second "the log of an evaluation" "--log log.jsonl" --data ../t.txt --checkpoint run.st --eval-only --log log.jsonl --threads 1
+second "a best as its checkpoint" "--best ./run.st" --data ../t.txt $full --best ./run.st \
+    --eval-every 1
+second "one log" "--log ../pair/log.jsonl" --data ../t.txt --checkpoint own.st \
+    --log ../pair/log.jsonl $full
+second "the log of an evaluation" "--log log.jsonl" --data ../t.txt --checkpoint run.st \
+    --eval-only --log log.jsonl --threads 1
 check "nothing of them is there" [ ! -e pair/own.st ]
 good "it can be read: generation" pair --checkpoint run.st --no-train --generate 5 --threads 1
 good "it can be read: evaluation" pair --checkpoint run.st --data ../t.txt --eval-only --threads 1
 good "it can be read: a score" pair --checkpoint run.st --score ../t.txt --threads 1
-printf 'the cat\n' | (cd pair && exec $limited "$bin" --checkpoint run.st --interactive --generate 3 --threads 1) >out 2>err
+printf 'the cat\n' |
+    (cd pair && exec $limited "$bin" --checkpoint run.st --interactive --generate 3 \
+    --threads 1) >out 2>err
 check "it can be read: a conversation" [ $? -eq 0 -a -s out ]
 kill -9 "$running" 2>/dev/null; collect
 check "a kill leaves the locks" [ "$(find pair -name '*.lock' | wc -l)" -eq 2 ]
 good "which hinder nobody" pair $files $full --steps $(($(meta pair/run.st step) + 3)) --log-every 1
-check "and are gone then: $(ls pair)" [ "$(find pair -name '*.lock' -o -name '*.tmp' | wc -l)" -eq 0 ]
+check "and are gone then: $(ls pair)" \
+    [ "$(find pair -name '*.lock' -o -name '*.tmp' | wc -l)" -eq 0 ]
 steps_of pair/log.jsonl >x
 check "the log has each step once" [ "$(sort -n x | uniq -d | wc -l)" -eq 0 ]
 # begun at the same moment
@@ -236,37 +260,52 @@ mkdir plant
 good "12 steps" plant $files $full --steps 12
 echo precious >plant/victim
 echo '{"event":"train","step":999999,"loss":1}' >>plant/log.jsonl
-(cd plant && exec sh -c 'for n in $$ 0 1 2; do ln -s victim log.jsonl.$n.tmp; done; exec "$@"' sh "$bin" $files $full --steps 14) >out 2>err
+(
+    cd plant && exec sh -c 'for n in $$ 0 1 2; do ln -s victim log.jsonl.$n.tmp; done; exec "$@"' \
+        sh "$bin" $files $full --steps 14
+) >out 2>err
 check "a planted link: the run goes on" [ $? -eq 0 ]
 check "a planted link: its target is as it was" [ "$(cat plant/victim)" = precious ]
-check "a planted link: the log is no link, and trimmed" [ ! -L plant/log.jsonl -a "$(grep -c 999999 plant/log.jsonl)" -eq 0 ]
+check "a planted link: the log is no link, and trimmed" \
+    [ ! -L plant/log.jsonl -a "$(grep -c 999999 plant/log.jsonl)" -eq 0 ]
 long_name=$(awk 'BEGIN { while (i++ < 249) printf "n" }').jsonl
-cp plant/log.jsonl "plant/$long_name"; echo '{"event":"train","step":999999,"loss":1}' >>"plant/$long_name"
-good "a log with a long name" plant --data ../t.txt --checkpoint run.st --log "$long_name" --steps 16 --threads 1
+cp plant/log.jsonl "plant/$long_name"
+echo '{"event":"train","step":999999,"loss":1}' >>"plant/$long_name"
+good "a log with a long name" plant --data ../t.txt --checkpoint run.st --log "$long_name" \
+    --steps 16 --threads 1
 check "is trimmed" [ "$(grep -c 999999 "plant/$long_name")" -eq 0 ]
 check "with nothing left beside it" [ "$(find plant -name 'nnn*' | wc -l)" -eq 1 ]
 
 # the text is cut short while it is read
 for size in 0 100; do
     rm -rf cut; mkdir cut; cp t.txt cut/text
-    start cut --data text --checkpoint run.st --log log.jsonl $full --steps 100000000 --save-every 1 --log-every 1
+    start cut --data text --checkpoint run.st --log log.jsonl $full --steps 100000000 \
+        --save-every 1 --log-every 1
     wait_for_a_step cut
     wait_for cut/run.st
-    if [ $size -eq 0 ]; then : >cut/text; else head -c $size t.txt >cut/short; cat cut/short >cut/text; fi
+    if [ $size -eq 0 ]; then
+        : >cut/text
+    else
+        head -c $size t.txt >cut/short
+        cat cut/short >cut/text
+    fi
     collect
     check "a text cut to $size bytes: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "a text cut to $size bytes: it is said" grep -q "^$prog: the text text was truncated while it was read" bg.err
+    check "a text cut to $size bytes: it is said" \
+        grep -q "^$prog: the text text was truncated while it was read" bg.err
     check "a text cut to $size bytes: the last checkpoint is good" loads cut/run.st
 done
 
 # what leads to a run that is there
 mkdir led
 run led --checkpoint none.st --threads 1
-check "no such checkpoint" grep -q "^$prog: --checkpoint none.st: No such file .*; to start a new run, give --data" err
+check "no such checkpoint" \
+    grep -q "^$prog: --checkpoint none.st: No such file .*; to start a new run, give --data" err
 for other in attn_span sru compressive par; do
     [ $other != "$family" ] || continue
     run led --checkpoint "$here/old/$other.safetensors" --no-train --generate 1 --threads 1
-    check "a checkpoint of another family: $(tail -n 1 err)" grep -q "is a checkpoint of train_$other: use that program" err
+    check "a checkpoint of another family: $(tail -n 1 err)" \
+        grep -q "is a checkpoint of train_$other: use that program" err
 done
 while read -r theirs ours; do
     run led $theirs 3
@@ -294,7 +333,8 @@ section "options on resume"
 
 # what a checkpoint holds decides: without the preset, and without any option but where it is
 mkdir opt
-begun="--preset demo $sizes --data ../t.txt --dropout 0.1 --steps 200 --save-every 10 --eval-every 50 --eval-blocks 1 --log-every 1"
+begun="--preset demo $sizes --data ../t.txt --dropout 0.1 --steps 200 --save-every 10"
+begun="$begun --eval-every 50 --eval-blocks 1 --log-every 1"
 good "a run of the preset" opt $begun --checkpoint whole.st
 same_end() { # WHAT OPTIONS..: from opt/at.st to the end, as the unbroken run
     what=$1; shift
@@ -317,44 +357,61 @@ check "the text moved: the same run" same_state opt/whole.st opt/run.st
 
 # what may be given anew: said in one line, and in the log
 cp opt/at.st opt/run.st
-good "another rate" opt --checkpoint run.st --data ../t.txt --threads 1 --lr 0.0001 --dropout 0 --steps 150 --log new.jsonl
+good "another rate" opt --checkpoint run.st --data ../t.txt --threads 1 --lr 0.0001 --dropout 0 \
+    --steps 150 --log new.jsonl
 check "it is said in one line" [ "$(grep -c 'changed options' err)" -eq 1 ]
-check "with both values: $(grep 'changed options' err)" grep -q -e 'changed options.*--dropout 0 (0.1).*--lr 0.0001 ([0-9.]*).*--steps 150 (200)' err
-check "and in the log" grep -q '^{"event":"resume","step":[0-9]*,"config":{.*"changed":{"dropout":\[0.1,0\],"lr":\[[0-9.]*,0.0001\],"steps":\[200,150\]}}$' opt/new.jsonl
-check "the rate is the new one" [ "$(events opt/new.jsonl | head -n 1 | field lr | awk '{ print ($1 <= 0.0001) }')" = 1 ]
+check "with both values: $(grep 'changed options' err)" \
+    grep -q -e 'changed options.*--dropout 0 (0.1).*--lr 0.0001 ([0-9.]*).*--steps 150 (200)' err
+check "and in the log" \
+    grep -q '^{"event":"resume","step":[0-9]*,"config":{.*"changed":{"dropout":\[0.1,0\],"lr":\[[0-9.]*,0.0001\],"steps":\[200,150\]}}$' opt/new.jsonl
+check "the rate is the new one" \
+    [ "$(events opt/new.jsonl | head -n 1 | field lr | awk '{ print ($1 <= 0.0001) }')" = 1 ]
 check "the checkpoint has it now" [ "$(header opt/run.st | grep -c '\\"steps\\":150')" -eq 1 ]
 good "the end of the run" opt --checkpoint run.st --threads 1
 check "says that it is the end" grep -q 'the run is complete; a larger --steps' err
 cp opt/at.st opt/run.st
 cd opt
-refused "--[a-z-]* is .* here (from --preset reference) but .* in the checkpoint: leave --preset out" --checkpoint run.st --data ../t.txt --preset reference $sizes --steps 500
+refused "--[a-z-]* is .* here (from --preset reference) but .* in the checkpoint: leave --preset out" \
+    --checkpoint run.st --data ../t.txt --preset reference $sizes --steps 500
 refused "the training text of --data ../w.txt" --checkpoint run.st --data ../w.txt
 cd ..
 mkdir opt/far && cp opt/at.st opt/far/far.st
 cd opt/far
-refused "the text of the checkpoint, ../t.txt: No such file.*give --data" --checkpoint far.st --steps 500
+refused "the text of the checkpoint, ../t.txt: No such file.*give --data" \
+    --checkpoint far.st --steps 500
 cd ../..
 good "to generate no text is wanted" opt/far --checkpoint far.st --no-train --generate 5
 
 # checkpoints of the first version: they hold the options of training, too
 mkdir old && cp t.txt old && cp "$here/old/$family.safetensors" old/run.st
 good "an old checkpoint, evaluated" old --checkpoint run.st --data t.txt --eval-only --threads 1
-good "an old checkpoint, goes on" old --checkpoint run.st --data t.txt --steps 60 --log log.jsonl --threads 1
-check "with the options that it holds" grep -q "\"event\":\"resume\",\"step\":30,.*$old_options" old/log.jsonl
-check "to the loss that the first version gets with them" awk -v got="$(events old/log.jsonl eval | tail -n 1 | field loss)" -v want="$old_loss" 'BEGIN { e = got - want; exit !(e < 0.01 && -e < 0.01) }'
+good "an old checkpoint, goes on" old --checkpoint run.st --data t.txt --steps 60 --log log.jsonl \
+    --threads 1
+check "with the options that it holds" \
+    grep -q "\"event\":\"resume\",\"step\":30,.*$old_options" old/log.jsonl
+check "to the loss that the first version gets with them" \
+    awk -v got="$(events old/log.jsonl eval | tail -n 1 | field loss)" \
+    -v want="$old_loss" 'BEGIN { e = got - want; exit !(e < 0.01 && -e < 0.01) }'
 # one that lacks some of them (old_given has them; a family without such checkpoints has none): no training with mere defaults
 if [ -n "$old_given" ]; then
     cp "$here/old/${family}_bare.safetensors" old/bare.st
     cd old
-    refused "bare.st.*do not contain --dropout,.*--lr,.*--grad-clip.*give those options, or the --preset" --checkpoint bare.st --data t.txt --steps 60 --threads 1
-    refused "bare.st.*do not contain --dropout,.*--grad-clip.*give those options, or the --preset" --checkpoint bare.st --data t.txt --steps 60 --threads 1 --lr 0.001
+    refused "bare.st.*do not contain --dropout,.*--lr,.*--grad-clip.*give those options, or the --preset" \
+        --checkpoint bare.st --data t.txt --steps 60 --threads 1
+    refused "bare.st.*do not contain --dropout,.*--grad-clip.*give those options, or the --preset" \
+        --checkpoint bare.st --data t.txt --steps 60 --threads 1 --lr 0.001
     cd ..
-    good "a bare checkpoint, evaluated" old --checkpoint bare.st --data t.txt --eval-only --threads 1
+    good "a bare checkpoint, evaluated" old --checkpoint bare.st --data t.txt --eval-only \
+        --threads 1
     good "a bare checkpoint, sampled" old --checkpoint bare.st --no-train --generate 5 --threads 1
-    good "a bare checkpoint with the options" old --checkpoint bare.st --data t.txt --steps 60 --threads 1 --log bare.jsonl $old_given
-    check "which of them it lacks is said" grep -q '^not in the checkpoint, taken from the command line or preset: --dropout,.*--grad-clip' err
+    good "a bare checkpoint with the options" old --checkpoint bare.st --data t.txt --steps 60 \
+        --threads 1 --log bare.jsonl $old_given
+    check "which of them it lacks is said" \
+        grep -q '^not in the checkpoint, taken from the command line or preset: --dropout,.*--grad-clip' err
     check "and logged" grep -q '"event":"resume".*"not_in_checkpoint":"--dropout,' old/bare.jsonl
-    check "it goes on as the other" [ "$(events old/bare.jsonl eval | tail -n 1 | field loss)" = "$(events old/log.jsonl eval | tail -n 1 | field loss)" ]
+    check "it goes on as the other" \
+        [ "$(events old/bare.jsonl eval | tail -n 1 | field loss)" \
+        = "$(events old/log.jsonl eval | tail -n 1 | field loss)" ]
 fi
 
 # =====================================================================================================================
@@ -377,23 +434,33 @@ if [ $rc -eq 2 ] && grep -q -e '--precision bf16.*not in this build' err; then
 else
     variant "bf16" --data ../t.txt $full --precision bf16
     check "bf16: in the checkpoint" [ "$(header v1/run.st | grep -c 'precision\\":\\"bf16')" -eq 1 ]
-    good "bf16: 25 steps" bf16 --checkpoint run.st --data ../t.txt $full --steps 25 --precision bf16 --log log.jsonl
-    check "bf16: in the first record of the log" [ "$(head -n 1 bf16/log.jsonl | grep -c '"precision":"bf16"')" -eq 1 ]
-    good "bf16: evaluated as it is" bf16 --checkpoint run.st --data ../t.txt --eval-only --log bf16.jsonl --threads 1
-    good "bf16: evaluated in float" bf16 --checkpoint run.st --data ../t.txt --eval-only --log f32.jsonl --threads 1 --precision f32
-    check "bf16: the two evaluations agree to 0.02" awk -v a="$(head -n 1 bf16/bf16.jsonl | field loss)" -v b="$(head -n 1 bf16/f32.jsonl | field loss)" 'BEGIN { exit !(a > 0 && b > 0 && a - b < 0.02 && b - a < 0.02) }'
+    good "bf16: 25 steps" bf16 --checkpoint run.st --data ../t.txt $full --steps 25 \
+        --precision bf16 --log log.jsonl
+    check "bf16: in the first record of the log" \
+        [ "$(head -n 1 bf16/log.jsonl | grep -c '"precision":"bf16"')" -eq 1 ]
+    good "bf16: evaluated as it is" bf16 --checkpoint run.st --data ../t.txt --eval-only \
+        --log bf16.jsonl --threads 1
+    good "bf16: evaluated in float" bf16 --checkpoint run.st --data ../t.txt --eval-only \
+        --log f32.jsonl --threads 1 --precision f32
+    check "bf16: the two evaluations agree to 0.02" \
+        awk -v a="$(head -n 1 bf16/bf16.jsonl | field loss)" \
+        -v b="$(head -n 1 bf16/f32.jsonl | field loss)" \
+        'BEGIN { exit !(a > 0 && b > 0 && a - b < 0.02 && b - a < 0.02) }'
     cp bf16/run.st keep.st
     run bf16 --checkpoint run.st --data ../t.txt $full --steps 50 --precision f32
     check "bf16: training does not go on in float: exit code 2, not $rc" [ $rc -eq 2 ]
-    check "bf16: the message says why: $(cat err)" grep -q -e '--precision is f32 here.*bf16 in the checkpoint' err
+    check "bf16: the message says why: $(cat err)" \
+        grep -q -e '--precision is f32 here.*bf16 in the checkpoint' err
     check "bf16: the checkpoint is as it was" cmp keep.st bf16/run.st
-    good "bf16: goes on without the option" bf16 --checkpoint run.st --data ../t.txt $full --steps 50
+    good "bf16: goes on without the option" bf16 --checkpoint run.st --data ../t.txt $full \
+        --steps 50
     check "bf16: as it would have" cmp v1/run.st bf16/run.st
 fi
 mkdir other
 good "another seed" other --checkpoint run.st --data ../t.txt $full --steps 50 --seed 2
 check "another seed gives another run" differ plain/run.st other/run.st
-good "another seed, resumed without it" other --checkpoint run.st --data ../t.txt --steps 55 --threads 1
+good "another seed, resumed without it" other --checkpoint run.st --data ../t.txt --steps 55 \
+    --threads 1
 check "which the checkpoint remembers" [ "$(meta other/run.st seed)" = 2 ]
 family_more
 
@@ -410,35 +477,50 @@ good "no layer recomputed" m0 --checkpoint run.st --log log.jsonl $wide --no-rec
 good "one layer" m1 --checkpoint run.st --log log.jsonl $wide --recompute=1
 good "three layers" m3 --checkpoint run.st --log log.jsonl $wide --recompute 3
 good "all layers" mall --checkpoint run.st --log log.jsonl $wide --recompute
-for n in 1 3 all; do check "$n layers recomputed: the same bits" same_state m0/run.st m$n/run.st; done
+for n in 1 3 all; do
+    check "$n layers recomputed: the same bits" same_state m0/run.st m$n/run.st
+done
 most=$(peak m0/log.jsonl) least=$(peak mall/log.jsonl)
-check "the more layers, the less memory" [ "$most" -gt "$(peak m3/log.jsonl)" -a "$(peak m3/log.jsonl)" -ge "$least" ]
+check "the more layers, the less memory" \
+    [ "$most" -gt "$(peak m3/log.jsonl)" -a "$(peak m3/log.jsonl)" -ge "$least" ]
 good "auto, where all fits" mauto --checkpoint run.st --log all.jsonl $wide --recompute auto
-check "it says so: $(head -n 2 err)" grep -q '^recomputing 0 of 4 layers; predicted peak [0-9.]* MiB, limit ' err
+check "it says so: $(head -n 2 err)" \
+    grep -q '^recomputing 0 of 4 layers; predicted peak [0-9.]* MiB, limit ' err
 foretold() { # LOG: the prediction holds, and is near
-    awk -v p="$(head -n 1 "$1" | field predicted_bytes)" -v m="$(peak "$1")" 'BEGIN { exit !(m > 0 && p >= m && p <= 1.04 * m) }'
+    awk -v p="$(head -n 1 "$1" | field predicted_bytes)" \
+        -v m="$(peak "$1")" 'BEGIN { exit !(m > 0 && p >= m && p <= 1.04 * m) }'
 }
-check "its prediction: $(head -n 1 mauto/all.jsonl | field predicted_bytes), and $(peak mauto/all.jsonl)" foretold mauto/all.jsonl
+check "its prediction: $(head -n 1 mauto/all.jsonl |
+    field predicted_bytes), and $(peak mauto/all.jsonl)" \
+    foretold mauto/all.jsonl
 rm mauto/run.st
 run mauto $wide --recompute auto --max-memory "$(gib $((least * 3 / 4)))"
 check "nothing fits into three quarters of the least: exit code $rc" [ $rc -eq 2 ]
-check "which says what would: $(cat err)" grep -q 'requires [0-9.]* MiB even if all 4 layers are recomputed, but --max-memory is [0-9.]* MiB: use a smaller --batch-sz, .* a larger --batch-split' err
+check "which says what would: $(cat err)" \
+    grep -q 'requires [0-9.]* MiB even if all 4 layers are recomputed, but --max-memory is [0-9.]* MiB: use a smaller --batch-sz, .* a larger --batch-split' err
 wants=$(sed -n 's/.*training requires \([0-9.]*\) MiB.*/\1/p' err)
-check "a little more than it uses: $wants MiB" awk -v w="$wants" -v m="$least" 'BEGIN { exit !(w > 0 && w * 1048576 > 0.99 * m && w * 1048576 < 1.7 * m) }'
+check "a little more than it uses: $wants MiB" \
+    awk -v w="$wants" -v m="$least" \
+    'BEGIN { exit !(w > 0 && w * 1048576 > 0.99 * m && w * 1048576 < 1.7 * m) }'
 limit=$(awk -v w="$wants" 'BEGIN { printf "%.9f", 1.02 * w / 1024 }')
-good "auto, in less" mauto --checkpoint run.st --log log.jsonl $wide --recompute auto --max-memory "$limit"
+good "auto, in less" mauto --checkpoint run.st --log log.jsonl $wide --recompute auto --max-memory \
+    "$limit"
 n=$(head -n 1 mauto/log.jsonl | field recomputed)
 check "$n layers" [ "$n" -gt 0 -a "$n" -le 4 ]
 check "the same bits" same_state m0/run.st mauto/run.st
-good "it goes on, auto by the checkpoint, in more" mauto --checkpoint run.st --steps 10 --threads 1 --log more.jsonl --max-memory 2
-check "now none: $(head -n 1 mauto/more.jsonl)" [ "$(head -n 1 mauto/more.jsonl | field recomputed)" = 0 ]
+good "it goes on, auto by the checkpoint, in more" mauto --checkpoint run.st --steps 10 \
+    --threads 1 --log more.jsonl --max-memory 2
+check "now none: $(head -n 1 mauto/more.jsonl)" \
+    [ "$(head -n 1 mauto/more.jsonl | field recomputed)" = 0 ]
 mkdir fewer
 run fewer $wide --recompute $((n / 2)) --max-memory "$limit"
 check "as few as the limit allows: with half of them it ends with $rc" [ $rc -ne 0 ]
 case $family in
-attn_span) good "a limit holds while spans grow" fewer --checkpoint grow.st $wide --attn-span 400 --adapt-span --adapt-span-init 0.02 --adapt-span-loss 0 --lr 0.05 --steps 40 \
+attn_span) good "a limit holds while spans grow" fewer --checkpoint grow.st $wide --attn-span 400 \
+    --adapt-span --adapt-span-init 0.02 --adapt-span-loss 0 --lr 0.05 --steps 40 \
     --recompute auto --max-memory 0.056 ;;
-par) good "a limit holds for the evaluation of other gates too" fewer --checkpoint grow.st $wide --pattern search --steps 6 --recompute auto --max-memory 0.25 ;;
+par) good "a limit holds for the evaluation of other gates too" fewer --checkpoint grow.st $wide \
+    --pattern search --steps 6 --recompute auto --max-memory 0.25 ;;
 esac
 
 # =====================================================================================================================
@@ -448,17 +530,20 @@ mkdir bad bad/dir bad/three
 cp t.txt w.txt bad
 cd bad || exit 1
 good "a checkpoint for the bad" . --data t.txt $full --steps 6 --checkpoint good.st
-good "a checkpoint of characters" . --data t.txt $full --steps 6 --checkpoint chars.st --tokens chars
+good "a checkpoint of characters" . --data t.txt $full --steps 6 --checkpoint chars.st \
+    --tokens chars
 : >empty.txt
 echo "a few words" >short.txt
 head -c 70 t.txt >short70.txt       # training text: 64 tokens; four streams of blocks of 16 need 68
 { cat t.txt; printf 'caf\351 \377\376\n'; } >latin.txt
 { printf 'caf\351 \377\376\n'; cat t.txt t.txt; } >latin1.txt
-awk 'BEGIN { for (i = 0; i < 100; i++) print "quite another text, of another length " i }' >other.txt
+awk '
+    BEGIN { for (i = 0; i < 100; i++) print "quite another text, of another length " i }' >other.txt
 cp t.txt three/train.txt; : >three/valid.txt
 
 new="--log L.jsonl --tensorboard TB --checkpoint C.st --steps 3"       # what must not appear
-old="--log L.jsonl --tensorboard TB --steps 9"                         # with a checkpoint of its own
+# with a checkpoint of its own
+old="--log L.jsonl --tensorboard TB --steps 9"
 
 # data
 refused 'data' $tiny $new
@@ -481,27 +566,40 @@ sed 's/"step":"6"/"step":"7"/' good.st >step.st
 refused 'bit.st.*damaged' --data t.txt $full --checkpoint bit.st --steps 12
 refused 'step.st.*damaged' --data t.txt $full --checkpoint step.st --steps 12
 # words: held-out ones that are new are read as <unk>; with --min-count 1 they are refused, with the option that helps
-awk 'BEGIN { for (i = 0; i < 400; i++) print "the same words again and again"; for (i = 0; i < 60; i++) print "fresh" i }' >new.txt
+awk '
+    BEGIN {
+        for (i = 0; i < 400; i++) print "the same words again and again"
+        for (i = 0; i < 60; i++) print "fresh" i
+    }' >new.txt
 refused 'fresh.*--min-count' --data new.txt $tiny $new --tokens words --min-count 1
-good "words with --min-count" . --data new.txt $tiny --tokens words --min-count 2 --steps 2 --checkpoint min2.st
+good "words with --min-count" . --data new.txt $tiny --tokens words --min-count 2 --steps 2 \
+    --checkpoint min2.st
 good "words that are new" . --data new.txt $tiny --tokens words --steps 2 --checkpoint unsaid.st
-check "it is said" grep -q '^the validation or test text has words that the training text lacks;.*--min-count 2;' "$T/err"
+check "it is said" \
+    grep -q '^the validation or test text has words that the training text lacks;.*--min-count 2;' \
+    "$T/err"
 check "the same as with the option" same_state min2.st unsaid.st
 good "goes on" . --checkpoint unsaid.st --steps 3
-check "the option is in the file" [ "$(header unsaid.st | grep -c 'min-count[^0-9]*2,')$(grep -c 'validation or test text has words' "$T/err")" = 10 ]
-good "the largest seed" . --data t.txt $full --steps 2 --checkpoint seed.st --seed 18446744073709551615
-good "the largest seed, resumed" . --data t.txt $full --steps 3 --checkpoint seed.st --seed 18446744073709551615
+check "the option is in the file" \
+    [ "$(header unsaid.st |
+    grep -c 'min-count[^0-9]*2,')$(grep -c 'validation or test text has words' "$T/err")" = 10 ]
+good "the largest seed" . --data t.txt $full --steps 2 --checkpoint seed.st \
+    --seed 18446744073709551615
+good "the largest seed, resumed" . --data t.txt $full --steps 3 --checkpoint seed.st \
+    --seed 18446744073709551615
 ln -s nowhere/at/all lost.st
 refused 'lost.st.*symbolic link' --data t.txt $tiny --steps 3 --checkpoint lost.st
 # a text of wider units is refused as what it is, bytes of it only where bytes are asked for
 awk '{ gsub(/./, "&@"); printf "%s\n@", $0 }' t.txt | tr @ '\000' >wide.txt
 { printf '\377\376'; cat wide.txt; } >marked.txt
 mkdir widevalid; cp t.txt widevalid/train.txt; cp wide.txt widevalid/valid.txt
-refused 'wide.txt: expected UTF-8, got UTF-16LE: .* iconv -f UTF-16LE .* --tokens bytes$' --data wide.txt $tiny $new
+refused 'wide.txt: expected UTF-8, got UTF-16LE: .* iconv -f UTF-16LE .* --tokens bytes$' \
+    --data wide.txt $tiny $new
 refused 'marked.txt: expected UTF-8, got UTF-16: .* iconv -f UTF-16 ' --data marked.txt $tiny $new
 refused 'valid.txt: expected UTF-8, got UTF-16LE: ' --data widevalid $tiny $new
 for tokens in chars words; do
-    refused 'wide.txt is UTF-16LE, not UTF-8; .* iconv -f UTF-16LE' --data wide.txt $tiny $new --tokens $tokens
+    refused 'wide.txt is UTF-16LE, not UTF-8; .* iconv -f UTF-16LE' \
+        --data wide.txt $tiny $new --tokens $tokens
 done
 refused 'wide.txt: expected UTF-8, got UTF-16LE' --data wide.txt --init-from good.st --steps 3
 good "its bytes, asked for" . --data wide.txt $full --tokens bytes --steps 3 --checkpoint wide.st
@@ -528,7 +626,8 @@ fi
 refused 'C.st' --data t.txt --eval-only --checkpoint C.st $old
 refused 'C.st' --no-train --generate 5 --checkpoint C.st $old
 refused 'checkpoint' --data t.txt --eval-only $old
-refused 'evaluation and generation without training require a --checkpoint' --data t.txt --no-train --generate 5
+refused 'evaluation and generation without training require a --checkpoint' \
+    --data t.txt --no-train --generate 5
 refused 'dir' --data t.txt $tiny $old --checkpoint dir
 refused 'nodir' --data t.txt $tiny $old --checkpoint nodir/C.st
 refused 't.txt' --data t.txt $tiny $old --checkpoint t.txt
@@ -536,7 +635,8 @@ refused 'checkpoint' --data t.txt $tiny $old --checkpoint=
 cp empty.txt x.st
 refused 'x.st' --data t.txt $old --checkpoint x.st
 size=$(wc -c <good.st) head=$(header_size good.st)
-for n in 1 7 8 9 $((head / 2)) $((8 + head - 1)) $((8 + head)) $((8 + head + 1)) $((size / 2)) $((size - 1)); do
+for n in 1 7 8 9 $((head / 2)) $((8 + head - 1)) $((8 + head)) $((8 + head + 1)) $((size / 2)) \
+    $((size - 1)); do
     head -c $n good.st >x.st
     refused 'x.st' --data t.txt $old --checkpoint x.st
     refused 'x.st' --eval-only --data t.txt --checkpoint x.st --log L.jsonl --tensorboard TB
@@ -550,7 +650,8 @@ refused 'x.st' --data t.txt $old --checkpoint x.st
 spoil() { # SED-SCRIPT that keeps the length: a checkpoint x.st, changed in its header
     head -c 8 good.st >x.st
     header good.st | sed "$1" | head -c "$head" >h
-    [ "$(wc -c <h)" -eq "$head" ] && ! header good.st | cmp -s - h || fail "the script does not fit the header: $1"
+    [ "$(wc -c <h)" -eq "$head" ] && ! header good.st | cmp -s - h ||
+        fail "the script does not fit the header: $1"
     cat h >>x.st
     tail -c +$((9 + head)) good.st >>x.st
 }
@@ -560,16 +661,28 @@ while read -r script; do
     refused 'x.st\|checkpoint\|--nheads' --data t.txt $old --checkpoint x.st
 done <scripts
 v=$((9 + head + $(header good.st | sed 's/.*"vocab":{[^}]*"data_offsets":\[\([0-9]*\),.*/\1/')))
-{ head -c $((v - 1)) good.st; printf '\377\377\377\377\377\377\377\377'; tail -c +$((v + 8)) good.st; } >x.st
+{
+    head -c $((v - 1)) good.st
+    printf '\377\377\377\377\377\377\377\377'
+    tail -c +$((v + 8)) good.st
+} >x.st
 refused 'x.st\|vocab' --data t.txt $old --checkpoint x.st
 # any byte of the header, at random: refused or taken, but never a crash
 i=0
 while [ $i -lt $spoiled_bytes ]; do
     i=$((i + 1)); roll; at=$((8 + head * rand / 10000)); roll
     [ $i -gt 5 ] || at=$((i - 1))
-    { head -c $at good.st; printf "\\$(printf %03o $((rand % 256)))"; tail -c +$((at + 2)) good.st; } >x.st
+    {
+        head -c $at good.st
+        printf "\\$(printf %03o $((rand % 256)))"
+        tail -c +$((at + 2)) good.st
+    } >x.st
     run . --checkpoint x.st --no-train --generate 1 --threads 1
-    if [ $rc -eq 0 ] || { [ $rc -eq 2 ] && [ "$(wc -l <"$T/err")" -eq 1 ]; }; then pass; else fail "byte $at of the checkpoint as $((rand % 256)): exit code $rc: $(head -c 200 "$T/err")"; fi
+    if [ $rc -eq 0 ] || { [ $rc -eq 2 ] && [ "$(wc -l <"$T/err")" -eq 1 ]; }; then
+        pass
+    else
+        fail "byte $at of the checkpoint as $((rand % 256)): exit code $rc: $(head -c 200 "$T/err")"
+    fi
 done
 printf '\070\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}  \0\0\200\077' >x.st
 refused 'x.st' --data t.txt $tiny $old --checkpoint x.st
@@ -577,7 +690,8 @@ refused 'x.st' --data t.txt --eval-only --checkpoint x.st --log L.jsonl --tensor
 fixed_options >options
 while read -r option; do
     name=${option%% *}; name=${name#--no-}; name=${name#--}
-    refused "--\(no-\)*$name is .* here .* in the checkpoint" --data t.txt $old --checkpoint good.st $option
+    refused "--\(no-\)*$name is .* here .* in the checkpoint" \
+        --data t.txt $old --checkpoint good.st $option
 done <options
 refused 'layers.*--preset' --data t.txt $old --checkpoint good.st --preset $another_preset
 refused 'seed' --data t.txt $old --checkpoint good.st --seed 2
@@ -604,12 +718,15 @@ refused 'max-memory' $t $tiny $new --max-memory 0.0009
 run . $t $tiny $new $too_much
 check "no memory for a step: refused, exit code 2 and not $rc" [ $rc -eq 2 ]
 check "no memory for a step: one complaint" one_complaint "$T/err"
-check "no memory for a step: the option and the sizes are named: $(tail -n 1 "$T/err")" grep -q -e "^$prog: --max-memory: .*[0-9] more bytes would exceed the limit of [0-9]" "$T/err"
-check "no memory for a step: no checkpoint, no log, no events" [ ! -e C.st -a ! -e L.jsonl -a ! -e TB ]
+check "no memory for a step: the option and the sizes are named: $(tail -n 1 "$T/err")" \
+    grep -q -e "^$prog: --max-memory: .*[0-9] more bytes would exceed the limit of [0-9]" "$T/err"
+check "no memory for a step: no checkpoint, no log, no events" \
+    [ ! -e C.st -a ! -e L.jsonl -a ! -e TB ]
 rm -rf L.jsonl TB C.st
 run . $t --checkpoint good.st --eval-only --threads 1 --log L.jsonl $too_much_eval
 check "no memory for an evaluation: refused, exit code 2 and not $rc" [ $rc -eq 2 ]
-check "no memory for an evaluation: $(tail -n 1 "$T/err")" grep -q -e "^$prog: --max-memory: " "$T/err"
+check "no memory for an evaluation: $(tail -n 1 "$T/err")" \
+    grep -q -e "^$prog: --max-memory: " "$T/err"
 check "no memory for an evaluation: no log" [ ! -e L.jsonl ]
 refused 'batch-split' $t $tiny $new --batch-split 3
 refused 'batch-split' $t $tiny $new --batch-split 8
@@ -648,7 +765,8 @@ if [ "$adapts" != no ]; then
 fi
 refused 'stray' $t $tiny $new stray
 refused 'x' $t $tiny $new -x
-refused 'prompt\|snowman\|character' $old --no-train --generate 5 --checkpoint chars.st --prompt 'the ☃'
+refused 'prompt\|snowman\|character' \
+    $old --no-train --generate 5 --checkpoint chars.st --prompt 'the ☃'
 refused 'TB\|t.txt' $t $tiny --steps 3 --checkpoint C.st --log L.jsonl --tensorboard t.txt
 refused 'nodir' $t $tiny --steps 3 --checkpoint C.st --tensorboard TB --log nodir/L.jsonl
 refused 'best.*cannot write' $t $tiny $new --eval-every 1 --best nodir/B.st
@@ -678,7 +796,8 @@ again="--data ../t.txt --checkpoint run.st $full --steps 40 --save-every 20"
 # after the run that could not save: $rc, err, and the directory's run.st
 unsaved() {
     [ $rc -gt 0 ] && [ $rc -lt 124 ] && pass || fail "$1: exit code $rc"
-    grep -q "run.st.*$2" err && pass || fail "$1: '$2' and the file are wanted in: $(head -c 300 err)"
+    grep -q "run.st.*$2" err && pass ||
+        fail "$1: '$2' and the file are wanted in: $(head -c 300 err)"
     check "$1: one complaint" one_complaint err
     check "$1: the old checkpoint is as it was" cmp full.st full/run.st
     check "$1: no temporary file stays" [ "$(tmps full)" -eq 0 ]
@@ -708,7 +827,11 @@ else
 fi
 # (b) a limit on the size of files, its signal ignored: writing gives an error
 rm -f full/*; cp full.st full/run.st
-(trap '' XFSZ; ulimit -f $((bytes / 2048)); cd full && exec $limited "$bin" $again) >out 2>err </dev/null
+(
+    trap '' XFSZ
+    ulimit -f $((bytes / 2048))
+    cd full && exec $limited "$bin" $again
+) >out 2>err </dev/null
 rc=$?
 unsaved "limited files" "[Ff]ile.*large"
 # its signal not ignored: the process ends, the checkpoint stays
@@ -721,7 +844,8 @@ rm -f full/*.tmp
 # (c) at an exact call
 if [ -n "$kills" ]; then
     for at in 1 2 5; do
-        (cd full && TRAINER_FULL_AT=$at exec $limited env LD_PRELOAD="$T/kill.so" "$bin" $again) >out 2>err </dev/null
+        (cd full && TRAINER_FULL_AT=$at exec $limited env LD_PRELOAD="$T/kill.so" "$bin" \
+            $again) >out 2>err </dev/null
         rc=$?
         unsaved "no space from call $at" "[Nn]o space"
     done
@@ -733,19 +857,24 @@ check "with space again: as if nothing had been" cmp full/run.st straight/run.st
 # the log is not worth a training
 if [ -w /dev/full ]; then
     mkdir dev
-    good "a log that cannot be written" dev --data ../t.txt --checkpoint run.st $full --steps 40 --log /dev/full
+    good "a log that cannot be written" dev --data ../t.txt --checkpoint run.st $full --steps 40 \
+        --log /dev/full
     cat out err >said
     check "a log that cannot be written is reported" grep -q '/dev/full' said
     check "a log that cannot be written is reported once" [ "$(grep -c '/dev/full' said)" -eq 1 ]
-    (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 2.st $full --steps 40 >/dev/full) 2>err </dev/null
+    (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 2.st $full \
+        --steps 40 >/dev/full) 2>err </dev/null
     check "output that cannot be written ends no training" [ $? -eq 0 ]
     check "the same training" same_state dev/run.st dev/2.st
-    (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 3.st $full --steps 40 2>/dev/full) >out </dev/null
+    (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 3.st $full \
+        --steps 40 2>/dev/full) >out </dev/null
     check "progress that cannot be written ends no training" [ $? -eq 0 ]
     check "the same training again" same_state dev/run.st dev/3.st
-    (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 3.st --eval-only >/dev/full) 2>err </dev/null
+    (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 3.st \
+        --eval-only >/dev/full) 2>err </dev/null
     check "a result that cannot be written is an error" [ $? -eq 1 ]
-    (cd dev && exec $limited "$bin" --checkpoint run.st --no-train --generate 20 >/dev/full) 2>err </dev/null
+    (cd dev && exec $limited "$bin" --checkpoint run.st --no-train \
+        --generate 20 >/dev/full) 2>err </dev/null
     check "a generated text that cannot be written is an error" [ $? -ne 0 ]
 fi
 
@@ -793,8 +922,10 @@ for sig in INT TERM; do
     kill -$sig "$running"; collect
     [ $sig = INT ] && want=130 || want=143
     check "SIG$sig without a checkpoint: exit code $want, not $rc" [ $rc -eq $want ]
-    check "SIG$sig without a checkpoint: told before" grep -q '^no --checkpoint: nothing will be saved' bg.err
-    check "SIG$sig without a checkpoint: told at the end" grep -q '^stopped at step [0-9]*; nothing is saved' bg.err
+    check "SIG$sig without a checkpoint: told before" \
+        grep -q '^no --checkpoint: nothing will be saved' bg.err
+    check "SIG$sig without a checkpoint: told at the end" \
+        grep -q '^stopped at step [0-9]*; nothing is saved' bg.err
 done
 # at a terminal Ctrl-C asks first
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
@@ -819,7 +950,8 @@ END2
     done
     collect
     check "the second one ends with code 130, not $rc" [ $rc -eq 130 ]
-    check "below the progress line, on a line of its own" awk '/^stopped at step [0-9]*; nothing is saved/ { n++ } END { exit n != 1 }' tty.out
+    check "below the progress line, on a line of its own" \
+        awk '/^stopped at step [0-9]*; nothing is saved/ { n++ } END { exit n != 1 }' tty.out
 else
     echo "left out: Ctrl-C at a terminal (no script program)"
 fi
@@ -841,7 +973,8 @@ for every in 1 1000; do
     check "the checkpoint's numbers are finite" finite wild2/run.st
     check "the checkpoint loads" loads wild2/run.st
     check "the log is JSON" json wild2/log.jsonl
-    [ $every -ne 1000 ] || check "without a save the checkpoint is as it was" cmp wild/run.st wild2/run.st
+    [ $every -ne 1000 ] ||
+        check "without a save the checkpoint is as it was" cmp wild/run.st wild2/run.st
 done
 
 # =====================================================================================================================
@@ -849,22 +982,45 @@ section "log and terminal"
 
 mkdir log
 learn="--data ../t.txt $tiny $learning"
-good "learns" log $learn --checkpoint run.st --best best.st --log log.jsonl --log-every 1 --tensorboard deep/tb --steps 300 --eval-every 50 --eval-blocks 2
+good "learns" log $learn --checkpoint run.st --best best.st --log log.jsonl --log-every 1 \
+    --tensorboard deep/tb --steps 300 --eval-every 50 --eval-blocks 2
 cp out said; cp err told
 check "the log is JSON" json log/log.jsonl
 check "keys of train" only_keys log/log.jsonl train $train_keys
 check "keys of eval" only_keys log/log.jsonl eval event,split,loss,bpb,step,tokens
 check "300 lines of train" [ "$(events log/log.jsonl | wc -l)" -eq 300 ]
-check "evaluations at 50, 100, .. 300" [ "$(events log/log.jsonl eval | field step | tr '\n' ' ')" = "50 100 150 200 250 300 " ]
-check "evaluations of the validation text" [ "$(events log/log.jsonl eval | grep -c '"split":"valid"')" -eq 6 ]
-check "the loss falls" awk -v a="$(events log/log.jsonl | head -n 1 | field loss)" -v b="$(events log/log.jsonl | tail -n 1 | field loss)" 'BEGIN { exit !(a > 4 && a < 8 && b > 0 && b < 1) }'
-grep -E '"event":"(train|eval)"' log/log.jsonl | sed 's/.*"loss":\([^,]*\),"bpb":\([^,]*\),.*/\1 \2/' >pairs
-check "bpb is loss / ln 2" awk '{ e = $2 - $1 / log(2); if (!($2 > 0) || !(e * e <= 1e-18 * $2 * $2)) bad = 1 } END { exit bad || NR < 300 }' pairs
-check "tokens a second, peak, norm are there" awk '!/"tokens_per_s":[0-9.]*[1-9]/ || !/"peak_bytes":[1-9]/ || !/"grad_norm":[0-9.e-]*[1-9]/ { if (/"event":"train"/) exit 1 }' log/log.jsonl
-check "the clock runs" awk -v all="$(sed -n 's/.*"event":"train".*"seconds":\([0-9.]*\),.*/\1/p' log/log.jsonl | tr '\n' ' ')" 'BEGIN { n = split(all, t, " "); for (i = 2; i <= n; i++) if (t[i] < t[i-1]) exit 1; exit !(n == 300 && t[n] > 0) }'
-check "plain lines in a pipe: no carriage return" [ "$(cat said told | tr -dc '\r\033' | wc -c)" -eq 0 ]
+check "evaluations at 50, 100, .. 300" \
+    [ "$(events log/log.jsonl eval | field step | tr '\n' ' ')" = "50 100 150 200 250 300 " ]
+check "evaluations of the validation text" \
+    [ "$(events log/log.jsonl eval | grep -c '"split":"valid"')" -eq 6 ]
+check "the loss falls" \
+    awk -v a="$(events log/log.jsonl | head -n 1 | field loss)" \
+    -v b="$(events log/log.jsonl | tail -n 1 | field loss)" \
+    'BEGIN { exit !(a > 4 && a < 8 && b > 0 && b < 1) }'
+grep -E '"event":"(train|eval)"' log/log.jsonl |
+    sed 's/.*"loss":\([^,]*\),"bpb":\([^,]*\),.*/\1 \2/' >pairs
+check "bpb is loss / ln 2" \
+    awk '
+        { e = $2 - $1 / log(2); if (!($2 > 0) || !(e * e <= 1e-18 * $2 * $2)) bad = 1 }
+        END { exit bad || NR < 300 }' pairs
+check "tokens a second, peak, norm are there" \
+    awk '
+        !/"tokens_per_s":[0-9.]*[1-9]/ || !/"peak_bytes":[1-9]/ || !/"grad_norm":[0-9.e-]*[1-9]/ {
+            if (/"event":"train"/) exit 1
+        }' log/log.jsonl
+check "the clock runs" \
+    awk -v all="$(sed -n 's/.*"event":"train".*"seconds":\([0-9.]*\),.*/\1/p' log/log.jsonl |
+    tr '\n' ' ')" '
+        BEGIN {
+            n = split(all, t, " ")
+            for (i = 2; i <= n; i++) if (t[i] < t[i-1]) exit 1
+            exit !(n == 300 && t[n] > 0)
+        }'
+check "plain lines in a pipe: no carriage return" \
+    [ "$(cat said told | tr -dc '\r\033' | wc -c)" -eq 0 ]
 check "plain lines in a pipe: progress, on standard error" grep -q 'step 300/300 .*bpb.*tok/s' told
-check "results, and nothing else, on standard output" [ "$(grep -vc "^step 300: valid bpb\|$learned" said)" -eq 0 ]
+check "results, and nothing else, on standard output" \
+    [ "$(grep -vc "^step 300: valid bpb\|$learned" said)" -eq 0 ]
 check "the last evaluation is a result" grep -q '^step 300: valid bpb' said
 check "what was learned is a result" grep -q "$learned" said
 check "the start event" grep -q '"event":"start"' log/log.jsonl
@@ -873,12 +1029,17 @@ check "one event file" [ -f "$f" ]
 n1=$(frames "$f"); size1=$(wc -c <"$f")
 check "its records fit" [ -n "$n1" ]
 check "a record for each number" [ "${n1:-0}" -ge 1500 ]
-for tag in train/loss train/bpb train/tokens_per_s valid/bpb valid/loss; do check "tag $tag" grep -q "$tag" "$f"; done
+for tag in train/loss train/bpb train/tokens_per_s valid/bpb valid/loss; do
+    check "tag $tag" grep -q "$tag" "$f"
+done
 least=$(events log/log.jsonl eval | field loss | sort -g | head -n 1)
 at=$(events log/log.jsonl eval | grep -F "\"loss\":$least," | head -n 1 | field step)
-[ "$at" = 300 ] || check "the best checkpoint is of the best evaluation, step $at" [ "$(meta log/best.st step)" = "$at" ]
-good "the best, of all the text" log --data ../t.txt --checkpoint best.st --eval-only --log best.jsonl --threads 1
-good "goes on" log $learn --checkpoint run.st --log log.jsonl --log-every 1 --tensorboard deep/tb --steps 310
+[ "$at" = 300 ] || check "the best checkpoint is of the best evaluation, step $at" \
+    [ "$(meta log/best.st step)" = "$at" ]
+good "the best, of all the text" log --data ../t.txt --checkpoint best.st --eval-only \
+    --log best.jsonl --threads 1
+good "goes on" log $learn --checkpoint run.st --log log.jsonl --log-every 1 --tensorboard deep/tb \
+    --steps 310
 check "going on leaves the first event file alone" [ "$(wc -c <"$f")" -eq "$size1" ]
 check "going on begins another" [ "$(ls log/deep/tb | wc -l)" -eq 2 ]
 for f in log/deep/tb/*; do check "framing of $f" frames "$f"; done
@@ -890,9 +1051,12 @@ good "goes on from there" log $learn $between --checkpoint mid.st --log rest.jso
 events log/mid.jsonl | tail -n 2 >want; events log/rest.jsonl >got
 check "the next records are the unbroken run's" cmp want got
 # of evaluations of the whole text the best is the last that was better
-good "the best of whole evaluations" log $learn --steps 90 --eval-every 30 --eval-blocks 0 --best best2.st --checkpoint best0.st --log best2.jsonl $whole_evaluations
+good "the best of whole evaluations" log $learn --steps 90 --eval-every 30 --eval-blocks 0 \
+    --best best2.st --checkpoint best0.st --log best2.jsonl $whole_evaluations
 least=$(events log/best2.jsonl eval | field loss | sort -g | head -n 1)
-check "is the least" [ "$(header log/best2.st | sed 's/.*"best":"\([^"]*\)".*/\1/' | awk -v want="$least" '{ e = $1 - want; print (e < 1e-9 && -e < 1e-9) }')" = 1 ]
+check "is the least" \
+    [ "$(header log/best2.st | sed 's/.*"best":"\([^"]*\)".*/\1/' | awk -v want="$least" '
+        { e = $1 - want; print (e < 1e-9 && -e < 1e-9) }')" = 1 ]
 rm -rf grow; mkdir grow
 start grow $learn --log log.jsonl --log-every 1 --tensorboard tb --steps 100000
 wait_for_a_step grow
@@ -901,64 +1065,95 @@ check "the event file grows while the run goes on" wait_until above "$(event_byt
 kill -TERM "$running"; collect
 check "without a checkpoint a signal ends well too" [ $rc -eq 143 ]
 check "framing after a signal" frames grow/tb/*
-good "words" log --data ../w.txt $tiny $words_more --tokens words --steps 20 --log words.jsonl --checkpoint words.st --log-every 5
-check "keys of train for words" only_keys log/words.jsonl train "$(echo $train_keys | sed s/bpb/ppl/)"
-check "keys of eval for words" only_keys log/words.jsonl eval event,split,loss,ppl,${words_figures:-}step,tokens
-grep -E '"event":"(train|eval)"' log/words.jsonl | sed 's/.*"loss":\([^,]*\),"ppl":\([^,]*\),.*/\1 \2/' >pairs
-check "ppl is exp(loss)" awk '{ e = $2 - exp($1); if (!($2 > 1) || !(e * e <= 1e-18 * $2 * $2)) bad = 1 } END { exit bad || NR < 5 }' pairs
+good "words" log --data ../w.txt $tiny $words_more --tokens words --steps 20 --log words.jsonl \
+    --checkpoint words.st --log-every 5
+check "keys of train for words" \
+    only_keys log/words.jsonl train "$(echo $train_keys | sed s/bpb/ppl/)"
+check "keys of eval for words" \
+    only_keys log/words.jsonl eval event,split,loss,ppl,${words_figures:-}step,tokens
+grep -E '"event":"(train|eval)"' log/words.jsonl |
+    sed 's/.*"loss":\([^,]*\),"ppl":\([^,]*\),.*/\1 \2/' >pairs
+check "ppl is exp(loss)" \
+    awk '
+        { e = $2 - exp($1); if (!($2 > 1) || !(e * e <= 1e-18 * $2 * $2)) bad = 1 }
+        END { exit bad || NR < 5 }' pairs
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
-    TERM=xterm script -qec "$bin --data t.txt $tiny --steps 40 --eval-every 20" /dev/null >tty.out 2>/dev/null </dev/null
-    check "one line drawn again and again on a terminal" [ "$(tr -dc '\033' <tty.out | wc -c)" -ge 1 ]
-    check "not a line for each report on a terminal" [ "$(tr '\r' ' ' <tty.out | grep -c 'step [0-9]*/40')" -le 3 ]
+    TERM=xterm script -qec "$bin --data t.txt $tiny --steps 40 --eval-every 20" \
+        /dev/null >tty.out 2>/dev/null </dev/null
+    check "one line drawn again and again on a terminal" \
+        [ "$(tr -dc '\033' <tty.out | wc -c)" -ge 1 ]
+    check "not a line for each report on a terminal" \
+        [ "$(tr '\r' ' ' <tty.out | grep -c 'step [0-9]*/40')" -le 3 ]
     # what stands on a line in the end: what follows its last carriage return
     tr -d '\033' <tty.out | sed 's/\r$//; s/.*\r//; s/\[K//g' >screen
-    check "an evaluation stands below the progress of its step: $(tr '\n' '|' <screen)" awk '/^step 20\/40 .*tok\/s/ { a = NR } /^step 20: valid/ { b = NR } /^step 40\/40 .*tok\/s/ { c = NR } /^step 40: valid/ { d = NR } END { exit !(a && b == a + 1 && c > b && d == c + 1) }' screen
+    check "an evaluation stands below the progress of its step: $(tr '\n' '|' <screen)" \
+        awk '
+            /^step 20\/40 .*tok\/s/ { a = NR } /^step 20: valid/ { b = NR }
+            /^step 40\/40 .*tok\/s/ { c = NR } /^step 40: valid/ { d = NR }
+            END { exit !(a && b == a + 1 && c > b && d == c + 1) }' screen
 fi
 
 # =====================================================================================================================
 section "evaluation"
 
 mkdir eval
-good "training without evaluation" eval --data ../t.txt $full --steps 100 --checkpoint never.st $no_evaluation --log never.jsonl --log-every 1
-good "training with many evaluations" eval --data ../t.txt $full --steps 100 --checkpoint often.st --eval-every 7 --eval-blocks 3 --log often.jsonl --log-every 1
+good "training without evaluation" eval --data ../t.txt $full --steps 100 --checkpoint never.st \
+    $no_evaluation --log never.jsonl --log-every 1
+good "training with many evaluations" eval --data ../t.txt $full --steps 100 --checkpoint often.st \
+    --eval-every 7 --eval-blocks 3 --log often.jsonl --log-every 1
 check "14 evaluations and the last" [ "$(events eval/often.jsonl eval | wc -l)" -eq 15 ]
 check "evaluating changes no bit of the training" same_state eval/never.st eval/often.st
 events eval/never.jsonl >want; events eval/often.jsonl >got
 check "evaluating changes no loss" cmp want got
 cp eval/often.st keep.st; cp eval/often.jsonl keep.jsonl
 for i in 1 2; do
-    good "evaluation only" eval --data ../t.txt --checkpoint often.st --eval-only --log only$i.jsonl --threads 1
+    good "evaluation only" eval --data ../t.txt --checkpoint often.st --eval-only \
+        --log only$i.jsonl --threads 1
     check "it is JSON" json eval/only$i.jsonl
     check "keys" only_keys eval/only$i.jsonl eval event,split,loss,bpb,step,tokens
-    check "validation and test" [ "$(grep -o '"split":"[a-z]*"' eval/only$i.jsonl | tr '\n' ' ')" = '"split":"valid" "split":"test" ' ]
-    check "the step is the checkpoint's" [ "$(events eval/only$i.jsonl eval | field step | tr '\n' ' ')" = "100 100 " ]
+    check "validation and test" \
+        [ "$(grep -o '"split":"[a-z]*"' eval/only$i.jsonl | tr '\n' ' ')" \
+        = '"split":"valid" "split":"test" ' ]
+    check "the step is the checkpoint's" \
+        [ "$(events eval/only$i.jsonl eval | field step | tr '\n' ' ')" = "100 100 " ]
 done
 check "evaluation twice: the same" cmp eval/only1.jsonl eval/only2.jsonl
-check "evaluation after training is that of the training's end" [ "$(events eval/only1.jsonl eval | head -n 1 | field loss)" = "$(events eval/never.jsonl eval | tail -n 1 | field loss)" ]
-good "into the log of the training" eval --data ../t.txt --checkpoint often.st --eval-only --log often.jsonl --threads 1
+check "evaluation after training is that of the training's end" \
+    [ "$(events eval/only1.jsonl eval | head -n 1 | field loss)" \
+    = "$(events eval/never.jsonl eval | tail -n 1 | field loss)" ]
+good "into the log of the training" eval --data ../t.txt --checkpoint often.st --eval-only \
+    --log often.jsonl --threads 1
 head -n "$(wc -l <keep.jsonl)" eval/often.jsonl >x
 check "evaluation only appends to the log of the training" cmp keep.jsonl x
-common() { grep -vc '"event":"\(gates\|architecture\)"' "$1"; }        # lines of the log that every family has
+# lines of the log that every family has
+common() { grep -vc '"event":"\(gates\|architecture\)"' "$1"; }
 check "two lines more" [ "$(common eval/often.jsonl)" -eq $(($(common keep.jsonl) + 2)) ]
 check "evaluation does not touch the checkpoint" cmp keep.st eval/often.st
 mkdir eval/three
-head -c 3000 t.txt >eval/three/train.txt; tail -c 900 t.txt >eval/three/valid.txt; tail -c 500 t.txt >eval/three/test.txt
+head -c 3000 t.txt >eval/three/train.txt
+tail -c 900 t.txt >eval/three/valid.txt
+tail -c 500 t.txt >eval/three/test.txt
 good "a directory of three texts" eval --data three $tiny --steps 20 --checkpoint three.st
-good "a directory of three texts, evaluated" eval --data three --checkpoint three.st --eval-only --log three.jsonl --threads 1
+good "a directory of three texts, evaluated" eval --data three --checkpoint three.st --eval-only \
+    --log three.jsonl --threads 1
 check "both parts of it" [ "$(events eval/three.jsonl eval | wc -l)" -eq 2 ]
 cp eval/only1.jsonl x
-good "a run without a checkpoint, into an old log" eval --data ../t.txt $tiny --steps 20 --log only1.jsonl
+good "a run without a checkpoint, into an old log" eval --data ../t.txt $tiny --steps 20 \
+    --log only1.jsonl
 head -n "$(wc -l <x)" eval/only1.jsonl >y
 check "it appends" cmp x y
 cp eval/only1.jsonl x
 good "another into the same log" eval --data ../t.txt $tiny --steps 20 --log only1.jsonl
 head -n "$(wc -l <x)" eval/only1.jsonl >y
 check "it takes nothing away" cmp x y
-good "another text than that of the training" eval --data ../w.txt --checkpoint never.st --eval-only --threads 1
+good "another text than that of the training" eval --data ../w.txt --checkpoint never.st \
+    --eval-only --threads 1
 
-good "without --data: that of the checkpoint" eval --checkpoint often.st --eval-only --log told.jsonl --threads 1
+good "without --data: that of the checkpoint" eval --checkpoint often.st --eval-only \
+    --log told.jsonl --threads 1
 check "is the same" cmp eval/only2.jsonl eval/told.jsonl
-check "the results are on standard output" [ "$(grep -c '^step 100: \(valid\|test\) bpb' out)" -eq 2 ]
+check "the results are on standard output" \
+    [ "$(grep -c '^step 100: \(valid\|test\) bpb' out)" -eq 2 ]
 family_evaluation
 
 # =====================================================================================================================
@@ -970,22 +1165,37 @@ head -n 12 t.txt >score/text
 cp t.txt score/d/train.txt; { echo; cat score/text; } >score/d/test.txt
 good "--score" score --checkpoint ../eval/never.st --threads 1 --score text $token_by_token
 cp out score/file
-check "a head and a row" [ "$(head -n 1 out)" = "$(printf 'tokens\tbytes\tnats\tbpb\tppl')" -a "$(wc -l <out)" -eq 2 ]
-good "an evaluation of it" score --checkpoint ../eval/never.st --threads 1 $token_by_token --data d --eval-only --eval-batch-sz 1 --log only.jsonl
-check "is the same" awk -v loss="$(grep '"split":"test"' score/only.jsonl | field loss)" -v bpb="$(grep '"split":"test"' score/only.jsonl | field bpb)" '
+check "a head and a row" \
+    [ "$(head -n 1 out)" = "$(printf 'tokens\tbytes\tnats\tbpb\tppl')" -a "$(wc -l <out)" -eq 2 ]
+good "an evaluation of it" score --checkpoint ../eval/never.st --threads 1 $token_by_token \
+    --data d --eval-only --eval-batch-sz 1 --log only.jsonl
+check "is the same" \
+    awk -v loss="$(grep '"split":"test"' score/only.jsonl | field loss)" \
+    -v bpb="$(grep '"split":"test"' score/only.jsonl | field bpb)" '
     function is(a, b) { return a - b < 1e-5 && b - a < 1e-5 }
-    NR == 2 { exit !($2 > 400 && $1 == $2 && is($3 / $1, loss) && is($4, bpb) && is(log($5), loss)) }' score/file
+    NR == 2 {
+        exit !($2 > 400 && $1 == $2 && is($3 / $1, loss) && is($4, bpb) && is(log($5), loss))
+    }' score/file
 for by in lines tokens texts; do
-    good "--score-by $by" score --checkpoint ../eval/never.st --threads 1 --score text --score-by $by
+    good "--score-by $by" score --checkpoint ../eval/never.st --threads 1 --score text --score-by \
+        $by
     cp out score/$by; cp err score/said
 done
-check "a row for each line, which add up to the file" awk -F'\t' 'FNR == 1 { next } FILENAME ~ /file/ { t = $1; b = $2; n = $3; next }
-    { if ($1 != ++rows) bad = 1; t -= $2; b -= $3; n -= $4 } END { exit bad || rows != 12 || t || b || n > 1e-2 || n < -1e-2 }' score/file score/lines
-check "a row for each token, which add up to the lines" awk -F'\t' 'FNR == 1 { next } FILENAME ~ /lines/ { t += $2; n[$1] = $4; next }
-    { t--; n[$1] -= $2; text = text $3 } END { for (i in n) if (n[i] > 1e-3 || n[i] < -1e-3) bad = 1; exit bad || t || text !~ /^the cat sat on mat 0 and the dog ran\\nthe cat/ }' score/lines score/tokens
+check "a row for each line, which add up to the file" \
+    awk -F'\t' 'FNR == 1 { next } FILENAME ~ /file/ { t = $1; b = $2; n = $3; next }
+    { if ($1 != ++rows) bad = 1; t -= $2; b -= $3; n -= $4 }
+    END { exit bad || rows != 12 || t || b || n > 1e-2 || n < -1e-2 }' score/file score/lines
+check "a row for each token, which add up to the lines" \
+    awk -F'\t' 'FNR == 1 { next } FILENAME ~ /lines/ { t += $2; n[$1] = $4; next }
+    { t--; n[$1] -= $2; text = text $3 }
+    END {
+        for (i in n) if (n[i] > 1e-3 || n[i] < -1e-3) bad = 1
+        exit bad || t || text !~ /^the cat sat on mat 0 and the dog ran\\nthe cat/
+    }' score/lines score/tokens
 # where a block sees more of its past than a token in generation, it is said what the rows add up to
 if [ -n "$token_by_token" ]; then
-    check "is said: $(tail -n 1 score/said)" grep -q "add up to --score with $token_by_token" score/said
+    check "is said: $(tail -n 1 score/said)" \
+        grep -q "add up to --score with $token_by_token" score/said
     good "a memory of one length for each token" score --data ../t.txt $tiny --pattern "(sf)2" \
         --same-length --steps 20 --checkpoint same.st
     for by in file tokens; do
@@ -993,17 +1203,21 @@ if [ -n "$token_by_token" ]; then
         cp out score/same_$by
     done
     check "needs no such words" [ "$(grep -c 'add up' err)" -eq 0 ]
-    check "its rows add up" awk -F'\t' 'FNR == 1 { next } FILENAME ~ /file/ { n = $3; next } { n -= $2 }
+    check "its rows add up" \
+        awk -F'\t' 'FNR == 1 { next } FILENAME ~ /file/ { n = $3; next } { n -= $2 }
         END { exit !(n < 1e-2 && n > -1e-2) }' score/same_file score/same_tokens
 fi
-check "of equal texts equal" [ "$(sed -n 2p score/texts | cut -f 2-)" = "$(sed -n 9p score/texts | cut -f 2-)" ]
-(cd score && exec "$bin" --checkpoint ../eval/never.st --threads 1 --score - --score-by lines <text) >x 2>err
+check "of equal texts equal" \
+    [ "$(sed -n 2p score/texts | cut -f 2-)" = "$(sed -n 9p score/texts | cut -f 2-)" ]
+(cd score && exec "$bin" --checkpoint ../eval/never.st --threads 1 --score - \
+    --score-by lines <text) >x 2>err
 check "from standard input" cmp score/lines x
 good "words" score --checkpoint ../log/words.st --threads 1 --score ../w.txt --score-by texts
 check "150 lines of nine words and an end" [ "$(awk 'NR > 1 && $2 == 10' out | wc -l)" -eq 150 ]
 cp out x
 good "of one text" score --checkpoint ../log/words.st --threads 1 --score ../w.txt --score-by lines
-check "the first line is the same, later ones are others" [ "$(sed -n 2p out)" = "$(sed -n 2p x)" -a "$(sed -n 3p out)" != "$(sed -n 3p x)" ]
+check "the first line is the same, later ones are others" \
+    [ "$(sed -n 2p out)" = "$(sed -n 2p x)" -a "$(sed -n 3p out)" != "$(sed -n 3p x)" ]
 # a last line without an end counts as the others do: by file, by line and by text
 while read -r from line end; do
     model="--checkpoint ../$from --threads 1"
@@ -1014,17 +1228,21 @@ while read -r from line end; do
         good "lines of $from by $by" score $model --score whole --score-by $by
         cp out score/want
         good "... without the last end" score $model --score open --score-by $by
-        check "$from, $by: is the same: $(tail -n 1 out) | $(tail -n 1 score/want)" cmp score/want out
+        check "$from, $by: is the same: $(tail -n 1 out) | $(tail -n 1 score/want)" \
+            cmp score/want out
         [ $by = texts ] || continue
         sed -n 2p out | cut -f 2-4 >score/row
-        check "$from: equal candidates have equal rows" [ "$(sed -n 3p out | cut -f 2-4)" = "$(cat score/row)" ]
+        check "$from: equal candidates have equal rows" \
+            [ "$(sed -n 3p out | cut -f 2-4)" = "$(cat score/row)" ]
     done
     [ "$end" = '\n' ] || continue
     good "a line of $from, a file by itself" score $model --score one --score-by texts
-    check "$from: has the row of a candidate" [ "$(sed -n 2p out | cut -f 2-4)" = "$(cat score/row)" ]
+    check "$from: has the row of a candidate" \
+        [ "$(sed -n 2p out | cut -f 2-4)" = "$(cat score/row)" ]
     good "a line of $from, by file" score $model --score one $token_by_token
     sed -n 2p out | cut -f 1-3 | paste score/row - >both
-    check "$from: has it, too: $(cat both)" awk '{ exit !($1 == $4 && $2 == $5 && ($3 - $6) ^ 2 < 1e-6) }' both
+    check "$from: has it, too: $(cat both)" \
+        awk '{ exit !($1 == $4 && $2 == $5 && ($3 - $6) ^ 2 < 1e-6) }' both
 done <<'END'
 eval/never.st aa \n
 eval/never.st aa \r\n
@@ -1033,28 +1251,43 @@ bad/chars.st the \n
 END
 printf 'the cat\nthe #\n' >score/odd
 run score --checkpoint ../bad/chars.st --threads 1 --score odd
-check "a character that is not known: exit code 1, the line" [ $rc -eq 1 -a "$(grep -c -e '--score odd, line 2: .*#' err)" -eq 1 ]
+check "a character that is not known: exit code 1, the line" \
+    [ $rc -eq 1 -a "$(grep -c -e '--score odd, line 2: .*#' err)" -eq 1 ]
 
 # a line that there is no memory for is an error, not an end; a directory has no table
 if (ulimit -v 250000) 2>/dev/null; then
-    (cd score && { cat text; head -c 300000000 /dev/zero | tr '\0' x; } | (ulimit -v 250000; exec "$bin" --checkpoint ../eval/never.st --threads 1 --score -)) >out 2>err
+    (
+        cd score && { cat text; head -c 300000000 /dev/zero | tr '\0' x; } |
+            (ulimit -v 250000; exec "$bin" --checkpoint ../eval/never.st --threads 1 --score -)
+    ) >out 2>err
     rc=$?
-    check "no memory for a line: exit code $rc, $(head -c 200 err)" [ $rc -eq 1 -a "$(grep -c "^$prog: --score -, line $(($(wc -l <score/text) + 1)): " err)" -eq 1 ]
+    check "no memory for a line: exit code $rc, $(head -c 200 err)" \
+        [ $rc -eq 1 -a "$(grep -c "^$prog: --score -, line $(($(wc -l <score/text) + 1)): " err)" \
+        -eq 1 ]
 fi
 run score --checkpoint ../eval/never.st --threads 1 --score .
 check "a directory: $(head -n 1 err)" [ $rc -ne 0 -a ! -s out ]
 printf 'a\rb\033\n' >score/control
-good "control characters" score --checkpoint ../eval/never.st --threads 1 --score control --score-by tokens
-check "are told, not done: $(cut -f 3 out | tr '\n' ' ')" [ "$(cut -f 3 out | tr '\n' ' ')" = 'text a \x0d b \x1b \n ' ]
+good "control characters" score --checkpoint ../eval/never.st --threads 1 --score control \
+    --score-by tokens
+check "are told, not done: $(cut -f 3 out | tr '\n' ' ')" \
+    [ "$(cut -f 3 out | tr '\n' ' ')" = 'text a \x0d b \x1b \n ' ]
 # --init-from: it begins with the loss that the evaluation gives, and is a run like any other from then on
 mkdir tune
-tuned="--init-from ../eval/never.st --data ../t.txt --checkpoint new.st --threads 1 --batch-sz 4 --eval-batch-sz 2 --schedule constant --lr-warmup 0 $tune_more"
-good "evaluation only" tune --checkpoint ../eval/never.st --data ../t.txt --threads 1 --eval-only --eval-batch-sz 2 --log only.jsonl
+tuned="--init-from ../eval/never.st --data ../t.txt --checkpoint new.st --threads 1 --batch-sz 4"
+tuned="$tuned --eval-batch-sz 2 --schedule constant --lr-warmup 0 $tune_more"
+good "evaluation only" tune --checkpoint ../eval/never.st --data ../t.txt --threads 1 --eval-only \
+    --eval-batch-sz 2 --log only.jsonl
 good "fine-tuning" tune $tuned --steps 10 --log log.jsonl
-check "it says so" grep -q '^weights of ../eval/never.st; optimiser, schedule and memories start afresh' err
-check "it begins with the loss of the evaluation" [ -n "$(grep '"step":0,' tune/log.jsonl | field loss)" -a "$(grep '"step":0,' tune/log.jsonl | field loss)" = "$(head -n 1 tune/only.jsonl | field loss)" ]
+check "it says so" \
+    grep -q '^weights of ../eval/never.st; optimiser, schedule and memories start afresh' err
+check "it begins with the loss of the evaluation" \
+    [ -n "$(grep '"step":0,' tune/log.jsonl | field loss)" \
+    -a "$(grep '"step":0,' tune/log.jsonl | field loss)" \
+    = "$(head -n 1 tune/only.jsonl | field loss)" ]
 check "and goes on" differ tune/new.st eval/never.st
-check "from step 0, with an optimiser of its own" [ "$(meta tune/new.st step)" = 10 -a "$(meta tune/new.st optim.step)" -le 10 ]
+check "from step 0, with an optimiser of its own" \
+    [ "$(meta tune/new.st step)" = 10 -a "$(meta tune/new.st optim.step)" -le 10 ]
 mv tune/new.st tune/ten.st
 good "five steps" tune $tuned --steps 5
 good "and five more" tune --checkpoint new.st --steps 10 --threads 1
@@ -1064,27 +1297,39 @@ good "a dry run" tune --init-from ten.st --dry-run
 n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
 check "counts its parameters" [ "$(grep '"start"' tune/log.jsonl | field params)" = "$n" ]
 cd tune
-refused "--init-from ten.st starts a new run, but --checkpoint new.st exists: leave --init-from out to resume it" --init-from ten.st --data ../t.txt --checkpoint new.st
-refused "--hid-sz is 8 here .* but [0-9]* in the checkpoint: leave it out to begin with its weights" --init-from ten.st --data ../t.txt --hid-sz 8
-refused "--tokens is chars here .* but bytes in the checkpoint" --init-from ten.st --data ../t.txt --tokens chars
-refused "--[a-z-]* is .* here (from --preset $another_preset) but .* in the checkpoint: leave --preset out to begin" --init-from ten.st --data ../t.txt --preset $another_preset
+refused "--init-from ten.st starts a new run, but --checkpoint new.st exists: leave --init-from out to resume it" \
+    --init-from ten.st --data ../t.txt --checkpoint new.st
+refused "--hid-sz is 8 here .* but [0-9]* in the checkpoint: leave it out to begin with its weights" \
+    --init-from ten.st --data ../t.txt --hid-sz 8
+refused "--tokens is chars here .* but bytes in the checkpoint" \
+    --init-from ten.st --data ../t.txt --tokens chars
+refused "--[a-z-]* is .* here (from --preset $another_preset) but .* in the checkpoint: leave --preset out to begin" \
+    --init-from ten.st --data ../t.txt --preset $another_preset
 refused "--init-from none.st: No such file" --init-from none.st --data ../t.txt
 refused "--data is missing" --init-from ten.st
 refused "w.txt.*'" --init-from ../bad/chars.st --data ../w.txt
-refused "--init-from ten.st is only for training: .*give the file as --checkpoint" --init-from ten.st --data ../t.txt --eval-only
-refused "--log and --init-from are the same file\|it is no log" --init-from ten.st --data ../t.txt --log ten.st
-refused "--score and --generate cannot be combined" --checkpoint ten.st --score ../t.txt --generate 5
-refused "--score and --eval-only cannot be combined" --checkpoint ten.st --score ../t.txt --eval-only
+refused "--init-from ten.st is only for training: .*give the file as --checkpoint" \
+    --init-from ten.st --data ../t.txt --eval-only
+refused "--log and --init-from are the same file\|it is no log" \
+    --init-from ten.st --data ../t.txt --log ten.st
+refused "--score and --generate cannot be combined" \
+    --checkpoint ten.st --score ../t.txt --generate 5
+refused "--score and --eval-only cannot be combined" \
+    --checkpoint ten.st --score ../t.txt --eval-only
 refused "--data would change nothing" --checkpoint ten.st --score ../t.txt --data ../t.txt
 refused "--score-by would change nothing" --checkpoint ten.st --score-by lines --no-train
 refused "--score none: No such file" --checkpoint ten.st --score none
 refused "evaluation and generation without training require a --checkpoint" --score ../t.txt
 cd ..
 rm -f tune/new.st
-good "the start may be the best" tune $tuned --steps 4 --lr 50 --grad-clip 0 --eval-every 2 --keep-best --log worse.jsonl
-check "and is kept: $(events tune/worse.jsonl best | field step | tr '\n' ' ')" [ "$(meta tune/new.best.st step) $(events tune/worse.jsonl best | head -n 1 | field step)" = "0 0" ]
+good "the start may be the best" tune $tuned --steps 4 --lr 50 --grad-clip 0 --eval-every 2 \
+    --keep-best --log worse.jsonl
+check "and is kept: $(events tune/worse.jsonl best | field step | tr '\n' ' ')" \
+    [ "$(meta tune/new.best.st step) $(events tune/worse.jsonl best | head -n 1 | field step)" \
+    = "0 0" ]
 rm -f tune/new.st
-good "the weights of a checkpoint of the first version" tune --init-from ../old/run.st --data ../t.txt --threads 1 --steps 2
+good "the weights of a checkpoint of the first version" tune --init-from ../old/run.st \
+    --data ../t.txt --threads 1 --steps 2
 
 # =====================================================================================================================
 section "generation and help"
@@ -1092,7 +1337,11 @@ section "generation and help"
 sample() { # FILE OPTIONS...: 40 tokens, without data; standard output is the text and nothing else
     to=$1; shift
     run log --checkpoint run.st --no-train --generate 40 --threads 1 "$@"
-    if [ $rc -eq 0 ] && [ -s out ]; then pass; else fail "--generate $*: exit code $rc: $(head -c 300 err)"; fi
+    if [ $rc -eq 0 ] && [ -s out ]; then
+        pass
+    else
+        fail "--generate $*: exit code $rc: $(head -c 300 err)"
+    fi
     cp out "$to"
 }
 sample g1 --seed 1 --prompt "the cat"
@@ -1110,7 +1359,10 @@ check "the likeliest alone is temperature 0" cmp g5 g7
 check "the prompt stands in front" grep -q '^the cat' g1
 check "the text goes on" [ "$(grep -o '^the cat.*' g5 | head -c 100 | wc -c)" -gt 12 ]
 check "it learnt" grep -q 'the cat sat' g5
-for g in g1 g3 g5; do check "$g: prompt, 40 bytes and at most a line end, nothing else" [ "$(wc -c <$g)" -ge 47 -a "$(wc -c <$g)" -le 48 ]; done
+for g in g1 g3 g5; do
+    check "$g: prompt, 40 bytes and at most a line end, nothing else" \
+        [ "$(wc -c <$g)" -ge 47 -a "$(wc -c <$g)" -le 48 ]
+done
 check "40 bytes without a prompt" [ "$(wc -c <g8)" -ge 40 -a "$(wc -c <g8)" -le 41 ]
 # without a seed each text is another one, and the seed that makes it again is told
 sample g9 --prompt "the cat" --temperature 3 --top-p 0
@@ -1125,10 +1377,13 @@ sample g12 --prompt "the dog" --temperature 1000 --top-p 0 --seed 1
 sample g13 --prompt "the cat" --temperature 1000 --top-p 0 --seed 1
 tail -c +8 g12 >a; tail -c +8 g13 >b
 check "two prompts, two texts" differ a b
-printf 'the cat\n' | (cd log && exec "$bin" --checkpoint run.st --no-train --generate 40 --threads 1 --seed 1 --prompt -) >g14 2>err
+printf 'the cat\n' |
+    (cd log && exec "$bin" --checkpoint run.st --no-train --generate 40 --threads 1 --seed 1 \
+    --prompt -) >g14 2>err
 check "a prompt from standard input" cmp g1 g14
 check "generating writes nothing" [ "$(tmps log)" -eq 0 ]
-good "generation of words" log --checkpoint words.st --no-train --generate 10 --prompt "one two" --threads 1
+good "generation of words" log --checkpoint words.st --no-train --generate 10 --prompt "one two" \
+    --threads 1
 check "words are words" grep -q '^one two ' out
 good "training, then a text" log $learn --steps 20 --generate 10 --prompt "the"
 check "the text, and it alone, on standard output" grep -q '^the' out
@@ -1143,13 +1398,18 @@ check "a prompt with an unknown character: the message" grep -q -e '--prompt' er
 good "help" . --help
 cp out help
 check "nothing on standard error" [ ! -s err ]
-check "exit codes" [ "$(tr -s '\n ' ' ' <help | grep -c 'Exit code: 0 success; 1 failed .* 130 stopped by Ctrl-C, 143 by SIGTERM')" -eq 1 ]
+check "exit codes" \
+    [ "$(tr -s '\n ' ' ' <help |
+    grep -c 'Exit code: 0 success; 1 failed .* 130 stopped by Ctrl-C, 143 by SIGTERM')" -eq 1 ]
 # an option is either of this start and this machine, or in the checkpoint; and all are in the help
 sed -n 's/^  --\([a-z][a-z0-9-]*\)\( .*\|\)$/\1/p' help | grep -v '^help$\|^preset$' | sort >all
-header log/run.st | sed 's/.*"config":"{//; s/}","step".*//' | tr ',' '\n' | sed -n 's/^\\"\([a-z][a-z0-9-]*\)\\":.*/\1/p' >names
+header log/run.st | sed 's/.*"config":"{//; s/}","step".*//' | tr ',' '\n' |
+    sed -n 's/^\\"\([a-z][a-z0-9-]*\)\\":.*/\1/p' >names
 { echo; for name in $local_options; do echo "$name"; done; } >>names
 grep -v '^$\|^preset$' names | sort -u >x
-check "the checkpoint has every option but those of a start and a machine: $(comm -3 all x | tr '\n' ' ')" cmp all x
+check "the checkpoint has every option but those of a start and a machine: $(comm -3 all x |
+    tr '\n' ' ')" \
+    cmp all x
 for preset in $(tail -n +2 listed | cut -f 1); do
     check "help has $preset" grep -q "^ *$preset " help
     good "--preset $preset" . --preset $preset --help
@@ -1160,12 +1420,15 @@ family_small_presets
 # =====================================================================================================================
 section "watch and talk"
 
-talk() { # FILE CHECKPOINT LINES OPTIONS..: LINES, as printf has them, through a pipe; leaves $rc, $T/err, the answers in FILE
+# FILE CHECKPOINT LINES OPTIONS..: LINES, as printf has them, through a pipe; leaves $rc, $T/err, the answers in FILE
+talk() {
     to=$1 from=$2 lines=$3; shift 3
-    printf "$lines" | (cd log && exec $limited "$bin" --checkpoint "$from" --interactive --threads 1 "$@") >"$to" 2>err
+    printf "$lines" | (cd log &&
+        exec $limited "$bin" --checkpoint "$from" --interactive --threads 1 "$@") >"$to" 2>err
     rc=$?
 }
-talks() { talk "$@"; if [ $rc -eq 0 ]; then pass; else fail "talk $*: exit code $rc: $(head -c 300 err)"; fi; }
+talks() { talk "$@"; if [ $rc -eq 0 ]; then pass; else fail "talk $*: exit code $rc:" \
+    "$(head -c 300 err)"; fi; }
 talks t1 run.st 'the cat\n' --seed 1 --generate 40
 tail -c +8 g1 >want
 check "an answer is what --generate gives" cmp want t1
@@ -1177,7 +1440,8 @@ sample t3 --seed 1 --generate 5 --prompt 'the
 cat'
 check "a backslash joins lines" [ "$(printf 'the \ncat'; cat t2)" = "$(cat t3)" ]
 # what was said is remembered: the second answer is what follows from the whole text
-conversation() { # CHECKPOINT LINE LINE BETWEEN: a line and its answer are parted by BETWEEN in the text
+# CHECKPOINT LINE LINE BETWEEN: a line and its answer are parted by BETWEEN in the text
+conversation() {
     talks a1 "$1" "$2\n" --seed 5 --generate 12
     talks t3 "$1" "$2\n$3\n" --seed 5 --generate 12
     head -c "$(wc -c <a1)" t3 >x
@@ -1198,7 +1462,8 @@ conversation() { # CHECKPOINT LINE LINE BETWEEN: a line and its answer are parte
     check "$1: each one" cmp t4 x
 }
 conversation run.st "the cat" "the dog" ""
-good "words with <unk>" log --data ../w.txt $tiny $words_more --tokens words --min-count 2 --steps 5 --checkpoint unk.st
+good "words with <unk>" log --data ../w.txt $tiny $words_more --tokens words --min-count 2 \
+    --steps 5 --checkpoint unk.st
 conversation unk.st "one two" "three" " "
 cp bad/chars.st log
 conversation chars.st "the cat" "the dog" ""
@@ -1215,67 +1480,96 @@ check "of 256 bytes: $(wc -c <t1)" [ "$(wc -c <t1)" -ge 256 -a "$(wc -c <t1)" -l
 talks t1 unk.st 'one zebra two yak\n' --generate 3 --seed 1
 check "unknown words are said" grep -q "^not in the vocabulary, read as <unk>: 'zebra', 'yak'$" err
 check "and answered" [ -s t1 ]
-good "unknown words of a prompt" log --checkpoint unk.st --no-train --generate 3 --prompt "one zebra" --threads 1
+good "unknown words of a prompt" log --checkpoint unk.st --no-train --generate 3 \
+    --prompt "one zebra" --threads 1
 check "are said, too" grep -q "^not in the vocabulary, read as <unk>: 'zebra'$" err
 printf 'one zebra two yak\n' >log/zebra
 good "unknown words of a text that is scored" log --checkpoint unk.st --score zebra --threads 1
 check "are counted" grep -q '^2 of 5 tokens are not in the vocabulary, read as <unk>' err
 awk 'BEGIN { for (i = 0; i < 300; i++) print "one two zebra" }' >log/zebras
-good "and of one to begin with" log --init-from unk.st --data zebras --steps 1 --threads 1 --batch-sz 2 --eval-batch-sz 1
+good "and of one to begin with" log --init-from unk.st --data zebras --steps 1 --threads 1 \
+    --batch-sz 2 --eval-batch-sz 1
 check "too: $(grep unk err)" grep -q '^2[0-9].[0-9] % of the training text is <unk>' err
 talk t1 words.st 'zebra\none\n' --generate 3 --seed 1
 check "a line that cannot be read: exit code 1, not $rc" [ $rc -eq 1 ]
-check "the word is named" grep -q "^$prog: the word 'zebra' at byte 0 is not in the vocabulary.*the line is ignored$" err
+check "the word is named" \
+    grep -q "^$prog: the word 'zebra' at byte 0 is not in the vocabulary.*the line is ignored$" err
 talks t2 words.st 'one\n' --generate 3 --seed 1
 check "the next line is" cmp t1 t2
 talk t1 chars.st '#\nthe cat\n' --generate 3
 check "nor characters" grep -q "the character '#' at byte 0 is not in the vocabulary" err
 # where a text ends
 talks t1 run.st 'the cat\nthe cat\n' --temperature 0 --stop at
-check "--stop ends an answer: $(cat t1)" [ "$(awk '!/at$/ || !/at/ { bad = 1 } { s = $0; if (gsub(/at/, "", s) != 1) bad = 1 } END { print bad + 0, NR }' t1)" = "0 2" ]
+check "--stop ends an answer: $(cat t1)" \
+    [ "$(awk '
+        !/at$/ || !/at/ { bad = 1 } { s = $0; if (gsub(/at/, "", s) != 1) bad = 1 }
+        END { print bad + 0, NR }' t1)" = "0 2" ]
 sample t2 --temperature 0 --prompt "the cat" --generate 400 --stop 'at'
 check "and a text" [ "$(cat t2)" = "the cat$(head -n 1 t1)" ]
 talks t1 run.st 'the cat\n' --temperature 0 --generate 400 --stop '\n'
 check "a line end ends" [ "$(wc -l <t1)" -eq 1 ]
 # --repetition-penalty: a large one never says a byte again; within a window of 1 never twice in a row
 sample t1 --temperature 0 --prompt "the" --generate 8 --repetition-penalty 100 --repetition-window 0
-check "a large penalty: no byte again: $(cat t1)" [ -z "$(head -c 11 t1 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | sort | uniq -d)" ]
-sample t2 --temperature 0 --prompt "the" --generate 60 --repetition-penalty 100 --repetition-window 1
-check "a window of one: not in a row: $(cat t2)" [ -z "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | uniq -d)" ]
-check "but again" [ -n "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | sort | uniq -d)" ]
+check "a large penalty: no byte again: $(cat t1)" \
+    [ -z "$(head -c 11 t1 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | sort | uniq -d)" ]
+sample t2 --temperature 0 --prompt "the" --generate 60 --repetition-penalty 100 \
+    --repetition-window 1
+check "a window of one: not in a row: $(cat t2)" \
+    [ -z "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | uniq -d)" ]
+check "but again" \
+    [ -n "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | sort | uniq -d)" ]
 sample t1 --temperature 0 --prompt "the" --repetition-penalty 1
 sample t2 --temperature 0 --prompt "the"
 check "a penalty of 1 is none" cmp t1 t2
 # texts while it trains
-good "texts while it trains" log $learn --steps 20 --sample-every 10 --sample-prime 20 --sample-length 30 --temperature 0 --log sampled.jsonl --checkpoint sampled.st
-check "two of them, on standard error" [ "$(grep -c '^--- step [12]0, the model continues' err)" -eq 2 ]
-check "a piece of the held-out text and 30 bytes" [ "$(tr '\n' ' ' <err | grep -o '==> .\{20\}==>.\{30\} ---' | wc -l)" -eq 2 ]
-check "nothing but results on standard output" [ "$(grep -vc "^step 20: valid bpb\|$learned" out)" -eq 0 ]
+good "texts while it trains" log $learn --steps 20 --sample-every 10 --sample-prime 20 \
+    --sample-length 30 --temperature 0 --log sampled.jsonl --checkpoint sampled.st
+check "two of them, on standard error" \
+    [ "$(grep -c '^--- step [12]0, the model continues' err)" -eq 2 ]
+check "a piece of the held-out text and 30 bytes" \
+    [ "$(tr '\n' ' ' <err | grep -o '==> .\{20\}==>.\{30\} ---' | wc -l)" -eq 2 ]
+check "nothing but results on standard output" \
+    [ "$(grep -vc "^step 20: valid bpb\|$learned" out)" -eq 0 ]
 good "without them" log $learn --steps 20 --log plain.jsonl --checkpoint plain.st
 check "the run is the same" same_state log/sampled.st log/plain.st
 # --weights: a model with matrices that are worth it
 wide=$(echo "$learn" | sed 's/--hid-sz 16/--hid-sz 64/; s/--inner-hid-sz 32/--inner-hid-sz 64/')
 good "a wider model" log $wide --steps 40 --checkpoint wide.st --threads 1
 for weights in f32 bf16 int8; do
-    good "--weights $weights" log --checkpoint wide.st --eval-only --data ../t.txt --log "$weights.jsonl" --weights $weights --threads 1
-    check "$weights is said, or needs not be" [ "$(grep -c "^matrices rounded to $weights; [0-9.]* [KM]i*B per token" err)" = "$([ $weights = f32 ] && echo 0 || echo 1)" ]
+    good "--weights $weights" log --checkpoint wide.st --eval-only --data ../t.txt --log \
+        "$weights.jsonl" --weights $weights --threads 1
+    check "$weights is said, or needs not be" \
+        [ "$(grep -c "^matrices rounded to $weights; [0-9.]* [KM]i*B per token" err)" \
+        = "$([ $weights = f32 ] && echo 0 || echo 1)" ]
 done
-losses=$(for weights in f32 bf16 int8; do grep '"split":"valid"' log/$weights.jsonl | field loss; done | tr '\n' ' ')
-check "rounded a little: $losses" awk -v l="$losses" 'BEGIN { split(l, a); for (i = 2; i <= 3; i++) { d = a[i] - a[1]; if (!(d > -0.02 && d < 0.02) || d == 0) exit 1 } exit a[2] == a[3] }'
-good "generation" log --checkpoint wide.st --no-train --generate 40 --temperature 0 --weights int8 --threads 1
+losses=$(for weights in f32 bf16 int8; do grep '"split":"valid"' log/$weights.jsonl |
+    field loss; done | tr '\n' ' ')
+check "rounded a little: $losses" \
+    awk -v l="$losses" '
+        BEGIN {
+            split(l, a)
+            for (i = 2; i <= 3; i++) { d = a[i] - a[1]; if (!(d > -0.02 && d < 0.02) ||
+                d == 0) exit 1 } exit a[2] == a[3]
+        }'
+good "generation" log --checkpoint wide.st --no-train --generate 40 --temperature 0 --weights int8 \
+    --threads 1
 cp out t1
-good "with more threads" log --checkpoint wide.st --no-train --generate 40 --temperature 0 --weights int8 --threads 2
+good "with more threads" log --checkpoint wide.st --no-train --generate 40 --temperature 0 \
+    --weights int8 --threads 2
 check "is the same" cmp out t1
 check "40 bytes" [ "$(wc -c <t1)" -ge 40 ]
 # the best and the last
 best="$learn --steps 90 --eval-every 30 --eval-blocks 0 $whole_evaluations --threads 1"
 good "--keep-best" log $best --keep-best --checkpoint keep.st --log keep.jsonl
 check "is as --best" same_state log/best2.st log/keep.best.st
-check "says when" grep -q "^step $(meta log/keep.best.st step): best so far, saved in keep.best.st$" err
-check "and in the log" [ "$(events log/keep.jsonl best | tail -n 1 | field step)" = "$(meta log/keep.best.st step)" ]
+check "says when" \
+    grep -q "^step $(meta log/keep.best.st step): best so far, saved in keep.best.st$" err
+check "and in the log" \
+    [ "$(events log/keep.jsonl best | tail -n 1 | field step)" = "$(meta log/keep.best.st step)" ]
 check "the log is JSON" json log/keep.jsonl
 cp log/keep.best.st kept.st
-good "a run that gets no better" log $best --keep-best --checkpoint keep.st --steps 92 --lr 0 --eval-every 1
+good "a run that gets no better" log $best --keep-best --checkpoint keep.st --steps 92 --lr 0 \
+    --eval-every 1
 check "knows its best" cmp kept.st log/keep.best.st
 check "the last state goes on" [ "$(meta log/keep.st step)" = 92 ]
 cp kept.st log/goes.st
@@ -1283,48 +1577,60 @@ good "the best goes on" log --checkpoint goes.st --steps 95 --threads 1
 check "to its end" [ "$(meta log/goes.st step)" = 95 ]
 # --out
 good "--out" . --data t.txt $tiny --steps 4 --out new/run
-check "checkpoint, log, curves" [ -s new/run/model.safetensors -a -s new/run/log.jsonl -a "$(ls new/run/tb | wc -l)" = 1 ]
-good "--out again, with a log of its own" . --data t.txt --steps 6 --out new/run --log new/own.jsonl --threads 1
+check "checkpoint, log, curves" \
+    [ -s new/run/model.safetensors -a -s new/run/log.jsonl -a "$(ls new/run/tb | wc -l)" = 1 ]
+good "--out again, with a log of its own" . --data t.txt --steps 6 --out new/run \
+    --log new/own.jsonl --threads 1
 check "goes on" [ "$(meta new/run/model.safetensors step)" = 6 ]
 check "what is given counts" grep -q '"event":"resume","step":4' new/own.jsonl
 cp new/run/log.jsonl x
 good "--out to write" . --out new/run --no-train --generate 3 --threads 1
 check "reads only" [ "$(ls new/run/tb | wc -l)" = 2 ]
 check "the log is as it was" cmp x new/run/log.jsonl
-good "--keep-best in it" . --data t.txt $tiny --steps 4 --eval-every 2 --eval-blocks 1 --out new/best --keep-best
+good "--keep-best in it" . --data t.txt $tiny --steps 4 --eval-every 2 --eval-blocks 1 \
+    --out new/best --keep-best
 check "its name" [ -s new/best/model.best.safetensors ]
 # refused
 cd bad || exit 1
 refused 'evaluation and generation without training require a --checkpoint' --interactive
-refused '--interactive and --eval-only cannot be combined' --interactive --eval-only --checkpoint good.st
-refused '--prompt - and --interactive cannot be combined' --interactive --prompt - --checkpoint good.st
+refused '--interactive and --eval-only cannot be combined' \
+    --interactive --eval-only --checkpoint good.st
+refused '--prompt - and --interactive cannot be combined' \
+    --interactive --prompt - --checkpoint good.st
 refused '--log would change nothing' --interactive --checkpoint good.st --log L.jsonl
 refused '--keep-best requires a --checkpoint' $t $tiny --steps 3 --keep-best
-refused '--best and --keep-best cannot be combined' $t $tiny $new --eval-every 1 --best B.st --keep-best
+refused '--best and --keep-best cannot be combined' \
+    $t $tiny $new --eval-every 1 --best B.st --keep-best
 refused '--out t.txt' $t $tiny --steps 3 --out t.txt
 refused '--out t.txt/x' $t $tiny --steps 3 --out t.txt/x
 refused "--out: expected the name of a directory, got ''" $t $tiny --steps 3 --out=
-refused '--checkpoint new/model.safetensors: No such file .*; to start a new run, give --data' $tiny --steps 3 --out new
+refused '--checkpoint new/model.safetensors: No such file .*; to start a new run, give --data' \
+    $tiny --steps 3 --out new
 refused 'dir/model.safetensors\|--checkpoint' --out dir --no-train --generate 3
 run . $t $tiny --steps 3 --out lost $too_much
 check "no memory for a step: no directory of --out" [ $rc -eq 2 -a ! -e lost ]
 refused "--stop: expected a text, got ''" --no-train --generate 3 --checkpoint good.st --stop=
 for more in "prompt x" "stop x" "temperature 1" "top-k 3" "top-p 0.5" "repetition-penalty 1.1"; do
-    refused "--${more% *} would change nothing: it is for --generate and --interactive" $t $tiny $new --$more
+    refused "--${more% *} would change nothing: it is for --generate and --interactive" \
+        $t $tiny $new --$more
 done
 for more in "repetition-window 3 --generate 3" "gpu 1" tf32 tune no-graph join-lines; do
     refused "--${more%% *} would change nothing: it is for" $t $tiny $new --$more
 done
-refused '--weights would change nothing: it is for generation and evaluation' $t $tiny $new --weights int8
-refused '--weights would change nothing: the model has no matrix of 32 x 32' --checkpoint good.st --no-train --generate 3 --weights bf16
-refused "--weights: expected one of .*, got 'q4'" --checkpoint good.st --no-train --generate 3 --weights q4
+refused '--weights would change nothing: it is for generation and evaluation' \
+    $t $tiny $new --weights int8
+refused '--weights would change nothing: the model has no matrix of 32 x 32' \
+    --checkpoint good.st --no-train --generate 3 --weights bf16
+refused "--weights: expected one of .*, got 'q4'" \
+    --checkpoint good.st --no-train --generate 3 --weights q4
 refused '--save-every would change nothing' $t $tiny --steps 3 --save-every 2
 useless >options
 while read -r option; do
     name=${option%% *}
     refused "$name would change nothing: it is for" $t $tiny $new $option
 done <options
-refused '--repetition-penalty: expected .*, got .0.5.' --no-train --generate 3 --checkpoint good.st --repetition-penalty 0.5
+refused '--repetition-penalty: expected .*, got .0.5.' \
+    --no-train --generate 3 --checkpoint good.st --repetition-penalty 0.5
 cd ..
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
     # Ctrl-C stops an answer; where a line is waited for it ends
@@ -1340,7 +1646,8 @@ END2
     bytes() { wc -c <tty.out; }
     check "a sign where somebody types" wait_until above 0 signs
     printf 'the cat\n' >&3
-    check "an answer comes as it is written" wait_until above 600 bytes     # more than the first lines and what was typed
+    # more than the first lines and what was typed
+    check "an answer comes as it is written" wait_until above 600 bytes
     kill -INT "$(cat log/pid)"
     check "Ctrl-C stops the answer only" wait_until above 1 signs
     kill -INT "$(cat log/pid)"
@@ -1349,10 +1656,15 @@ END2
     check "Ctrl-C where a line is waited for: exit code 130, not $rc" [ $rc -eq 130 ]
     # the line of a run fits
     for width in 100 80 30; do
-        TERM=xterm script -qec "stty cols $width; $bin --data t.txt $tiny --steps 40 --eval-every 20" /dev/null >tty.out 2>/dev/null </dev/null
+        TERM=xterm script -qec \
+            "stty cols $width; $bin --data t.txt $tiny --steps 40 --eval-every 20" \
+            /dev/null >tty.out 2>/dev/null </dev/null
         tr '\r' '\n' <tty.out | sed -n 's/\x1b\[K$//p' >screen
-        check "$width columns: drawn, and never wider: $(tail -n 1 screen)" awk -v w=$width 'length($0) >= w { bad = 1 } END { exit bad || NR < 2 }' screen
-        [ $width -lt 80 ] || check "$width columns: all of it" grep -q '^step 40/40  \[=*\]  100%  [0-9.]* bpb  best [0-9.]*  [0-9.k]* tok/s  left 0.0s' screen
+        check "$width columns: drawn, and never wider: $(tail -n 1 screen)" \
+            awk -v w=$width 'length($0) >= w { bad = 1 } END { exit bad || NR < 2 }' screen
+        [ $width -lt 80 ] ||
+            check "$width columns: all of it" \
+            grep -q '^step 40/40  \[=*\]  100%  [0-9.]* bpb  best [0-9.]*  [0-9.k]* tok/s  left 0.0s' screen
         check "$width columns: how far" grep -q '100%  [0-9.]* bpb' screen
     done
 fi

@@ -1,8 +1,11 @@
 # trainer_attn_span.sh - what tests/trainer.sh needs to know of train_attn_span: options, presets, and checks that only this family has.
 
-sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --attn-span 32 --block-sz 16 --batch-sz 4 --threads 1"
+sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --attn-span 32 --block-sz 16"
+sizes="$sizes --batch-sz 4 --threads 1"
 # a training with everything that draws random numbers or has a state; its rate does not depend on --steps
-trained="--batch-split 2 --adapt-span --adapt-span-loss 0.0001 --adapt-span-init 0.5 --adapt-span-ramp 8 --dropout 0.2 --emb-dropout 0.1 --optim adagrad --lr 0.07 --grad-clip 0.3 --lr-warmup 20"
+trained="--batch-split 2 --adapt-span --adapt-span-loss 0.0001 --adapt-span-init 0.5"
+trained="$trained --adapt-span-ramp 8 --dropout 0.2 --emb-dropout 0.1 --optim adagrad --lr 0.07"
+trained="$trained --grad-clip 0.3 --lr-warmup 20"
 adapts=yes
 steps_matter=no
 long_more="--eval-every 50 --sample-every 60 --sample-prime 8 --sample-length 4"
@@ -18,19 +21,26 @@ words_more=
 train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,seconds,peak_bytes,span_avg,span_max,spans
 learned='^learned span of each head\|^  layer '
 another_preset=enwik8_small
-sizes_above_0="nlayers hid-sz inner-hid-sz nheads attn-span block-sz batch-sz batch-split niter nbatches sample-prime sample-length"
+sizes_above_0="nlayers hid-sz inner-hid-sz nheads attn-span block-sz batch-sz batch-split niter"
+sizes_above_0="$sizes_above_0 nbatches sample-prime sample-length"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
 token_by_token=
 tune_more=
-local_options="checkpoint init-from score score-by best log tensorboard full-eval-mode eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights shard"
+local_options="checkpoint init-from score score-by best log tensorboard full-eval-mode eval-only"
+local_options="$local_options no-train threads device gpu tune no-graph max-memory dry-run vocab"
+local_options="$local_options list-presets version generate prompt temperature top-k top-p"
+local_options="$local_options repetition-penalty repetition-window stop interactive keep-best out"
+local_options="$local_options weights shard"
 # tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare: without the options that old_given has
 old_options='"lr":0.003,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.8432
-old_given="--preset demo --nlayers 1 --hid-sz 4 --inner-hid-sz 4 --nheads 2 --attn-span 8 --block-sz 8 --batch-sz 2 --tokens bytes-compact --steps 60"
+old_given="--preset demo --nlayers 1 --hid-sz 4 --inner-hid-sz 4 --nheads 2 --attn-span 8"
+old_given="$old_given --block-sz 8 --batch-sz 2 --tokens bytes-compact --steps 60"
 # for tests/trainer_cuda.sh
 cuda_model="--nlayers 2 --hid-sz 32 --nheads 2 --inner-hid-sz 48 --attn-span 48 --lr 0.02"
 cuda_more="--adapt-span --adapt-span-init 0.3 --adapt-span-ramp 8"      # but for cuda_note's run
-cuda_note="--nlayers 1 --attn-span 512 --block-sz 4 --batch-sz 1 --steps 70"      # a memory that grows in every step
+# a memory that grows in every step
+cuda_note="--nlayers 1 --attn-span 512 --block-sz 4 --batch-sz 1 --steps 70"
 
 # name, million parameters, parameters, layers, d
 presets() {
@@ -74,14 +84,24 @@ family_more() {
     check "are 20 steps" [ "$(meta niter/run.st step)" = 20 ]
     # spans of all heads: in the log, in curves, and at the end the same
     spans() { events "$1" | tail -n 1 | sed 's/.*"spans":.\([^]]*\).*/\1/'; }
-    good "spans" niter --data ../t.txt $full --nlayers 3 --nheads 2 --steps 20 --log-every 1 --log spans.jsonl --tensorboard tb
-    check "a number for each head, as the end says" [ "$(spans niter/spans.jsonl | tr ',' '\n' | awk '{ printf " %.0f", $1 }')" = "$(sed -n 's/^  layer *[0-9]* *//p' out | tr -s ' \n' ' ' | sed 's/^/ /; s/ $//')" ]
-    check "they move" [ "$(spans niter/spans.jsonl)" != "$(events niter/spans.jsonl | head -n 1 | sed 's/.*"spans":.\([^]]*\).*/\1/')" ]
-    for head in 1_head_1 1_head_2 3_head_2; do check "a curve of head $head" [ "$(grep -ao "span/layer_$head" niter/tb/* | wc -l)" -eq 20 ]; done
-    check "and no more of them" [ "$(grep -ao 'span/layer_[0-9]*_head_[0-9]*' niter/tb/* | sort -u | wc -l)" -eq 6 ]
-    good "one a layer" niter --data ../t.txt $full --nlayers 3 --nheads 2 --span-per-layer --steps 2 --log-every 1 --log layers.jsonl
+    good "spans" niter --data ../t.txt $full --nlayers 3 --nheads 2 --steps 20 --log-every 1 \
+        --log spans.jsonl --tensorboard tb
+    check "a number for each head, as the end says" \
+        [ "$(spans niter/spans.jsonl | tr ',' '\n' | awk '{ printf " %.0f", $1 }')" \
+        = "$(sed -n 's/^  layer *[0-9]* *//p' out | tr -s ' \n' ' ' | sed 's/^/ /; s/ $//')" ]
+    check "they move" \
+        [ "$(spans niter/spans.jsonl)" != "$(events niter/spans.jsonl | head -n 1 |
+        sed 's/.*"spans":.\([^]]*\).*/\1/')" ]
+    for head in 1_head_1 1_head_2 3_head_2; do
+        check "a curve of head $head" [ "$(grep -ao "span/layer_$head" niter/tb/* | wc -l)" -eq 20 ]
+    done
+    check "and no more of them" \
+        [ "$(grep -ao 'span/layer_[0-9]*_head_[0-9]*' niter/tb/* | sort -u | wc -l)" -eq 6 ]
+    good "one a layer" niter --data ../t.txt $full --nlayers 3 --nheads 2 --span-per-layer \
+        --steps 2 --log-every 1 --log layers.jsonl
     check "is three numbers" [ "$(spans niter/layers.jsonl | tr ',' '\n' | wc -l)" -eq 3 ]
-    good "none learned" niter --data ../t.txt $tiny --no-adapt-span --steps 2 --log-every 1 --log none.jsonl
+    good "none learned" niter --data ../t.txt $tiny --no-adapt-span --steps 2 --log-every 1 \
+        --log none.jsonl
     check "is none" grep -q '"spans":\[\]' niter/none.jsonl
 }
 # options that a checkpoint decides
@@ -149,10 +169,13 @@ family_bad() {
     refused 'adapt-span' $t $tiny $new --adapt-span=maybe
     refused 'no-renorm requires --adapt-span' $t $tiny $new --no-renorm
     refused 'span-per-layer requires --adapt-span' $t $tiny $new --span-per-layer
-    refused '--literal eps requires --adapt-span without --no-renorm; --literal without names selects' $t $tiny $new --no-renorm --adapt-span --literal eps
+    refused '--literal eps requires --adapt-span without --no-renorm; --literal without names selects' \
+        $t $tiny $new --no-renorm --adapt-span --literal eps
     refused '--literal eps requires --adapt-span' $t $tiny $new --no-adapt-span --literal eps,memory
-    refused '--lr-min: expected at most --lr 0.01, got 0.1' $t $tiny $new --schedule cosine --lr 0.01 --lr-min 0.1
-    refused "--literal: expected on, off, or some of eps, memory, got 'rows'" $t $tiny $new --literal rows
+    refused '--lr-min: expected at most --lr 0.01, got 0.1' \
+        $t $tiny $new --schedule cosine --lr 0.01 --lr-min 0.1
+    refused "--literal: expected on, off, or some of eps, memory, got 'rows'" \
+        $t $tiny $new --literal rows
     refused 'C.st' $t --full-eval-mode --checkpoint C.st $old
     refused 'max-memory' $t $tiny $new --hid-sz 536870912 --inner-hid-sz 1073741824
     refused 'max-memory' $t $tiny $new --attn-span 1073741824 --hid-sz 536870912
@@ -161,9 +184,12 @@ family_bad() {
     refused 'max-memory' $t $tiny $new --attn-span 65536 --max-memory 0.005
 }
 family_evaluation() {
-    good "as the reference counts" eval --data ../t.txt --checkpoint often.st --full-eval-mode --log ref.jsonl --threads 1
+    good "as the reference counts" eval --data ../t.txt --checkpoint often.st --full-eval-mode \
+        --log ref.jsonl --threads 1
     check "keys of it" only_keys eval/ref.jsonl eval event,split,loss,bpb,step,tokens
-    check "fewer tokens" [ "$(head -n 1 eval/ref.jsonl | field tokens)" -lt "$(head -n 1 eval/only1.jsonl | field tokens)" ]
+    check "fewer tokens" \
+        [ "$(head -n 1 eval/ref.jsonl | field tokens)" \
+        -lt "$(head -n 1 eval/only1.jsonl | field tokens)" ]
 }
 family_small_presets() {
     good "a preset of the smallest size" log --preset enwik8_small $sizes --data ../t.txt --steps 4

@@ -5,17 +5,28 @@ cd "$(dirname "$0")/.." || exit 1
 . "tests/trainer_$1.sh"
 t=$2 d=$(mktemp -d) passed=0 failed=0
 trap 'rm -rf "$d"' EXIT
-check() { what=$1; shift; if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "tests/trainer_cuda.sh: FAILED: $what"; fi; }
+check() { what=$1; shift; if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo \
+    "tests/trainer_cuda.sh: FAILED: $what"; fi; }
 i=0
-while [ $i -lt 400 ]; do echo "line $i of a text that a small model can learn, $((i * i % 97)) times"; i=$((i + 1)); done > "$d/text"
-model="--preset ${base_preset:-reference} $cuda_model --batch-sz 4 --block-sz 16 --log-every 1 --eval-blocks 2 --threads 1"
+while [ $i -lt 400 ]; do
+    echo "line $i of a text that a small model can learn, $((i * i % 97)) times"
+    i=$((i + 1))
+done > "$d/text"
+model="--preset ${base_preset:-reference} $cuda_model --batch-sz 4 --block-sz 16 --log-every 1"
+model="$model --eval-blocks 2 --threads 1"
 more=$cuda_more
-run() { name=$1; shift; "$t" --data "$d/text" $model $more "$@" --log "$d/$name.log" > "$d/$name.out" 2>&1; }
+run() {
+    name=$1
+    shift
+    "$t" --data "$d/text" $model $more "$@" --log "$d/$name.log" > "$d/$name.out" 2>&1
+}
 losses() { sed -n 's/.*"type":"train".*"loss":\([0-9.e+-]*\).*/\1/p; s/.*"event":"train".*"loss":\([0-9.e+-]*\).*/\1/p' "$d/$1.log"; }
 # the two logs have N losses each, and each pair differs by less than a part in TOL
 same() {
     losses "$1" > "$d/a"; losses "$2" > "$d/b"
-    [ "$(wc -l < "$d/a")" -eq "$3" ] && [ "$(wc -l < "$d/b")" -eq "$3" ] && paste "$d/a" "$d/b" | awk -v tol="$4" '{ e = ($1 - $2) / $1; if (e < 0) e = -e; if (!(e <= tol)) bad = 1 } END { exit bad }'
+    [ "$(wc -l < "$d/a")" -eq "$3" ] && [ "$(wc -l < "$d/b")" -eq "$3" ] && paste "$d/a" "$d/b" |
+        awk -v tol="$4" '
+            { e = ($1 - $2) / $1; if (e < 0) e = -e; if (!(e <= tol)) bad = 1 } END { exit bad }'
 }
 run cpu --steps 14
 check "the CPU trains: $(tail -n 1 "$d/cpu.out")" grep -q "step 14" "$d/cpu.out"
@@ -31,21 +42,30 @@ if [ -n "$cuda_note" ]; then      # steps that cannot be replayed: said once, an
     more=
     run note --device cuda $cuda_note
     more=$cuda_more
-    check "why steps are not replayed is said once: $(cat "$d/note.out")" [ "$(grep -c 'without a CUDA graph.*; not captured: its key' "$d/note.out")" -eq 1 ]
-    check "and is in the log" [ "$(grep -c '"event":"note","step":[0-9]*,"note":"not captured: its key' "$d/note.log")" -eq 1 ]
-    check "replayed steps have nothing to say" sh -c "! grep -q 'not captured' '$d/cuda.out' '$d/plain.out'"
+    check "why steps are not replayed is said once: $(cat "$d/note.out")" \
+        [ "$(grep -c 'without a CUDA graph.*; not captured: its key' "$d/note.out")" -eq 1 ]
+    check "and is in the log" \
+        [ "$(grep -c '"event":"note","step":[0-9]*,"note":"not captured: its key' "$d/note.log")" \
+        -eq 1 ]
+    check "replayed steps have nothing to say" \
+        sh -c "! grep -q 'not captured' '$d/cuda.out' '$d/plain.out'"
 fi
 run half --device cuda --precision bf16 --steps 14
 check "bf16 is near" same cpu half 14 5e-2
 run first --steps 7 --checkpoint "$d/c" --generate 0
 run second --device cuda --steps 14 --checkpoint "$d/c"
-check "the GPU goes on from the CPU's checkpoint: $(tail -n 1 "$d/second.out")" [ "$(losses second | wc -l)" -eq 7 ]
+check "the GPU goes on from the CPU's checkpoint: $(tail -n 1 "$d/second.out")" \
+    [ "$(losses second | wc -l)" -eq 7 ]
 losses cpu | tail -n 7 > "$d/x"; losses second > "$d/y"
-check "as the CPU would have" sh -c "paste '$d/x' '$d/y' | awk '{ e = (\$1 - \$2) / \$1; if (e < 0) e = -e; if (!(e <= 1e-4)) bad = 1 } END { exit bad }'"
+check "as the CPU would have" \
+    sh -c "paste '$d/x' '$d/y' | awk '{ e = (\$1 - \$2) / \$1; if (e < 0) e = -e; if (!(e <= 1e-4)) bad = 1 } END { exit bad }'"
 "$t" --data "$d/text" $model $more --checkpoint "$d/c" --eval-only > "$d/eval_cpu" 2>&1; "$t" --data "$d/text" $model $more --checkpoint "$d/c" --eval-only --device cuda > "$d/eval_gpu" 2>&1
-check "both evaluate it alike: $(grep valid "$d/eval_cpu"); $(grep valid "$d/eval_gpu")" [ "$(grep -o 'valid bpb [0-9.]*' "$d/eval_cpu" | cut -c1-13)" = "$(grep -o 'valid bpb [0-9.]*' "$d/eval_gpu" | cut -c1-13)" ]
+check "both evaluate it alike: $(grep valid "$d/eval_cpu"); $(grep valid "$d/eval_gpu")" \
+    [ "$(grep -o 'valid bpb [0-9.]*' "$d/eval_cpu" | cut -c1-13)" \
+    = "$(grep -o 'valid bpb [0-9.]*' "$d/eval_gpu" | cut -c1-13)" ]
 "$t" $model $more --checkpoint "$d/c" --no-train --generate 40 --temperature 0 --prompt "line" > "$d/gen_cpu" 2>&1; "$t" $model $more --checkpoint "$d/c" --no-train --generate 40 --temperature 0 --prompt "line" --device cuda > "$d/gen_gpu" 2>&1
-check "and write the same" sh -c "tail -n 1 '$d/gen_cpu' > '$d/x'; tail -n 1 '$d/gen_gpu' | cmp -s - '$d/x'"
+check "and write the same" \
+    sh -c "tail -n 1 '$d/gen_cpu' > '$d/x'; tail -n 1 '$d/gen_gpu' | cmp -s - '$d/x'"
 "$t" --data "$d/text" $model $more --device cuda --gpu 77 --steps 1 > "$d/refused" 2>&1
 check "no such GPU: $(cat "$d/refused")" grep -q -e "--gpu is 77" "$d/refused"
 "$t" --data "$d/text" $model $more --device cuda --max-memory 0.001 --steps 1 > "$d/refused" 2>&1

@@ -1,7 +1,8 @@
 # trainer_lib.sh - tools of tests/trainer.sh: running a trainer, looking into its files, the checks that several of its parts make.
 # It sets $here (this directory) and $bin (the trainer), then reads this file; from then on the working directory is $T, which goes at the end.
 
-LC_ALL=C OMP_WAIT_POLICY=passive; export LC_ALL OMP_WAIT_POLICY     # tiny models: spinning threads only stand in the way
+LC_ALL=C OMP_WAIT_POLICY=passive
+export LC_ALL OMP_WAIT_POLICY     # tiny models: spinning threads only stand in the way
 . "$here/limit.sh"
 unset LD_PRELOAD TRAINER_COUNT TRAINER_DIE_AT TRAINER_FULL_AT TRAINER_FILE
 case $bin in /*) ;; *) bin=$PWD/$bin ;; esac
@@ -9,7 +10,11 @@ passed=0 failed=0 running=
 
 T=$(mktemp -d) || exit 1
 finish() {
-    if [ -n "$running" ]; then kill -9 "$running" 2>/dev/null; wait "$running" 2>/dev/null; running=; fi
+    if [ -n "$running" ]; then
+        kill -9 "$running" 2>/dev/null
+        wait "$running" 2>/dev/null
+        running=
+    fi
     cd / && chmod -R u+rwx "$T" 2>/dev/null; rm -rf "$T"
 }
 trap finish EXIT
@@ -63,12 +68,21 @@ ms_since() { echo $((($(date +%s%N) - $1) / 1000000)); }
 
 # ---- looking into files ----
 
-header_size() { od -An -tu1 -N8 "$1" | awk '{ n = $1 + 256 * ($2 + 256 * ($3 + 256 * $4)) } END { print n + 0 }'; }
+header_size() {
+    od -An -tu1 -N8 "$1" | awk '{ n = $1 + 256 * ($2 + 256 * ($3 + 256 * $4)) } END { print n + 0 }'
+}
 header() { tail -c +9 "$1" | head -c "$(header_size "$1")"; }
-meta() { header "$1" | sed 's/.*"'"$2"'":"\([^"]*\)".*/\1/'; }     # FILE KEY, of what is not the configuration
+# FILE KEY, of what is not the configuration
+meta() { header "$1" | sed 's/.*"'"$2"'":"\([^"]*\)".*/\1/'; }
 # All that a checkpoint says but the options of its run: names, shapes, step, positions, and the bytes of every tensor.
-state() { header "$1" | sed 's/"config":.*","step":/"step":/; s/"seal":"[0-9]*"//; s/ *$//'; tail -c +$((9 + $(header_size "$1"))) "$1"; }
-same_state() { [ -s "$1" ] && [ -s "$2" ] && state "$1" >"$T/state1" && state "$2" >"$T/state2" && cmp "$T/state1" "$T/state2"; }
+state() {
+    header "$1" | sed 's/"config":.*","step":/"step":/; s/"seal":"[0-9]*"//; s/ *$//'
+    tail -c +$((9 + $(header_size "$1"))) "$1"
+}
+same_state() {
+    [ -s "$1" ] && [ -s "$2" ] && state "$1" >"$T/state1" && state "$2" >"$T/state2" &&
+        cmp "$T/state1" "$T/state2"
+}
 differ() { [ -s "$1" ] && [ -s "$2" ] && ! cmp -s "$1" "$2"; }
 # Every F32 tensor holds finite numbers only, and there are some. Tensors begin at multiples of four bytes.
 finite() {
@@ -87,7 +101,10 @@ finite() {
         END { exit bad || !n }' "$T/ranges" -
 }
 # train lines of a log (or those of another event), without what depends on the clock
-events() { grep '"event":"'"${2:-train}"'"' "$1" | sed 's/"tokens_per_s":[^,]*,//; s/"seconds":[^,]*,//; s/"peak_bytes":[^,]*,//'; }
+events() {
+    grep '"event":"'"${2:-train}"'"' "$1" |
+        sed 's/"tokens_per_s":[^,]*,//; s/"seconds":[^,]*,//; s/"peak_bytes":[^,]*,//'
+}
 steps_of() { events "$1" | sed 's/.*"step":\([0-9]*\).*/\1/'; }
 field() { sed -n 's/.*"'"$1"'":\([^,}]*\).*/\1/p'; }
 # Reads JSON lines, prints the keys of each; ends with 1 at the first line that is no JSON object.
@@ -126,7 +143,8 @@ function object(top, before) {
 END
 json() { [ -s "$1" ] && awk -f "$T/json.awk" "$1" >"$T/keys"; }
 only_keys() { # FILE EVENT KEYS: every line of that event has exactly these keys
-    grep '"event":"'"$2"'"' "$1" >"$T/lines" && awk -f "$T/json.awk" "$T/lines" | awk -v want="$3" '$0 != want { bad = 1 } END { exit bad || !NR }'
+    grep '"event":"'"$2"'"' "$1" >"$T/lines" && awk -f "$T/json.awk" "$T/lines" |
+        awk -v want="$3" '$0 != want { bad = 1 } END { exit bad || !NR }'
 }
 # TensorBoard's framing: u64 length, u32, payload, u32, and so to the exact end. Prints the number of records.
 frames() {
@@ -153,9 +171,11 @@ if [ ! -x "$bin" ]; then
 fi
 seed=${TRAINER_SEED:-$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}
 echo "random moments: TRAINER_SEED=$seed"
-awk -v seed="$seed" 'BEGIN { srand(seed); for (i = 0; i < 400; i++) print int(rand() * 10000) }' >random
+awk -v seed="$seed" '
+    BEGIN { srand(seed); for (i = 0; i < 400; i++) print int(rand() * 10000) }' >random
 rolls=0
-roll() { rolls=$((rolls + 1)); rand=$(sed -n "${rolls}p" "$T/random"); }     # leaves $rand in 0..9999
+# leaves $rand in 0..9999
+roll() { rolls=$((rolls + 1)); rand=$(sed -n "${rolls}p" "$T/random"); }
 
 # ---- checks that several parts make; each works in $T ----
 
@@ -164,12 +184,18 @@ continued() {
     where=$1 dir=$2; shift 2
     n=$(tmps "$dir")
     if [ "$n" -le 1 ]; then pass; else fail "$where: $n temporary files"; fi
-    if [ ! -e "$dir/run.st" ] || loads "$dir/run.st"; then pass; else fail "$where: the checkpoint does not load: $(head -c 300 "$T/err")"; fi
+    if [ ! -e "$dir/run.st" ] || loads "$dir/run.st"; then
+        pass
+    else
+        fail "$where: the checkpoint does not load: $(head -c 300 "$T/err")"
+    fi
     good "$where, resumed" "$dir" "$@"
     check "$where: as the unbroken run, bit for bit" cmp whole/run.st "$dir/run.st"
-    check "$where: no temporary checkpoint is left" [ "$(find "$dir" -name 'run.st.*.tmp' | wc -l)" -eq 0 ]
+    check "$where: no temporary checkpoint is left" \
+        [ "$(find "$dir" -name 'run.st.*.tmp' | wc -l)" -eq 0 ]
     # killed before its first save it starts again, and says so by another "start": what came before is nobody's to delete
-    awk '/"event":"start"/ { kept = "" } { kept = kept $0 "\n" } END { printf "%s", kept }' "$dir/log.jsonl" >last.jsonl
+    awk '/"event":"start"/ { kept = "" } { kept = kept $0 "\n" } END { printf "%s", kept }' \
+        "$dir/log.jsonl" >last.jsonl
     events whole/log.jsonl >want; events last.jsonl >got
     check "$where: the log as the unbroken run's, no step twice" cmp want got
     events whole/log.jsonl eval >want; events "$dir/log.jsonl" eval | awk '!seen[$0]++' >got
@@ -183,10 +209,13 @@ exact_kills() { # DIR OPTIONS...
     ${CC:-cc} -shared -fPIC "$here/trainer_kill.c" -o "$T/kill.so" -ldl >/dev/null 2>&1 || return
     mkdir "$dir"
     (cd "$dir" && TRAINER_COUNT=$T/calls LD_PRELOAD=$T/kill.so exec "$bin" "$@") >/dev/null 2>&1
-    if [ -s "$T/calls" ] && [ "$(cat "$T/calls")" -gt 100 ]; then kills=1 calls=$(cat "$T/calls"); fi
+    if [ -s "$T/calls" ] && [ "$(cat "$T/calls")" -gt 100 ]; then
+        kills=1 calls=$(cat "$T/calls")
+    fi
 }
 
-variant() { # NAME OPTIONS...: repeats bit for bit; 25 + 25 steps are 50 steps. An epoch of most is 46
+# NAME OPTIONS...: repeats bit for bit; 25 + 25 steps are 50 steps. An epoch of most is 46
+variant() {
     name=$1; shift
     rm -rf v1 v2 v3; mkdir v1 v2 v3
     good "$name" v1 --checkpoint run.st "$@" --steps 50
@@ -210,8 +239,10 @@ refused() {
     files_now >"$T/after"
     told=$(head -c 400 "$T/err")
     [ $rc -eq 2 ] && pass || fail "exit code $rc instead of 2: $* ($told)"
-    [ "$(wc -l <"$T/err")" -eq 1 ] && [ ! -s "$T/out" ] && pass || fail "one line on standard error is wanted, nothing else: $* ($told)"
-    grep -qi -e "$pattern" "$T/err" && pass || fail "the message does not have '$pattern': $* ($told)"
+    [ "$(wc -l <"$T/err")" -eq 1 ] && [ ! -s "$T/out" ] && pass ||
+        fail "one line on standard error is wanted, nothing else: $* ($told)"
+    grep -qi -e "$pattern" "$T/err" && pass ||
+        fail "the message does not have '$pattern': $* ($told)"
     if [ -s "$T/before" ] && cmp -s "$T/before" "$T/after"; then pass; else
         fail "something was written: $*: $(diff "$T/before" "$T/after" | grep '^[<>]' | head -n 3)"
         rm -rf L.jsonl TB C.st

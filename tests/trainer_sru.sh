@@ -1,10 +1,12 @@
 # trainer_sru.sh - what tests/trainer.sh needs to know of train_sru: options, presets, and checks that only this family has.
 
 sizes="--nlayers 2 --hid-sz 16 --proj-sz 8 --nheads 1 --block-sz 16 --batch-sz 4 --threads 1"
-trained="--nheads 2 --dropout 0.2 --attn-dropout 0.1 --lr 0.01 --lr-warmup 20 --weight-decay 0.01 --schedule constant"
+trained="--nheads 2 --dropout 0.2 --attn-dropout 0.1 --lr 0.01 --lr-warmup 20 --weight-decay 0.01"
+trained="$trained --schedule constant"
 adapts=yes
 steps_matter=yes       # the kills are of a schedule that depends on --steps
-long_more="--schedule recursive --eval-every 25 --batch-split 2 --sample-every 60 --sample-prime 8 --sample-length 4"
+long_more="--schedule recursive --eval-every 25 --batch-split 2 --sample-every 60 --sample-prime 8"
+long_more="$long_more --sample-length 4"
 no_cadence=
 no_evaluation=
 state_names='"state\.[01]\.[a-z.0-9]*"' states=6
@@ -17,18 +19,24 @@ words_more="--adapt-io --adapt-io-divval 2 --adapt-io-cutoffs 5,12"
 train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,seconds,peak_bytes,skipped
 learned='^learned weight of attention: .*(layer 1), .*(layer 2)$'
 another_preset=enwik8-base
-sizes_above_0="nlayers hid-sz nheads block-sz batch-sz batch-split update-param-freq sample-prime sample-length"
+sizes_above_0="nlayers hid-sz nheads block-sz batch-sz batch-split update-param-freq sample-prime"
+sizes_above_0="$sizes_above_0 sample-length"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
 token_by_token=
 tune_more=
-local_options="checkpoint init-from score score-by best log tensorboard eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights shard"
+local_options="checkpoint init-from score score-by best log tensorboard eval-only no-train threads"
+local_options="$local_options device gpu tune no-graph max-memory dry-run vocab list-presets"
+local_options="$local_options version generate prompt temperature top-k top-p repetition-penalty"
+local_options="$local_options repetition-window stop interactive keep-best out weights shard"
 # tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare: without the options that old_given has
 old_options='"lr":0.02,"schedule":"recursive","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9302
-old_given="--preset demo --nlayers 1 --hid-sz 4 --proj-sz 2 --nheads 1 --block-sz 8 --batch-sz 2 --tokens bytes-compact --attention-last 0 --steps 60"
+old_given="--preset demo --nlayers 1 --hid-sz 4 --proj-sz 2 --nheads 1 --block-sz 8 --batch-sz 2"
+old_given="$old_given --tokens bytes-compact --attention-last 0 --steps 60"
 recurrent="--cell sru --dropout 0.2 --rnn-dropout 0.1 --lr 0.01 --schedule constant --lr-warmup 20"
 # for tests/trainer_cuda.sh
-cuda_model="--nlayers 2 --hid-sz 32 --proj-sz 16 --nheads 2 --dropout 0.1 --attn-dropout 0.1 --lr 0.01 --schedule constant"
+cuda_model="--nlayers 2 --hid-sz 32 --proj-sz 16 --nheads 2 --dropout 0.1 --attn-dropout 0.1"
+cuda_model="$cuda_model --lr 0.01 --schedule constant"
 cuda_note=
 
 # name, million parameters, parameters, layers, d
@@ -68,56 +76,98 @@ family_variants() {
     variant "adagrad" --data ../t.txt $full --optim adagrad --lr 0.07 --weight-decay 0
     variant "radam that skips" --data ../t.txt $full --radam-skip
     variant "attention in every second layer" --data ../t.txt $full --nlayers 4 --attention-every 2
-    variant "attention in the last layer" --data ../t.txt $full --attention-last 1 --attn-norm-first --alpha-init 0.5
+    variant "attention in the last layer" --data ../t.txt $full --attention-last 1 \
+        --attn-norm-first --alpha-init 0.5
     variant "no attention" --data ../t.txt $full --no-attention --attn-dropout 0 --no-attn-norm
     variant "norm before" --data ../t.txt $full --norm before
     variant "norm before, literal" --data ../t.txt $full --norm before --literal
-    variant "norm after, rescale, tanh" --data ../t.txt $full --norm after --rescale --tanh --highway-bias -1
+    variant "norm after, rescale, tanh" --data ../t.txt $full --norm after --rescale --tanh \
+        --highway-bias -1
     variant "no highway" --data ../t.txt $full --no-skip
     variant "another width of the embedding" --data ../t.txt $full --emb-sz 12
     variant "... and a layer before all others" --data ../t.txt $full --emb-sz 12 --input-first
     variant "sru" --data ../t.txt $tiny $recurrent
-    variant "sru, projected, xavier" --data ../t.txt $tiny $recurrent --proj-sz 4 --init-xavier --v-init 0.5
-    variant "sru v1, tied" --data ../t.txt $tiny $recurrent --v1 --tied --proj-sz 0 --sum-loss --optim sgd --lr 0.1 --grad-clip 5 --lr-decay 0.9 --lr-decay-from 20 --lr-decay-every 5
+    variant "sru, projected, xavier" --data ../t.txt $tiny $recurrent --proj-sz 4 --init-xavier \
+        --v-init 0.5
+    variant "sru v1, tied" --data ../t.txt $tiny $recurrent --v1 --tied --proj-sz 0 --sum-loss \
+        --optim sgd --lr 0.1 --grad-clip 5 --lr-decay 0.9 --lr-decay-from 20 --lr-decay-every 5
     variant "noam" --data ../t.txt $tiny $recurrent --schedule noam --lr 0.1
     variant "adaptive words, dropout inside" --data ../w.txt $full $adaptive --emb-dropout 0.1
-    variant "adaptive words, projections of their own" --data ../w.txt $full $adaptive --adapt-io-separate --emb-sz 12
-    variant "two blocks an update, in two parts" --data ../t.txt $full --update-param-freq 2 --batch-split 2
+    variant "adaptive words, projections of their own" --data ../w.txt $full $adaptive \
+        --adapt-io-separate --emb-sz 12
+    variant "two blocks an update, in two parts" --data ../t.txt $full --update-param-freq 2 \
+        --batch-split 2
 }
 losses_agree() { # FILE FILE N TOLERANCE: N losses each that differ by no more
     events "$1" | field loss >a; events "$2" | field loss >b
-    [ "$(wc -l <a)" -eq "$3" ] && [ "$(wc -l <b)" -eq "$3" ] && paste a b | awk -v tol="$4" '{ e = $1 - $2; if (!(e <= tol && -e <= tol)) bad = 1 } END { exit bad }'
+    [ "$(wc -l <a)" -eq "$3" ] && [ "$(wc -l <b)" -eq "$3" ] && paste a b |
+        awk -v tol="$4" '{ e = $1 - $2; if (!(e <= tol && -e <= tol)) bad = 1 } END { exit bad }'
 }
 rates() { events "$1" | field lr | tr '\n' ' '; }
 family_more() {
     mkdir split rates epoch
-    smooth="$tiny --nheads 2 --dropout 0 --attn-dropout 0 --schedule constant --log-every 1 --data ../t.txt"
+    smooth="$tiny --nheads 2 --dropout 0 --attn-dropout 0 --schedule constant --log-every 1"
+    smooth="$smooth --data ../t.txt"
     good "in one part" split $smooth --steps 40 --lr 0.01 --log one.jsonl
     good "in four" split $smooth --steps 40 --lr 0.01 --log four.jsonl --batch-split 4
     check "parts change the rounding only" losses_agree split/one.jsonl split/four.jsonl 40 1e-4
     # rate 0: the mean losses of two blocks at a time are those of updates of two blocks
     good "a block an update" split $smooth --steps 20 --lr 0 --weight-decay 0 --log freq1.jsonl
-    good "two blocks an update" split $smooth --steps 10 --lr 0 --weight-decay 0 --log freq2.jsonl --update-param-freq 2
-    events split/freq1.jsonl | field loss | awk '{ s += $1 } NR % 2 == 0 { printf "{\"event\":\"train\",\"loss\":%.17g}\n", s / 2; s = 0 }' >split/pairs.jsonl
-    check "an update of two blocks has the states of both" losses_agree split/pairs.jsonl split/freq2.jsonl 10 1e-5
-    good "sums in place of means" split $smooth --steps 10 --lr 0.01 --optim sgd --grad-clip 0 --weight-decay 0 --log mean.jsonl
-    good "... with a rate as much smaller" split $smooth --steps 10 --lr 0.000625 --optim sgd --grad-clip 0 --weight-decay 0 --sum-loss --log sum.jsonl
+    good "two blocks an update" split $smooth --steps 10 --lr 0 --weight-decay 0 --log freq2.jsonl \
+        --update-param-freq 2
+    events split/freq1.jsonl | field loss |
+        awk '
+            { s += $1 }
+            NR % 2 == 0 {
+                printf "{\"event\":\"train\",\"loss\":%.17g}\n", s / 2
+                s = 0
+            }' >split/pairs.jsonl
+    check "an update of two blocks has the states of both" \
+        losses_agree split/pairs.jsonl split/freq2.jsonl 10 1e-5
+    good "sums in place of means" split $smooth --steps 10 --lr 0.01 --optim sgd --grad-clip 0 \
+        --weight-decay 0 --log mean.jsonl
+    good "... with a rate as much smaller" split $smooth --steps 10 --lr 0.000625 --optim sgd \
+        --grad-clip 0 --weight-decay 0 --sum-loss --log sum.jsonl
     check "are the same" losses_agree split/mean.jsonl split/sum.jsonl 10 1e-4
 
     good "recursive" rates $smooth --steps 8 --lr 1 --schedule recursive --lr-warmup 4 --log r.jsonl
-    check "a quarter, a half, .. and down: $(rates rates/r.jsonl)" [ "$(events rates/r.jsonl | field lr | awk '{ printf "%.4f ", $1 }')" = "$(awk 'BEGIN { for (n = 0; n < 8; n++) { pi = atan2(0, -1); printf "%.4f ", n < 4 ? (n + 1) / 4 : (1 + cos(pi * n / 8)) / (1 + cos(pi * 3 / 8)) } }')" ]
-    good "recursive, first 0" rates $smooth --steps 4 --lr 1 --schedule recursive --lr-warmup 4 --lr-first-zero --log z.jsonl
-    check "0, a quarter, ..: $(rates rates/z.jsonl)" [ "$(rates rates/z.jsonl)" = "0 0.25 0.5 0.75 " ]
+    check "a quarter, a half, .. and down: $(rates rates/r.jsonl)" \
+        [ "$(events rates/r.jsonl | field lr | awk '{ printf "%.4f ", $1 }')" \
+        = "$(awk '
+            BEGIN {
+                for (n = 0; n < 8; n++) {
+                    pi = atan2(0, -1)
+                    printf "%.4f ", n < 4 ? (n + 1) / 4 : (1 + cos(pi * n / 8)) / (1 + cos(pi * 3 / 8))
+                }
+            }')" ]
+    good "recursive, first 0" rates $smooth --steps 4 --lr 1 --schedule recursive --lr-warmup 4 \
+        --lr-first-zero --log z.jsonl
+    check "0, a quarter, ..: $(rates rates/z.jsonl)" \
+        [ "$(rates rates/z.jsonl)" = "0 0.25 0.5 0.75 " ]
     good "noam" rates $smooth --steps 8 --lr 2 --schedule noam --lr-warmup 4 --log n.jsonl
-    check "up to the fourth and down: $(rates rates/n.jsonl)" [ "$(events rates/n.jsonl | field lr | awk '{ printf "%.5f ", $1 }')" = "$(awk 'BEGIN { for (n = 1; n <= 8; n++) { a = n ^ -0.5; b = n * 4 ^ -1.5; printf "%.5f ", 2 / 4 * (a < b ? a : b) } }')" ]
-    good "decay" rates $smooth --steps 8 --lr 1 --lr-warmup 0 --lr-decay 0.5 --lr-decay-from 4 --lr-decay-every 2 --log d.jsonl
-    check "halved from the fifth on, every second: $(rates rates/d.jsonl)" [ "$(rates rates/d.jsonl)" = "1 1 1 1 0.5 0.5 0.25 0.25 " ]
+    check "up to the fourth and down: $(rates rates/n.jsonl)" \
+        [ "$(events rates/n.jsonl | field lr | awk '{ printf "%.5f ", $1 }')" \
+        = "$(awk '
+            BEGIN {
+                for (n = 1; n <= 8; n++) {
+                    a = n ^ -0.5
+                    b = n * 4 ^ -1.5
+                    printf "%.5f ", 2 / 4 * (a < b ? a : b)
+                }
+            }')" ]
+    good "decay" rates $smooth --steps 8 --lr 1 --lr-warmup 0 --lr-decay 0.5 --lr-decay-from 4 \
+        --lr-decay-every 2 --log d.jsonl
+    check "halved from the fifth on, every second: $(rates rates/d.jsonl)" \
+        [ "$(rates rates/d.jsonl)" = "1 1 1 1 0.5 0.5 0.25 0.25 " ]
 
     # streams of 749 tokens: 46 blocks of 16, or 11 updates of four, then an epoch begins at the beginning
     good "46 blocks and one" epoch $smooth --steps 47 --checkpoint one.st
-    check "an epoch begins at the beginning" [ "$(meta epoch/one.st data.wraps) $(meta epoch/one.st data.position)" = "1 16" ]
-    good "11 updates of four blocks and one" epoch $smooth --steps 12 --update-param-freq 4 --checkpoint four.st
-    check "... also when blocks are left that make no update" [ "$(meta epoch/four.st data.wraps) $(meta epoch/four.st data.position)" = "1 64" ]
+    check "an epoch begins at the beginning" \
+        [ "$(meta epoch/one.st data.wraps) $(meta epoch/one.st data.position)" = "1 16" ]
+    good "11 updates of four blocks and one" epoch $smooth --steps 12 --update-param-freq 4 \
+        --checkpoint four.st
+    check "... also when blocks are left that make no update" \
+        [ "$(meta epoch/four.st data.wraps) $(meta epoch/four.st data.position)" = "1 64" ]
 }
 # options that a checkpoint decides
 fixed_options() {
@@ -176,18 +226,24 @@ END2
 }
 family_bad() {
     refused 'nheads: expected a divisor of --proj-sz 8, got 3' $t $tiny $new --nheads 3
-    refused 'update-param-freq 1000: expected streams of at least [0-9]* tokens .*, got [0-9]*' $t $tiny $new --update-param-freq 1000
-    refused 'more parameters than can be counted' --cell sru --proj-sz 0 --nlayers 4096 --hid-sz 268435456 --dry-run
+    refused 'update-param-freq 1000: expected streams of at least [0-9]* tokens .*, got [0-9]*' \
+        $t $tiny $new --update-param-freq 1000
+    refused 'more parameters than can be counted' \
+        --cell sru --proj-sz 0 --nlayers 4096 --hid-sz 268435456 --dry-run
     refused 'best.*eval-every' $t $tiny $new --best B.st
-    refused 'attention-every and --attention-last cannot be combined' $t $tiny $new --attention-every 2 --attention-last 1
+    refused 'attention-every and --attention-last cannot be combined' \
+        $t $tiny $new --attention-every 2 --attention-last 1
     refused 'tied.*adapt-io' $t $tiny $new --tied --adapt-io
     refused 'emb-sz: expected --hid-sz 16 with --tied, got 8' $t $tiny $new --tied --emb-sz 8
     refused 'noam.*lr-warmup' $t $tiny $new --schedule noam --lr-warmup 0
-    refused '--literal norm requires --cell sru++ with --norm before; --literal without names selects' $t $tiny $new --literal norm
-    refused '--literal norm requires --cell sru++' $t $tiny $new --cell sru --norm before --literal=norm
+    refused '--literal norm requires --cell sru++ with --norm before; --literal without names selects' \
+        $t $tiny $new --literal norm
+    refused '--literal norm requires --cell sru++' \
+        $t $tiny $new --cell sru --norm before --literal=norm
     refused "--literal: expected on, off, or some of norm, got 'rows'" $t $tiny $new --literal rows
     good "a model that can have no literal form" . $t $tiny --literal --steps 1 --checkpoint none.st
-    good "a model that does not read token by token" . $t $tiny --literal --norm before --steps 1 --checkpoint literal.st
+    good "a model that does not read token by token" . $t $tiny --literal --norm before --steps 1 \
+        --checkpoint literal.st
     refused '--score-by: with --literal norm' --checkpoint literal.st --score t.txt --score-by lines
     good "scores a file" . --checkpoint literal.st --score t.txt --threads 1
     refused 'cell' $t $tiny $new --cell lstm
@@ -196,22 +252,38 @@ family_bad() {
     refused 'max-memory' --preset lm1b-large-k5 $t $new --tokens bytes --no-adapt-io --max-memory 1
 }
 family_evaluation() {
-    good "a window of 5" eval --data ../t.txt --checkpoint often.st --eval-only --eval-unroll 5 --log short.jsonl --threads 1
-    check "another window, another loss" [ "$(head -n 1 eval/short.jsonl | field loss)" != "$(head -n 1 eval/only1.jsonl | field loss)" ]
-    check "... of as many tokens but for the streams" [ "$(head -n 1 eval/short.jsonl | field tokens)" -ge "$(head -n 1 eval/only1.jsonl | field tokens)" ]
-    good "a stream, a window of its own" eval --data ../t.txt $full --steps 20 --checkpoint own.st --eval-unroll 40 --eval-batch-sz 1 --log own.jsonl
-    good "... which the checkpoint remembers" eval --data ../t.txt --checkpoint own.st --eval-only --eval-batch-sz 1 --log own2.jsonl --threads 1
-    check "the same loss" [ "$(events eval/own.jsonl eval | tail -n 1 | field loss)" = "$(head -n 1 eval/own2.jsonl | field loss)" ]
+    good "a window of 5" eval --data ../t.txt --checkpoint often.st --eval-only --eval-unroll 5 \
+        --log short.jsonl --threads 1
+    check "another window, another loss" \
+        [ "$(head -n 1 eval/short.jsonl | field loss)" != "$(head -n 1 eval/only1.jsonl |
+        field loss)" ]
+    check "... of as many tokens but for the streams" \
+        [ "$(head -n 1 eval/short.jsonl | field tokens)" \
+        -ge "$(head -n 1 eval/only1.jsonl | field tokens)" ]
+    good "a stream, a window of its own" eval --data ../t.txt $full --steps 20 --checkpoint own.st \
+        --eval-unroll 40 --eval-batch-sz 1 --log own.jsonl
+    good "... which the checkpoint remembers" eval --data ../t.txt --checkpoint own.st --eval-only \
+        --eval-batch-sz 1 --log own2.jsonl --threads 1
+    check "the same loss" \
+        [ "$(events eval/own.jsonl eval | tail -n 1 | field loss)" \
+        = "$(head -n 1 eval/own2.jsonl | field loss)" ]
     least=$(events log/best2.jsonl eval | field loss | sort -g | head -n 1)
-    good "the best, evaluated" log --data ../t.txt --checkpoint best2.st --eval-only --log best3.jsonl --threads 1
+    good "the best, evaluated" log --data ../t.txt --checkpoint best2.st --eval-only \
+        --log best3.jsonl --threads 1
     check "has the least loss" [ "$(head -n 1 log/best3.jsonl | field loss)" = "$least" ]
     good "sru" log --data ../t.txt $tiny $recurrent --steps 20 --generate 10 --prompt "the"
     check "says nothing of attention" [ "$(cat out err | grep -c 'attention')" -eq 0 ]
 }
 family_small_presets() {
     check "the help says what is not reproduced" grep -q 'Not reproduced' help
-    for preset in enwik8-base enwik8-sru-8x3056; do good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 0 --data ../t.txt --steps 4; done
-    for preset in wt103-base lm1b-base; do good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 8 --adapt-io-divval 2 --adapt-io-cutoffs 5,12 --data ../w.txt --steps 4; done
+    for preset in enwik8-base enwik8-sru-8x3056; do
+        good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 0 \
+            --data ../t.txt --steps 4
+    done
+    for preset in wt103-base lm1b-base; do
+        good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 8 \
+            --adapt-io-divval 2 --adapt-io-cutoffs 5,12 --data ../w.txt --steps 4
+    done
     good "ptb, of the smallest size" log --preset ptb $sizes --data ../w.txt --steps 4
 }
 # options that would change nothing beside the sizes of the smallest model
