@@ -1,31 +1,38 @@
 #!/bin/sh
-# compress.sh [options] - is a compressed memory worth its cost? Trains one small model with each of nine memories, several seeds each, on a
-# text of books, and makes a table: bits per byte of the validation text, and by the distance from where the memory was empty.
+# compress.sh [options] - is a compressed memory worth its cost? Trains one small model with
+# each of nine memories on a text of books, with several seeds each. Prints a table: bits per
+# byte of the validation text, overall and by the distance from an empty memory.
 #
-#     DATA=train.txt VALID=valid.txt sh bench/compress.sh            all runs that are not done yet, then the report
-#     DATA=.. VALID=.. sh bench/compress.sh --only txl256,conv       some of them
-#     sh bench/compress.sh --report [--record]                       the report of what is done (--record: to bench/results/ as well)
+#     DATA=train.txt VALID=valid.txt sh bench/compress.sh        all runs, then the report
+#     DATA=.. VALID=.. sh bench/compress.sh --only txl256,conv   some of the runs
+#     sh bench/compress.sh --report [--record]                   report of the finished runs
 #
-#     --steps N          of each run (default 5000, of 8 segments)
-#     --seeds N          seeds 1 to N (default 3)
-#     --only LIST        of none,txl128,txl256,conv,mean,max,used,dilated,autoencode
-#     --threads N        of each run (default: all)
-#     --dim N            width of the model (default 256); --segment N: length of a segment S (default 128)
-#     --precision P      bf16 or f32 (default: bf16 products where the processor has them)
-#     --out DIR          for logs and results (default build/compress); it belongs to one set of these settings
-#     --keep             keep the models
-#     --quick            a tiny model, 20 steps, two seeds: tries this script, in a minute
+#     --steps N       steps per run, of 8 segments each (default 5000)
+#     --seeds N       seeds 1 to N (default 3)
+#     --only LIST     of none,txl128,txl256,conv,mean,max,used,dilated,autoencode
+#     --threads N     threads per run (default: all)
+#     --dim N         width of the model (default 256)
+#     --segment N     length S of a segment (default 128)
+#     --precision P   bf16 or f32 (default: bf16 if the processor supports it)
+#     --out DIR       logs and results (default build/compress); one DIR, one set of settings
+#     --keep          keep the models
+#     --quick         a tiny model, 20 steps, two seeds: a one-minute test of this script
+#     --record        also write the report to bench/results/
 #
-# Each run is one call of examples/train_compressive.c, which leaves NAME.SEED.log and a line of JSON, NAME.SEED.json, in DIR; its progress
-# goes to NAME.SEED.err. When the script is interrupted it goes on where it was: a finished run is not repeated, and an unfinished one goes on from its last checkpoint.
-# Two scripts with the same settings and other lists of --only may share a DIR. Times are the processor's seconds.
-# Environment: CC (cc), CFLAGS (-O3), DATA, VALID.
+# Each run is one call of examples/train_compressive.c. It writes NAME.SEED.log, one line of
+# JSON (NAME.SEED.json) and its progress (NAME.SEED.err) to DIR. An interrupted script resumes
+# with the same command: finished runs are skipped, an unfinished one resumes from its last
+# checkpoint. Scripts with the same settings and different --only lists can share a DIR.
+# Times are processor seconds. Environment: CC (cc), CFLAGS (-O3), DATA, VALID.
 #
-# What is compared. All runs have the same layers, segments S, batch, steps, bytes, learning rate and Transformer-XL's positions (which need
-# no more parameters for a longer memory). txl128 and txl256 keep S and 2 S rows; the others of S + S rows compress what leaves the first S, four
-# to one, into S rows. So a query of these meets as many keys as one of txl256, its attention and the projection of its memory cost the
-# same, and txl256 is what they must beat: the rows reach 5 S back in place of 2 S. (The paper compares so, too: memory and compressed memory
-# of half the length each.) txl128 and none tell what memory is worth at all. What compression itself costs is in the table besides.
+# All runs have the same layers, segments, batch, steps, bytes, learning rate and relative
+# positions of Transformer-XL, which need no more parameters for a longer memory. txl128 and
+# txl256 keep S and 2 S rows. The compressed memories keep S rows and compress the rows that
+# leave, four to one, into another S rows. Their queries therefore see as many keys as those
+# of txl256, for the same cost of attention and memory projection, but reach back 5 S instead
+# of 2 S: txl256 is the baseline to beat. (The paper compares the same way: memory and
+# compressed memory have half the length each.) txl128 and none show what a memory is worth.
+# The table lists the cost of the compression itself.
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
@@ -94,7 +101,7 @@ done
 if [ -z "$report" ]; then
     mkdir -p "$out"
     : "${DATA:=}" "${VALID:=}"
-    if [ -n "$quick" ] && [ -z "$DATA$VALID" ]; then        # any text will do
+    if [ -n "$quick" ] && [ -z "$DATA$VALID" ]; then      # any text is good enough
         [ -s build/demo.txt ] || sh examples/demo_data.sh build/demo.txt
         head -c 200000 build/demo.txt >"$out/text.train"
         tail -c 20000 build/demo.txt >"$out/text.valid"
@@ -119,7 +126,7 @@ if [ -z "$report" ]; then
     build train_compressive
     . bench/machine.sh
     seed=0
-    # all configurations of a seed first: a report of half the runs is one, too
+    # All configurations of a seed first, so that half of the runs make a useful report.
     while [ "$seed" -lt "$seeds" ]; do
         seed=$((seed + 1))
         for name in $names; do
@@ -127,14 +134,15 @@ if [ -z "$report" ]; then
             if [ -s "$run.json" ]; then continue; fi
             memory "$name"
             echo "$(date +%H:%M) $name, seed $seed .."
-            # The bytes of a run do not depend on its seed, nor on its memory: seeds are first parameters
+            # The seed sets the initial parameters only: all runs read the same bytes.
             timed "$run" "$out/train_compressive" "$@" $options --dropout 0 --mem $M --cmem $C \
                 --seed "$seed" --threads "$threads" --data "$out/text" \
                 --checkpoint "$run.safetensors" --eval-positions $document --log "$run.log"
             read -r _ spent _ unknown <"$run.spent"
             log_lost=$(sed -n 's/.*"ratio":\[\([-+0-9.e,]*\)\].*/\1/p' "$run.log" | tail -n 1)
-            # The trainer's last lines: "step N: valid bpb X (loss Y)", and the loss by positions; what compression lost in the last step
-            # is in the log. A part of a run that ended so that its seconds are not known makes them none
+            # The trainer's last lines are "step N: valid bpb X (loss Y)" and the loss by
+            # position. The compression loss of the last step is in the log. If the processor
+            # time of any part of a run is unknown, so is the time of the run.
             awk -v name="$name" -v seed="$seed" -v steps="$steps" -v M="$M" -v C="$C" \
                 -v seconds="$spent" -v unknown="$unknown" -v lost="$log_lost" \
                 -v precision="$precision" -v commit="$commit" -v machine="$cpu, $cores cores" '
@@ -143,8 +151,8 @@ if [ -z "$report" ]; then
                     sub(/.*: /, ""); n = split($0, part, ", ")
                     for (i = 1; i <= n; i++) {
                         split(part[i], v, " ")
-                        places = places (i > 1 ? "," \
-                            : "") "\"" v[1] "\":" sprintf("%.5f", v[2] / log(2))
+                        places = places (i > 1 ? "," : "") "\"" v[1] "\":"
+                        places = places sprintf("%.5f", v[2] / log(2))
                     }
                 }
                 END {
@@ -152,21 +160,30 @@ if [ -z "$report" ]; then
                     time = unknown + 0 ? sprintf("\"unknown_times\":%d", unknown) \
                         : sprintf("\"seconds\":%d,\"seconds_per_100_steps\":%.2f", seconds,
                             seconds * 100 / steps)
-                    printf "{\"memory\":\"%s\",\"seed\":%d,\"steps\":%d,\"M\":%d,\"C\":%d,\"bpc\":%s,%s,\"precision\":\"%s\",\"commit\":\"%s\",\"machine\":\"%s\",\"lost\":[%s],\"bpc_by_position\":{%s}}\n",
-                        name, seed, steps, M, C, bpc, time, precision, commit, machine, lost, places
-                }' "$run.txt" >"$run.json.new" || { rm -f "$run.json.new"; echo "compress.sh: $run.txt has not the results of a run" >&2; exit 1; }
+                    printf "{\"memory\":\"%s\",\"seed\":%d,\"steps\":%d,\"M\":%d,\"C\":%d,",
+                        name, seed, steps, M, C
+                    printf "\"bpc\":%s,%s,\"precision\":\"%s\",\"commit\":\"%s\",", bpc, time,
+                        precision, commit
+                    printf "\"machine\":\"%s\",\"lost\":[%s],\"bpc_by_position\":{%s}}\n",
+                        machine, lost, places
+                }' "$run.txt" >"$run.json.new" || {
+                rm -f "$run.json.new"
+                echo "compress.sh: $run.txt does not contain the results of a run" >&2
+                exit 1
+            }
             mv "$run.json.new" "$run.json"
             rm -f "$run.spent"
             [ -n "$keep" ] || rm -f "$run.safetensors"
-            sed 's/.*"bpc":\([0-9.]*\),"seconds":\([0-9]*\),"seconds_per_100_steps":\([0-9.]*\).*/      \1 bits a byte; \2 processor s with evaluation, \3 per 100 steps/
-                s/^{.*"bpc":\([0-9.]*\).*/      \1 bits a byte; its seconds are not all known/' "$run.json"
+            sed 's/.*"bpc":\([0-9.]*\),"seconds":\([0-9]*\),"seconds_per_100_steps":\([0-9.]*\).*/'\
+'      \1 bits per byte; \2 processor s with evaluation, \3 per 100 steps/
+                s/^{.*"bpc":\([0-9.]*\).*/      \1 bits per byte; times incomplete/' "$run.json"
         done
     done
 fi
 
 . bench/machine.sh
 [ -f "$out/settings" ] || refuse "there are no runs in $out"
-# sizes are those of the runs, whatever the options say
+# The sizes of the finished runs, whatever the options say.
 setting() { sed -n 's/.*--'"$1"' \([0-9]*\) .*/\1/p' "$out/settings"; }
 layers=$(setting nlayers) dim=$(setting hid-sz) segment=$(setting block-sz) \
     batch=$(setting batch-sz) ratio=$(setting ratio)
@@ -183,12 +200,14 @@ done
     echo "- settings, checksums and sizes of training and validation text:" \
         "\`$(cat "$out/settings")\`"
     echo
-    echo "Bits per byte of the validation text, mean over seeds," \
-        "with standard deviation and range. Keys: what a query of a full memory meets,"
-    echo "its own segment by half; attention: forward multiply-adds a token of scores," \
-        "positions, values and of the keys, values and positions of"
-    echo "memory; compression: of making new rows, and of the loss that trains it. Lost:" \
-        "(t - c)^2 / t^2 of the last step, mean of layers."
+    echo "Bits per byte of the validation text: mean over seeds, with standard deviation and" \
+        "range. Keys: keys"
+    echo "per query with a full memory; the segment itself counts by half. Attention: forward" \
+        "multiply-adds"
+    echo "per token for scores, positions and values, and for the keys, values and positions of" \
+        "the memory."
+    echo "Compression: multiply-adds for new rows, and for the loss that trains the compression."
+    echo "Lost: (t - c)^2 / t^2 of the last step, mean over layers."
     echo
     awk -v D="$dim" -v L="$layers" -v S="$segment" -v r="$ratio" -v B="$batch" '
         function text(key) {
@@ -230,26 +249,32 @@ done
         }
         END {
             base = "txl256"
-            print "| memory | M | C | reach a layer | keys | attention | compression | seeds | bits a byte | deviation | range | to txl256 | lost | processor s per 100 steps |"
-            print "|--------|--:|--:|--------------:|-----:|----------:|------------:|------:|------------:|----------:|------:|----------:|-----:|----------------:|"
+            printf "| memory | M | C | reach per layer | keys | attention | compression | seeds |"
+            print " bits per byte | deviation | range | to txl256 | lost | processor s per 100 steps |"
+            printf "|--------|--:|--:|--------------:|-----:|----------:|------------:|------:|"
+            print "------------:|----------:|------:|----------:|-----:|----------------:|"
             for (j = 1; j <= names; j++) {
                 a = order[j]; k = n[a]; keys = M[a] + C[a] + S / 2; made = loss = 0
                 if (a == "conv" || a == "autoencode") made = D * D
                 if (a == "dilated") made = 7 * D * D
                 if (a == "conv" || a == "dilated") loss = 2 * D * D / r + 2 * D * (S + S / r)
                 if (a == "autoencode") loss = D * D
-                printf("| %s | %d | %d | %d | %d | %.2fM | %s | %d | %.4f | %s | %s | %s | %s | %s |\n", a, M[a], C[a], M[a] + (C[a] ? r * C[a] : 0), keys,
-                    L * (3 * D * keys + (M[a] + C[a]) * (2 + 1 / B) * D * D / S) * 1e-6,
-                    made ? sprintf("%.2fM + %.2fM", L * made * 1e-6, L * loss * 1e-6) : "0", k,
-                    sum[a] / k,
-                    k > 1 ? sprintf("%.4f", spread(sum[a], square[a], k)) : "-",
-                    k > 1 ? sprintf("%.4f - %.4f", low[a], high[a]) : "-",
-                    (base in n) && a != base ? sprintf("%+.4f",
-                    sum[a] / k - sum[base] / n[base]) : "-",
+                attend = L * (3 * D * keys + (M[a] + C[a]) * (2 + 1 / B) * D * D / S) * 1e-6
+                printf("| %s | %d | %d | %d | %d | %.2fM |", a, M[a], C[a],
+                    M[a] + (C[a] ? r * C[a] : 0), keys, attend)
+                printf(" %s | %d | %.4f |",
+                    made ? sprintf("%.2fM + %.2fM", L * made * 1e-6, L * loss * 1e-6) : "0",
+                    k, sum[a] / k)
+                printf(" %s | %s |", k > 1 ? sprintf("%.4f", spread(sum[a], square[a], k)) : "-",
+                    k > 1 ? sprintf("%.4f - %.4f", low[a], high[a]) : "-")
+                against = (base in n) && a != base
+                printf(" %s | %s | %s |\n",
+                    against ? sprintf("%+.4f", sum[a] / k - sum[base] / n[base]) : "-",
                     known[a] ? sprintf("%.3f", lost[a] / known[a]) : "-",
                     timed[a] ? sprintf("%.1f", time[a] / timed[a]) : "-")
             }
-            printf "\nBits per byte by the number of bytes since an empty memory (mean over seeds, +- deviation):\n\n| memory |"
+            printf "\nBits per byte by the number of bytes since an empty memory"
+            printf " (mean over seeds, +- deviation):\n\n| memory |"
             for (i = 1; i <= places; i++) printf " %s |", label[i]
             printf "\n|--------|"
             for (i = 1; i <= places; i++) printf "--:|"

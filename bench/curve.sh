@@ -1,14 +1,19 @@
 #!/bin/sh
-# curve.sh [--record] [--quick] [--steps N] [--every N] [trainer options] - does bfloat16 lose anything? Trains a small model
-# on DATA in float, in bfloat16 with the same seed, and in float with another seed: what the seed does is the measure for what
-# the precision does. Prints a table of training and validation losses; --record writes it to bench/results/ as well.
+# curve.sh [options] [trainer options] - does bfloat16 cost quality? Trains a small model on
+# DATA three times: in float, in bfloat16 with the same seed, and in float with another seed.
+# The effect of the seed is the yardstick for the effect of the precision. Prints a table of
+# training and validation losses.
 #
-#     DATA=DIR/enwik8 sh bench/curve.sh --record         2,000 steps; DATA as the trainer's --data (file, or directory)
-#     sh bench/curve.sh --quick                          60 steps on examples/demo_data.sh's text
-#     sh bench/curve.sh --steps 5000 --hid-sz 512        another run, another model
+#     DATA=DIR/enwik8 sh bench/curve.sh --record    2,000 steps; DATA is a file or a directory
+#     sh bench/curve.sh --quick                     60 steps on text of examples/demo_data.sh
+#     sh bench/curve.sh --steps 5000 --hid-sz 512   another length, another model
 #
-# The three runs go on at the same time, each with its share of the cores: losses are compared here, not times. Needs a build
-# of the library that has bf16. With a python3 that has matplotlib also build/bench/curve.png.
+#     --steps N, --every N    length of a run; a row of the table every N steps
+#     --record                also write the table to bench/results/
+#
+# The three runs are concurrent, each with its share of the cores, because only losses are
+# compared. Needs a build of the library with bf16. Also draws build/bench/curve.png if there
+# is a python3 with matplotlib.
 # Environment: CC (cc), CFLAGS (-O3), DATA, PYTHON (for the picture).
 set -eu
 cd "$(dirname "$0")/.."
@@ -23,10 +28,10 @@ while [ $# -gt 0 ]; do
     --record) record=1 ;;
     --quick) steps=60 every=20 blocks=10 ;;
     --steps|--every)
-        case ${2:-} in ''|*[!0-9]*|0) echo "curve.sh: $1 wants a whole number" >&2; exit 2 ;; esac
+        case ${2:-} in ''|*[!0-9]*|0) echo "curve.sh: $1: expected a whole number above 0" >&2; exit 2 ;; esac
         if [ "$1" = --steps ]; then steps=$2; else every=$2; fi
         command="$command $2"; shift ;;
-    *[!A-Za-z0-9_./,=+-]*) echo "curve.sh: an option with odd characters: $1" >&2; exit 2 ;;
+    *[!A-Za-z0-9_./,=+-]*) echo "curve.sh: unexpected characters in the option $1" >&2; exit 2 ;;
     *) extra="$extra $1" ;;
     esac
     shift
@@ -71,19 +76,26 @@ done
 
 losses() {      # NAME: step, mean training loss since the step before, validation loss
     awk -v FS='[,:{}"]+' '
-        function of(key, i) { for (i = 1; i < NF; i++) if ($i == key) return $(i + 1); return "" }
+        function of(key, i) {
+            for (i = 1; i < NF; i++)
+                if ($i == key) return $(i + 1)
+            return ""
+        }
         of("event") == "train" { train[of("step")] = of("loss") }
-        of("event") == "eval" && of("split") == "valid" { step = of("step"); if (step in train) print step, train[step], of("loss") }' "$work/curve.$1.jsonl"
+        of("event") == "eval" && of("split") == "valid" {
+            step = of("step")
+            if (step in train) print step, train[step], of("loss")
+        }' "$work/curve.$1.jsonl"
 }
 for name in f32 bf16 seed2; do losses $name >"$work/curve.$name.txt"; done
 paste -d ' ' "$work/curve.f32.txt" "$work/curve.bf16.txt" "$work/curve.seed2.txt" >"$work/curve.txt"
 awk 'NF != 9 || $1 != $4 || $1 != $7 { exit 1 } END { exit !NR }' "$work/curve.txt" ||
-    { echo "curve.sh: the logs of the runs do not fit together ($work/curve.*.jsonl)" >&2; exit 1; }
+    { echo "curve.sh: the logs of the runs do not match ($work/curve.*.jsonl)" >&2; exit 1; }
 {
     echo "# Training curves in float and bfloat16, $(date +%Y-%m-%d)"
     echo
     echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known};" \
-        "$threads thread$([ "$threads" = 1 ] || echo s) a run"
+        "$threads thread$([ "$threads" = 1 ] || echo s) per run"
     echo "- command: \`$command\`"
     echo "- commit: $commit"
     [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh)," \
@@ -91,16 +103,18 @@ awk 'NF != 9 || $1 != $4 || $1 != $7 { exit 1 } END { exit !NR }' "$work/curve.t
         echo "- data: $(basename "$data"), $(find "$data" -type f -exec cat {} + | wc -c) bytes"
     echo "- model and optimiser: \`$model$extra\`"
     echo
-    echo "Mean nll in nats a token: of training, the mean of the steps since the row before;" \
-        "of validation, $blocks blocks, the same in every row."
-    echo "bf16 has the seed of the first float run, so its difference is the precision's;" \
-        "\"seed\" is a float run with another seed."
+    echo "Mean loss in nats per token. Training: mean of the steps since the previous row." \
+        "Validation: the same $blocks blocks in every row."
+    echo "bf16 has the seed of the first float run, so the precision alone causes its" \
+        "difference; \"seed\" is a float run with another seed."
     echo
     awk '
         function size(x) { return x < 0 ? -x : x }
         BEGIN {
-            print "| step | f32 train | bf16 train | bf16 - f32 | seed - f32 | f32 valid | bf16 valid | bf16 - f32 | seed - f32 |"
-            print "|-----:|----------:|-----------:|-----------:|-----------:|----------:|-----------:|-----------:|-----------:|"
+            printf "| step | f32 train | bf16 train | bf16 - f32 | seed - f32 |"
+            print " f32 valid | bf16 valid | bf16 - f32 | seed - f32 |"
+            printf "|-----:|----------:|-----------:|-----------:|-----------:|"
+            print "----------:|-----------:|-----------:|-----------:|"
         }
         {
             printf "| %d | %.4f | %.4f | %+.4f | %+.4f | %.4f | %.4f | %+.4f | %+.4f |\n", $1, $2,
@@ -110,7 +124,9 @@ awk 'NF != 9 || $1 != $4 || $1 != $7 { exit 1 } END { exit !NR }' "$work/curve.t
             end = $6 - $3; other = $9 - $3; last = $1
         }
         END {
-            printf "\nValidation: bf16 differs from float by at most %.4f and at step %d by %+.4f; another seed by at most %.4f and %+.4f.\n", bf, last, end, sd, other
+            printf "\nValidation: bf16 differs from float by at most %.4f, and by %+.4f at step %d;",
+                bf, end, last
+            printf " another seed by at most %.4f, and by %+.4f.\n", sd, other
         }' "$work/curve.txt"
 } >"$work/curve.md"
 cat "$work/curve.md"
@@ -123,7 +139,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 rows = [[float(v) for v in line.split()] for line in open(sys.argv[1])]
 plt.figure(figsize=(6, 4), dpi=80)
-for column, name, style in ((2, "float", "-"), (5, "bfloat16", "--"), (8, "float, another seed", ":")):
+curves = (2, "float", "-"), (5, "bfloat16", "--"), (8, "float, another seed", ":")
+for column, name, style in curves:
     plt.plot([r[0] for r in rows], [r[column] for r in rows], style, label=name)
 plt.xlabel("step")
 plt.ylabel("validation loss, nats")

@@ -1,5 +1,6 @@
-# curve_peer.sh - read by curve_sru.sh and curve_comp.sh in the repository's root: trains a small model with bench_NAME.c and with its peer
-# from the same parameters on the same bytes, and compares. They set name, title, peer, model (options) and note.
+# curve_peer.sh - sourced by curve_sru.sh and curve_comp.sh in the repository's root. Trains a
+# small model with bench_NAME.c and with its PyTorch peer, from the same parameters on the same
+# bytes, and compares their losses. The caller sets name, title, peer, model (options) and note.
 CC=${CC:-cc}
 work=build/bench
 mkdir -p "$work"
@@ -12,11 +13,11 @@ while [ $# -gt 0 ]; do
     --quick) steps=120 every=20 ;;
     --steps|--every)
         case ${2:-} in
-        ''|*[!0-9]*|0) echo "curve_$name.sh: $1 wants a whole number" >&2; exit 2 ;;
+        ''|*[!0-9]*|0) echo "curve_$name.sh: $1: expected a whole number above 0" >&2; exit 2 ;;
         esac
         if [ "$1" = --steps ]; then steps=$2; else every=$2; fi
         command="$command $2"; shift ;;
-    *[!A-Za-z0-9_./,=+-]*) echo "curve_$name.sh: an option with odd characters: $1" >&2; exit 2 ;;
+    *[!A-Za-z0-9_./,=+-]*) echo "curve_$name.sh: unexpected characters in the option $1" >&2; exit 2 ;;
     *) extra="$extra $1" ;;
     esac
     shift
@@ -47,11 +48,13 @@ running=
 trap 'for p in $running; do kill "$p" 2>/dev/null || :; done' EXIT
 trap 'exit 130' INT TERM
 rm -f "$work/curve_$name.seqtx.txt" "$work/curve_$name.torch.txt"
-"$bin" --worker $model $extra --threads "$threads" --data "$data" --load "$start" --train "$steps" --curve "$work/curve_$name.seqtx.txt" >"$work/curve_$name.seqtx.log" 2>&1 &
+"$bin" --worker $model $extra --threads "$threads" --data "$data" --load "$start" \
+    --train "$steps" --curve "$work/curve_$name.seqtx.txt" \
+    >"$work/curve_$name.seqtx.log" 2>&1 &
 running="$running $!"
 GOMP_SPINCOUNT=0 "$python" "bench/peers/$peer" $model $extra --threads "$threads" --data "$data" \
-    --load "$start" --train "$steps" --curve \
-    "$work/curve_$name.torch.txt" >"$work/curve_$name.torch.log" 2>&1 &
+    --load "$start" --train "$steps" --curve "$work/curve_$name.torch.txt" \
+    >"$work/curve_$name.torch.log" 2>&1 &
 running="$running $!"
 for who in seqtx torch; do
     running=${running# }
@@ -67,7 +70,7 @@ paste -d ' ' "$work/curve_$name.seqtx.txt" "$work/curve_$name.torch.txt" >"$work
     echo "# Training curves of $title, seqtx and PyTorch, $(date +%Y-%m-%d)"
     echo
     echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known};" \
-        "$threads thread$([ "$threads" = 1 ] || echo s) a run"
+        "$threads thread$([ "$threads" = 1 ] || echo s) per run"
     echo "- peer: PyTorch $torch, bench/peers/$peer, eager f32"
     echo "- command: \`$command\`"
     echo "- commit: $commit"
@@ -75,9 +78,9 @@ paste -d ' ' "$work/curve_$name.seqtx.txt" "$work/curve_$name.torch.txt" >"$work
         "$(wc -c <"$data") bytes" || echo "- data: $(basename "$data"), $(wc -c <"$data") bytes"
     echo "- model and optimiser: \`$model$extra\`"
     echo
-    echo "Training nll in nats a byte, of the step, and the mean of the steps since the row" \
-        "before. The same first parameters$note,"
-    echo "bytes and steps."
+    echo "Training loss in nats per byte: of the step, and the mean of the steps since the" \
+        "previous row."
+    echo "Both have the same initial parameters$note, bytes and steps."
     echo
 } >"$work/curve_$name.md"
 failed=0
@@ -85,8 +88,10 @@ awk -v every="$every" -v steps="$steps" '
     function size(x) { return x < 0 ? -x : x }
     BEGIN {
         limit = 0.001; window = steps < 100 ? steps : 100
-        print "| step | seqtx | PyTorch | difference | seqtx, mean | PyTorch, mean | difference | largest difference of a step |"
-        print "|-----:|------:|--------:|-----------:|------------:|--------------:|-----------:|-----------------------------:|"
+        printf "| step | seqtx | PyTorch | difference | seqtx, mean | PyTorch, mean |"
+        print " difference | largest difference of a step |"
+        printf "|-----:|------:|--------:|-----------:|------------:|--------------:|"
+        print "-----------:|-----------------------------:|"
     }
     NF != 4 || $1 != NR || $3 != NR || $2 !~ /^[0-9.]+$/ || $4 !~ /^[0-9.]+$/ { bad = NR; exit 1 }
     {
@@ -104,11 +109,15 @@ awk -v every="$every" -v steps="$steps" '
     }
     END {
         if (bad || NR != steps) {
-            printf "\nThe logs do not fit together, or hold something that is no loss, at step %d: demand failed.\n", bad ? bad : NR + 1
+            printf "\nFAILED: the logs do not match, or a loss is not a number, at step %d.\n",
+                bad ? bad : NR + 1
             exit 1
         }
-        printf "\nLargest difference over the first %d steps: %.1e (step %d); at most %.0e is demanded: %s.\n", window, early, early_at, limit, early <= limit ? "met" : "FAILED"
-        printf "Over all %d steps: of one step %.1e (step %d), of the running mean of %d steps %.1e (step %d).\n", steps, most, most_at, window, mean, mean_at
+        printf "\nLargest difference over the first %d steps: %.1e (step %d);", window, early,
+            early_at
+        printf " limit %.0e: %s.\n", limit, early <= limit ? "met" : "FAILED"
+        printf "Over all %d steps: of one step %.1e (step %d),", steps, most, most_at
+        printf " of the running mean of %d steps %.1e (step %d).\n", window, mean, mean_at
         exit !(early <= limit)
     }' "$work/curve_$name.txt" >>"$work/curve_$name.md" || failed=1
 cat "$work/curve_$name.md"

@@ -1,19 +1,39 @@
-# long.sh - read by compress.sh, wikitext2.sh and par.sh in the repository's root: long runs that go on where they stopped, and their texts.
-# The script has set script (its name), out (the directory of its runs) and keeps the names run, running, now, began for these functions.
+# long.sh - sourced by compress.sh, wikitext2.sh and par.sh in the repository's root: long runs
+# that resume after an interruption, and their texts. The caller sets script (its name) and out
+# (the directory of its runs). The names run, running, now and began are reserved for this file.
 
-LC_ALL=C        # numbers have points
+LC_ALL=C        # decimal points
 export LC_ALL
-refuse() { echo "$script: $*" >&2; exit 2; }
-# number OPTION VALUE: a whole number above 0; a word OPTION VALUE: what a file or a list may be called
-number() { case ${2:-} in ''|*[!0-9]*|0*) refuse "$1 wants a whole number" ;; esac; }
-word() { case ${2:-} in ''|-*|*[!A-Za-z0-9_./,-]*) refuse "$1 wants a value of letters," \
-    "digits and _ . / , -" ;;
-esac; }
-# bf16 products where the processor has them
-usual_precision() { if grep -Eq 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null; then echo \
-    bf16; else echo f32; fi; }
+refuse() {
+    echo "$script: $*" >&2
+    exit 2
+}
 
-# now: hundredths of the processor's seconds of this script's children that have ended (not in a subshell, whose children are others)
+# number OPTION VALUE: VALUE must be a whole number above 0
+number() {
+    case ${2:-} in
+    ''|*[!0-9]*|0*) refuse "$1: expected a whole number above 0" ;;
+    esac
+}
+
+# word OPTION VALUE: VALUE must be usable as a file name or a list
+word() {
+    case ${2:-} in
+    ''|-*|*[!A-Za-z0-9_./,-]*) refuse "$1: expected a value of letters, digits and _ . / , -" ;;
+    esac
+}
+
+# bf16 if the processor has bf16 instructions, otherwise f32
+usual_precision() {
+    if grep -Eq 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null; then
+        echo bf16
+    else
+        echo f32
+    fi
+}
+
+# Sets now: processor time of all children that have ended, in hundredths of a second. Must not
+# be called in a subshell, which has other children.
 seconds() {
     times >"$out/times.$$"
     now=$(awk '
@@ -23,16 +43,18 @@ seconds() {
         }' "$out/times.$$")
     rm -f "$out/times.$$"
 }
-# What the run took since it began is added to RUN.spent: seconds by the clock, the processor's, how often it was stopped, and how often
-# it ended so that its seconds are not known.
+
+# Adds the cost of the run since it began to RUN.spent: wall-clock seconds, processor seconds,
+# number of stops, and number of ends after which the processor seconds are unknown.
 account() {
     seconds
     echo $((wall + $(date +%s) - since)) $((spent + (now - began + 50) / 100)) $((stops + $1)) \
         $unknown >"$run.spent"
     rm -f "$run.began"
 }
-# At the end of the script: the run that goes on is stopped (it saves), and its time kept. A Ctrl-C it has had itself, and a second signal
-# would end it at once.
+
+# At the end of the script: stops a run that is still active, which saves, and keeps its time. A
+# run has received Ctrl-C itself, and a second signal would end it without saving.
 signal=
 stopped() {
     [ -n "$running" ] || return 0
@@ -44,9 +66,11 @@ stopped() {
     kill "$running" 2>/dev/null || :
     wait "$running" || :
     account 1
-    echo "$script: stopped; the same command goes on from what is saved" >&2
+    echo "$script: stopped; the same command resumes from the last checkpoint" >&2
 }
-# timed RUN COMMAND...: output to RUN.txt, all else to RUN.err; RUN.spent goes on from an earlier part, if RUN.safetensors is of one
+
+# timed RUN COMMAND...: writes stdout to RUN.txt and stderr to RUN.err. Adds to RUN.spent if
+# RUN.safetensors is left from an interrupted run.
 running=
 timed() {
     run=$1 wall=0 spent=0 stops=0 unknown=0 code=0
@@ -69,13 +93,14 @@ timed() {
     [ "$code" = 0 ] ||
         { echo "$script: $run ended with $code: $(tail -n 1 "$run.err")" >&2; exit "$code"; }
 }
-# settle SETTINGS: a directory holds runs of one set of them. Each leaves a .txt when it has begun
+
+# settle SETTINGS: a directory holds runs of one set of settings. A run that has begun has a .txt
 settle() {
     begun=
     for file in "$out"/*.txt; do [ ! -f "$file" ] || begun=1; done
     if [ -n "$begun" ] && [ -f "$out/settings" ] && [ "$1" != "$(cat "$out/settings")" ]; then
         {
-            echo "$script: $out has runs with other settings or texts: give another --out"
+            echo "$script: $out contains runs with other settings or texts: give another --out"
             cat "$out/settings"
             echo "$1"
         } >&2
@@ -83,36 +108,42 @@ settle() {
     fi
     echo "$1" >"$out/settings"
 }
-# build TRAINER: compiled as its head says
+
+# build TRAINER: compiles it as its head describes
 build() {
     $CC -std=c99 ${CFLAGS:--O3} -pthread "examples/$1.c" -o "$out/$1.$$" -lm
     mv "$out/$1.$$" "$out/$1"
 }
-# same NAME FILE..: are these files those that the runs in out began with? Asked before anything is linked to them
+
+# same NAME FILE..: refuses files that differ from those that the runs in out began with. Must
+# be called before any link to the files is made.
 same() {
     name=$1
     shift
     sums=$(sum "$@")
     if [ -f "$out/text/$name" ] && [ "$sums" != "$(cat "$out/text/$name")" ]; then
-        refuse "$out has runs with other texts than those of $DATA: give another --out"
+        refuse "$out contains runs on other texts than $DATA: give another --out"
     fi
     echo "$sums" >"$out/text/$name"
 }
-# texts: out/text/{train,valid,test}.txt are those of DATA
+
+# texts: links out/text/{train,valid,test}.txt to the files of DATA
 texts() {
     for part in train valid test; do
-        [ -r "${DATA:-}/$part.txt" ] || refuse "set DATA=DIRECTORY with train.txt, valid.txt," \
-            "test.txt: '${DATA:-}/$part.txt' cannot be read"
+        [ -r "${DATA:-}/$part.txt" ] ||
+            refuse "set DATA=DIRECTORY with train.txt, valid.txt, test.txt:" \
+                "'${DATA:-}/$part.txt' cannot be read"
     done
     DATA=$(cd "$DATA" && pwd -P)
     mkdir -p "$out/text"
     [ "$DATA" != "$(cd "$out/text" && pwd -P)" ] ||
-        refuse "$DATA is of this script's own making: give another --out"
+        refuse "$DATA is the output of this script: give another --out"
     same sums "$DATA/train.txt" "$DATA/valid.txt" "$DATA/test.txt"
     for part in train valid test; do ln -sf "$DATA/$part.txt" "$out/text/$part.txt"; done
 }
-# pieces N [OPTION..]: out/text/pieces.vocab and out/text/ids/, the texts as numbers of N pieces, by SentencePiece's library; or, with
-# own_ids set, those of DATA
+
+# pieces N [OPTION..]: makes out/text/pieces.vocab and out/text/ids/, the texts as ids of N
+# pieces, with SentencePiece's library. If own_ids is set, links those of DATA instead.
 pieces() {
     count=$1
     shift
@@ -133,16 +164,14 @@ pieces() {
     if [ -f "$out/text/ids/test.txt" ]; then return 0; fi
     work=$out/text/pieces.$$
     mkdir "$work"
-    # the processor's own instructions are no matter here
     ${CXX:-c++} -O1 -std=c++17 -c examples/spm.cpp -o "$work/spm.o" 2>"$work/err" &&
         $CC -std=c99 -O1 -pthread -DSEQTX_SENTENCEPIECE examples/spm_train.c "$work/spm.o" \
-        -o "$work/spm_train" \
-            ${SENTENCEPIECE_LIBS:--lsentencepiece_train -lsentencepiece} -lstdc++ \
-            -lm 2>>"$work/err" || {
+            -o "$work/spm_train" ${SENTENCEPIECE_LIBS:--lsentencepiece_train -lsentencepiece} \
+            -lstdc++ -lm 2>>"$work/err" || {
         why=$(grep -m 1 'error\|cannot find' "$work/err" || echo "see examples/spm_train.c")
         rm -rf "$work"
-        refuse "SentencePiece's library cannot be used ($why): install it (Debian:" \
-            "libsentencepiece-dev), or give --ids"
+        refuse "SentencePiece's library cannot be used ($why):" \
+            "install it (Debian: libsentencepiece-dev), or give --ids"
     }
     echo "$(date +%H:%M) $count pieces of the training text .."
     "$work/spm_train" --text "$out/text/train.txt" --model "$work/pieces" --vocab "$count" "$@" ||
@@ -152,20 +181,23 @@ pieces() {
         "$work/spm_train" --model "$work/pieces" --encode \
             "$out/text/$part.txt" >"$work/ids/$part.txt" || exit 1
     done
-    if [ ! -d "$out/text/ids" ]; then           # another script may have been faster
+    if [ ! -d "$out/text/ids" ]; then           # unless another script was faster
         mv "$work/pieces.model" "$work/pieces.vocab" "$out/text/"
         mv "$work/ids" "$out/text/ids"
     fi
     rm -rf "$work"
 }
-# sum FILE..: a checksum of them all; tokens FILE: words between blanks, and line ends; ids FILE: numbers of pieces
+
+# sum FILE..: one checksum; tokens FILE: number of words and line ends; ids FILE: number of ids
 sum() { cat "$@" | cksum | tr ' ' -; }
 tokens() { awk '{ n += NF + 1 } END { printf "%d\n", n }' "$1"; }
 ids() { awk '{ n += NF } END { printf "%d\n", n }' "$1"; }
-# field KEY FILE: a number of the last line that has it; text KEY FILE
+
+# field KEY FILE, text KEY FILE: the number, the string of KEY in the last line that has it
 field() { sed -n 's/.*"'"$1"'":\([-+0-9.e]*\)[,}].*/\1/p' "$2" | tail -n 1; }
 text() { sed -n 's/.*"'"$1"'":"\([^"]*\)".*/\1/p' "$2" | tail -n 1; }
-# demo_text: DATA for a trial, some of the headers of this machine
+
+# demo_text: sets DATA to a small text for a trial, made from headers of this machine
 demo_text() {
     [ -s build/demo.txt ] || sh examples/demo_data.sh build/demo.txt
     DATA=$out/demo
@@ -174,7 +206,8 @@ demo_text() {
     tail -c 40000 build/demo.txt | head -c 20000 >"$DATA/valid.txt"
     tail -c 20000 build/demo.txt >"$DATA/test.txt"
 }
-# record NAME FILE..: the report and these files to bench/results
+
+# record NAME FILE..: copies the report and the concatenated files to bench/results/
 record() {
     target=$(free_result "$1-")
     shift

@@ -1,5 +1,5 @@
-# machine.sh - read by run.sh and the other scripts in the repository's root: names the machine and the commit for a report.
-# Sets cpu, cores, vector, class (for the names of files) and commit; free_result gives a report its name.
+# machine.sh - sourced by run.sh and other scripts in the repository's root. Sets cpu, cores,
+# vector, class (for file names) and commit for a report; free_result returns a file name.
 cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)
 [ -n "$cpu" ] || cpu=$(sysctl -n machdep.cpu.brand_string 2>/dev/null || uname -m)
 cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
@@ -9,8 +9,10 @@ class=$(printf '%s-%sc' "$cpu" "$cores" | tr '[:upper:]' '[:lower:]' |
     sed 's/([^)]*)//g; s/@.*-/-/; s/[^a-z0-9]\{1,\}/-/g; s/^-//')
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 git diff --quiet HEAD -- '*.h' 'bench/*.c' bench/peers examples 2>/dev/null ||
-    commit="$commit, with changes that are not committed"
-# free_result [WHAT-] [-KIND]: bench/results/WHAT-DATE-MACHINE-KIND without .md, or with -2, -3.. behind it where the day has such a report
+    commit="$commit, with uncommitted changes"
+
+# free_result [WHAT-] [-KIND]: prints bench/results/WHAT-DATE-MACHINE-KIND without .md. Adds -2,
+# -3 .. if there already is a report of that name.
 free_result() {
     mkdir -p bench/results
     base=bench/results/$1$(date +%Y-%m-%d)-$class${2:-} again=1

@@ -187,17 +187,6 @@ done
             if (!last) { print "- no step is in the log yet"; exit }
             printf "- time: %s by the clock (%s of the processor), evaluations and saving in it, %d times interrupted%s;\n", duration(t[1]), duration(t[2]), t[3],
                 t[4] ? sprintf("; %d times it ended so that its seconds are not known and not in it",
-                
-                
-                
-                
-                
-                
-                
-                
-                
-                
-                
                 t[4]) : ""
             printf "  %.1f ms a step of %d pieces by that, %.1f ms by the log without evaluations; peak memory %.0f MiB\n", 1000 * t[1] / last, each, 1000 * took / last, peak / 1048576
             printf "- steps: %d of %d in all, %d an epoch; architecture: %s\n", last, total, epoch,

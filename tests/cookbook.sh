@@ -45,8 +45,10 @@ tree=$work/tree
 cp -R Makefile LICENSE seqtx*.h seqtx_cuda.cu README.md examples package tools "$tree"
 chmod -R u+w "$tree"
 for program in "$build"/train_* "$build/plot"; do
-    [ ! -x "$program" ] || case ${program##*/} in *.*) ;
-    *) ln -s "$program" "$tree/build/" ;
+    [ -x "$program" ] || continue
+    case ${program##*/} in
+    *.*) ;;
+    *) ln -s "$program" "$tree/build/" ;;
     esac
 done
 awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > \
