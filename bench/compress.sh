@@ -1,11 +1,11 @@
 #!/bin/sh
-# compress.sh [options] - is a compressed memory worth its cost? Trains one small model with
-# each of nine memories on a text of books, with several seeds each. Prints a table: bits per
-# byte of the validation text, overall and by the distance from an empty memory.
+# compress.sh [options] - is a compressed memory worth its cost? Trains one small model
+# with each of nine memories on a text of books, with several seeds each. Prints a table:
+# bits per byte of the validation text, overall and by the distance from an empty memory.
 #
 #     DATA=train.txt VALID=valid.txt sh bench/compress.sh        all runs, then the report
 #     DATA=.. VALID=.. sh bench/compress.sh --only txl256,conv   some of the runs
-#     sh bench/compress.sh --report [--record]                   report of the finished runs
+#     sh bench/compress.sh --report [--record]                   report of finished runs
 #
 #     --steps N       steps per run, of 8 segments each (default 5000)
 #     --seeds N       seeds 1 to N (default 3)
@@ -19,20 +19,20 @@
 #     --quick         a tiny model, 20 steps, two seeds: a one-minute test of this script
 #     --record        also write the report to bench/results/
 #
-# Each run is one call of examples/train_compressive.c. It writes NAME.SEED.log, one line of
-# JSON (NAME.SEED.json) and its progress (NAME.SEED.err) to DIR. An interrupted script resumes
-# with the same command: finished runs are skipped, an unfinished one resumes from its last
-# checkpoint. Scripts with the same settings and different --only lists can share a DIR.
-# Times are processor seconds. Environment: CC (cc), CFLAGS (-O3), DATA, VALID.
+# Each run is one call of examples/train_compressive.c. It writes NAME.SEED.log, one line
+# of JSON (NAME.SEED.json) and its progress (NAME.SEED.err) to DIR. An interrupted script
+# resumes with the same command: finished runs are skipped, an unfinished one resumes from
+# its last checkpoint. Scripts with the same settings and different --only lists can share
+# a DIR. Times are processor seconds. Environment: CC (cc), CFLAGS (-O3), DATA, VALID.
 #
 # All runs have the same layers, segments, batch, steps, bytes, learning rate and relative
-# positions of Transformer-XL, which need no more parameters for a longer memory. txl128 and
-# txl256 keep S and 2 S rows. The compressed memories keep S rows and compress the rows that
-# leave, four to one, into another S rows. Their queries therefore see as many keys as those
-# of txl256, for the same cost of attention and memory projection, but reach back 5 S instead
-# of 2 S: txl256 is the baseline to beat. (The paper compares the same way: memory and
-# compressed memory have half the length each.) txl128 and none show what a memory is worth.
-# The table lists the cost of the compression itself.
+# positions of Transformer-XL, which need no more parameters for a longer memory. txl128
+# and txl256 keep S and 2 S rows. The compressed memories keep S rows and compress the
+# rows that leave, four to one, into another S rows. Their queries therefore see as many
+# keys as those of txl256, for the same cost of attention and memory projection, but reach
+# back 5 S instead of 2 S: txl256 is the baseline to beat. (The paper compares the same
+# way: memory and compressed memory have half the length each.) txl128 and none show what
+# a memory is worth. The table lists the cost of the compression itself.
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
@@ -141,8 +141,8 @@ if [ -z "$report" ]; then
             read -r _ spent _ unknown <"$run.spent"
             log_lost=$(sed -n 's/.*"ratio":\[\([-+0-9.e,]*\)\].*/\1/p' "$run.log" | tail -n 1)
             # The trainer's last lines are "step N: valid bpb X (loss Y)" and the loss by
-            # position. The compression loss of the last step is in the log. If the processor
-            # time of any part of a run is unknown, so is the time of the run.
+            # position. The compression loss of the last step is in the log. If the
+            # processor time of any part of a run is unknown, so is the time of the run.
             awk -v name="$name" -v seed="$seed" -v steps="$steps" -v M="$M" -v C="$C" \
                 -v seconds="$spent" -v unknown="$unknown" -v lost="$log_lost" \
                 -v precision="$precision" -v commit="$commit" -v machine="$cpu, $cores cores" '
@@ -250,7 +250,8 @@ done
         END {
             base = "txl256"
             printf "| memory | M | C | reach per layer | keys | attention | compression | seeds |"
-            print " bits per byte | deviation | range | to txl256 | lost | processor s per 100 steps |"
+            printf " bits per byte | deviation | range | to txl256 | lost |"
+            print " processor s per 100 steps |"
             printf "|--------|--:|--:|--------------:|-----:|----------:|------------:|------:|"
             print "------------:|----------:|------:|----------:|-----:|----------------:|"
             for (j = 1; j <= names; j++) {

@@ -1,8 +1,8 @@
 #!/bin/sh
-# curve.sh [options] [trainer options] - does bfloat16 cost quality? Trains a small model on
-# DATA three times: in float, in bfloat16 with the same seed, and in float with another seed.
-# The effect of the seed is the yardstick for the effect of the precision. Prints a table of
-# training and validation losses.
+# curve.sh [options] [trainer options] - does bfloat16 cost quality? Trains a small model
+# on DATA three times: in float, in bfloat16 with the same seed, and in float with another
+# seed. The effect of the seed is the yardstick for the effect of the precision. Prints a
+# table of training and validation losses.
 #
 #     DATA=DIR/enwik8 sh bench/curve.sh --record    2,000 steps; DATA is a file or a directory
 #     sh bench/curve.sh --quick                     60 steps on text of examples/demo_data.sh
@@ -12,9 +12,9 @@
 #     --record                also write the table to bench/results/
 #
 # The three runs are concurrent, each with its share of the cores, because only losses are
-# compared. Needs a build of the library with bf16. Also draws build/bench/curve.png if there
-# is a python3 with matplotlib.
-# Environment: CC (cc), CFLAGS (-O3), DATA, PYTHON (for the picture).
+# compared. Needs a build of the library with bf16. Also draws build/bench/curve.png if
+# there is a python3 with matplotlib. Environment: CC (cc), CFLAGS (-O3), DATA, PYTHON
+# (for the picture).
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
@@ -28,7 +28,9 @@ while [ $# -gt 0 ]; do
     --record) record=1 ;;
     --quick) steps=60 every=20 blocks=10 ;;
     --steps|--every)
-        case ${2:-} in ''|*[!0-9]*|0) echo "curve.sh: $1: expected a whole number above 0" >&2; exit 2 ;; esac
+        case ${2:-} in
+        ''|*[!0-9]*|0) echo "curve.sh: $1: expected a whole number above 0" >&2; exit 2 ;;
+        esac
         if [ "$1" = --steps ]; then steps=$2; else every=$2; fi
         command="$command $2"; shift ;;
     *[!A-Za-z0-9_./,=+-]*) echo "curve.sh: unexpected characters in the option $1" >&2; exit 2 ;;
@@ -124,9 +126,9 @@ awk 'NF != 9 || $1 != $4 || $1 != $7 { exit 1 } END { exit !NR }' "$work/curve.t
             end = $6 - $3; other = $9 - $3; last = $1
         }
         END {
-            printf "\nValidation: bf16 differs from float by at most %.4f, and by %+.4f at step %d;",
+            printf "\nValidation: bf16 differs from float by at most %.4f, by %+.4f at step %d;",
                 bf, end, last
-            printf " another seed by at most %.4f, and by %+.4f.\n", sd, other
+            printf " another seed by at most %.4f, by %+.4f at that step.\n", sd, other
         }' "$work/curve.txt"
 } >"$work/curve.md"
 cat "$work/curve.md"

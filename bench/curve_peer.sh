@@ -1,6 +1,7 @@
-# curve_peer.sh - sourced by curve_sru.sh and curve_comp.sh in the repository's root. Trains a
-# small model with bench_NAME.c and with its PyTorch peer, from the same parameters on the same
-# bytes, and compares their losses. The caller sets name, title, peer, model (options) and note.
+# curve_peer.sh - sourced by curve_sru.sh and curve_comp.sh in the repository's root.
+# Trains a small model with bench_NAME.c and with its PyTorch peer, from the same
+# parameters on the same bytes, and compares their losses. The caller sets name, title,
+# peer, model (options) and note.
 CC=${CC:-cc}
 work=build/bench
 mkdir -p "$work"
@@ -17,7 +18,9 @@ while [ $# -gt 0 ]; do
         esac
         if [ "$1" = --steps ]; then steps=$2; else every=$2; fi
         command="$command $2"; shift ;;
-    *[!A-Za-z0-9_./,=+-]*) echo "curve_$name.sh: unexpected characters in the option $1" >&2; exit 2 ;;
+    *[!A-Za-z0-9_./,=+-]*)
+        echo "curve_$name.sh: unexpected characters in the option $1" >&2
+        exit 2 ;;
     *) extra="$extra $1" ;;
     esac
     shift

@@ -3,17 +3,18 @@
 # version does? Trains a small model with the library and with bench/peers/sru_torch.py,
 # from the same parameters on the same bytes, and prints a table of their losses.
 #
-#     DATA=FILE sh bench/curve_sru.sh --record          2,000 steps on the bytes of a file, such as enwik8
-#     sh bench/curve_sru.sh --quick                     120 steps on text of examples/demo_data.sh
-#     sh bench/curve_sru.sh --hid-sz 512 --n-proj 128   another model: options that both sru_torch.py
-#                                                    and bench_sru.c --worker know
+#     DATA=FILE sh bench/curve_sru.sh --record    2,000 steps on the bytes of a file
+#     sh bench/curve_sru.sh --quick               120 steps on text of examples/demo_data.sh
+#     sh bench/curve_sru.sh --hid-sz 512 --n-proj 128
+#                                                 another model: options that both sru_torch.py
+#                                                 and bench_sru.c --worker know
 #
 #     --steps N, --every N    length of a run; a row of the table every N steps
 #     --record                also write the table to bench/results/
 #
-# Exit code 1 if any loss of the first 100 steps differs by more than 1e-3. Later, rounding
-# dominates single losses, so means of 100 steps are compared. The two runs are concurrent,
-# each with its share of the cores: only losses are compared, not times.
+# Exit code 1 if any loss of the first 100 steps differs by more than 1e-3. Later,
+# rounding dominates single losses, so means of 100 steps are compared. The two runs are
+# concurrent, each with its share of the cores: only losses are compared, not times.
 # Environment: CC (cc), CFLAGS (-O3), DATA, PYTHON (a python3 with torch).
 set -eu
 cd "$(dirname "$0")/.."

@@ -1,6 +1,7 @@
-# long.sh - sourced by compress.sh, wikitext2.sh and par.sh in the repository's root: long runs
-# that resume after an interruption, and their texts. The caller sets script (its name) and out
-# (the directory of its runs). The names run, running, now and began are reserved for this file.
+# long.sh - sourced by compress.sh, wikitext2.sh and par.sh in the repository's root: long
+# runs that resume after an interruption, and their texts. The caller sets script (its
+# name) and out (the directory of its runs). The names run, running, now and began are
+# reserved for this file.
 
 LC_ALL=C        # decimal points
 export LC_ALL
@@ -32,8 +33,8 @@ usual_precision() {
     fi
 }
 
-# Sets now: processor time of all children that have ended, in hundredths of a second. Must not
-# be called in a subshell, which has other children.
+# Sets now: processor time of all children that have ended, in hundredths of a second.
+# Must not be called in a subshell, which has other children.
 seconds() {
     times >"$out/times.$$"
     now=$(awk '
@@ -44,8 +45,9 @@ seconds() {
     rm -f "$out/times.$$"
 }
 
-# Adds the cost of the run since it began to RUN.spent: wall-clock seconds, processor seconds,
-# number of stops, and number of ends after which the processor seconds are unknown.
+# Adds the cost of the run since it began to RUN.spent: wall-clock seconds, processor
+# seconds, number of stops, and number of ends after which the processor seconds are
+# unknown.
 account() {
     seconds
     echo $((wall + $(date +%s) - since)) $((spent + (now - began + 50) / 100)) $((stops + $1)) \
@@ -53,8 +55,8 @@ account() {
     rm -f "$run.began"
 }
 
-# At the end of the script: stops a run that is still active, which saves, and keeps its time. A
-# run has received Ctrl-C itself, and a second signal would end it without saving.
+# At the end of the script: stops a run that is still active, which saves, and keeps its
+# time. A run has received Ctrl-C itself, and a second signal would end it without saving.
 signal=
 stopped() {
     [ -n "$running" ] || return 0
@@ -69,8 +71,8 @@ stopped() {
     echo "$script: stopped; the same command resumes from the last checkpoint" >&2
 }
 
-# timed RUN COMMAND...: writes stdout to RUN.txt and stderr to RUN.err. Adds to RUN.spent if
-# RUN.safetensors is left from an interrupted run.
+# timed RUN COMMAND...: writes stdout to RUN.txt and stderr to RUN.err. Adds to RUN.spent
+# if RUN.safetensors is left from an interrupted run.
 running=
 timed() {
     run=$1 wall=0 spent=0 stops=0 unknown=0 code=0
@@ -94,7 +96,8 @@ timed() {
         { echo "$script: $run ended with $code: $(tail -n 1 "$run.err")" >&2; exit "$code"; }
 }
 
-# settle SETTINGS: a directory holds runs of one set of settings. A run that has begun has a .txt
+# settle SETTINGS: a directory holds runs of one set of settings. A run that has begun has
+# a .txt
 settle() {
     begun=
     for file in "$out"/*.txt; do [ ! -f "$file" ] || begun=1; done
@@ -115,8 +118,8 @@ build() {
     mv "$out/$1.$$" "$out/$1"
 }
 
-# same NAME FILE..: refuses files that differ from those that the runs in out began with. Must
-# be called before any link to the files is made.
+# same NAME FILE..: refuses files that differ from those that the runs in out began with.
+# Must be called before any link to the files is made.
 same() {
     name=$1
     shift
@@ -142,8 +145,8 @@ texts() {
     for part in train valid test; do ln -sf "$DATA/$part.txt" "$out/text/$part.txt"; done
 }
 
-# pieces N [OPTION..]: makes out/text/pieces.vocab and out/text/ids/, the texts as ids of N
-# pieces, with SentencePiece's library. If own_ids is set, links those of DATA instead.
+# pieces N [OPTION..]: makes out/text/pieces.vocab and out/text/ids/, the texts as ids of
+# N pieces, with SentencePiece's library. If own_ids is set, links those of DATA instead.
 pieces() {
     count=$1
     shift
@@ -188,12 +191,14 @@ pieces() {
     rm -rf "$work"
 }
 
-# sum FILE..: one checksum; tokens FILE: number of words and line ends; ids FILE: number of ids
+# sum FILE..: one checksum; tokens FILE: number of words and line ends; ids FILE: number
+# of ids
 sum() { cat "$@" | cksum | tr ' ' -; }
 tokens() { awk '{ n += NF + 1 } END { printf "%d\n", n }' "$1"; }
 ids() { awk '{ n += NF } END { printf "%d\n", n }' "$1"; }
 
-# field KEY FILE, text KEY FILE: the number, the string of KEY in the last line that has it
+# field KEY FILE, text KEY FILE: the number, the string of KEY in the last line that has
+# it
 field() { sed -n 's/.*"'"$1"'":\([-+0-9.e]*\)[,}].*/\1/p' "$2" | tail -n 1; }
 text() { sed -n 's/.*"'"$1"'":"\([^"]*\)".*/\1/p' "$2" | tail -n 1; }
 

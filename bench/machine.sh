@@ -1,5 +1,6 @@
-# machine.sh - sourced by run.sh and other scripts in the repository's root. Sets cpu, cores,
-# vector, class (for file names) and commit for a report; free_result returns a file name.
+# machine.sh - sourced by run.sh and other scripts in the repository's root. Sets cpu,
+# cores, vector, class (for file names) and commit for a report; free_result returns a
+# file name.
 cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)
 [ -n "$cpu" ] || cpu=$(sysctl -n machdep.cpu.brand_string 2>/dev/null || uname -m)
 cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
@@ -11,8 +12,8 @@ commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 git diff --quiet HEAD -- '*.h' 'bench/*.c' bench/peers examples 2>/dev/null ||
     commit="$commit, with uncommitted changes"
 
-# free_result [WHAT-] [-KIND]: prints bench/results/WHAT-DATE-MACHINE-KIND without .md. Adds -2,
-# -3 .. if there already is a report of that name.
+# free_result [WHAT-] [-KIND]: prints bench/results/WHAT-DATE-MACHINE-KIND without .md.
+# Adds -2, -3 .. if there already is a report of that name.
 free_result() {
     mkdir -p bench/results
     base=bench/results/$1$(date +%Y-%m-%d)-$class${2:-} again=1

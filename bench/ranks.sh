@@ -1,17 +1,23 @@
 #!/bin/sh
-# ranks.sh [--record] [options] - what ranks are worth on this machine: trains a model of each family as one process with one thread, as
-# one process with all threads, and as ranks with one thread each, in turns; prints the medians of tokens per second, from the logs.
-# --record writes bench/results/ranks-DATE-MACHINE.md as well. Three minutes a family on two cores.
-#   --ways "1x1 1x2 2x1"   ranks x threads; the default: 1x1, 1 x all cores, all cores x 1
-#   --rounds N             7: each way once in a round
-#   --steps N              15: of a run; the first third is not timed
-#   --only FAMILY,..       attn_span, sru, compressive, par
-#   --count                the counted model of GPUs in place of all this (ranks_model.c); with --record to bench/results/ranks-model.md
-# Environment: DATA (a text; else examples/demo_data.sh's), MPICC (mpicc), MPIRUN (mpirun --bind-to none --oversubscribe), CC (cc), CFLAGS (-O3).
+# ranks.sh [--record] [options] - measures what MPI ranks gain on this machine. Trains a
+# model of each family as one process with one thread, as one process with all threads,
+# and as ranks with one thread each. The runs are interleaved. Prints the median tokens
+# per second from the logs. Takes three minutes per family on two cores.
+#
+#   --ways "1x1 1x2 2x1"   ranks x threads (default: 1x1, 1 x all cores, all cores x 1)
+#   --rounds N             rounds; each way runs once per round (default 7)
+#   --steps N              steps per run; the first third is not timed (default 15)
+#   --only FAMILY,..       of attn_span, sru, compressive, par
+#   --count                print the counted model of GPUs instead (ranks_model.c)
+#   --record               also write bench/results/ranks-DATE-MACHINE.md, with --count
+#                          bench/results/ranks-model.md
+#
+# Environment: DATA (a text; default: from examples/demo_data.sh), MPICC (mpicc), MPIRUN
+# (mpirun --bind-to none --oversubscribe), CC (cc), CFLAGS (-O3).
 set -eu
 cd "$(dirname "$0")/.."
 command="sh bench/ranks.sh${1:+ $*}"
-refuse() { echo "ranks.sh: $1" >&2; exit 2; }
+refuse() { echo "ranks.sh: $*" >&2; exit 2; }
 . bench/machine.sh
 record= count= ways="1x1 1x$cores ${cores}x1" rounds=7 steps=15 only=attn_span,sru,compressive,par
 [ "$cores" -gt 1 ] || ways="1x1 2x1"
@@ -20,7 +26,7 @@ while [ $# -gt 0 ]; do
     --record) record=1 ;;
     --count) count=1 ;;
     --ways | --rounds | --steps | --only)
-        [ $# -gt 1 ] || refuse "$1 wants a value"
+        [ $# -gt 1 ] || refuse "$1: expected a value"
         case $1 in
         --ways) ways=$2 ;;
         --rounds) rounds=$2 ;;
@@ -33,15 +39,15 @@ while [ $# -gt 0 ]; do
     shift
 done
 for n in "$rounds" "$steps"; do
-    case $n in '' | *[!0-9]* | 0) refuse "'$n' is no number of rounds or steps" ;; esac
+    case $n in '' | *[!0-9]* | 0) refuse "--rounds, --steps: expected a whole number above 0, got '$n'" ;; esac
 done
-[ "$steps" -ge 3 ] || refuse "--steps $steps: want 3 or more"
+[ "$steps" -ge 3 ] || refuse "--steps: expected at least 3, got $steps"
 for way in $ways; do
     case $way in
-    *[!0-9x]* | x* | *x | *x*x* | 0x* | *x0) refuse "--ways: '$way', want ranks x threads," \
-        "as 2x1" ;;
+    *[!0-9x]* | x* | *x | *x*x* | 0x* | *x0)
+        refuse "--ways: expected RANKSxTHREADS, as in 2x1, got '$way'" ;;
     *x*) ;;
-    *) refuse "--ways: '$way', want ranks x threads, as 2x1" ;;
+    *) refuse "--ways: expected RANKSxTHREADS, as in 2x1, got '$way'" ;;
     esac
 done
 CC=${CC:-cc} MPICC=${MPICC:-mpicc} work=build/ranks
@@ -54,15 +60,17 @@ if [ -n "$count" ]; then
     {
         echo "# Data parallel training on GPUs, counted, $(date +%Y-%m-%d)"
         echo
-        echo "- nothing here was measured: no GPU took part, nor a network"
+        echo "- nothing was measured: no GPU and no network were used"
         echo "- command: \`$command\`"
         echo "- commit: $commit"
         echo
         "$work/ranks_model" --trainer "$work/train_attn_span"
     } > "$work/model.md"
     cat "$work/model.md"
-    [ -z "$record" ] || { cp "$work/model.md" bench/results/ranks-model.md; echo "written:" \
-        "bench/results/ranks-model.md"; }
+    if [ -n "$record" ]; then
+        cp "$work/model.md" bench/results/ranks-model.md
+        echo "written: bench/results/ranks-model.md"
+    fi
     exit 0
 fi
 
@@ -73,7 +81,7 @@ data=${DATA:-$work/demo.txt}
 [ -n "${DATA:-}" ] || [ -s "$data" ] || sh examples/demo_data.sh "$data"
 [ -r "$data" ] || refuse "DATA: $data cannot be read"
 
-# options FAMILY: a model whose step takes some tenths of a second on one core
+# options FAMILY: a model whose step takes a few tenths of a second on one core
 options() {
     case $1 in
     attn_span) echo --preset enwik8_small --batch-sz 4 --block-sz 128 ;;
@@ -89,15 +97,15 @@ for f in $families; do
     OMPI_CC=$CC MPICH_CC=$CC $MPICC $flags -DSEQTX_MPI -pthread "examples/train_$f.c" \
         -o "$work/train_$f" -lm
 done
-# number KEY: of the log's first line. Its lines of training have the seconds since the beginning, and the loss
+# number KEY: prints the number of KEY in the first line of the log
 number() { head -n 1 "$log" | sed -n 's/.*"'"$1"'":\([-+0-9.e]*\)[,}].*/\1/p'; }
 third=$((steps / 3))
-# one FAMILY WAY: tokens/s, loss of the last step, parameters
+# one FAMILY WAY: prints tokens/s, loss of the last step, parameters, tokens per step
 one() {
     log=$work/log.jsonl ranks=${2%x*} threads=${2#*x}
     rm -f "$log"
-    run="$work/train_$1 $(options \
-        "$1") --data $data --threads $threads --steps $steps --log-every 1 --eval-every 1000000 --eval-blocks 1 --log $log"
+    run="$work/train_$1 $(options "$1") --data $data --threads $threads --steps $steps"
+    run="$run --log-every 1 --eval-every 1000000 --eval-blocks 1 --log $log"
     [ "$ranks" = 1 ] || run="$MPIRUN -np $ranks $run"
     $run > "$work/out" 2>&1 < /dev/null ||
         { tail -n 5 "$work/out" >&2; echo "ranks.sh: failed: $run" >&2; exit 1; }
@@ -141,12 +149,13 @@ done
         "at the end"
     echo "- commit: $commit"
     echo
-    echo "Tokens per second of training in f32 over the last two thirds of $steps steps," \
-        "medians of $rounds rounds in turns. Against one: the median of the rounds'"
-    echo "ratios to the first way. Loss: of the last step; ranks add up in another order." \
-        "A way whose loss differs from the first one's by more than 1e-3 is void."
+    echo "Training tokens per second in f32 over the last two thirds of $steps steps, medians of" \
+        "$rounds interleaved rounds."
+    echo "Against one: the median of the rounds' ratios to the first way. Loss: of the last step;" \
+        "ranks sum in another order."
+    echo "A way is void if its loss differs from that of the first way by more than 1e-3."
     echo
-    echo "| model | options | parameters | tokens a step | ranks x threads | tokens/s | least |" \
+    echo "| model | options | parameters | tokens per step | ranks x threads | tokens/s | least |" \
         "most | against one | loss |"
     echo "|---|---|--:|--:|---|--:|--:|--:|--:|--:|"
     for f in $families; do

@@ -1,15 +1,25 @@
 #!/bin/sh
-# run.sh [--record] [--quick] [options of bench.c and bench_*.c] - builds and runs the benchmarks (bench/README.md):
-# bench.c, bench_sru.c, bench_comp.c, bench_par.c, each with a report of its own; --only says which, and of which the sections. (Training
-# curves: bench/curve.sh in float and bfloat16, bench/curve_sru.sh and bench/curve_comp.sh beside PyTorch's.)
-# Environment: CC (cc), CFLAGS (-O3), DATA=FILE (text), PYTHON (a python3 with torch), CBLAS=none (no CBLAS) or
-# what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there). For products also: ONEDNN_LIBS=none or what to
-# link for oneDNN (-ldnnl), with ONEDNN_FLAGS where its header is not in the usual places; MKL=none or a shared library with an MKL in
-# it (default: PyTorch's libtorch_cpu.so, else libmkl_rt beside PYTHON or in the usual places).
+# run.sh [--record] [--quick] [options of bench.c and bench_*.c] - builds and runs the
+# benchmarks of bench/README.md: bench.c, bench_sru.c, bench_comp.c and bench_par.c. Each
+# prints its own report. --only selects benchmarks or their sections; --help lists all
+# options. --record also writes bench/results/DATE-MACHINE.md, -sru.md, -comp.md and
+# -par.md. Training curves are made by bench/curve.sh, bench/curve_sru.sh and
+# bench/curve_comp.sh.
+#
+# Environment:
+#   CC (cc), CFLAGS (-O3)
+#   DATA=FILE       a text (default: from examples/demo_data.sh)
+#   PYTHON          a python3 with torch
+#   CBLAS           none, or link flags (default: the first of -lopenblas, -lcblas, -lblas)
+#   ONEDNN_LIBS     none, or link flags for oneDNN's matmuls (default: -ldnnl)
+#   ONEDNN_FLAGS    compiler flags for its header
+#   MKL             none, or a shared library that contains MKL (default: libtorch_cpu.so of
+#                   PyTorch, else a libmkl_rt.so)
 set -eu
 
-# For PyTorch: GNU OpenMP's threads spin for milliseconds by default, in the way of PyTorch's BLAS threads and of
-# whatever else the machine does; with this PyTorch was 1.6 to 2.7 times as fast. (seqtx has threads of its own.)
+# For PyTorch: by default the threads of GNU OpenMP spin for milliseconds and slow down
+# PyTorch's BLAS threads. With this setting PyTorch was 1.6 to 2.7 times as fast. seqtx
+# has its own threads.
 export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-20000}"
 
 cd "$(dirname "$0")/.."
@@ -30,12 +40,13 @@ for a in "$@"; do
             sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' $f
         done
         exit 0 ;;
-    *[!A-Za-z0-9_./,=+-]*) echo "run.sh: an option with odd characters: $a" >&2; exit 2 ;;
+    *[!A-Za-z0-9_./,=+-]*) echo "run.sh: unexpected characters in the option $a" >&2; exit 2 ;;
     esac
     if [ "$last" = --only ]; then only=$a; elif [ "$a" != --only ]; then args="$args $a"; fi
     last=$a
 done
-# Sections of bench.c, bench_sru.c, bench_comp.c and bench_par.c, each with commas before
+# The selected sections of bench.c, bench_sru.c, bench_comp.c, bench_par.c, each after a
+# comma
 attn= sru= comp= par=
 [ "$only" != all ] || only=gemm,attention,context,training,generation,sru,comp,par
 for a in $(echo "$only" | tr , ' '); do
@@ -60,8 +71,9 @@ libs=$dl
 [ -z "$comp" ] || compile bench/bench_comp.c "$work/bench_comp"
 [ -z "$par" ] || compile bench/bench_par.c "$work/bench_par"
 
-# A CBLAS, if there is one that is worth it. Old OpenBLAS takes new AMD processors for ones without AVX-512; a contender gets
-# its best kernels (the report names them), here and inside PyTorch.
+# CBLAS, if an optimised one is installed. Old versions of OpenBLAS do not detect AVX-512
+# on new AMD processors. Contenders run with their best kernels, here and in PyTorch; the
+# report names the kernels.
 if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null && grep -q avx512f /proc/cpuinfo; then
     OPENBLAS_CORETYPE=SkylakeX; export OPENBLAS_CORETYPE
 fi
@@ -78,12 +90,13 @@ if [ -n "$attn" ] && [ "${CBLAS:-}" != none ]; then
             break
         fi
         [ "$blas" != none ] ||
-            blas="not used: $try is $name, no contender (Debian: apt install libopenblas-dev)"
+            blas="not used: $try is $name, which is not optimised (Debian: apt install libopenblas-dev)"
     done
 fi
 [ "$blas" != none ] || blas="none found: no comparison (Debian: apt install libopenblas-dev)"
 
-# oneDNN and MKL, for products. MKL gives AMD processors its slower kernels; a function of one line tells it not to.
+# oneDNN and MKL, for matmuls. MKL uses slower kernels on AMD processors unless a one-line
+# function overrides its check.
 onednn= mkl= mkl_name= mkl_amd=
 if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null; then
     echo 'int mkl_serv_intel_cpu_true(void) { return 1; }' >"$work/mkl_amd.c"
@@ -117,7 +130,8 @@ for f in sorted(glob.glob(sys.prefix + "/lib/libmkl_rt.so*")): print(f)' 2>/dev/
             told=0
         if [ "${told%% *}" -gt 0 ]; then
             mkl="$mkl --mkl-amd $mkl_amd"
-            mkl_name="$mkl_name, told to use its AVX-512 kernels on AMD (product of 1024x1024x256: ${told%% *} GFLOP/s, untold ${plain%% *})"
+            mkl_name="$mkl_name, forced to use its AVX-512 kernels on AMD (1024x1024x256:"
+            mkl_name="$mkl_name ${told%% *} GFLOP/s, without ${plain%% *})"
         fi
         break
     done
@@ -127,13 +141,14 @@ data=${DATA:-build/demo.txt}
 if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"; fi
 [ -r "$data" ] || { echo "run.sh: DATA=$data cannot be read" >&2; exit 2; }
 
-# PyTorch, in the surroundings that its tuning guide asks for: memory is kept by the process instead of being mapped and
-# zeroed anew for every temporary (a third of the full-span step), and MKL, which gives AMD processors its slower kernels,
-# is told to use its best ones where that is faster (twice, on the first machine this ran on).
+# PyTorch with the settings of its tuning guide. malloc keeps memory instead of mapping
+# and zeroing it for every temporary (a third of the full-span step). MKL is forced to use
+# its best kernels on AMD processors if they are faster (a factor of two on the first test
+# machine).
 python= torch="none found: no comparison"
 for p in ${PYTHON:-} python3 /usr/bin/python3; do
     if version=$("$p" -c 'import torch; print(torch.__version__)' 2>/dev/null); then
-        torch="PyTorch $version; but for what is called as installed: malloc keeps its memory"
+        torch="PyTorch $version; malloc keeps its memory, except in rows \"as installed\""
         preload=
         if [ -n "$mkl_amd" ] &&
             "$p" -c 'import sys, torch; sys.exit(not torch.backends.mkl.is_available())' 2>/dev/null; then
@@ -142,7 +157,8 @@ for p in ${PYTHON:-} python3 /usr/bin/python3; do
                 echo 0)
             if [ "$told" -gt "$plain" ]; then
                 preload=$mkl_amd
-                torch="$torch, MKL told to use its AVX-512 kernels on AMD (product of 2048x1024x256: $told GFLOP/s, not $plain)"
+                torch="$torch, MKL forced to use its AVX-512 kernels on AMD"
+                torch="$torch (2048x1024x256: $told GFLOP/s instead of $plain)"
             fi
         fi
         {
@@ -153,7 +169,7 @@ for p in ${PYTHON:-} python3 /usr/bin/python3; do
             [ -z "$preload" ] || echo "export LD_PRELOAD='$preload'"
             echo "exec '$p' \"\$@\""
         } >"$work/python"
-        # what a user gets who does none of this
+        # PyTorch as installed, without these settings
         grep -v 'MALLOC_\|LD_PRELOAD' "$work/python" >"$work/python-plain"
         chmod +x "$work/python" "$work/python-plain"
         python=1
@@ -172,10 +188,11 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
         echo "- compiler: $($CC --version | head -n 1); $flags -pthread"
         [ -n "$name" ] || echo "- CBLAS: $blas"
         if [ -z "$name" ] && [ -n "$products" ]; then
-            echo "- MKL:" \
-                "${mkl_name:-none found: left out (a PyTorch that holds one, or pip install mkl; MKL=FILE)}"
-            echo "- oneDNN:" \
-                "${onednn:-none found: left out (Debian: apt install libdnnl-dev; ONEDNN_FLAGS, ONEDNN_LIBS)}"
+            no_mkl="none found: left out (a PyTorch that contains it, or pip install mkl; MKL=FILE)"
+            no_onednn="none found: left out (Debian: apt install libdnnl-dev; ONEDNN_FLAGS,"
+            no_onednn="$no_onednn ONEDNN_LIBS)"
+            echo "- MKL: ${mkl_name:-$no_mkl}"
+            echo "- oneDNN: ${onednn:-$no_onednn}"
         fi
         echo "- peer: $torch"
         echo "- command: \`$command\`"
@@ -194,17 +211,21 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
 }
 if [ -n "$attn" ]; then
     report "$work/bench" "" "" --only "${attn#,}" $cblas $mkl \
-        ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/attn_span_torch.py}
+        ${python:+--python "$work/python" --python-plain "$work/python-plain"} \
+        ${python:+--peer bench/peers/attn_span_torch.py}
 fi
 if [ -n "$sru" ]; then
     report "$work/bench_sru" " of SRU" -sru --only "${sru#,}" \
-        ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/sru_torch.py}
+        ${python:+--python "$work/python" --python-plain "$work/python-plain"} \
+        ${python:+--peer bench/peers/sru_torch.py}
 fi
 if [ -n "$comp" ]; then
     report "$work/bench_comp" " of the Compressive Transformer" -comp --only "${comp#,}" \
-        ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/compressive_torch.py}
+        ${python:+--python "$work/python" --python-plain "$work/python-plain"} \
+        ${python:+--peer bench/peers/compressive_torch.py}
 fi
 if [ -n "$par" ]; then
     report "$work/bench_par" " of Transformer-XL and PAR" -par --only "${par#,}" \
-        ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/par_torch.py}
+        ${python:+--python "$work/python" --python-plain "$work/python-plain"} \
+        ${python:+--peer bench/peers/par_torch.py}
 fi

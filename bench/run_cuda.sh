@@ -1,7 +1,9 @@
 #!/bin/sh
-# run_cuda.sh [--record] [--count] [options of bench_cuda.c] - runs the GPU benchmarks (bench/README.md); make bench-cuda builds them first.
-# --record also appends the report to bench/results/DATE-GPU.md. --count prints counted operations and bytes and needs no GPU.
-# Environment: PYTHON (a python3 with torch), BENCH_CUDA (the program; build/cuda/bench_cuda), CC (for --count), COMMIT (where there is no git).
+# run_cuda.sh [--record] [--count] [options of bench_cuda.c] - runs the GPU benchmarks of
+# bench/README.md; make bench-cuda builds them. --record also appends the report to
+# bench/results/DATE-GPU.md. --count prints counted operations and bytes and needs no GPU.
+# Environment: PYTHON (a python3 with torch), BENCH_CUDA (the program; default:
+# build/cuda/bench_cuda), CC (for --count), COMMIT (outside of a git clone).
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -13,17 +15,18 @@ for a in "$@"; do
     case $a in
     --record) record=1 ;;
     --count) count=1 ;;
-    --help) sed -n '2,4s/^# //p' \
-        "$0"; sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' \
-        bench/bench_cuda.c; exit 0 ;;
-    *[!A-Za-z0-9_./,=+-]*) echo "run_cuda.sh: an option with odd characters: $a" >&2; exit 2 ;;
+    --help)
+        sed -n '2,6s/^# //p' "$0"
+        sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' bench/bench_cuda.c
+        exit 0 ;;
+    *[!A-Za-z0-9_./,=+-]*) echo "run_cuda.sh: unexpected characters in the option $a" >&2; exit 2 ;;
     *) args="$args $a" ;;
     esac
 done
 . bench/machine.sh
 [ -z "${COMMIT:-}" ] || commit=$COMMIT
 
-finish() {      # NAME: the report under its name, behind what is there from today
+finish() { # NAME: appends the report to the one of today
     [ -n "$record" ] || return 0
     mkdir -p bench/results
     target=bench/results/$(date +%Y-%m-%d)-$1.md
@@ -37,7 +40,7 @@ if [ -n "$count" ]; then
     {
         echo "# seqtx on a GPU: counted work, $(date +%Y-%m-%d)"
         echo
-        echo "- nothing here was measured: no GPU took part"
+        echo "- nothing was measured: no GPU was used"
         echo "- command: \`$command\`"
         echo "- commit: $commit"
         echo
@@ -61,7 +64,9 @@ fi
 
 python= torch="none found: no comparison"
 for p in ${PYTHON:-} python3 /usr/bin/python3; do
-    if version=$("$p" -c 'import torch; print(torch.__version__, "with CUDA", torch.version.cuda)' 2>/dev/null); then
+    version=$("$p" -c 'import torch
+print(torch.__version__, "with CUDA", torch.version.cuda)' 2>/dev/null) || version=
+    if [ -n "$version" ]; then
         torch="PyTorch $version"
         {
             echo '#!/bin/sh'

@@ -1,9 +1,12 @@
 #!/bin/sh
-# turns.sh COMMIT [TURNS] - is this tree slower than COMMIT? Builds the benchmarks and the trainers of both (COMMIT in a clone under build/)
-# and runs them in turns, TURNS times (9): the attention and the recurrence by bench.c and bench_sru.c, one thread, and 60 steps of each
-# trainer's demo, in the processor's seconds. Prints for each number the least of both (a busy machine only makes numbers larger), their
-# ratio, and the median of the turns' own ratios: here / COMMIT, below 1 is faster. DATA=FILE (text), CC (cc), CFLAGS (-O3).
-# --record writes bench/results/DATE-MACHINE-turns.md.
+# turns.sh [--record] COMMIT [TURNS] - is this tree slower than COMMIT? Builds the
+# benchmarks and the trainers of both trees (COMMIT in a clone under build/) and runs them
+# alternately, TURNS times (9), with one thread: attention (bench.c), recurrence
+# (bench_sru.c), and 60 steps of the trainers' demos in processor seconds. Prints the
+# minimum of both for each value (a busy machine only increases values), their ratio, and
+# the median of the ratios per turn. A ratio below 1 means that this tree is faster.
+# --record writes bench/results/DATE-MACHINE-turns.md. Environment: DATA=FILE (text), CC
+# (cc), CFLAGS (-O3).
 set -eu
 cd "$(dirname "$0")/.."
 record=
@@ -25,7 +28,8 @@ for side in here base; do
     done
 done
 
-# rows "what | number | ms" of the tables that a benchmark prints: what is the row's leading texts, number the column's head
+# Prints "what | number | ms" for each time in the tables of a benchmark: what is the text
+# at the head of the row, number the head of the column.
 numbers() {
     awk -F'|' '/^\|/ { for (i = 1; i <= NF; i++) gsub(/^ +| +$/, "", $i)
         if ($2 ~ /^[-: ]+$/) next
@@ -42,10 +46,16 @@ numbers() {
         next }
         NF { on = 0 }'
 }
-cpu() { awk '
-    NR == 2 {
-        for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%.2f\n", s
-    }'; }
+cpu() {
+    awk '
+        NR == 2 {
+            for (i = 1; i <= 2; i++) {
+                split($i, t, "m")
+                s += 60 * t[1] + t[2]
+            }
+            printf "%.2f\n", s
+        }'
+}
 one() {     # SIDE
     d=$work/$1
     "$d/bench" --only attention --quick --threads 1 | numbers | sed 's/^/attention: /'
@@ -53,7 +63,8 @@ one() {     # SIDE
     for f in attn_span sru; do
         rm -f "$work/run.st"
         printf 'training: 60 steps of the demo, %s|processor s|' $f
-        sh -c '"$0" --preset demo --data "$1" --steps 60 --threads 1 --checkpoint "$2" > /dev/null 2>&1; times' "$d/train_$f" "$data" "$work/run.st" | cpu
+        sh -c '"$0" --preset demo --data "$1" --steps 60 --threads 1 --checkpoint "$2" \
+            > /dev/null 2>&1; times' "$d/train_$f" "$data" "$work/run.st" | cpu
     done
 }
 i=0
@@ -64,31 +75,42 @@ while [ $i -lt "$turns" ]; do
 done
 
 {
-    echo "# This tree ($here) and $commit in turns"
+    echo "# This tree ($here) and $commit, alternating"
     echo
     echo "\`sh bench/turns.sh $commit $turns\`, $(date +%Y-%m-%d), $cpu, $cores processors," \
         "load $(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo '?') at the end."
     echo
-    echo "| what | number | $commit, least | here, least | ratio | median of the turns' ratios |"
+    echo "| what | number | $commit, least | here, least | ratio | median ratio per turn |"
     echo "|---|---|---:|---:|---:|---:|"
-    awk -F'
-        |' '{ key = $3 "|" $4; if (!(key in seen)) { seen[key] = 1; order[++n] = key } v[$1, $2,
-            key] = $5; if ($2 > turns) turns = $2
-        if (!(($1, key) in least) || $5 < least[$1, key]) least[$1, key] = $5 }
-        END { for (k = 1; k <= n; k++) { key = order[k]; m = 0
-            for (t = 1; t <= turns; t++)
-                if (v["base", t, key] > 0 && v["here", t, key] > 0)
-                    r[++m] = v["here", t, key] / v["base", t, key]
-            for (a = 2; a <= m; a++) for (b = a; b > 1 && r[b] < r[b - 1]; b--) {
-                x = r[b]
-                r[b] = r[b - 1]
-                r[b - 1] = x
+    awk -F'|' '
+        {
+            key = $3 "|" $4
+            if (!(key in seen)) { seen[key] = 1; order[++n] = key }
+            v[$1, $2, key] = $5
+            if ($2 > turns) turns = $2
+            if (!(($1, key) in least) || $5 < least[$1, key]) least[$1, key] = $5
+        }
+        END {
+            for (k = 1; k <= n; k++) {
+                key = order[k]
+                m = 0
+                for (t = 1; t <= turns; t++)
+                    if (v["base", t, key] > 0 && v["here", t, key] > 0)
+                        r[++m] = v["here", t, key] / v["base", t, key]
+                for (a = 2; a <= m; a++)
+                    for (b = a; b > 1 && r[b] < r[b - 1]; b--) {
+                        x = r[b]
+                        r[b] = r[b - 1]
+                        r[b - 1] = x
+                    }
+                if (!m || !(("base", key) in least)) continue
+                split(key, p, "|")
+                printf "| %s | %s | %.2f | %.2f | %.3f | %.3f |\n", p[1], p[2],
+                    least["base", key], least["here", key],
+                    least["here", key] / least["base", key],
+                    m % 2 ? r[(m + 1) / 2] : (r[m / 2] + r[m / 2 + 1]) / 2
             }
-            if (!m || !(("base", key) in least)) continue
-            split(key, p, "|")
-            printf "| %s | %s | %.2f | %.2f | %.3f | %.3f |\n", p[1], p[2], least["base", key],
-                least["here", key], least["here", key] / least["base", key],
-                m % 2 ? r[(m + 1) / 2] : (r[m / 2] + r[m / 2 + 1]) / 2 } }' "$work/all"
+        }' "$work/all"
 } > "$work/report.md"
 cat "$work/report.md"
 [ -z "$record" ] || {

@@ -1,7 +1,9 @@
 #!/bin/sh
-# weights.sh [--record] [options] - what bf16 and int8 weights are worth in generation, beside the speed of memory. Two minutes and 4 GB.
-# --record writes bench/results/DATE-MACHINE-weights.md as well. Options: --threads N, --rounds N (9), --tokens N (16), --mb N (400, of
-# the matrices, and of what plain reading reads: more than the caches hold), --dim N (1024). Environment: CC (cc), CFLAGS (-O3).
+# weights.sh [--record] [options] - compares generation with bf16 and int8 weights with
+# the memory bandwidth of the machine. Takes two minutes and 4 GB. --record also writes
+# bench/results/DATE-MACHINE-weights.md. Environment: CC (cc), CFLAGS (-O3). Options:
+#   --threads N, --rounds N (9), --tokens N (16), --dim N (1024)
+#   --mb N    size of the matrices, and of the plain read: more than the caches hold (400)
 set -eu
 cd "$(dirname "$0")/.."
 record= command="sh bench/weights.sh${1:+ $*}"

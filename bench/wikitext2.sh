@@ -1,5 +1,6 @@
 #!/bin/sh
-# wikitext2.sh [options] - the published run of PAR's reference: a search of 6 blocks on WikiText-2 in pieces, 20 epochs (37 minutes on a GPU).
+# wikitext2.sh [options] - the published run of PAR's reference: a search of 6 blocks on
+# WikiText-2 in pieces, 20 epochs (37 minutes on a GPU).
 #
 #     DATA=DIRECTORY sh bench/wikitext2.sh [--record]    the run, evaluations, and the report (--record: to bench/results/ as well)
 #     sh bench/wikitext2.sh --report [--record]          the report, of an unfinished run what there is
@@ -14,15 +15,19 @@
 #     --out DIR          for pieces, checkpoint, logs and results (default build/wikitext2); it belongs to one set of these settings
 #     --quick            a tiny model on headers of this machine, 60 steps: tries this script
 #
-# DATA has train.txt, valid.txt, test.txt (examples/get_data.sh wikitext-2). Needs SentencePiece's library (Debian: libsentencepiece-dev),
-# or --ids. A run that was interrupted goes on from its checkpoint, one an epoch, by the same command; its seconds are added up.
-# Environment: CC (cc), CXX (c++), CFLAGS (-O3), SENTENCEPIECE_LIBS, DATA.
+# DATA has train.txt, valid.txt, test.txt (examples/get_data.sh wikitext-2). Needs
+# SentencePiece's library (Debian: libsentencepiece-dev), or --ids. A run that was
+# interrupted goes on from its checkpoint, one an epoch, by the same command; its seconds
+# are added up. Environment: CC (cc), CXX (c++), CFLAGS (-O3), SENTENCEPIECE_LIBS, DATA.
 #
-# What is compared. The reference prints the mean of the batches' perplexities, of pieces, with noise in the gates: that figure is in the
-# report, beside true perplexities and those without noise. But its perplexities are of ITS pieces: 314,913 in the validation text, 357,981
-# in the test text. Other versions of SentencePiece cut the same texts into other numbers of pieces, and fewer pieces are harder to guess
-# each. So the report has each figure converted, too: exp(loss * our pieces / its pieces). That is exact for the loss of the whole text
-# (no matter how it is cut, the text has one probability); of a mean of batches it is the nearest thing there is.
+# What is compared. The reference prints the mean of the batches' perplexities, of pieces,
+# with noise in the gates: that figure is in the report, beside true perplexities and
+# those without noise. But its perplexities are of ITS pieces: 314,913 in the validation
+# text, 357,981 in the test text. Other versions of SentencePiece cut the same texts into
+# other numbers of pieces, and fewer pieces are harder to guess each. So the report has
+# each figure converted, too: exp(loss * our pieces / its pieces). That is exact for the
+# loss of the whole text (no matter how it is cut, the text has one probability); of a
+# mean of batches it is the nearest thing there is.
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
@@ -79,7 +84,8 @@ if [ -z "$report" ]; then
     texts
     pieces "$vocab" $digits
     n=$(ids "$out/text/ids/train.txt")
-    # records of the reference: blocks of S + 1 pieces, a stride a stream, and what runs over
+    # records of the reference: blocks of S + 1 pieces, a stride a stream, and what runs
+    # over
     epoch=$((n / (segment + 1) - (batch - 1) * (n / (batch * (segment + 1)))))
     [ "$n" -ge $((batch * (segment + 1))) ] ||
         refuse "a training text of $n pieces has no batch of $batch x $((segment + 1))"
@@ -180,7 +186,8 @@ done
             row_train[n] = steps ? ppl / steps : 0; ppl = steps = 0
         }
         END {
-            # WikiText-2 by its published words and line ends; the reference has a figure of it
+            # WikiText-2 by its published words and line ends; the reference has a figure
+            # of it
             ours = words["valid"] == 217646 && words["test"] == 245569
             theirs["valid"] = 314913; theirs["test"] = 357981
             split(spent, t, " ")
@@ -241,7 +248,8 @@ done
 } >"$out/report.md"
 cat "$out/report.md"
 if [ -n "$record" ]; then
-    # every evaluation, and of the steps one record in ten; what begins a log has paths in it
+    # every evaluation, and of the steps one record in ten; what begins a log has paths in
+    # it
     awk '/"event":"train"/ { if (n++ % 10 == 0) print } /"event":"eval"/' \
         "$run.jsonl" >"$out/thin.jsonl"
     record wikitext2 "$out/results.json" "$out/thin.jsonl"
