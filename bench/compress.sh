@@ -14,7 +14,7 @@
 #     --dim N         width of the model (default 256)
 #     --segment N     length S of a segment (default 128)
 #     --precision P   bf16 or f32 (default: bf16 if the processor supports it)
-#     --out DIR       logs and results (default build/compress); one DIR, one set of settings
+#     --out DIR       logs and results of one set of settings (default build/compress)
 #     --keep          keep the models
 #     --quick         a tiny model, 20 steps, two seeds: a one-minute test of this script
 #     --record        also write the report to bench/results/

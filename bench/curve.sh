@@ -4,8 +4,8 @@
 # seed. The effect of the seed is the yardstick for the effect of the precision. Prints a
 # table of training and validation losses.
 #
-#     DATA=DIR/enwik8 sh bench/curve.sh --record    2,000 steps; DATA is a file or a directory
-#     sh bench/curve.sh --quick                     60 steps on text of examples/demo_data.sh
+#     DATA=enwik8 sh bench/curve.sh --record        2,000 steps; a file or a directory
+#     sh bench/curve.sh --quick                     60 steps, text of examples/demo_data.sh
 #     sh bench/curve.sh --steps 5000 --hid-sz 512   another length, another model
 #
 #     --steps N, --every N    length of a run; a row of the table every N steps

@@ -26,4 +26,6 @@ least() { sort -n "$1" | head -n 1; }
 . bench/machine.sh
 echo "$cpu, $(${CC:-cc} --version | head -n 1), commit $commit"
 awk -v slow="$(least "$work/took0")" -v fast="$(least "$work/took2")" '
-    BEGIN { printf "README program: -O0 %.2f s, -O2 %.2f s, %.0f times\n", slow, fast, slow / fast }'
+    BEGIN {
+        printf "README program: -O0 %.2f s, -O2 %.2f s, %.0f times\n", slow, fast, slow / fast
+    }'

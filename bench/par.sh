@@ -1,43 +1,59 @@
 #!/bin/sh
-# par.sh [options] - are most of a Transformer-XL's attention blocks worth their time? PAR's claim at a small scale: a search on WikiText-2 in
-# pieces; then the string it found, the alternating Transformer-XL and the paper's rule are trained from scratch, several seeds each.
+# par.sh [options] - are most attention blocks of a Transformer-XL worth their time? Tests
+# the claim of PAR at a small scale. Runs a search on WikiText-2, then trains the string
+# it found, the alternating Transformer-XL (xl) and the rule of the paper (par) from
+# scratch.
 #
-#     DATA=DIRECTORY sh bench/par.sh                 all that is not done yet, then the report
-#     DATA=.. sh bench/par.sh --only xl,par          some of it
-#     sh bench/par.sh --report [--record]            the report of what is done (--record: to bench/results/ as well)
+#     DATA=DIRECTORY sh bench/par.sh             all runs, then the report
+#     DATA=.. sh bench/par.sh --only xl,par      some of the runs
+#     sh bench/par.sh --report [--record]        report of the finished runs
 #
-#     --only LIST        of search,found,xl,par,times (default: all). found and times want the search of the same --out
+#     --only LIST        of search,found,xl,par,times (default: all); found and times need
+#                        the search of the same --out
 #     --seeds LIST       default 1,2,3
-#     --steps N          of each run and of the search (default 3000)
-#     --threads N        of each run (default 1)
-#     --tokens T         pieces, words or bytes (default pieces); --ids, --split-digits: as in bench/wikitext2.sh
-#     --blocks N         default 12; --par P: one attention for P blocks in the rule (default 4); --dim N: width (default 128)
-#     --mem N            rows of memory (default 128); --segment N: length of a segment (default 64)
-#     --target X         the search's share of Transformer-XL's time, in hundredths (default 80)
-#     --inherit          all three begin with the search's weights, not with new ones
-#     --precision P      bf16 or f32 (default: bf16 products where the processor has them)
-#     --out DIR          for logs and results (default build/par); it belongs to one set of these settings
+#     --steps N          steps of each run and of the search (default 3000)
+#     --threads N        threads per run (default 1)
+#     --tokens T         pieces, words or bytes (default pieces)
+#     --ids, --split-digits    as in bench/wikitext2.sh
+#     --blocks N         number of blocks (default 12)
+#     --par P            the rule has one attention per P blocks (default 4)
+#     --dim N, --mem N, --segment N    width, rows of memory, segment (128, 128, 64)
+#     --target X         time target of the search in percent of xl (default 80)
+#     --inherit          start all three networks from the weights of the search
+#     --precision P      bf16 or f32 (default: bf16 if the processor supports it)
+#     --out DIR          logs and results of one set of settings (default build/par)
 #     --keep             keep the networks
-#     --quick            tiny networks of bytes, 30 steps, two seeds, on headers of this machine: tries this script, in a minute
+#     --quick            tiny networks of bytes, 30 steps, two seeds: a one-minute test
+#     --record           also write the report to bench/results/
 #
-# Each training is one call of examples/train_par.c and leaves NAME.SEED.log and a line of JSON, NAME.SEED.json, in DIR. When the script is
-# interrupted it goes on where it was: a finished run is not repeated, an unfinished one goes on from its last checkpoint. Two scripts with
-# the same settings and other lists may share a DIR: on two cores, --only search,found and --only xl,par at once, --only times at the end.
-# Environment: CC (cc), CXX (c++), CFLAGS (-O3), SENTENCEPIECE_LIBS, DATA with train.txt, valid.txt, test.txt.
+# Each training is one call of examples/train_par.c. It writes NAME.SEED.log and one line
+# of JSON, NAME.SEED.json, to DIR. An interrupted script resumes with the same command:
+# finished runs are skipped, an unfinished one resumes from its last checkpoint. Scripts
+# with the same settings and different lists can share a DIR. On two cores, run --only
+# search,found and --only xl,par concurrently, then --only times. Environment: CC (cc),
+# CXX (c++), CFLAGS (-O3), SENTENCEPIECE_LIBS, DATA with train.txt, valid.txt, test.txt.
 #
-# What is compared. found, xl and par have the same number of blocks, width, text, steps, batch, rate and optimiser, and new first values
-# (seeds are first values; the order of the text is the same). Not the same is the number of parameters: a feed-forward of width 4 d has 8 d^2,
-# an attention 5 d^2, so that networks with fewer attentions have more; the table has both. The search is the paper's: a mixture of the three
-# kinds in each block with Gumbel noise, temperature 2 to 0.4, weights from four fifths of the text, the gates' numbers, in steps of their
-# own and after a quarter of the steps, from the rest. Besides it knows time: measured at its start, an attention and a feed-forward,
-# and its loss grows as far as the expected time is above the target, a share of the time of xl. found is the likeliest string or one of 16
-# drawn ones, whichever scores best on a part of the validation text, by itself with the search's weights, within the target.
-# Time is measured interleaved, in "times": a training step (without the optimiser) and an evaluation, against xl in turn, and the
-# processor's seconds of a generated token, long texts less short ones; medians of rounds.
+# What is compared. found, xl and par have the same number of blocks, width, text, steps,
+# batch, learning rate and optimiser, and newly initialised weights. The seed sets the
+# initial weights; the order of the text is the same. The number of parameters differs: a
+# feed-forward block of width 4 d has 8 d^2, an attention block 5 d^2. Networks with fewer
+# attentions therefore have more; the table lists both. The search is that of the paper:
+# each block mixes the three kinds with Gumbel noise at a temperature from 2 to 0.4. The
+# weights are trained on four fifths of the text; the gates on the rest, in separate steps
+# that begin after a quarter of the run. The search also measures the time of an attention
+# and of a feed-forward block when it starts. Its loss increases with the expected time
+# above the target. found is the likeliest string or one of 16 sampled strings: the one
+# with the lowest loss on part of the validation text, with the weights of the search,
+# among those within the target. "times" measures the networks interleaved with xl: a
+# training step without the optimiser, an evaluation, and the processor seconds per
+# generated token (long texts minus short ones). It reports medians over rounds.
 #
-# Sizes. d 128, 12 blocks, T 64, memory 128, batch 16, words in clusters (1,000 and 4,000 of 12,000): a step took 0.19 s (xl), 0.15 s (par:4),
-# 0.30 s (search) of one core that was busy with other programs, too, bf16 by AMX; so all of it is 60 to 90 minutes of a processor. The memory
-# is twice the segment so that an attention takes two and a half times a feed-forward's time: with one of 64 rows twice, and little to gain.
+# Cost with d 128, 12 blocks, T 64, memory 128, batch 16, clusters of 1,000 and 4,000 of
+# 12,000 words: a step took 0.19 s (xl), 0.15 s (par:4) and 0.30 s (search) on one core of
+# a busy machine with bf16 in AMX, so everything takes 60 to 90 processor minutes. The
+# memory is twice the segment so that an attention block takes 2.5 times as long as a
+# feed-forward block. With a memory of 64 rows the factor is 2, and there is little to
+# gain.
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
@@ -66,7 +82,8 @@ while [ $# -gt 0 ]; do
         --par) rule=$2 ;;
         --dim) dim=$2 ;;
         --mem) mem=$2 ;;
-        --segment) segment=$2 ;; *) target=$2 ;;
+        --segment) segment=$2 ;;
+        *) target=$2 ;;
         esac
         command="$command $2"; shift ;;
     --only|--seeds|--tokens|--out|--precision)
@@ -93,42 +110,46 @@ blocks=${blocks:-12} dim=${dim:-128} segment=${segment:-64} mem=${mem:-128} rule
     steps=${steps:-3000} seeds=${seeds:-1,2,3}
 tokens=${tokens:-pieces} out=${out:-build/par}
 precision=${precision:-$(usual_precision)}
-case $precision in f32|bf16) ;; *) refuse "--precision $precision: f32 or bf16" ;; esac
+case $precision in
+f32|bf16) ;;
+*) refuse "--precision: expected f32 or bf16, got $precision" ;;
+esac
 clusters="--words-out adaptive --adaptive-in --tied --div-val 1"
 case $tokens in
 pieces) text=ids words="--tokens ids $clusters --cutoffs 1000,4000" ;;
 words) text= words="--tokens words $clusters --cutoffs 2000,10000" ;;
 bytes) text= words="--tokens bytes" ;;
-*) refuse "--tokens $tokens: pieces, words or bytes" ;;
+*) refuse "--tokens: expected pieces, words or bytes, got $tokens" ;;
 esac
 [ "$tokens" = pieces ] || [ -z "$own_ids$digits" ] ||
-    refuse "--ids and --split-digits are for --tokens pieces"
+    refuse "--ids and --split-digits require --tokens pieces"
 [ -z "$own_ids" ] || [ -z "$digits" ] ||
-    refuse "--split-digits is for pieces that are made here: it does not go with --ids"
+    refuse "--split-digits and --ids cannot be combined: --ids uses existing pieces"
 [ "$rule" -ge 2 ] && [ "$rule" -le "$blocks" ] ||
-    refuse "--par $rule: want 2 or more, and at most the $blocks blocks"
-[ $((dim % heads)) = 0 ] || refuse "--dim $dim: want a multiple of the $heads heads"
+    refuse "--par: expected 2 to $blocks (the number of blocks), got $rule"
+[ $((dim % heads)) = 0 ] ||
+    refuse "--dim: expected a multiple of $heads, the number of heads, got $dim"
 names=$(echo "$only" | tr , ' ')
 for name in $names; do
     case $name in
     search|found|xl|par|times) ;;
-    *) refuse "--only $name: want some of search,found,xl,par,times" ;;
+    *) refuse "--only: expected some of search,found,xl,par,times, got $name" ;;
     esac
 done
 for seed in $(echo "$seeds" | tr , ' '); do number --seeds "$seed"; done
 
-# pattern NAME: sets pattern; found is what the search found
+# pattern NAME: sets pattern; that of found is in search.json
 pattern() {
     case $1 in
     xl) pattern=xl ;;
     par) pattern=par:$rule ;;
     *) [ -s "$out/search.json" ] ||
-        refuse "there is no search in $out yet, which finds the string: give search in --only"
+        refuse "found needs a search, and $out contains none yet: add search to --only"
        pattern=$(text pattern "$out/search.json") ;;
     esac
 }
-# describe NAME: what is known of a network before it is trained, sets pattern, string, order (the
-# string in words), attend, params
+# describe NAME: sets pattern, string, order (the string in words), attend (number of
+# attentions) and params of a network that is not trained yet
 describe() {
     pattern "$1"
     "$out/train_par" $model --pattern "$pattern" --data "$data" $lists --dry-run >"$out/dry.$$" ||
@@ -149,16 +170,24 @@ if [ -z "$report" ]; then
         pieces 12000 $digits
         data=$out/text/ids lists="--pieces $out/text/pieces.vocab"
     fi
-    model="--nlayers $blocks --hid-sz $dim --nheads $heads --inner-hid-sz $((4 * dim)) --block-sz $segment --mem $mem --batch-sz $batch $words --dropout 0"
-    train="--optim adam --lr 0.001 --schedule cosine --lr-warmup $((steps / 20 + 1)) --lr-min 0.00001 --grad-clip 1 --steps $steps --eval-every 0 --eval-blocks 1"
-    train="$train --save-every $((steps / 10 + 1)) --log-every $((steps < 100 ? 1 : 100)) --precision $precision"
-    search="--pattern search --arch-from $((steps / 4)) --arch-share 0.2 --arch-every 5 --arch-optim adam --arch-lr 0.03 --arch-weight-decay 0.0005 --tau-start 2"
-    search="$search --tau-end 0.4 --noise sequence --latency hinge --latency-weight 1 --latency-target $((target / 100)).$(printf %02d $((target % 100)))"
-    settle "$model $train; $search; ${inherit:+with the weights of the search; }$tokens${digits:+ $digits}${own_ids:+ of the data}; training, validation, test: $(sum \
-        "$data/train.txt") $(sum "$data/valid.txt") $(sum "$data/test.txt")"
+    model="--nlayers $blocks --hid-sz $dim --nheads $heads --inner-hid-sz $((4 * dim))"
+    model="$model --block-sz $segment --mem $mem --batch-sz $batch $words --dropout 0"
+    train="--optim adam --lr 0.001 --schedule cosine --lr-warmup $((steps / 20 + 1))"
+    train="$train --lr-min 0.00001 --grad-clip 1 --steps $steps --eval-every 0 --eval-blocks 1"
+    train="$train --save-every $((steps / 10 + 1)) --log-every $((steps < 100 ? 1 : 100))"
+    train="$train --precision $precision"
+    search="--pattern search --arch-from $((steps / 4)) --arch-share 0.2 --arch-every 5"
+    search="$search --arch-optim adam --arch-lr 0.03 --arch-weight-decay 0.0005 --tau-start 2"
+    search="$search --tau-end 0.4 --noise sequence --latency hinge --latency-weight 1"
+    search="$search --latency-target $((target / 100)).$(printf %02d $((target % 100)))"
+    start="${inherit:+with the weights of the search; }"
+    start="$start$tokens${digits:+ $digits}${own_ids:+ of the data}"
+    sums="$(sum "$data/train.txt") $(sum "$data/valid.txt") $(sum "$data/test.txt")"
+    settle "$model $train; $search; $start; training, validation, test: $sums"
     build train_par
     . bench/machine.sh
-    # All of this script's runs; the search first, then all networks of a seed: a report of half the runs is one, too
+    # The search first, then all networks of a seed, so that half of the runs make a
+    # useful report.
     jobs=
     case " $names " in *" search "*) jobs=search.1 ;; esac
     for seed in $(echo "$seeds" | tr , ' '); do
@@ -173,25 +202,39 @@ if [ -z "$report" ]; then
         if [ -s "$run.json" ]; then continue; fi
         echo "$(date +%H:%M) $name, seed $seed .."
         if [ "$name" = search ]; then
-            timed "$run" "$out/train_par" $model $train $search --seed "$seed" --threads \
-                "$threads" --data "$data" $lists --checkpoint "$run.safetensors" \
+            timed "$run" "$out/train_par" $model $train $search --seed "$seed" \
+                --threads "$threads" --data "$data" $lists --checkpoint "$run.safetensors" \
                 --log "$run.log" --picture "$out/search.svg"
             read -r _ seconds _ unknown <"$run.spent"
             "$out/train_par" --checkpoint "$run.safetensors" --derive --derive-samples 16 \
                 --eval-blocks $documents --threads "$threads" --data "$data" \
                 >"$run.found" 2>>"$run.err" || { tail -n 1 "$run.err" >&2; exit 1; }
-            # argmax STRING unit X T % ..., sample N STRING unit X T % ..; the paper's rule among them is no find
+            # Lines are "argmax STRING unit X T % .." and "sample N STRING unit X T % ..".
+            # The line of the paper's rule is skipped.
             found=$(awk -v target="$target" '
                 $1 == "sample" { $1 = ""; $0 = $0 }
-                $1 ~ /^(argmax|[0-9]+)$/ { in_time = $5 <= target
-                    if (!n++ || (in_time != best_in ? in_time : in_time ? $4 < best : $5 < time)) { best_in = in_time; best = $4; time = $5; what = $1; string = $2 } }
+                $1 ~ /^(argmax|[0-9]+)$/ {
+                    in_time = $5 <= target
+                    better = in_time ? $4 < best : $5 < time
+                    if (in_time != best_in) better = in_time
+                    if (!n++ || better) {
+                        best_in = in_time
+                        best = $4
+                        time = $5
+                        what = $1
+                        string = $2
+                    }
+                }
                 END {
                     if (!n) exit 1
                     print string, time, what == "argmax" ? "likeliest" : "drawn"
                 }' "$run.found") || exit 1
             set -- $found
             likeliest=$(awk '$1 == "argmax" { print $2 }' "$run.found")
-            printf '{"network":"search","seed":%d,"steps":%d,"pattern":"%s","how":"%s","time_to_xl":%s,"likeliest":"%s","latency_table":"%s","seconds":%d,"precision":"%s","commit":"%s","machine":"%s"}\n' \
+            form='{"network":"search","seed":%d,"steps":%d,"pattern":"%s","how":"%s"'
+            form=$form',"time_to_xl":%s,"likeliest":"%s","latency_table":"%s","seconds":%d'
+            form=$form',"precision":"%s","commit":"%s","machine":"%s"}\n'
+            printf "$form" \
                 "$seed" "$steps" "$1" "$3" "$2" "$likeliest" "$(text latency-table "$run.log")" \
                 "$seconds" "$precision" "$commit" "$cpu, $cores cores" >"$run.json"
             echo "      found $1, $2 % of the time of xl by the search's table;" \
@@ -202,7 +245,7 @@ if [ -z "$report" ]; then
         from=
         if [ -n "$inherit" ]; then
             [ -s "$out/search.safetensors" ] ||
-                refuse "--inherit: there is no search in $out yet: give search in --only"
+                refuse "--inherit: $out contains no search yet: add search to --only"
             from="--inherit $out/search.safetensors"
         fi
         timed "$run" "$out/train_par" $model $train --pattern "$pattern" $from --seed "$seed" \
@@ -210,29 +253,32 @@ if [ -z "$report" ]; then
             --checkpoint "$run.safetensors" --log "$run.log"
         read -r _ seconds _ unknown <"$run.spent"
         rm -f "$run.eval"
-        "$out/train_par" --checkpoint "$run.safetensors" --eval-only --threads "$threads" --data \
-            "$data" --log "$run.eval" >>"$run.txt" 2>>"$run.err" ||
+        "$out/train_par" --checkpoint "$run.safetensors" --eval-only --threads "$threads" \
+            --data "$data" --log "$run.eval" >>"$run.txt" 2>>"$run.err" ||
             { tail -n 1 "$run.err" >&2; exit 1; }
         grep '"split":"valid"' "$run.eval" >"$run.valid"
         grep '"split":"test"' "$run.eval" >"$run.test"
-        printf '{"network":"%s","seed":%d,"steps":%d,"tokens":"%s","pattern":"%s","order":"%s","attention":%d,"blocks":%d,"parameters":%d,"valid_loss":%s,"test_loss":%s,"valid_tokens":%s,"test_tokens":%s,"seconds":%d,"seconds_per_100_steps":%.2f,"precision":"%s","commit":"%s","machine":"%s"}\n' \
+        form='{"network":"%s","seed":%d,"steps":%d,"tokens":"%s","pattern":"%s","order":"%s"'
+        form=$form',"attention":%d,"blocks":%d,"parameters":%d,"valid_loss":%s,"test_loss":%s'
+        form=$form',"valid_tokens":%s,"test_tokens":%s,"seconds":%d,"seconds_per_100_steps":%.2f'
+        form=$form',"precision":"%s","commit":"%s","machine":"%s"}\n'
+        printf "$form" \
             "$name" "$seed" "$steps" "$tokens" "$string" "$order" "$attend" "$blocks" "$params" \
-            "$(field loss "$run.valid")" "$(field loss "$run.test")" "$(field tokens \
-            "$run.valid")" "$(field tokens "$run.test")" "$seconds" \
+            "$(field loss "$run.valid")" "$(field loss "$run.test")" \
+            "$(field tokens "$run.valid")" "$(field tokens "$run.test")" "$seconds" \
             "$(awk -v s="$seconds" -v n="$steps" -v u="$unknown" '
                 BEGIN { print u + 0 ? 0 : 100 * s / n }')" "$precision" "$commit" \
             "$cpu, $cores cores" >"$run.json.new"
         grep -q '"valid_loss":[0-9.]*,"test_loss":[0-9.]*,' "$run.json.new" ||
-            { echo "par.sh: $run.eval has not the results of a run" >&2; exit 1; }
+            { echo "par.sh: $run.eval does not contain the results of a run" >&2; exit 1; }
         mv "$run.json.new" "$run.json"
         rm -f "$run.valid" "$run.test"
         [ -n "$keep" ] || rm -f "$run.safetensors"
         awk -v v="$(field valid_loss "$run.json")" -v t="$(field test_loss "$run.json")" \
-            -v s="$seconds" \
-            '
-                BEGIN {
-                    printf "      loss a token %.4f of the validation text, %.4f of the test text; %d processor s\n", v, t, s
-                }'
+            -v s="$seconds" '
+            BEGIN {
+                printf "      loss per token: %.4f validation, %.4f test; %d processor s\n", v, t, s
+            }'
     done
     case " $names " in *" times "*) wanted=1 ;; *) wanted= ;; esac
     if [ -n "$wanted" ] && [ ! -s "$out/times.json" ]; then
@@ -240,7 +286,7 @@ if [ -z "$report" ]; then
         short=100 long=1600
         [ -z "$quick" ] || long=400
         : >"$out/times.new"
-        # networks of one step: time does not depend on what they know
+        # networks of one step: the time does not depend on what they have learnt
         for name in found xl par; do
             describe "$name"
             rm -f "$out/time.$name.safetensors"
@@ -255,8 +301,10 @@ if [ -z "$report" ]; then
                 "$out/train_par" --checkpoint "$out/time.$name.safetensors" --no-train --race xl \
                     --data "$data" --threads "$threads" >"$out/time.txt" 2>"$out/time.err" ||
                     { tail -n 1 "$out/time.err" >&2; exit 1; }
-                # race, .. in turn: A and B against C and D of ..: tokens a second training and evaluating
-                sed -n "s|^race, .*: \([0-9.a-zA-Z]*\) and \([0-9.a-zA-Z]*\) against \([0-9.a-zA-Z]*\) and \([0-9.a-zA-Z]*\) of .*|race $name \1 \2 \3 \4|p" \
+                # "race, ..: A and B against C and D of ..": tokens/s in training and
+                # evaluation
+                v='\([0-9.a-zA-Z]*\)'
+                sed -n "s|^race, .*: $v and $v against $v and $v of .*|race $name \1 \2 \3 \4|p" \
                     "$out/time.txt" >>"$out/times.new"
             done
             for name in found xl par; do
@@ -264,8 +312,8 @@ if [ -z "$report" ]; then
                     seconds
                     before=$now
                     "$out/train_par" --checkpoint "$out/time.$name.safetensors" --no-train \
-                        --generate "$n" --seed 1 --threads \
-                        "$threads" >"$out/time.txt" 2>"$out/time.err" ||
+                        --generate "$n" --seed 1 --threads "$threads" \
+                        >"$out/time.txt" 2>"$out/time.err" ||
                         { tail -n 1 "$out/time.err" >&2; exit 1; }
                     seconds
                     echo "generate $name $n $((now - before))" >>"$out/times.new"
@@ -274,18 +322,18 @@ if [ -z "$report" ]; then
         done
         rm -f "$out"/time.*.safetensors "$out/time.txt" "$out/time.err"
         awk -v each=$((batch * segment)) -v threads="$threads" -v precision="$precision" \
-            -v commit="$commit" -v machine="$cpu, $cores cores" -v pattern="$(text pattern \
-                "$out/search.json")" '
+            -v commit="$commit" -v machine="$cpu, $cores cores" \
+            -v pattern="$(text pattern "$out/search.json")" '
             function tokens(s) { return s ~ /k$/ ? s * 1000 : s ~ /M$/ ? s * 1000000 : s + 0 }
             function keep(name, x) { value[name, ++n[name]] = x }
             function median(name, i, j, t, m) {
                 m = n[name]
                 for (i = 2; i <= m; i++)
                     for (j = i; j > 1 && value[name, j] < value[name, j - 1]; j--) {
-                    t = value[name, j]
-                    value[name, j] = value[name, j - 1]
-                    value[name, j - 1] = t
-                }
+                        t = value[name, j]
+                        value[name, j] = value[name, j - 1]
+                        value[name, j - 1] = t
+                    }
                 return m % 2 ? value[name, (m + 1) / 2] \
                     : (value[name, m / 2] + value[name, m / 2 + 1]) / 2
             }
@@ -316,7 +364,10 @@ if [ -z "$report" ]; then
                 }
                 printf ",\"precision\":\"%s\",\"commit\":\"%s\",\"machine\":\"%s\"}\n", precision,
                     commit, machine
-            }' "$out/times.new" >"$out/times.json.new" || { echo "par.sh: $out/times.new has not the times of all" >&2; exit 1; }
+            }' "$out/times.new" >"$out/times.json.new" || {
+            echo "par.sh: $out/times.new does not contain the times of all networks" >&2
+            exit 1
+        }
         mv "$out/times.json.new" "$out/times.json"
     fi
 fi
@@ -333,9 +384,10 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
 {
     echo "# Orders of blocks, $(date +%Y-%m-%d)"
     echo
-    echo "- machine and commit of the" \
-        "runs:$(for f in $all; do printf ' %s, %s;\n' "$(text machine "$f")" \
-        "$(text commit "$f")"; done | sort -u | tr -d '\n')"
+    where=$(for f in $all; do
+        printf ' %s, %s;\n' "$(text machine "$f")" "$(text commit "$f")"
+    done | sort -u | tr -d '\n')
+    echo "- machine and commit of the runs:$where"
     echo "- command of this report: \`$command\`"
     echo "- settings, checksums and sizes of the texts: \`$(cat "$out/settings")\`"
     awk -v valid_words="$(words_in valid)" -v test_words="$(words_in test)" -v inherit="$inherit" '
@@ -355,23 +407,27 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
             return v > 0 ? v : 0
         }
         function cell(key, k) {
-            return k > 1 ? sprintf("%.*f +- %.*f", digits, sum[key] / k, digits,
-                sqrt(variance(key, k))) : sprintf("%.*f", digits, sum[key] / k)
+            if (k < 2) return sprintf("%.*f", digits, sum[key] / k)
+            return sprintf("%.*f +- %.*f", digits, sum[key] / k, digits, sqrt(variance(key, k)))
         }
-        # the difference of two means and the half of its interval of 95 % (Student, equal variances)
+        # d: difference of two means; half: half of its 95 % interval (Student, equal
+        # variances)
         function compare(a, b, what, k, m, v) {
             k = n[a]; m = n[b]; d = sum[a, what] / k - sum[b, what] / m
             half = -1
             if (k + m < 3 || k < 2 && m < 2) return
-            v = ((k - 1) * variance(a SUBSEP what, k) + (m - 1) * variance(b SUBSEP what, m)) / (k + m - 2)
+            v = (k - 1) * variance(a SUBSEP what, k) + (m - 1) * variance(b SUBSEP what, m)
+            v /= k + m - 2
             half = student[k + m - 2 > 10 ? 10 : k + m - 2] * sqrt(v * (1 / k + 1 / m))
         }
         function percent(x, was) { return sprintf("%+.1f %%", 100 * (x / was - 1)) }
         BEGIN { split("12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23", student, " ") }
         text("network") == "search" {
-            printf "- search: %s, %s, %d %% of the time of xl by its table (attention, feed-forward: %s ms); the likeliest string: %s; %d processor s\n",
-                text("pattern"), text("how"), number("time_to_xl"), text("latency_table"),
-                text("likeliest"), number("seconds")
+            printf "- search: %s, %s, %d %% of the time of xl by its table", text("pattern"),
+                text("how"), number("time_to_xl")
+            printf " (attention, feed-forward: %s ms); the likeliest string: %s;",
+                text("latency_table"), text("likeliest")
+            printf " %d processor s\n", number("seconds")
             found = text("pattern"); next
         }
         text("network") == "times" {
@@ -401,23 +457,32 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
             word_test[a] += test_words ? exp(t * all_test / test_words) : 0
         }
         END {
-            unit = tokens == "bytes" ? "bits a byte" \
+            unit = tokens == "bytes" ? "bits per byte" \
                 : "perplexity of a " (tokens == "words" ? "word" : "piece")
-                digits = tokens == "bytes" ? 4 : 2
+            digits = tokens == "bytes" ? 4 : 2
             if (!names) exit
             if (inherit) print "- all networks began with the weights of the search"
             for (j = 1; j <= names; j++) {
                 a = order[j]
                 if (in_words[a] != "") printf "- %s is %s: %s\n", a, pattern[a], in_words[a]
             }
-            printf "\n%s, mean over seeds +- their standard deviation.%s Step: forward and backward of a batch, by the clock, %s.\n", toupper(substr(unit, 1, 1)) substr(unit, 2),
-                tokens == "bytes" ? "" : " Of a word, line ends in it: the same loss, for texts that are cut otherwise.", timed ? sprintf("%d rounds against xl in turn, %d threads", rounds, threads) : "not measured yet"
-            print "Token: the processor\047s time of a generated one. Processor s: of the trainings themselves, everything in them.\n"
-            printf "| network | blocks | attention | parameters | seeds | valid | test |%s step ms | to xl | evaluation, to xl | token ms | to xl | processor s per 100 steps |\n",
-                tokens == "bytes" ? "" : " valid, a word | test, a word |"
+            printf "\n%s, mean over seeds +- their standard deviation.",
+                toupper(substr(unit, 1, 1)) substr(unit, 2)
+            if (tokens != "bytes")
+                printf " Per word, with line ends: the same loss, comparable for all tokens."
+            printf " Step: forward and backward of a batch, wall clock,"
+            if (timed) printf " %d rounds alternating with xl, %d threads.\n", rounds, threads
+            else printf " not measured yet.\n"
+            print "Token: processor time per generated token. Processor s: of whole trainings.\n"
+            printf "| network | blocks | attention | parameters | seeds | valid | test |"
+            if (tokens != "bytes") printf " valid, per word | test, per word |"
+            printf " step ms | to xl | evaluation, to xl | token ms | to xl |"
+            print " processor s per 100 steps |"
             printf "|---|---|--:|--:|--:|--:|--:|%s--:|--:|--:|--:|--:|--:|\n",
                 tokens == "bytes" ? "" : "--:|--:|"
-            for (j = 1; j <= names; j++) { a = order[j]; k = n[a]
+            for (j = 1; j <= names; j++) {
+                a = order[j]
+                k = n[a]
                 printf "| %s | %s | %d of %d | %.2fM | %d | %s | %s |", a, pattern[a], attention[a],
                     blocks, params[a] / 1000000, k, cell(a SUBSEP "valid", k),
                     cell(a SUBSEP "test", k)
@@ -428,42 +493,50 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
                     printf(" %.1f | %s | %s | %.3f | %s |", step[a],
                         a == "xl" ? "1" : sprintf("%.2f", to[a]),
                         a == "xl" ? "1" : sprintf("%.2f", eval_to[a]), token[a],
-                    a == "xl" ? "1" : token["xl"] > 0 ? sprintf("%.2f",
-                    token[a] / token["xl"]) : "-")
+                        a == "xl" ? "1" \
+                            : token["xl"] > 0 ? sprintf("%.2f", token[a] / token["xl"]) : "-")
                 else printf " - | - | - | - | - |"
                 if (known[a]) printf " %.1f |\n", seconds[a] / known[a]; else printf " - |\n"
             }
-            for (j = 1; j <= names; j++) { a = order[j]
+            for (j = 1; j <= names; j++) {
+                a = order[j]
                 if (a == "xl" || !("xl" in n)) continue
                 compare(a, "xl", "test"); dt = d; ht = half
                 compare(a, "xl", "valid")
                 base = sum["xl", "valid"] / n["xl"]
-                printf "\n%s has %d attentions where xl has %d, and %.2f times its parameters. Its validation %s is %.*f %s than that of xl (%s), on the test text %.*f %s.\n", a, attention[a],
-                    attention["xl"], params[a] / params["xl"], unit, digits, d < 0 ? -d : d,
-                    d < 0 ? "lower" : "higher", percent(base + d, base), digits, dt < 0 ? -dt : dt,
+                printf "\n%s has %d attentions where xl has %d, and %.2f times its parameters.",
+                    a, attention[a], attention["xl"], params[a] / params["xl"]
+                printf " Its validation %s is %.*f %s than that of xl (%s),", unit, digits,
+                    d < 0 ? -d : d, d < 0 ? "lower" : "higher", percent(base + d, base)
+                printf " on the test text %.*f %s.\n", digits, dt < 0 ? -dt : dt,
                     dt < 0 ? "lower" : "higher"
-                if (half < 0)
-                    print "There are too few seeds to say whether that is more than chance."
-                else
-                    printf("The seeds spread so that the differences are known to +- %.*f and +- %.*f (95 %%): on the validation text the difference is %s.\n", digits, half,
-                    digits, ht, d - half > 0 ? "a loss that is more than chance" : d + half < 0 ? "a gain that is more than chance" : "not told from chance")
+                if (half < 0) {
+                    print "There are too few seeds to say whether the difference is significant."
+                } else {
+                    printf("The 95 %% intervals of the differences are +- %.*f and +- %.*f:",
+                        digits, half, digits, ht)
+                    printf " on the validation text the difference is %s.\n",
+                        d - half > 0 ? "a significant loss" \
+                            : d + half < 0 ? "a significant gain" : "not significant"
+                }
                 if (timed) {
-                    line = sprintf("A training step takes %.0f %% of the time of xl, an evaluation %.0f %%", 100 * to[a], 100 * eval_to[a])
+                    line = sprintf("A training step takes %.0f %% of the time of xl,", 100 * to[a])
+                    line = line sprintf(" an evaluation %.0f %%", 100 * eval_to[a])
                     if (token["xl"] > 0)
                         line = line sprintf(", a generated token %.0f %%",
                             100 * token[a] / token["xl"])
                     if (half < 0) verdict = ""
-                    else if (to[a] >= 0.98) verdict = " So no time is saved in training here."
-                    else if (d - half > 0) verdict = " So the time is paid for with quality."
-                    else if (d + half < 0) verdict = " So it is faster and better here."
-                    else
-                        verdict = " So it is faster, at a quality that these runs cannot tell from that of xl."
+                    else if (to[a] >= 0.98) verdict = " It saves no training time here."
+                    else if (d - half > 0) verdict = " It trades quality for time."
+                    else if (d + half < 0) verdict = " It is faster and better here."
+                    else verdict = " It is faster, without a significant difference in quality."
                     print line "." verdict
                 }
             }
             if (("found" in n) && found != "" && ("par" in n) && pattern["found"] == pattern["par"])
                 print "\nThe search found the rule itself: found and par are one network."
-            print "\n(The paper: on WikiText-103, 32 blocks of width 512, 35 % less time at the perplexity of Transformer-XL with 6 attentions in place of 16.)"
+            printf "\n(The paper: on WikiText-103, 32 blocks of width 512, 35 %% less time at the"
+            print " perplexity of Transformer-XL, with 6 attentions instead of 16.)"
         }' $all
 } >"$out/report.md"
 cat "$out/report.md"

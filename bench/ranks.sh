@@ -39,7 +39,9 @@ while [ $# -gt 0 ]; do
     shift
 done
 for n in "$rounds" "$steps"; do
-    case $n in '' | *[!0-9]* | 0) refuse "--rounds, --steps: expected a whole number above 0, got '$n'" ;; esac
+    case $n in
+    '' | *[!0-9]* | 0) refuse "--rounds, --steps: expected a whole number above 0, got '$n'" ;;
+    esac
 done
 [ "$steps" -ge 3 ] || refuse "--steps: expected at least 3, got $steps"
 for way in $ways; do

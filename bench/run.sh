@@ -10,11 +10,11 @@
 #   CC (cc), CFLAGS (-O3)
 #   DATA=FILE       a text (default: from examples/demo_data.sh)
 #   PYTHON          a python3 with torch
-#   CBLAS           none, or link flags (default: the first of -lopenblas, -lcblas, -lblas)
+#   CBLAS           none, or link flags (default: first of -lopenblas, -lcblas, -lblas)
 #   ONEDNN_LIBS     none, or link flags for oneDNN's matmuls (default: -ldnnl)
 #   ONEDNN_FLAGS    compiler flags for its header
-#   MKL             none, or a shared library that contains MKL (default: libtorch_cpu.so of
-#                   PyTorch, else a libmkl_rt.so)
+#   MKL             none, or a shared library that contains MKL (default: PyTorch's
+#                   libtorch_cpu.so, else a libmkl_rt.so)
 set -eu
 
 # For PyTorch: by default the threads of GNU OpenMP spin for milliseconds and slow down
@@ -90,7 +90,7 @@ if [ -n "$attn" ] && [ "${CBLAS:-}" != none ]; then
             break
         fi
         [ "$blas" != none ] ||
-            blas="not used: $try is $name, which is not optimised (Debian: apt install libopenblas-dev)"
+            blas="not used: $try is $name, not optimised (Debian: apt install libopenblas-dev)"
     done
 fi
 [ "$blas" != none ] || blas="none found: no comparison (Debian: apt install libopenblas-dev)"
@@ -151,7 +151,8 @@ for p in ${PYTHON:-} python3 /usr/bin/python3; do
         torch="PyTorch $version; malloc keeps its memory, except in rows \"as installed\""
         preload=
         if [ -n "$mkl_amd" ] &&
-            "$p" -c 'import sys, torch; sys.exit(not torch.backends.mkl.is_available())' 2>/dev/null; then
+            "$p" -c 'import sys, torch
+sys.exit(not torch.backends.mkl.is_available())' 2>/dev/null; then
             plain=$("$p" bench/peers/attn_span_torch.py --probe 2>/dev/null || echo 0)
             told=$(LD_PRELOAD=$mkl_amd "$p" bench/peers/attn_span_torch.py --probe 2>/dev/null ||
                 echo 0)

@@ -1,33 +1,37 @@
 #!/bin/sh
-# wikitext2.sh [options] - the published run of PAR's reference: a search of 6 blocks on
-# WikiText-2 in pieces, 20 epochs (37 minutes on a GPU).
+# wikitext2.sh [options] - repeats the published run of PAR's reference: a search of 6
+# blocks on WikiText-2 in pieces, 20 epochs (37 minutes on a GPU).
 #
-#     DATA=DIRECTORY sh bench/wikitext2.sh [--record]    the run, evaluations, and the report (--record: to bench/results/ as well)
-#     sh bench/wikitext2.sh --report [--record]          the report, of an unfinished run what there is
+#     DATA=DIRECTORY sh bench/wikitext2.sh [--record]    run, evaluations and report
+#     sh bench/wikitext2.sh --report [--record]          report, also of an unfinished run
 #
-#     --precision P      bf16 or f32 (default: bf16 products where the processor has them)
+#     --precision P      bf16 or f32 (default: bf16 if the processor supports it)
 #     --threads N        default: all
-#     --epochs N         shorter (default 20); --steps N: shorter still. The warm-up of 4,000 steps is shortened with them
-#     --seed N           first values, dropout and noise of the gates (default 1)
-#     --inner N          width of the feed-forward parts (default 512, as the reference's script has it; its README says 1024)
-#     --split-digits     pieces without numbers of several digits (SentencePiece's split_digits)
-#     --ids              pieces are DATA/pieces.vocab and DATA/ids/, cut elsewhere (examples/get_data.sh wikitext-2-pieces)
-#     --out DIR          for pieces, checkpoint, logs and results (default build/wikitext2); it belongs to one set of these settings
-#     --quick            a tiny model on headers of this machine, 60 steps: tries this script
+#     --epochs N         default 20; the warm-up of 4,000 steps is scaled with the length
+#     --steps N          a length in steps instead
+#     --seed N           initial weights, dropout and noise of the gates (default 1)
+#     --inner N          width of the feed-forward blocks (default 512, as in the script of the
+#                        reference; its README says 1024)
+#     --split-digits     split numbers into digits (split_digits of SentencePiece)
+#     --ids              use DATA/pieces.vocab and DATA/ids/ instead of making pieces
+#                        (examples/get_data.sh wikitext-2-pieces)
+#     --out DIR          output of one set of settings (default build/wikitext2)
+#     --quick            a tiny model on headers of this machine, 60 steps: tests this script
+#     --record           also write the report to bench/results/
 #
-# DATA has train.txt, valid.txt, test.txt (examples/get_data.sh wikitext-2). Needs
-# SentencePiece's library (Debian: libsentencepiece-dev), or --ids. A run that was
-# interrupted goes on from its checkpoint, one an epoch, by the same command; its seconds
-# are added up. Environment: CC (cc), CXX (c++), CFLAGS (-O3), SENTENCEPIECE_LIBS, DATA.
+# DATA contains train.txt, valid.txt and test.txt (examples/get_data.sh wikitext-2). Needs
+# SentencePiece's library (Debian: libsentencepiece-dev) or --ids. An interrupted run
+# resumes from its checkpoint (one per epoch) with the same command; its times are added
+# up. Environment: CC (cc), CXX (c++), CFLAGS (-O3), SENTENCEPIECE_LIBS, DATA.
 #
-# What is compared. The reference prints the mean of the batches' perplexities, of pieces,
-# with noise in the gates: that figure is in the report, beside true perplexities and
-# those without noise. But its perplexities are of ITS pieces: 314,913 in the validation
-# text, 357,981 in the test text. Other versions of SentencePiece cut the same texts into
-# other numbers of pieces, and fewer pieces are harder to guess each. So the report has
-# each figure converted, too: exp(loss * our pieces / its pieces). That is exact for the
-# loss of the whole text (no matter how it is cut, the text has one probability); of a
-# mean of batches it is the nearest thing there is.
+# What is compared. The reference prints the mean of the perplexities of the batches, per
+# piece, with noise in the gates. The report contains that figure, true perplexities, and
+# perplexities without noise. The reference, however, counts its own pieces: 314,913 in
+# the validation text, 357,981 in the test text. Other versions of SentencePiece cut the
+# same texts into other numbers of pieces, and fewer pieces are harder to predict. The
+# report therefore also contains each figure converted: exp(loss * our pieces / its
+# pieces). This is exact for the loss of the whole text, which has one probability however
+# it is cut, and an approximation for a mean of batches.
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
@@ -61,12 +65,15 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ -z "$epochs" ] || [ -z "$steps" ] || refuse "give --epochs or --steps, not both"
+[ -z "$epochs" ] || [ -z "$steps" ] || refuse "--epochs and --steps cannot be combined"
 [ -z "$own_ids" ] || [ -z "$digits" ] ||
-    refuse "--split-digits is for pieces that are made here: it does not go with --ids"
+    refuse "--split-digits and --ids cannot be combined: --ids uses existing pieces"
 precision=${precision:-$(usual_precision)}
-case $precision in f32|bf16) ;; *) refuse "--precision $precision: f32 or bf16" ;; esac
-# the reference's sizes
+case $precision in
+f32|bf16) ;;
+*) refuse "--precision: expected f32 or bf16, got $precision" ;;
+esac
+# sizes of the reference
 vocab=12000 batch=32 segment=32 cutoffs=250,2500 small=
 if [ -n "$quick" ]; then
     vocab=400 batch=4 segment=16 cutoffs=50,150 out=${out:-build/wikitext2-quick}
@@ -88,7 +95,7 @@ if [ -z "$report" ]; then
     # over
     epoch=$((n / (segment + 1) - (batch - 1) * (n / (batch * (segment + 1)))))
     [ "$n" -ge $((batch * (segment + 1))) ] ||
-        refuse "a training text of $n pieces has no batch of $batch x $((segment + 1))"
+        refuse "a training text of $n pieces is shorter than a batch of $batch x $((segment + 1))"
     if [ -n "$steps" ]; then
         every=$((steps < 4 ? 1 : steps / 4))
         [ "$every" -lt "$epoch" ] || every=$epoch
@@ -98,15 +105,17 @@ if [ -z "$report" ]; then
         total=$((${epochs:-20} * epoch))
         length="--epochs ${epochs:-20}"
     fi
-    # 4,000 steps of twenty epochs, and of fewer as much of them
+    # 4,000 steps of warm-up for twenty epochs, proportionally fewer for shorter runs
     warm=$((4000 * total / (20 * epoch)))
-    set -- --preset reference --tokens ids $small --batch-sz $batch --block-sz $segment --vocab \
-        "$vocab" --cutoffs $cutoffs $length \
-        --lr-warmup $((warm > 4000 ? 4000 : warm + (warm == 0))) --seed "$seed" --precision \
-        "$precision"
-    settle "$*; pieces: ${digits:-as the library cuts}${own_ids:+, cut elsewhere}; training, validation, test: $(sum "$out/text/train.txt" \
-        ) $(sum "$out/text/valid.txt") $(sum "$out/text/test.txt"); their pieces: $(sum \
-        "$out/text/ids/train.txt" "$out/text/pieces.vocab")"
+    set -- --preset reference --tokens ids $small --batch-sz $batch --block-sz $segment \
+        --vocab "$vocab" --cutoffs $cutoffs $length \
+        --lr-warmup $((warm > 4000 ? 4000 : warm + (warm == 0))) --seed "$seed" \
+        --precision "$precision"
+    sums=
+    for part in train valid test; do sums="$sums $(sum "$out/text/$part.txt")"; done
+    sums="$sums; their pieces: $(sum "$out/text/ids/train.txt" "$out/text/pieces.vocab")"
+    how="${digits:-as the library cuts}${own_ids:+, cut elsewhere}"
+    settle "$*; pieces: $how; training, validation, test:$sums"
     for part in valid test; do
         echo "$part $(ids "$out/text/ids/$part.txt") $(tokens "$out/text/$part.txt")"
     done >"$out/counts"
@@ -116,8 +125,8 @@ if [ -z "$report" ]; then
     . bench/machine.sh
     if [ ! -s "$run.done" ]; then
         echo "$(date +%H:%M) $total steps, $epoch an epoch, $precision .."
-        timed "$run" "$out/train_par" "$@" --threads "$threads" --data "$out/text/ids" --pieces \
-            "$out/text/pieces.vocab" \
+        timed "$run" "$out/train_par" "$@" --threads "$threads" --data "$out/text/ids" \
+            --pieces "$out/text/pieces.vocab" \
             --checkpoint "$run.safetensors" --log "$run.jsonl" --picture "$out/pi.svg"
         echo "$commit; $cpu, $cores cores, ${vector:-no vector flags known}; threads:" \
             "$threads (0: all)" >"$run.done"
@@ -125,8 +134,8 @@ if [ -z "$report" ]; then
     for gates in noise soft argmax; do
         if [ -s "$out/$gates.done" ]; then continue; fi
         rm -f "$out/$gates.jsonl"
-        "$out/train_par" --checkpoint "$run.safetensors" --eval-only --gate-eval $gates --threads \
-            "$threads" --data "$out/text/ids" \
+        "$out/train_par" --checkpoint "$run.safetensors" --eval-only --gate-eval $gates \
+            --threads "$threads" --data "$out/text/ids" \
             --log "$out/$gates.jsonl" >"$out/$gates.txt" 2>"$out/$gates.err" ||
             { tail -n 1 "$out/$gates.err" >&2; exit 1; }
         sed -n 's/^architecture: //p' "$out/$gates.txt" >"$out/$gates.done"
@@ -135,7 +144,7 @@ fi
 
 [ -s "$run.jsonl" ] && [ -s "$out/counts" ] || refuse "there is no run in $out"
 . bench/machine.sh
-: >"$out/results.json"          # a line for each text and kind of gates
+: >"$out/results.json"          # one line per text and kind of gates
 for gates in noise soft argmax; do
     [ ! -s "$out/$gates.done" ] ||
         sed -n '/"event":"eval"/s/^{/{"gates":"'$gates'",/p' \
@@ -144,9 +153,8 @@ done
 {
     echo "# PAR's reference on WikiText-2, $(date +%Y-%m-%d)"
     echo
-    echo "- machine and commit of the run:" \
-        "$(cat "$run.done" 2>/dev/null ||
-        echo "it is not at its end; time is that of finished parts")"
+    where=$(cat "$run.done" 2>/dev/null || echo "unfinished; the time is that of finished parts")
+    echo "- machine and commit of the run: $where"
     echo "- command: \`$command\`"
     echo "- settings, checksums and sizes of the texts: \`$(cat "$out/settings")\`"
     awk -v how="$(cat "$out/argmax.done" 2>/dev/null || echo "not known yet")" \
@@ -192,58 +200,93 @@ done
             theirs["valid"] = 314913; theirs["test"] = 357981
             split(spent, t, " ")
             if (!last) { print "- no step is in the log yet"; exit }
-            printf "- time: %s by the clock (%s of the processor), evaluations and saving in it, %d times interrupted%s;\n", duration(t[1]), duration(t[2]), t[3],
-                t[4] ? sprintf("; %d times it ended so that its seconds are not known and not in it",
-                t[4]) : ""
-            printf "  %.1f ms a step of %d pieces by that, %.1f ms by the log without evaluations; peak memory %.0f MiB\n", 1000 * t[1] / last, each, 1000 * took / last, peak / 1048576
-            printf "- steps: %d of %d in all, %d an epoch; architecture: %s\n", last, total, epoch,
+            printf "- time: %s wall clock (%s processor), with evaluations and saving,",
+                duration(t[1]), duration(t[2])
+            printf " %d interruptions", t[3]
+            if (t[4]) printf "; the time of %d parts is unknown and not included", t[4]
+            printf ";\n  %.1f ms per step of %d pieces by that, %.1f ms by the log",
+                1000 * t[1] / last, each, 1000 * took / last
+            printf " without evaluations; peak memory %.0f MiB\n", peak / 1048576
+            printf "- steps: %d of %d in all, %d per epoch; architecture: %s\n", last, total, epoch,
                 how
-            printf "\nPieces (a word: also a line end):\n\n| text | words and line ends | pieces | a word | pieces of the reference | a word |\n|---|--:|--:|--:|--:|--:|\n"
+            printf "\nPieces (words include line ends):\n\n"
+            printf "| text | words and line ends | pieces | per word |"
+            print " pieces of the reference | per word |\n|---|--:|--:|--:|--:|--:|"
             m = split("train valid test", part, " ")
-            for (i = 1; i <= m; i++) { p = part[i]
-                printf "| %s | %d | %d | %.3f | %s |\n", p, words[p], pieces[p],
-                    pieces[p] / words[p], ours &&
-                        p in theirs ? sprintf("%d | %.3f", theirs[p],
-                            theirs[p] / words[p]) : "- | -" }
-            printf "\nPerplexities at the end. Of a piece: exp of the mean loss. Mean of batches: of their perplexities, as the reference measures it.\n"
-            printf "Converted: to the number of pieces that the reference has, exp(loss ours / theirs). Of a word: also comparable, whatever the pieces are.\n"
-            printf "Gates: with noise (the reference), as mixtures, or the likeliest branch of each block alone, which is not a network trained as such.\n\n"
-            print "| text | gates | mean of batches | of a piece | mean of batches, converted | of a piece, converted | of a word |"
+            for (i = 1; i <= m; i++) {
+                p = part[i]
+                printf "| %s | %d | %d | %.3f |", p, words[p], pieces[p], pieces[p] / words[p]
+                if (ours && p in theirs)
+                    printf " %d | %.3f |\n", theirs[p], theirs[p] / words[p]
+                else
+                    printf " - | - |\n"
+            }
+            printf "\nFinal perplexities. Per piece: exp of the mean loss. Mean of batches: mean of"
+            printf " their perplexities, as the reference measures it.\nConverted: to the number of"
+            printf " pieces of the reference, exp(loss ours / theirs). Per word: comparable for all"
+            printf " kinds of pieces.\nGates: with noise (the reference), as mixtures, or only the"
+            printf " likeliest branch of each block, a network that was not trained as such.\n\n"
+            printf "| text | gates | mean of batches | per piece | mean of batches, converted |"
+            print " per piece, converted | per word |"
             print "|---|---|--:|--:|--:|--:|--:|"
             split("noise soft argmax", gate, " ")
-            for (j = 2; j <= 3 && rows; j++) { p = part[j]; r = ours ? pieces[p] / theirs[p] : 0
-                for (i = 1; i <= 3; i++) { key = gate[i] " " p
+            for (j = 2; j <= 3 && rows; j++) {
+                p = part[j]
+                r = ours ? pieces[p] / theirs[p] : 0
+                for (i = 1; i <= 3; i++) {
+                    key = gate[i] " " p
                     if (!(key in loss)) continue
-                    printf "| %s | %s | %.2f | %.2f | %s | %.1f |\n", p, gate[i], mean[key],
-                        exp(loss[key]),
-                        r ? sprintf("%.2f | %.2f", exp(log(mean[key]) * r),
-                        exp(loss[key] * r)) : "- | -", exp(loss[key] * pieces[p] / words[p]) }
-                if (ours && p == "valid")
-                    printf "| valid | reference, published, 20 epochs | %.2f in these pieces (converted) | - | 39.41 | - | about %.0f |\n",
+                    printf "| %s | %s | %.2f | %.2f |", p, gate[i], mean[key], exp(loss[key])
+                    if (r) printf " %.2f | %.2f |", exp(log(mean[key]) * r), exp(loss[key] * r)
+                    else printf " - | - |"
+                    printf " %.1f |\n", exp(loss[key] * pieces[p] / words[p])
+                }
+                if (ours && p == "valid") {
+                    printf "| valid | reference, published, 20 epochs |"
+                    printf " %.2f in these pieces (converted) | - | 39.41 | - | about %.0f |\n",
                         exp(log(39.41) / r), exp(log(39.41) * theirs[p] / words[p])
+                }
             }
-            if (!ours)
-                print "\nThis text is not WikiText-2: the published figures are not of it, and nothing is converted."
-            else
-                printf "\nOf the test text nothing is published. Published in these pieces: 39.41 ^ (%d / %d).\n", theirs["valid"], pieces["valid"]
-            k = split("1 163.9 114.4 3 78.56 62.33 5 65.71 51.88 10 48.52 42.61 17 41.85 39.57 20 42.12 39.41", q, " ")
+            if (!ours) {
+                printf "\nThis text is not WikiText-2: the published figures do not apply, and"
+                print " nothing is converted."
+            } else {
+                printf "\nNo figure of the test text is published. Published in these pieces:"
+                printf " 39.41 ^ (%d / %d).\n", theirs["valid"], pieces["valid"]
+            }
+            # published: epoch, training perplexity, validation perplexity
+            published = "1 163.9 114.4 3 78.56 62.33 5 65.71 51.88"
+            k = split(published " 10 48.52 42.61 17 41.85 39.57 20 42.12 39.41", q, " ")
             for (i = 1; i <= k; i += 3) { want[q[i]] = sprintf("%s | %s", q[i+1], q[i+2]) }
             whole = ours && total == 20 * epoch
-            printf "\nBy epoch. train: mean of exp(loss of %s steps) since the row before, with dropout and noise (the reference: of every step of the epoch).\n", "the log\047s"
-            if (whole)
-                print "The published columns are of its own pieces: beside them stands \"converted\", not \"mean of batches\", and train is of ours. (Its steps: 2.7k, 8.5k, 14.1k, 28.3k, 48.1k, 56.5k.)"
-            printf "\n| epoch | step | train | valid, mean of batches | valid, of a piece | valid, mean of batches, converted | of a word |%s\n", whole ? " published train | valid |" : ""
+            printf "\nBy epoch. train: mean of exp(loss of %s steps) since the previous row,",
+                "the log\047s"
+            printf " with dropout and noise (the reference: of every step of the epoch).\n"
+            if (whole) {
+                printf "The published columns count the pieces of the reference: compare them with"
+                printf " \"converted\", not with \"mean of batches\". train counts our pieces."
+                print " (Its steps: 2.7k, 8.5k, 14.1k, 28.3k, 48.1k, 56.5k.)"
+            }
+            printf "\n| epoch | step | train | valid, mean of batches | valid, per piece |"
+            printf " valid, mean of batches, converted | per word |%s\n",
+                whole ? " published train | valid |" : ""
             printf "|--:|--:|--:|--:|--:|--:|--:|%s\n", whole ? "--:|--:|" : ""
-            for (i = 1; i <= n; i++) { e = row_step[i] / epoch; name = e == int(e) ? e "" : sprintf("%.2f", e)
-                printf "| %s | %d | %s | %.2f | %.2f | %s | %.1f |%s\n", name, row_step[i],
+            for (i = 1; i <= n; i++) {
+                e = row_step[i] / epoch
+                name = e == int(e) ? e "" : sprintf("%.2f", e)
+                printf "| %s | %d | %s | %.2f | %.2f |", name, row_step[i],
                     row_train[i] ? sprintf("%.2f", row_train[i]) : "-", row_mean[i],
-                    exp(row_loss[i]),
-                    ours ? sprintf("%.2f",
-                    exp(log(row_mean[i]) * pieces["valid"] / theirs["valid"])) : "-",
-                    exp(row_loss[i] * pieces["valid"] / words["valid"]),
-                    whole ? (name in want ? " " want[name] " |" : " | |") : "" }
-            if (ours && !whole)
-                printf "\nThis is no run of 20 epochs (its warm-up is shortened, too): only such a run compares with the published one.\n"
+                    exp(row_loss[i])
+                if (ours) printf " %.2f |", exp(log(row_mean[i]) * pieces["valid"] / theirs["valid"])
+                else printf " - |"
+                printf " %.1f |", exp(row_loss[i] * pieces["valid"] / words["valid"])
+                if (whole) printf "%s", name in want ? " " want[name] " |" : " | |"
+                printf "\n"
+            }
+            if (ours && !whole) {
+                printf "\nThis is not a run of 20 epochs with the full warm-up: it cannot be"
+                print " compared with the published run."
+            }
         }' "$out/counts" "$out/results.json" "$run.jsonl"
 } >"$out/report.md"
 cat "$out/report.md"
