@@ -4,9 +4,9 @@
 # seed. The effect of the seed is the yardstick for the effect of the precision. Prints a
 # table of training and validation losses.
 #
-#     DATA=enwik8 sh bench/curve.sh --record        2,000 steps; a file or a directory
-#     sh bench/curve.sh --quick                     60 steps, text of examples/demo_data.sh
-#     sh bench/curve.sh --steps 5000 --hid-sz 512   another length, another model
+#     DATA=enwik8 sh bench/curve.sh --record       2,000 steps; a file or a directory
+#     sh bench/curve.sh --quick                    60 steps, text of examples/demo_data.sh
+#     sh bench/curve.sh --steps 5000 --hid-sz 512  another length, another model
 #
 #     --steps N, --every N    length of a run; a row of the table every N steps
 #     --record                also write the table to bench/results/

@@ -4,10 +4,10 @@
 # bench/peers/compressive_torch.py, from the same parameters on the same bytes, and prints
 # a table of their losses.
 #
-#     DATA=FILE sh bench/curve_comp.sh --record    2,000 steps on the bytes of a file
-#     sh bench/curve_comp.sh --quick               120 steps, text of examples/demo_data.sh
+#     DATA=FILE sh bench/curve_comp.sh --record   2,000 steps on the bytes of a file
+#     sh bench/curve_comp.sh --quick              120 steps, text of examples/demo_data.sh
 #     sh bench/curve_comp.sh --gate gru --positions xl
-#         another model: options that both compressive_torch.py and bench_comp.c --worker know
+#         another model: options of both compressive_torch.py and bench_comp.c --worker
 #
 #     --steps N, --every N    length of a run; a row of the table every N steps
 #     --record                also write the table to bench/results/

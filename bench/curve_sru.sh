@@ -6,7 +6,7 @@
 #     DATA=FILE sh bench/curve_sru.sh --record    2,000 steps on the bytes of a file
 #     sh bench/curve_sru.sh --quick               120 steps, text of examples/demo_data.sh
 #     sh bench/curve_sru.sh --hid-sz 512 --n-proj 128
-#         another model: options that both sru_torch.py and bench_sru.c --worker know
+#         another model: options of both sru_torch.py and bench_sru.c --worker
 #
 #     --steps N, --every N    length of a run; a row of the table every N steps
 #     --record                also write the table to bench/results/

@@ -10,13 +10,13 @@
 #     --epochs N         default 20; the warm-up of 4,000 steps is scaled with the length
 #     --steps N          a length in steps instead
 #     --seed N           initial weights, dropout and noise of the gates (default 1)
-#     --inner N          width of the feed-forward blocks (default 512, as in the script of the
-#                        reference; its README says 1024)
+#     --inner N          width of the feed-forward blocks (default 512, as in the reference's script;
+#                        its README says 1024)
 #     --split-digits     split numbers into digits (split_digits of SentencePiece)
 #     --ids              use DATA/pieces.vocab and DATA/ids/ instead of making pieces
 #                        (examples/get_data.sh wikitext-2-pieces)
 #     --out DIR          output of one set of settings (default build/wikitext2)
-#     --quick            a tiny model on headers of this machine, 60 steps: tests this script
+#     --quick            a tiny model, 60 steps, headers of this machine: tests this script
 #     --record           also write the report to bench/results/
 #
 # DATA contains train.txt, valid.txt and test.txt (examples/get_data.sh wikitext-2). Needs
@@ -194,8 +194,7 @@ done
             row_train[n] = steps ? ppl / steps : 0; ppl = steps = 0
         }
         END {
-            # WikiText-2 by its published words and line ends; the reference has a figure
-            # of it
+            # The published counts of words and line ends identify WikiText-2.
             ours = words["valid"] == 217646 && words["test"] == 245569
             theirs["valid"] = 314913; theirs["test"] = 357981
             split(spent, t, " ")
@@ -277,7 +276,8 @@ done
                 printf "| %s | %d | %s | %.2f | %.2f |", name, row_step[i],
                     row_train[i] ? sprintf("%.2f", row_train[i]) : "-", row_mean[i],
                     exp(row_loss[i])
-                if (ours) printf " %.2f |", exp(log(row_mean[i]) * pieces["valid"] / theirs["valid"])
+                r = ours ? pieces["valid"] / theirs["valid"] : 0
+                if (r) printf " %.2f |", exp(log(row_mean[i]) * r)
                 else printf " - |"
                 printf " %.1f |", exp(row_loss[i] * pieces["valid"] / words["valid"])
                 if (whole) printf "%s", name in want ? " " want[name] " |" : " | |"
@@ -291,8 +291,7 @@ done
 } >"$out/report.md"
 cat "$out/report.md"
 if [ -n "$record" ]; then
-    # every evaluation, and of the steps one record in ten; what begins a log has paths in
-    # it
+    # All evaluations, and every tenth training record. The first record contains paths.
     awk '/"event":"train"/ { if (n++ % 10 == 0) print } /"event":"eval"/' \
         "$run.jsonl" >"$out/thin.jsonl"
     record wikitext2 "$out/results.json" "$out/thin.jsonl"

@@ -154,13 +154,15 @@ make_part() {
     results_weights)
         echo '| ms per token | f32 | bf16 | int8 |'
         echo '|---|--:|--:|--:|'
-        awk -F'
-            |' '/^## Tokens/ { on = 1 }
-            on && $4 ~ /f32|bf16|int8/ { gsub(/^ +| +$/, "", $2); gsub(/ /, "", $5)
-            if ($2) printf "| %s, %.0fM parameters", $2, $3; printf " | %s",
-                $5
-                if ($4 ~ /int8/)
-                    print " |" }' bench/results/2026-11-24-amd-epyc-zen4-2c-weights.md ;;
+        awk -F'|' '
+            /^## Tokens/ { on = 1 }
+            on && $4 ~ /f32|bf16|int8/ {
+                gsub(/^ +| +$/, "", $2)
+                gsub(/ /, "", $5)
+                if ($2) printf "| %s, %.0fM parameters", $2, $3
+                printf " | %s", $5
+                if ($4 ~ /int8/) print " |"
+            }' bench/results/2026-11-24-amd-epyc-zen4-2c-weights.md ;;
     *) echo "no such part: $1" ;;
     esac
 }
