@@ -1,17 +1,26 @@
 #!/bin/sh
-# form.sh [HEADER...] [together] [tests] [style] - the form of public headers (all: ./seqtx*.h): each alone, as C99, C11, C++11, C++17 and C++20,
-# the implementation as C and as C++, declarations only, static, implementation and use in different units and languages, twice included, the
-# macro on the command line, with and without threads, float and double; what must not link does not; the quick starts of the manuals
-# compile and run; objects export stx_ names only and never exit, abort or print. together: all headers in one unit of C++. tests: every op of seqtx.h has a row in test_grad.c, every
-# family a test. Needs one C compiler; g++ and clang are used where they are.
-#   CC, CXX: compilers to try besides gcc, clang, g++, clang++.   KEEP=1 keeps the work directory.
-# With every compiler: -fsyntax-only in all ways (static too: -Wmissing-prototypes finds what is not), but for what the first compiles as
-# objects anyway; with the last the quick start as a program. With the first of each language: what links with what, across languages too.
-# The core's objects are made once and shared by the families, and by the quick starts: that each
-# header is whole in one unit is "static" in C and, for all at once, "together" in C++; seqtx.h's own quick start is compiled as it stands,
-# and so are the README's (tests/readme.sh) and that of seqtx_attn_span.h (tests/portability.sh).
-# Optimised with the same warnings is the Makefile's library by gcc (float at -O3, double at -O2), by clang tests/flags.sh (-O2), in one unit
-# tests/readme.sh (-O1), and the core by g++ here (-O1): its warnings are not all gcc's.
+# form.sh [HEADER...] [together] [tests] [style] - checks the form of the public headers.
+# Without arguments: all of ./seqtx*.h, together, tests and style.
+#
+#   HEADER     the header alone, as C99, C11, C++11, C++17 and C++20; implementation as C and as
+#              C++; declarations only; static; implementation and use in different units and
+#              languages; included twice; the macro on the command line; with and without
+#              threads; float and double. Wrong combinations must not link. The quick start of
+#              the manual compiles and runs. Objects export only stx_ names and never exit,
+#              abort or print.
+#   together   all headers in one unit of C++
+#   tests      every op of seqtx.h has a row in test_grad.c, every family a golden test
+#   style      finished files keep the limits of tools/style.sh and avoid tools/words.txt
+#
+# Environment: CC, CXX (further compilers; gcc, clang, g++ and clang++ are used if
+# installed), KEEP=1 (keeps the work directory). Ends with "N passed, N failed".
+#
+# Every compiler checks all forms with -fsyntax-only, except those that the first compiler
+# makes objects of. The last C compiler builds the quick start. Linking is tested with the
+# first compiler of each language, and across languages. The objects of the core are made
+# once and shared by the families. Warnings of optimised builds are covered by the
+# Makefile (gcc), tests/flags.sh (clang, -O2), tests/readme.sh (one unit, -O1) and, for
+# the core with g++ -O1, by this script.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-form.XXXXXX") || exit 1
@@ -20,7 +29,7 @@ trap 'exit 130' INT TERM
 W="-Wall -Wextra -Wpedantic -Wshadow -Werror"
 passed=0 failed=0
 
-compilers() {       # those of the words that work for language $1, each real program once
+compilers() {  # LANGUAGE COMPILER..: those that work, each real program once
     lang=$1; shift
     seen=
     for c in "$@"; do
@@ -45,7 +54,8 @@ else
 fi
 case " $(echo $CCS) " in *" clang "*) ;; *) echo "clang not found: its forms are skipped";; esac
 
-# job WANT NAME COMMAND: WANT pass or fail (a link that must not work). Jobs of one compiler share a directory.
+# job pass|fail NAME COMMAND: the command must succeed or fail (a link). Jobs of one
+# compiler share a directory.
 job() {
     ( cd "$dir" && sh -c "$3" ) > "$work/log" 2>&1
     code=$?
@@ -55,10 +65,10 @@ job() {
     fi
     failed=$((failed + 1))
     echo "FAILED $2"
-    [ "$1" = pass ] || echo "it works, and must not"
+    [ "$1" = pass ] || echo "expected a failure, but the command succeeded"
     head -n 12 "$work/log"
 }
-# links WANT NAME OBJECTS...: that the objects are there is no part of what may fail
+# links pass|fail NAME OBJECTS...: a missing object is always a failure
 links() {
     want=$1 name=$2; shift 2
     for f in "$@"; do
@@ -71,21 +81,31 @@ links() {
     fi
 }
 
-# the implementation of seqtx.h alone, for the families: once for each compiler, or what seqtx.h's own forms left. core NAME COMMAND
+# core NAME COMMAND: the object of the core, for the families. Made once per compiler,
+# unless the forms of seqtx.h have left one.
 core() {
     [ -f "$work/core.$1.o" ] ||
         $2 -I"$root" -DSEQTX_IMPLEMENTATION -c "$root/seqtx.h" -o "$work/core.$1.o" > \
         "$work/log" 2>&1 || head -n 12 "$work/log"
     cp "$work/core.$1.o" "$dir/core.$1.o"
 }
+exits='_?exit|_Exit|quick_exit|abort|v?f?printf|f?puts|f?putc|putchar|perror|assert_fail'
 exported='nm -g OBJECT > all && grep -q " T stx_" all &&
-    if grep " [A-TV-Z] " all | grep -v " [A-Z] _*stx_"; then echo "exported without stx_"; exit 1; fi
-    if grep -E " U _*(_?exit|_Exit|quick_exit|abort|v?f?printf|f?puts|f?putc|putchar|perror|assert_fail)(_chk|_unlocked)?$" all; then echo "exits, aborts or prints"; exit 1; fi'
+    if grep " [A-TV-Z] " all | grep -v " [A-Z] _*stx_"; then
+        echo "exported without stx_"
+        exit 1
+    fi
+    if grep -E " U _*('$exits')(_chk|_unlocked)?$" all; then
+        echo "exits, aborts or prints"
+        exit 1
+    fi'
 
-forms() {           # of header $1
+forms() {  # HEADER
     h=$1
-    # a function of this header that takes one pointer
-    call=$(sed -n 's/^STX_DEF [a-z_ ]*[ *]\(stx_[a-z0-9_]*\)(\(const \)\{0,1\}stx_[a-z0-9_]* \*[a-z]*);.*/\1/p' "$h" | head -n 1)
+    # a function of this header with one pointer as its only parameter
+    argument='\(const \)\{0,1\}stx_[a-z0-9_]* \*[a-z]*'
+    call=$(sed -n "s/^STX_DEF [a-z_ ]*[ *]\(stx_[a-z0-9_]*\)($argument);.*/\1/p" "$h" |
+        head -n 1)
     [ -n "$call" ] || call="no_function_with_one_pointer_found_in_$h"
     family=$(basename "$h" .h | sed 's/^seqtx_*//' | tr a-z A-Z)
     main="$root/tests/form_main.c" other="$root/tests/form_other.c"
@@ -101,7 +121,8 @@ forms() {           # of header $1
             job pass "$h $cc $std: declarations only" "$s $main && $s -DSEQTX_DOUBLE $main"
             $whole && job pass "$h $cc $std: implementation" "$s -DFORM_IMPLEMENT $main"
             $whole && job pass "$h $cc $std: double" "$s -DFORM_IMPLEMENT -DSEQTX_DOUBLE $main"
-            # of a family its own part: with the core's in one unit it is in "static". By the first compiler it is among the units
+            # The implementation of the family without the core; both in one unit are
+            # checked by "static". The first compiler builds it below.
             if ! $whole && ! $first && [ "$std" = c99 ]; then
                 job pass "$h $cc $std: implementation" "$s -DSEQTX_${family}_IMPLEMENTATION $main"
                 job pass "$h $cc $std: double" \
@@ -110,31 +131,33 @@ forms() {           # of header $1
         done
         $whole && job pass "$h $cc: system headers that show all" \
             "$cc -std=gnu11 -D_GNU_SOURCE $base -fsyntax-only -DFORM_IMPLEMENT $main"
-        $whole && ! $first &&
-            job pass "$h $cc: without threads, double" \
-            "$cc -std=c99 $base -fsyntax-only -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main"
         own=-DFORM_IMPLEMENT; $whole || own=-DSEQTX_${family}_IMPLEMENTATION
         s="$cc -std=c99 $base -fsyntax-only"
-        # the implementation by the first compiler alone: macros are the preprocessor's
+        $whole && ! $first && job pass "$h $cc: without threads, double" \
+            "$s -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main"
+        # Macros concern the preprocessor, so one compiler checks the implementation.
         for rude in tgmath.h "$root/tests/hostile.h"; do
             after="$h $cc: after the macros of ${rude##*/}"
             job pass "$after, declarations" "$s -include $rude $main"
             $first && job pass "$after, implementation" "$s -include $rude $own $main"
         done
         job pass "$h $cc: static" \
-            "$cc -std=c99 $base -fsyntax-only -Wmissing-prototypes -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION $main"
+            "$s -Wmissing-prototypes -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION $main"
         $first || continue
         first=false
-        # what links with what is decided by the preprocessor: of one compiler, and not optimised
+        # The preprocessor decides what links, so one compiler without optimisation is
+        # enough.
         c="$cc -std=c99 $base"
         job pass "$h $cc: macro on the command line" \
-            "$c -E -P -DFORM_IMPLEMENT $main > defined.i && $c -E -P -DSEQTX_IMPLEMENTATION $main > given.i &&
-            [ -s given.i ] && cmp defined.i given.i"
+            "$c -E -P -DFORM_IMPLEMENT $main > defined.i &&
+            $c -E -P -DSEQTX_IMPLEMENTATION $main > given.i && [ -s given.i ] && cmp defined.i given.i"
         if $whole; then
             job pass "$h $cc: the units compile" \
-                "$c -DFORM_OTHER -c $main -o use.o && $c -c $main -o alone.o && $c -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
+                "$c -DFORM_OTHER -c $main -o use.o && $c -c $main -o alone.o &&
+                $c -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
             job pass "$h $cc: and in double" \
-                "$c -DSEQTX_DOUBLE -DFORM_OTHER -c $main -o use_f64.o && $c -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_ONLY_IMPLEMENT -c $other -o impl_f64.o"
+                "$c -DSEQTX_DOUBLE -DFORM_OTHER -c $main -o use_f64.o &&
+                $c -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_ONLY_IMPLEMENT -c $other -o impl_f64.o"
             links pass "$h $cc: implementation in one unit, use in another" use.o impl.o
             links pass "$h $cc: the same, double, without threads" use_f64.o impl_f64.o
             links fail "$h $cc: no implementation" alone.o
@@ -144,11 +167,12 @@ forms() {           # of header $1
                 job pass "$h $cc: exported symbols of $object" \
                     "$(echo "$exported" | sed "s/OBJECT/$object/")"
             done
-            # a unit that exports none of its functions and wants none goes with any other
+            # A unit that neither exports nor imports functions links with every other
+            # unit.
             job pass "$h $cc: static, a unit that exports nothing" \
-                "$c -DSEQTX_STATIC -DSEQTX_DOUBLE -DSEQTX_IMPLEMENTATION -c $main -o static.o && nm -g static.o > all &&
-                grep -q ' T _*main' all && ! grep stx_ all"
-            links pass "$h $cc: and is used beside another implementation" static.o impl.o
+                "$c -DSEQTX_STATIC -DSEQTX_DOUBLE -DSEQTX_IMPLEMENTATION -c $main -o static.o &&
+                nm -g static.o > all && grep -q ' T _*main' all && ! grep stx_ all"
+            links pass "$h $cc: and links with another implementation" static.o impl.o
             cp "$dir/impl.o" "$work/core.c.o"       # for the families
             cp "$dir/impl_f64.o" "$work/core.c_f64.o"
         else
@@ -169,8 +193,9 @@ forms() {           # of header $1
         c_dir=$dir
         rm -f "$dir/prog"
     done
-    # as the manual gives it: strict C99, and with what it says to link. The core is linked with the families' (by the last compiler: what
-    # gcc makes without optimising takes ten times as long to run)
+    # The quick start as in the manual: strict C99, linked with what it names. The core is
+    # linked in by the last compiler: unoptimised code of gcc takes ten times as long to
+    # run.
     there=-DSEQTX_IMPLEMENTATION_DONE
     for cc in $CCS; do
         dir=$work/$(echo "$h.$cc" | tr -c 'a-zA-Z0-9_.\n' _)
@@ -178,13 +203,18 @@ forms() {           # of header $1
         for name in quickstart handover own_op; do
             [ $name = quickstart ] || grep -q "//>$name" "$h" || continue
             sed -n "/\/\/>$name/,/\/\/<$name/p" "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/$name.c"
-            if [ "$cc" != "$last" ]; then job pass "$h $cc: $name compiles" \
-                "grep -q main $name.c && $quick $there -fsyntax-only $name.c"
-            elif $whole
-            then job pass "$h $cc: $name, in one unit" \
-                "grep -q main $name.c && $quick $name.c -o prog -lm && ./prog"
-            else core last "$last -std=c99 -x c"; job pass \
-                "$h $cc: $name" "grep -q main $name.c && $quick $there $name.c core.last.o -o prog -lm && ./prog"; fi
+            runs="-o prog -lm && ./prog"
+            if [ "$cc" != "$last" ]; then
+                job pass "$h $cc: $name compiles" \
+                    "grep -q main $name.c && $quick $there -fsyntax-only $name.c"
+            elif $whole; then
+                job pass "$h $cc: $name, in one unit" \
+                    "grep -q main $name.c && $quick $name.c $runs"
+            else
+                core last "$last -std=c99 -x c"
+                job pass "$h $cc: $name" \
+                    "grep -q main $name.c && $quick $there $name.c core.last.o $runs"
+            fi
         done
         rm -f "$dir/prog"
     done
@@ -195,10 +225,10 @@ forms() {           # of header $1
         stds="c++11 c++17"
         printf 'int main() { return 0; }\n' |
             $cxx -std=c++20 -x c++ - -o "$work/probe20" 2>/dev/null && stds="$stds c++20"
-        $whole || stds=c++11       # the later standards see the families in "together"
+        $whole || stds=c++11  # later standards: see "together"
         for std in $stds; do
             s="$cxx -std=$std $base -x c++ -fsyntax-only"
-            # of a family its own part, for the core's is compiled with the core
+            # The implementation of the family without the core.
             macro=-DFORM_IMPLEMENT; $whole || macro=-DSEQTX_${family}_IMPLEMENTATION
             job pass "$h $cxx $std: implementation" "$s $macro $main"
             job pass "$h $cxx $std: declarations only" "$s $main"
@@ -210,9 +240,11 @@ forms() {           # of header $1
         p="$cxx -std=c++11 $base -x c++"
         cp "$c_dir/impl.o" "$dir/c_impl.o"; cp "$c_dir/use.o" "$dir/c_use.o"
         if $whole; then
-            # float alone has the processors' kernels, whose attributes count when code is made
+            # Only float has kernels for specific processors, whose attributes matter for
+            # code generation.
             job pass "$h $cxx: the units compile" \
-                "$p -DFORM_OTHER -c $main -o use.o && $p -O1 -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
+                "$p -DFORM_OTHER -c $main -o use.o &&
+                $p -O1 -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
             links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o
             links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o
             cp "$dir/impl.o" "$work/core.cxx.o"
@@ -230,8 +262,11 @@ forms() {           # of header $1
 
 together() {
     dir=$work
-    { echo '#define SEQTX_IMPLEMENTATION'; for h in seqtx*.h; do echo "#include" \
-        "\"$h\""; done; echo 'int main() { return 0; }'; } > "$work/together.cpp"
+    {
+        echo '#define SEQTX_IMPLEMENTATION'
+        for h in seqtx*.h; do echo "#include \"$h\""; done
+        echo 'int main() { return 0; }'
+    } > "$work/together.cpp"
     for cxx in $CXXS; do
         for std in c++11 c++17 c++20; do
             printf 'int main() { return 0; }\n' |
@@ -242,7 +277,7 @@ together() {
     done
 }
 
-# what the tests must have of every op and every header
+# Every op and every header must have its tests.
 tests() {
     dir=$work
     n=0
@@ -251,16 +286,22 @@ tests() {
         job pass "test_grad.c has no row for $op" "grep -q '{\"$op\", row_' $root/tests/test_grad.c"
         n=$((n + 1))
     done
-    job pass "ops found in seqtx.h: $n, too few" \
-        "[ $n -ge 27 ] && sed -n '/^\/\/ >>api: ops$/,/^\/\/ >>api: optimisers/p' $root/seqtx.h | grep -q 'stx_tensor \*stx_attention('"
-    # every kernel names its launch bound, and every launch goes through the one macro that checks it
+    job pass "expected at least 27 ops in seqtx.h, got $n" \
+        "[ $n -ge 27 ] &&
+        sed -n '/^\/\/ >>api: ops$/,/^\/\/ >>api: optimisers/p' $root/seqtx.h |
+            grep -q 'stx_tensor \*stx_attention('"
+    # Every kernel has a launch bound, and every launch uses the one macro that checks it.
     cu=$root/seqtx_cuda.cu
-    job pass "seqtx_cuda.cu: __global__ and __launch_bounds__ are in the definition of STX__GLOBAL alone" \
-        "! grep -n '__global__\|__launch_bounds__' $cu | grep -v '#define STX__GLOBAL(\.\.\.) ' && grep -q '^ *#define STX__GLOBAL(' $cu"
-    job pass "seqtx_cuda.cu: <<<..>>> and STX__LAUNCH are in the definitions of STX__LAUNCH and STX__RUN_KERNEL alone" \
-        "! grep -n '<<<[^>]*>>>\|STX__LAUNCH(' $cu | grep -v '#define STX__LAUNCH(\|STX__LAUNCH(kernel, grid, block, smem, \|^[0-9]*: *kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)'"
+    job pass "seqtx_cuda.cu: only STX__GLOBAL uses __global__ and __launch_bounds__" \
+        "! grep -n '__global__\|__launch_bounds__' $cu |
+            grep -v '#define STX__GLOBAL(\.\.\.) ' &&
+        grep -q '^ *#define STX__GLOBAL(' $cu"
+    job pass "seqtx_cuda.cu: only STX__LAUNCH uses <<<..>>>, only STX__RUN_KERNEL uses STX__LAUNCH" \
+        "! grep -n '<<<[^>]*>>>\|STX__LAUNCH(' $cu |
+            grep -v -e '#define STX__LAUNCH(' -e 'STX__LAUNCH(kernel, grid, block, smem, ' \
+                -e '^[0-9]*: *kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)'"
     for h in seqtx?*.h; do
-        [ "$h" != seqtx_text.h ] || continue       # no family
+        [ "$h" != seqtx_text.h ] || continue  #  not a family
         job pass "no tests/test_golden_*.c includes $h" \
             "grep -q 'include \"../$h\"' $root/tests/test_golden_*.c"
         job pass "only tests/test_golden_*.c include $h" \
@@ -268,8 +309,8 @@ tests() {
     done
 }
 
-# Layout and English of the files that were rewritten to the style guide: no violation of a
-# limit of tools/style.sh, and none of the terms in tools/words.txt.
+# Layout and English of the files that were rewritten to the style guide: no violation of
+# a limit of tools/style.sh, and none of the terms in tools/words.txt.
 FINISHED="seqtx_attn_span.h seqtx_text.h seqtx_sru.h seqtx_compressive.h seqtx_par.h \
     examples/train.h examples/train_attn_span.c examples/train_sru.c examples/train_compressive.c \
     examples/train_par.c examples/cuts.c examples/hello.c examples/own_family.c \

@@ -431,8 +431,8 @@ attn_span)
     hungry="$model $trained --data ../long.txt --steps 40 --eval-every 20 --eval-batch-sz 400"
     hungry="$hungry --save-every 10"
     whole_run "memory" 2 memory $hungry
-    between=$(grep '"event":"train"' memory/log.jsonl | awk -F '
-        "peak_bytes":' '{ split($2, b, /[,}]/); p[NR] = b[1] }
+    between=$(grep '"event":"train"' memory/log.jsonl | awk -F '"peak_bytes":' '
+        { split($2, b, /[,}]/); p[NR] = b[1] }
         END { if (p[21] > 1.1 * p[20]) printf "%.9f", (p[20] + p[21]) / 2 / 1073741824 }')
     check "the evaluation wants more than a step" [ -n "$between" ]
     rm -rf memory; mkdir memory
