@@ -1,7 +1,9 @@
 #!/bin/sh
-# arm.sh - the golden vectors and the products' kernels on 64-bit ARM: NEON, and BFDOT for bf16. On another processor by a cross compiler
-# and qemu's user mode (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static), skipped where they are not.
-#   --probe   ends with 0 if it can run
+# arm.sh - golden vectors and matmul kernels on 64-bit ARM: NEON, and BFDOT for bf16. On
+# another processor with a cross compiler and qemu's user mode (Debian:
+# gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static); skipped if they are not
+# installed.
+#   arm.sh --probe   exits with 0 if the tests can run
 cd "$(dirname "$0")/.." || exit 1
 for n in '' -15 -14 -13 -12 -11 -10; do
     cc=aarch64-linux-gnu-gcc$n
@@ -27,7 +29,8 @@ for h in seqtx*.h; do
     name=$(basename "$h" .h)
     from=tests/inner/$name.c; [ -f "$from" ] || from=$h
     macro=SEQTX_$(echo "$name" | sed 's/^seqtx_*//; s/$/_/; s/^_//' | tr a-z A-Z)IMPLEMENTATION
-    # of the core -O2: at -O1 gcc does not move loads, which the kernels' loops are looked at for
+    # of the core -O2: at -O1 gcc does not move loads, which the kernels' loops are looked
+    # at for
     case $name in seqtx) level=-O2 ;; *) level=-O1 ;; esac
     $cc -std=c99 $level $W -pthread -I. -D"$macro" -x c -c "$from" -o "$work/$name.o"
     check $? "$h does not compile"

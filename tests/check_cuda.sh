@@ -1,8 +1,8 @@
 #!/bin/sh
-# check_cuda.sh NAME... - runs the tests build/cuda/test_cuda_NAME on a GPU, then some of them under the
-# tools of compute-sanitizer where it is installed. Run by `make check-cuda`. Ends with "N passed, N
-# failed". A limit ends a test that hangs: CHECK_LIMIT seconds (half an hour), under a tool
-# CHECK_TOOL_LIMIT (two hours), where there is a `timeout`.
+# check_cuda.sh NAME... - runs the tests build/cuda/test_cuda_NAME on a GPU, then some of
+# them with the tools of compute-sanitizer if it is installed. Run by `make check-cuda`.
+# If there is a `timeout`, a test is stopped after CHECK_LIMIT seconds (half an hour),
+# with a tool after CHECK_TOOL_LIMIT (two hours). Ends with "N passed, N failed".
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0
 out=build/cuda/check-output.txt
@@ -47,9 +47,9 @@ if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck synccheck; do
         for t in ops sru comp par gemm attention; do check_by "$tool" "$t"; done
     done
-    # Only our kernels: cublasLt's may read their workspace unwritten. Tools that do not see what a
-    # kernel left out has written would report each of its results, so there the tests that multiply
-    # matrices are skipped.
+    # Only our kernels: cublasLt's may read their workspace unwritten. Tools that do not
+    # see what a kernel left out has written would report each of its results, so there
+    # the tests that multiply matrices are skipped.
     initcheck="ops sru attention"
     if compute-sanitizer --help 2>&1 | grep -q -- --initcheck-track-filtered-global-memory; then
         initcheck="$initcheck comp par"

@@ -1,11 +1,11 @@
 #!/bin/sh
-# commands.sh - every command that README.md and docs/*.md show by an indented line runs,
-# in a tree with small texts: trainings are short, presets are counted only (--dry-run),
-# what is started by mpirun and on a GPU is one process on the CPU. Of make there are the
-# targets. A command that is not known here fails. Blocks between ``` are run by the tests
-# that their pages name (tests/cookbook.sh, distributed.sh, convert.sh). What a sentence
-# names in `..` exists: scripts, and targets of make. The programs are those that `make
-# examples` has built.
+# commands.sh - checks that every command in an indented line of README.md and docs/*.md
+# works. Runs them in a copy of the tree with small texts: trainings are short, presets
+# are only counted (--dry-run), and commands with mpirun or a GPU run as one process on
+# the CPU. For make, the targets must exist. An unknown command fails. Blocks between ```
+# are run by the tests that their pages name (tests/cookbook.sh, distributed.sh,
+# convert.sh). Scripts and make targets that a sentence names in `..` must exist. Needs
+# the programs of `make examples`.
 cd "$(dirname "$0")/.." || exit 1
 . tests/limit.sh
 root=$(pwd) build=$(cd "${BUILD:-build}" && pwd)

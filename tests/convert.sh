@@ -1,7 +1,8 @@
 #!/bin/sh
-# convert.sh - tools/convert.py: tests/test_convert.py by a Python that has torch (PYTHON, or the first one found)
-#   convert.sh --probe      is there one?
-#   convert.sh [BUILD]      the directory of the trainers
+# convert.sh - tests tools/convert.py: runs tests/test_convert.py with a Python that has
+# torch (PYTHON, or the first one found)
+#   convert.sh --probe      exits with 0 if there is one
+#   convert.sh [BUILD]      BUILD: directory of the trainers
 cd "$(dirname "$0")/.." || exit 1
 . tests/limit.sh
 for python in ${PYTHON:-} python3 python /usr/bin/python3; do

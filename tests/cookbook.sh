@@ -1,17 +1,19 @@
 #!/bin/sh
-# cookbook.sh - runs the commands of docs/cookbook.md, block by block in its order, in a copy of the tree with small texts and few steps.
-# The line before a block of commands says who runs it:
-#   <!-- run: small -->           here, with STEPS and MORE set to small numbers
-#   <!-- run: PROGRAM -->         here, too, where there is that program besides
-#   <!-- run by: tests/FILE -->   that test, which takes the commands from here (--print)
-# The programs of build/ are those that `make` has made, and cc links the library's objects in place of compiling them again (what the
-# commands in the examples' heads do is tests/readme.sh's). A block of C is in examples/own_family.c, line by line.
-#   cookbook.sh                   LDLIBS: what the library's objects were linked with
-#   cookbook.sh --print FILE N    the N-th block that FILE runs
+# cookbook.sh - runs the commands of docs/cookbook.md, block by block, in a copy of the
+# tree with small texts and few steps. The line before a block says how it is run:
+#   <!-- run: small -->           here, with STEPS and MORE set to small values
+#   <!-- run: PROGRAM -->         here, if PROGRAM is installed
+#   <!-- run by: tests/FILE -->   by that test, which takes the commands from --print
+# Uses the programs of build/ that `make` has built; cc links the objects of the library
+# instead of compiling them again. (tests/readme.sh runs the commands in the heads of the
+# examples.) Blocks of C must be in examples/own_family.c, line by line.
+#   cookbook.sh                   LDLIBS: what the objects of the library were linked with
+#   cookbook.sh --print FILE N    prints the N-th block that FILE runs
 cd "$(dirname "$0")/.." || exit 1
 . tests/limit.sh
 root=$(pwd) page=docs/cookbook.md
-# what stands in the fences: the block's number, its language, the mark before it, then its lines
+# what stands in the fences: the block's number, its language, the mark before it, then
+# its lines
 blocks() {
     awk '
         /^```/ && !on { on = 1; n++; print "@ " n, substr($0, 4), mark; next }
@@ -115,7 +117,8 @@ check "the fine-tuning does not begin with a loss" \
     grep -q '"event":"eval","split":"valid",.*"step":0,' "$tree/runs/tuned/log.jsonl"
 check "not a row for each line" [ "$(wc -l < "$tree/lines.tsv")" -eq 201 ]
 
-# a memory that is restored is that of a process that never stopped: the same answers, the same file
+# a memory that is restored is that of a process that never stopped: the same answers, the
+# same file
 cd "$tree" || exit 1
 printf 'the cat sat\nand the dog\nthe mat\nand\n' > all
 remember() { build/remember build/mind.safetensors "$1"; }

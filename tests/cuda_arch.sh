@@ -1,5 +1,6 @@
 #!/bin/sh
-# cuda_arch.sh NVCC ARCH... - can this be built? Says what is missing.
+# cuda_arch.sh NVCC ARCH... - checks that `make cuda` can build for these architectures.
+# Prints what is missing and exits with 1 if it cannot.
 nvcc=$1
 shift
 command -v "$nvcc" >/dev/null 2>&1 || { echo "make cuda: there is no nvcc (the CUDA Toolkit):" \

@@ -1,7 +1,8 @@
 #!/bin/sh
-# cuda_dir.sh [NVCC] - prints the directory of the CUDA Toolkit that this nvcc is part of; nothing if
-# there is no such nvcc. A link is followed to the end: /usr/local/bin/nvcc may be one to
-# /usr/local/cuda/bin/nvcc, and the libraries are beside the latter. (readlink -f is not everywhere.)
+# cuda_dir.sh [NVCC] - prints the directory of the CUDA Toolkit that this nvcc belongs to;
+# nothing if there is no such nvcc. Follows links: /usr/local/bin/nvcc can be a link to
+# /usr/local/cuda/bin/nvcc, and the libraries are next to the latter. (readlink -f is not
+# portable.)
 nvcc=$(command -v "${1:-nvcc}" 2>/dev/null)
 [ -n "$nvcc" ] || exit 0
 links=0

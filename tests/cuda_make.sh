@@ -1,8 +1,8 @@
 #!/bin/sh
-# cuda_make.sh - what `make cuda` and `make check-cuda` do, as far as that shows without a GPU and
-# without a CUDA Toolkit: which libraries are linked and found, which programs are built, and how
-# check_cuda.sh runs them. Programs that stand in for nvcc, for the tests and for compute-sanitizer
-# are in a directory of their own. Ends with "N passed, N failed".
+# cuda_make.sh - tests `make cuda` and `make check-cuda` without a GPU and without a CUDA
+# Toolkit: which libraries are linked and found, which programs are built, and how
+# check_cuda.sh runs them. Substitutes for nvcc, the tests and compute-sanitizer are in a
+# separate directory. Ends with "N passed, N failed".
 cd "$(dirname "$0")/.." || exit 1
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-cuda-make.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT

@@ -1,26 +1,42 @@
 #!/bin/sh
-# cuda_regs.sh [--record] [ARCH...], or --count [FILE], or --table [FILE] - compiles seqtx_cuda.cu with nvcc (for sm_80 and sm_90, or what is given), links it with the trainer,
-# and compares the registers, stack, spills and launch bound of every kernel with tests/cuda_regs.txt,
-# which has to have these kernels and no others. The registers of a block of as many threads as the
-# launch bound must fit on a multiprocessor, which has 65536: otherwise each launch of such a block
-# fails. No GPU is needed. Run by `make test` where nvcc is installed; it must then be NVCC or on the
-# PATH. --record writes the table. Ends with "N passed, N failed".
-# Half of nvcc's time is the way to PTX, and the PTX of compute_90 is that of compute_80 but for one instruction: cuda_bf16.h makes a float
-# of a bfloat16 by cvt.f32.bf16, before sm_90 by a move. --shared sm_80 sm_90, which make test runs, therefore goes to PTX once, writes that
-# instruction for sm_90, and leaves the rest to ptxas: the registers are those of the table to the last one. Without --shared, and for the
-# table, each is compiled from the source, which tells whether that is still so. The host's part is not optimised here.
-# The table also has a checksum of itself with what it was made of: this script, the source as the preprocessor leaves it, CUDA's headers included, and
-# the version of nvcc. nvcc is deterministic: where --shared finds that checksum it has nothing to learn of registers, and what is left is
-# to compile and to link, for which nvcc need not optimise: a tenth of the time. After a change of the code registers are compared each
-# time, until --record has written the table of the new code.
-# --count prints a table of instructions instead: of each kernel of the fused attention with products, in all, in its main loop, and of one
-# round of that (a tile inside of the window; behind it a group of 16 keys of one that the window cuts, where these are a loop), from what
-# cuobjdump (CUOBJDUMP, or on the PATH) finds in the code for sm_90. FILE: another version of seqtx_cuda.cu, of an earlier commit say.
-# --table prints what is known of each kernel of the fused attention in bfloat16, without u and vb: registers and spills (of tests/cuda_regs.txt),
-# threads and shared memory (what the launchers choose, by build/test_cuda_attention, which is made), blocks that fit on a multiprocessor of
-# sm_90, instructions (--count), how many tiles a step of two configurations has (bench/cuda_model.h), and how long their instructions take if
-# four schedulers of 132 multiprocessors issue one in each clock of 1.755 GHz. FILE: what a GPU measured, of one configuration,
-# `nsys stats --report cuda_gpu_kern_sum --format csv` of STEPS (environment; 1) steps.
+# cuda_regs.sh - compiles seqtx_cuda.cu with nvcc, links it with a trainer, and compares
+# registers, stack, spills and launch bound of every kernel with tests/cuda_regs.txt. The
+# table must contain exactly these kernels. The registers of a block of launch-bound size
+# must fit into the 65536 of a multiprocessor, otherwise every launch of such a block
+# fails. Needs nvcc (NVCC, or in the PATH) and no GPU. Ends with "N passed, N failed".
+#
+#   cuda_regs.sh [ARCH...]            compares (default: sm_80 sm_90)
+#   cuda_regs.sh --record [ARCH...]   writes the table
+#   cuda_regs.sh --shared sm_80 sm_90    compares, in half the time: run by `make test`
+#   cuda_regs.sh --count [FILE]       counts instructions, see below
+#   cuda_regs.sh --table [FILE]       a table of the attention kernels, see below
+#
+# --shared. Half of nvcc's time is spent on PTX, and the PTX of compute_90 differs from
+# that of compute_80 in one instruction: cuda_bf16.h converts a bfloat16 to float with
+# cvt.f32.bf16, before sm_90 with a move. --shared therefore makes PTX once, inserts that
+# instruction for sm_90, and leaves the rest to ptxas: the registers are exactly those of
+# the table. Without --shared each architecture is compiled from the source, which checks
+# this claim. Host code is not optimised.
+#
+# The table also contains a checksum of itself, of this script, of the preprocessed source
+# with CUDA's headers, and of the version of nvcc. nvcc is deterministic: if --shared
+# finds this checksum, the registers are known, and it only compiles and links without
+# optimisation, in a tenth of the time. After a change of the code the registers are
+# compared until --record writes a new table.
+#
+# --count prints the number of instructions of each fused attention kernel with matmuls:
+# in total, in its main loop, and in one iteration of the loop (a tile inside of the
+# window; then, if these are a loop, a group of 16 keys of a tile that the window cuts).
+# Reads the code for sm_90 with cuobjdump (CUOBJDUMP, or in the PATH). FILE: another
+# version of seqtx_cuda.cu.
+#
+# --table prints the properties of each fused attention kernel in bfloat16 without u and
+# vb: registers and spills (from tests/cuda_regs.txt), threads and shared memory (from
+# build/test_cuda_attention, which is built), blocks per multiprocessor of sm_90,
+# instructions (--count), tiles per step of two configurations (bench/cuda_model.h), and
+# the time of these instructions if four schedulers of 132 multiprocessors issue one per
+# clock at 1.755 GHz. FILE: measurements on a GPU for one configuration, by `nsys stats
+# --report cuda_gpu_kern_sum --format csv`, of STEPS steps (1).
 cd "$(dirname "$0")/.." || exit 1
 nvcc=${NVCC:-nvcc} table=tests/cuda_regs.txt record= passed=0 failed=0
 shared=
@@ -144,8 +160,9 @@ for a in $archs; do
         [ "$(cat "$out/$a.code")" -eq 0 ]
     check "$a: nvcc warns: $(grep -m 3 'warning' "$out/$a.log")" \
         [ "$(grep -c 'warning' "$out/$a.log")" -eq 0 ]
-    # one line for each kernel: arch, name with template arguments, registers, stack, spilled bytes
-    # written and read, static shared memory, launch bound (0: none), which the PTX has
+    # one line for each kernel: arch, name with template arguments, registers, stack,
+    # spilled bytes written and read, static shared memory, launch bound (0: none), which
+    # the PTX has
     [ -z "$known" ] || continue
     { sed -n 's/^[^ ]*\.entry \([^ (]*\).*/E \1/p; s/^\.entry \([^ (]*\).*/E \1/p; s/^\.maxntid \([0-9]*\).*/B \1/p' "$out/seqtx_cuda.ptx"
       sed -n 's/^ptxas info *: Compiling entry function .\([^'"'"']*\). for .*/K \1/p; s/^ *\([0-9]*\) bytes stack frame, \([0-9]*\) bytes spill stores, \([0-9]*\) bytes spill loads/S \1 \2 \3/p; s/^ptxas info *: Used \([0-9]*\) registers\(.*\)/R \1 \2/p' "$out/$a.log"
@@ -182,7 +199,8 @@ if [ -n "$record" ]; then
 fi
 if [ -n "$known" ]; then echo "registers are those of $table, which is of the same code and nvcc"
 else check "there are kernels" [ -s "$out/now.txt" ]; fi
-# spills must not grow; registers may by 8 with another nvcc (none with the one of the table)
+# spills must not grow; registers may by 8 with another nvcc (none with the one of the
+# table)
 slack=8; grep -q "nvcc $version;" "$table" && slack=0
 awk -v slack="$slack" -v table="$table" -v counts="$out/counts.txt" -v known="$known" '
     function check(ok, what) {

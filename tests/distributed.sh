@@ -1,9 +1,13 @@
 #!/bin/sh
-# distributed.sh - docs/distributed.md says what is so: its commands run, in its order, in a tree of their own with small texts and few steps, where
-# there are mpicc and Open MPI's mpirun; its program learns, and two ranks learn what one does; its script for SLURM saves when it is told to, queues
-# itself again and goes on, with stand-ins for srun and scontrol. And ranks that share processors share them out. The line before a block says what it is:
-#   <!-- run -->          commands        <!-- run: srun -->    the script        <!-- file: NAME -->    what stands in that file
-# build/mpi/train_attn_span and the library's objects are those that `make` has made.
+# distributed.sh - tests docs/distributed.md. Its commands run in order in a copy of the
+# tree with small texts and few steps, with mpicc and Open MPI's mpirun. Its program
+# learns, and two ranks learn the same as one. Its SLURM script saves on a signal,
+# requeues itself and resumes, with substitutes for srun and scontrol. Ranks on the same
+# machine divide its processors. The line before a block says what it is:
+#   <!-- run -->           commands
+#   <!-- run: srun -->     the SLURM script
+#   <!-- file: NAME -->    contents of a file
+# Uses build/mpi/train_attn_span and the objects of the library that `make` has built.
 cd "$(dirname "$0")/.." || exit 1
 . tests/limit.sh
 root=$(pwd) page=docs/distributed.md
@@ -50,7 +54,8 @@ PATH='$PATH'
 exec ${MPICC:-mpicc} -std=c99 -Wall -Wextra -Werror -DSEQTX_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE "\$@" \\
     $build/lib_mpi/seqtx.o $build/lib_f32/seqtx_attn_span.o -lm -pthread $LDLIBS
 END
-# srun: its options are skipped. Where `when` is, it tells the ranks to stop when they have trained some steps
+# srun: its options are skipped. Where `when` is, it tells the ranks to stop when they
+# have trained some steps
 cat > "$work/bin/srun" <<END
 #!/bin/sh
 while case \$1 in -*) true ;; *) false ;; esac; do shift; done
@@ -101,7 +106,8 @@ check "two ranks learn something else than one: $(paste one two | tail -n 1)" \
 $limited mpirun -np 3 --bind-to none ./prog > out 2>&1
 code=$?
 check "three ranks and eight streams: $code, not 2" [ $code -eq 2 ]
-# the script for SLURM: told to stop, it saves and queues itself again; started again it goes on
+# the script for SLURM: told to stop, it saves and queues itself again; started again it
+# goes on
 touch "$work/when"
 STEPS=60
 export SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1
@@ -118,7 +124,8 @@ check "it does not go on" grep -q '"event":"resume"' runs/slurm/log.jsonl
 check "it does not end" grep -q '"event":"train","step":60,' runs/slurm/log.jsonl
 check "it queues itself once more" [ "$(wc -l < "$work/requeued")" -eq 1 ]
 
-# a part's thread is below stx_threads, for which scratch is made: also after ranks have shared out the processors
+# a part's thread is below stx_threads, for which scratch is made: also after ranks have
+# shared out the processors
 cat > share.c <<'END'
 #define SEQTX_IMPLEMENTATION
 #include "seqtx.h"

@@ -1,7 +1,8 @@
 #!/bin/sh
-# embed.sh - seqtx in other people's builds: several C files, an installed copy by pkg-config and by CMake, the source tree by CMake,
-# a shared library from Python. Skipped: what is not there (cmake, pkg-config, python3). What they compile is not optimised here.
-# Two blocks of commands are those of docs/cookbook.md.
+# embed.sh - tests seqtx in other builds: several C files, an installed copy with
+# pkg-config and CMake, the source tree with CMake, a shared library from Python. Skips
+# what is not installed (cmake, pkg-config, python3). Compiles without optimisation. Two
+# blocks of commands are from docs/cookbook.md.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 unset BUILD MAKEFLAGS MAKELEVEL MFLAGS # not as part of the make that runs this
@@ -49,7 +50,8 @@ if there cmake "CMake's targets"; then
     mkdir -p "$work/project/examples" && cp -R "$embed" "$work/project/examples/embed" &&
         chmod -R u+w "$work/project"
     sh tests/cookbook.sh --print tests/embed.sh 1 > "$work/by_cmake"
-    # alone: its ../.. has no seqtx. CMAKE_BUILD_TYPE is read by CMake 3.22 and later; earlier ones optimise
+    # alone: its ../.. has no seqtx. CMAKE_BUILD_TYPE is read by CMake 3.22 and later;
+    # earlier ones optimise
     check "CMake, the installed package, as in docs/cookbook.md" \
         "cd project && export CMAKE_PREFIX_PATH='$prefix' CMAKE_BUILD_TYPE=Debug CC='$CC' CXX='$CXX' CXXFLAGS='$W' STEPS=8 &&
         sh -e ../by_cmake > said && cat said && grep -q '^step 8: [0-7]\.' said"
@@ -76,7 +78,8 @@ if there cmake "CMake's targets"; then
         "$found 2>&1 | tr -s ' \n' ' ' | grep -q 'no component cuda: .* where the CUDA language is enabled'"
 fi
 
-# a shared library, by the Makefile in a copy of the tree; from Python its structs are read out of the headers
+# a shared library, by the Makefile in a copy of the tree; from Python its structs are
+# read out of the headers
 if there python3 "Python by ctypes"; then
     mkdir -p "$work/tree/examples" "$work/tree/tests" "$work/bin"
     cp Makefile README.md seqtx.h seqtx_attn_span.h seqtx_text.h "$work/tree"

@@ -1,10 +1,10 @@
 #!/bin/sh
-# fenv.sh - every public function that computes outside of loops does so in the library's
-# floating-point environment: it, or what it calls on the way to the arithmetic, has an
-# STX__FP_SCOPE. Read from the code of an unoptimised build, where each function and each call
-# remains. Loops (stx_parallel) and backward functions are called by address and have their scope
-# there. tests/test_fenv.c runs it. Skipped where the object code is not x86-64's, or there is no
-# objdump.
+# fenv.sh - checks that every public function that computes outside of loops uses the
+# library's floating-point environment: it, or a function that it calls on the way to the
+# arithmetic, has an STX__FP_SCOPE. Reads the code of an unoptimised build, in which every
+# function and call remains. Loops (stx_parallel) and backward functions are called by
+# address and have their scope there. tests/test_fenv.c tests the effect. Skipped if the
+# object code is not for x86-64 or there is no objdump.
 cd "$(dirname "$0")/.." || exit 1
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-fenv.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
@@ -22,8 +22,8 @@ if ! objdump -dr --no-show-raw-insn "$work/all.o" 2> /dev/null | tr -d '\r' > "$
     echo "skipped: no objdump, or not x86-64"; echo "1 passed, 0 failed"; exit 0
 fi
 nm "$work/all.o" | sed -n 's/.* T //p' > "$work/public"
-# One line for each fact: "calls F G", "computes F", in which a sum of a register with itself is the
-# end of a conversion from size_t
+# One line for each fact: "calls F G", "computes F", in which a sum of a register with
+# itself is the end of a conversion from size_t
 awk '
     /^[0-9a-f]+ <.*>:$/ { f = $2; gsub(/[<>:]/, "", f); next }
     / R_X86_64_/ && call {

@@ -1,7 +1,9 @@
 #!/bin/sh
-# flags.sh - test_flags.c as compilers make it that were told to be careless with numbers: -ffast-math, x87. Where that cannot be mended
-# the implementation must not compile, and name the option. ALL=1: also parts of -ffast-math one by one, -Ofast, other levels, 32 bits
-# (five minutes of compiling). Skipped: compilers, and 32 bits, where they are not there.
+# flags.sh - compiles test_flags.c with options that relax floating-point arithmetic:
+# -ffast-math, x87. If the implementation cannot be correct with an option, it must not
+# compile, and the error must name the option. ALL=1 adds single parts of -ffast-math,
+# -Ofast, other levels and 32 bits (five minutes). Skips compilers and 32 bits that are
+# not installed.
 cd "$(dirname "$0")/.." || exit 1
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-flags.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
@@ -11,7 +13,8 @@ passed=0 failed=0
 try() {     # try COMPILER FLAGS..; what the program does not use is not compiled (SEQTX_STATIC)
     printf '#include <errno.h>\nint main(void) { return errno; }\n' > "$work/probe.c"
     if ! { "$@" "$work/probe.c" -o "$work/probe" && "$work/probe"; } > /dev/null 2>&1; then
-        # Debian's 32-bit libraries beside a cross compiler: the kernel's headers stand with those of 64 bits
+        # Debian's 32-bit libraries beside a cross compiler: the kernel's headers stand
+        # with those of 64 bits
         case " $* " in *" -m32 "*) set -- "$@" -idirafter /usr/include/x86_64-linux-gnu ;; esac
         if ! { "$@" "$work/probe.c" -o "$work/probe" && "$work/probe"; } > /dev/null 2>&1; then
             echo "skipped: $*"
@@ -31,12 +34,14 @@ try() {     # try COMPILER FLAGS..; what the program does not use is not compile
     echo "$*: ${p:-0} passed, $f failed"
     [ "$f" -eq 0 ] || grep -v ' passed, ' "$work/log" | head -n 6
 }
-# The headers of another processor are seldom there, and preprocessing needs no word of them: all that seqtx.h includes, empty
+# The headers of another processor are seldom there, and preprocessing needs no word of
+# them: all that seqtx.h includes, empty
 for header in $(sed -n 's/^ *# *include <\(.*\)>.*/\1/p' seqtx.h); do
     mkdir -p "$work/empty/$(dirname "$header")"
     : > "$work/empty/$header"
 done
-# refuse TEXT COMPILER FLAGS..: compiling the implementation stops at an error that says TEXT
+# refuse TEXT COMPILER FLAGS..: compiling the implementation stops at an error that says
+# TEXT
 refuse() {
     text=$1; shift
     if ! command -v "$1" > /dev/null 2>&1; then echo "skipped: $*"; return; fi

@@ -2,12 +2,12 @@
 # form.sh [HEADER...] [together] [tests] [style] - checks the form of the public headers.
 # Without arguments: all of ./seqtx*.h, together, tests and style.
 #
-#   HEADER     the header alone, as C99, C11, C++11, C++17 and C++20; implementation as C and as
+#   HEADER     the header alone, as C99, C11, C++11, C++17 and C++20; implementation as C and
 #              C++; declarations only; static; implementation and use in different units and
 #              languages; included twice; the macro on the command line; with and without
-#              threads; float and double. Wrong combinations must not link. The quick start of
-#              the manual compiles and runs. Objects export only stx_ names and never exit,
-#              abort or print.
+#              threads; float and double. Wrong combinations must not link. The quick start
+#              of the manual compiles and runs. Objects export only stx_ names and never
+#              exit, abort or print.
 #   together   all headers in one unit of C++
 #   tests      every op of seqtx.h has a row in test_grad.c, every family a golden test
 #   style      finished files keep the limits of tools/style.sh and avoid tools/words.txt
@@ -150,7 +150,8 @@ forms() {  # HEADER
         c="$cc -std=c99 $base"
         job pass "$h $cc: macro on the command line" \
             "$c -E -P -DFORM_IMPLEMENT $main > defined.i &&
-            $c -E -P -DSEQTX_IMPLEMENTATION $main > given.i && [ -s given.i ] && cmp defined.i given.i"
+            $c -E -P -DSEQTX_IMPLEMENTATION $main > given.i &&
+            [ -s given.i ] && cmp defined.i given.i"
         if $whole; then
             job pass "$h $cc: the units compile" \
                 "$c -DFORM_OTHER -c $main -o use.o && $c -c $main -o alone.o &&
@@ -296,7 +297,7 @@ tests() {
         "! grep -n '__global__\|__launch_bounds__' $cu |
             grep -v '#define STX__GLOBAL(\.\.\.) ' &&
         grep -q '^ *#define STX__GLOBAL(' $cu"
-    job pass "seqtx_cuda.cu: only STX__LAUNCH uses <<<..>>>, only STX__RUN_KERNEL uses STX__LAUNCH" \
+    job pass "seqtx_cuda.cu: <<<..>>> in STX__LAUNCH only, STX__LAUNCH in STX__RUN_KERNEL only" \
         "! grep -n '<<<[^>]*>>>\|STX__LAUNCH(' $cu |
             grep -v -e '#define STX__LAUNCH(' -e 'STX__LAUNCH(kernel, grid, block, smem, ' \
                 -e '^[0-9]*: *kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)'"

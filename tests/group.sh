@@ -1,13 +1,15 @@
 #!/bin/sh
-# group.sh FAMILY PROGRAM ALONE - a trainer as the ranks of MPI (PROGRAM) against the same one in one process (ALONE, a build without MPI):
-# equal numbers, repeated bits, checkpoints that change the number of ranks, signals, kills, failures of one rank, refusals.
-# group.sh --core PROGRAM - runs a test program (tests/test_group.c) as 1, 2, 3 and 4 ranks and adds up its "N passed, N failed".
+# group.sh - compares a trainer as MPI ranks with the same trainer in one process: equal
+# values, repeatable bits, checkpoints for another number of ranks, signals, kills,
+# failures of one rank, refusals.
 #
-#     tests/group.sh sru build/mpi/train_sru build/train_sru
-#     TRAINER_SEED=1234 tests/group.sh ...        the random moments of an earlier run again (it prints its seed)
+#   group.sh FAMILY PROGRAM ALONE    PROGRAM: built with MPI; ALONE: built without it
+#   group.sh --core PROGRAM          runs tests/test_group.c as 1, 2, 3 and 4 ranks
+#   TRAINER_SEED=1234 group.sh ..    repeats the random times of an earlier run, which printed it
 #
-# Needs mpirun (MPIRUN), the usual small tools and a C compiler (${CC:-cc}, for tests/group_cmp.c). What kills a single rank finds it in
-# /proc; without that it is left out, and a line says so. Each check counts; the last line is "N passed, N failed".
+# Needs mpirun (MPIRUN), the usual small tools and a C compiler (${CC:-cc}, for
+# tests/group_cmp.c). Kills of a single rank need /proc; otherwise they are skipped, with
+# a message. The last line is "N passed, N failed".
 
 mpirun=${MPIRUN:-mpirun}
 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -60,7 +62,8 @@ finish() {
     fi
     cd / && rm -rf "$T"
 }
-# As in trainer_lib.sh, in as many ranks as $ranks says; 0: the build without MPI, by itself. Whatever belongs to a run has GROUP_TEST
+# As in trainer_lib.sh, in as many ranks as $ranks says; 0: the build without MPI, by
+# itself. Whatever belongs to a run has GROUP_TEST
 run() { # DIR OPTIONS...
     dir=$1; shift
     if [ "$ranks" -eq 0 ]; then
@@ -116,12 +119,15 @@ if ! ${CC:-cc} -std=c99 -O1 "$here/group_cmp.c" -o "$T/group_cmp" -lm; then
     part=start; fail "group_cmp.c does not compile"
     echo "$passed passed, $failed failed"; exit 1
 fi
-# What N ranks do and what one does differs in the order of sums alone. In float that is here: losses to 1e-7, the last bit of a float;
-# parameters to 6e-8 of the list's norm, a tensor to 3e-6 of its largest number; what streams and optimiser keep to 4e-6. The bounds are
-# about ten times that, for another processor sums in another order: losses and parameters 1e-6, a tensor 3e-5, states 1e-4. What is wrong
-# (no mean, other dropout, rows of other streams) is 1e-5 and more in the losses of the first twenty steps.
-# No bound holds where rounding becomes a choice: a ReLU whose input is zero but for rounding, Adam on a gradient that is. So 200 steps are of
-# models without ReLU and, but for SRU++, by SGD; models with ReLU, and Adam, go twenty steps, never both.
+# What N ranks do and what one does differs in the order of sums alone. In float that is
+# here: losses to 1e-7, the last bit of a float; parameters to 6e-8 of the list's norm, a
+# tensor to 3e-6 of its largest number; what streams and optimiser keep to 4e-6. The
+# bounds are about ten times that, for another processor sums in another order: losses and
+# parameters 1e-6, a tensor 3e-5, states 1e-4. What is wrong (no mean, other dropout, rows
+# of other streams) is 1e-5 and more in the losses of the first twenty steps. No bound
+# holds where rounding becomes a choice: a ReLU whose input is zero but for rounding, Adam
+# on a gradient that is. So 200 steps are of models without ReLU and, but for SRU++, by
+# SGD; models with ReLU, and Adam, go twenty steps, never both.
 like() { # WHAT A B: directories of runs
     if said=$("$T/group_cmp" 1e-6 1e-6 1e-4 "$2/run.st" "$3/run.st" "$2/log.jsonl" \
         "$3/log.jsonl"); then
@@ -221,7 +227,8 @@ same_bits "4 ranks again" n4 again
 check "and its best" cmp n4/best.st again/best.st
 whole_run "--shard" 3 shard $options --shard
 same_bits "--shard, 3 ranks" n3 shard
-# of what is printed there is one, as of one process: the same lines, but for the clock's and one that says how many ranks
+# of what is printed there is one, as of one process: the same lines, but for the clock's
+# and one that says how many ranks
 cp -R n2 end2; cp -R one end1
 ranks=2; run end2 $files $options
 check "a run that is at its end" [ $rc -eq 0 ]
@@ -294,12 +301,14 @@ like "one process, then 3 ranks" one then3
 
 case $family in
 compressive | par)
-    # twenty updates of three steps each; saved after steps 10, 20, 30, .. but not between two updates
+    # twenty updates of three steps each; saved after steps 10, 20, 30, .. but not between
+    # two updates
     held="$model $trained --update-every 3 --steps 60 --save-every 10 --eval-every 0"
     whole_run "--update-every 3" 0 u0 $held
     whole_run "--update-every 3" 2 u2 $held
     like "--update-every 3, 2 ranks" u0 u2
-    # what ends there for want of steps is saved there, with the mean of the ranks' gradients, of which the numbers are the same
+    # what ends there for want of steps is saved there, with the mean of the ranks'
+    # gradients, of which the numbers are the same
     whole_run "31 steps" 2 u31 $held --steps 31
     check "step 31, one gradient waits" \
         [ "$(meta u31/run.st step) $(meta u31/run.st grads.pending)" = "31 1" ]
@@ -452,7 +461,8 @@ esac
 if [ "$family" = attn_span ]; then
 section "refusals"
 
-# PATTERN TIMES ARGUMENTS of mpirun..: exit code 2 soon, TIMES lines of the program's, which have PATTERN; no file in `no`
+# PATTERN TIMES ARGUMENTS of mpirun..: exit code 2 soon, TIMES lines of the program's,
+# which have PATTERN; no file in `no`
 not_so() {
     pattern=$1 times=$2; shift 2
     rm -rf no; mkdir no

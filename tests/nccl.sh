@@ -1,9 +1,11 @@
 #!/bin/sh
-# nccl.sh - SEQTX_NCCL with NCCL itself: seqtx_cuda.cu compiled by nvcc for sm_90 against nccl.h, without a warning, and a trainer linked
-# with it and libnccl, which says its --help. What it does is tested without NCCL (test_cuda_group.c on tests/cuda_host) and, on machines
-# with several GPUs, by make check-cuda NCCL=1. --probe: is there an nvcc, and NCCL 2.14 or newer?
-#   NVCC, CC; NCCL_FLAGS (-I..) and NCCL_LIBS (-L.. -lnccl) where NCCL is not in the usual places. A Python's nvidia-nccl is found, too
-#   (PYTHON).
+# nccl.sh - compiles SEQTX_NCCL with NCCL itself: seqtx_cuda.cu for sm_90 against nccl.h
+# without a warning, and a trainer linked with it and libnccl that prints its --help. The
+# behaviour is tested without NCCL (test_cuda_group.c with tests/cuda_host) and, on
+# machines with several GPUs, by `make check-cuda NCCL=1`.
+#   nccl.sh --probe   exits with 0 if there are nvcc and NCCL 2.14 or newer
+# Environment: NVCC, CC; NCCL_FLAGS (-I..) and NCCL_LIBS (-L.. -lnccl) if NCCL is not in a
+# standard place. Also finds nvidia-nccl of a Python (PYTHON).
 cd "$(dirname "$0")/.." || exit 1
 nvcc=${NVCC:-nvcc}
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-nccl.XXXXXX") || exit 1

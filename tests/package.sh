@@ -1,10 +1,11 @@
 #!/bin/sh
-# package.sh - what packagers and users of other makes rely on. Flags of the environment
-# and of the command line reach every command and replace none of ours, with each feature;
-# short command lines; make -B; builds outside of a source tree that stays as it is; what
-# is installed where, and what is left when it is removed; the library by pkg-config and
-# CMake; manual pages; BSD make says what to use. The flags are read from compilers that
-# only write down how they were called. Skipped: what is not there.
+# package.sh - tests what packagers and users of other makes rely on. Flags of the
+# environment and of the command line reach every command and replace none of the
+# Makefile's own, with every feature; short command lines; make -B; builds outside of a
+# source tree, which stays unchanged; the files and places of an installation, and what
+# remains after removal; the library with pkg-config and CMake; manual pages; BSD make
+# prints an instruction. Flags are observed with compilers that only record how they were
+# called. Skips what is not installed.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 . tests/limit.sh

@@ -1,8 +1,9 @@
 #!/bin/sh
-# platforms.sh - systems other than this one, as far as cross compilers, wine and qemu go: Microsoft's dialect of C and C++; the programs of
-# examples/ by MinGW, and that its vector code may run; under wine the golden vectors and a trainer that goes on after a stop; macOS by zig
-# (pip install ziglang); riscv64 under qemu. What is not installed is skipped, with a line that says so.
-#   --probe   ends with 0 if there is something to do
+# platforms.sh - tests other systems with cross compilers, wine and qemu: Microsoft's
+# dialect of C and C++; the programs of examples/ with MinGW, and that their vector code
+# is selected; with wine the golden vectors and a trainer that resumes; macOS with zig
+# (pip install ziglang); riscv64 with qemu. Skips what is not installed, with a message.
+#   platforms.sh --probe   exits with 0 if there is something to test
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 have() { command -v "$1" > /dev/null 2>&1; }
@@ -32,8 +33,9 @@ count() { # count NAME: adds what the program said on the last line of NAME.out,
     [ "${3:-1}" -eq 0 ] || { echo "FAILED $1"; tail -n 12 "$work/$1.out"; }
 }
 
-# Microsoft's dialect: the headers as its compiler would read them, without what gcc and clang have besides; tests/msvc/system.h stands in for
-# its system headers. Neither C library nor compiler are Microsoft's, so this finds names and constructs, not more.
+# Microsoft's dialect: the headers as its compiler would read them, without what gcc and
+# clang have besides; tests/msvc/system.h stands in for its system headers. Neither C
+# library nor compiler are Microsoft's, so this finds names and constructs, not more.
 if have clang; then
     mkdir -p "$work/msvc/sys"
     for h in $(sed -n 's/^ *# *include *<\(.*\)>.*/\1/p' seqtx*.h | sort -u); do
@@ -68,7 +70,8 @@ if have $win; then
         case $f in */spm_train.c) continue ;; esac
         check "$f by MinGW" "$win -std=c99 $W -O1 -I$root -fsyntax-only $root/$f"
     done
-    # gcc's vector code: no move to or from memory but unaligned ones, and the library sees that it may run it; without the option it does not
+    # gcc's vector code: no move to or from memory but unaligned ones, and the library
+    # sees that it may run it; without the option it does not
     printf '#define STX_LOOPS\n#include "seqtx.h"\nint main(void) { return STX__VECTORS_SAFE ? 21 : 20; }\n' > "$work/see.c"
     aligned='vmov(ap[sd]|dqa|dqa32|dqa64|nt[a-z]*) .*\(%'
     check "MinGW without $flag: vector code is seen to be unsafe" \
@@ -131,8 +134,9 @@ else
     echo "skipped: programs of Windows, no wine or no $win"
 fi
 
-# macOS: what clang and Apple's headers of the C library accept, and what a program asks of the system. Nothing runs. (A minute of the processor:
-# zig makes its own library first.)
+# macOS: what clang and Apple's headers of the C library accept, and what a program asks
+# of the system. Nothing runs. (A minute of the processor: zig makes its own library
+# first.)
 if [ -n "$zig" ]; then
     export ZIG_GLOBAL_CACHE_DIR="$work/zig" ZIG_LOCAL_CACHE_DIR="$work/zig"
     mac="$zig -std=c99 -O0 $W -I$root"

@@ -1,5 +1,6 @@
 #!/bin/sh
-# plot.sh - build/plot: coordinates of tiny logs known by hand, runs that were resumed, several runs, all panels, bad input
+# plot.sh - tests build/plot: coordinates of tiny logs that are known by hand, resumed
+# runs, several runs, all panels, bad input. Ends with "N passed, N failed".
 here=$(cd "$(dirname "$0")" && pwd)
 plot=${PLOT:-${BUILD:-$here/../build}/plot}
 case $plot in /*) ;; *) plot=$PWD/$plot ;; esac
@@ -17,7 +18,8 @@ check() { # WHAT COMMAND...
         echo "FAILED $what: $*"
     fi
 }
-# well-formed: by xmllint, else by Python, else each element that begins on a line ends there or is one of those that hold others
+# well-formed: by xmllint, else by Python, else each element that begins on a line ends
+# there or is one of those that hold others
 if command -v xmllint >/dev/null; then xml() { xmllint --noout "$1"; }
 elif command -v python3 >/dev/null; then xml() { python3 \
     -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$1"; }
@@ -37,7 +39,8 @@ has() { grep -q "$2" "$1"; }
 train() { echo "{\"event\":\"train\",\"step\":$1,\"loss\":$2,\"bpb\":$2${3:+,\"seconds\":$3}}"; }
 start='{"event":"start","config":{"preset":null,"nlayers":2,"batch-sz":2,"block-sz":10},"params":3023658}'
 
-# ---- coordinates by hand: steps 0 .. 400 at 53 .. 885; 8, 6, 4, 3 and a twentieth of 8 - 3 at either end, 2.75 .. 8.25 at 308 .. 92
+# ---- coordinates by hand: steps 0 .. 400 at 53 .. 885; 8, 6, 4, 3 and a twentieth of 8 -
+# 3 at either end, 2.75 .. 8.25 at 308 .. 92
 { echo "$start"; train 100 8; train 200 6; train 300 4; train 400 3; } > four.jsonl
 draws "four records" four.svg four.jsonl
 check "the line" [ "$(line four.svg 1)" = "261,101.8 469,180.4 677,258.9 885,298.2" ]
@@ -52,7 +55,8 @@ check "the same bytes" cmp four.svg again.svg
 draws "a logarithmic axis" log.svg four.jsonl --log-x
 # log 2 / log 4 is a half; log 3 / log 4 is 0.792
 check "of steps" [ "$(line log.svg 1)" = "53,101.8 469,180.4 712.3,258.9 885,298.2" ]
-# time of a run without a clock: 2 x 10 tokens a step, 10 a second: 2 seconds a step; 500 .. 885 is 0 .. 8
+# time of a run without a clock: 2 x 10 tokens a step, 10 a second: 2 seconds a step; 500
+# .. 885 is 0 .. 8
 { echo "$start"; for i in 1 2 3 4; do train $i $i |
     sed 's/}$/,"tokens_per_s":10}/'; done; } > rate.jsonl
 draws "a rate" rate.svg rate.jsonl
@@ -104,7 +108,8 @@ draws "a beginning without a step" retry.svg retry.jsonl
 check "is none" \
     [ "$(grep -c 'retry.jsonl' retry.svg)" -eq 1 -a "$(line retry.svg 1)" = "$(line four.svg 1)" ]
 
-# ---- evaluations: dots at their steps; of two of one step the later one; an earlier one in its place
+# ---- evaluations: dots at their steps; of two of one step the later one; an earlier one
+# in its place
 evaluated() {
     echo "{\"event\":\"eval\",\"split\":\"$1\",\"loss\":1,\"bpb\":$3,\"step\":$2,\"tokens\":5}"
 }
@@ -223,7 +228,8 @@ ln -s kept.svg link.svg
 check "through a link" "$plot" span.jsonl -o link.svg
 check "to the file behind it" [ -L link.svg -a "$(cksum < kept.svg)" = "$(cksum < span.svg)" ]
 
-# ---- files: a long name, something planted beside the picture, closed streams, a checkpoint in place of a log
+# ---- files: a long name, something planted beside the picture, closed streams, a
+# checkpoint in place of a log
 long_name=$(awk 'BEGIN { while (i++ < 251) printf "n" }').svg
 draws "a name as long as names can be" "$long_name" span.jsonl
 check "with nothing left beside it" [ "$(find . -name 'nnn*' | wc -l)" -eq 1 ]

@@ -1,7 +1,8 @@
 #!/bin/sh
-# portability.sh - the headers in surroundings of their own: after <complex.h>, which has a macro I; by MinGW, whose printf is another; in
-# a shared library whose symbols are hidden but for the API; under clang's undefined-behaviour sanitizer, which sees what gcc's does not.
-# Skipped: compilers that are not there.
+# portability.sh - tests the headers in unusual environments: after <complex.h>, which
+# defines a macro I; with MinGW, whose printf differs; in a shared library that hides all
+# symbols except the API; with clang's undefined-behaviour sanitizer, which detects errors
+# that gcc's does not. Skips compilers that are not installed.
 cd "$(dirname "$0")/.." || exit 1
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-portability.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
@@ -19,7 +20,8 @@ check() {     # check NAME COMMAND: skipped when its first word is no command
     fi
 }
 
-# Of a family header its own implementation (its macro, not SEQTX_IMPLEMENTATION): the core's is compiled with seqtx.h
+# Of a family header its own implementation (its macro, not SEQTX_IMPLEMENTATION): the
+# core's is compiled with seqtx.h
 for h in seqtx*.h; do
     name=$(basename "$h" .h)
     macro=SEQTX_$(echo "$name" | sed 's/^seqtx_*//; s/.$/&_/' | tr a-z A-Z)IMPLEMENTATION
@@ -42,7 +44,8 @@ for h in seqtx*.h; do
         "x86_64-w64-mingw32-g++ -std=c++11 $W -I. -fsyntax-only -x c++ -D$macro $work/plain.$name.c"
 done
 
-# a shared library that hides all but the API, from C and from C++: each language by one compiler, each compiler with one language
+# a shared library that hides all but the API, from C and from C++: each language by one
+# compiler, each compiler with one language
 printf '#define SEQTX_IMPLEMENTATION\n#include "seqtx.h"\n#include "seqtx_text.h"\nint hidden_(void);\nint hidden_(void) { return 1; }\n' > "$work/lib.c"
 printf '#include "seqtx.h"\nint main(void) { stx_ctx *x = stx_create(NULL); int ok = stx_ok(x); stx_destroy(x); return !ok; }\n' > "$work/use.c"
 export_api="-DSEQTX_API='__attribute__((visibility(\"default\")))'"
@@ -56,9 +59,10 @@ done
 check "static, and an API" \
     "gcc -I. -fsyntax-only -DSEQTX_STATIC -DSEQTX_API=extern $work/use.c 2>&1 | grep 'SEQTX_API.*SEQTX_STATIC'"
 
-# clang's sanitizer: sums of pointers. Sizes of objects, which it sees only when it optimises (seven times as
-# long), are left to the address sanitizer's runs. Static: what is not used is not compiled
-# All quick starts in one unit, each main under a name of its own.
+# clang's sanitizer: sums of pointers. Sizes of objects, which it sees only when it
+# optimises (seven times as long), are left to the address sanitizer's runs. Static: what
+# is not used is not compiled All quick starts in one unit, each main under a name of its
+# own.
 for header in seqtx_attn_span seqtx_sru seqtx_compressive seqtx_par; do
     echo "#define main ${header}_main"
     sed -n '/\/\/>quickstart/,/\/\/<quickstart/p' $header.h | sed '1d;$d; s/^ \{1,7\}//'

@@ -1,10 +1,12 @@
 #!/bin/sh
-# run.sh - runs what `make test` has built. make decides what runs when, and as much at once as there are cores; here is how one program
-# runs, and the sum of all.
-#   run.sh NAME COMMAND...       runs a test program, whose last line is "N passed, N failed", and keeps what it said in BUILD/ran/NAME.out
-#   run.sh --skip NAME WHY       it cannot run here
-#   run.sh --time COMMAND...     runs a compiler and notes its seconds
-#   run.sh --sum [--quick] NAME...   one line for each name, what failed, seconds by part; the last line is "N passed, N failed"
+# run.sh - runs the tests that `make test` has built. make schedules them; this script
+# runs one program and adds up all results.
+#   run.sh NAME COMMAND...          runs a test program whose last line is "N passed, N failed" and
+#                                   keeps its output in BUILD/ran/NAME.out
+#   run.sh --skip NAME WHY          the test cannot run here
+#   run.sh --time COMMAND...        runs a compiler and records its seconds
+#   run.sh --sum [--quick] NAME...  one line per name, failures, seconds by part; the last line is
+#                                   "N passed, N failed"
 cd "$(dirname "$0")/.." || exit 1
 # tests ask for too much on purpose
 export ASAN_OPTIONS=allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}
@@ -12,7 +14,8 @@ export ASAN_OPTIONS=allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}
 ran=${BUILD:-build}/ran
 mkdir -p "$ran"
 
-# the processor's seconds of a process that has ended, from what `times` says about children
+# the processor's seconds of a process that has ended, from what `times` says about
+# children
 cpu() { awk '
     NR == 2 {
         for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%.1f\n", s

@@ -1,14 +1,16 @@
 #!/bin/sh
-# trainer.sh FAMILY [BINARY] - tests a trainer from outside: sizes of presets, resuming after kill -9 and from what the checkpoint holds,
-# repeatability, bad input, full disks, signals, losses that are not finite, the log, evaluation and generation.
+# trainer.sh FAMILY [BINARY] - tests a trainer from outside: sizes of presets, resuming
+# after kill -9 and from the checkpoint alone, repeatability, bad input, full disks,
+# signals, losses that are not finite, the log, evaluation and generation.
 #
 #     tests/trainer.sh attn_span build/train_attn_span
-#     TRAINER_SEED=1234 tests/trainer.sh ...        the random moments of an earlier run again (it prints its seed)
+#     TRAINER_SEED=1234 tests/trainer.sh ...   repeats the random times of an earlier run
 #
-# What is said here holds for every family; tests/trainer_FAMILY.sh has its options, its presets and the checks that only it can have.
-# Needs sh, the usual small tools and a C compiler (${CC:-cc}, for a library that kills at a chosen system call; without
-# one those checks are left out, and a line says so). Works in a directory of its own, which it removes.
-# Each check counts; the last line is "N passed, N failed".
+# This file contains the checks of all families; tests/trainer_FAMILY.sh contains the
+# options, presets and checks of one. Needs sh, the usual small tools and a C compiler
+# (${CC:-cc}, for a library that kills at a chosen system call; otherwise those checks are
+# skipped, with a message). Works in a temporary directory, which it removes. The last
+# line is "N passed, N failed".
 
 family=${1:-attn_span}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -54,7 +56,8 @@ above() { # NUMBER WHAT..: the command prints a larger one
 # =====================================================================================================================
 section "presets"
 
-# the numbers of parameters that the papers give, in millions, and exactly; of the older models counted by hand from their shapes
+# the numbers of parameters that the papers give, in millions, and exactly; of the older
+# models counted by hand from their shapes
 presets >table
 good "--list-presets" . --list-presets
 cp out listed
@@ -172,7 +175,8 @@ if [ -n "$kills" ]; then
         find kill -name 'best.st*.tmp' -exec rm -f {} +
         continued "kill at call $at of $calls" kill $long
     done
-    # in the midst of writing a checkpoint: the next save takes away what is left, and nothing else
+    # in the midst of writing a checkpoint: the next save takes away what is left, and
+    # nothing else
     at=$calls
     while [ $at -gt 1 ] && [ $left -eq 0 ]; do
         at=$((at - 1))
@@ -255,7 +259,8 @@ for shut in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
     check "$shut: the checkpoint is whole" loads shut/run.st
 done
 
-# what is planted where the trimmed log is made is not followed; a name may be as long as names can be
+# what is planted where the trimmed log is made is not followed; a name may be as long as
+# names can be
 mkdir plant
 good "12 steps" plant $files $full --steps 12
 echo precious >plant/victim
@@ -331,7 +336,8 @@ END
 # =====================================================================================================================
 section "options on resume"
 
-# what a checkpoint holds decides: without the preset, and without any option but where it is
+# what a checkpoint holds decides: without the preset, and without any option but where it
+# is
 mkdir opt
 begun="--preset demo $sizes --data ../t.txt --dropout 0.1 --steps 200 --save-every 10"
 begun="$begun --eval-every 50 --eval-blocks 1 --log-every 1"
@@ -392,7 +398,8 @@ check "with the options that it holds" \
 check "to the loss that the first version gets with them" \
     awk -v got="$(events old/log.jsonl eval | tail -n 1 | field loss)" \
     -v want="$old_loss" 'BEGIN { e = got - want; exit !(e < 0.01 && -e < 0.01) }'
-# one that lacks some of them (old_given has them; a family without such checkpoints has none): no training with mere defaults
+# one that lacks some of them (old_given has them; a family without such checkpoints has
+# none): no training with mere defaults
 if [ -n "$old_given" ]; then
     cp "$here/old/${family}_bare.safetensors" old/bare.st
     cd old
@@ -559,13 +566,15 @@ refused 'three/valid.txt' --data three $tiny $new
 refused '/dev/null' --data /dev/null $tiny $new
 mkdir one && cp t.txt one/train.txt && printf x >one/valid.txt
 refused 'one: the validation text: expected at least 2 tokens, got 1' --data one $tiny $new
-# damage that leaves the form of the file whole: a bit of the last tensor, and of a number in the metadata
+# damage that leaves the form of the file whole: a bit of the last tensor, and of a number
+# in the metadata
 size=$(wc -c <good.st)
 { head -c $((size - 9)) good.st; printf '\377'; tail -c 8 good.st; } >bit.st
 sed 's/"step":"6"/"step":"7"/' good.st >step.st
 refused 'bit.st.*damaged' --data t.txt $full --checkpoint bit.st --steps 12
 refused 'step.st.*damaged' --data t.txt $full --checkpoint step.st --steps 12
-# words: held-out ones that are new are read as <unk>; with --min-count 1 they are refused, with the option that helps
+# words: held-out ones that are new are read as <unk>; with --min-count 1 they are
+# refused, with the option that helps
 awk '
     BEGIN {
         for (i = 0; i < 400; i++) print "the same words again and again"
@@ -589,7 +598,8 @@ good "the largest seed, resumed" . --data t.txt $full --steps 3 --checkpoint see
     --seed 18446744073709551615
 ln -s nowhere/at/all lost.st
 refused 'lost.st.*symbolic link' --data t.txt $tiny --steps 3 --checkpoint lost.st
-# a text of wider units is refused as what it is, bytes of it only where bytes are asked for
+# a text of wider units is refused as what it is, bytes of it only where bytes are asked
+# for
 awk '{ gsub(/./, "&@"); printf "%s\n@", $0 }' t.txt | tr @ '\000' >wide.txt
 { printf '\377\376'; cat wide.txt; } >marked.txt
 mkdir widevalid; cp t.txt widevalid/train.txt; cp wide.txt widevalid/valid.txt
@@ -803,7 +813,8 @@ unsaved() {
     check "$1: no temporary file stays" [ "$(tmps full)" -eq 0 ]
     check "$1: the old checkpoint loads" loads full/run.st
 }
-# (a) a file system of its own, in a name space of its own: it goes when the shell in it ends
+# (a) a file system of its own, in a name space of its own: it goes when the shell in it
+# ends
 mkdir mnt
 cat >mount.sh <<'END'
 mount -t tmpfs -o size=$1k none "$2" || exit 99
@@ -914,7 +925,8 @@ want=129
 collect
 check "two SIGHUP: exit code $want, not $rc" [ $rc -eq $want ]
 check "two SIGHUP: saved" [ -s sig/run.st ]
-# without a checkpoint: said at the start; a signal that nobody at a terminal sent stops at once
+# without a checkpoint: said at the start; a signal that nobody at a terminal sent stops
+# at once
 for sig in INT TERM; do
     rm -rf sig; mkdir sig
     start sig $tiny --data ../t.txt --steps 1000000 --log log.jsonl --log-every 1
@@ -1159,7 +1171,8 @@ family_evaluation
 # =====================================================================================================================
 section "scores and other runs' weights"
 
-# --score: the same number as an evaluation of that text behind a line end, in one stream; the tables are parts of each other
+# --score: the same number as an evaluation of that text behind a line end, in one stream;
+# the tables are parts of each other
 mkdir score score/d
 head -n 12 t.txt >score/text
 cp t.txt score/d/train.txt; { echo; cat score/text; } >score/d/test.txt
@@ -1192,7 +1205,8 @@ check "a row for each token, which add up to the lines" \
         for (i in n) if (n[i] > 1e-3 || n[i] < -1e-3) bad = 1
         exit bad || t || text !~ /^the cat sat on mat 0 and the dog ran\\nthe cat/
     }' score/lines score/tokens
-# where a block sees more of its past than a token in generation, it is said what the rows add up to
+# where a block sees more of its past than a token in generation, it is said what the rows
+# add up to
 if [ -n "$token_by_token" ]; then
     check "is said: $(tail -n 1 score/said)" \
         grep -q "add up to --score with $token_by_token" score/said
@@ -1272,7 +1286,8 @@ good "control characters" score --checkpoint ../eval/never.st --threads 1 --scor
     --score-by tokens
 check "are told, not done: $(cut -f 3 out | tr '\n' ' ')" \
     [ "$(cut -f 3 out | tr '\n' ' ')" = 'text a \x0d b \x1b \n ' ]
-# --init-from: it begins with the loss that the evaluation gives, and is a run like any other from then on
+# --init-from: it begins with the loss that the evaluation gives, and is a run like any
+# other from then on
 mkdir tune
 tuned="--init-from ../eval/never.st --data ../t.txt --checkpoint new.st --threads 1 --batch-sz 4"
 tuned="$tuned --eval-batch-sz 2 --schedule constant --lr-warmup 0 $tune_more"
@@ -1401,7 +1416,8 @@ check "nothing on standard error" [ ! -s err ]
 check "exit codes" \
     [ "$(tr -s '\n ' ' ' <help |
     grep -c 'Exit code: 0 success; 1 failed .* 130 stopped by Ctrl-C, 143 by SIGTERM')" -eq 1 ]
-# an option is either of this start and this machine, or in the checkpoint; and all are in the help
+# an option is either of this start and this machine, or in the checkpoint; and all are in
+# the help
 sed -n 's/^  --\([a-z][a-z0-9-]*\)\( .*\|\)$/\1/p' help | grep -v '^help$\|^preset$' | sort >all
 header log/run.st | sed 's/.*"config":"{//; s/}","step".*//' | tr ',' '\n' |
     sed -n 's/^\\"\([a-z][a-z0-9-]*\)\\":.*/\1/p' >names
@@ -1420,7 +1436,8 @@ family_small_presets
 # =====================================================================================================================
 section "watch and talk"
 
-# FILE CHECKPOINT LINES OPTIONS..: LINES, as printf has them, through a pipe; leaves $rc, $T/err, the answers in FILE
+# FILE CHECKPOINT LINES OPTIONS..: LINES, as printf has them, through a pipe; leaves $rc,
+# $T/err, the answers in FILE
 talk() {
     to=$1 from=$2 lines=$3; shift 3
     printf "$lines" | (cd log &&
@@ -1476,7 +1493,8 @@ drawn=$(sed -n 's/.*sampled with --seed \([0-9]*\)$/\1/p' err)
 talks t2 run.st 'the cat\n' --seed "$drawn"
 check "and gives the same answer, of 256 tokens" cmp t1 t2
 check "of 256 bytes: $(wc -c <t1)" [ "$(wc -c <t1)" -ge 256 -a "$(wc -c <t1)" -le 257 ]
-# unknown words: said as words; where there is no <unk> the line is refused, and the conversation goes on
+# unknown words: said as words; where there is no <unk> the line is refused, and the
+# conversation goes on
 talks t1 unk.st 'one zebra two yak\n' --generate 3 --seed 1
 check "unknown words are said" grep -q "^not in the vocabulary, read as <unk>: 'zebra', 'yak'$" err
 check "and answered" [ -s t1 ]
@@ -1508,7 +1526,8 @@ sample t2 --temperature 0 --prompt "the cat" --generate 400 --stop 'at'
 check "and a text" [ "$(cat t2)" = "the cat$(head -n 1 t1)" ]
 talks t1 run.st 'the cat\n' --temperature 0 --generate 400 --stop '\n'
 check "a line end ends" [ "$(wc -l <t1)" -eq 1 ]
-# --repetition-penalty: a large one never says a byte again; within a window of 1 never twice in a row
+# --repetition-penalty: a large one never says a byte again; within a window of 1 never
+# twice in a row
 sample t1 --temperature 0 --prompt "the" --generate 8 --repetition-penalty 100 --repetition-window 0
 check "a large penalty: no byte again: $(cat t1)" \
     [ -z "$(head -c 11 t1 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | sort | uniq -d)" ]

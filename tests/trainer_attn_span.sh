@@ -1,8 +1,10 @@
-# trainer_attn_span.sh - what tests/trainer.sh needs to know of train_attn_span: options, presets, and checks that only this family has.
+# trainer_attn_span.sh - what tests/trainer.sh needs to know of train_attn_span: options,
+# presets, and checks that only this family has.
 
 sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --attn-span 32 --block-sz 16"
 sizes="$sizes --batch-sz 4 --threads 1"
-# a training with everything that draws random numbers or has a state; its rate does not depend on --steps
+# a training with everything that draws random numbers or has a state; its rate does not
+# depend on --steps
 trained="--batch-split 2 --adapt-span --adapt-span-loss 0.0001 --adapt-span-init 0.5"
 trained="$trained --adapt-span-ramp 8 --dropout 0.2 --emb-dropout 0.1 --optim adagrad --lr 0.07"
 trained="$trained --grad-clip 0.3 --lr-warmup 20"
@@ -32,7 +34,8 @@ local_options="$local_options no-train threads device gpu tune no-graph max-memo
 local_options="$local_options list-presets version generate prompt temperature top-k top-p"
 local_options="$local_options repetition-penalty repetition-window stop interactive keep-best out"
 local_options="$local_options weights shard"
-# tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare: without the options that old_given has
+# tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare:
+# without the options that old_given has
 old_options='"lr":0.003,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.8432
 old_given="--preset demo --nlayers 1 --hid-sz 4 --inner-hid-sz 4 --nheads 2 --attn-span 8"
 old_given="$old_given --block-sz 8 --batch-sz 2 --tokens bytes-compact --steps 60"

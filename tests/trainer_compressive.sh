@@ -1,4 +1,5 @@
-# trainer_compressive.sh - what tests/trainer.sh needs to know of train_compressive: options, presets, and checks that only this family has.
+# trainer_compressive.sh - what tests/trainer.sh needs to know of train_compressive:
+# options, presets, and checks that only this family has.
 
 sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --block-sz 16 --mem 16 --cmem 8"
 sizes="$sizes --memory-layers all --gate residual --batch-sz 4 --batch-split 1 --random-segments 0"
@@ -33,7 +34,8 @@ local_options="$local_options no-train threads device gpu tune no-graph max-memo
 local_options="$local_options list-presets version generate prompt temperature top-k top-p"
 local_options="$local_options repetition-penalty repetition-window stop interactive keep-best out"
 local_options="$local_options weights shard"
-# tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
+# tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are
+# none that lack options
 old_options='"lr":0.004,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9168
 old_given=
 # for tests/trainer_cuda.sh
@@ -52,14 +54,16 @@ wikitext103 595.5 595532247 18 1024
 pg19 599.5 599510272 36 1024
 END2
 }
-# The reference's own count, with a convolution in each layer: V E 2 + V, projections where E is not D, the table of positions, layers
+# The reference's own count, with a convolution in each layer: V E 2 + V, projections
+# where E is not D, the table of positions, layers
 reference_count() { # V E D L S M C R GLU
     echo "$@" | awk '{ V = $1; E = $2; D = $3; L = $4; r = $8; g = 1 + $9
         printf "%d", 2 * V * E + V + (E != D ? 2 * E * D + D + E : 0) + D * ($5 + $6 + $7) + L * (4 * D + 4 * D * D + D + (r * D * D + D) + 4 * D * D * (g + 1) + 4 * D * g + D + 2 * (6 * D * D + 6 * D)) }'
 }
 parameters() { sed -n 's/^\([0-9]*\) parameters.*/\1/p' out; }
 family_presets() {
-    # its convolutions in layers without a memory are never used, and are not here: 4 d^2 + d in each of five
+    # its convolutions in layers without a memory are never used, and are not here: 4 d^2
+    # + d in each of five
     n=$(reference_count 256 512 512 8 512 512 128 4 0)
     check "the reference's example has 59,666,688 parameters in the reference's own form" \
         [ "$n" -eq 59666688 ]
@@ -76,7 +80,8 @@ family_presets() {
     good "the reference's example with a memory in every layer" . --preset reference \
         --memory-layers all --dry-run
     check "has as many as the reference's" [ "$(parameters)" -eq 59666688 ]
-    # Transformer-XL of the paper's enwik8 is published as 277M; a compression of 3 d^2 + d in each layer comes on top
+    # Transformer-XL of the paper's enwik8 is published as 277M; a compression of 3 d^2 +
+    # d in each layer comes on top
     good "enwik8 without compressed memory" . --preset enwik8 --cmem 0 --dry-run
     check "277 million without compression, $(parameters)" [ $(($(parameters) / 1000000)) -eq 277 ]
     check "24 compressions more with it" \
@@ -109,8 +114,9 @@ gradients() { # FILE: the numbers of its entry "grads"
         od -An -v -tf4 -w4
 }
 literal_forms() {
-    # tests/old: 30 steps with a flag for each form, --literal-rows, -pad, -target and -freeze; 2.7059 is the loss that the
-    # first version continues to, 2.6904 the loss without them
+    # tests/old: 30 steps with a flag for each form, --literal-rows, -pad, -target and
+    # -freeze; 2.7059 is the loss that the first version continues to, 2.6904 the loss
+    # without them
     mkdir forms
     cp "$here/old/compressive_literal.safetensors" forms/run.st
     cp forms/run.st forms/again.st
@@ -171,7 +177,8 @@ family_more() {
                     printf "%.5f ", n < 4 ? 0.2 + 0.8 * n / 4 : 0.1 + 0.45 * (1 + cos(atan2(0, -1) * (n - 4) / 4))
             }')" ]
 
-    # updates at 1, 2, 3 and then 7, 11: in between parameters stay, so losses are those of rate 0 from there on
+    # updates at 1, 2, 3 and then 7, 11: in between parameters stay, so losses are those
+    # of rate 0 from there on
     good "four steps an update" steps $plain --steps 8 --lr 0.01 --log every.jsonl \
         --update-every 4 --update-after 3
     good "three steps" steps $plain --steps 3 --lr 0.01 --checkpoint three.st
@@ -203,7 +210,8 @@ family_more() {
     check "streams do not: $(aux steps/streams.jsonl)" \
         [ "$(aux steps/streams.jsonl)" = "none some some some some some " ]
 
-    # perplexity of a word: of pieces of words as of bytes; the held-out text is the 20th before the last
+    # perplexity of a word: of pieces of words as of bytes; the held-out text is the 20th
+    # before the last
     good "bytes, by words" steps $plain --steps 3 --data-unit word-ppl --log word.jsonl
     n=$(wc -c <t.txt)
     v=$((n - n / 20 * 2)) w=$((n / 20))

@@ -1,6 +1,8 @@
 #!/bin/sh
-# trainer_cuda.sh FAMILY TRAINER - a trainer with --device cuda: the losses of the CPU, replays, checkpoints that change the device,
-# refusals. TRAINER is built with CUDA, or with tests/cuda_host in its place; tests/trainer_FAMILY.sh has the model. Ends with "N passed, N failed".
+# trainer_cuda.sh FAMILY TRAINER - a trainer with --device cuda: the losses of the CPU,
+# replays, checkpoints that change the device, refusals. TRAINER is built with CUDA, or
+# with tests/cuda_host in its place; tests/trainer_FAMILY.sh has the model. Ends with "N
+# passed, N failed".
 cd "$(dirname "$0")/.." || exit 1
 . "tests/trainer_$1.sh"
 t=$2 d=$(mktemp -d) passed=0 failed=0

@@ -1,5 +1,7 @@
-# trainer_lib.sh - tools of tests/trainer.sh: running a trainer, looking into its files, the checks that several of its parts make.
-# It sets $here (this directory) and $bin (the trainer), then reads this file; from then on the working directory is $T, which goes at the end.
+# trainer_lib.sh - functions of tests/trainer.sh: running a trainer, reading its files,
+# and checks that several parts use. The caller sets $here (this directory) and $bin (the
+# trainer) and sources this file, which changes to $T, a temporary directory that is
+# removed at the end.
 
 LC_ALL=C OMP_WAIT_POLICY=passive
 export LC_ALL OMP_WAIT_POLICY     # tiny models: spinning threads only stand in the way
@@ -74,7 +76,8 @@ header_size() {
 header() { tail -c +9 "$1" | head -c "$(header_size "$1")"; }
 # FILE KEY, of what is not the configuration
 meta() { header "$1" | sed 's/.*"'"$2"'":"\([^"]*\)".*/\1/'; }
-# All that a checkpoint says but the options of its run: names, shapes, step, positions, and the bytes of every tensor.
+# All that a checkpoint says but the options of its run: names, shapes, step, positions,
+# and the bytes of every tensor.
 state() {
     header "$1" | sed 's/"config":.*","step":/"step":/; s/"seal":"[0-9]*"//; s/ *$//'
     tail -c +$((9 + $(header_size "$1"))) "$1"
@@ -84,7 +87,8 @@ same_state() {
         cmp "$T/state1" "$T/state2"
 }
 differ() { [ -s "$1" ] && [ -s "$2" ] && ! cmp -s "$1" "$2"; }
-# Every F32 tensor holds finite numbers only, and there are some. Tensors begin at multiples of four bytes.
+# Every F32 tensor holds finite numbers only, and there are some. Tensors begin at
+# multiples of four bytes.
 finite() {
     header "$1" | sed 's/},"/}\
 "/g' | sed -n 's/.*"dtype":"F32".*"data_offsets":\[\([0-9]*\),\([0-9]*\)\].*/\1 \2/p' | sort -n >"$T/ranges"
@@ -107,7 +111,8 @@ events() {
 }
 steps_of() { events "$1" | sed 's/.*"step":\([0-9]*\).*/\1/'; }
 field() { sed -n 's/.*"'"$1"'":\([^,}]*\).*/\1/p'; }
-# Reads JSON lines, prints the keys of each; ends with 1 at the first line that is no JSON object.
+# Reads JSON lines, prints the keys of each; ends with 1 at the first line that is no JSON
+# object.
 cat >json.awk <<'END'
 function eat(re) { if (match(s, re) != 1) return 0; s = substr(s, RLENGTH + 1); return 1 }
 function string() { return eat("^\"([^\"\\\\]|\\\\.)*\"") }
@@ -146,7 +151,8 @@ only_keys() { # FILE EVENT KEYS: every line of that event has exactly these keys
     grep '"event":"'"$2"'"' "$1" >"$T/lines" && awk -f "$T/json.awk" "$T/lines" |
         awk -v want="$3" '$0 != want { bad = 1 } END { exit bad || !NR }'
 }
-# TensorBoard's framing: u64 length, u32, payload, u32, and so to the exact end. Prints the number of records.
+# TensorBoard's framing: u64 length, u32, payload, u32, and so to the exact end. Prints
+# the number of records.
 frames() {
     od -An -v -tu1 "$1" | awk '
         { for (i = 1; i <= NF; i++) byte[n++] = $i }
@@ -179,7 +185,8 @@ roll() { rolls=$((rolls + 1)); rand=$(sed -n "${rolls}p" "$T/random"); }
 
 # ---- checks that several parts make; each works in $T ----
 
-# What must hold in directory $1 when a killed run is continued to its end by options $2...
+# What must hold in directory $1 when a killed run is continued to its end by options
+# $2...
 continued() {
     where=$1 dir=$2; shift 2
     n=$(tmps "$dir")
@@ -193,7 +200,8 @@ continued() {
     check "$where: as the unbroken run, bit for bit" cmp whole/run.st "$dir/run.st"
     check "$where: no temporary checkpoint is left" \
         [ "$(find "$dir" -name 'run.st.*.tmp' | wc -l)" -eq 0 ]
-    # killed before its first save it starts again, and says so by another "start": what came before is nobody's to delete
+    # killed before its first save it starts again, and says so by another "start": what
+    # came before is nobody's to delete
     awk '/"event":"start"/ { kept = "" } { kept = kept $0 "\n" } END { printf "%s", kept }' \
         "$dir/log.jsonl" >last.jsonl
     events whole/log.jsonl >want; events last.jsonl >got
@@ -202,7 +210,8 @@ continued() {
     check "$where: evaluations as the unbroken run's" cmp want got
 }
 
-# Builds the library that kills at exact calls; runs the trainer with OPTIONS in DIR to count them. Leaves $calls, and $kills when all that works.
+# Builds the library that kills at exact calls; runs the trainer with OPTIONS in DIR to
+# count them. Leaves $calls, and $kills when all that works.
 exact_kills() { # DIR OPTIONS...
     dir=$1; shift
     kills= calls=0
@@ -228,10 +237,11 @@ variant() {
     check "$name: 25 + 25 steps are 50, bit for bit" cmp v1/run.st v3/run.st
 }
 
-# what is here: what each file is called and is, its size, and when it was changed (to the tick of the kernel's clock: whatever is written shows)
+# what is here: what each file is called and is, its size, and when it was changed (to the
+# tick of the kernel's clock: whatever is written shows)
 files_now() { find . -printf '%p %i %y %m %n %s %T@ %C@\n' 2>/dev/null; }
-# PATTERN OPTIONS...: exit code 2, one line on standard error that has PATTERN, nothing on standard output, no file
-# written or changed.
+# PATTERN OPTIONS...: exit code 2, one line on standard error that has PATTERN, nothing on
+# standard output, no file written or changed.
 refused() {
     pattern=$1; shift
     files_now >"$T/before"

@@ -1,6 +1,8 @@
-# trainer_par.sh - what tests/trainer.sh needs to know of train_par: options, presets, and checks that only this family has.
+# trainer_par.sh - what tests/trainer.sh needs to know of train_par: options, presets, and
+# checks that only this family has.
 
-# a search of two blocks; the times of its blocks are said, not measured, so that runs repeat
+# a search of two blocks; the times of its blocks are said, not measured, so that runs
+# repeat
 base_preset=demo
 sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --block-sz 16 --mem 16 --batch-sz 4"
 sizes="$sizes --batch-split 1 --sample-every 0 --threads 1 --latency-table 2,1 --schedule constant"
@@ -35,7 +37,8 @@ local_options="$local_options derive-samples race picture eval-only no-train thr
 local_options="$local_options tune no-graph max-memory dry-run vocab list-presets version generate"
 local_options="$local_options prompt temperature top-k top-p repetition-penalty repetition-window"
 local_options="$local_options stop interactive keep-best out weights shard literal"
-# tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
+# tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are
+# none that lack options
 old_options='"lr":0.003,"schedule":"cosine",.*"grad-clip":1,' old_loss=2.6941695914548984
 old_given=
 # for tests/trainer_cuda.sh
@@ -96,7 +99,8 @@ f3s(sf)3ff|f3s(sf)3ff|3 feed-forward, 1 attention, 3 x (1 attention, 1 feed-forw
 (s2i)3|(ssi)3|3 x (2 attention, 1 identity)
 i|i|1 identity
 END2
-    # a feed-forward of d = 512 has 2,099,712 parameters, an attention 5 d^2: the paper's networks have more than Transformer-XL
+    # a feed-forward of d = 512 has 2,099,712 parameters, an attention 5 d^2: the paper's
+    # networks have more than Transformer-XL
     good "other names of options" . --d-model 32 --num_heads 2 --d-ffn 64 --num-layers 4 \
         --pattern search --mem-len 8 --tgt-len 8 --dropout-rate 0.2 --max-lr 0.1 \
         --warmup-steps 5 --clipvalue 1 --dry-run
@@ -243,7 +247,8 @@ family_more() {
         --log epochs.jsonl
     n=$(steps_of search/epochs.jsonl | tail -n 1) size=$(($(wc -c <t.txt)))
     check "are $n steps" [ "$n" -eq $((2 * (size * 9 / 10 / 17 - 3 * (size * 9 / 10 / 17 / 4)))) ]
-    # cutoffs: those of counts like Zipf's, the fewer ids in order, and in any order with --sort
+    # cutoffs: those of counts like Zipf's, the fewer ids in order, and in any order with
+    # --sort
     cuts=${bin%/*}/cuts
     awk 'BEGIN { for (r = 0; r < 12000; r++) printf "%d\n", 1e9 / (r + 2.7) }' >counts.txt
     check "the reference's cost: $("$cuts" --counts counts.txt --clusters 4 \
@@ -510,14 +515,16 @@ family_evaluation() {
         awk -v a="$(events pads/divide-all.jsonl eval | field loss)" \
         -v b="$(events pads/no-divide-all.jsonl eval | field loss)" \
         'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 1e-12) }'
-    # padding (_) has no loss, no bytes and no words; each text has figures by its own counts
+    # padding (_) has no loss, no bytes and no words; each text has figures by its own
+    # counts
     mkdir pads/uneven
     sed 's/cat/____cat/; s/$/_/' t.txt >pads/uneven/train.txt
     head -n 20 t.txt >pads/uneven/valid.txt
     sed 's/the /the__/' t.txt >pads/uneven/test.txt
     counted() { tr -d _ <"pads/uneven/$1.txt" | wc -c; }
     counted_words() { tr _ ' ' <"pads/uneven/$1.txt" | wc -w; }
-    # UNIT MEAN: of figures, whose lines are "train STEP LOSS FIGURE", "eval SPLIT LOSS FIGURE"
+    # UNIT MEAN: of figures, whose lines are "train STEP LOSS FIGURE", "eval SPLIT LOSS
+    # FIGURE"
     own_figures() {
         awk -v unit="$1" -v mean="$2" -v bytes="$(wc -c <pads/uneven/train.txt)" \
             -v t="$(counted train)" -v v="$(counted valid)" -v e="$(counted test)" \

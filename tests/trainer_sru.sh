@@ -1,4 +1,5 @@
-# trainer_sru.sh - what tests/trainer.sh needs to know of train_sru: options, presets, and checks that only this family has.
+# trainer_sru.sh - what tests/trainer.sh needs to know of train_sru: options, presets, and
+# checks that only this family has.
 
 sizes="--nlayers 2 --hid-sz 16 --proj-sz 8 --nheads 1 --block-sz 16 --batch-sz 4 --threads 1"
 trained="--nheads 2 --dropout 0.2 --attn-dropout 0.1 --lr 0.01 --lr-warmup 20 --weight-decay 0.01"
@@ -29,7 +30,8 @@ local_options="checkpoint init-from score score-by best log tensorboard eval-onl
 local_options="$local_options device gpu tune no-graph max-memory dry-run vocab list-presets"
 local_options="$local_options version generate prompt temperature top-k top-p repetition-penalty"
 local_options="$local_options repetition-window stop interactive keep-best out weights shard"
-# tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare: without the options that old_given has
+# tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare:
+# without the options that old_given has
 old_options='"lr":0.02,"schedule":"recursive","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9302
 old_given="--preset demo --nlayers 1 --hid-sz 4 --proj-sz 2 --nheads 1 --block-sz 8 --batch-sz 2"
 old_given="$old_given --tokens bytes-compact --attention-last 0 --steps 60"
@@ -160,7 +162,8 @@ family_more() {
     check "halved from the fifth on, every second: $(rates rates/d.jsonl)" \
         [ "$(rates rates/d.jsonl)" = "1 1 1 1 0.5 0.5 0.25 0.25 " ]
 
-    # streams of 749 tokens: 46 blocks of 16, or 11 updates of four, then an epoch begins at the beginning
+    # streams of 749 tokens: 46 blocks of 16, or 11 updates of four, then an epoch begins
+    # at the beginning
     good "46 blocks and one" epoch $smooth --steps 47 --checkpoint one.st
     check "an epoch begins at the beginning" \
         [ "$(meta epoch/one.st data.wraps) $(meta epoch/one.st data.position)" = "1 16" ]
