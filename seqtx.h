@@ -3448,13 +3448,15 @@ typedef struct stx__group_ops {
     void (*forget)(stx_ctx *x); /* the context is destroyed without leaving; may be NULL */
 } stx__group_ops;
 
-/* A matrix (size / C, C) packed by stx_params_pack. */
+/* A matrix that stx_params_pack packed. */
 typedef struct stx__packed {
-    const stx_real *from; /* the parameter */
-    size_t size, C, bytes;
-    const uint16_t *h; /* STX_WEIGHTS_BF16: (size / C, C). STX_WEIGHTS_INT8: NULL */
-    const int8_t *q;   /* STX_WEIGHTS_INT8: (size / C, C) */
-    const float *s;    /* STX_WEIGHTS_INT8: (size / C, ceil(C / 32)), the scales of q */
+    const stx_real *from;  /* the parameter's data, (size / C, C) */
+    size_t size, C, bytes; /* bytes: of the packed values */
+    const uint16_t *h;     /* STX_WEIGHTS_BF16: (size / C, C); STX_WEIGHTS_INT8: NULL */
+    const int8_t *q;       /* STX_WEIGHTS_INT8: (size / C, C), */
+    const float *s;        /* and (size / C, C / 32 rounded up): the values of q = 1 */
+    /* C = alpha A op(B) + beta C for up to 3 rows, where B begins at element `at` */
+    void (*gemv)(stx_ctx *x, const stx_gemm_args *g, const struct stx__packed *w, size_t at);
 } stx__packed;
 
 /* Each part of a context is named after the section that uses it. */
@@ -4034,6 +4036,37 @@ STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i) 
 #endif
     (void)x;
     return p ? (stx_real *)(uintptr_t)(p + i) : NULL;
+}
+
+/* Copies of matrices that stx_params_pack made (>>gemm: packed weights), sorted by address.
+   The one that p points into, or NULL. */
+static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
+    size_t lo = 0, hi = x->packed.count;
+    const stx__packed *w;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (x->packed.matrix[mid].from <= p)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (!lo) return NULL;
+    w = x->packed.matrix + lo - 1;
+    return p < w->from + w->size ? x->packed.matrix + lo - 1 : NULL;
+}
+
+/* The block that holds a copy: its factors come first. */
+static void *stx__packed_block(const stx__packed *w) {
+    return (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->s);
+}
+
+/* Must be called before a parameter is written: frees the copy of the matrix. */
+static void stx__unpack(stx_ctx *x, const stx_real *written) {
+    stx__packed *w = x->packed.count ? stx__packed_at(x, written) : NULL;
+    if (!w) return;
+    stx_block_free(x, stx__packed_block(w));
+    x->packed.count--;
+    memmove(w, w + 1, (size_t)(x->packed.matrix + x->packed.count - w) * sizeof *w);
 }
 
 STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
@@ -7857,15 +7890,59 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
 
 // >>gemm
 
-/* The definition, which all that follows only makes fast: C[i][j] = alpha
-   stx_gemm_plain(.., i, j) + beta C[i][j]. */
+/* Matrix multiplication, C = alpha op(A) op(B) + beta C with op(X) = X or X^T, after Goto
+   and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
+
+   Letters of all sections >>gemm
+       M, N, K        C is (M,N), op(A) is (M,K), op(B) is (K,N)
+       ta, tb         1: op(A) = A^T, op(B) = B^T
+       lda, ldb, ldc  row strides of A, B and C in memory, in elements
+       i, j, k        row of C, column of C, index of the sum
+       MR, NR         rows and columns of C that a micro-kernel keeps in registers: a tile
+       KR             packed k is padded to a multiple of KR: 1 in f32, 2 or 32 in bf16
+       MC, KC, NC     largest block of rows of C, of k, of columns of C
+       mc, kc, nc     size of the current block
+       rs, ks         strides of a block of op(A): element (i,k) is a[i rs + k ks]
+       unit           what a micro-kernel reads at once of an operand for one column: one
+                      element, or in bf16 two elements of neighbouring k in 4 bytes
+       step           one iteration of a micro-kernel: one unit of k
+
+   The loops of a thread (stx__gemm_blocked):
+
+       for blocks of nc columns of C
+           for blocks of kc
+               pack op(B) (kc,nc) into strips of NR columns             stays in L3
+               for blocks of mc rows of C
+                   pack op(A) (mc,kc) into strips of MR rows            stays in L2
+                   for groups of strips of op(B)                        stay in L2
+                       for strips of op(A)                              stays in L1
+                           for strips of op(B) in the group
+                               micro-kernel: one tile of C, in registers
+                   epilogue, after the last block of k
+
+   Packed strips are contiguous, so the micro-kernel reads both operands in address order.
+   If A is not transposed and f32, the micro-kernel reads its rows in place.
+
+   C is split among the threads by rows, or by columns if C has more columns than rows.
+   Parts consist of whole tiles and K is cut identically for all parts. Therefore the
+   order of every sum, and so every bit of C, depends on the shape, the precision and the
+   micro-kernel, but not on the number of threads.
+
+   bf16 (STX_PREC_BF16): operands are rounded while they are packed; sums and C are float.
+
+   Order: definition, micro-kernel interface, portable micro-kernels, packing, blocked
+   matmul, matrix-vector kernels, plan, driver. Then the instruction sets. */
+
+/* The definition; the rest of the section only makes it fast. For matrix e of the batch,
+       C[i][j] = alpha stx_gemm_plain(g, e, i, j) + beta C[i][j] */
 STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j) {
     STX__FP_SCOPE;
-    /* one C: all of the batch in its one matrix */
+    /* sc = 0: all matmuls of the batch are summed in one C */
     size_t k, last = g->batch > 1 && !g->sc ? g->batch - 1 : e;
     double s = 0;
     for (; e <= last; e++) {
-        const stx_real *A = g->A + e * g->sa, *B = g->B + e * g->sb;
+        const stx_real *A = g->A + e * g->sa;
+        const stx_real *B = g->B + e * g->sb;
         for (k = 0; k < g->K; k++)
             s += (double)A[g->ta ? k * g->lda + i : i * g->lda + k]
                  * (double)B[g->tb ? j * g->ldb + k : k * g->ldb + j];
@@ -7897,231 +7974,1348 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
     return g;
 }
 
-        /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a
-   thread (or column parts when there are fewer rows than columns). Within a part,
-   op(B) is packed in strips of NR columns and, where its rows do not already lie in
-   order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in
-   order. A block of B (KC x NC) stays in L3; in L2 a block of A (MC x KC) meets one
-   group of B's strips after the other; the MR x NR corner of C stands in registers.
-   With AVX-512 strips of B (not of B^T) are packed by the first tile that reads them,
-   where it lies. C of few columns, with AVX-512 also narrow gradients dy^T x and in
-   bf16 few rows by W^T, is made as its transpose (stx__transposed). Threads get whole
-   strips, and K is cut the same for all, so the order of the sums, and with it every
-   bit of C, does not depend on their number. */
-
-        /* C (h x NR, rows ldc apart) = a b, or += a b if add, 1 <= h <= MR, k below kc. Number
-   (i,k) of a stands at a[i rs + k ks]: rs lda, ks 1 when it is read where it is, rs
-   kc, ks 1 in a copied panel, rs 1, ks MR when it is packed. Row k of b, NR numbers,
-   stands at b + k ldb. bf16: a number of b, and what a gives for a k, are pairs of
-   bfloat16 that stand together in 4 bytes, of two neighbouring k: kc counts pairs; rs
-   and ks count bfloat16s and ldb pairs. So the same loops serve both, with half as
-   many steps. */
-#define STX__MICRO_ARGS \
-  size_t h, size_t kc, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, \
+/* Parameters of a micro-kernel, which computes one tile: C (h,NR) = a b, or C += a b if
+   add, with 1 <= h <= MR.
+       steps   units of k
+       av      op(A): element (i,k) is av[i rs + k ks], for k < steps. In bf16 a unit is
+               read there, and rs and ks count bf16 elements
+       bv      op(B): row k is NR units at bv + k ldb. In bf16 ldb counts units */
+#define STX__MICRO_PARAMS \
+  size_t h, size_t steps, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, \
       stx_real *c, size_t ldc, int add
-        /* The same of MR rows, with a strip of op(B) that is not packed: k rows of NR floats,
-   ldb apart. It is packed at `to` on the way. */
-#define STX__KEEP_ARGS \
-  size_t k, const void *av, size_t rs, size_t ks, const stx_real *b, size_t ldb, stx_real *c, \
-      size_t ldc, int add, stx_real *to
 
+/* A micro-kernel and the functions that go with it on its instruction set. The
+   functions after run are NULL where they are not needed or the portable form is used. */
 typedef struct stx__micro {
-    size_t mr, nr;
-    /* numbers that a step of k takes: ranges of k begin and end at multiples of it */
-    size_t kr;
-    void (*run)(STX__MICRO_ARGS);
-    /* a thread calls them around its products; NULL: nothing to do */
-    void (*enter)(void), (*leave)(void);
-    /* as stx__transpose does; NULL: by it */
-    void (*transpose)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);
-    /* stx__pack_b; NULL: as above */
-    void (*strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k, size_t n);
-    void (*keep)(STX__KEEP_ARGS); /* NULL: strips are packed before */
-    /* x W^T of few rows, W as it is; NULL: packed */
-    void (*dots)(const stx_gemm_args *g, stx_real *scratch);
-    /* bf16: rounds n numbers; two rows to pairs */
+    const char *name;   /* for stx_backend */
+    size_t mr, nr, kr;  /* MR <= STX__MR_MAX, NR <= STX__NR_MAX, KR */
+    void (*run)(STX__MICRO_PARAMS);
+
+    /* bf16: round n elements; round two rows to n units. r1 may be NULL: zeros */
     void (*to_bf16)(uint16_t *to, const stx_real *from, size_t n);
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
-    const char *name;
+
+    /* a thread calls them before its first and after its last micro-kernel */
+    void (*enter)(void);
+    void (*leave)(void);
+
+    /* faster forms of stx__transpose, stx__pack_at (of stx__pack_at_tiles if KR is 32)
+       and stx__pack_strips */
+    void (*transpose)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);
+    void (*pack_at)(stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k);
+    void (*pack_strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k,
+                        size_t n);
+
+    /* the path STX__GEMM_SKINNY, or NULL */
+    void (*skinny)(const stx_gemm_args *g, stx_real *scratch);
 } stx__micro;
 
-/* the last: numbers of a row that packing takes at a time */
-enum { STX__MR_MAX = 32, STX__NR_MAX = 32, STX__TRANSPOSE_PIECE = 128 };
+enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
 
-/* 4 x 8, for every processor. Vectors of 16 bytes where the compiler has them (and
-   does not compute in more digits than it stores): of plain loops gcc keeps the sums
-   in memory. Where h is less than 4 the other rows are the first again: a rest costs a
-   whole tile, which products of few rows, stx__gemv's, do not see. */
+/* A description without the optional functions. */
+#define STX__MICRO(name, mr, nr, kr, run, to_bf16, pair) \
+  {name, mr, nr, kr, run, to_bf16, pair, NULL, NULL, NULL, NULL, NULL, NULL}
+
+/* Calls f(i, ..) for i = 0 .. n-1, where n is a constant. The calls are written out and f is
+   always inlined, so that a tile which is indexed by i is kept in registers even at -O1.
+   STX__UNROLL6(2, f, s, b) is, without dead code,  f(0, s, b); f(1, s, b); */
+#define STX__UNROLL6(n, f, ...) \
+  do { \
+    f(0, __VA_ARGS__); \
+    if ((n) > 1) f(1, __VA_ARGS__); \
+    if ((n) > 2) f(2, __VA_ARGS__); \
+    if ((n) > 3) f(3, __VA_ARGS__); \
+    if ((n) > 4) f(4, __VA_ARGS__); \
+    if ((n) > 5) f(5, __VA_ARGS__); \
+  } while (0)
+#define STX__UNROLL8(n, f, ...) \
+  do { \
+    STX__UNROLL6(n, f, __VA_ARGS__); \
+    if ((n) > 6) f(6, __VA_ARGS__); \
+    if ((n) > 7) f(7, __VA_ARGS__); \
+  } while (0)
+#define STX__UNROLL14(n, f, ...) \
+  do { \
+    STX__UNROLL8(n, f, __VA_ARGS__); \
+    if ((n) > 8) f(8, __VA_ARGS__); \
+    if ((n) > 9) f(9, __VA_ARGS__); \
+    if ((n) > 10) f(10, __VA_ARGS__); \
+    if ((n) > 11) f(11, __VA_ARGS__); \
+    if ((n) > 12) f(12, __VA_ARGS__); \
+    if ((n) > 13) f(13, __VA_ARGS__); \
+  } while (0)
+
+/* Portable micro-kernel, 4 x 8. With GNU C, sums are vectors of 16 bytes, because gcc
+   keeps the sums of a plain loop in memory. A vector type requires that the compiler
+   computes in the precision it stores. If h < 4, the missing rows repeat row 0, so a
+   tile costs the same for every h; matmuls of few rows take stx__gemv instead. */
 #if (defined(__GNUC__) || defined(__clang__)) \
     && (!defined(__FLT_EVAL_METHOD__) || __FLT_EVAL_METHOD__ < 1 || __FLT_EVAL_METHOD__ > 2)
 typedef stx_real stx__lanes __attribute__((vector_size(16)));
 #else
 typedef stx_real stx__lanes;
 #endif
-static void stx__micro_plain(STX__MICRO_ARGS) {
-    enum { N = 8 * sizeof(stx_real) / sizeof(stx__lanes), LANES = 8 / N };
 
-    const stx_real *b = (const stx_real *)bv, *r0 = (const stx_real *)av,
-                   *r1 = r0 + (h > 1 ? rs : 0), *r2 = r0 + (h > 2 ? 2 * rs : 0),
-                   *r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx__lanes t[4][8], v; /* N of the 8 */
+enum {
+    STX__PLAIN_LANES = sizeof(stx__lanes) / sizeof(stx_real),
+    STX__PLAIN_VECTORS = 8 / STX__PLAIN_LANES /* per row of the tile */
+};
+
+/* Vector j of the row b of op(B), times the four elements of op(A) in the same step. */
+STX_INNER void stx__plain_step(size_t j, stx__lanes (*s)[8], const stx_real *b, stx_real a0,
+                               stx_real a1, stx_real a2, stx_real a3) {
+    stx__lanes v;
+    memcpy(&v, b + j * STX__PLAIN_LANES, sizeof v);
+    s[0][j] += a0 * v;
+    s[1][j] += a1 * v;
+    s[2][j] += a2 * v;
+    s[3][j] += a3 * v;
+}
+
+static void stx__micro_plain(STX__MICRO_PARAMS) {
+    const stx_real *b = (const stx_real *)bv;
+    const stx_real *r0 = (const stx_real *)av;
+    const stx_real *r1 = r0 + (h > 1 ? rs : 0);
+    const stx_real *r2 = r0 + (h > 2 ? 2 * rs : 0);
+    const stx_real *r3 = r0 + (h > 3 ? 3 * rs : 0);
+    stx__lanes s[4][8]; /* STX__PLAIN_VECTORS of the 8 */
     stx_real sum[4][8];
-    size_t k, i, j;
-    memset(t, 0, sizeof t);
-    for (k = 0; k < kc; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
+    size_t i, j;
+
+    memset(s, 0, sizeof s);
+    for (; steps; steps--, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
         const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
-        /* written out, so that they are registers at -O1 too */
-#define STX__COLUMN(j) \
-  if (j < N) { \
-    memcpy(&v, b + j * LANES, sizeof v); \
-    t[0][j] += a0 * v; \
-    t[1][j] += a1 * v; \
-    t[2][j] += a2 * v; \
-    t[3][j] += a3 * v; \
-  }
-        STX__COLUMN(0)
-        STX__COLUMN(1) STX__COLUMN(2) STX__COLUMN(3) STX__COLUMN(4) STX__COLUMN(5) STX__COLUMN(6)
-            STX__COLUMN(7)
-#undef STX__COLUMN
+        STX__UNROLL8(STX__PLAIN_VECTORS, stx__plain_step, s, b, a0, a1, a2, a3);
     }
+
     for (i = 0; i < 4; i++)
-        for (j = 0; j < N; j++) memcpy(&sum[i][j * LANES], &t[i][j], sizeof v);
+        for (j = 0; j < STX__PLAIN_VECTORS; j++)
+            memcpy(&sum[i][j * STX__PLAIN_LANES], &s[i][j], sizeof s[i][j]);
     for (i = 0; i < h; i++)
         for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
 }
 
-static const stx__micro stx__micro_generic = {4,         8,    1,    stx__micro_plain,
-                                              NULL,      NULL, NULL, NULL,
-                                              NULL,      NULL, NULL, NULL,
-                                              "portable"};
-#if defined(STX__X86) && defined(SEQTX_DOUBLE)
-/* The same in double with AVX2 or AVX-512: for these compilers make vectors of plain
-   loops, and as wide ones as there are */
-STX_INNER void stx__micro_wide(STX__MICRO_ARGS) {
-    const stx_real *STX_RESTRICT b = (const stx_real *)bv, *r0 = (const stx_real *)av,
-                                 *r1 = r0 + (h > 1 ? rs : 0), *r2 = r0 + (h > 2 ? 2 * rs : 0),
-                                 *r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx_real t[4][8] = {{0}};
+static const stx__micro stx__micro_generic =
+    STX__MICRO("portable", 4, 8, 1, stx__micro_plain, NULL, NULL);
+
+/* bf16 is the upper half of a float. Rounds to nearest even; NaN stays NaN. */
+STX_INNER uint32_t stx__bf16(stx_real v) {
+    float f = (float)v;
+    uint32_t b;
+    memcpy(&b, &f, 4);
+    return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
+}
+
+/* The float with these bits. */
+STX_INNER stx_real stx__float_of_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, 4);
+    return (stx_real)f;
+}
+
+STX_INNER stx_real stx__from_bf16(uint16_t v) {
+    return stx__float_of_bits((uint32_t)v << 16);
+}
+
+/* Interleaves two rows of bf16: units of neighbouring k. */
+STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0,
+                             const uint16_t *STX_RESTRICT r1, size_t n) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) to[i] = r0[i] | (uint32_t)r1[i] << 16;
+}
+STX_EACH_ISA(stx__zip_rows, (uint32_t * to, const uint16_t *r0, const uint16_t *r1, size_t n), to,
+             r0, r1, n)
+
+#ifndef SEQTX_DOUBLE
+
+/* stx__micro.to_bf16 and .pair, portable. */
+STX_INNER void stx__round_row(int fma, uint16_t *STX_RESTRICT to, const stx_real *STX_RESTRICT from,
+                              size_t n) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) to[i] = (uint16_t)stx__bf16(from[i]);
+}
+STX_EACH_ISA(stx__round_row, (uint16_t * to, const stx_real *from, size_t n), to, from, n)
+
+STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real *STX_RESTRICT r0,
+                              const stx_real *STX_RESTRICT r1, size_t n) {
+    size_t i;
+    (void)fma;
+    if (!r1)
+        for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]);
+    else
+        for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]) | stx__bf16(r1[i]) << 16;
+}
+STX_EACH_ISA(stx__pair_rows, (uint32_t * to, const stx_real *r0, const stx_real *r1, size_t n), to,
+             r0, r1, n)
+
+/* Portable bf16 micro-kernel, 4 x 16: splits a unit into two floats and multiplies
+   those. Results equal those of bf16 instructions up to the order and rounding of
+   sums, and up to denormals. Slower than f32; it exists so that bf16 means the same on
+   every machine. */
+STX_INNER void stx__micro_pairs(int fma, STX__MICRO_PARAMS) {
+    stx_real s[4][16];
     size_t k, i, j;
-    for (k = 0; k < kc; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
-        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
-        for (j = 0; j < 8; j++) {
-            t[0][j] = STX_FMA(1, a0, b[j], t[0][j]);
-            t[1][j] = STX_FMA(1, a1, b[j], t[1][j]);
-            t[2][j] = STX_FMA(1, a2, b[j], t[2][j]);
-            t[3][j] = STX_FMA(1, a3, b[j], t[3][j]);
+    for (i = 0; i < 4; i++)
+        for (j = 0; j < 16; j++) s[i][j] = 0;
+
+    for (k = 0; k < steps; k++) {
+        const uint32_t *b = (const uint32_t *)bv + k * ldb;
+        for (i = 0; i < 4; i++) {
+            const uint16_t *row = (const uint16_t *)av + (i < h ? i : h - 1) * rs;
+            uint32_t a;
+            stx_real lo, hi;
+            memcpy(&a, row + k * ks, 4);
+            lo = stx__float_of_bits(a << 16);
+            hi = stx__float_of_bits(a & 0xffff0000u);
+            for (j = 0; j < 16; j++)
+                s[i][j] = STX_FMA(fma, hi, stx__float_of_bits(b[j] & 0xffff0000u),
+                                  STX_FMA(fma, lo, stx__float_of_bits(b[j] << 16), s[i][j]));
         }
     }
     for (i = 0; i < h; i++)
-        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
+        for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
 }
+STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_PARAMS), h, steps, av, rs, ks, bv, ldb, c, ldc, add)
 
-STX__AVX2 STX_VECTOR static void stx__micro_wide_avx2(STX__MICRO_ARGS) {
-    stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add);
-}
+static const stx__micro stx__micro_bf16 =
+    STX__MICRO("portable, bf16 by float", 4, 16, 2, stx__micro_pairs_base, stx__round_row_base,
+               stx__pair_rows_base);
 
-STX__AVX512 STX_VECTOR static void stx__micro_wide_avx512(STX__MICRO_ARGS) {
-    stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add);
-}
-
-static const stx__micro stx__micro_avx2 = {4,     8,    1,    stx__micro_wide_avx2,
-                                           NULL,  NULL, NULL, NULL,
-                                           NULL,  NULL, NULL, NULL,
-                                           "avx2"};
-static const stx__micro stx__micro_avx512 = {4,       8,    1,    stx__micro_wide_avx512,
-                                             NULL,    NULL, NULL, NULL,
-                                             NULL,    NULL, NULL, NULL,
-                                             "avx512"};
 #endif
+
+/* The micro-kernel of a context, which stx_create selected; portable without a
+   context. */
+static const stx__micro *stx__micro_kernel(const stx_ctx *x) {
+    return x ? x->micro : &stx__micro_generic;
+}
+
+static size_t stx__round_up(size_t n, size_t unit) {
+    return (n + unit - 1) / unit * unit;
+}
+
+/* Cuts n into as few equal blocks of at most `most` as possible and returns their
+   size, rounded up to a multiple of unit, at least one unit. */
+static size_t stx__equal_blocks(size_t n, size_t most, size_t unit) {
+    size_t blocks = (n + most - 1) / most;
+    size_t size = stx__round_up(blocks ? (n + blocks - 1) / blocks : 1, unit);
+    return size <= most ? size : STX_MAX(most / unit * unit, unit);
+}
+
+/* Elements per unit. */
+static size_t stx__unit(const stx__micro *mk) {
+    return mk->kr > 1 ? 2 : 1;
+}
+
+/* Blocks of k: multiples of 16, which is a cache line of floats, and of KR. At most
+   448 in f32 and 1024 in bf16, which were the fastest. */
+static size_t stx__block_k(const stx__micro *mk, size_t K) {
+    return stx__equal_blocks(K, stx__unit(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8,
+                             STX_MAX((size_t)16, mk->kr));
+}
+
+/* Blocks of columns: as many strips as a thread's scratch holds; more if K is short. */
+static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
+    size_t steps = stx__round_up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit(mk);
+    return stx__equal_blocks(N, STX__NC * STX__KC / steps, mk->nr);
+}
+
+/* Packing reads short parts of rows that are far apart: it prefetches them that many
+   rows ahead. */
+enum { STX__PACK_AHEAD = 8 };
+
+/* op(B) = B^T for one strip: B (n,k) with n <= NR -> (k,NR), padded with zeros. Moves
+   units: for bf16, k counts units and B holds units. */
+static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n,
+                           size_t k) {
+    size_t p, j;
+    if (n < nr) memset(to, 0, nr * k * sizeof *to);
+    /* memcpy, because a unit may be two bf16 */
+    for (j = 0; j < n; j++)
+        for (p = 0; p < k; p++) memcpy(to + p * nr + j, B + j * ldb + p, sizeof *to);
+}
+
+static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb,
+                               size_t n, size_t k) {
+    if (mk->transpose)
+        mk->transpose(to, B, ldb, n, k);
+    else
+        stx__transpose(to, mk->nr, B, ldb, n, k);
+}
+
+/* op(B) = B (k,n) -> strips (k/u,NR) of units, `stride` units apart. The caller pads. */
+static void stx__pack_strips(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
+                             size_t ldb, size_t k, size_t n) {
+    const size_t nr = mk->nr, u = stx__unit(mk);
+    size_t p, j;
+    for (p = 0; p < k; p += u)
+        for (j = 0; j < n; j += nr) {
+            stx_real *t = to + j / nr * stride + p / u * nr;
+            const stx_real *b = B + p * ldb + j;
+            size_t w = STX_MIN(nr, n - j);
+            if (u == 1)
+                memcpy(t, b, w * sizeof *t);
+            else
+                mk->pair((uint32_t *)(void *)t, b, p + 1 < k ? b + ldb : NULL, w);
+        }
+}
+
+/* One strip of op(B) = B^T in bf16, B (n,k), n <= NR: rounds the rows, in which the
+   two elements of a unit are already adjacent, then transposes units. */
+enum { STX__TRANSPOSE_PIECE = 128 };    /* columns of B per pass */
+
+static void stx__pack_bt_bf16(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb,
+                              size_t k, size_t n) {
+    uint32_t units[STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
+    uint16_t *rows = (uint16_t *)(void *)units;
+    size_t p, r;
+    for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {
+        size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p);
+        size_t padded = stx__round_up(kc, mk->kr);
+        for (r = 0; r < n; r++) {
+            uint16_t *row = rows + r * STX__TRANSPOSE_PIECE;
+            mk->to_bf16(row, B + r * ldb + p, kc);
+            memset(row + kc, 0, (padded - kc) * sizeof *row);
+        }
+        stx__transpose_for(mk, to + p / 2 * mk->nr, (const stx_real *)(const void *)units,
+                           STX__TRANSPOSE_PIECE / 2, n, padded / 2);
+    }
+}
+
+/* op(B) (k,n) -> strips of NR columns, (k/u,NR) units each, `stride` units apart.
+   Columns are padded with zeros to a multiple of NR, k to one of KR. */
+static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
+                        size_t ldb, int tb, size_t k, size_t n) {
+    const size_t nr = mk->nr, u = stx__unit(mk), padded = stx__round_up(k, mk->kr);
+    /* pack_strips pads columns, and k to a whole unit */
+    const int pads = mk->pack_strips != NULL;
+    const size_t done = pads ? stx__round_up(k, u) : k;
+    size_t j;
+
+    for (j = 0; !tb && j < n; j += nr)
+        if (done < padded || (!pads && n - j < nr))
+            memset(to + j / nr * stride, 0, nr * padded / u * sizeof *to);
+    if (!tb && pads) {
+        mk->pack_strips(to, stride, B, ldb, k, n);
+        return;
+    }
+    if (!tb) {
+        stx__pack_strips(mk, to, stride, B, ldb, k, n);
+        return;
+    }
+    for (j = 0; j < n; j += nr, to += stride) {
+        size_t w = STX_MIN(nr, n - j);
+        if (u == 1)
+            stx__transpose_for(mk, to, B + j * ldb, ldb, w, k);
+        else
+            stx__pack_bt_bf16(mk, to, B + j * ldb, ldb, k, w);
+    }
+}
+
+/* A block of op(A) as the micro-kernel reads it. */
+typedef struct stx__a_block {
+    const char *data;
+    size_t row_bytes;   /* row i, a multiple of MR, begins at data + i row_bytes */
+    size_t rs, ks;
+} stx__a_block;
+
+/* op(A) = A^T, A (k,m) -> strips (k,MR). Missing rows of the last strip are not written;
+   no micro-kernel reads them. */
+static void stx__pack_at(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
+                         size_t m, size_t k) {
+    size_t i0, i, p;
+    if (mk->pack_at) {
+        mk->pack_at(to, A, lda, m, k);
+        return;
+    }
+    for (i0 = 0; i0 < m; i0 += mk->mr, to += mk->mr * k) {
+        size_t n = STX_MIN(mk->mr, m - i0);
+        for (p = 0; p < k; p++)
+            for (i = 0; i < n; i++) to[p * mk->mr + i] = A[p * lda + i0 + i];
+    }
+}
+
+/* f32: op(A) = A^T in strips; A in place, or copied to contiguous rows with `copy`. */
+static stx__a_block stx__pack_a_f32(const stx__micro *mk, stx_real *to, const stx_real *A,
+                                    size_t lda, int ta, size_t m, size_t k, int copy) {
+    const size_t row = ta || copy ? k : lda;
+    stx__a_block a;
+    size_t i;
+    a.data = (const char *)(ta || copy ? to : A);
+    a.row_bytes = row * sizeof *to;
+    a.rs = ta ? 1 : row;
+    a.ks = ta ? mk->mr : 1;
+    if (ta) {
+        stx__pack_at(mk, to, A, lda, m, k);
+        return a;
+    }
+    for (i = 0; copy && i < m; i++) {
+        if (i + STX__PACK_AHEAD < m) stx_prefetch(A + (i + STX__PACK_AHEAD) * lda, k);
+        memcpy(to + i * k, A + i * lda, k * sizeof *to);
+    }
+    return a;
+}
+
+/* bf16, op(A) = A: rounded rows (m,k), k padded to a multiple of KR. */
+static stx__a_block stx__pack_a_bf16(const stx__micro *mk, stx_real *to, const stx_real *A,
+                                     size_t lda, size_t m, size_t k) {
+    const size_t padded = stx__round_up(k, mk->kr);
+    stx__a_block a;
+    size_t i;
+    a.data = (const char *)to;
+    a.row_bytes = padded * sizeof(uint16_t);
+    a.rs = padded;
+    a.ks = 2;
+    for (i = 0; i < m; i++) {
+        uint16_t *row = (uint16_t *)(void *)to + i * padded;
+        mk->to_bf16(row, A + i * lda, k);
+        memset(row + k, 0, (padded - k) * sizeof *row);
+    }
+    return a;
+}
+
+/* bf16, op(A) = A^T, A (k,m): two rows of A form a row of units, (k/2,m). */
+static stx__a_block stx__pack_at_bf16(const stx__micro *mk, stx_real *to, const stx_real *A,
+                                      size_t lda, size_t m, size_t k) {
+    uint32_t *units = (uint32_t *)(void *)to;
+    stx__a_block a;
+    size_t p;
+    a.data = (const char *)to;
+    a.row_bytes = sizeof *units;
+    a.rs = 2;
+    a.ks = 2 * m;
+    for (p = 0; p < k; p += 2, units += m) {
+        const stx_real *r0 = A + p * lda;
+        if (p + 1 + STX__PACK_AHEAD < k) {
+            stx_prefetch(r0 + STX__PACK_AHEAD * lda, m);
+            stx_prefetch(r0 + (STX__PACK_AHEAD + 1) * lda, m);
+        }
+        mk->pair(units, r0, p + 1 < k ? r0 + lda : NULL, m);
+    }
+    return a;
+}
+
+/* bf16 with KR = 32 (AMX), op(A) = A^T, A (k,m): [m/32][k/32] tiles of 32 rows of 16
+   units. Transposes one tile of 16 rows of units at a time. */
+static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const stx_real *A,
+                                       size_t lda, size_t m, size_t k) {
+    const size_t padded = stx__round_up(k, 32);
+    uint32_t t[16 * 32], *tile = (uint32_t *)(void *)to;
+    stx__a_block a;
+    size_t i, p, q, r;
+    a.data = (const char *)to;
+    a.row_bytes = padded * sizeof(uint16_t);
+    a.rs = 32;
+    a.ks = 64;
+    if (mk->pack_at) {
+        mk->pack_at(to, A, lda, m, k);
+        return a;
+    }
+    for (i = 0; i < m; i += 32)
+        for (p = 0; p < padded; p += 32, tile += 16 * 32) {
+            const size_t n = STX_MIN((size_t)32, m - i);
+            for (q = 0; q < 16; q++) {
+                const size_t row = p + 2 * q;
+                const stx_real *r0 = A + row * lda + i;
+                if (row < k)
+                    mk->pair(t + q * 32, r0, row + 1 < k ? r0 + lda : NULL, n);
+                else
+                    memset(t + q * 32, 0, 32 * sizeof *t);
+            }
+            for (r = 0; r < n; r++)
+                for (q = 0; q < 16; q++) tile[r * 16 + q] = t[q * 32 + r];
+        }
+    return a;
+}
+
+/* op(A) (m,k), packed at `to` unless the micro-kernel can read it in place. copy: not
+   in place. */
+static stx__a_block stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
+                                int ta, size_t m, size_t k, int copy) {
+    if (mk->kr == 1) return stx__pack_a_f32(mk, to, A, lda, ta, m, k, copy);
+    if (!ta) return stx__pack_a_bf16(mk, to, A, lda, m, k);
+    if (mk->kr == 2) return stx__pack_at_bf16(mk, to, A, lda, m, k);
+    return stx__pack_at_tiles(mk, to, A, lda, m, k);
+}
+
+/* A block of C whose values are final, and the function that is applied to it while it
+   is in cache: bias and activation of >>linear. */
+typedef struct stx__c_block {
+    stx_real *C;                /* (rows,cols), row stride ldc */
+    size_t rows, cols, ldc;
+    size_t offset, col;         /* of C[0][0] in its matrix: elements, columns */
+} stx__c_block;
+
+typedef struct stx__epilogue {
+    void (*run)(stx_ctx *x, const void *arg, const stx__c_block *block);
+    const void *arg;
+} stx__epilogue;
+
+/* The part of a matmul that one thread computes at a time. */
+typedef struct stx__gemm_part {
+    stx_ctx *x;
+    const stx__micro *mk;
+    stx_real *scratch;              /* STX__PACK elements of this thread */
+    stx_gemm_args g;                /* a matmul, batch 1 */
+    const stx_real *shared_b;       /* op(B) packed, if it is one block; or NULL */
+    const stx__epilogue *epilogue;  /* or NULL */
+    size_t offset, col;             /* of g.C in its matrix: elements, columns */
+} stx__gemm_part;
+
+/* Runs the epilogue on rows i .. and columns j .. of the part. */
+static void stx__part_epilogue(const stx__gemm_part *p, size_t i, size_t j, size_t rows,
+                               size_t cols) {
+    stx__c_block block;
+    if (!p->epilogue) return;
+    block.C = p->g.C + i * p->g.ldc + j;
+    block.rows = rows;
+    block.cols = cols;
+    block.ldc = p->g.ldc;
+    block.offset = p->offset + i * p->g.ldc + j;
+    block.col = p->col + j;
+    p->epilogue->run(p->x, p->epilogue->arg, &block);
+}
+
+/* C = beta C. beta 0 overwrites NaN too. */
+STX_INNER void stx__gemm_scale_c(const stx_gemm_args *g) {
+    size_t i, j;
+    for (i = 0; i < g->M; i++) {
+        stx_real *c = g->C + i * g->ldc;
+        if (g->beta == 0)
+            memset(c, 0, g->N * sizeof *c);
+        else if (g->beta != 1)
+            for (j = 0; j < g->N; j++) c[j] *= g->beta;
+    }
+}
+
+/* Columns of a group of strips of op(B), times the block of k: half of an L2 of 1 MB. */
+enum { STX__GROUP_B = (540 << 10) / 4 };
+
+/* Rows that are a multiple of that many elements apart share a set of L1, which holds
+   fewer of them than a tile reads: such rows of A are copied. */
+enum { STX__SAME_SET = 4096 / sizeof(stx_real) };
+
+/* A blocked matmul and its current block. */
+typedef struct stx__blocked {
+    const stx__micro *mk;
+    const stx_gemm_args *g;
+    const stx_real *packed_b;
+    int copy_a;
+    int scale_tile;     /* alpha multiplies results: units of bf16 cannot be scaled */
+    size_t mc_max, nc_max, kc_max, group;
+
+    size_t jc, nc;              /* columns of C: jc .. jc + nc - 1 */
+    size_t pc, kc, steps;       /* k: pc .. pc + kc - 1 */
+    size_t ic, mc;              /* rows of C: ic .. ic + mc - 1 */
+    stx__a_block a;
+} stx__blocked;
+
+static void stx__blocked_init(stx__blocked *w, const stx__gemm_part *p) {
+    const stx_gemm_args *g = &p->g;
+    const stx__micro *mk = p->mk;
+    const size_t u = stx__unit(mk);
+    size_t steps;
+    memset(w, 0, sizeof *w);
+    w->mk = mk;
+    w->g = g;
+    w->copy_a = !g->ta && mk->kr == 1 && g->lda % STX__SAME_SET == 0;
+    w->scale_tile = u == 2 && g->alpha != 1;
+    w->kc_max = stx__block_k(mk, g->K);
+    w->nc_max = stx__block_n(mk, g->N, g->K);
+    w->mc_max = stx__equal_blocks(g->M, STX__MC, mk->mr);
+
+    /* tiles go along the rows of C through a group of strips. But a strip of up to 16
+       columns stays in L1: then they go down the columns */
+    steps = stx__round_up(STX_MIN(g->K, w->kc_max), mk->kr) / u;
+    w->group = mk->nr;
+    if (mk->nr > 16) w->group = STX_MAX(STX__GROUP_B / steps / mk->nr * mk->nr, mk->nr);
+
+    /* one group: copy the rows of one strip of tiles at a time, which stay in L1 */
+    if (w->copy_a && STX_MIN(g->N, w->nc_max) <= w->group) w->mc_max = mk->mr;
+}
+
+/* Packs op(B) of the current block. */
+static void stx__blocked_pack_b(const stx__blocked *w, stx_real *to) {
+    const stx_gemm_args *g = w->g;
+    const stx_real *b = g->B + (g->tb ? w->jc * g->ldb + w->pc : w->pc * g->ldb + w->jc);
+    size_t i, n = stx__round_up(w->nc, w->mk->nr) * w->kc;
+    stx__pack_b(w->mk, to, w->mk->nr * w->steps, b, g->ldb, g->tb, w->kc, w->nc);
+    if (g->alpha == 1 || w->scale_tile) return;
+    for (i = 0; i < n; i++) to[i] *= g->alpha;
+}
+
+/* The tile from row ir and column jr of the current block on. */
+static void stx__blocked_tile(const stx__blocked *w, size_t ir, size_t jr) {
+    const stx__micro *mk = w->mk;
+    const size_t ldc = w->g->ldc, nr = mk->nr;
+    const size_t rows = STX_MIN(mk->mr, w->mc - ir), cols = STX_MIN(nr, w->nc - jr);
+    const int add = w->pc || w->g->beta != 0;
+    const char *a = w->a.data + ir * w->a.row_bytes;
+    const stx_real *b = w->packed_b + jr * w->steps;
+    stx_real *c = w->g->C + (w->ic + ir) * ldc + w->jc + jr;
+    stx_real tile[STX__MR_MAX * STX__NR_MAX];
+    size_t i, j;
+    if (cols == nr && !w->scale_tile) {
+        mk->run(rows, w->steps, a, w->a.rs, w->a.ks, b, nr, c, ldc, add);
+        return;
+    }
+    mk->run(rows, w->steps, a, w->a.rs, w->a.ks, b, nr, tile, nr, 0);
+    for (i = 0; w->scale_tile && i < rows * nr; i++) tile[i] *= w->g->alpha;
+    for (i = 0; i < rows; i++)
+        for (j = 0; j < cols; j++)
+            c[i * ldc + j] = add ? c[i * ldc + j] + tile[i * nr + j] : tile[i * nr + j];
+}
+
+/* All tiles of the current block. */
+static void stx__blocked_tiles(const stx__blocked *w) {
+    size_t jg, ir, jr;
+    for (jg = 0; jg < w->nc; jg += w->group)
+        for (ir = 0; ir < w->mc; ir += w->mk->mr)
+            for (jr = jg; jr < STX_MIN(w->nc, jg + w->group); jr += w->mk->nr)
+                stx__blocked_tile(w, ir, jr);
+}
+
+/* The blocked matmul of one thread; the loops are explained at the top of the section. */
+static void stx__gemm_blocked(const stx__gemm_part *p) {
+    const stx_gemm_args *g = &p->g;
+    stx_real *packed_a = p->scratch, *packed_b = p->scratch + STX__MC * STX__KC;
+    stx__blocked w;
+    stx__blocked_init(&w, p);
+    w.packed_b = p->shared_b ? p->shared_b : packed_b;
+    if (g->beta != 0) stx__gemm_scale_c(g);
+
+    for (w.jc = 0; w.jc < g->N; w.jc += w.nc) {
+        w.nc = STX_MIN(w.nc_max, g->N - w.jc);
+        for (w.pc = 0; w.pc < g->K; w.pc += w.kc) {
+            w.kc = STX_MIN(w.kc_max, g->K - w.pc);
+            w.steps = stx__round_up(w.kc, w.mk->kr) / stx__unit(w.mk);
+            if (!p->shared_b) stx__blocked_pack_b(&w, packed_b);
+
+            for (w.ic = 0; w.ic < g->M; w.ic += w.mc) {
+                w.mc = STX_MIN(w.mc_max, g->M - w.ic);
+                w.a = stx__pack_a(w.mk, packed_a,
+                                  g->A + (g->ta ? w.pc * g->lda + w.ic : w.ic * g->lda + w.pc),
+                                  g->lda, g->ta, w.mc, w.kc, w.copy_a);
+                stx__blocked_tiles(&w);
+                if (w.pc + w.kc == g->K) stx__part_epilogue(p, w.ic, w.jc, w.mc, w.nc);
+            }
+        }
+    }
+}
+
+/* Matmuls of a few rows (generation) wait for B to come from memory. It is read once, in
+   place.
+
+   Memory is fastest in address order; interleaving four rows costs two thirds of the
+   bandwidth. So while the kernels work on four rows at a time, they prefetch in
+   address order, 256 bytes per call, about 8 KB ahead. */
+typedef struct stx__row_prefetch {
+    uintptr_t p, end;       /* next address, end of its row */
+    size_t stride, bytes;   /* of rows */
+} stx__row_prefetch;
+
+/* For rows of `bytes` bytes, `stride` bytes apart. Addresses past the last row are
+   harmless. */
+STX_INNER stx__row_prefetch stx__row_prefetch_of(const void *rows, size_t stride, size_t bytes) {
+    stx__row_prefetch a;
+    size_t ahead = 32;      /* rows */
+    if (bytes >= 512) ahead = 16;
+    if (bytes >= 1024) ahead = 8;
+    if (bytes >= 2048) ahead = 4;
+    a.p = (uintptr_t)rows + ahead * stride;
+    a.end = a.p + bytes;
+    a.stride = stride;
+    a.bytes = bytes;
+    return a;
+}
+
+STX_INNER void stx__row_prefetch_next(stx__row_prefetch *a) {
+#ifdef STX__PREFETCHES
+    __builtin_prefetch((const void *)a->p);
+    __builtin_prefetch((const void *)(a->p + 64));
+    __builtin_prefetch((const void *)(a->p + 128));
+    __builtin_prefetch((const void *)(a->p + 192));
+#endif
+    a->p += 256;
+    if (a->p < a->end) return;
+    if (a->stride != a->bytes) a->p = a->end - a->bytes + a->stride;
+    a->end += a->stride;
+}
+
+/* out[r] = a . (row r of b) for four rows. next: prefetched meanwhile, or NULL. */
+STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b,
+                               size_t ldb, size_t k, stx__row_prefetch *next) {
+    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
+    const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
+    size_t p, e;
+    for (p = 0; p + 16 <= k; p += 16) {
+        if (next) stx__row_prefetch_next(next);
+        for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], b[p + e], s0[e]);
+        for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], b1[p + e], s1[e]);
+        for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
+        for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], b3[p + e], s3[e]);
+    }
+    for (; p < k; p++) {
+        t0 += a[p] * b[p];
+        t1 += a[p] * b1[p];
+        t2 += a[p] * b2[p];
+        t3 += a[p] * b3[p];
+    }
+    out[0] = t0 + stx_fast_lanes(s0);
+    out[1] = t1 + stx_fast_lanes(s1);
+    out[2] = t2 + stx_fast_lanes(s2);
+    out[3] = t3 + stx_fast_lanes(s3);
+}
+
+STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb,
+                         size_t k) {
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
+    stx__dot4_ahead(fma, out, a, b, ldb, k, &next);
+}
+
+/* c + a0 b0 + a1 b1 + a2 b2 + a3 b3, added in this order. */
+STX_INNER stx_real stx__add4(int fma, stx_real c, stx_real a0, stx_real b0, stx_real a1,
+                             stx_real b1, stx_real a2, stx_real b2, stx_real a3, stx_real b3) {
+    return STX_FMA(fma, a3, b3, STX_FMA(fma, a2, b2, STX_FMA(fma, a1, b1, STX_FMA(fma, a0, b0, c))));
+}
+
+/* c += sum_r a[r] (row r of b) for four rows. */
+STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
+                          const stx_real *STX_RESTRICT b, size_t ldb, size_t n) {
+    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
+    const stx_real *STX_RESTRICT b1 = b + ldb;
+    const stx_real *STX_RESTRICT b2 = b + 2 * ldb;
+    const stx_real *STX_RESTRICT b3 = b + 3 * ldb;
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, n * sizeof *b);
+    size_t j, e;
+    for (j = 0; j + 16 <= n; j += 16) {
+        stx__row_prefetch_next(&next);
+        for (e = j; e < j + 16; e++)
+            c[e] = stx__add4(fma, c[e], a0, b[e], a1, b1[e], a2, b2[e], a3, b3[e]);
+    }
+    for (; j < n; j++) c[j] = stx__add4(fma, c[j], a0, b[j], a1, b1[j], a2, b2[j], a3, b3[j]);
+}
+
+/* C += alpha A B^T: dot products with four rows of B. */
+STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
+    size_t i, j, e;
+    for (j = 0; j < g->N; j += 4) {
+        const stx_real *b = g->B + j * g->ldb;
+        const size_t n = STX_MIN((size_t)4, g->N - j);
+        for (i = 0; i < g->M; i++) {
+            const stx_real *a = g->A + i * g->lda;
+            stx_real *c = g->C + i * g->ldc + j, t[8];
+            if (n == 4)
+                stx__dot4(fma, t, a, b, g->ldb, g->K);
+            else
+                for (e = 0; e < n; e++) stx__dot4(fma, t + e, a, b + e * g->ldb, 0, g->K);
+            for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
+        }
+    }
+}
+
+/* C += alpha A^T B^T, which nothing in the library needs to be fast. */
+STX_INNER void stx__gemv_both(const stx_gemm_args *g) {
+    size_t i, j, k;
+    for (j = 0; j < g->N; j++)
+        for (i = 0; i < g->M; i++) {
+            stx_real s = 0;
+            for (k = 0; k < g->K; k++) s += g->A[k * g->lda + i] * g->B[j * g->ldb + k];
+            g->C[i * g->ldc + j] += g->alpha * s;
+        }
+}
+
+/* C += alpha op(A) B: adds four rows of B at a time. */
+STX_INNER void stx__gemv_axpys(int fma, const stx_gemm_args *g) {
+    size_t i, j, k, e;
+    for (k = 0; k < g->K; k += 4) {
+        const stx_real *b = g->B + k * g->ldb;
+        const size_t n = STX_MIN((size_t)4, g->K - k);
+        for (i = 0; i < g->M; i++) {
+            stx_real *c = g->C + i * g->ldc, a[4] = {0};
+            for (e = 0; e < n; e++)
+                a[e] = g->alpha
+                       * (g->ta ? g->A[(k + e) * g->lda + i] : g->A[i * g->lda + k + e]);
+            if (n == 4) {
+                stx__axpy4(fma, c, a, b, g->ldb, g->N);
+                continue;
+            }
+            for (e = 0; e < n; e++)
+                for (j = 0; j < g->N; j++) c[j] = STX_FMA(fma, a[e], b[e * g->ldb + j], c[j]);
+        }
+    }
+}
+
+/* C = alpha op(A) op(B) + beta C for a few rows. With alpha = 0, A and B are not read. */
+STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
+    stx__gemm_scale_c(g);
+    if (g->alpha == 0) return;
+    if (!g->tb)
+        stx__gemv_axpys(fma, g);
+    else if (!g->ta)
+        stx__gemv_dots(fma, g);
+    else
+        stx__gemv_both(g);
+}
+STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
+
+/* C of few columns, as its transpose op(B)^T op(A)^T: otherwise most of a strip would
+   be padding. The transpose is computed in blocks of `rows` rows of C, and transposed
+   back. Scratch: packed op(B)^T; strips of op(A)^T, KC elements per row; the
+   transpose. */
+static void stx__gemm_transposed(const stx__gemm_part *p) {
+    const stx_gemm_args *g = &p->g;
+    const size_t space = (size_t)STX__PACK - STX__MC * STX__KC;
+    const size_t rows = stx__equal_blocks(g->M, space / (STX__KC + g->N), p->mk->nr);
+    stx_real *t = p->scratch + STX__MC * STX__KC + stx__round_up(rows, p->mk->nr) * STX__KC;
+    stx__gemm_part q = *p;
+    size_t i, j, at;
+    q.epilogue = NULL;
+    q.g.ta = !g->tb;
+    q.g.A = g->B;
+    q.g.lda = g->ldb;
+    q.g.tb = !g->ta;
+    q.g.ldb = g->lda;
+    q.g.M = g->N;
+    q.g.C = t;
+    q.g.beta = 0;
+    for (at = 0; at < g->M; at += rows) {
+        stx_real *c = g->C + at * g->ldc;
+        q.g.B = g->A + (g->ta ? at : at * g->lda);
+        q.g.N = q.g.ldc = STX_MIN(rows, g->M - at);
+        if (g->N <= 3 && p->mk->kr == 1 && g->tb)
+            STX_CALL(p->x, stx__gemv, (&q.g));
+        else
+            stx__gemm_blocked(&q);
+        for (i = 0; i < q.g.N; i++, c += g->ldc)
+            for (j = 0; j < g->N; j++)
+                c[j] = g->beta == 0 ? t[j * q.g.ldc + i] : g->beta * c[j] + t[j * q.g.ldc + i];
+    }
+    stx__part_epilogue(p, 0, 0, g->M, g->N);
+}
+
+/* The paths of a matmul. stx__gemm_plan chooses; the gains are those of docs/speed.md. */
+typedef enum stx__gemm_path {
+    /* SEQTX_CBLAS: another library. */
+    STX__GEMM_CBLAS,
+
+    /* M <= 3 (generation): B is read once and in place, in f32 even with
+       STX_PREC_BF16. Packed weights are read instead of B. 1.4 to 3.3 times as fast as
+       without prefetching. Also if there is nothing to multiply, and without a
+       context, which has no scratch. */
+    STX__GEMM_GEMV,
+
+    /* The same for op(A) op(B) = A B with many rows of B: K is cut, so that each
+       thread reads contiguous memory; the partial sums are added in order. The number
+       of parts depends on the shape only. */
+    STX__GEMM_K_SPLIT,
+
+    /* x W^T of few rows (generation with several streams): transposing W into strips
+       would take longer than the arithmetic, so W is read in place. AVX-512 only. 1.1
+       to 2.7. */
+    STX__GEMM_SKINNY,
+
+    /* C of few columns: computed as its transpose. 1.4 to 2.6, 12 for one column. */
+    STX__GEMM_TRANSPOSED,
+
+    /* Parts that need the same op(B): all threads pack a block of it together before
+       they compute. 1.02 to 1.10 from memory, 1.32 in a batch. The bits are those of
+       BLOCKED. */
+    STX__GEMM_SHARED_B,
+
+    /* Everything else: each part packs what it needs. */
+    STX__GEMM_BLOCKED
+} stx__gemm_path;
+
+/* How a matmul is computed and how C is split into parts, whose borders are borders of
+   tiles. */
+typedef struct stx__gemm_plan {
+    stx__gemm_path path;
+    int by_rows;                /* parts are rows of C; 0: columns */
+    size_t extent;              /* rows or columns of C, which is what is split */
+    size_t per_part;            /* of them; K_SPLIT: rows of B */
+    size_t parts;               /* per matrix of the batch */
+    const stx__packed *packed;  /* GEMV, K_SPLIT: B is part of this packed matrix, */
+    size_t packed_at;           /* from this element on; or NULL */
+} stx__gemm_plan;
+
+/* Elements of STX_WEIGHTS_INT8 that share a factor: a group. */
+enum { STX__INT8_GROUP = 32 };
+
+/* The packed matrix that holds all of op(B), or NULL. *at: the element where B begins,
+   which must be the beginning of a group. */
+static const stx__packed *stx__packed_b(const stx_ctx *x, const stx_gemm_args *g, size_t *at) {
+    const size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
+    const stx__packed *w;
+    size_t row, col;
+    if (!x || !x->packed.count || g->M > 3 || g->ta || !g->K || g->alpha == 0) return NULL;
+    if (g->batch > 1 && g->sb) return NULL;
+    w = stx__packed_at(x, g->B);
+    if (!w || g->ldb != w->C) return NULL;
+    *at = (size_t)(g->B - w->from);
+    row = *at / w->C;
+    col = *at % w->C;
+    if (col % STX__INT8_GROUP || col + cols > w->C || row + rows > w->size / w->C) return NULL;
+    return w;
+}
+
+/* K_SPLIT: rows of B per part, or 0 if the path does not apply. */
+enum { STX__K_PARTS = 16, STX__K_PART_MIN = 128 };  /* parts, at most; rows of one, at least */
+
+static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
+    size_t rows = (g->K + STX__K_PARTS - 1) / STX__K_PARTS;
+    if (!x || !x->threads.scratch || g->M > 3 || g->ta || g->tb || g->batch > 1) return 0;
+    if (g->K < 2 * STX__K_PART_MIN || g->alpha == 0) return 0;
+    if (g->N > (size_t)STX__PACK / STX__K_PARTS / 3) return 0; /* the sums are in scratch */
+    return stx__round_up(STX_MAX(rows, (size_t)STX__K_PART_MIN), 4);
+}
+
+/* SKINNY: up to how many rows was measured. The shorter they are, the more time goes
+   into adding up the lanes. A W of one strip is soon transposed for many rows. */
+static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
+    const size_t M = g->M, K = g->K;
+    if (!mk->skinny || g->ta || !g->tb) return 0;
+    if (g->alpha != 1 || (g->beta != 0 && g->beta != 1)) return 0;
+    if (mk->kr == 1)
+        return K >= 32 && M <= STX_MIN(K / 4, (size_t)112) && (g->N != mk->nr || M <= g->N);
+    return M <= STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
+}
+
+/* SHARED_B: multiplications per block from which on a barrier pays. */
+enum { STX__SHARE_MIN = 24 << 20 };
+
+static int stx__shares_b(const stx__micro *mk, const stx_gemm_args *g, const stx__gemm_plan *p) {
+    const size_t k = STX_MIN(g->K, stx__block_k(mk, g->K));
+    if (g->batch * p->parts <= 1 || (!p->by_rows && p->parts > 1)) return 0;
+    if (g->batch > 1 && g->sb) return 0;
+    return g->batch * g->M * g->N * k >= STX__SHARE_MIN;
+}
+
+static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g, int packed) {
+    const stx__micro *mk = stx__micro_kernel(x);
+#ifdef SEQTX_CBLAS
+    if (!packed && (!x || x->desc.precision == STX_PREC_F32) && g->K && g->M <= INT_MAX
+        && g->N <= INT_MAX && g->K <= INT_MAX && g->lda <= INT_MAX && g->ldb <= INT_MAX
+        && g->ldc <= INT_MAX)
+        return STX__GEMM_CBLAS;
+#endif
+    (void)packed;
+    if (g->M <= 3 || !g->K || g->alpha == 0 || !x || !x->threads.scratch) return STX__GEMM_GEMV;
+    if (stx__is_skinny(mk, g)) return STX__GEMM_SKINNY;
+    if (g->M >= 4 * mk->nr && 2 * g->N <= mk->nr) return STX__GEMM_TRANSPOSED;
+    return STX__GEMM_BLOCKED;
+}
+
+/* The borders of parts: multiples of so many rows or columns. Of rows fewer than MR,
+   because the last tile of a part takes less time then. */
+static size_t stx__part_unit(const stx__micro *mk, const stx__gemm_plan *p) {
+    if (p->packed) return STX__INT8_GROUP;
+    if (p->path == STX__GEMM_SKINNY) return 4;
+    if (!p->by_rows || p->path == STX__GEMM_TRANSPOSED) return mk->nr;
+    if (mk->mr > 16) return 16;
+    return mk->mr > 8 ? 4 : mk->mr;
+}
+
+/* Decides how g is computed. The path depends on the shape of the whole matmul, the
+   precision and the micro-kernel, never on the share of a thread: so no bit depends on
+   the threads. */
+static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
+    const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
+    const stx__micro *mk = stx__micro_kernel(x);
+    stx__gemm_plan p;
+    size_t unit;
+    memset(&p, 0, sizeof p);
+    p.parts = 1;
+    p.packed = stx__packed_b(x, g, &p.packed_at);
+    p.path = stx__gemm_choose(x, g, p.packed != NULL);
+    if (p.path == STX__GEMM_CBLAS) return p;
+    if (p.path == STX__GEMM_GEMV && !epilogue) {
+        p.per_part = stx__k_split_rows(x, g);
+        if (p.per_part) {
+            p.path = STX__GEMM_K_SPLIT;
+            p.parts = (g->K + p.per_part - 1) / p.per_part;
+            return p;
+        }
+    }
+    p.by_rows = g->M >= g->N && p.path != STX__GEMM_SKINNY && !p.packed;
+    p.extent = p.by_rows ? g->M : g->N;
+    unit = stx__part_unit(mk, &p);
+
+    /* one part per thread, up to four if a part has 512 rows or columns. A matmul of a
+       batch is one part */
+    if (g->batch == 1 && work >= 100000) {
+        p.parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, p.extent / threads / 512));
+        p.parts = STX_MIN(p.parts, (p.extent + unit - 1) / unit);
+    }
+    p.per_part = stx__round_up((p.extent + p.parts - 1) / p.parts, unit);
+    if (p.path == STX__GEMM_BLOCKED && stx__shares_b(mk, g, &p)) p.path = STX__GEMM_SHARED_B;
+    return p;
+}
+
+/* A matmul and its plan: the job of the parallel loops below. */
+typedef struct stx__gemm_job {
+    const stx_gemm_args *g;
+    const stx__micro *mk;
+    const stx__epilogue *epilogue;
+    stx__gemm_plan plan;
+    stx_real *shared_b;     /* SHARED_B: op(B) of the block g, packed, */
+    size_t shared_col;      /* which begins in this column of C */
+} stx__gemm_job;
+
+/* The scratch of a thread, or NULL. */
+static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
+    return x && x->threads.scratch ? x->threads.scratch + thread * STX__PACK : NULL;
+}
+
+/* Sets *p to part i of a job, which is of matrix i / parts of the batch, and *at to
+   the element of the packed matrix where its B begins. Returns 0 if the part is empty. */
+static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t i,
+                             stx__gemm_part *p, size_t *at) {
+    const stx_gemm_args *g = j->g;
+    const size_t e = i / j->plan.parts;
+    const size_t begin = i % j->plan.parts * j->plan.per_part;
+    const size_t end = STX_MIN(j->plan.extent, begin + j->plan.per_part);
+    const size_t row = j->plan.by_rows ? begin : 0, col = j->plan.by_rows ? 0 : begin;
+    if (begin >= end) return 0;
+    p->x = s->x;
+    p->mk = j->mk;
+    p->scratch = stx__scratch(s->x, s->thread);
+    p->shared_b = j->shared_b;
+    p->epilogue = j->epilogue;
+    p->offset = j->shared_col + row * g->ldc + col;
+    p->col = j->shared_col + col;
+    p->g = *g;
+    p->g.batch = 1;
+    p->g.M = j->plan.by_rows ? end - begin : g->M;
+    p->g.N = j->plan.by_rows ? g->N : end - begin;
+    p->g.A += e * g->sa + (g->ta ? row : row * g->lda);
+    p->g.B += e * g->sb + (g->tb ? col * g->ldb : col);
+    p->g.C += e * g->sc + row * g->ldc + col;
+    *at = j->plan.packed_at + (g->tb ? col * g->ldb : col);
+    return 1;
+}
+
+/* GEMV of a part, or of a part of K. at: where its B begins in the packed matrix. */
+static void stx__gemv_part(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_args *g, size_t at) {
+    if (j->plan.packed)
+        j->plan.packed->gemv(x, g, j->plan.packed, at);
+    else
+        STX_CALL(x, stx__gemv, (g));
+}
+
+/* One parallel loop per path, over parts of C. */
+static void stx__gemv_parts(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    stx__gemm_part p;
+    size_t i, at;
+    for (i = s->begin; i < s->end; i++) {
+        if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
+        stx__gemv_part(s->x, j, &p.g, at);
+        stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
+    }
+}
+
+static void stx__skinny_parts(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    stx__gemm_part p;
+    size_t i, at;
+    for (i = s->begin; i < s->end; i++) {
+        if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
+        p.mk->skinny(&p.g, p.scratch);
+        stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
+    }
+}
+
+static void stx__transposed_parts(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    stx__gemm_part p;
+    size_t i, at;
+    for (i = s->begin; i < s->end; i++) {
+        if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
+        if (p.mk->enter) p.mk->enter();
+        stx__gemm_transposed(&p);
+        if (p.mk->leave) p.mk->leave();
+    }
+}
+
+static void stx__blocked_parts(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    stx__gemm_part p;
+    size_t i, at;
+    for (i = s->begin; i < s->end; i++) {
+        if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
+        if (p.mk->enter) p.mk->enter();
+        stx__gemm_blocked(&p);
+        if (p.mk->leave) p.mk->leave();
+    }
+}
+
+static void stx__gemm_over_parts(stx_ctx *x, const stx__gemm_job *j, stx_part part) {
+    const stx_gemm_args *g = j->g;
+    const size_t n = g->batch * j->plan.parts;
+    stx_parallel(x, n, n > 1 ? n / j->plan.parts * g->M * g->N * g->K : 0, part, j);
+}
+
+/* K_SPLIT: a part of K to scratch. */
+static void stx__k_split_part(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    size_t i;
+    for (i = s->begin; i < s->end; i++) {
+        const size_t k = i * j->plan.per_part;
+        stx_gemm_args g = *j->g;
+        g.K = STX_MIN(j->plan.per_part, g.K - k);
+        g.A += k;
+        g.B += k * g.ldb;
+        g.C = s->x->threads.scratch + i * g.M * g.N;
+        g.ldc = g.N;
+        g.beta = 0;
+        stx__gemv_part(s->x, j, &g, j->plan.packed_at + k * g.ldb);
+    }
+}
+
+/* K_SPLIT: adds the parts for columns [begin,end) of C, in order. */
+static void stx__k_split_sum(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    const size_t M = j->g->M, N = j->g->N, n = s->end - s->begin;
+    stx_gemm_args g = *j->g;
+    size_t i, r, e;
+    g.C += s->begin;
+    g.N = n;
+    stx__gemm_scale_c(&g);
+    for (i = 0; i < M; i++)
+        for (r = 0; r < j->plan.parts; r++) {
+            const stx_real *sum = s->x->threads.scratch + (r * M + i) * N + s->begin;
+            for (e = 0; e < n; e++) g.C[i * g.ldc + e] += sum[e];
+        }
+}
+
+static void stx__gemm_k_split(stx_ctx *x, const stx__gemm_job *j) {
+    const stx_gemm_args *g = j->g;
+    stx_parallel(x, j->plan.parts, g->M * g->N * g->K, stx__k_split_part, j);
+    stx_parallel(x, g->N, g->M * g->N * j->plan.parts, stx__k_split_sum, j);
+}
+
+/* SHARED_B: packs strips [begin,end) of a block of op(B). */
+static void stx__shared_b_pack(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    const stx_gemm_args *g = j->g;
+    const size_t nr = j->mk->nr, u = stx__unit(j->mk);
+    const size_t col = s->begin * nr, n = STX_MIN(g->N, s->end * nr) - col;
+    const size_t stride = nr * (stx__round_up(g->K, j->mk->kr) / u);
+    stx_real *to = j->shared_b + s->begin * stride;
+    size_t i;
+    stx__pack_b(j->mk, to, stride, g->B + (g->tb ? col * g->ldb : col), g->ldb, g->tb, g->K, n);
+    if (g->alpha == 1 || u == 2) return;
+    for (i = 0; i < (s->end - s->begin) * stride; i++) to[i] *= g->alpha;
+}
+
+/* SHARED_B: block after block, all threads pack op(B) into the scratch of the first
+   one, then compute with it. */
+static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
+    const stx_gemm_args *g = job->g;
+    const stx__micro *mk = job->mk;
+    const size_t kc = stx__block_k(mk, g->K), nc = stx__block_n(mk, g->N, g->K);
+    stx__gemm_job j = *job;
+    stx_gemm_args block = *g;
+    size_t p;
+    if (!j.plan.by_rows) {  /* of a batch: a matmul is one part, of all rows */
+        j.plan.by_rows = 1;
+        j.plan.extent = j.plan.per_part = g->M;
+    }
+    j.g = &block;
+    j.shared_b = x->threads.scratch + STX__MC * STX__KC;
+    for (j.shared_col = 0; j.shared_col < g->N; j.shared_col += nc)
+        for (p = 0; p < g->K; p += kc) {
+            block.N = STX_MIN(nc, g->N - j.shared_col);
+            block.K = STX_MIN(kc, g->K - p);
+            block.A = g->A + (g->ta ? p * g->lda : p);
+            block.B = g->B + (g->tb ? j.shared_col * g->ldb + p : p * g->ldb + j.shared_col);
+            block.C = g->C + j.shared_col;
+            block.beta = p ? 1 : g->beta;
+            j.epilogue = p + block.K == g->K ? job->epilogue : NULL;
+            stx_parallel(x, (block.N + mk->nr - 1) / mk->nr, block.N * block.K,
+                         stx__shared_b_pack, &j);
+            stx__gemm_over_parts(x, &j, stx__blocked_parts);
+        }
+}
+
+/* The epilogue of rows [begin,end) of the whole matrix. */
+static void stx__gemm_epilogue_part(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    const stx_gemm_args *g = j->g;
+    stx__c_block block;
+    block.rows = s->end - s->begin;
+    block.cols = g->N;
+    block.ldc = g->ldc;
+    block.offset = s->begin * g->ldc;
+    block.col = 0;
+    block.C = g->C + block.offset;
+    j->epilogue->run(s->x, j->epilogue->arg, &block);
+}
+
+static void stx__gemm_epilogue(stx_ctx *x, const stx__gemm_job *j) {
+    if (j->epilogue) stx_parallel(x, j->g->M, j->g->M * j->g->N, stx__gemm_epilogue_part, j);
+}
+
+#ifdef SEQTX_CBLAS
+static void stx__gemm_cblas(stx_ctx *x, const stx__gemm_job *j) {
+    const stx_gemm_args *g = j->g;
+    size_t e;
+    for (e = 0; e < g->batch; e++)
+        stx__cblas_gemm(STX__CBLAS_ROWS, STX__CBLAS_TRANS(g->ta), STX__CBLAS_TRANS(g->tb),
+                        (int)g->M, (int)g->N, (int)g->K, g->alpha, g->A + e * g->sa, (int)g->lda,
+                        g->B + e * g->sb, (int)g->ldb, g->beta, g->C + e * g->sc, (int)g->ldc);
+    stx__gemm_epilogue(x, j);
+}
+#endif
+
+/* Plans and computes a matmul, or a batch of them with separate C. */
+static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
+    j->plan = stx__gemm_plan_of(x, j->g, j->epilogue != NULL);
+    switch (j->plan.path) {
+#ifdef SEQTX_CBLAS
+    case STX__GEMM_CBLAS: stx__gemm_cblas(x, j); break;
+#endif
+    case STX__GEMM_GEMV: stx__gemm_over_parts(x, j, stx__gemv_parts); break;
+    case STX__GEMM_K_SPLIT: stx__gemm_k_split(x, j); break;
+    case STX__GEMM_SKINNY: stx__gemm_over_parts(x, j, stx__skinny_parts); break;
+    case STX__GEMM_TRANSPOSED: stx__gemm_over_parts(x, j, stx__transposed_parts); break;
+    case STX__GEMM_SHARED_B: stx__gemm_shared_b(x, j); break;
+    default: stx__gemm_over_parts(x, j, stx__blocked_parts);
+    }
+}
+
+/* stx_gemm, with an epilogue for C or NULL. If the batch has one C (sc = 0, weight
+   gradients), its matmuls run one after the other, each added to C: so the order of
+   the sums does not depend on the threads. */
+static void stx__gemm_fused(stx_ctx *x, const stx_gemm_args *g, const stx__epilogue *epilogue) {
+    stx_gemm_args one = *g;
+    stx__gemm_job j;
+    size_t e;
+    if (!g->batch || !g->M || !g->N) return;
+    memset(&j, 0, sizeof j);
+    j.mk = stx__micro_kernel(x);
+    j.g = g;
+    j.epilogue = epilogue;
+    if (g->batch == 1 || g->sc) {
+        stx__gemm_run(x, &j);
+        return;
+    }
+    one.batch = 1;
+    j.g = &one;
+    j.epilogue = NULL;
+    for (e = 0; e < g->batch; e++, one.A += g->sa, one.B += g->sb, one.beta = 1)
+        stx__gemm_run(x, &j);
+    j.epilogue = epilogue;
+    stx__gemm_epilogue(x, &j);
+}
+
+STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
+    stx__gemm_fused(x, g, NULL);
+}
+
+
+// >>gemm: x86
 
 #if (defined(STX__X86) || defined(STX__NEON)) && !defined(SEQTX_DOUBLE)
-    /* f(i, ..) for the rows i below n, a constant, of a register tile. Written out, and
-       with functions for f that are always inlined, so that
-     the accumulators are registers at -O1 too. */
-  #define STX__EACH_ROW6(n, f, ...) \
-    do { \
-      f(0, __VA_ARGS__); \
-      if ((n) > 1) f(1, __VA_ARGS__); \
-      if ((n) > 2) f(2, __VA_ARGS__); \
-      if ((n) > 3) f(3, __VA_ARGS__); \
-      if ((n) > 4) f(4, __VA_ARGS__); \
-      if ((n) > 5) f(5, __VA_ARGS__); \
-    } while (0)
-    /* stem_rows for each height n, so that no row is computed for nothing, and the
-       choice between them */
-  #define STX__HEIGHT(n, stem, isa, A, B) \
-    __attribute__((STX__TARGET(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, \
-                                                             size_t ks, const B *b, size_t ldb, \
-                                                             float *c, size_t ldc, int add) { \
-      stem##_rows(n, kc, a, rs, ks, b, ldb, c, ldc, add); \
-    }
-  #define STX__HEIGHTS6(stem, isa, A, B) \
-    STX__HEIGHT(1, stem, isa, A, B) \
-    STX__HEIGHT(2, stem, isa, A, B) STX__HEIGHT(3, stem, isa, A, B) \
-        STX__HEIGHT(4, stem, isa, A, B) STX__HEIGHT(5, stem, isa, A, B) \
-            STX__HEIGHT(6, stem, isa, A, B)
-  #define STX__CASES5(stem, args) \
-  case 1: stem##_1 args; break; \
-  case 2: stem##_2 args; break; \
-  case 3: stem##_3 args; break; \
-  case 4: stem##_4 args; break; \
-  case 5: \
-    stem##_5 args; \
-    break;
+
+  /* Macros of this section and the next. STX__INLINE_FOR("avx2") begins a function
+     that is inlined into functions for that instruction set. */
   #define STX__INLINE_FOR(isa) __attribute__((STX__TARGET(isa), always_inline)) static inline
-  #ifdef STX__X86
+  #if defined(STX__X86) || defined(__clang__)
     #define STX__TARGET(isa) target(isa)
-  #elif defined(__clang__)
-    #define STX__TARGET(isa) target(isa)
-    #define STX__SIMD        "neon"
   #else
     #define STX__TARGET(isa) target("+" isa)
-    #define STX__SIMD        "simd"
   #endif
+
+  /* Micro-kernels of fixed height, so that no row is computed in vain, and
+     stx__micro.run, which calls the one for h. They are made of an inlined function
+     fn_rows, whose parameter n is the constant height. A and B are the types that it
+     reads. STX__MICRO_HEIGHT(3, ..) is
+
+         static void fn_3(STX__MICRO_PARAMS) { fn_rows(3, steps, (const A *)av, ..); } */
+  #define STX__MICRO_HEIGHT(n, fn, isa, A, B) \
+    __attribute__((STX__TARGET(isa))) static void fn##_##n(STX__MICRO_PARAMS) { \
+      (void)h; \
+      fn##_rows(n, steps, (const A *)av, rs, ks, (const B *)bv, ldb, c, ldc, add); \
+    }
+  #define STX__MICRO_HEIGHTS6(fn, isa, A, B) \
+    STX__MICRO_HEIGHT(1, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(2, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(3, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(4, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(5, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(6, fn, isa, A, B)
+  #define STX__MICRO_RUN6(fn, isa, A, B) \
+    STX__MICRO_HEIGHTS6(fn, isa, A, B) \
+    static void fn##_run(STX__MICRO_PARAMS) { \
+      static void (*const height[6])(STX__MICRO_PARAMS) = {fn##_1, fn##_2, fn##_3, \
+                                                           fn##_4, fn##_5, fn##_6}; \
+      height[h - 1](h, steps, av, rs, ks, bv, ldb, c, ldc, add); \
+    }
 #endif
 
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-  #define STX__EACH_ROW14(n, f, ...) \
-    do { \
-      STX__EACH_ROW6(n, f, __VA_ARGS__); \
-      if ((n) > 6) f(6, __VA_ARGS__); \
-      if ((n) > 7) f(7, __VA_ARGS__); \
-      if ((n) > 8) f(8, __VA_ARGS__); \
-      if ((n) > 9) f(9, __VA_ARGS__); \
-      if ((n) > 10) f(10, __VA_ARGS__); \
-      if ((n) > 11) f(11, __VA_ARGS__); \
-      if ((n) > 12) f(12, __VA_ARGS__); \
-      if ((n) > 13) f(13, __VA_ARGS__); \
-    } while (0)
-  #define STX__HEIGHTS14(stem, isa, A, B) \
-    STX__HEIGHTS6(stem, isa, A, B) \
-    STX__HEIGHT(7, stem, isa, A, B) STX__HEIGHT(8, stem, isa, A, B) \
-        STX__HEIGHT(9, stem, isa, A, B) STX__HEIGHT(10, stem, isa, A, B) \
-            STX__HEIGHT(11, stem, isa, A, B) STX__HEIGHT(12, stem, isa, A, B) \
-                STX__HEIGHT(13, stem, isa, A, B) STX__HEIGHT(14, stem, isa, A, B)
-  #define STX__CASES13(stem, args) \
-    STX__CASES5(stem, args) \
-  case 6: stem##_6 args; break; \
-  case 7: stem##_7 args; break; \
-  case 8: stem##_8 args; break; \
-  case 9: stem##_9 args; break; \
-  case 10: stem##_10 args; break; \
-  case 11: stem##_11 args; break; \
-  case 12: stem##_12 args; break; \
-  case 13: stem##_13 args; break;
+#if defined(STX__X86) && defined(SEQTX_DOUBLE)
 
-/* Row i of the 6 x 16 tile s. A pointer g serves three rows of a: with rs and 2 rs as
-   index, two reach all six. */
+/* Double, 4 x 8: a plain loop, which compilers vectorise for AVX2 and AVX-512. */
+STX_INNER void stx__micro_wide(STX__MICRO_PARAMS) {
+    const stx_real *STX_RESTRICT b = (const stx_real *)bv;
+    const stx_real *STX_RESTRICT r0 = (const stx_real *)av;
+    const stx_real *STX_RESTRICT r1 = r0 + (h > 1 ? rs : 0);
+    const stx_real *STX_RESTRICT r2 = r0 + (h > 2 ? 2 * rs : 0);
+    const stx_real *STX_RESTRICT r3 = r0 + (h > 3 ? 3 * rs : 0);
+    stx_real s[4][8] = {{0}};
+    size_t k, i, j;
+    for (k = 0; k < steps; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
+        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
+        for (j = 0; j < 8; j++) {
+            s[0][j] = STX_FMA(1, a0, b[j], s[0][j]);
+            s[1][j] = STX_FMA(1, a1, b[j], s[1][j]);
+            s[2][j] = STX_FMA(1, a2, b[j], s[2][j]);
+            s[3][j] = STX_FMA(1, a3, b[j], s[3][j]);
+        }
+    }
+    for (i = 0; i < h; i++)
+        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
+}
+
+STX__AVX2 STX_VECTOR static void stx__micro_wide_avx2(STX__MICRO_PARAMS) {
+    stx__micro_wide(h, steps, av, rs, ks, bv, ldb, c, ldc, add);
+}
+
+STX__AVX512 STX_VECTOR static void stx__micro_wide_avx512(STX__MICRO_PARAMS) {
+    stx__micro_wide(h, steps, av, rs, ks, bv, ldb, c, ldc, add);
+}
+
+static const stx__micro stx__micro_avx2 =
+    STX__MICRO("avx2", 4, 8, 1, stx__micro_wide_avx2, NULL, NULL);
+static const stx__micro stx__micro_avx512 =
+    STX__MICRO("avx512", 4, 8, 1, stx__micro_wide_avx512, NULL, NULL);
+
+#elif defined(STX__X86)
+
+/* bf16 without bf16 instructions: the portable micro-kernel, vectorised. */
+static const stx__micro stx__micro_bf16_avx2 =
+    STX__MICRO("avx2, bf16 by float", 4, 16, 2, stx__micro_pairs_avx2, stx__round_row_avx2,
+               stx__pair_rows_avx2);
+static const stx__micro stx__micro_bf16_avx512 =
+    STX__MICRO("avx512, bf16 by float", 4, 16, 2, stx__micro_pairs_avx512, stx__round_row_avx512,
+               stx__pair_rows_avx512);
+
+/* AVX2, 6 x 16: row i of the tile is s[i], two vectors of 8. A pointer serves three
+   rows of op(A), r[q] being row 3 q: rs and 2 rs are index registers, so two pointers
+   reach all six. */
 STX__INLINE_FOR("avx2,fma") void stx__avx2_zero(size_t i, __m256 (*s)[2]) {
     s[i][0] = s[i][1] = _mm256_setzero_ps();
 }
 
 STX__INLINE_FOR("avx2,fma")
-void stx__avx2_step(size_t i, __m256 (*s)[2], const float *const *g, size_t rs, __m256 b0,
+void stx__avx2_step(size_t i, __m256 (*s)[2], const float *const *r, size_t rs, __m256 b0,
                     __m256 b1) {
-    __m256 t = _mm256_set1_ps(g[i / 3][i % 3 * rs]);
-    s[i][0] = _mm256_fmadd_ps(t, b0, s[i][0]);
-    s[i][1] = _mm256_fmadd_ps(t, b1, s[i][1]);
+    __m256 a = _mm256_set1_ps(r[i / 3][i % 3 * rs]);
+    s[i][0] = _mm256_fmadd_ps(a, b0, s[i][0]);
+    s[i][1] = _mm256_fmadd_ps(a, b1, s[i][1]);
 }
 
 STX__INLINE_FOR("avx2,fma")
@@ -8136,47 +9330,54 @@ STX__INLINE_FOR("avx2,fma") void stx__avx2_store(size_t i, __m256 (*s)[2], float
 }
 
 STX__INLINE_FOR("avx2,fma")
-void stx__micro_avx2_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks, const float *b,
-                          size_t ldb, float *c, size_t ldc, int add) {
-    const float *g[2];
+void stx__micro_avx2_rows(size_t n, size_t steps, const float *a, size_t rs, size_t ks,
+                          const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *r[2];
     __m256 s[6][2];
-    g[0] = a;
-    g[1] = a + 3 * rs;
-    STX__EACH_ROW6(n, stx__avx2_zero, s);
-    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks) {
+    r[0] = a;
+    r[1] = a + 3 * rs;
+    STX__UNROLL6(n, stx__avx2_zero, s);
+    for (; steps; steps--, b += ldb, r[0] += ks, r[1] += ks) {
         __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
-        STX__EACH_ROW6(n, stx__avx2_step, s, g, rs, b0, b1);
+        STX__UNROLL6(n, stx__avx2_step, s, r, rs, b0, b1);
     }
-    if (add) STX__EACH_ROW6(n, stx__avx2_add, s, c, ldc);
-    STX__EACH_ROW6(n, stx__avx2_store, s, c, ldc);
+    if (add) STX__UNROLL6(n, stx__avx2_add, s, c, ldc);
+    STX__UNROLL6(n, stx__avx2_store, s, c, ldc);
 }
-STX__HEIGHTS6(stx__micro_avx2, "avx2,fma", float, float)
+STX__MICRO_RUN6(stx__micro_avx2, "avx2,fma", float, float)
 
-static void stx__micro_avx2_run(STX__MICRO_ARGS) {
-    const float *a = (const float *)av, *b = (const float *)bv;
-    switch (h) {
-        STX__CASES5(stx__micro_avx2, (kc, a, rs, ks, b, ldb, c, ldc, add))
-    default: stx__micro_avx2_6(kc, a, rs, ks, b, ldb, c, ldc, add);
+static const stx__micro stx__micro_avx2 =
+    STX__MICRO("avx2", 6, 16, 1, stx__micro_avx2_run, NULL, NULL);
+
+  #define STX__MICRO_RUN14(fn, isa, A, B) \
+    STX__MICRO_HEIGHTS6(fn, isa, A, B) \
+    STX__MICRO_HEIGHT(7, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(8, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(9, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(10, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(11, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(12, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(13, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(14, fn, isa, A, B) \
+    static void fn##_run(STX__MICRO_PARAMS) { \
+      static void (*const height[14])(STX__MICRO_PARAMS) = { \
+          fn##_1, fn##_2, fn##_3,  fn##_4,  fn##_5,  fn##_6,  fn##_7, \
+          fn##_8, fn##_9, fn##_10, fn##_11, fn##_12, fn##_13, fn##_14}; \
+      height[h - 1](h, steps, av, rs, ks, bv, ldb, c, ldc, add); \
     }
-}
 
-static const stx__micro stx__micro_avx2 = {6,     16,   1,    stx__micro_avx2_run,
-                                           NULL,  NULL, NULL, NULL,
-                                           NULL,  NULL, NULL, NULL,
-                                           "avx2"};
-
-/* Row i of the 14 x 32 tile s, float here and bf16 below; five pointers reach all
-   fourteen rows of a. */
+/* AVX-512, 14 x 32: row i of the tile is s[i], two vectors of 16; five pointers reach
+   all fourteen rows of op(A). f32 here, bf16 below. */
 STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) {
     s[i][0] = s[i][1] = _mm512_setzero_ps();
 }
 
 STX__INLINE_FOR("avx512f")
-void stx__avx512_step(size_t i, __m512 (*s)[2], const float *const *g, size_t rs, __m512 b0,
+void stx__avx512_step(size_t i, __m512 (*s)[2], const float *const *r, size_t rs, __m512 b0,
                       __m512 b1) {
-    __m512 t = _mm512_set1_ps(g[i / 3][i % 3 * rs]);
-    s[i][0] = _mm512_fmadd_ps(t, b0, s[i][0]);
-    s[i][1] = _mm512_fmadd_ps(t, b1, s[i][1]);
+    __m512 a = _mm512_set1_ps(r[i / 3][i % 3 * rs]);
+    s[i][0] = _mm512_fmadd_ps(a, b0, s[i][0]);
+    s[i][1] = _mm512_fmadd_ps(a, b1, s[i][1]);
 }
 
 STX__INLINE_FOR("avx512f")
@@ -8190,93 +9391,58 @@ STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], floa
     _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
 }
 
-/* The tile's rows of C are asked for from STX__ASK_C steps before its end on, one with
-   each two steps: all at once they would hold up the lines of B, and asked for when it
-   begins they would have left the first cache by its end. A tile of too few steps does
-   without. */
-enum { STX__ASK_C = 80 };
+/* The rows of C are prefetched into L1 from this many steps before the end of a tile
+   on, one row per two steps. All at once would delay the loads of op(B), and at the
+   beginning of the tile they would be evicted before its end. A gain of 5 % of the
+   matmuls of a training step, the largest of the prefetches. */
+enum { STX__C_AHEAD = 80 };
 
-/* rows of B that is not packed are asked for so many before they are read */
-enum { STX__KEEP_AHEAD = 16 };
-
-STX__INLINE_FOR("avx512f") size_t stx__tile_early(size_t kc) {
-    return kc > STX__ASK_C ? kc - STX__ASK_C : 0;
-}
-
-STX__INLINE_FOR("avx512f") void stx__tile_ask(const float *c) {
+STX__INLINE_FOR("avx512f") void stx__prefetch_c(const float *c) {
     _mm_prefetch((const char *)c, _MM_HINT_T0);
     _mm_prefetch((const char *)(c + 16), _MM_HINT_T0);
     _mm_prefetch((const char *)(c + 31), _MM_HINT_T0);
 }
 
-/* perhaps behind the last row */
-STX__INLINE_FOR("avx512f") void stx__keep_ask(const float *b, size_t ldb) {
-    const char *row = (const char *)((uintptr_t)b + STX__KEEP_AHEAD * ldb * sizeof *b);
-    _mm_prefetch(row, _MM_HINT_T0);
-    _mm_prefetch(row + 64, _MM_HINT_T0);
-    _mm_prefetch(row + 124, _MM_HINT_T0);
-}
-
-/* The steps from p to end of n rows. to: where the strip is packed meanwhile, or NULL;
-   the same below */
+/* Steps p .. end-1. */
 STX__INLINE_FOR("avx512f")
-void stx__avx512_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const float **g, size_t rs,
-                       size_t ks, const float *b, size_t ldb, float *to) {
-    for (b += p * ldb; p < end;
-         p++, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+void stx__avx512_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const float **r, size_t rs,
+                       size_t ks, const float *b, size_t ldb) {
+    for (b += p * ldb; p < end; p++, b += ldb) {
         __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
-        if (to) {
-            stx__keep_ask(b, ldb);
-            _mm512_storeu_ps(to + p * 32, b0);
-            _mm512_storeu_ps(to + p * 32 + 16, b1);
-        }
-        STX__EACH_ROW14(n, stx__avx512_step, s, g, rs, b0, b1);
+        STX__UNROLL14(n, stx__avx512_step, s, r, rs, b0, b1);
+        r[0] += ks;
+        r[1] += ks;
+        r[2] += ks;
+        r[3] += ks;
+        r[4] += ks;
     }
 }
 
 STX__INLINE_FOR("avx512f")
-void stx__avx512_tile(size_t n, size_t kc, const float *a, size_t rs, size_t ks, const float *b,
-                      size_t ldb, float *c, size_t ldc, int add, float *to) {
-    const float *g[5];
-    __m512 s[14][2];
-    size_t p = stx__tile_early(kc), i;
-    g[0] = a;
-    g[1] = a + 3 * rs;
-    g[2] = a + 6 * rs;
-    g[3] = a + 9 * rs;
-    g[4] = a + 12 * rs;
-    STX__EACH_ROW14(n, stx__avx512_zero, s);
-    stx__avx512_steps(n, 0, p, s, g, rs, ks, b, ldb, to);
-    for (i = 0; i < n && kc >= 2 * n; i++, p += 2) {
-        stx__tile_ask(c + i * ldc);
-        stx__avx512_steps(n, p, p + 2, s, g, rs, ks, b, ldb, to);
-    }
-    stx__avx512_steps(n, p, kc, s, g, rs, ks, b, ldb, to);
-    if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
-    STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
-}
-
-STX__INLINE_FOR("avx512f")
-void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+void stx__micro_avx512_rows(size_t n, size_t steps, const float *a, size_t rs, size_t ks,
                             const float *b, size_t ldb, float *c, size_t ldc, int add) {
-    stx__avx512_tile(n, kc, a, rs, ks, b, ldb, c, ldc, add, NULL);
-}
-STX__HEIGHTS14(stx__micro_avx512, "avx512f", float, float)
-
-static void stx__micro_avx512_run(STX__MICRO_ARGS) {
-    const float *a = (const float *)av, *b = (const float *)bv;
-    switch (h) {
-        STX__CASES13(stx__micro_avx512, (kc, a, rs, ks, b, ldb, c, ldc, add))
-    default: stx__micro_avx512_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+    const float *r[5];
+    __m512 s[14][2];
+    size_t p = steps > STX__C_AHEAD ? steps - STX__C_AHEAD : 0, i;
+    r[0] = a;
+    r[1] = a + 3 * rs;
+    r[2] = a + 6 * rs;
+    r[3] = a + 9 * rs;
+    r[4] = a + 12 * rs;
+    STX__UNROLL14(n, stx__avx512_zero, s);
+    stx__avx512_steps(n, 0, p, s, r, rs, ks, b, ldb);
+    for (i = 0; i < n && steps >= 2 * n; i++, p += 2) {
+        stx__prefetch_c(c + i * ldc);
+        stx__avx512_steps(n, p, p + 2, s, r, rs, ks, b, ldb);
     }
+    stx__avx512_steps(n, p, steps, s, r, rs, ks, b, ldb);
+    if (add) STX__UNROLL14(n, stx__avx512_add, s, c, ldc);
+    STX__UNROLL14(n, stx__avx512_store, s, c, ldc);
 }
+STX__MICRO_RUN14(stx__micro_avx512, "avx512f", float, float)
 
-STX__AVX512 static void stx__micro_avx512_keep(STX__KEEP_ARGS) {
-    stx__avx512_tile(14, k, (const float *)av, rs, ks, b, ldb, c, ldc, add, to);
-}
-
-/* 16 rows of 16 times 4 bytes become 16 columns. (Masks of ones, here and below:
-   without a mask gcc's shuffles begin with an undefined vector, and it warns of that.) */
+/* Transposes 16 rows of 16 units. (Masks of ones, here and below: without a mask gcc's
+   shuffles begin with an undefined vector, about which it warns.) */
 STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
     __m512i t[16];
     size_t q, c;
@@ -8284,7 +9450,7 @@ STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
         t[q] = _mm512_maskz_unpacklo_epi32(0xffff, z[q], z[q + 1]);
         t[q + 1] = _mm512_maskz_unpackhi_epi32(0xffff, z[q], z[q + 1]);
     }
-    for (q = 0; q < 16; q += 4) /* part L of z[q + c]: column 4 L + c of four rows */
+    for (q = 0; q < 16; q += 4) /* 128-bit lane L of z[q + c]: column 4 L + c of four rows */
         for (c = 0; c < 2; c++) {
             z[q + 2 * c] = _mm512_maskz_unpacklo_epi64(0xff, t[q + c], t[q + 2 + c]);
             z[q + 2 * c + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[q + c], t[q + 2 + c]);
@@ -8302,64 +9468,83 @@ STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
     for (q = 0; q < 16; q++) z[q] = t[q];
 }
 
+/* Transposes 16 rows of 4 floats to 4 rows of 16, 32 floats apart: fewer shuffles per
+   element than stx__transpose16. */
+STX__INLINE_FOR("avx512f,avx512dq")
+void stx__transpose16x4(float *to, const float *b, size_t ldb) {
+    __m512 z[4], lo0, lo1, hi0, hi1;
+    size_t i;
+    for (i = 0; i < 4; i++) { /* rows i, i+4, i+8, i+12 next to each other */
+        __m256 lo = _mm256_castps128_ps256(_mm_loadu_ps(b + i * ldb));
+        __m256 hi = _mm256_castps128_ps256(_mm_loadu_ps(b + (i + 8) * ldb));
+        lo = _mm256_insertf128_ps(lo, _mm_loadu_ps(b + (i + 4) * ldb), 1);
+        hi = _mm256_insertf128_ps(hi, _mm_loadu_ps(b + (i + 12) * ldb), 1);
+        z[i] = _mm512_insertf32x8(_mm512_castps256_ps512(lo), hi, 1);
+    }
+    lo0 = _mm512_maskz_unpacklo_ps(0xffff, z[0], z[1]);
+    hi0 = _mm512_maskz_unpackhi_ps(0xffff, z[0], z[1]);
+    lo1 = _mm512_maskz_unpacklo_ps(0xffff, z[2], z[3]);
+    hi1 = _mm512_maskz_unpackhi_ps(0xffff, z[2], z[3]);
+    _mm512_storeu_pd(to, _mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(lo0),
+                                                  _mm512_castps_pd(lo1)));
+    _mm512_storeu_pd(to + 32, _mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(lo0),
+                                                       _mm512_castps_pd(lo1)));
+    _mm512_storeu_pd(to + 64, _mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(hi0),
+                                                       _mm512_castps_pd(hi1)));
+    _mm512_storeu_pd(to + 96, _mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(hi0),
+                                                       _mm512_castps_pd(hi1)));
+}
+
+/* stx__micro.transpose */
 STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t n,
                                               size_t k) {
     size_t half, p, i;
     for (half = 0; half < 32; half += 16) {
         const size_t rows = n > half ? STX_MIN((size_t)16, n - half) : 0;
         const float *b = B + half * ldb;
-        /* all 16: four numbers of each at a time need fewer shuffles */
-        for (p = 0; rows == 16 && p + 4 <= k; p += 4) {
-            const float *r = b + p;
-            __m512 z[4], lo0, lo1, hi0, hi1;
-            for (i = 0; i < 4; i++) /* rows i, i+4, i+8, i+12 side by side */
-                z[i] = _mm512_insertf32x8(
-                    _mm512_castps256_ps512(
-                        _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + i * ldb)),
-                                             _mm_loadu_ps(r + (i + 4) * ldb), 1)),
-                    _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + (i + 8) * ldb)),
-                                         _mm_loadu_ps(r + (i + 12) * ldb), 1),
-                    1);
-            lo0 = _mm512_maskz_unpacklo_ps(0xffff, z[0], z[1]);
-            hi0 = _mm512_maskz_unpackhi_ps(0xffff, z[0], z[1]);
-            lo1 = _mm512_maskz_unpacklo_ps(0xffff, z[2], z[3]);
-            hi1 = _mm512_maskz_unpackhi_ps(0xffff, z[2], z[3]);
-            _mm512_storeu_pd(to + p * 32 + half,
-                             _mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(lo0),
-                                                      _mm512_castps_pd(lo1)));
-            _mm512_storeu_pd(to + (p + 1) * 32 + half,
-                             _mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(lo0),
-                                                      _mm512_castps_pd(lo1)));
-            _mm512_storeu_pd(to + (p + 2) * 32 + half,
-                             _mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(hi0),
-                                                      _mm512_castps_pd(hi1)));
-            _mm512_storeu_pd(to + (p + 3) * 32 + half,
-                             _mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(hi0),
-                                                      _mm512_castps_pd(hi1)));
-        }
+        for (p = 0; rows == 16 && p + 4 <= k; p += 4)
+            stx__transpose16x4(to + p * 32 + half, b + p, ldb);
         for (; p < k; p += 16) {
-            const size_t some = STX_MIN((size_t)16, k - p);
-            const __mmask16 mask = (__mmask16)((1u << some) - 1);
+            const size_t cols = STX_MIN((size_t)16, k - p);
+            const __mmask16 mask = (__mmask16)((1u << cols) - 1);
             __m512i z[16];
             for (i = 0; i < 16; i++)
                 z[i] = i < rows ? _mm512_maskz_loadu_epi32(mask, b + i * ldb + p)
                                 : _mm512_setzero_si512();
             stx__transpose16(z);
-            for (i = 0; i < some; i++) _mm512_storeu_si512(to + (p + i) * 32 + half, z[i]);
+            for (i = 0; i < cols; i++) _mm512_storeu_si512(to + (p + i) * 32 + half, z[i]);
         }
     }
 }
 
-/* Eight rows at a time: whole rows in turn would write to as many strips, which may be
-   too many pages apart for the first cache */
-STX__AVX512 static void stx__strips_avx512(float *to, size_t stride, const float *B, size_t ldb,
-                                           size_t k, size_t n) {
+/* A mask of the first n of 16 elements. */
+STX__INLINE_FOR("avx512f") __mmask16 stx__first16(size_t n) {
+    return (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffff);
+}
+
+/* stx__micro.pack_at */
+STX__AVX512 static void stx__pack_at_avx512(float *to, const float *A, size_t lda, size_t m,
+                                            size_t k) {
+    size_t i, p;
+    for (p = 0; p < k; p++) {
+        if (p + STX__PACK_AHEAD < k) stx_prefetch(A + (p + STX__PACK_AHEAD) * lda, m);
+        for (i = 0; i < m; i += 14) {
+            const __mmask16 mask = stx__first16(STX_MIN((size_t)14, m - i));
+            _mm512_mask_storeu_ps(to + i * k + p * 14, mask,
+                                  _mm512_maskz_loadu_ps(mask, A + p * lda + i));
+        }
+    }
+}
+
+/* stx__micro.pack_strips, eight rows at a time: a whole row writes to every strip,
+   which can be too many distant lines for L1. */
+STX__AVX512 static void stx__pack_strips_avx512(float *to, size_t stride, const float *B,
+                                                size_t ldb, size_t k, size_t n) {
     size_t p0, p, j;
     for (p0 = 0; p0 < k; p0 += 8)
         for (j = 0; j < n; j += 32) {
             const size_t w = STX_MIN((size_t)32, n - j), end = STX_MIN(p0 + 8, k);
-            const __mmask16 m0 = (__mmask16)(w < 16 ? (1u << w) - 1 : 0xffff),
-                            m1 = (__mmask16)(w > 16 ? (1u << (w - 16)) - 1 : 0);
+            const __mmask16 m0 = stx__first16(w), m1 = stx__first16(w > 16 ? w - 16 : 0);
             float *t = to + j / 32 * stride;
             for (p = p0; p < end; p++) {
                 const float *b = B + p * ldb + j;
@@ -8370,37 +9555,586 @@ STX__AVX512 static void stx__strips_avx512(float *to, size_t stride, const float
         }
 }
 
-STX__AVX512 static void stx__dots_avx512(const stx_gemm_args *g, stx_real *scratch);
-static const stx__micro stx__micro_avx512 = {14,
-                                             32,
-                                             1,
-                                             stx__micro_avx512_run,
-                                             NULL,
-                                             NULL,
-                                             stx__transpose_avx512,
-                                             stx__strips_avx512,
-                                             stx__micro_avx512_keep,
-                                             stx__dots_avx512,
-                                             NULL,
-                                             NULL,
-                                             "avx512"};
+/* The path STX__GEMM_SKINNY, C = A B^T with A = x and B = W. Each lane of a register sums
+   a sixteenth of k (bf16: of the units of k). A tile is n rows of x by w rows of W; f32:
+   4 to 7 by 4, bf16: 4 to 7 by 4 or 8 to 14 by 2. Its lanes are added up at the end.
+
+   x is copied (bf16: rounded), so that its rows do not collide in L1. K is cut so that
+   L1 holds the rows of a tile, and W is processed in blocks that L2 keeps for all
+   tiles. */
+  #define STX__SKINNY_PARAMS \
+    const void *av, size_t rs, const float *b, size_t ldb, size_t k, float *c, size_t ldc, \
+        size_t cols, int add
+
+STX__INLINE_FOR("avx512f") void stx__skinny_zero(size_t i, __m512 (*s)[4], size_t w) {
+    s[i][0] = s[i][1] = _mm512_setzero_ps();
+    if (w > 2) s[i][2] = s[i][3] = _mm512_setzero_ps();
+}
+
+STX__INLINE_FOR("avx512f")
+void stx__skinny_step(size_t i, __m512 (*s)[4], const float *const *r, size_t rs, const __m512 *b,
+                      __mmask16 mask) {
+    __m512 a = _mm512_maskz_loadu_ps(mask, r[i / 3] + i % 3 * rs);
+    /* otherwise gcc loads it for each multiplication, and a step takes as long as its
+       loads */
+    __asm__("" : "+v"(a));
+    s[i][0] = _mm512_fmadd_ps(a, b[0], s[i][0]);
+    s[i][1] = _mm512_fmadd_ps(a, b[1], s[i][1]);
+    s[i][2] = _mm512_fmadd_ps(a, b[2], s[i][2]);
+    s[i][3] = _mm512_fmadd_ps(a, b[3], s[i][3]);
+}
+
+/* In each 128 bits: the sum of the four elements of a there, of b, of c and of d. */
+STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c, __m512 d) {
+    __m512d t = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, a, b),
+                                               _mm512_maskz_unpackhi_ps(0xffff, a, b)));
+    __m512d u = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, c, d),
+                                               _mm512_maskz_unpackhi_ps(0xffff, c, d)));
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, t, u)),
+                         _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, t, u)));
+}
+
+/* Adds up four registers at a time: with w = 4 those of row i, with w = 2 those of
+   rows i and i + 1, i even. */
+STX__INLINE_FOR("avx512f")
+void stx__skinny_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) {
+    if (w > 2)
+        q[i] = stx__skinny_add4(s[i][0], s[i][1], s[i][2], s[i][3]);
+    else if (i % 2 == 0 && i + 1 < n)
+        q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], s[i + 1][0], s[i + 1][1]);
+    else if (i % 2 == 0)
+        q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], _mm512_setzero_ps(), _mm512_setzero_ps());
+}
+
+/* By 128 bits: a0 + a1, a2 + a3, b0 + b1, b2 + b3. */
+STX__INLINE_FOR("avx512f") __m512 stx__skinny_halve(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88),
+                         _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd));
+}
+
+/* Stores row i of the tile. */
+STX__INLINE_FOR("avx512f")
+void stx__skinny_store(size_t i, const float *sum, float *c, size_t ldc, size_t w, size_t cols,
+                       int add) {
+    size_t j;
+    sum += i * w;
+    c += i * ldc;
+    if (cols < w) {
+        for (j = 0; j < cols; j++) c[j] = add ? c[j] + sum[j] : sum[j];
+    } else if (w > 2) {
+        __m128 t = _mm_loadu_ps(sum);
+        if (add) t = _mm_add_ps(_mm_loadu_ps(c), t);
+        _mm_storeu_ps(c, t);
+    } else {
+        __m128 t = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)sum));
+        if (add)
+            t = _mm_add_ps(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)c)), t);
+        _mm_storel_epi64((__m128i *)(void *)c, _mm_castps_si128(t));
+    }
+}
+
+STX__INLINE_FOR("avx512f")
+void stx__skinny_end(size_t n, __m512 (*s)[4], float *c, size_t ldc, size_t w, size_t cols,
+                     int add) {
+    float sum[32];
+    __m512 q[8];
+    q[1] = q[2] = q[3] = q[4] = q[5] = q[6] = q[7] = _mm512_setzero_ps();
+    STX__UNROLL14(n, stx__skinny_group, s, q, n, w);
+    _mm512_storeu_ps(sum, stx__skinny_halve(stx__skinny_halve(q[0], q[1]),
+                                            stx__skinny_halve(q[2], q[3])));
+    if (n * w > 16)
+        _mm512_storeu_ps(sum + 16, stx__skinny_halve(stx__skinny_halve(q[4], q[5]),
+                                                     stx__skinny_halve(q[6], q[7])));
+    STX__UNROLL14(n, stx__skinny_store, sum, c, ldc, w, cols, add);
+}
+
+/* Tiles of n rows of x by all rows of W. */
+STX__INLINE_FOR("avx512f") void stx__skinny_avx512_rows(size_t n, STX__SKINNY_PARAMS) {
+    enum { W = 4 };
+
+    const float *a = (const float *)av, *r[5], *row[W];
+    size_t j;
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
+    for (; cols; cols -= STX_MIN((size_t)W, cols), b += W * ldb, c += W) {
+        size_t p;
+        __m512 s[14][4], t[W];
+        for (j = 0; j < W; j++) row[j] = b + (j < cols ? j : 0) * ldb;
+        r[0] = a;
+        r[1] = a + 3 * rs;
+        r[2] = a + 6 * rs;
+        r[3] = a + 9 * rs;
+        r[4] = a + 12 * rs;
+        STX__UNROLL14(n, stx__skinny_zero, s, W);
+        for (p = 0; p + 16 <= k; p += 16) {
+            stx__row_prefetch_next(&next);
+            t[0] = _mm512_loadu_ps(row[0] + p);
+            t[1] = _mm512_loadu_ps(row[1] + p);
+            t[2] = _mm512_loadu_ps(row[2] + p);
+            t[3] = _mm512_loadu_ps(row[3] + p);
+            STX__UNROLL14(n, stx__skinny_step, s, r, rs, t, 0xffff);
+            r[0] += 16;
+            r[1] += 16;
+            r[2] += 16;
+            r[3] += 16;
+            r[4] += 16;
+        }
+        if (p < k) {
+            const __mmask16 mask = stx__first16(k - p);
+            for (j = 0; j < W; j++) t[j] = _mm512_maskz_loadu_ps(mask, row[j] + p);
+            STX__UNROLL14(n, stx__skinny_step, s, r, rs, t, mask);
+        }
+        stx__skinny_end(n, s, c, ldc, W, cols, add);
+    }
+}
+
+/* Tiles of n rows: entry n - 4 of a table. */
+typedef void (*stx__skinny_tile)(STX__SKINNY_PARAMS);
+  #define STX__SKINNY_F32(n) \
+    STX__AVX512 static void stx__skinny_avx512_##n(STX__SKINNY_PARAMS) { \
+      stx__skinny_avx512_rows(n, av, rs, b, ldb, k, c, ldc, cols, add); \
+    }
+STX__SKINNY_F32(4)
+STX__SKINNY_F32(5)
+STX__SKINNY_F32(6)
+STX__SKINNY_F32(7)
+
+/* Largest k per pass in f32 and bf16, and elements of the rows of a bf16 tile (20 KB,
+   because its rows of W pass through L1 as floats); floats of a block of W. */
+enum { STX__SKINNY_K = 512, STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
+enum { STX__SKINNY_W = (1 << 18) / 4 };
+
+/* Row stride of the copy of x: not a power of two for the longest rows. */
+static size_t stx__skinny_stride(size_t k) {
+    return stx__round_up(k, 32) + 32;
+}
+
+/* All tiles for k from p on, k elements: x is the copy of A, with row stride rs and
+   elements of `size` bytes. kc: the largest k of a pass. */
+static void stx__skinny_pass(const stx_gemm_args *g, const void *x, size_t rs, size_t size,
+                             size_t p, size_t k, size_t kc, size_t tiles,
+                             const stx__skinny_tile *tile) {
+    const size_t block = tiles == 1 ? g->N : STX__SKINNY_W / kc / 4 * 4;
+    size_t j, q;
+    for (j = 0; j < g->N; j += block)
+        for (q = 0; q < tiles; q++) {
+            const size_t row = g->M * q / tiles, rows = g->M * (q + 1) / tiles - row;
+            tile[rows - 4]((const char *)x + row * rs * size, rs, g->B + j * g->ldb + p, g->ldb,
+                           k, g->C + row * g->ldc + j, g->ldc, STX_MIN(block, g->N - j),
+                           p || g->beta != 0);
+        }
+}
+
+/* stx__micro.skinny */
+static void stx__skinny_avx512(const stx_gemm_args *g, stx_real *scratch) {
+    static const stx__skinny_tile tile[4] = {stx__skinny_avx512_4, stx__skinny_avx512_5,
+                                             stx__skinny_avx512_6, stx__skinny_avx512_7};
+    const size_t kc = stx__equal_blocks(g->K, STX__SKINNY_K, 16), rs = stx__skinny_stride(kc);
+    size_t i, p;
+    for (p = 0; p < g->K; p += kc) {
+        const size_t k = STX_MIN(kc, g->K - p);
+        for (i = 0; i < g->M; i++)
+            memcpy(scratch + i * rs, g->A + i * g->lda + p, k * sizeof *scratch);
+        stx__skinny_pass(g, scratch, rs, sizeof *scratch, p, k, kc, (g->M + 6) / 7, tile);
+    }
+}
+
+static const stx__micro stx__micro_avx512 = {
+    "avx512", 14, 32, 1, stx__micro_avx512_run, /* name, MR, NR, KR, run */
+    NULL, NULL,                                 /* to_bf16, pair */
+    NULL, NULL,                                 /* enter, leave */
+    stx__transpose_avx512,                      /* transpose */
+    stx__pack_at_avx512,                        /* pack_at */
+    stx__pack_strips_avx512,                    /* pack_strips */
+    stx__skinny_avx512                          /* skinny */
+};
+
+  /* bf16 */
+  #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
+    #define STX__BF16     1
+    #define STX__BF16_ISA "avx512f,avx512bw,avx512vl,avx512bf16"
+    #define STX__BF16_FN  __attribute__((target(STX__BF16_ISA)))
+
+/* A unit, at any address. */
+STX_INNER int stx__load_unit(const uint16_t *p) {
+    int v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+/* Two rows of 16 floats to 16 units, which are stored as __m512i. cvtne2 returns the
+   elements of r0, then those of r1; the permutation interleaves them. */
+STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__zip_bf16(__m512 r0, __m512 r1) {
+    const __m512i zip =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                         6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(r1, r0));
+}
+
+STX__INLINE_FOR(STX__BF16_ISA)
+void stx__dot_step(size_t i, __m512 (*s)[2], const uint16_t *const *r, size_t rs, __m512bh b0,
+                   __m512bh b1) {
+    __m512bh a = (__m512bh)_mm512_set1_epi32(stx__load_unit(r[i / 3] + i % 3 * rs));
+    s[i][0] = _mm512_dpbf16_ps(s[i][0], a, b0);
+    s[i][1] = _mm512_dpbf16_ps(s[i][1], a, b1);
+}
+
+/* Steps p .. end-1. */
+STX__INLINE_FOR(STX__BF16_ISA)
+void stx__dot_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **r, size_t rs,
+                    size_t ks, const uint32_t *b, size_t ldb) {
+    for (b += p * ldb; p < end; p++, b += ldb) {
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b);
+        __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + 16);
+        STX__UNROLL14(n, stx__dot_step, s, r, rs, b0, b1);
+        r[0] += ks;
+        r[1] += ks;
+        r[2] += ks;
+        r[3] += ks;
+        r[4] += ks;
+    }
+}
+
+/* AVX512-BF16, 14 x 32: stx__micro_avx512_rows with units. */
+STX__INLINE_FOR(STX__BF16_ISA)
+void stx__micro_dot_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, size_t ks,
+                         const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+    const uint16_t *r[5];
+    __m512 s[14][2];
+    size_t p = steps > STX__C_AHEAD ? steps - STX__C_AHEAD : 0, i;
+    r[0] = a;
+    r[1] = a + 3 * rs;
+    r[2] = a + 6 * rs;
+    r[3] = a + 9 * rs;
+    r[4] = a + 12 * rs;
+    STX__UNROLL14(n, stx__avx512_zero, s);
+    stx__dot_steps(n, 0, p, s, r, rs, ks, b, ldb);
+    for (i = 0; i < n && steps >= 2 * n; i++, p += 2) {
+        stx__prefetch_c(c + i * ldc);
+        stx__dot_steps(n, p, p + 2, s, r, rs, ks, b, ldb);
+    }
+    stx__dot_steps(n, p, steps, s, r, rs, ks, b, ldb);
+    if (add) STX__UNROLL14(n, stx__avx512_add, s, c, ldc);
+    STX__UNROLL14(n, stx__avx512_store, s, c, ldc);
+}
+STX__MICRO_RUN14(stx__micro_dot, STX__BF16_ISA, uint16_t, uint32_t)
+
+/* stx__micro.to_bf16 and .pair. The processor takes denormals as zero. */
+STX__BF16_FN static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
+    size_t i;
+    for (i = 0; i + 32 <= n; i += 32)
+        _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16),
+                                                                 _mm512_loadu_ps(from + i)));
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((__m256i *)(void *)(to + i),
+                            (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+    if (i < n) {
+        const __mmask16 mask = stx__first16(n - i);
+        __m512 last = _mm512_maskz_loadu_ps(mask, from + i);
+        _mm256_mask_storeu_epi16(to + i, mask, (__m256i)_mm512_cvtneps_pbh(last));
+    }
+}
+
+STX__BF16_FN static void stx__pair_rows_bf16(uint32_t *to, const float *r0, const float *r1,
+                                             size_t n) {
+    size_t i;
+    for (i = 0; r1 && i + 16 <= n; i += 16)
+        _mm512_storeu_si512(to + i, stx__zip_bf16(_mm512_loadu_ps(r0 + i),
+                                                  _mm512_loadu_ps(r1 + i)));
+    for (; i < n; i += 16) {
+        const __mmask16 mask = stx__first16(n - i);
+        __m512 lo = _mm512_maskz_loadu_ps(mask, r0 + i), hi = _mm512_setzero_ps();
+        if (r1) hi = _mm512_maskz_loadu_ps(mask, r1 + i);
+        _mm512_mask_storeu_epi32(to + i, mask, stx__zip_bf16(lo, hi));
+    }
+}
+
+/* stx__micro.pack_strips, eight pairs of rows at a time, as stx__pack_strips_avx512. */
+STX__BF16_FN static void stx__pack_strips_bf16(float *to, size_t stride, const float *B,
+                                               size_t ldb, size_t k, size_t n) {
+    size_t p0, p, j;
+    for (p0 = 0; p0 < k; p0 += 16)
+        for (j = 0; j < n; j += 32) {
+            const size_t w = STX_MIN((size_t)32, n - j), end = STX_MIN(p0 + 16, k);
+            const __mmask16 m0 = stx__first16(w), m1 = stx__first16(w > 16 ? w - 16 : 0);
+            float *t = to + j / 32 * stride + p0 / 2 * 32;
+            for (p = p0; p < end; p += 2, t += 32) {
+                const int two = p + 1 < k; /* 0: the last row has no partner */
+                const __mmask16 n0 = two ? m0 : 0, n1 = two ? m1 : 0;
+                const float *r0 = B + p * ldb + j, *r1 = r0 + (two ? ldb : 0);
+                if (p + 17 < k) {
+                    stx_prefetch(r0 + 16 * ldb, w);
+                    stx_prefetch(r0 + 17 * ldb, w);
+                }
+                _mm512_storeu_si512(t, stx__zip_bf16(_mm512_maskz_loadu_ps(m0, r0),
+                                                     _mm512_maskz_loadu_ps(n0, r1)));
+                _mm512_storeu_si512(t + 16, stx__zip_bf16(_mm512_maskz_loadu_ps(m1, r0 + 16),
+                                                          _mm512_maskz_loadu_ps(n1, r1 + 16)));
+            }
+        }
+}
+
+/* stx__micro.pack_at for AMX (stx__pack_at_tiles): transposes 16 rows of 16 units at a
+   time. */
+STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda, size_t m,
+                                          size_t k) {
+    const size_t steps = (k + 31) / 32;
+    size_t p, i, q;
+    for (p = 0; p < steps; p++)
+        for (i = 0; i < m; i += 16) {
+            const __mmask16 mask = stx__first16(m - i);
+            float *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
+            __m512i z[16];
+            for (q = 0; q < 16; q++) {
+                const size_t row = 32 * p + 2 * q; /* rows after the last one are zeros */
+                const float *r0 = A + STX_MIN(row, k - 1) * lda + i;
+                const float *r1 = A + STX_MIN(row + 1, k - 1) * lda + i;
+                z[q] = stx__zip_bf16(_mm512_maskz_loadu_ps(row < k ? mask : 0, r0),
+                                     _mm512_maskz_loadu_ps(row + 1 < k ? mask : 0, r1));
+            }
+            stx__transpose16(z);
+            for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
+        }
+}
+
+/* The path STX__GEMM_SKINNY; rows of W are rounded on the way. */
+STX__INLINE_FOR(STX__BF16_ISA)
+void stx__skinny_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *r, size_t rs,
+                           const __m512i *b, size_t w) {
+    __m512i v = _mm512_loadu_si512(r[i / 3] + i % 3 * rs);
+    __m512bh a;
+    __asm__("" : "+v"(v)); /* as in stx__skinny_step */
+    a = (__m512bh)v;
+    s[i][0] = _mm512_dpbf16_ps(s[i][0], a, (__m512bh)b[0]);
+    s[i][1] = _mm512_dpbf16_ps(s[i][1], a, (__m512bh)b[1]);
+    if (w > 2) {
+        s[i][2] = _mm512_dpbf16_ps(s[i][2], a, (__m512bh)b[2]);
+        s[i][3] = _mm512_dpbf16_ps(s[i][3], a, (__m512bh)b[3]);
+    }
+}
+
+/* n <= 32 floats, rounded; zeros follow. */
+STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__skinny_round(const float *b, size_t n) {
+    const __mmask16 m0 = stx__first16(n), m1 = stx__first16(n > 16 ? n - 16 : 0);
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(m1, b + 16),
+                                        _mm512_maskz_loadu_ps(m0, b));
+}
+
+STX__INLINE_FOR(STX__BF16_ISA) void stx__skinny_bf16_rows(size_t n, size_t w, STX__SKINNY_PARAMS) {
+    const uint16_t *a = (const uint16_t *)av, *r[5];
+    const float *row[4];
+    size_t j;
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
+    for (; cols; cols -= STX_MIN(w, cols), b += w * ldb, c += w) {
+        size_t p;
+        __m512 s[14][4];
+        __m512i t[4];
+        for (j = 0; j < w; j++) row[j] = b + (j < cols ? j : 0) * ldb;
+        r[0] = a;
+        r[1] = a + 3 * rs;
+        r[2] = a + 6 * rs;
+        r[3] = a + 9 * rs;
+        r[4] = a + 12 * rs;
+        STX__UNROLL14(n, stx__skinny_zero, s, w);
+        for (p = 0; p < k; p += 32) {
+            stx__row_prefetch_next(&next);
+            if (w > 2) stx__row_prefetch_next(&next);
+            if (p + 32 <= k)
+                for (j = 0; j < w; j++)
+                    t[j] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(row[j] + p + 16),
+                                                        _mm512_loadu_ps(row[j] + p));
+            else
+                for (j = 0; j < w; j++) t[j] = stx__skinny_round(row[j] + p, k - p);
+            STX__UNROLL14(n, stx__skinny_bf16_step, s, r, rs, t, w);
+            r[0] += 32;
+            r[1] += 32;
+            r[2] += 32;
+            r[3] += 32;
+            r[4] += 32;
+        }
+        stx__skinny_end(n, s, c, ldc, w, cols, add);
+    }
+}
+
+    #define STX__SKINNY_BF16(n, w) \
+      STX__BF16_FN static void stx__skinny_bf16_##n(STX__SKINNY_PARAMS) { \
+        stx__skinny_bf16_rows(n, w, av, rs, b, ldb, k, c, ldc, cols, add); \
+      }
+STX__SKINNY_BF16(4, 4)
+STX__SKINNY_BF16(5, 4)
+STX__SKINNY_BF16(6, 4)
+STX__SKINNY_BF16(7, 4)
+STX__SKINNY_BF16(8, 2)
+STX__SKINNY_BF16(9, 2)
+STX__SKINNY_BF16(10, 2)
+STX__SKINNY_BF16(11, 2)
+STX__SKINNY_BF16(12, 2)
+STX__SKINNY_BF16(13, 2)
+STX__SKINNY_BF16(14, 2)
+
+static void stx__skinny_bf16(const stx_gemm_args *g, stx_real *scratch) {
+    static const stx__skinny_tile tile[11] = {
+        stx__skinny_bf16_4,  stx__skinny_bf16_5,  stx__skinny_bf16_6,  stx__skinny_bf16_7,
+        stx__skinny_bf16_8,  stx__skinny_bf16_9,  stx__skinny_bf16_10, stx__skinny_bf16_11,
+        stx__skinny_bf16_12, stx__skinny_bf16_13, stx__skinny_bf16_14};
+    const size_t tiles = (g->M + 13) / 14, rows = (g->M + tiles - 1) / tiles;
+    const size_t most = STX_MIN((size_t)STX__SKINNY_K_BF16, STX__SKINNY_X_BF16 / rows);
+    const size_t kc = stx__equal_blocks(g->K, most, 32), rs = stx__skinny_stride(kc);
+    uint16_t *x = (uint16_t *)(void *)scratch;
+    size_t i, p;
+    for (p = 0; p < g->K; p += kc) {
+        const size_t k = STX_MIN(kc, g->K - p), padded = stx__round_up(k, 32);
+        for (i = 0; i < g->M; i++) {
+            stx__round_row_bf16(x + i * rs, g->A + i * g->lda + p, k);
+            memset(x + i * rs + k, 0, (padded - k) * sizeof *x);
+        }
+        stx__skinny_pass(g, x, rs, sizeof *x, p, k, kc, tiles, tile);
+    }
+}
+
+static const stx__micro stx__micro_dot = {
+    "avx512 bf16", 14, 32, 2, stx__micro_dot_run, /* name, MR, NR, KR, run */
+    stx__round_row_bf16, stx__pair_rows_bf16,     /* to_bf16, pair */
+    NULL, NULL,                                   /* enter, leave */
+    stx__transpose_avx512,                        /* transpose */
+    NULL,                                         /* pack_at */
+    stx__pack_strips_bf16,                        /* pack_strips */
+    stx__skinny_bf16                              /* skinny */
+};
+  #endif
+
+  /* AMX, 32 x 32. A processor has eight tile registers of 16 rows of 64 bytes. One
+     instruction multiplies 16 rows of 32 bf16 by 32 rows of 16, which are 16 rows of
+     16 units, and adds to 16 x 16 sums. Tiles 0 to 3 are C, 4 and 5 op(A), 6 and 7
+     op(B). tests/inner/amx.h defines STX__AMX, STX__AMX_EMULATED and stx__has_amx, to
+     test this code on processors without AMX. */
+  #if !defined(STX__AMX) && defined(__linux__) \
+      && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+    #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
+
+/* 1: the processor has AMX for bf16, and the kernel permits this process to use it:
+   arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). */
+static int stx__has_amx(void) {
+    uint32_t a = 7, b, c = 0, d;
+    long r = 158;
+    if (!__builtin_cpu_supports("avx512bf16")) return 0; /* packing uses it */
+    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
+    __asm__ volatile("syscall" : "+a"(r) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return r == 0;
+}
+  #endif
+  #ifdef STX__AMX
+
+/* stx__micro.enter and .leave */
+STX__AMX static void stx__amx_enter(void) {
+    uint8_t config[64] = {1}; /* palette 1 */
+    int t;
+    for (t = 0; t < 8; t++) {
+        config[16 + 2 * t] = 64; /* bytes per row */
+        config[48 + t] = 16;     /* rows */
+    }
+    /* gcc's _tile_loadconfig claims to read only 8 of the 64 bytes: without this, the loop is
+       removed */
+    __asm__ volatile("" : : "r"(config) : "memory");
+    _tile_loadconfig(config);
+}
+
+STX__AMX static void stx__amx_leave(void) {
+    _tile_release();
+}
+
+STX__AMX static void stx__micro_amx_run(STX__MICRO_PARAMS) {
+    const uint16_t *a = (const uint16_t *)av;
+    const uint32_t *b = (const uint32_t *)bv;
+    const int two = h > 16, whole = h == 16 || h == 32;
+    float t[32 * 32], *to = whole ? c : t;
+    size_t ldt = whole ? ldc : 32, k, i, j;
+
+    /* sums begin with C for every height: then the parts of C that threads get do not
+       change bits */
+    for (i = 0; !whole && add && i < 32; i++)
+        for (j = 0; j < 32; j++) t[i * 32 + j] = i < h ? c[i * ldc + j] : 0;
+    if (add) {
+        _tile_loadd(0, to, ldt * 4);
+        _tile_loadd(1, to + 16, ldt * 4);
+        if (two) {
+            _tile_loadd(2, to + 16 * ldt, ldt * 4);
+            _tile_loadd(3, to + 16 * ldt + 16, ldt * 4);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (k = 0; k < steps; k += 16) {
+        _tile_loadd(6, b + k * ldb, ldb * 4);
+        _tile_loadd(7, b + k * ldb + 16, ldb * 4);
+        _tile_loadd(4, a + k * ks, rs * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (two) {
+            _tile_loadd(5, a + 16 * rs + k * ks, rs * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, to, ldt * 4);
+    _tile_stored(1, to + 16, ldt * 4);
+    if (two) {
+        _tile_stored(2, to + 16 * ldt, ldt * 4);
+        _tile_stored(3, to + 16 * ldt + 16, ldt * 4);
+    }
+    for (i = 0; !whole && i < h; i++) memcpy(c + i * ldc, t + i * 32, 32 * sizeof *c);
+}
+
+    #ifdef STX__AMX_EMULATED
+static const stx__micro stx__micro_amx = {
+    "amx bf16, emulated", 32, 32, 32, stx__micro_amx_run, /* name, MR, NR, KR, run */
+    stx__round_row_base, stx__pair_rows_base,             /* to_bf16, pair */
+    stx__amx_enter, stx__amx_leave,                       /* enter, leave */
+    NULL, NULL, NULL, NULL                                /* portable packing */
+};
+    #else
+static const stx__micro stx__micro_amx = {
+    "amx bf16", 32, 32, 32, stx__micro_amx_run, /* name, MR, NR, KR, run */
+    stx__round_row_bf16, stx__pair_rows_bf16,   /* to_bf16, pair */
+    stx__amx_enter, stx__amx_leave,             /* enter, leave */
+    stx__transpose_avx512,                      /* transpose */
+    stx__pack_at_amx,                           /* pack_at */
+    stx__pack_strips_bf16,                      /* pack_strips */
+    stx__skinny_bf16                            /* skinny */
+};
+    #endif
+  #endif
 #endif
 
+
+// >>gemm: arm
+
 #if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
-/* Row i of the 6 x 16 tile s: 24 vectors of sums, four of b, one number of a at a
-   time, which multiplies as a lane. Pointers as for AVX2. */
+
+  #ifdef __clang__
+    #define STX__SIMD "neon"
+  #else
+    #define STX__SIMD "simd"
+  #endif
+
+/* NEON, 6 x 16: row i of the tile is s[i], four vectors; with four vectors of op(B),
+   28 of the 32 registers. An element of op(A) multiplies as a lane. Pointers as for
+   AVX2. */
 STX_INNER void stx__neon_zero(size_t i, float32x4_t (*s)[4]) {
     s[i][0] = s[i][1] = s[i][2] = s[i][3] = vdupq_n_f32(0);
 }
 
-STX_INNER void stx__neon_step(size_t i, float32x4_t (*s)[4], const float *const *g, size_t rs,
+STX_INNER void stx__neon_step(size_t i, float32x4_t (*s)[4], const float *const *r, size_t rs,
                               const float32x4_t *b) {
-    float t = g[i / 3][i % 3 * rs];
-    s[i][0] = vfmaq_n_f32(s[i][0], b[0], t);
-    s[i][1] = vfmaq_n_f32(s[i][1], b[1], t);
-    s[i][2] = vfmaq_n_f32(s[i][2], b[2], t);
-    s[i][3] = vfmaq_n_f32(s[i][3], b[3], t);
-    /* else gcc loads six numbers of a first, for which no register is left */
+    float a = r[i / 3][i % 3 * rs];
+    s[i][0] = vfmaq_n_f32(s[i][0], b[0], a);
+    s[i][1] = vfmaq_n_f32(s[i][1], b[1], a);
+    s[i][2] = vfmaq_n_f32(s[i][2], b[2], a);
+    s[i][3] = vfmaq_n_f32(s[i][3], b[3], a);
+    /* otherwise gcc loads all six elements of op(A) first and runs out of registers */
     if (i == 2) __asm__ volatile("" : : : "memory");
 }
 
@@ -8418,93 +10152,78 @@ STX_INNER void stx__neon_store(size_t i, float32x4_t (*s)[4], float *c, size_t l
     vst1q_f32(c + i * ldc + 12, s[i][3]);
 }
 
-STX_INNER void stx__micro_neon_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+STX_INNER void stx__micro_neon_rows(size_t n, size_t steps, const float *a, size_t rs, size_t ks,
                                     const float *b, size_t ldb, float *c, size_t ldc, int add) {
-    const float *g[2];
+    const float *r[2];
     float32x4_t s[6][4];
-    g[0] = a;
-    g[1] = a + 3 * rs;
-    STX__EACH_ROW6(n, stx__neon_zero, s);
-    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks) {
+    r[0] = a;
+    r[1] = a + 3 * rs;
+    STX__UNROLL6(n, stx__neon_zero, s);
+    for (; steps; steps--, b += ldb, r[0] += ks, r[1] += ks) {
         float32x4_t v[4];
         v[0] = vld1q_f32(b);
         v[1] = vld1q_f32(b + 4);
         v[2] = vld1q_f32(b + 8);
         v[3] = vld1q_f32(b + 12);
-        STX__EACH_ROW6(n, stx__neon_step, s, g, rs, v);
+        STX__UNROLL6(n, stx__neon_step, s, r, rs, v);
     }
-    if (add) STX__EACH_ROW6(n, stx__neon_add, s, c, ldc);
-    STX__EACH_ROW6(n, stx__neon_store, s, c, ldc);
+    if (add) STX__UNROLL6(n, stx__neon_add, s, c, ldc);
+    STX__UNROLL6(n, stx__neon_store, s, c, ldc);
 }
-STX__HEIGHTS6(stx__micro_neon, STX__SIMD, float, float)
+STX__MICRO_RUN6(stx__micro_neon, STX__SIMD, float, float)
 
-static void stx__micro_neon_run(STX__MICRO_ARGS) {
-    const float *a = (const float *)av, *b = (const float *)bv;
-    switch (h) {
-        STX__CASES5(stx__micro_neon, (kc, a, rs, ks, b, ldb, c, ldc, add))
-    default: stx__micro_neon_6(kc, a, rs, ks, b, ldb, c, ldc, add);
-    }
-}
+static const stx__micro stx__micro_neon =
+    STX__MICRO("neon", 6, 16, 1, stx__micro_neon_run, NULL, NULL);
 
-static const stx__micro stx__micro_neon = {6,     16,   1,    stx__micro_neon_run,
-                                           NULL,  NULL, NULL, NULL,
-                                           NULL,  NULL, NULL, NULL,
-                                           "neon"};
-
-/* bf16: BFDOT adds the two products of a pair to each of four sums. By its name in
-   assembler, for compilers have a function for it only where all of the file may use
-   it. Denormals are zero, as to AVX512-BF16, and it rounds twice, to odd.
-   Little-endian only: so pairs stand. */
+  /* BFDOT, 6 x 16: adds the two products of a unit to each of four sums. Written in
+     assembler, because compilers have a function for it only if the whole file may use
+     it. It takes denormals as zero, as AVX512-BF16 does, and rounds twice, to odd.
+     Units require a little-endian processor. */
   #if !defined(__AARCH64EB__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 10)
     #define STX__HAS_BFDOT 1
+    #define STX__BFDOT(sum, b, a) \
+      __asm__("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(sum) : "w"(b), "w"(a))
 
 STX__INLINE_FOR("bf16")
-void stx__bfdot_step(size_t i, float32x4_t (*s)[4], const uint16_t *const *g, size_t rs,
+void stx__bfdot_step(size_t i, float32x4_t (*s)[4], const uint16_t *const *r, size_t rs,
                      const uint32x4_t *b) {
-    float t; /* the bits of a pair */
-    memcpy(&t, g[i / 3] + i % 3 * rs, 4);
-    #define STX__BFDOT(j) \
-      __asm__("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(s[i][j]) : "w"(b[j]), "w"(t))
-    STX__BFDOT(0);
-    STX__BFDOT(1);
-    STX__BFDOT(2);
-    STX__BFDOT(3);
-    #undef STX__BFDOT
+    float a; /* the bits of a unit */
+    memcpy(&a, r[i / 3] + i % 3 * rs, 4);
+    STX__BFDOT(s[i][0], b[0], a);
+    STX__BFDOT(s[i][1], b[1], a);
+    STX__BFDOT(s[i][2], b[2], a);
+    STX__BFDOT(s[i][3], b[3], a);
 }
 
 STX__INLINE_FOR("bf16")
-void stx__micro_bfdot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
+void stx__micro_bfdot_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, size_t ks,
                            const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
-    const uint16_t *g[2];
+    const uint16_t *r[2];
     float32x4_t s[6][4];
-    g[0] = a;
-    g[1] = a + 3 * rs;
-    STX__EACH_ROW6(n, stx__neon_zero, s);
-    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks) {
+    r[0] = a;
+    r[1] = a + 3 * rs;
+    STX__UNROLL6(n, stx__neon_zero, s);
+    for (; steps; steps--, b += ldb, r[0] += ks, r[1] += ks) {
         uint32x4_t v[4];
         v[0] = vld1q_u32(b);
         v[1] = vld1q_u32(b + 4);
         v[2] = vld1q_u32(b + 8);
         v[3] = vld1q_u32(b + 12);
-        STX__EACH_ROW6(n, stx__bfdot_step, s, g, rs, v);
+        STX__UNROLL6(n, stx__bfdot_step, s, r, rs, v);
     }
-    if (add) STX__EACH_ROW6(n, stx__neon_add, s, c, ldc);
-    STX__EACH_ROW6(n, stx__neon_store, s, c, ldc);
+    if (add) STX__UNROLL6(n, stx__neon_add, s, c, ldc);
+    STX__UNROLL6(n, stx__neon_store, s, c, ldc);
 }
-STX__HEIGHTS6(stx__micro_bfdot, "bf16", uint16_t, uint32_t)
+STX__MICRO_RUN6(stx__micro_bfdot, "bf16", uint16_t, uint32_t)
 
-static void stx__micro_bfdot_run(STX__MICRO_ARGS) {
-    const uint16_t *a = (const uint16_t *)av;
-    const uint32_t *b = (const uint32_t *)bv;
-    switch (h) {
-        STX__CASES5(stx__micro_bfdot, (kc, a, rs, ks, b, ldb, c, ldc, add))
-    default: stx__micro_bfdot_6(kc, a, rs, ks, b, ldb, c, ldc, add);
-    }
-}
+static const stx__micro stx__micro_bfdot =
+    STX__MICRO("neon bf16", 6, 16, 2, stx__micro_bfdot_run, stx__round_row_base,
+               stx__pair_rows_base);
+
     #ifdef __linux__
       #include <sys/auxv.h>
 
-/* AT_HWCAP2, HWCAP2_BF16: older headers lack the name */
+/* AT_HWCAP2 is 26 and HWCAP2_BF16 is bit 14; older headers lack the names. */
 static int stx__has_bfdot(void) {
     return (getauxval(26) >> 14 & 1) != 0;
 }
@@ -8530,450 +10249,22 @@ static int stx__has_bfdot(void) {
   #endif
 #endif
 
-/* Two rows of bfloat16s to pairs */
-STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0,
-                             const uint16_t *STX_RESTRICT r1, size_t n) {
-    size_t i;
-    (void)fma;
-    for (i = 0; i < n; i++) to[i] = r0[i] | (uint32_t)r1[i] << 16;
-}
-STX_EACH_ISA(stx__zip_rows, (uint32_t * to, const uint16_t *r0, const uint16_t *r1, size_t n), to,
-             r0, r1, n)
 
-/* A bfloat16 is the upper half of a float; rounded to nearest even, NaN stays NaN. */
-STX_INNER uint32_t stx__bf16(stx_real v) {
-    float f = (float)v;
-    uint32_t b;
-    memcpy(&b, &f, 4);
-    return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
-}
-#ifndef SEQTX_DOUBLE
-STX_INNER void stx__round_row(int fma, uint16_t *STX_RESTRICT to, const stx_real *STX_RESTRICT from,
-                              size_t n) {
-    size_t i;
-    (void)fma;
-    for (i = 0; i < n; i++) to[i] = (uint16_t)stx__bf16(from[i]);
-}
-STX_EACH_ISA(stx__round_row, (uint16_t * to, const stx_real *from, size_t n), to, from, n)
+// >>gemm: choice of the micro-kernel
 
-/* Pairs of two rows: what a product takes in one step of k. r1 NULL: zeros */
-STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real *STX_RESTRICT r0,
-                              const stx_real *STX_RESTRICT r1, size_t n) {
-    size_t i;
-    (void)fma;
-    if (!r1)
-        for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]);
-    else
-        for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]) | stx__bf16(r1[i]) << 16;
-}
-STX_EACH_ISA(stx__pair_rows, (uint32_t * to, const stx_real *r0, const stx_real *r1, size_t n), to,
-             r0, r1, n)
-
-/* bf16. Without instructions for it: a pair is taken apart and multiplied in float,
-   which gives what they give but for the order and rounding of sums, and denormals.
-   Slower than f32, but the same on every machine. */
-STX_INNER stx_real stx__half(uint32_t bits) {
-    float f;
-    memcpy(&f, &bits, 4);
-    return (stx_real)f;
-}
-
-STX_INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
-    stx_real t[4][16];
-    size_t k, i, j;
-    for (i = 0; i < 4; i++)
-        for (j = 0; j < 16; j++) t[i][j] = 0;
-    for (k = 0; k < kc; k++) {
-        const uint32_t *b = (const uint32_t *)bv + k * ldb;
-        for (i = 0; i < 4; i++) {
-            uint32_t a;
-            stx_real lo, hi;
-            memcpy(&a, (const uint16_t *)av + (i < h ? i : h - 1) * rs + k * ks, 4);
-            lo = stx__half(a << 16);
-            hi = stx__half(a & 0xffff0000u);
-            for (j = 0; j < 16; j++)
-                t[i][j] = STX_FMA(fma, hi, stx__half(b[j] & 0xffff0000u),
-                                  STX_FMA(fma, lo, stx__half(b[j] << 16), t[i][j]));
-        }
-    }
-    for (i = 0; i < h; i++)
-        for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
-}
-STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
-static const stx__micro stx__micro_bf16 = {4,
-                                           16,
-                                           2,
-                                           stx__micro_pairs_base,
-                                           NULL,
-                                           NULL,
-                                           NULL,
-                                           NULL,
-                                           NULL,
-                                           NULL,
-                                           stx__round_row_base,
-                                           stx__pair_rows_base,
-                                           "portable, bf16 by float"};
-  #ifdef STX__HAS_BFDOT
-static const stx__micro stx__micro_bfdot = {6,
-                                            16,
-                                            2,
-                                            stx__micro_bfdot_run,
-                                            NULL,
-                                            NULL,
-                                            NULL,
-                                            NULL,
-                                            NULL,
-                                            NULL,
-                                            stx__round_row_base,
-                                            stx__pair_rows_base,
-                                            "neon bf16"};
-  #endif
-  #ifdef STX__X86
-static const stx__micro stx__micro_bf16_avx2 = {4,
-                                                16,
-                                                2,
-                                                stx__micro_pairs_avx2,
-                                                NULL,
-                                                NULL,
-                                                NULL,
-                                                NULL,
-                                                NULL,
-                                                NULL,
-                                                stx__round_row_avx2,
-                                                stx__pair_rows_avx2,
-                                                "avx2, bf16 by float"};
-static const stx__micro stx__micro_bf16_avx512 = {4,
-                                                  16,
-                                                  2,
-                                                  stx__micro_pairs_avx512,
-                                                  NULL,
-                                                  NULL,
-                                                  NULL,
-                                                  NULL,
-                                                  NULL,
-                                                  NULL,
-                                                  stx__round_row_avx512,
-                                                  stx__pair_rows_avx512,
-                                                  "avx512, bf16 by float"};
-
-    #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
-      #define STX__BF16 1
-
-/* two bfloat16s, at any address */
-STX_INNER int stx__load_pair(const char *p) {
-    int v;
-    memcpy(&v, p, 4);
-    return v;
-}
-
-STX__INLINE_FOR("avx512f,avx512bf16")
-void stx__dot_step(size_t i, __m512 (*s)[2], const uint16_t *const *g, size_t rs, __m512bh b0,
-                   __m512bh b1) {
-    __m512bh t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)(g[i / 3] + i % 3 * rs)));
-    s[i][0] = _mm512_dpbf16_ps(s[i][0], t, b0);
-    s[i][1] = _mm512_dpbf16_ps(s[i][1], t, b1);
-}
-
-            /* Two rows of 16 numbers as 16 pairs; second 0: no second row */
-      #define STX__ZIP_BF16 \
-        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, \
-                         6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0)
-
-STX__INLINE_FOR("avx512f,avx512bw,avx512bf16")
-__m512bh stx__zip_bf16(__m512i zip, const float *r0, const float *r1, __mmask16 second) {
-    return (__m512bh)_mm512_permutexvar_epi16(
-        zip, (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(second, r1), _mm512_loadu_ps(r0)));
-}
-
-/* bv: pairs, ldb apart; with `to` k rows of floats, ldb apart */
-STX__INLINE_FOR("avx512f,avx512bw,avx512bf16")
-void stx__dot_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **g, size_t rs,
-                    size_t ks, const void *bv, size_t ldb, size_t k, uint32_t *to) {
-    const uint32_t *b = (const uint32_t *)bv;
-    const __m512i zip = STX__ZIP_BF16;
-    for (; p < end; p++, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
-        __m512bh b0, b1;
-        if (to) {
-            const float *r = (const float *)bv + 2 * p * ldb, *next = 2 * p + 1 < k ? r + ldb : r;
-            const __mmask16 second = next == r ? 0 : 0xffff;
-            stx__keep_ask(r, ldb);
-            stx__keep_ask(next, ldb);
-            b0 = stx__zip_bf16(zip, r, next, second);
-            b1 = stx__zip_bf16(zip, r + 16, next + 16, second);
-            _mm512_storeu_si512(to + p * 32, (__m512i)b0);
-            _mm512_storeu_si512(to + p * 32 + 16, (__m512i)b1);
-        } else {
-            b0 = (__m512bh)_mm512_loadu_si512(b + p * ldb);
-            b1 = (__m512bh)_mm512_loadu_si512(b + p * ldb + 16);
-        }
-        STX__EACH_ROW14(n, stx__dot_step, s, g, rs, b0, b1);
-    }
-}
-
-STX__INLINE_FOR("avx512f,avx512bw,avx512bf16")
-void stx__dot_tile(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks, const void *b,
-                   size_t ldb, float *c, size_t ldc, int add, size_t k, uint32_t *to) {
-    const uint16_t *g[5];
-    __m512 s[14][2];
-    size_t p = stx__tile_early(kc), i;
-    g[0] = a;
-    g[1] = a + 3 * rs;
-    g[2] = a + 6 * rs;
-    g[3] = a + 9 * rs;
-    g[4] = a + 12 * rs;
-    STX__EACH_ROW14(n, stx__avx512_zero, s);
-    stx__dot_steps(n, 0, p, s, g, rs, ks, b, ldb, k, to);
-    for (i = 0; i < n && kc >= 2 * n; i++, p += 2) {
-        stx__tile_ask(c + i * ldc);
-        stx__dot_steps(n, p, p + 2, s, g, rs, ks, b, ldb, k, to);
-    }
-    stx__dot_steps(n, p, kc, s, g, rs, ks, b, ldb, k, to);
-    if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
-    STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
-}
-
-STX__INLINE_FOR("avx512f,avx512bw,avx512bf16")
-void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
-                         const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
-    stx__dot_tile(n, kc, a, rs, ks, b, ldb, c, ldc, add, 0, NULL);
-}
-STX__HEIGHTS14(stx__micro_dot, "avx512f,avx512bw,avx512bf16", uint16_t, uint32_t)
-
-static void stx__micro_dot_run(STX__MICRO_ARGS) {
-    const uint16_t *a = (const uint16_t *)av;
-    const uint32_t *b = (const uint32_t *)bv;
-    switch (h) {
-        STX__CASES13(stx__micro_dot, (kc, a, rs, ks, b, ldb, c, ldc, add))
-    default: stx__micro_dot_14(kc, a, rs, ks, b, ldb, c, ldc, add);
-    }
-}
-
-__attribute__((target("avx512f,avx512bw,avx512bf16"))) static void stx__micro_dot_keep(
-    STX__KEEP_ARGS) {
-    stx__dot_tile(14, (k + 1) / 2, (const uint16_t *)av, rs, ks, b, ldb, c, ldc, add, k,
-                  (uint32_t *)(void *)to);
-}
-
-/* stx__round_row and stx__pair_rows by the processor, which takes denormals as zero */
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__round_row_bf16(
-    uint16_t *to, const float *from, size_t n) {
-    size_t i;
-    for (i = 0; i + 32 <= n; i += 32)
-        _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16),
-                                                                 _mm512_loadu_ps(from + i)));
-    for (; i + 16 <= n; i += 16)
-        _mm256_storeu_si256((__m256i *)(void *)(to + i),
-                            (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
-    if (i < n) {
-        __mmask16 some = (__mmask16)((1u << (n - i)) - 1);
-        _mm256_mask_storeu_epi16(to + i, some,
-                                 (__m256i)_mm512_cvtneps_pbh(
-                                     _mm512_maskz_loadu_ps(some, from + i)));
-    }
-}
-
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__pair_rows_bf16(
-    uint32_t *to, const float *r0, const float *r1, size_t n) {
-    /* cvtne2 gives 16 numbers of one row, then 16 of the other; this puts number i of
-       both side by side */
-    const __m512i zip = STX__ZIP_BF16;
-    size_t i;
-    for (i = 0; r1 && i + 16 <= n; i += 16)
-        _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(
-                                                                      _mm512_loadu_ps(r1 + i),
-                                                                      _mm512_loadu_ps(r0 + i))));
-    for (; i < n; i += 16) {
-        __mmask16 some = (__mmask16)(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
-        __m512 lo = _mm512_maskz_loadu_ps(some, r0 + i),
-               hi = r1 ? _mm512_maskz_loadu_ps(some, r1 + i) : _mm512_setzero_ps();
-        _mm512_mask_storeu_epi32(to + i, some,
-                                 _mm512_permutexvar_epi16(zip,
-                                                          (__m512i)_mm512_cvtne2ps_pbh(hi, lo)));
-    }
-}
-
-/* Eight pairs of rows at a time, as stx__strips_avx512 */
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__strips_bf16(
-    float *to, size_t stride, const float *B, size_t ldb, size_t k, size_t n) {
-    const __m512i zip = STX__ZIP_BF16;
-    size_t p0, p, j;
-    for (p0 = 0; p0 < k; p0 += 16)
-        for (j = 0; j < n; j += 32) {
-            const size_t w = STX_MIN((size_t)32, n - j), end = STX_MIN(p0 + 16, k);
-            const __mmask16 m0 = (__mmask16)(w < 16 ? (1u << w) - 1 : 0xffff),
-                            m1 = (__mmask16)(w > 16 ? (1u << (w - 16)) - 1 : 0);
-            float *t = to + j / 32 * stride + p0 / 2 * 32;
-            for (p = p0; p < end; p += 2, t += 32) {
-                const float *b = B + p * ldb + j, *next = b + (p + 1 < k ? ldb : 0);
-                const __mmask16 n0 = p + 1 < k ? m0 : 0, n1 = p + 1 < k ? m1 : 0;
-                if (p + 17 < k) {
-                    stx_prefetch(b + 16 * ldb, w);
-                    stx_prefetch(b + 17 * ldb, w);
-                }
-                _mm512_storeu_si512(t, _mm512_permutexvar_epi16(zip,
-                                                                (__m512i)_mm512_cvtne2ps_pbh(
-                                                                    _mm512_maskz_loadu_ps(n0, next),
-                                                                    _mm512_maskz_loadu_ps(m0, b))));
-                _mm512_storeu_si512(
-                    t + 16, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(
-                                                              _mm512_maskz_loadu_ps(n1, next + 16),
-                                                              _mm512_maskz_loadu_ps(m1, b + 16))));
-            }
-        }
-}
-
-/* A^T, A (k x m), as pairs in tiles for AMX: 16 rows of pairs by 16 columns at a time,
-   transposed: see stx__pack_a */
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__pack_at_bf16(
-    uint32_t *to, const float *A, size_t lda, size_t m, size_t k) {
-    const __m512i zip = STX__ZIP_BF16;
-    size_t steps = (k + 31) / 32, p, i, q;
-    for (p = 0; p < steps; p++)
-        for (i = 0; i < m; i += 16) {
-            __mmask16 some = (__mmask16)(m - i < 16 ? (1u << (m - i)) - 1 : 0xffff);
-            uint32_t *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
-            __m512i z[16];
-            for (q = 0; q < 16; q++) {
-                size_t r = 32 * p + 2 * q;
-                __m512 lo = _mm512_maskz_loadu_ps(r < k ? some : 0,
-                                                  A + STX_MIN(r, k - 1) * lda + i);
-                __m512 hi = _mm512_maskz_loadu_ps(r + 1 < k ? some : 0,
-                                                  A + STX_MIN(r + 1, k - 1) * lda + i);
-                z[q] = _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
-            }
-            stx__transpose16(z);
-            for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
-        }
-}
-
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__dots_bf16(
-    const stx_gemm_args *g, stx_real *scratch);
-static const stx__micro stx__micro_dot = {14,
-                                          32,
-                                          2,
-                                          stx__micro_dot_run,
-                                          NULL,
-                                          NULL,
-                                          stx__transpose_avx512,
-                                          stx__strips_bf16,
-                                          stx__micro_dot_keep,
-                                          stx__dots_bf16,
-                                          stx__round_row_bf16,
-                                          stx__pair_rows_bf16,
-                                          "avx512 bf16"};
-    #endif
-
-        /* AMX: eight tiles of 16 rows by 64 bytes; one instruction adds the product of 16
-           rows of 32 bfloat16s and 32 rows of 16. Four tiles
-     hold 32 x 32 of C. Who defines STX__AMX before this has his own tiles
-     (tests/inner/amx.h: in C, for processors that have none). */
-    #if !defined(STX__AMX) && defined(__linux__) \
-        && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
-      #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
-      #define STX__AMX_LOOPS \
-        stx__transpose_avx512, stx__strips_bf16, NULL, stx__dots_bf16, stx__round_row_bf16, \
-            stx__pair_rows_bf16, "amx bf16" /* of a stx__micro */
-
-/* Has the processor AMX for bfloat16, and does the kernel let this process use it?
-   (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA) */
-static int stx__has_amx(void) {
-    uint32_t a = 7, b, c = 0, d;
-    long r = 158;
-    if (!__builtin_cpu_supports("avx512bf16")) return 0; /* STX__AMX_LOOPS need it */
-    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
-    __asm__ volatile("syscall" : "+a"(r) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
-    return r == 0;
-}
-    #endif
-    #ifdef STX__AMX
-STX__AMX static void stx__amx_enter(void) {
-    uint8_t config[64] = {1}; /* palette 1; eight tiles of 64 bytes by 16 rows */
-    int t;
-    for (t = 0; t < 8; t++) {
-        config[16 + 2 * t] = 64;
-        config[48 + t] = 16;
-    }
-    __asm__ volatile(
-        ""
-        :
-        : "r"(config)
-        : "memory"); /* gcc's _tile_loadconfig says that it reads 8 bytes of the 64: without this the
-                                                              loop is dropped */
-    _tile_loadconfig(config);
-}
-
-STX__AMX static void stx__amx_leave(void) {
-    _tile_release();
-}
-
-STX__AMX static void stx__micro_amx_run(STX__MICRO_ARGS) {
-    const uint16_t *a = (const uint16_t *)av;
-    const uint32_t *b = (const uint32_t *)bv;
-    float t[32 * 32], *to = c;
-    size_t k, ldt = ldc, i, j;
-    int two = h > 16, whole = h == 16 || h == 32;
-    if (!whole) {
-        to = t;
-        ldt = 32;
-        for (i = 0; add && i < 32; i++)
-            for (j = 0; j < 32; j++) t[i * 32 + j] = i < h ? c[i * ldc + j] : 0;
-    }
-    /* onto C, whatever the height: in how many parts rows are cut does not change bits */
-    if (add) {
-        _tile_loadd(0, to, ldt * 4);
-        _tile_loadd(1, to + 16, ldt * 4);
-        if (two) {
-            _tile_loadd(2, to + 16 * ldt, ldt * 4);
-            _tile_loadd(3, to + 16 * ldt + 16, ldt * 4);
-        }
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    for (k = 0; k < kc; k += 16) { /* ks is 2: pairs follow each other */
-        _tile_loadd(6, b + k * ldb, ldb * 4);
-        _tile_loadd(7, b + k * ldb + 16, ldb * 4);
-        _tile_loadd(4, a + k * ks, rs * 2);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (two) {
-            _tile_loadd(5, a + 16 * rs + k * ks, rs * 2);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, to, ldt * 4);
-    _tile_stored(1, to + 16, ldt * 4);
-    if (two) {
-        _tile_stored(2, to + 16 * ldt, ldt * 4);
-        _tile_stored(3, to + 16 * ldt + 16, ldt * 4);
-    }
-    if (!whole)
-        for (i = 0; i < h; i++) memcpy(c + i * ldc, t + i * 32, 32 * sizeof *c);
-}
-
-static const stx__micro stx__micro_amx = {
-    32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, STX__AMX_LOOPS};
-    #endif
-  #endif
-#endif
-
-/* The micro-kernel for a precision on this processor */
+/* The micro-kernel for a precision on this processor, for stx_create. isa: STX__ISA_*. */
 static const stx__micro *stx__choose_micro(int precision, int isa) {
     (void)isa;
     (void)precision;
 #ifndef SEQTX_DOUBLE
     if (precision == STX_PREC_BF16) {
-  #ifdef STX__X86
-    #ifdef STX__AMX
+  #ifdef STX__AMX
         if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
-    #endif
-    #ifdef STX__BF16
+  #endif
+  #ifdef STX__BF16
         if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) return &stx__micro_dot;
-    #endif
+  #endif
+  #ifdef STX__X86
         if (isa == STX__ISA_AVX512) return &stx__micro_bf16_avx512;
         if (isa == STX__ISA_AVX2) return &stx__micro_bf16_avx2;
   #endif
@@ -8994,1342 +10285,6 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
 #endif
 }
 
-static size_t stx__round_up(size_t n, size_t unit) {
-    return (n + unit - 1) / unit * unit;
-}
-
-/* The size of as few equal parts of n as have at most `most` each; a multiple of unit,
-   at least one of them */
-static size_t stx__even(size_t n, size_t most, size_t unit) {
-    size_t parts = (n + most - 1) / most, each = parts ? (n + parts - 1) / parts : 1,
-           up = stx__round_up(each, unit);
-    return up <= most ? up : STX_MAX(most / unit * unit, unit);
-}
-
-/* numbers in 4 bytes of a packed operand */
-static size_t stx__unit(const stx__micro *mk) {
-    return mk->kr > 1 ? 2 : 1;
-}
-
-/* packing reads short pieces of rows that stand far apart: it asks for them so many
-   rows ahead */
-enum { STX__AHEAD = 8 };
-
-/* A^T, A (k x m), in strips of mr rows, as [k][mr]; rows that are not there are not
-   written */
-static void stx__pack_at(stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k,
-                         size_t mr) {
-    size_t i0, i, p;
-    for (i0 = 0; i0 < m; i0 += mr, to += mr * k) {
-        size_t n = STX_MIN(mr, m - i0);
-        for (p = 0; p < k; p++)
-            for (i = 0; i < n; i++) to[p * mr + i] = A[p * lda + i0 + i];
-    }
-}
-
-/* B^T, B (n x k), n <= nr, as [k][nr], filled up with zeros */
-static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n,
-                           size_t k) {
-    size_t p, j;
-    if (n < nr) memset(to, 0, nr * k * sizeof *to);
-    /* floats, or pairs */
-    for (j = 0; j < n; j++)
-        for (p = 0; p < k; p++) memcpy(to + p * nr + j, B + j * ldb + p, sizeof *to);
-}
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-__attribute__((target("avx512f"))) static void stx__pack_at_avx512(float *to, const float *A,
-                                                                   size_t lda, size_t m, size_t k) {
-    size_t i, p;
-    for (p = 0; p < k; p++) {
-        if (p + STX__AHEAD < k) stx_prefetch(A + (p + STX__AHEAD) * lda, m);
-        for (i = 0; i < m; i += 14) {
-            __mmask16 some = (__mmask16)(m - i < 14 ? (1u << (m - i)) - 1 : 0x3fff);
-            _mm512_mask_storeu_ps(to + i * k + p * 14, some,
-                                  _mm512_maskz_loadu_ps(some, A + p * lda + i));
-        }
-    }
-}
-#endif
-static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb,
-                               size_t n, size_t k) {
-    if (mk->transpose)
-        mk->transpose(to, B, ldb, n, k);
-    else
-        stx__transpose(to, mk->nr, B, ldb, n, k);
-}
-
-/* op(B) (k x n) in strips of nr columns, as [k][nr], filled up with zeros: k to a
-   multiple of kr, n to one of nr. Strips are stride units apart. */
-static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
-                        size_t ldb, int tb, size_t k, size_t n) {
-    size_t j, nr = mk->nr, p, kk = stx__round_up(k, mk->kr), u = stx__unit(mk);
-    if (!tb) {
-        if (mk->strips) {
-            if (stx__round_up(k, u) < kk)
-                for (j = 0; j < n; j += nr)
-                    memset(to + j / nr * stride, 0, nr * kk / u * sizeof *to);
-            mk->strips(to, stride, B, ldb, k, n);
-            return;
-        }
-        for (j = 0; j < n; j += nr)
-            if (n - j < nr || k < kk) memset(to + j / nr * stride, 0, nr * kk / u * sizeof *to);
-        for (p = 0; p < k; p += u)
-            for (j = 0; j < n; j += nr) {
-                stx_real *t = to + j / nr * stride + p / u * nr;
-                const stx_real *b = B + p * ldb + j;
-                size_t w = STX_MIN(nr, n - j);
-                if (u == 1)
-                    memcpy(t, b, w * sizeof *t);
-                else
-                    mk->pair((uint32_t *)(void *)t, b, p + 1 < k ? b + ldb : NULL, w);
-            }
-        return;
-    }
-    for (j = 0; j < n; j += nr, to += stride) {
-        size_t w = STX_MIN(nr, n - j), r;
-        const stx_real *b = B + j * ldb;
-        if (u == 1) {
-            stx__transpose_for(mk, to, b, ldb, w, k);
-            continue;
-        }
-        /* pairs stand together in a row: round it, then transpose units */
-        for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {
-            uint32_t units[STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
-            uint16_t *t = (uint16_t *)(void *)units;
-            size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p),
-                   up = stx__round_up(kc, mk->kr);
-            for (r = 0; r < w; r++) {
-                mk->to_bf16(t + r * STX__TRANSPOSE_PIECE, b + r * ldb + p, kc);
-                memset(t + r * STX__TRANSPOSE_PIECE + kc, 0, (up - kc) * sizeof *t);
-            }
-            stx__transpose_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)units,
-                               STX__TRANSPOSE_PIECE / 2, w, up / 2);
-        }
-    }
-}
-
-/* Memory is read in its own order: four rows in turn, as they are worked on, come at a
-   third of its speed. So while four rows are worked on, those some 8 KB further are
-   asked for, one after the other, 256 bytes at a time. */
-/* next to ask for, end of its row; of rows */
-typedef struct stx__ahead {
-    uintptr_t p, end;
-    size_t step, bytes;
-} stx__ahead;
-
-/* of rows of that many bytes, step apart */
-STX_INNER stx__ahead stx__ahead_of(const void *rows, size_t step, size_t bytes) {
-    stx__ahead a;
-    /* that may be behind the last */
-    a.p = (uintptr_t)rows + (bytes >= 2048 ? 4 : bytes >= 1024 ? 8 : bytes >= 512 ? 16 : 32) * step;
-    a.end = a.p + bytes;
-    a.step = step;
-    a.bytes = bytes;
-    return a;
-}
-
-STX_INNER void stx__prefetch_next_a(stx__ahead *a) {
-#ifdef __GNUC__
-    __builtin_prefetch((const void *)a->p);
-    __builtin_prefetch((const void *)(a->p + 64));
-    __builtin_prefetch((const void *)(a->p + 128));
-    __builtin_prefetch((const void *)(a->p + 192));
-#endif
-    a->p += 256;
-    if (a->p < a->end) return;
-    if (a->step != a->bytes) a->p = a->end - a->bytes + a->step;
-    a->end += a->step;
-}
-
-/* A few rows only (generation): no packing, one pass over B. out[j] = a . B[j] for
-   four rows of B at once; next: what is asked for meanwhile, or NULL */
-STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b,
-                               size_t ldb, size_t k, stx__ahead *next) {
-    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
-    const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
-    size_t p, e;
-    for (p = 0; p + 16 <= k; p += 16) {
-        if (next) stx__prefetch_next_a(next);
-        for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], b[p + e], s0[e]);
-        for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], b1[p + e], s1[e]);
-        for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
-        for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], b3[p + e], s3[e]);
-    }
-    for (; p < k; p++) {
-        t0 += a[p] * b[p];
-        t1 += a[p] * b1[p];
-        t2 += a[p] * b2[p];
-        t3 += a[p] * b3[p];
-    }
-    out[0] = t0 + stx_fast_lanes(s0);
-    out[1] = t1 + stx_fast_lanes(s1);
-    out[2] = t2 + stx_fast_lanes(s2);
-    out[3] = t3 + stx_fast_lanes(s3);
-}
-
-STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb,
-                         size_t k) {
-    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
-    stx__dot4_ahead(fma, out, a, b, ldb, k, &next);
-}
-
-/* c += a[0] b + a[1] (b's next row) + ..: four rows, each sum in that order */
-STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
-                          const stx_real *STX_RESTRICT b, size_t ldb, size_t n) {
-    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3], *STX_RESTRICT b1 = b + ldb,
-                   *STX_RESTRICT b2 = b + 2 * ldb, *STX_RESTRICT b3 = b + 3 * ldb;
-    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, n * sizeof *b);
-    size_t j, e;
-    for (j = 0; j + 16 <= n; j += 16) {
-        stx__prefetch_next_a(&next);
-        for (e = j; e < j + 16; e++)
-            c[e] = STX_FMA(fma, a3, b3[e],
-                           STX_FMA(fma, a2, b2[e],
-                                   STX_FMA(fma, a1, b1[e], STX_FMA(fma, a0, b[e], c[e]))));
-    }
-    for (; j < n; j++)
-        c[j] = STX_FMA(fma, a3, b3[j],
-                       STX_FMA(fma, a2, b2[j],
-                               STX_FMA(fma, a1, b1[j], STX_FMA(fma, a0, b[j], c[j]))));
-}
-
-STX_INNER void stx__gemv_beta(const stx_gemm_args *g) { /* C = beta C */
-    size_t i, j;
-    for (i = 0; i < g->M; i++) {
-        stx_real *c = g->C + i * g->ldc;
-        if (g->beta == 0)
-            memset(c, 0, g->N * sizeof *c);
-        else if (g->beta != 1)
-            for (j = 0; j < g->N; j++) c[j] *= g->beta;
-    }
-}
-
-STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
-    const int ta = g->ta, tb = g->tb;
-    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc;
-    const stx_real alpha = g->alpha, *A = g->A, *B = g->B;
-    stx_real *C = g->C;
-    size_t i, j, k;
-    stx__gemv_beta(g);
-    if (alpha == 0) return; /* A and B are not looked at */
-    if (tb && !ta) {
-        for (j = 0; j < N; j += 4)
-            for (i = 0; i < M; i++) {
-                stx_real *c = C + i * ldc + j, t[8];
-                size_t e, n = STX_MIN((size_t)4, N - j);
-                if (n == 4)
-                    stx__dot4(fma, t, A + i * lda, B + j * ldb, ldb, K);
-                else
-                    for (e = 0; e < n; e++)
-                        stx__dot4(fma, t + e, A + i * lda, B + (j + e) * ldb, 0, K);
-                for (e = 0; e < n; e++) c[e] += alpha * t[e];
-            }
-    } else if (tb) {
-        for (j = 0; j < N; j++)
-            for (i = 0; i < M; i++) {
-                stx_real t = 0;
-                for (k = 0; k < K; k++) t += A[k * lda + i] * B[j * ldb + k];
-                C[i * ldc + j] += alpha * t;
-            }
-    } else {
-        for (k = 0; k < K; k += 4) {
-            size_t n = STX_MIN((size_t)4, K - k), e;
-            for (i = 0; i < M; i++) {
-                stx_real w[4] = {0};
-                for (e = 0; e < n; e++)
-                    w[e] = alpha * (ta ? A[(k + e) * lda + i] : A[i * lda + k + e]);
-                if (n == 4) {
-                    stx__axpy4(fma, C + i * ldc, w, B + k * ldb, ldb, N);
-                    continue;
-                }
-                for (e = 0; e < n; e++)
-                    for (j = 0; j < N; j++)
-                        C[i * ldc + j] = STX_FMA(fma, w[e], B[(k + e) * ldb + j], C[i * ldc + j]);
-            }
-        }
-    }
-}
-STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
-
-/* stx__gemv with the packed numbers of a matrix. B begins at its number `at`, a whole
-   group. */
-enum { STX__INT8_GROUP = 32 }; /* numbers of STX_WEIGHTS_INT8 with one factor */
-
-static size_t stx__int8_groups(size_t C) {
-    return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP;
-}
-
-STX_INNER stx_real stx__wide(uint16_t h) {
-    uint32_t b = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &b, 4);
-    return (stx_real)f;
-}
-
-/* stx__dot4 of packed rows, in the same order: its bits for the rounded numbers,
-   unless the compiler contracts (gcc without -std=c99) */
-STX_INNER void stx__dot4_h(int fma, stx_real *out, const stx_real *a, const uint16_t *b, size_t ldb,
-                           size_t k) {
-    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
-    const uint16_t *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
-    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
-    size_t p, e;
-    for (p = 0; p + 16 <= k; p += 16) {
-        if (p % 32 == 0) stx__prefetch_next_a(&next);
-        for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], stx__wide(b[p + e]), s0[e]);
-        for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], stx__wide(b1[p + e]), s1[e]);
-        for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], stx__wide(b2[p + e]), s2[e]);
-        for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], stx__wide(b3[p + e]), s3[e]);
-    }
-    for (; p < k; p++) {
-        t0 += a[p] * stx__wide(b[p]);
-        t1 += a[p] * stx__wide(b1[p]);
-        t2 += a[p] * stx__wide(b2[p]);
-        t3 += a[p] * stx__wide(b3[p]);
-    }
-    out[0] = t0 + stx_fast_lanes(s0);
-    out[1] = t1 + stx_fast_lanes(s1);
-    out[2] = t2 + stx_fast_lanes(s2);
-    out[3] = t3 + stx_fast_lanes(s3);
-}
-
-/* b: rows of whole numbers ldb apart, f: their factors, ldf apart; both begin with a
-   group */
-#define STX__DOT4_Q \
-  (stx_real * out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, \
-   size_t k)
-
-STX_INNER void stx__dot4_q_end(stx_real *out, stx_real (*s)[16], const stx_real *a, const int8_t *b,
-                               size_t ldb, const float *f, size_t ldf, size_t k) {
-    size_t j, p;
-    for (j = 0; j < 4; j++) {
-        stx_real t = 0;
-        for (p = k / 16 * 16; p < k; p++)
-            t += a[p] * ((stx_real)f[j * ldf + p / STX__INT8_GROUP] * (stx_real)b[j * ldb + p]);
-        out[j] = t + stx_fast_lanes(s[j]);
-    }
-}
-
-STX_INNER void stx__dot4_q_any(int fma, stx_real *out, const stx_real *a, const int8_t *b,
-                               size_t ldb, const float *f, size_t ldf, size_t k) {
-    stx_real s[4][16] = {{0}};
-    stx__ahead next = stx__ahead_of(b, ldb, k);
-    size_t p, e, j;
-    for (p = 0; p + 16 <= k; p += 16) {
-        if (p % 64 == 0) stx__prefetch_next_a(&next);
-        for (j = 0; j < 4; j++) {
-            const stx_real v = (stx_real)f[j * ldf + p / STX__INT8_GROUP];
-            for (e = 0; e < 16; e++)
-                s[j][e] = STX_FMA(fma, a[p + e], v * (stx_real)b[j * ldb + p + e], s[j][e]);
-        }
-    }
-    stx__dot4_q_end(out, s, a, b, ldb, f, ldf, k);
-}
-#if !defined(STX__X86) || defined(SEQTX_DOUBLE)
-STX_EACH_ISA(stx__dot4_q_any, STX__DOT4_Q, out, a, b, ldb, f, ldf, k)
-#else /* by hand, for compilers widen in several steps */
-static void stx__dot4_q_any_base STX__DOT4_Q {
-    stx__dot4_q_any(0, out, a, b, ldb, f, ldf, k);
-}
-  #define STX__Q16(j) \
-    _mm512_mul_ps(_mm512_set1_ps(f[(j)*ldf + p / STX__INT8_GROUP]), \
-                  _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32( \
-                      _mm_loadu_si128((const __m128i *)(const void *)(b + (j)*ldb + p)))))
-STX__AVX512 static void stx__dot4_q_any_avx512 STX__DOT4_Q {
-    __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
-    stx_real s[4][16];
-    stx__ahead next = stx__ahead_of(b, ldb, k),
-               factors = stx__ahead_of(f, ldf * sizeof *f, ldf * sizeof *f);
-    size_t p;
-    for (p = 0; p + 16 <= k; p += 16) {
-        const __m512 v = _mm512_loadu_ps(a + p);
-        if (p % 64 == 0) stx__prefetch_next_a(&next);
-        if (p % 512 == 0) stx__prefetch_next_a(&factors);
-        s0 = _mm512_fmadd_ps(v, STX__Q16(0), s0);
-        s1 = _mm512_fmadd_ps(v, STX__Q16(1), s1);
-        s2 = _mm512_fmadd_ps(v, STX__Q16(2), s2);
-        s3 = _mm512_fmadd_ps(v, STX__Q16(3), s3);
-    }
-    _mm512_storeu_ps(s[0], s0);
-    _mm512_storeu_ps(s[1], s1);
-    _mm512_storeu_ps(s[2], s2);
-    _mm512_storeu_ps(s[3], s3);
-    stx__dot4_q_end(out, s, a, b, ldb, f, ldf, k);
-}
-  #undef STX__Q16
-  #define STX__Q8(j, at) \
-    _mm256_mul_ps(_mm256_set1_ps(f[(j)*ldf + p / STX__INT8_GROUP]), \
-                  _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32( \
-                      _mm_loadl_epi64((const __m128i *)(const void *)(b + (j)*ldb + p + (at))))))
-STX__AVX2 static void stx__dot4_q_any_avx2 STX__DOT4_Q {
-    __m256 z = _mm256_setzero_ps(), s0 = z, s1 = z, s2 = z, s3 = z, r0 = z, r1 = z, r2 = z, r3 = z;
-    stx_real s[4][16];
-    stx__ahead next = stx__ahead_of(b, ldb, k),
-               factors = stx__ahead_of(f, ldf * sizeof *f, ldf * sizeof *f);
-    size_t p;
-    for (p = 0; p + 16 <= k; p += 16) {
-        const __m256 v = _mm256_loadu_ps(a + p), w = _mm256_loadu_ps(a + p + 8);
-        if (p % 64 == 0) stx__prefetch_next_a(&next);
-        if (p % 512 == 0) stx__prefetch_next_a(&factors);
-        s0 = _mm256_fmadd_ps(v, STX__Q8(0, 0), s0);
-        s1 = _mm256_fmadd_ps(v, STX__Q8(1, 0), s1);
-        s2 = _mm256_fmadd_ps(v, STX__Q8(2, 0), s2);
-        s3 = _mm256_fmadd_ps(v, STX__Q8(3, 0), s3);
-        r0 = _mm256_fmadd_ps(w, STX__Q8(0, 8), r0);
-        r1 = _mm256_fmadd_ps(w, STX__Q8(1, 8), r1);
-        r2 = _mm256_fmadd_ps(w, STX__Q8(2, 8), r2);
-        r3 = _mm256_fmadd_ps(w, STX__Q8(3, 8), r3);
-    }
-    _mm256_storeu_ps(s[0], s0);
-    _mm256_storeu_ps(s[1], s1);
-    _mm256_storeu_ps(s[2], s2);
-    _mm256_storeu_ps(s[3], s3);
-    _mm256_storeu_ps(s[0] + 8, r0);
-    _mm256_storeu_ps(s[1] + 8, r1);
-    _mm256_storeu_ps(s[2] + 8, r2);
-    _mm256_storeu_ps(s[3] + 8, r3);
-    stx__dot4_q_end(out, s, a, b, ldb, f, ldf, k);
-}
-  #undef STX__Q8
-#endif
-/* stx__axpy4 of packed rows; row r[e] is one of four. c is column col of them, whole
-   groups from there on */
-STX_INNER void stx__axpy4_h(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
-                            const stx__packed *w, const size_t *r, size_t col, size_t n) {
-    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
-    const uint16_t *STX_RESTRICT h0 = w->h + r[0] * w->C + col,
-                                 *STX_RESTRICT h1 = w->h + r[1] * w->C + col,
-                                 *STX_RESTRICT h2 = w->h + r[2] * w->C + col,
-                                 *STX_RESTRICT h3 = w->h + r[3] * w->C + col;
-    stx__ahead next = stx__ahead_of(h0, w->C * sizeof *h0, n * sizeof *h0);
-    size_t j, e;
-#define STX__AXPY4_H(e) \
-  c[e] = STX_FMA(fma, a3, stx__wide(h3[e]), \
-                 STX_FMA(fma, a2, stx__wide(h2[e]), \
-                         STX_FMA(fma, a1, stx__wide(h1[e]), \
-                                 STX_FMA(fma, a0, stx__wide(h0[e]), c[e]))))
-    for (j = 0; j + 32 <= n; j += 32) {
-        stx__prefetch_next_a(&next);
-        for (e = j; e < j + 32; e++) STX__AXPY4_H(e);
-    }
-    for (; j < n; j++) STX__AXPY4_H(j);
-#undef STX__AXPY4_H
-}
-
-#define STX__AXPY4_Q \
-  (stx_real * STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *r, \
-   size_t col, size_t n)
-
-STX_INNER void stx__axpy4_q_any(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
-                                const stx__packed *w, const size_t *r, size_t col, size_t n) {
-    const size_t C = w->C, G = stx__int8_groups(C);
-    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
-    stx__ahead next = stx__ahead_of(w->q + r[0] * C + col, C, n);
-    size_t j, e;
-    for (j = 0; j < n; j += STX__INT8_GROUP) {
-        const int8_t *STX_RESTRICT q0 = w->q + r[0] * C + col + j,
-                                   *STX_RESTRICT q1 = w->q + r[1] * C + col + j,
-                                   *STX_RESTRICT q2 = w->q + r[2] * C + col + j,
-                                   *STX_RESTRICT q3 = w->q + r[3] * C + col + j;
-        const size_t g = (col + j) / STX__INT8_GROUP;
-        const stx_real f0 = (stx_real)w->s[r[0] * G + g], f1 = (stx_real)w->s[r[1] * G + g],
-                       f2 = (stx_real)w->s[r[2] * G + g], f3 = (stx_real)w->s[r[3] * G + g];
-        if (j % (2 * STX__INT8_GROUP) == 0) stx__prefetch_next_a(&next);
-#define STX__AXPY4_Q1(e) \
-  c[j + e] = STX_FMA(fma, a3, f3 * (stx_real)q3[e], \
-                     STX_FMA(fma, a2, f2 * (stx_real)q2[e], \
-                             STX_FMA(fma, a1, f1 * (stx_real)q1[e], \
-                                     STX_FMA(fma, a0, f0 * (stx_real)q0[e], c[j + e]))))
-        if (j + STX__INT8_GROUP <= n)
-            for (e = 0; e < STX__INT8_GROUP; e++) STX__AXPY4_Q1(e);
-        else
-            for (e = 0; e < n - j; e++) STX__AXPY4_Q1(e);
-#undef STX__AXPY4_Q1
-    }
-}
-STX_EACH_ISA(stx__axpy4_q_any, STX__AXPY4_Q, c, a, w, r, col, n)
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-/* as above, by hand */
-STX__AVX512 static void stx__axpy4_q_512 STX__AXPY4_Q {
-    const size_t C = w->C, G = stx__int8_groups(C), whole = n / STX__INT8_GROUP * STX__INT8_GROUP;
-    const __m512 a0 = _mm512_set1_ps(a[0]), a1 = _mm512_set1_ps(a[1]), a2 = _mm512_set1_ps(a[2]),
-                 a3 = _mm512_set1_ps(a[3]);
-    stx__ahead next = stx__ahead_of(w->q + r[0] * C + col, C, n);
-    size_t j, e;
-    for (j = 0; j < whole; j += STX__INT8_GROUP) {
-        const size_t g = (col + j) / STX__INT8_GROUP, at = col + j;
-        const __m512 f0 = _mm512_set1_ps(w->s[r[0] * G + g]),
-                     f1 = _mm512_set1_ps(w->s[r[1] * G + g]),
-                     f2 = _mm512_set1_ps(w->s[r[2] * G + g]),
-                     f3 = _mm512_set1_ps(w->s[r[3] * G + g]);
-        if (j % (2 * STX__INT8_GROUP) == 0) stx__prefetch_next_a(&next);
-        for (e = 0; e < STX__INT8_GROUP; e += 16) {
-            __m512 t = _mm512_loadu_ps(c + j + e);
-  #define STX__Q16(k) \
-    _mm512_mul_ps(f##k, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128( \
-                            (const __m128i *)(const void *)(w->q + r[k] * C + at + e)))))
-            t = _mm512_fmadd_ps(a0, STX__Q16(0), t);
-            t = _mm512_fmadd_ps(a1, STX__Q16(1), t);
-            t = _mm512_fmadd_ps(a2, STX__Q16(2), t);
-            t = _mm512_fmadd_ps(a3, STX__Q16(3), t);
-  #undef STX__Q16
-            _mm512_storeu_ps(c + j + e, t);
-        }
-    }
-    if (whole < n) stx__axpy4_q_any_avx512(c + whole, a, w, r, col + whole, n - whole);
-}
-#endif
-typedef struct stx__int8_ways {
-    void(*dot4) STX__DOT4_Q;
-    void(*axpy4) STX__AXPY4_Q;
-} stx__int8_ways;
-
-static stx__int8_ways stx__int8_for(int isa) {
-    stx__int8_ways k = {stx__dot4_q_any_base, stx__axpy4_q_any_base};
-#ifdef STX__X86
-    if (isa == STX__ISA_AVX2) {
-        k.dot4 = stx__dot4_q_any_avx2;
-        k.axpy4 = stx__axpy4_q_any_avx2;
-    }
-    if (isa == STX__ISA_AVX512) {
-        k.dot4 = stx__dot4_q_any_avx512;
-        k.axpy4 = stx__axpy4_q_any_avx512;
-    }
-  #ifndef SEQTX_DOUBLE
-    if (isa == STX__ISA_AVX512) k.axpy4 = stx__axpy4_q_512;
-  #endif
-#endif
-    (void)isa;
-    return k;
-}
-
-STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__packed *w, size_t at,
-                                stx__int8_ways int8) {
-    enum { PIECE = 1024 }; /* numbers of c that stay in the first cache */
-
-    const size_t M = g->M, N = g->N, K = g->K, C = w->C, G = stx__int8_groups(C), row = at / C,
-                 col = at % C;
-    const stx_real alpha = g->alpha;
-    size_t i, j, k, e;
-    stx__gemv_beta(g);
-    if (g->tb) {
-        for (j = 0; j < N; j += 4) {
-            const size_t n = STX_MIN((size_t)4, N - j), b = (row + j) * C + col,
-                         f = (row + j) * G + col / STX__INT8_GROUP;
-            for (i = 0; i < M; i++) {
-                const stx_real *a = g->A + i * g->lda;
-                stx_real *c = g->C + i * g->ldc + j, t[8];
-                /* of fewer than four rows each is done four times over */
-                for (e = 0; e < n; e += n == 4 ? 4 : 1)
-                    if (w->h)
-                        stx__dot4_h(fma, t + e, a, w->h + b + e * C, n == 4 ? C : 0, K);
-                    else
-                        int8.dot4(t + e, a, w->q + b + e * C, n == 4 ? C : 0, w->s + f + e * G,
-                                  n == 4 ? G : 0, K);
-                for (e = 0; e < n; e++) c[e] += alpha * t[e];
-            }
-        }
-    } else
-        for (j = 0; j < N; j += PIECE)
-            for (k = 0; k < K; k += 4) {
-                const size_t n = STX_MIN((size_t)4, K - k);
-                size_t r[4];
-                for (e = 0; e < 4; e++) r[e] = row + k + (e < n ? e : 0);
-                for (i = 0; i < M; i++) {
-                    stx_real a[4] = {0};
-                    for (e = 0; e < n; e++) a[e] = alpha * g->A[i * g->lda + k + e];
-                    if (w->h)
-                        stx__axpy4_h(fma, g->C + i * g->ldc + j, a, w, r, col + j,
-                                     STX_MIN((size_t)PIECE, N - j));
-                    else
-                        int8.axpy4(g->C + i * g->ldc + j, a, w, r, col + j,
-                                   STX_MIN((size_t)PIECE, N - j));
-                }
-            }
-}
-STX_EACH_ISA(stx__gemv_packed,
-             (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__int8_ways int8), g, w,
-             at, int8)
-
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-/* x W^T of few rows, too many for stx__gemv, too few for W to be worth transposing:
-   the sums of n rows of x and w rows of W, 16 numbers of k at a time, stand in
-   registers. (bf16: 32, and W's are rounded on the way.) Written out as the
-   micro-kernels, for the same reasons. */
-  #define STX__DOTS_ARGS \
-    const void *av, size_t rs, const float *b, size_t ldb, size_t k, float *c, size_t ldc, \
-        size_t cols, int add
-
-STX__INLINE_FOR("avx512f") void stx__dots_zero(size_t i, __m512 (*s)[4], size_t w) {
-    s[i][0] = s[i][1] = _mm512_setzero_ps();
-    if (w > 2) s[i][2] = s[i][3] = _mm512_setzero_ps();
-}
-
-STX__INLINE_FOR("avx512f")
-void stx__dots_step(size_t i, __m512 (*s)[4], const float *const *g, size_t rs, const __m512 *b,
-                    __mmask16 some) {
-    __m512 t = _mm512_maskz_loadu_ps(some, g[i / 3] + i % 3 * rs);
-    /* else gcc loads it for each product, and a step takes as long as its loads */
-    __asm__("" : "+v"(t));
-    s[i][0] = _mm512_fmadd_ps(t, b[0], s[i][0]);
-    s[i][1] = _mm512_fmadd_ps(t, b[1], s[i][1]);
-    s[i][2] = _mm512_fmadd_ps(t, b[2], s[i][2]);
-    s[i][3] = _mm512_fmadd_ps(t, b[3], s[i][3]);
-}
-
-/* In each 128 bits: the sums of a's four numbers there, of b's, c's and d's */
-STX__INLINE_FOR("avx512f") __m512 stx__dots_four(__m512 a, __m512 b, __m512 c, __m512 d) {
-    __m512d t = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, a, b),
-                                               _mm512_maskz_unpackhi_ps(0xffff, a, b)));
-    __m512d u = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, c, d),
-                                               _mm512_maskz_unpackhi_ps(0xffff, c, d)));
-    return _mm512_add_ps(_mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, t, u)),
-                         _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, t, u)));
-}
-
-/* Group q of four sums, of one row of x (w 4) or two (w 2); row i begins it, or is its
-   second */
-STX__INLINE_FOR("avx512f")
-void stx__dots_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) {
-    if (w > 2)
-        q[i] = stx__dots_four(s[i][0], s[i][1], s[i][2], s[i][3]);
-    else if (i % 2 == 0 && i + 1 < n)
-        q[i / 2] = stx__dots_four(s[i][0], s[i][1], s[i + 1][0], s[i + 1][1]);
-    else if (i % 2 == 0)
-        q[i / 2] = stx__dots_four(s[i][0], s[i][1], _mm512_setzero_ps(), _mm512_setzero_ps());
-}
-
-/* By 128 bits: a0 + a1, a2 + a3, b0 + b1, b2 + b3 */
-STX__INLINE_FOR("avx512f") __m512 stx__dots_halve(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88),
-                         _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd));
-}
-
-STX__INLINE_FOR("avx512f")
-void stx__dots_out(size_t i, const float *sum, float *c, size_t ldc, size_t w, size_t cols,
-                   int add) {
-    size_t j;
-    sum += i * w;
-    c += i * ldc;
-    if (cols < w)
-        for (j = 0; j < cols; j++) c[j] = add ? c[j] + sum[j] : sum[j];
-    else if (w > 2)
-        _mm_storeu_ps(c, add ? _mm_add_ps(_mm_loadu_ps(c), _mm_loadu_ps(sum)) : _mm_loadu_ps(sum));
-    else {
-        __m128 t = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)sum));
-        if (add)
-            t = _mm_add_ps(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)c)), t);
-        _mm_storel_epi64((__m128i *)(void *)c, _mm_castps_si128(t));
-    }
-}
-
-STX__INLINE_FOR("avx512f")
-void stx__dots_end(size_t n, __m512 (*s)[4], float *c, size_t ldc, size_t w, size_t cols, int add) {
-    float sum[32];
-    __m512 q[8];
-    q[1] = q[2] = q[3] = q[4] = q[5] = q[6] = q[7] = _mm512_setzero_ps();
-    STX__EACH_ROW14(n, stx__dots_group, s, q, n, w);
-    _mm512_storeu_ps(sum,
-                     stx__dots_halve(stx__dots_halve(q[0], q[1]), stx__dots_halve(q[2], q[3])));
-    if (n * w > 16)
-        _mm512_storeu_ps(sum + 16,
-                         stx__dots_halve(stx__dots_halve(q[4], q[5]), stx__dots_halve(q[6], q[7])));
-    STX__EACH_ROW14(n, stx__dots_out, sum, c, ldc, w, cols, add);
-}
-
-STX__INLINE_FOR("avx512f") void stx__dots_avx512_rows(size_t n, STX__DOTS_ARGS) {
-    enum { W = 4 };
-
-    const float *a = (const float *)av, *g[5], *r[4];
-    size_t j;
-    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
-    for (; cols; cols -= STX_MIN((size_t)W, cols), b += W * ldb, c += W) {
-        size_t p;
-        __m512 s[14][4], t[4];
-        for (j = 0; j < W; j++) r[j] = b + (j < cols ? j : 0) * ldb;
-        g[0] = a;
-        g[1] = a + 3 * rs;
-        g[2] = a + 6 * rs;
-        g[3] = a + 9 * rs;
-        g[4] = a + 12 * rs;
-        STX__EACH_ROW14(n, stx__dots_zero, s, W);
-        for (p = 0; p + 16 <= k;
-             p += 16, g[0] += 16, g[1] += 16, g[2] += 16, g[3] += 16, g[4] += 16) {
-            stx__prefetch_next_a(&next);
-            t[0] = _mm512_loadu_ps(r[0] + p);
-            t[1] = _mm512_loadu_ps(r[1] + p);
-            t[2] = _mm512_loadu_ps(r[2] + p);
-            t[3] = _mm512_loadu_ps(r[3] + p);
-            STX__EACH_ROW14(n, stx__dots_step, s, g, rs, t, 0xffff);
-        }
-        if (p < k) {
-            const __mmask16 some = (__mmask16)((1u << (k - p)) - 1);
-            for (j = 0; j < W; j++) t[j] = _mm512_maskz_loadu_ps(some, r[j] + p);
-            STX__EACH_ROW14(n, stx__dots_step, s, g, rs, t, some);
-        }
-        stx__dots_end(n, s, c, ldc, W, cols, add);
-    }
-}
-
-    /* Of n rows, and the choice between them: float's tiles have 4 to 7, bf16's 4 to
-       14, by w rows of W */
-  #define STX__DOTS_F32(n) \
-    STX__AVX512 static void stx__dots_avx512_##n(STX__DOTS_ARGS) { \
-      stx__dots_avx512_rows(n, av, rs, b, ldb, k, c, ldc, cols, add); \
-    }
-  #define STX__DOTS_BF16(n, w) \
-    __attribute__((target(STX__BF16_ISA))) static void stx__dots_bf16_##n(STX__DOTS_ARGS) { \
-      stx__dots_bf16_rows(n, w, av, rs, b, ldb, k, c, ldc, cols, add); \
-    }
-  #define STX__DOTS_CASES3(stem, args) \
-  case 4: stem##_4 args; break; \
-  case 5: stem##_5 args; break; \
-  case 6: \
-    stem##_6 args; \
-    break;
-  #define STX__DOTS_CASES10(stem, args) \
-    STX__DOTS_CASES3(stem, args) \
-  case 7: stem##_7 args; break; \
-  case 8: stem##_8 args; break; \
-  case 9: stem##_9 args; break; \
-  case 10: stem##_10 args; break; \
-  case 11: stem##_11 args; break; \
-  case 12: stem##_12 args; break; \
-  case 13: stem##_13 args; break;
-
-/* x's rows are copied (bf16: rounded) to stand side by side, in pieces of k of which
-   the first cache holds a tile's: 14 KB of 7 rows in float, 20 KB in bf16, whose rows
-   of W pass through it besides, in float. The rows of W are worked on in blocks that
-   the second cache keeps for x's other tiles. */
-/* numbers of a row (2: bf16), of a tile's rows, at most */
-enum { STX__DOTS_K = 512, STX__DOTS_K2 = 1024, STX__DOTS_X2 = 10240 };
-
-/* floats of a block of W */
-enum { STX__DOTS_W = (1 << 18) / 4 };
-
-/* of x's rows: of the longest no power of two */
-static size_t stx__dots_ld(size_t k) {
-    return stx__round_up(k, 32) + 32;
-}
-
-static size_t stx__dots_block(size_t parts, size_t k) {
-    return parts == 1 ? (size_t)-1 : STX__DOTS_W / k / 4 * 4;
-}
-
-STX__DOTS_F32(4)
-STX__DOTS_F32(5) STX__DOTS_F32(6) STX__DOTS_F32(7) STX__AVX512
-    static void stx__dots_avx512(const stx_gemm_args *g, stx_real *scratch) {
-    const size_t parts = (g->M + 6) / 7, kc = stx__even(g->K, STX__DOTS_K, 16);
-    const size_t rs = stx__dots_ld(kc), block = stx__dots_block(parts, kc);
-    size_t i, j, p, q;
-    for (p = 0; p < g->K; p += kc) {
-        const size_t k = STX_MIN(kc, g->K - p);
-        for (i = 0; i < g->M; i++)
-            memcpy(scratch + i * rs, g->A + i * g->lda + p, k * sizeof *scratch);
-        for (j = 0; j < g->N; j += STX_MIN(block, g->N - j))
-            for (q = 0; q < parts; q++) {
-                const size_t at = g->M * q / parts, n = g->M * (q + 1) / parts - at,
-                             cols = STX_MIN(block, g->N - j);
-                const stx_real *a = scratch + at * rs, *w = g->B + j * g->ldb + p;
-                stx_real *c = g->C + at * g->ldc + j;
-                switch (n) {
-                    STX__DOTS_CASES3(stx__dots_avx512,
-                                     (a, rs, w, g->ldb, k, c, g->ldc, cols, p || g->beta != 0))
-                default:
-                    stx__dots_avx512_7(a, rs, w, g->ldb, k, c, g->ldc, cols, p || g->beta != 0);
-                }
-            }
-    }
-}
-  #ifdef STX__BF16
-    #define STX__BF16_ISA "avx512f,avx512bw,avx512vl,avx512bf16"
-
-STX__INLINE_FOR(STX__BF16_ISA)
-void stx__dots_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *g, size_t rs,
-                         const __m512i *b, size_t w) {
-    __m512i v = _mm512_loadu_si512(g[i / 3] + i % 3 * rs);
-    __m512bh t;
-    __asm__("" : "+v"(v)); /* as in stx__dots_step */
-    t = (__m512bh)v;
-    s[i][0] = _mm512_dpbf16_ps(s[i][0], t, (__m512bh)b[0]);
-    s[i][1] = _mm512_dpbf16_ps(s[i][1], t, (__m512bh)b[1]);
-    if (w > 2) {
-        s[i][2] = _mm512_dpbf16_ps(s[i][2], t, (__m512bh)b[2]);
-        s[i][3] = _mm512_dpbf16_ps(s[i][3], t, (__m512bh)b[3]);
-    }
-}
-
-STX__INLINE_FOR(STX__BF16_ISA) void stx__dots_bf16_rows(size_t n, size_t w, STX__DOTS_ARGS) {
-    const uint16_t *a = (const uint16_t *)av, *g[5];
-    const float *r[4];
-    size_t j;
-    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
-    for (; cols; cols -= STX_MIN(w, cols), b += w * ldb, c += w) {
-        size_t p;
-        __m512 s[14][4];
-        __m512i t[4];
-        for (j = 0; j < w; j++) r[j] = b + (j < cols ? j : 0) * ldb;
-        g[0] = a;
-        g[1] = a + 3 * rs;
-        g[2] = a + 6 * rs;
-        g[3] = a + 9 * rs;
-        g[4] = a + 12 * rs;
-        STX__EACH_ROW14(n, stx__dots_zero, s, w);
-        for (p = 0; p < k; p += 32, g[0] += 32, g[1] += 32, g[2] += 32, g[3] += 32, g[4] += 32) {
-            stx__prefetch_next_a(&next);
-            if (w > 2) stx__prefetch_next_a(&next);
-            if (p + 32 <= k)
-                for (j = 0; j < w; j++)
-                    t[j] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(r[j] + p + 16),
-                                                        _mm512_loadu_ps(r[j] + p));
-            else {
-                const uint32_t left = ((uint32_t)1 << (k - p)) - 1;
-                const __mmask16 m0 = (__mmask16)left, m1 = (__mmask16)(left >> 16);
-                for (j = 0; j < w; j++)
-                    t[j] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(m1, r[j] + p + 16),
-                                                        _mm512_maskz_loadu_ps(m0, r[j] + p));
-            }
-            STX__EACH_ROW14(n, stx__dots_bf16_step, s, g, rs, t, w);
-        }
-        stx__dots_end(n, s, c, ldc, w, cols, add);
-    }
-}
-
-STX__DOTS_BF16(4, 4)
-STX__DOTS_BF16(5, 4) STX__DOTS_BF16(6, 4) STX__DOTS_BF16(7, 4) STX__DOTS_BF16(8, 2)
-    STX__DOTS_BF16(9, 2) STX__DOTS_BF16(10, 2) STX__DOTS_BF16(11, 2) STX__DOTS_BF16(12, 2)
-        STX__DOTS_BF16(13, 2) STX__DOTS_BF16(14, 2)
-            __attribute__((target(STX__BF16_ISA))) static void stx__dots_bf16(
-                const stx_gemm_args *g, stx_real *scratch) {
-    const size_t parts = (g->M + 13) / 14, rows = (g->M + parts - 1) / parts;
-    const size_t kc = stx__even(g->K, STX_MIN((size_t)STX__DOTS_K2, STX__DOTS_X2 / rows), 32);
-    const size_t rs = stx__dots_ld(kc), block = stx__dots_block(parts, kc);
-    uint16_t *x = (uint16_t *)(void *)scratch;
-    size_t i, j, p, q;
-    for (p = 0; p < g->K; p += kc) {
-        const size_t k = STX_MIN(kc, g->K - p);
-        for (i = 0; i < g->M; i++) {
-            stx__round_row_bf16(x + i * rs, g->A + i * g->lda + p, k);
-            memset(x + i * rs + k, 0, (stx__round_up(k, 32) - k) * sizeof *x);
-        }
-        for (j = 0; j < g->N; j += STX_MIN(block, g->N - j))
-            for (q = 0; q < parts; q++) {
-                const size_t at = g->M * q / parts, n = g->M * (q + 1) / parts - at,
-                             cols = STX_MIN(block, g->N - j);
-                const uint16_t *a = x + at * rs;
-                const stx_real *w = g->B + j * g->ldb + p;
-                stx_real *c = g->C + at * g->ldc + j;
-                switch (n) {
-                    STX__DOTS_CASES10(stx__dots_bf16,
-                                      (a, rs, w, g->ldb, k, c, g->ldc, cols, p || g->beta != 0))
-                default: stx__dots_bf16_14(a, rs, w, g->ldb, k, c, g->ldc, cols, p || g->beta != 0);
-                }
-            }
-    }
-}
-  #endif
-#endif
-
-/* The packed matrix that p points into; NULL if none */
-static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
-    size_t lo = 0, hi = x->packed.count;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (x->packed.matrix[mid].from <= p)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo && p < x->packed.matrix[lo - 1].from + x->packed.matrix[lo - 1].size
-               ? x->packed.matrix + lo - 1
-               : NULL;
-}
-
-/* the block of its numbers, which its factors begin */
-static void *stx__packed_room(const stx__packed *w) {
-    return (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->s);
-}
-
-static void stx__unpack_one(stx_ctx *x, stx__packed *w) {
-    stx_block_free(x, stx__packed_room(w));
-    x->packed.count--;
-    memmove(w, w + 1, (size_t)(x->packed.matrix + x->packed.count - w) * sizeof *w);
-}
-
-/* Somebody writes there */
-static void stx__unpack(stx_ctx *x, const stx_real *written) {
-    stx__packed *w = x->packed.count ? stx__packed_at(x, written) : NULL;
-    if (w) stx__unpack_one(x, w);
-}
-
-/* Can the product read B's packed numbers? */
-static const stx__packed *stx__packed_for(const stx_ctx *x, const stx_gemm_args *g, size_t *at) {
-    const stx__packed *w;
-    size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
-    if (!x || !x->packed.count || g->M > 3 || g->ta || !g->K || g->alpha == 0
-        || (g->batch > 1 && g->sb))
-        return NULL;
-    w = stx__packed_at(x, g->B);
-    if (!w || g->ldb != w->C) return NULL;
-    *at = (size_t)(g->B - w->from);
-    return *at % w->C % STX__INT8_GROUP == 0 && *at % w->C + cols <= w->C
-                   && *at / w->C + rows <= w->size / w->C
-               ? w
-               : NULL;
-}
-
-static int stx__packs(const stx_tensor *t) {
-    return t->ndim == 2 && t->dim[0] >= STX_PACK_MIN && t->dim[1] >= STX_PACK_MIN;
-}
-
-/* Rounds a row and packs it into h, or q and s */
-static void stx__pack_row(stx_real *w, size_t C, uint16_t *h, int8_t *q, float *s) {
-    size_t i, g, n;
-    if (h)
-        for (i = 0; i < C; i++) {
-            h[i] = (uint16_t)stx__bf16(w[i]);
-            w[i] = stx__wide(h[i]);
-        }
-    else
-        for (g = 0; g < C; g += STX__INT8_GROUP, s++) {
-            stx_real most = 0;
-            n = STX_MIN(C, g + STX__INT8_GROUP);
-            for (i = g; i < n; i++)
-                if (fabs((double)w[i]) > (double)most) most = (stx_real)fabs((double)w[i]);
-            *s = (float)(most / 127);
-            for (i = g; i < n; i++) {
-                double v = *s > 0 ? (double)w[i] / (double)*s : 0;
-                q[i] = (int8_t)(v < -127 ? -127 : v > 127 ? 127 : floor(v + 0.5));
-                w[i] = (stx_real)((stx_real)*s * (stx_real)q[i]);
-            }
-        }
-}
-
-typedef struct stx__packing {
-    stx_real *w;
-    uint16_t *h;
-    int8_t *q;
-    float *s;
-    size_t C;
-} stx__packing;
-
-static void stx__pack_part(const stx_share *s, const void *job) {
-    const stx__packing *j = (const stx__packing *)job;
-    size_t r;
-    for (r = s->begin; r < s->end; r++)
-        stx__pack_row(j->w + r * j->C, j->C, j->h ? j->h + r * j->C : NULL,
-                      j->q ? j->q + r * j->C : NULL,
-                      j->s ? j->s + r * stx__int8_groups(j->C) : NULL);
-}
-
-STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
-    STX__FP_SCOPE;
-    stx_ctx *x = p ? p->ctx : NULL;
-    stx__packed *list, *w, last;
-    size_t i, j, n, total = 0;
-    if (!stx_ok(x)) return 0;
-    if (kind < STX_WEIGHTS_F32 || kind > STX_WEIGHTS_INT8 || stx__on_gpu(x)) {
-        stx_fail(x, STX_ERR_ARG,
-                 stx__on_gpu(x)
-                     ? "stx_params_pack: packed weights (kind %d) are for products on a CPU: use "
-                       "STX_PREC_BF16 on a GPU"
-                     : "stx_params_pack: no kind of weights has number %d: use STX_WEIGHTS_*",
-                 kind);
-        return 0;
-    }
-    for (i = 0; kind && i < p->count; i++)
-        for (j = 0; stx__packs(p->tensor[i]) && j < p->tensor[i]->size; j++) {
-            double v = (double)p->tensor[i]->data[j];
-            if (stx__finite(v) && fabs(v) <= 3.3e38) continue;
-            stx_fail(
-                x, STX_ERR_ARG,
-                "stx_params_pack: number %zu of \"%s\" is %g, want finite ones within 3.3e38: the model has diverged, "
-                "or its file is damaged",
-                j, p->name[i], v);
-            return 0;
-        }
-    for (i = 0; i < p->count; i++) stx__param_written(x, p->tensor[i]->data);
-    n = x->packed.count;
-    list = (stx__packed *)stx_block(x, (n + p->count + 1) * sizeof *list);
-    if (!list) return 0;
-    if (n) memcpy(list, x->packed.matrix, n * sizeof *list);
-    /* memory for all before a number is changed */
-    for (i = 0; kind && i < p->count; i++) {
-        const stx_tensor *t = p->tensor[i];
-        size_t factors;
-        char *room;
-        if (!stx__packs(t)) continue;
-        factors = kind == STX_WEIGHTS_INT8 ? t->dim[0] * stx__int8_groups(t->dim[1]) * sizeof(float)
-                                           : 0;
-        w = list + n;
-        w->from = t->data;
-        w->size = t->size;
-        w->C = t->dim[1];
-        w->bytes = factors + t->size * (kind == STX_WEIGHTS_BF16 ? 2 : 1);
-        room = (char *)stx_block(x, w->bytes);
-        if (!room) break;
-        n++;
-        w->h = kind == STX_WEIGHTS_BF16 ? (const uint16_t *)(const void *)room : NULL;
-        w->s = kind == STX_WEIGHTS_INT8 ? (const float *)(const void *)room : NULL;
-        w->q = w->s ? (const int8_t *)room + factors : NULL;
-    }
-    if (!stx_ok(x)) {
-        while (n > x->packed.count) stx_block_free(x, stx__packed_room(list + --n));
-        stx_block_free(x, list);
-        return 0;
-    }
-    for (i = x->packed.count; i < n; i++) {
-        stx__packing job;
-        w = list + i;
-        job.w = (stx_real *)(uintptr_t)w->from;
-        job.C = w->C;
-        job.h = (uint16_t *)(uintptr_t)w->h;
-        job.q = (int8_t *)(uintptr_t)w->q;
-        job.s = (float *)(uintptr_t)w->s;
-        stx_parallel(x, w->size / w->C, w->size, stx__pack_part, &job);
-    }
-    for (i = 1; i < n; i++) { /* by address */
-        last = list[i];
-        for (j = i; j > 0 && list[j - 1].from > last.from; j--) list[j] = list[j - 1];
-        list[j] = last;
-    }
-    stx_block_free(x, x->packed.matrix);
-    x->packed.matrix = list;
-    x->packed.count = n;
-    x->packed.unpack = stx__unpack;
-    for (i = 0; i < n; i++) total += list[i].bytes;
-    return total;
-}
-
-/* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is, and no
-   copy is asked for. Row i of the result, and how its numbers lie: rs, ks. */
-static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
-                               int ta, size_t m, size_t k, int copy, size_t *step, size_t *rs,
-                               size_t *ks) {
-    size_t i, p, kk = stx__round_up(k, mk->kr);
-    if (mk->kr == 1) {
-        *rs = ta ? 1 : lda;
-        *ks = ta ? mk->mr : 1;
-        *step = ta ? k * sizeof *to : lda * sizeof *to; /* strips of mr rows, or rows */
-        if (!ta && !copy) return A;
-        if (!ta) {
-            for (i = 0; i < m; i++) {
-                if (i + STX__AHEAD < m) stx_prefetch(A + (i + STX__AHEAD) * lda, k);
-                memcpy(to + i * k, A + i * lda, k * sizeof *to);
-            }
-            *rs = k;
-            *step = k * sizeof *to;
-            return to;
-        }
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-        if (mk == &stx__micro_avx512) {
-            stx__pack_at_avx512(to, A, lda, m, k);
-            return to;
-        }
-#endif
-        stx__pack_at(to, A, lda, m, k, mk->mr);
-        return to;
-    }
-    /* pairs of rows of A, which are of neighbouring k, transposed, as AMX's tiles:
-       [m/32][k/32][32][32] */
-    if (ta && mk->kr > 2) {
-        uint32_t t[16 * 32], *tile = (uint32_t *)(void *)to;
-        size_t q, r, n;
-#ifdef STX__BF16
-        if (mk->transpose)
-            stx__pack_at_bf16(tile, A, lda, m, k);
-        else
-#endif
-            for (i = 0; i < m; i += 32)
-                for (p = 0, n = STX_MIN((size_t)32, m - i); p < kk; p += 32, tile += 16 * 32) {
-                    for (q = 0; q < 16; q++) {
-                        const stx_real *a = A + (p + 2 * q) * lda + i;
-                        if (p + 2 * q < k)
-                            mk->pair(t + q * 32, a, p + 2 * q + 1 < k ? a + lda : NULL, n);
-                        else
-                            memset(t + q * 32, 0, 32 * sizeof *t);
-                    }
-                    for (r = 0; r < n; r++)
-                        for (q = 0; q < 16; q++) tile[r * 16 + q] = t[q * 32 + r];
-                }
-        *rs = 32;
-        *ks = 64;
-        *step = kk * sizeof(uint16_t);
-        return to;
-    } else if (ta) { /* the same, not transposed: [k/2][m] */
-        for (p = 0; p < k; p += 2) {
-            if (p + 1 + STX__AHEAD < k) {
-                stx_prefetch(A + (p + STX__AHEAD) * lda, m);
-                stx_prefetch(A + (p + 1 + STX__AHEAD) * lda, m);
-            }
-            mk->pair((uint32_t *)(void *)to + p / 2 * m, A + p * lda,
-                     p + 1 < k ? A + (p + 1) * lda : NULL, m);
-        }
-        memset((uint32_t *)(void *)to + p / 2 * m, 0,
-               (kk - STX_MIN(p, kk)) / 2 * m * sizeof(uint32_t));
-        *rs = 2;
-        *ks = 2 * m;
-    } else {
-        for (i = 0; i < m; i++) {
-            uint16_t *t = (uint16_t *)(void *)to + i * kk;
-            mk->to_bf16(t, A + i * lda, k);
-            for (p = k; p < kk; p++) t[p] = 0;
-        }
-        *rs = kk;
-        *ks = 2;
-    }
-    *step = *rs * sizeof(uint16_t);
-    return to;
-}
-
-/* What becomes of the product while its rows are in cache: bias and activation of
-   stx_linear_fwd. pre stands to C as stx_bias_act_fwd's to y. */
-typedef struct stx__after {
-    const stx_real *b;
-    stx_real *pre;
-    int act;
-} stx__after;
-
-static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at,
-                            size_t ldc, size_t rows, size_t cols);
-
-/* numbers of a group of strips: half of 1 MB of L2 in float */
-enum { STX__GROUP_B = (540 << 10) / 4 };
-
-/* rows so far apart share a set of L1, which holds fewer of them than MR */
-enum { STX__SAME_SET = 4096 / sizeof(stx_real) };
-
-/* Equal blocks of K, multiples of a cache line of floats, and of columns; a short k
-   leaves room for more columns. (Floats were fastest with k up to 448.) */
-static size_t stx__block_k(const stx__micro *mk, size_t K) {
-    return stx__even(K, stx__unit(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8,
-                     STX_MAX((size_t)16, mk->kr));
-}
-
-static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
-    return stx__even(N,
-                     STX__NC * STX__KC
-                         / (stx__round_up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit(mk)),
-                     mk->nr);
-}
-
-/* The block of A that is packed, or read, after this one: its lines are prefetched
-   into the second cache with the tiles of this one, some with each */
-typedef struct stx__prefetch {
-    const stx_real *row;
-    size_t ld, rows, cols, col, each;
-} stx__prefetch;
-
-/* numbers of a line, of a second cache */
-enum { STX__LINE = 64 / sizeof(stx_real), STX__L2 = (1 << 20) / sizeof(stx_real) };
-
-static stx__prefetch stx__prefetch_of(const stx_real *A, size_t lda, int ta, size_t i, size_t k,
-                                      size_t m, size_t n, size_t tiles) {
-    stx__prefetch s;
-    s.row = A + (ta ? k * lda + i : i * lda + k);
-    s.ld = lda;
-    s.rows = ta ? n : m;
-    s.cols = ta ? m : n;
-    s.col = 0;
-    s.each = (s.rows * ((s.cols + STX__LINE - 1) / STX__LINE) + tiles - 1) / tiles;
-    return s;
-}
-
-static void stx__prefetch_some(stx__prefetch *s) {
-#ifdef STX__PREFETCHES
-    size_t n;
-    for (n = s->each; n && s->rows; n--) {
-        __builtin_prefetch(s->row + s->col, 0, 2);
-        s->col += STX__LINE;
-        if (s->col < s->cols) continue;
-        s->col = 0;
-        if (--s->rows) s->row += s->ld;
-    }
-#else
-    s->rows = 0;
-#endif
-}
-
-/* Does a block's first row of tiles read op(B) where it lies, and pack it for the
-   others? That is hidden behind its multiplications, so each thread does it for itself
-   rather than meet the others over a shared factor. (One with fewer rows than a tile
-   packs before.) */
-static int stx__caches_pack(const stx__micro *mk, const stx_gemm_args *g) {
-    return mk->keep && !g->tb && g->alpha == 1 && g->M >= mk->mr;
-}
-
-/* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers
-   into its matrix, from column j0 on. ready: op(B), of one block, is packed already,
-   and stands there. */
-static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch,
-                          const stx_gemm_args *g, const stx_real *ready, const stx__after *after,
-                          size_t at, size_t j0) {
-    const int ta = g->ta, tb = g->tb;
-    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc,
-                 u = stx__unit(mk);
-    const stx_real alpha = g->alpha, beta = g->beta, *A = g->A, *B = g->B;
-    stx_real *C = g->C;
-    stx_real edge[STX__MR_MAX * STX__NR_MAX], *own = scratch + STX__MC * STX__KC;
-    const stx_real *pb = ready ? ready : own;
-    size_t jc, pc, ic, i, j, kc_max, nc_max, mc_max, group;
-    const int copy = !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
-    /* pairs cannot be scaled: what is added to C is */
-    const int late = u == 2 && alpha != 1;
-    const int keep = !ready && stx__caches_pack(mk, g);
-    const int ahead = M * K > STX__L2;
-    stx__prefetch next;
-    if (beta != 0 && beta != 1)
-        for (i = 0; i < M; i++)
-            for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
-    kc_max = stx__block_k(mk, K);
-    nc_max = stx__block_n(mk, N, K);
-    mc_max = stx__even(M, STX__MC, mk->mr);
-    /* Along the rows of C, through a group of strips; but a narrow strip stays in L1,
-       and there goes down the columns */
-    group = mk->nr > 16 ? STX_MAX(STX__GROUP_B / (stx__round_up(STX_MIN(K, kc_max), mk->kr) / u)
-                                      / mk->nr * mk->nr,
-                                  mk->nr)
-                        : mk->nr;
-    /* a tile's rows, which stay in L1: each is copied once */
-    if (copy && STX_MIN(N, nc_max) <= group) mc_max = mk->mr;
-    for (jc = 0; jc < N; jc += nc_max) {
-        size_t nc = STX_MIN(nc_max, N - jc);
-        for (pc = 0; pc < K; pc += kc_max) {
-            size_t kc = STX_MIN(kc_max, K - pc), steps = stx__round_up(kc, mk->kr) / u,
-                   kept = keep ? nc / mk->nr * mk->nr : 0;
-            const stx_real *b = tb ? B + jc * ldb + pc : B + pc * ldb + jc;
-            int add = pc || beta != 0;
-            if (!ready && kept < nc)
-                stx__pack_b(mk, own + kept * steps, mk->nr * steps, tb ? b : b + kept, ldb, tb, kc,
-                            nc - kept);
-            if (!ready && alpha != 1 && !late)
-                for (i = 0; i < stx__round_up(nc, mk->nr) * kc; i++) own[i] *= alpha;
-            for (ic = 0; ic < M; ic += mc_max) {
-                size_t mc = STX_MIN(mc_max, M - ic), step, rs, ks, jg, jr, ir;
-                const size_t tiles = (mc + mk->mr - 1) / mk->mr * ((nc + mk->nr - 1) / mk->nr);
-                const char *a = (const char *)stx__pack_a(mk, scratch,
-                                                          ta ? A + pc * lda + ic
-                                                             : A + ic * lda + pc,
-                                                          lda, ta, mc, kc, copy, &step, &rs, &ks);
-                next.rows = 0;
-                if (ahead && ic + mc < M)
-                    next = stx__prefetch_of(A, lda, ta, ic + mc, pc, STX_MIN(mc_max, M - ic - mc),
-                                            kc, tiles);
-                else if (ahead && pc + kc < K)
-                    next = stx__prefetch_of(A, lda, ta, 0, pc + kc, STX_MIN(mc_max, M),
-                                            STX_MIN(kc_max, K - pc - kc), tiles);
-                for (jg = 0; jg < nc; jg += group)
-                    for (ir = 0; ir < mc; ir += mk->mr)
-                        for (jr = jg; jr < STX_MIN(nc, jg + group); jr += mk->nr) {
-                            size_t w = STX_MIN(mk->nr, nc - jr), h = STX_MIN(mk->mr, mc - ir);
-                            int whole = w == mk->nr && !late;
-                            stx_real *c = C + (ic + ir) * ldc + jc + jr;
-                            if (next.rows) stx__prefetch_some(&next);
-                            if (jr < kept && !ic && !ir) {
-                                mk->keep(kc, a, rs, ks, b + jr, ldb, c, ldc, add, own + jr * steps);
-                                continue;
-                            }
-                            mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr,
-                                    whole ? c : edge, whole ? ldc : mk->nr, whole && add);
-                            if (whole) continue;
-                            if (late)
-                                for (i = 0; i < h * mk->nr; i++) edge[i] *= alpha;
-                            for (i = 0; i < h; i++)
-                                for (j = 0; j < w; j++)
-                                    c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j]
-                                                         : edge[i * mk->nr + j];
-                        }
-                if (after && pc + kc == K)
-                    stx__after_rows(x, after, j0 + jc, C + ic * ldc + jc, at + ic * ldc + jc, ldc,
-                                    mc, nc);
-            }
-        }
-    }
-}
-
-/* C by its transpose op(B)^T op(A)^T, by blocks that are transposed back: where C has so few columns that most of a strip would be padding;
-   for a weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__caches_pack) and x is what
-   is packed (not in bf16, where it gained nothing); and in bf16 for x W^T of more rows than stx__few_rows takes, but few, so that W is
-   read where it lies and x is what is packed. */
-enum { STX__NARROW = 128, STX__FEW_ROWS = 96 }; /* columns, rows of C, at most */
-
-enum { STX__TRANSPOSE_BACK = 64 }; /* rows of C, at a time */
-
-static int stx__transposed(const stx__micro *mk, const stx_gemm_args *g) {
-    const size_t nr = mk->nr;
-    if (g->M >= 4 * nr && 2 * g->N <= nr) return 1;
-    if (g->alpha != 1 || !mk->keep || g->ta == g->tb) return 0;
-    if (g->ta)
-        return mk->kr == 1 && g->N <= STX__NARROW && g->M >= 4 * nr && g->M >= 2 * g->N
-               && g->K >= 4 * g->N && g->K >= 256;
-    return mk->kr > 1 && g->M <= STX__FEW_ROWS && 4 * stx__round_up(g->M, nr) <= 5 * g->M
-           && g->N >= 4 * nr && g->N >= 2 * g->M && g->K >= 512;
-}
-
-/* after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them. N:
-   columns of the whole product, by which it is chosen how sums are made, so that
-   threads do not change them. Scratch holds op(B)^T's packed block, op(A)^T's strips
-   (KC numbers for each of `rows`), the transpose (rows x cols) and what is transposed
-   back of it: cols is `few`, or, of few rows, both are small. */
-static void stx__gemm_transposed(stx_ctx *x, const stx__micro *mk, stx_real *scratch,
-                                 const stx_gemm_args *g, size_t N, const stx__after *after,
-                                 size_t in_pre, size_t j0) {
-    const size_t few = STX_MIN(g->M, g->N),
-                 place = (size_t)STX__PACK - STX__MC * STX__KC
-                         - (size_t)STX__TRANSPOSE_BACK * STX__NR_MAX,
-                 most = place / (STX__KC + few);
-    /* of a block of C */
-    const size_t rows = stx__even(g->M, most, mk->nr),
-                 cols = g->N <= STX__NARROW ? g->N : 4 * STX__MC;
-    stx_real *t = scratch + STX__MC * STX__KC + stx__round_up(rows, mk->nr) * STX__KC,
-             *back = t + rows * cols;
-    stx_gemm_args part = *g;
-    size_t at, to, i, j, r, e;
-    part.ta = !g->tb;
-    part.lda = g->ldb;
-    part.tb = !g->ta;
-    part.ldb = g->lda;
-    part.C = t;
-    part.beta = 0;
-    for (at = 0; at < g->M; at += rows)
-        for (to = 0; to < g->N; to += cols) {
-            part.M = STX_MIN(cols, g->N - to);
-            part.N = part.ldc = STX_MIN(rows, g->M - at);
-            /* to is 0 but for x W^T, whose W has a row for each column of C */
-            part.A = g->B + to * g->ldb;
-            part.B = g->A + (g->ta ? at : at * g->lda);
-            if (N <= 3 && mk->kr == 1 && !part.ta)
-                STX_CALL(x, stx__gemv, (&part));
-            else
-                stx__gemm_any(x, mk, scratch, &part, NULL, NULL, 0, 0);
-            for (j = 0; j < part.M; j += mk->nr)
-                for (i = 0; i < part.N; i += STX__TRANSPOSE_BACK) {
-                    const size_t w = STX_MIN(mk->nr, part.M - j),
-                                 n = STX_MIN((size_t)STX__TRANSPOSE_BACK, part.N - i);
-                    stx__transpose_for(mk, back, t + j * part.ldc + i, part.ldc, w, n);
-                    for (r = 0; r < n; r++) {
-                        stx_real *c = g->C + (at + i + r) * g->ldc + to + j;
-                        const stx_real *from = back + r * mk->nr;
-                        if (g->beta == 0)
-                            for (e = 0; e < w; e++) c[e] = from[e];
-                        else
-                            for (e = 0; e < w; e++) c[e] = g->beta * c[e] + from[e];
-                    }
-                }
-        }
-    if (after) stx__after_rows(x, after, j0, g->C, in_pre, g->ldc, g->M, g->N);
-}
-
-/* Of one thread: stx_share.thread */
-static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
-    return x && x->threads.scratch ? x->threads.scratch + thread * STX__PACK : NULL;
-}
-
-static const stx__micro *stx__micro_kernel(const stx_ctx *x) {
-    return x ? x->micro : &stx__micro_generic;
-}
-
-
 STX_DEF const char *stx_backend(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
     if (x && x->gpu) return stx_cuda_name(x);
@@ -10340,259 +10295,466 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
     return stx__micro_kernel(x)->name;
 }
 
-/* Is x W^T faster without transposing W? Of few rows it is: up to how many was measured (docs/speed.md, "Skinny matmuls"), and the
-   shorter the rows, the more of the time goes to adding up. One whole strip of W is soon transposed for many rows. */
-static int stx__few_rows(const stx__micro *mk, const stx_gemm_args *g) {
-    const size_t K = g->K;
-    if (!mk->dots || g->ta || !g->tb || g->alpha != 1 || (g->beta != 0 && g->beta != 1)) return 0;
-    if (mk->kr > 1)
-        return g->M <= STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
-    return K >= 32 && g->M <= STX_MIN(K / 4, (size_t)112) && (g->N != mk->nr || g->M <= g->N);
+
+// >>gemm: packed weights
+
+/* Matrix-vector products with the weights of stx_params_pack: C = alpha A op(B) + beta
+   C, where op(B) is a part of a packed matrix. They read 2 or 1.125 bytes per weight.
+   Sums are in the order of stx__gemv, so results equal those with the rounded weights
+   bit for bit, unless the compiler contracts (gcc without -std=c99). */
+
+static size_t stx__int8_groups(size_t C) {
+    return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP;
 }
 
-/* Parts of a matrix, at tile borders so that no tile is shared: `per` rows of C (or
-   columns, where there are more of them) each */
-typedef struct stx__product_job {
-    const stx__micro *mk;
-    const stx_gemm_args *g;
-    int rows, gemv, dots, transposed;
-    const stx__packed *packed; /* B's, from its number at on; NULL: as it is */
-    size_t at;
-    size_t n, per, parts; /* n: rows or columns to be cut */
-    size_t jc;            /* first column, of all, of this block */
-    /* op(B), packed by all threads together; NULL: each packs what it needs */
-    stx_real *ready;
-    const stx__after *after;
-} stx__product_job;
-
-/* Strips of op(B) for all threads */
-static void stx__product_pack(const stx_share *s, const void *job) {
-    const stx__product_job *j = (const stx__product_job *)job;
-    const stx_gemm_args *g = j->g;
-    const size_t from = s->begin * j->mk->nr, n = STX_MIN(g->N, s->end * j->mk->nr) - from;
-    const size_t stride = j->mk->nr * (stx__round_up(g->K, j->mk->kr) / stx__unit(j->mk));
-    stx_real *to = j->ready + s->begin * stride;
-    size_t i;
-    stx__pack_b(j->mk, to, stride, g->B + (g->tb ? from * g->ldb : from), g->ldb, g->tb, g->K, n);
-    if (g->alpha != 1 && stx__unit(j->mk) == 1)
-        for (i = 0; i < (s->end - s->begin) * stride; i++) to[i] *= g->alpha;
+/* stx__dot4 with bf16 rows. */
+STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const uint16_t *b,
+                              size_t ldb, size_t k) {
+    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
+    const uint16_t *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
+    size_t p, e;
+    for (p = 0; p + 16 <= k; p += 16) {
+        if (p % 32 == 0) stx__row_prefetch_next(&next);
+        for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b[p + e]), s0[e]);
+        for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b1[p + e]), s1[e]);
+        for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b2[p + e]), s2[e]);
+        for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b3[p + e]), s3[e]);
+    }
+    for (; p < k; p++) {
+        t0 += a[p] * stx__from_bf16(b[p]);
+        t1 += a[p] * stx__from_bf16(b1[p]);
+        t2 += a[p] * stx__from_bf16(b2[p]);
+        t3 += a[p] * stx__from_bf16(b3[p]);
+    }
+    out[0] = t0 + stx_fast_lanes(s0);
+    out[1] = t1 + stx_fast_lanes(s1);
+    out[2] = t2 + stx_fast_lanes(s2);
+    out[3] = t3 + stx_fast_lanes(s3);
 }
 
-static void stx__product_part(const stx_share *s, const void *job) {
-    const stx__product_job *j = (const stx__product_job *)job;
-    const stx_gemm_args *g = j->g;
-    const stx__micro *mk = j->mk;
-    stx_real *scratch = stx__scratch(s->x, s->thread);
-    size_t i;
-    for (i = s->begin; i < s->end; i++) {
-        size_t e = i / j->parts, lo = i % j->parts * j->per, hi = STX_MIN(j->n, lo + j->per),
-               at = j->rows ? lo * g->ldc : lo;
-        size_t row = j->rows ? lo : 0, col = j->rows ? 0 : lo;
-        stx_gemm_args part = *g;
-        if (lo >= hi) continue;
-        if (j->rows)
-            part.M = hi - lo;
+/* stx__dot4 with int8 rows b and the factors f of their groups, row stride ldf. Both
+   begin at a group. */
+#define STX__DOT4_INT8_PARAMS \
+  stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, \
+      size_t k
+
+/* The end of stx__dot4_int8: adds the lanes s, and the elements after the last 16. */
+STX_INNER void stx__dot4_int8_end(stx_real (*s)[16], STX__DOT4_INT8_PARAMS) {
+    size_t j, p;
+    for (j = 0; j < 4; j++) {
+        stx_real t = 0;
+        for (p = k / 16 * 16; p < k; p++)
+            t += a[p] * ((stx_real)f[j * ldf + p / STX__INT8_GROUP] * (stx_real)b[j * ldb + p]);
+        out[j] = t + stx_fast_lanes(s[j]);
+    }
+}
+
+STX_INNER void stx__dot4_int8(int fma, STX__DOT4_INT8_PARAMS) {
+    stx_real s[4][16] = {{0}};
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb, k);
+    size_t p, e, j;
+    for (p = 0; p + 16 <= k; p += 16) {
+        if (p % 64 == 0) stx__row_prefetch_next(&next);
+        for (j = 0; j < 4; j++) {
+            const stx_real v = (stx_real)f[j * ldf + p / STX__INT8_GROUP];
+            for (e = 0; e < 16; e++)
+                s[j][e] = STX_FMA(fma, a[p + e], v * (stx_real)b[j * ldb + p + e], s[j][e]);
+        }
+    }
+    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
+}
+
+#if !defined(STX__X86) || defined(SEQTX_DOUBLE)
+STX_EACH_ISA(stx__dot4_int8, (STX__DOT4_INT8_PARAMS), out, a, b, ldb, f, ldf, k)
+#else
+
+/* In intrinsics, because compilers widen int8 to float in several steps. */
+static void stx__dot4_int8_base(STX__DOT4_INT8_PARAMS) {
+    stx__dot4_int8(0, out, a, b, ldb, f, ldf, k);
+}
+
+/* f times 16 or 8 elements of q. */
+STX__INLINE_FOR("avx512f") __m512 stx__int8_x16(const int8_t *q, float f) {
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)q);
+    return _mm512_mul_ps(_mm512_set1_ps(f), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+}
+
+STX__INLINE_FOR("avx2,fma") __m256 stx__int8_x8(const int8_t *q, float f) {
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)q);
+    return _mm256_mul_ps(_mm256_set1_ps(f), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+}
+
+STX__AVX512 static void stx__dot4_int8_avx512(STX__DOT4_INT8_PARAMS) {
+    __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
+    stx_real s[4][16];
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb, k);
+    stx__row_prefetch factors = stx__row_prefetch_of(f, ldf * sizeof *f, ldf * sizeof *f);
+    size_t p;
+    for (p = 0; p + 16 <= k; p += 16) {
+        const __m512 v = _mm512_loadu_ps(a + p);
+        const float *fp = f + p / STX__INT8_GROUP;
+        if (p % 64 == 0) stx__row_prefetch_next(&next);
+        if (p % 512 == 0) stx__row_prefetch_next(&factors);
+        s0 = _mm512_fmadd_ps(v, stx__int8_x16(b + p, fp[0]), s0);
+        s1 = _mm512_fmadd_ps(v, stx__int8_x16(b + ldb + p, fp[ldf]), s1);
+        s2 = _mm512_fmadd_ps(v, stx__int8_x16(b + 2 * ldb + p, fp[2 * ldf]), s2);
+        s3 = _mm512_fmadd_ps(v, stx__int8_x16(b + 3 * ldb + p, fp[3 * ldf]), s3);
+    }
+    _mm512_storeu_ps(s[0], s0);
+    _mm512_storeu_ps(s[1], s1);
+    _mm512_storeu_ps(s[2], s2);
+    _mm512_storeu_ps(s[3], s3);
+    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
+}
+
+STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
+    __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0; /* lanes 0 to 7 */
+    __m256 t0 = s0, t1 = s0, t2 = s0, t3 = s0;                  /* lanes 8 to 15 */
+    stx_real s[4][16];
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb, k);
+    stx__row_prefetch factors = stx__row_prefetch_of(f, ldf * sizeof *f, ldf * sizeof *f);
+    size_t p;
+    for (p = 0; p + 16 <= k; p += 16) {
+        const __m256 v = _mm256_loadu_ps(a + p), w = _mm256_loadu_ps(a + p + 8);
+        const int8_t *b0 = b + p, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
+        const float *fp = f + p / STX__INT8_GROUP;
+        if (p % 64 == 0) stx__row_prefetch_next(&next);
+        if (p % 512 == 0) stx__row_prefetch_next(&factors);
+        s0 = _mm256_fmadd_ps(v, stx__int8_x8(b0, fp[0]), s0);
+        s1 = _mm256_fmadd_ps(v, stx__int8_x8(b1, fp[ldf]), s1);
+        s2 = _mm256_fmadd_ps(v, stx__int8_x8(b2, fp[2 * ldf]), s2);
+        s3 = _mm256_fmadd_ps(v, stx__int8_x8(b3, fp[3 * ldf]), s3);
+        t0 = _mm256_fmadd_ps(w, stx__int8_x8(b0 + 8, fp[0]), t0);
+        t1 = _mm256_fmadd_ps(w, stx__int8_x8(b1 + 8, fp[ldf]), t1);
+        t2 = _mm256_fmadd_ps(w, stx__int8_x8(b2 + 8, fp[2 * ldf]), t2);
+        t3 = _mm256_fmadd_ps(w, stx__int8_x8(b3 + 8, fp[3 * ldf]), t3);
+    }
+    _mm256_storeu_ps(s[0], s0);
+    _mm256_storeu_ps(s[1], s1);
+    _mm256_storeu_ps(s[2], s2);
+    _mm256_storeu_ps(s[3], s3);
+    _mm256_storeu_ps(s[0] + 8, t0);
+    _mm256_storeu_ps(s[1] + 8, t1);
+    _mm256_storeu_ps(s[2] + 8, t2);
+    _mm256_storeu_ps(s[3] + 8, t3);
+    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
+}
+#endif
+
+/* stx__axpy4 with rows row[0 .. 3] of the packed matrix w, from column col on, where a
+   group begins. */
+#define STX__AXPY4_PACKED_PARAMS \
+  stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *row, \
+      size_t col, size_t n
+
+STX_INNER void stx__axpy4_bf16(int fma, STX__AXPY4_PACKED_PARAMS) {
+    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
+    const uint16_t *STX_RESTRICT h0 = w->h + row[0] * w->C + col;
+    const uint16_t *STX_RESTRICT h1 = w->h + row[1] * w->C + col;
+    const uint16_t *STX_RESTRICT h2 = w->h + row[2] * w->C + col;
+    const uint16_t *STX_RESTRICT h3 = w->h + row[3] * w->C + col;
+    stx__row_prefetch next = stx__row_prefetch_of(h0, w->C * sizeof *h0, n * sizeof *h0);
+    size_t j, e;
+    for (j = 0; j + 32 <= n; j += 32) {
+        stx__row_prefetch_next(&next);
+        for (e = j; e < j + 32; e++)
+            c[e] = stx__add4(fma, c[e], a0, stx__from_bf16(h0[e]), a1, stx__from_bf16(h1[e]), a2,
+                             stx__from_bf16(h2[e]), a3, stx__from_bf16(h3[e]));
+    }
+    for (; j < n; j++)
+        c[j] = stx__add4(fma, c[j], a0, stx__from_bf16(h0[j]), a1, stx__from_bf16(h1[j]), a2,
+                         stx__from_bf16(h2[j]), a3, stx__from_bf16(h3[j]));
+}
+
+STX_INNER void stx__axpy4_int8(int fma, STX__AXPY4_PACKED_PARAMS) {
+    const size_t C = w->C, G = stx__int8_groups(C);
+    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
+    stx__row_prefetch next = stx__row_prefetch_of(w->q + row[0] * C + col, C, n);
+    size_t j, e;
+    for (j = 0; j < n; j += STX__INT8_GROUP) {
+        const int8_t *STX_RESTRICT q0 = w->q + row[0] * C + col + j;
+        const int8_t *STX_RESTRICT q1 = w->q + row[1] * C + col + j;
+        const int8_t *STX_RESTRICT q2 = w->q + row[2] * C + col + j;
+        const int8_t *STX_RESTRICT q3 = w->q + row[3] * C + col + j;
+        const float *f = w->s + (col + j) / STX__INT8_GROUP;
+        const stx_real f0 = (stx_real)f[row[0] * G], f1 = (stx_real)f[row[1] * G];
+        const stx_real f2 = (stx_real)f[row[2] * G], f3 = (stx_real)f[row[3] * G];
+        if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
+        if (j + STX__INT8_GROUP <= n) /* a constant length vectorises better */
+            for (e = 0; e < STX__INT8_GROUP; e++)
+                c[j + e] = stx__add4(fma, c[j + e], a0, f0 * (stx_real)q0[e], a1,
+                                     f1 * (stx_real)q1[e], a2, f2 * (stx_real)q2[e], a3,
+                                     f3 * (stx_real)q3[e]);
         else
-            part.N = hi - lo;
-        part.A += e * g->sa + (g->ta ? row : row * g->lda);
-        part.B += e * g->sb + (g->tb ? col * g->ldb : col);
-        part.C += e * g->sc + at;
-        if (j->gemv) {
-            if (j->packed)
-                STX_CALL(s->x, stx__gemv_packed,
-                         (&part, j->packed, j->at + (g->tb ? col * g->ldb : col),
-                          stx__int8_for(stx_isa(s->x))));
-            else
-                STX_CALL(s->x, stx__gemv, (&part));
-            if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
-        } else if (j->dots) {
-            mk->dots(&part, scratch);
-            if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
-        } else {
-            if (mk->enter) mk->enter();
-            if (j->transposed)
-                stx__gemm_transposed(s->x, mk, scratch, &part, g->N, j->after, at, col);
-            else
-                stx__gemm_any(s->x, mk, scratch, &part, j->ready, j->after, j->jc + at,
-                              j->jc + col);
-            if (mk->leave) mk->leave();
-        }
+            for (e = 0; e < n - j; e++)
+                c[j + e] = stx__add4(fma, c[j + e], a0, f0 * (stx_real)q0[e], a1,
+                                     f1 * (stx_real)q1[e], a2, f2 * (stx_real)q2[e], a3,
+                                     f3 * (stx_real)q3[e]);
     }
 }
+STX_EACH_ISA(stx__axpy4_int8, (STX__AXPY4_PACKED_PARAMS), c, a, w, row, col, n)
 
-/* x W of few rows, many of W: parts of W's rows, so that each is one piece of memory;
-   their sums stand side by side in scratch and are added up in order. Whether, and
-   into how many, follows from sizes and never from threads. */
-enum { STX__SUMS = 16, STX__SUMS_ROWS = 128 }; /* parts, at most; rows of one, at least */
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
 
-/* of a part; 0: not cut */
-static size_t stx__sums_rows(const stx_ctx *x, const stx_gemm_args *g) {
-    size_t rows = stx__round_up(STX_MAX((g->K + STX__SUMS - 1) / STX__SUMS, (size_t)STX__SUMS_ROWS),
-                                4);
-    return !x || !x->threads.scratch || g->M > 3 || g->ta || g->tb || g->batch > 1
-                   || g->K < 2 * STX__SUMS_ROWS || g->alpha == 0
-                   || g->N > (size_t)STX__PACK / STX__SUMS / 3
-               ? 0
-               : rows;
-}
-
-static void stx__sums_part(const stx_share *s, const void *job) {
-    const stx__product_job *j = (const stx__product_job *)job;
-    size_t i;
-    for (i = s->begin; i < s->end; i++) {
-        const size_t at = i * j->per;
-        stx_gemm_args part = *j->g;
-        part.K = STX_MIN(j->per, part.K - at);
-        part.A += at;
-        part.B += at * part.ldb;
-        part.C = s->x->threads.scratch + i * part.M * part.N;
-        part.ldc = part.N;
-        part.beta = 0;
-        if (j->packed)
-            STX_CALL(s->x, stx__gemv_packed,
-                     (&part, j->packed, j->at + at * part.ldb, stx__int8_for(stx_isa(s->x))));
-        else
-            STX_CALL(s->x, stx__gemv, (&part));
-    }
-}
-
-static void stx__sums_add(const stx_share *s, const void *job) {
-    const stx__product_job *j = (const stx__product_job *)job;
-    const stx_gemm_args *g = j->g;
-    const size_t n = s->end - s->begin;
-    stx_gemm_args part = *g;
-    size_t i, r, e;
-    part.C += s->begin;
-    part.N = n;
-    stx__gemv_beta(&part);
-    for (i = 0; i < g->M; i++)
-        for (r = 0; r < j->parts; r++) {
-            const stx_real *from = s->x->threads.scratch + (r * g->M + i) * g->N + s->begin;
-            for (e = 0; e < n; e++) part.C[i * g->ldc + e] += from[e];
+/* In intrinsics, as stx__dot4_int8. */
+STX__AVX512 static void stx__axpy4_int8_intrinsics(STX__AXPY4_PACKED_PARAMS) {
+    const size_t C = w->C, G = stx__int8_groups(C), whole = n / STX__INT8_GROUP * STX__INT8_GROUP;
+    const __m512 a0 = _mm512_set1_ps(a[0]), a1 = _mm512_set1_ps(a[1]);
+    const __m512 a2 = _mm512_set1_ps(a[2]), a3 = _mm512_set1_ps(a[3]);
+    const int8_t *q0 = w->q + row[0] * C + col, *q1 = w->q + row[1] * C + col;
+    const int8_t *q2 = w->q + row[2] * C + col, *q3 = w->q + row[3] * C + col;
+    stx__row_prefetch next = stx__row_prefetch_of(q0, C, n);
+    size_t j, e;
+    for (j = 0; j < whole; j += STX__INT8_GROUP) {
+        const float *f = w->s + (col + j) / STX__INT8_GROUP;
+        const float f0 = f[row[0] * G], f1 = f[row[1] * G];
+        const float f2 = f[row[2] * G], f3 = f[row[3] * G];
+        if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
+        for (e = j; e < j + STX__INT8_GROUP; e += 16) {
+            __m512 t = _mm512_loadu_ps(c + e);
+            t = _mm512_fmadd_ps(a0, stx__int8_x16(q0 + e, f0), t);
+            t = _mm512_fmadd_ps(a1, stx__int8_x16(q1 + e, f1), t);
+            t = _mm512_fmadd_ps(a2, stx__int8_x16(q2 + e, f2), t);
+            t = _mm512_fmadd_ps(a3, stx__int8_x16(q3 + e, f3), t);
+            _mm512_storeu_ps(c + e, t);
         }
-}
-
-/* Cut by rows, all threads need all of op(B): unless stx__caches_pack, each packs some
-   strips of it, a block after the other, where the others find them. */
-/* multiplications of a block from which on that is worth going apart once more */
-enum { STX__SHARE = 24 << 20 };
-
-static void stx__product_shared(stx_ctx *x, const stx__product_job *job) {
-    const stx_gemm_args *g = job->g;
-    const size_t kc_max = stx__block_k(job->mk, g->K), nc_max = stx__block_n(job->mk, g->N, g->K);
-    stx__product_job j = *job;
-    stx_gemm_args block = *g;
-    size_t pc;
-    if (!j.rows) {
-        j.rows = 1;
-        j.n = j.per = g->M;
-    } /* of a batch: a matrix is one part */
-    j.g = &block;
-    j.ready = x->threads.scratch + STX__MC * STX__KC; /* the first thread's */
-    for (j.jc = 0; j.jc < g->N; j.jc += nc_max)
-        for (pc = 0; pc < g->K; pc += kc_max) {
-            block.N = STX_MIN(nc_max, g->N - j.jc);
-            block.K = STX_MIN(kc_max, g->K - pc);
-            block.A = g->A + (g->ta ? pc * g->lda : pc);
-            block.B = g->B + (g->tb ? j.jc * g->ldb + pc : pc * g->ldb + j.jc);
-            block.C = g->C + j.jc;
-            block.beta = pc ? 1 : g->beta;
-            j.after = pc + block.K == g->K ? job->after : NULL;
-            stx_parallel(x, (block.N + j.mk->nr - 1) / j.mk->nr, block.N * block.K,
-                         stx__product_pack, &j);
-            stx_parallel(x, g->batch * j.parts, g->batch * g->M * block.N * block.K,
-                         stx__product_part, &j);
-        }
-}
-
-static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *after) {
-    const size_t M = g->M, N = g->N, K = g->K;
-    size_t at = 0;
-    const stx__packed *packed;
-    if (!g->batch || !M || !N) return;
-    if (g->batch > 1 && !g->sc) { /* one C for all products, in order */
-        stx_gemm_args one = *g;
-        size_t e;
-        one.batch = 1;
-        for (e = 0; e < g->batch; e++, one.A += g->sa, one.B += g->sb, one.beta = 1)
-            stx__product(x, &one, NULL);
-        if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
-        return;
     }
-    packed = stx__packed_for(x, g, &at);
-#ifdef SEQTX_CBLAS
-    if (!packed && (!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX
-        && K <= INT_MAX && g->lda <= INT_MAX && g->ldb <= INT_MAX && g->ldc <= INT_MAX) {
-        size_t e;
-        for (e = 0; e < g->batch; e++)
-            stx__cblas_gemm(STX__CBLAS_ROWS, STX__CBLAS_TRANS(g->ta), STX__CBLAS_TRANS(g->tb),
-                            (int)M, (int)N, (int)K, g->alpha, g->A + e * g->sa, (int)g->lda,
-                            g->B + e * g->sb, (int)g->ldb, g->beta, g->C + e * g->sc, (int)g->ldc);
-        if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
-        return;
+    if (whole < n) stx__axpy4_int8_avx512(c + whole, a, w, row, col + whole, n - whole);
+}
+#endif
+
+/* The int8 kernels for an instruction set. */
+typedef struct stx__int8_kernels {
+    void (*dot4)(STX__DOT4_INT8_PARAMS);
+    void (*axpy4)(STX__AXPY4_PACKED_PARAMS);
+} stx__int8_kernels;
+
+static stx__int8_kernels stx__int8_kernels_for(int isa) {
+    stx__int8_kernels k;
+    k.dot4 = stx__dot4_int8_base;
+    k.axpy4 = stx__axpy4_int8_base;
+#ifdef STX__X86
+    if (isa == STX__ISA_AVX2) {
+        k.dot4 = stx__dot4_int8_avx2;
+        k.axpy4 = stx__axpy4_int8_avx2;
+    }
+    if (isa == STX__ISA_AVX512) {
+        k.dot4 = stx__dot4_int8_avx512;
+  #ifdef SEQTX_DOUBLE
+        k.axpy4 = stx__axpy4_int8_avx512;
+  #else
+        k.axpy4 = stx__axpy4_int8_intrinsics;
+  #endif
     }
 #endif
-    {
-        size_t unit, parts = 1, threads = (size_t)stx_threads(x), work = M * N * K;
-        stx__product_job j;
-        j.mk = stx__micro_kernel(x);
-        j.g = g;
-        j.after = after;
-        j.rows = M >= N;
-        j.n = j.rows ? M : N;
-        /* by the whole matrix: a part of few rows must sum like the others */
-        j.gemv = M <= 3 || !K || g->alpha == 0 || !x || !x->threads.scratch;
-        j.dots = !j.gemv && stx__few_rows(j.mk, g);
-        if (j.dots) {
-            j.rows = 0;
-            j.n = N;
+    (void)isa;
+    return k;
+}
+
+/* C += alpha A B^T, where B is part of w from element `at` on. */
+STX_INNER void stx__gemv_packed_dots(int fma, const stx_gemm_args *g, const stx__packed *w,
+                                     size_t at, stx__int8_kernels int8) {
+    const size_t C = w->C, G = stx__int8_groups(C), row = at / C, col = at % C;
+    size_t i, j, e;
+    for (j = 0; j < g->N; j += 4) {
+        const size_t n = STX_MIN((size_t)4, g->N - j);
+        /* fewer than four rows: each is computed four times */
+        const size_t step = n == 4 ? 4 : 1, ldb = n == 4 ? C : 0, ldf = n == 4 ? G : 0;
+        const size_t b = (row + j) * C + col;
+        const size_t f = (row + j) * G + col / STX__INT8_GROUP;
+        for (i = 0; i < g->M; i++) {
+            const stx_real *a = g->A + i * g->lda;
+            stx_real *c = g->C + i * g->ldc + j, t[8];
+            for (e = 0; e < n; e += step)
+                if (w->h)
+                    stx__dot4_bf16(fma, t + e, a, w->h + b + e * C, ldb, g->K);
+                else
+                    int8.dot4(t + e, a, w->q + b + e * C, ldb, w->s + f + e * G, ldf, g->K);
+            for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
         }
-        j.transposed = !j.gemv && !j.dots && stx__transposed(j.mk, g);
-        j.packed = packed;
-        j.at = at;
-        if (packed) {
-            j.rows = 0;
-            j.n = N;
-        }
-        j.per = after ? 0 : stx__sums_rows(x, g);
-        if (j.per) {
-            j.parts = (K + j.per - 1) / j.per;
-            stx_parallel(x, j.parts, work, stx__sums_part, &j);
-            stx_parallel(x, N, M * N * j.parts, stx__sums_add, &j);
-            return;
-        }
-        /* rows: of fewer than MR the last tile of a part takes less time */
-        if (packed)
-            unit = STX__INT8_GROUP;
-        else if (j.dots)
-            unit = 4;
-        else if (!j.rows || j.transposed)
-            unit = j.mk->nr;
-        else
-            unit = j.mk->mr > 16 ? 16 : j.mk->mr > 8 ? 4 : j.mk->mr;
-        /* A part for each thread, more where each has 512 rows or columns: what a part
-           packs serves only itself */
-        if (g->batch == 1 && work >= 100000) {
-            parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, j.n / threads / 512));
-            parts = STX_MIN(parts, (j.n + unit - 1) / unit);
-        }
-        j.per = ((j.n + parts - 1) / parts + unit - 1) / unit * unit;
-        j.parts = parts;
-        j.jc = 0;
-        j.ready = NULL;
-        if (!j.gemv && !j.dots && !j.transposed && (j.rows || parts == 1) && g->batch * parts > 1
-            && (g->batch == 1 ? !stx__caches_pack(j.mk, g) : !g->sb)
-            && g->batch * M * N * STX_MIN(K, stx__block_k(j.mk, K)) >= STX__SHARE) {
-            stx__product_shared(x, &j);
-            return;
-        }
-        stx_parallel(x, g->batch * parts, g->batch * parts > 1 ? work * g->batch : 0,
-                     stx__product_part, &j);
     }
 }
 
-STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
-    stx__product(x, g, NULL);
+/* C += alpha A B, where B is part of w from element `at` on. */
+STX_INNER void stx__gemv_packed_axpys(int fma, const stx_gemm_args *g, const stx__packed *w,
+                                      size_t at, stx__int8_kernels int8) {
+    enum { COLUMNS = 1024 }; /* of C, which stay in L1 */
+
+    const size_t row = at / w->C, col = at % w->C;
+    size_t i, j, k, e;
+    for (j = 0; j < g->N; j += COLUMNS)
+        for (k = 0; k < g->K; k += 4) {
+            const size_t n = STX_MIN((size_t)4, g->K - k);
+            const size_t columns = STX_MIN((size_t)COLUMNS, g->N - j);
+            size_t r[4];
+            for (e = 0; e < 4; e++) r[e] = row + k + (e < n ? e : 0);
+            for (i = 0; i < g->M; i++) {
+                stx_real *c = g->C + i * g->ldc + j, a[4] = {0};
+                for (e = 0; e < n; e++) a[e] = g->alpha * g->A[i * g->lda + k + e];
+                if (w->h)
+                    stx__axpy4_bf16(fma, c, a, w, r, col + j, columns);
+                else
+                    int8.axpy4(c, a, w, r, col + j, columns);
+            }
+        }
+}
+
+STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__packed *w, size_t at,
+                                stx__int8_kernels int8) {
+    stx__gemm_scale_c(g);
+    if (g->tb)
+        stx__gemv_packed_dots(fma, g, w, at, int8);
+    else
+        stx__gemv_packed_axpys(fma, g, w, at, int8);
+}
+STX_EACH_ISA(stx__gemv_packed,
+             (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__int8_kernels int8), g,
+             w, at, int8)
+
+/* stx__packed.gemv */
+static void stx__gemv_packed_run(stx_ctx *x, const stx_gemm_args *g, const stx__packed *w,
+                                 size_t at) {
+    STX_CALL(x, stx__gemv_packed, (g, w, at, stx__int8_kernels_for(stx_isa(x))));
+}
+
+static int stx__is_packable(const stx_tensor *t) {
+    return t->ndim == 2 && t->dim[0] >= STX_PACK_MIN && t->dim[1] >= STX_PACK_MIN;
+}
+
+/* Rounds a row of C weights in place, and stores it as bf16 in h. */
+static void stx__pack_row_bf16(stx_real *w, size_t C, uint16_t *h) {
+    size_t i;
+    for (i = 0; i < C; i++) {
+        h[i] = (uint16_t)stx__bf16(w[i]);
+        w[i] = stx__from_bf16(h[i]);
+    }
+}
+
+/* Rounds a row of C weights in place, and stores it as int8 in q, with one factor per
+   group in f: 1/127 of the group's largest absolute value. */
+static void stx__pack_row_int8(stx_real *w, size_t C, int8_t *q, float *f) {
+    size_t i, g;
+    for (g = 0; g < C; g += STX__INT8_GROUP, f++) {
+        const size_t end = STX_MIN(C, g + STX__INT8_GROUP);
+        stx_real largest = 0;
+        for (i = g; i < end; i++)
+            if (fabs((double)w[i]) > (double)largest) largest = (stx_real)fabs((double)w[i]);
+        *f = (float)(largest / 127);
+        for (i = g; i < end; i++) {
+            double v = *f > 0 ? floor((double)w[i] / (double)*f + 0.5) : 0;
+            q[i] = (int8_t)STX_MIN(STX_MAX(v, -127), 127);
+            w[i] = (stx_real)((stx_real)*f * (stx_real)q[i]);
+        }
+    }
+}
+
+/* Rounds and packs the rows of one matrix; w->from is the parameter's data. */
+static void stx__pack_matrix_part(const stx_share *s, const void *job) {
+    const stx__packed *w = (const stx__packed *)job;
+    stx_real *data = (stx_real *)(uintptr_t)w->from;
+    size_t r;
+    for (r = s->begin; r < s->end; r++)
+        if (w->h)
+            stx__pack_row_bf16(data + r * w->C, w->C, (uint16_t *)(uintptr_t)w->h + r * w->C);
+        else
+            stx__pack_row_int8(data + r * w->C, w->C, (int8_t *)(uintptr_t)w->q + r * w->C,
+                               (float *)(uintptr_t)w->s + r * stx__int8_groups(w->C));
+}
+
+/* Describes the packed form of t and allocates it. */
+static int stx__packed_init(stx_ctx *x, stx__packed *w, const stx_tensor *t, int kind) {
+    size_t factors = 0;
+    char *block;
+    if (kind == STX_WEIGHTS_INT8)
+        factors = t->dim[0] * stx__int8_groups(t->dim[1]) * sizeof(float);
+    memset(w, 0, sizeof *w);
+    w->from = t->data;
+    w->size = t->size;
+    w->C = t->dim[1];
+    w->bytes = factors + t->size * (kind == STX_WEIGHTS_BF16 ? 2 : 1);
+    w->gemv = stx__gemv_packed_run;
+    block = (char *)stx_block(x, w->bytes);
+    if (!block) return 0;
+    if (kind == STX_WEIGHTS_BF16) {
+        w->h = (const uint16_t *)(const void *)block;
+    } else {
+        w->s = (const float *)(const void *)block;
+        w->q = (const int8_t *)block + factors;
+    }
+    return 1;
+}
+
+/* Checks that all weights can be packed: finite, and no overflow when rounded to bf16. */
+static int stx__params_packable(stx_ctx *x, const stx_params *p) {
+    size_t i, j;
+    for (i = 0; i < p->count; i++)
+        for (j = 0; stx__is_packable(p->tensor[i]) && j < p->tensor[i]->size; j++) {
+            double v = (double)p->tensor[i]->data[j];
+            if (stx__finite(v) && fabs(v) <= 3.3e38) continue;
+            stx_fail(x, STX_ERR_ARG,
+                     "stx_params_pack: element %zu of \"%s\": expected a finite value, at most "
+                     "3.3e38 in size, got %g: the model has diverged, or its file is damaged",
+                     j, p->name[i], v);
+            return 0;
+        }
+    return 1;
+}
+
+static void stx__sort_packed(stx__packed *list, size_t n) {
+    size_t i, j;
+    for (i = 1; i < n; i++) {
+        const stx__packed w = list[i];
+        for (j = i; j > 0 && list[j - 1].from > w.from; j--) list[j] = list[j - 1];
+        list[j] = w;
+    }
+}
+
+STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
+    STX__FP_SCOPE;
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx__packed *list;
+    size_t i, n, old, total = 0;
+    if (!stx_ok(x)) return 0;
+    if (stx__on_gpu(x)) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_params_pack: expected a context on a CPU, got one on a GPU: use "
+                 "STX_PREC_BF16 there");
+        return 0;
+    }
+    if (kind < STX_WEIGHTS_F32 || kind > STX_WEIGHTS_INT8) {
+        stx_bad_value(x, "stx_params_pack", "kind", kind, "one of STX_WEIGHTS_*");
+        return 0;
+    }
+    if (kind && !stx__params_packable(x, p)) return 0;
+
+    /* the new list: matrices of other parameter lists, and those of p. All memory is
+       allocated before the first weight changes */
+    for (i = 0; i < p->count; i++) stx__param_written(x, p->tensor[i]->data);
+    n = old = x->packed.count;
+    list = (stx__packed *)stx_block(x, (n + p->count + 1) * sizeof *list);
+    if (!list) return 0;
+    if (n) memcpy(list, x->packed.matrix, n * sizeof *list);
+    for (i = 0; kind && i < p->count; i++) {
+        if (!stx__is_packable(p->tensor[i])) continue;
+        if (!stx__packed_init(x, list + n, p->tensor[i], kind)) break;
+        n++;
+    }
+    if (!stx_ok(x)) {
+        while (n > old) stx_block_free(x, stx__packed_block(list + --n));
+        stx_block_free(x, list);
+        return 0;
+    }
+
+    for (i = old; i < n; i++)
+        stx_parallel(x, list[i].size / list[i].C, list[i].size, stx__pack_matrix_part, list + i);
+    stx__sort_packed(list, n);
+    stx_block_free(x, x->packed.matrix);
+    x->packed.matrix = list;
+    x->packed.count = n;
+    x->packed.unpack = stx__unpack;
+    for (i = 0; i < n; i++) total += list[i].bytes;
+    return total;
 }
 
 
@@ -11329,14 +11491,49 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
     return stx_ok(x);
 }
 
+/* A row of y (N,C) = act(y + b), in place; pre, unless NULL, gets y + b. */
+STX_INNER void stx__bias_act_row(int fma, stx_real *STX_RESTRICT y, stx_real *STX_RESTRICT pre,
+                                 const stx_real *STX_RESTRICT b, size_t C, int act) {
+    size_t c;
+    if (b)
+        for (c = 0; c < C; c++) y[c] += b[c];
+    if (pre) memcpy(pre, y, C * sizeof *y);
+    if (act) stx__act_n(fma, y, y, C, act);
+}
+
+STX_EACH_ISA(stx__bias_act_row,
+             (stx_real * STX_RESTRICT y, stx_real *STX_RESTRICT pre, const stx_real *STX_RESTRICT b,
+              size_t C, int act),
+             y, pre, b, C, act)
+
+/* The epilogue of stx_linear_fwd. pre has the layout of C. */
+typedef struct stx__bias_act {
+    const stx_real *b;  /* or NULL */
+    stx_real *pre;      /* or NULL */
+    int act;
+} stx__bias_act;
+
+static void stx__bias_act_block(stx_ctx *x, const void *arg, const stx__c_block *block) {
+    const stx__bias_act *e = (const stx__bias_act *)arg;
+    stx_real *pre = e->pre ? e->pre + block->offset : NULL;
+    size_t i;
+    for (i = 0; i < block->rows; i++)
+        STX_CALL(x, stx__bias_act_row,
+                 (block->C + i * block->ldc, pre ? pre + i * block->ldc : NULL,
+                  e->b ? e->b + block->col : NULL, block->cols, e->act));
+}
+
 /* y = act(in W^T + b) */
 STX_DEF void stx_linear_fwd(stx_ctx *x, const stx_linear_args *a) {
     stx_gemm_args g = stx_gemm_init(0, 1, a->N, a->O, a->Ci, a->in, a->W, a->y);
-    stx__after after;
-    after.b = a->b;
-    after.pre = a->pre;
-    after.act = a->act;
-    stx__product(x, &g, a->b || a->pre || a->act ? &after : NULL);
+    stx__bias_act bias_act;
+    stx__epilogue epilogue;
+    bias_act.b = a->b;
+    bias_act.pre = a->pre;
+    bias_act.act = a->act;
+    epilogue.run = stx__bias_act_block;
+    epilogue.arg = &bias_act;
+    stx__gemm_fused(x, &g, a->b || a->pre || a->act ? &epilogue : NULL);
 }
 
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
@@ -11378,32 +11575,6 @@ STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
         size_t n;
         for (n = 0; n < a->N; n++) stx_axpy(x, a->db, a->da + n * a->O, O, 1, 1);
     }
-}
-
-/* A row of y (N,C) = act(y + b), in place; pre, unless NULL, gets y + b. */
-STX_INNER void stx__bias_act_row(int fma, stx_real *STX_RESTRICT y, stx_real *STX_RESTRICT pre,
-                                 const stx_real *STX_RESTRICT b, size_t C, int act) {
-    size_t c;
-    if (b)
-        for (c = 0; c < C; c++) y[c] += b[c];
-    if (pre) memcpy(pre, y, C * sizeof *y);
-    if (act) stx__act_n(fma, y, y, C, act);
-}
-
-STX_EACH_ISA(stx__bias_act_row,
-             (stx_real * STX_RESTRICT y, stx_real *STX_RESTRICT pre, const stx_real *STX_RESTRICT b,
-              size_t C, int act),
-             y, pre, b, C, act)
-
-/* The epilogue of a GEMM for a block of C: `rows` rows from element `at` on, `cols`
-   columns from column j on. */
-static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at,
-                            size_t ldc, size_t rows, size_t cols) {
-    size_t i;
-    for (i = 0; i < rows; i++)
-        STX_CALL(x, stx__bias_act_row,
-                 (C + i * ldc, after->pre ? after->pre + at + i * ldc : NULL,
-                  after->b ? after->b + j : NULL, cols, after->act));
 }
 
 typedef struct stx__bias_act_job {

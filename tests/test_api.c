@@ -3492,12 +3492,12 @@ static void packed_weights(void) {
         }
         /* errors change nothing */
         memcpy(now, W->data, sizeof now);
-        CHECK(!stx_params_pack(p, 3) && strstr(stx_error(x), "no kind of weights has number 3"),
+        CHECK(!stx_params_pack(p, 3) && strstr(stx_error(x), "kind: expected one of STX_WEIGHTS_*, got 3"),
               "%s", stx_error(x));
         stx_clear_error(x);
         for (e = 0; e < 3; e++) {
             W->data[1999] = (stx_real)(e == 0 ? (double)NAN : e == 1 ? -(double)INFINITY : 3.4e38);
-            CHECK(!stx_params_pack(p, kind) && strstr(stx_error(x), "number 1999 of \"w\""), "%s",
+            CHECK(!stx_params_pack(p, kind) && strstr(stx_error(x), "element 1999 of \"w\""), "%s",
                   stx_error(x));
             CHECK(!memcmp(now, W->data, 1999 * sizeof *now) && !packed_is_read(x, W),
                   "%s: a bad number changes others", what);
