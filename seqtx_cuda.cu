@@ -3807,11 +3807,11 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
 
 // >>cross_entropy
 
-/* The weights of a loss over tokens, see stx__loss_weights_args: w (N) = weights / divisor
-   and known (N) = targets, or w = 0 and known = -1 in ignored rows. weights.p may be NULL:
-   1 each. divisor = 0: N mean[0], or, if mean.p is NULL, the sum of the weights that count.
-   One block, because of that sum: a thread adds every 1024th row, in order, then a fixed
-   tree. */
+/* The weights of a loss over tokens, see stx__loss_weights_args: w (N) = weights /
+   divisor and known (N) = targets, or w = 0 and known = -1 in ignored rows. weights.p
+   may be NULL: 1 each. divisor = 0: N mean[0], or, if mean.p is NULL, the sum of the
+   weights that count. One block, because of that sum: a thread adds every 1024th row,
+   in order, then a fixed tree. */
 STX__GLOBAL(1024)
 stx__loss_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, stx__num weights,
                          size_t N, int ignore, int32_t ignored, double divisor, stx__num mean) {
@@ -3849,8 +3849,9 @@ void stx__loss_weights_cuda(stx_ctx *x, const stx__loss_weights_args *a) {
        nll[n]     = row_max[n] - log inv_sum[n] - logits[n,target]
        loss[n]    = w[n] nll[n], in double
 
-   nll.p and w.p may be NULL; then the weights are 1. Rows with a negative target get 0. T
-   threads per row, in one pass. stx__total_kernel adds the losses, in a fixed tree. */
+   nll.p and w.p may be NULL; without w, weights are 1. Rows with a negative target get
+   0. T threads per row, in one pass. stx__total_kernel adds the losses, in a fixed
+   tree. */
 template <int T>
 STX__GLOBAL(STX__ROW_BLOCK(T))
 stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num row_max, stx__num inv_sum,
@@ -3891,8 +3892,9 @@ void stx_token_loss_fwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
        dlogits[n,v] = or += g (e^(logits[n,v] - row_max[n]) inv_sum[n] - [v = target])
 
    dlogits may be logits, if it is not accumulated: each element is read and written by
-   one thread. Without accumulate, the elements from V to ld become 0. known = 0: the row
-   has no target (target is V or more, g = 0), and dlogits = 0 even if logits has a NaN. */
+   one thread. Without accumulate, the elements from V to ld become 0. known = 0: the
+   row has no target (target is V or more, g = 0), and dlogits = 0 even if logits has a
+   NaN. */
 template <int T>
 static __device__ void stx__token_loss_row(stx__num dlogits, stx__num row_max, stx__num inv_sum,
                                            stx__num logits, size_t n, size_t V, size_t ld,
@@ -3920,10 +3922,10 @@ static __device__ void stx__token_loss_row(stx__num dlogits, stx__num row_max, s
     for (size_t v = V + t; v < ld && !accumulate; v += T) stx__put(dlogits, start + v, 0);
 }
 
-/* dlogits (N,V) = or += dloss w[n] / divisor times the gradient of the row's nll; w.p may be
-   NULL: 1 each. A row with a negative target becomes 0, or stays as it is with accumulate. T
-   threads per row. The bound on blocks per multiprocessor keeps the compiler from spilling
-   registers. */
+/* dlogits (N,V) = or += dloss w[n] / divisor times the gradient of the row's nll; w.p
+   may be NULL: 1 each. A row with a negative target becomes 0, or stays as it is with
+   accumulate. T threads per row. The bound on blocks per multiprocessor keeps the
+   compiler from spilling registers. */
 template <int T>
 STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 6)
 stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num row_max, stx__num inv_sum,
@@ -3953,16 +3955,16 @@ void stx_token_loss_bwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
 /* The column of the head's logits that the softmax over words and clusters reads for
    id, in cluster c; without a head, the id's row r in its cluster, or 0 if there is
    none (fits) */
-static __device__ __forceinline__ int32_t stx__cluster_at(const stx__cluster_sort_args &k, int K, int c,
-                                                          int32_t id, size_t r, int fits) {
+static __device__ __forceinline__ int32_t stx__cluster_at(const stx__cluster_sort_args &k, int K,
+                                                          int c, int32_t id, size_t r, int fits) {
     if (!k.head) return fits ? (int32_t)r : 0;
     if (c == 0) return id;
     return (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
 }
 
-/* Sorts the ids (n) by cluster, stably: see stx__cluster_sort_args. One block handles 1024
-   ids at a time. A warp counts its ids of each cluster by votes. The rank of an id in
-   its cluster is the number of ids of the cluster before it: in earlier rounds
+/* Sorts the ids (n) by cluster, stably: see stx__cluster_sort_args. One block handles
+   1024 ids at a time. A warp counts its ids of each cluster by votes. The rank of an
+   id in its cluster is the number of ids of the cluster before it: in earlier rounds
    (taken), in earlier warps (count) and in earlier lanes (before). */
 STX__GLOBAL(1024)
 stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
@@ -11856,7 +11858,7 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
 
 // >>adaptive input and output
 
-/* Log probabilities of the words of cluster c, for stx_cluster_log_probs. logits (N,w)
+/* Log probabilities of the words of cluster c, for stx__cluster_log_probs. logits (N,w)
    are the cluster's. z = log sum_j e^logits over a row, and
 
        c = 0:  out[n,start+j] = logits[n,j] - z     j < size
