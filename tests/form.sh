@@ -2,12 +2,12 @@
 # form.sh [HEADER...] [together] [tests] [style] - checks the form of the public headers.
 # Without arguments: all of ./seqtx*.h, together, tests and style.
 #
-#   HEADER     the header alone, as C99, C11, C++11, C++17 and C++20; implementation as C and
-#              C++; declarations only; static; implementation and use in different units and
-#              languages; included twice; the macro on the command line; with and without
-#              threads; float and double. Wrong combinations must not link. The quick start
-#              of the manual compiles and runs. Objects export only stx_ names and never
-#              exit, abort or print.
+#   HEADER     the header alone, as C99, C11, C++11, C++17 and C++20; implementation as C
+#              and C++; declarations only; static; implementation and use in different
+#              units and languages; included twice; the macro on the command line; with and
+#              without threads; float and double. Wrong combinations must not link. The
+#              quick start of the manual compiles and runs. Objects export only stx_ names
+#              and never exit, abort or print.
 #   together   all headers in one unit of C++
 #   tests      every op of seqtx.h has a row in test_grad.c, every family a golden test
 #   style      finished files keep the limits of tools/style.sh and avoid tools/words.txt

@@ -5,7 +5,7 @@
 #
 #   group.sh FAMILY PROGRAM ALONE    PROGRAM: built with MPI; ALONE: built without it
 #   group.sh --core PROGRAM          runs tests/test_group.c as 1, 2, 3 and 4 ranks
-#   TRAINER_SEED=1234 group.sh ..    repeats the random times of an earlier run, which printed it
+#   TRAINER_SEED=1234 group.sh ..    repeats the random times of an earlier run
 #
 # Needs mpirun (MPIRUN), the usual small tools and a C compiler (${CC:-cc}, for
 # tests/group_cmp.c). Kills of a single rank need /proc; otherwise they are skipped, with
@@ -14,7 +14,7 @@
 mpirun=${MPIRUN:-mpirun}
 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
-# Open MPI's: more ranks than processors, wherever there is one free. Other mpiruns do so of themselves
+# Open MPI needs flags for more ranks than processors, and to let ranks share them.
 flags=
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/limit.sh"
@@ -48,12 +48,12 @@ case $mpi in /*) ;; *) mpi=$PWD/$mpi ;; esac
 . "$here/trainer_lib.sh"
 prog=train_$family
 host=$(uname -n)
-# whose words about a killed rank are known here
+# its messages about a killed rank are known here
 openmpi=$($mpirun --version 2>/dev/null | grep -i 'open mpi\|openrte')
 
 # ---- running ----
 
-# mpirun ends its ranks when it is told to end, not when it is killed
+# mpirun ends its ranks on SIGTERM, but not when it is killed.
 finish() {
     if [ -n "$running" ]; then
         kill "$running" 2>/dev/null
@@ -62,8 +62,8 @@ finish() {
     fi
     cd / && rm -rf "$T"
 }
-# As in trainer_lib.sh, in as many ranks as $ranks says; 0: the build without MPI, by
-# itself. Whatever belongs to a run has GROUP_TEST
+# As in trainer_lib.sh, with $ranks ranks; 0: the build without MPI as one process. All
+# processes of a run have GROUP_TEST in their environment.
 run() { # DIR OPTIONS...
     dir=$1; shift
     if [ "$ranks" -eq 0 ]; then
@@ -93,8 +93,8 @@ loads() { # the checkpoint, without MPI
 }
 processes() { grep -ls "GROUP_TEST=$T" /proc/[0-9]*/environ | sed 's|/environ||'; }
 no_process() { [ -z "$(processes)" ]; }
-nothing_left() { wait_until no_process; } # what was killed takes its time
-pid_of() { # RANK: leaves $pid, "" if it is not there
+nothing_left() { wait_until no_process; } # killed processes take a moment to end
+pid_of() { # RANK: leaves $pid, or "" if there is no such rank
     pid=
     for p in $(processes); do
         tr '\0' '\n' <"$p/environ" 2>/dev/null | grep -qx \
@@ -103,7 +103,7 @@ pid_of() { # RANK: leaves $pid, "" if it is not there
     done
 }
 has_ended() { ! kill -0 "$running" 2>/dev/null; }
-wait_for() { # COMMAND...: until it gives 0, or the run has ended
+wait_for() { # COMMAND...: until it succeeds, or the run has ended
     wait_until either "$@"
 }
 either() { "$@" || has_ended; }
@@ -119,15 +119,15 @@ if ! ${CC:-cc} -std=c99 -O1 "$here/group_cmp.c" -o "$T/group_cmp" -lm; then
     part=start; fail "group_cmp.c does not compile"
     echo "$passed passed, $failed failed"; exit 1
 fi
-# What N ranks do and what one does differs in the order of sums alone. In float that is
-# here: losses to 1e-7, the last bit of a float; parameters to 6e-8 of the list's norm, a
-# tensor to 3e-6 of its largest number; what streams and optimiser keep to 4e-6. The
-# bounds are about ten times that, for another processor sums in another order: losses and
-# parameters 1e-6, a tensor 3e-5, states 1e-4. What is wrong (no mean, other dropout, rows
-# of other streams) is 1e-5 and more in the losses of the first twenty steps. No bound
-# holds where rounding becomes a choice: a ReLU whose input is zero but for rounding, Adam
-# on a gradient that is. So 200 steps are of models without ReLU and, but for SRU++, by
-# SGD; models with ReLU, and Adam, go twenty steps, never both.
+# N ranks and one process differ only in the order of sums. Measured in float: losses by
+# 1e-7, the last bit; parameters by 6e-8 of the norm of the list; a tensor by 3e-6 of its
+# largest element; states of streams and optimisers by 4e-6. The bounds are about ten
+# times larger, because another processor sums in another order: losses and parameters
+# 1e-6, a tensor 3e-5, states 1e-4. Real errors (no mean, other dropout, rows of other
+# streams) change the losses of the first twenty steps by 1e-5 or more. No bound holds if
+# rounding decides a branch: a ReLU whose input is zero except for rounding, or Adam with
+# such a gradient. Runs of 200 steps therefore use models without ReLU and, except for
+# SRU++, SGD. Models with ReLU, and Adam, run for twenty steps, never both.
 like() { # WHAT A B: directories of runs
     if said=$("$T/group_cmp" 1e-6 1e-6 1e-4 "$2/run.st" "$3/run.st" "$2/log.jsonl" \
         "$3/log.jsonl"); then
@@ -154,7 +154,8 @@ setting() { # NAME "N.." OPTIONS...: one process and N.. ranks, from the beginni
     done
 }
 
-# Text that takes a while to learn, short enough for the streams to wrap; words of it
+# Text that takes a while to learn, short enough for the streams to wrap; the same in
+# words.
 awk 'BEGIN { r = 1
     for (i = 0; i < 900; i++) {
         for (j = 0; j < 4; j++) {
@@ -173,7 +174,7 @@ files="--data ../t.txt --checkpoint run.st --log log.jsonl"
 words="--data ../w.txt --tokens words --min-count 1"
 batch="--batch-sz 12 --threads 1 --log-every 1 --schedule constant"
 short="--steps 20 --eval-every 0 --save-every 0"
-# evaluations whose streams the ranks cannot share out evenly
+# evaluations whose streams cannot be divided evenly among the ranks
 long="--steps 200 --eval-every 50 --eval-batch-sz 5 --eval-blocks 3 --save-every 20 --best best.st"
 case $family in
 attn_span)
@@ -208,7 +209,7 @@ par)
 esac
 options="$model $trained $long"
 
-# =====================================================================================================================
+# ========================================================================================
 section "equal numbers"
 
 whole_run "200 steps" 0 one $options
@@ -227,8 +228,8 @@ same_bits "4 ranks again" n4 again
 check "and its best" cmp n4/best.st again/best.st
 whole_run "--shard" 3 shard $options --shard
 same_bits "--shard, 3 ranks" n3 shard
-# of what is printed there is one, as of one process: the same lines, but for the clock's
-# and one that says how many ranks
+# Output is printed once, as by one process: the same lines, except for times and one line
+# with the number of ranks.
 cp -R n2 end2; cp -R one end1
 ranks=2; run end2 $files $options
 check "a run that is at its end" [ $rc -eq 0 ]
@@ -283,7 +284,7 @@ par)
     ;;
 esac
 
-# =====================================================================================================================
+# ========================================================================================
 section "resuming"
 
 whole_run "to step 100" 4 first $options --steps 100
@@ -301,14 +302,13 @@ like "one process, then 3 ranks" one then3
 
 case $family in
 compressive | par)
-    # twenty updates of three steps each; saved after steps 10, 20, 30, .. but not between
+    # twenty updates of three steps each, saved after steps 10, 20, 30 .., but not between
     # two updates
     held="$model $trained --update-every 3 --steps 60 --save-every 10 --eval-every 0"
     whole_run "--update-every 3" 0 u0 $held
     whole_run "--update-every 3" 2 u2 $held
     like "--update-every 3, 2 ranks" u0 u2
-    # what ends there for want of steps is saved there, with the mean of the ranks'
-    # gradients, of which the numbers are the same
+    # A run that ends between two updates saves the mean of the gradients of all ranks.
     whole_run "31 steps" 2 u31 $held --steps 31
     check "step 31, one gradient waits" \
         [ "$(meta u31/run.st step) $(meta u31/run.st grads.pending)" = "31 1" ]
@@ -334,10 +334,10 @@ for n in "0 --eval-batch-sz 5" "3 --eval-batch-sz 5" "0 --eval-batch-sz 2" "3 --
     [ "$ranks" -eq 0 ] || check "--eval-only $n: the lines of one process" cmp eval.0 eval.3
 done
 
-# =====================================================================================================================
+# ========================================================================================
 section "signals"
 
-# SIGNAL N DIR OPTIONS..: to rank N - 1, while it trains; leaves $rc
+# SIGNAL N DIR OPTIONS..: sends SIGNAL to rank N - 1 during training; leaves $rc
 stop_one() {
     sig=$1 ranks=$2 dir=$3; shift 3
     tries=0 rc=0
@@ -387,7 +387,7 @@ if [ -n "$procs" ]; then
     esac
 fi
 
-# =====================================================================================================================
+# ========================================================================================
 section "kill -9"
 
 ln -s n3 whole      # what `continued` compares with
@@ -414,10 +414,10 @@ while [ -n "$procs" ] && [ $i -lt 5 ]; do
     continued "$where" kill $files $options
 done
 
-# =====================================================================================================================
+# ========================================================================================
 section "one rank fails"
 
-# its disk is full when it saves: rank 0 of 2, from step 100 on
+# a full disk on rank 0 of 2 when it saves, from step 100 on
 if ${CC:-cc} -shared -fPIC "$here/trainer_kill.c" -o "$T/kill.so" -ldl >/dev/null 2>&1; then
     mkdir full; whole_run "to step 100" 2 full $options --steps 100
     cp full/run.st good.st
@@ -432,11 +432,11 @@ if ${CC:-cc} -shared -fPIC "$here/trainer_kill.c" -o "$T/kill.so" -ldl >/dev/nul
     whole_run "then on" 2 full $options
     same_bits "a full disk, then on" n2 full
 fi
-# memory for training, but not for the evaluation after step 20: rank 1 of 2
+# enough memory for training, but not for the evaluation after step 20, on rank 1 of 2
 case $family in
 attn_span)
     for copy in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do cat w.txt; done >long.txt
-    # by megabytes, which memory comes in
+    # Memory is allocated in megabytes.
     hungry="$model $trained --data ../long.txt --steps 40 --eval-every 20 --eval-batch-sz 400"
     hungry="$hungry --save-every 10"
     whole_run "memory" 2 memory $hungry
@@ -456,13 +456,13 @@ attn_span)
     ;;
 esac
 
-# =====================================================================================================================
-# the same in every family
+# ========================================================================================
+# identical in all families
 if [ "$family" = attn_span ]; then
 section "refusals"
 
-# PATTERN TIMES ARGUMENTS of mpirun..: exit code 2 soon, TIMES lines of the program's,
-# which have PATTERN; no file in `no`
+# PATTERN TIMES ARGUMENTS of mpirun..: exit code 2 soon, TIMES lines of the program with
+# PATTERN, no file in `no`
 not_so() {
     pattern=$1 times=$2; shift 2
     rm -rf no; mkdir no
@@ -508,7 +508,7 @@ not_so "rank 1 of 2, on $host: .*no-such-option" 1 -np 1 "$mpi" $all : -np 1 "$m
 not_so "[A-Z]_SIZE says that .*make MPI=1" 1 -np 2 "$bin" $all
 
 section "options of the file"
-# they ask for another context than the one that was there to open it
+# They request another context than the one that is open.
 rm -rf seeded; mkdir seeded
 ranks=2
 good "another seed" seeded $all --seed 3 --steps 5

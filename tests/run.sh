@@ -1,12 +1,13 @@
 #!/bin/sh
 # run.sh - runs the tests that `make test` has built. make schedules them; this script
 # runs one program and adds up all results.
-#   run.sh NAME COMMAND...          runs a test program whose last line is "N passed, N failed" and
-#                                   keeps its output in BUILD/ran/NAME.out
+#   run.sh NAME COMMAND...          runs a test program and keeps its output in
+#                                   BUILD/ran/NAME.out; the last line of a test is
+#                                   "N passed, N failed"
 #   run.sh --skip NAME WHY          the test cannot run here
 #   run.sh --time COMMAND...        runs a compiler and records its seconds
-#   run.sh --sum [--quick] NAME...  one line per name, failures, seconds by part; the last line is
-#                                   "N passed, N failed"
+#   run.sh --sum [--quick] NAME...  prints one line per name, failures, seconds by part, and
+#                                   at the end "N passed, N failed"
 cd "$(dirname "$0")/.." || exit 1
 # tests ask for too much on purpose
 export ASAN_OPTIONS=allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}

@@ -31,12 +31,13 @@ files="--data ../t.txt --checkpoint run.st --log log.jsonl"
 adaptive="--tokens words --adapt-io --adapt-io-divval 2 --adapt-io-cutoffs 5,12"
 # FILE: one line of it is the program's, the others are progress
 one_complaint() { [ "$(grep -c "^$prog: " "$1")" -eq 1 ]; }
-has_a_step() { # DIR: the run there has logged one, or it has ended
+has_a_step() { # DIR: its run has logged a step or has ended
     grep -q '"event":"train"' "$1/log.jsonl" 2>/dev/null || ! kill -0 "$running" 2>/dev/null
 }
 wait_for_a_step() { wait_until has_a_step "$1"; }
-wait_for() { wait_until [ -s "$1" ]; } # FILE: until there is something in it
-# SIGNAL DIR OPTIONS..: in an empty DIR; leaves $rc. Again where the run had ended
+wait_for() { wait_until [ -s "$1" ]; } # FILE: until it is not empty
+# SIGNAL DIR OPTIONS..: interrupts a run in a new DIR; leaves $rc. Repeats if the run
+# ended first.
 stop_in_the_midst() {
     sig=$1; shift
     tries=0 rc=0
@@ -48,49 +49,49 @@ stop_in_the_midst() {
         kill -"$sig" "$running" 2>/dev/null; collect
     done
 }
-above() { # NUMBER WHAT..: the command prints a larger one
+above() { # NUMBER COMMAND..: it prints a larger number
     least=$1; shift
     [ "$("$@")" -gt "$least" ]
 }
 
-# =====================================================================================================================
+# ========================================================================================
 section "presets"
 
-# the numbers of parameters that the papers give, in millions, and exactly; of the older
-# models counted by hand from their shapes
+# number of parameters: published, in millions, and exact; for older models counted by
+# hand from their shapes
 presets >table
 good "--list-presets" . --list-presets
 cp out listed
 check "nothing on standard error" [ ! -s err ]
-check "a head and a line for each preset" [ "$(wc -l <listed)" -eq $(($(wc -l <table) + 1)) ]
-check "the head" [ "$(head -n 1 listed)" = "$(printf 'preset\tlayers\td\tvocabulary\tparameters')" ]
+check "one header line, and one line per preset" [ "$(wc -l <listed)" -eq $(($(wc -l <table) + 1)) ]
+check "the header line" [ "$(head -n 1 listed)" = "$(printf 'preset\tlayers\td\tvocabulary\tparameters')" ]
 while read -r preset millions exact layers d; do
     run . --preset "$preset" --dry-run
     check "--preset $preset --dry-run" [ $rc -eq 0 ]
     n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
-    check "$preset has $millions million parameters, not ${n:-0}" \
+    check "$preset has $millions million parameters, got ${n:-0}" \
         [ "$(echo "${n:-0}" | awk '{ printf "%.1f", $1 / 1e6 }')" = "$millions" ]
-    check "$preset has $exact parameters, not ${n:-0}" [ "${n:-0}" -eq "$exact" ]
-    check "$preset is listed with them" grep -q "^$preset	$layers	$d	[1-9][0-9]*	$exact\$" listed
+    check "$preset has $exact parameters, got ${n:-0}" [ "${n:-0}" -eq "$exact" ]
+    check "$preset is listed with these values" grep -q "^$preset	$layers	$d	[1-9][0-9]*	$exact\$" listed
 done <table
 good "the vocabulary of a text" . --data w.txt --tokens words $tiny --dry-run
 check "22 words" grep -q 'vocabulary 22$' out
-good "a vocabulary that is said" . $tiny --dry-run --vocab 1000
+good "a given vocabulary size" . $tiny --dry-run --vocab 1000
 check "1000 tokens" grep -q 'vocabulary 1000$' out
-good "sizes that are given beside a preset" . --preset demo $sizes --dry-run
+good "sizes in addition to a preset" . --preset demo $sizes --dry-run
 n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
 mkdir count
-good "are those of the run" count --preset demo $sizes --data ../t.txt --steps 2 --log log.jsonl
+good "a run with these sizes" count --preset demo $sizes --data ../t.txt --steps 2 --log log.jsonl
 check "the run has $n parameters" \
     [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' count/log.jsonl)" = "$n" ]
 good "--version" . --version
 check "the version" grep -q "^$prog, seqtx [0-9]" out
 family_presets
 
-# without a preset: the demo's optimiser, sizes as the text wants them
+# without a preset: the optimiser of the demo, sizes chosen for the text
 mkdir sized
 good "no preset" sized --data ../t.txt --threads 1 --log log.jsonl --steps 4
-check "it is told" grep -q '^no --preset; sized for the text: --nlayers' err
+check "the message says so" grep -q '^no --preset; sized for the text: --nlayers' err
 check "a short text: dropout" \
     [ "$(sed -n 's/.*"event":"start".*"dropout":\([0-9.]*\),.*/\1/p' sized/log.jsonl)" = 0.2 ]
 check "the optimiser is the demo's" \
@@ -99,16 +100,16 @@ check "the optimiser is the demo's" \
 good "no preset, one size given" sized --data ../t.txt --threads 1 --log given.jsonl --steps 4 \
     --nlayers 1
 check "it is kept" grep -q '"event":"start".*"nlayers":1,' sized/given.jsonl
-check "and not told" grep -q '^no --preset; sized for the text: --hid-sz' err
+check "and not in the message" grep -q '^no --preset; sized for the text: --hid-sz' err
 good "what would be trained" . --data t.txt --dry-run
 n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
 check "is what is trained" [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' sized/log.jsonl)" = "$n" ]
 head -c 200 t.txt >tiny.txt
 good "a text of 200 bytes" sized --data ../tiny.txt --threads 1 --steps 4
 good "a preset, nothing sized" sized $tiny --data ../t.txt --steps 2
-check "nothing told" [ "$(grep -c 'sized for' err)" -eq 0 ]
+check "no message" [ "$(grep -c 'sized for' err)" -eq 0 ]
 
-# =====================================================================================================================
+# ========================================================================================
 section "resume after kill -9"
 
 long="$files $full --best best.st --steps 120 --save-every 5 --eval-blocks 2 --log-every 1 $long_more"
@@ -141,10 +142,10 @@ while [ $i -lt $kills_at_times ]; do
     nap $ms
     kill -9 "$running" 2>/dev/null; collect
     continued "kill $i, after $ms ms of $whole_ms" kill $long
-    check "kill $i: the best as in the unbroken run" same_state whole/best.st kill/best.st
+    check "kill $i: the best equals that of the uninterrupted run" same_state whole/best.st kill/best.st
 done
 
-# one run, killed again and again until it is done
+# one run that is killed repeatedly until it is finished
 rm -rf kill; mkdir kill
 i=0 rc=137
 while [ $i -lt 12 ] && [ $rc -ne 0 ]; do
@@ -161,7 +162,7 @@ done
 find kill -name 'best.st.*.tmp' -exec rm -f {} +
 continued "$i kills in one run" kill $long
 
-# the same at exact places: in the midst of a write, before a flush, before the rename
+# kills at exact system calls: during a write, before a flush, before the rename
 exact_kills exact $long
 if [ -n "$kills" ]; then
     i=0 left=0
@@ -175,8 +176,7 @@ if [ -n "$kills" ]; then
         find kill -name 'best.st*.tmp' -exec rm -f {} +
         continued "kill at call $at of $calls" kill $long
     done
-    # in the midst of writing a checkpoint: the next save takes away what is left, and
-    # nothing else
+    # a kill during a save: the next save removes the temporary file, and nothing else
     at=$calls
     while [ $at -gt 1 ] && [ $left -eq 0 ]; do
         at=$((at - 1))
@@ -195,10 +195,10 @@ else
         "or a binary that takes no preloaded library)"
 fi
 
-# =====================================================================================================================
+# ========================================================================================
 section "other processes"
 
-# two runs with one checkpoint, or one log: the second is told, and writes nothing
+# Two runs with the same checkpoint or log: the second is refused and writes nothing.
 mkdir pair
 start pair $files $full --steps 100000000 --save-every 1 --log-every 1
 wait_for_a_step pair
@@ -206,8 +206,8 @@ wait_for pair/run.st
 second() { # WHAT FILE OPTIONS..
     what=$1 file=$2; shift 2
     run pair "$@"
-    check "$what: exit code 2, not $rc" [ $rc -eq 2 ]
-    check "$what: the file and the process are named: $(tail -n 1 err)" \
+    check "$what: exit code 2, got $rc" [ $rc -eq 2 ]
+    check "$what: the message names the file and the process: $(tail -n 1 err)" \
         grep -q -e "$file: another run (process $running) is writing it" err
 }
 second "the same command" "--checkpoint run.st" $files $full --steps 100000000
@@ -218,7 +218,7 @@ second "one log" "--log ../pair/log.jsonl" --data ../t.txt --checkpoint own.st \
     --log ../pair/log.jsonl $full
 second "the log of an evaluation" "--log log.jsonl" --data ../t.txt --checkpoint run.st \
     --eval-only --log log.jsonl --threads 1
-check "nothing of them is there" [ ! -e pair/own.st ]
+check "they left no file" [ ! -e pair/own.st ]
 good "it can be read: generation" pair --checkpoint run.st --no-train --generate 5 --threads 1
 good "it can be read: evaluation" pair --checkpoint run.st --data ../t.txt --eval-only --threads 1
 good "it can be read: a score" pair --checkpoint run.st --score ../t.txt --threads 1
@@ -228,12 +228,12 @@ printf 'the cat\n' |
 check "it can be read: a conversation" [ $? -eq 0 -a -s out ]
 kill -9 "$running" 2>/dev/null; collect
 check "a kill leaves the locks" [ "$(find pair -name '*.lock' | wc -l)" -eq 2 ]
-good "which hinder nobody" pair $files $full --steps $(($(meta pair/run.st step) + 3)) --log-every 1
-check "and are gone then: $(ls pair)" \
+good "which do not block a new run" pair $files $full --steps $(($(meta pair/run.st step) + 3)) --log-every 1
+check "and are removed at the end: $(ls pair)" \
     [ "$(find pair -name '*.lock' -o -name '*.tmp' | wc -l)" -eq 0 ]
 steps_of pair/log.jsonl >x
 check "the log has each step once" [ "$(sort -n x | uniq -d | wc -l)" -eq 0 ]
-# begun at the same moment
+# two runs started at the same time
 rm -rf pair; mkdir pair
 start pair $files $full --steps 100000000; one=$running
 start pair $files $full --steps 100000000; two=$running
@@ -242,9 +242,9 @@ wait_until one_has_ended
 if kill -0 "$one" 2>/dev/null; then lost=$two won=$one; else lost=$one won=$two; fi
 running=$won; kill -9 "$running" 2>/dev/null; collect
 running=$lost; kill -9 "$running" 2>/dev/null; collect
-check "of two one is refused: exit code 2, not $rc" [ $rc -eq 2 ]
+check "one of two runs is refused: exit code 2, got $rc" [ $rc -eq 2 ]
 
-# standard streams that are closed: no file gets their numbers
+# closed standard streams: no file gets their descriptor
 mkdir shut
 for shut in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
     rm -f shut/*
@@ -252,15 +252,15 @@ for shut in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
     rc=$?
     case $shut in
     *'>&-'*'2>'* | '<&-' | '2>&-') ;;
-    *) check "$shut: the text that is lost is an error, not $rc" [ $rc -eq 1 ]
-       check "$shut: which is said: $(tail -n 1 err)" grep -q 'cannot be written' err ;;
+    *) check "$shut: lost text is an error, got $rc" [ $rc -eq 1 ]
+       check "$shut: which is reported: $(tail -n 1 err)" grep -q 'cannot be written' err ;;
     esac
     check "$shut: the log is JSON" json shut/log.jsonl
     check "$shut: the checkpoint is whole" loads shut/run.st
 done
 
-# what is planted where the trimmed log is made is not followed; a name may be as long as
-# names can be
+# A link that is planted in place of the trimmed log is not followed. File names can have
+# the maximal length.
 mkdir plant
 good "12 steps" plant $files $full --steps 12
 echo precious >plant/victim
@@ -269,8 +269,8 @@ echo '{"event":"train","step":999999,"loss":1}' >>plant/log.jsonl
     cd plant && exec sh -c 'for n in $$ 0 1 2; do ln -s victim log.jsonl.$n.tmp; done; exec "$@"' \
         sh "$bin" $files $full --steps 14
 ) >out 2>err
-check "a planted link: the run goes on" [ $? -eq 0 ]
-check "a planted link: its target is as it was" [ "$(cat plant/victim)" = precious ]
+check "a planted link: the run continues" [ $? -eq 0 ]
+check "a planted link: its target is unchanged" [ "$(cat plant/victim)" = precious ]
 check "a planted link: the log is no link, and trimmed" \
     [ ! -L plant/log.jsonl -a "$(grep -c 999999 plant/log.jsonl)" -eq 0 ]
 long_name=$(awk 'BEGIN { while (i++ < 249) printf "n" }').jsonl
@@ -279,9 +279,9 @@ echo '{"event":"train","step":999999,"loss":1}' >>"plant/$long_name"
 good "a log with a long name" plant --data ../t.txt --checkpoint run.st --log "$long_name" \
     --steps 16 --threads 1
 check "is trimmed" [ "$(grep -c 999999 "plant/$long_name")" -eq 0 ]
-check "with nothing left beside it" [ "$(find plant -name 'nnn*' | wc -l)" -eq 1 ]
+check "with no other file left" [ "$(find plant -name 'nnn*' | wc -l)" -eq 1 ]
 
-# the text is cut short while it is read
+# the text is truncated while it is read
 for size in 0 100; do
     rm -rf cut; mkdir cut; cp t.txt cut/text
     start cut --data text --checkpoint run.st --log log.jsonl $full --steps 100000000 \
@@ -295,13 +295,13 @@ for size in 0 100; do
         cat cut/short >cut/text
     fi
     collect
-    check "a text cut to $size bytes: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "a text cut to $size bytes: it is said" \
+    check "a text cut to $size bytes: exit code 1, got $rc" [ $rc -eq 1 ]
+    check "a text cut to $size bytes: it is reported" \
         grep -q "^$prog: the text text was truncated while it was read" bg.err
-    check "a text cut to $size bytes: the last checkpoint is good" loads cut/run.st
+    check "a text cut to $size bytes: the last checkpoint is valid" loads cut/run.st
 done
 
-# what leads to a run that is there
+# messages that lead to an existing run
 mkdir led
 run led --checkpoint none.st --threads 1
 check "no such checkpoint" \
@@ -314,7 +314,7 @@ for other in attn_span sru compressive par; do
 done
 while read -r theirs ours; do
     run led $theirs 3
-    check "$theirs is --$ours here: $(tail -n 1 err)" grep -q -e "did you mean --$ours?" err
+    check "$theirs is suggested as --$ours: $(tail -n 1 err)" grep -q -e "did you mean --$ours?" err
 done <<'END'
 --temp temperature
 --learning_rate lr
@@ -333,21 +333,20 @@ done <<'END'
 --per_device_train_batch_size batch-sz
 END
 
-# =====================================================================================================================
+# ========================================================================================
 section "options on resume"
 
-# what a checkpoint holds decides: without the preset, and without any option but where it
-# is
+# The checkpoint provides all options, except its own path, without a preset.
 mkdir opt
 begun="--preset demo $sizes --data ../t.txt --dropout 0.1 --steps 200 --save-every 10"
 begun="$begun --eval-every 50 --eval-blocks 1 --log-every 1"
 good "a run of the preset" opt $begun --checkpoint whole.st
-same_end() { # WHAT OPTIONS..: from opt/at.st to the end, as the unbroken run
+same_end() { # WHAT OPTIONS..: continues opt/at.st to the end of the uninterrupted run
     what=$1; shift
     cp opt/at.st opt/run.st
     good "$what" opt --checkpoint run.st --threads 1 --log "l$#.jsonl" "$@"
-    check "$what: as the unbroken run, bit for bit" cmp opt/whole.st opt/run.st
-    check "$what: no changed options are told" [ "$(grep -c 'changed options' err)" -eq 0 ]
+    check "$what: bit-identical to the uninterrupted run" cmp opt/whole.st opt/run.st
+    check "$what: no changed options are reported" [ "$(grep -c 'changed options' err)" -eq 0 ]
 }
 stop_in_the_midst TERM midst $begun --checkpoint at.st --log log.jsonl
 mv midst/at.st opt
@@ -355,17 +354,17 @@ check "stopped before the end" [ "$(meta opt/at.st step)" -lt 200 ]
 same_end "the same command" $begun
 same_end "--checkpoint and --data alone" --data ../t.txt
 same_end "--checkpoint alone"
-check "which says where the text is" grep -q '^training text of the checkpoint, ../t.txt' err
+check "the message says where the text is" grep -q '^training text of the checkpoint, ../t.txt' err
 cp t.txt moved.txt
 cp opt/at.st opt/run.st
 good "the text moved" opt --checkpoint run.st --threads 1 --data ../moved.txt
 check "the text moved: the same run" same_state opt/whole.st opt/run.st
 
-# what may be given anew: said in one line, and in the log
+# options that can change: reported in one line and in the log
 cp opt/at.st opt/run.st
 good "another rate" opt --checkpoint run.st --data ../t.txt --threads 1 --lr 0.0001 --dropout 0 \
     --steps 150 --log new.jsonl
-check "it is said in one line" [ "$(grep -c 'changed options' err)" -eq 1 ]
+check "it is reported in one line" [ "$(grep -c 'changed options' err)" -eq 1 ]
 check "with both values: $(grep 'changed options' err)" \
     grep -q -e 'changed options.*--dropout 0 (0.1).*--lr 0.0001 ([0-9.]*).*--steps 150 (200)' err
 check "and in the log" \
@@ -374,7 +373,7 @@ check "the rate is the new one" \
     [ "$(events opt/new.jsonl | head -n 1 | field lr | awk '{ print ($1 <= 0.0001) }')" = 1 ]
 check "the checkpoint has it now" [ "$(header opt/run.st | grep -c '\\"steps\\":150')" -eq 1 ]
 good "the end of the run" opt --checkpoint run.st --threads 1
-check "says that it is the end" grep -q 'the run is complete; a larger --steps' err
+check "the message says that the run is complete" grep -q 'the run is complete; a larger --steps' err
 cp opt/at.st opt/run.st
 cd opt
 refused "--[a-z-]* is .* here (from --preset reference) but .* in the checkpoint: leave --preset out" \
@@ -386,20 +385,20 @@ cd opt/far
 refused "the text of the checkpoint, ../t.txt: No such file.*give --data" \
     --checkpoint far.st --steps 500
 cd ../..
-good "to generate no text is wanted" opt/far --checkpoint far.st --no-train --generate 5
+good "generation needs no text" opt/far --checkpoint far.st --no-train --generate 5
 
-# checkpoints of the first version: they hold the options of training, too
+# checkpoints of the first version, which contain the training options
 mkdir old && cp t.txt old && cp "$here/old/$family.safetensors" old/run.st
 good "an old checkpoint, evaluated" old --checkpoint run.st --data t.txt --eval-only --threads 1
-good "an old checkpoint, goes on" old --checkpoint run.st --data t.txt --steps 60 --log log.jsonl \
+good "an old checkpoint, resumed" old --checkpoint run.st --data t.txt --steps 60 --log log.jsonl \
     --threads 1
-check "with the options that it holds" \
+check "with the options it contains" \
     grep -q "\"event\":\"resume\",\"step\":30,.*$old_options" old/log.jsonl
-check "to the loss that the first version gets with them" \
+check "to the same loss as in the first version" \
     awk -v got="$(events old/log.jsonl eval | tail -n 1 | field loss)" \
     -v want="$old_loss" 'BEGIN { e = got - want; exit !(e < 0.01 && -e < 0.01) }'
-# one that lacks some of them (old_given has them; a family without such checkpoints has
-# none): no training with mere defaults
+# A checkpoint without some of them (old_given lists them; some families have none) does
+# not train with defaults.
 if [ -n "$old_given" ]; then
     cp "$here/old/${family}_bare.safetensors" old/bare.st
     cd old
@@ -413,15 +412,15 @@ if [ -n "$old_given" ]; then
     good "a bare checkpoint, sampled" old --checkpoint bare.st --no-train --generate 5 --threads 1
     good "a bare checkpoint with the options" old --checkpoint bare.st --data t.txt --steps 60 \
         --threads 1 --log bare.jsonl $old_given
-    check "which of them it lacks is said" \
+    check "missing options are reported" \
         grep -q '^not in the checkpoint, taken from the command line or preset: --dropout,.*--grad-clip' err
     check "and logged" grep -q '"event":"resume".*"not_in_checkpoint":"--dropout,' old/bare.jsonl
-    check "it goes on as the other" \
+    check "the result is the same" \
         [ "$(events old/bare.jsonl eval | tail -n 1 | field loss)" \
         = "$(events old/log.jsonl eval | tail -n 1 | field loss)" ]
 fi
 
-# =====================================================================================================================
+# ========================================================================================
 section "repeat and resume"
 
 family_variants
@@ -433,7 +432,7 @@ variant "recompute" --data ../t.txt $full --recompute
 mkdir plain
 good "without recompute" plain --checkpoint run.st --data ../t.txt $full --steps 50
 check "recompute changes no bit" same_state plain/run.st v1/run.st
-# bfloat16 products: the checkpoint says so, and a run goes on as it began
+# bfloat16 matmuls: recorded in the checkpoint, and a run keeps its precision
 mkdir bf16
 run bf16 --checkpoint first.st --data ../t.txt $full --steps 2 --precision bf16
 if [ $rc -eq 2 ] && grep -q -e '--precision bf16.*not in this build' err; then
@@ -445,7 +444,7 @@ else
         --precision bf16 --log log.jsonl
     check "bf16: in the first record of the log" \
         [ "$(head -n 1 bf16/log.jsonl | grep -c '"precision":"bf16"')" -eq 1 ]
-    good "bf16: evaluated as it is" bf16 --checkpoint run.st --data ../t.txt --eval-only \
+    good "bf16: evaluated in bf16" bf16 --checkpoint run.st --data ../t.txt --eval-only \
         --log bf16.jsonl --threads 1
     good "bf16: evaluated in float" bf16 --checkpoint run.st --data ../t.txt --eval-only \
         --log f32.jsonl --threads 1 --precision f32
@@ -455,23 +454,23 @@ else
         'BEGIN { exit !(a > 0 && b > 0 && a - b < 0.02 && b - a < 0.02) }'
     cp bf16/run.st keep.st
     run bf16 --checkpoint run.st --data ../t.txt $full --steps 50 --precision f32
-    check "bf16: training does not go on in float: exit code 2, not $rc" [ $rc -eq 2 ]
+    check "bf16: training does not continue in float: exit code 2, got $rc" [ $rc -eq 2 ]
     check "bf16: the message says why: $(cat err)" \
         grep -q -e '--precision is f32 here.*bf16 in the checkpoint' err
-    check "bf16: the checkpoint is as it was" cmp keep.st bf16/run.st
-    good "bf16: goes on without the option" bf16 --checkpoint run.st --data ../t.txt $full \
+    check "bf16: the checkpoint is unchanged" cmp keep.st bf16/run.st
+    good "bf16: resumed without the option" bf16 --checkpoint run.st --data ../t.txt $full \
         --steps 50
-    check "bf16: as it would have" cmp v1/run.st bf16/run.st
+    check "bf16: with the same result" cmp v1/run.st bf16/run.st
 fi
 mkdir other
 good "another seed" other --checkpoint run.st --data ../t.txt $full --steps 50 --seed 2
 check "another seed gives another run" differ plain/run.st other/run.st
 good "another seed, resumed without it" other --checkpoint run.st --data ../t.txt --steps 55 \
     --threads 1
-check "which the checkpoint remembers" [ "$(meta other/run.st seed)" = 2 ]
+check "the checkpoint stores the seed" [ "$(meta other/run.st seed)" = 2 ]
 family_more
 
-# =====================================================================================================================
+# ========================================================================================
 section "memory"
 
 i=0; while [ $i -lt 24 ]; do cat t.txt; i=$((i + 1)); done >big.txt
@@ -488,12 +487,12 @@ for n in 1 3 all; do
     check "$n layers recomputed: the same bits" same_state m0/run.st m$n/run.st
 done
 most=$(peak m0/log.jsonl) least=$(peak mall/log.jsonl)
-check "the more layers, the less memory" \
+check "more layers need less memory" \
     [ "$most" -gt "$(peak m3/log.jsonl)" -a "$(peak m3/log.jsonl)" -ge "$least" ]
-good "auto, where all fits" mauto --checkpoint run.st --log all.jsonl $wide --recompute auto
-check "it says so: $(head -n 2 err)" \
+good "auto, with enough memory" mauto --checkpoint run.st --log all.jsonl $wide --recompute auto
+check "the message: $(head -n 2 err)" \
     grep -q '^recomputing 0 of 4 layers; predicted peak [0-9.]* MiB, limit ' err
-foretold() { # LOG: the prediction holds, and is near
+foretold() { # LOG: the prediction is an upper bound and close
     awk -v p="$(head -n 1 "$1" | field predicted_bytes)" \
         -v m="$(peak "$1")" 'BEGIN { exit !(m > 0 && p >= m && p <= 1.04 * m) }'
 }
@@ -502,11 +501,11 @@ check "its prediction: $(head -n 1 mauto/all.jsonl |
     foretold mauto/all.jsonl
 rm mauto/run.st
 run mauto $wide --recompute auto --max-memory "$(gib $((least * 3 / 4)))"
-check "nothing fits into three quarters of the least: exit code $rc" [ $rc -eq 2 ]
-check "which says what would: $(cat err)" \
+check "three quarters of the minimum is refused: exit code $rc" [ $rc -eq 2 ]
+check "the message says what would fit: $(cat err)" \
     grep -q 'requires [0-9.]* MiB even if all 4 layers are recomputed, but --max-memory is [0-9.]* MiB: use a smaller --batch-sz, .* a larger --batch-split' err
 wants=$(sed -n 's/.*training requires \([0-9.]*\) MiB.*/\1/p' err)
-check "a little more than it uses: $wants MiB" \
+check "slightly more than it uses: $wants MiB" \
     awk -v w="$wants" -v m="$least" \
     'BEGIN { exit !(w > 0 && w * 1048576 > 0.99 * m && w * 1048576 < 1.7 * m) }'
 limit=$(awk -v w="$wants" 'BEGIN { printf "%.9f", 1.02 * w / 1024 }')
@@ -515,41 +514,41 @@ good "auto, in less" mauto --checkpoint run.st --log log.jsonl $wide --recompute
 n=$(head -n 1 mauto/log.jsonl | field recomputed)
 check "$n layers" [ "$n" -gt 0 -a "$n" -le 4 ]
 check "the same bits" same_state m0/run.st mauto/run.st
-good "it goes on, auto by the checkpoint, in more" mauto --checkpoint run.st --steps 10 \
+good "resumed with auto from the checkpoint, and more memory" mauto --checkpoint run.st --steps 10 \
     --threads 1 --log more.jsonl --max-memory 2
 check "now none: $(head -n 1 mauto/more.jsonl)" \
     [ "$(head -n 1 mauto/more.jsonl | field recomputed)" = 0 ]
 mkdir fewer
 run fewer $wide --recompute $((n / 2)) --max-memory "$limit"
-check "as few as the limit allows: with half of them it ends with $rc" [ $rc -ne 0 ]
+check "as few layers as the limit allows: half of them fail with $rc" [ $rc -ne 0 ]
 case $family in
-attn_span) good "a limit holds while spans grow" fewer --checkpoint grow.st $wide --attn-span 400 \
+attn_span) good "the limit holds while spans grow" fewer --checkpoint grow.st $wide --attn-span 400 \
     --adapt-span --adapt-span-init 0.02 --adapt-span-loss 0 --lr 0.05 --steps 40 \
     --recompute auto --max-memory 0.056 ;;
-par) good "a limit holds for the evaluation of other gates too" fewer --checkpoint grow.st $wide \
+par) good "the limit holds for the evaluation of other gates" fewer --checkpoint grow.st $wide \
     --pattern search --steps 6 --recompute auto --max-memory 0.25 ;;
 esac
 
-# =====================================================================================================================
+# ========================================================================================
 section "bad input"
 
 mkdir bad bad/dir bad/three
 cp t.txt w.txt bad
 cd bad || exit 1
-good "a checkpoint for the bad" . --data t.txt $full --steps 6 --checkpoint good.st
+good "a checkpoint for bad input" . --data t.txt $full --steps 6 --checkpoint good.st
 good "a checkpoint of characters" . --data t.txt $full --steps 6 --checkpoint chars.st \
     --tokens chars
 : >empty.txt
 echo "a few words" >short.txt
-head -c 70 t.txt >short70.txt       # training text: 64 tokens; four streams of blocks of 16 need 68
+head -c 70 t.txt >short70.txt     # 64 training tokens; four streams with blocks of 16 need 68
 { cat t.txt; printf 'caf\351 \377\376\n'; } >latin.txt
 { printf 'caf\351 \377\376\n'; cat t.txt t.txt; } >latin1.txt
 awk '
     BEGIN { for (i = 0; i < 100; i++) print "quite another text, of another length " i }' >other.txt
 cp t.txt three/train.txt; : >three/valid.txt
 
-new="--log L.jsonl --tensorboard TB --checkpoint C.st --steps 3"       # what must not appear
-# with a checkpoint of its own
+new="--log L.jsonl --tensorboard TB --checkpoint C.st --steps 3"       # files that must not appear
+# for an existing checkpoint
 old="--log L.jsonl --tensorboard TB --steps 9"
 
 # data
@@ -566,15 +565,15 @@ refused 'three/valid.txt' --data three $tiny $new
 refused '/dev/null' --data /dev/null $tiny $new
 mkdir one && cp t.txt one/train.txt && printf x >one/valid.txt
 refused 'one: the validation text: expected at least 2 tokens, got 1' --data one $tiny $new
-# damage that leaves the form of the file whole: a bit of the last tensor, and of a number
-# in the metadata
+# damage within a valid file format: a bit of the last tensor, and a number of the
+# metadata
 size=$(wc -c <good.st)
 { head -c $((size - 9)) good.st; printf '\377'; tail -c 8 good.st; } >bit.st
 sed 's/"step":"6"/"step":"7"/' good.st >step.st
 refused 'bit.st.*damaged' --data t.txt $full --checkpoint bit.st --steps 12
 refused 'step.st.*damaged' --data t.txt $full --checkpoint step.st --steps 12
-# words: held-out ones that are new are read as <unk>; with --min-count 1 they are
-# refused, with the option that helps
+# Unknown words of the held-out text are read as <unk>. With --min-count 1 they are
+# refused, and the message names the option.
 awk '
     BEGIN {
         for (i = 0; i < 400; i++) print "the same words again and again"
@@ -583,12 +582,12 @@ awk '
 refused 'fresh.*--min-count' --data new.txt $tiny $new --tokens words --min-count 1
 good "words with --min-count" . --data new.txt $tiny --tokens words --min-count 2 --steps 2 \
     --checkpoint min2.st
-good "words that are new" . --data new.txt $tiny --tokens words --steps 2 --checkpoint unsaid.st
-check "it is said" \
+good "unknown words" . --data new.txt $tiny --tokens words --steps 2 --checkpoint unsaid.st
+check "it is reported" \
     grep -q '^the validation or test text has words that the training text lacks;.*--min-count 2;' \
     "$T/err"
 check "the same as with the option" same_state min2.st unsaid.st
-good "goes on" . --checkpoint unsaid.st --steps 3
+good "resumes" . --checkpoint unsaid.st --steps 3
 check "the option is in the file" \
     [ "$(header unsaid.st |
     grep -c 'min-count[^0-9]*2,')$(grep -c 'validation or test text has words' "$T/err")" = 10 ]
@@ -598,8 +597,7 @@ good "the largest seed, resumed" . --data t.txt $full --steps 3 --checkpoint see
     --seed 18446744073709551615
 ln -s nowhere/at/all lost.st
 refused 'lost.st.*symbolic link' --data t.txt $tiny --steps 3 --checkpoint lost.st
-# a text of wider units is refused as what it is, bytes of it only where bytes are asked
-# for
+# A UTF-16 text is refused with its encoding, unless --tokens bytes requests its bytes.
 awk '{ gsub(/./, "&@"); printf "%s\n@", $0 }' t.txt | tr @ '\000' >wide.txt
 { printf '\377\376'; cat wide.txt; } >marked.txt
 mkdir widevalid; cp t.txt widevalid/train.txt; cp wide.txt widevalid/valid.txt
@@ -612,8 +610,8 @@ for tokens in chars words; do
         --data wide.txt $tiny $new --tokens $tokens
 done
 refused 'wide.txt: expected UTF-8, got UTF-16LE' --data wide.txt --init-from good.st --steps 3
-good "its bytes, asked for" . --data wide.txt $full --tokens bytes --steps 3 --checkpoint wide.st
-good "and again from the checkpoint" . --checkpoint wide.st --steps 4
+good "--tokens bytes" . --data wide.txt $full --tokens bytes --steps 3 --checkpoint wide.st
+good "and resumed from the checkpoint" . --checkpoint wide.st --steps 4
 rm -f wide.st
 { printf '\357\273\277'; cat t.txt; } >mark.txt
 good "a byte-order mark" . --data mark.txt $full --tokens chars --steps 6 --checkpoint mark.st
@@ -626,7 +624,7 @@ if [ "$(id -u)" -ne 0 ]; then
     refused 'secret.txt.*denied' --data secret.txt $tiny $new
     cp good.st secret.st; chmod 000 secret.st
     refused 'secret.st.*denied' --data t.txt $tiny $old --checkpoint secret.st
-    chmod 444 secret.st         # can be read, but the training could not save
+    chmod 444 secret.st         # readable, but the training cannot save
     refused 'secret.st' --data t.txt $old --checkpoint secret.st
     mkdir locked; chmod 555 locked
     refused 'locked' --data t.txt $tiny $old --checkpoint locked/C.st
@@ -657,7 +655,7 @@ refused 'x.st' --data t.txt $old --checkpoint x.st
 refused 'x.st' --data t.txt $old --checkpoint x.st
 { printf '\0\0\0\0\0\0\0\0'; tail -c +9 good.st; } >x.st
 refused 'x.st' --data t.txt $old --checkpoint x.st
-spoil() { # SED-SCRIPT that keeps the length: a checkpoint x.st, changed in its header
+spoil() { # SED-SCRIPT: makes x.st, a checkpoint with a changed header of the same length
     head -c 8 good.st >x.st
     header good.st | sed "$1" | head -c "$head" >h
     [ "$(wc -c <h)" -eq "$head" ] && ! header good.st | cmp -s - h ||
@@ -677,7 +675,7 @@ v=$((9 + head + $(header good.st | sed 's/.*"vocab":{[^}]*"data_offsets":\[\([0-
     tail -c +$((v + 8)) good.st
 } >x.st
 refused 'x.st\|vocab' --data t.txt $old --checkpoint x.st
-# any byte of the header, at random: refused or taken, but never a crash
+# random bytes of the header: refused or accepted, but never a crash
 i=0
 while [ $i -lt $spoiled_bytes ]; do
     i=$((i + 1)); roll; at=$((8 + head * rand / 10000)); roll
@@ -724,11 +722,11 @@ refused 't.txt\|--batch-sz\|max-memory' $t $tiny $new --batch-sz 1073741824 --bl
 refused 'max-memory' $t $tiny $new --hid-sz 1024 --max-memory 0.01
 refused 'max-memory' $t $tiny $new --max-memory 0.00001
 refused 'max-memory' $t $tiny $new --max-memory 0.0009
-# what a step needs shows in the first step only; nothing has been written by then
+# The memory of a step is known in the first step, before anything is written.
 run . $t $tiny $new $too_much
 check "no memory for a step: refused, exit code 2 and not $rc" [ $rc -eq 2 ]
-check "no memory for a step: one complaint" one_complaint "$T/err"
-check "no memory for a step: the option and the sizes are named: $(tail -n 1 "$T/err")" \
+check "no memory for a step: one error message" one_complaint "$T/err"
+check "no memory for a step: the message names the option and the sizes: $(tail -n 1 "$T/err")" \
     grep -q -e "^$prog: --max-memory: .*[0-9] more bytes would exceed the limit of [0-9]" "$T/err"
 check "no memory for a step: no checkpoint, no log, no events" \
     [ ! -e C.st -a ! -e L.jsonl -a ! -e TB ]
@@ -791,11 +789,11 @@ refused 'same file' --data two $tiny $new --eval-every 1 --best two/valid.txt
 rm two/valid.txt
 printf '{ "mine": [1, 2, 3] }' >mine.txt; cp mine.txt kept.txt
 refused 'mine.txt: expected a new file or the log of a run' $t $tiny --steps 3 --log mine.txt
-check "a file that is no log stays as it is" cmp mine.txt kept.txt
+check "a file that is not a log is unchanged" cmp mine.txt kept.txt
 family_bad
 cd ..
 
-# =====================================================================================================================
+# ========================================================================================
 section "disk full"
 
 mkdir full
@@ -803,18 +801,17 @@ good "10 steps" full --data ../t.txt --checkpoint run.st $full --steps 10
 cp full/run.st full.st
 bytes=$(wc -c <full.st)
 again="--data ../t.txt --checkpoint run.st $full --steps 40 --save-every 20"
-# after the run that could not save: $rc, err, and the directory's run.st
+# NAME PATTERN: after a run that could not save; uses $rc, err and full/run.st
 unsaved() {
     [ $rc -gt 0 ] && [ $rc -lt 124 ] && pass || fail "$1: exit code $rc"
     grep -q "run.st.*$2" err && pass ||
-        fail "$1: '$2' and the file are wanted in: $(head -c 300 err)"
-    check "$1: one complaint" one_complaint err
-    check "$1: the old checkpoint is as it was" cmp full.st full/run.st
-    check "$1: no temporary file stays" [ "$(tmps full)" -eq 0 ]
+        fail "$1: expected '$2' and the file name in: $(head -c 300 err)"
+    check "$1: one error message" one_complaint err
+    check "$1: the old checkpoint is unchanged" cmp full.st full/run.st
+    check "$1: no temporary file is left" [ "$(tmps full)" -eq 0 ]
     check "$1: the old checkpoint loads" loads full/run.st
 }
-# (a) a file system of its own, in a name space of its own: it goes when the shell in it
-# ends
+# (a) a small file system in a private mount namespace, which ends with its shell
 mkdir mnt
 cat >mount.sh <<'END'
 mount -t tmpfs -o size=$1k none "$2" || exit 99
@@ -836,7 +833,7 @@ if [ -s full.rc ]; then
 else
     echo "left out: a full file system (cannot mount one)"
 fi
-# (b) a limit on the size of files, its signal ignored: writing gives an error
+# (b) a file size limit with the signal ignored: writes fail
 rm -f full/*; cp full.st full/run.st
 (
     trap '' XFSZ
@@ -845,14 +842,14 @@ rm -f full/*; cp full.st full/run.st
 ) >out 2>err </dev/null
 rc=$?
 unsaved "limited files" "[Ff]ile.*large"
-# its signal not ignored: the process ends, the checkpoint stays
+# with the signal not ignored the process ends, and the checkpoint remains
 (ulimit -f $((bytes / 2048)); ulimit -c 0; cd full && exec "$bin" $again) >out 2>err </dev/null &
 running=$!; collect
 check "SIGXFSZ: ended by it" [ $rc -gt 128 ]
-check "SIGXFSZ: the old checkpoint is as it was" cmp full.st full/run.st
+check "SIGXFSZ: the old checkpoint is unchanged" cmp full.st full/run.st
 check "SIGXFSZ: at most one temporary file" [ "$(tmps full)" -le 1 ]
 rm -f full/*.tmp
-# (c) at an exact call
+# (c) a full disk at an exact call
 if [ -n "$kills" ]; then
     for at in 1 2 5; do
         (cd full && TRAINER_FULL_AT=$at exec $limited env LD_PRELOAD="$T/kill.so" "$bin" \
@@ -863,9 +860,9 @@ if [ -n "$kills" ]; then
 fi
 good "with space again" full $again
 mkdir straight
-good "without the trouble" straight $again
-check "with space again: as if nothing had been" cmp full/run.st straight/run.st
-# the log is not worth a training
+good "without an interruption" straight $again
+check "with space again: the same result" cmp full/run.st straight/run.st
+# a log that cannot be written does not end a training
 if [ -w /dev/full ]; then
     mkdir dev
     good "a log that cannot be written" dev --data ../t.txt --checkpoint run.st $full --steps 40 \
@@ -875,11 +872,11 @@ if [ -w /dev/full ]; then
     check "a log that cannot be written is reported once" [ "$(grep -c '/dev/full' said)" -eq 1 ]
     (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 2.st $full \
         --steps 40 >/dev/full) 2>err </dev/null
-    check "output that cannot be written ends no training" [ $? -eq 0 ]
+    check "output that cannot be written does not end a training" [ $? -eq 0 ]
     check "the same training" same_state dev/run.st dev/2.st
     (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 3.st $full \
         --steps 40 2>/dev/full) >out </dev/null
-    check "progress that cannot be written ends no training" [ $? -eq 0 ]
+    check "progress that cannot be written does not end a training" [ $? -eq 0 ]
     check "the same training again" same_state dev/run.st dev/3.st
     (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 3.st \
         --eval-only >/dev/full) 2>err </dev/null
@@ -889,33 +886,33 @@ if [ -w /dev/full ]; then
     check "a generated text that cannot be written is an error" [ $? -ne 0 ]
 fi
 
-# =====================================================================================================================
+# ========================================================================================
 section "signals"
 
 stop="$files $full --steps 1500 $no_cadence --log-every 1"
 mkdir unbroken
-good "the unbroken run" unbroken $stop
-# under nohup, SIGHUP is ignored here and in the trainers
+good "the uninterrupted run" unbroken $stop
+# Under nohup, SIGHUP is ignored here and in the trainers.
 hup=HUP
 [ "$(sh -c 'kill -HUP $$; echo ignored')" != ignored ] || hup=
 for sig in INT TERM $hup; do
     stop_in_the_midst $sig sig $stop
     case $sig in INT) want=130 ;; TERM) want=143 ;; HUP) want=129 ;; esac
-    check "SIG$sig: exit code $want, not $rc" [ $rc -eq $want ]
+    check "SIG$sig: exit code $want, got $rc" [ $rc -eq $want ]
     at=$(sed -n 's/.*stopped at step \([0-9]*\); the checkpoint is saved.*/\1/p' bg.err)
     check "SIG$sig: says where it stopped" [ -n "$at" ]
     check "SIG$sig: stopped before the end" [ "${at:-1500}" -lt 1500 ]
     check "SIG$sig: saved that step" [ "$(meta sig/run.st step)" = "$at" ]
     check "SIG$sig: logged that step" [ "$(steps_of sig/log.jsonl | tail -n 1)" = "$at" ]
-    check "SIG$sig: no complaint" [ "$(grep -c "^$prog:" bg.err)" -eq 0 ]
+    check "SIG$sig: no error message" [ "$(grep -c "^$prog:" bg.err)" -eq 0 ]
     check "SIG$sig: no result" [ ! -s bg.out ]
     check "SIG$sig: no temporary file" [ "$(tmps sig)" -eq 0 ]
     good "SIG$sig, resumed" sig $stop
-    check "SIG$sig: as the unbroken run, bit for bit" cmp unbroken/run.st sig/run.st
+    check "SIG$sig: bit-identical to the uninterrupted run" cmp unbroken/run.st sig/run.st
     events unbroken/log.jsonl >want; events sig/log.jsonl >got
-    check "SIG$sig: the log as the unbroken run's" cmp want got
+    check "SIG$sig: the log equals that of the uninterrupted run" cmp want got
 done
-# a terminal that closes sends more than one
+# a terminal that closes sends SIGHUP more than once
 rm -rf sig; mkdir sig
 start sig $stop --steps 1000000
 wait_for_a_step sig
@@ -923,23 +920,23 @@ kill -HUP "$running"; nap 2; kill -HUP "$running" 2>/dev/null
 want=129
 [ -n "$hup" ] || { want=143; kill -TERM "$running"; }
 collect
-check "two SIGHUP: exit code $want, not $rc" [ $rc -eq $want ]
+check "two SIGHUP: exit code $want, got $rc" [ $rc -eq $want ]
 check "two SIGHUP: saved" [ -s sig/run.st ]
-# without a checkpoint: said at the start; a signal that nobody at a terminal sent stops
-# at once
+# Without a checkpoint: reported at the start. A signal that does not come from a terminal
+# stops the run at once.
 for sig in INT TERM; do
     rm -rf sig; mkdir sig
     start sig $tiny --data ../t.txt --steps 1000000 --log log.jsonl --log-every 1
     wait_for_a_step sig
     kill -$sig "$running"; collect
     [ $sig = INT ] && want=130 || want=143
-    check "SIG$sig without a checkpoint: exit code $want, not $rc" [ $rc -eq $want ]
-    check "SIG$sig without a checkpoint: told before" \
+    check "SIG$sig without a checkpoint: exit code $want, got $rc" [ $rc -eq $want ]
+    check "SIG$sig without a checkpoint: reported at the start" \
         grep -q '^no --checkpoint: nothing will be saved' bg.err
-    check "SIG$sig without a checkpoint: told at the end" \
+    check "SIG$sig without a checkpoint: reported at the end" \
         grep -q '^stopped at step [0-9]*; nothing is saved' bg.err
 done
-# at a terminal Ctrl-C asks first
+# on a terminal, the first Ctrl-C asks for confirmation
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
     rm -rf tty; mkdir tty
     cat >tty.sh <<END2
@@ -951,9 +948,9 @@ END2
     last_step() { steps_of tty/log.jsonl | tail -n 1; }
     questions() { grep -o 'press Ctrl-C again within 5 seconds' tty.out | wc -l; }
     kill -INT "$(cat tty/pid)"
-    check "Ctrl-C at a terminal: it asks for another" wait_until above 0 questions
-    check "Ctrl-C at a terminal: the run goes on" wait_until above "$(last_step)" last_step
-    # the second one; where that came after the five seconds it asks again
+    check "Ctrl-C at a terminal: it asks for a second one" wait_until above 0 questions
+    check "Ctrl-C at a terminal: the run continues" wait_until above "$(last_step)" last_step
+    # the second Ctrl-C; after five seconds it asks again
     answered() { ! kill -0 "$(cat tty/pid)" 2>/dev/null || above "$asked" questions; }
     while kill -0 "$(cat tty/pid)" 2>/dev/null; do
         asked=$(questions)
@@ -961,14 +958,14 @@ END2
         wait_until answered || break
     done
     collect
-    check "the second one ends with code 130, not $rc" [ $rc -eq 130 ]
-    check "below the progress line, on a line of its own" \
+    check "the second Ctrl-C: exit code 130, got $rc" [ $rc -eq 130 ]
+    check "the message is on a separate line below the progress" \
         awk '/^stopped at step [0-9]*; nothing is saved/ { n++ } END { exit n != 1 }' tty.out
 else
     echo "left out: Ctrl-C at a terminal (no script program)"
 fi
 
-# =====================================================================================================================
+# ========================================================================================
 section "loss that is not finite"
 
 mkdir wild
@@ -977,19 +974,19 @@ good "a good start" wild $wild --steps 5
 for every in 1 1000; do
     rm -rf wild2; cp -r wild wild2
     run wild2 $wild --lr 1e6 --steps 5000 --save-every $every
-    check "ends with an error, not $rc" [ $rc -eq 1 ]
+    check "exit code 1, got $rc" [ $rc -eq 1 ]
     check "skipped updates are reported" grep -q 'step [0-9]*: the .* is not finite' err
     check "the end says what to change" grep -q "^$prog: .*50 .*--lr" err
-    check "one complaint" one_complaint err
+    check "one error message" one_complaint err
     check "50 reports to the end" [ "$(grep -c 'is not finite' err)" -ge 50 ]
-    check "the checkpoint's numbers are finite" finite wild2/run.st
+    check "the checkpoint is finite" finite wild2/run.st
     check "the checkpoint loads" loads wild2/run.st
     check "the log is JSON" json wild2/log.jsonl
     [ $every -ne 1000 ] ||
-        check "without a save the checkpoint is as it was" cmp wild/run.st wild2/run.st
+        check "without a save the checkpoint is unchanged" cmp wild/run.st wild2/run.st
 done
 
-# =====================================================================================================================
+# ========================================================================================
 section "log and terminal"
 
 mkdir log
@@ -1015,12 +1012,12 @@ check "bpb is loss / ln 2" \
     awk '
         { e = $2 - $1 / log(2); if (!($2 > 0) || !(e * e <= 1e-18 * $2 * $2)) bad = 1 }
         END { exit bad || NR < 300 }' pairs
-check "tokens a second, peak, norm are there" \
+check "tokens/s, peak and norm are present" \
     awk '
         !/"tokens_per_s":[0-9.]*[1-9]/ || !/"peak_bytes":[1-9]/ || !/"grad_norm":[0-9.e-]*[1-9]/ {
             if (/"event":"train"/) exit 1
         }' log/log.jsonl
-check "the clock runs" \
+check "the time increases" \
     awk -v all="$(sed -n 's/.*"event":"train".*"seconds":\([0-9.]*\),.*/\1/p' log/log.jsonl |
     tr '\n' ' ')" '
         BEGIN {
@@ -1039,8 +1036,8 @@ check "the start event" grep -q '"event":"start"' log/log.jsonl
 f=$(ls log/deep/tb/events.out.tfevents.* 2>/dev/null)
 check "one event file" [ -f "$f" ]
 n1=$(frames "$f"); size1=$(wc -c <"$f")
-check "its records fit" [ -n "$n1" ]
-check "a record for each number" [ "${n1:-0}" -ge 1500 ]
+check "the framing is valid" [ -n "$n1" ]
+check "one record per value" [ "${n1:-0}" -ge 1500 ]
 for tag in train/loss train/bpb train/tokens_per_s valid/bpb valid/loss; do
     check "tag $tag" grep -q "$tag" "$f"
 done
@@ -1048,34 +1045,34 @@ least=$(events log/log.jsonl eval | field loss | sort -g | head -n 1)
 at=$(events log/log.jsonl eval | grep -F "\"loss\":$least," | head -n 1 | field step)
 [ "$at" = 300 ] || check "the best checkpoint is of the best evaluation, step $at" \
     [ "$(meta log/best.st step)" = "$at" ]
-good "the best, of all the text" log --data ../t.txt --checkpoint best.st --eval-only \
+good "the best checkpoint, on the whole text" log --data ../t.txt --checkpoint best.st --eval-only \
     --log best.jsonl --threads 1
-good "goes on" log $learn --checkpoint run.st --log log.jsonl --log-every 1 --tensorboard deep/tb \
+good "resumes" log $learn --checkpoint run.st --log log.jsonl --log-every 1 --tensorboard deep/tb \
     --steps 310
-check "going on leaves the first event file alone" [ "$(wc -c <"$f")" -eq "$size1" ]
-check "going on begins another" [ "$(ls log/deep/tb | wc -l)" -eq 2 ]
+check "the first event file is unchanged" [ "$(wc -c <"$f")" -eq "$size1" ]
+check "a resumed run begins another event file" [ "$(ls log/deep/tb | wc -l)" -eq 2 ]
 for f in log/deep/tb/*; do check "framing of $f" frames "$f"; done
 # saved between two records of the log
 between="--steps 11 --log-every 4 --eval-every 6"
 good "a run that is saved at step 6" log $learn $between --best mid.st --log mid.jsonl
-check "is saved there" [ "$(meta log/mid.st step)" = 6 ]
-good "goes on from there" log $learn $between --checkpoint mid.st --log rest.jsonl
+check "the checkpoint is of step 6" [ "$(meta log/mid.st step)" = 6 ]
+good "resumed from there" log $learn $between --checkpoint mid.st --log rest.jsonl
 events log/mid.jsonl | tail -n 2 >want; events log/rest.jsonl >got
-check "the next records are the unbroken run's" cmp want got
-# of evaluations of the whole text the best is the last that was better
+check "the next records equal those of the uninterrupted run" cmp want got
+# with evaluations of the whole text, the best is the last that improved
 good "the best of whole evaluations" log $learn --steps 90 --eval-every 30 --eval-blocks 0 \
     --best best2.st --checkpoint best0.st --log best2.jsonl $whole_evaluations
 least=$(events log/best2.jsonl eval | field loss | sort -g | head -n 1)
-check "is the least" \
+check "has the lowest loss" \
     [ "$(header log/best2.st | sed 's/.*"best":"\([^"]*\)".*/\1/' | awk -v want="$least" '
         { e = $1 - want; print (e < 1e-9 && -e < 1e-9) }')" = 1 ]
 rm -rf grow; mkdir grow
 start grow $learn --log log.jsonl --log-every 1 --tensorboard tb --steps 100000
 wait_for_a_step grow
 event_bytes() { cat grow/tb/* | wc -c; }
-check "the event file grows while the run goes on" wait_until above "$(event_bytes)" event_bytes
+check "the event file grows while the run continues" wait_until above "$(event_bytes)" event_bytes
 kill -TERM "$running"; collect
-check "without a checkpoint a signal ends well too" [ $rc -eq 143 ]
+check "without a checkpoint a signal stops the run cleanly" [ $rc -eq 143 ]
 check "framing after a signal" frames grow/tb/*
 good "words" log --data ../w.txt $tiny $words_more --tokens words --steps 20 --log words.jsonl \
     --checkpoint words.st --log-every 5
@@ -1092,20 +1089,20 @@ check "ppl is exp(loss)" \
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
     TERM=xterm script -qec "$bin --data t.txt $tiny --steps 40 --eval-every 20" \
         /dev/null >tty.out 2>/dev/null </dev/null
-    check "one line drawn again and again on a terminal" \
+    check "on a terminal one line is redrawn" \
         [ "$(tr -dc '\033' <tty.out | wc -c)" -ge 1 ]
-    check "not a line for each report on a terminal" \
+    check "on a terminal reports do not add lines" \
         [ "$(tr '\r' ' ' <tty.out | grep -c 'step [0-9]*/40')" -le 3 ]
-    # what stands on a line in the end: what follows its last carriage return
+    # the final contents of each line: the text after its last carriage return
     tr -d '\033' <tty.out | sed 's/\r$//; s/.*\r//; s/\[K//g' >screen
-    check "an evaluation stands below the progress of its step: $(tr '\n' '|' <screen)" \
+    check "an evaluation is printed below the progress of its step: $(tr '\n' '|' <screen)" \
         awk '
             /^step 20\/40 .*tok\/s/ { a = NR } /^step 20: valid/ { b = NR }
             /^step 40\/40 .*tok\/s/ { c = NR } /^step 40: valid/ { d = NR }
             END { exit !(a && b == a + 1 && c > b && d == c + 1) }' screen
 fi
 
-# =====================================================================================================================
+# ========================================================================================
 section "evaluation"
 
 mkdir eval
@@ -1130,16 +1127,16 @@ for i in 1 2; do
         [ "$(events eval/only$i.jsonl eval | field step | tr '\n' ' ')" = "100 100 " ]
 done
 check "evaluation twice: the same" cmp eval/only1.jsonl eval/only2.jsonl
-check "evaluation after training is that of the training's end" \
+check "the evaluation equals the last one of the training" \
     [ "$(events eval/only1.jsonl eval | head -n 1 | field loss)" \
     = "$(events eval/never.jsonl eval | tail -n 1 | field loss)" ]
 good "into the log of the training" eval --data ../t.txt --checkpoint often.st --eval-only \
     --log often.jsonl --threads 1
 head -n "$(wc -l <keep.jsonl)" eval/often.jsonl >x
 check "evaluation only appends to the log of the training" cmp keep.jsonl x
-# lines of the log that every family has
+# number of log lines, without events of single families
 common() { grep -vc '"event":"\(gates\|architecture\)"' "$1"; }
-check "two lines more" [ "$(common eval/often.jsonl)" -eq $(($(common keep.jsonl) + 2)) ]
+check "two more lines" [ "$(common eval/often.jsonl)" -eq $(($(common keep.jsonl) + 2)) ]
 check "evaluation does not touch the checkpoint" cmp keep.st eval/often.st
 mkdir eval/three
 head -c 3000 t.txt >eval/three/train.txt
@@ -1157,32 +1154,32 @@ check "it appends" cmp x y
 cp eval/only1.jsonl x
 good "another into the same log" eval --data ../t.txt $tiny --steps 20 --log only1.jsonl
 head -n "$(wc -l <x)" eval/only1.jsonl >y
-check "it takes nothing away" cmp x y
-good "another text than that of the training" eval --data ../w.txt --checkpoint never.st \
+check "it removes nothing" cmp x y
+good "another text than in training" eval --data ../w.txt --checkpoint never.st \
     --eval-only --threads 1
 
-good "without --data: that of the checkpoint" eval --checkpoint often.st --eval-only \
+good "without --data: the text of the checkpoint" eval --checkpoint often.st --eval-only \
     --log told.jsonl --threads 1
-check "is the same" cmp eval/only2.jsonl eval/told.jsonl
+check "the result is the same" cmp eval/only2.jsonl eval/told.jsonl
 check "the results are on standard output" \
     [ "$(grep -c '^step 100: \(valid\|test\) bpb' out)" -eq 2 ]
 family_evaluation
 
-# =====================================================================================================================
+# ========================================================================================
 section "scores and other runs' weights"
 
-# --score: the same number as an evaluation of that text behind a line end, in one stream;
-# the tables are parts of each other
+# --score equals an evaluation of the text after a line end, in one stream. Finer tables
+# add up to coarser ones.
 mkdir score score/d
 head -n 12 t.txt >score/text
 cp t.txt score/d/train.txt; { echo; cat score/text; } >score/d/test.txt
 good "--score" score --checkpoint ../eval/never.st --threads 1 --score text $token_by_token
 cp out score/file
-check "a head and a row" \
+check "one header line and one row" \
     [ "$(head -n 1 out)" = "$(printf 'tokens\tbytes\tnats\tbpb\tppl')" -a "$(wc -l <out)" -eq 2 ]
 good "an evaluation of it" score --checkpoint ../eval/never.st --threads 1 $token_by_token \
     --data d --eval-only --eval-batch-sz 1 --log only.jsonl
-check "is the same" \
+check "the result is the same" \
     awk -v loss="$(grep '"split":"test"' score/only.jsonl | field loss)" \
     -v bpb="$(grep '"split":"test"' score/only.jsonl | field bpb)" '
     function is(a, b) { return a - b < 1e-5 && b - a < 1e-5 }
@@ -1194,21 +1191,21 @@ for by in lines tokens texts; do
         $by
     cp out score/$by; cp err score/said
 done
-check "a row for each line, which add up to the file" \
+check "one row per line; the rows add up to the file" \
     awk -F'\t' 'FNR == 1 { next } FILENAME ~ /file/ { t = $1; b = $2; n = $3; next }
     { if ($1 != ++rows) bad = 1; t -= $2; b -= $3; n -= $4 }
     END { exit bad || rows != 12 || t || b || n > 1e-2 || n < -1e-2 }' score/file score/lines
-check "a row for each token, which add up to the lines" \
+check "one row per token; the rows add up to the lines" \
     awk -F'\t' 'FNR == 1 { next } FILENAME ~ /lines/ { t += $2; n[$1] = $4; next }
     { t--; n[$1] -= $2; text = text $3 }
     END {
         for (i in n) if (n[i] > 1e-3 || n[i] < -1e-3) bad = 1
         exit bad || t || text !~ /^the cat sat on mat 0 and the dog ran\\nthe cat/
     }' score/lines score/tokens
-# where a block sees more of its past than a token in generation, it is said what the rows
-# add up to
+# If a block sees more of its past than a token in generation, a message says what the
+# rows add up to.
 if [ -n "$token_by_token" ]; then
-    check "is said: $(tail -n 1 score/said)" \
+    check "reported: $(tail -n 1 score/said)" \
         grep -q "add up to --score with $token_by_token" score/said
     good "a memory of one length for each token" score --data ../t.txt $tiny --pattern "(sf)2" \
         --same-length --steps 20 --checkpoint same.st
@@ -1216,23 +1213,23 @@ if [ -n "$token_by_token" ]; then
         good "... by $by" score --checkpoint same.st --threads 1 --score text --score-by $by
         cp out score/same_$by
     done
-    check "needs no such words" [ "$(grep -c 'add up' err)" -eq 0 ]
+    check "no such message" [ "$(grep -c 'add up' err)" -eq 0 ]
     check "its rows add up" \
         awk -F'\t' 'FNR == 1 { next } FILENAME ~ /file/ { n = $3; next } { n -= $2 }
         END { exit !(n < 1e-2 && n > -1e-2) }' score/same_file score/same_tokens
 fi
-check "of equal texts equal" \
+check "equal rows for equal texts" \
     [ "$(sed -n 2p score/texts | cut -f 2-)" = "$(sed -n 9p score/texts | cut -f 2-)" ]
 (cd score && exec "$bin" --checkpoint ../eval/never.st --threads 1 --score - \
     --score-by lines <text) >x 2>err
 check "from standard input" cmp score/lines x
 good "words" score --checkpoint ../log/words.st --threads 1 --score ../w.txt --score-by texts
-check "150 lines of nine words and an end" [ "$(awk 'NR > 1 && $2 == 10' out | wc -l)" -eq 150 ]
+check "150 lines of nine words and a line end" [ "$(awk 'NR > 1 && $2 == 10' out | wc -l)" -eq 150 ]
 cp out x
 good "of one text" score --checkpoint ../log/words.st --threads 1 --score ../w.txt --score-by lines
-check "the first line is the same, later ones are others" \
+check "the first line is the same, later ones differ" \
     [ "$(sed -n 2p out)" = "$(sed -n 2p x)" -a "$(sed -n 3p out)" != "$(sed -n 3p x)" ]
-# a last line without an end counts as the others do: by file, by line and by text
+# a last line without a line end counts like the others: by file, by line and by text
 while read -r from line end; do
     model="--checkpoint ../$from --threads 1"
     printf "%s$end%s" "$line" "$line" >score/open
@@ -1241,8 +1238,8 @@ while read -r from line end; do
     for by in file lines texts tokens; do
         good "lines of $from by $by" score $model --score whole --score-by $by
         cp out score/want
-        good "... without the last end" score $model --score open --score-by $by
-        check "$from, $by: is the same: $(tail -n 1 out) | $(tail -n 1 score/want)" \
+        good "... without the last line end" score $model --score open --score-by $by
+        check "$from, $by: the same: $(tail -n 1 out) | $(tail -n 1 score/want)" \
             cmp score/want out
         [ $by = texts ] || continue
         sed -n 2p out | cut -f 2-4 >score/row
@@ -1251,11 +1248,11 @@ while read -r from line end; do
     done
     [ "$end" = '\n' ] || continue
     good "a line of $from, a file by itself" score $model --score one --score-by texts
-    check "$from: has the row of a candidate" \
+    check "$from: has the same row as a candidate" \
         [ "$(sed -n 2p out | cut -f 2-4)" = "$(cat score/row)" ]
     good "a line of $from, by file" score $model --score one $token_by_token
     sed -n 2p out | cut -f 1-3 | paste score/row - >both
-    check "$from: has it, too: $(cat both)" \
+    check "$from: and the same values by file: $(cat both)" \
         awk '{ exit !($1 == $4 && $2 == $5 && ($3 - $6) ^ 2 < 1e-6) }' both
 done <<'END'
 eval/never.st aa \n
@@ -1265,10 +1262,11 @@ bad/chars.st the \n
 END
 printf 'the cat\nthe #\n' >score/odd
 run score --checkpoint ../bad/chars.st --threads 1 --score odd
-check "a character that is not known: exit code 1, the line" \
+check "an unknown character: exit code 1, with the line" \
     [ $rc -eq 1 -a "$(grep -c -e '--score odd, line 2: .*#' err)" -eq 1 ]
 
-# a line that there is no memory for is an error, not an end; a directory has no table
+# A line that does not fit into memory is an error, not the end of the input. A directory
+# cannot be scored.
 if (ulimit -v 250000) 2>/dev/null; then
     (
         cd score && { cat text; head -c 300000000 /dev/zero | tr '\0' x; } |
@@ -1284,33 +1282,32 @@ check "a directory: $(head -n 1 err)" [ $rc -ne 0 -a ! -s out ]
 printf 'a\rb\033\n' >score/control
 good "control characters" score --checkpoint ../eval/never.st --threads 1 --score control \
     --score-by tokens
-check "are told, not done: $(cut -f 3 out | tr '\n' ' ')" \
+check "are escaped: $(cut -f 3 out | tr '\n' ' ')" \
     [ "$(cut -f 3 out | tr '\n' ' ')" = 'text a \x0d b \x1b \n ' ]
-# --init-from: it begins with the loss that the evaluation gives, and is a run like any
-# other from then on
+# --init-from: the first loss equals the evaluation, and then the run is like any other
 mkdir tune
 tuned="--init-from ../eval/never.st --data ../t.txt --checkpoint new.st --threads 1 --batch-sz 4"
 tuned="$tuned --eval-batch-sz 2 --schedule constant --lr-warmup 0 $tune_more"
 good "evaluation only" tune --checkpoint ../eval/never.st --data ../t.txt --threads 1 --eval-only \
     --eval-batch-sz 2 --log only.jsonl
 good "fine-tuning" tune $tuned --steps 10 --log log.jsonl
-check "it says so" \
+check "the message says so" \
     grep -q '^weights of ../eval/never.st; optimiser, schedule and memories start afresh' err
-check "it begins with the loss of the evaluation" \
+check "the first loss equals the evaluation" \
     [ -n "$(grep '"step":0,' tune/log.jsonl | field loss)" \
     -a "$(grep '"step":0,' tune/log.jsonl | field loss)" \
     = "$(head -n 1 tune/only.jsonl | field loss)" ]
-check "and goes on" differ tune/new.st eval/never.st
-check "from step 0, with an optimiser of its own" \
+check "and training continues" differ tune/new.st eval/never.st
+check "from step 0, with a new optimiser" \
     [ "$(meta tune/new.st step)" = 10 -a "$(meta tune/new.st optim.step)" -le 10 ]
 mv tune/new.st tune/ten.st
 good "five steps" tune $tuned --steps 5
 good "and five more" tune --checkpoint new.st --steps 10 --threads 1
-check "5 + 5 steps are 10, bit for bit" same_state tune/ten.st tune/new.st
-good "without a checkpoint of its own" tune --init-from ten.st --data ../t.txt --threads 1 --steps 2
+check "5 + 5 steps equal 10, bit-exactly" same_state tune/ten.st tune/new.st
+good "without a checkpoint" tune --init-from ten.st --data ../t.txt --threads 1 --steps 2
 good "a dry run" tune --init-from ten.st --dry-run
 n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
-check "counts its parameters" [ "$(grep '"start"' tune/log.jsonl | field params)" = "$n" ]
+check "the number of parameters is the same" [ "$(grep '"start"' tune/log.jsonl | field params)" = "$n" ]
 cd tune
 refused "--init-from ten.st starts a new run, but --checkpoint new.st exists: leave --init-from out to resume it" \
     --init-from ten.st --data ../t.txt --checkpoint new.st
@@ -1337,7 +1334,7 @@ refused "--score none: No such file" --checkpoint ten.st --score none
 refused "evaluation and generation without training require a --checkpoint" --score ../t.txt
 cd ..
 rm -f tune/new.st
-good "the start may be the best" tune $tuned --steps 4 --lr 50 --grad-clip 0 --eval-every 2 \
+good "the start can be the best" tune $tuned --steps 4 --lr 50 --grad-clip 0 --eval-every 2 \
     --keep-best --log worse.jsonl
 check "and is kept: $(events tune/worse.jsonl best | field step | tr '\n' ' ')" \
     [ "$(meta tune/new.best.st step) $(events tune/worse.jsonl best | head -n 1 | field step)" \
@@ -1346,10 +1343,10 @@ rm -f tune/new.st
 good "the weights of a checkpoint of the first version" tune --init-from ../old/run.st \
     --data ../t.txt --threads 1 --steps 2
 
-# =====================================================================================================================
+# ========================================================================================
 section "generation and help"
 
-sample() { # FILE OPTIONS...: 40 tokens, without data; standard output is the text and nothing else
+sample() { # FILE OPTIONS...: 40 tokens without data; standard output has only the text
     to=$1; shift
     run log --checkpoint run.st --no-train --generate 40 --threads 1 "$@"
     if [ $rc -eq 0 ] && [ -s out ]; then
@@ -1367,27 +1364,27 @@ sample g5 --seed 1 --prompt "the cat" --temperature 0
 sample g6 --seed 2 --prompt "the cat" --temperature 0
 sample g7 --seed 3 --prompt "the cat" --top-k 1
 sample g8 --seed 1
-check "a seed repeats" cmp g1 g2
+check "a seed is repeatable" cmp g1 g2
 check "another seed differs" differ g3 g4
-check "temperature 0 knows no seed" cmp g5 g6
-check "the likeliest alone is temperature 0" cmp g5 g7
-check "the prompt stands in front" grep -q '^the cat' g1
-check "the text goes on" [ "$(grep -o '^the cat.*' g5 | head -c 100 | wc -c)" -gt 12 ]
-check "it learnt" grep -q 'the cat sat' g5
+check "temperature 0 does not depend on the seed" cmp g5 g6
+check "top-k 1 equals temperature 0" cmp g5 g7
+check "the text begins with the prompt" grep -q '^the cat' g1
+check "the text continues" [ "$(grep -o '^the cat.*' g5 | head -c 100 | wc -c)" -gt 12 ]
+check "it has learnt the text" grep -q 'the cat sat' g5
 for g in g1 g3 g5; do
-    check "$g: prompt, 40 bytes and at most a line end, nothing else" \
+    check "$g: only the prompt, 40 bytes and at most a line end" \
         [ "$(wc -c <$g)" -ge 47 -a "$(wc -c <$g)" -le 48 ]
 done
 check "40 bytes without a prompt" [ "$(wc -c <g8)" -ge 40 -a "$(wc -c <g8)" -le 41 ]
-# without a seed each text is another one, and the seed that makes it again is told
+# without a seed the texts differ, and the seed is reported
 sample g9 --prompt "the cat" --temperature 3 --top-p 0
 drawn=$(sed -n 's/.*sampled with --seed \([0-9]*\)$/\1/p' err)
-check "the seed is told" [ -n "$drawn" ]
+check "the seed is reported" [ -n "$drawn" ]
 sample g10 --prompt "the cat" --temperature 3 --top-p 0
 check "another text" differ g9 g10
 sample g11 --prompt "the cat" --temperature 3 --top-p 0 --seed "$drawn"
-check "the seed makes it again" cmp g9 g11
-# one seed, two prompts: the draws are others
+check "the seed reproduces the text" cmp g9 g11
+# one seed, two prompts: the samples differ
 sample g12 --prompt "the dog" --temperature 1000 --top-p 0 --seed 1
 sample g13 --prompt "the cat" --temperature 1000 --top-p 0 --seed 1
 tail -c +8 g12 >a; tail -c +8 g13 >b
@@ -1399,15 +1396,15 @@ check "a prompt from standard input" cmp g1 g14
 check "generating writes nothing" [ "$(tmps log)" -eq 0 ]
 good "generation of words" log --checkpoint words.st --no-train --generate 10 --prompt "one two" \
     --threads 1
-check "words are words" grep -q '^one two ' out
+check "words are separated" grep -q '^one two ' out
 good "training, then a text" log $learn --steps 20 --generate 10 --prompt "the"
-check "the text, and it alone, on standard output" grep -q '^the' out
-check "no result among it" [ "$(grep -c "valid\|$learned" out)" -eq 0 ]
-check "the results are told all the same" [ "$(grep -c "^step 20: valid\|$learned" err)" -ge 2 ]
+check "only the text is on standard output" grep -q '^the' out
+check "no results among the text" [ "$(grep -c "valid\|$learned" out)" -eq 0 ]
+check "the results are on standard error" [ "$(grep -c "^step 20: valid\|$learned" err)" -ge 2 ]
 run bad --checkpoint chars.st --no-train --generate 5 --prompt 'the cat' --threads 1
-check "characters that are known" [ $rc -eq 0 ]
+check "known characters" [ $rc -eq 0 ]
 run bad --checkpoint chars.st --no-train --generate 5 --prompt '#' --threads 1
-check "a prompt with an unknown character: exit code 2, not $rc" [ $rc -eq 2 ]
+check "a prompt with an unknown character: exit code 2, got $rc" [ $rc -eq 2 ]
 check "a prompt with an unknown character: the message" grep -q -e '--prompt' err
 
 good "help" . --help
@@ -1416,14 +1413,14 @@ check "nothing on standard error" [ ! -s err ]
 check "exit codes" \
     [ "$(tr -s '\n ' ' ' <help |
     grep -c 'Exit code: 0 success; 1 failed .* 130 stopped by Ctrl-C, 143 by SIGTERM')" -eq 1 ]
-# an option is either of this start and this machine, or in the checkpoint; and all are in
-# the help
+# Every option is either local to a start and a machine, or in the checkpoint; --help
+# lists all.
 sed -n 's/^  --\([a-z][a-z0-9-]*\)\( .*\|\)$/\1/p' help | grep -v '^help$\|^preset$' | sort >all
 header log/run.st | sed 's/.*"config":"{//; s/}","step".*//' | tr ',' '\n' |
     sed -n 's/^\\"\([a-z][a-z0-9-]*\)\\":.*/\1/p' >names
 { echo; for name in $local_options; do echo "$name"; done; } >>names
 grep -v '^$\|^preset$' names | sort -u >x
-check "the checkpoint has every option but those of a start and a machine: $(comm -3 all x |
+check "the checkpoint contains all options that are not local: $(comm -3 all x |
     tr '\n' ' ')" \
     cmp all x
 for preset in $(tail -n +2 listed | cut -f 1); do
@@ -1433,11 +1430,11 @@ for preset in $(tail -n +2 listed | cut -f 1); do
 done
 family_small_presets
 
-# =====================================================================================================================
+# ========================================================================================
 section "watch and talk"
 
-# FILE CHECKPOINT LINES OPTIONS..: LINES, as printf has them, through a pipe; leaves $rc,
-# $T/err, the answers in FILE
+# FILE CHECKPOINT LINES OPTIONS..: pipes LINES (a printf format) to a conversation; leaves
+# $rc, $T/err, and the answers in FILE
 talk() {
     to=$1 from=$2 lines=$3; shift 3
     printf "$lines" | (cd log &&
@@ -1448,16 +1445,15 @@ talks() { talk "$@"; if [ $rc -eq 0 ]; then pass; else fail "talk $*: exit code 
     "$(head -c 300 err)"; fi; }
 talks t1 run.st 'the cat\n' --seed 1 --generate 40
 tail -c +8 g1 >want
-check "an answer is what --generate gives" cmp want t1
-check "no sign where nobody types" [ "$(grep -c '^>' err)" -eq 0 ]
+check "an answer equals the text of --generate" cmp want t1
+check "no prompt without a terminal" [ "$(grep -c '^>' err)" -eq 0 ]
 talks t2 run.st 'the cat' --seed 1 --generate 40
-check "a last line without an end" cmp t1 t2
+check "a last line without a line end" cmp t1 t2
 talks t2 run.st 'the \\\ncat\n' --seed 1 --generate 5
 sample t3 --seed 1 --generate 5 --prompt 'the 
 cat'
 check "a backslash joins lines" [ "$(printf 'the \ncat'; cat t2)" = "$(cat t3)" ]
-# what was said is remembered: the second answer is what follows from the whole text
-# CHECKPOINT LINE LINE BETWEEN: a line and its answer are parted by BETWEEN in the text
+# The conversation is remembered: the second answer continues the whole text.
 conversation() {
     talks a1 "$1" "$2\n" --seed 5 --generate 12
     talks t3 "$1" "$2\n$3\n" --seed 5 --generate 12
@@ -1466,10 +1462,10 @@ conversation() {
     whole=$(printf %s "$2$4"; cat a1; printf %s "$3")
     run log --checkpoint "$1" --no-train --seed 5 --generate 12 --threads 1 --prompt "$whole"
     { printf %s "$whole$4"; tail -c +$((1 + $(wc -c <a1))) t3; } >want
-    check "$1: the second answer is that of all text before it" cmp want out
+    check "$1: the second answer continues the whole text" cmp want out
     talks t4 "$1" "$2\n$3\n\n$2\n$3\n/reset\n$2\n" --seed 5 --generate 12
     cat t3 t3 a1 >want
-    check "$1: an empty line, and /reset, forget" cmp want t4
+    check "$1: an empty line and /reset start over" cmp want t4
     talks t4 "$1" "$3\n" --seed 5 --generate 12 --prompt "$2$4"
     talks t5 "$1" "$2\n\n$3\n" --seed 5 --generate 12 --prompt "$2$4"
     run log --checkpoint "$1" --no-train --seed 5 --generate 12 --threads 1 --prompt "$2$4$3"
@@ -1485,85 +1481,85 @@ conversation unk.st "one two" "three" " "
 cp bad/chars.st log
 conversation chars.st "the cat" "the dog" ""
 talks t1 run.st '/help\n'
-check "help is not for standard output" [ ! -s t1 ]
+check "help is not on standard output" [ ! -s t1 ]
 check "help" grep -q '^An empty line, or /reset' err
 talks t1 run.st 'the cat\n'
-check "a seed that differs is told" grep -q -e '--- sampled with --seed [0-9]*$' err
+check "a random seed is reported" grep -q -e '--- sampled with --seed [0-9]*$' err
 drawn=$(sed -n 's/.*sampled with --seed \([0-9]*\)$/\1/p' err)
 talks t2 run.st 'the cat\n' --seed "$drawn"
 check "and gives the same answer, of 256 tokens" cmp t1 t2
 check "of 256 bytes: $(wc -c <t1)" [ "$(wc -c <t1)" -ge 256 -a "$(wc -c <t1)" -le 257 ]
-# unknown words: said as words; where there is no <unk> the line is refused, and the
-# conversation goes on
+# Unknown words are reported. Without <unk> the line is refused, and the conversation
+# continues.
 talks t1 unk.st 'one zebra two yak\n' --generate 3 --seed 1
-check "unknown words are said" grep -q "^not in the vocabulary, read as <unk>: 'zebra', 'yak'$" err
-check "and answered" [ -s t1 ]
+check "unknown words are reported" grep -q "^not in the vocabulary, read as <unk>: 'zebra', 'yak'$" err
+check "and the line is answered" [ -s t1 ]
 good "unknown words of a prompt" log --checkpoint unk.st --no-train --generate 3 \
     --prompt "one zebra" --threads 1
-check "are said, too" grep -q "^not in the vocabulary, read as <unk>: 'zebra'$" err
+check "are reported" grep -q "^not in the vocabulary, read as <unk>: 'zebra'$" err
 printf 'one zebra two yak\n' >log/zebra
-good "unknown words of a text that is scored" log --checkpoint unk.st --score zebra --threads 1
+good "unknown words of a scored text" log --checkpoint unk.st --score zebra --threads 1
 check "are counted" grep -q '^2 of 5 tokens are not in the vocabulary, read as <unk>' err
 awk 'BEGIN { for (i = 0; i < 300; i++) print "one two zebra" }' >log/zebras
-good "and of one to begin with" log --init-from unk.st --data zebras --steps 1 --threads 1 \
+good "unknown words with --init-from" log --init-from unk.st --data zebras --steps 1 --threads 1 \
     --batch-sz 2 --eval-batch-sz 1
-check "too: $(grep unk err)" grep -q '^2[0-9].[0-9] % of the training text is <unk>' err
+check "are reported: $(grep unk err)" grep -q '^2[0-9].[0-9] % of the training text is <unk>' err
 talk t1 words.st 'zebra\none\n' --generate 3 --seed 1
-check "a line that cannot be read: exit code 1, not $rc" [ $rc -eq 1 ]
-check "the word is named" \
+check "a line that cannot be encoded: exit code 1, got $rc" [ $rc -eq 1 ]
+check "the message names the word" \
     grep -q "^$prog: the word 'zebra' at byte 0 is not in the vocabulary.*the line is ignored$" err
 talks t2 words.st 'one\n' --generate 3 --seed 1
-check "the next line is" cmp t1 t2
+check "the next line is answered" cmp t1 t2
 talk t1 chars.st '#\nthe cat\n' --generate 3
-check "nor characters" grep -q "the character '#' at byte 0 is not in the vocabulary" err
-# where a text ends
+check "an unknown character is named" grep -q "the character '#' at byte 0 is not in the vocabulary" err
+# the end of a text
 talks t1 run.st 'the cat\nthe cat\n' --temperature 0 --stop at
 check "--stop ends an answer: $(cat t1)" \
     [ "$(awk '
         !/at$/ || !/at/ { bad = 1 } { s = $0; if (gsub(/at/, "", s) != 1) bad = 1 }
         END { print bad + 0, NR }' t1)" = "0 2" ]
 sample t2 --temperature 0 --prompt "the cat" --generate 400 --stop 'at'
-check "and a text" [ "$(cat t2)" = "the cat$(head -n 1 t1)" ]
+check "and --stop ends a text" [ "$(cat t2)" = "the cat$(head -n 1 t1)" ]
 talks t1 run.st 'the cat\n' --temperature 0 --generate 400 --stop '\n'
-check "a line end ends" [ "$(wc -l <t1)" -eq 1 ]
-# --repetition-penalty: a large one never says a byte again; within a window of 1 never
-# twice in a row
+check "a line end ends an answer" [ "$(wc -l <t1)" -eq 1 ]
+# --repetition-penalty: a large one never repeats a byte; with a window of 1 never twice
+# in a row
 sample t1 --temperature 0 --prompt "the" --generate 8 --repetition-penalty 100 --repetition-window 0
-check "a large penalty: no byte again: $(cat t1)" \
+check "a large penalty: no repeated byte: $(cat t1)" \
     [ -z "$(head -c 11 t1 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | sort | uniq -d)" ]
 sample t2 --temperature 0 --prompt "the" --generate 60 --repetition-penalty 100 \
     --repetition-window 1
-check "a window of one: not in a row: $(cat t2)" \
+check "a window of one: not twice in a row: $(cat t2)" \
     [ -z "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | uniq -d)" ]
-check "but again" \
+check "but repeated later" \
     [ -n "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | sort | uniq -d)" ]
 sample t1 --temperature 0 --prompt "the" --repetition-penalty 1
 sample t2 --temperature 0 --prompt "the"
-check "a penalty of 1 is none" cmp t1 t2
-# texts while it trains
-good "texts while it trains" log $learn --steps 20 --sample-every 10 --sample-prime 20 \
+check "a penalty of 1 has no effect" cmp t1 t2
+# samples during training
+good "samples during training" log $learn --steps 20 --sample-every 10 --sample-prime 20 \
     --sample-length 30 --temperature 0 --log sampled.jsonl --checkpoint sampled.st
-check "two of them, on standard error" \
+check "two samples, on standard error" \
     [ "$(grep -c '^--- step [12]0, the model continues' err)" -eq 2 ]
-check "a piece of the held-out text and 30 bytes" \
+check "a part of the held-out text and 30 bytes" \
     [ "$(tr '\n' ' ' <err | grep -o '==> .\{20\}==>.\{30\} ---' | wc -l)" -eq 2 ]
-check "nothing but results on standard output" \
+check "only results on standard output" \
     [ "$(grep -vc "^step 20: valid bpb\|$learned" out)" -eq 0 ]
-good "without them" log $learn --steps 20 --log plain.jsonl --checkpoint plain.st
+good "without samples" log $learn --steps 20 --log plain.jsonl --checkpoint plain.st
 check "the run is the same" same_state log/sampled.st log/plain.st
-# --weights: a model with matrices that are worth it
+# --weights: a model with matrices that are large enough
 wide=$(echo "$learn" | sed 's/--hid-sz 16/--hid-sz 64/; s/--inner-hid-sz 32/--inner-hid-sz 64/')
 good "a wider model" log $wide --steps 40 --checkpoint wide.st --threads 1
 for weights in f32 bf16 int8; do
     good "--weights $weights" log --checkpoint wide.st --eval-only --data ../t.txt --log \
         "$weights.jsonl" --weights $weights --threads 1
-    check "$weights is said, or needs not be" \
+    check "the message of $weights" \
         [ "$(grep -c "^matrices rounded to $weights; [0-9.]* [KM]i*B per token" err)" \
         = "$([ $weights = f32 ] && echo 0 || echo 1)" ]
 done
 losses=$(for weights in f32 bf16 int8; do grep '"split":"valid"' log/$weights.jsonl |
     field loss; done | tr '\n' ' ')
-check "rounded a little: $losses" \
+check "small rounding errors: $losses" \
     awk -v l="$losses" '
         BEGIN {
             split(l, a)
@@ -1575,41 +1571,41 @@ good "generation" log --checkpoint wide.st --no-train --generate 40 --temperatur
 cp out t1
 good "with more threads" log --checkpoint wide.st --no-train --generate 40 --temperature 0 \
     --weights int8 --threads 2
-check "is the same" cmp out t1
+check "the result is the same" cmp out t1
 check "40 bytes" [ "$(wc -c <t1)" -ge 40 ]
 # the best and the last
 best="$learn --steps 90 --eval-every 30 --eval-blocks 0 $whole_evaluations --threads 1"
 good "--keep-best" log $best --keep-best --checkpoint keep.st --log keep.jsonl
-check "is as --best" same_state log/best2.st log/keep.best.st
-check "says when" \
+check "equals --best" same_state log/best2.st log/keep.best.st
+check "the message names the step" \
     grep -q "^step $(meta log/keep.best.st step): best so far, saved in keep.best.st$" err
 check "and in the log" \
     [ "$(events log/keep.jsonl best | tail -n 1 | field step)" = "$(meta log/keep.best.st step)" ]
 check "the log is JSON" json log/keep.jsonl
 cp log/keep.best.st kept.st
-good "a run that gets no better" log $best --keep-best --checkpoint keep.st --steps 92 --lr 0 \
+good "a run that does not improve" log $best --keep-best --checkpoint keep.st --steps 92 --lr 0 \
     --eval-every 1
-check "knows its best" cmp kept.st log/keep.best.st
-check "the last state goes on" [ "$(meta log/keep.st step)" = 92 ]
+check "keeps its best" cmp kept.st log/keep.best.st
+check "the last state is newer" [ "$(meta log/keep.st step)" = 92 ]
 cp kept.st log/goes.st
-good "the best goes on" log --checkpoint goes.st --steps 95 --threads 1
+good "the best is resumed" log --checkpoint goes.st --steps 95 --threads 1
 check "to its end" [ "$(meta log/goes.st step)" = 95 ]
 # --out
 good "--out" . --data t.txt $tiny --steps 4 --out new/run
 check "checkpoint, log, curves" \
     [ -s new/run/model.safetensors -a -s new/run/log.jsonl -a "$(ls new/run/tb | wc -l)" = 1 ]
-good "--out again, with a log of its own" . --data t.txt --steps 6 --out new/run \
+good "--out again, with another log" . --data t.txt --steps 6 --out new/run \
     --log new/own.jsonl --threads 1
-check "goes on" [ "$(meta new/run/model.safetensors step)" = 6 ]
-check "what is given counts" grep -q '"event":"resume","step":4' new/own.jsonl
+check "resumes" [ "$(meta new/run/model.safetensors step)" = 6 ]
+check "the given log is used" grep -q '"event":"resume","step":4' new/own.jsonl
 cp new/run/log.jsonl x
-good "--out to write" . --out new/run --no-train --generate 3 --threads 1
-check "reads only" [ "$(ls new/run/tb | wc -l)" = 2 ]
-check "the log is as it was" cmp x new/run/log.jsonl
-good "--keep-best in it" . --data t.txt $tiny --steps 4 --eval-every 2 --eval-blocks 1 \
+good "--out and generation" . --out new/run --no-train --generate 3 --threads 1
+check "writes nothing" [ "$(ls new/run/tb | wc -l)" = 2 ]
+check "the log is unchanged" cmp x new/run/log.jsonl
+good "--keep-best with --out" . --data t.txt $tiny --steps 4 --eval-every 2 --eval-blocks 1 \
     --out new/best --keep-best
-check "its name" [ -s new/best/model.best.safetensors ]
-# refused
+check "the name of the best" [ -s new/best/model.best.safetensors ]
+# refused options
 cd bad || exit 1
 refused 'evaluation and generation without training require a --checkpoint' --interactive
 refused '--interactive and --eval-only cannot be combined' \
@@ -1652,7 +1648,7 @@ refused '--repetition-penalty: expected .*, got .0.5.' \
     --no-train --generate 3 --checkpoint good.st --repetition-penalty 0.5
 cd ..
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
-    # Ctrl-C stops an answer; where a line is waited for it ends
+    # Ctrl-C stops an answer; at the prompt it ends the program
     rm -f tty.in; mkfifo tty.in
     cat >tty.sh <<END2
 cd "$T/log" && echo \$\$ >pid && exec "$bin" --checkpoint run.st --interactive --generate 100000000 --threads 1 --seed 1
@@ -1663,28 +1659,28 @@ END2
     exec 3>tty.in
     signs() { tr '\r' '\n' <tty.out | grep -c '^> '; }
     bytes() { wc -c <tty.out; }
-    check "a sign where somebody types" wait_until above 0 signs
+    check "a prompt on a terminal" wait_until above 0 signs
     printf 'the cat\n' >&3
-    # more than the first lines and what was typed
-    check "an answer comes as it is written" wait_until above 600 bytes
+    # more than the first lines and the typed text
+    check "an answer is printed while it is generated" wait_until above 600 bytes
     kill -INT "$(cat log/pid)"
     check "Ctrl-C stops the answer only" wait_until above 1 signs
     kill -INT "$(cat log/pid)"
     collect
     exec 3>&-
-    check "Ctrl-C where a line is waited for: exit code 130, not $rc" [ $rc -eq 130 ]
-    # the line of a run fits
+    check "Ctrl-C at the prompt: exit code 130, got $rc" [ $rc -eq 130 ]
+    # the progress line fits the terminal
     for width in 100 80 30; do
         TERM=xterm script -qec \
             "stty cols $width; $bin --data t.txt $tiny --steps 40 --eval-every 20" \
             /dev/null >tty.out 2>/dev/null </dev/null
         tr '\r' '\n' <tty.out | sed -n 's/\x1b\[K$//p' >screen
-        check "$width columns: drawn, and never wider: $(tail -n 1 screen)" \
+        check "$width columns: redrawn, never wider: $(tail -n 1 screen)" \
             awk -v w=$width 'length($0) >= w { bad = 1 } END { exit bad || NR < 2 }' screen
         [ $width -lt 80 ] ||
-            check "$width columns: all of it" \
+            check "$width columns: the whole line" \
             grep -q '^step 40/40  \[=*\]  100%  [0-9.]* bpb  best [0-9.]*  [0-9.k]* tok/s  left 0.0s' screen
-        check "$width columns: how far" grep -q '100%  [0-9.]* bpb' screen
+        check "$width columns: the progress" grep -q '100%  [0-9.]* bpb' screen
     done
 fi
 

@@ -63,7 +63,7 @@ END2
 }
 family_presets() {
     good "the shape of a preset" . --preset enwik8_small --dry-run
-    check "it says so" grep -q '^8 layers, 4 heads, span 1024$' out
+    check "the message says so" grep -q '^8 layers, 4 heads, span 1024$' out
 }
 family_variants() {
     variant "adagrad" --data ../t.txt $full

@@ -4,7 +4,7 @@
 # removed at the end.
 
 LC_ALL=C OMP_WAIT_POLICY=passive
-export LC_ALL OMP_WAIT_POLICY     # tiny models: spinning threads only stand in the way
+export LC_ALL OMP_WAIT_POLICY
 . "$here/limit.sh"
 unset LD_PRELOAD TRAINER_COUNT TRAINER_DIE_AT TRAINER_FULL_AT TRAINER_FILE
 case $bin in /*) ;; *) bin=$PWD/$bin ;; esac
@@ -30,7 +30,7 @@ fail() {
     failed=$((failed + 1))
     echo "FAILED [$part] $*"
 }
-check() { # WHAT COMMAND...: passes if the command gives 0
+check() { # WHAT COMMAND...: passes if the command succeeds
     what=$1; shift
     if "$@" >/dev/null 2>&1; then pass; else fail "$what: $*"; fi
 }
@@ -48,7 +48,7 @@ run() { # DIR OPTIONS...: runs the trainer there; leaves $rc, $T/out, $T/err
     (cd "$dir" && exec $limited "$bin" "$@") >"$T/out" 2>"$T/err" </dev/null
     rc=$?
 }
-good() { # WHAT DIR OPTIONS...: must end well
+good() { # WHAT DIR OPTIONS...: must succeed
     what=$1; shift
     run "$@"
     if [ $rc -eq 0 ]; then pass; else fail "$what: exit code $rc: $(head -c 300 "$T/err")"; fi
@@ -58,7 +58,7 @@ start() { # DIR OPTIONS...: the same in the background, as $running
     (cd "$dir" && exec "$bin" "$@") >"$T/bg.out" 2>"$T/bg.err" </dev/null &
     running=$!
 }
-collect() { # waits for it; leaves $rc
+collect() { # waits for $running; leaves $rc
     wait "$running" 2>/dev/null
     rc=$?
     running=
@@ -74,10 +74,10 @@ header_size() {
     od -An -tu1 -N8 "$1" | awk '{ n = $1 + 256 * ($2 + 256 * ($3 + 256 * $4)) } END { print n + 0 }'
 }
 header() { tail -c +9 "$1" | head -c "$(header_size "$1")"; }
-# FILE KEY, of what is not the configuration
+# FILE KEY: a value of the metadata outside of the configuration
 meta() { header "$1" | sed 's/.*"'"$2"'":"\([^"]*\)".*/\1/'; }
-# All that a checkpoint says but the options of its run: names, shapes, step, positions,
-# and the bytes of every tensor.
+# Everything in a checkpoint except the options of its run: names, shapes, step,
+# positions, and the bytes of all tensors.
 state() {
     header "$1" | sed 's/"config":.*","step":/"step":/; s/"seal":"[0-9]*"//; s/ *$//'
     tail -c +$((9 + $(header_size "$1"))) "$1"
@@ -87,8 +87,8 @@ same_state() {
         cmp "$T/state1" "$T/state2"
 }
 differ() { [ -s "$1" ] && [ -s "$2" ] && ! cmp -s "$1" "$2"; }
-# Every F32 tensor holds finite numbers only, and there are some. Tensors begin at
-# multiples of four bytes.
+# All F32 tensors are finite, and there is at least one. Tensors begin at multiples of
+# four bytes.
 finite() {
     header "$1" | sed 's/},"/}\
 "/g' | sed -n 's/.*"dtype":"F32".*"data_offsets":\[\([0-9]*\),\([0-9]*\)\].*/\1 \2/p' | sort -n >"$T/ranges"
@@ -104,15 +104,16 @@ finite() {
         }
         END { exit bad || !n }' "$T/ranges" -
 }
-# train lines of a log (or those of another event), without what depends on the clock
+# FILE [EVENT]: the lines of an event (train) in a log, without values that depend on the
+# clock
 events() {
     grep '"event":"'"${2:-train}"'"' "$1" |
         sed 's/"tokens_per_s":[^,]*,//; s/"seconds":[^,]*,//; s/"peak_bytes":[^,]*,//'
 }
 steps_of() { events "$1" | sed 's/.*"step":\([0-9]*\).*/\1/'; }
 field() { sed -n 's/.*"'"$1"'":\([^,}]*\).*/\1/p'; }
-# Reads JSON lines, prints the keys of each; ends with 1 at the first line that is no JSON
-# object.
+# Reads JSON lines and prints the keys of each. Exits with 1 at the first line that is not
+# a JSON object.
 cat >json.awk <<'END'
 function eat(re) { if (match(s, re) != 1) return 0; s = substr(s, RLENGTH + 1); return 1 }
 function string() { return eat("^\"([^\"\\\\]|\\\\.)*\"") }
@@ -144,15 +145,15 @@ function object(top, before) {
         if (!eat("^,")) return 0
     }
 }
-{ s = $0; keys = ""; if (!object(1) || s != "") { print "no JSON: " $0; exit 1 } print keys }
+{ s = $0; keys = ""; if (!object(1) || s != "") { print "not JSON: " $0; exit 1 } print keys }
 END
 json() { [ -s "$1" ] && awk -f "$T/json.awk" "$1" >"$T/keys"; }
-only_keys() { # FILE EVENT KEYS: every line of that event has exactly these keys
+only_keys() { # FILE EVENT KEYS: all lines of that event have exactly these keys
     grep '"event":"'"$2"'"' "$1" >"$T/lines" && awk -f "$T/json.awk" "$T/lines" |
         awk -v want="$3" '$0 != want { bad = 1 } END { exit bad || !NR }'
 }
-# TensorBoard's framing: u64 length, u32, payload, u32, and so to the exact end. Prints
-# the number of records.
+# FILE: checks TensorBoard's framing (u64 length, u32, payload, u32) up to the exact end.
+# Prints the number of records.
 frames() {
     od -An -v -tu1 "$1" | awk '
         { for (i = 1; i <= NF; i++) byte[n++] = $i }
@@ -172,11 +173,11 @@ frames() {
 }
 
 if [ ! -x "$bin" ]; then
-    part=start; fail "$bin is not there: build it first, or give its path"
+    part=start; fail "$bin does not exist: build it first, or give its path"
     echo "$passed passed, $failed failed"; exit 1
 fi
 seed=${TRAINER_SEED:-$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}
-echo "random moments: TRAINER_SEED=$seed"
+echo "random times: TRAINER_SEED=$seed"
 awk -v seed="$seed" '
     BEGIN { srand(seed); for (i = 0; i < 400; i++) print int(rand() * 10000) }' >random
 rolls=0
@@ -185,8 +186,7 @@ roll() { rolls=$((rolls + 1)); rand=$(sed -n "${rolls}p" "$T/random"); }
 
 # ---- checks that several parts make; each works in $T ----
 
-# What must hold in directory $1 when a killed run is continued to its end by options
-# $2...
+# WHAT DIR OPTIONS...: continues a killed run in DIR to its end and checks the result
 continued() {
     where=$1 dir=$2; shift 2
     n=$(tmps "$dir")
@@ -197,21 +197,21 @@ continued() {
         fail "$where: the checkpoint does not load: $(head -c 300 "$T/err")"
     fi
     good "$where, resumed" "$dir" "$@"
-    check "$where: as the unbroken run, bit for bit" cmp whole/run.st "$dir/run.st"
+    check "$where: bit-identical to the uninterrupted run" cmp whole/run.st "$dir/run.st"
     check "$where: no temporary checkpoint is left" \
         [ "$(find "$dir" -name 'run.st.*.tmp' | wc -l)" -eq 0 ]
-    # killed before its first save it starts again, and says so by another "start": what
-    # came before is nobody's to delete
+    # A run that was killed before its first save starts again, with another "start" in
+    # the log. The lines before it are kept.
     awk '/"event":"start"/ { kept = "" } { kept = kept $0 "\n" } END { printf "%s", kept }' \
         "$dir/log.jsonl" >last.jsonl
     events whole/log.jsonl >want; events last.jsonl >got
-    check "$where: the log as the unbroken run's, no step twice" cmp want got
+    check "$where: the log equals that of the uninterrupted run, no step twice" cmp want got
     events whole/log.jsonl eval >want; events "$dir/log.jsonl" eval | awk '!seen[$0]++' >got
-    check "$where: evaluations as the unbroken run's" cmp want got
+    check "$where: evaluations equal those of the uninterrupted run" cmp want got
 }
 
-# Builds the library that kills at exact calls; runs the trainer with OPTIONS in DIR to
-# count them. Leaves $calls, and $kills when all that works.
+# Builds the library that kills at exact calls, and runs the trainer with OPTIONS in DIR
+# to count the calls. Leaves $calls, and $kills if everything works.
 exact_kills() { # DIR OPTIONS...
     dir=$1; shift
     kills= calls=0
@@ -223,25 +223,26 @@ exact_kills() { # DIR OPTIONS...
     fi
 }
 
-# NAME OPTIONS...: repeats bit for bit; 25 + 25 steps are 50 steps. An epoch of most is 46
+# NAME OPTIONS...: a run repeats bit-exactly, and 25 + 25 steps equal 50. One epoch is
+# about 46 steps.
 variant() {
     name=$1; shift
     rm -rf v1 v2 v3; mkdir v1 v2 v3
     good "$name" v1 --checkpoint run.st "$@" --steps 50
     good "$name, again" v2 --checkpoint run.st "$@" --steps 50
-    check "$name: a run repeats bit for bit" cmp v1/run.st v2/run.st
+    check "$name: a run repeats bit-exactly" cmp v1/run.st v2/run.st
     check "$name: finite" finite v1/run.st
     good "$name, 25 steps" v3 --checkpoint run.st "$@" --steps 25
     check "$name: 25 steps differ" differ v1/run.st v3/run.st
     good "$name, 25 more" v3 --checkpoint run.st "$@" --steps 50
-    check "$name: 25 + 25 steps are 50, bit for bit" cmp v1/run.st v3/run.st
+    check "$name: 25 + 25 steps equal 50, bit-exactly" cmp v1/run.st v3/run.st
 }
 
-# what is here: what each file is called and is, its size, and when it was changed (to the
-# tick of the kernel's clock: whatever is written shows)
+# All files here with name, type, size and change time, to the tick of the kernel clock:
+# any write is visible.
 files_now() { find . -printf '%p %i %y %m %n %s %T@ %C@\n' 2>/dev/null; }
-# PATTERN OPTIONS...: exit code 2, one line on standard error that has PATTERN, nothing on
-# standard output, no file written or changed.
+# PATTERN OPTIONS...: expects exit code 2, one line on standard error with PATTERN,
+# nothing on standard output, and no file written or changed
 refused() {
     pattern=$1; shift
     files_now >"$T/before"
@@ -250,7 +251,7 @@ refused() {
     told=$(head -c 400 "$T/err")
     [ $rc -eq 2 ] && pass || fail "exit code $rc instead of 2: $* ($told)"
     [ "$(wc -l <"$T/err")" -eq 1 ] && [ ! -s "$T/out" ] && pass ||
-        fail "one line on standard error is wanted, nothing else: $* ($told)"
+        fail "expected one line on standard error and no other output: $* ($told)"
     grep -qi -e "$pattern" "$T/err" && pass ||
         fail "the message does not have '$pattern': $* ($told)"
     if [ -s "$T/before" ] && cmp -s "$T/before" "$T/after"; then pass; else

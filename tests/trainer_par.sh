@@ -208,7 +208,7 @@ family_more() {
     check "and the best" grep -q '^best: [sfi0-9]*: [-a-z0-9, ]*$' found
     good "the same again" search $data --checkpoint run.st --derive --derive-samples 5 \
         --eval-blocks 4 --threads 1
-    check "is the same" cmp found out
+    check "the result is the same" cmp found out
     good "a new run with its weights" search $data --init-from run.st --steps 1 --lr 0 \
         --arch-from 9 --log tuned.jsonl --threads 1
     check "has its gates" \

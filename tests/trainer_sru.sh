@@ -66,7 +66,7 @@ END2
 }
 family_presets() {
     good "attention in layers 5 and 10" . --preset wt103-large-k5 --dry-run
-    check "it says so" grep -q '^10 layers, 2 with attention' out
+    check "the message says so" grep -q '^10 layers, 2 with attention' out
     good "no preset, attention in every second layer" . --attention-every 2 --dry-run
     check "is not in the way of the default" grep -q '^4 layers, 2 with attention' out
 }
