@@ -1,49 +1,56 @@
-# seqtx is header-only; this builds the examples, the tests and a library for other languages.
+# seqtx is header-only. This Makefile builds the examples, the tests and a library for
+# other languages.
 #
-#   make               examples, shared, static, man: all that `make install` installs
-#   make examples      build/train_attn_span, train_sru, train_compressive, train_par, plot,
-#                      cuts, hello, remember, own_family
-#   make demo          trains a small model on real text, about two minutes on two cores;
-#                      leaves build/demo.safetensors. DATA=FILE: another text
-#   make demo-sru, demo-compressive    the other families
-#   make demo-par      searches an order of attention and feed-forward blocks (PAR), then
-#                      trains what it found; build/demo_par.svg shows the search
-#   make test          builds and runs every test; ends with "N passed, N failed"
-#   make quick         float and double, no sanitizers, no CUDA; about a minute
-#   make shared static build/libseqtx.so (.dylib, .dll) and build/libseqtx.a: all headers
-#   make install       programs, library, headers, manual pages, seqtx.pc, a CMake package
-#   make install-headers, uninstall    headers, seqtx.pc and CMake package; removes all
-#   make bench         timings, against CBLAS and PyTorch where they are installed
-#   make cuda CUDA_ARCH=sm_90          build/cuda: the same programs with CUDA, for sm_80 and
-#                                      newer (several: CUDA_ARCH="sm_80 sm_90")
-#   make cuda CUDA_ARCH=sm_90 NCCL=1   .. for groups of GPUs, one per process (NCCL 2.14)
-#   make check-cuda CUDA_ARCH=sm_90    the GPU tests, and compute-sanitizer if installed
-#   make bench-cuda CUDA_ARCH=sm_90    timings on a GPU against PyTorch
+#   make                 examples, shared, static, man: all that `make install` installs
+#   make examples        build/train_attn_span, train_sru, train_compressive, train_par,
+#                        plot, cuts, hello, remember, own_family
+#   make demo            trains a small model on real text (two minutes on two cores);
+#                        writes build/demo.safetensors. DATA=FILE: another text
+#   make demo-sru, make demo-compressive     the same for other families
+#   make demo-par        searches an order of attention and feed-forward blocks (PAR) and
+#                        trains the result; build/demo_par.svg shows the search
+#   make test            builds and runs all tests; ends with "N passed, N failed"
+#   make quick           tests in float and double, without sanitizers and CUDA
+#   make shared static   build/libseqtx.so (.dylib, .dll), build/libseqtx.a: all headers
+#   make install         programs, library, headers, manual pages, seqtx.pc, CMake package
+#   make install-headers    headers, seqtx.pc and CMake package
+#   make uninstall       removes all of these
+#   make bench           benchmarks, against CBLAS and PyTorch if they are installed
+#   make cuda CUDA_ARCH=sm_90           the programs with CUDA in build/cuda, for sm_80 or
+#                                       newer (several: CUDA_ARCH="sm_80 sm_90")
+#   make cuda CUDA_ARCH=sm_90 NCCL=1    the same for groups of GPUs, one per process (NCCL
+#                                       2.14 or newer)
+#   make check-cuda CUDA_ARCH=sm_90     GPU tests, with compute-sanitizer if installed
+#   make bench-cuda CUDA_ARCH=sm_90     GPU benchmarks against PyTorch
 #
-# Set, in the environment or on the command line:
-#   CC, CXX, AR, CPPFLAGS, CFLAGS, CXXFLAGS, LDFLAGS, LDLIBS    as everywhere; they win
-#   ARCH=-march=native             the fast paths do not need it
+# Variables, in the environment or on the command line:
+#   CC, CXX, AR, CPPFLAGS, CFLAGS, CXXFLAGS, LDFLAGS, LDLIBS    user's flags; they take
+#                                  precedence
+#   ARCH=-march=native             not needed for the fast paths
 #   THREADS=-DSEQTX_NO_THREADS     no threads
-#   CBLAS=1                        a CBLAS: OpenBLAS, on macOS Accelerate, or CBLAS_LIBS
+#   CBLAS=1                        OpenBLAS, Accelerate on macOS, or CBLAS_LIBS
 #   SENTENCEPIECE=1                --tokens spm, and build/spm_train (SENTENCEPIECE_LIBS)
-#   MPI=1                          trainers as the ranks of `mpirun -np N` (MPICC)
+#   MPI=1                          trainers as ranks of `mpirun -np N` (MPICC)
 #   NCCL=1                         with `make cuda` (NCCL_FLAGS, NCCL_LIBS)
-#   BUILD=DIR                      where everything is built; default: build
-#   PREFIX, DESTDIR, prefix, exec_prefix, bindir, libdir, includedir, datarootdir, mandir, docdir
-#   V=1                            commands in full
+#   BUILD=DIR                      output directory (default: build)
+#   PREFIX, DESTDIR, prefix, exec_prefix, bindir, libdir, includedir, datarootdir, mandir,
+#   docdir                         installation directories
+#   V=1                            prints full commands
 #   DEV=1                          warnings are errors
-# For GNU make 3.81 (macOS) or newer. From another directory `make -f DIR/Makefile` builds
-# there, in build/. On Windows in a shell of MSYS2; from elsewhere, for Windows,
-# make CC=x86_64-w64-mingw32-gcc examples.
+#
+# Needs GNU make 3.81 (macOS) or newer. `make -f DIR/Makefile` in another directory builds
+# in build/ there. On Windows, use a shell of MSYS2. Cross-compile for Windows with make
+# CC=x86_64-w64-mingw32-gcc examples.
 
-# GNU make skips this, for there is no such variable; BSD make sees a target and a message
+# GNU make skips this block, because there is no such variable. BSD make prints the
+# message.
 ifdef GNU_MAKE_IS_NEEDED:
 .error seqtx needs GNU make: gmake (on Linux and macOS: make)
 endif
 
 BUILD ?= build
 ifeq ($(wildcard seqtx.h),)
-# from another directory: the same goals, in the tree, with BUILD here
+# In another directory: builds the same goals in the tree, with BUILD here.
 TREE  := $(dir $(lastword $(MAKEFILE_LIST)))
 HERE  := $(abspath $(BUILD))
 GOALS := $(or $(MAKECMDGOALS),all)
@@ -54,7 +61,7 @@ in_tree:
 	+@$(MAKE) --no-print-directory -C $(TREE) BUILD=$(HERE) $(GOALS:$(BUILD)/%=$(HERE)/%)
 else
 
-# no rules but ours: `make -B` finds none that would make a Makefile
+# No built-in rules, so that `make -B` finds no rule for the Makefile.
 .DEFAULT_GOAL := all
 MAKEFLAGS += -r
 .SUFFIXES:
@@ -65,7 +72,8 @@ CXX     = c++
 endif
 NVCC   ?= nvcc
 MPICC  ?= mpicc
-# the compiler, of programs and of ranks; mpicc (Open MPI's, MPICH's) takes its own from these
+# COMPILE: the C compiler of programs and ranks. The exports set the compiler that mpicc
+# (Open MPI, MPICH) calls.
 COMPILE = $(if $(MPI),$(MPICC),$(CC))
 export OMPI_CC   := $(CC)
 export MPICH_CC  := $(CC)
@@ -74,8 +82,8 @@ ifeq ($(origin AR),default)
 AR     := $(if $(filter %-gcc,$(CC)),$(CC:%-gcc=%-ar),ar)
 endif
 
-# the system that CC compiles for: macOS and Windows (MinGW) have threads in their C library,
-# and on Windows gcc's vector code needs ALIGN (seqtx.h, >>loops)
+# The target system. macOS and Windows (MinGW) have threads in the C library. On Windows,
+# the vector code of gcc needs ALIGN (seqtx.h, >>loops).
 TARGET  := $(shell $(CC) -dumpmachine 2>/dev/null)
 DARWIN  := $(findstring darwin,$(TARGET))$(findstring macos,$(TARGET))
 WINDOWS := $(findstring mingw,$(TARGET))$(findstring windows-gnu,$(TARGET))
@@ -85,7 +93,8 @@ ALIGN   := $(shell echo 'int stx;' | $(CC) -Wa,-muse-unaligned-vector-move -x c 
 endif
 THREADS ?= $(if $(DARWIN)$(WINDOWS),,-pthread)
 
-# Our flags. The user's follow on each command line, so they win, and replace none of these
+# Our flags. The user's flags follow ours on every command line: they take precedence and
+# replace none.
 WARN     = -Wall -Wextra -Wpedantic -Wshadow $(if $(DEV),-Werror)
 OWN      = -std=c99 -O3 $(ARCH) $(WARN) $(ALIGN) $(FEATURES)
 LIBS     = $(EXTRA) $(LDLIBS)
@@ -104,24 +113,24 @@ SPM_LIBS  = $(or $(SENTENCEPIECE_LIBS),-lsentencepiece_train -lsentencepiece) -l
 EXTRA    += $(SPM_LIBS)
 SPM       = $(BUILD)/spm.o
 endif
-# $(call c,OPTIONS), $(call cxx,OPTIONS): the C, the C++ compiler with all flags
+# $(call c,OPTIONS), $(call cxx,OPTIONS): C and C++ compiler with all flags
 flags    = $(OWN) $(1) $(THREADS) $(CPPFLAGS) $(CFLAGS)
 c        = $(COMPILE) $(flags)
 cxx      = $(CXX) -std=c++17 $(WARN) $(1) $(CPPFLAGS) $(CXXFLAGS)
-# -g1: lines of the code, no variables: a fifth less to compile
+# -g1: line numbers without variables compile a fifth faster.
 SAN      = -fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1
 
-# One short line per command; V=1: the command; make -s: nothing
+# Prints one short line per command; V=1: full commands; make -s: nothing.
 SILENT  := $(findstring s,$(filter-out -%,$(firstword x$(MAKEFLAGS))))
 say      = $(if $(V)$(SILENT),,@printf '  %-4s %s\n' $(1) $@;)
 
-# A header becomes an object, a tests/test_NAME.c its programs, an examples/train_NAME.c a
-# trainer: nothing here names a family, except the tests of the trainers
+# Every header becomes an object, tests/test_NAME.c programs, examples/train_NAME.c a
+# trainer. No list here names a family, except the tests of the trainers.
 PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h))
 TRAINERS = $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/train_*.c))
 TOOLS    = $(BUILD)/hello $(BUILD)/own_family $(BUILD)/remember $(BUILD)/cuts \
 	$(if $(SPM),$(BUILD)/spm_train)
-# the compiler writes down what a file depends on
+# The compiler writes the dependencies of each file.
 DEPS     = -MMD -MP -MF $@.d -MT $@
 LINK     = $(DEPS) $(LDFLAGS) $< $(filter %.o,$^) -o $@ -lm $(LIBS)
 
@@ -132,8 +141,8 @@ examples: $(TRAINERS) $(TOOLS) $(BUILD)/plot
 
 $(BUILD):
 	@mkdir -p $@
-# BUILD/flags changes when the flags do, or the set of headers, and everything is rebuilt;
-# -Werror changes no object
+# BUILD/flags changes with the flags and the set of headers, and then everything is
+# rebuilt. -Werror does not affect objects.
 FLAGS = $(filter-out -Werror,$(PARTS) $(F32) $(F64) $(LINK_SHARED) $(LDFLAGS) $(LIBS) $(SAN) \
 	$(LESS) $(GPU_F32) $(CUDA_F32) $(call shim))
 $(BUILD)/flags: FORCE | $(BUILD)
@@ -141,12 +150,11 @@ $(BUILD)/flags: FORCE | $(BUILD)
 FORCE:
 
 
-# >>library
-# The library is compiled once per configuration, each header to an object (from
-# tests/inner/NAME.c where there is one). The test programs see declarations only and link all
-# of it; their own code is compiled at -O1. The examples include the implementation: when they
-# are linked with it, the macros DONE say that it is there already (tests/readme.sh compiles
-# each as its head says, by one command).
+# >>library The library is compiled once per configuration, one object per header (from
+# tests/inner/NAME.c if it exists). Test programs see only declarations and link all
+# objects; their own code is compiled with -O1. The examples include the implementation.
+# The *_DONE macros tell them that the linked library contains it. (tests/readme.sh
+# compiles each example with the command in its head.)
 LIB   = $(patsubst %,$(BUILD)/lib_$(1)/%.o,$(PARTS)) $(SPM)
 STEM  = $(patsubst %,%_,$(patsubst seqtx_%,%,$(filter-out seqtx,$(1))))
 MACRO = SEQTX_$(shell echo '$(STEM)' | tr a-z A-Z)IMPLEMENTATION
@@ -160,11 +168,11 @@ $(BUILD)/spm.o: examples/spm.cpp $(BUILD)/flags
 	$(call say,CXX)$(T) $(call cxx,-O2) $(DEPS) -c $< -o $@
 F32 = $(call c)
 F64 = $(call c,-O2 -DSEQTX_DOUBLE)
-# CUDA, for the tests of the GPU side: what a build without it has instead is one message,
-# which test_api.c checks in the others.
-# LESS: the address sanitizer also sees a null pointer, or what is past an object, where it is
-# read or written. An unused pointer is checked in the manuals' programs only, by clang's
-# sanitizer (tests/portability.sh). Without these checks it is a third less to compile
+# CUDA is enabled for the tests of the GPU side. The only difference without it is a
+# message, which test_api.c checks in the other builds. LESS: the address sanitizer also
+# detects null pointers and accesses past an object when they are read or written. Clang's
+# sanitizer checks unused pointers in the programs of the manuals (tests/portability.sh).
+# Without these checks compilation takes a third less time.
 LESS    = -fno-sanitize=null,pointer-overflow,object-size
 SAN_F32 = $(COMPILE) -std=c99 $(WARN) $(THREADS) $(CPPFLAGS) $(CFLAGS) $(SAN) $(LESS) \
 	-DTEST_AMX_EMULATED -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL
@@ -172,7 +180,7 @@ $(eval $(call library,f32,$$(F32)))
 $(eval $(call library,f64,$$(F64)))
 $(eval $(call library,san,$$(SAN_F32)))
 $(eval $(call library,plain,$$(filter-out -DSEQTX_CBLAS,$$(F32))))
-# (a new file of tests/inner: the .d files do not know it yet)
+# For a new file of tests/inner, which the .d files do not contain yet.
 $(foreach l,f32 f64 san plain cuda,$(foreach p,$(wildcard tests/inner/*.c),\
 	$(eval $(BUILD)/lib_$(l)/$(p:tests/inner/%.c=%).o: $(p))))
 DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE) -DSTX_LOOPS_DONE
@@ -184,8 +192,8 @@ $(foreach t,$(TRAINERS) $(TOOLS),$(eval $(t): $(call USED,f32,$(t:$(BUILD)/%=exa
 $(TRAINERS) $(TOOLS): $(BUILD)/%: examples/%.c
 	$(call say,CC)$(T) $(F32) $(DONE) -I. $(LINK)
 
-# the trainers as ranks, and a test in double, where there is an mpicc: the core is compiled
-# with MPI, all else is the same
+# If there is an mpicc: the trainers as ranks, and a test in double. Only the core is
+# compiled with MPI.
 WITH_MPI := $(shell command -v $(MPICC) 2>/dev/null)
 $(BUILD)/lib_mpi/seqtx.o $(BUILD)/lib_mpi64/seqtx.o: seqtx.h $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -201,7 +209,7 @@ $(BUILD)/test_group: tests/test_group.c $(BUILD)/lib_mpi64/seqtx.o \
 		$(filter-out %/seqtx.o,$(call LIB,f64))
 	$(call say,CC)$(T) $(MPICC) $(call flags,-O1 -DSEQTX_DOUBLE) $(LINK)
 
-# of the library it has the version's number alone
+# plot uses only the version number of the library.
 $(BUILD)/plot: examples/plot.c $(BUILD)/flags
 	$(call say,CC)$(T) $(call c,-O2) $(DEPS) $(LDFLAGS) $< -o $@ -lm
 
@@ -213,8 +221,8 @@ $(BUILD)/spm_train:
 endif
 
 
-# >>shared: what each header exports, and nothing else; and the same objects as an archive
-# SOVERSION grows with every version that changes a struct or a function
+# >>shared: a shared library that exports only the API, and an archive of the same
+# objects. SOVERSION increases with every version that changes a struct or a function.
 SOVERSION = 0
 VERSION  := $(shell sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
 SO        = $(SOVERSION)$(VERSION:$(firstword $(subst ., ,$(VERSION)))%=%)
@@ -233,7 +241,7 @@ SHARED    = $(BUILD)/libseqtx.so.$(SO)
 LINKS     = libseqtx.so.$(SOVERSION) libseqtx.so
 LINK_SHARED = -shared -Wl,-soname,libseqtx.so.$(SOVERSION)
 endif
-# text is cut by SentencePiece in the trainers only
+# Only the trainers use SentencePiece.
 SHARED_F32 = $(filter-out -DSEQTX_SENTENCEPIECE,$(F32))
 $(PARTS:%=$(BUILD)/shared/%.o): $(BUILD)/shared/%.o: %.h $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -249,7 +257,7 @@ shared: $(SHARED)
 static: $(BUILD)/libseqtx.a
 
 
-# >>install: by package/install.sh, which has the list of files
+# >>install: package/install.sh contains the list of files.
 PREFIX     ?= /usr/local
 DESTDIR    ?=
 prefix      = $(PREFIX)
@@ -271,21 +279,22 @@ install-headers:
 	@$(INTO) sh package/install.sh install-headers
 uninstall:
 	@$(INTO) sh package/install.sh uninstall
-# from the text of --help; programs for another system do not run here, and get no pages
+# Made from the output of --help. Programs for another system cannot run here and get no
+# pages.
 man: $(BUILD)/man/made
 $(BUILD)/man/made: $(TRAINERS) $(BUILD)/plot package/man.sh package/man.awk
 	@sh package/man.sh $(@D) $(TRAINERS) $(BUILD)/plot
 	@touch $@
 
 
-# >>demo    DEMO: more options of the trainer, as in: make demo DEMO="--steps 200"
+# >>demo. DEMO: more options for the trainer, as in: make demo DEMO="--steps 200"
 $(BUILD)/demo.txt: examples/demo_data.sh | $(BUILD)
 	sh examples/demo_data.sh $@
 DATA = $(BUILD)/demo.txt
-# headers begin so; a text of the user's, as it likes
+# The default text consists of C headers. Any other text starts without a prompt.
 HASH   := \#
 PROMPT  = $(if $(filter $(BUILD)/demo.txt,$(DATA)),--prompt "$(HASH)ifndef _")
-# $(call demo_of,FAMILY,NAME): BUILD/NAME.safetensors, .jsonl
+# $(call demo_of,FAMILY,NAME): trains BUILD/NAME.safetensors, with a log NAME.jsonl
 define demo_of
 	@rm -f $(BUILD)/$(2).safetensors $(BUILD)/$(2).jsonl
 	$(BUILD)/train_$(1) --preset demo --data "$(DATA)" --checkpoint $(BUILD)/$(2).safetensors \
@@ -315,8 +324,9 @@ demo-par: $(BUILD)/train_par
 	@sh examples/demo_compare.sh $(PAR).jsonl "$(DATA)"
 
 
-# >>tests: each program prints "N passed, N failed"; tests/run.sh runs one and adds all up
-# tests/test_NAME.c: all that are not named here run in float, in double, and with sanitizers
+# >>tests. Each program prints "N passed, N failed"; tests/run.sh runs one and adds up
+# all. tests/test_NAME.c run in float, in double and with sanitizers, except for those
+# named here.
 ALL        = $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
 ONLY       = grad train_h flags group $(filter cuda_%,$(ALL))
 TESTS      = $(filter-out $(ONLY),$(ALL))
@@ -324,14 +334,14 @@ TESTS_F64  = grad $(filter-out io,$(TESTS))
 TESTS_SAN  = $(TESTS)
 TESTS_CUDA = $(patsubst cuda_%,%,$(filter cuda_%,$(ALL))) $(filter golden_%,$(ALL))
 CUDA_SAN   = $(filter-out model golden_%,$(TESTS_CUDA))
-# an argument for those that know it: less repetition where the code is slow and its threads
-# and memory are the same
+# SHORT: an argument for tests that know it, with fewer repetitions for slow code whose
+# threads and memory are the same.
 SHORT      = $(if $(shell grep -l '"short"' tests/test_$(1).c),short)
 
 $(filter-out $(BUILD)/test_bf16,$(TESTS:%=$(BUILD)/test_%)): \
 		$(BUILD)/test_%: tests/test_%.c $(call LIB,f32)
 	$(call say,CC)$(T) $(call c,-O1) $(LINK)
-# its products are those of the library, whatever CBLAS the others are linked with
+# Its matmuls are those of the library, even if the other tests link a CBLAS.
 $(BUILD)/test_bf16: tests/test_bf16.c $(call LIB,$(if $(CBLAS),plain,f32))
 	$(call say,CC)$(T) $(call c,-O1) $(LINK)
 $(TESTS_F64:%=$(BUILD)/test_%_f64): $(BUILD)/test_%_f64: tests/test_%.c $(call LIB,f64)
@@ -357,31 +367,31 @@ $(BUILD)/test_train_h: tests/test_train_h.c $(BUILD)/flags
 	$(call say,CC)$(T) $(call c) $(DEPS) $(LDFLAGS) $< -o $@ -lm $(LDLIBS)
 
 
-# >>cuda on the host: seqtx_cuda.cu by the host's compiler (tests/cuda_host), so that every
-# kernel runs where there is no GPU
+# >>cuda on the host: seqtx_cuda.cu compiled for the host (tests/cuda_host), so that all
+# kernels run without a GPU.
 host    = $(call cxx,-Itests/cuda_host $(1))
-# fmaf as an instruction where the processor has it: in the library it is a call, and most of
-# what kernels do
+# FMA: fmaf as an instruction if the processor has it. As a call to the C library it takes
+# most of the time of the kernels.
 FMA    := $(shell grep -qm 1 '^flags.* fma ' /proc/cpuinfo 2>/dev/null && \
 	echo -mfma -ffp-contract=off)
 shim    = $(call host,$(FMA) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized \
 	-DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL $(1))
 STACK  := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - \
 	-o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
-# -O1, as the kernels: what the tests do on the CPU besides is little
+# -O1, like the kernels: the CPU side of these tests takes little time.
 CUDA_F32 = $(call c,-O1 -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL)
 $(eval $(call library,cuda,$$(CUDA_F32)))
 SHIM      = $(call LIB,cuda) $(BUILD)/cuda_kernels.o $(BUILD)/cuda_host.o
 LINK_SHIM = $(CXX) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) -o $@ -lm -lpthread $(LIBS)
 $(BUILD)/cuda_host.o: tests/cuda_host/cuda_host.cpp $(BUILD)/flags
 	$(call say,CXX)$(T) $(call host,$(FMA) -O3) $(DEPS) -c $< -o $@
-# -O1: most of the time of what runs on it goes to the fibers, which are in cuda_host.o
+# -O1: most of the run time is spent on the fibers in cuda_host.o.
 $(BUILD)/cuda_kernels.o: tests/inner/seqtx_cuda.cu $(BUILD)/flags
 	$(call say,CXX)$(T) $(call shim,-O1) $(DEPS) -x c++ -c $< -o $@
 $(BUILD)/cuda_host_san.o: tests/cuda_host/cuda_host.cpp $(BUILD)/flags
 	$(call say,CXX)$(T) $(call host,$(FMA) -O3 -DCUDA_HOST_ASAN) $(DEPS) -c $< -o $@
-# of -fsanitize=undefined alignment alone: with shift and overflow these templates take a
-# quarter longer to compile, with all three times as long
+# Only the alignment checks of -fsanitize=undefined: shift and overflow checks of these
+# templates take a quarter longer to compile, all checks three times as long.
 $(BUILD)/cuda_kernels_san.o: tests/inner/seqtx_cuda.cu $(BUILD)/flags
 	$(call say,CXX)$(T) $(call shim,-O1) -fsanitize=address,alignment \
 		-fno-sanitize-recover=all $(STACK) $(DEPS) -x c++ -c $< -o $@
@@ -404,14 +414,15 @@ $(BUILD)/test_shim_san.o: tests/cuda_host/test_shim.cpp $(BUILD)/flags
 		$(DEPS) -c $< -o $@
 $(BUILD)/test_shim_san: $(BUILD)/test_shim_san.o $(SHIM_SAN)
 	$(call say,LD)$(LINK_SAN)
-# the trainers on it
+# the trainers with CUDA on the host
 $(TRAINERS:%=%_shim.o): $(BUILD)/%_shim.o: examples/%.c $(BUILD)/flags
 	$(call say,CC)$(T) $(CUDA_F32) $(DONE) $(DEPS) -c $< -o $@
 $(TRAINERS:%=%_shim): %_shim: %_shim.o $(SHIM)
 	$(call say,LD)$(LINK_SHIM)
 
 
-# >>runs: what `make test` runs. run-NAME needs PROGRAMS and runs COMMAND
+# >>runs: the runs of `make test`. $(call RUN,NAME,PROGRAMS,COMMAND): run-NAME needs
+# PROGRAMS and runs COMMAND.
 define run
 RUNS += $(1)
 PROGRAMS += $(2)
@@ -420,12 +431,12 @@ run-$(1): $(2)
 endef
 RUN = $(eval $(call run,$(1),$(2),$(3)))
 $(foreach t,$(filter-out bf16,$(TESTS)),$(call RUN,$(t),$(BUILD)/test_$(t),$(BUILD)/test_$(t)))
-# in two, for `make quick` has the first
+# in two parts, because `make quick` runs only the first
 BF16_LONG = attention attention_cut attention_borders
 $(call RUN,bf16,$(BUILD)/test_bf16,$(BUILD)/test_bf16 but $(BF16_LONG))
 $(call RUN,bf16_attention,$(BUILD)/test_bf16,$(BUILD)/test_bf16 $(BF16_LONG))
 $(call RUN,train_h,$(BUILD)/test_train_h,$(BUILD)/test_train_h)
-# $(call RUN_TEST,SUFFIX,NAME,ARGUMENTS): build/test_NAMESUFFIX
+# $(call RUN_TEST,SUFFIX,NAME,ARGUMENTS): runs build/test_NAMESUFFIX
 RUN_TEST = $(call RUN,$(2)$(1),$(BUILD)/test_$(2)$(1),$(BUILD)/test_$(2)$(1) $(3))
 $(foreach t,$(TESTS_F64),$(call RUN_TEST,_f64,$(t),$(call SHORT,$(t))))
 QUICK := $(filter-out bf16_attention api_f64 comp_f64 span_f64 threads_f64,$(RUNS))
@@ -436,10 +447,12 @@ $(call RUN,cuda_host,$(BUILD)/test_shim,$(BUILD)/test_shim)
 $(foreach t,$(TESTS_CUDA),$(call RUN_TEST,,cuda_$(t)))
 $(call RUN,cuda_host_san,$(BUILD)/test_shim_san,$(BUILD)/test_shim_san)
 $(foreach t,$(CUDA_SAN),$(call RUN_TEST,_san,cuda_$(t),short))
-# $(call RUN_TRAINER,RUN,FAMILY,PROGRAMS): tests of a trainer, and of its twin with CUDA
+# $(call RUN_TRAINER,RUN,FAMILY,PROGRAMS): tests of a trainer, and of the same trainer
+# with CUDA
 TRAINER = $(BUILD)/train_$(1)
 define RUN_TRAINER
-$(call RUN,cuda_$(1),$(call TRAINER,$(2))_shim,sh tests/trainer_cuda.sh $(2) $(call TRAINER,$(2))_shim)
+$(call RUN,cuda_$(1),$(call TRAINER,$(2))_shim,\
+	sh tests/trainer_cuda.sh $(2) $(call TRAINER,$(2))_shim)
 $(call RUN,$(1),$(call TRAINER,$(2)) $(3),sh tests/trainer.sh $(2) $(call TRAINER,$(2)))
 endef
 $(call RUN_TRAINER,trainer_par,par,$(BUILD)/cuts $(if $(SPM),$(BUILD)/spm_train))
@@ -496,23 +509,23 @@ RUNS += convert
 run-convert: $(TRAINERS)
 	@if sh tests/convert.sh --probe; then sh tests/run.sh convert sh tests/convert.sh; \
 	else sh tests/run.sh --skip convert 'no Python with torch 1.13 or newer (PYTHON)'; fi
-# in the order of the longest chains of work; the rest follows
+# The longest chains of work run first.
 FIRST = $(filter cuda_nvcc%,$(RUNS)) cuda_nccl $(filter cuda_%_san,$(RUNS)) \
 	$(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form flags package trainer \
 	trainer_sru trainer_compressive trainer_par readme $(filter %_san,$(RUNS)) grad_f64
 run-test: $(FIRST:%=run-%) $(RUNS:%=run-%)
 run-quick: $(QUICK:%=run-%)
-# what they need, without running anything
+# builds the programs of all tests without running them
 programs: $(sort $(PROGRAMS))
 .PHONY: run-test run-quick programs $(RUNS:%=run-%)
 
-# as many at once as there are cores, unless -j says otherwise
+# one job per core, unless -j is given
 CORES = $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 LANES = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(CORES))
 define run_and_sum
 	@rm -rf $(BUILD)/ran; mkdir -p $(BUILD)/ran; date +%s > $(BUILD)/ran/began
 	+@$(MAKE) --no-print-directory $(LANES) T='sh tests/run.sh --time' run-$@ || \
-		echo "make: not all was built, see above"; \
+		echo "make: the build is incomplete, see above"; \
 	sh tests/run.sh --sum $(1)
 endef
 check: test
@@ -521,10 +534,11 @@ test:
 quick:
 	$(call run_and_sum,--quick $(QUICK))
 
-# >>cuda: seqtx_cuda.cu by nvcc, the rest by the C compiler
+# >>cuda: nvcc compiles seqtx_cuda.cu, the C compiler everything else.
 CUDA_ARCH =
 CUDA_DIR := $(shell sh tests/cuda_dir.sh "$(NVCC)")
-# The programs find the libraries where they were linked: not every machine has them in ld.so.conf.
+# The programs find the libraries where they were linked: not all machines have them in
+# ld.so.conf.
 COMMA    := ,
 RPATH     = $(patsubst -L%,-Wl$(COMMA)-rpath$(COMMA)%,$(filter -L%,$(1)))
 CUDA_LIBS = -L$(CUDA_DIR)/lib64 $(call RPATH,-L$(CUDA_DIR)/lib64 $(if $(NCCL),$(NCCL_LIBS))) \
@@ -536,21 +550,30 @@ $(BUILD)/cuda:
 	@mkdir -p $(BUILD)/cuda
 $(BUILD)/cuda/arch: FORCE | $(BUILD)/cuda
 	@sh tests/cuda_arch.sh "$(NVCC)" $(CUDA_ARCH)
-	@echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' | cmp -s - $@ || echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' > $@
-$(BUILD)/cuda/seqtx_cuda.o: tests/inner/seqtx_cuda.cu tests/inner.h seqtx_cuda.cu $(PARTS:%=%.h) $(BUILD)/cuda/arch
+	@echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' | cmp -s - $@ || \
+		echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' > $@
+$(BUILD)/cuda/seqtx_cuda.o: tests/inner/seqtx_cuda.cu tests/inner.h seqtx_cuda.cu $(PARTS:%=%.h) \
+		$(BUILD)/cuda/arch
 	$(NVCC) -O3 -std=c++17 $(GENCODE) $(CUDA_NCCL) -Xcompiler -Wall,-Wextra -c $< -o $@
 GPU_F32 = $(F32) -DSEQTX_CUDA $(if $(NCCL),-DSEQTX_NCCL)
 $(eval $(call library,gpu,$$(GPU_F32)))
-$(foreach t,$(TRAINERS),$(eval $(t:$(BUILD)/%=$(BUILD)/cuda/%): $(call USED,gpu,$(t:$(BUILD)/%=examples/%.c))))
-$(TRAINERS:$(BUILD)/%=$(BUILD)/cuda/%): $(BUILD)/cuda/%: examples/%.c $(BUILD)/cuda/seqtx_cuda.o
+$(foreach t,$(TRAINERS),$(eval $(t:$(BUILD)/%=$(BUILD)/cuda/%): \
+	$(call USED,gpu,$(t:$(BUILD)/%=examples/%.c))))
+$(TRAINERS:$(BUILD)/%=$(BUILD)/cuda/%): \
+		$(BUILD)/cuda/%: examples/%.c $(BUILD)/cuda/seqtx_cuda.o
 	$(GPU_F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ $(CUDA_LIBS) $(LIBS)
-$(CUDA_NEW:%=$(BUILD)/cuda/test_cuda_%): $(BUILD)/cuda/test_cuda_%: tests/test_cuda_%.c $(BUILD)/cuda/seqtx_cuda.o $(call LIB,gpu)
+$(CUDA_NEW:%=$(BUILD)/cuda/test_cuda_%): $(BUILD)/cuda/test_cuda_%: \
+		tests/test_cuda_%.c $(BUILD)/cuda/seqtx_cuda.o $(call LIB,gpu)
 	$(GPU_F32) -O1 $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LIBS)
-$(patsubst %,$(BUILD)/cuda/test_cuda_%,$(filter golden_%,$(TESTS_CUDA))): $(BUILD)/cuda/test_cuda_%: tests/test_%.c $(BUILD)/cuda/seqtx_cuda.o $(call LIB,gpu)
+$(patsubst %,$(BUILD)/cuda/test_cuda_%,$(filter golden_%,$(TESTS_CUDA))): \
+		$(BUILD)/cuda/test_cuda_%: tests/test_%.c $(BUILD)/cuda/seqtx_cuda.o $(call LIB,gpu)
 	$(GPU_F32) -O1 -DGOLDEN_DEVICE=STX_CUDA $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LIBS)
-$(BUILD)/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(PARTS:%=%.h) $(BUILD)/flags $(BUILD)/cuda/seqtx_cuda.o
-	$(GPU_F32) -isystem $(CUDA_DIR)/include $< $(BUILD)/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LIBS)
-$(BUILD)/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(BUILD)/cuda_kernels.o $(BUILD)/cuda_host.o $(BUILD)/flags
+$(BUILD)/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h \
+		$(PARTS:%=%.h) $(BUILD)/flags $(BUILD)/cuda/seqtx_cuda.o
+	$(GPU_F32) -isystem $(CUDA_DIR)/include $< $(BUILD)/cuda/seqtx_cuda.o -o $@ \
+		$(CUDA_LIBS) $(LIBS)
+$(BUILD)/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h \
+		$(BUILD)/cuda_kernels.o $(BUILD)/cuda_host.o $(BUILD)/flags
 	$(CUDA_F32) $(DEPS) -c $< -o $@.o
 	$(CXX) $@.o $(BUILD)/cuda_kernels.o $(BUILD)/cuda_host.o -o $@ -lm -lpthread $(LIBS)
 cuda: $(TRAINERS:$(BUILD)/%=$(BUILD)/cuda/%)
@@ -563,8 +586,8 @@ bench:
 	CC="$(CC)" sh bench/run.sh $(BENCH)
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
-# a source file that is gone, and was in those: what was made of it is made again of what there
-# is now (headers have -MP)
+# A source file that was removed but is still named in a .d file: what was made from it is
+# made again. (Headers have -MP.)
 %.c: ;
 %.cu: ;
 %.cpp: ;
