@@ -1,11 +1,10 @@
 #!/bin/sh
-# install.sh install | install-headers | uninstall - the files that `make install`
-# installs and `make uninstall` removes. Run by the Makefile, from the top of the tree,
-# which sets
-#   prefix, bindir, libdir, includedir, datarootdir, mandir, docdir    where to; each from / on
-#   DESTDIR                        what is put before them
-#   BUILD, PROGRAMS, SHARED, LINKS the trainers, the shared library and the links to it
-#   VERSION, LIBS                  what seqtx.pc and the CMake package say
+# install.sh install | install-headers | uninstall - installs the files of `make install`,
+# or removes them. Called by the Makefile in the top directory, which sets
+#   prefix, bindir, libdir, includedir, datarootdir, mandir, docdir    absolute paths
+#   DESTDIR                          prepended to all of them
+#   BUILD, PROGRAMS, SHARED, LINKS   the trainers, the shared library and links to it
+#   VERSION, LIBS                    for seqtx.pc and the CMake package
 set -eu
 action=$1
 prefix=${prefix%/}
@@ -21,7 +20,7 @@ done
 headers=$includedir/seqtx pc=$datarootdir/pkgconfig libpc=$libdir/pkgconfig
 cmake=$datarootdir/cmake/seqtx man1=$mandir/man1 man7=$mandir/man7
 
-put() { # MODE FILE DIRECTORY [NAME]: installs it; to uninstall, removes it
+put() { # MODE FILE DIRECTORY [NAME]: installs or removes FILE
     to=$DESTDIR$3/${4:-${2##*/}}
     if [ "$action" = uninstall ]; then
         rm -f "$to"
@@ -36,19 +35,19 @@ link() { # TARGET DIRECTORY NAME
     rm -f "$to"
     [ "$action" = uninstall ] || ln -s "$1" "$to"
 }
-# from BASE, which stands for the directory DIR, to TARGET: relative where both are below
-# prefix, so that the whole can be moved
-path() { # BASE DIR TARGET
+# BASE DIR TARGET: prints the path of TARGET. Relative to BASE, the notation for DIR, if
+# both are below prefix, so that the installation can be moved.
+path() {
     case $2 in "$prefix"/*) ;; *) echo "$3"; return ;; esac
     case $3 in "$prefix"/*) ;; *) echo "$3"; return ;; esac
     echo "$1$(echo "${2#"$prefix"}" | sed 's|/[^/][^/]*|/..|g')${3#"$prefix"}"
 }
-quoted() { printf '%s' "$1" | sed 's/[\\|&]/\\&/g'; }       # for the right side of sed's s|||
-filled() { # FILE INCLUDEDIR LIBDIR: its @NAMES@ replaced
+quoted() { printf '%s' "$1" | sed 's/[\\|&]/\\&/g'; }       # for the replacement of s|||
+filled() { # FILE INCLUDEDIR LIBDIR: prints FILE with its @NAMES@ replaced
     sed "s|@VERSION@|$VERSION|g; s|@INCLUDEDIR@|$(quoted "$2")|g; s|@LIBDIR@|$(quoted "$3")|g
          s|@LIBS@|$(quoted "$(echo $LIBS)")|g" "$1"
 }
-blanks() { printf '%s' "$1" | sed 's/ /\\ /g'; }            # as .pc files want them
+blanks() { printf '%s' "$1" | sed 's/ /\\ /g'; }            # as in .pc files
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-install.XXXXXX")
 trap 'rm -rf "$work"' EXIT

@@ -1,7 +1,6 @@
-# man.awk - a manual page from what --help of a program of examples/ prints; -v name=NAME
-# -v version=VERSION. A description comes first, then a table of options, whose head says
-# where names, defaults and meanings begin, in groups, then presets, then a last
-# paragraph.
+# man.awk -v name=NAME -v version=VERSION - makes a manual page from the --help of a
+# program of examples/: a description, a table of options in groups, presets, and a last
+# paragraph. The head of the table marks the columns of names, defaults and meanings.
 
 function roff(s) {
     gsub(/\\/, "\\e", s)
@@ -15,7 +14,7 @@ function text(s) {
 }
 function item(name, rest) { print ".TP\n\\fB" roff(name) "\\fR" rest }
 
-# the description; its first sentence names the page
+# Prints the description; its first sentence is the title of the page.
 function description(    title) {
     title = about
     sub(/[.:]( .*)?$/, "", title)
@@ -47,7 +46,7 @@ NR == 1 {
     about = about (about == "" ? "" : " ") $0
     next
 }
-/^[A-Z]/ && blank { # a group has a short name; the last paragraph is long
+/^[A-Z]/ && blank { # group names are short, the last paragraph is long
     group = length($0) < 40 ? $0 : "Notes"
     blank = 0
     if (group == "Presets" || group == "Notes") print ".SH " toupper(group)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# man.sh DIR PROGRAM... - manual pages DIR/NAME.1 from what --help of each program says;
-# that of plot is seqtx-plot.1. A program that does not run here (it is made for another
-# system) gets none.
+# man.sh DIR PROGRAM... - makes the manual pages DIR/NAME.1 from the --help of each
+# program; that of plot is seqtx-plot.1. Programs that do not run here (built for another
+# system) get no page.
 set -eu
 dir=$1
 shift
