@@ -1,6 +1,7 @@
 #!/bin/sh
-# demo_compare.sh LOG DATA - the last evaluation in a trainer's LOG beside what is easy to get on the same text, all in bits per byte:
-# the entropy of its bytes, each for itself, and what xz -9 makes of it, where xz is installed.
+# demo_compare.sh LOG DATA - prints the last evaluation in a trainer's LOG and simple
+# baselines for the same text, in bits per byte: the entropy of single bytes, and xz -9 if
+# it is installed.
 set -eu
 log=$1 data=$2
 out=${TMPDIR:-/tmp}/demo_compare.$$

@@ -1,7 +1,9 @@
 #!/bin/sh
-# demo_data.sh OUT - real text that every machine with a C compiler has: up to 6 MB of the headers under /usr/include, files
-# in a fixed shuffled order so that the held-out end of the text is like the rest; runs of blanks and of empty lines become one, for
-# a model that has learnt to write two hundred blanks is right and dull. Other text: make demo DATA=FILE.
+# demo_data.sh OUT - writes real text that every machine with a C compiler has: up to 6 MB
+# of the headers under /usr/include. The files are in a fixed shuffled order, so that the
+# held-out end of the text resembles the rest. Runs of blanks and of empty lines are
+# merged, because text with long runs is easy to predict and dull to read. Another text:
+# make demo DATA=FILE.
 set -eu
 out=$1 new=$1.tmp.$$        # another program may be making it, too
 dir=${2:-/usr/include}

@@ -1,34 +1,42 @@
 #!/bin/sh
-# get_data.sh - fetch a language-modelling data set, check it, split it as the papers do
+# get_data.sh - fetches a language-modelling data set, checks it, splits it as in the
+# papers
 #
 #     examples/get_data.sh enwik8|text8|wikitext-2|wikitext-103|wikitext-2-pieces DIR
 #
-# leaves DIR/train.txt, DIR/valid.txt and DIR/test.txt:
+# writes DIR/train.txt, DIR/valid.txt and DIR/test.txt:
 #
-#   data set      from                                          split
-#   enwik8        mattmahoney.net/dc/enwik8.zip                  90, 5 and 5 million bytes, in this order
-#   text8         mattmahoney.net/dc/text8.zip                   the same
-#   wikitext-2    wikitext.smerity.com/wikitext-2-v1.zip         wiki.{train,valid,test}.tokens as they come
-#   wikitext-103  wikitext.smerity.com/wikitext-103-v1.zip       the same
+#   data set      source                                       split
+#   enwik8        mattmahoney.net/dc/enwik8.zip                90, 5 and 5 million bytes
+#   text8         mattmahoney.net/dc/text8.zip                 the same
+#   wikitext-2    wikitext.smerity.com/wikitext-2-v1.zip       wiki.{train,valid,test}.tokens
+#   wikitext-103  wikitext.smerity.com/wikitext-103-v1.zip     the same
 #
-# wikitext-2-pieces is wikitext-2, and besides, made of it as PAR's reference does: DIR/pieces.model and DIR/pieces.vocab, a SentencePiece
-# model of 12,000 pieces, and DIR/ids/train.txt, valid.txt, test.txt, the texts as numbers of pieces, a line a line.
+# wikitext-2-pieces is wikitext-2 with pieces made as in PAR's reference: DIR/pieces.model
+# and DIR/pieces.vocab, a SentencePiece model of 12,000 pieces, and DIR/ids/train.txt,
+# valid.txt, test.txt, the texts as ids of pieces, line by line.
 #
-#     build/train_par --preset reference --data DIR/ids --tokens ids --pieces DIR/pieces.vocab
+#     build/train_par --preset reference --data DIR/ids --tokens ids \
+#         --pieces DIR/pieces.vocab
 #
-# (The first home of WikiText, an S3 bucket of MetaMind, is closed; its author keeps the files at the address above.)
+# (The original source of WikiText, a bucket of MetaMind, is closed. Its author hosts the
+# files at the address above.)
 #
-# What is checked: enwik8 and text8 by size and MD5, as published; WikiText by its published token counts, where every
-# word between blanks is a token and every line end is one more (<eos>). Running it again checks what is there and
-# fetches nothing. Files of the same name with other contents are never overwritten. Everything is made in a temporary
-# directory inside DIR and renamed at the end, so that an interruption leaves nothing half made.
+# enwik8 and text8 are checked by size and published MD5, WikiText by its published token
+# counts: every word between blanks is a token, and every line end is one more (<eos>). A
+# second run checks the files and fetches nothing. Existing files with other contents are
+# never overwritten. Files are made in a temporary directory inside DIR and renamed at the
+# end, so an interruption leaves no partial files.
 #
-# Needs: curl or wget; unzip, bsdtar or python3; md5sum, md5, openssl or python3; for pieces spm_train and spm_encode of SentencePiece.
-# Disk: about twice the size of the data (enwik8, text8 240 MB; wikitext-2 20 MB; wikitext-103 750 MB).
+# Needs curl or wget; unzip, bsdtar or python3; md5sum, md5, openssl or python3; for
+# pieces spm_train and spm_encode of SentencePiece. Disk space: about twice the size of
+# the data (enwik8, text8 240 MB; wikitext-2 20 MB; wikitext-103 750 MB).
 #
-# SEQTX_DATA_SOURCE=DIRECTORY takes the archives (named as above) from there instead of the network.
+# SEQTX_DATA_SOURCE=DIRECTORY: takes the archives (with the names above) from there
+# instead of the network.
 #
-# Exit code: 0 done, 1 something failed, 2 wrong arguments. Building and testing seqtx never call this script.
+# Exit code: 0 success, 1 failure, 2 wrong arguments. No build or test of seqtx calls this
+# script.
 
 set -u
 LC_ALL=C
@@ -58,7 +66,9 @@ case $name in
     text8)        url=https://mattmahoney.net/dc/text8.zip;  md5=3bea1919949baf155f99411df5fada7e ;;
     wikitext-2)   url=https://wikitext.smerity.com/wikitext-2-v1.zip; \
         kind=tokens; md5=542ccefacc6c27f945fb54453812b3cd; want="2088628 217646 245569" ;;
-    wikitext-103) url=https://wikitext.smerity.com/wikitext-103-v1.zip; kind=tokens; md5=9ddaacaf6af0710eda8c456decff7832; want="103227021 217646 245569" ;;
+    wikitext-103)
+        url=https://wikitext.smerity.com/wikitext-103-v1.zip kind=tokens
+        md5=9ddaacaf6af0710eda8c456decff7832 want="103227021 217646 245569" ;;
     *)            say "unknown data set '$name'"; usage >&2; exit 2 ;;
 esac
 archive=${url##*/}
@@ -79,7 +89,8 @@ elif have python3; then hasher=python3
 else missing="$missing${missing:+,} md5sum (or md5, openssl, python3)"; fi
 if [ -n "$pieces" ]; then
     for tool in spm_train spm_encode; do
-        have $tool || missing="$missing${missing:+,} $tool (of SentencePiece; Debian: sentencepiece)"
+        have $tool ||
+            missing="$missing${missing:+,} $tool (of SentencePiece; Debian: sentencepiece)"
     done
 fi
 [ -z "$missing" ] || die "missing on this machine:$missing; install it and run again"
@@ -114,7 +125,7 @@ print(h.hexdigest())' ;;
 size_of() { wc -c <"$1" | tr -d ' '; }
 tokens_of() { awk '{ n += NF + 1 } END { printf "%d\n", n }' "$1"; }
 
-# check DIRECTORY: are the three files there this data set? Sets `why` if not.
+# check DIRECTORY: do its three files contain this data set? Otherwise sets `why`.
 check() {
     why=
     if [ $kind = bytes ]; then
@@ -136,7 +147,8 @@ check() {
     fi
 }
 
-# the pieces of the texts in DIR, unless they are there; in a directory of their own first, and renamed at the end
+# Makes the pieces of the texts in DIR, unless they exist, in a separate directory that is
+# renamed at the end.
 make_pieces() {
     there=0
     for file in pieces.model pieces.vocab ids/train.txt ids/valid.txt ids/test.txt; do
@@ -161,7 +173,8 @@ make_pieces() {
     say "training a SentencePiece model of $pieces pieces: some minutes"
     ln -s ../train.txt "$work/text" || die "cannot make a link in $work"
     mkdir "$work/ids" || die "cannot make the directory $work/ids"
-    # names without blanks or commas, whatever DIR is; the library's own options are the reference's where none stands here
+    # Relative names, without blanks or commas whatever DIR is. Options that are not given
+    # here have the same defaults as in the reference.
     (cd "$work" && spm_train --input=text --model_prefix=pieces --vocab_size=$pieces \
         --model_type=unigram --normalization_rule_name=nfkc_cf \
         --user_defined_symbols=@-@ --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3 --pad_piece='[PAD]' \
@@ -231,7 +244,8 @@ if [ $kind = bytes ]; then
         skip=$((skip + ${pair#*:}))
     done
 else
-    # the MD5 is that of the first home's archive, which is gone; the texts themselves are checked below in any case
+    # The MD5 is that of the original archive, which is no longer available. The texts are
+    # always checked below.
     got=$(hash_of <"$zip")
     [ "$got" = "$md5" ] || say "note: the MD5 of $archive is $got, not the published $md5;" \
         "going by the texts' own counts"

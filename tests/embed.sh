@@ -26,7 +26,8 @@ check "the implementation, in its own file" "$CC -std=c99 $W -I$root -c $embed/s
 for cc in gcc clang; do
     command -v $cc > /dev/null 2>&1 || { echo "skipped: several files, no $cc"; continue; }
     check "several files, $cc" \
-        "$cc -std=c99 $W -I$root $embed/main.c $embed/predictor.c seqtx.o -lm -pthread -o several && ./several 8 > out &&
+        "$cc -std=c99 $W -I$root $embed/main.c $embed/predictor.c seqtx.o -lm -pthread -o several &&
+        ./several 8 > out &&
         grep -q '^pass 8: [0-6]\..* bits per byte' out && grep -q '^the cat|' out"
 done
 
@@ -36,13 +37,18 @@ check "make install-headers" \
     "$make install-headers PREFIX='$prefix' && cmp '$prefix/include/seqtx/seqtx.h' $root/seqtx.h"
 version=$(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
 check "the version that the files have" \
-    "[ '$version' = \"\$(sed -n 's/^Version: //p' '$prefix/share/pkgconfig/seqtx.pc')\" ] && grep -q '\"$version\"' '$prefix'/share/cmake/seqtx/seqtx-config-version.cmake &&
-    for n in MAJOR MINOR PATCH; do sed -n \"s/^.define STX_VERSION_\$n //p\" $root/seqtx.h; done | paste -sd. | grep -qx '$version' &&
+    "[ '$version' = \"\$(sed -n 's/^Version: //p' '$prefix/share/pkgconfig/seqtx.pc')\" ] &&
+    grep -q '\"$version\"' '$prefix'/share/cmake/seqtx/seqtx-config-version.cmake &&
+    for n in MAJOR MINOR PATCH; do sed -n \"s/^.define STX_VERSION_\$n //p\" $root/seqtx.h; done |
+    paste -sd. | grep -qx '$version' &&
     for h in $root/seqtx*.h; do head -n 1 \$h | grep -q ' - v${version%.*} - ' || exit 1; done"
 if there pkg-config "the installed copy by pkg-config"; then
     check "pkg-config" \
-        "export PKG_CONFIG_PATH='$prefix/share/pkgconfig' && [ \$(pkg-config --modversion seqtx) = $version ] &&
-        eval $CC -std=c99 $W \$(pkg-config --cflags seqtx) $embed/main.c $embed/predictor.c seqtx.o \$(pkg-config --libs seqtx) -o by_pc && ./by_pc 1 | grep -q '^the cat|'"
+        "export PKG_CONFIG_PATH='$prefix/share/pkgconfig' &&
+        [ \$(pkg-config --modversion seqtx) = $version ] &&
+        eval $CC -std=c99 $W \$(pkg-config --cflags seqtx) $embed/main.c \
+            $embed/predictor.c seqtx.o \$(pkg-config --libs seqtx) -o by_pc &&
+            ./by_pc 1 | grep -q '^the cat|'"
 fi
 
 if there cmake "CMake's targets"; then
@@ -57,9 +63,11 @@ if there cmake "CMake's targets"; then
         sh -e ../by_cmake > said && cat said && grep -q '^step 8: [0-7]\.' said"
     # its own flags come from the tree
     check "CMake, the source tree" \
-        "cmake -S $embed -B by_tree $debug -DCMAKE_DISABLE_FIND_PACKAGE_seqtx=1 && make -C by_tree app.o && make -C by_tree predictor.o 2>&1 | grep -q 'No rule'"
+        "cmake -S $embed -B by_tree $debug -DCMAKE_DISABLE_FIND_PACKAGE_seqtx=1 &&
+        make -C by_tree app.o && make -C by_tree predictor.o 2>&1 | grep -q 'No rule'"
     check "CMake's own install is make install-headers" \
-        "cmake -S $root -B by_self -DCMAKE_C_COMPILER=$CC > /dev/null && cmake --install by_self --prefix again > /dev/null && diff -r again '$prefix'"
+        "cmake -S $root -B by_self -DCMAKE_C_COMPILER=$CC > /dev/null &&
+        cmake --install by_self --prefix again > /dev/null && diff -r again '$prefix'"
     try() {
         printf 'cmake_minimum_required(VERSION 3.18)\nproject(t LANGUAGES C)\nfind_package(seqtx %s)\nmessage(STATUS "found ${seqtx_FOUND} ${seqtx_VERSION}")\n' "$1" > "$work/project/CMakeLists.txt"
     }
@@ -75,7 +83,8 @@ if there cmake "CMake's targets"; then
     check "CMake: a later version is not found" "$found 2>&1 | grep -q 'found 0'"
     try "REQUIRED COMPONENTS cuda"
     check "CMake: CUDA where its language is not enabled" \
-        "$found 2>&1 | tr -s ' \n' ' ' | grep -q 'no component cuda: .* where the CUDA language is enabled'"
+        "$found 2>&1 | tr -s ' \n' ' ' |
+        grep -q 'no component cuda: .* where the CUDA language is enabled'"
 fi
 
 # a shared library, by the Makefile in a copy of the tree; from Python its structs are
@@ -90,21 +99,26 @@ if there python3 "Python by ctypes"; then
     chmod +x "$work/bin/make"
     sh tests/cookbook.sh --print tests/embed.sh 2 > "$work/by_python"
     check "make shared, and Python by ctypes, as in docs/cookbook.md" \
-        "cd tree && PATH='$work/bin:$PATH' STEPS=3 sh -e ../by_python > ../out && grep -q '^step 3: [4-8]\.[0-9]* bits per byte' ../out && [ \$(wc -c < ../out) -gt 45 ]"
+        "cd tree && PATH='$work/bin:$PATH' STEPS=3 sh -e ../by_python > ../out &&
+        grep -q '^step 3: [4-8]\.[0-9]* bits per byte' ../out && [ \$(wc -c < ../out) -gt 45 ]"
     if python3 -c 'import ziglang' 2> /dev/null; then
         printf '#!/bin/sh\n' > "$work/bin/pip"; chmod +x "$work/bin/pip"        # it is installed
         sh tests/cookbook.sh --print tests/embed.sh 3 | sed 's/-O2/-O0/' > "$work/by_zig"
         check "Python by ctypes, the library by zig" \
-            "cp -R tree zig && cp $root/seqtx_*.h zig && rm -rf zig/build && cd zig && PATH='$work/bin:$PATH' STEPS=3 sh -e ../by_zig > ../out &&
+            "cp -R tree zig && cp $root/seqtx_*.h zig && rm -rf zig/build && cd zig &&
+            PATH='$work/bin:$PATH' STEPS=3 sh -e ../by_zig > ../out &&
             grep -q '^step 3: [4-8]\.[0-9]* bits per byte' ../out"
     else
         echo "skipped: the library by zig, no ziglang"
     fi
     check "it exports functions of the API, and nothing else" \
-        "nm -D --defined-only tree/build/libseqtx.so > names && [ \$(grep -c ' T stx_[a-z]' names) -ge 250 ] && ! grep -v ' T stx_[a-z]' names"
+        "nm -D --defined-only tree/build/libseqtx.so > names &&
+        [ \$(grep -c ' T stx_[a-z]' names) -ge 250 ] && ! grep -v ' T stx_[a-z]' names"
     check "Python: headers of another version" \
-        "sed 's/VERSION  *\"$version\"/VERSION \"9.9.9\"/' $root/seqtx.h > seqtx.h && cp $root/seqtx_attn_span.h . &&
-        ! SEQTX_INCLUDE=\$(pwd) python3 tree/examples/ctypes_demo.py 2> said && grep -q 'is seqtx $version, the headers in .* are 9.9.9' said"
+        "sed 's/VERSION  *\"$version\"/VERSION \"9.9.9\"/' $root/seqtx.h > seqtx.h &&
+        cp $root/seqtx_attn_span.h . &&
+        ! SEQTX_INCLUDE=\$(pwd) python3 tree/examples/ctypes_demo.py 2> said &&
+        grep -q 'is seqtx $version, the headers in .* are 9.9.9' said"
     cat > "$work/sizes.py" <<'P'
 import ctypes, sys
 source = open("tree/examples/ctypes_demo.py").read()
@@ -118,7 +132,8 @@ open("sizes", "w").write("".join(f"{n} {ctypes.sizeof(getattr(lib, n))}\n" for n
 P
     check "Python's structs are C's" \
         "python3 sizes.py $root x $(cd "$root" &&
-        echo seqtx_*.h) && $CC -I$root sizes.c -o sizes_c && ./sizes_c | cmp - sizes && [ \$(wc -l < sizes) -ge 25 ]"
+        echo seqtx_*.h) && $CC -I$root sizes.c -o sizes_c && ./sizes_c | cmp - sizes &&
+            [ \$(wc -l < sizes) -ge 25 ]"
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

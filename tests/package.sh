@@ -118,7 +118,8 @@ done
 so=$(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
 check "macOS" calls MACHINE=arm64-apple-darwin23 -- shared libdir=/opt/lib
 check "macOS: name and versions of the library" \
-    grep -q -e "-dynamiclib -install_name /opt/lib/libseqtx.0.dylib -compatibility_version ${so%.*} -current_version $so .* -o $work/b/libseqtx.$so.dylib " "$work/calls"
+    grep -q -e "-dynamiclib -install_name /opt/lib/libseqtx.0.dylib -compatibility_version ""\
+${so%.*} -current_version $so .* -o $work/b/libseqtx.$so.dylib " "$work/calls"
 check "macOS: links to it" \
     [ "$(readlink "$work/b/libseqtx.dylib") $(readlink "$work/b/libseqtx.0.dylib")" \
     = "libseqtx.$so.dylib libseqtx.$so.dylib" ]
@@ -130,7 +131,8 @@ check "CXXFLAGS" calls CXXFLAGS=-DMY_CXX CPPFLAGS=-DMY_CPP -- SENTENCEPIECE=1 "$
 check "CXXFLAGS in C++" grep -q '^c++ .*-DMY_CPP .*-DMY_CXX' "$work/calls"
 check "the user's -O" calls CFLAGS=-Og -- "$work/b/hello"
 check "the user's -O is the last" \
-    sh -c "! sed 's/-Og.*//' '$work/calls' | grep -v ' -O3 ' && ! sed 's/.*-Og//' '$work/calls' | grep ' -O'"
+    sh -c "! sed 's/-Og.*//' '$work/calls' | grep -v ' -O3 ' &&
+        ! sed 's/.*-Og//' '$work/calls' | grep ' -O'"
 check "CC of the environment" sh -c "! grep -v '^cc ' '$work/calls'"
 check "warnings are no errors" sh -c "! grep -e -Werror '$work/calls'"
 check "short lines" \
@@ -171,7 +173,8 @@ check "it builds there" [ -f "$work/there/build/hello" -a -f "$work/there/build/
 
 if there bmake "BSD make"; then
     check "BSD make says what it wants" \
-        sh -c "! bmake -C '$src' 2> '$work/said' && grep -q 'needs GNU make: gmake' '$work/said' && [ \$(wc -l < '$work/said') -lt 6 ]"
+        sh -c "! bmake -C '$src' 2> '$work/said' && grep -q 'needs GNU make: gmake' '$work/said' &&
+            [ \$(wc -l < '$work/said') -lt 6 ]"
 fi
 
 # ---- a real build, installed ----
@@ -179,7 +182,8 @@ fi
 real() { $make -C "$src" CC="$CC" CFLAGS=-O0 BUILD="$work/real" "$@"; }
 check "everything, outside of the tree" real -s all
 check "a test outside of the tree" \
-    sh -c "$make -s -C '$src' CC='$CC' CFLAGS=-O0 BUILD='$work/real' run-train_h | grep -q ' [1-9][0-9]* passed  *0 failed'"
+    sh -c "$make -s -C '$src' CC='$CC' CFLAGS=-O0 BUILD='$work/real' run-train_h |
+        grep -q ' [1-9][0-9]* passed  *0 failed'"
 soname=libseqtx.so.0
 if [ -f "$work/real/libseqtx.so.$so" ]; then
     check "links to the library" \
@@ -244,9 +248,11 @@ check "... removes what was installed" [ "$(files "$d$p")" = "./i n/seqtx/other.
 check "... and directories that are empty now" \
     [ ! -d "$d$p/the docs" -a ! -d "$d$p/d a/cmake/seqtx" ]
 check "a relative PREFIX is refused" \
-    sh -c "! $make -s -C '$src' BUILD='$work/real' install-headers PREFIX=out 2> '$work/said' && grep -q 'prefix=out: give an absolute path' '$work/said'"
+    sh -c "! $make -s -C '$src' BUILD='$work/real' install-headers PREFIX=out 2> '$work/said' &&
+        grep -q 'prefix=out: give an absolute path' '$work/said'"
 check "PREFIX of the environment" \
-    sh -c "PREFIX='$work/env' $make -s -C '$src' install-headers && [ -f '$work/env/include/seqtx/seqtx.h' -a ! -e '$work/env/lib' ]"
+    sh -c "PREFIX='$work/env' $make -s -C '$src' install-headers &&
+        [ -f '$work/env/include/seqtx/seqtx.h' -a ! -e '$work/env/lib' ]"
 
 check "an installed trainer" sh -c "'$p/x/bin/train_sru' --version | grep -q 'seqtx $so'"
 check "an installed plot" sh -c "'$p/x/bin/seqtx-plot' --version | grep -q '$so'"
@@ -254,16 +260,19 @@ if there pkg-config "the library by pkg-config"; then
     PKG_CONFIG_PATH="$p/l/pkgconfig:$p/d a/pkgconfig"
     export PKG_CONFIG_PATH
     check "pkg-config, shared" \
-        sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags --libs libseqtx) -o shared && LD_LIBRARY_PATH='$p/l' ./shared | grep -qx '$so 256'"
+        sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags --libs libseqtx) -o shared &&
+            LD_LIBRARY_PATH='$p/l' ./shared | grep -qx '$so 256'"
     ! there readelf "what a program wants" ||
         check "a program wants $soname" sh \
         -c "readelf -d '$work/shared' | grep -q 'NEEDED.*\[$soname\]'"
     check "pkg-config, static" \
-        sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags libseqtx) '\"$p/l/libseqtx.a\"' -lm -pthread -o static && ./static | grep -qx '$so 256'"
+        sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags libseqtx) '\"$p/l/libseqtx.a\"' \
+            -lm -pthread -o static && ./static | grep -qx '$so 256'"
     mv "$p" "$work/moved"
     PKG_CONFIG_PATH="$work/moved/l/pkgconfig:$work/moved/d a/pkgconfig"
     check "pkg-config, what was moved" \
-        sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags --libs libseqtx) -o moved_program"
+        sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags --libs libseqtx) \
+            -o moved_program"
     mv "$work/moved" "$p"
 fi
 if there cmake "the library by CMake"; then
@@ -279,15 +288,21 @@ foreach(kind shared static)
 endforeach()
 END
     check "CMake, shared and static" \
-        sh -c "cd '$work' && cmake -S project -B by_cmake -DCMAKE_C_COMPILER='$CC' -Dseqtx_DIR='$p/d a/cmake/seqtx' > said && cmake --build by_cmake >> said && for k in shared static; do by_cmake/use_\$k | grep -qx '$so 256' || exit 1; done"
+        sh -c "cd '$work' && cmake -S project -B by_cmake -DCMAKE_C_COMPILER='$CC' \
+            -Dseqtx_DIR='$p/d a/cmake/seqtx' > said && cmake --build by_cmake >> said &&
+            for k in shared static; do by_cmake/use_\$k | grep -qx '$so 256' || exit 1; done"
 fi
 if there man "manual pages"; then
     for page in "$p/d a"/man/man*/*; do
         check "${page##*/} has warnings" \
-            sh -c "LC_ALL=C.UTF-8 man --warnings -E UTF-8 -l '$page' > '$work/page' 2> '$work/said' && [ ! -s '$work/said' ] && [ -s '$work/page' ]"
+            sh -c "LC_ALL=C.UTF-8 man --warnings -E UTF-8 \
+                -l '$page' > '$work/page' 2> '$work/said' && [ ! -s '$work/said' ] &&
+                [ -s '$work/page' ]"
     done
     check "a manual page has every option" \
-        sh -c "'$p/x/bin/train_par' --help | sed -n 's/^  \(--[a-z0-9-]*\) .*/\1/p' | while read -r o; do LC_ALL=C.UTF-8 man -l '$p/d a/man/man1/train_par.1' | grep -q -e \"\$o\" || { echo \"\$o\"; exit 1; }; done"
+        sh -c "'$p/x/bin/train_par' --help | sed -n 's/^  \(--[a-z0-9-]*\) .*/\1/p' |
+            while read -r o; do LC_ALL=C.UTF-8 man -l '$p/d a/man/man1/train_par.1' |
+            grep -q -e \"\$o\" || { echo \"\$o\"; exit 1; }; done"
 fi
 check "make uninstall" gnu uninstall
 check "... leaves nothing" [ -z "$(files "$p")" ]

@@ -51,7 +51,8 @@ if have clang; then
             cl="$cl -I$root/tests/msvc"
             for real in "" -DSEQTX_DOUBLE; do
                 check "Microsoft's dialect of $lang, $cpu $real" \
-                    "$cl -Wall -Wextra -Wpedantic -Wgnu -Wno-unused-function -Werror $real -DSEQTX_IMPLEMENTATION -fsyntax-only all.c"
+                    "$cl -Wall -Wextra -Wpedantic -Wgnu -Wno-unused-function -Werror $real \
+                        -DSEQTX_IMPLEMENTATION -fsyntax-only all.c"
             done
         done
         check "nothing of gcc's and clang's own in Microsoft's dialect of $lang" \
@@ -75,12 +76,16 @@ if have $win; then
     printf '#define STX_LOOPS\n#include "seqtx.h"\nint main(void) { return STX__VECTORS_SAFE ? 21 : 20; }\n' > "$work/see.c"
     aligned='vmov(ap[sd]|dqa|dqa32|dqa64|nt[a-z]*) .*\(%'
     check "MinGW without $flag: vector code is seen to be unsafe" \
-        "$win -std=c99 -O1 -I$root -c see.c -o see.o && $dump -d see.o | grep -E '$aligned' && $dump -d see.o | grep -q 'cmpb *\\\$0x11,0x2(%'"
+        "$win -std=c99 -O1 -I$root -c see.c -o see.o && $dump -d see.o | grep -E '$aligned' &&
+        $dump -d see.o | grep -q 'cmpb *\\\$0x11,0x2(%'"
     if echo 'int stx;' | $win $flag -x c -c - -o "$work/x.o" 2> /dev/null; then
         check "MinGW with $flag: the library compiles" \
-            "$win -std=c99 -O1 $W $flag -I$root -DSEQTX_IMPLEMENTATION -x c -c $root/seqtx.h -o seqtx.o"
+            "$win -std=c99 -O1 $W $flag -I$root -DSEQTX_IMPLEMENTATION -x c -c $root/seqtx.h \
+                -o seqtx.o"
         check "MinGW with $flag: no aligned moves of vectors" \
-            "$dump -d seqtx.o > seqtx.s && [ \$(grep -cE 'vmovup[sd] .*[yz]mm.*\\(%rsp' seqtx.s) -ge 1 ] && [ \$(grep -cE 'vfmadd.*zmm' seqtx.s) -ge 100 ] && ! grep -E '$aligned' seqtx.s"
+            "$dump -d seqtx.o > seqtx.s &&
+            [ \$(grep -cE 'vmovup[sd] .*[yz]mm.*\\(%rsp' seqtx.s) -ge 1 ] &&
+            [ \$(grep -cE 'vfmadd.*zmm' seqtx.s) -ge 100 ] && ! grep -E '$aligned' seqtx.s"
     else
         echo "skipped: MinGW's vector code, its assembler has no ${flag#-Wa,}"; flag=
         check "MinGW: the library compiles" \
@@ -99,7 +104,8 @@ if have $win && have wine && have wineserver; then
     done="-DSEQTX_IMPLEMENTATION_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE"
     done="$done -DSEQTX_TEXT_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE"
     check "the golden vectors by MinGW" \
-        "$win -std=c99 -O1 $W $root/tests/test_golden_span.c seqtx.o seqtx_attn_span.o -o golden.exe -lm"
+        "$win -std=c99 -O1 $W $root/tests/test_golden_span.c seqtx.o seqtx_attn_span.o \
+            -o golden.exe -lm"
     check "train_attn_span by MinGW" \
         "$win -std=c99 -O1 $W $done $root/examples/train_attn_span.c seqtx.o seqtx_attn_span.o seqtx_text.o -o train.exe -lm"
     check "plot by MinGW" "$win -std=c99 -O1 $W $root/examples/plot.c -o plot.exe -lm"
@@ -120,15 +126,21 @@ if have $win && have wine && have wineserver; then
             "wine see.exe; [ \$? -eq 20 ]"
         [ -z "$flag" ] || check "wine: with $flag it is" "wine see$flag.exe; [ \$? -eq 21 ]"
         check "wine: a run of 20 steps" \
-            "$run --steps 20 --checkpoint a.st --log a.jsonl --tensorboard board < /dev/null && [ \$(grep -c '\"event\":\"' a.jsonl) -ge 4 ] && ! grep -q \$(printf '\\r') a.jsonl && ls board/events*"
+            "$run --steps 20 --checkpoint a.st --log a.jsonl --tensorboard board < /dev/null &&
+            [ \$(grep -c '\"event\":\"' a.jsonl) -ge 4 ] && ! grep -q \$(printf '\\r') a.jsonl && ls board/events*"
         check "wine: 10 steps, and 10 more, by the checkpoint alone" \
-            "$run --steps 10 --checkpoint b.st < /dev/null && wine train.exe --checkpoint b.st --steps 20 < /dev/null && cmp a.st b.st"
+            "$run --steps 10 --checkpoint b.st < /dev/null &&
+            wine train.exe --checkpoint b.st --steps 20 < /dev/null && cmp a.st b.st"
         check "wine: it writes, in bytes" \
             "wine train.exe --checkpoint a.st --no-train --generate 40 --prompt 'the ' --seed 1 < /dev/null > said && [ \$(wc -c < said) -ge 44 ] && ! grep -q \$(printf '\\r') said"
         check "wine: what is refused" \
-            "! wine train.exe --data none.txt --checkpoint c.st < /dev/null 2> said && grep -q 'No such file' said; ! wine train.exe --data t.txt --log t.txt --steps 5 < /dev/null 2> said && grep -q 'are the same file' said"
+            "! wine train.exe --data none.txt --checkpoint c.st < /dev/null 2> said &&
+            grep -q 'No such file' said;
+            ! wine train.exe --data t.txt --log t.txt --steps 5 < /dev/null 2> said &&
+            grep -q 'are the same file' said"
         check "wine: a log as a picture, in place of an older one" \
-            "echo '<svg/>' > a.svg && wine plot.exe a.jsonl -o a.svg && grep -q '</svg>' a.svg && ! wine plot.exe a.jsonl -o a.jsonl"
+            "echo '<svg/>' > a.svg && wine plot.exe a.jsonl -o a.svg && grep -q '</svg>' a.svg &&
+            ! wine plot.exe a.jsonl -o a.jsonl"
     fi
 else
     echo "skipped: programs of Windows, no wine or no $win"
@@ -144,15 +156,21 @@ if [ -n "$zig" ]; then
     check "macOS x86_64: the core" \
         "$mac -target x86_64-macos -DSEQTX_IMPLEMENTATION -x c -c $root/seqtx.h -o intel.o"
     check "macOS: Accelerate's names" \
-        "for v in 12.0 13.3; do $mac -target aarch64-macos.\$v -DSEQTX_CBLAS -DSEQTX_IMPLEMENTATION -x c -c $root/seqtx.h -o cblas.o && strings -a cblas.o || exit 1; done > names &&
-        grep -o 'cblas_sgemm.*' names | sort -u | tr '\n' ' ' | grep -qxF 'cblas_sgemm cblas_sgemm\$NEWLAPACK '"
+        "for v in 12.0 13.3; do $mac -target aarch64-macos.\$v -DSEQTX_CBLAS \
+            -DSEQTX_IMPLEMENTATION -x c -c $root/seqtx.h -o cblas.o && strings -a cblas.o ||
+            exit 1; done > names &&
+        grep -o 'cblas_sgemm.*' names | sort -u | tr '\n' ' ' |
+        grep -qxF 'cblas_sgemm cblas_sgemm\$NEWLAPACK '"
     for h in seqtx.h seqtx_attn_span.h seqtx_text.h; do
         check "macOS: $h" "$arm -D$(macro $h) -x c -c $root/$h -o mac_$(basename $h .h).o"
     done
     check "macOS: a trainer" \
-        "$arm -DSEQTX_IMPLEMENTATION_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE $root/examples/train_attn_span.c mac_*.o -o mac_train"
+        "$arm -DSEQTX_IMPLEMENTATION_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE \
+            -DSEQTX_TEXT_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE \
+                $root/examples/train_attn_span.c mac_*.o -o mac_train"
     check "macOS: it has threads, and needs the system's C library alone" \
-        "strings -a mac_seqtx.o | grep -q pthread_create && strings -a mac_train > names && grep -q '/usr/lib/libSystem.B.dylib' names && [ \$(grep -c 'dylib\$' names) -eq 1 ]"
+        "strings -a mac_seqtx.o | grep -q pthread_create && strings -a mac_train > names &&
+        grep -q '/usr/lib/libSystem.B.dylib' names && [ \$(grep -c 'dylib\$' names) -eq 1 ]"
 else
     echo "skipped: macOS, no zig (pip install ziglang)"
 fi
@@ -161,7 +179,8 @@ fi
 for qemu in qemu-riscv64-static qemu-riscv64 ''; do have "$qemu" && break; done
 if have $risc && [ -n "$qemu" ]; then
     check "riscv64: it compiles" \
-        "$risc -std=c99 -O1 $W -pthread -static -I$root -DSEQTX_IMPLEMENTATION $root/tests/test_golden_ops.c -o golden_ops -lm"
+        "$risc -std=c99 -O1 $W -pthread -static -I$root -DSEQTX_IMPLEMENTATION \
+            $root/tests/test_golden_ops.c -o golden_ops -lm"
     $qemu "$work/golden_ops" tests/golden > "$work/golden_ops.out" 2>&1
     count golden_ops
 else

@@ -18,8 +18,8 @@ check() { # WHAT COMMAND...
         echo "FAILED $what: $*"
     fi
 }
-# well-formed: by xmllint, else by Python, else each element that begins on a line ends
-# there or is one of those that hold others
+# xml FILE: well-formed? By xmllint, else by Python, else by a check that every element
+# which begins on a line ends there, or is one that contains others.
 if command -v xmllint >/dev/null; then xml() { xmllint --noout "$1"; }
 elif command -v python3 >/dev/null; then xml() { python3 \
     -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$1"; }

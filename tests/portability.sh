@@ -52,12 +52,17 @@ export_api="-DSEQTX_API='__attribute__((visibility(\"default\")))'"
 if command -v clang++ > /dev/null 2>&1; then cxx=clang++; else cxx=g++; fi
 for cc in "gcc -std=c99" "$cxx -std=c++11 -x c++"; do
     check "hidden but for the API: $cc" \
-        "$cc -I. $W -fPIC -fvisibility=hidden $export_api -c $work/lib.c -o $work/lib.o && ${cc%% *} -shared $work/lib.o -o $work/libstx.so -lm &&
-        nm -D --defined-only $work/libstx.so > $work/names && [ \$(grep -c ' T stx_[a-z]' $work/names) -ge 180 ] && ! grep ' stx__' $work/names && ! grep hidden_ $work/names &&
-        ${cc%% *} -I. $(case "$cc" in *c++*) echo "-x c++";; esac) $work/use.c -x none $work/libstx.so -Wl,-rpath,$work -o $work/use && $work/use"
+        "$cc -I. $W -fPIC -fvisibility=hidden $export_api -c $work/lib.c -o $work/lib.o &&
+        ${cc%% *} -shared $work/lib.o -o $work/libstx.so -lm &&
+        nm -D --defined-only $work/libstx.so > $work/names &&
+        [ \$(grep -c ' T stx_[a-z]' $work/names) -ge 180 ] && ! grep ' stx__' $work/names &&
+        ! grep hidden_ $work/names &&
+        ${cc%% *} -I. $(case "$cc" in *c++*) echo "-x c++";;
+        esac) $work/use.c -x none $work/libstx.so -Wl,-rpath,$work -o $work/use && $work/use"
 done
 check "static, and an API" \
-    "gcc -I. -fsyntax-only -DSEQTX_STATIC -DSEQTX_API=extern $work/use.c 2>&1 | grep 'SEQTX_API.*SEQTX_STATIC'"
+    "gcc -I. -fsyntax-only -DSEQTX_STATIC -DSEQTX_API=extern $work/use.c 2>&1 |
+    grep 'SEQTX_API.*SEQTX_STATIC'"
 
 # clang's sanitizer: sums of pointers. Sizes of objects, which it sees only when it
 # optimises (seven times as long), are left to the address sanitizer's runs. Static: what
@@ -81,6 +86,7 @@ static int few_rows(void) {
 C
 echo 'int main(void) { return few_rows() + seqtx_attn_span_main() + seqtx_sru_main() + seqtx_compressive_main() + seqtx_par_main(); }' >> "$work/quick.c"
 check "clang's undefined-behaviour sanitizer" \
-    "clang -std=c99 -I. -Iexamples -O0 -DSEQTX_STATIC -Wno-unused-function -fsanitize=undefined -fno-sanitize-recover=all $work/quick.c -lm -o $work/quick && $work/quick"
+    "clang -std=c99 -I. -Iexamples -O0 -DSEQTX_STATIC -Wno-unused-function -fsanitize=undefined \
+        -fno-sanitize-recover=all $work/quick.c -lm -o $work/quick && $work/quick"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,5 +1,6 @@
 #!/bin/sh
-# style.sh - measures how C source is laid out and, with --check, fails where it breaks a limit.
+# style.sh - measures how C source is laid out and, with --check, fails where it breaks a
+# limit.
 #
 #     sh tools/style.sh [FILE...]            a table, one row per file (default: every C and CUDA file)
 #     sh tools/style.sh --check [FILE...]    also prints each violation as FILE:LINE: WHAT; exit status 1
