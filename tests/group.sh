@@ -498,8 +498,9 @@ not_so "rank 0 of 5, on $host: 5 ranks .*12.*--batch-sz" 1 -np 5 "$mpi" $all
 not_so "rank 0 of 4, on $host: 4 ranks .*6.*--batch-split" 1 -np 4 "$mpi" $all --batch-split 2
 not_so "rank 1 of 2, on $host: --shard is yes here, but no on rank 0" 1 -np 1 "$mpi" $all : -np 1 \
     "$mpi" $all --shard
-not_so "rank 1 of 2, on $host: task is neither training nor evaluation here, but training on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --no-train
-not_so "rank 1 of 2, on $host: task is neither training nor evaluation here, but training on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" --help
+other="task is neither training nor evaluation here, but training on rank 0"
+not_so "rank 1 of 2, on $host: $other" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --no-train
+not_so "rank 1 of 2, on $host: $other" 1 -np 1 "$mpi" $all : -np 1 "$mpi" --help
 not_so "rank 1 of 2, on $host: --checkpoint is none here, but given on rank 0" 1 -np 1 "$mpi" \
     $all : -np 1 "$mpi" $options --data ../t.txt
 not_so "no-such-option" 1 -np 3 "$mpi" $all --no-such-option

@@ -58,7 +58,10 @@ END2
 # where E is not D, the table of positions, layers
 reference_count() { # V E D L S M C R GLU
     echo "$@" | awk '{ V = $1; E = $2; D = $3; L = $4; r = $8; g = 1 + $9
-        printf "%d", 2 * V * E + V + (E != D ? 2 * E * D + D + E : 0) + D * ($5 + $6 + $7) + L * (4 * D + 4 * D * D + D + (r * D * D + D) + 4 * D * D * (g + 1) + 4 * D * g + D + 2 * (6 * D * D + 6 * D)) }'
+        layer = 4 * D + 4 * D * D + D + (r * D * D + D) + 4 * D * D * (g + 1) + 4 * D * g + D
+        layer += 2 * (6 * D * D + 6 * D)
+        projections = E != D ? 2 * E * D + D + E : 0
+        printf "%d", 2 * V * E + V + projections + D * ($5 + $6 + $7) + L * layer }'
 }
 parameters() { sed -n 's/^\([0-9]*\) parameters.*/\1/p' out; }
 family_presets() {
@@ -166,7 +169,8 @@ family_more() {
     good "in four" steps $plain --steps 30 --lr 0.01 --log four.jsonl --batch-split 4
     events steps/one.jsonl | field loss >a; events steps/four.jsonl | field loss >b
     check "parts change the rounding only" \
-        sh -c "paste a b | awk '{ e = \$1 - \$2; if (!(e < 1e-3 && -e < 1e-3)) bad = 1 } END { exit bad || NR != 30 }'"
+        sh -c "paste a b | awk '{ e = \$1 - \$2; if (!(e < 1e-3 && -e < 1e-3)) bad = 1 }
+            END { exit bad || NR != 30 }'"
     good "rates" steps $plain --steps 8 --lr 1 --lr-start 0.2 --lr-min 0.1 --lr-warmup 4 \
         --schedule cosine --log rates.jsonl
     check "up from 0.2 to 1 in four steps, down to 0.1: $(rates steps/rates.jsonl)" \
@@ -174,7 +178,8 @@ family_more() {
         = "$(awk '
             BEGIN {
                 for (n = 1; n <= 8; n++)
-                    printf "%.5f ", n < 4 ? 0.2 + 0.8 * n / 4 : 0.1 + 0.45 * (1 + cos(atan2(0, -1) * (n - 4) / 4))
+                    printf "%.5f ", n < 4 ? 0.2 + 0.8 * n / 4 \
+                        : 0.1 + 0.45 * (1 + cos(atan2(0, -1) * (n - 4) / 4))
             }')" ]
 
     # updates at 1, 2, 3 and then 7, 11: in between parameters stay, so losses are those
@@ -194,7 +199,9 @@ family_more() {
     done
     gradients steps/g2.st >a; gradients steps/g4.st >b
     check "the mean: each step counts a half, or a quarter" \
-        sh -c "paste a b | awk '{ e = \$1 - 2 * \$2; if (e * e > 1e-12 * \$1 * \$1) bad = 1; n += \$1 != 0 } END { exit bad || n < 1000 }'"
+        sh -c "paste a b | awk '{ e = \$1 - 2 * \$2; n += \$1 != 0 }
+            e * e > 1e-12 * \$1 * \$1 { bad = 1 }
+            END { exit bad || n < 1000 }'"
     cd steps
     refused 'g4.st.*gradients of 1 of 4 steps.*--update-every' \
         --data ../t.txt --checkpoint g4.st --steps 5 --update-every 2 --threads 1

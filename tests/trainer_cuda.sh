@@ -22,7 +22,10 @@ run() {
     shift
     "$t" --data "$d/text" $model $more "$@" --log "$d/$name.log" > "$d/$name.out" 2>&1
 }
-losses() { sed -n 's/.*"type":"train".*"loss":\([0-9.e+-]*\).*/\1/p; s/.*"event":"train".*"loss":\([0-9.e+-]*\).*/\1/p' "$d/$1.log"; }
+losses() {
+    sed -n 's/.*"type":"train".*"loss":\([0-9.e+-]*\).*/\1/p
+        s/.*"event":"train".*"loss":\([0-9.e+-]*\).*/\1/p' "$d/$1.log"
+}
 # the two logs have N losses each, and each pair differs by less than a part in TOL
 same() {
     losses "$1" > "$d/a"; losses "$2" > "$d/b"
@@ -60,12 +63,17 @@ check "the GPU goes on from the CPU's checkpoint: $(tail -n 1 "$d/second.out")" 
     [ "$(losses second | wc -l)" -eq 7 ]
 losses cpu | tail -n 7 > "$d/x"; losses second > "$d/y"
 check "as the CPU would have" \
-    sh -c "paste '$d/x' '$d/y' | awk '{ e = (\$1 - \$2) / \$1; if (e < 0) e = -e; if (!(e <= 1e-4)) bad = 1 } END { exit bad }'"
-"$t" --data "$d/text" $model $more --checkpoint "$d/c" --eval-only > "$d/eval_cpu" 2>&1; "$t" --data "$d/text" $model $more --checkpoint "$d/c" --eval-only --device cuda > "$d/eval_gpu" 2>&1
+    sh -c "paste '$d/x' '$d/y' | awk '{ e = (\$1 - \$2) / \$1; if (e < 0) e = -e; if (!(e <= 1e-4)) bad = 1 }
+        END { exit bad }'"
+"$t" --data "$d/text" $model $more --checkpoint "$d/c" --eval-only > "$d/eval_cpu" 2>&1
+"$t" --data "$d/text" $model $more --checkpoint "$d/c" --eval-only --device cuda \
+    > "$d/eval_gpu" 2>&1
 check "both evaluate it alike: $(grep valid "$d/eval_cpu"); $(grep valid "$d/eval_gpu")" \
     [ "$(grep -o 'valid bpb [0-9.]*' "$d/eval_cpu" | cut -c1-13)" \
     = "$(grep -o 'valid bpb [0-9.]*' "$d/eval_gpu" | cut -c1-13)" ]
-"$t" $model $more --checkpoint "$d/c" --no-train --generate 40 --temperature 0 --prompt "line" > "$d/gen_cpu" 2>&1; "$t" $model $more --checkpoint "$d/c" --no-train --generate 40 --temperature 0 --prompt "line" --device cuda > "$d/gen_gpu" 2>&1
+sample="--no-train --generate 40 --temperature 0 --prompt line"
+"$t" $model $more --checkpoint "$d/c" $sample > "$d/gen_cpu" 2>&1
+"$t" $model $more --checkpoint "$d/c" $sample --device cuda > "$d/gen_gpu" 2>&1
 check "and write the same" \
     sh -c "tail -n 1 '$d/gen_cpu' > '$d/x'; tail -n 1 '$d/gen_gpu' | cmp -s - '$d/x'"
 "$t" --data "$d/text" $model $more --device cuda --gpu 77 --steps 1 > "$d/refused" 2>&1

@@ -91,7 +91,8 @@ differ() { [ -s "$1" ] && [ -s "$2" ] && ! cmp -s "$1" "$2"; }
 # four bytes.
 finite() {
     header "$1" | sed 's/},"/}\
-"/g' | sed -n 's/.*"dtype":"F32".*"data_offsets":\[\([0-9]*\),\([0-9]*\)\].*/\1 \2/p' | sort -n >"$T/ranges"
+"/g' | sed -n 's/.*"dtype":"F32".*"data_offsets":\[\([0-9]*\),\([0-9]*\)\].*/\1 \2/p' |
+        sort -n >"$T/ranges"
     [ -s "$T/ranges" ] || return 1
     tail -c +$((9 + $(header_size "$1"))) "$1" | od -An -v -tf4 | awk '
         FNR == NR { from[++ranges] = $1; to[ranges] = $2; if ($1 % 4) exit bad = 1; next }
@@ -139,7 +140,8 @@ function object(top, before) {
     for (;;) {
         before = s
         if (!string()) return 0
-        if (top) keys = keys (keys == "" ? "" : ",") substr(before, 2, length(before) - length(s) - 2)
+        if (top && keys != "") keys = keys ","
+        if (top) keys = keys substr(before, 2, length(before) - length(s) - 2)
         if (!eat("^:") || !value()) return 0
         if (eat("^}")) return 1
         if (!eat("^,")) return 0

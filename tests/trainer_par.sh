@@ -182,7 +182,11 @@ family_more() {
         '
             BEGIN {
                 n = split(p, v, ",")
-                for (i = 1; i <= n; i += 3) { e = v[i] + v[i+1] + v[i+2] - 1; if (!(e * e < 1e-10)) exit 1 } exit n != 6
+                for (i = 1; i <= n; i += 3) {
+                    e = v[i] + v[i+1] + v[i+2] - 1
+                    if (!(e * e < 1e-10)) exit 1
+                }
+                exit n != 6
             }'
     check "the temperature falls from 1 to a tenth" \
         awk -v a="$(events search/log.jsonl | head -n 1 | field tau)" \

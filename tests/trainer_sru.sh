@@ -139,7 +139,8 @@ family_more() {
             BEGIN {
                 for (n = 0; n < 8; n++) {
                     pi = atan2(0, -1)
-                    printf "%.4f ", n < 4 ? (n + 1) / 4 : (1 + cos(pi * n / 8)) / (1 + cos(pi * 3 / 8))
+                    printf "%.4f ", n < 4 ? (n + 1) / 4 \
+                        : (1 + cos(pi * n / 8)) / (1 + cos(pi * 3 / 8))
                 }
             }')" ]
     good "recursive, first 0" rates $smooth --steps 4 --lr 1 --schedule recursive --lr-warmup 4 \
