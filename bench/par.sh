@@ -515,9 +515,10 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
                 } else {
                     printf("The 95 %% intervals of the differences are +- %.*f and +- %.*f:",
                         digits, half, digits, ht)
-                    printf " on the validation text the difference is %s.\n",
-                        d - half > 0 ? "a significant loss" \
-                            : d + half < 0 ? "a significant gain" : "not significant"
+                    what = "not significant"
+                    if (d - half > 0) what = "a significant loss"
+                    if (d + half < 0) what = "a significant gain"
+                    print " on the validation text the difference is " what "."
                 }
                 if (timed) {
                     line = sprintf("A training step takes %.0f %% of the time of xl,", 100 * to[a])
