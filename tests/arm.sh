@@ -29,13 +29,13 @@ for h in seqtx*.h; do
     name=$(basename "$h" .h)
     from=tests/inner/$name.c; [ -f "$from" ] || from=$h
     macro=SEQTX_$(echo "$name" | sed 's/^seqtx_*//; s/$/_/; s/^_//' | tr a-z A-Z)IMPLEMENTATION
-    # of the core -O2: at -O1 gcc does not move loads, which the kernels' loops are looked
-    # at for
+    # The core with -O2: at -O1, gcc does not hoist the loads that the checks of the
+    # kernel loops look for.
     case $name in seqtx) level=-O2 ;; *) level=-O1 ;; esac
     $cc -std=c99 $level $W -pthread -I. -D"$macro" -x c -c "$from" -o "$work/$name.o"
     check $? "$h does not compile"
 done
-# run NAME CPU [ARGUMENTS]: adds what the program counts
+# run NAME CPU [ARGUMENTS]: runs a test program and adds up its counts
 run() {
     name=$1 cpu=$2; shift 2
     $qemu -cpu "$cpu" "$work/$name" "$@" > "$work/$name.out" 2>&1
@@ -67,11 +67,11 @@ check $? "tests/test_bf16.c does not compile"
 run test_bf16 max creation rounding products attention attention_margins red_zones
 check "$(head -n 1 "$work/test_bf16.out" | grep -q '; neon;.*; neon bf16$'; echo $?)" \
     "the kernels of a processor with BFDOT: $(head -n 1 "$work/test_bf16.out")"
-# a processor without it takes another kernel and never meets the instruction
+# A processor without BFDOT selects another kernel and never executes the instruction.
 run test_bf16 cortex-a57 creation attention_margins
 check "$(head -n 1 "$work/test_bf16.out" | grep -q '; neon; portable, bf16 by float$'; echo $?)" \
     "the kernels of one without: $(head -n 1 "$work/test_bf16.out")"
-# no sums of a tile in memory: the loops of the kernels store nothing
+# The sums of a tile stay in registers: the kernel loops contain no stores.
 for kernel in neon bfdot; do
     aarch64-linux-gnu-objdump -d --no-show-raw-insn "$work/seqtx.o" |
         awk -v k="<stx__micro_${kernel}_(6|run)" '

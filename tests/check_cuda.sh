@@ -47,9 +47,9 @@ if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck synccheck; do
         for t in ops sru comp par gemm attention; do check_by "$tool" "$t"; done
     done
-    # Only our kernels: cublasLt's may read their workspace unwritten. Tools that do not
-    # see what a kernel left out has written would report each of its results, so there
-    # the tests that multiply matrices are skipped.
+    # Only our kernels: those of cublasLt may read uninitialised workspace. Tools that do
+    # not see the writes of excluded kernels would report all their results, so tests with
+    # matmuls are skipped there.
     initcheck="ops sru attention"
     if compute-sanitizer --help 2>&1 | grep -q -- --initcheck-track-filtered-global-memory; then
         initcheck="$initcheck comp par"

@@ -45,16 +45,15 @@ targets() { # COMMAND of make
 in_tree() { # COMMAND
     (cd "$work" && $limited sh -ec "$1" < /dev/null)
 }
-# the lines that begin with a program, as one line each, without what is explained behind
-# them
+# Prints the lines that begin with a program, one per line, without trailing explanations.
 commands() {
     awk '/^```/ { fenced = !fenced; next }
         fenced { next }
         more { sub(/^ */, ""); line = line " " $0; more = 0 }
-        !more && line == "" &&
-            /^    (make|build\/|sh |cc |gcc |python3? |pip |tools\/|mpirun |torchrun |srun |cmake )/ {
+        !more && line == "" && /^    (make|build\/|sh |cc |gcc |python3? |pip |tools\/)/ {
             line = substr($0, 5)
         }
+        !more && line == "" && /^    (mpirun |torchrun |srun |cmake )/ { line = substr($0, 5) }
         line == "" { next }
         line ~ /\\$/ { sub(/ *\\$/, "", line); more = 1; next }
         { sub(/   *#.*/, "", line); print line; line = "" }' "$1"
@@ -66,14 +65,15 @@ for page in $pages; do
         count=$((count + 1))
         case $command in
         make*) check "$page: $command: no such target" targets "$command" ;;
-        "tools/convert.py IN OUT "*) ;; # its form; tests/convert.sh has examples
+        "tools/convert.py IN OUT "*) ;; # a usage line; tests/convert.sh has examples
         "gcc "*-muse-unaligned-vector-move*)
             if command -v x86_64-w64-mingw32-gcc > /dev/null 2>&1; then
                 check "$page: $command" in_tree "x86_64-w64-mingw32-$command -fsyntax-only -I$root"
             fi ;;
         *build/train_* | *build/cuda/train_*)
             run=build/$(echo "${command#*build/}" |
-                sed 's|^cuda/||; s|--device cuda||; s|--data FILE|--data my.txt|; s|--data enwik8 |--data enwik8/ |')
+                sed 's|^cuda/||; s|--device cuda||; s|--data FILE|--data my.txt|
+                    s|--data enwik8 |--data enwik8/ |')
             case " $run " in
             *" --preset "* | *" --out runs/"*) run="$run --dry-run" ;;
             *" --data "*) run="$run --steps 20" ;;
@@ -84,25 +84,25 @@ for page in $pages; do
         esac
     done < "$work/commands"
 done
-check "the pages have only $count commands" [ $count -ge 20 ]
+check "expected at least 20 commands in the pages, got $count" [ $count -ge 20 ]
 for page in $pages; do
     case $page in docs/cookbook.md | docs/distributed.md | docs/convert.md) continue ;; esac
     check "$page has a block of commands that no test runs" sh -c "! grep -n '^\`\`\`sh' '$page'"
 done
-# what sentences name
+# scripts and targets that sentences name
 for page in $pages CHANGELOG.md; do
     grep -o '`[^`]*`' "$page" | tr -d '`' > "$work/named"
     while IFS= read -r command; do
         case $command in
         "sh "[a-z]*.sh*)
             script=${command#sh }
-            check "$page names $command, which is not there" [ -f "${script%% *}" ] ;;
+            check "$page names $command, which does not exist" [ -f "${script%% *}" ] ;;
         "make "[a-z]*)
             word=${command#make }
             word=${word%% *}
             case $word in *=* | *.*) continue ;; esac
             [ "$page" = CHANGELOG.md ] ||
-                check "$page names $command, which is no target" has_target "$word" ;;
+                check "$page names $command, which is not a target" has_target "$word" ;;
         esac
     done < "$work/named"
 done

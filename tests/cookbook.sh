@@ -12,8 +12,8 @@
 cd "$(dirname "$0")/.." || exit 1
 . tests/limit.sh
 root=$(pwd) page=docs/cookbook.md
-# what stands in the fences: the block's number, its language, the mark before it, then
-# its lines
+# Prints the fenced blocks: number of the block, language, the mark before it, then its
+# lines.
 blocks() {
     awk '
         /^```/ && !on { on = 1; n++; print "@ " n, substr($0, 4), mark; next }
@@ -62,13 +62,14 @@ cat > "$work/bin/cc" <<END
 PATH='$PATH' lib=$build/lib_f32
 for word; do case \$word in
     -DSEQTX_DOUBLE) lib=$build/lib_f64 ;;
-    -x) exec ${CC:-cc} "\$@" ;;         # the Makefile tries what there is
+    -x) exec ${CC:-cc} "\$@" ;;         # the Makefile probes the compiler
 esac; done
-exec ${CC:-cc} -DSEQTX_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE "\$@" \\
+exec ${CC:-cc} -DSEQTX_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE \\
+    -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE "\$@" \\
     \$lib/seqtx.o \$lib/seqtx_attn_span.o \$lib/seqtx_text.o -lm -pthread $LDLIBS
 END
 chmod +x "$work/bin/cc"
-commands() {    # commands FILE: as they would be pasted, one after the other until one fails
+commands() {    # commands FILE: runs them in order until one fails
     cd "$tree" || return 1
     unset MAKEFLAGS MAKELEVEL MFLAGS
     STEPS=20 MORE=30 HOME=$work/home PATH=$work/bin:$PATH T='' $limited sh -e "$1" > \
@@ -107,7 +108,7 @@ while read -r at n language mark; do
 done < "$work/list"
 check "$page has only $last blocks" [ "$last" -ge 18 ]
 
-# what the commands leave behind
+# files that the commands leave
 for f in runs/first/log.svg runs/first/model.best.safetensors runs/tuned/model.safetensors \
     scores.jsonl answer.txt build/memory.safetensors; do
     check "there is no $f" [ -s "$tree/$f" ]
@@ -117,8 +118,7 @@ check "the fine-tuning does not begin with a loss" \
     grep -q '"event":"eval","split":"valid",.*"step":0,' "$tree/runs/tuned/log.jsonl"
 check "not a row for each line" [ "$(wc -l < "$tree/lines.tsv")" -eq 201 ]
 
-# a memory that is restored is that of a process that never stopped: the same answers, the
-# same file
+# A restored memory equals that of a process that never stopped: same answers, same file.
 cd "$tree" || exit 1
 printf 'the cat sat\nand the dog\nthe mat\nand\n' > all
 remember() { build/remember build/mind.safetensors "$1"; }

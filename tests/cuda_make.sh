@@ -81,7 +81,7 @@ check "the tests, without compute-sanitizer" run_checks "$work/none"
 check "their sum" ends_with "10 passed, 0 failed"
 check "it is told that there is no compute-sanitizer" has "not installed: skipped" "$work/log"
 
-# it notes its arguments and runs the program
+# records its arguments and runs the program
 program "$work/tools/compute-sanitizer" <<END
 if [ "\$1" = --help ]; then cat "$work/help"; exit; fi
 echo "\$@" >> "$work/calls"
@@ -106,7 +106,7 @@ check "their sum under three tools and initcheck of all" ends_with "33 passed, 0
 check "initcheck of what multiplies matrices" \
     has "initcheck --kernel-name kns=stx__ .*test_cuda_comp" "$work/calls"
 
-# a test that hangs is ended, and the others run
+# A test that hangs is stopped, and the others run.
 if command -v timeout > /dev/null 2>&1; then
     echo 'sleep 100000' | program "$work/root/build/cuda/test_cuda_ops"
     export CHECK_LIMIT=10 CHECK_TOOL_LIMIT=10

@@ -160,9 +160,9 @@ for a in $archs; do
         [ "$(cat "$out/$a.code")" -eq 0 ]
     check "$a: nvcc warns: $(grep -m 3 'warning' "$out/$a.log")" \
         [ "$(grep -c 'warning' "$out/$a.log")" -eq 0 ]
-    # one line for each kernel: arch, name with template arguments, registers, stack,
-    # spilled bytes written and read, static shared memory, launch bound (0: none), which
-    # the PTX has
+    # Prints one line per kernel: architecture, name with template arguments, registers,
+    # stack, spilled bytes written and read, static shared memory, and the launch bound of
+    # the PTX (0 if there is none).
     [ -z "$known" ] || continue
     { sed -n 's/^[^ ]*\.entry \([^ (]*\).*/E \1/p; s/^\.entry \([^ (]*\).*/E \1/p; s/^\.maxntid \([0-9]*\).*/B \1/p' "$out/seqtx_cuda.ptx"
       sed -n 's/^ptxas info *: Compiling entry function .\([^'"'"']*\). for .*/K \1/p; s/^ *\([0-9]*\) bytes stack frame, \([0-9]*\) bytes spill stores, \([0-9]*\) bytes spill loads/S \1 \2 \3/p; s/^ptxas info *: Used \([0-9]*\) registers\(.*\)/R \1 \2/p' "$out/$a.log"
@@ -199,8 +199,8 @@ if [ -n "$record" ]; then
 fi
 if [ -n "$known" ]; then echo "registers are those of $table, which is of the same code and nvcc"
 else check "there are kernels" [ -s "$out/now.txt" ]; fi
-# spills must not grow; registers may by 8 with another nvcc (none with the one of the
-# table)
+# Spills must not increase. With another nvcc than that of the table, registers may
+# increase by 8.
 slack=8; grep -q "nvcc $version;" "$table" && slack=0
 awk -v slack="$slack" -v table="$table" -v counts="$out/counts.txt" -v known="$known" '
     function check(ok, what) {
@@ -208,7 +208,7 @@ awk -v slack="$slack" -v table="$table" -v counts="$out/counts.txt" -v known="$k
         failed++
         print "tests/cuda_regs.sh: FAILED: " what
     }
-    # registers are given out to a warp, 256 at a time
+    # Registers are allocated per warp in units of 256.
     function fits(registers, bound) {
         return int((registers + 7) / 8) * 8 * int((bound + 31) / 32) * 32 <= 65536
     }

@@ -51,11 +51,12 @@ awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and t
 cat > "$work/bin/mpicc" <<END
 #!/bin/sh
 PATH='$PATH'
-exec ${MPICC:-mpicc} -std=c99 -Wall -Wextra -Werror -DSEQTX_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE "\$@" \\
+exec ${MPICC:-mpicc} -std=c99 -Wall -Wextra -Werror -DSEQTX_IMPLEMENTATION_DONE \\
+    -DSTX_LOOPS_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE "\$@" \\
     $build/lib_mpi/seqtx.o $build/lib_f32/seqtx_attn_span.o -lm -pthread $LDLIBS
 END
-# srun: its options are skipped. Where `when` is, it tells the ranks to stop when they
-# have trained some steps
+# A substitute for srun that ignores its options. If the file `when` exists, it signals
+# the ranks after a few training steps.
 cat > "$work/bin/srun" <<END
 #!/bin/sh
 while case \$1 in -*) true ;; *) false ;; esac; do shift; done
@@ -70,7 +71,7 @@ wait \$pid
 END
 printf '#!/bin/sh\necho "$@" >> "%s/requeued"\n' "$work" > "$work/bin/scontrol"
 chmod +x "$work/bin/"*
-run() {         # run FILE: a script's commands, as they would be pasted
+run() {         # run FILE: runs the commands of a block
     (cd "$tree" && unset MAKEFLAGS MAKELEVEL MFLAGS && STEPS=${STEPS:-20} MORE=30 \
         PATH=$work/bin:$PATH $limited sh "$@" > "$work/log" 2>&1 < /dev/null)
 }
@@ -96,18 +97,19 @@ check "$page has $ran blocks, fewer than it had" [ "$ran" -ge 4 ]
 cd "$tree" || exit 1
 check "the run of two ranks did not go on with four" \
     grep -q '"event":"resume","step":20' runs/ranks/log.jsonl
-# the program: two ranks and one process, losses and parameters
+# the program: losses and parameters of two ranks and of one process
 $limited mpirun -np 2 --bind-to none ./prog > two 2> /dev/null
 $limited ./prog > one
 check "the program does not learn: $(tail -n 1 two)" \
     awk 'END { exit !(NR == 5 && $3 + 0 > 0 && $3 < 0.5) }' two
 check "two ranks learn something else than one: $(paste one two | tail -n 1)" \
-    sh -c 'paste one two | awk "{ d = \$3 - \$9; if (d < 0) d = -d; if (d > 2e-3 * \$3 + 1.1e-4) bad = 1 } END { exit bad || NR != 5 }"'
+    sh -c 'paste one two | awk "{ d = \$3 - \$9; if (d < 0) d = -d }
+        d > 2e-3 * \$3 + 1.1e-4 { bad = 1 }
+        END { exit bad || NR != 5 }"'
 $limited mpirun -np 3 --bind-to none ./prog > out 2>&1
 code=$?
 check "three ranks and eight streams: $code, not 2" [ $code -eq 2 ]
-# the script for SLURM: told to stop, it saves and queues itself again; started again it
-# goes on
+# the SLURM script: on a signal it saves and requeues itself; started again, it resumes
 touch "$work/when"
 STEPS=60
 export SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1
@@ -124,8 +126,8 @@ check "it does not go on" grep -q '"event":"resume"' runs/slurm/log.jsonl
 check "it does not end" grep -q '"event":"train","step":60,' runs/slurm/log.jsonl
 check "it queues itself once more" [ "$(wc -l < "$work/requeued")" -eq 1 ]
 
-# a part's thread is below stx_threads, for which scratch is made: also after ranks have
-# shared out the processors
+# Thread indices are below stx_threads, for which scratch memory is allocated, also after
+# the ranks have divided the processors.
 cat > share.c <<'END'
 #define SEQTX_IMPLEMENTATION
 #include "seqtx.h"

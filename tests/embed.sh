@@ -21,7 +21,7 @@ there() { command -v "$1" > /dev/null 2>&1 || { echo "skipped: $2, no $1"; false
 embed=$root/examples/embed
 make="make -s -C $root T="
 
-# several files; the implementation in one of them
+# several files, one with the implementation
 check "the implementation, in its own file" "$CC -std=c99 $W -I$root -c $embed/seqtx.c -o seqtx.o"
 for cc in gcc clang; do
     command -v $cc > /dev/null 2>&1 || { echo "skipped: several files, no $cc"; continue; }
@@ -31,7 +31,7 @@ for cc in gcc clang; do
         grep -q '^pass 8: [0-6]\..* bits per byte' out && grep -q '^the cat|' out"
 done
 
-# an installed copy (tests/package.sh has all that is installed)
+# an installed copy (tests/package.sh checks all installed files)
 prefix="$work/a prefix"
 check "make install-headers" \
     "$make install-headers PREFIX='$prefix' && cmp '$prefix/include/seqtx/seqtx.h' $root/seqtx.h"
@@ -56,12 +56,12 @@ if there cmake "CMake's targets"; then
     mkdir -p "$work/project/examples" && cp -R "$embed" "$work/project/examples/embed" &&
         chmod -R u+w "$work/project"
     sh tests/cookbook.sh --print tests/embed.sh 1 > "$work/by_cmake"
-    # alone: its ../.. has no seqtx. CMAKE_BUILD_TYPE is read by CMake 3.22 and later;
-    # earlier ones optimise
+    # A copy of the project without the source tree. CMake 3.22 and later read
+    # CMAKE_BUILD_TYPE; earlier versions optimise.
     check "CMake, the installed package, as in docs/cookbook.md" \
         "cd project && export CMAKE_PREFIX_PATH='$prefix' CMAKE_BUILD_TYPE=Debug CC='$CC' CXX='$CXX' CXXFLAGS='$W' STEPS=8 &&
         sh -e ../by_cmake > said && cat said && grep -q '^step 8: [0-7]\.' said"
-    # its own flags come from the tree
+    # The source tree adds its own flags.
     check "CMake, the source tree" \
         "cmake -S $embed -B by_tree $debug -DCMAKE_DISABLE_FIND_PACKAGE_seqtx=1 &&
         make -C by_tree app.o && make -C by_tree predictor.o 2>&1 | grep -q 'No rule'"
@@ -87,8 +87,8 @@ if there cmake "CMake's targets"; then
         grep -q 'no component cuda: .* where the CUDA language is enabled'"
 fi
 
-# a shared library, by the Makefile in a copy of the tree; from Python its structs are
-# read out of the headers
+# A shared library, built by the Makefile in a copy of the tree. From Python, its structs
+# are parsed from the headers.
 if there python3 "Python by ctypes"; then
     mkdir -p "$work/tree/examples" "$work/tree/tests" "$work/bin"
     cp Makefile README.md seqtx.h seqtx_attn_span.h seqtx_text.h "$work/tree"

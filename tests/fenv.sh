@@ -22,8 +22,8 @@ if ! objdump -dr --no-show-raw-insn "$work/all.o" 2> /dev/null | tr -d '\r' > "$
     echo "skipped: no objdump, or not x86-64"; echo "1 passed, 0 failed"; exit 0
 fi
 nm "$work/all.o" | sed -n 's/.* T //p' > "$work/public"
-# One line for each fact: "calls F G", "computes F", in which a sum of a register with
-# itself is the end of a conversion from size_t
+# Prints one line per fact: "calls F G", "computes F". A register added to itself ends a
+# conversion from size_t and is not counted.
 awk '
     /^[0-9a-f]+ <.*>:$/ { f = $2; gsub(/[<>:]/, "", f); next }
     / R_X86_64_/ && call {
@@ -36,7 +36,7 @@ awk '
     $2 ~ /^(add|sub|mul|div|sqrt|min|max|comi)s[sd]$/ || $2 ~ /^cvt(sd2ss|si2ss|tt?s[sd]2si)/ {
         split($3, r, ","); if (!($2 ~ /^add/ && r[1] == r[2])) print "computes", f }
 ' "$work/all.s" | sort -u > "$work/facts"
-# from each public function along its calls, up to those with a scope
+# Follows the calls of each public function, up to functions with a scope.
 awk '
     NR == FNR && $1 == "computes" { computes[$2] = 1; next }
     NR == FNR {
@@ -60,7 +60,7 @@ if grep ', reached from' "$work/found"; then
     echo "FAILED these compute in the caller's environment: begin them with STX__FP_SCOPE"
     failed=$((failed + 1))
 else passed=$((passed + 1)); fi
-# that it looks at all: there are scopes, and functions beyond the public ones
+# The method works only if there are scopes, and functions besides the public ones.
 if tail -n 1 "$work/found" |
     awk '{ exit !($2 > 50 && $4 > 500) }'; then passed=$((passed + 1)); else
     failed=$((failed + 1))

@@ -13,8 +13,8 @@ passed=0 failed=0
 try() {     # try COMPILER FLAGS..; what the program does not use is not compiled (SEQTX_STATIC)
     printf '#include <errno.h>\nint main(void) { return errno; }\n' > "$work/probe.c"
     if ! { "$@" "$work/probe.c" -o "$work/probe" && "$work/probe"; } > /dev/null 2>&1; then
-        # Debian's 32-bit libraries beside a cross compiler: the kernel's headers stand
-        # with those of 64 bits
+        # Debian's 32-bit libraries next to a cross compiler: the kernel headers are in
+        # the 64-bit directory.
         case " $* " in *" -m32 "*) set -- "$@" -idirafter /usr/include/x86_64-linux-gnu ;; esac
         if ! { "$@" "$work/probe.c" -o "$work/probe" && "$work/probe"; } > /dev/null 2>&1; then
             echo "skipped: $*"
@@ -34,14 +34,14 @@ try() {     # try COMPILER FLAGS..; what the program does not use is not compile
     echo "$*: ${p:-0} passed, $f failed"
     [ "$f" -eq 0 ] || grep -v ' passed, ' "$work/log" | head -n 6
 }
-# The headers of another processor are seldom there, and preprocessing needs no word of
-# them: all that seqtx.h includes, empty
+# Headers of other processors are rarely installed, and the preprocessor does not need
+# their contents: empty files replace all headers that seqtx.h includes.
 for header in $(sed -n 's/^ *# *include <\(.*\)>.*/\1/p' seqtx.h); do
     mkdir -p "$work/empty/$(dirname "$header")"
     : > "$work/empty/$header"
 done
-# refuse TEXT COMPILER FLAGS..: compiling the implementation stops at an error that says
-# TEXT
+# refuse TEXT COMPILER FLAGS..: the implementation must not compile, with an error that
+# contains TEXT
 refuse() {
     text=$1; shift
     if ! command -v "$1" > /dev/null 2>&1; then echo "skipped: $*"; return; fi
@@ -50,7 +50,7 @@ refuse() {
         grep -q "error:.*$text"; then
         echo "not refused: $*"; failed=$((failed + 1)); return
     fi
-    # and without the option it is none
+    # and without the option there is no error
     if "$@" -fno-fast-math -fno-finite-math-only -U_M_FP_FAST -ffreestanding -E -x c \
         -DSEQTX_IMPLEMENTATION seqtx.h 2>&1 > /dev/null | grep -q "error:.*$text"; then
         echo "refused without reason: $*"; failed=$((failed + 1)); return
