@@ -1500,13 +1500,14 @@ STX__KERNEL(stx__heads_bwd, (stx_ctx *x, const stx__heads_args *h))
 
 /* log p of the ids of cluster c of K, given its logits (N,w). For c = 0, the columns
    size .. w-1 are those of the other clusters i, at size + K - 1 - i, or at size + i - 1
-   with `forward`; their log p are written to gate (N,K). For c > 0, gate[n,c] is added. */
+   with `forward`; their log p are written to gate (N,K). For c > 0, gate[n,c] is
+   added. */
 typedef struct stx__cluster_log_probs_args {
     size_t N, V, w, K, c;
     size_t start, size;                     /* ids of the cluster: start .. start+size-1 */
     int forward;
     const stx_real *logits;                 /* (N,w) */
-    stx_real *out;                          /* (N,V), of which the cluster's columns are written */
+    stx_real *out;                          /* (N,V): writes the columns start .. */
     stx_real *gate;                         /* (N,K) */
 } stx__cluster_log_probs_args;
 
@@ -1525,7 +1526,7 @@ typedef struct stx__cluster_sort_args {
     const int32_t *ids;                     /* (n) */
     int32_t *at;                            /* (n): slot of each id */
     int32_t *local, *place;                 /* per slot: index within the cluster, and
-                                               position of the id (0 if the slot is unused) */
+                                               position of the id; 0 if it is unused */
     int32_t *over;                          /* (1): 1 if a cluster has more ids than slots */
 } stx__cluster_sort_args;
 
