@@ -4039,8 +4039,8 @@ STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i) 
     return p ? (stx_real *)(uintptr_t)(p + i) : NULL;
 }
 
-/* Copies of matrices that stx_params_pack made (>>gemm: packed weights), sorted by address.
-   The one that p points into, or NULL. */
+/* The packed copies (>>gemm: packed weights) are sorted by address: the one of the matrix
+   that p points into, or NULL. */
 static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
     size_t lo = 0, hi = x->packed.count;
     const stx__packed *w;
@@ -4568,7 +4568,7 @@ STX_DEF size_t stx_params_size(const stx_params *p) {
     return n;
 }
 
-/* Returns 0 and sets an error if gradients are being sent: nothing may be added to them. */
+/* Returns 0 and sets an error if gradients are being sent, when nothing may be added. */
 static int stx__grads_at_rest(stx_ctx *x, const char *op) {
     if (!x->group.in_flight) return 1;
     stx_fail(x, STX_ERR_ARG,
@@ -5693,7 +5693,7 @@ static void *stx__thread_main(void *w) {
     return NULL;
 }
 
-/* Starts a thread that handles no signals, except those of its own faults, for which the
+/* Starts a thread that handles no signals, except for its faults, for which the
    program or a sanitizer can have a handler. */
 static int stx__start(stx__worker *w) {
     pthread_attr_t attr;
@@ -7226,7 +7226,7 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
     return stx__save(x, node, &a, sizeof a) ? y : NULL;
 }
 
-/* The kernel adds to df or to ds, but not to both, and it needs a df of its own if there
+/* The kernel adds to df or to ds, but not to both, and it needs a separate df if there
    is a bias. Where the gradients of h and f already have contributions, it therefore
    writes a separate buffer, which is added afterwards. */
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
@@ -8017,8 +8017,8 @@ enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
 #define STX__MICRO(name, mr, nr, kr, run, to_bf16, pair) \
   {name, mr, nr, kr, run, to_bf16, pair, NULL, NULL, NULL, NULL, NULL, NULL}
 
-/* Calls f(i, ..) for i = 0 .. n-1, where n is a constant. The calls are written out and f is
-   always inlined, so that a tile which is indexed by i is kept in registers even at -O1.
+/* Calls f(i, ..) for i = 0 .. n-1, where n is a constant. The calls are written out and f
+   is always inlined, so that a tile indexed by i is kept in registers even at -O1.
    STX__UNROLL6(2, f, s, b) is, without dead code,  f(0, s, b); f(1, s, b); */
 #define STX__UNROLL6(n, f, ...) \
   do { \
@@ -8125,6 +8125,7 @@ STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t 
     (void)fma;
     for (i = 0; i < n; i++) to[i] = r0[i] | (uint32_t)r1[i] << 16;
 }
+
 STX_EACH_ISA(stx__zip_rows, (uint32_t * to, const uint16_t *r0, const uint16_t *r1, size_t n), to,
              r0, r1, n)
 
@@ -8137,6 +8138,7 @@ STX_INNER void stx__round_row(int fma, uint16_t *STX_RESTRICT to, const stx_real
     (void)fma;
     for (i = 0; i < n; i++) to[i] = (uint16_t)stx__bf16(from[i]);
 }
+
 STX_EACH_ISA(stx__round_row, (uint16_t * to, const stx_real *from, size_t n), to, from, n)
 
 STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real *STX_RESTRICT r0,
@@ -8148,6 +8150,7 @@ STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real
     else
         for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]) | stx__bf16(r1[i]) << 16;
 }
+
 STX_EACH_ISA(stx__pair_rows, (uint32_t * to, const stx_real *r0, const stx_real *r1, size_t n), to,
              r0, r1, n)
 
@@ -8178,6 +8181,7 @@ STX_INNER void stx__micro_pairs(int fma, STX__MICRO_PARAMS) {
     for (i = 0; i < h; i++)
         for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
 }
+
 STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_PARAMS), h, steps, av, rs, ks, bv, ldb, c, ldc, add)
 
 static const stx__micro stx__micro_bf16 =
@@ -8678,7 +8682,10 @@ STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_re
 /* c + a0 b0 + a1 b1 + a2 b2 + a3 b3, added in this order. */
 STX_INNER stx_real stx__add4(int fma, stx_real c, stx_real a0, stx_real b0, stx_real a1,
                              stx_real b1, stx_real a2, stx_real b2, stx_real a3, stx_real b3) {
-    return STX_FMA(fma, a3, b3, STX_FMA(fma, a2, b2, STX_FMA(fma, a1, b1, STX_FMA(fma, a0, b0, c))));
+    c = STX_FMA(fma, a0, b0, c);
+    c = STX_FMA(fma, a1, b1, c);
+    c = STX_FMA(fma, a2, b2, c);
+    return STX_FMA(fma, a3, b3, c);
 }
 
 /* c += sum_r a[r] (row r of b) for four rows. */
@@ -8759,6 +8766,7 @@ STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
     else
         stx__gemv_both(g);
 }
+
 STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
 
 /* C of few columns, as its transpose op(B)^T op(A)^T: otherwise most of a strip would
@@ -9345,6 +9353,7 @@ void stx__micro_avx2_rows(size_t n, size_t steps, const float *a, size_t rs, siz
     if (add) STX__UNROLL6(n, stx__avx2_add, s, c, ldc);
     STX__UNROLL6(n, stx__avx2_store, s, c, ldc);
 }
+
 STX__MICRO_RUN6(stx__micro_avx2, "avx2,fma", float, float)
 
 static const stx__micro stx__micro_avx2 =
@@ -9440,6 +9449,7 @@ void stx__micro_avx512_rows(size_t n, size_t steps, const float *a, size_t rs, s
     if (add) STX__UNROLL14(n, stx__avx512_add, s, c, ldc);
     STX__UNROLL14(n, stx__avx512_store, s, c, ldc);
 }
+
 STX__MICRO_RUN14(stx__micro_avx512, "avx512f", float, float)
 
 /* Transposes 16 rows of 16 units. (Masks of ones, here and below: without a mask gcc's
@@ -9702,6 +9712,7 @@ STX__SKINNY_F32(7)
 /* Largest k per pass in f32 and bf16, and elements of the rows of a bf16 tile (20 KB,
    because its rows of W pass through L1 as floats); floats of a block of W. */
 enum { STX__SKINNY_K = 512, STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
+
 enum { STX__SKINNY_W = (1 << 18) / 4 };
 
 /* Row stride of the copy of x: not a power of two for the longest rows. */
@@ -9817,6 +9828,7 @@ void stx__micro_dot_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, s
     if (add) STX__UNROLL14(n, stx__avx512_add, s, c, ldc);
     STX__UNROLL14(n, stx__avx512_store, s, c, ldc);
 }
+
 STX__MICRO_RUN14(stx__micro_dot, STX__BF16_ISA, uint16_t, uint32_t)
 
 /* stx__micro.to_bf16 and .pair. The processor takes denormals as zero. */
@@ -10034,8 +10046,8 @@ STX__AMX static void stx__amx_enter(void) {
         config[16 + 2 * t] = 64; /* bytes per row */
         config[48 + t] = 16;     /* rows */
     }
-    /* gcc's _tile_loadconfig claims to read only 8 of the 64 bytes: without this, the loop is
-       removed */
+    /* gcc's _tile_loadconfig claims to read only 8 of the 64 bytes: without this, gcc
+       removes the loop */
     __asm__ volatile("" : : "r"(config) : "memory");
     _tile_loadconfig(config);
 }
@@ -10171,6 +10183,7 @@ STX_INNER void stx__micro_neon_rows(size_t n, size_t steps, const float *a, size
     if (add) STX__UNROLL6(n, stx__neon_add, s, c, ldc);
     STX__UNROLL6(n, stx__neon_store, s, c, ldc);
 }
+
 STX__MICRO_RUN6(stx__micro_neon, STX__SIMD, float, float)
 
 static const stx__micro stx__micro_neon =
@@ -10215,6 +10228,7 @@ void stx__micro_bfdot_rows(size_t n, size_t steps, const uint16_t *a, size_t rs,
     if (add) STX__UNROLL6(n, stx__neon_add, s, c, ldc);
     STX__UNROLL6(n, stx__neon_store, s, c, ldc);
 }
+
 STX__MICRO_RUN6(stx__micro_bfdot, "bf16", uint16_t, uint32_t)
 
 static const stx__micro stx__micro_bfdot =
@@ -10494,6 +10508,7 @@ STX_INNER void stx__axpy4_int8(int fma, STX__AXPY4_PACKED_PARAMS) {
                                      f3 * (stx_real)q3[e]);
     }
 }
+
 STX_EACH_ISA(stx__axpy4_int8, (STX__AXPY4_PACKED_PARAMS), c, a, w, row, col, n)
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
@@ -10609,6 +10624,7 @@ STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__pack
     else
         stx__gemv_packed_axpys(fma, g, w, at, int8);
 }
+
 STX_EACH_ISA(stx__gemv_packed,
              (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__int8_kernels int8), g,
              w, at, int8)

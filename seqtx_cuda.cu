@@ -4101,7 +4101,7 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
 
        s (n, W + N)      column c < W: key j0 + c; column W + k: persistent vector k
 
-   The position term needs no matrix of its own. Row r of (q + vb) PE^T is added to s one
+   The position term needs no separate matrix. Row r of (q + vb) PE^T is added to s one
    column further left than row r - 1, and the same view of ds gives the gradient of pe
    (skew of stx__mat). Gradients that all queries of a unit add to (dk, dv) and gradients
    that several units share (pe, u, vb, z, pk, pv) are summed in float per unit, then over
@@ -4888,8 +4888,8 @@ static void stx__attn_plain_fwd(stx_ctx *x, const stx_attention_args *a) {
     }
 }
 
-/* The sums over the queries of a panel: dV += (r a)^T dO, dK += ds^T (q + u), and those that
-   units share. */
+/* The sums over the queries of a panel: dV += (r a)^T dO, dK += ds^T (q + u), and those
+   that units share. */
 static void stx__attn_plain_bwd_queries(stx__attn_plain *A, const stx__mat &dy, int has_dz) {
     const stx_attention_args *a = A->a;
     const size_t D = a->D, W = (size_t)A->W,
@@ -10352,7 +10352,7 @@ static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_u
     }
 }
 
-/* The same for the tile's queries (plus u, and plus vb) and keys; with PE, positions too. */
+/* The same for the tile's queries (plus u, plus vb) and keys; with PE, positions too. */
 template <int PE>
 static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usage &p, float *qu,
                                                             float *qv, float *ks, float *ps,
@@ -10634,7 +10634,7 @@ void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, co
 
 /* The elementwise part of a gate, see stx_comp_gate_args. A thread takes four adjacent
    elements at a time (or one); the kind is selected outside its loop, so that each kind
-   is a loop of its own. */
+   is a separate loop. */
 typedef struct stx__comp_gate {
     int kind, accumulate;
     size_t n, D;
