@@ -5214,6 +5214,13 @@ static __device__ __forceinline__ float stx__attn_ramp(const stx__attn_params &p
     return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.z_span), p.ramp), 1.0f);
 }
 
+/* The largest distance with weight 1: (1 - delta) + z_span >= 0 up to f = floor(z_span) + 1,
+   so nothing is subtracted from 1. -1 if there is none, or f is NaN. */
+static __device__ __forceinline__ int stx__attn_full_weight(float f, int visible) {
+    if (f >= (float)visible) return visible;
+    return f >= 0 ? (int)f : -1;
+}
+
 /* The window of head h, from z in device memory. */
 static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx__attn_params &p,
                                                                        int h) {
@@ -5221,17 +5228,14 @@ static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx
     w.reach = w.visible = w.full = p.span;
     w.z_span = 0;
     if (p.z.p) {
-        float z = stx__get(p.z, (size_t)h), f;
+        float z = stx__get(p.z, (size_t)h);
         double e;
         w.z_span = __fmul_rn(z, p.max_span);
         e = stx__attn_span_reach(z, p.max_span, p.ramp_steps);
         w.reach = w.visible = e < (double)p.span ? (int)e : p.span;
         /* one or two iterations: reach is hardly more */
         while (w.visible >= p.delta_min && stx__attn_ramp(p, w, w.visible) <= 0) w.visible--;
-        /* (1 - delta) + z_span >= 0 up to here, so nothing is subtracted from 1 */
-        f = floorf(w.z_span) + 1;
-        const int full = f >= 0 ? (int)f : -1; /* -1 also if NaN */
-        w.full = f >= (float)w.visible ? w.visible : full;
+        w.full = stx__attn_full_weight(floorf(w.z_span) + 1, w.visible);
     }
     return w;
 }
@@ -5410,6 +5414,14 @@ static __device__ __forceinline__ int stx__attn_head_place(const stx__attn_param
     return p.cached_groups > 1 ? p.head_place[h] : 4 * h;
 }
 
+/* The address of a row of keys or values: in the block, in the cached rows, or none. */
+static __device__ __forceinline__ const char *stx__attn_kv_row(const char *block,
+                                                               const char *cached, size_t from,
+                                                               int exists, int is_cached) {
+    if (!exists) return block;
+    return (is_cached ? cached : block) + from;
+}
+
 /* Starts copies of keys j0 .. j0+n-1 of head h, batch row b, and of their values, as
    stx__attn_load. */
 template <int CH, int THREADS, int SIZE>
@@ -5445,9 +5457,10 @@ static __device__ __forceinline__ void stx__attn_load_kv(const stx__attn_params 
                   row = j - (old ? o.first : p.cached_rows),
                   yes = j >= p.first_key && j < p.S && row >= 0 && c * 16 < bytes;
         const size_t from = (size_t)(yes ? row : 0) * (old ? ldo : ld) + (size_t)c * 16;
-        const char *const kr = (old ? ko : k) + from, *const vr = (old ? vo : v) + from;
-        stx__cp16(kt + stx__attn_swizzle<CH>(r, c), yes ? kr : k, yes ? 16 : 0);
-        stx__cp16(vt + stx__attn_swizzle<CH>(r, c), yes ? vr : v, yes ? 16 : 0);
+        stx__cp16(kt + stx__attn_swizzle<CH>(r, c), stx__attn_kv_row(k, ko, from, yes, old),
+                  yes ? 16 : 0);
+        stx__cp16(vt + stx__attn_swizzle<CH>(r, c), stx__attn_kv_row(v, vo, from, yes, old),
+                  yes ? 16 : 0);
     }
 }
 
@@ -7297,7 +7310,8 @@ static __device__ __forceinline__ void stx__attn_bwd_ramp_table(const stx__attn_
             m = 0;
         else if (!t.persistent && a.p.z.p && delta >= w.full) {
             float raw = stx__attn_ramp(a.p, w, delta);
-            m = fabsf(stx__attn_clamp(raw));
+            m = raw <= 0 ? 0 : fabsf(raw); /* NaN stays NaN */
+            if (raw >= 1) m = 1;
             if (raw >= 0 && raw <= 1) m = -m;
         }
         ramp[k] = m;
@@ -7610,6 +7624,19 @@ static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to
     }
 }
 
+/* The gradient of keys (or values), in the block or in the cached rows of group g, and its
+   bit in overwrite. */
+static __device__ __forceinline__ const stx__num &stx__attn_bwd_kv_grad(
+    const stx__attn_bwd_params &a, int value, int is_cached, int g) {
+    if (is_cached) return value ? a.cached_dv[g] : a.cached_dk[g];
+    return value ? a.dv : a.dk;
+}
+
+static __device__ __forceinline__ int stx__attn_bwd_kv_bit(int value, int is_cached, int g) {
+    if (is_cached) return STX_OVERWRITE_CACHED << g;
+    return value ? STX_OVERWRITE_DV : STX_OVERWRITE_DK;
+}
+
 /* The same for the gradients of keys (or values) key .. key+15 of a head, wherever they
    are stored. The gradient of keys that do not exist, or whose bit in `rows` is 0, is
    zero: it is written if gradients are overwritten and otherwise left as it is. */
@@ -7626,16 +7653,12 @@ static __device__ __forceinline__ void stx__attn_bwd_store_kv(const stx__attn_bw
     for (e = 0; e < 2; e++) {
         const int j = key + (lane >> 2) + 8 * e, old = j < p.cached_rows,
                   yes = j >= p.first_key && (rows >> ((lane >> 2) + 8 * e) & 1);
-        stx__num to = value ? a.dv : a.dk;
-        int fresh = a.overwrite & (value ? STX_OVERWRITE_DV : STX_OVERWRITE_DK);
-        size_t at = (size_t)b * p.kv_batch_stride + (size_t)h * p.D
-                    + (size_t)(j - p.cached_rows) * p.kv_row_stride;
-        if (old) {
-            to = value ? a.cached_dv[g] : a.cached_dk[g];
-            fresh = a.overwrite & STX_OVERWRITE_CACHED << g;
-            at = (size_t)b * p.cached[g].batch_stride + (size_t)(place >> 2) * p.D
-                 + (size_t)(j - p.cached[g].first) * p.cached[g].row_stride;
-        }
+        const stx__num to = stx__attn_bwd_kv_grad(a, value, old, g);
+        const int fresh = a.overwrite & stx__attn_bwd_kv_bit(value, old, g);
+        const size_t at = old ? (size_t)b * p.cached[g].batch_stride + (size_t)(place >> 2) * p.D
+                                    + (size_t)(j - p.cached[g].first) * p.cached[g].row_stride
+                              : (size_t)b * p.kv_batch_stride + (size_t)h * p.D
+                                    + (size_t)(j - p.cached_rows) * p.kv_row_stride;
         if (j < 0 || j >= p.S || !to.p || (!yes && !fresh) || (old && j < p.cached[g].first))
             continue;
 #pragma unroll
@@ -7741,122 +7764,63 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int
         stx__attn_bwd_dr_store(to, width, y, v);
 }
 
-/* The rows of dR that a strip stores: `to`, or NULL if it stores none; the column of the
-   chunk that waits, and the thread's part of it in shared memory. */
-typedef struct stx__attn_bwd_dr {
-    stx__bf16 *to;
-    int width, waits;
-    uint4 *wait;
-} stx__attn_bwd_dr;
-
-/* An interior tile of the window, for a warp: dk += ds K and dp += dR PE. */
+/* Starts the copies of a step: K and V, and n rows of the pe window from row `from` on. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_query_interior(
-    const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
-    float (&dk)[Sh::DP / 8][4], float (&dp)[Sh::DP / 8][4], stx__attn_bwd_dr &dr) {
-    float s[Sh::NB][4], g[Sh::NB][4];
-    const int table = a.p.P > 0;
-    int n, at = stx__attn_bwd_pe_chunk<Sh>(t, 0);
-    stx__attn_bwd_interior<Sh, Sh::MASK>(a, m, t, s, g);
-    stx__attn_bwd_times<Sh, Sh::NB>(dk, g, m.k);
-#pragma unroll
-    for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
-        float u[2][4];
-        stx__attn_bwd_unskew<Sh::NB>(u[0], g, 2 * n);
-        stx__attn_bwd_unskew<Sh::NB>(u[1], g, 2 * n + 1);
-        stx__attn_bwd_times<Sh, 2>(dp, u, m.pe + at);
-        at = stx__attn_bwd_pe_next<Sh>(t, at);
-        if (Sh::SIZE == 2 && dr.to) {
-            dr.waits = t.j0 - t.i + 16 * n - 16 - (a.newest - dr.width);
-            stx__attn_bwd_dr_chunk<typename Sh::Pr>(dr.to, dr.width, dr.waits, u, dr.wait, !n,
-                                                    n == Sh::BK / 16);
-        }
-    }
+static __device__ __forceinline__ void stx__attn_bwd_query_fetch(const stx__attn_bwd_params &a,
+                                                                 const stx__attn_bwd_shared<Sh> &m,
+                                                                 const stx__attn_bwd_strip &t,
+                                                                 int ring, int i0, int j0, int b,
+                                                                 int h, int from, int n) {
+    stx__attn_bwd_load_kv<Sh>(a, m, j0, b, h, 0);
+    if (a.p.P > 0)
+        stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window_row<Sh>(a.p, i0, j0), h, from,
+                                  n);
+    stx__cp_commit();
 }
 
-/* The same for an edge, by groups of 16 keys. */
+/* Opens a block of queries: position and statistics of the strip, keys [first,last) of
+   the window, the strip's rows of dR, and the first copies, which have arrived when it
+   returns. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_query_edge(
+static __device__ __forceinline__ void stx__attn_bwd_query_open(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
-    const stx__attn_bwd_strip &t, stx__attn_bwd_edge &edge, float (&dk)[Sh::DP / 8][4],
-    float (&dp)[Sh::DP / 8][4], float &dz, stx__attn_bwd_dr &dr) {
-    float two[4][4]; /* ds of the previous group and of this one */
-    const int table = a.p.P > 0;
-    int n;
-    stx__attn_bwd_edge_begin<Sh>(a, w, m, t, edge);
-    stx__attn_bwd_clear(two);
-    const int end = edge.band.hi + (table && edge.band.lo < edge.band.hi);
-#pragma unroll 1
-    for (n = edge.band.lo; n < end; n++) {
-        float x[2][4], y[2][4];
-        stx__attn_bwd_clear(y);
-        if (n < edge.band.hi) {
-            stx__attn_bwd_edge_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, m, t, edge, n,
-                                                                                  x, y, dz);
-            stx__attn_bwd_times<Sh, 2>(dk, y, m.k + n * Sh::CHUNK, edge.lane);
-        }
-        if (!table) continue;
-        stx__attn_bwd_copy(two[2], y[0]);
-        stx__attn_bwd_copy(two[3], y[1]);
-        stx__attn_bwd_unskew<4>(x[0], two, 2, edge.lane);
-        stx__attn_bwd_unskew<4>(x[1], two, 3, edge.lane);
-        stx__attn_bwd_copy(two[0], y[0]);
-        stx__attn_bwd_copy(two[1], y[1]);
-        stx__attn_bwd_times<Sh, 2>(dp, x, m.pe + stx__attn_bwd_pe_chunk<Sh>(t, n), edge.lane);
-        if (Sh::SIZE == 2 && dr.to) {
-            dr.waits = t.j0 - t.i + 16 * n - 16 - (a.newest - dr.width);
-            stx__attn_bwd_dr_chunk<typename Sh::Pr>(dr.to, dr.width, dr.waits, x, dr.wait,
-                                                    n == edge.band.lo, n == edge.band.hi);
-        }
-    }
-}
-
-/* All tiles of keys first .. last-1 of the window. */
-template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_query_window(
-    const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
-    stx__attn_bwd_strip &t, stx__attn_bwd_edge &edge, int i0, int first, int last,
-    float (&dk)[Sh::DP / 8][4], float (&dp)[Sh::DP / 8][4], float &dz, stx__attn_bwd_dr &dr) {
+    stx__attn_bwd_strip &t, int i0, int b, int h, int held, int &first, int &last, stx__bf16 *&rows,
+    int &width, uint4 *wait) {
     const stx__attn_params &p = a.p;
-    const int table = p.P > 0;
-    int j0, next, step = 0, come = 1;
-    for (j0 = first; j0 < last; j0 = next, step++) {
-        const stx__attn_bwd_shared<Sh> now(m, STX__MOVES_K, a.prefetch, step),
-            then(m, STX__MOVES_K, a.prefetch, step + 1);
-        /* valid if the next tile is adjacent */
-        const int ring = stx__attn_bwd_wrap(t.ring + Sh::BK / 16, t.chunks);
-        t.j0 = j0;
-        if (!come) {
-            /* after tiles without keys the whole pe window is new */
-            const int gap = Sh::MASK && p.key_mask
-                            && !stx__attn_key_mask<Sh::BK>(p, t.b, j0 - Sh::BK);
-            __syncthreads();
-            stx__attn_bwd_load_kv<Sh>(a, now, j0, t.b, t.h, 0);
-            if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window_row<Sh>(p, i0, j0),
-                                          t.h, gap ? 0 : Sh::BQ, gap ? Sh::PE_ROWS : Sh::BK);
-            stx__cp_commit();
-        }
-        next = j0 + Sh::BK;
-        if (Sh::MASK && p.key_mask)
-            while (next < last && !stx__attn_key_mask<Sh::BK>(p, t.b, next)) next += Sh::BK;
-        stx__cp_wait<0>();
-        __syncthreads();
-        if (Sh::MASK && p.key_mask) stx__attn_bwd_zero_missing<Sh>(a, now, t.b, j0);
-        come = a.prefetch && next < last && (next == j0 + Sh::BK || !table);
-        if (come) {
-            stx__attn_bwd_load_kv<Sh>(a, then, next, t.b, t.h, 0);
-            if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window_row<Sh>(p, i0, next),
-                                          t.h, Sh::BQ, Sh::BK);
-            stx__cp_commit();
-        }
-        if (Sh::BK > 16 && stx__attn_bwd_is_interior<Sh>(p, w, t))
-            stx__attn_bwd_query_interior<Sh>(a, now, t, dk, dp, dr);
-        else
-            stx__attn_bwd_query_edge<Sh>(a, w, now, t, edge, dk, dp, dz, dr);
-        t.ring = ring;
+    const int strip = (int)threadIdx.x / 32;
+    stx__attn_window all = w;
+
+    /* dz counts the key at which the ramp has just reached 0 */
+    all.visible = w.reach;
+    stx__attn_key_range(p, all, i0, Sh::BQ, &first, &last);
+    /* chunks of 16 columns of dR are aligned the same way in all tiles */
+    if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;
+    if (Sh::MASK && p.key_mask) {
+        last = min(last, p.S);
+        while (first < last && !stx__attn_key_mask<Sh::BK>(p, b, first)) first += Sh::BK;
     }
+    t.i = i0 + strip * 16;
+    t.max_delta = w.reach;
+    t.ring = 0;
+    t.chunks = held / 16;
+    t.persistent = 0;
+    if (Sh::SIZE == 2 && a.dr) {
+        width = a.slot[h].width;
+        if (width)
+            rows = a.dr + (size_t)a.slot[h].at * p.B * (a.tiles * Sh::BQ)
+                   + ((size_t)b * (a.tiles * Sh::BQ) + t.i) * width;
+        *wait = make_uint4(0, 0, 0, 0);
+    }
+    stx__attn_bwd_load_stats(a, t, b, h);
+
+    stx__attn_bwd_load_q<Sh>(a, m, i0, b, h);
+    if (first < last)
+        stx__attn_bwd_query_fetch<Sh>(a, m, t, 0, i0, first, b, h, 0, Sh::PE_ROWS);
+    else
+        stx__cp_commit();
+    stx__cp_wait<0>();
+    __syncthreads();
+    stx__attn_bwd_add_biases<Sh>(a, m, i0, h);
 }
 
 /* The persistent vectors: dk += ds K, in units of their scale. */
@@ -7945,56 +7909,6 @@ static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_
     __syncthreads(); /* the persistent keys use the same memory */
 }
 
-/* Opens a block of queries: position and statistics of the strip, keys [first,last) of
-   the window, rows of dR, and the first copies, which have arrived when it returns. */
-template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_query_open(
-    const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
-    stx__attn_bwd_strip &t, int i0, int b, int h, int &first, int &last, stx__attn_bwd_dr &dr) {
-    const stx__attn_params &p = a.p;
-    const int table = p.P > 0;
-    stx__attn_window all = w;
-
-    /* dz counts the key at which the ramp has just reached 0 */
-    all.visible = w.reach;
-    stx__attn_key_range(p, all, i0, Sh::BQ, &first, &last);
-    /* chunks of 16 columns of dR are aligned the same way in all tiles */
-    if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;
-    if (Sh::MASK && p.key_mask) {
-        last = min(last, p.S);
-        while (first < last && !stx__attn_key_mask<Sh::BK>(p, b, first)) first += Sh::BK;
-    }
-    t.i = i0 + (int)threadIdx.x / 32 * 16;
-    t.max_delta = w.reach;
-    t.ring = 0;
-    t.persistent = 0;
-
-    dr.to = NULL;
-    dr.width = 0;
-    dr.waits = -1;
-    dr.wait = (uint4 *)m.exchange + threadIdx.x;
-    if (Sh::SIZE == 2 && a.dr) {
-        dr.width = a.slot[h].width;
-        if (dr.width)
-            dr.to = a.dr + (size_t)a.slot[h].at * p.B * (a.tiles * Sh::BQ)
-                    + ((size_t)b * (a.tiles * Sh::BQ) + t.i) * dr.width;
-        *dr.wait = make_uint4(0, 0, 0, 0);
-    }
-    stx__attn_bwd_load_stats(a, t, b, h);
-
-    stx__attn_bwd_load_q<Sh>(a, m, i0, b, h);
-    if (first < last) {
-        stx__attn_bwd_load_kv<Sh>(a, m, first, b, h, 0);
-        if (table)
-            stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window_row<Sh>(p, i0, first), h, 0,
-                                      Sh::PE_ROWS);
-    }
-    stx__cp_commit();
-    stx__cp_wait<0>();
-    __syncthreads();
-    stx__attn_bwd_add_biases<Sh>(a, m, i0, h);
-}
-
 /* Queries. A block has BQ queries of one head of one batch row, each warp 16 of them. It
    walks the keys as forward does; the longest blocks start first (stx__attn_make_list).
    The two parts of dQ, ds K and dR PE, are kept apart in registers, because du and dvb
@@ -8016,23 +7930,98 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
     const stx__attn_params &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B],
               h = entry / a.tiles, i0 = entry % a.tiles * Sh::BQ;
+    const int strip = (int)threadIdx.x / 32, table = p.P > 0;
     /* held: rows of the table in shared memory */
-    const int table = p.P > 0, held = table * (Sh::PE_ROWS + (a.prefetch ? Sh::BK : 0));
+    const int held = table ? Sh::PE_ROWS + (a.prefetch ? Sh::BK : 0) : 0;
     const stx__attn_bwd_shared<Sh> m(shared, STX__MOVES_K, a.prefetch, table && (p.u.p || p.vb.p),
                                      held);
     const stx__attn_window w = stx__attn_window_of(p, h);
     stx__attn_bwd_strip t;
     stx__attn_bwd_edge edge;
-    stx__attn_bwd_dr dr;
-    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], dz = 0;
-    int first, last, n, e;
+    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
+    int first, last, j0, next, step = 0, come, n, e;
+    /* the strip's rows of dR, or NULL; the column of the chunk that waits in shared memory */
+    uint4 *wait = (uint4 *)m.exchange + threadIdx.x;
+    stx__bf16 *rows = NULL;
+    int width = 0, waits = -1;
 
-    t.chunks = held / 16;
+    stx__attn_bwd_query_open<Sh>(a, w, m, t, i0, b, h, held, first, last, rows, width, wait);
     stx__attn_bwd_clear(dk);
     stx__attn_bwd_clear(dp);
-    stx__attn_bwd_query_open<Sh>(a, w, m, t, i0, b, h, first, last, dr);
-    stx__attn_bwd_query_window<Sh>(a, w, m, t, edge, i0, first, last, dk, dp, dz, dr);
-    if (Sh::SIZE == 2 && dr.to) stx__attn_bwd_dr_store(dr.to, dr.width, dr.waits, *dr.wait);
+
+    for (j0 = first, come = 1; j0 < last; j0 = next, step++) {
+        const stx__attn_bwd_shared<Sh> now(m, STX__MOVES_K, a.prefetch, step),
+            then(m, STX__MOVES_K, a.prefetch, step + 1);
+        /* valid if the next tile is adjacent */
+        const int ring = stx__attn_bwd_wrap(t.ring + Sh::BK / 16, t.chunks);
+        t.j0 = j0;
+        if (!come) {
+            /* after tiles without keys the whole pe window is new */
+            const int gap = Sh::MASK && p.key_mask
+                            && !stx__attn_key_mask<Sh::BK>(p, b, j0 - Sh::BK);
+            __syncthreads();
+            stx__attn_bwd_query_fetch<Sh>(a, now, t, t.ring, i0, j0, b, h, gap ? 0 : Sh::BQ,
+                                          gap ? Sh::PE_ROWS : Sh::BK);
+        }
+        next = j0 + Sh::BK;
+        if (Sh::MASK && p.key_mask)
+            while (next < last && !stx__attn_key_mask<Sh::BK>(p, b, next)) next += Sh::BK;
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (Sh::MASK && p.key_mask) stx__attn_bwd_zero_missing<Sh>(a, now, b, j0);
+        come = a.prefetch && next < last && (next == j0 + Sh::BK || !table);
+        if (come) stx__attn_bwd_query_fetch<Sh>(a, then, t, ring, i0, next, b, h, Sh::BQ, Sh::BK);
+        if (Sh::BK > 16 && stx__attn_bwd_is_interior<Sh>(p, w, t)) {
+            stx__attn_bwd_interior<Sh, Sh::MASK>(a, now, t, s, g);
+            stx__attn_bwd_times<Sh, Sh::NB>(dk, g, now.k);
+            int at = stx__attn_bwd_pe_chunk<Sh>(t, 0);
+#pragma unroll
+            for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
+                float u[2][4];
+                stx__attn_bwd_unskew<Sh::NB>(u[0], g, 2 * n);
+                stx__attn_bwd_unskew<Sh::NB>(u[1], g, 2 * n + 1);
+                stx__attn_bwd_times<Sh, 2>(dp, u, m.pe + at);
+                at = stx__attn_bwd_pe_next<Sh>(t, at);
+                if (Sh::SIZE == 2 && rows) {
+                    waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
+                    stx__attn_bwd_dr_chunk<typename Sh::Pr>(rows, width, waits, u, wait, !n,
+                                                            n == Sh::BK / 16);
+                }
+            }
+        } else {
+            float two[4][4]; /* ds of the previous group and of this one */
+            stx__attn_bwd_edge_begin<Sh>(a, w, now, t, edge);
+            stx__attn_bwd_clear(two);
+            const int end = edge.band.hi + (table && edge.band.lo < edge.band.hi);
+#pragma unroll 1
+            for (n = edge.band.lo; n < end; n++) {
+                float x[2][4], y[2][4];
+                stx__attn_bwd_clear(y);
+                if (n < edge.band.hi) {
+                    stx__attn_bwd_edge_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t,
+                                                                                          edge, n,
+                                                                                          x, y, dz);
+                    stx__attn_bwd_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, edge.lane);
+                }
+                if (!table) continue;
+                stx__attn_bwd_copy(two[2], y[0]);
+                stx__attn_bwd_copy(two[3], y[1]);
+                stx__attn_bwd_unskew<4>(x[0], two, 2, edge.lane);
+                stx__attn_bwd_unskew<4>(x[1], two, 3, edge.lane);
+                stx__attn_bwd_copy(two[0], y[0]);
+                stx__attn_bwd_copy(two[1], y[1]);
+                stx__attn_bwd_times<Sh, 2>(dp, x, m.pe + stx__attn_bwd_pe_chunk<Sh>(t, n),
+                                           edge.lane);
+                if (Sh::SIZE == 2 && rows) {
+                    waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
+                    stx__attn_bwd_dr_chunk<typename Sh::Pr>(rows, width, waits, x, wait,
+                                                            n == edge.band.lo, n == edge.band.hi);
+                }
+            }
+        }
+        t.ring = ring;
+    }
+    if (Sh::SIZE == 2 && rows) stx__attn_bwd_dr_store(rows, width, waits, *wait);
     __syncthreads();
     if (a.du || a.dvb || a.dz) stx__attn_bwd_query_sums<Sh>(a, (float *)m.k, i0, b, h, dk, dp, dz);
 #pragma unroll
@@ -8049,8 +8038,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
         /* a warp reads only its own rows */
         if (p.u.p) {
             stx__num none = {NULL, NULL, 0};
-            stx__attn_load_query<typename Sh::Pr, Sh::CH>(p, m.q, (int)threadIdx.x / 32 * 16, 16,
-                                                          i0, b, h, none);
+            stx__attn_load_query<typename Sh::Pr, Sh::CH>(p, m.q, strip * 16, 16, i0, b, h, none);
         }
         stx__attn_bwd_query_vectors<Sh>(a, w, m, t, edge, dk, dz);
     }
