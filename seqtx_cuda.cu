@@ -5214,8 +5214,8 @@ static __device__ __forceinline__ float stx__attn_ramp(const stx__attn_params &p
     return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.z_span), p.ramp), 1.0f);
 }
 
-/* The largest distance with weight 1: (1 - delta) + z_span >= 0 up to f = floor(z_span) + 1,
-   so nothing is subtracted from 1. -1 if there is none, or f is NaN. */
+/* The largest distance with weight 1; (1 - delta) + z_span >= 0 up to f = floor(z_span) +
+   1, so nothing is subtracted from 1. -1 if there is none, or f is NaN. */
 static __device__ __forceinline__ int stx__attn_full_weight(float f, int visible) {
     if (f >= (float)visible) return visible;
     return f >= 0 ? (int)f : -1;
@@ -7584,6 +7584,14 @@ static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__attn_bwd
             (size_t)p.pe_row_stride * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
 }
 
+/* Rows of the table in shared memory: those of a tile, `next` more with prefetching. */
+template <class Sh>
+static __device__ __forceinline__ int stx__attn_bwd_held(const stx__attn_bwd_params &a, int table,
+                                                         int next) {
+    if (!table) return 0;
+    return Sh::PE_ROWS + (a.prefetch ? next : 0);
+}
+
 /* The table row of row 0 of the window, for queries from i0 and keys from j0. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_window_row(const stx__attn_params &p, int i0,
@@ -7624,8 +7632,8 @@ static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to
     }
 }
 
-/* The gradient of keys (or values), in the block or in the cached rows of group g, and its
-   bit in overwrite. */
+/* The gradient of keys (or values), in the block or in the cached rows of group g, and
+   its bit in overwrite. */
 static __device__ __forceinline__ const stx__num &stx__attn_bwd_kv_grad(
     const stx__attn_bwd_params &a, int value, int is_cached, int g) {
     if (is_cached) return value ? a.cached_dv[g] : a.cached_dk[g];
@@ -7764,7 +7772,7 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int
         stx__attn_bwd_dr_store(to, width, y, v);
 }
 
-/* Starts the copies of a step: K and V, and n rows of the pe window from row `from` on. */
+/* Starts the copies of a step: K and V, and rows from .. from+n-1 of the pe window. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_fetch(const stx__attn_bwd_params &a,
                                                                  const stx__attn_bwd_shared<Sh> &m,
@@ -7931,8 +7939,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B],
               h = entry / a.tiles, i0 = entry % a.tiles * Sh::BQ;
     const int strip = (int)threadIdx.x / 32, table = p.P > 0;
-    /* held: rows of the table in shared memory */
-    const int held = table ? Sh::PE_ROWS + (a.prefetch ? Sh::BK : 0) : 0;
+    const int held = stx__attn_bwd_held<Sh>(a, table, Sh::BK);
     const stx__attn_bwd_shared<Sh> m(shared, STX__MOVES_K, a.prefetch, table && (p.u.p || p.vb.p),
                                      held);
     const stx__attn_window w = stx__attn_window_of(p, h);
@@ -7940,7 +7947,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
     stx__attn_bwd_edge edge;
     float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int first, last, j0, next, step = 0, come, n, e;
-    /* the strip's rows of dR, or NULL; the column of the chunk that waits in shared memory */
+    /* the strip's rows of dR, or NULL; column of the chunk that waits in shared memory */
     uint4 *wait = (uint4 *)m.exchange + threadIdx.x;
     stx__bf16 *rows = NULL;
     int width = 0, waits = -1;
@@ -8252,8 +8259,7 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     /* the warp's 16 keys, and its first column / 8 */
     const int group = strip % (Sh::BK / 16),
               column = Sh::KEY_SPLIT == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
-    /* held: rows of the table in shared memory */
-    const int held = table * (Sh::PE_ROWS + (a.prefetch ? Sh::BQ : 0));
+    const int held = stx__attn_bwd_held<Sh>(a, table, Sh::BQ);
     const stx__attn_bwd_shared<Sh> m(shared, STX__MOVES_Q, a.prefetch, table && (p.u.p || p.vb.p),
                                      held);
     const stx__attn_window w = stx__attn_window_of(p, h);
@@ -10340,7 +10346,7 @@ static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_u
     }
 }
 
-/* The same for the tile's queries (plus u, plus vb) and keys; with PE, positions too. */
+/* The same for the tile's queries (plus u, and plus vb), keys and, with PE, positions. */
 template <int PE>
 static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usage &p, float *qu,
                                                             float *qv, float *ks, float *ps,
