@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""ctypes_demo.py - seqtx from Python: trains a small adaptive-span model on a text and writes on.
+"""ctypes_demo.py - seqtx from Python: trains a small adaptive-span model on a text and continues it.
 
     make shared && python3 examples/ctypes_demo.py [FILE [STEPS [BYTES]]]
 
-It needs Python 3.6 or later, no packages, and the shared library, which a C compiler builds once; where there is none,
-docs/cookbook.md has a way by pip.
+Needs Python 3.6 or later, no packages, and the shared library. Without a C compiler, docs/cookbook.md
+shows how to build it with pip.
 
-The headers are plain enough to be read by the forty lines of `Library`: structs become ctypes structures, functions get their
-argument types. SEQTX_LIBRARY and SEQTX_INCLUDE name another library and another directory of headers.
+The headers are simple enough for the forty lines of `Library` to parse: structs become ctypes
+structures, and functions get their argument types. SEQTX_LIBRARY and SEQTX_INCLUDE select another
+library and another directory of headers.
 """
 import ctypes, os, re, sys
 

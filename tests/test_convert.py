@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Tests of tools/convert.py: the originals' models, written anew in PyTorch on the originals' names and layouts, against the trainers.
+"""Tests of tools/convert.py: compares PyTorch re-implementations of the original models, with the
+names and layouts of the originals, with the trainers.
 
-    python3 tests/test_convert.py BUILD      BUILD holds train_attn_span, train_sru, train_compressive, train_par
+    python3 tests/test_convert.py BUILD      BUILD: directory of train_attn_span, train_sru, ..
 
-A random model is saved as its program would, and converted. The log-probability of each token of a text, in float64, is compared with
-that of the trainer: it evaluates the text's beginnings, whose sums differ by one token. Then the way back gives the same bits."""
+A random model is saved as its original program would save it, and converted. The log-probability of
+each token of a text, in float64, is compared with the trainer, which evaluates prefixes of the text
+whose sums differ by one token. The conversion back must reproduce the original bit-exactly."""
 import argparse
 import contextlib
 import io
@@ -321,13 +323,15 @@ def sru_logp(sd, ids, heads=1, norm=None, window=0, tanh=False, skip=True, segme
     return adaptive_logp(x, logits[0], logits[1:])
 
 
-# ---- compressive: the oracle of tests/golden has its names in ours and its layouts in the original's
+# ---- compressive: the oracle of tests/golden has its names in ours and its layouts in
+# the original's
 
 def comp_model(seed, cfg, old="", pre="net."):
     m = Maker(seed)
     for name, shape in compressive_oracle.parameter_shapes(cfg).items():
         key = compressive_oracle.published_name(name)
-        # there is no norm before the logits: small weights there keep them, and their rounding, small
+        # there is no norm before the logits: small weights there keep them, and their
+        # rounding, small
         scale = 0.3 if len(shape) == 1 or name == "key_pe" else 0.05 if name == "out_emb.weight" else None
         # with larger mogrifiers, rounding the weights to float32 alone would move
         # log-probabilities by 1.6e-5
@@ -807,7 +811,8 @@ def test_hostile():
     check(not bad, f"other shapes: {len(bad)} failed in another way: {bad[:3]}")
 
 
-# ---- PAR: a TensorFlow checkpoint, whose parameters are those of the oracle's reference, in its layout
+# ---- PAR: a TensorFlow checkpoint, whose parameters are those of the oracle's reference,
+# in its layout
 
 class Bundle:
     """A TensorFlow checkpoint, read without the code of tools/convert.py, and all of it checked: checksums, order, what is where.

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""convert.py - other programs' checkpoints into those of the trainers here, and back
+"""convert.py - converts checkpoints of other programs to those of the trainers here, and back
 
     tools/convert.py IN OUT [--to FORMAT] [--from FORMAT] [--heads N ..]
 
-IN is recognised by the names in it. Where the shapes do not say what a model is, the error names the option to give. docs/convert.md
-has an example and the table of names of each kind. Needs Python 3 with numpy, and torch for .pt files. Exit code 2 and one line: it
-cannot be converted, and there is no OUT.
+IN is recognised by the names it contains. If the shapes do not determine the model, the error names
+the option to give. docs/convert.md contains an example and the table of names of each format. Needs
+Python 3 with numpy, and torch for .pt files. If IN cannot be converted, prints one line, writes no
+OUT and exits with 2.
 
-How it is built. A model is a list of Rows. A Row names tensors of the original with their shapes, tensors of ours, and a function for
-each way: the same list reads, writes and checks. For each kind of model there is a function that makes the list from the sizes of the
-model, one that finds the sizes in an original, and one that finds them in a checkpoint of ours.
+Structure. A model is a list of Rows. A Row names tensors of the original with their shapes, tensors
+of seqtx, and a function for each direction: the same list reads, writes and checks. Each kind of
+model has a function that makes the list from the sizes of the model, one that finds the sizes in an
+original, and one that finds them in a checkpoint of seqtx.
 """
 import argparse
 import inspect
@@ -26,15 +28,15 @@ from collections import OrderedDict
 
 try:
     import numpy as np
-except ImportError:         # --help needs none; run() says what is missing
+except ImportError:         # not needed by --help; run() reports it
     np = None
 
 
 class Refuse(Exception):
-    """What is said before exit code 2."""
+    """An error message that ends the program with exit code 2."""
 
 
-# >>safetensors ----------------------------------------------------------------------------------------------------------
+# >>safetensors --------------------------------------------------------------------------
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "BF16": "<u2"}
 MASK = (1 << 64) - 1
@@ -149,7 +151,7 @@ def write_safetensors(path, tensors, meta):
     write_whole(path, put)
 
 
-# >>pickles --------------------------------------------------------------------------------------------------------------
+# >>pickles ------------------------------------------------------------------------------
 
 EXPORT = ("that is a program's object, and not a tensor: in the program that made it write the tensors alone, torch.save("
           "torch.load('model.pt').state_dict(), 'state.pt') of a whole model, torch.save(torch.load('model.pt')['model'], 'state.pt') "
@@ -255,11 +257,13 @@ def state_dict_of(path, value):
     return out
 
 
-# >>tensorflow: checkpoints of objects, PREFIX.index and PREFIX.data-00000-of-00001 ------------------------------------------
+# >>tensorflow: checkpoints of objects, PREFIX.index and PREFIX.data-00000-of-00001 ------
 
-# The index is a sorted table as LevelDB has it: blocks of (key, value), each with a byte for its compression and a checksum, then a
-# block with the places of these, and a footer. A key is a variable's path; its value says type, shape, place and checksum in the data.
-# A text among the variables, the graph of objects, says which variables belong to which object under which names.
+# The index is a sorted table as LevelDB has it: blocks of (key, value), each with a byte
+# for its compression and a checksum, then a block with the places of these, and a footer.
+# A key is a variable's path; its value says type, shape, place and checksum in the data.
+# A text among the variables, the graph of objects, says which variables belong to which
+# object under which names.
 
 TABLE_MAGIC = 0xdb4775248b80fb57
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -451,7 +455,8 @@ def object_graph(names, aliases):
 def write_tensorflow(prefix, variables, aliases):
     """variables: path of objects -> array. A third file, `checkpoint`, says that this is the newest one of its directory."""
     graph = object_graph(variables, aliases)
-    # of a text: its length, that length's checksum, the text; the checksum of all takes the length as four bytes
+    # of a text: its length, that length's checksum, the text; the checksum of all takes
+    # the length as four bytes
     length = struct.pack("<I", len(graph))
     length, head = length + masked_crc(length), as_varint(len(graph)) + masked_crc(length)
     parts = {GRAPH: (TEXT, (), head + graph, masked_crc(length + graph))}
@@ -494,7 +499,7 @@ def tensorflow_files(prefix):
     return prefix + ".data-00000-of-00001", prefix + ".index", os.path.join(os.path.dirname(prefix), "checkpoint")
 
 
-# >>vocabulary -----------------------------------------------------------------------------------------------------------
+# >>vocabulary ---------------------------------------------------------------------------
 
 KINDS = {"bytes": 0, "bytes-compact": 0, "chars": 1, "words": 2, "ids": 4}
 ORDERS = ("first", "count", "count-later", "sorted")
@@ -646,7 +651,7 @@ def fitting(blob, have, size, where):
     return blob
 
 
-# >>rows: what stands where in both -----------------------------------------------------------------------------------------
+# >>rows: what stands where in both ------------------------------------------------------
 
 class Row:
     """orig: (name, shape) of the original's tensors. ours: names. forth and back make a list of arrays out of one. Tensors that
@@ -798,7 +803,7 @@ def divides(o, name, whole, of):
     return n
 
 
-# >>adaptive span --------------------------------------------------------------------------------------------------------
+# >>adaptive span ------------------------------------------------------------------------
 
 def span_rows(s):
     d, H, D, L, N, f, V = s["d"], s["H"], s["D"], s["L"], s["N"], s["f"], s["V"]
@@ -905,7 +910,7 @@ def span_out(c, t, fairseq):
     return span_rows(s)
 
 
-# >>sru ------------------------------------------------------------------------------------------------------------------
+# >>sru ----------------------------------------------------------------------------------
 
 def planes(k, O):
     """Rows (s H + j) k + i of theirs are rows i O + s H + j of ours."""
@@ -1106,7 +1111,7 @@ def sru_out(c, t, layout, stack):
     return sru_rows(s)
 
 
-# >>compressive ----------------------------------------------------------------------------------------------------------
+# >>compressive --------------------------------------------------------------------------
 
 def comp_rows(s):
     D, E, V, H, L, r, F, reach = s["D"], s["E"], s["V"], s["H"], s["L"], s["r"], s["F"], s["reach"]
@@ -1192,7 +1197,8 @@ def comp_in(t, o):
         raise Refuse("to_logits.weight, as of 0.3.13 and before, with an embedding of another width is not known")
     if s["mogrify"] and not s["gru"]:
         raise Refuse("it has mogrifiers and no GRU")
-    # target and freeze are left out: only training depends on them, and freeze would stop it
+    # target and freeze are left out: only training depends on them, and freeze would stop
+    # it
     literal = not o.take("corrected", False)
     rotate = not o.take("no-enhanced-recurrence", False)
     config = {"nlayers": L, "hid-sz": D, "emb-sz": E, "inner-hid-sz": F, "nheads": H, "kv-heads": kv, "block-sz": S,
@@ -1230,7 +1236,7 @@ def comp_out(c, t, old):
     return comp_rows(s)
 
 
-# >>transformer-xl -------------------------------------------------------------------------------------------------------
+# >>transformer-xl -----------------------------------------------------------------------
 
 def turned_rows(a):
     """Their head has the columns of the other clusters from the first on (Hugging Face), ours from the last on."""
@@ -1443,7 +1449,7 @@ def xl_out(c, t, hf):
     return xl_rows(s)
 
 
-# >>par ------------------------------------------------------------------------------------------------------------------
+# >>par ----------------------------------------------------------------------------------
 
 PAR_UV = "global_content_bias", "global_position_bias"      # the names of u and v; in other versions u and v
 
@@ -1546,9 +1552,10 @@ def write_par(path, out, plain):
     write_tensorflow(prefix, plain, aliases)
 
 
-# >>formats --------------------------------------------------------------------------------------------------------------
+# >>formats ------------------------------------------------------------------------------
 
-# name: (what stands before the names in its files, the format of ours, into ours, out of ours)
+# name: (what stands before the names in its files, the format of ours, into ours, out of
+# ours)
 FORMATS = OrderedDict([
     ("attn-span", ("module.", "attn_span", lambda t, o: span_in(t, o, False), lambda c, t, stack: span_out(c, t, False))),
     ("fairseq-span", ("decoder.model.", "attn_span", lambda t, o: span_in(t, o, True), lambda c, t, stack: span_out(c, t, True))),
@@ -1656,7 +1663,7 @@ def out_of_ours(path, out, tensors, meta, o, told, to):
     return f"{form} -> {out}: {to}"
 
 
-# >>command line ---------------------------------------------------------------------------------------------------------
+# >>command line -------------------------------------------------------------------------
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):

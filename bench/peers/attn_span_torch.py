@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Adaptive-span transformer training step in PyTorch (1.13 and newer), a benchmark contender: eager or compiled, float32
-or bfloat16 autocast.
+"""A training step of the adaptive-span transformer in PyTorch (1.13 or newer), a benchmark contender:
+eager or compiled, float32 or bfloat16 autocast.
 
-What a careful PyTorch user writes: queries, keys and values of the block by one product, those of the cache by another that
-needs no gradient of its input, keys and values laid out by one concatenation, distances aligned by strided views, the
-division by the masked sum on the (M, D) result and not on the (M, S) weights, the optimiser by foreach; hidden states
-cached and projected again, layers trimmed to their longest head in units of 64, two host synchronisations per step. Compiled
-is every layer for itself (torch.compile, shapes constant). Semantics are the literal ones: softmax over the whole working
-span, then span mask and renormalisation with 1e-8, and zero rows of a fresh cache are ordinary keys.
+Written as a careful PyTorch user would: one matmul for queries, keys and values of the block, another
+for keys and values of the cache, which needs no input gradient; keys and values joined by one
+concatenation; distances aligned by strided views; the division by the masked sum on the (M, D) result
+instead of the (M, S) weights; the optimiser with foreach; hidden states cached and projected again;
+layers trimmed to their longest head in units of 64; two host synchronisations per step. Each layer is
+compiled separately (torch.compile, constant shapes). The semantics are the literal ones: softmax over
+the whole working span, then span mask and renormalisation with 1e-8. Zero rows of an empty cache are
+ordinary keys.
 
     attn_span_torch.py --nlayers 12 --hid-sz 512 --inner-hid-sz 2048 --nheads 8 --attn-span 8192 --block-sz 512 \
         --batch-sz 16 --adapt-span --data FILE --steps 10 --warmup 20 --threads 2 [--dtype bf16] [--compile]

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Training steps of the adaptive-span transformer in PyTorch on a GPU, a benchmark contender: eager or compiled, float32, TF32 or
-bfloat16 autocast, and with FlexAttention. Also single operations. The model is attn_span_torch.py's; what a GPU wants otherwise is here.
+"""Training steps of the adaptive-span transformer in PyTorch on a GPU, a benchmark contender: eager or
+compiled, float32, TF32 or bfloat16 autocast, and with FlexAttention. Also single operations. The model
+is that of attn_span_torch.py; this file contains what differs on a GPU.
 
-What a careful PyTorch user does for a GPU: the learned spans are read every hundred steps, not in every step (windows go by
-64, and have that much to spare); parameters and gradients are flat buffers, so that the optimiser is one kernel when compiled and a
-few without; norms, clipping and the learning rate stay on the device, so that no step waits for it; layers are compiled one by one with constant
-shapes. --flex: q PE^T and log m are made by one product into a matrix (B,H,M,S) that FlexAttention's score_mod reads, the block
-mask follows each head's span and is made anew every hundred steps; keys of no weight are not computed, and there is no 1e-8 in the normaliser.
---pers N: all-attention, N learned keys and values a head in place of the feed-forward.
+Written as a careful PyTorch user would: the learned spans are read every hundred steps instead of every
+step (windows are multiples of 64 and have that margin); parameters and gradients are flat buffers, so
+that the optimiser is one kernel when compiled, and a few otherwise; norms, clipping and the learning
+rate stay on the device, so that no step waits for them; layers are compiled one by one with constant
+shapes. --flex: one matmul writes q PE^T and log m to a matrix (B,H,M,S) that FlexAttention's score_mod
+reads; the block mask follows the span of each head and is rebuilt every hundred steps; keys without
+weight are not computed, and the normaliser has no 1e-8. --pers N: all-attention, N learned keys and
+values per head instead of the feed-forward block.
 
     attn_span_torch_cuda.py --device cuda --nlayers 12 .. (as attn_span_torch.py) [--tf32] [--compile | --flex] [--pers N]
 
@@ -376,7 +379,8 @@ def main():
         p.error("--data and --adapt-span are required")
     if a.flex and flex_attention is None:
         cannot(f"PyTorch {torch.__version__} has no FlexAttention (2.5 and newer)")
-    # FlexAttention without a compiler is for reading; on a CPU it is all there is for training, and shows that the formulas are right
+    # FlexAttention without a compiler is for reading; on a CPU it is all there is for
+    # training, and shows that the formulas are right
     a.compile = a.compile or (a.flex and (torch.device(a.device).type == "cuda" or a.backend is not None))
     if a.compile:
         if not hasattr(nn.Module, "compile"):

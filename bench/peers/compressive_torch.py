@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Compressive Transformer language model training step in PyTorch (1.13 and newer), a benchmark contender and a reference for
-training curves: eager or compiled, float32, float64 or bfloat16 autocast.
+"""A training step of the Compressive Transformer language model in PyTorch (1.13 or newer), a benchmark
+contender and a reference for training curves: eager or compiled, float32, float64 or bfloat16 autocast.
 
-Pre-norm; gates residual and gru; learned positions and Transformer-XL's; strided convolution with the attention loss, or no
-compressed memory; memories carried over. What a careful PyTorch user writes: everything is (time, batch, width), so that heads
-are views and memory grows by its first dimension; keys and values of all heads in one product, a head's side by side; memory
-projected apart from the segment (no gradient for its rows); the position term by one product and a view, no copy, into which the
-content term is added by baddbmm; the two losses' attention by scaled_dot_product_attention where there is one; the optimiser by
-foreach or fused. Compiled are the layers, each for itself with its compression, and the loss, shapes constant.
+Pre-norm; residual and gru gates; learned positions and those of Transformer-XL; strided convolution
+with the attention loss, or no compressed memory; memories carried over. Written as a careful PyTorch
+user would: all tensors are (time, batch, width), so that heads are views and the memory grows along its
+first dimension; one matmul for keys and values of all heads; the memory is projected separately (no
+gradient for its rows); the position term is one matmul and a view without a copy, to which baddbmm adds
+the content term; scaled_dot_product_attention, if available, for the attention of the compression loss;
+the optimiser is foreach or fused. The layers, each with its compression, and the loss are compiled
+separately, with constant shapes.
 
     compressive_torch.py --nlayers 4 --hid-sz 256 --nheads 4 --block-sz 128 --batch-sz 8 --mem 128 --cmem 32 --data FILE \\
         --steps 10 --warmup 4 --threads 2 [--load FILE] [--dtype bf16] [--compile]
@@ -107,7 +109,8 @@ class Layer(nn.Module):
             qk, qp = self.heads(qk), self.heads(qp)
         else:
             qk = qp = self.heads(q)
-        # One column more than keys: row t of what follows, read with a stride shorter by one, begins one column later for each t
+        # One column more than keys: row t of what follows, read with a stride shorter by
+        # one, begins one column later for each t
         rows = F.pad(rows.to(q.dtype), (0, 0, 0, 1))
         rows = self.heads(rows[:, None].expand(K + 1, B, D).contiguous())
         s = torch.bmm(qp, rows.transpose(1, 2)).flatten(1)

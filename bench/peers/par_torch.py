@@ -101,7 +101,8 @@ class Block(nn.Module):
         K = kv.shape[0]
         k, value = self.heads(kv).split(D // self.H, -1)
         qk, qp = (self.heads((q + w.to(q.dtype)).view(T, B, D)) for w in (u, v))
-        # One column more than keys: row t of what follows, read with a stride shorter by one, begins one column later for each t
+        # One column more than keys: row t of what follows, read with a stride shorter by
+        # one, begins one column later for each t
         rows = F.pad(self.positions(table, K), (0, 0, 0, 1))
         rows = self.heads(rows[:, None].expand(K + 1, B, D).contiguous())
         s = torch.bmm(qp, rows.transpose(1, 2)).flatten(1)

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""SRU++ language model training step in PyTorch (1.13 and newer), a benchmark contender and a reference for training curves:
-eager or compiled, float32, float64 or bfloat16 autocast.
+"""A training step of the SRU++ language model in PyTorch (1.13 or newer), a benchmark contender and a
+reference for training curves: eager or compiled, float32, float64 or bfloat16 autocast.
 
-What a careful PyTorch user writes: segment and memory projected apart (no gradient to the memory), keys and values as
-views of two products, mask and scale inside the scores' product, all three sub-matrices of U in one product with the gates'
-biases in it, in the loop over time only what needs the previous state, the highway outside, the optimiser by foreach or
-fused. Compiled are each layer's transform, the loss, and the recurrence in chunks of --chunk steps, shapes constant.
+Written as a careful PyTorch user would: segment and memory are projected separately (no gradient to the
+memory); keys and values are views of two matmuls; mask and scale are part of the score matmul; one
+matmul computes all three sub-matrices of U with the gate biases; the loop over time contains only what
+needs the previous state, with the highway connection outside; the optimiser is foreach or fused. The
+transform of each layer, the loss, and the recurrence in chunks of --chunk steps are compiled, with
+constant shapes.
 
     sru_torch.py --nlayers 4 --hid-sz 512 --n-proj 128 --nheads 1 --block-sz 256 --batch-sz 8 --data FILE --steps 10 \
         --warmup 3 --threads 2 [--load FILE] [--dtype bf16] [--compile]
@@ -61,8 +63,8 @@ import torch.nn.functional as F
 SDPA = hasattr(F, "scaled_dot_product_attention")
 
 
-# ---- the recurrence: u (T,B,3d) with the gates' biases in it, highway input x (T,B,d), v (2,d), state c (B,d), mask m (B,d)
-# or None -> h (T,B,d), last state (B,d)
+# ---- the recurrence: u (T,B,3d) with the gates' biases in it, highway input x (T,B,d), v
+# (2,d), state c (B,d), mask m (B,d) or None -> h (T,B,d), last state (B,d)
 
 def states_loop(u0, u1, vf, c):
     """The part that needs a loop: (T,B,d) twice, (B,d) twice -> states (T,B,d)"""
