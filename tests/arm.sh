@@ -75,14 +75,25 @@ check "$(head -n 1 "$work/test_bf16.out" | grep -q '; neon; portable, bf16 by fl
 for kernel in neon bfdot; do
     aarch64-linux-gnu-objdump -d --no-show-raw-insn "$work/seqtx.o" |
         awk -v k="<stx__micro_${kernel}_(6|run)" '
-        $0 ~ k { on = 1 } /^$/ { on = 0 }
+        $0 ~ k { on = 1 }
+        /^$/ { on = 0 }
         on { line[++n] = $0 }
-        END { for (i = 1; i <= n; i++) if (line[i] ~ /\t(fmla|bfdot)\t/) { run++; if (!first) first = i; last = i } else if (line[i] ~ /\t(b\.[a-z]*|cbnz)\t/ && run >= 24) {
-                  for (j = first; j <= last; j++)
-                      if (line[j] ~ /\tst[rp]\t/ || line[j] ~ /\[sp/) bad++
-                  whole++
-                  run = first = 0 } else if (line[i] ~ /\t(b|b\.[a-z]*|cbn?z|ret)(\t|$)/) run = first = 0
-              exit !(whole >= 1 && !bad) }'
+        END {
+            for (i = 1; i <= n; i++)
+                if (line[i] ~ /\t(fmla|bfdot)\t/) {
+                    run++
+                    if (!first) first = i
+                    last = i
+                } else if (line[i] ~ /\t(b\.[a-z]*|cbnz)\t/ && run >= 24) {
+                    for (j = first; j <= last; j++)
+                        if (line[j] ~ /\tst[rp]\t/ || line[j] ~ /\[sp/) bad++
+                    whole++
+                    run = first = 0
+                } else if (line[i] ~ /\t(b|b\.[a-z]*|cbn?z|ret)(\t|$)/) {
+                    run = first = 0
+                }
+            exit !(whole >= 1 && !bad)
+        }'
     check $? "the $kernel kernel's loop keeps sums in memory, or was not found"
 done
 echo "$passed passed, $failed failed"

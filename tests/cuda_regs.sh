@@ -94,7 +94,9 @@ if [ "$1" = --table ]; then
             next
         }
         FNR == 1 {
-            print "| kernel | channels | threads | registers | spilled bytes | shared KiB | with the next tile | blocks | instructions of a tile | of an edge\047s 16 keys | tiles of a warp | of | planned ms | measured ms |"
+            printf "| kernel | channels | threads | registers | spilled bytes | shared KiB |"
+            printf " with the next tile | blocks | instructions per tile | per 16 keys of an edge |"
+            print " tiles per warp | of | planned ms | measured ms |"
             print "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|"
         }
         $3 == 0 {
@@ -148,7 +150,9 @@ for a in $archs; do
         "$nvcc" -std=c++17 -gencode arch=compute_80,code=compute_80 -Xcicc -O0 -c seqtx_cuda.cu \
             -o "$out/$a.o" > "$out/$a.log" 2>&1
     elif [ -n "$shared" ] && [ "$a" = sm_90 ]; then
-        sed 's/^\.target sm_80/.target sm_90/; s/mov\.b32 \(%f[0-9]*\), {0,\(%rs[0-9]*\)}/cvt.f32.bf16 \1, \2/' "$out/seqtx_cuda.ptx" > "$out/sm_90.ptx"
+        sed 's/^\.target sm_80/.target sm_90/
+            s/mov\.b32 \(%f[0-9]*\), {0,\(%rs[0-9]*\)}/cvt.f32.bf16 \1, \2/' \
+            "$out/seqtx_cuda.ptx" > "$out/sm_90.ptx"
         "$(sh tests/cuda_dir.sh "$nvcc")/bin/ptxas" -O3 -v -arch=sm_90 "$out/sm_90.ptx" \
             -o "$out/sm_90.cubin" > "$out/$a.log" 2>&1
     else
@@ -164,8 +168,12 @@ for a in $archs; do
     # stack, spilled bytes written and read, static shared memory, and the launch bound of
     # the PTX (0 if there is none).
     [ -z "$known" ] || continue
-    { sed -n 's/^[^ ]*\.entry \([^ (]*\).*/E \1/p; s/^\.entry \([^ (]*\).*/E \1/p; s/^\.maxntid \([0-9]*\).*/B \1/p' "$out/seqtx_cuda.ptx"
-      sed -n 's/^ptxas info *: Compiling entry function .\([^'"'"']*\). for .*/K \1/p; s/^ *\([0-9]*\) bytes stack frame, \([0-9]*\) bytes spill stores, \([0-9]*\) bytes spill loads/S \1 \2 \3/p; s/^ptxas info *: Used \([0-9]*\) registers\(.*\)/R \1 \2/p' "$out/$a.log"
+    { sed -n 's/^[^ ]*\.entry \([^ (]*\).*/E \1/p; s/^\.entry \([^ (]*\).*/E \1/p
+          s/^\.maxntid \([0-9]*\).*/B \1/p' "$out/seqtx_cuda.ptx"
+      number='\([0-9]*\) bytes'
+      sed -n "s/^ptxas info *: Compiling entry function .\([^']*\). for .*/K \1/p
+          s/^ *$number stack frame, $number spill stores, $number spill loads/S \1 \2 \3/p
+          s/^ptxas info *: Used \([0-9]*\) registers\(.*\)/R \1 \2/p" "$out/$a.log"
     } | awk '
         $1 == "E" { entry = $2 }
         $1 == "B" { bound[entry] = $2 }
@@ -193,8 +201,8 @@ if [ -n "$shared" ] && [ -z "$known" ]; then
 fi
 sort "$out/now.txt" -o "$out/now.txt"
 if [ -n "$record" ]; then
-    { echo "# architecture, kernel, registers, stack, spill stores, spill loads," \
-        "static shared memory (bytes) and launch bound (threads) by nvcc $version; tests/cuda_regs.sh --record"
+    { echo "# architecture, kernel, registers, stack, spill stores, spill loads, static shared" \
+        "memory (bytes) and launch bound (threads) by nvcc $version; tests/cuda_regs.sh --record"
       cat "$out/now.txt"; } > "$table"
 fi
 if [ -n "$known" ]; then echo "registers are those of $table, which is of the same code and nvcc"
@@ -229,7 +237,7 @@ awk -v slack="$slack" -v table="$table" -v counts="$out/counts.txt" -v known="$k
         now[$1, $2] = 1
         may_be_launched(which, $3, $8)
         check(($1, $2) in row,
-            which " is not in " table ": run tests/cuda_regs.sh --record and look at the difference")
+            which " is not in " table ": run tests/cuda_regs.sh --record and check the diff")
         if (!(($1, $2) in row)) next
         split(row[$1, $2], want)
         check($3 <= want[3] + slack, which " uses " $3 " registers, " want[3] " are recorded")
@@ -238,12 +246,13 @@ awk -v slack="$slack" -v table="$table" -v counts="$out/counts.txt" -v known="$k
               "; recorded are " want[5] ", " want[6] " and " want[4])
         check($8 == want[8], which " has a launch bound of " $8 ", " want[8] " is recorded")
     }
-    END {       # nor may the table keep kernels that are gone, of an architecture that was compiled
+    END {
+        # The table must not contain removed kernels of an architecture that was compiled.
         for (k in row) {
             split(k, part, SUBSEP)
             if (part[1] in compiled)
-                check(k in now, part[1] " " part[2] " is in " table ", and seqtx_cuda.cu has no such kernel: run " \
-                      "tests/cuda_regs.sh --record and look at the difference")
+                check(k in now, part[1] " " part[2] " is in " table " but not in seqtx_cuda.cu:" \
+                      " run tests/cuda_regs.sh --record and check the diff")
         }
         print passed + 0, failed + 0 > counts
     }' "$table" "$out/now.txt"

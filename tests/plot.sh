@@ -37,7 +37,8 @@ draws() { # WHAT PICTURE ARGUMENTS...: it is drawn, without a word, and well-for
 line() { grep '<polyline' "$1" | sed -n "$2"'s/.*points="\([^"]*\)".*/\1/p'; }
 has() { grep -q "$2" "$1"; }
 train() { echo "{\"event\":\"train\",\"step\":$1,\"loss\":$2,\"bpb\":$2${3:+,\"seconds\":$3}}"; }
-start='{"event":"start","config":{"preset":null,"nlayers":2,"batch-sz":2,"block-sz":10},"params":3023658}'
+start='{"event":"start","config":{"preset":null,"nlayers":2,"batch-sz":2,"block-sz":10}'
+start=$start',"params":3023658}'
 
 # ---- coordinates by hand: steps 0 .. 400 at 53 .. 885; 8, 6, 4, 3 and a twentieth of 8 -
 # 3 at either end, 2.75 .. 8.25 at 308 .. 92
@@ -132,15 +133,19 @@ draws "evaluations alone" alone.svg alone.jsonl
 # ---- all panels, several runs of different kinds
 { echo '{"event":"start","config":{"nlayers":2,"nheads":2,"adapt-span":true},"params":12}'
   for i in 1 2 3; do
-      echo "{\"event\":\"train\",\"step\":$i,\"loss\":3,\"bpb\":4,\"lr\":0.1,\"grad_norm\":2,\"tokens_per_s\":7,\"seconds\":$i,\"span_avg\":9,\"spans\":[0,16,32,$((16 * i))]}"
+      form='{"event":"train","step":%d,"loss":3,"bpb":4,"lr":0.1,"grad_norm":2,"tokens_per_s":7'
+      form=$form',"seconds":%d,"span_avg":9,"spans":[0,16,32,%d]}\n'
+      printf "$form" "$i" "$i" "$((16 * i))"
   done; } > span.jsonl
 { echo '{"event":"start","config":{"pattern":"search"}}'
   for i in 1 2 3; do
-      echo "{\"event\":\"train\",\"step\":$i,\"ppl\":$((300 / i)),\"tau\":0.$i,\"latency\":null,\"pi\":[0.5,0.25,0.25,1,0,0]}"
+      form='{"event":"train","step":%d,"ppl":%d,"tau":0.%d,"latency":null'
+      printf "$form"',"pi":[0.5,0.25,0.25,1,0,0]}\n' "$i" "$((300 / i))" "$i"
   done; } > par.jsonl
 { echo '{"event":"start","config":{"cmem":32,"nlayers":3,"memory-layers":"2,3"}}'
   for i in 1 2 3; do
-      echo "{\"event\":\"train\",\"step\":$i,\"loss\":3,\"bpb\":4,\"aux\":[0.1,0.2],\"ratio\":[0.4,0.$i]}"
+      printf '{"event":"train","step":%d,"loss":3,"bpb":4,"aux":[0.1,0.2],"ratio":[0.4,0.%d]}\n' \
+          "$i" "$i"
   done; } > comp.jsonl
 draws "spans" span.svg span.jsonl
 for panel in 'bits per byte<' 'bits per byte by time' 'learning rate' 'tokens per second' \
@@ -161,7 +166,8 @@ check "its layers" has comp.svg '>layer 2<.*>layer 3<\|>layer 3<'
 check "its lines" [ "$(grep -c '<polyline' comp.svg)" -eq 5 ]
 draws "all of them" all.svg span.jsonl par.jsonl comp.jsonl four.jsonl --title 'a < b & "c"'
 check "all panels" \
-    [ "$(grep -c 'bits per byte<\|>perplexity<\|spans of the heads\|probabilities of each block\|compression by layer' all.svg)" -ge 5 ]
+    [ "$(grep -c -e 'bits per byte<' -e '>perplexity<' -e 'spans of the heads' \
+        -e 'probabilities of each block' -e 'compression by layer' all.svg)" -ge 5 ]
 check "a colour each" \
     [ "$(sed -n 's/^<path d="M14 .*stroke="\(#[0-9A-F]*\)".*<text.*/\1/p' all.svg | sort -u |
     wc -l)" -eq 4 ]
