@@ -10,13 +10,13 @@
 #     --epochs N         default 20; the warm-up of 4,000 steps is scaled with the length
 #     --steps N          a length in steps instead
 #     --seed N           initial weights, dropout and noise of the gates (default 1)
-#     --inner N          width of the feed-forward blocks (default 512, as in the reference's script;
-#                        its README says 1024)
+#     --inner N          width of the feed-forward blocks (default 512, as in the script of
+#                        the reference; its README says 1024)
 #     --split-digits     split numbers into digits (split_digits of SentencePiece)
 #     --ids              use DATA/pieces.vocab and DATA/ids/ instead of making pieces
 #                        (examples/get_data.sh wikitext-2-pieces)
 #     --out DIR          output of one set of settings (default build/wikitext2)
-#     --quick            a tiny model, 60 steps, headers of this machine: tests this script
+#     --quick            a tiny model, 60 steps, on system headers: tests this script
 #     --record           also write the report to bench/results/
 #
 # DATA contains train.txt, valid.txt and test.txt (examples/get_data.sh wikitext-2). Needs

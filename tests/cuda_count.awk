@@ -1,17 +1,20 @@
-# cuda_count.awk - of what `cuobjdump -sass` prints of one or more files: instructions of each kernel, in its main loop and of one round
-# through it, a Markdown row a kernel. tests/cuda_regs.sh --count runs it.
-# Main loop: from a branch back with the most products (HMMA) in between, the shortest of these. A round: of the ways from its first
-# instruction to that branch which pass the most products, and copies, the one of fewest instructions: a tile inside of the window, without
-# dropout, ramp or padding. What stands in a loop of its own in there counts once. Branches: BRA, BSSY, BSYNC, CALL and their kin.
-# A group: of the loops inside the main loop that have products and powers (MUFU), the shortest, a round as above: 16 keys of an edge of
-# the window, in backward's sweeps.
+# cuda_count.awk - reads the output of `cuobjdump -sass` of one or more files. Counts the
+# instructions of each kernel: in total, in its main loop, and in one iteration of that
+# loop. Main loop: the shortest loop with the most matmul instructions (HMMA). Iteration:
+# of the paths from its first instruction to the branch back, those with the most matmuls
+# and copies, and of these the one with the fewest instructions: a tile inside of the
+# window, without dropout, ramp or padding. A loop inside the main loop counts once.
+# Branches: BRA, BSSY, BSYNC, CALL and similar. Group: the shortest loop inside the main
+# loop with matmuls and powers (MUFU), counted in the same way: 16 keys of a tile at an
+# edge of the window.
 function clear() { n = 0; split("", op); split("", to); split("", free); split("", at) }
 function kind(o) {
     sub(/\..*/, "", o)
     if (o ~ /^(BRA|BRX|BSSY|BSYNC|BREAK|CALL|RET|EXIT|WARPSYNC)$/) return "branch"
     return o
 }
-# a way from i that goes on at j, with copies (c 1) or without: more products first, then fewer instructions
+# Offers the path from i that continues at j, with copies (c 1) or without: more matmuls
+# are better, then fewer instructions.
 function offer(i, j, c,   h, m) {
     if (!((j, c) in most)) return
     h = most[j, c] + (op[i] ~ /^HMMA/); m = few[j, c] + 1
@@ -22,7 +25,12 @@ function offer(i, j, c,   h, m) {
 # the ways from everywhere back to `head`, where `continue` goes, too
 function ways(   i, j, c) {
     split("", most); split("", few); split("", go)
-    for (i = head; i <= n; i++) if (op[i] ~ /^BRA/ && (to[i] in at) && at[to[i]] == head) { most[i, 0] = 0; few[i, 0] = 1; go[i, 0] = 0 }
+    for (i = head; i <= n; i++)
+        if (op[i] ~ /^BRA/ && (to[i] in at) && at[to[i]] == head) {
+            most[i, 0] = 0
+            few[i, 0] = 1
+            go[i, 0] = 0
+        }
     do {
         changed = 0
         for (i = n; i >= 1; i--) for (c = 0; c < 2; c++) {
@@ -39,7 +47,10 @@ function finish(   i, j, c, d, best, h, loop, way, refused, first, last, all, gr
     if (!name || !n) return
     split("", sum)
     sum[0] = powers[0] = 0
-    for (i = 1; i <= n; i++) { sum[i] = sum[i - 1] + (op[i] ~ /^HMMA/); powers[i] = powers[i - 1] + (op[i] ~ /^MUFU/) }
+    for (i = 1; i <= n; i++) {
+        sum[i] = sum[i - 1] + (op[i] ~ /^HMMA/)
+        powers[i] = powers[i - 1] + (op[i] ~ /^MUFU/)
+    }
     if (!sum[n]) return
     split("", refused)
     for (;;) {
@@ -51,7 +62,7 @@ function finish(   i, j, c, d, best, h, loop, way, refused, first, last, all, gr
         if (!best) return
         ways()
         if (((head, 0) in most && most[head, 0]) || ((head, 1) in most && most[head, 1])) break
-        refused[back]           # the way back from a piece of code that was put out of line
+        refused[back]           # the branch back from out-of-line code
     }
     split("", loop); split("", way)
     for (i = head; i <= back; i++) loop[kind(op[i])]++
@@ -60,7 +71,8 @@ function finish(   i, j, c, d, best, h, loop, way, refused, first, last, all, gr
     for (i = head; i; ) {
         way[kind(op[i])]++
         j = go[i, c]
-        if (c && op[i] ~ /^LDGSTS/ && !(((j, 1) in few) && few[j, 1] + 1 == few[i, 1] && most[j, 1] == most[i, 1])) c = 0
+        if (c && op[i] ~ /^LDGSTS/ &&
+            !(((j, 1) in few) && few[j, 1] + 1 == few[i, 1] && most[j, 1] == most[i, 1])) c = 0
         i = j
     }
     first = head; last = back; all = few[head, d]; group = "| - | - |"
@@ -72,7 +84,8 @@ function finish(   i, j, c, d, best, h, loop, way, refused, first, last, all, gr
             if ((head, 0) in most) group = sprintf("| %d | %d |", few[head, 0], most[head, 0])
         }
     }
-    printf "| %s | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d %s\n", name, n, last - first + 1, loop["branch"], all,
+    printf "| %s | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d %s\n", name, n,
+        last - first + 1, loop["branch"], all,
         way["HMMA"], way["LDSM"], way["LDGSTS"], way["SHFL"], way["MUFU"], way["branch"], group
 }
 /^[ \t]*Function : / { finish(); clear(); name = $3; next }

@@ -4,7 +4,7 @@
 #
 #   HEADER     the header alone, as C99, C11, C++11, C++17 and C++20; implementation as C
 #              and C++; declarations only; static; implementation and use in different
-#              units and languages; included twice; the macro on the command line; with and
+#              units and languages; included twice; the macro on the command line; with or
 #              without threads; float and double. Wrong combinations must not link. The
 #              quick start of the manual compiles and runs. Objects export only stx_ names
 #              and never exit, abort or print.

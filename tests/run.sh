@@ -6,8 +6,8 @@
 #                                   "N passed, N failed"
 #   run.sh --skip NAME WHY          the test cannot run here
 #   run.sh --time COMMAND...        runs a compiler and records its seconds
-#   run.sh --sum [--quick] NAME...  prints one line per name, failures, seconds by part, and
-#                                   at the end "N passed, N failed"
+#   run.sh --sum [--quick] NAME...  prints one line per name, failures, seconds by part,
+#                                   and at the end "N passed, N failed"
 cd "$(dirname "$0")/.." || exit 1
 # tests ask for too much on purpose
 export ASAN_OPTIONS=allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}

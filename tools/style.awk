@@ -1,5 +1,6 @@
-# style.awk - the measurements of style.sh for one file: a small lexer for C that skips comments,
-# strings and preprocessor lines and follows braces, parentheses and conditional operators.
+# style.awk - the measurements of style.sh for one file: a small lexer for C that skips
+# comments, strings and preprocessor lines and follows braces, parentheses and conditional
+# operators.
 
 function violation(what, line) {
     if (check) printf "%s:%d: %s\n", file, line, what

@@ -2,8 +2,9 @@
 # style.sh - measures how C source is laid out and, with --check, fails where it breaks a
 # limit.
 #
-#     sh tools/style.sh [FILE...]            a table, one row per file (default: every C and CUDA file)
-#     sh tools/style.sh --check [FILE...]    also prints each violation as FILE:LINE: WHAT; exit status 1
+#     sh tools/style.sh [FILE...]          a table, one row per file (default: all C and CUDA)
+#     sh tools/style.sh --check [FILE...]  also prints violations as FILE:LINE: WHAT; exits
+#                                          with 1 if there are any
 #
 # Columns of the table:
 #     lines, blank %   all lines; share of blank ones
