@@ -16920,7 +16920,11 @@ typedef struct stx__sgd {
     stx_real lr, factor, momentum, decay;
 } stx__sgd;
 
-/* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0 */
+/* SGD with momentum:
+
+       g'  = factor g + decay p
+       buf = momentum buf + g'           if there is a buffer
+       p   = p - lr buf, g = 0           (lr g' without a buffer) */
 STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n,
                           const stx__sgd *k) {
     const stx_real lr = k->lr, factor = k->factor, momentum = k->momentum, decay = k->decay;
@@ -16962,7 +16966,7 @@ STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_optim_chu
     stx__each_chunk(x, chunk, count, stx__sgd_part, &j);
 }
 
-/* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
+/* Adagrad: sum = sum + g^2 ; p = p - lr g / (sqrt(sum) + eps) ; g = 0 */
 STX_INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g, size_t n,
                               stx_real lr, stx_real eps) {
     size_t i;
@@ -17016,9 +17020,13 @@ static stx__adam stx__adam_of(const stx_adam_args *a, const stx_update *u) {
     return k;
 }
 
-/* d = factor g + decay p ; m = beta1 m + rest1 d ; v = beta2 v + rest2 d^2
-   p = (1 - lr decoupled) p - lr (m / correction1) / (sqrt(v / correction2) + eps) ; g = 0
-   plain: p = (1 - lr decoupled) p - lr m / correction1 */
+/* Adam, AdamW and RAdam, with the corrections c1 and c2 of stx_update:
+
+       g' = factor g + decay p
+       m  = beta1 m + rest1 g'
+       v  = beta2 v + rest2 g'^2
+       p  = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), g = 0
+   If plain is set, p = (1 - lr decoupled) p - lr m / c1. */
 STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n,
                            stx_real lr, const stx__adam *k) {
     const stx_real factor = k->factor, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2;
@@ -17071,8 +17079,12 @@ STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_ch
     stx__each_chunk(x, chunk, count, stx__adam_part, &j);
 }
 
-/* d = factor g ; m = beta1 m + rest1 d ; v = beta2 v + rest2 d^2
-   g = (m / correction1) / (sqrt(v / correction2) + eps) + decay p */
+/* The direction of LAMB, which replaces g:
+
+       d = factor g
+       m = beta1 m + rest1 d
+       v = beta2 v + rest2 d^2
+       g = (m / c1) / (sqrt(v / c2) + eps) + decay p */
 STX_INNER void stx__lamb_n(int fma, const stx_real *p, stx_real *m, stx_real *v, stx_real *g,
                            size_t n, const stx__adam *k) {
     const stx_real factor = k->factor, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2;
@@ -17094,7 +17106,8 @@ STX_EACH_ISA(stx__lamb_n,
               stx_real *STX_RESTRICT g, size_t n, const stx__adam *k),
              p, m, v, g, n, k)
 
-/* out (count,2): the sums of p^2 and of the squared direction of each chunk */
+/* The directions, and out (count,2): the sums of p^2 and of the squared direction of each
+   chunk. */
 static void stx__lamb_direction_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx__adam k = stx__adam_of(j->adam, j->u);
@@ -17117,7 +17130,7 @@ STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_optim
     stx__each_chunk(x, chunk, count, stx__lamb_direction_part, &j);
 }
 
-/* p -= lr g ; g = 0 */
+/* p = p - lr g ; g = 0, with the direction in g */
 static void stx__lamb_update_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
