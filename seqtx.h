@@ -239,7 +239,7 @@
    Reading order for learners
        >>tape         how gradients are computed: stx_backward
        >>layernorm    an op, its kernel and the derivative
-       >>gemm         stx_gemm_plain defines a matmul; stx__gemm_any computes it in blocks
+       >>gemm         stx_gemm_plain defines a matmul; stx__gemm_blocked computes it
        >>attention    stx_attention_plain defines attention; stx__attn_fwd_unit computes
                       it tile by tile
        >>optimisers   stx_optim_step
@@ -3481,7 +3481,7 @@ struct stx_ctx {
         /* on a GPU: state, parameters, activations, everything else of a step */
         stx__arena dev_keep, dev_params, dev_step, dev_bytes;
         struct stx__dev_block *dev_blocks;
-        stx__block_head blocks; /* ring of stx_blocks */
+        stx__block_head blocks; /* the ring of stx_block */
         size_t block_bytes, peak;
         /* buffers that the backward pass may still read */
         struct stx__freed_at_step_end *freed_at_step_end;
@@ -9886,29 +9886,6 @@ STX__BF16_FN static void stx__pack_strips_bf16(float *to, size_t stride, const f
         }
 }
 
-/* stx__micro.pack_at for AMX (stx__pack_at_tiles): transposes 16 rows of 16 units at a
-   time. */
-STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda, size_t m,
-                                          size_t k) {
-    const size_t steps = (k + 31) / 32;
-    size_t p, i, q;
-    for (p = 0; p < steps; p++)
-        for (i = 0; i < m; i += 16) {
-            const __mmask16 mask = stx__first16(m - i);
-            float *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
-            __m512i z[16];
-            for (q = 0; q < 16; q++) {
-                const size_t row = 32 * p + 2 * q; /* rows after the last one are zeros */
-                const float *r0 = A + STX_MIN(row, k - 1) * lda + i;
-                const float *r1 = A + STX_MIN(row + 1, k - 1) * lda + i;
-                z[q] = stx__zip_bf16(_mm512_maskz_loadu_ps(row < k ? mask : 0, r0),
-                                     _mm512_maskz_loadu_ps(row + 1 < k ? mask : 0, r1));
-            }
-            stx__transpose16(z);
-            for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
-        }
-}
-
 /* The path STX__GEMM_SKINNY; rows of W are rounded on the way. */
 STX__INLINE_FOR(STX__BF16_ISA)
 void stx__skinny_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *r, size_t rs,
@@ -10037,6 +10014,29 @@ static int stx__has_amx(void) {
 }
   #endif
   #ifdef STX__AMX
+
+/* stx__micro.pack_at for AMX (stx__pack_at_tiles): transposes 16 rows of 16 units at a
+   time. */
+STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda, size_t m,
+                                          size_t k) {
+    const size_t steps = (k + 31) / 32;
+    size_t p, i, q;
+    for (p = 0; p < steps; p++)
+        for (i = 0; i < m; i += 16) {
+            const __mmask16 mask = stx__first16(m - i);
+            float *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
+            __m512i z[16];
+            for (q = 0; q < 16; q++) {
+                const size_t row = 32 * p + 2 * q; /* rows after the last one are zeros */
+                const float *r0 = A + STX_MIN(row, k - 1) * lda + i;
+                const float *r1 = A + STX_MIN(row + 1, k - 1) * lda + i;
+                z[q] = stx__zip_bf16(_mm512_maskz_loadu_ps(row < k ? mask : 0, r0),
+                                     _mm512_maskz_loadu_ps(row + 1 < k ? mask : 0, r1));
+            }
+            stx__transpose16(z);
+            for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
+        }
+}
 
 /* stx__micro.enter and .leave */
 STX__AMX static void stx__amx_enter(void) {

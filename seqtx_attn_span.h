@@ -396,7 +396,7 @@
    Compile-time options are those of seqtx.h.
 
    Reading order: stx__span_layer (a layer), stx_span_forward (the loop over layers and
-   the memory), stx__span_window (spans), stx__span_gen_step (generation).
+   the memory), stx__span_sizes (spans), stx__span_gen_step (generation).
 */
 #define STX__LETTERS 1
 #include "seqtx.h"      /* see there */
