@@ -1,13 +1,13 @@
-/* plot.c - draws the logs of training runs (--log of the trainers) as one SVG
+/* plot.c - draws the logs of training runs (--log of the trainers) as one SVG.
 
        cc -O2 plot.c -lm -o plot
        ./plot run.jsonl -o run.svg
        ./plot long.jsonl short.jsonl --log-x --smooth 50 --title "two spans" -o spans.svg
        ssh machine cat run.jsonl | ./plot - -o run.svg
 
-   Panels stand there if a run has what they show: loss in the unit of the run by step
-   and by time, learning rate, tokens a second, norm of the gradient; spans of all
-   heads, probabilities of PAR's blocks and what steers them, compression. */
+   There is a panel for everything that a run has logged: loss by step and by time, in
+   the unit of the run; learning rate, tokens per second and norm of the gradient; the
+   spans of all heads; the probabilities of PAR's blocks; compression. */
 #include "train.h"
 #include "svg.h"
 #include "../seqtx.h"
@@ -20,14 +20,15 @@ static struct {
 
 static tr_opt table[] = {
     TR_TEXT_ALSO("out", "o", TR_LOCAL, &opt.out,
-                 "the picture, an SVG; -: standard output. Also -o FILE"),
-    TR_TEXT("title", TR_LOCAL, &opt.title, "what stands above it; none: what was trained"),
+                 "the SVG to write; - is standard output. Also -o FILE"),
+    TR_TEXT("title", TR_LOCAL, &opt.title, "the title; default: the model that was trained"),
     TR_SIZE("smooth", TR_LOCAL, &opt.smooth, 0, 1u << 30,
-            "lines are means of so many records of the log, the records themselves faint; "
-            "1: no means; 0: a fortieth of each log"),
-    TR_FLAG("log-x", TR_LOCAL, &opt.log_x, "steps by their logarithms"),
-    TR_FLAG("version", TR_LOCAL, &opt.version, "print the version, then stop"),
+            "draw means of this many records of the log, and the records faintly; 1 means no "
+            "smoothing, 0 a fortieth of each log"),
+    TR_FLAG("log-x", TR_LOCAL, &opt.log_x, "logarithmic axis of steps"),
+    TR_FLAG("version", TR_LOCAL, &opt.version, "print the version and exit"),
     TR_END};
+
 static tr_options options = {
     "plot",
     "Draws the logs of training runs: plot run.jsonl [more.jsonl ..] -o run.svg; a log named - is "
@@ -39,20 +40,10 @@ static tr_options options = {
     ""};
 
 
-// >>logs: what a run has, by step -------------------------------------------------------------------------------------
+// >>logs
 
-enum {
-    STEP,
-    SECONDS,
-    METRIC,
-    LR,
-    SPEED,
-    NORM,
-    SPAN,
-    TAU,
-    LATENCY,
-    COLUMNS
-}; /* a record of training */
+/* the columns of a record of training, and their names in the log */
+enum { STEP, SECONDS, METRIC, LR, SPEED, NORM, SPAN, TAU, LATENCY, COLUMNS };
 
 static const char *const column[COLUMNS] = {"step",     "seconds",      NULL,
                                             "lr",       "tokens_per_s", "grad_norm",
@@ -77,25 +68,25 @@ static const struct {
                  {"word_ppl", "perplexity of a word", 1},
                  {"loss", "loss, nats per token", 0}};
 
-/* each begins with its step; steps rise */
+/* Rows of `width` values; the first is the step, which increases from row to row. */
 typedef struct rows {
     double *v;
-    size_t n, room, width;
+    size_t n, capacity, width;
 } rows;
 
 typedef struct run {
     char name[80], family[48];
-    int unit;                /* -1: not known yet */
-    double params, per_step; /* tokens of a step, from the configuration; 0: not known */
+    int unit;                /* an index of unit[], or -1 if it is not known yet */
+    double params, per_step; /* parameters; tokens per step, or 0 if unknown */
     size_t layers;
-    char memories[200]; /* --memory-layers */
-    /* lists: shares, spans, losses, none of them below 0 */
-    rows train, list[LISTS], eval[SPLITS];
-    double before, clock; /* seconds of earlier starts; of this one, so far */
-    int timed;            /* the log has seconds */
+    char memories[200];                    /* --memory-layers */
+    rows train, list[LISTS], eval[SPLITS]; /* no value of a list is negative */
+    double before;                         /* seconds of the starts before the last one */
+    double clock;                          /* seconds of the last start, so far */
+    int timed;                             /* the log has seconds */
 } run;
 
-/* here: those of the log that is read */
+/* All runs; `here` of them are of the log that is being read. */
 typedef struct runs {
     run *v;
     size_t n, here;
@@ -105,19 +96,19 @@ static double *row_of(const rows *t, size_t i) {
     return t->v + i * t->width;
 }
 
-/* A new last row, NULL where memory is short */
+/* Appends a row; NULL if there is no memory. */
 static double *add_row(rows *t) {
-    if (t->n == t->room) {
-        size_t room = t->room ? 2 * t->room : 64;
-        double *v = (double *)realloc(t->v, room * t->width * sizeof *v);
+    if (t->n == t->capacity) {
+        size_t capacity = t->capacity ? 2 * t->capacity : 64;
+        double *v = (double *)realloc(t->v, capacity * t->width * sizeof *v);
         if (!v) return NULL;
         t->v = v;
-        t->room = room;
+        t->capacity = capacity;
     }
     return row_of(t, t->n++);
 }
 
-/* A run goes on from `step`: what an earlier start did after it is done again */
+/* A run was resumed at `step`: removes the records of an earlier start after it. */
 static void go_back(run *r, double step) {
     rows *t[1 + LISTS + SPLITS];
     size_t k, n = 0;
@@ -128,14 +119,14 @@ static void go_back(run *r, double step) {
         while (t[k]->n && row_of(t[k], t[k]->n - 1)[0] > step) t[k]->n--;
 }
 
-/* Time of the last record that has one */
+/* The time of the last record that has one */
 static double so_far(const run *r) {
     size_t n = r->train.n;
     while (n && isnan(row_of(&r->train, n - 1)[SECONDS])) n--;
     return n ? row_of(&r->train, n - 1)[SECONDS] : 0;
 }
 
-/* One member after the other of an object that tr_json_find found well-formed */
+/* Iterates over the members of a JSON object that tr_json_find has checked. */
 typedef struct member {
     const char *p, *key, *value;
     size_t n;
@@ -165,7 +156,7 @@ static double number_of(const member *m) {
     return svg_read(m->value, &x) == m->p ? x : (double)NAN;
 }
 
-/* A text's inside as it is written, cut to fit */
+/* Copies the inside of a string, with its escapes, truncated to fit. */
 static void text_of(const member *m, char *out, size_t size) {
     size_t n = *m->value == '"' ? (size_t)(m->p - m->value) - 2 : 0;
     if (n >= size) n = size - 1;
@@ -213,7 +204,7 @@ static void configure(run *r, const char *config) {
                  word);
 }
 
-/* The unit is that of the first record; the others stay with it */
+/* The unit of a run is that of its first record. */
 static double metric_of(run *r, const double *v, const int *there) {
     int k;
     for (k = 0; r->unit < 0 && k < UNITS; k++)
@@ -221,7 +212,8 @@ static double metric_of(run *r, const double *v, const int *there) {
     return r->unit >= 0 ? v[r->unit] : (double)NAN;
 }
 
-/* Adds one record. 1: done, also if it has nothing to draw; 0: damaged; -1: no memory. */
+/* Adds one record. Returns 1, also if there is nothing to draw in it; 0 if it is damaged;
+   -1 without memory. */
 static int take(runs *all, const char *line) {
     run *r = &all->v[all->n - 1];
     char event[16], split[16] = "";
@@ -233,7 +225,7 @@ static int take(runs *all, const char *line) {
     if (tr_json_find(line, "event", event, sizeof event) != 1) return 0;
     training = strcmp(event, "train") == 0;
     evaluation = strcmp(event, "eval") == 0;
-    /* another run in the same log */
+    /* another run starts in the same log */
     if (strcmp(event, "start") == 0 && (r->train.n || r->eval[VALID].n || r->eval[TEST].n)) {
         run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more);
         char number[32];
@@ -282,8 +274,8 @@ static int take(runs *all, const char *line) {
             if (strcmp(split, split_name[k]) != 0 || !isfinite(v[METRIC])) continue;
             t->width = 2;
             if (!add_row(t)) return -1;
-            /* an earlier checkpoint may be evaluated later: to its place; of two of
-               one step the later one counts */
+            /* insert by step, because an older checkpoint can be evaluated later; the
+               last evaluation of a step counts */
             for (i = t->n - 1; i > 0 && row_of(t, i - 1)[0] >= v[STEP]; i--)
                 memcpy(row_of(t, i), row_of(t, i - 1), 2 * sizeof *t->v);
             row = row_of(t, i);
@@ -299,7 +291,7 @@ static int take(runs *all, const char *line) {
     if (r->train.n && v[STEP] <= row_of(&r->train, r->train.n - 1)[STEP])
         go_back(r, v[STEP] > 0 ? v[STEP] - 0.5 : -1);
     if (isfinite(v[SECONDS])) {
-        /* another start, whose record is lost */
+        /* time went backwards: another start, whose record is missing */
         if (v[SECONDS] < r->clock) r->before = so_far(r);
         r->clock = v[SECONDS];
         v[SECONDS] += r->before;
@@ -337,7 +329,8 @@ static void free_run(run *r) {
     for (k = 0; k < SPLITS; k++) free(r->eval[k].v);
 }
 
-/* Reads a log as one run more, or several where it has several beginnings. 0: err */
+/* Reads the run of a log, or several runs if it has several starts. Returns 1, or 0 with
+   a message in err. */
 static int read_log(runs *all, const char *path, const char *name, char err[TR_ERR]) {
     FILE *in = strcmp(path, "-") ? fopen(path, "rb") : stdin;
     char *line = NULL;
@@ -363,14 +356,14 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     }
     while (got >= 0 && (errno = 0, len = getline(&line, &room, in)) > 0) {
         lines++;
-        /* eight bytes with the length of a header, then the header */
+        /* safetensors: the length of the header in eight bytes, then the header */
         tensors |= lines == 1 && len > 9 && line[8] == '{' && !line[7];
-        /* the mark that editors put before UTF-8 */
+        /* a byte-order mark */
         if (lines == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) memset(line, ' ', 3);
         if (line[strspn(line, " \t\r\n")] == 0 && (size_t)len == strlen(line)) continue;
         got = strlen(line) == (size_t)len ? take(all, line) : 0;
         if (!got && !bad++) first_bad = lines;
-        if (lines == bad && lines > 1000) break; /* it is something else */
+        if (lines == bad && lines > 1000) break; /* this is not a log */
     }
     if (got < 0)
         tr_fail(err, TR_ERR, "%.300s: out of memory", path);
@@ -389,17 +382,16 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
                        "DIR/log.jsonl)",
                        path);
     if (lines == bad)
-        return tr_fail(
-            err, TR_ERR,
-            "%.300s: no log of a run (want JSON lines, as --log of the trainers writes them)",
-            path);
+        return tr_fail(err, TR_ERR,
+                       "%.300s: expected a log (JSON lines, as --log of the trainers writes them)",
+                       path);
     if (!drawn)
         return tr_fail(err, TR_ERR, "%.300s: the log has no record of training or evaluation yet",
                        path);
     if (bad)
-        fprintf(stderr, "plot: %.300s: %zu damaged line%s left out, the first is line %zu\n", path,
+        fprintf(stderr, "plot: %.300s: %zu damaged line%s skipped, the first is line %zu\n", path,
                 bad, bad > 1 ? "s" : "", first_bad);
-    /* a beginning without anything behind it */
+    /* remove runs without records */
     for (i = all->n; i-- > n0;)
         if (!all->v[i].train.n && !all->v[i].eval[VALID].n && !all->v[i].eval[TEST].n) {
             free_run(&all->v[i]);
@@ -410,10 +402,10 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
 }
 
 
-// >>panels ------------------------------------------------------------------------------------------------------------
+// >>panels
 
-/* Okabe and Ito's colours without the yellow, which is faint on white: the
-   colour-blind tell them apart. After them with dashes again */
+/* Okabe and Ito's colours, which colour-blind readers can distinguish, without the
+   yellow, which is faint on white. After seven runs they repeat with dashes. */
 static const char *const colour[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
                                      "#E69F00", "#56B4E9", "#000000"};
 
@@ -422,6 +414,7 @@ enum { COLOURS = sizeof colour / sizeof *colour };
 static const char *const dash[] = {"", " stroke-dasharray=\"6 3\"", " stroke-dasharray=\"2 2\"",
                                    " stroke-dasharray=\"8 3 2 3\""};
 
+/* series.style: smoothed; as it is; with dots; diamonds without a line */
 enum { NOISY, PLAIN, DOTS, DIAMONDS };
 
 typedef struct series {
@@ -431,24 +424,24 @@ typedef struct series {
     const char *colour, *dash;
 } series;
 
-/* as: takes the range of values from there, or where that has none yet leaves its own
-   there */
+/* panel.log_y: logarithmic if values are spread widely, see spread */
 enum { MAYBE = 2 };
 
 typedef struct panel {
     series *v;
     size_t n;
-    double x, y, w, h, lo, hi; /* lo, hi: of the axis below */
+    double x, y, w, h; /* position and size */
+    double lo, hi;     /* range of the horizontal axis */
     const char *title, *below;
-    /* log_y: MAYBE: see spread; zero: the axis of values begins there, if it is not
-       logarithmic */
-    int log_x, log_y, zero;
-    svg_axis *as;
+    int log_x, log_y;
+    int zero;     /* the axis of values starts at 0 unless it is logarithmic */
+    svg_axis *as; /* shared axis of values: used if it has a range, else set; or NULL */
 } panel;
 
-static int no_memory; /* for something that belongs into the picture: there will be none */
+/* Set when an allocation for the picture fails: then no picture is written. */
+static int no_memory;
 
-/* An empty line, for at most n points; NULL where n is 0, or memory is short */
+/* Adds an empty series with capacity for n points. NULL if n is 0, or without memory. */
 static series *add_series(panel *p, size_t n, int style, const char *ink, const char *strokes) {
     series *v = n ? (series *)realloc(p->v, (p->n + 1) * sizeof *v) : NULL, *s;
     no_memory |= n && !v;
@@ -481,9 +474,9 @@ static void free_panel(panel *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* Means of N points around each, as many before as behind, so fewer at the ends; of
-   logarithms where they are drawn. Over logarithmic steps the first ones are far
-   apart: of fewer there. */
+/* Computes means over N points around each point, equally many on both sides, hence fewer
+   near the ends; geometric means on a logarithmic axis. With logarithmic steps the first
+   points are far apart, so fewer of them are averaged. */
 static void smooth(series *s, int logs) {
     size_t n = s->n, N = opt.smooth ? (size_t)opt.smooth : n / 40, i, k;
     double *sum = s->style == NOISY && N > 1 && n > 2 ? (double *)malloc((n + 1) * sizeof *sum)
@@ -502,7 +495,8 @@ static void smooth(series *s, int logs) {
     free(sum);
 }
 
-/* Points that fall on the same few pixels as one: */
+/* The points of a series that share a few pixels: their range and mean; falls: the
+   highest comes before the lowest. */
 typedef struct bin {
     double x, lo, hi, mean;
     int falls;
@@ -546,8 +540,8 @@ static int rising(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Are more than a few of the values far above most of them? Then their logarithms say
-   more. */
+/* Whether more than a few values are far above most of them: then a logarithmic axis
+   shows more. */
 static int spread(const panel *p) {
     size_t n = 0, i;
     double *v;
@@ -565,8 +559,7 @@ static int spread(const panel *p) {
     return is;
 }
 
-/* From the lowest to the highest, but wild values on top of 3 % of the width may be
-   cut off: those of the first steps. */
+/* A value and the width over which it is drawn */
 typedef struct weighted {
     double v, width;
 } weighted;
@@ -575,6 +568,9 @@ static int falling(const void *a, const void *b) {
     return rising(&((const weighted *)b)->v, &((const weighted *)a)->v);
 }
 
+/* Sets the range of the axis of values: from the lowest to the highest, except that
+   outliers on 3 % of the width, such as those of the first steps, can be cut off. Returns
+   0 if there is nothing to draw. */
 static int range(const panel *p, const svg_axis *x, bin *b, svg_axis *y) {
     size_t room = 0, n = 0, i, k, m;
     weighted *v;
@@ -626,17 +622,15 @@ static void draw_line(tr_buf *out, const svg_axis *x, const svg_axis *y, const b
     svg_add(out, "<polyline fill=\"none\" stroke-linejoin=\"round\"%s points=\"", look);
     for (i = 0; i < n; i++) {
         double at = svg_at(x, b[i].x);
-        svg_add(out, i ? " %p,%p" : "%p,%p", at,
-                svg_at(y, !raw         ? b[i].mean
-                          : b[i].falls ? b[i].hi
-                                       : b[i].lo));
+        double first = b[i].falls ? b[i].hi : b[i].lo;
+        svg_add(out, i ? " %p,%p" : "%p,%p", at, svg_at(y, raw ? first : b[i].mean));
         if (raw && b[i].hi > b[i].lo)
             svg_add(out, " %p,%p", at, svg_at(y, b[i].falls ? b[i].lo : b[i].hi));
     }
     svg_add(out, "\"/>\n");
 }
 
-/* Draws a panel and frees it. Where there is nothing to draw it is left out: 0. */
+/* Draws a panel and frees it. Returns 0 if there is nothing to draw. */
 static int draw_panel(tr_buf *out, panel *p) {
     static int clips;
     svg_axis x = {0, 0, 0, 0, 0}, y = {0, 0, 0, 0, 0};
@@ -677,7 +671,7 @@ static int draw_panel(tr_buf *out, panel *p) {
         number, x.from, y.to, x.to - x.from + 4,
         y.from - y.to); /* 4: the last point is seen whole */
     svg_add(out, "<g clip-path=\"url(#c%s)\">\n", number);
-    for (pass = 0; pass < 2; pass++) /* what is faint lies below all that is not */
+    for (pass = 0; pass < 2; pass++) /* faint lines first, below all others */
         for (i = 0; i < p->n; i++) {
             const series *s = &p->v[i];
             int means = s->style == NOISY && memcmp(s->y, s->mean, s->n * sizeof *s->y) != 0;
@@ -693,15 +687,15 @@ static int draw_panel(tr_buf *out, panel *p) {
             if (s->style != DIAMONDS)
                 draw_line(out, &x, &y, b, n, s->style == NOISY && !means, look);
             for (k = 0; k < n && s->style == DOTS; k++)
-                svg_add(
-                    out,
-                    "<circle cx=\"%n\" cy=\"%n\" r=\"2.6\" fill=\"%s\" stroke=\"#fff\" stroke-width=\"0.7\"/>\n",
-                    svg_at(&x, b[k].x), svg_at(&y, b[k].mean), s->colour);
+                svg_add(out,
+                        "<circle cx=\"%n\" cy=\"%n\" r=\"2.6\" fill=\"%s\" stroke=\"#fff\" "
+                        "stroke-width=\"0.7\"/>\n",
+                        svg_at(&x, b[k].x), svg_at(&y, b[k].mean), s->colour);
             for (k = 0; k < n && s->style == DIAMONDS; k++)
-                svg_add(
-                    out,
-                    "<path d=\"M%n %nl4 4 -4 4 -4 -4z\" fill=\"#fff\" stroke=\"%s\" stroke-width=\"1.5\"/>\n",
-                    svg_at(&x, b[k].x), svg_at(&y, b[k].mean) - 4, s->colour);
+                svg_add(out,
+                        "<path d=\"M%n %nl4 4 -4 4 -4 -4z\" fill=\"#fff\" stroke=\"%s\" "
+                        "stroke-width=\"1.5\"/>\n",
+                        svg_at(&x, b[k].x), svg_at(&y, b[k].mean) - 4, s->colour);
         }
     svg_add(out, "</g>\n");
     free(b);
@@ -710,7 +704,7 @@ static int draw_panel(tr_buf *out, panel *p) {
 }
 
 
-// >>picture -----------------------------------------------------------------------------------------------------------
+// >>picture
 
 enum { WIDTH = 900, EDGE = 14 };
 
@@ -721,7 +715,7 @@ typedef struct page {
     const runs *all;
 } page;
 
-/* What a run is drawn with; a run alone has another colour for its evaluations. */
+/* The colour of a run. If there is only one, its evaluations have another colour. */
 static const char *ink(const page *g, size_t i, int evaluation) {
     return colour[(g->all->n == 1 && evaluation ? 1 : i) % COLOURS];
 }
@@ -737,16 +731,16 @@ static void by_step(const page *g, panel *p) {
     p->below = "steps";
 }
 
-/* The steps of one run */
+/* Sets an axis to the steps of one run. */
 static void own_steps(const rows *t, svg_axis *x) {
-    x->hi = row_of(t, t->n - 1)[0] > 0 ? row_of(t, t->n - 1)[0] : 1;
-    x->lo = opt.log_x
-                ? row_of(t, 0)[0] > 0 && row_of(t, 0)[0] < x->hi ? row_of(t, 0)[0] : x->hi / 10
-                : 0;
+    const double first = row_of(t, 0)[0], last = row_of(t, t->n - 1)[0];
+    x->hi = last > 0 ? last : 1;
+    x->lo = 0;
+    if (opt.log_x) x->lo = first > 0 && first < x->hi ? first : x->hi / 10;
     x->log = opt.log_x;
 }
 
-/* When a step was done, between two records in proportion */
+/* The time of a step, interpolated between two records */
 static double when(const run *r, double step) {
     size_t lo = 0, hi = r->train.n;
     const double *a, *b;
@@ -765,8 +759,8 @@ static double when(const run *r, double step) {
     return a[SECONDS] + (b[SECONDS] - a[SECONDS]) * (step - a[STEP]) / (b[STEP] - a[STEP]);
 }
 
-/* Loss of the runs that report it in this unit; time: the seconds of a unit of time,
-   0: by steps */
+/* Adds the losses of the runs that report them in this unit. time is the length of a
+   unit of time in seconds, or 0 to draw by steps. Returns 0 if there are none. */
 static int loss_panel(page *g, panel *p, int of, double time) {
     size_t i, k;
     int split, some = 0;
@@ -785,9 +779,8 @@ static int loss_panel(page *g, panel *p, int of, double time) {
         for (split = 0; split < SPLITS; split++) {
             const run *r = &g->all->v[i];
             const rows *t = &r->eval[split];
-            series *s = r->unit == of ? add_series(p, t->n, split == VALID ? DOTS : DIAMONDS,
-                                                   ink(g, i, 1), strokes(i))
-                                      : NULL;
+            const int style = split == VALID ? DOTS : DIAMONDS;
+            series *s = r->unit == of ? add_series(p, t->n, style, ink(g, i, 1), strokes(i)) : NULL;
             for (k = 0; s && k < t->n; k++)
                 add_point(s, time > 0 ? when(r, row_of(t, k)[0]) / time : row_of(t, k)[0],
                           row_of(t, k)[1]);
@@ -822,7 +815,8 @@ static void draw_losses(page *g) {
             p.w = timed ? WIDTH / 2 - 4 - EDGE / 2 : WIDTH - EDGE;
             q.w = WIDTH / 2 - 4 - EDGE / 2;
             p.h = q.h = 270;
-            /* logarithmic steps show first values that time must not have room for */
+            /* with logarithmic steps the first values are visible; the panel by time has
+               a separate range */
             p.as = q.as = opt.log_x ? NULL : &y;
             p.title = unit[of].title;
             q.hi = g->last_second / units[k].seconds;
@@ -837,8 +831,8 @@ static void draw_losses(page *g) {
     }
 }
 
-/* The numbers of each record, three panels in a row, or four */
-static void draw_numbers(page *g) {
+/* Draws the other columns of the records, three panels per row, or four. */
+static void draw_columns(page *g) {
     static const struct {
         const char *title;
         int style;
@@ -883,7 +877,7 @@ static void draw_numbers(page *g) {
     g->y += 150.0 * ((n + across - 1) / across);
 }
 
-/* "title - name of the run", without the name if there is one only */
+/* Writes a title, with the name of the run if there are several. */
 static void heading(page *g, const char *title, const run *r) {
     svg_add(&g->out,
             "<text x=\"%n\" y=\"%n\" font-size=\"12\"><tspan font-weight=\"bold\">%t</tspan>",
@@ -892,22 +886,34 @@ static void heading(page *g, const char *title, const run *r) {
     svg_add(&g->out, "</text>\n");
 }
 
-/* Viridis, from low to high, in steps of a ninth; t from 0 to 1 */
+/* The colour of t, 0 to 1, in the colour map viridis */
 static const char *shade(char out[8], double t) {
     static const unsigned char at[10][3] = {{68, 1, 84},    {72, 40, 120},  {62, 73, 137},
                                             {49, 104, 142}, {38, 130, 142}, {31, 158, 137},
                                             {53, 183, 121}, {109, 205, 89}, {180, 222, 44},
                                             {253, 231, 37}};
-    int k = t >= 1 ? 8 : t > 0 ? (int)(9 * t) : 0, c, v[3];
-    double part = 9 * (t < 0 ? 0 : t > 1 ? 1 : t) - k;
+    int k, c, v[3];
+    double part;
+    if (!(t > 0)) t = 0;
+    if (t > 1) t = 1;
+    k = t < 1 ? (int)(9 * t) : 8;
+    part = 9 * t - k;
     for (c = 0; c < 3; c++) v[c] = (int)(at[k][c] + part * (at[k + 1][c] - at[k][c]) + 0.5);
     snprintf(out, 8, "#%02x%02x%02x", (unsigned)v[0] & 255, (unsigned)v[1] & 255,
              (unsigned)v[2] & 255);
     return out;
 }
 
-/* Spans of the heads of a run by step. Equal colours side by side are one stroke, so
-   that many heads make no large file. */
+/* The height of a row of the map of spans, for R rows */
+static double row_height(size_t R) {
+    if (R <= 16) return 14;
+    if (R <= 40) return 9;
+    if (R <= 100) return 5;
+    return R <= 200 ? 3 : 2;
+}
+
+/* Draws a map of the spans of all heads by step. Adjacent cells of equal colour are one
+   stroke, so that the file is small. */
 static void draw_spans(page *g, const run *r) {
     enum { CELL = 4, SHADES = 32 };
 
@@ -915,12 +921,7 @@ static void draw_spans(page *g, const run *r) {
     size_t R = t->width - 1, layers = r->layers && R % r->layers == 0 ? r->layers : 1,
            heads = R / layers, columns, i, c, k;
     svg_axis x = {0, 0, EDGE + 46, WIDTH - 100, 0}, bar = {0, 0, 0, 0, 0};
-    double h = R <= 16    ? 14
-               : R <= 40  ? 9
-               : R <= 100 ? 5
-               : R <= 200 ? 3
-                          : 2,
-           y0 = g->y + 44, tick[SVG_TICKS], step, most = 0;
+    double h = row_height(R), y0 = g->y + 44, tick[SVG_TICKS], step, most = 0;
     unsigned char *cell;
     size_t *count;
     double *sum;
@@ -934,8 +935,9 @@ static void draw_spans(page *g, const run *r) {
     for (i = 0; cell && sum && count && i < t->n; i++) {
         const double *row = row_of(t, i);
         double at = (svg_at(&x, row[0]) - x.from) / CELL;
-        /* a record is of the steps before it */
-        c = at < 1 ? 0 : at < (double)columns ? (size_t)ceil(at) - 1 : columns - 1;
+        /* a record describes the steps before it */
+        if (at < 1) at = 1;
+        c = at < (double)columns ? (size_t)ceil(at) - 1 : columns - 1;
         for (k = 0; k < R; k++) {
             sum[c * R + k] += row[1 + k];
             if (row[1 + k] > most) most = row[1 + k];
@@ -946,9 +948,9 @@ static void draw_spans(page *g, const run *r) {
     if (!cell || !sum || !count) goto done;
     if (!(most > 0)) most = 1;
     for (c = 0; c < columns; c++)
-        for (
-            k = 0; k < R;
-            k++) { /* a column between two records has the colours of the later one; behind the last one: none */
+        for (k = 0; k < R; k++) {
+            /* a column between two records has the colours of the later one; after the
+               last one it is empty */
             size_t from = c;
             while (from < columns && !count[from]) from++;
             cell[c * R + k] = from == columns
@@ -961,10 +963,10 @@ static void draw_spans(page *g, const run *r) {
         snprintf(text, sizeof text, "layers from above, %u heads in each", (unsigned)heads);
     svg_text(&g->out, EDGE, g->y + 30, " fill=\"#555\"",
              heads > 1 ? text : "layers from above, one span in each");
-    svg_add(
-        &g->out,
-        "<g transform=\"translate(%n %n) scale(%n %n)\" shape-rendering=\"crispEdges\" stroke-width=\"1\" fill=\"none\">\n",
-        x.from, y0, (double)CELL, h);
+    svg_add(&g->out,
+            "<g transform=\"translate(%n %n) scale(%n %n)\" shape-rendering=\"crispEdges\" "
+            "stroke-width=\"1\" fill=\"none\">\n",
+            x.from, y0, (double)CELL, h);
     for (level = 0; level < SHADES; level++) {
         for (any = 0, k = 0; k < R; k++) {
             size_t layer = k / heads, from = 0, to, at = 0;
@@ -1018,7 +1020,7 @@ done:
     free(count);
 }
 
-/* What compression loses, a line for each layer that has a compressed memory */
+/* Draws the loss of compression, one line per layer with a compressed memory. */
 static void draw_compression(page *g, const run *r) {
     static const char *const title[2] = {"compression loss",
                                          "share of the squares that compression loses"};
@@ -1063,21 +1065,21 @@ static void draw_compression(page *g, const run *r) {
         snprintf(name, sizeof name, "%s %.10s", *word || n == r->layers ? "layer" : "memory",
                  *word ? word : number);
         if (*word && len < 10) name[6 + len] = 0;
-        svg_add(
-            &g->out,
-            "<path d=\"M%n %nh14\" stroke=\"%s\" stroke-width=\"2\"/><text x=\"%n\" y=\"%n\">%s</text>\n",
-            at, g->y + 26, n <= COLOURS ? colour[k % COLOURS] : hex[shown], at + 18, g->y + 30,
-            name);
+        svg_add(&g->out,
+                "<path d=\"M%n %nh14\" stroke=\"%s\" stroke-width=\"2\"/>"
+                "<text x=\"%n\" y=\"%n\">%s</text>\n",
+                at, g->y + 26, n <= COLOURS ? colour[k % COLOURS] : hex[shown], at + 18, g->y + 30,
+                name);
         at += 92;
         word += len + (word[len] == ',');
     }
     g->y += 36 + 180;
 }
 
-/* The title, and a line for each run: what it is, how far it came */
+/* Writes the title, and one line per run: model, size, last step and results. */
 static void draw_head(page *g, const char **title) {
     size_t i;
-    int same = 1, split, tests = 0, evals = 0;
+    int same = 1, split, tests = 0, evals = 0, k;
     for (i = 1; i < g->all->n; i++) same &= strcmp(g->all->v[i].family, g->all->v[0].family) == 0;
     if (opt.title)
         *title = opt.title;
@@ -1111,15 +1113,16 @@ static void draw_head(page *g, const char **title) {
                 tests = 1;
             else
                 evals = 1;
-            svg_number(text, v, v < 10 ? 3 : v < 1000 ? 2 : 0);
+            k = v < 1000 ? 2 : 0;
+            svg_number(text, v, v < 10 ? 3 : k);
             svg_add(&g->out, ", %s %s %s", split_name[split], unit[r->unit].title, text);
         }
         svg_add(&g->out, "</text>\n");
     }
-    svg_add(
-        &g->out,
-        "<text x=\"%n\" y=\"%n\" fill=\"#555\">Lines: training, means of records (faint: the records)",
-        EDGE + 29.0, g->y);
+    svg_add(&g->out,
+            "<text x=\"%n\" y=\"%n\" fill=\"#555\">"
+            "Lines: training, means of records (faint: the records)",
+            EDGE + 29.0, g->y);
     if (evals)
         svg_add(&g->out, "<tspan%s>; dots: validation</tspan>",
                 g->all->n > 1 ? "" : " fill=\"#D55E00\"");
@@ -1158,7 +1161,7 @@ static int draw(const runs *all, char err[TR_ERR]) {
     draw_head(&g, &title);
     head = g.y;
     draw_losses(&g);
-    draw_numbers(&g);
+    draw_columns(&g);
     for (i = 0; i < all->n; i++)
         if (all->v[i].list[SPANS].n) draw_spans(&g, &all->v[i]);
     for (i = 0; i < all->n; i++) {
@@ -1176,18 +1179,20 @@ static int draw(const runs *all, char err[TR_ERR]) {
     }
     for (i = 0; i < all->n; i++)
         if (all->v[i].list[AUX].n || all->v[i].list[RATIO].n) draw_compression(&g, &all->v[i]);
-    ok = no_memory ? tr_fail(err, TR_ERR, "out of memory")
-         : !(g.y > head)
-             ? tr_fail(err, TR_ERR, "no number of the log%s can be drawn", all->n > 1 ? "s" : "")
-             : svg_save(opt.out, title, WIDTH, floor(g.y + 8), &g.out, err, TR_ERR);
+    if (no_memory)
+        ok = tr_fail(err, TR_ERR, "out of memory");
+    else if (!(g.y > head))
+        ok = tr_fail(err, TR_ERR, "no value of the log%s can be drawn", all->n > 1 ? "s" : "");
+    else
+        ok = svg_save(opt.out, title, WIDTH, floor(g.y + 8), &g.out, err, TR_ERR);
     tr_buf_free(&g.out);
     return ok;
 }
 
 
-// >>main --------------------------------------------------------------------------------------------------------------
+// >>main
 
-/* A mistyped command line must not cost a log, or another file. */
+/* Refuses to overwrite a log, or a file that is not an SVG. */
 static int may_write(const char *path, char **in, size_t n, char err[TR_ERR]) {
     struct stat a, b;
     char first[6] = "";
@@ -1197,15 +1202,16 @@ static int may_write(const char *path, char **in, size_t n, char err[TR_ERR]) {
     for (i = 0; i < n; i++)
         if (strcmp(in[i], "-") && stat(in[i], &b) == 0 && a.st_dev == b.st_dev
             && a.st_ino == b.st_ino)
-            return tr_fail(err, TR_ERR, "--out %.300s: that is the log itself", path);
+            return tr_fail(err, TR_ERR, "--out: expected another file than the log, got %.300s",
+                           path);
     f = a.st_size ? fopen(path, "rb") : NULL;
     if (f) {
         i = fread(first, 1, 5, f);
         fclose(f);
         if (memcmp(first, "<svg", 4) && memcmp(first, "<?xml", 5))
-            return tr_fail(
-                err, TR_ERR,
-                "--out %.300s: there is such a file, and it is no SVG: give another name", path);
+            return tr_fail(err, TR_ERR,
+                           "--out: expected a new file or an SVG, got %.300s: give another name",
+                           path);
     }
     return 1;
 }
@@ -1216,15 +1222,15 @@ static int work(char **in, size_t n, char err[TR_ERR]) {
     int ok = 1;
     if (!n)
         return tr_fail(err, TR_ERR,
-                       "give the log of a run: plot run.jsonl -o run.svg; --help says more");
-    if (!opt.out) return tr_fail(err, TR_ERR, "give the picture's name: -o run.svg");
+                       "expected the log of a run: plot run.jsonl -o run.svg; see --help");
+    if (!opt.out) return tr_fail(err, TR_ERR, "expected a name for the picture: -o run.svg");
     for (i = 0, k = 0; i < n; i++) k += strcmp(in[i], "-") == 0;
     if (k > 1) return tr_fail(err, TR_ERR, "standard input (-) is given twice");
     ok = may_write(opt.out, in, n, err);
     for (i = 0; ok && i < n; i++) {
         const char *name = strrchr(in[i], '/');
         name = name && name[1] ? name + 1 : in[i];
-        for (k = 0; k < n; k++) { /* two of one name: with their folders */
+        for (k = 0; k < n; k++) { /* two files of one name are shown with directories */
             const char *other = strrchr(in[k], '/');
             if (k != i && strcmp(other && other[1] ? other + 1 : in[k], name) == 0) {
                 name = in[i];
@@ -1251,7 +1257,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     word[words++] = argc ? argv[0] : out;
-    for (i = 1; i < argc; i++) { /* logs stand between the options */
+    for (i = 1; i < argc; i++) { /* separates the logs from the options */
         const tr_opt *p;
         if (strcmp(argv[i], "--") == 0) {
             while (++i < argc) in[n++] = argv[i];

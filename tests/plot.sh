@@ -193,7 +193,7 @@ check "to a pipe" cmp stdout.svg four.svg
 "$plot" damaged.jsonl -o damaged.svg >out 2>err; rc=$?
 check "damaged lines are left out" [ $rc -eq 0 -a "$(wc -l < err)" -eq 1 ]
 check "how many, and where: $(cat err)" \
-    has err '^plot: damaged.jsonl: 4 damaged lines left out, the first is line 3$'
+    has err '^plot: damaged.jsonl: 4 damaged lines skipped, the first is line 3$'
 sed '/"step":400/d' damaged.jsonl > less.jsonl; "$plot" less.jsonl -o less.svg 2>/dev/null
 check "null, nan and 1e999 are no points" [ "$(line less.svg 1 | wc -w)" -eq 3 ]
 check "well-formed" xml damaged.svg
