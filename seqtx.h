@@ -10015,29 +10015,6 @@ static int stx__has_amx(void) {
   #endif
   #ifdef STX__AMX
 
-/* stx__micro.pack_at for AMX (stx__pack_at_tiles): transposes 16 rows of 16 units at a
-   time. */
-STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda, size_t m,
-                                          size_t k) {
-    const size_t steps = (k + 31) / 32;
-    size_t p, i, q;
-    for (p = 0; p < steps; p++)
-        for (i = 0; i < m; i += 16) {
-            const __mmask16 mask = stx__first16(m - i);
-            float *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
-            __m512i z[16];
-            for (q = 0; q < 16; q++) {
-                const size_t row = 32 * p + 2 * q; /* rows after the last one are zeros */
-                const float *r0 = A + STX_MIN(row, k - 1) * lda + i;
-                const float *r1 = A + STX_MIN(row + 1, k - 1) * lda + i;
-                z[q] = stx__zip_bf16(_mm512_maskz_loadu_ps(row < k ? mask : 0, r0),
-                                     _mm512_maskz_loadu_ps(row + 1 < k ? mask : 0, r1));
-            }
-            stx__transpose16(z);
-            for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
-        }
-}
-
 /* stx__micro.enter and .leave */
 STX__AMX static void stx__amx_enter(void) {
     uint8_t config[64] = {1}; /* palette 1 */
@@ -10109,6 +10086,29 @@ static const stx__micro stx__micro_amx = {
     NULL, NULL, NULL, NULL                                /* portable packing */
 };
     #else
+/* stx__micro.pack_at for AMX (stx__pack_at_tiles): transposes 16 rows of 16 units at a
+   time. */
+STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda, size_t m,
+                                          size_t k) {
+    const size_t steps = (k + 31) / 32;
+    size_t p, i, q;
+    for (p = 0; p < steps; p++)
+        for (i = 0; i < m; i += 16) {
+            const __mmask16 mask = stx__first16(m - i);
+            float *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
+            __m512i z[16];
+            for (q = 0; q < 16; q++) {
+                const size_t row = 32 * p + 2 * q; /* rows after the last one are zeros */
+                const float *r0 = A + STX_MIN(row, k - 1) * lda + i;
+                const float *r1 = A + STX_MIN(row + 1, k - 1) * lda + i;
+                z[q] = stx__zip_bf16(_mm512_maskz_loadu_ps(row < k ? mask : 0, r0),
+                                     _mm512_maskz_loadu_ps(row + 1 < k ? mask : 0, r1));
+            }
+            stx__transpose16(z);
+            for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
+        }
+}
+
 static const stx__micro stx__micro_amx = {
     "amx bf16", 32, 32, 32, stx__micro_amx_run, /* name, MR, NR, KR, run */
     stx__round_row_bf16, stx__pair_rows_bf16,   /* to_bf16, pair */
