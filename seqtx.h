@@ -3428,15 +3428,15 @@ typedef struct stx__group_ops {
     int (*broadcast)(stx_ctx *x, void *bytes, size_t n, int from);
     int (*send)(stx_ctx *x, void *bytes, size_t n, int from, int to);
 
-    /* Device memory. mean and spread only start, and are performed in the order of the
-       calls; wait ends all of them. mean: p becomes the mean over the ranks, at all of
-       them, or only at rank `owner` if owner >= 0; then p is undefined at the others.
-       spread: all ranks get the owner's values. */
-    void (*mean)(stx_ctx *x, stx_real *p, size_t n, int owner);
+    /* Device memory. start_mean and spread only start, and are performed in the order of
+       the calls; wait ends all of them. start_mean: p becomes the mean over the ranks, at
+       all of them, or only at rank `owner` if owner >= 0; then p is undefined at the
+       others. spread: all ranks get the owner's values. */
+    void (*start_mean)(stx_ctx *x, stx_real *p, size_t n, int owner);
     void (*spread)(stx_ctx *x, stx_real *p, size_t n, int owner);
     void (*wait)(stx_ctx *x, stx_real *means, size_t n);  /* (n): all means since the last wait;
                                                              n is 0 if there are none */
-    void (*sum)(stx_ctx *x, double *v, size_t n);
+    void (*sum_ranks)(stx_ctx *x, double *v, size_t n);
     void (*poll)(stx_ctx *x);   /* advances what was started; NULL if that is not needed */
 
     /* sending gradients during stx_backward: before the first node, returns the number of
@@ -3656,7 +3656,7 @@ static void stx__param_written(stx_ctx *x, const stx_real *p) {
 
 /* In a group: p (n) in device memory becomes its mean over the ranks. */
 static void stx__group_mean(stx_ctx *x, stx_real *p, size_t n) {
-    x->group.ops->mean(x, p, n, -1);
+    x->group.ops->start_mean(x, p, n, -1);
     x->group.ops->wait(x, p, n);
 }
 
@@ -8272,7 +8272,7 @@ enum { STX__TRANSPOSE_PIECE = 128 };    /* columns of B per pass */
 
 static void stx__pack_bt_bf16(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb,
                               size_t k, size_t n) {
-    uint32_t units[STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
+    uint32_t units[(size_t)STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
     uint16_t *rows = (uint16_t *)(void *)units;
     size_t p, r;
     for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {
@@ -13302,8 +13302,8 @@ static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t 
     const stx__micro *mk = A->mk;
     const size_t u = A->per_word, nr = mk->nr, element = u == 2 ? 2 : sizeof(stx_real);
     const size_t end = stx__round_up(n, 32);
-    stx_real pairs[STX__NR_MAX * STX__TRANSPOSE_PIECE];
-    stx_real columns[STX__NR_MAX * STX__TRANSPOSE_PIECE];
+    stx_real pairs[(size_t)STX__NR_MAX * STX__TRANSPOSE_PIECE];
+    stx_real columns[(size_t)STX__NR_MAX * STX__TRANSPOSE_PIECE];
     size_t c, r, d, i;
     for (c = 0; c < cols; c += STX__TRANSPOSE_PIECE)
         for (r = 0; r < end; r += u * nr) {
@@ -15844,7 +15844,7 @@ static void stx__send_bucket(stx_params *p) {
     const size_t k = --p->buckets->sent;
     x->group.in_flight++;
     stx__defer_sums(x, 0);
-    x->group.ops->mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k],
+    x->group.ops->start_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k],
                        x->group.shard ? b->owner[k] : -1);
 }
 
@@ -15871,7 +15871,7 @@ static void stx__end_sending(stx_ctx *x) {
 /* With sharded state: (n) sums over the chunks of this rank become sums over all
    chunks. */
 static void stx__sum_over_shards(stx_ctx *x, double *sums, size_t n) {
-    if (x->group.shard && stx_ok(x)) x->group.ops->sum(x, sums, n);
+    if (x->group.shard && stx_ok(x)) x->group.ops->sum_ranks(x, sums, n);
 }
 
 /* With sharded state: broadcasts the parameters that each rank has updated. Clears the
