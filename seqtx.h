@@ -7563,9 +7563,8 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     STX__NEED(x, n && idx && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG,
               "stx_gather: expected the indices of at least one row, got %s",
               idx ? "none" : "NULL");
-    if (!stx__ids_fit(x, "stx_gather", idx, n, stx__rows(a))) return NULL;
     copy = (int32_t *)stx_step_alloc(x, n * sizeof *copy);
-    if (!copy) return NULL;
+    if (!copy || !stx__ids_fit(x, "stx_gather", idx, n, stx__rows(a))) return NULL;
     memcpy(copy, idx, n * sizeof *copy);
     device = stx__ids_device(x, copy, n);
     if (!device) return NULL;

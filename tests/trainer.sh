@@ -567,7 +567,7 @@ refused 'data' $tiny $new
 refused 'nowhere.txt.*no such file' --data nowhere.txt $tiny $new
 refused 'empty.txt' --data empty.txt $tiny $new
 refused 'short.txt: expected at least 64 bytes, got 12' --data short.txt $tiny $new
-refused 'empty.txt is empty; give a .vocab' --data t.txt $tiny $new --tokens ids --pieces empty.txt
+refused 'empty.txt is empty; expected a .vocab file' --data t.txt $tiny $new --tokens ids --pieces empty.txt
 refused 'short70.txt' --data short70.txt $tiny $new
 refused 't.txt\|--batch-sz' --data t.txt $tiny $new --batch-sz 4000
 refused 't.txt\|--block-sz' --data t.txt $tiny $new --block-sz 100000

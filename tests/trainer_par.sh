@@ -475,7 +475,7 @@ family_bad() {
     refused '--pieces' $t $tiny $new --tokens ids
     refused 't.txt has the same piece twice' $t $tiny $new --tokens ids --pieces t.txt
     printf 'a\nb\n' >list.vocab
-    refused 'no number of a piece' $t $tiny $new --tokens ids --pieces list.vocab
+    refused 'expected piece ids from 0 to' $t $tiny $new --tokens ids --pieces list.vocab
     refused 'SentencePiece' $t $tiny $new --tokens spm --pieces list.vocab
     refused 'max-memory' $t $tiny $new --hid-sz 268435456 --head-sz 8
 }
