@@ -7,7 +7,7 @@
    them; numbers are medians of rounds, with minimum and maximum beside them. Products
    are compared in this process (gemm_peers.h). Training contenders are processes of
    their own that answer a line on stdin with one round of steps (the protocol of
-   bench/peers): this program once more with --worker, and PyTorch. All read the same
+   bench/peers): this program again, with --worker, and PyTorch. All read the same
    data and start from the same parameter file, and a row whose losses are not the
    peer's is void. */
 #define _POSIX_C_SOURCE 200809L
@@ -404,10 +404,15 @@ static void bench_gemm(void) {
         }
         if (r >= 0) probe_now();
     }
-    say("## Matrix products, GFLOP/s\n\nMedian of %d rounds (least - most), contenders in turns in one process. op(A) op(B) as M x N x K.\n"
-        "Beside: %s.\nRatios of the medians: f32 to the fastest peer of the row, bf16 to oneDNN's bf16. Factors of bf16 are floats "
-        "that are rounded\nwithin the time, here as there: oneDNN gets two reorders before its product, to the caller's layout or to "
-        "its own, whichever made it\nfaster; the last column leaves them out. Its float product may choose so, too.%s\n\n",
+    say("## Matrix products, GFLOP/s\n\n"
+        "Median of %d rounds (least - most), contenders interleaved in one process. op(A) op(B) "
+        "as M x N x K.\n"
+        "Beside: %s.\nRatios of the medians: f32 to the fastest peer of the row, bf16 to oneDNN's "
+        "bf16. Factors of bf16 are floats "
+        "that are rounded\nwithin the time, here as there: oneDNN gets two reorders before its "
+        "product, to the caller's layout or to "
+        "its own, whichever made it\n"
+        "faster; the last column leaves them out. Its float product may choose so, too.%s\n\n",
         R, names, on[BY_BF16] ? "" : " bf16: not in this build of the library.");
     {
         char head[300] = "of|product|threads|f32|range";
@@ -603,9 +608,12 @@ static void bench_attention(void) {
             }
         if (r >= 0) probe_now();
     }
-    say("## Attention against span\n\nstx_attention with a relative table, block 256, head size 64, every key present, %d threads; batch "
+    say("## Attention against span\n\n"
+        "stx_attention with a relative table, block 256, head size 64, every key present, %d "
+        "threads; batch "
         "4 with 4 heads (spans set by the "
-        "window),\nbatch 1 with 8 heads (by the learned ramp of 32). Median of %d rounds (least - most). GFLOP/s count 6 D a key and "
+        "window),\nbatch 1 with 8 heads (by the learned ramp of 32). Median of %d rounds (least - "
+        "most). GFLOP/s count 6 D a key and "
         "query forward and\ntwice that "
         "backward, nothing for recomputation or for keys without weight.%s\n\n",
         opt.threads, R, x[BF16] ? "" : " bf16: not in this build of the library.");
@@ -629,7 +637,8 @@ static void bench_attention(void) {
             cell(8, "%.3f", ratio);
         }
     print_table();
-    say("Cost ratio (fwd+bwd, within a precision): to span 32 in the first part, to 8 heads of 8192 in the second.\n\n");
+    say("Cost ratio (fwd+bwd, within a precision): to span 32 in the first part, to 8 heads of "
+        "8192 in the second.\n\n");
     probe_say();
     for (p = 0; p < PRECISIONS; p++) stx_destroy(x[p]);
     stx_destroy(inputs);
@@ -780,7 +789,8 @@ static int worker(void) {
             continue;
         }
         printf(
-            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, "
+            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": "
+            "%.9g, \"steps_done\": %llu, "
             "\"seconds\": %.6g, \"peak_bytes\": %zu}\n",
             (double)(t.B * t.T * (size_t)n) / at, round_first, nll, first,
             (unsigned long long)t.done, at, stx_peak_bytes(x));
@@ -791,7 +801,8 @@ static int worker(void) {
 }
 
 
-// >>context: the step against the largest span that a model may learn, with spans that are learned the same
+// >>context: the step against the largest span that a model may learn, with spans that
+// are learned the same
 
 static void bench_context(void) {
     enum { N = 6 };
@@ -817,7 +828,7 @@ static void bench_context(void) {
         progress(what);
         for (p = 0; p <= bf16; p++)
             for (i = 0; i < n; i++) {
-                int at = (i + r + warm) % n; /* in turns, each time from another one on */
+                int at = (i + r + warm) % n; /* interleaved; each round starts with another one */
                 trainee *t = &model[at][p];
                 double from = seconds();
                 trainee_step(t);
@@ -829,9 +840,11 @@ static void bench_context(void) {
             }
         if (r >= 0) probe_now();
     }
-    say("## Training step against the largest span\n\nThe model of the training table with another largest span S, and spans of the same "
+    say("## Training step against the largest span\n\n"
+        "The model of the training table with another largest span S, and spans of the same "
         "number of tokens (the learned-like ones below, put "
-        "back\nafter every step), batch %zu, %d threads, default mode. Median of %d rounds (least - most), in turns.%s\n\n",
+        "back\nafter every step), batch %zu, %d threads, default mode. Median of %d rounds (least "
+        "- most), interleaved.%s\n\n",
         B, opt.threads, R, bf16 ? "" : " bf16: not in this build of the library.");
     header(bf16 ? "S|f32 ms|range|ratio|MB|bf16 ms|range|ratio|MB" : "S|f32 ms|range|ratio|MB");
     for (i = 0; i < n; i++) {
@@ -986,11 +999,15 @@ static void training_setting(int kind, int first) {
     /* a slow machine gets fewer rounds */
     r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 45, label);
     if (first) {
-        say("## Training, enwik8_small\n\n8 layers, width 256, inner 1024, 4 heads, span 1024, block 256, batch %d (the preset has 64; "
+        say("## Training, enwik8_small\n\n"
+            "8 layers, width 256, inner 1024, 4 heads, span 1024, block 256, batch %d (the preset "
+            "has 64; "
             "--batch 64), Adagrad, %d threads.\n"
-            "The same data, first parameters and steps for all. Rounds of %d step%s, in turns. \"seqtx\" has the peer's zero keys in an "
+            "The same data, first parameters and steps for all. Rounds of %d step%s, interleaved. "
+            "\"seqtx\" has the peer's zero keys in an "
             "empty memory;\n"
-            "it leaves out keys beyond a head's own span, whose share is below 1e-7 (\"literal eps\" computes it, as the peer does). "
+            "it leaves out keys beyond a head's own span, whose share is below 1e-7 (\"literal "
+            "eps\" computes it, as the peer does). "
             "Losses must agree "
             "with the first PyTorch\nrow to %g (f32) and %g (bf16), or the row is void.\n\n",
             opt.batch, opt.threads, opt.steps, opt.steps == 1 ? "" : "s", loss_tolerance[SAME],
@@ -1079,7 +1096,8 @@ static void bench_generation(void) {
         }
         if (r >= 0) probe_now();
     }
-    say("## Generation\n\nenwik8_small, one stream, cached keys and values, after a prompt of 1100 tokens (every window is full); median "
+    say("## Generation\n\nenwik8_small, one stream, cached keys and values, after a prompt of "
+        "1100 tokens (every window is full); median "
         "of %d rounds of %d tokens.%s\n\n",
         R, n, bf16 ? "" : "\nbf16: not in this build of the library.");
     header("spans|precision|threads|tokens/s|range|prompt tokens/s|memory MB");
@@ -1128,7 +1146,8 @@ static void bench_summary(void) {
     static const char *const of[SPANS_KINDS] = {"full", "learned-like", "short"};
     char what[CELL];
     int kind, p, any = 0;
-    say("## Summary\n\nRatios within this run, of medians. Training is the step of enwik8_small against PyTorch eager f32 of the same "
+    say("## Summary\n\nRatios within this run, of medians. Training is the step of enwik8_small "
+        "against PyTorch eager f32 of the same "
         "model.\n\n");
     header("measured|target|here|met");
     for (p = 0; p < PRECISIONS; p++)
@@ -1155,7 +1174,8 @@ static void bench_summary(void) {
     }
     if (table.rows > 1) print_table();
     header(
-        "also measured|seqtx f32|seqtx bf16|PyTorch eager f32|eager bf16|compiled f32|compiled bf16|eager f32 as installed");
+        "also measured|seqtx f32|seqtx bf16|PyTorch eager f32|eager bf16|compiled f32|compiled "
+        "bf16|eager f32 as installed");
     for (kind = 0; kind < SPANS_KINDS; kind++) {
         static const int order[7] = {OWN,           OWN_BF16,           PEER,      PEER_BF16,
                                      PEER_COMPILED, PEER_COMPILED_BF16, PEER_PLAIN};
@@ -1198,12 +1218,14 @@ static const char usage[] =
     "  --python CMD --peer FILE    PyTorch contender\n"
     "  --python-plain CMD the same python without help from its surroundings\n"
     "  --cblas FILE       this program built with SEQTX_CBLAS\n"
-    "  --mkl FILE         a shared library with MKL in it: PyTorch's libtorch_cpu.so, or libmkl_rt\n"
+    "  --mkl FILE         a shared library with MKL in it: PyTorch's libtorch_cpu.so, or "
+    "libmkl_rt\n"
     "  --mkl-amd FILE     one with mkl_serv_intel_cpu_true, loaded before\n"
     "  --work DIR         for temporary files\n"
     "  --append FILE      write the tables there too\n"
     "  --cblas-check      name the linked CBLAS; exit code 0 if it is worth a comparison\n"
-    "  --mkl-check        the speed and the name of --mkl's, given before; exit code 0 if it is there\n"
+    "  --mkl-check        the speed and the name of --mkl's, given before; exit code 0 if it is "
+    "there\n"
     "  --onednn-check     name the linked oneDNN; exit code 0 if it works\n";
 
 int main(int argc, char **argv) {

@@ -5,7 +5,7 @@
 
    Contenders take turns within one run, so that a busy machine is busy for all of
    them; numbers are medians of rounds, with minimum and maximum beside them. All are
-   processes of their own that answer a line on stdin with one round: this program once
+   processes of their own that answer a line on stdin with one round: this program again
    more with --worker, and PyTorch. Both take the options of
    bench/peers/compressive_torch.py, read the same data and start from the same
    parameter file, and a row whose losses are not the peer's is void. */
@@ -156,7 +156,8 @@ static int generate_worker(void) {
         at = seconds() - at;
         done += model.recompute ? N : S;
         printf(
-            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, "
+            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": "
+            "%.9g, \"steps_done\": %llu, "
             "\"seconds\": %.6g, \"peak_bytes\": %zu}\n",
             (double)(model.recompute ? N : S) / at, first, sum / (double)N, first, done, at,
             stx_peak_bytes(x));
@@ -249,7 +250,8 @@ static double configure(const config *g, const char *path) {
 }
 
 static void say_shape(const config *g, int B, double params) {
-    say("%s: V 256, D %d, L %d, H %d, S %d, M %d, C %d, r %d, memory in layers %s, gate %s, learned positions, conv and attention loss, "
+    say("%s: V 256, D %d, L %d, H %d, S %d, M %d, C %d, r %d, memory in layers %s, gate %s, "
+        "learned positions, conv and attention loss, "
         "B %d; %.1f million parameters;",
         g->name, g->D, g->L, g->H, g->S, g->M, g->C, g->r, g->layers, g->gate, B, params);
 }
@@ -302,9 +304,12 @@ static void training_config(int at) {
 
 static void bench_training(void) {
     int i;
-    say("## Training\n\nLanguage models over bytes; a step is one segment of every stream: forward, backward, the compression's loss, clip "
-        "of the gradient's norm and Adam; %d threads.\nThe same data, first parameters and steps for all; memories are full when time is "
-        "taken. The mean nll must agree with the first PyTorch row to %g (f32)\nand %g (bf16), or the row is void.\n\n",
+    say("## Training\n\nLanguage models over bytes; a step is one segment of every stream: "
+        "forward, backward, the compression's loss, clip "
+        "of the gradient's norm and Adam; %d threads.\n"
+        "The same data, first parameters and steps for all; memories are full when time is "
+        "taken. The mean nll must agree with the first PyTorch row to %g (f32)\n"
+        "and %g (bf16), or the row is void.\n\n",
         opt.threads, kinds[OWN].tolerance, kinds[OWN_BF16].tolerance);
     for (i = 0; i < CONFIGS; i++)
         if (wanted(&configs[i])) training_config(i);
@@ -337,10 +342,14 @@ static void generation_config(int at) {
 
 static void bench_generation(void) {
     int i;
-    say("## Generation\n\nOne stream after three segments of text, %d threads. Cached: stx_comp_gen_feed, token by token through one "
-        "segment, with the keys and values of its memories made at its start.\nSegment again: the reference's way, a forward pass of the "
-        "segment so far for each token, by stx_comp_forward and by PyTorch; timed at places evenly spread over the segment, whose\n"
-        "mean is the segment's. The text is given, so that losses can be compared: \"step 1\" is the nll at the first of these places, "
+    say("## Generation\n\nOne stream after three segments of text, %d threads. Cached: "
+        "stx_comp_gen_feed, token by token through one "
+        "segment, with the keys and values of its memories made at its start.\n"
+        "Segment again: the reference's way, a forward pass of the "
+        "segment so far for each token, by stx_comp_forward and by PyTorch; timed at places "
+        "evenly spread over the segment, whose\n"
+        "mean is the segment's. The text is given, so that losses can be compared: \"step 1\" is "
+        "the nll at the first of these places, "
         "\"last step\" the mean over them.\n\n",
         opt.threads);
     for (i = 0; i < CONFIGS; i++)
@@ -352,11 +361,15 @@ static void bench_generation(void) {
 
 static void bench_summary(void) {
     int i, k;
-    say("## Summary\n\nRatios within this run, to PyTorch of the same model; \"-\" is not measured, or void. Wanted: training in f32 2 "
-        "times eager at the small shape and 1.4 times at the example's, generation 20 times the reference's way.\n\n");
+    say("## Summary\n\nRatios within this run, to PyTorch of the same model; \"-\" is not "
+        "measured, or void. Wanted: training in f32 2 "
+        "times eager at the small shape and 1.4 times at the example's, generation 20 times the "
+        "reference's way.\n\n");
     header(
-        "model|training tokens/s f32|to eager f32|to compiled f32|to eager as installed|bf16|to eager bf16|to compiled bf16|"
-        "memory MB f32|of eager|cached tokens/s f32|to segment again|to PyTorch's|bf16|to PyTorch's bf16");
+        "model|training tokens/s f32|to eager f32|to compiled f32|to eager as installed|bf16|to "
+        "eager bf16|to compiled bf16|"
+        "memory MB f32|of eager|cached tokens/s f32|to segment again|to PyTorch's|bf16|to "
+        "PyTorch's bf16");
     for (i = 0; i < CONFIGS; i++) {
         const double *v = found.rate[i], *m = found.memory[i], *w = found.way[i];
         const double told[14] = {v[OWN],
@@ -391,20 +404,25 @@ static void bench_summary(void) {
 // >>main
 
 static const char usage[] =
-    "bench_comp [options]: times the Compressive Transformer (sh bench/run.sh --only comp builds and runs it)\n"
+    "bench_comp [options]: times the Compressive Transformer (sh bench/run.sh --only comp builds "
+    "and runs it)\n"
     "  --only LIST        comp, or of comp-training,comp-generation\n"
     "  --config LIST      of small,example (default: all; with --quick small)\n"
     "  --without LIST     contenders to leave out: of compiled,installed,bf16,peer\n"
     "  --quick            fewer rounds, places and models, about 2 minutes\n"
     "  --threads N        default: all\n"
     "  --rounds N         samples of each number (default 7 of training, 5 of generation)\n"
-    "  --batch N, --steps N    streams, and steps in a round, of all models (default: each has its own)\n"
-    "  --warmup N         training: steps before the first round, at least 4 for a compiled contender (default 4)\n"
+    "  --batch N, --steps N    streams, and steps in a round, of all models (default: each has "
+    "its own)\n"
+    "  --warmup N         training: steps before the first round, at least 4 for a compiled "
+    "contender (default 4)\n"
     "  --data FILE        text\n"
-    "  --python CMD --python-plain CMD --peer FILE    PyTorch contenders, with and without what its tuning guide asks for\n"
+    "  --python CMD --python-plain CMD --peer FILE    PyTorch contenders, with and without what "
+    "its tuning guide asks for\n"
     "  --work DIR         for temporary files\n"
     "  --append FILE      write the tables there too\n"
-    "  --worker OPTIONS   one contender: options of bench/peers/compressive_torch.py; --save FILE; with --generate N --recompute\n";
+    "  --worker OPTIONS   one contender: options of bench/peers/compressive_torch.py; --save "
+    "FILE; with --generate N --recompute\n";
 
 int main(int argc, char **argv) {
     int i;

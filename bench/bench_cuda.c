@@ -5,7 +5,7 @@
 
    Times are of CUDA events on the context's stream, rates of whole rounds by the
    host's clock. Training contenders are processes of their own, which answer lines on
-   stdin in turns (the protocol of peers/attn_span_torch_cuda.py): this program once
+   stdin, alternating (the protocol of peers/attn_span_torch_cuda.py): this program again
    more with --worker, and PyTorch. All start from the same parameter file, read the
    same random tokens, and a row whose losses are not the peer's is void. */
 #define _DEFAULT_SOURCE
@@ -332,7 +332,7 @@ static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     return m;
 }
 
-/* Random bytes, the same on every machine; as many as steps need, so that nobody
+/* Random bytes, the same on every machine; as many as steps need, so that no one
    starts again at the beginning */
 static void write_data(const char *path, const config *c, size_t steps) {
     FILE *f = fopen(path, "wb");
@@ -464,7 +464,8 @@ static int trainee_warm(trainee *t, double limit) {
 static void answer_line(const trainee *t, double took, int n, const samples *ms, double used) {
     int k;
     printf(
-        "{\"tokens_per_s\": %.6g, \"loss_step1\": %.9g, \"loss_check\": %.9g, \"steps_done\": %llu, \"peak_bytes\": %zu, "
+        "{\"tokens_per_s\": %.6g, \"loss_step1\": %.9g, \"loss_check\": %.9g, \"steps_done\": "
+        "%llu, \"peak_bytes\": %zu, "
         "\"reserved_bytes\": %zu, \"driver_bytes\": %.0f, \"compiled\": 0, \"ms\": [",
         n ? (double)(t->c.batch * t->c.block) * n / took : 0.0, t->first,
         isfinite(t->at_check) ? t->at_check : -1, (unsigned long long)t->done, stx_peak_bytes(t->x),
@@ -508,8 +509,7 @@ static int worker(void) {
     return 0;
 }
 
-
-// >>training: contenders in turns
+// >>training: contenders interleaved
 
 enum {
     OWN_F32,
@@ -728,7 +728,7 @@ static void training_config(const config *g, double until, double gemm) {
         }
     for (i = 0; i < CONTENDERS; i++)
         if (c[i].on) stop(&c[i].p);
-    for (i = 0; i < CONTENDERS; i++) { /* once more with the device to itself */
+    for (i = 0; i < CONTENDERS; i++) { /* again, with the device to itself */
         if (!c[i].again || seconds() > until - 0.2 * reserve) continue;
         c[i].rate.n = c[i].ms.n = 0;
         contender_start(&c[i], i, g, params, data, until);
@@ -802,15 +802,20 @@ static void bench_training(void) {
     int i, left = 0;
     for (i = 0; i < CONFIGS; i++) left += listed(opt.config, configs[i].name);
     gemm = product_rate();
-    say("## Training\n\nOne step with Adagrad on random bytes; contenders in turns, %d rounds after %d warm-up steps or more (a round: "
+    say("## Training\n\nOne step with Adagrad on random bytes; contenders interleaved, %d rounds "
+        "after %d warm-up steps or more (a round: "
         "the configuration's steps, after one without a time).\n"
-        "tokens/s: host's clock over a round, median (least - most). step ms: between events at the steps' ends, all rounds. peak: in "
+        "tokens/s: host's clock over a round, median (least - most). step ms: between events at "
+        "the steps' ends, all rounds. peak: in "
         "use at most by the contender's own\n"
-        "count (seqtx: stx_peak_bytes, PyTorch: max_memory_allocated); driver: what the device holds for it. MFU counts attention 3 "
+        "count (seqtx: stx_peak_bytes, PyTorch: max_memory_allocated); driver: what the device "
+        "holds for it. MFU counts attention 3 "
         "products forward and 6 backward, nothing\n"
-        "twice (cuda_model.h), against 989 TFLOP/s and against a bf16 product of 8192 measured now: %.0f TFLOP/s. First step: from the "
+        "twice (cuda_model.h), against 989 TFLOP/s and against a bf16 product of 8192 measured "
+        "now: %.0f TFLOP/s. First step: from the "
         "process's start to its first loss, with\n"
-        "imports, CUDA's start and compilation. Losses are of steps 1 and %d; a row that differs from the reference by more than 1e-3 "
+        "imports, CUDA's start and compilation. Losses are of steps 1 and %d; a row that differs "
+        "from the reference by more than 1e-3 "
         "(f32), 5e-3 (tf32) or 2e-2 (bf16) is void.\n"
         "alone: it did not fit beside the others, and ran after them.\n\n",
         opt.rounds, opt.warmup, gemm * 1e-12, opt.check);
@@ -819,14 +824,16 @@ static void bench_training(void) {
         work w;
         if (!listed(opt.config, c.name)) continue;
         work_count(&w, &c);
-        say("- %s: %s; %zu streams of %zu tokens, %.1f M parameters, mean keys of a head %.0f, mean memory %.0f rows, rounds of %d "
+        say("- %s: %s; %zu streams of %zu tokens, %.1f M parameters, mean keys of a head %.0f, "
+            "mean memory %.0f rows, rounds of %d "
             "steps, %.2f TFLOP a step\n",
             c.name, c.what, c.batch, c.block, parameters(&c) * 1e-6, mean_keys(&c), mean_window(&c),
             c.steps, w.model_flop * 1e-12);
     }
     say("\n");
     header(
-        "configuration|contender|tokens/s|range|step ms p50|p95|to eager bf16|peak GB|driver GB|MFU|of product|first step s|loss "
+        "configuration|contender|tokens/s|range|step ms p50|p95|to eager bf16|peak GB|driver "
+        "GB|MFU|of product|first step s|loss "
         "1|loss N|");
     for (i = 0; i < CONFIGS; i++) {
         config c = configured(configs[i]);
@@ -969,9 +976,11 @@ static void bench_attention(void) {
     double until = seconds() + opt.limit;
     int r, w;
     ops_start();
-    say("## Attention\n\nAdaptive-span attention (relative table, learned span), the kernels alone, head size %zu, %zu heads, %zu "
+    say("## Attention\n\nAdaptive-span attention (relative table, learned span), the kernels "
+        "alone, head size %zu, %zu heads, %zu "
         "streams of %zu queries, E keys each. Median of %d rounds (least -\n"
-        "most), in turns. TFLOP/s count products of 2 D E a query and head: forward 3 and backward 6 for this attention, 2 and 4 for "
+        "most), interleaved. TFLOP/s count products of 2 D E a query and head: forward 3 and "
+        "backward 6 for this attention, 2 and 4 for "
         "SDPA, which has neither window nor positions and\n"
         "stands for what the device can do; nothing made twice counts.\n\n",
         D, H, B, T, opt.rounds);
@@ -1142,7 +1151,7 @@ static void bench_curves(void) {
         for (k = 0; k < 2; k++) {
             config c = base;
             c.batch = s;
-            snprintf(name, CELL, "batch %zu, %s", s, k ? "launched anew" : "replayed");
+            snprintf(name, CELL, "batch %zu, %s", s, k ? "launched" : "replayed");
             point_add(p, &n, GRAPH, name, c, k, 0);
         }
     for (k = 0; k < 2; k++)
@@ -1153,9 +1162,11 @@ static void bench_curves(void) {
         c.batch = 64;
         write_data(data, &c, (size_t)(40 + (opt.rounds + 1) * 12));
     }
-    say("## Curves\n\nseqtx bf16, the model 12x512 (block %zu), %zu streams where it is not said. Median of %d rounds of %d steps (least "
-        "- most), the points of a curve in turns; memory full. "
-        "keys: mean\nof a query and head; rows: mean memory of a layer. At S the spans are the learned-like ones, at most %d tokens, for "
+    say("## Curves\n\nseqtx bf16, the model 12x512 (block %zu), %zu streams where it is not said. "
+        "Median of %d rounds of %d steps (least "
+        "- most), the points of a curve interleaved; memory full. "
+        "keys: mean\nof a query and head; rows: mean memory of a layer. At S the spans are the "
+        "learned-like ones, at most %d tokens, for "
         "every S.\n\n",
         base.block, base.batch, opt.rounds, opt.tiny ? 1 : 6, opt.tiny ? 16 : 448);
     header("curve|point|step ms|range|to the first|tokens/s|keys|rows|peak GB|");
@@ -1240,9 +1251,11 @@ static void bench_curves(void) {
               + v[2] * p[i].rows;
         worst = at_least(worst, fabs(fit / ms - 1));
     }
-    say("Fit over the %d points of span and context, least squares of relative errors: step ms = t0 + a sum over layers and heads of "
+    say("Fit over the %d points of span and context, least squares of relative errors: step ms = "
+        "t0 + a sum over layers and heads of "
         "(keys + Bq + Bk/2) + b sum over layers of rows,\n"
-        "Bq = Bk = %d: t0 = %.4g ms, a = %.4g us a key, b = %.4g us a row of memory; the worst point is off by %.0f %%.\n\n",
+        "Bq = Bk = %d: t0 = %.4g ms, a = %.4g us a key, b = %.4g us a row of memory; the worst "
+        "point is off by %.0f %%.\n\n",
         used, (int)BLOCK_Q, v[0], v[1] * 1e3, v[2] * 1e3, 100 * worst);
 }
 
@@ -1472,9 +1485,12 @@ static void bench_gemm(void) {
     }
 #undef SHAPE
     ops_start();
-    say("## Products and passes\n\nProducts: stx_gemm (cublasLt), op(A) op(B) as M x N x K, beside torch.matmul; gradients of weights "
-        "are floats in seqtx, added to what is there, and of the factors' kind in PyTorch. Median of %d\n"
-        "rounds (least - most), in turns, each of calls for 5 ms and more.\n\n",
+    say("## Products and passes\n\n"
+        "Products: stx_gemm (cublasLt), op(A) op(B) as M x N x K, beside torch.matmul; gradients "
+        "of weights "
+        "are floats in seqtx, added to what is there, and of the factors' kind in PyTorch. Median "
+        "of %d\n"
+        "rounds (least - most), interleaved, each of calls for 5 ms and more.\n\n",
         opt.rounds);
     header(
         "product|M x N x K|precision|seqtx us|range|TFLOP/s|PyTorch us|range|TFLOP/s|to PyTorch|");
@@ -1496,7 +1512,8 @@ static void bench_gemm(void) {
             if (!job_warm(&j)) snprintf(why, sizeof why, "%.200s", stx_error(x));
             snprintf(
                 what, sizeof what,
-                "{\"op\": \"gemm\", \"M\": %zu, \"N\": %zu, \"K\": %zu, \"ta\": %d, \"tb\": %d, \"dtype\": "
+                "{\"op\": \"gemm\", \"M\": %zu, \"N\": %zu, \"K\": %zu, \"ta\": %d, \"tb\": %d, "
+                "\"dtype\": "
                 "\"%s\"}",
                 shape[i].M, shape[i].N, shape[i].K, shape[i].ta, shape[i].tb, mode_name[m]);
             for (r = 0; r < opt.rounds; r++) {
@@ -1553,7 +1570,8 @@ static void bench_gemm(void) {
 
         enum { PASSES_N = sizeof pass / sizeof *pass, SRU_N = sizeof sru / sizeof *sru };
 
-        say("Passes over memory: GB/s of every operand once, by formula. Buffers are larger than the second-level cache.\n\n");
+        say("Passes over memory: GB/s of every operand once, by formula. Buffers are larger than "
+            "the second-level cache.\n\n");
         header("pass|rows x columns|precision|us|range|MB|GB/s|");
         for (i = 0; i < PASSES_N; i++)
             for (m = F32; m <= BF16; m += BF16) {
@@ -1675,11 +1693,14 @@ static void bench_idle(void) {
     char data[512];
     double until = seconds() + opt.limit;
     int i, g, r;
-    say("## Idle gaps\n\nseqtx bf16. wall: a step as the trainer makes it, which waits for each loss before it feeds the next step "
+    say("## Idle gaps\n\nseqtx bf16. wall: a step as the trainer makes it, which waits for each "
+        "loss before it feeds the next step "
         "(host's clock, median of %d rounds). back to back: the same steps "
-        "launched\nwithout waiting, between one event before the first and one after the last: the device always has work at hand. idle: "
+        "launched\nwithout waiting, between one event before the first and one after the last: "
+        "the device always has work at hand. idle: "
         "what of wall is not back to back, that is, waiting for the\n"
-        "host. Gaps between the kernels inside a step are in both, and only a profiler sees them. host: time of the host to feed and "
+        "host. Gaps between the kernels inside a step are in both, and only a profiler sees them. "
+        "host: time of the host to feed and "
         "launch a step.\n\n",
         opt.rounds);
     header("configuration|steps are|wall ms|range|back to back ms|range|idle|host ms|");
@@ -1696,7 +1717,7 @@ static void bench_idle(void) {
             wall.n = busy.n = host.n = 0;
             row_begin();
             cell(0, "%s", c.name);
-            cell(1, "%s", g ? "launched anew" : "replayed");
+            cell(1, "%s", g ? "launched" : "replayed");
             if (trainee_create(&t, &c, BF16, g, 0, data, NULL)
                 && trainee_warm(&t, opt.tiny ? 0 : 15))
                 for (r = 0; r < opt.rounds && stx_ok(t.x); r++) {
@@ -1733,7 +1754,8 @@ static void bench_idle(void) {
 static const char usage[] =
     "bench_cuda [options]: times seqtx on a GPU (make bench-cuda builds and runs it)\n"
     "  --section LIST     of training,attention,curves,gemm,idle (default: all)\n"
-    "  --config LIST      training, idle: of small-full,small,12x512,24x768,all-attention,small-205 (default: all)\n"
+    "  --config LIST      training, idle: of "
+    "small-full,small,12x512,24x768,all-attention,small-205 (default: all)\n"
     "  --seconds N        for each section (default 540)\n"
     "  --rounds N         samples of each number (default 5)\n"
     "  --warmup N         steps before the first round (default 20)\n"

@@ -6,7 +6,7 @@
 
    Contenders take turns within one run, so that a busy machine is busy for all of
    them; numbers are medians of rounds, with minimum and maximum beside them. All are
-   processes of their own that answer a line on stdin with one round: this program once
+   processes of their own that answer a line on stdin with one round: this program again
    more with --worker, and PyTorch. Both take the options of bench/peers/par_torch.py,
    read the same tokens and start from the same parameter file, and a row whose losses
    are not the peer's is void. */
@@ -200,7 +200,8 @@ static int generate_worker(void) {
         double first = NAN, mean = NAN, took = generation_round(&g, &first, &mean);
         done += (unsigned long long)model.generate;
         printf(
-            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, "
+            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": "
+            "%.9g, \"steps_done\": %llu, "
             "\"seconds\": %.6g, \"peak_bytes\": %zu}\n",
             (double)model.generate / took, first, mean, first, done, took, stx_peak_bytes(g.x));
         fflush(stdout);
@@ -496,10 +497,14 @@ static void training_config(int at) {
 
 static void bench_training(void) {
     int i;
-    say("## Training\n\nA step is one segment of every stream: forward, backward, clip of the gradient's norm (not in the search), and "
-        "Adam, of the gates, too; no dropout; %d threads.\nThe same tokens, first parameters and steps for all, in a search the same "
-        "noise, at temperature 1; memories are full when time is taken. Tokens are the text's bytes,\nor, with a vocabulary of words, "
-        "words drawn by Zipf's law. The mean nll must agree with the first PyTorch row to %g (f32) and %g (bf16), or the row is void.\n\n",
+    say("## Training\n\nA step is one segment of every stream: forward, backward, clip of the "
+        "gradient's norm (not in the search), and "
+        "Adam, of the gates, too; no dropout; %d threads.\n"
+        "The same tokens, first parameters and steps for all, in a search the same "
+        "noise, at temperature 1; memories are full when time is taken. Tokens are the text's "
+        "bytes,\nor, with a vocabulary of words, "
+        "words drawn by Zipf's law. The mean nll must agree with the first PyTorch row to %g "
+        "(f32) and %g (bf16), or the row is void.\n\n",
         opt.threads, kinds[OWN].tolerance, kinds[OWN_BF16].tolerance);
     for (i = 0; i < CONFIGS; i++)
         if (wanted(&configs[i])) training_config(i);
@@ -538,11 +543,16 @@ static void generation_config(int at) {
 
 static void bench_generation(void) {
     int i;
-    say("## Generation\n\nOne stream after two segments, token by token, log p of all words for each; %d threads. Cached: projected "
-        "keys, values and positions are kept, here by stx_par_gen_feed; they are made before the first token,\nwhich is not timed. With "
-        "memory: the published way, a call of the model for each token, which projects its memory again. Of the search runs a network that "
-        "could come out of it.\nPyTorch's bf16 has matrices in bf16. The text is given, so that losses can be compared: "
-        "\"step 1\" is the nll of the first timed token, \"last step\" the mean. Ratios are to PyTorch's cached f32.\n\n",
+    say("## Generation\n\nOne stream after two segments, token by token, log p of all words for "
+        "each; %d threads. Cached: projected "
+        "keys, values and positions are kept, here by stx_par_gen_feed; they are made before the "
+        "first token,\nwhich is not timed. With "
+        "memory: the published way, a call of the model for each token, which projects its memory "
+        "again. Of the search runs a network that "
+        "could come out of it.\n"
+        "PyTorch's bf16 has matrices in bf16. The text is given, so that losses can be compared: "
+        "\"step 1\" is the nll of the first timed token, \"last step\" the mean. Ratios are to "
+        "PyTorch's cached f32.\n\n",
         opt.threads);
     for (i = 0; i < CONFIGS; i++)
         if (wanted(&configs[i])) generation_config(i);
@@ -553,10 +563,13 @@ static void bench_generation(void) {
 
 static void bench_summary(void) {
     int i, k;
-    say("## Summary\n\nRatios within this run, to PyTorch of the same model; \"-\" is not measured, or void.\n\n");
+    say("## Summary\n\nRatios within this run, to PyTorch of the same model; \"-\" is not "
+        "measured, or void.\n\n");
     header(
-        "model|training tokens/s f32|to eager f32|to compiled f32|to eager as installed|bf16|to eager bf16|to compiled bf16|"
-        "memory MB f32|of eager|generation tokens/s f32|to PyTorch cached|to PyTorch with memory|bf16|to PyTorch cached bf16|"
+        "model|training tokens/s f32|to eager f32|to compiled f32|to eager as installed|bf16|to "
+        "eager bf16|to compiled bf16|"
+        "memory MB f32|of eager|generation tokens/s f32|to PyTorch cached|to PyTorch with "
+        "memory|bf16|to PyTorch cached bf16|"
         "to PyTorch with memory bf16");
     for (i = 0; i < CONFIGS; i++) {
         const double *v = found.rate[i], *m = found.memory[i], *w = found.way[i];
@@ -648,21 +661,26 @@ static int loop(const config *g, int precision) {
 // >>main
 
 static const char usage[] =
-    "bench_par [options]: times Transformer-XL and PAR's search (sh bench/run.sh --only par builds and runs it)\n"
+    "bench_par [options]: times Transformer-XL and PAR's search (sh bench/run.sh --only par "
+    "builds and runs it)\n"
     "  --only LIST        par, or of par-training,par-generation\n"
     "  --config LIST      of par-base,enwik8,wt103 (default: all)\n"
     "  --without LIST     contenders to leave out: of compiled,installed,bf16,peer\n"
     "  --quick            two layers, a tenth of the words, fewer rounds, steps and tokens\n"
     "  --threads N        default: all\n"
     "  --rounds N         samples of each number (default 7 of training, 5 of generation)\n"
-    "  --batch N, --steps N    streams, and steps in a round, of all models (default: each has its own)\n"
-    "  --warmup N         training: steps before the first round, at least 2 for a compiled contender (default 3)\n"
+    "  --batch N, --steps N    streams, and steps in a round, of all models (default: each has "
+    "its own)\n"
+    "  --warmup N         training: steps before the first round, at least 2 for a compiled "
+    "contender (default 3)\n"
     "  --data FILE        text\n"
-    "  --python CMD --python-plain CMD --peer FILE    PyTorch contenders, with and without what its tuning guide asks for\n"
+    "  --python CMD --python-plain CMD --peer FILE    PyTorch contenders, with and without what "
+    "its tuning guide asks for\n"
     "  --work DIR         for temporary files\n"
     "  --append FILE      write the tables there too\n"
     "  --worker OPTIONS   one contender: options of bench/peers/par_torch.py; --save FILE\n"
-    "  --loop CONFIG f32|bf16 [options]    this library alone, for a profiler: training, or with --only par-generation tokens\n";
+    "  --loop CONFIG f32|bf16 [options]    this library alone, for a profiler: training, or with "
+    "--only par-generation tokens\n";
 
 int main(int argc, char **argv) {
     const config *own = NULL;

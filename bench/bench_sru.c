@@ -6,7 +6,7 @@
    Contenders take turns within one run, so that a busy machine is busy for all of
    them; numbers are medians of rounds, with minimum and maximum beside them. Training
    contenders are processes of their own that answer a line on stdin with one round of
-   steps: this program once more with --worker, and PyTorch. Both take the options of
+   steps: this program again, with --worker, and PyTorch. Both take the options of
    bench/peers/sru_torch.py, read the same data and start from the same parameter file,
    and a row whose losses are not the peer's is void. */
 #define _POSIX_C_SOURCE 200809L
@@ -205,11 +205,14 @@ static const shape shapes[SHAPES] = {{4, 1024, 3072, 1}, {32, 1024, 3072, 0}, {6
 static void bench_recurrence(void) {
     int i, R = rounds(9);
     copy_begin();
-    say("## Recurrence\n\nstx_sru_fwd and stx_sru_bwd on (B, T, d): k = 3, a mask, no padding, f32, %d threads; forward keeps what "
+    say("## Recurrence\n\nstx_sru_fwd and stx_sru_bwd on (B, T, d): k = 3, a mask, no padding, "
+        "f32, %d threads; forward keeps what "
         "backward needs. Median of %d rounds\n"
-        "(least - most). GB/s count what must be moved at least: %d numbers a unit and time forward (u0 u1 u2 x; h), %d backward (u0 u1 "
+        "(least - most). GB/s count what must be moved at least: %d numbers a unit and time "
+        "forward (u0 u1 u2 x; h), %d backward (u0 u1 "
         "u2 x dh; du0 du1 du2 dx);\n"
-        "\"with c\": %d and %d, of kernels that keep every state. Beside each sample memcpy between two buffers of %zu MiB in all "
+        "\"with c\": %d and %d, of kernels that keep every state. Beside each sample memcpy "
+        "between two buffers of %zu MiB in all "
         "threads, bytes read and written:\n"
         "\"of copy\" is the median of the rounds' ratios.\n\n",
         opt.threads, R, LEAST_FWD, LEAST_BWD, TABLE_FWD, TABLE_BWD, copy.n >> 20);
@@ -286,9 +289,12 @@ static double head_pass(stx_ctx *x, const head *s, int products, const stx_real 
 
 static void bench_attention(void) {
     int i, r, way, R = rounds(5);
-    say("## Attention of one head\n\nThe attention of SRU++, forward and backward, one head of P channels, B streams of T times after a "
+    say("## Attention of one head\n\n"
+        "The attention of SRU++, forward and backward, one head of P channels, B streams of T "
+        "times after a "
         "memory of M, f32, %d threads: stx_attention,\n"
-        "which keeps no scores, and the same by stx_matmul and stx_softmax, which keep them. In turns; median of %d rounds (least - "
+        "which keeps no scores, and the same by stx_matmul and stx_softmax, which keep them. In "
+        "turns; median of %d rounds (least - "
         "most). MB: the most that the context had in use, inputs too.\n\n",
         opt.threads, R);
     header("B, T, M, P|attention ms|range|MB|products ms|range|MB|products / attention");
@@ -490,7 +496,8 @@ static void training_config(int at) {
     r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 120, label);
     say("%s: %s, d %d, ", g->name, g->title, g->d);
     if (g->P) say("P %d, ", g->P);
-    say("%d layers, T %d, B %d; %.1f million parameters; median of %d rounds of %d step%s after %d discarded steps:\n\n",
+    say("%d layers, T %d, B %d; %.1f million parameters; median of %d rounds of %d step%s after "
+        "%d discarded steps:\n\n",
         g->layers, g->T, B, params_millions(g), r, steps, steps == 1 ? "" : "s", warmup + steps);
     contest_say(c, CONTENDERS, PEER);
     for (i = 0; i < CONTENDERS; i++) {
@@ -503,9 +510,11 @@ static void training_config(int at) {
 
 static void bench_training(void) {
     int i;
-    say("## Training\n\nLanguage models over bytes; a step is forward, backward, clip of the gradient's norm and AdamW, except where it "
+    say("## Training\n\nLanguage models over bytes; a step is forward, backward, clip of the "
+        "gradient's norm and AdamW, except where it "
         "says otherwise; %d threads.\n"
-        "The same data, first parameters and steps for all; memory of the segment before. Losses (and the gradient's norm, relative) "
+        "The same data, first parameters and steps for all; memory of the segment before. Losses "
+        "(and the gradient's norm, relative) "
         "must agree with the\n"
         "first PyTorch row to %g (f32) and %g (bf16), or the row is void.\n\n",
         opt.threads, kinds[OWN].tolerance, kinds[OWN_BF16].tolerance);
@@ -576,7 +585,8 @@ static void bench_generation(void) {
         }
         if (r >= 0) probe_now();
     }
-    say("## Generation\n\nOne stream, one token at a time, f32, after a prompt of %d bytes, which fills the window of %d of SRU++. "
+    say("## Generation\n\nOne stream, one token at a time, f32, after a prompt of %d bytes, which "
+        "fills the window of %d of SRU++. "
         "Median of %d rounds of %d tokens\n"
         "(least - most). GB/s: parameters that a token reads, a second.\n\n",
         PROMPT, WINDOW, R, n);
@@ -606,7 +616,8 @@ static void bench_generation(void) {
 
 static void bench_summary(void) {
     int i, k;
-    say("## Summary\n\nRatios within this run. Training against PyTorch of the same model; \"-\" is not measured, or void.\n\n");
+    say("## Summary\n\nRatios within this run. Training against PyTorch of the same model; \"-\" "
+        "is not measured, or void.\n\n");
     header("recurrence (B, T, d)|forward, of copy|backward, of copy");
     for (i = 0; i < SHAPES; i++) {
         if (!(found.fwd[i] == found.fwd[i])) continue;
@@ -626,7 +637,8 @@ static void bench_summary(void) {
     }
     if (table.rows > 1) print_table();
     header(
-        "training|tokens/s f32|to eager f32|to compiled f32|to eager f32 as installed|tokens/s bf16|to eager bf16|to compiled "
+        "training|tokens/s f32|to eager f32|to compiled f32|to eager f32 as installed|tokens/s "
+        "bf16|to eager bf16|to compiled "
         "bf16|memory MB f32|of eager|ms a generated token");
     for (i = 0; i < CONFIGS; i++) {
         const double *v = found.rate[i], *m = found.memory[i];
@@ -660,18 +672,24 @@ static void bench_summary(void) {
 static const char usage[] =
     "bench_sru [options]: times SRU and SRU++ (sh bench/run.sh --only sru builds and runs it)\n"
     "  --only LIST        sru, or of sru-recurrence,sru-attention,sru-training,sru-generation\n"
-    "  --config LIST      of tiny,small,fp32-small,base,sru: models of training and generation (default: all)\n"
+    "  --config LIST      of tiny,small,fp32-small,base,sru: models of training and generation "
+    "(default: all)\n"
     "  --without LIST     contenders to leave out: of compiled,installed,bf16,peer\n"
     "  --quick            fewer rounds, shapes and models, about 2 minutes\n"
     "  --threads N        default: all\n"
-    "  --rounds N         samples of each number (default 9 of the recurrence, 7 of training, 5 of generation)\n"
-    "  --batch N, --steps N    streams, and steps in a round, of all models (default: each has its own)\n"
-    "  --warmup N         training: steps before the first round, at least 2 for a compiled contender (default 3)\n"
+    "  --rounds N         samples of each number (default 9 of the recurrence, 7 of training, 5 "
+    "of generation)\n"
+    "  --batch N, --steps N    streams, and steps in a round, of all models (default: each has "
+    "its own)\n"
+    "  --warmup N         training: steps before the first round, at least 2 for a compiled "
+    "contender (default 3)\n"
     "  --data FILE        text\n"
-    "  --python CMD --python-plain CMD --peer FILE    PyTorch contenders, with and without what its tuning guide asks for\n"
+    "  --python CMD --python-plain CMD --peer FILE    PyTorch contenders, with and without what "
+    "its tuning guide asks for\n"
     "  --work DIR         for temporary files\n"
     "  --append FILE      write the tables there too\n"
-    "  --worker OPTIONS   one contender: options of bench/peers/sru_torch.py; --save FILE, --alpha X, --recompute\n";
+    "  --worker OPTIONS   one contender: options of bench/peers/sru_torch.py; --save FILE, "
+    "--alpha X, --recompute\n";
 
 int main(int argc, char **argv) {
     int i;

@@ -2,7 +2,8 @@
    of the GPU benchmark, kernel by kernel, from formulas (cuda_model.h). Nothing is run
    and nothing is measured.
 
-       cc -O2 bench/count_cuda.c -o build/count_cuda -lm && build/count_cuda [--kernels] [--tiny]
+       cc -O2 bench/count_cuda.c -o build/count_cuda -lm && build/count_cuda [--kernels]
+       [--tiny]
        build/count_cuda --sweeps        for tests/cuda_regs.sh --table: tiles of attention's kernels */
 #define _DEFAULT_SOURCE
 #include "report.h"
@@ -84,15 +85,23 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    say("## Counted, not measured: one training step in bf16\n\nFrom formulas: every operand of a kernel once, memory full. Attention "
-        "TFLOP: what the mathematics needs, backward with the logits made\nonce more, as they are not kept; executed: what the kernels do, "
-        "of which backward has two sweeps, and a third for long heads, that make logits, probabilities and ds each\n"
-        "for itself, of a tile that the window cuts in groups of 16 keys, with channels up to 32, 64, 96 or "
-        "128. MFU: 3 products forward and 6 backward.\nRoofline: for each kernel the longer of what it needs at %.0f TFLOP/s and its "
+    say("## Counted, not measured: one training step in bf16\n\n"
+        "From formulas: every operand of a kernel once, memory full. Attention "
+        "TFLOP: what the mathematics needs, backward with the logits made\n"
+        "once more, as they are not kept; executed: what the kernels do, "
+        "of which backward has two sweeps, and a third for long heads, that make logits, "
+        "probabilities and ds each\n"
+        "for itself, of a tile that the window cuts in groups of 16 keys, with channels up to 32, "
+        "64, 96 or "
+        "128. MFU: 3 products forward and 6 backward.\n"
+        "Roofline: for each kernel the longer of what it needs at %.0f TFLOP/s and its "
         "bytes at %.1f TB/s (an H200). E: mean keys of a query and head, S: mean\nrows of "
-        "memory in a layer. Nodes: of the step's graph. Planned: products at %.0f %% of that rate (of gradients of weights\n"
-        "by the share of 132 multiprocessors that their pieces' tiles of 128 x 128 keep busy) and passes at %.0f %%, attention at %.0f "
-        "and %.0f\nexecuted TFLOP/s forward and backward, and %.1f microseconds a node; what is hoped for, not what was seen.\n\n",
+        "memory in a layer. Nodes: of the step's graph. Planned: products at %.0f %% of that rate "
+        "(of gradients of weights\n"
+        "by the share of 132 multiprocessors that their pieces' tiles of 128 x 128 keep busy) and "
+        "passes at %.0f %%, attention at %.0f "
+        "and %.0f\nexecuted TFLOP/s forward and backward, and %.1f microseconds a node; what is "
+        "hoped for, not what was seen.\n\n",
         ROOF_FLOPS * 1e-12, ROOF_BYTES * 1e-12, 100 * PLAN_PRODUCTS, 100 * PLAN_BYTES,
         PLAN_FORWARD * 1e-12, PLAN_BACKWARD * 1e-12, PLAN_NODE);
     header("configuration|tokens|params M|E|S|" TOTALS);

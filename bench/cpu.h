@@ -1,5 +1,5 @@
 /* cpu.h - what the benchmarks on a CPU share: contexts, the probe, contenders that
-   train in turns. Included after the library. */
+   train interleaved. Included after the library. */
 #ifndef BENCH_CPU_H
 #define BENCH_CPU_H
 #include "report.h"
@@ -49,7 +49,8 @@ static inline void fill_random(stx_real *a, size_t n, uint64_t stream) { /* unif
 }
 
 
-// >>machine probe: a small product of fixed size beside every sample, to see how quiet the machine was
+// >>machine probe: a small product of fixed size beside every sample, to see how quiet
+// the machine was
 
 static struct {
     stx_ctx *x;
@@ -84,12 +85,14 @@ static inline void probe_now(void) {
 }
 
 static inline void probe_say(void) {
-    say("Probe beside each sample (512-cubed stx_gemm): median %.0f GFLOP/s, %.0f to %.0f. A wide range means a busy machine.\n\n",
+    say("Probe beside each sample (512-cubed stx_gemm): median %.0f GFLOP/s, %.0f to %.0f. A wide "
+        "range means a busy machine.\n\n",
         median(&probe.all), quantile(&probe.all, 0), quantile(&probe.all, 1));
 }
 
 
-// >>contenders: processes that answer a line with one round of training steps (the protocol of bench/peers)
+// >>contenders: processes that answer a line with one round of training steps (the
+// protocol of bench/peers)
 
 typedef struct {
     const char *name; /* NULL: not for this contest */
@@ -161,7 +164,7 @@ static inline void look_at(contender *c) {
     }
 }
 
-/* Up to R rounds, in turns, each beginning with another one; how many were made. After
+/* Up to R interleaved rounds, each starting with another one; returns how many. After
    three rounds no more than take limit seconds. */
 static inline int contest(contender *c, int n, int R, double limit, const char *what) {
     double rate, start = seconds();
@@ -196,8 +199,10 @@ static inline void contest_say(contender *c, int n, int peer) {
     int i, norms = with->on && with->norm == with->norm;
     header(
         norms
-            ? "contender|tokens/s|range|to PyTorch eager f32|loss, step 1|loss, last step|gradient|memory MB|"
-            : "contender|tokens/s|range|to PyTorch eager f32|loss, step 1|loss, last step|memory MB|");
+            ? "contender|tokens/s|range|to PyTorch eager f32|loss, step 1|loss, last "
+              "step|gradient|memory MB|"
+            : "contender|tokens/s|range|to PyTorch eager f32|loss, step 1|loss, last step|memory "
+              "MB|");
     for (i = 0; i < n; i++) {
         double off = fmax(fabs(c[i].step1 - with->step1), fabs(c[i].last - with->last));
         int k = 0;
@@ -239,7 +244,8 @@ static inline void contest_say(contender *c, int n, int peer) {
             strstr(c[peer].blas, "openblas") || strstr(c[peer].blas, "mkl")
                     || strstr(c[peer].blas, "blis")
                 ? "."
-                : ". This is the slow reference BLAS: the ratio flatters seqtx. Install libopenblas0.");
+                : ". This is the slow reference BLAS: the ratio flatters seqtx. Install "
+                  "libopenblas0.");
     probe_say();
     for (i = 0; i < n; i++) stop(&c[i].p);
 }

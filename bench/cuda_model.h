@@ -162,13 +162,14 @@ static inline double parameters(const config *c) {
 }
 
 
-// >>counted work of one training step in bfloat16: activations 2 bytes, parameters and their gradients 4, bfloat16 copies of weights 2
+// >>counted work of one training step in bfloat16: activations 2 bytes, parameters and
+// their gradients 4, bfloat16 copies of weights 2
 
 enum { PRODUCTS, ATTENTION, PASSES, UPDATE, GROUPS };
 
 /* calls: nodes of the step's graph (test_cuda_model nodes, test_cuda_comp nodes,
    test_cuda_par nodes count them under the shim); flop: what has to be done (attention
-   backward: with the logits made once more); run: what the kernels execute; ms:
+   backward: with the logits recomputed); run: what the kernels execute; ms:
    roofline of flop; plan: the same at the rates that are hoped for, attention by what
    runs, without the nodes */
 typedef struct work_row {
@@ -412,8 +413,8 @@ static inline double tiles_table(const tiles *t) {
     return units;
 }
 
-/* Columns that all heads of a layer may have together, as stx__attn_bwd_plan_of decides; 0:
-   none has rows */
+/* Columns that all heads of a layer may have together, as stx__attn_bwd_plan_of decides;
+   0: none has rows */
 static inline double tiles_room(const tiles *t, double batch, double heads) {
     double want = tiles_width(t, t->span) * heads,
            most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
@@ -435,8 +436,9 @@ static inline double tiles_vectors(const tiles *t, double N, int backward) {
     return units * 16 / t->BK;
 }
 
-/* Units of each sweep of a layer, of one batch row: forward, queries, keys, table, diagonals (persistent vectors with forward and keys);
-   *bytes: of rows of dR, written and read. t: the tiles of backward, or of forward */
+/* Units of each sweep of a layer, of one batch row: forward, queries, keys, table,
+   diagonals (persistent vectors with forward and keys); *bytes: of rows of dR, written
+   and read. t: the tiles of backward, or of forward */
 enum { SWEEP_FORWARD, SWEEP_QUERIES, SWEEP_KEYS, SWEEP_TABLE, SWEEP_DIAGONALS, SWEEPS };
 
 static inline tiles attention_sweeps(const config *c, size_t l, int backward, double *units,
@@ -645,7 +647,7 @@ static const family families[] = {
 
 enum { FAMILIES = sizeof families / sizeof *families };
 
-/* summed by a pass of its own, or by that of what follows */
+/* summed by a separate pass, or by that of what follows */
 enum { BIAS_NONE, BIAS_OWN, BIAS_AFTER };
 
 enum { ACT_NONE, ACT_RELU };

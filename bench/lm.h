@@ -243,7 +243,8 @@ static inline int worker(void) {
         at = seconds() - at;
         check(x);
         printf(
-            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, "
+            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": "
+            "%.9g, \"steps_done\": %llu, "
             "\"seconds\": %.6g, \"peak_bytes\": %zu",
             (double)(t.B * t.T * (size_t)job.steps) / at, round_first, nll, first,
             (unsigned long long)t.done, at, stx_peak_bytes(x));
@@ -331,7 +332,7 @@ enum {
     LM_PLAIN
 }; /* this program; PyTorch; PyTorch in the surroundings in which it is installed */
 
-/* own: further options of its own, up to a NULL */
+/* own: further options of this one, up to a NULL */
 typedef struct {
     const char *name;
     double tolerance;

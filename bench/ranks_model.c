@@ -3,7 +3,8 @@
    GPUs, and how much of it backward hides, bucket by bucket. Formulas and assumptions,
    printed with the tables; nothing is run on a GPU and nothing is measured.
 
-       cc -O2 bench/ranks_model.c -o build/ranks_model -lm && build/ranks_model [--trainer build/train_attn_span]
+       cc -O2 bench/ranks_model.c -o build/ranks_model -lm && build/ranks_model [--trainer
+       build/train_attn_span]
 
    --trainer: compares the parameters counted here with those that the trainer's
    --dry-run counts; exit code 1 where they differ. */
@@ -182,7 +183,7 @@ static double rate_of(const net *w) {
     return w->nics * w->gbit / 8 * 1e9 * NET_USABLE;
 }
 
-/* Seconds until n numbers are the sum of all: a ring over all GPUs; by machines
+/* Seconds until n elements are the sum of all: a ring over all GPUs; by machines
    (halves inside by NVLink, the sums of 1/GPUs each between machines by a ring or a
    tree); `how` says which was the shortest. */
 static double all_reduce(double n, int gpus, const net *w, const char **how) {
@@ -240,31 +241,43 @@ static void say_assumptions(void) {
     int i;
     for (i = 0; i < MODELS; i++) c[i] = with_streams(models + i, WHOLE);
     say("## Assumptions\n\n");
-    say("- A step's time on one H200 is the plan in the GPU side's budgets for 64 streams of 512 tokens in bfloat16, learned "
+    say("- A step's time on one H200 is the plan in the GPU side's budgets for 64 streams of 512 "
+        "tokens in bfloat16, learned "
         "spans, attention\n"
-        "  by mma.sync, as it is built: %.0f ms of 12x512, %.0f ms of 24x768. That plan has not been measured either. Of fewer "
+        "  by mma.sync, as it is built: %.0f ms of 12x512, %.0f ms of 24x768. That plan has not "
+        "been measured either. Of fewer "
         "streams: %.1f us\n"
-        "  for each node of the step's CUDA graph (`bench/cuda_model.h` counts %.0f and %.0f with 64 streams), and the rest as the "
+        "  for each node of the step's CUDA graph (`bench/cuda_model.h` counts %.0f and %.0f with "
+        "64 streams), and the rest as the "
         "roofline there\n"
-        "  falls. Products that do not fill the GPU any more are slower than that; see \"How many streams a GPU wants\".\n",
+        "  falls. Products that do not fill the GPU any more are slower than that; see \"How many "
+        "streams a GPU wants\".\n",
         models[0].planned, models[1].planned, PLAN_NODE, nodes(&c[0]), nodes(&c[1]));
-    say("- Forward, backward and update share that time as their rooflines do. Gradients are floats, in buckets of 1 Mi numbers "
+    say("- Forward, backward and update share that time as their rooflines do. Gradients are "
+        "floats, in buckets of 1 Mi numbers "
         "(4 Mi where it\n"
-        "  says so), from the end of the parameter list. A bucket goes when backward has made all of it and the one before has "
+        "  says so), from the end of the parameter list. A bucket goes when backward has made all "
+        "of it and the one before has "
         "arrived. What\n"
         "  has not arrived when backward ends is exposed: the update waits for it.\n");
-    say("- NVLink: 900 GB/s a GPU both ways together, 450 each way, of which an exchange gets %.0f. Network: %.0f %% of its "
+    say("- NVLink: 900 GB/s a GPU both ways together, 450 each way, of which an exchange gets "
+        "%.0f. Network: %.0f %% of its "
         "nominal rate; \"a\n"
-        "  machine\" is one adapter for 8 GPUs, \"a GPU\" one for each. A step of a ring or tree takes %.0f us inside a machine and "
+        "  machine\" is one adapter for 8 GPUs, \"a GPU\" one for each. A step of a ring or tree "
+        "takes %.0f us inside a machine and "
         "%.0f between\n"
         "  two, a call %.0f us whatever its size. These five numbers are assumed.\n",
         NVLINK * 1e-9, NET_USABLE * 100, HOP_INSIDE * 1e6, HOP_NET * 1e6, CALL * 1e6);
-    say("- An all-reduce of n bytes over N GPUs: a ring, 2 (N-1)/N n / rate + 2 (N-1) steps; or by machines: sums of 1/8 each "
+    say("- An all-reduce of n bytes over N GPUs: a ring, 2 (N-1)/N n / rate + 2 (N-1) steps; or "
+        "by machines: sums of 1/8 each "
         "inside, and back\n"
-        "  (2 x 7/8 n / NVLink + 14 steps), and between M machines a ring (2 (M-1)/M n / rate + 2 (M-1) steps) or a tree (2 n / "
+        "  (2 x 7/8 n / NVLink + 14 steps), and between M machines a ring (2 (M-1)/M n / rate + 2 "
+        "(M-1) steps) or a tree (2 n / "
         "rate + 2 log2 M\n"
-        "  steps). The shortest counts, as NCCL chooses. The parts follow one another; NCCL overlaps those of large buckets.\n");
-    say("- Not counted: multiprocessors and memory bandwidth that NCCL takes from backward, waiting for the slowest rank, other "
+        "  steps). The shortest counts, as NCCL chooses. The parts follow one another; NCCL "
+        "overlaps those of large buckets.\n");
+    say("- Not counted: multiprocessors and memory bandwidth that NCCL takes from backward, "
+        "waiting for the slowest rank, other "
         "traffic on the\n"
         "  network, reading text, evaluation, checkpoints.\n\n");
 }
@@ -274,7 +287,8 @@ static void table_models(void) {
     int i, k;
     say("## What a step does and exchanges\n\n");
     header(
-        "model|preset|parameters|gradient MB|buckets|streams a GPU|forward ms|backward ms|update ms|together");
+        "model|preset|parameters|gradient MB|buckets|streams a GPU|forward ms|backward ms|update "
+        "ms|together");
     for (i = 0; i < MODELS; i++)
         for (k = 0; k < 3; k++) {
             config c = with_streams(&models[i], share[k]);
@@ -302,12 +316,14 @@ static void table_speed(const model *m) {
     static const double share[] = {1, 8, 64}, bucket[] = {BUCKET, 4.0 * BUCKET};
     const double alone = WHOLE / step_of(m, WHOLE).all;
     int i, k, s, b;
-    say("## %s\n\nSpeed: tokens a second, if one GPU with 64 streams has 1. Hidden: what backward hides of the exchange. "
+    say("## %s\n\nSpeed: tokens a second, if one GPU with 64 streams has 1. Hidden: what backward "
+        "hides of the exchange. "
         "Efficiency: of the same\n"
         "step without an exchange. The last three: with buckets of 4 Mi numbers.\n\n",
         m->config);
     header(
-        "GPUs|network|streams a GPU|whole batch|step alone ms|exchange ms|hidden|exposed ms|efficiency|speed|exposed ms|"
+        "GPUs|network|streams a GPU|whole batch|step alone ms|exchange ms|hidden|exposed "
+        "ms|efficiency|speed|exposed ms|"
         "efficiency|speed");
     for (i = 0; i < 3; i++)
         for (k = kind[i].first; k <= kind[i].last; k++)
@@ -343,7 +359,8 @@ static void table_buckets(void) {
     static const struct { int gpus, net; } at[] = {{8, 0}, {64, 4}, {1024, 4}};
 
     int i, k, b;
-    say("## Size of the buckets\n\n8 streams a GPU; 64 and 1024 GPUs with 400 Gb/s each. Exchange and what of it is exposed, "
+    say("## Size of the buckets\n\n"
+        "8 streams a GPU; 64 and 1024 GPUs with 400 Gb/s each. Exchange and what of it is exposed, "
         "ms, for buckets of 1, 4 and 16 Mi\n"
         "numbers (`stx_group_desc.bucket`).\n\n");
     header("model|GPUs|1 Mi: exchange|exposed|4 Mi: exchange|exposed|16 Mi: exchange|exposed");
@@ -369,7 +386,8 @@ static void table_latency(void) {
     static const int gpus[] = {64, 1024};
     static const double mi[] = {1, 16};
     int k, b;
-    say("## One all-reduce: ring and tree\n\n400 Gb/s a GPU. Waiting: the steps of it that take as long for one number. ms.\n\n");
+    say("## One all-reduce: ring and tree\n\n"
+        "400 Gb/s a GPU. Waiting: the steps of it that take as long for one number. ms.\n\n");
     header("GPUs|Mi numbers|bytes alone|ring over all|waiting|shortest|waiting|which");
     for (k = 0; k < 2; k++)
         for (b = 0; b < 2; b++) {
@@ -397,14 +415,17 @@ static void table_share(void) {
 
     static const double share[] = {1, 2, 4, 8, 16, 64};
     int i, k;
-    say("## How many streams a GPU wants\n\nTiles of 128 x 128 of a layer's smallest products (queries: rows of the block by "
+    say("## How many streams a GPU wants\n\n"
+        "Tiles of 128 x 128 of a layer's smallest products (queries: rows of the block by "
         "d). An H200 has %d multiprocessors; with fewer tiles\n"
-        "some have nothing to do. Step: by the assumptions above, which leave that out. Time a stream: 64 streams have 1. A "
+        "some have nothing to do. Step: by the assumptions above, which leave that out. Time a "
+        "stream: 64 streams have 1. A "
         "stream's text: of\n"
         "enwik8's 90 million tokens of training; a memory of 8192 tokens fills in 16 blocks.\n\n",
         SMS);
     header(
-        "model|streams a GPU|rows|tiles|fill the GPU|step ms|time a stream|1024 GPUs: whole batch|tokens a step M|"
+        "model|streams a GPU|rows|tiles|fill the GPU|step ms|time a stream|1024 GPUs: whole "
+        "batch|tokens a step M|"
         "blocks of a stream's text");
     for (i = 0; i < MODELS; i++)
         for (k = 0; k < 6; k++) {
@@ -437,15 +458,18 @@ static void table_memory(void) {
     int i, k;
     say("## Memory, and --shard\n\nGB a GPU in bfloat16: parameters 4 bytes and their "
         "bfloat16 copies 2, gradients 4, two states (Adam; Adagrad has one) 8. Sharded:\n"
-        "a rank keeps the states of 1/N of the parameters, updates these, and sends them to the others; the bytes exchanged are "
+        "a rank keeps the states of 1/N of the parameters, updates these, and sends them to the "
+        "others; the bytes exchanged are "
         "the same, half\n"
-        "an all-reduce for gradients and half, which backward does not hide, for parameters. Update: 30 bytes a parameter at 80 "
+        "an all-reduce for gradients and half, which backward does not hide, for parameters. "
+        "Update: 30 bytes a parameter at 80 "
         "%% of %.1f TB/s. Activations "
         "and memories of\n"
         "streams come on top.\n\n",
         ROOF_BYTES * 1e-12);
     header(
-        "model|parameters M|GPUs|parameters|gradients|states|together|states sharded|together|update ms|sharded");
+        "model|parameters M|GPUs|parameters|gradients|states|together|states "
+        "sharded|together|update ms|sharded");
     for (i = 0; i < 2; i++)
         for (k = 0; k < 4; k++) {
             double p = of[i].p * 1e-9, N = ranks[k],

@@ -72,7 +72,8 @@ static inline double median(const samples *s) {
 }
 
 
-// >>table: collected, then printed as an aligned Markdown table, to the terminal and to the file report_path
+// >>table: collected, then printed as an aligned Markdown table, to the terminal and to
+// the file report_path
 
 static const char *report_path;
 

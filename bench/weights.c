@@ -154,7 +154,9 @@ static void products(void) {
                 if (r >= 0) sample(&times[k][tb], seconds() - at);
             }
     }
-    say("## Products of one row\n\n%d matrices of %d x %d, %.0f MB in float, one after the other; %d threads, median of %d rounds in "
+    say("## Products of one row\n\n"
+        "%d matrices of %d x %d, %.0f MB in float, one after the other; %d threads, median of %d "
+        "rounds in "
         "turns. "
         "Copying (read + written) %.1f GB/s,\n%.1f to %.1f; reading %.1f, %.1f to %.1f.\n\n",
         (int)n, (int)d, (int)d, (double)bytes * 1e-6, stx_threads(x[0]), opt.rounds,
@@ -300,8 +302,11 @@ static void tokens(void) {
     int i, k, r, n;
     stx_ctx *reader = context();
     memory m = memory_create(opt.megabytes * 1000000);
-    say("## Tokens\n\nOne stream, one token at a time, after %d of prompt; new models over bytes, %d tokens a round, median of %d rounds "
-        "in turns. GB/s: packed matrices,\nor in f32 all parameters, times tokens a second (cached keys and values are read besides); of "
+    say("## Tokens\n\nOne stream, one token at a time, after %d of prompt; new models over bytes, "
+        "%d tokens a round, median of %d rounds "
+        "interleaved. GB/s: packed matrices,\n"
+        "or in f32 all parameters, times tokens a second (cached keys and values are read "
+        "besides); of "
         "what plain reading reached in the same rounds.\n\n",
         PROMPT, opt.tokens, opt.rounds);
     header("model|M parameters|weights|ms a token|range|tokens/s|GB/s|reading|of reading|to f32");
@@ -373,8 +378,9 @@ static void overheads(void) {
     } run[NARROWS];
 
     int i, r, n, t;
-    say("## What a token costs beyond its arithmetic\n\nThe same layers with width %d, a window of %d and %d tokens in the vocabulary: one "
-        "stream, microseconds a token;\n%d tokens a round, median of %d rounds in turns.\n\n",
+    say("## What a token costs beyond its arithmetic\n\n"
+        "The same layers with width %d, a window of %d and %d tokens in the vocabulary: one "
+        "stream, microseconds a token;\n%d tokens a round, median of %d interleaved rounds.\n\n",
         NARROW, NARROW_WINDOW, NARROW_VOCAB, EACH, opt.rounds);
     header("model|threads|us a token|range");
     for (t = 0; t < 2; t++) {
@@ -431,7 +437,8 @@ int main(int argc, char **argv) {
             break;
     }
     if (i < argc)
-        die("options: --threads N, --rounds N, --tokens N (at most 64), --mb N, --dim N, --append FILE");
+        die("options: --threads N, --rounds N, --tokens N (at most 64), --mb N, --dim N, --append "
+            "FILE");
     products();
     tokens();
     overheads();

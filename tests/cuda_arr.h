@@ -12,7 +12,7 @@ static size_t off;       /* 1: arrays start one number after an aligned address 
 static double least;
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
-/* n numbers on both sides: c for the CPU twin, d for the GPU's, equal at first; 8 or 9
+/* n elements on both sides: c for the CPU twin, d for the GPU's, equal at first; 8 or 9
    guards before and 8 after */
 enum { GUARD = 9 };
 
@@ -112,7 +112,7 @@ static inline void arr_check(const char *name, const arr *a, double tol) {
         }
         if (!same && e > worst) worst = e;
     }
-    CHECK(!bad, "%s (%s, n %zu, off %zu): %zu differ, [%zu] is %.9g, want %.9g; worst %g of %g",
+    CHECK(!bad, "%s (%s, n %zu, off %zu): %zu differ, [%zu] is %.9g, expected %.9g; worst %g of %g",
           name, half ? "bf16" : "f32", a->n, off, bad, at, (double)w[at], (double)a->c[at], worst,
           top);
     CHECK(!guards, "%s (n %zu, off %zu): %zu neighbours were written", name, a->n, off, guards);

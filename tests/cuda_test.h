@@ -1,7 +1,7 @@
 /* cuda_test.h - what the tests of seqtx_cuda.cu share: a context on the CPU and one on
    the GPU, numbers on both, comparisons. Compiled with SEQTX_CUDA_HOST the GPU is
    tests/cuda_host, which runs every kernel in several orders of its threads and with
-   several patterns in memory that nobody wrote: every run must give the same bits. */
+   several patterns in memory that was not written: every run must give the same bits. */
 #ifndef STX_CUDA_TEST_H
 #define STX_CUDA_TEST_H
 #include "test.h"
@@ -42,7 +42,7 @@ static inline void cuda_round(float *a, size_t n) {
     }
 }
 
-/* n numbers on the device of x, in memory of a kind (STX_MEM_*), between nothing else:
+/* n elements on the device of x, in memory of a kind (STX_MEM_*), between nothing else:
    an overrun leaves the allocation */
 static inline stx_real *cuda_numbers(stx_ctx *x, const float *a, size_t n, int kind) {
     int half = kind == STX_MEM_ACTIVATIONS && stx_ctx_desc(x)->precision == STX_PREC_BF16;
@@ -79,7 +79,7 @@ static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *want
     return worst == 0 ? 0 : worst / top;
 }
 
-/* A hash of n numbers' bits: runs that must be equal have equal ones. */
+/* A hash of the bits of n elements: runs that must be equal have equal ones. */
 static inline uint64_t cuda_hash(stx_ctx *x, const stx_real *p, size_t n, uint64_t h) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;
@@ -180,7 +180,8 @@ static inline void cuda_nodes_check(const cuda_nodes *all, const char *what, int
     }
     CHECK(
         each == most,
-        "%s: a layer has %ld nodes, %ld are wanted: if it should be so, write it there and in docs/cuda.md",
+        "%s: a layer has %ld nodes, %ld are wanted: if it should be so, write it there and in "
+        "docs/cuda.md",
         what, each, most);
 }
 #endif

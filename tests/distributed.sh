@@ -124,7 +124,7 @@ code=$?
 check "the script, started again, ends with $code" [ $code -eq 0 ]
 check "it does not go on" grep -q '"event":"resume"' runs/slurm/log.jsonl
 check "it does not end" grep -q '"event":"train","step":60,' runs/slurm/log.jsonl
-check "it queues itself once more" [ "$(wc -l < "$work/requeued")" -eq 1 ]
+check "it queues itself again" [ "$(wc -l < "$work/requeued")" -eq 1 ]
 
 # Thread indices are below stx_threads, for which scratch memory is allocated, also after
 # the ranks have divided the processors.

@@ -1,8 +1,10 @@
-/* Fuzzing of what reads files in seqtx.h and seqtx_text.h: safetensors, stored vocabularies, text in every kind of token.
+/* Fuzzing of what reads files in seqtx.h and seqtx_text.h: safetensors, stored
+   vocabularies, text in every kind of token.
    With libFuzzer:  clang -fsanitize=fuzzer,address,undefined -DSEQTX_IMPLEMENTATION -DSTX_LIBFUZZER tests/fuzz_io.c -o fuzz_io -lm
    Without:         cc -DSEQTX_IMPLEMENTATION tests/fuzz_io.c -o fuzz_io -lm;  fuzz_io [iterations [seed]]: repeatable mutations of
    built-in seeds.
-   The first byte of an input chooses the reader. A broken promise of the library ends in abort(). */
+   The first byte of an input chooses the reader. A broken promise of the library ends in
+   abort(). */
 
 #ifdef STX_TEST_STUB
   #include "stub.h"

@@ -5,7 +5,7 @@
 #define STX_GEMM_CHECK_H
 #include "inner.h"
 
-/* Under sanitizers every second case, in turns (each size and each way of storing is
+/* Under sanitizers every second case, alternating (each size and each way of storing is
    there), and of its numbers one in seven: the plain product is what takes the time
    there, and all numbers are compared without them */
 #ifdef TEST_AMX_EMULATED

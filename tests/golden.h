@@ -21,7 +21,7 @@ static inline stx_ctx *golden_ctx(int threads) {
     return stx_create(&d);
 }
 
-/* n numbers of a context to the host and back; to be freed */
+/* n elements of a context to the host and back; to be freed */
 static inline stx_real *host_of(stx_ctx *x, const stx_real *p, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
     stx_download(x, h, p, n);

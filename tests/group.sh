@@ -267,7 +267,7 @@ par)
     setting "words" "2" $model $short $words --pattern sss --words-out adaptive --adaptive-in \
         --tied --tie-projs all --cutoffs 5,12 --div-val 2 --optim sgd --lr 0.03
     setting "--batch-split 2" "2 3" $model $short $trained --batch-split 2
-    setting "a search with a text of its own" "2 3" $model $short $search --optim sgd --lr 0.01 \
+    setting "a search with a separate text" "2 3" $model $short $search --optim sgd --lr 0.01 \
         --arch-share 0.2 --arch-every 3 --noise sequence
     rm -rf shard
     whole_run "a search with --shard" 3 shard $model $short $search --optim sgd --lr 0.01 \
@@ -449,7 +449,7 @@ attn_span)
     check "an evaluation that fails at one rank: exit code 1, not $rc" [ $rc -eq 1 ]
     check "rank, host and the option" \
         [ "$(grep -c "^$prog: rank 1 of 2, on $host: .*--max-memory" err)" -eq 1 ]
-    check "nobody else complains" [ "$(grep -c "^$prog: rank" err)" -eq 1 ]
+    check "no other rank complains" [ "$(grep -c "^$prog: rank" err)" -eq 1 ]
     check "the checkpoint before is good" loads memory/run.st
     check "it is of step 10" [ "$(meta memory/run.st step)" -eq 10 ]
     [ -z "$procs" ] || check "no process is left" nothing_left

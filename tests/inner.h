@@ -43,7 +43,9 @@ extern uint32_t inner_bf16(stx_real v);
 extern uint32_t inner_keep(stx_real p);
 extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads,
                                     int back); /* into how many units it cuts
-                                                                                                               the call */
+                                                                                                               the
+                                                                                                               call
+                                                                                                               */
 
 /* CPU twins of private kernels; the CUDA twins are declared in seqtx.h */
 extern void inner_shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,

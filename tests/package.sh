@@ -105,7 +105,7 @@ for feature in "" CBLAS=1/-DSEQTX_CBLAS/-lopenblas MPI=1/-DSEQTX_MPI/-lm \
         environment) check "$set, flags of the environment" calls $flags -- $set $programs ;;
         *) check "$set, flags of the command line" calls -- $flags $set $programs ;;
         esac
-        if [ -z "$c" ]; then # C++ has flags of its own, and the library no SentencePiece
+        if [ -z "$c" ]; then # C++ has separate flags, and the library no SentencePiece
             grep '^cc .*examples/' "$work/calls" > "$work/some"
             mv "$work/some" "$work/calls"
         fi
@@ -229,7 +229,7 @@ listed() { # the files that an installation has, by GNU names of directories
 ./the docs/README.md
 ./the docs/CHANGELOG.md"
 }
-# every directory of its own, with blanks; below the prefix, and behind DESTDIR
+# every directory set separately, with spaces; below the prefix and DESTDIR
 p="$work/a prefix" d="$work/a stage"
 gnu() {
     real "prefix=$p" "exec_prefix=$p/x" "libdir=$p/l" "includedir=$p/i n" "datarootdir=$p/d a" \

@@ -34,7 +34,7 @@ count() { # count NAME: adds what the program said on the last line of NAME.out,
 }
 
 # Microsoft's dialect: the headers as its compiler would read them, without what gcc and
-# clang have besides; tests/msvc/system.h stands in for its system headers. Neither C
+# clang have besides; tests/msvc/system.h replaces its system headers. Neither C
 # library nor compiler are Microsoft's, so this finds names and constructs, not more.
 if have clang; then
     mkdir -p "$work/msvc/sys"

@@ -82,7 +82,7 @@ check "the rest fills the panel" \
     [ "$(line wild.svg 1 | tr ' ' '\n' | sed 1d | cut -d, -f2 | sort -u | tr '\n' ' ')" \
     = "101.8 298.2 " ]
 
-# ---- resumed: after step 2 of 4; the clock begins anew
+# ---- resumed: after step 2 of 4; the clock restarts
 { echo "$start"; train 1 9 10; train 2 8 20; train 3 1 30; train 4 1 40
   echo '{"event":"resume","step":2,"config":{}}'
   train 3 7 5

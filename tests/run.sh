@@ -86,7 +86,7 @@ done
 [ -n "$quick" ] || for file in tests/*.sh tests/*.py; do
     own=$(grep -n -e 'timeout  *[0-9]' -e 'timeout -k [0-9]* [0-9]' -e 'timeout=[0-9]' "$file" |
         head -n 1)
-    [ -z "$own" ] || { echo "$file has a limit of its own, not that of tests/limit.sh:" \
+    [ -z "$own" ] || { echo "$file has a separate limit, not that of tests/limit.sh:" \
         "$own"; failed=$((failed + 1)); }
 done
 # seconds by part

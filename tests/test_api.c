@@ -31,7 +31,7 @@ static void *count_alloc(void *user, size_t n) {
         return NULL;
     p = (size_t *)malloc(n + 16);
     if (!p) return NULL;
-    memset(p, 0xA5, n + 16); /* nobody may count on zeros */
+    memset(p, 0xA5, n + 16); /* code must not rely on zeros */
     p[0] = n;
     c->live++;
     c->bytes += n;
@@ -68,7 +68,7 @@ static stx_ctx *plain(uint64_t seed, int threads) {
     return stx_create(&d);
 }
 
-/* Does fn come back? In a process of its own, so that a crash is one failure and not
+/* Does fn come back? In a separate process, so that a crash is one failure and not
    the end of the tests. */
 static int survives(int (*fn)(void)) {
     int status = 0;
@@ -296,10 +296,10 @@ static void expect(const void *result, const char *what, int code, const char *o
     const char *t = stx_error(ex);
     char first[600];
     CHECK(!result && !stx_ok(ex), "%s: no error", what);
-    CHECK(stx_error_code(ex) == code, "%s: code %d, want %d (%s)", what, stx_error_code(ex), code,
-          t);
+    CHECK(stx_error_code(ex) == code, "%s: code %d, expected %d (%s)", what, stx_error_code(ex),
+          code, t);
     CHECK(strstr(t, op) && strstr(t, got) && strstr(t, wanted),
-          "%s: want \"%s\", \"%s\", \"%s\" in: %s", what, op, got, wanted, t);
+          "%s: expected \"%s\", \"%s\", \"%s\" in: %s", what, op, got, wanted, t);
     snprintf(first, sizeof first, "%s", t);
     stx_fail(ex, STX_ERR_IO, "another");
     CHECK(!strcmp(stx_error(ex), first), "%s: the first error does not stay", what);
@@ -372,7 +372,7 @@ static stx_adaptive adaptive(void) {
 
 static int broken;
 
-/* each must be an error of its own, not a read outside of a table */
+/* each must be a separate error, not a read outside of a table */
 static int broken_adaptive(void) {
     static const int32_t id[3] = {0, 4, 11};
     stx_adaptive a;
@@ -590,7 +590,8 @@ static void errors(void) {
     WANT(stx_constant_create(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_constant_create", "got 0",
          "d0");
     (void)stx_scalar_set(ex, w, 1);
-    WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "another tensor", "stx_scalar_create of this context");
+    WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "another tensor", "stx_scalar_create of this "
+                                                                "context");
     (void)stx_scalar_create(ex, NAN);
     WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "nan", "finite");
     stx_param_scale(ex, w, 2, 6, 1);
@@ -1279,7 +1280,7 @@ static void limits(void) {
         CHECK(stx_bytes(x) >= before + 1070, "blocks are not counted");
         stx_block_free(x, b2);
         stx_block_free(x, b1);
-        CHECK(stx_bytes(x) == before + 70, "%zu bytes, want %zu", stx_bytes(x), before + 70);
+        CHECK(stx_bytes(x) == before + 70, "%zu bytes, expected %zu", stx_bytes(x), before + 70);
         q = (unsigned char *)stx_persist(x, 333);
         for (i = 0, good = 1; i < 333; i++)
             if (q[i]) good = 0;
@@ -1506,7 +1507,8 @@ static void linear_fused(void) {
                         CHECK(
                             stx_ok(x) && !memcmp(y, want, n * sizeof *y)
                                 && (!(i & 2) || !memcmp(pre, pre_want, n * sizeof *y)),
-                            "linear fused: (%zu,%zu) to %zu, act %d, bias %d, precision %d, %d threads",
+                            "linear fused: (%zu,%zu) to %zu, act %d, bias %d, precision %d, %d "
+                            "threads",
                             N, I, O, act, (int)(i & 1), precision, threads);
                     }
                 free(in);
@@ -1893,7 +1895,7 @@ static void optimisers(void) {
             for (i = 0; i < 4; i++)
                 CHECK(CLOSE(i < 3 ? a->data[i] : b->data[0], want[n - 1][i], tol),
                       "Adagrad, update %d, number %d: "
-                      "%.12g, want %.12g",
+                      "%.12g, expected %.12g",
                       n, i, (double)(i < 3 ? a->data[i] : b->data[0]), want[n - 1][i]);
         }
         stx_destroy(x);
@@ -2045,7 +2047,7 @@ static void radam(double beta2, double eps, double clip, double decay, int skip,
         for (i = 0; i < 3; i++)
             CHECK(CLOSE(r.w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-13 : 1e-6),
                   "RAdam, beta2 %g, skip %d, update %d, number %d: "
-                  "%.12g, want %.12g",
+                  "%.12g, expected %.12g",
                   B2, skip, t, i, (double)r.w->data[i], th[i]);
         if (skip && rho < 5)
             CHECK(r.w->data[0] == (stx_real)0.5 && r.o->state[0][0]->data[0] != 0
@@ -2209,7 +2211,7 @@ static void no_betas(void) {
                 CHECK(stx_optim_step(r.o, 0.1) == 1, "%s", stx_error(r.x));
                 for (i = 0; i < 3; i++)
                     CHECK(CLOSE(r.w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-13 : 2e-6),
-                          "kind %d, betas %g and %g, update %d, number %d: %.9g, want %.9g",
+                          "kind %d, betas %g and %g, update %d, number %d: %.9g, expected %.9g",
                           kinds[k], B1, B2, t, i, (double)r.w->data[i], th[i]);
             }
             CHECK(r.o->desc.beta1 == (which & 1 ? -1 : 0.9)
@@ -2257,7 +2259,7 @@ static void schedules(void) {
             /* 2.8, literal: first update at full lr; n > 1: lr s / W below W */
             want = n == 1 ? 2 : s < w ? 2 * s / w : W > 1 ? 2 * (w - 1) / w : 2;
             CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 1, 2, 0, 0, W, 0, n), want, 1e-14),
-                  "literal constant, W %d n %d: %g, want %g", (int)W, (int)n,
+                  "literal constant, W %d n %d: %g, expected %g", (int)W, (int)n,
                   lr_of(STX_LR_CONSTANT, 1, 2, 0, 0, W, 0, n), want);
             want = n == 1 ? 2 : s < w ? 2 * s / w : 0.1 + 1.9 * (1 + cos(pi * s / 5000)) / 2;
             CHECK(CLOSE(lr_of(STX_LR_COSINE, 1, 2, 0, 0.1, W, 5000, n), want, 1e-14),
@@ -2295,7 +2297,8 @@ static void schedules(void) {
         for (i = 0; i < 3; i++) {
             double lr = lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000, sru[i].n);
             CHECK(fabs(lr - sru[i].want) <= 6e-9 * sru[i].want,
-                  "recursive cosine, update %d: %.9g, want %.9g", (int)sru[i].n, lr, sru[i].want);
+                  "recursive cosine, update %d: %.9g, expected %.9g", (int)sru[i].n, lr,
+                  sru[i].want);
         }
         /* each rate from the one before, as the trainer goes along, in both warm-ups */
         for (i = 0; i < 5; i++) {
@@ -2505,7 +2508,7 @@ static void grads_in_one(void) {
                     for (e = 0; e < size[k]; e++)
                         want += (double)t[k]->grad[e] * (double)t[k]->grad[e];
                 CHECK(sum > 0 && CLOSE(sum, want, 1e-12),
-                      "the norm by pointer and length: %g, want %g", sum, want);
+                      "the norm by pointer and length: %g, expected %g", sum, want);
             }
             stx_optim_step(o, 0.1);
         }
@@ -3337,7 +3340,8 @@ static void packed_product(stx_ctx *x, stx_tensor *W, size_t M, int tb, size_t r
                      : !(y[i] == z[i]);
     CHECK(
         !wrong,
-        "%s: %zu rows, x W%s, rows %zu + %zu, columns %zu + %zu of %zu x %zu: %zu numbers are not those of the rounded weights",
+        "%s: %zu rows, x W%s, rows %zu + %zu, columns %zu + %zu of %zu x %zu: %zu numbers are not "
+        "those of the rounded weights",
         what, M, tb ? "^T" : "", r0, rows, c0, cols, W->dim[0], W->dim[1], wrong);
     free(a);
     free(y);
@@ -3492,7 +3496,8 @@ static void packed_weights(void) {
         }
         /* errors change nothing */
         memcpy(now, W->data, sizeof now);
-        CHECK(!stx_params_pack(p, 3) && strstr(stx_error(x), "kind: expected one of STX_WEIGHTS_*, got 3"),
+        CHECK(!stx_params_pack(p, 3) && strstr(stx_error(x), "kind: expected one of "
+                                                             "STX_WEIGHTS_*, got 3"),
               "%s", stx_error(x));
         stx_clear_error(x);
         for (e = 0; e < 3; e++) {
@@ -3565,7 +3570,7 @@ static void fits(const char *what, const int *hist, const double *p, size_t V) {
         k++;
     }
     bound = (double)k + 4 * sqrt(2.0 * (double)k) + 8;
-    CHECK(chi <= bound, "%s: chi-square %g, want below %g", what, chi, bound);
+    CHECK(chi <= bound, "%s: chi-square %g, expected below %g", what, chi, bound);
 }
 
 static void sampling(void) {

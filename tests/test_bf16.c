@@ -190,7 +190,7 @@ static void rounding(void) {
     CHECK(!bad, "%ld bit patterns do not go through memory", bad);
     for (i = 0; i < total; i++)
         if (inner_bf16(all[i]) != nearest(all[i]) && bad++ < 5)
-            printf("bfloat16 of %08x is %04x, want %04x\n", as_bits(all[i]), inner_bf16(all[i]),
+            printf("bfloat16 of %08x is %04x, expected %04x\n", as_bits(all[i]), inner_bf16(all[i]),
                    nearest(all[i]));
     CHECK(!bad, "bfloat16 by plain loops: %ld of %zu wrong", bad, total);
     for (k = 0; k < nb; k++) {
@@ -344,7 +344,7 @@ static void product_case(const product *p) {
                         : fabs(w) > 1e30 ? !(c == w || fabs(c - w) <= 1e-5 * fabs(w))
                                          : !(fabs(c - w) <= bound)) {
                         good = 0;
-                        printf("at %zu %zu %zu: %g, want %g\n", e, i, j, c, w);
+                        printf("at %zu %zu %zu: %g, expected %g\n", e, i, j, c, w);
                         break;
                     }
                     seen[at] = first[at];
@@ -576,7 +576,8 @@ static const char *attn_label(const attn *a) {
     static char t[400];
     snprintf(
         t, sizeof t,
-        "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g "
+        "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s "
+        "scale %g L %g R %g "
         "drop %g pad %d",
         a->B, a->T, a->S, a->H, a->D, a->P, a->P ? (a->pe_heads ? " per head" : " shared") : "",
         a->u ? " u" : "", a->vb ? " vb" : "", a->z, a->N, a->d.delta_min, a->d.span, a->d.eps,
@@ -1600,7 +1601,8 @@ int main(int argc, char **argv) {
         if (wanted != (argc > 1 && !strcmp(argv[1], "but"))) parts[i].run();
     }
     printf(
-        "largest errors: f32 to dense %.1e, f32 kernels %.1e, threads %.1e; bf16 to f32 %.1e, bf16 kernels %.1e, threads %.1e; loss "
+        "largest errors: f32 to dense %.1e, f32 kernels %.1e, threads %.1e; bf16 to f32 %.1e, "
+        "bf16 kernels %.1e, threads %.1e; loss "
         "%.1e\n",
         worst_seen[0], worst_seen[1], worst_seen[4], worst_seen[2], worst_seen[3], worst_seen[5],
         worst_seen[6]);

@@ -261,7 +261,7 @@ static double largest(const stx_real *a, size_t n) {
 }
 
 /* Hidden states (B,n,D) of a text, segment after segment; reset[s]: 1 + the stream
-   that begins anew before segment s */
+   that restarts before segment s */
 static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, stx_comp_state *s,
                              const int *reset) {
     const size_t D = m->desc.dim;
@@ -354,7 +354,7 @@ static void steps(void) {
             e = difference(got, whole, B * n * D);
             CHECK(e <= TOL * top, "%s%s: steps differ from segments by %g", name,
                   resets ? " with resets" : "", e);
-            /* whose state is handed down once more by a call that does not fill its
+            /* whose state is handed down again by a call that does not fill its
                segment */
             if (d.recurrence != STX_COMP_ROTATE) {
                 e = states_differ(s, g->state);
@@ -471,7 +471,8 @@ static void resets(void) {
                 const stx_memory_layer *p = i ? &cut->comp->layer[l] : &cut->mem->layer[l],
                                        *q = i ? &one->comp->layer[l] : &one->mem->layer[l];
                 size_t there = q->count, w = p->width, c;
-                CHECK(p->count >= there, "%s: %zu rows, want %zu at least", name, p->count, there);
+                CHECK(p->count >= there, "%s: %zu rows, expected %zu at least", name, p->count,
+                      there);
                 if (!there || !w) continue;
                 CHECK(difference(p->data + (p->count - there) * w, q->data, there * w)
                           <= TOL * largest(q->data, there * w),
@@ -505,7 +506,7 @@ static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t 
     return v;
 }
 
-/* In training, too: nll of a batch whose streams begin anew at different times is the
+/* In training, too: nll of a batch whose streams restart at different times is the
    mean of streams that stand alone, each with a fresh state from there on. A stream
    that is copied out of its batch, and streams that are put together one by one, go on
    as they were. */
@@ -786,7 +787,8 @@ static void states(void) {
             c = train(m2, o2, s2, t, B, n, i * S, &total2);
             CHECK(
                 a == c && total == total2,
-                "%s step %zu: nll %.12g, recomputed and without evaluation %.12g; total %.12g %.12g %s%s",
+                "%s step %zu: nll %.12g, recomputed and without evaluation %.12g; total %.12g "
+                "%.12g %s%s",
                 name, i, a, c, total, total2, stx_error(x), stx_error(x2));
         }
         train(m, NULL, s, t, B, n, 6 * S, NULL);
@@ -912,8 +914,8 @@ static void detached(void) {
             }
             aux = stx_comp_aux(m);
             sum *= m->desc.aux_weight / LAYERS;
-            CHECK(CLOSE(stx_item(x, aux), sum, TOL), "%s: aux %g, want %g", name, stx_item(x, aux),
-                  sum);
+            CHECK(CLOSE(stx_item(x, aux), sum, TOL), "%s: aux %g, expected %g", name,
+                  stx_item(x, aux), sum);
             sum += stx_item(x, nll);
             CHECK(CLOSE(stx_item(x, stx_comp_total(m, nll)), sum, TOL), "%s: total", name);
             stx_backward(x, aux);
@@ -1361,7 +1363,7 @@ static void literal(void) {
         d.positions = model[i].positions;
         d.literal = STX_COMP_LITERAL;
         m = stx_comp_create(x, &d);
-        CHECK(m && m->desc.literal == model[i].can, "model %zu: %u, want %u %s", i,
+        CHECK(m && m->desc.literal == model[i].can, "model %zu: %u, expected %u %s", i,
               m ? m->desc.literal : 0, model[i].can, stx_error(x));
         for (k = 0; k < 5; k++) {
             d.literal = 1u << k;
@@ -1570,7 +1572,7 @@ static void targets(void) {
             count++;
         }
         CHECK(CLOSE(stx_item(x, nll), count ? sum / (double)count : 0, 1e-5),
-              "case %d: nll %g, want %g %s", k, stx_item(x, nll), sum / (double)count,
+              "case %d: nll %g, expected %g %s", k, stx_item(x, nll), sum / (double)count,
               stx_error(x));
         stx_backward(x, nll);
         CHECK(stx_ok(x), "%s", stx_error(x));
@@ -1721,7 +1723,7 @@ static void usage(void) {
                 for (i = K - T; i < K; i++) queries += !(k & 4) || !pad[b * K + i];
                 if (!(e <= worst)) worst = e;
                 CHECK((double)have[1] == 0.5 + (j < n ? queries : 0),
-                      "row %zu: %g queries, want %g", j, (double)have[1] - 0.5, queries);
+                      "row %zu: %g queries, expected %g", j, (double)have[1] - 0.5, queries);
             }
         CHECK(worst < 1e-5, "case %d: off by %g", k, worst);
         free(sum);
@@ -1753,7 +1755,7 @@ static void pick(void) {
     stx_comp_pick(NULL, y, rows, used, 14, &g);
     CHECK(y[0] == 1 && y[3] == 0 && y[4] == 30 && y[5] == 40, "missing: %g %g %g", (double)y[3],
           (double)y[4], (double)y[5]);
-    /* row 1: two groups of its own four rows */
+    /* row 1: two groups of this row's four */
     g.first = first;
     stx_comp_pick(NULL, y, rows, used, 14, &g);
     CHECK(y[0] == 1 && y[3] == 0 && y[4] == 30 && y[5] == 40, "a young stream: %g %g %g",

@@ -366,7 +366,7 @@ def comp_logp(sd, cfg, ids, pre="net."):
 
 def xl_model(seed, d=12, H=2, dh=5, f=16, nl=2, V=20, sizes=None, divval=1, tied=None, hf=False, names="full", E=None, learned=0,
              not_tied=False):
-    """E: d_embed, with div_val 1. learned: rows of the tables of attn_type 1. not_tied: the output has tables of its own."""
+    """E: d_embed, with div_val 1. learned: rows of the tables of attn_type 1. not_tied: the output has separate tables."""
     m, n, pre, E = Maker(seed), H * dh, "transformer." if hf else "", E or d
     widths = [d // divval ** i for i in range(len(sizes))] if sizes else [E]
     tables = list(zip(sizes, widths)) if sizes and divval > 1 else [(sum(sizes) if sizes else V, E)]

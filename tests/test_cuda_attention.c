@@ -33,7 +33,8 @@ typedef struct attn {
     int sets, fresh;
     int pad; /* padded keys, which hold NaN: 0 none, 1 scattered, 2 before the sequence, 3 all of batch row 0, 4 all
                                      but a few,
-                                     5 every other 64, shifted by batch row, 6 the first 3 and the last 2, 7 a hole from 1/4 to 3/4 */
+                                     5 every other 64, shifted by batch row, 6 the first 3
+                                     and the last 2, 7 a hole from 1/4 to 3/4 */
 } attn;
 
 enum { Q, KV, PE, U, VB, Z, PK, PV, DY, INS, GRADS = DY }; /* k and v in one buffer */
@@ -47,7 +48,8 @@ static const char *label(const attn *c) {
     static char t[400];
     snprintf(
         t, sizeof t,
-        "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps %g%s first %ld%s%s scale %g L %g "
+        "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps %g%s first "
+        "%ld%s%s scale %g L %g "
         "R %g drop %g big %g gap %d%s pad %d",
         c->B, c->T, c->S, c->H, c->D, c->P, c->P ? (c->shared ? " shared" : " per head") : "",
         c->u ? " u" : "", c->vb ? " vb" : "", c->z, c->z_one ? " for all" : "", c->N, c->dmin,
@@ -95,7 +97,7 @@ static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real 
     a->dpersistent_v = a->persistent_v ? grad[PV] : NULL;
 }
 
-/* p + n numbers, as they are stored there */
+/* p + n elements, as they are stored there */
 static stx_real *skip(stx_ctx *x, const stx_real *p, size_t n) {
     if (!p) return NULL;
     return (
@@ -423,7 +425,8 @@ static void compare(const data *d, float **got, int half, int version, int forwa
         }
         CHECK(
             exact,
-            "%s of version %d, %s: a gap was written, or a row that sees nothing, or a padded key: %s",
+            "%s of version %d, %s: a gap was written, or a row that sees nothing, or a padded "
+            "key: %s",
             out_name[o], version, half ? "bf16" : "float", label(d->c));
     }
 }
@@ -664,7 +667,7 @@ static attn random_case(void) {
 
 /* >>sides: keys and values before the block in memory of their own, of groups of
    heads, each as far back as its heads see; gradients that are written whatever was
-   there. Against the CPU with all keys in one piece. What stands in no group's memory
+   there. Against the CPU with all keys in one piece. What is in no group's memory
    is NaN where one piece has it, so that nothing may read it; so are gradients that
    are to be written. */
 typedef struct sides {
@@ -965,8 +968,8 @@ static void sides_all(int half) {
 }
 
 /* >>dropout
-   Values are unit vectors, so that y holds the weights themselves: those that are 0 must be the CPU's, cell by cell. A replayed step's
-   shift is as another stream. */
+   Values are unit vectors, so that y holds the weights themselves: those that are 0 must
+   be the CPU's, cell by cell. A replayed step's shift is as another stream. */
 static void masks(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 20, .S = 33, .H = 2, .D = 64, .drop = 0.5},
@@ -1498,7 +1501,10 @@ static void rows(void) {
          .P = 99,
          .first = 50,
          .dmin = 1}, /* newest is 16 more than C - dmin, and strip 0
-                                                                                                 sees nothing: nearly */
+                                                                                                 sees
+                                                                                                 nothing:
+                                                                                                 nearly
+                                                                                                 */
         /* blocks with the end of a head, and the next */
         {.B = 200, .T = 3, .S = 9, .H = 3, .D = 8, .P = 9, .shared = 1},
         {.B = 90, .T = 17, .S = 20, .H = 4, .D = 8, .P = 20, .vb = 1, .dmin = 1},
@@ -1684,12 +1690,14 @@ static void refused(void) {
     CHECK(stx_attention_work_cuda(gpu[0], &a, 0) == 0, "work for 257 heads");
     stx_attention_fwd_cuda(gpu[0], &a);
     CHECK(stx_error_code(gpu[0]) == STX_ERR_SHAPE
-              && strstr(stx_error(gpu[0]), "stx_attention_fwd: heads: expected at most 256, got 257"),
+              && strstr(stx_error(gpu[0]), "stx_attention_fwd: heads: expected at most 256, got "
+                                           "257"),
           "%s", stx_error(gpu[0]));
     stx_clear_error(gpu[0]);
     stx_attention_bwd_cuda(gpu[0], &a);
     CHECK(stx_error_code(gpu[0]) == STX_ERR_SHAPE
-              && strstr(stx_error(gpu[0]), "stx_attention_bwd: heads: expected at most 256, got 257"),
+              && strstr(stx_error(gpu[0]), "stx_attention_bwd: heads: expected at most 256, got "
+                                           "257"),
           "%s", stx_error(gpu[0]));
     stx_clear_error(gpu[0]);
     a.H = 2;

@@ -1,6 +1,7 @@
-/* test_cuda_comp.c - the Compressive Transformer on a GPU: its kernels' CUDA twins against the CPU's, at odd sizes, from misaligned starts,
-   with guard numbers around every array, in any order of threads; small models of every option trained on both; steps replayed as graphs;
-   generation. "short" leaves the large cases out. */
+/* test_cuda_comp.c - the Compressive Transformer on a GPU: its kernels' CUDA twins
+   against the CPU's, at odd sizes, from misaligned starts, with guard numbers around
+   every array, in any order of threads; small models of every option trained on both;
+   steps replayed as graphs; generation. "short" leaves the large cases out. */
 #include "../seqtx_compressive.h"
 #include "cuda_arr.h"
 
@@ -315,7 +316,8 @@ static void compare_usage(const looked *s, int version) {
     }
     CHECK(
         worst <= (half ? 1e-2 : 1e-5) * STX_MAX(top_, 1),
-        "usage B %zu T %zu S %zu H %zu D %zu first %zu n %zu pe %d u %d pad %d version %d: off by %g of %g",
+        "usage B %zu T %zu S %zu H %zu D %zu first %zu n %zu pe %d u %d pad %d version %d: off by "
+        "%g of %g",
         s->B, s->T, s->S, s->H, s->D, s->first, s->n, s->pe, s->u, s->pad, version, worst, top_);
     least = 1;
     arr_check("usage against the CPU's", &usage, half ? 1e-2 : 1e-5);
@@ -787,7 +789,7 @@ static double model_run(model *r, int n) {
     return r->loss;
 }
 
-/* Step n with vectors of padding, and a stream that begins anew now and then; every
+/* Step n with vectors of padding, and a stream that restarts now and then; every
    third step is short */
 static double model_padded(model *r, int n) {
     size_t T = n % 3 == 2 ? r->S - 3 : r->S, b, i;
@@ -839,7 +841,8 @@ static void test_models(void) {
                           stx_error(a.x), stx_error(b.x));
                     CHECK(
                         fabs(la - lb) <= tol * la,
-                        "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the GPU",
+                        "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the "
+                        "GPU",
                         model_names[which], precision, padded, n, la, lb);
                 }
                 for (i = 0; i < a.m->params->count && !precision; i++) {
@@ -871,7 +874,7 @@ static void test_models(void) {
         }
 }
 
-/* A replayed step gives the same bits as one that is launched anew; and once memory is
+/* A replayed step gives the same bits as one that is launched; and once memory is
    full steps are replayed. Not those of STX_COMP_ROTATE, which hands its buffers on in
    each. */
 static void test_graph(void) {
@@ -892,7 +895,8 @@ static void test_graph(void) {
 #endif
         for (n = 0; n < 10; n++) {
             double la = model_run(&a, n), lb = model_run(&b, n);
-            CHECK(la == lb, "%s, step %d: %.9g anew, %.9g replayed", model_names[which], n, la, lb);
+            CHECK(la == lb, "%s, step %d: %.9g launched, %.9g replayed", model_names[which], n, la,
+                  lb);
             /* something else in between, in the same arenas: to a sanitizer what a
                replay uses is free then */
             if (n == 7 && !brief) {

@@ -1,6 +1,6 @@
 /* test_cuda_gemm.c - the CUDA twins of stx_gemm, stx_linear_fwd and stx_linear_bwd
    against those of the CPU, in float and in bfloat16, by cublasLt and by the kernel
-   that stands in where cublasLt has no algorithm. "short" leaves out most products and
+   that is used where cublasLt has no algorithm. "short" leaves out most products and
    layers, and the large ones. */
 #include "../seqtx.h"
 #include "inner.h"
@@ -110,7 +110,8 @@ static int product_case(stx_ctx *x, const product *p) {
            && !memcmp(got, want, nc * sizeof *got);
     CHECK(
         good,
-        "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu off %zu shared %d sum %d kinds %d %d %d whole %d",
+        "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu off %zu shared %d "
+        "sum %d kinds %d %d %d whole %d",
         bf16 ? "bf16" : "f32", p->batch, p->ta, p->tb, p->M, p->N, p->K, p->alpha, p->beta, p->gap,
         p->off, p->shared, p->sum, p->ka, p->kb, p->kc, p->whole);
     stx_cuda_free(x, dA);
@@ -313,7 +314,8 @@ static void layer_case(stx_ctx *x, const layer *l) {
               I, O, l->act, l->bias);
         free(got);
     }
-    /* an activation of its own pass sees a rounded argument; all slopes are below 1.13 */
+    /* an activation in a separate pass sees a rounded argument; all slopes are below 1.13
+       */
     got = fetch(x, gy, n);
     CHECK(near(got, y, n, half, bf16 ? (l->act ? 2 * HALF : small) : small),
           "y of linear N %zu I %zu O %zu act %d bias %d pre %d", N, I, O, l->act, l->bias, l->pre);
@@ -473,7 +475,7 @@ static void plans(stx_ctx *x) {
     CHECK(inner_plans(x) == after, "a second plan for the same kind of product");
     p.M++;
     product_case(x, &p);
-    CHECK(inner_plans(x) == after + 1, "no plan of its own for another shape");
+    CHECK(inner_plans(x) == after + 1, "no separate plan for another shape");
 }
 
 /* Rows that move in their buffer, or in the arena, are the same kind of product:
@@ -521,7 +523,7 @@ static void pieces_by_size(void) {
     size_t i;
     for (i = 0; i < sizeof want / sizeof *want; i++)
         CHECK(inner_pieces_of(want[i][0], want[i][1], want[i][2], 1) == want[i][3],
-              "(%zu,%zu) of %zu rows: %zu pieces, want %zu", want[i][0], want[i][1], want[i][2],
+              "(%zu,%zu) of %zu rows: %zu pieces, expected %zu", want[i][0], want[i][1], want[i][2],
               inner_pieces_of(want[i][0], want[i][1], want[i][2], 1), want[i][3]);
     /* the benchmarks' formulas count the same */
     for (i = 0; i < sizeof want / sizeof *want; i++)
@@ -529,7 +531,7 @@ static void pieces_by_size(void) {
                   == (double)want[i][3],
               "cuda_model.h has %g pieces",
               work_pieces((double)want[i][0], (double)want[i][1], (double)want[i][2]));
-    CHECK(inner_pieces_of(64, 64, 512, 0) == 1, "a launch of its own is worth more than that");
+    CHECK(inner_pieces_of(64, 64, 512, 0) == 1, "a separate launch costs more than that");
 }
 
 /* dW of a weight of `rows` of O rows, cut or whole, once or twice, waiting or not,
@@ -613,7 +615,7 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
 #ifdef SEQTX_CUDA_HOST
     batches = cuda_host_batches() - batches;
     CHECK(batches == p->cut * p->times || (pieces_timed && batches > p->cut * p->times),
-          "dW of N %zu I %zu O %zu in %d pieces: %ld batches of products, want %d", N, I, O,
+          "dW of N %zu I %zu O %zu in %d pieces: %ld batches of products, expected %d", N, I, O,
           p->pieces, batches, p->cut * p->times);
     if (!bf16 && p->cut && !p->pad) /* the shim's products have the CPU's bits */
         CHECK(!memcmp(got, exact, n * sizeof *got),
@@ -1030,7 +1032,7 @@ int main(int argc, char **argv) {
             stx_destroy(x);
         }
     {
-        /* not in bfloat16: a pass of its own rounds twice */
+        /* not in bfloat16: a separate pass rounds twice */
         stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);
         inner_tune(x, -2);
         layers(x);

@@ -343,7 +343,7 @@ static void address(stx_ctx *x, const char *addr, const char *port, const char *
     stx_cuda_group_id(x, id, 1);
     stx_clear_error(x);
     got = getenv("NCCL_COMM_ID");
-    CHECK(got && !strcmp(got, want), "%s, want %s", got ? got : "nothing", want);
+    CHECK(got && !strcmp(got, want), "%s, expected %s", got ? got : "nothing", want);
 }
 
 static void address_job(job *j) {
@@ -534,7 +534,8 @@ static void train_job(job *j) {
     if (j->ranks > 1) { /* what was captured in the group is not replayed without it */
         stx_group_leave(m.x);
         if (j->shard)
-            CHECK((model_run(&m, STEPS), strstr(stx_error(m.x), "the optimiser's state is sharded")),
+            CHECK((model_run(&m, STEPS), strstr(stx_error(m.x), "the optimiser's state is "
+                                                                "sharded")),
                   "a step: %s", stx_error(m.x));
         else
             CHECK(model_run(&m, STEPS) > 0 && stx_ok(m.x), "a step after the group: %s",
@@ -606,12 +607,14 @@ static void test_train(void) {
                     }
                     compare(ranks, &loss, &number);
                     printf(
-                        "%s, precision %d, %d ranks, overlap %d: losses within %.1e, parameters %.1e; %d calls of %d steps; nll %.3f to %.3f\n",
+                        "%s, precision %d, %d ranks, overlap %d: losses within %.1e, parameters "
+                        "%.1e; %d calls of %d steps; nll %.3f to %.3f\n",
                         families[family], precision, ranks, overlap, loss, number, told[0].calls,
                         STEPS, whole.loss[0], whole.loss[STEPS - 1]);
                     CHECK(
                         loss <= most && number <= most,
-                        "%s, precision %d, %d ranks, overlap %d: losses off by %g, parameters by %g",
+                        "%s, precision %d, %d ranks, overlap %d: losses off by %g, parameters by "
+                        "%g",
                         families[family], precision, ranks, overlap, loss, number);
                     if (overlap == 1 && !precision)
                         CHECK(before.hash == told[0].hash,

@@ -718,7 +718,7 @@ static void test_train(void) {
         }
 }
 
-/* A replayed step gives the same bits as one that is launched anew, dropout and the
+/* A replayed step gives the same bits as one that is launched, dropout and the
    optimiser's counts included. */
 static void test_graph(void) {
     int which, n;
@@ -734,8 +734,8 @@ static void test_graph(void) {
 #endif
         for (n = 0; n < 14; n++) {
             double la = model_run(&a, n, NULL), lb = model_run(&b, n, NULL);
-            CHECK(la == lb, "%s, step %d: %.9g anew, %.9g replayed", model_names[models[which]], n,
-                  la, lb);
+            CHECK(la == lb, "%s, step %d: %.9g launched, %.9g replayed", model_names[models[which]],
+                  n, la, lb);
             if (n == 9) { /* something else in between, in the same arenas */
                 int32_t *id = ids_of(5, a.V, 9);
                 stx_begin(b.x, STX_EVAL);
@@ -749,7 +749,7 @@ static void test_graph(void) {
         CHECK(model_hash(&a) == model_hash(&b), "%s: replays leave other parameters",
               model_names[models[which]]);
         CHECK(stx_step_index(a.x) == stx_step_index(b.x),
-              "the random stream: tick %d anew, %d replayed", (int)stx_step_index(a.x),
+              "the random stream: step index %d launched, %d replayed", (int)stx_step_index(a.x),
               (int)stx_step_index(b.x));
 #ifdef SEQTX_CUDA_HOST
         CHECK(cuda_host_graph_launches() - graphs >= (models[which] == IO ? 0 : 5),
@@ -820,8 +820,8 @@ static void test_groups(void) {
         stx_set(b.x, b.m->layer[0].z, z[phase]);
         for (n = 0; n < EACH; n++, step++) {
             double la = model_run(&a, step, NULL), lb = model_run(&b, step, NULL);
-            CHECK(la == lb && stx_ok(b.x), "phase %d, step %d: %.9g anew, %.9g replayed: %s", phase,
-                  step, la, lb, stx_error(b.x));
+            CHECK(la == lb && stx_ok(b.x), "phase %d, step %d: %.9g launched, %.9g replayed: %s",
+                  phase, step, la, lb, stx_error(b.x));
         }
         CHECK(groups_now(&b) == groups[phase], "phase %d: %zu groups of heads", phase,
               groups_now(&b));
@@ -853,7 +853,7 @@ static void test_pieces(void) {
         for (precision = 0; precision < 2; precision++) {
             model a, b;
 #ifdef SEQTX_CUDA_HOST
-            /* anew; and of a step that is captured, when products are counted */
+            /* launched; and of a step that is captured, when matmuls are counted */
             long batches = 0, most = 0, graphs;
 #endif
             model_make_sized(&a, models[i], STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, 1,
@@ -879,8 +879,8 @@ static void test_pieces(void) {
                 lb = model_run(&b, n, NULL);
 #endif
                 CHECK(la == lb && stx_ok(b.x),
-                      "%s in pieces, step %d: %.9g anew, %.9g replayed: %s", model_names[models[i]],
-                      n, la, lb, stx_error(b.x));
+                      "%s in pieces, step %d: %.9g launched, %.9g replayed: %s",
+                      model_names[models[i]], n, la, lb, stx_error(b.x));
             }
             CHECK(model_hash(&a) == model_hash(&b), "%s in pieces: replays leave other parameters",
                   model_names[models[i]]);
@@ -894,7 +894,7 @@ static void test_pieces(void) {
                 model_run(&a, n, NULL);
                 had = cuda_host_batches() - had;
                 CHECK(batches >= had + 4 && most >= batches,
-                      "%ld batches of products anew, %ld captured, %ld without pieces", batches,
+                      "%ld batches of matmuls launched, %ld captured, %ld without pieces", batches,
                       most, had);
             }
 #endif
@@ -904,7 +904,7 @@ static void test_pieces(void) {
 }
 
 /* One step that goes on from memory to memory: a to b and b to a; or over three of
-   them. It is replayed, with the bits of steps that are launched anew, and with the
+   them. It is replayed, with the bits of steps that are launched, and with the
    losses of a step that goes twice, or three times, from one memory to itself. */
 typedef struct turning {
     model r;
@@ -991,7 +991,7 @@ static void test_turns(void) {
             turning_run(&c, n, lc);
             for (k = 0; k < of[i].turns; k++) {
                 CHECK(la[k] == lb[k] && stx_ok(b.r.x),
-                      "case %d, step %d, turn %d: %.9g anew, %.9g replayed: %s", (int)i, n, k,
+                      "case %d, step %d, turn %d: %.9g launched, %.9g replayed: %s", (int)i, n, k,
                       la[k], lb[k], stx_error(b.r.x));
                 CHECK(fabs(la[k] - lc[k])
                           <= (of[i].precision == STX_PREC_BF16 ? 1e-2 : 1e-5) * la[k],
@@ -1001,7 +1001,7 @@ static void test_turns(void) {
         }
         CHECK(model_hash(&a.r) == model_hash(&b.r), "case %d: replays leave other parameters",
               (int)i);
-        CHECK(stx_step_index(a.r.x) == stx_step_index(b.r.x), "tick %d anew, %d replayed",
+        CHECK(stx_step_index(a.r.x) == stx_step_index(b.r.x), "step index %d launched, %d replayed",
               (int)stx_step_index(a.r.x), (int)stx_step_index(b.r.x));
         for (k = 0; k < of[i].states; k++) same_memory(a.s[k]->memory, b.s[k]->memory, "turns");
 #ifdef SEQTX_CUDA_HOST
@@ -1133,7 +1133,7 @@ static void test_scalars(void) {
                 la = stx_metric_get(a.x, 0);
                 lb = stx_metric_get(b.x, 0);
                 CHECK(la == lb && la > 0 && la != last && stx_ok(b.x),
-                      "scalar set %s, step %d: %.9g anew, %.9g replayed: %s",
+                      "scalar set %s, step %d: %.9g launched, %.9g replayed: %s",
                       inside ? "inside" : "between", n, la, lb, stx_error(b.x));
                 last = la;
             }
@@ -1152,8 +1152,8 @@ static void test_scalars(void) {
 }
 
 /* Adaptive input and softmax, with rows that are left out: steps whose tokens need the
-   same rooms are replayed, with the same bits as anew. blind: the key says nothing of
-   them; a replayed step whose ids do not fit has no update. */
+   same rooms are replayed, with the same bits as when launched. blind: the key says
+   nothing of them; a replayed step whose ids do not fit has no update. */
 enum { CB = 4, CT = 16, CV = 41 };
 
 typedef struct clustered {
@@ -1260,7 +1260,7 @@ static void test_clusters(void) {
             CHECK(stx_metric_get(a.x, 0) == stx_metric_get(b.x, 0)
                       && stx_metric_get(a.x, 1) == stx_metric_get(b.x, 1)
                       && stx_metric_get(a.x, 1) > stx_metric_get(a.x, 0) && stx_ok(b.x),
-                  "step %d: %.9g anew, %.9g replayed: %s", n, stx_metric_get(a.x, 0),
+                  "step %d: %.9g launched, %.9g replayed: %s", n, stx_metric_get(a.x, 0),
                   stx_metric_get(b.x, 0), stx_error(b.x));
         }
 #ifdef SEQTX_CUDA_HOST
@@ -1291,8 +1291,9 @@ static void test_clusters(void) {
     }
 }
 
-/* Sums of rows that backward leaves for later: of parameters that several ops have, of more than a table holds, of one that is gain and
-   shift, and of a bias that is no parameter, whose gradient is read before backward ends. */
+/* Sums of rows that backward leaves for later: of parameters that several ops have, of
+   more than a table holds, of one that is gain and shift, and of a bias that is no
+   parameter, whose gradient is read before backward ends. */
 enum { LATE_N = 70, LATE_C = 36, LATE_OPS = 17 };
 
 static void late_grads(int device, int precision, stx_real *got) {
@@ -1639,7 +1640,7 @@ static void test_not_repeatable(void) {
     model_free(&b);
 }
 
-/* A step that changes something of its own when it is called: it must be called once a
+/* A step that changes its own data when it is called: it must be called once a
    step, since it takes tokens from the host. */
 typedef struct counting {
     model *r;
@@ -1684,7 +1685,7 @@ static void test_keys(void) {
         stx_step_run(a.x, stx_span_key(a.m, a.in, a.out, a.s, 0), rate_step, &u);
         stx_step_run(b.x, stx_span_key(b.m, b.in, b.out, b.s, 0), rate_step, &v);
         CHECK(stx_metric_get(a.x, 0) == stx_metric_get(b.x, 0),
-              "step %d with a rate of its own: %g and %g", n, stx_metric_get(a.x, 0),
+              "step %d with a separate rate: %g and %g", n, stx_metric_get(a.x, 0),
               stx_metric_get(b.x, 0));
     }
     model_free(&a);
@@ -1941,7 +1942,7 @@ static void test_skip(void) {
     model_free(&r);
 }
 
-/* A bad token in a step that is replayed: nobody looks at it there, so it must not get
+/* A bad token in a step that is replayed: it is not checked there, so it must not get
    that far. */
 static void test_bad_token(void) {
     model r;
@@ -1966,9 +1967,11 @@ static void test_bad_token(void) {
     model_free(&r);
 }
 
-/* A NaN with all bits set, as CUDA's own are, does not become a number in the attention's products, and reaches every gradient that it
-   should: no limit on an exponent may hide it. In q, k or v of batch row 0, head 0, time 7; on the CPU, with version 0 and with the fused
-   kernels. (More may be NaN, of that head: 0 times NaN where a query does not see a key of the same tile.) */
+/* A NaN with all bits set, as CUDA's own are, does not become a number in the attention's
+   products, and reaches every gradient that it should: no limit on an exponent may hide
+   it. In q, k or v of batch row 0, head 0, time 7; on the CPU, with version 0 and with
+   the fused kernels. (More may be NaN, of that head: 0 times NaN where a query does not
+   see a key of the same tile.) */
 static void nan_grads(stx_ctx *x, int which, float *out, float *grads) {
     static const uint32_t bits = 0x7fffffffu;
 
@@ -2045,7 +2048,7 @@ static void test_nan(void) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-/* >>two GPUs: a context on each in one process. Steps in turns give the bits of one
+/* >>two GPUs: a context on each in one process. Alternating steps give the bits of one
    run after the other, on the same GPU and on two. */
 static void test_two_gpus(void) {
     /* one on each; with dropout, and attention's widest tiles */
@@ -2055,7 +2058,7 @@ static void test_two_gpus(void) {
     for (half = 0; half < 2; half++) {
         uint64_t hash[3][2];
         double loss[3][2];
-        /* alone on GPU 0, alone on its own, both in turns */
+        /* alone on GPU 0, alone on the other, both alternating */
         for (turn = 0; turn < 3; turn++) {
             model r[2];
             for (gpu = 0; gpu < 2; gpu++) {
@@ -2081,7 +2084,7 @@ static void test_two_gpus(void) {
             CHECK(hash[0][gpu] == hash[1][gpu] && loss[0][gpu] == loss[1][gpu],
                   "%s: alone on GPU %d: other bits than on GPU 0", model_names[kinds[gpu]], gpu);
             CHECK(hash[0][gpu] == hash[2][gpu] && loss[0][gpu] == loss[2][gpu],
-                  "%s on GPU %d, in turns with another: other bits than "
+                  "%s on GPU %d, alternating with another: other bits than "
                   "alone",
                   model_names[kinds[gpu]], gpu);
         }

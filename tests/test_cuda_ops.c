@@ -926,7 +926,7 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
         for (k = 0; k < o.pieces; k++)
             CHECK(CLOSE(sq[k], o.squares[k], 1e-13)
                       || (!(sq[k] <= 1e300) && !(o.squares[k] <= 1e300)),
-                  "%s: squares of piece %zu are %g, want %g", name, k, sq[k], o.squares[k]);
+                  "%s: squares of piece %zu are %g, expected %g", name, k, sq[k], o.squares[k]);
         BOTH(stx_optim_prepare, (cx, &o.u, o.c, o.pieces, o.squares, &d),
              (gx, o.du, o.d, o.pieces, o.dsq, &d));
         stx_cuda_download(gx, &u, o.du, sizeof u);
@@ -934,19 +934,19 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
                   && u.skipped == o.u.skipped,
               "%s: step %d: ok %d, %llu made, %llu left out", name, step, u.ok,
               (unsigned long long)u.step, (unsigned long long)u.skipped);
-        CHECK(!u.ok || CLOSE(u.norm / o.u.norm, 1, 1e-12), "%s: norm %.17g, want %.17g", name,
+        CHECK(!u.ok || CLOSE(u.norm / o.u.norm, 1, 1e-12), "%s: norm %.17g, expected %.17g", name,
               u.norm, o.u.norm);
         CHECK(!u.ok
                   || (CLOSE(u.factor, o.u.factor, 1e-7)
                       && CLOSE(u.correction1, o.u.correction1, 1e-7)
                       && CLOSE(u.correction2, o.u.correction2, 1e-9) && u.plain == o.u.plain),
-              "%s: factor %g, want %g", name, (double)u.factor, (double)o.u.factor);
+              "%s: factor %g, expected %g", name, (double)u.factor, (double)o.u.factor);
         CHECK(o.u.plain == (kind == STX_RADAM && o.u.step < 6), "%s: update %llu is %s", name,
               (unsigned long long)o.u.step, o.u.plain ? "plain" : "divided by the root of v");
         stx_cuda_download(gx, o.host, o.d, o.pieces * sizeof *o.host);
         for (k = 0; k < o.pieces; k++)
             CHECK(CLOSE(o.host[k].lr / (o.c[k].lr > 0 ? o.c[k].lr : 1), o.c[k].lr > 0, 2e-7),
-                  "%s: lr of piece %zu is %g, want %g", name, k, (double)o.host[k].lr,
+                  "%s: lr of piece %zu is %g, expected %g", name, k, (double)o.host[k].lr,
                   (double)o.c[k].lr);
         if (kind == STX_SGD)
             BOTH(stx_sgd_update, (cx, &o.u, o.c, o.pieces, momentum, decay),
@@ -1027,10 +1027,10 @@ static void test_optimisers(void) {
         arr a = arr_of(1, 1, 0, B_);
         BOTH(inner_metric_accumulate, (cx, &m, a.c, 0.3, 1), (gx, dm, a.d, 0.3, 1));
         stx_cuda_download(gx, &got, dm, sizeof got);
-        CHECK(CLOSE(got, m, 1e-15), "meter is %.17g, want %.17g", got, m);
+        CHECK(CLOSE(got, m, 1e-15), "meter is %.17g, expected %.17g", got, m);
         BOTH(inner_metric_accumulate, (cx, &m, a.c, -7, 0), (gx, dm, a.d, -7, 0));
         stx_cuda_download(gx, &got, dm, sizeof got);
-        CHECK(CLOSE(got, m, 1e-15), "meter is %.17g, want %.17g", got, m);
+        CHECK(CLOSE(got, m, 1e-15), "meter is %.17g, expected %.17g", got, m);
         arr_free(&a);
         stx_cuda_free(gx, dm);
     }

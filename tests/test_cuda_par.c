@@ -618,7 +618,7 @@ static double model_run(model *r, int n) {
     return r->loss;
 }
 
-/* Step n with vectors of padding, and a stream that begins anew now and then; every
+/* Step n with vectors of padding, and a stream that restarts now and then; every
    third step is short */
 static double model_padded(model *r, int n) {
     size_t T = n % 3 == 2 ? r->T - 3 : r->T, b, i;
@@ -680,7 +680,8 @@ static void test_models(void) {
                           stx_error(a.x), stx_error(b.x));
                     CHECK(
                         fabs(la - lb) <= tol * fabs(la),
-                        "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the GPU",
+                        "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the "
+                        "GPU",
                         model_names[which], precision, padded, n, la, lb);
                 }
                 if (!precision) params_check(model_names[which], &a, &b);
@@ -701,8 +702,8 @@ static void test_models(void) {
         }
 }
 
-/* A replayed step gives the same bits as one that is launched anew, with noise,
-   temperature, rates and tokens of its own */
+/* A replayed step gives the same bits as one that is launched, with noise,
+   with its temperature, rates and tokens */
 static void test_graph(void) {
     static const int models[] = {SOFT, HARD, RUNS, AGAIN, FORMS};
     size_t k;
@@ -721,8 +722,8 @@ static void test_graph(void) {
 #endif
         for (n = 0; n < 10; n++) {
             double la = model_run(&a, n), lb = model_run(&b, n);
-            CHECK(la == lb, "%s, step %d: %.9g anew, %.9g replayed: %s", model_names[which], n, la,
-                  lb, stx_error(b.x));
+            CHECK(la == lb, "%s, step %d: %.9g launched, %.9g replayed: %s", model_names[which], n,
+                  la, lb, stx_error(b.x));
             /* something else in between, in the same arenas: to a sanitizer what a
                replay uses is free then */
             if (n == 7 && !brief) {
@@ -740,7 +741,7 @@ static void test_graph(void) {
             hb = cuda_hash(b.x, b.m->arch->tensor[i]->data, 3, hb);
         }
         CHECK(ha == hb, "%s: replays leave other parameters", model_names[which]);
-        CHECK(!*stx_step_replay_status(b.x), "%s: steps are launched anew: %s", model_names[which],
+        CHECK(!*stx_step_replay_status(b.x), "%s: steps are launched: %s", model_names[which],
               stx_step_replay_status(b.x));
 #ifdef SEQTX_CUDA_HOST
         graphs = cuda_host_graph_launches() - graphs;

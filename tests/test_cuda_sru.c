@@ -178,7 +178,8 @@ static void compare(const shape *s) {
     for (i = 0; i < ARRAYS; i++) {
         snprintf(
             name, sizeof name,
-            "%s of B %zu T %zu H %zu D %zu k %zu tanh %d xr %d v %d V %d c0 %d m %d pad %d dh %d dlast %d dxr %d "
+            "%s of B %zu T %zu H %zu D %zu k %zu tanh %d xr %d v %d V %d c0 %d m %d pad %d dh %d "
+            "dlast %d dxr %d "
             "odd %d",
             part[i], s->B, s->T, s->H, s->D, s->k, s->tanh, s->xr, s->v, s->V, s->c0, s->m, s->pad,
             s->dh, s->dlast, s->dxr, s->odd);
@@ -205,7 +206,7 @@ static void test_options(void) {
                         lengths[] = {1, 31, 32, 33, 65, 200};
     static const shape base = {1, 1, 1, 1, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0};
     size_t h, l, n = 0;
-    /* all sizes; options in turns */
+    /* all sizes; options alternating */
     for (h = 0; h < COUNT(wide); h++)
         for (l = 0; l < COUNT(lengths); l++, n++) {
             shape s = base;
@@ -232,7 +233,8 @@ static void test_options(void) {
     for (
         n = 0; n < 384;
         n++) { /* all options at sizes that go in pieces of 16 bytes, and at one that does not: any but one
-                                               of the seven options together in each precision, all seven in one of the two */
+                                               of the seven options together in each
+                                               precision, all seven in one of the two */
         shape s = base;
         size_t options = n / 2 % 2 + n / 4 % 2 + n / 8 % 2 + n / 16 % 2 + n / 32 % 2 + n / 64 % 3
                          + n / 192;

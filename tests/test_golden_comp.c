@@ -89,7 +89,7 @@ static void config(const stx_file *f, stx_comp_desc *d, lists *k) {
     if (need(f, "literal_freeze")) d->literal |= STX_COMP_LITERAL_FREEZE;
 }
 
-/* Where number i of a parameter of the model stands in the file: tables there are
+/* Where number i of a parameter of the model is in the file: tables there are
    (H,rows,hd), convolutions (out,in,taps), decoders (in,out,taps) */
 static size_t place(const stx_comp *m, const char *name, const stx_tensor *t, size_t i) {
     const size_t D = m->desc.dim, hd = D / m->desc.heads, row = t->ndim == 2 ? i / t->dim[1] : 0,
@@ -165,8 +165,8 @@ static void number(const stx_file *f, const char *file, const char *what, size_t
     double *e;
     snprintf(key, sizeof key, "%s.%zu", what, s);
     e = entry(f, key, &n);
-    CHECK(e && at < n && CLOSE(have, e[at], TOL), "%s %s [%zu]: %.12g, want %.12g", file, key, at,
-          have, e && at < n ? e[at] : NAN);
+    CHECK(e && at < n && CLOSE(have, e[at], TOL), "%s %s [%zu]: %.12g, expected %.12g", file, key,
+          at, have, e && at < n ? e[at] : NAN);
     free(e);
 }
 
@@ -186,7 +186,7 @@ static void memory(const stx_file *f, const char *file, const char *what, size_t
             TOL, 1e-7);
     snprintf(key, sizeof key, "%s_pad.%zu", what, l);
     pad = integers(f, key, &n);
-    CHECK(!pad || n == s->B * y->count, "%s: %zu numbers in %s, want %zu", file, n, key,
+    CHECK(!pad || n == s->B * y->count, "%s: %zu numbers in %s, expected %zu", file, n, key,
           s->B * y->count);
     for (i = 0; i < s->B * y->count; i++)
         CHECK((pad ? pad[i] : 0) == (y->masked ? y->pad[i] : 0), "%s %s: row %zu is %s", file, key,
@@ -222,7 +222,7 @@ static void model_case(const char *name, int recompute, int threads, int two, in
     config(f, &d, &k);
     d.recompute = recompute;
     if (all) {
-        CHECK(d.literal == 15, "%s: literal forms %u, want 15 for this test", name, d.literal);
+        CHECK(d.literal == 15, "%s: literal forms %u, expected 15 for this test", name, d.literal);
         d.literal = STX_COMP_LITERAL;
     }
     B = (size_t)need(f, "B");
@@ -237,7 +237,7 @@ static void model_case(const char *name, int recompute, int threads, int two, in
     }
     CHECK(stx_params_size(m->params) == stx_comp_count(&d), "%s: %zu parameters, counted %zu", name,
           stx_params_size(m->params), stx_comp_count(&d));
-    CHECK(!all || m->desc.literal == 31, "%s: all literal forms are %u, want 31", name,
+    CHECK(!all || m->desc.literal == 31, "%s: all literal forms are %u, expected 31", name,
           m->desc.literal);
     load(m, f);
     for (l = 0; l < m->desc.layers && eval; l++) {
@@ -355,15 +355,16 @@ static void curve(void) {
         out = stx_tokens(x, buf, B, S);
         loss = stx_comp_loss(m, in, out, NULL, s, s);
         total = stx_comp_total(m, loss);
-        CHECK(CLOSE(stx_item(x, loss), nll[i], CURVE), "curve step %zu: nll %.12g, want %.12g %s",
-              i, stx_item(x, loss), nll[i], stx_error(x));
+        CHECK(CLOSE(stx_item(x, loss), nll[i], CURVE),
+              "curve step %zu: nll %.12g, expected %.12g %s", i, stx_item(x, loss), nll[i],
+              stx_error(x));
         CHECK(CLOSE(stx_item(x, total) - stx_item(x, loss), aux[i], CURVE),
-              "curve step %zu: aux, want %.12g", i, aux[i]);
+              "curve step %zu: aux, expected %.12g", i, aux[i]);
         stx_backward(x, total);
         stx_optim_step(optim, need(f, "lr"));
         stx_optim_sync(optim);
         CHECK(CLOSE(optim->grad_norm, norm[i], 10 * CURVE),
-              "curve step %zu: norm %.12g, want %.12g", i, optim->grad_norm, norm[i]);
+              "curve step %zu: norm %.12g, expected %.12g", i, optim->grad_norm, norm[i]);
     }
     CHECK(i == steps, "curve: %zu steps of %zu", i, steps);
     for (i = 0; i < m->params->count; i++)
@@ -408,7 +409,7 @@ static void greedy(const char *name, size_t t, const char *want) {
         snprintf(got + strlen(got), sizeof got - strlen(got), i ? " %ld" : "%ld", (long)token);
         y = stx_comp_gen_feed(g, &token, 1);
     }
-    CHECK(!strcmp(got, want), "%s after %zu: %s, want %s %s", name, t, got, want, stx_error(x));
+    CHECK(!strcmp(got, want), "%s after %zu: %s, expected %s %s", name, t, got, want, stx_error(x));
     stx_file_close(f);
     stx_destroy(x);
 }

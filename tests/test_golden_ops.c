@@ -273,7 +273,7 @@ static void optimisers(void) {
                 for (i = 0; i < n[k]; i++) {
                     CHECK(CLOSE(value[i], want[k][step * n[k] + i],
                                 spec ? (TOL > 1e-9 ? 1e-5 : 1e-11) : TOL),
-                          "%s step %zu tensor %zu[%zu]: %.12g, want %.12g", var_, step, k, i,
+                          "%s step %zu tensor %zu[%zu]: %.12g, expected %.12g", var_, step, k, i,
                           (double)value[i], want[k][step * n[k] + i]);
                     CHECK(grad[i] == 0, "%s: the gradient is not zeroed", var_);
                 }

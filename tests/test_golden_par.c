@@ -1,6 +1,8 @@
-/* seqtx_par.h against the golden vectors of an independent PyTorch implementation (tests/golden, README_par.md): hidden states, losses,
-   every token's nll, gates, memories with what is missing in them, every gradient, of call after call; evaluations with other memories;
-   greedy words; training; cuts and patterns. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_par DIR [NAME ...] */
+/* seqtx_par.h against the golden vectors of an independent PyTorch implementation
+   (tests/golden, README_par.md): hidden states, losses, every token's nll, gates,
+   memories with what is missing in them, every gradient, of call after call; evaluations
+   with other memories; greedy words; training; cuts and patterns. 1e-10 in the double
+   build, 1e-5 in float. Usage: test_golden_par DIR [NAME ...] */
 #include <stdint.h>
 #include "../seqtx_par.h"
 #include "test.h"
@@ -231,7 +233,7 @@ static void memory(const stx_file *f, const char *file, size_t l, size_t s,
         return;
     }
     want = entry(f, key, &m);
-    CHECK(want && m == n * D, "%s: %zu numbers in %s, want %zu", file, m, key, n * D);
+    CHECK(want && m == n * D, "%s: %zu numbers in %s, expected %zu", file, m, key, n * D);
     snprintf(key, sizeof key, "mem_pad.%zu.%zu", l, s);
     pad = integers(f, key, &m);
     have = host_of(st->model->ctx, stx_memory_read(st->mem, l, SIZE_MAX)->data, n * D);
@@ -446,7 +448,7 @@ static void model_case(const char *name, int recompute, int threads, int two) {
         if (stx_file_meta(f, "derived"))
             CHECK(stx_par_argmax(m, got, sizeof got) == m->desc.blocks
                       && !strcmp(got, text_of(f, "derived")),
-                  "%s: %s, want %s", name, got, text_of(f, "derived"));
+                  "%s: %s, expected %s", name, got, text_of(f, "derived"));
         free(p);
         free(want);
     }
@@ -533,8 +535,8 @@ static void training(const char *name) {
         h = stx_par_embed(m, ids_of(x, f, "tokens", i, B, 0));
         h = stx_par_segment(m, h, ids_of(x, f, "mask", i, B, 1), s, s);
         total = stx_par_total(m, stx_par_nll(m, h, ids_of(x, f, "targets", i, B, 0), NULL));
-        CHECK(CLOSE(stx_item(x, total), loss[i], CURVE), "%s step %zu: %.12g, want %.12g %s", name,
-              i, stx_item(x, total), loss[i], stx_error(x));
+        CHECK(CLOSE(stx_item(x, total), loss[i], CURVE), "%s step %zu: %.12g, expected %.12g %s",
+              name, i, stx_item(x, total), loss[i], stx_error(x));
         stx_backward(x, total);
         CHECK(stx_optim_step(weights, lr[i]), "%s step %zu: %s", name, i, stx_error(x));
         if (gates)
@@ -587,12 +589,12 @@ static void check_cuts(stx_ctx *x, const stx_file *f, const char *prefix, size_t
               stx_error(x));
         for (same = n == d.clusters - 1, i = 0; same && i < n; i++)
             same = (size_t)ends[i] == cut[i];
-        CHECK(same, "%s of case %zu: the first cutoff is %zu of %zu, want %ld", key, c,
+        CHECK(same, "%s of case %zu: the first cutoff is %zu of %zu, expected %ld", key, c,
               d.clusters > 1 ? cut[0] : 0, d.clusters - 1, ends ? (long)ends[0] : -1);
         snprintf(key, sizeof key, "%s%s_cost.%zu", prefix, d.cost ? "true" : "ref", c);
         want = entry(f, key, &n);
-        CHECK(want && fabs(total - want[0]) <= 1e-12 * fabs(want[0]), "%s: %.17g, want %.17g", key,
-              total, want ? want[0] : NAN);
+        CHECK(want && fabs(total - want[0]) <= 1e-12 * fabs(want[0]), "%s: %.17g, expected %.17g",
+              key, total, want ? want[0] : NAN);
         free(ends);
         free(want);
     }
@@ -638,7 +640,7 @@ static void rules(void) {
         p = (size_t)need(f, key);
         snprintf(key, sizeof key, "pattern.%zu", i);
         CHECK(stx_par_rule(got, sizeof got, L, p) == L && !strcmp(got, text_of(f, key)),
-              "PAR(%zu,%zu): %s, want %s", L, p, got, text_of(f, key));
+              "PAR(%zu,%zu): %s, expected %s", L, p, got, text_of(f, key));
     }
     for (form = 0; form < 2 && f; form++) {
         stx_par_anneal a;
@@ -648,8 +650,8 @@ static void rules(void) {
         a.to = need(f, form ? "tau_factor" : "tau_target");
         a.total = (uint64_t)need(f, "total");
         for (i = 0; want && i < steps; i++)
-            CHECK(CLOSE(stx_par_tau(&a, i), want[i], 1e-13), "tau %d at %zu: %g, want %g", form, i,
-                  stx_par_tau(&a, i), want[i]);
+            CHECK(CLOSE(stx_par_tau(&a, i), want[i], 1e-13), "tau %d at %zu: %g, expected %g", form,
+                  i, stx_par_tau(&a, i), want[i]);
         CHECK(want && steps > 1, "no tau");
         free(want);
     }

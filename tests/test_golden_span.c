@@ -112,7 +112,7 @@ static void model_case(const char *name, int recompute, int threads) {
             CHECK(stx_span_window(m, l) == (size_t)window[0][o]
                       && stx_span_cache(m, l) == (size_t)window[1][o]
                       && s->memory->layer[l].logical_count == (size_t)window[2][o],
-                  "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, want %ld, %ld, %ld",
+                  "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, expected %ld, %ld, %ld",
                   name, k, l, stx_span_window(m, l), stx_span_cache(m, l),
                   s->memory->layer[l].logical_count, (long)window[0][o], (long)window[1][o],
                   (long)window[2][o]);
@@ -132,14 +132,14 @@ static void model_case(const char *name, int recompute, int threads) {
         loss = stx_span_loss(m, in, out, s, s);
         sum = stx_span_total(m, loss);
         CHECK(CLOSE(stx_item(x, loss), nll[k], TOL * sharp),
-              "%s block %zu: nll %.12g, want %.12g %s", name, k, stx_item(x, loss), nll[k],
+              "%s block %zu: nll %.12g, expected %.12g %s", name, k, stx_item(x, loss), nll[k],
               stx_error(x));
         CHECK(CLOSE(stx_item(x, sum), total[k], TOL * sharp),
-              "%s block %zu: total %.12g, want %.12g", name, k, stx_item(x, sum), total[k]);
+              "%s block %zu: total %.12g, expected %.12g", name, k, stx_item(x, sum), total[k]);
         if (k == blocks - 1) stx_backward(x, sum);
         for (l = 0; window[3] && l < d.layers; l++)
             CHECK(s->memory->layer[l].logical_count == (size_t)window[3][k * d.layers + l],
-                  "%s block %zu layer %zu: %zu rows, want %ld", name, k, l,
+                  "%s block %zu layer %zu: %zu rows, expected %ld", name, k, l,
                   s->memory->layer[l].logical_count, (long)window[3][k * d.layers + l]);
     }
     for (i = 0; i < 4; i++) free(window[i]);
@@ -156,7 +156,7 @@ static void model_case(const char *name, int recompute, int threads) {
         snprintf(key, sizeof key, "cache.%zu", l);
         want = entry(f, key, &count);
         CHECK(want && s->memory->layer[l].logical_count * B * w == count,
-              "%s %s: %zu rows, want %zu", name, key, s->memory->layer[l].logical_count,
+              "%s %s: %zu rows, expected %zu", name, key, s->memory->layer[l].logical_count,
               count / B / w);
         if (!want) continue;
         for (r = 0; r < count; r++)

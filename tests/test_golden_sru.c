@@ -411,7 +411,7 @@ static void stack_case(const char *name, int threads) {
                 free(have);
             }
             free(piece);
-            /* and once more as a segment, for what it leaves behind: the same h,
+            /* and again as a segment, for what it leaves behind: the same h,
                without a tape */
             stx_begin(x, STX_EVAL);
             piece = columns(X, B, total, t0, seg[i], d.input);
@@ -547,7 +547,7 @@ static void lm_run(const char *name, int recompute, int threads) {
         stx_params_zero_grad(m->params);
         tokens_of(x, tok, B, n, t0, seg[i], &in, &out);
         loss = stx_sru_lm_loss(m, in, out, s, s);
-        CHECK(CLOSE(stx_item(x, loss), nll[i], TOL), "%s segment %zu: nll %.12g, want %.12g %s",
+        CHECK(CLOSE(stx_item(x, loss), nll[i], TOL), "%s segment %zu: nll %.12g, expected %.12g %s",
               name, i, stx_item(x, loss), nll[i], stx_error(x));
         stx_backward(x, loss);
     }
@@ -621,17 +621,17 @@ static void curve_case(const char *name, int kind) {
         stx_ids *in, *out;
         stx_tensor *l;
         double rate = stx_schedule_lr(&sc, k + 1);
-        CHECK(CLOSE(rate, lr[k], 1e-12), "%s step %zu: rate %.15g, want %.15g", name, k, rate,
+        CHECK(CLOSE(rate, lr[k], 1e-12), "%s step %zu: rate %.15g, expected %.15g", name, k, rate,
               lr[k]);
         stx_begin(x, STX_TRAIN);
         tokens_of(x, tok, B, n, k * T, T, &in, &out);
         l = stx_sru_lm_loss(m, in, out, s, s);
-        CHECK(CLOSE(stx_item(x, l), loss[k], TOL), "%s step %zu: loss %.12g, want %.12g", name, k,
-              stx_item(x, l), loss[k]);
+        CHECK(CLOSE(stx_item(x, l), loss[k], TOL), "%s step %zu: loss %.12g, expected %.12g", name,
+              k, stx_item(x, l), loss[k]);
         stx_backward(x, l);
         stx_optim_step(o, rate);
         CHECK(stx_optim_sync(o) && CLOSE(o->grad_norm, norm[k], 10 * TOL),
-              "%s step %zu: norm %.12g, want %.12g", name, k, o->grad_norm, norm[k]);
+              "%s step %zu: norm %.12g, expected %.12g", name, k, o->grad_norm, norm[k]);
     }
     for (k = 0; k < m->params->count; k++) {
         snprintf(key, sizeof key, "final.%s", m->params->name[k]);
@@ -732,10 +732,11 @@ static void schedule_case(void) {
     for (k = 0; plus1 && k < n; k++) {
         s.literal = 0;
         CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, plus1[k] / s.lr, 1e-12),
-              "recursive cosine %zu: %.15g, want %.15g", k, stx_schedule_lr(&s, k + 1), plus1[k]);
+              "recursive cosine %zu: %.15g, expected %.15g", k, stx_schedule_lr(&s, k + 1),
+              plus1[k]);
         s.literal = 1;
         CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, zero[k] / s.lr, 1e-12),
-              "recursive cosine from 0, %zu: %.15g, want %.15g", k, stx_schedule_lr(&s, k + 1),
+              "recursive cosine from 0, %zu: %.15g, expected %.15g", k, stx_schedule_lr(&s, k + 1),
               zero[k]);
     }
     memset(&s, 0, sizeof s);
@@ -745,7 +746,7 @@ static void schedule_case(void) {
     s.warmup = (uint64_t)need(f, "noam.warmup");
     for (k = 0; noam && k < 40; k++)
         CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, noam[k] / s.lr, 1e-12),
-              "noam %zu: %.15g, want %.15g", k + 1, stx_schedule_lr(&s, k + 1), noam[k]);
+              "noam %zu: %.15g, expected %.15g", k + 1, stx_schedule_lr(&s, k + 1), noam[k]);
     free(plus1);
     free(zero);
     free(noam);

@@ -879,7 +879,7 @@ static void row_log_softmax(void) {
         y = make_log_softmax(ctx1, &t, NULL);
         z = stx_softmax(ctx1, t);
         for (i = 0; i < 37; i++)
-            CHECK(CLOSE(y->data[i], log(z->data[i]), 1e-12), "log_softmax: %g, want %g",
+            CHECK(CLOSE(y->data[i], log(z->data[i]), 1e-12), "log_softmax: %g, expected %g",
                   (double)y->data[i], log(z->data[i]));
         y = make_log_softmax(ctx1, &t, &far);
         for (i = 0; i < 37; i++)
@@ -974,7 +974,7 @@ static void row_dropout(void) {
         }
         CHECK(good, "p %g: what is kept is not scaled by 1/keep", p);
         CHECK(fabs(kept / (double)n - keep) <= 4.5 * sqrt(keep * (1 - keep) / (double)n),
-              "p %g: kept %g, want %g", p, kept / (double)n, keep);
+              "p %g: kept %g, expected %g", p, kept / (double)n, keep);
         stx_backward_from(ctx1, y, dy);
         for (i = 0, good = 1; i < n; i++)
             if (!CLOSE(t->grad[i], b[i] == 0 ? 0 : dy[i] / keep, 1e-14)) good = 0;
@@ -1125,13 +1125,13 @@ static void row_cross_entropy_tokens(void) {
                 int counts = !(u.how.ignore && u.id[n] == u.how.ignored_id);
                 nll[n] = counts ? -lp->data[n * V + (size_t)u.id[n]] : 0;
                 CHECK(CLOSE(u.how.nll->data[n], nll[n], 1e-13),
-                      "options %d: nll of row %zu is %g, want %g", which, n,
+                      "options %d: nll of row %zu is %g, expected %g", which, n,
                       (double)u.how.nll->data[n], nll[n]);
             }
             CHECK(y && y->size == 1 && u.how.nll->size == N && !u.how.nll->needs_grad
                       && CLOSE(y->data[0], token_sum(&u, nll, N), 1e-13),
-                  "options %d: %g, want %g: %s", which, y ? y->data[0] : 0, token_sum(&u, nll, N),
-                  stx_error(ctx1));
+                  "options %d: %g, expected %g: %s", which, y ? y->data[0] : 0,
+                  token_sum(&u, nll, N), stx_error(ctx1));
             check(&p);
             free(nll);
             free(u.id);
@@ -2013,7 +2013,8 @@ static const char *attn_label(const attn *a) {
     static char t[300];
     snprintf(
         t, sizeof t,
-        "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps %g%s first %ld%s scale "
+        "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps "
+        "%g%s first %ld%s scale "
         "%g L %g R %g drop %g pad %d",
         a->B, a->T, a->S, a->H, a->D, a->P, a->P ? (a->pe_heads ? " per head" : " shared") : "",
         a->u ? " u" : "", a->vb ? " vb" : "", a->z, a->z_one ? " for all" : "", a->N,
@@ -3071,8 +3072,8 @@ static void row_adaptive_softmax(void) {
                     }
                     y = forward(ctx1, &p, in);
                     CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13),
-                          "adaptive softmax, %d clusters, dropout %g: %g, want %g", k, u.a.dropout,
-                          y ? y->data[0] : 0, want);
+                          "adaptive softmax, %d clusters, dropout %g: %g, expected %g", k,
+                          u.a.dropout, y ? y->data[0] : 0, want);
                     for (c = 0; c < (size_t)k; c++) free(mask[c]);
                     check(&p);
                     free(u.id);
@@ -3123,11 +3124,11 @@ static void row_adaptive_softmax_tokens(void) {
                                  ? 0
                                  : -lp->data[i * lp->dim[1] + (size_t)u.id[i]];
                     CHECK(CLOSE(u.how.nll->data[i], nll[i], 1e-12),
-                          "%d clusters, options %d: nll of row %zu is %g, want %g", k, which, i,
+                          "%d clusters, options %d: nll of row %zu is %g, expected %g", k, which, i,
                           (double)u.how.nll->data[i], nll[i]);
                 }
                 CHECK(y && lp && CLOSE(y->data[0], token_sum(&u, nll, 33), 1e-12),
-                      "%d clusters, options %d: %g, want %g: %s", k, which, y ? y->data[0] : 0,
+                      "%d clusters, options %d: %g, expected %g: %s", k, which, y ? y->data[0] : 0,
                       token_sum(&u, nll, 33), stx_error(ctx1));
                 check(&p);
                 free(u.id);
@@ -3243,7 +3244,8 @@ static void accumulation(void) {
         stx_begin(x, STX_TRAIN);
         stx_backward_from(x, w, &one);
         stx_backward_from(x, w, &one);
-        CHECK(w->grad[0] == 2, "dy of a parameter overwrites its gradient: %g, want 2", w->grad[0]);
+        CHECK(w->grad[0] == 2, "dy of a parameter overwrites its gradient: %g, expected 2",
+              w->grad[0]);
         stx_destroy(x);
     }
     { /* two losses of one step: the second backward has its gradients, or says that it cannot */
@@ -3257,7 +3259,7 @@ static void accumulation(void) {
         stx_backward(x, l1);
         stx_backward(x, l2);
         CHECK(!stx_ok(x) || w->grad[0] == 8,
-              "the second backward of a step is silently nothing: %g, want 8 or an error",
+              "the second backward of a step is silently nothing: %g, expected 8 or an error",
               w->grad[0]);
         stx_destroy(x);
     }
@@ -3544,7 +3546,7 @@ static void row_recurrence(void) {
 
 /* A whole stack: user is its desc; x, states, memory are variables. Dropout too, for
    its masks repeat. */
-/* seqtx_compressive.h: ops of its own */
+/* seqtx_compressive.h: its ops */
 typedef struct comp_user {
     int kind;
     stx_comp_groups g;
@@ -4120,7 +4122,7 @@ static void row_attention_all(void) {
     attention_parts();
 }
 
-/* seqtx_par.h: ops of its own */
+/* seqtx_par.h: its ops */
 typedef struct mix_user {
     size_t T, run;
 } mix_user;
@@ -4443,7 +4445,8 @@ static void passed_results(void) {
                     }
                     CHECK(
                         worst < 1e-12,
-                        "results passed on %d, used %d, rows %d, chunks %d: recomputed is off by %g",
+                        "results passed on %d, used %d, rows %d, chunks %d: recomputed is off by "
+                        "%g",
                         what, use, r, c, worst);
                 }
 }

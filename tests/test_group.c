@@ -33,8 +33,8 @@ static stx_ctx *context(uint64_t seed, int joined, size_t bucket, int shard) {
         g.bucket = bucket;
         g.shard = shard;
         CHECK(stx_group_join(x, &g), "rank %d: %s", rank, stx_error(x));
-        CHECK(stx_rank(x) == rank && stx_ranks(x) == ranks, "%d of %d, want %d of %d", stx_rank(x),
-              stx_ranks(x), rank, ranks);
+        CHECK(stx_rank(x) == rank && stx_ranks(x) == ranks, "%d of %d, expected %d of %d",
+              stx_rank(x), stx_ranks(x), rank, ranks);
     }
     return x;
 }
@@ -154,7 +154,7 @@ static void sums(void) {
             }
         }
 
-        /* nobody else: everything stays as it is, and is right */
+        /* no other rank: everything stays as it is, and is correct */
         for (i = 0; i <= n; i++) v[i] = i % 5 ? hashed(i, (uint64_t)rank) : (double)NAN;
         memcpy(w, v, (n + 1) * sizeof *v);
         CHECK(stx_group_sum(alone, v, n) && stx_group_max(alone, v, n)
@@ -299,12 +299,14 @@ static void environment(void) {
     }
     started("", 0, 1, 0, 1, NULL);
     started(
-        "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4",
+        "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+        "OMPI_COMM_WORLD_LOCAL_SIZE=4",
         2, 8, 1, 4, "OMPI_COMM_WORLD_SIZE");
     started("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", 0, 1, 0, 1, NULL);
     started("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2", 0, 2, 0, 1, "OMPI_COMM_WORLD_SIZE");
     started(
-        "MV2_COMM_WORLD_RANK=3 MV2_COMM_WORLD_SIZE=4 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2",
+        "MV2_COMM_WORLD_RANK=3 MV2_COMM_WORLD_SIZE=4 MV2_COMM_WORLD_LOCAL_RANK=1 "
+        "MV2_COMM_WORLD_LOCAL_SIZE=2",
         3, 4, 1, 2, "MV2_COMM_WORLD_SIZE");
     started("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2", 1, 2, 1, 2, "PMI_SIZE");
     started("SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=3", 5,
@@ -323,7 +325,8 @@ static void environment(void) {
     /* torchrun inside of srun: each machine's step has one task, torchrun makes
        several of it */
     started(
-        "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 TORCHELASTIC_RUN_ID=x RANK=13 WORLD_SIZE=16 "
+        "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 TORCHELASTIC_RUN_ID=x RANK=13 "
+        "WORLD_SIZE=16 "
         "LOCAL_RANK=5 LOCAL_WORLD_SIZE=8",
         13, 16, 5, 8, "WORLD_SIZE");
     started(
@@ -660,7 +663,7 @@ static void losses(void) {
     }
 }
 
-/* A mean over n numbers of this rank's, n unlike at all ranks */
+/* A mean over n elements of this rank, with another n at each rank */
 static void parts(void) {
     stx_ctx *x = context(9, 1, 0, 0), *alone = context(9, 0, 0, 0);
     double each = 0, sum = 0, v;
@@ -671,7 +674,7 @@ static void parts(void) {
         stx_begin(x, STX_TRAIN);
         v = stx_item(x, stx_group_loss_scale(x, n));
         each = ranks == 1 ? 1 : all > 0 ? n * ranks / all : 0;
-        CHECK(CLOSE(v, each, 1e-15), "%g of %g: %g, want %g", n, all, v, each);
+        CHECK(CLOSE(v, each, 1e-15), "%g of %g: %g, expected %g", n, all, v, each);
         sum = mean_of_ranks(v);
         CHECK(CLOSE(sum, i < 2 || ranks == 1 ? 1 : 0, 1e-14), "all parts: %g", sum);
     }
@@ -917,7 +920,7 @@ static void overlapped(void) {
 // >>parameters
 
 static void parameters(void) {
-    stx_ctx *x = context(100 + (uint64_t)rank, 1, 0, 0); /* a seed of its own */
+    stx_ctx *x = context(100 + (uint64_t)rank, 1, 0, 0); /* a separate seed */
     stx_params *p = small_params(x);
     stx_real mine[72 * 72], *want = (stx_real *)malloc(72 * 72 * sizeof *want);
     size_t i;
@@ -1015,7 +1018,7 @@ typedef struct family {
     double clip;
     int passes; /* of backward in an update */
     int ignore; /* targets of -1: sometimes all of some streams, sometimes none */
-    /* streams begin anew at their own times, sometimes all of a rank's and none of
+    /* streams restart at their own times, sometimes all of a rank's and none of
        another's */
     int resets;
 } family;
@@ -1624,7 +1627,8 @@ int main(int argc, char **argv) {
     if (ranks > 1) {
         long before = test_failed;
         CHECK(!stx_group_join(group, NULL), "joined again");
-        refused(group, STX_ERR_DEVICE, "stx_group_join: MPI was finalised when the last context left",
+        refused(group, STX_ERR_DEVICE, "stx_group_join: MPI was finalised when the last context "
+                                       "left",
                 "only once");
         CHECK(stx_ranks(group) == 1, "a group");
         count[0] += 3 - (double)(test_failed - before);

@@ -1,6 +1,8 @@
-/* Tests of the section "files" of seqtx.h and of seqtx_text.h: safetensors, atomic writing, vocabularies, corpora, batches.
+/* Tests of the section "files" of seqtx.h and of seqtx_text.h: safetensors, atomic
+   writing, vocabularies, corpora, batches.
    Build: cc -std=c99 -DSEQTX_IMPLEMENTATION tests/test_io.c -o test_io -lm     Prints what fails; the last line is "N passed, N failed".
-   test_io --export FILE writes a sample file for other readers, test_io --import FILE prints what it finds in one. */
+   test_io --export FILE writes a sample file for other readers, test_io --import FILE
+   prints what it finds in one. */
 
 #ifndef _GNU_SOURCE
   #define _GNU_SOURCE
@@ -483,7 +485,8 @@ static void test_malformed(void) {
     GOOD("{}", 0, 0);
     GOOD("{\"a\":" T8 "}", 8, 1);
     GOOD(
-        "{ \"a\" : { \"shape\" : [ 2 ] , \"data_offsets\" : [ 0 , 8 ] ,\n\t\r\"dtype\":\"F32\" } } \n ",
+        "{ \"a\" : { \"shape\" : [ 2 ] , \"data_offsets\" : [ 0 , 8 ] ,\n"
+        "\t\r\"dtype\":\"F32\" } } \n ",
         8, 1);
     GOOD("{\"a\":" T8 ",\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[8,8]}}", 8, 2);
     GOOD("{\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[8,11]},\"a\":" T8 "}", 11, 2);
@@ -1922,7 +1925,7 @@ static void test_batches(void) {
                 wrong += memcmp(X, X2, B * T * sizeof *X) != 0
                          || memcmp(Y, Y2, B * T * sizeof *Y) != 0;
             }
-            /* the rule, written once more */
+            /* the rule, written again */
             fresh = 0;
             p += T;
             if (p >= n - T) {
@@ -1966,7 +1969,7 @@ static void test_batches(void) {
     }
 }
 
-/* Records, the rule written once more: blocks of T + 1 without overlap, row b of
+/* Records, the rule written again: blocks of T + 1 without overlap, row b of
    record q is block q + b stride. */
 static void test_records(void) {
     static const size_t shapes[][3] = {{103, 3, 5}, {40, 4, 3},   {8, 2, 3},
@@ -2131,7 +2134,8 @@ static void test_ids(void) {
     SAME(text, " the cats\n the@-@ catA \xe2\x81\x87  the");
     CHECK(stx_vocab_encode(v, "8 0", 3, id, 16) == 2 && id[0] == 8 && id[1] == 0);
     CHECK(stx_vocab_encode(v, "8 9", 3, id, 16) == STX_NPOS);
-    ERROR(STX_ERR_FORMAT, "expected piece ids from 0 to 8, separated by white space, got '9' at byte 2");
+    ERROR(STX_ERR_FORMAT, "expected piece ids from 0 to 8, separated by white space, got '9' at "
+                          "byte 2");
     CHECK(stx_vocab_encode(v, "x", 1, id, 16) == STX_NPOS);
     ERROR(STX_ERR_FORMAT, "got 'x' at byte 0");
     CHECK(stx_vocab_encode(v, "99999999999999999999", 20, id, 16) == STX_NPOS);

@@ -41,8 +41,8 @@ typedef struct words_case {
     size_t emb;
     int share_tables, share_projs, cluster_major, direct_head, widths;
     const char *names;
-    /* 1 no_projections, 2 separate_first, 4 proj_biases, 8 no_cutoffs, 16 an input without
-       projections */
+    /* 1 no_projections, 2 separate_first, 4 proj_biases, 8 no_cutoffs, 16 an input
+       without projections */
     int more;
 } words_case;
 
@@ -55,7 +55,8 @@ static const words_case words_cases[] = {
     {STX_VOCAB_PLAIN, STX_VOCAB_ADAPTIVE, 7, 0, 0, 0, 1, 0,
      "in_emb.weight out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 "
      "out_emb.biases.0 "
-     "out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ",
+     "out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 "
+     "out_emb.biases.2 ",
      0},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_PLAIN, 0, 0, 0, 0, 0, 0,
      "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 "
@@ -64,51 +65,63 @@ static const words_case words_cases[] = {
      0},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 0, 0, 0, 0, 0,
      "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
-     "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
+     "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.projs.0 "
+     "out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
      "out_emb.biases.1 "
      "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ",
      0},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 1, 0, 0, 0,
      "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
-     "out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 ",
+     "out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 "
+     "out_emb.biases.2 ",
      0},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 0, 1, 0, 1,
-     "out_emb.tables.0 out_emb.projs.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
-     "in_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 in_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight "
+     "out_emb.tables.0 out_emb.projs.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 "
+     "out_emb.projs.1 "
+     "in_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 in_emb.projs.2 "
+     "out_emb.biases.2 out_emb.cluster.weight "
      "out_emb.cluster.bias ",
      0},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 1, 1, 1, 0,
      "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
-     "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight out_emb.cluster.bias ",
+     "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight "
+     "out_emb.cluster.bias ",
      0},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 0, 0, 0, 0,
-     "in_emb.tables.0 in_emb.tables.1 in_emb.tables.2 out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 "
+     "in_emb.tables.0 in_emb.tables.1 in_emb.tables.2 out_emb.cluster.weight out_emb.cluster.bias "
+     "out_emb.biases.0 out_emb.biases.1 "
      "out_emb.biases.2 ",
      1},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 1, 0, 0, 0,
      "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
-     "out_emb.cluster.weight out_emb.cluster.bias out_emb.projs.0 out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 ",
+     "out_emb.cluster.weight out_emb.cluster.bias out_emb.projs.0 out_emb.biases.0 "
+     "out_emb.biases.1 out_emb.biases.2 ",
      2},
     {STX_VOCAB_PLAIN, STX_VOCAB_ADAPTIVE, 0, 0, 0, 0, 1, 0,
      "in_emb.weight out_emb.cluster.weight out_emb.cluster.bias "
-     "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.proj_biases.1 out_emb.biases.1 "
+     "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.proj_biases.1 "
+     "out_emb.biases.1 "
      "out_emb.tables.2 out_emb.projs.2 out_emb.proj_biases.2 out_emb.biases.2 ",
      4},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 1, 1, 0, 0,
      "out_emb.tables.0 out_emb.projs.0 out_emb.biases.0 ", 8},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 1, 1, 0, 1,
-     "out_emb.tables.0 out_emb.projs.0 out_emb.proj_biases.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
-     "out_emb.proj_biases.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.proj_biases.2 out_emb.biases.2 "
+     "out_emb.tables.0 out_emb.projs.0 out_emb.proj_biases.0 in_emb.projs.0 out_emb.biases.0 "
+     "out_emb.tables.1 out_emb.projs.1 "
+     "out_emb.proj_biases.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 "
+     "out_emb.proj_biases.2 out_emb.biases.2 "
      "out_emb.cluster.weight out_emb.cluster.bias ",
      2 + 4},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 0, 0, 0, STX_VOCAB_OUTPUT, 0,
-     "in_emb.tables.0 in_emb.tables.1 in_emb.tables.2 out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.biases.0 "
+     "in_emb.tables.0 in_emb.tables.1 in_emb.tables.2 out_emb.cluster.weight out_emb.cluster.bias "
+     "out_emb.tables.0 out_emb.biases.0 "
      "out_emb.tables.1 out_emb.projs.1 out_emb.proj_biases.1 out_emb.biases.1 "
      "out_emb.tables.2 out_emb.projs.2 out_emb.proj_biases.2 out_emb.biases.2 ",
      4 + 16},
     {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 0, 0, 0, STX_VOCAB_OUTPUT, 0,
      "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
-     "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
+     "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.biases.0 "
+     "out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
      "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ",
      0},
 };
@@ -165,8 +178,8 @@ static void drawn(stx_vocab_io *w, const char *what, const stx_tensor *t, double
     size_t i;
     for (i = 0; t && i < t->size; i++)
         if (fabs((double)v[i]) > top) top = fabs((double)v[i]);
-    CHECK(t && top <= bound * (1 + 1e-6) && top > bound * 0.7, "%s: up to %g, want nearly %g", what,
-          top, bound);
+    CHECK(t && top <= bound * (1 + 1e-6) && top > bound * 0.7, "%s: up to %g, expected nearly %g",
+          what, top, bound);
     free(v);
 }
 
@@ -235,7 +248,7 @@ static void words_whole(void) {
                 if (!(fabs((double)rows[i] - nll_i) <= off)) off = fabs((double)rows[i] - nll_i);
             }
             CHECK(CLOSE(stx_item(x, lp), want, 10 * TOL) && off < 10 * TOL,
-                  "case %zu: weighted loss %g, want %g; rows off by %g: %s", k, stx_item(x, lp),
+                  "case %zu: weighted loss %g, expected %g; rows off by %g: %s", k, stx_item(x, lp),
                   want, off, stx_error(x));
             free(rows);
         }
@@ -575,7 +588,7 @@ static void rows_random(void) {
                   "rows before a block: %s", stx_error(x));
             e = had + T > keep ? had + T - keep : 0;
             old = stx_memory_evicted(s, 0, keep, h, pad, &mask);
-            CHECK(e ? old && old->dim[1] == e : !old && !mask, "%zu fall out, want %zu",
+            CHECK(e ? old && old->dim[1] == e : !old && !mask, "%zu fall out, expected %zu",
                   old ? old->dim[1] : 0, e);
             if (old) { /* as the newest of a memory of their own */
                 stx_memory *fell = rows_of(x, RB, 1, 0, zeros, 0, 0);
@@ -596,7 +609,7 @@ static void rows_random(void) {
             old = stx_memory_read(s, 1, 6);
             for (b = 0; b < 2; b++)
                 CHECK(stx_memory_push(o, s, b, keep, h, pad), "%s", stx_error(x));
-            CHECK(stx_memory_max_rows(o) == STX_MIN(keep, had + T), "%zu rows, want %zu",
+            CHECK(stx_memory_max_rows(o) == STX_MIN(keep, had + T), "%zu rows, expected %zu",
                   stx_memory_max_rows(o), STX_MIN(keep, had + T));
             /* what is pushed does not change it in this step */
             for (b = 0; old && b < RB; b++)
@@ -1019,8 +1032,9 @@ static void rows_kept(void) {
     stx_destroy(x);
 }
 
-/* States in turns within one step: each is looked at, and its rows are replaced by others. What the step has looked at stays until it ends;
-   from the third step with full memories on, nothing is allocated, and steps begin with the same addresses and room. */
+/* Alternating states within one step: each is looked at, and its rows are replaced by
+   others. What the step has looked at stays until it ends; from the third step with full
+   memories on, nothing is allocated, and steps begin with the same addresses and room. */
 static void rows_turns(void) {
     enum { STATES = 3, MOST = 6 };
 
@@ -1440,8 +1454,8 @@ static void cache_attention(void) {
     }
 }
 
-/* Keys that pad marks among those that are kept: as stx_attention over all of them; and what it says it gave the kernel, whose statistics
-   make the weights again */
+/* Keys that pad marks among those that are kept: as stx_attention over all of them; and
+   what it says it gave the kernel, whose statistics make the weights again */
 static void cache_pad(void) {
     enum { B = 2, N = 40, C = 8, H = 2 };
 
@@ -1573,8 +1587,8 @@ static void cache_errors(void) {
     stx_destroy(x);
 }
 
-
-// >>lm: a family. One layer of attention over a memory of its own inputs, with learned distances, and a residual
+// >>lm: a family. One layer of attention over a memory of its inputs, with learned
+// distances, and a residual
 
 typedef struct mini {
     stx_ctx *ctx;
@@ -1870,7 +1884,7 @@ static void lm_whole(void) {
             lb = lm_step(&b, ob, sb, step, 1);
             CHECK(la == lb, "kind %d step %zu: %.17g, resumed %.17g", kind, step, la, lb);
         }
-        /* evaluated with a state of its own: training does not notice */
+        /* evaluated with a separate state: training does not notice */
         ev = a.state_create(a.model, LB, 0);
         for (la = 0, i = 0; i < 3; i++) la += lm_step(&a, NULL, ev, i, 0);
         a.state_reset(ev);
@@ -1910,7 +1924,7 @@ static void lm_whole(void) {
         got = a.gen_feed(gen, t, LT);
         for (i = v = 0; got && v < LV; v++)
             if (got[v] > got[i]) i = v;
-        CHECK(got && (int32_t)i == t[LT], "kind %d: goes on with %zu, want %d", kind, i,
+        CHECK(got && (int32_t)i == t[LT], "kind %d: goes on with %zu, expected %d", kind, i,
               (int)t[LT]);
         a.gen_free(gen);
         a.state_free(sa);

@@ -240,7 +240,7 @@ static double largest(const stx_real *a, size_t n) {
 }
 
 /* Hidden states (B,n,D) of a text in calls of w tokens; reset[s]: 1 + the stream that
-   begins anew before call s. They are in `mode` */
+   restarts before call s. They are in `mode` */
 static stx_real *by_calls(stx_par *m, const int32_t *t, size_t B, size_t n, size_t w,
                           stx_par_state *s, const int *reset, int mode) {
     stx_real *all = (stx_real *)calloc(B * n * D, sizeof *all);
@@ -507,7 +507,7 @@ static void generation(void) {
             for (b = 0; b < m->desc.blocks; b++) /* the manual's memory of generation */
                 CHECK(!g->pos[b] || g->cache->layer[b].capacity == 2 * (g->M + !g->M) + 64,
                       "%s: %zu rows for %zu", name, g->cache->layer[b].capacity, g->M);
-            /* once more, up to the middle, and on by steps */
+            /* again, up to the middle, and on by steps */
             free(by_calls(m, t, B, n, 1, half, reset, STX_EVAL));
             stx_par_state_reset(half);
             for (i = 0; i < n / 2; i++) {
@@ -780,8 +780,8 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
     fails(x, "count: expected 3 L = 6 values, got 12");
 }
 
-/* The manual's numbers: variance of dal_0 for dw = (1,0,0) and equal branches, by temperature;
-   at low ones it doubles as the temperature halves */
+/* The manual's numbers: variance of dal_0 for dw = (1,0,0) and equal branches, by
+   temperature; at low ones it doubles as the temperature halves */
 static void variance(void) {
     static const double want[] = {0.0059, 0.031, 0.10, 0.24, 0.54, 1.12};
 
@@ -813,8 +813,9 @@ static void variance(void) {
     stx_destroy(x);
 }
 
-/* Noise: by seed, step, block and draw alone, whatever the threads; never 0 or 1; branches come as often as p says; each draw of its own;
-   in evaluation the same for the same text and another in each call */
+/* Noise: by seed, step, block and draw alone, whatever the threads; never 0 or 1;
+   branches come as often as p says; each draw differs; in evaluation the same for the
+   same text and another in each call */
 static void noise(void) {
     enum { DRAWS = 6000 };
 
@@ -1106,7 +1107,7 @@ static void searching(void) {
                     want *= 0.4 * pow(log(lat), 0.6);
                 CHECK(CLOSE(stx_item(x, m->latency), lat, 1e-6)
                           && CLOSE(stx_item(x, total), want, 1e-6),
-                      "kind %d of %d: %g of Lat %g, want %g, %g", kind, of, stx_item(x, total),
+                      "kind %d of %d: %g of Lat %g, expected %g, %g", kind, of, stx_item(x, total),
                       stx_item(x, m->latency), want, lat);
                 stx_backward(x, total);
                 for (i = 0; i < 4; i++)
@@ -1244,7 +1245,7 @@ static void searching(void) {
 static void pattern_is(const char *from, const char *want) {
     char got[64];
     size_t n = stx_par_expand(got, sizeof got, from);
-    CHECK(n == strlen(want) && !strcmp(got, want), "%s is %s, want %s", from, got, want);
+    CHECK(n == strlen(want) && !strcmp(got, want), "%s is %s, expected %s", from, got, want);
 }
 
 static void patterns(void) {
@@ -1460,7 +1461,7 @@ static void cutting(void) {
               d.cost, total, t.best / calls);
         if (d.cost != STX_PAR_CUTS_TIME)
             for (k = 0; k + 1 < d.clusters; k++)
-                CHECK(got[k] == t.cut[k], "case %d, cost %d: cutoff %zu is %zu, want %zu", i,
+                CHECK(got[k] == t.cut[k], "case %d, cost %d: cutoff %zu is %zu, expected %zu", i,
                       d.cost, k, got[k], t.cut[k]);
     }
     d.cost = STX_PAR_CUTS_REF;
@@ -1838,7 +1839,7 @@ static void errors(void) {
     stx_destroy(x);
 }
 
-/* Padding: nobody feels it, now or later; targets that do not count */
+/* Padding: it has no effect, now or later; targets that do not count */
 static void padding(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -1889,7 +1890,7 @@ static void padding(void) {
                 sum += (double)rows->data[i];
             }
             CHECK(CLOSE(stx_item(x, nll), sum / (double)(d.divide_all ? 2 * S : n), 1e-6),
-                  "%s: %g, want %g of %zu %s", name, stx_item(x, nll), sum / (double)n, n,
+                  "%s: %g, expected %g of %zu %s", name, stx_item(x, nll), sum / (double)n, n,
                   stx_error(x));
         }
         free(t);
@@ -1981,8 +1982,8 @@ static void spread(stx_par *m, const char *name, double mean, double std, double
           "spread %g; want %g, %g",
           name, sum, sqrt(squares), mean, std);
     if (bound > 0)
-        CHECK(top <= bound * (1 + 1e-6) && top > 0.95 * bound, "%s: up to %g, want nearly %g", name,
-              top, bound);
+        CHECK(top <= bound * (1 + 1e-6) && top > 0.95 * bound, "%s: up to %g, expected nearly %g",
+              name, top, bound);
 }
 
 static void uniform(stx_par *m, const char *name, size_t fan) {

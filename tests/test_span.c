@@ -231,9 +231,10 @@ static void generation_and_memory(void) {
     }
 }
 
-/* Dropout stands where the authors' code has it and nowhere else: embedding, attention weights (persistent ones too), inside
-   the feed-forward, last hidden state. The same chain built by hand from ops draws the same masks, so it must agree to the bit;
-   and each of the two rates alone must change the result. */
+/* Dropout stands where the authors' code has it and nowhere else: embedding, attention
+   weights (persistent ones too), inside the feed-forward, last hidden state. The same
+   chain built by hand from ops draws the same masks, so it must agree to the bit; and
+   each of the two rates alone must change the result. */
 static void dropout(void) {
     int k, pers;
     for (pers = 0; pers < 2; pers++)
@@ -254,7 +255,7 @@ static void dropout(void) {
             {
                 stx_real *got = (stx_real *)malloc(want->size * sizeof *got);
                 memcpy(got, want->data, want->size * sizeof *got);
-                stx_set_step_index(x, stx_step_index(x) - 1); /* the same masks once more */
+                stx_set_step_index(x, stx_step_index(x) - 1); /* the same masks again */
                 stx_begin(x, STX_TRAIN);
                 h = stx_dropout(x, stx_embedding(x, m->vocab_io->in_emb, block(x, t, 2, 40, 0, 40)),
                                 d.emb_dropout);
@@ -321,7 +322,7 @@ static void literal(void) {
         d.span_per_layer = k > 2;
         d.literal = STX_SPAN_LITERAL;
         m = stx_span_create(x, &d);
-        CHECK(m && m->desc.literal == want[k], "model %d: %u, want %u %s", k,
+        CHECK(m && m->desc.literal == want[k], "model %d: %u, expected %u %s", k,
               m ? m->desc.literal : 99, want[k], stx_error(x));
         stx_destroy(x);
     }
@@ -520,8 +521,8 @@ static void fairseq_form(void) {
                                  / sqrt(3)
                    : i ? sd
                        : 1;
-            CHECK(fabs(sum / want - 1) < 0.03, "init %zu, tensor %zu: deviation %g, want %g", i, k,
-                  sum, want);
+            CHECK(fabs(sum / want - 1) < 0.03, "init %zu, tensor %zu: deviation %g, expected %g", i,
+                  k, sum, want);
             CHECK((k < 2 && !i) || k == 2 || k == 3 ? top < 1.7321 * want : top > 2.5 * want,
                   "init %zu, tensor %zu: largest %g of %g", i, k, top, want);
         }

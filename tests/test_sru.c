@@ -1444,7 +1444,11 @@ static void padding(void) {
         if (d.transform == STX_SRU_ATTENTION
             && stx_memory_max_rows(
                 s->memory)) { /* memory knows what was padding: the next segment does
-                                                                                    not feel it either */
+                                                                                    not
+                                                                                    feel
+                                                                                    it
+                                                                                    either
+                                                                                    */
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
             stx_get(x, h, one);
@@ -1566,7 +1570,8 @@ static void padded_queries(void) {
                 for (i = 0; i < total[0]; i++) other += !(kept[0][i] == kept[1][i]);
                 CHECK(
                     !other && total[0] == total[1],
-                    "%s, window %d: of %zu outputs, states and gradients %zu feel what padding holds",
+                    "%s, window %d: of %zu outputs, states and gradients %zu feel what padding "
+                    "holds",
                     name, window, total[0], other);
             }
             free(kept[0]);
@@ -1689,7 +1694,7 @@ static void errors(void) {
     good.input = 8;
     good.layers = 2;
     refused("input: expected .. got 0", memset(&d, 0, sizeof d) ? &d : NULL);
-    /* sizes that are allowed and numbers that nobody can count */
+    /* sizes that are allowed and sizes that overflow */
     memset(&lm, 0, sizeof lm);
     d = good;
     d.input = (size_t)1 << 28;

@@ -1,6 +1,7 @@
-/* test_threads.c - the threads of a context: every iteration once, whoever is late; the same bits whatever else the machine does;
-   contexts that come and go, several at a time; a child after fork; signals. Compiled a second time with the thread sanitizer.
-   "short" repeats less, for builds whose code is slow and whose threads are the same. */
+/* test_threads.c - the threads of a context: every iteration once, whoever is late; the
+   same bits whatever else the machine does; contexts that come and go, several at a time;
+   a child after fork; signals. Compiled a second time with the thread sanitizer. "short"
+   repeats less, for builds whose code is slow and whose threads are the same. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -150,7 +151,7 @@ static void woken(void) {
         memset(&l, 0, sizeof l);
         pthread_mutex_init(&l.lock, NULL);
         stx_parallel(x, 2, SIZE_MAX, meet, &l);
-        CHECK(l.done == 2, "nobody came to help, loop %d", k);
+        CHECK(l.done == 2, "no other thread helped, loop %d", k);
         pthread_mutex_destroy(&l.lock);
         nap(20); /* they fall asleep */
     }

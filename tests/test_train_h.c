@@ -1,6 +1,8 @@
-/* Tests of examples/train.h: option parser, JSON, log, terminal, TensorBoard files, signals, formats.
+/* Tests of examples/train.h: option parser, JSON, log, terminal, TensorBoard files,
+   signals, formats.
    Build: cc -std=c99 tests/test_train_h.c -o test_train_h -lm     Prints what fails; the last line is "N passed, N failed".
-   test_train_h --keep DIR leaves the event files it wrote in DIR, to be opened with TensorBoard. */
+   test_train_h --keep DIR leaves the event files it wrote in DIR, to be opened with
+   TensorBoard. */
 
 #define _XOPEN_SOURCE 700 /* the pseudo terminal */
 #include <poll.h>
@@ -295,7 +297,7 @@ static void test_options(void) {
     CHECK(tr_distance("a_b", 3, "a-b", 3) == 0);
 }
 
-/* A flag that may say how many: what is given, the value, and how it stands in a
+/* A flag that may say how many: what is given, the value, and how it is written in a
    checkpoint */
 static void test_some(void) {
     static const struct {
@@ -317,7 +319,7 @@ static void test_some(void) {
     static const char *const bad[] = {"--again=41", "--again=-1",    "--again=7x",
                                       "--again=",   "--again=maybe", "--no-again=3"};
     static int again, quick;
-    tr_opt one[] = {TR_SOME("again", TR_FREE, &again, 40, "once more"),
+    tr_opt one[] = {TR_SOME("again", TR_FREE, &again, 40, "again"),
                     TR_FLAG("quick", TR_LOCAL, &quick, "be quick"), TR_END};
     tr_options o = {"prog", "", one, NULL, NULL, NULL, ""};
     char *argv[4] = {(char *)(uintptr_t) "prog", NULL, NULL, NULL}, want[64];
@@ -368,7 +370,8 @@ static void test_presets(void) {
     CHECK(parse("--prompt|preset|--data|x") == 1 && !options.preset_used[0]);
     CHECK(fails_with(
         "--preset|enwik8_smal",
-        "expected one of enwik8_small, enwik8_large, got 'enwik8_smal' (did you mean enwik8_small?)"));
+        "expected one of enwik8_small, enwik8_large, got 'enwik8_smal' (did you mean "
+        "enwik8_small?)"));
     CHECK(fails_with("--preset|zzz",
                      "--preset: expected one of enwik8_small, enwik8_large, got 'zzz'"));
     CHECK(fails_with("--preset", "--preset: expected the name of a preset, got nothing"));
@@ -517,7 +520,7 @@ static void test_configuration(void) {
          "--lr 0.25 (0.5), --prompt x\" "
          "()|{\"lr\":[0.5,0.25],\"prompt\":[\"\",\"x\\\"\"]}||");
     CHECK(lr == 0.25 && steps == UINT64_MAX);
-    /* without training nobody has to know */
+    /* without training it is not needed */
     SAME(adopted("--lr=0.25", json, 0), "|||");
     SAME(adopted("--nlayers=5", json, 1), "refused");
     HOLDS(err, "--nlayers is 5 here (from the command line) but 4 in the checkpoint: leave it out");
@@ -529,11 +532,13 @@ static void test_configuration(void) {
     SAME(adopted("--preset=enwik8_large", json, 1), "refused");
     HOLDS(
         err,
-        "--nlayers is 24 here (from --preset enwik8_large) but 4 in the checkpoint: leave --preset out");
+        "--nlayers is 24 here (from --preset enwik8_large) but 4 in the checkpoint: leave "
+        "--preset out");
     SAME(adopted("", "{\"nlayers\":0}", 1), "refused");
     HOLDS(
         err,
-        "the checkpoint's configuration: --nlayers: expected a whole number from 1 to 100, got '0'");
+        "the checkpoint's configuration: --nlayers: expected a whole number from 1 to 100, got "
+        "'0'");
     SAME(adopted("", "{\"nlayers\":", 1), "refused");
     HOLDS(err, "malformed");
     /* from before options were kept: said which were given, and which not; an option
@@ -564,11 +569,13 @@ static void test_configuration(void) {
     SAME(adopted("--nlayers=5", json, TR_INIT), "refused");
     HOLDS(
         err,
-        "--nlayers is 5 here (from the command line) but 4 in the checkpoint: leave it out to begin with its weights");
+        "--nlayers is 5 here (from the command line) but 4 in the checkpoint: leave it out to "
+        "begin with its weights");
     SAME(adopted("--preset=enwik8_large", json, TR_INIT), "refused");
     HOLDS(
         err,
-        "(from --preset enwik8_large) but 4 in the checkpoint: leave --preset out to begin with its weights");
+        "(from --preset enwik8_large) but 4 in the checkpoint: leave --preset out to begin with "
+        "its weights");
     CHECK(parse("--prompt=x") == 1);
     tr_options_free(&options);
     CHECK(prompt == NULL);
@@ -637,7 +644,8 @@ static void test_set(void) {
     SAME(adopted("", "{\"literal\":\"pat\"}", TR_INIT), "refused");
     HOLDS(
         err,
-        "the checkpoint's configuration: --literal: expected on, off, or some of rows, pad, free_ze, got 'pat'");
+        "the checkpoint's configuration: --literal: expected on, off, or some of rows, pad, "
+        "free_ze, got 'pat'");
 
     SAME(adopted("", flags, TR_INIT), "|||");
     CHECK(literal == 5);
@@ -788,8 +796,10 @@ static void test_log(void) {
     put_file(
         path,
         "{\"event\":\"config\",\"options\":{\"step\":999}}\n{\"event\":\"train\",\"step\":10}\n"
-        "{\"event\":\"eval\",\"step\":20}\nby hand\n{\"event\":\"train\",\"step\":21}\n{\"step\":\"x\"}\n"
-        "{\"event\":\"eval\",\"step\":30,\"s\":\"}\"}\n{\"event\":\"train\",\"step\":15}\n{\"event\":\"train\",\"st");
+        "{\"event\":\"eval\",\"step\":20}\nby hand\n{\"event\":\"train\",\"step\":21}\n"
+        "{\"step\":\"x\"}\n"
+        "{\"event\":\"eval\",\"step\":30,\"s\":\"}\"}\n{\"event\":\"train\",\"step\":15}\n"
+        "{\"event\":\"train\",\"st");
     CHECK(chmod(path, 0640) == 0);
     CHECK(symlink("run.jsonl", in_dir("link.jsonl")) == 0);
     CHECK(tr_log_open(&log, in_dir("link.jsonl"), 20, err, sizeof err) == 1);
@@ -799,7 +809,8 @@ static void test_log(void) {
     SAME(
         get_file(path, NULL),
         "{\"event\":\"config\",\"options\":{\"step\":999}}\n{\"event\":\"train\",\"step\":10}\n"
-        "{\"event\":\"eval\",\"step\":20}\nby hand\n{\"step\":\"x\"}\n{\"event\":\"train\",\"step\":15}\n"
+        "{\"event\":\"eval\",\"step\":20}\nby hand\n{\"step\":\"x\"}\n"
+        "{\"event\":\"train\",\"step\":15}\n"
         "{\"event\":\"train\",\"step\":21}\n");
     CHECK(stat(path, &st) == 0 && (st.st_mode & 0777) == 0640);
     CHECK(lstat(in_dir("link.jsonl"), &st) == 0 && S_ISLNK(st.st_mode));
@@ -969,7 +980,7 @@ static void test_claims(void) {
     tr_claim_close(&b);
     SAME(get_file(path, NULL), "a checkpoint");
     CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
-    /* a kill leaves it, and it hinders nobody */
+    /* a kill leaves it, and it does no harm */
     CHECK(access(lock, F_OK) == 0);
     CHECK(tr_unclaimed("checkpoint", path, err, sizeof err) == 1);
     CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 1);

@@ -424,7 +424,7 @@ family_evaluation() {
         --eval-mem 3 --eval-cmem 20 --threads 1
     check "tags of the compression" grep -q 'compression/loss_layer_1' log/deep/tb/*
     check "... and what it loses" grep -q 'compression/ratio_layer_2' log/deep/tb/*
-    # 0 where the text began anew, and in the first step
+    # 0 where the text restarted, and in the first step
     check "in the log, too: 300 steps, of which most compress" \
         [ "$(aux log/log.jsonl | tr ' ' '\n' | grep -c some)" -gt 250 \
         -a "$(aux log/log.jsonl | grep -c '?')" -eq 0 ]

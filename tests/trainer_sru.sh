@@ -264,7 +264,7 @@ family_evaluation() {
     check "... of as many tokens but for the streams" \
         [ "$(head -n 1 eval/short.jsonl | field tokens)" \
         -ge "$(head -n 1 eval/only1.jsonl | field tokens)" ]
-    good "a stream, a window of its own" eval --data ../t.txt $full --steps 20 --checkpoint own.st \
+    good "one stream, another window" eval --data ../t.txt $full --steps 20 --checkpoint own.st \
         --eval-unroll 40 --eval-batch-sz 1 --log own.jsonl
     good "... which the checkpoint remembers" eval --data ../t.txt --checkpoint own.st --eval-only \
         --eval-batch-sz 1 --log own2.jsonl --threads 1

@@ -153,7 +153,7 @@ def chunk_forward(u, x, v, cs, m, h):
 
 
 def chunk_backward(g, u, x, v, cs, m, e, dvf, dvr, du, dx):
-    """e: the adjoint of the last state; dvf, dvr (B,d): sums so far. Gates are computed anew. Writes du, dx."""
+    """e: the adjoint of the last state; dvf, dvr (B,d): sums so far. Gates are recomputed. Writes du, dx."""
     dus, dxs = [], []
     for t in reversed(range(len(x))):
         u0, u1, u2 = u[t].chunk(3, -1)
@@ -252,7 +252,7 @@ class Layer(nn.Module):
             z = res = F.linear(x, self.w1)
             if self.attends:
                 if memory is not None:
-                    z = torch.cat((F.linear(memory, self.w1), z))   # no gradient to the memory: a product of its own
+                    z = torch.cat((F.linear(memory, self.w1), z))   # no gradient to the memory: a separate matmul
                 o = self.attend(z, len(x), mask)
                 res = torch.addcmul(self.full(res), self.alpha, self.full(o))
             y = F.dropout(self.attn_norm(self.full(res)), self.dropout, self.training)

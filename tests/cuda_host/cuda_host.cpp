@@ -49,7 +49,7 @@
   #define UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 
 // >>state
@@ -256,7 +256,7 @@ static inline uint32_t draw(uint32_t n) { /* in [0, n) */
     return (uint32_t)((G.rng >> 32) * n >> 32);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 
 // >>reports
@@ -346,7 +346,7 @@ static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {
     return (ptrdiff_t)i;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 
 // >>memory
@@ -620,7 +620,7 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 
 // >>fibers
@@ -632,7 +632,8 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
 #if defined(__x86_64__)
 extern "C" void cuda_host_switch(void **from, void *to);
 __asm__(
-    ".text\n.align 16\n.globl cuda_host_switch\n.type cuda_host_switch,@function\ncuda_host_switch:\n"
+    ".text\n.align 16\n.globl cuda_host_switch\n.type cuda_host_switch,@function\n"
+    "cuda_host_switch:\n"
     "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
     "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
     "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n"
@@ -649,14 +650,19 @@ static void *new_stack(unsigned char *top, void (*entry)(void)) {
 #elif defined(__aarch64__)
 extern "C" void cuda_host_switch(void **from, void *to);
 __asm__(
-    ".text\n.align 4\n.globl cuda_host_switch\n.type cuda_host_switch,%function\ncuda_host_switch:\n"
+    ".text\n.align 4\n.globl cuda_host_switch\n.type cuda_host_switch,%function\n"
+    "cuda_host_switch:\n"
     "  sub sp, sp, #176\n"
-    "  stp x19, x20, [sp, #0]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n  stp x25, x26, [sp, #48]\n"
-    "  stp x27, x28, [sp, #64]\n  stp x29, x30, [sp, #80]\n  stp d8, d9, [sp, #96]\n  stp d10, d11, [sp, #112]\n"
+    "  stp x19, x20, [sp, #0]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n"
+    "  stp x25, x26, [sp, #48]\n"
+    "  stp x27, x28, [sp, #64]\n  stp x29, x30, [sp, #80]\n  stp d8, d9, [sp, #96]\n"
+    "  stp d10, d11, [sp, #112]\n"
     "  stp d12, d13, [sp, #128]\n  stp d14, d15, [sp, #144]\n  mrs x9, fpcr\n  str x9, [sp, #160]\n"
     "  mov x9, sp\n  str x9, [x0]\n  mov sp, x1\n"
-    "  ldp x19, x20, [sp, #0]\n  ldp x21, x22, [sp, #16]\n  ldp x23, x24, [sp, #32]\n  ldp x25, x26, [sp, #48]\n"
-    "  ldp x27, x28, [sp, #64]\n  ldp x29, x30, [sp, #80]\n  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n"
+    "  ldp x19, x20, [sp, #0]\n  ldp x21, x22, [sp, #16]\n  ldp x23, x24, [sp, #32]\n"
+    "  ldp x25, x26, [sp, #48]\n"
+    "  ldp x27, x28, [sp, #64]\n  ldp x29, x30, [sp, #80]\n  ldp d8, d9, [sp, #96]\n"
+    "  ldp d10, d11, [sp, #112]\n"
     "  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n  ldr x9, [sp, #160]\n  msr fpcr, x9\n"
     "  add sp, sp, #176\n  ret\n"
     ".size cuda_host_switch,.-cuda_host_switch\n");
@@ -853,7 +859,7 @@ static void push_lanes(warp *w, unsigned mask) {
             if (mask >> i & 1) push_back(w->first + i);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 
 // >>collectives
@@ -1274,7 +1280,7 @@ void cuda_host_cp_wait(int n) {
     finish_copies(G.self, n < 0 ? G.self->group + 1 : G.self->group - n);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 
 // >>launch
@@ -1381,12 +1387,14 @@ static void report_stuck(void) {
                 arrived = w->w->meet[i].arrived;
         unsigned absent = mask & w->w->exists & ~arrived;
         report(
-            "warp %u: lanes %#x wait in %s of line %d with mask %#x, lanes %#x never come (%#x of them have exited)",
+            "warp %u: lanes %#x wait in %s of line %d with mask %#x, lanes %#x never come (%#x of "
+            "them have exited)",
             w->number / WARP, arrived, meeting_name(w->kind), w->line, mask, absent,
             absent & exited);
     } else if (b) {
         report(
-            "barrier divergence: %u of %u threads wait at %s of line %d (thread %u is the first), %u have exited",
+            "barrier divergence: %u of %u threads wait at %s of line %d (thread %u is the first), "
+            "%u have exited",
             G.at_barrier, G.threads, barrier_names[b->kind], b->line, b->number, G.exited);
     }
 }
@@ -1531,13 +1539,13 @@ static void run_kernel(const cuda_host_kernel &k) {
     if (G.launch_error) last_error = G.launch_error;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 
-// >>graphs: streams, events and captures. Work runs at once, or is kept as a closure while its stream captures. Where an exchange with
-// other processes stands before it (>>nccl), work waits in its stream's queue: for the
-// exchange, which runs as late as may be, when the host waits for it or another stream
-// does that has something to do.
+// >>graphs: streams, events and captures. Work runs at once, or is kept as a closure
+// while its stream captures. Where an exchange with other processes stands before it
+// (>>nccl), work waits in its stream's queue: for the exchange, which runs as late as may
+// be, when the host waits for it or another stream does that has something to do.
 
 typedef std::function<bool()> queued; /* true: done; false: not yet, ask again */
 
@@ -2166,7 +2174,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
     return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 
 // >>runtime
@@ -2744,7 +2752,7 @@ int cuda_host_is_device(const void *p) {
 }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 
 // >>cublaslt
@@ -3235,7 +3243,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
    up in a separate step in the type of computation, and is left out where the
    preference has too little or does not allow that scheme. Where the preference allows
    parts to be added up in place or in the type of the result, the first one does so:
-   running it is reported, for such a sum has an order or digits that nobody promised. */
+   running it is reported, for such a sum has no guaranteed order or digits. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
                                               cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
@@ -3323,7 +3331,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
         if (chosen.scheme
             & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE))
             report(
-                "cublasLtMatmul: an algorithm whose parts are added in no promised order, or rounded: forbid its reduction scheme");
+                "cublasLtMatmul: an algorithm whose parts are added in no promised order, or "
+                "rounded: forbid its reduction scheme");
         const void *address[] = {A, B, call.beta != 0 ? C : D, D};
         for (int i = 0; i < 4; i++)
             if ((word)address[i] % chosen.align[i]) return CUBLAS_STATUS_INVALID_VALUE;
@@ -3428,10 +3437,11 @@ size_t cublasLtGetVersion(void) {
 }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 
-// >>nccl: exchanges between processes of one machine, by a file in memory that is named after the unique id
+// >>nccl: exchanges between processes of one machine, by a file in memory that is named
+// after the unique id
 
 enum {
     RANKS = 8,

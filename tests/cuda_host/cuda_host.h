@@ -11,7 +11,7 @@ extern "C" {
 /* Order in which the threads of a block run between two synchronisations, and the
    blocks of a grid. ASCENDING and DESCENDING let each warp run ahead until the barrier
    of the block stops it; INTERLEAVED takes lane 0 of every warp, then lane 1, and
-   warps take turns at each collective; RANDOM draws anew at every switch. */
+   warps take turns at each collective; RANDOM draws again at every switch. */
 enum {
     CUDA_HOST_ASCENDING,
     CUDA_HOST_DESCENDING,

@@ -27,7 +27,7 @@
 #include <type_traits>
 #include <utility>
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // qualifiers and vector types
 
 #define __global__
@@ -101,7 +101,7 @@ struct dim3 {
     constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // the running thread
 
 struct cuda_host_thread {
@@ -123,7 +123,7 @@ extern const cuda_host_place *cuda_host_where;
 #define gridDim   (cuda_host_where->grid_dim)
 constexpr int warpSize = 32;
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // shared memory
 
 /* The object of this site in the running block; made, filled and fenced by the first
@@ -136,7 +136,7 @@ void *cuda_host_dynamic(size_t align);
                                                  alignof(type), #name)
 #define STX__DYNAMIC(name) unsigned char *const name = (unsigned char *)cuda_host_dynamic(128)
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // barriers and warp collectives: the default argument is the caller's line, for reports
 // and to tell call sites apart
 
@@ -262,7 +262,7 @@ inline void __threadfence(void) {}
 
 inline void __threadfence_block(void) {}
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // what is PTX on the device. All lanes of the warp must come to mma and ldmatrix.
 
 /* mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32: c += A B, fragments as in the
@@ -300,7 +300,7 @@ void cuda_host_cp_commit(void); /* cp.async.commit_group */
 /* cp.async.wait_group n: at most n groups remain pending; -1: cp.async.wait_all */
 void cuda_host_cp_wait(int n);
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // arithmetic
 
 inline float __uint_as_float(unsigned u) {
@@ -631,7 +631,7 @@ CUDA_HOST__ATOMIC(int)
 CUDA_HOST__ATOMIC(unsigned)
 CUDA_HOST__ATOMIC(unsigned long long)
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // runtime API
 
 #define CUDA_HOST__ERRORS(X) \
@@ -886,7 +886,7 @@ inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, T,
     return cuda_host_occupancy(blocks, threads, smem);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // launch
 
 /* A kernel's launch bound is in its type, where each launch finds it: the kernel

@@ -102,7 +102,7 @@ template <class F> static void kills(const char *what, F body) {
           "%s: not seen", what);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // kernels that are right
 
 static __global__ void sum_kernel(float *out, const float *in, size_t n) { /* one block a sum */
@@ -130,7 +130,7 @@ static void test_sum(void) {
         for (size_t b = 0; b < blocks; b++) {
             float want = 0;
             for (size_t i = 0; i < n; i++) want += in[b * n + i];
-            CHECK(got[b] == want, "block %zu: %g, want %g", b, got[b], want);
+            CHECK(got[b] == want, "block %zu: %g, expected %g", b, got[b], want);
         }
     });
     OK(cudaFree(d));
@@ -331,8 +331,8 @@ static void test_mma(void) {
                 for (int k = 0; k < 16; k++)
                     s += (double)(float)__nv_bfloat16(A[(size_t)(i * 16 + k)])
                          * (float)__nv_bfloat16(B[(size_t)(k * 8 + j)]);
-                CHECK(CLOSE(got[(size_t)(i * 8 + j)], s, 2e-6), "bf16 (%d,%d): %g, want %g", i, j,
-                      got[(size_t)(i * 8 + j)], s);
+                CHECK(CLOSE(got[(size_t)(i * 8 + j)], s, 2e-6), "bf16 (%d,%d): %g, expected %g", i,
+                      j, got[(size_t)(i * 8 + j)], s);
             }
         STX__LAUNCH(mma_tf32_kernel, 1, 32, 0, 0, d, a, b, c);
         got = host_copy(d, 16 * 8);
@@ -342,8 +342,8 @@ static void test_mma(void) {
                 for (int k = 0; k < 8; k++)
                     s += (double)__uint_as_float(__float_as_uint(A[(size_t)(i * 8 + k)]) & ~0x1fffu)
                          * __uint_as_float(__float_as_uint(B[(size_t)(k * 8 + j)]) & ~0x1fffu);
-                CHECK(CLOSE(got[(size_t)(i * 8 + j)], s, 2e-6), "tf32 (%d,%d): %g, want %g", i, j,
-                      got[(size_t)(i * 8 + j)], s);
+                CHECK(CLOSE(got[(size_t)(i * 8 + j)], s, 2e-6), "tf32 (%d,%d): %g, expected %g", i,
+                      j, got[(size_t)(i * 8 + j)], s);
             }
         STX__LAUNCH(mma_several_kernel, 1, 32, 0, 0, differ, a);
         int lanes[64];
@@ -411,8 +411,9 @@ static void test_ldmatrix(void) {
                     for (int k = 0; k < 16; k++)
                         s += (float)A[(size_t)(i * 16 + k)]
                              * (float)B[(size_t)(trans ? k * 8 + j : j * 16 + k)];
-                    CHECK(got[(size_t)(i * 8 + j)] == s, "ldmatrix, trans %d (%d,%d): %g, want %g",
-                          trans, i, j, got[(size_t)(i * 8 + j)], s);
+                    CHECK(got[(size_t)(i * 8 + j)] == s,
+                          "ldmatrix, trans %d (%d,%d): %g, expected %g", trans, i, j,
+                          got[(size_t)(i * 8 + j)], s);
                 }
             for (int l = 0; l < 32; l++)
                 for (int h = 0; h < 2; h++) {
@@ -647,7 +648,7 @@ static void test_graph(void) {
     CHECK(cuda_host_reports() == 0, "reports");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // cublasLt
 
 static float read_any(const std::vector<unsigned char> &v, size_t i, int type) {
@@ -906,7 +907,7 @@ static void test_cublaslt(void) {
     CHECK(cuda_host_reports() == 0, "reports: %s", cuda_host_last_report());
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 // kernels that are wrong
 
 static __global__ void diverge_kernel(float *y, int how) {
@@ -1296,7 +1297,7 @@ static void test_runtime(void) {
         OK(cudaGraphDestroy(g));
         OK(cudaStreamDestroy(s));
     }
-    { /* two GPUs: each has streams, events, memory and kernels' limits of its own */
+    { /* two GPUs: each has streams, events, memory and separate kernel limits */
         cudaStream_t s[2];
         cudaEvent_t e;
         unsigned *own[2];
@@ -1497,7 +1498,8 @@ static void print_speed(void) {
     STX__LAUNCH(empty_kernel, 2000, 256, 0, 0);
     double t4 = seconds();
     printf(
-        "an mma %.0f ns, a switch %.1f ns, a launch of 32 threads %.1f us, a block of 256 threads %.1f us\n",
+        "an mma %.0f ns, a switch %.1f ns, a launch of 32 threads %.1f us, a block of 256 threads "
+        "%.1f us\n",
         (t1 - t0) / 20000 * 1e9, (t2 - t1) / (128 * 5000) * 1e9, (t3 - t2) / 2000 * 1e6,
         (t4 - t3) / 2000 * 1e6);
     cudaFree(y);

@@ -322,7 +322,7 @@ def usable(row, call, cfg):
 
 
 def first_row(cfg, e):
-    """Where the first group begins among the e evicted rows: before them if the padding stands in front."""
+    """Where the first group begins among the e evicted rows: before them if the padding is in front."""
     return -(e % cfg.ratio) if cfg.literal_pad else 0
 
 
@@ -944,7 +944,7 @@ def check_streams(report):
                     k = own.shape[1]
                     report.expect(near(value[1:2, value.shape[1] - k:], own), f"variety {i}: memory of a reset row")
                     report.expect(bool((pad[1, :value.shape[1] - k] == 1).all()), f"variety {i}: memory before a reset")
-            # causality, and padding that nobody sees
+            # causality, and padding that no query sees
             other = tokens.clone()
             at = 2 * S + 1
             other[:, at] = (other[:, at] + 1) % cfg.vocab

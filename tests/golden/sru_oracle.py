@@ -661,7 +661,7 @@ def run_stack(t, meta):
 
 
 def stack_loss(t, meta):
-    """The last segment's loss as a function of its own arguments, the state before it held fixed; for finite differences."""
+    """The last segment's loss as a function of its arguments, the state before it held fixed; for finite differences."""
     cfg, T = Stack.from_metadata(meta), lengths(meta)
     x, pad, p = t["x"], t.get("pad"), params_of(t)
     c = t["c0"] if "c0" in t else torch.zeros(cfg.layers, x.shape[0], cfg.O, dtype=x.dtype)

@@ -80,7 +80,7 @@ __attribute__((no_sanitize("address"), no_sanitize("undefined"))) static void am
   #define _tile_stored(t, p, stride) amx_store(t, p, stride)
   #define _tile_dpbf16ps(c, a, b)    amx_dot(c, a, b)
 
-    /* seqtx.h takes these in place of its own */
+    /* seqtx.h uses these in place of its definitions */
   #define STX__AMX
   #define STX__AMX_EMULATED 1
 

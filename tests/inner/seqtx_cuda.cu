@@ -35,7 +35,7 @@ static void inner_fused_of(inner_fused_kernel *k, const char *form, int D, int a
 
 int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
     const int DP = D <= 32 ? 32 : D <= 64 ? 64 : D <= 96 ? 96 : 128;
-    /* nobody reads it: where numbers lie and how they are stored is what counts */
+    /* not read: only addresses and types matter */
     stx_real *p = stx_block_activations(x, 4096);
     stx_attention_args a;
     stx__attn_bwd_params ab;

@@ -1,5 +1,5 @@
 /* system.h - the declarations of Microsoft's C library and of <windows.h> that the
-   headers use, for tests/platforms.sh: it stands in for every system header when a
+   headers use, for tests/platforms.sh: it replaces every system header when a
    compiler that is not Microsoft's reads seqtx in the way that Microsoft's would.
    Nothing here is linked. */
 #ifndef SEQTX_TESTS_MSVC_SYSTEM_H
