@@ -3511,8 +3511,6 @@ struct stx_ctx {
     struct {
         stx__packed *matrix; /* (count), by address; the values of each are in a block */
         size_t count;
-        /* unpacks the matrix that `written` points into; set when count > 0 */
-        void (*unpack)(stx_ctx *x, const stx_real *written);
     } packed;
 
     struct {
@@ -3647,10 +3645,41 @@ static void stx__report_stale(stx_ctx *x) {
     x->report.mirrors_stale = 1;
 }
 
+/* The packed copies (>>gemm: packed weights) are sorted by address: the one of the matrix
+   that p points into, or NULL. */
+static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
+    size_t lo = 0, hi = x->packed.count;
+    const stx__packed *w;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (x->packed.matrix[mid].from <= p)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (!lo) return NULL;
+    w = x->packed.matrix + lo - 1;
+    return p < w->from + w->size ? x->packed.matrix + lo - 1 : NULL;
+}
+
+/* The block that holds a copy: its factors come first. */
+static void *stx__packed_block(const stx__packed *w) {
+    return (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->s);
+}
+
+/* Frees the packed copy of the matrix that p points into, if there is one. */
+static void stx__unpack(stx_ctx *x, const stx_real *p) {
+    stx__packed *w = stx__packed_at(x, p);
+    if (!w) return;
+    stx_block_free(x, stx__packed_block(w));
+    x->packed.count--;
+    memmove(w, w + 1, (size_t)(x->packed.matrix + x->packed.count - w) * sizeof *w);
+}
+
 /* Must be called for each tensor that may be a parameter, before it is written: a packed
    copy of the old values is freed, and the host's mirrors become stale. */
 static void stx__param_written(stx_ctx *x, const stx_real *p) {
-    if (x->packed.count) x->packed.unpack(x, p);
+    stx__unpack(x, p);
     stx__report_stale(x);
 }
 
@@ -4037,37 +4066,6 @@ STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i) 
 #endif
     (void)x;
     return p ? (stx_real *)(uintptr_t)(p + i) : NULL;
-}
-
-/* The packed copies (>>gemm: packed weights) are sorted by address: the one of the matrix
-   that p points into, or NULL. */
-static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
-    size_t lo = 0, hi = x->packed.count;
-    const stx__packed *w;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (x->packed.matrix[mid].from <= p)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    if (!lo) return NULL;
-    w = x->packed.matrix + lo - 1;
-    return p < w->from + w->size ? x->packed.matrix + lo - 1 : NULL;
-}
-
-/* The block that holds a copy: its factors come first. */
-static void *stx__packed_block(const stx__packed *w) {
-    return (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->s);
-}
-
-/* Must be called before a parameter is written: frees the copy of the matrix. */
-static void stx__unpack(stx_ctx *x, const stx_real *written) {
-    stx__packed *w = x->packed.count ? stx__packed_at(x, written) : NULL;
-    if (!w) return;
-    stx_block_free(x, stx__packed_block(w));
-    x->packed.count--;
-    memmove(w, w + 1, (size_t)(x->packed.matrix + x->packed.count - w) * sizeof *w);
 }
 
 STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
@@ -10768,7 +10766,6 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     stx_block_free(x, x->packed.matrix);
     x->packed.matrix = list;
     x->packed.count = n;
-    x->packed.unpack = stx__unpack;
     for (i = 0; i < n; i++) total += list[i].bytes;
     return total;
 }
