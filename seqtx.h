@@ -1667,10 +1667,10 @@ typedef struct stx_optim {
     uint64_t       step;        /* updates made */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
-    size_t         pieces;      /* number of chunks of all parameters, in order. With
+    size_t         chunks;      /* number of chunks of all parameters, in order. With
                                    stx_group_desc.shard, n = 0 in those of other ranks */
-    stx_optim_chunk *piece;     /* [pieces], on the device */
-    double        *squares;     /* (pieces): sums of g^2; LAMB: then (pieces,2) of theta^2
+    stx_optim_chunk *chunk;     /* [chunks], on the device */
+    double        *squares;     /* (chunks): sums of g^2; LAMB: then (chunks,2) of theta^2
                                    and u^2; on the device */
     stx_update    *update;      /* on the device */
     int            slot;        /* index of the optimiser in the context */
@@ -1705,13 +1705,13 @@ STX_DEF int stx_optim_sync(stx_optim *o);
                             Adagrad clips per tensor, whose chunks are contiguous; 0 where
                             radam_skip does not update
        stx_.._update        if u->ok, updates p and the state; in any case zeroes g */
-STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real c))
-STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *piece, size_t count))
-STX_KERNEL(stx_optim_prepare, (stx_ctx *x, stx_update *u, stx_optim_chunk *piece, size_t count,
+STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real c))
+STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *chunk, size_t count))
+STX_KERNEL(stx_optim_prepare, (stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, size_t count,
                                const double *squares, const stx_optim_desc *d))
-STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                             size_t count, stx_real momentum, stx_real decay))
-STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, stx_real eps))
 
 /* Scalars of Adam, AdamW, RAdam and LAMB. */
@@ -1725,15 +1725,15 @@ typedef struct stx_adam_args {
 } stx_adam_args;
 
 /* Adam, AdamW and RAdam. */
-STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                              size_t count, const stx_adam_args *a))
 
 /* LAMB has two kernels. The first updates m and v, replaces g with u, and writes the sums
    of theta^2 and u^2 of each chunk to squares (2 count). The second computes phi of each
    tensor from these sums, multiplies lr of its chunks by it, and updates. */
-STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, double *squares, const stx_adam_args *a))
-STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *piece, size_t count,
+STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *chunk, size_t count,
                              const double *squares, double trust_max))
 
 /* A list of parameters that are clamped together. Create it before the first step; it is
@@ -1745,7 +1745,7 @@ STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, si
 STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *p, double lo, double hi);
 
 /* Limits p of each chunk to [lo, hi]. */
-STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo,
+STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real lo,
                        stx_real hi))
 
 
@@ -2029,7 +2029,7 @@ extern void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift);
 /* gather copies p of all chunks, one after the other, to the floats at `to`. report then
    enqueues a copy of `bytes` to the host; report_wait waits for the last one and returns
    its address. */
-extern void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *piece, size_t count);
+extern void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *chunk, size_t count);
 extern void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes);
 extern const void *stx_cuda_report_wait(stx_ctx *x);
 
@@ -5982,18 +5982,18 @@ static void stx__make_scratch(stx_ctx *x) {
    parameters of inlined functions but not in local pointers. */
 
 /* Loops over elements are shared out in chunks of this many elements. */
-enum { STX__PIECE = 4096 };
+enum { STX__CHUNK = 4096 };
 
 /* The elements of an array of n that belong to a share: returns their number; *first is
    the index of the first one. */
 static size_t stx__share_of(const stx_share *s, size_t n, size_t *first) {
-    *first = s->begin * STX__PIECE;
-    return STX_MIN(n, s->end * STX__PIECE) - *first;
+    *first = s->begin * STX__CHUNK;
+    return STX_MIN(n, s->end * STX__CHUNK) - *first;
 }
 
 /* A parallel loop over n elements, whose part calls stx__share_of. */
 static void stx__for_elements(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
-    stx_parallel(x, (n + STX__PIECE - 1) / STX__PIECE, work, part, job);
+    stx_parallel(x, (n + STX__CHUNK - 1) / STX__CHUNK, work, part, job);
 }
 
 /* Sums are taken in this many blocks, one after the other in each block. The sums of the
@@ -15881,7 +15881,7 @@ static void stx__spread_params(stx_optim *o) {
     for (i = 0; i < p->count; i++) {
         stx_tensor *t = p->tensor[i];
         for (r = 0; r < x->group.ranks && stx_ok(x); r++) {
-            stx__shard s = stx__shard_of(o->pieces, first, t->size, (size_t)r,
+            stx__shard s = stx__shard_of(o->chunks, first, t->size, (size_t)r,
                                          (size_t)x->group.ranks);
             if (s.begin < s.end) x->group.ops->spread(x, t->data + s.begin, s.end - s.begin, r);
         }
@@ -16588,7 +16588,7 @@ static int stx__optim_make_state(stx_optim *o, int k) {
     if (!o->state[k]) return 0;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o->pieces, first, t->size, x);
+        stx__shard s = stx__own_shard(o->chunks, first, t->size, x);
         first += stx__chunks_of(t->size);
         if (s.begin == s.end) continue;
         size = s.end - s.begin;
@@ -16608,7 +16608,7 @@ static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
     int k;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o->pieces, first, t->size, p->ctx);
+        stx__shard s = stx__own_shard(o->chunks, first, t->size, p->ctx);
         first += stx__chunks_of(t->size);
         for (at = 0; at < t->size; at += STX__OPTIM_CHUNK, chunk++) {
             chunk->tensor = i;
@@ -16645,17 +16645,17 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     o->params = p;
     o->count = p->count;
     p->in_use = 1;
-    for (i = 0; i < p->count; i++) o->pieces += stx__chunks_of(p->tensor[i]->size);
+    for (i = 0; i < p->count; i++) o->chunks += stx__chunks_of(p->tensor[i]->size);
 
-    o->piece = (stx_optim_chunk *)stx__state(x, STX__STATE,
-                                             stx_bytes_of(o->pieces, 1, sizeof *o->piece));
+    o->chunk = (stx_optim_chunk *)stx__state(x, STX__STATE,
+                                             stx_bytes_of(o->chunks, 1, sizeof *o->chunk));
     sums = o->desc.kind == STX_LAMB ? 3 : 1;
     o->squares = (double *)stx__state(x, STX__STATE,
-                                      stx_bytes_of(o->pieces, sums, sizeof *o->squares));
-    chunk = o->piece;
+                                      stx_bytes_of(o->chunks, sums, sizeof *o->squares));
+    chunk = o->chunk;
     if (stx__on_gpu(x))
-        chunk = (stx_optim_chunk *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *chunk));
-    if (!o->piece || !o->squares || !chunk || !stx__report_create(x)) return NULL;
+        chunk = (stx_optim_chunk *)stx_block(x, stx_bytes_of(o->chunks, 1, sizeof *chunk));
+    if (!o->chunk || !o->squares || !chunk || !stx__report_create(x)) return NULL;
     STX__NEED(x, x->report.optims < STX_MAX_OPTIMS, STX_ERR_ARG,
               "stx_optim_create: expected at most %d optimisers per context: use another context",
               (int)STX_MAX_OPTIMS);
@@ -16667,8 +16667,8 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     for (k = 0; k < states; k++)
         if (!stx__optim_make_state(o, k)) return NULL;
     stx__optim_fill_chunks(o, chunk);
-    if (chunk != o->piece) {
-        stx__put_bytes(x, o->piece, chunk, o->pieces * sizeof *chunk);
+    if (chunk != o->chunk) {
+        stx__put_bytes(x, o->chunk, chunk, o->chunks * sizeof *chunk);
         stx_block_free(x, chunk);
     }
     return o;
@@ -16735,22 +16735,22 @@ static void stx__optim_update(stx_optim *o, const stx_optim_desc *d) {
     switch (d->kind) {
     case STX_SGD:
         STX_RUN(x, stx_sgd_update,
-                (x, o->update, o->piece, o->pieces, (stx_real)d->momentum,
+                (x, o->update, o->chunk, o->chunks, (stx_real)d->momentum,
                  (stx_real)d->weight_decay));
         break;
     case STX_ADAGRAD:
-        STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
+        STX_RUN(x, stx_adagrad_update, (x, o->update, o->chunk, o->chunks, (stx_real)d->eps));
         break;
     case STX_LAMB:
         a = stx__adam_args_of(d);
-        squares = o->squares + o->pieces;
-        STX_RUN(x, stx_lamb_direction, (x, o->update, o->piece, o->pieces, squares, &a));
-        stx__sum_over_shards(x, squares, 2 * o->pieces);
-        STX_RUN(x, stx_lamb_update, (x, o->update, o->piece, o->pieces, squares, d->trust_max));
+        squares = o->squares + o->chunks;
+        STX_RUN(x, stx_lamb_direction, (x, o->update, o->chunk, o->chunks, squares, &a));
+        stx__sum_over_shards(x, squares, 2 * o->chunks);
+        STX_RUN(x, stx_lamb_update, (x, o->update, o->chunk, o->chunks, squares, d->trust_max));
         break;
     default:
         a = stx__adam_args_of(d);
-        STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, &a));
+        STX_RUN(x, stx_adam_update, (x, o->update, o->chunk, o->chunks, &a));
     }
 }
 
@@ -16779,12 +16779,12 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     if (!stx_ok(x)) return 0;
     for (i = 0; i < o->count; i++) stx__param_written(x, o->params->tensor[i]->data);
     if (d.clip_value > 0)
-        STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d.clip_value));
+        STX_RUN(x, stx_clip_values, (x, o->chunk, o->chunks, (stx_real)d.clip_value));
 
     /* norms, and whether to update */
-    STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
-    stx__sum_over_shards(x, o->squares, o->pieces);
-    STX_RUN(x, stx_optim_prepare, (x, o->update, o->piece, o->pieces, o->squares, &d));
+    STX_RUN(x, stx_sum_squares, (x, o->squares, o->chunk, o->chunks));
+    stx__sum_over_shards(x, o->squares, o->chunks);
+    STX_RUN(x, stx_optim_prepare, (x, o->update, o->chunk, o->chunks, o->squares, &d));
 
     stx__optim_update(o, &d);
     stx__spread_params(o);
@@ -19635,7 +19635,7 @@ static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
     stx_ctx *x = o->params->ctx;
     int r, ok = 1;
     for (r = 0; ok && r < x->group.ranks; r++) {
-        stx__shard s = stx__shard_of(o->pieces, first, o->params->tensor[i]->size, (size_t)r,
+        stx__shard s = stx__shard_of(o->chunks, first, o->params->tensor[i]->size, (size_t)r,
                                      (size_t)x->group.ranks);
         size_t n = s.end - s.begin;
         stx_real *part;
@@ -19702,7 +19702,7 @@ static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *
     size_t i, first = 0;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o->pieces, first, t->size, x);
+        stx__shard s = stx__own_shard(o->chunks, first, t->size, x);
         char full[512];
         const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
         stx_real *all;
