@@ -4045,7 +4045,7 @@ static stx_real *stx__alloc_elements(stx_ctx *x, int where, size_t n) {
 }
 
 /* Allocates zeroed bytes of STX__PARAM or STX__STATE. */
-static void *stx__state(stx_ctx *x, int where, size_t bytes) {
+static void *stx__zeroed_bytes(stx_ctx *x, int where, size_t bytes) {
     void *p = stx__arena_alloc(x, stx__arena_of(x, where), bytes);
     if (p) stx__zero(x, p, bytes);
     return p;
@@ -4249,7 +4249,7 @@ static size_t stx__rows(const stx_tensor *t) {
 }
 
 /* Number of dimensions: they end at the first 0. */
-static int stx__dims(const size_t *d) {
+static int stx__count_dims(const size_t *d) {
     int n = 0;
     while (n < STX_MAX_DIM && d[n]) n++;
     return n;
@@ -4327,7 +4327,7 @@ static stx_tensor *stx__new(stx_ctx *x, const char *op, int where, size_t d0, si
     d[1] = d1;
     d[2] = d2;
     d[3] = d3;
-    return stx__tensor(x, where, stx__dims(d), d);
+    return stx__tensor(x, where, stx__count_dims(d), d);
 }
 
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
@@ -4370,7 +4370,7 @@ STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t
     t->dim[1] = d1;
     t->dim[2] = d2;
     t->dim[3] = d3;
-    t->ndim = stx__dims(t->dim);
+    t->ndim = stx__count_dims(t->dim);
     for (i = t->ndim; i < STX_MAX_DIM; i++) t->dim[i] = 0;
     t->size = 1;
     for (i = 0; i < t->ndim; i++) t->size = stx_bytes_of(t->size, t->dim[i], 1);
@@ -4428,7 +4428,7 @@ STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
     t->data = (int32_t *)stx_persist(x, B * T * sizeof *t->data);
     t->device = t->data;
     if (stx__on_gpu(x) && t->data)
-        t->device = (int32_t *)stx__state(x, STX__STATE, B * T * sizeof *t->data);
+        t->device = (int32_t *)stx__zeroed_bytes(x, STX__STATE, B * T * sizeof *t->data);
     t->B = B;
     t->T = T;
     return t->device ? t : NULL;
@@ -4451,7 +4451,7 @@ static void stx__ids_below(const stx_ids *ids, size_t n) {
     stx__ids_used(ids, n, NULL);
 }
 
-static int stx__left_out(const stx_token_loss *how, int32_t id) {
+static int stx__is_ignored(const stx_token_loss *how, int32_t id) {
     return how && how->ignore && id == how->ignored_id;
 }
 
@@ -4723,7 +4723,7 @@ static stx_tensor *stx__param_padded(stx_params *p, int init, double a, const ch
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG,
               "stx_param: name: expected a new name, but parameter \"%s\" already exists", name);
 
-    t = stx__param_tensor(p, stx__dims(d), d, padding);
+    t = stx__param_tensor(p, stx__count_dims(d), d, padding);
     if (!t || !stx__params_grow(p)) return NULL;
     t->needs_grad = t->is_param = t->is_leaf = 1;
     copy = (char *)stx_persist(x, strlen(name) + 1);
@@ -7842,13 +7842,13 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     dim[1] = d1;
     dim[2] = d2;
     dim[3] = d3;
-    for (i = 0; i < stx__dims(dim); i++) n = stx_bytes_of(n, dim[i], 1);
+    for (i = 0; i < stx__count_dims(dim); i++) n = stx_bytes_of(n, dim[i], 1);
     STX__NEED(x, d0 && n == a->size, STX_ERR_SHAPE,
               "stx_reshape: expected a shape of %zu elements for %s, got (%zu,%zu,%zu,%zu)",
               a->size, stx__shape(a, s), d0, d1, d2, d3);
     y = stx__view(x, a);
     if (!y) return NULL;
-    y->ndim = stx__dims(dim);
+    y->ndim = stx__count_dims(dim);
     memcpy(y->dim, dim, sizeof dim);
     if (!stx__view_of_param(x, y, a, 0)) stx__record1(x, y, stx__reshape_back, a);
     return y;
@@ -11639,7 +11639,7 @@ STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value) {
     s->t.ndim = 1;
     s->t.dim[0] = s->t.size = 1;
     s->t.is_f32 = 1;
-    s->t.data = (stx_real *)stx__state(x, STX__STATE, sizeof(stx_real));
+    s->t.data = (stx_real *)stx__zeroed_bytes(x, STX__STATE, sizeof(stx_real));
     if (!s->t.data) return NULL;
     s->next = x->scalars;
     x->scalars = s;
@@ -11927,7 +11927,7 @@ static int stx__targets_fit(stx_ctx *x, const char *op, const stx_tensor *logits
     }
     for (i = 0; i < N; i++) {
         const int32_t id = targets->data[i];
-        if ((id >= 0 && (size_t)id < V) || stx__left_out(how, id)) continue;
+        if ((id >= 0 && (size_t)id < V) || stx__is_ignored(how, id)) continue;
         stx_fail(x, STX_ERR_ARG,
                  "%s: target at position %zu: expected a class from 0 to %zu%s, got %ld", op, i,
                  V - 1, how && how->ignore ? " or the ignored id" : "", (long)id);
@@ -15175,7 +15175,7 @@ static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a
     size_t c, i, n = ids->B * ids->T;
     memset(m, 0, STX_MAX_CLUSTERS * sizeof *m);
     for (i = 0; i < n; i++) {
-        if (stx__left_out(how, ids->data[i])) continue;
+        if (stx__is_ignored(how, ids->data[i])) continue;
         c = stx__cluster(a->end, a->clusters, ids->data[i]);
         if (c < a->clusters) {
             m[c]++;
@@ -15518,7 +15518,7 @@ static int stx__report_create(stx_ctx *x) {
     } else {
         bytes = offsetof(stx__report, mirror);
     }
-    x->report.device = (stx__report *)stx__state(x, STX__STATE, bytes);
+    x->report.device = (stx__report *)stx__zeroed_bytes(x, STX__STATE, bytes);
     if (!stx__on_gpu(x)) x->report.host = x->report.device;
     return x->report.device != NULL;
 }
@@ -15592,7 +15592,7 @@ static int stx__mirrors_create(stx_ctx *x) {
     x->report.mirror_offset = (size_t *)stx_persist(x, n * sizeof *x->report.mirror_offset);
     if (!x->report.mirror || !x->report.mirror_offset) return 0;
     x->report.mirror_chunk =
-        (stx_optim_chunk *)stx__state(x, STX__STATE, n * sizeof *x->report.mirror_chunk);
+        (stx_optim_chunk *)stx__zeroed_bytes(x, STX__STATE, n * sizeof *x->report.mirror_chunk);
     return x->report.mirror_chunk != NULL;
 }
 
@@ -16499,7 +16499,7 @@ STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, si
     if (!stx_ok(x) || !t) return NULL;
     s = (stx_param_subset *)stx_persist(x, sizeof *s);
     if (!s) return NULL;
-    s->chunk = (stx_optim_chunk *)stx__state(x, STX__STATE,
+    s->chunk = (stx_optim_chunk *)stx__zeroed_bytes(x, STX__STATE,
                                              stx_bytes_of(count, 1, sizeof *s->chunk));
     s->tensor = (stx_tensor **)stx_persist(x, stx_bytes_of(count, 1, sizeof *s->tensor));
     if (!s->chunk || !s->tensor) return NULL;
@@ -16647,10 +16647,10 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     p->in_use = 1;
     for (i = 0; i < p->count; i++) o->chunks += stx__chunks_of(p->tensor[i]->size);
 
-    o->chunk = (stx_optim_chunk *)stx__state(x, STX__STATE,
+    o->chunk = (stx_optim_chunk *)stx__zeroed_bytes(x, STX__STATE,
                                              stx_bytes_of(o->chunks, 1, sizeof *o->chunk));
     sums = o->desc.kind == STX_LAMB ? 3 : 1;
-    o->squares = (double *)stx__state(x, STX__STATE,
+    o->squares = (double *)stx__zeroed_bytes(x, STX__STATE,
                                       stx_bytes_of(o->chunks, sums, sizeof *o->squares));
     chunk = o->chunk;
     if (stx__on_gpu(x))

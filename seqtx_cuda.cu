@@ -61,7 +61,7 @@
        // y (n) = s a (n). A thread computes W adjacent elements at a time.
        template <int W>
        STX__GLOBAL(256)
-       stx__example_kernel(stx__num y, stx__num a, size_t n, float s) {
+       stx__example_kernel(stx__array y, stx__array a, size_t n, float s) {
            STX__STEP(i, n, W) {
                float v[W];
                stx__getn<W>(v, a, i);
@@ -72,8 +72,8 @@
 
        void stx_example_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n,
                              stx_real s) {
-           stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-           const int four = n % 4 == 0 && stx__by4(Y) && stx__by4(A);
+           stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a);
+           const int four = n % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A);
            if (n) STX__RUN_BY(x, "stx_example", four, stx__example_kernel, n, Y, A, n, s);
        }
 
@@ -83,7 +83,7 @@
    tests/cuda_host runs every kernel on the CPU and compares it with its twin.
 
    Memory kinds. The address of an array determines how it is stored. stx_cuda_alloc is
-   told a kind, and stx__num_of looks up the allocation that contains the pointer:
+   told a kind, and stx__array_of looks up the allocation that contains the pointer:
 
        kind                   STX_PREC_F32    STX_PREC_BF16
        ---------------------  --------------  ----------------------------------------
@@ -181,18 +181,18 @@ enum { STX__WARP = 32 };
    twin: the bfloat16 copy of a parameter, which every kernel that writes the parameter
    keeps current, or NULL. All threads take the same branch on half, and these kernels
    are limited by memory bandwidth, so the branch costs nothing. */
-typedef struct stx__num {
+typedef struct stx__array {
     void *p;
     stx__bf16 *twin;
     ptrdiff_t half;
-} stx__num;
+} stx__array;
 
 /* Element i */
-static __device__ __forceinline__ float stx__get(const stx__num &a, size_t i) {
+static __device__ __forceinline__ float stx__get(const stx__array &a, size_t i) {
     return a.half ? __bfloat162float(((const stx__bf16 *)a.p)[i]) : ((const float *)a.p)[i];
 }
 
-static __device__ __forceinline__ void stx__put(const stx__num &a, size_t i, float v) {
+static __device__ __forceinline__ void stx__put(const stx__array &a, size_t i, float v) {
     if (a.half) {
         ((stx__bf16 *)a.p)[i] = __float2bfloat16(v);
         return;
@@ -201,14 +201,14 @@ static __device__ __forceinline__ void stx__put(const stx__num &a, size_t i, flo
     if (a.twin) a.twin[i] = __float2bfloat16(v);
 }
 
-static __device__ __forceinline__ void stx__add(const stx__num &a, size_t i, float v,
+static __device__ __forceinline__ void stx__add(const stx__array &a, size_t i, float v,
                                                 int accumulate) {
     stx__put(a, i, accumulate ? stx__get(a, i) + v : v);
 }
 
 /* Elements i to i + 3 in one access. i is a multiple of 4 and the array is aligned,
-   see stx__by4. A bfloat16 is the upper half of a float. */
-static __device__ __forceinline__ float4 stx__get4(const stx__num &a, size_t i) {
+   see stx__aligned4. A bfloat16 is the upper half of a float. */
+static __device__ __forceinline__ float4 stx__get4(const stx__array &a, size_t i) {
     if (a.half) {
         uint2 u = *(const uint2 *)((const stx__bf16 *)a.p + i);
         return make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u),
@@ -225,7 +225,7 @@ static __device__ __forceinline__ uint32_t stx__pair(float a, float b) {
     return u;
 }
 
-static __device__ __forceinline__ void stx__put4(const stx__num &a, size_t i, float4 v) {
+static __device__ __forceinline__ void stx__put4(const stx__array &a, size_t i, float4 v) {
     if (a.half || a.twin) {
         uint2 u;
         u.x = stx__pair(v.x, v.y);
@@ -513,9 +513,9 @@ static const stx__range *stx__range_of(stx_gpu *g, const void *p) {
     return NULL;
 }
 
-/* p as kernels see it; NULL gives an stx__num whose p is NULL. */
-static stx__num stx__num_of(const stx_ctx *x, const void *p) {
-    stx__num v = {(void *)p, NULL, 0};
+/* p as kernels see it; NULL gives an stx__array whose p is NULL. */
+static stx__array stx__array_of(const stx_ctx *x, const void *p) {
+    stx__array v = {(void *)p, NULL, 0};
     stx_gpu *g = stx__gpu(x);
     const stx__range *r = p ? stx__range_of(g, p) : NULL;
     if (!r) return v;
@@ -526,7 +526,7 @@ static stx__num stx__num_of(const stx_ctx *x, const void *p) {
 
 /* Nonzero if the array is aligned for accesses of four elements, or NULL. The caller
    checks that sizes and strides are multiples of 4. */
-static int stx__by4(const stx__num &a) {
+static int stx__aligned4(const stx__array &a) {
     return !a.p || ((uintptr_t)a.p % (a.half ? 8 : 16) == 0 && (uintptr_t)a.twin % 8 == 0);
 }
 
@@ -825,7 +825,7 @@ static int stx__host_copy_allowed(stx_gpu *g) {
    at aligned addresses and have lengths that are multiples of 4; otherwise the same
    code runs with W = 1. */
 template <int W>
-static __device__ __forceinline__ void stx__getn(float (&v)[W], const stx__num &a, size_t i) {
+static __device__ __forceinline__ void stx__getn(float (&v)[W], const stx__array &a, size_t i) {
     if constexpr (W == 4) {
         float4 q = stx__get4(a, i);
         v[0] = q.x;
@@ -838,7 +838,8 @@ static __device__ __forceinline__ void stx__getn(float (&v)[W], const stx__num &
 }
 
 template <int W>
-static __device__ __forceinline__ void stx__putn(const stx__num &a, size_t i, const float (&v)[W]) {
+static __device__ __forceinline__ void stx__putn(const stx__array &a, size_t i,
+                                                 const float (&v)[W]) {
     if constexpr (W == 4)
         stx__put4(a, i, make_float4(v[0], v[1], v[2], v[3]));
     else
@@ -846,7 +847,7 @@ static __device__ __forceinline__ void stx__putn(const stx__num &a, size_t i, co
 }
 
 template <int W>
-static __device__ __forceinline__ void stx__addn(const stx__num &a, size_t i, float (&v)[W],
+static __device__ __forceinline__ void stx__addn(const stx__array &a, size_t i, float (&v)[W],
                                                  int accumulate) {
     if (accumulate) {
         float was[W];
@@ -890,8 +891,8 @@ enum { STX__COLUMNS_SUM, STX__COLUMNS_DOT, STX__COLUMNS_NORM };
 
 template <int W, int MODE>
 STX__GLOBAL(256)
-stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__num rstd, size_t N,
-                    size_t C, size_t rows) {
+stx__columns_kernel(float *part, stx__array dy, stx__array f, stx__array mean, stx__array rstd,
+                    size_t N, size_t C, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * 4);
     STX__SHARED(float, sh2, 8 * 32 * 4);
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
@@ -939,7 +940,7 @@ stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__nu
 /* Sums of columns, second stage: d (C) += the sum over chunks of part (chunks,ld). A
    block of 32 x 32 threads handles 32 columns. A thread adds every 32nd chunk, in
    order, then a warp adds the 32 sums of a column. sh: 32 * 33 floats. */
-static __device__ __forceinline__ void stx__columns_add(const stx__num &d, const float *part,
+static __device__ __forceinline__ void stx__columns_add(const stx__array &d, const float *part,
                                                         size_t ld, size_t chunks, size_t C,
                                                         float *sh) {
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
@@ -962,7 +963,7 @@ static __device__ __forceinline__ void stx__columns_add(const stx__num &d, const
 enum { STX__COLUMN_TARGETS = 3 };
 
 struct stx__column_targets {
-    stx__num d[STX__COLUMN_TARGETS];
+    stx__array d[STX__COLUMN_TARGETS];
 };
 
 STX__GLOBAL(1024)
@@ -993,7 +994,7 @@ enum { STX__DEFERRED_MAX = 24 };
 
 /* d (C) += the sum over chunks of part (chunks,ld) */
 struct stx__column_sum {
-    stx__num d;
+    stx__array d;
     const float *part;
     size_t ld, chunks, C;
 };
@@ -1004,7 +1005,7 @@ struct stx__column_sum_table {
 
 /* d (n) += the sum over slices of part: slice k begins at part + k stride */
 struct stx__slice_sum {
-    stx__num d;
+    stx__array d;
     const float *part;
     size_t n, stride, slices;
 };
@@ -1033,7 +1034,7 @@ STX__GLOBAL(1024) stx__deferred_columns_kernel(stx__column_sum_table all) {
    are added in order. A thread handles W adjacent elements at a time. */
 template <int W> STX__GLOBAL(256) stx__slice_sums_kernel(stx__slice_sum_table all) {
     const stx__slice_sum &s = all.s[blockIdx.y];
-    const stx__num part = {(void *)s.part, NULL, 0};
+    const stx__array part = {(void *)s.part, NULL, 0};
     STX__STEP(i, s.n, W) {
         float v[W], w[W];
         stx__getn<W>(v, part, i);
@@ -1054,7 +1055,7 @@ static void stx__finish_slices(stx_ctx *x) {
     for (k = 0; k < t->slices; k++) {
         const stx__slice_sum *s = &t->slice.s[k];
         if (s->n > most) most = s->n;
-        four = four && (s->n | s->stride) % 4 == 0 && stx__by4(s->d);
+        four = four && (s->n | s->stride) % 4 == 0 && stx__aligned4(s->d);
     }
     STX__CHOOSE(W, four, 4, 1,
                 STX__RUN_KERNEL(x, "stx_backward, sums of slices", stx__slice_sums_kernel<W>,
@@ -1137,7 +1138,7 @@ static int stx__columns_defer(stx_ctx *x, stx_real *const *d, int count, const f
     for (int k = 0; k < count; k++) {
         if (!d[k]) continue;
         stx__column_sum *s = &t->column.s[t->columns++];
-        s->d = stx__num_of(x, d[k]);
+        s->d = stx__array_of(x, d[k]);
         s->part = part + k * C;
         s->ld = ld;
         s->chunks = chunks;
@@ -1158,7 +1159,7 @@ static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, i
 
     memset(&all, 0, sizeof all);
     for (int k = 0; k < count; k++) {
-        all.d[k] = stx__num_of(x, d[k]);
+        all.d[k] = stx__array_of(x, d[k]);
         any |= d[k] != NULL;
     }
     if (!any) return;
@@ -1207,9 +1208,9 @@ static stx__columns_args stx__columns_init(stx_real *d, const stx_real *dy, size
 static void stx__columns(stx_ctx *x, const char *name, const stx__columns_args *a) {
     const size_t N = a->N, C = a->C, rows = stx__chunk(N, 64, 1024);
     const size_t chunks = (N + rows - 1) / rows, ld = a->mean ? 2 * C : C;
-    stx__num G = stx__num_of(x, a->dy), F = stx__num_of(x, a->f), M = stx__num_of(x, a->mean),
-             R = stx__num_of(x, a->rstd);
-    const int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
+    stx__array G = stx__array_of(x, a->dy), F = stx__array_of(x, a->f),
+               M = stx__array_of(x, a->mean), R = stx__array_of(x, a->rstd);
+    const int four = C % 4 == 0 && stx__aligned4(G) && stx__aligned4(F);
     const dim3 grid((unsigned)chunks, stx__blocks(C, four ? 128 : 32, 65535));
     stx_real *to[2] = {a->d, a->d2};
     int deferred = a->deferred;
@@ -1280,7 +1281,7 @@ template <int T> static __device__ __forceinline__ float stx__row_max(float v, f
 /* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th
    element, in order, then the threads' sums are added in a fixed tree. */
 STX__GLOBAL(1024)
-stx__total_kernel(stx__num y, const double *part, size_t n, double divisor, int accumulate) {
+stx__total_kernel(stx__array y, const double *part, size_t n, double divisor, int accumulate) {
     STX__SHARED(double, sh, 32);
     double s = 0;
 #pragma unroll 8
@@ -1308,7 +1309,7 @@ template <int MODE> static __device__ __forceinline__ double stx__term(float a, 
    of 4 (four) or element, then a fixed tree. */
 template <int MODE>
 STX__GLOBAL(256)
-stx__sum_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
+stx__sum_kernel(double *part, stx__array a, stx__array b, size_t n, size_t each, int four) {
     STX__SHARED(double, sh, 32);
     const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n,
                  fours = four ? (hi - lo) / 4 : 0;
@@ -1330,9 +1331,9 @@ stx__sum_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int
    determined by n alone. b is NULL for STX__SUM. */
 static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a,
                           const stx_real *b, size_t n, double divisor, int accumulate) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a), B = stx__array_of(x, b);
     const size_t each = stx__chunk(n, 4096, 2048), chunks = (n + each - 1) / each;
-    const int four = stx__by4(A) && stx__by4(B);
+    const int four = stx__aligned4(A) && stx__aligned4(B);
     double *part;
     if (!n || !(part = (double *)stx__scratch_of(x, chunks * sizeof *part, name))) return;
 
@@ -1350,21 +1351,23 @@ static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, c
 }
 
 /* y (n) = value. A thread writes W adjacent elements at a time. */
-template <int W> STX__GLOBAL(256) stx__fill_kernel(stx__num y, size_t n, float value) {
+template <int W> STX__GLOBAL(256) stx__fill_kernel(stx__array y, size_t n, float value) {
     float v[W];
     for (int e = 0; e < W; e++) v[e] = value;
     STX__STEP(i, n, W) stx__putn<W>(y, i, v);
 }
 
 void stx_fill_cuda(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
-    stx__num Y = stx__num_of(x, y);
-    if (n) STX__RUN_BY(x, "stx_fill", n % 4 == 0 && stx__by4(Y), stx__fill_kernel, n, Y, n, value);
+    stx__array Y = stx__array_of(x, y);
+    if (n)
+        STX__RUN_BY(x, "stx_fill", n % 4 == 0 && stx__aligned4(Y), stx__fill_kernel, n, Y, n,
+                    value);
 }
 
 /* y (n) = s a (n), or y += s a. A thread computes W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
+stx__axpy_kernel(stx__array y, stx__array a, size_t n, float s, int accumulate) {
     STX__STEP(i, n, W) {
         float v[W];
         stx__getn<W>(v, a, i);
@@ -1381,8 +1384,8 @@ stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
 
 void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s,
                    int accumulate) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    const int four = n % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a);
+    const int four = n % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A);
     if (n) STX__RUN_BY(x, "stx_axpy", four, stx__axpy_kernel, n, Y, A, n, s, accumulate);
 }
 
@@ -1390,7 +1393,7 @@ void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_rea
    thread copies W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols,
+stx__copy2d_kernel(stx__array y, size_t ldy, stx__array a, size_t lda, size_t n, size_t cols,
                    int accumulate) {
     STX__STEP(i, n, W) {
         size_t r = i / cols, c = i - r * cols;
@@ -1402,9 +1405,9 @@ stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, siz
 
 void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda,
                      size_t rows, size_t cols, int accumulate) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a);
     const size_t n = rows * cols, strides = rows > 1 ? ldy | lda : 0;
-    const int four = (cols | strides) % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    const int four = (cols | strides) % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A);
     if (n)
         STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols,
                     accumulate);
@@ -1414,7 +1417,7 @@ void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, siz
    n = rows (wa + wb). A thread copies W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b, size_t ldb,
+stx__concat2d_kernel(stx__array y, stx__array a, size_t lda, size_t wa, stx__array b, size_t ldb,
                      size_t wb, size_t n) {
     STX__STEP(i, n, W) {
         size_t r = i / (wa + wb), c = i - r * (wa + wb);
@@ -1429,9 +1432,10 @@ stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b, 
 
 void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa,
                        const stx_real *b, size_t ldb, size_t wb, size_t rows) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a), B = stx__array_of(x, b);
     const size_t n = rows * (wa + wb), strides = rows > 1 ? lda | ldb : 0;
-    const int four = (wa | wb | strides) % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B);
+    const int four =
+        (wa | wb | strides) % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A) && stx__aligned4(B);
     if (n)
         STX__RUN_BY(x, "stx_concat2d", four, stx__concat2d_kernel, n, Y, A, lda, wa, B, ldb, wb, n);
 }
@@ -1442,7 +1446,7 @@ void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, s
    writes them: so the rows move in place, in n / w sequential steps. all = rows w. */
 template <int W>
 STX__GLOBAL(256)
-stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda, size_t w,
+stx__shift2d_kernel(stx__array y, size_t ldy, size_t n, stx__array a, size_t lda, size_t w,
                     size_t all) {
     STX__STEP(i, all, W) {
         /* elements from index `last` on come from a */
@@ -1466,10 +1470,10 @@ stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda, si
 
 void stx__shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
                        size_t lda, size_t w, size_t rows) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a);
     const size_t all = rows * w, stride_a = a ? lda : 0;
     const size_t strides = rows > 1 ? stride_a | ldy : 0;
-    const int four = (w | strides | n) % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    const int four = (w | strides | n) % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A);
     if (all)
         STX__RUN_BY(x, "stx__shift2d", four, stx__shift2d_kernel, all, Y, ldy, n, A, lda, w, all);
 }
@@ -1481,7 +1485,7 @@ void stx__shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_
    elements at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
+stx__add_kernel(stx__array y, stx__array a, stx__array b, size_t n, size_t nb) {
     STX__STEP(i, n, W) {
         float v[W], w[W];
         stx__getn<W>(v, a, i);
@@ -1493,8 +1497,8 @@ stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
 
 void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
                       size_t nb) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    const int four = nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B);
+    stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a), B = stx__array_of(x, b);
+    const int four = nb % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A) && stx__aligned4(B);
     if (n) STX__RUN_BY(x, "stx_add_fwd", four, stx__add_kernel, n, Y, A, B, n, nb);
 }
 
@@ -1502,7 +1506,7 @@ void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real
    the backward pass. A thread computes W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int accumulate) {
+stx__mul_kernel(stx__array y, stx__array a, stx__array b, size_t n, size_t nb, int accumulate) {
     STX__STEP(i, n, W) {
         float v[W], w[W];
         stx__getn<W>(v, a, i);
@@ -1514,8 +1518,8 @@ stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int acc
 
 static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a,
                           const stx_real *b, size_t n, size_t nb, int accumulate) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    const int four = nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B);
+    stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a), B = stx__array_of(x, b);
+    const int four = nb % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A) && stx__aligned4(B);
     if (n) STX__RUN_BY(x, name, four, stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
 }
 
@@ -1577,7 +1581,9 @@ static __device__ __forceinline__ float stx__act_slope(float g, float y, float a
 }
 
 /* y (n) = act(a (n)); y may be a. A thread computes W adjacent elements at a time. */
-template <int W> STX__GLOBAL(256) stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
+template <int W>
+STX__GLOBAL(256)
+stx__act_fwd_kernel(stx__array y, stx__array a, size_t n, int act) {
     STX__STEP(i, n, W) {
         float v[W];
         stx__getn<W>(v, a, i);
@@ -1587,8 +1593,8 @@ template <int W> STX__GLOBAL(256) stx__act_fwd_kernel(stx__num y, stx__num a, si
 }
 
 void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    const int four = n % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a);
+    const int four = n % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A);
     if (n) STX__RUN_BY(x, "stx_act_fwd", four, stx__act_fwd_kernel, n, Y, A, n, act);
 }
 
@@ -1597,7 +1603,7 @@ void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int 
    adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act,
+stx__act_bwd_kernel(stx__array da, stx__array dy, stx__array y, stx__array a, size_t n, int act,
                     int accumulate) {
     STX__STEP(i, n, W) {
         float g[W], v[W] = {0}, u[W] = {0};
@@ -1613,9 +1619,10 @@ stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, 
 
 void stx_act_bwd_cuda(stx_ctx *x, const stx_act_bwd_args *a) {
     const size_t n = a->n;
-    stx__num D = stx__num_of(x, a->da), G = stx__num_of(x, a->dy), Y = stx__num_of(x, a->y),
-             A = stx__num_of(x, a->act == STX_ACT_GELU ? a->a : NULL);
-    const int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
+    stx__array D = stx__array_of(x, a->da), G = stx__array_of(x, a->dy), Y = stx__array_of(x, a->y),
+               A = stx__array_of(x, a->act == STX_ACT_GELU ? a->a : NULL);
+    const int four =
+        n % 4 == 0 && stx__aligned4(D) && stx__aligned4(G) && stx__aligned4(Y) && stx__aligned4(A);
     if (n)
         STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, a->act,
                     a->accumulate && a->da != a->dy);
@@ -1675,7 +1682,7 @@ static __device__ __forceinline__ void stx__dropout_mask(float (&by)[W], const s
    in accesses of W. */
 template <int W>
 STX__GLOBAL(256)
-stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__dropout d, int accumulate) {
+stx__dropout_kernel(stx__array y, stx__array a, size_t n, stx__dropout d, int accumulate) {
     uint64_t stream = stx__dropout_stream(d);
     STX__STEP(i, n, 8) {
         uint4 r = stx__philox(d.seed, stream, d.first + (uint64_t)i / 8);
@@ -1698,9 +1705,9 @@ stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__dropout d, int accumu
 
 void stx_dropout_fwd_cuda(stx_ctx *x, const stx_dropout_args *a) {
     const size_t n = a->n;
-    stx__num Y = stx__num_of(x, a->y), A = stx__num_of(x, a->a);
+    stx__array Y = stx__array_of(x, a->y), A = stx__array_of(x, a->a);
     stx__dropout d = stx__dropout_of(x, a->p, a->seed, a->stream, a->first);
-    const int four = n % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    const int four = n % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A);
     if (!d.keep) d.keep = 65536; /* p = 0 keeps every element, as on the CPU */
     if (n)
         STX__CHOOSE(W, four, 4, 1,
@@ -1716,7 +1723,7 @@ void stx_dropout_fwd_cuda(stx_ctx *x, const stx_dropout_args *a) {
    adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_t n) {
+stx__rezero_fwd_kernel(stx__array y, stx__array h, stx__array f, stx__array alpha, size_t n) {
     float s = stx__get(alpha, 0);
     STX__STEP(i, n, W) {
         float v[W] = {0}, w[W];
@@ -1729,9 +1736,9 @@ stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_
 
 void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f,
                          const stx_real *alpha, size_t n) {
-    stx__num Y = stx__num_of(x, y), H = stx__num_of(x, h), F = stx__num_of(x, f),
-             A = stx__num_of(x, alpha);
-    const int four = n % 4 == 0 && stx__by4(Y) && stx__by4(H) && stx__by4(F);
+    stx__array Y = stx__array_of(x, y), H = stx__array_of(x, h), F = stx__array_of(x, f),
+               A = stx__array_of(x, alpha);
+    const int four = n % 4 == 0 && stx__aligned4(Y) && stx__aligned4(H) && stx__aligned4(F);
     if (n) STX__RUN_BY(x, "stx_rezero_fwd", four, stx__rezero_fwd_kernel, n, Y, H, F, A, n);
 }
 
@@ -1740,7 +1747,7 @@ void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_r
    time. */
 template <int W>
 STX__GLOBAL(256)
-stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n, int accumulate) {
+stx__rezero_bwd_kernel(stx__array df, stx__array dy, stx__array alpha, size_t n, int accumulate) {
     float s = stx__get(alpha, 0);
     STX__STEP(i, n, W) {
         float v[W];
@@ -1753,8 +1760,9 @@ stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n, int a
 void stx_rezero_bwd_cuda(stx_ctx *x, const stx_rezero_bwd_args *r) {
     static const char name[] = "stx_rezero_bwd";
     const size_t n = r->n;
-    stx__num D = stx__num_of(x, r->df), G = stx__num_of(x, r->dy), A = stx__num_of(x, r->alpha);
-    const int four = n % 4 == 0 && stx__by4(D) && stx__by4(G);
+    stx__array D = stx__array_of(x, r->df), G = stx__array_of(x, r->dy),
+               A = stx__array_of(x, r->alpha);
+    const int four = n % 4 == 0 && stx__aligned4(D) && stx__aligned4(G);
     if (r->dalpha) stx__sum_cuda(x, name, STX__SUM_PRODUCTS, r->dalpha, r->dy, r->f, n, 1, 1);
     if (r->df && n)
         STX__RUN_BY(x, name, four, stx__rezero_bwd_kernel, n, D, G, A, n, r->accumulate);
@@ -1786,14 +1794,15 @@ void stx_rezero_bwd_cuda(stx_ctx *x, const stx_rezero_bwd_args *r) {
 /* The length of a row need not be a multiple of 4 (a vocabulary). Its elements
    [0, head) come before the first aligned group of 4; then come the groups; the rest is
    the tail. Returns head for the row of n elements at a[start]. */
-static __device__ __forceinline__ size_t stx__row_head(const stx__num &a, size_t start, size_t n) {
+static __device__ __forceinline__ size_t stx__row_head(const stx__array &a, size_t start,
+                                                       size_t n) {
     size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
     return h < n ? h : n;
 }
 
 /* Nonzero if rows of a and b have the same head, so that groups of both can be
    accessed together. If not, kernels treat the whole row as head. */
-static __device__ __forceinline__ int stx__same_head(const stx__num &a, const stx__num &b) {
+static __device__ __forceinline__ int stx__same_head(const stx__array &a, const stx__array &b) {
     return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
 }
 
@@ -1826,7 +1835,7 @@ static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v
    the first. The threads' sums are rescaled to the common maximum and added in a fixed
    tree. A row of -infinity gives NaN, as e^(a - max) would. */
 template <int T>
-static __device__ __forceinline__ stx__lse stx__row_lse(const stx__num &a, size_t start, size_t n,
+static __device__ __forceinline__ stx__lse stx__row_lse(const stx__array &a, size_t start, size_t n,
                                                         float *sh) {
     const size_t t = threadIdx.x % T, head = stx__row_head(a, start, n), fours = (n - head) / 4,
                  body = start + head;
@@ -1881,7 +1890,7 @@ static __device__ __forceinline__ float stx__softmax_of(float v, float max, floa
    result. */
 template <int T, int LOG>
 STX__GLOBAL(STX__ROW_BLOCK(T))
-stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+stx__softmax_fwd_kernel(stx__array y, stx__array a, size_t N, size_t C) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
@@ -1903,13 +1912,13 @@ stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
 }
 
 void stx_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a);
     if (N && C)
         STX__RUN_ROWS(x, "stx_softmax_fwd", N, C, (stx__softmax_fwd_kernel<T, 0>), Y, A, N, C);
 }
 
 void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a);
     if (N && C)
         STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, (stx__softmax_fwd_kernel<T, 1>), Y, A, N, C);
 }
@@ -1921,7 +1930,8 @@ void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t
    bound on blocks per multiprocessor keeps the compiler from spilling registers. */
 template <int T, int LOG>
 STX__GLOBAL(STX__ROW_BLOCK(T), LOG && T <= 256 ? 5 : 0)
-stx__softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
+stx__softmax_bwd_kernel(stx__array da, stx__array dy, stx__array y, size_t N, size_t C,
+                        int accumulate) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
@@ -1969,7 +1979,7 @@ stx__softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C
 
 void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N,
                           size_t C, int accumulate) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
+    stx__array D = stx__array_of(x, da), G = stx__array_of(x, dy), Y = stx__array_of(x, y);
     if (N && C)
         STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, (stx__softmax_bwd_kernel<T, 0>), D, G, Y, N, C,
                       accumulate);
@@ -1977,7 +1987,7 @@ void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const st
 
 void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
                               size_t N, size_t C, int accumulate) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
+    stx__array D = stx__array_of(x, da), G = stx__array_of(x, dy), Y = stx__array_of(x, y);
     if (N && C)
         STX__RUN_ROWS(x, "stx_log_softmax_bwd", N, C, (stx__softmax_bwd_kernel<T, 1>), D, G, Y, N,
                       C, accumulate);
@@ -2007,14 +2017,14 @@ void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, cons
 
 /* v as it will be read back, so that the statistics describe the elements that the
    backward pass reads */
-static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float v) {
+static __device__ __forceinline__ float stx__as_stored(const stx__array &a, float v) {
     return a.half ? __bfloat162float(__float2bfloat16(v)) : v;
 }
 
 /* Arrays of the forward kernels: y, s, in, f (N,C); bias, gain, shift (C); mean, rstd
    (N). s, f and bias are used with RESIDUAL only; bias.p may be NULL. */
 struct stx__norm_fwd_nums {
-    stx__num y, s, mean, rstd, in, f, bias, gain, shift;
+    stx__array y, s, mean, rstd, in, f, bias, gain, shift;
 };
 
 /* y (N,C) = layernorm(s), where s = in or, with RESIDUAL, in + dropout(f + bias):
@@ -2029,7 +2039,7 @@ struct stx__norm_fwd_nums {
 template <int Q, int RESIDUAL>
 STX__GLOBAL(256)
 stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__dropout d) {
-    const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in,
+    const stx__array y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in,
                    f = nums.f, bias = nums.bias, gain = nums.gain, shift = nums.shift;
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__dropout_stream(d) : 0;
@@ -2093,7 +2103,7 @@ stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx
 template <int W, int RESIDUAL>
 STX__GLOBAL(256)
 stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__dropout d) {
-    const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in,
+    const stx__array y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in,
                    f = nums.f, bias = nums.bias, gain = nums.gain, shift = nums.shift;
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__dropout_stream(d) : 0;
@@ -2147,19 +2157,20 @@ static void stx__norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
     stx__dropout d = stx__dropout_of(x, a->drop, a->seed, a->stream, a->rng_first);
     stx__norm_fwd_nums v;
     int four;
-    v.y = stx__num_of(x, a->y);
-    v.s = stx__num_of(x, a->s);
-    v.mean = stx__num_of(x, a->mean);
-    v.rstd = stx__num_of(x, a->rstd);
-    v.in = stx__num_of(x, a->h);
-    v.f = stx__num_of(x, a->f);
-    v.bias = stx__num_of(x, a->bias);
-    v.gain = stx__num_of(x, a->gain);
-    v.shift = stx__num_of(x, a->shift);
+    v.y = stx__array_of(x, a->y);
+    v.s = stx__array_of(x, a->s);
+    v.mean = stx__array_of(x, a->mean);
+    v.rstd = stx__array_of(x, a->rstd);
+    v.in = stx__array_of(x, a->h);
+    v.f = stx__array_of(x, a->f);
+    v.bias = stx__array_of(x, a->bias);
+    v.gain = stx__array_of(x, a->gain);
+    v.shift = stx__array_of(x, a->shift);
     if (!N || !C) return;
 
-    four = C % 4 == 0 && stx__by4(v.y) && stx__by4(v.s) && stx__by4(v.in) && stx__by4(v.f)
-           && stx__by4(v.bias) && stx__by4(v.gain) && stx__by4(v.shift);
+    four = C % 4 == 0 && stx__aligned4(v.y) && stx__aligned4(v.s) && stx__aligned4(v.in)
+           && stx__aligned4(v.f) && stx__aligned4(v.bias) && stx__aligned4(v.gain)
+           && stx__aligned4(v.shift);
     if (four && C <= 1024)
         STX__RUN_QUADS(x, name, C, (stx__norm_fwd_kernel<Q, RESIDUAL>), grid, 256, v, N, C, eps, d);
     else
@@ -2179,7 +2190,7 @@ void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
 /* Arrays of the backward kernels: din, df, dy, in (N,C); gain (C); mean, rstd (N). din
    and df may be NULL. add_din, add_df: add to din and df instead of overwriting them. */
 struct stx__norm_bwd_nums {
-    stx__num din, df, dy, in, gain, mean, rstd;
+    stx__array din, df, dy, in, gain, mean, rstd;
     int add_din, add_df;
 };
 
@@ -2221,7 +2232,7 @@ template <int Q, int BIAS>
 STX__GLOBAL(128)
 stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size_t rows,
                      stx__dropout d) {
-    const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean,
+    const stx__array din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean,
                    rstd = v.rstd;
     STX__SHARED(float, sh, 4 * 128 * Q);
     const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows,
@@ -2292,7 +2303,7 @@ stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size
 template <int W>
 STX__GLOBAL(256)
 stx__norm_bwd_any_kernel(stx__norm_bwd_nums v, size_t N, size_t C, stx__dropout d) {
-    const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean,
+    const stx__array din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean,
                    rstd = v.rstd;
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = df.p && d.keep ? stx__dropout_stream(d) : 0;
@@ -2379,19 +2390,19 @@ void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
     const stx__dropout d = stx__dropout_of(x, a->drop, a->seed, a->stream, a->rng_first);
     stx__norm_bwd_nums v;
     int four;
-    v.din = stx__num_of(x, a->ds);
-    v.df = stx__num_of(x, a->df);
-    v.dy = stx__num_of(x, a->dy);
-    v.in = stx__num_of(x, a->s);
-    v.gain = stx__num_of(x, a->gain);
-    v.mean = stx__num_of(x, a->mean);
-    v.rstd = stx__num_of(x, a->rstd);
+    v.din = stx__array_of(x, a->ds);
+    v.df = stx__array_of(x, a->df);
+    v.dy = stx__array_of(x, a->dy);
+    v.in = stx__array_of(x, a->s);
+    v.gain = stx__array_of(x, a->gain);
+    v.mean = stx__array_of(x, a->mean);
+    v.rstd = stx__array_of(x, a->rstd);
     v.add_din = a->accumulate_ds;
     v.add_df = a->accumulate;
     if (!a->N || !a->C) return;
 
-    four = a->C % 4 == 0 && stx__by4(v.din) && stx__by4(v.df) && stx__by4(v.dy) && stx__by4(v.in)
-           && stx__by4(v.gain);
+    four = a->C % 4 == 0 && stx__aligned4(v.din) && stx__aligned4(v.df) && stx__aligned4(v.dy)
+           && stx__aligned4(v.in) && stx__aligned4(v.gain);
     if (four && a->C <= 1024)
         stx__norm_bwd_rows(x, name, a, v, d);
     else
@@ -2405,7 +2416,7 @@ void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
    elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C) {
+stx__embedding_fwd_kernel(stx__array y, stx__array table, const int32_t *ids, size_t n, size_t C) {
     STX__STEP(i, n, W) {
         size_t r = i / C;
         float v[W];
@@ -2416,9 +2427,9 @@ stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t
 
 void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids,
                             size_t N, size_t C) {
-    stx__num Y = stx__num_of(x, y), T = stx__num_of(x, table);
+    stx__array Y = stx__array_of(x, y), T = stx__array_of(x, table);
     const size_t n = N * C;
-    const int four = C % 4 == 0 && stx__by4(Y) && stx__by4(T);
+    const int four = C % 4 == 0 && stx__aligned4(Y) && stx__aligned4(T);
     if (n)
         STX__RUN_BY(x, "stx_embedding_fwd", four, stx__embedding_fwd_kernel, n, Y, T, ids, n, C);
 }
@@ -2487,7 +2498,7 @@ stx__embedding_rank_kernel(int32_t *id, size_t *position, const uint64_t *keys, 
    rows before it adds the first. */
 template <int W>
 STX__GLOBAL(128)
-stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id,
+stx__embedding_tile_kernel(stx__array dtable, float *part, stx__array dy, const int32_t *id,
                            const size_t *position, size_t N, size_t C) {
     STX__SHARED(int32_t, ids, STX__ID_TILE + 2); /* with one neighbour on each side */
     STX__SHARED(size_t, rows, STX__ID_TILE);
@@ -2534,7 +2545,7 @@ stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int3
    block of that tile adds the run's partial sums, tile by tile, to dtable. */
 template <int W>
 STX__GLOBAL(128)
-stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N,
+stx__embedding_run_kernel(stx__array dtable, const float *part, const int32_t *id, size_t N,
                           size_t C) {
     const size_t tile = blockIdx.x, last = (tile + 1) * STX__ID_TILE - 1,
                  tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
@@ -2565,10 +2576,10 @@ stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id,
 void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids,
                             size_t N, size_t C) {
     const char *name = "stx_embedding_bwd";
-    stx__num D = stx__num_of(x, dtable), G = stx__num_of(x, dy);
+    stx__array D = stx__array_of(x, dtable), G = stx__array_of(x, dy);
     const size_t chunks = (N + STX__SORT - 1) / STX__SORT,
                  tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
-    const int four = C % 4 == 0 && stx__by4(D) && stx__by4(G);
+    const int four = C % 4 == 0 && stx__aligned4(D) && stx__aligned4(G);
     const dim3 grid((unsigned)tiles, stx__blocks(C, four ? 512 : 128, 65535));
     uint64_t *keys;     /* (chunks,2048) */
     size_t *position;   /* (N), sorted by id */
@@ -2974,7 +2985,8 @@ static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key 
    parameter that cublasLt has written. A block handles a row at a time, a thread every
    256th column. */
 STX__GLOBAL(256)
-stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows, float beta) {
+stx__scale_kernel(stx__array C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows,
+                  float beta) {
     for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
         size_t at = row / M * sc + row % M * ldc;
         for (size_t j = threadIdx.x; j < N; j += blockDim.x)
@@ -2986,7 +2998,7 @@ stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N, size_t 
    apart, converted to the type of `to`; rows = batch each. A block handles a row at a
    time, a thread every 256th column. */
 STX__GLOBAL(256)
-stx__pack_kernel(stx__num to, size_t ldt, stx__num a, size_t lda, size_t sa, size_t each,
+stx__pack_kernel(stx__array to, size_t ldt, stx__array a, size_t lda, size_t sa, size_t each,
                  size_t cols, size_t rows) {
     for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
         size_t at = row / each * sa + row % each * lda;
@@ -3003,7 +3015,7 @@ stx__pack_kernel(stx__num to, size_t ldt, stx__num a, size_t lda, size_t sa, siz
 enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
 
 struct stx__gemm_nums {
-    stx__num A, B, C, bias; /* as in stx_gemm_args; bias.p may be NULL */
+    stx__array A, B, C, bias; /* as in stx_gemm_args; bias.p may be NULL */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
     int ta, tb, relu, zero; /* zero: so that no byte of the struct is uninitialised */
     float alpha, beta;
@@ -3013,9 +3025,10 @@ struct stx__gemm_nums {
    [0,K) x [0,M): k0 + k of K and m0 + m of the other dimension. k_last: K is the last
    dimension of the matrix, whose rows are ld apart. Adjacent threads, with adjacent q,
    read adjacent elements in either case. */
-static __device__ __forceinline__ void stx__gemm_load(float *tile, const stx__num &A, size_t start,
-                                                      size_t ld, int k_last, size_t k0, size_t K,
-                                                      size_t m0, size_t M, int q) {
+static __device__ __forceinline__ void stx__gemm_load(float *tile, const stx__array &A,
+                                                      size_t start, size_t ld, int k_last,
+                                                      size_t k0, size_t K, size_t m0, size_t M,
+                                                      int q) {
     const int k = k_last ? q % STX__GEMM_SLAB : q / STX__GEMM_TILE,
               m = k_last ? q / STX__GEMM_SLAB : q % STX__GEMM_TILE;
     const size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
@@ -3024,7 +3037,7 @@ static __device__ __forceinline__ void stx__gemm_load(float *tile, const stx__nu
 }
 
 STX__HOST_UNROLLED STX__GLOBAL(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
-    const stx__num A = g.A, B = g.B, C = g.C, bias = g.bias;
+    const stx__array A = g.A, B = g.B, C = g.C, bias = g.bias;
     const size_t batch = g.batch, M = g.M, N = g.N, K = g.K, lda = g.lda, ldb = g.ldb, ldc = g.ldc,
                  sa = g.sa, sb = g.sb, sc = g.sc;
     const int ta = g.ta, tb = g.tb, relu = g.relu;
@@ -3084,7 +3097,7 @@ static void stx__gemm_plain(stx_ctx *x, const char *what, const stx__gemm_nums *
 
 /* An operand as the GEMM will read it */
 typedef struct stx__operand {
-    stx__num v;
+    stx__array v;
     size_t rows, cols, ld, stride;
     size_t count;       /* matrices of the batch; 1 if all use the same one */
     int pack;           /* copy it to scratch memory first, */
@@ -3094,7 +3107,7 @@ typedef struct stx__operand {
 static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols,
                                     size_t ld, size_t stride, size_t batch) {
     stx__operand o;
-    o.v = stx__num_of(x, p);
+    o.v = stx__array_of(x, p);
     o.rows = rows;
     o.cols = cols;
     o.ld = rows > 1 ? ld : cols; /* cublasLt requires ld >= cols of a single row, too */
@@ -3129,7 +3142,7 @@ static size_t stx__packed_bytes(const stx__operand *o) {
 
 static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
     const size_t rows = o->count * o->rows, ld = stx__packed_ld(o);
-    stx__num t = {to, NULL, o->half};
+    stx__array t = {to, NULL, o->half};
     if (!o->pack) return;
     STX__RUN_KERNEL(x, what, stx__pack_kernel, stx__blocks(rows, 1, 4096), 256, 0, t, ld, o->v,
                     o->ld, o->stride, o->rows, o->cols, rows);
@@ -3153,7 +3166,7 @@ typedef struct stx__lt_job {
     const stx_gemm_args *g;
     size_t batch, M, N, K;
     stx__operand a, b, bias;
-    stx__num c;
+    stx__array c;
     int half;           /* A and B are read as bfloat16 */
 } stx__lt_job;
 
@@ -3326,7 +3339,7 @@ static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, co
     j.M = g->M;
     j.N = g->N;
     j.K = g->K;
-    j.c = stx__num_of(x, g->C);
+    j.c = stx__array_of(x, g->C);
 
     if (!g->K || g->alpha == 0) { /* C = beta C */
         const size_t rows = one_c ? g->M : g->batch * g->M;
@@ -3430,7 +3443,7 @@ static int stx__lt_split_k(stx_ctx *x, const char *what, const stx_gemm_args *g,
     slice.beta = 0;
     if (stx__lt_gemm(x, what, &slice, NULL, 0, slices) == STX__LT_UNSPLIT) return 0;
     s = &t->slice.s[t->slices++];
-    s->d = stx__num_of(x, g->C);
+    s->d = stx__array_of(x, g->C);
     s->part = (const float *)(const void *)slice.C;
     s->n = n;
     s->stride = stride;
@@ -3449,7 +3462,7 @@ static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, si
                         int deferred) {
     stx_gpu *gpu = stx__use_gpu(x);
     stx_gemm_args part = *g;
-    const stx__num c = stx__num_of(x, g->C);
+    const stx__array c = stx__array_of(x, g->C);
     const size_t aligned = rows / 64 * 64, K = g->batch * g->K;
     const int one_c = g->batch == 1 || (!g->sc && g->sa && g->sb);
     size_t slices;
@@ -3503,8 +3516,8 @@ void stx_linear_fwd_cuda(stx_ctx *x, const stx_linear_args *a) {
    stx__columns_kernel: 8 rows of 32 lanes, a lane sums W columns over every 8th row. */
 template <int W>
 STX__GLOBAL(256)
-stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, size_t N, size_t O,
-                          size_t rows, int act) {
+stx__slope_columns_kernel(float *part, stx__array da, stx__array y, stx__array pre, size_t N,
+                          size_t O, size_t rows, int act) {
     STX__SHARED(float, sh, 8 * 32 * W);
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows,
                  hi = lo + rows < N ? lo + rows : N;
@@ -3542,9 +3555,9 @@ stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, si
 static void stx__slope_columns(stx_ctx *x, const char *what, const stx_linear_bwd_args *a) {
     const size_t N = a->N, O = a->O, rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
     const int gelu = a->act == STX_ACT_GELU;
-    stx__num D = stx__num_of(x, a->da), Y = stx__num_of(x, gelu ? NULL : a->y),
-             P = stx__num_of(x, gelu ? a->pre : NULL);
-    const int four = O % 4 == 0 && stx__by4(D) && stx__by4(Y) && stx__by4(P);
+    stx__array D = stx__array_of(x, a->da), Y = stx__array_of(x, gelu ? NULL : a->y),
+               P = stx__array_of(x, gelu ? a->pre : NULL);
+    const int four = O % 4 == 0 && stx__aligned4(D) && stx__aligned4(Y) && stx__aligned4(P);
     const dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
     int deferred = (a->deferred & STX_DEFER_DB) != 0;
     float *part = stx__partial_sums(x, what, chunks * O, &deferred);
@@ -3604,7 +3617,7 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
    memory, copied from `from` to `to` for each group of heads. The backward pass adds
    the blocks of dy to da and db. */
 typedef struct stx__heads {
-    stx__num a, b, y, from[STX_HEAD_GROUPS], to[STX_HEAD_GROUPS];
+    stx__array a, b, y, from[STX_HEAD_GROUPS], to[STX_HEAD_GROUPS];
     size_t n;           /* elements of a block */
     size_t blocks;      /* elements of all blocks; the rows of memory follow */
     size_t end[STX_HEAD_GROUPS];    /* first element after the rows of each group */
@@ -3629,7 +3642,7 @@ template <int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
         }
         const int of = h.of[i / h.n], second = of >= h.half;
         const size_t at = (size_t)(second ? of - h.half : of) * h.n + i % h.n;
-        const stx__num w = second ? h.b : h.a;
+        const stx__array w = second ? h.b : h.a;
         float v[W], s[W];
         if (!h.backward) {
             stx__getn<W>(v, w, at);
@@ -3648,23 +3661,24 @@ static void stx__heads_run(stx_ctx *x, const char *what, const stx__heads_args *
     size_t n = a->n * a->count;
     int four;
     memset(&h, 0, sizeof h);
-    h.a = stx__num_of(x, backward ? a->da : a->a);
-    h.b = stx__num_of(x, backward ? a->db : a->b);
-    h.y = stx__num_of(x, backward ? a->dy : a->y);
+    h.a = stx__array_of(x, backward ? a->da : a->a);
+    h.b = stx__array_of(x, backward ? a->db : a->b);
+    h.y = stx__array_of(x, backward ? a->dy : a->y);
     h.n = a->n;
     h.blocks = n;
     h.half = (int)a->half;
     h.backward = backward;
     h.stride = a->stride;
     memcpy(h.of, a->of, sizeof h.of);
-    four = a->n % 4 == 0 && a->stride % 4 == 0 && stx__by4(h.a) && stx__by4(h.b) && stx__by4(h.y);
+    four = a->n % 4 == 0 && a->stride % 4 == 0 && stx__aligned4(h.a) && stx__aligned4(h.b)
+           && stx__aligned4(h.y);
     for (int k = 0; k < STX_HEAD_GROUPS; k++) {
-        h.from[k] = stx__num_of(x, a->from[k]);
-        h.to[k] = stx__num_of(x, a->to[k]);
+        h.from[k] = stx__array_of(x, a->from[k]);
+        h.to[k] = stx__array_of(x, a->to[k]);
         h.len[k] = a->len[k];
         if (!backward) n += a->B * a->len[k];
         h.end[k] = n;
-        four = four && a->len[k] % 4 == 0 && stx__by4(h.from[k]) && stx__by4(h.to[k]);
+        four = four && a->len[k] % 4 == 0 && stx__aligned4(h.from[k]) && stx__aligned4(h.to[k]);
     }
     if (n) STX__RUN_BY(x, what, four, stx__heads_kernel, n, h, n);
 }
@@ -3681,7 +3695,7 @@ void stx__heads_bwd_cuda(stx_ctx *x, const stx__heads_args *h) {
    n = N C. A thread handles W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
+stx__bias_act_kernel(stx__array y, stx__array pre, stx__array b, size_t n, size_t C, int act) {
     STX__STEP(i, n, W) {
         float v[W], w[W];
         stx__getn<W>(v, y, i);
@@ -3697,9 +3711,9 @@ stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, i
 
 void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N,
                            size_t C, int act) {
-    stx__num Y = stx__num_of(x, y), P = stx__num_of(x, pre), B = stx__num_of(x, b);
+    stx__array Y = stx__array_of(x, y), P = stx__array_of(x, pre), B = stx__array_of(x, b);
     const size_t n = N * C;
-    const int four = C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B);
+    const int four = C % 4 == 0 && stx__aligned4(Y) && stx__aligned4(P) && stx__aligned4(B);
     if (n && (b || pre || act))
         STX__RUN_BY(x, "stx_bias_act_fwd", four, stx__bias_act_kernel, n, Y, P, B, n, C, act);
 }
@@ -3718,7 +3732,7 @@ void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
 /* da (n) += dy (1) / divisor. A thread handles W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
+stx__mean_bwd_kernel(stx__array da, stx__array dy, size_t n, float divisor) {
     float g = stx__get(dy, 0) / divisor;
     STX__STEP(i, n, W) {
         float v[W];
@@ -3729,8 +3743,8 @@ stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
 
 static void stx__mean_bwd(stx_ctx *x, const char *name, stx_real *da, const stx_real *dy, size_t n,
                           float divisor) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
-    const int four = n % 4 == 0 && stx__by4(D);
+    stx__array D = stx__array_of(x, da), G = stx__array_of(x, dy);
+    const int four = n % 4 == 0 && stx__aligned4(D);
     if (n) STX__RUN_BY(x, name, four, stx__mean_bwd_kernel, n, D, G, n, divisor);
 }
 
@@ -3745,7 +3759,7 @@ void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
 /* The arguments of stx_means_args as kernels see them; in the backward pass, a[k] is
    da[k]. overwrite: bit k is set if da[k] is written and not added to. */
 struct stx__means_nums {
-    stx__num a[STX_MEANS], y0, y, dy;
+    stx__array a[STX_MEANS], y0, y, dy;
     size_t n[STX_MEANS];
     int count, overwrite;
     float s;
@@ -3785,12 +3799,12 @@ static stx__means_nums stx__means_of(const stx_ctx *x, const stx_means_args *a, 
     m.overwrite = a->overwrite;
     m.s = a->s;
     for (int k = 0; k < m.count; k++) {
-        m.a[k] = stx__num_of(x, backward ? a->da[k] : a->a[k]);
+        m.a[k] = stx__array_of(x, backward ? a->da[k] : a->a[k]);
         m.n[k] = a->n[k];
     }
-    m.y0 = stx__num_of(x, a->y0);
-    m.y = stx__num_of(x, a->y);
-    m.dy = stx__num_of(x, a->dy);
+    m.y0 = stx__array_of(x, a->y0);
+    m.y = stx__array_of(x, a->y);
+    m.dy = stx__array_of(x, a->dy);
     return m;
 }
 
@@ -3813,8 +3827,8 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
    weights that count. One block, because of that sum: a thread adds every 1024th row,
    in order, then a fixed tree. */
 STX__GLOBAL(1024)
-stx__loss_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, stx__num weights,
-                         size_t N, int ignore, int32_t ignored, double divisor, stx__num mean) {
+stx__loss_weights_kernel(stx__array w, int32_t *known, const int32_t *targets, stx__array weights,
+                         size_t N, int ignore, int32_t ignored, double divisor, stx__array mean) {
     STX__SHARED(double, sh, 32);
     double s = 0;
     if (divisor == 0 && mean.p) {
@@ -3836,7 +3850,8 @@ stx__loss_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, stx
 }
 
 void stx__loss_weights_cuda(stx_ctx *x, const stx__loss_weights_args *a) {
-    stx__num W = stx__num_of(x, a->w), A = stx__num_of(x, a->weights), M = stx__num_of(x, a->mean);
+    stx__array W = stx__array_of(x, a->w), A = stx__array_of(x, a->weights),
+               M = stx__array_of(x, a->mean);
     if (a->N)
         STX__RUN_KERNEL(x, "stx_cross_entropy_tokens", stx__loss_weights_kernel, 1, 1024, 0, W,
                         a->known, a->targets, A, a->N, a->ignore, a->ignored_id, a->divisor, M);
@@ -3854,9 +3869,9 @@ void stx__loss_weights_cuda(stx_ctx *x, const stx__loss_weights_args *a) {
    tree. */
 template <int T>
 STX__GLOBAL(STX__ROW_BLOCK(T))
-stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num row_max, stx__num inv_sum,
-                           stx__num logits, const int32_t *targets, stx__num w, size_t N, size_t V,
-                           size_t ld) {
+stx__token_loss_fwd_kernel(double *loss, stx__array nll, stx__array row_max, stx__array inv_sum,
+                           stx__array logits, const int32_t *targets, stx__array w, size_t N,
+                           size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const int32_t target = targets[n];
@@ -3877,9 +3892,9 @@ stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num row_max, stx__nu
 void stx_token_loss_fwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
     static const char name[] = "stx_token_loss_fwd";
     const size_t N = a->N, V = a->V;
-    stx__num L = stx__num_of(x, a->loss), P = stx__num_of(x, a->nll),
-             M = stx__num_of(x, a->row_max), I = stx__num_of(x, a->inv_sum),
-             A = stx__num_of(x, a->logits), W = stx__num_of(x, a->weights);
+    stx__array L = stx__array_of(x, a->loss), P = stx__array_of(x, a->nll),
+               M = stx__array_of(x, a->row_max), I = stx__array_of(x, a->inv_sum),
+               A = stx__array_of(x, a->logits), W = stx__array_of(x, a->weights);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
     STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel<T>, part, P, M, I, A, a->targets, W, N,
@@ -3896,9 +3911,10 @@ void stx_token_loss_fwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
    row has no target (target is V or more, g = 0), and dlogits = 0 even if logits has a
    NaN. */
 template <int T>
-static __device__ void stx__token_loss_row(stx__num dlogits, stx__num row_max, stx__num inv_sum,
-                                           stx__num logits, size_t n, size_t V, size_t ld,
-                                           size_t target, int known, float g, int accumulate) {
+static __device__ void stx__token_loss_row(stx__array dlogits, stx__array row_max,
+                                           stx__array inv_sum, stx__array logits, size_t n,
+                                           size_t V, size_t ld, size_t target, int known, float g,
+                                           int accumulate) {
     const size_t start = n * ld, t = threadIdx.x % T;
     const size_t head = stx__same_head(dlogits, logits) ? stx__row_head(logits, start, V) : V,
                  fours = (V - head) / 4;
@@ -3928,9 +3944,10 @@ static __device__ void stx__token_loss_row(stx__num dlogits, stx__num row_max, s
    compiler from spilling registers. */
 template <int T>
 STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 6)
-stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num row_max, stx__num inv_sum,
-                           stx__num logits, const int32_t *targets, stx__num w, size_t N, size_t V,
-                           size_t ld, double divisor, int accumulate) {
+stx__token_loss_bwd_kernel(stx__array dlogits, stx__array dloss, stx__array row_max,
+                           stx__array inv_sum, stx__array logits, const int32_t *targets,
+                           stx__array w, size_t N, size_t V, size_t ld, double divisor,
+                           int accumulate) {
     const float scale = (float)((double)stx__get(dloss, 0) / divisor);
     STX__EACH_ROW(n, N, T) {
         const int known = targets[n] >= 0;
@@ -3943,9 +3960,9 @@ stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num row_max, s
 
 void stx_token_loss_bwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
     const size_t N = a->N, V = a->V;
-    stx__num D = stx__num_of(x, a->dlogits), G = stx__num_of(x, a->dloss),
-             M = stx__num_of(x, a->row_max), I = stx__num_of(x, a->inv_sum),
-             A = stx__num_of(x, a->logits), W = stx__num_of(x, a->weights);
+    stx__array D = stx__array_of(x, a->dlogits), G = stx__array_of(x, a->dloss),
+               M = stx__array_of(x, a->row_max), I = stx__array_of(x, a->inv_sum),
+               A = stx__array_of(x, a->logits), W = stx__array_of(x, a->weights);
     const int accumulate = a->accumulate && a->dlogits != a->logits;
     if (N && V)
         STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel<T>, D, G, M, I, A,
@@ -4026,12 +4043,12 @@ void stx__cluster_sort_cuda(stx_ctx *x, const stx__cluster_sort_args *k) {
 }
 
 /* y (n) = NaN if flag[0] is not 0. A thread writes an element at a time. */
-STX__GLOBAL(256) stx__nan_if_kernel(stx__num y, size_t n, const int32_t *flag) {
+STX__GLOBAL(256) stx__nan_if_kernel(stx__array y, size_t n, const int32_t *flag) {
     if (*flag) STX__STEP(i, n, 1) stx__put(y, i, nanf(""));
 }
 
 void stx__nan_if_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
-    stx__num Y = stx__num_of(x, y);
+    stx__array Y = stx__array_of(x, y);
     if (n)
         STX__RUN_KERNEL(x, "stx__nan_if", stx__nan_if_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
 }
@@ -4048,7 +4065,8 @@ void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_r
    da.p and db.p may be NULL. A thread handles W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
-stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
+stx__mse_bwd_kernel(stx__array da, stx__array db, stx__array dloss, stx__array a, stx__array b,
+                    size_t n) {
     float g = 2 * stx__get(dloss, 0) / (float)n;
     STX__STEP(i, n, W) {
         float v[W], w[W];
@@ -4065,9 +4083,10 @@ stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__n
 
 void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss,
                       const stx_real *a, const stx_real *b, size_t n) {
-    stx__num D = stx__num_of(x, da), E = stx__num_of(x, db), G = stx__num_of(x, dloss),
-             A = stx__num_of(x, a), B = stx__num_of(x, b);
-    const int four = n % 4 == 0 && stx__by4(D) && stx__by4(E) && stx__by4(A) && stx__by4(B);
+    stx__array D = stx__array_of(x, da), E = stx__array_of(x, db), G = stx__array_of(x, dloss),
+               A = stx__array_of(x, a), B = stx__array_of(x, b);
+    const int four =
+        n % 4 == 0 && stx__aligned4(D) && stx__aligned4(E) && stx__aligned4(A) && stx__aligned4(B);
     if (n) STX__RUN_BY(x, "stx_mse_bwd", four, stx__mse_bwd_kernel, n, D, E, G, A, B, n);
 }
 
@@ -4114,7 +4133,7 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
    of it is added. skew: column c is the stored column c + r + skew_offset, and zero
    outside [0,width). */
 typedef struct stx__mat {
-    stx__num a, bias;
+    stx__array a, bias;
     size_t at, batch_stride, head_stride, unit_stride, row_stride;
     ptrdiff_t first, rows, skew_offset, width;
     /* cached: this holds keys (1) or values (2), and rows before the block are in the
@@ -4127,7 +4146,7 @@ typedef struct stx__mat {
 /* stx_attention_args.cached: of keys, values or their gradients. Rows first[g] <= j < cut
    of group g; cut is 0 if there are none. */
 typedef struct stx__mat_cached {
-    stx__num a[STX_HEAD_GROUPS];
+    stx__array a[STX_HEAD_GROUPS];
     size_t row_stride[STX_HEAD_GROUPS], batch_stride[STX_HEAD_GROUPS];
     ptrdiff_t first[STX_HEAD_GROUPS], cut;
     int groups;
@@ -4136,7 +4155,7 @@ typedef struct stx__mat_cached {
 
 /* The same for one head of a batch row: row j is at base + (j - first) row_stride. */
 typedef struct stx__mat_cached_head {
-    stx__num a;
+    stx__array a;
     size_t base, row_stride;
     ptrdiff_t first, cut;
     int group;
@@ -4156,7 +4175,7 @@ stx__mat_cached_head_of(const stx__mat &m, const stx__mat_cached &p, size_t b, s
     return o;
 }
 
-static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdiff_t rows) {
+static stx__mat stx__mat_of(const stx__array &a, size_t ld, ptrdiff_t first, ptrdiff_t rows) {
     stx__mat m;
     memset(&m, 0, sizeof m);
     m.a = a;
@@ -4168,7 +4187,7 @@ static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdi
 
 /* n rows of scratch per unit, at a stride of sz elements between units. */
 static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
-    stx__num a = {p, NULL, 0};
+    stx__array a = {p, NULL, 0};
     stx__mat m = stx__mat_of(a, ld, 0, (ptrdiff_t)n);
     m.unit_stride = sz;
     return m;
@@ -4289,7 +4308,7 @@ typedef struct stx__attn_plain_rows {
     float inv_keep;   /* the factor of a weight that is kept */
     uint64_t seed, stream, rng_first;
     const uint64_t *shift;
-    stx__num z;
+    stx__array z;
     const int32_t *pad; /* (B,S) or NULL: see stx_attention_args */
     size_t pad_stride;
 } stx__attn_plain_rows;
@@ -4530,7 +4549,7 @@ stx__attn_plain_units_kernel(float *all, const float *parts, size_t size, size_t
 /* grad += f all (tables,rows,D); element (t,r,d) is at + t st + r ld + d of grad. One
    thread per element. */
 STX__GLOBAL(256)
-stx__attn_plain_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows,
+stx__attn_plain_add_kernel(stx__array grad, const float *all, float f, size_t tables, size_t rows,
                            size_t D, size_t at, size_t st, size_t ld) {
     size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * rows * D; i += step)
@@ -4559,7 +4578,7 @@ typedef struct stx__attn_plain {
     size_t u0, nu;   /* the current chunk: first unit, number of units */
     size_t i0, nb;   /* the current panel: first query, number of queries */
     ptrdiff_t j0, W; /* its keys */
-    stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
+    stx__array q, k, v, pe, u, vb, pk, pv, y, dy;
     stx__mat_cached cached_k, cached_v;
 } stx__attn_plain;
 
@@ -4587,7 +4606,7 @@ static stx__mat_cached stx__attn_plain_cached(const stx_ctx *x, const stx_attent
         rows[1] = o->v;
         rows[2] = o->dk;
         rows[3] = o->dv;
-        p.a[g] = stx__num_of(x, rows[what]);
+        p.a[g] = stx__array_of(x, rows[what]);
         p.row_stride[g] = o->row_stride;
         p.batch_stride[g] = o->batch_stride;
         p.first[g] = (ptrdiff_t)(a->cached_rows - o->rows);
@@ -4690,16 +4709,16 @@ static void stx__attn_plain_open(stx__attn_plain *A, stx_ctx *x, const stx_atten
     A->x = x;
     A->a = a;
     stx__attn_plain_layout(A, backward);
-    A->q = stx__num_of(x, a->q);
-    A->k = stx__num_of(x, a->k);
-    A->v = stx__num_of(x, a->v);
-    A->pe = stx__num_of(x, a->pe);
-    A->u = stx__num_of(x, a->content_bias);
-    A->vb = stx__num_of(x, a->position_bias);
-    A->pk = stx__num_of(x, a->persistent_k);
-    A->pv = stx__num_of(x, a->persistent_v);
-    A->y = stx__num_of(x, a->y);
-    A->dy = stx__num_of(x, a->dy);
+    A->q = stx__array_of(x, a->q);
+    A->k = stx__array_of(x, a->k);
+    A->v = stx__array_of(x, a->v);
+    A->pe = stx__array_of(x, a->pe);
+    A->u = stx__array_of(x, a->content_bias);
+    A->vb = stx__array_of(x, a->position_bias);
+    A->pk = stx__array_of(x, a->persistent_k);
+    A->pv = stx__array_of(x, a->persistent_v);
+    A->y = stx__array_of(x, a->y);
+    A->dy = stx__array_of(x, a->dy);
     A->cached_k = stx__attn_plain_cached(x, a, 0);
     A->cached_v = stx__attn_plain_cached(x, a, 1);
 }
@@ -4734,8 +4753,8 @@ static void stx__attn_plain_columns(const stx__attn_plain *A, float *to, const f
 }
 
 /* The matrices of a panel: rows of queries, outputs, keys or values, tables; scratch. */
-static stx__mat stx__attn_plain_mat_q(const stx__attn_plain *A, const stx__num &q,
-                                      const stx__num *bias) {
+static stx__mat stx__attn_plain_mat_q(const stx__attn_plain *A, const stx__array &q,
+                                      const stx__array *bias) {
     stx__mat m = stx__mat_of(q, A->a->q_row_stride, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
     m.batch_stride = A->a->q_batch_stride;
     m.head_stride = A->a->D;
@@ -4743,15 +4762,15 @@ static stx__mat stx__attn_plain_mat_q(const stx__attn_plain *A, const stx__num &
     return m;
 }
 
-static stx__mat stx__attn_plain_mat_y(const stx__attn_plain *A, const stx__num &y) {
+static stx__mat stx__attn_plain_mat_y(const stx__attn_plain *A, const stx__array &y) {
     stx__mat m = stx__mat_of(y, A->a->H * A->a->D, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
     m.batch_stride = A->a->T * m.row_stride;
     m.head_stride = A->a->D;
     return m;
 }
 
-static stx__mat stx__attn_plain_mat_kv(const stx__attn_plain *A, const stx__num &k, ptrdiff_t first,
-                                       int cached) {
+static stx__mat stx__attn_plain_mat_kv(const stx__attn_plain *A, const stx__array &k,
+                                       ptrdiff_t first, int cached) {
     stx__mat m = stx__mat_of(k, A->a->kv_row_stride, first, (ptrdiff_t)A->a->S);
     /* k begins at key cached_rows: an offset as if row 0 were stored before it */
     m.at = 0 - A->a->cached_rows * A->a->kv_row_stride;
@@ -4769,7 +4788,7 @@ static stx__mat stx__attn_plain_mat_pe(const stx__attn_plain *A) {
     return m;
 }
 
-static stx__mat stx__attn_plain_mat_persistent(const stx__attn_plain *A, const stx__num &p) {
+static stx__mat stx__attn_plain_mat_persistent(const stx__attn_plain *A, const stx__array &p) {
     stx__mat m = stx__mat_of(p, A->a->D, 0, (ptrdiff_t)A->a->N);
     m.head_stride = A->a->N * A->a->D;
     return m;
@@ -4857,7 +4876,7 @@ static stx__attn_plain_rows stx__attn_plain_rows_of(const stx__attn_plain *A) {
         p.rng_first = a->rng_first;
         p.shift = stx__gpu(A->x)->shift;
     }
-    p.z = stx__num_of(A->x, a->span_fraction);
+    p.z = stx__array_of(A->x, a->span_fraction);
     p.pad = a->pad;
     p.pad_stride = a->pad_batch_stride;
     return p;
@@ -4958,7 +4977,7 @@ static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
         stx__attn_plain_gemm(A, o, stx__attn_plain_mat_scores(A, A->g, W, 0), 0,
                              stx__attn_plain_mat_persistent(A, A->pk), 0, A->nb, D, a->N,
                              persistent, 1);
-        stx__attn_plain_store(A, stx__attn_plain_mat_q(A, stx__num_of(A->x, a->dq), NULL),
+        stx__attn_plain_store(A, stx__attn_plain_mat_q(A, stx__array_of(A->x, a->dq), NULL),
                               A->cached_k, A->o, a->P ? A->o_pe : NULL, A->nb * D, A->nb,
                               a->overwrite & STX_OVERWRITE_DQ);
     }
@@ -4977,7 +4996,7 @@ static void stx__attn_plain_add(const stx__attn_plain *A, size_t i, stx_real *gr
         at = A->p0 * ld;
     }
     STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn_plain_add_kernel,
-                    stx__blocks(n, 256, 65535), 256, 0, stx__num_of(A->x, grad), A->all[i],
+                    stx__blocks(n, 256, 65535), 256, 0, stx__array_of(A->x, grad), A->all[i],
                     i == STX__SUM_Z ? a->max_span / a->ramp : 1.0f, A->copies[i], rows, cols, at,
                     table, ld);
 }
@@ -5003,11 +5022,11 @@ static void stx__attn_plain_bwd(stx_ctx *x, const stx_attention_args *a) {
             stx__attn_plain_bwd_panel(&A);
         }
         if (stx__attn_needs_grad(a, 0))
-            stx__attn_plain_store(&A, stx__attn_plain_mat_kv(&A, stx__num_of(x, a->dk), 0, 1),
+            stx__attn_plain_store(&A, stx__attn_plain_mat_kv(&A, stx__array_of(x, a->dk), 0, 1),
                                   stx__attn_plain_cached(x, a, 2), A.dk, NULL, a->S * a->D, a->S,
                                   cached | !!(a->overwrite & STX_OVERWRITE_DK));
         if (stx__attn_needs_grad(a, 1))
-            stx__attn_plain_store(&A, stx__attn_plain_mat_kv(&A, stx__num_of(x, a->dv), 0, 1),
+            stx__attn_plain_store(&A, stx__attn_plain_mat_kv(&A, stx__array_of(x, a->dv), 0, 1),
                                   stx__attn_plain_cached(x, a, 3), A.dv, NULL, a->S * a->D, a->S,
                                   cached | !!(a->overwrite & STX_OVERWRITE_DV));
         for (i = 0; i < STX__SUMS; i++)
@@ -5073,7 +5092,7 @@ typedef struct stx__attn_params {
     const void *pk, *pv;      /* (H,N,D) */
     void *y;                  /* (B,T,H D) */
     float *row_max, *inv_sum; /* (B,H,T) */
-    stx__num u, vb, z;        /* (H D) twice, (H) */
+    stx__array u, vb, z;        /* (H D) twice, (H) */
     size_t q_row_stride, kv_row_stride, q_batch_stride, kv_batch_stride; /* in elements */
     uint64_t rng_calls; /* Philox calls per row, for the dropout */
     uint64_t seed, stream, rng_first;
@@ -5098,10 +5117,10 @@ typedef struct stx__attn_params {
    aligned to 16 bytes. */
 static const void *stx__attn_operand(const stx_ctx *x, const void *p, int half, size_t ld,
                                      int *ok) {
-    stx__num v;
+    stx__array v;
     const void *r = p;
     if (!p) return NULL;
-    v = stx__num_of(x, p);
+    v = stx__array_of(x, p);
     if (half && !v.half) r = v.twin;
     if (!r || (!half && v.half) || (uintptr_t)r % 16 || ld % (half ? 8 : 4)) *ok = 0;
     return r;
@@ -5143,7 +5162,7 @@ static int stx__attn_operands(const stx_ctx *x, const stx_attention_args *a, stx
         if (o->batch_stride % 8) return 0;
     }
     if (a->q_batch_stride % 8 || a->kv_batch_stride % 8) return 0;
-    return ok && (!half || stx__num_of(x, a->y).half);
+    return ok && (!half || stx__array_of(x, a->y).half);
 }
 
 static void stx__attn_set_dropout(const stx_ctx *x, const stx_attention_args *a,
@@ -5164,16 +5183,16 @@ static void stx__attn_set_dropout(const stx_ctx *x, const stx_attention_args *a,
 static int stx__attn_params_of(const stx_ctx *x, const stx_attention_args *a, stx__attn_params *p,
                                int *half) {
     memset(p, 0, sizeof *p);
-    *half = stx__gpu(x)->half && stx__num_of(x, a->q).half;
+    *half = stx__gpu(x)->half && stx__array_of(x, a->q).half;
     if (!stx__attn_sizes_fit(a) || !stx__attn_operands(x, a, p, *half)) return 0;
     p->cached_rows = (int)a->cached_rows;
     p->cached_groups = (int)a->groups;
     memcpy(p->head_place, a->head_place, sizeof p->head_place);
     p->row_max = (float *)a->row_max;
     p->inv_sum = (float *)a->inv_sum;
-    p->u = stx__num_of(x, a->content_bias);
-    p->vb = stx__num_of(x, a->P ? a->position_bias : NULL);
-    p->z = stx__num_of(x, a->span_fraction);
+    p->u = stx__array_of(x, a->content_bias);
+    p->vb = stx__array_of(x, a->P ? a->position_bias : NULL);
+    p->z = stx__array_of(x, a->span_fraction);
     p->q_row_stride = a->q_row_stride;
     p->kv_row_stride = a->kv_row_stride;
     p->q_batch_stride = a->q_batch_stride;
@@ -5812,7 +5831,7 @@ template <class Pr, int CH>
 static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_params &p,
                                                             unsigned char *tile, int r0, int n,
                                                             int i0, int b, int h,
-                                                            const stx__num &bias) {
+                                                            const stx__array &bias) {
     enum { PER = 16 / Pr::SIZE };
 
     const typename Pr::element *q = (const typename Pr::element *)p.q + (size_t)b * p.q_batch_stride
@@ -6619,7 +6638,7 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
                   *qs = X::Q_REGS && !SHARED_Q ? shared + 2 * X::TILE : after,
                   *qr = X::Q_REGS || !(p.u.p || p.vb.p) ? qs : qs + X::BQ * X::ROW;
     const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
-    const stx__num none = {NULL, NULL, 0};
+    const stx__array none = {NULL, NULL, 0};
     uint32_t kept[MT] = {}, qf[MT][X::QS][4];
     float o[MT][X::ND][4], row_max[MT][2], sum[MT][2];
     stx__attn_skew skew[MT];
@@ -6865,8 +6884,8 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
 typedef struct stx__attn_bwd_params {
     stx__attn_params p;
     const void *dy; /* (B,T,H D), stored as y */
-    stx__num dq, dk, dv;
-    stx__num cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS]; /* of cached rows */
+    stx__array dq, dk, dv;
+    stx__array cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS]; /* of cached rows */
     int overwrite;                                                   /* of stx_attention_args */
     float *dsum;                                                     /* (B,H,T): dO.O */
     float *du, *dvb;               /* parts of queries: (B tiles,H D) */
@@ -7600,7 +7619,7 @@ static __device__ __forceinline__ int stx__attn_bwd_window_row(const stx__attn_p
 }
 
 /* Elements i, i+1 = or += x, y. */
-static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__num &to, size_t i, float x,
+static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__array &to, size_t i, float x,
                                                           float y, int accumulate) {
     if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
         uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = accumulate ? *p : 0;
@@ -7613,7 +7632,7 @@ static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__num &to, si
 
 /* Rows row .. row+15 of an array, those in [lo,hi), columns d and on, = or += f c. */
 template <int NB>
-static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to, size_t base,
+static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__array &to, size_t base,
                                                               size_t ld, int row, int lo, int hi,
                                                               int d, int D, const float (&c)[NB][4],
                                                               float f, int accumulate) {
@@ -7634,7 +7653,7 @@ static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to
 
 /* The gradient of keys (or values), in the block or in the cached rows of group g, and
    its bit in overwrite. */
-static __device__ __forceinline__ const stx__num &stx__attn_bwd_kv_grad(
+static __device__ __forceinline__ const stx__array &stx__attn_bwd_kv_grad(
     const stx__attn_bwd_params &a, int value, int is_cached, int g) {
     if (is_cached) return value ? a.cached_dv[g] : a.cached_dk[g];
     return value ? a.dv : a.dk;
@@ -7661,7 +7680,7 @@ static __device__ __forceinline__ void stx__attn_bwd_store_kv(const stx__attn_bw
     for (e = 0; e < 2; e++) {
         const int j = key + (lane >> 2) + 8 * e, old = j < p.cached_rows,
                   yes = j >= p.first_key && (rows >> ((lane >> 2) + 8 * e) & 1);
-        const stx__num to = stx__attn_bwd_kv_grad(a, value, old, g);
+        const stx__array to = stx__attn_bwd_kv_grad(a, value, old, g);
         const int fresh = a.overwrite & stx__attn_bwd_kv_bit(value, old, g);
         const size_t at = old ? (size_t)b * p.cached[g].batch_stride + (size_t)(place >> 2) * p.D
                                     + (size_t)(j - p.cached[g].first) * p.cached[g].row_stride
@@ -7710,7 +7729,7 @@ typedef struct stx__attn_bwd_list {
 } stx__attn_bwd_list;
 
 STX__GLOBAL(256)
-stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__num dy, stx__num y,
+stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__array dy, stx__array y,
                       float *dsum) {
     STX__SHARED(stx__attn_window, head, 256);
     const int T = p.T, H = p.H, D = p.D;
@@ -8044,7 +8063,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
             for (e = 0; e < 4; e++) dk[n][e] /= a.root_d;
         /* a warp reads only its own rows */
         if (p.u.p) {
-            stx__num none = {NULL, NULL, 0};
+            stx__array none = {NULL, NULL, 0};
             stx__attn_load_query<typename Sh::Pr, Sh::CH>(p, m.q, strip * 16, 16, i0, b, h, none);
         }
         stx__attn_bwd_query_vectors<Sh>(a, w, m, t, edge, dk, dz);
@@ -8694,7 +8713,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
 /* dpe (P,tables D) += the parts of the diagonals whose windows include a row: adjacent
    ones in ascending order, and the splits of each in order. One thread per element. */
 STX__GLOBAL(256)
-stx__attn_bwd_fold_diagonals(stx__num dpe, const float *part, const int *used, int P, int tables,
+stx__attn_bwd_fold_diagonals(stx__array dpe, const float *part, const int *used, int P, int tables,
                              int D, int pe_rows, int BK, int extra, int diagonals, int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, columns = (size_t)tables * D;
     /* row u of the window of diagonal n: u = BK (n + 1) - from */
@@ -8719,7 +8738,7 @@ stx__attn_bwd_fold_diagonals(stx__num dpe, const float *part, const int *used, i
 enum { STX__ATTN_BWD_FOLDS = 5 }; /* du, dvb, dz, dpk, dpv */
 
 typedef struct stx__attn_bwd_fold_job {
-    stx__num to;
+    stx__array to;
     const float *part;
     size_t n, parts;
     float f;
@@ -8730,7 +8749,7 @@ typedef struct stx__attn_bwd_folds {
     stx__attn_bwd_fold_job one[STX__ATTN_BWD_FOLDS];
     int count;
     unsigned dr_blocks; /* blocks for dpe; 0: none */
-    stx__num dpe;
+    stx__array dpe;
     const float *part;
     const int *used;
     int P, tables, D, columns, extra, blocks, splits;
@@ -9065,7 +9084,7 @@ static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const 
             break;
         }
     o = &all->one[all->count++];
-    o->to = stx__num_of(x, to);
+    o->to = stx__array_of(x, to);
     o->part = part;
     o->n = n;
     o->parts = parts;
@@ -9081,12 +9100,12 @@ static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
     p->units = s->units;
     p->root_d = (float)sqrt((double)a->D);
     p->root_n = (float)sqrt((double)a->N);
-    p->dq = stx__num_of(x, a->dq);
-    p->dk = stx__num_of(x, a->dk);
-    p->dv = stx__num_of(x, a->dv);
+    p->dq = stx__array_of(x, a->dq);
+    p->dk = stx__array_of(x, a->dk);
+    p->dv = stx__array_of(x, a->dv);
     for (size_t g = 0; g < a->groups; g++) {
-        p->cached_dk[g] = stx__num_of(x, a->cached[g].dk);
-        p->cached_dv[g] = stx__num_of(x, a->cached[g].dv);
+        p->cached_dk[g] = stx__array_of(x, a->cached[g].dk);
+        p->cached_dv[g] = stx__array_of(x, a->cached[g].dv);
     }
     p->overwrite = a->overwrite;
     p->dsum = (float *)(work + s->dsum);
@@ -9127,7 +9146,7 @@ static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
     }
     STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_prepare,
                     list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p->p, list,
-                    stx__num_of(x, a->dy), stx__num_of(x, a->y), p->dsum);
+                    stx__array_of(x, a->dy), stx__array_of(x, a->y), p->dsum);
 }
 
 /* The sweep of queries. */
@@ -9196,7 +9215,7 @@ static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
                     c->threads, c->shared_diagonals, *p);
     STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_fold_diagonals,
                     stx__blocks(a->P * s->tables * a->D, 256, (size_t)1 << 30), 256, 0,
-                    stx__num_of(x, a->dpe), (const float *)p->dpe, (const int *)p->used, p->p.P,
+                    stx__array_of(x, a->dpe), (const float *)p->dpe, (const int *)p->used, p->p.P,
                     s->tables, p->p.D, s->pe_rows, c->bk, s->diagonal_extra, s->diagonals,
                     s->table_splits);
 }
@@ -9211,7 +9230,7 @@ static void stx__attn_bwd_run_table(stx_ctx *x, const stx_attention_args *a,
                     dim3((unsigned)s->blocks, (unsigned)s->tables, (unsigned)s->row_splits),
                     c->threads, c->shared_table, *p);
     folds->dr_blocks = stx__blocks(a->P * s->tables * a->D, 32, (size_t)1 << 29);
-    folds->dpe = stx__num_of(x, a->dpe);
+    folds->dpe = stx__array_of(x, a->dpe);
     folds->part = p->dpe;
     folds->used = p->used;
     folds->P = p->p.P;
@@ -9343,7 +9362,7 @@ typedef struct stx__sru {
     size_t groups; /* of 32 columns, per direction */
     int D, add_xr;
     float alpha; /* of the highway; 1 for k = 4 */
-    stx__num u, xr, V, h, last, v, bias, c0, m, dh, dlast, du, dV, dxr, dc0;
+    stx__array u, xr, V, h, last, v, bias, c0, m, dh, dlast, du, dV, dxr, dc0;
     const int32_t *pad;
     float *c;    /* (B,tiles,O) */
     float *part; /* (B,4,O): sums of dvf, dvr, dbf, dbr of a batch row; or NULL */
@@ -9368,7 +9387,7 @@ static __device__ __forceinline__ size_t stx__sru_row(const stx__sru_column &q, 
 }
 
 /* a[i], or `none` if there is no array. */
-static __device__ __forceinline__ float stx__sru_get_or(const stx__num &a, size_t i, float none) {
+static __device__ __forceinline__ float stx__sru_get_or(const stx__array &a, size_t i, float none) {
     return a.p ? stx__get(a, i) : none;
 }
 
@@ -9403,7 +9422,7 @@ typedef struct stx__sru_input {
 } stx__sru_input;
 
 template <class E>
-static __device__ __forceinline__ stx__sru_input stx__sru_input_of(const stx__num &a, size_t ld,
+static __device__ __forceinline__ stx__sru_input stx__sru_input_of(const stx__array &a, size_t ld,
                                                                    size_t plane, const stx__sru &p,
                                                                    const stx__sru_column &q) {
     constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN;
@@ -9444,7 +9463,7 @@ static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in
 /* The same for any storage and alignment: element by element, each lane its own
    column. */
 template <class E, int STEPS>
-static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__num &a, size_t ld,
+static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__array &a, size_t ld,
                                                             size_t plane, const stx__sru &p,
                                                             const stx__sru_column &q, size_t n0) {
   #pragma unroll 4
@@ -9517,7 +9536,7 @@ static __device__ __forceinline__ void stx__sru_store(stx__bf16 *p, float v) {
 template <class E, int PLAIN> struct stx__sru_output {
     E *p;
 
-    __device__ __forceinline__ stx__sru_output(const stx__num &a, size_t i) : p((E *)a.p + i) {}
+    __device__ __forceinline__ stx__sru_output(const stx__array &a, size_t i) : p((E *)a.p + i) {}
 
     __device__ __forceinline__ void put(size_t i, float v) const {
         stx__sru_store(p + i, v);
@@ -9529,10 +9548,10 @@ template <class E, int PLAIN> struct stx__sru_output {
 };
 
 template <class E> struct stx__sru_output<E, 1> {
-    stx__num a;
+    stx__array a;
     size_t at;
 
-    __device__ __forceinline__ stx__sru_output(const stx__num &b, size_t i) : a(b), at(i) {}
+    __device__ __forceinline__ stx__sru_output(const stx__array &b, size_t i) : a(b), at(i) {}
 
     __device__ __forceinline__ void put(size_t i, float v) const {
         stx__put(a, at + i, v);
@@ -9921,26 +9940,26 @@ static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
     p.groups = (a->H + 31) / 32;
     p.D = (int)a->D;
     p.alpha = a->k == 4 ? 1 : a->alpha;
-    p.u = stx__num_of(x, a->u);
-    p.xr = stx__num_of(x, a->k == 4 ? NULL : a->xr);
-    p.V = stx__num_of(x, a->V);
-    p.v = stx__num_of(x, a->v);
-    p.bias = stx__num_of(x, a->bias);
-    p.c0 = stx__num_of(x, a->c0);
-    p.m = stx__num_of(x, a->m);
+    p.u = stx__array_of(x, a->u);
+    p.xr = stx__array_of(x, a->k == 4 ? NULL : a->xr);
+    p.V = stx__array_of(x, a->V);
+    p.v = stx__array_of(x, a->v);
+    p.bias = stx__array_of(x, a->bias);
+    p.c0 = stx__array_of(x, a->c0);
+    p.m = stx__array_of(x, a->m);
     p.pad = a->pad;
     p.c = (float *)a->c;
     if (!backward) {
-        p.h = stx__num_of(x, a->h);
-        p.last = stx__num_of(x, a->last);
+        p.h = stx__array_of(x, a->h);
+        p.last = stx__array_of(x, a->last);
         return p;
     }
-    p.dh = stx__num_of(x, a->dh);
-    p.dlast = stx__num_of(x, a->dlast);
-    p.dc0 = stx__num_of(x, a->dc0);
-    p.du = stx__num_of(x, a->du);
-    p.dV = stx__num_of(x, a->dV);
-    p.dxr = stx__num_of(x, p.xr.p ? a->dxr : NULL);
+    p.dh = stx__array_of(x, a->dh);
+    p.dlast = stx__array_of(x, a->dlast);
+    p.dc0 = stx__array_of(x, a->dc0);
+    p.du = stx__array_of(x, a->du);
+    p.dV = stx__array_of(x, a->dV);
+    p.dxr = stx__array_of(x, p.xr.p ? a->dxr : NULL);
     p.add_xr = p.dxr.p && a->add_xr;
     p.part = a->dv || a->dbias ? (float *)a->work : NULL;
     return p;
@@ -9949,7 +9968,7 @@ static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
 /* Whether all inputs and outputs have the same storage, inputs are aligned to 16 bytes
    and rows are whole pieces. Otherwise the plain kernels run. */
 static int stx__sru_is_uniform(const stx__sru &p) {
-    const stx__num *in[5] = {&p.u, &p.xr, &p.V, &p.dh, p.add_xr ? &p.dxr : NULL},
+    const stx__array *in[5] = {&p.u, &p.xr, &p.V, &p.dh, p.add_xr ? &p.dxr : NULL},
                    *out[4] = {&p.h, &p.du, &p.dV, &p.dxr};
     int i;
     for (i = 0; i < 5; i++)
@@ -10092,11 +10111,11 @@ static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *w
 
 /* The groups with their stride resolved, and whether rows can be read four elements at a
    time. */
-static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__num &rows,
+static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__array &rows,
                                          int *four) {
     stx_comp_groups s = *g;
     if (!s.stride) s.stride = s.rows * s.D;
-    *four = s.D % 4 == 0 && s.stride % 4 == 0 && stx__by4(rows);
+    *four = s.D % 4 == 0 && s.stride % 4 == 0 && stx__aligned4(rows);
     return s;
 }
 
@@ -10104,7 +10123,7 @@ static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__nu
    one is missing. One warp per tap. */
 template <int W>
 STX__GLOBAL(256)
-stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_groups g, int accumulate) {
+stx__comp_unfold_kernel(stx__array y, stx__array rows, stx_comp_groups g, int accumulate) {
     const size_t taps = g.groups * g.taps;
     STX__WARPS(n, g.B * taps) {
         size_t b = n / taps, in = n - b * taps, group = in / g.taps;
@@ -10120,13 +10139,13 @@ stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_groups g, int accumu
 
 void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g,
                           int accumulate) {
-    stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows);
+    stx__array Y = stx__array_of(x, y), R = stx__array_of(x, rows);
     size_t n = g->B * g->groups * g->taps;
     int four;
     const stx_comp_groups s = stx__comp_strided(g, R, &four);
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_unfold")) return;
-    STX__RUN_WARPS(x, "stx_comp_unfold", four && stx__by4(Y), stx__comp_unfold_kernel, n, Y, R, s,
-                   accumulate);
+    STX__RUN_WARPS(x, "stx_comp_unfold", four && stx__aligned4(Y), stx__comp_unfold_kernel, n, Y, R,
+                   s, accumulate);
 }
 
 /* rows (B,rows,D) = the sum of the taps of y (B,groups,taps,D) that refer to a row,
@@ -10134,7 +10153,7 @@ void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const s
    row, which computes the range of its groups. */
 template <int W>
 STX__GLOBAL(256)
-stx__comp_fold_kernel(stx__num rows, stx__num y, stx_comp_groups g) {
+stx__comp_fold_kernel(stx__array rows, stx__array y, stx_comp_groups g) {
     STX__WARPS(n, g.B * g.rows) {
         size_t b = n / g.rows, row = n - b * g.rows;
         stx__comp_stream s = stx__comp_stream_of(g, b);
@@ -10158,10 +10177,10 @@ stx__comp_fold_kernel(stx__num rows, stx__num y, stx_comp_groups g) {
 }
 
 void stx_comp_fold_cuda(stx_ctx *x, stx_real *rows, const stx_real *y, const stx_comp_groups *g) {
-    stx__num R = stx__num_of(x, rows), Y = stx__num_of(x, y);
+    stx__array R = stx__array_of(x, rows), Y = stx__array_of(x, y);
     size_t n = g->B * g->rows;
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_fold")) return;
-    STX__RUN_WARPS(x, "stx_comp_fold", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R),
+    STX__RUN_WARPS(x, "stx_comp_fold", g->D % 4 == 0 && stx__aligned4(Y) && stx__aligned4(R),
                    stx__comp_fold_kernel, n, R, Y, *g);
 }
 
@@ -10170,7 +10189,7 @@ void stx_comp_fold_cuda(stx_ctx *x, stx_real *rows, const stx_real *y, const stx
    order of time. */
 template <int W>
 STX__GLOBAL(256)
-stx__comp_pool_kernel(stx__num y, stx__num rows, stx_comp_groups g, int max) {
+stx__comp_pool_kernel(stx__array y, stx__array rows, stx_comp_groups g, int max) {
     STX__WARPS(n, g.B * g.groups) {
         size_t b = n / g.groups, group = n - b * g.groups;
         stx__comp_stream s = stx__comp_stream_of(g, b);
@@ -10198,12 +10217,13 @@ stx__comp_pool_kernel(stx__num y, stx__num rows, stx_comp_groups g, int max) {
 
 void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g,
                         int max) {
-    stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows);
+    stx__array Y = stx__array_of(x, y), R = stx__array_of(x, rows);
     size_t n = g->B * g->groups;
     int four;
     const stx_comp_groups s = stx__comp_strided(g, R, &four);
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pool")) return;
-    STX__RUN_WARPS(x, "stx_comp_pool", four && stx__by4(Y), stx__comp_pool_kernel, n, Y, R, s, max);
+    STX__RUN_WARPS(x, "stx_comp_pool", four && stx__aligned4(Y), stx__comp_pool_kernel, n, Y, R, s,
+                   max);
 }
 
 /* y (B,groups,D) = the G_b most used rows of stream b, in order of time, in the last G_b
@@ -10212,13 +10232,14 @@ void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
    First kept (B,rows): whether a row is among them. Its rank is the number of rows that
    precede it, by missing, usage, and position. One thread per row; usages of the others
    pass through shared memory, 256 at a time. */
-static __device__ __forceinline__ float stx__comp_usage_of(const stx__num &usage, size_t i) {
+static __device__ __forceinline__ float stx__comp_usage_of(const stx__array &usage, size_t i) {
     float all = stx__get(usage, i + 1);
     return all > 0 ? stx__get(usage, i) / all : 0;
 }
 
 STX__GLOBAL(256)
-stx__comp_rank_kernel(int32_t *kept, stx__num usage, size_t ldu, stx_comp_groups g, size_t blocks) {
+stx__comp_rank_kernel(int32_t *kept, stx__array usage, size_t ldu, stx_comp_groups g,
+                      size_t blocks) {
     STX__SHARED(float, used, 256);
     STX__SHARED(int32_t, lost, 256);
     for (size_t n = blockIdx.x; n < g.B * blocks; n += gridDim.x) {
@@ -10254,7 +10275,7 @@ stx__comp_rank_kernel(int32_t *kept, stx__num usage, size_t ldu, stx_comp_groups
    per place. */
 template <int W>
 STX__GLOBAL(256)
-stx__comp_pick_kernel(stx__num y, stx__num rows, const int32_t *kept, stx_comp_groups g) {
+stx__comp_pick_kernel(stx__array y, stx__array rows, const int32_t *kept, stx_comp_groups g) {
     const size_t lane = threadIdx.x % 32;
     STX__WARPS(n, g.B * g.groups) {
         size_t b = n / g.groups, place = n - b * g.groups, row = g.rows, k0, m;
@@ -10284,7 +10305,7 @@ stx__comp_pick_kernel(stx__num y, stx__num rows, const int32_t *kept, stx_comp_g
 
 void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
                         size_t ldu, const stx_comp_groups *g) {
-    stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows), U = stx__num_of(x, usage);
+    stx__array Y = stx__array_of(x, y), R = stx__array_of(x, rows), U = stx__array_of(x, usage);
     size_t n = g->B * g->groups, blocks = (g->rows + 255) / 256;
     int32_t *kept;
     int four;
@@ -10299,8 +10320,8 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
     STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel,
                     stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U, ldu, *g,
                     blocks);
-    STX__RUN_WARPS(x, "stx_comp_pick", four && stx__by4(Y), stx__comp_pick_kernel, n, Y, R, kept,
-                   s);
+    STX__RUN_WARPS(x, "stx_comp_pick", four && stx__aligned4(Y), stx__comp_pick_kernel, n, Y, R,
+                   kept, s);
 }
 
 
@@ -10320,7 +10341,7 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
 enum { STX__USAGE_TILE = 64, STX__USAGE_STEP = 16, STX__USAGE_POSITIONS = 2 * STX__USAGE_TILE };
 
 typedef struct stx__comp_usage {
-    stx__num q, k, pe, u, vb;
+    stx__array q, k, pe, u, vb;
     const float *row_max, *inv_sum; /* (B,H,T) */
     const int32_t *pad;
     size_t T, S, H, D, P, q_row_stride, kv_row_stride, q_batch_stride, kv_batch_stride,
@@ -10457,7 +10478,7 @@ STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx_
 /* Then the sums over heads, in order, and the number of queries. One thread per key; all
    threads of a block count. */
 STX__GLOBAL(256)
-stx__comp_usage_sum_kernel(stx__num usage, size_t ldu, const double *part, stx__comp_usage p,
+stx__comp_usage_sum_kernel(stx__array usage, size_t ldu, const double *part, stx__comp_usage p,
                            size_t B, size_t blocks) {
     STX__SHARED(double, sh, 32);
     for (size_t at = blockIdx.x; at < B * blocks; at += gridDim.x) {
@@ -10489,11 +10510,11 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
         return;
     }
     memset(&p, 0, sizeof p);
-    p.q = stx__num_of(x, a->q);
-    p.k = stx__num_of(x, a->k);
-    p.pe = stx__num_of(x, a->P ? a->pe : NULL);
-    p.u = stx__num_of(x, a->content_bias);
-    p.vb = stx__num_of(x, a->position_bias);
+    p.q = stx__array_of(x, a->q);
+    p.k = stx__array_of(x, a->k);
+    p.pe = stx__array_of(x, a->P ? a->pe : NULL);
+    p.u = stx__array_of(x, a->content_bias);
+    p.vb = stx__array_of(x, a->position_bias);
     p.row_max = (const float *)a->row_max;
     p.inv_sum = (const float *)a->inv_sum;
     p.pad = a->pad;
@@ -10523,7 +10544,7 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
         STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<0>,
                         (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
     STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_sum_kernel,
-                    stx__blocks(a->B * blocks, 1, (size_t)1 << 30), 256, 0, stx__num_of(x, usage),
+                    stx__blocks(a->B * blocks, 1, (size_t)1 << 30), 256, 0, stx__array_of(x, usage),
                     ldu, part, p, a->B, blocks);
 }
 
@@ -10535,7 +10556,7 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
    row, to work (N,2): one warp per row. */
 template <int W>
 STX__GLOBAL(256)
-stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip, size_t N,
+stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *skip, size_t N,
                        size_t C) {
     STX__WARPS(n, N) {
         double off = 0, all = 0;
@@ -10562,7 +10583,7 @@ stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip
 /* Then the sums over all rows: one block, a thread adds every 1024th row, then a fixed
    tree. */
 STX__GLOBAL(1024)
-stx__comp_error_sum_kernel(stx__num loss, stx__num ratio, const double *work, size_t N,
+stx__comp_error_sum_kernel(stx__array loss, stx__array ratio, const double *work, size_t N,
                            double divisor) {
     STX__SHARED(double, sh, 32);
     double off = 0, all = 0;
@@ -10581,21 +10602,22 @@ stx__comp_error_sum_kernel(stx__num loss, stx__num ratio, const double *work, si
 void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double *work,
                              const stx_real *a, const stx_real *t, const int32_t *skip, size_t N,
                              size_t C, double divisor) {
-    stx__num A = stx__num_of(x, a), T = stx__num_of(x, t);
-    int four = C % 4 == 0 && stx__by4(A) && stx__by4(T);
+    stx__array A = stx__array_of(x, a), T = stx__array_of(x, t);
+    int four = C % 4 == 0 && stx__aligned4(A) && stx__aligned4(T);
     if (N)
         STX__RUN_WARPS(x, "stx_comp_error_fwd", four, stx__comp_error_kernel, N, work, A, T, skip,
                        N, C);
     STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0,
-                    stx__num_of(x, loss), stx__num_of(x, ratio), work, N, divisor);
+                    stx__array_of(x, loss), stx__array_of(x, ratio), work, N, divisor);
 }
 
 /* Forward: loss = sum (a - t)^2 / divisor. Hence da = or += dloss 2 (a - t) / divisor, 0
    in rows that skip marks. One warp per row. */
 template <int W>
 STX__GLOBAL(256)
-stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__num a, stx__num t, const int32_t *skip,
-                           size_t N, size_t C, double divisor, int accumulate) {
+stx__comp_error_bwd_kernel(stx__array da, stx__array dloss, stx__array a, stx__array t,
+                           const int32_t *skip, size_t N, size_t C, double divisor,
+                           int accumulate) {
     const float scale = (float)(2 * (double)stx__get(dloss, 0) / divisor);
     STX__WARPS(n, N) {
         const int out = skip && skip[n];
@@ -10615,9 +10637,9 @@ stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__num a, stx__num t, 
 void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a,
                              const stx_real *t, const int32_t *skip, size_t N, size_t C,
                              double divisor, int accumulate) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dloss), A = stx__num_of(x, a),
-             T = stx__num_of(x, t);
-    int four = C % 4 == 0 && stx__by4(D) && stx__by4(A) && stx__by4(T);
+    stx__array D = stx__array_of(x, da), G = stx__array_of(x, dloss), A = stx__array_of(x, a),
+               T = stx__array_of(x, t);
+    int four = C % 4 == 0 && stx__aligned4(D) && stx__aligned4(A) && stx__aligned4(T);
     if (N && C)
         STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, N, D, G, A, T,
                        skip, N, C, divisor, accumulate);
@@ -10632,7 +10654,7 @@ void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, co
 typedef struct stx__comp_gate {
     int kind, accumulate;
     size_t n, D;
-    stx__num x, y, p[4], out, dout, dx, dy, dp[4];
+    stx__array x, y, p[4], out, dout, dx, dy, dp[4];
 } stx__comp_gate;
 
 /* The planes of a kind: rows of D elements side by side in p[0] and p[1]. GRU has r, z, n
@@ -10662,7 +10684,8 @@ static __device__ __forceinline__ float stx__comp_sigmoid(float v) {
 
 /* The array of plane k, and the index of element i in it. */
 template <int K>
-static __device__ __forceinline__ const stx__num &stx__comp_plane(const stx__num (&p)[4], int k) {
+static __device__ __forceinline__ const stx__array &stx__comp_plane(const stx__array (&p)[4],
+                                                                    int k) {
     return p[k / stx__comp_kind<K>::side];
 }
 
@@ -10903,18 +10926,18 @@ static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backwa
     p->accumulate = a->accumulate;
     p->n = a->N * a->D;
     p->D = a->D;
-    p->x = stx__num_of(x, a->x);
-    p->y = stx__num_of(x, a->y);
-    p->out = stx__num_of(x, backward ? NULL : a->out);
-    p->dout = stx__num_of(x, backward ? a->dout : NULL);
-    p->dx = stx__num_of(x, backward ? a->dx : NULL);
-    p->dy = stx__num_of(x, backward ? a->dy : NULL);
-    *four = a->D % 4 == 0 && stx__by4(p->x) && stx__by4(p->y) && stx__by4(p->out)
-            && stx__by4(p->dout) && stx__by4(p->dx) && stx__by4(p->dy);
+    p->x = stx__array_of(x, a->x);
+    p->y = stx__array_of(x, a->y);
+    p->out = stx__array_of(x, backward ? NULL : a->out);
+    p->dout = stx__array_of(x, backward ? a->dout : NULL);
+    p->dx = stx__array_of(x, backward ? a->dx : NULL);
+    p->dy = stx__array_of(x, backward ? a->dy : NULL);
+    *four = a->D % 4 == 0 && stx__aligned4(p->x) && stx__aligned4(p->y) && stx__aligned4(p->out)
+            && stx__aligned4(p->dout) && stx__aligned4(p->dx) && stx__aligned4(p->dy);
     for (i = 0; i < 4; i++) {
-        p->p[i] = stx__num_of(x, a->p[i]);
-        p->dp[i] = stx__num_of(x, backward ? a->dp[i] : NULL);
-        *four = *four && stx__by4(p->p[i]) && stx__by4(p->dp[i]);
+        p->p[i] = stx__array_of(x, a->p[i]);
+        p->dp[i] = stx__array_of(x, backward ? a->dp[i] : NULL);
+        *four = *four && stx__aligned4(p->p[i]) && stx__aligned4(p->dp[i]);
     }
     return 1;
 }
@@ -10951,7 +10974,7 @@ typedef struct stx__par_gate {
     int kind, hard, noisy, latency;
     uint64_t seed, stream, first;
     const uint64_t *shift;
-    stx__num al, tau, u, cost, before, w, y, lat, dw, dlat, dal, dbefore;
+    stx__array al, tau, u, cost, before, w, y, lat, dw, dlat, dal, dbefore;
 } stx__par_gate;
 
 static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
@@ -10967,18 +10990,18 @@ static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
     g.stream = a->stream;
     g.first = a->first;
     g.shift = stx__gpu(x)->shift;
-    g.al = stx__num_of(x, a->al);
-    g.tau = stx__num_of(x, a->tau);
-    g.u = stx__num_of(x, a->u);
-    g.cost = stx__num_of(x, a->cost);
-    g.before = stx__num_of(x, a->before);
-    g.w = stx__num_of(x, a->w);
-    g.y = stx__num_of(x, a->y);
-    g.lat = stx__num_of(x, a->lat);
-    g.dw = stx__num_of(x, a->dw);
-    g.dlat = stx__num_of(x, a->dlat);
-    g.dal = stx__num_of(x, a->dal);
-    g.dbefore = stx__num_of(x, a->dbefore);
+    g.al = stx__array_of(x, a->al);
+    g.tau = stx__array_of(x, a->tau);
+    g.u = stx__array_of(x, a->u);
+    g.cost = stx__array_of(x, a->cost);
+    g.before = stx__array_of(x, a->before);
+    g.w = stx__array_of(x, a->w);
+    g.y = stx__array_of(x, a->y);
+    g.lat = stx__array_of(x, a->lat);
+    g.dw = stx__array_of(x, a->dw);
+    g.dlat = stx__array_of(x, a->dlat);
+    g.dal = stx__array_of(x, a->dal);
+    g.dbefore = stx__array_of(x, a->dbefore);
     return g;
 }
 
@@ -11201,7 +11224,7 @@ typedef struct stx__par_mix {
     size_t N, C, T, run, per;
     float eps;
     int add_h, add[2];
-    stx__num h, b[2], w, gain[2], shift[2], y, mean[2], rstd[2], dy, dh, db[2];
+    stx__array h, b[2], w, gain[2], shift[2], y, mean[2], rstd[2], dy, dh, db[2];
     double *work;
 } stx__par_mix;
 
@@ -11215,31 +11238,32 @@ static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int b
     m.run = a->run;
     m.per = (a->T + a->run - 1) / a->run;
     m.eps = a->eps;
-    m.h = stx__num_of(x, a->h);
-    m.w = stx__num_of(x, a->w);
-    m.y = stx__num_of(x, backward ? NULL : a->y);
-    m.dy = stx__num_of(x, backward ? a->dy : NULL);
-    m.dh = stx__num_of(x, backward ? a->dh : NULL);
+    m.h = stx__array_of(x, a->h);
+    m.w = stx__array_of(x, a->w);
+    m.y = stx__array_of(x, backward ? NULL : a->y);
+    m.dy = stx__array_of(x, backward ? a->dy : NULL);
+    m.dh = stx__array_of(x, backward ? a->dh : NULL);
     m.add_h = a->add_h;
     m.work = backward && a->dw ? a->work : NULL;
     for (i = 0; i < 2; i++) {
-        m.b[i] = stx__num_of(x, a->b[i]);
-        m.gain[i] = stx__num_of(x, a->gain[i]);
-        m.shift[i] = stx__num_of(x, a->shift[i]);
-        m.mean[i] = stx__num_of(x, a->mean[i]);
-        m.rstd[i] = stx__num_of(x, a->rstd[i]);
-        m.db[i] = stx__num_of(x, backward ? a->db[i] : NULL);
+        m.b[i] = stx__array_of(x, a->b[i]);
+        m.gain[i] = stx__array_of(x, a->gain[i]);
+        m.shift[i] = stx__array_of(x, a->shift[i]);
+        m.mean[i] = stx__array_of(x, a->mean[i]);
+        m.rstd[i] = stx__array_of(x, a->rstd[i]);
+        m.db[i] = stx__array_of(x, backward ? a->db[i] : NULL);
         m.add[i] = a->add[i];
     }
     return m;
 }
 
-static int stx__par_mix_by4(const stx__par_mix &m) {
-    int four = m.C % 4 == 0 && stx__by4(m.h) && stx__by4(m.y) && stx__by4(m.dy) && stx__by4(m.dh),
+static int stx__par_mix_aligned4(const stx__par_mix &m) {
+    int four = m.C % 4 == 0 && stx__aligned4(m.h) && stx__aligned4(m.y) && stx__aligned4(m.dy)
+               && stx__aligned4(m.dh),
         i;
     for (i = 0; i < 2; i++)
-        four = four && stx__by4(m.b[i]) && stx__by4(m.gain[i]) && stx__by4(m.shift[i])
-               && stx__by4(m.db[i]);
+        four = four && stx__aligned4(m.b[i]) && stx__aligned4(m.gain[i])
+               && stx__aligned4(m.shift[i]) && stx__aligned4(m.db[i]);
     return four;
 }
 
@@ -11400,7 +11424,7 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par
 template <int NORM> static void stx__par_mix_fwd(stx_ctx *x, const stx__par_mix &m) {
     const char *name = "stx_par_mix_fwd";
     unsigned grid = stx__blocks(m.N, 8, (size_t)1 << 20);
-    if (!stx__par_mix_by4(m))
+    if (!stx__par_mix_aligned4(m))
         STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<1, NORM>), grid, 256, 0, m);
     else if (!NORM || m.C > 1024)
         STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<4, NORM>), grid, 256, 0, m);
@@ -11641,7 +11665,7 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * 4);
     STX__SHARED(float, sh2, 8 * 32 * 4);
     const int i = (int)blockIdx.z;
-    const stx__num b = i ? a.b[1] : a.b[0], mean = i ? a.mean[1] : a.mean[0],
+    const stx__array b = i ? a.b[1] : a.b[0], mean = i ? a.mean[1] : a.mean[0],
                    rstd = i ? a.rstd[1] : a.rstd[0];
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, C = a.C;
     const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
@@ -11683,14 +11707,14 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
 
 /* d[k] (C) += the sum of part (chunks,4,C) over the chunks, for k = blockIdx.y. */
 typedef struct stx__par_norm_grads {
-    stx__num d[4];
+    stx__array d[4];
 } stx__par_norm_grads;
 
 STX__GLOBAL(1024)
 stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t chunks, size_t C) {
     STX__SHARED(float, sh, 32 * 33);
     /* a constant index: otherwise the argument is copied to local memory */
-    stx__num d = t.d[0];
+    stx__array d = t.d[0];
   #pragma unroll
     for (unsigned k = 1; k < 4; k++)
         if (blockIdx.y == k) d = t.d[k];
@@ -11701,7 +11725,7 @@ stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t
    every T-th row, then a fixed tree. */
 template <int T>
 STX__GLOBAL(256)
-stx__par_mix_dw_kernel(stx__num dw, const double *work, size_t draws, size_t N, size_t rows,
+stx__par_mix_dw_kernel(stx__array dw, const double *work, size_t draws, size_t N, size_t rows,
                        size_t run, size_t per) {
     STX__SHARED(double, sh, 32);
     STX__EACH_ROW(r, draws, T) {
@@ -11723,7 +11747,7 @@ static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__p
     const char *name = "stx_par_mix_bwd";
     const size_t N = m.N, C = m.C, last = (N - 1) % m.T,
                  draws = (N - 1) / m.T * m.per + last / m.run + 1;
-    const int four = stx__par_mix_by4(m), fast = NORM && four && C <= 2048;
+    const int four = stx__par_mix_aligned4(m), fast = NORM && four && C <= 2048;
     const size_t rows = fast ? stx__chunk(N, 8, 512) : stx__chunk(N, 64, 1024),
                  blocks = (N + rows - 1) / rows;
     float *part = NULL;
@@ -11759,18 +11783,18 @@ static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__p
         stx__par_norm_grads t;
         int i;
         for (i = 0; i < 2; i++) {
-            t.d[2 * i] = stx__num_of(x, a->dgain[i]);
-            t.d[2 * i + 1] = stx__num_of(x, a->dshift[i]);
+            t.d[2 * i] = stx__array_of(x, a->dgain[i]);
+            t.d[2 * i + 1] = stx__array_of(x, a->dshift[i]);
         }
         STX__RUN_KERNEL(x, name, stx__par_mix_columns_sum_kernel, grid, 1024, 0, t, part, blocks,
                         C);
     }
     if (a->dw && (m.run < m.T ? m.run : m.T) <= 64)
         STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<32>, stx__blocks(draws, 8, (size_t)1 << 30),
-                        256, 0, stx__num_of(x, a->dw), m.work, draws, N, m.T, m.run, m.per);
+                        256, 0, stx__array_of(x, a->dw), m.work, draws, N, m.T, m.run, m.per);
     else if (a->dw)
         STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<256>,
-                        stx__blocks(draws, 1, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dw),
+                        stx__blocks(draws, 1, (size_t)1 << 30), 256, 0, stx__array_of(x, a->dw),
                         m.work, draws, N, m.T, m.run, m.per);
 }
 
@@ -11798,7 +11822,7 @@ static stx__par_latency stx__par_latency_of(const stx_par_latency_args *a) {
 }
 
 STX__GLOBAL(32)
-stx__par_latency_fwd_kernel(stx__num loss, stx__num nll, stx__num lat, stx__par_latency a) {
+stx__par_latency_fwd_kernel(stx__array loss, stx__array nll, stx__array lat, stx__par_latency a) {
     double v = (double)stx__get(lat, 0), term = v; /* NaN stays NaN */
     if (a.kind == STX_PAR_LATENCY_FBNET && v > 1)
         term = pow(log(v), a.power);
@@ -11819,13 +11843,13 @@ void stx_par_latency_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *nll, c
                               const stx_par_latency_args *a) {
     if (!stx_ok(x)) return;
     STX__RUN_KERNEL(x, "stx_par_latency_fwd", stx__par_latency_fwd_kernel, 1, 1, 0,
-                    stx__num_of(x, loss), stx__num_of(x, nll), stx__num_of(x, lat),
+                    stx__array_of(x, loss), stx__array_of(x, nll), stx__array_of(x, lat),
                     stx__par_latency_of(a));
 }
 
 STX__GLOBAL(32)
-stx__par_latency_bwd_kernel(stx__num dnll, stx__num dlat, stx__num dloss, stx__num nll,
-                            stx__num lat, stx__par_latency a) {
+stx__par_latency_bwd_kernel(stx__array dnll, stx__array dlat, stx__array dloss, stx__array nll,
+                            stx__array lat, stx__par_latency a) {
     double v = (double)stx__get(lat, 0), d = (double)stx__get(dloss, 0), by_nll = 1,
            by_lat = a.weight;
     if (a.kind == STX_PAR_LATENCY_HINGE) by_lat = v > a.target ? a.weight / a.target : 0;
@@ -11844,8 +11868,8 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
                               const stx_par_latency_args *a) {
     if (!stx_ok(x)) return;
     STX__RUN_KERNEL(x, "stx_par_latency_bwd", stx__par_latency_bwd_kernel, 1, 1, 0,
-                    stx__num_of(x, dnll), stx__num_of(x, dlat), stx__num_of(x, dloss),
-                    stx__num_of(x, nll), stx__num_of(x, lat), stx__par_latency_of(a));
+                    stx__array_of(x, dnll), stx__array_of(x, dlat), stx__array_of(x, dloss),
+                    stx__array_of(x, nll), stx__array_of(x, lat), stx__par_latency_of(a));
 }
 #endif /* SEQTX_PAR_H */
 
@@ -11865,8 +11889,8 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
    evaluation and generation. A thread adds every 256th column, in order, then a fixed
    tree. */
 STX__GLOBAL(256)
-stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start,
-                    size_t size, size_t w, size_t K, size_t c, int forward) {
+stx__cluster_kernel(stx__array out, stx__array gate, stx__array logits, size_t N, size_t V,
+                    size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
     STX__SHARED(float, sh, 32);
     STX__SHARED(double, sums, 32);
     for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
@@ -11890,7 +11914,8 @@ stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size
 }
 
 void stx__cluster_log_probs_cuda(stx_ctx *x, const stx__cluster_log_probs_args *a) {
-    stx__num O = stx__num_of(x, a->out), G = stx__num_of(x, a->gate), A = stx__num_of(x, a->logits);
+    stx__array O = stx__array_of(x, a->out), G = stx__array_of(x, a->gate),
+               A = stx__array_of(x, a->logits);
     if (a->N && a->w)
         STX__RUN_KERNEL(x, "stx_adaptive_log_probs", stx__cluster_kernel,
                         stx__blocks(a->N, 1, (size_t)1 << 30), 256, 0, O, G, A, a->N, a->V,
@@ -11901,14 +11926,14 @@ void stx__cluster_log_probs_cuda(stx_ctx *x, const stx__cluster_log_probs_args *
 // >>report
 
 /* metric (1) = or += s a[0], in double. One thread. */
-STX__GLOBAL(32) stx__metric_kernel(double *metric, stx__num a, double s, int accumulate) {
+STX__GLOBAL(32) stx__metric_kernel(double *metric, stx__array a, double s, int accumulate) {
     *metric = (accumulate ? *metric : 0) + s * (double)stx__get(a, 0);
 }
 
 void stx__metric_accumulate_cuda(stx_ctx *x, double *metric, const stx_real *a, double s,
                                  int accumulate) {
-    STX__RUN_KERNEL(x, "stx_metric_set", stx__metric_kernel, 1, 1, 0, metric, stx__num_of(x, a), s,
-                    accumulate);
+    STX__RUN_KERNEL(x, "stx_metric_set", stx__metric_kernel, 1, 1, 0, metric, stx__array_of(x, a),
+                    s, accumulate);
 }
 
 
@@ -11942,9 +11967,9 @@ static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
 
 /* The array at p with its twin, found by the whole block: thread i checks allocation
    i. */
-static __device__ __forceinline__ stx__num stx__chunk_num(const stx__twins &t, float *p,
+static __device__ __forceinline__ stx__array stx__chunk_num(const stx__twins &t, float *p,
                                                           stx__bf16 **sh) {
-    stx__num a = {p, NULL, 0};
+    stx__array a = {p, NULL, 0};
     if (!t.n) return a;
     __syncthreads();
     if (threadIdx.x == 0) *sh = NULL;
@@ -11973,9 +11998,9 @@ static unsigned stx__chunk_blocks(size_t count) {
    the chunk does not have are 0 and are not stored. */
 template <int W, class F>
 static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &q,
-                                                         const stx__num &p, size_t lo, size_t hi,
+                                                         const stx__array &p, size_t lo, size_t hi,
                                                          F update) {
-    const stx__num g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
+    const stx__array g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
     const float zero[W] = {0};
     for (size_t i = lo + (size_t)threadIdx.x * W; i < hi; i += 256 * W) {
         float vp[W], vg[W], v0[W] = {0}, v1[W] = {0};
@@ -11995,7 +12020,7 @@ static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &
    the update is skipped and only g = 0 remains. */
 template <class F>
 static __device__ __forceinline__ void stx__update_chunk(const stx_optim_chunk &q,
-                                                         const stx__num &p, int ok, F update) {
+                                                         const stx__array &p, int ok, F update) {
     size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16)
                            && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8)
                        ? q.n / 4 * 4
@@ -12014,7 +12039,7 @@ STX__GLOBAL(256)
 stx__twin_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_CHUNK(k, count) {
-        stx__num p = stx__chunk_num(t, chunk[k].p, sh);
+        stx__array p = stx__chunk_num(t, chunk[k].p, sh);
         if (p.twin)
             for (size_t i = threadIdx.x; i < chunk[k].n; i += 256)
                 p.twin[i] = __float2bfloat16(((const float *)p.p)[i]);
@@ -12040,7 +12065,7 @@ stx__twin_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t)
 STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_optim_chunk *chunk, size_t count) {
     STX__SHARED(double, sh, 32);
     STX__EACH_CHUNK(k, count) {
-        const stx__num g = {chunk[k].g, NULL, 0};
+        const stx__array g = {chunk[k].g, NULL, 0};
         size_t n = chunk[k].n, fours = stx__aligned(g.p, 16) ? n / 4 * 4 : 0;
         double s = 0;
         for (size_t i = 4 * (size_t)threadIdx.x; i < fours; i += 1024) {
@@ -12190,7 +12215,7 @@ stx__sgd_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t, 
     const float factor = u->factor;
     STX__EACH_CHUNK(k, count) {
         const stx_optim_chunk q = chunk[k];
-        const stx__num p = stx__chunk_num(t, q.p, sh);
+        const stx__array p = stx__chunk_num(t, q.p, sh);
         const int has_buffer = q.s[0] != NULL;
         stx__update_chunk(q, p, u->ok, [=](float &v, float g, float &buf, float &) {
             g = fmaf(factor, g, decay * v);
@@ -12213,7 +12238,7 @@ stx__adagrad_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_CHUNK(k, count) {
         const stx_optim_chunk q = chunk[k];
-        const stx__num p = stx__chunk_num(t, q.p, sh);
+        const stx__array p = stx__chunk_num(t, q.p, sh);
         stx__update_chunk(q, p, u->ok, [=](float &v, float g, float &sum, float &) {
             sum = fmaf(g, g, sum);
             v -= q.lr * g / (sqrtf(sum) + eps);
@@ -12241,7 +12266,7 @@ stx__adam_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t,
     const int plain = u->plain;
     STX__EACH_CHUNK(k, count) {
         const stx_optim_chunk q = chunk[k];
-        const stx__num p = stx__chunk_num(t, q.p, sh);
+        const stx__array p = stx__chunk_num(t, q.p, sh);
         const float keep = 1 - q.lr * a.decoupled, rate = q.lr / u->correction1;
         stx__update_chunk(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
             float d = fmaf(factor, g, a.decay * w);
@@ -12330,7 +12355,7 @@ stx__lamb_update_kernel(const stx_optim_chunk *chunk, size_t count, const stx__t
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_CHUNK(k, count) {
         stx_optim_chunk q = chunk[k];
-        const stx__num p = stx__chunk_num(t, q.p, sh);
+        const stx__array p = stx__chunk_num(t, q.p, sh);
         q.s[0] = q.s[1] = NULL;
         stx__update_chunk(q, p, u->ok,
                           [=](float &w, float g, float &, float &) { w = fmaf(-q.lr, g, w); });
@@ -12368,7 +12393,7 @@ stx__clamp_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t
                   float hi) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_CHUNK(k, count) {
-        const stx__num p = stx__chunk_num(t, chunk[k].p, sh);
+        const stx__array p = stx__chunk_num(t, chunk[k].p, sh);
         for (size_t i = threadIdx.x; i < chunk[k].n; i += 256) {
             float v = stx__get(p, i), above = v > hi ? hi : v;
             stx__put(p, i, v < lo ? lo : above);
@@ -12743,7 +12768,7 @@ void stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes) {
 }
 
 /* to (n) = from (n), converted. A thread copies an element at a time. */
-STX__GLOBAL(256) stx__convert_kernel(stx__num to, stx__num from, size_t n) {
+STX__GLOBAL(256) stx__convert_kernel(stx__array to, stx__array from, size_t n) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
          i += (size_t)gridDim.x * blockDim.x)
         stx__put(to, i, stx__get(from, i));
@@ -12755,7 +12780,7 @@ enum { STX__CONVERT_PART = 1 << 22 };
 void stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
     static const char what[] = "a copy to the GPU";
     stx_gpu *g = stx__use_gpu(x);
-    stx__num v = stx__num_of(x, to), f = {NULL, NULL, 0};
+    stx__array v = stx__array_of(x, to), f = {NULL, NULL, 0};
     if (!v.half && !v.twin) {
         stx_cuda_upload(x, to, host, n * sizeof *host);
         return;
@@ -12765,7 +12790,7 @@ void stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host,
         size_t m = STX_MIN(n - at, (size_t)STX__CONVERT_PART);
         f.p = stx__scratch_of(x, m * sizeof *host, what);
         if (!f.p) return;
-        v = stx__num_of(x, stx_offset_ptr(x, to, at));
+        v = stx__array_of(x, stx_offset_ptr(x, to, at));
         stx_cuda_upload(x, f.p, host + at, m * sizeof *host);
         STX__RUN_KERNEL(x, what, stx__convert_kernel, stx__blocks(m, 256, 4096), 256, 0, v, f, m);
     }
@@ -12774,7 +12799,7 @@ void stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host,
 void stx_cuda_download_activations(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
     static const char what[] = "a copy from the GPU";
     stx_gpu *g = stx__use_gpu(x);
-    stx__num v = stx__num_of(x, from), f = {NULL, NULL, 0};
+    stx__array v = stx__array_of(x, from), f = {NULL, NULL, 0};
     if (!v.half || g->capturing) {
         stx_cuda_download(x, host, from, n * sizeof *host);
         return;
@@ -12783,7 +12808,7 @@ void stx_cuda_download_activations(stx_ctx *x, stx_real *host, const stx_real *f
         size_t m = STX_MIN(n - at, (size_t)STX__CONVERT_PART);
         f.p = stx__scratch_of(x, m * sizeof *host, what);
         if (!f.p) return;
-        v = stx__num_of(x, stx_offset_ptr(x, from, at));
+        v = stx__array_of(x, stx_offset_ptr(x, from, at));
         STX__RUN_KERNEL(x, what, stx__convert_kernel, stx__blocks(m, 256, 4096), 256, 0, f, v, m);
         stx_cuda_download(x, host + at, f.p, m * sizeof *host);
     }
@@ -12792,7 +12817,7 @@ void stx_cuda_download_activations(stx_ctx *x, stx_real *host, const stx_real *f
 void stx_cuda_zero(stx_ctx *x, void *p, size_t bytes) {
     static const char what[] = "clearing GPU memory";
     stx_gpu *g = stx__use_gpu(x);
-    stx__num v = stx__num_of(x, p);
+    stx__array v = stx__array_of(x, p);
     if (!stx_ok(x) || !bytes) return;
     stx__cuda_ok(x, g, cudaMemsetAsync(p, 0, bytes, g->stream), what);
     if (v.twin) stx__cuda_ok(x, g, cudaMemsetAsync(v.twin, 0, bytes / 2, g->stream), what);
