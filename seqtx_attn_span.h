@@ -57,8 +57,8 @@
        loss = mean nll + span_loss sum_l L mean_heads z
 
    With pers = N > 0, a layer has no feed-forward network and no LN2. Every head also
-   attends to N learned vectors (all-attention): the sum over u includes keys sqrt(D) pk_n
-   and values sqrt(N) pv_n, without position and with m = 1.
+   attends to N learned key-value pairs (all-attention), with keys sqrt(D) pers_key and
+   values sqrt(N) pers_val. These have no position embedding, and m = 1.
 
    The window S of a layer and the length C of its cache depend on the longest span among
    the layer's heads. With fixed spans, S = C = L.
@@ -93,14 +93,14 @@
        step. Projecting the cached inputs with the current weights keeps old and new keys
        consistent, and lets the cached rows contribute to the gradients of Wk and Wv.
 
-   Gradients of one head. Let g be the gradient of the loss with respect to y_i, v_t short
-   for v_{i-t}, and n = sum_u m_u exp(s_u). Then
+   Gradients of one head. Let g be the gradient of the loss with respect to y_i, and let
+   n = sum_u m_u exp(s_u). Below, v_t stands for v_{i-t} and y for y_i. Then
 
        ds_t = a_t g.(v_t - y)
        dm_t = (exp(s_t) / n) g.(v_t - y)
        dz   = (L / R) sum dm_t over all queries and over t = 1..S on the ramp, where
-              0 <= 1 + (1 - t + z L) / R <= 1. As in the authors' code (see Fidelity),
-              both ends belong to the ramp.
+              0 <= 1 + (1 - t + z L) / R <= 1. Both ends belong to the ramp, as in the
+              authors' code.
 
    The penalty adds span_loss L / H to dz (span_loss L with span_per_layer). With
    no_renorm, dm_t = (exp(s_t) / sum_u exp(s_u)) g.v_t.
@@ -114,7 +114,8 @@
                 = 2 (-20/3 + 16) / 3 = 56/9     (t = 1 and t = 4 are not on the ramp)
        With no_renorm: sum exp(s) = 8, a = 1/8, 1/8, 1/8, 0 and y = 15/8
 
-   Quick start. The program learns "abcabc.." and prints it. A test compiles and runs it.
+   Quick start. This program learns to continue "abcabc.." and prints the continuation. A
+   test extracts, compiles and runs it.
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
@@ -238,9 +239,9 @@
        emb_dropout      0             0             0           0             0
 
    dropout acts on attention weights and inside the feed-forward network; emb_dropout acts
-   on the embedding and the last hidden state. The character-level experiments of the
-   papers train with Adagrad at a learning rate of 0.07, clip the gradient of each tensor
-   to norm 0.03 and use a linear warm-up.
+   on the embedding and the last hidden state. The papers train their character-level
+   models with Adagrad, at a learning rate of 0.07 after a linear warm-up, and clip the
+   gradient of each tensor to norm 0.03.
 
    adapt_io requires a vocabulary sorted by decreasing frequency, because a cluster is a
    range of ids. The first cluster holds the frequent words at full width and is computed
@@ -258,27 +259,29 @@
    With learned spans, the heads are sorted into at most three groups
    (stx_head_groups_choose). For each group, the cache is projected only as far back as
    the group's longest span reaches; c is then a mean over the heads. There is only one
-   group if some streams have fewer cached rows than others, if span_per_layer, no_renorm
-   or literal is set, or if grouping would save too little. With no_renorm or
-   STX_SPAN_LITERAL_EPS, every key of the window is part of the normaliser, so S_head = S.
-   A layer with one long span and seven short ones then costs as much as a layer with
-   eight long ones.
+   group if span_per_layer, no_renorm or literal is set. The same holds while some streams
+   have fewer cached rows than others, and where grouping would save too little. With
+   no_renorm or STX_SPAN_LITERAL_EPS, every key of the window is part of the normaliser,
+   so S_head = S. A layer with one long span and seven short ones then costs as much as a
+   layer with eight long ones.
 
-   The caches of all layers take B d sum_l C_l elements. Their buffers hold 1.5 times as
-   many rows (on a GPU, T more rows per layer). Generation caches keys and values instead,
-   in buffers twice as long as the windows: 4 d sum_l S_l elements per stream. A new token
-   costs 3 D sum_heads S_head + 4 d^2 + 2 d f multiply-adds per layer, however long the
-   text is. Its time is limited by memory bandwidth. With one stream and f32 weights, each
-   token reads 4 (4 d^2 + 2 d f) bytes of weights per layer, 4 V d bytes for the output
-   head, and 8 D sum_heads S_head bytes of keys and values per layer. With several
-   streams, the weights are read once for all of them.
+   The caches of all layers take B d sum_l C_l elements. The buffer of a layer is larger
+   by C_l / 2 rows (T rows on a GPU), and by up to C_l / 2 more rows while C_l < L.
+   Generation caches keys and values instead, in buffers twice as long as the windows: 4 d
+   sum_l S_l elements per stream. A new token costs 3 D sum_heads S_head + 4 d^2 + 2 d f
+   multiply-adds per layer, however long the text is. The speed of generation is limited
+   by memory bandwidth. With one stream and f32 weights, each token reads 4 (4 d^2 + 2 d
+   f) bytes of weights per layer, 4 V d bytes for the output head, and 8 D sum_heads
+   S_head bytes of keys and values per layer. With several streams, the weights are read
+   once for all of them.
 
    Fidelity to the authors' code of 1905.07799 and 1907.01470
-       Losses, caches, all gradients and optimisers agree with independent float64 code to
-       1e-10 in double. Windows, initialisers, positions and presets are the same. The
-       initialisers: weights and biases of linear layers are uniform in [-1/sqrt(columns),
-       1/sqrt(columns)]; the embedding and key_pe are normal with deviation 1, persistent
-       keys 1/sqrt(D) and values 1/sqrt(N).
+       In double precision, losses, caches, all gradients and optimiser updates agree with
+       independent float64 code to within 1e-10. Windows, initialisers, positions and
+       presets are those of the authors' code. Weights and biases of linear layers are
+       uniform in [-1/sqrt(columns), 1/sqrt(columns)]. The embedding and key_pe are normal
+       with standard deviation 1, persistent keys with 1/sqrt(D) and persistent values
+       with 1/sqrt(N).
 
        Corrected. Flags in `literal` restore the accidental behaviour of the authors'
        code:
@@ -286,7 +289,7 @@
                                      the softmax over the whole window. A key beyond a
                                      head's span then reduces all weights if its score is
                                      by far the largest. Default: eps = 0, the formula of
-                                     the paper; such keys cost nothing.
+                                     the paper; such keys then have no effect.
            STX_SPAN_LITERAL_MEMORY   unwritten memory rows act as keys and values of zero.
                                      They contribute no gradient to Wk and Wv, but their
                                      scores are q.E_t / sqrt(D), so q, E and z learn from
@@ -301,15 +304,15 @@
        Omitted: dynamic spans, where z depends on the input.
 
    Fidelity to fairseq's examples/adaptive_span, a different model based on the same
-   paper. The two models cannot use each other's weights.
+   paper. The weights of the two models are not interchangeable.
        Supported:
            no_renorm         the mask multiplies the softmax over the window, without
                              renormalisation: a_t = m_t exp(s_t) / sum_{u=1..S} exp(s_u)
            span_per_layer    all heads of a layer share one z, of shape (1)
-           fairseq_init      projections and embedding normal with deviation 1/sqrt(d), W1
-                             and W2 uniform in [-b, b] with b = sqrt(6 / (d + f)); the
-                             rest as in the authors' code
-           STX_SPAN_LITERAL_MEMORY   fairseq also attends to unwritten rows as zeros
+           fairseq_init      projections and embedding normal with standard deviation
+                             1/sqrt(d), W1 and W2 uniform in [-b, b] with
+                             b = sqrt(6 / (d + f)); the rest as in the authors' code
+           STX_SPAN_LITERAL_MEMORY   fairseq, too, treats unwritten rows as rows of zeros
        To reproduce fairseq, set adapt_span = no_renorm = fairseq_init = 1 and literal =
        STX_SPAN_LITERAL.
 
@@ -319,17 +322,19 @@
        rounded up to a multiple of 64. z in a fairseq checkpoint can be outside [0,1].
 
        Omitted: the behaviour of fairseq's data loader. There, the last token of a block
-       is never a target but the divisor counts it, so losses are too low by a factor of
-       (T - 1) / T. Memories carry over from training into validation and back. The
-       vocabulary has four extra special symbols and is padded to a multiple of 8.
+       is never a target, but it is included in the divisor. Losses are therefore too low,
+       by a factor of (T - 1) / T. Memories carry over from training into validation and
+       back. The vocabulary has four extra special symbols and is padded to a multiple of
+       8.
 
    Checkpoints of the authors' code and of fairseq can be converted to and from seqtx;
    docs/convert.md lists the names of the tensors.
 
-   Options of both programs and the corresponding fields of stx_span_desc
+   Options of the authors' code and of fairseq, and the corresponding fields of
+   stx_span_desc
 
-       authors' code       field                           its default
-       ------------------  ------------------------------  -------------
+       authors' code       field                           authors' default
+       ------------------  ------------------------------  ----------------
        hid-sz              dim                             256
        inner-hid-sz        inner                           1024
        nlayers             layers                          8
@@ -349,8 +354,8 @@
        adapt-io-divval     divval                          4
        adapt-io-cutoffs    cutoff, cutoffs                 20000, 40000, 200000
 
-       fairseq             field                           its default
-       ------------------  ------------------------------  -------------
+       fairseq             field                           fairseq's default
+       ------------------  ------------------------------  -----------------
        d_model             dim                             256
        d_inner             inner                           1024
        n_layer             layers                          8
@@ -374,24 +379,24 @@
          the scores is not equivalent.
        - The window S depends on the longest span of the layer's heads, in steps of 64.
          The cache is 64 rows longer, so that it still holds the rows that a growing span
-         needs. If a span grows faster than that, the missing rows are ignored (with
-         STX_SPAN_LITERAL_MEMORY they are zeros).
+         needs. If a span outgrows the cached rows, the missing rows are ignored (with
+         STX_SPAN_LITERAL_MEMORY, they are read as zeros).
        - z is clamped to [0,1] after the update, not in the forward pass.
        - With no_renorm, S is part of the model: keys inside the window with m = 0
          contribute to the normaliser; keys outside do not.
 
    GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
-   changes. To replay steps as a CUDA graph, write the step as a function. A complete
-   example is examples/train_attn_span.c:
+   changes. To replay steps as a CUDA graph, write the step as a function and run it as
+   follows (examples/train_attn_span.c is a complete example):
 
        stx_tokens_set(x, ids, ..);    stx_tokens_set(x, targets, ..);
        stx_optim_set_lr(optim, lr);
        stx_step_run(x, stx_span_key(model, ids, targets, memory, 0), step, user);
 
    step() makes every call from stx_begin to stx_optim_step, then calls stx_span_clamp.
-   The fused attention kernels require that D is a multiple of 8 from 8 to 128, and that
-   no_renorm, span_per_layer and literal are 0. Otherwise the scores are written to device
-   memory in parts.
+   The fused attention kernels require D to be a multiple of 8 from 8 to 128, and
+   no_renorm, span_per_layer and literal to be 0. Otherwise, the scores are written to
+   device memory, one chunk at a time.
 
    Compile-time options are those of seqtx.h.
 
@@ -399,7 +404,7 @@
    the memory), stx__span_sizes (spans), stx__span_gen_step (generation).
 */
 #define STX__LETTERS 1
-#include "seqtx.h"      /* see there */
+#include "seqtx.h"      /* hides macros of one capital letter: see the end of seqtx.h */
 #ifndef SEQTX_ATTN_SPAN_H
 #define SEQTX_ATTN_SPAN_H
 
@@ -436,32 +441,34 @@ typedef struct stx_span_desc {
     int    span_per_layer;  /* 1: all heads of a layer share one z. Requires adapt_span */
     int    no_renorm;       /* 1: a = m exp(s) / sum exp(s). Requires adapt_span */
     int    fairseq_init;    /* 1: fairseq's initialisers, see Fidelity */
-    unsigned literal;       /* STX_SPAN_LITERAL, or flags. A flag that does not apply is an
-                               error. In the model's desc: the flags in force */
+    unsigned literal;       /* STX_SPAN_LITERAL, or individual flags. A flag that does not
+                               apply is an error. The desc of a created model holds the
+                               flags in effect */
 
     size_t pers;            /* N persistent vectors per head, which replace the
                                feed-forward network; 0: none */
 
     int    adapt_io;        /* 1: adaptive input and output. Token ids must be sorted by
-                               decreasing frequency. The fields up to forward_columns
-                               apply only then */
+                               decreasing frequency. The following fields, up to
+                               forward_columns, apply only with adapt_io */
     int    adapt_io_tied;   /* 1: input and output share tables and projections */
     double divval;          /* cluster i has width floor(d / divval^i); 0: 4 */
-    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second cluster, the third
-                                               and so on; increasing, below vocab */
+    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first id of each cluster after the first;
+                                               increasing, below vocab */
     size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
                                are below vocab */
-    int    forward_columns; /* order of the head's cluster logits, see stx_adaptive */
+    int    forward_columns; /* order of the cluster logits in the output head; see
+                               stx_adaptive */
 
     double dropout;         /* probability, in [0,1), for attention weights and
                                feed-forward activations */
     double emb_dropout;     /* probability, in [0,1), for the embedding and the last
                                hidden state */
 
-    int    recompute;       /* 1: recompute all layers in the backward pass. Takes 1/4 more
-                               time and much less memory */
-    size_t recompute_layers;    /* number of last layers to recompute; ignored with
-                                   recompute */
+    int    recompute;       /* 1: recompute all layers in the backward pass. Takes about
+                               25 % more time and much less memory */
+    size_t recompute_layers;    /* number of layers to recompute, counted from the last;
+                                   ignored if recompute is 1 */
 } stx_span_desc;
 
 /* Parameters of a layer. */
@@ -483,10 +490,10 @@ typedef struct stx_span {
     stx_span_desc   desc;       /* with the defaults filled in */
     stx_params     *params;
     stx_tensor     *key_pe;     /* (L,D): row L - t is E_t */
-    stx_vocab_io      *vocab_io;      /* embedding and output head */
-    stx_span_layer *layer;      /* [layers] */
-    stx_tensor    **z;          /* [layers], of all layers; NULL if spans are fixed */
-    stx_param_subset     *spans;      /* the same, for stx_clamp_params */
+    stx_vocab_io     *vocab_io; /* embedding and output head */
+    stx_span_layer   *layer;    /* [layers] */
+    stx_tensor      **z;        /* [layers], z of each layer; NULL if spans are fixed */
+    stx_param_subset *spans;    /* the same, for stx_clamp_params */
 } stx_span;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc is
@@ -511,15 +518,16 @@ STX_DEF size_t stx_span_count(const stx_span_desc *desc);
 typedef struct stx_span_state {
     stx_span   *model;
     size_t      B;
-    stx_memory *memory; /* storage: n = layer[l].count rows of layer inputs, (B,n,d), oldest
-                           first. layer[l].logical_count is the cache length: C, or less
-                           while the cache of a grown span refills. The logical_count - n
-                           rows before them are zeros with STX_SPAN_LITERAL_MEMORY;
-                           otherwise they do not exist */
+    stx_memory *memory; /* storage: n = layer[l].count rows of layer inputs, (B,n,d),
+                           oldest first. layer[l].logical_count is the cache length: C,
+                           or less while the cache refills after a span has grown. The
+                           logical_count - n rows before the stored ones are zeros with
+                           STX_SPAN_LITERAL_MEMORY; otherwise they do not exist */
 } stx_span_state;
 
 /* Creates an empty memory for B >= 1 streams. Returns NULL and sets an error if B is 0
-   or memory runs out. It is freed by stx_span_state_free, or with the context. */
+   or memory runs out. Free the result with stx_span_state_free; otherwise it is freed
+   with the context. */
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B);
 STX_DEF void stx_span_state_free(stx_span_state *s);
 
@@ -527,27 +535,27 @@ STX_DEF void stx_span_state_free(stx_span_state *s);
    Does nothing after an error. */
 STX_DEF void stx_span_state_reset(stx_span_state *s);
 
-/* Empties the memory of one stream, for example because a new text begins in it. Until
-   the missing rows have left the windows, layers use one group of heads and a GPU does
-   not replay the steps. An error if stream >= B. */
+/* Empties the memory of one stream, for example when a new text begins in it. Until the
+   missing rows have left the windows, layers use one group of heads and a GPU does not
+   replay the steps. Sets an error if stream >= B. */
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
 
-/* Copies the memory of layer l to and from host memory; see "Copying a memory" in the
-   manual. get writes (B,n,d) values to out, oldest row first, with n rows per stream,
-   n = s->memory->layer[l].count. It is an error while a stream that was reset has fewer
-   rows. set replaces the layer's memory with n rows per stream, n <= rows <= L. rows
-   is the cache length: layer[l].logical_count of the source, or
-   stx_span_cache(s->model, l) if the data does not come from a memory. Both return 1, or
-   set an error and return 0. If set fails, the memory is unchanged, except that layer l
-   is empty if an allocation failed. */
+/* stx_span_state_get copies the memory of layer l to host memory, and stx_span_state_set
+   copies it back; see "Copying a memory" in the manual. get writes (B,n,d) values to out,
+   oldest row first, with n = s->memory->layer[l].count rows per stream. It fails while a
+   stream that was reset has fewer rows than the others. set replaces the layer's memory
+   with n rows per stream, n <= rows <= L. rows is the cache length:
+   layer[l].logical_count of the source, or stx_span_cache(s->model, l) if the data does
+   not come from a memory. Both return 1, or set an error and return 0. A failed set
+   leaves the memory unchanged, unless an allocation failed: then layer l is empty. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
                                size_t n);
 
-/* Copies the memory of n streams, from stream c of `from` on, to the n streams of `to`
-   from stream b on; useful for regrouping batches. Both must belong to the same
-   context and have the same layers and d. If they are the same state, the ranges must
-   not overlap. Returns 1, or sets an error and returns 0. */
+/* Copies the memory of n streams: streams c to c + n - 1 of `from` become streams b to
+   b + n - 1 of `to`. This is useful for regrouping batches. Both states must belong to
+   the same context and have the same number of layers and the same d. If they are the
+   same state, the ranges must not overlap. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_span_state_copy(stx_span_state *to, size_t b, const stx_span_state *from,
                                 size_t c, size_t n);
 
@@ -564,7 +572,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 /* ids (B,T) -> last hidden state (B,T,d). in is the memory to read (NULL if empty),
    out the memory to write (NULL to write none); they may be the same. Gradients do not
    reach the memory. Returns NULL and sets an error if a memory belongs to another
-   model or its B differs from the B of ids. After an error out may be partly written:
+   model or its B differs from the B of ids. After an error, out may be partly written:
    reset it. */
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out);
@@ -608,17 +616,18 @@ STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head);
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l);
 STX_DEF size_t stx_span_cache(const stx_span *m, size_t l);
 
-/* Spans including the ramp, in tokens, as the authors' code logs them: the mean over
-   layers of reach for the mean z of the heads, and the largest reach. 0 if m is NULL. */
+/* Spans including the ramp, in tokens, as the authors' code logs them. *avg is the mean,
+   over all layers, of the reach for the mean z of the layer's heads. *max is the largest
+   reach of any head. Either pointer can be NULL. Both values are 0 if m is NULL. */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 
 // >>api: generation
 
-/* Generates token by token with one KV cache per layer, as long as the layer's window,
-   so that the cost of a token does not grow with the text. The results equal those of
-   stx_span_forward over the whole text, up to rounding. After the parameters change,
-   reset the generator or create a new one. */
+/* Generates token by token, with one KV cache per layer. A cache has the length of the
+   layer's window, so the cost of a token does not grow with the text. The results equal
+   those of stx_span_forward over the whole text, up to rounding. After the parameters
+   change, reset the generator or create a new one. */
 typedef struct stx_span_gen {
     stx_span  *model;
     size_t     B;
@@ -626,7 +635,8 @@ typedef struct stx_span_gen {
 } stx_span_gen;
 
 /* Creates a generator for B >= 1 streams. Returns NULL and sets an error if B is 0 or
-   memory runs out. It is freed by stx_span_gen_free, or with the context. */
+   memory runs out. Free the result with stx_span_gen_free; otherwise it is freed with
+   the context. */
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B);
 STX_DEF void stx_span_gen_free(stx_span_gen *g);
 
@@ -640,8 +650,8 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g);
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n);
 
 /* The model as a table of functions, for programs that accept any model family. The
-   spans determine the windows, so the window arguments must be 0. If m is NULL, all
-   fields are NULL. */
+   spans determine the windows, so the window arguments of state_create and gen_create
+   must be 0. If m is NULL, all fields are NULL. */
 STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 
 #ifdef __cplusplus
@@ -656,7 +666,7 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 #define SEQTX_ATTN_SPAN_IMPLEMENTATION_DONE
 
 #define STX_LOOPS
-#include "seqtx.h"      /* again, for the scope of the floating-point environment */
+#include "seqtx.h"      /* again, for STX__FP_SCOPE: see STX_LOOPS in seqtx.h */
 
 #include <math.h>
 #include <stdio.h>
@@ -668,7 +678,7 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 /* S is trimmed in steps of this many tokens, as in the authors' code. */
 enum { STX__SPAN_STEP = 64 };
 
-#define STX__SPAN_NORM_EPS 1e-5     /* of layer norms, as in PyTorch */
+#define STX__SPAN_NORM_EPS 1e-5     /* epsilon of the layer norms, as in PyTorch */
 
 static int stx__span_bad(stx_ctx *x, const char *field, double got, const char *expected) {
     return stx_bad_value(x, "stx_span_create", field, got, expected);
@@ -694,17 +704,17 @@ static int stx__span_check_literal(stx_ctx *x, stx_span_desc *d) {
     }
     if (d->literal & ~all) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_span_create: literal: expected STX_SPAN_LITERAL, or flags "
-                 "STX_SPAN_LITERAL_EPS and _MEMORY, got 0x%x", d->literal);
+                 "stx_span_create: literal: expected STX_SPAN_LITERAL, or any of "
+                 "STX_SPAN_LITERAL_EPS and STX_SPAN_LITERAL_MEMORY, got 0x%x", d->literal);
         return 0;
     }
     if (d->literal & STX_SPAN_LITERAL) d->literal = apply;
     return 1;
 }
 
-/* Describes the embedding and the output head. Initialisers are as in PyTorch: normal
-   with deviation 1 for embedding tables (1/sqrt(d) with fairseq_init and no adapt_io),
-   uniform in [-1/sqrt(columns), 1/sqrt(columns)] for everything else. */
+/* Describes the embedding and the output head. Initialisers are as in PyTorch. Embedding
+   tables are normal with standard deviation 1, or 1/sqrt(d) with fairseq_init and without
+   adapt_io. Everything else is uniform in [-1/sqrt(columns), 1/sqrt(columns)]. */
 static void stx__span_words(const stx_span_desc *d, stx_vocab_io_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
@@ -725,8 +735,9 @@ static void stx__span_words(const stx_span_desc *d, stx_vocab_io_desc *w) {
     w->proj = w->bias = w->cluster = w->cluster_bias = w->out_table;
 }
 
-/* Copies the desc, fills in the defaults, checks it and derives words from it. If it
-   is invalid, returns 0 and, unless x is NULL, sets an error. */
+/* Copies `from` to *d, fills in the defaults, checks the result, and derives *words, the
+   desc of the embedding and the output head. If the desc is invalid, returns 0 and,
+   unless x is NULL, sets an error. */
 static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d,
                              stx_vocab_io_desc *words) {
     STX__FP_SCOPE;
@@ -743,7 +754,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     if (!d->inner) d->inner = 4 * d->dim;
     if (d->heads > 256 || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_span_create: heads: expected a divisor of dim %zu of at most 256, got %zu",
+                 "stx_span_create: heads: expected a divisor of dim = %zu, at most 256, got %zu",
                  d->dim, d->heads);
         return 0;
     }
@@ -803,10 +814,10 @@ static stx_tensor *stx__span_param(stx_span *m, size_t l, const char *name, int 
 }
 
 /* Creates the parameters of one layer. Weights and biases are initialised as in
-   PyTorch's Linear, uniform in [-1/sqrt(columns), 1/sqrt(columns)]. Persistent keys
-   are normal with deviation 1/sqrt(D), and values with deviation 1/sqrt(N). With
-   fairseq_init, the projections are Xavier-normal, with deviation 1/sqrt(d), and the
-   feed-forward weights Xavier-uniform. */
+   PyTorch's Linear: uniform in [-1/sqrt(columns), 1/sqrt(columns)]. Persistent keys are
+   normal with standard deviation 1/sqrt(D), and persistent values with 1/sqrt(N). With
+   fairseq_init, the projections are Xavier-normal, with standard deviation 1/sqrt(d), and
+   the feed-forward weights are Xavier-uniform. */
 static void stx__span_create_layer(stx_span *m, size_t l) {
     const stx_span_desc *d = &m->desc;
     stx_span_layer *p = &m->layer[l];
@@ -827,8 +838,8 @@ static void stx__span_create_layer(stx_span *m, size_t l) {
     }
 
     /* Wq, Wk and Wv are adjacent in memory so that one GEMM computes q, k and v. The
-       authors' code draws its random values in the order q, o, v, k: wk, the second
-       here, is drawn as the fourth, and wo, the fourth here, as the second. */
+       authors' code initialises the weights in the order q, o, v, k. The offsets swap the
+       random numbers of wk and wo to match. */
     if (!stx_params_make_contiguous(m->params, stx_bytes_of(3, d->dim, d->dim))) return;
     p->wq = stx__span_param(m, l, "attn.wq", proj, bound_d, d->dim, d->dim, 0);
     stx_params_rng_offset(m->params, 2);
@@ -904,8 +915,8 @@ static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) 
     }
 }
 
-/* reach = min(L, ceil(z L) + ceil(R)), and a few more above 2^22, where f32 cannot
-   represent every distance. It never excludes a key with m > 0. */
+/* reach = min(L, ceil(z L) + ceil(R)), and slightly more where f32 cannot represent every
+   distance. It never excludes a key with m > 0. */
 static size_t stx__span_reach(const stx_span_desc *d, double z) {
     return stx_attention_reach(z, (double)d->span, d->ramp, d->span);
 }
@@ -925,11 +936,12 @@ static void stx__span_sizes(const stx_span *m, size_t l, size_t *S, size_t *C) {
 }
 
 /* Sorts the heads of layer l into groups with separate windows, for the projection of
-   `rows` cached rows. There is a single group if all heads have one window (fixed
-   spans, one head, span_per_layer), if keys beyond a head's span affect the result
-   (no_renorm, literal), if streams have different lengths (masked), so that a head
-   with a short span might see no key, or if too few rows are saved to pay for
-   reordering the weights, once in the forward and once in the backward pass. */
+   `rows` cached rows. There is a single group in each of these cases:
+   - All heads have the same window: fixed spans, one head or span_per_layer.
+   - Keys beyond a head's span affect the result: no_renorm or literal.
+   - Streams have different lengths (masked). A head with a short span might see no key.
+   - Grouping would save too few rows to pay for reordering the weights, which happens
+     once in the forward pass and once in the backward pass. */
 static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows, int masked,
                              stx_head_groups *g) {
     const stx_span_desc *d = &m->desc;
@@ -949,8 +961,9 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
         need[head] = stx__span_reach(d, (double)z[head]) + 1;
     stx_head_groups_choose(need, d->heads, rows, &several);
 
-    /* The projection of `rows` rows saves B saved D d multiply-adds per weight;
-       reordering moves 3 d d elements. */
+    /* For each row in `saved`, grouping avoids B D d multiply-adds per weight matrix.
+       Reordering the weights moves 3 d^2 elements. Moving one is taken to cost as much as
+       d multiply-adds. */
     for (head = 0; head < d->heads; head++) saved += rows - several.rows[several.of[head]];
     if (several.count > 1 && B * saved >= 3 * d->heads * d->dim) *g = several;
 }
@@ -1041,7 +1054,7 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     d.layers = m->desc.layers;
     d.B = B;
     d.width = m->desc.dim;
-    d.count_unwritten = 1; /* rows are counted from the start, as in the authors' code */
+    d.count_unwritten = 1; /* lengths include unwritten rows, as in the authors' code */
     d.missing_as_zeros = (m->desc.literal & STX_SPAN_LITERAL_MEMORY) != 0;
     d.max_rows = m->desc.span; /* no cache is longer */
     s = (stx_span_state *)stx_block(x, sizeof *s);
@@ -1075,8 +1088,9 @@ STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out)
     if (!s || !stx_ok(s->model->ctx)) return 0;
     if (l < s->model->desc.layers && s->memory->layer[l].masked) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_span_state_get: expected all streams to have the same rows of layer %zu, "
-                 "but some were reset: use stx_span_state_save or stx_span_state_copy", l);
+                 "stx_span_state_get: expected the same number of rows in every stream of "
+                 "layer %zu, but some streams were reset: use stx_span_state_save or "
+                 "stx_span_state_copy", l);
         return 0;
     }
     return stx_memory_get(s->memory, l, out);
@@ -1110,12 +1124,12 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 
 // >>layer and forward
 
-/* Arguments of stx__span_layer other than h. Allocated in the step arena:
+/* Arguments of stx__span_layer other than h. They are in the step arena because
    stx_recompute calls the layer again in the backward pass. */
 typedef struct stx__span_job {
     stx_span        *m;
     size_t           l, S;
-    stx_cached_rows past; /* cached rows in the window */
+    stx_cached_rows  past;      /* cached rows in the window */
     stx_head_groups  groups;
     const stx_ids   *mask;      /* rows that some streams lack, or NULL */
 } stx__span_job;
@@ -1131,12 +1145,12 @@ static void stx__span_attention_desc(const stx_span *m, size_t S, stx_attention_
     attn->eps = d->literal & STX_SPAN_LITERAL_EPS ? 1e-8 : 0;
     attn->no_renorm = d->no_renorm;
     attn->dropout = d->dropout;
-    /* zero keys exist as far back as the window */
+    /* the keys before the text are zeros, back to the start of the window */
     attn->first_key = d->literal & STX_SPAN_LITERAL_MEMORY ? -(ptrdiff_t)S : 0;
 }
 
-/* Inputs of the attention other than the past: q, k, v = [Wq Wk Wv] h, positions, z
-   and persistent vectors. */
+/* Inputs of the attention other than the cached rows: q, k, v = [Wq Wk Wv] h, positions,
+   z and persistent vectors. */
 static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
                                    stx_attention_in *in) {
     const stx_span_layer *p = &m->layer[l];
@@ -1305,7 +1319,7 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
     }
 }
 
-/* ids (B,t) -> hidden states (B,t,d): the loop of stx_span_forward, with KV caches in
+/* ids (B,T) -> hidden states (B,T,d): the loop of stx_span_forward, with KV caches in
    place of the memory. */
 static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
     stx_span_gen *g = (stx_span_gen *)user;
@@ -1374,8 +1388,8 @@ static void *stx__span_lm_gen_create(void *m, size_t B, size_t window) {
     return stx_span_gen_create((stx_span *)m, B);
 }
 
-/* Defines stx__span_lm_states, which sets the state_ and gen_ functions but the two
-   that create. */
+/* Defines stx__span_lm_states, which sets all state_ and gen_ functions except
+   state_create and gen_create. */
 STX_LM_STATES(span)
 
 STX_DEF stx_lm stx_span_as_lm(stx_span *m) {
@@ -1400,4 +1414,4 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m) {
 #endif /* SEQTX_ATTN_SPAN_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"
+#include "seqtx.h"      /* restores these macros */

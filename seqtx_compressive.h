@@ -444,7 +444,7 @@
    on, and stx__comp_gen_move (generation).
 */
 #define STX__LETTERS 1
-#include "seqtx.h"      /* see there */
+#include "seqtx.h"      /* hides macros of one capital letter: see the end of seqtx.h */
 #ifndef SEQTX_COMPRESSIVE_H
 #define SEQTX_COMPRESSIVE_H
 
@@ -1910,7 +1910,7 @@ static int stx__comp_check_sizes(stx_ctx *x, stx_comp_desc *d) {
 
     if (d->heads > 256 || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_comp_create: heads: expected a divisor of dim %zu of at most 256, got %zu",
+                 "stx_comp_create: heads: expected a divisor of dim = %zu, at most 256, got %zu",
                  d->dim, d->heads);
         return 0;
     }
@@ -4428,4 +4428,4 @@ STX_STRICT_OFF
 #endif /* SEQTX_COMPRESSIVE_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"
+#include "seqtx.h"      /* restores these macros */

@@ -421,7 +421,7 @@
    >>mix, from stx_par_mix_plain; stx__par_cut (cutoffs); stx__par_gen_part (generation).
 */
 #define STX__LETTERS 1
-#include "seqtx.h"      /* see there */
+#include "seqtx.h"      /* hides macros of one capital letter: see the end of seqtx.h */
 #ifndef SEQTX_PAR_H
 #define SEQTX_PAR_H
 
@@ -3921,4 +3921,4 @@ STX_STRICT_OFF
 #endif /* SEQTX_PAR_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"
+#include "seqtx.h"      /* restores these macros */

@@ -359,7 +359,7 @@
    stx_sru_gen_feed (generation).
 */
 #define STX__LETTERS 1
-#include "seqtx.h"      /* see there */
+#include "seqtx.h"      /* hides macros of one capital letter: see the end of seqtx.h */
 #ifndef SEQTX_SRU_H
 #define SEQTX_SRU_H
 
@@ -3040,4 +3040,4 @@ STX_STRICT_OFF
 #endif /* SEQTX_SRU_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"
+#include "seqtx.h"      /* restores these macros */

@@ -114,7 +114,7 @@
 #endif
 
 #define STX__LETTERS 1
-#include "seqtx.h" /* see there */
+#include "seqtx.h" /* hides macros of one capital letter: see the end of seqtx.h */
 #ifndef SEQTX_TEXT_H
 #define SEQTX_TEXT_H
 
@@ -1797,4 +1797,4 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
 #endif /* SEQTX_TEXT_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"
+#include "seqtx.h"      /* restores these macros */

@@ -46,14 +46,14 @@ enum { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_INV_SQRT };
 static const int optim_kinds[] = {STX_ADAGRAD, STX_SGD, STX_ADAM, STX_ADAMW};
 static const int schedule_kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
 
-/* Name, what checkpoints do with the option (see "Resuming" in train.h), variable,
-   limits or choices, help. */
+/* Columns: name; class, which says how checkpoints treat the option (see "Resuming" in
+   train.h); variable; limits or choices; help. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, 4096, "number of layers"),
     TR_SIZE("hid-sz", TR_MODEL, &opt.hid_sz, 1, 1u << 29, "model dimension d"),
     TR_SIZE("inner-hid-sz", TR_MODEL, &opt.inner_hid_sz, 1, 1u << 30,
-        "size of the feed-forward network (unused with --pers-mem-size)"),
+        "hidden size of the feed-forward network (unused with --pers-mem-size)"),
     TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256,
         "number of attention heads; must divide --hid-sz"),
     TR_SIZE("attn-span", TR_MODEL, &opt.attn_span, 1, 1u << 30,
@@ -62,19 +62,19 @@ static tr_opt table[] = {
         "number of persistent vectors per head, which replace the feed-forward network "
         "(all-attention); 0: none"),
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1,
-        "dropout probability of attention weights and inside the feed-forward network"),
+        "dropout probability for attention weights and feed-forward activations"),
     TR_REAL_OPEN("emb-dropout", TR_FREE, &opt.emb_dropout, TR_OPEN_MAX, 0, 1,
-        "dropout probability of the embedding and the last hidden state"),
+        "dropout probability for the embedding and the last hidden state"),
     TR_SET("literal", TR_MODEL, &opt.literal, "eps|memory", 0,
         "reproduce accidental behaviour of the authors' code. eps: add 1e-8 to the normaliser of "
-        "the masked weights. memory: attend to unwritten memory rows as zeros"),
+        "the masked weights. memory: treat unwritten memory rows as rows of zeros"),
 
     TR_GROUP("Adaptive span"),
     TR_FLAG("adapt-span", TR_MODEL, &opt.adapt_span, "learn a span for each head"),
     TR_REAL("adapt-span-loss", TR_FREE, &opt.adapt_span_loss, 0, 1e6,
         "weight of the span penalty"),
     TR_REAL("adapt-span-ramp", TR_MODEL, &opt.adapt_span_ramp, 1, 1e9,
-        "length of the soft end of a span, in tokens"),
+        "length of the soft ramp at the end of a span, in tokens"),
     TR_REAL("adapt-span-init", TR_FIXED, &opt.adapt_span_init, 0, 1,
         "initial span, as a fraction of --attn-span"),
     TR_FLAG("adapt-span-cache", TR_MODEL, &opt.adapt_span_cache,
@@ -83,7 +83,8 @@ static tr_opt table[] = {
         "one span for all heads of a layer"),
     TR_FLAG("no-renorm", TR_MODEL | TR_LATER, &opt.no_renorm,
         "fairseq's form: masked attention weights are not renormalised"),
-    TR_FLAG("fairseq-init", TR_FIXED | TR_LATER, &opt.fairseq_init, "fairseq's initial values"),
+    TR_FLAG("fairseq-init", TR_FIXED | TR_LATER, &opt.fairseq_init,
+        "initialise the parameters as fairseq does"),
 
     TR_GROUP("Adaptive input and output"),
     TR_FLAG("adapt-io", TR_MODEL, &opt.adapt_io,
@@ -108,8 +109,8 @@ static tr_opt table[] = {
     TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6,
         "weight decay of sgd and adam (added to the gradient) and of adamw (decoupled)"),
     TR_REAL("grad-clip", TR_FREE, &opt.grad_clip, 0, 1e9,
-        "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
-        "clipping"),
+        "maximum norm of the gradient: of each tensor with adagrad, otherwise of all tensors "
+        "together; 0: no clipping"),
     TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "number of parallel text streams"),
     TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30,
         "process the batch in this many parts, to save memory"),
@@ -122,13 +123,13 @@ static tr_opt table[] = {
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF,
         "total number of steps; 0: --niter times --nbatches"),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
-        "seed of initial values, dropout and positions. If given, also the seed of sampling; "
-        "otherwise sampling differs every time"),
+        "seed of initial values, dropout and positions in the text. If given, also the seed of "
+        "sampling; otherwise sampling differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "--nbatches", "a tenth of --nbatches"),
     TR_FLAG("full-eval-mode", TR_LOCAL, &opt.full_eval,
-        "evaluate on the whole validation and test texts, counted as by the authors' code, then "
-        "stop"),
+        "evaluate on the whole validation and test texts, over the same targets as the authors' "
+        "code, then stop"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
     TR_LM_SAMPLING(opt.lm),
@@ -166,7 +167,7 @@ static tr_opt table[] = {
 #define LARGE \
     "nlayers=24 hid-sz=768 inner-hid-sz=4096 nheads=8 attn-span=8192 block-sz=512 " \
     "dropout=0.4 adapt-span-loss=0.0000005 lr-warmup=32000 batch-split=2 "
-/* (inner-hid-sz is not used with pers-mem-size; it is 1 in the authors' scripts) */
+/* inner-hid-sz is not used with pers-mem-size; the authors' scripts set it to 1. */
 #define PERS \
     "hid-sz=512 inner-hid-sz=1 nheads=8 attn-span=8192 block-sz=512 " \
     "adapt-span-loss=0.0000001 lr-warmup=32000 batch-split=2 "
@@ -237,8 +238,8 @@ static void step(void *user) {
         loss = stx_span_loss(r->model, r->t.in[part], r->t.out[part], memory, memory);
         stx_metric_set(x, METRIC_LOSS, loss, 1.0 / (double)parts, part > 0);
         total = stx_scale(x, stx_span_total(r->model, loss), 1.0 / (double)parts);
-        /* the last part: finished gradients leave for other ranks during the backward
-           pass */
+        /* In the last part, gradients are sent to the other ranks as soon as they are
+           final, while the backward pass continues. */
         if (part + 1 == parts) stx_group_overlap(r->t.optim);
         stx_backward(x, total);
     }
@@ -246,8 +247,8 @@ static void step(void *user) {
     stx_span_clamp(r->model);
 }
 
-/* Logs the span of each head (of each layer with --span-per-layer), as a list and as
-   one curve per head. */
+/* Logs the span of each head (of each layer with --span-per-layer), as a list in the log
+   and as TensorBoard curves. */
 static void log_spans(run *r) {
     size_t l, head, heads = opt.span_per_layer ? 1 : (size_t)opt.nheads;
     char text[64];
@@ -302,7 +303,8 @@ static void print_spans(const tr_lm *t, FILE *out) {
     const run *r = (const run *)t;
     size_t l, head, heads = opt.span_per_layer ? 1 : (size_t)opt.nheads;
     if (!opt.adapt_span) return;
-    fprintf(out, "learned span of each %s in tokens, at most %llu; a ramp of %g tokens follows\n",
+    fprintf(out,
+            "learned span of each %s in tokens (at most %llu), without the ramp of %g tokens\n",
             opt.span_per_layer ? "layer" : "head", (unsigned long long)opt.attn_span,
             opt.adapt_span_ramp);
     for (l = 0; l < opt.nlayers; l++) {
@@ -330,13 +332,14 @@ static int why(tr_lm *t) {
         {"ramp", "adapt-span-ramp"},
         {"cutoff", "adapt-io-cutoffs"},
         {"width of the first cluster / divval^cutoffs",
-            "the width of the last cluster, --hid-sz / --adapt-io-divval^cutoffs"},
+            "the width of the last cluster, --hid-sz / --adapt-io-divval^(number of cutoffs)"},
         {"divval", "adapt-io-divval"},
         {"cutoffs", "adapt-io-cutoffs"},
         {"a smaller divval or a larger width", "a smaller --adapt-io-divval or a larger --hid-sz"},
         {": STX_SPAN_LITERAL_EPS", " eps"},
         {"adapt_span without no_renorm", "--adapt-span without --no-renorm"},
-        {"STX_SPAN_LITERAL selects", "--literal without names selects"},
+        {"STX_SPAN_LITERAL selects the flags that apply",
+            "--literal without names selects all that apply"},
         {NULL, NULL}
     };
     return tr_lm_why_in(t, "stx_span_create: ", words);
@@ -378,7 +381,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     if (!describe(r, vocab)) return 0;
     n = stx_span_count(&r->desc);
     if (!n) {
-        stx_span_create(t->x, &r->desc);        /* sets the error that says why */
+        stx_span_create(t->x, &r->desc);        /* fails too, and sets the error */
         why(t);
     }
     return n;

@@ -1089,7 +1089,7 @@ static void bad_descs(void) {
     refused("emb: expected", &d);
     d = o;
     d.heads = 5;
-    refused("heads: expected a divisor of dim 16 of at most 256, got 5", &d);
+    refused("heads: expected a divisor of dim = 16, at most 256, got 5", &d);
     d = o;
     d.kv_heads = 3;
     refused("kv_heads: expected .. got 3", &d);
