@@ -979,7 +979,7 @@ static void errors(void) {
     refused(d, "STX_SPAN_LITERAL_EPS requires");
     d = small();
     d.literal = 4;
-    refused(d, "flags STX_SPAN_LITERAL_EPS and _MEMORY, got 0x4");
+    refused(d, "STX_SPAN_LITERAL_EPS and STX_SPAN_LITERAL_MEMORY, got 0x4");
     d = small();
     d.adapt_io = 1;
     d.divval = 100;
