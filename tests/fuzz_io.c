@@ -1,17 +1,17 @@
-/* Fuzzing of what reads files in seqtx.h and seqtx_text.h: safetensors, stored
-   vocabularies, text in every kind of token.
-   With libFuzzer:  clang -fsanitize=fuzzer,address,undefined -DSEQTX_IMPLEMENTATION -DSTX_LIBFUZZER tests/fuzz_io.c -o fuzz_io -lm
-   Without:         cc -DSEQTX_IMPLEMENTATION tests/fuzz_io.c -o fuzz_io -lm;  fuzz_io [iterations [seed]]: repeatable mutations of
-   built-in seeds.
-   The first byte of an input chooses the reader. A broken promise of the library ends in
-   abort(). */
+/* fuzz_io.c - fuzzing of the readers in seqtx.h and seqtx_text.h: safetensors, stored
+   vocabularies, text with every kind of token.
 
-#ifdef STX_TEST_STUB
-  #include "stub.h"
-#else
-  #include "../seqtx.h"
-  #include "../seqtx_text.h"
-#endif
+   With libFuzzer:
+       clang -fsanitize=fuzzer,address,undefined -DSEQTX_IMPLEMENTATION -DSTX_LIBFUZZER \
+           tests/fuzz_io.c -o fuzz_io -lm
+   Without libFuzzer, repeatable mutations of built-in seeds:
+       cc -DSEQTX_IMPLEMENTATION tests/fuzz_io.c -o fuzz_io -lm
+       ./fuzz_io [iterations [seed]]
+
+   The first byte of an input selects the reader. If the library breaks a promise, the
+   program calls abort(). */
+#include "../seqtx.h"
+#include "../seqtx_text.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +24,11 @@
     } \
   } while (0)
 
+enum { FILES, BLOBS, TEXTS, READERS };
+
 static char path[512];
-static long taken[3];   /* inputs that were accepted, by reader */
-static stx_ctx *shared; /* of 20 inputs: to make one takes longer than to read one */
+static long accepted[READERS]; /* number of inputs that a reader accepted */
+static stx_ctx *shared;        /* used for 20 inputs, because creating one takes longer */
 
 static void put(const unsigned char *s, size_t n) {
     FILE *f;
@@ -35,7 +37,7 @@ static void put(const unsigned char *s, size_t n) {
         snprintf(path, sizeof path, "%.200s/seqtx_fuzz.%p.tmp", tmp && *tmp ? tmp : "/tmp",
                  (void *)path);
     }
-    /* some file systems flush a file that is truncated and written again */
+    /* Some file systems flush a file that is truncated and rewritten. */
     remove(path);
     f = fopen(path, "wb");
     if (!f || fwrite(s, 1, n, f) != n || fclose(f) != 0) {
@@ -78,7 +80,7 @@ static void fuzz_file(stx_ctx *x, const unsigned char *s, size_t n) {
         }
     }
     stx_file_meta(f, "step");
-    taken[0] += f != NULL;
+    accepted[FILES] += f != NULL;
     stx_file_close(f);
 }
 
@@ -96,19 +98,54 @@ static void fuzz_blob(stx_ctx *x, const unsigned char *s, size_t n) {
             if ((int32_t)i != stx_vocab_eos(v) && (int32_t)i != stx_vocab_unk(v))
                 MUST(stx_vocab_encode(v, p, len, &id, 1) == 1 && id == (int32_t)i);
         }
-        taken[1]++;
+        accepted[BLOBS]++;
     }
     free(again);
     stx_vocab_free(v);
 }
 
-/* settings, cut, text */
+/* The tokens of a corpus are those of its text, and decode to it unless the kind of token
+   loses something. mark: length of the byte-order mark. */
+static void check_tokens(stx_ctx *x, const stx_vocab_desc *d, stx_vocab *v, const stx_corpus *c,
+                         const char *s, size_t n, size_t mark) {
+    size_t len = stx_vocab_encode(v, s, n, NULL, 0), i;
+    int32_t *ids = (int32_t *)malloc((len + 1) * sizeof *ids);
+    int32_t *got = (int32_t *)malloc((len + 1) * sizeof *got);
+    MUST(len == stx_corpus_size(c) || (len + 1 == stx_corpus_size(c) && stx_vocab_eos(v) >= 0));
+    MUST(ids && got && stx_vocab_encode(v, s, n, ids, len) == len
+         && stx_corpus_read(c, 0, len, got));
+    MUST(!memcmp(ids, got, len * sizeof *ids));
+    for (i = 0; i < len; i++) MUST(ids[i] >= 0 && (size_t)ids[i] < stx_vocab_size(v));
+    if (d->kind != STX_TOK_WORDS && d->min_count < 2 && (d->kind == STX_TOK_BYTES || !d->eos)) {
+        char *text = (char *)malloc(n + 1);
+        MUST(text && stx_vocab_decode(v, ids, len, text, n) == n - mark);
+        MUST(!memcmp(text, s + mark, n - mark));
+        free(text);
+    }
+    free(ids);
+    free(got);
+}
+
+/* The parts of the file before and after byte `cut` add up to the whole corpus c. */
+static void check_cut(stx_ctx *x, const stx_vocab *v, const stx_corpus *c, uint64_t cut) {
+    stx_corpus *a, *b;
+    a = stx_corpus_open(x, v, path, 0, cut);
+    if (!a) stx_clear_error(x);
+    b = stx_corpus_open(x, v, path, cut, 0);
+    if (!b) stx_clear_error(x);
+    MUST(stx_corpus_bytes(a) + stx_corpus_bytes(b) == stx_corpus_bytes(c));
+    if (v && stx_vocab_eos(v) < 0)
+        MUST(stx_corpus_size(a) + stx_corpus_size(b) == stx_corpus_size(c));
+    stx_corpus_close(a);
+    stx_corpus_close(b);
+}
+
+/* The input: one byte of settings, one byte for a cut, text. */
 static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
     stx_vocab_desc d;
     stx_vocab *v;
-    stx_corpus *c, *a, *b;
-    size_t cut, len, mark, i;
-    int32_t *ids, *got;
+    stx_corpus *c;
+    size_t cut, mark;
     if (n < 2) return;
     memset(&d, 0, sizeof d);
     d.kind = s[0] % 3;
@@ -127,56 +164,33 @@ static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
     c = stx_corpus_open(x, v, path, 0, 0);
     if (c) {
         MUST(stx_corpus_bytes(c) == n - mark);
-        len = stx_vocab_encode(v, (const char *)s, n, NULL, 0);
-        MUST(len == stx_corpus_size(c) || (len + 1 == stx_corpus_size(c) && stx_vocab_eos(v) >= 0));
-        ids = (int32_t *)malloc((len + 1) * sizeof *ids);
-        got = (int32_t *)malloc((len + 1) * sizeof *got);
-        MUST(ids && got && stx_vocab_encode(v, (const char *)s, n, ids, len) == len
-             && stx_corpus_read(c, 0, len, got));
-        MUST(!memcmp(ids, got, len * sizeof *ids));
-        for (i = 0; i < len; i++) MUST(ids[i] >= 0 && (size_t)ids[i] < stx_vocab_size(v));
-        /* nothing is lost */
-        if (d.kind != STX_TOK_WORDS && d.min_count < 2 && (d.kind == STX_TOK_BYTES || !d.eos)) {
-            char *text = (char *)malloc(n + 1);
-            MUST(text && stx_vocab_decode(v, ids, len, text, n) == n - mark);
-            MUST(!memcmp(text, s + mark, n - mark));
-            free(text);
-        }
-        free(ids);
-        free(got);
+        check_tokens(x, &d, v, c, (const char *)s, n, mark);
         cut %= n + 1;
-        if (cut) {
-            a = stx_corpus_open(x, v, path, 0, cut);
-            if (!a) stx_clear_error(x);
-            b = stx_corpus_open(x, v, path, cut, 0);
-            if (!b) stx_clear_error(x);
-            MUST(stx_corpus_bytes(a) + stx_corpus_bytes(b) == n - mark);
-            if (v && stx_vocab_eos(v) < 0)
-                MUST(stx_corpus_size(a) + stx_corpus_size(b) == stx_corpus_size(c));
-            stx_corpus_close(a);
-            stx_corpus_close(b);
-        }
-        taken[2]++;
+        if (cut) check_cut(x, v, c, cut);
+        accepted[TEXTS]++;
     }
     stx_corpus_close(c);
     stx_vocab_free(v);
 }
 
 #ifdef __cplusplus
-extern "C"
+extern "C" {
 #endif
-    int
-    LLVMFuzzerTestOneInput(const uint8_t *s, size_t n);
+int LLVMFuzzerTestOneInput(const uint8_t *s, size_t n);
+#ifdef __cplusplus
+}
+#endif
 
 int LLVMFuzzerTestOneInput(const uint8_t *s, size_t n) {
     static int uses;
     stx_ctx *x = shared;
     if (!n) return 0;
-    if (!x && (x = shared = stx_create(NULL)) == NULL) return 0;
+    if (!x) x = shared = stx_create(NULL);
+    if (!x) return 0;
     stx_clear_error(x);
-    if (s[0] % 3 == 0)
+    if (s[0] % READERS == FILES)
         fuzz_file(x, s + 1, n - 1);
-    else if (s[0] % 3 == 1)
+    else if (s[0] % READERS == BLOBS)
         fuzz_blob(x, s + 1, n - 1);
     else
         fuzz_text(x, s + 1, n - 1);
@@ -197,27 +211,29 @@ static uint32_t rnd(uint32_t n) {
     return (uint32_t)(state >> 33) % n;
 }
 
-  #define H1 \
-    "{\"__metadata__\":{\"step\":\"1\\u00e4\\ud83d\\ude00\"},\"w\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]}," \
-    "\"b\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[8,10]},\"n\":{\"dtype\":\"U8\",\"shape\":[0,3],\"data_offsets\":[10,10]}}"
-  #define H3 \
+  #define HEADER_1 \
+    "{\"__metadata__\":{\"step\":\"1\\u00e4\\ud83d\\ude00\"}," \
+    "\"w\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]}," \
+    "\"b\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[8,10]}," \
+    "\"n\":{\"dtype\":\"U8\",\"shape\":[0,3],\"data_offsets\":[10,10]}}"
+  #define HEADER_2 "{\"i\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]}} "
+  #define HEADER_3 \
     "{\"h\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,4]}," \
     "\"b\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[4,6]}," \
     "\"d7\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1],\"data_offsets\":[6,10]}," \
     "\"n\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[10,12]}}"
-  #define H2 "{\"i\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]}} "
+  #define SEED(t) \
+    { t, sizeof(t) - 1 }
 
+/* The first four are safetensors; main fills in the length of their headers. */
 static const struct {
     const char *s;
     size_t n;
 } seeds[] = {
-
-  #define SEED(t) \
-    { t, sizeof(t) - 1 }
-    SEED("\0\0\0\0\0\0\0\0\0" H1 "0123456789"),
-    SEED("\0\0\0\0\0\0\0\0\0" H2 "01234567"),
+    SEED("\0\0\0\0\0\0\0\0\0" HEADER_1 "0123456789"),
+    SEED("\0\0\0\0\0\0\0\0\0" HEADER_2 "01234567"),
     SEED("\0\2\0\0\0\0\0\0\0{}"),
-    SEED("\0\0\0\0\0\0\0\0\0" H3 "0123456789AB"),
+    SEED("\0\0\0\0\0\0\0\0\0" HEADER_3 "0123456789AB"),
     SEED("\1STXV\1\2\2\0\3\0\0\0\0\0\0\0\1\0\0\0a\5\0\0\0<eos>\3\0\0\0b\xC3\xA4"),
     SEED("\1STXV\1\0\3\0\3\0\0\0\0\0\0\0\1\0\0\0a\5\0\0\0<eos>\1\0\0\0\xFF"),
     SEED("\1STXV\1\1\0\0\3\0\0\0\0\0\0\0\1\0\0\0a\2\0\0\0\xC3\xA4\5\0\0\0<unk>"),
@@ -227,112 +243,89 @@ static const struct {
          "abc\nab"),
     SEED("\2\x95\7w w v u\nw v"),
     SEED("\2\x5C\1 \t\r\r\n\n x")};
-/* pieces that a blind change of bytes would hardly ever find */
-static const char *const words[] = {"{",
-                                    "}",
-                                    "[",
-                                    "]",
-                                    ",",
-                                    ":",
-                                    "\"",
-                                    "\\u0000",
-                                    "\\ud800",
-                                    "\\n",
-                                    "\"dtype\"",
-                                    "\"F64\"",
-                                    "\"F16\"",
-                                    "\"BOOL\"",
-                                    "\"F4\"",
-                                    "\"shape\":[1,1,1,1,1]",
-                                    "\"shape\":[0]",
-                                    "\"data_offsets\":[0,0]",
-                                    "18446744073709551615",
-                                    "4294967296",
-                                    "-1",
-                                    "1.0",
-                                    "\"__metadata__\":{}",
-                                    "\xEF\xBB\xBF",
-                                    "\xED\xA0\x80",
-                                    "\r\n",
-                                    "<eos>",
-                                    "<unk>",
-                                    "\xC2\x85",
-                                    "\xE3\x80\x80",
-                                    "null"};
 
-/* The header's length field set right, so that changes reach the parser. */
+enum { SEEDS = sizeof seeds / sizeof *seeds };
+
+/* Fragments that random changes of bytes would hardly ever produce */
+static const char *const fragments[] = {
+    "{", "}", "[", "]", ",", ":", "\"", "\\u0000", "\\ud800", "\\n",
+    "\"dtype\"", "\"F64\"", "\"F16\"", "\"BOOL\"", "\"F4\"",
+    "\"shape\":[1,1,1,1,1]", "\"shape\":[0]", "\"data_offsets\":[0,0]",
+    "18446744073709551615", "4294967296", "-1", "1.0", "\"__metadata__\":{}",
+    "\xEF\xBB\xBF", "\xED\xA0\x80", "\r\n", "<eos>", "<unk>", "\xC2\x85", "\xE3\x80\x80",
+    "null"};
+
+/* Sets the length field of a header, so that changes reach the parser. */
 static void fix_length(unsigned char *b, size_t n, size_t data) {
     size_t k, len = n - 9 > data ? n - 9 - data : 0;
     for (k = 0; k < 8; k++) b[1 + k] = (unsigned char)((uint64_t)len >> (8 * k) & 0xFF);
 }
 
-/* Bytes of tensors in a seed */
+/* Bytes of tensor data in a seed */
 static size_t data_of(size_t which) {
     static const size_t data[] = {10, 8, 0, 12};
     return which < 4 ? data[which] : 0;
+}
+
+/* One random change of an input b of n bytes in a buffer of `size`; returns its new
+   length. */
+static size_t mutate(unsigned char *b, size_t n, size_t size) {
+    size_t at = 1 + rnd((uint32_t)n - 1), k;
+    const char *fragment;
+    switch (rnd(6)) {
+    case 0: /* flip a bit */
+        b[at] ^= (unsigned char)(1 << rnd(8));
+        return n;
+    case 1: /* replace a byte */
+        b[at] = (unsigned char)rnd(256);
+        return n;
+    case 2: /* truncate */
+        return n > 2 ? at + 1 : n;
+    case 3: /* delete */
+        k = 1 + rnd(8);
+        if (at + k >= n) return n;
+        memmove(b + at, b + at + k, n - at - k);
+        return n - k;
+    case 4: /* insert */
+        fragment = fragments[rnd(sizeof fragments / sizeof *fragments)];
+        k = strlen(fragment);
+        if (n + k >= size) return n;
+        memmove(b + at + k, b + at, n - at);
+        memcpy(b + at, fragment, k);
+        return n + k;
+    default: /* repeat */
+        k = 1 + rnd(12);
+        if (at + k >= n || n + k >= size) return n;
+        memmove(b + at + k, b + at, n - at);
+        return n + k;
+    }
 }
 
 int main(int argc, char **argv) {
     static unsigned char b[1024];
     long i, count = argc > 1 ? atol(argv[1]) : 20000;
     state = 0x9E3779B97F4A7C15u + (argc > 2 ? (uint64_t)atol(argv[2]) : 0);
-    for (i = 0; i < count; i++) {
-        size_t which = i < (long)(sizeof seeds / sizeof *seeds) ? (size_t)i
-                                                                : rnd(sizeof seeds / sizeof *seeds),
-               n = seeds[which].n, k, at;
-        int changes = i < (long)(sizeof seeds / sizeof *seeds) ? 0 : 1 + (int)rnd(4);
+    for (i = 0; i < count; i++) {   /* all seeds first, unchanged */
+        size_t which = i < SEEDS ? (size_t)i : rnd(SEEDS), n = seeds[which].n;
+        int changes = i < SEEDS ? 0 : 1 + (int)rnd(4);
         memcpy(b, seeds[which].s, n);
-        if (b[0] == 0) fix_length(b, n, data_of(which));
-        for (; changes; changes--) {
-            at = 1 + rnd((uint32_t)n - 1);
-            switch (rnd(6)) {
-            case 0: b[at] ^= (unsigned char)(1 << rnd(8)); break;
-            case 1: b[at] = (unsigned char)rnd(256); break;
-            case 2:
-                if (n > 2) n = at + 1;
-                break; /* cut */
-            case 3:
-                k = 1 + rnd(8);
-                if (at + k < n) {
-                    memmove(b + at, b + at + k, n - at - k);
-                    n -= k;
-                }
-                break;
-            /* put in */
-            case 4: {
-                const char *w = words[rnd(sizeof words / sizeof *words)];
-                k = strlen(w);
-                if (n + k < sizeof b) {
-                    memmove(b + at + k, b + at, n - at);
-                    memcpy(b + at, w, k);
-                    n += k;
-                }
-                break;
-            }
-            /* repeat */
-            default:
-                k = 1 + rnd(12);
-                if (at + k < n && n + k < sizeof b) {
-                    memmove(b + at + k, b + at, n - at);
-                    n += k;
-                }
-                break;
-            }
-        }
-        if (b[0] == 0 && n > 9 && rnd(8)) fix_length(b, n, data_of(which));
+        if (b[0] == FILES) fix_length(b, n, data_of(which));
+        for (; changes; changes--) n = mutate(b, n, sizeof b);
+        if (b[0] == FILES && n > 9 && rnd(8)) fix_length(b, n, data_of(which));
         LLVMFuzzerTestOneInput(b, n);
-        if (i + 1 == (long)(sizeof seeds / sizeof *seeds)
-            && (taken[0] != 4 || taken[1] != 3 || taken[2] != 5)) {
-            printf("a seed is refused: %ld %ld %ld\n0 passed, 1 failed\n", taken[0], taken[1],
-                   taken[2]);
+        if (i + 1 == SEEDS
+            && (accepted[FILES] != 4 || accepted[BLOBS] != 3 || accepted[TEXTS] != 5)) {
+            printf("a seed was refused: %ld of 4, %ld of 3 and %ld of 5 accepted\n"
+                   "0 passed, 1 failed\n",
+                   accepted[FILES], accepted[BLOBS], accepted[TEXTS]);
             return 1;
         }
     }
     stx_destroy(shared);
     shared = NULL;
     remove(path);
-    printf("accepted: %ld safetensors, %ld vocabularies, %ld texts\n", taken[0], taken[1],
-           taken[2]);
+    printf("accepted: %ld safetensors, %ld vocabularies, %ld texts\n", accepted[FILES],
+           accepted[BLOBS], accepted[TEXTS]);
     printf("%ld passed, %d failed\n", count, count < 1);
     return count < 1;
 }
