@@ -1,25 +1,29 @@
-/* form_main.c - the program that form.sh compiles in many ways. FORM_HEADER is the
-   header, FORM_CALL one of its functions (any that takes one pointer: NULL is accepted
-   everywhere), FORM_IMPLEMENT makes this the unit with the implementation, FORM_OTHER
-   says that form_other.c is linked too. Exits with 0 when all is well. */
+/* form_main.c - the program that form.sh compiles in many ways. Exits with 0 if it works.
+
+   FORM_HEADER     the header
+   FORM_CALL       a function of the header that takes one pointer; all accept NULL
+   FORM_IMPLEMENT  this unit contains the implementation
+   FORM_OTHER      form_other.c is linked too */
 #ifdef FORM_IMPLEMENT
   #define SEQTX_IMPLEMENTATION
 #endif
 #include FORM_HEADER
-#include FORM_HEADER /* a second time does nothing */
+#include FORM_HEADER /* the second time does nothing */
 
 #ifdef SEQTX_TESTS_HOSTILE_H
   #if !defined(A) || !defined(C) || !defined(I) || !defined(Z) || !defined(round)
-    #error "a macro of the including file is gone"
+    #error "a macro of the including file was undefined"
   #endif
 #endif
 
 #ifdef FORM_OTHER
   #ifdef __cplusplus
-extern "C"
+extern "C" {
   #endif
-    int
-    form_other(void);
+int form_other(void);
+  #ifdef __cplusplus
+}
+  #endif
 #endif
 
 int main(void) {

@@ -1,6 +1,6 @@
-/* form_other.c - the second unit of form.sh's programs: uses the header, or
-   (FORM_ONLY_IMPLEMENT) is nothing but the implementation, or has a private one of its
-   own (SEQTX_STATIC with SEQTX_IMPLEMENTATION on the command line). */
+/* form_other.c - the second unit of the programs of form.sh. It uses the header. With
+   FORM_ONLY_IMPLEMENT it also contains the implementation for both units. With
+   SEQTX_STATIC and SEQTX_IMPLEMENTATION on the command line it contains a private one. */
 #ifdef FORM_ONLY_IMPLEMENT
   #define SEQTX_IMPLEMENTATION
   #include FORM_HEADER
@@ -9,10 +9,12 @@
 #endif
 
 #ifdef __cplusplus
-extern "C"
+extern "C" {
 #endif
-    int
-    form_other(void);
+int form_other(void);
+#ifdef __cplusplus
+}
+#endif
 
 int form_other(void) {
     stx_ctx *x = stx_create(0);

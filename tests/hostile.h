@@ -1,10 +1,9 @@
-/* hostile.h - macros that other people's headers leave behind, for form.sh: it is
-   included before the library, which must compile all the same. What they stand for would
-   not compile anywhere. */
+/* hostile.h - macros that headers of other projects define. form.sh includes it before
+   the library, which must compile nevertheless. No expansion of these macros compiles. */
 #ifndef SEQTX_TESTS_HOSTILE_H
 #define SEQTX_TESTS_HOSTILE_H
 
-#include <math.h>       /* the macros named as its functions come after it everywhere */
+#include <math.h>       /* before the macros that are named like its functions */
 
 #define HOSTILE ))) a macro of another header is in the way
 #define HOSTILE_CALL(...) HOSTILE
@@ -98,7 +97,7 @@
 #define GrayScale HOSTILE
 #define CurrentTime HOSTILE
 
-/* sys/sysmacros.h, Qt, Apple's AssertMacros.h, ncurses, param.h, Linux's */
+/* sys/sysmacros.h, Qt, AssertMacros.h of Apple, ncurses, param.h, Linux */
 #define major(x) HOSTILE
 #define minor(x) HOSTILE
 #define emit HOSTILE

@@ -1,14 +1,17 @@
-/* trainer_kill.c - a library to preload into the trainer (tests/trainer.sh): it counts
-   the calls that change files, and ends the process, or fills the disk, at one of them.
+/* trainer_kill.c - a library that tests/trainer.sh preloads into the trainer. It counts
+   the calls that change files. At a chosen call it kills the process or simulates a full
+   disk.
 
        cc -shared -fPIC trainer_kill.c -o trainer_kill.so -ldl
-       TRAINER_COUNT=FILE   LD_PRELOAD=./trainer_kill.so trainer ...      writes the number of calls to FILE at exit
-       TRAINER_DIE_AT=N     ...     SIGKILL at call N; a write is done by half before
-       TRAINER_FULL_AT=N    ...     from call N on, writes give ENOSPC; the first one is done by half before
-       TRAINER_FILE=TEXT    ...     only calls on files whose names have TEXT
+       TRAINER_COUNT=FILE LD_PRELOAD=./trainer_kill.so trainer ...
 
-   Counted are write, fsync, rename and unlink; not what goes to the terminal
-   (descriptors 0 to 2). */
+   TRAINER_COUNT=FILE   writes the number of calls to FILE at exit
+   TRAINER_DIE_AT=N     SIGKILL at call N; if that is a write, half of it is done before
+   TRAINER_FULL_AT=N    writes fail with ENOSPC from call N on; half of the first is done
+   TRAINER_FILE=TEXT    counts only calls on files whose names contain TEXT
+
+   Counted calls are write, fsync, rename and unlink. Writes to the terminal (descriptors
+   0 to 2) are not counted. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -19,18 +22,18 @@
 #include <unistd.h>
 
 static long calls, die_at, full_at;
-static int asked;
 
-static void ask(void) {
+static void read_settings(void) {
+    static int done;
     const char *s;
-    if (asked) return;
-    asked = 1;
+    if (done) return;
+    done = 1;
     if ((s = getenv("TRAINER_DIE_AT")) != NULL) die_at = atol(s);
     if ((s = getenv("TRAINER_FULL_AT")) != NULL) full_at = atol(s);
 }
 
-/* Is it one of TRAINER_FILE? path NULL: what descriptor fd is of */
-static int meant(const char *path, int fd) {
+/* Does TRAINER_FILE select this file? If path is NULL, the file of descriptor fd. */
+static int selected(const char *path, int fd) {
     const char *only = getenv("TRAINER_FILE");
     char link[64], name[4096];
     ssize_t n;
@@ -43,15 +46,15 @@ static int meant(const char *path, int fd) {
 }
 
 static void count(void) {
-    ask();
+    read_settings();
     if (++calls == die_at) raise(SIGKILL);
 }
 
 ssize_t write(int fd, const void *data, size_t n) {
     static ssize_t (*real)(int, const void *, size_t);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "write");
-    if (fd <= 2 || !meant(NULL, fd)) return real(fd, data, n);
-    ask();
+    if (fd <= 2 || !selected(NULL, fd)) return real(fd, data, n);
+    read_settings();
     calls++;
     if (calls == die_at) {
         if (real(fd, data, n / 2) < 0) raise(SIGKILL);
@@ -68,25 +71,25 @@ ssize_t write(int fd, const void *data, size_t n) {
 int fsync(int fd) {
     static int (*real)(int);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "fsync");
-    if (meant(NULL, fd)) count();
+    if (selected(NULL, fd)) count();
     return real(fd);
 }
 
 int rename(const char *from, const char *to) {
     static int (*real)(const char *, const char *);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "rename");
-    if (meant(from, 0)) count();
+    if (selected(from, 0)) count();
     return real(from, to);
 }
 
 int unlink(const char *path) {
     static int (*real)(const char *);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "unlink");
-    if (meant(path, 0)) count();
+    if (selected(path, 0)) count();
     return real(path);
 }
 
-__attribute__((destructor)) static void tell(void) {
+__attribute__((destructor)) static void write_count(void) {
     const char *path = getenv("TRAINER_COUNT");
     FILE *f = path ? fopen(path, "w") : NULL;
     if (!f) return;
