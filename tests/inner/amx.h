@@ -1,7 +1,7 @@
-/* amx.h - AMX's tile instructions in C, so that stx__micro_amx_run is tested on
-   processors that lack them, and under sanitizers. Include before the implementation
-   of seqtx.h. The tiles of a thread: NaN until written, and nothing where the
-   configuration has no bytes. */
+/* amx.h - the AMX tile instructions in C. With them stx__micro_amx_run can be tested on
+   processors without AMX and under sanitizers. Include before the implementation of
+   seqtx.h. The tiles of a thread are NaN until they are written. Loads and stores access
+   only the configured rows and bytes. */
 #ifndef STX_TEST_AMX_H
 #define STX_TEST_AMX_H
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -10,7 +10,8 @@
   #include <immintrin.h>
 
 static __thread uint32_t amx_tile[8][16][16];
-/* palette at 0, bytes of tile t's rows at 16 + 2 t (low byte), their number at 48 + t */
+/* Byte 0 is the palette, byte 16 + 2 t the length of a row of tile t in bytes (its low
+   byte), byte 48 + t the number of rows of tile t. */
 static __thread uint8_t amx_config[64];
 
 static int amx_rows(int t) {
@@ -44,10 +45,9 @@ static float amx_float(uint32_t bits) {
     return f;
 }
 
-/* c += a b, on copies: the tiles are static, and nothing that a sanitizer could find
-   is in here */
-__attribute__((no_sanitize("address"), no_sanitize("undefined"))) static void amx_dot(int c, int a,
-                                                                                      int b) {
+/* c += a b. Not instrumented by sanitizers: all indices are below the array sizes. */
+__attribute__((no_sanitize("address"), no_sanitize("undefined")))
+static void amx_dot(int c, int a, int b) {
     float low[16][16], high[16][16], s[16];
     int m, n, k;
     for (k = 0; k < 16; k++)
@@ -66,7 +66,7 @@ __attribute__((no_sanitize("address"), no_sanitize("undefined"))) static void am
     }
 }
 
-    /* in place of those of <immintrin.h>, where it has them */
+/* These replace the definitions of <immintrin.h>, if it has them. */
   #undef _tile_loadconfig
   #undef _tile_release
   #undef _tile_zero
@@ -80,7 +80,7 @@ __attribute__((no_sanitize("address"), no_sanitize("undefined"))) static void am
   #define _tile_stored(t, p, stride) amx_store(t, p, stride)
   #define _tile_dpbf16ps(c, a, b)    amx_dot(c, a, b)
 
-    /* seqtx.h uses these in place of its definitions */
+/* seqtx.h uses these instead of its definitions. */
   #define STX__AMX
   #define STX__AMX_EMULATED 1
 

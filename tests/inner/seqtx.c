@@ -1,4 +1,5 @@
-/* The implementation of seqtx.h, and what tests look at inside it (tests/inner.h). */
+/* The implementation of seqtx.h, and access to its internal functions for the tests
+   (tests/inner.h). */
 #ifndef SEQTX_IMPLEMENTATION
   #define SEQTX_IMPLEMENTATION
 #endif
@@ -109,11 +110,13 @@ void inner_set_isa(stx_ctx *x, int isa) {
 uint32_t inner_keep(stx_real p) {
     return stx__keep16(p);
 }
+
 #ifndef SEQTX_DOUBLE
 uint32_t inner_bf16(stx_real v) {
     return stx__bf16(v);
 }
 #endif
+
 uint32_t inner_busy(const stx_ctx *x) {
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
     return x->threads.pool ? STX__LOAD(&x->threads.pool->busy) : 0;

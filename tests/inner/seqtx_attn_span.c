@@ -1,5 +1,5 @@
-/* The implementation of seqtx_attn_span.h, and what tests look at inside it
-   (tests/inner.h). */
+/* The implementation of seqtx_attn_span.h, and access to its internal functions for the
+   tests (tests/inner.h). */
 #ifndef SEQTX_ATTN_SPAN_IMPLEMENTATION
   #define SEQTX_ATTN_SPAN_IMPLEMENTATION
 #endif

@@ -1,5 +1,5 @@
-/* The implementation of seqtx_compressive.h, and the internal functions that tests
-   call (tests/inner.h). */
+/* The implementation of seqtx_compressive.h, and access to its internal functions for the
+   tests (tests/inner.h). */
 #ifndef SEQTX_COMPRESSIVE_IMPLEMENTATION
   #define SEQTX_COMPRESSIVE_IMPLEMENTATION
 #endif

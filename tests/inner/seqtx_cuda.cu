@@ -1,4 +1,4 @@
-/* seqtx_cuda.cu, and what tests look at inside it (tests/inner.h). */
+/* seqtx_cuda.cu, and access to its internal functions for the tests (tests/inner.h). */
 #include "../../seqtx_cuda.cu"
 #include "../inner.h"
 
@@ -34,8 +34,8 @@ static void inner_fused_of(inner_fused_kernel *k, const char *form, int D, int a
 }
 
 int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
-    const int DP = D <= 32 ? 32 : D <= 64 ? 64 : D <= 96 ? 96 : 128;
-    /* not read: only addresses and types matter */
+    const int DP = D > 96 ? 128 : ((int)D + 31) / 32 * 32; /* padded */
+    /* never read: only addresses and types matter */
     stx_real *p = stx_block_activations(x, 4096);
     stx_attention_args a;
     stx__attn_bwd_params ab;
@@ -54,7 +54,7 @@ int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
     a.q = a.k = a.v = a.pe = a.dy = p;
     a.y = a.dq = a.dk = a.dv = a.dpe = p;
     if (two) a.content_bias = a.position_bias = p;
-    for (wide = 0; wide < 2; wide++) { /* with a strip of queries a warp, and with two */
+    for (wide = 0; wide < 2; wide++) { /* one strip of queries per warp, then two */
         a.B = 64;
         a.T = wide ? 512 : 64;
         a.S = a.T + 1152;

@@ -1,4 +1,4 @@
-/* The implementation of seqtx_par.h, and access to its static functions for the tests
+/* The implementation of seqtx_par.h, and access to its internal functions for the tests
    (tests/inner.h). */
 #ifndef SEQTX_PAR_IMPLEMENTATION
   #define SEQTX_PAR_IMPLEMENTATION

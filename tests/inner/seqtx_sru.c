@@ -1,4 +1,4 @@
-/* The implementation of seqtx_sru.h, and the parts of it that tests access
+/* The implementation of seqtx_sru.h, and access to its internal functions for the tests
    (tests/inner.h). */
 #ifndef SEQTX_SRU_IMPLEMENTATION
   #define SEQTX_SRU_IMPLEMENTATION
