@@ -1,0 +1,29 @@
+/* values.h - random arrays, and the largest difference between two arrays. Include after
+   seqtx.h. */
+#ifndef STX_TEST_VALUES_H
+#define STX_TEST_VALUES_H
+#include "test.h"
+
+/* An array of n values in (-1,1), with space for one more. The caller frees it. */
+static inline stx_real *random_values(size_t n) {
+    stx_real *a = (stx_real *)malloc((n + 1) * sizeof *a);
+    size_t i;
+    for (i = 0; i < n; i++) a[i] = (stx_real)test_rand();
+    return a;
+}
+
+/* Raises *worst to e if e is larger. NaN raises it to infinity, so that no later value
+   hides it. */
+static inline void raise_worst(double *worst, double e) {
+    if (e > *worst) *worst = e;
+    if (e != e) *worst = HUGE_VAL;
+}
+
+/* Largest |a - b|; infinity if a difference is NaN. */
+static inline double max_difference(const stx_real *a, const stx_real *b, size_t n) {
+    double worst = 0;
+    size_t i;
+    for (i = 0; i < n; i++) raise_worst(&worst, fabs((double)a[i] - (double)b[i]));
+    return worst;
+}
+#endif
