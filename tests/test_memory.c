@@ -1,7 +1,7 @@
-/* test_memory.c - recomputation of some layers: whatever their number, the same
-   losses, gradients and parameters, to the bit, in less and less memory. And dry
-   contexts: they take what the same calls take when they compute, to the byte, and
-   fail where those fail. */
+/* test_memory.c - recomputation of layers, and dry contexts. Recomputing any number of
+   layers gives bit-exactly the same losses, gradients and parameters. The more layers,
+   the less memory. A dry context counts exactly the bytes that the same calls use when
+   they compute, and fails in the same places. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
 #include "../seqtx_par.h"
@@ -11,7 +11,7 @@
 enum { B = 3, T = 16, V = 23, C = 16, LAYERS = 4, STEPS = 4 };
 
 
-// >>families: with dropout, memories, and what decides how much a layer keeps
+// >>families, with dropout, memories and the options that change what a layer stores
 
 static stx_lm make_span(stx_ctx *x, stx_params **arch) {
     stx_span_desc d;
@@ -186,13 +186,13 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 typedef struct result {
     double loss[STEPS];
-    /* (n): gradients of the last step and what the parameters are at the end */
-    stx_real *all;
+    stx_real *all;  /* (n): gradients of the last step, then the final parameters */
     size_t n, peak, bytes;
     int code;
     char error[512];
 } result;
 
+/* Appends the gradients or the values of all parameters to r->all. */
 static void keep(result *r, stx_ctx *x, const stx_params *p, int grads) {
     size_t i, n = p ? stx_params_size(p) : 0;
     stx_real *more = (stx_real *)realloc(r->all, (r->n + n + 1) * sizeof *more);
@@ -206,17 +206,58 @@ static void keep(result *r, stx_ctx *x, const stx_params *p, int grads) {
     }
 }
 
-/* Trains a model of which n layers are recomputed for some steps with a memory, then
-   evaluates it with another one */
+/* One step of training */
+static void train(result *r, const stx_lm *lm, stx_params *arch, stx_optim *optim,
+                  stx_optim *gates, void *memory, int step, int dry) {
+    stx_ctx *x = lm->ctx;
+    int32_t in[B * T], next[B * T];
+    stx_tensor *nll;
+    stx_ids *a, *b;
+    int i;
+    for (i = 0; i < B * T; i++) {
+        in[i] = (i * i + 7 * step) % V;
+        next[i] = (i * i + i + 3 + 7 * step) % V;
+    }
+    stx_begin(x, STX_TRAIN);
+    a = stx_tokens(x, in, B, T);
+    b = stx_tokens(x, next, B, T);
+    nll = lm->loss(lm->model, a, b, memory, memory);
+    stx_backward(x, lm->total(lm->model, nll));
+    if (step + 1 == STEPS && !dry) {
+        keep(r, x, lm->params, 1);
+        keep(r, x, arch, 1);
+    }
+    r->loss[step] = stx_item(x, nll);
+    stx_optim_step(optim, 0.01);
+    if (gates) stx_optim_step(gates, 0.01);
+    if (stx_ok(x)) lm->updated(lm->model);
+}
+
+/* Two steps of evaluation with a separate, larger memory */
+static void evaluate(const stx_lm *lm) {
+    stx_ctx *x = lm->ctx;
+    void *memory = stx_ok(x) ? lm->state_create(lm->model, 2 * B, 0) : NULL;
+    int step, i;
+    for (step = 0; step < 2 && stx_ok(x); step++) {
+        int32_t in[2 * B * T];
+        stx_ids *a;
+        for (i = 0; i < 2 * B * T; i++) in[i] = (i * i + 5 * step) % V;
+        stx_begin(x, STX_EVAL);
+        a = stx_tokens(x, in, 2 * B, T);
+        lm->loss(lm->model, a, a, memory, memory);
+    }
+}
+
+/* Trains and evaluates a model whose last n layers are recomputed. limit: bytes, or 0 */
 static result run(const struct family *f, size_t n, int dry, size_t limit) {
     result r;
     stx_desc cd;
     stx_ctx *x;
     stx_params *arch = NULL;
     stx_lm lm;
-    void *memory, *other;
-    stx_optim *o, *gates;
-    int step, i;
+    void *memory;
+    stx_optim *optim, *gates;
+    int step;
     memset(&r, 0, sizeof r);
     memset(&cd, 0, sizeof cd);
     cd.threads = 2;
@@ -228,41 +269,13 @@ static result run(const struct family *f, size_t n, int dry, size_t limit) {
     lm = f->make(x, &arch);
     if (lm.model)
         CHECK(lm.recompute(lm.model, SIZE_MAX) == LAYERS && lm.recompute(lm.model, n) == n,
-              "%s: layers", f->name);
+              "%s: number of recomputed layers", f->name);
     memory = lm.model ? lm.state_create(lm.model, B, 0) : NULL;
-    o = lm.model ? stx_optim_create(lm.params, NULL) : NULL;
+    optim = lm.model ? stx_optim_create(lm.params, NULL) : NULL;
     gates = arch ? stx_optim_create(arch, NULL) : NULL;
-    for (step = 0; step < STEPS && stx_ok(x); step++) {
-        int32_t in[B * T], next[B * T];
-        stx_tensor *nll;
-        stx_ids *a, *b;
-        for (i = 0; i < B * T; i++) {
-            in[i] = (i * i + 7 * step) % V;
-            next[i] = (i * i + i + 3 + 7 * step) % V;
-        }
-        stx_begin(x, STX_TRAIN);
-        a = stx_tokens(x, in, B, T);
-        b = stx_tokens(x, next, B, T);
-        nll = lm.loss(lm.model, a, b, memory, memory);
-        stx_backward(x, lm.total(lm.model, nll));
-        if (step + 1 == STEPS && !dry) {
-            keep(&r, x, lm.params, 1);
-            keep(&r, x, arch, 1);
-        }
-        r.loss[step] = stx_item(x, nll);
-        stx_optim_step(o, 0.01);
-        if (gates) stx_optim_step(gates, 0.01);
-        if (stx_ok(x)) lm.updated(lm.model);
-    }
-    other = stx_ok(x) ? lm.state_create(lm.model, 2 * B, 0) : NULL;
-    for (step = 0; step < 2 && stx_ok(x); step++) {
-        int32_t in[2 * B * T];
-        stx_ids *a;
-        for (i = 0; i < 2 * B * T; i++) in[i] = (i * i + 5 * step) % V;
-        stx_begin(x, STX_EVAL);
-        a = stx_tokens(x, in, 2 * B, T);
-        lm.loss(lm.model, a, a, other, other);
-    }
+    for (step = 0; step < STEPS && stx_ok(x); step++)
+        train(&r, &lm, arch, optim, gates, memory, step, dry);
+    if (stx_ok(x)) evaluate(&lm);
     if (!dry && stx_ok(x)) {
         keep(&r, x, lm.params, 0);
         keep(&r, x, arch, 0);
@@ -275,10 +288,24 @@ static result run(const struct family *f, size_t n, int dry, size_t limit) {
     return r;
 }
 
+/* With a memory limit, a dry run and a computing run succeed or fail in the same way. */
+static void limits(const struct family *f, size_t layers, const result *r) {
+    int i;
+    for (i = 0; i < 6; i++) {
+        size_t limit = i == 5 ? r->bytes : r->peak * (size_t)(70 + 6 * i) / 100;
+        result a = run(f, layers, 0, limit), b = run(f, layers, 1, limit);
+        CHECK(a.code == b.code && !strcmp(a.error, b.error) && a.peak == b.peak,
+              "%s, %zu layers, at most %zu bytes: \"%s\", dry \"%s\"", f->name, layers, limit,
+              a.error, b.error);
+        free(a.all);
+        free(b.all);
+    }
+}
+
 static void family(const struct family *f) {
     static const size_t some[] = {0, 1, LAYERS / 2, LAYERS};
     result first = {{0}, NULL, 0, 0, 0, 0, ""};
-    size_t k, i, before = 0;
+    size_t k, before = 0;
     for (k = 0; k < sizeof some / sizeof *some; k++) {
         result r = run(f, some[k], 0, 0), d = run(f, some[k], 1, 0);
         CHECK(r.code == STX_OK && d.code == STX_OK, "%s, %zu layers: %s%s", f->name, some[k],
@@ -287,47 +314,43 @@ static void family(const struct family *f) {
             first = r;
         else {
             CHECK(!memcmp(r.loss, first.loss, sizeof r.loss),
-                  "%s: losses with %zu layers recomputed", f->name, some[k]);
+                  "%s: losses change with %zu layers recomputed", f->name, some[k]);
             CHECK(r.n == first.n && !memcmp(r.all, first.all, r.n * sizeof *r.all),
-                  "%s: gradients or parameters with %zu layers", f->name, some[k]);
-            /* of one layer nothing is gained: what it makes again it would have kept */
+                  "%s: gradients or parameters change with %zu layers recomputed", f->name,
+                  some[k]);
+            /* Recomputing a single layer saves nothing: its activations are allocated
+               again at the peak. */
             CHECK(some[k] == 1 ? r.peak < first.peak + first.peak / 100 : r.peak <= before,
-                  "%s: %zu layers recomputed take %zu bytes, "
-                  "fewer %zu",
-                  f->name, some[k], r.peak, before);
+                  "%s: %zu layers recomputed use %zu bytes, fewer layers %zu", f->name, some[k],
+                  r.peak, before);
         }
         before = r.peak;
         CHECK(d.peak == r.peak && d.bytes == r.bytes,
-              "%s, %zu layers: dry %zu at the peak and %zu reserved, with numbers %zu and %zu",
+              "%s, %zu layers: dry %zu bytes at the peak and %zu reserved, computing %zu and %zu",
               f->name, some[k], d.peak, d.bytes, r.peak, r.bytes);
-        /* with a limit: both do what they do, or fail in the same place */
-        for (i = 0; i < 6; i++) {
-            size_t limit = i == 5 ? r.bytes : r.peak * (70 + 6 * i) / 100;
-            result a = run(f, some[k], 0, limit), b = run(f, some[k], 1, limit);
-            CHECK(a.code == b.code && !strcmp(a.error, b.error) && a.peak == b.peak,
-                  "%s, %zu layers, at most %zu bytes: \"%s\", "
-                  "dry \"%s\"",
-                  f->name, some[k], limit, a.error, b.error);
-            free(a.all);
-            free(b.all);
-        }
+        limits(f, some[k], &r);
         if (k) free(r.all);
         free(d.all);
     }
-    CHECK(before < first.peak, "%s: all layers recomputed take %zu bytes, none %zu", f->name,
+    CHECK(before < first.peak, "%s: %zu bytes with all layers recomputed, %zu with none", f->name,
           before, first.peak);
     free(first.all);
 }
 
-/* The desc's two ways to say how many */
+static void recomputes(const char *name, size_t layers, size_t expected) {
+    CHECK(layers == expected, "%s: expected %zu recomputed layers, got %zu", name, expected,
+          layers);
+}
+
+/* The two fields of a desc that set the number of recomputed layers */
 static void descs(void) {
     static const struct {
         int all;
-        size_t some, want;
-    } of[] = {{0, 0, 0}, {1, 0, LAYERS}, {0, 3, 3}, {1, 3, LAYERS}};
+        size_t some, expected;
+    } cases[] = {{0, 0, 0}, {1, 0, LAYERS}, {0, 3, 3}, {1, 3, LAYERS}};
 
     size_t k;
-    for (k = 0; k < sizeof of / sizeof *of; k++) {
+    for (k = 0; k < sizeof cases / sizeof *cases; k++) {
         stx_ctx *x = stx_create(NULL);
         stx_span_desc s;
         stx_sru_lm_desc r;
@@ -344,24 +367,18 @@ static void descs(void) {
         s.dim = r.dim = C;
         s.heads = 2;
         p.pattern = "sfsf";
-        s.recompute = r.sru.recompute = c.recompute = p.recompute = of[k].all;
-        s.recompute_layers = r.sru.recompute_layers = c.recompute_layers = p.recompute_layers =
-            of[k].some;
+        s.recompute = r.sru.recompute = c.recompute = p.recompute = cases[k].all;
+        s.recompute_layers = r.sru.recompute_layers = cases[k].some;
+        c.recompute_layers = p.recompute_layers = cases[k].some;
         sm = stx_span_create(x, &s);
         rm = stx_sru_lm_create(x, &r);
         cm = stx_comp_create(x, &c);
         pm = stx_par_create(x, &p);
         CHECK(sm && rm && cm && pm, "%s", stx_error(x));
-        if (sm)
-            CHECK(sm->desc.recompute_layers == of[k].want, "span: %zu", sm->desc.recompute_layers);
-        if (rm)
-            CHECK(rm->sru->desc.recompute_layers == of[k].want, "SRU: %zu",
-                  rm->sru->desc.recompute_layers);
-        if (cm)
-            CHECK(cm->desc.recompute_layers == of[k].want, "compressive: %zu",
-                  cm->desc.recompute_layers);
-        if (pm)
-            CHECK(pm->desc.recompute_layers == of[k].want, "PAR: %zu", pm->desc.recompute_layers);
+        if (sm) recomputes("span", sm->desc.recompute_layers, cases[k].expected);
+        if (rm) recomputes("SRU", rm->sru->desc.recompute_layers, cases[k].expected);
+        if (cm) recomputes("compressive", cm->desc.recompute_layers, cases[k].expected);
+        if (pm) recomputes("PAR", pm->desc.recompute_layers, cases[k].expected);
         stx_destroy(x);
     }
 }
