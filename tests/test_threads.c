@@ -1,7 +1,8 @@
-/* test_threads.c - the threads of a context: every iteration once, whoever is late; the
-   same bits whatever else the machine does; contexts that come and go, several at a time;
-   a child after fork; signals. Compiled a second time with the thread sanitizer. "short"
-   repeats less, for builds whose code is slow and whose threads are the same. */
+/* test_threads.c - the threads of a context. Every iteration runs exactly once, even if a
+   thread is delayed. Results are bit-exact on a busy machine. Contexts can be created and
+   destroyed at any time, several can exist. A child works after fork. Signals go to the
+   threads of the caller. Also compiled with the thread sanitizer. The argument "short"
+   repeats less, for builds in which the code is slow and the threads are the same. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -15,7 +16,7 @@
 #include "../seqtx_attn_span.h"
 #include "inner.h"
 #include "kernels.h"
-#include "test.h"
+#include "values.h"
 
 static int brief;
 
@@ -34,7 +35,9 @@ static void nap(long milliseconds) {
     nanosleep(&t, NULL);
 }
 
-/* >>each iteration once */
+
+// >>once: every iteration runs exactly once
+
 typedef struct counted {
     unsigned char *times;
     size_t threads;
@@ -48,34 +51,41 @@ static void count(const stx_share *s, const void *job) {
     for (i = s->begin; i < s->end; i++) c->times[i]++;
 }
 
+static const size_t works[] = {0, 40000, 100000, SIZE_MAX};
+
+enum { WORKS = sizeof works / sizeof *works };
+
+/* Runs n iterations. kind: an index of works[], or WORKS for stx_parallel_units */
+static void run_once(stx_ctx *x, int threads, size_t n, size_t kind) {
+    counted c;
+    size_t i, bad = 0;
+    c.times = (unsigned char *)calloc(n + 1, 1);
+    c.threads = (size_t)threads;
+    c.wrong = 0;
+    if (kind < WORKS)
+        stx_parallel(x, n, works[kind], count, &c);
+    else
+        stx_parallel_units(x, n, count, &c);
+    for (i = 0; i < n; i++) bad += c.times[i] != 1;
+    CHECK(!bad && !c.times[n] && !c.wrong,
+          "%d threads, %zu iterations, kind %zu: %zu did not run exactly once", threads, n, kind,
+          bad);
+    free(c.times);
+}
+
 static void once(void) {
     static const size_t sizes[] = {0, 1, 2, 3, 7, 64, 1000, 65535, 65536, 200001};
-    static const size_t works[] = {0, 40000, 100000, SIZE_MAX};
     static const int threads[] = {1, 2, 3, 8, 33};
-    size_t i, j, k, n;
+    size_t i, j, k;
     for (k = 0; k < sizeof threads / sizeof *threads; k++) {
         stx_ctx *x = context(threads[k]);
-        for (i = 0; i < sizeof sizes / sizeof *sizes; i++)
-            for (j = 0; j <= sizeof works / sizeof *works; j++) {
-                counted c;
-                size_t bad = 0;
-                if (brief && sizes[i] > 65536) continue;
-                c.times = (unsigned char *)calloc(sizes[i] + 1, 1);
-                c.threads = (size_t)threads[k];
-                c.wrong = 0;
-                if (j < sizeof works / sizeof *works)
-                    stx_parallel(x, sizes[i], works[j], count, &c);
-                else
-                    stx_parallel_units(x, sizes[i], count, &c);
-                for (n = 0; n < sizes[i]; n++) bad += c.times[n] != 1;
-                CHECK(!bad && !c.times[sizes[i]] && !c.wrong,
-                      "%d threads, %zu iterations, kind %zu: %zu were not done once", threads[k],
-                      sizes[i], j, bad);
-                free(c.times);
-            }
+        for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            if (brief && sizes[i] > 65536) continue;
+            for (j = 0; j <= WORKS; j++) run_once(x, threads[k], sizes[i], j);
+        }
         stx_destroy(x);
     }
-    { /* without a context, as kernels may be called */
+    { /* without a context, which kernels accept */
         counted c;
         unsigned char times[5] = {0};
         c.times = times;
@@ -86,7 +96,9 @@ static void once(void) {
     }
 }
 
-/* >>a thread that is late: what it has not begun is done by the others */
+
+// >>late: other threads run the iterations that a delayed thread has not started
+
 typedef struct late {
     size_t n, done, by_caller;
     pthread_mutex_t lock;
@@ -95,7 +107,7 @@ typedef struct late {
 static void be_late(const stx_share *s, const void *job) {
     late *l = (late *)(uintptr_t)job;
     int wait = s->thread != 0;
-    while (wait) { /* a helper stays in its first piece until all others are done */
+    while (wait) { /* a worker stays in its first chunk until all others are done */
         pthread_mutex_lock(&l->lock);
         wait = l->done + (s->end - s->begin) < l->n;
         pthread_mutex_unlock(&l->lock);
@@ -119,16 +131,18 @@ static void late_threads(void) {
             stx_parallel(x, l.n, SIZE_MAX, be_late, &l);
         else
             stx_parallel_units(x, l.n, be_late, &l);
-        CHECK(l.done == l.n, "%zu of %zu done: the rest waited for a late thread", l.done, l.n);
-        CHECK(l.by_caller >= l.n - 1, "the caller did %zu of %zu beside a thread that was stuck",
+        CHECK(l.done == l.n, "%zu of %zu done: the rest waited for a delayed thread", l.done, l.n);
+        CHECK(l.by_caller >= l.n - 1, "the caller ran only %zu of %zu during the delay",
               l.by_caller, l.n);
         pthread_mutex_destroy(&l.lock);
     }
     stx_destroy(x);
 }
 
-/* >>threads that sleep are woken: two pieces, each of which waits until the other one
-   has begun */
+
+// >>wake: sleeping threads are woken
+
+/* Each of two chunks waits until the other one has started. */
 static void meet(const stx_share *s, const void *job) {
     late *l = (late *)(uintptr_t)job;
     int wait = 1;
@@ -151,12 +165,15 @@ static void woken(void) {
         memset(&l, 0, sizeof l);
         pthread_mutex_init(&l.lock, NULL);
         stx_parallel(x, 2, SIZE_MAX, meet, &l);
-        CHECK(l.done == 2, "no other thread helped, loop %d", k);
+        CHECK(l.done == 2, "no other thread took part, loop %d", k);
         pthread_mutex_destroy(&l.lock);
-        nap(20); /* they fall asleep */
+        nap(20); /* until the threads sleep */
     }
     stx_destroy(x);
 }
+
+
+// >>other work on the machine
 
 static int stop;
 
@@ -167,9 +184,8 @@ static void *burn(void *unused) {
 }
 
 #if defined(__linux__) && !defined(TEST_TSAN)
-/* >>other work: a thread that sleeps in its chunk, as one does whose processor a
-   virtual machine's host has taken, is none; threads of others on the same processor
-   are */
+/* A thread that sleeps in its chunk does not count as other work: a virtual machine whose
+   host uses the processor looks the same. Other threads on the same processor count. */
 typedef struct uneven {
     int inside, nap_ms;
 } uneven;
@@ -202,9 +218,9 @@ static uint32_t signs(int nap_ms, int loops) {
     return most;
 }
 
-/* Does this system count turns that are lost (sandboxes say 0)? The processor is
-   shared with a busy loop. */
-static int counts_turns(void) {
+/* Are involuntary context switches counted here? Sandboxes report 0. The processor
+   is shared with a busy loop. */
+static int counts_switches(void) {
     struct rusage before, after;
     struct timespec from, now;
     memset(&before, 0, sizeof before);
@@ -222,33 +238,35 @@ static void other_work(void) {
     cpu_set_t all, one;
     pthread_t foreign;
     uint32_t most = 1;
-    int i, turns;
-    /* again: this machine may have other work */
+    int i, switches;
+    /* repeated, because this machine may have other work */
     for (i = 0; i < 30 && most; i++) most = signs(40, 3);
-    /* it has, if there are signs without a nap */
+    /* It has other work if there are signs of it without a nap. */
     for (i = 0; i < 30 && most && !signs(0, 3); i++) {
     }
-    CHECK(!most || i < 30, "a thread that slept in a loop counts as other work on the machine");
+    CHECK(!most || i < 30, "a thread that slept in its chunk counts as other work");
     if (sched_getaffinity(0, sizeof all, &all)) return;
     for (i = 0; !CPU_ISSET(i, &all);) i++;
     CPU_ZERO(&one);
     CPU_SET(i, &one);
-    CHECK(!sched_setaffinity(0, sizeof one, &one), "cannot be bound to a processor");
+    CHECK(!sched_setaffinity(0, sizeof one, &one), "cannot bind to a processor");
     __atomic_store_n(&stop, 0, __ATOMIC_RELAXED);
     CHECK(!pthread_create(&foreign, NULL, burn, NULL), "no thread");
-    turns = counts_turns();
-    for (i = 0; i < 30 && !most && turns; i++) most = signs(0, 3);
+    switches = counts_switches();
+    for (i = 0; i < 30 && !most && switches; i++) most = signs(0, 3);
     __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     pthread_join(foreign, NULL);
-    CHECK(most || !turns, "a busy loop on the only processor was not seen");
+    CHECK(most || !switches, "a busy loop on the same processor was not detected");
     sched_setaffinity(0, sizeof all, &all);
 }
 #else
 static void other_work(void) {}
 #endif
 
-/* >>training: the same bits with the same threads, busy machine or not; and what does
-   not sum by thread with any number */
+
+// >>bits: results do not depend on other work, nor, without sums by thread, on threads
+
+/* Trains a model for a few steps. out (n): its parameters */
 static void train(int threads, stx_real *out, size_t *n) {
     stx_ctx *x = context(threads);
     stx_span_desc d;
@@ -296,7 +314,7 @@ static void repeats(void) {
         __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
         for (k = 0; k < 3; k++) pthread_join(foreign[k], NULL);
         CHECK(n == m && n > 1000 && !memcmp(a, b, n * sizeof *a),
-              "%d threads: other bits on a busy machine", threads);
+              "%d threads: a busy machine changes bits", threads);
     }
     free(a);
     free(b);
@@ -305,13 +323,8 @@ static void repeats(void) {
 static void any_number(void) {
     enum { N = 700, C = 136 };
 
-    size_t i;
     int k;
-    stx_real *in = (stx_real *)malloc(N * C * sizeof *in),
-             *w = (stx_real *)malloc(C * C * sizeof *w), *first = NULL,
-             *y = (stx_real *)malloc(N * C * sizeof *y);
-    for (i = 0; i < N * C; i++) in[i] = (stx_real)test_rand();
-    for (i = 0; i < C * C; i++) w[i] = (stx_real)test_rand();
+    stx_real *in = random_values(N * C), *w = random_values(C * C), *first = NULL;
     for (k = 1; k <= 7; k += 3) {
         stx_ctx *x = context(k);
         stx_real *all = (stx_real *)calloc(4 * N * C, sizeof *all), *p = all;
@@ -331,8 +344,8 @@ static void any_number(void) {
         if (!first)
             first = all;
         else {
-            CHECK(!memcmp(first, all, 4 * N * C * sizeof *all), "%d threads: other bits than one",
-                  k);
+            CHECK(!memcmp(first, all, 4 * N * C * sizeof *all),
+                  "%d threads: results differ from those of one", k);
             free(all);
         }
         stx_destroy(x);
@@ -340,11 +353,9 @@ static void any_number(void) {
     free(first);
     free(in);
     free(w);
-    free(y);
 }
 
-/* One tensor as queries, keys and values: what threads add to its gradient must not be
-   lost */
+/* One tensor is q, k and v: no part of its gradient that a thread adds may be lost. */
 static void with_itself(void) {
     enum { T = 640, C = 8 };
 
@@ -373,12 +384,14 @@ static void with_itself(void) {
         else
             bad += memcmp(first, t->grad, sizeof first) != 0;
     }
-    CHECK(stx_ok(x) && !bad, "%ld of %d gradients of attention with itself differ from the first",
+    CHECK(stx_ok(x) && !bad, "%ld of %d gradients of self-attention differ from the first",
           bad, k);
     stx_destroy(x);
 }
 
-/* >>contexts come and go; threads sleep; processors */
+
+// >>contexts are created and destroyed
+
 static void come_and_go(void) {
     int i;
     stx_ctx *kept = context(3);
@@ -392,10 +405,10 @@ static void come_and_go(void) {
         c.threads = 5;
         c.wrong = 0;
         if (i % 3) stx_parallel(i % 2 ? x : kept, 512, SIZE_MAX, count, &c);
-        if (i % 50 == 49) nap(5); /* long enough for all to fall asleep */
+        if (i % 50 == 49) nap(5); /* until the threads sleep */
         stx_destroy(x);
         for (n = 0; n < 512 && i % 3; n++) bad += times[n] != 1;
-        CHECK(!bad && !c.wrong, "context %d", i);
+        CHECK(!bad && !c.wrong, "context %d: iterations did not run exactly once", i);
     }
     stx_destroy(kept);
     stx_destroy(NULL);
@@ -416,15 +429,17 @@ static void processors(void) {
     CPU_SET(k, &one);
     sched_setaffinity(0, sizeof one, &one);
     x = context(0);
-    CHECK(stx_threads(x) == 1, "%d threads of one processor", stx_threads(x));
+    CHECK(stx_threads(x) == 1, "%d threads on one processor", stx_threads(x));
     stx_destroy(x);
     sched_setaffinity(0, sizeof all, &all);
 #endif
 }
 
-/* >>fork: the child has no threads, and does the work alone */
+
+// >>fork: the child has no worker threads and runs all iterations itself
+
 static void forked(void) {
-#ifndef TEST_TSAN /* which wants no fork beside threads */
+#ifndef TEST_TSAN /* it does not support fork with threads */
     stx_ctx *x = context(4);
     unsigned char times[4096];
     counted c;
@@ -439,7 +454,7 @@ static void forked(void) {
     nap(5);
     child = fork();
     if (!child) {
-        alarm(1800); /* ends a hang, see tests/limit.sh */
+        alarm(1800); /* ends a hang; see tests/limit.sh */
         for (k = 0; k < 5; k++) {
             memset(times, 0, sizeof times);
             stx_parallel(x, 4096, SIZE_MAX, count, &c);
@@ -455,12 +470,14 @@ static void forked(void) {
     memset(times, 0, sizeof times);
     stx_parallel(x, 4096, SIZE_MAX, count, &c);
     for (n = k = 0; n < 4096; n++) k += times[n] != 1;
-    CHECK(!k, "the parent after fork: %zu wrong", k);
+    CHECK(!k, "the parent after fork: %zu iterations did not run exactly once", k);
     stx_destroy(x);
 #endif
 }
 
-/* >>signals are delivered to the caller's threads, never to the library's */
+
+// >>signals are delivered to threads of the caller only
+
 static pthread_t main_thread;
 static volatile sig_atomic_t here, elsewhere;
 
@@ -486,15 +503,17 @@ static void signals(void) {
     stx_parallel(x, 64, SIZE_MAX, count, &c);
     sigemptyset(&set);
     sigaddset(&set, SIGUSR1);
-    /* the main thread does not take it: would another one? */
+    /* The main thread blocks the signal. No other thread may receive it. */
     pthread_sigmask(SIG_BLOCK, &set, &old);
     for (i = 0; i < 20; i++) {
         kill(getpid(), SIGUSR1);
         nap(1);
     }
-    CHECK(!elsewhere && !here, "%d signals came to a thread of the library's", (int)elsewhere);
+    CHECK(!elsewhere && !here, "%d signals were delivered to a thread of the library",
+          (int)elsewhere);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    CHECK(here == 1 && !elsewhere, "%d and %d signals", (int)here, (int)elsewhere);
+    CHECK(here == 1 && !elsewhere, "%d signals on the main thread, %d on others", (int)here,
+          (int)elsewhere);
     stx_destroy(x);
 }
 
