@@ -1,8 +1,9 @@
-/* test_flags.c - the same numbers whatever the compiler was told: tests/flags.sh
-   builds this with -ffast-math and its parts, for x87 and others. Functions against
-   libm, losses of a small model of each family against those of the double build,
-   masks, and what must be refused when it is not a number. Nothing here compares with
-   NaN or infinity by <, == or isnan: these options may remove that. */
+/* test_flags.c - results with compiler options that relax floating-point arithmetic:
+   tests/flags.sh compiles this file with -ffast-math, with parts of it, and for x87. It
+   compares functions with libm, and the losses of a small model of each family with those
+   of the double build. It tests masks, and that NaN and infinity are refused where they
+   must be. It never detects NaN or infinity by <, == or isnan, because the compiler may
+   remove such tests. */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
@@ -25,7 +26,7 @@ static stx_real infinity_(int minus) {
     return (stx_real)of_bits((uint64_t)(minus ? 0xfff : 0x7ff) << 52);
 }
 
-/* |a - b| <= tol max(|b|, floor), and both finite by their bits */
+/* |a - b| <= tol max(|b|, floor), and the bits of both are those of finite numbers */
 static int same(double a, double b, double tol, double floor_) {
     uint64_t i, k;
     memcpy(&i, &a, 8);
@@ -34,128 +35,154 @@ static int same(double a, double b, double tol, double floor_) {
            && fabs(a - b) <= tol * (fabs(b) > floor_ ? fabs(b) : floor_);
 }
 
-/* Every width of vector loop and what is left over; the numbers also where e^v is
-   tiny, and on both sides of the halves that v / ln 2 is rounded at */
+
+// >>functions
+
+/* All widths of vector loops and a remainder. Among the values are those where e^v is
+   tiny, and both sides of the halves at which v / ln 2 is rounded. */
 enum { N = 4099 };
 
+static double sigmoid(double v) {
+    return 1 / (1 + exp(-v));
+}
+
+static double gelu(double v) {
+    return 0.5 * v * erfc(-v * 0.70710678118654752);
+}
+
+typedef struct function {
+    const char *name;
+    stx_tensor *(*op)(stx_ctx *x, stx_tensor *t);
+    double (*plain)(double v); /* NULL: softmax */
+    double bound;              /* of the relative error */
+} function;
+
+static void check_function(stx_ctx *x, const function *f, const stx_real *a, double top,
+                           double sum) {
+    static stx_real y[N];
+    double worst = 0;
+    stx_tensor *t;
+    int i;
+    stx_begin(x, STX_EVAL);
+    t = f->op(x, stx_input(x, a, 1, N, 0, 0));
+    CHECK(t != NULL, "%s", stx_error(x));
+    if (!t) return;
+    stx_get(x, t, y);
+    for (i = 0; i < N; i++) {
+        double v = (double)a[i], expected = f->plain ? f->plain(v) : exp(v - top) / sum, e;
+        if (fabs(expected) < 1e-30) {
+            CHECK(same((double)y[i], expected, 1e-30, 1), "%s(%g): expected %g, got %g", f->name, v,
+                  expected, (double)y[i]);
+            continue;
+        }
+        e = fabs((double)y[i] - expected) / fabs(expected);
+        if (!same((double)y[i], expected, 1, 0)) e = 1;
+        if (e > worst) worst = e;
+    }
+    printf("%-8s largest relative error %.2e\n", f->name, worst);
+    CHECK(worst < f->bound, "%s: relative error %g", f->name, worst);
+}
+
 static void functions(stx_ctx *x) {
-    static stx_real a[N], y[N];
-    static const char *const name[4] = {"tanh", "sigmoid", "gelu", "softmax"};
-    double worst[4] = {0}, top = 0, sum = 0;
-    int i, f;
-    /* differences are exact */
+    /* GELU has a larger bound because of its tail: e^(-v^2/2) at v = -12, v^2 rounded */
+    static const function all[] = {{"tanh", stx_tanh, tanh, 3e-7},
+                                   {"sigmoid", stx_sigmoid, sigmoid, 3e-7},
+                                   {"gelu", stx_gelu, gelu, 1e-5},
+                                   {"softmax", stx_softmax, NULL, 5e-7}};
+    static stx_real a[N];
+    double top = 0, sum = 0;
+    size_t k;
+    int i;
+    /* multiples of 1/4096, so that differences are exact */
     for (i = 0; i < N; i++)
         a[i] = (stx_real)(floor((i - N / 2) * (40.0 / N) * (i % 3 ? 1 : 0.01) * 4096) / 4096);
     for (i = 0; i < N; i++)
         if ((double)a[i] > top) top = (double)a[i];
     for (i = 0; i < N; i++) sum += exp((double)a[i] - top);
-    for (f = 0; f < 4; f++) {
-        stx_tensor *t, *r;
-        stx_begin(x, STX_EVAL);
-        t = stx_input(x, a, 1, N, 0, 0);
-        r = f == 0   ? stx_tanh(x, t)
-            : f == 1 ? stx_sigmoid(x, t)
-            : f == 2 ? stx_gelu(x, t)
-                     : stx_softmax(x, t);
-        CHECK(r != NULL, "%s", stx_error(x));
-        if (!r) return;
-        stx_get(x, r, y);
-        for (i = 0; i < N; i++) {
-            double v = (double)a[i],
-                   want = f == 0   ? tanh(v)
-                          : f == 1 ? 1 / (1 + exp(-v))
-                          : f == 2 ? 0.5 * v * erfc(-v * 0.70710678118654752)
-                                   : exp(v - top) / sum,
-                   e;
-            if (fabs(want) < 1e-30) {
-                CHECK(same((double)y[i], want, 1e-30, 1), "%s(%g) is %g, not %g", name[f], v,
-                      (double)y[i], want);
-                continue;
-            }
-            e = fabs((double)y[i] - want) / fabs(want);
-            if (!same((double)y[i], want, 1, 0)) e = 1;
-            if (e > worst[f]) worst[f] = e;
-        }
-        printf("%-8s largest relative error %.2e\n", name[f], worst[f]);
-    }
-    CHECK(worst[0] < 3e-7, "tanh: %g", worst[0]);
-    CHECK(worst[1] < 3e-7, "sigmoid: %g", worst[1]);
-    /* of its tail: e^(-v^2/2) at v = -12 has v^2 rounded */
-    CHECK(worst[2] < 1e-5, "gelu: %g", worst[2]);
-    CHECK(worst[3] < 5e-7, "softmax: %g", worst[3]);
+    for (k = 0; k < sizeof all / sizeof *all; k++) check_function(x, &all[k], a, top, sum);
 }
 
-enum { B = 2, T = 12, STEPS = 20, V = 19, FAMILIES = 4 };
 
-static void words(int32_t *text, int step) {
+// >>families
+
+enum { B = 2, T = 12, STEPS = 20, V = 19 };
+
+static void make_text(int32_t *text, int step) {
     int i;
     for (i = 0; i < B * (T + 1); i++)
         text[i] = ((i % (T + 1) + step * T) * (i / (T + 1) + 3) + (i / (T + 1)) * 5) % V;
 }
 
-static stx_lm model(stx_ctx *x, int which) {
-    if (which == 0) {
-        stx_span_desc d;
-        memset(&d, 0, sizeof d);
-        d.vocab = V;
-        d.layers = 2;
-        d.dim = 32;
-        d.heads = 2;
-        d.inner = 64;
-        d.span = 40;
-        d.adapt_span = 1;
-        d.ramp = 8;
-        d.span_init = 0.31;
-        d.dropout = 0.1;
-        return stx_span_as_lm(stx_span_create(x, &d));
-    }
-    if (which == 1) {
-        stx_sru_lm_desc d;
-        memset(&d, 0, sizeof d);
-        d.vocab = V;
-        d.dim = 32;
-        d.sru.layers = 2;
-        d.sru.transform = STX_SRU_ATTENTION;
-        d.sru.proj = 16;
-        d.sru.tanh = 1;
-        d.sru.highway_bias = -2;
-        d.dropout = 0.1;
-        return stx_sru_as_lm(stx_sru_lm_create(x, &d));
-    }
-    if (which == 2) {
-        stx_comp_desc d;
-        memset(&d, 0, sizeof d);
-        d.vocab = V;
-        d.layers = 2;
-        d.dim = 32;
-        d.heads = 2;
-        d.segment = T;
-        d.mem = T;
-        d.ratio = 4;
-        d.gate = STX_COMP_GRU;
-        return stx_comp_as_lm(stx_comp_create(x, &d));
-    }
-    {
-        stx_par_desc d;
-        memset(&d, 0, sizeof d);
-        d.vocab = V;
-        d.blocks = 3;
-        d.dim = 32;
-        d.heads = 2;
-        d.segment = T;
-        return stx_par_as_lm(stx_par_create(x, &d));
-    }
+static stx_lm make_span(stx_ctx *x) {
+    stx_span_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = V;
+    d.layers = 2;
+    d.dim = 32;
+    d.heads = 2;
+    d.inner = 64;
+    d.span = 40;
+    d.adapt_span = 1;
+    d.ramp = 8;
+    d.span_init = 0.31;
+    d.dropout = 0.1;
+    return stx_span_as_lm(stx_span_create(x, &d));
 }
 
-static const char *const family[FAMILIES] = {"span", "sru", "compressive", "par"};
-/* losses of the double build */
-static const double want[FAMILIES][4] = {{3.16789632, 1.43182691, 0.64603275, 0.17036771},
-                                         {2.92712439, 2.63402011, 2.23250985, 1.79571570},
-                                         {2.97626957, 2.06529315, 1.33547539, 0.97990357},
-                                         {2.93664205, 1.90410389, 1.22237855, 0.94778010}};
+static stx_lm make_sru(stx_ctx *x) {
+    stx_sru_lm_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = V;
+    d.dim = 32;
+    d.sru.layers = 2;
+    d.sru.transform = STX_SRU_ATTENTION;
+    d.sru.proj = 16;
+    d.sru.tanh = 1;
+    d.sru.highway_bias = -2;
+    d.dropout = 0.1;
+    return stx_sru_as_lm(stx_sru_lm_create(x, &d));
+}
 
-static void models(stx_ctx *x, int which) {
-    stx_lm lm = model(x, which);
+static stx_lm make_comp(stx_ctx *x) {
+    stx_comp_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = V;
+    d.layers = 2;
+    d.dim = 32;
+    d.heads = 2;
+    d.segment = T;
+    d.mem = T;
+    d.ratio = 4;
+    d.gate = STX_COMP_GRU;
+    return stx_comp_as_lm(stx_comp_create(x, &d));
+}
+
+static stx_lm make_par(stx_ctx *x) {
+    stx_par_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = V;
+    d.blocks = 3;
+    d.dim = 32;
+    d.heads = 2;
+    d.segment = T;
+    return stx_par_as_lm(stx_par_create(x, &d));
+}
+
+/* losses: of the double build, every sixth step */
+static const struct family {
+    const char *name;
+    stx_lm (*make)(stx_ctx *x);
+    double losses[4];
+} families[] = {
+    {"span", make_span, {3.16789632, 1.43182691, 0.64603275, 0.17036771}},
+    {"sru", make_sru, {2.92712439, 2.63402011, 2.23250985, 1.79571570}},
+    {"compressive", make_comp, {2.97626957, 2.06529315, 1.33547539, 0.97990357}},
+    {"par", make_par, {2.93664205, 1.90410389, 1.22237855, 0.94778010}}};
+
+enum { FAMILIES = sizeof families / sizeof *families };
+
+static void train(stx_ctx *x, const struct family *f) {
+    stx_lm lm = f->make(x);
     void *memory = lm.model ? lm.state_create(lm.model, B, 0) : NULL;
     stx_optim *optim, *gates;
     stx_optim_desc od;
@@ -163,14 +190,15 @@ static void models(stx_ctx *x, int which) {
     memset(&od, 0, sizeof od);
     od.clip = 0.5;
     optim = memory ? stx_optim_create(lm.params, &od) : NULL;
-    gates = memory && which == 3 ? stx_optim_create(((stx_par *)lm.model)->arch, &od) : NULL;
+    gates = memory && f->make == make_par ? stx_optim_create(((stx_par *)lm.model)->arch, &od)
+                                          : NULL;
     CHECK(optim && stx_ok(x), "%s", stx_error(x));
     for (step = 0; step < STEPS && stx_ok(x); step++) {
         int32_t text[B * (T + 1)], in[B * T], next[B * T];
         stx_tensor *nll;
         stx_ids *a, *b;
         int i;
-        words(text, step);
+        make_text(text, step);
         for (i = 0; i < B * T; i++) {
             in[i] = text[i / T * (T + 1) + i % T];
             next[i] = text[i / T * (T + 1) + i % T + 1];
@@ -184,24 +212,25 @@ static void models(stx_ctx *x, int which) {
         if (gates) CHECK(stx_optim_step(gates, 0.01), "step %d, gates: %s", step, stx_error(x));
         lm.updated(lm.model);
         if (step % 6 == 0) {
-            double have = stx_item(x, nll);
-            printf("%s step %d loss %.8f\n", family[which], step, have);
-            CHECK(same(have, want[which][k], 1e-5, 1),
-                  "%s step %d: loss %.8f, the double build has %.8f", family[which], step, have,
-                  want[which][k]);
-            k++;
+            double loss = stx_item(x, nll), expected = f->losses[k++];
+            printf("%s step %d loss %.8f\n", f->name, step, loss);
+            CHECK(same(loss, expected, 1e-5, 1), "%s step %d: loss %.8f, in double %.8f", f->name,
+                  step, loss, expected);
         }
     }
     CHECK(stx_ok(x), "%s", stx_error(x));
 }
 
-/* Padded keys: as if they were not there. A row without any key: 0 */
+
+// >>masks, and NaN and infinity
+
+/* Padded keys have no effect. A row without any key is 0. */
 static void masks(stx_ctx *x) {
     enum { S = 40, D = 16, Q = 8 };
 
     static stx_real q[2 * Q * D], kv[2 * S * 2 * D], y[2 * Q * D], alone[Q * D],
         few[(S - 7) * 2 * D];
-    static int32_t gone[2 * S];
+    static int32_t padded[2 * S];
     stx_attention_in in;
     stx_attention_desc d;
     stx_tensor *r;
@@ -209,8 +238,8 @@ static void masks(stx_ctx *x) {
     for (i = 0; i < 2 * Q * D; i++) q[i] = (stx_real)test_rand();
     for (i = 0; i < 2 * S * 2 * D; i++) kv[i] = (stx_real)test_rand();
     for (j = 0; j < S; j++) {
-        gone[j] = j % 6 == 2;
-        gone[S + j] = 1;
+        padded[j] = j % 6 == 2;
+        padded[S + j] = 1;
     }
     memset(&in, 0, sizeof in);
     memset(&d, 0, sizeof d);
@@ -219,13 +248,13 @@ static void masks(stx_ctx *x) {
     stx_begin(x, STX_EVAL);
     in.q = stx_input(x, q, 2, Q, D, 0);
     in.kv = stx_input(x, kv, 2, S, 2 * D, 0);
-    in.pad = stx_tokens(x, gone, 2, S);
+    in.pad = stx_tokens(x, padded, 2, S);
     r = stx_attention(x, &in, &d);
     CHECK(r != NULL, "%s", stx_error(x));
     if (!r) return;
     stx_get(x, r, y);
     for (j = 0; j < S; j++)
-        if (!gone[j]) memcpy(few + k++ * 2 * D, kv + j * 2 * D, 2 * D * sizeof *kv);
+        if (!padded[j]) memcpy(few + k++ * 2 * D, kv + j * 2 * D, 2 * D * sizeof *kv);
     stx_begin(x, STX_EVAL);
     in.q = stx_input(x, q, 1, Q, D, 0);
     in.kv = stx_input(x, few, 1, (size_t)k, 2 * D, 0);
@@ -236,11 +265,11 @@ static void masks(stx_ctx *x) {
     stx_get(x, r, alone);
     for (i = 0; i < Q * D; i++) good &= same((double)y[i], (double)alone[i], 1e-6, 1);
     for (i = Q * D; i < 2 * Q * D; i++) zero &= y[i] == 0;
-    CHECK(good, "padded keys count");
+    CHECK(good, "padded keys have an effect");
     CHECK(zero, "a row without keys is not 0");
 }
 
-/* NaN is never hidden: what depends on it is NaN, told by its bits */
+/* Is a value not NaN, by its bits? */
 static int lost(const stx_real *y, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
@@ -252,11 +281,12 @@ static int lost(const stx_real *y, size_t n) {
     return 0;
 }
 
-static void hidden(stx_ctx *x) {
-    enum { N = 37, T = 70, D = 16 };
+/* What depends on a NaN is NaN. */
+static void nan_in_rows(stx_ctx *x) {
+    enum { N = 37 };
 
-    static stx_real a[3 * T * D], y[3 * T * D], top[N], inv[N], z[1];
     static const int acts[] = {STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID};
+    stx_real a[N], y[N], top[N], inv[N];
     int32_t target = 3;
     int i, k;
     for (k = 0; k < N; k += 6) {
@@ -271,11 +301,19 @@ static void hidden(stx_ctx *x) {
             CHECK(!lost(y + k, 1), "activation %d hides NaN at %d", acts[i], k);
         }
     }
-    for (k = 0; k < 4; k++) { /* in q, k, v, z */
+}
+
+static void nan_in_attention(stx_ctx *x) {
+    enum { T = 70, D = 16 };
+
+    static const char *const input[] = {"q", "k", "v", "span_fraction"};
+    static stx_real a[3 * T * D], y[T * D], grad[T * D], z[1];
+    int i, k;
+    for (i = 0; i < T * D; i++) grad[i] = 1;
+    for (k = 0; k < 4; k++) {
         stx_attention_in in;
         stx_attention_desc d;
         stx_tensor *t[3], *r;
-        stx_real grad[3 * T * D];
         int p;
         for (i = 0; i < 3 * T * D; i++) a[i] = (stx_real)test_rand();
         if (k < 3) a[k * T * D] = not_a_number();
@@ -292,18 +330,18 @@ static void hidden(stx_ctx *x) {
         in.v = t[2];
         in.span_fraction = stx_variable(x, z, 1, 0, 0, 0);
         r = stx_attention(x, &in, &d);
-        for (i = 0; i < T * D; i++) grad[i] = 1;
         stx_backward_from(x, r, grad);
         CHECK(stx_ok(x), "%s", stx_error(x));
         if (!stx_ok(x)) return;
         stx_get(x, r, y);
-        CHECK(!lost(y, 1), "attention hides NaN in input %d", k);
-        CHECK(k == 2 || !lost(t[0]->grad, D), "attention's dq hides NaN in input %d", k);
-        CHECK(!lost(t[1]->grad, 1) || k == 2, "attention's dk hides NaN in input %d", k);
+        CHECK(!lost(y, 1), "attention hides NaN in %s", input[k]);
+        CHECK(k == 2 || !lost(t[0]->grad, D), "dq of attention hides NaN in %s", input[k]);
+        CHECK(k == 2 || !lost(t[1]->grad, 1), "dk of attention hides NaN in %s", input[k]);
     }
 }
 
-/* A gradient that is not finite: no update, the gradient zeroed, counted */
+/* With a gradient that is not finite a step changes no parameter, clears the gradient and
+   counts as skipped. */
 static void gradients(stx_ctx *x) {
     stx_real before[40], after[40], bad[3];
     int i, kind;
@@ -327,19 +365,18 @@ static void gradients(stx_ctx *x) {
             stx_get(x, t, before);
             t->grad[17] = bad[i];
             CHECK(stx_optim_step(o, 0.1) == 0,
-                  "optimiser %d took a gradient that is not finite (%d)", kind, i);
+                  "optimiser %d accepted a gradient that is not finite (%d)", kind, i);
             stx_get(x, t, after);
             CHECK(!memcmp(before, after, sizeof before),
-                  "optimiser %d: parameters changed by a gradient that is not finite (%d)", kind,
+                  "optimiser %d: a gradient that is not finite (%d) changed parameters", kind,
                   i);
             stx_optim_sync(o);
-            CHECK(o->skipped == 1 && t->grad[17] == 0, "skipped %d", (int)o->skipped);
+            CHECK(o->skipped == 1 && t->grad[17] == 0,
+                  "%d steps skipped, or the gradient was not cleared", (int)o->skipped);
             t->grad[17] = 1;
-            CHECK(stx_optim_step(o, 0.1) == 1, "optimiser %d refuses a good one", kind);
+            CHECK(stx_optim_step(o, 0.1) == 1, "optimiser %d refused a finite gradient", kind);
             CHECK(stx_optim_step(o, (double)bad[i]) == 0 && stx_error_code(x) == STX_ERR_ARG,
-                  "a learning rate that is not finite (%d) "
-                  "is taken",
-                  i);
+                  "a learning rate that is not finite (%d) was accepted", i);
             stx_clear_error(x);
         }
 }
@@ -357,39 +394,38 @@ static void samples(void) {
             logits[2] = -3;
             logits[3] = (stx_real)2.5;
             logits[4] = 0;
-            CHECK(k || stx_sample(&s, 1, logits, 5, work) == 3, "the best");
+            CHECK(k || stx_sample(&s, 1, logits, 5, work) == 3, "not the largest logit");
             logits[i] = not_a_number();
-            CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "a NaN at %d is taken", i);
+            CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "NaN at %d was accepted", i);
             logits[i] = infinity_(0);
-            CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "an infinity at %d is taken", i);
+            CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "infinity at %d was accepted", i);
             logits[i] = infinity_(1);
             CHECK(stx_sample(&s, 1, logits, 5, work) >= 0
                       && stx_sample(&s, 1, logits, 5, work) != i,
-                  "a word that cannot come (%d) "
-                  "comes, or is an error",
-                  i);
+                  "-infinity at %d was drawn, or refused", i);
         }
     for (i = 0; i < 5; i++) logits[i] = infinity_(1);
-    CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "no word can come");
+    CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "-infinity everywhere was accepted");
 }
 
 int main(void) {
     stx_desc d;
     stx_ctx *x;
-    int which;
+    int k;
     memset(&d, 0, sizeof d);
     d.threads = 1;
     d.seed = 7;
     x = stx_create(&d);
     functions(x);
-    hidden(x);
+    nan_in_rows(x);
+    nan_in_attention(x);
     masks(x);
     gradients(x);
     samples();
     stx_destroy(x);
-    for (which = 0; which < FAMILIES; which++) {
+    for (k = 0; k < FAMILIES; k++) {
         x = stx_create(&d);
-        models(x, which);
+        train(x, &families[k]);
         stx_destroy(x);
     }
     return test_end();
