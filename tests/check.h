@@ -1,0 +1,120 @@
+/* check.h - what test_io.c and test_train_h.c share: checks without a message, and files
+   in a directory that exists only during the test. Neither depends on seqtx.h. The last
+   line of a program is "N passed, N failed". */
+#ifndef STX_TEST_CHECK_H
+#define STX_TEST_CHECK_H
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+
+// >>checks
+
+static int passed, failed;
+
+static int check(int ok, const char *what, const char *file, int line) {
+    if (ok)
+        passed++;
+    else {
+        failed++;
+        printf("%s:%d: FAILED %s\n", file, line, what);
+    }
+    return ok;
+}
+
+static void check_text(const char *got, const char *expected, const char *file, int line) {
+    if (got != NULL && strcmp(got, expected) == 0) {
+        passed++;
+        return;
+    }
+    failed++;
+    printf("%s:%d: expected [%s]\n  got [%s]\n", file, line, expected, got ? got : "(null)");
+}
+
+/* A comparison with NaN is false, so it fails. */
+#define CHECK(condition)    check((condition) ? 1 : 0, #condition, __FILE__, __LINE__)
+#define SAME(got, expected) check_text(got, expected, __FILE__, __LINE__)
+
+static int check_end(void) {
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed || !passed;
+}
+
+
+// >>files
+
+static char dir[512];   /* all files of the test are below it */
+
+/* Creates dir. If it cannot be created, prints the reason and a last line. */
+static int dir_create(const char *name) {
+    const char *tmp = getenv("TMPDIR");
+    int k;
+    for (k = 0; k < 100; k++) {
+        snprintf(dir, sizeof dir, "%.400s/seqtx_%.40s.%ld.%d", tmp && *tmp ? tmp : "/tmp", name,
+                 (long)getpid(), k);
+        if (mkdir(dir, 0700) == 0) return 1;
+        if (errno != EEXIST) break;
+    }
+    printf("cannot create the directory %s: %s\n0 passed, 1 failed\n", dir, strerror(errno));
+    return 0;
+}
+
+/* The path of a file in dir; valid for the next 255 calls. */
+static const char *in_dir(const char *name) {
+    static char path[256][1024];
+    static int k;
+    char *out = path[k++ % 256];
+    snprintf(out, sizeof path[0], "%.500s/%.500s", dir, name);
+    return out;
+}
+
+static void put_file(const char *path, const void *data, size_t n) {
+    FILE *f = fopen(path, "wb");
+    if (!CHECK(f != NULL)) return;
+    CHECK(fwrite(data, 1, n, f) == n);
+    CHECK(fclose(f) == 0);
+}
+
+/* The content of a file, followed by a zero and valid until the next call; NULL if it
+   cannot be opened. n, the length, may be NULL. */
+static char *get_file(const char *path, size_t *n) {
+    static char text[1 << 16];
+    FILE *f = fopen(path, "rb");
+    size_t k = 0;
+    if (f != NULL) {
+        k = fread(text, 1, sizeof text - 1, f);
+        fclose(f);
+    }
+    text[k] = 0;
+    if (n != NULL) *n = k;
+    return f != NULL ? text : NULL;
+}
+
+/* Number of entries of a directory whose names contain `part`; -1 if it cannot be opened */
+static int dir_entries(const char *path, const char *part) {
+    DIR *d = opendir(path);
+    struct dirent *e;
+    int n = 0;
+    if (d == NULL) return -1;
+    while ((e = readdir(d)) != NULL) n += strstr(e->d_name, part) != NULL;
+    closedir(d);
+    return n;
+}
+
+static void remove_tree(const char *path) {
+    DIR *d = opendir(path);
+    struct dirent *e;
+    char below[1024];
+    while (d != NULL && (e = readdir(d)) != NULL) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        snprintf(below, sizeof below, "%.500s/%.400s", path, e->d_name);
+        if (unlink(below) != 0) remove_tree(below);
+    }
+    if (d != NULL) closedir(d);
+    rmdir(path);
+}
+#endif
