@@ -94,7 +94,7 @@ static char *get_file(const char *path, size_t *n) {
     return f != NULL ? text : NULL;
 }
 
-/* Number of entries of a directory whose names contain `part`; -1 if it cannot be opened */
+/* Number of entries of a directory whose names contain `part`; -1 if it cannot be read */
 static int dir_entries(const char *path, const char *part) {
     DIR *d = opendir(path);
     struct dirent *e;

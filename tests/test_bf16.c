@@ -1765,11 +1765,11 @@ int main(int argc, char **argv) {
                  {"model", model}};
 
     size_t i;
-    int k, wanted;
+    int k, named;
     find_kernels();
     for (i = 0; i < sizeof parts / sizeof *parts; i++) {
-        for (wanted = argc < 2, k = 1; k < argc; k++) wanted |= !strcmp(argv[k], parts[i].name);
-        if (wanted != (argc > 1 && !strcmp(argv[1], "but"))) parts[i].run();
+        for (named = argc < 2, k = 1; k < argc; k++) named |= !strcmp(argv[k], parts[i].name);
+        if (named != (argc > 1 && !strcmp(argv[1], "but"))) parts[i].run();
     }
     printf("largest errors: f32 to dense %.1e, f32 kernels %.1e, threads %.1e; bf16 to f32 %.1e, "
            "bf16 kernels %.1e, threads %.1e; loss %.1e\n",

@@ -408,7 +408,7 @@ static void call_operators(stx_ctx *x, stx_real *a, const stx_real *b) {
     tensor(x, stx_tanh(x, stx_input(x, a, 4, 40, 0, 0)));
 }
 
-/* Functions of numbers. part (40), computed in the default environment. */
+/* Scalar functions. part (40), computed in the default environment. */
 static void call_scalars(const double *part) {
     stx_par_anneal cooling = {STX_PAR_TAU_TARGET, 2, 0.3, 120};
     size_t i;

@@ -620,7 +620,7 @@ static void test_dtypes(void) {
                                            {"F32", "[1,2,1,1,1]"}, {"F64", "[1,1,1,1,1,1,1]"}};
     static const unsigned char half[] = {0, 0,    0, 0x80, 0, 0x3C, 0,    0xC0, 0x55, 0x35, 1,
                                          0, 0xFF, 3, 0,    4, 0xFF, 0x7B, 0,    0x7C, 0,    0xFC};
-    static const double want[] = {
+    static const double expected[] = {
         0, 0, 1, -2, 0.333251953125, 0x1p-24, 1023 * 0x1p-24, 0x1p-14, 65504, HUGE_VAL, -HUGE_VAL};
     char header[400];
     float v[2], f[11];
@@ -662,7 +662,7 @@ static void test_dtypes(void) {
     e = stx_file_find(file, "h");
     CHECK(e && e->dtype == STX_F16 && e->bytes == 22);
     CHECK(stx_entry_get_f32(e, f, 11) && stx_entry_get_f64(e, d, 11));
-    for (i = 0; i < 11; i++) CHECK(f[i] == (float)want[i] && d[i] == want[i]);
+    for (i = 0; i < 11; i++) CHECK(f[i] == (float)expected[i] && d[i] == expected[i]);
     CHECK(signbit(f[1]) && signbit(d[1]));
     stx_file_close(file);
     FINE();

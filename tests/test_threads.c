@@ -97,15 +97,15 @@ static void once(void) {
 }
 
 
-// >>late: other threads run the iterations that a delayed thread has not started
+// >>delay: other threads run the iterations that a delayed thread has not started
 
-typedef struct late {
+typedef struct progress {
     size_t n, done, by_caller;
     pthread_mutex_t lock;
-} late;
+} progress;
 
-static void be_late(const stx_share *s, const void *job) {
-    late *l = (late *)(uintptr_t)job;
+static void be_delayed(const stx_share *s, const void *job) {
+    progress *l = (progress *)(uintptr_t)job;
     int wait = s->thread != 0;
     while (wait) { /* a worker stays in its first chunk until all others are done */
         pthread_mutex_lock(&l->lock);
@@ -119,18 +119,18 @@ static void be_late(const stx_share *s, const void *job) {
     pthread_mutex_unlock(&l->lock);
 }
 
-static void late_threads(void) {
+static void delayed_thread(void) {
     stx_ctx *x = context(2);
     int k;
     for (k = 0; k < 6; k++) {
-        late l;
+        progress l;
         memset(&l, 0, sizeof l);
         l.n = 8;
         pthread_mutex_init(&l.lock, NULL);
         if (k % 2)
-            stx_parallel(x, l.n, SIZE_MAX, be_late, &l);
+            stx_parallel(x, l.n, SIZE_MAX, be_delayed, &l);
         else
-            stx_parallel_units(x, l.n, be_late, &l);
+            stx_parallel_units(x, l.n, be_delayed, &l);
         CHECK(l.done == l.n, "%zu of %zu done: the rest waited for a delayed thread", l.done, l.n);
         CHECK(l.by_caller >= l.n - 1, "the caller ran only %zu of %zu during the delay",
               l.by_caller, l.n);
@@ -144,7 +144,7 @@ static void late_threads(void) {
 
 /* Each of two chunks waits until the other one has started. */
 static void meet(const stx_share *s, const void *job) {
-    late *l = (late *)(uintptr_t)job;
+    progress *l = (progress *)(uintptr_t)job;
     int wait = 1;
     pthread_mutex_lock(&l->lock);
     l->done += s->end - s->begin;
@@ -161,7 +161,7 @@ static void woken(void) {
     stx_ctx *x = context(2);
     int k;
     for (k = 0; k < 4; k++) {
-        late l;
+        progress l;
         memset(&l, 0, sizeof l);
         pthread_mutex_init(&l.lock, NULL);
         stx_parallel(x, 2, SIZE_MAX, meet, &l);
@@ -190,7 +190,7 @@ typedef struct uneven {
     int inside, nap_ms;
 } uneven;
 
-static void one_is_late(const stx_share *s, const void *job) {
+static void one_is_delayed(const stx_share *s, const void *job) {
     uneven *u = (uneven *)(uintptr_t)job;
     struct timespec from, now;
     clock_gettime(CLOCK_MONOTONIC, &from);
@@ -211,7 +211,7 @@ static uint32_t signs(int nap_ms, int loops) {
     uneven u;
     for (u.nap_ms = nap_ms; loops; loops--) {
         u.inside = 0;
-        stx_parallel_units(x, 2, one_is_late, &u);
+        stx_parallel_units(x, 2, one_is_delayed, &u);
         most = STX_MAX(most, inner_busy(x));
     }
     stx_destroy(x);
@@ -520,7 +520,7 @@ static void signals(void) {
 int main(int argc, char **argv) {
     brief = argc > 1 && !strcmp(argv[1], "short");
     once();
-    late_threads();
+    delayed_thread();
     woken();
     other_work();
     repeats();

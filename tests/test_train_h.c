@@ -948,7 +948,7 @@ static void test_streams(void) {
 
 static void test_cut_short(void) {
     const char *path = in_dir("text");
-    char said[2048] = "", want[1024];
+    char message[2048] = "", expected[1024];
     int status = -1, out[2];
     pid_t child;
     ssize_t n, k;
@@ -978,12 +978,13 @@ static void test_cut_short(void) {
     }
     close(out[1]);
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    for (n = 0; (k = read(out[0], said + n, sizeof said - 1 - (size_t)n)) > 0; n += k) {
+    for (n = 0; (k = read(out[0], message + n, sizeof message - 1 - (size_t)n)) > 0; n += k) {
     }
-    said[n] = 0;
+    message[n] = 0;
     close(out[0]);
-    snprintf(want, sizeof want, "\nprog: the text %s was truncated while it was read", path);
-    HOLDS(said, want);
+    snprintf(expected, sizeof expected, "\nprog: the text %s was truncated while it was read",
+             path);
+    HOLDS(message, expected);
     tr_watched.n = 0;
     signal(SIGBUS, SIG_DFL);
 }
@@ -1413,7 +1414,7 @@ static void interrupted_call(void) {
 }
 
 /* The first Ctrl-C warns, the second requests a stop, the third ends the process. */
-static void asked(void) {
+static void interrupts(void) {
     if (!tr_signals(1, err, sizeof err)) _exit(1);
     raise(SIGINT);
     if (tr_stop_requested()) _exit(2);
@@ -1429,7 +1430,7 @@ static void asked(void) {
 }
 
 /* SIGTERM does not warn. */
-static void asked_term(void) {
+static void one_term(void) {
     if (!tr_signals(1, err, sizeof err)) _exit(1);
     raise(SIGTERM);
     _exit(tr_stop_requested() == SIGTERM ? 0 : 2);
@@ -1440,11 +1441,11 @@ static void test_signals(void) {
     CHECK(in_child(two_terms) == 143);
     CHECK(in_child(interrupted_call) == 0);
     SAME(get_file(in_dir("stderr"), NULL), "");
-    CHECK(in_child(asked) == 130);
+    CHECK(in_child(interrupts) == 130);
     SAME(get_file(in_dir("stderr"), NULL),
          "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n"
          "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n");
-    CHECK(in_child(asked_term) == 0);
+    CHECK(in_child(one_term) == 0);
     SAME(get_file(in_dir("stderr"), NULL), "");
 }
 
