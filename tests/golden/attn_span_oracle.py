@@ -19,59 +19,19 @@ Two switches decide what a row of the cache that was never written means and whe
 Tensor names and layouts are those of the C library (see README.md). Random parameters are built in the
 layout of the reference model where it differs (key_pe, pers_key) and transposed on the way in.
 """
-import json
 import math
-import struct
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-F64 = torch.float64
+sys.dont_write_bytecode = True
+from common import (F64, Checker, f32, global_norm, grads_of, layer_norm, leaves, randn, seeded,
+                    slope)
+
 LITERAL_EPS = 1e-8
-
-
-# ---------------------------------------------------------------------------------------- safetensors
-
-def save_safetensors(path, tensors, metadata=None):
-    """tensors: name -> torch tensor or numpy array. Reals are written as F64, integers as I32.
-
-    The reals come first, so that every number in the file is aligned to its own size."""
-    header, blobs, offset = OrderedDict(), [], 0
-    if metadata:
-        header["__metadata__"] = {str(k): str(v) for k, v in metadata.items()}
-    arrays = [(k, v.detach().numpy() if isinstance(v, torch.Tensor) else np.asarray(v)) for k, v in tensors.items()]
-    for name, a in sorted(arrays, key=lambda item: item[1].dtype.kind in "iu"):
-        dtype, kind = ("<i4", "I32") if a.dtype.kind in "iu" else ("<f8", "F64")
-        raw = np.ascontiguousarray(a.astype(dtype)).tobytes()
-        header[name] = {"dtype": kind, "shape": list(a.shape), "data_offsets": [offset, offset + len(raw)]}
-        blobs.append(raw)
-        offset += len(raw)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as out:
-        out.write(struct.pack("<Q", len(text)))
-        out.write(text)
-        for raw in blobs:
-            out.write(raw)
-
-
-def load_safetensors(path):
-    """Returns (tensors, metadata); reads F64, F32 and I32."""
-    with open(path, "rb") as f:
-        data = f.read()
-    (n,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + n])
-    metadata = header.pop("__metadata__", {})
-    kinds = {"F64": "<f8", "F32": "<f4", "I32": "<i4"}
-    tensors = OrderedDict()
-    for name, h in header.items():
-        a, b = h["data_offsets"]
-        array = np.frombuffer(data[8 + n + a:8 + n + b], dtype=kinds[h["dtype"]]).reshape(h["shape"])
-        tensors[name] = torch.from_numpy(array.copy())
-    return tensors, metadata
 
 
 # ---------------------------------------------------------------------------------------- configuration
@@ -200,23 +160,18 @@ def fill_t(cfg, spans=None):
     return library_order(cfg, params)
 
 
-def as_float32_values(t):
-    """Rounds to numbers that single precision holds exactly, so a float32 library starts from the same ones."""
-    return t.to(torch.float32).to(F64)
-
-
 def fill_random(cfg, gen, scale=0.5, spans=None):
     """n(0, scale) everywhere, LayerNorm gains 1 + n(0, 0.2); z uniform in (0, 0.9) unless given."""
     params = OrderedDict()
     for name, shape, kind in reference_shapes(cfg):
-        t = torch.randn(shape, generator=gen, dtype=F64)
+        t = randn(gen, *shape)
         t = 1.0 + 0.2 * t if kind == "gain" else scale * t
-        params[name] = as_float32_values(to_library_layout(kind, t))
+        params[name] = f32(to_library_layout(kind, t))
     if cfg.adapt_span:
         for l in range(cfg.layers):
             z = 0.9 * torch.rand(cfg.heads, generator=gen, dtype=F64) if spans is None else \
                 torch.tensor(spans[l], dtype=F64)
-            params[f"layers.{l}.attn.span"] = as_float32_values(z)
+            params[f"layers.{l}.attn.span"] = f32(z)
     return library_order(cfg, params)
 
 
@@ -229,23 +184,23 @@ def fill_init(cfg, gen, span_init=0.0):
 
     for name, shape, kind in reference_shapes(cfg):
         if kind in ("pe", "table"):
-            t = torch.randn(shape, generator=gen, dtype=F64)
+            t = randn(gen, *shape)
         elif kind == "linear":
             t = uniform(shape, 1.0 / math.sqrt(shape[1]))
         elif kind.startswith("bias:"):
             t = uniform(shape, 1.0 / math.sqrt(int(kind[5:])))
         elif kind == "pers_key":
-            t = torch.randn(shape, generator=gen, dtype=F64) / math.sqrt(cfg.head_dim)
+            t = randn(gen, *shape) / math.sqrt(cfg.head_dim)
         elif kind == "pers_val":
-            t = torch.randn(shape, generator=gen, dtype=F64) / math.sqrt(cfg.pers)
+            t = randn(gen, *shape) / math.sqrt(cfg.pers)
         elif kind == "gain":
             t = torch.ones(shape, dtype=F64)
         else:
             t = torch.zeros(shape, dtype=F64)
-        params[name] = as_float32_values(to_library_layout(kind, t))
+        params[name] = f32(to_library_layout(kind, t))
     if cfg.adapt_span:
         for l in range(cfg.layers):
-            params[f"layers.{l}.attn.span"] = as_float32_values(torch.full((cfg.heads,), span_init, dtype=F64))
+            params[f"layers.{l}.attn.span"] = f32(torch.full((cfg.heads,), span_init, dtype=F64))
     return library_order(cfg, params)
 
 
@@ -287,12 +242,6 @@ class State:
 
     def select(self, a, b):
         return State([r[a:b] for r in self.rows], list(self.real))
-
-
-def layer_norm(x, gain, shift):
-    mean = x.mean(-1, keepdim=True)
-    var = ((x - mean) ** 2).mean(-1, keepdim=True)
-    return (x - mean) / torch.sqrt(var + 1e-5) * gain + shift
 
 
 def attention(cfg, params, l, h, cache, real):
@@ -430,10 +379,6 @@ def span_penalty(cfg, params):
     return total
 
 
-def leaves(params):
-    return OrderedDict((k, v.clone().requires_grad_(True)) for k, v in params.items())
-
-
 def block_gradients(cfg, params, x, y, state, batch_split=1):
     """One training step's forward and backward. Returns nll, total, logp, new state, gradients by name."""
     p = leaves(params)
@@ -452,8 +397,7 @@ def block_gradients(cfg, params, x, y, state, batch_split=1):
         logps.append(logp.detach())
         states.append(new)
     joined = State([torch.cat([s.rows[l] for s in states], 0) for l in range(cfg.layers)], states[0].real)
-    grads = OrderedDict((k, torch.zeros_like(v) if v.grad is None else v.grad.detach()) for k, v in p.items())
-    return nll, total, torch.cat(logps, 0), joined, grads
+    return nll, total, torch.cat(logps, 0), joined, grads_of(p)
 
 
 def run_blocks(cfg, params, tokens, z_schedule=None, batch_split=1):
@@ -488,6 +432,10 @@ def tokens_t(cfg):
     n = cfg.blocks * cfg.block + 1
     return torch.tensor([[(5 * b + 3 * i + (i * i) % 7 + (i ** 3) % 5) % cfg.vocab for i in range(n)]
                          for b in range(cfg.batch)])
+
+
+def random_tokens(cfg, gen):
+    return torch.randint(0, cfg.vocab, (cfg.batch, cfg.blocks * cfg.block + 1), generator=gen)
 
 
 # ---------------------------------------------------------------------------------------- attention op alone
@@ -567,7 +515,7 @@ class Optimiser:
         lr = self.lr * (min(1.0, self.n / self.warmup) if self.warmup > 0 else 1.0)
         coef = 1.0
         if self.kind != "adagrad" and self.clip > 0:
-            norm = math.sqrt(sum(float((g * g).sum()) for g in grads.values()))
+            norm = float(global_norm(grads))
             coef = min(1.0, self.clip / (norm + 1e-6))
         for name, theta in params.items():
             g = coef * grads[name]
@@ -661,34 +609,6 @@ T_ADAGRAD = ["0.998950000001 -1.998950000000 0.500000000000 0.082500000175",
              "0.997052279810 -1.998648875444 0.510434511408 0.070645637042"]
 
 
-class Checker:
-    def __init__(self):
-        self.passed = self.failed = 0
-
-    def report(self, ok, text):
-        self.passed += ok
-        self.failed += not ok
-        print(("pass  " if ok else "FAIL  ") + text)
-
-    def printed(self, label, values, expected):
-        """Each value must round to the digits that are printed in the table."""
-        texts = expected.split()
-        values = [float(v) for v in values]
-        self.report(len(texts) == len(values), f"{label}: {len(texts)} numbers")
-        for n, (v, s) in enumerate(zip(values, texts)):
-            mantissa, _, exponent = s.partition("e")
-            digits = len(mantissa.partition(".")[2])
-            unit = 10.0 ** (-digits + int(exponent or 0))
-            self.report(abs(v - float(s)) <= 0.501 * unit, f"{label}[{n}] got {v:.13g} expected {s}")
-
-    def equal(self, label, got, expected):
-        self.report(got == expected, f"{label} got {got} expected {expected}")
-
-    def close(self, label, a, b, tol):
-        worst = float((a - b).abs().max()) if a.numel() else 0.0
-        self.report(worst <= tol and a.shape == b.shape, f"{label}: largest difference {worst:.2e} (limit {tol:.0e})")
-
-
 def check_appendix_t(ck):
     for name, expect in T_EXPECT.items():
         cfg, params, tokens = t_case(name)
@@ -736,8 +656,8 @@ def check_optimisers(ck):
     for n in range(5):
         opt.step(params, {"p": torch.tensor(T_ADAGRAD_P[n], dtype=F64), "q": torch.tensor([T_ADAGRAD_Q[n]], dtype=F64)})
         ck.printed(f"adagrad update {n + 1}", torch.cat([params["p"], params["q"]]), T_ADAGRAD[n])
-    gen = torch.Generator().manual_seed(5)
-    start = [torch.randn(3, 4, generator=gen, dtype=F64), torch.randn(5, generator=gen, dtype=F64)]
+    gen = seeded(5)
+    start = [randn(gen, 3, 4), randn(gen, 5)]
     makers = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
               "adam": lambda p: torch.optim.Adam(p, lr=0.01),
               "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.01)}
@@ -748,7 +668,7 @@ def check_optimisers(ck):
             ours = OrderedDict(a=start[0].clone(), b=start[1].clone())
             opt_t, opt_o = makers[kind](theirs), Optimiser(kind, clip=clip, **mine[kind])
             for _ in range(6):
-                g = [torch.randn(p.shape, generator=gen, dtype=F64) for p in start]
+                g = [randn(gen, *p.shape) for p in start]
                 for p, x in zip(theirs, g):
                     p.grad = x.clone()
                 if clip:
@@ -762,7 +682,7 @@ def check_optimisers(ck):
 
 def check_consistency(ck):
     """Identities that tie the parts together, in both modes."""
-    gen = torch.Generator().manual_seed(11)
+    gen = seeded(11)
     # Without missing rows and with room in the cache, the block length does not matter.
     base = dict(vocab=13, span=40, heads=2, dim=8, adapt_span=True, ramp=5, pers=2, span_loss=1e-3)
     short = Config(blocks=3, block=8, **base).set_mode(False)
@@ -781,23 +701,19 @@ def check_consistency(ck):
         tok = tokens_t(cfg)
         one, two = run_blocks(cfg, params, tok), run_blocks(cfg, params, tok, batch_split=2)
         worst = max(float((one["grads"][k] - two["grads"][k]).abs().max()) for k in params)
-        ck.report(worst < 1e-13, f"{mode}: batch_split 2 changes gradients by {worst:.1e}")
+        ck.expect(worst < 1e-13, f"{mode}: batch_split 2 changes gradients by {worst:.1e}")
         # finite differences of the last block's total, caches fixed
-        pre = Config(**{**cfg.__dict__, "blocks": 2})
-        state = run_blocks(pre, params, tok)["state"]
+        state = run_blocks(replace(cfg, blocks=2), params, tok)["state"]
         x, y = tok[:, 10:15], tok[:, 11:16]
 
         def total(ps):
             h, _ = forward(cfg, ps, x, state)
             return float(nll_of(log_probs(cfg, ps, h), y) + span_penalty(cfg, ps))
         for name in ("key_pe", "layers.0.attn.span", "layers.1.attn.wk", "layers.0.ff.fc2.weight", "in_emb.weight"):
-            direction = torch.randn(params[name].shape, generator=gen, dtype=F64)
-            h = 1e-6
-            plus, minus = OrderedDict(params), OrderedDict(params)
-            plus[name], minus[name] = params[name] + h * direction, params[name] - h * direction
-            numeric = (total(plus) - total(minus)) / (2 * h)
+            direction = randn(gen, *params[name].shape)
+            numeric = slope(total, params, name, direction, 1e-6)
             exact = float((one["grads"][name] * direction).sum())
-            ck.report(abs(numeric - exact) < 1e-8 * max(1.0, abs(exact)) + 2e-9,
+            ck.expect(abs(numeric - exact) < 1e-8 * max(1.0, abs(exact)) + 2e-9,
                       f"{mode}: finite difference along {name}: {numeric:.10f} against {exact:.10f}")
 
     # the attention inside the model and the op alone
@@ -806,8 +722,8 @@ def check_consistency(ck):
             cfg = Config(vocab=13, span=37, dim=12, heads=2, layers=1, block=5, adapt_span=True, ramp=7,
                          pers=pers).set_mode(literal)
             params = fill_random(cfg, gen)
-            h = torch.randn(2, 5, 12, generator=gen, dtype=F64)
-            cache = torch.randn(2, 9, 12, generator=gen, dtype=F64)
+            h = randn(gen, 2, 5, 12)
+            cache = randn(gen, 2, 9, 12)
             cache[:, :4] = 0
             p = "layers.0.attn."
             inside = attention(cfg, params, 0, h, cache, 5)
@@ -828,14 +744,12 @@ def main():
     if "--check" not in sys.argv[1:]:
         print(__doc__)
         return 2
-    torch.set_num_threads(1)
     ck = Checker()
     check_appendix_t(ck)
     check_spans(ck)
     check_optimisers(ck)
     check_consistency(ck)
-    print(f"{ck.passed} passed, {ck.failed} failed (torch {torch.__version__})")
-    return 1 if ck.failed else 0
+    return ck.finish()
 
 
 if __name__ == "__main__":

@@ -13,69 +13,21 @@ hold, D width, H heads, hd = D / H, L layers, r ratio, x overlap.
 The functions compute in the dtype of the parameters: the vectors are float64, the same code in float32 shows how much of a
 difference rounding makes.
 """
-import json
 import math
 import os
-import struct
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass, fields, replace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-torch.set_num_threads(1)
-F64 = torch.float64
-LN_EPS = 1e-5
-
-
-# ---------------------------------------------------------------------------------------- safetensors
-
-def save_safetensors(path, tensors, metadata=None):
-    """tensors: name -> torch tensor. Reals are written as F64, integers as I32.
-
-    The reals come first, so that every number in the file is aligned to its own size."""
-    header, blobs, offset = OrderedDict(), [], 0
-    if metadata:
-        header["__metadata__"] = {str(k): str(v) for k, v in metadata.items()}
-    arrays = [(k, v.detach().numpy()) for k, v in tensors.items()]
-    for name, a in sorted(arrays, key=lambda item: item[1].dtype.kind in "iub"):
-        dtype, kind = ("<i4", "I32") if a.dtype.kind in "iub" else ("<f8", "F64")
-        raw = np.ascontiguousarray(a.astype(dtype)).tobytes()
-        header[name] = {"dtype": kind, "shape": list(a.shape), "data_offsets": [offset, offset + len(raw)]}
-        blobs.append(raw)
-        offset += len(raw)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as out:
-        out.write(struct.pack("<Q", len(text)))
-        out.write(text)
-        for raw in blobs:
-            out.write(raw)
-
-
-def load_safetensors(path):
-    """Returns (tensors, metadata); reads F64 and I32."""
-    with open(path, "rb") as f:
-        data = f.read()
-    (n,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + n])
-    metadata = header.pop("__metadata__", {})
-    kinds = {"F64": "<f8", "I32": "<i4"}
-    tensors = OrderedDict()
-    for name, h in header.items():
-        a, b = h["data_offsets"]
-        array = np.frombuffer(data[8 + n + a:8 + n + b], dtype=kinds[h["dtype"]]).reshape(h["shape"])
-        tensors[name] = torch.from_numpy(array.copy())
-    return tensors, metadata
+sys.dont_write_bytecode = True
+from common import (F64, HERE, Checker, integers, layer_norm, leaf, leaves, parameters_in, randn, seeded,
+                    slope)
 
 
 # ---------------------------------------------------------------------------------------- options and parameters
-
-def integers(text):
-    return [int(v) for v in text.split(",")] if text else []
-
 
 @dataclass(frozen=True)
 class Config:
@@ -235,12 +187,6 @@ def parameter_shapes(cfg):
 
 
 # ---------------------------------------------------------------------------------------- parts
-
-def layer_norm(x, gain, shift):
-    mean = x.mean(-1, keepdim=True)
-    var = ((x - mean) ** 2).mean(-1, keepdim=True)
-    return (x - mean) / torch.sqrt(var + LN_EPS) * gain + shift
-
 
 def gelu(t):
     return t * 0.5 * (1 + torch.erf(t / math.sqrt(2)))
@@ -602,7 +548,7 @@ class Model:
     def segment(self, ids, mask=None, reset=None, training=True):
         """ids (B,T). Returns logits (B,T,V), aux_layer (A), ratio_layer (A), aux."""
         cfg = self.cfg
-        T, A = ids.shape[1], len(cfg.memory)
+        T = ids.shape[1]
         if cfg.literal_mask or cfg.literal_rows or cfg.literal_pad:
             assert reset is None
         if cfg.literal_freeze and T == cfg.segment and training:
@@ -664,10 +610,11 @@ def nll(logits, targets):
 def run_model(inputs, meta):
     """inputs: param.*, ids.<s>, targets.<s>, mask.<s>, reset.<s>. Returns the results of a golden file."""
     cfg = config_from(meta)
-    names = list(parameter_shapes(cfg))
-    assert set(names) == {k[6:] for k in inputs if k.startswith("param.")}
     training = not int(meta.get("eval", "0"))
-    p = {n: inputs["param." + n].clone().requires_grad_(training) for n in names}
+    p = parameters_in(inputs)
+    assert set(p) == set(parameter_shapes(cfg))
+    if training:
+        p = leaves(p)
     other = (int(meta["eval_mem"]), int(meta["eval_cmem"])) if not training else (None, None)
     model = Model(cfg, p, int(meta["B"]), *other)
     r, total = OrderedDict(), 0.0
@@ -692,7 +639,7 @@ def run_model(inputs, meta):
                     r[name.replace("mem", "mem_pad")] = pad
     if training:
         total.backward()
-        for n in names:
+        for n in parameter_shapes(cfg):
             if p[n].grad is not None:
                 r["grad." + n] = p[n].grad
     return r
@@ -700,7 +647,7 @@ def run_model(inputs, meta):
 
 # ---------------------------------------------------------------------------------------- the published numbers
 
-NUMBERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "compressive_numbers.txt")
+NUMBERS = os.path.join(HERE, "compressive_numbers.txt")
 LITERAL = dict(vocab=11, dim=8, heads=2, segment=4, layers=2, mem=4, cmem=2, ratio=2, gate="gru", recurrence="rotate",
                literal_rows=1, literal_pad=1, literal_target=1, literal_mask=1)
 CASES = OrderedDict(
@@ -775,8 +722,7 @@ def greedy(letter, prompt, count, rotate_always):
     """The published decodings; rotate_always: calls that do not fill a segment leave the memory moved, too."""
     t, meta = published_case(letter)
     cfg = config_from(meta)
-    p = {k[6:]: v for k, v in t.items() if k.startswith("param.")}
-    model = Model(cfg, p, 1)
+    model = Model(cfg, parameters_in(t), 1)
     tokens = published_tokens(1, prompt)[0].tolist()
     done, out = 0, []
     gap = math.inf
@@ -807,23 +753,6 @@ def square(t):
     return float((t.to(F64) ** 2).sum())
 
 
-class Report:
-    def __init__(self):
-        self.bad, self.count = [], 0
-
-    def expect(self, good, what):
-        self.count += 1
-        if not good:
-            self.bad.append(what)
-            print("FAILED", what)
-
-    def printed(self, got, text, what):
-        """text: a printed number; the last printed digit may be off by one half and a little."""
-        mantissa = text.split("e")[0]
-        unit = 10.0 ** (-len(mantissa.split(".")[1]) + (int(text.split("e")[1]) if "e" in text else 0))
-        self.expect(abs(got - float(text)) <= 0.51 * unit, f"{what}: got {got!r}, printed {text}")
-
-
 def check_published(report):
     with open(NUMBERS, encoding="ascii") as f:
         lines = f.read().splitlines()
@@ -839,22 +768,22 @@ def check_published(report):
             memory = config_from(meta).memory
         elif word[0] == "seg":
             s = word[1].rstrip(":")
-            report.printed(float(got["nll." + s]), word[3], f"{case} {s} CE")
-            report.printed(float(got["aux." + s]), word[5], f"{case} {s} aux")
-            report.printed(weighted(got["logits." + s]), word[7], f"{case} {s} W(logits)")
+            report.digits(f"{case} {s} CE", float(got["nll." + s]), word[3])
+            report.digits(f"{case} {s} aux", float(got["aux." + s]), word[5])
+            report.digits(f"{case} {s} W(logits)", weighted(got["logits." + s]), word[7])
         elif word[0] == "final":
             for name, at in (("mem", 3), ("cmem", 8)):
                 stacked = torch.stack([got[f"{name}.{l}"] for l in memory])
-                report.printed(square(stacked), word[at], f"{case} {name} S2")
-                report.printed(weighted(stacked), word[at + 2].rstrip(";"), f"{case} {name} W")
+                report.digits(f"{case} {name} S2", square(stacked), word[at])
+                report.digits(f"{case} {name} W", weighted(stacked), word[at + 2].rstrip(";"))
         elif word[0] in ("grad", "frozen"):
             key = word[1].rstrip(":")
             results = got if word[0] == "grad" else frozen
             if word[2] == "none":
                 report.expect(own.get(key) not in results, f"{case} {key} has a gradient")
             else:
-                report.printed(square(results[own[key]]), word[2], f"{case} {word[0]} {key} S2")
-                report.printed(weighted(results[own[key]]), word[3], f"{case} {word[0]} {key} W")
+                report.digits(f"{case} {word[0]} {key} S2", square(results[own[key]]), word[2])
+                report.digits(f"{case} {word[0]} {key} W", weighted(results[own[key]]), word[3])
             if word[0] == "grad":
                 seen.add((case, key))
         elif word[0] == "DECODE":
@@ -874,17 +803,16 @@ def check_hash(report):
     report.expect(hashed(0, 0) == 1747545881 and hashed(0, 1) == 1963196093 and hashed(3, 5) == 946756691, "hash")
 
 
-
 # ---------------------------------------------------------------------------------------- properties
 
 def random_parameters(cfg, seed, scale=0.5):
-    gen = torch.Generator().manual_seed(seed)
-    return OrderedDict((n, scale * torch.randn(*shape, generator=gen, dtype=F64) + (1 if n.endswith("norm.weight") else 0))
+    gen = seeded(seed)
+    return OrderedDict((n, scale * randn(gen, *shape) + (1 if n.endswith("norm.weight") else 0))
                        for n, shape in parameter_shapes(cfg).items())
 
 
 def random_tokens(cfg, B, count, seed):
-    return torch.randint(0, cfg.vocab, (B, count), generator=torch.Generator().manual_seed(seed)).to(torch.int32)
+    return torch.randint(0, cfg.vocab, (B, count), generator=seeded(seed)).to(torch.int32)
 
 
 VARIETY = [     # configurations that the general properties must hold for
@@ -918,7 +846,7 @@ def check_streams(report):
         p = random_parameters(cfg, i)
         S, N = cfg.segment, 6 * cfg.segment + 2
         tokens = random_tokens(cfg, 3, N, 100 + i)
-        mask = (torch.rand(3, N, generator=torch.Generator().manual_seed(i)) > 0.2).to(torch.int32)
+        mask = (torch.rand(3, N, generator=seeded(i)) > 0.2).to(torch.int32)
         with torch.no_grad():
             full, model = run_plain(cfg, p, tokens, mask)
             # a growing last segment gives what the whole segment gives, and leaves the memory alone
@@ -955,20 +883,11 @@ def check_streams(report):
                 report.expect(after == (int(mask[b, at]) == 0), f"variety {i}: row {b}, token {at}, mask {int(mask[b, at])}")
 
 
-def with_values(p, **values):
-    q = OrderedDict(p)
-    for name, value in values.items():
-        key = name.replace("__", ".")
-        assert key in q or "compress" in key
-        q[key] = value
-    return q
-
-
 def check_equivalences(report):
     base = Config(layers=2, positions="xl", segment=4, mem=5, cmem=0, ratio=1)
     p = random_parameters(base, 50)
     tokens = random_tokens(base, 2, 22, 51)
-    mask = (torch.rand(2, 22, generator=torch.Generator().manual_seed(52)) > 0.2).to(torch.int32)
+    mask = (torch.rand(2, 22, generator=seeded(52)) > 0.2).to(torch.int32)
     eye = torch.eye(8, dtype=F64)[:, :, None]
     with torch.no_grad():
         # memory of 9 rows = memory of 5 and 4 compressed at ratio 1 by the identity
@@ -1003,7 +922,7 @@ def check_equivalences(report):
         learned = replace(base, positions="learned", mem=6, cmem=3, ratio=2)
         q = random_parameters(learned, 53)
         r = OrderedDict((k, v) for k, v in q.items() if k != "key_pe")
-        rows, pos = learned.table_rows, 0.5 * torch.randn(8, 8, generator=torch.Generator().manual_seed(54), dtype=F64)
+        rows, pos = learned.table_rows, 0.5 * randn(seeded(54), 8, 8)
         for i in range(rows):
             q["key_pe"][:, i] = linear(sinusoid(rows - 1 - i, 8, F64), pos).reshape(2, 4)
         for l in range(2):
@@ -1032,13 +951,12 @@ def check_equivalences(report):
 
 
 def check_pieces(report):
-    gen = torch.Generator().manual_seed(60)
-    randn = lambda *shape: torch.randn(*shape, generator=gen, dtype=F64)
+    gen = seeded(60)
     # strided convolution and its transpose against torch's
     for e, r, x in ((6, 3, 0), (7, 3, 0), (5, 2, 1), (4, 2, 3)):
         cfg = Config(ratio=r, overlap=x, aux="autoencode")
         p = random_parameters(cfg, 61)
-        rows = [Row(randn(8), True) for _ in range(e)]
+        rows = [Row(randn(gen, 8), True) for _ in range(e)]
         G = groups(cfg, e)
         source = torch.cat([torch.zeros(x, 8, dtype=F64), torch.stack([row.value for row in rows]),
                             torch.zeros(G * r - e, 8, dtype=F64)])
@@ -1052,7 +970,7 @@ def check_pieces(report):
     # dilated convolutions
     cfg = Config(ratio=2, compress="dilated", dilations="1,3")
     p = random_parameters(cfg, 62)
-    rows = [Row(randn(8), True) for _ in range(5)]
+    rows = [Row(randn(gen, 8), True) for _ in range(5)]
     z = torch.cat([torch.zeros(4, 8, dtype=F64), torch.stack([row.value for row in rows]), torch.zeros(1, 8, dtype=F64)]).T[None]
     for j, rate in enumerate((1, 3)):
         z = torch.relu(F.conv1d(z, p[f"layers.0.compress.dilated.{j}.weight"], dilation=rate))
@@ -1065,9 +983,9 @@ def check_pieces(report):
     with torch.no_grad():
         for name, w in cell.named_parameters():
             w.copy_(p["layers.0.attn.gate." + name])
-        y, x = randn(5, 8), randn(5, 8)
+        y, x = randn(gen, 5, 8), randn(gen, 5, 8)
         report.expect(near(gate(cfg, lambda n: p["layers.0.attn.gate." + n], y, x), cell(y, x)), "GRU")
-        g, b = randn(8), randn(8)
+        g, b = randn(gen, 8), randn(gen, 8)
         report.expect(near(layer_norm(x, g, b), F.layer_norm(x, (8,), g, b)) and near(gelu(x), F.gelu(x)), "LayerNorm, GELU")
 
 
@@ -1076,7 +994,7 @@ def check_gradients(report):
     for options, reach in ((dict(), 0), (dict(aux="bptt"), 1), (dict(aux="bptt", bptt=2), 2), (dict(aux="autoencode"), 0),
                            (dict(recurrence="ernie"), 0), (dict(compress="dilated", aux="bptt", recurrence="ernie"), 1)):
         cfg = Config(ratio=2, cmem=8, **options).checked()
-        p = OrderedDict((n, v.requires_grad_()) for n, v in random_parameters(cfg, 70).items())
+        p = leaves(random_parameters(cfg, 70))
         tokens = random_tokens(cfg, 2, 28, 71)
         model, losses = Model(cfg, p, 2), []
         for s in range(7):
@@ -1092,13 +1010,13 @@ def check_gradients(report):
                 touched = {n for n, g in zip(p, grads) if g is not None and bool(g.any())}
                 report.expect(touched == {n for n in p if "compress" in n}, f"{options} auxiliary loss {s}: {touched}")
         # weights of their own for every segment: whose compression does the language loss of segment s reach?
-        name, leaves = "layers.0.compress.weight", []
+        name, own = "layers.0.compress.weight", []
         model = Model(cfg, p, 2)
         for s in range(7):
-            leaves.append(p[name].detach().clone().requires_grad_())
-            model.p = OrderedDict(p, **{name: leaves[s]})
+            own.append(leaf(p[name]))
+            model.p = OrderedDict(p, **{name: own[s]})
             logits = model.segment(tokens[:, 4 * s:4 * s + 4])[0]
-            grads = torch.autograd.grad(nll(logits, tokens[:, 4 * s:4 * s + 4]), leaves, allow_unused=True, retain_graph=True)
+            grads = torch.autograd.grad(nll(logits, tokens[:, 4 * s:4 * s + 4]), own, allow_unused=True, retain_graph=True)
             reached = {i for i, g in enumerate(grads) if g is not None and bool(g.any())}
             report.expect(reached == set(range(max(1, s - reach), s)), f"{options} segment {s} reaches {reached}")
     # the gradient of the sum of everything against differences, for the parameters that reach no constant
@@ -1113,30 +1031,29 @@ def check_gradients(report):
             value = value + nll(logits, tokens[:, 4 * s + 1:4 * s + 5]) + aux
         return value
 
-    with_grad = OrderedDict((n, v.clone().requires_grad_()) for n, v in p.items())
+    with_grad = leaves(p)
     total(with_grad).backward()
     free = [n for n in p if n.startswith(("layers.0.attn.out", "layers.0.attn.gate", "layers.0.ff", "layers.0.attn.pos",
                                           "layers.0.attn.u", "layers.0.attn.v", "out_emb", "final_norm"))]
-    gen, h = torch.Generator().manual_seed(74), 1e-6
+    gen = seeded(74)
     for name in free:
-        d = torch.randn(p[name].shape, generator=gen, dtype=F64)
+        d = randn(gen, *p[name].shape)
         with torch.no_grad():
-            diff = (total(OrderedDict(p, **{name: p[name] + h * d})) - total(OrderedDict(p, **{name: p[name] - h * d}))) / (2 * h)
-        slope = float((with_grad[name].grad * d).sum())
-        report.expect(abs(float(diff) - slope) < 1e-7 * max(1.0, abs(slope)), f"differences of {name}")
+            numeric = slope(total, p, name, d, 1e-6)
+        exact = float((with_grad[name].grad * d).sum())
+        report.expect(abs(numeric - exact) < 1e-7 * max(1.0, abs(exact)), f"differences of {name}")
 
 
 def main():
     if sys.argv[1:] != ["--check"]:
         print(__doc__)
         return 2
-    report = Report()
+    report = Checker(verbose=False)
     for check in (check_hash, check_published, check_streams, check_equivalences, check_pieces, check_gradients):
-        before = report.count
+        before = report.passed + report.failed
         check(report)
-        print(f"{check.__name__[6:]:14s} {report.count - before:4d} comparisons")
-    print("all checks passed" if not report.bad else f"{len(report.bad)} checks failed")
-    return 1 if report.bad else 0
+        print(f"{check.__name__[6:]:14s} {report.passed + report.failed - before:4d} comparisons")
+    return report.finish()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Writes every *.safetensors file of this directory from the oracle. See README.md for the contents.
 
-    python3 make_golden.py            all files, next to this script
-    python3 make_golden.py --out DIR  somewhere else
+    python3 make_golden.py             all files, into this directory
+    python3 make_golden.py --out DIR   into another directory
+    python3 make_golden.py models ops  a part: models attention curves optimisers ops
 """
 import math
-import os
 import sys
 from collections import OrderedDict
 
@@ -13,19 +13,11 @@ import torch
 import torch.nn.functional as F
 
 sys.dont_write_bytecode = True
-from attn_span_oracle import (F64, LITERAL_EPS, T_EXPECT, Config, Optimiser, as_float32_values, attention_op,
-                              fill_init, fill_random, leaves, run_blocks, save_safetensors, t_case, train,
-                              T_ADAGRAD_P, T_ADAGRAD_Q)
+from attn_span_oracle import (LITERAL_EPS, T_ADAGRAD_P, T_ADAGRAD_Q, T_EXPECT, Config, Optimiser,
+                              attention_op, fill_init, fill_random, random_tokens, run_blocks, t_case, train)
+from common import F64, GoldenFiles, f32, grads_of, leaf, leaves, normal, prefixed, seeded
 
-OUT = os.path.dirname(os.path.abspath(__file__))
-
-
-def seeded(n):
-    return torch.Generator().manual_seed(n)
-
-
-def normal(gen, *shape, scale=1.0):
-    return as_float32_values(scale * torch.randn(*shape, generator=gen, dtype=F64))
+FILES = GoldenFiles(limit=500_000)
 
 
 def no_near_ties(z, L):
@@ -35,23 +27,11 @@ def no_near_ties(z, L):
     assert bool(((off == 0) | (off > 1e-5)).all()), zl
 
 
-def write(name, tensors, metadata):
-    path = os.path.join(OUT, name + ".safetensors")
-    for key, value in tensors.items():
-        if value.is_floating_point():
-            assert bool(torch.isfinite(value).all()), (name, key)
-    save_safetensors(path, tensors, metadata)
-    size = os.path.getsize(path)
-    assert size < 500_000, (name, size)
-    print(f"{name:14s} {size:7d} bytes, {len(tensors)} tensors")
-    return size
-
-
 # ---------------------------------------------------------------------------------------- whole model
 
 def write_model(name, cfg, params, tokens, z_schedule=None):
     r = run_blocks(cfg, params, tokens, z_schedule)
-    t = OrderedDict(("param." + k, v) for k, v in params.items())
+    t = prefixed("param.", params)
     t["tokens"] = tokens
     if z_schedule is not None:
         t["z_schedule"] = z_schedule
@@ -62,46 +42,38 @@ def write_model(name, cfg, params, tokens, z_schedule=None):
     for l, rows in enumerate(r["state"].rows):
         t[f"cache.{l}"] = rows
     t["cache_rows"] = torch.tensor(r["state"].real)
-    for k, v in r["grads"].items():
-        t["grad." + k] = v
-    return write(name, t, cfg.metadata())
-
-
-def random_tokens(cfg, gen):
-    return torch.randint(0, cfg.vocab, (cfg.batch, cfg.blocks * cfg.block + 1), generator=gen)
+    t.update(prefixed("grad.", r["grads"]))
+    FILES.write(name, t, cfg.metadata())
 
 
 def make_models():
-    total = 0
     for name in T_EXPECT:
         for prefix, literal in (("t_", True), ("fix_", False)):
             cfg, params, tokens = t_case(name)
             cfg.set_mode(literal)
-            total += write_model(prefix + name, cfg, params, tokens)
+            write_model(prefix + name, cfg, params, tokens)
 
     def pair(names, seed, spans=None, steep=1.0, **fields):
-        size = 0
         for name, literal in zip(names, (False, True)):
             cfg = Config(**fields).set_mode(literal)
             gen = seeded(seed)
             params = fill_random(cfg, gen, 0.5, spans)
             params["key_pe"] = steep * params["key_pe"]
-            size += write_model(name, cfg, params, random_tokens(cfg, gen))
-        return size
+            write_model(name, cfg, params, random_tokens(cfg, gen))
 
-    total += pair(("odd1", "odd2"), 103, vocab=31, dim=15, heads=3, layers=3, inner=17, batch=3, block=5, span=37,
+    pair(("odd1", "odd2"), 103, vocab=31, dim=15, heads=3, layers=3, inner=17, batch=3, block=5, span=37,
                   ramp=7, adapt_span=True, span_loss=2e-3)
-    total += pair(("odd3", "odd4"), 102, vocab=23, dim=14, heads=2, layers=2, inner=9, batch=1, block=11, span=67,
+    pair(("odd3", "odd4"), 102, vocab=23, dim=14, heads=2, layers=2, inner=9, batch=1, block=11, span=67,
                   ramp=5, adapt_span=True, pers=3, span_loss=1e-3)
-    total += pair(("odd5", "odd6"), 103, vocab=37, dim=12, heads=4, layers=2, inner=7, batch=3, block=7, span=19,
+    pair(("odd5", "odd6"), 103, vocab=37, dim=12, heads=4, layers=2, inner=7, batch=3, block=7, span=19,
                   ramp=4, adapt_span=True, adapt_io=True, tied=False, divval=3, cutoffs=[7, 20],
                   forward_columns=True, span_loss=1e-3)
-    total += pair(("odd7", "odd8"), 104, vocab=41, dim=10, heads=1, layers=2, inner=13, batch=2, block=1, span=9,
+    pair(("odd7", "odd8"), 104, vocab=41, dim=10, heads=1, layers=2, inner=13, batch=2, block=1, span=9,
                   adapt_io=True, tied=True, divval=2, cutoffs=[5, 11, 30], blocks=4, pers=1)
     # Position logits so steep that out-of-span keys outweigh the others and the literal eps matters (quirk Q1).
-    total += pair(("sharp_fix", "sharp"), 105, spans=[(0.02, 0.11), (0.0, 0.5)], steep=12.0, vocab=17, dim=8, heads=2,
+    pair(("sharp_fix", "sharp"), 105, spans=[(0.02, 0.11), (0.0, 0.5)], steep=12.0, vocab=17, dim=8, heads=2,
                   layers=2, inner=12, batch=2, block=12, span=130, ramp=6, adapt_span=True, span_loss=1e-3)
-    total += pair(("blocklong_fix", "blocklong"), 106, vocab=19, dim=8, heads=2, layers=2, inner=11, batch=2,
+    pair(("blocklong_fix", "blocklong"), 106, vocab=19, dim=8, heads=2, layers=2, inner=11, batch=2,
                   block=21, span=16)
     for name, literal in (("growth_fix", False), ("growth", True)):
         cfg = Config(vocab=13, dim=8, heads=2, layers=2, inner=12, batch=2, block=8, blocks=5, span=128, ramp=8,
@@ -111,8 +83,7 @@ def make_models():
         schedule = torch.tensor([[[0.5 * z, z], [0.1, 0.45]] for z in (0.0, 0.3, 0.9, 1.0, 0.0)], dtype=F64)
         for l in range(2):
             params[f"layers.{l}.attn.span"] = schedule[0, l].clone()
-        total += write_model(name, cfg, params, random_tokens(cfg, gen), schedule)
-    return total
+        write_model(name, cfg, params, random_tokens(cfg, gen), schedule)
 
 
 # ---------------------------------------------------------------------------------------- attention alone
@@ -145,7 +116,6 @@ ATTENTION = [
 
 
 def make_attention():
-    total = 0
     for n, c in enumerate(ATTENTION):
         gen = seeded(200 + n)
         B, T, S, H, D = (c[k] for k in "BTSHD")
@@ -158,13 +128,13 @@ def make_attention():
                 # q has a constant first feature and the table a first feature that rises with the distance
                 t["q"].view(B, T, H, D)[..., 0] = 1.0
                 delta = P - 1 + dmin - torch.arange(P, dtype=F64)
-                t["pe"][:, 0] = as_float32_values(c["steep"] * math.sqrt(D) * delta / delta.max())
+                t["pe"][:, 0] = f32(c["steep"] * math.sqrt(D) * delta / delta.max())
         if c.get("u"):
             t["u"] = normal(gen, H, D)
         if c.get("vb"):
             t["vb"] = normal(gen, H, D)
         if "z" in c:
-            t["z"] = as_float32_values(torch.tensor(c["z"], dtype=F64))
+            t["z"] = f32(torch.tensor(c["z"], dtype=F64))
             no_near_ties(t["z"], c["max_span"])
         if c.get("npers"):
             t["pk"] = normal(gen, H, c["npers"], D, scale=1 / math.sqrt(D))
@@ -177,16 +147,14 @@ def make_attention():
                          c.get("not_causal", False), c.get("first_key", 0), scale)
         (y * dy).sum().backward()
         t["dy"], t["y"] = dy, y.detach()
-        for k, leaf in p.items():
-            t["d" + k] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        t.update(prefixed("d", grads_of(p)))
         meta = OrderedDict(batch=B, queries=T, keys=S, heads=H, head_dim=D, pe=c["pe"],
                            pe_rows=t["pe"].shape[0] if "pe" in t else 0, delta_min=dmin, span=span,
                            has_u=int("u" in t), has_vb=int("vb" in t), has_z=int("z" in t), ramp=c.get("ramp", 0),
                            max_span=c.get("max_span", 0), pers=c.get("npers", 0), eps=repr(float(c.get("eps", 0.0))),
                            not_causal=int(c.get("not_causal", False)), first_key=c.get("first_key", 0),
                            scale=repr(scale))
-        total += write(f"attn_{n + 1:02d}", t, meta)
-    return total
+        FILES.write(f"attn_{n + 1:02d}", t, meta)
 
 
 # ---------------------------------------------------------------------------------------- training curves
@@ -209,7 +177,7 @@ def markov_tokens(vocab, rows, length, seed):
 
 
 def make_curves():
-    total, steps = 0, 50
+    steps = 50
     base = dict(vocab=29, dim=16, heads=2, layers=2, inner=32, span=64, ramp=8, batch=4, block=16, adapt_span=True,
                 span_loss=1e-3)
     adagrad = dict(kind="adagrad", lr=0.07, clip=0.03, warmup=10)
@@ -223,18 +191,16 @@ def make_curves():
         tokens = markov_tokens(cfg.vocab, cfg.batch, 51 * cfg.block + 1, 302)
         final, losses, spans = train(cfg, params, tokens, steps, Optimiser(**optim))
         no_near_ties(spans, cfg.span)
-        t = OrderedDict(("param." + k, v) for k, v in params.items())
+        t = prefixed("param.", params)
         t["tokens"], t["losses"], t["spans"] = tokens, losses, spans
         for l in range(cfg.layers):
             t[f"span_final.{l}"] = spans[-1, l]
-        for k, v in final.items():
-            t["final." + k] = v
+        t.update(prefixed("final.", final))
         meta = cfg.metadata()
         meta.update(steps=steps, optim=optim["kind"], lr=repr(optim["lr"]), clip=repr(optim["clip"]),
                     warmup=optim["warmup"], beta1="0.9", beta2="0.999", adam_eps="1e-08")
-        total += write(name, t, meta)
+        FILES.write(name, t, meta)
         print(f"    loss {losses[0]:.4f} -> {losses[-1]:.4f}, z {spans[-1].flatten().tolist()}")
-    return total
 
 
 # ---------------------------------------------------------------------------------------- optimisers
@@ -295,17 +261,17 @@ def make_optimisers():
     clipped = {k: [] for k in start}
     norms = []
     for n in range(steps):
-        leaf = [v.clone().requires_grad_(True) for v in start.values()]
-        for p, k in zip(leaf, start):
+        moved = [leaf(v) for v in start.values()]
+        for p, k in zip(moved, start):
             p.grad = grads[k][n].clone()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(leaf, 0.5)))
-        for p, k in zip(leaf, start):
+        norms.append(float(torch.nn.utils.clip_grad_norm_(moved, 0.5)))
+        for p, k in zip(moved, start):
             clipped[k].append(p.grad.clone())
     t["clip.norm"] = torch.tensor(norms, dtype=F64)
     for k in start:
         t["clip." + k] = torch.stack(clipped[k])
     meta["clip.max_norm"] = "0.5"
-    return write("optim", t, meta)
+    FILES.write("optim", t, meta)
 
 
 # ---------------------------------------------------------------------------------------- elementary ops
@@ -316,8 +282,7 @@ def make_ops():
 
     def op(name, fn, **inputs):
         """Real inputs get gradients; integer inputs are stored only."""
-        p = OrderedDict((k, v.clone().requires_grad_(True) if v.is_floating_point() else v)
-                        for k, v in inputs.items())
+        p = OrderedDict((k, leaf(v) if v.is_floating_point() else v) for k, v in inputs.items())
         y = fn(**p)
         for k, v in inputs.items():
             t[f"{name}.{k}"] = v
@@ -351,18 +316,10 @@ def make_ops():
     op("linear", lambda x, w, b: F.linear(x, w, b), x=x(9, 13), w=x(17, 13), b=x(17))
     op("linear_nobias", lambda x, w: F.linear(x, w), x=x(3, 5, 11), w=x(7, 11))
     op("embedding", lambda ids, w: F.embedding(ids, w), ids=torch.randint(0, 11, (3, 8), generator=gen), w=x(11, 5))
-    return write("ops", t, OrderedDict(layernorm_eps="1e-5", gelu="erf", layout="w is (out,in); y = x w^T + b"))
-
-
-def main():
-    global OUT
-    if "--out" in sys.argv:
-        OUT = sys.argv[sys.argv.index("--out") + 1]
-    torch.set_num_threads(1)
-    total = make_models() + make_attention() + make_curves() + make_optimisers() + make_ops()
-    print(f"{total} bytes in all")
-    assert total < 3_000_000
+    FILES.write("ops", t, OrderedDict(layernorm_eps="1e-5", gelu="erf", layout="w is (out,in); y = x w^T + b"))
 
 
 if __name__ == "__main__":
-    main()
+    FILES.make(dict(models=make_models, attention=make_attention, curves=make_curves,
+                    optimisers=make_optimisers, ops=make_ops), sys.argv[1:])
+    assert FILES.bytes < 3_000_000

@@ -5,7 +5,6 @@
     python3 make_golden_compressive.py a 07 curve only some
 """
 import math
-import os
 import sys
 from collections import OrderedDict
 
@@ -13,21 +12,15 @@ import torch
 
 sys.dont_write_bytecode = True
 import compressive_oracle as co
-from compressive_oracle import F64, Config
+from common import (GoldenFiles, f32, global_norm, grads_of, in_float32, integers, largest, leaves,
+                    normal, parameters_in, prefixed, relative_errors, reset_rows, seeded, steps_of,
+                    token_mask)
+from compressive_oracle import Config
 
-OUT = os.path.dirname(os.path.abspath(__file__))
+FILES = GoldenFiles()
 TOLERANCE = 4e-6        # what float32 may differ, relative to the largest entry of the array
 CALM = 2e-6             # the numbered cases look for random numbers with a smaller difference still
 USAGE_GAP = 1e-3        # least relative gap of usage between the last row kept and the first one lost
-WORST = [0.0]
-
-
-def f32(t):
-    return t.to(torch.float32).to(F64)
-
-
-def normal(gen, *shape, scale=1.0):
-    return f32(scale * torch.randn(*shape, generator=gen, dtype=F64))
 
 
 def parameters(cfg, gen):
@@ -58,24 +51,6 @@ def parameters(cfg, gen):
     return p
 
 
-def padded(kind, B, T, s, gen):
-    """1 = real. Which positions of segment s are padding; every segment keeps at least one real token."""
-    m = torch.ones(B, T, dtype=torch.int32)
-    if "right" in kind:
-        m[s % B, T - 1 - s % 2:] = 0
-    if "left" in kind:
-        m[(s + 1) % B, :1 + s % 2] = 0
-    if "scatter" in kind:
-        m &= (torch.rand(B, T, generator=gen) > 0.3).to(torch.int32)
-    if "row" in kind and s % 3 == 1:
-        m[s % B, :] = 0
-    if "twice" in kind and s in (1, 2, 3):
-        m[0, :] = 0
-    if not bool(m.any()):
-        m[-1, -1] = 1
-    return m
-
-
 def stream(cfg, gen, B, lengths, pad="", pad_segments=None, reset=None, ignore=0.0):
     """pad_segments: which segments have a mask (all if None); reset: {segment: rows}; ignore: share of targets left out."""
     t = OrderedDict()
@@ -88,11 +63,11 @@ def stream(cfg, gen, B, lengths, pad="", pad_segments=None, reset=None, ignore=0
             targets[torch.rand(B, T, generator=gen) < ignore] = -1
         t[f"ids.{s}"], t[f"targets.{s}"] = ids, targets
         if pad and (pad_segments is None or s in pad_segments):
-            mask = padded(pad, B, T, s, gen)
+            mask = token_mask(pad, B, T, s, gen)
             targets[mask == 0] = -1
             t[f"mask.{s}"] = mask
         if reset and s in reset:
-            t[f"reset.{s}"] = torch.tensor([int(b in reset[s]) for b in range(B)], dtype=torch.int32)
+            t[f"reset.{s}"] = reset_rows(reset[s], B)
     return t
 
 
@@ -101,14 +76,7 @@ def compute(inputs, meta, run):
     co.TIES.clear()
     results = run(inputs, meta)
     gap = min(co.TIES, default=math.inf)
-    single = run({k: v.float() if v.is_floating_point() else v for k, v in inputs.items()}, meta)
-    worst, where = 0.0, ""
-    for key, value in results.items():
-        assert bool(torch.isfinite(value).all()), key
-        scale = float(value.abs().max())
-        error = float((single[key].to(F64) - value).abs().max()) / (scale if scale else 1.0)
-        if error > worst:
-            worst, where = error, key
+    worst, where = largest(relative_errors(results, run(in_float32(inputs), meta)))
     return results, worst, where, gap
 
 
@@ -116,16 +84,9 @@ def write(name, inputs, meta, computed):
     results, worst, where, gap = computed
     assert worst < TOLERANCE, (name, worst, where)
     assert gap > USAGE_GAP, (name, "usage at the cut is too close", gap)
-    WORST[0] = max(WORST[0], worst)
-    clash = set(inputs) & set(results)
-    assert not clash, clash
-    path = os.path.join(OUT, name + ".safetensors")
-    co.save_safetensors(path, OrderedDict(list(inputs.items()) + list(results.items())), meta)
-    size = os.path.getsize(path)
-    assert size < 140_000, (name, size)
     note = f", usage gap {gap:.1e}" if gap < math.inf else ""
-    print(f"{name:10s} {size:6d} bytes, {len(inputs) + len(results):3d} tensors, float32 differs by {worst:.1e} ({where}){note}",
-          flush=True)
+    FILES.worst = max(FILES.worst, worst)
+    FILES.write_results("comp_" + name, inputs, results, meta, worst, where, note)
 
 
 # ---------------------------------------------------------------------------------------- numbered cases
@@ -246,22 +207,22 @@ def numbered(index):
     options, lengths, data, other = NUMBERED[index]
     cfg = Config(**options).checked()
     meta = cfg.metadata()
-    meta.update(B=data["B"], segments=len(co.integers(lengths)), lengths=lengths, eval=int(other is not None))
+    meta.update(B=data["B"], segments=len(integers(lengths)), lengths=lengths, eval=int(other is not None))
     if other:
         meta.update(eval_mem=other[0], eval_cmem=other[1])
     for seed in range(20):      # the first numbers that are not too sensitive to rounding
-        gen = torch.Generator().manual_seed(7000 + index + 1000 * seed)
+        gen = seeded(7000 + index + 1000 * seed)
         t = parameters(cfg, gen)
-        t.update(stream(cfg, gen, lengths=co.integers(lengths), **data))
+        t.update(stream(cfg, gen, lengths=integers(lengths), **data))
         computed = compute(t, meta, co.run_model)
         if computed[1] < CALM and computed[3] > USAGE_GAP:
             break
-    write(f"comp_{index + 1:02d}", t, meta, computed)
+    write(f"{index + 1:02d}", t, meta, computed)
 
 
 def published(letter):
     inputs, meta = co.published_case(letter)
-    write(f"comp_{letter.lower()}", inputs, meta, compute(inputs, meta, co.run_model))
+    write(f"{letter.lower()}", inputs, meta, compute(inputs, meta, co.run_model))
 
 
 # ---------------------------------------------------------------------------------------- training
@@ -271,7 +232,7 @@ def run_curve(inputs, meta):
     cfg = co.config_from(meta)
     steps, S, lr, clip = int(meta["steps"]), cfg.segment, float(meta["lr"]), float(meta["clip"])
     beta1, beta2, eps = float(meta["beta1"]), float(meta["beta2"]), float(meta["eps"])
-    p = OrderedDict((n, inputs["param." + n].clone().requires_grad_()) for n in co.parameter_shapes(cfg))
+    p = leaves(parameters_in(inputs))
     m, v = {n: torch.zeros_like(w) for n, w in p.items()}, {n: torch.zeros_like(w) for n, w in p.items()}
     model = co.Model(cfg, p, int(meta["B"]))
     tokens, r = inputs["tokens"], OrderedDict((k, []) for k in ("nll", "aux", "norm"))
@@ -281,8 +242,8 @@ def run_curve(inputs, meta):
         for w in p.values():
             w.grad = None
         (loss + aux).backward()
-        grads = {n: w.grad if w.grad is not None else torch.zeros_like(w) for n, w in p.items()}
-        norm = torch.sqrt(sum((g ** 2).sum() for g in grads.values()))
+        grads = grads_of(p)
+        norm = global_norm(grads)
         scale = min(1.0, clip / (float(norm) + 1e-6))
         for key, value in (("nll", loss), ("aux", aux), ("norm", norm)):
             r[key].append(value.detach())
@@ -294,21 +255,20 @@ def run_curve(inputs, meta):
                 w -= lr * (m[n] / (1 - beta1 ** (s + 1))) / (torch.sqrt(v[n] / (1 - beta2 ** (s + 1))) + eps)
     out = OrderedDict((k, torch.stack(values)) for k, values in r.items())
     out["loss"] = out["nll"] + out["aux"]
-    out.update(("final." + n, w.detach()) for n, w in p.items())
+    out.update(prefixed("final.", {n: w.detach() for n, w in p.items()}))
     return out
 
 
 def curve():
     cfg = Config(vocab=13, dim=8, heads=2, inner=16, layers=2, segment=6, mem=6, cmem=4, ratio=3, gate="gtrxl",
                  gate_bias=2.0).checked()
-    gen = torch.Generator().manual_seed(9000)
+    gen = seeded(9000)
     meta = cfg.metadata()
     meta.update(B=3, steps=60, lr="0.001", beta1="0.9", beta2="0.999", eps="1e-08", clip="0.5")
     t = parameters(cfg, gen)
-    jump = torch.randint(1, 3, (3, 60 * cfg.segment + 1), generator=gen)
-    t["tokens"] = (jump.cumsum(1) % cfg.vocab).to(torch.int32)      # each token is one or two more than the one before
+    t["tokens"] = steps_of(1, 3, 3, 60 * cfg.segment + 1, cfg.vocab, gen)
     computed = compute(t, meta, run_curve)
-    write("comp_curve", t, meta, computed)
+    write("curve", t, meta, computed)
     r = computed[0]
     print("           nll", " ".join(f"{x:.3f}" for x in r["nll"][::10].tolist()), "aux",
           " ".join(f"{x:.3f}" for x in r["aux"][::10].tolist()), f"norm {float(r['norm'].min()):.2f}..{float(r['norm'].max()):.2f}")
@@ -319,8 +279,4 @@ if __name__ == "__main__":
     work = OrderedDict((letter.lower(), lambda letter=letter: published(letter)) for letter in co.CASES)
     work.update((f"{i + 1:02d}", lambda i=i: numbered(i)) for i in range(len(NUMBERED)))
     work["curve"] = curve
-    for name in sys.argv[1:] or list(work):
-        work[name]()
-    files = [f for f in os.listdir(OUT) if f.startswith("comp_") and f.endswith(".safetensors")]
-    print(len(files), "files,", sum(os.path.getsize(os.path.join(OUT, f)) for f in files), "bytes; worst float32 difference",
-          f"{WORST[0]:.1e}")
+    FILES.make(work, sys.argv[1:])

@@ -9,30 +9,20 @@ The formulas are written out for one attention row (batch row, head, query) at a
 from autograd. Contents and names: README_fairseq.md.
 """
 import math
-import os
 import sys
 from collections import OrderedDict
+from dataclasses import replace
 
 import torch
 
 sys.dont_write_bytecode = True
 import attn_span_oracle as oracle
-from attn_span_oracle import (F64, Checker, Config, Optimiser, as_float32_values, embed, fill_init, fill_random,
-                              fill_t, layer_norm, leaves, log_probs, nll_of, save_safetensors, tokens_t)
+from attn_span_oracle import (Config, Optimiser, embed, fill_init, fill_random, fill_t, log_probs,
+                              nll_of, random_tokens, tokens_t)
+from common import (F64, Checker, GoldenFiles, f32, grads_of, layer_norm, leaves, normal, prefixed,
+                    randn, seeded, slope)
 
-OUT = os.path.dirname(os.path.abspath(__file__))
-
-
-def seeded(n):
-    return torch.Generator().manual_seed(n)
-
-
-def normal(gen, *shape, scale=1.0):
-    return as_float32_values(scale * torch.randn(*shape, generator=gen, dtype=F64))
-
-
-def integers(*values):
-    return torch.tensor(values, dtype=torch.int64)
+FILES = GoldenFiles(limit=110_000)
 
 
 # ---------------------------------------------------------------------------------------- one attention row
@@ -217,7 +207,7 @@ def run(cfg, opt, params, tokens, schedule=None, optimiser=None, dtype=F64):
                                                    tokens[:, b * M + 1:(b + 1) * M + 1], rows, real)
         if b == cfg.blocks - 1 or optimiser is not None:
             total.backward()
-            r["grads"] = OrderedDict((k, torch.zeros_like(v) if v.grad is None else v.grad) for k, v in p.items())
+            r["grads"] = grads_of(p)
         r["nll"].append(nll.item())
         r["total"].append(total.item())
         for key, n in (("cur", 0), ("S", 1), ("C", 2)):
@@ -244,18 +234,6 @@ def no_near_ties(z, L, R):
         assert bool(((off < 1e-12) | (off > 1e-4)).all()), end
 
 
-def write(name, tensors, metadata):
-    path = os.path.join(OUT, name + ".safetensors")
-    for key, value in tensors.items():
-        if value.is_floating_point():
-            assert bool(torch.isfinite(value).all()), (name, key)
-    save_safetensors(path, tensors, metadata)
-    size = os.path.getsize(path)
-    assert size < 110_000, (name, size)
-    print(f"{name:16s} {size:7d} bytes, {len(tensors)} tensors")
-    return size
-
-
 def model_metadata(cfg, opt):
     meta = cfg.metadata()
     meta["literal"] = int(opt["literal"])
@@ -264,12 +242,8 @@ def model_metadata(cfg, opt):
 
 
 def window_tensors(r):
-    return OrderedDict(window_cur=integers(*r["cur"]), window_span=integers(*r["S"]), window_cache=integers(*r["C"]),
-                       rows_in=integers(*r["in"]), rows_out=integers(*r["out"]))
-
-
-def random_tokens(cfg, gen):
-    return torch.randint(0, cfg.vocab, (cfg.batch, cfg.blocks * cfg.block + 1), generator=gen)
+    return OrderedDict(window_cur=torch.tensor(r["cur"]), window_span=torch.tensor(r["S"]), window_cache=torch.tensor(r["C"]),
+                       rows_in=torch.tensor(r["in"]), rows_out=torch.tensor(r["out"]))
 
 
 def switches(no_renorm=1, per_layer=0, literal=0):
@@ -310,7 +284,7 @@ def model_case(name):
     opt, seed, spans, schedule, fields = MODELS[name]
     cfg = Config(**fields).set_mode(opt["literal"])
     if schedule is not None:
-        schedule = as_float32_values(torch.tensor(schedule, dtype=F64))
+        schedule = f32(torch.tensor(schedule, dtype=F64))
         spans = schedule[0].tolist()
         no_near_ties(schedule, cfg.span, cfg.ramp)
     if seed is None:
@@ -331,11 +305,10 @@ def single(cfg, opt, params, tokens, schedule, grads):
 
 
 def make_models():
-    total = 0
     for name in MODELS:
         cfg, opt, params, tokens, schedule = model_case(name)
         r = run(cfg, opt, params, tokens, schedule)
-        t = OrderedDict(("param." + k, v) for k, v in params.items())
+        t = prefixed("param.", params)
         t["tokens"] = tokens
         if schedule is not None:
             t["z_schedule"] = schedule
@@ -343,14 +316,12 @@ def make_models():
         t["logits"] = r["logits"]
         for l, rows in enumerate(r["rows"]):
             t[f"cache.{l}"] = rows
-        t["cache_rows"] = integers(*r["real"])
+        t["cache_rows"] = torch.tensor(r["real"])
         t.update(window_tensors(r))
-        for k, v in r["grads"].items():
-            t["grad." + k] = v
-        total += write(name, t, model_metadata(cfg, opt))
+        t.update(prefixed("grad.", r["grads"]))
+        FILES.write(name, t, model_metadata(cfg, opt))
         print(f"    nll {['%.6f' % x for x in r['nll']]}, S {r['S']}, C {r['C']}, rows {r['out']}, float32 "
               f"{single(cfg, opt, params, tokens, schedule, r['grads']):.1e}")
-    return total
 
 
 def curve_case(name):
@@ -368,28 +339,25 @@ def curve_case(name):
 
 
 def make_curves():
-    total = 0
     for name in ("fs_curve", "fs_curve_layer"):
         cfg, opt, params, tokens, kind = curve_case(name)
         r = run(cfg, opt, params, tokens, optimiser=Optimiser(**kind))
-        t = OrderedDict(("param." + k, v) for k, v in params.items())
+        t = prefixed("param.", params)
         t["tokens"], t["losses"], t["spans"] = tokens, torch.tensor(r["nll"], dtype=F64), torch.stack(r["spans"])
         no_near_ties(t["spans"], cfg.span, cfg.ramp)
         for l in range(cfg.layers):
             t[f"span_final.{l}"] = r["spans"][-1][l]
         t.update(window_tensors(r))
-        for k, v in r["final"].items():
-            t["final." + k] = v
+        t.update(prefixed("final.", r["final"]))
         meta = model_metadata(cfg, opt)
         meta.update(steps=cfg.blocks, optim=kind["kind"], lr=repr(kind["lr"]), clip=repr(kind["clip"]),
                     warmup=kind["warmup"], beta1="0.9", beta2="0.999", adam_eps="1e-08")
-        total += write(name, t, meta)
+        FILES.write(name, t, meta)
         low = run(cfg, opt, params, tokens, optimiser=Optimiser(**kind), dtype=torch.float32)
         loss = max(abs(a - b) for a, b in zip(low["nll"], r["nll"]))
         final = max(float((low["final"][k].double() - v).abs().max()) for k, v in r["final"].items())
         print(f"    losses {['%.4f' % x for x in r['nll']]}, z {[s.flatten().tolist() for s in r['spans']][-1]}, S {r['S']}, "
               f"float32: losses {loss:.1e}, final {final:.1e}")
-    return total
 
 
 # first_key < 0: zero keys. steep: position logits that rise with the distance, out-of-span keys outweigh the others.
@@ -420,8 +388,8 @@ def attention_case(name):
     if "steep" in c:
         t["q"].view(B, T, H, D)[..., 0] = 1.0
         delta = P - torch.arange(P, dtype=F64)
-        t["pe"][:, 0] = as_float32_values(c["steep"] * math.sqrt(D) * delta / delta.max())
-    t["z"] = as_float32_values(torch.tensor(c["z"], dtype=F64))
+        t["pe"][:, 0] = f32(c["steep"] * math.sqrt(D) * delta / delta.max())
+    t["z"] = f32(torch.tensor(c["z"], dtype=F64))
     no_near_ties(t["z"], c["max_span"], c["ramp"])
     if name.startswith("attn_frac"):                 # nothing visible is outside the window
         beyond = torch.arange(c["span"] + 1, 200, dtype=F64)
@@ -437,7 +405,6 @@ def attention_run(c, t, dtype=F64):
 
 
 def make_attention():
-    total = 0
     for name in ATTENTION:
         c, t, dy = attention_case(name)
         y, p = attention_run(c, t)
@@ -456,9 +423,8 @@ def make_attention():
                            max_span=c["max_span"], pers=0, eps=repr(0.0), not_causal=0, first_key=c.get("first_key", 0),
                            scale=repr(1.0 / math.sqrt(D)), no_renorm=c.get("no_renorm", 1),
                            span_per_layer=int(len(c["z"]) == 1 and c["H"] > 1))
-        total += write(name, out, meta)
+        FILES.write(name, out, meta)
         print(f"    dz {out['dz'].tolist()}, float32 {worst:.1e}")
-    return total
 
 
 # ---------------------------------------------------------------------------------------- checks
@@ -511,29 +477,25 @@ def check():
         grads = OrderedDict((k, v.grad) for k, v in p.items())
         if c.get("no_renorm", 1):
             w = worst(by_hand(c, t, dy), grads)
-            ck.report(w < 1e-12, f"{name}: backward written out, largest difference {w:.1e}")
+            ck.expect(w < 1e-12, f"{name}: backward written out, largest difference {w:.1e}")
         else:
             q = leaves(t)
             y2 = oracle.attention_op(q["q"], q["k"], q["v"], c["H"], q["pe"], z=q["z"], delta_min=1, span=c["span"],
                                      ramp=c["ramp"], max_span=c["max_span"], first_key=c.get("first_key", 0))
             (y2 * dy).sum().backward()
             w = max(float((y - y2).abs().max()), worst({k: v.grad for k, v in q.items() if k != "z"}, grads))
-            ck.report(w < 1e-12, f"{name}: existing oracle with a fractional ramp (dz apart), largest difference {w:.1e}")
+            ck.expect(w < 1e-12, f"{name}: existing oracle with a fractional ramp (dz apart), largest difference {w:.1e}")
         zl = t["z"] * c["max_span"]
         tied = bool(((zl == zl.round()) | (zl + c["ramp"] == (zl + c["ramp"]).round())).any())
         for k in grads:
             if k == "z" and tied:
                 continue
-            direction, step = torch.randn(t[k].shape, generator=gen, dtype=F64), 1e-6
+            direction, step = randn(gen, *t[k].shape), 1e-6
             if k == "z":
                 step = 1e-7
-            value = []
-            for sign in (1, -1):
-                moved = OrderedDict(t)
-                moved[k] = t[k] + sign * step * direction
-                value.append(float((attention_run(c, moved)[0] * dy).sum()))
-            numeric, exact = (value[0] - value[1]) / (2 * step), float((grads[k] * direction).sum())
-            ck.report(abs(numeric - exact) < 1e-7 * max(1.0, abs(exact)),
+            numeric = slope(lambda t: (attention_run(c, t)[0] * dy).sum(), t, k, direction, step)
+            exact = float((grads[k] * direction).sum())
+            ck.expect(abs(numeric - exact) < 1e-7 * max(1.0, abs(exact)),
                       f"{name}: finite difference along {k}: {numeric:.9f} against {exact:.9f}")
 
     # fairseq form with m = 1 is plain softmax attention
@@ -544,8 +506,8 @@ def check():
     y2 = oracle.attention_op(q["q"], q["k"], q["v"], c["H"], q["pe"], span=c["span"])
     (y2 * dy).sum().backward()
     w = max(float((y - y2).abs().max()), max(float((p[k].grad - q[k].grad).abs().max()) for k in ("q", "k", "v", "pe")))
-    ck.report(w < 1e-13, f"m = 1 everywhere: plain softmax, largest difference {w:.1e}")
-    ck.report(float(p["z"].grad.abs().max()) == 0.0, "m = 1 everywhere: dz is 0")
+    ck.expect(w < 1e-13, f"m = 1 everywhere: plain softmax, largest difference {w:.1e}")
+    ck.expect(float(p["z"].grad.abs().max()) == 0.0, "m = 1 everywhere: dz is 0")
     # one span for all heads = equal spans per head, dz summed
     c, t, dy = attention_case("attn_fs_04")
     y, p = attention_run(c, t)
@@ -564,7 +526,7 @@ def check():
     same = cover = real = lost = differ = count = 0
     for n in range(4000):
         L = int(torch.randint(1, 300, (1,), generator=gen))
-        z = as_float32_values(torch.rand(1, generator=gen, dtype=F64) ** 3)
+        z = f32(torch.rand(1, generator=gen, dtype=F64) ** 3)
         R = int(torch.randint(1, 40, (1,), generator=gen))
         same += window_of(L, R, z)[1:] == oracle.working_span(Config(span=L, ramp=R, adapt_span=True), z)
         R = 1.0 + 12.0 * float(torch.rand(1, generator=gen, dtype=F64))
@@ -581,7 +543,7 @@ def check():
     ck.equal("fractional ramps: specification's formula with a real R", real, count)
     print(f"      of {count} random fractional cases floor(R) loses a visible distance in {lost}, ceil(Z + R) gives another S or C "
           f"in {differ}")
-    z = as_float32_values(torch.tensor([0.6 / 66], dtype=F64))
+    z = f32(torch.tensor([0.6 / 66], dtype=F64))
     ck.equal("L 66, R 1.5, Z 0.6: cur, S, C", window_of(66, 1.5, z), (3, 66, 66))
     ck.equal("the same with floor(R)", window_of(66, 1.5, z, rounded_down), (2, 2, 66))
     ck.close("m of distances 1..4", torch.clamp(ramp_of(z, torch.arange(1., 5., dtype=F64), 66, 1.5), 0, 1),
@@ -608,13 +570,13 @@ def check():
             cfg = Config(**dict(BASE, vocab=13, span=70, ramp=5, block=6, span_loss=1e-3)).set_mode(literal)
             params = fill_random(cfg, gen)
             tokens = random_tokens(cfg, gen)
-            plan = as_float32_values(torch.tensor([[[0.5 * z, z], [0.1, 0.45]] for z in (0.01, 0.3, 0.9)], dtype=F64)) \
+            plan = f32(torch.tensor([[[0.5 * z, z], [0.1, 0.45]] for z in (0.01, 0.3, 0.9)], dtype=F64)) \
                 if growing else None
             a = run(cfg, switches(no_renorm=0, literal=literal), params, tokens, plan)
             b = oracle.run_blocks(cfg, params, tokens, plan)
             w = max(worst(a["grads"], b["grads"]), float((torch.tensor(a["nll"], dtype=F64) - b["nll"]).abs().max()),
                     max(float((x - y).abs().max()) for x, y in zip(a["rows"], b["state"].rows)))
-            ck.report(w < 1e-12 and a["real"] == b["state"].real and a["out"] == [x[2] for x in b["trace"]],
+            ck.expect(w < 1e-12 and a["real"] == b["state"].real and a["out"] == [x[2] for x in b["trace"]],
                       f"renormalised, literal {int(literal)}, growing {int(growing)}: existing oracle, difference {w:.1e}")
 
     # the same model without trimming, block by block = one block (renormalised) and fairseq with m = 1 = fixed span
@@ -622,45 +584,37 @@ def check():
     params = fill_random(cfg, gen, 0.5, [(1.0, 1.0), (1.0, 1.0)])
     tokens = random_tokens(cfg, gen)
     a = run(cfg, switches(), params, tokens)
-    plain = Config(**{**cfg.__dict__, "adapt_span": False})
+    plain = replace(cfg, adapt_span=False)
     b = oracle.run_blocks(plain, OrderedDict((k, v) for k, v in params.items() if not k.endswith("span")), tokens)
     w = max(float((a["grads"][k] - g).abs().max()) for k, g in b["grads"].items())
     w = max(w, float((torch.tensor(a["nll"], dtype=F64) - b["nll"]).abs().max()))
-    ck.report(w < 1e-12, f"fairseq form of the whole model with m = 1: fixed span, difference {w:.1e}")
+    ck.expect(w < 1e-12, f"fairseq form of the whole model with m = 1: fixed span, difference {w:.1e}")
 
     # finite differences of the last block's total, caches fixed
     for name in ("fs_head", "fs_layer", "fs_layer_zero", "frac_a", "frac_fs"):
         cfg, opt, params, tokens, _ = model_case(name)
         r = run(cfg, opt, params, tokens)
-        before = run(Config(**{**cfg.__dict__, "blocks": cfg.blocks - 1}), opt, params, tokens)
+        before = run(replace(cfg, blocks=cfg.blocks - 1), opt, params, tokens)
+        before = before["rows"], before["real"]
         first = (cfg.blocks - 1) * cfg.block
         x, y = tokens[:, first:first + cfg.block], tokens[:, first + 1:first + cfg.block + 1]
         for key in ("key_pe", "layers.0.attn.span", "layers.1.attn.span", "layers.1.attn.wk", "layers.0.attn.wq"):
-            direction = torch.randn(params[key].shape, generator=gen, dtype=F64)
+            direction = randn(gen, *params[key].shape)
             if key.endswith("span"):
                 zl = params[key] * cfg.span
                 direction = torch.where(zl == zl.round(), torch.zeros_like(direction), direction)
-            value, step = [], 1e-6 if not key.endswith("span") else 1e-7
-            for sign in (1, -1):
-                moved = OrderedDict(params)
-                moved[key] = params[key] + sign * step * direction
-                value.append(float(model_block(cfg, opt, moved, x, y, before["rows"], before["real"])[1]))
-            numeric, exact = (value[0] - value[1]) / (2 * step), float((r["grads"][key] * direction).sum())
-            ck.report(abs(numeric - exact) < 2e-8 * max(1.0, abs(exact)) + 1e-9,
+            step = 1e-7 if key.endswith("span") else 1e-6
+            numeric = slope(lambda p: model_block(cfg, opt, p, x, y, *before)[1], params, key, direction, step)
+            exact = float((r["grads"][key] * direction).sum())
+            ck.expect(abs(numeric - exact) < 2e-8 * max(1.0, abs(exact)) + 1e-9,
                       f"{name}: finite difference along {key}: {numeric:.10f} against {exact:.10f}")
-    print(f"{ck.passed} passed, {ck.failed} failed (torch {torch.__version__})")
-    return 1 if ck.failed else 0
+    return ck.finish()
 
 
 def main():
-    global OUT
-    torch.set_num_threads(1)
     if "--check" in sys.argv[1:]:
         return check()
-    if "--out" in sys.argv:
-        OUT = sys.argv[sys.argv.index("--out") + 1]
-    total = make_attention() + make_models() + make_curves()
-    print(f"{total} bytes in all")
+    FILES.make(dict(attention=make_attention, models=make_models, curves=make_curves), sys.argv[1:])
     return 0
 
 

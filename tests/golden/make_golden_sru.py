@@ -5,7 +5,6 @@
     python3 make_golden_sru.py cell lm    only some families: cell attn stack lm curve optim
 """
 import math
-import os
 import sys
 from collections import OrderedDict
 
@@ -13,50 +12,21 @@ import torch
 
 sys.dont_write_bytecode = True
 import sru_oracle as so
-from sru_oracle import F64
+from common import (F64, GoldenFiles, f32, in_float32, largest, normal, prefixed, relative_errors, seeded,
+                    steps_of, uniform)
 
-OUT = os.path.dirname(os.path.abspath(__file__))
+FILES = GoldenFiles("sru_", limit=150_000)
 TOLERANCE = 4e-6        # what float32 may differ, relative to the largest entry of the array
-WORST = [0.0]
-
-
-def seeded(n):
-    return torch.Generator().manual_seed(n)
-
-
-def f32(t):
-    return t.to(torch.float32).to(F64)
-
-
-def normal(gen, *shape, scale=1.0):
-    return f32(scale * torch.randn(*shape, generator=gen, dtype=F64))
-
-
-def uniform(gen, *shape, low=-1.0, high=1.0):
-    return f32(low + (high - low) * torch.rand(*shape, generator=gen, dtype=F64))
 
 
 def write(name, inputs, meta, run, tolerance=TOLERANCE):
     """inputs: tensors that are read; run(inputs, meta): the results. Also runs in float32 and compares."""
     results = run(inputs, meta)
-    single = run({k: v.float() if v.is_floating_point() else v for k, v in inputs.items()}, meta)
-    worst, where = 0.0, ""
-    for key, value in results.items():
-        assert bool(torch.isfinite(value).all()), (name, key)
-        scale = float(value.abs().max())
-        error = float((single[key].to(F64) - value).abs().max()) / (scale if scale else 1.0)
-        if error > worst:
-            worst, where = error, key
-    path = os.path.join(OUT, name + ".safetensors")
-    clash = set(inputs) & set(results)
-    assert not clash, clash
-    so.save_safetensors(path, OrderedDict(list(inputs.items()) + list(results.items())), meta)
-    size = os.path.getsize(path)
-    assert size < 150_000, (name, size)
-    print(f"{name:18s} {size:7d} bytes, {len(inputs) + len(results):3d} tensors, float32 differs by {worst:.1e} ({where})")
+    worst, where = largest(relative_errors(results, run(in_float32(inputs), meta)))
     if tolerance:
         assert worst < tolerance, (name, worst, where)
-        WORST[0] = max(WORST[0], worst)
+        FILES.worst = max(FILES.worst, worst)
+    FILES.write_results(name, inputs, results, meta, worst, where)
     return results
 
 
@@ -134,7 +104,7 @@ CELLS = [
 
 def make_cells():
     for name, case in so.appendix_cells().items():
-        write("sru_cell_" + name, case[0], case[1], so.run_cell)
+        write("cell_" + name, case[0], case[1], so.run_cell)
     for i, case in enumerate(CELLS):
         case = dict(case)
         tanh, alpha = case.pop("tanh", 0), case.pop("alpha", 1.0)
@@ -142,7 +112,7 @@ def make_cells():
         t = cell_inputs(gen, **case)
         H, D, k, skip = case["H"], case.get("D", 1), case.get("k", 3), case.get("skip", 1)
         meta = cell_meta(t, H, D, k, tanh, skip, float(torch.tensor(alpha, dtype=torch.float32)))
-        write(f"sru_cell_{i + 1:02d}", t, meta, so.run_cell)
+        write(f"cell_{i + 1:02d}", t, meta, so.run_cell)
         if case.get("v_scale", 1.0) > 2:
             back = so.cell_backward(t["U"], t.get("xr"), t["v"], t["bias"], t["c0"], H, D, t["G"], t["Glast"])
             print(f"                   largest |J| {back['largest_J']:.2f}")
@@ -197,7 +167,7 @@ ATTENTIONS = [
 
 def make_attn():
     for name, (t, meta) in so.appendix_transforms().items():
-        write("sru_attn_" + name, t, meta, so.run_transform)
+        write("attn_" + name, t, meta, so.run_transform)
     for i, case in enumerate(ATTENTIONS):
         case = dict(dict(D=1, k=3, heads=1, norm="none", causal=1, window=0, attention=1, literal_mask=0, leaks=0), **case)
         gen = seeded(2000 + i)
@@ -205,7 +175,7 @@ def make_attn():
         leaks = case.pop("leaks")
         t = attn_inputs(gen, O=opts["H"] * opts["D"], k=opts["k"], attention=opts["attention"], norm=opts["norm"], **case)
         # where the literal mask lets a row see the future, adding -10000 in float32 costs three digits
-        r = write(f"sru_attn_{i + 1:02d}", t, so.transform_meta(t, **opts), so.run_transform, None if leaks else TOLERANCE)
+        r = write(f"attn_{i + 1:02d}", t, so.transform_meta(t, **opts), so.run_transform, None if leaks else TOLERANCE)
         if opts["literal_mask"]:
             other = so.run_transform(t, so.transform_meta(t, **dict(opts, literal_mask=0)))
             gap = float((other["U"] - r["U"]).abs().max())
@@ -255,7 +225,7 @@ STACKS = [      # (configuration, segments, options: B, c0, pad)
 
 def stack_inputs(cfg, gen, segments, B=2, c0=0, pad="", shared=None):
     total, last = sum(segments), segments[-1]
-    t = OrderedDict(("param." + n, v) for n, v in so.fill(so.stack_shapes(cfg), gen, cfg.highway_bias).items())
+    t = prefixed("param.", so.fill(so.stack_shapes(cfg), gen, cfg.highway_bias))
     t["x"] = normal(gen, B, total, cfg.input)
     if pad:
         t["pad"] = pad_pattern(pad, B, total, gen)
@@ -273,7 +243,7 @@ def make_stacks():
         meta = cfg.metadata()
         meta["segments"] = segments
         t = stack_inputs(cfg, seeded(seed), so.lengths(meta), **options)
-        write(f"sru_stack_{i + 1:02d}", t, meta, so.run_stack)
+        write(f"stack_{i + 1:02d}", t, meta, so.run_stack)
 
 
 # ---------------------------------------------------------------------------------------- language models
@@ -299,10 +269,10 @@ def make_lms():
         gen = seeded(4000 + seed)
         meta = cfg.metadata()
         meta["segments"] = segments
-        t = OrderedDict(("param." + n, v) for n, v in so.fill(so.lm_shapes(cfg), gen, cfg.highway_bias).items())
+        t = prefixed("param.", so.fill(so.lm_shapes(cfg), gen, cfg.highway_bias))
         total = sum(so.lengths(meta))
         t["tokens"] = torch.randint(0, cfg.vocab, (cfg.batch, total + 1), generator=gen).to(torch.int32)
-        write(f"sru_lm_{i + 1:02d}", t, meta, so.run_lm)
+        write(f"lm_{i + 1:02d}", t, meta, so.run_lm)
 
 
 # ---------------------------------------------------------------------------------------- training, optimisers
@@ -315,11 +285,10 @@ def make_curves():
         meta = cfg.metadata()
         meta.update(steps=steps, block=T, optim=kind, lr=repr(lr), clip="1.0", weight_decay="0.1", beta1="0.9", beta2="0.999",
                     eps="1e-08", warmup=5, max_iter=30)
-        t = OrderedDict(("param." + n, v) for n, v in so.fill(so.lm_shapes(cfg), gen, cfg.highway_bias).items())
+        t = prefixed("param.", so.fill(so.lm_shapes(cfg), gen, cfg.highway_bias))
         t["param.out_emb.weight"] *= 2          # so that the clip acts in some updates
-        jump = torch.randint(1, 4, (3, steps * T + 1), generator=gen)
-        t["tokens"] = (jump.cumsum(1) % 17).to(torch.int32)     # each token is one to three more than the one before
-        r = write("sru_curve_" + kind, t, meta, so.run_curve)
+        t["tokens"] = steps_of(1, 4, 3, steps * T + 1, 17, gen)
+        r = write("curve_" + kind, t, meta, so.run_curve)
         print("                   loss", " ".join(f"{x:.3f}" for x in r["loss"][::5].tolist()), f"{float(r['loss'][-1]):.3f}",
               "norm", f"{float(r['norm'].min()):.2f}..{float(r['norm'].max()):.2f},", int((r["norm"] > 1).sum()), "clipped")
         assert 0 < int((r["norm"] > 1).sum()) < steps
@@ -354,15 +323,9 @@ def make_optim():
         return r
     meta.update([("cosine.lr", "0.3"), ("cosine.warmup", 10), ("cosine.max_iter", 40), ("noam.lr", "3.0"), ("noam.dim", 64),
                  ("noam.warmup", 10)])
-    write("sru_optim", t, meta, run)
+    write("optim", t, meta, run)
 
 
 if __name__ == "__main__":
-    families = OrderedDict((n, f) for n, f in list(globals().items()) if n.startswith("make_"))
-    families = OrderedDict(zip(("cell", "attn", "stack", "lm", "curve", "optim"), families.values()))
-    wanted = sys.argv[1:] or list(families)
-    for name in wanted:
-        families[name]()
-    files = [f for f in os.listdir(OUT) if f.startswith("sru_") and f.endswith(".safetensors")]
-    print(len(files), "files,", sum(os.path.getsize(os.path.join(OUT, f)) for f in files), "bytes; worst float32 difference",
-          f"{WORST[0]:.1e}")
+    FILES.make(OrderedDict(cell=make_cells, attn=make_attn, stack=make_stacks, lm=make_lms, curve=make_curves,
+                           optim=make_optim), sys.argv[1:])

@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 
 sys.dont_write_bytecode = True
-from compressive_oracle import F64, integers, load_safetensors, save_safetensors    # noqa: F401 (the file format is the same)
+from common import (F64, HERE, Checker, gradients, integers, layer_norm, leaves, load_safetensors,
+                    parameters_in, prefixed, randn, seeded)
 
-torch.set_num_threads(1)
 GAPS = []       # differences of the best and the second of every hard choice that was made
 
 
@@ -169,7 +169,7 @@ def config_from(meta):
 
 def parameter_shapes(cfg):
     D, HD, Fi, V = cfg.dim, cfg.heads * cfg.dh, cfg.inner or 4 * cfg.dim, cfg.vocab
-    sizes, widths, E, s = cfg.sizes(), cfg.widths(), cfg.E, OrderedDict()
+    sizes, widths, s = cfg.sizes(), cfg.widths(), OrderedDict()
     if cfg.words_in == "plain":
         s["in_emb.weight"] = (V, D)
     else:
@@ -375,10 +375,8 @@ class Model:
         self.dtype = next(iter(p.values())).dtype
 
     def norm(self, x, name):
-        p, c = self.p, self.cfg
-        mean = x.mean(-1, keepdim=True)
-        var = ((x - mean) ** 2).mean(-1, keepdim=True)
-        return (x - mean) / torch.sqrt(var + c.norm_eps) * p[name + ".weight"] + p[name + ".bias"]
+        p = self.p
+        return layer_norm(x, p[name + ".weight"], p[name + ".bias"], self.cfg.norm_eps)
 
     def linear(self, x, name):
         y = x @ self.p[name + ".weight"].T
@@ -516,15 +514,6 @@ def losses(cfg, p, hidden, targets):
 
 # ---------------------------------------------------------------------------------------- files
 
-def parameters_of(cfg, inputs):
-    return OrderedDict((n, inputs["param." + n].clone().requires_grad_()) for n in parameter_shapes(cfg))
-
-
-def gradients(loss, p):
-    found = torch.autograd.grad(loss, list(p.values()), allow_unused=True)
-    return OrderedDict((n, torch.zeros_like(w) if g is None else g) for (n, w), g in zip(p.items(), found))
-
-
 def step_gates(cfg, p, inputs, s, mode="noise"):
     if cfg.pattern:
         return None
@@ -544,7 +533,7 @@ def training_step(cfg, p, model, inputs, s):
 def run_model(inputs, meta):
     """Results of a file as README_par.md describes them."""
     cfg = config_from(meta)
-    p, B, steps = parameters_of(cfg, inputs), int(meta["B"]), int(meta["steps"])
+    p, B, steps = leaves(parameters_in(inputs)), int(meta["B"]), int(meta["steps"])
     wanted = integers(str(meta["grad_steps"]))
     model, r = Model(cfg, p, B), OrderedDict()
     for s in range(steps):
@@ -659,7 +648,7 @@ class AdamW(Adam):
 def run_updates(inputs, meta):
     """One update per step, memory carried over."""
     cfg = config_from(meta)
-    p, model_p = parameters_of(cfg, inputs), None
+    p = leaves(parameters_in(inputs))
     betas = [float(meta[k]) for k in ("beta1", "beta2", "eps")]
     separate = meta["arch_optimizer"] == "adamw"
     weights = OrderedDict((n, w) for n, w in p.items() if not (separate and n.startswith("arch.")))
@@ -677,7 +666,7 @@ def run_updates(inputs, meta):
         for optimiser, rate in optimisers:
             optimiser.update(grads, float(rate[s]))
     r["loss"] = torch.stack(loss_list)
-    r.update(("final." + n, w.detach()) for n, w in p.items())
+    r.update(prefixed("final.", {n: w.detach() for n, w in p.items()}))
     return r
 
 
@@ -691,7 +680,7 @@ def run_both(inputs, meta):
 def directional_errors(inputs, meta, gen, step=1e-5):
     """Every gradient of a file against a fourth-order difference along a random direction."""
     cfg, errors = config_from(meta), OrderedDict()
-    p = parameters_of(cfg, inputs)
+    p = leaves(parameters_in(inputs))
     model = Model(cfg, p, int(meta["B"]))
     for s in range(int(meta["steps"])):
         before = [[list(rows) for rows in stream.rows] for stream in model.streams], model.held
@@ -708,7 +697,7 @@ def directional_errors(inputs, meta, gen, step=1e-5):
                 return float(training_step(cfg, p, other, inputs, s)[0])
 
         for name, g in gradients(loss, p).items():
-            w, direction = p[name], torch.randn(g.shape, generator=gen, dtype=F64)
+            w, direction = p[name], randn(gen, *g.shape)
             kept, values = w.detach().clone(), []
             for k in (1, -1, 2, -2):
                 w.data = kept + k * step * direction
@@ -805,7 +794,7 @@ def par_pattern(L, p):
     n = L // p
     cut = 2 * L // 3
     width = (cut + cut // n) // n
-    return ("s" + "f" * (width - 1)).__mul__(n)[:L].ljust(L, "f")
+    return (("s" + "f" * (width - 1)) * n)[:L].ljust(L, "f")
 
 
 # ---------------------------------------------------------------------------------------- the published case
@@ -927,30 +916,12 @@ def published_case(mode, steps=4):
 
 # ---------------------------------------------------------------------------------------- checks
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-FAILED, DONE = [], [0]
-
-
-def expect(ok, *what):
-    DONE[0] += 1
-    if not ok:
-        FAILED.append(what)
-        print("FAILED", *what)
+CHECKER = Checker(verbose=False)
+expect, printed = CHECKER.expect, CHECKER.printed
 
 
 def close(a, b, *what, tolerance=1e-12):
-    error = float((torch.as_tensor(a, dtype=F64) - torch.as_tensor(b, dtype=F64)).abs().max())
-    expect(error <= tolerance, *what, error)
-
-
-def printed(values, words, name):
-    """Equal to the last printed digit."""
-    values = torch.as_tensor(values, dtype=F64).reshape(-1).tolist()
-    expect(len(values) == len(words), name, "count", len(values), len(words))
-    for value, word in zip(values, words):
-        mantissa, _, exponent = word.partition("e")
-        digits = len(mantissa.partition(".")[2]) - int(exponent or 0)
-        expect(abs(value - float(word)) <= 0.501 * 10.0 ** -digits, name, value, word)
+    CHECKER.close(" ".join(str(w) for w in what), a, b, tolerance)
 
 
 def ck(x):
@@ -965,7 +936,7 @@ def check_published():
 
     def compare(name, values):
         used.add(name)
-        printed(values, numbers[name], name)
+        printed(name, torch.as_tensor(values, dtype=F64).reshape(-1), numbers[name])
 
     for row in (0, 3):
         compare(f"row.{row}", ref_sines(row, 8))
@@ -1139,7 +1110,7 @@ def check_original():
 def random_parameters(cfg, gen):
     p = OrderedDict()
     for name, shape in parameter_shapes(cfg).items():
-        value = torch.randn(*shape, generator=gen, dtype=F64)
+        value = randn(gen, *shape)
         if name.endswith("norm.weight"):
             value = 1 + 0.2 * value
         elif name.startswith("arch.") and cfg.arch == "pi":
@@ -1288,16 +1259,16 @@ def check_torch(gen):
             for k in (1, 2):
                 soft.tail[k - 1][0].weight.copy_(p[f"out_emb.projs.{k}"].T)
                 soft.tail[k - 1][1].weight.copy_(p[f"out_emb.tables.{k}"])
-        h = torch.randn(6, 8, generator=gen, dtype=F64)
+        h = randn(gen, 6, 8)
         close(log_probabilities(cfg, p, h), soft.log_prob(h), "torch's adaptive softmax", words)
     for decay in (0.0, 0.1):
-        a, b = torch.randn(5, generator=gen, dtype=F64), None
+        a, b = randn(gen, 5), None
         b = a.clone().requires_grad_()
         mine, theirs = AdamW({"a": a}, 0.9, 0.99, 1e-6, decay), torch.optim.AdamW([b], 0.01, (0.9, 0.99), 1e-6, decay)
         plain, c = None, a.clone()
         plain = Adam({"a": c}, 0.9, 0.99, 0.0)
         for _ in range(5):
-            g = torch.randn(5, generator=gen, dtype=F64)
+            g = randn(gen, 5)
             b.grad = g.clone()
             mine.update({"a": g}, 0.01)
             plain.update({"a": g}, 0.01)
@@ -1310,7 +1281,7 @@ def check_torch(gen):
 def check_positions():
     """A table row turned by the angle of Kt - 1 is the row of the distance."""
     D, Kt = 8, 9
-    W = torch.randn(D, 5, generator=torch.Generator().manual_seed(1), dtype=F64)
+    W = randn(seeded(1), D, 5)
     turned = torch.zeros(D, 5, dtype=F64)
     for j in range(0, D, 2):
         angle = 1e-4 ** (j / D) * (Kt - 1)
@@ -1384,7 +1355,7 @@ def check_forms(gen):
     q = dict(p)
     for l in (0, 2):
         a = f"layers.{l}.attn."
-        q[a + "v"] = torch.randn(2, 4, generator=gen, dtype=F64)
+        q[a + "v"] = randn(gen, 2, 4)
         q[a + "r_bias"] = (p[a + "rel.weight"].view(-1, 2, 4) * q[a + "v"]).sum(-1)
     close(run(cfg, q, tokens, [7, 6]), run(free, q, tokens, [7, 6]), "r_bias = v r")
     # a bias that grows without bound towards a distance makes every query see that distance only
@@ -1420,7 +1391,7 @@ def check_xl_files():
     files = [f for f in os.listdir(HERE) if f.startswith("par_xl_") and f.endswith(".safetensors")]
     files.sort()
     expect(len(files) >= 9, "par_xl_*.safetensors", len(files))
-    gen, worst = torch.Generator().manual_seed(8), 0.0
+    gen, worst = seeded(8), 0.0
     for name in files:
         tensors, meta = load_safetensors(os.path.join(HERE, name))
         for key, value in run_both(tensors, meta).items():
@@ -1453,7 +1424,7 @@ def check_cuts(gen):
 
 
 def check():
-    gen = torch.Generator().manual_seed(3)
+    gen = seeded(3)
     check_published()
     check_original()
     check_positions()
@@ -1464,8 +1435,7 @@ def check():
     check_forms(gen)
     check_xl_files()
     check_cuts(gen)
-    print(DONE[0], "comparisons,", len(FAILED), "failed")
-    return 1 if FAILED else 0
+    return CHECKER.finish()
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ bias (2,O) = [bf ; br]; custom V (B,T,2,O), added to v.
 The functions compute in the dtype of their arguments: the vectors are float64, the same code in float32 shows how much of
 a difference rounding makes.
 """
-import json
 import math
-import struct
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -24,51 +22,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-torch.set_num_threads(1)
-F64 = torch.float64
-LN_EPS = 1e-5
+sys.dont_write_bytecode = True
+from common import (F64, Checker, f32, global_norm, gradients, integers, layer_norm, leaf, leaves, parameters_in,
+                    prefixed, randn, seeded)
+
 LITERAL_MASK = -10000.0
-
-
-# ---------------------------------------------------------------------------------------- safetensors
-
-def save_safetensors(path, tensors, metadata=None):
-    """tensors: name -> torch tensor or numpy array. Reals are written as F64, integers as I32.
-
-    The reals come first, so that every number in the file is aligned to its own size."""
-    header, blobs, offset = OrderedDict(), [], 0
-    if metadata:
-        header["__metadata__"] = {str(k): str(v) for k, v in metadata.items()}
-    arrays = [(k, v.detach().numpy() if isinstance(v, torch.Tensor) else np.asarray(v)) for k, v in tensors.items()]
-    for name, a in sorted(arrays, key=lambda item: item[1].dtype.kind in "iub"):
-        dtype, kind = ("<i4", "I32") if a.dtype.kind in "iub" else ("<f8", "F64")
-        raw = np.ascontiguousarray(a.astype(dtype)).tobytes()
-        header[name] = {"dtype": kind, "shape": list(a.shape), "data_offsets": [offset, offset + len(raw)]}
-        blobs.append(raw)
-        offset += len(raw)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as out:
-        out.write(struct.pack("<Q", len(text)))
-        out.write(text)
-        for raw in blobs:
-            out.write(raw)
-
-
-def load_safetensors(path):
-    """Returns (tensors, metadata); reads F64, F32 and I32."""
-    with open(path, "rb") as f:
-        data = f.read()
-    (n,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + n])
-    metadata = header.pop("__metadata__", {})
-    kinds = {"F64": "<f8", "F32": "<f4", "I32": "<i4"}
-    tensors = OrderedDict()
-    for name, h in header.items():
-        a, b = h["data_offsets"]
-        array = np.frombuffer(data[8 + n + a:8 + n + b], dtype=kinds[h["dtype"]]).reshape(h["shape"])
-        tensors[name] = torch.from_numpy(array.copy())
-    return tensors, metadata
 
 
 # ---------------------------------------------------------------------------------------- 1. recurrence
@@ -156,23 +114,16 @@ def cell_backward(U, xr, v, bias, c0, H, D, G, Glast, V=None, m=None, pad=None, 
     return dict(dU=dU, dxr=dxr, dV=dV, dv=dV.sum((0, 1)), dbias=db, dc0=dc0, largest_J=largest)
 
 
-def leaf(t):
-    return t.detach().clone().requires_grad_(True)
-
-
 def run_cell(t, meta):
     """t: tensors of a sru_cell file; meta: its metadata. Results h, c_last and the gradients."""
     H, D, k = int(meta["H"]), int(meta["D"]), int(meta["k"])
     skip = bool(int(meta["skip"]))
-    names = [n for n in ("U", "xr", "v", "bias", "V", "c0") if n in t]
-    x = {n: leaf(t[n]) for n in names}
+    x = leaves(OrderedDict((n, t[n]) for n in ("U", "xr", "v", "bias", "V", "c0") if n in t))
     h, c = cell(x["U"], x.get("xr"), x["v"], x["bias"], x["c0"], H, D, V=x.get("V"), m=t.get("m"), pad=t.get("pad"),
                 tanh=bool(int(meta["tanh"])), skip=skip, alpha=float(meta["alpha"]))
     loss = (t["G"] * h).sum() + (t["Glast"] * c).sum()
-    grads = torch.autograd.grad(loss, [x[n] for n in names])
     r = OrderedDict(h=h.detach(), c_last=c.detach())
-    for n, g in zip(names, grads):
-        r["d" + n] = g
+    r.update(prefixed("d", gradients(loss, x)))
     return r
 
 
@@ -279,12 +230,6 @@ def check_cells(report):
 
 # ---------------------------------------------------------------------------------------- 2. transforms
 
-def layer_norm(x, weight, bias):
-    mean = x.mean(-1, keepdim=True)
-    var = ((x - mean) ** 2).mean(-1, keepdim=True)
-    return (x - mean) / torch.sqrt(var + LN_EPS) * weight + bias
-
-
 def allowed_keys(Tq, Tm, causal, window):
     """(Tq, Tm+Tq), True where a query may look: row Tm+t against column, rows and columns counted from the oldest memory."""
     row = torch.arange(Tm, Tm + Tq)[:, None]
@@ -365,8 +310,7 @@ TRANSFORM_LEAVES = ("x", "w1", "w2", "w3", "alpha", "gain", "shift")
 def run_transform(t, meta):
     """t: tensors of a sru_attn file. Results U and the gradients of sum(G U); memory is a constant."""
     k = int(meta["k"])
-    names = [n for n in TRANSFORM_LEAVES if n in t]
-    v = {n: leaf(t[n]) for n in names}
+    v = leaves(OrderedDict((n, t[n]) for n in TRANSFORM_LEAVES if n in t))
     gain, shift = v.get("gain"), v.get("shift")
     if int(meta["attention"]):
         U = attention_transform(v["x"], t.get("memory"), v["w1"], v["w2"], v["w3"], v["alpha"], k, int(meta["heads"]),
@@ -374,10 +318,8 @@ def run_transform(t, meta):
                                 t.get("memory_pad"), bool(int(meta.get("literal_mask", 0))))
     else:
         U = projected_transform(v["x"], v["w1"], v["w3"], k, meta["norm"], gain, shift)
-    grads = torch.autograd.grad((t["G"] * U).sum(), [v[n] for n in names])
     r = OrderedDict(U=U.detach())
-    for n, g in zip(names, grads):
-        r["d" + n] = g
+    r.update(prefixed("d", gradients((t["G"] * U).sum(), v)))
     return r
 
 
@@ -503,7 +445,7 @@ class Stack:
         return 4 if self.skip and self.width_in(l) != self.O else 3
 
     def width_proj(self, l):
-        p = [int(x) for x in self.proj.split(",")]
+        p = integers(self.proj)
         return p[0] if len(p) == 1 else p[l]
 
     def attends(self, l):
@@ -553,7 +495,7 @@ def stack_shapes(cfg):
 def fill(shapes, gen, highway_bias=0.0):
     params = OrderedDict()
     for name, shape, kind in shapes:
-        z = torch.randn(*shape, generator=gen, dtype=F64)
+        z = randn(gen, *shape)
         if kind == "linear":
             z = z / math.sqrt(shape[1])
         elif kind == "alpha":
@@ -575,7 +517,7 @@ def fill(shapes, gen, highway_bias=0.0):
             z = 0.1 * z
         else:
             raise ValueError(kind)
-        params[name] = z.to(torch.float32).to(F64)
+        params[name] = f32(z)
     return params
 
 
@@ -621,30 +563,33 @@ def detached(memory):
 
 
 def lengths(meta):
-    return [int(n) for n in meta["segments"].split(",")]
+    return integers(meta["segments"])
 
 
-def params_of(t):
-    return OrderedDict((n[6:], v) for n, v in t.items() if n.startswith("param."))
+def trained_leaves(cfg, p):
+    """Leaves of every parameter but v of version 1, which is zero and frozen."""
+    return OrderedDict((n, v if cfg.v1 and n.endswith(".v") else leaf(v)) for n, v in p.items())
+
+
+def trained(p):
+    return OrderedDict((n, v) for n, v in p.items() if v.requires_grad)
 
 
 def run_stack(t, meta):
     """t: tensors of a sru_stack file. Every segment with constant parameters, gradients of the last one alone."""
     cfg, T = Stack.from_metadata(meta), lengths(meta)
-    x, pad, p = t["x"], t.get("pad"), params_of(t)
+    x, pad, p = t["x"], t.get("pad"), parameters_in(t)
     c = t["c0"] if "c0" in t else torch.zeros(cfg.layers, x.shape[0], cfg.O, dtype=x.dtype)
     memory, memory_pad, at, h = None, None, 0, []
     for s, n in enumerate(T):
         part, part_pad = x[:, at:at + n], None if pad is None else pad[:, at:at + n]
         last = s == len(T) - 1
         if last:
-            frozen = [name for name in p if cfg.v1 and name.endswith(".v")]
-            leaves = OrderedDict((name, v if name in frozen else leaf(v)) for name, v in p.items())
-            part, c = leaf(part), leaf(c)
-            y, new, kept = stack_segment(cfg, leaves, part, c, part_pad, memory, memory_pad)
+            q = OrderedDict(x=leaf(part), c0=leaf(c))
+            q.update(prefixed("param.", trained_leaves(cfg, p)))
+            y, new, kept = stack_segment(cfg, parameters_in(q), q["x"], q["c0"], part_pad, memory, memory_pad)
             loss = (t["G"] * y).sum() + (t["Glast"] * new).sum()
-            names = [name for name in leaves if name not in frozen]
-            grads = torch.autograd.grad(loss, [part, c] + [leaves[name] for name in names])
+            grads = gradients(loss, trained(q))
         else:
             with torch.no_grad():
                 y, new, kept = stack_segment(cfg, p, part, c, part_pad, memory, memory_pad)
@@ -654,16 +599,14 @@ def run_stack(t, meta):
     for l, m in enumerate(memory):
         if m is not None:
             r[f"memory.{l}"] = m
-    r["grad.x"], r["grad.c0"] = grads[0], grads[1]
-    for name, g in zip(names, grads[2:]):
-        r["grad.param." + name] = g
+    r.update(prefixed("grad.", grads))
     return r
 
 
 def stack_loss(t, meta):
     """The last segment's loss as a function of its arguments, the state before it held fixed; for finite differences."""
     cfg, T = Stack.from_metadata(meta), lengths(meta)
-    x, pad, p = t["x"], t.get("pad"), params_of(t)
+    x, pad, p = t["x"], t.get("pad"), parameters_in(t)
     c = t["c0"] if "c0" in t else torch.zeros(cfg.layers, x.shape[0], cfg.O, dtype=x.dtype)
     memory, memory_pad, at = None, None, 0
     with torch.no_grad():
@@ -702,7 +645,7 @@ class LM(Stack):
         return self
 
     def ends(self):
-        return [0] + [int(x) for x in self.cutoffs.split(",")] + [self.vocab]
+        return [0] + integers(self.cutoffs) + [self.vocab]
 
     def metadata(self):
         out = super().metadata()
@@ -771,29 +714,22 @@ def lm_segment(cfg, p, ids, targets, c, memory):
     return nll, logp, c.detach(), detached(kept)
 
 
-def lm_leaves(cfg, p):
-    return OrderedDict((n, v if cfg.v1 and n.endswith(".v") else leaf(v)) for n, v in p.items())
-
-
 def run_lm(t, meta):
     cfg, T = LM.from_metadata(meta), lengths(meta)
-    p, ids = params_of(t), t["tokens"].long()
+    p, ids = parameters_in(t), t["tokens"].long()
     dtype = next(iter(p.values())).dtype
     c, memory, at, nll = torch.zeros(cfg.layers, ids.shape[0], cfg.O, dtype=dtype), None, 0, []
     for s, n in enumerate(T):
-        q = lm_leaves(cfg, p)
+        q = trained_leaves(cfg, p)
         loss, logp, c, memory = lm_segment(cfg, q, ids[:, at:at + n], ids[:, at + 1:at + n + 1], c, memory)
         nll.append(loss.detach())
         at += n
-    names = [n for n, v in q.items() if v.requires_grad]
-    grads = torch.autograd.grad(loss, [q[n] for n in names], allow_unused=True, materialize_grads=True)
     r = OrderedDict(nll=torch.stack(nll), logits=logp.detach())
     for l in range(cfg.layers):
         r[f"c.{l}"] = c[l]
         if memory[l] is not None:
             r[f"memory.{l}"] = memory[l]
-    for n, g in zip(names, grads):
-        r["grad." + n] = g
+    r.update(prefixed("grad.", gradients(loss, trained(q))))
     return r
 
 
@@ -853,17 +789,17 @@ def run_curve(t, meta):
     """Training: one update per segment, states and memory carried, the gradient clipped by its global norm."""
     cfg = LM.from_metadata(meta)
     steps, T, clip = int(meta["steps"]), int(meta["block"]), float(meta["clip"])
-    p, ids = params_of(t), t["tokens"].long()
+    p, ids = parameters_in(t), t["tokens"].long()
     dtype = next(iter(p.values())).dtype
     opt = Optimiser(meta["optim"], p, float(meta["weight_decay"]), float(meta["beta1"]), float(meta["beta2"]), float(meta["eps"]))
     c, memory = torch.zeros(cfg.layers, ids.shape[0], cfg.O, dtype=dtype), None
     losses, rates, norms = [], [], []
     for n in range(steps):
         at = n * T
-        q = lm_leaves(cfg, opt.p)
+        q = trained_leaves(cfg, opt.p)
         loss, _, c, memory = lm_segment(cfg, q, ids[:, at:at + T], ids[:, at + 1:at + T + 1], c, memory)
-        grads = OrderedDict(zip(q, torch.autograd.grad(loss, list(q.values()))))
-        norm = torch.sqrt(sum((g * g).sum() for g in grads.values()))
+        grads = gradients(loss, q)
+        norm = global_norm(grads)
         factor = min(1.0, clip / (float(norm) + 1e-6))
         lr = cosine(n, float(meta["lr"]), int(meta["warmup"]), int(meta["max_iter"]))
         opt.step(OrderedDict((k, g * factor) for k, g in grads.items()), lr)
@@ -871,8 +807,7 @@ def run_curve(t, meta):
         rates.append(lr)
         norms.append(norm)
     r = OrderedDict(loss=torch.stack(losses), lr=torch.tensor(rates, dtype=dtype), norm=torch.stack(norms))
-    for n, v in opt.p.items():
-        r["final." + n] = v
+    r.update(prefixed("final.", opt.p))
     return r
 
 
@@ -894,9 +829,9 @@ def check_schedules(report):
 
 
 def check_optimisers(report):
-    gen = torch.Generator().manual_seed(5)
-    start = torch.randn(7, generator=gen, dtype=F64)
-    grads = torch.randn(40, 7, generator=gen, dtype=F64)
+    gen = seeded(5)
+    start = randn(gen, 7)
+    grads = randn(gen, 40, 7)
     for kind, make in (("radam", lambda p: torch.optim.RAdam(p, lr=.02, weight_decay=.1, decoupled_weight_decay=True)),
                        ("adamw", lambda p: torch.optim.AdamW(p, lr=.02, weight_decay=.1))):
         p = leaf(start)
@@ -912,7 +847,7 @@ def check_optimisers(report):
 
 def check_adjoint(report):
     """The adjoint walk of 1.5 against autograd over every combination of options."""
-    gen = torch.Generator().manual_seed(11)
+    gen = seeded(11)
     worst, count = torch.zeros(1, dtype=F64), 0
     for bits in range(64):
         tanh, D, custom, masked, padded, four = (bits >> i & 1 for i in range(6))
@@ -920,12 +855,12 @@ def check_adjoint(report):
         for skip in ((1,) if four else (0, 1)):
             B, T, H, k = 2, 5, 2, 4 if four else 3
             O = D * H
-            rnd = lambda *s: torch.randn(*s, generator=gen, dtype=F64)
-            t = OrderedDict(U=rnd(B, T, k, O), v=rnd(2, O), bias=rnd(2, O), c0=rnd(B, O), G=rnd(B, T, O), Glast=rnd(B, O))
+            t = OrderedDict(U=randn(gen, B, T, k, O), v=randn(gen, 2, O), bias=randn(gen, 2, O), c0=randn(gen, B, O),
+                            G=randn(gen, B, T, O), Glast=randn(gen, B, O))
             if k == 3 and skip:
-                t["xr"] = rnd(B, T, O)
+                t["xr"] = randn(gen, B, T, O)
             if custom:
-                t["V"] = rnd(B, T, 2, O)
+                t["V"] = randn(gen, B, T, 2, O)
             if masked:
                 t["m"] = (torch.rand(B, O, generator=gen) < .7).to(F64) / .7
             if padded:
@@ -941,8 +876,8 @@ def check_adjoint(report):
 
 
 def check_sdpa(report):
-    gen = torch.Generator().manual_seed(12)
-    q, K, V = (torch.randn(2, n, 6, generator=gen, dtype=F64) for n in (4, 9, 9))
+    gen = seeded(12)
+    q, K, V = (randn(gen, 2, n, 6) for n in (4, 9, 9))
     ok = allowed_keys(4, 5, 1, 3)
     pad = torch.zeros(2, 9, dtype=torch.int32)
     pad[0, 4] = pad[1, 7] = 1
@@ -950,18 +885,18 @@ def check_sdpa(report):
     mask = ok[None, None] & ~pad.bool()[:, None, None, :]
     want = F.scaled_dot_product_attention(split(q), split(K), split(V), attn_mask=mask).transpose(1, 2).reshape(2, 4, 6)
     report("attention against torch", attention(q, K, V, 3, ok, pad), want, 1e-14)
-    x = torch.randn(2, 5, generator=gen, dtype=F64)
-    g, s = torch.randn(5, generator=gen, dtype=F64), torch.randn(5, generator=gen, dtype=F64)
-    report("layer norm against torch", layer_norm(x, g, s), F.layer_norm(x, (5,), g, s, LN_EPS), 1e-14)
+    x = randn(gen, 2, 5)
+    g, s = randn(gen, 5), randn(gen, 5)
+    report("layer norm against torch", layer_norm(x, g, s), F.layer_norm(x, (5,), g, s), 1e-14)
 
 
 def check_segments(report):
     """Two segments with carried states and memory equal one pass (2.9), with the FIX of Q12 also under cell pre-norm."""
     for norm, literal in (("none", 0), ("pre", 0), ("post", 0)):
         cfg = Stack(input=6, hidden=6, layers=3, proj="4", attention=1, heads=2, norm=norm, literal_norm=literal)
-        gen = torch.Generator().manual_seed(13)
+        gen = seeded(13)
         p = fill(stack_shapes(cfg), gen)
-        x, c0 = torch.randn(2, 10, 6, generator=gen, dtype=F64), torch.randn(3, 2, 6, generator=gen, dtype=F64)
+        x, c0 = randn(gen, 2, 10, 6), randn(gen, 3, 2, 6)
         whole, c, _ = stack_segment(cfg, p, x, c0)
         one, mid, memory = stack_segment(cfg, p, x[:, :5], c0)
         two, last, _ = stack_segment(cfg, p, x[:, 5:], mid, None, memory)
@@ -975,12 +910,12 @@ def check_segments(report):
 def check_lm(report):
     """Adaptive probabilities sum to 1; the direction-reversed stack is the time-reversed one."""
     cfg = LM(vocab=23, dim=6, layers=1, proj="4", attention=1, cutoffs="7,15", n_e=8, div_val=2).finish()
-    gen = torch.Generator().manual_seed(14)
+    gen = seeded(14)
     p = fill(lm_shapes(cfg), gen)
-    total = log_probs(cfg, p, torch.randn(3, 6, generator=gen, dtype=F64)).exp().sum(-1)
+    total = log_probs(cfg, p, randn(gen, 3, 6)).exp().sum(-1)
     report("adaptive probabilities sum to 1", total, torch.ones_like(total), 1e-14)
-    U, xr = torch.randn(2, 7, 3, 3, generator=gen, dtype=F64), torch.randn(2, 7, 3, generator=gen, dtype=F64)
-    v, b, c0 = (torch.randn(2, 3, generator=gen, dtype=F64) for _ in range(3))
+    U, xr = randn(gen, 2, 7, 3, 3), randn(gen, 2, 7, 3)
+    v, b, c0 = (randn(gen, 2, 3) for _ in range(3))
     both, c = cell(torch.cat([U, U.flip(1)], 3), torch.cat([xr, xr.flip(1)], 2), torch.cat([v, v], 1), torch.cat([b, b], 1),
                    torch.cat([c0, c0], 1), 3, 2)
     report("reverse direction is the mirrored one", both[..., 3:], both[..., :3].flip(1), 1e-15)
@@ -993,17 +928,17 @@ def check_differences(report):
                                                    highway_bias=-.5, proj="2,0"), "3,4", 1),
             ("SRU++, pre-norm, window", Stack(input=4, hidden=4, layers=2, proj="4", attention=1, heads=2, norm="pre", window=3,
                                              highway_bias=-1.0), "3,4", 0)):
-        gen = torch.Generator().manual_seed(15)
-        t = OrderedDict(("param." + n, v) for n, v in fill(stack_shapes(cfg), gen, cfg.highway_bias).items())
+        gen = seeded(15)
+        t = prefixed("param.", fill(stack_shapes(cfg), gen, cfg.highway_bias))
         meta = dict(cfg.metadata(), segments=T)
         last = lengths(meta)[-1]
-        t["x"] = torch.randn(2, sum(lengths(meta)), cfg.input, generator=gen, dtype=F64)
-        t["c0"] = torch.randn(cfg.layers, 2, cfg.O, generator=gen, dtype=F64)
+        t["x"] = randn(gen, 2, sum(lengths(meta)), cfg.input)
+        t["c0"] = randn(gen, cfg.layers, 2, cfg.O)
         if with_pad:
             t["pad"] = torch.zeros(2, sum(lengths(meta)), dtype=torch.int32)
             t["pad"][0, -1] = t["pad"][1, 3] = 1
-        t["G"] = torch.randn(2, last, cfg.O, generator=gen, dtype=F64)
-        t["Glast"] = torch.randn(cfg.layers, 2, cfg.O, generator=gen, dtype=F64)
+        t["G"] = randn(gen, 2, last, cfg.O)
+        t["Glast"] = randn(gen, cfg.layers, 2, cfg.O)
         got = run_stack(t, meta)
         args, loss = stack_loss(t, meta)
         step, worst, entries = 1e-5, 0.0, 0
@@ -1023,22 +958,14 @@ def check_differences(report):
 
 def main():
     if sys.argv[1:] != ["--check"]:
-        sys.exit(__doc__)
-    bad = []
-
-    def report(name, got, want, tolerance):
-        error = float((got - want).abs().max()) if got.shape == want.shape else math.inf
-        ok = error <= tolerance
-        print(f"{'ok  ' if ok else 'FAIL'} {name:44s} max error {error:.1e} (limit {tolerance:.0e})")
-        if not ok:
-            bad.append(name)
-
+        print(__doc__)
+        return 2
+    checker = Checker()
     for check in (check_cells, check_transforms, check_schedules, check_optimisers, check_adjoint, check_sdpa, check_segments,
                   check_lm, check_differences):
-        check(report)
-    print("all checks passed" if not bad else f"{len(bad)} checks failed")
-    sys.exit(1 if bad else 0)
+        check(checker.close)
+    return checker.finish()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
