@@ -1,23 +1,31 @@
 #!/usr/bin/env python3
-"""Float64 PyTorch oracle of the Sequential Transformer (adaptive attention span, all-attention).
+"""Float64 PyTorch oracle of the Sequential Transformer.
 
-Written from the specification only: attention is dense, every (query, distance) pair is an explicit
-index, and every gradient comes from autograd. Nothing here is meant to be fast.
+Adaptive attention span (Sukhbaatar et al. 2019, arXiv:1905.07799), all-attention
+(1907.01470) and adaptive input (Baevski and Auli 2018, 1809.10853). It is written from
+the specification only: attention is dense, every (query, distance) pair is an explicit
+index, and all gradients come from autograd. It is not meant to be fast.
 
-    python3 attn_span_oracle.py --check     compare with the published test numbers; non-zero exit on failure
+    python3 attn_span_oracle.py --check    compares with the published test numbers
 
-Notation: B rows, M block length, V vocabulary, nl layers, d hidden size, H heads, D = d/H, f inner size,
-L largest span, R ramp, N persistent vectors per head, t distance (t = 1 is the previous token),
-c rows in a layer's cache, C rows it should have after the step, S working span of a layer.
+Notation: B batch rows, M block length, V vocabulary, nl layers, d hidden size, H heads, D
+= d/H, f inner size, L largest span, R ramp, N persistent vectors per head, t distance (t
+= 1 is the previous token), c rows in a layer's cache, C rows it should have after the
+step, S working span of a layer.
 
-Two switches decide what a row of the cache that was never written means and where the span mask acts:
-    eps           1e-8: mask after a softmax over all S distances, rows renormalised with eps   (literal)
-                  0:    mask multiplies exp() before the normalisation; an empty row gives 0    (fix)
-    mask_missing  False: zero rows are ordinary keys, logit q.E_t/sqrt(D), value 0              (literal)
-                  True:  rows that never existed take no part in the softmax                    (fix)
+Two switches decide what a cache row that was never written means, and where the span mask
+acts:
 
-Tensor names and layouts are those of the C library (see README.md). Random parameters are built in the
-layout of the reference model where it differs (key_pe, pers_key) and transposed on the way in.
+    eps           1e-8   literal: mask after a softmax over all S distances, then
+                         renormalise with eps
+                  0      fix: the mask multiplies exp() before the normalisation; an empty
+                         row gives 0
+    mask_missing  False  literal: zero rows are ordinary keys, logit q.E_t/sqrt(D), value 0
+                  True   fix: rows that never existed take no part in the softmax
+
+Tensor names and layouts are those of the C library (README.md). Random parameters are
+drawn in the layout of the reference model where it differs (key_pe, pers_key), and
+transposed.
 """
 import math
 import sys
@@ -34,7 +42,7 @@ from common import (F64, Checker, f32, global_norm, grads_of, layer_norm, leaves
 LITERAL_EPS = 1e-8
 
 
-# ---------------------------------------------------------------------------------------- configuration
+# -------------------------------------------------- configuration
 
 @dataclass
 class Config:
@@ -77,8 +85,10 @@ class Config:
 
     def metadata(self):
         return OrderedDict([
-            ("vocab", self.vocab), ("layers", self.layers), ("dim", self.dim), ("heads", self.heads),
-            ("inner", self.inner), ("span", self.span), ("block", self.block), ("batch", self.batch),
+            ("vocab", self.vocab), ("layers", self.layers), ("dim", self.dim), ("heads",
+                                                                                self.heads),
+            ("inner", self.inner), ("span", self.span), ("block", self.block), ("batch",
+                                                                                self.batch),
             ("blocks", self.blocks), ("adapt_span", int(self.adapt_span)), ("ramp", self.ramp),
             ("pers", self.pers), ("adapt_io", int(self.adapt_io)), ("tied", int(self.tied)),
             ("divval", self.divval), ("cutoffs", ",".join(str(x) for x in self.cutoffs)),
@@ -86,10 +96,10 @@ class Config:
             ("forward_columns", int(self.forward_columns))])
 
 
-# ---------------------------------------------------------------------------------------- parameters
+# -------------------------------------------------- parameters
 
 def reference_shapes(cfg):
-    """(name, shape in the reference layout, kind) in the order in which appendix T numbers tensors."""
+    """List of (name, shape in the reference layout, kind), in the order of appendix T."""
     d, H, D, N, f = cfg.dim, cfg.heads, cfg.head_dim, cfg.pers, cfg.inner
     out = [("key_pe", (1, D, cfg.span), "pe")]
     if cfg.adapt_io:
@@ -100,7 +110,8 @@ def reference_shapes(cfg):
         idx = range(len(size))
         out += [(f"in_emb.tables.{i}", (size[i], width[i]), "table") for i in idx]
         out += [(f"in_emb.projs.{i}", (d, width[i]), "linear") for i in idx]
-        out += [("out_emb.cluster.weight", (K, d), "linear"), ("out_emb.cluster.bias", (K,), "bias:%d" % d)]
+        out += [("out_emb.cluster.weight", (K, d), "linear"),
+                ("out_emb.cluster.bias", (K,), "bias:%d" % d)]
         if cfg.tied:
             out += [(f"out_emb.biases.{i}", (size[i],), "bias:%d" % width[i]) for i in idx]
         else:
@@ -109,31 +120,35 @@ def reference_shapes(cfg):
                         (f"out_emb.biases.{i}", (size[i],), "bias:%d" % width[i])]
             out += [(f"out_emb.projs.{i}", (d, width[i]), "linear") for i in idx]
     else:
-        out += [("in_emb.weight", (cfg.vocab, d), "table"), ("out_emb.weight", (cfg.vocab, d), "linear"),
+        out += [("in_emb.weight", (cfg.vocab, d), "table"),
+                ("out_emb.weight", (cfg.vocab, d), "linear"),
                 ("out_emb.bias", (cfg.vocab,), "bias:%d" % d)]
     for l in range(cfg.layers):
         p = f"layers.{l}."
         if N:
-            out += [(p + "attn.pers_key", (H, D, N), "pers_key"), (p + "attn.pers_val", (H, N, D), "pers_val")]
+            out += [(p + "attn.pers_key", (H, D, N), "pers_key"),
+                    (p + "attn.pers_val", (H, N, D), "pers_val")]
         out += [(p + "attn." + w, (d, d), "linear") for w in ("wq", "wo", "wv", "wk")]
         out += [(p + "norm1.weight", (d,), "gain"), (p + "norm1.bias", (d,), "shift")]
         if not N:
-            out += [(p + "ff.fc1.weight", (f, d), "linear"), (p + "ff.fc1.bias", (f,), "bias:%d" % d),
-                    (p + "ff.fc2.weight", (d, f), "linear"), (p + "ff.fc2.bias", (d,), "bias:%d" % f),
-                    (p + "norm2.weight", (d,), "gain"), (p + "norm2.bias", (d,), "shift")]
+            out += [(p + "ff.fc1.weight", (f, d), "linear"),
+                    (p + "ff.fc1.bias", (f,), "bias:%d" % d),
+                    (p + "ff.fc2.weight", (d, f), "linear"),
+                    (p + "ff.fc2.bias", (d,), "bias:%d" % f), (p + "norm2.weight", (d,), "gain"),
+                    (p + "norm2.bias", (d,), "shift")]
     return out
 
 
 def to_library_layout(kind, t):
     if kind == "pe":
-        return t[0].t().contiguous()                # (1,D,L) -> (L,D): row L-t is the embedding of distance t
+        return t[0].t().contiguous()  # (1,D,L) -> (L,D): row L-t is the embedding of distance t
     if kind == "pers_key":
         return t.transpose(1, 2).contiguous()       # (H,D,N) -> (H,N,D)
     return t
 
 
 def library_order(cfg, params):
-    """The same dictionary with the spans in front of the other tensors of their layer."""
+    """The same parameters with each layer's span before its other tensors."""
     out = OrderedDict()
     for name, value in params.items():
         for l in range(cfg.layers):
@@ -146,7 +161,8 @@ def library_order(cfg, params):
 
 
 def fill_t(cfg, spans=None):
-    """Appendix T: entry e of tensor k is 0.3 sin(1 + 0.37 e + 1.91 k); LayerNorm gains 1 + that."""
+    """Appendix T: element e of tensor k is 0.3 sin(1 + 0.37 e + 1.91 k), plus 1 in
+    LayerNorm gains."""
     params = OrderedDict()
     for k, (name, shape, kind) in enumerate(reference_shapes(cfg)):
         e = torch.arange(int(np.prod(shape)), dtype=F64)
@@ -161,7 +177,8 @@ def fill_t(cfg, spans=None):
 
 
 def fill_random(cfg, gen, scale=0.5, spans=None):
-    """n(0, scale) everywhere, LayerNorm gains 1 + n(0, 0.2); z uniform in (0, 0.9) unless given."""
+    """Normal parameters of deviation `scale`; LayerNorm gains 1 + N(0, 0.2); spans
+    uniform in (0, 0.9) unless given."""
     params = OrderedDict()
     for name, shape, kind in reference_shapes(cfg):
         t = randn(gen, *shape)
@@ -176,7 +193,8 @@ def fill_random(cfg, gen, scale=0.5, spans=None):
 
 
 def fill_init(cfg, gen, span_init=0.0):
-    """The initialisers of the model (distribution only; the order of draws is this file's own)."""
+    """The model's initialisers: their distributions, but not the reference's order of
+    draws."""
     params = OrderedDict()
 
     def uniform(shape, a):
@@ -204,15 +222,16 @@ def fill_init(cfg, gen, span_init=0.0):
     return library_order(cfg, params)
 
 
-# ---------------------------------------------------------------------------------------- span arithmetic
+# -------------------------------------------------- span arithmetic
 
 def span_mask(z, t, L, R):
-    """m(t) = clip((1 - t + z L)/R + 1); z (H), t (S) -> (H, S). Autograd of clamp keeps both end points."""
+    """m(t) = clip((1 - t + z L)/R + 1, 0, 1): z (H), t (S) -> (H,S) (1905.07799, section
+    2.2). The gradient of clamp passes at both end points."""
     return torch.clamp((1.0 - t[None, :] + z[:, None] * L) / R + 1.0, 0.0, 1.0)
 
 
 def working_span(cfg, z):
-    """(S, C) of a layer whose span parameter is z (None without adaptive span)."""
+    """(S, C) of a layer with span parameter z, which is None without adaptive span."""
     L = cfg.span
     if not cfg.adapt_span:
         return L, L
@@ -223,10 +242,11 @@ def working_span(cfg, z):
     return S, min(L, S + 64)
 
 
-# ---------------------------------------------------------------------------------------- model
+# -------------------------------------------------- model
 
 class State:
-    """Caches of one set of streams: rows[l] is (B, c, d), real[l] counts the rows that were ever written."""
+    """Caches of a set of streams: rows[l] is (B,c,d), real[l] counts the rows that were
+    written."""
 
     def __init__(self, rows, real):
         self.rows, self.real = rows, real
@@ -245,7 +265,8 @@ class State:
 
 
 def attention(cfg, params, l, h, cache, real):
-    """h (B,M,d) queries, cache (B,c,d) older rows of which the last `real` exist; returns (B,M,d)."""
+    """Self-attention of layer l: queries h (B,M,d), cache (B,c,d) whose last `real` rows
+    exist -> (B,M,d)."""
     B, M, d = h.shape
     H, D, L, N = cfg.heads, cfg.head_dim, cfg.span, cfg.pers
     p = f"layers.{l}.attn."
@@ -259,12 +280,14 @@ def attention(cfg, params, l, h, cache, real):
 
     i = torch.arange(M)[:, None]
     t = torch.arange(1, S + 1)[None, :]
-    row = c + i - t                                              # (M,S) memory row at distance t from query i
+    # (M,S) memory row at distance t from query i
+    row = c + i - t
     inside = (row >= 0).to(F64)[None, :, :, None, None]
-    kt = k[:, row.clamp(min=0)] * inside                         # (B,M,S,H,D), zero where the cache is too short
+    kt = k[:, row.clamp(min=0)] * inside  # (B,M,S,H,D), zero where the cache is too short
     vt = v[:, row.clamp(min=0)] * inside
-    e = params["key_pe"][L - t[0]]                               # (S,D), row s is distance s+1
-    logit = (torch.einsum("bihd,bithd->bhit", q, kt) + torch.einsum("bihd,td->bhit", q, e)) / math.sqrt(D)
+    e = params["key_pe"][L - t[0]]                               # (S,D), row s is distance s + 1
+    logit = (torch.einsum("bihd,bithd->bhit", q, kt)
+             + torch.einsum("bihd,td->bhit", q, e)) / math.sqrt(D)
 
     exists = torch.ones(M, S, dtype=F64)
     if cfg.mask_missing:
@@ -279,7 +302,8 @@ def attention(cfg, params, l, h, cache, real):
         mask = torch.cat([span_mask(z, t[0].to(F64), L, cfg.ramp), torch.ones(H, N, dtype=F64)], -1)
     mask = mask[None, :, None, :]
 
-    if cfg.eps > 0:                                              # softmax first, then mask and renormalise
+    # softmax first, then mask and renormalise
+    if cfg.eps > 0:
         prob = softmax_of_existing(logit, exists)
         if cfg.adapt_span:
             w = prob * mask
@@ -288,14 +312,17 @@ def attention(cfg, params, l, h, cache, real):
             weight = prob
     else:                                                        # mask inside the sum
         visible = exists * (mask > 0)
-        top = torch.where(visible > 0, logit, torch.full_like(logit, -math.inf)).max(-1, keepdim=True)[0]
+        top = torch.where(visible > 0, logit,
+                          torch.full_like(logit, -math.inf)).max(-1, keepdim=True)[0]
         top = torch.where(torch.isfinite(top), top, torch.zeros_like(top)).detach()
-        # A distance with m = 0 still has a gradient with respect to z at the closed ends of the ramp, so its
-        # exponential stays in the graph; only rows that do not exist are removed.
+        # At the closed ends of the ramp a distance with m = 0 still has a gradient with
+        # respect to z. Its exponential therefore stays in the graph; only rows that do
+        # not exist are removed.
         expo = torch.exp(torch.where(exists > 0, logit - top, torch.full_like(logit, -math.inf)))
         w = expo * mask
         total = w.sum(-1, keepdim=True)
-        weight = torch.where(total > 0, w / torch.where(total > 0, total, torch.ones_like(total)), torch.zeros_like(w))
+        weight = torch.where(total > 0, w / torch.where(total > 0, total, torch.ones_like(total)),
+                             torch.zeros_like(w))
     y = torch.einsum("bhit,bithd->bihd", weight[..., :S], vt)
     if N:
         y = y + torch.einsum("bhin,hnd->bihd", weight[..., S:], math.sqrt(N) * pv)
@@ -303,7 +330,7 @@ def attention(cfg, params, l, h, cache, real):
 
 
 def softmax_of_existing(logit, exists):
-    """Softmax over the slots with exists = 1; a row without any gives zeros."""
+    """Softmax over the entries with exists = 1; a row without any gives zeros."""
     if bool((exists > 0).all()):
         return torch.softmax(logit, -1)
     some = (exists.sum(-1, keepdim=True) > 0).to(F64)
@@ -324,27 +351,29 @@ def embed(cfg, params, x):
 
 
 def log_probs(cfg, params, h):
-    """(..., d) -> (..., V) normalised log-probabilities in vocabulary order."""
+    """h (..,d) -> (..,V) log-probabilities in vocabulary order."""
     if not cfg.adapt_io:
         return torch.log_softmax(h @ params["out_emb.weight"].t() + params["out_emb.bias"], -1)
     side = "in_emb" if cfg.tied else "out_emb"
     ends, K = cfg.ends(), len(cfg.cutoffs)
     first = ends[1]
     x0 = h @ params[f"{side}.projs.0"]
-    head = torch.cat([x0 @ params[f"{side}.tables.0"].t() + params["out_emb.biases.0"],
-                      x0 @ params["out_emb.cluster.weight"].t() + params["out_emb.cluster.bias"]], -1)
+    head = torch.cat([x0 @ params[f"{side}.tables.0"].t() + params["out_emb.biases.0"], x0
+                      @ params["out_emb.cluster.weight"].t() + params["out_emb.cluster.bias"]], -1)
     head = torch.log_softmax(head, -1)
     parts = [head[..., :first]]
     for i in range(1, K + 1):
         xi = h @ params[f"{side}.projs.{i}"]
-        tail = torch.log_softmax(xi @ params[f"{side}.tables.{i}"].t() + params[f"out_emb.biases.{i}"], -1)
+        tail = torch.log_softmax(xi @ params[f"{side}.tables.{i}"].t()
+                                 + params[f"out_emb.biases.{i}"], -1)
         column = first + (i - 1 if cfg.forward_columns else K - i)
         parts.append(head[..., column:column + 1] + tail)
     return torch.cat(parts, -1)
 
 
 def forward(cfg, params, x, state):
-    """x (B,M) tokens -> (hidden (B,M,d) before the output layer, new State)."""
+    """Tokens x (B,M) -> hidden states (B,M,d) before the output layer, and the new
+    State."""
     M = x.shape[1]
     h = embed(cfg, params, x)
     rows, real = [], []
@@ -380,7 +409,8 @@ def span_penalty(cfg, params):
 
 
 def block_gradients(cfg, params, x, y, state, batch_split=1):
-    """One training step's forward and backward. Returns nll, total, logp, new state, gradients by name."""
+    """Forward and backward pass of one block: nll, total, logp, new state, {name:
+    gradient}."""
     p = leaves(params)
     B = x.shape[0]
     group = B // batch_split
@@ -396,12 +426,13 @@ def block_gradients(cfg, params, x, y, state, batch_split=1):
         total += whole.item() / batch_split
         logps.append(logp.detach())
         states.append(new)
-    joined = State([torch.cat([s.rows[l] for s in states], 0) for l in range(cfg.layers)], states[0].real)
+    joined = State([torch.cat([s.rows[l] for s in states], 0) for l in range(cfg.layers)],
+                   states[0].real)
     return nll, total, torch.cat(logps, 0), joined, grads_of(p)
 
 
 def run_blocks(cfg, params, tokens, z_schedule=None, batch_split=1):
-    """All blocks in sequence with fixed parameters; gradients of the last one."""
+    """All blocks in sequence with fixed parameters; gradients of the last block."""
     M = cfg.block
     if z_schedule is not None:
         params = with_spans(cfg, params, z_schedule[0])
@@ -415,10 +446,10 @@ def run_blocks(cfg, params, tokens, z_schedule=None, batch_split=1):
         nll, total, logp, state, grads = block_gradients(cfg, params, x, y, state, batch_split)
         nlls.append(nll)
         totals.append(total)
-        trace.append((rows_in, [working_span(cfg, params.get(f"layers.{l}.attn.span")) for l in range(cfg.layers)],
-                      [r.shape[1] for r in state.rows]))
-    return {"nll": torch.tensor(nlls, dtype=F64), "total": torch.tensor(totals, dtype=F64), "logits": logp,
-            "state": state, "grads": grads, "trace": trace}
+        trace.append((rows_in, [working_span(cfg, params.get(f"layers.{l}.attn.span"))
+                                for l in range(cfg.layers)], [r.shape[1] for r in state.rows]))
+    return {"nll": torch.tensor(nlls, dtype=F64), "total": torch.tensor(totals, dtype=F64),
+            "logits": logp, "state": state, "grads": grads, "trace": trace}
 
 
 def with_spans(cfg, params, z):
@@ -430,23 +461,26 @@ def with_spans(cfg, params, z):
 
 def tokens_t(cfg):
     n = cfg.blocks * cfg.block + 1
-    return torch.tensor([[(5 * b + 3 * i + (i * i) % 7 + (i ** 3) % 5) % cfg.vocab for i in range(n)]
-                         for b in range(cfg.batch)])
+    return torch.tensor([[(5 * b + 3 * i + (i * i) % 7 + (i ** 3) % 5) % cfg.vocab
+                          for i in range(n)] for b in range(cfg.batch)])
 
 
 def random_tokens(cfg, gen):
     return torch.randint(0, cfg.vocab, (cfg.batch, cfg.blocks * cfg.block + 1), generator=gen)
 
 
-# ---------------------------------------------------------------------------------------- attention op alone
+# -------------------------------------------------- attention op alone
 
-def attention_op(q, k, v, heads, pe=None, u=None, vb=None, z=None, pk=None, pv=None, delta_min=1, span=None,
-                 ramp=32, max_span=None, eps=0.0, not_causal=False, first_key=0, scale=None):
-    """q (B,T,HD), k and v (B,S,HD) -> y (B,T,HD).
+def attention_op(q, k, v, heads, pe=None, u=None, vb=None, z=None, pk=None, pv=None, delta_min=1,
+                 span=None, ramp=32, max_span=None, eps=0.0, not_causal=False, first_key=0,
+                 scale=None):
+    """Attention alone: q (B,T,HD), k and v (B,S,HD) -> y (B,T,HD).
 
-    Key j and query i are delta = S - T + i - j apart; a key is in the window when delta_min <= delta <= span
-    and j >= first_key. Keys with first_key <= j < 0 are zero keys with zero values. pe is (P,D) or (P,HD), row
-    P - 1 + delta_min - delta. a = m e / (sum m e + eps sum e), y = 0 where the denominator is 0.
+    Key j is delta = S - T + i - j before query i, and is in the window when delta_min <=
+    delta <= span and j >= first_key. Keys with first_key <= j < 0 are zero keys with zero
+    values. pe is (P,D) or (P,HD); distance delta uses row P - 1 + delta_min - delta.
+
+        a = m e / (sum m e + eps sum e),  0 where the denominator is 0
     """
     B, T, width = q.shape
     S, H = k.shape[1], heads
@@ -467,7 +501,8 @@ def attention_op(q, k, v, heads, pe=None, u=None, vb=None, z=None, pk=None, pv=N
         P = pe.shape[0]
         prow = P - 1 + delta_min - delta
         assert bool(((prow >= 0) & (prow < P))[window].all())
-        table = (pe.reshape(P, 1, D).expand(P, H, D) if pe.shape[1] == D and H > 1 else pe.reshape(P, H, D))
+        table = (pe.reshape(P, 1, D).expand(P, H, D)
+                 if pe.shape[1] == D and H > 1 else pe.reshape(P, H, D))
         rows = table[prow.clamp(0, P - 1)]                                         # (T,J,H,D)
         score = score + torch.einsum("bihd,ijhd->bhij", q4 if vb is None else q4 + vb, rows)
     score = scale * score
@@ -491,21 +526,26 @@ def attention_op(q, k, v, heads, pe=None, u=None, vb=None, z=None, pk=None, pv=N
     e = torch.exp(torch.where(window, score - top, hidden))
     me = m * e
     total = me.sum(-1, keepdim=True) + (eps * e.sum(-1, keepdim=True) if eps > 0 else 0.0)
-    a = torch.where(total > 0, me / torch.where(total > 0, total, torch.ones_like(total)), torch.zeros_like(me))
+    a = torch.where(total > 0, me / torch.where(total > 0, total, torch.ones_like(total)),
+                    torch.zeros_like(me))
     y = torch.einsum("bhij,bjhd->bihd", a[..., :pad + S], v4)
     if N:
         y = y + torch.einsum("bhin,hnd->bihd", a[..., pad + S:], math.sqrt(N) * pv)
     return y.reshape(B, T, width)
 
 
-# ---------------------------------------------------------------------------------------- optimisers
+# -------------------------------------------------- optimisers
 
 class Optimiser:
-    """kind: adagrad (clip per tensor, scales the step only), sgd (momentum), adam, adamw (global clip).
+    """adagrad (clip per tensor, scales the step only), sgd (momentum), adam, adamw
+    (global clip).
 
-    step(params, grads) changes params in place. Update n uses lr min(1, n/warmup)."""
+    step(params, grads) changes params in place. Update n uses the rate lr min(1,
+    n/warmup).
+    """
 
-    def __init__(self, kind, lr, clip=0.0, warmup=0, momentum=0.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+    def __init__(self, kind, lr, clip=0.0, warmup=0, momentum=0.0, betas=(0.9, 0.999), eps=1e-8,
+                 weight_decay=0.0):
         self.kind, self.lr, self.clip, self.warmup, self.momentum = kind, lr, clip, warmup, momentum
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.n, self.state = 0, {}
@@ -540,7 +580,8 @@ class Optimiser:
 
 
 def train(cfg, params, tokens, steps, optimiser):
-    """Caches carried, z clamped after every step. Returns losses (nll before each update) and span values."""
+    """Trains with carried caches; clamps z after every step. Returns parameters, the nll
+    before each update, and spans."""
     params = OrderedDict((k, v.clone()) for k, v in params.items())
     state = State.initial(cfg, params)
     losses, spans, M = [], [], cfg.block
@@ -552,30 +593,35 @@ def train(cfg, params, tokens, steps, optimiser):
         if cfg.adapt_span:
             for l in range(cfg.layers):
                 params[f"layers.{l}.attn.span"].clamp_(0.0, 1.0)
-            spans.append(torch.stack([params[f"layers.{l}.attn.span"].clone() for l in range(cfg.layers)]))
+            spans.append(
+                torch.stack([params[f"layers.{l}.attn.span"].clone() for l in range(cfg.layers)]))
     return params, torch.tensor(losses, dtype=F64), torch.stack(spans) if spans else None
 
 
-# ---------------------------------------------------------------------------------------- appendix T
+# -------------------------------------------------- appendix T
 
 T_SPANS = [(0.05, 0.3), (0.0, 0.61)]
 
 
 def t_case(name):
-    """Configuration, parameters and tokens of A1..A6 (literal mode)."""
+    """Configuration, parameters and tokens of the cases A1 to A6 (literal mode)."""
     cfg = Config(vocab=13, span=16)
     if name in ("a1", "a3"):
         cfg = Config(vocab=13, span=256, adapt_span=True, span_loss=1e-3)
     if name in ("a3", "a4"):
         cfg.pers = 5
     if name in ("a5", "a6"):
-        cfg.vocab, cfg.adapt_io, cfg.divval, cfg.cutoffs, cfg.tied = 60, True, 2, [20, 40], name == "a5"
+        cfg.vocab = 60
+        cfg.adapt_io = True
+        cfg.divval = 2
+        cfg.cutoffs = [20, 40]
+        cfg.tied = name == "a5"
     return cfg, fill_t(cfg, T_SPANS), tokens_t(cfg)
 
 
 T_EXPECT = {
-    "a1": {"nll": "2.9577913095 2.7378000831 3.2199600914", "total": "3.0806713095 2.8606800831 3.3428400914",
-           "sums": "1.47747860 -38.72361683",
+    "a1": {"nll": "2.9577913095 2.7378000831 3.2199600914",
+           "total": "3.0806713095 2.8606800831 3.3428400914", "sums": "1.47747860 -38.72361683",
            "dz": "0.132445775947 0.129421854935 0.115375797990 0.127476084167",
            "key_pe": "5.319373939e-07", "in_emb.weight": "4.613863966e-01",
            "layers.1.attn.wk": "7.909987794e-06", "layers.0.attn.wv": "7.371296363e-05",
@@ -624,18 +670,23 @@ def check_appendix_t(ck):
             elif key == "sums":
                 ck.printed(f"{name} cache sums", [c.sum() for c in r["state"].rows], numbers)
             elif key == "dz":
-                ck.printed(f"{name} dz", torch.cat([r["grads"][f"layers.{l}.attn.span"] for l in range(2)]), numbers)
+                ck.printed(f"{name} dz",
+                           torch.cat([r["grads"][f"layers.{l}.attn.span"] for l in range(2)]),
+                           numbers)
             else:
                 ck.printed(f"{name} |g|^2 {key}", [(r["grads"][key] ** 2).sum()], numbers)
 
 
 def check_spans(ck):
-    m = span_mask(torch.tensor([0.05], dtype=F64), torch.tensor([13., 14., 30., 45., 46.], dtype=F64), 256, 32)[0]
+    m = span_mask(torch.tensor([0.05], dtype=F64),
+                  torch.tensor([13., 14., 30., 45., 46.], dtype=F64), 256, 32)[0]
     ck.close("mask table", m, torch.tensor([1., 0.99375, 0.49375, 0.025, 0.], dtype=F64), 1e-14)
-    for L, R, z, want in [(8192, 32, 0., (64, 128)), (8192, 32, .01, (128, 192)), (8192, 32, .1, (896, 960)),
-                          (8192, 32, .5, (4160, 4224)), (8192, 32, 1., (8192, 8192)), (256, 32, .3, (128, 192)),
+    for L, R, z, want in [(8192, 32, 0., (64, 128)), (8192, 32, .01, (128, 192)),
+                          (8192, 32, .1, (896, 960)), (8192, 32, .5, (4160, 4224)),
+                          (8192, 32, 1., (8192, 8192)), (256, 32, .3, (128, 192)),
                           (256, 32, .61, (192, 256))]:
-        got = working_span(Config(span=L, ramp=R, adapt_span=True), torch.tensor([0., z], dtype=F64))
+        got = working_span(Config(span=L, ramp=R, adapt_span=True),
+                           torch.tensor([0., z], dtype=F64))
         ck.equal(f"span and cache of L {L}, z {z}", got, want)
     cfg = Config(span=512, adapt_span=True, blocks=5)
     schedule = torch.tensor([[[0., z], [0., .1]] for z in (0., .3, .9, 1., 0.)], dtype=F64)
@@ -646,22 +697,24 @@ def check_spans(ck):
     ck.equal("growth: rows out", [t[2][0] for t in trace], [128, 136, 144, 152, 128])
     cfg = Config(span=64, block=80, adapt_span=True, blocks=5)
     trace = run_blocks(cfg, fill_t(cfg, T_SPANS), tokens_t(cfg), schedule)["trace"]
-    ck.equal("block longer than span: rows, S, C", [(t[0][0],) + t[1][0] + (t[2][0],) for t in trace],
-             [(64, 64, 64, 64)] * 5)
+    ck.equal("block longer than span: rows, S, C",
+             [(t[0][0],) + t[1][0] + (t[2][0],) for t in trace], [(64, 64, 64, 64)] * 5)
 
 
 def check_optimisers(ck):
     params = OrderedDict(p=torch.tensor([1., -2., .5], dtype=F64), q=torch.tensor([.1], dtype=F64))
     opt = Optimiser("adagrad", 0.07, clip=0.03, warmup=4)
     for n in range(5):
-        opt.step(params, {"p": torch.tensor(T_ADAGRAD_P[n], dtype=F64), "q": torch.tensor([T_ADAGRAD_Q[n]], dtype=F64)})
+        opt.step(params, {"p": torch.tensor(T_ADAGRAD_P[n], dtype=F64),
+                          "q": torch.tensor([T_ADAGRAD_Q[n]], dtype=F64)})
         ck.printed(f"adagrad update {n + 1}", torch.cat([params["p"], params["q"]]), T_ADAGRAD[n])
     gen = seeded(5)
     start = [randn(gen, 3, 4), randn(gen, 5)]
     makers = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
               "adam": lambda p: torch.optim.Adam(p, lr=0.01),
               "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.01)}
-    mine = {"sgd": dict(lr=0.1, momentum=0.9), "adam": dict(lr=0.01), "adamw": dict(lr=0.01, weight_decay=0.01)}
+    mine = {"sgd": dict(lr=0.1, momentum=0.9), "adam": dict(lr=0.01),
+            "adamw": dict(lr=0.01, weight_decay=0.01)}
     for kind in makers:
         for clip in (0.0, 0.7):
             theirs = [p.clone().requires_grad_(True) for p in start]
@@ -681,9 +734,9 @@ def check_optimisers(ck):
 
 
 def check_consistency(ck):
-    """Identities that tie the parts together, in both modes."""
+    """Identities between the parts, in both modes."""
     gen = seeded(11)
-    # Without missing rows and with room in the cache, the block length does not matter.
+    # Without missing rows and with enough capacity the block length does not matter.
     base = dict(vocab=13, span=40, heads=2, dim=8, adapt_span=True, ramp=5, pers=2, span_loss=1e-3)
     short = Config(blocks=3, block=8, **base).set_mode(False)
     whole = Config(blocks=1, block=24, **base).set_mode(False)
@@ -695,8 +748,8 @@ def check_consistency(ck):
 
     for literal in (True, False):
         mode = "literal" if literal else "fix"
-        cfg = Config(vocab=13, span=37, dim=15, heads=3, layers=2, batch=4, block=5, adapt_span=True, ramp=7,
-                     span_loss=1e-3).set_mode(literal)
+        cfg = Config(vocab=13, span=37, dim=15, heads=3, layers=2, batch=4, block=5,
+                     adapt_span=True, ramp=7, span_loss=1e-3).set_mode(literal)
         params = fill_random(cfg, gen)
         tok = tokens_t(cfg)
         one, two = run_blocks(cfg, params, tok), run_blocks(cfg, params, tok, batch_split=2)
@@ -709,18 +762,19 @@ def check_consistency(ck):
         def total(ps):
             h, _ = forward(cfg, ps, x, state)
             return float(nll_of(log_probs(cfg, ps, h), y) + span_penalty(cfg, ps))
-        for name in ("key_pe", "layers.0.attn.span", "layers.1.attn.wk", "layers.0.ff.fc2.weight", "in_emb.weight"):
+        for name in ("key_pe", "layers.0.attn.span", "layers.1.attn.wk", "layers.0.ff.fc2.weight",
+                     "in_emb.weight"):
             direction = randn(gen, *params[name].shape)
             numeric = slope(total, params, name, direction, 1e-6)
             exact = float((one["grads"][name] * direction).sum())
-            ck.expect(abs(numeric - exact) < 1e-8 * max(1.0, abs(exact)) + 2e-9,
-                      f"{mode}: finite difference along {name}: {numeric:.10f} against {exact:.10f}")
+            ck.expect(abs(numeric - exact) < 1e-8 * max(1.0, abs(exact)) + 2e-9, f"{mode}: "
+                      f"finite difference along {name}: {numeric:.10f} against {exact:.10f}")
 
     # the attention inside the model and the op alone
     for literal in (True, False):
         for pers in (0, 3):
-            cfg = Config(vocab=13, span=37, dim=12, heads=2, layers=1, block=5, adapt_span=True, ramp=7,
-                         pers=pers).set_mode(literal)
+            cfg = Config(vocab=13, span=37, dim=12, heads=2, layers=1, block=5, adapt_span=True,
+                         ramp=7, pers=pers).set_mode(literal)
             params = fill_random(cfg, gen)
             h = randn(gen, 2, 5, 12)
             cache = randn(gen, 2, 9, 12)
@@ -729,15 +783,17 @@ def check_consistency(ck):
             inside = attention(cfg, params, 0, h, cache, 5)
             mem = torch.cat([cache, h], 1)
             S, _ = working_span(cfg, params[p + "span"])
-            y = attention_op(h @ params[p + "wq"].t(), mem @ params[p + "wk"].t(), mem @ params[p + "wv"].t(), 2,
-                             pe=params["key_pe"], z=params[p + "span"], pk=params.get(p + "pers_key"),
-                             pv=params.get(p + "pers_val"), delta_min=1, span=S, ramp=7, max_span=37, eps=cfg.eps,
-                             first_key=-S if literal else 4)
+            y = attention_op(h @ params[p + "wq"].t(), mem @ params[p + "wk"].t(),
+                             mem @ params[p + "wv"].t(), 2, pe=params["key_pe"],
+                             z=params[p + "span"], pk=params.get(p + "pers_key"),
+                             pv=params.get(p + "pers_val"), delta_min=1, span=S, ramp=7,
+                             max_span=37, eps=cfg.eps, first_key=-S if literal else 4)
             ck.close(f"{'literal' if literal else 'fix'}, N {pers}: model attention = op",
                      inside, y @ params[p + "wo"].t(), 1e-13)
     cfg, params, tok = t_case("a5")
     r = run_blocks(cfg, params, tok)
-    ck.close("adaptive output is normalised", r["logits"].exp().sum(-1), torch.ones(2, 8, dtype=F64), 1e-13)
+    ck.close("adaptive output is normalised", r["logits"].exp().sum(-1),
+             torch.ones(2, 8, dtype=F64), 1e-13)
 
 
 def main():

@@ -1,6 +1,7 @@
-"""What the oracles and the makers of golden vectors share: files, random inputs, comparisons.
+"""Shared by the oracles and the makers of golden vectors: files, random inputs,
+comparisons.
 
-The models themselves are in the oracles, each written on its own from its specification.
+The models are in the oracles, each written independently from its specification.
 """
 import json
 import math
@@ -13,10 +14,10 @@ import torch
 
 F64 = torch.float64
 HERE = os.path.dirname(os.path.abspath(__file__))
-torch.set_num_threads(1)        # sums are then made in the same order on every machine
+torch.set_num_threads(1)        # a fixed order of summation
 
 
-# ---------------------------------------------------------------------------- safetensors
+# -------------------------------------------------- safetensors
 
 def save_safetensors(path, tensors, metadata=None):
     """Writes {name: tensor} with reals as F64 and integers as I32.
@@ -60,12 +61,12 @@ def load_safetensors(path):
 
 
 class GoldenFiles:
-    """The files that a maker writes: into this directory, or into that of --out DIR."""
+    """The files of one maker, in this directory or in that of --out DIR."""
 
     def __init__(self, prefix="", limit=140_000):
         self.directory, self.prefix, self.limit = HERE, prefix, limit
         self.count = self.bytes = 0
-        self.worst = 0.0            # largest float32 difference of all files
+        self.worst = 0.0            # largest float32 difference so far
 
     def write(self, name, tensors, metadata, note=""):
         """Writes one file and returns its size. Every real must be finite."""
@@ -82,7 +83,8 @@ class GoldenFiles:
         return size
 
     def write_results(self, name, inputs, results, metadata, worst, where, note=""):
-        """Writes inputs and results; worst is the float32 difference, found in tensor `where`."""
+        """Writes inputs and results. worst: their float32 difference, in the tensor
+        `where`."""
         clash = set(inputs) & set(results)
         assert not clash, clash
         tensors = OrderedDict(list(inputs.items()) + list(results.items()))
@@ -90,7 +92,8 @@ class GoldenFiles:
         return self.write(name, tensors, metadata, note)
 
     def make(self, work, arguments):
-        """work: {name: function}. Arguments: [--out DIR] [NAME..]; no name stands for all."""
+        """Runs parts of work, {name: function}. arguments: [--out DIR] [NAME..]; without
+        names, all."""
         if arguments[:1] == ["--out"]:
             self.directory, arguments = arguments[1], arguments[2:]
         for name in arguments or list(work):
@@ -99,15 +102,16 @@ class GoldenFiles:
         print(f"; worst float32 difference {self.worst:.1e}" if self.worst else "")
 
 
-# ---------------------------------------------------------------------------- tensors
+# -------------------------------------------------- tensors
 
 def integers(text):
-    """"1,2,3" -> [1, 2, 3]; "" -> []."""
+    """'1,2,3' -> [1, 2, 3]; '' -> []."""
     return [int(v) for v in text.split(",")] if text else []
 
 
 def f32(t):
-    """Rounds to values that float32 represents exactly, so that a float32 library starts from them."""
+    """Rounds to values that float32 can represent, so that a float32 library gets the
+    same inputs."""
     return t.to(torch.float32).to(F64)
 
 
@@ -128,7 +132,7 @@ def uniform(gen, *shape, low=-1.0, high=1.0):
 
 
 def token_mask(kind, B, T, s, gen):
-    """(B,T), 1 = real: the padding of segment s, which keeps at least one real token."""
+    """(B,T), 1 = real: the mask of segment s, which keeps at least one real token."""
     m = torch.ones(B, T, dtype=torch.int32)
     if "right" in kind:
         m[s % B, T - 1 - s % 2:] = 0
@@ -146,23 +150,24 @@ def token_mask(kind, B, T, s, gen):
 
 
 def reset_rows(rows, B):
-    """(B), 1 for the rows that start a new stream."""
+    """(B), 1 for each row that starts a new stream."""
     return torch.tensor([int(b in rows) for b in range(B)], dtype=torch.int32)
 
 
 def steps_of(low, high, B, count, vocab, gen):
-    """Tokens (B,count), each low to high - 1 more than the one before, modulo vocab."""
+    """Tokens (B,count), each low to high - 1 above the previous one, modulo vocab."""
     jump = torch.randint(low, high, (B, count), generator=gen)
     return (jump.cumsum(1) % vocab).to(torch.int32)
 
 
 def layer_norm(x, gain, shift, eps=1e-5):
+    """LayerNorm over the last dimension (Ba et al. 2016, arXiv:1607.06450)."""
     mean = x.mean(-1, keepdim=True)
     var = ((x - mean) ** 2).mean(-1, keepdim=True)
     return (x - mean) / torch.sqrt(var + eps) * gain + shift
 
 
-# ---------------------------------------------------------------------------- gradients
+# -------------------------------------------------- gradients
 
 def leaf(t):
     return t.detach().clone().requires_grad_(True)
@@ -177,19 +182,19 @@ def prefixed(prefix, tensors):
 
 
 def parameters_in(tensors):
-    """The tensors called param.NAME under their plain names."""
+    """The tensors named param.NAME, as {NAME: tensor}."""
     return OrderedDict((n[6:], t) for n, t in tensors.items() if n.startswith("param."))
 
 
 def gradients(loss, p):
-    """{name: gradient}, zero for a parameter that the loss does not use."""
+    """{name: gradient}, zero for parameters that the loss does not use."""
     found = torch.autograd.grad(loss, list(p.values()), allow_unused=True)
     return OrderedDict((n, torch.zeros_like(w) if g is None else g)
                        for (n, w), g in zip(p.items(), found))
 
 
 def grads_of(p):
-    """What backward() has left in .grad, zero for a parameter that it did not reach."""
+    """The gradients that backward() left in .grad, zero where it left none."""
     return OrderedDict((n, torch.zeros_like(w) if w.grad is None else w.grad.detach())
                        for n, w in p.items())
 
@@ -199,7 +204,7 @@ def global_norm(grads):
 
 
 def slope(loss, tensors, name, direction, step):
-    """Central difference of loss(tensors) when tensors[name] moves along direction."""
+    """Central difference of loss(tensors) as tensors[name] moves along direction."""
     value = []
     for sign in (1, -1):
         moved = OrderedDict(tensors)
@@ -208,14 +213,14 @@ def slope(loss, tensors, name, direction, step):
     return (value[0] - value[1]) / (2 * step)
 
 
-# ---------------------------------------------------------------------------- comparisons
+# -------------------------------------------------- comparisons
 
 def in_float32(tensors):
     return OrderedDict((n, t.float() if t.is_floating_point() else t) for n, t in tensors.items())
 
 
 def relative_errors(results, single, scale_of=None):
-    """{name: largest difference of the float32 results, relative to the largest entry}.
+    """{name: largest float32 difference, relative to the largest entry of the tensor}.
 
     scale_of(name, largest entry) may return another scale.
     """
@@ -229,7 +234,7 @@ def relative_errors(results, single, scale_of=None):
 
 
 def largest(errors):
-    """(value, name) of the largest entry; (0, "") if all are zero."""
+    """(value, name) of the largest entry; (0, ) if all are zero."""
     worst, where = 0.0, ""
     for name, error in errors.items():
         if error > worst:
@@ -238,7 +243,7 @@ def largest(errors):
 
 
 class Checker:
-    """Counts comparisons, and prints the failed ones (verbose: all)."""
+    """Counts comparisons and prints the failed ones; if verbose, all of them."""
 
     def __init__(self, verbose=True):
         self.passed = self.failed = 0
@@ -261,14 +266,15 @@ class Checker:
         self.expect(error <= tolerance, f"{label}: max error {error:.1e} (limit {tolerance:.0e})")
 
     def digits(self, label, value, text):
-        """The value must round to the digits of a printed number."""
+        """The value must round to the printed digits."""
         mantissa, _, exponent = text.partition("e")
         unit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
         ok = abs(float(value) - float(text)) <= 0.501 * unit
         self.expect(ok, f"{label}: expected {text}, got {float(value):.13g}")
 
     def printed(self, label, values, words):
-        """Every value against its printed number: a list of words, or a string of them."""
+        """Compares each value with its printed number: a list of words, or a string of
+        them."""
         words = words.split() if isinstance(words, str) else words
         self.expect(len(values) == len(words), f"{label}: {len(words)} values")
         for n, (value, word) in enumerate(zip(values, words)):

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""PyTorch oracle of the Compressive Transformer (model, memories, compression, auxiliary losses), float64.
+"""Float64 PyTorch oracle of the Compressive Transformer (Rae et al. 2019,
+arXiv:1911.05507).
 
-Written from the specification only. Every batch row is run by itself as one stream: its memory is a list of rows, each with
-its own flag of validity; a reset gives the row a new, empty stream. Attention is a loop over heads with a dense mask,
-positions are looked up by distance, and every gradient comes from autograd. Nothing here is meant to be fast.
+It covers the model, memories, compression and auxiliary losses, and is written from the
+specification only. Every batch row runs by itself as one stream: its memory is a list of
+rows with a validity flag each, and a reset starts a new, empty stream. Attention is a
+loop over heads with a dense mask, positions are looked up by distance, and all gradients
+come from autograd. It is not meant to be fast.
 
-    python3 compressive_oracle.py --check     compare with the published test numbers; non-zero exit on failure
+    python3 compressive_oracle.py --check    compares with the published test numbers
 
-Notation: B rows, T tokens of this call, S segment, M and C capacities of memory and compressed memory, n and c rows they
-hold, D width, H heads, hd = D / H, L layers, r ratio, x overlap.
+Notation: B batch rows, T tokens of a call, S segment length, M and C capacities of memory
+and compressed memory, n and c rows they hold, D width, H heads, hd = D / H, L layers, r
+ratio, x overlap.
 
-The functions compute in the dtype of the parameters: the vectors are float64, the same code in float32 shows how much of a
-difference rounding makes.
+Functions compute in the dtype of the parameters. The golden vectors are float64; the same
+code in float32 shows the size of rounding errors.
 """
 import math
 import os
@@ -23,11 +27,11 @@ import torch
 import torch.nn.functional as F
 
 sys.dont_write_bytecode = True
-from common import (F64, HERE, Checker, integers, layer_norm, leaf, leaves, parameters_in, randn, seeded,
-                    slope)
+from common import (F64, HERE, Checker, integers, layer_norm, leaf, leaves, parameters_in, randn,
+                    seeded, slope)
 
 
-# ---------------------------------------------------------------------------------------- options and parameters
+# -------------------------------------------------- options and parameters
 
 @dataclass(frozen=True)
 class Config:
@@ -42,7 +46,7 @@ class Config:
     memory_layers: str = "all"      # 1-based, "" = none
     mem: int = 4
     cmem: int = 2
-    mems: str = ""                  # a number per layer in place of mem
+    mems: str = ""                  # one value per layer, in place of mem
     cmems: str = ""
     ratio: int = 4
     compress: str = "conv"          # conv dilated max mean used none
@@ -59,7 +63,7 @@ class Config:
     tied: int = 0
     gate: str = "residual"          # residual gru input output highway sigtanh gtrxl
     gate_relu: int = 0
-    gate_bias: float = 0.0          # an initial value: in files with parameters it enters nowhere
+    gate_bias: float = 0.0          # initial value only
     mogrify: int = 0
     recurrence: str = "none"        # none ernie rotate
     literal_rows: int = 0
@@ -97,7 +101,7 @@ class Config:
 
     @property
     def memory(self):
-        """0-based layers with memory, ascending."""
+        """0-based layers with memory, in ascending order."""
         if self.memory_layers == "all":
             return list(range(self.layers))
         return sorted(v - 1 for v in integers(self.memory_layers))
@@ -131,12 +135,15 @@ def config_from(meta):
 def gate_shapes(cfg):
     D = cfg.dim
     if cfg.gate == "gru":
-        shapes = [("weight_ih", (3 * D, D)), ("weight_hh", (3 * D, D)), ("bias_ih", (3 * D,)), ("bias_hh", (3 * D,))]
+        shapes = [("weight_ih", (3 * D, D)), ("weight_hh", (3 * D, D)), ("bias_ih", (3 * D,)),
+                  ("bias_hh", (3 * D,))]
         if cfg.mogrify:
             k = D // 4
-            shapes += [("mogrify.q0", (k, D)), ("mogrify.q1", (D, k)), ("mogrify.r0", (k, D)), ("mogrify.r1", (D, k))]
+            shapes += [("mogrify.q0", (k, D)), ("mogrify.q1", (D, k)), ("mogrify.r0", (k, D)),
+                       ("mogrify.r1", (D, k))]
         return shapes
-    square = {"residual": "", "input": "w", "output": "w", "highway": "w", "sigtanh": "w u", "gtrxl": "wr ur wz uz wg ug"}
+    square = {"residual": "", "input": "w", "output": "w", "highway": "w", "sigtanh": "w u",
+              "gtrxl": "wr ur wz uz wg ug"}
     shapes = [(name, (D, D)) for name in square[cfg.gate].split()]
     if cfg.gate in ("output", "highway", "sigtanh", "gtrxl"):
         shapes.append(("b", (D,)))
@@ -179,14 +186,15 @@ def parameter_shapes(cfg):
             if cfg.aux == "autoencode":
                 s[c + "decoder.weight"] = (D, D, cfg.taps)
         s[f + "norm.weight"], s[f + "norm.bias"] = (D,), (D,)
-        s[f + "fc1.weight"], s[f + "fc1.bias"] = (F_ * (2 if cfg.glu else 1), D), (F_ * (2 if cfg.glu else 1),)
+        s[f + "fc1.weight"], s[f + "fc1.bias"] = (F_ * (2 if cfg.glu else 1),
+                                                  D), (F_ * (2 if cfg.glu else 1),)
         s[f + "fc2.weight"], s[f + "fc2.bias"] = (D, F_), (D,)
         for name, shape in gate_shapes(cfg):
             s[f + "gate." + name] = shape
     return s
 
 
-# ---------------------------------------------------------------------------------------- parts
+# -------------------------------------------------- parts
 
 def gelu(t):
     return t * 0.5 * (1 + torch.erf(t / math.sqrt(2)))
@@ -198,7 +206,8 @@ def linear(x, w, b=None):
 
 
 def gate(cfg, p, y, x):
-    """p: name -> tensor of this gate; y the sublayer's output, x the stream."""
+    """Joins a sublayer's output y with its input x; p(name) is a tensor of this gate
+    (1910.06764, section 3.2)."""
     if cfg.gate_relu:
         y = torch.relu(y)
     if cfg.gate == "residual":
@@ -239,10 +248,11 @@ def feed_forward(cfg, p, l, h):
 
 def sinusoid(dist, D, dtype):
     f = [10000.0 ** (-2 * k / D) for k in range(D // 2)]
-    return torch.tensor([math.sin(dist * v) for v in f] + [math.cos(dist * v) for v in f], dtype=F64).to(dtype)
+    return torch.tensor([math.sin(dist * v) for v in f] + [math.cos(dist * v) for v in f],
+                        dtype=F64).to(dtype)
 
 
-# ---------------------------------------------------------------------------------------- memory of one stream in one layer
+# -------------------------------------------------- memory of one stream in one layer
 
 class Row:
     """One row of memory or compressed memory."""
@@ -261,14 +271,16 @@ class Slot:
 
 
 def usable(row, call, cfg):
-    """The row's value as a later call reads it: with the gradient to the compression only as long as bptt asks for."""
+    """The row's value as a later call reads it, attached to the compression for bptt
+    calls."""
     if row.born is None or call - row.born > cfg.bptt:
         return row.value.detach()
     return row.value
 
 
 def first_row(cfg, e):
-    """Where the first group begins among the e evicted rows: before them if the padding is in front."""
+    """Index of the first group's first row among e evicted rows; negative if padding is
+    in front."""
     return -(e % cfg.ratio) if cfg.literal_pad else 0
 
 
@@ -276,11 +288,14 @@ def groups(cfg, e):
     return (e + e % cfg.ratio) // cfg.ratio if cfg.literal_pad else -(-e // cfg.ratio)
 
 
-TIES = []       # relative gaps of usage at the cut between kept and lost rows, for the generator to look at
+# relative usage gaps between the last row kept and the first one dropped
+TIES = []
 
 
 def compress_used(old, G):
-    def rank(i):    # best first: valid before invalid; more used first, then newer; invalid: older first
+    # best first: valid rows by usage, then the newer; after them invalid rows, the older
+    # first
+    def rank(i):
         return (0, -old[i].usage(), -i) if old[i].ok else (1, 0.0, i)
     order = sorted(range(len(old)), key=rank)
     if G < len(order) and old[order[G]].ok:
@@ -291,7 +306,8 @@ def compress_used(old, G):
 
 
 def compress(cfg, p, l, old):
-    """old: evicted rows. Returns the new rows as (value, ok); the values carry the gradient to the compression."""
+    """Compresses the evicted rows `old` to a list of (value, ok). Values carry the
+    gradient to the compression."""
     e, r, x = len(old), cfg.ratio, cfg.overlap
     first, G = first_row(cfg, e), groups(cfg, e)
     if cfg.compress == "used":
@@ -311,7 +327,8 @@ def compress(cfg, p, l, old):
         z = [source(first + j) if j >= 0 else zero for j in range(-sum(rates), G * r)]
         for i, rate in enumerate(rates):
             w = p[name + f"dilated.{i}.weight"]
-            z = [torch.relu(w[:, :, 0] @ z[j] + w[:, :, 1] @ z[j + rate]) for j in range(len(z) - rate)]
+            z = [torch.relu(w[:, :, 0] @ z[j] + w[:, :, 1] @ z[j + rate])
+                 for j in range(len(z) - rate)]
         assert len(z) == G * r
     for g in range(G):
         rows = range(first + g * r - x, first + g * r + r)
@@ -333,7 +350,7 @@ def compress(cfg, p, l, old):
 
 
 def plain_attention(q, k, v):
-    """q (T,hd), k and v (J,hd): no mask, no positions."""
+    """q (T,hd), k and v (J,hd) -> (T,hd), without mask and positions."""
     return torch.softmax(q @ k.T / math.sqrt(q.shape[-1]), -1) @ v
 
 
@@ -342,13 +359,19 @@ def no_loss():
 
 
 def attention_loss(cfg, p, l, q, target_k, target_v, comp, queries):
-    """q (T,H,hd); targets lists of (K',hd); comp: valid (value). Sum of squares, how many, sum of squares of the target."""
+    """Attention-reconstruction loss (1911.05507, section 3.2): (sum of squares, count,
+    sum of squares of the target).
+
+    q is (T,H,hd), target_k and target_v are lists of (K,hd), comp is a list of valid
+    values.
+    """
     if not target_k or not comp or not queries:
         return no_loss()
     H, K, hd = cfg.heads, cfg.K, cfg.hd
     src = torch.stack(comp)
     if cfg.recurrence == "ernie" and not cfg.norm_after:
-        src = layer_norm(src, p[f"layers.{l}.attn.norm.weight"].detach(), p[f"layers.{l}.attn.norm.bias"].detach())
+        src = layer_norm(src, p[f"layers.{l}.attn.norm.weight"].detach(),
+                         p[f"layers.{l}.attn.norm.bias"].detach())
     kv = linear(src, p[f"layers.{l}.attn.kv.weight"].detach())
     ck, cv = kv[:, :K * hd].reshape(-1, K, hd), kv[:, K * hd:].reshape(-1, K, hd)
     tk, tv = torch.stack(target_k).detach(), torch.stack(target_v).detach()
@@ -365,6 +388,8 @@ def attention_loss(cfg, p, l, q, target_k, target_v, comp, queries):
 
 
 def autoencode_loss(cfg, p, l, old, comp):
+    """Auto-encoding loss, reconstructing the evicted rows: the same triple as
+    attention_loss."""
     e, r, x, D = len(old), cfg.ratio, cfg.overlap, cfg.dim
     w = p[f"layers.{l}.compress.decoder.weight"]
     rec = [torch.zeros(D, dtype=w.dtype) for _ in range(e)]
@@ -382,17 +407,19 @@ def autoencode_loss(cfg, p, l, old, comp):
     return error, count, size
 
 
-# ---------------------------------------------------------------------------------------- one row of the batch, one call
+# -------------------------------------------------- one row of the batch, one call
 
 def position_row(cfg, table_rows, dist, held):
-    """held: rows of memory and compressed memory now held, for the literal numbering."""
+    """Row of the position table at a distance. held: rows now in both memories, for
+    literal_rows."""
     row = (cfg.segment + held if cfg.literal_rows else table_rows) - 1 - dist
     assert not (cfg.literal_rows and row < 0)
     return max(row, 0)
 
 
 def attention(cfg, p, l, inp, slot, mask, call, table_rows, held, kv_weight):
-    """inp (T,D) is what is projected. Returns the output before the gate, q, k, v and the probabilities (H,T,K)."""
+    """Attention of layer l on inp (T,D): output before the gate, q, k, v, probabilities
+    (H,T,keys)."""
     T, H, K, hd, a = inp.shape[0], cfg.heads, cfg.K, cfg.hd, f"layers.{l}.attn."
     mem = [row.value.detach() for row in slot.mem] if slot else []
     cmem = [usable(row, call, cfg) for row in slot.cmem] if slot else []
@@ -419,7 +446,8 @@ def attention(cfg, p, l, inp, slot, mask, call, table_rows, held, kv_weight):
                 allowed[i, j] = live and mask[i] and ok[j]
     heads, positions = [], {}
     if cfg.positions == "xl":
-        positions = {dist: linear(sinusoid(dist, cfg.dim, inp.dtype), p[a + "pos.weight"]).reshape(H, hd)
+        positions = {dist: linear(sinusoid(dist, cfg.dim, inp.dtype),
+                                  p[a + "pos.weight"]).reshape(H, hd)
                      for dist in range(1 - T, keys)}
     for h in range(H):
         rows = []
@@ -440,15 +468,18 @@ def attention(cfg, p, l, inp, slot, mask, call, table_rows, held, kv_weight):
     score = torch.stack(heads).masked_fill(~allowed, -torch.finfo(inp.dtype).max)
     prob = torch.softmax(score, -1)
     if not cfg.literal_mask:
-        prob = prob * allowed.to(prob.dtype)        # a query without keys gets nothing
+        prob = prob * allowed.to(prob.dtype)        # a query without keys gives 0
     o = torch.cat([prob[h] @ v[:, h * K // H] for h in range(H)], -1)
     return linear(o, p[a + "out.weight"], p[a + "out.bias"]), q, k, v, prob
 
 
 def forward_row(cfg, p, ids, mask, slots, call, training, table_rows, frozen=()):
-    """One stream. ids: list of T tokens; mask: list of bool; slots: layer -> Slot, changed in place.
+    """One call of one stream. ids: T tokens; mask: T bools; slots: {layer: Slot}, changed
+    in place.
 
-    Returns logits (T,V) and, per memory layer, (sum of squares, count, sum of squares of the target)."""
+    Returns logits (T,V) and, per memory layer, (sum of squares, count, sum of squares of
+    the target).
+    """
     T, S, D = len(ids), cfg.segment, cfg.dim
     assert 1 <= T <= S
     memory = cfg.memory
@@ -467,7 +498,8 @@ def forward_row(cfg, p, ids, mask, slots, call, training, table_rows, frozen=())
         norm_f = lambda t: layer_norm(t, p[f + "norm.weight"], p[f + "norm.bias"])
         inp = x if cfg.norm_after else norm_a(x)
         kv_weight = p[a + "kv.weight"].detach() if l in frozen else p[a + "kv.weight"]
-        y, q, k, v, prob = attention(cfg, p, l, inp, slots.get(l), mask, call, table_rows, held, kv_weight)
+        y, q, k, v, prob = attention(cfg, p, l, inp, slots.get(l), mask, call, table_rows, held,
+                                     kv_weight)
         x = gate(cfg, lambda name: p[a + "gate." + name], y, x)
         if cfg.norm_after:
             x = norm_a(x)
@@ -489,7 +521,8 @@ def forward_row(cfg, p, ids, mask, slots, call, training, table_rows, frozen=())
 
 
 def update(cfg, p, l, slot, mask, call, training, pushed, q, k, v, prob):
-    """Pushes a full segment into memory, compresses what leaves it. Returns the layer's auxiliary loss of this stream."""
+    """Pushes a full segment into memory and compresses what is evicted. Returns the
+    layer's auxiliary loss."""
     S, M, C = cfg.segment, cfg.capacity(l), cfg.compressed_capacity(l)
     n, c, real = len(slot.mem), len(slot.cmem), sum(mask)
     for i, row in enumerate(slot.mem):
@@ -497,7 +530,8 @@ def update(cfg, p, l, slot, mask, call, training, pushed, q, k, v, prob):
         row.seen += real
     pushed = pushed.detach()
     keep = [True] * S if cfg.literal_mask else mask
-    buffer = slot.mem + [Row(pushed[t] if keep[t] else torch.zeros_like(pushed[t]), keep[t]) for t in range(S)]
+    buffer = slot.mem + [Row(pushed[t] if keep[t] else torch.zeros_like(pushed[t]), keep[t])
+                         for t in range(S)]
     e = max(0, n + S - M)
     old, slot.mem = buffer[:e], buffer[e:]
     if not e or not C:
@@ -512,10 +546,12 @@ def update(cfg, p, l, slot, mask, call, training, pushed, q, k, v, prob):
         return no_loss()
     if cfg.aux == "autoencode":
         return autoencode_loss(cfg, p, l, old, [value for value, _ in comp])
-    if cfg.recurrence == "ernie" and e > n:     # rows straight from the segment: not yet projected as memory
+    # rows that come straight from the segment were not projected as memory yet
+    if cfg.recurrence == "ernie" and e > n:
         src = pushed
         if not cfg.norm_after:
-            src = layer_norm(src, p[f"layers.{l}.attn.norm.weight"], p[f"layers.{l}.attn.norm.bias"])
+            src = layer_norm(src, p[f"layers.{l}.attn.norm.weight"],
+                             p[f"layers.{l}.attn.norm.bias"])
         kv = linear(src, p[f"layers.{l}.attn.kv.weight"])
         half = cfg.K * cfg.hd
         k = torch.cat([k[:c + n], kv[:, :half].reshape(S, cfg.K, cfg.hd)])
@@ -527,10 +563,11 @@ def update(cfg, p, l, slot, mask, call, training, pushed, q, k, v, prob):
                           [value for value, ok in comp if ok], queries)
 
 
-# ---------------------------------------------------------------------------------------- the batch, segment after segment
+# -------------------------------------------------- the batch, segment after segment
 
 class Model:
-    """p: parameters. mem, cmem: other capacities than those the position table was made for (evaluation)."""
+    """A batch of streams. p: parameters; mem, cmem: capacities in evaluation, if they
+    differ from the configuration's."""
 
     def __init__(self, cfg, p, B, mem=None, cmem=None):
         self.table_rows = cfg.table_rows
@@ -538,7 +575,7 @@ class Model:
             cfg = replace(cfg, mem=mem, cmem=cmem, mems="", cmems="")
         self.cfg, self.p, self.B, self.call = cfg, p, B, 0
         self.streams = [self.fresh() for _ in range(B)]
-        self.n = {l: 0 for l in cfg.memory}     # of the batch: as if no row had ever been reset
+        self.n = {l: 0 for l in cfg.memory}     # of the batch, as if no row had been reset
         self.c = {l: 0 for l in cfg.memory}
         self.frozen = set()
 
@@ -546,21 +583,21 @@ class Model:
         return {l: Slot() for l in self.cfg.memory}
 
     def segment(self, ids, mask=None, reset=None, training=True):
-        """ids (B,T). Returns logits (B,T,V), aux_layer (A), ratio_layer (A), aux."""
+        """ids (B,T) -> logits (B,T,V), aux_layer (A), ratio_layer (A), aux."""
         cfg = self.cfg
         T = ids.shape[1]
         if cfg.literal_mask or cfg.literal_rows or cfg.literal_pad:
             assert reset is None
         if cfg.literal_freeze and T == cfg.segment and training:
-            self.frozen |= {l for l in cfg.memory if self.n[l] + T > cfg.capacity(l) and cfg.compressed_capacity(l)
-                            and cfg.aux == "attention"}
+            self.frozen |= {l for l in cfg.memory if self.n[l] + T > cfg.capacity(l)
+                            and cfg.compressed_capacity(l) and cfg.aux == "attention"}
         logits, losses = [], []
         for b in range(self.B):
             if reset is not None and int(reset[b]):
                 self.streams[b] = self.fresh()
             row_mask = [bool(m) for m in mask[b]] if mask is not None else [True] * T
-            y, loss = forward_row(cfg, self.p, ids[b].tolist(), row_mask, self.streams[b], self.call, training,
-                                  self.table_rows, self.frozen)
+            y, loss = forward_row(cfg, self.p, ids[b].tolist(), row_mask, self.streams[b],
+                                  self.call, training, self.table_rows, self.frozen)
             logits.append(y)
             losses.append(loss)
         self.call += 1
@@ -574,7 +611,8 @@ class Model:
         zero = torch.zeros((), dtype=logits.dtype)
         aux_layer, ratio_layer = [], []
         for l in cfg.memory:
-            error, size = sum(row[l][0] for row in losses) + zero, sum(row[l][2] for row in losses) + zero
+            error = sum(row[l][0] for row in losses) + zero
+            size = sum(row[l][2] for row in losses) + zero
             count = sum(row[l][1] for row in losses)
             aux_layer.append(error / count if count else zero)
             ratio_layer.append((error / size).detach() if count else zero)
@@ -584,9 +622,11 @@ class Model:
         return logits, stack(aux_layer), stack(ratio_layer), aux
 
     def memories(self, l):
-        """mem (B,n,D), mem_pad (B,n), cmem (B,c,D), cmem_pad (B,c): a row's shorter memory stands at the newest end."""
+        """mem (B,n,D), mem_pad (B,n), cmem (B,c,D), cmem_pad (B,c). A shorter memory is
+        aligned to the newest end."""
         out = []
-        for size, rows in ((self.n[l], [s[l].mem for s in self.streams]), (self.c[l], [s[l].cmem for s in self.streams])):
+        for size, rows in ((self.n[l], [s[l].mem for s in self.streams]),
+                           (self.c[l], [s[l].cmem for s in self.streams])):
             value = torch.zeros(self.B, size, self.cfg.dim, dtype=self.p["in_emb.weight"].dtype)
             pad = torch.ones(self.B, size, dtype=torch.int32)
             for b, own in enumerate(rows):
@@ -608,7 +648,8 @@ def nll(logits, targets):
 
 
 def run_model(inputs, meta):
-    """inputs: param.*, ids.<s>, targets.<s>, mask.<s>, reset.<s>. Returns the results of a golden file."""
+    """Results of a golden file from its inputs param.*, ids.<s>, targets.<s>, mask.<s>,
+    reset.<s>."""
     cfg = config_from(meta)
     training = not int(meta.get("eval", "0"))
     p = parameters_in(inputs)
@@ -621,7 +662,8 @@ def run_model(inputs, meta):
     for s, T in enumerate(integers(meta["lengths"])):
         ids = inputs[f"ids.{s}"]
         assert ids.shape[1] == T
-        logits, aux_layer, ratio_layer, aux = model.segment(ids, inputs.get(f"mask.{s}"), inputs.get(f"reset.{s}"), training)
+        logits, aux_layer, ratio_layer, aux = model.segment(ids, inputs.get(f"mask.{s}"),
+                                                            inputs.get(f"reset.{s}"), training)
         loss = nll(logits, inputs[f"targets.{s}"])
         total = total + loss + aux
         r[f"logits.{s}"] = logits.detach()
@@ -629,7 +671,8 @@ def run_model(inputs, meta):
         if training:
             r[f"aux.{s}"] = aux.detach().reshape(1)
             if cfg.memory:
-                r[f"aux_layer.{s}"], r[f"ratio_layer.{s}"] = aux_layer.detach(), ratio_layer.detach()
+                r[f"aux_layer.{s}"] = aux_layer.detach()
+                r[f"ratio_layer.{s}"] = ratio_layer.detach()
     for l in cfg.memory:
         mem, mem_pad, cmem, cmem_pad = model.memories(l)
         for name, value, pad in ((f"mem.{l}", mem, mem_pad), (f"cmem.{l}", cmem, cmem_pad)):
@@ -645,15 +688,16 @@ def run_model(inputs, meta):
     return r
 
 
-# ---------------------------------------------------------------------------------------- the published numbers
+# -------------------------------------------------- the published numbers
 
 NUMBERS = os.path.join(HERE, "compressive_numbers.txt")
-LITERAL = dict(vocab=11, dim=8, heads=2, segment=4, layers=2, mem=4, cmem=2, ratio=2, gate="gru", recurrence="rotate",
-               literal_rows=1, literal_pad=1, literal_target=1, literal_mask=1)
+LITERAL = dict(vocab=11, dim=8, heads=2, segment=4, layers=2, mem=4, cmem=2, ratio=2, gate="gru",
+               recurrence="rotate", literal_rows=1, literal_pad=1, literal_target=1, literal_mask=1)
 CASES = OrderedDict(
     A=(dict(), "4,4,4,4"),
     B=(dict(recurrence="none", gate="residual"), "4,4,4,4"),
-    C=(dict(mem=6, ratio=3, cmem=3, layers=3, memory_layers="1,3", emb=6, glu=1, aux_weight=0.5), "4,4,4,4,3"),
+    C=(dict(mem=6, ratio=3, cmem=3, layers=3, memory_layers="1,3", emb=6, glu=1, aux_weight=0.5),
+       "4,4,4,4,3"),
     D=(dict(mogrify=1, layers=1), "4,4,4"),
     E=(dict(mem=10, cmem=5, layers=3, gate="residual"), "4,4,4,4,4,4"))
 
@@ -666,8 +710,9 @@ def hashed(k, i):
 
 
 def published_name(name):
-    """The name under which the published numbers list a parameter."""
-    fixed = {"in_emb": "token_emb", "in_proj": "to_model_dim", "out_proj": "to_logits.0", "out_emb": "to_logits.1"}
+    """The name of a parameter in the published numbers."""
+    fixed = {"in_emb": "token_emb", "in_proj": "to_model_dim", "out_proj": "to_logits.0",
+             "out_emb": "to_logits.1"}
     part = name.split(".")
     if name == "key_pe":
         return "pos_emb"
@@ -683,35 +728,38 @@ def published_name(name):
         return side + f"mogrify.{part[5][0].upper()}.{part[5][1]}.weight"
     if inner.startswith("gate."):
         return side + "gru." + part[4]
-    return side + "fn.fn." + {"query": "to_q", "kv": "to_kv", "out": "to_out", "fc1": "w1", "fc2": "w2"}[part[3]] + "." + part[4]
+    return side + "fn.fn." + {"query": "to_q", "kv": "to_kv", "out": "to_out", "fc1": "w1",
+                              "fc2": "w2"}[part[3]] + "." + part[4]
 
 
 def published_tokens(B, count):
-    return torch.tensor([[(7 * b + 3 * n + n * n % 5) % 11 for n in range(count)] for b in range(B)], dtype=torch.int32)
+    return torch.tensor([[(7 * b + 3 * n + n * n % 5) % 11 for n in range(count)]
+                         for b in range(B)], dtype=torch.int32)
 
 
 def published_case(letter):
-    """Inputs and metadata of a case, as they stand in comp_<letter>.safetensors."""
+    """Inputs and metadata of a published case, as stored in comp_<letter>.safetensors."""
     options, text = CASES[letter]
     cfg = Config(**dict(LITERAL, **options)).checked()
     shapes = parameter_shapes(cfg)
     keys = {published_name(n) for n in shapes}
-    for i in range(cfg.layers):     # the numbering also counts the compressions of layers without memory
+    # the numbering includes the compressions of layers without memory
+    for i in range(cfg.layers):
         keys |= {f"attn_layers.{i}.fn.fn.compress_mem_fn.conv.{w}" for w in ("weight", "bias")}
     order = {key: k for k, key in enumerate(sorted(keys))}
     t = OrderedDict()
     for name, shape in shapes.items():
         key = published_name(name)
-        values = [hashed(order[key], i) / 4294967296 - 0.5 + (1 if key.endswith("norm.weight") else 0)
-                  for i in range(math.prod(shape))]
+        values = [hashed(order[key], i) / 4294967296 - 0.5
+                  + (1 if key.endswith("norm.weight") else 0) for i in range(math.prod(shape))]
         t["param." + name] = torch.tensor(values, dtype=F64).reshape(shape)
     lengths, at = integers(text), 0
     tokens = published_tokens(2, sum(lengths) + 1)
     for s, T in enumerate(lengths):
         t[f"ids.{s}"], t[f"targets.{s}"] = tokens[:, at:at + T], tokens[:, at + 1:at + T + 1]
         if letter == "B":
-            t[f"mask.{s}"] = torch.tensor([[int((5 * b + 3 * n + s) % 4 != 1) for n in range(T)] for b in range(2)],
-                                          dtype=torch.int32)
+            t[f"mask.{s}"] = torch.tensor([[int((5 * b + 3 * n + s) % 4 != 1) for n in range(T)]
+                                           for b in range(2)], dtype=torch.int32)
         at += T
     meta = cfg.metadata()
     meta.update(B=2, segments=len(lengths), lengths=text, eval=0)
@@ -719,7 +767,8 @@ def published_case(letter):
 
 
 def greedy(letter, prompt, count, rotate_always):
-    """The published decodings; rotate_always: calls that do not fill a segment leave the memory moved, too."""
+    """The published decodings. rotate_always: calls that do not fill a segment also keep
+    the rotation."""
     t, meta = published_case(letter)
     cfg = config_from(meta)
     model = Model(cfg, parameters_in(t), 1)
@@ -732,11 +781,12 @@ def greedy(letter, prompt, count, rotate_always):
             before = dict(model.streams[0])
             y = model.segment(torch.tensor([now]), training=False)[0]
             if len(now) < cfg.segment and not rotate_always:
-                model.streams[0] = before       # such a call reads the moved memory, but does not keep the move
+                # such a call reads the rotated memory, but does not keep the rotation
+                model.streams[0] = before
             if len(now) == cfg.segment:
                 done += cfg.segment
             if done + (len(now) if len(now) < cfg.segment else 0) < len(tokens):
-                continue                    # still feeding the prompt
+                continue                    # the prompt is not consumed yet
             best = torch.topk(y[0, -1], 2)
             gap = min(gap, float(best.values[0] - best.values[1]))
             out.append(int(best.indices[0]))
@@ -795,15 +845,18 @@ def check_published(report):
                 report.expect(gap > 0.003, f"{case} {prompt} {kind}: gap {gap}")
     for case in CASES:
         inputs, meta = published_case(case)
-        missing = {published_name(n) for n in parameter_shapes(config_from(meta))} - {key for c, key in seen if c == case}
+        missing = {published_name(n)
+                   for n in parameter_shapes(config_from(meta))} - {key for c, key in seen
+                                                                    if c == case}
         report.expect(not missing, f"{case}: no published gradient of {missing}")
 
 
 def check_hash(report):
-    report.expect(hashed(0, 0) == 1747545881 and hashed(0, 1) == 1963196093 and hashed(3, 5) == 946756691, "hash")
+    report.expect(hashed(0, 0) == 1747545881 and hashed(0, 1) == 1963196093
+                  and hashed(3, 5) == 946756691, "hash")
 
 
-# ---------------------------------------------------------------------------------------- properties
+# -------------------------------------------------- properties
 
 def random_parameters(cfg, seed, scale=0.5):
     gen = seeded(seed)
@@ -815,14 +868,14 @@ def random_tokens(cfg, B, count, seed):
     return torch.randint(0, cfg.vocab, (B, count), generator=seeded(seed)).to(torch.int32)
 
 
-VARIETY = [     # configurations that the general properties must hold for
+VARIETY = [     # configurations for the general properties
     dict(ratio=2, cmem=3),
     dict(ratio=3, mem=6, cmem=4, positions="xl", gate="gtrxl", norm_after=1, kv_heads=1),
     dict(ratio=3, mem=2, cmem=4, overlap=1, recurrence="ernie", gate="gru", mogrify=1),
     dict(ratio=2, mem=0, cmem=5, compress="dilated", dilations="1,2", emb=6, final_norm=1),
     dict(ratio=3, mem=7, cmem=4, compress="used", aux="none", glu=1, tied=1),
-    dict(ratio=2, layers=3, memory_layers="1,3", mems="5,0,2", cmems="2,0,4", compress="mean", aux="none", recurrence="ernie",
-         norm_after=1),
+    dict(ratio=2, layers=3, memory_layers="1,3", mems="5,0,2", cmems="2,0,4", compress="mean",
+         aux="none", recurrence="ernie", norm_after=1),
     dict(ratio=2, cmem=3, recurrence="rotate", compress="max", aux="none")]
 
 
@@ -831,7 +884,8 @@ def near(a, b, tolerance=1e-12):
 
 
 def run_plain(cfg, p, tokens, masks=None, resets=None, training=False, **other):
-    """Logits of whole segments (and a rest) of tokens (B,N), and the model afterwards."""
+    """Logits of tokens (B,N), in segments of S and a shorter last one, and the model
+    afterwards."""
     model, out = Model(cfg, p, tokens.shape[0], **other), []
     for s, at in enumerate(range(0, tokens.shape[1], cfg.segment)):
         ids = tokens[:, at:at + cfg.segment]
@@ -849,30 +903,36 @@ def check_streams(report):
         mask = (torch.rand(3, N, generator=seeded(i)) > 0.2).to(torch.int32)
         with torch.no_grad():
             full, model = run_plain(cfg, p, tokens, mask)
-            # a growing last segment gives what the whole segment gives, and leaves the memory alone
+            # a growing last segment gives the logits of the whole segment and keeps the
+            # memory
             if cfg.recurrence != "rotate":
                 steps = Model(cfg, p, 3)
                 for at in range(0, N, S):
                     for T in range(1, min(S, N - at) + 1):
                         y = steps.segment(tokens[:, at:at + T], mask[:, at:at + T], None, False)[0]
-                        report.expect(near(y[:, -1], full[:, at + T - 1]), f"variety {i}: step {at} {T}")
-            # rows of the batch do not see each other
+                        report.expect(near(y[:, -1], full[:, at + T - 1]), f"variety {i}: "
+                                      f"step {at} {T}")
+            # rows of the batch are independent
             for b in range(3):
                 alone = run_plain(cfg, p, tokens[b:b + 1], mask[b:b + 1])[0]
                 report.expect(near(alone[0], full[b]), f"variety {i}: row {b} alone")
-            # a reset row is a fresh stream, its memory stands at the newest end, the others do not notice
+            # a reset row is a new stream, aligned to the newest end; the other rows do
+            # not change
             again, model = run_plain(cfg, p, tokens, mask, {3: torch.tensor([0, 1, 0])})
             fresh, young = run_plain(cfg, p, tokens[1:2, 3 * S:], mask[1:2, 3 * S:])
             report.expect(near(again[1, 3 * S:], fresh[0]), f"variety {i}: reset row")
-            report.expect(near(again[0], full[0]) and near(again[2], full[2]), f"variety {i}: rows beside a reset")
+            report.expect(near(again[0], full[0]) and near(again[2], full[2]), f"variety {i}: "
+                          "rows next to a reset")
             for l in cfg.memory:
                 for kind in (0, 2):
                     value, pad = model.memories(l)[kind:kind + 2]
                     own = young.memories(l)[kind]
                     k = own.shape[1]
-                    report.expect(near(value[1:2, value.shape[1] - k:], own), f"variety {i}: memory of a reset row")
-                    report.expect(bool((pad[1, :value.shape[1] - k] == 1).all()), f"variety {i}: memory before a reset")
-            # causality, and padding that no query sees
+                    report.expect(near(value[1:2, value.shape[1] - k:], own), f"variety {i}: "
+                                  "memory of a reset row")
+                    report.expect(bool((pad[1, :value.shape[1] - k] == 1).all()), f"variety {i}: "
+                                  "memory before a reset")
+            # causality, and padding is invisible
             other = tokens.clone()
             at = 2 * S + 1
             other[:, at] = (other[:, at] + 1) % cfg.vocab
@@ -880,7 +940,8 @@ def check_streams(report):
             report.expect(near(changed[:, :at], full[:, :at]), f"variety {i}: causality")
             for b in range(3):
                 after = near(changed[b, at + 1:], full[b, at + 1:])
-                report.expect(after == (int(mask[b, at]) == 0), f"variety {i}: row {b}, token {at}, mask {int(mask[b, at])}")
+                report.expect(after == (int(mask[b, at]) == 0), f"variety {i}: row {b}, "
+                              f"token {at}, mask {int(mask[b, at])}")
 
 
 def check_equivalences(report):
@@ -893,8 +954,9 @@ def check_equivalences(report):
         # memory of 9 rows = memory of 5 and 4 compressed at ratio 1 by the identity
         want = run_plain(replace(base, mem=9), p, tokens, mask)[0]
         for compress_kind in ("conv", "max", "mean", "used"):
-            cfg = replace(base, cmem=4, compress=compress_kind, conv_no_bias=int(compress_kind == "conv"),
-                          aux="attention" if compress_kind == "conv" else "none").checked()
+            cfg = replace(base, cmem=4, compress=compress_kind,
+                          conv_no_bias=int(compress_kind == "conv"), aux="attention"
+                          if compress_kind == "conv" else "none").checked()
             q = OrderedDict(p)
             for l in range(2):
                 q[f"layers.{l}.compress.weight"] = eye
@@ -910,13 +972,17 @@ def check_equivalences(report):
                 report.expect(float(aux.abs().max()) == 0, "autoencoding loss of the identity")
         # segments with enough memory = one long segment
         long = run_plain(replace(base, segment=22), p, tokens, mask)[0]
-        report.expect(near(run_plain(replace(base, mem=22), p, tokens, mask)[0], long), "segments against one long one")
-        # mean of 3 = convolution by a third of the identity, with or without two taps of zeros for overlap
-        mean = run_plain(replace(base, cmem=4, ratio=2, mem=6, compress="mean", aux="none"), p, tokens)[0]
+        report.expect(near(run_plain(replace(base, mem=22), p, tokens, mask)[0], long),
+                      "segments against one long one")
+        # mean of 3 = convolution by a third of the identity, with or without two taps of
+        # zeros for overlap
+        mean = run_plain(replace(base, cmem=4, ratio=2, mem=6, compress="mean", aux="none"), p,
+                         tokens)[0]
         for x in (0, 2):
             w = torch.cat([torch.zeros(8, 8, x, dtype=F64), eye / 2, eye / 2], 2)
             q = OrderedDict(p, **{f"layers.{l}.compress.weight": w for l in range(2)})
-            got = run_plain(replace(base, cmem=4, ratio=2, mem=6, conv_no_bias=1, overlap=x), q, tokens)[0]
+            got = run_plain(replace(base, cmem=4, ratio=2, mem=6, conv_no_bias=1, overlap=x), q,
+                            tokens)[0]
             report.expect(near(got, mean), f"mean as a convolution, overlap {x}")
         # a learned table filled with the projected sinusoids, u = v = 0
         learned = replace(base, positions="learned", mem=6, cmem=3, ratio=2)
@@ -928,15 +994,18 @@ def check_equivalences(report):
         for l in range(2):
             r[f"layers.{l}.attn.pos.weight"] = pos
             r[f"layers.{l}.attn.u"] = r[f"layers.{l}.attn.v"] = torch.zeros(2, 4, dtype=F64)
-        a, b = run_plain(learned, q, tokens, mask)[0], run_plain(replace(learned, positions="xl"), r, tokens, mask)[0]
+        a = run_plain(learned, q, tokens, mask)[0]
+        b = run_plain(replace(learned, positions="xl"), r, tokens, mask)[0]
         report.expect(near(a, b), "learned positions against sinusoids")
-        # the literal rows are the others shifted while memory fills, and the same once it is full
+        # literal rows are shifted while memory fills, and equal once it is full
         full = run_plain(replace(learned, literal_rows=1), q, tokens[:, :4])[0]
         shifted = OrderedDict(q, key_pe=torch.roll(q["key_pe"], rows - learned.segment, 1))
-        report.expect(near(full, run_plain(learned, shifted, tokens[:, :4])[0]), "literal rows, nothing held")
+        report.expect(near(full, run_plain(learned, shifted, tokens[:, :4])[0]), "literal rows, "
+                      "nothing held")
         literal = run_plain(replace(learned, literal_rows=1), q, tokens[:, :20])[1]
         fixed = run_plain(learned, q, tokens[:, :20])[1]
-        report.expect(not near(literal.memories(1)[2], fixed.memories(1)[2]), "literal rows change what is remembered")
+        report.expect(not near(literal.memories(1)[2], fixed.memories(1)[2]),
+                      "literal rows change what is remembered")
         fixed.streams = literal.streams
         a, b = (m.segment(tokens[:, 20:], None, None, False)[0] for m in (literal, fixed))
         report.expect(near(a, b), "literal rows, all full")
@@ -947,7 +1016,8 @@ def check_equivalences(report):
         for l in range(2):
             k, v = q[f"layers.{l}.attn.kv.weight"].chunk(2)
             r[f"layers.{l}.attn.kv.weight"] = torch.cat([k, k, v, v])
-        report.expect(near(run_plain(one, q, tokens)[0], run_plain(replace(one, kv_heads=0), r, tokens)[0]), "key heads")
+        report.expect(near(run_plain(one, q, tokens)[0],
+                           run_plain(replace(one, kv_heads=0), r, tokens)[0]), "key heads")
 
 
 def check_pieces(report):
@@ -960,22 +1030,27 @@ def check_pieces(report):
         G = groups(cfg, e)
         source = torch.cat([torch.zeros(x, 8, dtype=F64), torch.stack([row.value for row in rows]),
                             torch.zeros(G * r - e, 8, dtype=F64)])
-        want = F.conv1d(source.T[None], p["layers.0.compress.weight"], p["layers.0.compress.bias"], stride=r)[0].T
+        want = F.conv1d(source.T[None], p["layers.0.compress.weight"], p["layers.0.compress.bias"],
+                        stride=r)[0].T
         comp = [value for value, _ in compress(cfg, p, 0, rows)]
         report.expect(near(torch.stack(comp), want), f"convolution {e} {r} {x}")
-        rec = F.conv_transpose1d(want.T[None], p["layers.0.compress.decoder.weight"], stride=r)[0].T[x:x + e]
+        rec = F.conv_transpose1d(want.T[None], p["layers.0.compress.decoder.weight"],
+                                 stride=r)[0].T[x:x + e]
         error, count, size = autoencode_loss(cfg, p, 0, rows, comp)
         old = source[x:x + e]
-        report.expect(near(error / count, F.mse_loss(rec, old)) and near(size, (old ** 2).sum()), f"decoder {e} {r} {x}")
+        report.expect(near(error / count, F.mse_loss(rec, old)) and near(size, (old ** 2).sum()),
+                      f"decoder {e} {r} {x}")
     # dilated convolutions
     cfg = Config(ratio=2, compress="dilated", dilations="1,3")
     p = random_parameters(cfg, 62)
     rows = [Row(randn(gen, 8), True) for _ in range(5)]
-    z = torch.cat([torch.zeros(4, 8, dtype=F64), torch.stack([row.value for row in rows]), torch.zeros(1, 8, dtype=F64)]).T[None]
+    z = torch.cat([torch.zeros(4, 8, dtype=F64), torch.stack([row.value for row in rows]),
+                   torch.zeros(1, 8, dtype=F64)]).T[None]
     for j, rate in enumerate((1, 3)):
         z = torch.relu(F.conv1d(z, p[f"layers.0.compress.dilated.{j}.weight"], dilation=rate))
     want = F.conv1d(z, p["layers.0.compress.weight"], stride=2)[0].T
-    report.expect(near(torch.stack([value for value, _ in compress(cfg, p, 0, rows)]), want), "dilated")
+    report.expect(near(torch.stack([value for value, _ in compress(cfg, p, 0, rows)]), want),
+                  "dilated")
     # torch's GRU cell and LayerNorm
     cfg = Config(gate="gru")
     p = random_parameters(cfg, 63)
@@ -984,15 +1059,18 @@ def check_pieces(report):
         for name, w in cell.named_parameters():
             w.copy_(p["layers.0.attn.gate." + name])
         y, x = randn(gen, 5, 8), randn(gen, 5, 8)
-        report.expect(near(gate(cfg, lambda n: p["layers.0.attn.gate." + n], y, x), cell(y, x)), "GRU")
+        report.expect(near(gate(cfg, lambda n: p["layers.0.attn.gate." + n], y, x), cell(y, x)),
+                      "GRU")
         g, b = randn(gen, 8), randn(gen, 8)
-        report.expect(near(layer_norm(x, g, b), F.layer_norm(x, (8,), g, b)) and near(gelu(x), F.gelu(x)), "LayerNorm, GELU")
+        report.expect(near(layer_norm(x, g, b), F.layer_norm(x, (8,), g, b))
+                      and near(gelu(x), F.gelu(x)), "LayerNorm, GELU")
 
 
 def check_gradients(report):
     """Which loss reaches which parameter, and through how many segments."""
-    for options, reach in ((dict(), 0), (dict(aux="bptt"), 1), (dict(aux="bptt", bptt=2), 2), (dict(aux="autoencode"), 0),
-                           (dict(recurrence="ernie"), 0), (dict(compress="dilated", aux="bptt", recurrence="ernie"), 1)):
+    for options, reach in ((dict(), 0), (dict(aux="bptt"), 1), (dict(aux="bptt", bptt=2), 2),
+                           (dict(aux="autoencode"), 0), (dict(recurrence="ernie"), 0),
+                           (dict(compress="dilated", aux="bptt", recurrence="ernie"), 1)):
         cfg = Config(ratio=2, cmem=8, **options).checked()
         p = leaves(random_parameters(cfg, 70))
         tokens = random_tokens(cfg, 2, 28, 71)
@@ -1001,25 +1079,33 @@ def check_gradients(report):
             logits, _, _, aux = model.segment(tokens[:, 4 * s:4 * s + 4])
             losses.append((nll(logits, tokens[:, 4 * s:4 * s + 4]), aux))
         for s, (language, aux) in enumerate(losses):
-            grads = torch.autograd.grad(language, list(p.values()), allow_unused=True, retain_graph=True)
+            grads = torch.autograd.grad(language, list(p.values()), allow_unused=True,
+                                        retain_graph=True)
             touched = {n for n, g in zip(p, grads) if g is not None and bool(g.any())}
-            report.expect(any("compress" in n for n in touched) == (reach > 0 and s > 1), f"{options} language loss {s}")
+            report.expect(any("compress" in n for n in touched) == (reach > 0 and s > 1),
+                          f"{options} language loss {s}")
             report.expect("layers.1.attn.kv.weight" in touched, f"{options} kv {s}")
             if cfg.aux != "bptt" and s > 0:
-                grads = torch.autograd.grad(aux, list(p.values()), allow_unused=True, retain_graph=True)
+                grads = torch.autograd.grad(aux, list(p.values()), allow_unused=True,
+                                            retain_graph=True)
                 touched = {n for n, g in zip(p, grads) if g is not None and bool(g.any())}
-                report.expect(touched == {n for n in p if "compress" in n}, f"{options} auxiliary loss {s}: {touched}")
-        # weights of their own for every segment: whose compression does the language loss of segment s reach?
+                report.expect(touched == {n for n in p if "compress" in n},
+                              f"{options} auxiliary loss {s}: {touched}")
+        # separate weights per segment: which compressions does the language loss of
+        # segment s reach?
         name, own = "layers.0.compress.weight", []
         model = Model(cfg, p, 2)
         for s in range(7):
             own.append(leaf(p[name]))
             model.p = OrderedDict(p, **{name: own[s]})
             logits = model.segment(tokens[:, 4 * s:4 * s + 4])[0]
-            grads = torch.autograd.grad(nll(logits, tokens[:, 4 * s:4 * s + 4]), own, allow_unused=True, retain_graph=True)
+            grads = torch.autograd.grad(nll(logits, tokens[:, 4 * s:4 * s + 4]), own,
+                                        allow_unused=True, retain_graph=True)
             reached = {i for i, g in enumerate(grads) if g is not None and bool(g.any())}
-            report.expect(reached == set(range(max(1, s - reach), s)), f"{options} segment {s} reaches {reached}")
-    # the gradient of the sum of everything against differences, for the parameters that reach no constant
+            report.expect(reached == set(range(max(1, s - reach), s)),
+                          f"{options} segment {s} reaches {reached}")
+    # the gradient of the total against differences, for parameters that do not enter
+    # constants
     cfg = Config(ratio=2, cmem=3, layers=1, positions="xl", gate="sigtanh", final_norm=1).checked()
     p = random_parameters(cfg, 72)
     tokens = random_tokens(cfg, 2, 17, 73)
@@ -1033,8 +1119,9 @@ def check_gradients(report):
 
     with_grad = leaves(p)
     total(with_grad).backward()
-    free = [n for n in p if n.startswith(("layers.0.attn.out", "layers.0.attn.gate", "layers.0.ff", "layers.0.attn.pos",
-                                          "layers.0.attn.u", "layers.0.attn.v", "out_emb", "final_norm"))]
+    free = [n for n in p if n.startswith(("layers.0.attn.out", "layers.0.attn.gate", "layers.0.ff",
+                                          "layers.0.attn.pos", "layers.0.attn.u", "layers.0.attn.v",
+                                          "out_emb", "final_norm"))]
     gen = seeded(74)
     for name in free:
         d = randn(gen, *p[name].shape)
@@ -1049,7 +1136,8 @@ def main():
         print(__doc__)
         return 2
     report = Checker(verbose=False)
-    for check in (check_hash, check_published, check_streams, check_equivalences, check_pieces, check_gradients):
+    for check in (check_hash, check_published, check_streams, check_equivalences, check_pieces,
+                  check_gradients):
         before = report.passed + report.failed
         check(report)
         print(f"{check.__name__[6:]:14s} {report.passed + report.failed - before:4d} comparisons")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes every *.safetensors file of this directory from the oracle. See README.md for the contents.
+"""Writes the golden vectors of the adaptive-span model, which README.md describes.
 
-    python3 make_golden.py             all files, into this directory
-    python3 make_golden.py --out DIR   into another directory
-    python3 make_golden.py models ops  a part: models attention curves optimisers ops
+    python3 make_golden.py              all files, into this directory
+    python3 make_golden.py --out DIR    into another directory
+    python3 make_golden.py models ops   a part: models attention curves optimisers ops
 """
 import math
 import sys
@@ -14,20 +14,22 @@ import torch.nn.functional as F
 
 sys.dont_write_bytecode = True
 from attn_span_oracle import (LITERAL_EPS, T_ADAGRAD_P, T_ADAGRAD_Q, T_EXPECT, Config, Optimiser,
-                              attention_op, fill_init, fill_random, random_tokens, run_blocks, t_case, train)
+                              attention_op, fill_init, fill_random, random_tokens, run_blocks,
+                              t_case, train)
 from common import F64, GoldenFiles, f32, grads_of, leaf, leaves, normal, prefixed, seeded
 
 FILES = GoldenFiles(limit=500_000)
 
 
 def no_near_ties(z, L):
-    """A ramp end that falls almost on an integer distance would make dz depend on rounding; exact hits are fine."""
+    """A ramp end that nearly hits an integer distance would make dz depend on rounding;
+    exact hits are fine."""
     zl = (z * L).flatten()
     off = (zl - zl.round()).abs()
     assert bool(((off == 0) | (off > 1e-5)).all()), zl
 
 
-# ---------------------------------------------------------------------------------------- whole model
+# -------------------------------------------------- whole model
 
 def write_model(name, cfg, params, tokens, z_schedule=None):
     r = run_blocks(cfg, params, tokens, z_schedule)
@@ -61,57 +63,62 @@ def make_models():
             params["key_pe"] = steep * params["key_pe"]
             write_model(name, cfg, params, random_tokens(cfg, gen))
 
-    pair(("odd1", "odd2"), 103, vocab=31, dim=15, heads=3, layers=3, inner=17, batch=3, block=5, span=37,
-                  ramp=7, adapt_span=True, span_loss=2e-3)
-    pair(("odd3", "odd4"), 102, vocab=23, dim=14, heads=2, layers=2, inner=9, batch=1, block=11, span=67,
-                  ramp=5, adapt_span=True, pers=3, span_loss=1e-3)
-    pair(("odd5", "odd6"), 103, vocab=37, dim=12, heads=4, layers=2, inner=7, batch=3, block=7, span=19,
-                  ramp=4, adapt_span=True, adapt_io=True, tied=False, divval=3, cutoffs=[7, 20],
-                  forward_columns=True, span_loss=1e-3)
-    pair(("odd7", "odd8"), 104, vocab=41, dim=10, heads=1, layers=2, inner=13, batch=2, block=1, span=9,
-                  adapt_io=True, tied=True, divval=2, cutoffs=[5, 11, 30], blocks=4, pers=1)
-    # Position logits so steep that out-of-span keys outweigh the others and the literal eps matters (quirk Q1).
-    pair(("sharp_fix", "sharp"), 105, spans=[(0.02, 0.11), (0.0, 0.5)], steep=12.0, vocab=17, dim=8, heads=2,
-                  layers=2, inner=12, batch=2, block=12, span=130, ramp=6, adapt_span=True, span_loss=1e-3)
+    pair(("odd1", "odd2"), 103, vocab=31, dim=15, heads=3, layers=3, inner=17, batch=3, block=5,
+         span=37, ramp=7, adapt_span=True, span_loss=2e-3)
+    pair(("odd3", "odd4"), 102, vocab=23, dim=14, heads=2, layers=2, inner=9, batch=1, block=11,
+         span=67, ramp=5, adapt_span=True, pers=3, span_loss=1e-3)
+    pair(("odd5", "odd6"), 103, vocab=37, dim=12, heads=4, layers=2, inner=7, batch=3, block=7,
+         span=19, ramp=4, adapt_span=True, adapt_io=True, tied=False, divval=3, cutoffs=[7, 20],
+         forward_columns=True, span_loss=1e-3)
+    pair(("odd7", "odd8"), 104, vocab=41, dim=10, heads=1, layers=2, inner=13, batch=2, block=1,
+         span=9, adapt_io=True, tied=True, divval=2, cutoffs=[5, 11, 30], blocks=4, pers=1)
+    # Position logits so steep that out-of-span keys outweigh the others, and the literal
+    # eps matters (quirk Q1).
+    pair(("sharp_fix", "sharp"), 105, spans=[(0.02, 0.11), (0.0, 0.5)], steep=12.0, vocab=17, dim=8,
+         heads=2, layers=2, inner=12, batch=2, block=12, span=130, ramp=6, adapt_span=True,
+         span_loss=1e-3)
     pair(("blocklong_fix", "blocklong"), 106, vocab=19, dim=8, heads=2, layers=2, inner=11, batch=2,
                   block=21, span=16)
     for name, literal in (("growth_fix", False), ("growth", True)):
-        cfg = Config(vocab=13, dim=8, heads=2, layers=2, inner=12, batch=2, block=8, blocks=5, span=128, ramp=8,
-                     adapt_span=True, span_loss=1e-3).set_mode(literal)
+        cfg = Config(vocab=13, dim=8, heads=2, layers=2, inner=12, batch=2, block=8, blocks=5,
+                     span=128, ramp=8, adapt_span=True, span_loss=1e-3).set_mode(literal)
         gen = seeded(107)
         params = fill_random(cfg, gen)
-        schedule = torch.tensor([[[0.5 * z, z], [0.1, 0.45]] for z in (0.0, 0.3, 0.9, 1.0, 0.0)], dtype=F64)
+        schedule = torch.tensor([[[0.5 * z, z], [0.1, 0.45]] for z in (0.0, 0.3, 0.9, 1.0, 0.0)],
+                                dtype=F64)
         for l in range(2):
             params[f"layers.{l}.attn.span"] = schedule[0, l].clone()
         write_model(name, cfg, params, random_tokens(cfg, gen), schedule)
 
 
-# ---------------------------------------------------------------------------------------- attention alone
+# -------------------------------------------------- attention alone
 
 ATTENTION = [
     # name, B, T, S, H, D, then the options
     dict(B=2, T=7, S=20, H=2, D=5, pe="shared", delta_min=1, span=13, first_key=0),
-    dict(B=1, T=65, S=100, H=2, D=16, pe="shared", delta_min=1, span=60, z=[0.31, 0.85], max_span=70, ramp=9,
-         first_key=0),
-    dict(B=2, T=33, S=50, H=3, D=5, pe="shared", delta_min=1, span=48, z=[0.0, 1.0, 0.4], max_span=48, ramp=8,
-         first_key=-48, eps=LITERAL_EPS),
+    dict(B=1, T=65, S=100, H=2, D=16, pe="shared", delta_min=1, span=60, z=[0.31, 0.85],
+         max_span=70, ramp=9, first_key=0),
+    dict(B=2, T=33, S=50, H=3, D=5, pe="shared", delta_min=1, span=48, z=[0.0, 1.0, 0.4],
+         max_span=48, ramp=8, first_key=-48, eps=LITERAL_EPS),
     dict(B=2, T=7, S=30, H=2, D=16, pe="head", delta_min=0, span=36, u=True, vb=True, first_key=-3),
-    dict(B=1, T=1, S=40, H=2, D=5, pe="shared", delta_min=1, span=37, z=[0.21, 0.73], max_span=40, ramp=5, npers=3,
-         first_key=0),
-    dict(B=2, T=33, S=33, H=3, D=5, pe="shared", delta_min=1, span=20, z=[0.05, 0.5, 0.93], max_span=21, ramp=6,
-         npers=4, first_key=-20, eps=LITERAL_EPS),
+    dict(B=1, T=1, S=40, H=2, D=5, pe="shared", delta_min=1, span=37, z=[0.21, 0.73], max_span=40,
+         ramp=5, npers=3, first_key=0),
+    dict(B=2, T=33, S=33, H=3, D=5, pe="shared", delta_min=1, span=20, z=[0.05, 0.5, 0.93],
+         max_span=21, ramp=6, npers=4, first_key=-20, eps=LITERAL_EPS),
     dict(B=1, T=7, S=200, H=1, D=16, pe="none", not_causal=True),
     dict(B=2, T=33, S=41, H=2, D=5, pe="none", delta_min=1, span=17, first_key=14),
     dict(B=1, T=65, S=65, H=1, D=1, pe="shared", delta_min=0, span=64, first_key=0, scale="1/D"),
-    dict(B=2, T=7, S=9, H=3, D=5, pe="head", delta_min=0, span=6, z=[0.06, 0.11, 0.83], max_span=20, ramp=3,
-         first_key=4, u=True, scale="1/D"),
-    dict(B=1, T=65, S=70, H=2, D=5, pe="shared", delta_min=1, span=69, extra_pe=5, npers=2, first_key=9, vb=True),
+    dict(B=2, T=7, S=9, H=3, D=5, pe="head", delta_min=0, span=6, z=[0.06, 0.11, 0.83], max_span=20,
+         ramp=3, first_key=4, u=True, scale="1/D"),
+    dict(B=1, T=65, S=70, H=2, D=5, pe="shared", delta_min=1, span=69, extra_pe=5, npers=2,
+         first_key=9, vb=True),
     # out-of-span logits far above the others: the eps term decides the row sums
-    dict(B=2, T=7, S=60, H=2, D=5, pe="shared", delta_min=1, span=50, z=[0.11, 0.23], max_span=50, ramp=4,
-         first_key=0, eps=LITERAL_EPS, steep=16.0),
-    dict(B=2, T=33, S=33, H=2, D=16, pe="shared", delta_min=1, span=40, z=[0.16, 0.61], max_span=40, ramp=8,
-         first_key=6, extra_pe=3),
-    dict(B=1, T=7, S=12, H=2, D=5, pe="none", not_causal=True, npers=2, first_key=5, u=True, scale="1/D"),
+    dict(B=2, T=7, S=60, H=2, D=5, pe="shared", delta_min=1, span=50, z=[0.11, 0.23], max_span=50,
+         ramp=4, first_key=0, eps=LITERAL_EPS, steep=16.0),
+    dict(B=2, T=33, S=33, H=2, D=16, pe="shared", delta_min=1, span=40, z=[0.16, 0.61], max_span=40,
+         ramp=8, first_key=6, extra_pe=3),
+    dict(B=1, T=7, S=12, H=2, D=5, pe="none", not_causal=True, npers=2, first_key=5, u=True,
+         scale="1/D"),
 ]
 
 
@@ -119,13 +126,15 @@ def make_attention():
     for n, c in enumerate(ATTENTION):
         gen = seeded(200 + n)
         B, T, S, H, D = (c[k] for k in "BTSHD")
-        t = OrderedDict(q=normal(gen, B, T, H * D), k=normal(gen, B, S, H * D), v=normal(gen, B, S, H * D))
+        t = OrderedDict(q=normal(gen, B, T, H * D), k=normal(gen, B, S, H * D),
+                        v=normal(gen, B, S, H * D))
         dmin, span = c.get("delta_min", 1), c.get("span", 0)
         if c["pe"] != "none":
             P = span + 1 - dmin + c.get("extra_pe", 0)
             t["pe"] = normal(gen, P, D if c["pe"] == "shared" else H * D)
             if "steep" in c:
-                # q has a constant first feature and the table a first feature that rises with the distance
+                # the first feature is constant in q, and rises with the distance in the
+                # table
                 t["q"].view(B, T, H, D)[..., 0] = 1.0
                 delta = P - 1 + dmin - torch.arange(P, dtype=F64)
                 t["pe"][:, 0] = f32(c["steep"] * math.sqrt(D) * delta / delta.max())
@@ -142,25 +151,28 @@ def make_attention():
         dy = normal(gen, B, T, H * D)
         scale = 1.0 / D if c.get("scale") == "1/D" else 1.0 / math.sqrt(D)
         p = leaves(t)
-        y = attention_op(p["q"], p["k"], p["v"], H, p.get("pe"), p.get("u"), p.get("vb"), p.get("z"), p.get("pk"),
-                         p.get("pv"), dmin, span, c.get("ramp", 32), c.get("max_span"), c.get("eps", 0.0),
-                         c.get("not_causal", False), c.get("first_key", 0), scale)
+        y = attention_op(p["q"], p["k"], p["v"], H, p.get("pe"), p.get("u"), p.get("vb"),
+                         p.get("z"), p.get("pk"), p.get("pv"), dmin, span, c.get("ramp", 32),
+                         c.get("max_span"), c.get("eps", 0.0), c.get("not_causal", False),
+                         c.get("first_key", 0), scale)
         (y * dy).sum().backward()
         t["dy"], t["y"] = dy, y.detach()
         t.update(prefixed("d", grads_of(p)))
         meta = OrderedDict(batch=B, queries=T, keys=S, heads=H, head_dim=D, pe=c["pe"],
                            pe_rows=t["pe"].shape[0] if "pe" in t else 0, delta_min=dmin, span=span,
-                           has_u=int("u" in t), has_vb=int("vb" in t), has_z=int("z" in t), ramp=c.get("ramp", 0),
-                           max_span=c.get("max_span", 0), pers=c.get("npers", 0), eps=repr(float(c.get("eps", 0.0))),
-                           not_causal=int(c.get("not_causal", False)), first_key=c.get("first_key", 0),
-                           scale=repr(scale))
+                           has_u=int("u" in t), has_vb=int("vb" in t), has_z=int("z" in t),
+                           ramp=c.get("ramp", 0), max_span=c.get("max_span", 0),
+                           pers=c.get("npers", 0), eps=repr(float(c.get("eps", 0.0))),
+                           not_causal=int(c.get("not_causal", False)),
+                           first_key=c.get("first_key", 0), scale=repr(scale))
         FILES.write(f"attn_{n + 1:02d}", t, meta)
 
 
-# ---------------------------------------------------------------------------------------- training curves
+# -------------------------------------------------- training curves
 
 def markov_tokens(vocab, rows, length, seed):
-    """Every symbol has three likely successors (0.6, 0.25, 0.1); otherwise uniform."""
+    """Tokens (rows,length): every symbol has three likely successors (0.6, 0.25, 0.1),
+    else uniform."""
     gen = seeded(seed)
     successors = torch.stack([torch.randperm(vocab, generator=gen)[:3] for _ in range(vocab)])
     out = torch.zeros(rows, length, dtype=torch.long)
@@ -178,13 +190,14 @@ def markov_tokens(vocab, rows, length, seed):
 
 def make_curves():
     steps = 50
-    base = dict(vocab=29, dim=16, heads=2, layers=2, inner=32, span=64, ramp=8, batch=4, block=16, adapt_span=True,
-                span_loss=1e-3)
+    base = dict(vocab=29, dim=16, heads=2, layers=2, inner=32, span=64, ramp=8, batch=4, block=16,
+                adapt_span=True, span_loss=1e-3)
     adagrad = dict(kind="adagrad", lr=0.07, clip=0.03, warmup=10)
     adam = dict(kind="adam", lr=3e-3, clip=1.0, warmup=0)
     for name, literal, optim, extra in (
             ("curve", False, adagrad, {}), ("curve_ref", True, adagrad, {}),
-            ("curve_adam", False, adam, dict(pers=4, adapt_io=True, tied=True, divval=2, cutoffs=[10, 20]))):
+            ("curve_adam", False, adam,
+             dict(pers=4, adapt_io=True, tied=True, divval=2, cutoffs=[10, 20]))):
         cfg = Config(**base, **extra).set_mode(literal)
         cfg.blocks = steps
         params = fill_init(cfg, seeded(301), span_init=0.3)
@@ -197,13 +210,14 @@ def make_curves():
             t[f"span_final.{l}"] = spans[-1, l]
         t.update(prefixed("final.", final))
         meta = cfg.metadata()
-        meta.update(steps=steps, optim=optim["kind"], lr=repr(optim["lr"]), clip=repr(optim["clip"]),
-                    warmup=optim["warmup"], beta1="0.9", beta2="0.999", adam_eps="1e-08")
+        meta.update(steps=steps, optim=optim["kind"], lr=repr(optim["lr"]),
+                    clip=repr(optim["clip"]), warmup=optim["warmup"], beta1="0.9", beta2="0.999",
+                    adam_eps="1e-08")
         FILES.write(name, t, meta)
         print(f"    loss {losses[0]:.4f} -> {losses[-1]:.4f}, z {spans[-1].flatten().tolist()}")
 
 
-# ---------------------------------------------------------------------------------------- optimisers
+# -------------------------------------------------- optimisers
 
 OPTIMISERS = OrderedDict([
     ("sgd", dict(kind="sgd", lr=0.1, momentum=0.9)),
@@ -223,9 +237,10 @@ def make_optimisers():
     steps = 6
     t = OrderedDict()
     start = {"p0": normal(gen, 3, 5), "p1": normal(gen, 7)}
-    # the size of the gradients changes from step to step, so that a clip of 0.5 acts in some steps only
+    # gradients of varying size, so that a clip of 0.5 acts in some steps only
     size = [0.05, 1.0, 0.1, 0.3, 2.0, 0.02]
-    grads = {k: torch.stack([normal(gen, *v.shape, scale=size[n]) for n in range(steps)]) for k, v in start.items()}
+    grads = {k: torch.stack([normal(gen, *v.shape, scale=size[n]) for n in range(steps)])
+             for k, v in start.items()}
     for k in start:
         t[k + ".init"], t[k + ".grad"] = start[k], grads[k]
     meta = OrderedDict(steps=steps)
@@ -238,7 +253,8 @@ def make_optimisers():
                 trace[k].append(params[k].clone())
         for k in start:
             t[f"{name}.{k}"] = torch.stack(trace[k])
-        full = dict(lr=0.0, clip=0.0, warmup=0, momentum=0.0, weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8)
+        full = dict(lr=0.0, clip=0.0, warmup=0, momentum=0.0, weight_decay=0.0, beta1=0.9,
+                    beta2=0.999, eps=1e-8)
         if options["kind"] == "adagrad":
             full["eps"] = 1e-10
         full.update({k: v for k, v in options.items() if k != "kind"})
@@ -274,14 +290,14 @@ def make_optimisers():
     FILES.write("optim", t, meta)
 
 
-# ---------------------------------------------------------------------------------------- elementary ops
+# -------------------------------------------------- elementary ops
 
 def make_ops():
     gen = seeded(501)
     t = OrderedDict()
 
     def op(name, fn, **inputs):
-        """Real inputs get gradients; integer inputs are stored only."""
+        """Stores inputs, result and gradients; integer inputs are stored only."""
         p = OrderedDict((k, leaf(v) if v.is_floating_point() else v) for k, v in inputs.items())
         y = fn(**p)
         for k, v in inputs.items():
@@ -300,7 +316,8 @@ def make_ops():
     def x(*shape, scale=1.0):
         return normal(gen, *shape, scale=scale)
 
-    op("layernorm", lambda x, w, b: F.layer_norm(x, (13,), w, b, 1e-5), x=x(7, 13), w=1 + x(13, scale=0.25), b=x(13))
+    op("layernorm", lambda x, w, b: F.layer_norm(x, (13,), w, b, 1e-5), x=x(7, 13),
+       w=1 + x(13, scale=0.25), b=x(13))
     op("layernorm_plain", lambda x: F.layer_norm(x, (9,), None, None, 1e-5), x=x(5, 9))
     op("softmax", lambda x: torch.softmax(x, -1), x=x(5, 17, scale=3.0))
     op("log_softmax", lambda x: torch.log_softmax(x, -1), x=x(5, 17, scale=3.0))
@@ -311,12 +328,15 @@ def make_ops():
     op("relu", lambda x: torch.relu(x), x=wide)
     op("silu", lambda x: F.silu(x), x=wide)
     labels = torch.randint(0, 23, (11,), generator=gen)
-    op("cross_entropy", lambda x, target: F.cross_entropy(x, target), x=x(11, 23, scale=2.0), target=labels)
+    op("cross_entropy", lambda x, target: F.cross_entropy(x, target), x=x(11, 23, scale=2.0),
+       target=labels)
     op("mse", lambda x, target: ((x - target) ** 2).mean(), x=x(6, 7), target=x(6, 7))
     op("linear", lambda x, w, b: F.linear(x, w, b), x=x(9, 13), w=x(17, 13), b=x(17))
     op("linear_nobias", lambda x, w: F.linear(x, w), x=x(3, 5, 11), w=x(7, 11))
-    op("embedding", lambda ids, w: F.embedding(ids, w), ids=torch.randint(0, 11, (3, 8), generator=gen), w=x(11, 5))
-    FILES.write("ops", t, OrderedDict(layernorm_eps="1e-5", gelu="erf", layout="w is (out,in); y = x w^T + b"))
+    op("embedding", lambda ids, w: F.embedding(ids, w),
+       ids=torch.randint(0, 11, (3, 8), generator=gen), w=x(11, 5))
+    FILES.write("ops", t, OrderedDict(layernorm_eps="1e-5", gelu="erf", layout="w is (out,in); "
+                                      "y = x w^T + b"))
 
 
 if __name__ == "__main__":

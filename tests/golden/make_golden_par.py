@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes every par_*.safetensors file next to this script from the oracle. See README_par.md for the contents.
+"""Writes the golden vectors of Transformer-XL and PAR, which README_par.md describes.
 
-    python3 make_golden_par.py               all files
-    python3 make_golden_par.py a_soft 07     only some
+    python3 make_golden_par.py              all files, into this directory
+    python3 make_golden_par.py a_soft 07    some of them
+    python3 make_golden_par.py --out DIR    into another directory
 """
 import math
 import sys
@@ -12,22 +13,26 @@ import torch
 
 sys.dont_write_bytecode = True
 import par_oracle as po
-from common import (F64, GoldenFiles, f32, in_float32, integers, largest, normal, relative_errors, reset_rows,
-                    seeded, token_mask)
+from common import (F64, GoldenFiles, f32, in_float32, integers, largest, normal, relative_errors,
+                    reset_rows, seeded, token_mask)
 from par_oracle import REF, Config
 
 FILES = GoldenFiles("par_")
-TOLERANCE = 4e-6        # what float32 may differ, relative to the largest entry of the array
-PUBLISHED = 2e-5        # the same for the published trajectory, whose numbers are not chosen
-CALM = 2e-6             # the numbered cases look for random numbers with a smaller difference still
-GAP = 5e-3              # the least difference between the best and the second of a hard choice
-TRAINED = 1e-3          # the same for position projections after ten updates: the slowest cosine is nearly the same for all
-                        # distances, its gradient is rounding, and Adam makes steps of full size of it
-SMALL, DEAD = 1e-3, 1e-2    # a gradient counts as large as this share of the largest one of its step; those that are all rounding
+TOLERANCE = 4e-6        # limit of the float32 difference, relative to the largest entry
+PUBLISHED = 2e-5        # the same for the published trajectory, whose inputs cannot be chosen
+CALM = 2e-6             # the numbered cases search for inputs with a smaller difference
+GAP = 5e-3              # least gap between the best and the second of a hard choice
+SMALL = 1e-3            # a gradient is compared on this share of its step's largest one at least ..
+DEAD = 1e-2             # .. and on this share where all of it is rounding: biases of positions
+# The tolerance of position projections after ten updates. The slowest cosine is nearly
+# equal for all distances, so its gradient is rounding, which Adam scales up to full
+# steps.
+TRAINED = 1e-3
 
 
 def parameters(cfg, gen):
-    """Every size of parameter is such that it matters: gains near one, positions and biases of a few tenths."""
+    """Random parameters of sizes that matter: gains near 1, positions and biases of a few
+    tenths."""
     p = OrderedDict()
     for name, shape in po.parameter_shapes(cfg).items():
         last = name.split(".")[-1]
@@ -50,21 +55,25 @@ def parameters(cfg, gen):
 
 
 def gate_noise(cfg, gen, B, T):
+    """Uniforms of the gates: (L,3), (B,L,3) or (B,groups of tokens,L,3), by cfg.noise."""
     L = len(cfg.kinds)
-    shape = {"step": (L, 3), "sequence": (B, L, 3), "tokens": (B, -(-T // max(cfg.noise_tokens, 1)), L, 3)}[cfg.noise]
+    shape = {"step": (L, 3), "sequence": (B, L, 3),
+             "tokens": (B, -(-T // max(cfg.noise_tokens, 1)), L, 3)}[cfg.noise]
     return f32(0.02 + 0.96 * torch.rand(*shape, generator=gen, dtype=F64))
 
 
 def pieces(tokens, targets, lengths, prefix=""):
     t, at = OrderedDict(), 0
     for s, T in enumerate(lengths):
-        t[f"{prefix}tokens.{s}"], t[f"{prefix}targets.{s}"] = tokens[:, at:at + T].clone(), targets[:, at:at + T].clone()
+        t[f"{prefix}tokens.{s}"] = tokens[:, at:at + T].clone()
+        t[f"{prefix}targets.{s}"] = targets[:, at:at + T].clone()
         at += T
     return t
 
 
 def stream(cfg, gen, B, lengths, pad="", reset=None, ignore=0.0, pads=0.0, eval_lengths=""):
-    """reset: {segment: rows}; ignore: share of targets left out; pads: share of targets that are pad_id."""
+    """Inputs of all steps. reset: {step: rows}; ignore: share of ignored targets; pads:
+    share of targets that are pad_id."""
     tokens = torch.randint(0, cfg.vocab, (B, sum(lengths) + 1), generator=gen).to(torch.int32)
     targets = tokens[:, 1:].clone()
     if pads:
@@ -91,7 +100,8 @@ def stream(cfg, gen, B, lengths, pad="", reset=None, ignore=0.0, pads=0.0, eval_
 
 
 def compute(inputs, meta, run):
-    """Results, the worst difference of the same computation in float32 and where, the smallest gap of a hard choice."""
+    """Results, the worst float32 difference and its tensor, the smallest gap of a hard
+    choice."""
     po.GAPS.clear()
     results = run(inputs, meta)
     gap = min(po.GAPS, default=math.inf)
@@ -125,7 +135,8 @@ def write(name, inputs, meta, computed, tolerance=TOLERANCE):
 
 
 def calmest(inputs, meta, run, trials=40):
-    """Inputs and results of the first trial that is not too sensitive to rounding, or of the least sensitive one."""
+    """Inputs and results of the first trial that is not too sensitive to rounding, or of
+    the least sensitive one."""
     best = None
     for trial in range(trials):
         t = inputs(trial)
@@ -138,23 +149,27 @@ def calmest(inputs, meta, run, trials=40):
 
 
 def add_derived(cfg, meta, computed):
-    """Metadata `derived`: the network that the largest gates of a supernet make."""
+    """Metadata `derived`: the fixed network of the largest gates of a supernet."""
     if not cfg.pattern:
         meta["derived"] = "".join("sfi"[po.first_largest(row)] for row in computed[0]["p"])
 
 
-# ---------------------------------------------------------------------------------------- numbered cases
+# -------------------------------------------------- numbered cases
 
 TWO = dict(words_in="adaptive", words_out="adaptive", div_val=2, cutoffs="6,13")
 
 
-def C(lengths="4,4,4", B=2, pad="", reset=None, ignore=0.0, pads=0.0, evals=None, generate="", grad="last", ev=None, **options):
-    """evals: modes of evaluation; generate: gate_eval of the greedy continuation; ev: what is different in evaluation."""
+def C(lengths="4,4,4", B=2, pad="", reset=None, ignore=0.0, pads=0.0, evals=None, generate="",
+      grad="last", ev=None, **options):
+    """A case. evals: modes of evaluation; generate: gate_eval of the greedy continuation;
+    ev: options that differ in evaluation."""
     ev = dict(ev or {})
-    data = dict(B=B, pad=pad, reset=reset, ignore=ignore, pads=pads, eval_lengths=ev.pop("lengths", ""))
+    data = dict(B=B, pad=pad, reset=reset, ignore=ignore, pads=pads,
+                eval_lengths=ev.pop("lengths", ""))
     if evals is None:
         evals = "" if options.get("pattern") else "argmax,soft,noise"
-    return dict(dict(inner=10), **options), lengths, data, dict(evals=evals, generate=generate, grad=grad, ev=ev)
+    return dict(dict(inner=10), **options), lengths, data, dict(evals=evals, generate=generate,
+                                                                grad=grad, ev=ev)
 
 
 NUMBERED = [
@@ -171,20 +186,25 @@ NUMBERED = [
     C(pattern="fif", norm="pre"),  # 10
     # heads, biases, scale
     C(pattern="sf", head_dim=3, heads=3, mem=5, biases=1),  # 11
-    C(pattern="sfs", head_dim=6, biases=1, share_uv=0, attn_relu=1, norm="pre", words_out="tied"),  # 12
+    C(pattern="sfs", head_dim=6, biases=1, share_uv=0, attn_relu=1, norm="pre",
+      words_out="tied"),  # 12
     C(pattern="sf", heads=1, scale="full", attn_relu=1, norm_eps=1e-3),  # 13
-    C(pattern="sfs", dim=12, heads=3, biases=1, scale="full", inner=8, words_out="tied", norm_eps=1e-3, norm="pre"),  # 14
+    C(pattern="sfs", dim=12, heads=3, biases=1, scale="full", inner=8, words_out="tied",
+      norm_eps=1e-3, norm="pre"),  # 14
     # positions
     C(pattern="sfs", positions="learned", mem=4, words_out="tied"),  # 15
-    C("4,6,4", pattern="sf", positions="learned", norm="pre", share_uv=0, biases=1, mem=3, generate="fixed"),  # 16
+    C("4,6,4", pattern="sf", positions="learned", norm="pre", share_uv=0, biases=1, mem=3,
+      generate="fixed"),  # 16
     C("5,5,5", pattern="sfs", clamp_len=3, mem=6, segment=5, words_out="tied"),  # 17
     C(pattern="sf", clamp_len=2, positions="learned", mem=5, share_uv=0),  # 18
     C(pattern="sfs", same_length=1, mem=4, words_out="tied"),  # 19
     C("5,5,5,2", pattern="sf", same_length=1, mem=3, segment=5, norm="pre", pad="scatter"),  # 20
     C("4,4,4,4", pattern="sf", same_length=1, clamp_len=2, mem=6, reset={2: [1]}, share_uv=0),  # 21
     C(pattern="sfs", sines_form="ref", mem=5, words_out="tied"),  # 22
-    C("4,6,2,4", pattern="sf", sines_form="ref", pos_mode="fixed", mem=3, biases=1),  # 23: rows below zero
-    C("4,4,2,4", pattern="sfs", sines_form="ref", pos_mode="ref", mem=6, norm="pre", words_out="tied"),  # 24
+    C("4,6,2,4", pattern="sf", sines_form="ref", pos_mode="fixed", mem=3,
+      biases=1),  # 23: rows below zero
+    C("4,4,2,4", pattern="sfs", sines_form="ref", pos_mode="ref", mem=6, norm="pre",
+      words_out="tied"),  # 24
     C(pattern="sf", sines_form="ref", clamp_len=3, mem=5, norm="pre"),  # 25
     C(pattern="sf", sines_form="ref", pos_mode="fixed", mem=5, pad="left", reset={2: [0]}),  # 26
     C("4,4,4", pattern="sf", dim=9, heads=3, positions="learned", mem=2),  # 27: odd width
@@ -192,8 +212,10 @@ NUMBERED = [
     C(pattern="sfs", pad="right", B=3, words_out="tied"),  # 28
     C(pattern="sf", pad="scatter", mem=6, norm="pre", biases=1, share_uv=0),  # 29
     C("4,4,4,4", pattern="sf", pad="left,row", mem=5, B=3, reset={3: [0]}, pad_divisor="all"),  # 30
-    C("4,4,4,4,4", pattern="sf", reset={0: [2], 2: [0], 4: [1, 2]}, mem=7, B=3, words_out="tied"),  # 31
-    C("4,4,4,4", pattern="sfs", reset={2: [1]}, mem=2, positions="learned", norm="pre", ignore=0.3, words_out="tied"),  # 32
+    C("4,4,4,4,4", pattern="sf", reset={0: [2], 2: [0], 4: [1, 2]}, mem=7, B=3,
+      words_out="tied"),  # 31
+    C("4,4,4,4", pattern="sfs", reset={2: [1]}, mem=2, positions="learned", norm="pre", ignore=0.3,
+      words_out="tied"),  # 32
     # words
     C(pattern="sf", **dict(TWO, div_val=1), tie_words=1),  # 33
     C(pattern="sf", **TWO, tie_words=1, tie_projs="all"),  # 34
@@ -207,9 +229,12 @@ NUMBERED = [
     C(pattern="sf", words_in="adaptive", cutoffs="6,13", div_val=2),  # 42
     C(pattern="sf", words_in="adaptive", cutoffs="9", words_out="ref", proj_factor=2),  # 43
     C(pattern="sf", **dict(TWO, div_val=1), emb=6, tie_words=1, tie_projs="all"),  # 44
-    C(pattern="sf", **dict(TWO, div_val=3, cutoffs="7"), emb=12, tie_words=1, tie_projs="but_first"),  # 45
-    C(pattern="sf", words_out="ref", cutoffs="5,12", proj_factor=2, pad_id=0, pads=0.2, pad_divisor="all"),  # 46
-    C(pattern="sf", words_out="ref", cutoffs="5,9,14", proj_dims="3,5,1", pad_id=0, pads=0.2, norm="pre"),  # 47
+    C(pattern="sf", **dict(TWO, div_val=3, cutoffs="7"), emb=12, tie_words=1,
+      tie_projs="but_first"),  # 45
+    C(pattern="sf", words_out="ref", cutoffs="5,12", proj_factor=2, pad_id=0, pads=0.2,
+      pad_divisor="all"),  # 46
+    C(pattern="sf", words_out="ref", cutoffs="5,9,14", proj_dims="3,5,1", pad_id=0, pads=0.2,
+      norm="pre"),  # 47
     C(pattern="sf", words_out="tied", pad_id=3, pads=0.3, emb_scale=1.0),  # 48
     C(pattern="sf", pad_divisor="all", pad="right", ignore=0.2, emb_scale=0.5),  # 49
     # supernets: gates
@@ -222,44 +247,54 @@ NUMBERED = [
     C("5,5,3", noise="tokens", noise_tokens=2, segment=5, words_out="tied"),  # 56
     C("5,5,5", noise="tokens", noise_tokens=3, gate="st", norm="pre", segment=5, mem=6),  # 57
     C(arch="pi", noise="tokens", noise_tokens=4, share_uv=0, biases=1, words_out="tied"),  # 58
-    C(arch="pi", noise="sequence", norm="pre", mem=4, words_out="tied", seed_pi=1),  # 59: pi below zero, and zero
+    C(arch="pi", noise="sequence", norm="pre", mem=4, words_out="tied",
+      seed_pi=1),  # 59: pi below zero, and zero
     # supernets: latency
     C(latency="add", latency_lam=0.3, words_out="tied"),  # 60
-    C(latency="add", latency_lam=0.2, latency_w="w", noise="sequence", arch="pi", words_out="tied"),  # 61
-    C(latency="hinge", latency_lam=0.5, latency_target=1.0, arch="pi", words_out="tied"),  # 62: beyond the target
-    C(latency="hinge", latency_lam=0.5, latency_target=5.0, latency_w="w", words_out="tied"),  # 63: within the target
-    C(latency="fbnet", latency_alpha=0.7, latency_beta=0.6, blocks=3, inner=6, words_out="tied"),  # 64
-    C("5,5,3", latency="fbnet", latency_alpha=0.5, latency_beta=0.4, latency_w="w", noise="tokens", noise_tokens=2, segment=5,
-      norm="pre", blocks=3, inner=6, words_out="tied", seed_pi=2),  # 65
-    C(latency="hinge", latency_lam=0.4, latency_target=0.5, latency_w="w", gate="st", words_out="tied"),  # 66
+    C(latency="add", latency_lam=0.2, latency_w="w", noise="sequence", arch="pi",
+      words_out="tied"),  # 61
+    C(latency="hinge", latency_lam=0.5, latency_target=1.0, arch="pi",
+      words_out="tied"),  # 62: beyond the target
+    C(latency="hinge", latency_lam=0.5, latency_target=5.0, latency_w="w",
+      words_out="tied"),  # 63: within the target
+    C(latency="fbnet", latency_alpha=0.7, latency_beta=0.6, blocks=3, inner=6,
+      words_out="tied"),  # 64
+    C("5,5,3", latency="fbnet", latency_alpha=0.5, latency_beta=0.4, latency_w="w", noise="tokens",
+      noise_tokens=2, segment=5, norm="pre", blocks=3, inner=6, words_out="tied", seed_pi=2),  # 65
+    C(latency="hinge", latency_lam=0.4, latency_target=0.5, latency_w="w", gate="st",
+      words_out="tied"),  # 66
     # supernets: the rest
     C(mem=0, words_out="tied", norm="pre"),  # 67
-    C("4,4,4,4", pad="scatter", reset={2: [1]}, mem=5, words_out="tied", noise="tokens", noise_tokens=2),  # 68
+    C("4,4,4,4", pad="scatter", reset={2: [1]}, mem=5, words_out="tied", noise="tokens",
+      noise_tokens=2),  # 68
     C(positions="learned", clamp_len=4, share_uv=0, mem=5, words_out="tied", gate="st"),  # 69
     C(same_length=1, mem=4, **TWO, tie_words=1, tie_projs="all", blocks=1),  # 70
     C("4,4,4,2", **dict(REF, cutoffs="5,12", proj_factor=2, pads=0.15), mem=6, vocab=25),  # 71
     C(**dict(REF, gate="st", words_out="plain", pad_id=-1), mem=2, head_dim=3),  # 72
     C(pos_mode="fixed", sines_form="ref", attn_relu=1, scale="full", mem=6, words_out="tied"),  # 73
     # evaluation with other sizes
-    C("4,4,4,4", pattern="sf", mem=4, evals="fixed", ev=dict(mem=9, segment=6, lengths="6,6,4"), generate="fixed"),  # 74
+    C("4,4,4,4", pattern="sf", mem=4, evals="fixed", ev=dict(mem=9, segment=6, lengths="6,6,4"),
+      generate="fixed"),  # 74
     C("4,4,4,4", pattern="sfs", mem=6, norm="pre", words_out="tied", evals="fixed",
       ev=dict(mem=3, segment=1, lengths="1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1")),  # 75
-    C("4,4,4,4", pattern="sf", positions="learned", mem=3, evals="fixed", ev=dict(mem=8, segment=5, lengths="5,5,5,1")),  # 76
+    C("4,4,4,4", pattern="sf", positions="learned", mem=3, evals="fixed",
+      ev=dict(mem=8, segment=5, lengths="5,5,5,1")),  # 76
     C("4,4,4,4", pattern="sf", sines_form="ref", pos_mode="fixed", mem=4, evals="fixed", norm="pre",
       ev=dict(mem=7, segment=3, lengths="3,3,3,3,3,1")),  # 77
     C("4,4,4,4", pattern="sfs", mem=4, words_out="tied", evals="fixed",
       ev=dict(mem=8, segment=2, clamp_len=5, same_length=1, lengths="2,2,2,2,2,2,2,2")),  # 78
-    C("4,4,4,4", mem=4, words_out="tied", evals="argmax,soft", ev=dict(mem=9, segment=6, lengths="6,6,4"), generate="soft"),  # 79
-    C("4,4,4,4", arch="pi", mem=4, words_out="tied", norm="pre", evals="argmax,soft", ev=dict(mem=0, segment=8, lengths="8,8"),
-      generate="argmax"),  # 80
+    C("4,4,4,4", mem=4, words_out="tied", evals="argmax,soft",
+      ev=dict(mem=9, segment=6, lengths="6,6,4"), generate="soft"),  # 79
+    C("4,4,4,4", arch="pi", mem=4, words_out="tied", norm="pre", evals="argmax,soft",
+      ev=dict(mem=0, segment=8, lengths="8,8"), generate="argmax"),  # 80
 ]
 
 
 def special_arch(t, kind):
-    if kind == 1:       # below zero, and nearly: float32 may not stand on the edge
+    if kind == 1:       # below zero, and close to it, but not so close that float32 would differ
         t["param.arch.0"] = f32(torch.tensor([-0.125, 0.5, 0.25], dtype=F64))
         t["param.arch.1"] = f32(torch.tensor([0.25, 0.0625, -0.5], dtype=F64))
-    if kind == 2:       # the expected time stays above one, so that its logarithm is positive
+    if kind == 2:       # the expected time stays above 1, so that its logarithm is positive
         for l in range(3):
             t[f"param.arch.{l}"][2] = -1.0
 
@@ -275,7 +310,8 @@ def numbered(index):
     cfg = Config(**options).checked()
     meta = cfg.metadata()
     steps = len(integers(lengths))
-    grad = {"last": str(steps - 1), "all": ",".join(str(s) for s in range(steps))}.get(other["grad"], other["grad"])
+    grad = {"last": str(steps - 1),
+            "all": ",".join(str(s) for s in range(steps))}.get(other["grad"], other["grad"])
     meta.update(B=data["B"], steps=steps, lengths=lengths, grad_steps=grad, evals=other["evals"],
                 generate=5 if other["generate"] else 0)
     for key, value in other["ev"].items():
@@ -301,7 +337,7 @@ def published(mode):
         write("a_" + mode, inputs, meta, compute(inputs, meta, po.run_model))
 
 
-# ---------------------------------------------------------------------------------------- training
+# -------------------------------------------------- training
 
 def updates(name, options, seed, separate=False, **data):
     cfg = Config(**dict(dict(inner=10), **options)).checked()
@@ -315,7 +351,8 @@ def updates(name, options, seed, separate=False, **data):
         t = parameters(cfg, gen)
         t.update(stream(cfg, gen, 2, [4] * 10, **data))
         if not cfg.pattern:
-            t["tau"] = f32(torch.tensor([po.temperature(n, 10, 2.0, 0.5, "target") for n in range(10)], dtype=F64))
+            t["tau"] = f32(torch.tensor([po.temperature(n, 10, 2.0, 0.5, "target")
+                                         for n in range(10)], dtype=F64))
         t["lr"] = f32(torch.tensor([po.learning_rate(n, 0.02, 2, 8) for n in range(10)], dtype=F64))
         if separate:
             t["arch_lr"] = f32(torch.tensor([0.0, 0.0, 0.0] + [0.05] * 7, dtype=F64))
@@ -325,7 +362,7 @@ def updates(name, options, seed, separate=False, **data):
     write(name, t, meta, computed)
 
 
-# ------------------------------------------------------------ forms of the original Transformer-XL
+# -------------------------------------------------- forms of the original Transformer-XL
 
 PRE = dict(norm="pre", final_norm=0)
 REL = dict(positions="learned", rel_bias=1, share_uv=0)
@@ -361,7 +398,7 @@ XL = OrderedDict((
                 tie_projs="but_first")),
     ("one_5", X(pattern="sf", **ONE, tie_projs="none", pad="scatter", share_uv=0, norm="pre")),
     ("one_6", X(pattern="sf", **dict(ONE, words_out="plain"))),
-    # together
+    # combinations
     ("all_1", X(pattern="sfsf", mem=6, clamp_len=5, **PRE, **REL, **ONE, tie_words=1,
                 tie_projs="but_first")),
     ("all_2", X("4,7,6", pattern="sfsfsf", head_dim=3, vocab=16, mem=3, inner=4, **PRE, **REL,
@@ -375,7 +412,8 @@ XL = OrderedDict((
 
 
 def original_form(name):
-    """Results with fixed parameters and, from the same numbers, those of one update per step."""
+    """Results with fixed parameters and, from the same inputs, those of one update per
+    step."""
     options, lengths, data, other = XL[name]
     cfg = Config(**options).checked()
     steps = len(integers(lengths))
@@ -403,7 +441,7 @@ def original_form(name):
     assert size < 60_000, (name, size)
 
 
-# ---------------------------------------------------------------------------------------- cuts and rules
+# -------------------------------------------------- cuts and rules
 
 def cuts():
     gen = seeded(5)
@@ -420,37 +458,49 @@ def cuts():
             D, r = ((16, 4), (8, 2), (64, 3))[c % 3]
             order = sorted(counts, reverse=True)
             head, least = po.optimal_cuts(len(order), clusters, *po.head_cost(order))
-            true, true_least = po.optimal_cuts(len(order), clusters, *po.true_cost(order, clusters, D, r))
+            true, true_least = po.optimal_cuts(len(order), clusters,
+                                               *po.true_cost(order, clusters, D, r))
             t[f"counts.{c}"] = torch.tensor(counts, dtype=torch.int32)
             if clusters > 1:
-                t[f"ref.{c}"], t[f"true.{c}"] = torch.tensor(head, dtype=torch.int32), torch.tensor(true, dtype=torch.int32)
+                t[f"ref.{c}"] = torch.tensor(head, dtype=torch.int32)
+                t[f"true.{c}"] = torch.tensor(true, dtype=torch.int32)
             t[f"ref_cost.{c}"] = torch.tensor([float(least)], dtype=F64)
             t[f"true_cost.{c}"] = torch.tensor([true_least / sum(order)], dtype=F64)
             meta[f"clusters.{c}"], meta[f"dim.{c}"], meta[f"proj_factor.{c}"] = clusters, D, r
             c += 1
     meta["cases"] = c
-    for z, (N, clusters, D, r) in enumerate(((12000, 4, 128, 4), (12000, 3, 512, 4), (267735, 4, 512, 4))):
+    for z, (N, clusters, D, r) in enumerate(((12000, 4, 128, 4), (12000, 3, 512, 4),
+                                             (267735, 4, 512, 4))):
         counts = [int(1e9 / (i + 2.7)) for i in range(N)]
         head, least = po.fast_cuts(counts, clusters, po.fast_head_cost)
         true, true_least = po.fast_cuts(counts, clusters, po.fast_true_cost(D, r))
-        t[f"zipf_ref.{z}"], t[f"zipf_true.{z}"] = torch.tensor(head, dtype=torch.int32), torch.tensor(true, dtype=torch.int32)
+        t[f"zipf_ref.{z}"] = torch.tensor(head, dtype=torch.int32)
+        t[f"zipf_true.{z}"] = torch.tensor(true, dtype=torch.int32)
         t[f"zipf_ref_cost.{z}"] = torch.tensor([float(least)], dtype=F64)
         t[f"zipf_true_cost.{z}"] = torch.tensor([true_least / sum(counts)], dtype=F64)
-        meta[f"zipf_words.{z}"], meta[f"zipf_clusters.{z}"], meta[f"zipf_dim.{z}"], meta[f"zipf_proj_factor.{z}"] = N, clusters, D, r
+        meta[f"zipf_words.{z}"] = N
+        meta[f"zipf_clusters.{z}"] = clusters
+        meta[f"zipf_dim.{z}"] = D
+        meta[f"zipf_proj_factor.{z}"] = r
     meta["zipf_cases"] = 3
     write("cuts", OrderedDict(), meta, (t, 0.0, "", math.inf))
 
 
 def rules():
     t, meta = OrderedDict(), OrderedDict()
-    pairs = [(32, 5), (24, 5), (36, 5), (32, 4), (32, 3), (12, 3), (9, 3), (6, 3), (16, 7), (10, 10), (5, 3), (8, 5), (48, 6), (7, 3)]
+    pairs = [(32, 5), (24, 5), (36, 5), (32, 4), (32, 3), (12, 3), (9, 3), (6, 3), (16, 7),
+             (10, 10), (5, 3), (8, 5), (48, 6), (7, 3)]
     meta["patterns"] = len(pairs)
     for i, (L, p) in enumerate(pairs):
-        meta[f"pattern_blocks.{i}"], meta[f"pattern_p.{i}"], meta[f"pattern.{i}"] = L, p, po.par_pattern(L, p)
+        meta[f"pattern_blocks.{i}"] = L
+        meta[f"pattern_p.{i}"] = p
+        meta[f"pattern.{i}"] = po.par_pattern(L, p)
     meta.update(max_lr=0.02, warmup=7, total=40, tau_start=2.0, tau_factor=0.2, tau_target=0.4)
     t["lr"] = torch.tensor([po.learning_rate(n, 0.02, 7, 33) for n in range(41)], dtype=F64)
-    t["tau.factor"] = torch.tensor([po.temperature(n, 40, 2.0, 0.2, "factor") for n in range(41)], dtype=F64)
-    t["tau.target"] = torch.tensor([po.temperature(n, 40, 2.0, 0.4, "target") for n in range(41)], dtype=F64)
+    t["tau.factor"] = torch.tensor([po.temperature(n, 40, 2.0, 0.2, "factor") for n in range(41)],
+                                   dtype=F64)
+    t["tau.target"] = torch.tensor([po.temperature(n, 40, 2.0, 0.4, "target") for n in range(41)],
+                                   dtype=F64)
     d = [-5, -1, 0, 1, 3, 17]
     meta["row_numbers"] = ",".join(str(v) for v in d)
     for D in (8, 10):
@@ -460,14 +510,22 @@ def rules():
 
 
 if __name__ == "__main__":
-    work = OrderedDict(("a_" + mode, lambda mode=mode: published(mode)) for mode in ("soft", "st", "plain", "train"))
+    work = OrderedDict(("a_" + mode, lambda mode=mode: published(mode))
+                       for mode in ("soft", "st", "plain", "train"))
     work.update((f"{i + 1:02d}", lambda i=i: numbered(i)) for i in range(len(NUMBERED)))
-    work["train_xl"] = lambda: updates("train_xl", dict(pattern="sfs", mem=5, words_out="tied"), 21000)
-    work["train_pi"] = lambda: updates("train_pi", dict(arch="pi", norm="pre", words_out="tied", noise="sequence"), 22000)
-    work["train_st"] = lambda: updates("train_st", dict(gate="st", words_out="tied", latency="add", latency_lam=0.3), 23000)
-    work["train_arch"] = lambda: updates("train_arch", dict(words_out="tied", noise="tokens", noise_tokens=2), 24000, separate=True)
-    work["train_arch2"] = lambda: updates("train_arch2", dict(arch="pi", mem=6, words_out="tied", latency="hinge",
-                                          latency_lam=0.5, latency_target=1.0), 25000, separate=True)
+    work["train_xl"] = lambda: updates("train_xl",
+                                       dict(pattern="sfs", mem=5, words_out="tied"), 21000)
+    work["train_pi"] = lambda: updates("train_pi", dict(arch="pi", norm="pre", words_out="tied",
+                                                        noise="sequence"), 22000)
+    work["train_st"] = lambda: updates("train_st", dict(gate="st", words_out="tied", latency="add",
+                                                        latency_lam=0.3), 23000)
+    work["train_arch"] = lambda: updates("train_arch",
+                                         dict(words_out="tied", noise="tokens", noise_tokens=2),
+                                         24000, separate=True)
+    work["train_arch2"] = lambda: updates("train_arch2",
+                                          dict(arch="pi", mem=6, words_out="tied", latency="hinge",
+                                               latency_lam=0.5, latency_target=1.0), 25000,
+                                          separate=True)
     work.update(("xl_" + name, lambda name=name: original_form(name)) for name in XL)
     work["cuts"] = cuts
     work["rules"] = rules

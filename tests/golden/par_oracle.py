@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""PyTorch oracle of Transformer-XL and of the PAR supernet (model, memory, gates, word layers, optimiser, cuts), float64.
+"""Float64 PyTorch oracle of Transformer-XL (Dai et al. 2019, arXiv:1901.02860) and of
+PAR.
 
-Written from the specification only. Every batch row is run by itself as one stream: the memory of a block is a list of rows,
-each with its own flag of validity; a reset gives the row a new, empty stream. Attention is a loop over queries that gathers the
-keys which the query may see, positions are looked up by distance, and every gradient comes from autograd. Nothing is meant to
-be fast.
+It covers the PAR supernet (Mandava et al. 2020, arXiv:2009.04534): model, memory, gates,
+word embeddings, optimiser, cutoffs. It is written from the specification only. Every
+batch row runs by itself as one stream: the memory of a block is a list of rows with a
+validity flag each, and a reset starts a new, empty stream. Attention is a loop over
+queries that gathers the keys that the query may see, positions are looked up by distance,
+and all gradients come from autograd. It is not meant to be fast.
 
-    python3 par_oracle.py --check     compare with the published numbers of par_numbers.txt; non-zero exit on failure
+    python3 par_oracle.py --check    compares with the published numbers of par_numbers.txt
 
-Notation: B rows, T tokens of this call, M memory, n rows it holds, K = n + T keys, D width, H heads, dh head width, F inner
-width of the feed-forward part, L blocks, V words, J tail clusters.
+Notation: B batch rows, T tokens of a call, M memory length, n rows it holds, K = n + T
+keys, D width, H heads, dh head width, F inner width of the feed-forward part, L blocks, V
+vocabulary, J tail clusters.
 
-The functions compute in the dtype of the parameters: the vectors are float64, the same code in float32 shows how much of a
-difference rounding makes.
+Functions compute in the dtype of the parameters. The golden vectors are float64; the same
+code in float32 shows the size of rounding errors.
 """
 import itertools
 import math
@@ -29,12 +33,12 @@ sys.dont_write_bytecode = True
 from common import (F64, HERE, Checker, gradients, integers, layer_norm, leaves, load_safetensors,
                     parameters_in, prefixed, randn, seeded)
 
-GAPS = []       # differences of the best and the second of every hard choice that was made
+GAPS = []       # gaps between the best and the second of all hard choices so far
 
 
-# ---------------------------------------------------------------------------------------- options and parameters
+# -------------------------------------------------- options and parameters
 
-ADDED = ("final_norm", "rel_bias", "one_projection")    # absent from a file: the default
+ADDED = ("final_norm", "rel_bias", "one_projection")    # options that a file may lack: the default
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Config:
     head_dim: int = 0               # 0: dim / heads
     inner: int = 0                  # 0: 4 dim
     blocks: int = 2
-    pattern: str = ""               # letters s f i: a fixed network; "": every block is a mixture
+    pattern: str = ""               # letters s f i: a fixed network; "": all blocks are mixtures
     segment: int = 4
     mem: int = 3
     positions: str = "sines"        # sines learned
@@ -87,11 +91,15 @@ class Config:
     latency_beta: float = 0.0
 
     def checked(self):
-        assert set(self.pattern) <= set("sfi") and (self.positions == "learned" or self.dim % 2 == 0)
-        assert self.pos_mode == "dist" or (self.positions == "sines" and self.sines_form == "ref" and not self.clamp_len)
+        assert set(self.pattern) <= set("sfi") and (self.positions == "learned"
+                                                    or self.dim % 2 == 0)
+        assert self.pos_mode == "dist" or (self.positions == "sines" and self.sines_form == "ref"
+                                           and not self.clamp_len)
         assert not self.same_length or self.mem >= 2
         assert self.words_out != "tied" or self.words_in == "plain"
-        assert not (self.tie_words or self.tie_projs != "none") or (self.words_in == "adaptive" and self.words_out == "adaptive")
+        assert not (self.tie_words
+                    or self.tie_projs != "none") or (self.words_in == "adaptive"
+                                                     and self.words_out == "adaptive")
         assert all(self.widths()) and self.latency in ("none", "add", "hinge", "fbnet")
         assert self.final_norm or self.norm == "pre"
         assert not self.rel_bias or self.positions == "learned"
@@ -101,7 +109,8 @@ class Config:
 
     @property
     def kinds(self):
-        """One letter per block: s attention, f feed-forward, i identity, g gated mixture of the three."""
+        """One letter per block: s attention, f feed-forward, i identity, g gated mixture
+        of the three."""
         return self.pattern or "g" * self.blocks
 
     @property
@@ -121,22 +130,26 @@ class Config:
         return [b - a for a, b in zip(e, e[1:])]
 
     def widths(self):
-        """Embedding width of every cluster of the adaptive words."""
+        """Embedding width of every cluster of the adaptive words (1809.10853, section
+        3)."""
         return [self.E // self.div_val ** i for i in range(len(self.sizes()))]
 
     def has_projections(self):
         return self.div_val > 1 or self.E != self.dim
 
     def tail_widths(self):
-        """Projection width of every tail of the reference's softmax."""
+        """Projection width of every tail of the reference's adaptive softmax
+        (1609.04309)."""
         J = len(self.sizes()) - 1
-        return integers(self.proj_dims) or [max(self.dim // self.proj_factor ** k, 1) for k in range(1, J + 1)]
+        return integers(self.proj_dims) or [max(self.dim // self.proj_factor ** k, 1)
+                                            for k in range(1, J + 1)]
 
     def input_projection(self, i):
         return f"in_emb.projs.{0 if self.one_projection else i}"
 
     def output_projection(self, i):
-        """A tied one is that of the input, whichever cluster it belongs to."""
+        """The name of cluster i's output projection, which is an input projection if
+        tied."""
         return self.input_projection(i) if self.shares_projection(i) else f"out_emb.projs.{i}"
 
     def shares_projection(self, i):
@@ -153,7 +166,7 @@ class Config:
         meta = OrderedDict((f.name, getattr(self, f.name)) for f in fields(self))
         meta["blocks"] = len(self.kinds)
         meta["emb_scale"] = repr(self.emb_scale or math.sqrt(self.dim))
-        for f in fields(self):      # options that older files lack
+        for f in fields(self):      # options that older files lack are written only if set
             if f.name in ADDED and getattr(self, f.name) == f.default:
                 del meta[f.name]
         return meta
@@ -231,16 +244,17 @@ def parameter_shapes(cfg):
     return s
 
 
-# ---------------------------------------------------------------------------------------- positions
+# -------------------------------------------------- positions
 
 def block_sines(p, D):
-    """All sines, then all cosines of one position."""
+    """Sinusoids of position p: all sines, then all cosines (1901.02860)."""
     angles = [p * 10000.0 ** (-2 * k / D) for k in range(D // 2)]
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=F64)
 
 
 def ref_sines(p, D):
-    """Row p of the reference's table: the features stand in reversed order. p may be negative."""
+    """Row p of the reference's table, with the features in reversed order. p may be
+    negative."""
     row = torch.zeros(D, dtype=F64)
     for c in range(D):
         f = D - 1 - c
@@ -249,9 +263,10 @@ def ref_sines(p, D):
     return row
 
 
-# ---------------------------------------------------------------------------------------- gates
+# -------------------------------------------------- gates
 
 def first_largest(values):
+    """Index of the first largest value; records the gap to the second in GAPS."""
     values = [float(v) for v in values]
     best = 0
     for k in range(1, len(values)):
@@ -270,37 +285,44 @@ def one_hot(y):
 def probabilities(cfg, a):
     """Noise-free probabilities of one block at temperature 1."""
     if cfg.arch == "pi":
-        q = torch.clamp(a, min=0) + 1e-5        # the gradient passes at exactly 0
+        q = torch.clamp(a, min=0) + 1e-5        # its gradient passes at exactly 0
         return q / q.sum()
     return torch.softmax(a, 0)
 
 
 def noisy_gate(cfg, a, uniform, tau):
+    """Gumbel-softmax of one block (1611.01144, equation 1); straight-through if gate is
+    st."""
     score = torch.log(torch.clamp(a, min=0) + 1e-5) if cfg.arch == "pi" else torch.log_softmax(a, 0)
     y = torch.softmax((score - torch.log(-torch.log(uniform))) / tau, 0)
     return (one_hot(y) - y).detach() + y if cfg.gate == "st" else y
 
 
 def gates(cfg, p, mode, uniforms=None, tau=None):
-    """Weights of the three branches, shaped like the uniforms: (L,3), (B,L,3) or (B,R,L,3); without noise (L,3)."""
+    """Weights of the three branches: (L,3), (B,L,3) or (B,R,L,3) as the uniforms; (L,3)
+    without noise."""
     arch = [p[f"arch.{l}"] for l in range(len(cfg.kinds))]
     if mode == "argmax":
         return torch.stack([one_hot(probabilities(cfg, a)) for a in arch]).detach()
     if mode == "soft":
         return torch.stack([probabilities(cfg, a) for a in arch])
     flat = uniforms.reshape(-1, len(arch), 3)
-    w = torch.stack([torch.stack([noisy_gate(cfg, a, u[l], tau) for l, a in enumerate(arch)]) for u in flat])
+    w = torch.stack([torch.stack([noisy_gate(cfg, a, u[l], tau) for l, a in enumerate(arch)])
+                     for u in flat])
     return w.reshape(uniforms.shape)
 
 
 def latency(cfg, p, w, table):
-    """Expected time: the table's costs (attention, feed-forward, identity = 0), weighted and summed over the blocks."""
+    """Expected latency: gate weights times the table of costs (attention, feed-forward,
+    identity = 0), summed over the blocks."""
     if cfg.latency_w == "p":
         w = torch.stack([probabilities(cfg, p[f"arch.{l}"]) for l in range(len(cfg.kinds))])
     return (w.reshape(-1, len(cfg.kinds), 3).mean(0) * table).sum()
 
 
 def with_latency(cfg, ce, lat):
+    """The loss with its latency term: added, hinge (2208.14580) or FBNet's product
+    (1812.03443)."""
     if cfg.latency == "add":
         return ce + cfg.latency_lam * lat
     if cfg.latency == "hinge":
@@ -310,7 +332,7 @@ def with_latency(cfg, ce, lat):
     return ce
 
 
-# ---------------------------------------------------------------------------------------- words
+# -------------------------------------------------- words
 
 def embed(cfg, p, tokens):
     if cfg.words_in == "plain":
@@ -326,7 +348,7 @@ def embed(cfg, p, tokens):
 
 
 def log_probabilities(cfg, p, h):
-    """h (n,D) -> (n,V), in order of the ids."""
+    """h (n,D) -> (n,V) log-probabilities, in order of the ids."""
     if cfg.words_out in ("plain", "tied"):
         table = p["out_emb.weight" if cfg.words_out == "plain" else "in_emb.weight"]
         return torch.log_softmax(h @ table.T + p["out_emb.bias"], -1)
@@ -344,7 +366,8 @@ def log_probabilities(cfg, p, h):
                 y = h @ p[cfg.output_projection(i)]
         logits = y @ table.T + p[f"out_emb.biases.{i}"]
         if i == 0:
-            logits = torch.cat([logits, y @ p["out_emb.cluster.weight"].T + p["out_emb.cluster.bias"]], -1)
+            logits = torch.cat([logits,
+                                y @ p["out_emb.cluster.weight"].T + p["out_emb.cluster.bias"]], -1)
         scores.append(torch.log_softmax(logits, -1))
     parts = [scores[0][:, :c0]]
     for i in range(1, J + 1):
@@ -353,7 +376,7 @@ def log_probabilities(cfg, p, h):
     return torch.cat(parts, -1)
 
 
-# ---------------------------------------------------------------------------------------- the network
+# -------------------------------------------------- the network
 
 class Stream:
     """Memory of one batch row: per block a list of (row, valid), oldest first."""
@@ -363,7 +386,8 @@ class Stream:
 
 
 class Model:
-    """mem, clamp_len, same_length: those in force; the learned table and Kt keep the sizes of the configuration."""
+    """A batch of streams. mem, clamp_len and same_length replace the configuration's; the
+    learned table and Kt keep its sizes."""
 
     def __init__(self, cfg, p, B, mem=None, clamp_len=None, same_length=None):
         self.cfg, self.p, self.kinds = cfg, p, cfg.kinds
@@ -371,7 +395,7 @@ class Model:
         self.clamp_len = cfg.clamp_len if clamp_len is None else clamp_len
         self.same_length = cfg.same_length if same_length is None else same_length
         self.streams = [Stream(len(self.kinds)) for _ in range(B)]
-        self.held = 0               # rows of memory of a row that was never reset
+        self.held = 0               # rows in memory of a stream that was never reset
         self.dtype = next(iter(p.values())).dtype
 
     def norm(self, x, name):
@@ -386,11 +410,12 @@ class Model:
         return min(d, self.clamp_len) if self.clamp_len > 0 else d
 
     def learned_rows(self, K):
-        """Row of a learned table for d = 0..K-1: distances beyond the table take its last row."""
+        """Row of a learned table for d = 0..K-1. Distances beyond the table use its last
+        row."""
         return [min(self.clamped(d), self.cfg.rows() - 1) for d in range(K)]
 
     def relative(self, l, K):
-        """r_d of every distance d = 0..K-1: (K,H,dh)."""
+        """r_d of the distances d = 0..K-1: (K,H,dh)."""
         c, rows = self.cfg, []
         if c.positions == "learned":
             table = self.p[f"layers.{l}.attn.rel.weight"]
@@ -398,11 +423,13 @@ class Model:
         for d in range(K):
             d = self.clamped(d)
             row = {"dist": d, "fixed": c.mem + c.segment - 1 - d, "ref": K - 1 - d}[c.pos_mode]
-            rows.append((block_sines if c.sines_form == "block" else ref_sines)(row, c.dim).to(self.dtype))
+            rows.append((block_sines
+                         if c.sines_form == "block" else ref_sines)(row, c.dim).to(self.dtype))
         return self.linear(torch.stack(rows), f"layers.{l}.attn.pos").view(K, c.heads, c.dh)
 
     def position_score(self, l, q, r, distance):
-        """Terms (b) and (d) of the attention of one query q (H,dh): (keys,H)."""
+        """Terms (b) and (d) of 1901.02860, section 3.3, for one query q (H,dh):
+        (keys,H)."""
         c, a = self.cfg, f"layers.{l}.attn."
         if c.rel_bias:
             rows = self.learned_rows(len(r))
@@ -410,7 +437,8 @@ class Model:
         return ((q + self.p["attn.v" if c.share_uv else a + "v"]) * r[distance]).sum(-1)
 
     def attention(self, l, x, memory, valid, mask):
-        """x (T,D) and memory (n,D) of one batch row, normed already if the norm comes first."""
+        """Attention of x (T,D) over memory (n,D) and x, of one batch row; both normalised
+        already if pre-norm."""
         c, a = self.cfg, f"layers.{l}.attn."
         T, n, HD = len(x), len(memory), c.heads * c.dh
         keys = torch.cat([memory, x])
@@ -425,7 +453,8 @@ class Model:
             if not mask[i]:
                 out.append(torch.zeros(HD, dtype=x.dtype))
                 continue
-            seen = [j for j in range(n + i + 1) if valid[j] and not (self.same_length and n + i - j >= self.mem)]
+            seen = [j for j in range(n + i + 1)
+                    if valid[j] and not (self.same_length and n + i - j >= self.mem)]
             distance = [n + i - j for j in seen]
             score = ((q[i] + u) * k[seen]).sum(-1)      # (keys, H)
             score = score + self.position_score(l, q[i], r, distance)
@@ -453,7 +482,7 @@ class Model:
         return self.norm(x + self.feed_forward(l, x), name)
 
     def row_gates(self, w, b, T):
-        """The weights of every token of row b: (T,L,3)."""
+        """Gate weights of every token of row b: (T,L,3)."""
         if w is None:
             return None
         if w.dim() == 2:
@@ -463,7 +492,7 @@ class Model:
         return torch.stack([w[b, t // self.cfg.noise_tokens] for t in range(T)])
 
     def segment(self, tokens, w=None, mask=None, reset=None):
-        """One call: the hidden states (B,T,D) that the words' output sees."""
+        """One call: tokens (B,T) -> hidden states (B,T,D) before the output embedding."""
         B, T = tokens.shape
         hidden = []
         for b in range(B):
@@ -479,7 +508,8 @@ class Model:
                     y = self.feed_forward_part(l, x)
                 elif kind == "g":
                     g = gate[:, l].unsqueeze(-1)
-                    y = g[:, 0] * self.attention_part(l, x, stream, real) + g[:, 1] * self.feed_forward_part(l, x) + g[:, 2] * x
+                    y = g[:, 0] * self.attention_part(
+                        l, x, stream, real) + g[:, 1] * self.feed_forward_part(l, x) + g[:, 2] * x
                 if kind in "sg" and self.mem:
                     rows = stream.rows[l] + list(zip(x.detach(), [bool(m) for m in real]))
                     stream.rows[l] = rows[-self.mem:]
@@ -489,7 +519,8 @@ class Model:
         return torch.stack(hidden)
 
     def memory(self, l):
-        """(B,held,D) and (B,held) flags, 1 = missing; a shorter stream stands at the newest end, missing rows are zero."""
+        """(B,held,D) and flags (B,held), 1 = missing. A shorter stream is aligned to the
+        newest end; missing rows are zero."""
         B = len(self.streams)
         rows = torch.zeros(B, self.held, self.cfg.dim, dtype=self.dtype)
         missing = torch.ones(B, self.held, dtype=torch.int32)
@@ -502,7 +533,8 @@ class Model:
 
 
 def losses(cfg, p, hidden, targets):
-    """Loss of the batch and nll of every target (B,T), 0 where it does not count; log-probabilities (B,T,V)."""
+    """Loss of the batch, nll (B,T) with 0 for ignored targets, log-probabilities
+    (B,T,V)."""
     B, T = targets.shape
     logp = log_probabilities(cfg, p, hidden.reshape(B * T, -1)).reshape(B, T, -1)
     counts = (targets >= 0) & ((targets != cfg.pad_id) | torch.tensor(cfg.pad_id < 0))
@@ -512,18 +544,20 @@ def losses(cfg, p, hidden, targets):
     return nll.sum() / max(divisor, 1), nll, logp
 
 
-# ---------------------------------------------------------------------------------------- files
+# -------------------------------------------------- files
 
 def step_gates(cfg, p, inputs, s, mode="noise"):
     if cfg.pattern:
         return None
-    return gates(cfg, p, mode, inputs.get(f"uniforms.{s}"), inputs["tau"][s] if "tau" in inputs else None)
+    return gates(cfg, p, mode, inputs.get(f"uniforms.{s}"), inputs["tau"][s]
+                 if "tau" in inputs else None)
 
 
 def training_step(cfg, p, model, inputs, s):
-    """Everything of step s that a loss is made of."""
+    """Loss of step s and its parts."""
     w = step_gates(cfg, p, inputs, s)
-    hidden = model.segment(inputs[f"tokens.{s}"], w, inputs.get(f"mask.{s}"), inputs.get(f"reset.{s}"))
+    hidden = model.segment(inputs[f"tokens.{s}"], w, inputs.get(f"mask.{s}"),
+                           inputs.get(f"reset.{s}"))
     ce, nll, logp = losses(cfg, p, hidden, inputs[f"targets.{s}"])
     lat = latency(cfg, p, w, inputs["latency"]) if cfg.latency != "none" else None
     loss = with_latency(cfg, ce, lat)
@@ -531,7 +565,7 @@ def training_step(cfg, p, model, inputs, s):
 
 
 def run_model(inputs, meta):
-    """Results of a file as README_par.md describes them."""
+    """Results of a golden file, as described in README_par.md."""
     cfg = config_from(meta)
     p, B, steps = leaves(parameters_in(inputs)), int(meta["B"]), int(meta["steps"])
     wanted = integers(str(meta["grad_steps"]))
@@ -556,20 +590,26 @@ def run_model(inputs, meta):
             for n, g in gradients(loss, p).items():
                 r[f"grad.{n}.{s}"] = g
     if not cfg.pattern:
-        r["p"] = torch.stack([probabilities(cfg, p[f"arch.{l}"]) for l in range(len(cfg.kinds))]).detach()
+        r["p"] = torch.stack([probabilities(cfg, p[f"arch.{l}"])
+                              for l in range(len(cfg.kinds))]).detach()
     with torch.no_grad():
         for mode in str(meta["evals"]).split(",") if meta["evals"] else []:
             r.update(evaluate(cfg, p, inputs, meta, mode))
         if int(meta["generate"]):
-            r["greedy"], r["greedy.logp"] = generate(cfg, p, inputs["tokens.0"], int(meta["generate"]))
+            r["greedy"], r["greedy.logp"] = generate(cfg, p, inputs["tokens.0"],
+                                                     int(meta["generate"]))
     return r
 
 
 def evaluate(cfg, p, inputs, meta, mode):
-    """All steps again from an empty memory, without gradients; other pieces of text where the file holds some."""
+    """All steps again from an empty memory, without gradients; with the text eval.* if
+    the file has one."""
     def changed(name):
         return int(meta["eval_" + name]) if "eval_" + name in meta else None
-    model, r, s = Model(cfg, p, int(meta["B"]), changed("mem"), changed("clamp_len"), changed("same_length")), OrderedDict(), 0
+    model = Model(cfg, p, int(meta["B"]), changed("mem"), changed("clamp_len"),
+                  changed("same_length"))
+    r = OrderedDict()
+    s = 0
     e = {k[5:]: v for k, v in inputs.items() if k.startswith("eval.")} or inputs
     while f"tokens.{s}" in e:
         w = None if mode == "fixed" else step_gates(cfg, p, inputs, s, mode)
@@ -581,7 +621,8 @@ def evaluate(cfg, p, inputs, meta, mode):
 
 
 def generate(cfg, p, prompt, count):
-    """Greedy continuation: the prompt is one call on an empty memory, then every chosen word is a call of one token."""
+    """Greedy continuation: the prompt is one call on an empty memory, then each word is a
+    call of one token."""
     model = Model(cfg, p, len(prompt))
     w = None if cfg.pattern else gates(cfg, p, cfg.gate_eval)
     words, best, feed = [], [], prompt
@@ -594,9 +635,9 @@ def generate(cfg, p, prompt, count):
     return torch.stack(words, 1), torch.stack(best, 1)
 
 
-# ---------------------------------------------------------------------------------------- training
+# -------------------------------------------------- training
 
-PI = 3.1415927          # as the reference writes it
+PI = 3.1415927          # the reference's constant
 
 
 def learning_rate(n, max_lr, warmup, decay):
@@ -609,7 +650,8 @@ def temperature(n, total, start, end, form):
 
 
 class Adam:
-    """The form whose epsilon is added to the uncorrected root."""
+    """Adam whose epsilon is added to the uncorrected root (Kingma and Ba 2014, 1412.6980,
+    section 2)."""
 
     def __init__(self, p, beta1, beta2, eps):
         self.p, self.b1, self.b2, self.eps, self.t = p, beta1, beta2, eps, 0
@@ -631,7 +673,7 @@ class Adam:
 
 
 class AdamW(Adam):
-    """Decoupled decay; epsilon is added to the corrected root."""
+    """AdamW (1711.05101): decoupled decay, epsilon is added to the corrected root."""
 
     def __init__(self, p, beta1, beta2, eps, decay):
         super().__init__(p, beta1, beta2, eps)
@@ -646,7 +688,7 @@ class AdamW(Adam):
 
 
 def run_updates(inputs, meta):
-    """One update per step, memory carried over."""
+    """One update per step, with memory carried over."""
     cfg = config_from(meta)
     p = leaves(parameters_in(inputs))
     betas = [float(meta[k]) for k in ("beta1", "beta2", "eps")]
@@ -678,7 +720,8 @@ def run_both(inputs, meta):
 
 
 def directional_errors(inputs, meta, gen, step=1e-5):
-    """Every gradient of a file against a fourth-order difference along a random direction."""
+    """Error of every gradient of a file against a fourth-order difference along a random
+    direction."""
     cfg, errors = config_from(meta), OrderedDict()
     p = leaves(parameters_in(inputs))
     model = Model(cfg, p, int(meta["B"]))
@@ -708,16 +751,18 @@ def directional_errors(inputs, meta, gen, step=1e-5):
     return errors
 
 
-# ---------------------------------------------------------------------------------------- cuts and patterns
+# -------------------------------------------------- cuts and patterns
 
 def head_cost(counts):
-    """First cluster (0, j] and later cluster (i, j] of the reference: the number of words times the mass."""
+    """Costs of the first cluster (0, j] and of a later one (i, j], as in the reference:
+    words times mass."""
     prefix = [0] + list(itertools.accumulate(counts))
     return (lambda j: j * prefix[j]), (lambda k, i, j: (j - i) * (prefix[j] - prefix[i]))
 
 
 def true_cost(counts, clusters, D, r):
-    """Multiply-accumulates per token times the total count: the head is paid by every token."""
+    """Multiply-accumulates per token, times the total count: every token pays for the
+    head."""
     prefix = [0] + list(itertools.accumulate(counts))
     J, total = clusters - 1, prefix[-1]
 
@@ -730,7 +775,8 @@ def true_cost(counts, clusters, D, r):
 
 
 def optimal_cuts(N, clusters, first, later):
-    """Exclusive cutoffs and the least cost, in whole numbers; of equal ones the largest last cut, then the largest before it."""
+    """Exclusive cutoffs of least cost, in integers; of equal ones those with the largest
+    last cut, then the largest before it."""
     best, back = [None] + [first(j) for j in range(1, N + 1)], []
     for k in range(1, clusters):
         now, choice = [None] * (N + 1), [None] * (N + 1)
@@ -749,9 +795,11 @@ def optimal_cuts(N, clusters, first, later):
 
 
 def fast_cuts(counts, clusters, costs):
-    """The same for large N: the choice never decreases with j, so every middle row halves the range of its neighbours.
+    """optimal_cuts for large N: the best i never decreases with j, so every middle row
+    halves the range of its neighbours.
 
-    costs: (prefix, clusters) -> first(j array), later(k, i array, j)."""
+    costs: (prefix, clusters) -> first(array of j), later(k, array of i, j).
+    """
     N = len(counts)
     prefix = np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))])
     first, later = costs(prefix, clusters)
@@ -790,17 +838,19 @@ def fast_true_cost(D, r):
 
 
 def par_pattern(L, p):
-    """Attention in the first two thirds, one attention block in p."""
+    """PAR's rule: attention in the first two thirds, one attention block in p
+    (2009.04534, section 4)."""
     n = L // p
     cut = 2 * L // 3
     width = (cut + cut // n) // n
     return (("s" + "f" * (width - 1)) * n)[:L].ljust(L, "f")
 
 
-# ---------------------------------------------------------------------------------------- the published case
+# -------------------------------------------------- the published case
 
-REF = dict(sines_form="ref", pos_mode="ref", scale="full", attn_relu=1, biases=1, share_uv=0, norm="post", norm_eps=1e-3,
-           arch="pi", gate_eval="noise", words_out="ref", pad_id=0, pad_divisor="all")
+REF = dict(sines_form="ref", pos_mode="ref", scale="full", attn_relu=1, biases=1, share_uv=0,
+           norm="post", norm_eps=1e-3, arch="pi", gate_eval="noise", words_out="ref", pad_id=0,
+           pad_divisor="all")
 
 
 def published_fill(kind, shape, t):
@@ -810,20 +860,26 @@ def published_fill(kind, shape, t):
 
 
 def published_parameters(cfg):
-    """The reference's parameters in its own order and layout, then under our names."""
+    """The reference's parameters, in its order and layout."""
     D, H, dh, Fi, V = cfg.dim, cfg.heads, cfg.dh, cfg.inner, cfg.vocab
     layout = [("embed", (V, D), "embed")]
     for l in range(cfg.blocks):
         layout += [(f"{l}.{n}", s, k) for n, s, k in (
-            ("W_emb.k", (D, 3 * D), ""), ("W_emb.b", (3 * D,), ""), ("W_pos.k", (D, D), ""), ("W_pos.b", (D,), ""),
+            ("W_emb.k", (D, 3 * D), ""), ("W_emb.b", (3 * D,), ""), ("W_pos.k", (D, D),
+                                                                     ""), ("W_pos.b", (D,), ""),
             ("u", (H, dh), ""), ("v", (H, dh), ""), ("dense.k", (D, D), ""), ("dense.b", (D,), ""),
-            ("ln_mha.g", (D,), "gain"), ("ln_mha.b", (D,), ""), ("ffn1.k", (D, Fi), ""), ("ffn1.b", (Fi,), ""),
-            ("ffn2.k", (Fi, D), ""), ("ffn2.b", (D,), ""), ("ln_ffn.g", (D,), "gain"), ("ln_ffn.b", (D,), ""), ("pi", (3,), "pi"))]
+            ("ln_mha.g", (D,), "gain"), ("ln_mha.b", (D,), ""), ("ffn1.k", (D, Fi),
+                                                                 ""), ("ffn1.b", (Fi,), ""),
+            ("ffn2.k", (Fi, D), ""), ("ffn2.b", (D,), ""), ("ln_ffn.g", (D,),
+                                                            "gain"), ("ln_ffn.b", (D,),
+                                                                      ""), ("pi", (3,), "pi"))]
     if cfg.words_out == "ref":
         sizes = cfg.sizes()
-        layout += [("head.k", (D, sizes[0] + len(sizes) - 1), ""), ("head.b", (sizes[0] + len(sizes) - 1,), "")]
+        layout += [("head.k", (D, sizes[0] + len(sizes) - 1), ""),
+                   ("head.b", (sizes[0] + len(sizes) - 1,), "")]
         for k, h in enumerate(cfg.tail_widths()):
-            layout += [(f"tail{k}.p.k", (D, h), ""), (f"tail{k}.p.b", (h,), ""), (f"tail{k}.o.k", (h, sizes[k + 1]), ""),
+            layout += [(f"tail{k}.p.k", (D, h), ""), (f"tail{k}.p.b", (h,), ""),
+                       (f"tail{k}.o.k", (h, sizes[k + 1]), ""),
                        (f"tail{k}.o.b", (sizes[k + 1],), "")]
     else:
         layout += [("out.k", (D, V), ""), ("out.b", (V,), "")]
@@ -836,32 +892,38 @@ def published_parameters(cfg):
 
 
 def from_published(cfg, o):
+    """The reference's parameters under our names and in our layout."""
     p = {"in_emb.weight": o["embed"]}
     for l in range(cfg.blocks):
         q, v, k = o[f"{l}.W_emb.k"].chunk(3, 1)
         qb, vb, kb = o[f"{l}.W_emb.b"].chunk(3)
         a, f = f"layers.{l}.attn.", f"layers.{l}.ff."
-        p.update({a + "query.weight": q.T, a + "query.bias": qb, a + "kv.weight": torch.cat([k, v], 1).T,
-                  a + "kv.bias": torch.cat([kb, vb]), a + "pos.weight": o[f"{l}.W_pos.k"].T, a + "pos.bias": o[f"{l}.W_pos.b"],
-                  a + "out.weight": o[f"{l}.dense.k"].T, a + "out.bias": o[f"{l}.dense.b"], a + "u": o[f"{l}.u"],
-                  a + "v": o[f"{l}.v"], a + "norm.weight": o[f"{l}.ln_mha.g"], a + "norm.bias": o[f"{l}.ln_mha.b"],
-                  f + "fc1.weight": o[f"{l}.ffn1.k"].T, f + "fc1.bias": o[f"{l}.ffn1.b"], f + "fc2.weight": o[f"{l}.ffn2.k"].T,
-                  f + "fc2.bias": o[f"{l}.ffn2.b"], f + "norm.weight": o[f"{l}.ln_ffn.g"], f + "norm.bias": o[f"{l}.ln_ffn.b"],
-                  f"arch.{l}": o[f"{l}.pi"]})
+        p.update({a + "query.weight": q.T, a + "query.bias": qb,
+                  a + "kv.weight": torch.cat([k, v], 1).T, a + "kv.bias": torch.cat([kb, vb]),
+                  a + "pos.weight": o[f"{l}.W_pos.k"].T, a + "pos.bias": o[f"{l}.W_pos.b"],
+                  a + "out.weight": o[f"{l}.dense.k"].T, a + "out.bias": o[f"{l}.dense.b"],
+                  a + "u": o[f"{l}.u"], a + "v": o[f"{l}.v"], a + "norm.weight": o[f"{l}.ln_mha.g"],
+                  a + "norm.bias": o[f"{l}.ln_mha.b"], f + "fc1.weight": o[f"{l}.ffn1.k"].T,
+                  f + "fc1.bias": o[f"{l}.ffn1.b"], f + "fc2.weight": o[f"{l}.ffn2.k"].T,
+                  f + "fc2.bias": o[f"{l}.ffn2.b"], f + "norm.weight": o[f"{l}.ln_ffn.g"],
+                  f + "norm.bias": o[f"{l}.ln_ffn.b"], f"arch.{l}": o[f"{l}.pi"]})
     if cfg.words_out == "ref":
         c0 = cfg.sizes()[0]
         p.update({"out_emb.tables.0": o["head.k"][:, :c0].T, "out_emb.biases.0": o["head.b"][:c0],
-                  "out_emb.cluster.weight": o["head.k"][:, c0:].T, "out_emb.cluster.bias": o["head.b"][c0:]})
+                  "out_emb.cluster.weight": o["head.k"][:, c0:].T,
+                  "out_emb.cluster.bias": o["head.b"][c0:]})
         for k in range(len(cfg.tail_widths())):
-            p.update({f"out_emb.projs.{k + 1}": o[f"tail{k}.p.k"], f"out_emb.proj_biases.{k + 1}": o[f"tail{k}.p.b"],
-                      f"out_emb.tables.{k + 1}": o[f"tail{k}.o.k"].T, f"out_emb.biases.{k + 1}": o[f"tail{k}.o.b"]})
+            p.update({f"out_emb.projs.{k + 1}": o[f"tail{k}.p.k"],
+                      f"out_emb.proj_biases.{k + 1}": o[f"tail{k}.p.b"],
+                      f"out_emb.tables.{k + 1}": o[f"tail{k}.o.k"].T,
+                      f"out_emb.biases.{k + 1}": o[f"tail{k}.o.b"]})
     else:
         p.update({"out_emb.weight": o["out.k"].T, "out_emb.bias": o["out.b"]})
     return OrderedDict((n, p[n].contiguous()) for n in parameter_shapes(cfg))
 
 
 def to_published(cfg, p):
-    """The reverse: anything named like our parameters in the reference's layout."""
+    """The inverse of from_published, for parameters and gradients."""
     o = {"embed": p["in_emb.weight"]}
     for l in range(cfg.blocks):
         a, f = f"layers.{l}.attn.", f"layers.{l}.ff."
@@ -869,39 +931,46 @@ def to_published(cfg, p):
         kb, vb = p[a + "kv.bias"].chunk(2)
         o.update({f"{l}.W_emb.k": torch.cat([p[a + "query.weight"].T, v, k], 1),
                   f"{l}.W_emb.b": torch.cat([p[a + "query.bias"], vb, kb]),
-                  f"{l}.W_pos.k": p[a + "pos.weight"].T, f"{l}.W_pos.b": p[a + "pos.bias"], f"{l}.u": p[a + "u"],
-                  f"{l}.v": p[a + "v"], f"{l}.dense.k": p[a + "out.weight"].T, f"{l}.dense.b": p[a + "out.bias"],
-                  f"{l}.ln_mha.g": p[a + "norm.weight"], f"{l}.ln_mha.b": p[a + "norm.bias"],
-                  f"{l}.ffn1.k": p[f + "fc1.weight"].T, f"{l}.ffn1.b": p[f + "fc1.bias"], f"{l}.ffn2.k": p[f + "fc2.weight"].T,
-                  f"{l}.ffn2.b": p[f + "fc2.bias"], f"{l}.ln_ffn.g": p[f + "norm.weight"], f"{l}.ln_ffn.b": p[f + "norm.bias"],
-                  f"{l}.pi": p[f"arch.{l}"]})
+                  f"{l}.W_pos.k": p[a + "pos.weight"].T, f"{l}.W_pos.b": p[a + "pos.bias"],
+                  f"{l}.u": p[a + "u"], f"{l}.v": p[a + "v"], f"{l}.dense.k": p[a + "out.weight"].T,
+                  f"{l}.dense.b": p[a + "out.bias"], f"{l}.ln_mha.g": p[a + "norm.weight"],
+                  f"{l}.ln_mha.b": p[a + "norm.bias"], f"{l}.ffn1.k": p[f + "fc1.weight"].T,
+                  f"{l}.ffn1.b": p[f + "fc1.bias"], f"{l}.ffn2.k": p[f + "fc2.weight"].T,
+                  f"{l}.ffn2.b": p[f + "fc2.bias"], f"{l}.ln_ffn.g": p[f + "norm.weight"],
+                  f"{l}.ln_ffn.b": p[f + "norm.bias"], f"{l}.pi": p[f"arch.{l}"]})
     if cfg.words_out == "ref":
         o["head.k"] = torch.cat([p["out_emb.tables.0"], p["out_emb.cluster.weight"]]).T
         o["head.b"] = torch.cat([p["out_emb.biases.0"], p["out_emb.cluster.bias"]])
         for k in range(len(cfg.tail_widths())):
-            o[f"tail{k}.p.k"], o[f"tail{k}.p.b"] = p[f"out_emb.projs.{k + 1}"], p[f"out_emb.proj_biases.{k + 1}"]
-            o[f"tail{k}.o.k"], o[f"tail{k}.o.b"] = p[f"out_emb.tables.{k + 1}"].T, p[f"out_emb.biases.{k + 1}"]
+            o[f"tail{k}.p.k"] = p[f"out_emb.projs.{k + 1}"]
+            o[f"tail{k}.p.b"] = p[f"out_emb.proj_biases.{k + 1}"]
+            o[f"tail{k}.o.k"] = p[f"out_emb.tables.{k + 1}"].T
+            o[f"tail{k}.o.b"] = p[f"out_emb.biases.{k + 1}"]
     return o
 
 
 def published_case(mode, steps=4):
-    """mode: soft, st (straight-through), plain (softmax), train (ten updates). Inputs and metadata of the golden file."""
-    options = dict(REF, vocab=20, dim=8, heads=2, inner=12, blocks=3, segment=4, mem=3, cutoffs="5,12", proj_factor=2)
+    """Inputs and metadata of a golden file. mode: soft, st (straight-through), plain
+    (softmax), train (ten updates)."""
+    options = dict(REF, vocab=20, dim=8, heads=2, inner=12, blocks=3, segment=4, mem=3,
+                   cutoffs="5,12", proj_factor=2)
     if mode == "st":
         options["gate"] = "st"
     if mode == "plain":
         options.update(words_out="plain", cutoffs="", pad_id=-1)
     cfg = Config(**options).checked()
     steps = 10 if mode == "train" else steps
-    inputs = OrderedDict(("param." + n, w) for n, w in from_published(cfg, published_parameters(cfg)).items())
+    inputs = OrderedDict(("param." + n, w)
+                         for n, w in from_published(cfg, published_parameters(cfg)).items())
     for s in range(steps):
-        ids = torch.tensor([[(7 * b * b + 3 * s + 5 * j * j + 2 * j + 11 * b * j) % 19 + 1 for j in range(5)] for b in range(2)],
-                           dtype=torch.int32)
-        inputs[f"tokens.{s}"], inputs[f"targets.{s}"] = ids[:, :4].contiguous(), ids[:, 1:].contiguous()
+        ids = torch.tensor([[(7 * b * b + 3 * s + 5 * j * j + 2 * j + 11 * b * j) % 19 + 1
+                             for j in range(5)] for b in range(2)], dtype=torch.int32)
+        inputs[f"tokens.{s}"] = ids[:, :4].contiguous()
+        inputs[f"targets.{s}"] = ids[:, 1:].contiguous()
         if s == 3 and mode != "train":
             inputs[f"targets.{s}"][0, 1] = inputs[f"targets.{s}"][1, 3] = 0
-        inputs[f"uniforms.{s}"] = torch.tensor([[((37 * (9 * s + 3 * l + k) + 11) % 101 + 0.5) / 102 for k in range(3)]
-                                                for l in range(3)], dtype=F64)
+        inputs[f"uniforms.{s}"] = torch.tensor([[((37 * (9 * s + 3 * l + k) + 11) % 101 + 0.5) / 102
+                                                 for k in range(3)] for l in range(3)], dtype=F64)
     tau = [temperature(n, 10, 2.0, 0.2, "factor") if mode == "train" else 0.7 for n in range(steps)]
     inputs["tau"] = torch.tensor(tau, dtype=F64)
     meta = cfg.metadata()
@@ -914,7 +983,7 @@ def published_case(mode, steps=4):
     return inputs, meta
 
 
-# ---------------------------------------------------------------------------------------- checks
+# -------------------------------------------------- checks
 
 CHECKER = Checker(verbose=False)
 expect, printed = CHECKER.expect, CHECKER.printed
@@ -931,7 +1000,8 @@ def ck(x):
 
 def check_published():
     with open(os.path.join(HERE, "par_numbers.txt")) as f:
-        numbers = OrderedDict((line.split()[0], line.split()[1:]) for line in f if not line.startswith("#"))
+        numbers = OrderedDict((line.split()[0], line.split()[1:]) for line in f
+                              if not line.startswith("#"))
     used = set()
 
     def compare(name, values):
@@ -947,7 +1017,8 @@ def check_published():
         for s in range(3):
             if f"{mode}.mem.{s}" in numbers:
                 compare(f"{mode}.mem.{s}", [ck(r[f"mem.{l}.{s}"]) for l in range(3)])
-        grads = to_published(cfg, {n: r[f"grad.{n}.1"] for n in parameter_shapes(cfg)}) if mode != "plain" else {}
+        grads = to_published(cfg, {n: r[f"grad.{n}.1"]
+                                   for n in parameter_shapes(cfg)}) if mode != "plain" else {}
         for name, g in grads.items():
             if f"{mode}.grad.{name}" in numbers:
                 compare(f"{mode}.grad.{name}", [ck(g), float((g ** 2).sum().sqrt())])
@@ -958,7 +1029,8 @@ def check_published():
             if name.endswith("W_emb.b"):
                 expect(float(g[16:].abs().max()) < 1e-15, mode, name, "keys are not dead")
         if mode == "st":
-            expect(not bool(grads["2.dense.k"].any()) and not bool(grads["2.dense.b"].any()), "unselected branch has a gradient")
+            expect(not bool(grads["2.dense.k"].any()) and not bool(grads["2.dense.b"].any()),
+                   "unselected branch has a gradient")
     inputs, meta = published_case("train")
     r, cfg = run_updates(inputs, meta), config_from(meta)
     compare("train.loss", r["loss"])
@@ -975,7 +1047,7 @@ def check_published():
     print(len(used), "published results compared")
 
 
-# Forms of the original Transformer-XL: options and segment length.
+# Forms of the original Transformer-XL: (options, segment length).
 PLAIN = dict(vocab=13, words_out="tied")
 CLUSTERS = dict(vocab=60, words_in="adaptive", words_out="adaptive", cutoffs="20,40", tie_words=1)
 ORIGINAL = OrderedDict((
@@ -990,7 +1062,7 @@ ORIGINAL = OrderedDict((
 
 
 def original_parameters(cfg):
-    """The original's tensors in its order. A single table or bias there holds all clusters."""
+    """The original's tensors, in its order. A single table or bias holds all clusters."""
     D, H, dh, Fi, V = cfg.dim, cfg.heads, cfg.dh, cfg.inner, cfg.vocab
     HD, rows, sizes, widths, s = H * dh, cfg.rows(), cfg.sizes(), cfg.widths(), OrderedDict()
     layers, J, split = len(cfg.kinds) // 2, len(sizes) - 1, cfg.div_val > 1
@@ -1030,7 +1102,8 @@ def original_parameters(cfg):
 
 
 def from_original(cfg, o):
-    """The same under our names. The original's table ends with distance 0, ours starts with it."""
+    """The same under our names. The original's table ends with distance 0, ours starts
+    with it."""
     p, sizes = OrderedDict(), cfg.sizes()
     if not cfg.rel_bias:
         p["attn.u"], p["attn.v"] = o["u"], o["v"]
@@ -1067,7 +1140,8 @@ def from_original(cfg, o):
 
 
 def original_case(form):
-    """Mean nll of three segments, sums of the memories after them, gradients of every loss."""
+    """Mean nll of three segments, sums of the memories after them, gradients of each
+    loss."""
     options, T = ORIGINAL[form]
     base = dict(dim=8, heads=2, inner=12, pattern="sfsf", segment=T, mem=8)
     cfg = Config(**dict(base, **options)).checked()
@@ -1088,7 +1162,8 @@ def original_case(form):
 
 
 def check_original():
-    """The first eight digits at least: the original rounds its masked scores to float32."""
+    """Compares at least eight digits: the original rounds its masked scores to
+    float32."""
     with open(os.path.join(HERE, "par_xl_numbers.txt")) as f:
         lines = [line.split() for line in f if not line.startswith("#")]
     cases = {form: original_case(form) for form in ORIGINAL}
@@ -1125,7 +1200,7 @@ def random_parameters(cfg, gen):
 
 
 def run(cfg, p, tokens, lengths, w=None, mask=None, reset=None, **force):
-    """Hidden states of a text that is fed in pieces."""
+    """Hidden states of a text that is processed in segments of the given lengths."""
     model, out, at = Model(cfg, p, len(tokens), **force), [], 0
     for s, T in enumerate(lengths):
         piece = None if mask is None else mask[:, at:at + T]
@@ -1135,8 +1210,9 @@ def run(cfg, p, tokens, lengths, w=None, mask=None, reset=None, **force):
 
 
 ONE = dict(words_in="adaptive", words_out="adaptive", cutoffs="6,13", emb=6, one_projection=1)
-FORMS = [dict(), dict(norm="pre", biases=1, attn_relu=1), dict(share_uv=0, scale="full", head_dim=3),
-         dict(positions="learned", mem=20, norm="pre"), dict(clamp_len=3), dict(sines_form="ref"),
+FORMS = [dict(), dict(norm="pre", biases=1, attn_relu=1),
+         dict(share_uv=0, scale="full", head_dim=3), dict(positions="learned", mem=20, norm="pre"),
+         dict(clamp_len=3), dict(sines_form="ref"),
          dict(sines_form="ref", pos_mode="fixed", biases=1),
          dict(words_in="adaptive", words_out="adaptive", cutoffs="6,13", div_val=2),
          dict(norm="pre", final_norm=0), dict(positions="learned", rel_bias=1, share_uv=0, mem=20),
@@ -1151,32 +1227,41 @@ def check_properties(gen):
             tokens = torch.randint(0, cfg.vocab, (2, 13), generator=gen)
             w = None if cfg.pattern else gates(cfg, p, "soft")
             whole = run(cfg, p, tokens, [13], w)
-            close(run(cfg, p, tokens, [4, 4, 1, 4], w), whole, "memory is not the longer segment", form, kinds)
+            close(run(cfg, p, tokens, [4, 4, 1, 4], w), whole, "memory is not the longer segment",
+                  form, kinds)
             other = tokens.clone()
             other[:, 7] = (other[:, 7] + 1) % cfg.vocab
             changed = run(cfg, p, other, [13], w)
-            expect(bool((changed[:, :7] == whole[:, :7]).all()) and bool((changed[:, 7] != whole[:, 7]).any()), "causality", form)
+            expect(bool((changed[:, :7] == whole[:, :7]).all())
+                   and bool((changed[:, 7] != whole[:, 7]).any()), "causality", form)
             other = tokens.clone()
             other[1] = (other[1] + 3) % cfg.vocab
-            expect(bool((run(cfg, p, other, [13], w)[0] == whole[0]).all()), "rows depend on each other", form)
-            # padding in front changes nothing; a padded token in the middle is as if its key did not exist
+            expect(bool((run(cfg, p, other, [13], w)[0] == whole[0]).all()),
+                   "rows depend on each other", form)
+            # padding in front changes nothing
             padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), tokens], 1)
             mask = torch.ones(2, 16, dtype=torch.int32)
             mask[:, :3] = 0
-            close(run(cfg, p, padded, [5, 5, 6], w, mask)[:, 3:], whole, "padding in front", form, kinds)
-            again = run(cfg, p, torch.cat([tokens, tokens], 1), [13, 13], w, reset={1: torch.tensor([1, 0])})
+            close(run(cfg, p, padded, [5, 5, 6], w, mask)[:, 3:], whole, "padding in front",
+                  form, kinds)
+            again = run(cfg, p, torch.cat([tokens, tokens], 1), [13, 13], w,
+                        reset={1: torch.tensor([1, 0])})
             close(again[0, 13:], whole[0], "reset row", form)
-            expect(float((again[1, 13:] - whole[1]).abs().max()) > 1e-6, "memory of the other row is lost", form)
+            expect(float((again[1, 13:] - whole[1]).abs().max()) > 1e-6,
+                   "memory of the other row is lost", form)
             logp = log_probabilities(cfg, p, whole[0])
-            close(logp.exp().sum(-1), torch.ones(13, dtype=F64), "probabilities do not sum to one", form)
-    for M in (2, 5):        # the same number of keys for every query, however the text is cut
+            close(logp.exp().sum(-1), torch.ones(13, dtype=F64),
+                  "probabilities do not sum to one", form)
+    # every query has the same number of keys, however the text is cut into segments
+    for M in (2, 5):
         cfg = Config(pattern="s", mem=M, same_length=1)
         p = random_parameters(cfg, gen)
         tokens = torch.randint(0, cfg.vocab, (2, 13), generator=gen)
         close(run(cfg, p, tokens, [13]), run(cfg, p, tokens, [1] * 13), "same length", M)
         for t in range(13):
             last = tokens[:, max(0, t - M + 1):t + 1]
-            close(run(cfg, p, last, [last.shape[1]])[:, -1], run(cfg, p, tokens, [13])[:, t], "same length is a window", M, t)
+            close(run(cfg, p, last, [last.shape[1]])[:, -1], run(cfg, p, tokens, [13])[:, t],
+                  "same length is a window", M, t)
 
 
 def check_gates(gen):
@@ -1190,48 +1275,58 @@ def check_gates(gen):
             fixed = replace(cfg, pattern=pattern)
             names = parameter_shapes(fixed)
             expect(set(names) <= set(p), "names of the fixed network", pattern)
-            a, b = run(cfg, p, tokens, [4, 4, 4], w), run(fixed, {n: p[n] for n in names}, tokens, [4, 4, 4])
+            a = run(cfg, p, tokens, [4, 4, 4], w)
+            b = run(fixed, {n: p[n] for n in names}, tokens, [4, 4, 4])
             close(a, b, "one-hot gate is not the fixed network", norm, arch, pattern)
             ga = gradients((a ** 3).sum(), p)
             gb = gradients((b ** 3).sum(), {n: p[n] for n in names})
             for n, g in ga.items():
                 if not n.startswith("arch."):
-                    close(g, gb.get(n, torch.zeros_like(g)), "gradient of the one-hot gate", n, tolerance=1e-9)
-    cfg = Config(blocks=2, arch="logits")       # ln p are logits with the same gates, but for the 1e-5
+                    close(g, gb.get(n, torch.zeros_like(g)), "gradient of the one-hot gate", n,
+                          tolerance=1e-9)
+    # the logits ln p give the same gates, except for the 1e-5
+    cfg = Config(blocks=2, arch="logits")
     a = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]], dtype=F64)
     u = torch.rand(4, 2, 3, generator=gen, dtype=F64)
     one = gates(cfg, {f"arch.{l}": torch.log(a[l]) + 3 for l in range(2)}, "noise", u, 0.6)
     two = gates(replace(cfg, arch="pi"), {f"arch.{l}": a[l] for l in range(2)}, "noise", u, 0.6)
     close(one, two, "logits and pi differ", tolerance=2e-4)
-    close(gates(cfg, {f"arch.{l}": torch.log(a[l]) for l in range(2)}, "soft"), a, "softmax of ln p")
-    expect(float(gates(replace(cfg, arch="pi"), {"arch.0": torch.tensor([1.0, -1.0, 1.0], dtype=F64), "arch.1": a[0]}, "soft")[0, 1])
-           < 1e-5, "a negative pi acts as 0")
+    close(gates(cfg, {f"arch.{l}": torch.log(a[l]) for l in range(2)}, "soft"), a,
+          "softmax of ln p")
+    expect(float(gates(replace(cfg, arch="pi"),
+                       {"arch.0": torch.tensor([1.0, -1.0, 1.0], dtype=F64), "arch.1": a[0]},
+                       "soft")[0, 1]) < 1e-5, "a negative pi acts as 0")
     pi = torch.tensor([0.0, -0.1, 0.4], dtype=F64, requires_grad=True)
     (g,) = torch.autograd.grad(probabilities(replace(cfg, arch="pi"), pi)[2], pi)
     expect(g[0] != 0 and g[1] == 0, "gradient passes at 0 and not below", g)
     p = {f"arch.{l}": torch.zeros(3, dtype=F64) for l in range(2)}
     expect(gates(cfg, p, "argmax").tolist() == [[1, 0, 0], [1, 0, 0]], "the first of equal ones")
     counts = torch.zeros(2, 3)
-    for _ in range(4000):       # hard draws follow p whatever the temperature
-        counts += gates(replace(cfg, gate="st"), {f"arch.{l}": torch.log(a[l]) for l in range(2)}, "noise",
-                        torch.rand(2, 3, generator=gen, dtype=F64), 3.0)
+    for _ in range(4000):       # hard samples follow p at any temperature
+        counts += gates(replace(cfg, gate="st"), {f"arch.{l}": torch.log(a[l]) for l in range(2)},
+                        "noise", torch.rand(2, 3, generator=gen, dtype=F64), 3.0)
     close(counts / 4000, a, "frequencies of the draws", tolerance=0.04)
 
 
 def check_torch(gen):
-    """Against torch's own layers where they compute the same."""
+    """Against PyTorch's layers, where they compute the same."""
     for norm, final in (("post", 1), ("pre", 1), ("pre", 0)):
         cfg = Config(pattern="sf", mem=0, inner=10, biases=1, norm=norm, final_norm=final)
         p = random_parameters(cfg, gen)
         with torch.no_grad():
             for n in ("layers.0.attn.pos.weight", "layers.0.attn.pos.bias", "attn.u", "attn.v"):
                 p[n].zero_()
-        layer = torch.nn.TransformerEncoderLayer(8, 2, 10, 0.0, batch_first=True, norm_first=norm == "pre").double()
-        names = {"self_attn.in_proj_weight": torch.cat([p["layers.0.attn.query.weight"], p["layers.0.attn.kv.weight"]]),
-                 "self_attn.in_proj_bias": torch.cat([p["layers.0.attn.query.bias"], p["layers.0.attn.kv.bias"]]),
-                 "self_attn.out_proj.weight": p["layers.0.attn.out.weight"], "self_attn.out_proj.bias": p["layers.0.attn.out.bias"]}
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 10, 0.0, batch_first=True,
+                                                 norm_first=norm == "pre").double()
+        names = {"self_attn.in_proj_weight": torch.cat([p["layers.0.attn.query.weight"],
+                                                        p["layers.0.attn.kv.weight"]]),
+                 "self_attn.in_proj_bias": torch.cat([p["layers.0.attn.query.bias"],
+                                                      p["layers.0.attn.kv.bias"]]),
+                 "self_attn.out_proj.weight": p["layers.0.attn.out.weight"],
+                 "self_attn.out_proj.bias": p["layers.0.attn.out.bias"]}
         for i, part in (("1", "layers.0.attn.norm"), ("2", "layers.1.ff.norm")):
-            names[f"norm{i}.weight"], names[f"norm{i}.bias"] = p[part + ".weight"], p[part + ".bias"]
+            names[f"norm{i}.weight"] = p[part + ".weight"]
+            names[f"norm{i}.bias"] = p[part + ".bias"]
         for i in ("1", "2"):
             for kind in ("weight", "bias"):
                 names[f"linear{i}.{kind}"] = p[f"layers.1.ff.fc{i}.{kind}"]
@@ -1245,17 +1340,20 @@ def check_torch(gen):
     for words, reverse in (("ref", False), ("adaptive", True)):
         cfg = Config(pattern="f", words_out=words, cutoffs="5,12", div_val=2, proj_factor=2)
         p = random_parameters(cfg, gen)
-        soft = torch.nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 12], div_value=2.0, head_bias=True).double()
+        soft = torch.nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 12], div_value=2.0,
+                                                   head_bias=True).double()
         with torch.no_grad():
             for n in p:
                 if "biases" in n and not n.endswith(".0") or "proj_biases" in n:
                     p[n].zero_()
             if words == "adaptive":
                 p["out_emb.projs.0"].copy_(torch.eye(8, dtype=F64))
-            clusters = torch.cat([p["out_emb.tables.0"], p["out_emb.cluster.weight"].flip(0) if reverse else p["out_emb.cluster.weight"]])
+            clusters = torch.cat([p["out_emb.tables.0"], p["out_emb.cluster.weight"].flip(0)
+                                  if reverse else p["out_emb.cluster.weight"]])
             bias = p["out_emb.cluster.bias"]
             soft.head.weight.copy_(clusters)
-            soft.head.bias.copy_(torch.cat([p["out_emb.biases.0"], bias.flip(0) if reverse else bias]))
+            soft.head.bias.copy_(
+                torch.cat([p["out_emb.biases.0"], bias.flip(0) if reverse else bias]))
             for k in (1, 2):
                 soft.tail[k - 1][0].weight.copy_(p[f"out_emb.projs.{k}"].T)
                 soft.tail[k - 1][1].weight.copy_(p[f"out_emb.tables.{k}"])
@@ -1264,7 +1362,8 @@ def check_torch(gen):
     for decay in (0.0, 0.1):
         a, b = randn(gen, 5), None
         b = a.clone().requires_grad_()
-        mine, theirs = AdamW({"a": a}, 0.9, 0.99, 1e-6, decay), torch.optim.AdamW([b], 0.01, (0.9, 0.99), 1e-6, decay)
+        mine = AdamW({"a": a}, 0.9, 0.99, 1e-6, decay)
+        theirs = torch.optim.AdamW([b], 0.01, (0.9, 0.99), 1e-6, decay)
         plain, c = None, a.clone()
         plain = Adam({"a": c}, 0.9, 0.99, 0.0)
         for _ in range(5):
@@ -1279,7 +1378,7 @@ def check_torch(gen):
 
 
 def check_positions():
-    """A table row turned by the angle of Kt - 1 is the row of the distance."""
+    """A table row rotated by the angle of Kt - 1 is the row of the distance."""
     D, Kt = 8, 9
     W = randn(seeded(1), D, 5)
     turned = torch.zeros(D, 5, dtype=F64)
@@ -1288,7 +1387,8 @@ def check_positions():
         c, s, even, odd = math.cos(angle), math.sin(angle), W[D - 1 - j], W[D - 2 - j]
         turned[j], turned[j + 1] = c * even + s * odd, s * even - c * odd
     for d in range(14):
-        close(ref_sines(d, D).flip(0) @ turned, ref_sines(Kt - 1 - d, D) @ W, "conversion of positions", d)
+        close(ref_sines(d, D).flip(0) @ turned, ref_sines(Kt - 1 - d, D) @ W,
+              "conversion of positions", d)
     block = block_sines(3, D)
     for k in range(D // 2):
         close(block[k], math.sin(3 * 10000 ** (-2 * k / D)), "block sines")
@@ -1298,17 +1398,21 @@ def check_positions():
 
 
 def check_differences(gen):
-    """A few entries of every parameter against central differences, three steps with memory (a constant)."""
-    cases = [dict(pattern="sfs", norm="pre", biases=1, share_uv=0), dict(pattern="sf", positions="learned", same_length=1),
+    """Two entries of every parameter against central differences; memory is a
+    constant."""
+    cases = [dict(pattern="sfs", norm="pre", biases=1, share_uv=0),
+             dict(pattern="sf", positions="learned", same_length=1),
              dict(blocks=2, latency="fbnet", latency_alpha=0.4, latency_beta=0.6, attn_relu=1),
-             dict(blocks=2, arch="pi", norm="pre", latency="hinge", latency_lam=0.3, latency_target=2.0, latency_w="w"),
-             dict(pattern="sf", words_in="adaptive", words_out="adaptive", cutoffs="6,13", div_val=2, tie_words=1,
-                  tie_projs="but_first"),
+             dict(blocks=2, arch="pi", norm="pre", latency="hinge", latency_lam=0.3,
+                  latency_target=2.0, latency_w="w"),
+             dict(pattern="sf", words_in="adaptive", words_out="adaptive", cutoffs="6,13",
+                  div_val=2, tie_words=1, tie_projs="but_first"),
              dict(REF, blocks=2, cutoffs="5,12", proj_factor=2)]
     for options in cases:
         cfg = Config(**dict(dict(inner=6), **options)).checked()
         p = random_parameters(cfg, gen)
-        inputs = {"latency": torch.tensor([1.7, 0.9, 0.0], dtype=F64), "tau": torch.tensor([0.8, 0.8], dtype=F64)}
+        inputs = {"latency": torch.tensor([1.7, 0.9, 0.0], dtype=F64),
+                  "tau": torch.tensor([0.8, 0.8], dtype=F64)}
         for s in range(2):
             inputs[f"tokens.{s}"] = torch.randint(0, 20, (2, 4), generator=gen)
             inputs[f"targets.{s}"] = torch.randint(0, 20, (2, 4), generator=gen)
@@ -1331,13 +1435,14 @@ def check_differences(gen):
                     with torch.no_grad():
                         values.append(float(loss()))
                 flat[at] = kept
-                close((values[0] - values[1]) / 2e-5, float(grads[n].reshape(-1)[at]), "difference", n, options, tolerance=1e-8)
+                close((values[0] - values[1]) / 2e-5, float(grads[n].reshape(-1)[at]), "difference",
+                      n, options, tolerance=1e-8)
 
 
 def check_forms(gen):
-    """Forms that are a special case of, or equal to, another one."""
+    """Forms that are a special case of another one, or equal to it."""
     tokens = torch.randint(0, 20, (2, 13), generator=gen)
-    # a table of distances that ends early is a long one whose further rows repeat the last
+    # a short table of distances equals a long one whose further rows repeat the last
     cfg = Config(pattern="sfsf", positions="learned", rel_bias=1, share_uv=0, segment=3, mem=3)
     p = random_parameters(cfg, gen)
     longer, q = replace(cfg, segment=12), dict(p)
@@ -1358,7 +1463,7 @@ def check_forms(gen):
         q[a + "v"] = randn(gen, 2, 4)
         q[a + "r_bias"] = (p[a + "rel.weight"].view(-1, 2, 4) * q[a + "v"]).sum(-1)
     close(run(cfg, q, tokens, [7, 6]), run(free, q, tokens, [7, 6]), "r_bias = v r")
-    # a bias that grows without bound towards a distance makes every query see that distance only
+    # with a very large bias at one distance, every query sees that distance only
     cfg = Config(pattern="s", positions="learned", rel_bias=1, mem=0, segment=13, same_length=0)
     p = random_parameters(cfg, gen)
     with torch.no_grad():
@@ -1368,7 +1473,7 @@ def check_forms(gen):
     y = x[:, 1:] + v[:, :-1] @ p["layers.0.attn.out.weight"].T
     y = F.layer_norm(y, (8,), p["layers.0.attn.norm.weight"], p["layers.0.attn.norm.bias"])
     close(run(cfg, p, tokens, [13])[:, 1:], y, "row d of r_bias is distance d")
-    # one projection: the same numbers as equal ones, and its gradient is the sum of theirs
+    # one projection equals several equal ones, and its gradient is the sum of theirs
     for tie in ("none", "but_first", "all"):
         cfg = Config(**dict(ONE, pattern="sf", tie_words=1, tie_projs=tie)).checked()
         p = random_parameters(cfg, gen)
@@ -1387,7 +1492,7 @@ def check_forms(gen):
 
 
 def check_xl_files():
-    """The stored files: the results again, and every gradient along a random direction."""
+    """Recomputes the stored files, and checks their gradients along random directions."""
     files = [f for f in os.listdir(HERE) if f.startswith("par_xl_") and f.endswith(".safetensors")]
     files.sort()
     expect(len(files) >= 9, "par_xl_*.safetensors", len(files))
@@ -1407,9 +1512,11 @@ def check_cuts(gen):
         N = int(torch.randint(4, 14, (1,), generator=gen))
         counts = sorted(torch.randint(0, 6, (N,), generator=gen).tolist(), reverse=True)
         clusters = int(torch.randint(1, 5, (1,), generator=gen))
-        for costs, fast in ((head_cost(counts), fast_head_cost), (true_cost(counts, clusters, 8, 2), fast_true_cost(8, 2))):
+        for costs, fast in ((head_cost(counts), fast_head_cost),
+                            (true_cost(counts, clusters, 8, 2), fast_true_cost(8, 2))):
             cuts, cost = optimal_cuts(N, clusters, *costs)
-            expect((cuts, cost) == fast_cuts(counts, clusters, fast), "fast cuts", counts, clusters, cuts)
+            expect((cuts, cost) == fast_cuts(counts, clusters, fast), "fast cuts", counts,
+                   clusters, cuts)
             every = []
             for ends in itertools.combinations(range(1, N), clusters - 1):
                 total, ends = costs[0]((list(ends) + [N])[0]), list(ends) + [N]
@@ -1418,7 +1525,8 @@ def check_cuts(gen):
                 every.append((total, ends[:-1]))
             least = min(t for t, _ in every)
             expect(cost == least and (least, cuts) in every, "not the optimum", counts, clusters)
-            expect(cuts == max((e for t, e in every if t == least), key=lambda e: e[::-1]), "ties", counts, clusters, cuts)
+            expect(cuts == max((e for t, e in every if t == least), key=lambda e: e[::-1]), "ties",
+                   counts, clusters, cuts)
     expect(par_pattern(32, 5) == "sfff" * 6 + "f" * 8 and par_pattern(24, 5) == "sffff" * 4 + "ffff"
            and par_pattern(36, 5) == "sff" * 7 + "f" * 15, "published patterns")
 

@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
-"""par_tensorflow.py - TensorFlow itself and PAR's checkpoints: Keras 2 objects with the names of the reference (docs/convert.md)
+"""A PAR checkpoint written by TensorFlow: Keras 2 objects with the reference's names
+(docs/convert.md).
 
-    python3 par_tensorflow.py                   writes par_ckpt-3.index and par_ckpt-3.data-00000-of-00001 anew
-    python3 par_tensorflow.py --check PREFIX    restores a file of tools/convert.py that was made of this one, and compares its numbers
+    python3 par_tensorflow.py                   writes par_ckpt-3.index and
+                                                par_ckpt-3.data-00000-of-00001
+    python3 par_tensorflow.py --check PREFIX    restores a file that tools/convert.py made from
+                                                it, and compares the values
 
-Needs tensorflow and tf_keras (pip install tensorflow-cpu tf_keras); tests/test_convert.py needs only `numbers`."""
+Needs tensorflow and tf_keras (pip install tensorflow-cpu tf_keras); tests/test_convert.py
+needs only `numbers`.
+"""
 import os
 import re
 import shutil
@@ -18,14 +23,18 @@ D, H, F, V, BLOCKS, CUTS = 4, 2, 6, 12, 2, (3, 7)
 
 
 def numbers(path, shape):
-    """float32, all exact, another row of them for each path, in which u and v have their long names."""
-    path = re.sub("/rmha/u$", "/rmha/global_content_bias", re.sub("/rmha/v$", "/rmha/global_position_bias", path))
-    k = np.arange(int(np.prod(shape)), dtype=np.int64) * 7919 + sum(i * c for i, c in enumerate(path.encode(), 1)) * 104729
+    """float32 values, all exact, another sequence for each path. u and v have their long
+    names in it."""
+    path = re.sub("/rmha/u$", "/rmha/global_content_bias",
+                  re.sub("/rmha/v$", "/rmha/global_position_bias", path))
+    k = np.arange(int(np.prod(shape)),
+                  dtype=np.int64) * 7919 + sum(i * c
+                                               for i, c in enumerate(path.encode(), 1)) * 104729
     return ((k % 2001 - 1000) / 1024).astype(np.float32).reshape(shape)
 
 
 def make():
-    """The objects, with their variables made: (root's children)."""
+    """Makes the objects and their variables: (tensorflow, checkpoint, model)."""
     import tensorflow as tf
     import tf_keras as keras
 
@@ -42,7 +51,8 @@ def make():
             self.rmha = Attention()
             self.rmha.build(None)
             self.ffn = keras.Sequential([keras.layers.Dense(F), keras.layers.Dense(D)])
-            self.layernorm_mha, self.layernorm_ffn = keras.layers.LayerNormalization(), keras.layers.LayerNormalization()
+            self.layernorm_mha = keras.layers.LayerNormalization()
+            self.layernorm_ffn = keras.layers.LayerNormalization()
             for layer in (self.ffn, self.layernorm_mha, self.layernorm_ffn):
                 layer.build((None, D))
             self.pi = self.add_weight(name="pi", shape=(3,))
@@ -54,7 +64,8 @@ def make():
             self.head_w.build((None, D))
             self.tail_w = []
             for i, (a, b) in enumerate(zip(CUTS, CUTS[1:] + (V,))):
-                tail = keras.Sequential([keras.layers.Dense(D // 2 ** (i + 1)), keras.layers.Dense(b - a)])
+                tail = keras.Sequential([keras.layers.Dense(D // 2 ** (i + 1)),
+                                         keras.layers.Dense(b - a)])
                 tail.build((None, D))
                 self.tail_w.append(tail)
 
@@ -68,18 +79,19 @@ def make():
     model = Model()
     adam = keras.optimizers.legacy.Adam(1e-3)
     adam.apply_gradients([(tf.zeros_like(v), v) for v in model.trainable_variables])
-    return tf, tf.train.Checkpoint(model=model, optimizer=adam, glob_step=tf.Variable(5, dtype=tf.int64)), model
+    return tf, tf.train.Checkpoint(model=model, optimizer=adam,
+                                   glob_step=tf.Variable(5, dtype=tf.int64)), model
 
 
 def paths(tf, prefix):
-    """(path of objects, shape) of the model's variables in a file."""
+    """[(object path, shape)] of the model's variables in a file."""
     tail = "/.ATTRIBUTES/VARIABLE_VALUE"
     return [(name[:-len(tail)], shape) for name, shape in tf.train.list_variables(prefix)
             if name.startswith("model/") and name.endswith(tail) and "OPTIMIZER" not in name]
 
 
 def follow(root, path):
-    """The variable at the end of a path, as TensorFlow goes from object to object."""
+    """The variable at an object path."""
     for part in path.split("/"):
         root = root._lookup_dependency(part)
     return root
@@ -102,15 +114,18 @@ def check(prefix):
     tf, saved, model = make()
     reader = tf.train.load_checkpoint(prefix)
     bad = [path for path, shape in paths(tf, prefix)
-           if not np.array_equal(reader.get_tensor(path + "/.ATTRIBUTES/VARIABLE_VALUE"), numbers(path, shape))]
+           if not np.array_equal(reader.get_tensor(path + "/.ATTRIBUTES/VARIABLE_VALUE"),
+                                 numbers(path, shape))]
     fresh = tf.train.Checkpoint(model=model)
     status = fresh.restore(prefix)
-    status.assert_consumed()                    # every variable of the file has found its object ..
-    status.assert_existing_objects_matched()    # .. and every object its variable
-    bad += [path for path, shape in paths(tf, prefix) if not np.array_equal(follow(saved, path).numpy(), numbers(path, shape))]
+    status.assert_consumed()                    # every variable of the file has an object ..
+    status.assert_existing_objects_matched()    # .. and every object a variable
+    bad += [path for path, shape in paths(tf, prefix)
+            if not np.array_equal(follow(saved, path).numpy(), numbers(path, shape))]
     latest = tf.train.latest_checkpoint(os.path.dirname(prefix) or ".")
-    print(f"TensorFlow {tf.__version__}: {len(paths(tf, prefix))} variables restored, {len(bad)} with other numbers {bad[:4]}, "
-          f"save_counter {int(fresh.save_counter)}, the newest is {os.path.basename(latest or 'none')}")
+    print(f"TensorFlow {tf.__version__}: {len(paths(tf, prefix))} variables restored, "
+          f"{len(bad)} with other numbers {bad[:4]}, save_counter {int(fresh.save_counter)}, "
+          f"the newest is {os.path.basename(latest or 'none')}")
     return 1 if bad or len(model.variables) != len(paths(tf, prefix)) else 0
 
 

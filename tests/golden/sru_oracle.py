@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""PyTorch oracle of SRU and SRU++ (cell, attention transform, stack, language model, training), float64.
+"""Float64 PyTorch oracle of SRU (Lei et al. 2018, arXiv:1709.02755) and SRU++
+(2102.12459).
 
-Written from the specification only: the recurrence is a loop over time, attention a loop over batch and heads with a dense
-boolean mask, and every gradient comes from autograd. Nothing here is meant to be fast.
+It covers the cell, the attention transform, stacks, language models and training, and is
+written from the specification only: the recurrence is a loop over time, attention is a
+loop over batch rows and heads with a dense boolean mask, and all gradients come from
+autograd. It is not meant to be fast.
 
-    python3 sru_oracle.py --check     compare with the published test numbers; non-zero exit on failure
+    python3 sru_oracle.py --check    compares with the published test numbers; needs PyTorch 2
 
-Notation: B rows, T steps, I input features, H hidden per direction, D directions, O = D H, k sub-matrices, P projection width,
-Tm memory rows. Layout of everything: batch first; U (B,T,k,O) planar; rows of w3 planar (i O + s H + j); v (2,O) = [vf ; vr],
-bias (2,O) = [bf ; br]; custom V (B,T,2,O), added to v.
+Notation: B batch rows, T steps, I input features, H hidden units per direction, D
+directions, O = D H, k sub-matrices, P projection width, Tm memory rows. Layouts are
+batch-first: U (B,T,k,O) is planar, and so are the rows of w3 (i O + s H + j); v (2,O) =
+[vf ; vr], bias (2,O) = [bf ; br]; a custom V (B,T,2,O) is added to v.
 
-The functions compute in the dtype of their arguments: the vectors are float64, the same code in float32 shows how much of
-a difference rounding makes.
+Functions compute in the dtype of their arguments. The golden vectors are float64; the
+same code in float32 shows the size of rounding errors.
 """
 import math
 import sys
@@ -23,16 +27,17 @@ import torch
 import torch.nn.functional as F
 
 sys.dont_write_bytecode = True
-from common import (F64, Checker, f32, global_norm, gradients, integers, layer_norm, leaf, leaves, parameters_in,
-                    prefixed, randn, seeded)
+from common import (F64, Checker, f32, global_norm, gradients, integers, layer_norm, leaf, leaves,
+                    parameters_in, prefixed, randn, seeded)
 
 LITERAL_MASK = -10000.0
 
 
-# ---------------------------------------------------------------------------------------- 1. recurrence
+# -------------------------------------------------- 1. recurrence
 
 def cell(U, xr, v, bias, c0, H, D, V=None, m=None, pad=None, tanh=False, skip=True, alpha=1.0):
-    """The recurrence of one layer: h (B,T,O), c_last (B,O). xr is read only with k = 3 and skip."""
+    """The recurrence of one layer (1709.02755, section 2): h (B,T,O), c_last (B,O). xr is
+    read only with k = 3 and skip."""
     B, T, k, O = U.shape
     assert O == D * H
     c_last, h = [], []
@@ -46,7 +51,8 @@ def cell(U, xr, v, bias, c0, H, D, V=None, m=None, pad=None, tanh=False, skip=Tr
             if V is not None:
                 vf, vr = vf + V[:, t, 0, own], vr + V[:, t, 1, own]
             f = torch.sigmoid(u[:, 1] + vf * c + bias[0, own])
-            r = torch.sigmoid(u[:, 2] + vr * c + bias[1, own])      # the previous state, not the new one
+            # the previous state, not the new one
+            r = torch.sigmoid(u[:, 2] + vr * c + bias[1, own])
             new = f * c + (1 - f) * u[:, 0]
             g = torch.tanh(new) if tanh else new
             if not skip:
@@ -67,11 +73,15 @@ def cell(U, xr, v, bias, c0, H, D, V=None, m=None, pad=None, tanh=False, skip=Tr
     return torch.cat(h, 2), torch.cat(c_last, 1)
 
 
-def cell_backward(U, xr, v, bias, c0, H, D, G, Glast, V=None, m=None, pad=None, tanh=False, skip=True, alpha=1.0):
-    """The adjoint walk of 1.5 written out element by element; a check of autograd and of the formulas, not used elsewhere."""
+def cell_backward(U, xr, v, bias, c0, H, D, G, Glast, V=None, m=None, pad=None, tanh=False,
+                  skip=True, alpha=1.0):
+    """The backward pass of appendix 1.5, element by element: a check of autograd and of
+    the formulas."""
     B, T, k, O = U.shape
     dU, dxr = torch.zeros_like(U), torch.zeros(B, T, O, dtype=U.dtype)
-    dV, db, dc0 = torch.zeros(B, T, 2, O, dtype=U.dtype), torch.zeros(2, O, dtype=U.dtype), torch.zeros_like(c0)
+    dV = torch.zeros(B, T, 2, O, dtype=U.dtype)
+    db = torch.zeros(2, O, dtype=U.dtype)
+    dc0 = torch.zeros_like(c0)
     largest = 0.0
     for b in range(B):
         for o in range(O):
@@ -83,7 +93,8 @@ def cell_backward(U, xr, v, bias, c0, H, D, G, Glast, V=None, m=None, pad=None, 
                     steps.append(None)
                     continue
                 u = [float(z) for z in U[b, t, :, o]]
-                vf, vr = (float(v[g, o]) + (0.0 if V is None else float(V[b, t, g, o])) for g in (0, 1))
+                vf, vr = (float(v[g, o]) + (0.0 if V is None else float(V[b, t, g, o]))
+                          for g in (0, 1))
                 f = 1 / (1 + math.exp(-(u[1] + vf * c + float(bias[0, o]))))
                 r = 1 / (1 + math.exp(-(u[2] + vr * c + float(bias[1, o]))))
                 steps.append((u, vf, vr, f, r, c))
@@ -115,21 +126,23 @@ def cell_backward(U, xr, v, bias, c0, H, D, G, Glast, V=None, m=None, pad=None, 
 
 
 def run_cell(t, meta):
-    """t: tensors of a sru_cell file; meta: its metadata. Results h, c_last and the gradients."""
+    """Results h, c_last and gradients of a sru_cell file with tensors t."""
     H, D, k = int(meta["H"]), int(meta["D"]), int(meta["k"])
     skip = bool(int(meta["skip"]))
     x = leaves(OrderedDict((n, t[n]) for n in ("U", "xr", "v", "bias", "V", "c0") if n in t))
-    h, c = cell(x["U"], x.get("xr"), x["v"], x["bias"], x["c0"], H, D, V=x.get("V"), m=t.get("m"), pad=t.get("pad"),
-                tanh=bool(int(meta["tanh"])), skip=skip, alpha=float(meta["alpha"]))
+    h, c = cell(x["U"], x.get("xr"), x["v"], x["bias"], x["c0"], H, D, V=x.get("V"), m=t.get("m"),
+                pad=t.get("pad"), tanh=bool(int(meta["tanh"])), skip=skip,
+                alpha=float(meta["alpha"]))
     loss = (t["G"] * h).sum() + (t["Glast"] * c).sum()
     r = OrderedDict(h=h.detach(), c_last=c.detach())
     r.update(prefixed("d", gradients(loss, x)))
     return r
 
 
-# ---------------------------------------------------------------------------------------- published numbers: the cell
+# -------------------------------------------------- published numbers: the cell
 
 def sn(a, b, *shape):
+    """sin(a i + b) of the flat index i, in the given shape."""
     i = torch.arange(int(np.prod(shape)), dtype=F64)
     return torch.sin(a * i + b).reshape(shape)
 
@@ -150,9 +163,10 @@ def from_batch_first(x):
 
 
 def appendix_cells():
-    """The three cases of 1.11 in this layout: name -> (tensors, metadata)."""
+    """The three cases of appendix 1.11 in this layout: {name: (tensors, metadata)}."""
     out = OrderedDict()
-    for name, L, B, H, D, k, tanh, skip, custom, alpha in (("a", 3, 1, 2, 1, 3, 0, 1, 0, 1.7), ("b", 3, 2, 1, 2, 4, 1, 1, 0, 1.0),
+    for name, L, B, H, D, k, tanh, skip, custom, alpha in (("a", 3, 1, 2, 1, 3, 0, 1, 0, 1.7),
+                                                           ("b", 3, 2, 1, 2, 4, 1, 1, 0, 1.0),
                                                            ("c", 3, 1, 1, 2, 3, 0, 0, 1, 1.0)):
         O = D * H
         t = OrderedDict()
@@ -183,9 +197,10 @@ CELL_EXPECT = {
     "a": dict(
         h="0.365896053 1.103440077 0.045554196 0.544602301 -1.094807974 -0.441036741",
         c_last="0.049609114 -0.417302644",
-        dU="""0.090475563 -0.004261354 -0.023037973 0.692191915 -0.118541699 -0.252284352 0.594623417 0.197794661
-            -0.312934775 0.369319359 0.055887305 0.435884128 0.236999765 -0.145366203 0.339745400 0.758074306 0.427276140
-            0.012102453""",
+        dU="""
+            0.090475563 -0.004261354 -0.023037973 0.692191915 -0.118541699 -0.252284352
+            0.594623417 0.197794661 -0.312934775 0.369319359 0.055887305 0.435884128
+            0.236999765 -0.145366203 0.339745400 0.758074306 0.427276140 0.012102453""",
         dxr="0.087201442 0.549141731 0.781197767 -0.092408051 1.003833611 0.418467650",
         dv="0.141919273 0.179223866 -0.302041713 0.125932510",
         dbias="0.048167103 0.364621745 0.003772652 0.195702229",
@@ -193,8 +208,10 @@ CELL_EXPECT = {
     "b": dict(
         h="0.333007461 -0.571389929 0.229854737 -0.559583299 0.011523229 -0.078549758 0 0 0 0 0 0",
         c_last="-0.441236802 0.276128887 0.011382027 0.317003599",
-        dU="""0.103825042 -0.004890108 -0.017566254 0.051294966 0.564955590 0.132509330 0.146615159 0.469822912 0.714235547
-            0.275165452 -0.154866655 0.203905121 0.187903461 -0.065008139 0.283363001 0.672507488 0.391737193 0.170098311
+        dU="""
+            0.103825042 -0.004890108 -0.017566254 0.051294966 0.564955590 0.132509330
+            0.146615159 0.469822912 0.714235547 0.275165452 -0.154866655 0.203905121
+            0.187903461 -0.065008139 0.283363001 0.672507488 0.391737193 0.170098311
             -0.251655004 0.296889509 0.204509740 -0.089801463 0.170055562 0.303911104""" + " 0" * 24,
         dv="0.130139588 0.033503334 -0.116567428 0.163323885",
         dbias="0.440373656 -0.022300272 -0.424087913 0.600033722",
@@ -202,11 +219,13 @@ CELL_EXPECT = {
     "c": dict(
         h="0.194881371 0.044504767 -0.305415093 -0.206354001 0.021884954 -0.188835622",
         c_last="0.050428125 0.149890507",
-        dU="""0.137817995 -0.006514579 0.010365223 0.499262789 -0.262398879 0.020157975 0.499107772 0.179759226 -0.140862231
-            0.338386401 -0.206944577 -0.064396819 0.278803833 -0.170778808 0.010991983 0.659544066 0.285853619
-            -0.074035931""",
-        dV="""-0.001471363 0.002341058 0.078725321 -0.006047827 0.044625365 -0.034969157 0.113307388 0.035258887 0.105433538
-            -0.006786109 0.112677749 -0.029183475""",
+        dU="""
+            0.137817995 -0.006514579 0.010365223 0.499262789 -0.262398879 0.020157975
+            0.499107772 0.179759226 -0.140862231 0.338386401 -0.206944577 -0.064396819
+            0.278803833 -0.170778808 0.010991983 0.659544066 0.285853619 -0.074035931""",
+        dV="""
+            -0.001471363 0.002341058 0.078725321 -0.006047827 0.044625365 -0.034969157
+            0.113307388 0.035258887 0.105433538 -0.006786109 0.112677749 -0.029183475""",
         dbias="0.002465838 -0.183489837 -0.119505025 -0.118274776",
         dc0="0.293059843 0.238703032"),
 }
@@ -228,10 +247,11 @@ def check_cells(report):
             report(f"1.11 {name} {key}", published_order(key, got[key]), want, 6e-10)
 
 
-# ---------------------------------------------------------------------------------------- 2. transforms
+# -------------------------------------------------- 2. transforms
 
 def allowed_keys(Tq, Tm, causal, window):
-    """(Tq, Tm+Tq), True where a query may look: row Tm+t against column, rows and columns counted from the oldest memory."""
+    """(Tq,Tm+Tq), True where a query sees a key: row Tm + t against column, both counted
+    from the oldest memory row."""
     row = torch.arange(Tm, Tm + Tq)[:, None]
     col = torch.arange(Tm + Tq)[None, :]
     ok = torch.ones(Tq, Tm + Tq, dtype=torch.bool)
@@ -243,7 +263,8 @@ def allowed_keys(Tq, Tm, causal, window):
 
 
 def attention(q, K, V, heads, ok, key_pad, literal_mask=False):
-    """q (B,Tq,P), K and V (B,Tk,P), ok (Tq,Tk), key_pad (B,Tk) or None. A query without any key gives 0."""
+    """q (B,Tq,P), K and V (B,Tk,P), ok (Tq,Tk), key_pad (B,Tk) or None -> (B,Tq,P). A
+    query without keys gives 0."""
     B, Tq, P = q.shape
     e = P // heads
     rows = []
@@ -252,7 +273,8 @@ def attention(q, K, V, heads, ok, key_pad, literal_mask=False):
         for a in range(heads):
             own = slice(a * e, a * e + e)
             S = (q[b, :, own] / math.sqrt(e)) @ K[b, :, own].t()
-            see = torch.ones_like(ok) if key_pad is None else (~key_pad[b].bool())[None, :].expand_as(ok)
+            see = torch.ones_like(ok) if key_pad is None else (
+                ~key_pad[b].bool())[None, :].expand_as(ok)
             if literal_mask:
                 assert bool(see.any())
                 S = S + LITERAL_MASK * (~ok).to(S.dtype)
@@ -279,8 +301,10 @@ def planes(y, w, k):
     return U.reshape(U.shape[0], U.shape[1], k, -1)
 
 
-def attention_transform(x, memory, w1, w2, w3, alpha, k, heads, norm, gain, shift, causal, window, pad=None,
-                        memory_pad=None, literal_mask=False):
+def attention_transform(x, memory, w1, w2, w3, alpha, k, heads, norm, gain, shift, causal, window,
+                        pad=None, memory_pad=None, literal_mask=False):
+    """SRU++'s transform of x (B,Tq,I) and memory (B,Tm,I): U (B,Tq,k,O) (2102.12459,
+    section 3)."""
     B, Tq, _ = x.shape
     Tm = 0 if memory is None else memory.shape[1]
     P = w1.shape[0]
@@ -298,6 +322,7 @@ def attention_transform(x, memory, w1, w2, w3, alpha, k, heads, norm, gain, shif
 
 
 def projected_transform(x, w1, w3, k, norm, gain, shift):
+    """The transform without attention: U = w3 norm(w1 x), (B,T,k,O)."""
     z = x @ w1.t()
     if norm != "none":
         z = layer_norm(z, gain, shift)
@@ -308,14 +333,16 @@ TRANSFORM_LEAVES = ("x", "w1", "w2", "w3", "alpha", "gain", "shift")
 
 
 def run_transform(t, meta):
-    """t: tensors of a sru_attn file. Results U and the gradients of sum(G U); memory is a constant."""
+    """Results U and the gradients of sum(G U) of a sru_attn file; memory is a
+    constant."""
     k = int(meta["k"])
     v = leaves(OrderedDict((n, t[n]) for n in TRANSFORM_LEAVES if n in t))
     gain, shift = v.get("gain"), v.get("shift")
     if int(meta["attention"]):
-        U = attention_transform(v["x"], t.get("memory"), v["w1"], v["w2"], v["w3"], v["alpha"], k, int(meta["heads"]),
-                                meta["norm"], gain, shift, int(meta["causal"]), int(meta["window"]), t.get("pad"),
-                                t.get("memory_pad"), bool(int(meta.get("literal_mask", 0))))
+        U = attention_transform(v["x"], t.get("memory"), v["w1"], v["w2"], v["w3"], v["alpha"], k,
+                                int(meta["heads"]), meta["norm"], gain, shift, int(meta["causal"]),
+                                int(meta["window"]), t.get("pad"), t.get("memory_pad"),
+                                bool(int(meta.get("literal_mask", 0))))
     else:
         U = projected_transform(v["x"], v["w1"], v["w3"], k, meta["norm"], gain, shift)
     r = OrderedDict(U=U.detach())
@@ -323,57 +350,67 @@ def run_transform(t, meta):
     return r
 
 
-# ---------------------------------------------------------------------------------------- published numbers: attention
+# -------------------------------------------------- published numbers: attention
 
 def planar_rows(w, k):
-    """(O k, P) with row o k + i -> row i O + o."""
+    """Row o k + i of (O k,P) becomes row i O + o."""
     return w.reshape(-1, k, w.shape[1]).transpose(0, 1).reshape(w.shape).contiguous()
 
 
 def published_rows(w, k):
+    """The inverse of planar_rows."""
     return w.reshape(k, -1, w.shape[1]).transpose(0, 1).reshape(w.shape)
 
 
 def appendix_transforms():
-    """The two cases of 2.9: name -> (tensors, metadata). O k = 6 is read as k 3, H 2, one direction."""
+    """The two cases of appendix 2.9: {name: (tensors, metadata)}. O k = 6 is read as k =
+    3, H = 2, one direction."""
     out = OrderedDict()
     i = torch.arange(4, dtype=F64)
     for norm in ("post", "pre"):
         t = OrderedDict()
         t["x"] = sn(1.1, .5, 3, 1, 3).transpose(0, 1).contiguous()
         t["memory"] = sn(.8, .4, 2, 1, 3).transpose(0, 1).contiguous()
-        t["w1"], t["w2"], t["w3"] = sn(.6, .2, 4, 3), sn(.7, .2, 8, 4), planar_rows(sn(.8, .2, 6, 4), 3)
+        t["w1"] = sn(.6, .2, 4, 3)
+        t["w2"] = sn(.7, .2, 8, 4)
+        t["w3"] = planar_rows(sn(.8, .2, 6, 4), 3)
         t["alpha"] = torch.tensor([.5], dtype=F64)
         t["gain"], t["shift"] = 1 + .2 * torch.sin(i), .1 * torch.cos(i)
         t["G"] = planar(sn(.45, .25, 3, 1, 6), 1, 2, 3)
-        out[norm] = (t, transform_meta(t, heads=2, norm=norm, causal=1, window=0, attention=1, k=3, H=2, D=1))
+        out[norm] = (t, transform_meta(t, heads=2, norm=norm, causal=1, window=0, attention=1, k=3,
+                                       H=2, D=1))
     return out
 
 
 def transform_meta(t, heads, norm, causal, window, attention, k, H, D, literal_mask=0):
     B, Tq, I = t["x"].shape
-    return OrderedDict(B=B, T=Tq, memory_rows=t["memory"].shape[1] if "memory" in t else 0, I=I, P=t["w1"].shape[0], heads=heads,
-                       norm=norm, causal=int(causal), window=window, attention=int(attention), k=k, H=H, D=D,
+    return OrderedDict(B=B, T=Tq, memory_rows=t["memory"].shape[1] if "memory" in t else 0, I=I,
+                       P=t["w1"].shape[0], heads=heads, norm=norm, causal=int(causal),
+                       window=window, attention=int(attention), k=k, H=H, D=D,
                        literal_mask=int(literal_mask))
 
 
 TRANSFORM_EXPECT = {
     "post": dict(
-        U="""-0.686781228 0.590533136 -0.492271061 0.392330122 -0.291051160 0.188779584 0.794829901 -0.702144581 0.607064634
-            -0.509914323 0.411024976 -0.310733850 -0.395433823 0.295139700 -0.193839018 0.091877259 0.010397843
-            -0.112637484""",
-        dx="""-0.132166458 -0.020392691 0.098504830 0.455610400 -0.021675822 -0.491390055 -0.404471867 0.198736828
-            0.732521032""",
+        U="""
+            -0.686781228 0.590533136 -0.492271061 0.392330122 -0.291051160 0.188779584
+            0.794829901 -0.702144581 0.607064634 -0.509914323 0.411024976 -0.310733850
+            -0.395433823 0.295139700 -0.193839018 0.091877259 0.010397843 -0.112637484""",
+        dx="""
+            -0.132166458 -0.020392691 0.098504830 0.455610400 -0.021675822 -0.491390055
+            -0.404471867 0.198736828 0.732521032""",
         dalpha="-0.186778974",
         dgain="-0.276695400 -1.794247743 2.299169065 0.025831086",
         dshift="-0.188851165 -0.444458918 -0.430463855 -0.155355194",
         dw1="-0.005688257", dw2="-0.426820974", dw3="2.081998769"),
     "pre": dict(
-        U="""-0.772078072 0.659446107 -0.544565136 0.427826953 -0.309629688 0.190376447 0.814732294 -0.682595610 0.548130968
-            -0.411796955 0.274058529 -0.135385440 -0.535279887 0.430207109 -0.323667132 0.216023304 -0.107642741
-            -0.001104933""",
-        dx="""-0.073931632 -0.019821838 0.041212294 0.223545904 -0.100324765 -0.389149108 -0.217834192 0.210441461
-            0.565203856""",
+        U="""
+            -0.772078072 0.659446107 -0.544565136 0.427826953 -0.309629688 0.190376447
+            0.814732294 -0.682595610 0.548130968 -0.411796955 0.274058529 -0.135385440
+            -0.535279887 0.430207109 -0.323667132 0.216023304 -0.107642741 -0.001104933""",
+        dx="""
+            -0.073931632 -0.019821838 0.041212294 0.223545904 -0.100324765 -0.389149108
+            -0.217834192 0.210441461 0.565203856""",
         dalpha="0.504043585",
         dw1="-6.499584927", dw2="-0.515321794", dw3="2.928147921"),
 }
@@ -396,10 +433,11 @@ def check_transforms(report):
                 value = checksum(published_rows(value, 3))
             elif key in ("dw1", "dw2"):
                 value = checksum(value)
-            report(f"2.9 {name} {key}", value.reshape(-1), torch.tensor(numbers(text), dtype=F64), 6e-10)
+            report(f"2.9 {name} {key}", value.reshape(-1),
+                   torch.tensor(numbers(text), dtype=F64), 6e-10)
 
 
-# ---------------------------------------------------------------------------------------- 3. stacks
+# -------------------------------------------------- 3. stacks
 
 @dataclass
 class Stack:
@@ -407,14 +445,15 @@ class Stack:
     hidden: int = 6             # per direction
     layers: int = 2
     bidirectional: int = 0
-    proj: str = "0"             # one number for every layer, or one per layer; SRU++ needs it
-    attention: int = 0          # 1: SRU++, projection and (by the two rules below) attention in the layers
+    proj: str = "0"             # one width for all layers, or one per layer; SRU++ requires it
+    # 1: SRU++; the two rules below choose the layers that attend
+    attention: int = 0
     heads: int = 1
     attn_every: int = 1
     attn_last: int = -1
     attn_norm: int = 1
     attn_pre: int = 0
-    norm: str = "none"          # cell layer norm
+    norm: str = "none"          # LayerNorm of the cell
     skip: int = 1
     tanh: int = 0
     rescale: int = 0
@@ -472,7 +511,7 @@ class Stack:
 
 
 def stack_shapes(cfg):
-    """(name, shape, kind) of every parameter."""
+    """[(name, shape, kind)] of every parameter."""
     out = []
     if cfg.maps_input:
         out.append(("input.weight", (cfg.O, cfg.input), "linear"))
@@ -493,6 +532,7 @@ def stack_shapes(cfg):
 
 
 def fill(shapes, gen, highway_bias=0.0):
+    """Random parameters of sizes that matter, by kind."""
     params = OrderedDict()
     for name, shape, kind in shapes:
         z = randn(gen, *shape)
@@ -522,6 +562,7 @@ def fill(shapes, gen, highway_bias=0.0):
 
 
 def stack_layer(cfg, p, l, x, c0, pad, memory, memory_pad):
+    """One layer: x (B,T,I) -> h (B,T,O), c_last (B,O)."""
     g = lambda name: p.get(f"layers.{l}.{name}")
     k = cfg.k(l)
     raw = x
@@ -531,14 +572,16 @@ def stack_layer(cfg, p, l, x, c0, pad, memory, memory_pad):
             memory = layer_norm(memory, g("norm.weight"), g("norm.bias"))
     norm = ("pre" if cfg.attn_pre else "post") if cfg.attention and cfg.attn_norm else "none"
     if cfg.attends(l):
-        U = attention_transform(x, memory, g("w1"), g("w2"), g("w3"), g("alpha"), k, cfg.heads, norm, g("attn_norm.weight"),
-                                g("attn_norm.bias"), cfg.causal, cfg.window, pad, memory_pad)
+        U = attention_transform(x, memory, g("w1"), g("w2"), g("w3"), g("alpha"), k, cfg.heads,
+                                norm, g("attn_norm.weight"), g("attn_norm.bias"), cfg.causal,
+                                cfg.window, pad, memory_pad)
     elif cfg.width_proj(l):
-        U = projected_transform(x, g("w1"), g("w3"), k, norm, g("attn_norm.weight"), g("attn_norm.bias"))
+        U = projected_transform(x, g("w1"), g("w3"), k, norm, g("attn_norm.weight"),
+                                g("attn_norm.bias"))
     else:
         U = planes(x, g("w3"), k)
-    h, c = cell(U, raw if k == 3 and cfg.skip else None, g("v"), g("bias"), c0, cfg.hidden, cfg.D, pad=pad,
-                tanh=bool(cfg.tanh), skip=bool(cfg.skip), alpha=cfg.alpha)
+    h, c = cell(U, raw if k == 3 and cfg.skip else None, g("v"), g("bias"), c0, cfg.hidden, cfg.D,
+                pad=pad, tanh=bool(cfg.tanh), skip=bool(cfg.skip), alpha=cfg.alpha)
     if cfg.norm == "post":
         h = layer_norm(h, g("norm.weight"), g("norm.bias"))
         if cfg.zero_pads and pad is not None:
@@ -547,7 +590,8 @@ def stack_layer(cfg, p, l, x, c0, pad, memory, memory_pad):
 
 
 def stack_segment(cfg, p, x, c0, pad=None, memory=None, memory_pad=None):
-    """One segment: h, c (L,B,O), raw layer inputs (the next segment's memory, where a layer attends)."""
+    """One segment: h (B,T,O), c (L,B,O), and the raw inputs of layers with attention, the
+    next segment's memory."""
     if cfg.maps_input:
         x = x @ p["input.weight"].t()
     c, kept = [], []
@@ -567,16 +611,18 @@ def lengths(meta):
 
 
 def trained_leaves(cfg, p):
-    """Leaves of every parameter but v of version 1, which is zero and frozen."""
+    """Leaves of all parameters, except for v of version 1, which is zero and frozen."""
     return OrderedDict((n, v if cfg.v1 and n.endswith(".v") else leaf(v)) for n, v in p.items())
 
 
 def trained(p):
+    """The parameters that require a gradient."""
     return OrderedDict((n, v) for n, v in p.items() if v.requires_grad)
 
 
 def run_stack(t, meta):
-    """t: tensors of a sru_stack file. Every segment with constant parameters, gradients of the last one alone."""
+    """Results of a sru_stack file: all segments with fixed parameters, gradients of the
+    last one."""
     cfg, T = Stack.from_metadata(meta), lengths(meta)
     x, pad, p = t["x"], t.get("pad"), parameters_in(t)
     c = t["c0"] if "c0" in t else torch.zeros(cfg.layers, x.shape[0], cfg.O, dtype=x.dtype)
@@ -587,7 +633,8 @@ def run_stack(t, meta):
         if last:
             q = OrderedDict(x=leaf(part), c0=leaf(c))
             q.update(prefixed("param.", trained_leaves(cfg, p)))
-            y, new, kept = stack_segment(cfg, parameters_in(q), q["x"], q["c0"], part_pad, memory, memory_pad)
+            y, new, kept = stack_segment(cfg, parameters_in(q), q["x"], q["c0"], part_pad, memory,
+                                         memory_pad)
             loss = (t["G"] * y).sum() + (t["Glast"] * new).sum()
             grads = gradients(loss, trained(q))
         else:
@@ -604,7 +651,8 @@ def run_stack(t, meta):
 
 
 def stack_loss(t, meta):
-    """The last segment's loss as a function of its arguments, the state before it held fixed; for finite differences."""
+    """The last segment's loss as a function of its arguments, with the state before it
+    held fixed."""
     cfg, T = Stack.from_metadata(meta), lengths(meta)
     x, pad, p = t["x"], t.get("pad"), parameters_in(t)
     c = t["c0"] if "c0" in t else torch.zeros(cfg.layers, x.shape[0], cfg.O, dtype=x.dtype)
@@ -620,13 +668,13 @@ def stack_loss(t, meta):
         def loss(a):
             q = {n[11:]: v for n, v in a.items() if n.startswith("grad.param.")}
             with torch.no_grad():
-                y, new, _ = stack_segment(cfg, q, a["grad.x"], a["grad.c0"], None if pad is None else pad[:, at:], memory,
-                                          memory_pad)
+                y, new, _ = stack_segment(cfg, q, a["grad.x"], a["grad.c0"], None
+                                          if pad is None else pad[:, at:], memory, memory_pad)
             return float((t["G"] * y).sum() + (t["Glast"] * new).sum())
     return args, loss
 
 
-# ---------------------------------------------------------------------------------------- 4. language models
+# -------------------------------------------------- 4. language models
 
 @dataclass
 class LM(Stack):
@@ -667,7 +715,8 @@ def lm_shapes(cfg):
         out = [(f"out_emb.tables.{i}", (size[i], width[i]), "table") for i in idx]
         out += [(f"out_emb.projs.{i}", (d, width[i]), "linear") for i in idx]
         out += [(f"out_emb.biases.{i}", (size[i],), "small") for i in idx]
-        out += [("out_emb.cluster.weight", (len(size) - 1, width[0]), "table"), ("out_emb.cluster.bias", (len(size) - 1,), "small")]
+        out += [("out_emb.cluster.weight", (len(size) - 1, width[0]), "table"),
+                ("out_emb.cluster.bias", (len(size) - 1,), "small")]
         if cfg.separate_projs:
             out += [(f"in_emb.projs.{i}", (d, width[i]), "linear") for i in idx]
     else:
@@ -703,7 +752,8 @@ def log_probs(cfg, p, h):
     parts = [head[..., :rows - K]]
     for i in range(1, K + 1):
         tail = h @ p[f"out_emb.projs.{i}"] @ p[f"out_emb.tables.{i}"].t() + p[f"out_emb.biases.{i}"]
-        parts.append(head[..., rows - i, None] + torch.log_softmax(tail, -1))    # cluster i: i-th column from the end
+        # cluster i has the i-th column from the end
+        parts.append(head[..., rows - i, None] + torch.log_softmax(tail, -1))
     return torch.cat(parts, -1)
 
 
@@ -721,7 +771,8 @@ def run_lm(t, meta):
     c, memory, at, nll = torch.zeros(cfg.layers, ids.shape[0], cfg.O, dtype=dtype), None, 0, []
     for s, n in enumerate(T):
         q = trained_leaves(cfg, p)
-        loss, logp, c, memory = lm_segment(cfg, q, ids[:, at:at + n], ids[:, at + 1:at + n + 1], c, memory)
+        loss, logp, c, memory = lm_segment(cfg, q, ids[:, at:at + n], ids[:, at + 1:at + n + 1],
+                                           c, memory)
         nll.append(loss.detach())
         at += n
     r = OrderedDict(nll=torch.stack(nll), logits=logp.detach())
@@ -733,7 +784,7 @@ def run_lm(t, meta):
     return r
 
 
-# ---------------------------------------------------------------------------------------- 5. optimisers, schedules
+# -------------------------------------------------- 5. optimisers, schedules
 
 def radam_rho(t, beta2=0.999):
     limit = 2 / (1 - beta2) - 1
@@ -741,10 +792,16 @@ def radam_rho(t, beta2=0.999):
 
 
 class Optimiser:
-    """kind: "radam" (un-normalised while rho < 5), "radam_skip" (no update then), "adamw". Decay is decoupled."""
+    """radam (un-normalised while rho < 5), radam_skip (no update then; 1908.03265), adamw
+    (1711.05101). Decay is decoupled."""
 
     def __init__(self, kind, params, weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8):
-        self.kind, self.wd, self.b1, self.b2, self.eps, self.t = kind, weight_decay, beta1, beta2, eps, 0
+        self.kind = kind
+        self.wd = weight_decay
+        self.b1 = beta1
+        self.b2 = beta2
+        self.eps = eps
+        self.t = 0
         self.p = params
         self.m = {n: torch.zeros_like(v) for n, v in params.items()}
         self.s = {n: torch.zeros_like(v) for n, v in params.items()}
@@ -765,7 +822,8 @@ class Optimiser:
                 limit, rho = radam_rho(t, self.b2)
                 if rho >= 5:
                     p = p - lr * self.wd * p
-                    rt = math.sqrt(c2 * (rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)) / c1
+                    rt = math.sqrt(c2 * (rho - 4) * (rho - 2) * limit
+                                   / ((limit - 4) * (limit - 2) * rho)) / c1
                     p = p - lr * rt * m / (root + self.eps)
                 elif self.kind == "radam":
                     p = p - lr * self.wd * p
@@ -774,7 +832,7 @@ class Optimiser:
 
 
 def cosine(n, base, W, T, first_zero=False):
-    """Recursive cosine after a linear warm-up; n counts updates from 0."""
+    """Recursive cosine schedule after a linear warm-up; n counts updates from 0."""
     warm = lambda n: base * (n if first_zero else n + 1) / W
     if n < W:
         return warm(n)
@@ -782,22 +840,26 @@ def cosine(n, base, W, T, first_zero=False):
 
 
 def noam(n, lr, d, W):
+    """Schedule of Vaswani et al. 2017 (1706.03762, section 5.3)."""
     return lr / math.sqrt(d) * min(n ** -0.5, n * W ** -1.5)
 
 
 def run_curve(t, meta):
-    """Training: one update per segment, states and memory carried, the gradient clipped by its global norm."""
+    """Training: one update per segment, state and memory carried, gradients clipped by
+    their global norm."""
     cfg = LM.from_metadata(meta)
     steps, T, clip = int(meta["steps"]), int(meta["block"]), float(meta["clip"])
     p, ids = parameters_in(t), t["tokens"].long()
     dtype = next(iter(p.values())).dtype
-    opt = Optimiser(meta["optim"], p, float(meta["weight_decay"]), float(meta["beta1"]), float(meta["beta2"]), float(meta["eps"]))
+    opt = Optimiser(meta["optim"], p, float(meta["weight_decay"]), float(meta["beta1"]),
+                    float(meta["beta2"]), float(meta["eps"]))
     c, memory = torch.zeros(cfg.layers, ids.shape[0], cfg.O, dtype=dtype), None
     losses, rates, norms = [], [], []
     for n in range(steps):
         at = n * T
         q = trained_leaves(cfg, opt.p)
-        loss, _, c, memory = lm_segment(cfg, q, ids[:, at:at + T], ids[:, at + 1:at + T + 1], c, memory)
+        loss, _, c, memory = lm_segment(cfg, q, ids[:, at:at + T], ids[:, at + 1:at + T + 1],
+                                        c, memory)
         grads = gradients(loss, q)
         norm = global_norm(grads)
         factor = min(1.0, clip / (float(norm) + 1e-6))
@@ -806,12 +868,13 @@ def run_curve(t, meta):
         losses.append(loss.detach())
         rates.append(lr)
         norms.append(norm)
-    r = OrderedDict(loss=torch.stack(losses), lr=torch.tensor(rates, dtype=dtype), norm=torch.stack(norms))
+    r = OrderedDict(loss=torch.stack(losses), lr=torch.tensor(rates, dtype=dtype),
+                    norm=torch.stack(norms))
     r.update(prefixed("final.", opt.p))
     return r
 
 
-# ---------------------------------------------------------------------------------------- checks
+# -------------------------------------------------- checks
 
 def check_schedules(report):
     one = lambda x: torch.tensor([x], dtype=F64)
@@ -824,7 +887,8 @@ def check_schedules(report):
         lr *= (1 + math.cos(math.pi * n / 4e5)) / (1 + math.cos(math.pi * (n - 1) / 4e5))
     report("2.7 step-by-step recursion", step, one(0.0), 1e-9)
     report("2.7 first rate, n/W", one(cosine(0, 3e-4, 16000, 400000, True)), one(0.0), 0)
-    report("2.7 first normalised RAdam step", one(float(next(t for t in range(1, 99) if radam_rho(t)[1] >= 5))), one(6.0), 0)
+    report("2.7 first normalised RAdam step",
+           one(float(next(t for t in range(1, 99) if radam_rho(t)[1] >= 5))), one(6.0), 0)
     report("2.7 rho_inf", one(radam_rho(1)[0]), one(1999.0), 1e-9)
 
 
@@ -832,7 +896,8 @@ def check_optimisers(report):
     gen = seeded(5)
     start = randn(gen, 7)
     grads = randn(gen, 40, 7)
-    for kind, make in (("radam", lambda p: torch.optim.RAdam(p, lr=.02, weight_decay=.1, decoupled_weight_decay=True)),
+    for kind, make in (("radam", lambda p: torch.optim.RAdam(p, lr=.02, weight_decay=.1,
+                                                             decoupled_weight_decay=True)),
                        ("adamw", lambda p: torch.optim.AdamW(p, lr=.02, weight_decay=.1))):
         p = leaf(start)
         theirs, ours = make([p]), Optimiser(kind, {"p": start.clone()}, 0.1)
@@ -846,7 +911,8 @@ def check_optimisers(report):
 
 
 def check_adjoint(report):
-    """The adjoint walk of 1.5 against autograd over every combination of options."""
+    """The backward pass of appendix 1.5 against autograd, for every combination of
+    options."""
     gen = seeded(11)
     worst, count = torch.zeros(1, dtype=F64), 0
     for bits in range(64):
@@ -855,8 +921,8 @@ def check_adjoint(report):
         for skip in ((1,) if four else (0, 1)):
             B, T, H, k = 2, 5, 2, 4 if four else 3
             O = D * H
-            t = OrderedDict(U=randn(gen, B, T, k, O), v=randn(gen, 2, O), bias=randn(gen, 2, O), c0=randn(gen, B, O),
-                            G=randn(gen, B, T, O), Glast=randn(gen, B, O))
+            t = OrderedDict(U=randn(gen, B, T, k, O), v=randn(gen, 2, O), bias=randn(gen, 2, O),
+                            c0=randn(gen, B, O), G=randn(gen, B, T, O), Glast=randn(gen, B, O))
             if k == 3 and skip:
                 t["xr"] = randn(gen, B, T, O)
             if custom:
@@ -866,8 +932,9 @@ def check_adjoint(report):
             if padded:
                 t["pad"] = (torch.rand(B, T, generator=gen) < .4).to(torch.int32)
             got = run_cell(t, dict(H=H, D=D, k=k, tanh=tanh, skip=skip, alpha=1.3))
-            want = cell_backward(t["U"], t.get("xr"), t["v"], t["bias"], t["c0"], H, D, t["G"], t["Glast"], V=t.get("V"),
-                                 m=t.get("m"), pad=t.get("pad"), tanh=bool(tanh), skip=bool(skip), alpha=1.3)
+            want = cell_backward(t["U"], t.get("xr"), t["v"], t["bias"], t["c0"], H, D, t["G"],
+                                 t["Glast"], V=t.get("V"), m=t.get("m"), pad=t.get("pad"),
+                                 tanh=bool(tanh), skip=bool(skip), alpha=1.3)
             for key in got:
                 if key in want:
                     worst = torch.maximum(worst, (got[key] - want[key]).abs().max().reshape(1))
@@ -883,7 +950,8 @@ def check_sdpa(report):
     pad[0, 4] = pad[1, 7] = 1
     split = lambda z: z.reshape(2, z.shape[1], 3, 2).transpose(1, 2)
     mask = ok[None, None] & ~pad.bool()[:, None, None, :]
-    want = F.scaled_dot_product_attention(split(q), split(K), split(V), attn_mask=mask).transpose(1, 2).reshape(2, 4, 6)
+    want = F.scaled_dot_product_attention(split(q), split(K), split(V),
+                                          attn_mask=mask).transpose(1, 2).reshape(2, 4, 6)
     report("attention against torch", attention(q, K, V, 3, ok, pad), want, 1e-14)
     x = randn(gen, 2, 5)
     g, s = randn(gen, 5), randn(gen, 5)
@@ -891,9 +959,11 @@ def check_sdpa(report):
 
 
 def check_segments(report):
-    """Two segments with carried states and memory equal one pass (2.9), with the FIX of Q12 also under cell pre-norm."""
+    """Two segments with carried state and memory equal one pass (2.9); under cell
+    pre-norm this requires the fix of Q12."""
     for norm, literal in (("none", 0), ("pre", 0), ("post", 0)):
-        cfg = Stack(input=6, hidden=6, layers=3, proj="4", attention=1, heads=2, norm=norm, literal_norm=literal)
+        cfg = Stack(input=6, hidden=6, layers=3, proj="4", attention=1, heads=2, norm=norm,
+                    literal_norm=literal)
         gen = seeded(13)
         p = fill(stack_shapes(cfg), gen)
         x, c0 = randn(gen, 2, 10, 6), randn(gen, 3, 2, 6)
@@ -903,31 +973,38 @@ def check_segments(report):
         report(f"segments equal one pass, cell norm {norm}", torch.cat([one, two], 1), whole, 1e-13)
         report(f"  states, cell norm {norm}", last, c, 1e-13)
     cfg = replace(cfg, norm="pre", literal_norm=1)
-    far = (stack_segment(cfg, p, x[:, 5:], mid, None, memory)[0] - stack_segment(cfg, p, x, c0)[0][:, 5:]).abs().max()
-    report("  the literal form differs (> 0.01)", (far < 0.01).to(F64).reshape(1), torch.zeros(1, dtype=F64), 0)
+    far = (stack_segment(cfg, p, x[:, 5:], mid, None, memory)[0]
+           - stack_segment(cfg, p, x, c0)[0][:, 5:]).abs().max()
+    report("  the literal form differs (> 0.01)", (far < 0.01).to(F64).reshape(1),
+           torch.zeros(1, dtype=F64), 0)
 
 
 def check_lm(report):
-    """Adaptive probabilities sum to 1; the direction-reversed stack is the time-reversed one."""
-    cfg = LM(vocab=23, dim=6, layers=1, proj="4", attention=1, cutoffs="7,15", n_e=8, div_val=2).finish()
+    """Adaptive probabilities sum to 1; the reversed direction is the time-reversed
+    one."""
+    cfg = LM(vocab=23, dim=6, layers=1, proj="4", attention=1, cutoffs="7,15", n_e=8,
+             div_val=2).finish()
     gen = seeded(14)
     p = fill(lm_shapes(cfg), gen)
     total = log_probs(cfg, p, randn(gen, 3, 6)).exp().sum(-1)
     report("adaptive probabilities sum to 1", total, torch.ones_like(total), 1e-14)
     U, xr = randn(gen, 2, 7, 3, 3), randn(gen, 2, 7, 3)
     v, b, c0 = (randn(gen, 2, 3) for _ in range(3))
-    both, c = cell(torch.cat([U, U.flip(1)], 3), torch.cat([xr, xr.flip(1)], 2), torch.cat([v, v], 1), torch.cat([b, b], 1),
-                   torch.cat([c0, c0], 1), 3, 2)
+    both, c = cell(torch.cat([U, U.flip(1)], 3), torch.cat([xr, xr.flip(1)], 2),
+                   torch.cat([v, v], 1), torch.cat([b, b], 1), torch.cat([c0, c0], 1), 3, 2)
     report("reverse direction is the mirrored one", both[..., 3:], both[..., :3].flip(1), 1e-15)
 
 
 def check_differences(report):
-    """Central differences of the last segment's loss on two stacks, every entry of every argument."""
+    """Central differences of the last segment's loss of two stacks, for every entry of
+    every argument."""
     for name, cfg, T, with_pad in (
-            ("SRU, bidirectional k 4 then 3", Stack(input=3, hidden=2, layers=2, bidirectional=1, norm="post", rescale=1, tanh=1,
-                                                   highway_bias=-.5, proj="2,0"), "3,4", 1),
-            ("SRU++, pre-norm, window", Stack(input=4, hidden=4, layers=2, proj="4", attention=1, heads=2, norm="pre", window=3,
-                                             highway_bias=-1.0), "3,4", 0)):
+            ("SRU, bidirectional k 4 then 3",
+             Stack(input=3, hidden=2, layers=2, bidirectional=1, norm="post", rescale=1, tanh=1,
+                   highway_bias=-.5, proj="2,0"), "3,4", 1),
+            ("SRU++, pre-norm, window", Stack(input=4, hidden=4, layers=2, proj="4", attention=1,
+                                              heads=2, norm="pre", window=3, highway_bias=-1.0),
+             "3,4", 0)):
         gen = seeded(15)
         t = prefixed("param.", fill(stack_shapes(cfg), gen, cfg.highway_bias))
         meta = dict(cfg.metadata(), segments=T)
@@ -953,7 +1030,8 @@ def check_differences(report):
                 flat[i] = keep
                 worst = max(worst, abs((up - down) / (2 * step) - float(got[key].reshape(-1)[i])))
                 entries += 1
-        report(f"differences, {name} ({entries})", torch.tensor([worst], dtype=F64), torch.zeros(1, dtype=F64), 2e-8)
+        report(f"differences, {name} ({entries})", torch.tensor([worst], dtype=F64),
+               torch.zeros(1, dtype=F64), 2e-8)
 
 
 def main():
@@ -961,8 +1039,8 @@ def main():
         print(__doc__)
         return 2
     checker = Checker()
-    for check in (check_cells, check_transforms, check_schedules, check_optimisers, check_adjoint, check_sdpa, check_segments,
-                  check_lm, check_differences):
+    for check in (check_cells, check_transforms, check_schedules, check_optimisers, check_adjoint,
+                  check_sdpa, check_segments, check_lm, check_differences):
         check(checker.close)
     return checker.finish()
 
