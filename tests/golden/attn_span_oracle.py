@@ -681,13 +681,13 @@ def check_spans(ck):
     m = span_mask(torch.tensor([0.05], dtype=F64),
                   torch.tensor([13., 14., 30., 45., 46.], dtype=F64), 256, 32)[0]
     ck.close("mask table", m, torch.tensor([1., 0.99375, 0.49375, 0.025, 0.], dtype=F64), 1e-14)
-    for L, R, z, want in [(8192, 32, 0., (64, 128)), (8192, 32, .01, (128, 192)),
+    for L, R, z, expected in [(8192, 32, 0., (64, 128)), (8192, 32, .01, (128, 192)),
                           (8192, 32, .1, (896, 960)), (8192, 32, .5, (4160, 4224)),
                           (8192, 32, 1., (8192, 8192)), (256, 32, .3, (128, 192)),
                           (256, 32, .61, (192, 256))]:
         got = working_span(Config(span=L, ramp=R, adapt_span=True),
                            torch.tensor([0., z], dtype=F64))
-        ck.equal(f"span and cache of L {L}, z {z}", got, want)
+        ck.equal(f"span and cache of L {L}, z {z}", got, expected)
     cfg = Config(span=512, adapt_span=True, blocks=5)
     schedule = torch.tensor([[[0., z], [0., .1]] for z in (0., .3, .9, 1., 0.)], dtype=F64)
     trace = run_blocks(cfg, fill_t(cfg, T_SPANS), tokens_t(cfg), schedule)["trace"]

@@ -473,6 +473,11 @@ def attention(cfg, p, l, inp, slot, mask, call, table_rows, held, kv_weight):
     return linear(o, p[a + "out.weight"], p[a + "out.bias"]), q, k, v, prob
 
 
+def norm(p, part, x):
+    """The LayerNorm of a sublayer, "layers.L.attn." or "layers.L.ff."."""
+    return layer_norm(x, p[part + "norm.weight"], p[part + "norm.bias"])
+
+
 def forward_row(cfg, p, ids, mask, slots, call, training, table_rows, frozen=()):
     """One call of one stream. ids: T tokens; mask: T bools; slots: {layer: Slot}, changed
     in place.
@@ -494,19 +499,17 @@ def forward_row(cfg, p, ids, mask, slots, call, training, table_rows, frozen=())
     seen = {}
     for l in range(cfg.layers):
         a, f = f"layers.{l}.attn.", f"layers.{l}.ff."
-        norm_a = lambda t: layer_norm(t, p[a + "norm.weight"], p[a + "norm.bias"])
-        norm_f = lambda t: layer_norm(t, p[f + "norm.weight"], p[f + "norm.bias"])
-        inp = x if cfg.norm_after else norm_a(x)
+        inp = x if cfg.norm_after else norm(p, a, x)
         kv_weight = p[a + "kv.weight"].detach() if l in frozen else p[a + "kv.weight"]
         y, q, k, v, prob = attention(cfg, p, l, inp, slots.get(l), mask, call, table_rows, held,
                                      kv_weight)
         x = gate(cfg, lambda name: p[a + "gate." + name], y, x)
         if cfg.norm_after:
-            x = norm_a(x)
-        y = feed_forward(cfg, p, l, x if cfg.norm_after else norm_f(x))
+            x = norm(p, a, x)
+        y = feed_forward(cfg, p, l, x if cfg.norm_after else norm(p, f, x))
         x = gate(cfg, lambda name: p[f + "gate." + name], y, x)
         if cfg.norm_after:
-            x = norm_f(x)
+            x = norm(p, f, x)
         if l in memory:
             seen[l] = (x if cfg.recurrence == "ernie" else inp, q, k, v, prob)
     out = layer_norm(x, p["final_norm.weight"], p["final_norm.bias"]) if cfg.final_norm else x
@@ -618,8 +621,10 @@ class Model:
             ratio_layer.append((error / size).detach() if count else zero)
         with_compression = sum(1 for l in cfg.memory if cfg.compressed_capacity(l))
         aux = cfg.aux_weight / with_compression * sum(aux_layer) if with_compression else zero
-        stack = lambda values: torch.stack(values) if values else torch.zeros(0, dtype=logits.dtype)
-        return logits, stack(aux_layer), stack(ratio_layer), aux
+        none = torch.zeros(0, dtype=logits.dtype)
+        aux_layer = torch.stack(aux_layer) if aux_layer else none
+        ratio_layer = torch.stack(ratio_layer) if ratio_layer else none
+        return logits, aux_layer, ratio_layer, aux
 
     def memories(self, l):
         """mem (B,n,D), mem_pad (B,n), cmem (B,c,D), cmem_pad (B,c). A shorter memory is
@@ -910,8 +915,8 @@ def check_streams(report):
                 for at in range(0, N, S):
                     for T in range(1, min(S, N - at) + 1):
                         y = steps.segment(tokens[:, at:at + T], mask[:, at:at + T], None, False)[0]
-                        report.expect(near(y[:, -1], full[:, at + T - 1]), f"variety {i}: "
-                                      f"step {at} {T}")
+                        report.expect(near(y[:, -1], full[:, at + T - 1]),
+                                      f"variety {i}: step {at} {T}")
             # rows of the batch are independent
             for b in range(3):
                 alone = run_plain(cfg, p, tokens[b:b + 1], mask[b:b + 1])[0]
@@ -921,17 +926,17 @@ def check_streams(report):
             again, model = run_plain(cfg, p, tokens, mask, {3: torch.tensor([0, 1, 0])})
             fresh, young = run_plain(cfg, p, tokens[1:2, 3 * S:], mask[1:2, 3 * S:])
             report.expect(near(again[1, 3 * S:], fresh[0]), f"variety {i}: reset row")
-            report.expect(near(again[0], full[0]) and near(again[2], full[2]), f"variety {i}: "
-                          "rows next to a reset")
+            report.expect(near(again[0], full[0]) and near(again[2], full[2]),
+                          f"variety {i}: rows next to a reset")
             for l in cfg.memory:
                 for kind in (0, 2):
                     value, pad = model.memories(l)[kind:kind + 2]
                     own = young.memories(l)[kind]
                     k = own.shape[1]
-                    report.expect(near(value[1:2, value.shape[1] - k:], own), f"variety {i}: "
-                                  "memory of a reset row")
-                    report.expect(bool((pad[1, :value.shape[1] - k] == 1).all()), f"variety {i}: "
-                                  "memory before a reset")
+                    report.expect(near(value[1:2, value.shape[1] - k:], own),
+                                  f"variety {i}: memory of a reset row")
+                    report.expect(bool((pad[1, :value.shape[1] - k] == 1).all()),
+                                  f"variety {i}: memory before a reset")
             # causality, and padding is invisible
             other = tokens.clone()
             at = 2 * S + 1
@@ -940,87 +945,95 @@ def check_streams(report):
             report.expect(near(changed[:, :at], full[:, :at]), f"variety {i}: causality")
             for b in range(3):
                 after = near(changed[b, at + 1:], full[b, at + 1:])
-                report.expect(after == (int(mask[b, at]) == 0), f"variety {i}: row {b}, "
-                              f"token {at}, mask {int(mask[b, at])}")
+                report.expect(after == (int(mask[b, at]) == 0),
+                              f"variety {i}: row {b}, token {at}, mask {int(mask[b, at])}")
 
 
+@torch.no_grad()
 def check_equivalences(report):
+    """Different configurations that compute the same."""
     base = Config(layers=2, positions="xl", segment=4, mem=5, cmem=0, ratio=1)
     p = random_parameters(base, 50)
     tokens = random_tokens(base, 2, 22, 51)
     mask = (torch.rand(2, 22, generator=seeded(52)) > 0.2).to(torch.int32)
     eye = torch.eye(8, dtype=F64)[:, :, None]
-    with torch.no_grad():
-        # memory of 9 rows = memory of 5 and 4 compressed at ratio 1 by the identity
-        want = run_plain(replace(base, mem=9), p, tokens, mask)[0]
-        for compress_kind in ("conv", "max", "mean", "used"):
-            cfg = replace(base, cmem=4, compress=compress_kind,
-                          conv_no_bias=int(compress_kind == "conv"), aux="attention"
-                          if compress_kind == "conv" else "none").checked()
-            q = OrderedDict(p)
+    # memory of 9 rows = memory of 5 and 4 compressed at ratio 1 by the identity
+    want = run_plain(replace(base, mem=9), p, tokens, mask)[0]
+    for compress_kind in ("conv", "max", "mean", "used"):
+        conv = compress_kind == "conv"
+        cfg = replace(base, cmem=4, compress=compress_kind, conv_no_bias=int(conv),
+                      aux="attention" if conv else "none").checked()
+        q = OrderedDict(p)
+        for l in range(2):
+            q[f"layers.{l}.compress.weight"] = eye
+        got, model = run_plain(cfg, q, tokens, mask, training=True)
+        report.expect(near(got, want), f"ratio 1 by {compress_kind}")
+        if conv:
+            aux = model.segment(tokens[:, :4])[1:]
+            report.expect(float(aux[0].abs().max()) < 1e-25, "attention loss of the identity")
+            coded = replace(cfg, aux="autoencode")
             for l in range(2):
-                q[f"layers.{l}.compress.weight"] = eye
-            got, model = run_plain(cfg, q, tokens, mask, training=True)
-            report.expect(near(got, want), f"ratio 1 by {compress_kind}")
-            if compress_kind == "conv":
-                aux = model.segment(tokens[:, :4])[1:]
-                report.expect(float(aux[0].abs().max()) < 1e-25, "attention loss of the identity")
-                coded = replace(cfg, aux="autoencode")
-                for l in range(2):
-                    q[f"layers.{l}.compress.decoder.weight"] = eye
-                aux = run_plain(coded, q, tokens, mask, training=True)[1].segment(tokens[:, :4])[1]
-                report.expect(float(aux.abs().max()) == 0, "autoencoding loss of the identity")
-        # segments with enough memory = one long segment
-        long = run_plain(replace(base, segment=22), p, tokens, mask)[0]
-        report.expect(near(run_plain(replace(base, mem=22), p, tokens, mask)[0], long),
-                      "segments against one long one")
-        # mean of 3 = convolution by a third of the identity, with or without two taps of
-        # zeros for overlap
-        mean = run_plain(replace(base, cmem=4, ratio=2, mem=6, compress="mean", aux="none"), p,
-                         tokens)[0]
-        for x in (0, 2):
-            w = torch.cat([torch.zeros(8, 8, x, dtype=F64), eye / 2, eye / 2], 2)
-            q = OrderedDict(p, **{f"layers.{l}.compress.weight": w for l in range(2)})
-            got = run_plain(replace(base, cmem=4, ratio=2, mem=6, conv_no_bias=1, overlap=x), q,
-                            tokens)[0]
-            report.expect(near(got, mean), f"mean as a convolution, overlap {x}")
-        # a learned table filled with the projected sinusoids, u = v = 0
-        learned = replace(base, positions="learned", mem=6, cmem=3, ratio=2)
-        q = random_parameters(learned, 53)
-        r = OrderedDict((k, v) for k, v in q.items() if k != "key_pe")
-        rows, pos = learned.table_rows, 0.5 * randn(seeded(54), 8, 8)
-        for i in range(rows):
-            q["key_pe"][:, i] = linear(sinusoid(rows - 1 - i, 8, F64), pos).reshape(2, 4)
-        for l in range(2):
-            r[f"layers.{l}.attn.pos.weight"] = pos
-            r[f"layers.{l}.attn.u"] = r[f"layers.{l}.attn.v"] = torch.zeros(2, 4, dtype=F64)
-        a = run_plain(learned, q, tokens, mask)[0]
-        b = run_plain(replace(learned, positions="xl"), r, tokens, mask)[0]
-        report.expect(near(a, b), "learned positions against sinusoids")
-        # literal rows are shifted while memory fills, and equal once it is full
-        full = run_plain(replace(learned, literal_rows=1), q, tokens[:, :4])[0]
-        shifted = OrderedDict(q, key_pe=torch.roll(q["key_pe"], rows - learned.segment, 1))
-        report.expect(near(full, run_plain(learned, shifted, tokens[:, :4])[0]), "literal rows, "
-                      "nothing held")
-        literal = run_plain(replace(learned, literal_rows=1), q, tokens[:, :20])[1]
-        fixed = run_plain(learned, q, tokens[:, :20])[1]
-        report.expect(not near(literal.memories(1)[2], fixed.memories(1)[2]),
-                      "literal rows change what is remembered")
-        fixed.streams = literal.streams
-        a, b = (m.segment(tokens[:, 20:], None, None, False)[0] for m in (literal, fixed))
-        report.expect(near(a, b), "literal rows, all full")
-        # one key head = the same head twice
-        one = replace(base, kv_heads=1, cmem=3, mem=4, ratio=2)
-        q = random_parameters(one, 55)
-        r = OrderedDict(q)
-        for l in range(2):
-            k, v = q[f"layers.{l}.attn.kv.weight"].chunk(2)
-            r[f"layers.{l}.attn.kv.weight"] = torch.cat([k, k, v, v])
-        report.expect(near(run_plain(one, q, tokens)[0],
-                           run_plain(replace(one, kv_heads=0), r, tokens)[0]), "key heads")
+                q[f"layers.{l}.compress.decoder.weight"] = eye
+            aux = run_plain(coded, q, tokens, mask, training=True)[1].segment(tokens[:, :4])[1]
+            report.expect(float(aux.abs().max()) == 0, "autoencoding loss of the identity")
+    # segments with enough memory = one long segment
+    long = run_plain(replace(base, segment=22), p, tokens, mask)[0]
+    report.expect(near(run_plain(replace(base, mem=22), p, tokens, mask)[0], long),
+                  "segments against one long one")
+    # mean of 3 = convolution by a third of the identity, with or without two taps of
+    # zeros for overlap
+    mean = run_plain(replace(base, cmem=4, ratio=2, mem=6, compress="mean", aux="none"), p,
+                     tokens)[0]
+    for x in (0, 2):
+        w = torch.cat([torch.zeros(8, 8, x, dtype=F64), eye / 2, eye / 2], 2)
+        q = OrderedDict(p, **{f"layers.{l}.compress.weight": w for l in range(2)})
+        got = run_plain(replace(base, cmem=4, ratio=2, mem=6, conv_no_bias=1, overlap=x), q,
+                        tokens)[0]
+        report.expect(near(got, mean), f"mean as a convolution, overlap {x}")
+    # one key head = the same head twice
+    one = replace(base, kv_heads=1, cmem=3, mem=4, ratio=2)
+    q = random_parameters(one, 55)
+    r = OrderedDict(q)
+    for l in range(2):
+        k, v = q[f"layers.{l}.attn.kv.weight"].chunk(2)
+        r[f"layers.{l}.attn.kv.weight"] = torch.cat([k, k, v, v])
+    report.expect(near(run_plain(one, q, tokens)[0],
+                       run_plain(replace(one, kv_heads=0), r, tokens)[0]), "key heads")
+
+
+@torch.no_grad()
+def check_learned_positions(report):
+    base = Config(layers=2, positions="learned", segment=4, mem=6, cmem=3, ratio=2)
+    tokens = random_tokens(base, 2, 22, 51)
+    mask = (torch.rand(2, 22, generator=seeded(52)) > 0.2).to(torch.int32)
+    # a learned table filled with the projected sinusoids, u = v = 0
+    q = random_parameters(base, 53)
+    r = OrderedDict((k, v) for k, v in q.items() if k != "key_pe")
+    rows, pos = base.table_rows, 0.5 * randn(seeded(54), 8, 8)
+    for i in range(rows):
+        q["key_pe"][:, i] = linear(sinusoid(rows - 1 - i, 8, F64), pos).reshape(2, 4)
+    for l in range(2):
+        r[f"layers.{l}.attn.pos.weight"] = pos
+        r[f"layers.{l}.attn.u"] = r[f"layers.{l}.attn.v"] = torch.zeros(2, 4, dtype=F64)
+    a = run_plain(base, q, tokens, mask)[0]
+    b = run_plain(replace(base, positions="xl"), r, tokens, mask)[0]
+    report.expect(near(a, b), "learned positions against sinusoids")
+    # literal rows are shifted while memory fills, and equal once it is full
+    full = run_plain(replace(base, literal_rows=1), q, tokens[:, :4])[0]
+    shifted = OrderedDict(q, key_pe=torch.roll(q["key_pe"], rows - base.segment, 1))
+    report.expect(near(full, run_plain(base, shifted, tokens[:, :4])[0]),
+                  "literal rows, nothing held")
+    literal = run_plain(replace(base, literal_rows=1), q, tokens[:, :20])[1]
+    fixed = run_plain(base, q, tokens[:, :20])[1]
+    report.expect(not near(literal.memories(1)[2], fixed.memories(1)[2]),
+                  "literal rows change what is remembered")
+    fixed.streams = literal.streams
+    a, b = (m.segment(tokens[:, 20:], None, None, False)[0] for m in (literal, fixed))
+    report.expect(near(a, b), "literal rows, all full")
 
 
 def check_pieces(report):
+    """Convolutions, gates and norms against PyTorch's."""
     gen = seeded(60)
     # strided convolution and its transpose against torch's
     for e, r, x in ((6, 3, 0), (7, 3, 0), (5, 2, 1), (4, 2, 3)):
@@ -1136,11 +1149,11 @@ def main():
         print(__doc__)
         return 2
     report = Checker(verbose=False)
-    for check in (check_hash, check_published, check_streams, check_equivalences, check_pieces,
-                  check_gradients):
+    for check in (check_hash, check_published, check_streams, check_equivalences,
+                  check_learned_positions, check_pieces, check_gradients):
         before = report.passed + report.failed
         check(report)
-        print(f"{check.__name__[6:]:14s} {report.passed + report.failed - before:4d} comparisons")
+        print(f"{check.__name__[6:]:18s} {report.passed + report.failed - before:4d} comparisons")
     return report.finish()
 
 

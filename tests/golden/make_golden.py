@@ -182,7 +182,7 @@ def markov_tokens(vocab, rows, length, seed):
             out[b, i] = x
             r = float(torch.rand(1, generator=gen, dtype=F64))
             if r < 0.95:
-                x = int(successors[x, 0 if r < 0.6 else 1 if r < 0.85 else 2])
+                x = int(successors[x, int(r >= 0.6) + int(r >= 0.85)])
             else:
                 x = int(torch.randint(0, vocab, (1,), generator=gen))
     return out

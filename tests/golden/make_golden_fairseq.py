@@ -491,7 +491,10 @@ def by_hand(c, t, dy):
                       if c.get("first_key", 0) <= S - T + i - x < S]
                 if not ds:
                     continue
-                key = lambda name, j: t[name][b, j, cut] if j >= 0 else torch.zeros(D, dtype=F64)
+
+                def key(name, j):
+                    return t[name][b, j, cut] if j >= 0 else torch.zeros(D, dtype=F64)
+
                 js = [S - T + i - x for x in ds]
                 s = [float(t["q"][b, i, cut] @ (key("k", j) + t["pe"][P - x])) / math.sqrt(D)
                      for j, x in zip(js, ds)]
@@ -513,80 +516,84 @@ def by_hand(c, t, dy):
     return g
 
 
-def check():
-    ck = Checker()
-    gen = seeded(800)
+def worst(a, b):
+    """Largest difference of the tensors that a and b share by name."""
+    return max(float((a[k] - b[k]).abs().max()) for k in a)
 
-    def worst(a, b):
-        return max(float((a[k] - b[k]).abs().max()) for k in a)
 
-    # attention alone: the hand-written backward, finite differences, the existing oracle
+def attention_gradients(c, t, dy):
+    """y and {name: gradient of sum(dy y)} of an attention case."""
+    y, p = attention_run(c, t)
+    (y * dy).sum().backward()
+    return y, grads_of(p)
+
+
+def oracle_gradients(c, t, dy, **options):
+    """The same by attn_span_oracle.attention_op."""
+    p = leaves(t)
+    y = oracle.attention_op(p["q"], p["k"], p["v"], c["H"], p["pe"], span=c["span"], **options)
+    (y * dy).sum().backward()
+    return y, grads_of(p)
+
+
+def check_attention(ck, gen):
+    """The written-out backward pass or attn_span_oracle, and finite differences."""
     for name in ATTENTION:
         c, t, dy = attention_case(name)
-        y, p = attention_run(c, t)
-        (y * dy).sum().backward()
-        grads = OrderedDict((k, v.grad) for k, v in p.items())
+        y, grads = attention_gradients(c, t, dy)
         if c.get("no_renorm", 1):
             w = worst(by_hand(c, t, dy), grads)
             ck.expect(w < 1e-12, f"{name}: backward written out, largest difference {w:.1e}")
         else:
-            q = leaves(t)
-            y2 = oracle.attention_op(q["q"], q["k"], q["v"], c["H"], q["pe"], z=q["z"], delta_min=1,
-                                     span=c["span"], ramp=c["ramp"], max_span=c["max_span"],
-                                     first_key=c.get("first_key", 0))
-            (y2 * dy).sum().backward()
-            w = max(float((y - y2).abs().max()),
-                    worst({k: v.grad for k, v in q.items() if k != "z"}, grads))
-            ck.expect(w < 1e-12, f"{name}: existing oracle with a fractional ramp (dz apart), "
+            y2, g2 = oracle_gradients(c, t, dy, z=t["z"], ramp=c["ramp"], max_span=c["max_span"],
+                                      first_key=c.get("first_key", 0))
+            g2.pop("z")
+            w = max(float((y - y2).abs().max()), worst(g2, grads))
+            ck.expect(w < 1e-12, f"{name}: attn_span_oracle with a fractional ramp (without dz), "
                       f"largest difference {w:.1e}")
         zl = t["z"] * c["max_span"]
         tied = bool(((zl == zl.round()) | (zl + c["ramp"] == (zl + c["ramp"]).round())).any())
         for k in grads:
             if k == "z" and tied:
                 continue
-            direction, step = randn(gen, *t[k].shape), 1e-6
-            if k == "z":
-                step = 1e-7
+            direction = randn(gen, *t[k].shape)
+            step = 1e-7 if k == "z" else 1e-6
             numeric = slope(lambda t: (attention_run(c, t)[0] * dy).sum(), t, k, direction, step)
             exact = float((grads[k] * direction).sum())
             ck.expect(abs(numeric - exact) < 1e-7 * max(1.0, abs(exact)),
                       f"{name}: finite difference along {k}: {numeric:.9f} against {exact:.9f}")
 
-    # fairseq form with m = 1 is plain softmax attention
-    c, t, dy = attention_case("attn_fs_03")
-    y, p = attention_run(c, t)
-    (y * dy).sum().backward()
-    q = leaves(t)
-    y2 = oracle.attention_op(q["q"], q["k"], q["v"], c["H"], q["pe"], span=c["span"])
-    (y2 * dy).sum().backward()
-    w = max(float((y - y2).abs().max()),
-            max(float((p[k].grad - q[k].grad).abs().max()) for k in ("q", "k", "v", "pe")))
-    ck.expect(w < 1e-13, f"m = 1 everywhere: plain softmax, largest difference {w:.1e}")
-    ck.expect(float(p["z"].grad.abs().max()) == 0.0, "m = 1 everywhere: dz is 0")
-    # one span for all heads = equal spans per head, dz summed
-    c, t, dy = attention_case("attn_fs_04")
-    y, p = attention_run(c, t)
-    (y * dy).sum().backward()
-    t3 = OrderedDict(t, z=t["z"].repeat(3))
-    y3, p3 = attention_run(c, t3)
-    (y3 * dy).sum().backward()
-    ck.close("one span = equal spans: y", y, y3, 1e-15)
-    ck.close("one span = equal spans: dz", p["z"].grad, p3["z"].grad.sum()[None], 1e-13)
 
-    # window arithmetic
-    for L, R, z, want in [(8192, 32, 0., (32, 64, 128)), (8192, 32, .01, (114, 128, 192)),
-                          (8192, 32, .1, (852, 896, 960)), (8192, 32, .5, (4128, 4160, 4224)),
-                          (8192, 32, 1., (8192, 8192, 8192)), (256, 32, .3, (109, 128, 192)),
-                          (256, 32, .61, (189, 192, 256))]:
+def check_special_cases(ck):
+    # fairseq's form with m = 1 is plain softmax attention
+    c, t, dy = attention_case("attn_fs_03")
+    y, grads = attention_gradients(c, t, dy)
+    y2, g2 = oracle_gradients(c, t, dy)
+    w = max(float((y - y2).abs().max()), worst({k: g2[k] for k in ("q", "k", "v", "pe")}, grads))
+    ck.expect(w < 1e-13, f"m = 1 everywhere: plain softmax, largest difference {w:.1e}")
+    ck.expect(float(grads["z"].abs().max()) == 0.0, "m = 1 everywhere: dz is 0")
+    # one span for all heads is equal spans per head, with dz summed
+    c, t, dy = attention_case("attn_fs_04")
+    y, grads = attention_gradients(c, t, dy)
+    y3, g3 = attention_gradients(c, OrderedDict(t, z=t["z"].repeat(3)), dy)
+    ck.close("one span = equal spans: y", y, y3, 1e-15)
+    ck.close("one span = equal spans: dz", grads["z"], g3["z"].sum()[None], 1e-13)
+
+
+def check_windows(ck, gen):
+    for L, R, z, expected in [(8192, 32, 0., (32, 64, 128)), (8192, 32, .01, (114, 128, 192)),
+                              (8192, 32, .1, (852, 896, 960)), (8192, 32, .5, (4128, 4160, 4224)),
+                              (8192, 32, 1., (8192, 8192, 8192)), (256, 32, .3, (109, 128, 192)),
+                              (256, 32, .61, (189, 192, 256))]:
         ck.equal(f"cur, S, C of L {L}, z {z}",
-                 window_of(L, R, torch.tensor([0., z], dtype=F64)), want)
+                 window_of(L, R, torch.tensor([0., z], dtype=F64)), expected)
     same = cover = real = lost = differ = count = 0
     for n in range(4000):
         L = int(torch.randint(1, 300, (1,), generator=gen))
         z = f32(torch.rand(1, generator=gen, dtype=F64) ** 3)
         R = int(torch.randint(1, 40, (1,), generator=gen))
-        same += window_of(L, R,
-                          z)[1:] == oracle.working_span(Config(span=L, ramp=R, adapt_span=True), z)
+        cfg = Config(span=L, ramp=R, adapt_span=True)
+        same += window_of(L, R, z)[1:] == oracle.working_span(cfg, z)
         R = 1.0 + 12.0 * float(torch.rand(1, generator=gen, dtype=F64))
         cur, S, C = window_of(L, R, z)
         top = [x for x in range(1, L + 1) if float(ramp_of(z, x, L, R)) > 0]
@@ -596,7 +603,7 @@ def check():
         c_real = min(max(math.ceil(float(z) * L) + R, 0), L)
         real += S == L - math.floor(min(L - 1, L - c_real) / 64) * 64
         count += 1
-    ck.equal("integer ramps: S and C of the existing oracle", same, count)
+    ck.equal("integer ramps: S and C of attn_span_oracle", same, count)
     ck.equal("fractional ramps: every visible distance is inside S", cover, count)
     ck.equal("fractional ramps: specification's formula with a real R", real, count)
     print(f"      of {count} random fractional cases floor(R) loses a visible distance in {lost}, "
@@ -608,11 +615,13 @@ def check():
              torch.clamp(ramp_of(z, torch.arange(1., 5., dtype=F64), 66, 1.5), 0, 1),
              torch.tensor([1, 11 / 15, 1 / 15, 0], dtype=F64), 1e-7)
 
-    # whole model against the published numbers of the reference, literal zero rows
-    expect = {"t_f1": ("2.9554158668 2.7342929933 3.2153999854", None),
-              "t_f2": ("2.9554278019 2.7344130692 3.2157911670",
-                       "3.1883878019 2.9673730692 3.4487511670")}
-    for name, (nll, total) in expect.items():
+
+def check_published(ck):
+    """The whole model against the published numbers of the reference, literal zero rows."""
+    expected = {"t_f1": ("2.9554158668 2.7342929933 3.2153999854", None),
+                "t_f2": ("2.9554278019 2.7344130692 3.2157911670",
+                         "3.1883878019 2.9673730692 3.4487511670")}
+    for name, (nll, total) in expected.items():
         cfg, opt, params, tokens, _ = model_case(name)
         r = run(cfg, opt, params, tokens)
         ck.printed(f"{name} nll", r["nll"], nll)
@@ -624,59 +633,77 @@ def check():
                 ck.printed(f"{name} |g|^2 {key}", [(r["grads"][key] ** 2).sum()], text)
             ck.equal(f"{name} largest span", max(max(x) for x in r["cur"]), 189)
 
-    # renormalised form, integer ramp: the existing oracle, both modes, constant and
-    # growing spans
+
+def check_renormalised(ck, gen):
+    """The renormalised form with an integer ramp against attn_span_oracle."""
     for literal in (False, True):
         for growing in (False, True):
-            cfg = Config(**dict(BASE, vocab=13, span=70, ramp=5, block=6,
-                                span_loss=1e-3)).set_mode(literal)
+            cfg = Config(**dict(BASE, vocab=13, span=70, ramp=5, block=6, span_loss=1e-3))
+            cfg.set_mode(literal)
             params = fill_random(cfg, gen)
             tokens = random_tokens(cfg, gen)
-            plan = f32(torch.tensor([[[0.5 * z, z], [0.1, 0.45]] for z in (0.01, 0.3, 0.9)],
-                                    dtype=F64)) if growing else None
+            plan = None
+            if growing:
+                plan = [[[0.5 * z, z], [0.1, 0.45]] for z in (0.01, 0.3, 0.9)]
+                plan = f32(torch.tensor(plan, dtype=F64))
             a = run(cfg, switches(no_renorm=0, literal=literal), params, tokens, plan)
             b = oracle.run_blocks(cfg, params, tokens, plan)
             w = max(worst(a["grads"], b["grads"]),
                     float((torch.tensor(a["nll"], dtype=F64) - b["nll"]).abs().max()),
                     max(float((x - y).abs().max()) for x, y in zip(a["rows"], b["state"].rows)))
-            ck.expect(w < 1e-12 and a["real"] == b["state"].real
-                      and a["out"] == [x[2] for x in b["trace"]], f"renormalised, "
-                      f"literal {int(literal)}, growing {int(growing)}: existing oracle, "
-                      f"difference {w:.1e}")
+            lengths = [x[2] for x in b["trace"]]
+            ck.expect(w < 1e-12 and a["real"] == b["state"].real and a["out"] == lengths,
+                      f"renormalised, literal {int(literal)}, growing {int(growing)}: "
+                      f"attn_span_oracle, difference {w:.1e}")
 
-    # without trimming: fairseq's form with m = 1 equals a fixed span
+
+def check_fixed_span(ck, gen):
+    """Without trimming, fairseq's form with m = 1 equals a fixed span."""
     cfg = Config(**dict(BASE, vocab=13, span=40, ramp=5, block=6, span_loss=0.0)).set_mode(False)
     params = fill_random(cfg, gen, 0.5, [(1.0, 1.0), (1.0, 1.0)])
     tokens = random_tokens(cfg, gen)
     a = run(cfg, switches(), params, tokens)
-    plain = replace(cfg, adapt_span=False)
-    b = oracle.run_blocks(plain, OrderedDict((k, v) for k, v in params.items()
-                                             if not k.endswith("span")), tokens)
-    w = max(float((a["grads"][k] - g).abs().max()) for k, g in b["grads"].items())
-    w = max(w, float((torch.tensor(a["nll"], dtype=F64) - b["nll"]).abs().max()))
-    ck.expect(w < 1e-12, f"fairseq form of the whole model with m = 1: fixed span, "
-              f"difference {w:.1e}")
+    plain = OrderedDict((k, v) for k, v in params.items() if not k.endswith("span"))
+    b = oracle.run_blocks(replace(cfg, adapt_span=False), plain, tokens)
+    w = max(worst(b["grads"], a["grads"]),
+            float((torch.tensor(a["nll"], dtype=F64) - b["nll"]).abs().max()))
+    ck.expect(w < 1e-12, f"the whole model with m = 1: fixed span, difference {w:.1e}")
 
-    # finite differences of the last block's total, caches fixed
+
+def check_differences(ck, gen):
+    """Finite differences of the last block's total, with fixed caches."""
     for name in ("fs_head", "fs_layer", "fs_layer_zero", "frac_a", "frac_fs"):
         cfg, opt, params, tokens, _ = model_case(name)
         r = run(cfg, opt, params, tokens)
         before = run(replace(cfg, blocks=cfg.blocks - 1), opt, params, tokens)
-        before = before["rows"], before["real"]
-        first = (cfg.blocks - 1) * cfg.block
-        x, y = tokens[:, first:first + cfg.block], tokens[:, first + 1:first + cfg.block + 1]
+        first, M = (cfg.blocks - 1) * cfg.block, cfg.block
+        x, y = tokens[:, first:first + M], tokens[:, first + 1:first + M + 1]
+
+        def total(p):
+            return model_block(cfg, opt, p, x, y, before["rows"], before["real"])[1]
+
         for key in ("key_pe", "layers.0.attn.span", "layers.1.attn.span", "layers.1.attn.wk",
                     "layers.0.attn.wq"):
-            direction = randn(gen, *params[key].shape)
+            direction, step = randn(gen, *params[key].shape), 1e-6
             if key.endswith("span"):
-                zl = params[key] * cfg.span
+                zl, step = params[key] * cfg.span, 1e-7
                 direction = torch.where(zl == zl.round(), torch.zeros_like(direction), direction)
-            step = 1e-7 if key.endswith("span") else 1e-6
-            numeric = slope(lambda p: model_block(cfg, opt, p, x, y, *before)[1], params, key,
-                            direction, step)
+            numeric = slope(total, params, key, direction, step)
             exact = float((r["grads"][key] * direction).sum())
             ck.expect(abs(numeric - exact) < 2e-8 * max(1.0, abs(exact)) + 1e-9,
                       f"{name}: finite difference along {key}: {numeric:.10f} against {exact:.10f}")
+
+
+def check():
+    ck = Checker()
+    gen = seeded(800)
+    check_attention(ck, gen)
+    check_special_cases(ck)
+    check_windows(ck, gen)
+    check_published(ck)
+    check_renormalised(ck, gen)
+    check_fixed_span(ck, gen)
+    check_differences(ck, gen)
     return ck.finish()
 
 

@@ -757,6 +757,11 @@ def head_cost(counts):
     """Costs of the first cluster (0, j] and of a later one (i, j], as in the reference:
     words times mass."""
     prefix = [0] + list(itertools.accumulate(counts))
+    return head_costs_of(prefix)
+
+
+def head_costs_of(prefix):
+    """The two costs from the prefix sums of the counts, a list or an array."""
     return (lambda j: j * prefix[j]), (lambda k, i, j: (j - i) * (prefix[j] - prefix[i]))
 
 
@@ -827,7 +832,7 @@ def fast_cuts(counts, clusters, costs):
 
 
 def fast_head_cost(prefix, clusters):
-    return (lambda j: j * prefix[j]), (lambda k, i, j: (j - i) * (prefix[j] - prefix[i]))
+    return head_costs_of(prefix)
 
 
 def fast_true_cost(D, r):
@@ -1308,8 +1313,8 @@ def check_gates(gen):
     close(counts / 4000, a, "frequencies of the draws", tolerance=0.04)
 
 
-def check_torch(gen):
-    """Against PyTorch's layers, where they compute the same."""
+def check_encoder_layer(gen):
+    """Against torch.nn.TransformerEncoderLayer, without positions."""
     for norm, final in (("post", 1), ("pre", 1), ("pre", 0)):
         cfg = Config(pattern="sf", mem=0, inner=10, biases=1, norm=norm, final_norm=final)
         p = random_parameters(cfg, gen)
@@ -1337,6 +1342,10 @@ def check_torch(gen):
         if norm == "pre" and final:
             y = F.layer_norm(y, (8,), p["final_norm.weight"], p["final_norm.bias"])
         close(run(cfg, p, tokens, [7]), y, "torch's encoder layer", norm)
+
+
+def check_adaptive_softmax(gen):
+    """Against torch.nn.AdaptiveLogSoftmaxWithLoss."""
     for words, reverse in (("ref", False), ("adaptive", True)):
         cfg = Config(pattern="f", words_out=words, cutoffs="5,12", div_val=2, proj_factor=2)
         p = random_parameters(cfg, gen)
@@ -1348,23 +1357,26 @@ def check_torch(gen):
                     p[n].zero_()
             if words == "adaptive":
                 p["out_emb.projs.0"].copy_(torch.eye(8, dtype=F64))
-            clusters = torch.cat([p["out_emb.tables.0"], p["out_emb.cluster.weight"].flip(0)
-                                  if reverse else p["out_emb.cluster.weight"]])
-            bias = p["out_emb.cluster.bias"]
-            soft.head.weight.copy_(clusters)
-            soft.head.bias.copy_(
-                torch.cat([p["out_emb.biases.0"], bias.flip(0) if reverse else bias]))
+            weight, bias = p["out_emb.cluster.weight"], p["out_emb.cluster.bias"]
+            if reverse:
+                weight, bias = weight.flip(0), bias.flip(0)
+            soft.head.weight.copy_(torch.cat([p["out_emb.tables.0"], weight]))
+            soft.head.bias.copy_(torch.cat([p["out_emb.biases.0"], bias]))
             for k in (1, 2):
                 soft.tail[k - 1][0].weight.copy_(p[f"out_emb.projs.{k}"].T)
                 soft.tail[k - 1][1].weight.copy_(p[f"out_emb.tables.{k}"])
         h = randn(gen, 6, 8)
         close(log_probabilities(cfg, p, h), soft.log_prob(h), "torch's adaptive softmax", words)
+
+
+def check_optimisers(gen):
+    """Against torch.optim.AdamW; and both forms of Adam without epsilon."""
     for decay in (0.0, 0.1):
-        a, b = randn(gen, 5), None
+        a = randn(gen, 5)
         b = a.clone().requires_grad_()
         mine = AdamW({"a": a}, 0.9, 0.99, 1e-6, decay)
         theirs = torch.optim.AdamW([b], 0.01, (0.9, 0.99), 1e-6, decay)
-        plain, c = None, a.clone()
+        c = a.clone()
         plain = Adam({"a": c}, 0.9, 0.99, 0.0)
         for _ in range(5):
             g = randn(gen, 5)
@@ -1536,7 +1548,9 @@ def check():
     check_published()
     check_original()
     check_positions()
-    check_torch(gen)
+    check_encoder_layer(gen)
+    check_adaptive_softmax(gen)
+    check_optimisers(gen)
     check_properties(gen)
     check_gates(gen)
     check_differences(gen)

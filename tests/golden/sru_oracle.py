@@ -106,7 +106,9 @@ def cell_backward(U, xr, v, bias, c0, H, D, G, Glast, V=None, m=None, pad=None, 
                     continue
                 u, vf, vr, f, r, cp, c = step
                 g, slope = (math.tanh(c), 1 - math.tanh(c) ** 2) if tanh else (c, 1.0)
-                xt = 0.0 if not skip else u[3] if k == 4 else alpha * float(xr[b, t, o])
+                xt = 0.0
+                if skip:
+                    xt = u[3] if k == 4 else alpha * float(xr[b, t, o])
                 gh = float(G[b, t, o])
                 dzr = gh * (g - xt) * mm * r * (1 - r)
                 a = gh * mm * r * slope + e
@@ -127,7 +129,7 @@ def cell_backward(U, xr, v, bias, c0, H, D, G, Glast, V=None, m=None, pad=None, 
 
 def run_cell(t, meta):
     """Results h, c_last and gradients of a sru_cell file with tensors t."""
-    H, D, k = int(meta["H"]), int(meta["D"]), int(meta["k"])
+    H, D = int(meta["H"]), int(meta["D"])
     skip = bool(int(meta["skip"]))
     x = leaves(OrderedDict((n, t[n]) for n in ("U", "xr", "v", "bias", "V", "c0") if n in t))
     h, c = cell(x["U"], x.get("xr"), x["v"], x["bias"], x["c0"], H, D, V=x.get("V"), m=t.get("m"),
@@ -212,7 +214,8 @@ CELL_EXPECT = {
             0.103825042 -0.004890108 -0.017566254 0.051294966 0.564955590 0.132509330
             0.146615159 0.469822912 0.714235547 0.275165452 -0.154866655 0.203905121
             0.187903461 -0.065008139 0.283363001 0.672507488 0.391737193 0.170098311
-            -0.251655004 0.296889509 0.204509740 -0.089801463 0.170055562 0.303911104""" + " 0" * 24,
+            -0.251655004 0.296889509 0.204509740 -0.089801463 0.170055562 0.303911104
+            0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0""",
         dv="0.130139588 0.033503334 -0.116567428 0.163323885",
         dbias="0.440373656 -0.022300272 -0.424087913 0.600033722",
         dc0="0.208168873 0.575779699 0.822354004 0.269608543"),
@@ -563,14 +566,19 @@ def fill(shapes, gen, highway_bias=0.0):
 
 def stack_layer(cfg, p, l, x, c0, pad, memory, memory_pad):
     """One layer: x (B,T,I) -> h (B,T,O), c_last (B,O)."""
-    g = lambda name: p.get(f"layers.{l}.{name}")
+
+    def g(name):
+        return p.get(f"layers.{l}.{name}")
+
     k = cfg.k(l)
     raw = x
     if cfg.norm == "pre":
         x = layer_norm(x, g("norm.weight"), g("norm.bias"))
         if memory is not None and not cfg.literal_norm:
             memory = layer_norm(memory, g("norm.weight"), g("norm.bias"))
-    norm = ("pre" if cfg.attn_pre else "post") if cfg.attention and cfg.attn_norm else "none"
+    norm = "none"
+    if cfg.attention and cfg.attn_norm:
+        norm = "pre" if cfg.attn_pre else "post"
     if cfg.attends(l):
         U = attention_transform(x, memory, g("w1"), g("w2"), g("w3"), g("alpha"), k, cfg.heads,
                                 norm, g("attn_norm.weight"), g("attn_norm.bias"), cfg.causal,
@@ -833,7 +841,10 @@ class Optimiser:
 
 def cosine(n, base, W, T, first_zero=False):
     """Recursive cosine schedule after a linear warm-up; n counts updates from 0."""
-    warm = lambda n: base * (n if first_zero else n + 1) / W
+
+    def warm(n):
+        return base * (n if first_zero else n + 1) / W
+
     if n < W:
         return warm(n)
     return warm(W - 1) * (1 + math.cos(math.pi * n / T)) / (1 + math.cos(math.pi * (W - 1) / T))
@@ -877,9 +888,12 @@ def run_curve(t, meta):
 # -------------------------------------------------- checks
 
 def check_schedules(report):
-    one = lambda x: torch.tensor([x], dtype=F64)
-    for n, want in ((16000, 2.99999852e-4), (200000, 1.50593664e-4), (300000, 4.41078630e-5)):
-        report(f"2.7 lr({n}) relative", one(cosine(n, 3e-4, 16000, 400000) / want), one(1.0), 6e-9)
+
+    def one(x):
+        return torch.tensor([x], dtype=F64)
+
+    for n, rate in ((16000, 2.99999852e-4), (200000, 1.50593664e-4), (300000, 4.41078630e-5)):
+        report(f"2.7 lr({n}) relative", one(cosine(n, 3e-4, 16000, 400000) / rate), one(1.0), 6e-9)
     step, lr = one(0.0), cosine(15999, 3e-4, 16000, 400000)
     for n in range(16000, 400001):
         if n in (200000, 300000):
@@ -948,7 +962,10 @@ def check_sdpa(report):
     ok = allowed_keys(4, 5, 1, 3)
     pad = torch.zeros(2, 9, dtype=torch.int32)
     pad[0, 4] = pad[1, 7] = 1
-    split = lambda z: z.reshape(2, z.shape[1], 3, 2).transpose(1, 2)
+
+    def split(z):
+        return z.reshape(2, z.shape[1], 3, 2).transpose(1, 2)
+
     mask = ok[None, None] & ~pad.bool()[:, None, None, :]
     want = F.scaled_dot_product_attention(split(q), split(K), split(V),
                                           attn_mask=mask).transpose(1, 2).reshape(2, 4, 6)
