@@ -85,13 +85,12 @@ class Config:
 
     def metadata(self):
         return OrderedDict([
-            ("vocab", self.vocab), ("layers", self.layers), ("dim", self.dim), ("heads",
-                                                                                self.heads),
-            ("inner", self.inner), ("span", self.span), ("block", self.block), ("batch",
-                                                                                self.batch),
-            ("blocks", self.blocks), ("adapt_span", int(self.adapt_span)), ("ramp", self.ramp),
-            ("pers", self.pers), ("adapt_io", int(self.adapt_io)), ("tied", int(self.tied)),
-            ("divval", self.divval), ("cutoffs", ",".join(str(x) for x in self.cutoffs)),
+            ("vocab", self.vocab), ("layers", self.layers), ("dim", self.dim),
+            ("heads", self.heads), ("inner", self.inner), ("span", self.span),
+            ("block", self.block), ("batch", self.batch), ("blocks", self.blocks),
+            ("adapt_span", int(self.adapt_span)), ("ramp", self.ramp), ("pers", self.pers),
+            ("adapt_io", int(self.adapt_io)), ("tied", int(self.tied)), ("divval", self.divval),
+            ("cutoffs", ",".join(str(x) for x in self.cutoffs)),
             ("span_loss", repr(float(self.span_loss))), ("literal", int(self.literal)),
             ("forward_columns", int(self.forward_columns))])
 

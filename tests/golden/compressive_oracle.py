@@ -186,8 +186,8 @@ def parameter_shapes(cfg):
             if cfg.aux == "autoencode":
                 s[c + "decoder.weight"] = (D, D, cfg.taps)
         s[f + "norm.weight"], s[f + "norm.bias"] = (D,), (D,)
-        s[f + "fc1.weight"], s[f + "fc1.bias"] = (F_ * (2 if cfg.glu else 1),
-                                                  D), (F_ * (2 if cfg.glu else 1),)
+        hidden = 2 * F_ if cfg.glu else F_
+        s[f + "fc1.weight"], s[f + "fc1.bias"] = (hidden, D), (hidden,)
         s[f + "fc2.weight"], s[f + "fc2.bias"] = (D, F_), (D,)
         for name, shape in gate_shapes(cfg):
             s[f + "gate." + name] = shape
@@ -667,8 +667,8 @@ def run_model(inputs, meta):
     for s, T in enumerate(integers(meta["lengths"])):
         ids = inputs[f"ids.{s}"]
         assert ids.shape[1] == T
-        logits, aux_layer, ratio_layer, aux = model.segment(ids, inputs.get(f"mask.{s}"),
-                                                            inputs.get(f"reset.{s}"), training)
+        mask, reset = inputs.get(f"mask.{s}"), inputs.get(f"reset.{s}")
+        logits, aux_layer, ratio_layer, aux = model.segment(ids, mask, reset, training)
         loss = nll(logits, inputs[f"targets.{s}"])
         total = total + loss + aux
         r[f"logits.{s}"] = logits.detach()
@@ -850,9 +850,8 @@ def check_published(report):
                 report.expect(gap > 0.003, f"{case} {prompt} {kind}: gap {gap}")
     for case in CASES:
         inputs, meta = published_case(case)
-        missing = {published_name(n)
-                   for n in parameter_shapes(config_from(meta))} - {key for c, key in seen
-                                                                    if c == case}
+        missing = {published_name(n) for n in parameter_shapes(config_from(meta))}
+        missing -= {key for c, key in seen if c == case}
         report.expect(not missing, f"{case}: no published gradient of {missing}")
 
 

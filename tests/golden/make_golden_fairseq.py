@@ -84,8 +84,8 @@ def attention_alone(q, k, v, H, pe=None, u=None, vb=None, z=None, delta_min=1, s
                     if z is None:
                         masks.append(torch.ones((), dtype=q.dtype))
                     else:
-                        masks.append(torch.clamp(ramp_of(z[h if z.numel() > 1 else 0], delta,
-                                                         max_span, ramp), 0.0, 1.0))
+                        zh = z[h if z.numel() > 1 else 0]
+                        masks.append(ramp_of(zh, delta, max_span, ramp).clamp(0.0, 1.0))
                 if logits:
                     a = row_weights(torch.stack(logits), torch.stack(masks), no_renorm, eps)
                     heads.append((a[:, None] * torch.stack(values)).sum(0))
@@ -219,8 +219,8 @@ def run(cfg, opt, params, tokens, schedule=None, optimiser=None, dtype=F64):
             assert bool((ramp_of(z.max(), beyond, cfg.span, cfg.ramp) <= 0).all())
         r["in"].append([x.shape[1] for x in rows])
         p = leaves(params)
-        nll, total, logp, rows, real = model_block(cfg, opt, p, tokens[:, b * M:(b + 1) * M],
-                                                   tokens[:, b * M + 1:(b + 1) * M + 1], rows, real)
+        x, y = tokens[:, b * M:(b + 1) * M], tokens[:, b * M + 1:(b + 1) * M + 1]
+        nll, total, logp, rows, real = model_block(cfg, opt, p, x, y, rows, real)
         if b == cfg.blocks - 1 or optimiser is not None:
             total.backward()
             r["grads"] = grads_of(p)

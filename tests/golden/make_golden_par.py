@@ -168,8 +168,8 @@ def C(lengths="4,4,4", B=2, pad="", reset=None, ignore=0.0, pads=0.0, evals=None
                 eval_lengths=ev.pop("lengths", ""))
     if evals is None:
         evals = "" if options.get("pattern") else "argmax,soft,noise"
-    return dict(dict(inner=10), **options), lengths, data, dict(evals=evals, generate=generate,
-                                                                grad=grad, ev=ev)
+    other = dict(evals=evals, generate=generate, grad=grad, ev=ev)
+    return dict(dict(inner=10), **options), lengths, data, other
 
 
 NUMBERED = [
@@ -339,7 +339,19 @@ def published(mode):
 
 # -------------------------------------------------- training
 
-def updates(name, options, seed, separate=False, **data):
+TRAINED_NETWORKS = OrderedDict((     # name: (options, seed, a separate optimiser of the gates)
+    ("train_xl", (dict(pattern="sfs", mem=5, words_out="tied"), 21000, False)),
+    ("train_pi", (dict(arch="pi", norm="pre", words_out="tied", noise="sequence"), 22000, False)),
+    ("train_st", (dict(gate="st", words_out="tied", latency="add", latency_lam=0.3), 23000, False)),
+    ("train_arch", (dict(words_out="tied", noise="tokens", noise_tokens=2), 24000, True)),
+    ("train_arch2", (dict(arch="pi", mem=6, words_out="tied", latency="hinge", latency_lam=0.5,
+                          latency_target=1.0), 25000, True)),
+))
+
+
+def updates(name):
+    """Parameters after ten updates of a network."""
+    options, seed, separate = TRAINED_NETWORKS[name]
     cfg = Config(**dict(dict(inner=10), **options)).checked()
     meta = cfg.metadata()
     meta.update(B=2, steps=10, lengths=",".join(["4"] * 10), beta1=0.9, beta2=0.999, eps=1e-7,
@@ -349,7 +361,7 @@ def updates(name, options, seed, separate=False, **data):
     for trial in range(40):
         gen = seeded(seed + 1000 * trial)
         t = parameters(cfg, gen)
-        t.update(stream(cfg, gen, 2, [4] * 10, **data))
+        t.update(stream(cfg, gen, 2, [4] * 10))
         if not cfg.pattern:
             t["tau"] = f32(torch.tensor([po.temperature(n, 10, 2.0, 0.5, "target")
                                          for n in range(10)], dtype=F64))
@@ -513,19 +525,7 @@ if __name__ == "__main__":
     work = OrderedDict(("a_" + mode, lambda mode=mode: published(mode))
                        for mode in ("soft", "st", "plain", "train"))
     work.update((f"{i + 1:02d}", lambda i=i: numbered(i)) for i in range(len(NUMBERED)))
-    work["train_xl"] = lambda: updates("train_xl",
-                                       dict(pattern="sfs", mem=5, words_out="tied"), 21000)
-    work["train_pi"] = lambda: updates("train_pi", dict(arch="pi", norm="pre", words_out="tied",
-                                                        noise="sequence"), 22000)
-    work["train_st"] = lambda: updates("train_st", dict(gate="st", words_out="tied", latency="add",
-                                                        latency_lam=0.3), 23000)
-    work["train_arch"] = lambda: updates("train_arch",
-                                         dict(words_out="tied", noise="tokens", noise_tokens=2),
-                                         24000, separate=True)
-    work["train_arch2"] = lambda: updates("train_arch2",
-                                          dict(arch="pi", mem=6, words_out="tied", latency="hinge",
-                                               latency_lam=0.5, latency_target=1.0), 25000,
-                                          separate=True)
+    work.update((name, lambda name=name: updates(name)) for name in TRAINED_NETWORKS)
     work.update(("xl_" + name, lambda name=name: original_form(name)) for name in XL)
     work["cuts"] = cuts
     work["rules"] = rules

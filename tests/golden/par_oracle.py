@@ -91,15 +91,14 @@ class Config:
     latency_beta: float = 0.0
 
     def checked(self):
-        assert set(self.pattern) <= set("sfi") and (self.positions == "learned"
-                                                    or self.dim % 2 == 0)
-        assert self.pos_mode == "dist" or (self.positions == "sines" and self.sines_form == "ref"
-                                           and not self.clamp_len)
+        assert set(self.pattern) <= set("sfi")
+        assert self.positions == "learned" or self.dim % 2 == 0
+        ref_sines = self.positions == "sines" and self.sines_form == "ref"
+        assert self.pos_mode == "dist" or (ref_sines and not self.clamp_len)
         assert not self.same_length or self.mem >= 2
         assert self.words_out != "tied" or self.words_in == "plain"
-        assert not (self.tie_words
-                    or self.tie_projs != "none") or (self.words_in == "adaptive"
-                                                     and self.words_out == "adaptive")
+        if self.tie_words or self.tie_projs != "none":
+            assert self.words_in == "adaptive" and self.words_out == "adaptive"
         assert all(self.widths()) and self.latency in ("none", "add", "hinge", "fbnet")
         assert self.final_norm or self.norm == "pre"
         assert not self.rel_bias or self.positions == "learned"
@@ -596,8 +595,8 @@ def run_model(inputs, meta):
         for mode in str(meta["evals"]).split(",") if meta["evals"] else []:
             r.update(evaluate(cfg, p, inputs, meta, mode))
         if int(meta["generate"]):
-            r["greedy"], r["greedy.logp"] = generate(cfg, p, inputs["tokens.0"],
-                                                     int(meta["generate"]))
+            count = int(meta["generate"])
+            r["greedy"], r["greedy.logp"] = generate(cfg, p, inputs["tokens.0"], count)
     return r
 
 
@@ -870,14 +869,14 @@ def published_parameters(cfg):
     layout = [("embed", (V, D), "embed")]
     for l in range(cfg.blocks):
         layout += [(f"{l}.{n}", s, k) for n, s, k in (
-            ("W_emb.k", (D, 3 * D), ""), ("W_emb.b", (3 * D,), ""), ("W_pos.k", (D, D),
-                                                                     ""), ("W_pos.b", (D,), ""),
-            ("u", (H, dh), ""), ("v", (H, dh), ""), ("dense.k", (D, D), ""), ("dense.b", (D,), ""),
-            ("ln_mha.g", (D,), "gain"), ("ln_mha.b", (D,), ""), ("ffn1.k", (D, Fi),
-                                                                 ""), ("ffn1.b", (Fi,), ""),
-            ("ffn2.k", (Fi, D), ""), ("ffn2.b", (D,), ""), ("ln_ffn.g", (D,),
-                                                            "gain"), ("ln_ffn.b", (D,),
-                                                                      ""), ("pi", (3,), "pi"))]
+            ("W_emb.k", (D, 3 * D), ""), ("W_emb.b", (3 * D,), ""),
+            ("W_pos.k", (D, D), ""), ("W_pos.b", (D,), ""),
+            ("u", (H, dh), ""), ("v", (H, dh), ""),
+            ("dense.k", (D, D), ""), ("dense.b", (D,), ""),
+            ("ln_mha.g", (D,), "gain"), ("ln_mha.b", (D,), ""),
+            ("ffn1.k", (D, Fi), ""), ("ffn1.b", (Fi,), ""),
+            ("ffn2.k", (Fi, D), ""), ("ffn2.b", (D,), ""),
+            ("ln_ffn.g", (D,), "gain"), ("ln_ffn.b", (D,), ""), ("pi", (3,), "pi"))]
     if cfg.words_out == "ref":
         sizes = cfg.sizes()
         layout += [("head.k", (D, sizes[0] + len(sizes) - 1), ""),
@@ -974,8 +973,8 @@ def published_case(mode, steps=4):
         inputs[f"targets.{s}"] = ids[:, 1:].contiguous()
         if s == 3 and mode != "train":
             inputs[f"targets.{s}"][0, 1] = inputs[f"targets.{s}"][1, 3] = 0
-        inputs[f"uniforms.{s}"] = torch.tensor([[((37 * (9 * s + 3 * l + k) + 11) % 101 + 0.5) / 102
-                                                 for k in range(3)] for l in range(3)], dtype=F64)
+        uniforms = [((37 * (9 * s + i) + 11) % 101 + 0.5) / 102 for i in range(9)]
+        inputs[f"uniforms.{s}"] = torch.tensor(uniforms, dtype=F64).reshape(3, 3)
     tau = [temperature(n, 10, 2.0, 0.2, "factor") if mode == "train" else 0.7 for n in range(steps)]
     inputs["tau"] = torch.tensor(tau, dtype=F64)
     meta = cfg.metadata()
@@ -1323,12 +1322,11 @@ def check_encoder_layer(gen):
                 p[n].zero_()
         layer = torch.nn.TransformerEncoderLayer(8, 2, 10, 0.0, batch_first=True,
                                                  norm_first=norm == "pre").double()
-        names = {"self_attn.in_proj_weight": torch.cat([p["layers.0.attn.query.weight"],
-                                                        p["layers.0.attn.kv.weight"]]),
-                 "self_attn.in_proj_bias": torch.cat([p["layers.0.attn.query.bias"],
-                                                      p["layers.0.attn.kv.bias"]]),
-                 "self_attn.out_proj.weight": p["layers.0.attn.out.weight"],
-                 "self_attn.out_proj.bias": p["layers.0.attn.out.bias"]}
+        names, a = OrderedDict(), "layers.0.attn."
+        for kind in ("weight", "bias"):
+            both = torch.cat([p[a + "query." + kind], p[a + "kv." + kind]])
+            names["self_attn.in_proj_" + kind] = both
+            names["self_attn.out_proj." + kind] = p[a + "out." + kind]
         for i, part in (("1", "layers.0.attn.norm"), ("2", "layers.1.ff.norm")):
             names[f"norm{i}.weight"] = p[part + ".weight"]
             names[f"norm{i}.bias"] = p[part + ".bias"]

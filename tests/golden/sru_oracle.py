@@ -167,9 +167,10 @@ def from_batch_first(x):
 def appendix_cells():
     """The three cases of appendix 1.11 in this layout: {name: (tensors, metadata)}."""
     out = OrderedDict()
-    for name, L, B, H, D, k, tanh, skip, custom, alpha in (("a", 3, 1, 2, 1, 3, 0, 1, 0, 1.7),
-                                                           ("b", 3, 2, 1, 2, 4, 1, 1, 0, 1.0),
-                                                           ("c", 3, 1, 1, 2, 3, 0, 0, 1, 1.0)):
+    for name, L, B, H, D, k, tanh, skip, custom, alpha in (
+            ("a", 3, 1, 2, 1, 3, 0, 1, 0, 1.7),
+            ("b", 3, 2, 1, 2, 4, 1, 1, 0, 1.0),
+            ("c", 3, 1, 1, 2, 3, 0, 0, 1, 1.0)):
         O = D * H
         t = OrderedDict()
         t["U"] = planar(sn(.7, .3, L, B, O * k), D, H, k)
@@ -910,11 +911,13 @@ def check_optimisers(report):
     gen = seeded(5)
     start = randn(gen, 7)
     grads = randn(gen, 40, 7)
-    for kind, make in (("radam", lambda p: torch.optim.RAdam(p, lr=.02, weight_decay=.1,
-                                                             decoupled_weight_decay=True)),
-                       ("adamw", lambda p: torch.optim.AdamW(p, lr=.02, weight_decay=.1))):
+    for kind in ("radam", "adamw"):
         p = leaf(start)
-        theirs, ours = make([p]), Optimiser(kind, {"p": start.clone()}, 0.1)
+        ours = Optimiser(kind, {"p": start.clone()}, 0.1)
+        if kind == "radam":
+            theirs = torch.optim.RAdam([p], lr=.02, weight_decay=.1, decoupled_weight_decay=True)
+        else:
+            theirs = torch.optim.AdamW([p], lr=.02, weight_decay=.1)
         worst = torch.zeros(1, dtype=F64)
         for g in grads:
             p.grad = g.clone()
