@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""convert.py - converts checkpoints of other programs to those of the trainers here, and back
+"""convert.py - converts checkpoints of other programs to those of the trainers here, and
+back
 
     tools/convert.py IN OUT [--to FORMAT] [--from FORMAT] [--heads N ..]
 
-IN is recognised by the names it contains. If the shapes do not determine the model, the error names
-the option to give. docs/convert.md contains an example and the table of names of each format. Needs
-Python 3 with numpy, and torch for .pt files. If IN cannot be converted, prints one line, writes no
-OUT and exits with 2.
+IN is recognised by the names it contains. If the shapes do not determine the model, the
+error names the option to give. docs/convert.md contains an example and the table of names
+of each format. Needs Python 3 with numpy, and torch for .pt files. If IN cannot be
+converted, prints one line, writes no OUT and exits with 2.
 
-Structure. A model is a list of Rows. A Row names tensors of the original with their shapes, tensors
-of seqtx, and a function for each direction: the same list reads, writes and checks. Each kind of
-model has a function that makes the list from the sizes of the model, one that finds the sizes in an
-original, and one that finds them in a checkpoint of seqtx.
+Structure. A model is a list of Rows. A Row names tensors of the original with their
+shapes, tensors of seqtx, and a function for each direction: the same list reads, writes
+and checks. Each kind of model has a function that makes the list from the sizes of the
+model, one that finds the sizes in an original, and one that finds them in a checkpoint of
+seqtx.
 """
 import argparse
 import inspect
@@ -38,12 +40,13 @@ class Refuse(Exception):
 
 # >>safetensors --------------------------------------------------------------------------
 
-DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "BF16": "<u2"}
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1",
+          "BF16": "<u2"}
 MASK = (1 << 64) - 1
 
 
 def read_safetensors(path):
-    """tensors: name -> array; metadata: name -> text."""
+    """Returns ({name: array}, {key: text}) of a safetensors file."""
     with open(path, "rb") as f:
         data = f.read()
     try:
@@ -54,7 +57,7 @@ def read_safetensors(path):
         for name, h in header.items():
             a, b = (8 + n + x for x in h["data_offsets"])
             if b > len(data):
-                raise Refuse(f"{path} is cut short: {name} ends behind the end of the file")
+                raise Refuse(f"{path} is cut short: {name} ends after the end of the file")
             array = np.frombuffer(data[a:b], dtype=DTYPES[h["dtype"]]).reshape(h["shape"])
             if h["dtype"] == "BF16":
                 array = (array.astype("<u4") << 16).view("<f4")
@@ -65,17 +68,17 @@ def read_safetensors(path):
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as e:
         raise Refuse(f"{path} is no safetensors file, or is damaged ({e})") from None
     if end != len(data):
-        raise Refuse(f"{path} is damaged: {len(data)} bytes where its header wants {end}")
+        raise Refuse(f"{path} is damaged: {len(data)} bytes where its header requires {end}")
     return tensors, meta
 
 
 def hash_bytes(h, data):
-    """stx__hash of seqtx.h: a text or the numbers of a tensor, eight bytes at a time."""
+    """stx__hash of seqtx.h, of a text or of a tensor's data, eight bytes at a time."""
     whole = len(data) // 8 * 8
     for v in memoryview(data)[:whole].cast("Q"):
         h = ((h ^ v) * 0x9E3779B97F4A7C15) & MASK
         h ^= h >> 32
-    if whole < len(data):           # the last bytes are written over their count
+    if whole < len(data):           # the last bytes, padded with their count
         rest = bytes(data[whole:])
         v = int.from_bytes(rest + struct.pack("<Q", len(rest))[len(rest):], "little")
         h = ((h ^ v) * 0x9E3779B97F4A7C15) & MASK
@@ -88,7 +91,8 @@ def hash_text(key, value):
 
 
 def checksum(tensors, meta):
-    """The number that stx_file_verify wants as "seal": a sum, whatever the order."""
+    """The checksum "seal" of stx_file_verify: a sum, independent of the order of
+    tensors."""
     total = 0
     for name, a in tensors.items():
         h = hash_bytes((5 if a.dtype == np.uint8 else 0) * 16 + a.ndim + 1, name.encode() + b"\0")
@@ -101,16 +105,18 @@ def checksum(tensors, meta):
 
 
 def write_whole(path, put):
-    """put(file) into a file beside path, which then takes its place: path is there whole or not at all."""
+    """Calls put(file) on a temporary file, which then replaces path, so that path is
+    never incomplete."""
     write_together([(path, put)])
 
 
 def write_together(files):
-    """files: (path, put), as above. None takes its place before all are written."""
+    """The same for several files, [(path, put)]: none is replaced before all are
+    written."""
     made = []
     try:
         for path, put in files:
-            stem = os.path.basename(path)[:40]      # the temporary name must not be too long
+            stem = os.path.basename(path)[:40]      # a temporary name must not be too long
             fd, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=stem + ".")
             made.append(temporary)
             with os.fdopen(fd, "wb") as f:
@@ -131,7 +137,8 @@ def write_together(files):
 
 
 def write_safetensors(path, tensors, meta):
-    """float32 and bytes; with the checksum. Numbers of four bytes come first, so that they are aligned."""
+    """Writes float32 and byte tensors with their checksum. float32 comes first, to be
+    aligned."""
     meta = OrderedDict(meta)
     meta["seal"] = str(checksum(tensors, meta))
     header, at = OrderedDict(__metadata__=meta), 0
@@ -153,9 +160,10 @@ def write_safetensors(path, tensors, meta):
 
 # >>pickles ------------------------------------------------------------------------------
 
-EXPORT = ("that is a program's object, and not a tensor: in the program that made it write the tensors alone, torch.save("
-          "torch.load('model.pt').state_dict(), 'state.pt') of a whole model, torch.save(torch.load('model.pt')['model'], 'state.pt') "
-          "of a dictionary, and convert that")
+EXPORT = ("that is an object, not a tensor: in the program that made it, save the tensors alone, "
+          "torch.save(torch.load('model.pt').state_dict(), 'state.pt') of a whole model, "
+          "torch.save(torch.load('model.pt')['model'], 'state.pt') of a dictionary, "
+          "and convert that")
 
 
 def import_torch():
@@ -163,35 +171,39 @@ def import_torch():
         import torch
         return torch
     except ImportError:
-        raise Refuse(".pt files need torch: pip install torch, or run this by a Python that has it") from None
+        raise Refuse(".pt files need torch: pip install torch, "
+                     "or run this with a Python that has it") from None
 
 
 def plain_pickles(torch):
-    """What torch.load takes as its pickle_module: a pickle that may make tensors and dictionaries, and nothing else."""
-    allowed = {("collections", "OrderedDict"), ("torch", "Size"), ("torch._utils", "_rebuild_tensor"),
-               ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_parameter")}
+    """A pickle_module for torch.load that can make tensors and dictionaries only."""
+    allowed = {("collections", "OrderedDict"), ("torch", "Size"),
+               ("torch._utils", "_rebuild_tensor"), ("torch._utils", "_rebuild_tensor_v2"),
+               ("torch._utils", "_rebuild_parameter")}
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module, name):
-            if (module, name) not in allowed and not (module == "torch" and name.endswith("Storage")):
+            if (module,
+                name) not in allowed and not (module == "torch" and name.endswith("Storage")):
                 raise pickle.UnpicklingError(f"unsupported global {module}.{name}")
             return super().find_class(module, name)
 
     class Module:
         pass
-    Module.Unpickler, Module.load = Unpickler, staticmethod(lambda f, **more: Unpickler(f, **more).load())
+    Module.Unpickler = Unpickler
+    Module.load = staticmethod(lambda f, **more: Unpickler(f, **more).load())
     Module.__name__ = "pickle"
     return Module
 
 
 def stored_only(path):
-    """Refuses a zip archive whose parts are compressed, or overlap: torch.save stores them, and a
-    small file could become many gigabytes."""
+    """Refuses a zip archive whose members are compressed or overlap. torch.save only
+    stores them, and a small file could expand to many gigabytes."""
     try:
         with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
-        return                      # another format, or damaged: torch says what it is
+        return                      # another format, or damaged: torch reports which
     if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
         raise Refuse(f"{path} is a compressed archive, which torch.save does not write: {EXPORT}")
     if sum(part.file_size for part in parts) > os.path.getsize(path):
@@ -202,7 +214,7 @@ def read_pickle(path):
     torch = import_torch()
     if "weights_only" not in inspect.signature(torch.load).parameters:
         raise Refuse("torch before 1.13 has no weights_only, and a pickle may run any program: "
-                     "take a newer one")
+                     "use a newer version")
     stored_only(path)
     try:
         try:
@@ -210,9 +222,10 @@ def read_pickle(path):
         except pickle.UnpicklingError as e:
             if "Unsupported operand" not in str(e):
                 raise
-            # in torch 1.13 weights_only does not know a float
-            return torch.load(path, map_location="cpu", weights_only=False, pickle_module=plain_pickles(torch))
-    except Exception as e:          # torch has no class for "this is not such a file"
+            # weights_only of torch 1.13 does not accept a float
+            return torch.load(path, map_location="cpu", weights_only=False,
+                              pickle_module=plain_pickles(torch))
+    except Exception as e:          # torch has no exception class for a file of another format
         text = str(e)
         if isinstance(e, OSError):
             raise Refuse(f"cannot read {path}: {e.strerror or e}") from None
@@ -229,16 +242,20 @@ def write_pickle(path, value):
 
 
 def state_dict_of(path, value):
-    """The dictionary of tensors in what a program saved: itself, or under a usual name."""
+    """The dictionary of tensors in a saved object: itself, or its value under a usual
+    key."""
     torch = import_torch()
     for _ in range(3):
         if not isinstance(value, dict):
-            raise Refuse(f"{path} has no dictionary of tensors, but a {type(value).__name__}: {EXPORT}")
+            raise Refuse(f"{path} has no dictionary of tensors, but a {type(value).__name__}: "
+                         f"{EXPORT}")
         if value and all(isinstance(v, torch.Tensor) for v in value.values()):
             break
-        inner = [k for k in ("model", "state_dict", "model_state_dict", "model_state") if isinstance(value.get(k), dict)]
+        inner = [k for k in ("model", "state_dict", "model_state_dict", "model_state")
+                 if isinstance(value.get(k), dict)]
         if not inner:
-            raise Refuse(f"{path} has no dictionary of tensors, but a {type(value).__name__}: {EXPORT}")
+            raise Refuse(f"{path} has no dictionary of tensors, but a {type(value).__name__}: "
+                         f"{EXPORT}")
         value = value[inner[0]]
     out = OrderedDict()
     for name, t in value.items():
@@ -249,9 +266,9 @@ def state_dict_of(path, value):
                          "file")
         try:
             if t.dtype in (torch.float16, torch.bfloat16):
-                t = t.float()       # every such number is a float32, too
+                t = t.float()       # all such values are float32 values, too
             out[name] = t.detach().cpu().contiguous().numpy()
-        except (RuntimeError, TypeError) as e:      # no memory, a dtype that numpy does not have
+        except (RuntimeError, TypeError) as e:      # out of memory, or a dtype that numpy lacks
             why = str(e).splitlines()[0][:120]
             raise Refuse(f"{path}: {name} cannot be read ({why})") from None
     return out
@@ -273,7 +290,8 @@ TEXT = 7
 
 
 def crc_tables():
-    """[k]: four tables, one for each byte of a CRC-32C, of what 2^k bytes of zeros make of it."""
+    """Entry k: four tables, one per byte of a CRC-32C, that advance it over 2^k zero
+    bytes."""
     byte = np.arange(256, dtype=np.uint32)
     first = byte
     for _ in range(8):
@@ -288,18 +306,23 @@ def crc_zeros(table, c):
     return table[0][c & 255] ^ table[1][c >> 8 & 255] ^ table[2][c >> 16 & 255] ^ table[3][c >> 24]
 
 
-CRC = []        # the tables, made when they are first needed
+CRC = []        # the tables, made on first use
 
 
 def crc32c(data):
-    """CRC-32C of bytes. A CRC is linear: that of two halves is that of the first, as if zeros came behind it, xor that of the second. So
-    all pairs of words become one word each, at once, then all pairs of pairs."""
+    """CRC-32C of bytes, computed in parallel.
+
+    A CRC is linear: that of two halves is that of the first half, advanced over zeros,
+    xor that of the second. All pairs of words are thus combined at once, then all pairs
+    of pairs.
+    """
     if not CRC:
         CRC.extend(crc_tables())
     data, crc = np.frombuffer(data, np.uint8), np.array([0xFFFFFFFF], np.uint32)
     for at in range(0, len(data), 1 << 20):
         piece = data[at:at + (1 << 20)]
-        words = np.concatenate([np.zeros(-len(piece) % 4, np.uint8), piece]).view("<u4")    # zeros in front change nothing
+        # leading zeros do not change it
+        words = np.concatenate([np.zeros(-len(piece) % 4, np.uint8), piece]).view("<u4")
         k = 2
         while len(words) > 1:
             if len(words) % 2:
@@ -314,7 +337,8 @@ def crc32c(data):
 
 
 def masked_crc(data):
-    """As it is stored, so that a CRC over bytes with a CRC in them is none of its own."""
+    """A CRC as it is stored: masked, since a CRC of data with a CRC in it would be
+    degenerate."""
     crc = crc32c(data)
     return (((crc >> 15 | crc << 17) & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF).to_bytes(4, "little")
 
@@ -336,7 +360,7 @@ def as_varint(n):
 
 
 def fields(data):
-    """(number, value) of a protocol buffer's fields; of nested ones the bytes."""
+    """Yields (number, value) of a protocol buffer's fields; a nested message is bytes."""
     at = 0
     while at < len(data):
         key, at = varint(data, at)
@@ -354,20 +378,22 @@ def fields(data):
 
 
 def field(number, value):
-    """One field: a number, which is left out where it is 0, or bytes."""
+    """One field: an integer, which is omitted if it is 0, or bytes."""
     if isinstance(value, int):
         return as_varint(number << 3) + as_varint(value) if value else b""
     return as_varint(number << 3 | 2) + as_varint(len(value)) + value
 
 
 def table_block(path, data, handle):
-    """(key, value) of a block of a sorted table; handle: its place, two varints."""
+    """Yields (key, value) of a block of a sorted table at handle, which is two
+    varints."""
     begin, at = varint(handle, 0)
     size, _ = varint(handle, at)
     if begin + size + 5 > len(data):
         raise IndexError("a block ends behind the end")
     if masked_crc(data[begin:begin + size + 1]) != data[begin + size + 1:begin + size + 5]:
-        raise Refuse(f"{path} is damaged: its block at byte {begin} does not match its checksum; use another copy")
+        raise Refuse(f"{path} is damaged: its block at byte {begin} does not match its checksum; "
+                     "use another copy")
     if data[begin + size]:
         raise Refuse(f"{path} is compressed, which TensorFlow's own are not")
     block, key, at = data[begin:begin + size], b"", 0
@@ -382,19 +408,21 @@ def table_block(path, data, handle):
 
 
 def block_of(entries):
-    """The same, made: every 16th key is whole, of the others what differs from the key before."""
+    """Makes such a block: every 16th key is complete, the others share a prefix with the
+    previous key."""
     body, last, restarts = b"", b"", [0]
     for i, (key, value) in enumerate(entries):
         shared = len(os.path.commonprefix([last, key])) if i % 16 else 0
         if i and not i % 16:
             restarts.append(len(body))
-        body += as_varint(shared) + as_varint(len(key) - shared) + as_varint(len(value)) + key[shared:] + value
+        lengths = shared, len(key) - shared, len(value)
+        body += b"".join(as_varint(n) for n in lengths) + key[shared:] + value
         last = key
     return body + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
 
 
 def read_tensorflow(prefix):
-    """name -> array of the variables of `model`; the optimiser and counters are left out."""
+    """{name: array} of the variables of `model`, without the optimiser and counters."""
     out, index_path, data_path = OrderedDict(), prefix + ".index", prefix + ".data-00000-of-00001"
     try:
         with open(index_path, "rb") as f:
@@ -412,18 +440,23 @@ def read_tensorflow(prefix):
         for _, handle in table_block(index_path, index, footer[at:]):
             for key, value in table_block(index_path, index, handle):
                 name = key.decode()
-                if not name.startswith("model/") or not name.endswith(VALUE) or ".OPTIMIZER_SLOT" in name:
+                own = name.startswith("model/") and name.endswith(VALUE)
+                if not own or ".OPTIMIZER_SLOT" in name:
                     continue
                 entry = dict(fields(value))
-                shape = [dict(fields(dim)).get(1, 0) for n, dim in fields(entry.get(2, b"")) if n == 2]
+                shape = [dict(fields(dim)).get(1, 0) for n, dim in fields(entry.get(2, b""))
+                         if n == 2]
                 begin, size = entry.get(4, 0), entry.get(5, 0)
                 if entry.get(1) != 1:
-                    raise Refuse(f"{name} has numbers of type {entry.get(1)}, want 1, which is float32")
+                    raise Refuse(f"{name}: expected type 1, which is float32, "
+                                 f"got {entry.get(1)}")
                 if begin + size > len(data) or entry.get(3, 0):
-                    raise Refuse(f"{data_path} is cut short, or there are more such files: {name} is not in it")
+                    raise Refuse(f"{data_path} is cut short, or there are more such files: "
+                                 f"{name} is not in it")
                 numbers = data[begin:begin + size]
-                if masked_crc(numbers) != entry.get(6, bytes(4)):       # a field that is 0 is left out
-                    raise Refuse(f"{data_path} is damaged: {name} does not match its checksum; use another copy")
+                if masked_crc(numbers) != entry.get(6, bytes(4)):  # a field that is 0 is omitted
+                    raise Refuse(f"{data_path} is damaged: {name} does not match its checksum; "
+                                 "use another copy")
                 out[name[:-len(VALUE)]] = np.frombuffer(numbers, "<f4").reshape(shape)
     except (IndexError, KeyError, ValueError, TypeError) as e:
         raise Refuse(f"{index_path} is damaged ({e})") from None
@@ -431,8 +464,11 @@ def read_tensorflow(prefix):
 
 
 def object_graph(names, aliases):
-    """The graph's bytes (a TrackableObjectGraph): node 0 is the root, a node has its children by their names, and a variable its key. An
-    object whose name has an alias is its parent's child under both."""
+    """The bytes of the object graph (a TrackableObjectGraph).
+
+    Node 0 is the root; a node has named children, and a variable its key. An object whose
+    name has an alias is a child of its parent under both names.
+    """
     children, paths = [{}], {}
     for name in names:
         at = 0
@@ -445,30 +481,35 @@ def object_graph(names, aliases):
     out = b""
     for at, own in enumerate(children):
         own = dict(own, **{b: own[a] for a, b in aliases.items() if a in own})
-        node = b"".join(field(1, field(1, child) + field(2, part.encode())) for part, child in own.items())
+        node = b"".join(field(1, field(1, child) + field(2, part.encode()))
+                        for part, child in own.items())
         if at in paths:
-            node += field(2, field(1, b"VARIABLE_VALUE") + field(2, paths[at].encode()) + field(3, (paths[at] + VALUE).encode()))
+            node += field(2, field(1, b"VARIABLE_VALUE") + field(2, paths[at].encode())
+                          + field(3, (paths[at] + VALUE).encode()))
         out += field(1, node)
     return out
 
 
 def write_tensorflow(prefix, variables, aliases):
-    """variables: path of objects -> array. A third file, `checkpoint`, says that this is the newest one of its directory."""
+    """Writes variables, {object path: array}, and `checkpoint`, which names the newest
+    file of the directory."""
     graph = object_graph(variables, aliases)
-    # of a text: its length, that length's checksum, the text; the checksum of all takes
-    # the length as four bytes
+    # A text is stored as its length, the length's checksum, and the text. The checksum of
+    # the whole covers the length as four bytes.
     length = struct.pack("<I", len(graph))
     length, head = length + masked_crc(length), as_varint(len(graph)) + masked_crc(length)
     parts = {GRAPH: (TEXT, (), head + graph, masked_crc(length + graph))}
     for name, a in variables.items():
         numbers = a.astype(a.dtype.newbyteorder("<")).tobytes()
         parts[name + VALUE] = TYPES[a.dtype.name], a.shape, numbers, masked_crc(numbers)
-    entries, at = [(b"", field(1, 1) + field(3, field(1, 1)))], 0       # one file of data; little-endian; version 1
+    # one data file, little-endian, version 1
+    entries, at = [(b"", field(1, 1) + field(3, field(1, 1)))], 0
     keys = sorted(parts, key=str.encode)
     for key in keys:
         kind, shape, numbers, crc = parts[key]
         dims = b"".join(field(2, field(1, n)) for n in shape)
-        entries.append((key.encode(), field(1, kind) + field(2, dims) + field(4, at) + field(5, len(numbers)) + b"\x35" + crc))
+        entries.append((key.encode(), field(1, kind) + field(2, dims) + field(4, at)
+                        + field(5, len(numbers)) + b"\x35" + crc))
         at += len(numbers)
     index, handles, group = b"", [], []
 
@@ -489,14 +530,16 @@ def write_tensorflow(prefix, variables, aliases):
     def put_data(f):
         for key in keys:
             f.write(parts[key][2])
-    name = "".join(chr(c) if 32 <= c < 127 and c not in b"\"\\" else f"\\{c:03o}" for c in os.fsencode(os.path.basename(prefix)))
+    name = "".join(chr(c) if 32 <= c < 127 and c not in b"\"\\" else f"\\{c:03o}"
+                   for c in os.fsencode(os.path.basename(prefix)))
     state = f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n'.encode()
-    write_together([(path, put) for path, put in zip(tensorflow_files(prefix), (
-        put_data, lambda f: f.write(index), lambda f: f.write(state)))])
+    puts = put_data, lambda f: f.write(index), lambda f: f.write(state)
+    write_together(list(zip(tensorflow_files(prefix), puts)))
 
 
 def tensorflow_files(prefix):
-    return prefix + ".data-00000-of-00001", prefix + ".index", os.path.join(os.path.dirname(prefix), "checkpoint")
+    newest = os.path.join(os.path.dirname(prefix), "checkpoint")
+    return prefix + ".data-00000-of-00001", prefix + ".index", newest
 
 
 # >>vocabulary ---------------------------------------------------------------------------
@@ -507,8 +550,8 @@ EOS = b"<eos>"
 
 
 def pieces_of_text(path, tokens, order, eos, eos_first, strip):
-    """The distinct tokens of a text, as the trainers count them, in the order in which an original numbers them. eos: the end of a line
-    is one of them, also of characters."""
+    """The distinct tokens of a text, as the trainers count them, in the original's order.
+    eos: the end of a line is a token, also with characters."""
     try:
         with open(path, "rb") as f:
             data = f.read()
@@ -554,8 +597,9 @@ SCORED = re.compile(rb"(.*)\t[-+.0-9eE]*[0-9][-+.0-9eE]*\r?\Z", re.DOTALL)
 
 
 def pieces_of_vocab(path, lines):
-    """Of a SentencePiece .vocab, as seqtx_text.h reads one: a score follows the last tab, and
-    a piece may hold tabs and newlines; a newline inside it shows only where one side is empty."""
+    """The pieces of a SentencePiece .vocab, as seqtx_text.h reads it. The score follows
+    the last tab; a piece may contain tabs and newlines, and a newline inside it shows
+    only where one side is empty."""
     if not lines or not SCORED.match(lines[-1]):
         return [line.split(b"\t")[0] for line in lines]
     pieces, rest = [], []
@@ -573,7 +617,8 @@ def pieces_of_vocab(path, lines):
 
 
 def pieces_of_list(path, tokens, size, fairseq):
-    """A piece a line. bytes-compact: a byte's number, or <eos>. fairseq: a dict.txt."""
+    """One piece per line; with bytes-compact, the value of a byte or <eos>. fairseq: a
+    dict.txt."""
     try:
         with open(path, "rb") as f:
             data = f.read()
@@ -584,7 +629,8 @@ def pieces_of_list(path, tokens, size, fairseq):
         lines.pop()
     if fairseq and tokens == "words":
         lines = [b"<s>", b"<pad>", EOS, b"<unk>"] + [line.rsplit(b" ", 1)[0] for line in lines]
-        lines += [b"madeupword%04d" % i for i in range(size - len(lines) if 0 < size - len(lines) < 8 else 0)]
+        lines += [b"madeupword%04d" % i
+                  for i in range(size - len(lines) if 0 < size - len(lines) < 8 else 0)]
     if tokens == "ids":
         return pieces_of_vocab(path, lines)
     if tokens != "bytes-compact":
@@ -592,22 +638,25 @@ def pieces_of_list(path, tokens, size, fairseq):
     try:
         return [EOS if line in (EOS, b"10") else bytes([int(line)]) for line in lines]
     except ValueError:
-        raise Refuse(f"--vocab {path}: with --tokens bytes-compact a line is a byte's number, 0 to 255, or <eos>") from None
+        raise Refuse(f"--vocab {path}: with --tokens bytes-compact a line is a byte's number, "
+                     "0 to 255, or <eos>") from None
 
 
 def vocab_blob(pieces, tokens):
-    """What stx_vocab_save of seqtx_text.h writes."""
+    """The bytes that stx_vocab_save of seqtx_text.h writes."""
     eos = tokens != "ids" and EOS in pieces
-    out = [b"STXV\1", bytes([KINDS[tokens], (tokens == "bytes-compact") | eos << 1, 0]), struct.pack("<Q", len(pieces))]
+    out = [b"STXV\1", bytes([KINDS[tokens], (tokens == "bytes-compact") | eos << 1, 0]),
+           struct.pack("<Q", len(pieces))]
     for p in pieces:
         out += [struct.pack("<I", len(p)), p]
-    if tokens == "ids":         # all of them are plain pieces; no <eos>, no <unk>, no model
+    if tokens == "ids":         # plain pieces only; no <eos>, no <unk>, no model
         out += [bytes(len(pieces)), struct.pack("<IIQ", 0, 0, 0)]
     return b"".join(out)
 
 
 def vocabulary(o, size, order="first", eos=True, eos_first=False, strip=False, fairseq=False):
-    """(blob, the options that go with it) for a model of `size` tokens. The rest: how the original numbers what is in a text."""
+    """(blob, its options) for a model of `size` tokens. The other arguments say how the
+    original numbers its tokens."""
     given, text, tokens = o.take("vocab"), o.take("text"), o.take("tokens")
     if given and text:
         raise Refuse("--vocab and --text: one of them only")
@@ -616,17 +665,21 @@ def vocabulary(o, size, order="first", eos=True, eos_first=False, strip=False, f
     if given and given.endswith(".safetensors"):
         tensors, meta = read_safetensors(given)
         if "vocab" not in tensors or "config" not in meta:
-            raise Refuse(f"--vocab {given} is a safetensors file, but no checkpoint of these trainers")
+            raise Refuse(f"--vocab {given} is a safetensors file, "
+                         "but no checkpoint of these trainers")
         blob = tensors["vocab"]
         have = int(blob[8:16].view("<u8")[0]) if blob.size >= 16 else 0
-        config = {k: v for k, v in config_of(given, meta).items() if k in ("tokens", "pieces", "join-lines", "min-count")}
+        config = {k: v for k, v in config_of(given, meta).items()
+                  if k in ("tokens", "pieces", "join-lines", "min-count")}
         if tokens and tokens != config.get("tokens"):
             raise Refuse(f"--tokens {tokens}: that of --vocab {given} is {config.get('tokens')}")
         return fitting(blob, have, size, given), config
     if not given and not text:
         if tokens not in (None, "bytes") or (tokens is None and size != 256):
-            raise Refuse(f"the model has {size} tokens, and does not say which: give --text TRAINING_TEXT with --tokens "
-                         "bytes-compact, chars or words, or --vocab with a list, a piece a line, or with a checkpoint of these trainers")
+            raise Refuse(f"the model has {size} tokens, and does not say which: "
+                         "give --text TRAINING_TEXT with --tokens bytes-compact, chars or words, "
+                         "or --vocab with a list of one piece per line, "
+                         "or with a checkpoint of these trainers")
         tokens, pieces = "bytes", [bytes([i]) for i in range(256)]
     elif text:
         if tokens not in ("bytes-compact", "chars", "words"):
@@ -634,12 +687,14 @@ def vocabulary(o, size, order="first", eos=True, eos_first=False, strip=False, f
         pieces = pieces_of_text(text, tokens, order, eos, eos_first and tokens == "words", strip)
     else:
         if tokens not in ("bytes-compact", "chars", "words", "ids"):
-            raise Refuse("--vocab needs --tokens bytes-compact, chars, words or ids: what a token is")
+            raise Refuse("--vocab needs --tokens bytes-compact, chars, words or ids: "
+                         "what a token is")
         pieces = pieces_of_list(given, tokens, size, fairseq)
         if tokens in ("words", "bytes-compact") and EOS not in pieces:
-            raise Refuse(f"--vocab {given}: with --tokens {tokens} it needs <eos>, the end of a line")
+            raise Refuse(f"--vocab {given}: with --tokens {tokens} it needs <eos>, "
+                         "the end of a line")
         if len(set(pieces)) != len(pieces) or b"" in pieces:
-            raise Refuse(f"--vocab {given}: a piece stands there twice, or is empty")
+            raise Refuse(f"--vocab {given}: a piece is empty, or occurs twice")
     blob = np.frombuffer(vocab_blob(pieces, tokens), np.uint8)
     return (fitting(blob, len(pieces), size, given or text or "--tokens bytes"),
             {"tokens": tokens, "pieces": None, "join-lines": False, "min-count": 0})
@@ -654,8 +709,12 @@ def fitting(blob, have, size, where):
 # >>rows: what stands where in both ------------------------------------------------------
 
 class Row:
-    """orig: (name, shape) of the original's tensors. ours: names. forth and back make a list of arrays out of one. Tensors that
-    `may` be missing are None in forth's list."""
+    """Tensors of the original and the tensors of seqtx that hold the same values.
+
+    orig is a list of (name, shape), ours a list of names. forth and back each map a list
+    of arrays to the other side's list. Tensors in `may` can be missing: forth gets None
+    for them.
+    """
 
     def __init__(self, orig, ours, forth=None, back=None, may=()):
         self.orig, self.ours, self.may = orig, ours, set(may)
@@ -667,7 +726,8 @@ def same(name, shape, ours):
 
 
 def reshaped(name, shape, ours, to):
-    return Row([(name, shape)], [ours], lambda a: [a[0].reshape(to)], lambda a: [a[0].reshape(shape)])
+    return Row([(name, shape)], [ours], lambda a: [a[0].reshape(to)],
+               lambda a: [a[0].reshape(shape)])
 
 
 def turned(name, shape, ours):
@@ -675,17 +735,18 @@ def turned(name, shape, ours):
 
 
 def parts(name, shape, ours, at):
-    """One of theirs, cut along its rows into several of ours."""
+    """One tensor of the original, split by rows into several of ours."""
     return Row([(name, shape)], ours, lambda a: np.split(a[0], at), lambda a: [np.concatenate(a)])
 
 
 def buffer(name, shape, value, may=()):
-    """What they store though it is known: left out on the way in, made again on the way out."""
-    return Row([(name, shape)], [], lambda a: [], lambda a: [np.asarray(value, np.float32).reshape(shape)], may)
+    """A stored tensor with a known value: ignored when read, recomputed when written."""
+    return Row([(name, shape)], [], lambda a: [],
+               lambda a: [np.asarray(value, np.float32).reshape(shape)], may)
 
 
 def twice(first, second, shape, ours):
-    """One tensor under two names. The second may be missing."""
+    """One tensor under two names, of which the second can be missing."""
     def forth(a):
         if a[1] is not None and not np.array_equal(a[0], a[1]):
             raise Refuse(f"{first} and {second} should be one tensor, and differ")
@@ -699,9 +760,9 @@ def words_of(names):
 
 def checked(name, a, shape):
     if a.dtype != np.float32:
-        raise Refuse(f"{name} has numbers of type {a.dtype}, want float32")
+        raise Refuse(f"{name}: expected float32, got {a.dtype}")
     if shape is not None and tuple(a.shape) != tuple(shape):
-        raise Refuse(f"{name} has shape {tuple(a.shape)}, want {tuple(shape)}")
+        raise Refuse(f"{name}: expected shape {tuple(shape)}, got {tuple(a.shape)}")
     return a
 
 
@@ -723,8 +784,9 @@ STATE = ("optim.", "memory.", "state.", "arch.", "grads", "vocab")
 
 
 def to_theirs(rows, source):
-    wanted = {n for row in rows for n in row.ours}      # PAR's gates are of its model
-    left, out = {k: v for k, v in source.items() if k in wanted or not k.startswith(STATE)}, OrderedDict()
+    wanted = {n for row in rows for n in row.ours}      # PAR's gates belong to the model
+    left = {k: v for k, v in source.items() if k in wanted or not k.startswith(STATE)}
+    out = OrderedDict()
     for row in rows:
         lost = [n for n in row.ours if n not in left]
         if lost:
@@ -732,9 +794,11 @@ def to_theirs(rows, source):
         try:
             made = row.back([checked(n, left.pop(n), None) for n in row.ours])
         except ValueError:
-            raise Refuse(f"{words_of(row.ours)}: the shape is not the one that the rest of the model has") from None
+            raise Refuse(f"{words_of(row.ours)}: "
+                         "the shape does not match the rest of the model") from None
         for (name, shape), a in zip(row.orig, made):
-            out[name] = np.asarray(checked(name, a, shape), order="C")      # ascontiguousarray gives a number a dimension
+            # ascontiguousarray would give a scalar a dimension
+            out[name] = np.asarray(checked(name, a, shape), order="C")
     if left:
         raise Refuse(f"names that are not known: {words_of(left)}")
     return out
@@ -744,7 +808,7 @@ def shape_of(tensors, name, ndim):
     if name not in tensors:
         raise Refuse(f"it lacks {name}")
     if tensors[name].ndim != ndim:
-        raise Refuse(f"{name} has {tensors[name].ndim} dimensions, want {ndim}")
+        raise Refuse(f"{name}: expected {ndim} dimensions, got {tensors[name].ndim}")
     return tensors[name].shape
 
 
@@ -759,7 +823,7 @@ def config_of(path, meta):
 
 
 def count_of(tensors, form):
-    """How many names form % 0, form % 1, .. there are."""
+    """The number of names form % 0, form % 1, .."""
     n = 0
     while form % n in tensors:
         n += 1
@@ -767,15 +831,18 @@ def count_of(tensors, form):
 
 
 def ratio_of(widths):
-    """The number by whose powers the widths of clusters fall."""
-    for g in [4.0] + ([widths[0] / widths[1]] if len(widths) > 1 else []) + [float(g) for g in range(2, 65)]:
+    """The number whose powers divide the widths of the clusters."""
+    first = [widths[0] / widths[1]] if len(widths) > 1 else []
+    for g in [4.0] + first + [float(g) for g in range(2, 65)]:
         if g > 1 and all(math.floor(widths[0] / g ** i) == w for i, w in enumerate(widths)):
             return g
-    raise Refuse(f"clusters are {', '.join(map(str, widths))} wide: no number divides each into the next")
+    raise Refuse(f"clusters are {', '.join(map(str, widths))} wide: "
+                 "no number divides each into the next")
 
 
 class Options:
-    """The options of the command line. What was given and never asked for is refused at the end."""
+    """The options of the command line. An option that was given but never used is an
+    error."""
 
     def __init__(self, given):
         self.given, self.asked = given, set()
@@ -797,7 +864,8 @@ class Options:
 
 
 def divides(o, name, whole, of):
-    n = o.need(name, f"the number of attention heads, which divides {of} {whole}; the file does not say it")
+    n = o.need(name, f"the number of attention heads, which divides {of} {whole}; "
+               "the file does not say it")
     if n < 1 or whole % n:
         raise Refuse(f"--{name} {n} does not divide {of} {whole}")
     return n
@@ -807,46 +875,56 @@ def divides(o, name, whole, of):
 
 def span_rows(s):
     d, H, D, L, N, f, V = s["d"], s["H"], s["D"], s["L"], s["N"], s["f"], s["V"]
-    rows = [Row([("key_pe", (1, D, L))], ["key_pe"], lambda a: [a[0][0].T], lambda a: [a[0].T[None]])]
+    rows = [Row([("key_pe", (1, D, L))], ["key_pe"], lambda a: [a[0][0].T],
+                lambda a: [a[0].T[None]])]
     if s["io"]:
         sizes, widths, tied = s["io"]
         for i, (n, w) in enumerate(zip(sizes, widths)):
-            inside = [(f"in_emb.emb_layers.{i}.weight", f"out_emb.out_layers.{i}.weight", (n, w), "tables"),
+            inside = [(f"in_emb.emb_layers.{i}.weight", f"out_emb.out_layers.{i}.weight", (n, w),
+                       "tables"),
                       (f"in_emb.emb_projs.{i}", f"out_emb.out_projs.{i}", (d, w), "projs")]
             for a, b, shape, kind in inside:
                 rows += [twice(a, b, shape, f"in_emb.{kind}.{i}")] if tied else [
                     same(a, shape, f"in_emb.{kind}.{i}"), same(b, shape, f"out_emb.{kind}.{i}")]
             rows += [same(f"out_emb.out_layers.{i}.bias", (n,), f"out_emb.biases.{i}")]
         if len(sizes) > 1:
-            rows += [same("out_emb.cluster_proj.weight", (len(sizes) - 1, d), "out_emb.cluster.weight"),
+            rows += [same("out_emb.cluster_proj.weight", (len(sizes) - 1, d),
+                          "out_emb.cluster.weight"),
                      same("out_emb.cluster_proj.bias", (len(sizes) - 1,), "out_emb.cluster.bias")]
     else:
-        rows += [same("in_emb.weight", (V, d), "in_emb.weight"), same("out_emb.weight", (V, d), "out_emb.weight"),
+        rows += [same("in_emb.weight", (V, d), "in_emb.weight"),
+                 same("out_emb.weight", (V, d), "out_emb.weight"),
                  same("out_emb.bias", (V,), "out_emb.bias")]
     for l in range(s["nl"]):
         a, p = f"layers.{l}.attn.attn.", f"layers.{l}."
         if s["adapt"]:
             z = (1,) if s["one"] else (H, 1, 1)
-            names = [a + "adaptive_span._mask."] + ([a + "persistent_memory.adaptive_span._mask."] if N else [])
+            names = [a + "adaptive_span._mask."]
+            if N:
+                names += [a + "persistent_memory.adaptive_span._mask."]
 
             def forth(got, names=names, count=1 if s["one"] else H, clip=s["clip"]):
                 if len(got) > 1 and got[1] is not None and not np.array_equal(got[0], got[1]):
-                    raise Refuse(f"{names[0]}current_val and {names[1]}current_val should be one tensor, and differ")
+                    raise Refuse(f"{names[0]}current_val and {names[1]}current_val should be one "
+                                 "tensor, and differ")
                 return [np.clip(got[0], 0, 1).reshape(count) if clip else got[0].reshape(count)]
             rows += [Row([(n + "current_val", z) for n in names], [p + "attn.span"], forth,
-                         lambda got, z=z, k=len(names): [got[0].reshape(z)] * k, [n + "current_val" for n in names[1:]])]
-            rows += [buffer(n + "mask_template", (L,), np.arange(1 - L, 1), [n + "mask_template"]) for n in names]
+                         lambda got, z=z, k=len(names): [got[0].reshape(z)] * k,
+                         [n + "current_val" for n in names[1:]])]
+            rows += [buffer(n + "mask_template", (L,), np.arange(1 - L, 1), [n + "mask_template"])
+                     for n in names]
         if N:
-            rows += [Row([(a + "persistent_memory.key", (H, D, N))], [p + "attn.pers_key"], lambda x: [x[0].transpose(0, 2, 1)],
-                         lambda x: [x[0].transpose(0, 2, 1)]),
+            rows += [Row([(a + "persistent_memory.key", (H, D, N))], [p + "attn.pers_key"],
+                         lambda x: [x[0].transpose(0, 2, 1)], lambda x: [x[0].transpose(0, 2, 1)]),
                      same(a + "persistent_memory.val", (H, N, D), p + "attn.pers_val")]
         rows += [same(f"{p}attn.proj_{name}.weight", (d, d), f"{p}attn.{w}")
                  for name, w in (("query", "wq"), ("out", "wo"), ("val", "wv"), ("key", "wk"))]
         for norm in ("norm1",) if N else ("norm1", "norm2"):
             rows += [same(f"{p}{norm}.{w}", (d,), f"{p}{norm}.{w}") for w in ("weight", "bias")]
         if not N:
-            rows += [same(f"{p}ff.{n}", shape, f"{p}ff.{n}") for n, shape in
-                     (("fc1.weight", (f, d)), ("fc1.bias", (f,)), ("fc2.weight", (d, f)), ("fc2.bias", (d,)))]
+            rows += [same(f"{p}ff.{n}", shape, f"{p}ff.{n}")
+                     for n, shape in (("fc1.weight", (f, d)), ("fc1.bias", (f,)),
+                                      ("fc2.weight", (d, f)), ("fc2.bias", (d,)))]
     return rows
 
 
@@ -854,8 +932,9 @@ def span_in(t, o, fairseq):
     _, D, L = shape_of(t, "key_pe", 3)
     d = shape_of(t, "layers.0.attn.proj_query.weight", 2)[0]
     a = "layers.0.attn.attn."
-    s = {"D": D, "L": L, "d": d, "H": d // D, "nl": count_of(t, "layers.%d.attn.proj_query.weight"), "N": 0, "f": 1,
-         "io": None, "V": 0, "adapt": a + "adaptive_span._mask.current_val" in t, "clip": fairseq}
+    s = {"D": D, "L": L, "d": d, "H": d // D, "nl": count_of(t, "layers.%d.attn.proj_query.weight"),
+         "N": 0, "f": 1, "io": None, "V": 0, "adapt": a + "adaptive_span._mask.current_val" in t,
+         "clip": fairseq}
     if d % D:
         raise Refuse(f"key_pe has heads of {D}, which do not divide the hidden size {d}")
     s["one"] = s["adapt"] and fairseq and t[a + "adaptive_span._mask.current_val"].ndim == 1
@@ -866,10 +945,12 @@ def span_in(t, o, fairseq):
         s["N"] = shape_of(t, a + "persistent_memory.key", 3)[2]
     else:
         s["f"] = shape_of(t, "layers.0.ff.fc1.weight", 2)[0]
-    config = {"nlayers": s["nl"], "hid-sz": d, "inner-hid-sz": s["f"], "nheads": s["H"], "attn-span": L, "pers-mem-size": s["N"],
-              "adapt-span": s["adapt"], "adapt-span-ramp": o.take("ramp", 32) if s["adapt"] else 32, "adapt-span-cache": True,
-              "span-per-layer": s["one"], "no-renorm": fairseq, "literal": not o.take("corrected", False),
-              "adapt-io": False, "adapt-io-tied": False, "adapt-io-divval": 4, "adapt-io-cutoffs": None}
+    config = {"nlayers": s["nl"], "hid-sz": d, "inner-hid-sz": s["f"], "nheads": s["H"],
+              "attn-span": L, "pers-mem-size": s["N"], "adapt-span": s["adapt"],
+              "adapt-span-ramp": o.take("ramp", 32) if s["adapt"] else 32, "adapt-span-cache": True,
+              "span-per-layer": s["one"], "no-renorm": fairseq,
+              "literal": not o.take("corrected", False), "adapt-io": False, "adapt-io-tied": False,
+              "adapt-io-divval": 4, "adapt-io-cutoffs": None}
     if "in_emb.weight" in t:
         s["V"] = shape_of(t, "in_emb.weight", 2)[0]
     else:
@@ -878,27 +959,31 @@ def span_in(t, o, fairseq):
         if not k:
             raise Refuse("it lacks in_emb.weight and in_emb.emb_layers.0.weight")
         sizes, widths = [x[0] for x in shapes], [x[1] for x in shapes]
-        pairs = [(f"in_emb.emb_layers.{i}.weight", f"out_emb.out_layers.{i}.weight") for i in range(k)]
+        pairs = [(f"in_emb.emb_layers.{i}.weight", f"out_emb.out_layers.{i}.weight")
+                 for i in range(k)]
         pairs += [(f"in_emb.emb_projs.{i}", f"out_emb.out_projs.{i}") for i in range(k)]
         tied = all(b not in t or (a in t and np.array_equal(t[a], t[b])) for a, b in pairs)
         s["io"], s["V"] = (sizes, widths, tied), sum(sizes)
         config.update({"adapt-io": True, "adapt-io-tied": tied, "adapt-io-divval": ratio_of(widths),
                        "adapt-io-cutoffs": ",".join(str(sum(sizes[:i])) for i in range(1, k))})
         if k == 1:
-            raise Refuse("an adaptive input of one cluster is a plain one with a projection, which the trainer has not")
+            raise Refuse("an adaptive input of one cluster is a plain one with a projection, "
+                         "which the trainer does not support")
     config["block-sz"] = o.take("block-sz", 512)
-    blob, words = vocabulary(o, s["V"], "count-later" if s["io"] else "first", strip=True, fairseq=fairseq)
+    blob, words = vocabulary(o, s["V"], "count-later" if s["io"] else "first", strip=True,
+                             fairseq=fairseq)
     config.update(words)
     return "seqtx.attn_span.1", span_rows(s), config, blob
 
 
 def span_out(c, t, fairseq):
     L, D = shape_of(t, "key_pe", 2)
-    s = {"D": D, "L": L, "d": c["hid-sz"], "H": c["nheads"], "nl": c["nlayers"], "N": c["pers-mem-size"], "f": c["inner-hid-sz"],
-         "io": None, "V": 0, "adapt": c["adapt-span"], "one": c["span-per-layer"], "clip": False}
+    s = {"D": D, "L": L, "d": c["hid-sz"], "H": c["nheads"], "nl": c["nlayers"],
+         "N": c["pers-mem-size"], "f": c["inner-hid-sz"], "io": None, "V": 0,
+         "adapt": c["adapt-span"], "one": c["span-per-layer"], "clip": False}
     if c["no-renorm"] != fairseq:
-        raise Refuse("--to fairseq-span is for models with --no-renorm, --to attn-span for those without: they are different models, "
-                     "and their weights do not carry over")
+        raise Refuse("--to fairseq-span is for models with --no-renorm, --to attn-span for those "
+                     "without: they are different models, and their weights do not carry over")
     if c["adapt-io"]:
         k = count_of(t, "in_emb.tables.%d")
         shapes = [shape_of(t, f"in_emb.tables.{i}", 2) for i in range(k)]
@@ -906,14 +991,15 @@ def span_out(c, t, fairseq):
     else:
         s["V"] = shape_of(t, "in_emb.weight", 2)[0]
     if fairseq and (s["N"] or s["io"] or not s["adapt"]):
-        raise Refuse("--to fairseq-span: fairseq's has an adaptive span, no persistent vectors and no adaptive input")
+        raise Refuse("--to fairseq-span: fairseq's has an adaptive span, "
+                     "no persistent vectors and no adaptive input")
     return span_rows(s)
 
 
 # >>sru ----------------------------------------------------------------------------------
 
 def planes(k, O):
-    """Rows (s H + j) k + i of theirs are rows i O + s H + j of ours."""
+    """Their rows (s H + j) k + i are our rows i O + s H + j."""
     def forth(w):
         return w.reshape(O, k, w.shape[1]).transpose(1, 0, 2).reshape(k * O, w.shape[1])
 
@@ -923,24 +1009,30 @@ def planes(k, O):
 
 
 def sru_rows(s):
-    """s: layout (2.6, 3.0 or ++), prefix, O, layers (I, P, k, attends, LN in the transform), first, norm, scale, V, E, io."""
+    """s: layout (2.6, 3.0 or ++), prefix, O, layers (I, P, k, attends, LN in the
+    transform), first, norm, scale, V, E, io."""
     O, rows, pre = s["O"], [], s["prefix"]
     if s["io"]:
         sizes, widths, shared = s["io"]
         K = len(sizes) - 1
         for i, (n, w) in enumerate(zip(sizes, widths)):
             a = f"output_layer.out_layers.{i}."
-            if i == 0:      # the last K rows of their head are the other clusters, in the order that ours has, too
-                rows += [parts(a + "weight", (n + K, w), ["out_emb.tables.0", "out_emb.cluster.weight"], [n]),
-                         parts(a + "bias", (n + K,), ["out_emb.biases.0", "out_emb.cluster.bias"], [n])]
+            # the last K rows of their head are the other clusters, in our order
+            if i == 0:
+                rows += [parts(a + "weight", (n + K, w),
+                               ["out_emb.tables.0", "out_emb.cluster.weight"], [n]),
+                         parts(a + "bias", (n + K,),
+                               ["out_emb.biases.0", "out_emb.cluster.bias"], [n])]
             else:
-                rows += [same(a + "weight", (n, w), f"out_emb.tables.{i}"), same(a + "bias", (n,), f"out_emb.biases.{i}")]
+                rows += [same(a + "weight", (n, w), f"out_emb.tables.{i}"),
+                         same(a + "bias", (n,), f"out_emb.biases.{i}")]
             p, e = f"output_layer.out_projs.{i}", f"embedding_layer.emb_projs.{i}"
             rows += [twice(p, e, (O, w), f"out_emb.projs.{i}")] if shared else [
                 same(p, (O, w), f"out_emb.projs.{i}"), same(e, (O, w), f"in_emb.projs.{i}")]
     elif s["V"]:
         rows += [same("embedding_layer.weight", (s["V"], s["E"]), "in_emb.weight"),
-                 same("output_layer.weight", (s["V"], O), "out_emb.weight"), same("output_layer.bias", (s["V"],), "out_emb.bias")]
+                 same("output_layer.weight", (s["V"], O), "out_emb.weight"),
+                 same("output_layer.bias", (s["V"],), "out_emb.bias")]
     if s["first"]:
         rows += [same(pre + "input_to_hidden.weight", (O, s["first"]), "input.weight")]
     for l, (I, P, k, attends, ln) in enumerate(s["layers"]):
@@ -950,19 +1042,24 @@ def sru_rows(s):
         if s["layout"] == "2.6":
             if P:
                 rows += [turned(a + "weight_proj", (I, P), q + "w1")]
-            rows += [Row([(a + "weight", (P or I, O * k))], [q + "w3"], lambda x, f=forth: [f(x[0].T)],
-                         lambda x, b=back: [b(x[0]).T])]
+            rows += [Row([(a + "weight", (P or I, O * k))], [q + "w3"],
+                         lambda x, f=forth: [f(x[0].T)], lambda x, b=back: [b(x[0]).T])]
         else:
             names = {"3.0": ("0.weight", "1.weight") if P else ("", "weight"),
-                     "++": ("linear1.weight", "linear3.weight" if attends else "linear2.weight")}[s["layout"]]
+                     "++": ("linear1.weight", "linear3.weight"
+                            if attends else "linear2.weight")}[s["layout"]]
             if P:
                 rows += [same(m + names[0], (P, I), q + "w1")]
             if attends:
-                rows += [same(m + "linear2.weight", (2 * P, P), q + "w2"), same(m + "alpha", (1,), q + "alpha")]
+                rows += [same(m + "linear2.weight", (2 * P, P), q + "w2"),
+                         same(m + "alpha", (1,), q + "alpha")]
             if ln:
-                rows += [same(f"{m}layer_norm.{w}", (P,), f"{q}attn_norm.{w}") for w in ("weight", "bias")]
-            rows += [Row([(m + names[1], (O * k, P or I))], [q + "w3"], lambda x, f=forth: [f(x[0])], lambda x, b=back: [b(x[0])])]
-        rows += [reshaped(a + "weight_c", (2 * O,), q + "v", (2, O)), reshaped(a + "bias", (2 * O,), q + "bias", (2, O)),
+                rows += [same(f"{m}layer_norm.{w}", (P,), f"{q}attn_norm.{w}")
+                         for w in ("weight", "bias")]
+            rows += [Row([(m + names[1], (O * k, P or I))], [q + "w3"],
+                         lambda x, f=forth: [f(x[0])], lambda x, b=back: [b(x[0])])]
+        rows += [reshaped(a + "weight_c", (2 * O,), q + "v", (2, O)),
+                 reshaped(a + "bias", (2 * O,), q + "bias", (2, O)),
                  buffer(a + "scale_x", (1,), s["scale"], [a + "scale_x"])]
         if s["norm"] != "none":
             n = I if s["norm"] == "before" else O
@@ -986,8 +1083,9 @@ def sru_layer(t, a, layout, O):
         attends = m + "linear3.weight" in t
         cols = shape_of(t, m + ("linear3.weight" if attends else "linear2.weight"), 2)[0]
     if cols not in (3 * O, 4 * O):
-        raise Refuse(f"layer {a}: a product of {cols} rows, want 3 or 4 times the {O} of its bias")
-    return I, P, cols // O, layout == "++" and attends, layout == "++" and m + "layer_norm.weight" in t
+        raise Refuse(f"layer {a}: expected 3 or 4 times the {O} rows of its bias, got {cols}")
+    plus = layout == "++"
+    return I, P, cols // O, plus and attends, plus and m + "layer_norm.weight" in t
 
 
 def attention_options(attends):
@@ -1003,7 +1101,43 @@ def attention_options(attends):
     if attends == sorted(attends):
         return True, 0, sum(attends)
     which = ", ".join(str(i + 1) for i in range(n) if attends[i])
-    raise Refuse(f"layers {which} attend: neither every n-th layer nor the last ones, and the trainer has no other")
+    raise Refuse(f"layers {which} attend: neither every n-th layer nor the last ones, "
+                 "the only forms of the trainer")
+
+
+def sru_norm(o, n, I, O):
+    """Where the LayerNorm of n features is in a cell of I inputs and O outputs."""
+    known = None
+    if I != O and n in (I, O):
+        known = "before" if n == I else "after"
+    norm = o.take("norm", known)
+    if norm is None:
+        o.need("norm", "before the transform or after the recurrence: the file does not say "
+               "where the layer norm of a cell is (SRU's own default is before)")
+    if known and norm != known:
+        raise Refuse(f"--norm {norm}: its width says {known}")
+    return norm
+
+
+def sru_skip(o, layers, O):
+    """Whether there is a highway: a layer of another width than its input shows it."""
+    wide = {x[2] == 4 for x in layers if x[0] != O}
+    if len(wide) > 1 or any(x[2] == 4 and x[0] == O for x in layers):
+        raise Refuse("some layers have four sub-matrices, others three")
+    return wide.pop() if wide else not o.take("no-skip", False)
+
+
+def check_sru_widths(s, P):
+    """Refuses layers that do not fit together, or whose projections the trainer cannot have."""
+    O = s["O"]
+    for l, x in enumerate(s["layers"]):
+        I = O if l or s["first"] else x[0]
+        if x[0] != I:
+            raise Refuse(f"layer {l} has {x[0]} inputs, the previous one {O} outputs")
+        if s["layout"] != "++" and x[1] != (P if P < x[0] and P < O else 0):
+            how = f"by a projection to {x[1]}" if x[1] else "without a projection"
+            raise Refuse(f"layer {l}: {x[0]} to {O} {how}: the trainer has one in every layer "
+                         "where it is narrower than both, and only there")
 
 
 def sru_in(t, o, layout):
@@ -1014,67 +1148,56 @@ def sru_in(t, o, layout):
     O = shape_of(t, pre + "rnn_lst.0.bias", 1)[0] // 2
     custom = [k for k in t if ".custom_m." in k]
     if custom:
-        raise Refuse(f"{custom[0]}: a transform of the user's own is not known here")
+        raise Refuse(f"{custom[0]}: a custom transform is not supported")
     layers = [sru_layer(t, f"{pre}rnn_lst.{l}.", layout, O) for l in range(nl)]
-    s = {"layout": layout, "prefix": pre, "O": O, "layers": layers, "first": 0, "norm": "none", "scale": 1.0, "V": 0, "E": O,
-         "io": None}
+    s = {"layout": layout, "prefix": pre, "O": O, "layers": layers, "first": 0, "norm": "none",
+         "scale": 1.0, "V": 0, "E": O, "io": None}
     if pre + "input_to_hidden.weight" in t:
         s["first"] = shape_of(t, pre + "input_to_hidden.weight", 2)[1]
     if f"{pre}rnn_lst.0.layer_norm.weight" in t:
         n = shape_of(t, f"{pre}rnn_lst.0.layer_norm.weight", 1)[0]
-        I = layers[0][0]
-        known = "before" if n == I != O else "after" if n == O != I else None
-        s["norm"] = o.take("norm", known)
-        if s["norm"] is None:
-            o.need("norm", "before the product or after the recurrence: the file does not say where the layer norm of a cell is (SRU's "
-                           "own default is before)")
-        if known and s["norm"] != known:
-            raise Refuse(f"--norm {s['norm']}: its width says {known}")
+        s["norm"] = sru_norm(o, n, layers[0][0], O)
     scales = [float(t[k][0]) for k in t if k.endswith(".scale_x") and t[k].shape == (1,)]
     if scales and any(x != scales[0] for x in scales):
         raise Refuse("scale_x differs from layer to layer")
     s["scale"] = scales[0] if scales else 1.0
     if s["scale"] < 1:
-        raise Refuse(f"scale_x is {s['scale']}, want 1 or more")
-    wide = {x[2] == 4 for x in layers if x[0] != O}     # a layer that is not as wide as its input says whether there is a highway
-    if len(wide) > 1 or any(x[2] == 4 and x[0] == O for x in layers):
-        raise Refuse("some of its layers have four products where others have three")
-    skip = wide.pop() if wide else not o.take("no-skip", False)
+        raise Refuse(f"expected a scale_x of 1 or more, got {s['scale']}")
+    skip = sru_skip(o, layers, O)
     widths = sorted({x[1] for x in layers if x[1]})
     if len(widths) > 1:
-        raise Refuse(f"projections are {', '.join(map(str, widths))} wide: the trainer has one width for all")
+        raise Refuse(f"projections are {', '.join(map(str, widths))} wide: "
+                     "the trainer has one width for all")
     P = widths[0] if widths else 0
-    for l, x in enumerate(layers):
-        I = O if l or s["first"] else x[0]
-        if x[0] != I:
-            raise Refuse(f"layer {l} takes {x[0]} numbers, the one before gives {O}")
-        if layout != "++" and x[1] != (P if P < x[0] and P < O else 0):
-            how = f"by a projection to {x[1]}" if x[1] else "without a projection"
-            raise Refuse(f"layer {l}: {x[0]} to {O} {how}: the trainer has one in every layer where it is narrower than both, and only "
-                         "there")
+    check_sru_widths(s, P)
     attention, every, last = attention_options([x[3] for x in layers])
     heads = divides(o, "heads", P, "the projection's width") if attention else 1
-    literal = attention and s["norm"] == "before" and not o.take("corrected", False)     # the memory is not normalised
+    # their memory is not normalised
+    literal = attention and s["norm"] == "before" and not o.take("corrected", False)
     if layout == "++" and len({x[4] for x in layers}) > 1:
-        raise Refuse("some layers have a layer norm in the product, others have none")
-    config = {"cell": "sru++" if layout == "++" else "sru", "nlayers": nl, "hid-sz": O, "emb-sz": s["first"] or layers[0][0],
-              "proj-sz": P, "skip": skip, "highway-bias": math.log((s["scale"] ** 2 - 1) / 2) if s["scale"] > 1 else 0,
-              "rescale": s["scale"] > 1, "tanh": o.take("tanh", False), "v1": False, "norm": s["norm"],
-              "input-first": bool(s["first"]), "literal": literal, "nheads": heads, "attention": attention,
-              "attention-every": every, "attention-last": last, "attn-norm": layout == "++" and layers[0][4],
-              "attn-norm-first": False, "tied": False, "adapt-io": False, "adapt-io-separate": False,
-              "adapt-io-divval": 4, "adapt-io-cutoffs": None}
+        raise Refuse("some layers have a layer norm in the transform, others have none")
+    config = {"cell": "sru++" if layout == "++" else "sru", "nlayers": nl, "hid-sz": O,
+              "emb-sz": s["first"] or layers[0][0], "proj-sz": P, "skip": skip,
+              "highway-bias": math.log((s["scale"] ** 2 - 1) / 2) if s["scale"] > 1 else 0,
+              "rescale": s["scale"] > 1, "tanh": o.take("tanh", False), "v1": False,
+              "norm": s["norm"], "input-first": bool(s["first"]), "literal": literal,
+              "nheads": heads, "attention": attention, "attention-every": every,
+              "attention-last": last, "attn-norm": layout == "++" and layers[0][4],
+              "attn-norm-first": False, "tied": False, "adapt-io": False,
+              "adapt-io-separate": False, "adapt-io-divval": 4, "adapt-io-cutoffs": None}
     k = count_of(t, "output_layer.out_layers.%d.weight")
     if k:
         shapes = [shape_of(t, f"output_layer.out_layers.{i}.weight", 2) for i in range(k)]
         sizes, w = [x[0] for x in shapes], [x[1] for x in shapes]
         sizes[0] -= k - 1
-        pairs = [(f"output_layer.out_projs.{i}", f"embedding_layer.emb_projs.{i}") for i in range(k)]
+        pairs = [(f"output_layer.out_projs.{i}", f"embedding_layer.emb_projs.{i}")
+                 for i in range(k)]
         shared = all(b not in t or (a in t and np.array_equal(t[a], t[b])) for a, b in pairs)
         s["io"], s["V"] = (sizes, w, shared), sum(sizes)
         if k == 1:
             raise Refuse("an adaptive softmax of one cluster: the trainer has none")
-        config.update({"adapt-io": True, "adapt-io-separate": not shared, "adapt-io-divval": ratio_of(w), "emb-sz": w[0],
+        config.update({"adapt-io": True, "adapt-io-separate": not shared,
+                       "adapt-io-divval": ratio_of(w), "emb-sz": w[0],
                        "adapt-io-cutoffs": ",".join(str(sum(sizes[:i])) for i in range(1, k))})
     elif "embedding_layer.weight" in t:
         s["V"], s["E"] = shape_of(t, "embedding_layer.weight", 2)
@@ -1091,7 +1214,8 @@ def sru_out(c, t, layout, stack):
     O, nl = c["hid-sz"], c["nlayers"]
     layers = []
     if (layout == "++") != (c["cell"] == "sru++"):
-        raise Refuse(f"--to {'sru++' if layout == '++' else 'sru-' + layout}: the checkpoint's --cell is {c['cell']}")
+        raise Refuse(f"--to {'sru++' if layout == '++' else 'sru-' + layout}: "
+                     f"the checkpoint's --cell is {c['cell']}")
     if c["v1"] or c["tied"] or c["attn-norm-first"]:
         raise Refuse("the original's files have no place for --v1, --tied or --attn-norm-first")
     for l in range(nl):
@@ -1100,8 +1224,9 @@ def sru_out(c, t, layout, stack):
         P, I = shape_of(t, q + "w1", 2) if q + "w1" in t else (0, fan)
         layers.append((I, P, rows // O, q + "w2" in t, q + "attn_norm.weight" in t))
     scale = math.sqrt(1 + 2 * math.exp(c["highway-bias"])) if c["rescale"] and c["skip"] else 1.0
-    s = {"layout": layout, "prefix": "" if stack else "rnn.", "O": O, "layers": layers, "norm": c["norm"], "scale": scale,
-         "V": 0, "E": O, "io": None, "first": shape_of(t, "input.weight", 2)[1] if "input.weight" in t else 0}
+    s = {"layout": layout, "prefix": "" if stack else "rnn.", "O": O, "layers": layers,
+         "norm": c["norm"], "scale": scale, "V": 0, "E": O, "io": None,
+         "first": shape_of(t, "input.weight", 2)[1] if "input.weight" in t else 0}
     if c["adapt-io"]:
         k = count_of(t, "out_emb.tables.%d")
         shapes = [shape_of(t, f"out_emb.tables.{i}", 2) for i in range(k)]
@@ -1118,11 +1243,15 @@ def comp_rows(s):
     hd, kv, rows = D // H, s["kv"] * (D // H), []
     rows += [same("token_emb.weight", (V, E), "in_emb.weight")]
     if E != D:
-        rows += [same("to_model_dim.weight", (D, E), "in_proj.weight"), same("to_model_dim.bias", (D,), "in_proj.bias"),
-                 same("to_logits.0.weight", (E, D), "out_proj.weight"), same("to_logits.0.bias", (E,), "out_proj.bias")]
+        rows += [same("to_model_dim.weight", (D, E), "in_proj.weight"),
+                 same("to_model_dim.bias", (D,), "in_proj.bias"),
+                 same("to_logits.0.weight", (E, D), "out_proj.weight"),
+                 same("to_logits.0.bias", (E,), "out_proj.bias")]
     last = "to_logits." if s["flat"] else "to_logits.1."
-    rows += [same(last + "weight", (V, E), "out_emb.weight"), same(last + "bias", (V,), "out_emb.bias")]
-    rows += [Row([("pos_emb", (H, reach, hd))], ["key_pe"], lambda a: [a[0].transpose(1, 0, 2).reshape(reach, D)],
+    rows += [same(last + "weight", (V, E), "out_emb.weight"),
+             same(last + "bias", (V,), "out_emb.bias")]
+    rows += [Row([("pos_emb", (H, reach, hd))], ["key_pe"],
+                 lambda a: [a[0].transpose(1, 0, 2).reshape(reach, D)],
                  lambda a: [a[0].reshape(reach, H, hd).transpose(1, 0, 2)])]
     for l in range(L):
         for side in ("attn", "ff"):
@@ -1130,33 +1259,38 @@ def comp_rows(s):
             rows += [same(f"{p}fn.norm.{w}", (D,), f"{q}norm.{w}") for w in ("weight", "bias")]
             if s["gru"]:
                 tail = "_l0" if s["old_gru"] else ""
-                rows += [same(f"{p}gru.{n}{tail}", shape, f"{q}gate.{n}") for n, shape in
-                         (("weight_ih", (3 * D, D)), ("weight_hh", (3 * D, D)), ("bias_ih", (3 * D,)), ("bias_hh", (3 * D,)))]
+                rows += [same(f"{p}gru.{n}{tail}", shape, f"{q}gate.{n}")
+                         for n, shape in (("weight_ih", (3 * D, D)), ("weight_hh", (3 * D, D)),
+                                          ("bias_ih", (3 * D,)), ("bias_hh", (3 * D,)))]
             if s["mogrify"]:
                 k = D // 4
-                rows += [same(f"{p}mogrify.{x}.{i}.weight", (D, k) if i else (k, D), f"{q}gate.mogrify.{x.lower()}{i}")
-                         for x in "QR" for i in (0, 1)]
+                rows += [same(f"{p}mogrify.{x}.{i}.weight", (D, k) if i else (k, D),
+                              f"{q}gate.mogrify.{x.lower()}{i}") for x in "QR" for i in (0, 1)]
         p, q = f"attn_layers.{l}.fn.fn.", f"layers.{l}."
         rows += [same(p + "to_q.weight", (D, D), q + "attn.query.weight"),
                  same(p + "to_kv.weight", (2 * kv, D), q + "attn.kv.weight"),
-                 same(p + "to_out.weight", (D, D), q + "attn.out.weight"), same(p + "to_out.bias", (D,), q + "attn.out.bias")]
+                 same(p + "to_out.weight", (D, D), q + "attn.out.weight"),
+                 same(p + "to_out.bias", (D,), q + "attn.out.bias")]
         conv = p + "compress_mem_fn.conv."
         if l in s["compressing"]:
             rows += [Row([(conv + "weight", (D, D, r))], [q + "compress.weight"],
                          lambda a: [a[0].transpose(0, 2, 1).reshape(D, r * D)],
-                         lambda a: [a[0].reshape(D, r, D).transpose(0, 2, 1)]), same(conv + "bias", (D,), q + "compress.bias")]
-        else:       # every layer of theirs has one; these are never used, and are kept for the way back
-            rows += [same(conv + w, shape, "unused." + conv + w) for w, shape in (("weight", (D, D, r)), ("bias", (D,)))]
+                         lambda a: [a[0].reshape(D, r, D).transpose(0, 2, 1)]),
+                     same(conv + "bias", (D,), q + "compress.bias")]
+        # all of their layers have one; unused ones are kept for the conversion back
+        else:
+            rows += [same(conv + w, shape, "unused." + conv + w)
+                     for w, shape in (("weight", (D, D, r)), ("bias", (D,)))]
         p, q = f"ff_layers.{l}.fn.fn.", f"layers.{l}.ff."
         g = 2 if s["glu"] else 1
-        rows += [same(p + a, shape, q + b) for a, shape, b in
-                 (("w1.weight", (g * F, D), "fc1.weight"), ("w1.bias", (g * F,), "fc1.bias"), ("w2.weight", (D, F), "fc2.weight"),
-                  ("w2.bias", (D,), "fc2.bias"))]
+        rows += [same(p + a, shape, q + b) for a, shape, b in (
+            ("w1.weight", (g * F, D), "fc1.weight"), ("w1.bias", (g * F,), "fc1.bias"),
+            ("w2.weight", (D, F), "fc2.weight"), ("w2.bias", (D,), "fc2.bias"))]
     return rows
 
 
 def layer_list(text, L):
-    """--memory-layers as numbers from 0 on."""
+    """The layers of --memory-layers, counted from 0."""
     if text in ("all", "none"):
         return list(range(L)) if text == "all" else []
     try:
@@ -1164,7 +1298,8 @@ def layer_list(text, L):
     except ValueError:
         layers = []
     if not layers or len(set(layers)) != len(layers) or min(layers) < 0 or max(layers) >= L:
-        raise Refuse(f"--memory-layers {text}: want all, none or numbers from 1 to {L} with commas between")
+        raise Refuse(f"--memory-layers {text}: expected all, none, "
+                     f"or layers from 1 to {L} separated by commas")
     return sorted(layers)
 
 
@@ -1181,31 +1316,37 @@ def comp_in(t, o):
     heads = o.take("heads")
     if heads is not None and heads != H:
         raise Refuse(f"--heads {heads}: it has {H}")
-    S = o.need("block-sz", f"the length of a segment, seq_len; pos_emb has {reach} rows for it, memory and compressed memory together")
+    S = o.need("block-sz", f"the length of a segment, seq_len; pos_emb has {reach} rows for it, "
+               "memory and compressed memory together")
     M = o.take("mem", S)
     C = o.take("cmem", M // r)
     if S + M + C != reach:
-        raise Refuse(f"--block-sz {S}, --mem {M} and --cmem {C} are {S + M + C} rows, pos_emb has {reach}: give all three")
-    text = o.need("memory-layers", "the layers that have a memory, as 6,7,8, or all (the original's default); the file does not say it")
+        raise Refuse(f"--block-sz {S}, --mem {M} and --cmem {C} are {S + M + C} rows, "
+                     f"pos_emb has {reach}: give all three")
+    text = o.need("memory-layers", "the layers that have a memory, as 6,7,8, "
+                  "or all (the original's default); the file does not say it")
     memory = layer_list(text, L)
     kv = shape_of(t, "attn_layers.0.fn.fn.to_kv.weight", 2)[0] // (2 * hd)
-    s = {"D": D, "E": E, "V": V, "H": H, "L": L, "r": r, "F": F, "reach": reach, "kv": kv, "compressing": memory if C else [],
-         "flat": "to_logits.weight" in t,
-         "gru": any(k.startswith("attn_layers.0.gru.") for k in t), "old_gru": "attn_layers.0.gru.weight_ih_l0" in t,
-         "mogrify": "attn_layers.0.mogrify.Q.0.weight" in t, "glu": shape_of(t, "ff_layers.0.fn.fn.w1.weight", 2)[0] == 2 * F}
+    s = {"D": D, "E": E, "V": V, "H": H, "L": L, "r": r, "F": F, "reach": reach, "kv": kv,
+         "compressing": memory if C else [], "flat": "to_logits.weight" in t,
+         "gru": any(k.startswith("attn_layers.0.gru.") for k in t),
+         "old_gru": "attn_layers.0.gru.weight_ih_l0" in t,
+         "mogrify": "attn_layers.0.mogrify.Q.0.weight" in t,
+         "glu": shape_of(t, "ff_layers.0.fn.fn.w1.weight", 2)[0] == 2 * F}
     if s["flat"] and E != D:
-        raise Refuse("to_logits.weight, as of 0.3.13 and before, with an embedding of another width is not known")
+        raise Refuse("to_logits.weight, as of 0.3.13 and before, "
+                     "with an embedding of another width is not known")
     if s["mogrify"] and not s["gru"]:
         raise Refuse("it has mogrifiers and no GRU")
-    # target and freeze are left out: only training depends on them, and freeze would stop
-    # it
+    # without target and freeze: only training depends on them, and freeze would stop it
     literal = not o.take("corrected", False)
     rotate = not o.take("no-enhanced-recurrence", False)
-    config = {"nlayers": L, "hid-sz": D, "emb-sz": E, "inner-hid-sz": F, "nheads": H, "kv-heads": kv, "block-sz": S,
-              "positions": "learned", "norm-after": False, "final-norm": False, "glu": s["glu"], "tied": False,
-              "gate": "gru" if s["gru"] else "residual",
-              "gate-relu": False, "mogrify": s["mogrify"], "memory-layers": text, "mem": M, "cmem": C, "mems": None, "cmems": None,
-              "recurrence": "rotate" if rotate else "none", "compress": "conv", "ratio": r, "overlap": 0, "conv-no-bias": False,
+    config = {"nlayers": L, "hid-sz": D, "emb-sz": E, "inner-hid-sz": F, "nheads": H,
+              "kv-heads": kv, "block-sz": S, "positions": "learned", "norm-after": False,
+              "final-norm": False, "glu": s["glu"], "tied": False, "gate": "gru" if s["gru"]
+              else "residual", "gate-relu": False, "mogrify": s["mogrify"], "memory-layers": text,
+              "mem": M, "cmem": C, "mems": None, "cmems": None, "recurrence": "rotate" if rotate
+              else "none", "compress": "conv", "ratio": r, "overlap": 0, "conv-no-bias": False,
               "dilations": None, "aux": "auto", "literal": "rows,pad,mask" if literal else False}
     blob, words = vocabulary(o, V)
     config.update(words)
@@ -1213,38 +1354,45 @@ def comp_in(t, o):
 
 
 def comp_out(c, t, old):
-    want = {"positions": "learned", "norm-after": False, "final-norm": False, "tied": False, "gate-relu": False, "compress": "conv",
-            "overlap": 0, "conv-no-bias": False, "mems": None, "cmems": None}
-    for name, value in want.items():
+    expected = {"positions": "learned", "norm-after": False, "final-norm": False, "tied": False,
+            "gate-relu": False, "compress": "conv", "overlap": 0, "conv-no-bias": False,
+            "mems": None, "cmems": None}
+    for name, value in expected.items():
         if c[name] != value:
             raise Refuse(f"the original has no --{name} {c[name]}")
-    if c["gate"] not in ("residual", "gru") or (c["kv-heads"] or c["nheads"]) not in (c["nheads"], 1):
-        raise Refuse(f"the original has no --gate {c['gate']}" if c["gate"] not in ("residual", "gru")
+    if c["gate"] not in ("residual",
+                         "gru") or (c["kv-heads"] or c["nheads"]) not in (c["nheads"], 1):
+        raise Refuse(f"the original has no --gate {c['gate']}"
+                     if c["gate"] not in ("residual", "gru")
                      else f"the original has no --kv-heads {c['kv-heads']}")
     V, E = shape_of(t, "in_emb.weight", 2)
     if old == "0.3.13" and E != c["hid-sz"]:
         raise Refuse("--to compressive-0.3.13: an embedding of another width is not known there")
     D, H, r = c["hid-sz"], c["nheads"], c["ratio"]
     memory = layer_list(c["memory-layers"], c["nlayers"])
-    s = {"D": D, "E": E, "V": V, "H": H, "L": c["nlayers"], "r": r, "F": shape_of(t, "layers.0.ff.fc2.weight", 2)[1],
-         "reach": shape_of(t, "key_pe", 2)[0], "kv": c["kv-heads"] or H, "compressing": memory if c["cmem"] else [],
-         "flat": old == "0.3.13", "gru": c["gate"] == "gru", "old_gru": bool(old), "mogrify": c["mogrify"], "glu": c["glu"]}
-    for l in range(s["L"]):         # of a model that was trained here
+    s = {"D": D, "E": E, "V": V, "H": H, "L": c["nlayers"], "r": r,
+         "F": shape_of(t, "layers.0.ff.fc2.weight", 2)[1], "reach": shape_of(t, "key_pe", 2)[0],
+         "kv": c["kv-heads"] or H, "compressing": memory if c["cmem"] else [],
+         "flat": old == "0.3.13", "gru": c["gate"] == "gru", "old_gru": bool(old),
+         "mogrify": c["mogrify"], "glu": c["glu"]}
+    for l in range(s["L"]):         # a model that was trained with seqtx
         name = f"unused.attn_layers.{l}.fn.fn.compress_mem_fn.conv."
         if l not in s["compressing"] and name + "weight" not in t:
-            t[name + "weight"], t[name + "bias"] = np.zeros((D, D, r), np.float32), np.zeros(D, np.float32)
+            t[name + "weight"] = np.zeros((D, D, r), np.float32)
+            t[name + "bias"] = np.zeros(D, np.float32)
     return comp_rows(s)
 
 
 # >>transformer-xl -----------------------------------------------------------------------
 
 def turned_rows(a):
-    """Their head has the columns of the other clusters from the first on (Hugging Face), ours from the last on."""
+    """Hugging Face's head has the cluster columns in ascending order, ours in descending
+    order."""
     return [x[::-1] for x in a]
 
 
 def many(names, shape, ours):
-    """One tensor under several names, all but the first of which may be missing."""
+    """One tensor under several names, all but the first of which can be missing."""
     def forth(a):
         other = [n for n, x in zip(names, a) if x is not None and not np.array_equal(a[0], x)]
         if other:
@@ -1254,13 +1402,15 @@ def many(names, shape, ours):
 
 
 def by_layers(name, shape, ours, to):
-    """One of theirs for all layers, whose last row is distance 0, into one of ours for each layer, whose first row is."""
+    """One table for all layers, whose last row is distance 0, split into one per layer,
+    whose first row is."""
     return Row([(name, shape)], ours, lambda a: [x[::-1].reshape(to) for x in a[0]],
                lambda a: [np.stack([x.reshape(shape[1:])[::-1] for x in a])])
 
 
 def xl_word_rows(s):
-    """Tables and biases, cut at the clusters where they are one (whole); projections, of which the input has one then."""
+    """Tables and biases, split at the clusters if they are one tensor (whole); then the
+    input has one projection."""
     d, E, V, sizes, pre = s["d"], s["E"], s["V"], s["sizes"], "transformer." if s["hf"] else ""
     emb, out, rows = pre + "word_emb.emb_layers.%d.weight", "crit.out_layers.%d.weight", []
     if not sizes:
@@ -1280,19 +1430,28 @@ def xl_word_rows(s):
             rows += [table]
         else:
             rows += [parts(emb % 0, (V, E), ours[0], at), parts(out % 0, (V, E), ours[1], at)]
-        rows += [parts("crit.out_layers.0.bias", (V,), [f"out_emb.biases.{i}" for i in range(k)], at)]
+        rows += [parts("crit.out_layers.0.bias", (V,),
+                       [f"out_emb.biases.{i}" for i in range(k)], at)]
         if E != d:
             p, q = f"{pre}word_emb.emb_projs.0", "crit.out_projs.%d"
-            rows += [many([p] + [q % i for i in range(k) if s["tied"][i]], (d, E), "in_emb.projs.0")]
-            rows += [same(q % i, (d, E), f"out_emb.projs.{i}") for i in range(k) if not s["tied"][i]]
+            rows += [many([p] + [q % i for i in range(k) if s["tied"][i]], (d, E),
+                          "in_emb.projs.0")]
+            rows += [same(q % i, (d, E), f"out_emb.projs.{i}") for i in range(k)
+                     if not s["tied"][i]]
     else:
         for i, (size, w) in enumerate(zip(sizes, s["widths"])):
-            rows += [twice(emb % i, out % i, (size, w), f"in_emb.tables.{i}")] if s["tables"] else [
-                same(emb % i, (size, w), f"in_emb.tables.{i}"), same(out % i, (size, w), f"out_emb.tables.{i}")]
+            if s["tables"]:
+                rows += [twice(emb % i, out % i, (size, w), f"in_emb.tables.{i}")]
+            else:
+                rows += [same(emb % i, (size, w), f"in_emb.tables.{i}"),
+                         same(out % i, (size, w), f"out_emb.tables.{i}")]
             rows += [same(f"crit.out_layers.{i}.bias", (size,), f"out_emb.biases.{i}")]
             p, q = f"{pre}word_emb.emb_projs.{i}", f"crit.out_projs.{i}"
-            rows += [twice(p, q, (d, w), f"in_emb.projs.{i}")] if s["tied"][i] else [
-                same(p, (d, w), f"in_emb.projs.{i}"), same(q, (d, w), f"out_emb.projs.{i}")]
+            if s["tied"][i]:
+                rows += [twice(p, q, (d, w), f"in_emb.projs.{i}")]
+            else:
+                rows += [same(p, (d, w), f"in_emb.projs.{i}"),
+                         same(q, (d, w), f"out_emb.projs.{i}")]
     if k > 1:
         flip = turned_rows if s["hf"] else None
         rows += [Row([("crit.cluster_weight", (k - 1, E))], ["out_emb.cluster.weight"], flip, flip),
@@ -1301,32 +1460,41 @@ def xl_word_rows(s):
 
 
 def xl_rows(s):
-    d, n, H, dh, f, nl, K, hf = s["d"], s["H"] * s["dh"], s["H"], s["dh"], s["f"], s["nl"], s["learned"], s["hf"]
+    d = s["d"]
+    n = s["H"] * s["dh"]
+    H = s["H"]
+    dh = s["dh"]
+    f = s["f"]
+    nl = s["nl"]
+    K = s["learned"]
+    hf = s["hf"]
     pre, rows = "transformer." if hf else "", xl_word_rows(s)
     for l in range(nl):
         p, q, g = f"{pre}layers.{l}.dec_attn.", f"layers.{2 * l}.attn.", f"layers.{2 * l + 1}.ff."
-        rows += [parts(p + "qkv_net.weight", (3 * n, d), [q + "query.weight", q + "kv.weight"], [n]),
-                 same(p + "o_net.weight", (d, n), q + "out.weight")]
+        rows += [parts(p + "qkv_net.weight", (3 * n, d), [q + "query.weight", q + "kv.weight"],
+                       [n]), same(p + "o_net.weight", (d, n), q + "out.weight")]
         rows += [same(f"{p}layer_norm.{w}", (d,), f"{q}norm.{w}") for w in ("weight", "bias")]
         if not K:
             rows += [same(p + "r_net.weight", (n, d), q + "pos.weight")]
         if s["own"] and not K:
             rows += [same(p + "r_w_bias", (H, dh), q + "u"), same(p + "r_r_bias", (H, dh), q + "v")]
         p = f"{pre}layers.{l}.pos_ff."
-        rows += [same(p + a, shape, g + b) for a, shape, b in
-                 (("CoreNet.0.weight", (f, d), "fc1.weight"), ("CoreNet.0.bias", (f,), "fc1.bias"),
-                  ("CoreNet.3.weight", (d, f), "fc2.weight"), ("CoreNet.3.bias", (d,), "fc2.bias"),
-                  ("layer_norm.weight", (d,), "norm.weight"), ("layer_norm.bias", (d,), "norm.bias"))]
+        rows += [same(p + a, shape, g + b) for a, shape, b in (
+            ("CoreNet.0.weight", (f, d), "fc1.weight"), ("CoreNet.0.bias", (f,), "fc1.bias"),
+            ("CoreNet.3.weight", (d, f), "fc2.weight"), ("CoreNet.3.bias", (d,), "fc2.bias"),
+            ("layer_norm.weight", (d,), "norm.weight"), ("layer_norm.bias", (d,), "norm.bias"))]
     if K:
         ours = [f"layers.{2 * l}.attn." for l in range(nl)]
         return rows + [by_layers("r_emb", (nl, K, H, dh), [q + "rel.weight" for q in ours], (K, n)),
                        by_layers("r_bias", (nl, K, H), [q + "r_bias" for q in ours], (K, H)),
-                       Row([("r_w_bias", (nl, H, dh))], [q + "u" for q in ours], lambda a: list(a[0]),
-                           lambda a: [np.stack(a)])]
+                       Row([("r_w_bias", (nl, H, dh))], [q + "u" for q in ours],
+                           lambda a: list(a[0]), lambda a: [np.stack(a)])]
     if not s["own"]:
-        rows += [same(pre + "r_w_bias", (H, dh), "attn.u"), same(pre + "r_r_bias", (H, dh), "attn.v")]
+        rows += [same(pre + "r_w_bias", (H, dh), "attn.u"),
+                 same(pre + "r_r_bias", (H, dh), "attn.v")]
     name = pre + "pos_emb.inv_freq"
-    return rows + [Row([(name, (d // 2,))], [], lambda a: [], lambda a: [inverse_frequencies(d)], [name])]
+    return rows + [Row([(name, (d // 2,))], [], lambda a: [], lambda a: [inverse_frequencies(d)],
+                       [name])]
 
 
 def inverse_frequencies(d):
@@ -1334,15 +1502,49 @@ def inverse_frequencies(d):
     return (1 / (10000 ** (torch.arange(0.0, d, 2.0) / d))).numpy()
 
 
+def xl_ends(o, clusters, V):
+    """The first word of every cluster, and V: of a single table for all clusters."""
+    if clusters == 1:
+        return [0, V]
+    text = o.need("cutoffs", f"the ends of its {clusters - 1} first clusters, "
+                  "as 20000,40000,200000; the file does not say them")
+    try:
+        cut = [int(x) for x in text.split(",")]
+    except ValueError:
+        cut = []
+    ends = [0] + cut + [V]
+    if len(cut) != clusters - 1 or any(a >= b for a, b in zip(ends, ends[1:])):
+        raise Refuse(f"--cutoffs {text}: expected {clusters - 1} increasing values below {V}, "
+                     "separated by commas")
+    return ends
+
+
+def xl_segment(o, K):
+    """(mem, block-sz or None, clamp-len); K: rows of the tables of learned positions, or 0."""
+    mem = o.need("mem", "the rows of memory, mem_len; the file does not say it")
+    block, clamp = o.take("block-sz"), o.take("clamp-len", 0)
+    if not K:
+        return mem, block, clamp
+    if not 0 <= mem < K or (block is not None and block != K - mem):
+        given = f"--mem {mem}" + ("" if block is None else f" and --block-sz {block}")
+        raise Refuse(f"{given}: r_emb has {K} rows, the memory and the segment of the training")
+    if clamp == 1:
+        raise Refuse("--clamp-len 1: all distances would be one, which train_par cannot express")
+    # the first of their last clamp_len rows is distance clamp_len - 1
+    return mem, K - mem, max(clamp - 1, 0)
+
+
 def xl_in(t, o, hf):
     pre = "transformer." if hf else ""
     if "r_emb" in t and ("r_bias" not in t or hf):
-        raise Refuse("attn_type 3 has absolute positions, and train_par relative ones only (attn_type 0 and 1)")
+        raise Refuse("attn_type 3 has absolute positions, "
+                     "and train_par relative ones only (attn_type 0 and 1)")
     if pre + "layers.0.dec_attn.q_net.weight" in t:
-        raise Refuse("attn_type 2 and 3 have absolute positions, and train_par relative ones only (attn_type 0 and 1)")
+        raise Refuse("attn_type 2 and 3 have absolute positions, "
+                     "and train_par relative ones only (attn_type 0 and 1)")
     own, K = pre + "layers.0.dec_attn.r_w_bias" in t, 0
     if "r_emb" in t:
-        own, (nl, K, H, dh) = True, shape_of(t, "r_emb", 4)
+        own, (_, K, H, dh) = True, shape_of(t, "r_emb", 4)
     else:
         H, dh = shape_of(t, pre + ("layers.0.dec_attn.r_w_bias" if own else "r_w_bias"), 2)
     heads = o.take("heads")
@@ -1353,8 +1555,9 @@ def xl_in(t, o, hf):
     shapes = [shape_of(t, f"{pre}word_emb.emb_layers.{i}.weight", 2) for i in range(k)]
     if not k:
         raise Refuse(f"it lacks {pre}word_emb.emb_layers.0.weight")
-    s = {"d": d, "H": H, "dh": dh, "f": shape_of(t, pre + "layers.0.pos_ff.CoreNet.0.weight", 2)[0], "hf": hf, "own": own,
-         "tied": [], "nl": count_of(t, pre + "layers.%d.dec_attn.o_net.weight"), "V": sum(x[0] for x in shapes),
+    s = {"d": d, "H": H, "dh": dh, "f": shape_of(t, pre + "layers.0.pos_ff.CoreNet.0.weight", 2)[0],
+         "hf": hf, "own": own, "tied": [],
+         "nl": count_of(t, pre + "layers.%d.dec_attn.o_net.weight"), "V": sum(x[0] for x in shapes),
          "E": shapes[0][1], "sizes": None, "whole": False, "learned": K}
     out = [f"crit.out_layers.{i}.weight" for i in range(k)]
     s["tables"] = all(n not in t or np.array_equal(t[n], t[f"{pre}word_emb.emb_layers.{i}.weight"])
@@ -1363,18 +1566,10 @@ def xl_in(t, o, hf):
     if "crit.cluster_weight" in t:
         clusters = 1 + shape_of(t, "crit.cluster_weight", 2)[0]
     if k == 1 and (clusters > 1 or s["E"] != d):
-        ends = [0, s["V"]]
-        if clusters > 1:
-            text = o.need("cutoffs", f"the ends of its {clusters - 1} first clusters, as 20000,40000,200000; "
-                          "the file does not say them")
-            try:
-                cut = [int(x) for x in text.split(",")]
-            except ValueError:
-                cut = []
-            ends = [0] + cut + [s["V"]]
-            if len(cut) != clusters - 1 or any(a >= b for a, b in zip(ends, ends[1:])):
-                raise Refuse(f"--cutoffs {text}: want {clusters - 1} rising numbers below {s['V']}, with commas between")
-        s["whole"], s["sizes"], s["widths"] = True, [b - a for a, b in zip(ends, ends[1:])], [s["E"]] * clusters
+        ends = xl_ends(o, clusters, s["V"])
+        s["whole"] = True
+        s["sizes"] = [b - a for a, b in zip(ends, ends[1:])]
+        s["widths"] = [s["E"]] * clusters
     elif clusters > 1:
         s["sizes"], s["widths"] = [x[0] for x in shapes], [x[1] for x in shapes]
     elif k > 1:
@@ -1390,60 +1585,64 @@ def xl_in(t, o, hf):
             ties = "but-first"
         else:
             s["tied"] = [False] * clusters
-    mem = o.need("mem", "the rows of memory, mem_len; the file does not say it")
-    block, clamp = o.take("block-sz"), o.take("clamp-len", 0)
-    if K:           # its tables decide
-        if not 0 <= mem < K or (block is not None and block != K - mem):
-            given = f"--mem {mem}" + ("" if block is None else f" and --block-sz {block}")
-            raise Refuse(f"{given}: r_emb has {K} rows, the memory and the segment of the training")
-        if clamp == 1:
-            raise Refuse("--clamp-len 1: all distances would be one, which train_par cannot express")
-        block, clamp = K - mem, max(clamp - 1, 0)       # of their last clamp_len rows the first is distance clamp_len - 1
+    mem, block, clamp = xl_segment(o, K)
     norm = o.take("norm", "after") == "before"
-    config = {"nlayers": 2 * s["nl"], "pattern": "xl", "hid-sz": d, "nheads": H, "head-sz": dh, "inner-hid-sz": s["f"],
-              "block-sz": block or mem or 128, "mem": mem, "positions": "learned-bias" if K else "sines", "clamp-len": clamp,
-              "same-length": o.take("same-length", False), "norm-before": norm, "no-final-norm": norm, "norm-eps": 1e-5,
-              "own-uv": own, "biases": False, "words-out": "adaptive" if s["sizes"] else "plain",
-              "adaptive-in": bool(s["sizes"]), "tied": s["tables"], "tie-projs": ties, "one-proj": one,
-              "cutoffs": ",".join(str(x) for x in np.cumsum(s["sizes"])[:-1]) if s["sizes"] and clusters > 1 else None,
-              "div-val": ratio_of(s["widths"]) if s["sizes"] and not s["whole"] else 1, "proj-factor": 0, "proj-dims": None,
-              "emb-sz": s["widths"][0] if s["sizes"] else 0, "emb-scale": 0, "pad-id": -1, "divide-all": False, "arch": "logits",
-              "sines": "block", "pos-mode": "dist", "full-scale": False, "attn-relu": False, "reading": "streams"}
-    blob, words = vocabulary(o, s["V"], "count", eos=bool(s["sizes"]), eos_first=True)      # enwik8 and text8 have no <eos> there
+    config = {"nlayers": 2 * s["nl"], "pattern": "xl", "hid-sz": d, "nheads": H, "head-sz": dh,
+              "inner-hid-sz": s["f"], "block-sz": block or mem or 128, "mem": mem,
+              "positions": "learned-bias" if K else "sines", "clamp-len": clamp,
+              "same-length": o.take("same-length", False), "norm-before": norm,
+              "no-final-norm": norm, "norm-eps": 1e-5, "own-uv": own, "biases": False,
+              "words-out": "adaptive" if s["sizes"] else "plain", "adaptive-in": bool(s["sizes"]),
+              "tied": s["tables"], "tie-projs": ties, "one-proj": one,
+              "cutoffs": ",".join(str(x) for x in np.cumsum(s["sizes"])[:-1])
+              if s["sizes"] and clusters > 1 else None, "div-val": ratio_of(s["widths"])
+              if s["sizes"] and not s["whole"] else 1, "proj-factor": 0, "proj-dims": None,
+              "emb-sz": s["widths"][0] if s["sizes"] else 0, "emb-scale": 0, "pad-id": -1,
+              "divide-all": False, "arch": "logits", "sines": "block", "pos-mode": "dist",
+              "full-scale": False, "attn-relu": False, "reading": "streams"}
+    # their enwik8 and text8 have no <eos>
+    blob, words = vocabulary(o, s["V"], "count", eos=bool(s["sizes"]), eos_first=True)
     config.update(words)
     return "seqtx.par.1", xl_rows(s), config, blob
 
 
 def xl_out(c, t, hf):
-    want = {"pattern": "xl", "biases": False, "sines": "block", "pos-mode": "dist", "full-scale": False, "attn-relu": False}
-    for name, value in want.items():
+    expected = {"pattern": "xl", "biases": False, "sines": "block", "pos-mode": "dist",
+            "full-scale": False, "attn-relu": False}
+    for name, value in expected.items():
         if c[name] != value:
             raise Refuse(f"Transformer-XL's files have no place for --{name} {c[name]}")
     if c["positions"] not in ("sines", "learned-bias"):
         raise Refuse(f"Transformer-XL's files have no place for --positions {c['positions']}")
     if c["norm-before"] and not c.get("no-final-norm", False):
-        raise Refuse("Transformer-XL's files have no place for the norm at the end: --norm-before without --no-final-norm")
+        raise Refuse("Transformer-XL's files have no place for the norm at the end: "
+                     "--norm-before without --no-final-norm")
     learned = c["positions"] == "learned-bias"
     if learned and (hf or not c["own-uv"]):
         raise Refuse("--positions learned-bias is for --to transformer-xl, with --own-uv")
     if not learned and c["own-uv"] != hf:
-        raise Refuse("--to transfo-xl is for models with --own-uv, --to transformer-xl for those without")
+        raise Refuse("--to transfo-xl is for models with --own-uv, "
+                     "--to transformer-xl for those without")
     d, H = c["hid-sz"], c["nheads"]
-    s = {"d": d, "H": H, "dh": c["head-sz"] or d // H, "f": c["inner-hid-sz"] or 4 * d, "hf": hf, "own": hf, "tied": [],
-         "tables": c["tied"], "nl": c["nlayers"] // 2, "sizes": None, "whole": False, "E": d,
-         "learned": c["mem"] + c["block-sz"] if learned else 0}
+    s = {"d": d, "H": H, "dh": c["head-sz"] or d // H, "f": c["inner-hid-sz"] or 4 * d, "hf": hf,
+         "own": hf, "tied": [], "tables": c["tied"], "nl": c["nlayers"] // 2, "sizes": None,
+         "whole": False, "E": d, "learned": c["mem"] + c["block-sz"] if learned else 0}
     if c["words-out"] == "adaptive":
         if not c["adaptive-in"]:
-            raise Refuse("Transformer-XL's files have no place for --words-out adaptive without --adaptive-in")
+            raise Refuse("Transformer-XL's files have no place for --words-out adaptive without "
+                         "--adaptive-in")
         k = count_of(t, "in_emb.tables.%d")
         shapes = [shape_of(t, f"in_emb.tables.{i}", 2) for i in range(k)]
-        s["sizes"], s["widths"], s["V"] = [x[0] for x in shapes], [x[1] for x in shapes], sum(x[0] for x in shapes)
+        s["sizes"] = [x[0] for x in shapes]
+        s["widths"] = [x[1] for x in shapes]
+        s["V"] = sum(x[0] for x in shapes)
         s["whole"] = k == 1 or c.get("one-proj", False) or "in_emb.projs.0" not in t
         s["E"] = s["widths"][0]
         if not s["whole"] and len(set(s["widths"])) == 1:
-            raise Refuse("Transformer-XL's files have one projection for clusters of equal width: this model is "
-                         "without --one-proj")
-        s["tied"] = [c["tie-projs"] == "all" or (c["tie-projs"] == "but-first" and i > 0) for i in range(k)]
+            raise Refuse("Transformer-XL's files have one projection for clusters of equal width: "
+                         "this model is without --one-proj")
+        s["tied"] = [c["tie-projs"] == "all" or (c["tie-projs"] == "but-first" and i > 0)
+                     for i in range(k)]
     else:
         s["V"] = shape_of(t, "in_emb.weight", 2)[0]
     return xl_rows(s)
@@ -1451,15 +1650,16 @@ def xl_out(c, t, hf):
 
 # >>par ----------------------------------------------------------------------------------
 
-PAR_UV = "global_content_bias", "global_position_bias"      # the names of u and v; in other versions u and v
+# the names of u and v, which other versions call u and v
+PAR_UV = "global_content_bias", "global_position_bias"
 
 
 def par_rows(s):
-    """Kernels are (in,out) there."""
+    """Their kernels are (in,out)."""
     D, H, F, V, L = s["D"], s["H"], s["F"], s["V"], s["L"]
     rows = [same("model/embed/embeddings", (V, D), "in_emb.weight")]
 
-    def cut(a):         # the columns of W_emb are Q | V | K; here keys stand before values
+    def cut(a):         # the columns of W_emb are Q | V | K; here keys come before values
         q, v, k = np.split(a[0].T, 3)
         return [q, np.concatenate([k, v])]
 
@@ -1468,30 +1668,39 @@ def par_rows(s):
         return [np.concatenate([a[0], v, k]).T]
     for l in range(L):
         b, a, f = f"model/stoch_blks/{l}/", f"layers.{l}.attn.", f"layers.{l}.ff."
-        rows += [Row([(b + "rmha/W_emb/kernel", (D, 3 * D))], [a + "query.weight", a + "kv.weight"], cut, joined),
-                 Row([(b + "rmha/W_emb/bias", (3 * D,))], [a + "query.bias", a + "kv.bias"], cut, joined)]
-        for name, shape, to in (("rmha/W_pos", (D, D), a + "pos"), ("rmha/dense", (D, D), a + "out"),
-                                ("ffn/layer_with_weights-0", (D, F), f + "fc1"), ("ffn/layer_with_weights-1", (F, D), f + "fc2")):
-            rows += [turned(f"{b}{name}/kernel", shape, to + ".weight"), same(f"{b}{name}/bias", (shape[1],), to + ".bias")]
+        rows += [Row([(f"{b}rmha/W_emb/{name}", shape)], [f"{a}query.{to}", f"{a}kv.{to}"],
+                     cut, joined)
+                 for name, shape, to in (("kernel", (D, 3 * D), "weight"),
+                                         ("bias", (3 * D,), "bias"))]
+        for name, shape, to in (("rmha/W_pos", (D, D), a + "pos"),
+                                ("rmha/dense", (D, D), a + "out"),
+                                ("ffn/layer_with_weights-0", (D, F), f + "fc1"),
+                                ("ffn/layer_with_weights-1", (F, D), f + "fc2")):
+            rows += [turned(f"{b}{name}/kernel", shape, to + ".weight"),
+                     same(f"{b}{name}/bias", (shape[1],), to + ".bias")]
         for name, to in zip(s["uv"], "uv"):
             rows += [reshaped(f"{b}rmha/{name}", (1, H, 1, D // H), a + to, (H, D // H))]
         for name, to in (("layernorm_mha", a), ("layernorm_ffn", f)):
-            rows += [same(f"{b}{name}/gamma", (D,), to + "norm.weight"), same(f"{b}{name}/beta", (D,), to + "norm.bias")]
+            rows += [same(f"{b}{name}/gamma", (D,), to + "norm.weight"),
+                     same(f"{b}{name}/beta", (D,), to + "norm.bias")]
         rows += [same(b + "pi", (3,), f"arch.{l}")]
-        if s["tau"]:        # which the original never uses
+        if s["tau"]:        # unused by the original
             rows += [reshaped(b + "tau", (), f"unused.stoch_blks.{l}.tau", (1,))]
     w = "model/final_layer/"
     if not s["tails"]:
-        return rows + [turned(w + "kernel", (D, V), "out_emb.weight"), same(w + "bias", (V,), "out_emb.bias")]
+        return rows + [turned(w + "kernel", (D, V), "out_emb.weight"),
+                       same(w + "bias", (V,), "out_emb.bias")]
     J, c0 = len(s["tails"]), V - sum(n for _, n in s["tails"])
-    rows += [Row([(f"{w}head_w/{name}", shape)], ["out_emb.tables.0" if name == "kernel" else "out_emb.biases.0",
-                                                 f"out_emb.cluster.{to}"], lambda a: np.split(a[0].T, [c0]),
-                 lambda a: [np.concatenate(a).T])
-             for name, shape, to in (("kernel", (D, c0 + J), "weight"), ("bias", (c0 + J,), "bias"))]
+    rows += [Row([(f"{w}head_w/{name}", shape)], [f"out_emb.{first}.0", f"out_emb.cluster.{to}"],
+                 lambda a: np.split(a[0].T, [c0]), lambda a: [np.concatenate(a).T])
+             for name, shape, first, to in (("kernel", (D, c0 + J), "tables", "weight"),
+                                            ("bias", (c0 + J,), "biases", "bias"))]
     for i, (h, n) in enumerate(s["tails"]):
         t = f"{w}tail_w/{i}/layer_with_weights-"
-        rows += [same(t + "0/kernel", (D, h), f"out_emb.projs.{i + 1}"), same(t + "0/bias", (h,), f"out_emb.proj_biases.{i + 1}"),
-                 turned(t + "1/kernel", (h, n), f"out_emb.tables.{i + 1}"), same(t + "1/bias", (n,), f"out_emb.biases.{i + 1}")]
+        rows += [same(t + "0/kernel", (D, h), f"out_emb.projs.{i + 1}"),
+                 same(t + "0/bias", (h,), f"out_emb.proj_biases.{i + 1}"),
+                 turned(t + "1/kernel", (h, n), f"out_emb.tables.{i + 1}"),
+                 same(t + "1/bias", (n,), f"out_emb.biases.{i + 1}")]
     return rows
 
 
@@ -1501,52 +1710,64 @@ def par_in(t, o):
     uv = PAR_UV if f"{b}rmha/{PAR_UV[0]}" in t else ("u", "v")
     H = shape_of(t, f"{b}rmha/{uv[0]}", 4)[1]
     k = count_of(t, "model/final_layer/tail_w/%d/layer_with_weights-1/kernel")
-    tails = [shape_of(t, f"model/final_layer/tail_w/{i}/layer_with_weights-1/kernel", 2) for i in range(k)]
+    tails = [shape_of(t, f"model/final_layer/tail_w/{i}/layer_with_weights-1/kernel", 2)
+             for i in range(k)]
     if not H or D % H:
         raise Refuse(f"{H} heads do not divide {D}")
-    s = {"D": D, "H": H, "F": shape_of(t, b + "ffn/layer_with_weights-0/kernel", 2)[1], "V": V, "uv": uv, "tails": tails,
-         "L": count_of(t, "model/stoch_blks/%d/pi"), "tau": b + "tau" in t}
+    s = {"D": D, "H": H, "F": shape_of(t, b + "ffn/layer_with_weights-0/kernel", 2)[1], "V": V,
+         "uv": uv, "tails": tails, "L": count_of(t, "model/stoch_blks/%d/pi"),
+         "tau": b + "tau" in t}
     ends = [V - sum(n for _, n in tails[i:]) for i in range(k)]
-    config = {"nlayers": s["L"], "pattern": "search", "hid-sz": D, "nheads": H, "head-sz": 0, "inner-hid-sz": s["F"],
-              "block-sz": o.need("block-sz", "the tokens of a segment, on which the positions depend; the file does not say it"),
-              "mem": o.need("mem", "the rows of memory; the file does not say it"), "positions": "sines", "clamp-len": 0,
-              "same-length": False, "norm-before": False, "norm-eps": 0.001, "own-uv": True, "biases": True,
-              "words-out": "reference" if k else "plain", "adaptive-in": False, "tied": False, "tie-projs": "none",
+    config = {"nlayers": s["L"], "pattern": "search", "hid-sz": D, "nheads": H, "head-sz": 0,
+              "inner-hid-sz": s["F"],
+              "block-sz": o.need("block-sz", "the tokens of a segment, "
+                                 "on which the positions depend; the file does not say it"),
+              "mem": o.need("mem", "the rows of memory; the file does not say it"),
+              "positions": "sines", "clamp-len": 0, "same-length": False, "norm-before": False,
+              "norm-eps": 0.001, "own-uv": True, "biases": True, "words-out": "reference"
+              if k else "plain", "adaptive-in": False, "tied": False, "tie-projs": "none",
               "cutoffs": ",".join(map(str, ends)) if k else None, "div-val": 0, "proj-factor": 4,
-              "proj-dims": ",".join(str(h) for h, _ in tails) if k else None, "emb-sz": 0, "emb-scale": 0,
-              "pad-id": 0 if k else -1, "divide-all": True, "arch": "pi", "gate-eval": "noise", "sines": "reference",
-              "pos-mode": "reference", "full-scale": True, "attn-relu": True, "reading": "streams"}
+              "proj-dims": ",".join(str(h) for h, _ in tails) if k else None, "emb-sz": 0,
+              "emb-scale": 0, "pad-id": 0 if k else -1, "divide-all": True, "arch": "pi",
+              "gate-eval": "noise", "sines": "reference", "pos-mode": "reference",
+              "full-scale": True, "attn-relu": True, "reading": "streams"}
     blob, words = vocabulary(o, V, "count")
     config.update(words)
     return "seqtx.par.1", par_rows(s), config, blob
 
 
 def par_out(c, t, uv):
-    want = {"pattern": "search", "positions": "sines", "clamp-len": 0, "same-length": False, "norm-before": False, "norm-eps": 0.001,
-            "own-uv": True, "biases": True, "adaptive-in": False, "tied": False, "arch": "pi", "sines": "reference",
+    expected = {"pattern": "search", "positions": "sines", "clamp-len": 0, "same-length": False,
+            "norm-before": False, "norm-eps": 0.001, "own-uv": True, "biases": True,
+            "adaptive-in": False, "tied": False, "arch": "pi", "sines": "reference",
             "pos-mode": "reference", "full-scale": True, "attn-relu": True}
-    for name, value in want.items():
+    for name, value in expected.items():
         if c[name] != value:
-            raise Refuse(f"PAR's files have no place for --{name} {c[name]}, only for --{name} {value}" if not isinstance(value, bool) else
-                         f"PAR's files have no place for a model {'without' if value else 'with'} --{name}")
+            raise Refuse(f"PAR's files have no place for --{name} {c[name]}, only for --{name} "
+                         f"{value}" if not isinstance(value, bool) else f"PAR's files have no "
+                         f"place for a model {'without' if value else 'with'} --{name}")
     V, D = shape_of(t, "in_emb.weight", 2)
     H, k = c["nheads"], count_of(t, "out_emb.tables.%d")
     if c["words-out"] != ("reference" if k else "plain"):
-        raise Refuse(f"PAR's files have no place for --words-out {c['words-out']}, only for plain and reference")
+        raise Refuse(f"PAR's files have no place for --words-out {c['words-out']}, "
+                     "only for plain and reference")
     if c["head-sz"] not in (0, D // H) or c["emb-scale"] not in (0, math.sqrt(D)):
-        raise Refuse(f"PAR's files have no place for --head-sz {c['head-sz']} and --emb-scale {c['emb-scale']}: heads divide --hid-sz, and "
-                     "the embedding is multiplied by its root")
+        raise Refuse(f"PAR's files have no place for --head-sz {c['head-sz']} and --emb-scale "
+                     f"{c['emb-scale']}: heads divide --hid-sz, "
+                     "and the embedding is multiplied by its root")
     tails = [shape_of(t, f"out_emb.tables.{i}", 2)[::-1] for i in range(1, k)]
-    return par_rows({"D": D, "H": H, "F": shape_of(t, "layers.0.ff.fc1.weight", 2)[0], "V": V, "uv": uv, "tails": tails,
-                     "L": c["nlayers"], "tau": "unused.stoch_blks.0.tau" in t})
+    return par_rows({"D": D, "H": H, "F": shape_of(t, "layers.0.ff.fc1.weight", 2)[0], "V": V,
+                     "uv": uv, "tails": tails, "L": c["nlayers"],
+                     "tau": "unused.stoch_blks.0.tau" in t})
 
 
 def write_par(path, out, plain):
-    """Both names of u and v lead to them, so that a model of either version finds them. A counter of saves goes with the others."""
+    """Writes both names of u and v, so that either version of the model finds them, and a
+    save counter."""
     prefix = out[:-6] if out.endswith(".index") else out
     if any(os.path.exists(f) and os.path.samefile(path, f) for f in tensorflow_files(prefix)):
         raise Refuse(f"{path}: IN and OUT are one file")
-    number = re.search(r"-(\d{1,18})$", prefix)       # TensorFlow numbers them by it
+    number = re.search(r"-(\d{1,18})$", prefix)       # TensorFlow's save counter
     plain["save_counter"] = np.array(int(number[1]) if number else 1, np.int64)
     aliases = dict(zip(PAR_UV + ("u", "v"), ("u", "v") + PAR_UV))
     write_tensorflow(prefix, plain, aliases)
@@ -1554,51 +1775,64 @@ def write_par(path, out, plain):
 
 # >>formats ------------------------------------------------------------------------------
 
-# name: (what stands before the names in its files, the format of ours, into ours, out of
-# ours)
+# name: (prefix of the names in its files, our format, into ours, out of ours)
 FORMATS = OrderedDict([
-    ("attn-span", ("module.", "attn_span", lambda t, o: span_in(t, o, False), lambda c, t, stack: span_out(c, t, False))),
-    ("fairseq-span", ("decoder.model.", "attn_span", lambda t, o: span_in(t, o, True), lambda c, t, stack: span_out(c, t, True))),
-    ("sru-2.6", ("", "sru", lambda t, o: sru_in(t, o, "2.6"), lambda c, t, stack: sru_out(c, t, "2.6", stack))),
-    ("sru-3.0", ("", "sru", lambda t, o: sru_in(t, o, "3.0"), lambda c, t, stack: sru_out(c, t, "3.0", stack))),
-    ("sru++", ("", "sru", lambda t, o: sru_in(t, o, "++"), lambda c, t, stack: sru_out(c, t, "++", stack))),
+    ("attn-span", ("module.", "attn_span", lambda t, o: span_in(t, o, False),
+                   lambda c, t, stack: span_out(c, t, False))),
+    ("fairseq-span", ("decoder.model.", "attn_span", lambda t, o: span_in(t, o, True),
+                      lambda c, t, stack: span_out(c, t, True))),
+    ("sru-2.6", ("", "sru", lambda t, o: sru_in(t, o, "2.6"),
+                 lambda c, t, stack: sru_out(c, t, "2.6", stack))),
+    ("sru-3.0", ("", "sru", lambda t, o: sru_in(t, o, "3.0"),
+                 lambda c, t, stack: sru_out(c, t, "3.0", stack))),
+    ("sru++",
+     ("", "sru", lambda t, o: sru_in(t, o, "++"), lambda c, t, stack: sru_out(c, t, "++", stack))),
     ("compressive", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, ""))),
-    ("compressive-0.3.18", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, "0.3.18"))),
-    ("compressive-0.3.13", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, "0.3.13"))),
+    ("compressive-0.3.18",
+     ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, "0.3.18"))),
+    ("compressive-0.3.13",
+     ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, "0.3.13"))),
     ("par", ("", "par", par_in, lambda c, t, stack: par_out(c, t, PAR_UV))),
     ("par-uv", ("", "par", par_in, lambda c, t, stack: par_out(c, t, ("u", "v")))),
-    ("transformer-xl", ("", "par", lambda t, o: xl_in(t, o, False), lambda c, t, stack: xl_out(c, t, False))),
-    ("transfo-xl", ("", "par", lambda t, o: xl_in(t, o, True), lambda c, t, stack: xl_out(c, t, True))),
+    ("transformer-xl",
+     ("", "par", lambda t, o: xl_in(t, o, False), lambda c, t, stack: xl_out(c, t, False))),
+    ("transfo-xl",
+     ("", "par", lambda t, o: xl_in(t, o, True), lambda c, t, stack: xl_out(c, t, True))),
 ])
 
 
 def recognise(tensors, path):
-    """(format, what stands before all names) of an original."""
-    marks = (("attn-span", "layers.0.attn.proj_query.weight"), ("sru", "rnn_lst.0.bias"), ("sru", "rnn.rnn_lst.0.bias"),
-             ("compressive", "attn_layers.0.fn.fn.to_q.weight"), ("par", "model/embed/embeddings"),
+    """(format, prefix of all names) of an original."""
+    marks = (("attn-span", "layers.0.attn.proj_query.weight"), ("sru", "rnn_lst.0.bias"),
+             ("sru", "rnn.rnn_lst.0.bias"), ("compressive", "attn_layers.0.fn.fn.to_q.weight"),
+             ("par", "model/embed/embeddings"),
              ("transformer-xl", "layers.0.dec_attn.o_net.weight"),
              ("transfo-xl", "transformer.layers.0.dec_attn.o_net.weight"))
+    prefixes = ("", "module.", "decoder.model.", "net.", "net.net.", "module.net.")
     for name in tensors:
         for kind, mark in marks:
             pre = name[:len(name) - len(mark)]
-            if not name.endswith(mark) or pre not in ("", "module.", "decoder.model.", "net.", "net.net.", "module.net."):
+            if not name.endswith(mark) or pre not in prefixes:
                 continue
             if kind == "attn-span" and pre == "decoder.model.":
                 return "fairseq-span", pre
             if kind == "sru":
                 inside = [n for n in tensors if ".transform_module." in n]
-                return ("sru++" if any(n.endswith(".linear1.weight") for n in inside) else "sru-3.0" if inside else "sru-2.6"), pre
+                if any(n.endswith(".linear1.weight") for n in inside):
+                    return "sru++", pre
+                return "sru-3.0" if inside else "sru-2.6", pre
             if kind == "compressive" and pre + "to_logits.weight" in tensors:
                 return "compressive-0.3.13", pre
             if kind == "compressive" and pre + "attn_layers.0.gru.weight_ih_l0" in tensors:
                 return "compressive-0.3.18", pre
             if kind == "par" and "model/stoch_blks/0/rmha/u" in tensors:
                 kind = "par-uv"
-            if kind.startswith("transfo") and any(n.startswith(pre + "transformer.") for n in tensors):
+            hugging = any(n.startswith(pre + "transformer.") for n in tensors)
+            if kind.startswith("transfo") and hugging:
                 kind = "transfo-xl"
             return kind, pre
-    raise Refuse(f"{path}: no kind of model that is known here has names like {words_of(tensors) or 'none'}; kinds are "
-                 f"{', '.join(FORMATS)}")
+    raise Refuse(f"{path}: no kind of model that is known here has names like "
+                 f"{words_of(tensors) or 'none'}; kinds are {', '.join(FORMATS)}")
 
 
 def into_ours(path, out, value, o, told, to):
@@ -1606,7 +1840,8 @@ def into_ours(path, out, value, o, told, to):
     if told and told != kind:
         raise Refuse(f"--from {told}: its names are those of {kind}")
     if to not in (None, "seqtx"):
-        raise Refuse(f"--to {to}: {path} is {kind}, which becomes a checkpoint of ours (--to seqtx)")
+        raise Refuse(f"--to {to}: {path} is {kind}, "
+                     "which becomes a checkpoint of ours (--to seqtx)")
     other = [n for n in value if not n.startswith(pre)]
     if other:
         raise Refuse(f"names that are not known: {words_of(other)}")
@@ -1616,17 +1851,36 @@ def into_ours(path, out, value, o, told, to):
     tensors = to_ours(rows, plain)
     if blob is not None:
         tensors["vocab"] = np.ascontiguousarray(blob)
-    config = json.dumps(dict({"preset": None, "seed": 1, "batch-sz": 1, "batch-split": 1, "precision": "f32", "tf32": False}, **config))
-    write_safetensors(out, tensors, OrderedDict([("format", form), ("config", config), ("step", "0"), ("converted.from", kind),
-                                                 ("converted.prefix", pre)]))
+    config = json.dumps(dict({"preset": None, "seed": 1, "batch-sz": 1, "batch-split": 1,
+                              "precision": "f32", "tf32": False}, **config))
+    write_safetensors(out, tensors,
+                      OrderedDict([("format", form), ("config", config), ("step", "0"),
+                                   ("converted.from", kind), ("converted.prefix", pre)]))
     if blob is None:
-        return f"{kind} -> {out}: the parameters of a stack without words, for stx_sru_create and stx_params_load"
-    return f"{kind} -> {out}: build/train_{FORMATS[kind][1]} --checkpoint {out} --eval-only --data FILE"
+        return (f"{kind} -> {out}: the parameters of a stack without words, "
+                "for stx_sru_create and stx_params_load")
+    return (f"{kind} -> {out}: "
+            f"build/train_{FORMATS[kind][1]} --checkpoint {out} --eval-only --data FILE")
+
+
+def usual_format(family, config):
+    """The format of an original whose options a checkpoint has; None if several are possible."""
+    if family == "attn_span":
+        return "fairseq-span" if config.get("no-renorm") else "attn-span"
+    if family == "compressive":
+        return "compressive"
+    if family == "sru":
+        return "sru++" if config.get("cell") == "sru++" else None
+    if config.get("sines") == "reference":
+        return "par"
+    own = config.get("own-uv") and config.get("positions") != "learned-bias"
+    return "transfo-xl" if own else "transformer-xl"
 
 
 def out_of_ours(path, out, tensors, meta, o, told, to):
     form = meta["format"]
-    family = [f for f in ("attn_span", "sru", "compressive", "par") if form.startswith(f"seqtx.{f}.")]
+    family = [f for f in ("attn_span", "sru", "compressive", "par")
+              if form.startswith(f"seqtx.{f}.")]
     if not family or meta.get("config") is None:
         raise Refuse(f"{path}: format {form} is not known")
     if told not in (None, "seqtx"):
@@ -1636,13 +1890,10 @@ def out_of_ours(path, out, tensors, meta, o, told, to):
     choices = [k for k, f in FORMATS.items() if f[1] == family[0]]
     config = config_of(path, meta)
     if to is None:
-        sure = {"attn_span": "fairseq-span" if config.get("no-renorm") else "attn-span", "compressive": "compressive",
-                "sru": "sru++" if config.get("cell") == "sru++" else None,
-                "par": "par" if config.get("sines") == "reference" else "transfo-xl" if config.get("own-uv") and
-                config.get("positions") != "learned-bias" else "transformer-xl"}
-        to = meta.get("converted.from", sure[family[0]])
+        to = meta.get("converted.from", usual_format(family[0], config))
         if to is None:
-            raise Refuse("--to is needed: sru-2.6 or sru-3.0, which store their products in different ways")
+            raise Refuse("--to is needed: sru-2.6 or sru-3.0, "
+                         "whose layouts of weights differ")
     if to not in choices:
         raise Refuse(f"--to {to}: {path} can become {', '.join(choices)}")
     o.finish("a checkpoint of ours: it knows its sizes")
@@ -1657,9 +1908,15 @@ def out_of_ours(path, out, tensors, meta, o, told, to):
         write_par(path, out, plain)
         return f"{form} -> {out}: {to}"
     torch = import_torch()
-    pre = meta.get("converted.prefix", FORMATS[to][0]) if meta.get("converted.from") == to else FORMATS[to][0]
+    pre = FORMATS[to][0]
+    if meta.get("converted.from") == to:
+        pre = meta.get("converted.prefix", pre)
     state = OrderedDict((pre + n, torch.from_numpy(np.array(a))) for n, a in plain.items())
-    write_pickle(out, {"iter_no": 0, "model": state} if to == "attn-span" else {"model": state} if to == "fairseq-span" else state)
+    if to == "attn-span":
+        state = {"iter_no": 0, "model": state}
+    elif to == "fairseq-span":
+        state = {"model": state}
+    write_pickle(out, state)
     return f"{form} -> {out}: {to}"
 
 
@@ -1671,35 +1928,47 @@ class Parser(argparse.ArgumentParser):
 
 
 def command_line(words):
-    p = Parser(prog="convert.py", description="Other programs' checkpoints into those of the trainers here, and back: see "
-               "docs/convert.md.", argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    p = Parser(prog="convert.py",
+               description="Other programs' checkpoints into those of the trainers here, and back: "
+               "see docs/convert.md.", argument_default=argparse.SUPPRESS, allow_abbrev=False)
     p.add_argument("IN")
     p.add_argument("OUT")
     formats = ["seqtx"] + list(FORMATS)
-    p.add_argument("--from", metavar="FORMAT", choices=formats, help="only a check: what the names in IN have to be")
-    p.add_argument("--to", metavar="FORMAT", choices=formats, help="from a checkpoint of ours: " + ", ".join(FORMATS))
+    p.add_argument("--from", metavar="FORMAT", choices=formats, help="only a check: "
+                   "what the names in IN have to be")
+    p.add_argument("--to", metavar="FORMAT", choices=formats,
+                   help="from a checkpoint of ours: " + ", ".join(FORMATS))
     g = p.add_argument_group("what a file does not say of its model")
     g.add_argument("--heads", type=int, help="attention heads")
-    g.add_argument("--block-sz", type=int, help="tokens of a block; compressive: the length of a segment")
+    g.add_argument("--block-sz", type=int, help="tokens of a block; compressive: "
+                   "the length of a segment")
     g.add_argument("--mem", type=int, help="compressive, Transformer-XL: rows of memory")
     g.add_argument("--cmem", type=int, help="compressive: rows of compressed memory")
-    g.add_argument("--memory-layers", metavar="LIST", help="compressive: layers with memory, as 6,7,8, or all")
-    g.add_argument("--no-enhanced-recurrence", action="store_true", help="compressive: memory stays in its layer")
-    g.add_argument("--ramp", type=float, help="adaptive span: length of the soft end of a span (32)")
-    g.add_argument("--norm", choices=["before", "after"], help="SRU: where the layer norm of a cell is; Transformer-XL: "
-                   "before, if it has pre_lnorm (after)")
+    g.add_argument("--memory-layers", metavar="LIST", help="compressive: layers with memory, "
+                   "as 6,7,8, or all")
+    g.add_argument("--no-enhanced-recurrence", action="store_true", help="compressive: "
+                   "memory stays in its layer")
+    g.add_argument("--ramp", type=float, help="adaptive span: "
+                   "length of the soft end of a span (32)")
+    g.add_argument("--norm", choices=["before", "after"], help="SRU: where the layer norm of a "
+                   "cell is; Transformer-XL: before, if it has pre_lnorm (after)")
     g.add_argument("--no-skip", action="store_true", help="SRU: no highway")
     g.add_argument("--tanh", action="store_true", help="SRU: tanh of the state")
-    g.add_argument("--cutoffs", metavar="LIST", help="Transformer-XL of one table: ends of the clusters")
+    g.add_argument("--cutoffs", metavar="LIST", help="Transformer-XL of one table: "
+                   "ends of the clusters")
     g.add_argument("--clamp-len", type=int, help="Transformer-XL: distances beyond it count as it")
-    g.add_argument("--same-length", action="store_true", help="Transformer-XL: a query sees --mem keys and no more")
-    g.add_argument("--corrected", action="store_true", help="the form that the trainers here have by default, where the original "
-                   "differs")
+    g.add_argument("--same-length", action="store_true", help="Transformer-XL: "
+                   "a query sees --mem keys and no more")
+    g.add_argument("--corrected", action="store_true", help="the form that the trainers here have "
+                   "by default, where the original differs")
     g = p.add_argument_group("its vocabulary, unless its 256 tokens are bytes")
     g.add_argument("--tokens", choices=list(KINDS), help="what a token is, as in the trainers")
-    g.add_argument("--text", metavar="FILE", help="the training text: its tokens are counted as the original did")
-    g.add_argument("--order", choices=ORDERS, help="... and numbered so, in place of the original's usual order")
-    g.add_argument("--vocab", metavar="FILE", help="in place of --text: a piece a line, or a checkpoint of ours")
+    g.add_argument("--text", metavar="FILE", help="the training text: "
+                   "its tokens are counted as the original did")
+    g.add_argument("--order", choices=ORDERS, help="... and numbered so, "
+                   "in place of the original's usual order")
+    g.add_argument("--vocab", metavar="FILE", help="in place of --text: a piece a line, "
+                   "or a checkpoint of ours")
     return p.parse_args(words)
 
 
@@ -1708,7 +1977,7 @@ def run(words):
     path, out = given.pop("IN"), given.pop("OUT")
     told, to = given.pop("from", None), given.pop("to", None)
     if np is None:
-        raise Refuse("numpy is missing: pip install numpy, or run this by a Python that has it")
+        raise Refuse("numpy is missing: pip install numpy, or run this with a Python that has it")
     o = Options(given)
     prefix = path[:-6] if path.endswith(".index") else path
     try:
@@ -1726,7 +1995,8 @@ def run(words):
         tensors, meta = read_safetensors(path)
         if str(meta.get("format", "")).startswith("seqtx."):
             return out_of_ours(path, out, tensors, meta, o, told, to)
-        value = OrderedDict((n, a.astype(np.float32) if a.dtype == np.float16 else a) for n, a in tensors.items())
+        value = OrderedDict((n, a.astype(np.float32) if a.dtype == np.float16 else a)
+                            for n, a in tensors.items())
     else:
         value = state_dict_of(path, read_pickle(path))
     return into_ours(path, out, value, o, told, to)
