@@ -49,7 +49,7 @@ run() {
 if clang --target=aarch64-linux-gnu -std=c99 -fsyntax-only -x c /dev/null 2> /dev/null; then
     clang --target=aarch64-linux-gnu -O1 -std=c99 $W -S -o /dev/null -DSEQTX_IMPLEMENTATION \
         -x c seqtx.h
-    # code is made: what the kernels' assembler says is checked then
+    # generates code, because the assembler of the kernels is checked only then
     check $? "clang does not compile it"
 fi
 for test in tests/test_golden_*.c; do
@@ -70,7 +70,7 @@ check "$(head -n 1 "$work/test_bf16.out" | grep -q '; neon;.*; neon bf16$'; echo
 # A processor without BFDOT selects another kernel and never executes the instruction.
 run test_bf16 cortex-a57 creation attention_margins
 check "$(head -n 1 "$work/test_bf16.out" | grep -q '; neon; portable, bf16 by float$'; echo $?)" \
-    "the kernels of one without: $(head -n 1 "$work/test_bf16.out")"
+    "the kernels of a processor without BFDOT: $(head -n 1 "$work/test_bf16.out")"
 # The sums of a tile stay in registers: the kernel loops contain no stores.
 for kernel in neon bfdot; do
     aarch64-linux-gnu-objdump -d --no-show-raw-insn "$work/seqtx.o" |

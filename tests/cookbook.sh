@@ -108,13 +108,13 @@ while read -r at n language mark; do
 done < "$work/list"
 check "$page has only $last blocks" [ "$last" -ge 18 ]
 
-# files that the commands leave
+# files that the commands write
 for f in runs/first/log.svg runs/first/model.best.safetensors runs/tuned/model.safetensors \
     scores.jsonl answer.txt build/memory.safetensors; do
     check "there is no $f" [ -s "$tree/$f" ]
 done
-check "the run did not go on" grep -q '"event":"resume","step":20' "$tree/runs/first/log.jsonl"
-check "the fine-tuning does not begin with a loss" \
+check "the run did not resume" grep -q '"event":"resume","step":20' "$tree/runs/first/log.jsonl"
+check "the fine-tuning does not start with an evaluation" \
     grep -q '"event":"eval","split":"valid",.*"step":0,' "$tree/runs/tuned/log.jsonl"
 check "not a row for each line" [ "$(wc -l < "$tree/lines.tsv")" -eq 201 ]
 
@@ -131,18 +131,19 @@ check "remember: started three times, other answers" cmp whole parts
 check "remember: started three times, another memory" cmp whole.st parts.st
 remember forgets.st < all > again
 tail -n 1 all | remember new.st > alone
-check "remember: the same again" cmp whole again
-check "remember: nothing is remembered" [ "$(tail -n 1 whole)" != "$(cat alone)" ]
+check "remember: repeated, other answers" cmp whole again
+check "remember: a new memory gives the same answer" [ "$(tail -n 1 whole)" != "$(cat alone)" ]
 head -c 300 whole.st > cut.st
 remember cut.st < all > out 2> err
-check "remember: a damaged memory is taken" \
+check "remember: a damaged memory is accepted" \
     [ $? -eq 1 -a ! -s out -a "$(grep -c '^remember: .*cut.st' err)" -eq 1 ]
 build/remember build/other.safetensors other.st my.txt 3 < all > out
 cp other.st kept.st
 remember other.st < all > out 2> err
-check "remember: the memory of another model is taken" [ $? -eq 1 -a ! -s out ]
-check "remember: it is not said" grep -q '^remember: other.st is the memory of another model' err
-check "remember: and it is lost" cmp other.st kept.st
+check "remember: the memory of another model is accepted" [ $? -eq 1 -a ! -s out ]
+check "remember: no message says so" \
+    grep -q '^remember: other.st is the memory of another model' err
+check "remember: that memory was changed" cmp other.st kept.st
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

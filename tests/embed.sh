@@ -36,7 +36,7 @@ prefix="$work/a prefix"
 check "make install-headers" \
     "$make install-headers PREFIX='$prefix' && cmp '$prefix/include/seqtx/seqtx.h' $root/seqtx.h"
 version=$(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
-check "the version that the files have" \
+check "all files have one version" \
     "[ '$version' = \"\$(sed -n 's/^Version: //p' '$prefix/share/pkgconfig/seqtx.pc')\" ] &&
     grep -q '\"$version\"' '$prefix'/share/cmake/seqtx/seqtx-config-version.cmake &&
     for n in MAJOR MINOR PATCH; do sed -n \"s/^.define STX_VERSION_\$n //p\" $root/seqtx.h; done |
@@ -59,7 +59,8 @@ if there cmake "CMake's targets"; then
     # A copy of the project without the source tree. CMake 3.22 and later read
     # CMAKE_BUILD_TYPE; earlier versions optimise.
     check "CMake, the installed package, as in docs/cookbook.md" \
-        "cd project && export CMAKE_PREFIX_PATH='$prefix' CMAKE_BUILD_TYPE=Debug CC='$CC' CXX='$CXX' CXXFLAGS='$W' STEPS=8 &&
+        "cd project && export CMAKE_PREFIX_PATH='$prefix' CMAKE_BUILD_TYPE=Debug &&
+        export CC='$CC' CXX='$CXX' CXXFLAGS='$W' STEPS=8 &&
         sh -e ../by_cmake > said && cat said && grep -q '^step 8: [0-7]\.' said"
     # The source tree adds its own flags.
     check "CMake, the source tree" \
@@ -69,7 +70,11 @@ if there cmake "CMake's targets"; then
         "cmake -S $root -B by_self -DCMAKE_C_COMPILER=$CC > /dev/null &&
         cmake --install by_self --prefix again > /dev/null && diff -r again '$prefix'"
     try() {
-        printf 'cmake_minimum_required(VERSION 3.18)\nproject(t LANGUAGES C)\nfind_package(seqtx %s)\nmessage(STATUS "found ${seqtx_FOUND} ${seqtx_VERSION}")\n' "$1" > "$work/project/CMakeLists.txt"
+        {
+            printf 'cmake_minimum_required(VERSION 3.18)\nproject(t LANGUAGES C)\n'
+            printf 'find_package(seqtx %s)\n' "$1"
+            printf 'message(STATUS "found ${seqtx_FOUND} ${seqtx_VERSION}")\n'
+        } > "$work/project/CMakeLists.txt"
     }
     found="rm -rf by_try; cmake -S project -B by_try -DCMAKE_C_COMPILER=$CC"
     found="$found -DCMAKE_PREFIX_PATH='$prefix'"
@@ -120,14 +125,19 @@ if there python3 "Python by ctypes"; then
         ! SEQTX_INCLUDE=\$(pwd) python3 tree/examples/ctypes_demo.py 2> said &&
         grep -q 'is seqtx $version, the headers in .* are 9.9.9' said"
     cat > "$work/sizes.py" <<'P'
-import ctypes, sys
+import ctypes
+import sys
 source = open("tree/examples/ctypes_demo.py").read()
 scope = {"__file__": "tree/examples/ctypes_demo.py", "__name__": "demo"}
 exec(source, scope)
 lib = scope["Library"]("tree/build/libseqtx.so", sys.argv[1], ["seqtx.h"] + sys.argv[3:])
-names = sorted(n for n in vars(lib) if not n.startswith("stx__") and isinstance(getattr(lib, n), type) and issubclass(getattr(lib, n), ctypes.Structure))
-open("sizes.c", "w").write('#include <stdio.h>\n' + "".join(f'#include "{h}"\n' for h in sys.argv[3:]) + "int main(void) {\n" +
-                           "".join(f'    printf("{n} %zu\\n", sizeof({n}));\n' for n in names) + "    return 0;\n}\n")
+structs = {n: s for n, s in vars(lib).items()
+           if isinstance(s, type) and issubclass(s, ctypes.Structure)}
+names = sorted(n for n in structs if not n.startswith("stx__"))
+headers = "".join(f'#include "{h}"\n' for h in sys.argv[3:])
+lines = "".join(f'    printf("{n} %zu\\n", sizeof({n}));\n' for n in names)
+with open("sizes.c", "w") as f:
+    f.write(f"#include <stdio.h>\n{headers}int main(void) {{\n{lines}    return 0;\n}}\n")
 open("sizes", "w").write("".join(f"{n} {ctypes.sizeof(getattr(lib, n))}\n" for n in names))
 P
     check "Python's structs are C's" \

@@ -36,7 +36,7 @@ cp -R Makefile CMakeLists.txt LICENSE README.md CHANGELOG.md seqtx*.h seqtx_cuda
 chmod -R a-w "$src"
 state "$src" > "$work/before"
 
-# ---- flags, by compilers that write down how they are called ----
+# ---- flags, observed by compilers that record how they are called ----
 
 bin=$work/bin
 mkdir "$bin"
@@ -45,7 +45,7 @@ for name in cc c++ mpicc; do
 #!/bin/sh
 case " \$* " in
 *' -dumpmachine '*) echo "\${MACHINE:-x86_64-linux-gnu}"; exit ;;
-*' - '*) exit ;; # what a compiler knows
+*' - '*) exit ;; # a compiler reports its macros
 esac
 echo "$name \$*" >> '$work/calls'
 while [ \$# -gt 0 ]; do
@@ -56,8 +56,8 @@ END
 done
 printf '#!/bin/sh\n[ "$1" != rcs ] || echo > "$2"\n' > "$bin/ar"
 chmod +x "$bin"/*
-# calls ENVIRONMENT.. -- ARGUMENTS of make..: leaves each command in $work/calls, and what
-# make said in $work/said
+# calls ENVIRONMENT.. -- ARGUMENTS of make..: records each command in $work/calls and the
+# output of make in $work/said
 calls() {
     rm -rf "$work/calls" "$work/b"
     n=$#
@@ -130,25 +130,25 @@ check "Windows: a DLL and what links it" \
 check "CXXFLAGS" calls CXXFLAGS=-DMY_CXX CPPFLAGS=-DMY_CPP -- SENTENCEPIECE=1 "$work/b/spm.o"
 check "CXXFLAGS in C++" grep -q '^c++ .*-DMY_CPP .*-DMY_CXX' "$work/calls"
 check "the user's -O" calls CFLAGS=-Og -- "$work/b/hello"
-check "the user's -O is the last" \
+check "the user's -O comes last" \
     sh -c "! sed 's/-Og.*//' '$work/calls' | grep -v ' -O3 ' &&
         ! sed 's/.*-Og//' '$work/calls' | grep ' -O'"
 check "CC of the environment" sh -c "! grep -v '^cc ' '$work/calls'"
-check "warnings are no errors" sh -c "! grep -e -Werror '$work/calls'"
+check "warnings are not errors" sh -c "! grep -e -Werror '$work/calls'"
 check "short lines" \
     sh -c "grep -qx '  CC   $work/b/hello' '$work/said' && ! grep -e -std '$work/said'"
 check "DEV=1" calls -- DEV=1 "$work/b/hello"
-check "DEV=1: they are" has_all ' -Werror'
+check "DEV=1: warnings are errors" has_all ' -Werror'
 check "V=1" calls -- V=1 "$work/b/hello"
 check "V=1: the commands" grep -q '^cc -std=c99 .*examples/hello.c ' "$work/said"
 check "make -s" calls -- -s "$work/b/hello"
-check "make -s says nothing" [ ! -s "$work/said" ]
+check "make -s prints nothing" [ ! -s "$work/said" ]
 check "make -B" calls -- -B "$work/b/hello"
 check "make -B builds it" [ -f "$work/b/hello" ]
 (cd "$src" && PATH=$bin:$PATH CC=cc $make BUILD="$work/b" "$work/b/hello" > /dev/null 2>&1; rm \
     "$work/calls"
     PATH=$bin:$PATH CC=cc $make BUILD="$work/b" "$work/b/hello" > /dev/null 2>&1)
-check "what is there is not made again" [ ! -f "$work/calls" ]
+check "existing files are not rebuilt" [ ! -f "$work/calls" ]
 
 # ---- make demo ----
 
@@ -156,9 +156,9 @@ for target in demo demo-sru demo-compressive demo-par; do
     plan() { $make -s -n -C "$src" BUILD="$work/b" $target "$@" > "$work/plan" 2>&1; }
     has() { grep -q -e "$1" "$work/plan"; }
     check "make $target" plan
-    check "make $target: the sample of C begins as C" has '--generate 500 --prompt "#ifndef _"'
+    check "make $target: the sample of C starts like C" has '--generate 500 --prompt "#ifndef _"'
     check "make $target DATA=.." plan DATA="a text.txt"
-    check "make $target DATA=..: that text" has '--data "a text.txt"'
+    check "make $target DATA=..: uses that text" has '--data "a text.txt"'
     check "make $target DATA=..: no C" sh -c "! grep -e '#ifndef' -e 'demo.txt' '$work/plan'"
 done
 
@@ -172,7 +172,7 @@ check "it builds there" [ -f "$work/there/build/hello" -a -f "$work/there/build/
 # ---- other makes ----
 
 if there bmake "BSD make"; then
-    check "BSD make says what it wants" \
+    check "BSD make reports that GNU make is required" \
         sh -c "! bmake -C '$src' 2> '$work/said' && grep -q 'needs GNU make: gmake' '$work/said' &&
             [ \$(wc -l < '$work/said') -lt 6 ]"
 fi
@@ -235,17 +235,17 @@ gnu() {
     real "prefix=$p" "exec_prefix=$p/x" "libdir=$p/l" "includedir=$p/i n" "datarootdir=$p/d a" \
         "docdir=$p/the docs" "$@"
 }
-listed | LC_ALL=C sort > "$work/want"
+listed | LC_ALL=C sort > "$work/expected"
 check "make install by GNU's directories" gnu install
-check "what is installed" \
-    sh -c "(cd '$p' && find . ! -type d | LC_ALL=C sort) | diff '$work/want' -"
+check "the installed files" \
+    sh -c "(cd '$p' && find . ! -type d | LC_ALL=C sort) | diff '$work/expected' -"
 check "make install, DESTDIR" gnu install DESTDIR="$d"
-check "DESTDIR only puts it elsewhere" diff -r "$p" "$d$p"
+check "DESTDIR changes only the place" diff -r "$p" "$d$p"
 check "no @NAME@ is left" sh -c "! grep -rn '@[A-Z]*@' '$p/d a' '$p/l/pkgconfig'"
 echo mine > "$d$p/i n/seqtx/other.h"
 check "make uninstall, DESTDIR" gnu uninstall DESTDIR="$d"
 check "... removes what was installed" [ "$(files "$d$p")" = "./i n/seqtx/other.h" ]
-check "... and directories that are empty now" \
+check "... and directories that became empty" \
     [ ! -d "$d$p/the docs" -a ! -d "$d$p/d a/cmake/seqtx" ]
 check "a relative PREFIX is refused" \
     sh -c "! $make -s -C '$src' BUILD='$work/real' install-headers PREFIX=out 2> '$work/said' &&
@@ -262,15 +262,15 @@ if there pkg-config "the library by pkg-config"; then
     check "pkg-config, shared" \
         sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags --libs libseqtx) -o shared &&
             LD_LIBRARY_PATH='$p/l' ./shared | grep -qx '$so 256'"
-    ! there readelf "what a program wants" ||
-        check "a program wants $soname" sh \
-        -c "readelf -d '$work/shared' | grep -q 'NEEDED.*\[$soname\]'"
+    ! there readelf "the library that a program requires" ||
+        check "a program requires $soname" sh \
+            -c "readelf -d '$work/shared' | grep -q 'NEEDED.*\[$soname\]'"
     check "pkg-config, static" \
         sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags libseqtx) '\"$p/l/libseqtx.a\"' \
             -lm -pthread -o static && ./static | grep -qx '$so 256'"
     mv "$p" "$work/moved"
     PKG_CONFIG_PATH="$work/moved/l/pkgconfig:$work/moved/d a/pkgconfig"
-    check "pkg-config, what was moved" \
+    check "pkg-config, a moved installation" \
         sh -c "cd '$work' && eval $CC use.c \$(pkg-config --cflags --libs libseqtx) \
             -o moved_program"
     mv "$work/moved" "$p"
@@ -308,7 +308,7 @@ check "make uninstall" gnu uninstall
 check "... leaves nothing" [ -z "$(files "$p")" ]
 
 state "$src" > "$work/after"
-check "the source tree is as it was" cmp "$work/before" "$work/after"
+check "the source tree is unchanged" cmp "$work/before" "$work/after"
 check "the copy of the tree has no build/" [ ! -e "$src/build" ]
 cd "$root" || exit 1
 echo "$passed passed, $failed failed"

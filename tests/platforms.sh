@@ -33,11 +33,13 @@ count() { # count NAME: adds what the program said on the last line of NAME.out,
     [ "${3:-1}" -eq 0 ] || { echo "FAILED $1"; tail -n 12 "$work/$1.out"; }
 }
 
-# Microsoft's dialect: the headers as its compiler would read them, without what gcc and
-# clang have besides; tests/msvc/system.h replaces its system headers. Neither C
-# library nor compiler are Microsoft's, so this finds names and constructs, not more.
+# Microsoft's dialect: the headers as its compiler would read them, without extensions of
+# gcc and clang; tests/msvc/system.h replaces its system headers. Neither the C library nor
+# the compiler is Microsoft's, so this finds wrong names and constructs only.
 if have clang; then
     mkdir -p "$work/msvc/sys"
+    extensions='__attribute|__builtin|__asm|__typeof|__extension__|__restrict__|__inline__'
+    extensions="$extensions|__atomic|__sync_|_Pragma"
     for h in $(sed -n 's/^ *# *include *<\(.*\)>.*/\1/p' seqtx*.h | sort -u); do
         case $h in */*) mkdir -p "$work/msvc/${h%/*}" ;; esac
         echo '#include "system.h"' > "$work/msvc/$h"
@@ -55,9 +57,9 @@ if have clang; then
                         -DSEQTX_IMPLEMENTATION -fsyntax-only all.c"
             done
         done
-        check "nothing of gcc's and clang's own in Microsoft's dialect of $lang" \
+        check "no extensions of gcc and clang in Microsoft's dialect of $lang" \
             "$cl -E -P -DSEQTX_IMPLEMENTATION all.c > all.i && [ \$(wc -l < all.i) -gt 9000 ] &&
-            ! grep -nE '__attribute|__builtin|__asm|__typeof|__extension__|__restrict__|__inline__|__atomic|__sync_|_Pragma|\\(\\{' all.i"
+            ! grep -nE '$extensions|\\(\\{' all.i"
     done
 else
     echo "skipped: Microsoft's dialect, no clang"
@@ -71,11 +73,14 @@ if have $win; then
         case $f in */spm_train.c) continue ;; esac
         check "$f by MinGW" "$win -std=c99 $W -O1 -I$root -fsyntax-only $root/$f"
     done
-    # gcc's vector code: no move to or from memory but unaligned ones, and the library
-    # sees that it may run it; without the option it does not
-    printf '#define STX_LOOPS\n#include "seqtx.h"\nint main(void) { return STX__VECTORS_SAFE ? 21 : 20; }\n' > "$work/see.c"
+    # gcc's vector code: with the option all moves to or from memory are unaligned, and the
+    # library detects that it can run the code; without the option it cannot
+    {
+        printf '#define STX_LOOPS\n#include "seqtx.h"\n'
+        printf 'int main(void) { return STX__VECTORS_SAFE ? 21 : 20; }\n'
+    } > "$work/see.c"
     aligned='vmov(ap[sd]|dqa|dqa32|dqa64|nt[a-z]*) .*\(%'
-    check "MinGW without $flag: vector code is seen to be unsafe" \
+    check "MinGW without $flag: vector code is detected as unsafe" \
         "$win -std=c99 -O1 -I$root -c see.c -o see.o && $dump -d see.o | grep -E '$aligned' &&
         $dump -d see.o | grep -q 'cmpb *\\\$0x11,0x2(%'"
     if echo 'int stx;' | $win $flag -x c -c - -o "$work/x.o" 2> /dev/null; then
@@ -95,7 +100,7 @@ else
     echo "skipped: Windows, no $win"
 fi
 
-# wine: a family's golden vectors, and a run that stops and goes on
+# wine: the golden vectors of a family, and a run that is stopped and resumed
 if have $win && have wine && have wineserver; then
     for h in seqtx_attn_span.h seqtx_text.h; do
         check "$h by MinGW" \
@@ -107,7 +112,8 @@ if have $win && have wine && have wineserver; then
         "$win -std=c99 -O1 $W $root/tests/test_golden_span.c seqtx.o seqtx_attn_span.o \
             -o golden.exe -lm"
     check "train_attn_span by MinGW" \
-        "$win -std=c99 -O1 $W $done $root/examples/train_attn_span.c seqtx.o seqtx_attn_span.o seqtx_text.o -o train.exe -lm"
+        "$win -std=c99 -O1 $W $done $root/examples/train_attn_span.c \
+            seqtx.o seqtx_attn_span.o seqtx_text.o -o train.exe -lm"
     check "plot by MinGW" "$win -std=c99 -O1 $W $root/examples/plot.c -o plot.exe -lm"
     for f in "" $flag; do
         check "see.c by MinGW $f" "$win -std=c99 -O1 $W $f -I$root see.c -o see$f.exe"
@@ -122,23 +128,26 @@ if have $win && have wine && have wineserver; then
         run="wine train.exe --data t.txt --preset reference --nlayers 2 --hid-sz 32"
         run="$run --inner-hid-sz 64 --nheads 4 --attn-span 32 --block-sz 16 --batch-sz 4"
         run="$run --nbatches 5 --adapt-span"
-        check "wine: without the assembler's option vector code is not run" \
+        check "wine: without the assembler's option the vector code does not run" \
             "wine see.exe; [ \$? -eq 20 ]"
-        [ -z "$flag" ] || check "wine: with $flag it is" "wine see$flag.exe; [ \$? -eq 21 ]"
+        [ -z "$flag" ] || check "wine: with $flag it runs" "wine see$flag.exe; [ \$? -eq 21 ]"
         check "wine: a run of 20 steps" \
             "$run --steps 20 --checkpoint a.st --log a.jsonl --tensorboard board < /dev/null &&
-            [ \$(grep -c '\"event\":\"' a.jsonl) -ge 4 ] && ! grep -q \$(printf '\\r') a.jsonl && ls board/events*"
-        check "wine: 10 steps, and 10 more, by the checkpoint alone" \
+            [ \$(grep -c '\"event\":\"' a.jsonl) -ge 4 ] &&
+            ! grep -q \$(printf '\\r') a.jsonl && ls board/events*"
+        check "wine: 10 steps, then 10 more from the checkpoint alone" \
             "$run --steps 10 --checkpoint b.st < /dev/null &&
             wine train.exe --checkpoint b.st --steps 20 < /dev/null && cmp a.st b.st"
-        check "wine: it writes, in bytes" \
-            "wine train.exe --checkpoint a.st --no-train --generate 40 --prompt 'the ' --seed 1 < /dev/null > said && [ \$(wc -c < said) -ge 44 ] && ! grep -q \$(printf '\\r') said"
-        check "wine: what is refused" \
+        check "wine: generation writes raw bytes" \
+            "wine train.exe --checkpoint a.st --no-train --generate 40 --prompt 'the ' --seed 1 \
+                < /dev/null > said && [ \$(wc -c < said) -ge 44 ] &&
+            ! grep -q \$(printf '\\r') said"
+        check "wine: bad arguments are refused" \
             "! wine train.exe --data none.txt --checkpoint c.st < /dev/null 2> said &&
             grep -q 'No such file' said;
             ! wine train.exe --data t.txt --log t.txt --steps 5 < /dev/null 2> said &&
             grep -q 'are the same file' said"
-        check "wine: a log as a picture, in place of an older one" \
+        check "wine: plot replaces an older picture" \
             "echo '<svg/>' > a.svg && wine plot.exe a.jsonl -o a.svg && grep -q '</svg>' a.svg &&
             ! wine plot.exe a.jsonl -o a.jsonl"
     fi
@@ -146,9 +155,8 @@ else
     echo "skipped: programs of Windows, no wine or no $win"
 fi
 
-# macOS: what clang and Apple's headers of the C library accept, and what a program asks
-# of the system. Nothing runs. (A minute of the processor: zig makes its own library
-# first.)
+# macOS: clang and Apple's C headers accept the code, and a program requires only system
+# libraries. Nothing runs. (Takes a minute: zig builds its own library first.)
 if [ -n "$zig" ]; then
     export ZIG_GLOBAL_CACHE_DIR="$work/zig" ZIG_LOCAL_CACHE_DIR="$work/zig"
     mac="$zig -std=c99 -O0 $W -I$root"
@@ -168,14 +176,14 @@ if [ -n "$zig" ]; then
         "$arm -DSEQTX_IMPLEMENTATION_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE \
             -DSEQTX_TEXT_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE \
                 $root/examples/train_attn_span.c mac_*.o -o mac_train"
-    check "macOS: it has threads, and needs the system's C library alone" \
+    check "macOS: it has threads, and requires the system's C library only" \
         "strings -a mac_seqtx.o | grep -q pthread_create && strings -a mac_train > names &&
         grep -q '/usr/lib/libSystem.B.dylib' names && [ \$(grep -c 'dylib\$' names) -eq 1 ]"
 else
     echo "skipped: macOS, no zig (pip install ziglang)"
 fi
 
-# riscv64: portable kernels, another order of evaluation, other NaN
+# riscv64: portable kernels, another order of evaluation, other NaNs
 for qemu in qemu-riscv64-static qemu-riscv64 ''; do have "$qemu" && break; done
 if have $risc && [ -n "$qemu" ]; then
     check "riscv64: it compiles" \

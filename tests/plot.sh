@@ -40,44 +40,47 @@ train() { echo "{\"event\":\"train\",\"step\":$1,\"loss\":$2,\"bpb\":$2${3:+,\"s
 start='{"event":"start","config":{"preset":null,"nlayers":2,"batch-sz":2,"block-sz":10}'
 start=$start',"params":3023658}'
 
-# ---- coordinates by hand: steps 0 .. 400 at 53 .. 885; 8, 6, 4, 3 and a twentieth of 8 -
-# 3 at either end, 2.75 .. 8.25 at 308 .. 92
+# ---- coordinates computed by hand: steps 0 .. 400 are at 53 .. 885. The values 8, 6, 4, 3
+# and a margin of a twentieth of 8 - 3 at either end: 2.75 .. 8.25 are at 308 .. 92
 { echo "$start"; train 100 8; train 200 6; train 300 4; train 400 3; } > four.jsonl
 draws "four records" four.svg four.jsonl
 check "the line" [ "$(line four.svg 1)" = "261,101.8 469,180.4 677,258.9 885,298.2" ]
-check "one line and no more" [ "$(grep -c '<polyline' four.svg)" -eq 1 ]
-check "no time, no panel" [ "$(grep -c 'by time' four.svg)" -eq 0 ]
+check "exactly one line" [ "$(grep -c '<polyline' four.svg)" -eq 1 ]
+check "no panel by time without times" [ "$(grep -c 'by time' four.svg)" -eq 0 ]
 check "round ticks" \
     [ "$(sed -n 's/.*<text x="[0-9.]*" y="321">\(.*\)<.text>/\1/p' four.svg | tr '\n' ' ')" \
     = "0 100 200 300 400 " ]
-check "what it is" has four.svg '>four.jsonl</tspan>, 3.02M parameters, step 400<'
-check "the log may stand behind" "$plot" -o again.svg four.jsonl
-check "the same bytes" cmp four.svg again.svg
+check "the title names the run, its parameters and its last step" \
+    has four.svg '>four.jsonl</tspan>, 3.02M parameters, step 400<'
+check "the log may follow the options" "$plot" -o again.svg four.jsonl
+check "the same picture" cmp four.svg again.svg
 draws "a logarithmic axis" log.svg four.jsonl --log-x
 # log 2 / log 4 is a half; log 3 / log 4 is 0.792
-check "of steps" [ "$(line log.svg 1)" = "53,101.8 469,180.4 712.3,258.9 885,298.2" ]
-# time of a run without a clock: 2 x 10 tokens a step, 10 a second: 2 seconds a step; 500
-# .. 885 is 0 .. 8
+check "a logarithmic axis: points" \
+    [ "$(line log.svg 1)" = "53,101.8 469,180.4 712.3,258.9 885,298.2" ]
+# time of a run without a clock: 2 x 10 tokens per step and 10 per second make 2 seconds per
+# step; 0 .. 8 seconds are at 500 .. 885
 { echo "$start"; for i in 1 2 3 4; do train $i $i |
     sed 's/}$/,"tokens_per_s":10}/'; done; } > rate.jsonl
 draws "a rate" rate.svg rate.jsonl
 check "time from the rate" \
     [ "$(line rate.svg 2 | tr ' ' '\n' | cut -d, -f1 | tr '\n' ' ')" = "596.3 692.5 788.8 885 " ]
-check "which it says" has rate.svg 'seconds of wall time (from tokens per second)'
+check "the axis says so" has rate.svg 'seconds of wall time (from tokens per second)'
 # means of three: 1 2 3 4 5 6 9 9 9 -> 1 2 3 4 5 6.67 8 9 9, of 0.6 .. 9.4
 { echo "$start"; i=0; for v in 1 2 3 4 5 6 9 9 9; do i=$((i + 1)); train $i $v; done; } > nine.jsonl
 draws "means" means.svg nine.jsonl --smooth 3
-check "records, faint, and means" \
+check "faint records and their means" \
     [ "$(grep -c '<polyline.*stroke-opacity="0.3"' means.svg)" -eq 1 \
     -a "$(grep -c '<polyline' means.svg)" -eq 2 ]
-check "by hand" \
+check "means: points" \
     [ "$(line means.svg 2 | tr ' ' '\n' | sed -n '1p;6p;7p;8p' | tr '\n' ' ')" \
     = "145.4,298.2 607.7,159.1 700.1,126.4 792.6,101.8 " ]
-# a wild value of the first of many steps is cut off: the axis ends far below 1000
+# an outlier at the first of many steps is cut off: the axis ends far below 1000
 { echo "$start"; train 1 1000; i=1; while [ $i -lt 120 ]; do i=$((i + 1)); train $i \
     $((3 + i % 2)); done; } > wild.jsonl
-draws "a wild value" wild.svg wild.jsonl --smooth 1
-check "is cut off" [ "$(line wild.svg 1 | cut -d' ' -f1 | cut -d, -f2 | cut -d. -f1)" -lt 0 ]
+draws "an outlier" wild.svg wild.jsonl --smooth 1
+check "the outlier is cut off" \
+    [ "$(line wild.svg 1 | cut -d' ' -f1 | cut -d, -f2 | cut -d. -f1)" -lt 0 ]
 check "the rest fills the panel" \
     [ "$(line wild.svg 1 | tr ' ' '\n' | sed 1d | cut -d, -f2 | sort -u | tr '\n' ' ')" \
     = "101.8 298.2 " ]
@@ -90,27 +93,27 @@ check "the rest fills the panel" \
   train 5 5 25
   } > resumed.jsonl
 draws "a resumed run" resumed.svg resumed.jsonl
-check "each step once, and what was done again" \
+check "each step once; repeated steps replace the earlier ones" \
     [ "$(line resumed.svg 1)" = "130,101.8 207,150.9 284,200 361,249.1 438,298.2" ]
-check "time goes on" \
+check "time continues after the resumption" \
     [ "$(line resumed.svg 2 | tr ' ' '\n' | cut -d, -f1 | tr '\n' ' ')" \
     = "585.6 671.1 713.9 799.4 885 " ]
 # the same without the record of the resumption
 grep -v resume resumed.jsonl > lost.jsonl
 draws "a lost resumption" lost.svg lost.jsonl
-check "is seen by its steps and its clock" \
+check "a lost resumption is detected by its steps and its clock" \
     [ "$(line lost.svg 1) $(line lost.svg 2)" = "$(line resumed.svg 1) $(line resumed.svg 2)" ]
 { cat four.jsonl; echo "$start"; train 100 5; train 200 4; } > twice.jsonl
 draws "two beginnings" twice.svg twice.jsonl
-check "are two runs" [ "$(grep -c '<polyline' twice.svg)" -eq 2 ]
+check "two beginnings are two runs" [ "$(grep -c '<polyline' twice.svg)" -eq 2 ]
 check "with two names" has twice.svg '>twice.jsonl (2)<'
 { echo "$start"; cat four.jsonl; } > retry.jsonl
 draws "a beginning without a step" retry.svg retry.jsonl
-check "is none" \
+check "a beginning without a step is no run" \
     [ "$(grep -c 'retry.jsonl' retry.svg)" -eq 1 -a "$(line retry.svg 1)" = "$(line four.svg 1)" ]
 
-# ---- evaluations: dots at their steps; of two of one step the later one; an earlier one
-# in its place
+# ---- evaluations: dots at their steps. Of two at one step the later one counts; one that
+# is logged late is drawn in order
 evaluated() {
     echo "{\"event\":\"eval\",\"split\":\"$1\",\"loss\":1,\"bpb\":$3,\"step\":$2,\"tokens\":5}"
 }
@@ -123,10 +126,11 @@ evaluated() {
     evaluated valid 300 4
 } > evaluated.jsonl
 draws "evaluations" evaluated.svg evaluated.jsonl
-check "by hand" [ "$(line evaluated.svg 2)" = "469,219.6 677,258.9 885,258.9" ]
-check "a dot each" [ "$(grep -c '<circle' evaluated.svg)" -eq 3 ]
+check "evaluations: points" [ "$(line evaluated.svg 2)" = "469,219.6 677,258.9 885,258.9" ]
+check "one dot per evaluation" [ "$(grep -c '<circle' evaluated.svg)" -eq 3 ]
 check "a diamond for the test" [ "$(grep -c 'l4 4 -4 4' evaluated.svg)" -eq 1 ]
-check "the last of them" has evaluated.svg 'valid bits per byte 4, test bits per byte 3'
+check "the title has the last evaluation" \
+    has evaluated.svg 'valid bits per byte 4, test bits per byte 3'
 grep eval evaluated.jsonl > alone.jsonl
 draws "evaluations alone" alone.svg alone.jsonl
 
@@ -158,22 +162,22 @@ check "the fourth head rises in thirds" has span.svg 'stroke="#fde725" d="M124 3
 draws "search" par.svg par.jsonl
 check "perplexity" has par.svg '>perplexity<'
 check "blocks" [ "$(grep -c '>block [12]<' par.svg)" -eq 2 ]
-check "half, and three quarters" \
+check "probabilities of a half and three quarters" \
     [ "$(sed -n 's/.*<polygon.* \([^ ]*\) [^ ]*"\/>/\1/p' par.svg | cut -d, -f2 | awk '
         NR == 1 { a = $1 } NR == 2 { print $1 - a }')" = 16 ]
 draws "compression" comp.svg comp.jsonl
-check "its layers" has comp.svg '>layer 2<.*>layer 3<\|>layer 3<'
-check "its lines" [ "$(grep -c '<polyline' comp.svg)" -eq 5 ]
+check "compression: layers" has comp.svg '>layer 2<.*>layer 3<\|>layer 3<'
+check "compression: lines" [ "$(grep -c '<polyline' comp.svg)" -eq 5 ]
 draws "all of them" all.svg span.jsonl par.jsonl comp.jsonl four.jsonl --title 'a < b & "c"'
 check "all panels" \
     [ "$(grep -c -e 'bits per byte<' -e '>perplexity<' -e 'spans of the heads' \
         -e 'probabilities of each block' -e 'compression by layer' all.svg)" -ge 5 ]
-check "a colour each" \
+check "one colour per run" \
     [ "$(sed -n 's/^<path d="M14 .*stroke="\(#[0-9A-F]*\)".*<text.*/\1/p' all.svg | sort -u |
     wc -l)" -eq 4 ]
 mkdir a b; cp four.jsonl a/run.jsonl; cp span.jsonl b/run.jsonl
 draws "two of one name" names.svg a/run.jsonl b/run.jsonl
-check "have their folders" has names.svg '>a/run.jsonl<'
+check "equal names get their directories" has names.svg '>a/run.jsonl<'
 odd=$(printf 'x<&">\377\001.jsonl'); cp four.jsonl "$odd"
 draws "an odd name" odd.svg "$odd"
 
@@ -186,24 +190,24 @@ check "to a pipe" cmp stdout.svg four.svg
 "$plot" four.jsonl -o /dev/full 2>err; rc=$?
 [ ! -e /dev/full ] || check "a full disk: $(cat err)" [ $rc -eq 2 -a "$(wc -l < err)" -eq 1 ]
 
-# ---- damaged lines and numbers that are none
+# ---- damaged lines and values that are not numbers
 { sed 2q four.jsonl; echo 'no JSON'; echo '{"event":"train","step":150,"bpb":'; printf \
     'a\000b\n'; sed 1,2d four.jsonl; train 350 null; train 360 nan; train 370 1e999
   printf '{"event":"train","step":40'; } > damaged.jsonl
 "$plot" damaged.jsonl -o damaged.svg >out 2>err; rc=$?
-check "damaged lines are left out" [ $rc -eq 0 -a "$(wc -l < err)" -eq 1 ]
-check "how many, and where: $(cat err)" \
+check "damaged lines are skipped" [ $rc -eq 0 -a "$(wc -l < err)" -eq 1 ]
+check "their number and the first one: $(cat err)" \
     has err '^plot: damaged.jsonl: 4 damaged lines skipped, the first is line 3$'
 sed '/"step":400/d' damaged.jsonl > less.jsonl; "$plot" less.jsonl -o less.svg 2>/dev/null
-check "null, nan and 1e999 are no points" [ "$(line less.svg 1 | wc -w)" -eq 3 ]
+check "null, nan and 1e999 are not drawn" [ "$(line less.svg 1 | wc -w)" -eq 3 ]
 check "well-formed" xml damaged.svg
 
 { printf '\357\273\277'; cat four.jsonl; } > marked.jsonl
 "$plot" marked.jsonl -o marked.svg 2> err
-check "a byte order mark is none of the log" \
+check "a byte-order mark is ignored" \
     [ ! -s err -a "$(sed 's/marked.jsonl/four.jsonl/' marked.svg | cksum)" = "$(cksum < four.svg)" ]
 
-# ---- bad input: one line, exit code 2, no picture, none spoiled
+# ---- bad input: one line, exit code 2, no picture, and older pictures unchanged
 cp four.svg kept.svg
 : > empty
 echo 'A text' > text
@@ -225,31 +229,32 @@ for bad in "" "four.jsonl" "-o x.svg" "none.jsonl -o x.svg" ". -o x.svg" "empty 
         [ $rc -eq 2 -a ! -s out -a "$(grep -c '^plot: ' err)" -eq 1 -a "$(wc -l < err)" -eq 1 ]
     check "plot $bad: nothing written" [ ! -e x.svg ]
     cmp -s four.jsonl before ||
-        { check "plot $bad: the log is as it was" false; cp before four.jsonl; }
+        { check "plot $bad: the log is unchanged" false; cp before four.jsonl; }
 done
-check "the old picture is as it was" cmp kept.svg four.svg
-check "a text is as it was" [ "$(cat text)" = 'A text' ]
-check "nothing is left behind" [ "$(find . -name '*.tmp' | wc -l)" -eq 0 ]
+check "the old picture is unchanged" cmp kept.svg four.svg
+check "a text is unchanged" [ "$(cat text)" = 'A text' ]
+check "no temporary file remains" [ "$(find . -name '*.tmp' | wc -l)" -eq 0 ]
 ln -s kept.svg link.svg
-check "through a link" "$plot" span.jsonl -o link.svg
-check "to the file behind it" [ -L link.svg -a "$(cksum < kept.svg)" = "$(cksum < span.svg)" ]
+check "the output is a link" "$plot" span.jsonl -o link.svg
+check "the linked file is written, the link remains" \
+    [ -L link.svg -a "$(cksum < kept.svg)" = "$(cksum < span.svg)" ]
 
-# ---- files: a long name, something planted beside the picture, closed streams, a
-# checkpoint in place of a log
+# ---- files: a long name, links planted next to the picture, closed streams, a checkpoint
+# instead of a log
 long_name=$(awk 'BEGIN { while (i++ < 251) printf "n" }').svg
-draws "a name as long as names can be" "$long_name" span.jsonl
-check "with nothing left beside it" [ "$(find . -name 'nnn*' | wc -l)" -eq 1 ]
+draws "a name of the greatest length" "$long_name" span.jsonl
+check "no file remains next to it" [ "$(find . -name 'nnn*' | wc -l)" -eq 1 ]
 echo precious >victim
 sh -c 'for n in $$ 0 1 2; do ln -s victim shut.svg.$n.tmp; done; exec "$@"' sh "$plot" span.jsonl \
     -o shut.svg <&- >&- 2>&-
 check "closed streams: drawn" [ $? -eq 0 ]
 check "closed streams: the same picture" cmp shut.svg span.svg
-check "what is planted beside it is not followed" [ "$(cat victim)" = precious -a ! -L shut.svg ]
+check "planted links are not followed" [ "$(cat victim)" = precious -a ! -L shut.svg ]
 echo half >kept.svg.0.tmp
-draws "what a kill left" kept.svg span.jsonl
-check "goes with the next picture" [ ! -e kept.svg.0.tmp ]
+draws "a temporary file of a killed process" kept.svg span.jsonl
+check "the next picture removes it" [ ! -e kept.svg.0.tmp ]
 "$plot" span.jsonl -o - 2>err >&-
-check "closed output: an error, told: $(cat err)" \
+check "closed output: an error message: $(cat err)" \
     [ $? -eq 2 -a "$(grep -c '^plot: -: ' err)" -eq 1 ]
 {
     printf '\100\0\0\0\0\0\0\0{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
@@ -257,7 +262,7 @@ check "closed output: an error, told: $(cat err)" \
 } >model.safetensors
 "$plot" model.safetensors -o none.svg >out 2>err
 check "a checkpoint: refused" [ $? -eq 2 -a ! -e none.svg ]
-check "with what is wanted: $(cat err)" \
+check "the message asks for a log: $(cat err)" \
     grep -q '^plot: model.safetensors: it is a safetensors file.*give the log of the run' err
 
 "$plot" --help > out 2>err
@@ -266,7 +271,7 @@ check "version" \
     [ "$("$plot" --version)" \
     = "plot, seqtx $(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' "$here/../seqtx.h")" ]
 
-# ---- a locale with a decimal comma, if there is one: in a program that obeys it
+# ---- a locale with a decimal comma, if there is one, in a program that uses it
 cat > comma.c <<'C'
 #include <locale.h>
 #include <stdio.h>
@@ -282,9 +287,9 @@ comma=$(locale -a 2>/dev/null | grep -m 1 '^\(de\|fr\|es\|it\|ru\)_')
 [ -n "$comma" ] || { mkdir loc && localedef -i de_DE -f UTF-8 loc/de_DE.UTF-8 &&
     comma=de_DE.UTF-8 LOCPATH=$T/loc && export LOCPATH; } >/dev/null 2>&1
 if [ -n "$comma" ]; then
-    check "with a locale: compiled" \
+    check "decimal comma: compiled" \
         ${CC:-cc} -std=c99 -Dmain=plot_main -c "$here/../examples/plot.c" -o plot.o
-    check "and linked" ${CC:-cc} comma.c plot.o -o comma -lm
+    check "decimal comma: linked" ${CC:-cc} comma.c plot.o -o comma -lm
     LC_ALL=$comma ./comma span.jsonl par.jsonl comp.jsonl four.jsonl --title 'a < b & "c"' \
         -o comma.svg
     rc=$?

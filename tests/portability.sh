@@ -20,8 +20,8 @@ check() {     # check NAME COMMAND: skipped when its first word is no command
     fi
 }
 
-# Of a family header its own implementation (its macro, not SEQTX_IMPLEMENTATION): the
-# core's is compiled with seqtx.h
+# For a family header only its own implementation, by its own macro: that of the core is
+# compiled with seqtx.h.
 for h in seqtx*.h; do
     name=$(basename "$h" .h)
     macro=SEQTX_$(echo "$name" | sed 's/^seqtx_*//; s/.$/&_/' | tr a-z A-Z)IMPLEMENTATION
@@ -44,14 +44,28 @@ for h in seqtx*.h; do
         "x86_64-w64-mingw32-g++ -std=c++11 $W -I. -fsyntax-only -x c++ -D$macro $work/plain.$name.c"
 done
 
-# a shared library that hides all but the API, from C and from C++: each language by one
+# a shared library that exports only the API, from C and from C++: each language by one
 # compiler, each compiler with one language
-printf '#define SEQTX_IMPLEMENTATION\n#include "seqtx.h"\n#include "seqtx_text.h"\nint hidden_(void);\nint hidden_(void) { return 1; }\n' > "$work/lib.c"
-printf '#include "seqtx.h"\nint main(void) { stx_ctx *x = stx_create(NULL); int ok = stx_ok(x); stx_destroy(x); return !ok; }\n' > "$work/use.c"
+cat > "$work/lib.c" <<'C'
+#define SEQTX_IMPLEMENTATION
+#include "seqtx.h"
+#include "seqtx_text.h"
+int hidden_(void);
+int hidden_(void) { return 1; }
+C
+cat > "$work/use.c" <<'C'
+#include "seqtx.h"
+int main(void) {
+    stx_ctx *x = stx_create(NULL);
+    int ok = stx_ok(x);
+    stx_destroy(x);
+    return !ok;
+}
+C
 export_api="-DSEQTX_API='__attribute__((visibility(\"default\")))'"
 if command -v clang++ > /dev/null 2>&1; then cxx=clang++; else cxx=g++; fi
 for cc in "gcc -std=c99" "$cxx -std=c++11 -x c++"; do
-    check "hidden but for the API: $cc" \
+    check "only the API is exported: $cc" \
         "$cc -I. $W -fPIC -fvisibility=hidden $export_api -c $work/lib.c -o $work/lib.o &&
         ${cc%% *} -shared $work/lib.o -o $work/libstx.so -lm &&
         nm -D --defined-only $work/libstx.so > $work/names &&
@@ -60,20 +74,20 @@ for cc in "gcc -std=c99" "$cxx -std=c++11 -x c++"; do
         ${cc%% *} -I. $(case "$cc" in *c++*) echo "-x c++";;
         esac) $work/use.c -x none $work/libstx.so -Wl,-rpath,$work -o $work/use && $work/use"
 done
-check "static, and an API" \
+check "SEQTX_STATIC and SEQTX_API cannot be combined" \
     "gcc -I. -fsyntax-only -DSEQTX_STATIC -DSEQTX_API=extern $work/use.c 2>&1 |
     grep 'SEQTX_API.*SEQTX_STATIC'"
 
-# clang's sanitizer: sums of pointers. Sizes of objects, which it sees only when it
-# optimises (seven times as long), are left to the address sanitizer's runs. Static: what
-# is not used is not compiled All quick starts in one unit, each main under a name of its
-# own.
+# clang's sanitizer: pointer arithmetic. It checks object sizes only in optimised code,
+# which takes seven times as long; the runs with the address sanitizer cover them. With
+# SEQTX_STATIC, unused functions are not compiled. All quick starts are in one unit, each
+# main under a separate name.
 for header in seqtx_attn_span seqtx_sru seqtx_compressive seqtx_par; do
     echo "#define main ${header}_main"
     sed -n '/\/\/>quickstart/,/\/\/<quickstart/p' $header.h | sed '1d;$d; s/^ \{1,7\}//'
     echo "#undef main"
 done > "$work/quick.c"
-# and rows of W that are no multiple of four
+# and a W whose number of rows is not a multiple of four
 cat >> "$work/quick.c" <<'C'
 static int few_rows(void) {
     stx_ctx *x = stx_create(NULL);
@@ -83,8 +97,11 @@ static int few_rows(void) {
     stx_destroy(x);
     return c[0] == 2 && c[4] == 0 ? 0 : 1;
 }
+int main(void) {
+    return few_rows() + seqtx_attn_span_main() + seqtx_sru_main() + seqtx_compressive_main()
+        + seqtx_par_main();
+}
 C
-echo 'int main(void) { return few_rows() + seqtx_attn_span_main() + seqtx_sru_main() + seqtx_compressive_main() + seqtx_par_main(); }' >> "$work/quick.c"
 check "clang's undefined-behaviour sanitizer" \
     "clang -std=c99 -I. -Iexamples -O0 -DSEQTX_STATIC -Wno-unused-function -fsanitize=undefined \
         -fno-sanitize-recover=all $work/quick.c -lm -o $work/quick && $work/quick"

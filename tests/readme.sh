@@ -247,11 +247,11 @@ check $? "the README's program does not learn: '$loss'"
 # Commands that differ only in the program's name are linked once: in a static library, a
 # function that is used but not defined already causes a warning.
 linked=
-mkdir -p "$build/alone/examples" "$build/beside"
+mkdir -p "$build/alone/examples" "$build/flat"
 cp seqtx*.h "$build/alone"
 cp examples/*.[ch] "$build/alone/examples"
-cp seqtx*.h "$build/beside"
-chmod -R u+w "$build/alone" "$build/beside"
+cp seqtx*.h "$build/flat"
+chmod -R u+w "$build/alone" "$build/flat"
 for f in examples/*.c; do
     name=$(basename "$f" .c)
     [ "$name" != spm_train ] || continue        # needs another library
@@ -260,7 +260,7 @@ for f in examples/*.c; do
     check "$([ -n "$options" ]; echo $?)" "$f does not say how to compile it"
     from=$build/alone/examples
     if grep -q '^#include "seqtx' "$f"; then
-        from=$build/beside
+        from=$build/flat
         cp "$f" "$from"
         chmod u+w "$from/${f##*/}"
     fi

@@ -9,14 +9,14 @@
 #   run.sh --sum [--quick] NAME...  prints one line per name, failures, seconds by part,
 #                                   and at the end "N passed, N failed"
 cd "$(dirname "$0")/.." || exit 1
-# tests ask for too much on purpose
+# tests request too much memory on purpose
 export ASAN_OPTIONS=allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}
 . tests/limit.sh
 ran=${BUILD:-build}/ran
 mkdir -p "$ran"
 
-# the processor's seconds of a process that has ended, from what `times` says about
-# children
+# the processor time of a process that has ended, in seconds, from the output of `times`
+# for children
 cpu() { awk '
     NR == 2 {
         for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%.1f\n", s
@@ -39,7 +39,7 @@ case $1 in
 *)
     name=$1; shift
     start=$(date +%s)
-    # scripts limit what they run
+    # scripts limit the programs that they run
     case $1 in sh | env) "$@" ;; *) $limited "$@" ;; esac > "$ran/$name.out" 2>&1
     code=$?
     times > "$ran/$name.times"
@@ -52,7 +52,7 @@ case $1 in
     echo "$p $f $code $(cpu "$ran/$name.times")" > "$ran/$name.count"
     printf '%-28s %6d passed %4d failed %4ds\n' "$name" "$p" "$f" "$(($(date +%s) - start))" |
         tee "$ran/$name.line"
-    exit 0 ;;       # the others run, and the sum is what fails
+    exit 0 ;;       # the other tests run, and --sum fails
 esac
 
 shift
@@ -72,7 +72,7 @@ for name in "$@"; do
     passed=$((passed + p)) failed=$((failed + f))
     [ "$f" -eq 0 ] || bad="$bad $name"
 done
-# every test there is has run
+# every existing test has run
 [ -n "$quick" ] || for file in tests/test_*.c tests/cuda_host/test_*.cpp; do
     name=$(basename "${file%.c*}"); name=${name#test_}
     found=
@@ -82,7 +82,7 @@ done
     [ -n "$found" ] ||
         { echo "$file was not run: the Makefile does not know it"; failed=$((failed + 1)); }
 done
-# one limit for all: a test that has another one depends on how busy the machine is
+# one time limit for all: a test with another limit depends on the load of the machine
 [ -n "$quick" ] || for file in tests/*.sh tests/*.py; do
     own=$(grep -n -e 'timeout  *[0-9]' -e 'timeout -k [0-9]* [0-9]' -e 'timeout=[0-9]' "$file" |
         head -n 1)
@@ -110,7 +110,7 @@ for name in "$@"; do [ -f "$ran/$name.count" ] && echo "run:$name" \
           printf "  %-34s %6.1f", "all", all
           if (began) printf ", %d by the clock", now - began
           printf "\n\n" }'
-# what failed, as the last thing: a log that is cut shows it
+# failures come last, so that a truncated log shows them
 for name in $bad; do
     read -r p f code seconds < "$ran/$name.count"
     echo "$name, $f failed, exit code $code:"
