@@ -181,7 +181,10 @@ END {
     }
     half = int((functions + 1) / 2)
     ninth = int(functions * 0.9 + 0.5)
-    printf "%-34s %6d %5.1f%% %8d %7d %5d %5d %6d %7d %9d %6d %4d %4d\n", file, lines, 100 * blank / (lines ? lines : 1),
-        wide, wide_text, glued, multi, nested, forward, functions, length_of[half], length_of[ninth], length_of[functions]
+    printf "%-34s %6d %5.1f%% %8d %7d ", file, lines, 100 * blank / (lines ? lines : 1), wide,
+        wide_text
+    printf "%5d %5d %6d %7d ", glued, multi, nested, forward
+    printf "%9d %6d %4d %4d\n", functions, length_of[half], length_of[ninth],
+        length_of[functions]
     exit check && bad > 0
 }
