@@ -1,15 +1,14 @@
-/* bench.c - times seqtx, float and bfloat16: matrix products, the attention kernel,
-   training and generation, beside CBLAS and PyTorch.
+/* bench.c - times seqtx in float and bfloat16: matmuls, the attention kernel, training
+   and generation, compared with CBLAS and PyTorch.
 
        sh bench/run.sh            builds this file and runs it (bench/README.md)
 
-   Contenders take turns within one run, so that a busy machine is busy for all of
-   them; numbers are medians of rounds, with minimum and maximum beside them. Products
-   are compared in this process (gemm_peers.h). Training contenders are processes of
-   their own that answer a line on stdin with one round of steps (the protocol of
-   bench/peers): this program again, with --worker, and PyTorch. All read the same
-   data and start from the same parameter file, and a row whose losses are not the
-   peer's is void. */
+   Contenders alternate within one run, so that a busy machine affects all of them; values
+   are medians of rounds, with minimum and maximum. Matmuls are compared in this process
+   (gemm_peers.h). Training contenders are separate processes that reply to a line on
+   stdin with one round of steps (the protocol of bench/peers): this program with
+   --worker, and PyTorch. All read the same data and start from the same parameter file,
+   and a row whose losses differ from the peer's is void. */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
 #include <signal.h>
@@ -39,19 +38,25 @@ enum { SPANS_FULL, SPANS_LEARNED, SPANS_SHORT, SPANS_KINDS };
 static const char *const spans_name[SPANS_KINDS] = {"full", "learned", "short"};
 
 static struct {
-    int quick, threads, rounds, warmup, steps, batch, worker, spans, literal, precision;
-    const char *self, *data, *params, *python, *python_plain, *peer, *cblas, *mkl, *mkl_amd, *work,
-        *only;
-} opt = {0,          0,    0,    -1,   3,    8,    0,
-         SPANS_FULL, 1,    F32,  NULL, NULL, NULL, NULL,
-         NULL,       NULL, NULL, NULL, NULL, ".",  "gemm,attention,context,training,generation"};
+    int worker, spans, literal, precision, cblas_check, mkl_check, onednn_check;
+    const char *params, *cblas, *mkl, *mkl_amd;
+} own = {0, SPANS_FULL, 1, F32, 0, 0, 0, NULL, NULL, NULL, NULL};
 
-static int rounds(int usual) {
-    return opt.rounds ? opt.rounds : opt.quick ? 3 : usual;
-}
+static const option own_options[] = {OPTION_FLAG("--worker", &own.worker),
+                                     OPTION_CHOICE("--spans", &own.spans, "full,learned,short"),
+                                     OPTION_WHOLE("--literal", &own.literal, 0),
+                                     OPTION_CHOICE("--precision", &own.precision, "f32,bf16"),
+                                     OPTION_TEXT("--params", &own.params),
+                                     OPTION_TEXT("--cblas", &own.cblas),
+                                     OPTION_TEXT("--mkl", &own.mkl),
+                                     OPTION_TEXT("--mkl-amd", &own.mkl_amd),
+                                     OPTION_FLAG("--cblas-check", &own.cblas_check),
+                                     OPTION_FLAG("--mkl-check", &own.mkl_check),
+                                     OPTION_FLAG("--onednn-check", &own.onednn_check),
+                                     OPTION_END};
 
 
-// >>found: what the summary at the end needs; NaN where nothing was measured
+// >>found: input of the summary at the end; NaN: not measured
 
 enum {
     OWN,
@@ -68,21 +73,13 @@ enum {
 };
 
 static struct {
-    /* products: the least ratio to the fastest peer, and to oneDNN's bf16 */
+    /* matmuls: the lowest ratio to the fastest peer, and to oneDNN's bf16 */
     double f32_least, bf16_least;
-    /* cost of one long head among short ones, to all long */
-    double one_long[PRECISIONS];
-    /* step at the largest maximum span, to that at 1024 */
-    double context[PRECISIONS];
+    double one_long[PRECISIONS]; /* cost of one long head among short ones / all long */
+    double context[PRECISIONS];  /* step with the largest maximum span / with 1024 */
     double rate[SPANS_KINDS][CONTENDERS], memory[SPANS_KINDS][CONTENDERS];
     double generation[SPANS_KINDS][PRECISIONS];
 } found;
-
-static void found_nothing(void) {
-    double *v = (double *)(void *)&found;
-    size_t i;
-    for (i = 0; i < sizeof found / sizeof *v; i++) v[i] = NAN;
-}
 
 static void least(double *at, double v) {
     if (!(*at <= v)) *at = v;
@@ -95,8 +92,8 @@ static void most(double *at, double v) {
 
 // >>gemm
 
-/* The linear layers of the trainers' presets: rows of x, and W (out,in). Each is three
-   products: x W^T, dy W, dy^T x. */
+/* The linear layers of the trainers' presets: rows of x, and W (out,in). Each has three
+   matmuls: x W^T, dy W, dy^T x. */
 typedef struct {
     const char *of;
     size_t rows, in, out;
@@ -134,19 +131,19 @@ static const linear linears[] = {
     {"PAR 128", 1536, 128, 256},
     {"PAR 128", 1024, 128, 512},
     {"PAR 128", 1024, 512, 128},
-    /* the adaptive softmax: 250 words and two clusters, of 2,250 in 32 channels and
-       9,500 in 8, for the tokens that are in them */
+    /* the adaptive softmax: 250 words and two clusters, 2,250 words in 32 channels and
+       9,500 in 8, for the tokens in them */
     {"PAR 128, words", 1024, 128, 252},
     {"PAR 128, words", 512, 32, 2250},
     {"PAR 128, words", 256, 8, 9500}};
 
-enum { PRODUCTS = 3 * sizeof linears / sizeof *linears + 7 + 8 + 6, GEMM_ROOM = 9216 * 1024 };
+enum { MATMULS = 3 * sizeof linears / sizeof *linears + 7 + 8 + 6, GEMM_MAX = 9216 * 1024 };
 
-static product products[PRODUCTS];
+static matmul matmuls[MATMULS];
 
-static product *product_add(int *n, const char *of, const char *what, int ta, int tb, size_t M,
+static matmul *matmul_add(int *n, const char *of, const char *what, int ta, int tb, size_t M,
                             size_t N, size_t K) {
-    product *p = &products[(*n)++];
+    matmul *p = &matmuls[(*n)++];
     snprintf(p->name, sizeof p->name, "%s %zux%zux%zu", what, M, N, K);
     p->of = of;
     p->ta = ta;
@@ -154,38 +151,39 @@ static product *product_add(int *n, const char *of, const char *what, int ta, in
     p->M = M;
     p->N = N;
     p->K = K;
-    p->asked = 1;
+    p->counted = 1;
     return p;
 }
 
-/* Fills the list; how many. --quick: squares, the first model, the fewest rows, tiles. */
-static int product_list(void) {
+/* Fills the list; returns how many. --quick: squares, the first model, the fewest rows,
+   tiles. */
+static int matmul_list(void) {
     static const size_t few[2] = {1024, 4096};
     size_t i, s;
     int n = 0;
     for (s = 64; s <= (opt.quick ? 1024 : 2048); s *= 2)
-        product_add(&n, "square", "A B", 0, 0, s, s, s)->asked = s >= 128;
+        matmul_add(&n, "square", "A B", 0, 0, s, s, s)->counted = s >= 128;
     for (i = 0; i < (opt.quick ? 3 : sizeof linears / sizeof *linears); i++) {
         const linear *l = &linears[i];
-        product_add(&n, l->of, "x W^T", 0, 1, l->rows, l->out, l->in);
-        product_add(&n, l->of, "dy W", 0, 0, l->rows, l->in, l->out);
-        product_add(&n, l->of, "dy^T x", 1, 0, l->out, l->in, l->rows);
+        matmul_add(&n, l->of, "x W^T", 0, 1, l->rows, l->out, l->in);
+        matmul_add(&n, l->of, "dy W", 0, 0, l->rows, l->in, l->out);
+        matmul_add(&n, l->of, "dy^T x", 1, 0, l->out, l->in, l->rows);
     }
     for (i = 0; i < 2; i++)
         for (s = 4; s <= (opt.quick ? 4 : 32); s *= 2)
-            product_add(&n, "few rows", "x W^T", 0, 1, s, few[i], 1024);
-    for (s = 256; s <= 1024; s *= 4) { /* the attention's, of 64 queries and s keys */
-        product_add(&n, "tile", "q k^T", 0, 1, 64, s, 64)->one_thread = 1;
-        product_add(&n, "tile", "p v", 0, 0, 64, 64, s)->one_thread = 1;
-        product_add(&n, "tile", "ds^T q", 1, 0, s, 64, 64)->one_thread = 1;
+            matmul_add(&n, "few rows", "x W^T", 0, 1, s, few[i], 1024);
+    for (s = 256; s <= 1024; s *= 4) { /* attention: 64 queries and s keys */
+        matmul_add(&n, "tile", "q k^T", 0, 1, 64, s, 64)->one_thread = 1;
+        matmul_add(&n, "tile", "p v", 0, 0, 64, 64, s)->one_thread = 1;
+        matmul_add(&n, "tile", "ds^T q", 1, 0, s, 64, 64)->one_thread = 1;
     }
     return n;
 }
 
-/* BY_DNNL_BARE: oneDNN's bf16 product of factors that were rounded before */
+/* BY_DNNL_BARE: oneDNN's bf16 matmul of factors that were rounded before */
 enum { BY_F32, BY_BF16, BY_CBLAS, BY_MKL, BY_DNNL, BY_DNNL_BF16, BY_DNNL_BARE, BYS };
 
-static void own_product(stx_ctx *x, const product *p, const stx_real *A, const stx_real *B,
+static void own_matmul(stx_ctx *x, const matmul *p, const stx_real *A, const stx_real *B,
                         stx_real *C) {
     stx_gemm_args g = stx_gemm_init(p->ta, p->tb, p->M, p->N, p->K, A, B, C);
     stx_gemm(x, &g);
@@ -193,18 +191,24 @@ static void own_product(stx_ctx *x, const product *p, const stx_real *A, const s
 
 typedef struct {
     stx_ctx *x[PRECISIONS][2];
-    /* C[0]: of our float product, with which all others' is compared */
-    stx_real *A, *B, *C[2];
+    stx_real *A, *B, *C[2]; /* C[0]: of our float matmul, with which all others are compared */
 #ifdef BENCH_DNNL
-    dnnl_pair dnnl[PRODUCTS][2][PRECISIONS];
+    dnnl_pair dnnl[MATMULS][2][PRECISIONS];
 #endif
-    samples rate[PRODUCTS][2][BYS];
-    double calls[PRODUCTS][2][BYS], off[PRODUCTS][BYS];
+    samples rate[MATMULS][2][BYS];
+    double calls[MATMULS][2][BYS], off[MATMULS][BYS];
+    int on[BYS];
+    const char *name[BYS];
+    char peers[600]; /* names and versions */
 } gemm_bench;
 
-/* GFLOP/s of so many calls, by one thread (t 0) or all */
+static double gemm_flop(const matmul *p) {
+    return 2.0 * (double)p->M * (double)p->N * (double)p->K;
+}
+
+/* GFLOP/s of a number of calls, by one thread (t 0) or all */
 static double gemm_rate(gemm_bench *b, int by, int i, int t, size_t calls) {
-    const product *p = &products[i];
+    const matmul *p = &matmuls[i];
     double start;
     size_t n;
 #ifdef BENCH_DNNL
@@ -214,29 +218,28 @@ static double gemm_rate(gemm_bench *b, int by, int i, int t, size_t calls) {
     start = seconds();
     for (n = 0; n < calls; n++) {
         switch (by) {
-        case BY_F32: own_product(b->x[F32][t], p, b->A, b->B, b->C[0]); break;
-        case BY_BF16: own_product(b->x[BF16][t], p, b->A, b->B, b->C[1]); break;
+        case BY_F32: own_matmul(b->x[F32][t], p, b->A, b->B, b->C[0]); break;
+        case BY_BF16: own_matmul(b->x[BF16][t], p, b->A, b->B, b->C[1]); break;
 #ifdef BENCH_CBLAS
-        case BY_CBLAS: cblas_product(p, b->A, b->B, b->C[1]); break;
+        case BY_CBLAS: cblas_matmul(p, b->A, b->B, b->C[1]); break;
 #endif
-        case BY_MKL: mkl_product(p, b->A, b->B, b->C[1]); break;
+        case BY_MKL: mkl_matmul(p, b->A, b->B, b->C[1]); break;
 #ifdef BENCH_DNNL
         case BY_DNNL:
         case BY_DNNL_BF16:
             dnnl_pack(&d->of[d->best]);
-            dnnl_product(&d->of[d->best]);
+            dnnl_matmul_run(&d->of[d->best]);
             break;
-        case BY_DNNL_BARE: dnnl_product(&d->of[0]); break;
+        case BY_DNNL_BARE: dnnl_matmul_run(&d->of[0]); break;
 #endif
         default: break;
         }
     }
-    return 2.0 * (double)p->M * (double)p->N * (double)p->K * (double)calls / (seconds() - start)
-           * 1e-9;
+    return gemm_flop(p) * (double)calls / (seconds() - start) * 1e-9;
 }
 
-/* The same, taken again up to three times while others got the processor in between;
-   the fastest of them */
+/* The same, repeated up to three times if other processes used the processor meanwhile;
+   the fastest */
 static double gemm_sample(gemm_bench *b, int by, int i, int t, size_t calls) {
     struct rusage was, now;
     double best = 0;
@@ -251,8 +254,7 @@ static double gemm_sample(gemm_bench *b, int by, int i, int t, size_t calls) {
     return best;
 }
 
-/* Whether it takes part in product i; in the first round this makes what it needs. on:
-   it is there at all. */
+/* Does a contender take part in matmul i? The first round creates what it needs. */
 static int gemm_takes_part(gemm_bench *b, int by, int i, int t, int first) {
     const int threads = t ? opt.threads : 1;
     (void)b;
@@ -273,40 +275,40 @@ static int gemm_takes_part(gemm_bench *b, int by, int i, int t, int first) {
         else if (threads < opt.threads)
             return 0;
         if (first && by != BY_DNNL_BARE)
-            dnnl_pair_make(d, &products[i], b->A, b->B, b->C[1], by == BY_DNNL_BF16);
+            dnnl_pair_make(d, &matmuls[i], b->A, b->B, b->C[1], by == BY_DNNL_BF16);
         return d->of[by == BY_DNNL_BARE ? 0 : d->best].run != NULL;
     }
 #endif
     return 1;
 }
 
-/* Threads wait actively for the next call, OpenBLAS's for 2^26 cycles: not in the way
-   of who is next */
+/* Threads spin for the next call, those of OpenBLAS for 2^26 cycles: waits until they do
+   not disturb the next contender. */
 static void gemm_calm(int by, int t) {
     struct timespec wait = {0, 0};
     wait.tv_nsec = by == BY_CBLAS ? 40000000 : 2000000;
     if (t) nanosleep(&wait, NULL);
 }
 
-/* How many of the ratios are at least `wanted`, and the worst five that are not */
+/* Ratios of all rows, sorted */
 typedef struct {
-    const char *of, *product;
+    const char *of, *matmul;
     int threads;
     double ratio;
 } gemm_ratio;
 
 typedef struct {
-    gemm_ratio v[2 * PRODUCTS];
+    gemm_ratio v[2 * MATMULS];
     int n;
 } gemm_ratios;
 
-static void ratio_add(gemm_ratios *r, const product *p, int threads, double ratio) {
+static void ratio_add(gemm_ratios *r, const matmul *p, int threads, double ratio) {
     gemm_ratio *g = &r->v[r->n++];
     int k;
     g->of = p->of;
-    g->product = p->name;
+    g->matmul = p->name;
     g->threads = threads;
-    g->ratio = ratio == ratio ? ratio : 0; /* void: it does not count as met */
+    g->ratio = measured(ratio) ? ratio : 0; /* a void row does not meet the target */
     for (k = r->n - 1; k > 0 && r->v[k].ratio < r->v[k - 1].ratio; k--) {
         gemm_ratio was = r->v[k];
         r->v[k] = r->v[k - 1];
@@ -314,327 +316,387 @@ static void ratio_add(gemm_ratios *r, const product *p, int threads, double rati
     }
 }
 
+/* How many of the ratios reach the target, and the worst five that do not */
 static void ratios_say(const gemm_ratios *r, const char *what, double wanted) {
     int k, met = 0;
     if (!r->n) return;
     for (k = 0; k < r->n; k++) met += r->v[k].ratio >= wanted;
     say("%s: at least %.2f in %d of %d rows.", what, wanted, met, r->n);
     for (k = 0; k < 5 && k < r->n && r->v[k].ratio < wanted; k++)
-        say("%s %.3f %s %s (%s)", k ? ";" : " Worst:", r->v[k].ratio, r->v[k].of, r->v[k].product,
+        say("%s %.3f %s %s (%s)", k ? ";" : " Worst:", r->v[k].ratio, r->v[k].of, r->v[k].matmul,
             r->v[k].threads > 1 ? "all" : "one");
     say("\n\n");
 }
 
-static void bench_gemm(void) {
-    static const char *by_name[BYS] = {
+static void gemm_peer_name(gemm_bench *b, const char *prefix, const char *name) {
+    size_t n = strlen(b->peers);
+    snprintf(b->peers + n, sizeof b->peers - n, "%s%s%.200s", n ? "; " : "", prefix, name);
+}
+
+/* Contexts, inputs and the peers that were found */
+static void gemm_begin(gemm_bench *b) {
+    static const char *const name[BYS] = {
         "f32", "bf16", "CBLAS", "MKL", "oneDNN", "oneDNN bf16", "oneDNN bf16, rounded before"};
-    static gemm_bench bench;
-    static gemm_ratios to_fastest, to_onednn;
-    gemm_bench *b = &bench;
-    int N = product_list(), best_of[BYS] = {0}, on[BYS] = {1, 0, 0, 0, 0, 0, 0};
-    size_t room = GEMM_ROOM, k;
-    char names[600];
-    int i, r, t, w, R = rounds(7), last = opt.threads > 1, peers;
+    int w, t;
+    memcpy(b->name, name, sizeof name);
     for (w = 0; w < PRECISIONS; w++)
-        for (t = 0; t <= last; t++) b->x[w][t] = context(w, t ? opt.threads : 1);
-    b->A = (stx_real *)stx_persist(b->x[F32][0], room * sizeof *b->A);
-    b->B = (stx_real *)stx_persist(b->x[F32][0], room * sizeof *b->A);
-    for (w = 0; w < 2; w++) b->C[w] = (stx_real *)stx_persist(b->x[F32][0], room * sizeof *b->A);
-    check(b->x[F32][0]);
-    fill_random(b->A, room, 2);
-    fill_random(b->B, room, 3);
-    on[BY_BF16] = b->x[BF16][0] != NULL;
-    snprintf(names, sizeof names, "no CBLAS");
+        for (t = 0; t <= (opt.threads > 1); t++) b->x[w][t] = context(w, t ? opt.threads : 1);
+    b->A = persist(b->x[F32][0], GEMM_MAX);
+    b->B = persist(b->x[F32][0], GEMM_MAX);
+    for (w = 0; w < 2; w++) b->C[w] = persist(b->x[F32][0], GEMM_MAX);
+    fill_random(b->A, GEMM_MAX, 2);
+    fill_random(b->B, GEMM_MAX, 3);
+    b->on[BY_F32] = 1;
+    b->on[BY_BF16] = b->x[BF16][0] != NULL;
 #ifdef BENCH_CBLAS
-    on[BY_CBLAS] = cblas_rate() >= 12;
-    if (openblas_get_config) by_name[BY_CBLAS] = "OpenBLAS";
-    if (on[BY_CBLAS])
-        snprintf(names, sizeof names, "%.200s",
-                 openblas_get_config ? openblas_get_config() : "a CBLAS that is not OpenBLAS");
+    b->on[BY_CBLAS] = cblas_rate() >= CBLAS_LEAST;
+    if (openblas_get_config) b->name[BY_CBLAS] = "OpenBLAS";
+    if (b->on[BY_CBLAS])
+        gemm_peer_name(b, "", openblas_get_config ? openblas_get_config()
+                                                  : "a CBLAS that is not OpenBLAS");
 #endif
-    on[BY_MKL] = opt.mkl && mkl_open(opt.mkl, opt.mkl_amd);
-    if (opt.mkl)
-        snprintf(names + strlen(names), sizeof names - strlen(names), "; %s%s",
-                 on[BY_MKL] ? "" : "not MKL: ", mkl.name);
+    if (!b->on[BY_CBLAS]) gemm_peer_name(b, "", "no CBLAS");
+    b->on[BY_MKL] = own.mkl && mkl_open(own.mkl, own.mkl_amd);
+    if (own.mkl) gemm_peer_name(b, b->on[BY_MKL] ? "" : "not MKL: ", mkl.name);
 #ifdef BENCH_DNNL
-    on[BY_DNNL] = onednn_open(room * sizeof *b->A);
-    if (on[BY_DNNL])
-        snprintf(names + strlen(names), sizeof names - strlen(names), "; %s", onednn.name);
-    on[BY_DNNL_BF16] = on[BY_DNNL_BARE] = on[BY_DNNL] && on[BY_BF16];
+    b->on[BY_DNNL] = onednn_open(GEMM_MAX * sizeof *b->A);
+    if (b->on[BY_DNNL]) gemm_peer_name(b, "", onednn.name);
+    b->on[BY_DNNL_BF16] = b->on[BY_DNNL_BARE] = b->on[BY_DNNL] && b->on[BY_BF16];
 #endif
-    peers = on[BY_CBLAS] || on[BY_MKL] || on[BY_DNNL];
-    probe_begin(opt.threads);
-    /* round -1 warms up, finds the number of calls, and compares the results */
-    for (r = -1; r < R; r++) {
-        for (i = 0; i < N; i++) {
-            const product *p = &products[i];
-            char now[100];
-            snprintf(now, sizeof now, "matrix products: round %d of %d, %.39s ..", r + 1, R,
-                     p->name);
-            progress(now);
-            for (t = 0; t <= last; t++) {
-                int turn;
-                if (t && p->one_thread) continue;
-                for (turn = 0; turn < BYS; turn++) {
-                    double v = 0;
-                    w = (turn + r + 1) % BYS;
-                    if (!on[w] || (r >= 0 && !b->calls[i][t][w])
-                        || !gemm_takes_part(b, w, i, t, r < 0))
-                        continue;
-                    if (r >= 0) {
-                        sample(&b->rate[i][t][w],
-                               gemm_sample(b, w, i, t, (size_t)b->calls[i][t][w]));
-                        gemm_calm(w, t);
-                        continue;
-                    }
-                    if (w) memset(b->C[1], 0, p->M * p->N * sizeof *b->C[1]);
-                    for (k = 0; k < 2; k++) v = gemm_rate(b, w, i, t, 1);
-                    gemm_calm(w, t);
-                    /* as many calls as take about 8 ms */
-                    b->calls[i][t][w] = 1
-                                        + floor(
-                                            0.008 * v * 1e9
-                                            / (2.0 * (double)p->M * (double)p->N * (double)p->K));
-                    /* inputs are in [-1,1): the scale of a sum is sqrt(K) / 3 */
-                    for (k = 0; w && k < p->M * p->N; k++)
-                        most(&b->off[i][w], fabs((double)b->C[0][k] - (double)b->C[1][k]) * 3
-                                                / sqrt((double)p->K));
-                }
-            }
-        }
-        if (r >= 0) probe_now();
-    }
-    say("## Matrix products, GFLOP/s\n\n"
-        "Median of %d rounds (least - most), contenders interleaved in one process. op(A) op(B) "
-        "as M x N x K.\n"
-        "Beside: %s.\nRatios of the medians: f32 to the fastest peer of the row, bf16 to oneDNN's "
-        "bf16. Factors of bf16 are floats "
-        "that are rounded\nwithin the time, here as there: oneDNN gets two reorders before its "
-        "product, to the caller's layout or to "
-        "its own, whichever made it\n"
-        "faster; the last column leaves them out. Its float product may choose so, too.%s\n\n",
-        R, names, on[BY_BF16] ? "" : " bf16: not in this build of the library.");
-    {
-        char head[300] = "of|product|threads|f32|range";
-        size_t n;
-        for (w = BY_CBLAS; w <= BY_DNNL; w++)
-            if (on[w]) {
-                n = strlen(head);
-                snprintf(head + n, sizeof head - n, "|%s", by_name[w]);
-            }
-        n = strlen(head);
-        snprintf(head + n, sizeof head - n, "%s%s%s", peers ? "|f32 / fastest|fastest" : "",
-                 on[BY_BF16] ? "|bf16|range" : "",
-                 on[BY_DNNL_BF16] ? "|oneDNN bf16|bf16 / oneDNN|rounded before" : "");
-        header(head);
-    }
-    for (i = 0; i < N; i++)
-        for (t = 0; t <= last; t++) {
-            const product *p = &products[i];
-            const samples *s = b->rate[i][t];
-            int c = 0, best = 0, differ = 0;
-            double v;
-            if (!s[BY_F32].n) continue;
-            row_begin();
-            cell(c++, "%s", p->of);
-            cell(c++, "%s", p->name);
-            cell(c++, "%d", t ? opt.threads : 1);
-            cell(c++, "%.1f", median(&s[BY_F32]));
-            cell(c++, "%.0f - %.0f", quantile(&s[BY_F32], 0), quantile(&s[BY_F32], 1));
-            for (w = BY_CBLAS; w <= BY_DNNL; w++) {
-                if (!on[w]) continue;
-                if (s[w].n && b->off[i][w] < 1e-4) {
-                    cell(c, "%.1f", median(&s[w]));
-                    if (!best || median(&s[w]) > median(&s[best])) best = w;
-                } else if (s[w].n) {
-                    cell(c, "void: differs by %.0e", b->off[i][w]);
-                    differ = 1;
-                }
-                c++;
-            }
-            v = best ? median(&s[BY_F32]) / median(&s[best]) : NAN;
-            if (best) {
-                cell(c, "%.3f", v);
-                cell(c + 1, "%s", by_name[best]);
-                best_of[best]++;
-            }
-            if (peers) c += 2;
-            if (p->asked && (best || differ)) {
-                ratio_add(&to_fastest, p, t ? opt.threads : 1, v);
-                least(&found.f32_least, best ? v : 0);
-            }
-            if (!on[BY_BF16]) continue;
-            /* rounding both factors to 8 bits moves a sum by a few 2^-9 of its scale,
-               the largest of 10^6 sums by 1e-2 */
-            cell(c++, "%.1f", median(&s[BY_BF16]));
-            cell(c++, "%.0f - %.0f", quantile(&s[BY_BF16], 0), quantile(&s[BY_BF16], 1));
-            if (!s[BY_DNNL_BF16].n) continue;
-            v = median(&s[BY_BF16]) / median(&s[BY_DNNL_BF16]);
-            cell(c++, "%.1f", median(&s[BY_DNNL_BF16]));
-            for (w = 0, differ = 0; w < BYS; w++)
-                if ((w == BY_BF16 || w >= BY_DNNL_BF16) && !(b->off[i][w] < 2e-2) && s[w].n)
-                    differ = w;
-            if (differ) {
-                v = 0;
-                cell(c++, "void: %s differs by %.0e", by_name[differ], b->off[i][differ]);
-            } else
-                cell(c++, "%.3f", v);
-            if (s[BY_DNNL_BARE].n) cell(c, "%.1f", median(&s[BY_DNNL_BARE]));
-            if (p->asked) {
-                ratio_add(&to_onednn, p, t ? opt.threads : 1, v);
-                least(&found.bf16_least, v);
-            }
-        }
-    print_table();
-    probe_say();
-    if (peers) {
-        say("The fastest peer in f32:");
-        for (w = BY_CBLAS, k = 0; w <= BY_DNNL; w++)
-            if (on[w]) say("%s %s in %d", k++ ? "," : "", by_name[w], best_of[w]);
-        say(" rows. Not counted below: squares under 128.\n\n");
-    }
-    ratios_say(&to_fastest, "f32 / the fastest peer", 1.0);
-    ratios_say(&to_onednn, "bf16 / oneDNN's bf16, both rounding", 0.95);
+}
+
+static void gemm_end(gemm_bench *b) {
+    int w, t;
 #ifdef BENCH_DNNL
-    for (i = 0; i < N; i++)
+    int i;
+    for (i = 0; i < MATMULS; i++)
         for (t = 0; t < 2; t++)
             for (w = 0; w < 4; w++) dnnl_drop(&b->dnnl[i][t][w / 2].of[w % 2]);
     onednn_close();
 #endif
     for (w = 0; w < PRECISIONS; w++)
-        for (t = 0; t <= last; t++) stx_destroy(b->x[w][t]);
+        for (t = 0; t < 2; t++) stx_destroy(b->x[w][t]);
+}
+
+/* Warms up, finds the number of calls that take about 8 ms, and compares the result. */
+static void gemm_first(gemm_bench *b, int by, int i, int t) {
+    const matmul *p = &matmuls[i];
+    double rate = 0;
+    size_t k, n = p->M * p->N;
+    if (by != BY_F32) memset(b->C[1], 0, n * sizeof *b->C[1]);
+    for (k = 0; k < 2; k++) rate = gemm_rate(b, by, i, t, 1);
+    gemm_calm(by, t);
+    b->calls[i][t][by] = 1 + floor(0.008 * rate * 1e9 / gemm_flop(p));
+    /* inputs are in [-1,1): the scale of a sum is sqrt(K) / 3 */
+    for (k = 0; by != BY_F32 && k < n; k++)
+        most(&b->off[i][by],
+             fabs((double)b->C[0][k] - (double)b->C[1][k]) * 3 / sqrt((double)p->K));
+}
+
+/* One matmul by all contenders, each round in another order. Round -1 prepares. */
+static void gemm_round(gemm_bench *b, int i, int t, int r) {
+    int turn;
+    for (turn = 0; turn < BYS; turn++) {
+        int by = (turn + r + 1) % BYS;
+        if (!b->on[by] || (r >= 0 && !b->calls[i][t][by])
+            || !gemm_takes_part(b, by, i, t, r < 0))
+            continue;
+        if (r < 0) {
+            gemm_first(b, by, i, t);
+            continue;
+        }
+        sample(&b->rate[i][t][by], gemm_sample(b, by, i, t, (size_t)b->calls[i][t][by]));
+        gemm_calm(by, t);
+    }
+}
+
+static int gemm_has_peers(const gemm_bench *b) {
+    return b->on[BY_CBLAS] || b->on[BY_MKL] || b->on[BY_DNNL];
+}
+
+static void gemm_header(const gemm_bench *b) {
+    char head[300] = "of|matmul|threads|f32|range";
+    size_t n;
+    int by;
+    for (by = BY_CBLAS; by <= BY_DNNL; by++)
+        if (b->on[by]) {
+            n = strlen(head);
+            snprintf(head + n, sizeof head - n, "|%s", b->name[by]);
+        }
+    n = strlen(head);
+    snprintf(head + n, sizeof head - n, "%s%s%s",
+             gemm_has_peers(b) ? "|f32 / fastest|fastest" : "",
+             b->on[BY_BF16] ? "|bf16|range" : "",
+             b->on[BY_DNNL_BF16] ? "|oneDNN bf16|bf16 / oneDNN|rounded before" : "");
+    header(head);
+}
+
+/* Over all rows */
+static struct {
+    gemm_ratios to_fastest, to_onednn;
+    int fastest[BYS]; /* rows in which it was the fastest */
+} gemm_found;
+
+/* The columns of f32; returns the next column */
+static int gemm_row_f32(const gemm_bench *b, int i, int t) {
+    const samples *s = b->rate[i][t];
+    int by, c, best = 0, differ = 0;
+    double ratio = NAN;
+    c = 3;
+    cell_median(c++, &s[BY_F32], 1, 1);
+    cell_range(c++, &s[BY_F32], 0, 1);
+    for (by = BY_CBLAS; by <= BY_DNNL; by++) {
+        if (!b->on[by]) continue;
+        if (s[by].n && b->off[i][by] < 1e-4) {
+            cell_median(c, &s[by], 1, 1);
+            if (!best || median(&s[by]) > median(&s[best])) best = by;
+        } else if (s[by].n) {
+            cell(c, "void: differs by %.0e", b->off[i][by]);
+            differ = 1;
+        }
+        c++;
+    }
+    if (best) {
+        ratio = median(&s[BY_F32]) / median(&s[best]);
+        cell(c, "%.3f", ratio);
+        cell(c + 1, "%s", b->name[best]);
+        gemm_found.fastest[best]++;
+    }
+    if (matmuls[i].counted && (best || differ)) {
+        ratio_add(&gemm_found.to_fastest, &matmuls[i], t ? opt.threads : 1, ratio);
+        least(&found.f32_least, best ? ratio : 0);
+    }
+    return gemm_has_peers(b) ? c + 2 : c;
+}
+
+/* Rounding both factors to 8 bits moves a sum by a few 2^-9 of its scale, the largest of
+   10^6 sums by 1e-2. Returns a contender whose bf16 result differs by more, or 0. */
+static int gemm_differs_bf16(const gemm_bench *b, int i, int t) {
+    int by, differs = 0;
+    for (by = 0; by < BYS; by++)
+        if ((by == BY_BF16 || by >= BY_DNNL_BF16) && !(b->off[i][by] < 2e-2)
+            && b->rate[i][t][by].n)
+            differs = by;
+    return differs;
+}
+
+static void gemm_row_bf16(const gemm_bench *b, int i, int t, int c) {
+    const samples *s = b->rate[i][t];
+    int differs = gemm_differs_bf16(b, i, t);
+    double ratio;
+    cell_median(c++, &s[BY_BF16], 1, 1);
+    cell_range(c++, &s[BY_BF16], 0, 1);
+    if (!s[BY_DNNL_BF16].n) return;
+    ratio = differs ? 0 : median(&s[BY_BF16]) / median(&s[BY_DNNL_BF16]);
+    cell_median(c++, &s[BY_DNNL_BF16], 1, 1);
+    if (differs)
+        cell(c++, "void: %s differs by %.0e", b->name[differs], b->off[i][differs]);
+    else
+        cell(c++, "%.3f", ratio);
+    if (s[BY_DNNL_BARE].n) cell_median(c, &s[BY_DNNL_BARE], 1, 1);
+    if (matmuls[i].counted) {
+        ratio_add(&gemm_found.to_onednn, &matmuls[i], t ? opt.threads : 1, ratio);
+        least(&found.bf16_least, ratio);
+    }
+}
+
+static void gemm_table(const gemm_bench *b, int n) {
+    int i, t, by, any = 0;
+    gemm_header(b);
+    for (i = 0; i < n; i++)
+        for (t = 0; t < 2; t++) {
+            int c;
+            if (!b->rate[i][t][BY_F32].n) continue;
+            row_begin();
+            cell(0, "%s", matmuls[i].of);
+            cell(1, "%s", matmuls[i].name);
+            cell(2, "%d", t ? opt.threads : 1);
+            c = gemm_row_f32(b, i, t);
+            if (b->on[BY_BF16]) gemm_row_bf16(b, i, t, c);
+        }
+    print_table();
+    probe_say();
+    if (gemm_has_peers(b)) {
+        say("The fastest peer in f32:");
+        for (by = BY_CBLAS; by <= BY_DNNL; by++)
+            if (b->on[by])
+                say("%s %s in %d", any++ ? "," : "", b->name[by], gemm_found.fastest[by]);
+        say(" rows. Not counted below: squares under 128.\n\n");
+    }
+    ratios_say(&gemm_found.to_fastest, "f32 / the fastest peer", 1.0);
+    ratios_say(&gemm_found.to_onednn, "bf16 / oneDNN's bf16, both rounding", 0.95);
+}
+
+static void bench_gemm(void) {
+    static gemm_bench bench;
+    int i, r, t, n = matmul_list(), R = rounds(7), last = opt.threads > 1;
+    gemm_begin(&bench);
+    probe_begin();
+    for (r = -1; r < R; r++) {
+        for (i = 0; i < n; i++) {
+            char now[100];
+            snprintf(now, sizeof now, "matmuls: round %d of %d, %.39s ..", r + 1, R,
+                     matmuls[i].name);
+            progress(now);
+            for (t = 0; t <= (matmuls[i].one_thread ? 0 : last); t++) gemm_round(&bench, i, t, r);
+        }
+        if (r >= 0) probe_now();
+    }
+    say("## Matmuls, GFLOP/s\n\n"
+        "Median of %d rounds (minimum - maximum), contenders interleaved in one process. op(A) "
+        "op(B) as M x N x K.\nPeers: %s.\nRatios of the medians: f32 to the fastest peer of the "
+        "row, bf16 to oneDNN's bf16. The factors of bf16 are floats\nthat all contenders round "
+        "within the time: oneDNN gets two reorders before its matmul, to the caller's layout\n"
+        "or to its preferred one, whichever is faster (so may its float matmul); the last column "
+        "omits them.%s\n\n",
+        R, bench.peers, bench.on[BY_BF16] ? "" : no_bf16);
+    gemm_table(&bench, n);
+    gemm_end(&bench);
 }
 
 
 // >>attention
 
+/* cost: the case whose cost is 1. Spans are set by the window, or by the learned ramp
+   (z). */
 typedef struct {
-    char name[CELL];
-    size_t heads, span[8], longest;
-    int ramp;     /* spans by the learned ramp (z), else by the window */
+    const char *name;
+    size_t heads, longest, shortest, B;
+    int long_heads, ramp, cost;
+} attention_shape;
+
+enum { SPAN_32, ALL_LONG = 7, ONE_LONG = 6, ATTENTION_CASES = 8 };
+
+static const attention_shape attention_shapes[ATTENTION_CASES] = {
+    {"span 32, 4 heads", 4, 32, 32, 4, 4, 0, SPAN_32},
+    {"span 128, 4 heads", 4, 128, 128, 4, 4, 0, SPAN_32},
+    {"span 512, 4 heads", 4, 512, 512, 4, 4, 0, SPAN_32},
+    {"span 2048, 4 heads", 4, 2048, 2048, 4, 4, 0, SPAN_32},
+    {"span 8192, 4 heads", 4, 8192, 8192, 4, 4, 0, SPAN_32},
+    {"8 heads of 64", 8, 8192, 64, 1, 0, 1, ALL_LONG},
+    {"one head of 8192, seven of 64", 8, 8192, 64, 1, 1, 1, ALL_LONG},
+    {"8 heads of 8192", 8, 8192, 8192, 1, 8, 1, ALL_LONG}};
+
+enum { ATTENTION_T = 256, ATTENTION_D = 64, ATTENTION_RAMP = 32 };
+
+typedef struct {
+    const attention_shape *s;
     double pairs; /* keys with weight, over all queries */
     stx_real *q, *k, *v, *pe, *dy, z[8];
     samples fwd[PRECISIONS], both[PRECISIONS];
 } attention_case;
 
-static double attention_once(stx_ctx *x, attention_case *c, size_t B, size_t T, size_t D,
-                             int backward) {
+static stx_real *attention_input(stx_ctx *x, size_t n, uint64_t stream) {
+    stx_real *p = persist(x, n);
+    fill_random(p, n, stream);
+    return p;
+}
+
+static void attention_create(attention_case *c, const attention_shape *s, stx_ctx *x) {
+    const size_t C = s->heads * ATTENTION_D, queries = s->B * ATTENTION_T;
+    size_t h, keys = s->B * (s->longest + ATTENTION_T);
+    c->s = s;
+    for (h = 0; h < s->heads; h++) {
+        /* the long head is the third */
+        int is_long = s->long_heads == (int)s->heads || (s->long_heads == 1 && h == 2);
+        size_t span = is_long ? s->longest : s->shortest, reach = span;
+        if (s->ramp && span + ATTENTION_RAMP < s->longest) reach += ATTENTION_RAMP;
+        c->z[h] = (stx_real)((double)span / (double)s->longest);
+        c->pairs += (double)(reach * queries);
+    }
+    c->q = attention_input(x, queries * C, 10);
+    c->dy = attention_input(x, queries * C, 11);
+    c->k = attention_input(x, keys * C, 12);
+    c->v = attention_input(x, keys * C, 13);
+    c->pe = attention_input(x, s->longest * ATTENTION_D, 14);
+}
+
+/* Seconds of one forward pass, with backward or without */
+static double attention_once(stx_ctx *x, const attention_case *c, int backward) {
     stx_attention_in in;
     stx_attention_desc d;
     stx_tensor *y;
     double t;
-    size_t H = c->heads, S = c->longest + T, C = H * D;
+    size_t H = c->s->heads, B = c->s->B, S = c->s->longest + ATTENTION_T, C = H * ATTENTION_D;
     memset(&in, 0, sizeof in);
     memset(&d, 0, sizeof d);
     stx_begin(x, backward ? STX_TRAIN : STX_EVAL);
-    in.q = stx_variable(x, c->q, B, T, C, 0);
+    in.q = stx_variable(x, c->q, B, ATTENTION_T, C, 0);
     in.k = stx_variable(x, c->k, B, S, C, 0);
     in.v = stx_variable(x, c->v, B, S, C, 0);
-    in.pe = stx_variable(x, c->pe, c->longest, D, 0, 0);
-    if (c->ramp) {
+    in.pe = stx_variable(x, c->pe, c->s->longest, ATTENTION_D, 0, 0);
+    if (c->s->ramp) {
         in.span_fraction = stx_variable(x, c->z, H, 0, 0, 0);
-        d.max_span = (double)c->longest;
-        d.ramp = 32;
+        d.max_span = (double)c->s->longest;
+        d.ramp = ATTENTION_RAMP;
     }
     d.heads = H;
-    d.span = c->longest;
+    d.span = c->s->longest;
     d.delta_min = 1;
     t = seconds();
     y = stx_attention(x, &in, &d);
     if (backward) stx_backward_from(x, y, c->dy);
     t = seconds() - t;
     check(x);
-    if (!isfinite(stx_item(x, y))) die("the attention's result is not finite");
+    if (!isfinite(stx_item(x, y))) die("the result of the attention is not finite");
     return t;
 }
 
-static void bench_attention(void) {
-    static attention_case cases[8];
-    static const size_t spans[5] = {32, 128, 512, 2048, 8192};
-    size_t i, h, n = 8, D = 64, T = 256, B = 4;
-    stx_ctx *x[PRECISIONS], *inputs = context(F32, opt.threads);
-    int r, p, R = rounds(7);
-    for (p = 0; p < PRECISIONS; p++) x[p] = context(p, opt.threads);
-    for (i = 0; i < n; i++) {
-        attention_case *c = &cases[i];
-        size_t S, Bc = i < 5 ? B : 1;
-        c->heads = i < 5 ? 4 : 8;
-        c->ramp = i >= 5;
-        for (h = 0; h < c->heads; h++)
-            c->span[h] = i < 5 ? spans[i] : i == 5 ? 64 : i == 6 ? (h == 2 ? 8192 : 64) : 8192;
-        c->longest = i < 5 ? spans[i] : 8192;
-        for (h = 0; h < c->heads; h++) {
-            size_t keys = c->ramp && c->span[h] + 32 < c->longest ? c->span[h] + 32 : c->span[h];
-            c->z[h] = (stx_real)((double)c->span[h] / (double)c->longest);
-            c->pairs += (double)keys * (double)(Bc * T);
-        }
-        if (i < 5)
-            snprintf(c->name, CELL, "span %zu, 4 heads", spans[i]);
-        else
-            snprintf(c->name, CELL, "%s",
-                     i == 5   ? "8 heads of 64"
-                     : i == 6 ? "one head of 8192, seven of 64"
-                              : "8 heads of 8192");
-        S = c->longest + T;
-        c->q = (stx_real *)stx_persist(inputs, Bc * T * c->heads * D * sizeof(stx_real));
-        c->dy = (stx_real *)stx_persist(inputs, Bc * T * c->heads * D * sizeof(stx_real));
-        c->k = (stx_real *)stx_persist(inputs, Bc * S * c->heads * D * sizeof(stx_real));
-        c->v = (stx_real *)stx_persist(inputs, Bc * S * c->heads * D * sizeof(stx_real));
-        c->pe = (stx_real *)stx_persist(inputs, c->longest * D * sizeof(stx_real));
-        check(inputs);
-        fill_random(c->q, Bc * T * c->heads * D, 10);
-        fill_random(c->dy, Bc * T * c->heads * D, 11);
-        fill_random(c->k, Bc * S * c->heads * D, 12);
-        fill_random(c->v, Bc * S * c->heads * D, 13);
-        fill_random(c->pe, c->longest * D, 14);
+/* One round of a case; of short ones the median of several */
+static void attention_round(stx_ctx *x, attention_case *c, int precision, int counts) {
+    samples fwd, both;
+    int k, reps = c->pairs < 4e6 ? 4 : 1;
+    fwd.n = both.n = 0;
+    for (k = 0; k < reps; k++) {
+        sample(&fwd, attention_once(x, c, 0));
+        sample(&both, attention_once(x, c, 1));
     }
-    probe_begin(opt.threads);
+    if (!counts) return;
+    sample(&c->fwd[precision], median(&fwd));
+    sample(&c->both[precision], median(&both));
+}
+
+static void attention_row(const attention_case *c, int p, double cost) {
+    const double gflop = 6.0 * ATTENTION_D * c->pairs * 1e-9;
+    row_begin();
+    cell(0, "%s", c->s->name);
+    cell(1, "%s", precision_name[p]);
+    cell_spread(2, &c->fwd[p], 2, 1e3);
+    cell(4, "%.0f", gflop / median(&c->fwd[p]));
+    cell_spread(5, &c->both[p], 2, 1e3);
+    cell(7, "%.0f", 3 * gflop / median(&c->both[p]));
+    cell(8, "%.3f", cost);
+}
+
+static void bench_attention(void) {
+    static attention_case cases[ATTENTION_CASES];
+    stx_ctx *x[PRECISIONS], *inputs = context(F32, opt.threads);
+    int i, r, p, R = rounds(7);
+    for (p = 0; p < PRECISIONS; p++) x[p] = context(p, opt.threads);
+    for (i = 0; i < ATTENTION_CASES; i++) attention_create(&cases[i], &attention_shapes[i], inputs);
+    probe_begin();
     for (r = -1; r < R; r++) {
         progress("attention ..");
-        for (i = 0; i < n; i++)
-            for (p = 0; p < PRECISIONS; p++) {
-                /* short ones: several, the median of them */
-                int k, reps = cases[i].pairs < 4e6 ? 4 : 1;
-                samples f, b;
-                f.n = b.n = 0;
-                if (!x[p]) continue;
-                for (k = 0; k < reps; k++) {
-                    sample(&f, attention_once(x[p], &cases[i], i < 5 ? B : 1, T, D, 0));
-                    sample(&b, attention_once(x[p], &cases[i], i < 5 ? B : 1, T, D, 1));
-                }
-                if (r < 0) continue;
-                sample(&cases[i].fwd[p], median(&f));
-                sample(&cases[i].both[p], median(&b));
-            }
+        for (i = 0; i < ATTENTION_CASES; i++)
+            for (p = 0; p < PRECISIONS; p++)
+                if (x[p]) attention_round(x[p], &cases[i], p, r >= 0);
         if (r >= 0) probe_now();
     }
-    say("## Attention against span\n\n"
+    say("## Attention by span\n\n"
         "stx_attention with a relative table, block 256, head size 64, every key present, %d "
-        "threads; batch "
-        "4 with 4 heads (spans set by the "
-        "window),\nbatch 1 with 8 heads (by the learned ramp of 32). Median of %d rounds (least - "
-        "most). GFLOP/s count 6 D a key and "
-        "query forward and\ntwice that "
-        "backward, nothing for recomputation or for keys without weight.%s\n\n",
-        opt.threads, R, x[BF16] ? "" : " bf16: not in this build of the library.");
+        "threads; batch 4 with 4 heads\n(spans set by the window), batch 1 with 8 heads (by the "
+        "learned ramp of 32). Median of %d rounds (minimum -\nmaximum). GFLOP/s count 6 D per key "
+        "and query forward and twice that backward, nothing for recomputation or for\nkeys "
+        "without weight.%s\n\n",
+        opt.threads, R, x[BF16] ? "" : no_bf16);
     header("case|precision|fwd ms|range|GFLOP/s|fwd+bwd ms|range|GFLOP/s|cost ratio");
-    for (i = 0; i < n; i++)
+    for (i = 0; i < ATTENTION_CASES; i++)
         for (p = 0; p < PRECISIONS; p++) {
-            attention_case *c = &cases[i];
-            double gf = 6.0 * (double)D * c->pairs * 1e-9,
-                   ratio = median(&c->both[p]) / median(&cases[i < 5 ? 0 : n - 1].both[p]);
+            const samples *one = &cases[attention_shapes[i].cost].both[p];
+            double cost = median(&cases[i].both[p]) / median(one);
             if (!x[p]) continue;
-            if (i == 6) found.one_long[p] = ratio;
-            row_begin();
-            cell(0, "%s", c->name);
-            cell(1, "%s", precision_name[p]);
-            cell(2, "%.2f", median(&c->fwd[p]) * 1e3);
-            cell(3, "%.2f - %.2f", quantile(&c->fwd[p], 0) * 1e3, quantile(&c->fwd[p], 1) * 1e3);
-            cell(4, "%.0f", gf / median(&c->fwd[p]));
-            cell(5, "%.2f", median(&c->both[p]) * 1e3);
-            cell(6, "%.2f - %.2f", quantile(&c->both[p], 0) * 1e3, quantile(&c->both[p], 1) * 1e3);
-            cell(7, "%.0f", 3 * gf / median(&c->both[p]));
-            cell(8, "%.3f", ratio);
+            if (i == ONE_LONG) found.one_long[p] = cost;
+            attention_row(&cases[i], p, cost);
         }
     print_table();
     say("Cost ratio (fwd+bwd, within a precision): to span 32 in the first part, to 8 heads of "
@@ -647,18 +709,19 @@ static void bench_attention(void) {
 
 // >>training
 
-/* Spans of the benchmark's models, as a fraction of 1024, written into the parameters.
-   "learned" follows what trained models look like: short heads below, a few long ones
-   above. */
+/* Spans of the benchmark's models, as a fraction of 1024, which are written into the
+   parameters. "learned" resembles trained models: short heads in the lower layers, a few
+   long ones in the upper. */
 static double span_of(int kind, size_t l, size_t h) {
     if (kind == SPANS_FULL) return 1;
     if (kind == SPANS_SHORT) return 0.05;
     if (l < 4) return h == 0 ? 0.05 : 0.02;
     if (l < 6) return h == 0 ? 0.3 : 0.04;
-    return h == 0 ? 0.9 : h == 1 ? 0.3 : 0.04;
+    if (h == 0) return 0.9;
+    return h == 1 ? 0.3 : 0.04;
 }
 
-static void set_spans(stx_span *m, int kind) { /* in tokens, whatever the largest span is */
+static void set_spans(stx_span *m, int kind) { /* in tokens, for any largest span */
     size_t l, h;
     for (l = 0; l < m->desc.layers; l++)
         for (h = 0; h < m->desc.heads; h++)
@@ -696,7 +759,7 @@ static stx_corpus *corpus_open(stx_ctx *x) {
     return c;
 }
 
-/* A model in training: everything that a step needs. */
+/* A model in training */
 typedef struct {
     stx_ctx *x;
     stx_span *m;
@@ -719,12 +782,8 @@ static void trainee_create(trainee *t, stx_ctx *x, size_t B, size_t span) {
     t->x = x;
     t->B = bd.B = B;
     t->T = bd.T = 256;
-    t->m = model_create(x, opt.spans, opt.literal, span);
-    if (opt.params) {
-        stx_file *f = stx_file_open(x, opt.params);
-        stx_params_load(t->m->params, f, "");
-        stx_file_close(f);
-    }
+    t->m = model_create(x, own.spans, own.literal, span);
+    if (own.params) params_load(x, t->m->params, own.params);
     od.kind = STX_ADAGRAD;
     od.clip = 0.03;
     t->lr.lr = 0.07;
@@ -739,7 +798,7 @@ static void trainee_create(trainee *t, stx_ctx *x, size_t B, size_t span) {
     check(x);
 }
 
-static double trainee_step(trainee *t) { /* gives the mean nll, in nats */
+static double trainee_step(trainee *t) { /* returns the mean nll in nats */
     stx_tensor *loss;
     double nll;
     if (stx_batches_next(t->b, t->in, t->out) == STX_BATCH_FRESH) stx_span_state_reset(t->memory);
@@ -760,119 +819,120 @@ static void trainee_destroy(trainee *t) {
     stx_destroy(t->x);
 }
 
-/* One contender: a round of opt.steps training steps for each line on stdin, answered
-   as bench/peers does. */
+/* One contender: a round of opt.steps training steps for each line on stdin, with the
+   replies of bench/peers */
 static int worker(void) {
     trainee t;
-    double first = NAN;
+    reply r;
     char line[64];
-    int warm = opt.warmup < 0 ? 0 : opt.warmup;
-    stx_ctx *x = context(opt.precision, opt.threads);
-    if (!x) {
-        fprintf(stderr, "cannot: %s is not in this build of the library\n",
-                precision_name[opt.precision]);
-        return 3;
-    }
+    int k;
+    stx_ctx *x = worker_context(own.precision, opt.threads);
+    if (!x) return 3;
+    memset(&r, 0, sizeof r);
+    r.step1 = r.norm = NAN;
     trainee_create(&t, x, (size_t)opt.batch, 1024);
-    while (warm > 0 || fgets(line, sizeof line, stdin)) {
-        int k, n = warm > 0 ? warm : opt.steps;
-        double round_first = NAN, nll = NAN, at = seconds();
-        for (k = 0; k < n; k++) {
-            nll = trainee_step(&t);
-            if (t.done == 1) first = nll;
-            if (k == 0) round_first = nll;
+    for (k = 0; k < opt.warmup; k++) {
+        r.last = trainee_step(&t);
+        if (!k) r.step1 = r.last;
+    }
+    check(x);
+    while (fgets(line, sizeof line, stdin)) {
+        double at = seconds();
+        for (k = 0; k < opt.steps; k++) {
+            r.last = trainee_step(&t);
+            if (t.done == 1) r.step1 = r.last;
+            if (k == 0) r.first = r.last;
         }
-        at = seconds() - at;
+        r.seconds = seconds() - at;
         check(x);
-        if (warm > 0) {
-            warm = 0;
-            continue;
-        }
-        printf(
-            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": "
-            "%.9g, \"steps_done\": %llu, "
-            "\"seconds\": %.6g, \"peak_bytes\": %zu}\n",
-            (double)(t.B * t.T * (size_t)n) / at, round_first, nll, first,
-            (unsigned long long)t.done, at, stx_peak_bytes(x));
-        fflush(stdout);
+        r.tokens = (double)(t.B * t.T * (size_t)opt.steps);
+        r.done = t.done;
+        reply_print(x, &r);
     }
     trainee_destroy(&t);
     return 0;
 }
 
 
-// >>context: the step against the largest span that a model may learn, with spans that
-// are learned the same
+// >>context: the step by the largest span that a model may learn, with the same spans
+
+enum { CONTEXTS = 6 };
+
+typedef struct {
+    trainee t;
+    samples ms;
+    double memory;
+} context_case;
+
+static void context_step(context_case *c, int counts) {
+    double from = seconds();
+    trainee_step(&c->t);
+    if (counts) sample(&c->ms, (seconds() - from) * 1e3);
+    check(c->t.x);
+    /* an update of z changes more tokens if the largest span is longer */
+    set_spans(c->t.m, SPANS_LEARNED);
+    c->memory = (double)stx_peak_bytes(c->t.x);
+}
+
+static void context_table(context_case cases[CONTEXTS][PRECISIONS], const size_t *span, int n,
+                          int bf16) {
+    int i, p;
+    header(bf16 ? "S|f32 ms|range|ratio|MB|bf16 ms|range|ratio|MB" : "S|f32 ms|range|ratio|MB");
+    for (i = 0; i < n; i++) {
+        row_begin();
+        cell(0, "%zu", span[i]);
+        for (p = 0; p <= bf16; p++) {
+            context_case *c = &cases[i][p];
+            double ratio = median(&c->ms) / median(&cases[0][p].ms);
+            cell_spread(1 + 4 * p, &c->ms, 1, 1);
+            cell(3 + 4 * p, "%.3f", ratio);
+            cell(4 + 4 * p, "%.0f", c->memory * 1e-6);
+            found.context[p] = ratio; /* of the last, which is the largest */
+            trainee_destroy(&c->t);
+        }
+    }
+    print_table();
+}
 
 static void bench_context(void) {
-    enum { N = 6 };
-
-    static trainee model[N][PRECISIONS];
-    static samples ms[N][PRECISIONS];
-    static double memory[N][PRECISIONS];
-    int r, p, i, n = opt.quick ? 2 : N, R = rounds(9), warm = opt.quick ? 2 : 5;
-    size_t span[N], B = opt.quick ? 2 : 4;
-    int spans = opt.spans, literal = opt.literal, bf16 = have_bf16();
-    opt.spans = SPANS_LEARNED;
-    opt.literal = 0;
+    static context_case cases[CONTEXTS][PRECISIONS];
+    int r, p, i, n = opt.quick ? 2 : CONTEXTS, R = rounds(9), warm = opt.quick ? 2 : 5;
+    size_t span[CONTEXTS], B = opt.quick ? 2 : 4;
+    int spans = own.spans, literal = own.literal, bf16 = have_bf16();
+    own.spans = SPANS_LEARNED;
+    own.literal = 0;
     for (i = 0; i < n; i++) {
-        span[i] = n == 2 ? (i ? 32768 : 1024) : (size_t)1024 << i;
+        span[i] = (size_t)1024 << (opt.quick ? 5 * i : i);
         for (p = 0; p <= bf16; p++)
-            trainee_create(&model[i][p], context(p, opt.threads), B, span[i]);
+            trainee_create(&cases[i][p].t, context(p, opt.threads), B, span[i]);
     }
-    probe_begin(opt.threads);
+    probe_begin();
     for (r = -warm; r < R; r++) {
         char what[64];
         snprintf(what, sizeof what, "context: %s %d ..", r < 0 ? "warm-up" : "round",
                  r < 0 ? r + warm + 1 : r + 1);
         progress(what);
         for (p = 0; p <= bf16; p++)
-            for (i = 0; i < n; i++) {
-                int at = (i + r + warm) % n; /* interleaved; each round starts with another one */
-                trainee *t = &model[at][p];
-                double from = seconds();
-                trainee_step(t);
-                if (r >= 0) sample(&ms[at][p], (seconds() - from) * 1e3);
-                check(t->x);
-                /* an update of z is worth more tokens where the largest span is longer */
-                set_spans(t->m, SPANS_LEARNED);
-                memory[at][p] = (double)stx_peak_bytes(t->x);
-            }
+            for (i = 0; i < n; i++) /* interleaved; each round begins with another one */
+                context_step(&cases[(i + r + warm) % n][p], r >= 0);
         if (r >= 0) probe_now();
     }
-    say("## Training step against the largest span\n\n"
+    say("## Training step by largest span\n\n"
         "The model of the training table with another largest span S, and spans of the same "
-        "number of tokens (the learned-like ones below, put "
-        "back\nafter every step), batch %zu, %d threads, default mode. Median of %d rounds (least "
-        "- most), interleaved.%s\n\n",
-        B, opt.threads, R, bf16 ? "" : " bf16: not in this build of the library.");
-    header(bf16 ? "S|f32 ms|range|ratio|MB|bf16 ms|range|ratio|MB" : "S|f32 ms|range|ratio|MB");
-    for (i = 0; i < n; i++) {
-        row_begin();
-        cell(0, "%zu", span[i]);
-        for (p = 0; p <= bf16; p++) {
-            double ratio = median(&ms[i][p]) / median(&ms[0][p]);
-            cell(1 + 4 * p, "%.1f", median(&ms[i][p]));
-            cell(2 + 4 * p, "%.1f - %.1f", quantile(&ms[i][p], 0), quantile(&ms[i][p], 1));
-            cell(3 + 4 * p, "%.3f", ratio);
-            cell(4 + 4 * p, "%.0f", memory[i][p] * 1e-6);
-            found.context[p] = ratio; /* of the last, which is the largest */
-            trainee_destroy(&model[i][p]);
-        }
-    }
-    print_table();
+        "number of tokens (the\nlearned-like ones below, restored after every step), batch %zu, "
+        "%d threads, default mode. Median of %d rounds\n(minimum - maximum), interleaved.%s\n\n",
+        B, opt.threads, R, bf16 ? "" : no_bf16);
+    context_table(cases, span, n, bf16);
     probe_say();
-    opt.spans = spans;
-    opt.literal = literal;
+    own.spans = spans;
+    own.literal = literal;
 }
 
 
 // >>contenders
 
-enum {
-    SAME,
-    SAME_BF16
-}; /* losses must agree with the peer's, those of rounded products to a wider tolerance */
+/* Losses must agree with the peer's; those of rounded factors have a wider tolerance. */
+enum { SAME, SAME_BF16 };
 
 static const double loss_tolerance[] = {1e-3, 2e-2};
 
@@ -895,42 +955,46 @@ static const contender_kind contenders[CONTENDERS] = {
 
 static void write_params(int kind, const char *path) {
     stx_ctx *x = stx_create(NULL);
-    stx_span *m = model_create(x, kind, 1, 1024);
-    stx_writer *w = stx_writer_create(x);
-    stx_params_save(w, m->params, "");
-    stx_writer_finish(w, path);
-    check(x);
+    params_save(x, model_create(x, kind, 1, 1024)->params, path);
     stx_destroy(x);
 }
 
-static void training_setting(int kind, int first) {
-    static contender c[CONTENDERS];
-    char params[512], n_threads[16], n_batch[16], n_steps[16], n_warm[16], mode[16], label[80];
-    double keys = 0;
-    int i, r, warmup;
-    size_t l, h;
-    memset(c, 0, sizeof c);
-    /* the memory of 1024 is full after 4 blocks of 256: these, and one more round
-       which is discarded as well */
-    warmup = opt.warmup >= 0 ? opt.warmup : opt.quick || kind == SPANS_SHORT ? 1 : 3;
-    for (l = 0; l < 8; l++)
-        for (h = 0; h < 4; h++) {
-            double e = span_of(kind, l, h) * 1024 + 32;
-            keys += (e < 1024 ? e : 1024) / 32;
-        }
-    snprintf(params, sizeof params, "%s/params.%s.safetensors", opt.work, spans_name[kind]);
-    snprintf(n_threads, sizeof n_threads, "%d", opt.threads);
-    snprintf(n_batch, sizeof n_batch, "%d", opt.batch);
-    snprintf(n_steps, sizeof n_steps, "%d", opt.steps);
-    snprintf(n_warm, sizeof n_warm, "%d", warmup);
-    write_params(kind, params);
+static void contender_command(arguments *a, int i, int spans, const char *params, int warmup) {
+    static const char *const peer_model[] = {
+        "--nlayers", "8", "--hid-sz", "256", "--inner-hid-sz", "1024", "--nheads", "4",
+        "--attn-span", "1024", "--block-sz", "256", "--adapt-span", "--adapt-span-loss", "2e-6",
+        "--lr-warmup", "8000"};
+    const contender_kind *k = &contenders[i];
+    size_t n;
+    a->n = 0;
+    if (i >= PEER) {
+        arg_text(a, i == PEER_PLAIN ? opt.python_plain : opt.python, opt.peer);
+        for (n = 0; n < sizeof peer_model / sizeof *peer_model; n++) arg(a, peer_model[n]);
+        arg_text(a, "--dtype", precision_name[k->precision]);
+        if (k->compile) arg(a, "--compile");
+        arg_number(a, "--batch-sz", (size_t)opt.batch);
+    } else {
+        arg_text(a, i == OWN_CBLAS ? own.cblas : opt.self, "--worker");
+        arg_number(a, "--batch", (size_t)opt.batch);
+        arg_text(a, "--spans", spans_name[spans]);
+        arg_number(a, "--literal", (size_t)k->literal);
+        arg_text(a, "--precision", precision_name[k->precision]);
+    }
+    arg_text(a, "--data", opt.data);
+    arg_text(a, "--params", params);
+    arg_number(a, "--steps", (size_t)opt.steps);
+    arg_number(a, "--warmup", (size_t)warmup);
+    arg_number(a, "--threads", (size_t)opt.threads);
+}
+
+static void start_all(contender *c, int spans, const char *params, int warmup) {
+    int i;
     for (i = 0; i < CONTENDERS; i++) {
-        const contender_kind *k = &contenders[i];
-        char *argv[MAX_ARGS], what[80];
-        int n = 0;
-        c[i].name = k->name;
-        c[i].tolerance = loss_tolerance[k->same];
-        if (i == OWN_CBLAS && !opt.cblas) {
+        arguments a;
+        char what[80];
+        c[i].name = contenders[i].name;
+        c[i].tolerance = loss_tolerance[contenders[i].same];
+        if (i == OWN_CBLAS && !own.cblas) {
             snprintf(c[i].cannot, sizeof c[i].cannot, "no CBLAS was found");
             continue;
         }
@@ -938,233 +1002,219 @@ static void training_setting(int kind, int first) {
             snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found");
             continue;
         }
-        snprintf(what, sizeof what, "training, %s spans: warm-up of %s ..", spans_name[kind],
-                 k->name);
+        snprintf(what, sizeof what, "training, %s spans: warm-up of %s ..", spans_name[spans],
+                 c[i].name);
         progress(what);
-#define ARG(s) argv[n++] = (char *)(uintptr_t)(s)
-        if (i >= PEER) {
-            ARG(i == PEER_PLAIN ? opt.python_plain : opt.python);
-            ARG(opt.peer);
-            ARG("--nlayers");
-            ARG("8");
-            ARG("--hid-sz");
-            ARG("256");
-            ARG("--inner-hid-sz");
-            ARG("1024");
-            ARG("--nheads");
-            ARG("4");
-            ARG("--attn-span");
-            ARG("1024");
-            ARG("--block-sz");
-            ARG("256");
-            ARG("--adapt-span");
-            ARG("--adapt-span-loss");
-            ARG("2e-6");
-            ARG("--lr-warmup");
-            ARG("8000");
-            ARG("--batch-sz");
-            ARG(n_batch);
-            ARG("--dtype");
-            ARG(precision_name[k->precision]);
-            if (k->compile) ARG("--compile");
-        } else {
-            snprintf(mode, sizeof mode, "%d", k->literal);
-            ARG(i == OWN_CBLAS ? opt.cblas : opt.self);
-            ARG("--worker");
-            ARG("--batch");
-            ARG(n_batch);
-            ARG("--spans");
-            ARG(spans_name[kind]);
-            ARG("--literal");
-            ARG(mode);
-            ARG("--precision");
-            ARG(precision_name[k->precision]);
-        }
-        ARG("--data");
-        ARG(opt.data);
-        ARG("--params");
-        ARG(params);
-        ARG("--steps");
-        ARG(n_steps);
-        ARG("--warmup");
-        ARG(n_warm);
-        ARG("--threads");
-        ARG(n_threads);
-        argv[n] = NULL;
-#undef ARG
-        contender_start(&c[i], argv, opt.work, i);
+        contender_command(&a, i, spans, params, warmup);
+        contender_start(&c[i], a.v, opt.work, i);
     }
-    probe_begin(opt.threads);
-    snprintf(label, sizeof label, "training, %s spans", spans_name[kind]);
+}
+
+static double mean_keys(int spans) {
+    double keys = 0;
+    size_t l, h;
+    for (l = 0; l < 8; l++)
+        for (h = 0; h < 4; h++) {
+            double e = span_of(spans, l, h) * 1024 + 32;
+            keys += (e < 1024 ? e : 1024) / 32;
+        }
+    return keys;
+}
+
+static void training_setting(int spans) {
+    static const char *const title[SPANS_KINDS] = {"Full", "Learned-like", "Short"};
+    static const char *const meaning[SPANS_KINDS] = {
+        "all 1024", "20 to 51 in layers 1-4, one head of 307 in 5-6, of 307 and 922 in 7-8",
+        "all 51 and the ramp"};
+    static contender c[CONTENDERS];
+    char params[512], label[80];
+    int i, r, warmup = opt.warmup;
+    memset(c, 0, sizeof c);
+    /* the memory of 1024 is full after 4 blocks of 256: these, and one more round, which
+       is discarded as well */
+    if (warmup < 0) warmup = opt.quick || spans == SPANS_SHORT ? 1 : 3;
+    snprintf(params, sizeof params, "%s/params.%s.safetensors", opt.work, spans_name[spans]);
+    write_params(spans, params);
+    start_all(c, spans, params, warmup);
+    probe_begin();
+    snprintf(label, sizeof label, "training, %s spans", spans_name[spans]);
     /* a slow machine gets fewer rounds */
     r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 45, label);
-    if (first) {
-        say("## Training, enwik8_small\n\n"
-            "8 layers, width 256, inner 1024, 4 heads, span 1024, block 256, batch %d (the preset "
-            "has 64; "
-            "--batch 64), Adagrad, %d threads.\n"
-            "The same data, first parameters and steps for all. Rounds of %d step%s, interleaved. "
-            "\"seqtx\" has the peer's zero keys in an "
-            "empty memory;\n"
-            "it leaves out keys beyond a head's own span, whose share is below 1e-7 (\"literal "
-            "eps\" computes it, as the peer does). "
-            "Losses must agree "
-            "with the first PyTorch\nrow to %g (f32) and %g (bf16), or the row is void.\n\n",
-            opt.batch, opt.threads, opt.steps, opt.steps == 1 ? "" : "s", loss_tolerance[SAME],
-            loss_tolerance[SAME_BF16]);
-    }
-    say("%s spans (%s; mean keys a head %.0f); median of %d rounds after %d discarded steps:\n\n",
-        kind == SPANS_FULL      ? "Full"
-        : kind == SPANS_LEARNED ? "Learned-like"
-                                : "Short",
-        kind == SPANS_FULL ? "all 1024"
-        : kind == SPANS_LEARNED
-            ? "20 to 51 in layers 1-4, one head of 307 in 5-6, of 307 and 922 in 7-8"
-            : "all 51 and the ramp",
-        keys, r, warmup + opt.steps);
+    say("%s spans (%s; mean keys per head %.0f); median of %d rounds after %d discarded "
+        "steps:\n\n",
+        title[spans], meaning[spans], mean_keys(spans), r, warmup + opt.steps);
     contest_say(c, CONTENDERS, PEER);
     for (i = 0; i < CONTENDERS; i++) {
         if (!c[i].fits) continue;
-        found.rate[kind][i] = median(&c[i].rate);
-        found.memory[kind][i] = c[i].memory;
+        found.rate[spans][i] = median(&c[i].rate);
+        found.memory[spans][i] = c[i].memory;
     }
     unlink(params);
 }
 
 static void bench_training(void) {
-    int kind;
-    for (kind = opt.quick ? SPANS_SHORT : SPANS_FULL; kind < SPANS_KINDS; kind++)
-        training_setting(kind, kind == (opt.quick ? SPANS_SHORT : SPANS_FULL));
+    int spans;
+    say("## Training, enwik8_small\n\n"
+        "8 layers, width 256, inner 1024, 4 heads, span 1024, block 256, batch %d (the preset has "
+        "64; --batch 64), Adagrad,\n%d threads. The data, initial parameters and steps are the "
+        "same for all. Rounds of %d step%s, interleaved. \"seqtx\" has\nthe zero keys of the "
+        "peer in an empty memory; it omits keys beyond a head's own span, whose share is below "
+        "1e-7\n(\"literal eps\" computes it, as the peer does). Losses must agree with the first "
+        "PyTorch row to %g (f32) and %g\n(bf16), or the row is void.\n\n",
+        opt.batch, opt.threads, opt.steps, opt.steps == 1 ? "" : "s", loss_tolerance[SAME],
+        loss_tolerance[SAME_BF16]);
+    for (spans = opt.quick ? SPANS_SHORT : SPANS_FULL; spans < SPANS_KINDS; spans++)
+        training_setting(spans);
 }
 
 
 // >>generation
 
-static void bench_generation(void) {
-    typedef struct {
-        stx_ctx *x;
-        stx_span_gen *g;
-        samples rate, prompt;
-        double memory;
-    } stream;
+enum { PROMPT = 1100, STREAMS = SPANS_KINDS * PRECISIONS * 2 };
 
-    static stream streams[SPANS_KINDS][PRECISIONS][2];
-    int32_t ids[1100];
-    int kind, p, t, r, R = rounds(5), last = opt.threads > 1, n = opt.quick ? 16 : 64,
-                       bf16 = have_bf16();
-#define EACH_STREAM \
-  for (kind = 0; kind < SPANS_KINDS; kind++) \
-    for (p = 0; p <= bf16; p++) \
-      for (t = 0; t <= last; t++)
-    EACH_STREAM {
-        stream *s = &streams[kind][p][t];
-        stx_corpus *text;
-        s->x = context(p, t ? opt.threads : 1);
-        s->g = stx_span_gen_create(model_create(s->x, kind, 0, 1024), 1);
-        text = corpus_open(s->x);
-        stx_corpus_read(text, 0, 1100, ids);
-        check(s->x);
-        stx_corpus_close(text);
-    }
-    probe_begin(opt.threads);
+typedef struct {
+    stx_lm lm;
+    void *gen;
+    int spans, precision, threads;
+    samples rate, prompt;
+    double memory;
+} stream;
+
+static void stream_open(stream *s, int spans, int precision, int threads) {
+    stx_ctx *x = context(precision, threads);
+    s->spans = spans;
+    s->precision = precision;
+    s->threads = threads;
+    s->lm = stx_span_as_lm(model_create(x, spans, 0, 1024));
+    s->gen = s->lm.gen_create(s->lm.model, 1, 0);
+    check(x);
+}
+
+static void stream_row(const stream *s) {
+    row_begin();
+    cell(0, "%s", spans_name[s->spans]);
+    cell(1, "%s", precision_name[s->precision]);
+    cell(2, "%d", s->threads);
+    cell_spread(3, &s->rate, 0, 1);
+    cell_median(5, &s->prompt, 0, 1);
+    cell(6, "%.0f", s->memory * 1e-6);
+    most(&found.generation[s->spans][s->precision], median(&s->rate));
+}
+
+static void prompt_read(int32_t *ids) {
+    stx_ctx *x = context(F32, 1);
+    stx_corpus *text = corpus_open(x);
+    stx_corpus_read(text, 0, PROMPT, ids);
+    check(x);
+    stx_corpus_close(text);
+    stx_destroy(x);
+}
+
+static void bench_generation(void) {
+    static stream streams[STREAMS];
+    int32_t ids[PROMPT];
+    int i, p, t, r, count = 0, R = rounds(5), n = opt.quick ? 16 : 64, bf16 = have_bf16();
+    prompt_read(ids);
+    for (i = 0; i < SPANS_KINDS; i++)
+        for (p = 0; p <= bf16; p++)
+            for (t = 0; t <= (opt.threads > 1); t++)
+                stream_open(&streams[count++], i, p, t ? opt.threads : 1);
+    probe_begin();
     for (r = -1; r < R; r++) {
         progress("generation ..");
-        EACH_STREAM {
-            stream *s = &streams[kind][p][t];
-            stx_sampling how;
-            stx_real work[256];
-            const stx_real *logits;
-            double at = seconds();
-            int i;
-            memset(&how, 0, sizeof how);
-            how.temperature = 0.8;
-            how.top_p = 0.95;
-            how.seed = 1;
-            stx_span_gen_reset(s->g);
-            logits = stx_span_gen_feed(s->g, ids, 1100);
-            check(s->x);
-            if (r >= 0) sample(&s->prompt, 1100 / (seconds() - at));
-            at = seconds();
-            for (i = 0; i < n && logits; i++) {
-                int32_t token = stx_sample(&how, (uint64_t)i, logits, 256, work);
-                if (token < 0) die("the logits are not finite");
-                logits = stx_span_gen_feed(s->g, &token, 1);
-            }
-            check(s->x);
-            if (r >= 0) sample(&s->rate, n / (seconds() - at));
-            s->memory = (double)stx_bytes(s->x);
+        for (i = 0; i < count; i++) {
+            stream *s = &streams[i];
+            double prompt_rate, took = generate(&s->lm, s->gen, ids, PROMPT, n, &prompt_rate);
+            s->memory = (double)stx_bytes(s->lm.ctx);
+            if (r < 0) continue;
+            sample(&s->prompt, prompt_rate);
+            sample(&s->rate, n / took);
         }
         if (r >= 0) probe_now();
     }
-    say("## Generation\n\nenwik8_small, one stream, cached keys and values, after a prompt of "
-        "1100 tokens (every window is full); median "
-        "of %d rounds of %d tokens.%s\n\n",
-        R, n, bf16 ? "" : "\nbf16: not in this build of the library.");
+    say("## Generation\n\n"
+        "enwik8_small, one stream, cached keys and values, after a prompt of %d tokens (every "
+        "window is full); median of\n%d rounds of %d tokens.%s\n\n",
+        PROMPT, R, n, bf16 ? "" : no_bf16);
     header("spans|precision|threads|tokens/s|range|prompt tokens/s|memory MB");
-    EACH_STREAM {
-        stream *s = &streams[kind][p][t];
-        row_begin();
-        cell(0, "%s", spans_name[kind]);
-        cell(1, "%s", precision_name[p]);
-        cell(2, "%d", t ? opt.threads : 1);
-        cell(3, "%.0f", median(&s->rate));
-        cell(4, "%.0f - %.0f", quantile(&s->rate, 0), quantile(&s->rate, 1));
-        cell(5, "%.0f", median(&s->prompt));
-        cell(6, "%.0f", s->memory * 1e-6);
-        most(&found.generation[kind][p], median(&s->rate));
-    }
+    for (i = 0; i < count; i++) stream_row(&streams[i]);
     print_table();
     probe_say();
-    EACH_STREAM stx_destroy(streams[kind][p][t].x);
-#undef EACH_STREAM
+    for (i = 0; i < count; i++) stx_destroy(streams[i].lm.ctx);
 }
 
 
-// >>summary: what was aimed at, and what this run measured
+// >>summary: the targets and what this run measured
 
-/* wanted and, if it is not 0, then: where the target goes next. less: the smaller the
-   better. */
-static void goal(const char *what, double value, int less, double wanted, double then) {
-    if (!(value == value)) return;
+static const char *const spans_title[SPANS_KINDS] = {"full", "learned-like", "short"};
+
+/* then: if not 0, the next target. less: a lower value is better. */
+static void goal(const char *what, double value, int less, double target, double then) {
+    const char *bound = less ? "at most" : "at least";
+    int first = less ? value <= target : value >= target,
+        second = then > 0 && (less ? value <= then : value >= then);
+    if (!measured(value)) return;
     row_begin();
     cell(0, "%s", what);
     if (then > 0)
-        cell(1, "%s %.3g, then %.3g", less ? "at most" : "at least", wanted, then);
+        cell(1, "%s %.3g, then %.3g", bound, target, then);
     else
-        cell(1, "%s %.3g", less ? "at most" : "at least", wanted);
+        cell(1, "%s %.3g", bound, target);
     cell(2, "%.*f", value < 1.2 ? 3 : 2, value);
-    if (then > 0 && (less ? value <= then : value >= then))
+    if (second)
         cell(3, "yes, both");
-    else if (less ? value <= wanted : value >= wanted)
+    else if (first)
         cell(3, then > 0 ? "yes, the first" : "yes");
+    else if (less)
+        cell(3, "no: %.0f %% above", 100 * (value / target - 1));
     else
-        cell(3, "no: %.0f %% %s", less ? 100 * (value / wanted - 1) : 100 * (1 - value / wanted),
-             less ? "above" : "short");
+        cell(3, "no: %.0f %% short", 100 * (1 - value / target));
+}
+
+static void training_goals(int peer, const char *to) {
+    char what[CELL];
+    int spans, p;
+    for (p = 0; p < PRECISIONS; p++)
+        for (spans = 0; spans < SPANS_KINDS; spans++) {
+            const double *rate = found.rate[spans];
+            snprintf(what, sizeof what, "training %s, %s spans%s", precision_name[p],
+                     spans_title[spans], to);
+            goal(what, rate[p ? OWN_BF16 : OWN] / rate[peer], 0, p ? 8 : 3, p ? 0 : 5);
+        }
+}
+
+static void summary_training(int spans, int memory) {
+    static const int order[7] = {OWN,           OWN_BF16,           PEER,      PEER_BF16,
+                                 PEER_COMPILED, PEER_COMPILED_BF16, PEER_PLAIN};
+    const double *v = memory ? found.memory[spans] : found.rate[spans];
+    int i;
+    if (!measured(v[OWN])) return;
+    row_begin();
+    cell(0, "training, %s spans, %s", spans_title[spans], memory ? "peak memory MB" : "tokens/s");
+    for (i = 0; i < 7; i++)
+        if (measured(v[order[i]])) cell(1 + i, "%.0f", v[order[i]] * (memory ? 1e-6 : 1));
+}
+
+static void summary_generation(int spans) {
+    const double *v = found.generation[spans];
+    int p;
+    if (!measured(v[F32])) return;
+    row_begin();
+    cell(0, "generation, %s spans, tokens/s", spans_title[spans]);
+    for (p = 0; p < PRECISIONS; p++)
+        if (measured(v[p])) cell(1 + p, "%.0f", v[p]);
 }
 
 static void bench_summary(void) {
-    static const char *const of[SPANS_KINDS] = {"full", "learned-like", "short"};
     char what[CELL];
-    int kind, p, any = 0;
-    say("## Summary\n\nRatios within this run, of medians. Training is the step of enwik8_small "
-        "against PyTorch eager f32 of the same "
-        "model.\n\n");
+    int spans, p;
+    say("## Summary\n\nRatios within this run, of medians. Training is the step of enwik8_small, "
+        "compared with PyTorch eager f32 of the\nsame model.\n\n");
     header("measured|target|here|met");
-    for (p = 0; p < PRECISIONS; p++)
-        for (kind = 0; kind < SPANS_KINDS; kind++) {
-            double with = found.rate[kind][PEER];
-            snprintf(what, sizeof what, "training %s, %s spans", precision_name[p], of[kind]);
-            goal(what, found.rate[kind][p ? OWN_BF16 : OWN] / with, 0, p ? 8 : 3, p ? 0 : 5);
-        }
-    for (p = 0; p < PRECISIONS; p++)
-        for (kind = 0; kind < SPANS_KINDS; kind++) {
-            snprintf(what, sizeof what, "training %s, %s spans, to PyTorch as installed",
-                     precision_name[p], of[kind]);
-            goal(what, found.rate[kind][p ? OWN_BF16 : OWN] / found.rate[kind][PEER_PLAIN], 0,
-                 p ? 8 : 3, p ? 0 : 5);
-        }
-    goal("product f32 / the fastest peer, worst", found.f32_least, 0, 1, 0);
-    goal("product bf16 / oneDNN's bf16, worst", found.bf16_least, 0, 0.95, 0);
+    training_goals(PEER, "");
+    training_goals(PEER_PLAIN, ", to PyTorch as installed");
+    goal("matmul f32 / the fastest peer, worst", found.f32_least, 0, 1, 0);
+    goal("matmul bf16 / oneDNN's bf16, worst", found.bf16_least, 0, 0.95, 0);
     for (p = 0; p < PRECISIONS; p++) {
         snprintf(what, sizeof what, "attention %s, one head of 8192 with seven of 64 / all 8192",
                  precision_name[p]);
@@ -1173,33 +1223,14 @@ static void bench_summary(void) {
         goal(what, found.context[p], 1, 1.05, 0);
     }
     if (table.rows > 1) print_table();
-    header(
-        "also measured|seqtx f32|seqtx bf16|PyTorch eager f32|eager bf16|compiled f32|compiled "
-        "bf16|eager f32 as installed");
-    for (kind = 0; kind < SPANS_KINDS; kind++) {
-        static const int order[7] = {OWN,           OWN_BF16,           PEER,      PEER_BF16,
-                                     PEER_COMPILED, PEER_COMPILED_BF16, PEER_PLAIN};
-        int i, memory;
-        for (memory = 0; memory < 2; memory++) {
-            const double *v = memory ? found.memory[kind] : found.rate[kind];
-            if (!(v[OWN] == v[OWN])) continue;
-            any = 1;
-            row_begin();
-            cell(0, "training, %s spans, %s", of[kind], memory ? "peak memory MB" : "tokens/s");
-            for (i = 0; i < 7; i++)
-                if (v[order[i]] == v[order[i]])
-                    cell(1 + i, "%.0f", v[order[i]] * (memory ? 1e-6 : 1));
-        }
+    header("also measured|seqtx f32|seqtx bf16|PyTorch eager f32|eager bf16|compiled f32|"
+           "compiled bf16|eager f32 as installed");
+    for (spans = 0; spans < SPANS_KINDS; spans++) {
+        summary_training(spans, 0);
+        summary_training(spans, 1);
     }
-    for (kind = 0; kind < SPANS_KINDS; kind++) {
-        if (!(found.generation[kind][F32] > 0)) continue;
-        any = 1;
-        row_begin();
-        cell(0, "generation, %s spans, tokens/s", of[kind]);
-        for (p = 0; p < PRECISIONS; p++)
-            if (found.generation[kind][p] > 0) cell(1 + p, "%.0f", found.generation[kind][p]);
-    }
-    if (any) print_table();
+    for (spans = 0; spans < SPANS_KINDS; spans++) summary_generation(spans);
+    if (table.rows > 1) print_table();
 }
 
 
@@ -1208,139 +1239,53 @@ static void bench_summary(void) {
 static const char usage[] =
     "bench [options]: times seqtx (sh bench/run.sh builds and runs it)\n"
     "  --quick            fewer rounds and cases, less than 3 minutes\n"
-    "  --only LIST        of gemm,attention,context,training,generation (default: all)\n"
-    "  --threads N        default: all\n"
-    "  --rounds N         samples of each number (default 7; 9 of context, 5 of generation)\n"
+    "  --only LIST        some of gemm,attention,context,training,generation (default: all)\n"
+    "  --rounds N         samples of each value (default 7; 9 of context, 5 of generation)\n"
     "  --batch N          training: streams (default 8; the preset has 64)\n"
-    "  --steps N          training: steps in a round (default 3)\n"
+    "  --steps N          training: steps per round (default 3)\n"
     "  --warmup N         training: steps before the first round\n"
-    "  --data FILE        text\n"
-    "  --python CMD --peer FILE    PyTorch contender\n"
-    "  --python-plain CMD the same python without help from its surroundings\n"
     "  --cblas FILE       this program built with SEQTX_CBLAS\n"
-    "  --mkl FILE         a shared library with MKL in it: PyTorch's libtorch_cpu.so, or "
-    "libmkl_rt\n"
-    "  --mkl-amd FILE     one with mkl_serv_intel_cpu_true, loaded before\n"
-    "  --work DIR         for temporary files\n"
-    "  --append FILE      write the tables there too\n"
-    "  --cblas-check      name the linked CBLAS; exit code 0 if it is worth a comparison\n"
-    "  --mkl-check        the speed and the name of --mkl's, given before; exit code 0 if it is "
-    "there\n"
-    "  --onednn-check     name the linked oneDNN; exit code 0 if it works\n";
+    "  --mkl FILE         a shared library with MKL: PyTorch's libtorch_cpu.so, or libmkl_rt\n"
+    "  --mkl-amd FILE     one with mkl_serv_intel_cpu_true, loaded before it\n"
+    "  --cblas-check      names the linked CBLAS; exit code 0 if it is worth a comparison\n"
+    "  --mkl-check        speed and name of the MKL of --mkl; exit code 0 if it was found\n"
+    "  --onednn-check     names the linked oneDNN; exit code 0 if it works\n";
+
+/* Is there a peer of matmuls? The exit code. */
+static int peer_check(void) {
+    if (own.mkl_check) {
+        if (own.mkl && mkl_open(own.mkl, own.mkl_amd)) return mkl_check();
+        puts(mkl.name);
+        return 1;
+    }
+#ifdef BENCH_CBLAS
+    if (own.cblas_check) return cblas_check();
+#endif
+#ifdef BENCH_DNNL
+    if (own.onednn_check && onednn_open(0)) {
+        puts(onednn.name);
+        return 0;
+    }
+#endif
+    return 1;
+}
 
 int main(int argc, char **argv) {
-    int i;
-    opt.self = argv[0];
-    for (i = 1; i < argc; i++) {
-        const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
-        if (!strcmp(a, "--quick")) {
-            opt.quick = 1;
-            continue;
-        }
-        if (!strcmp(a, "--worker")) {
-            opt.worker = 1;
-            continue;
-        }
-        if (!strcmp(a, "--help")) {
-            fputs(usage, stdout);
-            return 0;
-        }
-        if (!strcmp(a, "--cblas-check")) {
-#ifdef BENCH_CBLAS
-            return cblas_check();
-#else
-            return 1;
-#endif
-        }
-        if (!strcmp(a, "--mkl-check")) {
-            if (opt.mkl && mkl_open(opt.mkl, opt.mkl_amd)) return mkl_check();
-            puts(mkl.name);
-            return 1;
-        }
-        if (!strcmp(a, "--onednn-check")) {
-#ifdef BENCH_DNNL
-            if (onednn_open(0)) {
-                puts(onednn.name);
-                return 0;
-            }
-#endif
-            return 1;
-        }
-        i++;
-        if (!strcmp(a, "--threads"))
-            opt.threads = whole(v, 1, a);
-        else if (!strcmp(a, "--rounds")) {
-            opt.rounds = whole(v, 1, a);
-            if (opt.rounds > MAX_ROUNDS) opt.rounds = MAX_ROUNDS;
-        } else if (!strcmp(a, "--batch"))
-            opt.batch = whole(v, 1, a);
-        else if (!strcmp(a, "--steps"))
-            opt.steps = whole(v, 1, a);
-        else if (!strcmp(a, "--warmup"))
-            opt.warmup = whole(v, 0, a);
-        else if (!strcmp(a, "--literal"))
-            opt.literal = whole(v, 0, a);
-        else if (!v) {
-            fprintf(stderr, "bench: unknown option, or no value: %s\n%s", a, usage);
-            return 2;
-        } else if (!strcmp(a, "--only"))
-            opt.only = v;
-        else if (!strcmp(a, "--data"))
-            opt.data = v;
-        else if (!strcmp(a, "--params"))
-            opt.params = v;
-        else if (!strcmp(a, "--python"))
-            opt.python = v;
-        else if (!strcmp(a, "--python-plain"))
-            opt.python_plain = v;
-        else if (!strcmp(a, "--peer"))
-            opt.peer = v;
-        else if (!strcmp(a, "--cblas"))
-            opt.cblas = v;
-        else if (!strcmp(a, "--mkl"))
-            opt.mkl = v;
-        else if (!strcmp(a, "--mkl-amd"))
-            opt.mkl_amd = v;
-        else if (!strcmp(a, "--work"))
-            opt.work = v;
-        else if (!strcmp(a, "--append"))
-            report_path = v;
-        else if (!strcmp(a, "--spans")) {
-            for (opt.spans = 0; opt.spans < SPANS_KINDS && strcmp(v, spans_name[opt.spans]);
-                 opt.spans++)
-                continue;
-            if (opt.spans == SPANS_KINDS) {
-                fprintf(stderr, "bench: --spans full, learned or short\n");
-                return 2;
-            }
-        } else if (!strcmp(a, "--precision")) {
-            for (opt.precision = 0;
-                 opt.precision < PRECISIONS && strcmp(v, precision_name[opt.precision]);
-                 opt.precision++)
-                continue;
-            if (opt.precision == PRECISIONS) {
-                fprintf(stderr, "bench: --precision f32 or bf16\n");
-                return 2;
-            }
-        } else {
-            fprintf(stderr, "bench: unknown option %s\n%s", a, usage);
-            return 2;
-        }
-    }
-    if (!opt.threads) {
-        stx_ctx *x = stx_create(NULL);
-        opt.threads = stx_threads(x);
-        stx_destroy(x);
-    }
-    signal(SIGPIPE, SIG_IGN); /* a contender that died is reported, and is not the end */
-    if (opt.worker) return worker();
-    found_nothing();
-    if (strstr(opt.only, "gemm")) bench_gemm();
-    if (strstr(opt.only, "attention")) bench_attention();
-    if (strstr(opt.only, "context")) bench_context();
-    if (strstr(opt.only, "training")) bench_training();
-    if (strstr(opt.only, "generation")) bench_generation();
+    int ended;
+    opt.batch = 8;
+    opt.steps = 3;
+    opt.only = "gemm,attention,context,training,generation";
+    ended = parse(argc, argv, usage, own_options);
+    if (ended) return ended - 1;
+    if (own.cblas_check || own.mkl_check || own.onednn_check) return peer_check();
+    if (own.worker) return worker();
+    not_measured((double *)(void *)&found, sizeof found / sizeof(double));
+    if (listed(opt.only, "gemm")) bench_gemm();
+    if (listed(opt.only, "attention")) bench_attention();
+    if (listed(opt.only, "context")) bench_context();
+    if (listed(opt.only, "training")) bench_training();
+    if (listed(opt.only, "generation")) bench_generation();
     bench_summary();
-    if (probe.x) stx_destroy(probe.x);
+    probe_end();
     return 0;
 }

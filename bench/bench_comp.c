@@ -1,14 +1,13 @@
 /* bench_comp.c - times the Compressive Transformer of seqtx on a CPU: training and
-   generation, beside PyTorch.
+   generation, compared with PyTorch.
 
        sh bench/run.sh --only comp      builds this file and runs it (bench/README.md)
 
-   Contenders take turns within one run, so that a busy machine is busy for all of
-   them; numbers are medians of rounds, with minimum and maximum beside them. All are
-   processes of their own that answer a line on stdin with one round: this program again
-   more with --worker, and PyTorch. Both take the options of
-   bench/peers/compressive_torch.py, read the same data and start from the same
-   parameter file, and a row whose losses are not the peer's is void. */
+   Contenders alternate within one run, so that a busy machine affects all of them; values
+   are medians of rounds, with minimum and maximum. All are separate processes that reply
+   to a line on stdin with one round: this program with --worker, and PyTorch. Both take
+   the options of bench/peers/compressive_torch.py, read the same data and start from the
+   same parameter file, and a row whose losses differ from the peer's is void. */
 #define _POSIX_C_SOURCE 200809L
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_compressive.h"
@@ -17,34 +16,30 @@
 
 // >>worker: the options of bench/peers/compressive_torch.py
 
+enum { GATE_RESIDUAL, GATE_GRU };
+
+static const char *const gate_name[] = {"residual", "gru"};
+
 static struct {
-    int L, D, H, M, C, r, generate, recompute, prompt;
+    int L, D, H, M, C, r, gate, positions, generate, recompute, prompt;
     double aux_weight;
-    const char *layers, *gate, *positions;
-} model = {4, 256, 4, 128, 32, 4, 0, 0, 3, 1, "all", "residual", "learned"};
+    const char *layers;
+} model = {4, 256, 4, 128, 32, 4, GATE_RESIDUAL, 0, 0, 0, 3, 1, "all"};
 
-static const lm_option model_options[] = {{"--nlayers", &model.L, 1, NULL, NULL},
-                                          {"--hid-sz", &model.D, 1, NULL, NULL},
-                                          {"--nheads", &model.H, 1, NULL, NULL},
-                                          {"--mem", &model.M, 0, NULL, NULL},
-                                          {"--cmem", &model.C, 0, NULL, NULL},
-                                          {"--ratio", &model.r, 1, NULL, NULL},
-                                          {"--memory-layers", NULL, 0, NULL, &model.layers},
-                                          {"--gate", NULL, 0, NULL, &model.gate},
-                                          {"--positions", NULL, 0, NULL, &model.positions},
-                                          {"--aux-weight", NULL, 0, &model.aux_weight, NULL},
-                                          {"--generate", &model.generate, 1, NULL, NULL},
-                                          {"--prompt", &model.prompt, 1, NULL, NULL},
-                                          {"--recompute", &model.recompute, -1, NULL, NULL},
-                                          {NULL, NULL, 0, NULL, NULL}};
-
-static int chosen(const char *given, const char *a, const char *b, const char *option) {
-    if (strcmp(given, a) && strcmp(given, b)) {
-        fprintf(stderr, "bench_comp --worker: %s %s: of %s, %s\n", option, given, a, b);
-        exit(2);
-    }
-    return !strcmp(given, b);
-}
+static const option model_options[] = {OPTION_WHOLE("--nlayers", &model.L, 1),
+                                       OPTION_WHOLE("--hid-sz", &model.D, 1),
+                                       OPTION_WHOLE("--nheads", &model.H, 1),
+                                       OPTION_WHOLE("--mem", &model.M, 0),
+                                       OPTION_WHOLE("--cmem", &model.C, 0),
+                                       OPTION_WHOLE("--ratio", &model.r, 1),
+                                       OPTION_TEXT("--memory-layers", &model.layers),
+                                       OPTION_CHOICE("--gate", &model.gate, "residual,gru"),
+                                       OPTION_CHOICE("--positions", &model.positions, "learned,xl"),
+                                       OPTION_REAL("--aux-weight", &model.aux_weight),
+                                       OPTION_WHOLE("--generate", &model.generate, 1),
+                                       OPTION_WHOLE("--prompt", &model.prompt, 1),
+                                       OPTION_FLAG("--recompute", &model.recompute),
+                                       OPTION_END};
 
 static stx_comp *model_create(stx_ctx *x) {
     static size_t list[64];
@@ -61,14 +56,12 @@ static stx_comp *model_create(stx_ctx *x) {
     d.cmem = model.C ? (size_t)model.C : STX_COMP_NO_ROWS;
     d.ratio = (size_t)model.r;
     d.aux_weight = model.aux_weight;
-    d.gate = chosen(model.gate, "residual", "gru", "--gate") ? STX_COMP_GRU : STX_COMP_RESIDUAL;
-    d.positions = chosen(model.positions, "learned", "xl", "--positions") ? STX_COMP_XL
-                                                                          : STX_COMP_LEARNED;
+    d.gate = model.gate == GATE_GRU ? STX_COMP_GRU : STX_COMP_RESIDUAL;
+    d.positions = model.positions ? STX_COMP_XL : STX_COMP_LEARNED;
     if (!strcmp(p, "none"))
         d.no_memory = 1;
     else if (strcmp(p, "all"))
-        for (d.memory_layers = list; *p && d.memory_count < 64;
-             p += strcspn(p, ","), p += *p == ',')
+        for (d.memory_layers = list; *p && d.memory_count < 64; p = after(p))
             list[d.memory_count++] = (size_t)strtoul(p, NULL, 10);
     m = stx_comp_create(x, &d);
     check(x);
@@ -79,94 +72,99 @@ static stx_lm create(stx_ctx *x) {
     return stx_comp_as_lm(model_create(x));
 }
 
-static double nll_of(const stx_real *logits, int32_t token) {
-    double top = (double)logits[0], sum = 0;
-    size_t v;
-    for (v = 1; v < 256; v++)
-        if ((double)logits[v] > top) top = (double)logits[v];
-    for (v = 0; v < 256; v++) sum += exp((double)logits[v] - top);
-    return log(sum) + top - (double)logits[token];
-}
-
-/* --generate N: rounds of one stream after --prompt segments, with cached keys and
-   values through a whole segment; with --recompute the segment so far for each of N
-   tokens, evenly spread, as the peer. Both tell the nll of the first of these places,
-   and their mean. */
-static int generate_worker(void) {
-    stx_ctx *x = context(job.precision, job.threads);
-    size_t n, k, S = (size_t)job.T, N = (size_t)model.generate;
-    unsigned char *text;
-    int32_t *ids;
+/* A model that has read --prompt segments of the text; ids: the next segment, and one
+   more token */
+typedef struct {
+    stx_ctx *x;
     stx_comp *m;
     stx_comp_state *state;
     stx_comp_gen *gen;
-    char line[64];
-    unsigned long long done = 0;
-    if (!x) {
-        fprintf(stderr, "cannot: %s is not in this build of the library\n",
-                precision_name[job.precision]);
-        return 3;
-    }
-    m = model_create(x);
-    if (job.load) {
-        stx_file *f = stx_file_open(x, job.load);
-        stx_params_load(stx_comp_params(m), f, "");
-        stx_file_close(f);
-        check(x);
-    }
-    text = read_bytes(job.data, &n);
-    if (n < ((size_t)model.prompt + 1) * S + 1) die("too few bytes for this prompt");
-    n = ((size_t)model.prompt + 1) * S + 1;
-    ids = (int32_t *)malloc(n * sizeof *ids);
-    if (!ids) die("no memory");
-    for (k = 0; k < n; k++) ids[k] = text[k];
+    int32_t *text, *ids;
+} generation;
+
+static void generation_begin(generation *g, stx_ctx *x) {
+    size_t k, n, bytes, S = (size_t)job.T, P = (size_t)model.prompt * S;
+    unsigned char *text = read_bytes(job.data, &bytes);
+    memset(g, 0, sizeof *g);
+    g->x = x;
+    g->m = model_create(x);
+    if (job.load) params_load(x, stx_comp_params(g->m), job.load);
+    n = P + S + 1;
+    if (bytes < n) die("too few bytes for this prompt");
+    g->text = (int32_t *)malloc(n * sizeof *g->text);
+    if (!g->text) die("no memory");
+    for (k = 0; k < n; k++) g->text[k] = text[k];
     free(text);
-    state = stx_comp_state_create(m, 1);
-    for (k = 0; k < (size_t)model.prompt; k++) {
+    g->state = stx_comp_state_create(g->m, 1);
+    for (k = 0; k < P; k += S) {
         stx_begin(x, STX_EVAL);
-        stx_comp_forward(m, stx_tokens(x, ids + k * S, 1, S), NULL, state, state);
+        stx_comp_forward(g->m, stx_tokens(x, g->text + k, 1, S), NULL, g->state, g->state);
     }
-    gen = stx_comp_gen_create(m, 1);
+    g->ids = g->text + P;
+    g->gen = stx_comp_gen_create(g->m, 1);
     check(x);
-    n -= S + 1; /* where the timed segment begins */
+}
+
+static void generation_end(generation *g) {
+    free(g->text);
+    stx_comp_gen_free(g->gen);
+    stx_comp_state_free(g->state);
+    stx_destroy(g->x);
+}
+
+/* nll of the token after position k, by a forward pass of the segment up to it */
+static double recomputed_nll(generation *g, size_t k) {
+    stx_tensor *h;
+    double nll;
+    stx_begin(g->x, STX_EVAL);
+    h = stx_comp_forward(g->m, stx_tokens(g->x, g->ids, 1, k + 1), NULL, g->state, NULL);
+    nll = stx_item(g->x, stx_comp_nll(g->m, stx_slice(g->x, h, k, k + 1),
+                                      stx_tokens(g->x, g->ids + k + 1, 1, 1), NULL));
+    check(g->x);
+    return nll;
+}
+
+/* One round of one stream: with cached keys and values the whole segment; with
+   --recompute, as the peer, the segment so far for each of N tokens that are evenly
+   spaced. Both report the nll of the first of these tokens, and the mean. */
+static void generation_round(generation *g, reply *r) {
+    size_t k, place = 0, S = (size_t)job.T, N = (size_t)model.generate;
+    double sum = 0, at = seconds();
+    if (!model.recompute && !stx_comp_gen_set(g->gen, g->state)) check(g->x);
+    for (k = 0; k < S; k++) {
+        double nll = 0;
+        int counts = place < N && k == (2 * place + 1) * S / (2 * N);
+        if (!model.recompute) {
+            const stx_real *logits = stx_comp_gen_feed(g->gen, g->ids + k, 1);
+            check(g->x);
+            if (counts) nll = nll_of(logits, 256, g->ids[k + 1]);
+        } else if (counts)
+            nll = recomputed_nll(g, k);
+        if (!counts) continue;
+        if (!place++) r->first = r->step1 = nll;
+        sum += nll;
+    }
+    r->seconds = seconds() - at;
+    r->last = sum / (double)N;
+    r->tokens = (double)(model.recompute ? N : S);
+    r->done += model.recompute ? N : S;
+}
+
+static int generate_worker(void) {
+    generation g;
+    reply r;
+    char line[64];
+    stx_ctx *x = worker_context(job.precision, job.threads);
+    if (!x) return 3;
+    memset(&r, 0, sizeof r);
+    r.norm = NAN;
+    generation_begin(&g, x);
     fprintf(stderr, "ready\n");
     while (fgets(line, sizeof line, stdin)) {
-        double sum = 0, first = NAN, at = seconds();
-        size_t place = 0;
-        if (!model.recompute && !stx_comp_gen_set(gen, state)) check(x);
-        for (k = 0; k < S; k++) {
-            double z = 0;
-            int timed = place < N && k == (2 * place + 1) * S / (2 * N);
-            if (!model.recompute) {
-                const stx_real *logits = stx_comp_gen_feed(gen, ids + n + k, 1);
-                check(x);
-                if (timed) z = nll_of(logits, ids[n + k + 1]);
-            } else if (timed) {
-                stx_tensor *h;
-                stx_begin(x, STX_EVAL);
-                h = stx_comp_forward(m, stx_tokens(x, ids + n, 1, k + 1), NULL, state, NULL);
-                z = stx_item(x, stx_comp_nll(m, stx_slice(x, h, k, k + 1),
-                                             stx_tokens(x, ids + n + k + 1, 1, 1), NULL));
-                check(x);
-            }
-            if (!timed) continue;
-            if (!place++) first = z;
-            sum += z;
-        }
-        at = seconds() - at;
-        done += model.recompute ? N : S;
-        printf(
-            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": "
-            "%.9g, \"steps_done\": %llu, "
-            "\"seconds\": %.6g, \"peak_bytes\": %zu}\n",
-            (double)(model.recompute ? N : S) / at, first, sum / (double)N, first, done, at,
-            stx_peak_bytes(x));
-        fflush(stdout);
+        generation_round(&g, &r);
+        reply_print(x, &r);
     }
-    free(ids);
-    stx_comp_gen_free(gen);
-    stx_comp_state_free(state);
-    stx_destroy(x);
+    generation_end(&g);
     return 0;
 }
 
@@ -178,54 +176,36 @@ enum { CONFIGS = 2 };
 typedef struct {
     const char *name;
     int L, D, H, S, M, C, r, B, steps, places;
-    const char *layers, *gate;
+    const char *layers;
+    int gate;
 } config;
 
-static const config configs[CONFIGS] = {/* the second: the reference's enwik8 example */
-                                        {"small", 4, 256, 4, 128, 128, 32, 4, 8, 8, 16, "all",
-                                         "residual"},
-                                        {"example", 8, 512, 8, 512, 512, 128, 4, 4, 1, 8, "6,7,8",
-                                         "gru"}};
-
-enum { OWN, OWN_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16, PEER_PLAIN, CONTENDERS };
-
-static const lm_kind kinds[CONTENDERS] = {
-    {"seqtx f32", 1e-3, F32, 0, LM_OWN, {NULL}},
-    {"seqtx bf16", 2e-2, BF16, 0, LM_OWN, {NULL}},
-    {"PyTorch eager f32", 1e-3, F32, 0, LM_PEER, {NULL}},
-    {"PyTorch eager bf16 autocast", 2e-2, BF16, 0, LM_PEER, {NULL}},
-    {"PyTorch compiled f32", 1e-3, F32, 1, LM_PEER, {NULL}},
-    {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1, LM_PEER, {NULL}},
-    {"PyTorch eager f32, as installed", 1e-3, F32, 0, LM_PLAIN, {NULL}}};
+static const config configs[CONFIGS] = {
+    {"small", 4, 256, 4, 128, 128, 32, 4, 8, 8, 16, "all", GATE_RESIDUAL},
+    /* the enwik8 example of the reference */
+    {"example", 8, 512, 8, 512, 512, 128, 4, 4, 1, 8, "6,7,8", GATE_GRU}};
 
 enum { CACHED, CACHED_BF16, AGAIN, AGAIN_BF16, TORCH, TORCH_BF16, WAYS };
 
 static const lm_kind ways[WAYS] = {
-    {"seqtx f32, cached", 1e-3, F32, 0, LM_OWN, {NULL}},
-    {"seqtx bf16, cached", 2e-2, BF16, 0, LM_OWN, {NULL}},
-    {"seqtx f32, segment again", 1e-3, F32, 0, LM_OWN, {"--recompute", NULL}},
-    {"seqtx bf16, segment again", 2e-2, BF16, 0, LM_OWN, {"--recompute", NULL}},
-    {"PyTorch eager f32, segment again", 1e-3, F32, 0, LM_PEER, {NULL}},
-    {"PyTorch eager bf16 autocast, segment again", 2e-2, BF16, 0, LM_PEER, {NULL}}};
+    {"seqtx f32, cached", 1e-3, F32, 0, BY_SEQTX, {NULL}},
+    {"seqtx bf16, cached", 2e-2, BF16, 0, BY_SEQTX, {NULL}},
+    {"seqtx f32, segment again", 1e-3, F32, 0, BY_SEQTX, {"--recompute", NULL}},
+    {"seqtx bf16, segment again", 2e-2, BF16, 0, BY_SEQTX, {"--recompute", NULL}},
+    {"PyTorch eager f32, segment again", 1e-3, F32, 0, BY_PEER, {NULL}},
+    {"PyTorch eager bf16 autocast, segment again", 2e-2, BF16, 0, BY_PEER, {NULL}}};
 
-/* NaN: not measured */
-static struct {
-    double rate[CONFIGS][CONTENDERS], memory[CONFIGS][CONTENDERS], way[CONFIGS][WAYS];
-} found;
-
-static void found_nothing(void) {
-    double *v = (double *)(void *)&found;
-    size_t i;
-    for (i = 0; i < sizeof found / sizeof *v; i++) v[i] = NAN;
-}
+static lm_found found[CONFIGS];
+static double rate_found[CONFIGS][WAYS];
 
 static int wanted(const config *g) {
-    return opt.config ? listed(opt.config, g->name) : !opt.quick || g == configs;
+    if (opt.config) return listed(opt.config, g->name);
+    return !opt.quick || g == configs;
 }
 
-/* Writes the initial parameters of a configuration to `path`; their number, in
-   millions. Positions begin with small numbers, not with 0: so a wrong one shows in
-   the first loss. */
+/* Writes the initial parameters of a configuration to `path`; returns how many, in
+   millions. Positions are small and not 0, so that a wrong one shows in the first
+   loss. */
 static double configure(const config *g, const char *path) {
     stx_ctx *x = context(F32, opt.threads);
     stx_comp *m;
@@ -251,16 +231,24 @@ static double configure(const config *g, const char *path) {
 
 static void say_shape(const config *g, int B, double params) {
     say("%s: V 256, D %d, L %d, H %d, S %d, M %d, C %d, r %d, memory in layers %s, gate %s, "
-        "learned positions, conv and attention loss, "
-        "B %d; %.1f million parameters;",
-        g->name, g->D, g->L, g->H, g->S, g->M, g->C, g->r, g->layers, g->gate, B, params);
+        "learned positions, convolution and attention loss, B %d; %.1f million parameters;",
+        g->name, g->D, g->L, g->H, g->S, g->M, g->C, g->r, g->layers, gate_name[g->gate], B,
+        params);
 }
 
-#define SHAPE(g) \
-  "--nlayers", number((g)->L), "--hid-sz", number((g)->D), "--nheads", number((g)->H), \
-      "--block-sz", number((g)->S), "--mem", number((g)->M), "--cmem", number((g)->C), "--ratio", \
-      number((g)->r), "--memory-layers", (char *)(uintptr_t)(g)->layers, "--gate", \
-      (char *)(uintptr_t)(g)->gate, "--threads", number(opt.threads), "--load", params
+static void shape_arguments(arguments *a, const config *g, const char *params) {
+    a->n = 0;
+    arg_number(a, "--nlayers", (size_t)g->L);
+    arg_number(a, "--hid-sz", (size_t)g->D);
+    arg_number(a, "--nheads", (size_t)g->H);
+    arg_number(a, "--block-sz", (size_t)g->S);
+    arg_number(a, "--mem", (size_t)g->M);
+    arg_number(a, "--cmem", (size_t)g->C);
+    arg_number(a, "--ratio", (size_t)g->r);
+    arg_text(a, "--memory-layers", g->layers);
+    arg_text(a, "--gate", gate_name[g->gate]);
+    arg_text(a, "--load", params);
+}
 
 
 // >>training
@@ -268,49 +256,35 @@ static void say_shape(const config *g, int B, double params) {
 static void training_config(int at) {
     static contender c[CONTENDERS];
     const config *g = &configs[at];
-    int i, r, skip[CONTENDERS] = {0}, warmup = opt.warmup >= 0 ? opt.warmup : 4,
-              B = opt.batch ? opt.batch : g->B;
-    int steps = opt.steps ? opt.steps : opt.quick ? 1 + g->steps / 4 : g->steps;
+    int r, warmup = lm_warmup(4), B = opt.batch ? opt.batch : g->B, steps = lm_steps(g->steps);
     char params[512], label[80];
-    char *shared[] = {SHAPE(g),   "--batch-sz",   number(B), "--steps", number(steps),
-                      "--warmup", number(warmup), "--optim", "adamw",   "--weight-decay",
-                      "0",        "--clip",       "0.5",     NULL};
+    arguments shared;
     double millions;
-    memset(c, 0, sizeof c);
     snprintf(params, sizeof params, "%s/params.comp.%s.safetensors", opt.work, g->name);
-    millions = configure(g, params);
     snprintf(label, sizeof label, "training, %s", g->name);
-    lm_start(c, kinds, CONTENDERS, PEER, skip, label, shared);
-    probe_begin(opt.threads);
-    r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 240, label);
+    millions = configure(g, params);
+    shape_arguments(&shared, g, params);
+    lm_training_arguments(&shared, B, steps, warmup);
+    arg_text(&shared, "--weight-decay", "0");
+    arg_text(&shared, "--clip", "0.5");
+    lm_start(c, lm_kinds, CONTENDERS, PEER, NULL, label, opt.data, &shared);
+    r = lm_rounds(c, CONTENDERS, 7, 240, label);
     say_shape(g, B, millions);
-    say(" median of %d rounds of %d step%s after %d discarded steps:\n\n", r, steps,
-        steps == 1 ? "" : "s", warmup + steps);
-    contest_say(c, CONTENDERS, PEER);
-    header("contender|ms a step|range");
-    for (i = 0; i < CONTENDERS; i++) {
-        double tokens = 1e3 * B * g->S;
-        if (!c[i].fits) continue;
-        found.rate[at][i] = median(&c[i].rate);
-        found.memory[at][i] = c[i].memory;
-        row_begin();
-        cell(0, "%s", c[i].name);
-        cell(1, "%.1f", tokens / median(&c[i].rate));
-        cell(2, "%.1f - %.1f", tokens / quantile(&c[i].rate, 1), tokens / quantile(&c[i].rate, 0));
-    }
-    print_table();
+    lm_training_say(c, r, steps, warmup);
+    lm_step_times(c, (double)B * g->S);
+    lm_keep(&found[at], c);
     unlink(params);
 }
 
 static void bench_training(void) {
     int i;
-    say("## Training\n\nLanguage models over bytes; a step is one segment of every stream: "
-        "forward, backward, the compression's loss, clip "
-        "of the gradient's norm and Adam; %d threads.\n"
-        "The same data, first parameters and steps for all; memories are full when time is "
-        "taken. The mean nll must agree with the first PyTorch row to %g (f32)\n"
-        "and %g (bf16), or the row is void.\n\n",
-        opt.threads, kinds[OWN].tolerance, kinds[OWN_BF16].tolerance);
+    say("## Training\n\n"
+        "Language models over bytes. A step is one segment of every stream: forward, backward, "
+        "the loss of the\ncompression, gradient clipping and Adam; %d threads. The data, initial "
+        "parameters and steps are the same for\nall; memories are full when time is taken. The "
+        "mean nll must agree with the first PyTorch row to %g (f32)\nand %g (bf16), or the row "
+        "is void.\n\n",
+        opt.threads, lm_kinds[OWN].tolerance, lm_kinds[OWN_BF16].tolerance);
     for (i = 0; i < CONFIGS; i++)
         if (wanted(&configs[i])) training_config(i);
 }
@@ -321,35 +295,35 @@ static void bench_training(void) {
 static void generation_config(int at) {
     static contender c[WAYS];
     const config *g = &configs[at];
-    int i, r, skip[WAYS] = {0}, places = opt.quick ? 4 : g->places;
+    int i, r;
     char params[512], label[80];
-    char *shared[] = {SHAPE(g), "--generate", number(places), NULL};
+    arguments shared;
     double millions;
-    memset(c, 0, sizeof c);
     snprintf(params, sizeof params, "%s/params.comp.%s.safetensors", opt.work, g->name);
-    millions = configure(g, params);
     snprintf(label, sizeof label, "generation, %s", g->name);
-    lm_start(c, ways, WAYS, -1, skip, label, shared);
-    probe_begin(opt.threads);
-    r = contest(c, WAYS, rounds(5), opt.rounds ? 1e9 : 240, label);
+    millions = configure(g, params);
+    shape_arguments(&shared, g, params);
+    arg_number(&shared, "--threads", (size_t)opt.threads);
+    arg_number(&shared, "--generate", (size_t)(opt.quick ? 4 : g->places));
+    lm_start(c, ways, WAYS, -1, NULL, label, opt.data, &shared);
+    r = lm_rounds(c, WAYS, 5, 240, label);
     say_shape(g, 1, millions);
     say(" median of %d rounds:\n\n", r);
     contest_say(c, WAYS, TORCH);
     for (i = 0; i < WAYS; i++)
-        if (c[i].fits) found.way[at][i] = median(&c[i].rate);
+        if (c[i].fits) rate_found[at][i] = median(&c[i].rate);
     unlink(params);
 }
 
 static void bench_generation(void) {
     int i;
-    say("## Generation\n\nOne stream after three segments of text, %d threads. Cached: "
-        "stx_comp_gen_feed, token by token through one "
-        "segment, with the keys and values of its memories made at its start.\n"
-        "Segment again: the reference's way, a forward pass of the "
-        "segment so far for each token, by stx_comp_forward and by PyTorch; timed at places "
-        "evenly spread over the segment, whose\n"
-        "mean is the segment's. The text is given, so that losses can be compared: \"step 1\" is "
-        "the nll at the first of these places, "
+    say("## Generation\n\n"
+        "One stream after three segments of text, %d threads. \"cached\": stx_comp_gen_feed, "
+        "token by token through one\nsegment; the keys and values of the memories are made at "
+        "its start. \"segment again\": the reference's method,\na forward pass of the segment "
+        "so far for each token, by stx_comp_forward and by PyTorch, timed at positions\nevenly "
+        "spaced over the segment, whose mean is that of the segment. The text is given, so that "
+        "losses can be\ncompared: \"step 1\" is the nll at the first of these positions, "
         "\"last step\" the mean over them.\n\n",
         opt.threads);
     for (i = 0; i < CONFIGS; i++)
@@ -360,42 +334,29 @@ static void bench_generation(void) {
 // >>summary
 
 static void bench_summary(void) {
-    int i, k;
-    say("## Summary\n\nRatios within this run, to PyTorch of the same model; \"-\" is not "
-        "measured, or void. Wanted: training in f32 2 "
-        "times eager at the small shape and 1.4 times at the example's, generation 20 times the "
-        "reference's way.\n\n");
-    header(
-        "model|training tokens/s f32|to eager f32|to compiled f32|to eager as installed|bf16|to "
-        "eager bf16|to compiled bf16|"
-        "memory MB f32|of eager|cached tokens/s f32|to segment again|to PyTorch's|bf16|to "
-        "PyTorch's bf16");
+    enum { MORE = 5 };
+
+    static const int digits[MORE] = {0, 1, 1, 0, 1};
+    int i;
+    say("## Summary\n\n"
+        "Ratios within this run, to PyTorch with the same model; \"-\": not measured, or void. "
+        "Targets: training in f32\n2 times eager at the small shape and 1.4 times at that of "
+        "the example, generation 20 times the reference's method.\n\n");
+    header("model|" LM_SUMMARY_HEADER
+           "|cached tokens/s f32|to segment again|to PyTorch's|bf16|to PyTorch's bf16");
     for (i = 0; i < CONFIGS; i++) {
-        const double *v = found.rate[i], *m = found.memory[i], *w = found.way[i];
-        const double told[14] = {v[OWN],
-                                 v[OWN] / v[PEER],
-                                 v[OWN] / v[PEER_COMPILED],
-                                 v[OWN] / v[PEER_PLAIN],
-                                 v[OWN_BF16],
-                                 v[OWN_BF16] / v[PEER_BF16],
-                                 v[OWN_BF16] / v[PEER_COMPILED_BF16],
-                                 m[OWN] * 1e-6,
-                                 m[OWN] / m[PEER],
-                                 w[CACHED],
-                                 w[CACHED] / w[AGAIN],
-                                 w[CACHED] / w[TORCH],
-                                 w[CACHED_BF16],
-                                 w[CACHED_BF16] / w[TORCH_BF16]};
-        static const int digits[14] = {0, 2, 2, 2, 0, 2, 2, 0, 2, 0, 1, 1, 0, 1};
-        if (!(v[OWN] == v[OWN]) && !(w[CACHED] == w[CACHED])) continue;
+        const double *w = rate_found[i];
+        double value[MORE];
+        if (!measured(found[i].rate[OWN]) && !measured(w[CACHED])) continue;
+        value[0] = w[CACHED];
+        value[1] = w[CACHED] / w[AGAIN];
+        value[2] = w[CACHED] / w[TORCH];
+        value[3] = w[CACHED_BF16];
+        value[4] = w[CACHED_BF16] / w[TORCH_BF16];
         row_begin();
         cell(0, "%s", configs[i].name);
-        for (k = 0; k < 14; k++) {
-            if (told[k] == told[k])
-                cell(1 + k, "%.*f", digits[k], told[k]);
-            else
-                cell(1 + k, "-");
-        }
+        lm_summary(1, &found[i]);
+        cell_values(1 + LM_SUMMARY, value, digits, MORE);
     }
     if (table.rows > 1) print_table();
 }
@@ -404,46 +365,35 @@ static void bench_summary(void) {
 // >>main
 
 static const char usage[] =
-    "bench_comp [options]: times the Compressive Transformer (sh bench/run.sh --only comp builds "
-    "and runs it)\n"
-    "  --only LIST        comp, or of comp-training,comp-generation\n"
-    "  --config LIST      of small,example (default: all; with --quick small)\n"
-    "  --without LIST     contenders to leave out: of compiled,installed,bf16,peer\n"
-    "  --quick            fewer rounds, places and models, about 2 minutes\n"
-    "  --threads N        default: all\n"
-    "  --rounds N         samples of each number (default 7 of training, 5 of generation)\n"
-    "  --batch N, --steps N    streams, and steps in a round, of all models (default: each has "
-    "its own)\n"
-    "  --warmup N         training: steps before the first round, at least 4 for a compiled "
-    "contender (default 4)\n"
-    "  --data FILE        text\n"
-    "  --python CMD --python-plain CMD --peer FILE    PyTorch contenders, with and without what "
-    "its tuning guide asks for\n"
-    "  --work DIR         for temporary files\n"
-    "  --append FILE      write the tables there too\n"
-    "  --worker OPTIONS   one contender: options of bench/peers/compressive_torch.py; --save "
-    "FILE; with --generate N --recompute\n";
+    "bench_comp [options]: times the Compressive Transformer (sh bench/run.sh --only comp)\n"
+    "  --only LIST        comp, or some of comp-training,comp-generation\n"
+    "  --config LIST      some of small,example (default: all; with --quick small)\n"
+    "  --quick            fewer rounds, positions and models, about 2 minutes\n"
+    "  --rounds N         samples of each value (default 7 of training, 5 of generation)\n"
+    "  --warmup N         steps before the first round (default 4, the least for compilation)\n"
+    "  --worker OPTIONS   one contender: options of bench/peers/compressive_torch.py, --save "
+    "FILE; --generate N --recompute\n" LM_USAGE;
 
 int main(int argc, char **argv) {
-    int i;
-    family.program = "bench_comp";
+    int i, ended;
+    program = "bench_comp";
     family.options = model_options;
     family.create = create;
     opt.only = "comp";
     if (argc > 1 && !strcmp(argv[1], "--worker")) {
-        if (!worker_options(argc, argv)) return 2;
+        ended = worker_parse(argc, argv);
+        if (ended) return ended;
         return model.generate ? generate_worker() : worker();
     }
-    if ((i = lm_parse(argc, argv, usage)) <= 0) return i ? 2 : 0;
-    for (i = 0; i < CONFIGS && !wanted(&configs[i]); i++) continue;
-    if (i == CONFIGS) {
-        fprintf(stderr, "bench_comp: --config %s: of small, example\n", opt.config);
-        return 2;
+    ended = lm_parse(argc, argv, usage, "small,example");
+    if (ended) return ended - 1;
+    for (i = 0; i < CONFIGS; i++) {
+        lm_found_nothing(&found[i]);
+        not_measured(rate_found[i], WAYS);
     }
-    found_nothing();
-    if (listed(opt.only, "comp") || listed(opt.only, "comp-training")) bench_training();
-    if (listed(opt.only, "comp") || listed(opt.only, "comp-generation")) bench_generation();
+    if (section("comp", "comp-training")) bench_training();
+    if (section("comp", "comp-generation")) bench_generation();
     bench_summary();
-    if (probe.x) stx_destroy(probe.x);
+    probe_end();
     return 0;
 }

@@ -1,13 +1,14 @@
-/* bench_cuda.c - times seqtx on a GPU, beside PyTorch: training steps, the attention,
-   curves, products and passes, idle gaps.
+/* bench_cuda.c - times seqtx on a GPU, compared with PyTorch: training steps, the
+   attention, curves, matmuls and passes, idle gaps.
 
-       make bench-cuda CUDA_ARCH=sm_90         builds this file and runs bench/run_cuda.sh (bench/README.md)
+       make bench-cuda CUDA_ARCH=sm_90         builds this file and runs bench/run_cuda.sh
+                                               (bench/README.md)
 
-   Times are of CUDA events on the context's stream, rates of whole rounds by the
-   host's clock. Training contenders are processes of their own, which answer lines on
-   stdin, alternating (the protocol of peers/attn_span_torch_cuda.py): this program again
-   more with --worker, and PyTorch. All start from the same parameter file, read the
-   same random tokens, and a row whose losses are not the peer's is void. */
+   Times are between CUDA events on the context's stream, rates of whole rounds by the
+   clock of the host. Training contenders are separate processes, which reply to lines on
+   stdin, alternating (the protocol of peers/attn_span_torch_cuda.py): this program with
+   --worker, and PyTorch. All start from the same parameter file and read the same random
+   tokens, and a row whose losses differ from the peer's is void. */
 #define _DEFAULT_SOURCE
 #ifdef SEQTX_CUDA_HOST /* tests/cuda_host declares CUDA for C++ only */
   #include "../tests/cuda_host/cuda_host.h"
@@ -36,29 +37,34 @@ enum { F32, TF32, BF16, MODES };
 static const char *const mode_name[MODES] = {"f32", "tf32", "bf16"};
 
 static struct {
-    int tiny, rounds, warmup, check, batch, worker, no_graph, mode;
-    double limit; /* seconds for each section */
+    int tiny, rounds, warmup, check, batch, worker, no_graph, mode, limit, help, about;
     const char *self, *data, *params, *python, *peer, *peer_device, *work, *section, *config;
-} opt = {0,
-         5,
-         20,
-         10,
-         0,
-         0,
-         0,
-         BF16,
-         540,
-         NULL,
-         NULL,
-         NULL,
-         NULL,
-         NULL,
-         "cuda",
-         ".",
-         "training,attention,curves,gemm,idle",
-         NULL};
+} opt = {0,    5,    20,   10,   0,      0,   0,                                    BF16, 540, 0, 0,
+         NULL, NULL, NULL, NULL, NULL, "cuda", ".", "training,attention,curves,gemm,idle", NULL};
 
-static void check(stx_ctx *x) {
+static const option options[] = {OPTION_FLAG("--tiny", &opt.tiny),
+                                 OPTION_FLAG("--worker", &opt.worker),
+                                 OPTION_FLAG("--no-graph", &opt.no_graph),
+                                 OPTION_FLAG("--help", &opt.help),
+                                 OPTION_FLAG("--about", &opt.about),
+                                 OPTION_CHOICE("--mode", &opt.mode, "f32,tf32,bf16"),
+                                 OPTION_WHOLE("--rounds", &opt.rounds, 1),
+                                 OPTION_WHOLE("--warmup", &opt.warmup, 1),
+                                 OPTION_WHOLE("--check-step", &opt.check, 1),
+                                 OPTION_WHOLE("--batch", &opt.batch, 1),
+                                 OPTION_WHOLE("--seconds", &opt.limit, 1), /* per section */
+                                 OPTION_TEXT("--section", &opt.section),
+                                 OPTION_TEXT("--config", &opt.config),
+                                 OPTION_TEXT("--data", &opt.data),
+                                 OPTION_TEXT("--params", &opt.params),
+                                 OPTION_TEXT("--python", &opt.python),
+                                 OPTION_TEXT("--peer", &opt.peer),
+                                 OPTION_TEXT("--peer-device", &opt.peer_device),
+                                 OPTION_TEXT("--work", &opt.work),
+                                 OPTION_TEXT("--append", &report_path),
+                                 OPTION_END};
+
+static void check(const stx_ctx *x) {
     if (!stx_ok(x)) die(stx_error(x));
 }
 
@@ -69,7 +75,7 @@ static void cuda(int error, const char *what) {
     }
 }
 
-/* Refused: an error of the context, which the caller reports. */
+/* Its errors are left to the caller. */
 static stx_ctx *context_or(int mode, int no_graph) {
     stx_desc d;
     stx_ctx *x;
@@ -90,10 +96,14 @@ static stx_ctx *context(int mode, int no_graph) {
     return x;
 }
 
-static double used_bytes(void) { /* of the whole device, by the driver */
+static double used_bytes(void) { /* of the whole device, according to the driver */
     size_t left = 0, total = 0;
     cuda(cudaMemGetInfo(&left, &total), "cudaMemGetInfo");
     return (double)(total - left);
+}
+
+static double at_least(double a, double b) {
+    return a > b ? a : b;
 }
 
 static config configured(config c) {
@@ -104,21 +114,8 @@ static config configured(config c) {
 
 static const config *config_named(const char *name) {
     int i;
-    for (i = 0; i < CONFIGS; i++)
-        if (!strcmp(configs[i].name, name)) return &configs[i];
-    die("--config names none of small-full, small, 12x512, 24x768, all-attention, small-205");
-    return NULL;
-}
-
-/* Is name among the words of list, which commas separate? NULL: everything is. */
-static int listed(const char *list, const char *name) {
-    size_t n = strlen(name);
-    while (list && *list) {
-        size_t w = strcspn(list, ",");
-        if (w == n && !strncmp(list, name, n)) return 1;
-        list += w + (list[w] == ',');
-    }
-    return !list;
+    for (i = 0; i < CONFIGS - 1 && strcmp(configs[i].name, name); i++) continue;
+    return &configs[i];
 }
 
 
@@ -143,8 +140,8 @@ static double mark_ms(int from, int to) { /* waits for the later one */
     return (double)ms;
 }
 
-/* What is timed: fn(user), many times between two events, long enough for the events'
-   resolution and the first launch not to matter */
+/* What is timed: fn, so often between two events that their resolution and the first
+   launch do not matter */
 typedef struct job {
     void (*fn)(struct job *j);
     stx_ctx *x;
@@ -168,7 +165,7 @@ static double job_ms(job *j) {
     return mark_ms(0, 1) / j->reps;
 }
 
-static int job_warm(job *j) { /* 0: it cannot be done, the context says why */
+static int job_warm(job *j) { /* 0: it cannot run, the context says why */
     double ms;
     j->reps = 1;
     if (!stx_ok(j->x)) return 0;
@@ -176,7 +173,10 @@ static int job_warm(job *j) { /* 0: it cannot be done, the context says why */
     stx_cuda_sync(j->x);
     if (!stx_ok(j->x)) return 0;
     ms = job_ms(j);
-    j->reps = opt.tiny || ms > 5 ? 1 : ms * 1000 < 5 ? 1000 : (int)(5 / ms) + 1;
+    if (opt.tiny || ms > 5) /* as many as take 5 ms, at most 1000 */
+        j->reps = 1;
+    else
+        j->reps = ms * 1000 < 5 ? 1000 : (int)(5 / ms) + 1;
     if (!opt.tiny) job_ms(j);
     return stx_ok(j->x);
 }
@@ -185,8 +185,14 @@ static void job_round(job *j) {
     sample(&j->ms, job_ms(j));
 }
 
-/* n random numbers in (-scale, scale) on the device. The host draws four million once;
-   runs of them, begun at odd places, fill what is larger. */
+static void job_run(job *j) {
+    int r;
+    if (!job_warm(j)) return;
+    for (r = 0; r < opt.rounds; r++) job_round(j);
+}
+
+/* n random values in (-scale, scale) on the device. The host draws four million once;
+   larger arrays are filled with parts of them. */
 static void random_fill(stx_ctx *x, stx_real *to, size_t n, double scale) {
     enum { POOL = 1 << 22, PIECE = 1 << 20 };
 
@@ -213,8 +219,8 @@ static void random_fill(stx_ctx *x, stx_real *to, size_t n, double scale) {
 }
 
 static stx_real *device_random(stx_ctx *x, size_t n, double scale, int kind) {
-    size_t bytes =
-        n * (kind == STX_MEM_ACTIVATIONS && stx_ctx_desc(x)->precision == STX_PREC_BF16 ? 2 : 4);
+    int is_bf16 = kind == STX_MEM_ACTIVATIONS && stx_ctx_desc(x)->precision == STX_PREC_BF16;
+    size_t bytes = n * (is_bf16 ? 2 : 4);
     stx_real *p = stx_ok(x) ? (stx_real *)stx_cuda_alloc(x, bytes, kind) : NULL;
     if (!p) {
         stx_fail(x, STX_ERR_MEMORY, "out of memory: %zu bytes on the GPU", bytes);
@@ -225,28 +231,30 @@ static stx_real *device_random(stx_ctx *x, size_t n, double scale, int kind) {
 }
 
 static void *device_bytes(stx_ctx *x, size_t bytes) {
-    void *p = stx_ok(x) ? stx_cuda_alloc(x, bytes ? bytes : 1, STX_MEM_BYTES) : NULL;
-    if (!p)
-        stx_fail(x, STX_ERR_MEMORY, "out of memory: %zu bytes on the GPU", bytes);
+    void *p;
+    if (!bytes) bytes = 1;
+    p = stx_ok(x) ? stx_cuda_alloc(x, bytes, STX_MEM_BYTES) : NULL;
+    if (p)
+        stx_cuda_zero(x, p, bytes);
     else
-        stx_cuda_zero(x, p, bytes ? bytes : 1);
+        stx_fail(x, STX_ERR_MEMORY, "out of memory: %zu bytes on the GPU", bytes);
     return p;
 }
 
 
-// >>products
+// >>matmuls
 
-static void run_product(job *j) {
+static void run_matmul(job *j) {
     stx_gemm_args g = stx_gemm_init(j->ta, j->tb, j->n[0], j->n[1], j->n[2], j->a[0], j->a[1],
                                     j->a[2]);
-    /* gradients of weights are added, in pieces, to what is there */
+    /* gradients of weights are accumulated, in pieces */
     g.beta = j->ta ? 1 : 0;
     stx_gemm_cuda(j->x, &g);
 }
 
-static void product_job(job *j, stx_ctx *x, size_t M, size_t N, size_t K, int ta, int tb) {
+static void matmul_job(job *j, stx_ctx *x, size_t M, size_t N, size_t K, int ta, int tb) {
     memset(j, 0, sizeof *j);
-    j->fn = run_product;
+    j->fn = run_matmul;
     j->x = x;
     j->n[0] = M;
     j->n[1] = N;
@@ -268,25 +276,22 @@ static void job_free(job *j) {
     if (j->ids) stx_cuda_free(j->x, j->ids);
 }
 
-/* FLOP/s of a large bf16 product: what "of the product's rate" means in the tables */
-static double product_rate(void) {
+/* FLOP/s of a large bf16 matmul: the unit of the column "of matmul" */
+static double matmul_rate(void) {
     size_t n = opt.tiny ? 64 : 8192;
     stx_ctx *x = context(BF16, 1);
     static job j;
     double rate = NAN;
-    int r;
-    product_job(&j, x, n, n, n, 0, 1);
-    if (job_warm(&j)) {
-        for (r = 0; r < opt.rounds; r++) job_round(&j);
-        rate = 2.0 * (double)n * (double)n * (double)n / median(&j.ms) * 1e3;
-    }
+    matmul_job(&j, x, n, n, n, 0, 1);
+    job_run(&j);
+    if (j.ms.n) rate = 2.0 * (double)n * (double)n * (double)n / median(&j.ms) * 1e3;
     check(x);
     stx_destroy(x);
     return rate;
 }
 
 
-// >>trainee: a model in training, and all that a step needs
+// >>trainee: a model in training
 
 typedef struct {
     config c;
@@ -303,8 +308,8 @@ typedef struct {
     uint64_t done, key;
 } trainee;
 
-/* literal: bit 0: rows that never existed are zero keys, as the peer has them; bit 1:
-   exact eps */
+/* literal: bit 0: rows that never existed are zero keys, as in the peer; bit 1: exact
+   eps */
 static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     stx_span_desc d;
     stx_span *m;
@@ -332,8 +337,7 @@ static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     return m;
 }
 
-/* Random bytes, the same on every machine; as many as steps need, so that no one
-   starts again at the beginning */
+/* Random bytes, the same on every machine, enough for all steps */
 static void write_data(const char *path, const config *c, size_t steps) {
     FILE *f = fopen(path, "wb");
     size_t n = c->batch * ((steps + 2) * c->block + 2), i, e;
@@ -406,7 +410,7 @@ static void step(void *user) {
     stx_span_clamp(t->m);
 }
 
-/* What comes before a step: tokens and learning rate */
+/* Input of a step: tokens and learning rate */
 static void trainee_feed(trainee *t) {
     if (stx_batches_next(t->batches, t->block[0], t->block[1]) == STX_BATCH_FRESH)
         stx_span_state_reset(t->memory);
@@ -416,8 +420,8 @@ static void trainee_feed(trainee *t) {
     stx_optim_set_lr(t->optim, t->rate);
 }
 
-/* One step as a training program makes it, which asks for the loss after each: the
-   host waits for the device once a step. */
+/* One step as in a training program, which reads the loss after each: the host waits for
+   the device once per step. */
 static int trainee_step(trainee *t) {
     trainee_feed(t);
     t->key = stx_span_key(t->m, t->in, t->out, t->memory, 0);
@@ -428,8 +432,7 @@ static int trainee_step(trainee *t) {
     return stx_ok(t->x);
 }
 
-/* n steps with a time for each into ms (NULL: not wanted); gives the seconds of all
-   together */
+/* n steps, whose times are added to ms (may be NULL); returns the seconds of all */
 static double trainee_round(trainee *t, int n, samples *ms) {
     double at;
     int k;
@@ -444,8 +447,8 @@ static double trainee_round(trainee *t, int n, samples *ms) {
     return at;
 }
 
-/* Steps until the memory is full, the clocks are up, the graph is captured and the
-   loss that is compared is known */
+/* Steps until the memory is full, the clocks are high, the graph is captured and the loss
+   that is compared is known */
 static int trainee_warm(trainee *t, double limit) {
     double until = seconds() + limit;
     int fill = 3, n;
@@ -463,20 +466,19 @@ static int trainee_warm(trainee *t, double limit) {
 
 static void answer_line(const trainee *t, double took, int n, const samples *ms, double used) {
     int k;
-    printf(
-        "{\"tokens_per_s\": %.6g, \"loss_step1\": %.9g, \"loss_check\": %.9g, \"steps_done\": "
-        "%llu, \"peak_bytes\": %zu, "
-        "\"reserved_bytes\": %zu, \"driver_bytes\": %.0f, \"compiled\": 0, \"ms\": [",
-        n ? (double)(t->c.batch * t->c.block) * n / took : 0.0, t->first,
-        isfinite(t->at_check) ? t->at_check : -1, (unsigned long long)t->done, stx_peak_bytes(t->x),
-        stx_bytes(t->x), used);
+    printf("{\"tokens_per_s\": %.6g, \"loss_step1\": %.9g, \"loss_check\": %.9g, ",
+           n ? (double)(t->c.batch * t->c.block) * n / took : 0.0, t->first,
+           isfinite(t->at_check) ? t->at_check : -1);
+    printf("\"steps_done\": %llu, \"peak_bytes\": %zu, \"reserved_bytes\": %zu, ",
+           (unsigned long long)t->done, stx_peak_bytes(t->x), stx_bytes(t->x));
+    printf("\"driver_bytes\": %.0f, \"compiled\": 0, \"ms\": [", used);
     for (k = 0; k < ms->n; k++) printf(k ? ", %.4f" : "%.4f", ms->v[k]);
     printf("]}\n");
     fflush(stdout);
 }
 
-/* One contender: says the loss of its first step, then answers "warm" and "round" on
-   stdin. */
+/* One contender: reports the loss of its first step, then replies to "warm" and "round"
+   on stdin. */
 static int worker(void) {
     static trainee t;
     static samples ms;
@@ -496,7 +498,7 @@ static int worker(void) {
         if (warm)
             trainee_warm(&t, opt.limit);
         else {
-            trainee_round(&t, 1, NULL); /* others had the device: once without a time */
+            trainee_round(&t, 1, NULL); /* others used the device: one step is not timed */
             took = trainee_round(&t, c.steps, &ms);
         }
         if (!stx_ok(t.x)) {
@@ -508,6 +510,7 @@ static int worker(void) {
     trainee_destroy(&t);
     return 0;
 }
+
 
 // >>training: contenders interleaved
 
@@ -551,15 +554,11 @@ static int out_of_memory(const char *text) {
     return strstr(text, "memory") != NULL;
 }
 
-static double at_least(double a, double b) {
-    return a > b ? a : b;
-}
-
 static void contender_failed(contender *c, int i, int got, const char *log) {
     stop(&c->p);
     c->on = 0;
     if (got < 0)
-        snprintf(c->cannot, sizeof c->cannot, "no answer in the time that was left");
+        snprintf(c->cannot, sizeof c->cannot, "no reply within the remaining time");
     else
         why_not(log, c->cannot, sizeof c->cannot);
     fprintf(stderr, "bench: %s: %s\n", kinds[i].name, c->cannot);
@@ -574,71 +573,55 @@ static void contender_heard(contender *c) {
     json_text(line, "note", c->note, sizeof c->note);
 }
 
+/* share: seconds for warming up */
+static void contender_command(arguments *a, int i, const config *g, const char *params,
+                              const char *data, size_t share) {
+    a->n = 0;
+    if (i < PEER_F32) {
+        arg_text(a, opt.self, "--worker");
+        arg_text(a, "--config", g->name);
+        arg_number(a, "--batch", g->batch);
+        arg_text(a, "--mode", mode_name[kinds[i].mode]);
+        if (opt.tiny) arg(a, "--tiny");
+        arg_number(a, "--seconds", share);
+    } else {
+        arg_text(a, opt.python, opt.peer);
+        arg_text(a, "--device", opt.peer_device);
+        arg_number(a, "--nlayers", g->layers);
+        arg_number(a, "--hid-sz", g->dim);
+        arg_number(a, "--inner-hid-sz", g->inner);
+        arg_number(a, "--nheads", g->heads);
+        arg_number(a, "--attn-span", g->span);
+        arg_number(a, "--vocab", vocab_of(g));
+        arg_number(a, "--block-sz", g->block);
+        arg_number(a, "--batch-sz", g->batch);
+        arg_number(a, "--pers", g->pers);
+        arg_number(a, "--steps", (size_t)g->steps);
+        arg(a, "--adapt-span");
+        arg_text(a, "--adapt-span-loss", "5e-7");
+        arg_text(a, "--lr-warmup", "32000");
+        arg_text(a, "--dtype", kinds[i].mode == BF16 ? "bf16" : "f32");
+        if (kinds[i].mode == TF32) arg(a, "--tf32");
+        arg_number(a, "--warm-seconds", share);
+    }
+    if (kinds[i].extra) arg(a, kinds[i].extra);
+    arg_text(a, "--data", data);
+    arg_text(a, "--params", params);
+    arg_number(a, "--warmup", (size_t)opt.warmup);
+    arg_number(a, "--check-step", (size_t)opt.check);
+}
+
 static void contender_start(contender *c, int i, const config *g, const char *params,
                             const char *data, double until) {
-    char *argv[MAX_ARGS], log[512], number[10][24];
-    int n = 0, k = 0, got;
+    arguments a;
+    char log[512];
+    int got;
     double from = seconds();
-    char share[24], rounds_check[2][24];
     snprintf(log, sizeof log, "%s/contender.%s.%d.log", opt.work, g->name, i);
-    /* one that does not come to an end leaves time for others */
+    /* one that does not finish leaves time for the others */
     until = from + at_least(0.45 * (until - from), 20);
-    snprintf(share, sizeof share, "%.0f", at_least((until - from) / 3, 2));
-    snprintf(rounds_check[0], sizeof rounds_check[0], "%d", opt.warmup);
-    snprintf(rounds_check[1], sizeof rounds_check[1], "%d", opt.check);
-#define ARG(s) argv[n++] = (char *)(uintptr_t)(s)
-#define NUMBER(name, v) \
-  (ARG(name), snprintf(number[k], sizeof *number, "%zu", (size_t)(v)), ARG(number[k++]))
-    if (i < PEER_F32) {
-        ARG(opt.self);
-        ARG("--worker");
-        ARG("--config");
-        ARG(g->name);
-        NUMBER("--batch", g->batch);
-        ARG("--mode");
-        ARG(mode_name[kinds[i].mode]);
-        if (opt.tiny) ARG("--tiny");
-        ARG("--seconds");
-        ARG(share);
-    } else {
-        ARG(opt.python);
-        ARG(opt.peer);
-        ARG("--device");
-        ARG(opt.peer_device);
-        NUMBER("--nlayers", g->layers);
-        NUMBER("--hid-sz", g->dim);
-        NUMBER("--inner-hid-sz", g->inner);
-        NUMBER("--nheads", g->heads);
-        NUMBER("--attn-span", g->span);
-        NUMBER("--vocab", vocab_of(g));
-        NUMBER("--block-sz", g->block);
-        NUMBER("--batch-sz", g->batch);
-        NUMBER("--pers", g->pers);
-        NUMBER("--steps", g->steps);
-        ARG("--adapt-span");
-        ARG("--adapt-span-loss");
-        ARG("5e-7");
-        ARG("--lr-warmup");
-        ARG("32000");
-        ARG("--dtype");
-        ARG(kinds[i].mode == BF16 ? "bf16" : "f32");
-        if (kinds[i].mode == TF32) ARG("--tf32");
-        ARG("--warm-seconds");
-        ARG(share);
-    }
-    if (kinds[i].extra) ARG(kinds[i].extra);
-    ARG("--data");
-    ARG(data);
-    ARG("--params");
-    ARG(params);
-    ARG("--warmup");
-    ARG(rounds_check[0]);
-    ARG("--check-step");
-    ARG(rounds_check[1]);
-    argv[n] = NULL;
-#undef ARG
-#undef NUMBER
-    c->on = spawn(&c->p, argv, log) != 0;
+    contender_command(&a, i, g, params, data, (size_t)(at_least((until - from) / 3, 2) + 0.5));
+    c->on = spawn(&c->p, a.v, log) != 0;
     got = answer(&c->p, at_least(until - from, 1));
     c->first_step = seconds() - from;
     if (got == 1) {
@@ -687,154 +670,199 @@ static void params_write(const config *c, const char *path) {
     stx_destroy(x);
 }
 
-static void training_config(const config *g, double until, double gemm) {
-    static contender c[CONTENDERS];
+/* A configuration whose contenders train until a time */
+typedef struct {
+    const config *g;
     char params[512], data[512];
-    double flop, reserve = 0.2 * (until - seconds()); /* for the rounds */
-    int i, r, turn, with = -1;
-    work w;
-    memset(c, 0, sizeof c);
-    snprintf(params, sizeof params, "%s/params.%s.safetensors", opt.work, g->name);
-    snprintf(data, sizeof data, "%s/tokens.%s", opt.work, g->name);
-    params_write(g, params);
-    write_data(data, g, (size_t)(opt.warmup + opt.check + 24 + (opt.rounds + 2) * (g->steps + 3)));
-    work_count(&w, g);
-    flop = w.model_flop;
+    double until;
+    contender c[CONTENDERS];
+} training;
+
+static void training_start(training *t, double until) {
+    int i;
     for (i = 0; i < CONTENDERS; i++) {
+        contender *c = &t->c[i];
         char what[128];
         if (i >= PEER_F32 && (!opt.python || !opt.peer)) {
-            snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found");
+            snprintf(c->cannot, sizeof c->cannot, "no python3 with torch was found");
             continue;
         }
-        if (i > OWN_F32 && seconds() > until - reserve) {
-            snprintf(c[i].cannot, sizeof c[i].cannot, "the section's time was over");
+        if (i > OWN_F32 && seconds() > until) {
+            snprintf(c->cannot, sizeof c->cannot, "the time of the section was over");
             continue;
         }
-        snprintf(what, sizeof what, "training, %s: warm-up of %s ..", g->name, kinds[i].name);
+        snprintf(what, sizeof what, "training, %s: warm-up of %s ..", t->g->name, kinds[i].name);
         progress(what);
-        contender_start(&c[i], i, g, params, data, until - reserve);
-        c[i].again = !c[i].on && out_of_memory(c[i].cannot);
+        contender_start(c, i, t->g, t->params, t->data, until);
+        c->again = !c->on && out_of_memory(c->cannot);
     }
+}
+
+static void training_rounds(training *t) {
+    int i, r, turn;
     for (r = 0; r < opt.rounds; r++)
         for (turn = 0; turn < CONTENDERS; turn++) {
             char what[128];
+            contender *c;
             i = (turn + r) % CONTENDERS;
-            if (!c[i].on || (r > 0 && seconds() > until)) continue;
-            snprintf(what, sizeof what, "training, %s: round %d of %d, %s ..", g->name, r + 1,
+            c = &t->c[i];
+            if (!c->on || (r > 0 && seconds() > t->until)) continue;
+            snprintf(what, sizeof what, "training, %s: round %d of %d, %s ..", t->g->name, r + 1,
                      opt.rounds, kinds[i].name);
             progress(what);
-            contender_round(&c[i], i, g, at_least(until, seconds() + 30));
-            if (!c[i].on && out_of_memory(c[i].cannot)) c[i].again = 1;
+            contender_round(c, i, t->g, at_least(t->until, seconds() + 30));
+            if (!c->on && out_of_memory(c->cannot)) c->again = 1;
         }
     for (i = 0; i < CONTENDERS; i++)
-        if (c[i].on) stop(&c[i].p);
-    for (i = 0; i < CONTENDERS; i++) { /* again, with the device to itself */
-        if (!c[i].again || seconds() > until - 0.2 * reserve) continue;
-        c[i].rate.n = c[i].ms.n = 0;
-        contender_start(&c[i], i, g, params, data, until);
-        if (!c[i].on) continue;
-        c[i].alone = 1;
-        for (r = 0; r < opt.rounds && c[i].on && (r == 0 || seconds() < until); r++)
-            contender_round(&c[i], i, g, at_least(until, seconds() + 30));
-        if (c[i].on) stop(&c[i].p);
-    }
-    if (c[PEER_F32].rate.n)
-        with = PEER_F32;
-    else if (c[OWN_F32].rate.n)
-        with = OWN_F32;
+        if (t->c[i].on) stop(&t->c[i].p);
+}
+
+/* Contenders that did not fit into memory run again without the others. */
+static void training_alone(training *t, double last_start) {
+    int i, r;
     for (i = 0; i < CONTENDERS; i++) {
-        double off = with < 0 ? NAN
-                              : fmax(fabs(c[i].first - c[with].first),
-                                     fabs(c[i].at_check - c[with].at_check)),
-               ms = median(&c[i].ms);
-        int fits = with < 0 || off <= kinds[i].tolerance;
-        row_begin();
-        cell(0, "%s", g->name);
-        cell(1, "%s", kinds[i].name);
-        if (!c[i].rate.n) {
-            cell(14, "%s: %.80s", "left out",
-                 c[i].cannot[0] ? c[i].cannot : "every round compiled something");
-            continue;
-        }
-        cell(12, "%.5f", c[i].first);
-        cell(13, "%.5f", c[i].at_check);
-        cell(11, "%.1f", c[i].first_step);
-        cell(8, "%.2f", c[i].driver * 1e-9);
-        cell(7, "%.2f", c[i].peak * 1e-9);
-        if (!fits) {
-            int k;
-            for (k = 2; k < 7; k++) cell(k, "void");
-            cell(9, "void");
-            cell(10, "void");
-            cell(14, "void: losses differ by %.0e", off);
-            continue;
-        }
-        cell(2, "%.0f", median(&c[i].rate));
-        cell(3, "%.0f - %.0f", quantile(&c[i].rate, 0), quantile(&c[i].rate, 1));
-        cell(4, "%.3f", ms);
-        cell(5, "%.3f", quantile(&c[i].ms, 0.95));
-        if (c[PEER_BF16].ms.n
-            && fmax(fabs(c[PEER_BF16].first - c[with].first),
-                    fabs(c[PEER_BF16].at_check - c[with].at_check))
-                   <= kinds[PEER_BF16].tolerance)
-            cell(6, "%.2f", median(&c[PEER_BF16].ms) / ms);
-        cell(9, "%.1f %%", 100 * flop / ms * 1e3 / 989e12);
-        if (gemm > 0) cell(10, "%.1f %%", 100 * flop / ms * 1e3 / gemm);
-        if (with < 0)
-            cell(14, "nothing to compare with");
-        else if (i == with)
-            cell(14, "reference%s", c[i].alone ? ", alone" : "");
-        else
-            cell(14, "equal to %.0e%s%s%.40s", off, c[i].alone ? ", alone" : "",
-                 c[i].note[0] ? ", " : "", c[i].note);
-        if (c[i].warm_steps < opt.warmup) {
-            size_t n = strlen(table.cell[table.rows - 1][14]);
-            snprintf(table.cell[table.rows - 1][14] + n, CELL - n, ", %.0f warm-up steps",
-                     c[i].warm_steps);
-        }
+        contender *c = &t->c[i];
+        if (!c->again || seconds() > last_start) continue;
+        c->rate.n = c->ms.n = 0;
+        contender_start(c, i, t->g, t->params, t->data, t->until);
+        if (!c->on) continue;
+        c->alone = 1;
+        for (r = 0; r < opt.rounds && c->on && (r == 0 || seconds() < t->until); r++)
+            contender_round(c, i, t->g, at_least(t->until, seconds() + 30));
+        if (c->on) stop(&c->p);
     }
-    unlink(params);
-    unlink(data);
+}
+
+static double difference(const contender *c, const contender *with) {
+    return fmax(fabs(c->first - with->first), fabs(c->at_check - with->at_check));
+}
+
+/* The reference of the losses: PyTorch in f32, else seqtx in f32, else NULL */
+static const contender *reference_of(const training *t) {
+    if (t->c[PEER_F32].rate.n) return &t->c[PEER_F32];
+    return t->c[OWN_F32].rate.n ? &t->c[OWN_F32] : NULL;
+}
+
+enum {
+    AT_NAME,
+    AT_WHO,
+    AT_RATE,
+    AT_STEP = 4,
+    AT_P95,
+    AT_RATIO,
+    AT_PEAK,
+    AT_DRIVER,
+    AT_MFU,
+    AT_OF_MATMUL,
+    AT_FIRST,
+    AT_LOSS1,
+    AT_LOSSN,
+    AT_NOTE
+};
+
+static void training_note(const training *t, const contender *c) {
+    const contender *with = reference_of(t);
+    char *note;
+    if (!with)
+        cell(AT_NOTE, "nothing to compare with");
+    else if (c == with)
+        cell(AT_NOTE, "reference%s", c->alone ? ", alone" : "");
+    else
+        cell(AT_NOTE, "equal to %.0e%s%s%.40s", difference(c, with), c->alone ? ", alone" : "",
+             c->note[0] ? ", " : "", c->note);
+    if (c->warm_steps >= opt.warmup) return;
+    note = table.cell[table.rows - 1][AT_NOTE];
+    snprintf(note + strlen(note), CELL - strlen(note), ", %.0f warm-up steps", c->warm_steps);
+}
+
+/* flop: of a step; gemm: FLOP/s of the large matmul */
+static void training_row(const training *t, int i, double flop, double gemm) {
+    const contender *c = &t->c[i], *with = reference_of(t), *bf16 = &t->c[PEER_BF16];
+    double ms = median(&c->ms);
+    row_begin();
+    cell(AT_NAME, "%s", t->g->name);
+    cell(AT_WHO, "%s", kinds[i].name);
+    if (!c->rate.n) {
+        cell(AT_NOTE, "left out: %.80s",
+             c->cannot[0] ? c->cannot : "every round compiled something");
+        return;
+    }
+    cell(AT_LOSS1, "%.5f", c->first);
+    cell(AT_LOSSN, "%.5f", c->at_check);
+    cell(AT_FIRST, "%.1f", c->first_step);
+    cell(AT_DRIVER, "%.2f", c->driver * 1e-9);
+    cell(AT_PEAK, "%.2f", c->peak * 1e-9);
+    if (with && !(difference(c, with) <= kinds[i].tolerance)) {
+        int k;
+        for (k = AT_RATE; k <= AT_RATIO; k++) cell(k, "void");
+        cell(AT_MFU, "void");
+        cell(AT_OF_MATMUL, "void");
+        cell(AT_NOTE, "void: losses differ by %.0e", difference(c, with));
+        return;
+    }
+    cell_spread(AT_RATE, &c->rate, 0, 1);
+    cell(AT_STEP, "%.3f", ms);
+    cell(AT_P95, "%.3f", quantile(&c->ms, 0.95));
+    if (with && bf16->ms.n && difference(bf16, with) <= kinds[PEER_BF16].tolerance)
+        cell(AT_RATIO, "%.2f", median(&bf16->ms) / ms);
+    cell(AT_MFU, "%.1f %%", 100 * flop / ms * 1e3 / 989e12);
+    if (gemm > 0) cell(AT_OF_MATMUL, "%.1f %%", 100 * flop / ms * 1e3 / gemm);
+    training_note(t, c);
+}
+
+static void training_config(const config *g, double until, double gemm) {
+    static training t;
+    double reserve = 0.2 * (until - seconds()); /* for the rounds */
+    int i;
+    work w;
+    memset(&t, 0, sizeof t);
+    t.g = g;
+    t.until = until;
+    snprintf(t.params, sizeof t.params, "%s/params.%s.safetensors", opt.work, g->name);
+    snprintf(t.data, sizeof t.data, "%s/tokens.%s", opt.work, g->name);
+    params_write(g, t.params);
+    write_data(t.data, g,
+               (size_t)(opt.warmup + opt.check + 24 + (opt.rounds + 2) * (g->steps + 3)));
+    training_start(&t, until - reserve);
+    training_rounds(&t);
+    training_alone(&t, until - 0.2 * reserve);
+    work_count(&w, g);
+    for (i = 0; i < CONTENDERS; i++) training_row(&t, i, w.model_flop, gemm);
+    unlink(t.params);
+    unlink(t.data);
 }
 
 static void bench_training(void) {
     double gemm, until = seconds() + opt.limit;
     int i, left = 0;
     for (i = 0; i < CONFIGS; i++) left += listed(opt.config, configs[i].name);
-    gemm = product_rate();
-    say("## Training\n\nOne step with Adagrad on random bytes; contenders interleaved, %d rounds "
-        "after %d warm-up steps or more (a round: "
-        "the configuration's steps, after one without a time).\n"
-        "tokens/s: host's clock over a round, median (least - most). step ms: between events at "
-        "the steps' ends, all rounds. peak: in "
-        "use at most by the contender's own\n"
+    gemm = matmul_rate();
+    say("## Training\n\n"
+        "One step with Adagrad on random bytes; contenders interleaved, %d rounds after at least "
+        "%d warm-up steps (a round:\nthe steps of the configuration, after one that is not "
+        "timed). tokens/s: by the clock of the host over a round,\nmedian (minimum - maximum). "
+        "step ms: between events at the ends of steps, all rounds. peak: by the contender's own\n"
         "count (seqtx: stx_peak_bytes, PyTorch: max_memory_allocated); driver: what the device "
-        "holds for it. MFU counts attention 3 "
-        "products forward and 6 backward, nothing\n"
-        "twice (cuda_model.h), against 989 TFLOP/s and against a bf16 product of 8192 measured "
-        "now: %.0f TFLOP/s. First step: from the "
-        "process's start to its first loss, with\n"
-        "imports, CUDA's start and compilation. Losses are of steps 1 and %d; a row that differs "
-        "from the reference by more than 1e-3 "
-        "(f32), 5e-3 (tf32) or 2e-2 (bf16) is void.\n"
-        "alone: it did not fit beside the others, and ran after them.\n\n",
+        "holds for it. MFU counts\n3 matmuls of attention forward and 6 backward, nothing twice "
+        "(cuda_model.h), relative to 989 TFLOP/s and to a bf16\nmatmul of 8192 measured now: "
+        "%.0f TFLOP/s. First step: from the start of the process to its first loss, with\n"
+        "imports, initialisation of CUDA and compilation. Losses are of steps 1 and %d; a row "
+        "that differs from the\nreference by more than 1e-3 (f32), 5e-3 (tf32) or 2e-2 (bf16) "
+        "is void. alone: it did not fit into memory with\nthe others, and ran after them.\n\n",
         opt.rounds, opt.warmup, gemm * 1e-12, opt.check);
     for (i = 0; i < CONFIGS; i++) {
         config c = configured(configs[i]);
         work w;
         if (!listed(opt.config, c.name)) continue;
         work_count(&w, &c);
-        say("- %s: %s; %zu streams of %zu tokens, %.1f M parameters, mean keys of a head %.0f, "
-            "mean memory %.0f rows, rounds of %d "
-            "steps, %.2f TFLOP a step\n",
+        say("- %s: %s; %zu streams of %zu tokens, %.1f M parameters, mean keys per head %.0f, "
+            "mean memory %.0f rows, rounds of %d steps, %.2f TFLOP per step\n",
             c.name, c.what, c.batch, c.block, parameters(&c) * 1e-6, mean_keys(&c), mean_window(&c),
             c.steps, w.model_flop * 1e-12);
     }
     say("\n");
-    header(
-        "configuration|contender|tokens/s|range|step ms p50|p95|to eager bf16|peak GB|driver "
-        "GB|MFU|of product|first step s|loss "
-        "1|loss N|");
+    header("configuration|contender|tokens/s|range|step ms p50|p95|to eager bf16|peak GB|driver GB|"
+           "MFU|of matmul|first step s|loss 1|loss N|");
     for (i = 0; i < CONFIGS; i++) {
         config c = configured(configs[i]);
         double now = seconds();
@@ -845,7 +873,7 @@ static void bench_training(void) {
 }
 
 
-// >>peer for single operations: PyTorch, one process for a section
+// >>peer for single operations: PyTorch, one process per section
 
 static struct {
     process p;
@@ -854,48 +882,44 @@ static struct {
 } ops;
 
 static void ops_start(void) {
-    char *argv[8], log[512];
-    int n = 0;
+    arguments a;
+    char log[512];
     memset(&ops, 0, sizeof ops);
     if (!opt.python || !opt.peer) {
         snprintf(ops.cannot, sizeof ops.cannot, "no python3 with torch was found");
         return;
     }
     snprintf(log, sizeof log, "%s/ops.log", opt.work);
-#define ARG(s) argv[n++] = (char *)(uintptr_t)(s)
-    ARG(opt.python);
-    ARG(opt.peer);
-    ARG("--ops");
-    ARG("--device");
-    ARG(opt.peer_device);
-#undef ARG
-    argv[n] = NULL;
-    ops.on = spawn(&ops.p, argv, log) && answer(&ops.p, 120) == 1;
+    a.n = 0;
+    arg_text(&a, opt.python, opt.peer);
+    arg(&a, "--ops");
+    arg_text(&a, "--device", opt.peer_device);
+    ops.on = spawn(&ops.p, a.v, log) && answer(&ops.p, 120) == 1;
     if (!ops.on) {
         stop(&ops.p);
         why_not(log, ops.cannot, sizeof ops.cannot);
     }
 }
 
-/* One round of an operation: 1 and its times in ms (backward may be NULL), or 0 and
-   why. */
-static int ops_ask(const char *what, samples *forward, samples *backward, char *why, size_t room,
+/* One round of an operation. 1: its times in ms were added (backward may be NULL); 0: why
+   not. */
+static int ops_ask(const char *what, samples *forward, samples *backward, char *why, size_t size,
                    double limit) {
     double ms;
     if (!ops.on) {
-        snprintf(why, room, "%s", ops.cannot);
+        snprintf(why, size, "%s", ops.cannot);
         return 0;
     }
     if (ask(&ops.p, what, limit) != 1) {
-        snprintf(ops.cannot, sizeof ops.cannot, "PyTorch stopped answering");
-        snprintf(why, room, "%s", ops.cannot);
+        snprintf(ops.cannot, sizeof ops.cannot, "PyTorch stopped replying");
+        snprintf(why, size, "%s", ops.cannot);
         stop(&ops.p);
         ops.on = 0;
         return 0;
     }
     ms = json_number(ops.p.line, "fwd_ms");
     if (!(ms >= 0)) {
-        json_text(ops.p.line, "cannot", why, room);
+        json_text(ops.p.line, "cannot", why, size);
         return 0;
     }
     sample(forward, ms);
@@ -965,116 +989,148 @@ static void attention_job(job *j, stx_ctx *x, size_t B, size_t T, size_t H, size
     j->work[1] = device_bytes(x, stx_attention_work_cuda(x, a, 1));
 }
 
-static void bench_attention(void) {
-    enum { SPANS = 8, WHO = 4 };
+enum { BY_BF16, BY_F32, BY_FLEX, BY_SDPA, WHO };
 
-    static const char *const who[WHO] = {"seqtx bf16", "seqtx f32",
-                                         "PyTorch FlexAttention bf16, R materialised",
-                                         "PyTorch SDPA bf16, E keys, no window, no positions"};
-    size_t B = opt.tiny ? 1 : 64, T = opt.tiny ? 16 : 512, H = opt.tiny ? 2 : 8,
-           D = opt.tiny ? 16 : 64, L = opt.tiny ? 96 : 8192, n = opt.tiny ? 2 : SPANS, i;
+static const char *const who[WHO] = {"seqtx bf16", "seqtx f32",
+                                     "PyTorch FlexAttention bf16, R materialised",
+                                     "PyTorch SDPA bf16, E keys, no window, no positions"};
+
+/* Matmuls of 2 D E operations per query and head, forward and backward: SDPA has no
+   positions. */
+static const int attention_matmuls[WHO][2] = {{3, 6}, {3, 6}, {3, 6}, {2, 4}};
+
+typedef struct {
+    size_t B, T, H, D, E, L;
+    stx_ctx *x[2];
+    job j[2][2]; /* seqtx: forward, backward */
+    samples ms[WHO][2];
+    char cannot[WHO][256], request[WHO][256]; /* request: to PyTorch */
+} attention_case;
+
+static void attention_begin(attention_case *c, double until) {
+    int w;
+    for (w = 0; w < WHO; w++) {
+        c->ms[w][0].n = c->ms[w][1].n = 0;
+        c->cannot[w][0] = 0;
+        snprintf(c->request[w], sizeof c->request[w],
+                 "{\"op\": \"attention\", \"kind\": \"%s\", \"B\": %zu, \"T\": %zu, \"H\": %zu, "
+                 "\"D\": %zu, \"E\": %zu, \"L\": %zu, \"dtype\": \"bf16\"}",
+                 w == BY_SDPA ? "sdpa" : "flex", c->B, c->T, c->H, c->D, c->E, c->L);
+    }
+    for (w = 0; w < 2; w++) {
+        c->x[w] = NULL;
+        if (seconds() > until) {
+            snprintf(c->cannot[w], sizeof c->cannot[w], "the time of the section was over");
+            continue;
+        }
+        c->x[w] = context(w == BY_BF16 ? BF16 : F32, 1);
+        attention_job(&c->j[w][0], c->x[w], c->B, c->T, c->H, c->D, c->E, c->L);
+        c->j[w][0].fn = run_attention_fwd;
+        c->j[w][1] = c->j[w][0];
+        c->j[w][1].fn = run_attention_bwd;
+        if (!job_warm(&c->j[w][0]) || !job_warm(&c->j[w][1]))
+            snprintf(c->cannot[w], sizeof c->cannot[w], "%.200s", stx_error(c->x[w]));
+    }
+}
+
+static void attention_round(attention_case *c, int w, double until) {
+    if (c->cannot[w][0]) return;
+    if (w < BY_FLEX) {
+        sample(&c->ms[w][0], job_ms(&c->j[w][0]));
+        sample(&c->ms[w][1], job_ms(&c->j[w][1]));
+    } else
+        ops_ask(c->request[w], &c->ms[w][0], &c->ms[w][1], c->cannot[w], sizeof c->cannot[w],
+                at_least(until - seconds(), 60));
+}
+
+static void attention_row(const attention_case *c, int w) {
+    const double unit = 2.0 * (double)(c->B * c->T * c->H) * (double)c->D * (double)c->E;
+    int pass;
+    row_begin();
+    cell(0, "%zu", c->E);
+    cell(1, "%s", who[w]);
+    for (pass = 0; pass < 2; pass++) {
+        const samples *ms = &c->ms[w][pass];
+        if (!ms->n) continue;
+        cell_spread(2 + 3 * pass, ms, 3, 1);
+        cell(4 + 3 * pass, "%.*f", opt.tiny ? 6 : 1,
+             unit * attention_matmuls[w][pass] / median(ms) * 1e-9);
+    }
+    cell(8, c->cannot[w][0] ? "left out: %.80s" : "%s", c->cannot[w]);
+}
+
+static void bench_attention(void) {
+    static attention_case c;
     double until = seconds() + opt.limit;
-    int r, w;
+    int i, r, w, n = opt.tiny ? 2 : 8;
+    c.B = opt.tiny ? 1 : 64;
+    c.T = opt.tiny ? 16 : 512;
+    c.H = opt.tiny ? 2 : 8;
+    c.D = opt.tiny ? 16 : 64;
+    c.L = opt.tiny ? 96 : 8192;
     ops_start();
-    say("## Attention\n\nAdaptive-span attention (relative table, learned span), the kernels "
-        "alone, head size %zu, %zu heads, %zu "
-        "streams of %zu queries, E keys each. Median of %d rounds (least -\n"
-        "most), interleaved. TFLOP/s count products of 2 D E a query and head: forward 3 and "
-        "backward 6 for this attention, 2 and 4 for "
-        "SDPA, which has neither window nor positions and\n"
-        "stands for what the device can do; nothing made twice counts.\n\n",
-        D, H, B, T, opt.rounds);
+    say("## Attention\n\n"
+        "Adaptive-span attention (relative table, learned span), only the kernels, head size %zu, "
+        "%zu heads, %zu streams of\n%zu queries, E keys each. Median of %d rounds (minimum - "
+        "maximum), interleaved. TFLOP/s count matmuls of 2 D E per\nquery and head: 3 forward and "
+        "6 backward for this attention, 2 and 4 for SDPA, which has neither window nor\npositions "
+        "and shows what the device can do; nothing is counted twice.\n\n",
+        c.D, c.H, c.B, c.T, opt.rounds);
     header("E|who|forward ms|range|TFLOP/s|backward ms|range|TFLOP/s|");
     for (i = 0; i < n; i++) {
-        static samples ms[WHO][2];
-        static job j[2][2];
-        char cannot[WHO][256], ask_for[2][256];
-        size_t E = opt.tiny ? (i ? 96 : 40) : (size_t)64 << i;
-        stx_ctx *x[2];
-        memset(ms, 0, sizeof ms);
-        memset(cannot, 0, sizeof cannot);
-        for (w = 0; w < 2; w++) {
-            if (seconds() > until) {
-                snprintf(cannot[w], sizeof cannot[w], "the section's time was over");
-                x[w] = NULL;
-                continue;
-            }
-            x[w] = context(w == 0 ? BF16 : F32, 1);
-            attention_job(&j[w][0], x[w], B, T, H, D, E, L);
-            j[w][0].fn = run_attention_fwd;
-            j[w][1] = j[w][0];
-            j[w][1].fn = run_attention_bwd;
-            if (!job_warm(&j[w][0]) || !job_warm(&j[w][1]))
-                snprintf(cannot[w], sizeof cannot[w], "%.200s", stx_error(x[w]));
-        }
-        for (w = 0; w < 2; w++)
-            snprintf(
-                ask_for[w], sizeof ask_for[w],
-                "{\"op\": \"attention\", \"kind\": \"%s\", \"B\": %zu, \"T\": %zu, \"H\": %zu, "
-                "\"D\": %zu, \"E\": %zu, \"L\": %zu, \"dtype\": \"bf16\"}",
-                w ? "sdpa" : "flex", B, T, H, D, E, L);
+        c.E = (size_t)64 << i;
+        if (opt.tiny) c.E = i ? 96 : 40;
+        attention_begin(&c, until);
         for (r = 0; r < opt.rounds && seconds() < until; r++)
             for (w = 0; w < WHO; w++) {
                 char what[64];
-                snprintf(what, sizeof what, "attention: E %zu, round %d of %d ..", E, r + 1,
+                snprintf(what, sizeof what, "attention: E %zu, round %d of %d ..", c.E, r + 1,
                          opt.rounds);
                 progress(what);
-                if (cannot[w][0]) continue;
-                if (w < 2) {
-                    sample(&ms[w][0], job_ms(&j[w][0]));
-                    sample(&ms[w][1], job_ms(&j[w][1]));
-                } else
-                    ops_ask(ask_for[w - 2], &ms[w][0], &ms[w][1], cannot[w], sizeof cannot[w],
-                            at_least(until - seconds(), 60));
+                attention_round(&c, w, until);
             }
-        for (w = 0; w < WHO; w++) {
-            int p;
-            row_begin();
-            cell(0, "%zu", E);
-            cell(1, "%s", who[w]);
-            for (p = 0; p < 2; p++) {
-                double flop = 2.0 * (double)(B * H * T) * (double)D * (double)E
-                              * (w == 3 ? p ? 4 : 2
-                                 : p    ? 6
-                                        : 3);
-                if (!ms[w][p].n) continue;
-                cell(2 + 3 * p, "%.3f", median(&ms[w][p]));
-                cell(3 + 3 * p, "%.3f - %.3f", quantile(&ms[w][p], 0), quantile(&ms[w][p], 1));
-                cell(4 + 3 * p, "%.*f", opt.tiny ? 6 : 1, flop / median(&ms[w][p]) * 1e-9);
-            }
-            cell(8, cannot[w][0] ? "left out: %.80s" : "%s", cannot[w]);
-        }
-        for (w = 0; w < 2; w++) stx_destroy(x[w]);
+        for (w = 0; w < WHO; w++) attention_row(&c, w);
+        for (w = 0; w < 2; w++) stx_destroy(c.x[w]);
     }
     print_table();
     stop(&ops.p);
 }
 
 
-// >>curves: what the cost of a step follows
+// >>curves: what the cost of a step depends on
 
+enum { UNIFORM, CONTEXT, BATCH, GRAPH, EPS, CURVES };
+
+static const char *const curve_name[CURVES] = {"span", "context", "batch", "graph", "exact eps"};
+
+/* keys: sum over layers and heads; rows: sum over layers of the memory */
 typedef struct {
     char name[CELL];
     int curve, no_graph, literal;
     config c;
     trainee t;
     samples ms;
-    /* keys: sum over layers and heads; rows: sum over layers of the memory */
     double peak, keys, rows;
     char cannot[200];
 } point;
 
-static void point_add(point *p, int *n, int curve, const char *name, config c, int no_graph,
-                      int literal) {
-    point *q = &p[(*n)++];
+static struct {
+    point at[48];
+    int n;
+} points;
+
+static point *point_add(int curve, config c, const char *name, ...) {
+    point *q = &points.at[points.n++];
+    va_list ap;
     memset(q, 0, sizeof *q);
-    snprintf(q->name, CELL, "%s", name);
+    va_start(ap, name);
+    vsnprintf(q->name, CELL, name, ap);
+    va_end(ap);
     q->curve = curve;
     q->c = c;
-    q->no_graph = no_graph;
-    q->literal = literal;
     q->keys = mean_keys(&c) * (double)(c.layers * c.heads);
     q->rows = mean_window(&c) * (double)c.layers;
+    return q;
 }
 
 /* 3 x 3 by elimination with pivots: 0 if there is no solution */
@@ -1097,170 +1153,180 @@ static int solve(double a[3][4], double v[3]) {
     return 1;
 }
 
-static void bench_curves(void) {
-    enum { POINTS = 48, KEPT = 4, BLOCK_Q = 64, BLOCK_K = 64 };
+static void point_span(const config *base, int spans, double reach) {
+    config c = *base;
+    c.spans = spans;
+    c.reach = reach;
+    if (spans == SPANS_ALL)
+        point_add(UNIFORM, c, "all heads %.0f", reach);
+    else
+        point_add(UNIFORM, c, "one head %zu, others %.0f", c.span, reach);
+}
 
-    enum { UNIFORM, CONTEXT, BATCH, GRAPH, EPS, CURVES };
+static void points_graph(const config *base, size_t batch) {
+    config c = *base;
+    c.batch = batch;
+    point_add(GRAPH, c, "batch %zu, replayed", batch);
+    point_add(GRAPH, c, "batch %zu, launched", batch)->no_graph = 1;
+}
 
-    static const char *const curve_name[CURVES] = {"span", "context", "batch", "graph",
-                                                   "exact eps"};
-    static point p[POINTS];
-    config base = configured(configs[2]);
-    char name[CELL], data[512];
-    double until = seconds() + opt.limit, a[3][4], v[3], worst = 0, first[CURVES];
-    int n = 0, i, k, l, r, curve, used = 0;
-    size_t s, longest = base.span, B = base.batch;
-    /* all points of a curve are in memory at once */
-    if (!opt.batch && !opt.tiny) base.batch = 16;
-    for (s = opt.tiny ? 8 : 32; s <= longest; s *= opt.tiny ? 8 : 4) {
-        config c = base;
-        c.spans = SPANS_ALL;
-        c.reach = (double)s;
-        snprintf(name, CELL, "all heads %zu", s);
-        point_add(p, &n, UNIFORM, name, c, 0, 0);
+/* The points of all curves. base: the model; B: its usual batch */
+static void points_list(const config *base, size_t B) {
+    config c;
+    size_t s, last = 0, by = opt.tiny ? 8 : 4, least = opt.tiny ? 64 : 512,
+              largest = opt.tiny ? 128 : 32768, most_streams = opt.tiny ? 2 : 64;
+    points.n = 0;
+    for (s = opt.tiny ? 8 : 32; s <= base->span; s *= by) {
+        point_span(base, SPANS_ALL, (double)s);
+        last = s;
     }
-    if (p[n - 1].c.reach < (double)longest) {
-        config c = base;
-        c.spans = SPANS_ALL;
-        c.reach = (double)longest;
-        snprintf(name, CELL, "all heads %zu", longest);
-        point_add(p, &n, UNIFORM, name, c, 0, 0);
-    }
-    {
-        config c = base;
-        c.spans = SPANS_ONE;
-        c.reach = opt.tiny ? 8 : 64;
-        snprintf(name, CELL, "one head %zu, others %.0f", longest, c.reach);
-        point_add(p, &n, UNIFORM, name, c, 0, 0);
-    }
-    for (s = opt.tiny ? 64 : 512; s <= (opt.tiny ? 128u : 32768u); s *= 2) {
-        config c = base;
+    if (last < base->span) point_span(base, SPANS_ALL, (double)base->span);
+    point_span(base, SPANS_ONE, opt.tiny ? 8 : 64);
+    for (s = least; s <= largest; s *= 2) {
+        c = *base;
         c.span = s;
-        c.heads = base.heads;
         c.reach = opt.tiny ? 16 : 448;
-        snprintf(name, CELL, "S %zu", s);
-        point_add(p, &n, CONTEXT, name, c, 0, 0);
+        point_add(CONTEXT, c, "S %zu", s);
     }
-    for (s = 1; s <= (opt.tiny ? 2 : 64); s *= 2) {
-        config c = base;
-        c.batch = s;
-        snprintf(name, CELL, "batch %zu", s);
-        point_add(p, &n, BATCH, name, c, 0, 0);
-    }
-    for (s = 1; s <= B; s = s < 8 && B >= 8 ? 8 : s < B ? B : B + 1)
-        for (k = 0; k < 2; k++) {
-            config c = base;
-            c.batch = s;
-            snprintf(name, CELL, "batch %zu, %s", s, k ? "launched" : "replayed");
-            point_add(p, &n, GRAPH, name, c, k, 0);
+    c = *base;
+    for (c.batch = 1; c.batch <= most_streams; c.batch *= 2)
+        point_add(BATCH, c, "batch %zu", c.batch);
+    points_graph(base, 1);
+    if (B > 8) points_graph(base, 8);
+    if (B > 1) points_graph(base, B);
+    point_add(EPS, *base, "eps 0");
+    point_add(EPS, *base, "eps 1e-8 over the whole window")->literal = 2;
+}
+
+static void point_failed(point *p) {
+    snprintf(p->cannot, sizeof p->cannot, "%.190s", stx_error(p->t.x));
+    trainee_destroy(&p->t);
+    p->ms.n = 0;
+}
+
+/* Measures the points of a curve, interleaved, until a time. */
+static void curve_measure(int curve, const char *data, double until) {
+    int r, any = 0;
+    point *p, *end = points.at + points.n;
+    for (p = points.at; p < end; p++) {
+        char now[CELL + 40];
+        if (p->curve != curve) continue;
+        snprintf(now, sizeof now, "curves: %s, %s ..", curve_name[curve], p->name);
+        progress(now);
+        if (any && seconds() > until) {
+            snprintf(p->cannot, sizeof p->cannot, "the time of the section was over");
+            continue;
         }
-    for (k = 0; k < 2; k++)
-        point_add(p, &n, EPS, k ? "eps 1e-8 over the whole window" : "eps 0", base, 0, 2 * k);
-    snprintf(data, sizeof data, "%s/tokens.curves", opt.work);
-    {
-        config c = base;
-        c.batch = 64;
-        write_data(data, &c, (size_t)(40 + (opt.rounds + 1) * 12));
+        any = 1;
+        if (!trainee_create(&p->t, &p->c, BF16, p->no_graph, p->literal, data, NULL)
+            || !trainee_warm(&p->t, opt.tiny ? 0 : 8))
+            point_failed(p);
     }
-    say("## Curves\n\nseqtx bf16, the model 12x512 (block %zu), %zu streams where it is not said. "
-        "Median of %d rounds of %d steps (least "
-        "- most), the points of a curve interleaved; memory full. "
-        "keys: mean\nof a query and head; rows: mean memory of a layer. At S the spans are the "
-        "learned-like ones, at most %d tokens, for "
-        "every S.\n\n",
-        base.block, base.batch, opt.rounds, opt.tiny ? 1 : 6, opt.tiny ? 16 : 448);
-    header("curve|point|step ms|range|to the first|tokens/s|keys|rows|peak GB|");
-    for (curve = 0; curve < CURVES; curve++) {
-        /* a curve has an equal share of what time is left */
-        double end = seconds() + (until - seconds()) / (CURVES - curve);
-        int any = 0;
-        first[curve] = NAN;
-        for (i = 0; i < n; i++) {
-            if (p[i].curve != curve) continue;
-            snprintf(name, CELL, "curves: %s, %s ..", curve_name[curve], p[i].name);
-            progress(name);
-            if (any && seconds() > end) {
-                snprintf(p[i].cannot, sizeof p[i].cannot, "the section's time was over");
-                continue;
-            }
-            any = 1;
-            if (!trainee_create(&p[i].t, &p[i].c, BF16, p[i].no_graph, p[i].literal, data, NULL)
-                || !trainee_warm(&p[i].t, opt.tiny ? 0 : 8)) {
-                snprintf(p[i].cannot, sizeof p[i].cannot, "%.190s", stx_error(p[i].t.x));
-                trainee_destroy(&p[i].t);
-            }
+    for (r = 0; r < opt.rounds; r++)
+        for (p = points.at; p < end; p++) {
+            if (p->curve != curve || !p->t.x || (r > 0 && seconds() > until)) continue;
+            trainee_round(&p->t, 1, NULL);
+            trainee_round(&p->t, opt.tiny ? 1 : 6, &p->ms);
+            if (stx_ok(p->t.x))
+                p->peak = (double)stx_peak_bytes(p->t.x);
+            else
+                point_failed(p);
         }
-        for (r = 0; r < opt.rounds; r++)
-            for (i = 0; i < n; i++) {
-                if (p[i].curve != curve || !p[i].t.x || (r > 0 && seconds() > end)) continue;
-                trainee_round(&p[i].t, 1, NULL);
-                trainee_round(&p[i].t, opt.tiny ? 1 : 6, &p[i].ms);
-                if (!stx_ok(p[i].t.x)) {
-                    snprintf(p[i].cannot, sizeof p[i].cannot, "%.190s", stx_error(p[i].t.x));
-                    trainee_destroy(&p[i].t);
-                    p[i].ms.n = 0;
-                } else
-                    p[i].peak = (double)stx_peak_bytes(p[i].t.x);
-            }
-        for (i = 0; i < n; i++) {
-            double ms = median(&p[i].ms);
-            if (p[i].curve != curve) continue;
-            row_begin();
-            cell(0, "%s", curve_name[curve]);
-            cell(1, "%s", p[i].name);
-            cell(6, "%.0f", mean_keys(&p[i].c));
-            cell(7, "%.0f", mean_window(&p[i].c));
-            if (p[i].cannot[0]) cell(9, "left out: %.80s", p[i].cannot);
-            if (!p[i].ms.n) continue;
-            if (!(first[curve] > 0)) first[curve] = ms;
-            cell(2, "%.3f", ms);
-            cell(3, "%.3f - %.3f", quantile(&p[i].ms, 0), quantile(&p[i].ms, 1));
-            cell(4, "%.3f", ms / first[curve]);
-            cell(5, "%.0f", (double)(p[i].c.batch * p[i].c.block) / ms * 1e3);
-            cell(8, "%.2f", p[i].peak * 1e-9);
-            if (p[i].t.x) trainee_destroy(&p[i].t);
-        }
+}
+
+static void curve_rows(int curve) {
+    double first = NAN;
+    point *p;
+    for (p = points.at; p < points.at + points.n; p++) {
+        double ms = median(&p->ms);
+        if (p->curve != curve) continue;
+        row_begin();
+        cell(0, "%s", curve_name[curve]);
+        cell(1, "%s", p->name);
+        cell(6, "%.0f", mean_keys(&p->c));
+        cell(7, "%.0f", mean_window(&p->c));
+        if (p->cannot[0]) cell(9, "left out: %.80s", p->cannot);
+        if (!p->ms.n) continue;
+        if (!measured(first)) first = ms;
+        cell_spread(2, &p->ms, 3, 1);
+        cell(4, "%.3f", ms / first);
+        cell(5, "%.0f", (double)(p->c.batch * p->c.block) / ms * 1e3);
+        cell(8, "%.2f", p->peak * 1e-9);
+        if (p->t.x) trainee_destroy(&p->t);
     }
-    print_table();
-    unlink(data);
-    /* ms = t0 + a sum (keys + Bq + Bk / 2) + b sum rows, errors relative: each point
-       divided by its time */
+}
+
+/* ms = v[0] + v[1] sum (keys + Bq + Bk / 2) + v[2] sum rows */
+enum { BLOCK_Q = 64, BLOCK_K = 64, FIT_LEAST = 4 };
+
+static int point_fits(const point *p, double f[3]) {
+    f[0] = 1;
+    f[1] = p->keys + (double)(p->c.layers * p->c.heads) * (BLOCK_Q + BLOCK_K / 2);
+    f[2] = p->rows;
+    return p->ms.n && (p->curve == UNIFORM || p->curve == CONTEXT);
+}
+
+/* Least squares of relative errors: each point is divided by its time. */
+static void curves_fit(void) {
+    double a[3][4], v[3], f[3], worst = 0;
+    int k, l, used = 0;
+    const point *p, *end = points.at + points.n;
     memset(a, 0, sizeof a);
-    for (i = 0; i < n; i++) {
-        double f[3], ms = median(&p[i].ms);
-        if (!p[i].ms.n || (p[i].curve != UNIFORM && p[i].curve != CONTEXT)) continue;
-        f[0] = 1 / ms;
-        f[1] = (p[i].keys + (double)(p[i].c.layers * p[i].c.heads) * (BLOCK_Q + BLOCK_K / 2)) / ms;
-        f[2] = p[i].rows / ms;
+    for (p = points.at; p < end; p++) {
+        double ms = median(&p->ms);
+        if (!point_fits(p, f)) continue;
         for (k = 0; k < 3; k++) {
-            for (l = 0; l < 3; l++) a[k][l] += f[k] * f[l];
-            a[k][3] += f[k];
+            for (l = 0; l < 3; l++) a[k][l] += f[k] * f[l] / (ms * ms);
+            a[k][3] += f[k] / ms;
         }
         used++;
     }
-    if (used < KEPT || !solve(a, v)) {
+    if (used < FIT_LEAST || !solve(a, v)) {
         say("Fit: too few points.\n\n");
         return;
     }
-    for (i = 0; i < n; i++) {
-        double ms = median(&p[i].ms), fit;
-        if (!p[i].ms.n || (p[i].curve != UNIFORM && p[i].curve != CONTEXT)) continue;
-        fit = v[0]
-              + v[1]
-                    * (p[i].keys + (double)(p[i].c.layers * p[i].c.heads) * (BLOCK_Q + BLOCK_K / 2))
-              + v[2] * p[i].rows;
-        worst = at_least(worst, fabs(fit / ms - 1));
-    }
+    for (p = points.at; p < end; p++)
+        if (point_fits(p, f))
+            worst = at_least(worst, fabs((v[0] + v[1] * f[1] + v[2] * f[2]) / median(&p->ms) - 1));
     say("Fit over the %d points of span and context, least squares of relative errors: step ms = "
-        "t0 + a sum over layers and heads of "
-        "(keys + Bq + Bk/2) + b sum over layers of rows,\n"
-        "Bq = Bk = %d: t0 = %.4g ms, a = %.4g us a key, b = %.4g us a row of memory; the worst "
-        "point is off by %.0f %%.\n\n",
+        "t0 + a sum over layers\nand heads of (keys + Bq + Bk/2) + b sum over layers of rows, "
+        "Bq = Bk = %d: t0 = %.4g ms, a = %.4g us per key,\nb = %.4g us per row of memory; the "
+        "worst point is off by %.0f %%.\n\n",
         used, (int)BLOCK_Q, v[0], v[1] * 1e3, v[2] * 1e3, 100 * worst);
 }
 
+static void bench_curves(void) {
+    config base = configured(configs[2]), most;
+    char data[512];
+    double until = seconds() + opt.limit;
+    int curve;
+    size_t B = base.batch;
+    /* all points of a curve are in memory at the same time */
+    if (!opt.batch && !opt.tiny) base.batch = 16;
+    points_list(&base, B);
+    snprintf(data, sizeof data, "%s/tokens.curves", opt.work);
+    most = base;
+    most.batch = 64;
+    write_data(data, &most, (size_t)(40 + (opt.rounds + 1) * 12));
+    say("## Curves\n\n"
+        "seqtx bf16, the model 12x512 (block %zu), %zu streams unless stated otherwise. Median of "
+        "%d rounds of %d steps\n(minimum - maximum), the points of a curve interleaved; memory "
+        "full. keys: mean per query and head; rows: mean\nmemory of a layer. At S the spans are "
+        "the learned-like ones, at most %d tokens, for every S.\n\n",
+        base.block, base.batch, opt.rounds, opt.tiny ? 1 : 6, opt.tiny ? 16 : 448);
+    header("curve|point|step ms|range|to the first|tokens/s|keys|rows|peak GB|");
+    for (curve = 0; curve < CURVES; curve++) {
+        /* a curve has an equal share of the remaining time */
+        curve_measure(curve, data, seconds() + (until - seconds()) / (CURVES - curve));
+        curve_rows(curve);
+    }
+    print_table();
+    unlink(data);
+    curves_fit();
+}
 
-// >>gemm: products, and passes that wait for memory
+
+// >>gemm: matmuls, and passes that are limited by memory bandwidth
 
 static void run_copy(job *j) {
     stx_cuda_copy(j->x, j->a[0], j->a[1], j->n[0]);
@@ -1370,6 +1436,7 @@ static void run_optim(job *j) {
 }
 
 static void rows_job(job *j, stx_ctx *x, void (*fn)(job *), size_t N, size_t C, size_t table_rows) {
+    int is_entropy = fn == run_entropy_fwd || fn == run_entropy_bwd;
     size_t i;
     int32_t *ids = (int32_t *)malloc(N * sizeof *ids);
     memset(j, 0, sizeof *j);
@@ -1378,9 +1445,7 @@ static void rows_job(job *j, stx_ctx *x, void (*fn)(job *), size_t N, size_t C, 
     j->n[0] = N;
     j->n[1] = C;
     for (i = 0; i < 3; i++) j->a[i] = device_random(x, N * C, 1, STX_MEM_ACTIVATIONS);
-    j->a[7] = device_random(x, N * C, 1,
-                            fn == run_entropy_fwd || fn == run_entropy_bwd ? STX_MEM_BYTES
-                                                                           : STX_MEM_ACTIVATIONS);
+    j->a[7] = device_random(x, N * C, 1, is_entropy ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS);
     j->a[3] = device_random(x, table_rows * C, 1, STX_MEM_PARAMS);
     j->a[4] = device_random(x, C, 1, STX_MEM_PARAMS);
     for (i = 5; i < 7; i++) j->a[i] = device_random(x, N, 1, STX_MEM_BYTES);
@@ -1395,7 +1460,7 @@ static void rows_job(job *j, stx_ctx *x, void (*fn)(job *), size_t N, size_t C, 
     if (stx_ok(x)) stx_cuda_upload(x, j->ids, ids, N * sizeof *ids);
     if (stx_ok(x)) stx_cuda_sync(x);
     free(ids);
-    /* real means and deviations */
+    /* valid means and deviations */
     if (stx_ok(x) && (fn == run_layernorm_bwd || fn == run_residual_bwd)) run_layernorm_fwd(j);
     if (stx_ok(x) && fn == run_entropy_bwd) run_entropy_fwd(j);
     if (stx_ok(x) && fn == run_bias_relu) stx_cuda_sync(x);
@@ -1442,235 +1507,243 @@ static void sru_job(job *j, stx_ctx *x, int backward, size_t B, size_t T, size_t
     if (stx_ok(x)) run_sru_fwd(j);
 }
 
-static void bench_gemm(void) {
-    size_t N = opt.tiny ? 32 : 32768, small = opt.tiny ? 32 : 16384, d[3], n = 0, i;
+typedef struct {
+    size_t M, N, K;
+    int ta, tb;
+    const char *what;
+} gemm_shape;
 
-    struct {
-        size_t M, N, K;
-        int ta, tb;
-        const char *what;
-    } shape[28];
+static struct {
+    gemm_shape at[28];
+    int n;
+} shapes;
 
-    double until = seconds() + opt.limit;
-    int m, r;
-    d[0] = opt.tiny ? 16 : 256;
-    d[1] = opt.tiny ? 32 : 512;
-    d[2] = opt.tiny ? 48 : 768;
-#define SHAPE(a, b, c, t, u, w) \
-  do { \
-    shape[n].M = a; \
-    shape[n].N = b; \
-    shape[n].K = c; \
-    shape[n].ta = t; \
-    shape[n].tb = u; \
-    shape[n++].what = w; \
-  } while (0)
-    SHAPE(opt.tiny ? 64 : 8192, opt.tiny ? 64 : 8192, opt.tiny ? 64 : 8192, 0, 1, "square");
+static void shape_add(const char *what, int ta, int tb, size_t M, size_t N, size_t K) {
+    gemm_shape *s = &shapes.at[shapes.n++];
+    s->M = M;
+    s->N = N;
+    s->K = K;
+    s->ta = ta;
+    s->tb = tb;
+    s->what = what;
+}
+
+static void shapes_list(void) {
+    static const size_t dims[2][3] = {{256, 512, 768}, {16, 32, 48}};
+    /* an output layer of 205 words: unpadded, padded to whole 16 bytes, and as the GPU
+       pads it */
+    static const size_t vocab[2][3] = {{205, 208, 256}, {13, 16, 19}};
+    size_t N = opt.tiny ? 32 : 32768, large = opt.tiny ? 64 : 8192, i;
+    shapes.n = 0;
+    shape_add("square", 0, 1, large, large, large);
     for (i = 0; i < 3; i++) {
-        size_t rows = i ? N : small, f = i == 2 ? 16 * d[i] / 3 : 4 * d[i];
-        SHAPE(rows, d[i], d[i], 0, 1, "x Wq^T");
-        SHAPE(rows, f, d[i], 0, 1, "x W1^T");
-        SHAPE(rows, d[i], f, 0, 1, "x W2^T");
-        SHAPE(rows, d[i], f, 0, 0, "dy W1");
-        SHAPE(f, d[i], rows, 1, 0, "dW1 = dy^T x");
-        SHAPE(d[i], d[i], rows, 1, 0, "dWq = dy^T x");
+        size_t d = dims[opt.tiny][i], rows = i || opt.tiny ? N : 16384,
+               f = i == 2 ? 16 * d / 3 : 4 * d;
+        shape_add("x Wq^T", 0, 1, rows, d, d);
+        shape_add("x W1^T", 0, 1, rows, f, d);
+        shape_add("x W2^T", 0, 1, rows, d, f);
+        shape_add("dy W1", 0, 0, rows, d, f);
+        shape_add("dW1 = dy^T x", 1, 0, f, d, rows);
+        shape_add("dWq = dy^T x", 1, 0, d, d, rows);
     }
-    /* an output layer of 205 words: as they are, to whole 16 bytes, and as it is
-       padded */
     for (i = 0; i < 3; i++) {
-        size_t words = opt.tiny ? 13 + 3 * i : i == 0 ? 205 : i == 1 ? 208 : 256;
-        SHAPE(N, words, d[1], 0, 1, "h Wout^T");
-        SHAPE(N, d[1], words, 0, 0, "dlogits Wout");
-        SHAPE(words, d[1], N, 1, 0, "dWout = dlogits^T h");
+        size_t V = vocab[opt.tiny][i], d = dims[opt.tiny][1];
+        shape_add("h Wout^T", 0, 1, N, V, d);
+        shape_add("dlogits Wout", 0, 0, N, d, V);
+        shape_add("dWout = dlogits^T h", 1, 0, V, d, N);
     }
-#undef SHAPE
+}
+
+/* us, range and TFLOP/s in three columns */
+static void cell_us(int column, const samples *ms, double flop) {
+    if (!ms->n) return;
+    cell_spread(column, ms, 1, 1e3);
+    cell(column + 2, "%.1f", flop / median(ms) * 1e-9);
+}
+
+static void gemm_row(const gemm_shape *s, int mode) {
+    static job j;
+    static samples peer;
+    stx_ctx *x = context(mode, 1);
+    char what[256], why[256] = "";
+    double flop = 2.0 * (double)s->M * (double)s->N * (double)s->K;
+    int r;
+    peer.n = 0;
+    matmul_job(&j, x, s->M, s->N, s->K, s->ta, s->tb);
+    snprintf(what, sizeof what, "matmuls: %s, %s ..", s->what, mode_name[mode]);
+    progress(what);
+    if (!job_warm(&j)) snprintf(why, sizeof why, "%.200s", stx_error(x));
+    snprintf(what, sizeof what,
+             "{\"op\": \"gemm\", \"M\": %zu, \"N\": %zu, \"K\": %zu, \"ta\": %d, \"tb\": %d, "
+             "\"dtype\": \"%s\"}",
+             s->M, s->N, s->K, s->ta, s->tb, mode_name[mode]);
+    for (r = 0; r < opt.rounds; r++) {
+        if (stx_ok(x)) job_round(&j);
+        if (!ops_ask(what, &peer, NULL, why, sizeof why, 60)) break;
+    }
+    for (; r < opt.rounds && stx_ok(x); r++) job_round(&j);
+    row_begin();
+    cell(0, "%s", s->what);
+    cell(1, "%zu x %zu x %zu", s->M, s->N, s->K);
+    cell(2, "%s", mode_name[mode]);
+    cell_us(3, &j.ms, flop);
+    cell_us(6, &peer, flop);
+    if (peer.n && j.ms.n) cell(9, "%.2f", median(&peer) / median(&j.ms));
+    if (why[0]) cell(10, "left out: %.80s", why);
+    job_free(&j);
+    stx_destroy(x);
+}
+
+static void bench_matmuls(double until) {
+    int i, m;
+    shapes_list();
     ops_start();
-    say("## Products and passes\n\n"
-        "Products: stx_gemm (cublasLt), op(A) op(B) as M x N x K, beside torch.matmul; gradients "
-        "of weights "
-        "are floats in seqtx, added to what is there, and of the factors' kind in PyTorch. Median "
-        "of %d\n"
-        "rounds (least - most), interleaved, each of calls for 5 ms and more.\n\n",
+    say("Matmuls: stx_gemm (cublasLt), op(A) op(B) as M x N x K, compared with torch.matmul; "
+        "gradients of weights are\nfloats in seqtx, and accumulated; in PyTorch they have the "
+        "type of the factors. Median of %d rounds (minimum -\nmaximum), interleaved, each of calls "
+        "for at least 5 ms.\n\n",
         opt.rounds);
-    header(
-        "product|M x N x K|precision|seqtx us|range|TFLOP/s|PyTorch us|range|TFLOP/s|to PyTorch|");
-    for (i = 0; i < n; i++)
+    header("matmul|M x N x K|precision|seqtx us|range|TFLOP/s|PyTorch us|range|TFLOP/s|"
+           "to PyTorch|");
+    for (i = 0; i < shapes.n; i++)
         for (m = 0; m < MODES; m++) {
-            static job j;
-            static samples peer;
-            stx_ctx *x;
-            char what[256], why[256] = "";
-            double flop = 2.0 * (double)shape[i].M * (double)shape[i].N * (double)shape[i].K;
-            /* of the slow ones a few */
-            if (m == F32 && i > 0 && strcmp(shape[i].what, "x W1^T")) continue;
-            if (seconds() > until) break;
-            x = context(m, 1);
-            peer.n = 0;
-            product_job(&j, x, shape[i].M, shape[i].N, shape[i].K, shape[i].ta, shape[i].tb);
-            snprintf(what, sizeof what, "products: %s, %s ..", shape[i].what, mode_name[m]);
-            progress(what);
-            if (!job_warm(&j)) snprintf(why, sizeof why, "%.200s", stx_error(x));
-            snprintf(
-                what, sizeof what,
-                "{\"op\": \"gemm\", \"M\": %zu, \"N\": %zu, \"K\": %zu, \"ta\": %d, \"tb\": %d, "
-                "\"dtype\": "
-                "\"%s\"}",
-                shape[i].M, shape[i].N, shape[i].K, shape[i].ta, shape[i].tb, mode_name[m]);
-            for (r = 0; r < opt.rounds; r++) {
-                if (stx_ok(x)) job_round(&j);
-                if (!ops_ask(what, &peer, NULL, why, sizeof why, 60)) break;
-            }
-            for (; r < opt.rounds && stx_ok(x); r++) job_round(&j);
-            row_begin();
-            cell(0, "%s", shape[i].what);
-            cell(1, "%zu x %zu x %zu", shape[i].M, shape[i].N, shape[i].K);
-            cell(2, "%s", mode_name[m]);
-            if (j.ms.n) {
-                cell(3, "%.1f", median(&j.ms) * 1e3);
-                cell(4, "%.1f - %.1f", quantile(&j.ms, 0) * 1e3, quantile(&j.ms, 1) * 1e3);
-                cell(5, "%.1f", flop / median(&j.ms) * 1e-9);
-            }
-            if (peer.n) {
-                cell(6, "%.1f", median(&peer) * 1e3);
-                cell(7, "%.1f - %.1f", quantile(&peer, 0) * 1e3, quantile(&peer, 1) * 1e3);
-                cell(8, "%.1f", flop / median(&peer) * 1e-9);
-                if (j.ms.n) cell(9, "%.2f", median(&peer) / median(&j.ms));
-            }
-            if (why[0]) cell(10, "left out: %.80s", why);
-            job_free(&j);
-            stx_destroy(x);
+            /* f32 is slow: only some */
+            if (m == F32 && i > 0 && strcmp(shapes.at[i].what, "x W1^T")) continue;
+            if (seconds() <= until) gemm_row(&shapes.at[i], m);
         }
     print_table();
     stop(&ops.p);
-    {
-        /* bytes: every operand once; a numbers of 2 or 4 bytes */
-        static const struct {
-            const char *name;
-            void (*fn)(job *);
-            double numbers, a_row;
-            size_t cols, table;
-        } pass[] = {{"copy on the device", run_copy, 2, 0, 512, 1},
-                    {"layernorm forward", run_layernorm_fwd, 2, 8, 512, 1},
-                    {"layernorm backward", run_layernorm_bwd, 3, 8, 512, 1},
-                    {"residual and norm forward", run_residual_fwd, 4, 8, 512, 1},
-                    {"residual and norm backward", run_residual_bwd, 4, 8, 512, 1},
-                    {"layernorm forward, d 768", run_layernorm_fwd, 2, 8, 768, 1},
-                    {"layernorm backward, d 768", run_layernorm_bwd, 3, 8, 768, 1},
-                    {"bias and relu", run_bias_relu, 2, 0, 2048, 1},
-                    {"embedding forward", run_embedding, 1, 4, 512, 256},
-                    {"cross entropy forward, V 256", run_entropy_fwd, 1, 12, 256, 1},
-                    {"cross entropy backward, V 256", run_entropy_bwd, 2, 12, 256, 1},
-                    {"cross entropy forward, V 8192", run_entropy_fwd, 1, 12, 8192, 1},
-                    {"cross entropy backward, V 8192", run_entropy_bwd, 2, 12, 8192, 1}};
+}
 
-        static const size_t sru[][3] = {{4, 1024, 3072},
-                                        {32, 1024, 3072},
-                                        {64, 256, 3056},
-                                        {1, 1024, 3072}};
+/* A pass over memory: elements (2 or 4 bytes) per element of (rows,cols), and bytes per
+   row, each operand counted once */
+static const struct {
+    const char *name;
+    void (*fn)(job *);
+    double elements, row_bytes;
+    size_t cols, table;
+} passes[] = {{"copy on the device", run_copy, 2, 0, 512, 1},
+              {"layernorm forward", run_layernorm_fwd, 2, 8, 512, 1},
+              {"layernorm backward", run_layernorm_bwd, 3, 8, 512, 1},
+              {"residual and norm forward", run_residual_fwd, 4, 8, 512, 1},
+              {"residual and norm backward", run_residual_bwd, 4, 8, 512, 1},
+              {"layernorm forward, d 768", run_layernorm_fwd, 2, 8, 768, 1},
+              {"layernorm backward, d 768", run_layernorm_bwd, 3, 8, 768, 1},
+              {"bias and relu", run_bias_relu, 2, 0, 2048, 1},
+              {"embedding forward", run_embedding, 1, 4, 512, 256},
+              {"cross entropy forward, V 256", run_entropy_fwd, 1, 12, 256, 1},
+              {"cross entropy backward, V 256", run_entropy_bwd, 2, 12, 256, 1},
+              {"cross entropy forward, V 8192", run_entropy_fwd, 1, 12, 8192, 1},
+              {"cross entropy backward, V 8192", run_entropy_bwd, 2, 12, 8192, 1}};
 
-        enum { PASSES_N = sizeof pass / sizeof *pass, SRU_N = sizeof sru / sizeof *sru };
+enum { PASSES_N = sizeof passes / sizeof *passes };
 
-        say("Passes over memory: GB/s of every operand once, by formula. Buffers are larger than "
-            "the second-level cache.\n\n");
-        header("pass|rows x columns|precision|us|range|MB|GB/s|");
-        for (i = 0; i < PASSES_N; i++)
-            for (m = F32; m <= BF16; m += BF16) {
-                static job j;
-                stx_ctx *x;
-                size_t cols = opt.tiny ? pass[i].cols / 32 : pass[i].cols,
-                       rows = opt.tiny              ? 32
-                              : pass[i].cols > 4096 ? 16384
-                                                    : 131072;
-                double bytes = (double)rows
-                               * ((double)cols * pass[i].numbers * (m == BF16 ? 2 : 4)
-                                  + pass[i].a_row);
-                if (seconds() > until + 60) break;
-                x = context(m, 1);
-                rows_job(&j, x, pass[i].fn, rows, cols, pass[i].table);
-                if (pass[i].fn == run_copy) j.n[0] = rows * cols * (m == BF16 ? 2 : 4);
-                if (job_warm(&j))
-                    for (r = 0; r < opt.rounds; r++) job_round(&j);
-                row_begin();
-                cell(0, "%s", pass[i].name);
-                cell(1, "%zu x %zu", rows, cols);
-                cell(2, "%s", mode_name[m]);
-                if (j.ms.n) {
-                    cell(3, "%.1f", median(&j.ms) * 1e3);
-                    cell(4, "%.1f - %.1f", quantile(&j.ms, 0) * 1e3, quantile(&j.ms, 1) * 1e3);
-                    cell(5, "%.1f", bytes * 1e-6);
-                    cell(6, "%.0f", bytes / median(&j.ms) * 1e-6);
-                } else
-                    cell(7, "left out: %.80s", stx_error(x));
-                job_free(&j);
-                stx_destroy(x);
-            }
-        /* u0 u1 u2 x -> h ; u0 u1 u2 x dh -> du0 du1 du2 dx ; a state of 32 */
-        for (i = 0; i < 2 * SRU_N * 2; i++) {
-            static job j;
-            int backward = i / 2 % 2;
-            size_t B = opt.tiny ? 1 : sru[i / 4][0], T = opt.tiny ? 40 : sru[i / 4][1],
-                   O = opt.tiny ? 40 : sru[i / 4][2];
-            double bytes = (double)(B * T * O)
-                           * ((backward ? 9 : 5) * (i % 2 ? 2 : 4) + 4.0 / STX_SRU_TILE);
-            stx_ctx *x;
-            if (seconds() > until + 60) break;
-            x = context(i % 2 ? BF16 : F32, 1);
-            sru_job(&j, x, backward, B, T, O);
-            if (job_warm(&j))
-                for (r = 0; r < opt.rounds; r++) job_round(&j);
-            row_begin();
-            cell(0, backward ? "SRU recurrence backward" : "SRU recurrence forward");
-            cell(1, "%zu x %zu x %zu", B, T, O);
-            cell(2, "%s", mode_name[i % 2 ? BF16 : F32]);
-            if (j.ms.n) {
-                cell(3, "%.1f", median(&j.ms) * 1e3);
-                cell(4, "%.1f - %.1f", quantile(&j.ms, 0) * 1e3, quantile(&j.ms, 1) * 1e3);
-                cell(5, "%.1f", bytes * 1e-6);
-                cell(6, "%.0f", bytes / median(&j.ms) * 1e-6);
-            } else
-                cell(7, "left out: %.80s", stx_error(x));
-            job_free(&j);
-            stx_destroy(x);
-        }
-        for (i = 0; i < 2; i++) { /* all parameters of a model */
-            static job j;
-            config c = configured(configs[i ? 3 : 2]);
-            stx_ctx *x = context(BF16, 1);
-            stx_span *model = model_create(x, &c, 0);
-            stx_optim_desc od;
-            memset(&j, 0, sizeof j);
-            memset(&od, 0, sizeof od);
-            od.kind = STX_ADAGRAD;
-            od.clip = 0.03;
-            j.x = x;
-            j.fn = run_optim;
-            j.optim = model ? stx_optim_create(model->params, &od) : NULL;
-            if (j.optim && job_warm(&j))
-                for (r = 0; r < opt.rounds; r++) job_round(&j);
-            row_begin();
-            cell(0, "Adagrad, model %s", c.name);
-            cell(1, "%.1f M parameters", parameters(&c) * 1e-6);
-            cell(2, "bf16");
-            if (j.ms.n) {
-                double bytes = 30 * parameters(&c);
-                cell(3, "%.1f", median(&j.ms) * 1e3);
-                cell(4, "%.1f - %.1f", quantile(&j.ms, 0) * 1e3, quantile(&j.ms, 1) * 1e3);
-                cell(5, "%.1f", bytes * 1e-6);
-                cell(6, "%.0f", bytes / median(&j.ms) * 1e-6);
-            } else
-                cell(7, "left out: %.80s", stx_error(x));
-            stx_destroy(x);
-        }
-        print_table();
+/* Runs a job and fills in the columns that follow name and shape. */
+static void pass_measure(job *j, int mode, double bytes) {
+    job_run(j);
+    cell(2, "%s", mode_name[mode]);
+    if (!j->ms.n) {
+        cell(7, "left out: %.80s", stx_error(j->x));
+        return;
     }
+    cell_spread(3, &j->ms, 1, 1e3);
+    cell(5, "%.1f", bytes * 1e-6);
+    cell(6, "%.0f", bytes / median(&j->ms) * 1e-6);
+}
+
+static void pass_row(int i, int mode) {
+    static job j;
+    stx_ctx *x = context(mode, 1);
+    size_t cols = passes[i].cols, rows = cols > 4096 ? 16384 : 131072;
+    double element = mode == BF16 ? 2 : 4;
+    if (opt.tiny) {
+        cols /= 32;
+        rows = 32;
+    }
+    rows_job(&j, x, passes[i].fn, rows, cols, passes[i].table);
+    if (passes[i].fn == run_copy) j.n[0] = rows * cols * (size_t)element;
+    row_begin();
+    cell(0, "%s", passes[i].name);
+    cell(1, "%zu x %zu", rows, cols);
+    pass_measure(&j, mode,
+                 (double)rows
+                     * ((double)cols * passes[i].elements * element + passes[i].row_bytes));
+    job_free(&j);
+    stx_destroy(x);
+}
+
+static const size_t sru_shapes[][3] = {{4, 1024, 3072},
+                                       {32, 1024, 3072},
+                                       {64, 256, 3056},
+                                       {1, 1024, 3072}};
+
+enum { SRU_N = sizeof sru_shapes / sizeof *sru_shapes };
+
+/* u0 u1 u2 x -> h; u0 u1 u2 x dh -> du0 du1 du2 dx; and a state per tile */
+static void sru_row(const size_t *shape, int backward, int mode) {
+    static job j;
+    size_t B = opt.tiny ? 1 : shape[0], T = opt.tiny ? 40 : shape[1], O = opt.tiny ? 40 : shape[2];
+    double bytes = (double)(B * T * O)
+                   * ((backward ? 9 : 5) * (mode == BF16 ? 2 : 4) + 4.0 / STX_SRU_TILE);
+    stx_ctx *x = context(mode, 1);
+    sru_job(&j, x, backward, B, T, O);
+    row_begin();
+    cell(0, backward ? "SRU recurrence backward" : "SRU recurrence forward");
+    cell(1, "%zu x %zu x %zu", B, T, O);
+    pass_measure(&j, mode, bytes);
+    job_free(&j);
+    stx_destroy(x);
+}
+
+static void optim_row(const config *of) { /* all parameters of a model */
+    static job j;
+    config c = configured(*of);
+    stx_ctx *x = context(BF16, 1);
+    stx_span *model = model_create(x, &c, 0);
+    stx_optim_desc od;
+    memset(&j, 0, sizeof j);
+    memset(&od, 0, sizeof od);
+    od.kind = STX_ADAGRAD;
+    od.clip = 0.03;
+    j.x = x;
+    j.fn = run_optim;
+    j.optim = model ? stx_optim_create(model->params, &od) : NULL;
+    row_begin();
+    cell(0, "Adagrad, model %s", c.name);
+    cell(1, "%.1f M parameters", parameters(&c) * 1e-6);
+    pass_measure(&j, BF16, 30 * parameters(&c));
+    stx_destroy(x);
+}
+
+static void bench_passes(double until) {
+    int i, backward, mode;
+    say("Passes over memory: GB/s of every operand once, by formula. Buffers are larger than the "
+        "second-level cache.\n\n");
+    header("pass|rows x columns|precision|us|range|MB|GB/s|");
+    for (i = 0; i < PASSES_N; i++)
+        for (mode = F32; mode <= BF16; mode += BF16)
+            if (seconds() <= until) pass_row(i, mode);
+    for (i = 0; i < SRU_N; i++)
+        for (backward = 0; backward < 2; backward++)
+            for (mode = F32; mode <= BF16; mode += BF16)
+                if (seconds() <= until) sru_row(sru_shapes[i], backward, mode);
+    for (i = 2; i < 4; i++) optim_row(&configs[i]);
+    print_table();
+}
+
+static void bench_gemm(void) {
+    double until = seconds() + opt.limit;
+    say("## Matmuls and passes\n\n");
+    bench_matmuls(until);
+    bench_passes(until + 60);
 }
 
 
 // >>idle: how long the device waits for the host
 
-/* Steps without asking for anything in between: the host only feeds and launches, so
-   that the device has the next step at hand. The spans stay in their windows for these
-   few steps (checked by the caller), so that the key stays. */
+/* Steps without reading anything in between: the host only feeds and launches, so that
+   the device always has work. The spans stay in their windows for these few steps
+   (checked by the caller), so the key does not change. */
 static double back_to_back(trainee *t, int n, double *host) {
     double at;
     int k;
@@ -1687,21 +1760,47 @@ static double back_to_back(trainee *t, int n, double *host) {
     return mark_ms(0, 1) / n;
 }
 
-static void bench_idle(void) {
+static void idle_row(const config *c, const char *data, int no_graph) {
     static trainee t;
     static samples wall, busy, host;
+    uint64_t key = 0;
+    int r, same = 1;
+    wall.n = busy.n = host.n = 0;
+    row_begin();
+    cell(0, "%s", c->name);
+    cell(1, "%s", no_graph ? "launched" : "replayed");
+    if (trainee_create(&t, c, BF16, no_graph, 0, data, NULL) && trainee_warm(&t, opt.tiny ? 0 : 15))
+        for (r = 0; r < opt.rounds && stx_ok(t.x); r++) {
+            double h = 0;
+            trainee_round(&t, 1, NULL);
+            key = t.key;
+            sample(&wall, trainee_round(&t, c->steps, NULL) * 1e3 / c->steps);
+            sample(&busy, back_to_back(&t, c->steps, &h));
+            sample(&host, h);
+            same = same && key == stx_span_key(t.m, t.in, t.out, t.memory, 0);
+        }
+    if (stx_ok(t.x) && wall.n) {
+        cell_spread(2, &wall, 3, 1);
+        cell_spread(4, &busy, 3, 1);
+        cell(6, "%.1f %%", 100 * (1 - median(&busy) / median(&wall)));
+        cell_median(7, &host, 3, 1);
+        if (!same) cell(8, "a window changed meanwhile");
+    } else
+        cell(8, "left out: %.80s", stx_error(t.x));
+    trainee_destroy(&t);
+}
+
+static void bench_idle(void) {
     char data[512];
     double until = seconds() + opt.limit;
-    int i, g, r;
-    say("## Idle gaps\n\nseqtx bf16. wall: a step as the trainer makes it, which waits for each "
-        "loss before it feeds the next step "
-        "(host's clock, median of %d rounds). back to back: the same steps "
-        "launched\nwithout waiting, between one event before the first and one after the last: "
-        "the device always has work at hand. idle: "
-        "what of wall is not back to back, that is, waiting for the\n"
-        "host. Gaps between the kernels inside a step are in both, and only a profiler sees them. "
-        "host: time of the host to feed and "
-        "launch a step.\n\n",
+    int i, no_graph;
+    say("## Idle gaps\n\n"
+        "seqtx bf16. wall: a step as in the trainer, which waits for each loss before it feeds "
+        "the next step (clock of the\nhost, median of %d rounds). back to back: the same steps "
+        "launched without waiting, between one event before the\nfirst and one after the last: "
+        "the device always has work. idle: the part of wall that is not back to back, that\nis, "
+        "waiting for the host. Gaps between the kernels of a step are in both; only a profiler "
+        "shows them. host: time\nof the host to feed and launch a step.\n\n",
         opt.rounds);
     header("configuration|steps are|wall ms|range|back to back ms|range|idle|host ms|");
     for (i = 0; i < CONFIGS; i++) {
@@ -1710,39 +1809,8 @@ static void bench_idle(void) {
         snprintf(data, sizeof data, "%s/tokens.idle", opt.work);
         write_data(data, &c,
                    (size_t)(opt.warmup + opt.check + 24 + (opt.rounds + 1) * (2 * c.steps + 4)));
-        for (g = 0; g < 2; g++) {
-            uint64_t key = 0;
-            int same = 1;
-            if (seconds() > until) break;
-            wall.n = busy.n = host.n = 0;
-            row_begin();
-            cell(0, "%s", c.name);
-            cell(1, "%s", g ? "launched" : "replayed");
-            if (trainee_create(&t, &c, BF16, g, 0, data, NULL)
-                && trainee_warm(&t, opt.tiny ? 0 : 15))
-                for (r = 0; r < opt.rounds && stx_ok(t.x); r++) {
-                    double h = 0;
-                    trainee_round(&t, 1, NULL);
-                    key = t.key;
-                    sample(&wall, trainee_round(&t, c.steps, NULL) * 1e3 / c.steps);
-                    sample(&busy, back_to_back(&t, c.steps, &h));
-                    sample(&host, h);
-                    same = same && key == stx_span_key(t.m, t.in, t.out, t.memory, 0);
-                }
-            if (!stx_ok(t.x) || !wall.n) {
-                cell(8, "left out: %.80s", stx_error(t.x));
-                trainee_destroy(&t);
-                continue;
-            }
-            cell(2, "%.3f", median(&wall));
-            cell(3, "%.3f - %.3f", quantile(&wall, 0), quantile(&wall, 1));
-            cell(4, "%.3f", median(&busy));
-            cell(5, "%.3f - %.3f", quantile(&busy, 0), quantile(&busy, 1));
-            cell(6, "%.1f %%", 100 * (1 - median(&busy) / median(&wall)));
-            cell(7, "%.3f", median(&host));
-            if (!same) cell(8, "a window changed meanwhile");
-            trainee_destroy(&t);
-        }
+        for (no_graph = 0; no_graph < 2; no_graph++)
+            if (seconds() <= until) idle_row(&c, data, no_graph);
         unlink(data);
     }
     print_table();
@@ -1753,29 +1821,19 @@ static void bench_idle(void) {
 
 static const char usage[] =
     "bench_cuda [options]: times seqtx on a GPU (make bench-cuda builds and runs it)\n"
-    "  --section LIST     of training,attention,curves,gemm,idle (default: all)\n"
-    "  --config LIST      training, idle: of "
+    "  --section LIST     some of training,attention,curves,gemm,idle (default: all)\n"
+    "  --config LIST      training, idle: some of "
     "small-full,small,12x512,24x768,all-attention,small-205 (default: all)\n"
-    "  --seconds N        for each section (default 540)\n"
-    "  --rounds N         samples of each number (default 5)\n"
+    "  --seconds N        per section (default 540)\n"
+    "  --rounds N         samples of each value (default 5, at most 30)\n"
     "  --warmup N         steps before the first round (default 20)\n"
     "  --check-step N     the step whose losses are compared, with the first one's (default 10)\n"
     "  --batch N          streams, in place of the configuration's\n"
-    "  --tiny             toy sizes: does it run?\n"
+    "  --tiny             toy sizes, to test the program\n"
     "  --python CMD --peer FILE --peer-device D    PyTorch; device cuda or cpu\n"
     "  --work DIR         for temporary files\n"
-    "  --append FILE      write the tables there too\n"
-    "  --about            name the GPU, the driver and CUDA, and end\n";
-
-static int whole(const char *s, int least, const char *name) {
-    char *end;
-    long v = s ? strtol(s, &end, 10) : 0;
-    if (!s || end == s || *end || v < least || v > 1000000) {
-        fprintf(stderr, "bench_cuda: %s wants a whole number of at least %d\n", name, least);
-        exit(2);
-    }
-    return (int)v;
-}
+    "  --append FILE      also append the tables to this file\n"
+    "  --about            names the GPU, the driver and CUDA, and ends\n";
 
 static int about(void) {
     stx_ctx *x = context(F32, 1);
@@ -1792,80 +1850,23 @@ static int about(void) {
 }
 
 int main(int argc, char **argv) {
-    int i;
+    int i, taken;
+    program = "bench_cuda";
     opt.self = argv[0];
-    for (i = 1; i < argc; i++) {
-        const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
-        if (!strcmp(a, "--tiny")) {
-            opt.tiny = 1;
-            continue;
-        }
-        if (!strcmp(a, "--worker")) {
-            opt.worker = 1;
-            continue;
-        }
-        if (!strcmp(a, "--no-graph")) {
-            opt.no_graph = 1;
-            continue;
-        }
-        if (!strcmp(a, "--about")) return about();
-        if (!strcmp(a, "--help")) {
-            fputs(usage, stdout);
-            return 0;
-        }
-        i++;
-        if (!v) {
-            fprintf(stderr, "bench_cuda: unknown option, or no value: %s\n%s", a, usage);
-            return 2;
-        }
-        if (!strcmp(a, "--rounds")) {
-            opt.rounds = whole(v, 1, a);
-            if (opt.rounds > 30) opt.rounds = 30;
-        } else if (!strcmp(a, "--warmup"))
-            opt.warmup = whole(v, 1, a);
-        else if (!strcmp(a, "--check-step"))
-            opt.check = whole(v, 1, a);
-        else if (!strcmp(a, "--batch"))
-            opt.batch = whole(v, 1, a);
-        else if (!strcmp(a, "--seconds"))
-            opt.limit = whole(v, 1, a);
-        else if (!strcmp(a, "--section"))
-            opt.section = v;
-        else if (!strcmp(a, "--config"))
-            opt.config = v;
-        else if (!strcmp(a, "--data"))
-            opt.data = v;
-        else if (!strcmp(a, "--params"))
-            opt.params = v;
-        else if (!strcmp(a, "--python"))
-            opt.python = v;
-        else if (!strcmp(a, "--peer"))
-            opt.peer = v;
-        else if (!strcmp(a, "--peer-device"))
-            opt.peer_device = v;
-        else if (!strcmp(a, "--work"))
-            opt.work = v;
-        else if (!strcmp(a, "--append"))
-            report_path = v;
-        else if (!strcmp(a, "--mode")) {
-            for (opt.mode = 0; opt.mode < MODES && strcmp(v, mode_name[opt.mode]); opt.mode++)
-                continue;
-            if (opt.mode == MODES) {
-                fprintf(stderr, "bench_cuda: --mode f32, tf32 or bf16\n");
-                return 2;
-            }
-        } else {
-            fprintf(stderr, "bench_cuda: unknown option %s\n%s", a, usage);
-            return 2;
-        }
+    for (i = 1; i < argc; i += taken) {
+        taken = option_take(options, argc, argv, i);
+        if (!taken) return option_unknown(argv[i], usage);
     }
-    signal(SIGPIPE, SIG_IGN); /* a contender that died is reported, and is not the end */
+    if (opt.help) {
+        fputs(usage, stdout);
+        return 0;
+    }
+    if (opt.about) return about();
+    if (opt.rounds > 30) opt.rounds = 30;
+    require_listed("--config", opt.config,
+                   "small-full,small,12x512,24x768,all-attention,small-205");
+    signal(SIGPIPE, SIG_IGN); /* a contender that ended is reported; this program continues */
     if (opt.worker) return worker();
-    if (opt.config) {
-        char list[256], *w;
-        snprintf(list, sizeof list, "%s", opt.config);
-        for (w = strtok(list, ","); w; w = strtok(NULL, ",")) config_named(w);
-    }
     if (listed(opt.section, "training")) bench_training();
     if (listed(opt.section, "attention")) bench_attention();
     if (listed(opt.section, "curves")) bench_curves();

@@ -1,15 +1,15 @@
 /* bench_par.c - times Transformer-XL and the search of PAR on a CPU: training and
-   generation, beside PyTorch.
+   generation, compared with PyTorch.
 
        sh bench/run.sh --only par       builds this file and runs it (bench/README.md)
-       build/bench/bench_par --loop par-base bf16 --threads 1       this library alone, in this process: for a profiler
+       build/bench/bench_par --loop par-base bf16 --threads 1
+                                        only this library, in this process: for a profiler
 
-   Contenders take turns within one run, so that a busy machine is busy for all of
-   them; numbers are medians of rounds, with minimum and maximum beside them. All are
-   processes of their own that answer a line on stdin with one round: this program again
-   more with --worker, and PyTorch. Both take the options of bench/peers/par_torch.py,
-   read the same tokens and start from the same parameter file, and a row whose losses
-   are not the peer's is void. */
+   Contenders alternate within one run, so that a busy machine affects all of them; values
+   are medians of rounds, with minimum and maximum. All are separate processes that reply
+   to a line on stdin with one round: this program with --worker, and PyTorch. Both take
+   the options of bench/peers/par_torch.py, read the same tokens and start from the same
+   parameter file, and a row whose losses differ from the peer's is void. */
 #define _POSIX_C_SOURCE 200809L
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_par.h"
@@ -23,18 +23,18 @@ static struct {
     const char *pattern, *cutoffs;
 } model = {256, 4, 1024, 128, 256, 0, 0, 2, "sfsfsfsf", ""};
 
-static const lm_option model_options[] = {{"--pattern", NULL, 0, NULL, &model.pattern},
-                                          {"--hid-sz", &model.D, 1, NULL, NULL},
-                                          {"--nheads", &model.H, 1, NULL, NULL},
-                                          {"--inner-hid-sz", &model.F, 1, NULL, NULL},
-                                          {"--mem", &model.M, 0, NULL, NULL},
-                                          {"--vocab", &model.V, 1, NULL, NULL},
-                                          {"--cutoffs", NULL, 0, NULL, &model.cutoffs},
-                                          {"--reference", &model.reference, -1, NULL, NULL},
-                                          {"--token-bytes", &job.token_bytes, 1, NULL, NULL},
-                                          {"--generate", &model.generate, 1, NULL, NULL},
-                                          {"--prompt", &model.prompt, 1, NULL, NULL},
-                                          {NULL, NULL, 0, NULL, NULL}};
+static const option model_options[] = {OPTION_TEXT("--pattern", &model.pattern),
+                                       OPTION_WHOLE("--hid-sz", &model.D, 1),
+                                       OPTION_WHOLE("--nheads", &model.H, 1),
+                                       OPTION_WHOLE("--inner-hid-sz", &model.F, 1),
+                                       OPTION_WHOLE("--mem", &model.M, 0),
+                                       OPTION_WHOLE("--vocab", &model.V, 1),
+                                       OPTION_TEXT("--cutoffs", &model.cutoffs),
+                                       OPTION_FLAG("--reference", &model.reference),
+                                       OPTION_WHOLE("--token-bytes", &job.token_bytes, 1),
+                                       OPTION_WHOLE("--generate", &model.generate, 1),
+                                       OPTION_WHOLE("--prompt", &model.prompt, 1),
+                                       OPTION_END};
 
 static stx_par *model_create(stx_ctx *x) {
     stx_par_desc d;
@@ -50,8 +50,7 @@ static stx_par *model_create(stx_ctx *x) {
     d.mem = model.M ? (size_t)model.M : STX_PAR_NO_ROWS;
     d.blocks = strlen(model.pattern);
     if (model.pattern[0] != 'g') d.pattern = model.pattern;
-    for (p = model.cutoffs; *p && d.cutoffs < STX_MAX_CLUSTERS - 1;
-         p += strcspn(p, ","), p += *p == ',')
+    for (p = model.cutoffs; *p && d.cutoffs < STX_MAX_CLUSTERS - 1; p = after(p))
         d.cutoff[d.cutoffs++] = (size_t)strtoul(p, NULL, 10);
     if (!model.reference) {
         d.words_out = d.cutoffs ? STX_PAR_OUT_ADAPTIVE : STX_PAR_OUT_TIED;
@@ -62,7 +61,7 @@ static stx_par *model_create(stx_ctx *x) {
     return m;
 }
 
-/* A search in training: noise of known numbers, and an optimiser for the gates */
+/* A search in training: known noise, and an optimiser for the gates */
 static struct {
     stx_lm lm;
     stx_par *m;
@@ -71,8 +70,8 @@ static struct {
     uint64_t step;
 } search;
 
-/* Step n, block l of L, branch k: ((37 (3 (L n + l) + k) + 11) mod 101 + 1/2) / 102,
-   as the peer */
+/* Step n, block l of L, branch k: ((37 (3 (L n + l) + k) + 11) mod 101 + 1/2) / 102, as
+   the peer */
 static stx_tensor *search_loss(void *m, const stx_ids *ids, const stx_ids *targets, const void *in,
                                void *out) {
     size_t i, n = 3 * search.m->desc.blocks;
@@ -106,16 +105,6 @@ static stx_lm create(stx_ctx *x) {
     return lm;
 }
 
-/* Of logits, or of log p */
-static double nll_of(const stx_real *logits, int32_t token) {
-    double top = (double)logits[0], sum = 0;
-    int v;
-    for (v = 1; v < model.V; v++)
-        if ((double)logits[v] > top) top = (double)logits[v];
-    for (v = 0; v < model.V; v++) sum += exp((double)logits[v] - top);
-    return log(sum) + top - (double)logits[token];
-}
-
 typedef struct {
     stx_ctx *x;
     stx_par *m;
@@ -126,24 +115,15 @@ typedef struct {
 } generation;
 
 /* A model that has read --prompt segments of the text; ids: the next `count` tokens.
-   0: this build has not the precision */
+   Returns 0 if this build does not have the precision. */
 static int generation_begin(generation *g) {
     size_t n, k, T = (size_t)job.T, N = (size_t)model.prompt * T;
     unsigned char *text;
     memset(g, 0, sizeof *g);
-    g->x = context(job.precision, job.threads);
-    if (!g->x) {
-        fprintf(stderr, "cannot: %s is not in this build of the library\n",
-                precision_name[job.precision]);
-        return 0;
-    }
+    g->x = worker_context(job.precision, job.threads);
+    if (!g->x) return 0;
     g->m = model_create(g->x);
-    if (job.load) {
-        stx_file *f = stx_file_open(g->x, job.load);
-        stx_params_load(stx_par_params(g->m), f, "");
-        stx_file_close(f);
-        check(g->x);
-    }
+    if (job.load) params_load(g->x, stx_par_params(g->m), job.load);
     text = read_bytes(job.data, &n);
     g->count = (size_t)model.generate + 2;
     if (n / (size_t)job.token_bytes < N + g->count) die("too few tokens for this prompt");
@@ -169,42 +149,40 @@ static void generation_end(generation *g) {
     stx_destroy(g->x);
 }
 
-/* One round: from the same memory, token by token. The first token, before which keys,
-   values and positions are made, is not timed. */
-static double generation_round(generation *g, double *first, double *mean) {
-    double took = 0, sum = 0;
+/* One round from the same memory, token by token. The first token, before which keys,
+   values and positions are computed, is not timed. */
+static void generation_round(generation *g, reply *r) {
+    double sum = 0;
     size_t k, N = (size_t)model.generate;
+    r->seconds = 0;
     if (!stx_par_gen_set(g->gen, g->state)) check(g->x);
     for (k = 0; k <= N; k++) {
-        double at = seconds(), z;
+        double nll, at = seconds();
         const stx_real *logits = stx_par_gen_feed(g->gen, g->ids + k, 1);
         at = seconds() - at;
         check(g->x);
         if (!k) continue;
-        took += at;
-        z = nll_of(logits, g->ids[k + 1]);
-        if (k == 1) *first = z;
-        sum += z;
+        r->seconds += at;
+        nll = nll_of(logits, (size_t)model.V, g->ids[k + 1]);
+        if (k == 1) r->first = r->step1 = nll;
+        sum += nll;
     }
-    *mean = sum / (double)N;
-    return took;
+    r->last = sum / (double)N;
+    r->tokens = (double)N;
+    r->done += N;
 }
 
 static int generate_worker(void) {
     generation g;
+    reply r;
     char line[64];
-    unsigned long long done = 0;
+    memset(&r, 0, sizeof r);
+    r.norm = NAN;
     if (!generation_begin(&g)) return 3;
     fprintf(stderr, "ready\n");
     while (fgets(line, sizeof line, stdin)) {
-        double first = NAN, mean = NAN, took = generation_round(&g, &first, &mean);
-        done += (unsigned long long)model.generate;
-        printf(
-            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": "
-            "%.9g, \"steps_done\": %llu, "
-            "\"seconds\": %.6g, \"peak_bytes\": %zu}\n",
-            (double)model.generate / took, first, mean, first, done, took, stx_peak_bytes(g.x));
-        fflush(stdout);
+        generation_round(&g, &r);
+        reply_print(g.x, &r);
     }
     generation_end(&g);
     return 0;
@@ -215,12 +193,12 @@ static int generate_worker(void) {
 
 enum { CONFIGS = 3, WORDS_MADE = 400000 };
 
-/* search: of how many blocks, 0: Transformer-XL of `layers`; found: what generation
-   runs in place of the search */
+/* search: number of blocks, 0: Transformer-XL of `layers`; quick: cutoffs for a tenth of
+   the words; found: the network that generates in place of the search */
 typedef struct {
     const char *name;
     int search, layers, D, H, F, T, M, B, V;
-    const char *cutoffs, *quick, *clip, *found; /* quick: cutoffs of a tenth of the words */
+    const char *cutoffs, *quick, *clip, *found;
     int steps, places;
 } config;
 
@@ -231,130 +209,138 @@ static const config configs[CONFIGS] = {
     {"wt103", 0, 16, 410, 10, 2100, 150, 150, 4, 267735, "20000,40000,200000", "2000,4000,20000",
      "0.25", NULL, 1, 32}};
 
-enum { OWN, OWN_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16, PEER_PLAIN, CONTENDERS };
-
-static const lm_kind kinds[CONTENDERS] = {
-    {"seqtx f32", 1e-3, F32, 0, LM_OWN, {NULL}},
-    {"seqtx bf16", 2e-2, BF16, 0, LM_OWN, {NULL}},
-    {"PyTorch eager f32", 1e-3, F32, 0, LM_PEER, {NULL}},
-    {"PyTorch eager bf16 autocast", 2e-2, BF16, 0, LM_PEER, {NULL}},
-    {"PyTorch compiled f32", 1e-3, F32, 1, LM_PEER, {NULL}},
-    {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1, LM_PEER, {NULL}},
-    {"PyTorch eager f32, as installed", 1e-3, F32, 0, LM_PLAIN, {NULL}}};
-
 enum { CACHED, CACHED_BF16, TORCH_CACHED, TORCH_CACHED_BF16, TORCH, TORCH_BF16, WAYS };
 
 static const lm_kind ways[WAYS] = {
-    {"seqtx f32, cached", 1e-3, F32, 0, LM_OWN, {NULL}},
-    {"seqtx bf16, cached", 2e-2, BF16, 0, LM_OWN, {NULL}},
-    {"PyTorch eager f32, cached", 1e-3, F32, 0, LM_PEER, {"--cached", NULL}},
-    {"PyTorch eager bf16, cached", 2e-2, BF16, 0, LM_PEER, {"--cached", NULL}},
-    {"PyTorch eager f32, with memory", 1e-3, F32, 0, LM_PEER, {NULL}},
-    {"PyTorch eager bf16, with memory", 2e-2, BF16, 0, LM_PEER, {NULL}}};
+    {"seqtx f32, cached", 1e-3, F32, 0, BY_SEQTX, {NULL}},
+    {"seqtx bf16, cached", 2e-2, BF16, 0, BY_SEQTX, {NULL}},
+    {"PyTorch eager f32, cached", 1e-3, F32, 0, BY_PEER, {"--cached", NULL}},
+    {"PyTorch eager bf16, cached", 2e-2, BF16, 0, BY_PEER, {"--cached", NULL}},
+    {"PyTorch eager f32, with memory", 1e-3, F32, 0, BY_PEER, {NULL}},
+    {"PyTorch eager bf16, with memory", 2e-2, BF16, 0, BY_PEER, {NULL}}};
 
-/* NaN: not measured */
-static struct {
-    double rate[CONFIGS][CONTENDERS], memory[CONFIGS][CONTENDERS], way[CONFIGS][WAYS];
-} found;
-
-static void found_nothing(void) {
-    double *v = (double *)(void *)&found;
-    size_t i;
-    for (i = 0; i < sizeof found / sizeof *v; i++) v[i] = NAN;
-}
+static lm_found found[CONFIGS];
+static double rate_found[CONFIGS][WAYS];
 
 static int wanted(const config *g) {
-    return !opt.config || listed(opt.config, g->name);
+    return listed(opt.config, g->name);
 }
 
-static const char *after(const char *list) { /* what follows the first element */
-    list += strcspn(list, ",");
-    return list + (*list == ',');
-}
-
-/* How often the word of rank r is met: Zipf's law, steeper beyond 20,000, so that
-   clusters have about the shares of WikiText-103 */
+/* Frequency of the word of rank r: Zipf's law, steeper beyond 20,000, so that clusters
+   have about the shares of WikiText-103 */
 static double often(int r) {
     return 1 / (((double)r + 2.7) * (1 + pow((double)r / 20000, 0.7)));
 }
 
-/* Writes tokens for the model to `path`: the text's bytes, numbered in the order in
-   which they first appear; where there are more words than bytes have values, words
-   drawn by themselves (0 is the reference's padding), and to `said` which share each
-   cluster has. */
-static void write_tokens(const char *path, char *said, size_t room) {
-    FILE *f = fopen(path, "wb");
-    double *sum = (double *)malloc((size_t)model.V * sizeof *sum), total = 0;
-    size_t n = 0, i, count[STX_MAX_CLUSTERS] = {0};
-    int32_t *ids = NULL;
-    int v, ok;
-    said[0] = 0;
-    if (!f || !sum) die("no file, or no memory, for tokens");
-    if (model.V <= 256) {
-        unsigned char *text = read_bytes(opt.data, &n);
-        int number_of[256], known = 0;
-        for (v = 0; v < 256; v++) number_of[v] = -1;
-        ids = (int32_t *)malloc((n + 1) * sizeof *ids);
-        if (!ids) die("no memory");
-        for (i = 0; i < n; i++) {
-            if (number_of[text[i]] < 0) number_of[text[i]] = known++ % model.V;
-            ids[i] = number_of[text[i]];
-        }
-        free(text);
-    } else {
-        const char *p;
-        size_t cluster, pads = (size_t)model.reference;
-        n = WORDS_MADE;
-        ids = (int32_t *)malloc(n * sizeof *ids);
-        if (!ids) die("no memory");
-        for (v = 0; v < model.V - (int)pads; v++) sum[v] = total += often(v);
-        for (i = 0; i < n; i++) {
-            uint32_t r[4];
-            double at;
-            int low = 0, high = model.V - (int)pads - 1;
-            stx_philox(20190109, 1, i, r);
-            at = ((double)r[0] + 0.5) / 4294967296.0 * total;
-            while (low < high) {
-                v = low + (high - low) / 2;
-                if (sum[v] < at)
-                    low = v + 1;
-                else
-                    high = v;
-            }
-            ids[i] = low + (int32_t)pads;
-            for (cluster = 0, p = model.cutoffs; *p && ids[i] >= (int32_t)strtol(p, NULL, 10);
-                 p = after(p))
-                cluster++;
-            count[cluster]++;
-        }
-        for (cluster = 0, p = model.cutoffs;; cluster++, p = after(p)) {
-            size_t used = strlen(said);
-            double share = 100 * (double)count[cluster] / (double)n;
-            snprintf(said + used, room - used, "%s%.1f %%",
-                     cluster ? ", " : "; of the tokens the clusters have ", share);
-            if (!*p) break;
-        }
+/* The bytes of the text, numbered in the order in which they first appear */
+static int32_t *byte_tokens(size_t *n) {
+    unsigned char *text = read_bytes(opt.data, n);
+    int32_t *ids = (int32_t *)malloc((*n + 1) * sizeof *ids);
+    int v, number_of[256], known = 0;
+    size_t i;
+    if (!ids) die("no memory");
+    for (v = 0; v < 256; v++) number_of[v] = -1;
+    for (i = 0; i < *n; i++) {
+        if (number_of[text[i]] < 0) number_of[text[i]] = known++ % model.V;
+        ids[i] = number_of[text[i]];
     }
-    ok = fwrite(ids, sizeof *ids, n, f) == n;
-    ok = fclose(f) == 0 && ok;
-    if (!ok) die("the tokens cannot be written");
-    free(ids);
+    free(text);
+    return ids;
+}
+
+/* The first position at which an increasing array is not below x */
+static int search_sorted(const double *sum, int n, double x) {
+    int low = 0, high = n - 1;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (sum[middle] < x)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Words drawn independently. In the reference's form 0 is the padding. */
+static int32_t *word_tokens(size_t n) {
+    int32_t *ids = (int32_t *)malloc(n * sizeof *ids);
+    double *sum = (double *)malloc((size_t)model.V * sizeof *sum), total = 0;
+    int v, words = model.V - model.reference;
+    size_t i;
+    if (!ids || !sum) die("no memory");
+    for (v = 0; v < words; v++) sum[v] = total += often(v);
+    for (i = 0; i < n; i++) {
+        uint32_t r[4];
+        stx_philox(20190109, 1, i, r);
+        ids[i] = search_sorted(sum, words, ((double)r[0] + 0.5) / 4294967296.0 * total);
+        ids[i] += model.reference;
+    }
     free(sum);
+    return ids;
+}
+
+/* Describes the share of the tokens that each cluster has. */
+static void describe_clusters(const int32_t *ids, size_t n, char *to, size_t size) {
+    size_t i, cluster, count[STX_MAX_CLUSTERS] = {0};
+    const char *p;
+    for (i = 0; i < n; i++) {
+        cluster = 0;
+        for (p = model.cutoffs; *p && ids[i] >= (int32_t)strtol(p, NULL, 10); p = after(p))
+            cluster++;
+        count[cluster]++;
+    }
+    for (cluster = 0, p = model.cutoffs;; cluster++, p = after(p)) {
+        size_t used = strlen(to);
+        snprintf(to + used, size - used, "%s%.1f %%",
+                 cluster ? ", " : "; shares of the clusters ",
+                 100 * (double)count[cluster] / (double)n);
+        if (!*p) break;
+    }
+}
+
+/* Writes the tokens of the model to `path`: bytes of the text, or, if there are more
+   words than values of a byte, random words, whose clusters are described in `said`. */
+static void write_tokens(const char *path, char *said, size_t size) {
+    FILE *f = fopen(path, "wb");
+    size_t n = WORDS_MADE;
+    int32_t *ids = model.V <= 256 ? byte_tokens(&n) : word_tokens(n);
+    int ok;
+    said[0] = 0;
+    if (model.V > 256) describe_clusters(ids, n, said, size);
+    ok = f && fwrite(ids, sizeof *ids, n, f) == n;
+    if (!f || fclose(f) || !ok) die("the tokens cannot be written");
+    free(ids);
 }
 
 static char pattern[128], data_path[512], params_path[512], shares[128];
 
-/* Sets up the model that the workers' options describe; writes its tokens and its
-   first parameters to files; their number, in millions. Projections of queries, keys
-   and positions give scores of about 1, u and v are not 0: so a wrong position shows
-   in the first loss. */
-static double configure(const config *g, int generate) {
+/* Scores of about 1, and u and v that are not 0, so that a wrong position shows in the
+   first loss */
+static void set_attention(stx_par_block *b, size_t l) {
+    stx_tensor *t[3];
+    size_t i;
+    int k;
+    if (!b->wq) return;
+    t[0] = b->wq;
+    t[1] = b->wkv;
+    t[2] = b->wr;
+    for (k = 0; k < 3; k++) {
+        fill_random(t[k]->data, t[k]->size, 3 * l + (size_t)k);
+        for (i = 0; i < t[k]->size; i++) t[k]->data[i] *= (stx_real)sqrt(3 / (double)model.D);
+    }
+    fill_random(b->u->data, b->u->size, 1000 + 2 * l);
+    fill_random(b->v->data, b->v->size, 1001 + 2 * l);
+}
+
+/* Sets up the model that the options of the workers describe, and writes its tokens and
+   initial parameters to files; returns the number of parameters in millions. */
+static double configure(const config *g, int generates) {
     stx_ctx *x = context(F32, opt.threads);
     stx_par *m;
-    size_t l, i, layers = (size_t)(opt.quick ? 2 : g->layers);
+    size_t l, layers = (size_t)(opt.quick ? 2 : g->layers);
     double n;
     if (g->search)
-        snprintf(pattern, sizeof pattern, "%s", generate ? g->found : "gggggg");
+        snprintf(pattern, sizeof pattern, "%s", generates ? g->found : "gggggg");
     else
         for (l = 0; l < layers; l++) memcpy(pattern + 2 * l, "sf", 3);
     model.pattern = pattern;
@@ -370,25 +356,16 @@ static double configure(const config *g, int generate) {
     snprintf(params_path, sizeof params_path, "%s/params.par.%s.safetensors", opt.work, g->name);
     write_tokens(data_path, shares, sizeof shares);
     m = model_create(x);
-    for (l = 0; l < m->desc.blocks; l++) {
-        stx_par_block *b = &m->block[l];
-        stx_tensor *t[3];
-        int k;
-        if (!b->wq) continue;
-        t[0] = b->wq;
-        t[1] = b->wkv;
-        t[2] = b->wr;
-        for (k = 0; k < 3; k++) {
-            fill_random(t[k]->data, t[k]->size, 3 * l + (size_t)k);
-            for (i = 0; i < t[k]->size; i++) t[k]->data[i] *= (stx_real)sqrt(3 / (double)model.D);
-        }
-        fill_random(b->u->data, b->u->size, 1000 + 2 * l);
-        fill_random(b->v->data, b->v->size, 1001 + 2 * l);
-    }
+    for (l = 0; l < m->desc.blocks; l++) set_attention(&m->block[l], l);
     params_save(x, stx_par_params(m), params_path);
     n = (double)stx_params_size(stx_par_params(m)) * 1e-6;
     stx_destroy(x);
     return n;
+}
+
+static const char *words_of_model(void) {
+    if (!*model.cutoffs) return "tied words";
+    return model.reference ? "adaptive softmax, cutoffs " : "adaptive words, tied, cutoffs ";
 }
 
 static void say_shape(const config *g, int B, double params) {
@@ -398,46 +375,22 @@ static void say_shape(const config *g, int B, double params) {
     say("%s: %s, V %d, D %d, H %d, F %d, T %d, M %d, B %d, ", g->name, now, model.V, g->D, g->H,
         g->F, g->T, g->M, B);
     say("%s%s%s, %.1f million parameters%s;", model.reference ? "the reference's form, " : "",
-        *model.cutoffs
-            ? model.reference ? "adaptive softmax, cutoffs " : "adaptive words, tied, cutoffs "
-            : "tied words",
-        model.cutoffs, params, shares);
+        words_of_model(), model.cutoffs, params, shares);
 }
 
-enum { SHAPE = 24 }; /* options of the shape; returns how many */
-
-static int shape_options(char **to, const config *g) {
-    int n = 0;
-    to[n++] = (char *)(uintptr_t) "--pattern";
-    to[n++] = pattern;
-    to[n++] = (char *)(uintptr_t) "--hid-sz";
-    to[n++] = number(g->D);
-    to[n++] = (char *)(uintptr_t) "--nheads";
-    to[n++] = number(g->H);
-    to[n++] = (char *)(uintptr_t) "--inner-hid-sz";
-    to[n++] = number(g->F);
-    to[n++] = (char *)(uintptr_t) "--block-sz";
-    to[n++] = number(g->T);
-    to[n++] = (char *)(uintptr_t) "--mem";
-    to[n++] = number(g->M);
-    to[n++] = (char *)(uintptr_t) "--vocab";
-    to[n++] = number(model.V);
-    to[n++] = (char *)(uintptr_t) "--token-bytes";
-    to[n++] = (char *)(uintptr_t) "4";
-    to[n++] = (char *)(uintptr_t) "--threads";
-    to[n++] = number(opt.threads);
-    to[n++] = (char *)(uintptr_t) "--load";
-    to[n++] = params_path;
-    if (*model.cutoffs) {
-        to[n++] = (char *)(uintptr_t) "--cutoffs";
-        to[n++] = (char *)(uintptr_t)model.cutoffs;
-    }
-    if (model.reference) to[n++] = (char *)(uintptr_t) "--reference";
-    return n;
-}
-
-static int steps_of(const config *g) {
-    return opt.steps ? opt.steps : opt.quick ? 1 + g->steps / 4 : g->steps;
+static void shape_arguments(arguments *a, const config *g) {
+    a->n = 0;
+    arg_text(a, "--pattern", pattern);
+    arg_number(a, "--hid-sz", (size_t)g->D);
+    arg_number(a, "--nheads", (size_t)g->H);
+    arg_number(a, "--inner-hid-sz", (size_t)g->F);
+    arg_number(a, "--block-sz", (size_t)g->T);
+    arg_number(a, "--mem", (size_t)g->M);
+    arg_number(a, "--vocab", (size_t)model.V);
+    arg_text(a, "--token-bytes", "4");
+    arg_text(a, "--load", params_path);
+    if (*model.cutoffs) arg_text(a, "--cutoffs", model.cutoffs);
+    if (model.reference) arg(a, "--reference");
 }
 
 
@@ -446,66 +399,36 @@ static int steps_of(const config *g) {
 static void training_config(int at) {
     static contender c[CONTENDERS];
     const config *g = &configs[at];
-    int i, r, skip[CONTENDERS] = {0}, warmup = opt.warmup >= 0 ? opt.warmup : 3,
-              B = opt.batch ? opt.batch : g->B, steps = steps_of(g);
+    int r, warmup = lm_warmup(3), B = opt.batch ? opt.batch : g->B, steps = lm_steps(g->steps);
     char label[80];
-    char *shared[SHAPE + 16];
-    const char *data = opt.data;
+    arguments shared;
     double millions = configure(g, 0);
-    int n = shape_options(shared, g);
-    memset(c, 0, sizeof c);
-    shared[n++] = (char *)(uintptr_t) "--batch-sz";
-    shared[n++] = number(B);
-    shared[n++] = (char *)(uintptr_t) "--steps";
-    shared[n++] = number(steps);
-    shared[n++] = (char *)(uintptr_t) "--warmup";
-    shared[n++] = number(warmup);
-    shared[n++] = (char *)(uintptr_t) "--optim";
-    shared[n++] = (char *)(uintptr_t) "adamw";
-    shared[n++] = (char *)(uintptr_t) "--weight-decay";
-    shared[n++] = (char *)(uintptr_t) "0";
-    shared[n++] = (char *)(uintptr_t) "--lr";
-    shared[n++] = (char *)(uintptr_t) "0.00025";
-    shared[n++] = (char *)(uintptr_t) "--clip";
-    shared[n++] = (char *)(uintptr_t)g->clip;
-    shared[n] = NULL;
     snprintf(label, sizeof label, "training, %s", g->name);
-    opt.data = data_path;
-    lm_start(c, kinds, CONTENDERS, PEER, skip, label, shared);
-    opt.data = data;
-    probe_begin(opt.threads);
-    r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 90, label);
+    shape_arguments(&shared, g);
+    lm_training_arguments(&shared, B, steps, warmup);
+    arg_text(&shared, "--weight-decay", "0");
+    arg_text(&shared, "--lr", "0.00025");
+    arg_text(&shared, "--clip", g->clip);
+    lm_start(c, lm_kinds, CONTENDERS, PEER, NULL, label, data_path, &shared);
+    r = lm_rounds(c, CONTENDERS, 7, 90, label);
     say_shape(g, B, millions);
-    say(" median of %d rounds of %d step%s after %d discarded steps:\n\n", r, steps,
-        steps == 1 ? "" : "s", warmup + steps);
-    contest_say(c, CONTENDERS, PEER);
-    header("contender|ms a step|range");
-    for (i = 0; i < CONTENDERS; i++) {
-        double tokens = 1e3 * B * g->T;
-        if (!c[i].fits) continue;
-        found.rate[at][i] = median(&c[i].rate);
-        found.memory[at][i] = c[i].memory;
-        row_begin();
-        cell(0, "%s", c[i].name);
-        cell(1, "%.1f", tokens / median(&c[i].rate));
-        cell(2, "%.1f - %.1f", tokens / quantile(&c[i].rate, 1), tokens / quantile(&c[i].rate, 0));
-    }
-    print_table();
+    lm_training_say(c, r, steps, warmup);
+    lm_step_times(c, (double)B * g->T);
+    lm_keep(&found[at], c);
     unlink(params_path);
     unlink(data_path);
 }
 
 static void bench_training(void) {
     int i;
-    say("## Training\n\nA step is one segment of every stream: forward, backward, clip of the "
-        "gradient's norm (not in the search), and "
-        "Adam, of the gates, too; no dropout; %d threads.\n"
-        "The same tokens, first parameters and steps for all, in a search the same "
-        "noise, at temperature 1; memories are full when time is taken. Tokens are the text's "
-        "bytes,\nor, with a vocabulary of words, "
-        "words drawn by Zipf's law. The mean nll must agree with the first PyTorch row to %g "
-        "(f32) and %g (bf16), or the row is void.\n\n",
-        opt.threads, kinds[OWN].tolerance, kinds[OWN_BF16].tolerance);
+    say("## Training\n\n"
+        "A step is one segment of every stream: forward, backward, gradient clipping (not in the "
+        "search) and Adam, also\nof the gates; no dropout; %d threads. The tokens, initial "
+        "parameters and steps are the same for all, in a\nsearch also the noise, at temperature "
+        "1; memories are full when time is taken. Tokens are bytes of the text\nor, with a "
+        "vocabulary of words, drawn by Zipf's law. The mean nll must agree with the first "
+        "PyTorch row to %g\n(f32) and %g (bf16), or the row is void.\n\n",
+        opt.threads, lm_kinds[OWN].tolerance, lm_kinds[OWN_BF16].tolerance);
     for (i = 0; i < CONFIGS; i++)
         if (wanted(&configs[i])) training_config(i);
 }
@@ -516,43 +439,36 @@ static void bench_training(void) {
 static void generation_config(int at) {
     static contender c[WAYS];
     const config *g = &configs[at];
-    int i, r, n, skip[WAYS] = {0}, places = opt.quick ? g->places / 4 : g->places;
+    int i, r, places = opt.quick ? g->places / 4 : g->places;
     char label[80];
-    char *shared[SHAPE + 4];
-    const char *data = opt.data;
+    arguments shared;
     double millions = configure(g, 1);
-    memset(c, 0, sizeof c);
-    n = shape_options(shared, g);
-    shared[n++] = (char *)(uintptr_t) "--generate";
-    shared[n++] = number(places);
-    shared[n] = NULL;
     snprintf(label, sizeof label, "generation, %s", g->name);
-    opt.data = data_path;
-    lm_start(c, ways, WAYS, -1, skip, label, shared);
-    opt.data = data;
-    probe_begin(opt.threads);
-    r = contest(c, WAYS, rounds(5), opt.rounds ? 1e9 : 40, label);
+    shape_arguments(&shared, g);
+    arg_number(&shared, "--threads", (size_t)opt.threads);
+    arg_number(&shared, "--generate", (size_t)places);
+    lm_start(c, ways, WAYS, -1, NULL, label, data_path, &shared);
+    r = lm_rounds(c, WAYS, 5, 40, label);
     say_shape(g, 1, millions);
     say(" median of %d rounds of %d tokens:\n\n", r, places);
     contest_say(c, WAYS, TORCH_CACHED);
     for (i = 0; i < WAYS; i++)
-        if (c[i].fits) found.way[at][i] = median(&c[i].rate);
+        if (c[i].fits) rate_found[at][i] = median(&c[i].rate);
     unlink(params_path);
     unlink(data_path);
 }
 
 static void bench_generation(void) {
     int i;
-    say("## Generation\n\nOne stream after two segments, token by token, log p of all words for "
-        "each; %d threads. Cached: projected "
-        "keys, values and positions are kept, here by stx_par_gen_feed; they are made before the "
-        "first token,\nwhich is not timed. With "
-        "memory: the published way, a call of the model for each token, which projects its memory "
-        "again. Of the search runs a network that "
-        "could come out of it.\n"
-        "PyTorch's bf16 has matrices in bf16. The text is given, so that losses can be compared: "
-        "\"step 1\" is the nll of the first timed token, \"last step\" the mean. Ratios are to "
-        "PyTorch's cached f32.\n\n",
+    say("## Generation\n\n"
+        "One stream after two segments, token by token, with log p of all words for each; %d "
+        "threads. \"cached\":\nprojected keys, values and positions are kept, here by "
+        "stx_par_gen_feed; they are computed before the first\ntoken, which is not timed. "
+        "\"with memory\": the published method, a call of the model for each token, which\n"
+        "projects its memory again. Instead of the search a network of its blocks generates. "
+        "PyTorch's bf16 has\nmatrices in bf16. The text is given, so that losses can be "
+        "compared: \"step 1\" is the nll of the first timed\ntoken, \"last step\" the mean. "
+        "Ratios are to PyTorch's cached f32.\n\n",
         opt.threads);
     for (i = 0; i < CONFIGS; i++)
         if (wanted(&configs[i])) generation_config(i);
@@ -562,58 +478,77 @@ static void bench_generation(void) {
 // >>summary
 
 static void bench_summary(void) {
-    int i, k;
-    say("## Summary\n\nRatios within this run, to PyTorch of the same model; \"-\" is not "
+    enum { MORE = 6 };
+
+    static const int digits[MORE] = {0, 2, 1, 0, 2, 1};
+    int i;
+    say("## Summary\n\nRatios within this run, to PyTorch with the same model; \"-\": not "
         "measured, or void.\n\n");
-    header(
-        "model|training tokens/s f32|to eager f32|to compiled f32|to eager as installed|bf16|to "
-        "eager bf16|to compiled bf16|"
-        "memory MB f32|of eager|generation tokens/s f32|to PyTorch cached|to PyTorch with "
-        "memory|bf16|to PyTorch cached bf16|"
-        "to PyTorch with memory bf16");
+    header("model|" LM_SUMMARY_HEADER
+           "|generation tokens/s f32|to PyTorch cached|to PyTorch with memory|bf16|"
+           "to PyTorch cached bf16|to PyTorch with memory bf16");
     for (i = 0; i < CONFIGS; i++) {
-        const double *v = found.rate[i], *m = found.memory[i], *w = found.way[i];
-        const double told[15] = {v[OWN],
-                                 v[OWN] / v[PEER],
-                                 v[OWN] / v[PEER_COMPILED],
-                                 v[OWN] / v[PEER_PLAIN],
-                                 v[OWN_BF16],
-                                 v[OWN_BF16] / v[PEER_BF16],
-                                 v[OWN_BF16] / v[PEER_COMPILED_BF16],
-                                 m[OWN] * 1e-6,
-                                 m[OWN] / m[PEER],
-                                 w[CACHED],
-                                 w[CACHED] / w[TORCH_CACHED],
-                                 w[CACHED] / w[TORCH],
-                                 w[CACHED_BF16],
-                                 w[CACHED_BF16] / w[TORCH_CACHED_BF16],
-                                 w[CACHED_BF16] / w[TORCH_BF16]};
-        static const int digits[15] = {0, 2, 2, 2, 0, 2, 2, 0, 2, 0, 2, 1, 0, 2, 1};
-        for (k = 0; k < 15 && !(told[k] == told[k]); k++) continue;
-        if (k == 15) continue;
+        const double *w = rate_found[i];
+        double value[MORE];
+        if (!measured(found[i].rate[OWN]) && !measured(w[CACHED])) continue;
+        value[0] = w[CACHED];
+        value[1] = w[CACHED] / w[TORCH_CACHED];
+        value[2] = w[CACHED] / w[TORCH];
+        value[3] = w[CACHED_BF16];
+        value[4] = w[CACHED_BF16] / w[TORCH_CACHED_BF16];
+        value[5] = w[CACHED_BF16] / w[TORCH_BF16];
         row_begin();
         cell(0, "%s", configs[i].name);
-        for (k = 0; k < 15; k++) {
-            if (told[k] == told[k])
-                cell(1 + k, "%.*f", digits[k], told[k]);
-            else
-                cell(1 + k, "-");
-        }
+        lm_summary(1, &found[i]);
+        cell_values(1 + LM_SUMMARY, value, digits, MORE);
     }
     if (table.rows > 1) print_table();
 }
 
 
-// >>loop: this library alone, in this process
+// >>loop: only this library, in this process
 
-/* --loop CONFIG PRECISION: --rounds rounds of the configuration's steps, or with
-   --only par-generation of its tokens, from the parameters and tokens of the benchmark */
+static int loop_generation(int R, samples *times, double *last) {
+    generation run;
+    reply round;
+    int r;
+    memset(&round, 0, sizeof round);
+    if (!generation_begin(&run)) return 0;
+    for (r = 0; r < R; r++) {
+        generation_round(&run, &round);
+        sample(times, round.seconds / model.generate);
+        *last = round.last;
+    }
+    generation_end(&run);
+    return 1;
+}
+
+static int loop_training(int steps, samples *times, double *last) {
+    trainee t;
+    int k;
+    stx_ctx *x = worker_context(job.precision, job.threads);
+    if (!x) return 0;
+    trainee_create(&t, x);
+    for (k = lm_warmup(1); k > 0; k--) trainee_step(&t);
+    for (k = 0; k < steps; k++) {
+        double at = seconds();
+        *last = trainee_step(&t);
+        sample(times, seconds() - at);
+        check(x);
+    }
+    trainee_free(&t);
+    return 1;
+}
+
+/* --loop CONFIG PRECISION: --rounds rounds of the steps of the configuration or, with
+   --only par-generation, of its tokens, from the parameters and tokens of the
+   benchmark */
 static int loop(const config *g, int precision) {
-    int k, r, generate = !strcmp(opt.only, "par-generation"), R = rounds(5);
+    int ok, generates = !strcmp(opt.only, "par-generation");
     samples times;
-    double last = NAN, first;
+    double last = NAN;
     times.n = 0;
-    configure(g, generate);
+    configure(g, generates);
     job.precision = precision;
     job.threads = opt.threads;
     job.data = data_path;
@@ -623,100 +558,69 @@ static int loop(const config *g, int precision) {
     job.decay = 0;
     job.lr = 0.00025;
     job.clip = strtod(g->clip, NULL);
-    if (generate) {
-        generation run;
-        model.generate = opt.steps ? opt.steps : g->places;
-        if (!generation_begin(&run)) return 3;
-        for (r = 0; r < R; r++)
-            sample(&times, generation_round(&run, &first, &last) / model.generate);
-        generation_end(&run);
-    } else {
-        trainee t;
-        stx_ctx *x = context(precision, opt.threads);
-        if (!x) {
-            fprintf(stderr, "bench_par: %s is not in this build of the library\n",
-                    precision_name[precision]);
-            return 3;
-        }
-        trainee_create(&t, x);
-        for (k = 0; k < (opt.warmup >= 0 ? opt.warmup : 1); k++) trainee_step(&t);
-        for (r = 0; r < R * steps_of(g); r++) {
-            double at = seconds();
-            last = trainee_step(&t);
-            sample(&times, seconds() - at);
-            check(x);
-        }
-        trainee_free(&t);
-    }
-    printf("%s %s %s, threads %d: %.3f ms a %s (median of %d, %.3f to %.3f), nll %.5f\n", g->name,
-           precision_name[precision], generate ? "generation" : "training", opt.threads,
-           1e3 * median(&times), generate ? "token" : "step", times.n, 1e3 * quantile(&times, 0),
-           1e3 * quantile(&times, 1), last);
+    model.generate = opt.steps ? opt.steps : g->places;
+    ok = generates ? loop_generation(rounds(5), &times, &last)
+                   : loop_training(rounds(5) * lm_steps(g->steps), &times, &last);
     unlink(params_path);
     unlink(data_path);
+    if (!ok) return 3;
+    printf("%s %s %s, threads %d: %.3f ms per %s (median of %d, %.3f to %.3f), nll %.5f\n", g->name,
+           precision_name[precision], generates ? "generation" : "training", opt.threads,
+           1e3 * median(&times), generates ? "token" : "step", times.n, 1e3 * quantile(&times, 0),
+           1e3 * quantile(&times, 1), last);
     return 0;
 }
 
 
 // >>main
 
+#define CONFIG_NAMES "par-base,enwik8,wt103"
+
 static const char usage[] =
-    "bench_par [options]: times Transformer-XL and PAR's search (sh bench/run.sh --only par "
-    "builds and runs it)\n"
-    "  --only LIST        par, or of par-training,par-generation\n"
-    "  --config LIST      of par-base,enwik8,wt103 (default: all)\n"
-    "  --without LIST     contenders to leave out: of compiled,installed,bf16,peer\n"
+    "bench_par [options]: times Transformer-XL and PAR's search (sh bench/run.sh --only par)\n"
+    "  --only LIST        par, or some of par-training,par-generation\n"
+    "  --config LIST      some of par-base,enwik8,wt103 (default: all)\n"
     "  --quick            two layers, a tenth of the words, fewer rounds, steps and tokens\n"
-    "  --threads N        default: all\n"
-    "  --rounds N         samples of each number (default 7 of training, 5 of generation)\n"
-    "  --batch N, --steps N    streams, and steps in a round, of all models (default: each has "
-    "its own)\n"
-    "  --warmup N         training: steps before the first round, at least 2 for a compiled "
-    "contender (default 3)\n"
-    "  --data FILE        text\n"
-    "  --python CMD --python-plain CMD --peer FILE    PyTorch contenders, with and without what "
-    "its tuning guide asks for\n"
-    "  --work DIR         for temporary files\n"
-    "  --append FILE      write the tables there too\n"
-    "  --worker OPTIONS   one contender: options of bench/peers/par_torch.py; --save FILE\n"
-    "  --loop CONFIG f32|bf16 [options]    this library alone, for a profiler: training, or with "
-    "--only par-generation tokens\n";
+    "  --rounds N         samples of each value (default 7 of training, 5 of generation)\n"
+    "  --warmup N         steps before the first round (default 3; at least 2 for compilation)\n"
+    "  --worker OPTIONS   one contender: options of bench/peers/par_torch.py, --save FILE\n"
+    "  --loop CONFIG f32|bf16 [options]    only this library, for a profiler: training, or with "
+    "--only par-generation tokens\n" LM_USAGE;
+
+/* --loop CONFIG PRECISION and other options, of which the program's name is the first */
+static int loop_main(int argc, char **argv) {
+    int ended, config_number = argc > 2 ? position(CONFIG_NAMES, argv[2]) : -1,
+               precision = argc > 3 ? position("f32,bf16", argv[3]) : -1;
+    if (config_number < 0 || precision < 0) {
+        fprintf(stderr, "bench_par: --loop: expected one of " CONFIG_NAMES ", then f32 or bf16\n");
+        return 2;
+    }
+    argv[3] = argv[0];
+    ended = lm_parse(argc - 3, argv + 3, usage, CONFIG_NAMES);
+    return ended ? ended - 1 : loop(&configs[config_number], precision);
+}
 
 int main(int argc, char **argv) {
-    const config *own = NULL;
-    int i, precision = F32;
-    family.program = "bench_par";
+    int i, ended;
+    program = "bench_par";
     family.options = model_options;
     family.create = create;
     opt.only = "par";
     if (argc > 1 && !strcmp(argv[1], "--worker")) {
-        if (!worker_options(argc, argv)) return 2;
+        ended = worker_parse(argc, argv);
+        if (ended) return ended;
         return model.generate ? generate_worker() : worker();
     }
-    if (argc > 1 && !strcmp(argv[1], "--loop")) {
-        for (i = 0; argc > 2 && i < CONFIGS; i++)
-            if (!strcmp(argv[2], configs[i].name)) own = &configs[i];
-        if (argc > 3) precision = !strcmp(argv[3], "bf16") ? BF16 : F32;
-        if (!own || argc < 4 || strcmp(argv[3], precision_name[precision])) {
-            fprintf(stderr,
-                    "bench_par --loop: want one of par-base, enwik8, wt103, then f32 or bf16\n");
-            return 2;
-        }
-        argv[3] = argv[0];
-        argv += 3;
-        argc -= 3;
+    if (argc > 1 && !strcmp(argv[1], "--loop")) return loop_main(argc, argv);
+    ended = lm_parse(argc, argv, usage, CONFIG_NAMES);
+    if (ended) return ended - 1;
+    for (i = 0; i < CONFIGS; i++) {
+        lm_found_nothing(&found[i]);
+        not_measured(rate_found[i], WAYS);
     }
-    if ((i = lm_parse(argc, argv, usage)) <= 0) return i ? 2 : 0;
-    if (own) return loop(own, precision);
-    for (i = 0; i < CONFIGS && !wanted(&configs[i]); i++) continue;
-    if (i == CONFIGS) {
-        fprintf(stderr, "bench_par: --config %s: of par-base, enwik8, wt103\n", opt.config);
-        return 2;
-    }
-    found_nothing();
-    if (listed(opt.only, "par") || listed(opt.only, "par-training")) bench_training();
-    if (listed(opt.only, "par") || listed(opt.only, "par-generation")) bench_generation();
+    if (section("par", "par-training")) bench_training();
+    if (section("par", "par-generation")) bench_generation();
     bench_summary();
-    if (probe.x) stx_destroy(probe.x);
+    probe_end();
     return 0;
 }

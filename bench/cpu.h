@@ -1,5 +1,5 @@
-/* cpu.h - what the benchmarks on a CPU share: contexts, the probe, contenders that
-   train interleaved. Included after the library. */
+/* cpu.h - what the benchmarks on a CPU share: options, contexts, the probe, contenders
+   that train interleaved. Included after the library. */
 #ifndef BENCH_CPU_H
 #define BENCH_CPU_H
 #include "report.h"
@@ -10,12 +10,76 @@ enum { F32, BF16, PRECISIONS }; /* as STX_PREC_F32, STX_PREC_BF16 */
 
 static const char *const precision_name[PRECISIONS] = {"f32", "bf16"};
 
-static inline void check(stx_ctx *x) {
+
+// >>options
+
+static struct {
+    int quick, help, threads, rounds, warmup, steps, batch; /* 0, warmup -1: not given */
+    const char *self, *data, *python, *python_plain, *peer, *work, *only, *config, *without;
+} opt = {0, 0, 0, 0, -1, 0, 0, NULL, NULL, NULL, NULL, NULL, ".", NULL, NULL, ""};
+
+static const option cpu_options[] = {OPTION_FLAG("--quick", &opt.quick),
+                                     OPTION_FLAG("--help", &opt.help),
+                                     OPTION_WHOLE("--threads", &opt.threads, 1),
+                                     OPTION_WHOLE("--rounds", &opt.rounds, 1),
+                                     OPTION_WHOLE("--warmup", &opt.warmup, 0),
+                                     OPTION_WHOLE("--steps", &opt.steps, 1),
+                                     OPTION_WHOLE("--batch", &opt.batch, 1),
+                                     OPTION_TEXT("--data", &opt.data),
+                                     OPTION_TEXT("--python", &opt.python),
+                                     OPTION_TEXT("--python-plain", &opt.python_plain),
+                                     OPTION_TEXT("--peer", &opt.peer),
+                                     OPTION_TEXT("--work", &opt.work),
+                                     OPTION_TEXT("--append", &report_path),
+                                     OPTION_TEXT("--only", &opt.only),
+                                     OPTION_END};
+
+static const char shared_usage[] =
+    "  --threads N        default: all\n"
+    "  --data FILE        text\n"
+    "  --python CMD --peer FILE    PyTorch contenders\n"
+    "  --python-plain CMD the same python without the settings of PyTorch's tuning guide\n"
+    "  --work DIR         for temporary files\n"
+    "  --append FILE      also append the tables to this file\n";
+
+/* The command line into opt and, by `more`, into other variables. 0: continue; else the
+   program ends with this value minus 1. */
+static inline int parse(int argc, char **argv, const char *usage, const option *more) {
+    int i, taken;
+    opt.self = argv[0];
+    for (i = 1; i < argc; i += taken) {
+        taken = option_take(cpu_options, argc, argv, i);
+        if (!taken) taken = option_take(more, argc, argv, i);
+        if (!taken) return 1 + option_unknown(argv[i], usage);
+        if (opt.help) {
+            printf("%s%s", usage, shared_usage);
+            return 1;
+        }
+    }
+    if (opt.rounds > MAX_ROUNDS) opt.rounds = MAX_ROUNDS;
+    if (!opt.threads) {
+        stx_ctx *x = stx_create(NULL);
+        opt.threads = stx_threads(x);
+        stx_destroy(x);
+    }
+    signal(SIGPIPE, SIG_IGN); /* a contender that ended is reported; this program continues */
+    return 0;
+}
+
+static inline int rounds(int usual) {
+    if (opt.rounds) return opt.rounds;
+    return opt.quick ? 3 : usual;
+}
+
+
+// >>contexts and files
+
+static inline void check(const stx_ctx *x) {
     if (!stx_ok(x)) die(stx_error(x));
 }
 
-/* A context, or NULL when this library has not the precision; anything else that is
-   wrong ends the program. */
+/* A context, or NULL if this build of the library does not have the precision; any other
+   error ends the program. */
 static inline stx_ctx *context(int precision, int threads) {
     stx_desc d;
     stx_ctx *x;
@@ -32,11 +96,21 @@ static inline stx_ctx *context(int precision, int threads) {
     return x;
 }
 
-/* 1 if bf16 can be measured; else the report says why it is not. */
 static inline int have_bf16(void) {
     stx_ctx *x = context(BF16, 1);
     stx_destroy(x);
     return x != NULL;
+}
+
+static const char *const no_bf16 = " bf16: not in this build of the library.";
+
+/* The same for a contender: NULL after it has reported why */
+static inline stx_ctx *worker_context(int precision, int threads) {
+    stx_ctx *x = context(precision, threads);
+    if (!x)
+        fprintf(stderr, "cannot: %s is not in this build of the library\n",
+                precision_name[precision]);
+    return x;
 }
 
 static inline void fill_random(stx_real *a, size_t n, uint64_t stream) { /* uniform in [-1,1) */
@@ -48,8 +122,72 @@ static inline void fill_random(stx_real *a, size_t n, uint64_t stream) { /* unif
     }
 }
 
+static inline stx_real *persist(stx_ctx *x, size_t n) {
+    stx_real *p = (stx_real *)stx_persist(x, n * sizeof *p);
+    check(x);
+    return p;
+}
 
-// >>machine probe: a small product of fixed size beside every sample, to see how quiet
+static inline void params_save(stx_ctx *x, const stx_params *params, const char *path) {
+    stx_writer *w = stx_writer_create(x);
+    stx_params_save(w, params, "");
+    stx_writer_finish(w, path);
+    check(x);
+}
+
+static inline void params_load(stx_ctx *x, stx_params *params, const char *path) {
+    stx_file *f = stx_file_open(x, path);
+    stx_params_load(params, f, "");
+    stx_file_close(f);
+    check(x);
+}
+
+/* What a contender of this library replies after a round (the protocol of bench/peers);
+   it ends with the gradient's norm if that was measured. */
+typedef struct {
+    double tokens, seconds, first, last, step1, norm;
+    unsigned long long done;
+} reply;
+
+static inline void reply_print(const stx_ctx *x, const reply *r) {
+    printf("{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, ",
+           r->tokens / r->seconds, r->first, r->last);
+    printf("\"loss_step1\": %.9g, \"steps_done\": %llu, \"seconds\": %.6g, \"peak_bytes\": %zu",
+           r->step1, r->done, r->seconds, stx_peak_bytes(x));
+    if (measured(r->norm)) printf(", \"grad_norm\": %.9g", r->norm);
+    printf("}\n");
+    fflush(stdout);
+}
+
+/* Generation of one stream over bytes: tokens/s of the prompt, and seconds of n sampled
+   tokens */
+static inline double generate(const stx_lm *lm, void *gen, const int32_t *prompt, size_t length,
+                              int n, double *prompt_rate) {
+    stx_sampling how;
+    stx_real work[256];
+    const stx_real *logits;
+    double at = seconds();
+    int i;
+    memset(&how, 0, sizeof how);
+    how.temperature = 0.8;
+    how.top_p = 0.95;
+    how.seed = 1;
+    lm->gen_reset(gen);
+    logits = lm->gen_feed(gen, prompt, length);
+    check(lm->ctx);
+    *prompt_rate = (double)length / (seconds() - at);
+    at = seconds();
+    for (i = 0; i < n && logits; i++) {
+        int32_t token = stx_sample(&how, (uint64_t)i, logits, 256, work);
+        if (token < 0) die("the logits are not finite");
+        logits = lm->gen_feed(gen, &token, 1);
+    }
+    check(lm->ctx);
+    return seconds() - at;
+}
+
+
+// >>machine probe: a small matmul of fixed size, run with every sample, shows how idle
 // the machine was
 
 static struct {
@@ -58,12 +196,11 @@ static struct {
     samples all;
 } probe;
 
-static inline void probe_begin(int threads) {
+static inline void probe_begin(void) {
     size_t i;
     if (!probe.x) {
-        probe.x = context(F32, threads);
-        probe.a = (stx_real *)stx_persist(probe.x, 3 * 512 * 512 * sizeof *probe.a);
-        check(probe.x);
+        probe.x = context(F32, opt.threads);
+        probe.a = persist(probe.x, 3 * 512 * 512);
         for (i = 0; i < 3 * 512 * 512; i++)
             probe.a[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
     }
@@ -85,30 +222,35 @@ static inline void probe_now(void) {
 }
 
 static inline void probe_say(void) {
-    say("Probe beside each sample (512-cubed stx_gemm): median %.0f GFLOP/s, %.0f to %.0f. A wide "
-        "range means a busy machine.\n\n",
+    say("Probe with each sample (stx_gemm, 512 x 512 x 512): median %.0f GFLOP/s, %.0f to %.0f. "
+        "A wide range means a busy machine.\n\n",
         median(&probe.all), quantile(&probe.all, 0), quantile(&probe.all, 1));
 }
 
+static inline void probe_end(void) {
+    if (probe.x) stx_destroy(probe.x);
+}
 
-// >>contenders: processes that answer a line with one round of training steps (the
+
+// >>contenders: processes that reply to a line with one round of training steps (the
 // protocol of bench/peers)
 
 typedef struct {
-    const char *name; /* NULL: not for this contest */
-    /* losses (and gradient norms, relative) differ by no more from the reference's */
+    const char *name; /* NULL: does not take part */
+    /* losses (and gradient norms, relative) may differ by this much from the
+       reference's */
     double tolerance;
-    int on, fits; /* still answers; and agrees with the reference */
+    int on, fits; /* still replies; agrees with the reference */
     process p;
     samples rate;
-    double step1, last, norm, peak,
-        memory; /* norm: of the last gradient, NaN if it is not told; memory: peak, of the process where
-                                                   known */
+    /* norm: of the last gradient, or NaN; peak: as the contender reports it; memory: peak
+       of the process if known, otherwise the same */
+    double step1, last, norm, peak, memory;
     char blas[128], cannot[256], log[512];
 } contender;
 
-/* One round; a rate of 0 is of a round that does not count, since something was
-   compiled in it. */
+/* One round. The rate is 0 if something was compiled in it: such a round does not
+   count. */
 static inline int ask_round(contender *c, double *rate) {
     const char *line = c->p.line;
     if (ask(&c->p, "", 3600) != 1) return 0;
@@ -122,8 +264,8 @@ static inline int ask_round(contender *c, double *rate) {
     return 1;
 }
 
-/* Starts one, up to the end of its first round, which is discarded. Its messages go to
-   DIR/contender.NUMBER.log. */
+/* Starts a contender and waits for the end of its first round, which is discarded. Its
+   messages go to DIR/contender.NUMBER.log. */
 static inline void contender_start(contender *c, char *const argv[], const char *dir, int number) {
     double rate;
     snprintf(c->log, sizeof c->log, "%s/contender.%d.log", dir, number);
@@ -132,30 +274,36 @@ static inline void contender_start(contender *c, char *const argv[], const char 
     stop(&c->p);
     why_not(c->log, c->cannot, sizeof c->cannot);
     progress("");
-    fprintf(stderr, "bench: contender \"%s\" does not answer: %s; its messages are in %s\n",
+    fprintf(stderr, "%s: contender \"%s\" does not reply: %s; its messages are in %s\n", program,
             c->name, c->cannot, c->log);
 }
 
-/* From /proc, where there is one: the resident peak of the process, and the BLAS that
-   it loaded. */
+static inline FILE *proc_open(const contender *c, const char *what) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%ld/%s", (long)c->p.pid, what);
+    return fopen(path, "r");
+}
+
+static inline int is_blas(const char *file) {
+    if (strstr(file, "scipy") || strstr(file, "libcu")) return 0;
+    return strstr(file, "blas") || strstr(file, "libmkl_core") || strstr(file, "libblis");
+}
+
+/* From /proc, if it exists: the resident peak of the process, and the BLAS it loaded */
 static inline void look_at(contender *c) {
-    char path[64], line[4096];
-    FILE *f;
+    char line[4096];
+    FILE *f = proc_open(c, "status");
     c->memory = c->peak;
-    snprintf(path, sizeof path, "/proc/%ld/status", (long)c->p.pid);
-    if ((f = fopen(path, "r"))) {
+    if (f) {
         while (fgets(line, sizeof line, f))
             if (!strncmp(line, "VmHWM:", 6)) c->memory = strtod(line + 6, NULL) * 1024;
         fclose(f);
     }
-    snprintf(path, sizeof path, "/proc/%ld/maps", (long)c->p.pid);
-    if ((f = fopen(path, "r"))) {
+    f = proc_open(c, "maps");
+    if (f) {
         while (fgets(line, sizeof line, f)) {
             char *base = strrchr(line, '/');
-            if (!base || strstr(base, "scipy") || strstr(base, "libcu")
-                || !(strstr(base, "blas") || strstr(base, "libmkl_core")
-                     || strstr(base, "libblis")))
-                continue;
+            if (!base || !is_blas(base)) continue;
             base[strcspn(base, "\n")] = 0;
             if (!c->blas[0] || strstr(base, "openblas"))
                 snprintf(c->blas, sizeof c->blas, "%.100s", base + 1);
@@ -164,8 +312,8 @@ static inline void look_at(contender *c) {
     }
 }
 
-/* Up to R interleaved rounds, each starting with another one; returns how many. After
-   three rounds no more than take limit seconds. */
+/* Up to R interleaved rounds, each beginning with another contender; returns how many.
+   After three rounds, stops before the total exceeds limit seconds. */
 static inline int contest(contender *c, int n, int R, double limit, const char *what) {
     double rate, start = seconds();
     int r, turn, i;
@@ -180,8 +328,8 @@ static inline int contest(contender *c, int n, int R, double limit, const char *
             probe_now();
             if (!ask_round(&c[i], &rate)) {
                 c[i].on = 0;
-                snprintf(c[i].cannot, sizeof c[i].cannot, "it stopped answering");
-                fprintf(stderr, "bench: contender \"%s\" stopped answering\n", c[i].name);
+                snprintf(c[i].cannot, sizeof c[i].cannot, "it stopped replying");
+                fprintf(stderr, "%s: contender \"%s\" stopped replying\n", program, c[i].name);
             } else if (rate > 0)
                 sample(&c[i].rate, rate);
         }
@@ -191,73 +339,69 @@ static inline int contest(contender *c, int n, int R, double limit, const char *
     return r;
 }
 
-/* The table of a contest, and who is left out of it and why; then all are ended. The
-   reference is number `peer`, of which the report says what BLAS it has, or the first
-   one when that is not there. */
+/* How much the losses differ from those of the reference, and the gradient's norm if both
+   have it */
+static inline double difference(const contender *c, const contender *with) {
+    double off = fmax(fabs(c->step1 - with->step1), fabs(c->last - with->last));
+    int norms = with->on && measured(with->norm);
+    if (norms) off = fmax(off, fabs(c->norm / with->norm - 1));
+    if (!measured(c->step1) || !measured(c->last) || (norms && !measured(c->norm)))
+        return HUGE_VAL;
+    return off;
+}
+
+static inline void contest_row(const contender *c, const contender *peer, const contender *with) {
+    int k, norms = with->on && measured(with->norm);
+    double off = difference(c, with);
+    row_begin();
+    cell(0, "%s", c->name);
+    k = cell_spread(1, &c->rate, 0, 1);
+    if (peer->on && peer->rate.n) cell(k, "%.2f", median(&c->rate) / median(&peer->rate));
+    k++;
+    cell(k++, "%.5f", c->step1);
+    cell(k++, "%.5f", c->last);
+    if (norms) cell(k++, "%.5f", c->norm);
+    cell(k++, "%.0f", c->memory * 1e-6);
+    if (c == with)
+        cell(k, "reference");
+    else if (c->fits)
+        cell(k, "equal to %.0e", off);
+    else
+        cell(k, norms ? "VOID: differs by %.0e" : "VOID: losses differ by %.0e", off);
+}
+
+static inline void say_blas(const contender *peer) {
+    const char *name = peer->blas;
+    if (!peer->on || !name[0]) return;
+    say("PyTorch's BLAS: %s.", name);
+    if (!strstr(name, "openblas") && !strstr(name, "mkl") && !strstr(name, "blis"))
+        say(" This is the slow reference BLAS, so the ratio flatters seqtx. Install "
+            "libopenblas0.");
+    say("\n");
+}
+
+/* Prints the table of a contest and why contenders were left out, and ends them all. The
+   reference is number `peer`, whose BLAS is printed, or the first one if that is
+   missing. */
 static inline void contest_say(contender *c, int n, int peer) {
     const contender *with = c[peer].on ? &c[peer] : &c[0];
-    int i, norms = with->on && with->norm == with->norm;
-    header(
-        norms
-            ? "contender|tokens/s|range|to PyTorch eager f32|loss, step 1|loss, last "
-              "step|gradient|memory MB|"
-            : "contender|tokens/s|range|to PyTorch eager f32|loss, step 1|loss, last step|memory "
-              "MB|");
+    int i;
+    header(with->on && measured(with->norm)
+               ? "contender|tokens/s|range|to PyTorch eager f32|loss, step 1|loss, last step|"
+                 "gradient|memory MB|"
+               : "contender|tokens/s|range|to PyTorch eager f32|loss, step 1|loss, last step|"
+                 "memory MB|");
     for (i = 0; i < n; i++) {
-        double off = fmax(fabs(c[i].step1 - with->step1), fabs(c[i].last - with->last));
-        int k = 0;
-        if (norms) off = fmax(off, fabs(c[i].norm / with->norm - 1));
-        if (c[i].step1 != c[i].step1 || c[i].last != c[i].last || (norms && c[i].norm != c[i].norm))
-            off = HUGE_VAL;
-        c[i].fits = off <= c[i].tolerance;
-        if (!c[i].on || !c[i].rate.n) {
-            c[i].fits = 0;
-            continue;
-        }
-        row_begin();
-        cell(k++, "%s", c[i].name);
-        cell(k++, "%.0f", median(&c[i].rate));
-        cell(k++, "%.0f - %.0f", quantile(&c[i].rate, 0), quantile(&c[i].rate, 1));
-        if (c[peer].on && c[peer].rate.n)
-            cell(k, "%.2f", median(&c[i].rate) / median(&c[peer].rate));
-        k++;
-        cell(k++, "%.5f", c[i].step1);
-        cell(k++, "%.5f", c[i].last);
-        if (norms) cell(k++, "%.5f", c[i].norm);
-        cell(k++, "%.0f", c[i].memory * 1e-6);
-        if (with != &c[i])
-            cell(k,
-                 c[i].fits ? "equal to %.0e"
-                 : norms   ? "VOID: differs by %.0e"
-                           : "VOID: losses differ by %.0e",
-                 off);
-        else
-            cell(k, "reference");
+        c[i].fits = c[i].on && c[i].rate.n && difference(&c[i], with) <= c[i].tolerance;
+        if (c[i].on && c[i].rate.n) contest_row(&c[i], &c[peer], with);
     }
     print_table();
     for (i = 0; i < n; i++)
         if (c[i].name && (!c[i].on || !c[i].rate.n))
             say("Left out: %s: %s.\n", c[i].name,
                 c[i].cannot[0] ? c[i].cannot : "every round compiled something");
-    if (c[peer].on && c[peer].blas[0])
-        say("PyTorch's BLAS: %s%s\n", c[peer].blas,
-            strstr(c[peer].blas, "openblas") || strstr(c[peer].blas, "mkl")
-                    || strstr(c[peer].blas, "blis")
-                ? "."
-                : ". This is the slow reference BLAS: the ratio flatters seqtx. Install "
-                  "libopenblas0.");
+    say_blas(&c[peer]);
     probe_say();
     for (i = 0; i < n; i++) stop(&c[i].p);
-}
-
-/* Number of an option that must be whole and at least `least` */
-static inline int whole(const char *s, int least, const char *name) {
-    char *end;
-    long v = s ? strtol(s, &end, 10) : 0;
-    if (!s || end == s || *end || v < least || v > 1000000000) {
-        fprintf(stderr, "bench: %s wants a whole number of at least %d\n", name, least);
-        exit(2);
-    }
-    return (int)v;
 }
 #endif

@@ -1,11 +1,12 @@
-/* gemm_peers.h - whom bench.c compares stx_gemm with, in one process: a CBLAS, MKL,
+/* gemm_peers.h - the peers of stx_gemm in bench.c, within one process: a CBLAS, MKL,
    oneDNN. Each is optional. Included after the library and cpu.h.
 
-   CBLAS   linked (-DBENCH_CBLAS); OpenBLAS is told its threads.
-   MKL     loaded by dlopen from a file that has sgemm_ and MKL_Set_Num_Threads_Local: PyTorch's libtorch_cpu.so, which holds one, or
-           libmkl_rt. On AMD processors a file with mkl_serv_intel_cpu_true is loaded
-           before it.
-   oneDNN  linked (-DBENCH_DNNL), 2.x or 3.x: its matmul primitive, made once for each product. Its threads are those of OpenMP. */
+   CBLAS   linked (-DBENCH_CBLAS); OpenBLAS is given its number of threads. MKL     loaded
+   by dlopen from a file that has sgemm_ and MKL_Set_Num_Threads_Local:
+           PyTorch's libtorch_cpu.so, which contains it, or libmkl_rt. On AMD processors a
+           file with mkl_serv_intel_cpu_true is loaded before it.
+   oneDNN  linked (-DBENCH_DNNL), 2.x or 3.x: its matmul primitive, created once per
+           shape. Its threads are those of OpenMP. */
 #ifndef BENCH_GEMM_PEERS_H
 #define BENCH_GEMM_PEERS_H
 #include <dlfcn.h>
@@ -16,26 +17,28 @@
 /* op(A) (M,K) op(B) (K,N): A is (K,M) if ta, B is (N,K) if tb */
 typedef struct {
     char name[40];
-    const char *of; /* the model it comes from */
+    const char *of; /* its model */
     int ta, tb;
     size_t M, N, K;
-    int one_thread, asked; /* asked: counts in the last lines */
-} product;
+    int one_thread, counted; /* counted: in the ratios below the table */
+} matmul;
 
 
 // >>CBLAS
 
 #ifdef BENCH_CBLAS
-static void cblas_product(const product *p, const stx_real *A, const stx_real *B, stx_real *C) {
+static void cblas_matmul(const matmul *p, const stx_real *A, const stx_real *B, stx_real *C) {
     cblas_sgemm(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans,
                 (int)p->M, (int)p->N, (int)p->K, 1, A, (int)(p->ta ? p->M : p->K), B,
                 (int)(p->tb ? p->K : p->N), 0, C, (int)p->N);
 }
 
-/* Is the linked CBLAS a contender? The reference BLAS is not: it is a hundred times
-   slower, and its rows would take hours. */
+/* The linked CBLAS is a contender if it reaches this many GFLOP/s. The reference BLAS, a
+   hundred times slower, is not: its rows would take hours. */
+enum { CBLAS_LEAST = 12 };
+
 static double cblas_rate(void) {
-    static const product p = {"", "", 0, 0, 256, 256, 256, 0, 0};
+    static const matmul p = {"", "", 0, 0, 256, 256, 256, 0, 0};
     stx_real *a = (stx_real *)malloc(3 * 65536 * sizeof *a);
     double best = 0;
     int i;
@@ -43,8 +46,8 @@ static double cblas_rate(void) {
     fill_random(a, 3 * 65536, 1);
     for (i = 0; i < 3; i++) {
         double t = seconds(), r;
-        cblas_product(&p, a, a + 65536, a + 2 * 65536);
-        cblas_product(&p, a, a + 65536, a + 2 * 65536);
+        cblas_matmul(&p, a, a + 65536, a + 2 * 65536);
+        cblas_matmul(&p, a, a + 65536, a + 2 * 65536);
         r = 4.0 * 256 * 256 * 256 / (seconds() - t) * 1e-9;
         if (r > best) best = r;
     }
@@ -59,7 +62,7 @@ static int cblas_check(void) {
     else
         printf("a CBLAS that is not OpenBLAS, ");
     printf("%.0f GFLOP/s at 256\n", rate);
-    return rate >= 12 ? 0 : 1;
+    return rate >= CBLAS_LEAST ? 0 : 1;
 }
 #endif
 
@@ -76,22 +79,22 @@ static struct {
     char name[200];
 } mkl;
 
-/* to: where the function's address goes */
+/* to: receives the address of the function */
 static void *symbol(void *from, const char *name, void *to) {
     void *at = from ? dlsym(from, name) : NULL;
     memcpy(to, &at, sizeof at);
     return at;
 }
 
-/* 1 if it is there; else mkl.name says why not. `amd` (or NULL) defines
-   mkl_serv_intel_cpu_true, and is found before MKL's own. */
+/* 1 if MKL was found; else mkl.name says why not. `amd` (or NULL) is a file that defines
+   mkl_serv_intel_cpu_true, which replaces that of MKL. */
 static int mkl_open(const char *path, const char *amd) {
-    void (*version)(char *to, int room);
+    void (*version)(char *to, int size);
     void *lib;
     const char *base;
     size_t n;
     if (amd && !dlopen(amd, RTLD_NOW | RTLD_GLOBAL)) fprintf(stderr, "bench: %s\n", dlerror());
-    /* libmkl_rt: one OpenMP in the process, that of oneDNN */
+    /* libmkl_rt: the OpenMP of oneDNN, so that the process has only one */
     setenv("MKL_THREADING_LAYER", "GNU", 0);
     lib = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
     if (!lib) {
@@ -101,7 +104,7 @@ static int mkl_open(const char *path, const char *amd) {
     if (!symbol(lib, "sgemm_", &mkl.sgemm)
         || !symbol(lib, "MKL_Set_Num_Threads_Local", &mkl.threads)) {
         mkl.sgemm = NULL;
-        snprintf(mkl.name, sizeof mkl.name, "%.150s holds no MKL", path);
+        snprintf(mkl.name, sizeof mkl.name, "%.150s does not contain MKL", path);
         return 0;
     }
     base = strrchr(path, '/');
@@ -116,8 +119,8 @@ static int mkl_open(const char *path, const char *amd) {
     return 1;
 }
 
-/* Rows by rows is columns by columns of the transposed: C^T = op(B)^T op(A)^T */
-static void mkl_product(const product *p, const stx_real *A, const stx_real *B, stx_real *C) {
+/* Row-major matrices are column-major transposes: C^T = op(B)^T op(A)^T */
+static void mkl_matmul(const matmul *p, const stx_real *A, const stx_real *B, stx_real *C) {
     int m = (int)p->N, n = (int)p->M, k = (int)p->K, lda = (int)(p->tb ? p->K : p->N),
         ldb = (int)(p->ta ? p->M : p->K);
     float one = 1, zero = 0;
@@ -126,7 +129,7 @@ static void mkl_product(const product *p, const stx_real *A, const stx_real *B, 
 }
 
 static int mkl_check(void) {
-    static const product p = {"", "", 0, 1, 1024, 1024, 256, 0, 0};
+    static const matmul p = {"", "", 0, 1, 1024, 1024, 256, 0, 0};
     size_t i, n = 1024 * 1024;
     stx_real *a = (stx_real *)malloc(3 * n * sizeof *a);
     double best = 0;
@@ -135,7 +138,7 @@ static int mkl_check(void) {
     mkl.threads(1);
     for (i = 0; i < 6; i++) {
         double t = seconds(), r;
-        mkl_product(&p, a, a + n, a + 2 * n);
+        mkl_matmul(&p, a, a + n, a + 2 * n);
         r = 2.0 * 1024 * 1024 * 256 / (seconds() - t) * 1e-9;
         if (r > best) best = r;
     }
@@ -150,13 +153,13 @@ static int mkl_check(void) {
 #ifdef BENCH_DNNL
 static struct {
     int on;
-    /* NULL: not an OpenMP's; then it is measured beside all threads only */
+    /* NULL: not on OpenMP, so that it is compared only with all threads */
     void (*threads)(int n);
     char name[200];
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    void *packed[2]; /* factors as a primitive wants them, of the product that runs */
-    size_t room;
+    void *packed[2]; /* factors in the layout of the primitive that runs */
+    size_t size;
 } onednn;
 
   #if DNNL_VERSION_MAJOR >= 3
@@ -167,14 +170,14 @@ typedef const dnnl_memory_desc_t *dnnl_layout;
     #define BENCH_LAYOUT(md) (&(md))
   #endif
 typedef struct {
-    /* pack: NULL where the primitive takes the caller's floats as they are */
+    /* pack: NULL if the primitive takes the caller's floats unchanged */
     dnnl_primitive_t run, pack[2];
     dnnl_memory_t in[2], packed[2], out;
 } dnnl_plan;
 
-/* A product by oneDNN, f32 or bf16: of[0] takes factors laid out as the caller's,
-   of[1] as the primitive likes them best. What rounds or packs them is a reorder
-   primitive, in its time. best: which is faster. */
+/* A matmul by oneDNN, f32 or bf16: of[0] takes factors in the caller's layout, of[1] in
+   the one the primitive prefers. A reorder primitive rounds or packs them within the
+   time. best: the faster one. */
 typedef struct {
     dnnl_plan of[2];
     int best;
@@ -185,7 +188,7 @@ static int dnnl_good(dnnl_status_t s) {
 }
 
 /* Layout of A (0), B (1) or C (2) */
-static int dnnl_describe(dnnl_memory_desc_t *md, const product *p, int i, dnnl_data_type_t type,
+static int dnnl_describe(dnnl_memory_desc_t *md, const matmul *p, int i, dnnl_data_type_t type,
                          int any) {
     dnnl_dims_t dim, step;
     int turned = i == 0 ? p->ta : i == 1 && p->tb;
@@ -214,27 +217,27 @@ static void dnnl_drop(dnnl_plan *d) {
     memset(d, 0, sizeof *d);
 }
 
-/* 0, and nothing made, when oneDNN cannot */
-static int dnnl_make(dnnl_plan *d, const product *p, const stx_real *A, const stx_real *B,
+/* 0, with nothing created, if oneDNN cannot do it */
+static int dnnl_make(dnnl_plan *d, const matmul *p, const stx_real *A, const stx_real *B,
                      stx_real *C, int bf16, int any) {
-    dnnl_memory_desc_t from[3], want[3];
+    dnnl_memory_desc_t from[3], to[3];
     dnnl_primitive_desc_t pd = NULL, rd;
     int i, good = 1;
     memset(d, 0, sizeof *d);
     memset(from, 0, sizeof from);
-    memset(want, 0, sizeof want);
+    memset(to, 0, sizeof to);
     for (i = 0; i < 3; i++) {
         good = good && dnnl_describe(&from[i], p, i, dnnl_f32, 0)
-               && dnnl_describe(&want[i], p, i, bf16 && i < 2 ? dnnl_bf16 : dnnl_f32, any && i < 2);
+               && dnnl_describe(&to[i], p, i, bf16 && i < 2 ? dnnl_bf16 : dnnl_f32, any && i < 2);
     }
   #if DNNL_VERSION_MAJOR >= 3
     good = good
-           && dnnl_good(dnnl_matmul_primitive_desc_create(&pd, onednn.engine, want[0], want[1],
-                                                          NULL, want[2], NULL));
+           && dnnl_good(dnnl_matmul_primitive_desc_create(&pd, onednn.engine, to[0], to[1],
+                                                          NULL, to[2], NULL));
   #else
     {
         dnnl_matmul_desc_t op;
-        good = good && dnnl_good(dnnl_matmul_desc_init(&op, &want[0], &want[1], NULL, &want[2]))
+        good = good && dnnl_good(dnnl_matmul_desc_init(&op, &to[0], &to[1], NULL, &to[2]))
                && dnnl_good(dnnl_primitive_desc_create(&pd, &op, NULL, onednn.engine, NULL));
     }
   #endif
@@ -248,7 +251,7 @@ static int dnnl_make(dnnl_plan *d, const product *p, const stx_real *A, const st
             l && dnnl_good(dnnl_memory_create(&d->in[i], BENCH_LAYOUT(from[i]), onednn.engine, at));
         if (!good || dnnl_memory_desc_equal(l, BENCH_LAYOUT(from[i]))) continue;
         rd = NULL;
-        good = dnnl_memory_desc_get_size(l) <= onednn.room
+        good = dnnl_memory_desc_get_size(l) <= onednn.size
                && dnnl_good(dnnl_memory_create(&d->packed[i], l, onednn.engine, onednn.packed[i]))
                && dnnl_good(dnnl_reorder_primitive_desc_create(&rd, BENCH_LAYOUT(from[i]),
                                                                onednn.engine, l, onednn.engine,
@@ -260,7 +263,7 @@ static int dnnl_make(dnnl_plan *d, const product *p, const stx_real *A, const st
   #if DNNL_VERSION_MAJOR >= 3
     for (i = 0; i < 3; i++) {
         if (from[i]) dnnl_memory_desc_destroy(from[i]);
-        if (want[i]) dnnl_memory_desc_destroy(want[i]);
+        if (to[i]) dnnl_memory_desc_destroy(to[i]);
     }
   #endif
     if (!good) dnnl_drop(d);
@@ -282,7 +285,7 @@ static void dnnl_pack(const dnnl_plan *d) {
     if (!dnnl_good(dnnl_stream_wait(onednn.stream))) die("oneDNN's stream fails");
 }
 
-static void dnnl_product(const dnnl_plan *d) {
+static void dnnl_matmul_run(const dnnl_plan *d) {
     dnnl_exec_arg_t arg[3];
     int i;
     for (i = 0; i < 2; i++) {
@@ -293,18 +296,18 @@ static void dnnl_product(const dnnl_plan *d) {
     arg[2].memory = d->out;
     if (!dnnl_good(dnnl_primitive_execute(d->run, onednn.stream, 3, arg))
         || !dnnl_good(dnnl_stream_wait(onednn.stream)))
-        die("oneDNN's product fails");
+        die("oneDNN's matmul fails");
 }
 
-/* 0: oneDNN cannot. Its threads are set already. */
-static int dnnl_pair_make(dnnl_pair *d, const product *p, const stx_real *A, const stx_real *B,
+/* 0 if oneDNN cannot do it. Its threads are already set. */
+static int dnnl_pair_make(dnnl_pair *d, const matmul *p, const stx_real *A, const stx_real *B,
                           stx_real *C, int bf16) {
     double least[2] = {HUGE_VAL, HUGE_VAL};
     int any, i;
     for (any = 0; any < 2; any++) {
         dnnl_plan *k = &d->of[any];
         if (!dnnl_make(k, p, A, B, C, bf16, any)) continue;
-        /* the same as the first */
+        /* identical to the first */
         if (any && !bf16 && !k->pack[0] && !k->pack[1]) {
             dnnl_drop(k);
             continue;
@@ -312,7 +315,7 @@ static int dnnl_pair_make(dnnl_pair *d, const product *p, const stx_real *A, con
         for (i = 0; i < 4; i++) {
             double t = seconds();
             dnnl_pack(k);
-            dnnl_product(k);
+            dnnl_matmul_run(k);
             t = seconds() - t;
             if (i && t < least[any]) least[any] = t;
         }
@@ -321,18 +324,18 @@ static int dnnl_pair_make(dnnl_pair *d, const product *p, const stx_real *A, con
     return d->of[d->best].run != NULL;
 }
 
-static int onednn_open(size_t room) { /* room: bytes of the largest factor in float */
+static int onednn_open(size_t size) { /* bytes of the largest factor in float */
     const dnnl_version_t *v = dnnl_version();
     int i;
     onednn.on = dnnl_good(dnnl_engine_create(&onednn.engine, dnnl_cpu, 0))
                 && dnnl_good(
                     dnnl_stream_create(&onednn.stream, onednn.engine, dnnl_stream_default_flags));
-    onednn.room = room + room / 4; /* packed ones are padded */
-    for (i = 0; i < 2 && onednn.on && room; i++)
-        if (posix_memalign(&onednn.packed[i], 4096, onednn.room)) die("no memory");
+    onednn.size = size + size / 4; /* packed factors are padded */
+    for (i = 0; i < 2 && onednn.on && size; i++)
+        if (posix_memalign(&onednn.packed[i], 4096, onednn.size)) die("no memory");
     symbol(dlopen(NULL, RTLD_LAZY), "omp_set_num_threads", &onednn.threads);
     snprintf(onednn.name, sizeof onednn.name, "oneDNN %d.%d.%d%s", v->major, v->minor, v->patch,
-             onednn.threads ? "" : ", not on OpenMP: beside all threads only");
+             onednn.threads ? "" : ", not on OpenMP: with all threads only");
     return onednn.on;
 }
 

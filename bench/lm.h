@@ -1,39 +1,18 @@
-/* lm.h - what the benchmarks of language models of any family (stx_lm) share: options,
-   a contender that trains, the start of a contest. Included after the library; the
-   program fills in `family`. */
+/* lm.h - what the benchmarks of language models of any family (stx_lm) share: options, a
+   contender that trains, a contest. Included after the library; main() fills in
+   `family`. */
 #ifndef BENCH_LM_H
 #define BENCH_LM_H
 #include "cpu.h"
 
-static struct {
-    int quick, threads, rounds, warmup, steps, batch;
-    const char *self, *data, *python, *python_plain, *peer, *work, *only, *config, *without;
-} opt = {0, 0, 0, -1, 0, 0, NULL, NULL, NULL, NULL, NULL, ".", NULL, NULL, ""};
+static const option lm_options[] = {OPTION_TEXT("--config", &opt.config),
+                                    OPTION_TEXT("--without", &opt.without), OPTION_END};
 
-static inline int rounds(int usual) {
-    return opt.rounds ? opt.rounds : opt.quick ? 3 : usual;
-}
+#define LM_USAGE \
+  "  --without LIST     omits contenders, some of compiled,installed,bf16,peer\n" \
+  "  --batch N, --steps N    streams, and steps per round, of all models (default: per model)\n"
 
-/* Is the name in a list with commas? */
-static inline int listed(const char *list, const char *name) {
-    size_t n = strlen(name);
-    for (; *list; list += strcspn(list, ","), list += *list == ',')
-        if (strcspn(list, ",") == n && !strncmp(list, name, n)) return 1;
-    return 0;
-}
-
-static struct {
-    char text[16][16];
-    int n;
-} pool;
-
-static inline char *number(int v) { /* lasts until 16 more are asked for */
-    char *s = pool.text[pool.n++ % 16];
-    snprintf(s, sizeof pool.text[0], "%d", v);
-    return s;
-}
-
-/* Memory that can be had, in bytes */
+/* Available memory in bytes */
 static inline double available(void) {
     char line[256];
     double v = 4e9;
@@ -58,15 +37,18 @@ static inline unsigned char *read_bytes(const char *path, size_t *n) {
     return p;
 }
 
-static inline void params_save(stx_ctx *x, const stx_params *params, const char *path) {
-    stx_writer *w = stx_writer_create(x);
-    stx_params_save(w, params, "");
-    stx_writer_finish(w, path);
-    check(x);
+/* Of logits, or of log p */
+static inline double nll_of(const stx_real *logits, size_t V, int32_t token) {
+    double top = (double)logits[0], sum = 0;
+    size_t v;
+    for (v = 1; v < V; v++)
+        if ((double)logits[v] > top) top = (double)logits[v];
+    for (v = 0; v < V; v++) sum += exp((double)logits[v] - top);
+    return log(sum) + top - (double)logits[token];
 }
 
 
-// >>worker: a model in training, with the options, data and answers of bench/peers
+// >>worker: a model in training, with the options, data and replies of bench/peers
 
 static struct {
     int T, B, threads, steps, warmup, train, precision, no_update, radam, cosine, lr_warmup,
@@ -75,7 +57,7 @@ static struct {
     const char *data, *load, *save, *curve;
 } job = {128, 8, 0, 10, 0, -1, F32, 0, 0, 0, 0, 400000, 1, 1, 3e-4, 0.1, 1, NULL, NULL, NULL, NULL};
 
-/* Number i of a file of --data: a byte, or a number of 32 bits */
+/* Element i of a file of --data: a byte, or a 32-bit integer */
 static inline int32_t token_at(const unsigned char *data, size_t i) {
     int32_t v;
     if (job.token_bytes == 1) return data[i];
@@ -83,20 +65,9 @@ static inline int32_t token_at(const unsigned char *data, size_t i) {
     return v;
 }
 
-/* An option of the family's own: one of the three is not NULL. A flag (least -1) has
-   no value. */
-typedef struct {
-    const char *name;
-    int *whole, least;
-    double *real;
-    const char **text;
-} lm_option;
-
-/* What main() fills in */
 static struct {
-    const char *program;          /* its name in messages */
-    const lm_option *options;     /* the last one's name is NULL */
-    stx_lm (*create)(stx_ctx *x); /* the model that the options describe */
+    const option *options;        /* of the model */
+    stx_lm (*create)(stx_ctx *x); /* the model that they describe */
 } family;
 
 typedef struct {
@@ -121,14 +92,10 @@ static inline void trainee_create(trainee *t, stx_ctx *x) {
     t->T = (size_t)job.T;
     t->lm = family.create(x);
     check(x);
-    if (job.load) {
-        stx_file *f = stx_file_open(x, job.load);
-        stx_params_load(t->lm.params, f, "");
-        stx_file_close(f);
-        check(x);
-    }
+    if (job.load) params_load(x, t->lm.params, job.load);
     if (job.save) params_save(x, t->lm.params, job.save);
     if (!job.data) return;
+
     od.kind = job.radam ? STX_RADAM : STX_ADAMW;
     od.weight_decay = job.decay;
     od.clip = job.clip;
@@ -138,6 +105,7 @@ static inline void trainee_create(trainee *t, stx_ctx *x) {
     t->lr.total = (uint64_t)job.max_iter;
     if (!job.no_update) t->optim = stx_optim_create(t->lm.params, &od);
     t->state = t->lm.state_create(t->lm.model, t->B, 0);
+
     t->text = read_bytes(job.data, &n);
     t->stream = n / (size_t)job.token_bytes / t->B;
     if (t->stream <= t->T) die("too few bytes for this batch and block");
@@ -154,8 +122,8 @@ static inline void trainee_free(trainee *t) {
     stx_destroy(t->x);
 }
 
-/* Gives the mean nll, in nats. Batch row b is the b-th of B equal parts; at their end
-   training starts again at 0, with an empty state. */
+/* Returns the mean nll in nats. Batch row b is the b-th of B equal parts; at their end
+   training restarts at 0, with an empty state. */
 static inline double trainee_step(trainee *t) {
     stx_tensor *loss;
     double nll;
@@ -193,7 +161,7 @@ static inline double grad_norm(const stx_params *p) {
     return sqrt(sum);
 }
 
-/* --train: N steps, a line each */
+/* --train: N steps, one line each */
 static inline void train_curve(trainee *t) {
     FILE *f = job.curve ? fopen(job.curve, "w") : stdout;
     int k;
@@ -206,270 +174,281 @@ static inline void train_curve(trainee *t) {
     if (f != stdout && fclose(f)) die("the file of --curve cannot be written");
 }
 
-static inline int worker(void) {
-    trainee t;
-    double first = NAN, norm = NAN;
+/* A round of --steps steps for each line on stdin */
+static inline void train_rounds(trainee *t) {
+    reply r;
     char line[64];
     int k;
-    stx_ctx *x = context(job.precision, job.threads);
-    if (!x) {
-        fprintf(stderr, "cannot: %s is not in this build of the library\n",
-                precision_name[job.precision]);
-        return 3;
+    memset(&r, 0, sizeof r);
+    r.step1 = r.norm = NAN;
+    for (k = 0; k < job.warmup; k++) {
+        double nll = trainee_step(t);
+        if (!k) r.step1 = nll;
     }
+    check(t->x);
+    fprintf(stderr, "ready\n");
+    while (fgets(line, sizeof line, stdin)) {
+        double at = seconds();
+        for (k = 0; k < job.steps; k++) {
+            r.last = trainee_step(t);
+            if (t->done == 1) r.step1 = r.last;
+            if (k == 0) r.first = r.last;
+        }
+        r.seconds = seconds() - at;
+        check(t->x);
+        r.tokens = (double)(t->B * t->T * (size_t)job.steps);
+        r.done = t->done;
+        if (job.no_update) r.norm = grad_norm(t->lm.params);
+        reply_print(t->x, &r);
+    }
+}
+
+static inline int worker(void) {
+    trainee t;
+    stx_ctx *x = worker_context(job.precision, job.threads);
+    if (!x) return 3;
     trainee_create(&t, x);
     if (!job.data) {
         trainee_free(&t);
         return job.save ? 0 : 2;
     }
-    if (job.train >= 0) {
+    if (job.train >= 0)
         train_curve(&t);
-        trainee_free(&t);
-        return 0;
-    }
-    for (k = 0; k < job.warmup; k++) {
-        double nll = trainee_step(&t);
-        if (!k) first = nll;
-    }
-    check(x);
-    fprintf(stderr, "ready\n");
-    while (fgets(line, sizeof line, stdin)) {
-        double round_first = NAN, nll = NAN, at = seconds();
-        for (k = 0; k < job.steps; k++) {
-            nll = trainee_step(&t);
-            if (t.done == 1) first = nll;
-            if (k == 0) round_first = nll;
-        }
-        at = seconds() - at;
-        check(x);
-        printf(
-            "{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": "
-            "%.9g, \"steps_done\": %llu, "
-            "\"seconds\": %.6g, \"peak_bytes\": %zu",
-            (double)(t.B * t.T * (size_t)job.steps) / at, round_first, nll, first,
-            (unsigned long long)t.done, at, stx_peak_bytes(x));
-        if (job.no_update) {
-            norm = grad_norm(t.lm.params);
-            printf(", \"grad_norm\": %.9g", norm);
-        }
-        printf("}\n");
-        fflush(stdout);
-    }
+    else
+        train_rounds(&t);
     trainee_free(&t);
     return 0;
 }
 
-/* The options of the peers that this program knows, the family's among them, and
-   --save FILE (initial parameters). 1, or 0: said why not */
-static inline int worker_options(int argc, char **argv) {
-    static const lm_option shared[] = {{"--block-sz", &job.T, 1, NULL, NULL},
-                                       {"--batch-sz", &job.B, 1, NULL, NULL},
-                                       {"--threads", &job.threads, 0, NULL, NULL},
-                                       {"--steps", &job.steps, 1, NULL, NULL},
-                                       {"--warmup", &job.warmup, 0, NULL, NULL},
-                                       {"--train", &job.train, 0, NULL, NULL},
-                                       {"--lr-warmup", &job.lr_warmup, 0, NULL, NULL},
-                                       {"--max-iter", &job.max_iter, 1, NULL, NULL},
-                                       {"--seed", &job.seed, 0, NULL, NULL},
-                                       {"--no-update", &job.no_update, -1, NULL, NULL},
-                                       {"--lr", NULL, 0, &job.lr, NULL},
-                                       {"--weight-decay", NULL, 0, &job.decay, NULL},
-                                       {"--clip", NULL, 0, &job.clip, NULL},
-                                       {"--data", NULL, 0, NULL, &job.data},
-                                       {"--load", NULL, 0, NULL, &job.load},
-                                       {"--save", NULL, 0, NULL, &job.save},
-                                       {"--curve", NULL, 0, NULL, &job.curve},
-                                       {NULL, NULL, 0, NULL, NULL}};
-    int i;
-    for (i = 1; i < argc; i++) {
-        const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
-        const lm_option *o = shared;
-        int known = 0;
-        if (!strcmp(a, "--worker")) continue;
-        while (o->name && strcmp(o->name, a)) o++;
-        if (!o->name)
-            for (o = family.options; o->name && strcmp(o->name, a);) o++;
-        if (o->name && o->least < 0) {
-            *o->whole = 1;
-            continue;
-        }
-        if (!v) break;
-        if (o->name) {
-            if (o->whole)
-                *o->whole = whole(v, o->least, a);
-            else if (o->real)
-                *o->real = strtod(v, NULL);
-            else
-                *o->text = v;
-            known = 1;
-        }
-        if (!strcmp(a, "--dtype") && (!strcmp(v, "f32") || !strcmp(v, "bf16"))) {
-            job.precision = !strcmp(v, "bf16");
-            known = 1;
-        }
-        if (!strcmp(a, "--optim") && (!strcmp(v, "adamw") || !strcmp(v, "radam"))) {
-            job.radam = !strcmp(v, "radam");
-            known = 1;
-        }
-        if (!strcmp(a, "--schedule") && (!strcmp(v, "constant") || !strcmp(v, "cosine"))) {
-            job.cosine = !strcmp(v, "cosine");
-            known = 1;
-        }
-        if (!known) break;
-        i++;
+static const option worker_options[] = {
+    OPTION_WHOLE("--block-sz", &job.T, 1),
+    OPTION_WHOLE("--batch-sz", &job.B, 1),
+    OPTION_WHOLE("--threads", &job.threads, 0),
+    OPTION_WHOLE("--steps", &job.steps, 1),
+    OPTION_WHOLE("--warmup", &job.warmup, 0),
+    OPTION_WHOLE("--train", &job.train, 0),
+    OPTION_WHOLE("--lr-warmup", &job.lr_warmup, 0),
+    OPTION_WHOLE("--max-iter", &job.max_iter, 1),
+    OPTION_WHOLE("--seed", &job.seed, 0),
+    OPTION_FLAG("--no-update", &job.no_update),
+    OPTION_REAL("--lr", &job.lr),
+    OPTION_REAL("--weight-decay", &job.decay),
+    OPTION_REAL("--clip", &job.clip),
+    OPTION_CHOICE("--dtype", &job.precision, "f32,bf16"),
+    OPTION_CHOICE("--optim", &job.radam, "adamw,radam"),
+    OPTION_CHOICE("--schedule", &job.cosine, "constant,cosine"),
+    OPTION_TEXT("--data", &job.data),
+    OPTION_TEXT("--load", &job.load),
+    OPTION_TEXT("--save", &job.save), /* the initial parameters */
+    OPTION_TEXT("--curve", &job.curve),
+    OPTION_END};
+
+/* After --worker: those of the peers' options that this program has, with the model's.
+   Returns 0, or the exit code after an error was reported. */
+static inline int worker_parse(int argc, char **argv) {
+    int i, taken;
+    for (i = 2; i < argc; i += taken) {
+        taken = option_take(worker_options, argc, argv, i);
+        if (!taken) taken = option_take(family.options, argc, argv, i);
+        if (!taken) return option_unknown(argv[i], "");
     }
-    if (i == argc) return 1;
-    fprintf(stderr, "%s --worker: unknown option, or no value: %s\n", family.program, argv[i]);
     return 0;
 }
 
 
 // >>contest
 
-enum {
-    LM_OWN,
-    LM_PEER,
-    LM_PLAIN
-}; /* this program; PyTorch; PyTorch in the surroundings in which it is installed */
+enum { BY_SEQTX, BY_PEER, BY_INSTALLED }; /* installed: PyTorch without any settings */
 
-/* own: further options of this one, up to a NULL */
 typedef struct {
     const char *name;
     double tolerance;
     int precision, compile, who;
-    const char *own[4];
+    const char *more[3]; /* options, up to a NULL */
 } lm_kind;
 
-/* Does --without leave it out? */
+/* The contenders of training */
+enum { OWN, OWN_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16, PEER_PLAIN, CONTENDERS };
+
+static lm_kind lm_kinds[CONTENDERS] = {
+    {"seqtx f32", 1e-3, F32, 0, BY_SEQTX, {NULL}},
+    {"seqtx bf16", 2e-2, BF16, 0, BY_SEQTX, {NULL}},
+    {"PyTorch eager f32", 1e-3, F32, 0, BY_PEER, {NULL}},
+    {"PyTorch eager bf16 autocast", 2e-2, BF16, 0, BY_PEER, {NULL}},
+    {"PyTorch compiled f32", 1e-3, F32, 1, BY_PEER, {NULL}},
+    {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1, BY_PEER, {NULL}},
+    {"PyTorch eager f32, as installed", 1e-3, F32, 0, BY_INSTALLED, {NULL}}};
+
+/* Does --without omit it? */
 static inline int lm_without(const lm_kind *k) {
     return (k->compile && listed(opt.without, "compiled"))
-           || (k->who == LM_PLAIN && listed(opt.without, "installed"))
-           || (k->who != LM_OWN && listed(opt.without, "peer"))
+           || (k->who == BY_INSTALLED && listed(opt.without, "installed"))
+           || (k->who != BY_SEQTX && listed(opt.without, "peer"))
            || (k->precision == BF16 && listed(opt.without, "bf16"));
 }
 
-/* Starts the n kinds of contenders but those that skip or --without marks, all with
-   the options `shared` (ends with a NULL), up to the end of their first rounds. What
-   memory one needs is guessed from those before it, for number `twice` double (-1:
-   none). */
+/* Why a contender cannot run, in c->cannot; 1 if it can */
+static inline int lm_possible(contender *c, const lm_kind *k, double memory) {
+    if (memory > available()) {
+        snprintf(c->cannot, sizeof c->cannot,
+                 "not enough memory next to the others, about %.0f MB", memory * 1e-6);
+        return 0;
+    }
+    if (k->who != BY_SEQTX
+        && (!opt.python || !opt.peer || (k->who == BY_INSTALLED && !opt.python_plain))) {
+        snprintf(c->cannot, sizeof c->cannot, "no python3 with torch was found");
+        return 0;
+    }
+    return 1;
+}
+
+static inline void lm_command(arguments *a, const lm_kind *k, const char *data,
+                              const arguments *shared) {
+    int i;
+    a->n = 0;
+    if (k->who == BY_SEQTX)
+        arg_text(a, opt.self, "--worker");
+    else {
+        arg_text(a, k->who == BY_INSTALLED ? opt.python_plain : opt.python, opt.peer);
+        if (k->compile) arg(a, "--compile");
+    }
+    for (i = 0; i < 3 && k->more[i]; i++) arg(a, k->more[i]);
+    arg_text(a, "--dtype", precision_name[k->precision]);
+    arg_text(a, "--data", data);
+    for (i = 0; i < shared->n; i++) arg(a, shared->v[i]);
+}
+
+/* Starts n kinds of contenders except those marked in skip (may be NULL) or by --without,
+   all with the options `shared`, and waits for the end of their first rounds. All are in
+   memory at the same time: what one needs is estimated from those before it, for number
+   `twice` doubled (-1: none). */
 static inline void lm_start(contender *c, const lm_kind *kind, int n, int twice, const int *skip,
-                            const char *what, char *const shared[]) {
+                            const char *what, const char *data, const arguments *shared) {
     double largest = 0;
-    int i, k;
+    int i;
+    memset(c, 0, (size_t)n * sizeof *c);
     for (i = 0; i < n; i++) {
-        char *argv[MAX_ARGS], now[160];
-        double want = 1.2 * largest * (i == twice ? 2 : 1); /* all are in memory at once */
-        int m = 0;
-        if (skip[i] || lm_without(&kind[i])) continue;
+        arguments a;
+        char now[160];
+        if ((skip && skip[i]) || lm_without(&kind[i])) continue;
         c[i].name = kind[i].name;
         c[i].tolerance = kind[i].tolerance;
-        if (want > available()) {
-            snprintf(c[i].cannot, sizeof c[i].cannot,
-                     "not enough memory beside the others, about %.0f MB", want * 1e-6);
-            continue;
-        }
-        if (kind[i].who != LM_OWN
-            && (!opt.python || !opt.peer || (kind[i].who == LM_PLAIN && !opt.python_plain))) {
-            snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found");
-            continue;
-        }
+        if (!lm_possible(&c[i], &kind[i], 1.2 * largest * (i == twice ? 2 : 1))) continue;
         snprintf(now, sizeof now, "%s: warm-up of %s ..", what, c[i].name);
         progress(now);
-        if (kind[i].who == LM_OWN) {
-            argv[m++] = (char *)(uintptr_t)opt.self;
-            argv[m++] = (char *)(uintptr_t) "--worker";
-        } else {
-            argv[m++] = (char *)(uintptr_t)(kind[i].who == LM_PLAIN ? opt.python_plain
-                                                                    : opt.python);
-            argv[m++] = (char *)(uintptr_t)opt.peer;
-            if (kind[i].compile) argv[m++] = (char *)(uintptr_t) "--compile";
-        }
-        for (k = 0; k < 4 && kind[i].own[k]; k++) argv[m++] = (char *)(uintptr_t)kind[i].own[k];
-        argv[m++] = (char *)(uintptr_t) "--dtype";
-        argv[m++] = (char *)(uintptr_t)precision_name[kind[i].precision];
-        argv[m++] = (char *)(uintptr_t) "--data";
-        argv[m++] = (char *)(uintptr_t)opt.data;
-        for (k = 0; shared[k]; k++) argv[m++] = shared[k];
-        argv[m] = NULL;
-        contender_start(&c[i], argv, opt.work, i);
+        lm_command(&a, &kind[i], data, shared);
+        contender_start(&c[i], a.v, opt.work, i);
         if (!c[i].on) continue;
         look_at(&c[i]);
         if (c[i].memory > largest) largest = c[i].memory;
     }
+    probe_begin();
+}
+
+/* The options of --worker for a benchmark of training */
+static inline void lm_training_arguments(arguments *a, int B, int steps, int warmup) {
+    arg_number(a, "--batch-sz", (size_t)B);
+    arg_number(a, "--steps", (size_t)steps);
+    arg_number(a, "--warmup", (size_t)warmup);
+    arg_number(a, "--threads", (size_t)opt.threads);
+    arg_text(a, "--optim", "adamw");
+}
+
+static inline int lm_steps(int of_model) {
+    if (opt.steps) return opt.steps;
+    return opt.quick ? 1 + of_model / 4 : of_model;
+}
+
+static inline int lm_warmup(int usual) {
+    return opt.warmup >= 0 ? opt.warmup : usual;
+}
+
+static inline int lm_rounds(contender *c, int n, int usual, double limit, const char *label) {
+    return contest(c, n, rounds(usual), opt.rounds ? 1e9 : limit, label);
+}
+
+/* Ends the line that describes the model, then prints the table. */
+static inline void lm_training_say(contender *c, int r, int steps, int warmup) {
+    say(" median of %d rounds of %d step%s after %d discarded steps:\n\n", r, steps,
+        steps == 1 ? "" : "s", warmup + steps);
+    contest_say(c, CONTENDERS, PEER);
+}
+
+/* A table of step times; tokens: per step */
+static inline void lm_step_times(const contender *c, double tokens) {
+    int i;
+    header("contender|ms per step|range");
+    for (i = 0; i < CONTENDERS; i++) {
+        if (!c[i].fits) continue;
+        row_begin();
+        cell(0, "%s", c[i].name);
+        cell(1, "%.1f", 1e3 * tokens / median(&c[i].rate));
+        cell(2, "%.1f - %.1f", 1e3 * tokens / quantile(&c[i].rate, 1),
+             1e3 * tokens / quantile(&c[i].rate, 0));
+    }
+    print_table();
+}
+
+
+// >>summary
+
+typedef struct {
+    double rate[CONTENDERS], memory[CONTENDERS];
+} lm_found;
+
+static inline void lm_found_nothing(lm_found *f) {
+    not_measured(f->rate, CONTENDERS);
+    not_measured(f->memory, CONTENDERS);
+}
+
+static inline void lm_keep(lm_found *f, const contender *c) {
+    int i;
+    for (i = 0; i < CONTENDERS; i++) {
+        if (!c[i].fits) continue;
+        f->rate[i] = median(&c[i].rate);
+        f->memory[i] = c[i].memory;
+    }
+}
+
+/* Columns of the summary */
+enum { LM_SUMMARY = 9 };
+
+#define LM_SUMMARY_HEADER \
+  "training tokens/s f32|to eager f32|to compiled f32|to eager as installed|bf16|" \
+  "to eager bf16|to compiled bf16|memory MB f32|of eager"
+
+static const int lm_summary_digits[LM_SUMMARY] = {0, 2, 2, 2, 0, 2, 2, 0, 2};
+
+static inline void lm_summary(int column, const lm_found *f) {
+    const double *v = f->rate, *m = f->memory;
+    double value[LM_SUMMARY];
+    value[0] = v[OWN];
+    value[1] = v[OWN] / v[PEER];
+    value[2] = v[OWN] / v[PEER_COMPILED];
+    value[3] = v[OWN] / v[PEER_PLAIN];
+    value[4] = v[OWN_BF16];
+    value[5] = v[OWN_BF16] / v[PEER_BF16];
+    value[6] = v[OWN_BF16] / v[PEER_COMPILED_BF16];
+    value[7] = m[OWN] * 1e-6;
+    value[8] = m[OWN] / m[PEER];
+    cell_values(column, value, lm_summary_digits, LM_SUMMARY);
 }
 
 
 // >>main
 
-/* The command line of a benchmark into opt: 1; 0: --help; -1: said what is wrong */
-static inline int lm_parse(int argc, char **argv, const char *usage) {
-    int i;
-    opt.self = argv[0];
-    for (i = 1; i < argc; i++) {
-        const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
-        if (!strcmp(a, "--quick")) {
-            opt.quick = 1;
-            continue;
-        }
-        if (!strcmp(a, "--help")) {
-            fputs(usage, stdout);
-            return 0;
-        }
-        i++;
-        if (!strcmp(a, "--threads"))
-            opt.threads = whole(v, 1, a);
-        else if (!strcmp(a, "--rounds")) {
-            opt.rounds = whole(v, 1, a);
-            if (opt.rounds > MAX_ROUNDS) opt.rounds = MAX_ROUNDS;
-        } else if (!strcmp(a, "--batch"))
-            opt.batch = whole(v, 1, a);
-        else if (!strcmp(a, "--steps"))
-            opt.steps = whole(v, 1, a);
-        else if (!strcmp(a, "--warmup"))
-            opt.warmup = whole(v, 0, a);
-        else if (!v) {
-            fprintf(stderr, "%s: unknown option, or no value: %s\n%s", family.program, a, usage);
-            return -1;
-        } else if (!strcmp(a, "--only"))
-            opt.only = v;
-        else if (!strcmp(a, "--config"))
-            opt.config = v;
-        else if (!strcmp(a, "--without")) {
-            const char *p;
-            size_t n;
-            for (p = v; *p; p += n + (p[n] == ',')) {
-                n = strcspn(p, ",");
-                if ((n != 8 || memcmp(p, "compiled", 8)) && (n != 9 || memcmp(p, "installed", 9))
-                    && (n != 4 || (memcmp(p, "bf16", 4) && memcmp(p, "peer", 4)))) {
-                    fprintf(stderr, "%s: --without %s: want some of compiled,installed,bf16,peer\n",
-                            family.program, v);
-                    return -1;
-                }
-            }
-            opt.without = v;
-        } else if (!strcmp(a, "--data"))
-            opt.data = v;
-        else if (!strcmp(a, "--python"))
-            opt.python = v;
-        else if (!strcmp(a, "--python-plain"))
-            opt.python_plain = v;
-        else if (!strcmp(a, "--peer"))
-            opt.peer = v;
-        else if (!strcmp(a, "--work"))
-            opt.work = v;
-        else if (!strcmp(a, "--append"))
-            report_path = v;
-        else {
-            fprintf(stderr, "%s: unknown option %s\n%s", family.program, a, usage);
-            return -1;
-        }
-    }
-    if (!opt.threads) {
-        stx_ctx *x = stx_create(NULL);
-        opt.threads = stx_threads(x);
-        stx_destroy(x);
-    }
-    signal(SIGPIPE, SIG_IGN); /* a contender that died is reported, and is not the end */
-    return 1;
+/* Parses the command line of a benchmark whose models are `configs`. 0: continue; else
+   the program ends with this value minus 1. */
+static inline int lm_parse(int argc, char **argv, const char *usage, const char *configs) {
+    int ended = parse(argc, argv, usage, lm_options);
+    if (ended) return ended;
+    require_listed("--without", opt.without, "compiled,installed,bf16,peer");
+    require_listed("--config", opt.config, configs);
+    return 0;
+}
+
+/* Does --only name the whole benchmark or this section of it? */
+static inline int section(const char *whole, const char *name) {
+    return listed(opt.only, whole) || listed(opt.only, name);
 }
 #endif

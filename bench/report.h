@@ -1,5 +1,5 @@
-/* report.h - what the benchmarks share: samples with their quantiles, tables,
-   contenders that run in processes of their own */
+/* report.h - what all benchmarks share: options, samples and their quantiles, tables, and
+   contenders that run in separate processes */
 #ifndef BENCH_REPORT_H
 #define BENCH_REPORT_H
 #include <errno.h>
@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,8 +26,10 @@ enum {
     MAX_LINE = 32768
 };
 
+static const char *program = "bench"; /* its name in messages; main() sets it */
+
 static inline void die(const char *what) {
-    fprintf(stderr, "bench: %s\n", what);
+    fprintf(stderr, "%s: %s\n", program, what);
     exit(1);
 }
 
@@ -38,6 +41,103 @@ static inline double seconds(void) {
 
 static inline void progress(const char *what) {
     if (isatty(2)) fprintf(stderr, "\r\033[K%s", what);
+}
+
+
+// >>options of a command line
+
+/* The value of an option is stored in *whole, *real or *text; the others are NULL. *whole
+   is a number of at least `least`, the position of the value in `choices`, or 1 for a
+   flag, which has no value. A table of options ends with OPTION_END. */
+typedef struct {
+    const char *name;
+    int *whole, least;
+    double *real;
+    const char **text, *choices;
+} option;
+
+enum { IS_FLAG = -1 };
+
+#define OPTION_FLAG(name, to)            {name, to, IS_FLAG, NULL, NULL, NULL}
+#define OPTION_WHOLE(name, to, least)    {name, to, least, NULL, NULL, NULL}
+#define OPTION_CHOICE(name, to, choices) {name, to, 0, NULL, NULL, choices}
+#define OPTION_REAL(name, to)            {name, NULL, 0, to, NULL, NULL}
+#define OPTION_TEXT(name, to)            {name, NULL, 0, NULL, to, NULL}
+#define OPTION_END                       {NULL, NULL, 0, NULL, NULL, NULL}
+
+/* What follows the first element of a list */
+static inline const char *after(const char *list) {
+    list += strcspn(list, ",");
+    return list + (*list == ',');
+}
+
+/* The position of a name in a list such as "f32,bf16", or -1 */
+static inline int position(const char *list, const char *name) {
+    size_t n = strlen(name);
+    int i = 0;
+    for (; *list; list = after(list), i++)
+        if (strcspn(list, ",") == n && !strncmp(list, name, n)) return i;
+    return -1;
+}
+
+/* Does the list contain the name? NULL contains everything. */
+static inline int listed(const char *list, const char *name) {
+    return !list || position(list, name) >= 0;
+}
+
+/* Reports every element of `given` that is not in `known`; ends the program if there is
+   one. */
+static inline void require_listed(const char *name, const char *given, const char *known) {
+    char element[64];
+    for (; given && *given; given = after(given)) {
+        snprintf(element, sizeof element, "%.*s", (int)strcspn(given, ","), given);
+        if (listed(known, element)) continue;
+        fprintf(stderr, "%s: %s: expected some of %s, got %s\n", program, name, known, element);
+        exit(2);
+    }
+}
+
+static inline int option_whole(const option *o, const char *value) {
+    char *end;
+    long v = strtol(value, &end, 10);
+    if (o->choices) {
+        v = position(o->choices, value);
+        if (v >= 0) return (int)v;
+        fprintf(stderr, "%s: %s: expected one of %s, got %s\n", program, o->name, o->choices,
+                value);
+        exit(2);
+    }
+    if (end == value || *end || v < o->least || v > 1000000000) {
+        fprintf(stderr, "%s: %s: expected a whole number of at least %d, got %s\n", program,
+                o->name, o->least, value);
+        exit(2);
+    }
+    return (int)v;
+}
+
+/* Takes the option argv[i] if the table has it: returns the number of arguments taken, or
+   0 if the option is unknown or its value is missing. */
+static inline int option_take(const option *o, int argc, char **argv, int i) {
+    while (o->name && strcmp(o->name, argv[i])) o++;
+    if (!o->name) return 0;
+    if (o->whole && o->least == IS_FLAG) {
+        *o->whole = 1;
+        return 1;
+    }
+    if (i + 1 == argc) return 0;
+    if (o->whole)
+        *o->whole = option_whole(o, argv[i + 1]);
+    else if (o->real)
+        *o->real = strtod(argv[i + 1], NULL);
+    else
+        *o->text = argv[i + 1];
+    return 2;
+}
+
+/* Reports an option that no table has; the exit code. */
+static inline int option_unknown(const char *what, const char *usage) {
+    fprintf(stderr, "%s: unknown option, or no value: %s\n%s", program, what, usage);
+    return 2;
 }
 
 
@@ -57,7 +157,7 @@ static inline int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* 0 least, 0.5 median, 1 greatest; NaN of nothing */
+/* q: 0 minimum, 0.5 median, 1 maximum. NaN without samples. */
 static inline double quantile(const samples *s, double q) {
     double v[MAX_SAMPLES], at = q * (s->n - 1);
     int i = (int)at;
@@ -71,8 +171,17 @@ static inline double median(const samples *s) {
     return quantile(s, 0.5);
 }
 
+/* Results that were not measured are NaN. */
+static inline void not_measured(double *v, size_t n) {
+    while (n-- > 0) v[n] = NAN;
+}
 
-// >>table: collected, then printed as an aligned Markdown table, to the terminal and to
+static inline int measured(double v) {
+    return v == v;
+}
+
+
+// >>table: collected, then printed as an aligned Markdown table to the terminal and to
 // the file report_path
 
 static const char *report_path;
@@ -105,7 +214,7 @@ static inline void say(const char *fmt, ...) {
 }
 
 static inline void row_begin(void) {
-    if (table.rows == MAX_ROWS) die("more rows than the table has room for");
+    if (table.rows == MAX_ROWS) die("too many rows for the table");
     memset(table.cell[table.rows++], 0, sizeof table.cell[0]);
 }
 
@@ -115,6 +224,33 @@ static inline void cell(int column, const char *fmt, ...) {
     vsnprintf(table.cell[table.rows - 1][column], CELL, fmt, ap);
     va_end(ap);
     if (column + 1 > table.columns) table.columns = column + 1;
+}
+
+/* The median of samples times scale */
+static inline void cell_median(int column, const samples *s, int digits, double scale) {
+    cell(column, "%.*f", digits, median(s) * scale);
+}
+
+static inline void cell_range(int column, const samples *s, int digits, double scale) {
+    cell(column, "%.*f - %.*f", digits, quantile(s, 0) * scale, digits, quantile(s, 1) * scale);
+}
+
+/* Median and range in two columns; the next column */
+static inline int cell_spread(int column, const samples *s, int digits, double scale) {
+    cell_median(column, s, digits, scale);
+    cell_range(column + 1, s, digits, scale);
+    return column + 2;
+}
+
+/* n values from a column on, "-" for those that were not measured */
+static inline void cell_values(int column, const double *v, const int *digits, int n) {
+    int i;
+    for (i = 0; i < n; i++) {
+        if (measured(v[i]))
+            cell(column + i, "%.*f", digits[i], v[i]);
+        else
+            cell(column + i, "-");
+    }
 }
 
 static inline void header(const char *names) { /* "a|b|c" */
@@ -152,12 +288,36 @@ static inline void print_table(void) {
 }
 
 
-// >>contenders: a line to stdin asks, a JSON line on stdout answers
+// >>contenders: separate processes. A line on stdin is a request, a line of JSON on
+// stdout the reply.
+
+/* A command line that grows; v ends with NULL. Numbers are stored here. */
+typedef struct {
+    char *v[MAX_ARGS + 1], number[MAX_ARGS][16];
+    int n;
+} arguments;
+
+static inline void arg(arguments *a, const char *text) {
+    if (a->n == MAX_ARGS) die("too many arguments for a contender");
+    a->v[a->n++] = (char *)(uintptr_t)text;
+    a->v[a->n] = NULL;
+}
+
+static inline void arg_text(arguments *a, const char *name, const char *value) {
+    arg(a, name);
+    arg(a, value);
+}
+
+static inline void arg_number(arguments *a, const char *name, size_t value) {
+    arg(a, name);
+    snprintf(a->number[a->n % MAX_ARGS], sizeof a->number[0], "%zu", value);
+    arg(a, a->number[a->n % MAX_ARGS]);
+}
 
 typedef struct {
     pid_t pid;
     int to, from;
-    size_t have; /* bytes in buffer after the line that was answered last */
+    size_t have; /* bytes in buffer after the last line that was read */
     char buffer[MAX_LINE], line[MAX_LINE];
 } process;
 
@@ -166,10 +326,10 @@ typedef struct {
 static inline int spawn(process *c, char *const argv[], const char *log) {
     int down[2], up[2];
     memset(c, 0, sizeof *c);
-    if (pipe(down) || pipe(up)) die("no pipe");
+    if (pipe(down) || pipe(up)) die("cannot create a pipe");
     fflush(NULL);
     c->pid = fork();
-    if (c->pid < 0) die("no process");
+    if (c->pid < 0) die("cannot create a process");
     if (c->pid == 0) {
         FILE *f = freopen(log, "w", stderr);
         (void)f;
@@ -185,7 +345,7 @@ static inline int spawn(process *c, char *const argv[], const char *log) {
     }
     close(down[0]);
     close(up[1]);
-    /* or the next contender holds this one's stdin open */
+    /* otherwise the next contender would keep this one's stdin open */
     fcntl(down[1], F_SETFD, FD_CLOEXEC);
     fcntl(up[0], F_SETFD, FD_CLOEXEC);
     c->to = down[1];
@@ -193,7 +353,8 @@ static inline int spawn(process *c, char *const argv[], const char *log) {
     return 1;
 }
 
-/* The next line in c->line: 1; 0: it ended; -1: not within limit seconds */
+/* Reads the next line into c->line. 1: done; 0: the process ended; -1: no line within
+   limit seconds. */
 static inline int answer(process *c, double limit) {
     double until = seconds() + limit;
     for (;;) {
@@ -207,7 +368,7 @@ static inline int answer(process *c, double limit) {
             c->line[n] = 0;
             c->have -= n + 1;
             memmove(c->buffer, end + 1, c->have);
-            if (c->line[0] == '{') return 1; /* anything else is a library's talk */
+            if (c->line[0] == '{') return 1; /* other lines are messages of libraries */
             continue;
         }
         if (c->have == sizeof c->buffer) return 0;
@@ -224,10 +385,11 @@ static inline int answer(process *c, double limit) {
 
 static inline int ask(process *c, const char *what, double limit) {
     size_t n = strlen(what);
-    return write(c->to, what, n) == (ssize_t)n && write(c->to, "\n", 1) == 1 ? answer(c, limit) : 0;
+    if (write(c->to, what, n) != (ssize_t)n || write(c->to, "\n", 1) != 1) return 0;
+    return answer(c, limit);
 }
 
-/* End of input ends a contender; one that does not listen is killed. */
+/* The end of its input ends a contender; one that does not react is killed. */
 static inline void stop(process *c) {
     static const struct timespec wait = {0, 50000000};
     int i;
@@ -246,11 +408,11 @@ static inline void stop(process *c) {
 }
 
 static inline const char *json_find(const char *line, const char *key) {
-    char want[64];
+    char quoted[64];
     const char *p;
-    snprintf(want, sizeof want, "\"%s\":", key);
-    p = strstr(line, want);
-    return p ? p + strlen(want) : NULL;
+    snprintf(quoted, sizeof quoted, "\"%s\":", key);
+    p = strstr(line, quoted);
+    return p ? p + strlen(quoted) : NULL;
 }
 
 static inline double json_number(const char *line, const char *key) {
@@ -272,28 +434,27 @@ static inline void json_numbers(const char *line, const char *key, samples *to) 
     }
 }
 
-/* up to the first quote */
-static inline void json_text(const char *line, const char *key, char *to, size_t room) {
+/* Up to the first quote */
+static inline void json_text(const char *line, const char *key, char *to, size_t size) {
     const char *p = json_find(line, key);
     if (!p || !(p = strchr(p, '"'))) return;
-    snprintf(to, room, "%.*s", (int)strcspn(p + 1, "\""), p + 1);
+    snprintf(to, size, "%.*s", (int)strcspn(p + 1, "\""), p + 1);
 }
 
-/* The line "cannot: why" of a contender that ended, if it left one; else its last
-   line. */
-static inline void why_not(const char *log, char *to, size_t room) {
+/* Why a contender ended: its line "cannot: REASON", or else its last line */
+static inline void why_not(const char *log, char *to, size_t size) {
     char line[4096], last[4096] = "";
     int found = 0;
     FILE *f = fopen(log, "r");
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
         if (!strncmp(line, "cannot: ", 8)) {
-            snprintf(to, room, "%.200s", line + 8);
+            snprintf(to, size, "%.200s", line + 8);
             found = 1;
         } else if (line[0])
             memcpy(last, line, sizeof last);
     }
     if (f) fclose(f);
-    if (!found) snprintf(to, room, "it ended%s%.180s", last[0] ? ": " : " without a word", last);
+    if (!found) snprintf(to, size, "it ended%s%.180s", last[0] ? ": " : " without a message", last);
 }
 #endif
