@@ -1,10 +1,11 @@
 /* count_cuda.c - counts the operations and bytes of a training step of each configuration
-   of the GPU benchmark, kernel by kernel, from formulas (cuda_model.h). Nothing is run
-   and nothing is measured.
+   of the GPU benchmark, kernel by kernel, from formulas (cuda_model.h). Nothing is run or
+   measured.
 
-       cc -O2 bench/count_cuda.c -o build/count_cuda -lm && build/count_cuda [--kernels]
-       [--tiny]
-       build/count_cuda --sweeps        for tests/cuda_regs.sh --table: tiles of attention's kernels */
+       cc -O2 bench/count_cuda.c -o build/count_cuda -lm
+       build/count_cuda [--kernels] [--tiny] [--append FILE]
+       build/count_cuda --sweeps        tiles of the attention kernels, for
+                                        tests/cuda_regs.sh --table */
 #define _DEFAULT_SOURCE
 #include "report.h"
 #include "cuda_model.h"
@@ -13,7 +14,7 @@ static void kernels_of(const work *w, const char *name, const char *what, size_t
                        size_t tokens) {
     int k;
     say("Counted: %s (%s), %zu streams of %zu tokens\n\n", name, what, streams, tokens);
-    header("kernel|nodes|GFLOP|executed|GB|FLOP a byte|roofline ms|planned ms");
+    header("kernel|nodes|GFLOP|executed|GB|FLOP per byte|roofline ms|planned ms");
     for (k = 0; k < w->rows; k++) {
         const work_row *r = &w->row[k];
         row_begin();
@@ -30,25 +31,26 @@ static void kernels_of(const work *w, const char *name, const char *what, size_t
 }
 
 static void totals(const work *w, int at) {
+    double attention = work_sum(w, ATTENTION, WORK_RUN);
     int k;
-    for (k = 0; k < 2; k++) cell(at + k, "%.3f", work_sum(w, k, 0) * 1e-12);
-    cell(at + 2, "%.3f", work_sum(w, ATTENTION, 3) * 1e-12);
-    cell(at + 3, "%.0f %%", 100 * work_sum(w, ATTENTION, 0) / work_sum(w, ATTENTION, 3));
-    cell(at + 4, "%.3f", (work_sum(w, PRODUCTS, 3) + work_sum(w, ATTENTION, 3)) * 1e-12);
+    for (k = 0; k < 2; k++) cell(at + k, "%.3f", work_sum(w, k, WORK_FLOP) * 1e-12);
+    cell(at + 2, "%.3f", attention * 1e-12);
+    cell(at + 3, "%.0f %%", 100 * work_sum(w, ATTENTION, WORK_FLOP) / attention);
+    cell(at + 4, "%.3f", (work_sum(w, MATMULS, WORK_RUN) + attention) * 1e-12);
     cell(at + 5, "%.3f", w->model_flop * 1e-12);
-    for (k = 0; k < GROUPS; k++) cell(at + 6 + k, "%.2f", work_sum(w, k, 1) * 1e-9);
-    cell(at + 10, "%.2f", work_sum(w, -1, 1) * 1e-9);
-    cell(at + 11, "%.0f", work_sum(w, -1, 4));
-    cell(at + 12, "%.2f", work_sum(w, -1, 2));
-    cell(at + 13, "%.2f", work_sum(w, -1, 5));
+    for (k = 0; k < GROUPS; k++) cell(at + 6 + k, "%.2f", work_sum(w, k, WORK_BYTES) * 1e-9);
+    cell(at + 10, "%.2f", work_sum(w, -1, WORK_BYTES) * 1e-9);
+    cell(at + 11, "%.0f", work_sum(w, -1, WORK_NODES));
+    cell(at + 12, "%.2f", work_sum(w, -1, WORK_MS));
+    cell(at + 13, "%.2f", work_sum(w, -1, WORK_PLAN));
 }
 
 #define TOTALS \
-  "products TFLOP|attention TFLOP|executed|needed / executed|together|of the model (MFU)|products GB|attention GB|passes GB|" \
-  "optimiser GB|together|nodes|roofline ms|planned ms"
+  "matmuls TFLOP|attention TFLOP|executed|needed / executed|together|of the model (MFU)|" \
+  "matmuls GB|attention GB|passes GB|optimiser GB|together|nodes|roofline ms|planned ms"
 
-/* A line for each configuration and kernel: channels that a head is filled up with,
-   queries of a warp, sweep, plain tiles of a warp that are as much work as a step's */
+/* One line per configuration and kernel: padded channels of a head, queries of a warp,
+   sweep, and the number of plain tiles of a warp that are as much work as a step */
 static void sweeps(void) {
     static const char *const name[SWEEPS] = {"fwd", "queries", "keys", "table", "diagonals"};
     size_t l;
@@ -68,42 +70,26 @@ static void sweeps(void) {
         }
 }
 
-int main(int argc, char **argv) {
-    int kernels = 0, small = 0, i;
-    for (i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--kernels"))
-            kernels = 1;
-        else if (!strcmp(argv[i], "--tiny"))
-            small = 1;
-        else if (!strcmp(argv[i], "--sweeps")) {
-            sweeps();
-            return 0;
-        } else if (!strcmp(argv[i], "--append") && i + 1 < argc)
-            report_path = argv[++i];
-        else {
-            fprintf(stderr, "count_cuda [--kernels] [--tiny] [--append FILE]\n");
-            return 2;
-        }
-    }
+static void say_meaning(void) {
     say("## Counted, not measured: one training step in bf16\n\n"
-        "From formulas: every operand of a kernel once, memory full. Attention "
-        "TFLOP: what the mathematics needs, backward with the logits made\n"
-        "once more, as they are not kept; executed: what the kernels do, "
-        "of which backward has two sweeps, and a third for long heads, that make logits, "
-        "probabilities and ds each\n"
-        "for itself, of a tile that the window cuts in groups of 16 keys, with channels up to 32, "
-        "64, 96 or "
-        "128. MFU: 3 products forward and 6 backward.\n"
-        "Roofline: for each kernel the longer of what it needs at %.0f TFLOP/s and its "
-        "bytes at %.1f TB/s (an H200). E: mean keys of a query and head, S: mean\nrows of "
-        "memory in a layer. Nodes: of the step's graph. Planned: products at %.0f %% of that rate "
-        "(of gradients of weights\n"
-        "by the share of 132 multiprocessors that their pieces' tiles of 128 x 128 keep busy) and "
-        "passes at %.0f %%, attention at %.0f "
-        "and %.0f\nexecuted TFLOP/s forward and backward, and %.1f microseconds a node; what is "
-        "hoped for, not what was seen.\n\n",
-        ROOF_FLOPS * 1e-12, ROOF_BYTES * 1e-12, 100 * PLAN_PRODUCTS, 100 * PLAN_BYTES,
+        "By formulas: every operand of a kernel once, memory full. Attention TFLOP: the required "
+        "operations, backward with\nrecomputed logits, which are not kept. Executed: by the "
+        "kernels. Backward has two sweeps, and a third for long\nheads, each of which recomputes "
+        "logits, probabilities and ds; a tile that the window cuts is computed in groups\nof 16 "
+        "keys, with 32, 64, 96 or 128 channels. MFU: 3 matmuls forward and 6 backward.\n"
+        "Roofline: for each kernel the longer of the times of its operations at %.0f TFLOP/s and "
+        "of its bytes at %.1f TB/s\n(an H200). E: mean keys per query and head, S: mean rows of "
+        "memory per layer. Nodes: of the step's graph. Planned:\nmatmuls at %.0f %% of that rate "
+        "(gradients of weights: times the share of 132 multiprocessors that the tiles of\n128 x "
+        "128 of their pieces keep busy), passes at %.0f %%, attention at %.0f and %.0f executed "
+        "TFLOP/s forward and\nbackward, and %.1f microseconds per node. These rates are expected, "
+        "not measured.\n\n",
+        ROOF_FLOPS * 1e-12, ROOF_BYTES * 1e-12, 100 * PLAN_MATMULS, 100 * PLAN_BYTES,
         PLAN_FORWARD * 1e-12, PLAN_BACKWARD * 1e-12, PLAN_NODE);
+}
+
+static void table_configurations(int small) {
+    int i;
     header("configuration|tokens|params M|E|S|" TOTALS);
     for (i = 0; i < CONFIGS; i++) {
         config c = small ? tiny(configs[i]) : configs[i];
@@ -118,6 +104,10 @@ int main(int argc, char **argv) {
         totals(&w, 5);
     }
     print_table();
+}
+
+static void table_families(void) {
+    int i;
     header("other families|tokens|params M|" TOTALS);
     for (i = 0; i < FAMILIES; i++) {
         const family *f = &families[i];
@@ -130,16 +120,41 @@ int main(int argc, char **argv) {
         totals(&w, 3);
     }
     print_table();
-    for (i = 0; kernels && i < CONFIGS; i++) {
+}
+
+static void tables_kernels(int small) {
+    work w;
+    int i;
+    for (i = 0; i < CONFIGS; i++) {
         config c = small ? tiny(configs[i]) : configs[i];
-        work w;
         work_count(&w, &c);
         kernels_of(&w, c.name, c.what, c.batch, c.block);
     }
-    for (i = 0; kernels && i < FAMILIES; i++) {
-        work w;
-        family_count(&w, &families[i]);
-        kernels_of(&w, families[i].name, families[i].what, families[i].batch, families[i].block);
+    for (i = 0; i < FAMILIES; i++) {
+        const family *f = &families[i];
+        family_count(&w, f);
+        kernels_of(&w, f->name, f->what, f->batch, f->block);
     }
+}
+
+int main(int argc, char **argv) {
+    int kernels = 0, small = 0, only_sweeps = 0, i, taken;
+    const option options[] = {OPTION_FLAG("--kernels", &kernels), OPTION_FLAG("--tiny", &small),
+                              OPTION_FLAG("--sweeps", &only_sweeps),
+                              OPTION_TEXT("--append", &report_path), OPTION_END};
+    program = "count_cuda";
+    for (i = 1; i < argc; i += taken) {
+        taken = option_take(options, argc, argv, i);
+        if (!taken)
+            return option_unknown(argv[i], "count_cuda [--kernels] [--tiny] [--append FILE]\n");
+    }
+    if (only_sweeps) {
+        sweeps();
+        return 0;
+    }
+    say_meaning();
+    table_configurations(small);
+    table_families();
+    if (kernels) tables_kernels(small);
     return 0;
 }

@@ -1,8 +1,8 @@
-/* cuda_model.h - the configurations of the GPU benchmarks, and what one training step
-   of each has to do, by formulas. No device is needed to count. Letters: B streams, M
-   block, N = B M tokens, d width, f inner width, H heads, D = d / H, L largest span,
-   S_l working span of layer l, E mean keys of a query and head, P persistent vectors,
-   V vocabulary. */
+/* cuda_model.h - the configurations of the GPU benchmarks, and formulas that count the
+   operations and bytes of one training step of each. No device is needed. Letters: B
+   streams, M block, N = B M tokens, d width, f inner width, H heads, D = d / H, L largest
+   span, S_l working span of layer l, E mean keys per query and head, P persistent
+   vectors, V vocabulary. */
 #ifndef BENCH_CUDA_MODEL_H
 #define BENCH_CUDA_MODEL_H
 #include <math.h>
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* all L; learned-like; all `reach`; one head L, the others `reach` */
+/* Spans: all L; learned-like; all `reach`; one head L, the others `reach` */
 enum { SPANS_FULL, SPANS_LEARNED, SPANS_ALL, SPANS_ONE };
 
 typedef struct config {
@@ -18,7 +18,7 @@ typedef struct config {
     size_t layers, dim, inner, heads, span, block, batch, pers;
     int spans;
     double reach; /* of SPANS_ALL and SPANS_ONE, tokens */
-    int steps;    /* timed in a round */
+    int steps;    /* timed per round */
     size_t vocab; /* 0: VOCAB */
 } config;
 
@@ -59,10 +59,10 @@ static inline config tiny(config c) {
     return c;
 }
 
-/* Span of head h of layer l, tokens. Learned-like: short below, a few long heads
-   above, as trained models have them. The longest of a layer is a multiple of 64
-   (tokens of L = 1024 or 8192): the working span goes by steps of 64, and with the
-   ramp of 32 half a step is between these spans and the next step on either side, so
+/* Span in tokens of head h of layer l. Learned-like: short heads in the lower layers and
+   a few long ones in the upper, as in trained models. The longest of a layer is a
+   multiple of 64 (with L = 1024 or 8192): the working span changes in steps of 64, and
+   with the ramp of 32 these spans are half a step from the next change on either side, so
    that the few updates of a benchmark do not change it. */
 static inline double span_of(const config *c, size_t l, size_t h) {
     static const double small[3][4] = {{64, 20, 20, 20}, {320, 40, 40, 40}, {896, 320, 40, 40}};
@@ -71,23 +71,21 @@ static inline double span_of(const config *c, size_t l, size_t h) {
                                        {2048, 1024, 1024, 512, 64, 64, 64, 64}};
     size_t third = 3 * l / c->layers;
     double v;
-    if (c->spans == SPANS_FULL) return (double)c->span;
-    if (c->spans == SPANS_ALL || (c->spans == SPANS_ONE && h)) return c->reach;
-    if (c->spans == SPANS_ONE) return (double)c->span;
+    if (c->spans == SPANS_FULL || (c->spans == SPANS_ONE && h == 0)) return (double)c->span;
+    if (c->spans == SPANS_ALL || c->spans == SPANS_ONE) return c->reach;
     v = c->span > 1024 || c->heads > 4 ? large[third][h % 8] : small[third][h % 4];
-    /* capped: the same in models of any L */
+    /* capped, so that it is the same in models of any L */
     if (c->reach > 0 && v > c->reach) v = c->reach;
     return v < (double)c->span ? v : (double)c->span;
 }
 
-/* Keys of a query of that head: distances 1 .. z L + R, where the mask is above 0 */
+/* Keys per query of a head: distances 1 .. z L + R, where the mask is above 0 */
 static inline double keys_of(const config *c, size_t l, size_t h) {
     double e = span_of(c, l, h) + RAMP;
     return e < (double)c->span ? e : (double)c->span;
 }
 
-/* Working span of a layer: rows of memory that are projected in a step, once it is
-   full */
+/* Working span of a layer: rows of memory that are projected per step, once it is full */
 static inline double window_of(const config *c, size_t l) {
     double top = 0, L = (double)c->span, reach, trim;
     size_t h;
@@ -98,14 +96,34 @@ static inline double window_of(const config *c, size_t l) {
     return L - TRIM * floor(trim / TRIM);
 }
 
-/* Heads by groups, each with its own window over those rows (stx_head_groups_choose): how
-   many groups; rows and heads of each. The cheapest cuts of the heads by falling
-   window, 64 rows of all heads for a further group; and none where all streams
-   together save fewer rows of a head's than their weights in another order take
-   (stx__span_groups of seqtx_attn_span.h). */
+/* Where the heads, sorted by falling window w, are cut into at most three groups: before
+   *a and before *b. The first group has m rows. A further group costs as much as 64 rows
+   of all heads. */
+static inline void group_cuts(const double *w, size_t n, double m, size_t *a, size_t *b) {
+    double H = (double)n, best = m * H, cost;
+    size_t i, j, k;
+    *a = *b = n;
+    for (i = 1; i < n; i++)
+        for (j = i + 1; j <= n; j++) {
+            if (w[i] == w[i - 1] || (j < n && w[j] == w[j - 1])) continue;
+            cost = 64 * H * (j < n ? 2 : 1);
+            for (k = 0; k < i; k++) cost += m;
+            for (k = i; k < n; k++) cost += w[k < j ? i : j];
+            if (cost < best) {
+                best = cost;
+                *a = i;
+                *b = j;
+            }
+        }
+}
+
+/* Groups of heads, each with a separate window over those rows (stx_head_groups_choose):
+   returns how many; rows and heads of each. There is one group if all streams together
+   save fewer rows of a head than its reordered weights have (stx__span_groups of
+   seqtx_attn_span.h). */
 static inline int groups_of(const config *c, size_t l, double rows[3], double heads[3]) {
-    double m = window_of(c, l), w[256], best, cost, saved = 0, H = (double)c->heads;
-    size_t n = c->heads, h, i, j, k, a = n, b = n;
+    double m = window_of(c, l), w[256], saved = 0;
+    size_t n = c->heads, h, i, a, b;
     int groups = 1;
     for (h = 0; h < n; h++) {
         double need = 64 * ceil((keys_of(c, l, h) + 1) / 64);
@@ -113,19 +131,9 @@ static inline int groups_of(const config *c, size_t l, double rows[3], double he
         for (i = h; i > 0 && w[i - 1] < need; i--) w[i] = w[i - 1];
         w[i] = need;
     }
-    for (best = m * H, i = 1; i < n; i++)
-        for (j = i + 1; j <= n; j++) {
-            if (w[i] == w[i - 1] || (j < n && w[j] == w[j - 1])) continue;
-            for (cost = 64 * H * (j < n ? 2 : 1), k = 0; k < n; k++)
-                cost += k < i ? m : w[k < j ? i : j];
-            if (cost < best) {
-                best = cost;
-                a = i;
-                b = j;
-            }
-        }
-    for (k = a; k < n; k++) saved += m - w[k < b ? a : b];
-    if ((double)c->batch * saved < 3 * H * (double)c->dim) a = b = n;
+    group_cuts(w, n, m, &a, &b);
+    for (h = a; h < n; h++) saved += m - w[h < b ? a : b];
+    if ((double)c->batch * saved < 3 * (double)n * (double)c->dim) a = b = n;
     rows[0] = m;
     heads[0] = (double)a;
     if (a < n) {
@@ -165,13 +173,12 @@ static inline double parameters(const config *c) {
 // >>counted work of one training step in bfloat16: activations 2 bytes, parameters and
 // their gradients 4, bfloat16 copies of weights 2
 
-enum { PRODUCTS, ATTENTION, PASSES, UPDATE, GROUPS };
+enum { MATMULS, ATTENTION, PASSES, UPDATE, GROUPS };
 
-/* calls: nodes of the step's graph (test_cuda_model nodes, test_cuda_comp nodes,
+/* calls: nodes of the step's graph (test_cuda_model nodes, test_cuda_comp nodes and
    test_cuda_par nodes count them under the shim); flop: what has to be done (attention
-   backward: with the logits recomputed); run: what the kernels execute; ms:
-   roofline of flop; plan: the same at the rates that are hoped for, attention by what
-   runs, without the nodes */
+   backward: with recomputed logits); run: what the kernels execute; ms: roofline of flop;
+   plan: the same at the expected rates, for attention that of run, without the nodes */
 typedef struct work_row {
     const char *name;
     int group;
@@ -181,20 +188,20 @@ typedef struct work_row {
 typedef struct work {
     work_row row[40];
     int rows;
-    /* of MFU: attention 3 products forward and 6 backward, nothing made twice */
+    /* for MFU: attention has 3 matmuls forward and 6 backward, nothing is recomputed */
     double model_flop;
-    /* sums over rows that wait for their second stage, and its input */
+    /* sums over rows whose second stage is deferred, and its input */
     double sums, sum_bytes;
-    /* gradients of weights in pieces, what the pieces take, and dW, read and written */
+    /* gradients of weights in pieces, bytes of the pieces, and of dW, read and written */
     double cut, cut_bytes, cut_dw;
 } work;
 
-/* Of the machine that "roofline" is about: an H200 */
+/* The machine of "roofline": an H200 */
 static const double ROOF_FLOPS = 790e12, ROOF_BYTES = 4.3e12;
-/* What is hoped for there, measured nowhere: shares of the roofline of products and
-   passes, attention's executed operations a second forward and backward, and
-   microseconds between two nodes of a graph */
-static const double PLAN_PRODUCTS = 0.75, PLAN_BYTES = 0.8, PLAN_FORWARD = 250e12,
+/* Expected there, not measured: shares of the roofline of matmuls and passes, executed
+   operations of attention per second, forward and backward, and microseconds between two
+   nodes of a graph */
+static const double PLAN_MATMULS = 0.75, PLAN_BYTES = 0.8, PLAN_FORWARD = 250e12,
                     PLAN_BACKWARD = 200e12, PLAN_NODE = 1.5;
 
 static inline void work_add(work *w, const char *name, int group, double calls, double flop,
@@ -212,7 +219,7 @@ static inline void work_add(work *w, const char *name, int group, double calls, 
     w->row[i].run += flop;
     w->row[i].bytes += bytes;
     w->row[i].ms += 1e3 * (a > b ? a : b);
-    a /= PLAN_PRODUCTS;
+    a /= PLAN_MATMULS;
     b /= PLAN_BYTES;
     w->row[i].plan += 1e3 * (a > b && group != ATTENTION ? a : b);
 }
@@ -258,25 +265,25 @@ static inline double work_busy(double o, double i, double pieces) {
     return tiles / (132 * ceil(tiles / 132));
 }
 
-/* Rows of logits as the GPU has them (PADDED LOGITS of seqtx.h) */
+/* Columns of logits on the GPU (PADDED LOGITS of seqtx.h) */
 static inline double work_padded(double V) {
     return fmod(V, 8) != 0 ? ceil(V / 64) * 64 : V;
 }
 
-/* WHAT ATTENTION'S KERNELS EXECUTE in bfloat16, tile by tile as they walk (>>attention
-   of seqtx_cuda.cu): rows and columns that a tile has and the window has not, channels
-   that a head is filled up with, and what each sweep of backward makes again. Groups
-   of 16 keys that a strip of 16 queries does not meet are left out. The unit is a
-   product of 16 queries, BK keys and DP channels, 32 BK DP operations. */
+/* Operations that the attention kernels execute in bfloat16, tile by tile in their order
+   (>>attention of seqtx_cuda.cu), including rows and columns of a tile outside the
+   window, padded channels of a head, and what each sweep of backward recomputes. Groups
+   of 16 keys that no query of a strip of 16 meets are omitted. The unit is a matmul of 16
+   queries, BK keys and DP channels, 32 BK DP operations. */
 typedef struct tiles {
     double T, C, S, live, span, lo;
-    /* strip: queries of a warp; columns: of dR, those of a block of the table's kernel */
+    /* strip: queries of a warp; columns: of dR per block of the table's kernel */
     int D, DP, BQ, BK, strip, columns;
-    double full; /* distances up to here count whole */
+    double full; /* distances up to here have full weight */
 } tiles;
 
 static inline int tiles_channels(double D) {
-    return D <= 32 ? 32 : D <= 64 ? 64 : D <= 96 ? 96 : 128;
+    return D <= 96 ? 32 * (int)ceil(D / 32) : 128;
 }
 
 static inline tiles tiles_of(const config *c, double window, double live, int wide) {
@@ -305,8 +312,8 @@ static inline double tiles_begin(const tiles *t, double first, int by) {
     return floor((first + t->span) / by) * by - t->span;
 }
 
-/* Groups of 16 keys of that tile which 16 queries from i on meet at distances 1 ..
-   far, if these were queries beyond T, too */
+/* Groups of 16 keys of a tile that the 16 queries from i on meet at distances 1 .. far,
+   including queries beyond T */
 static inline double tiles_groups(const tiles *t, double i, double j0, double far) {
     /* keys first .. last - 1 */
     double first = t->C + i - far, last = t->C + i + 15, end = j0 + t->BK;
@@ -318,8 +325,8 @@ static inline double tiles_groups(const tiles *t, double i, double j0, double fa
     return last > first ? last - first : 0;
 }
 
-/* Units of a head and batch row. Forward: positions (16 columns more at a strip's
-   start, and in each tile inside of the window of a warp with 32 rows), logits, values */
+/* Units per head and batch row. Forward: positions (16 more columns at the start of a
+   strip, and in each tile inside the window of a warp with 32 rows), logits, values */
 static inline double tiles_forward(const tiles *t) {
     double i0, j0, i, units = 0;
     int strips = t->strip / 16, m;
@@ -344,7 +351,7 @@ static inline double tiles_forward(const tiles *t) {
     return units * 16 / t->BK;
 }
 
-/* positions, logits, dO V^T, ds K, dR PE; of positions 16 more a tile */
+/* positions, logits, dO V^T, ds K, dR PE; 16 more positions per tile */
 static inline double tiles_queries(const tiles *t) {
     /* dz counts one more */
     double i0, j0, i, units = 0, far = t->live < t->span ? t->live + 1 : t->span;
@@ -393,8 +400,8 @@ static inline double tiles_diagonals(const tiles *t) { /* positions, logits, dO 
     return units * 16 / t->BK;
 }
 
-/* ROWS OF dR: what a head's have, by the window's age; columns of it that a row of
-   `live` distances has; and dPE from them */
+/* Rows of dR: the newest distance of a head by the age of the window; columns of a row
+   with `live` distances; and dPE from them */
 static inline double tiles_newest(const tiles *t) {
     return t->C + 15 - fmod(t->C + t->span + 15, 16);
 }
@@ -414,31 +421,32 @@ static inline double tiles_table(const tiles *t) {
 }
 
 /* Columns that all heads of a layer may have together, as stx__attn_bwd_plan_of decides;
-   0: none has rows */
+   0: no head has rows */
 static inline double tiles_room(const tiles *t, double batch, double heads) {
-    double want = tiles_width(t, t->span) * heads,
+    double all = tiles_width(t, t->span) * heads,
            most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
-    return most >= want ? want : most >= 64 ? floor(most / 16) * 16 : 0;
+    if (most >= all) return all;
+    return most >= 64 ? floor(most / 16) * 16 : 0;
 }
 
-/* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all
-   queries there are (forward's tiles inside: for all of a warp's) */
+/* Units of N persistent vectors: 2 matmuls forward, 3 and 4 backward, for all queries
+   (inner tiles of forward: for all of a warp) */
 static inline double tiles_vectors(const tiles *t, double N, int backward) {
     double shift = (double)(((size_t)t->S + (size_t)t->span) & 7), strips = ceil(t->T / 16),
            units = 0, j;
     for (j = N > 0 ? -shift : 0; j < N; j += t->BK) {
         double n = ceil((N - j < t->BK ? N - j : t->BK) / 16), plain = j >= 0 && j + t->BK <= N;
-        units += n
-                 * (backward ? 7 * strips
-                    : plain  ? 2 * ceil(t->T / t->strip) * t->strip / 16
-                             : 2 * strips);
+        if (backward)
+            units += n * 7 * strips;
+        else
+            units += n * 2 * (plain ? ceil(t->T / t->strip) * t->strip / 16 : strips);
     }
     return units * 16 / t->BK;
 }
 
-/* Units of each sweep of a layer, of one batch row: forward, queries, keys, table,
-   diagonals (persistent vectors with forward and keys); *bytes: of rows of dR, written
-   and read. t: the tiles of backward, or of forward */
+/* Units per batch row of each sweep of a layer: forward, queries, keys, table, diagonals
+   (persistent vectors are in forward and keys). *bytes: of rows of dR, written and read.
+   Returns the tiles of backward, or of forward. */
 enum { SWEEP_FORWARD, SWEEP_QUERIES, SWEEP_KEYS, SWEEP_TABLE, SWEEP_DIAGONALS, SWEEPS };
 
 static inline tiles attention_sweeps(const config *c, size_t l, int backward, double *units,
@@ -487,66 +495,69 @@ static inline double attention_runs(const config *c, size_t l, int backward, dou
     return sum * (double)c->batch * 32 * t.BK * t.DP;
 }
 
-/* Units of a plain tile of a warp: 64 queries by t.columns of four warps for the
-   table, a strip by BK keys for all else */
+/* Units of a plain tile of a warp: for the table 64 queries by t.columns of four warps,
+   else a strip by BK keys */
 static inline double sweep_unit(const tiles *t, int sweep) {
     double wide = 1 + 16.0 / t->BK;
-    return sweep == SWEEP_FORWARD   ? t->strip / 16 * 3.0
-           : sweep == SWEEP_QUERIES ? 3 + 2 * wide
-           : sweep == SWEEP_KEYS    ? 4 + wide
-           : sweep == SWEEP_TABLE   ? t->columns / (double)t->BK
-                                    : 2 + 2 * wide;
+    switch (sweep) {
+    case SWEEP_FORWARD: return t->strip / 16 * 3.0;
+    case SWEEP_QUERIES: return 3 + 2 * wide;
+    case SWEEP_KEYS: return 4 + wide;
+    case SWEEP_TABLE: return t->columns / (double)t->BK;
+    default: return 2 + 2 * wide;
+    }
 }
 
-/* What a row's kernels execute, where that is more than `flop`, which was added before */
+/* What the kernels of a row execute, if that is more than `flop`, which was added
+   before */
 static inline void work_runs(work *w, const char *name, double run, double flop) {
     int i;
     for (i = 0; i < w->rows; i++)
         if (!strcmp(w->row[i].name, name)) {
             double t = 1e3 * run / (strstr(name, "backward") ? PLAN_BACKWARD : PLAN_FORWARD);
             w->row[i].run += run - flop;
-            /* of which the bytes are a small part, read and written meanwhile */
+            /* the time of the bytes, moved meanwhile, is a small part of this */
             w->row[i].plan += t;
         }
 }
 
-/* dW (o,i) of n rows, in pieces: these are written here and read by the sums that
-   wait, which add to dW; a single piece adds itself. The products' plan is for a GPU
-   that is busy: here it is not, by as much as the tiles do not fill it. */
+/* dW (o,i) of n rows. Pieces are written here and read by the deferred sums, which add to
+   dW; a single piece adds itself. The expected rate of matmuls is for a GPU that is busy:
+   this one is as busy as the tiles fill it. */
 static inline void work_weight(work *w, const char *name, double n, double i, double o,
-                               double wanted) {
-    double pieces = work_pieces(o, i, n), scratch = pieces > 1 || wanted < o, flop = 2 * n * i * o,
+                               double used) {
+    double pieces = work_pieces(o, i, n), scratch = pieces > 1 || used < o, flop = 2 * n * i * o,
            bytes = 2 * (n * i + n * o);
     int k;
     bytes += scratch > 0 ? 4 * pieces * i * o : 8 * i * o;
-    work_add(w, name, PRODUCTS, 1, flop, bytes);
+    work_add(w, name, MATMULS, 1, flop, bytes);
     for (k = 0; k < w->rows; k++)
         if (!strcmp(w->row[k].name, name)) {
-            double a = flop / ROOF_FLOPS / PLAN_PRODUCTS, b = bytes / ROOF_BYTES / PLAN_BYTES,
+            double a = flop / ROOF_FLOPS / PLAN_MATMULS, b = bytes / ROOF_BYTES / PLAN_BYTES,
                    busy = a / work_busy(o, i, pieces);
             w->row[k].plan += 1e3 * ((busy > b ? busy : b) - (a > b ? a : b));
         }
     w->cut += scratch;
     w->cut_bytes += scratch * 4 * pieces * i * o;
-    w->cut_dw += scratch * 8 * i * wanted;
+    w->cut_dw += scratch * 8 * i * used;
 }
 
-/* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there:
-   more), dW into floats. Of the o outputs `wanted` are. */
+/* y (n,o) = x (n,i) W^T, and backward: dx if n_dx > 0 (added: accumulated), dW into
+   floats. `used` of the o outputs are not padding. */
 static inline void work_linear_padded(work *w, const char *fwd, const char *dx, const char *dw,
                                       double n, double i, double o, double n_dx, int added,
-                                      double wanted) {
+                                      double used) {
     int k;
-    work_add(w, fwd, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + i * o + n * o));
+    work_add(w, fwd, MATMULS, 1, 2 * n * i * o, 2 * (n * i + i * o + n * o));
     if (n_dx > 0)
-        work_add(w, dx, PRODUCTS, 1, 2 * n_dx * i * o,
+        work_add(w, dx, MATMULS, 1, 2 * n_dx * i * o,
                  2 * (n_dx * o + i * o + (added ? 2 : 1) * n_dx * i));
-    work_weight(w, dw, n, i, o, wanted);
-    w->model_flop += 4 * n * i * wanted + 2 * n_dx * i * wanted;
-    for (k = 0; k < w->rows; k++) { /* what padding is executed and not needed */
+    work_weight(w, dw, n, i, o, used);
+    w->model_flop += 4 * n * i * used + 2 * n_dx * i * used;
+    for (k = 0; k < w->rows; k++) { /* padding is executed but not needed */
         work_row *r = &w->row[k];
-        if (!strcmp(r->name, fwd) || !strcmp(r->name, dw)) r->flop -= 2 * n * i * (o - wanted);
-        if (!strcmp(r->name, dx)) r->flop -= 2 * n_dx * i * (o - wanted);
+        if (!strcmp(r->name, fwd) || !strcmp(r->name, dw)) r->flop -= 2 * n * i * (o - used);
+        if (!strcmp(r->name, dx)) r->flop -= 2 * n_dx * i * (o - used);
     }
 }
 
@@ -555,7 +566,7 @@ static inline void work_linear(work *w, const char *fwd, const char *dx, const c
     work_linear_padded(w, fwd, dx, dw, n, i, o, n_dx, added, o);
 }
 
-/* Every operand of a pass counts once. Memory is full. One layer: */
+/* One layer. Every operand of a pass counts once; the memory is full. */
 static inline void work_layer(work *w, const config *c, size_t l) {
     double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim,
            f = (double)c->inner, L = (double)c->span, P = (double)c->pers, rows;
@@ -564,20 +575,19 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     int g, groups = groups_of(c, l, window, heads);
     size_t h;
     for (h = 0; h < c->heads; h++) pairs += N * keys_of(c, l, h);
-    work_add(w, "memory: rows move on, all streams' together", PASSES, 3, 0,
+    work_add(w, "memory: rows move, all streams together", PASSES, 3, 0,
              2 * 2 * d * B * (C + M + S));
     work_linear(w, "Wq, Wk, Wv, Wo forward", "Wq, Wk, Wv, Wo backward, dx",
                 "Wq, Wk, Wv, Wo backward, dW", N, d, 3 * d, N, 1);
     for (g = 0; g < groups; g++) {
         work_linear(w, "Wk, Wv of the memory forward", "", "Wk, Wv of the memory backward, dW",
                     B * window[g], d, 2 * D * heads[g], 0, 0);
-        keys += B * window[g] * D * heads[g]; /* numbers of k, and of v */
+        keys += B * window[g] * D * heads[g]; /* elements of k, and of v */
     }
     if (groups > 1)
         work_add(w, "weights, rows by groups of heads", PASSES, 2, 0,
                  2 * d * d * (4 + 2 + 4 + 4 + 4));
-    /* with the weights, or, where it takes more than the group saves, for the gradient
-       alone */
+    /* with the weights, or only for the gradient if it costs more than the group saves */
     for (g = 1; g < groups; g++)
         work_add(w, "weights, rows by groups of heads", PASSES,
                  window[g] * d > (S - window[g]) * 2 * D * heads[g], 0, 4 * B * d * window[g]);
@@ -623,7 +633,7 @@ static inline void work_count(work *w, const config *c) {
 }
 
 
-// >>the other families, likewise: no dropout, memory full
+// >>the other families: no dropout, memory full
 
 enum { OF_XL, OF_COMPRESSIVE, OF_SUPERNET };
 
@@ -647,15 +657,15 @@ static const family families[] = {
 
 enum { FAMILIES = sizeof families / sizeof *families };
 
-/* summed by a separate pass, or by that of what follows */
+/* A bias gradient is summed by a separate pass, or by the pass that follows. */
 enum { BIAS_NONE, BIAS_OWN, BIAS_AFTER };
 
 enum { ACT_NONE, ACT_RELU };
 
 static inline void more_linear_padded(work *w, double n, double i, double o, double n_dx, int bias,
-                                      int act, double wanted) {
-    work_linear_padded(w, "products forward", "products backward, dx", "products backward, dW", n,
-                       i, o, n_dx, 1, wanted);
+                                      int act, double used) {
+    work_linear_padded(w, "matmuls forward", "matmuls backward, dx", "matmuls backward, dW", n,
+                       i, o, n_dx, 1, used);
     if (bias == BIAS_OWN)
         work_add(w, "bias, activation backward", PASSES, 1, 0, 2 * (act ? 3 : 1) * n * o);
     if (bias) work_sums(w, n, o, 1, 64, 1024);
@@ -672,20 +682,20 @@ static inline void more_norm(work *w, double n, double d, int residual) {
     work_sums(w, n, d, 2, 32, 2048);
 }
 
-static inline void more_copy(work *w, double nodes, double numbers) {
-    work_add(w, "memory: copies", PASSES, nodes, 0, 2 * 2 * numbers);
+static inline void more_copy(work *w, double nodes, double elements) {
+    work_add(w, "memory: copies", PASSES, nodes, 0, 2 * 2 * elements);
 }
 
-/* Causal, over C keys before the block; place: with positions (2 units of a product
-   each way), of which Transformer-XL's have biases and a gradient that is no
-   parameter's. Without: not causal, over C keys, of which only k and v get gradients
-   (back 0: none) */
+/* place: causal, over the block and C keys before it, with positions, which take one more
+   matmul; those of Transformer-XL have biases and a gradient that is not a parameter's.
+   Otherwise not causal, over C keys, of which only k and v get gradients (back 0:
+   none). */
 static inline void more_attention(work *w, const family *f, double T, double C, int place,
                                   int back) {
     double B = (double)f->batch, d = (double)f->dim, H = (double)f->heads, D = d / H, N = B * T,
            S = place ? C + T : C;
     double pairs = N * H * (place ? C + (T + 1) / 2 : C),
-           P = place ? S * (f->kind == OF_COMPRESSIVE ? D : d) : 0;
+           channels = f->kind == OF_COMPRESSIVE ? D : d, P = place ? S * channels : 0;
     int xl = place && f->kind != OF_COMPRESSIVE;
     tiles t;
     memset(&t, 0, sizeof t);
@@ -724,7 +734,7 @@ static inline void more_gru(work *w, double n, double d) {
     work_add(w, "gates", PASSES, 2, 0, 2 * (8 + 15) * n * d);
 }
 
-/* attention of Transformer-XL; late: the sum that follows has Wo's bias */
+/* Attention of Transformer-XL. The sum that follows adds the bias of Wo. */
 static inline void more_xl_attention(work *w, const family *f) {
     double B = (double)f->batch, T = (double)f->block, C = (double)f->memory, d = (double)f->dim,
            N = B * T;
@@ -756,7 +766,7 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         break;
     default:
         more_norm(w, N, d, 0);
-        /* both memories side by side */
+        /* both memories in one array */
         if (remembers) more_copy(w, 1, B * d * (M + Z));
         more_linear(w, N, d, 3 * d, N, BIAS_NONE, ACT_NONE);
         if (remembers) more_linear(w, B * (M + Z), d, 2 * d, 0, BIAS_NONE, ACT_NONE);
@@ -765,19 +775,18 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         more_gru(w, N, d);
         more_norm(w, N, d, 0);
         more_linear(w, N, d, 2 * F, N, BIAS_AFTER, ACT_NONE);
-        work_add(w, "gelu, product of halves forward", PASSES, 1, 0, 2 * (2 + 1) * N * F);
-        work_add(w, "gelu, product of halves backward", PASSES, 1, 0, 2 * (1 + 2 + 2) * N * F);
+        work_add(w, "gelu, multiplied halves forward", PASSES, 1, 0, 2 * (2 + 1) * N * F);
+        work_add(w, "gelu, multiplied halves backward", PASSES, 1, 0, 2 * (1 + 2 + 2) * N * F);
         more_linear(w, N, F, d, N, BIAS_OWN, ACT_NONE);
         more_gru(w, N, d);
         if (!remembers) break;
-        /* what falls out is compressed, 4 rows to one, and looked at like the rows
-           that it stands for */
-        /* rows of groups side by side; both memories move on */
+        /* evicted rows are compressed, 4 to one, and attended to like the originals: rows
+           of a group in one array; both memories move */
         more_copy(w, 3, B * d * (T + T + Z));
         more_linear(w, N / 4, 4 * d, d, 0, BIAS_OWN, ACT_NONE);
-        /* by constant weights */
-        work_add(w, "products forward", PRODUCTS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));
-        work_add(w, "products backward, dx", PRODUCTS, 1, N * d * d,
+        /* with constant weights */
+        work_add(w, "matmuls forward", MATMULS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));
+        work_add(w, "matmuls backward, dx", MATMULS, 1, N * d * d,
                  2 * (N / 4 * 3 * d + 2 * d * d));
         w->model_flop += 2 * N * d * d;
         more_attention(w, f, T, T / 4, 0, 1);
@@ -815,19 +824,26 @@ static inline void family_count(work *w, const family *f) {
     work_add(w, "norms, update, gradients to 0", UPDATE, 3, 0, 30 * family_parameters(f));
 }
 
-/* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms, 3 run, 4 nodes, 5 plan with
-   its nodes */
+/* What work_sum adds up; WORK_PLAN: with its nodes */
+enum { WORK_FLOP, WORK_BYTES, WORK_MS, WORK_RUN, WORK_NODES, WORK_PLAN };
+
+static inline double work_value(const work_row *r, int what) {
+    switch (what) {
+    case WORK_FLOP: return r->flop;
+    case WORK_BYTES: return r->bytes;
+    case WORK_MS: return r->ms;
+    case WORK_RUN: return r->run;
+    case WORK_NODES: return r->calls;
+    default: return r->plan + 1e-3 * PLAN_NODE * r->calls;
+    }
+}
+
+/* group < 0: all */
 static inline double work_sum(const work *w, int group, int what) {
     double sum = 0;
     int i;
     for (i = 0; i < w->rows; i++)
-        if (group < 0 || w->row[i].group == group)
-            sum += what == 0   ? w->row[i].flop
-                   : what == 1 ? w->row[i].bytes
-                   : what == 2 ? w->row[i].ms
-                   : what == 3 ? w->row[i].run
-                   : what == 4 ? w->row[i].calls
-                               : w->row[i].plan + 1e-3 * PLAN_NODE * w->row[i].calls;
+        if (group < 0 || w->row[i].group == group) sum += work_value(&w->row[i], what);
     return sum;
 }
 #endif

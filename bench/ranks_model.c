@@ -1,13 +1,13 @@
 /* ranks_model.c - counts what data parallel training of two presets (enwik8: 12 layers of
    512, enwik8_large: 24 of 768) exchanges, how long that takes on machines with several
-   GPUs, and how much of it backward hides, bucket by bucket. Formulas and assumptions,
-   printed with the tables; nothing is run on a GPU and nothing is measured.
+   GPUs, and how much of it backward hides, bucket by bucket. It prints its assumptions
+   with the tables. Nothing is run on a GPU or measured.
 
-       cc -O2 bench/ranks_model.c -o build/ranks_model -lm && build/ranks_model [--trainer
-       build/train_attn_span]
+       cc -O2 bench/ranks_model.c -o build/ranks_model -lm
+       build/ranks_model [--trainer build/train_attn_span]
 
-   --trainer: compares the parameters counted here with those that the trainer's
-   --dry-run counts; exit code 1 where they differ. */
+   --trainer: compares the numbers of parameters with those of the trainer's --dry-run;
+   exit code 1 if they differ. */
 #define _DEFAULT_SOURCE
 #include "report.h"
 #include "cuda_model.h"
@@ -15,27 +15,27 @@
 
 // >>assumptions
 
-static const double NVLINK =
-    0.8 * 450e9; /* bytes/s each way that a ring gets of 900 GB/s both ways together */
-static const double NET_USABLE = 0.9; /* of a network's nominal rate */
-/* seconds: a step of a ring or tree; a call whatever its size */
+/* bytes/s each way of a ring, of 900 GB/s both ways together */
+static const double NVLINK = 0.8 * 450e9;
+static const double NET_USABLE = 0.9; /* of the nominal rate of a network */
+/* seconds: a step of a ring or tree; a call of any size */
 static const double HOP_INSIDE = 2e-6, HOP_NET = 6e-6, CALL = 10e-6;
 
-/* in a machine; numbers of a bucket (stx_group_desc); streams of the budgets */
+/* per machine; elements per bucket (stx_group_desc); streams of the GPU budgets */
 enum { GPUS = 8, BUCKET = 1 << 20, WHOLE = 64 };
 
+/* planned: milliseconds of a step of 64 streams on one H200, bf16, learned spans,
+   attention by mma.sync */
 typedef struct model {
     const char *config, *preset;
     double planned;
 } model;
 
-/* planned: milliseconds of a step of 64 streams on one H200, bf16, learned spans,
-   attention by mma.sync */
 static const model models[] = {{"12x512", "enwik8", 31}, {"24x768", "enwik8_large", 129}};
 
 enum { MODELS = sizeof models / sizeof *models };
 
-/* of each network adapter; adapters of a machine */
+/* nics: network adapters per machine, of gbit each */
 typedef struct net {
     const char *name;
     double gbit;
@@ -43,18 +43,18 @@ typedef struct net {
 } net;
 
 static const net nets[] = {{"NVLink", 0, 0},
-                           {"200 Gb/s a machine", 200, 1},
-                           {"400 Gb/s a machine", 400, 1},
-                           {"200 Gb/s a GPU", 200, GPUS},
-                           {"400 Gb/s a GPU", 400, GPUS}};
+                           {"200 Gb/s per machine", 200, 1},
+                           {"400 Gb/s per machine", 400, 1},
+                           {"200 Gb/s per GPU", 200, GPUS},
+                           {"400 Gb/s per GPU", 400, GPUS}};
 
 enum { NETS = sizeof nets / sizeof *nets };
 
 
 // >>compute
 
-/* A step of `streams` streams on one GPU, seconds; of each layer the halves in
-   backward's order: feed-forward, then attention. */
+/* Seconds of a step of `streams` streams on one GPU; half: of each layer, in the order of
+   backward: feed-forward, then attention */
 typedef struct phases {
     double forward, head, half[64][2], embedding, update, backward, all;
     size_t layers;
@@ -81,11 +81,10 @@ static double roofline(const model *m, double streams) {
     config c = with_streams(m, streams);
     work w;
     work_count(&w, &c);
-    return work_sum(&w, -1, 2) * 1e-3;
+    return work_sum(&w, -1, WORK_MS) * 1e-3;
 }
 
-/* Nodes of a step's CUDA graph, as cuda_model.h counts them; PLAN_NODE microseconds
-   each */
+/* Nodes of a step's CUDA graph (cuda_model.h); each takes PLAN_NODE microseconds. */
 static double nodes(const config *c) {
     double n = 0;
     work w;
@@ -97,8 +96,8 @@ static double nodes(const config *c) {
 
 static phases step_of(const model *m, double streams) {
     config c = with_streams(m, streams);
-    /* the plan / roofline */
     double launch = 1e-6 * PLAN_NODE * nodes(&c),
+           /* planned time / roofline */
            slow = (m->planned * 1e-3 - launch) / roofline(m, WHOLE);
     phases p;
     work w;
@@ -141,8 +140,8 @@ static phases step_of(const model *m, double streams) {
 
 // >>buckets
 
-/* Parameters in the order of stx_span_params, and when backward has made the gradient
-   of each (seconds after it began) */
+/* Parameters in the order of stx_span_params, and when backward has completed the
+   gradient of each, in seconds after its start */
 typedef struct gradients {
     double size[64 * 11 + 4], ready[64 * 11 + 4], all;
     int n;
@@ -162,7 +161,7 @@ static void list_gradients(gradients *g, const config *c, const phases *p) {
     g->all = 0;
     for (l = c->layers; l-- > 0;)
         for (i = 0; i < 2; i++) at[l][i] = t += p->half[l][i];
-    /* key_pe, which all layers use */
+    /* key_pe, used by all layers */
     add_gradient(g, d / (double)c->heads * (double)c->span, t);
     add_gradient(g, VOCAB * d, t + p->embedding);
     add_gradient(g, VOCAB * d + VOCAB, p->head);
@@ -178,14 +177,14 @@ static void list_gradients(gradients *g, const config *c, const phases *p) {
 
 // >>exchange
 
-/* Bytes a second that leave a machine, and arrive there */
+/* Bytes per second that leave a machine, and that arrive there */
 static double rate_of(const net *w) {
     return w->nics * w->gbit / 8 * 1e9 * NET_USABLE;
 }
 
-/* Seconds until n elements are the sum of all: a ring over all GPUs; by machines
-   (halves inside by NVLink, the sums of 1/GPUs each between machines by a ring or a
-   tree); `how` says which was the shortest. */
+/* Seconds of an all-reduce of n elements: a ring over all GPUs, or by machines (halves
+   inside by NVLink, sums of 1/GPUs each between machines by a ring or a tree). `how`
+   names the fastest. */
 static double all_reduce(double n, int gpus, const net *w, const char **how) {
     double bytes = 4 * n, N = gpus, machines = N / GPUS, inside, ring, by_ring, by_tree, best,
            lan = rate_of(w);
@@ -214,8 +213,8 @@ typedef struct exchange {
     double wire, exposed;
 } exchange;
 
-/* Buckets go one after the other, from the end of the list, each when all its
-   gradients are made. exposed: what is left when backward is done */
+/* Buckets are sent one after the other, from the end of the list, each when all its
+   gradients are complete. exposed: the rest when backward ends */
 static exchange overlap(const gradients *g, const phases *p, int gpus, const net *w,
                         double bucket) {
     exchange e = {0, 0};
@@ -241,54 +240,40 @@ static void say_assumptions(void) {
     int i;
     for (i = 0; i < MODELS; i++) c[i] = with_streams(models + i, WHOLE);
     say("## Assumptions\n\n");
-    say("- A step's time on one H200 is the plan in the GPU side's budgets for 64 streams of 512 "
-        "tokens in bfloat16, learned "
-        "spans, attention\n"
-        "  by mma.sync, as it is built: %.0f ms of 12x512, %.0f ms of 24x768. That plan has not "
-        "been measured either. Of fewer "
-        "streams: %.1f us\n"
-        "  for each node of the step's CUDA graph (`bench/cuda_model.h` counts %.0f and %.0f with "
-        "64 streams), and the rest as the "
-        "roofline there\n"
-        "  falls. Products that do not fill the GPU any more are slower than that; see \"How many "
-        "streams a GPU wants\".\n",
+    say("- The time of a step on one H200 is the plan for 64 streams of 512 tokens in bfloat16, "
+        "learned spans, attention\n  by mma.sync: %.0f ms of 12x512, %.0f ms of 24x768. That plan "
+        "was not measured either. With fewer streams:\n  %.1f us per node of the step's CUDA "
+        "graph (%.0f and %.0f nodes with 64 streams, `bench/cuda_model.h`), and the rest\n  in "
+        "proportion to its roofline. Matmuls that no longer fill the GPU are slower; see \"Streams "
+        "per GPU\".\n",
         models[0].planned, models[1].planned, PLAN_NODE, nodes(&c[0]), nodes(&c[1]));
-    say("- Forward, backward and update share that time as their rooflines do. Gradients are "
-        "floats, in buckets of 1 Mi numbers "
-        "(4 Mi where it\n"
-        "  says so), from the end of the parameter list. A bucket goes when backward has made all "
-        "of it and the one before has "
-        "arrived. What\n"
-        "  has not arrived when backward ends is exposed: the update waits for it.\n");
-    say("- NVLink: 900 GB/s a GPU both ways together, 450 each way, of which an exchange gets "
-        "%.0f. Network: %.0f %% of its "
-        "nominal rate; \"a\n"
-        "  machine\" is one adapter for 8 GPUs, \"a GPU\" one for each. A step of a ring or tree "
-        "takes %.0f us inside a machine and "
-        "%.0f between\n"
-        "  two, a call %.0f us whatever its size. These five numbers are assumed.\n",
+    say("- Forward, backward and update share that time in proportion to their rooflines. "
+        "Gradients are floats, in buckets\n  of 1 Mi elements (4 Mi where stated), from the end "
+        "of the parameter list. A bucket is sent when backward has\n  completed it and the "
+        "previous one has arrived. What has not arrived when backward ends is exposed: the\n"
+        "  update waits for it.\n");
+    say("- NVLink: 900 GB/s per GPU both ways together, 450 each way, of which an exchange uses "
+        "%.0f. Network: %.0f %% of its\n  nominal rate; \"per machine\" is one adapter for 8 "
+        "GPUs, \"per GPU\" one for each. A step of a ring or tree takes\n  %.0f us inside a "
+        "machine and %.0f between two, a call of any size %.0f us. These five values are "
+        "assumed.\n",
         NVLINK * 1e-9, NET_USABLE * 100, HOP_INSIDE * 1e6, HOP_NET * 1e6, CALL * 1e6);
     say("- An all-reduce of n bytes over N GPUs: a ring, 2 (N-1)/N n / rate + 2 (N-1) steps; or "
-        "by machines: sums of 1/8 each "
-        "inside, and back\n"
-        "  (2 x 7/8 n / NVLink + 14 steps), and between M machines a ring (2 (M-1)/M n / rate + 2 "
-        "(M-1) steps) or a tree (2 n / "
-        "rate + 2 log2 M\n"
-        "  steps). The shortest counts, as NCCL chooses. The parts follow one another; NCCL "
-        "overlaps those of large buckets.\n");
+        "by machines: sums of 1/8\n  each inside, and back (2 x 7/8 n / NVLink + 14 steps), and "
+        "between M machines a ring (2 (M-1)/M n / rate +\n  2 (M-1) steps) or a tree (2 n / rate "
+        "+ 2 log2 M steps). The fastest counts, as NCCL chooses. The parts follow one\n  another; "
+        "NCCL overlaps those of large buckets.\n");
     say("- Not counted: multiprocessors and memory bandwidth that NCCL takes from backward, "
-        "waiting for the slowest rank, other "
-        "traffic on the\n"
-        "  network, reading text, evaluation, checkpoints.\n\n");
+        "waiting for the slowest rank,\n  other traffic on the network, reading text, evaluation, "
+        "checkpoints.\n\n");
 }
 
 static void table_models(void) {
     static const double share[] = {64, 8, 1};
     int i, k;
     say("## What a step does and exchanges\n\n");
-    header(
-        "model|preset|parameters|gradient MB|buckets|streams a GPU|forward ms|backward ms|update "
-        "ms|together");
+    header("model|preset|parameters|gradient MB|buckets|streams per GPU|forward ms|backward ms|"
+           "update ms|together");
     for (i = 0; i < MODELS; i++)
         for (k = 0; k < 3; k++) {
             config c = with_streams(&models[i], share[k]);
@@ -311,20 +296,20 @@ static void table_models(void) {
 }
 
 static void table_speed(const model *m) {
-    static const struct { int gpus, first, last; } kind[] = {{8, 0, 0}, {64, 1, 4}, {1024, 1, 4}};
+    static const struct {
+        int gpus, first, last; /* networks */
+    } kind[] = {{8, 0, 0}, {64, 1, 4}, {1024, 1, 4}};
 
     static const double share[] = {1, 8, 64}, bucket[] = {BUCKET, 4.0 * BUCKET};
     const double alone = WHOLE / step_of(m, WHOLE).all;
     int i, k, s, b;
-    say("## %s\n\nSpeed: tokens a second, if one GPU with 64 streams has 1. Hidden: what backward "
-        "hides of the exchange. "
-        "Efficiency: of the same\n"
-        "step without an exchange. The last three: with buckets of 4 Mi numbers.\n\n",
+    say("## %s\n\n"
+        "Speed: tokens per second, relative to one GPU with 64 streams. Hidden: the part of the "
+        "exchange that backward hides.\nEfficiency: relative to the same step without an exchange. "
+        "The last three: with buckets of 4 Mi elements.\n\n",
         m->config);
-    header(
-        "GPUs|network|streams a GPU|whole batch|step alone ms|exchange ms|hidden|exposed "
-        "ms|efficiency|speed|exposed ms|"
-        "efficiency|speed");
+    header("GPUs|network|streams per GPU|whole batch|step alone ms|exchange ms|hidden|exposed ms|"
+           "efficiency|speed|exposed ms|efficiency|speed");
     for (i = 0; i < 3; i++)
         for (k = kind[i].first; k <= kind[i].last; k++)
             for (s = 0; s < 3; s++) {
@@ -356,13 +341,14 @@ static void table_speed(const model *m) {
 static void table_buckets(void) {
     static const double bucket[] = {1, 4, 16};
 
-    static const struct { int gpus, net; } at[] = {{8, 0}, {64, 4}, {1024, 4}};
+    static const struct {
+        int gpus, net;
+    } at[] = {{8, 0}, {64, 4}, {1024, 4}};
 
     int i, k, b;
     say("## Size of the buckets\n\n"
-        "8 streams a GPU; 64 and 1024 GPUs with 400 Gb/s each. Exchange and what of it is exposed, "
-        "ms, for buckets of 1, 4 and 16 Mi\n"
-        "numbers (`stx_group_desc.bucket`).\n\n");
+        "8 streams per GPU; 64 and 1024 GPUs with 400 Gb/s each. Exchange and its exposed part, "
+        "ms, for buckets of 1, 4 and\n16 Mi elements (`stx_group_desc.bucket`).\n\n");
     header("model|GPUs|1 Mi: exchange|exposed|4 Mi: exchange|exposed|16 Mi: exchange|exposed");
     for (i = 0; i < MODELS; i++)
         for (k = 0; k < 3; k++) {
@@ -387,8 +373,8 @@ static void table_latency(void) {
     static const double mi[] = {1, 16};
     int k, b;
     say("## One all-reduce: ring and tree\n\n"
-        "400 Gb/s a GPU. Waiting: the steps of it that take as long for one number. ms.\n\n");
-    header("GPUs|Mi numbers|bytes alone|ring over all|waiting|shortest|waiting|which");
+        "400 Gb/s per GPU. Latency: the steps of it that take as long for one element. ms.\n\n");
+    header("GPUs|Mi elements|only bytes|ring over all|latency|fastest|latency|which");
     for (k = 0; k < 2; k++)
         for (b = 0; b < 2; b++) {
             const net *w = &nets[4];
@@ -415,18 +401,15 @@ static void table_share(void) {
 
     static const double share[] = {1, 2, 4, 8, 16, 64};
     int i, k;
-    say("## How many streams a GPU wants\n\n"
-        "Tiles of 128 x 128 of a layer's smallest products (queries: rows of the block by "
-        "d). An H200 has %d multiprocessors; with fewer tiles\n"
-        "some have nothing to do. Step: by the assumptions above, which leave that out. Time a "
-        "stream: 64 streams have 1. A "
-        "stream's text: of\n"
-        "enwik8's 90 million tokens of training; a memory of 8192 tokens fills in 16 blocks.\n\n",
+    say("## Streams per GPU\n\n"
+        "Tiles of 128 x 128 of the smallest matmuls of a layer (queries: rows of the block by d). "
+        "An H200 has %d\nmultiprocessors; with fewer tiles some are idle. Step: by the "
+        "assumptions above, which ignore that. Time per\nstream: relative to 64 streams. Text per "
+        "stream: of the 90 million training tokens of enwik8; a memory of 8192\ntokens fills in "
+        "16 blocks.\n\n",
         SMS);
-    header(
-        "model|streams a GPU|rows|tiles|fill the GPU|step ms|time a stream|1024 GPUs: whole "
-        "batch|tokens a step M|"
-        "blocks of a stream's text");
+    header("model|streams per GPU|rows|tiles|fill the GPU|step ms|time per stream|"
+           "1024 GPUs: whole batch|M tokens per step|blocks of text per stream");
     for (i = 0; i < MODELS; i++)
         for (k = 0; k < 6; k++) {
             config c = with_streams(&models[i], share[k]);
@@ -456,20 +439,16 @@ static void table_memory(void) {
 
     static const double ranks[] = {1, 8, 64, 1024};
     int i, k;
-    say("## Memory, and --shard\n\nGB a GPU in bfloat16: parameters 4 bytes and their "
-        "bfloat16 copies 2, gradients 4, two states (Adam; Adagrad has one) 8. Sharded:\n"
-        "a rank keeps the states of 1/N of the parameters, updates these, and sends them to the "
-        "others; the bytes exchanged are "
-        "the same, half\n"
-        "an all-reduce for gradients and half, which backward does not hide, for parameters. "
-        "Update: 30 bytes a parameter at 80 "
-        "%% of %.1f TB/s. Activations "
-        "and memories of\n"
-        "streams come on top.\n\n",
+    say("## Memory, and --shard\n\n"
+        "GB per GPU in bfloat16: parameters 4 bytes and their bfloat16 copies 2, gradients 4, two "
+        "states (Adam; Adagrad has\none) 8. Sharded: a rank keeps the states of 1/N of the "
+        "parameters, updates these, and sends them to the others. The\nbytes exchanged are the "
+        "same: half an all-reduce for gradients and half, which backward does not hide, for\n"
+        "parameters. Update: 30 bytes per parameter at 80 %% of %.1f TB/s. Activations and "
+        "memories of streams are not\nincluded.\n\n",
         ROOF_BYTES * 1e-12);
-    header(
-        "model|parameters M|GPUs|parameters|gradients|states|together|states "
-        "sharded|together|update ms|sharded");
+    header("model|parameters M|GPUs|parameters|gradients|states|together|states sharded|together|"
+           "update ms|sharded");
     for (i = 0; i < 2; i++)
         for (k = 0; k < 4; k++) {
             double p = of[i].p * 1e-9, N = ranks[k],
@@ -490,7 +469,7 @@ static void table_memory(void) {
     print_table();
 }
 
-/* Does the trainer count as many parameters? */
+/* Does the trainer count the same numbers of parameters? */
 static int compare(const char *trainer) {
     int i, ok = 1;
     for (i = 0; i < MODELS; i++) {
@@ -512,15 +491,16 @@ static int compare(const char *trainer) {
 }
 
 int main(int argc, char **argv) {
-    int i;
-    for (i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--trainer") && i + 1 < argc) {
-            if (!compare(argv[++i])) return 1;
-        } else {
-            fprintf(stderr, "ranks_model [--trainer build/train_attn_span]\n");
-            return 2;
-        }
+    const char *trainer = NULL;
+    const option options[] = {OPTION_TEXT("--trainer", &trainer), OPTION_END};
+    int i, taken;
+    program = "ranks_model";
+    for (i = 1; i < argc; i += taken) {
+        taken = option_take(options, argc, argv, i);
+        if (!taken)
+            return option_unknown(argv[i], "ranks_model [--trainer build/train_attn_span]\n");
     }
+    if (trainer && !compare(trainer)) return 1;
     say_assumptions();
     table_models();
     for (i = 0; i < MODELS; i++) table_speed(&models[i]);
