@@ -1,7 +1,7 @@
 /* weights.c - bf16 and int8 weights in generation (sh bench/weights.sh builds and runs
-   it): products of one row beside plain reading and copying of memory, then tokens of
-   models larger than the caches, and of ones so narrow that their arithmetic is
-   nothing. All contenders take turns; medians. */
+   it): matmuls of one row compared with the bandwidth of reading and copying memory, then
+   tokens of models larger than the caches, and of models so narrow that their arithmetic
+   is negligible. All contenders are interleaved; values are medians. */
 #define SEQTX_IMPLEMENTATION
 #define SEQTX_ATTN_SPAN_IMPLEMENTATION
 #define SEQTX_SRU_IMPLEMENTATION
@@ -15,31 +15,19 @@
 #include "../seqtx_sru.h"
 #include "../seqtx_compressive.h"
 #include "../seqtx_par.h"
-#include "report.h"
+#include "cpu.h"
 
 enum { KINDS = 3, BLOCK = 1 << 16, PROMPT = 64 };
 
+enum { KIND_F32, KIND_BF16, KIND_INT8 };
+
 static const char *const kind_name[KINDS] = {"f32", "bf16", "int8"};
 
+static const int kind_weights[KINDS] = {0, STX_WEIGHTS_BF16, STX_WEIGHTS_INT8};
+
 static struct {
-    int threads, rounds, tokens;
-    size_t megabytes, dim;
-} opt = {0, 9, 16, 400, 1024};
-
-static void check(const stx_ctx *x) {
-    if (!stx_ok(x)) die(stx_error(x));
-}
-
-static stx_ctx *context(void) {
-    stx_desc d;
-    stx_ctx *x;
-    memset(&d, 0, sizeof d);
-    d.threads = opt.threads;
-    d.seed = 1;
-    x = stx_create(&d);
-    check(x);
-    return x;
-}
+    int tokens, megabytes, dim;
+} size = {16, 400, 1024};
 
 typedef struct {
     char *to, *from;
@@ -54,7 +42,7 @@ static memory memory_create(size_t bytes) {
     m.to = (char *)malloc(m.blocks * BLOCK);
     m.sums = (double *)malloc(m.blocks * sizeof *m.sums);
     if (!m.from || !m.to || !m.sums) die("not enough memory");
-    /* not 0: such memory may be one page, many times */
+    /* not 0: the pages of such memory may all be the same one */
     memset(m.from, 1, m.blocks * BLOCK);
     memset(m.to, 1, m.blocks * BLOCK);
     return m;
@@ -85,8 +73,7 @@ static void copy_part(const stx_share *s, const void *job) {
     for (i = s->begin; i < s->end; i++) memcpy(m->to + i * BLOCK, m->from + i * BLOCK, BLOCK);
 }
 
-/* GB/s. The second pass is timed: threads are awake then, as they are while a model
-   generates */
+/* GB/s. The second pass is timed, when threads are awake, as while a model generates. */
 static double reading(stx_ctx *x, const memory *m) {
     double at = 0;
     int pass;
@@ -97,91 +84,132 @@ static double reading(stx_ctx *x, const memory *m) {
     return (double)(m->blocks * BLOCK) / (seconds() - at) * 1e-9;
 }
 
-/* Matrices of dim x dim, as many as make so many MB in float: one row times each */
-static void products(void) {
-    enum { MOST = 1024 };
+static double copying(stx_ctx *x, const memory *m) {
+    double at = 0;
+    int pass;
+    for (pass = 0; pass < 2; pass++) {
+        at = seconds();
+        stx_parallel(x, m->blocks, m->blocks * BLOCK, copy_part, m);
+    }
+    return 2 * (double)(m->blocks * BLOCK) / (seconds() - at) * 1e-9;
+}
 
-    static stx_tensor *W[KINDS][MOST];
-    static samples copies, reads, times[KINDS][2];
+/* Packs parameters; returns the bytes that a token reads. */
+static double pack(stx_params *p, int kind, double floats) {
+    if (kind == KIND_F32) return floats * sizeof(stx_real);
+    return (double)stx_params_pack(p, kind_weights[kind]);
+}
+
+
+// >>matmuls of one row
+
+/* n matrices of d x d, --mb megabytes in float, each multiplied with one row */
+enum { MOST = 1024 };
+
+typedef struct {
     stx_ctx *x[KINDS];
-    size_t d = opt.dim, n = opt.megabytes * 1000000 / (4 * d * d), bytes, i, packed[KINDS] = {0};
+    stx_tensor *W[KINDS][MOST];
+    double packed[KINDS];
+    size_t d, n;
     stx_real *in, *out;
     memory m;
-    int k, tb, r;
-    if (n < 1) n = 1;
-    if (n > MOST) n = MOST;
-    m = memory_create(n * d * d * sizeof(float));
-    bytes = m.blocks * BLOCK;
-    in = (stx_real *)malloc(d * sizeof *in);
-    out = (stx_real *)malloc(d * sizeof *out);
-    if (!in || !out) die("not enough memory");
-    for (i = 0; i < d; i++) in[i] = (stx_real)sin((double)i);
+    samples copies, reads, times[KINDS][2];
+} rows_bench;
+
+static void rows_begin(rows_bench *b) {
+    size_t i, d = (size_t)size.dim;
+    int k;
+    b->d = d;
+    b->n = (size_t)size.megabytes * 1000000 / (4 * d * d);
+    if (b->n < 1) b->n = 1;
+    if (b->n > MOST) b->n = MOST;
+    b->m = memory_create(b->n * d * d * sizeof(float));
+    b->in = (stx_real *)malloc(d * sizeof *b->in);
+    b->out = (stx_real *)malloc(d * sizeof *b->out);
+    if (!b->in || !b->out) die("not enough memory");
+    for (i = 0; i < d; i++) b->in[i] = (stx_real)sin((double)i);
     for (k = 0; k < KINDS; k++) {
         stx_params *p;
         progress("matrices ..");
-        x[k] = context();
-        p = stx_params_create(x[k]);
-        for (i = 0; i < n; i++) {
+        b->x[k] = context(F32, opt.threads);
+        p = stx_params_create(b->x[k]);
+        for (i = 0; i < b->n; i++) {
             char name[16];
             snprintf(name, sizeof name, "w%d", (int)i);
-            W[k][i] = stx_param(p, STX_UNIFORM, 0.02, name, d, d, 0, 0);
+            b->W[k][i] = stx_param(p, STX_UNIFORM, 0.02, name, d, d, 0, 0);
         }
-        check(x[k]);
-        packed[k] = k ? stx_params_pack(p, k == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8)
-                      : n * d * d * sizeof(stx_real);
-        check(x[k]);
+        check(b->x[k]);
+        b->packed[k] = pack(p, k, (double)(b->n * d * d));
+        check(b->x[k]);
     }
-    for (r = -1; r < opt.rounds; r++) {
-        double at = 0;
-        int pass;
-        progress("products ..");
-        for (pass = 0; pass < 2; pass++) { /* the second one is timed, as in reading() */
-            at = seconds();
-            stx_parallel(x[0], m.blocks, bytes, copy_part, &m);
+}
+
+/* Seconds of all matmuls; the second pass is timed, as in reading(). */
+static double rows_time(const rows_bench *b, int kind, int tb) {
+    double at = 0;
+    size_t i;
+    int pass;
+    for (pass = 0; pass < 2; pass++) {
+        at = seconds();
+        for (i = 0; i < b->n; i++) {
+            stx_gemm_args g = stx_gemm_init(0, tb, 1, b->d, b->d, b->in, b->W[kind][i]->data,
+                                            b->out);
+            stx_gemm(b->x[kind], &g);
         }
-        if (r >= 0) sample(&copies, 2 * (double)bytes / (seconds() - at) * 1e-9);
-        at = reading(x[0], &m);
-        if (r >= 0) sample(&reads, at);
-        for (k = 0; k < KINDS; k++)
-            for (tb = 0; tb < 2; tb++) {
-                for (pass = 0; pass < 2; pass++) {
-                    at = seconds();
-                    for (i = 0; i < n; i++) {
-                        stx_gemm_args g = stx_gemm_init(0, tb, 1, d, d, in, W[k][i]->data, out);
-                        stx_gemm(x[k], &g);
-                    }
-                }
-                if (r >= 0) sample(&times[k][tb], seconds() - at);
-            }
     }
-    say("## Products of one row\n\n"
-        "%d matrices of %d x %d, %.0f MB in float, one after the other; %d threads, median of %d "
-        "rounds in "
-        "turns. "
-        "Copying (read + written) %.1f GB/s,\n%.1f to %.1f; reading %.1f, %.1f to %.1f.\n\n",
-        (int)n, (int)d, (int)d, (double)bytes * 1e-6, stx_threads(x[0]), opt.rounds,
-        median(&copies), quantile(&copies, 0), quantile(&copies, 1), median(&reads),
-        quantile(&reads, 0), quantile(&reads, 1));
-    header("weights|product|ms|range|GB/s|of copying|of reading|f32's time");
+    return seconds() - at;
+}
+
+static void rows_table(const rows_bench *b) {
+    int k, tb;
+    header("weights|matmul|ms|range|GB/s|of copying|of reading|f32's time");
     for (k = 0; k < KINDS; k++)
         for (tb = 1; tb >= 0; tb--) {
-            double t = median(&times[k][tb]), rate = (double)packed[k] / t * 1e-9;
+            double t = median(&b->times[k][tb]), rate = b->packed[k] / t * 1e-9;
             row_begin();
             cell(0, "%s", kind_name[k]);
             cell(1, "x W%s", tb ? "^T" : "");
-            cell(2, "%.2f", t * 1e3);
-            cell(3, "%.2f - %.2f", quantile(&times[k][tb], 0) * 1e3,
-                 quantile(&times[k][tb], 1) * 1e3);
+            cell_spread(2, &b->times[k][tb], 2, 1e3);
             cell(4, "%.1f", rate);
-            cell(5, "%.2f", rate / median(&copies));
-            cell(6, "%.2f", rate / median(&reads));
-            cell(7, "%.2f", t / median(&times[0][tb]));
+            cell(5, "%.2f", rate / median(&b->copies));
+            cell(6, "%.2f", rate / median(&b->reads));
+            cell(7, "%.2f", t / median(&b->times[KIND_F32][tb]));
         }
     print_table();
-    for (k = 0; k < KINDS; k++) stx_destroy(x[k]);
-    memory_free(&m);
-    free(in);
-    free(out);
+}
+
+static void bench_rows(void) {
+    static rows_bench bench;
+    rows_bench *b = &bench;
+    int k, tb, r;
+    rows_begin(b);
+    for (r = -1; r < opt.rounds; r++) {
+        double copy, read;
+        progress("matmuls ..");
+        copy = copying(b->x[0], &b->m);
+        read = reading(b->x[0], &b->m);
+        if (r >= 0) {
+            sample(&b->copies, copy);
+            sample(&b->reads, read);
+        }
+        for (k = 0; k < KINDS; k++)
+            for (tb = 0; tb < 2; tb++) {
+                double t = rows_time(b, k, tb);
+                if (r >= 0) sample(&b->times[k][tb], t);
+            }
+    }
+    say("## Matmuls of one row\n\n"
+        "%d matrices of %d x %d, %.0f MB in float, one after the other; %d threads, median of %d "
+        "interleaved rounds.\nCopying (read + written) %.1f GB/s, %.1f to %.1f; reading %.1f, %.1f "
+        "to %.1f.\n\n",
+        (int)b->n, size.dim, size.dim, (double)(b->m.blocks * BLOCK) * 1e-6, stx_threads(b->x[0]),
+        opt.rounds, median(&b->copies), quantile(&b->copies, 0), quantile(&b->copies, 1),
+        median(&b->reads), quantile(&b->reads, 0), quantile(&b->reads, 1));
+    rows_table(b);
+    for (k = 0; k < KINDS; k++) stx_destroy(b->x[k]);
+    memory_free(&b->m);
+    free(b->in);
+    free(b->out);
 }
 
 
@@ -232,7 +260,7 @@ static stx_lm make_par(stx_ctx *x) {
     return stx_par_as_lm(stx_par_create(x, &d));
 }
 
-/* The same layers so narrow that a token is what calling them costs */
+/* The same layers, so narrow that a token costs only the calls */
 enum { NARROW = 16, NARROW_VOCAB = 16, NARROW_WINDOW = 32 };
 
 static stx_lm narrow_span(stx_ctx *x) {
@@ -280,17 +308,17 @@ static stx_lm narrow_par(stx_ctx *x) {
     return stx_par_as_lm(stx_par_create(x, &d));
 }
 
-/* window: for gen_create */
 typedef struct {
     const char *name;
     stx_lm (*make)(stx_ctx *x);
-    size_t window;
+    size_t window; /* for gen_create */
 } model;
 
 static const model narrow[] = {{"Sequential Transformer, 8 layers", narrow_span, 0},
                                {"SRU++, 10 layers", narrow_sru, NARROW_WINDOW},
                                {"Compressive Transformer, 8 layers", narrow_comp, 0},
                                {"Transformer-XL, (sf)8", narrow_par, 0}};
+
 static const model models[] = {{"Sequential Transformer, 8 layers, d 1024", make_span, 0},
                                {"SRU++, enwik8-base", make_sru, 0},
                                {"Compressive Transformer, 8 layers, d 1024", make_comp, 0},
@@ -298,149 +326,145 @@ static const model models[] = {{"Sequential Transformer, 8 layers, d 1024", make
 
 enum { MODELS = sizeof models / sizeof *models, NARROWS = sizeof narrow / sizeof *narrow };
 
-static void tokens(void) {
-    int i, k, r, n;
-    stx_ctx *reader = context();
-    memory m = memory_create(opt.megabytes * 1000000);
-    say("## Tokens\n\nOne stream, one token at a time, after %d of prompt; new models over bytes, "
-        "%d tokens a round, median of %d rounds "
-        "interleaved. GB/s: packed matrices,\n"
-        "or in f32 all parameters, times tokens a second (cached keys and values are read "
-        "besides); of "
-        "what plain reading reached in the same rounds.\n\n",
-        PROMPT, opt.tokens, opt.rounds);
-    header("model|M parameters|weights|ms a token|range|tokens/s|GB/s|reading|of reading|to f32");
-    for (i = 0; i < MODELS; i++) {
-        static struct {
-            stx_lm lm;
-            void *gen;
-            samples ms, reads;
-            double bytes;
-        } run[KINDS];
+/* A model that generates */
+typedef struct {
+    stx_lm lm;
+    void *gen;
+    samples times, reads; /* of a token, ms or us; GB/s */
+    double bytes;         /* that a token reads */
+} generator;
 
-        memset(run, 0, sizeof run);
-        for (k = 0; k < KINDS; k++) {
-            progress(models[i].name);
-            run[k].lm = models[i].make(context());
-            check(run[k].lm.ctx);
-            run[k].bytes = k ? (double)stx_params_pack(run[k].lm.params,
-                                                       k == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8)
-                             : (double)stx_params_size(run[k].lm.params) * sizeof(stx_real);
-            run[k].gen = run[k].lm.gen_create(run[k].lm.model, 1, models[i].window);
-            check(run[k].lm.ctx);
-        }
-        for (r = -1; r < opt.rounds; r++)
-            for (k = 0; k < KINDS; k++) {
-                int32_t ids[PROMPT];
-                double at, read = reading(reader, &m);
-                progress(models[i].name);
-                for (n = 0; n < PROMPT; n++) ids[n] = n * 37 % 256;
-                run[k].lm.gen_reset(run[k].gen);
-                run[k].lm.gen_feed(run[k].gen, ids, PROMPT);
-                at = seconds();
-                for (n = 0; n < opt.tokens; n++) run[k].lm.gen_feed(run[k].gen, ids + n, 1);
-                check(run[k].lm.ctx);
-                if (r < 0) continue;
-                sample(&run[k].ms, (seconds() - at) * 1e3 / opt.tokens);
-                sample(&run[k].reads, read);
-            }
-        for (k = 0; k < KINDS; k++) {
-            double ms = median(&run[k].ms);
-            row_begin();
-            cell(0, "%s", k ? "" : models[i].name);
-            cell(1, "%.1f", (double)stx_params_size(run[k].lm.params) * 1e-6);
-            cell(2, "%s", kind_name[k]);
-            cell(3, "%.2f", ms);
-            cell(4, "%.2f - %.2f", quantile(&run[k].ms, 0), quantile(&run[k].ms, 1));
-            cell(5, "%.1f", 1e3 / ms);
-            cell(6, "%.1f", run[k].bytes / ms * 1e-6);
-            cell(7, "%.1f", median(&run[k].reads));
-            cell(8, "%.2f", run[k].bytes / ms * 1e-6 / median(&run[k].reads));
-            cell(9, "%.2f", median(&run[0].ms) / ms);
-        }
-        for (k = 0; k < KINDS; k++) {
-            run[k].lm.gen_free(run[k].gen);
-            stx_destroy(run[k].lm.ctx);
-        }
+static void generator_create(generator *g, const model *m, int kind, int threads) {
+    memset(g, 0, sizeof *g);
+    g->lm = m->make(context(F32, threads));
+    check(g->lm.ctx);
+    g->bytes = pack(g->lm.params, kind, (double)stx_params_size(g->lm.params));
+    g->gen = g->lm.gen_create(g->lm.model, 1, m->window);
+    check(g->lm.ctx);
+}
+
+static void generator_free(generator *g) {
+    g->lm.gen_free(g->gen);
+    stx_destroy(g->lm.ctx);
+}
+
+/* Seconds of n tokens */
+static double generator_time(generator *g, int n, int vocab) {
+    double at = seconds();
+    int i;
+    for (i = 0; i < n; i++) {
+        const int32_t id = i * 37 % vocab;
+        g->lm.gen_feed(g->gen, &id, 1);
     }
+    check(g->lm.ctx);
+    return seconds() - at;
+}
+
+static void tokens_row(const generator *g, const generator *f32, const char *name, int kind) {
+    const double ms = median(&g->times), rate = g->bytes / ms * 1e-6;
+    row_begin();
+    cell(0, "%s", kind ? "" : name);
+    cell(1, "%.1f", (double)stx_params_size(g->lm.params) * 1e-6);
+    cell(2, "%s", kind_name[kind]);
+    cell_spread(3, &g->times, 2, 1);
+    cell(5, "%.1f", 1e3 / ms);
+    cell(6, "%.1f", rate);
+    cell_median(7, &g->reads, 1, 1);
+    cell(8, "%.2f", rate / median(&g->reads));
+    cell(9, "%.2f", median(&f32->times) / ms);
+}
+
+static void tokens_model(const model *of, stx_ctx *reader, const memory *m) {
+    static generator run[KINDS];
+    int32_t prompt[PROMPT];
+    int k, r, i;
+    for (i = 0; i < PROMPT; i++) prompt[i] = i * 37 % 256;
+    progress(of->name);
+    for (k = 0; k < KINDS; k++) generator_create(&run[k], of, k, opt.threads);
+    for (r = -1; r < opt.rounds; r++)
+        for (k = 0; k < KINDS; k++) {
+            double t, read = reading(reader, m);
+            progress(of->name);
+            run[k].lm.gen_reset(run[k].gen);
+            run[k].lm.gen_feed(run[k].gen, prompt, PROMPT);
+            t = generator_time(&run[k], size.tokens, 256);
+            if (r < 0) continue;
+            sample(&run[k].times, t * 1e3 / size.tokens);
+            sample(&run[k].reads, read);
+        }
+    for (k = 0; k < KINDS; k++) tokens_row(&run[k], &run[KIND_F32], of->name, k);
+    for (k = 0; k < KINDS; k++) generator_free(&run[k]);
+}
+
+static void bench_tokens(void) {
+    stx_ctx *reader = context(F32, opt.threads);
+    memory m = memory_create((size_t)size.megabytes * 1000000);
+    int i;
+    say("## Tokens\n\n"
+        "One stream, one token at a time, after a prompt of %d; new models over bytes, %d tokens "
+        "per round, median of %d\ninterleaved rounds. GB/s: packed matrices, or in f32 all "
+        "parameters, times tokens per second (cached keys and\nvalues are read in addition); "
+        "\"of reading\": relative to the rate of reading in the same rounds.\n\n",
+        PROMPT, size.tokens, opt.rounds);
+    header("model|M parameters|weights|ms per token|range|tokens/s|GB/s|reading|of reading|to f32");
+    for (i = 0; i < MODELS; i++) tokens_model(&models[i], reader, &m);
     print_table();
     memory_free(&m);
     stx_destroy(reader);
 }
 
-static void overheads(void) {
+static void bench_overheads(void) {
     enum { EACH = 500 };
 
-    static struct {
-        stx_lm lm;
-        void *gen;
-        samples us;
-    } run[NARROWS];
-
-    int i, r, n, t;
-    say("## What a token costs beyond its arithmetic\n\n"
+    static generator run[NARROWS];
+    int i, r, t;
+    say("## Cost of a token without its arithmetic\n\n"
         "The same layers with width %d, a window of %d and %d tokens in the vocabulary: one "
-        "stream, microseconds a token;\n%d tokens a round, median of %d interleaved rounds.\n\n",
+        "stream, microseconds per token;\n%d tokens per round, median of %d interleaved "
+        "rounds.\n\n",
         NARROW, NARROW_WINDOW, NARROW_VOCAB, EACH, opt.rounds);
-    header("model|threads|us a token|range");
+    header("model|threads|us per token|range");
     for (t = 0; t < 2; t++) {
-        const int all = opt.threads;
-        if (!t) opt.threads = 1;
-        memset(run, 0, sizeof run);
-        for (i = 0; i < NARROWS; i++) {
-            run[i].lm = narrow[i].make(context());
-            check(run[i].lm.ctx);
-            run[i].gen = run[i].lm.gen_create(run[i].lm.model, 1, narrow[i].window);
-            check(run[i].lm.ctx);
-        }
+        for (i = 0; i < NARROWS; i++)
+            generator_create(&run[i], &narrow[i], KIND_F32, t ? opt.threads : 1);
         for (r = -1; r < opt.rounds; r++)
             for (i = 0; i < NARROWS; i++) {
-                double at = seconds();
-                for (n = 0; n < EACH; n++) {
-                    const int32_t id = n * 37 % NARROW_VOCAB;
-                    run[i].lm.gen_feed(run[i].gen, &id, 1);
-                }
-                check(run[i].lm.ctx);
-                if (r >= 0) sample(&run[i].us, (seconds() - at) * 1e6 / EACH);
+                double took = generator_time(&run[i], EACH, NARROW_VOCAB);
+                if (r >= 0) sample(&run[i].times, took * 1e6 / EACH);
             }
         for (i = 0; i < NARROWS; i++) {
             row_begin();
             cell(0, "%s", narrow[i].name);
             cell(1, "%d", stx_threads(run[i].lm.ctx));
-            cell(2, "%.1f", median(&run[i].us));
-            cell(3, "%.1f - %.1f", quantile(&run[i].us, 0), quantile(&run[i].us, 1));
-            run[i].lm.gen_free(run[i].gen);
-            stx_destroy(run[i].lm.ctx);
+            cell_spread(2, &run[i].times, 1, 1);
+            generator_free(&run[i]);
         }
-        opt.threads = all;
     }
     print_table();
 }
 
+static const option options[] = {OPTION_WHOLE("--threads", &opt.threads, 0),
+                                 OPTION_WHOLE("--rounds", &opt.rounds, 1),
+                                 OPTION_WHOLE("--tokens", &size.tokens, 1),
+                                 OPTION_WHOLE("--mb", &size.megabytes, 1),
+                                 OPTION_WHOLE("--dim", &size.dim, STX_PACK_MIN),
+                                 OPTION_TEXT("--append", &report_path),
+                                 OPTION_END};
+
 int main(int argc, char **argv) {
-    int i;
-    for (i = 1; i + 1 < argc; i += 2) {
-        int v = atoi(argv[i + 1]);
-        if (!strcmp(argv[i], "--append"))
-            report_path = argv[i + 1];
-        else if (!strcmp(argv[i], "--threads") && v >= 0)
-            opt.threads = v;
-        else if (!strcmp(argv[i], "--rounds") && v > 0 && v < MAX_SAMPLES)
-            opt.rounds = v;
-        else if (!strcmp(argv[i], "--tokens") && v > 0 && v <= PROMPT)
-            opt.tokens = v;
-        else if (!strcmp(argv[i], "--mb") && v > 0)
-            opt.megabytes = (size_t)v;
-        else if (!strcmp(argv[i], "--dim") && v >= STX_PACK_MIN)
-            opt.dim = (size_t)v;
-        else
-            break;
+    int i, taken;
+    program = "weights";
+    opt.rounds = 9;
+    for (i = 1; i < argc; i += taken) {
+        taken = option_take(options, argc, argv, i);
+        if (!taken)
+            return option_unknown(argv[i], "options: --threads N, --rounds N, --tokens N (at most "
+                                           "64), --mb N, --dim N, --append FILE\n");
     }
-    if (i < argc)
-        die("options: --threads N, --rounds N, --tokens N (at most 64), --mb N, --dim N, --append "
-            "FILE");
-    products();
-    tokens();
-    overheads();
+    if (size.tokens > PROMPT) die("--tokens: expected at most 64");
+    if (opt.rounds >= MAX_SAMPLES) die("--rounds: too many");
+    bench_rows();
+    bench_tokens();
+    bench_overheads();
     return 0;
 }
