@@ -36,8 +36,8 @@ for a in "$@"; do
     --help)
         echo "sh bench/run.sh [--record] [options]; --record writes" \
             "bench/results/DATE-MACHINE.md, and -sru.md, -comp.md, -par.md"
-        for f in bench/bench.c bench/bench_sru.c bench/bench_comp.c bench/bench_par.c; do
-            sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' $f
+        for f in bench.c bench_sru.c bench_comp.c bench_par.c lm.h cpu.h; do
+            sh bench/usage.sh bench/$f
         done
         exit 0 ;;
     *[!A-Za-z0-9_./,=+-]*) echo "run.sh: unexpected characters in the option $a" >&2; exit 2 ;;
@@ -104,8 +104,8 @@ if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null; then
         mkl_amd=$PWD/$work/mkl_amd.so
     fi
 fi
-products=$(case "$attn," in *,gemm,*) echo 1 ;; esac)
-if [ -n "$products" ] && [ "${ONEDNN_LIBS:-}" != none ]; then
+matmuls=$(case "$attn," in *,gemm,*) echo 1 ;; esac)
+if [ -n "$matmuls" ] && [ "${ONEDNN_LIBS:-}" != none ]; then
     libs="$with_libs ${ONEDNN_LIBS:--ldnnl} $dl"
     if compile bench/bench.c "$work/bench_with" $with -DBENCH_DNNL \
         ${ONEDNN_FLAGS:-} 2>"$work/cc.log" &&
@@ -114,14 +114,14 @@ if [ -n "$products" ] && [ "${ONEDNN_LIBS:-}" != none ]; then
     fi
 fi
 rm -f "$work/bench_with"
-if [ -n "$products" ] && [ "${MKL:-}" != none ]; then
-    beside=$(for p in ${PYTHON:-} python3 /usr/bin/python3; do
+if [ -n "$matmuls" ] && [ "${MKL:-}" != none ]; then
+    torch_libs=$(for p in ${PYTHON:-} python3 /usr/bin/python3; do
         "$p" -c 'import glob, importlib.util, sys
 torch = importlib.util.find_spec("torch")
 for d in torch.submodule_search_locations if torch else []: print(d + "/lib/libtorch_cpu.so")
 for f in sorted(glob.glob(sys.prefix + "/lib/libmkl_rt.so*")): print(f)' 2>/dev/null || true
     done)
-    for try in ${MKL:-} $beside libmkl_rt.so libmkl_rt.so.3 libmkl_rt.so.2; do
+    for try in ${MKL:-} $torch_libs libmkl_rt.so libmkl_rt.so.3 libmkl_rt.so.2; do
         plain=$("$work/bench" --mkl "$try" --mkl-check 2>/dev/null) || continue
         mkl="--mkl $try" mkl_name=${plain#* }
         told=0
@@ -188,7 +188,7 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
         echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}"
         echo "- compiler: $($CC --version | head -n 1); $flags -pthread"
         [ -n "$name" ] || echo "- CBLAS: $blas"
-        if [ -z "$name" ] && [ -n "$products" ]; then
+        if [ -z "$name" ] && [ -n "$matmuls" ]; then
             no_mkl="none found: left out (a PyTorch that contains it, or pip install mkl; MKL=FILE)"
             no_onednn="none found: left out (Debian: apt install libdnnl-dev; ONEDNN_FLAGS,"
             no_onednn="$no_onednn ONEDNN_LIBS)"

@@ -17,7 +17,7 @@ for a in "$@"; do
     --count) count=1 ;;
     --help)
         sed -n '2,6s/^# //p' "$0"
-        sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' bench/bench_cuda.c
+        sh bench/usage.sh bench/bench_cuda.c
         exit 0 ;;
     *[!A-Za-z0-9_./,=+-]*) echo "run_cuda.sh: unexpected characters in the option $a" >&2; exit 2 ;;
     *) args="$args $a" ;;
