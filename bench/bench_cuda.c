@@ -1211,7 +1211,7 @@ static void curve_measure(int curve, const char *data, double until) {
     for (p = points.at; p < end; p++) {
         char now[CELL + 40];
         if (p->curve != curve) continue;
-        snprintf(now, sizeof now, "curves: %s, %s ..", curve_name[curve], p->name);
+        snprintf(now, sizeof now, "curves: %s, %.95s ..", curve_name[curve], p->name);
         progress(now);
         if (any && seconds() > until) {
             snprintf(p->cannot, sizeof p->cannot, "the time of the section was over");

@@ -293,7 +293,7 @@ static inline void print_table(void) {
 
 /* A command line that grows; v ends with NULL. Numbers are stored here. */
 typedef struct {
-    char *v[MAX_ARGS + 1], number[MAX_ARGS][16];
+    char *v[MAX_ARGS + 1], number[MAX_ARGS][24];
     int n;
 } arguments;
 

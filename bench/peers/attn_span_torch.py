@@ -1,39 +1,35 @@
 #!/usr/bin/env python3
-"""A training step of the adaptive-span transformer in PyTorch (1.13 or newer), a benchmark contender:
-eager or compiled, float32 or bfloat16 autocast.
+r"""A training step of the adaptive-span transformer in PyTorch (1.13 or newer), a benchmark
+contender: eager or compiled, float32 or bfloat16 autocast.
 
-Written as a careful PyTorch user would: one matmul for queries, keys and values of the block, another
-for keys and values of the cache, which needs no input gradient; keys and values joined by one
-concatenation; distances aligned by strided views; the division by the masked sum on the (M, D) result
-instead of the (M, S) weights; the optimiser with foreach; hidden states cached and projected again;
-layers trimmed to their longest head in units of 64; two host synchronisations per step. Each layer is
-compiled separately (torch.compile, constant shapes). The semantics are the literal ones: softmax over
-the whole working span, then span mask and renormalisation with 1e-8. Zero rows of an empty cache are
-ordinary keys.
+Written as a careful PyTorch user would: one matmul for queries, keys and values of the
+block, another for keys and values of the cache, which needs no input gradient; keys and
+values joined by one concatenation; distances aligned by strided views; the division by
+the masked sum on the (M, D) result instead of the (M, S) weights; the optimiser with
+foreach; hidden states cached and projected again; layers trimmed to their longest head in
+units of 64; two host synchronisations per step. Each layer is compiled separately
+(torch.compile, constant shapes). The semantics are the literal ones: softmax over the
+whole working span, then span mask and renormalisation with 1e-8. Zero rows of an empty
+cache are ordinary keys.
 
-    attn_span_torch.py --nlayers 12 --hid-sz 512 --inner-hid-sz 2048 --nheads 8 --attn-span 8192 --block-sz 512 \
-        --batch-sz 16 --adapt-span --data FILE --steps 10 --warmup 20 --threads 2 [--dtype bf16] [--compile]
+    attn_span_torch.py --nlayers 12 --hid-sz 512 --inner-hid-sz 2048 --nheads 8 \
+        --attn-span 8192 --block-sz 512 --batch-sz 16 --adapt-span --data FILE --steps 10 \
+        --warmup 20 --threads 2 [--dtype bf16] [--compile]
 
-Protocol: parameters and data are loaded and --warmup steps run, then "ready" goes to stderr. Every line on stdin asks for
-one round of --steps training steps; the answer is one JSON line on stdout: tokens_per_s, loss_first and loss_last (mean nll
-in nats of the round's first and last step), loss_step1 (of the very first step), steps_done, seconds, peak_bytes,
-span_max, compiled (graphs that were compiled inside the round: its time is none if there are any). End of input ends the
-program. peak_bytes is the resident peak of the process on a CPU and the allocator's peak on a GPU. What this PyTorch cannot
-do ends the program with exit code 3 and a line "cannot: why" on stderr.
+The protocol is that of sru_torch.py, which must be in the same directory; the replies
+also have span_max, the longest working span.
 
-    attn_span_torch.py --probe [--threads 2]            GFLOP/s of the feed-forward's product, to compare surroundings
+    attn_span_torch.py --probe [--threads 2]        GFLOP/s of a matmul of the feed-forward
+                                                    block, to compare environments
+    attn_span_torch.py --check tests/golden/curve_ref.safetensors
+                                                    replays a golden training curve
 
-    attn_span_torch.py --check tests/golden/curve_ref.safetensors     replay a golden training curve
-
-Data are bytes (vocabulary 256): batch row b is the b-th of batch-sz equal parts; at the end of the parts training starts again
-at position 0 with zero caches.
+Data are bytes (vocabulary 256): batch row b is the b-th of batch-sz equal parts; at the
+end of the parts training restarts at position 0 with zero caches.
 """
-import argparse
-import contextlib
 import json
 import math
 import resource
-import struct
 import sys
 import time
 import traceback
@@ -43,9 +39,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from sru_torch import autocast, cannot, load_safetensors, parser, probe
+
 
 def unskewed(x, S):
-    """(B, M, S+M) indexed by key row -> (B, M, S): out[i,l] = x[i,i+l], so that column l is distance S-l. A view."""
+    """(B, M, S+M) indexed by key row -> (B, M, S): out[i,l] = x[i,i+l], so that column l is
+    distance S-l. A view."""
     B, M, W = x.shape
     x = x.contiguous()
     return x.as_strided((B, M, S), (M * W, W + 1, 1))
@@ -60,7 +59,8 @@ def skewed(x):
     return y.view(B, M * (S + M + 1))[:, :M * (S + M)].view(B, M, S + M)
 
 
-class Unskew(torch.autograd.Function):      # each is the other's adjoint; autograd's own would fill with zeros first
+# each is the other's adjoint; autograd's own would fill with zeros first
+class Unskew(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, S):
         return unskewed(x, S)
@@ -102,11 +102,12 @@ class Attention(nn.Module):
     def forward(self, h, cache, key_pe, S):
         B, M, d = h.shape
         H, D = self.H, self.D
-        # Three products of h in one; one of the cache, whose rows need no gradient
+        # Three matmuls of h in one; one of the cache, whose rows need no gradient
         w = torch.cat((self.wk.weight, self.wv.weight, self.wq.weight))
         x = F.linear(h, w)
         old = F.linear(cache[:, max(0, cache.shape[1] - S):], w[:2 * d])
-        q = (x[:, :, 2 * d:] * (1.0 / math.sqrt(D))).view(B, M, H, D).transpose(1, 2).reshape(B * H, M, D)
+        q = (x[:, :, 2 * d:] * (1.0 / math.sqrt(D))).view(B, M, H, D)
+        q = q.transpose(1, 2).reshape(B * H, M, D)
         kv = [t.unflatten(-1, (2, H, D)).permute(2, 0, 3, 1, 4) for t in (old, x[:, :, :2 * d])]
         if old.shape[1] < S:
             kv.insert(0, old.new_zeros(2, B, H, S - old.shape[1], D))
@@ -117,17 +118,21 @@ class Attention(nn.Module):
     def attend(self, q, k, v, key_pe, S):
         """(B H, M, D), (B H, S+M, D) twice -> (B H, M, D)"""
         H = self.H
-        score = torch.matmul(q, key_pe[-S:].t()).add_(Unskew.apply(torch.bmm(q, k.transpose(1, 2)), S))
+        score = torch.matmul(q, key_pe[-S:].t())
+        score = score.add_(Unskew.apply(torch.bmm(q, k.transpose(1, 2)), S))
         p = torch.softmax(score, -1, dtype=torch.float32)
         if self.span is None:
             return torch.bmm(Skew.apply(p.to(v.dtype)), v)
         m = self.mask(S)
-        p = p * m.expand(q.shape[0] // H, H, S).reshape(-1, 1, S)      # its gradient is summed over M first, then over B
-        return torch.bmm(Skew.apply(p.to(v.dtype)), v) / (p.sum(-1, keepdim=True) + 1e-8)       # rows of D, not of S
+        # its gradient is summed over M first, then over B
+        p = p * m.expand(q.shape[0] // H, H, S).reshape(-1, 1, S)
+        # rows of D, not of S
+        return torch.bmm(Skew.apply(p.to(v.dtype)), v) / (p.sum(-1, keepdim=True) + 1e-8)
 
     def mask(self, S):
-        """(H, S): of distance S-l in column l"""
-        return ((1.0 - self.distance[-S:] + self.span[:, None] * self.L) / self.R + 1.0).clamp(0.0, 1.0)
+        """(H, S): column l is distance S-l"""
+        z = self.span[:, None] * self.L
+        return ((1.0 - self.distance[-S:] + z) / self.R + 1.0).clamp(0.0, 1.0)
 
 
 class Layer(nn.Module):
@@ -135,7 +140,8 @@ class Layer(nn.Module):
         super().__init__()
         self.attn = attention(a)
         self.norm1 = nn.LayerNorm(a.hid_sz)
-        self.ff = nn.ModuleDict({"fc1": nn.Linear(a.hid_sz, a.inner_hid_sz), "fc2": nn.Linear(a.inner_hid_sz, a.hid_sz)})
+        self.ff = nn.ModuleDict({"fc1": nn.Linear(a.hid_sz, a.inner_hid_sz),
+                                 "fc2": nn.Linear(a.inner_hid_sz, a.hid_sz)})
         self.norm2 = nn.LayerNorm(a.hid_sz)
 
     def forward(self, h, cache, key_pe, S):
@@ -161,7 +167,8 @@ class Model(nn.Module):
         return [working_span(z, a.attn_span, a.ramp, True) for z in largest]
 
     def initial_cache(self, device):
-        return [torch.zeros(self.a.batch_sz, C, self.a.hid_sz, device=device) for _, C in self.plan()]
+        a = self.a
+        return [torch.zeros(a.batch_sz, C, a.hid_sz, device=device) for _, C in self.plan()]
 
     def forward(self, x, y, caches, plan):
         M, new = x.shape[1], []
@@ -177,7 +184,8 @@ class Model(nn.Module):
 
 
 class AdagradClip:
-    """Adagrad whose step, not its accumulator, is scaled by a clip on the norm of each tensor's gradient."""
+    """Adagrad whose step, not its accumulator, is scaled by a clip on the norm of each
+    tensor's gradient."""
 
     def __init__(self, params, lr, clip, warmup):
         self.params, self.lr, self.clip, self.warmup, self.n = list(params), lr, clip, warmup, 0
@@ -207,7 +215,9 @@ class Trainer:
         self.model.to(self.device)
         self.position, self.caches = 0, self.model.initial_cache(self.device)
         self.optimiser = AdagradClip(self.model.parameters(), a.lr, a.grad_clip, a.lr_warmup)
-        if a.compile:       # layer by layer: one graph for each window, not one eight times as long; shapes stay constants
+        # layer by layer: one graph for each window, not one eight times as long; shapes
+        # stay constants
+        if a.compile:
             for layer in self.model.layers:
                 layer.compile(dynamic=False)
         self.first_loss, self.done = None, 0
@@ -226,8 +236,7 @@ class Trainer:
         x, y = self.data[:, p:p + M].long(), self.data[:, p + 1:p + M + 1].long()
         for q in self.model.parameters():
             q.grad = None
-        auto = torch.autocast(self.device.type, dtype=torch.bfloat16) if a.dtype == "bf16" else contextlib.nullcontext()
-        with auto:
+        with autocast(self.device, a.dtype):
             nll, self.caches = self.model(x, y, self.caches, self.model.plan())
         loss = nll
         if a.adapt_span:
@@ -265,24 +274,12 @@ class Trainer:
         seconds = time.monotonic() - start
         peak = (torch.cuda.max_memory_allocated() if self.device.type == "cuda"
                 else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-        return {"tokens_per_s": steps * self.a.batch_sz * self.a.block_sz / seconds, "loss_first": float(losses[0]),
-                "loss_last": float(losses[-1]), "loss_step1": float(self.first_loss), "steps_done": self.done,
-                "seconds": seconds, "peak_bytes": int(peak), "span_max": max(S for S, _ in self.model.plan()),
+        return {"tokens_per_s": steps * self.a.batch_sz * self.a.block_sz / seconds,
+                "loss_first": float(losses[0]), "loss_last": float(losses[-1]),
+                "loss_step1": float(self.first_loss), "steps_done": self.done,
+                "seconds": seconds, "peak_bytes": int(peak),
+                "span_max": max(S for S, _ in self.model.plan()),
                 "compiled": self.graphs() - graphs}
-
-
-def load_safetensors(path):
-    with open(path, "rb") as f:
-        raw = f.read()
-    (n,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8:8 + n])
-    metadata = header.pop("__metadata__", {})
-    kinds = {"F64": "<f8", "F32": "<f4", "I32": "<i4", "I64": "<i8"}
-    out = {}
-    for name, h in header.items():
-        a, b = h["data_offsets"]
-        out[name] = torch.from_numpy(np.frombuffer(raw[8 + n + a:8 + n + b], kinds[h["dtype"]]).reshape(h["shape"]).copy())
-    return out, metadata
 
 
 def load_bytes(path, batch, device):
@@ -292,28 +289,13 @@ def load_bytes(path, batch, device):
     return torch.from_numpy(data[:n * batch].reshape(batch, n).copy()).to(device)
 
 
-def cannot(why):
-    print(f"cannot: {why}", file=sys.stderr, flush=True)
-    raise SystemExit(3)
-
-
-def probe():
-    """GFLOP/s of one product of enwik8_small, the best of 30: a busy machine does not decide."""
-    x, w, best = torch.rand(2048, 256) - 0.5, torch.rand(1024, 256) - 0.5, math.inf
-    for _ in range(30):
-        start = time.monotonic()
-        F.linear(x, w)
-        best = min(best, time.monotonic() - start)
-    print(round(2 * 2048 * 1024 * 256 / best * 1e-9))
-    return 0
-
-
 def check(a):
-    """Replays a golden literal training curve; fails when a loss differs by more than 1e-4."""
+    """Replays a golden literal training curve. Fails if a loss differs by more than 1e-4."""
     t, m = load_safetensors(a.check)
-    for ours, theirs in (("vocab", "vocab"), ("nlayers", "layers"), ("hid_sz", "dim"), ("inner_hid_sz", "inner"),
-                         ("nheads", "heads"), ("attn_span", "span"), ("block_sz", "block"), ("batch_sz", "batch"),
-                         ("ramp", "ramp"), ("lr_warmup", "warmup")):
+    names = {"vocab": "vocab", "nlayers": "layers", "hid_sz": "dim", "inner_hid_sz": "inner",
+             "nheads": "heads", "attn_span": "span", "block_sz": "block", "batch_sz": "batch",
+             "ramp": "ramp", "lr_warmup": "warmup"}
+    for ours, theirs in names.items():
         setattr(a, ours, int(m[theirs]))
     a.adapt_span, a.adapt_span_loss = m["adapt_span"] == "1", float(m["span_loss"])
     a.lr, a.grad_clip, a.params = float(m["lr"]), float(m["clip"]), a.check
@@ -323,13 +305,14 @@ def check(a):
     losses = torch.stack([trainer.step() for _ in range(int(m["steps"]))]).double().cpu()
     spans = torch.stack([l.attn.span.detach().double().cpu() for l in trainer.model.layers])
     worst = float((losses - t["losses"]).abs().max())
-    print(json.dumps({"largest_loss_difference": worst, "largest_span_difference":
-                      float((spans - t["spans"][-1]).abs().max()), "loss_last": float(losses[-1])}))
+    spans_off = float((spans - t["spans"][-1]).abs().max())
+    print(json.dumps({"largest_loss_difference": worst, "largest_span_difference": spans_off,
+                      "loss_last": float(losses[-1])}))
     return 0 if worst < 1e-4 else 1
 
 
 def options(doc):
-    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(doc)
     p.add_argument("--nlayers", type=int, default=2)
     p.add_argument("--hid-sz", type=int, default=64)
     p.add_argument("--inner-hid-sz", type=int, default=256)
@@ -344,30 +327,34 @@ def options(doc):
     p.add_argument("--vocab", type=int, default=256)
     p.add_argument("--data", help="file of bytes")
     p.add_argument("--params", help="safetensors file of initial parameters")
-    p.add_argument("--steps", type=int, default=10, help="training steps in a round")
+    p.add_argument("--steps", type=int, default=10, help="training steps per round")
     p.add_argument("--warmup", type=int, default=0, help="training steps before the first round")
     p.add_argument("--threads", type=int, default=0)
-    p.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast, float32 parameters")
+    p.add_argument("--dtype", choices=("f32", "bf16"), default="f32",
+                   help="bf16: autocast, float32 parameters")
     p.add_argument("--lr", type=float, default=0.07)
     p.add_argument("--grad-clip", type=float, default=0.03)
-    p.add_argument("--lr-warmup", type=int, default=32000, help="updates over which the learning rate rises; 0: constant")
+    p.add_argument("--lr-warmup", type=int, default=32000,
+                   help="updates over which the learning rate rises; 0: constant")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cpu")
     p.add_argument("--tf32", action="store_true")
-    p.add_argument("--compile", action="store_true", help="torch.compile, needs PyTorch 2 and a C++ compiler")
+    p.add_argument("--compile", action="store_true",
+                   help="torch.compile, needs PyTorch 2 and a C++ compiler")
     return p
 
 
 def main():
     p = options(__doc__)
-    p.add_argument("--probe", action="store_true", help="print the GFLOP/s of a product, and end")
+    p.add_argument("--probe", action="store_true", help="print the GFLOP/s of a matmul, and end")
     p.add_argument("--check", metavar="GOLDEN", help="replay a golden curve and compare the losses")
     a = p.parse_args()
     if a.threads > 0:
         torch.set_num_threads(a.threads)
     torch.backends.cuda.matmul.allow_tf32 = a.tf32
     if a.probe:
-        return probe()
+        probe()
+        return 0
     if a.compile and not hasattr(nn.Module, "compile"):
         cannot(f"PyTorch {torch.__version__} has no torch.compile (2.2 and newer)")
     if a.check:

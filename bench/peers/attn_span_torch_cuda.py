@@ -1,30 +1,38 @@
 #!/usr/bin/env python3
-"""Training steps of the adaptive-span transformer in PyTorch on a GPU, a benchmark contender: eager or
-compiled, float32, TF32 or bfloat16 autocast, and with FlexAttention. Also single operations. The model
-is that of attn_span_torch.py; this file contains what differs on a GPU.
+r"""Training steps of the adaptive-span transformer in PyTorch on a GPU, a benchmark
+contender: eager or compiled, float32, TF32 or bfloat16 autocast, and with FlexAttention.
+Also single operations. The model is that of attn_span_torch.py; this file contains what
+differs on a GPU.
 
-Written as a careful PyTorch user would: the learned spans are read every hundred steps instead of every
-step (windows are multiples of 64 and have that margin); parameters and gradients are flat buffers, so
-that the optimiser is one kernel when compiled, and a few otherwise; norms, clipping and the learning
-rate stay on the device, so that no step waits for them; layers are compiled one by one with constant
-shapes. --flex: one matmul writes q PE^T and log m to a matrix (B,H,M,S) that FlexAttention's score_mod
-reads; the block mask follows the span of each head and is rebuilt every hundred steps; keys without
-weight are not computed, and the normaliser has no 1e-8. --pers N: all-attention, N learned keys and
-values per head instead of the feed-forward block.
+Written as a careful PyTorch user would: the learned spans are read every hundred steps
+instead of every step (windows are multiples of 64 and have that margin); parameters and
+gradients are flat buffers, so that the optimiser is one kernel when compiled, and a few
+otherwise; norms, clipping and the learning rate stay on the device, so that no step waits
+for them; layers are compiled one by one with constant shapes. --flex: one matmul writes
+q PE^T and log m to a matrix (B,H,M,S) that FlexAttention's score_mod reads; the block
+mask follows the span of each head and is rebuilt every hundred steps; keys without weight
+are not computed, and the normaliser has no 1e-8. --pers N: all-attention, N learned keys
+and values per head instead of the feed-forward block.
 
-    attn_span_torch_cuda.py --device cuda --nlayers 12 .. (as attn_span_torch.py) [--tf32] [--compile | --flex] [--pers N]
+    attn_span_torch_cuda.py --device cuda --nlayers 12 .. (as attn_span_torch.py) \
+        [--tf32] [--compile | --flex] [--pers N]
 
-Protocol: one step is made and answered with a JSON line. A line "warm" on stdin asks for steps up to --warmup (fewer when they take longer than
---warm-seconds, but --check-step in any case), a line "round" for one step and then --steps timed ones; each is answered with a JSON line:
-tokens_per_s (host's clock over the round), ms (of each step, by events), loss_step1, loss_check (of step --check-step), steps_done, peak_bytes
-(max_memory_allocated), driver_bytes (what the device holds more than before), compiled (graphs compiled inside the round). Memory that is not in use is
-given back after each. End of input ends the program. What cannot be done ends it with exit code 3 and a line "cannot: why" on stderr.
+Protocol: the program makes one step and replies with a line of JSON. For a line "warm" on
+stdin it makes steps up to --warmup (fewer if they take longer than --warm-seconds, but at
+least --check-step), for a line "round" one step and then --steps timed ones; each time it
+replies with a line of JSON: tokens_per_s (by the clock of the host over the round), ms (of
+each step, by events), loss_step1, loss_check (of step --check-step), steps_done, peak_bytes
+(max_memory_allocated), driver_bytes (by how much more the device holds than before),
+compiled (graphs compiled within the round). Unused memory is returned after each. The
+program ends at the end of its input; if it cannot do what is requested, with exit code 3
+and a line "cannot: why" on stderr.
 
-    attn_span_torch_cuda.py --ops --device cuda       answers lines of JSON, one round of an operation each:
+    attn_span_torch_cuda.py --ops --device cuda     for every line of JSON, one round of an
+                                                    operation:
         {"op": "gemm", "M": 64, "N": 64, "K": 64, "ta": 0, "tb": 1, "dtype": "bf16"}
-        {"op": "attention", "kind": "flex" | "sdpa", "B": 64, "T": 512, "H": 8, "D": 64, "E": 1024, "L": 8192, "dtype": "bf16"}
+        {"op": "attention", "kind": "flex" | "sdpa", "B": 64, "T": 512, "H": 8, "D": 64,
+         "E": 1024, "L": 8192, "dtype": "bf16"}
 """
-import contextlib
 import json
 import math
 import sys
@@ -36,7 +44,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import attn_span_torch as base
-from attn_span_torch import Skew, Unskew, cannot
+from attn_span_torch import Skew, Unskew
+from sru_torch import autocast, cannot
 
 try:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -45,11 +54,13 @@ except ImportError:
 
 
 def flex_window(q, k, v, bias, S, N, block_mask):
-    """Attention over the N persistent keys and the window. bias (B,H,M,S): column l of row i belongs to key row N + i + l."""
+    """Attention over the N persistent keys and the window. bias (B,H,M,S): column l of row i
+    belongs to key row N + i + l."""
     def score(s, b, h, i, j):
         at = j - N - i
         inside = (at >= 0) & (at < S)
-        if N:       # no position: a zero, read at places apart, where gradients of zero do not queue
+        # no position: a zero, read at different places, so that its gradients do not collide
+        if N:
             inside = inside & (j >= N)
             at = torch.where(j < N, j % S, at)
         return s + torch.where(inside, bias[b, h, i, at.clamp(0, S - 1)], 0.0).to(s.dtype)
@@ -66,8 +77,9 @@ class Attention(base.Attention):
         self.register_buffer("reach", torch.zeros(a.nheads, dtype=torch.int32), persistent=False)
 
     def persistent(self, dtype):
-        """What queries, scaled by 1/sqrt(D), meet: key sqrt(D) pk, value sqrt(N) pv"""
-        return (self.pers_key * math.sqrt(self.D)).to(dtype), (self.pers_val * math.sqrt(self.N)).to(dtype)
+        """Keys sqrt(D) pk for queries scaled by 1/sqrt(D), and values sqrt(N) pv"""
+        pk, pv = self.pers_key * math.sqrt(self.D), self.pers_val * math.sqrt(self.N)
+        return pk.to(dtype), pv.to(dtype)
 
     def attend(self, q, k, v, key_pe, S):
         BH, M, D = q.shape
@@ -85,16 +97,19 @@ class Attention(base.Attention):
         if not N:
             return super().attend(q, k, v, key_pe, S)
         pk, pv = self.persistent(q.dtype)
-        score = torch.matmul(q, key_pe[-S:].t()).add_(Unskew.apply(torch.bmm(q, k.transpose(1, 2)), S))
+        score = torch.matmul(q, key_pe[-S:].t())
+        score = score.add_(Unskew.apply(torch.bmm(q, k.transpose(1, 2)), S))
         extra = torch.matmul(q.view(B, H, M, D), pk.transpose(1, 2)).view(BH, M, N)
         p = torch.softmax(torch.cat((score, extra), -1), -1, dtype=torch.float32)
         near = p[..., :S] * self.mask(S).expand(B, H, S).reshape(-1, 1, S)
         far = p[..., S:]
-        y = torch.bmm(Skew.apply(near.to(v.dtype)), v) + torch.matmul(far.to(v.dtype).view(B, H, M, N), pv).view(BH, M, D)
+        y = torch.bmm(Skew.apply(near.to(v.dtype)), v)
+        y = y + torch.matmul(far.to(v.dtype).view(B, H, M, N), pv).view(BH, M, D)
         return y / (near.sum(-1, keepdim=True) + far.sum(-1, keepdim=True) + 1e-8)
 
     def plan_mask(self, S, M, spans, device):
-        """The block mask of the spans of now; keys up to 8 tokens beyond a head's reach are in it, for spans move until the next one."""
+        """The block mask of the current spans, with a margin of 8 keys per head, because the
+        spans change until it is rebuilt"""
         N = self.N
         reach = [min(S, math.floor(z * self.L) + self.R + 9) for z in spans]
         self.reach.copy_(torch.tensor(reach, dtype=torch.int32))
@@ -124,7 +139,7 @@ class Model(base.Model):
         self.windows, self.age = None, 0
 
     def plan(self):
-        """(S, C) of every layer, by the spans of at most a hundred steps ago."""
+        """(S, C) of every layer, from spans that are at most a hundred steps old"""
         if self.windows is None or self.age >= 100:
             a = self.a
             spans = torch.stack([l.attn.span.detach() for l in self.layers]).tolist()
@@ -138,14 +153,16 @@ class Model(base.Model):
 
 
 def update(p, g, sums, scale, tensor):
-    """Adagrad of all parameters at once; scale[tensor]: learning rate times clipping of the tensor that a number belongs to"""
+    """Adagrad of all parameters at once. scale[tensor]: learning rate times clipping of the
+    tensor that an element belongs to"""
     sums.addcmul_(g, g)
     p.sub_(scale[tensor] * g / (sums.sqrt() + 1e-10))
     g.zero_()
 
 
 class FlatAdagrad:
-    """base.AdagradClip with parameters and gradients in one buffer each, and no wait for the device"""
+    """base.AdagradClip with parameters and gradients in one buffer each, and no wait for the
+    device"""
 
     def __init__(self, params, lr, clip, warmup, compiled):
         params = [q for q in params]
@@ -153,7 +170,8 @@ class FlatAdagrad:
         sizes = [q.numel() for q in params]
         self.flat = torch.cat([q.detach().reshape(-1) for q in params])
         self.grad, self.sums = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.tensor = torch.repeat_interleave(torch.arange(len(params), dtype=torch.int32), torch.tensor(sizes)).to(self.flat.device)
+        index = torch.arange(len(params), dtype=torch.int32)
+        self.tensor = torch.repeat_interleave(index, torch.tensor(sizes)).to(self.flat.device)
         self.grads, at = [], 0
         for q, n in zip(params, sizes):
             q.data = self.flat[at:at + n].view(q.shape)
@@ -167,7 +185,9 @@ class FlatAdagrad:
         self.n += 1
         lr = self.lr * (min(1.0, self.n / self.warmup) if self.warmup > 0 else 1.0)
         norms = torch.stack(torch._foreach_norm(self.grads))
-        scale = (self.clip / (norms + 1e-10)).clamp_max(1.0) * lr if self.clip > 0 else torch.full_like(norms, lr)
+        scale = torch.full_like(norms, lr)
+        if self.clip > 0:
+            scale = (self.clip / (norms + 1e-10)).clamp_max(1.0) * lr
         self.update(self.flat, self.grad, self.sums, scale, self.tensor)
 
 
@@ -177,7 +197,8 @@ class Trainer(base.Trainer):
         super().__init__(a, data, Model)
         a.compile = compiled
         self.cuda, self.before, self.at_check = self.device.type == "cuda", before, None
-        self.optimiser = FlatAdagrad(self.model.parameters(), a.lr, a.grad_clip, a.lr_warmup, compiled)
+        self.optimiser = FlatAdagrad(self.model.parameters(), a.lr, a.grad_clip, a.lr_warmup,
+                                     compiled)
         if compiled:
             for layer in self.model.layers:
                 layer.compile(dynamic=False, **({"backend": a.backend} if a.backend else {}))
@@ -186,7 +207,7 @@ class Trainer(base.Trainer):
     def step(self):
         a, M, at = self.a, self.a.block_sz, self.position
         x, y = self.data[:, at:at + M], self.data[:, at + 1:at + M + 1]
-        with torch.autocast(self.device.type, dtype=torch.bfloat16) if a.dtype == "bf16" else contextlib.nullcontext():
+        with autocast(self.device, a.dtype):
             nll, self.caches = self.model(x, y, self.caches, self.model.plan())
         spans = [l.attn.span for l in self.model.layers]
         (nll + a.adapt_span_loss * a.attn_span * torch.stack(spans).mean(1).sum()).backward()
@@ -219,14 +240,19 @@ class Trainer(base.Trainer):
         peak = torch.cuda.max_memory_allocated() if self.cuda else 0
         driver = self.driver_bytes()
         if self.cuda:
-            torch.cuda.empty_cache()        # the others' turn
-        return {"tokens_per_s": len(ms) * self.a.batch_sz * self.a.block_sz / seconds if ms else 0.0, "loss_step1": float(self.first_loss),
-                "loss_check": -1.0 if self.at_check is None else float(self.at_check), "steps_done": self.done, "peak_bytes": int(peak),
-                "driver_bytes": int(driver), "compiled": graphs, "ms": [round(t, 4) for t in ms]}
+            torch.cuda.empty_cache()        # for the other contenders
+        tokens = len(ms) * self.a.batch_sz * self.a.block_sz
+        return {"tokens_per_s": tokens / seconds if ms else 0.0,
+                "loss_step1": float(self.first_loss),
+                "loss_check": -1.0 if self.at_check is None else float(self.at_check),
+                "steps_done": self.done, "peak_bytes": int(peak), "driver_bytes": int(driver),
+                "compiled": graphs, "ms": [round(t, 4) for t in ms]}
 
     def warm(self):
         until = time.monotonic() + self.a.warm_seconds
-        while self.done < max(self.a.warmup, self.a.check_step) and (self.done < self.a.check_step or time.monotonic() < until):
+        while self.done < max(self.a.warmup, self.a.check_step):
+            if self.done >= self.a.check_step and time.monotonic() >= until:
+                break
             self.step()
             self.synchronise()
         return self.answer()
@@ -253,7 +279,7 @@ def used_bytes():
 # >>operations
 
 class Timed:
-    """A function that is timed: as many calls as take 5 ms between two events"""
+    """A function that is timed: calls for 5 ms between two events"""
 
     def __init__(self, fn, cuda):
         self.fn, self.cuda, self.calls = fn, cuda, 1
@@ -279,10 +305,11 @@ class Timed:
 
 def op_gemm(c, device):
     dtype = torch.bfloat16 if c["dtype"] == "bf16" else torch.float32
-    shape = ((c["K"], c["M"]) if c["ta"] else (c["M"], c["K"]), (c["N"], c["K"]) if c["tb"] else (c["K"], c["N"]))
-    x, y = (torch.rand(s, device=device).mul_(2).sub_(1).to(dtype) for s in shape)
+    M, N, K = c["M"], c["N"], c["K"]
+    shapes = (K, M) if c["ta"] else (M, K), (N, K) if c["tb"] else (K, N)
+    x, y = (torch.rand(s, device=device).mul_(2).sub_(1).to(dtype) for s in shapes)
     x, y = x.t() if c["ta"] else x, y.t() if c["tb"] else y
-    out = torch.empty(c["M"], c["N"], device=device, dtype=dtype)
+    out = torch.empty(M, N, device=device, dtype=dtype)
 
     def run():
         torch.backends.cuda.matmul.allow_tf32 = c["dtype"] == "tf32"
@@ -293,7 +320,8 @@ def op_gemm(c, device):
 def op_attention(c, device):
     B, T, H, D, E = c["B"], c["T"], c["H"], c["D"], c["E"]
     keys = E + T if c["kind"] == "flex" else E
-    q, k, v, dy = (torch.rand(B, H, n, D, device=device).mul_(2).sub_(1).bfloat16() for n in (T, keys, keys, T))
+    q, k, v, dy = (torch.rand(B, H, n, D, device=device).mul_(2).sub_(1).bfloat16()
+                   for n in (T, keys, keys, T))
     for t in (q, k, v):
         t.requires_grad_()
     if c["kind"] == "sdpa":
@@ -308,7 +336,8 @@ def op_attention(c, device):
         pe = torch.rand(E, D, device=device).mul_(2).sub_(1).bfloat16().requires_grad_()
         z = torch.full((H,), (E - 32) / c["L"], device=device, requires_grad=True)
         distance = torch.arange(E, 0, -1, device=device).float()
-        block_mask = create_block_mask(lambda b, h, i, j: (j - i >= 0) & (j - i < E), None, None, T, E + T, device=device)
+        block_mask = create_block_mask(lambda b, h, i, j: (j - i >= 0) & (j - i < E), None, None,
+                                       T, E + T, device=device)
         inputs = (q, k, v, pe, z)
 
         def window(q, k, v, pe, z):
@@ -361,9 +390,12 @@ def first_line(e):
 
 def main():
     p = base.options(__doc__)
-    p.add_argument("--flex", action="store_true", help="compiled, with FlexAttention (2.6 and newer)")
-    p.add_argument("--pers", type=int, default=0, help="persistent vectors a head, in place of the feed-forward")
-    p.add_argument("--check-step", type=int, default=10, help="the step whose loss is reported besides the first one's")
+    p.add_argument("--flex", action="store_true",
+                   help="compiled, with FlexAttention (2.6 and newer)")
+    p.add_argument("--pers", type=int, default=0,
+                   help="persistent vectors per head, in place of the feed-forward")
+    p.add_argument("--check-step", type=int, default=10,
+                   help="the step whose loss is reported, with the first one's")
     p.add_argument("--warm-seconds", type=float, default=60)
     p.add_argument("--backend", help="of torch.compile, for tests: eager or aot_eager")
     p.add_argument("--ops", action="store_true", help="single operations")
@@ -379,24 +411,25 @@ def main():
         p.error("--data and --adapt-span are required")
     if a.flex and flex_attention is None:
         cannot(f"PyTorch {torch.__version__} has no FlexAttention (2.5 and newer)")
-    # FlexAttention without a compiler is for reading; on a CPU it is all there is for
-    # training, and shows that the formulas are right
-    a.compile = a.compile or (a.flex and (torch.device(a.device).type == "cuda" or a.backend is not None))
+    # FlexAttention is slow without a compiler. On a CPU it cannot train otherwise, and that
+    # tests the formulas.
+    cuda = torch.device(a.device).type == "cuda"
+    a.compile = a.compile or (a.flex and (cuda or a.backend is not None))
     if a.compile:
         if not hasattr(nn.Module, "compile"):
             cannot(f"PyTorch {torch.__version__} has no torch.compile (2.2 and newer)")
         from torch._dynamo import config
-        for name in ("cache_size_limit", "recompile_limit"):       # one graph a window
+        for name in ("cache_size_limit", "recompile_limit"):       # one graph per window
             if hasattr(config, name):
                 setattr(config, name, 64)
-    cuda = torch.device(a.device).type == "cuda"
     before = used_bytes() if cuda else 0
     try:
         trainer = Trainer(a, base.load_bytes(a.data, a.batch_sz, a.device), before)
         trainer.step()
         print(json.dumps(trainer.answer()), flush=True)
         for line in sys.stdin:
-            print(json.dumps(trainer.warm() if line.startswith("warm") else trainer.round(a.steps)), flush=True)
+            reply = trainer.warm() if line.startswith("warm") else trainer.round(a.steps)
+            print(json.dumps(reply), flush=True)
     except Exception as e:
         traceback.print_exc()
         cannot(("torch.compile: " if a.compile and "memory" not in str(e) else "") + first_line(e))

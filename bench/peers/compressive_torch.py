@@ -1,42 +1,47 @@
 #!/usr/bin/env python3
-"""A training step of the Compressive Transformer language model in PyTorch (1.13 or newer), a benchmark
-contender and a reference for training curves: eager or compiled, float32, float64 or bfloat16 autocast.
+r"""A training step of the Compressive Transformer language model in PyTorch (1.13 or newer), a
+benchmark contender and a reference for training curves: eager or compiled, float32,
+float64 or bfloat16 autocast.
 
-Pre-norm; residual and gru gates; learned positions and those of Transformer-XL; strided convolution
-with the attention loss, or no compressed memory; memories carried over. Written as a careful PyTorch
-user would: all tensors are (time, batch, width), so that heads are views and the memory grows along its
-first dimension; one matmul for keys and values of all heads; the memory is projected separately (no
-gradient for its rows); the position term is one matmul and a view without a copy, to which baddbmm adds
-the content term; scaled_dot_product_attention, if available, for the attention of the compression loss;
-the optimiser is foreach or fused. The layers, each with its compression, and the loss are compiled
-separately, with constant shapes.
+Pre-norm; residual and gru gates; learned positions and those of Transformer-XL; strided
+convolution with the attention loss, or no compressed memory; memories carried over.
+Written as a careful PyTorch user would: all tensors are (time, batch, width), so that
+heads are views and the memory grows along its first dimension; one matmul for keys and
+values of all heads; the memory is projected separately (no gradient for its rows); the
+position term is one matmul and a view without a copy, to which baddbmm adds the content
+term; scaled_dot_product_attention, if available, for the attention of the compression
+loss; the optimiser is foreach or fused. The layers, each with its compression, and the
+loss are compiled separately, with constant shapes.
 
-    compressive_torch.py --nlayers 4 --hid-sz 256 --nheads 4 --block-sz 128 --batch-sz 8 --mem 128 --cmem 32 --data FILE \\
-        --steps 10 --warmup 4 --threads 2 [--load FILE] [--dtype bf16] [--compile]
+    compressive_torch.py --nlayers 4 --hid-sz 256 --nheads 4 --block-sz 128 --batch-sz 8 \
+        --mem 128 --cmem 32 --data FILE --steps 10 --warmup 4 --threads 2 [--load FILE] \
+        [--dtype bf16] [--compile]
 
-Protocol, options of data and optimiser, --train, --curve, --probe, --load: as sru_torch.py, beside which this file must stand.
---compile needs --warmup 4 or more: memory, then compressed memory, are empty at first. The loss that is told is the mean nll; the
-compression's is minimised with it.
+Protocol, options of data and optimiser, --train, --curve, --probe and --load are those of
+sru_torch.py, which must be in the same directory. --compile needs --warmup 4 or more,
+because first the memory and then the compressed memory are empty. The reported loss is
+the mean nll; the loss of the compression is minimised with it.
 
-    compressive_torch.py ... --generate N     every line on stdin asks for N tokens of one stream
-    compressive_torch.py --check [--compile]                this model against compressive_oracle.py in float64
+    compressive_torch.py ... --generate N       N tokens of one stream per line on stdin
+    compressive_torch.py --check [--compile]    compares this model with
+                                                compressive_oracle.py in float64
 
-Generation without cached keys and values, which is how the published implementation does it: each token runs the forward pass of
-its whole segment. One stream, memories filled by --prompt segments of the text, whose next bytes are fed; the N places lie evenly
-within one segment, (2 i + 1) S / 2 N, so that their mean is that of a segment. The answer has the keys of training; loss_step1 is
-the nll of the first place, loss_last the mean over all.
+Generation does not cache keys and values, like the published implementation: each token
+runs the forward pass of its whole segment. One stream, memories filled by --prompt
+segments of the text, whose next bytes are fed. The N positions are evenly spaced over one
+segment, (2 i + 1) S / 2 N, so that their mean is that of a segment. The reply has the keys
+of training; loss_step1 is the nll at the first position, loss_last the mean over all.
 
-Parameters (--load; without it initialised from --seed): in_emb.weight, out_emb.weight and .bias, key_pe (S + M + C,d) and of every
-layer attn.norm, attn.query (d,d), attn.kv (2d,d) keys first, attn.out, with xl attn.pos (d,d), attn.u and attn.v (heads,d/heads),
-compress.weight (d,r d) and .bias, ff.norm, ff.fc1, ff.fc2, and gru's attn.gate and ff.gate: weight_ih, weight_hh, bias_ih, bias_hh.
+Parameters (--load; without it initialised from --seed): in_emb.weight, out_emb.weight and
+.bias, key_pe (S + M + C,d) and of every layer attn.norm, attn.query (d,d), attn.kv (2d,d)
+keys first, attn.out, with xl attn.pos (d,d), attn.u and attn.v (heads,d/heads),
+compress.weight (d,r d) and .bias, ff.norm, ff.fc1, ff.fc2, and for gru attn.gate and
+ff.gate: weight_ih, weight_hh, bias_ih, bias_hh.
 """
-import argparse
 import contextlib
-import importlib.util
 import itertools
 import json
 import math
-import os
 import sys
 import time
 
@@ -44,7 +49,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from sru_torch import SDPA, Trainer, load_bytes, load_safetensors, prepare, serve, shared_options
+from sru_torch import (SDPA, Trainer, autocast, golden_oracle, load_bytes, parser, prepare,
+                       relative_difference, serve, shared_options)
 
 
 def sinusoids(rows, D):
@@ -59,13 +65,16 @@ class Gate(nn.Module):
 
     def __init__(self, D):
         super().__init__()
-        self.weight_ih, self.weight_hh = nn.Parameter(torch.empty(3 * D, D)), nn.Parameter(torch.empty(3 * D, D))
-        self.bias_ih, self.bias_hh = nn.Parameter(torch.zeros(3 * D)), nn.Parameter(torch.zeros(3 * D))
+        self.weight_ih = nn.Parameter(torch.empty(3 * D, D))
+        self.weight_hh = nn.Parameter(torch.empty(3 * D, D))
+        self.bias_ih = nn.Parameter(torch.zeros(3 * D))
+        self.bias_hh = nn.Parameter(torch.zeros(3 * D))
         for w in (self.weight_ih, self.weight_hh):
             nn.init.uniform_(w, -D ** -0.5, D ** -0.5)
 
     def forward(self, y, x):
-        a, b, D = F.linear(y, self.weight_ih, self.bias_ih), F.linear(x, self.weight_hh, self.bias_hh), x.shape[-1]
+        a, b = F.linear(y, self.weight_ih, self.bias_ih), F.linear(x, self.weight_hh, self.bias_hh)
+        D = x.shape[-1]
         r, z = torch.sigmoid(a[..., :2 * D] + b[..., :2 * D]).chunk(2, -1)
         n = torch.tanh(torch.addcmul(a[..., 2 * D:], r, b[..., 2 * D:]))
         return torch.lerp(n.to(x.dtype), x, z.to(x.dtype))
@@ -80,18 +89,22 @@ class Layer(nn.Module):
     def __init__(self, a, remembers):
         super().__init__()
         D, H = a.hid_sz, a.nheads
-        self.D, self.H, self.S, self.r, self.bf16, self.sdpa = D, H, a.block_sz, a.ratio, a.dtype == "bf16", a.attention == "sdpa"
+        self.D, self.H, self.S, self.r = D, H, a.block_sz, a.ratio
+        self.bf16, self.sdpa = a.dtype == "bf16", a.attention == "sdpa"
         self.M, self.C = (a.mem, a.cmem) if remembers else (0, 0)
         self.xl = a.positions == "xl"
         self.norm_a, self.norm_f = nn.LayerNorm(D), nn.LayerNorm(D)
-        self.query, self.kv = nn.Linear(D, D, bias=False), nn.Linear(D, 2 * D, bias=False)     # kv: rows (head, key or value, channel)
+        # kv: rows (head, key or value, channel)
+        self.query, self.kv = nn.Linear(D, D, bias=False), nn.Linear(D, 2 * D, bias=False)
         self.out, self.fc1, self.fc2 = nn.Linear(D, D), nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
         self.gate_a, self.gate_f = (Gate(D) if a.gate == "gru" else Residual() for _ in range(2))
         if self.xl:
             self.pos = nn.Linear(D, D, bias=False)
-            self.u, self.v = nn.Parameter(torch.zeros(H, D // H)), nn.Parameter(torch.zeros(H, D // H))
+            self.u = nn.Parameter(torch.zeros(H, D // H))
+            self.v = nn.Parameter(torch.zeros(H, D // H))
         if self.C:
-            self.compress = nn.Linear(a.ratio * D, D)      # on r rows side by side: the strided convolution
+            # of r rows in one: the strided convolution
+            self.compress = nn.Linear(a.ratio * D, D)
 
     def heads(self, y):
         """(K,B,..) -> (B H,K,..), a view"""
@@ -109,8 +122,8 @@ class Layer(nn.Module):
             qk, qp = self.heads(qk), self.heads(qp)
         else:
             qk = qp = self.heads(q)
-        # One column more than keys: row t of what follows, read with a stride shorter by
-        # one, begins one column later for each t
+        # One more column than keys: read with a stride shorter by one, row t of the following
+        # begins one column later for each t
         rows = F.pad(rows.to(q.dtype), (0, 0, 0, 1))
         rows = self.heads(rows[:, None].expand(K + 1, B, D).contiguous())
         s = torch.bmm(qp, rows.transpose(1, 2)).flatten(1)
@@ -120,7 +133,8 @@ class Layer(nn.Module):
         return torch.bmm(p, v).transpose(0, 1).reshape(T, B, D)
 
     def plain(self, q, kv):
-        """Attention without positions and mask, heads apart: q (T,B,D), kv (K,B,2D) -> (B H,T,hd)"""
+        """Attention without positions and mask, heads apart: q (T,B,D), kv (K,B,2D) -> (B
+        H,T,hd)"""
         q, (k, v) = self.heads(q), self.heads(kv).split(self.D // self.H, -1)
         if self.sdpa:
             return F.scaled_dot_product_attention(q, k, v)
@@ -128,7 +142,8 @@ class Layer(nn.Module):
         return torch.bmm(torch.softmax(s, -1).to(v.dtype), v)
 
     def forward(self, x, m, c, table, mask):
-        """x (T,B,D), memory m (n,B,D) and compressed memory c, or None -> x, m, c, the loss of the compression or None"""
+        """x (T,B,D), memory m (n,B,D) and compressed memory c, or None -> x, m, c, the loss
+        of the compression or None"""
         T, B, D = x.shape
         h, aux = self.norm_a(x), None
         if self.bf16:
@@ -146,7 +161,8 @@ class Layer(nn.Module):
             if e and self.C:
                 G = -(-e // self.r)
                 pad = F.pad(old, (0, 0, 0, 0, 0, G * self.r - e)) if e % self.r else old
-                new = self.compress(pad.view(G, self.r, B, D).transpose(1, 2).reshape(G, B, self.r * D))
+                pad = pad.view(G, self.r, B, D).transpose(1, 2)
+                new = self.compress(pad.reshape(G, B, self.r * D))
                 if self.training:
                     q, at = q.detach(), 0 if c is None else c.shape[0]
                     with torch.no_grad():
@@ -162,8 +178,11 @@ class Model(nn.Module):
     def __init__(self, a):
         super().__init__()
         self.a, D = a, a.hid_sz
-        text = {"all": ",".join(map(str, range(1, a.nlayers + 1))), "none": ""}.get(a.memory_layers, a.memory_layers)
-        memory = [int(v) for v in text.split(",") if v]
+        memory = []
+        if a.memory_layers == "all":
+            memory = list(range(1, a.nlayers + 1))
+        elif a.memory_layers != "none":
+            memory = [int(v) for v in a.memory_layers.split(",") if v]
         self.in_emb = nn.Embedding(a.vocab, D)
         self.layers = nn.ModuleList(Layer(a, l + 1 in memory) for l in range(a.nlayers))
         self.out_emb = nn.Linear(D, a.vocab)
@@ -179,12 +198,13 @@ class Model(nn.Module):
 
     def mask(self, T, K, like):
         if (T, K) not in self.masks:
-            self.masks[T, K] = torch.full((T, K), -math.inf, device=like.device, dtype=like.dtype).triu_(K - T + 1)
+            self.masks[T, K] = like.new_full((T, K), -math.inf).triu_(K - T + 1)
         return self.masks[T, K]
 
     def hidden(self, x, memories):
         """x (T,B) -> last hidden states, memories, the sum of the compression's losses"""
-        h, table, new, aux = self.in_emb(x), self.sines if self.a.positions == "xl" else self.key_pe, [], 0.0
+        h, new, aux = self.in_emb(x), [], 0.0
+        table = self.sines if self.a.positions == "xl" else self.key_pe
         kind = torch.empty(0, dtype=torch.bfloat16) if self.a.dtype == "bf16" else h
         for layer, (m, c) in zip(self.layers, memories):
             K = sum(t.shape[0] for t in (m, c, x) if t is not None)
@@ -195,7 +215,8 @@ class Model(nn.Module):
         return h, new, aux
 
     def loss(self, h, y):
-        return F.cross_entropy(self.out_emb(h).to(self.in_emb.weight.dtype).flatten(0, 1), y.flatten())
+        logits = self.out_emb(h).to(self.in_emb.weight.dtype)
+        return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
     def forward(self, x, y, memories):
         h, memories, aux = self.hidden(x, memories)
@@ -203,8 +224,9 @@ class Model(nn.Module):
         return nll, nll + self.a.aux_weight / max(self.A, 1) * aux, memories
 
 
-NAMES = {"norm_a": "attn.norm", "norm_f": "ff.norm", "query": "attn.query", "kv": "attn.kv", "out": "attn.out", "pos": "attn.pos",
-         "u": "attn.u", "v": "attn.v", "gate_a": "attn.gate", "gate_f": "ff.gate", "fc1": "ff.fc1", "fc2": "ff.fc2"}
+NAMES = {"norm_a": "attn.norm", "norm_f": "ff.norm", "query": "attn.query", "kv": "attn.kv",
+         "out": "attn.out", "pos": "attn.pos", "u": "attn.u", "v": "attn.v",
+         "gate_a": "attn.gate", "gate_f": "ff.gate", "fc1": "ff.fc1", "fc2": "ff.fc2"}
 
 
 def file_name(name):
@@ -220,7 +242,9 @@ class CompressiveTrainer(Trainer):
         torch.set_default_dtype(torch.float64 if self.a.dtype == "f64" else torch.float32)
         return Model(self.a)
 
-    def compile(self):          # shapes are those of an empty, a filling and a full memory, in layers with and without one
+    # shapes are those of an empty, a filling and a full memory, in layers with and
+    # without one
+    def compile(self):
         for name in ("cache_size_limit", "recompile_limit"):
             if hasattr(torch._dynamo.config, name):
                 setattr(torch._dynamo.config, name, 64)
@@ -258,12 +282,13 @@ class Generator:
         self.memories = self.model.initial()
         with self.quietly():
             for k in range(a.prompt):
-                self.memories = self.model.hidden(text[k * S:(k + 1) * S, None].long(), self.memories)[1]
+                x = text[k * S:(k + 1) * S, None].long()
+                self.memories = self.model.hidden(x, self.memories)[1]
         self.text = text[a.prompt * S:(a.prompt + 1) * S + 1, None].long()
 
     @contextlib.contextmanager
     def quietly(self):
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.a.dtype == "bf16"):
+        with torch.no_grad(), autocast(torch.device("cpu"), self.a.dtype):
             yield
 
     def step(self):
@@ -280,31 +305,29 @@ class Generator:
                 h = self.model.hidden(self.text[:at + 1], self.memories)[0]
                 losses.append(float(self.model.loss(h[-1:], self.text[at + 1])))
         seconds = time.monotonic() - start
-        return dict(self.trainer.told(seconds), tokens_per_s=n / seconds, loss_step1=losses[0], loss_first=losses[0],
-                    loss_last=sum(losses) / n)
+        return dict(self.trainer.reply(seconds), tokens_per_s=n / seconds, loss_step1=losses[0],
+                    loss_first=losses[0], loss_last=sum(losses) / n)
 
 
 def check(a):
-    """Six segments of tiny models in float64, all variants, against the oracle: losses, memories, and the gradient of
-    every parameter of the sum of all losses. Fails when one differs by more than 1e-10 of the largest of its tensor, or of 1."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/golden/compressive_oracle.py")
-    spec = importlib.util.spec_from_file_location("compressive_oracle", path)
-    oracle = importlib.util.module_from_spec(spec)
-    sys.modules["compressive_oracle"] = oracle
-    spec.loader.exec_module(oracle)
-    a.nlayers, a.hid_sz, a.nheads, a.batch_sz, a.vocab, a.aux_weight, a.dtype, a.load = 3, 8, 2, 2, 11, 0.7, "f64", None
+    """Six segments of tiny models in float64, all variants, compared with the oracle: losses,
+    memories, and the gradient of every parameter of the sum of all losses. Fails if one
+    differs by more than 1e-10 of the largest element of its tensor, or of 1."""
+    oracle, off = golden_oracle("compressive_oracle"), relative_difference
+    vars(a).update(nlayers=3, hid_sz=8, nheads=2, batch_sz=2, vocab=11, aux_weight=0.7,
+                   dtype="f64", load=None)
     worst, runs, compiled = 0.0, 0, a.compile
 
-    def off(mine, theirs):
-        return float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1)) if theirs.numel() else 0.0
-
-    sizes = ((4, 4, 2, 2, "all"), (4, 6, 3, 3, "1,3"), (5, 3, 4, 2, "2,3"), (3, 5, 0, 4, "all"), (4, 0, 3, 2, "3"), (4, 4, 2, 2, "none"))
+    sizes = ((4, 4, 2, 2, "all"), (4, 6, 3, 3, "1,3"), (5, 3, 4, 2, "2,3"), (3, 5, 0, 4, "all"),
+             (4, 0, 3, 2, "3"), (4, 4, 2, 2, "none"))
+    attentions = ("matmul", "sdpa") if SDPA else ("matmul",)
     for (S, M, C, r, layers), gate, positions, attention in itertools.product(
-            sizes, ("residual", "gru"), ("learned", "xl"), ("matmul", "sdpa") if SDPA else ("matmul",)):
-        a.block_sz, a.mem, a.cmem, a.ratio, a.memory_layers, a.gate, a.positions = S, M, C, r, layers, gate, positions
-        a.attention, a.compile = attention, compiled and runs == 4
-        cfg = oracle.Config(vocab=11, dim=8, layers=3, heads=2, segment=S, memory_layers="" if layers == "none" else layers, mem=M,
-                            cmem=C, ratio=r, gate=gate, positions=positions, aux_weight=0.7).checked()
+            sizes, ("residual", "gru"), ("learned", "xl"), attentions):
+        vars(a).update(block_sz=S, mem=M, cmem=C, ratio=r, memory_layers=layers, gate=gate,
+                       positions=positions, attention=attention, compile=compiled and runs == 4)
+        cfg = oracle.Config(vocab=11, dim=8, layers=3, heads=2, segment=S, mem=M, cmem=C, ratio=r,
+                            memory_layers="" if layers == "none" else layers, gate=gate,
+                            positions=positions, aux_weight=0.7).checked()
         p = {k: v.requires_grad_() for k, v in oracle.random_parameters(cfg, runs).items()}
         tokens = oracle.random_tokens(cfg, 2, 6 * S + 1, 100 + runs)
         trainer = CompressiveTrainer(a, tokens)
@@ -315,16 +338,17 @@ def check(a):
             if k.endswith("compress.weight"):
                 moved[k] = moved[k].transpose(1, 2).reshape(8, r * 8)
         trainer.load(moved)
-        model, total, want = oracle.Model(cfg, p, 2), 0.0, 0.0
+        model, total, expected = oracle.Model(cfg, p, 2), 0.0, 0.0
         for at in range(0, 6 * S, S):
             ids, y = tokens[:, at:at + S], tokens[:, at + 1:at + S + 1]
             logits, _, _, aux = model.segment(ids, None, None, True)
             nll = oracle.nll(logits, y)
-            want = want + nll + aux
+            expected = expected + nll + aux
             got, both = trainer.forward(ids.t().long(), y.t().long())
             total = total + both
-            worst = max(worst, off(got.detach(), nll.detach()), off(total.detach(), want.detach()))
-        want.backward()
+            worst = max(worst, off(got.detach(), nll.detach()),
+                        off(total.detach(), expected.detach()))
+        expected.backward()
         total.backward()
         for l, (m, c) in enumerate(trainer.memories):
             if l in cfg.memory:
@@ -350,7 +374,7 @@ def check(a):
 
 
 def options():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__)
     p.add_argument("--nlayers", type=int, default=4)
     p.add_argument("--hid-sz", type=int, default=256)
     p.add_argument("--nheads", type=int, default=4)
@@ -365,9 +389,11 @@ def options():
     p.add_argument("--aux-weight", type=float, default=1.0)
     p.add_argument("--vocab", type=int, default=256)
     shared_options(p, "adamw")
-    p.add_argument("--attention", choices=("matmul", "sdpa"), default="sdpa" if SDPA else "matmul", help="of the compression's loss")
-    p.add_argument("--generate", type=int, metavar="N", help="generation in place of training, N tokens a round")
-    p.add_argument("--prompt", type=int, default=3, help="generation: segments before")
+    p.add_argument("--attention", choices=("matmul", "sdpa"), default="sdpa" if SDPA else "matmul",
+                   help="of the compression's loss")
+    p.add_argument("--generate", type=int, metavar="N",
+                   help="generation in place of training, N tokens per round")
+    p.add_argument("--prompt", type=int, default=3, help="generation: segments of the prompt")
     return p
 
 

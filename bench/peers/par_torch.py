@@ -1,42 +1,51 @@
 #!/usr/bin/env python3
-"""Transformer-XL and the supernet of PAR in PyTorch (1.13 and newer), a benchmark contender: training steps, eager or compiled,
-float32, float64 or bfloat16 autocast, and generation.
+r"""Transformer-XL and the supernet of PAR in PyTorch (1.13 or newer), a benchmark contender:
+training steps, eager or compiled, float32, float64 or bfloat16 autocast, and generation.
 
-Blocks in any order: s attention, f feed-forward, g a mixture of both and the identity. Post-norm, sines, memory of the inputs of
-attention. Two forms: Transformer-XL's (one u and v for all, one adaptive softmax that is the embedding, too), and --reference,
-PAR's (rows of positions counted from the far end, scores divided by the width of a head, ReLU after the output projection, biases,
-u and v a block, layer norms with 1e-3, gates of weights cut off at 0, a softmax whose tails have projections, id 0 without loss).
-What a careful PyTorch user writes: everything is (time, batch, width), so that heads are views and memory grows by its first
-dimension; keys and values in one product, a head's side by side; memory projected apart from the segment (no gradient for its
-rows); the position term by one product and a view, no copy, into which the content term is added by baddbmm; layer_norm and
-cross_entropy fused; the columns for the clusters stand in one matrix with the head's words; a tail sees its own tokens alone;
-the embedding's gradient is added row by row to that of the table, not made as a second table; the optimiser fused or by foreach.
-Compiled are each block, the head's loss and the larger tails', shapes constant but for the tails' tokens; the step with an empty
-memory runs eager, so that nothing is compiled for it alone.
+Blocks in any order: s attention, f feed-forward, g a mixture of both and the identity.
+Post-norm, sines, memory of the inputs of attention. Two forms: that of Transformer-XL (one
+u and v for all blocks, one adaptive softmax whose tables are also the embedding), and with
+--reference that of PAR (rows of positions counted from the far end, scores divided by the
+width of a head, ReLU after the output projection, biases, u and v per block, layer norms
+with 1e-3, gates clamped at 0, a softmax whose tails have projections, no loss for id 0).
 
-    par_torch.py --pattern sfsfsf --hid-sz 128 --nheads 4 --inner-hid-sz 512 --block-sz 64 --mem 64 --batch-sz 8 --vocab 205 \\
-        --data FILE [--token-bytes 4] --steps 10 --warmup 3 --threads 2 [--load FILE] [--dtype bf16] [--compile]
+Written as a careful PyTorch user would: all tensors are (time, batch, width), so that heads
+are views and the memory grows along its first dimension; one matmul for keys and values of
+all heads; the memory is projected separately (no gradient for its rows); the position term
+is one matmul and a view without a copy, to which baddbmm adds the content term; layer_norm
+and cross_entropy are fused; the columns of the clusters are in one matrix with the words
+of the head; a tail sees only its tokens; the gradient of the embedding is added row by row
+to that of the table, without a second table; the optimiser is fused or foreach. The blocks
+and the losses of the head and of the larger tails are compiled separately, with constant
+shapes except for the tokens of tails. The step with an empty memory runs eagerly, so that
+nothing is compiled only for it.
 
-Protocol, options of data and optimiser, --train, --curve, --probe, --load: as sru_torch.py, beside which this file must stand.
---token-bytes 4: the file of --data holds numbers of 32 bits. A mixture's noise is that of the uniform numbers
-((37 (3 (L n + l) + k) + 11) mod 101 + 1/2) / 102 in step n, block l of L, branch k; its temperature is 1.
+    par_torch.py --pattern sfsfsf --hid-sz 128 --nheads 4 --inner-hid-sz 512 --block-sz 64 \
+        --mem 64 --batch-sz 8 --vocab 205 --data FILE [--token-bytes 4] --steps 10 \
+        --warmup 3 --threads 2 [--load FILE] [--dtype bf16] [--compile]
 
-    par_torch.py ... --generate N [--cached]        every line on stdin asks for N tokens of one stream
-    par_torch.py --check [--compile]                this model against par_oracle.py in float64
+Protocol, options of data and optimiser, --train, --curve, --probe and --load are those of
+sru_torch.py, which must be in the same directory. --token-bytes 4: the file of --data
+contains 32-bit integers. The noise of a mixture is that of the uniform values
+((37 (3 (L n + l) + k) + 11) mod 101 + 1/2) / 102 in step n, block l of L, branch k; its
+temperature is 1.
 
-Generation: one stream after --prompt segments of the text, whose next tokens are fed, one at a time; the first one is not timed, and
-log p of all words is made for each. Without --cached a token is a call of the model with its memory, as the published implementation
-does it; with it projected keys, values and positions are kept. Matrices are bfloat16 with --dtype bf16. The answer has the keys of
-training; loss_step1 is the nll of the first timed token, loss_last the mean over all.
+    par_torch.py ... --generate N [--cached]    N tokens of one stream per line on stdin
+    par_torch.py --check [--compile]            compares this model with par_oracle.py in
+                                                float64
+
+Generation: one stream after --prompt segments of the text, whose next tokens are fed one
+at a time, with log p of all words for each. The first one is not timed. Without --cached a
+token is a call of the model with its memory, as in the published implementation; with it
+projected keys, values and positions are kept. Matrices are bfloat16 with --dtype bf16. The
+reply has the keys of training; loss_step1 is the nll of the first timed token, loss_last
+the mean over all.
 
 Parameters (--load) have the names of the library's files.
 """
-import argparse
 import contextlib
-import importlib.util
 import json
 import math
-import os
 import sys
 import time
 
@@ -45,7 +54,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from sru_torch import Trainer, load_bytes, load_safetensors, prepare, serve, shared_options
+from sru_torch import (Trainer, autocast, golden_oracle, load_bytes, parser, prepare,
+                       relative_difference, serve, shared_options)
 
 
 def sines(rows, D):
@@ -56,31 +66,45 @@ def sines(rows, D):
 
 
 def sines_reference(rows, D):
-    """(rows,D): rows 0, 1, ..; sine and cosine in turn, the slowest first"""
-    angle = torch.arange(rows, dtype=torch.float64)[:, None] * 10000.0 ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
-    return torch.stack((torch.sin(angle), torch.cos(angle)), 2).flatten(1).view(rows, D // 2, 2).flip(1).flatten(1)
+    """(rows,D): rows 0, 1, ..; sine and cosine alternate, the slowest first"""
+    channel = torch.arange(D // 2, dtype=torch.float64)
+    angle = torch.arange(rows, dtype=torch.float64)[:, None] * 10000.0 ** (-2 * channel / D)
+    return torch.stack((torch.sin(angle), torch.cos(angle)), 2).flip(1).flatten(1)
 
 
 def parameter(*shape):
     return nn.Parameter(torch.empty(*shape).normal_(0, 0.02))
 
 
+def uniforms(n, L):
+    """(L,3): 102 times the uniform values of step n"""
+    return ((37 * (torch.arange(3 * L) + 3 * L * n) + 11) % 101 + 0.5).view(L, 3)
+
+
 class Block(nn.Module):
     def __init__(self, a, kind):
         super().__init__()
         D = a.hid_sz
-        self.kind, self.H, self.M, self.bf16, self.ref = kind, a.nheads, a.mem, a.dtype == "bf16", a.reference
-        self.eps, self.scale = (1e-3, a.nheads / D) if a.reference else (1e-5, (D // a.nheads) ** -0.5)
-        self.wq = self.bq = self.bkv = self.br = self.bo = self.w1 = self.gate = self.u = self.v = None
+        self.kind, self.H, self.M = kind, a.nheads, a.mem
+        self.bf16, self.ref = a.dtype == "bf16", a.reference
+        self.eps, self.scale = 1e-5, (D // a.nheads) ** -0.5
+        if a.reference:
+            self.eps, self.scale = 1e-3, a.nheads / D
+        self.wq = self.bq = self.bkv = self.br = self.bo = self.w1 = self.gate = None
+        self.u = self.v = None
         if kind in "sg":
             self.norm_a = nn.LayerNorm(D, self.eps)
-            self.wq, self.wkv, self.wr, self.wo = (parameter(n, D) for n in (D, 2 * D, D, D))     # wkv: rows (head, key or value, channel)
+            # wkv: rows (head, key or value, channel)
+            self.wq, self.wkv, self.wr, self.wo = (parameter(n, D) for n in (D, 2 * D, D, D))
             if self.ref:
-                self.bq, self.bkv, self.br, self.bo = (nn.Parameter(torch.zeros(n)) for n in (D, 2 * D, D, D))
-                self.u, self.v = parameter(a.nheads, D // a.nheads), parameter(a.nheads, D // a.nheads)
+                self.bq, self.bkv, self.br, self.bo = (nn.Parameter(torch.zeros(n))
+                                                       for n in (D, 2 * D, D, D))
+                self.u = parameter(a.nheads, D // a.nheads)
+                self.v = parameter(a.nheads, D // a.nheads)
         if kind in "fg":
             self.norm_f = nn.LayerNorm(D, self.eps)
-            self.w1, self.b1 = parameter(a.inner_hid_sz, D), nn.Parameter(torch.zeros(a.inner_hid_sz))
+            self.w1 = parameter(a.inner_hid_sz, D)
+            self.b1 = nn.Parameter(torch.zeros(a.inner_hid_sz))
             self.w2, self.b2 = parameter(D, a.inner_hid_sz), nn.Parameter(torch.zeros(D))
         if kind == "g":
             self.gate = nn.Parameter(torch.tensor([0.33, 0.33, 0.34]))
@@ -95,14 +119,15 @@ class Block(nn.Module):
 
     def attention(self, h, m, table, mask, u, v):
         T, B, D = h.shape
-        q, kv = F.linear(h, self.wq, self.bq).view(T, B, self.H, -1), F.linear(h, self.wkv, self.bkv)
+        q = F.linear(h, self.wq, self.bq).view(T, B, self.H, -1)
+        kv = F.linear(h, self.wkv, self.bkv)
         if m is not None:
             kv = torch.cat((F.linear(m, self.wkv, self.bkv), kv))
         K = kv.shape[0]
         k, value = self.heads(kv).split(D // self.H, -1)
         qk, qp = (self.heads((q + w.to(q.dtype)).view(T, B, D)) for w in (u, v))
-        # One column more than keys: row t of what follows, read with a stride shorter by
-        # one, begins one column later for each t
+        # One more column than keys: read with a stride shorter by one, row t of the following
+        # begins one column later for each t
         rows = F.pad(self.positions(table, K), (0, 0, 0, 1))
         rows = self.heads(rows[:, None].expand(K + 1, B, D).contiguous())
         s = torch.bmm(qp, rows.transpose(1, 2)).flatten(1)
@@ -122,7 +147,9 @@ class Block(nn.Module):
         """h (T,B,D), memory m (n,B,D) or None -> h, m. noise (3): of the gate"""
         x = h.to(torch.bfloat16) if self.bf16 else h
         if self.kind in "sg":
-            y = self.norm_a(h + self.attention(x, m, table, mask, u if self.u is None else self.u, v if self.v is None else self.v))
+            if self.u is not None:
+                u, v = self.u, self.v
+            y = self.norm_a(h + self.attention(x, m, table, mask, u, v))
             m = (x if m is None else torch.cat((m, x)))[-self.M:].detach() if self.M else None
         if self.kind == "s":
             return y, m
@@ -134,7 +161,8 @@ class Block(nn.Module):
 
 
 class Words(nn.Module):
-    """Embedding and adaptive softmax. The head's matrix has the columns for the J other clusters after its words."""
+    """Embedding and adaptive softmax. The head's matrix has the columns for the J other
+    clusters after its words."""
 
     def __init__(self, a):
         super().__init__()
@@ -152,9 +180,11 @@ class Words(nn.Module):
             self.projs = nn.ParameterList(parameter(D, e) for e in width[1:])
             self.proj_biases = nn.ParameterList(nn.Parameter(torch.zeros(e)) for e in width[1:])
             self.memory, self.inputs = self.table.detach(), [(0, self.table)]
-        else:       # the tables are parts of one memory, which is the embedding's
-            self.memory, starts = torch.empty(V + J, D).normal_(0, 0.02), [0] + [e + J for e in self.ends[1:]]
-            self.tables = nn.ParameterList(nn.Parameter(self.memory[s:s + n]) for s, n in zip(starts, rows))
+        else:       # the tables are parts of one array, the embedding
+            self.memory = torch.empty(V + J, D).normal_(0, 0.02)
+            starts = [0] + [e + J for e in self.ends[1:]]
+            self.tables = nn.ParameterList(nn.Parameter(self.memory[s:s + n])
+                                           for s, n in zip(starts, rows))
             self.inputs = list(zip(starts, self.tables))
         cluster, row, column = (torch.empty(V, dtype=torch.long) for _ in range(3))
         for i, (start, end) in enumerate(zip(self.ends, self.ends[1:])):
@@ -205,8 +235,11 @@ class Words(nn.Module):
         cluster = self.cluster[y] if self.J else None
         for i in range(1, self.J + 1):
             mine = (cluster == i).nonzero().squeeze(1)
-            if len(mine):       # few tokens: not worth a graph for every number
-                total = total + (self.run_tail if len(mine) >= 64 else self.tail_loss)(i, h[mine], y[mine] - self.ends[i])
+            if not len(mine):
+                continue
+            # a graph for every small number of tokens is not worth it
+            tail = self.run_tail if len(mine) >= 64 else self.tail_loss
+            total = total + tail(i, h[mine], y[mine] - self.ends[i])
         return total / len(y)
 
     def log_probs(self, h):
@@ -237,18 +270,19 @@ class Model(nn.Module):
 
     def mask(self, T, K):
         if (T, K) not in self.masks:
-            self.masks[T, K] = torch.full((T, K), -math.inf, dtype=self.table.dtype).triu_(K - T + 1)
+            self.masks[T, K] = self.table.new_full((T, K), -math.inf).triu_(K - T + 1)
         return self.masks[T, K]
 
     def noise(self, n):
         """(L,3) of step n"""
-        L = len(self.blocks)
-        u = ((37 * (torch.arange(3 * L) + 3 * L * n) + 11) % 101 + 0.5).to(torch.get_default_dtype()) / 102
-        return -torch.log(-torch.log(u)).view(L, 3)
+        u = uniforms(n, len(self.blocks)).to(torch.get_default_dtype()) / 102
+        return -torch.log(-torch.log(u))
 
     def hidden(self, x, memories, n=0):
         """x (T,B) -> last hidden states, memories; n: number of the step"""
-        h, new, noise = self.words.embed(x), [], self.noise(n) if "g" in self.a.pattern else [None] * len(self.blocks)
+        h, new, noise = self.words.embed(x), [], [None] * len(self.blocks)
+        if "g" in self.a.pattern:
+            noise = self.noise(n)
         rows = max([len(m) for m in memories if m is not None], default=0)
         mask = self.mask(len(x), rows + len(x))
         for i, (block, m) in enumerate(zip(self.blocks, memories)):
@@ -262,10 +296,12 @@ class Model(nn.Module):
         return self.words.loss(h, y), memories
 
 
-NAMES = {"wq": "attn.query.weight", "wkv": "attn.kv.weight", "wr": "attn.pos.weight", "wo": "attn.out.weight", "bq": "attn.query.bias",
-         "bkv": "attn.kv.bias", "br": "attn.pos.bias", "bo": "attn.out.bias", "u": "attn.u", "v": "attn.v", "w1": "ff.fc1.weight",
-         "b1": "ff.fc1.bias", "w2": "ff.fc2.weight", "b2": "ff.fc2.bias", "norm_a.weight": "attn.norm.weight",
-         "norm_a.bias": "attn.norm.bias", "norm_f.weight": "ff.norm.weight", "norm_f.bias": "ff.norm.bias"}
+NAMES = {"wq": "attn.query.weight", "wkv": "attn.kv.weight", "wr": "attn.pos.weight",
+         "wo": "attn.out.weight", "bq": "attn.query.bias", "bkv": "attn.kv.bias",
+         "br": "attn.pos.bias", "bo": "attn.out.bias", "u": "attn.u", "v": "attn.v",
+         "w1": "ff.fc1.weight", "b1": "ff.fc1.bias", "w2": "ff.fc2.weight", "b2": "ff.fc2.bias",
+         "norm_a.weight": "attn.norm.weight", "norm_a.bias": "attn.norm.bias",
+         "norm_f.weight": "ff.norm.weight", "norm_f.bias": "ff.norm.bias"}
 
 
 class ParTrainer(Trainer):
@@ -294,7 +330,7 @@ class ParTrainer(Trainer):
         return t.view(2, a.nheads, a.hid_sz // a.nheads, -1).transpose(0, 1).reshape(t.shape)
 
     def of_file(self, name, tensors):
-        """Parameter `name` of the model, from the library's"""
+        """Parameter `name` of the model, from those of the library"""
         part, words = name.split("."), self.model.words
         if part[0] in "uv":
             return tensors["attn." + name]
@@ -313,14 +349,15 @@ class ParTrainer(Trainer):
         else:
             t = tensors[f"out_emb.{part[1]}.{i + (part[1] in ('projs', 'proj_biases'))}"]
         if i == 0 and words.J and part[1] in ("tables", "biases"):
-            t = torch.cat((t, tensors["out_emb.cluster." + ("weight" if part[1] == "tables" else "bias")]))
+            kind = "weight" if part[1] == "tables" else "bias"
+            t = torch.cat((t, tensors[f"out_emb.cluster.{kind}"]))
         return t
 
     def load(self, tensors):
         with torch.no_grad():
             for name, p in self.model.named_parameters():
                 t = self.of_file(name, tensors)
-                if t is not None:       # gates begin as they were made
+                if t is not None:       # gates keep their initial values
                     p.copy_(t.reshape(p.shape))
 
 
@@ -347,11 +384,12 @@ class Generator:
 
     @contextlib.contextmanager
     def quietly(self):
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.a.dtype == "bf16"):
+        with torch.no_grad(), autocast(torch.device("cpu"), self.a.dtype):
             yield
 
     def cache(self):
-        """Of each attention its keys and values, with room for the tokens to come, its positions and its products in one matrix"""
+        """Of each attention: its keys and values, with space for the next tokens, its positions,
+        its matrices and biases joined, u and v"""
         model, a, caches = self.model, self.a, []
         M, H, D = a.mem, a.nheads, a.hid_sz
         for block, m in zip(model.blocks, self.start):
@@ -359,11 +397,13 @@ class Generator:
                 caches.append(None)
                 continue
             kv = F.linear(m, block.wkv, block.bkv)
-            room = kv.new_zeros(H, M + a.generate + 1, 2 * D // H)
-            room[:, :M] = block.heads(kv)
-            rows = block.heads(block.positions(model.table, M + 1)[:, None]).transpose(1, 2).contiguous()
-            caches.append((room, rows, torch.cat((block.wq, block.wkv)), None if block.bq is None else torch.cat((block.bq, block.bkv)),
-                           *((model.u, model.v) if block.u is None else (block.u, block.v))))
+            kept = kv.new_zeros(H, M + a.generate + 1, 2 * D // H)
+            kept[:, :M] = block.heads(kv)
+            rows = block.heads(block.positions(model.table, M + 1)[:, None])
+            rows = rows.transpose(1, 2).contiguous()
+            bias = None if block.bq is None else torch.cat((block.bq, block.bkv))
+            u, v = (model.u, model.v) if block.u is None else (block.u, block.v)
+            caches.append((kept, rows, torch.cat((block.wq, block.wkv)), bias, u, v))
         return caches
 
     def token(self, t, caches):
@@ -374,13 +414,14 @@ class Generator:
             if cache is None:
                 h = block.norm_f(h + block.feed_forward(h))
                 continue
-            room, rows, w, b, u, v = cache
+            kept, rows, w, b, u, v = cache
             y = F.linear(h, w, b).flatten()
             q = y[:D].view(H, 1, D // H)
-            room[:, t + M] = y[D:].view(H, -1)
-            k, value = room[:, t:t + M + 1].split(D // H, -1)
+            kept[:, t + M] = y[D:].view(H, -1)
+            k, value = kept[:, t:t + M + 1].split(D // H, -1)
             s = torch.bmm(q + v[:, None].to(q.dtype), rows)
-            s = torch.baddbmm(s, q + u[:, None].to(q.dtype), k.transpose(1, 2), beta=block.scale, alpha=block.scale)
+            s = torch.baddbmm(s, q + u[:, None].to(q.dtype), k.transpose(1, 2), beta=block.scale,
+                              alpha=block.scale)
             p = torch.softmax(s, -1).to(value.dtype)
             h = block.norm_a(h + block.project(torch.bmm(p, value).view(1, 1, D)))
         return h
@@ -405,8 +446,8 @@ class Generator:
                 if t:
                     seconds += time.monotonic() - start
                     losses.append(-float(logp[0, self.text[t + 1]]))
-        return dict(self.trainer.told(seconds), tokens_per_s=n / seconds, loss_step1=losses[0], loss_first=losses[0],
-                    loss_last=sum(losses) / n)
+        return dict(self.trainer.reply(seconds), tokens_per_s=n / seconds, loss_step1=losses[0],
+                    loss_first=losses[0], loss_last=sum(losses) / n)
 
 
 def load_data(a):
@@ -422,85 +463,111 @@ def worse(a, b):
     return a if a != a or b <= a else b
 
 
+VARIANTS = (("sfsf", False, ""), ("sffs", False, "5,12,30"), ("ggg", True, "5,12"),
+            ("sfsf", True, "7"))         # pattern, reference, cutoffs
+
+
+def oracle_config(oracle, a):
+    if a.reference:
+        form = dict(sines_form="ref", pos_mode="ref", scale="full", attn_relu=1, biases=1,
+                    share_uv=0, norm_eps=1e-3, arch="pi", words_out="ref", pad_id=0,
+                    pad_divisor="all")
+    else:
+        form = dict(words_in="adaptive" if a.cutoffs else "plain",
+                    words_out="adaptive" if a.cutoffs else "tied",
+                    tie_words=int(bool(a.cutoffs)))
+    return oracle.Config(vocab=40, dim=8, heads=2, inner=12, segment=a.block_sz, mem=a.mem,
+                         cutoffs=a.cutoffs, blocks=len(a.pattern),
+                         pattern="" if "g" in a.pattern else a.pattern, **form).checked()
+
+
+def check_training(a, oracle, cfg, p, tokens):
+    """The largest difference, and the last loss"""
+    worst, total, expected = 0.0, 0.0, 0.0
+    T, L, off = a.block_sz, len(a.pattern), relative_difference
+    trainer, model = ParTrainer(a, tokens), oracle.Model(cfg, p, 3)
+    trainer.load({k: v.detach() for k, v in p.items()})
+    for n, at in enumerate(range(0, 4 * T, T)):
+        x, y = tokens[:, at:at + T], tokens[:, at + 1:at + T + 1]
+        u = uniforms(n, L).double() / 102
+        w = oracle.gates(cfg, p, "noise", u, 1.0) if "g" in a.pattern else None
+        nll = oracle.losses(cfg, p, model.segment(x, w), y)[0]
+        trainer.done, expected = n, expected + nll
+        loss = trainer.forward(x.t().long(), y.t().long())[0]
+        total = total + loss
+        worst = worse(worst, off(loss.detach(), nll.detach()))
+    expected.backward()
+    total.backward()
+    for l, kind in enumerate(a.pattern):
+        if kind in "sg" and a.mem:
+            memory = trainer.memories[l].transpose(0, 1)
+            worst = worse(worst, off(memory, model.memory(l)[0]))
+    grads = {k: torch.zeros_like(v) if v.grad is None else v.grad for k, v in p.items()}
+    for name, q in trainer.model.named_parameters():
+        mine = torch.zeros_like(q) if q.grad is None else q.grad
+        worst = worse(worst, off(mine, trainer.of_file(name, grads).reshape(q.shape)))
+    return worst, float(loss.detach())
+
+
+def check_generation(a, oracle, cfg, p, tokens):
+    """The largest difference between both methods and the oracle"""
+    T, worst, means = a.block_sz, 0.0, []
+    a.generate, a.prompt, a.compile = T, 2, False
+    for a.cached in (False, True):
+        generator = Generator(a, tokens)
+        generator.trainer.load({k: v.detach() for k, v in p.items()})
+        with generator.quietly():       # again, with these parameters
+            memories = generator.model.initial()
+            for k in range(2):
+                x = tokens[:, k * T:(k + 1) * T].t().long()
+                memories = generator.model.hidden(x, memories)[1]
+            generator.start = memories
+        means.append(generator.round(T)["loss_last"])
+    nlls = []
+    with torch.no_grad():
+        model = oracle.Model(cfg, p, 1)
+        for k in range(2):
+            model.segment(tokens[:, k * T:(k + 1) * T])
+        for t in range(2 * T, 3 * T + 1):
+            x, y = tokens[:, t:t + 1], tokens[:, t + 1:t + 2]
+            nlls.append(float(oracle.losses(cfg, p, model.segment(x), y)[1]))
+    padded = a.reference and bool((tokens[0, 2 * T + 2:3 * T + 2] == 0).any())
+    for mean in means:
+        if not padded:      # the oracle ignores the padding
+            worst = worse(worst, abs(mean - sum(nlls[1:]) / T))
+        worst = worse(worst, abs(mean - means[0]))
+    return worst
+
+
 def check(a):
-    """Four segments of tiny models in float64 against the oracle: losses, memories, and the gradient of every parameter of the sum of
-    all losses; then generation both ways. Fails when one differs by more than 1e-10 of the largest of its tensor, or of 1."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/golden/par_oracle.py")
-    sys.path.insert(0, os.path.dirname(path))
-    spec = importlib.util.spec_from_file_location("par_oracle", path)
-    oracle = importlib.util.module_from_spec(spec)
-    sys.modules["par_oracle"] = oracle
-    spec.loader.exec_module(oracle)
-    a.hid_sz, a.nheads, a.inner_hid_sz, a.batch_sz, a.vocab, a.dtype, a.load = 8, 2, 12, 3, 40, "f64", None
-    worst, runs, compiled, gen = 0.0, 0, a.compile, torch.Generator().manual_seed(3)
-
-    def off(mine, theirs):
-        return float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1)) if theirs.numel() else 0.0
-
-    for pattern, a.reference, a.cutoffs in (("sfsf", False, ""), ("sffs", False, "5,12,30"), ("ggg", True, "5,12"), ("sfsf", True, "7")):
+    """Four segments of tiny models in float64, compared with the oracle: losses, memories, and
+    the gradient of every parameter of the sum of all losses; then generation both ways.
+    Fails if one differs by more than 1e-10 of the largest element of its tensor, or of 1."""
+    oracle, gen = golden_oracle("par_oracle"), torch.Generator().manual_seed(3)
+    vars(a).update(hid_sz=8, nheads=2, inner_hid_sz=12, batch_sz=3, vocab=40, dtype="f64",
+                   load=None)
+    worst, runs, compiled = 0.0, 0, a.compile
+    for a.pattern, a.reference, a.cutoffs in VARIANTS:
         for T, M in ((5, 5), (6, 4), (4, 0), (3, 6)):
-            a.pattern, a.block_sz, a.mem, a.compile = pattern, T, M, compiled and T == 5
-            own = dict(sines_form="ref", pos_mode="ref", scale="full", attn_relu=1, biases=1, share_uv=0, norm_eps=1e-3, arch="pi",
-                       words_out="ref", pad_id=0, pad_divisor="all") if a.reference else \
-                dict(words_in="adaptive" if a.cutoffs else "plain", words_out="adaptive" if a.cutoffs else "tied",
-                     tie_words=int(bool(a.cutoffs)))
-            cfg = oracle.Config(vocab=40, dim=8, heads=2, inner=12, segment=T, mem=M, cutoffs=a.cutoffs, blocks=len(pattern),
-                                pattern="" if "g" in pattern else pattern, **own).checked()
-            p = {k: torch.randn(shape, generator=gen, dtype=torch.float64) * 0.4 for k, shape in oracle.parameter_shapes(cfg).items()}
+            a.block_sz, a.mem, a.compile = T, M, compiled and T == 5
+            cfg = oracle_config(oracle, a)
+            p = {k: torch.randn(shape, generator=gen, dtype=torch.float64) * 0.4
+                 for k, shape in oracle.parameter_shapes(cfg).items()}
             for k in p:
                 p[k] = (p[k].abs() + 0.1 if k.startswith("arch") else p[k]).requires_grad_()
             tokens = torch.randint(0, 40, (3, 4 * T + 1), generator=gen, dtype=torch.int32)
-            trainer = ParTrainer(a, tokens)
-            trainer.load({k: v.detach() for k, v in p.items()})
-            model, total, want, L = oracle.Model(cfg, p, 3), 0.0, 0.0, len(pattern)
-            for n, at in enumerate(range(0, 4 * T, T)):
-                x, y = tokens[:, at:at + T], tokens[:, at + 1:at + T + 1]
-                u = ((37 * (torch.arange(3 * L) + 3 * L * n) + 11) % 101 + 0.5).double().view(L, 3) / 102
-                w = oracle.gates(cfg, p, "noise", u, 1.0) if "g" in pattern else None
-                nll = oracle.losses(cfg, p, model.segment(x, w), y)[0]
-                trainer.done, want = n, want + nll
-                got = trainer.forward(x.t().long(), y.t().long())[0]
-                total = total + got
-                worst = worse(worst, off(got.detach(), nll.detach()))
-            want.backward()
-            total.backward()
-            for l, kind in enumerate(pattern):
-                if kind in "sg" and M:
-                    worst = worse(worst, off(trainer.memories[l].transpose(0, 1), model.memory(l)[0]))
-            grads = {k: torch.zeros_like(v) if v.grad is None else v.grad for k, v in p.items()}
-            for name, q in trainer.model.named_parameters():
-                mine = torch.zeros_like(q) if q.grad is None else q.grad
-                worst = worse(worst, off(mine, trainer.of_file(name, grads).reshape(q.shape)))
-            runs += 1
-            if "g" in pattern or not 0 < M <= T:
-                continue
-            a.generate, a.prompt, told, a.compile = T, 2, [], False
-            for a.cached in (False, True):
-                generator = Generator(a, tokens[:1])
-                generator.trainer.load({k: v.detach() for k, v in p.items()})
-                with generator.quietly():       # again, with these parameters
-                    memories = generator.model.initial()
-                    for k in range(2):
-                        memories = generator.model.hidden(tokens[:1, k * T:(k + 1) * T].t().long(), memories)[1]
-                    generator.start = memories
-                told.append(generator.round(T))
-            with torch.no_grad():
-                model = oracle.Model(cfg, p, 1)
-                for k in range(2):
-                    model.segment(tokens[:1, k * T:(k + 1) * T])
-                nlls = [float(oracle.losses(cfg, p, model.segment(tokens[:1, t:t + 1]), tokens[:1, t + 1:t + 2])[1])
-                        if int(tokens[0, t + 1]) or not a.reference else None for t in range(2 * T, 3 * T + 1)][1:]
-            for one in told:
-                if None not in nlls:
-                    worst = worse(worst, abs(one["loss_last"] - sum(nlls) / T))
-                worst = worse(worst, abs(one["loss_last"] - told[0]["loss_last"]))
-    print(json.dumps({"runs": runs, "largest_difference": worst, "loss_last": float(got.detach())}))
+            difference, loss = check_training(a, oracle, cfg, p, tokens)
+            worst, runs = worse(worst, difference), runs + 1
+            if "g" not in a.pattern and 0 < M <= T:
+                worst = worse(worst, check_generation(a, oracle, cfg, p, tokens[:1]))
+    print(json.dumps({"runs": runs, "largest_difference": worst, "loss_last": loss}))
     return 0 if worst < 1e-10 else 1
 
 
 def options():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--pattern", default="sfsfsfsf", help="a letter a block: s, f, or g (with --reference)")
+    p = parser(__doc__)
+    p.add_argument("--pattern", default="sfsfsfsf",
+                   help="one letter per block: s, f, or g (with --reference)")
     p.add_argument("--hid-sz", type=int, default=256)
     p.add_argument("--nheads", type=int, default=4)
     p.add_argument("--inner-hid-sz", type=int, default=1024)
@@ -512,9 +579,10 @@ def options():
     p.add_argument("--reference", action="store_true", help="PAR's form")
     p.add_argument("--token-bytes", type=int, choices=(1, 4), default=1)
     shared_options(p, "adamw")
-    p.add_argument("--generate", type=int, metavar="N", help="generation in place of training, N tokens a round")
+    p.add_argument("--generate", type=int, metavar="N",
+                   help="generation in place of training, N tokens per round")
     p.add_argument("--cached", action="store_true")
-    p.add_argument("--prompt", type=int, default=2, help="generation: segments before")
+    p.add_argument("--prompt", type=int, default=2, help="generation: segments of the prompt")
     return p
 
 
@@ -533,7 +601,7 @@ def main():
     if a.generate:
         a.steps, a.batch_sz = a.generate, 1
         if not 0 < a.mem <= a.block_sz * a.prompt:
-            p.error("generation wants a memory that the prompt fills")
+            p.error("generation requires a memory that the prompt fills")
         return serve(Generator(a, load_data(a)), a)
     return serve(ParTrainer(a, load_data(a)), a)
 

@@ -1,53 +1,65 @@
 #!/usr/bin/env python3
-"""A training step of the SRU++ language model in PyTorch (1.13 or newer), a benchmark contender and a
-reference for training curves: eager or compiled, float32, float64 or bfloat16 autocast.
+r"""A training step of the SRU++ language model in PyTorch (1.13 or newer), a benchmark
+contender and a reference for training curves: eager or compiled, float32, float64 or
+bfloat16 autocast.
 
-Written as a careful PyTorch user would: segment and memory are projected separately (no gradient to the
-memory); keys and values are views of two matmuls; mask and scale are part of the score matmul; one
-matmul computes all three sub-matrices of U with the gate biases; the loop over time contains only what
-needs the previous state, with the highway connection outside; the optimiser is foreach or fused. The
-transform of each layer, the loss, and the recurrence in chunks of --chunk steps are compiled, with
-constant shapes.
+Written as a careful PyTorch user would: segment and memory are projected separately (no
+gradient to the memory); keys and values are views of two matmuls; mask and scale are part
+of the score matmul; one matmul computes all three sub-matrices of U with the gate biases;
+the loop over time contains only what needs the previous state, with the highway
+connection outside; the optimiser is foreach or fused. The transform of each layer, the
+loss, and the recurrence in chunks of --chunk steps are compiled, with constant shapes.
 
-    sru_torch.py --nlayers 4 --hid-sz 512 --n-proj 128 --nheads 1 --block-sz 256 --batch-sz 8 --data FILE --steps 10 \
-        --warmup 3 --threads 2 [--load FILE] [--dtype bf16] [--compile]
+    sru_torch.py --nlayers 4 --hid-sz 512 --n-proj 128 --nheads 1 --block-sz 256 \
+        --batch-sz 8 --data FILE --steps 10 --warmup 3 --threads 2 [--load FILE] \
+        [--dtype bf16] [--compile]
 
-Protocol: parameters and data are loaded and --warmup steps run, then "ready" goes to stderr. Every line on stdin asks for
-one round of --steps training steps; the answer is one JSON line on stdout: tokens_per_s, loss_first and loss_last (nats, of
-the round's first and last step), loss_step1 (of the very first step), steps_done, seconds, peak_bytes, compiled (graphs that
-were compiled inside the round: its time is none if there are any), and with --no-update, where a step is forward and backward
-alone, grad_norm (of the round's last step). End of input ends the program. peak_bytes is the resident
-peak of the process on a CPU and the allocator's peak on a GPU. What this PyTorch cannot do ends the program with exit code 3
-and a line "cannot: why" on stderr. --compile needs --warmup 2 or more: the first segment has no memory, the second has one.
+Protocol: the program loads parameters and data, runs --warmup steps, and writes "ready"
+to stderr. For every line on stdin it runs one round of --steps training steps and writes
+one line of JSON to stdout: tokens_per_s, loss_first and loss_last (nats, of the first and
+last step of the round), loss_step1 (of the very first step), steps_done, seconds,
+peak_bytes, compiled (graphs compiled within the round; if there are any, its time does
+not count), and with --no-update, where a step is only forward and backward, grad_norm (of
+the last step). It ends at the end of its input. peak_bytes is the resident peak of the
+process on a CPU and the peak of the allocator on a GPU. If this PyTorch cannot do what is
+requested, the exit code is 3 and stderr has a line "cannot: why". --compile needs
+--warmup 2 or more, because the first segment has no memory.
 
-    sru_torch.py ... --train N --curve FILE     N steps, a line "step loss" for each (from 1; the loss before its update)
-    sru_torch.py --probe [--threads 2]          GFLOP/s of a product, to compare surroundings
+    sru_torch.py ... --train N --curve FILE     N steps, one line "step loss" for each (from
+                                                1; the loss before its update)
+    sru_torch.py --probe [--threads 2]          GFLOP/s of a matmul, to compare environments
     sru_torch.py --check [--compile]            all variants against each other in float64
 
-Parameters (--load; without it initialised from --seed): in_emb.weight (V,d), out_emb.weight (V,d), out_emb.bias (V) and of
-every layer layers.L.w1 (P,d), w3 (3d,P) with row i d + j for sub-matrix i of unit j, attn_norm.weight and .bias (P),
-v (2,d), bias (2,d), forget gate first; with attention w2 (2P,P), keys first, and alpha (1). --n-proj 0 is SRU: w3 (3d,d), no
-w1, no norm, no attention.
+Parameters (--load; without it initialised from --seed): in_emb.weight (V,d),
+out_emb.weight (V,d), out_emb.bias (V) and of every layer layers.L.w1 (P,d), w3 (3d,P)
+with row i d + j for sub-matrix i of unit j, attn_norm.weight and .bias (P), v (2,d), bias
+(2,d), forget gate first; with attention w2 (2P,P), keys first, and alpha (1). --n-proj 0
+is SRU: w3 (3d,d), no w1, no norm, no attention.
 
-Data are bytes (vocabulary 256) from --begin to --end: batch row b is the b-th of batch-sz equal parts; at the end of the parts
-training starts again at position 0 with zero state and no memory.
+Data are bytes (vocabulary 256) from --begin to --end: batch row b is the b-th of batch-sz
+equal parts; at the end of the parts training restarts at position 0 with zero state and
+no memory.
 
-Which variants are the defaults: CPU ms of one training step, the least of 12, one thread (AMD with AVX-512, MKL told to
-use it, malloc told to keep memory), PyTorch 2.15, d 512, P 128, 4 layers with attention, 1 head, batch 8, segment 256:
+The defaults are the fastest variants: CPU ms of one training step, the minimum of 12, one
+thread (AMD with AVX-512, used by MKL; malloc keeps memory), PyTorch 2.15, d 512, P 128, 4
+layers with attention, 1 head, batch 8, segment 256:
 
     recurrence manual 200   loop 240   script 243   (attention matmul, float32)
     attention matmul 200    sdpa 219                (recurrence manual, float32)
     compiled: matmul 206, sdpa 213; bfloat16: eager 169, compiled 164; float64: 424
 
-Products are more than half of that. The recurrence written by hand (autograd.Function) runs three operations a step forward
-and one backward, and beats autograd through the loop, in Python or TorchScript; the compiled one, a single pass over memory,
-is level with it here on one thread.
+Matmuls are more than half of that. The hand-written recurrence (autograd.Function) runs
+three operations per step forward and one backward, and is faster than autograd through
+the loop, in Python or TorchScript. The compiled one, a single pass over memory, is as
+fast on one thread.
 """
 import argparse
 import contextlib
+import importlib
 import itertools
 import json
 import math
+import os
 import resource
 import struct
 import sys
@@ -63,8 +75,8 @@ import torch.nn.functional as F
 SDPA = hasattr(F, "scaled_dot_product_attention")
 
 
-# ---- the recurrence: u (T,B,3d) with the gates' biases in it, highway input x (T,B,d), v
-# (2,d), state c (B,d), mask m (B,d) or None -> h (T,B,d), last state (B,d)
+# ---- the recurrence: u (T,B,3d) including the gate biases, highway input x (T,B,d),
+# v (2,d), state c (B,d), mask m (B,d) or None -> h (T,B,d), last state (B,d)
 
 def states_loop(u0, u1, vf, c):
     """The part that needs a loop: (T,B,d) twice, (B,d) twice -> states (T,B,d)"""
@@ -75,7 +87,7 @@ def states_loop(u0, u1, vf, c):
     return torch.stack(out)
 
 
-def states_script(u0, u1, vf, c):       # the same in what TorchScript understands
+def states_script(u0, u1, vf, c):       # the same for TorchScript
     out = [c]
     a, z = u0.unbind(0), u1.unbind(0)
     for t in range(len(a)):
@@ -87,20 +99,23 @@ def states_script(u0, u1, vf, c):       # the same in what TorchScript understan
 def autograd_cell(states):
     def cell(u, x, v, c, m):
         u0, u1, u2 = u.chunk(3, -1)
-        cs = states(u0, u1, v[0].expand_as(c), c)       # expanded here: v's gradient is summed over the batch once, not T times
+        # expanded here: v's gradient is summed over the batch once, not T times
+        cs = states(u0, u1, v[0].expand_as(c), c)
         r = torch.sigmoid(torch.addcmul(u2, v[1], torch.cat((c[None], cs[:-1]))))
         return torch.lerp(x, cs, r if m is None else r * m), cs[-1]
     return cell
 
 
 class ManualCell(torch.autograd.Function):
-    """Three operations a step forward, one backward: the adjoint of the state is an affine recurrence, whose factors are
-    known as soon as the states are. The state gets a gradient from the outputs only: it is carried over detached."""
+    """Three operations per step forward, one backward: the adjoint of the state is an affine
+    recurrence, whose factors are known once the states are. The state gets a gradient only
+    from the outputs, because it is carried over detached."""
 
     @staticmethod
     def forward(ctx, u, x, v, c, m):
         T, (u0, u1, u2) = len(x), u.chunk(3, -1)
-        cs, f, vf = x.new_empty(T + 1, *c.shape), torch.empty_like(x), v[0].expand_as(c).contiguous()
+        cs, f = x.new_empty(T + 1, *c.shape), torch.empty_like(x)
+        vf = v[0].expand_as(c).contiguous()
         cs[0] = c
         c = cs[0]
         for a, z, g, n in zip(u0.unbind(0), u1.unbind(0), f.unbind(0), cs[1:].unbind(0)):
@@ -139,8 +154,8 @@ class ManualCell(torch.autograd.Function):
 
 
 def chunk_forward(u, x, v, cs, m, h):
-    """Some steps of the recurrence with the highway: what the compiler turns into one loop over the batch's units. Writes
-    states to cs[1:], outputs to h."""
+    """Some steps of the recurrence with the highway, which the compiler turns into one loop
+    over the units of the batch. Writes states to cs[1:], outputs to h."""
     c, states, outputs = cs[0], [], []
     for t in range(len(x)):
         u0, u1, u2 = u[t].chunk(3, -1)
@@ -153,7 +168,8 @@ def chunk_forward(u, x, v, cs, m, h):
 
 
 def chunk_backward(g, u, x, v, cs, m, e, dvf, dvr, du, dx):
-    """e: the adjoint of the last state; dvf, dvr (B,d): sums so far. Gates are recomputed. Writes du, dx."""
+    """e: the adjoint of the last state; dvf, dvr (B,d): sums so far. Gates are recomputed.
+    Writes du, dx."""
     dus, dxs = [], []
     for t in reversed(range(len(x))):
         u0, u1, u2 = u[t].chunk(3, -1)
@@ -195,7 +211,8 @@ class CompiledCell(torch.autograd.Function):
         sums = [torch.zeros_like(cs[0]) for _ in range(3)]
         for t in reversed(range(0, len(x), K)):
             part = slice(t, t + K)
-            sums = CompiledCell.backward_part(g[part], u[part], x[part], v, cs[t:t + K + 1], m, *sums, du[part], dx[part])
+            sums = CompiledCell.backward_part(g[part], u[part], x[part], v, cs[t:t + K + 1], m,
+                                              *sums, du[part], dx[part])
         return du, dx, torch.stack((sums[1].sum(0), sums[2].sum(0))), None, None
 
 
@@ -215,7 +232,8 @@ class Layer(nn.Module):
     def __init__(self, a, index, cell):
         super().__init__()
         d, P = a.hid_sz, a.n_proj
-        self.heads, self.attention, self.autocast, self.cell = a.nheads, a.attention, a.dtype == "bf16", cell
+        self.heads, self.attention, self.cell = a.nheads, a.attention, cell
+        self.autocast = a.dtype == "bf16"
         self.dropout, self.attn_dropout = a.dropout, a.attn_dropout
         self.mask_dropout = a.dropout if index < a.nlayers - 1 else 0.0
         self.attends = a.attn_every > 0 and P > 0 and (index + 1) % a.attn_every == 0
@@ -233,9 +251,10 @@ class Layer(nn.Module):
             self.bias[1] = a.highway_bias
 
     def attend(self, z, T, mask):
-        """(Tk,B,P), of which the last T rows ask -> (T,B,P)"""
+        """(Tk,B,P), of which the last T rows are queries -> (T,B,P)"""
         P, n, (Tk, B) = z.shape[2], self.heads, z.shape[:2]
-        q, k, v = z[Tk - T:], F.linear(z, self.w2[:P]), F.linear(z, self.w2[P:])    # apart: heads stay views
+        # apart: heads stay views
+        q, k, v = z[Tk - T:], F.linear(z, self.w2[:P]), F.linear(z, self.w2[P:])
         p = self.attn_dropout if self.training else 0.0
         if self.attention == "sdpa":
             q, k, v = (t.view(-1, B, n, P // n).permute(1, 2, 0, 3) for t in (q, k, v))
@@ -252,15 +271,19 @@ class Layer(nn.Module):
             z = res = F.linear(x, self.w1)
             if self.attends:
                 if memory is not None:
-                    z = torch.cat((F.linear(memory, self.w1), z))   # no gradient to the memory: a separate matmul
+                    # no gradient to the memory: a separate matmul
+                    z = torch.cat((F.linear(memory, self.w1), z))
                 o = self.attend(z, len(x), mask)
                 res = torch.addcmul(self.full(res), self.alpha, self.full(o))
             y = F.dropout(self.attn_norm(self.full(res)), self.dropout, self.training)
         bias = F.pad(self.bias.flatten(), (self.bias.shape[1], 0))  # of u1 and u2
-        return self.full(F.linear(y, self.w3)) + bias if self.autocast else F.linear(y, self.w3, bias)
+        if self.autocast:
+            return self.full(F.linear(y, self.w3)) + bias
+        return F.linear(y, self.w3, bias)
 
     def full(self, x):
-        return x.float() if self.autocast else x        # sums, norm and recurrence in the parameters' type
+        # sums, norm and recurrence in the parameters' type
+        return x.float() if self.autocast else x
 
     def forward(self, x, memory, c, mask):
         m = None
@@ -282,19 +305,21 @@ class Model(nn.Module):
         nn.init.zeros_(self.out_emb.bias)
 
     def initial(self):
-        """State and memory of a start."""
-        n = len(self.layers)
-        return [self.in_emb.weight.new_zeros(self.a.batch_sz, self.a.hid_sz) for _ in range(n)], [None] * n
+        """Initial state and memory"""
+        a, n = self.a, len(self.layers)
+        states = [self.in_emb.weight.new_zeros(a.batch_sz, a.hid_sz) for _ in range(n)]
+        return states, [None] * n
 
     def training_mask(self, T, Tm, like):
         """Added to the scores: a query sees all of the memory and the segment up to itself."""
         if self.mask is None or self.mask.shape != (T, Tm + T):
-            self.mask = torch.full((T, Tm + T), -math.inf, device=like.device, dtype=like.dtype).triu_(Tm + 1)
+            self.mask = like.new_full((T, Tm + T), -math.inf).triu_(Tm + 1)
         return self.mask
 
     def loss(self, h, y):
         h = F.dropout(h, self.a.dropout, self.training)
-        return F.cross_entropy(self.out_emb(h).to(self.in_emb.weight.dtype).flatten(0, 1), y.flatten())
+        logits = self.out_emb(h).to(self.in_emb.weight.dtype)
+        return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
     def forward(self, x, y, states, memories):
         """x, y (T,B)"""
@@ -309,7 +334,7 @@ class Model(nn.Module):
 
 
 class RAdam:
-    """Rectified Adam with decoupled decay; the first five updates are momentum alone."""
+    """Rectified Adam with decoupled decay; the first five updates are only momentum."""
 
     def __init__(self, params, decay, betas=(0.9, 0.999), eps=1e-8):
         self.params, self.decay, self.betas, self.eps, self.t = list(params), decay, betas, eps, 0
@@ -330,20 +355,22 @@ class RAdam:
         if rho < 5:
             torch._foreach_add_(self.params, self.m, alpha=-lr / (1 - b1 ** t))
             return
-        rate = math.sqrt((1 - b2 ** t) * (rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)) / (1 - b1 ** t)
+        square = (rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)
+        rate = math.sqrt((1 - b2 ** t) * square) / (1 - b1 ** t)
         root = torch._foreach_sqrt(self.s)
         torch._foreach_add_(root, self.eps)
         torch._foreach_addcdiv_(self.params, self.m, root, value=-lr * rate)
 
 
 class AdamW:
-    """PyTorch's, fused where there is that."""
+    """PyTorch's, fused if available"""
 
     def __init__(self, params, decay):
         params = list(params)
         for kind in ({"fused": True}, {"foreach": True}):
             try:
-                self.inner = torch.optim.AdamW(params, lr=0.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=decay, **kind)
+                self.inner = torch.optim.AdamW(params, lr=0.0, betas=(0.9, 0.999), eps=1e-8,
+                                               weight_decay=decay, **kind)
                 break
             except (RuntimeError, TypeError):
                 pass
@@ -354,16 +381,19 @@ class AdamW:
 
 
 def learning_rate(a, n):
-    """Of update n, counted from 0: linear rise, then the cosine scaled to pass through the end of the rise."""
+    """Of update n, counted from 0: linear rise, then the cosine scaled to pass through the
+    end of the rise."""
     if a.schedule == "constant":
         return a.lr
     if n < a.lr_warmup:
         return a.lr * (n + 1) / a.lr_warmup
-    return a.lr * (1 + math.cos(math.pi * n / a.max_iter)) / (1 + math.cos(math.pi * max(a.lr_warmup - 1, 0) / a.max_iter))
+    end_of_rise = max(a.lr_warmup - 1, 0)
+    return (a.lr * (1 + math.cos(math.pi * n / a.max_iter))
+            / (1 + math.cos(math.pi * end_of_rise / a.max_iter)))
 
 
 class Trainer:
-    """One model in training; other peers derive from it what makes, starts and calls another model."""
+    """One model in training. Other peers override how a model is created, started and called."""
 
     def __init__(self, a, data):
         self.a, self.data, self.device = a, data, torch.device(a.device)
@@ -393,11 +423,11 @@ class Trainer:
         self.model.loss = torch.compile(self.model.loss, dynamic=False)
 
     def restart(self):
-        """At the first byte, with nothing remembered."""
+        """At the first byte, with an empty state and memory"""
         self.position, (self.states, self.memories) = 0, self.model.initial()
 
     def forward(self, x, y):
-        """The loss that is told, and the one that is minimised"""
+        """The reported loss, and the minimised one"""
         loss, self.states, self.memories = self.model(x, y, self.states, self.memories)
         return loss, loss
 
@@ -419,12 +449,13 @@ class Trainer:
         x, y = (self.data[:, p + i:p + i + T].t().long() for i in (0, 1))
         for q in self.params:
             q.grad = None
-        auto = torch.autocast(self.device.type, dtype=torch.bfloat16) if a.dtype == "bf16" else contextlib.nullcontext()
-        with auto:
+        with autocast(self.device, a.dtype):
             loss, total = self.forward(x, y)
         total.backward()
         for q in self.params:
-            if q.grad is None:      # what this step did not use: zeros, as for any optimiser that has one state for all
+            # what this step did not use: zeros, as for any optimiser that has one state
+            # for all
+            if q.grad is None:
                 q.grad = torch.zeros_like(q)
         if not a.no_update:
             if a.clip > 0:
@@ -454,14 +485,40 @@ class Trainer:
         losses = [self.step() for _ in range(steps)]
         self.synchronise()
         seconds = time.monotonic() - start
-        told = dict(self.told(seconds), loss_first=float(losses[0]), loss_last=float(losses[-1]), compiled=self.graphs() - graphs,
-                    tokens_per_s=steps * self.a.batch_sz * self.a.block_sz / seconds, loss_step1=float(self.first_loss))
-        return dict(told, grad_norm=self.grad_norm()) if self.a.no_update else told
+        reply = dict(self.reply(seconds), loss_first=float(losses[0]), loss_last=float(losses[-1]),
+                     loss_step1=float(self.first_loss), compiled=self.graphs() - graphs,
+                     tokens_per_s=steps * self.a.batch_sz * self.a.block_sz / seconds)
+        return dict(reply, grad_norm=self.grad_norm()) if self.a.no_update else reply
 
-    def told(self, seconds):
+    def reply(self, seconds):
         peak = (torch.cuda.max_memory_allocated() if self.device.type == "cuda"
                 else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         return {"steps_done": self.done, "seconds": seconds, "peak_bytes": int(peak)}
+
+
+def autocast(device, dtype):
+    if dtype == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def parser(doc):
+    return argparse.ArgumentParser(description=doc,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def golden_oracle(name):
+    """The module tests/golden/NAME.py"""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/golden")
+    sys.path.insert(0, path)
+    return importlib.import_module(name)
+
+
+def relative_difference(mine, theirs):
+    """Of two tensors, relative to the largest element of the second, or to 1"""
+    if not theirs.numel():
+        return 0.0
+    return float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1))
 
 
 def load_safetensors(path):
@@ -474,7 +531,8 @@ def load_safetensors(path):
     out = {}
     for name, h in header.items():
         a, b = h["data_offsets"]
-        out[name] = torch.from_numpy(np.frombuffer(raw[8 + n + a:8 + n + b], kinds[h["dtype"]]).reshape(h["shape"]).copy())
+        values = np.frombuffer(raw[8 + n + a:8 + n + b], kinds[h["dtype"]])
+        out[name] = torch.from_numpy(values.reshape(h["shape"]).copy())
     return out, metadata
 
 
@@ -491,7 +549,7 @@ def cannot(why):
 
 
 def probe():
-    """GFLOP/s of one product, the best of 30: a busy machine does not decide."""
+    """GFLOP/s of one matmul, the best of 30, which a busy machine affects little"""
     x, w, best = torch.rand(2048, 256) - 0.5, torch.rand(1024, 256) - 0.5, math.inf
     for _ in range(30):
         start = time.monotonic()
@@ -501,16 +559,18 @@ def probe():
 
 
 def check(a):
-    """Three tiny steps in float64 by every variant, with and without dropout; fails when a loss or a parameter differs by more
-    than 1e-10."""
-    a.nlayers, a.hid_sz, a.n_proj, a.nheads, a.block_sz, a.batch_sz, a.vocab = 3, 12, 8, 2, 6, 3, 256
-    a.dtype, a.optim, a.lr, a.clip, a.load, a.chunk, a.device = "f64", "adamw", 1e-2, 0.5, None, 4, "cpu"
+    """Three tiny steps in float64 by every variant, with and without dropout. Fails if a
+    loss or a parameter differs by more than 1e-10."""
+    vars(a).update(nlayers=3, hid_sz=12, n_proj=8, nheads=2, block_sz=6, batch_sz=3, vocab=256,
+                   dtype="f64", optim="adamw", lr=1e-2, clip=0.5, load=None, chunk=4, device="cpu")
     data = torch.from_numpy((np.arange(3 * 60) * 7919 % 251 % 97).astype(np.uint8).reshape(3, 60))
     compiled, worst, n = [True] if a.compile else [], 0.0, 0
-    for dropout, (a.attn_every, a.n_proj) in itertools.product((0.0, 0.2), ((1, 8), (2, 8), (0, 8), (0, 0))):
+    layers = ((1, 8), (2, 8), (0, 8), (0, 0))
+    for dropout, (a.attn_every, a.n_proj) in itertools.product((0.0, 0.2), layers):
         reference, a.dropout, a.attn_dropout = None, dropout, dropout
+        attentions = ("matmul", "sdpa") if SDPA and not dropout else ("matmul",)
         for a.recurrence, a.attention, a.compile in itertools.product(
-                ("loop", "script", "manual"), ("matmul", "sdpa") if SDPA and not dropout else ("matmul",), [False] + compiled):
+                ("loop", "script", "manual"), attentions, [False] + compiled):
             if a.compile and (a.recurrence != "manual" or dropout):     # compiled draws other masks
                 continue
             trainer = Trainer(a, data)
@@ -528,7 +588,7 @@ def check(a):
 
 
 def serve(trainer, a):
-    """The curve of --train, or rounds as long as stdin asks for them (the protocol above)."""
+    """The curve of --train, or a round for every line on stdin (the protocol above)"""
     try:
         if a.train is not None:
             with open(a.curve, "w") if a.curve else contextlib.nullcontext(sys.stdout) as f:
@@ -550,7 +610,7 @@ def serve(trainer, a):
 
 
 def prepare(a):
-    """Threads, --probe, and what this PyTorch cannot do. True: there is no more to do."""
+    """Threads, --probe, and what this PyTorch cannot do. True: the program is done."""
     if a.threads > 0:
         torch.set_num_threads(a.threads)
     if a.probe:
@@ -563,39 +623,47 @@ def prepare(a):
 
 
 def shared_options(p, *optimisers):
-    """Of data, optimiser and process: of all peers that train language models on bytes"""
+    """Options of data, optimiser and process, shared by the peers that train on bytes"""
     p.add_argument("--data", help="file of bytes")
-    p.add_argument("--begin", type=int, default=0, help="first byte of the file that counts")
-    p.add_argument("--end", type=int, help="end of the bytes that count")
+    p.add_argument("--begin", type=int, default=0, help="first byte of the file that is used")
+    p.add_argument("--end", type=int, help="end of the bytes that are used")
     p.add_argument("--load", help="safetensors file of initial parameters")
-    p.add_argument("--steps", type=int, default=10, help="training steps in a round")
+    p.add_argument("--steps", type=int, default=10, help="training steps per round")
     p.add_argument("--warmup", type=int, default=0, help="training steps before the first round")
     p.add_argument("--train", type=int, metavar="N", help="train N steps, write --curve, and end")
     p.add_argument("--curve", metavar="FILE", help='a line "step loss" for every step, in nats')
     p.add_argument("--threads", type=int, default=0)
-    p.add_argument("--dtype", choices=("f32", "f64", "bf16"), default="f32", help="bf16: autocast, float32 parameters")
+    p.add_argument("--dtype", choices=("f32", "f64", "bf16"), default="f32",
+                   help="bf16: autocast, float32 parameters")
     p.add_argument("--optim", choices=optimisers, default=optimisers[-1])
     p.add_argument("--lr", type=float, default=3e-4)
-    p.add_argument("--no-update", action="store_true", help="forward and backward alone: no clipping, no optimiser")
+    p.add_argument("--no-update", action="store_true",
+                   help="only forward and backward: no clipping, no optimiser")
     p.add_argument("--weight-decay", type=float, default=0.1, help="decoupled, on all parameters")
-    p.add_argument("--clip", type=float, default=1.0, help="largest norm of the whole gradient; 0: none")
+    p.add_argument("--clip", type=float, default=1.0,
+                   help="maximum norm of the whole gradient; 0: none")
     p.add_argument("--schedule", choices=("constant", "cosine"), default="constant")
-    p.add_argument("--lr-warmup", type=int, default=0, help="updates over which the learning rate of the cosine rises")
+    p.add_argument("--lr-warmup", type=int, default=0,
+                   help="updates over which the learning rate of the cosine rises")
     p.add_argument("--max-iter", type=int, default=400000, help="where the cosine ends")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cpu")
-    p.add_argument("--compile", action="store_true", help="torch.compile, needs PyTorch 2.2 and a C++ compiler")
-    p.add_argument("--probe", action="store_true", help="print the GFLOP/s of a product, and end")
-    p.add_argument("--check", action="store_true", help="compare all variants (with --compile also compiled), and end")
+    p.add_argument("--compile", action="store_true",
+                   help="torch.compile, needs PyTorch 2.2 and a C++ compiler")
+    p.add_argument("--probe", action="store_true", help="print the GFLOP/s of a matmul, and end")
+    p.add_argument("--check", action="store_true",
+                   help="compare all variants (with --compile also compiled), and end")
 
 
 def options():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__)
     p.add_argument("--nlayers", type=int, default=4)
     p.add_argument("--hid-sz", type=int, default=512, help="d: width of embedding and layers")
-    p.add_argument("--n-proj", type=int, default=128, help="P: width of projection and attention; 0: SRU, without either")
+    p.add_argument("--n-proj", type=int, default=128,
+                   help="P: width of projection and attention; 0: SRU, without either")
     p.add_argument("--nheads", type=int, default=1)
-    p.add_argument("--attn-every", type=int, default=1, help="layers k, 2k, .. have attention; 0: none")
+    p.add_argument("--attn-every", type=int, default=1,
+                   help="layers k, 2k, .. have attention; 0: none")
     p.add_argument("--block-sz", type=int, default=256, help="T: segment, and length of the memory")
     p.add_argument("--batch-sz", type=int, default=8)
     p.add_argument("--highway-bias", type=float, default=-2.0)
@@ -604,8 +672,10 @@ def options():
     p.add_argument("--vocab", type=int, default=256)
     shared_options(p, "adamw", "radam")
     p.add_argument("--attention", choices=("matmul", "sdpa"), default="matmul")
-    p.add_argument("--recurrence", choices=("loop", "script", "manual"), default="manual", help="without --compile")
-    p.add_argument("--chunk", type=int, default=8, help="steps of the recurrence that are compiled into one")
+    p.add_argument("--recurrence", choices=("loop", "script", "manual"), default="manual",
+                   help="without --compile")
+    p.add_argument("--chunk", type=int, default=8,
+                   help="steps of the recurrence per compiled chunk")
     return p
 
 
