@@ -173,7 +173,7 @@ static int job_warm(job *j) { /* 0: it cannot run, the context says why */
     stx_cuda_sync(j->x);
     if (!stx_ok(j->x)) return 0;
     ms = job_ms(j);
-    if (opt.tiny || ms > 5) /* as many as take 5 ms, at most 1000 */
+    if (opt.tiny || ms > 5) /* calls for 5 ms, at most 1000 */
         j->reps = 1;
     else
         j->reps = ms * 1000 < 5 ? 1000 : (int)(5 / ms) + 1;
