@@ -1504,6 +1504,23 @@ def test_list_of_pieces():
         f.write(b"\xef\xbb\xbfa\nb\n")
     got = convert.pieces_of_list(path("list.vocab"), "words", 2, False)
     check(got == [b"a", b"b"], f"words after a byte-order mark: {got}")
+    for tokens in ("ids", "words", "chars"):
+        with open(path("list.vocab"), "wb") as f:
+            f.write(b"<eos>\r\nb\r\n\r\r\nd")
+        got = convert.pieces_of_list(path("list.vocab"), tokens, 4, False)
+        check(got == [b"<eos>", b"b", b"\r", b"d"], f"{tokens}, lines that end with CRLF: {got}")
+        with open(path("list.vocab"), "wb") as f:
+            f.write(b"a\n\0\nb\n")
+        got = convert.pieces_of_list(path("list.vocab"), tokens, 3, False)
+        check(got == [b"a", b"\0", b"b"], f"{tokens}, a piece that is a zero byte: {got}")
+        for encoding in ("UTF-16", "UTF-16LE", "UTF-16BE", "UTF-32", "UTF-32LE", "UTF-32BE"):
+            with open(path("list.vocab"), "wb") as f:
+                f.write("\u65e5\n\u672c\nb\n".encode(encoding))
+            try:
+                got = convert.pieces_of_list(path("list.vocab"), tokens, 3, False)
+                check(False, f"a list in {encoding} is read as {got}")
+            except convert.Refuse as e:
+                check(f"-f {encoding} " in str(e), str(e))
     with open(path("list.vocab"), "wb") as f:
         f.write(b"a\t1\nb\nc\t2\n")
     try:
@@ -1621,10 +1638,10 @@ def test_hostile_pickles():
     refused("a sparse tensor", [path("sparse.pt"), out], "sparse.pt: w cannot be read")
     torch.save(good, path("good.pt"))
     refused("a compressed archive", [rezipped("good.pt", zipfile.ZIP_DEFLATED), out],
-            "new.pt is a compressed archive")
+            "new.pt is a compressed archive", "zip -0")
     call = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(tR."          # without its arguments
     refused("a TypeError of the pickle", [rezipped("good.pt", data_pkl=call), out],
-            "new.pt is no file of torch.save, is damaged")
+            "new.pt is not a file of torch.save, is damaged")
     run = convert.run
     try:
         convert.run = lambda words: [][1:].append(bytearray(1 << 62))

@@ -205,7 +205,8 @@ def stored_only(path):
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
         return                      # another format, or damaged: torch reports which
     if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-        raise Refuse(f"{path} is a compressed archive, which torch.save does not write: {EXPORT}")
+        raise Refuse(f"{path} is a compressed archive, and torch.save writes none: unpack it, "
+                     "and pack it again without compression (zip -0)")
     if sum(part.file_size for part in parts) > os.path.getsize(path):
         raise Refuse(f"{path} is damaged: the parts of its archive overlap")
 
@@ -232,7 +233,7 @@ def read_pickle(path):
         found = re.search(r"[Uu]nsupported (?:global|class):? *(?:GLOBAL )?([\w.]+)", text)
         if found:
             raise Refuse(f"{path} has a {found.group(1)}: {EXPORT}") from None
-        raise Refuse(f"{path} is no file of torch.save, is damaged or is cut short "
+        raise Refuse(f"{path} is not a file of torch.save, is damaged or is cut short "
                      f"({text.splitlines()[0][:120] if text else type(e).__name__})") from None
 
 
@@ -596,12 +597,33 @@ def pieces_of_text(path, tokens, order, eos, eos_first, strip):
 SCORED = re.compile(rb"(.*)\t[-+.0-9eE]*[0-9][-+.0-9eE]*\r?\Z", re.DOTALL)
 
 
+def without_cr(line):
+    """The line without the carriage return of a CRLF line end; a line that consists of one
+    is a piece."""
+    return line[:-1] if len(line) > 1 and line.endswith(b"\r") else line
+
+
+def encoding_of(data):
+    """The encoding of a list of pieces, if it is UTF-16 or UTF-32, as iconv names it: there
+    is a byte-order mark, or every line feed has zero bytes beside it. Otherwise None."""
+    for mark, name in ((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"),
+                       (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")):
+        if data.startswith(mark):
+            return name
+    feeds = data.count(b"\n")
+    for feed, name in ((b"\n\0\0\0", "UTF-32LE"), (b"\0\0\0\n", "UTF-32BE"),
+                       (b"\n\0", "UTF-16LE"), (b"\0\n", "UTF-16BE")):
+        if feeds and data.count(feed) == feeds:
+            return name
+    return None
+
+
 def pieces_of_vocab(path, lines):
     """The pieces of a SentencePiece .vocab, as seqtx_text.h reads it. The score follows
     the last tab; a piece may contain tabs and newlines, and a newline inside it shows
     only where one side is empty."""
     if not lines or not SCORED.match(lines[-1]):
-        return [line.split(b"\t")[0] for line in lines]
+        return [without_cr(line.split(b"\t")[0]) for line in lines]
     pieces, rest = [], []
     for number, line in enumerate(lines):
         scored = SCORED.match(line)
@@ -624,9 +646,15 @@ def pieces_of_list(path, tokens, size, fairseq):
             data = f.read()
     except OSError as e:
         raise Refuse(f"--vocab {path}: {e.strerror}") from None
+    encoding = encoding_of(data)
+    if encoding:
+        raise Refuse(f"--vocab {path} is {encoding}: convert it to UTF-8, for example with "
+                     f"iconv -f {encoding} -t UTF-8")
     lines = data[3 if data.startswith(b"\xef\xbb\xbf") else 0:].split(b"\n")
     if lines[-1] == b"":
         lines.pop()
+    if tokens != "ids":
+        lines = [without_cr(line) for line in lines]
     if fairseq and tokens == "words":
         lines = [b"<s>", b"<pad>", EOS, b"<unk>"] + [line.rsplit(b" ", 1)[0] for line in lines]
         lines += [b"madeupword%04d" % i
@@ -706,7 +734,7 @@ def fitting(blob, have, size, where):
     return blob
 
 
-# >>rows: what stands where in both ------------------------------------------------------
+# >>rows: which row is which in both ------------------------------------------------------
 
 class Row:
     """Tensors of the original and the tensors of seqtx that hold the same values.
