@@ -49,9 +49,16 @@ ifdef GNU_MAKE_IS_NEEDED:
 endif
 
 BUILD ?= build
+ifneq ($(words $(BUILD)),1)
+$(error BUILD="$(BUILD)": expected a directory whose path has no blanks)
+endif
 ifeq ($(wildcard seqtx.h),)
 # In another directory: builds the same goals in the tree, with BUILD here.
 TREE  := $(dir $(lastword $(MAKEFILE_LIST)))
+ifeq ($(and $(filter 1,$(words $(CURDIR))),$(wildcard $(TREE)seqtx.h)),)
+$(error `make -f DIR/Makefile` needs paths without blanks, of DIR and of the current \
+	directory; in a tree with blanks in its path, run make there)
+endif
 HERE  := $(abspath $(BUILD))
 GOALS := $(or $(MAKECMDGOALS),all)
 .PHONY: in_tree $(GOALS)

@@ -2,12 +2,12 @@
 # run_cuda.sh [--record] [--count] [options of bench_cuda.c] - runs the GPU benchmarks of
 # bench/README.md; make bench-cuda builds them. --record also appends the report to
 # bench/results/DATE-GPU.md. --count prints counted operations and bytes and needs no GPU.
-# Environment: PYTHON (a python3 with torch), BENCH_CUDA (the program; default:
-# build/cuda/bench_cuda), CC (for --count), COMMIT (outside of a git clone).
+# Environment: PYTHON (a python3 with torch), BUILD (default: build), BENCH_CUDA (the program;
+# default: BUILD/cuda/bench_cuda), CC (for --count), COMMIT (outside of a git clone).
 set -eu
 
 cd "$(dirname "$0")/.."
-work=build/bench_cuda
+work=${BUILD:-build}/bench_cuda
 mkdir -p "$work"
 record= count= command="sh bench/run_cuda.sh" args=
 for a in "$@"; do
@@ -51,7 +51,7 @@ if [ -n "$count" ]; then
     exit 0
 fi
 
-bench=${BENCH_CUDA:-build/cuda/bench_cuda}
+bench=${BENCH_CUDA:-${BUILD:-build}/cuda/bench_cuda}
 [ -x "$bench" ] ||
     { echo "run_cuda.sh: $bench is not built: make bench-cuda CUDA_ARCH=sm_90" >&2; exit 2; }
 about=$("$bench" --about)

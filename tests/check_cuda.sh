@@ -1,11 +1,13 @@
 #!/bin/sh
-# check_cuda.sh NAME... - runs the tests build/cuda/test_cuda_NAME on a GPU, then some of
+# check_cuda.sh NAME... - runs the tests BUILD/cuda/test_cuda_NAME on a GPU, then some of
 # them with the tools of compute-sanitizer if it is installed. Run by `make check-cuda`.
+# BUILD is build unless the environment sets it.
 # If there is a `timeout`, a test is stopped after CHECK_LIMIT seconds (half an hour),
 # with a tool after CHECK_TOOL_LIMIT (two hours). Ends with "N passed, N failed".
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0
-out=build/cuda/check-output.txt
+dir=${BUILD:-build}/cuda
+out=$dir/check-output.txt
 limit=${CHECK_LIMIT:-1800}
 # at_most SECONDS COMMAND...: exit code 124 or 137 at the limit
 if command -v timeout >/dev/null 2>&1; then at_most() { timeout -k 60 "$@"; }
@@ -31,16 +33,16 @@ command -v nvidia-smi >/dev/null 2>&1 &&
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 [ $# -gt 0 ] ||
     { echo "check_cuda.sh: which tests? (make check-cuda)"; echo "0 passed, 1 failed"; exit 1; }
-for t in "$@"; do run "$t" "build/cuda/test_cuda_$t"; done
-run trainer sh tests/trainer_cuda.sh attn_span build/cuda/train_attn_span
+for t in "$@"; do run "$t" "$dir/test_cuda_$t"; done
+run trainer sh tests/trainer_cuda.sh attn_span "$dir/train_attn_span"
 for f in sru compressive par; do
-    run "trainer_$f" sh tests/trainer_cuda.sh "$f" "build/cuda/train_$f"
+    run "trainer_$f" sh tests/trainer_cuda.sh "$f" "$dir/train_$f"
 done
 # check_by TOOL TEST [OPTION..]
 check_by() {
     tool=$1 t=$2; shift 2
     run "$tool $t" compute-sanitizer --tool "$tool" "$@" \
-        --error-exitcode 9 "build/cuda/test_cuda_$t" short
+        --error-exitcode 9 "$dir/test_cuda_$t" short
 }
 if command -v compute-sanitizer >/dev/null 2>&1; then
     limit=${CHECK_TOOL_LIMIT:-7200}

@@ -8,6 +8,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-cuda-make.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 work=$(cd -P "$work" && pwd -P)
+unset BUILD
 passed=0 failed=0
 check() {   # check WHAT COMMAND...
     what=$1; shift
@@ -105,6 +106,15 @@ check "under a newer compute-sanitizer" run_checks "$work/tools"
 check "their sum under three tools and initcheck of all" ends_with "33 passed, 0 failed"
 check "initcheck of what multiplies matrices" \
     has "initcheck --kernel-name kns=stx__ .*test_cuda_comp" "$work/calls"
+
+# another BUILD
+mv "$work/root/build" "$work/elsewhere"
+BUILD=$work/elsewhere; export BUILD
+check "the tests in another directory" run_checks "$work/none"
+check "their sum is the same" ends_with "10 passed, 0 failed"
+check "no directory is made in the tree" [ ! -e "$work/root/build" ]
+unset BUILD
+mv "$work/elsewhere" "$work/root/build"
 
 # A test that hangs is stopped, and the others run.
 if command -v timeout > /dev/null 2>&1; then

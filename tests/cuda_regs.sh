@@ -32,18 +32,18 @@
 #
 # --table prints the properties of each fused attention kernel in bfloat16 without u and
 # vb: registers and spills (from tests/cuda_regs.txt), threads and shared memory (from
-# build/test_cuda_attention, which is built), blocks per multiprocessor of sm_90,
+# BUILD/test_cuda_attention, which is built), blocks per multiprocessor of sm_90,
 # instructions (--count), tiles per step of two configurations (bench/cuda_model.h), and
 # the time of these instructions if four schedulers of 132 multiprocessors issue one per
 # clock at 1.755 GHz. FILE: measurements on a GPU for one configuration, by `nsys stats
 # --report cuda_gpu_kern_sum --format csv`, of STEPS steps (1).
 cd "$(dirname "$0")/.." || exit 1
-nvcc=${NVCC:-nvcc} table=tests/cuda_regs.txt record= passed=0 failed=0
+build=${BUILD:-build} nvcc=${NVCC:-nvcc} table=tests/cuda_regs.txt record= passed=0 failed=0
 shared=
 if [ "$1" = --shared ]; then shared=1; shift; fi
 if [ "$1" = --record ]; then record=1; set --; fi      # the table has all of them
 if [ "$1" = --count ]; then
-    out=build/cuda_regs/count
+    out=$build/cuda_regs/count
     mkdir -p "$out"
     sass=${CUOBJDUMP:-cuobjdump} source=${2:-seqtx_cuda.cu} filter=cat
     command -v "$sass" >/dev/null 2>&1 ||
@@ -61,12 +61,12 @@ if [ "$1" = --count ]; then
     exit
 fi
 if [ "$1" = --table ]; then
-    out=build/cuda_regs/table measured=${2:-/dev/null}
+    out=$build/cuda_regs/table measured=${2:-/dev/null}
     mkdir -p "$out"
     [ -r "$measured" ] || { echo "cuda_regs.sh: cannot read $measured" >&2; exit 2; }
     sh tests/cuda_regs.sh --count > "$out/count" || exit 1
-    ${MAKE:-make} -s build/test_cuda_attention > "$out/log" 2>&1 || { cat "$out/log" >&2; exit 1; }
-    build/test_cuda_attention kernels > "$out/kernels" || exit 1
+    ${MAKE:-make} -s "$build/test_cuda_attention" > "$out/log" 2>&1 || { cat "$out/log" >&2; exit 1; }
+    "$build/test_cuda_attention" kernels > "$out/kernels" || exit 1
     ${CC:-cc} -std=c99 -O2 bench/count_cuda.c -o "$out/count_cuda" -lm &&
         "$out/count_cuda" --sweeps > "$out/sweeps" || exit 1
     awk -v steps="${STEPS:-1}" '
@@ -120,7 +120,7 @@ if [ "$1" = --table ]; then
     exit
 fi
 archs=${*:-sm_80 sm_90}
-out=build/cuda_regs/$(echo $archs | tr ' ' -)
+out=$build/cuda_regs/$(echo $archs | tr ' ' -)
 mkdir -p "$out"
 check() {   # check WHAT CONDITION...
     what=$1; shift

@@ -150,6 +150,16 @@ check "make -B builds it" [ -f "$work/b/hello" ]
     PATH=$bin:$PATH CC=cc $make BUILD="$work/b" "$work/b/hello" > /dev/null 2>&1)
 check "existing files are not rebuilt" [ ! -f "$work/calls" ]
 
+# ---- blanks in paths ----
+
+mkdir "$work/a b"
+check "BUILD with a blank is refused" \
+    sh -c "! $make -n -C '$src' BUILD='$work/a b/build' hello > /dev/null 2> '$work/said' &&
+        grep -q 'expected a directory whose path has no blanks' '$work/said'"
+check "make -f in a directory with a blank is refused" \
+    sh -c "cd '$work/a b' && ! $make -n -f '$src/Makefile' hello > /dev/null 2> '$work/said' &&
+        grep -q 'needs paths without blanks' '$work/said'"
+
 # ---- make demo ----
 
 for target in demo demo-sru demo-compressive demo-par; do
