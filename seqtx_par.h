@@ -133,7 +133,7 @@
        but the average that is trained is never run. At a low temperature the network that
        will be run is trained, but the gradient is noisy, and a branch that is rarely
        drawn hardly learns. With p = (1/3, 1/3, 1/3) and dw = (1, 0, 0), the variance of
-       dal_0 is 0.0059, 0.031, 0.10, 0.24, 0.54, 1.12 for tau = 1, 1/2, 1/4, .. 1/32: at
+       dal_0 is 0.0059, 0.031, 0.10, 0.25, 0.54, 1.13 for tau = 1, 1/2, 1/4, .. 1/32: at
        low temperatures about proportional to 1 / tau. Hence stx_par_tau.
 
        Why are gates frozen at first (stx_par_freeze)? Comparing branches makes sense only
@@ -2692,9 +2692,9 @@ STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
     for (i = 0; i < count && u[i] > 0 && u[i] < 1; i++) {}
     if (i < count) {
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_par_set_uniforms: u[%zu]: expected a value above 0 and below 1, got %.9g (a "
-                 "double that is nearly 1 rounds to 1 in float)",
-                 i, (double)u[i]);
+                 "stx_par_set_uniforms: u[%zu]: expected a value above 0 and below 1, got %.9g%s",
+                 i, (double)u[i],
+                 u[i] == 1 ? " (a double that is nearly 1 rounds to 1 in float)" : "");
         return;
     }
     if (count > m->uniforms_room) {
