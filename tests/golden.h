@@ -1,14 +1,16 @@
-/* golden.h - reading the golden vectors of tests/golden. Include after a header of the
+/* golden.h - reads the golden vectors of tests/golden. Include it after a header of the
    library and test.h. */
 #ifndef STX_TEST_GOLDEN_H
 #define STX_TEST_GOLDEN_H
 
 static const char *dir = "tests/golden";
-#ifndef GOLDEN_DEVICE /* STX_CUDA: the same vectors for the GPU */
+
+#ifndef GOLDEN_DEVICE /* STX_CUDA: the same vectors on the GPU */
   #define GOLDEN_DEVICE STX_CPU
 #endif
-/* On a GPU the number of threads changes nothing, and recomputation is of the same
-   kernels: not all of it is repeated there */
+
+/* On a GPU the number of threads has no effect and recomputation runs the same kernels,
+   so some cases run on the CPU only. */
 static inline int golden_cpu(void) {
     return GOLDEN_DEVICE == STX_CPU;
 }
@@ -21,13 +23,14 @@ static inline stx_ctx *golden_ctx(int threads) {
     return stx_create(&d);
 }
 
-/* n elements of a context to the host and back; to be freed */
+/* A host copy of n elements of a context; the caller frees it */
 static inline stx_real *host_of(stx_ctx *x, const stx_real *p, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
     stx_download(x, h, p, n);
     return h;
 }
 
+/* Writes n doubles to elements of a context. */
 static inline void put_f64(stx_ctx *x, stx_real *p, const double *a, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
     size_t i;
@@ -45,7 +48,7 @@ static stx_file *open_golden(stx_ctx *x, const char *name) {
     return f;
 }
 
-/* the numbers of an entry, to be freed; NULL when it is not there */
+/* The values of an entry, which the caller frees; NULL if the file has no such entry */
 static double *entry(const stx_file *f, const char *name, size_t *n) {
     const stx_entry *e = stx_file_find(f, name);
     double *out;
@@ -59,12 +62,13 @@ static double *entry(const stx_file *f, const char *name, size_t *n) {
     return out;
 }
 
+/* A number of the metadata, or `otherwise` if the file has no such key */
 static double meta(const stx_file *f, const char *key, double otherwise) {
     const char *s = stx_file_meta(f, key);
     return s ? atof(s) : otherwise;
 }
 
-/* the whole numbers of an entry, to be freed; NULL when it is not there */
+/* The integers of an entry, which the caller frees; NULL if the file has no such entry */
 static int32_t *integers(const stx_file *f, const char *name, size_t *n) {
     const stx_entry *e = stx_file_find(f, name);
     int64_t *v;
@@ -80,19 +84,20 @@ static int32_t *integers(const stx_file *f, const char *name, size_t *n) {
     return w;
 }
 
+/* A number that the metadata must contain */
 static inline double need(const stx_file *f, const char *key) {
     CHECK(stx_file_meta(f, key) != NULL, "no metadata %s", key);
     return meta(f, key, 0);
 }
 
-/* have is the entry, within tol of the entry's largest number (floor, if all are
-   smaller) */
+/* `have` equals the entry, within tol times the entry's largest value, or times floor_ if
+   all are smaller. */
 static void same_as(stx_ctx *x, const stx_file *f, const char *what, const char *name,
                     const stx_real *have, size_t n, double tol, double floor_) {
     size_t m, i;
     double *want = entry(f, name, &m), *got, e;
     stx_real *host;
-    CHECK(want && m == n && have, "%s %s: %zu numbers, %zu in the file", what, name, n, m);
+    CHECK(want && m == n && have, "%s %s: %zu values, %zu in the file", what, name, n, m);
     if (!want || m != n || !have) {
         free(want);
         return;

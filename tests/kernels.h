@@ -1,11 +1,11 @@
-/* kernels.h - kernels with args structs as functions with positional parameters, for
-   tests that call them in rows: k_x is stx_x, k_x_cuda its CUDA twin. Include after
-   seqtx.h. */
+/* kernels.h - wraps kernels that take an args struct in functions with positional
+   parameters, for tests with many calls. k_x calls stx_x, k_x_cuda its CUDA twin. Include
+   it after seqtx.h. */
 #ifndef STX_TEST_KERNELS_H
 #define STX_TEST_KERNELS_H
 #include <string.h>
 
-/* K_KERNEL(name, stem, args, (parameters), assignments to a) */
+/* K_KERNEL(name, kernel, args struct, (parameters), assignments to k) */
 #ifdef SEQTX_CUDA
   #define K_KERNEL(name, stem, args, params, ...) \
     K_TWIN(name, stem, args, params, __VA_ARGS__) \
@@ -13,6 +13,7 @@
 #else
   #define K_KERNEL(name, stem, args, params, ...) K_TWIN(name, stem, args, params, __VA_ARGS__)
 #endif
+
 #define K_TWIN(name, stem, args, params, ...) \
   static inline void name params { \
     args k; \
@@ -65,7 +66,7 @@ K_KERNEL(k_linear_fwd, stx_linear_fwd, stx_linear_args,
          k.N = N, k.Ci = Ci, k.O = O, k.act = act, k.in = in, k.W = W, k.b = b, k.y = y,
          k.pre = pre)
 
-/* the token loss without weights */
+/* The token loss without weights: mean cross-entropy with a divisor */
 K_KERNEL(k_cross_entropy_fwd, stx_token_loss_fwd, stx_token_loss_args,
          (stx_ctx * x, stx_real *loss, stx_real *row_max, stx_real *inv_sum,
           const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld,
@@ -81,7 +82,7 @@ K_KERNEL(k_cross_entropy_bwd, stx_token_loss_bwd, stx_token_loss_args,
          k.row_max = row_max, k.inv_sum = inv_sum, k.dloss = dloss, k.dlogits = dlogits,
          k.accumulate = accumulate)
 
-/* and with weights */
+/* The token loss with weights per token */
 K_KERNEL(k_token_loss_fwd, stx_token_loss_fwd, stx_token_loss_args,
          (stx_ctx * x, stx_real *loss, stx_real *nll, stx_real *row_max, stx_real *inv_sum,
           const stx_real *logits, const int32_t *targets, const stx_real *weights, size_t N,

@@ -1,6 +1,6 @@
-/* test.h - the few lines that every test program shares. A CHECK that is false is
-   printed with its place; NaN never passes: comparisons are written so that they are
-   false for it. The last line is "N passed, N failed". */
+/* test.h - what every test program shares. A CHECK that fails prints its file, line and
+   condition. Comparisons are written so that they are false for NaN: NaN never passes.
+   The last line of output is "N passed, N failed". */
 #ifndef STX_TEST_H
 #define STX_TEST_H
 #include <math.h>
@@ -24,19 +24,20 @@ static long test_passed, test_failed;
       } \
     } \
   } while (0)
+
 /* |a - b| <= tol max(1, |b|) */
 #define CLOSE(a, b, tol) \
   (fabs((double)(a) - (double)(b)) <= (tol) * (fabs((double)(b)) > 1 ? fabs((double)(b)) : 1))
 
-/* path: a file of this process in the directory where things are built */
-static inline void test_path(char *path, size_t room, const char *name) {
+/* The path of a file of this process in the build directory */
+static inline void test_path(char *path, size_t capacity, const char *name) {
     const char *build = getenv("BUILD");
-    snprintf(path, room, "%s/%s.%ld.safetensors", build && *build ? build : "build", name,
+    snprintf(path, capacity, "%s/%s.%ld.safetensors", build && *build ? build : "build", name,
              (long)getpid());
 }
 
-/* Largest |a - b| over the largest |b| (or floor, if that is smaller); infinity if
-   anything is not finite. */
+/* The largest |a - b| divided by the largest |b|, or by floor_ if that is larger;
+   infinity if a difference is not finite */
 static inline double test_error(const double *a, const double *b, size_t n, double floor_) {
     double worst = 0, top = floor_;
     size_t i;
@@ -50,7 +51,7 @@ static inline double test_error(const double *a, const double *b, size_t n, doub
     return worst == 0 ? 0 : worst / top;
 }
 
-/* A small generator for test data: deterministic, in (-1,1). */
+/* A deterministic generator of test data in (-1,1): xorshift64 */
 static uint64_t test_state = 88172645463325252u;
 
 static inline double test_rand(void) {
@@ -60,7 +61,7 @@ static inline double test_rand(void) {
     return (double)(test_state >> 11) / 4503599627370496.0 - 1;
 }
 
-/* Does the text contain the pattern? ".." in the pattern stands for any characters. */
+/* Does the text contain the pattern? ".." in the pattern matches any characters. */
 static inline int test_says(const char *text, const char *pattern) {
     char part[256];
     const char *gap;
@@ -76,6 +77,28 @@ static inline int test_says(const char *text, const char *pattern) {
         text += n;
         if (!gap) return 1;
         pattern = gap + 2;
+    }
+}
+
+/* A part of a test program, which `test_NAME PART ..` selects */
+typedef struct test_part {
+    const char *name;
+    void (*run)(void);
+} test_part;
+
+/* Runs the parts that the command line names, or all of them. A part without a check
+   fails. */
+static inline void test_run(const test_part *parts, size_t count, int argc, char **argv) {
+    size_t i;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (i = 0; i < count; i++) {
+        long failed = test_failed, passed = test_passed;
+        int k, wanted = argc < 2;
+        for (k = 1; k < argc; k++) wanted |= !strcmp(argv[k], parts[i].name);
+        if (!wanted) continue;
+        parts[i].run();
+        CHECK(test_passed > passed, "%s: checks nothing", parts[i].name);
+        if (test_failed > failed) printf("%s: %ld failed\n", parts[i].name, test_failed - failed);
     }
 }
 
