@@ -1,16 +1,16 @@
-/* Gradients of every op against central differences, and the fused attention against a
-   dense one written here. Compiled with -DSEQTX_DOUBLE. ops[] below has one row a
-   function of the ops, attention and adaptive sections of seqtx.h: tests/form.sh fails
-   when the header declares one that has no row.
+/* test_grad.c - checks the gradients of every op against central differences, and fused
+   attention against its plain definition. Compiled with -DSEQTX_DOUBLE. parts[] below
+   has one row for each function of the ops, attention and adaptive sections of seqtx.h:
+   tests/form.sh fails if the header declares one that has no row.
 
-   The output y of an op is projected on a random dy (never summed: softmax's outputs
-   sum to 1, so that a sum-loss has gradient 0 and hides every mistake), f = sum dy y.
-   With step h = 1e-5 on numbers about 1 the central difference is off by h^2 f'''/6 ~
-   1e-10 and by rounding 2e-16 |f| / h ~ 1e-10; TOL = 1e-6 of the largest entry of the
-   gradient is far above that and far below what a lost term, a wrong sign or a stale
-   index does. Terms that are tiny by nature (eps) are checked at sizes where they are
-   not. Small inputs have every entry checked; of large ones 1 in some, and random
-   directions, which every entry has a part in. */
+   The output y of an op is projected on a random dy, f = sum dy y. It is never summed:
+   the outputs of softmax sum to 1, so that the loss sum(y) has gradient 0 and hides every
+   mistake. With step h = 1e-5 on values near 1, the central difference is off by
+   h^2 f'''/6 ~ 1e-10, and by rounding 2e-16 |f| / h ~ 1e-10. TOL = 1e-6 of the largest
+   entry of the gradient is far above that, and far below the effect of a lost term, a
+   wrong sign or a stale index. Terms that are tiny by nature (eps) are checked at sizes
+   where they are not. Of small inputs every entry is checked; of large ones some entries,
+   and random directions, to which every entry contributes. */
 #include <stdint.h>
 #include "../seqtx_sru.h"
 #include "../seqtx_compressive.h"
@@ -27,22 +27,26 @@ static const double TOL = 1e-6;
 static double fd_step = 1e-5; /* h */
 static stx_ctx *ctx1, *ctx3;  /* one thread, three threads */
 
-/* >>harness: an op with the inputs that it is tried on */
+/* >>harness */
 enum { MAX_IN = 16, TICK = 7 };
 
+typedef stx_tensor *(*op_make)(stx_ctx *x, stx_tensor **in, void *user);
+
+/* An op with the inputs it is tested on */
 typedef struct problem {
     const char *label;
-    stx_tensor *(*make)(stx_ctx *x, stx_tensor **in, void *user);
+    op_make make;
     void *user;
-    /* inputs; does make draw random numbers; entries tried of an input (0: 200) */
-    int n, random, entries;
+    int n;       /* number of inputs */
+    int random;  /* make draws random numbers */
+    int entries; /* the largest number of entries checked per input; 0: 200 */
     size_t dim[MAX_IN][4], size[MAX_IN];
     stx_real *data[MAX_IN];
-    int fixed[MAX_IN], absent[MAX_IN]; /* no gradient wanted; input is NULL */
+    int fixed[MAX_IN];  /* the input requires no gradient */
+    int absent[MAX_IN]; /* the input is NULL */
 } problem;
 
-static problem start(const char *label, stx_tensor *(*make)(stx_ctx *, stx_tensor **, void *),
-                     void *user) {
+static problem start(const char *label, op_make make, void *user) {
     problem p;
     memset(&p, 0, sizeof p);
     p.label = label;
@@ -51,10 +55,10 @@ static problem start(const char *label, stx_tensor *(*make)(stx_ctx *, stx_tenso
     return p;
 }
 
+/* Adds an input with random values, which are returned. */
 static stx_real *add(problem *p, size_t d0, size_t d1, size_t d2, size_t d3) {
-    size_t n = d0 * (d1 ? d1 : 1) * (d2 ? d2 : 1) * (d3 ? d3 : 1), i;
-    stx_real *a = (stx_real *)malloc((n + 1) * sizeof *a);
-    for (i = 0; i < n; i++) a[i] = test_rand();
+    size_t n = d0 * (d1 ? d1 : 1) * (d2 ? d2 : 1) * (d3 ? d3 : 1);
+    stx_real *a = gemm_random(n);
     p->dim[p->n][0] = d0;
     p->dim[p->n][1] = d1;
     p->dim[p->n][2] = d2;
@@ -67,7 +71,19 @@ static void add_absent(problem *p) {
     p->absent[p->n++] = 1;
 }
 
-/* not near 0, where relu has its kink */
+/* Adds an input, or an absent one. */
+static stx_real *add_if(problem *p, int present, size_t d0, size_t d1, size_t d2, size_t d3) {
+    if (present) return add(p, d0, d1, d2, d3);
+    add_absent(p);
+    return NULL;
+}
+
+/* Has input k a gradient? */
+static int has_gradient(const problem *p, int k) {
+    return !p->absent[k] && !p->fixed[k];
+}
+
+/* Adds an input with values away from 0, where relu has a kink. */
 static void add_away(problem *p, size_t d0, size_t d1, size_t d2) {
     stx_real *a = add(p, d0, d1, d2, 0);
     size_t i;
@@ -79,19 +95,24 @@ static void finish(problem *p) {
     for (i = 0; i < p->n; i++) free(p->data[i]);
 }
 
-/* Always the same random numbers: the tick is put back first. */
+/* Input k as a leaf of the current step */
+static stx_tensor *leaf(stx_ctx *x, const problem *p, int k) {
+    const size_t *d = p->dim[k];
+    if (p->absent[k]) return NULL;
+    if (p->fixed[k]) return stx_input(x, p->data[k], d[0], d[1], d[2], d[3]);
+    return stx_variable(x, p->data[k], d[0], d[1], d[2], d[3]);
+}
+
+/* Runs the op. Resetting the step index makes each call draw the same random numbers. */
 static stx_tensor *forward(stx_ctx *x, const problem *p, stx_tensor **in) {
     int i;
     stx_set_step_index(x, TICK);
     stx_begin(x, STX_TRAIN);
-    for (i = 0; i < p->n; i++)
-        in[i] = p->absent[i] ? NULL
-                             : (p->fixed[i] ? stx_input : stx_variable)(x, p->data[i], p->dim[i][0],
-                                                                        p->dim[i][1], p->dim[i][2],
-                                                                        p->dim[i][3]);
+    for (i = 0; i < p->n; i++) in[i] = leaf(x, p, i);
     return p->make(x, in, p->user);
 }
 
+/* f = sum dy y */
 static double project(const problem *p, const stx_real *dy, size_t ny) {
     stx_tensor *in[MAX_IN], *y = forward(ctx1, p, in);
     double s = 0;
@@ -101,8 +122,8 @@ static double project(const problem *p, const stx_real *dy, size_t ny) {
     return s;
 }
 
-/* Gradients of all inputs for dy, in x; uses: 1 plain, 2 the op is used twice, y +
-   y'/2 */
+/* Gradients of all inputs for dy, in context x. With uses = 2 the op is used twice, as
+   y + y'/2. */
 static int gradients(stx_ctx *x, const problem *p, const stx_real *dy, int uses, stx_real **g,
                      stx_real *value) {
     stx_tensor *in[MAX_IN], *y = forward(x, p, in);
@@ -112,7 +133,7 @@ static int gradients(stx_ctx *x, const problem *p, const stx_real *dy, int uses,
     stx_backward_from(x, y, dy);
     if (!stx_ok(x) || !y) return 0;
     for (i = 0; i < p->n; i++) {
-        if (p->absent[i] || p->fixed[i]) continue;
+        if (!has_gradient(p, i)) continue;
         if (in[i]->grad)
             memcpy(g[i], in[i]->grad, p->size[i] * sizeof **g);
         else
@@ -121,11 +142,104 @@ static int gradients(stx_ctx *x, const problem *p, const stx_real *dy, int uses,
     return 1;
 }
 
+/* The largest error e so far; infinity after NaN */
+static double worse(double worst, double e) {
+    if (isnan(e)) return HUGE_VAL;
+    return e > worst ? e : worst;
+}
+
+/* A random index below n */
+static size_t random_index(size_t n) {
+    return (size_t)((test_rand() + 1) / 2 * (double)n) % n;
+}
+
+/* The error of gradient g of input k in single entries: all of them, or `limit` random
+   ones */
+static double entries_error(problem *p, int k, const stx_real *g, const stx_real *dy, size_t ny,
+                            size_t limit) {
+    size_t n = p->size[k], i;
+    double worst = 0;
+    for (i = 0; i < (n <= limit ? n : limit); i++) {
+        size_t at = n <= limit ? i : random_index(n);
+        stx_real keep = p->data[k][at];
+        double up, down;
+        p->data[k][at] = keep + fd_step;
+        up = project(p, dy, ny);
+        p->data[k][at] = keep - fd_step;
+        down = project(p, dy, ny);
+        p->data[k][at] = keep;
+        worst = worse(worst, fabs((up - down) / (2 * fd_step) - g[at]));
+    }
+    return worst;
+}
+
+/* The error of gradient g of input k along a random direction */
+static double direction_error(problem *p, int k, const stx_real *g, const stx_real *dy, size_t ny) {
+    size_t n = p->size[k], i;
+    stx_real *keep = gemm_random(n), *dir = gemm_random(n);
+    double up, down, slope = 0;
+    memcpy(keep, p->data[k], n * sizeof *keep);
+    for (i = 0; i < n; i++) {
+        p->data[k][i] = keep[i] + fd_step * dir[i];
+        slope += g[i] * dir[i];
+    }
+    up = project(p, dy, ny);
+    for (i = 0; i < n; i++) p->data[k][i] = keep[i] - fd_step * dir[i];
+    down = project(p, dy, ny);
+    memcpy(p->data[k], keep, n * sizeof *keep);
+    free(keep);
+    free(dir);
+    return fabs((up - down) / (2 * fd_step) - slope) / sqrt((double)n);
+}
+
+/* Gradient g of input k against central differences */
+static void check_differences(problem *p, int k, const stx_real *g, const stx_real *dy, size_t ny) {
+    size_t n = p->size[k], i, limit = p->entries ? (size_t)p->entries : 200;
+    double top = 1e-3, worst;
+    int d;
+    for (i = 0; i < n; i++)
+        if (!(fabs(g[i]) <= top)) top = fabs(g[i]);
+    worst = entries_error(p, k, g, dy, ny, limit) / top;
+    CHECK(worst <= TOL, "%s, input %d: an entry is off by %g of the largest", p->label, k, worst);
+    for (worst = 0, d = 0; d < (n <= limit ? 1 : 3); d++)
+        worst = worse(worst, direction_error(p, k, g, dy, ny) / top);
+    CHECK(worst <= TOL, "%s, input %d: a direction is off by %g", p->label, k, worst);
+}
+
+/* The gradients of two uses of the op add up to 1.5 g. */
+static void check_two_uses(problem *p, stx_real **g, stx_real **g2, const stx_real *dy) {
+    size_t i;
+    int k;
+    CHECK(gradients(ctx1, p, dy, 2, g2, NULL), "%s twice: %s", p->label, stx_error(ctx1));
+    for (k = 0; k < p->n; k++) {
+        if (!has_gradient(p, k)) continue;
+        for (i = 0; i < p->size[k]; i++) g2[k][i] /= 1.5;
+        CHECK(test_error(g2[k], g[k], p->size[k], 1e-3) <= 1e-12,
+              "%s, input %d: the gradients of two uses do not add up", p->label, k);
+    }
+}
+
+/* Three threads compute the same value v1 and gradients g. v3 and g3 are scratch. */
+static void check_threads(problem *p, stx_real **g, stx_real **g3, const stx_real *dy,
+                          const stx_real *v1, stx_real *v3, size_t ny) {
+    int k;
+    if (!gradients(ctx3, p, dy, 1, g3, v3)) {
+        CHECK(0, "%s, three threads: %s", p->label, stx_error(ctx3));
+        return;
+    }
+    CHECK(test_error(v3, v1, ny, 1e-3) <= 1e-13, "%s: three threads change the value", p->label);
+    for (k = 0; k < p->n; k++)
+        if (has_gradient(p, k))
+            CHECK(test_error(g3[k], g[k], p->size[k], 1e-3) <= 1e-12,
+                  "%s, input %d: three threads change the gradient", p->label, k);
+}
+
+/* All checks of a problem, which is freed */
 static void check(problem *p) {
     stx_tensor *in[MAX_IN], *y = forward(ctx1, p, in);
-    stx_real *dy, *g[MAX_IN] = {0}, *g2[MAX_IN] = {0}, *v1, *v3;
-    size_t ny, i, limit = p->entries ? (size_t)p->entries : 200;
-    int k, d;
+    stx_real *dy, *v1, *v3, *g[MAX_IN] = {0}, *g2[MAX_IN] = {0};
+    size_t ny;
+    int k;
     CHECK(y && y->needs_grad, "%s: %s", p->label, stx_error(ctx1));
     if (!y) {
         stx_clear_error(ctx1);
@@ -141,67 +255,10 @@ static void check(problem *p) {
         g2[k] = gemm_random(p->size[k]);
     }
     CHECK(gradients(ctx1, p, dy, 1, g, v1), "%s: %s", p->label, stx_error(ctx1));
-    for (k = 0; k < p->n; k++) {
-        double top = 1e-3, worst = 0;
-        size_t n = p->size[k];
-        if (p->absent[k] || p->fixed[k]) continue;
-        for (i = 0; i < n; i++)
-            if (!(fabs(g[k][i]) <= top)) top = fabs(g[k][i]);
-        for (i = 0; i < (n <= limit ? n : limit); i++) { /* entries */
-            size_t at = n <= limit ? i : (size_t)((test_rand() + 1) / 2 * (double)n) % n;
-            stx_real keep = p->data[k][at];
-            double up, down, e;
-            p->data[k][at] = keep + fd_step;
-            up = project(p, dy, ny);
-            p->data[k][at] = keep - fd_step;
-            down = project(p, dy, ny);
-            p->data[k][at] = keep;
-            e = fabs((up - down) / (2 * fd_step) - g[k][at]) / top;
-            if (!(e <= worst)) worst = e;
-            if (isnan(e)) worst = HUGE_VAL;
-        }
-        CHECK(worst <= TOL, "%s, input %d: entry off by %g of the largest", p->label, k, worst);
-        worst = 0;
-        for (d = 0; d < (n <= limit ? 1 : 3); d++) { /* random directions */
-            stx_real *keep = gemm_random(n), *dir = gemm_random(n);
-            double up, down, want = 0, e;
-            memcpy(keep, p->data[k], n * sizeof *keep);
-            for (i = 0; i < n; i++) {
-                p->data[k][i] = keep[i] + fd_step * dir[i];
-                want += g[k][i] * dir[i];
-            }
-            up = project(p, dy, ny);
-            for (i = 0; i < n; i++) p->data[k][i] = keep[i] - fd_step * dir[i];
-            down = project(p, dy, ny);
-            memcpy(p->data[k], keep, n * sizeof *keep);
-            e = fabs((up - down) / (2 * fd_step) - want) / (top * sqrt((double)n));
-            if (!(e <= worst)) worst = isnan(e) ? HUGE_VAL : e;
-            free(keep);
-            free(dir);
-        }
-        CHECK(worst <= TOL, "%s, input %d: direction off by %g", p->label, k, worst);
-    }
-    /* gradients of two uses add up */
-    if (!p->random) {
-        CHECK(gradients(ctx1, p, dy, 2, g2, NULL), "%s twice: %s", p->label, stx_error(ctx1));
-        for (k = 0; k < p->n; k++) {
-            if (p->absent[k] || p->fixed[k]) continue;
-            for (i = 0; i < p->size[k]; i++) g2[k][i] /= 1.5;
-            CHECK(test_error(g2[k], g[k], p->size[k], 1e-3) <= 1e-12,
-                  "%s, input %d: two uses do not add up", p->label, k);
-        }
-    }
-    if (gradients(ctx3, p, dy, 1, g2, v3)) { /* threads */
-        CHECK(test_error(v3, v1, ny, 1e-3) <= 1e-13, "%s: three threads change the value",
-              p->label);
-        for (k = 0; k < p->n; k++)
-            if (!p->absent[k] && !p->fixed[k])
-                CHECK(test_error(g2[k], g[k], p->size[k], 1e-3) <= 1e-12,
-                      "%s, input %d: three threads "
-                      "change the gradient",
-                      p->label, k);
-    } else
-        CHECK(0, "%s: %s", p->label, stx_error(ctx3));
+    for (k = 0; k < p->n; k++)
+        if (has_gradient(p, k)) check_differences(p, k, g[k], dy, ny);
+    if (!p->random) check_two_uses(p, g, g2, dy);
+    check_threads(p, g, g2, dy, v1, v3, ny);
     for (k = 0; k < p->n; k++) {
         free(g[k]);
         free(g2[k]);
@@ -214,16 +271,17 @@ static void check(problem *p) {
     finish(p);
 }
 
-static int32_t *ids_of(size_t n, size_t V) { /* repeats, and both ends */
+/* n random ids below V, with repeats, and with both 0 and V - 1 if n > 1 */
+static int32_t *ids_of(size_t n, size_t V) {
     int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
     size_t i;
-    for (i = 0; i < n; i++) id[i] = (int32_t)((size_t)((test_rand() + 1) / 2 * (double)V) % V);
+    for (i = 0; i < n; i++) id[i] = (int32_t)random_index(V);
     id[0] = 0;
     if (n > 1) id[n - 1] = (int32_t)V - 1;
     return id;
 }
 
-/* >>rows: one function a row of the table */
+/* >>rows: one function per row of parts[] */
 
 typedef struct id_user {
     int32_t *id;
@@ -255,109 +313,88 @@ static stx_tensor *make_linear(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_linear(x, in[0], in[1], in[2], *(int *)user);
 }
 
+/* A problem with input (d0, d1, d2) to O outputs; d2 = 0: (d0, d1) */
+static void check_linear(const char *label, int act, int bias, const size_t *d, size_t O,
+                         int entries) {
+    problem p = start(label, make_linear, &act);
+    size_t Ci = d[0], i;
+    for (i = 1; i < 3 && d[i]; i++) Ci = d[i];
+    p.entries = entries;
+    add(&p, d[0], d[1], d[2], 0);
+    add(&p, O, Ci, 0, 0);
+    add_if(&p, bias, O, 0, 0, 0);
+    check(&p);
+}
+
 static void row_linear(void) {
+    static const size_t small[] = {3, 7, 5}, blocks[] = {2, 33, 31}, row[] = {5, 0, 0},
+                        rows[] = {401, 33, 0};
     int act, bias;
     for (act = STX_ACT_NONE; act <= STX_ACT_SIGMOID; act++)
         for (bias = 0; bias < 2; bias++) {
-            problem p = start("linear 3x7x5", make_linear, &act),
-                    q = start("linear 2x33x31", make_linear, &act);
-            add(&p, 3, 7, 5, 0);
-            add(&p, 11, 5, 0, 0);
-            if (bias)
-                add(&p, 11, 0, 0, 0);
-            else
-                add_absent(&p);
-            check(&p);
-            q.entries = 20;
-            add(&q, 2, 33, 31, 0);
-            add(&q, 65, 31, 0, 0);
-            if (bias)
-                add(&q, 65, 0, 0, 0);
-            else
-                add_absent(&q);
-            check(&q);
+            check_linear("linear (3,7,5)", act, bias, small, 11, 0);
+            check_linear("linear (2,33,31)", act, bias, blocks, 65, 20);
         }
-    act = STX_ACT_GELU;
-    {
-        problem p = start("linear of one row", make_linear, &act);
-        add(&p, 5, 0, 0, 0);
-        add(&p, 3, 5, 0, 0);
-        add(&p, 3, 0, 0, 0);
-        check(&p);
-    }
-    {
-        problem p = start("linear 400 rows", make_linear, &act);
-        p.entries = 10;
-        add(&p, 401, 33, 0, 0);
-        add(&p, 65, 33, 0, 0);
-        add(&p, 65, 0, 0, 0);
-        check(&p);
-    }
+    check_linear("linear (5)", STX_ACT_GELU, 1, row, 3, 0);
+    check_linear("linear (401,33)", STX_ACT_GELU, 1, rows, 65, 10);
 }
 
-typedef struct mm_user {
+typedef struct matmul_user {
     int ta, tb, self;
-} mm_user;
+} matmul_user;
 
 static stx_tensor *make_matmul(stx_ctx *x, stx_tensor **in, void *user) {
-    mm_user *u = (mm_user *)user;
+    matmul_user *u = (matmul_user *)user;
     return stx_matmul(x, in[0], u->self ? in[0] : in[1], u->ta, u->tb);
 }
 
-static void row_matmul(void) {
-    mm_user u;
-    int lead, shared;
-    for (u.ta = 0; u.ta < 2; u.ta++)
-        for (u.tb = 0; u.tb < 2; u.tb++) {
-            u.self = 0;
-            for (lead = 0; lead < 3; lead++)
-                for (shared = 0; shared < 2; shared++) {
-                    problem p = start(shared ? "matmul, shared second" : "matmul", make_matmul, &u);
-                    size_t M = 7, K = 5, N = 11, a0 = u.ta ? K : M, a1 = u.ta ? M : K,
-                           b0 = u.tb ? N : K, b1 = u.tb ? K : N;
-                    if (lead == 0) {
-                        add(&p, a0, a1, 0, 0);
-                    } else if (lead == 1) {
-                        add(&p, 3, a0, a1, 0);
-                    } else
-                        add(&p, 2, 3, a0, a1);
-                    if (lead == 0 || shared) {
-                        add(&p, b0, b1, 0, 0);
-                    } else if (lead == 1) {
-                        add(&p, 3, b0, b1, 0);
-                    } else
-                        add(&p, 2, 3, b0, b1);
-                    check(&p);
-                }
-            {
-                problem p = start("matmul 2x65x33", make_matmul, &u);
-                p.entries = 20;
-                if (u.ta)
-                    add(&p, 2, 33, 65, 0);
-                else
-                    add(&p, 2, 65, 33, 0);
-                if (u.tb)
-                    add(&p, 2, 31, 33, 0);
-                else
-                    add(&p, 2, 33, 31, 0);
-                check(&p);
-            }
-            u.self = 1;
-            {
-                problem p = start("matmul with itself", make_matmul, &u);
-                add(&p, 2, 7, 7, 0);
-                check(&p);
-            }
-        }
+/* Adds matrices (d0, d1), or (d1, d0) if transposed, with `lead` leading dimensions. */
+static void add_matrices(problem *p, int transposed, int lead, size_t d0, size_t d1) {
+    size_t r = transposed ? d1 : d0, c = transposed ? d0 : d1;
+    if (lead == 0) add(p, r, c, 0, 0);
+    if (lead == 1) add(p, 3, r, c, 0);
+    if (lead == 2) add(p, 2, 3, r, c);
 }
 
-/* in: what came before (no gradient), h, W, b */
+static void matmul_transposed(int ta, int tb) {
+    int lead, shared;
+    problem p;
+    matmul_user u;
+    u.ta = ta;
+    u.tb = tb;
+    u.self = 0;
+    for (lead = 0; lead < 3; lead++)
+        for (shared = 0; shared < 2; shared++) {
+            p = start(shared ? "matmul, shared second" : "matmul", make_matmul, &u);
+            add_matrices(&p, ta, lead, 7, 5);
+            add_matrices(&p, tb, shared ? 0 : lead, 5, 11);
+            check(&p);
+        }
+    p = start("matmul (2,65,33)", make_matmul, &u);
+    p.entries = 20;
+    add(&p, 2, ta ? 33 : 65, ta ? 65 : 33, 0);
+    add(&p, 2, tb ? 31 : 33, tb ? 33 : 31, 0);
+    check(&p);
+    u.self = 1;
+    p = start("matmul with itself", make_matmul, &u);
+    add(&p, 2, 7, 7, 0);
+    check(&p);
+}
+
+static void row_matmul(void) {
+    int ta, tb;
+    for (ta = 0; ta < 2; ta++)
+        for (tb = 0; tb < 2; tb++) matmul_transposed(ta, tb);
+}
+
+/* in: memory (no gradient), h, W, b. user: a second op
+   uses h and W, too. */
 static stx_tensor *make_linear_memory(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]),
-               *y = stx_linear_memory(x, X, in[1], in[2], in[3]);
-    return user ? stx_add(x, y,
-                          stx_linear(x, stx_concat(x, in[0], in[1]), in[2], NULL, STX_ACT_NONE))
-                : y;
+               *y = stx_linear_memory(x, X, in[1], in[2], in[3]), *all;
+    if (!user) return y;
+    all = stx_concat(x, in[0], in[1]);
+    return stx_add(x, y, stx_linear(x, all, in[2], NULL, STX_ACT_NONE));
 }
 
 static void row_linear_memory(void) {
@@ -367,10 +404,7 @@ static void row_linear_memory(void) {
         add(&p, 3, 5, 7, 0);
         add(&p, 3, 4, 7, 0);
         add(&p, 11, 7, 0, 0);
-        if (k < 3)
-            add_absent(&p);
-        else
-            add(&p, 11, 0, 0, 0);
+        add_if(&p, k >= 3, 11, 0, 0, 0);
         p.fixed[0] = 1;
         p.fixed[2] = k == 4;
         if (k % 3 == 1) p.absent[0] = 1;
@@ -379,39 +413,36 @@ static void row_linear_memory(void) {
 }
 
 /* in: x, two weights, two biases */
-static stx_tensor *make_linear_many(stx_ctx *x, stx_tensor **in, void *user) {
+static stx_tensor *make_linear_concat(stx_ctx *x, stx_tensor **in, void *user) {
     (void)user;
     return stx_linear_concat(x, in[0], in + 1, in + 3, 2);
 }
 
-static void row_linear_many(void) {
+static void row_linear_concat(void) {
     int k;
     for (k = 0; k < 4; k++) {
-        problem p = start("linear_many", make_linear_many, NULL);
+        problem p = start("linear_concat", make_linear_concat, NULL);
         add(&p, 3, 5, 7, 0);
         add(&p, 11, 7, 0, 0);
         add(&p, 4, 7, 0, 0);
-        if (k & 1) {
-            add(&p, 11, 0, 0, 0);
-            add(&p, 4, 0, 0, 0);
-        } else {
-            add_absent(&p);
-            add_absent(&p);
-        }
+        add_if(&p, k & 1, 11, 0, 0, 0);
+        add_if(&p, k & 1, 4, 0, 0, 0);
         p.fixed[1] = k == 3;
         check(&p);
     }
 }
 
-/* in: memory (B,6,Ci), more of it (B,4,Ci), weight, bias, another weight, its bias.
-   user: which pieces, and how many weights */
-typedef struct past_user {
+/* in: memory (B,6,Ci), a second memory (B,4,Ci), a weight, its bias, another weight, its
+   bias */
+typedef struct cached_user {
     size_t B;
-    int first, second, weights;
-} past_user;
+    int first;   /* number of rows of the first memory; 0: none */
+    int second;  /* the second memory is used */
+    int weights; /* number of weights */
+} cached_user;
 
-static stx_tensor *make_linear_past(stx_ctx *x, stx_tensor **in, void *user) {
-    const past_user *u = (const past_user *)user;
+static stx_tensor *make_linear_cached(stx_ctx *x, stx_tensor **in, void *user) {
+    const cached_user *u = (const cached_user *)user;
     stx_tensor *W[2], *b[2];
     stx_cached_rows p[3];
     memset(p, 0, sizeof p);
@@ -432,36 +463,27 @@ static stx_tensor *make_linear_past(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_linear_cached(x, p, 3, u->B, W, b, u->weights);
 }
 
-static void row_linear_past(void) {
-    static const past_user u[] = {{3, 6, 0, 1}, {3, 4, 0, 1}, {3, 0, 1, 1}, {3, 5, 1, 1},
-                                  {1, 2, 0, 1}, {1, 6, 1, 1}, {3, 5, 1, 2}, {2, 6, 0, 2}};
+static void row_linear_cached(void) {
+    static const cached_user u[] = {{3, 6, 0, 1}, {3, 4, 0, 1}, {3, 0, 1, 1}, {3, 5, 1, 1},
+                                    {1, 2, 0, 1}, {1, 6, 1, 1}, {3, 5, 1, 2}, {2, 6, 0, 2}};
     size_t k;
     int bias;
     for (k = 0; k < sizeof u / sizeof *u; k++)
         for (bias = 0; bias < 2; bias++) {
-            past_user one = u[k];
-            problem p = start("linear_past", make_linear_past, &one);
+            cached_user one = u[k];
+            problem p = start("linear_cached", make_linear_cached, &one);
             add(&p, one.B, 6, 7, 0);
             add(&p, one.B, 4, 7, 0);
             p.fixed[0] = p.fixed[1] = 1;
             add(&p, 11, 7, 0, 0);
-            if (bias)
-                add(&p, 11, 0, 0, 0);
-            else
-                add_absent(&p);
-            if (one.weights > 1)
-                add(&p, 4, 7, 0, 0);
-            else
-                add_absent(&p);
-            if (one.weights > 1 && bias)
-                add(&p, 4, 0, 0, 0);
-            else
-                add_absent(&p);
+            add_if(&p, bias, 11, 0, 0, 0);
+            add_if(&p, one.weights > 1, 4, 7, 0, 0);
+            add_if(&p, one.weights > 1 && bias, 4, 0, 0, 0);
             check(&p);
         }
 }
 
-/* in: memory (B,6,Ci), wk, wv. Results of all groups, one behind the other */
+/* in: memory (B,6,Ci), wk, wv. y: the concatenated results of all groups */
 static stx_tensor *make_linear_heads(stx_ctx *x, stx_tensor **in, void *user) {
     const stx_head_groups *g = (const stx_head_groups *)user;
     stx_tensor *out[STX_HEAD_GROUPS], *y = NULL;
@@ -500,143 +522,185 @@ static void row_linear_heads(void) {
     }
 }
 
-/* Weights side by side or not: the same numbers drawn, the same results, and gradients
-   to a rounding (dx is one sum or several). Made side by side in another order than
-   they are drawn in, and still so when the gradients have become one block. */
-static void linears_beside(void) {
-    double out[2][5 * 3 * 192 + 8 * 192 + 3 * 64 * 65 + 15 * 64], worst = 0;
-    stx_real v[15 * 64], m[8 * 64];
-    size_t i, at[2] = {0, 0};
-    int apart;
-    for (i = 0; i < 15 * 64; i++) v[i] = (stx_real)sin(i * 1.3);
-    for (i = 0; i < 8 * 64; i++) m[i] = (stx_real)cos(i * 0.7);
-    for (apart = 0; apart < 2; apart++) {
-        stx_desc d = {0};
-        stx_ctx *x;
-        stx_params *p;
-        stx_tensor *w[3], *b[3], *in, *y[2], *t;
-        stx_cached_rows past;
-        size_t n = 0, k;
-        d.threads = 1;
-        x = stx_create(&d);
-        p = stx_params_create(x);
-        if (!apart) { /* drawn as 0, 2, 1 */
-            CHECK(stx_params_make_contiguous(p, 3 * 64 * 64), "%s", stx_error(x));
-            w[0] = stx_param(p, STX_NORMAL, 0.1, "w0", 64, 64, 0, 0);
-            stx_params_rng_offset(p, 1);
-            w[1] = stx_param(p, STX_NORMAL, 0.1, "w1", 64, 64, 0, 0);
-            stx_params_rng_offset(p, -1);
-            w[2] = stx_param(p, STX_NORMAL, 0.1, "w2", 64, 64, 0, 0);
-            stx_params_make_contiguous(p, 3 * 64);
-        } else {
-            w[0] = stx_param(p, STX_NORMAL, 0.1, "w0", 64, 64, 0, 0);
-            w[2] = stx_param(p, STX_NORMAL, 0.1, "w2", 64, 64, 0, 0);
-            w[1] = stx_param(p, STX_NORMAL, 0.1, "w1", 64, 64, 0, 0);
-        }
-        for (k = 0; k < 3; k++)
-            b[k] = stx_param(p, STX_UNIFORM, 1, k == 0 ? "b0" : k == 1 ? "b1" : "b2", 64, 0, 0, 0);
-        for (k = 0; k < 2; k++) {
-            CHECK(apart
-                      || (w[1]->data == w[0]->data + 4096 && w[2]->data == w[1]->data + 4096
-                          && b[2]->data == b[0]->data + 128),
-                  "not side by side");
-            CHECK(apart
-                      || (w[1]->grad == w[0]->grad + 4096 && w[2]->grad == w[1]->grad + 4096
-                          && b[2]->grad == b[0]->grad + 128),
-                  "gradients are not side by side");
-            if (!k) stx_params_grads(p, NULL);
-        }
-        stx_begin(x, STX_TRAIN);
-        in = stx_variable(x, v, 3, 5, 64, 0);
-        t = stx_input(x, m, 1, 8, 64, 0);
-        past.data = t->data;
-        past.rows = 8;
-        past.stride = 8 * 64;
-        y[0] = stx_linear_concat(x, in, w, b, 3);
-        y[1] = stx_linear_cached(x, &past, 1, 1, w, b, 3);
-        CHECK(stx_ok(x) && y[0]->dim[2] == 192 && y[1]->dim[1] == 8 && y[1]->dim[2] == 192, "%s",
-              stx_error(x));
-        for (k = 0; k < 2; k++)
-            for (i = 0; i < y[k]->size; i++) out[apart][n++] = (double)y[k]->data[i];
-        at[0] = n;
-        stx_backward(x, stx_add(x, stx_mean(x, stx_mul(x, y[0], y[0])),
-                                stx_mean(x, stx_mul(x, y[1], y[1]))));
-        for (i = 0; i < in->size; i++) out[apart][n++] = (double)in->grad[i];
-        for (k = 0; k < 3; k++)
-            for (i = 0; i < 4096; i++) out[apart][n++] = (double)w[k]->grad[i];
-        for (k = 0; k < 3; k++)
-            for (i = 0; i < 64; i++) out[apart][n++] = (double)b[k]->grad[i];
-        at[1] = n;
-        stx_destroy(x);
+enum { WIDTH = 64, PAST = 8 }; /* of linear_contiguous */
+
+/* Three weights and biases, contiguous or separate. Contiguous weights are created in the
+   order 0, 1, 2, but draw their values in the order 0, 2, 1, as separate ones do. */
+static void contiguous_params(stx_params *p, int separate, stx_tensor **w, stx_tensor **b) {
+    static const char *const names[] = {"b0", "b1", "b2"};
+    int k;
+    if (!separate) CHECK(stx_params_make_contiguous(p, 3 * WIDTH * WIDTH), "%s", stx_error(p->ctx));
+    w[0] = stx_param(p, STX_NORMAL, 0.1, "w0", WIDTH, WIDTH, 0, 0);
+    if (separate) {
+        w[2] = stx_param(p, STX_NORMAL, 0.1, "w2", WIDTH, WIDTH, 0, 0);
+        w[1] = stx_param(p, STX_NORMAL, 0.1, "w1", WIDTH, WIDTH, 0, 0);
+    } else {
+        stx_params_rng_offset(p, 1);
+        w[1] = stx_param(p, STX_NORMAL, 0.1, "w1", WIDTH, WIDTH, 0, 0);
+        stx_params_rng_offset(p, -1);
+        w[2] = stx_param(p, STX_NORMAL, 0.1, "w2", WIDTH, WIDTH, 0, 0);
+        stx_params_make_contiguous(p, 3 * WIDTH);
     }
-    CHECK(!memcmp(out[0], out[1], at[0] * sizeof **out), "side by side or apart: results differ");
-    for (i = at[0]; i < at[1]; i++)
-        if (!(fabs(out[0][i] - out[1][i]) <= worst)) worst = fabs(out[0][i] - out[1][i]);
-    CHECK(worst < 1e-15, "side by side or apart: gradients are %g apart", worst);
+    for (k = 0; k < 3; k++) b[k] = stx_param(p, STX_UNIFORM, 1, names[k], WIDTH, 0, 0, 0);
 }
 
-static void row_linear_many_all(void) {
-    row_linear_many();
-    linears_beside();
+/* Do three weights and three biases follow each other? */
+static int contiguous(stx_real *const *w, stx_real *const *b) {
+    return w[1] == w[0] + WIDTH * WIDTH && w[2] == w[1] + WIDTH * WIDTH && b[2] == b[0] + 2 * WIDTH;
 }
 
-/* Rows without gaps between streams, and with some: the same bits, or a run that is
-   resumed from a checkpoint would not be what it was */
-static void past_places(void) {
-    enum { B = 3, M = 40, C = 24 };
+/* Separate parameters are not contiguous. Contiguous ones are, and so are their gradients,
+   also after all gradients have become one block. */
+static void check_contiguous(stx_params *p, int separate, stx_tensor **w, stx_tensor **b) {
+    const char *are = separate ? "contiguous" : "not contiguous";
+    stx_real *wd[3], *wg[3], *bd[3], *bg[3];
+    int i, k;
+    for (k = 0; k < 2; k++) {
+        for (i = 0; i < 3; i++) {
+            wd[i] = w[i]->data;
+            wg[i] = w[i]->grad;
+            bd[i] = b[i]->data;
+            bg[i] = b[i]->grad;
+        }
+        CHECK(contiguous(wd, bd) == !separate, "parameters are %s", are);
+        CHECK(contiguous(wg, bg) == !separate, "gradients are %s", are);
+        if (!k) stx_params_grads(p, NULL);
+    }
+}
 
-    static const size_t gaps[] = {0, 1, 5, 24, 100};
-    static stx_real out[2][2 * B * M * 2 * C + 4 * C * C], rows[B * (M * C + 100)];
-    size_t k, b, i, g;
+/* Appends n values to out. */
+static size_t append(double *out, size_t at, const stx_real *a, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) out[at + i] = (double)a[i];
+    return at + n;
+}
+
+/* Writes results and gradients to out. Returns the number of results; *all is the number
+   of all values. */
+static size_t contiguous_run(int separate, double *out, size_t *all) {
+    stx_real v[15 * WIDTH], m[PAST * WIDTH];
+    stx_ctx *x;
+    stx_desc d = {0};
+    stx_params *p;
+    stx_tensor *w[3], *b[3], *in, *y[2], *t;
+    stx_cached_rows past;
+    size_t n = 0, results, i, k;
+    for (i = 0; i < 15 * WIDTH; i++) v[i] = (stx_real)sin(i * 1.3);
+    for (i = 0; i < PAST * WIDTH; i++) m[i] = (stx_real)cos(i * 0.7);
+    d.threads = 1;
+    x = stx_create(&d);
+    p = stx_params_create(x);
+    contiguous_params(p, separate, w, b);
+    check_contiguous(p, separate, w, b);
+
+    stx_begin(x, STX_TRAIN);
+    in = stx_variable(x, v, 3, 5, WIDTH, 0);
+    t = stx_input(x, m, 1, PAST, WIDTH, 0);
+    past.data = t->data;
+    past.rows = PAST;
+    past.stride = PAST * WIDTH;
+    y[0] = stx_linear_concat(x, in, w, b, 3);
+    y[1] = stx_linear_cached(x, &past, 1, 1, w, b, 3);
+    CHECK(stx_ok(x) && y[0]->dim[2] == 3 * WIDTH && y[1]->dim[1] == PAST
+              && y[1]->dim[2] == 3 * WIDTH,
+          "%s", stx_error(x));
+    for (k = 0; k < 2; k++) n = append(out, n, y[k]->data, y[k]->size);
+    results = n;
+    stx_backward(
+        x, stx_add(x, stx_mean(x, stx_mul(x, y[0], y[0])), stx_mean(x, stx_mul(x, y[1], y[1]))));
+    n = append(out, n, in->grad, in->size);
+    for (k = 0; k < 3; k++) n = append(out, n, w[k]->grad, w[k]->size);
+    for (k = 0; k < 3; k++) n = append(out, n, b[k]->grad, b[k]->size);
+    *all = n;
+    stx_destroy(x);
+    return results;
+}
+
+/* Contiguous weights draw the same values as separate ones and give the same results
+   bit-exactly; the gradients are equal up to rounding, because dx is one sum or several. */
+static void linear_contiguous(void) {
+    static double out[2][15 * 3 * WIDTH + PAST * 3 * WIDTH + 15 * WIDTH + 3 * WIDTH * (WIDTH + 1)];
+    double worst = 0;
+    size_t results, all, i;
+    contiguous_run(0, out[0], &all);
+    results = contiguous_run(1, out[1], &all);
+    CHECK(!memcmp(out[0], out[1], results * sizeof **out),
+          "contiguous and separate weights: results differ");
+    for (i = results; i < all; i++) worst = worse(worst, fabs(out[0][i] - out[1][i]));
+    CHECK(worst < 1e-15, "contiguous and separate weights: gradients differ by %g", worst);
+}
+
+static void row_linear_concat_all(void) {
+    row_linear_concat();
+    linear_contiguous();
+}
+
+enum { GAPS_B = 3, GAPS_M = 40, GAPS_C = 24, GAPS_MOST = 100 }; /* of cached_gaps */
+
+enum { GAPS_OUT = 2 * GAPS_B * GAPS_M * 2 * GAPS_C + 4 * GAPS_C * GAPS_C };
+
+/* Runs linear_cached and linear_heads on rows with `gap` elements between streams; writes
+   results and gradients to out and returns their number. */
+static size_t cached_gap(size_t gap, stx_real *out) {
+    enum { B = GAPS_B, M = GAPS_M, C = GAPS_C };
+
+    static stx_real rows[B * (M * C + GAPS_MOST)];
+    stx_head_groups groups;
+    stx_tensor *w[2], *y[1 + STX_HEAD_GROUPS], *loss = NULL, *t;
+    stx_params *p = stx_params_create(ctx1);
+    stx_cached_rows past;
+    size_t n = 0, b, i, g;
+    char name[2][24];
+    for (b = 0; b < B; b++)
+        for (i = 0; i < M * C; i++)
+            rows[b * (M * C + gap) + i] = sin((double)(b * M * C + i) * 0.37);
+    past.data = rows;
+    past.rows = M;
+    past.stride = M * C + gap;
+    for (i = 0; i < 2; i++) {
+        snprintf(name[i], sizeof name[i], "gap %zu, %zu", gap, i);
+        w[i] = stx_param(p, STX_ZEROS, 0, name[i], C, C, 0, 0);
+        for (b = 0; b < C * C; b++) w[i]->data[b] = cos((double)(b * (i + 2)) * 0.61);
+    }
+    memset(&groups, 0, sizeof groups);
+    groups.count = 3;
+    groups.rows[0] = M;
+    groups.rows[1] = 30;
+    groups.rows[2] = 4; /* short enough to be copied */
+    groups.of[1] = 1;
+    groups.of[2] = groups.of[3] = 2;
+
+    stx_begin(ctx1, STX_TRAIN);
+    y[0] = stx_linear_cached(ctx1, &past, 1, B, w, NULL, 2);
+    CHECK(y[0] && stx_linear_heads(ctx1, &past, B, w[0], w[1], 4, &groups, y + 1), "%s",
+          stx_error(ctx1));
+    for (g = 0; g < 4; g++) {
+        for (i = 0; i < y[g]->size; i++) out[n++] = y[g]->data[i];
+        t = stx_mean(ctx1, stx_mul(ctx1, y[g], y[g]));
+        loss = loss ? stx_add(ctx1, loss, t) : t;
+    }
+    stx_backward(ctx1, loss);
+    for (i = 0; i < 2; i++)
+        for (b = 0; b < C * C; b++) out[n++] = w[i]->grad[b];
+    return n;
+}
+
+/* The distance between streams changes no bit: otherwise a run resumed from a checkpoint
+   would differ from an uninterrupted one. */
+static void cached_gaps(void) {
+    static const size_t gaps[] = {0, 1, 5, 24, GAPS_MOST};
+    static stx_real out[2][GAPS_OUT];
+    size_t k, n;
     for (k = 0; k < sizeof gaps / sizeof *gaps; k++) {
-        stx_head_groups groups;
-        stx_tensor *w[2], *y[1 + STX_HEAD_GROUPS], *all = NULL;
-        stx_params *p = stx_params_create(ctx1);
-        stx_cached_rows past;
-        size_t n = 0;
-        char name[2][24];
-        for (b = 0; b < B; b++)
-            for (i = 0; i < M * C; i++)
-                rows[b * (M * C + gaps[k]) + i] = sin((double)(b * M * C + i) * 0.37);
-        past.data = rows;
-        past.rows = M;
-        past.stride = M * C + gaps[k];
-        for (i = 0; i < 2; i++) {
-            snprintf(name[i], sizeof name[i], "places %zu %zu", k, i);
-            w[i] = stx_param(p, STX_ZEROS, 0, name[i], C, C, 0, 0);
-            for (b = 0; b < C * C; b++) w[i]->data[b] = cos((double)(b * (i + 2)) * 0.61);
-        }
-        memset(&groups, 0, sizeof groups);
-        /* the last one is worth a copy */
-        groups.count = 3;
-        groups.rows[0] = M;
-        groups.rows[1] = 30;
-        groups.rows[2] = 4;
-        groups.of[1] = 1;
-        groups.of[2] = groups.of[3] = 2;
-        stx_begin(ctx1, STX_TRAIN);
-        y[0] = stx_linear_cached(ctx1, &past, 1, B, w, NULL, 2);
-        CHECK(y[0] && stx_linear_heads(ctx1, &past, B, w[0], w[1], 4, &groups, y + 1), "%s",
-              stx_error(ctx1));
-        for (g = 0; g < 4; g++) {
-            for (i = 0; i < y[g]->size; i++) out[k > 0][n++] = y[g]->data[i];
-            all = all ? stx_add(ctx1, all, stx_mean(ctx1, stx_mul(ctx1, y[g], y[g])))
-                      : stx_mean(ctx1, stx_mul(ctx1, y[g], y[g]));
-        }
-        stx_backward(ctx1, all);
-        for (i = 0; i < 2; i++)
-            for (b = 0; b < C * C; b++) out[k > 0][n++] = w[i]->grad[b];
-        CHECK(n <= sizeof out[0] / sizeof **out
-                  && (!k || !memcmp(out[0], out[1], n * sizeof **out)),
-              "%zu numbers between streams: other "
-              "bits",
-              gaps[k]);
+        n = cached_gap(gaps[k], out[k > 0]);
+        CHECK(n <= GAPS_OUT && (!k || !memcmp(out[0], out[1], n * sizeof **out)),
+              "a gap of %zu elements between streams changes bits", gaps[k]);
     }
 }
 
-static void row_linear_past_all(void) {
-    row_linear_past();
-    past_places();
+static void row_linear_cached_all(void) {
+    row_linear_cached();
+    cached_gaps();
 }
 
 static stx_tensor *make_layernorm(stx_ctx *x, stx_tensor **in, void *user) {
@@ -694,10 +758,7 @@ static void residual_norm(const char *label, int bias) {
                 add(&p, s[i][0], s[i][1], s[i][2], 0);
                 add(&p, C, 0, 0, 0);
                 add(&p, C, 0, 0, 0);
-                if (bias)
-                    add(&p, C, 0, 0, 0);
-                else
-                    add_absent(&p);
+                add_if(&p, bias, C, 0, 0, 0);
                 /* gain, shift and bias alone; or not the bias */
                 if (fixed > 2)
                     p.fixed[0] = p.fixed[1] = 1;
@@ -728,7 +789,7 @@ static stx_tensor *make_mul(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_mul(x, in[0], user ? in[0] : in[1]);
 }
 
-static void binary(const char *label, stx_tensor *(*make)(stx_ctx *, stx_tensor **, void *)) {
+static void binary(const char *label, op_make make) {
     int one = 1;
     {
         problem p = start(label, make, NULL);
@@ -810,8 +871,7 @@ static stx_tensor *make_mean(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_mean(x, in[0]);
 }
 
-static void unary(const char *label, stx_tensor *(*make)(stx_ctx *, stx_tensor **, void *),
-                  void *user) {
+static void unary(const char *label, op_make make, void *user) {
     static const size_t s[][3] = {{5, 33, 0}, {2, 3, 65}, {31, 0, 0}, {4, 1, 0}};
     int i;
     for (i = 0; i < 4; i++) {
@@ -914,15 +974,15 @@ static stx_tensor *make_dropout(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_dropout(x, in[0], *(double *)user);
 }
 
-static stx_tensor *make_dropout_alike(stx_ctx *x, stx_tensor **in, void *user) {
+static stx_tensor *make_dropout_replicated(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_dropout_replicated(x, in[0], *(double *)user);
 }
 
 /* Without a group it is stx_dropout, whatever the size; what it is in one
    tests/test_group.c says */
-static void row_dropout_alike(void) {
+static void row_dropout_replicated(void) {
     double p = 0.3;
-    problem q = start("dropout alike", make_dropout_alike, &p);
+    problem q = start("dropout_replicated", make_dropout_replicated, &p);
     stx_real a[77], y[2][77];
     size_t i;
     q.random = 1;
@@ -937,11 +997,11 @@ static void row_dropout_alike(void) {
         stx_get(ctx1, i ? stx_dropout_replicated(ctx1, t, p) : stx_dropout(ctx1, t, p), y[i]);
     }
     CHECK(!memcmp(y[0], y[1], sizeof y[0]) && memcmp(y[0], a, sizeof a),
-          "dropout alike: the masks");
+          "dropout_replicated: the masks");
     stx_begin(ctx1, STX_EVAL);
     {
         stx_tensor *t = stx_input(ctx1, a, 77, 0, 0, 0);
-        CHECK(stx_dropout_replicated(ctx1, t, p) == t, "dropout alike: evaluation");
+        CHECK(stx_dropout_replicated(ctx1, t, p) == t, "dropout_replicated: evaluation");
     }
 }
 
@@ -1016,7 +1076,7 @@ static stx_tensor *make_cross_entropy(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_cross_entropy(x, in[0], stx_tokens(x, u->id, u->B, u->T), u->divisor);
 }
 
-static stx_tensor *make_cross_entropy_over(stx_ctx *x, stx_tensor **in, void *user) {
+static stx_tensor *make_cross_entropy_inplace(stx_ctx *x, stx_tensor **in, void *user) {
     id_user *u = (id_user *)user;
     return stx_cross_entropy_inplace(x,
                                      stx_reshape(x, stx_scale(x, in[0], 1.5), u->B * u->T,
@@ -1024,8 +1084,7 @@ static stx_tensor *make_cross_entropy_over(stx_ctx *x, stx_tensor **in, void *us
                                      stx_tokens(x, u->id, u->B, u->T), u->divisor);
 }
 
-static void rows_cross_entropy(const char *label,
-                               stx_tensor *(*make)(stx_ctx *, stx_tensor **, void *)) {
+static void rows_cross_entropy(const char *label, op_make make) {
     static const size_t s[][3] = {{3, 7, 31}, {2, 5, 65}, {1, 1, 2}, {1, 9, 1}};
     int i, k;
     for (i = 0; i < 4; i++)
@@ -1046,8 +1105,8 @@ static void row_cross_entropy(void) {
     rows_cross_entropy("cross entropy", make_cross_entropy);
 }
 
-static void row_cross_entropy_over(void) {
-    rows_cross_entropy("cross entropy over", make_cross_entropy_over);
+static void row_cross_entropy_inplace(void) {
+    rows_cross_entropy("cross_entropy_inplace", make_cross_entropy_inplace);
 }
 
 /* Weights, ignored rows, divisors: the loss is their sum of -log softmax, each row's
@@ -1300,10 +1359,7 @@ static void row_view_rows(void) {
     for (i = 0; i < 8; i++) {
         problem p = start("view_rows", make_view_rows, r[i % 4]);
         add(&p, 11, 7, 0, 0);
-        if (i < 4)
-            add_absent(&p);
-        else
-            add(&p, 3, 5, 7, 0);
+        add_if(&p, i >= 4, 3, 5, 7, 0);
         check(&p);
     }
     {
@@ -1499,7 +1555,7 @@ typedef struct outer_user {
     int op, listed;
 } outer_user;
 
-static void own_double(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+static void double_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     int fresh;
     stx_real *d = stx_grad(x, in[0], &fresh);
     (void)save;
@@ -1578,7 +1634,7 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor 
         y = stx_new(x, 2, 3, 4, 0);
         if (!y) return NULL;
         stx_axpy(x, y->data, o->data, y->size, 2, 0);
-        (void)stx_record(x, y, &o, 1, own_double, NULL); /* 0 where nothing is recorded */
+        (void)stx_record(x, y, &o, 1, double_bwd, NULL); /* 0 where nothing is recorded */
         return y;
     }
 }
@@ -1658,7 +1714,7 @@ static stx_tensor *make_recompute(stx_ctx *x, stx_tensor **in, void *user) {
 /* Several results: what is returned lies above out[0], which lies above out[1] = an
    input; out[2] is not made. what: 1 an op of two results (y = 2 a, and 3 a beside
    it), which tells backward of both. */
-static void own_pair(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+static void pair_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     const stx_tensor *second = *(stx_tensor **)save;
     stx_real *d = stx_grad(x, in[0], NULL);
     if (y->grad) stx_axpy(x, d, y->grad, y->size, 2, 1);
@@ -1679,7 +1735,7 @@ static stx_tensor *several_block(stx_ctx *x, void *user, stx_tensor **in, stx_te
     *save = y[1];
     stx_axpy(x, y[0]->data, a->data, a->size, 2, 0);
     stx_axpy(x, y[1]->data, a->data, a->size, 3, 0);
-    (void)stx_record_results(x, y, 2, &a, 1, own_pair, save);
+    (void)stx_record_results(x, y, 2, &a, 1, pair_bwd, save);
     out[0] = y[1];
     return y[0];
 }
@@ -1888,18 +1944,9 @@ static void attn_inputs(problem *p, attn *a) {
     add(p, a->B, a->T, C, 0);
     add(p, a->B, a->S, C, 0);
     add(p, a->B, a->S, C, 0);
-    if (a->P)
-        add(p, a->P, a->pe_heads ? C : a->D, 0, 0);
-    else
-        add_absent(p);
-    if (a->u)
-        add(p, C, 0, 0, 0);
-    else
-        add_absent(p);
-    if (a->vb)
-        add(p, C, 0, 0, 0);
-    else
-        add_absent(p);
+    add_if(p, a->P, a->P, a->pe_heads ? C : a->D, 0, 0);
+    add_if(p, a->u, C, 0, 0, 0);
+    add_if(p, a->vb, C, 0, 0, 0);
     if (a->z) {
         stx_real *z = add(p, a->z_one ? 1 : a->H, 0, 0, 0);
         for (h = 0; h < (a->z_one ? 1 : a->H); h++)
@@ -2923,16 +2970,8 @@ static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int proj
         w = project_ ? d >> c : d;
         add(p, end[c] - (c ? end[c - 1] : 0), w, 0, 0);
     }
-    for (c = 0; c < k; c++)
-        if (project_)
-            add(p, d, d >> c, 0, 0);
-        else
-            add_absent(p);
-    for (c = 0; c < k; c++)
-        if (output)
-            add(p, end[c] - (c ? end[c - 1] : 0), 0, 0, 0);
-        else
-            add_absent(p);
+    for (c = 0; c < k; c++) add_if(p, project_, d, d >> c, 0, 0);
+    for (c = 0; c < k; c++) add_if(p, output, end[c] - (c ? end[c - 1] : 0), 0, 0, 0);
     if (output && k > 1) {
         add(p, k - 1, d, 0, 0);
         add(p, k - 1, 0, 0, 0);
@@ -3105,11 +3144,7 @@ static void row_adaptive_softmax_tokens(void) {
                 size_t i, c;
                 if ((which & 4 && which & 8) || (which & 16 && !(which & 2))) continue;
                 adaptive_inputs(&p, &au, k, 1, which % 2, 1);
-                for (c = 0; c < (size_t)k; c++)
-                    if (biased)
-                        add(&p, p.dim[c][1], 0, 0, 0);
-                    else
-                        add_absent(&p);
+                for (c = 0; c < (size_t)k; c++) add_if(&p, biased, p.dim[c][1], 0, 0, 0);
                 token_options(&u, which, 3, 11, au.a.end[k - 1]);
                 u.a = au.a;
                 /* with_inputs takes it from the inputs */
@@ -3265,16 +3300,16 @@ static void accumulation(void) {
     }
 }
 
-static stx_tensor *make_dropout_time(stx_ctx *x, stx_tensor **in, void *user) {
+static stx_tensor *make_dropout_variational(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_dropout_variational(x, in[0], *(double *)user);
 }
 
-static void row_dropout_time(void) {
+static void row_dropout_variational(void) {
     static const size_t s[][3] = {{2, 5, 7}, {3, 1, 33}, {1, 9, 1}};
     double p = 0.4;
     int i;
     for (i = 0; i < 3; i++) {
-        problem q = start("dropout_time", make_dropout_time, &p);
+        problem q = start("dropout_variational", make_dropout_variational, &p);
         q.random = 1;
         add(&q, s[i][0], s[i][1], s[i][2], 0);
         check(&q);
@@ -3297,12 +3332,13 @@ static void row_dropout_time(void) {
                                     - (on ? a[(b * T + t) * C + c] / (1 - p) : 0))
                                    < 1e-4;
             }
-        CHECK(y && same, "dropout_time: one mask for all times");
-        CHECK(fabs((double)kept / (double)(B * C) - 0.6) < 0.02, "dropout_time: %zu of %zu kept",
-              kept, B * C);
+        CHECK(y && same, "dropout_variational: one mask for all times");
+        CHECK(fabs((double)kept / (double)(B * C) - 0.6) < 0.02,
+              "dropout_variational: %zu of %zu kept", kept, B * C);
         stx_begin(ctx1, STX_EVAL);
         y = stx_input(ctx1, a, B, T, C, 0);
-        CHECK(stx_dropout_variational(ctx1, y, p) == y, "dropout_time: the identity in evaluation");
+        CHECK(stx_dropout_variational(ctx1, y, p) == y,
+              "dropout_variational: the identity in evaluation");
         free(a);
     }
 }
@@ -3378,22 +3414,10 @@ static void recurrence_case(recurrence u) {
     add(&p, 2, u.O, 0, 0);
     /* forget gates near 1: what a chunk of time begins with is felt at its end */
     for (i = 0; u.open && i < u.O; i++) p.data[1][i] += 7;
-    if (u.has[0])
-        add(&p, u.B, u.T, u.O, 0);
-    else
-        add_absent(&p);
-    if (u.has[1])
-        add(&p, 2, u.O, 0, 0);
-    else
-        add_absent(&p);
-    if (u.has[2])
-        add(&p, u.B, u.T, 2, u.O);
-    else
-        add_absent(&p);
-    if (u.has[3])
-        add(&p, u.B, u.O, 0, 0);
-    else
-        add_absent(&p);
+    add_if(&p, u.has[0], u.B, u.T, u.O, 0);
+    add_if(&p, u.has[1], 2, u.O, 0, 0);
+    add_if(&p, u.has[2], u.B, u.T, 2, u.O);
+    add_if(&p, u.has[3], u.B, u.O, 0, 0);
     if (u.mask) {
         add(&p, u.B, u.O, 0, 0);
         p.fixed[6] = 1;
@@ -3403,7 +3427,7 @@ static void recurrence_case(recurrence u) {
     check(&p);
 }
 
-static void row_recurrence(void) {
+static void row_sru_recurrence(void) {
     int i;
     for (i = 0; i < 26; i++) {
         recurrence u;
@@ -3554,7 +3578,7 @@ typedef struct comp_user {
     stx_comp_desc d;
 } comp_user;
 
-static stx_tensor *make_gate(stx_ctx *x, stx_tensor **in, void *user) {
+static stx_tensor *make_comp_gate(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *t[8] = {NULL};
     memcpy(t, in, 6 * sizeof *t);
     return inner_comp_gate(x, ((comp_user *)user)->kind, t);
@@ -3563,7 +3587,7 @@ static stx_tensor *make_gate(stx_ctx *x, stx_tensor **in, void *user) {
 /* x, y, and weights and biases that make p0 of y and p1 of x, as a layer has them: the
    gate gives the biases' gradients. glu: with x + the gate's result, so that x has a
    gradient already */
-static stx_tensor *make_gate_biased(stx_ctx *x, stx_tensor **in, void *user) {
+static stx_tensor *make_comp_gate_biased(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *t[8] = {NULL}, *y;
     comp_user *u = (comp_user *)user;
     if (u->kind == STX_COMP_GRU) t[0] = in[0];
@@ -3577,36 +3601,27 @@ static stx_tensor *make_gate_biased(stx_ctx *x, stx_tensor **in, void *user) {
     return u->d.glu ? stx_add(x, in[0], y) : y;
 }
 
-static void row_gate(void) {
+static void row_comp_gate(void) {
     static const size_t s[][3] = {{2, 3, 5}, {1, 2, 67}};
     static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0, 0}, p[] = {0, 2, 1, 1, 1, 2, 4, 2, 1, 1};
     comp_user u;
     int i, k;
     for (u.kind = STX_COMP_GRU; u.kind <= STX_COMP_GLU; u.kind++)
         for (i = 0; i < 2; i++) {
-            problem q = start("comp_gate", make_gate, &u);
+            problem q = start("comp_gate", make_comp_gate, &u);
             size_t D = s[i][2];
-            if (u.kind == STX_COMP_GLU)
-                add_absent(&q);
-            else
-                add(&q, s[i][0], s[i][1], D, 0);
-            if (y[u.kind])
-                add(&q, s[i][0], s[i][1], D, 0);
-            else
-                add_absent(&q);
+            add_if(&q, u.kind != STX_COMP_GLU, s[i][0], s[i][1], D, 0);
+            add_if(&q, y[u.kind], s[i][0], s[i][1], D, 0);
             for (k = 0; k < 4; k++)
-                if (k >= p[u.kind])
-                    add_absent(&q);
-                else
-                    add(&q, s[i][0], s[i][1],
-                        u.kind == STX_COMP_GRU   ? 3 * D
-                        : u.kind == STX_COMP_GLU ? 2 * D
-                                                 : D,
-                        0);
+                add_if(&q, !(k >= p[u.kind]), s[i][0], s[i][1],
+                       u.kind == STX_COMP_GRU   ? 3 * D
+                       : u.kind == STX_COMP_GLU ? 2 * D
+                                                : D,
+                       0);
             check(&q);
         }
     for (k = 0; k < 4; k++) {
-        problem q = start("comp_gate with biases", make_gate_biased, &u);
+        problem q = start("comp_gate with biases", make_comp_gate_biased, &u);
         size_t D = 5, w;
         u.kind = k / 2 ? STX_COMP_GLU : STX_COMP_GRU;
         u.d.glu = k % 2;
@@ -3621,7 +3636,7 @@ static void row_gate(void) {
     }
     u.kind = STX_COMP_GTRXL;
     {
-        problem q = start("comp_gate of a constant", make_gate, &u);
+        problem q = start("comp_gate of a constant", make_comp_gate, &u);
         size_t k0;
         add(&q, 2, 3, 5, 0);
         add_absent(&q);
@@ -3631,7 +3646,7 @@ static void row_gate(void) {
     }
 }
 
-static stx_tensor *make_distance(stx_ctx *x, stx_tensor **in, void *user) {
+static stx_tensor *make_comp_distance(stx_ctx *x, stx_tensor **in, void *user) {
     comp_user *u = (comp_user *)user;
     stx_tensor *ratio,
         *y = inner_comp_distance(x, in[0], in[1], u->skip ? stx_tokens(x, u->skip, 3, 5) : NULL,
@@ -3650,12 +3665,12 @@ static stx_tensor *make_distance(stx_ctx *x, stx_tensor **in, void *user) {
     return y;
 }
 
-static void row_distance(void) {
+static void row_comp_distance(void) {
     static int32_t skip[15] = {0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1};
     int i;
     for (i = 0; i < 2; i++) {
         comp_user u;
-        problem p = start("comp_distance", make_distance, &u);
+        problem p = start("comp_distance", make_comp_distance, &u);
         u.skip = i ? skip : NULL;
         add(&p, 3, 5, 7, 0);
         add(&p, 3, 5, 7, 0);
@@ -3664,11 +3679,11 @@ static void row_distance(void) {
     }
 }
 
-static stx_tensor *make_folded(stx_ctx *x, stx_tensor **in, void *user) {
+static stx_tensor *make_comp_folded(stx_ctx *x, stx_tensor **in, void *user) {
     return inner_comp_folded(x, in[0], &((comp_user *)user)->g);
 }
 
-static void row_folded(void) {
+static void row_comp_folded(void) {
     static int32_t first[3] = {0, 4, 7}, pad[21] = {0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0};
     /* groups, taps, step */
     static const size_t s[][3] = {{3, 3, 3}, {4, 5, 2}, {2, 3, 4}, {1, 9, 9}};
@@ -3676,7 +3691,7 @@ static void row_folded(void) {
     for (i = 0; i < 4; i++)
         for (k = 0; k < 4; k++) {
             comp_user u;
-            problem p = start("comp_folded", make_folded, &u);
+            problem p = start("comp_folded", make_comp_folded, &u);
             memset(&u, 0, sizeof u);
             u.g.B = 3;
             u.g.rows = 7;
@@ -3692,29 +3707,29 @@ static void row_folded(void) {
         }
 }
 
-static stx_tensor *make_zero(stx_ctx *x, stx_tensor **in, void *user) {
+static stx_tensor *make_comp_zero(stx_ctx *x, stx_tensor **in, void *user) {
     return inner_comp_zero(x, in[0], stx_tokens(x, ((comp_user *)user)->pad, 3, 5));
 }
 
-static void row_zero(void) {
+static void row_comp_zero(void) {
     static int32_t pad[15] = {0, 1, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1};
     comp_user u;
-    problem p = start("comp_zero", make_zero, &u);
+    problem p = start("comp_zero", make_comp_zero, &u);
     u.pad = pad;
     add(&p, 3, 5, 7, 0);
     check(&p);
 }
 
-static stx_tensor *make_heads(stx_ctx *x, stx_tensor **in, void *user) {
+static stx_tensor *make_comp_all_heads(stx_ctx *x, stx_tensor **in, void *user) {
     return inner_comp_all_heads(x, &((comp_user *)user)->d, in[0]);
 }
 
-static void row_heads(void) {
+static void row_comp_all_heads(void) {
     static const size_t s[][2] = {{6, 1}, {6, 2}, {6, 3}};
     int i;
     for (i = 0; i < 3; i++) {
         comp_user u;
-        problem p = start("comp_all_heads", make_heads, &u);
+        problem p = start("comp_all_heads", make_comp_all_heads, &u);
         memset(&u, 0, sizeof u);
         u.d.dim = 30;
         u.d.heads = s[i][0];
@@ -3758,7 +3773,7 @@ static stx_tensor *make_stack(stx_ctx *x, stx_tensor **in, void *user) {
     return h;
 }
 
-static void row_stack(void) {
+static void row_sru_forward(void) {
     int i;
     for (i = 0; i < 9; i++) {
         stack_user u;
@@ -3858,10 +3873,7 @@ static void row_stack(void) {
         p.entries = 60;
         add(&p, u.B, u.T, u.d.input, 0);
         add(&p, u.B, u.O, 0, 0);
-        if (u.M)
-            add(&p, u.B, u.M, u.d.input, 0);
-        else
-            add_absent(&p);
+        add_if(&p, u.M, u.B, u.M, u.d.input, 0);
         check(&p);
     }
 }
@@ -3922,14 +3934,14 @@ static void attention_side_by_side(void) {
 
 /* q, k and v of the new rows as one, keys and values before them in the memory of
    groups of heads */
-typedef struct past_attn {
+typedef struct cached_attn {
     stx_attention_desc d;
     stx_head_groups groups;
     int grouped, N, P;
-} past_attn;
+} cached_attn;
 
-static stx_tensor *make_attention_past(stx_ctx *x, stx_tensor **in, void *user) {
-    const past_attn *u = (const past_attn *)user;
+static stx_tensor *make_attention_cached(stx_ctx *x, stx_tensor **in, void *user) {
+    const cached_attn *u = (const cached_attn *)user;
     stx_attention_in a;
     memset(&a, 0, sizeof a);
     a.qkv = in[0];
@@ -3944,7 +3956,7 @@ static stx_tensor *make_attention_past(stx_ctx *x, stx_tensor **in, void *user) 
     return stx_attention(x, &a, &u->d);
 }
 
-static void attention_past(void) {
+static void attention_cached(void) {
     static const struct {
         size_t B, T, m, H, D;
         int sets, P, N;
@@ -3958,8 +3970,8 @@ static void attention_past(void) {
         const size_t B = s[i].B, T = s[i].T, m = s[i].m, H = s[i].H, D = s[i].D, C = H * D,
                      S = m + T;
         size_t rows[3] = {0, 0, 0}, heads[3] = {0, 0, 0}, at[256], b;
-        past_attn u;
-        problem p = start("attention past", make_attention_past, &u);
+        cached_attn u;
+        problem p = start("attention, cached", make_attention_cached, &u);
         stx_real *z, *qkv, *old[3] = {NULL, NULL, NULL}, *q, *k, *v, *want;
         stx_tensor *y;
         stx_attention_in a;
@@ -3995,19 +4007,12 @@ static void attention_past(void) {
                 old[g] = add(&p, B, rows[g], 2 * D * heads[g], 0);
             else
                 add_absent(&p);
-        if (s[i].P)
-            add(&p, S, D, 0, 0);
-        else
-            add_absent(&p);
+        add_if(&p, s[i].P, S, D, 0, 0);
         if (s[i].sets)
             memcpy(add(&p, H, 0, 0, 0), z, H * sizeof *z);
         else
             add_absent(&p);
-        for (j = 0; j < 2; j++)
-            if (s[i].N)
-                add(&p, H, (size_t)s[i].N, D, 0);
-            else
-                add_absent(&p);
+        for (j = 0; j < 2; j++) add_if(&p, s[i].N, H, (size_t)s[i].N, D, 0);
         p.random = s[i].drop > 0;
         p.entries = 60;
         /* in one piece: the same bits; what no group keeps is a number that nothing
@@ -4052,16 +4057,16 @@ static void attention_past(void) {
         if (s[i].N) a.persistent_k = stx_input(ctx1, p.data[6], H, (size_t)s[i].N, D, 0);
         if (s[i].N) a.persistent_v = stx_input(ctx1, p.data[7], H, (size_t)s[i].N, D, 0);
         y = stx_attention(ctx1, &a, &u.d);
-        CHECK(y, "attention past: %s", stx_error(ctx1));
+        CHECK(y, "attention, cached: %s", stx_error(ctx1));
         if (y) stx_get(ctx1, y, want);
         {
             stx_tensor *in[MAX_IN];
             double off = 0;
             y = forward(ctx1, &p, in);
-            CHECK(y && y->size == B * T * C, "attention past %zu: %s", i, stx_error(ctx1));
+            CHECK(y && y->size == B * T * C, "attention, cached %zu: %s", i, stx_error(ctx1));
             for (r = 0; y && r < y->size; r++)
                 if (!(fabs(y->data[r] - want[r]) <= off)) off = fabs(y->data[r] - want[r]);
-            CHECK(off <= (T > 3 ? 0 : 1e-14), "attention past %zu: %g from that in one piece", i,
+            CHECK(off <= (T > 3 ? 0 : 1e-14), "attention, cached %zu: %g from that in one piece", i,
                   off);
         }
         free(z);
@@ -4118,7 +4123,7 @@ static void attention_parts(void) {
 static void row_attention_all(void) {
     row_attention();
     attention_side_by_side();
-    attention_past();
+    attention_cached();
     attention_parts();
 }
 
@@ -4154,11 +4159,7 @@ static void row_par_mix(void) {
                 w = add(&p, draws, 3, 0, 0);
                 if (hot)
                     for (c = 0; c < 3 * draws; c++) w[c] = c % 3 == (size_t)hot - 1;
-                for (k = 0; k < 4; k++)
-                    if (norm)
-                        add(&p, shape[i][2], 0, 0, 0);
-                    else
-                        add_absent(&p);
+                for (k = 0; k < 4; k++) add_if(&p, norm, shape[i][2], 0, 0, 0);
                 if (i == 1 && hot < 3) p.fixed[hot] = p.fixed[3] = 1;
                 check(&p);
             }
@@ -4223,10 +4224,7 @@ static void row_par_gate(void) {
                         problem p = start(u.a.kind ? "par_gate of pi" : "par_gate of logits",
                                           make_par_gate, &u);
                         add_away(&p, 3, 0, 0);
-                        if (u.a.R > 1)
-                            add(&p, 1, 0, 0, 0);
-                        else
-                            add_absent(&p);
+                        add_if(&p, u.a.R > 1, 1, 0, 0, 0);
                         p.fixed[1] = !u.a.latency;
                         check(&p);
                     }
@@ -4253,10 +4251,7 @@ static void row_par_widen(void) {
             u.ld = shape[i][1];
             u.full = i % 2;
             add(&p, 3, 2 * u.w, 0, 0);
-            if (two)
-                add(&p, 4, u.w, 0, 0);
-            else
-                add_absent(&p);
+            add_if(&p, two, 4, u.w, 0, 0);
             if (i == 1 && two) p.fixed[0] = 1;
             check(&p);
         }
@@ -4289,8 +4284,8 @@ static const struct row {
     {"stx_embedding", row_embedding},
     {"stx_linear", row_linear},
     {"stx_linear_memory", row_linear_memory},
-    {"stx_linear_concat", row_linear_many_all},
-    {"stx_linear_cached", row_linear_past_all},
+    {"stx_linear_concat", row_linear_concat_all},
+    {"stx_linear_cached", row_linear_cached_all},
     {"stx_linear_heads", row_linear_heads},
     {"stx_matmul", row_matmul},
     {"stx_layernorm", row_layernorm},
@@ -4307,14 +4302,14 @@ static const struct row {
     {"stx_softmax", row_softmax},
     {"stx_log_softmax", row_log_softmax},
     {"stx_dropout", row_dropout},
-    {"stx_dropout_replicated", row_dropout_alike},
-    {"stx_dropout_variational", row_dropout_time},
+    {"stx_dropout_replicated", row_dropout_replicated},
+    {"stx_dropout_variational", row_dropout_variational},
     {"stx_rezero", row_rezero},
     {"stx_mean", row_mean},
     {"stx_sum", row_sum},
     {"stx_add_means", row_add_means},
     {"stx_cross_entropy", row_cross_entropy},
-    {"stx_cross_entropy_inplace", row_cross_entropy_over},
+    {"stx_cross_entropy_inplace", row_cross_entropy_inplace},
     {"stx_cross_entropy_tokens", row_cross_entropy_tokens},
     {"stx_mse", row_mse},
     {"stx_concat", row_concat},
@@ -4331,13 +4326,13 @@ static const struct row {
     {"stx_adaptive_softmax", row_adaptive_softmax},
     {"stx_adaptive_softmax_tokens", row_adaptive_softmax_tokens},
     {"stx_adaptive_log_probs", row_adaptive_log_probs},
-    {"stx_sru_recurrence", row_recurrence},
-    {"stx_sru_forward", row_stack},
-    {"comp_gate", row_gate},
-    {"comp_distance", row_distance},
-    {"comp_folded", row_folded},
-    {"comp_zero", row_zero},
-    {"comp_all_heads", row_heads},
+    {"stx_sru_recurrence", row_sru_recurrence},
+    {"stx_sru_forward", row_sru_forward},
+    {"comp_gate", row_comp_gate},
+    {"comp_distance", row_comp_distance},
+    {"comp_folded", row_comp_folded},
+    {"comp_zero", row_comp_zero},
+    {"comp_all_heads", row_comp_all_heads},
     {"par_mix", row_par_mix},
     {"par_gate", row_par_gate},
     {"par_widen", row_par_widen},
