@@ -549,8 +549,8 @@ static int contiguous(stx_real *const *w, stx_real *const *b) {
     return w[1] == w[0] + WIDTH * WIDTH && w[2] == w[1] + WIDTH * WIDTH && b[2] == b[0] + 2 * WIDTH;
 }
 
-/* Separate parameters are not contiguous. Contiguous ones are, and so are their gradients,
-   also after all gradients have become one block. */
+/* Separate parameters are not contiguous. Contiguous ones are, and so are their
+   gradients, also after all gradients have become one block. */
 static void check_contiguous(stx_params *p, int separate, stx_tensor **w, stx_tensor **b) {
     const char *are = separate ? "contiguous" : "not contiguous";
     stx_real *wd[3], *wg[3], *bd[3], *bg[3];
@@ -617,7 +617,8 @@ static size_t contiguous_run(int separate, double *out, size_t *all) {
 }
 
 /* Contiguous weights draw the same values as separate ones and give the same results
-   bit-exactly; the gradients are equal up to rounding, because dx is one sum or several. */
+   bit-exactly; the gradients are equal up to rounding, because dx is one sum or several.
+   */
 static void linear_contiguous(void) {
     static double out[2][15 * 3 * WIDTH + PAST * 3 * WIDTH + 15 * WIDTH + 3 * WIDTH * (WIDTH + 1)];
     double worst = 0;
@@ -726,19 +727,24 @@ static void row_layernorm(void) {
         }
 }
 
-/* user: dropout, and which inputs are one tensor (2: h and f), or have a gradient from
-   elsewhere already (1) */
+enum { ALONE, GRADIENT_BEFORE, SAME_TENSOR };
+
+/* p: dropout. how: h and f are one tensor (SAME_TENSOR), or already have gradients from
+   another op (GRADIENT_BEFORE). */
 typedef struct residual_user {
     double p;
     int how;
 } residual_user;
 
+/* in: h, f, gain, shift, bias or NULL */
 static stx_tensor *make_residual_norm(stx_ctx *x, stx_tensor **in, void *user) {
     residual_user *u = (residual_user *)user;
-    stx_tensor *h = in[0], *f = u->how == 2 ? h : in[1],
-               *y = in[4] ? stx_residual_norm_bias(x, h, f, in[4], u->p, in[2], in[3], 0.1)
-                          : stx_residual_norm(x, h, f, u->p, in[2], in[3], 0.1);
-    return u->how == 1 ? stx_add(x, y, stx_mul(x, h, f)) : y;
+    stx_tensor *h = in[0], *f = u->how == SAME_TENSOR ? h : in[1], *y;
+    if (in[4])
+        y = stx_residual_norm_bias(x, h, f, in[4], u->p, in[2], in[3], 0.1);
+    else
+        y = stx_residual_norm(x, h, f, u->p, in[2], in[3], 0.1);
+    return u->how == GRADIENT_BEFORE ? stx_add(x, y, stx_mul(x, h, f)) : y;
 }
 
 static void residual_norm(const char *label, int bias) {
@@ -759,16 +765,11 @@ static void residual_norm(const char *label, int bias) {
                 add(&p, C, 0, 0, 0);
                 add(&p, C, 0, 0, 0);
                 add_if(&p, bias, C, 0, 0, 0);
-                /* gain, shift and bias alone; or not the bias */
-                if (fixed > 2)
-                    p.fixed[0] = p.fixed[1] = 1;
-                else if (fixed && u.how != 2)
-                    p.fixed[fixed - 1] = 1;
-                if (fixed == 4) {
-                    p.fixed[0] = p.fixed[1] = 0;
-                    p.fixed[4] = 1;
-                }
-                if (u.how == 2) p.fixed[1] = 1;
+                /* fixed: 1 h, 2 f, 3 both, 4 the bias */
+                if (fixed == 3) p.fixed[0] = p.fixed[1] = 1;
+                if (fixed == 4) p.fixed[4] = 1;
+                if ((fixed == 1 || fixed == 2) && u.how != SAME_TENSOR) p.fixed[fixed - 1] = 1;
+                if (u.how == SAME_TENSOR) p.fixed[1] = 1;
                 check(&p);
             }
 }
@@ -789,44 +790,27 @@ static stx_tensor *make_mul(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_mul(x, in[0], user ? in[0] : in[1]);
 }
 
+/* y = op(a, b) for b of the shape of a, or of its last dimensions; and op(a, a) */
 static void binary(const char *label, op_make make) {
+    static const size_t s[][2][4] = {{{3, 7, 5}, {3, 7, 5}},
+                                     {{3, 7, 5}, {7, 5}},
+                                     {{3, 7, 5}, {5}},
+                                     {{2, 3, 5, 7}, {3, 5, 7}},
+                                     {{131, 65}, {65}}};
     int one = 1;
-    {
-        problem p = start(label, make, NULL);
-        add(&p, 3, 7, 5, 0);
-        add(&p, 3, 7, 5, 0);
+    size_t i;
+    problem p;
+    for (i = 0; i < sizeof s / sizeof *s; i++) {
+        const size_t *a = s[i][0], *b = s[i][1];
+        p = start(label, make, NULL);
+        p.entries = a[0] == 131 ? 40 : 0;
+        add(&p, a[0], a[1], a[2], a[3]);
+        add(&p, b[0], b[1], b[2], b[3]);
         check(&p);
     }
-    {
-        problem p = start(label, make, NULL);
-        add(&p, 3, 7, 5, 0);
-        add(&p, 7, 5, 0, 0);
-        check(&p);
-    }
-    {
-        problem p = start(label, make, NULL);
-        add(&p, 3, 7, 5, 0);
-        add(&p, 5, 0, 0, 0);
-        check(&p);
-    }
-    {
-        problem p = start(label, make, NULL);
-        add(&p, 2, 3, 5, 7);
-        add(&p, 3, 5, 7, 0);
-        check(&p);
-    }
-    {
-        problem p = start(label, make, NULL);
-        p.entries = 40;
-        add(&p, 131, 65, 0, 0);
-        add(&p, 65, 0, 0, 0);
-        check(&p);
-    }
-    {
-        problem p = start(label, make, &one);
-        add(&p, 33, 0, 0, 0);
-        check(&p);
-    }
+    p = start(label, make, &one);
+    add(&p, 33, 0, 0, 0);
+    check(&p);
 }
 
 static void row_add(void) {
@@ -933,19 +917,18 @@ static void row_log_softmax(void) {
     stx_tensor *t, *y, *z;
     size_t i;
     unary("log_softmax", make_log_softmax, NULL);
-    { /* where softmax is 0 its logarithm is not: nothing to differentiate by differences, but the value */
-        stx_begin(ctx1, STX_EVAL);
-        t = stx_input(ctx1, a, 37, 0, 0, 0);
-        y = make_log_softmax(ctx1, &t, NULL);
-        z = stx_softmax(ctx1, t);
-        for (i = 0; i < 37; i++)
-            CHECK(CLOSE(y->data[i], log(z->data[i]), 1e-12), "log_softmax: %g, expected %g",
-                  (double)y->data[i], log(z->data[i]));
-        y = make_log_softmax(ctx1, &t, &far);
-        for (i = 0; i < 37; i++)
-            CHECK(y->data[i] <= 0 && y->data[i] >= -600, "log_softmax of far logits: %g",
-                  (double)y->data[i]);
-    }
+    stx_begin(ctx1, STX_EVAL);
+    t = stx_input(ctx1, a, 37, 0, 0, 0);
+    y = make_log_softmax(ctx1, &t, NULL);
+    z = stx_softmax(ctx1, t);
+    for (i = 0; i < 37; i++)
+        CHECK(CLOSE(y->data[i], log(z->data[i]), 1e-12), "log_softmax: expected %g, got %g",
+              log(z->data[i]), (double)y->data[i]);
+    /* finite where softmax underflows to 0 */
+    y = make_log_softmax(ctx1, &t, &far);
+    for (i = 0; i < 37; i++)
+        CHECK(y->data[i] <= 0 && y->data[i] >= -600, "log_softmax of distant logits: %g",
+              (double)y->data[i]);
     free(a);
 }
 
@@ -955,19 +938,18 @@ static stx_tensor *make_scale_by(stx_ctx *x, stx_tensor **in, void *user) {
 
 static void row_scale_by(void) {
     int one = 1, k;
+    problem p;
     for (k = 0; k < 3; k++) {
-        problem p = start("scale_by", make_scale_by, NULL);
+        p = start("scale_by", make_scale_by, NULL);
         add(&p, 3, 7, 5, 0);
         add(&p, 1, 0, 0, 0);
         p.fixed[0] = k == 1;
         p.fixed[1] = k == 2;
         check(&p);
     }
-    {
-        problem p = start("scale_by itself", make_scale_by, &one);
-        add(&p, 1, 0, 0, 0);
-        check(&p);
-    }
+    p = start("scale_by of one tensor", make_scale_by, &one);
+    add(&p, 1, 0, 0, 0);
+    check(&p);
 }
 
 static stx_tensor *make_dropout(stx_ctx *x, stx_tensor **in, void *user) {
@@ -978,97 +960,114 @@ static stx_tensor *make_dropout_replicated(stx_ctx *x, stx_tensor **in, void *us
     return stx_dropout_replicated(x, in[0], *(double *)user);
 }
 
-/* Without a group it is stx_dropout, whatever the size; what it is in one
-   tests/test_group.c says */
+/* Outside a group it is the identical op to stx_dropout; tests/test_group.c checks it
+   inside one. */
 static void row_dropout_replicated(void) {
     double p = 0.3;
     problem q = start("dropout_replicated", make_dropout_replicated, &p);
     stx_real a[77], y[2][77];
+    stx_tensor *t;
     size_t i;
     q.random = 1;
     add(&q, 7, 33, 0, 0);
     check(&q);
     for (i = 0; i < 77; i++) a[i] = 1 + (stx_real)i;
     for (i = 0; i < 2; i++) {
-        stx_tensor *t;
         stx_set_step_index(ctx1, TICK);
         stx_begin(ctx1, STX_TRAIN);
         t = stx_input(ctx1, a, 77, 0, 0, 0);
         stx_get(ctx1, i ? stx_dropout_replicated(ctx1, t, p) : stx_dropout(ctx1, t, p), y[i]);
     }
     CHECK(!memcmp(y[0], y[1], sizeof y[0]) && memcmp(y[0], a, sizeof a),
-          "dropout_replicated: the masks");
+          "dropout_replicated: the mask is not that of stx_dropout");
     stx_begin(ctx1, STX_EVAL);
-    {
-        stx_tensor *t = stx_input(ctx1, a, 77, 0, 0, 0);
-        CHECK(stx_dropout_replicated(ctx1, t, p) == t, "dropout_replicated: evaluation");
+    t = stx_input(ctx1, a, 77, 0, 0, 0);
+    CHECK(stx_dropout_replicated(ctx1, t, p) == t,
+          "dropout_replicated: evaluation is not the identity");
+}
+
+enum { DROPPED = 100003 };
+
+/* Dropout of a in context x, in step `step` */
+static stx_tensor *dropped(stx_ctx *x, const stx_real *a, double p, uint64_t step) {
+    stx_set_step_index(x, step);
+    stx_begin(x, STX_TRAIN);
+    return stx_dropout(x, stx_input(x, a, DROPPED, 0, 0, 0), p);
+}
+
+/* The rate of kept elements, their scale, and the mask in backward. y: the result */
+static void dropout_mask(double p, const stx_real *a, const stx_real *dy, stx_real *y) {
+    const double n = DROPPED, keep = floor((1 - p) * 65536 + 0.5) / 65536;
+    double kept = 0;
+    stx_tensor *t, *out;
+    int good = 1;
+    size_t i;
+    stx_set_step_index(ctx1, TICK);
+    stx_begin(ctx1, STX_TRAIN);
+    t = stx_variable(ctx1, a, DROPPED, 0, 0, 0);
+    out = stx_dropout(ctx1, t, p);
+    stx_get(ctx1, out, y);
+    for (i = 0; i < DROPPED; i++) {
+        if (y[i] == 0) continue;
+        kept++;
+        if (!CLOSE(y[i], a[i] / keep, 1e-14)) good = 0;
     }
+    CHECK(good, "dropout %g: kept elements are not scaled by 1/keep", p);
+    CHECK(fabs(kept / n - keep) <= 4.5 * sqrt(keep * (1 - keep) / n),
+          "dropout %g: expected a share of %g to be kept, got %g", p, keep, kept / n);
+    stx_backward_from(ctx1, out, dy);
+    for (i = 0, good = 1; i < DROPPED; i++)
+        if (!CLOSE(t->grad[i], y[i] == 0 ? 0 : dy[i] / keep, 1e-14)) good = 0;
+    CHECK(good, "dropout %g: backward uses another mask", p);
+}
+
+/* The mask depends on the step and the op, and not on the number of threads. y: the
+   result of dropout_mask; again: scratch */
+static void dropout_repeats(double p, const stx_real *a, const stx_real *y, stx_real *again) {
+    const size_t bytes = DROPPED * sizeof *y;
+    stx_desc d = {0};
+    stx_ctx *two;
+    stx_tensor *t;
+    d.threads = 2;
+    two = stx_create(&d);
+    stx_get(two, dropped(two, a, p, TICK), again);
+    CHECK(!memcmp(again, y, bytes), "dropout %g: two threads draw another mask", p);
+    stx_destroy(two);
+    stx_get(ctx3, dropped(ctx3, a, p, TICK), again);
+    CHECK(!memcmp(again, y, bytes), "dropout %g: three threads draw another mask", p);
+    stx_get(ctx1, dropped(ctx1, a, p, TICK + 1), again);
+    CHECK(memcmp(again, y, bytes) != 0, "dropout %g: the next step has the same mask", p);
+    stx_get(ctx1, dropped(ctx1, a, p, TICK), again);
+    CHECK(!memcmp(again, y, bytes), "dropout %g: the same step has another mask", p);
+    t = stx_input(ctx1, a, DROPPED, 0, 0, 0);
+    stx_get(ctx1, stx_dropout(ctx1, t, p), again);
+    CHECK(memcmp(again, y, bytes) != 0, "dropout %g: two ops of a step have one mask", p);
+    stx_begin(ctx1, STX_EVAL);
+    t = stx_input(ctx1, a, DROPPED, 0, 0, 0);
+    stx_get(ctx1, stx_dropout(ctx1, t, p), again);
+    CHECK(!memcmp(again, a, bytes), "dropout %g: evaluation is not the identity", p);
 }
 
 static void row_dropout(void) {
     static const double rate[] = {0.3, 0.5, 0.9, 1.0 / 65536};
-    size_t n = 100003, i;
-    stx_real *a = gemm_random(n), *b = gemm_random(n), *dy = gemm_random(n), *y2 = gemm_random(n);
+    stx_real *a = gemm_random(DROPPED), *y = gemm_random(DROPPED), *dy = gemm_random(DROPPED),
+             *again = gemm_random(DROPPED);
+    size_t i;
     int r;
+    for (i = 0; i < DROPPED; i++) a[i] = 1 + (double)i / DROPPED;
     for (r = 0; r < 4; r++) {
-        double p = rate[r], keep = floor((1 - p) * 65536 + 0.5) / 65536, kept = 0;
+        double p = rate[r];
         problem q = start("dropout", make_dropout, &p);
-        stx_tensor *t, *y;
-        stx_desc d2 = {0};
-        stx_ctx *two;
-        int good = 1, same = 1;
         q.random = 1;
         add(&q, 7, 33, 0, 0);
         check(&q);
-        for (i = 0; i < n; i++) a[i] = 1 + (double)i / (double)n;
-        stx_set_step_index(ctx1, TICK);
-        stx_begin(ctx1, STX_TRAIN);
-        t = stx_variable(ctx1, a, n, 0, 0, 0);
-        y = stx_dropout(ctx1, t, p);
-        for (i = 0; i < n; i++) {
-            if (y->data[i] != 0) {
-                kept++;
-                if (!CLOSE(y->data[i], a[i] / keep, 1e-14)) good = 0;
-            }
-            b[i] = y->data[i];
-        }
-        CHECK(good, "p %g: what is kept is not scaled by 1/keep", p);
-        CHECK(fabs(kept / (double)n - keep) <= 4.5 * sqrt(keep * (1 - keep) / (double)n),
-              "p %g: kept %g, expected %g", p, kept / (double)n, keep);
-        stx_backward_from(ctx1, y, dy);
-        for (i = 0, good = 1; i < n; i++)
-            if (!CLOSE(t->grad[i], b[i] == 0 ? 0 : dy[i] / keep, 1e-14)) good = 0;
-        CHECK(good, "p %g: backward uses another mask", p);
-        d2.threads = 2;
-        two = stx_create(&d2);
-        stx_set_step_index(two, TICK);
-        stx_begin(two, STX_TRAIN);
-        stx_get(two, stx_dropout(two, stx_input(two, a, n, 0, 0, 0), p), y2);
-        CHECK(!memcmp(y2, b, n * sizeof *b), "p %g: two threads draw another mask", p);
-        stx_destroy(two);
-        stx_set_step_index(ctx3, TICK);
-        stx_begin(ctx3, STX_TRAIN);
-        stx_get(ctx3, stx_dropout(ctx3, stx_input(ctx3, a, n, 0, 0, 0), p), y2);
-        CHECK(!memcmp(y2, b, n * sizeof *b), "p %g: three threads draw another mask", p);
-        stx_begin(ctx1, STX_TRAIN); /* the next tick */
-        stx_get(ctx1, stx_dropout(ctx1, stx_input(ctx1, a, n, 0, 0, 0), p), y2);
-        CHECK(memcmp(y2, b, n * sizeof *b) != 0, "p %g: the next step has the same mask", p);
-        stx_set_step_index(ctx1, TICK);
-        stx_begin(ctx1, STX_TRAIN);
-        t = stx_input(ctx1, a, n, 0, 0, 0);
-        stx_get(ctx1, stx_dropout(ctx1, t, p), y2);
-        same = !memcmp(y2, b, n * sizeof *b);
-        CHECK(same, "p %g: the same step has another mask", p);
-        stx_get(ctx1, stx_dropout(ctx1, t, p), y2);
-        CHECK(memcmp(y2, b, n * sizeof *b) != 0, "p %g: two ops of a step share their mask", p);
-        stx_begin(ctx1, STX_EVAL);
-        stx_get(ctx1, stx_dropout(ctx1, stx_input(ctx1, a, n, 0, 0, 0), p), y2);
-        CHECK(!memcmp(y2, a, n * sizeof *a), "p %g: evaluation is not the identity", p);
+        dropout_mask(p, a, dy, y);
+        dropout_repeats(p, a, y, again);
     }
     free(a);
-    free(b);
+    free(y);
     free(dy);
-    free(y2);
+    free(again);
 }
 
 static stx_tensor *make_cross_entropy(stx_ctx *x, stx_tensor **in, void *user) {
