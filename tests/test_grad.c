@@ -1077,13 +1077,12 @@ static stx_tensor *make_cross_entropy(stx_ctx *x, stx_tensor **in, void *user) {
 
 static stx_tensor *make_cross_entropy_inplace(stx_ctx *x, stx_tensor **in, void *user) {
     id_user *u = (id_user *)user;
-    return stx_cross_entropy_inplace(x,
-                                     stx_reshape(x, stx_scale(x, in[0], 1.5), u->B * u->T,
-                                                 in[0]->dim[2], 0, 0),
-                                     stx_tokens(x, u->id, u->B, u->T), u->divisor);
+    stx_tensor *logits = stx_scale(x, in[0], 1.5);
+    logits = stx_reshape(x, logits, u->B * u->T, in[0]->dim[2], 0, 0);
+    return stx_cross_entropy_inplace(x, logits, stx_tokens(x, u->id, u->B, u->T), u->divisor);
 }
 
-static void rows_cross_entropy(const char *label, op_make make) {
+static void cross_entropy_rows(const char *label, op_make make) {
     static const size_t s[][3] = {{3, 7, 31}, {2, 5, 65}, {1, 1, 2}, {1, 9, 1}};
     int i, k;
     for (i = 0; i < 4; i++)
@@ -1101,15 +1100,15 @@ static void rows_cross_entropy(const char *label, op_make make) {
 }
 
 static void row_cross_entropy(void) {
-    rows_cross_entropy("cross entropy", make_cross_entropy);
+    cross_entropy_rows("cross entropy", make_cross_entropy);
 }
 
 static void row_cross_entropy_inplace(void) {
-    rows_cross_entropy("cross_entropy_inplace", make_cross_entropy_inplace);
+    cross_entropy_rows("cross_entropy_inplace", make_cross_entropy_inplace);
 }
 
-/* Weights, ignored rows, divisors: the loss is their sum of -log softmax, each row's
-   own is nll */
+/* A token loss: targets, weights or NULL, options, and the clusters of adaptive softmax
+   */
 typedef struct token_user {
     int32_t *id;
     stx_real *weights;
@@ -1118,99 +1117,112 @@ typedef struct token_user {
     stx_adaptive a;
 } token_user;
 
+/* Options of a token loss. FOREIGN_ID: the ignored id is no class. */
+enum { WEIGHTS = 1, IGNORE = 2, MEAN = 4, DIVISOR = 8, FOREIGN_ID = 16, TOKEN_OPTIONS = 32 };
+
+/* Can the options be combined? */
+static int combines(int options) {
+    return !(options & MEAN && options & DIVISOR) && !(options & FOREIGN_ID && !(options & IGNORE));
+}
+
 static stx_tensor *make_cross_entropy_tokens(stx_ctx *x, stx_tensor **in, void *user) {
     token_user *u = (token_user *)user;
     u->how.weights = u->weights ? stx_input(x, u->weights, u->B, u->T, 0, 0) : NULL;
     return stx_cross_entropy_tokens(x, in[0], stx_tokens(x, u->id, u->B, u->T), &u->how);
 }
 
-/* which & 1: weights; & 2: ignored; & 4: mean; & 8: divisor; & 16: what is ignored is
-   no class */
-static void token_options(token_user *u, int which, size_t B, size_t T, size_t V) {
+static void token_options(token_user *u, int options, size_t B, size_t T, size_t V) {
     size_t i;
     memset(u, 0, sizeof *u);
     u->B = B;
     u->T = T;
     u->id = ids_of(B * T, V);
-    u->weights = which & 1 ? gemm_random(B * T) : NULL;
-    if (which & 1) {
+    u->weights = options & WEIGHTS ? gemm_random(B * T) : NULL;
+    if (options & WEIGHTS) {
         u->weights[0] = 0;
-        for (i = 0; i < B * T; i++) u->weights[i] += which & 4 ? 1.5 : 0;
+        /* a mean divides by the sum of the weights */
+        for (i = 0; i < B * T; i++) u->weights[i] += options & MEAN ? 1.5 : 0;
     }
-    u->how.ignore = (which & 2) != 0;
-    u->how.ignored_id = which & 16 ? -100 : (int32_t)(V > 1);
-    if (which & 16)
+    u->how.ignore = (options & IGNORE) != 0;
+    u->how.ignored_id = options & FOREIGN_ID ? -100 : (int32_t)(V > 1);
+    if (options & FOREIGN_ID)
         for (i = 0; i < B * T; i += 3) u->id[i] = -100;
-    u->how.mean = (which & 4) != 0;
-    u->how.divisor = which & 8 ? 7.5 : 0;
+    u->how.mean = (options & MEAN) != 0;
+    u->how.divisor = options & DIVISOR ? 7.5 : 0;
 }
 
-/* nll[n] (want) weighted as u says */
+static int is_ignored(const token_user *u, size_t i) {
+    return u->how.ignore && u->id[i] == u->how.ignored_id;
+}
+
+/* The loss of N targets with negative log-likelihoods nll */
 static double token_sum(const token_user *u, const double *nll, size_t N) {
     double sum = 0, weights = 0;
     size_t i;
     for (i = 0; i < N; i++) {
-        double w = u->how.ignore && u->id[i] == u->how.ignored_id ? 0
-                   : u->weights                                   ? u->weights[i]
-                                                                  : 1;
+        double w = u->weights ? u->weights[i] : 1;
+        if (is_ignored(u, i)) w = 0;
         sum += w * nll[i];
         weights += w;
     }
-    return u->how.mean ? (weights != 0 ? sum / weights : 0)
-                       : sum / (u->how.divisor > 0 ? u->how.divisor : (double)N);
+    if (u->how.mean) return weights != 0 ? sum / weights : 0;
+    return sum / (u->how.divisor > 0 ? u->how.divisor : (double)N);
+}
+
+static void token_case(const size_t *s, int options) {
+    token_user u;
+    problem p = start("cross_entropy_tokens", make_cross_entropy_tokens, &u);
+    stx_tensor *in[MAX_IN], *y, *lp;
+    double *nll;
+    size_t n, N = s[0] * s[1], V = s[2];
+    token_options(&u, options, s[0], s[1], V);
+    nll = (double *)calloc(N, sizeof *nll);
+    add(&p, u.B, u.T, V, 0);
+    p.entries = 60;
+    y = forward(ctx1, &p, in);
+    lp = stx_log_softmax(ctx1, in[0]);
+    for (n = 0; n < N && y; n++) {
+        nll[n] = is_ignored(&u, n) ? 0 : -lp->data[n * V + (size_t)u.id[n]];
+        CHECK(CLOSE(u.how.nll->data[n], nll[n], 1e-13),
+              "options %d: nll of row %zu: expected %g, got %g", options, n, nll[n],
+              (double)u.how.nll->data[n]);
+    }
+    CHECK(y && y->size == 1 && u.how.nll->size == N && !u.how.nll->needs_grad
+              && CLOSE(y->data[0], token_sum(&u, nll, N), 1e-13),
+          "options %d: expected a loss of %g, got %g: %s", options, token_sum(&u, nll, N),
+          y ? y->data[0] : 0, stx_error(ctx1));
+    check(&p);
+    free(nll);
+    free(u.id);
+    free(u.weights);
+}
+
+/* If every row is ignored, the loss and its gradient are 0. */
+static void tokens_all_ignored(void) {
+    stx_token_loss how;
+    stx_real a[6] = {1, 2, 3, 4, 5, 6};
+    int32_t id[2] = {2, 2};
+    stx_tensor *y, *t;
+    memset(&how, 0, sizeof how);
+    how.ignore = 1;
+    how.ignored_id = 2;
+    how.mean = 1;
+    stx_begin(ctx1, STX_TRAIN);
+    t = stx_variable(ctx1, a, 1, 2, 3, 0);
+    y = stx_cross_entropy_tokens(ctx1, t, stx_tokens(ctx1, id, 1, 2), &how);
+    stx_backward(ctx1, y);
+    CHECK(stx_ok(ctx1) && y->data[0] == 0 && t->grad && t->grad[0] == 0 && t->grad[5] == 0,
+          "all rows ignored: a loss of %g %s", (double)y->data[0], stx_error(ctx1));
 }
 
 static void row_cross_entropy_tokens(void) {
     static const size_t s[4][3] = {{3, 5, 7}, {1, 1, 1}, {2, 33, 31}, {7, 3, 65}};
-    int i, which;
+    int i, options;
     for (i = 0; i < 4; i++)
-        for (which = 0; which < 32; which++) {
-            token_user u;
-            problem p = start("cross entropy of tokens", make_cross_entropy_tokens, &u);
-            stx_tensor *in[MAX_IN], *y, *lp;
-            double *nll;
-            size_t n, N, V = s[i][2];
-            if ((which & 4 && which & 8) || (which & 16 && !(which & 2)) || (i == 1 && which & 18))
-                continue;
-            token_options(&u, which, s[i][0], s[i][1], V);
-            N = u.B * u.T;
-            nll = (double *)calloc(N, sizeof *nll);
-            add(&p, u.B, u.T, V, 0);
-            p.entries = 60;
-            y = forward(ctx1, &p, in);
-            lp = stx_log_softmax(ctx1, in[0]);
-            for (n = 0; n < N && y; n++) {
-                int counts = !(u.how.ignore && u.id[n] == u.how.ignored_id);
-                nll[n] = counts ? -lp->data[n * V + (size_t)u.id[n]] : 0;
-                CHECK(CLOSE(u.how.nll->data[n], nll[n], 1e-13),
-                      "options %d: nll of row %zu is %g, expected %g", which, n,
-                      (double)u.how.nll->data[n], nll[n]);
-            }
-            CHECK(y && y->size == 1 && u.how.nll->size == N && !u.how.nll->needs_grad
-                      && CLOSE(y->data[0], token_sum(&u, nll, N), 1e-13),
-                  "options %d: %g, expected %g: %s", which, y ? y->data[0] : 0,
-                  token_sum(&u, nll, N), stx_error(ctx1));
-            check(&p);
-            free(nll);
-            free(u.id);
-            free(u.weights);
-        }
-    { /* every row ignored: 0, and a gradient of 0 */
-        token_user u;
-        stx_real a[6] = {1, 2, 3, 4, 5, 6};
-        int32_t id[2] = {2, 2};
-        stx_tensor *y, *t;
-        memset(&u, 0, sizeof u);
-        u.how.ignore = 1;
-        u.how.ignored_id = 2;
-        u.how.mean = 1;
-        stx_begin(ctx1, STX_TRAIN);
-        t = stx_variable(ctx1, a, 1, 2, 3, 0);
-        y = stx_cross_entropy_tokens(ctx1, t, stx_tokens(ctx1, id, 1, 2), &u.how);
-        stx_backward(ctx1, y);
-        CHECK(stx_ok(ctx1) && y->data[0] == 0 && t->grad && t->grad[0] == 0 && t->grad[5] == 0,
-              "all ignored: %g %s", (double)y->data[0], stx_error(ctx1));
-    }
+        for (options = 0; options < TOKEN_OPTIONS; options++)
+            if (combines(options) && !(i == 1 && options & (IGNORE | FOREIGN_ID)))
+                token_case(s[i], options);
+    tokens_all_ignored();
 }
 
 static stx_tensor *make_mse(stx_ctx *x, stx_tensor **in, void *user) {
@@ -1218,32 +1230,21 @@ static stx_tensor *make_mse(stx_ctx *x, stx_tensor **in, void *user) {
 }
 
 static void row_mse(void) {
-    int one = 1;
-    {
-        problem p = start("mse", make_mse, NULL);
-        add(&p, 3, 31, 0, 0);
-        add(&p, 3, 31, 0, 0);
+    int one = 1, k;
+    problem p = start("mse", make_mse, NULL);
+    add(&p, 3, 31, 0, 0);
+    add(&p, 3, 31, 0, 0);
+    check(&p);
+    for (k = 1; k >= 0; k--) {
+        p = start("mse with one gradient", make_mse, NULL);
+        add(&p, 33, 0, 0, 0);
+        add(&p, 33, 0, 0, 0);
+        p.fixed[k] = 1;
         check(&p);
     }
-    {
-        problem p = start("mse", make_mse, NULL);
-        add(&p, 33, 0, 0, 0);
-        add(&p, 33, 0, 0, 0);
-        p.fixed[1] = 1;
-        check(&p);
-    }
-    {
-        problem p = start("mse", make_mse, NULL);
-        add(&p, 33, 0, 0, 0);
-        add(&p, 33, 0, 0, 0);
-        p.fixed[0] = 1;
-        check(&p);
-    }
-    {
-        problem p = start("mse of one tensor", make_mse, &one);
-        add(&p, 33, 0, 0, 0);
-        check(&p);
-    }
+    p = start("mse of one tensor", make_mse, &one);
+    add(&p, 33, 0, 0, 0);
+    check(&p);
 }
 
 static stx_tensor *make_concat(stx_ctx *x, stx_tensor **in, void *user) {
@@ -1256,38 +1257,28 @@ static stx_tensor *make_concat_channels(stx_ctx *x, stx_tensor **in, void *user)
 
 static void row_concat(void) {
     int one = 1;
-    {
-        problem p = start("concat", make_concat, NULL);
-        add(&p, 3, 7, 5, 0);
-        add(&p, 3, 11, 5, 0);
-        check(&p);
-    }
-    {
-        problem p = start("concat with itself", make_concat, &one);
-        add(&p, 2, 1, 33, 0);
-        check(&p);
-    }
+    problem p = start("concat", make_concat, NULL);
+    add(&p, 3, 7, 5, 0);
+    add(&p, 3, 11, 5, 0);
+    check(&p);
+    p = start("concat with itself", make_concat, &one);
+    add(&p, 2, 1, 33, 0);
+    check(&p);
 }
 
 static void row_concat_channels(void) {
     int one = 1;
-    {
-        problem p = start("concat_channels", make_concat_channels, NULL);
-        add(&p, 3, 7, 5, 0);
-        add(&p, 3, 7, 11, 0);
-        check(&p);
-    }
-    {
-        problem p = start("concat_channels", make_concat_channels, NULL);
-        add(&p, 31, 2, 0, 0);
-        add(&p, 31, 1, 0, 0);
-        check(&p);
-    }
-    {
-        problem p = start("concat_channels with itself", make_concat_channels, &one);
-        add(&p, 2, 3, 5, 0);
-        check(&p);
-    }
+    problem p = start("concat_channels", make_concat_channels, NULL);
+    add(&p, 3, 7, 5, 0);
+    add(&p, 3, 7, 11, 0);
+    check(&p);
+    p = start("concat_channels (N,C)", make_concat_channels, NULL);
+    add(&p, 31, 2, 0, 0);
+    add(&p, 31, 1, 0, 0);
+    check(&p);
+    p = start("concat_channels with itself", make_concat_channels, &one);
+    add(&p, 2, 3, 5, 0);
+    check(&p);
 }
 
 static stx_tensor *make_slice(stx_ctx *x, stx_tensor **in, void *user) {
@@ -1310,42 +1301,42 @@ static stx_tensor *make_slice_channels(stx_ctx *x, stx_tensor **in, void *user) 
     return stx_slice_channels(x, in[0], t[0], t[1]);
 }
 
+/* Slices of a concatenation are its parts. */
+static void slices_of_concat(void) {
+    stx_real *a = gemm_random(6 * 5), *b = gemm_random(6 * 7);
+    stx_tensor *both, *y;
+    stx_begin(ctx1, STX_EVAL);
+    both = stx_concat_channels(ctx1, stx_input(ctx1, a, 2, 3, 5, 0),
+                               stx_input(ctx1, b, 2, 3, 7, 0));
+    y = stx_slice_channels(ctx1, both, 0, 5);
+    CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 3 && y->dim[2] == 5
+              && !memcmp(y->data, a, 30 * sizeof *a),
+          "slice_channels: the first part");
+    y = stx_slice_channels(ctx1, both, 5, 12);
+    CHECK(y && !memcmp(y->data, b, 42 * sizeof *b), "slice_channels: the second part");
+    free(a);
+    free(b);
+}
+
 static void row_slice_channels(void) {
     static size_t c[][2] = {{0, 33}, {0, 1}, {32, 33}, {7, 19}};
+    problem p;
     int i;
     for (i = 0; i < 4; i++) {
-        problem p = start("slice_channels", make_slice_channels, c[i]);
+        p = start("slice_channels", make_slice_channels, c[i]);
         add(&p, 3, 5, 33, 0);
         check(&p);
     }
-    {
-        problem p = start("slice_channels", make_slice_channels, c[3]);
-        add(&p, 31, 0, 0, 0);
-        check(&p);
-    }
-    {
-        problem p = start("slice_channels", make_slice_channels, c[1]);
-        add(&p, 2, 3, 5, 7);
-        check(&p);
-    }
-    { /* what stx_concat_channels puts together */
-        stx_real *a = gemm_random(6 * 5), *b = gemm_random(6 * 7);
-        stx_tensor *both, *y;
-        stx_begin(ctx1, STX_EVAL);
-        both = stx_concat_channels(ctx1, stx_input(ctx1, a, 2, 3, 5, 0),
-                                   stx_input(ctx1, b, 2, 3, 7, 0));
-        y = stx_slice_channels(ctx1, both, 0, 5);
-        CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 3 && y->dim[2] == 5
-                  && !memcmp(y->data, a, 30 * sizeof *a),
-              "slice_channels: the first part");
-        y = stx_slice_channels(ctx1, both, 5, 12);
-        CHECK(y && !memcmp(y->data, b, 42 * sizeof *b), "slice_channels: the second part");
-        free(a);
-        free(b);
-    }
+    p = start("slice_channels (C)", make_slice_channels, c[3]);
+    add(&p, 31, 0, 0, 0);
+    check(&p);
+    p = start("slice_channels of four dimensions", make_slice_channels, c[1]);
+    add(&p, 2, 3, 5, 7);
+    check(&p);
+    slices_of_concat();
 }
 
-/* user: a weight stacked of two, each used alone */
+/* in: a weight; x of a linear op with these rows of it, or NULL. user: the rows */
 static stx_tensor *make_view_rows(stx_ctx *x, stx_tensor **in, void *user) {
     size_t *t = (size_t *)user;
     stx_tensor *y = stx_view_rows(x, in[0], t[0], t[1]);
@@ -1354,6 +1345,8 @@ static stx_tensor *make_view_rows(stx_ctx *x, stx_tensor **in, void *user) {
 
 static void row_view_rows(void) {
     static size_t r[][2] = {{0, 11}, {0, 1}, {10, 11}, {3, 9}};
+    stx_real *a;
+    stx_tensor *t, *y;
     int i;
     for (i = 0; i < 8; i++) {
         problem p = start("view_rows", make_view_rows, r[i % 4]);
@@ -1361,17 +1354,14 @@ static void row_view_rows(void) {
         add_if(&p, i >= 4, 3, 5, 7, 0);
         check(&p);
     }
-    {
-        stx_real *a = gemm_random(77);
-        stx_tensor *t, *y;
-        stx_begin(ctx1, STX_EVAL);
-        t = stx_input(ctx1, a, 11, 7, 0, 0);
-        y = stx_view_rows(ctx1, t, 3, 9);
-        CHECK(y && y->ndim == 2 && y->dim[0] == 6 && y->dim[1] == 7 && y->size == 42
-                  && y->data == t->data + 21,
-              "view_rows: shares memory");
-        free(a);
-    }
+    a = gemm_random(77);
+    stx_begin(ctx1, STX_EVAL);
+    t = stx_input(ctx1, a, 11, 7, 0, 0);
+    y = stx_view_rows(ctx1, t, 3, 9);
+    CHECK(y && y->ndim == 2 && y->dim[0] == 6 && y->dim[1] == 7 && y->size == 42
+              && y->data == t->data + 21,
+          "view_rows: the view does not share memory");
+    free(a);
 }
 
 static stx_tensor *make_gather(stx_ctx *x, stx_tensor **in, void *user) {
@@ -1395,16 +1385,12 @@ static stx_tensor *make_reshape(stx_ctx *x, stx_tensor **in, void *user) {
 }
 
 static void row_reshape(void) {
-    {
-        problem p = start("reshape", make_reshape, NULL);
-        add(&p, 3, 7, 5, 0);
-        check(&p);
-    }
-    {
-        problem p = start("reshape", make_reshape, NULL);
-        add(&p, 105, 0, 0, 0);
-        check(&p);
-    }
+    problem p = start("reshape", make_reshape, NULL);
+    add(&p, 3, 7, 5, 0);
+    check(&p);
+    p = start("reshape", make_reshape, NULL);
+    add(&p, 105, 0, 0, 0);
+    check(&p);
 }
 
 static void row_detach(void) {
@@ -1414,24 +1400,24 @@ static void row_detach(void) {
     stx_begin(ctx1, STX_TRAIN);
     t = stx_variable(ctx1, a, 33, 0, 0, 0);
     d = stx_detach(ctx1, t);
-    CHECK(d && !d->needs_grad && !memcmp(d->data, a, 33 * sizeof *a), "the value is another one");
+    CHECK(d && !d->needs_grad && !memcmp(d->data, a, 33 * sizeof *a), "detach changes the value");
     y = stx_mul(ctx1, d, t);
     stx_backward_from(ctx1, y, dy);
-    /* 2 dy a without the detach */
+    /* it would be 2 dy a without detach */
     for (i = 0; i < 33; i++)
         if (!CLOSE(t->grad[i], dy[i] * a[i], 1e-15)) good = 0;
-    CHECK(good, "a gradient passes detach");
+    CHECK(good, "a gradient passes through detach");
     stx_begin(ctx1, STX_TRAIN);
     t = stx_variable(ctx1, a, 33, 0, 0, 0);
     y = stx_add(ctx1, stx_scale(ctx1, stx_tanh(ctx1, stx_detach(ctx1, t)), 2), t);
     stx_backward_from(ctx1, y, dy);
     CHECK(stx_ok(ctx1) && !memcmp(t->grad, dy, 33 * sizeof *a),
-          "a gradient passes detach and a chain of ops");
+          "a gradient passes through detach and a chain of ops");
     stx_begin(ctx1, STX_TRAIN);
     t = stx_variable(ctx1, a, 33, 0, 0, 0);
     y = stx_mean(ctx1, stx_detach(ctx1, t));
     stx_backward(ctx1, y);
-    CHECK(!stx_ok(ctx1) && !t->grad, "nothing to go back to, and no error");
+    CHECK(!stx_ok(ctx1) && !t->grad, "backward without any gradient gives no error");
     stx_clear_error(ctx1);
     free(a);
     free(dy);
