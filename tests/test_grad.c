@@ -1423,7 +1423,7 @@ static void row_detach(void) {
     free(dy);
 }
 
-/* >>recompute: the same bits as without, values and gradients */
+/* >>recompute: values and gradients are bit-exactly those without recomputation */
 typedef struct block_user {
     stx_params *p;
     int nested, what;
@@ -1474,7 +1474,8 @@ static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in, stx_t
     return stx_scale(x, stx_detach(x, in[0]), 2);
 }
 
-static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads, size_t *peak) {
+/* Two steps of three layers. mode: 0 without recomputation, 1 with it, 2 nested */
+static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads) {
     stx_desc d = {0};
     stx_ctx *x;
     stx_params *p;
@@ -1509,8 +1510,10 @@ static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads
             stx_tensor *both[2];
             both[0] = y;
             both[1] = in[1];
-            y = mode ? stx_recompute(x, outer_block, &u, both, 2, NULL, 0)
-                     : outer_block(x, &u, both, NULL);
+            if (mode)
+                y = stx_recompute(x, outer_block, &u, both, 2, NULL, 0);
+            else
+                y = outer_block(x, &u, both, NULL);
         }
         y = stx_dropout(x, y, 0.1);
         CHECK(y != NULL, "recompute mode %d: %s", mode, stx_error(x));
@@ -1523,22 +1526,27 @@ static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads
         for (i = 0; i < in[k]->size; i++) grads[n++] = in[k]->grad[i];
     for (k = 0; k < p->count && y; k++)
         for (i = 0; i < p->tensor[k]->size; i++) grads[n++] = p->tensor[k]->grad[i];
-    *peak = stx_peak_bytes(x);
     stx_destroy(x);
     free(a);
     free(b);
     free(dy);
 }
 
-/* >>recompute: every op on a tensor that is not among the inputs. Right, or the error
-   that names what to do; never a lost gradient */
+/* >>recompute outer: every op on a tensor that is not among the inputs of the recomputed
+   function. Either the gradient is right or the error names what to do; no gradient is
+   lost. */
 enum { OUTER_OPS = 44 };
 
 typedef struct outer_user {
     stx_params *p;
     stx_tensor *outer;
-    int op, listed;
+    int op, listed; /* listed: the outer tensor is in[1] */
 } outer_user;
+
+/* Operands of an op: the outer tensor o (2,3,4), h of the same shape, parameters */
+typedef struct outer_operands {
+    stx_tensor *o, *h, *g, *s, *W, *alpha;
+} outer_operands;
 
 static void double_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     int fresh;
@@ -1547,36 +1555,23 @@ static void double_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *s
     if (d) stx_axpy(x, d, y->grad, y->size, 2, !fresh);
 }
 
-/* op on the outer tensor o (2,3,4), and on h of the same shape where there are two
-   operands; all parameters have their gradients already */
-static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
-    static const int32_t rows[6] = {3, 0, 3, 5, 1, 2}, class_[6] = {3, 0, 3, 1, 2, 2};
-    outer_user *u = (outer_user *)user;
-    stx_tensor *o = u->listed ? in[1] : u->outer, *h = in[0], *y, *g = stx_params_find(u->p, "g"),
-               *s = stx_params_find(u->p, "s"), *W = stx_params_find(u->p, "W");
-    stx_ids *ids = stx_tokens(x, rows, 2, 3), *classes = stx_tokens(x, class_, 2, 3);
-    stx_attention_in ai;
-    stx_attention_desc ad;
-    (void)out;
-    memset(&ai, 0, sizeof ai);
-    memset(&ad, 0, sizeof ad);
-    ad.heads = 2;
-    switch (u->op) {
+static stx_tensor *outer_elementwise(stx_ctx *x, int op, const outer_operands *t) {
+    stx_tensor *o = t->o, *h = t->h, *g = t->g, *s = t->s, *row;
+    switch (op) {
     case 0: return stx_add(x, o, h);
     case 1: return stx_add(x, h, o);
     case 2: return stx_add(x, o, o);
     case 3: return stx_add(x, o, g);
     case 4:
-        return stx_add(x, h,
-                       stx_reshape(x, stx_slice(x, stx_reshape(x, o, 1, 6, 4, 0), 0, 1), 4, 0, 0,
-                                   0));
+        row = stx_slice(x, stx_reshape(x, o, 1, 6, 4, 0), 0, 1);
+        return stx_add(x, h, stx_reshape(x, row, 4, 0, 0, 0));
     case 5: return stx_residual_norm(x, o, h, 0, g, s, 0);
     case 6: return stx_residual_norm(x, h, o, 0, g, s, 0);
     case 7: return stx_residual_norm(x, o, o, 0, g, s, 0);
     case 8: return stx_residual_norm(x, o, h, 0.25, g, s, 0);
     case 9: return stx_residual_norm(x, h, o, 0.25, g, s, 0);
-    case 10: return stx_rezero(x, o, h, stx_params_find(u->p, "alpha"));
-    case 11: return stx_rezero(x, h, o, stx_params_find(u->p, "alpha"));
+    case 10: return stx_rezero(x, o, h, t->alpha);
+    case 11: return stx_rezero(x, h, o, t->alpha);
     case 12: return stx_mul(x, o, h);
     case 13: return stx_mul(x, h, o);
     case 14: return stx_scale(x, o, 1.5);
@@ -1588,14 +1583,54 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor 
     case 20: return stx_softmax(x, o);
     case 21: return stx_dropout(x, o, 0.25);
     case 22: return stx_dropout_variational(x, o, 0.25);
+    default: return NULL;
+    }
+}
+
+static stx_tensor *outer_attention(stx_ctx *x, stx_tensor *q, stx_tensor *k, stx_tensor *v) {
+    stx_attention_in in;
+    stx_attention_desc d;
+    memset(&in, 0, sizeof in);
+    memset(&d, 0, sizeof d);
+    d.heads = 2;
+    in.q = q;
+    in.k = k;
+    in.v = v;
+    return stx_attention(x, &in, &d);
+}
+
+/* An op of the test itself: y = 2 o */
+static stx_tensor *outer_double(stx_ctx *x, stx_tensor *o) {
+    stx_tensor *y = stx_new(x, 2, 3, 4, 0);
+    if (!y) return NULL;
+    stx_axpy(x, y->data, o->data, y->size, 2, 0);
+    (void)stx_record(x, y, &o, 1, double_bwd, NULL); /* 0 if nothing is recorded */
+    return y;
+}
+
+/* Op number u->op on the outer tensor; all parameters already have gradients. */
+static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    static const int32_t rows[6] = {3, 0, 3, 5, 1, 2}, class_[6] = {3, 0, 3, 1, 2, 2};
+    outer_user *u = (outer_user *)user;
+    stx_tensor *o = u->listed ? in[1] : u->outer, *h = in[0];
+    stx_ids *ids = stx_tokens(x, rows, 2, 3), *classes = stx_tokens(x, class_, 2, 3);
+    outer_operands t;
+    (void)out;
+    t.o = o;
+    t.h = h;
+    t.g = stx_params_find(u->p, "g");
+    t.s = stx_params_find(u->p, "s");
+    t.W = stx_params_find(u->p, "W");
+    t.alpha = stx_params_find(u->p, "alpha");
+    switch (u->op) {
     case 23: return stx_concat(x, o, h);
     case 24: return stx_concat(x, h, o);
     case 25: return stx_concat_channels(x, o, h);
     case 26: return stx_concat_channels(x, h, o);
     case 27: return stx_slice(x, o, 1, 3);
     case 28: return stx_gather(x, o, rows, 4);
-    case 29: return stx_layernorm(x, o, g, s, 0);
-    case 30: return stx_linear(x, o, W, s, STX_ACT_TANH);
+    case 29: return stx_layernorm(x, o, t.g, t.s, 0);
+    case 30: return stx_linear(x, o, t.W, t.s, STX_ACT_TANH);
     case 31: return stx_matmul(x, o, h, 0, 1);
     case 32: return stx_matmul(x, h, o, 0, 1);
     case 33: return stx_mean(x, o);
@@ -1604,29 +1639,19 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor 
     case 36: return stx_cross_entropy(x, o, classes, 0);
     case 37: return stx_cross_entropy_inplace(x, stx_scale(x, o, 2), classes, 0);
     case 38: return stx_cross_entropy_inplace(x, stx_reshape(x, o, 6, 4, 0, 0), classes, 0);
-    case 39:
-        ai.q = o;
-        ai.k = ai.v = h;
-        return stx_attention(x, &ai, &ad);
-    case 40:
-        ai.q = h;
-        ai.k = o;
-        ai.v = h;
-        return stx_attention(x, &ai, &ad);
-    case 41: return stx_linear_memory(x, stx_detach(x, o), o, W, NULL);
+    case 39: return outer_attention(x, o, h, h);
+    case 40: return outer_attention(x, h, o, h);
+    case 41: return stx_linear_memory(x, stx_detach(x, o), o, t.W, NULL);
     case 42: return stx_embedding(x, stx_reshape(x, o, 6, 4, 0, 0), ids);
-    default:
-        y = stx_new(x, 2, 3, 4, 0);
-        if (!y) return NULL;
-        stx_axpy(x, y->data, o->data, y->size, 2, 0);
-        (void)stx_record(x, y, &o, 1, double_bwd, NULL); /* 0 where nothing is recorded */
-        return y;
+    case 43: return outer_double(x, o);
+    default: return outer_elementwise(x, u->op, &t);
     }
 }
 
-/* mode 0: plain. 1: recomputed, the outer tensor wants a first gradient. 2: the same,
-   among the inputs. 3: the same, but it is not read from there: it has a gradient by
-   then */
+/* How the op is run. In the last mode the outer tensor is an input of the recomputed
+   function, which reads it directly; it has a gradient by then. */
+enum { PLAIN, OUTSIDE, LISTED, LISTED_UNREAD };
+
 static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
     stx_ctx *x = stx_create(NULL);
     outer_user u;
@@ -1651,15 +1676,17 @@ static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
     stx_param(u.p, STX_CONSTANT, 0.5, "alpha", 1, 0, 0, 0);
     stx_param(u.p, STX_NORMAL, 1, "V", 4, 4, 0, 0);
     stx_begin(x, STX_TRAIN);
-    /* "V": what a lost gradient spoils */
+    /* a lost gradient of the outer tensor a would change that of V */
     a = stx_linear(x, stx_input(x, n, 2, 3, 4, 0), stx_params_find(u.p, "V"), NULL, STX_ACT_TANH);
     h = stx_linear(x, stx_input(x, m, 2, 3, 4, 0), stx_params_find(u.p, "W"), NULL, STX_ACT_NONE);
     u.outer = a;
-    u.listed = mode == 2;
+    u.listed = mode == LISTED;
     in[0] = h;
     in[1] = a;
-    out = mode == 0 ? outer_op(x, &u, in, NULL)
-                    : stx_recompute(x, outer_op, &u, in, mode >= 2 ? 2 : 1, NULL, 0);
+    if (mode == PLAIN)
+        out = outer_op(x, &u, in, NULL);
+    else
+        out = stx_recompute(x, outer_op, &u, in, mode == OUTSIDE ? 1 : 2, NULL, 0);
     if (out) stx_get(x, out, y);
     stx_backward_from(x, out, dy);
     for (i = 0; (size_t)i < u.p->count; size += u.p->tensor[i++]->size)
@@ -1673,21 +1700,21 @@ static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
 }
 
 static void outer_tensors(void) {
-    enum { NG_ = 4 + 4 + 16 + 1 + 16 };
+    enum { GRADS = 4 + 4 + 16 + 1 + 16 };
 
-    static stx_real y0[48], y1[48], g0[NG_], g1[NG_];
+    static stx_real y0[48], y1[48], g0[GRADS], g1[GRADS];
     int op, mode, i;
     for (op = 0; op < OUTER_OPS; op++) {
-        CHECK(outer_run(op, 0, y0, g0) == STX_OK, "op %d alone", op);
-        CHECK(outer_run(op, 1, y1, g1) == STX_ERR_ARG,
-              "op %d: a first gradient to a tensor from outside is lost, and no error", op);
-        CHECK(!memcmp(y0, y1, sizeof y0), "op %d: values", op);
-        for (mode = 2; mode < 4; mode++) {
+        CHECK(outer_run(op, PLAIN, y0, g0) == STX_OK, "op %d without recomputation fails", op);
+        CHECK(outer_run(op, OUTSIDE, y1, g1) == STX_ERR_ARG,
+              "op %d: the first gradient of an outer tensor is lost without an error", op);
+        CHECK(!memcmp(y0, y1, sizeof y0), "op %d: values differ", op);
+        for (mode = LISTED; mode <= LISTED_UNREAD; mode++) {
             CHECK(outer_run(op, mode, y1, g1) == STX_OK && !memcmp(y0, y1, sizeof y0),
-                  "op %d mode %d", op, mode);
-            for (i = 0; i < NG_; i++)
-                CHECK(CLOSE(g1[i], g0[i], 1e-13), "op %d mode %d: gradient %d is %g, not %g", op,
-                      mode, i, (double)g1[i], (double)g0[i]);
+                  "op %d mode %d: values differ", op, mode);
+            for (i = 0; i < GRADS; i++)
+                CHECK(CLOSE(g1[i], g0[i], 1e-13), "op %d mode %d: gradient %d: expected %g, got %g",
+                      op, mode, i, (double)g0[i], (double)g1[i]);
         }
     }
 }
@@ -1696,9 +1723,7 @@ static stx_tensor *make_recompute(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_recompute(x, inner_block, user, in, 1, NULL, 0);
 }
 
-/* Several results: what is returned lies above out[0], which lies above out[1] = an
-   input; out[2] is not made. what: 1 an op of two results (y = 2 a, and 3 a beside
-   it), which tells backward of both. */
+/* The backward of an op with two results: 2 a, and 3 a in *save */
 static void pair_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     const stx_tensor *second = *(stx_tensor **)save;
     stx_real *d = stx_grad(x, in[0], NULL);
@@ -1706,12 +1731,15 @@ static void pair_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *sav
     if (second->grad) stx_axpy(x, d, second->grad, y->size, 3, 1);
 }
 
+/* Several results: the returned one is recorded after out[0], and out[0] after out[1],
+   which is an input; out[2] stays NULL. With u->what the first two are those of one op.
+   */
 static stx_tensor *several_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const block_user *u = (block_user *)user;
-    stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1])), *y[2],
+    stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1])), *y[2], *part,
                **save = (stx_tensor **)stx_step_alloc(x, sizeof *save);
-    out[0] = stx_dropout(
-        x, stx_reshape(x, stx_slice(x, stx_reshape(x, a, 1, 5, 7, 0), 1, 4), 3, 7, 0, 0), 0.25);
+    part = stx_slice(x, stx_reshape(x, a, 1, 5, 7, 0), 1, 4);
+    out[0] = stx_dropout(x, stx_reshape(x, part, 3, 7, 0, 0), 0.25);
     out[1] = in[1];
     if (!u->what) return stx_mul(x, stx_sigmoid(x, a), in[1]);
     y[0] = stx_new(x, 5, 7, 0, 0);
@@ -1725,160 +1753,189 @@ static stx_tensor *several_block(stx_ctx *x, void *user, stx_tensor **in, stx_te
     return y[0];
 }
 
-/* nested & 1: recomputed; & 2: inside another recomputation; & 4: the first result, &
-   8: the second, & 16: the third has a part in the loss */
 static stx_tensor *around_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     return stx_recompute(x, several_block, user, in, 2, out, 3);
 }
 
+/* Bits of block_user.nested: recomputed, recomputed within another recomputation, and the
+   results that contribute to the loss */
+enum { ONCE = 1, NESTED = 2, FIRST = 4, SECOND = 8, THIRD = 16 };
+
+/* Concatenates the elements of t and y; either can be NULL. */
+static stx_tensor *join(stx_ctx *x, stx_tensor *t, stx_tensor *y) {
+    t = stx_reshape(x, t, 1, t->size, 1, 0);
+    return y ? stx_concat(x, t, y) : t;
+}
+
 static stx_tensor *make_several(stx_ctx *x, stx_tensor **in, void *user) {
     const block_user *u = (block_user *)user;
-    stx_tensor *more[3],
-        *y = NULL,
-        *first = u->nested & 2   ? stx_recompute(x, around_block, user, in, 2, more, 3)
-                 : u->nested & 1 ? stx_recompute(x, several_block, user, in, 2, more, 3)
-                                 : (more[2] = NULL, several_block(x, user, in, more));
+    stx_tensor *more[3] = {NULL, NULL, NULL}, *y = NULL, *first;
+    if (u->nested & NESTED)
+        first = stx_recompute(x, around_block, user, in, 2, more, 3);
+    else if (u->nested & ONCE)
+        first = stx_recompute(x, several_block, user, in, 2, more, 3);
+    else
+        first = several_block(x, user, in, more);
     if (!first || !more[0] || !more[1] || more[2]) return NULL;
-    if (u->nested & 4) y = stx_reshape(x, first, 1, first->size, 1, 0);
-    if (u->nested & 8) {
-        stx_tensor *t = stx_reshape(x, more[0], 1, more[0]->size, 1, 0);
-        y = y ? stx_concat(x, t, y) : t;
-    }
-    if (u->nested & 16) {
-        stx_tensor *t = stx_reshape(x, more[1], 1, more[1]->size, 1, 0);
+    if (u->nested & FIRST) y = join(x, first, NULL);
+    if (u->nested & SECOND) y = join(x, more[0], y);
+    if (u->nested & THIRD) {
+        stx_tensor *t = join(x, more[1], NULL);
         y = y ? stx_concat(x, y, t) : t;
     }
     return y;
 }
 
+/* Recomputation of a function with several results, of which `used` contribute */
+static void several_case(int what, int used) {
+    block_user u;
+    problem p = start(what ? "several results of an op" : "several results", make_several, &u);
+    stx_real *y0 = gemm_random(200), *y1 = gemm_random(200), *dy = gemm_random(200),
+             *g0[MAX_IN] = {0}, *g1[MAX_IN] = {0};
+    size_t n = 0;
+    int k;
+    memset(&u, 0, sizeof u);
+    u.what = what;
+    p.random = 1;
+    add(&p, 5, 7, 0, 0);
+    add(&p, 5, 7, 0, 0);
+    for (k = 0; k < 2; k++) {
+        g0[k] = gemm_random(35);
+        g1[k] = gemm_random(35);
+    }
+    if (used & FIRST) n += 35;
+    if (used & SECOND) n += what ? 35 : 21;
+    if (used & THIRD) n += 35;
+    u.nested = used;
+    CHECK(gradients(ctx1, &p, dy, 1, g0, y0), "without recomputation: %s", stx_error(ctx1));
+    for (k = ONCE; k <= NESTED; k++) {
+        u.nested = used | k;
+        CHECK(gradients(ctx1, &p, dy, 1, g1, y1), "several results: %s", stx_error(ctx1));
+        CHECK(!memcmp(y0, y1, n * sizeof *y0) && test_error(g1[0], g0[0], 35, 1e-3) <= 1e-14
+                  && test_error(g1[1], g0[1], 35, 1e-3) <= 1e-14,
+              "results %d of op %d, %s: recomputation changes them", used, what,
+              k == NESTED ? "nested" : "once");
+    }
+    u.nested = used | ONCE;
+    if (used == THIRD) p.fixed[0] = 1;
+    check(&p);
+    for (k = 0; k < 2; k++) {
+        free(g0[k]);
+        free(g1[k]);
+    }
+    free(y0);
+    free(y1);
+    free(dy);
+}
+
 static void several_results(void) {
-    int what, which;
+    int what, used;
     for (what = 0; what < 2; what++)
-        for (which = 1; which < 8; which++) {
-            block_user u;
-            problem p = start(what ? "several results of an op" : "several results", make_several,
-                              &u);
-            stx_real *y0 = gemm_random(200), *y1 = gemm_random(200), *dy = gemm_random(200),
-                     *g0[MAX_IN] = {0}, *g1[MAX_IN] = {0};
-            size_t n;
-            int k;
-            memset(&u, 0, sizeof u);
-            u.what = what;
-            p.random = 1;
-            add(&p, 5, 7, 0, 0);
-            add(&p, 5, 7, 0, 0);
-            for (k = 0; k < 2; k++) {
-                g0[k] = gemm_random(35);
-                g1[k] = gemm_random(35);
-            }
-            u.nested = 4 * which;
-            n = (which & 1 ? 35 : 0) + (which & 2 ? (what ? 35 : 21) : 0) + (which & 4 ? 35 : 0);
-            CHECK(gradients(ctx1, &p, dy, 1, g0, y0), "plain: %s", stx_error(ctx1));
-            for (k = 1; k < 3; k++) {
-                u.nested = 4 * which + k;
-                CHECK(gradients(ctx1, &p, dy, 1, g1, y1), "several results: %s", stx_error(ctx1));
-                CHECK(!memcmp(y0, y1, n * sizeof *y0) && test_error(g1[0], g0[0], 35, 1e-3) <= 1e-14
-                          && test_error(g1[1], g0[1], 35, 1e-3) <= 1e-14,
-                      "results %d of op %d, %s: not as without recomputation", which, what,
-                      k == 2 ? "nested" : "once");
-            }
-            u.nested = 4 * which + 1;
-            if (which == 4) {
-                p.fixed[0] = 1;
-            }
-            check(&p);
-            for (k = 0; k < 2; k++) {
-                free(g0[k]);
-                free(g1[k]);
-            }
-            free(y0);
-            free(y1);
-            free(dy);
+        for (used = FIRST; used < 2 * THIRD; used += FIRST) several_case(what, used);
+}
+
+/* Chunks of any size and nesting change no bit. */
+static void recompute_bits(void) {
+    enum { VALUES = 2 * 31 * 6, GRADS = 2 * VALUES + 13 * 6 * 2 + 13 + 27 + 36 };
+
+    static const size_t chunk[] = {0, 1, 5000, 40000};
+    static stx_real y0[VALUES], y1[VALUES], g0[GRADS], g1[GRADS];
+    int i, mode;
+    recompute_run(0, 0, y0, g0);
+    for (mode = 1; mode < 3; mode++)
+        for (i = 0; i < 4; i++) {
+            const char *how = mode == 2 ? "nested recomputation" : "recomputation";
+            recompute_run(mode, chunk[i], y1, g1);
+            CHECK(!memcmp(y0, y1, sizeof y0), "%s, chunks of %zu: values differ", how, chunk[i]);
+            CHECK(!memcmp(g0, g1, sizeof g0), "%s, chunks of %zu: gradients differ by %g", how,
+                  chunk[i], test_error(g1, g0, GRADS, 1e-3));
         }
 }
 
+static void recompute_differences(void) {
+    block_user u;
+    problem p = start("recompute", make_recompute, &u);
+    memset(&u, 0, sizeof u);
+    u.p = stx_params_create(ctx1);
+    stx_param(u.p, STX_NORMAL, 0.4, "w1", 13, 6, 0, 0);
+    stx_param(u.p, STX_NORMAL, 0.4, "b1", 13, 0, 0, 0);
+    stx_param(u.p, STX_NORMAL, 0.4, "w2", 6, 13, 0, 0);
+    p.random = 1;
+    add(&p, 5, 6, 0, 0);
+    check(&p);
+}
+
+/* A function that returns its input, and one whose result requires no gradient */
+static void recompute_trivial(const stx_real *a, const stx_real *dy) {
+    stx_tensor *t, *y;
+    stx_begin(ctx1, STX_TRAIN);
+    t = stx_variable(ctx1, a, 33, 0, 0, 0);
+    y = stx_recompute(ctx1, identity_block, NULL, &t, 1, NULL, 0);
+    CHECK(y && !memcmp(y->data, a, 33 * sizeof *a), "identity: the value changes");
+    stx_backward_from(ctx1, y, dy);
+    CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a),
+          "identity: the gradient is not dy: %s", stx_error(ctx1));
+    stx_begin(ctx1, STX_TRAIN);
+    t = stx_variable(ctx1, a, 33, 0, 0, 0);
+    y = stx_add(ctx1, stx_recompute(ctx1, constant_block, NULL, &t, 1, NULL, 0), t);
+    stx_backward_from(ctx1, y, dy);
+    CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a),
+          "a gradient passes through detach inside recompute: %s", stx_error(ctx1));
+    stx_begin(ctx1, STX_EVAL);
+    t = stx_variable(ctx1, a, 33, 0, 0, 0);
+    y = stx_recompute(ctx1, constant_block, NULL, &t, 1, NULL, 0);
+    CHECK(y && y->data[3] == 2 * a[3], "recompute in evaluation");
+}
+
+/* A tensor from outside would lose its gradient. That is an error if it requires one and
+   has none yet (LEAF, OP_RESULT); a constant, a detached tensor and one whose gradient
+   already exists are allowed. */
+static void recompute_outside(const stx_real *a, const stx_real *dy) {
+    enum { LEAF, CONSTANT, DETACHED, HAS_GRADIENT, OP_RESULT, KINDS };
+
+    stx_tensor *t, *y, *other, *used;
+    int kind;
+    for (kind = 0; kind < KINDS; kind++) {
+        stx_clear_error(ctx1);
+        stx_begin(ctx1, STX_TRAIN);
+        t = stx_variable(ctx1, a, 33, 0, 0, 0);
+        if (kind == CONSTANT)
+            other = stx_input(ctx1, dy, 33, 0, 0, 0);
+        else
+            other = stx_variable(ctx1, dy, 33, 0, 0, 0);
+        if (kind == OP_RESULT) other = stx_scale(ctx1, other, 2);
+        used = kind == DETACHED ? stx_detach(ctx1, other) : other;
+        y = stx_recompute(ctx1, outside_block, used, &t, 1, NULL, 0);
+        if (kind == HAS_GRADIENT) y = stx_add(ctx1, y, other); /* its backward runs first */
+        stx_backward_from(ctx1, y, dy);
+        if (kind == LEAF || kind == OP_RESULT) {
+            CHECK(stx_error_code(ctx1) == STX_ERR_ARG
+                      && strstr(stx_error(ctx1), "not among the function's inputs"),
+                  "outside tensor of kind %d: %s", kind, stx_error(ctx1));
+            continue;
+        }
+        CHECK(stx_ok(ctx1) && CLOSE(t->grad[5], dy[5] * dy[5], 1e-12),
+              "outside tensor of kind %d: %s", kind, stx_error(ctx1));
+        if (kind == HAS_GRADIENT)
+            CHECK(CLOSE(other->grad[5], dy[5] + dy[5] * a[5], 1e-12),
+                  "the gradient of a tensor from outside that already has one: %g",
+                  (double)other->grad[5]);
+    }
+    stx_clear_error(ctx1);
+}
+
 static void row_recompute(void) {
-    static const size_t chunk[] = {0, 1, 5000, 40000};
-
-    enum { NY = 2 * 31 * 6, NG = 2 * NY + 13 * 6 * 2 + 13 + 27 + 36 };
-
-    static stx_real y0[NY], y1[NY], g0[NG], g1[NG];
-    size_t plain, peak;
-    int i, mode;
+    stx_real *a, *dy;
     outer_tensors();
     several_results();
-    recompute_run(0, 0, y0, g0, &plain);
-    for (mode = 1; mode < 3; mode++)
-        for (i = 0; i < 4; i++) {
-            recompute_run(mode, chunk[i], y1, g1, &peak);
-            CHECK(!memcmp(y0, y1, sizeof y0), "%s, chunks of %zu: values differ",
-                  mode == 2 ? "nested" : "recompute", chunk[i]);
-            CHECK(!memcmp(g0, g1, sizeof g0), "%s, chunks of %zu: gradients differ by %g",
-                  mode == 2 ? "nested" : "recompute", chunk[i], test_error(g1, g0, NG, 1e-3));
-        }
-    { /* against differences, too */
-        block_user u;
-        problem p = start("recompute", make_recompute, &u);
-        u.p = stx_params_create(ctx1);
-        u.nested = 0;
-        u.what = 0;
-        stx_param(u.p, STX_NORMAL, 0.4, "w1", 13, 6, 0, 0);
-        stx_param(u.p, STX_NORMAL, 0.4, "b1", 13, 0, 0, 0);
-        stx_param(u.p, STX_NORMAL, 0.4, "w2", 6, 13, 0, 0);
-        p.random = 1;
-        add(&p, 5, 6, 0, 0);
-        check(&p);
-    }
-    { /* a function that gives its input back, and one whose result needs no gradient */
-        stx_real *a = gemm_random(33), *dy = gemm_random(33);
-        stx_tensor *t, *y;
-        int k;
-        stx_begin(ctx1, STX_TRAIN);
-        t = stx_variable(ctx1, a, 33, 0, 0, 0);
-        y = stx_recompute(ctx1, identity_block, NULL, &t, 1, NULL, 0);
-        CHECK(y && !memcmp(y->data, a, 33 * sizeof *a), "identity: value");
-        stx_backward_from(ctx1, y, dy);
-        CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a),
-              "identity: gradient %s", stx_error(ctx1));
-        stx_begin(ctx1, STX_TRAIN);
-        t = stx_variable(ctx1, a, 33, 0, 0, 0);
-        y = stx_add(ctx1, stx_recompute(ctx1, constant_block, NULL, &t, 1, NULL, 0), t);
-        stx_backward_from(ctx1, y, dy);
-        CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a),
-              "a gradient passes detach inside of recompute: %s", stx_error(ctx1));
-        stx_begin(ctx1, STX_EVAL);
-        t = stx_variable(ctx1, a, 33, 0, 0, 0);
-        y = stx_recompute(ctx1, constant_block, NULL, &t, 1, NULL, 0);
-        CHECK(y && y->data[3] == 2 * a[3], "in evaluation");
-        /* a tensor from outside would lose its gradient: refused, where it wants one
-           and has none yet */
-        for (k = 0; k < 5; k++) {
-            stx_tensor *other;
-            stx_clear_error(ctx1);
-            stx_begin(ctx1, STX_TRAIN);
-            t = stx_variable(ctx1, a, 33, 0, 0, 0);
-            other = k == 1 ? stx_input(ctx1, dy, 33, 0, 0, 0) : stx_variable(ctx1, dy, 33, 0, 0, 0);
-            if (k == 4) other = stx_scale(ctx1, other, 2);
-            y = stx_recompute(ctx1, outside_block, k == 2 ? stx_detach(ctx1, other) : other, &t, 1,
-                              NULL, 0);
-            if (k == 3) y = stx_add(ctx1, y, other); /* first, on the way back */
-            stx_backward_from(ctx1, y, dy);
-            if (k == 0 || k == 4) {
-                CHECK(stx_error_code(ctx1) == STX_ERR_ARG
-                          && strstr(stx_error(ctx1), "not among the function's inputs"),
-                      "%d: %s", k, stx_error(ctx1));
-                continue;
-            }
-            CHECK(stx_ok(ctx1) && CLOSE(t->grad[5], dy[5] * dy[5], 1e-12), "%d: %s", k,
-                  stx_error(ctx1));
-            if (k == 3)
-                CHECK(CLOSE(other->grad[5], dy[5] + dy[5] * a[5], 1e-12),
-                      "the gradient that was there: %g", (double)other->grad[5]);
-        }
-        stx_clear_error(ctx1);
-        free(a);
-        free(dy);
-    }
+    recompute_bits();
+    recompute_differences();
+    a = gemm_random(33);
+    dy = gemm_random(33);
+    recompute_trivial(a, dy);
+    recompute_outside(a, dy);
+    free(a);
+    free(dy);
 }
 
 /* >>attention */
@@ -4066,7 +4123,7 @@ static void attention_cached(void) {
 /* Queries of a constant q|k|v and a part of a constant k|v, where they stand: the bits
    of copies of them, and of k|v's gradient */
 static void attention_parts(void) {
-    enum { B = 2, T = 5, S = 9, C = 6, FIRST = 2, ROWS = 6 };
+    enum { B = 2, T = 5, S = 9, C = 6, PART_FIRST = 2, PART_ROWS = 6 };
 
     static stx_real q[B * T * 3 * C], kv[B * S * 2 * C];
     stx_attention_desc d;
@@ -4086,14 +4143,14 @@ static void attention_parts(void) {
         in.qkv = Q;
         in.kv = K;
         if (!k) {
-            in.kv_first = FIRST;
-            in.kv_rows = ROWS;
+            in.kv_first = PART_FIRST;
+            in.kv_rows = PART_ROWS;
         }
         y[0] = stx_attention(ctx1, &in, &d);
         memset(&in, 0, sizeof in);
         in.q = stx_slice_channels(ctx1, Q, 0, C);
         in.kv = k ? stx_variable(ctx1, kv, B, S, 2 * C, 0)
-                  : stx_slice(ctx1, K, FIRST, FIRST + ROWS);
+                  : stx_slice(ctx1, K, PART_FIRST, PART_FIRST + PART_ROWS);
         y[1] = stx_attention(ctx1, &in, &d);
         CHECK(y[0] && y[1] && !memcmp(y[0]->data, y[1]->data, y[0]->size * sizeof *q),
               "parts of tensors: other bits %s", stx_error(ctx1));
