@@ -1938,25 +1938,32 @@ static void row_recompute(void) {
     free(dy);
 }
 
-/* >>attention */
+/* Biases; kinds of span_fraction z: values off the kinks of the ramp, 0, 1, and a mixture
+   on kinks; kinds of padding: scattered, at the start, at the end, all keys of batch row
+   0, all keys but a few far apart */
+enum { CONTENT = 1, POSITION = 2, BOTH = 3 };
+
+enum { Z_NONE, Z_INSIDE, Z_ZERO, Z_ONE, Z_MIXED };
+
+enum { PAD_NONE, PAD_SCATTERED, PAD_START, PAD_END, PAD_ROW, PAD_SPARSE };
+
 typedef struct attn {
-    size_t B, T, S, H, D, P; /* P 0: no pe */
-    /* z: 0 none, 1 fractions off the kinks, 2 zero, 3 one, 4 a mixture on kinks */
-    int pe_heads, u, vb, z;
-    int z_one; /* one z for all heads */
+    size_t B, T, S, H, D;
+    size_t P;     /* rows of pe; 0: none */
+    int pe_heads; /* pe per head */
+    int bias, z;
+    int z_shared; /* one z for all heads */
     size_t N;
     stx_attention_desc d;
-    /* 0 none, 1 scattered, 2 before, 3 after the sequence, 4 all keys of batch row 0,
-       5 all but a few, far apart */
     int pad;
-    int32_t *gone; /* (B,S), made by attn_inputs */
+    int32_t *is_pad; /* (B,S), made by attn_inputs */
 } attn;
 
 static stx_tensor *make_attention(stx_ctx *x, stx_tensor **in, void *user) {
+    const attn *u = (const attn *)user;
     stx_attention_in a;
     memset(&a, 0, sizeof a);
-    if (((attn *)user)->pad)
-        a.pad = stx_tokens(x, ((attn *)user)->gone, ((attn *)user)->B, ((attn *)user)->S);
+    if (u->pad) a.pad = stx_tokens(x, u->is_pad, u->B, u->S);
     a.q = in[0];
     a.k = in[1];
     a.v = in[2];
@@ -1966,60 +1973,68 @@ static stx_tensor *make_attention(stx_ctx *x, stx_tensor **in, void *user) {
     a.span_fraction = in[6];
     a.persistent_k = in[7];
     a.persistent_v = in[8];
-    return stx_attention(x, &a, &((attn *)user)->d);
+    return stx_attention(x, &a, &u->d);
+}
+
+static int key_is_padded(const attn *a, size_t b, size_t j) {
+    size_t length = (a->S * (b + 1) + 1) / 3 % (a->S + 1);
+    switch (a->pad) {
+    case PAD_SCATTERED: return test_rand() < -0.2;
+    case PAD_START: return j < length;
+    case PAD_END: return a->S - j <= length;
+    case PAD_ROW: return b == 0 || j % 3 == 1;
+    case PAD_SPARSE: return j % 97 != b;
+    default: return 0;
+    }
+}
+
+/* The padding of a: any value but 0 marks a padded key. */
+static int32_t *padding_of(const attn *a) {
+    static const int32_t mark[4] = {1, 1, 1 << 30, -5};
+    int32_t *pad = (int32_t *)calloc(a->B * a->S, sizeof *pad);
+    size_t b, j;
+    for (b = 0; b < a->B; b++)
+        for (j = 0; j < a->S; j++)
+            if (key_is_padded(a, b, j)) pad[b * a->S + j] = mark[j % 4];
+    return pad;
+}
+
+static double span_fraction(const attn *a, size_t h) {
+    static const double mixed[3] = {0, 1, 0.25};
+    double share = 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
+    switch (a->z) {
+    case Z_INSIDE: return (floor(share * a->d.max_span) + 0.37) / a->d.max_span;
+    case Z_ZERO: return 0;
+    case Z_ONE: return 1;
+    default: return mixed[h % 3];
+    }
 }
 
 static void attn_inputs(problem *p, attn *a) {
-    size_t C = a->H * a->D, h, i, b, j;
-    a->gone = a->pad ? (int32_t *)calloc(a->B * a->S, sizeof *a->gone) : NULL;
-    for (b = 0; a->pad && b < a->B; b++)
-        for (j = 0; j < a->S; j++) {
-            /* the padding's length before or after */
-            size_t n = (a->S * (b + 1) + 1) / 3 % (a->S + 1);
-            int g = a->pad == 1   ? test_rand() < -0.2
-                    : a->pad == 2 ? j < n
-                    : a->pad == 3 ? a->S - j <= n
-                    : a->pad == 4 ? b == 0 || j % 3 == 1
-                                  : j % 97 != b;
-            a->gone[b * a->S + j] = g ? (j % 4 == 3 ? -5 : j % 4 == 2 ? 1 << 30 : 1) : 0;
-        }
+    size_t C = a->H * a->D, spans = a->z_shared ? 1 : a->H, h, i;
+    stx_real *z;
+    a->is_pad = a->pad ? padding_of(a) : NULL;
     add(p, a->B, a->T, C, 0);
     add(p, a->B, a->S, C, 0);
     add(p, a->B, a->S, C, 0);
-    add_if(p, a->P, a->P, a->pe_heads ? C : a->D, 0, 0);
-    add_if(p, a->u, C, 0, 0, 0);
-    add_if(p, a->vb, C, 0, 0, 0);
-    if (a->z) {
-        stx_real *z = add(p, a->z_one ? 1 : a->H, 0, 0, 0);
-        for (h = 0; h < (a->z_one ? 1 : a->H); h++)
-            z[h] = a->z == 1
-                       ? (floor((0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11) * a->d.max_span)
-                          + 0.37)
-                             / a->d.max_span
-                   : a->z == 2  ? 0
-                   : a->z == 3  ? 1
-                   : h % 3 == 0 ? 0
-                   : h % 3 == 1 ? 1
-                                : 0.25;
-        /* on a kink: checked against the dense derivative, not by differences */
-        if (a->z != 1) p->fixed[6] = 1;
-    } else
-        add_absent(p);
-    if (a->N) {
-        add(p, a->H, a->N, a->D, 0);
-        add(p, a->H, a->N, a->D, 0);
-    } else {
-        add_absent(p);
-        add_absent(p);
-    }
-    /* softmax not saturated */
+    add_if(p, a->P > 0, a->P, a->pe_heads ? C : a->D, 0, 0);
+    add_if(p, a->bias & CONTENT, C, 0, 0, 0);
+    add_if(p, a->bias & POSITION, C, 0, 0, 0);
+    z = add_if(p, a->z, spans, 0, 0, 0);
+    for (h = 0; z && h < spans; h++) z[h] = span_fraction(a, h);
+    /* on a kink: checked against the plain derivative, not by differences */
+    p->fixed[6] = a->z && a->z != Z_INSIDE;
+    add_if(p, a->N > 0, a->H, a->N, a->D, 0);
+    add_if(p, a->N > 0, a->H, a->N, a->D, 0);
+    /* softmax must not be saturated */
     if (a->D > 100)
         for (i = 0; i < p->size[0]; i++) p->data[0][i] *= 0.2;
 }
 
-/* What stx_attention makes of these inputs for its kernels; y (B,T,H D) */
+/* The kernel arguments that stx_attention makes of these inputs; y (B,T,H D) */
 static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y) {
     stx_attention_args g;
+    size_t zero_keys = a->d.first_key < 0 ? (size_t)-a->d.first_key : 0;
     memset(&g, 0, sizeof g);
     g.B = a->B;
     g.T = a->T;
@@ -2029,14 +2044,14 @@ static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y
     g.P = a->P;
     g.N = a->N;
     g.pe_heads = a->pe_heads ? (int)a->H : 1;
-    g.span_shared = a->z_one;
+    g.span_shared = a->z_shared;
     g.q_row_stride = g.kv_row_stride = a->H * a->D;
     g.q_batch_stride = a->T * g.q_row_stride;
     g.kv_batch_stride = a->S * g.kv_row_stride;
     g.pad_batch_stride = a->S;
-    g.span = a->S + (a->d.first_key < 0 ? (size_t)-a->d.first_key : 0);
+    g.span = a->S + zero_keys;
     if (a->d.span && a->d.span < g.span) g.span = a->d.span;
-    /* no position, no key */
+    /* a key without a position is not attended to */
     if (a->P && g.span > a->P + (size_t)a->d.delta_min - 1)
         g.span = a->P + (size_t)a->d.delta_min - 1;
     g.delta_min = a->d.delta_min;
@@ -2056,20 +2071,31 @@ static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y
     g.span_fraction = p->data[6];
     g.persistent_k = p->data[7];
     g.persistent_v = p->data[8];
-    g.pad = a->gone;
+    g.pad = a->is_pad;
     g.y = y;
     return g;
 }
 
-/* y by the plain definition. mask: what each weight is multiplied by after
-   normalisation, (B,H,T,stx_attention_keys) or NULL. dz (H), or (1), = max_span/ramp
-   sum over 0 <= ramp <= 1 of e^s/norm (dy.v - dy.y), both ends inclusive; without dy.y
-   where the mask of the span does not enter the normaliser. */
+/* The value of key n of head h in batch row b; NULL for a zero key. The keys are zero
+   keys, S real keys, N persistent vectors. */
+static const stx_real *value_of(const stx_attention_args *g, size_t b, size_t h, size_t n) {
+    size_t persistent = stx_attention_keys(g) - g->N, first = persistent - g->S;
+    if (n < first) return NULL;
+    if (n < persistent)
+        return g->v + b * g->kv_batch_stride + (n - first) * g->kv_row_stride + h * g->D;
+    return g->persistent_v + (h * g->N + n - persistent) * g->D;
+}
+
+/* y by the plain definition. mask (B,H,T,keys) or NULL: the factor of each weight after
+   normalization. dz (H) or (1), or NULL: for dy, with both ends of the ramp inclusive,
+
+       dz = max_span/ramp sum over 0 <= ramp <= 1 of e^s/norm (dy.v - dy.y),
+
+   without dy.y if the ramp is not part of the normalizer. */
 static void dense(const problem *p, const attn *a, const stx_real *mask, const stx_real *dy,
                   stx_real *y, stx_real *dz) {
     stx_attention_args g = attn_args(p, a, y);
-    size_t keys = stx_attention_keys(&g), first_pk = keys - g.N, zero = first_pk - g.S, D = g.D,
-           row, h, n, d;
+    size_t keys = stx_attention_keys(&g), persistent = keys - g.N, D = g.D, row, h, n, d;
     double *w = (double *)malloc(2 * keys * sizeof *w), *ramp = w + keys;
     stx_attention_plain(&g, w);
     for (h = 0; dz && h < g.H; h++) dz[h] = 0;
@@ -2082,12 +2108,9 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
         for (d = 0; mask && d < D; d++) y[at + d] = 0;
         for (d = 0; dz && d < D; d++) dot += dy[at + d] * y[at + d];
         for (n = 0; n < keys; n++) {
-            const stx_real *v = n < zero || !(w[n] > 0) ? NULL
-                                : n < first_pk          ? g.v + b * g.kv_batch_stride
-                                                     + (n - zero) * g.kv_row_stride + h * D
-                                               : g.persistent_v + (h * g.N + n - first_pk) * D;
-            double f = n < first_pk ? 1 : sqrt((double)g.N), dw = 0;
-            if (mask) f *= mask[row * keys + n] * (ramp[n] < 0 ? 0 : ramp[n] > 1 ? 1 : ramp[n]);
+            const stx_real *v = w[n] > 0 ? value_of(&g, b, h, n) : NULL;
+            double f = n < persistent ? 1 : sqrt((double)g.N), dw = 0;
+            if (mask) f *= mask[row * keys + n] * fmax(0, fmin(1, ramp[n]));
             for (d = 0; mask && v && d < D; d++) y[at + d] += w[n] * f * v[d];
             for (d = 0; dz && v && d < D; d++) dw += f * dy[at + d] * v[d];
             if (dz && ramp[n] >= 0 && ramp[n] <= 1)
@@ -2100,78 +2123,94 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
 
 static const char *attn_label(const attn *a) {
     static char t[300];
-    snprintf(
-        t, sizeof t,
-        "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps "
-        "%g%s first %ld%s scale "
-        "%g L %g R %g drop %g pad %d",
-        a->B, a->T, a->S, a->H, a->D, a->P, a->P ? (a->pe_heads ? " per head" : " shared") : "",
-        a->u ? " u" : "", a->vb ? " vb" : "", a->z, a->z_one ? " for all" : "", a->N,
-        a->d.delta_min, a->d.span, a->d.eps, a->d.no_renorm ? " no renorm" : "",
-        (long)a->d.first_key, a->d.not_causal ? " not causal" : "", a->d.scale, a->d.max_span,
-        a->d.ramp, a->d.dropout, a->pad);
+    const char *pe = a->pe_heads ? " per head" : " shared";
+    snprintf(t, sizeof t,
+             "attention B %zu T %zu S %zu H %zu D %zu P %zu%s bias %d z %d%s N %zu delta_min %d "
+             "span %zu eps %g%s first %ld%s scale %g max_span %g ramp %g dropout %g pad %d",
+             a->B, a->T, a->S, a->H, a->D, a->P, a->P ? pe : "", a->bias, a->z,
+             a->z_shared ? " shared" : "", a->N, a->d.delta_min, a->d.span, a->d.eps,
+             a->d.no_renorm ? " no renorm" : "", (long)a->d.first_key,
+             a->d.not_causal ? " not causal" : "", a->d.scale, a->d.max_span, a->d.ramp,
+             a->d.dropout, a->pad);
     return t;
 }
 
-/* Padded keys hold NaN: nothing may change, and their gradients are 0, as are those of
-   queries without a key. y: with numbers there */
+enum { ATTN_IN = 9, ATTN_ALL }; /* the inputs of make_attention; these and the output */
+
+/* Array n of a pass: the gradient of input n, or NULL; for n = ATTN_IN the output y */
+static const stx_real *attn_array(stx_tensor *const *in, const stx_tensor *y, size_t n) {
+    if (n == ATTN_IN) return y->data;
+    return in[n] ? in[n]->grad : NULL;
+}
+
+/* Are the gradients of padded keys 0, and those of queries that attend to no key? was:
+   the arrays of a pass */
+static int padding_has_no_gradient(const attn *a, stx_real *const *was) {
+    size_t C = a->H * a->D, n, i, c;
+    for (n = 1; n < 3; n++)
+        for (i = 0; i < a->B * a->S; i++)
+            for (c = 0; a->is_pad[i] && c < C; c++)
+                if (!was[n] || was[n][i * C + c] != 0) return 0;
+    /* without persistent vectors, y is 0 only where there is no key */
+    if (a->N || !was[0]) return 1;
+    for (i = 0; i < a->B * a->T * a->H; i++) {
+        for (c = 0; c < a->D && was[ATTN_IN][i * a->D + c] == 0; c++) continue;
+        if (c < a->D) continue;
+        for (c = 0; c < a->D; c++)
+            if (was[0][i * a->D + c] != 0) return 0;
+    }
+    return 1;
+}
+
+/* Padded keys and values are never read: filling them with NaN changes neither y nor a
+   gradient. */
 static void attn_padding(problem *p, const attn *a, const stx_tensor *y, stx_tensor **in,
                          const stx_real *dy) {
     size_t C = a->H * a->D, n, i, c, j;
-    stx_real *was[10], *kept[2];
+    stx_real *was[ATTN_ALL], *kept[2];
     stx_tensor *again;
-    int same = 1, zero = 1;
-    for (n = 0; n < 10; n++) {
-        const stx_real *from = n == 9 ? y->data : in[n] ? in[n]->grad : NULL;
-        size_t size = n == 9 ? y->size : p->size[n];
+    int same = 1;
+    for (n = 0; n < ATTN_ALL; n++) {
+        const stx_real *from = attn_array(in, y, n);
+        size_t size = n == ATTN_IN ? y->size : p->size[n];
         was[n] = from ? (stx_real *)malloc(size * sizeof *from) : NULL;
         if (from) memcpy(was[n], from, size * sizeof *from);
     }
+    CHECK(padding_has_no_gradient(a, was),
+          "%s: gradients of padded keys, or of queries without a key, are not 0", p->label);
     for (n = 0; n < 2; n++) {
         kept[n] = p->data[1 + n];
         p->data[1 + n] = (stx_real *)malloc(p->size[1 + n] * sizeof **kept);
         memcpy(p->data[1 + n], kept[n], p->size[1 + n] * sizeof **kept);
         for (j = 0; j < a->B * a->S; j++)
-            for (c = 0; a->gone[j] && c < C; c++) {
-                p->data[1 + n][j * C + c] = NAN;
-                if (!was[1 + n] || was[1 + n][j * C + c] != 0) zero = 0;
-            }
+            for (c = 0; a->is_pad[j] && c < C; c++) p->data[1 + n][j * C + c] = NAN;
     }
-    /* y = 0 only where there is no key */
-    for (i = 0; i < a->B * a->T && !a->N && was[0]; i++)
-        for (n = 0; n < a->H; n++) {
-            for (c = 0; c < a->D && was[9][i * C + n * a->D + c] == 0; c++) {
-            }
-            if (c == a->D)
-                for (c = 0; c < a->D; c++)
-                    if (was[0][i * C + n * a->D + c] != 0) zero = 0;
-        }
-    CHECK(zero, "%s: gradients of padded keys, or of queries without a key, are not 0", p->label);
     again = forward(ctx1, p, in);
     if (again) stx_backward_from(ctx1, again, dy);
     CHECK(again && stx_ok(ctx1), "%s: %s", p->label, stx_error(ctx1));
-    for (n = 0; n < 10 && again; n++) {
-        const stx_real *now = n == 9 ? again->data : in[n] ? in[n]->grad : NULL;
-        size_t size = n == 9 ? again->size : p->size[n];
+    for (n = 0; n < ATTN_ALL && again; n++) {
+        const stx_real *now = attn_array(in, again, n);
+        size_t size = n == ATTN_IN ? again->size : p->size[n];
         for (i = 0; was[n] && i < size; i++)
             if (!now || !(now[i] == was[n][i])) same = 0;
     }
-    CHECK(same, "%s: what padded keys hold is seen", p->label);
+    CHECK(same, "%s: the contents of padded keys have an effect", p->label);
     for (n = 0; n < 2; n++) {
         free(p->data[1 + n]);
         p->data[1 + n] = kept[n];
     }
-    for (n = 0; n < 10; n++) free(was[n]);
+    for (n = 0; n < ATTN_ALL; n++) free(was[n]);
 }
 
-/* entries 0: values and dz only */
+/* Checks value and dz against the plain definition, padding, and with entries > 0 all
+   gradients by differences. */
 static void attn_case(const attn *spec, int entries) {
     attn a = *spec;
     problem p = start(attn_label(&a), make_attention, &a);
     stx_tensor *in[MAX_IN], *y;
     size_t n = a.B * a.T * a.H * a.D;
     stx_real *want = gemm_random(n), *dy = gemm_random(n), *dz = gemm_random(a.H);
-    double dropout = a.d.dropout;
+    double dropout = a.d.dropout, e;
     a.d.heads = a.H;
     attn_inputs(&p, &a);
     a.d.dropout = 0;
@@ -2180,16 +2219,17 @@ static void attn_case(const attn *spec, int entries) {
     CHECK(y != NULL, "%s: %s", p.label, stx_error(ctx1));
     if (y) {
         dense(&p, &a, NULL, dy, want, dz);
-        CHECK(test_error(y->data, want, n, 1e-3) <= 1e-12, "%s: value off by %g", p.label,
-              test_error(y->data, want, n, 1e-3));
+        e = test_error(y->data, want, n, 1e-3);
+        CHECK(e <= 1e-12, "%s: the value is off by %g", p.label, e);
         stx_backward_from(ctx1, y, dy);
-        if (a.z && stx_ok(ctx1))
-            CHECK(in[6]->grad && test_error(in[6]->grad, dz, p.size[6], 1e-3) <= 1e-10,
-                  "%s: dz off by %g", p.label, test_error(in[6]->grad, dz, p.size[6], 1e-3));
+        if (a.z && stx_ok(ctx1)) {
+            e = in[6]->grad ? test_error(in[6]->grad, dz, p.size[6], 1e-3) : HUGE_VAL;
+            CHECK(e <= 1e-10, "%s: dz is off by %g", p.label, e);
+        }
         if (a.pad && stx_ok(ctx1)) attn_padding(&p, &a, y, in, dy);
     }
     stx_clear_error(ctx1);
-    p.fixed[6] = a.z != 1;
+    p.fixed[6] = a.z != Z_INSIDE;
     a.d.dropout = dropout;
     p.random = dropout > 0;
     p.entries = entries;
@@ -2200,66 +2240,104 @@ static void attn_case(const attn *spec, int entries) {
         check(&p);
     else
         finish(&p);
-    free(a.gone);
+    free(a.is_pad);
 }
 
-/* The mask that dropout draws, seen through weights that are all equal and values that
-   are unit vectors; then the dense attention with that mask. */
-static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdiff_t first,
-                         double rate) {
-    size_t D = S + N, zero = first < 0 ? (size_t)-first : 0, W = zero + S + N, b, h, i, n, nk = 0,
-           all = 0;
-    attn a = {0};
-    problem p, e;
-    stx_tensor *in[MAX_IN], *y;
-    stx_real *mask = (stx_real *)calloc(B * H * T * W, sizeof *mask),
-             *want = gemm_random(B * T * H * D), *y1 = gemm_random(B * T * H * D);
-    double keep = floor((1 - rate) * 65536 + 0.5) / 65536;
+/* An attention whose output shows which keys dropout keeps: all weights are equal, and
+   the values are unit vectors, D = S + N. */
+static problem unit_values(attn *a) {
+    problem p = start("unit values", make_attention, a);
+    size_t C = a->H * a->D, i, h, n;
+    attn_inputs(&p, a);
+    for (n = 0; n < 3; n++) memset(p.data[n], 0, p.size[n] * sizeof **p.data);
+    for (i = 0; i < a->B * a->S; i++)
+        for (h = 0; h < a->H; h++) p.data[2][i * C + h * a->D + i % a->S] = 1;
+    for (n = 7; n < 9 && a->N; n++) memset(p.data[n], 0, p.size[n] * sizeof **p.data);
+    for (h = 0; h < a->H; h++)
+        for (i = 0; i < a->N; i++)
+            p.data[8][(h * a->N + i) * a->D + a->S + i] = 1 / sqrt((double)a->N);
+    return p;
+}
+
+/* Reads the mask (B,H,T,zero keys + S + N) from the output y of unit_values. Kept weights
+   must be scaled by 1/keep, their share must be keep, and no query sees a later key. */
+static void read_mask(const attn *a, const stx_tensor *y, double keep, stx_real *mask) {
+    size_t S = a->S, N = a->N, b, h, i, n, kept = 0, all = 0,
+           zero = a->d.first_key < 0 ? (size_t)-a->d.first_key : 0;
     int good = 1;
-    a.B = B;
-    a.T = T;
-    a.S = S;
-    a.H = H;
-    a.D = D;
-    a.N = N;
-    a.d.heads = H;
-    a.d.dropout = rate;
-    a.d.first_key = first;
-    e = start("unit values", make_attention, &a);
-    attn_inputs(&e, &a);
-    for (n = 0; n < 3; n++) memset(e.data[n], 0, e.size[n] * sizeof **e.data);
-    for (b = 0; b < B; b++)
-        for (i = 0; i < S; i++)
-            for (h = 0; h < H; h++) e.data[2][(b * S + i) * H * D + h * D + i] = 1;
-    for (n = 7; n < 9 && N; n++) memset(e.data[n], 0, e.size[n] * sizeof **e.data);
-    for (h = 0; h < H; h++)
-        for (i = 0; i < N; i++) e.data[8][(h * N + i) * D + S + i] = 1 / sqrt((double)N);
-    y = forward(ctx1, &e, in);
-    CHECK(y != NULL, "dropout: %s", stx_error(ctx1));
-    for (b = 0; b < B && y; b++)
-        for (h = 0; h < H; h++)
-            for (i = 0; i < T; i++) {
-                size_t keys = zero + S - T + i + 1 + N; /* every weight is 1/keys */
+    for (b = 0; b < a->B && y; b++)
+        for (h = 0; h < a->H; h++)
+            for (i = 0; i < a->T; i++) {
+                size_t keys = zero + S - a->T + i + 1 + N; /* every weight is 1/keys */
+                const stx_real *row = y->data + ((b * a->T + i) * a->H + h) * a->D;
                 for (n = 0; n < S + N; n++) {
-                    double m = y->data[(b * T + i) * H * D + h * D + n] * (double)keys;
-                    if (n < S && n > S - T + i) {
+                    double m = row[n] * (double)keys;
+                    if (n < S && n > S - a->T + i) {
                         if (m != 0) good = 0;
                         continue;
                     }
                     if (m != 0 && !CLOSE(m, 1 / keep, 1e-12)) good = 0;
-                    nk += m != 0;
+                    kept += m != 0;
                     all++;
-                    mask[((b * H + h) * T + i) * W + zero + n] = m;
+                    mask[((b * a->H + h) * a->T + i) * (zero + S + N) + zero + n] = m;
                 }
             }
-    CHECK(good, "attention dropout %g: what is kept is not scaled by 1/keep", rate);
-    CHECK(fabs((double)nk / (double)all - keep) <= 4.5 * sqrt(keep * (1 - keep) / (double)all),
-          "attention dropout %g: kept %g", rate, (double)nk / (double)all);
+    CHECK(good, "attention dropout %g: kept weights are not scaled by 1/keep", a->d.dropout);
+    CHECK(fabs((double)kept / (double)all - keep) <= 4.5 * sqrt(keep * (1 - keep) / (double)all),
+          "attention dropout %g: a share of %g is kept", a->d.dropout, (double)kept / (double)all);
+}
+
+/* The kernel draws the same mask as the plain definition. y, want: scratch */
+static void kernel_dropout(const problem *p, const attn *a, stx_real *y, stx_real *want) {
+    stx_attention_args g = attn_args(p, a, y);
+    double *work = (double *)malloc(2 * stx_attention_keys(&g) * sizeof *work), e;
+    size_t rows = a->B * a->H * a->T;
+    g.drop = a->d.dropout;
+    g.seed = 11;
+    g.stream = (uint64_t)5 << 40 | 3;
+    g.row_max = gemm_random(2 * rows);
+    g.inv_sum = g.row_max + rows;
+    stx_begin(ctx1, STX_EVAL);
+    stx_attention_run(ctx1, &g);
+    g.y = want;
+    stx_attention_plain(&g, work);
+    e = test_error(y, want, rows * a->D, 1e-3);
+    CHECK(stx_ok(ctx1) && e <= 1e-12, "attention dropout %g: off by %g from the plain one",
+          a->d.dropout, e);
+    free(work);
+    free(g.row_max);
+}
+
+/* Reads the mask that dropout draws, and compares attention with dropout to the plain
+   definition with that mask. */
+static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdiff_t first,
+                         double rate) {
+    size_t zero = first < 0 ? (size_t)-first : 0, n = B * T * H * (S + N);
+    attn a = {0};
+    problem p, units;
+    stx_tensor *in[MAX_IN], *y;
+    stx_real *mask = (stx_real *)calloc(B * H * T * (zero + S + N), sizeof *mask),
+             *want = gemm_random(n), *y1 = gemm_random(n);
+    int k;
+    a.B = B;
+    a.T = T;
+    a.S = S;
+    a.H = H;
+    a.D = S + N;
+    a.N = N;
+    a.d.heads = H;
+    a.d.dropout = rate;
+    a.d.first_key = first;
+    units = unit_values(&a);
+    y = forward(ctx1, &units, in);
+    CHECK(y != NULL, "dropout: %s", stx_error(ctx1));
+    read_mask(&a, y, floor((1 - rate) * 65536 + 0.5) / 65536, mask);
     if (y) memcpy(y1, y->data, y->size * sizeof *y1);
-    y = forward(ctx3, &e, in);
+    y = forward(ctx3, &units, in);
     CHECK(y && !memcmp(y1, y->data, y->size * sizeof *y1),
           "attention dropout: threads change the mask");
-    finish(&e);
+    finish(&units);
+
     p = start("attention with dropout", make_attention, &a);
     attn_inputs(&p, &a);
     y = forward(ctx1, &p, in);
@@ -2267,29 +2345,10 @@ static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdi
     if (y)
         CHECK(test_error(y->data, want, y->size, 1e-3) <= 1e-12,
               "attention with dropout: off by %g", test_error(y->data, want, y->size, 1e-3));
-    { /* the kernel draws what the plain definition draws */
-        stx_attention_args g = attn_args(&p, &a, y1);
-        double *work = (double *)malloc(2 * stx_attention_keys(&g) * sizeof *work);
-        g.drop = rate;
-        g.seed = 11;
-        g.stream = (uint64_t)5 << 40 | 3;
-        g.row_max = gemm_random(2 * B * H * T);
-        g.inv_sum = g.row_max + B * H * T;
-        stx_begin(ctx1, STX_EVAL);
-        stx_attention_run(ctx1, &g);
-        g.y = want;
-        stx_attention_plain(&g, work);
-        CHECK(stx_ok(ctx1) && test_error(y1, want, B * T * H * D, 1e-3) <= 1e-12,
-              "attention dropout %g: off by %g from the plain one", rate,
-              test_error(y1, want, B * T * H * D, 1e-3));
-        free(work);
-        free(g.row_max);
-    }
+    kernel_dropout(&p, &a, y1, want);
+
     stx_begin(ctx1, STX_EVAL);
-    for (n = 0; n < 9; n++)
-        in[n] = p.absent[n] ? NULL
-                            : stx_input(ctx1, p.data[n], p.dim[n][0], p.dim[n][1], p.dim[n][2],
-                                        p.dim[n][3]);
+    for (k = 0; k < p.n; k++) in[k] = leaf(ctx1, &p, k);
     y = make_attention(ctx1, in, &a);
     dense(&p, &a, NULL, NULL, want, NULL);
     if (y)
@@ -2307,150 +2366,84 @@ static stx_tensor *make_self_attention(stx_ctx *x, stx_tensor **in, void *user) 
     return make_attention(x, full, user);
 }
 
-/* Padded keys, with every member of the block, the tiles' borders, few queries, and
-   queries that see no key */
+/* Runs a case in which 0 means the default of a member. */
+static void attn_small(attn a, int entries) {
+    if (!a.B) a.B = 2;
+    if (!a.T) a.T = 5;
+    if (!a.S) a.S = 11;
+    if (!a.H) a.H = 2;
+    if (!a.D) a.D = 3;
+    if (a.d.max_span == 0) a.d.max_span = 16;
+    if (a.d.ramp == 0) a.d.ramp = 4;
+    attn_case(&a, entries);
+}
+
+/* Padding together with each option, with few queries, and with queries that attend to no
+   key */
 static void attn_pads(void) {
-    attn a;
-    int i, kind;
-    for (kind = 1; kind <= 5; kind++)
-        for (i = 0; i < 18; i++) {
-            memset(&a, 0, sizeof a);
+    static const attn cases[] = {
+        {.pad = 0},
+        {.T = 7, .S = 7, .d.delta_min = 1},
+        {.P = 11, .bias = BOTH, .pe_heads = 1},
+        {.P = 7, .d.delta_min = 1, .z = Z_INSIDE},
+        {.H = 3, .P = 11, .N = 2, .d.delta_min = 1, .z = Z_MIXED, .d.eps = 0.3},
+        {.z = Z_INSIDE, .d.eps = 0.02},
+        {.N = 3, .bias = CONTENT},
+        {.d.first_key = -4, .P = 20, .d.delta_min = 1},
+        {.d.first_key = 4},
+        {.d.not_causal = 1},
+        {.S = 4, .N = 2, .d.not_causal = 1, .d.first_key = 1},
+        {.d.span = 3},
+        {.P = 11, .N = 3, .d.dropout = 0.4},
+        {.T = 2, .P = 11, .bias = BOTH, .z = Z_INSIDE},
+        {.T = 3, .S = 9, .P = 8, .N = 2, .z = Z_MIXED, .d.first_key = -5, .d.eps = 0.1},
+        {.T = 1, .d.not_causal = 1},
+        {.H = 3, .P = 11, .N = 2, .d.delta_min = 1, .z = Z_MIXED, .d.no_renorm = 1},
+        {.T = 2, .z = Z_INSIDE, .z_shared = 1, .d.no_renorm = 1}};
+    size_t i;
+    int pad;
+    for (pad = PAD_SCATTERED; pad <= PAD_SPARSE; pad++)
+        for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+            attn a = cases[i];
             a.B = 3;
-            a.T = 5;
-            a.S = 11;
-            a.H = 2;
-            a.D = 3;
-            a.pad = kind;
-            a.d.max_span = 16;
-            a.d.ramp = 4;
-            switch (i) {
-            case 0: break;
-            case 1:
-                a.T = a.S = 7;
-                a.d.delta_min = 1;
-                break;
-            case 2:
-                a.P = 11;
-                a.u = a.vb = 1;
-                a.pe_heads = 1;
-                break;
-            case 3:
-                a.P = 7;
-                a.d.delta_min = 1;
-                a.z = 1;
-                break;
-            case 4:
-                a.z = 4;
-                a.H = 3;
-                a.d.eps = 0.3;
-                a.P = 11;
-                a.d.delta_min = 1;
-                a.N = 2;
-                break;
-            case 5:
-                a.z = 1;
-                a.d.eps = 0.02;
-                break;
-            case 6:
-                a.N = 3;
-                a.u = 1;
-                break;
-            case 7:
-                a.d.first_key = -4;
-                a.P = 20;
-                a.d.delta_min = 1;
-                break;
-            case 8: a.d.first_key = 4; break;
-            case 9: a.d.not_causal = 1; break;
-            case 10:
-                a.d.not_causal = 1;
-                a.S = 4;
-                a.N = 2;
-                a.d.first_key = 1;
-                break;
-            case 11: a.d.span = 3; break;
-            case 12:
-                a.d.dropout = 0.4;
-                a.N = 3;
-                a.P = 11;
-                break;
-            case 13:
-                a.T = 2;
-                a.P = 11;
-                a.u = a.vb = 1;
-                a.z = 1;
-                break;
-            case 14:
-                a.T = 3;
-                a.S = 9;
-                a.d.first_key = -5;
-                a.P = 8;
-                a.N = 2;
-                a.z = 4;
-                a.d.eps = 0.1;
-                break;
-            case 15:
-                a.T = 1;
-                a.d.not_causal = 1;
-                break;
-            case 16:
-                a.z = 4;
-                a.H = 3;
-                a.d.no_renorm = 1;
-                a.P = 11;
-                a.d.delta_min = 1;
-                a.N = 2;
-                break;
-            case 17:
-                a.z = 1;
-                a.d.no_renorm = 1;
-                a.z_one = 1;
-                a.T = 2;
-                break;
-            }
-            attn_case(&a, 30);
-        }
-    for (kind = 1; kind <= 5; kind++)
-        for (i = 0; i < 6; i++) {
-            memset(&a, 0, sizeof a);
-            a.B = 2;
-            a.H = 2;
-            a.D = 3;
-            a.T = i % 3 == 0 ? 2 : i % 3 == 1 ? 65 : 129;
-            a.S = a.T + (i % 2 ? 471 : 236);
-            a.pad = kind;
-            if (i < 4) {
-                a.P = a.S + 1;
-                a.u = a.vb = 1;
-                a.z = 1;
-                a.d.max_span = 400;
-                a.d.ramp = 32;
-                a.d.delta_min = i & 1;
-            }
-            /* dz is small there: differences of so steep a ramp are not good enough */
-            if (i == 1) {
-                a.d.first_key = -300;
-                a.z = 4;
-            }
-            if (i == 2) a.d.eps = 0.01;
-            if (i == 3) a.N = 300;
-            if (i > 3) a.d.not_causal = 1;
-            attn_case(&a, i % 2 ? 4 : 0);
+            a.pad = pad;
+            attn_small(a, 30);
         }
 }
 
-/* Heads as wide as a model */
+/* Padding at the borders of tiles. In case 1, dz is too small for differences of so
+   steep a ramp. */
+static void attn_pads_tiles(void) {
+#define LONG_SPAN .bias = BOTH, .d.max_span = 400, .d.ramp = 32
+    static const attn cases[] = {
+        {LONG_SPAN, .T = 2, .S = 238, .P = 239, .z = Z_INSIDE},
+        {LONG_SPAN, .T = 65, .S = 536, .P = 537, .z = Z_MIXED, .d.delta_min = 1,
+         .d.first_key = -300},
+        {LONG_SPAN, .T = 129, .S = 365, .P = 366, .z = Z_INSIDE, .d.eps = 0.01},
+        {LONG_SPAN, .T = 2, .S = 473, .P = 474, .z = Z_INSIDE, .d.delta_min = 1, .N = 300},
+        {.T = 65, .S = 301, .d.not_causal = 1},
+        {.T = 129, .S = 600, .d.not_causal = 1}};
+#undef LONG_SPAN
+    size_t i;
+    int pad;
+    for (pad = PAD_SCATTERED; pad <= PAD_SPARSE; pad++)
+        for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+            attn a = cases[i];
+            a.pad = pad;
+            attn_small(a, i % 2 ? 4 : 0);
+        }
+}
+
+/* Heads as wide as a model. Sizes 130 and 400 are past the borders of both tiles. */
 static void attn_wide(void) {
-    /* 130 and 400: past the borders of both tiles */
     static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};
-    attn a;
     size_t d, t;
-    /* f is a sum of 10^5 numbers here: rounding would come to 1e-6 at 1e-5, and the
-       differences' own error is 1e-8 */
+    /* f is a sum of 10^5 terms here: with the smaller step, rounding would reach 1e-6;
+       with this one the error of the differences is 1e-8 */
     fd_step = 1e-4;
     for (d = 0; d < 5; d++)
         for (t = 0; t < 4; t++) {
-            memset(&a, 0, sizeof a);
+            attn a = {0};
             a.B = 1 + (t == 1);
             a.T = T[t];
             a.S = a.T + (t == 3 ? 270 : 7 * t);
@@ -2459,9 +2452,9 @@ static void attn_wide(void) {
             a.pad = (int)((d + t) % 4);
             if (d % 2) {
                 a.P = a.S;
-                a.u = a.vb = 1;
+                a.bias = BOTH;
                 a.N = 2;
-                a.z = 1;
+                a.z = Z_INSIDE;
                 a.d.max_span = 40;
                 a.d.ramp = 8;
             }
@@ -2469,404 +2462,212 @@ static void attn_wide(void) {
             if (t != 2 || d % 2) continue;
             a.H = 2;
             a.d.not_causal = 1;
-            a.P = 0;
-            a.u = a.vb = a.z = 0;
             attn_case(&a, 2);
         }
     fd_step = 1e-5;
 }
 
-#define PICK(list) \
-  list[(size_t)((test_rand() + 1) / 2 * (double)(sizeof list / sizeof *list)) \
-       % (sizeof list / sizeof *list)]
+/* Each option alone and in pairs */
+static void attn_options(void) {
+    static const attn cases[] = {
+        {.pad = 0},
+        {.d.delta_min = 1},
+        {.d.delta_min = 1, .S = 5}, /* the first query attends to nothing */
+        /* positions: as many as keys, fewer, more */
+        {.P = 11},
+        {.P = 11, .pe_heads = 1},
+        {.P = 7, .d.delta_min = 1},
+        {.P = 40, .pe_heads = 1, .d.delta_min = 1},
+        /* biases */
+        {.bias = CONTENT},
+        {.P = 11, .bias = BOTH},
+        {.P = 11, .bias = POSITION},
+        {.P = 11, .bias = BOTH, .pe_heads = 1, .N = 3},
+        /* learned spans */
+        {.z = Z_INSIDE},
+        {.z = Z_ZERO},
+        {.z = Z_ONE},
+        {.z = Z_MIXED, .H = 3},
+        {.z = Z_INSIDE, .d.eps = 1e-8},
+        {.z = Z_INSIDE, .d.eps = 0.02},
+        {.z = Z_MIXED, .d.eps = 0.3, .P = 11, .d.delta_min = 1, .N = 2},
+        /* persistent vectors */
+        {.N = 3},
+        {.N = 1, .bias = CONTENT},
+        {.N = 3, .z = Z_INSIDE, .d.eps = 0.05},
+        /* the first key; with 20 there is no key */
+        {.d.first_key = -9},
+        {.d.first_key = -9, .P = 30, .d.delta_min = 1},
+        {.d.first_key = 4},
+        {.d.first_key = 20},
+        {.d.first_key = 8, .P = 11, .d.delta_min = 1},
+        /* not causal; also with fewer keys than queries */
+        {.d.not_causal = 1},
+        {.d.not_causal = 1, .S = 3, .N = 2},
+        {.d.not_causal = 1, .d.first_key = 4, .bias = CONTENT},
+        /* scale, span, dropout */
+        {.d.scale = 1.3},
+        {.d.scale = -0.4, .P = 11, .bias = BOTH, .N = 2},
+        {.d.span = 3},
+        {.d.span = 1, .d.delta_min = 1},
+        {.d.span = 64, .d.first_key = -7},
+        {.d.dropout = 0.4, .N = 3},
+        {.d.dropout = 0.4, .P = 11, .z = Z_INSIDE, .d.eps = 0.1},
+        /* sizes of 1; with P = 1 only distance 0 has a position */
+        {.D = 1, .H = 3, .P = 11, .bias = BOTH},
+        {.T = 1, .S = 1, .H = 1, .P = 1},
+        {.P = 1},
+        {.P = 1, .d.delta_min = 1, .pe_heads = 1, .H = 1},
+        /* the ramp is not part of the normalizer */
+        {.d.no_renorm = 1, .z = Z_INSIDE},
+        {.d.no_renorm = 1, .z = Z_ZERO, .P = 11, .d.delta_min = 1},
+        {.d.no_renorm = 1, .z = Z_ONE},
+        {.d.no_renorm = 1, .z = Z_MIXED, .H = 3, .d.delta_min = 1, .P = 7, .N = 2, .bias = BOTH},
+        {.d.no_renorm = 1, .z = Z_INSIDE, .d.dropout = 0.4, .P = 11},
+        {.d.no_renorm = 1, .z = Z_INSIDE, .d.first_key = -9, .P = 30, .d.delta_min = 1},
+        {.d.no_renorm = 1, .z = Z_INSIDE, .d.delta_min = 1, .S = 5},
+        {.d.no_renorm = 1, .z = Z_INSIDE, .T = 2, .P = 11},
+        {.d.no_renorm = 1, .z = Z_MIXED, .d.span = 3},
+        {.d.no_renorm = 1}, /* no ramp: no effect */
+        /* one span for all heads */
+        {.z = Z_INSIDE, .z_shared = 1, .H = 3},
+        {.z = Z_ZERO, .z_shared = 1, .d.no_renorm = 1, .H = 3},
+        {.z = Z_INSIDE,
+         .z_shared = 1,
+         .d.no_renorm = 1,
+         .d.first_key = -3,
+         .P = 20,
+         .d.delta_min = 1},
+        /* ramps that are no integers */
+        {.z = Z_INSIDE, .d.ramp = 1.5},
+        {.z = Z_MIXED, .d.ramp = 2.75, .H = 3, .d.delta_min = 1, .P = 11},
+        {.z = Z_INSIDE, .z_shared = 1, .d.ramp = 3.3, .d.no_renorm = 1, .N = 1}};
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) attn_small(cases[i], 200);
+}
 
-static void row_attention(void) {
-    attn a;
-    int i;
-    /* each member of the block alone, on top of a small plain case */
-    for (i = 0; i < 56; i++) {
-        memset(&a, 0, sizeof a);
-        a.B = 2;
-        a.T = 5;
-        a.S = 11;
-        a.H = 2;
-        a.D = 3;
-        a.d.max_span = 16;
-        a.d.ramp = 4;
-        switch (i) {
-        case 0: break;
-        case 1: a.d.delta_min = 1; break;
-        /* the first query sees nothing */
-        case 2:
-            a.d.delta_min = 1;
-            a.S = 5;
-            break;
-        case 3: a.P = 11; break;
-        case 4:
-            a.P = 11;
-            a.pe_heads = 1;
-            break;
-        /* fewer positions than keys */
-        case 5:
-            a.P = 7;
-            a.d.delta_min = 1;
-            break;
-        case 6:
-            a.P = 40;
-            a.pe_heads = 1;
-            a.d.delta_min = 1;
-            break; /* more */
-        case 7: a.u = 1; break;
-        case 8:
-            a.P = 11;
-            a.u = 1;
-            a.vb = 1;
-            break;
-        case 9:
-            a.P = 11;
-            a.vb = 1;
-            break;
-        case 10:
-            a.P = 11;
-            a.u = 1;
-            a.vb = 1;
-            a.pe_heads = 1;
-            a.N = 3;
-            break;
-        case 11: a.z = 1; break;
-        case 12: a.z = 2; break;
-        case 13: a.z = 3; break;
-        case 14:
-            a.z = 4;
-            a.H = 3;
-            break;
-        case 15:
-            a.z = 1;
-            a.d.eps = 1e-8;
-            break;
-        case 16:
-            a.z = 1;
-            a.d.eps = 0.02;
-            break;
-        case 17:
-            a.z = 4;
-            a.d.eps = 0.3;
-            a.P = 11;
-            a.d.delta_min = 1;
-            a.N = 2;
-            break;
-        case 18: a.N = 3; break;
-        case 19:
-            a.N = 1;
-            a.u = 1;
-            break;
-        case 20:
-            a.N = 3;
-            a.z = 1;
-            a.d.eps = 0.05;
-            break;
-        case 21: a.d.first_key = -9; break;
-        case 22:
-            a.d.first_key = -9;
-            a.P = 30;
-            a.d.delta_min = 1;
-            break;
-        case 23: a.d.first_key = 4; break;
-        case 24: a.d.first_key = 20; break; /* no key at all */
-        case 25:
-            a.d.first_key = 8;
-            a.P = 11;
-            a.d.delta_min = 1;
-            break;
-        case 26: a.d.not_causal = 1; break;
-        /* fewer keys than queries */
-        case 27:
-            a.d.not_causal = 1;
-            a.S = 3;
-            a.N = 2;
-            break;
-        case 28:
-            a.d.not_causal = 1;
-            a.d.first_key = 4;
-            a.u = 1;
-            break;
-        case 29: a.d.scale = 1.3; break;
-        case 30:
-            a.d.scale = -0.4;
-            a.P = 11;
-            a.u = a.vb = 1;
-            a.N = 2;
-            break;
-        case 31: a.d.span = 3; break;
-        case 32:
-            a.d.span = 1;
-            a.d.delta_min = 1;
-            break;
-        case 33:
-            a.d.span = 64;
-            a.d.first_key = -7;
-            break;
-        case 34:
-            a.d.dropout = 0.4;
-            a.N = 3;
-            break;
-        case 35:
-            a.d.dropout = 0.4;
-            a.P = 11;
-            a.z = 1;
-            a.d.eps = 0.1;
-            break;
-        case 36:
-            a.D = 1;
-            a.H = 3;
-            a.P = 11;
-            a.u = a.vb = 1;
-            break;
-        case 37:
-            a.T = a.S = 1;
-            a.H = 1;
-            a.P = 1;
-            break;
-        /* only delta = 0 has a position */
-        case 38: a.P = 1; break;
-        case 39:
-            a.P = 1;
-            a.d.delta_min = 1;
-            a.pe_heads = 1;
-            a.H = 1;
-            break;
-        /* the mask outside the normaliser */
-        case 40:
-            a.z = 1;
+/* The borders of tiles of queries (128) and keys (384) */
+static void attn_tiles(void) {
+    static const size_t T[] = {1, 63, 65, 128, 129}, S[] = {0, 1, 255, 319, 320, 471};
+    size_t t, s;
+    for (t = 0; t < 5; t++)
+        for (s = 0; s < 6; s++) {
+            attn a = {0};
+            a.B = 1;
+            a.T = T[t];
+            a.S = T[t] + S[s];
+            a.H = 2;
+            a.D = 3;
+            a.P = a.S + 1;
+            a.bias = BOTH;
+            a.N = (t + s) % 3 ? 0 : 5;
+            a.d.delta_min = (int)(s & 1);
+            a.pe_heads = (int)(t & 1);
+            a.d.max_span = 400;
+            a.d.ramp = 32;
+            a.z = (int)((t + s) % 5);
+            a.d.eps = s % 3 == 2 ? 0.01 : 0;
+            attn_case(&a, (t + s) % 4 == 0 ? 4 : 0);
+            a.d.eps = 0;
             a.d.no_renorm = 1;
-            break;
-        case 41:
-            a.z = 2;
-            a.d.no_renorm = 1;
-            a.P = 11;
-            a.d.delta_min = 1;
-            break;
-        case 42:
-            a.z = 3;
-            a.d.no_renorm = 1;
-            break;
-        case 43:
-            a.z = 4;
-            a.H = 3;
-            a.d.no_renorm = 1;
-            a.d.delta_min = 1;
-            a.P = 7;
-            a.N = 2;
-            a.u = a.vb = 1;
-            break;
-        case 44:
-            a.z = 1;
-            a.d.no_renorm = 1;
-            a.d.dropout = 0.4;
-            a.P = 11;
-            break;
-        case 45:
-            a.z = 1;
-            a.d.no_renorm = 1;
-            a.d.first_key = -9;
-            a.P = 30;
-            a.d.delta_min = 1;
-            break;
-        case 46:
-            a.z = 1;
-            a.d.no_renorm = 1;
-            a.d.delta_min = 1;
-            a.S = 5;
-            break;
-        case 47:
-            a.z = 1;
-            a.d.no_renorm = 1;
-            a.T = 2;
-            a.P = 11;
-            break;
-        case 48:
-            a.z = 4;
-            a.d.no_renorm = 1;
-            a.d.span = 3;
-            break;
-        /* no mask: nothing changes */
-        case 49: a.d.no_renorm = 1; break;
-        case 50:
-            a.z = 1;
-            a.z_one = 1;
-            a.H = 3;
-            break; /* one z for all heads */
-        case 51:
-            a.z = 2;
-            a.z_one = 1;
-            a.d.no_renorm = 1;
-            a.H = 3;
-            break;
-        case 52:
-            a.z = 1;
-            a.z_one = 1;
-            a.d.no_renorm = 1;
-            a.d.first_key = -3;
-            a.P = 20;
-            a.d.delta_min = 1;
-            break;
-        /* ramps that are not whole */
-        case 53:
-            a.z = 1;
-            a.d.ramp = 1.5;
-            break;
-        case 54:
-            a.z = 4;
-            a.d.ramp = 2.75;
-            a.H = 3;
-            a.d.delta_min = 1;
-            a.P = 11;
-            break;
-        case 55:
-            a.z = 1;
-            a.z_one = 1;
-            a.d.ramp = 3.3;
-            a.d.no_renorm = 1;
-            a.N = 1;
-            break;
+            a.z = 1 + (int)((t + s) % 4);
+            a.z_shared = (int)(t & 1);
+            a.d.ramp = s & 1 ? 32 : 17.3;
+            attn_case(&a, (t + s) % 4 == 1 ? 4 : 0);
         }
-        attn_case(&a, 200);
-    }
-    /* tile borders of queries (128) and keys (384), values and a few entries */
-    {
-        static const size_t T[] = {1, 63, 65, 128, 129}, S[] = {0, 1, 255, 319, 320, 471};
-        size_t t, s;
-        for (t = 0; t < 5; t++)
-            for (s = 0; s < 6; s++) {
-                memset(&a, 0, sizeof a);
-                a.B = 1;
-                a.T = T[t];
-                a.S = T[t] + S[s];
-                a.H = 2;
-                a.D = 3;
-                a.P = a.S + 1;
-                a.u = a.vb = 1;
-                a.N = (t + s) % 3 ? 0 : 5;
-                a.d.delta_min = (int)(s & 1);
-                a.pe_heads = (int)(t & 1);
-                a.d.max_span = 400;
-                a.d.ramp = 32;
-                a.z = (int)((t + s) % 5);
-                a.d.eps = s % 3 == 2 ? 0.01 : 0;
-                attn_case(&a, (t + s) % 4 == 0 ? 4 : 0);
-                a.d.eps = 0;
-                a.d.no_renorm = 1;
-                a.z = 1 + (int)((t + s) % 4);
-                a.z_one = (int)(t & 1);
-                a.d.ramp = s & 1 ? 32 : 17.3;
-                attn_case(&a, (t + s) % 4 == 1 ? 4 : 0);
-            }
-    }
-    /* many keys, many zero keys, many persistent vectors, wide heads */
-    memset(&a, 0, sizeof a);
-    a.B = 1;
-    a.T = 33;
-    a.S = 300;
-    a.H = 2;
-    a.D = 64;
-    a.P = 300;
-    a.d.delta_min = 1;
-    a.z = 1;
-    a.d.max_span = 290;
-    a.d.ramp = 32;
-    attn_case(&a, 3);
-    a.S = 800;
-    a.T = 129;
-    a.D = 3;
-    a.P = 800;
-    a.d.max_span = 790;
-    a.d.eps = 1e-8;
-    a.d.first_key = -7;
-    attn_case(&a, 4);
-    a.d.first_key = -700;
-    a.d.eps = 0;
-    a.T = 5;
-    a.S = 9;
-    a.P = 720;
-    a.d.max_span = 700;
-    a.N = 390;
-    attn_case(&a, 4);
-    memset(&a, 0, sizeof a);
-    a.B = 1;
-    a.T = 33;
-    a.S = 37;
-    a.H = 1;
-    a.D = 700;
-    a.P = 37;
-    a.u = a.vb = 1;
-    a.N = 3;
-    attn_case(&a, 4);
-    a.H = 2;
-    a.D = 331;
-    a.N = 0;
-    a.pe_heads = 1;
-    a.d.not_causal = 0;
-    a.d.first_key = -3;
-    a.P = 45;
-    attn_case(&a, 3);
-    a.T = 2;
-    a.S = 3;
-    a.H = 1;
-    a.D = 10240;
-    a.P = 0;
-    a.u = a.vb = 0;
-    attn_case(&a, 2);
-    memset(&a, 0, sizeof a);
-    a.B = 2;
-    a.T = 129;
-    a.S = 300;
-    a.H = 2;
-    a.D = 3;
-    a.d.not_causal = 1;
-    attn_case(&a, 3);
-    { /* a key that the ramp hides from most queries has by far the largest logit: it must not be the running maximum */
-        problem p = start("huge logit out of span", make_attention, &a);
-        stx_tensor *in[MAX_IN], *y;
-        stx_real *want, *dy;
-        size_t j, c;
-        int fine = 1;
-        memset(&a, 0, sizeof a);
-        a.B = 1;
-        a.T = 33;
-        a.S = 37;
-        a.H = 2;
-        a.D = 3;
-        a.z = 1;
-        a.d.heads = 2;
-        a.d.max_span = 40;
-        a.d.ramp = 4;
-        attn_inputs(&p, &a);
-        for (c = 0; c < p.size[0]; c++) p.data[0][c] = fabs(p.data[0][c]) + 0.1;
-        for (c = 0; c < 6; c++) p.data[1][5 * 6 + c] = 3000;
-        want = gemm_random(p.size[0]);
-        dy = gemm_random(p.size[0]);
-        dense(&p, &a, NULL, NULL, want, NULL);
-        y = forward(ctx1, &p, in);
-        CHECK(y && test_error(y->data, want, y->size, 1e-3) <= 1e-12,
-              "a huge logit out of span: off by %g",
-              y ? test_error(y->data, want, y->size, 1e-3) : 0);
-        stx_backward_from(ctx1, y, dy);
-        for (j = 0; j < 7; j++)
-            for (c = 0; in[j] && c < in[j]->size; c++)
-                if (!(fabs(in[j]->grad[c]) < 1e100)) fine = 0;
-        CHECK(fine, "a huge logit out of span: gradients are not finite");
-        free(want);
-        free(dy);
-        finish(&p);
-    }
-    /* members mixed at random */
+}
+
+/* Many keys, many zero keys, many persistent vectors, wide heads */
+static void attn_large(void) {
+#define SPANS(span) .z = Z_INSIDE, .d.delta_min = 1, .d.max_span = span, .d.ramp = 32
+
+    static const struct {
+        attn a;
+        int entries;
+    } cases[] = {{{.B = 1, .T = 33, .S = 300, .H = 2, .D = 64, .P = 300, SPANS(290)}, 3},
+                 {{.B = 1,
+                   .T = 129,
+                   .S = 800,
+                   .H = 2,
+                   .D = 3,
+                   .P = 800,
+                   SPANS(790),
+                   .d.eps = 1e-8,
+                   .d.first_key = -7},
+                  4},
+                 {{.B = 1,
+                   .T = 5,
+                   .S = 9,
+                   .H = 2,
+                   .D = 3,
+                   .P = 720,
+                   .N = 390,
+                   SPANS(700),
+                   .d.first_key = -700},
+                  4},
+                 {{.B = 1, .T = 33, .S = 37, .H = 1, .D = 700, .P = 37, .N = 3, .bias = BOTH}, 4},
+                 {{.B = 1,
+                   .T = 33,
+                   .S = 37,
+                   .H = 2,
+                   .D = 331,
+                   .P = 45,
+                   .pe_heads = 1,
+                   .bias = BOTH,
+                   .d.first_key = -3},
+                  3},
+                 {{.B = 1, .T = 2, .S = 3, .H = 1, .D = 10240, .d.first_key = -3}, 2},
+                 {{.B = 2, .T = 129, .S = 300, .H = 2, .D = 3, .d.not_causal = 1}, 3}};
+
+#undef SPANS
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) attn_case(&cases[i].a, cases[i].entries);
+}
+
+/* A key that the ramp hides from most queries has by far the largest logit. It must not
+   become the running maximum. */
+static void attn_hidden_maximum(void) {
+    attn a = {.B = 1, .T = 33, .S = 37, .H = 2, .D = 3, .z = Z_INSIDE};
+    problem p = start("a huge logit out of span", make_attention, &a);
+    stx_tensor *in[MAX_IN], *y;
+    stx_real *want, *dy;
+    size_t j, c;
+    int finite = 1;
+    a.d.heads = 2;
+    a.d.max_span = 40;
+    a.d.ramp = 4;
+    attn_inputs(&p, &a);
+    for (c = 0; c < p.size[0]; c++) p.data[0][c] = fabs(p.data[0][c]) + 0.1;
+    for (c = 0; c < 6; c++) p.data[1][5 * 6 + c] = 3000;
+    want = gemm_random(p.size[0]);
+    dy = gemm_random(p.size[0]);
+    dense(&p, &a, NULL, NULL, want, NULL);
+    y = forward(ctx1, &p, in);
+    CHECK(y && test_error(y->data, want, y->size, 1e-3) <= 1e-12, "%s: off by %g", p.label,
+          y ? test_error(y->data, want, y->size, 1e-3) : 0);
+    stx_backward_from(ctx1, y, dy);
+    for (j = 0; j < 7; j++)
+        for (c = 0; in[j] && c < in[j]->size; c++)
+            if (!(fabs(in[j]->grad[c]) < 1e100)) finite = 0;
+    CHECK(finite, "%s: gradients are not finite", p.label);
+    free(want);
+    free(dy);
+    finish(&p);
+}
+
+#define PICK(list) list[random_index(sizeof list / sizeof *list)]
+
+/* Random combinations of options */
+static void attn_random(void) {
+    static const size_t T[] = {1, 2, 7, 31, 33, 65}, more[] = {0, 0, 1, 5, 31, 64}, H[] = {1, 2, 3},
+                        D[] = {1, 3, 5, 16}, N[] = {0, 0, 1, 3, 7}, span[] = {0, 0, 1, 6, 40, 200},
+                        P[] = {0, 2, 9, 40, 140};
+    static const double eps[] = {0, 0, 1e-8, 0.03}, scale[] = {0, 0, 0.7};
+    static const ptrdiff_t first[] = {0, 0, 0, -1, -13, -70, 3, 9};
+    static const int coin[] = {0, 1};
+    int i;
     for (i = 0; i < 150; i++) {
-        static const size_t T[] = {1, 2, 7, 31, 33, 65}, more[] = {0, 0, 1, 5, 31, 64},
-                            H[] = {1, 2, 3}, D[] = {1, 3, 5, 16}, N[] = {0, 0, 1, 3, 7};
-        static const double eps[] = {0, 0, 1e-8, 0.03}, scale[] = {0, 0, 0.7};
-        static const ptrdiff_t first[] = {0, 0, 0, -1, -13, -70, 3, 9};
-        static const int coin[] = {0, 1};
-        memset(&a, 0, sizeof a);
+        attn a = {0};
         a.B = 1 + (size_t)PICK(coin);
         a.T = PICK(T);
         a.S = a.T + PICK(more);
@@ -2876,18 +2677,17 @@ static void row_attention(void) {
         a.d.eps = PICK(eps);
         a.d.scale = PICK(scale);
         a.d.first_key = PICK(first);
-        a.u = PICK(coin);
+        a.bias = PICK(coin) ? CONTENT : 0;
         a.d.not_causal = i % 8 == 7;
         if (i % 5 == 0) a.d.dropout = 0.3;
         if (a.d.not_causal) {
             if (a.d.first_key < 0) a.d.first_key = 0;
         } else {
-            static const size_t span[] = {0, 0, 1, 6, 40, 200}, P[] = {0, 2, 9, 40, 140};
             a.d.span = PICK(span);
             a.d.delta_min = PICK(coin);
             a.P = PICK(P);
             a.pe_heads = PICK(coin);
-            a.vb = a.P && PICK(coin);
+            if (a.P && PICK(coin)) a.bias |= POSITION;
             a.z = (int)((test_rand() + 1) * 2.5) % 5;
             a.d.max_span = 5 + 7 * (i % 9);
             a.d.ramp = i % 2 ? 4 : 7;
@@ -2895,50 +2695,61 @@ static void row_attention(void) {
         a.pad = i % 3 == 2 ? 1 + i / 3 % 5 : 0;
         if (!a.d.not_causal && i % 7 < 3) {
             a.d.no_renorm = a.d.eps == 0;
-            a.z_one = i % 7 == 1;
+            a.z_shared = i % 7 == 1;
             if (i % 7 == 2) a.d.ramp += 0.4;
         }
         attn_case(&a, i % 2 ? 6 : 0);
     }
+}
+
+/* One tensor is query, key and value. */
+static void attn_self(void) {
+    attn a = {0};
+    problem p = start("self-attention of one tensor", make_self_attention, &a);
+    a.d.heads = 3;
+    add(&p, 2, 31, 15, 0);
+    add(&p, 33, 5, 0, 0);
+    p.entries = 40;
+    check(&p);
+}
+
+/* A huge span means all keys and does not overflow. */
+static void attn_huge_span(void) {
+    static const size_t huge[] = {(size_t)1 << 40, SIZE_MAX / 2, SIZE_MAX};
+    int i;
+    for (i = 0; i < 3; i++) {
+        attn a = {.B = 1, .T = 5, .S = 9, .H = 2, .D = 3};
+        problem p = start("huge span", make_attention, &a);
+        stx_tensor *in[MAX_IN], *y;
+        stx_real *want;
+        a.d.heads = 2;
+        attn_inputs(&p, &a);
+        want = gemm_random(30);
+        dense(&p, &a, NULL, NULL, want, NULL);
+        a.d.span = huge[i];
+        y = forward(ctx1, &p, in);
+        CHECK(y && test_error(y->data, want, 30, 1e-3) <= 1e-12, "span %zu is not every key: %s",
+              huge[i], stx_error(ctx1));
+        stx_clear_error(ctx1);
+        free(want);
+        finish(&p);
+    }
+}
+
+static void row_attention(void) {
+    attn_options();
+    attn_tiles();
+    attn_large();
+    attn_hidden_maximum();
+    attn_random();
     attn_pads();
+    attn_pads_tiles();
     attn_wide();
     attn_dropout(2, 33, 40, 2, 0, 0, 0.3);
     attn_dropout(1, 65, 70, 3, 5, 0, 0.5);
     attn_dropout(2, 7, 9, 1, 2, -20, 0.25);
-    { /* one tensor as query, key and value; a span that says "all" by being huge */
-        problem p = start("self-attention of one tensor", make_self_attention, &a);
-        memset(&a, 0, sizeof a);
-        a.d.heads = 3;
-        add(&p, 2, 31, 15, 0);
-        add(&p, 33, 5, 0, 0);
-        p.entries = 40;
-        check(&p);
-    }
-    {
-        static const size_t huge[] = {(size_t)1 << 40, SIZE_MAX / 2, SIZE_MAX};
-        for (i = 0; i < 3; i++) {
-            problem p = start("huge span", make_attention, &a);
-            stx_tensor *in[MAX_IN], *y;
-            stx_real *want;
-            memset(&a, 0, sizeof a);
-            a.B = 1;
-            a.T = 5;
-            a.S = 9;
-            a.H = 2;
-            a.D = 3;
-            a.d.heads = 2;
-            attn_inputs(&p, &a);
-            want = gemm_random(30);
-            dense(&p, &a, NULL, NULL, want, NULL);
-            a.d.span = huge[i];
-            y = forward(ctx1, &p, in);
-            CHECK(y && test_error(y->data, want, 30, 1e-3) <= 1e-12,
-                  "span %zu is not every key: %s", huge[i], stx_error(ctx1));
-            stx_clear_error(ctx1);
-            free(want);
-            finish(&p);
-        }
-    }
+    attn_self();
+    attn_huge_span();
 }
 
 /* >>adaptive */
