@@ -2752,16 +2752,15 @@ static void row_attention(void) {
     attn_huge_span();
 }
 
-/* >>adaptive */
+enum { ROWS = 33, DIM = 12, CLUSTERS = 3 }; /* 3 x 11 positions; at most CLUSTERS */
+
 typedef struct adaptive_user {
     stx_adaptive a;
     int32_t *id;
     size_t B, T;
 } adaptive_user;
 
-enum { K_MAX = 3 };
-
-/* tables, projections, biases, cluster w, b */
+/* in: k tables, k projections, k biases, cluster_w, cluster_b, h, k projection biases */
 static stx_adaptive with_inputs(const adaptive_user *u, stx_tensor **in) {
     stx_adaptive a = u->a;
     size_t c, k = a.clusters;
@@ -2788,188 +2787,196 @@ static stx_tensor *make_adaptive_softmax(stx_ctx *x, stx_tensor **in, void *user
     return stx_adaptive_softmax(x, &a, in[3 * a.clusters + 2], stx_tokens(x, u->id, u->B, u->T));
 }
 
-/* The masks that u's dropout draws in TICK's step, by asking stx_dropout for them in
-   the same order: for each cluster a row of every position, whichever cluster it is
-   of; width dim[c][1] (d: the rows' width without a projection). NULL: none. */
-static stx_real *masks_of(const problem *p, const adaptive_user *u, size_t c_wanted) {
-    size_t c, i, k = u->a.clusters;
-    stx_real *mask = NULL, one[33 * 12];
+/* The mask (ROWS, width of table c) that dropout draws for cluster c, which has a row for
+   every position. stx_dropout draws it in the same order in the same step. NULL without
+   dropout */
+static stx_real *mask_of(const problem *p, const adaptive_user *u, size_t c) {
+    size_t e, i;
+    stx_real *mask = NULL, one[ROWS * DIM];
     if (u->a.dropout == 0) return NULL;
     stx_set_step_index(ctx1, TICK);
     stx_begin(ctx1, STX_TRAIN);
-    for (i = 0; i < 33 * 12; i++) one[i] = 1;
-    for (c = 0; c < k; c++) {
-        size_t w = p->dim[c][1];
-        stx_tensor *t = stx_dropout(ctx1, stx_input(ctx1, one, 33, w, 0, 0), u->a.dropout);
-        if (!t || c != c_wanted) continue;
-        mask = gemm_random(33 * w);
+    for (i = 0; i < ROWS * DIM; i++) one[i] = 1;
+    for (e = 0; e < u->a.clusters; e++) {
+        size_t w = p->dim[e][1];
+        stx_tensor *t = stx_dropout(ctx1, stx_input(ctx1, one, ROWS, w, 0, 0), u->a.dropout);
+        if (!t || e != c) continue;
+        mask = gemm_random(ROWS * w);
         stx_get(ctx1, t, mask);
     }
     return mask;
 }
 
-static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int project_,
+/* Inputs for `clusters` clusters, with projections to smaller widths or without, and for
+   the output with biases and the clusters' own logits */
+static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int projected,
                             int forward_columns, int output) {
-    static const size_t end[3] = {7, 18, 31};
-    size_t d = 12, c, k = (size_t)clusters, w;
+    static const size_t end[CLUSTERS] = {7, 18, 31};
+    size_t c, k = (size_t)clusters;
     memset(u, 0, sizeof *u);
     u->a.clusters = k;
     u->a.forward_columns = forward_columns;
     u->B = 3;
-    u->T = 11;
-    u->id = ids_of(33, end[k - 1]);
+    u->T = ROWS / 3;
+    u->id = ids_of(ROWS, end[k - 1]);
     for (c = 0; c < k; c++) u->a.end[c] = end[c];
-    for (c = 0; c < k; c++) {
-        w = project_ ? d >> c : d;
-        add(p, end[c] - (c ? end[c - 1] : 0), w, 0, 0);
-    }
-    for (c = 0; c < k; c++) add_if(p, project_, d, d >> c, 0, 0);
+    for (c = 0; c < k; c++) add(p, end[c] - (c ? end[c - 1] : 0), projected ? DIM >> c : DIM, 0, 0);
+    for (c = 0; c < k; c++) add_if(p, projected, DIM, DIM >> c, 0, 0);
     for (c = 0; c < k; c++) add_if(p, output, end[c] - (c ? end[c - 1] : 0), 0, 0, 0);
-    if (output && k > 1) {
-        add(p, k - 1, d, 0, 0);
-        add(p, k - 1, 0, 0, 0);
-    } else {
-        add_absent(p);
-        add_absent(p);
+    add_if(p, output && k > 1, k - 1, DIM, 0, 0);
+    add_if(p, output && k > 1, k - 1, 0, 0, 0);
+    if (output) add(p, 3, ROWS / 3, DIM, 0);
+}
+
+/* The cluster of an id; *first: the first id of the cluster */
+static size_t cluster_of(const stx_adaptive *a, size_t id, size_t *first) {
+    size_t c = 0;
+    while (id >= a->end[c]) c++;
+    *first = c ? a->end[c - 1] : 0;
+    return c;
+}
+
+/* Is y (3,11,DIM) = scale P D(T[id - start])? *zeros counts dropped elements. */
+static int adaptive_input_is(const problem *p, const adaptive_user *u, const stx_tensor *y,
+                             stx_real *const *mask, double scale, size_t *zeros) {
+    size_t i, o, e, k = u->a.clusters, first;
+    for (i = 0; i < ROWS; i++) {
+        size_t id = (size_t)u->id[i], c = cluster_of(&u->a, id, &first), w = p->dim[c][1];
+        const stx_real *proj = p->data[k + c];
+        double row[DIM];
+        for (e = 0; e < w; e++) {
+            row[e] = p->data[c][(id - first) * w + e] * (mask[c] ? mask[c][i * w + e] : 1);
+            *zeros += row[e] == 0;
+        }
+        for (o = 0; o < DIM; o++) {
+            double s = proj ? 0 : row[o];
+            for (e = 0; e < w && proj; e++) s += proj[o * w + e] * row[e];
+            if (!CLOSE(y->data[i * DIM + o], scale * s, 1e-13)) return 0;
+        }
     }
-    if (output) add(p, 3, 11, d, 0);
+    return 1;
+}
+
+/* drop: 0 no dropout, 1 and 2 dropout and another scale */
+static void adaptive_input_case(int k, int projected, int drop) {
+    static const double scale[] = {0, 1, -0.7}; /* 0: the default, sqrt(DIM) */
+    adaptive_user u;
+    problem p = start(drop ? "adaptive_input with dropout" : "adaptive_input", make_adaptive_input,
+                      &u);
+    stx_real *mask[CLUSTERS] = {NULL};
+    stx_tensor *in[MAX_IN], *y, *y0;
+    size_t zeros = 0;
+    int c, good;
+    adaptive_inputs(&p, &u, k, projected, 0, 0);
+    u.a.dropout = drop ? 0.3 : 0;
+    u.a.scale = scale[drop];
+    p.random = drop;
+    for (c = 0; c < k; c++) mask[c] = mask_of(&p, &u, (size_t)c);
+    y = forward(ctx1, &p, in);
+    good = y && y->ndim == 3 && y->dim[0] == 3 && y->dim[1] == ROWS / 3 && y->dim[2] == DIM
+           && adaptive_input_is(&p, &u, y, mask, drop ? scale[drop] : sqrt(DIM), &zeros);
+    CHECK(good && (zeros > 0) == (drop > 0), "adaptive_input, %d clusters, dropout %g: value", k,
+          u.a.dropout);
+    for (c = 0; c < k; c++) free(mask[c]);
+    stx_begin(ctx1, STX_EVAL);
+    for (c = 0; c < p.n; c++) in[c] = leaf(ctx1, &p, c);
+    y = make_adaptive_input(ctx1, in, &u);
+    u.a.dropout = 0;
+    y0 = make_adaptive_input(ctx1, in, &u);
+    CHECK(y && y0 && !memcmp(y->data, y0->data, y->size * sizeof(stx_real)),
+          "adaptive_input: dropout in evaluation");
+    u.a.dropout = drop ? 0.3 : 0;
+    check(&p);
+    free(u.id);
 }
 
 static void row_adaptive_input(void) {
-    int k, pr, drop;
-    for (k = 1; k <= 3; k++)
-        for (pr = 0; pr < 2; pr++)
-            for (drop = 0; drop < 3; drop++) {
-                adaptive_user u;
-                problem p = start(drop ? "adaptive input with dropout" : "adaptive input",
-                                  make_adaptive_input, &u);
-                adaptive_inputs(&p, &u, k, pr, 0, 0);
-                u.a.dropout = drop ? 0.3 : 0;
-                u.a.scale = drop == 1 ? 1 : drop == 2 ? -0.7 : 0;
-                p.random = drop;
-                { /* scale P D(T[id - start]) */
-                    stx_real *mask[K_MAX] = {NULL};
-                    stx_tensor *in[MAX_IN], *y;
-                    size_t i, c, o, e, w;
-                    double scale = drop ? u.a.scale : sqrt(12.0);
-                    int good, dropped = 0;
-                    for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, c);
-                    y = forward(ctx1, &p, in);
-                    good = y != NULL && y->ndim == 3 && y->dim[0] == 3 && y->dim[1] == 11
-                           && y->dim[2] == 12;
-                    for (i = 0; i < 33 && y; i++) {
-                        size_t id = (size_t)u.id[i], start_;
-                        double row[12];
-                        for (c = 0; id >= u.a.end[c]; c++) {
-                        }
-                        start_ = c ? u.a.end[c - 1] : 0;
-                        w = p.dim[c][1];
-                        for (e = 0; e < w; e++) {
-                            row[e] = p.data[c][(id - start_) * w + e]
-                                     * (mask[c] ? mask[c][i * w + e] : 1);
-                            dropped += row[e] == 0;
-                        }
-                        for (o = 0; o < 12; o++) {
-                            double s = pr ? 0 : row[o];
-                            for (e = 0; e < w && pr; e++)
-                                s += p.data[(size_t)k + c][o * w + e] * row[e];
-                            if (!CLOSE(y->data[i * 12 + o], scale * s, 1e-13)) good = 0;
-                        }
-                    }
-                    CHECK(good && (dropped > 0) == (drop > 0),
-                          "adaptive input, %d clusters, dropout %g: value", k, u.a.dropout);
-                    for (c = 0; c < (size_t)k; c++) free(mask[c]);
-                    stx_begin(ctx1, STX_EVAL);
-                    for (i = 0; i < (size_t)p.n; i++)
-                        in[i] = p.absent[i]
-                                    ? NULL
-                                    : stx_input(ctx1, p.data[i], p.dim[i][0], p.dim[i][1], 0, 0);
-                    y = make_adaptive_input(ctx1, in, &u);
-                    u.a.dropout = 0;
-                    {
-                        stx_tensor *y0 = make_adaptive_input(ctx1, in, &u);
-                        CHECK(y && y0 && !memcmp(y->data, y0->data, y->size * sizeof(stx_real)),
-                              "adaptive input: dropout in STX_EVAL");
-                    }
-                    u.a.dropout = drop ? 0.3 : 0;
-                }
-                check(&p);
-                free(u.id);
-            }
+    int k, projected, drop;
+    for (k = 1; k <= CLUSTERS; k++)
+        for (projected = 0; projected < 2; projected++)
+            for (drop = 0; drop < 3; drop++) adaptive_input_case(k, projected, drop);
 }
 
-/* -log p(word) of row h, by its definition; mask0 and mask: of the row in the head and
-   in its cluster, or NULL */
+/* Logits of cluster c for row h: its words and, in cluster 0, the other clusters. mask:
+   dropout of the projected row, or NULL. Returns the number of logits. */
+static size_t adaptive_logits(const problem *p, size_t k, size_t c, const stx_real *h,
+                              const stx_real *mask, double *logits) {
+    size_t w = p->dim[c][1], n = p->dim[c][0], e, o, v;
+    double row[DIM];
+    for (e = 0; e < w; e++) {
+        row[e] = p->absent[k + c] ? h[e] : 0;
+        for (o = 0; o < DIM && !p->absent[k + c]; o++) row[e] += p->data[k + c][o * w + e] * h[o];
+        if (mask) row[e] *= mask[e];
+    }
+    for (v = 0; v < n; v++) {
+        logits[v] = p->data[2 * k + c][v];
+        for (e = 0; e < w; e++) logits[v] += p->data[c][v * w + e] * row[e];
+    }
+    for (v = 0; c == 0 && v + 1 < k; v++, n++) {
+        logits[n] = p->data[3 * k + 1][v];
+        for (e = 0; e < w; e++) logits[n] += p->data[3 * k][v * w + e] * row[e];
+    }
+    return n;
+}
+
+/* -log softmax of logit `target` */
+static double nll_of(const double *logits, size_t n, size_t target) {
+    double top = -1e300, s = 0;
+    size_t v;
+    for (v = 0; v < n; v++) top = fmax(top, logits[v]);
+    for (v = 0; v < n; v++) s += exp(logits[v] - top);
+    return top + log(s) - logits[target];
+}
+
+/* -log p(id) of row h by its definition; mask0 and mask: dropout of the row in the head
+   and in the id's cluster, or NULL */
 static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id,
                            const stx_real *mask0, const stx_real *mask) {
-    size_t k = u->a.clusters, c, j, d = 12, start_, v;
-    double nll = 0, head[64], x0[12];
-    for (c = 0; id >= u->a.end[c]; c++) {
+    size_t k = u->a.clusters, first, c = cluster_of(&u->a, id, &first), n, column;
+    double logits[64], nll;
+    n = adaptive_logits(p, k, 0, h, mask0, logits);
+    if (c == 0) return nll_of(logits, n, id);
+    column = u->a.forward_columns ? c - 1 : k - 1 - c;
+    nll = nll_of(logits, n, u->a.end[0] + column);
+    n = adaptive_logits(p, k, c, h, mask, logits);
+    return nll + nll_of(logits, n, id - first);
+}
+
+static void adaptive_softmax_case(int k, int projected, int forward_columns, int drop) {
+    adaptive_user u;
+    problem p = start(drop ? "adaptive_softmax with dropout" : "adaptive_softmax",
+                      make_adaptive_softmax, &u);
+    stx_real *mask[CLUSTERS] = {NULL};
+    stx_tensor *in[MAX_IN], *y;
+    double want = 0;
+    size_t i, c, first;
+    adaptive_inputs(&p, &u, k, projected, forward_columns, 1);
+    u.a.dropout = drop ? 0.3 : 0;
+    p.random = drop;
+    p.entries = 60;
+    for (c = 0; c < (size_t)k; c++) mask[c] = mask_of(&p, &u, c);
+    for (i = 0; i < ROWS; i++) {
+        const stx_real *h = p.data[3 * k + 2] + i * DIM;
+        c = cluster_of(&u.a, (size_t)u.id[i], &first);
+        want += adaptive_nll(&p, &u, h, (size_t)u.id[i], mask[0] ? mask[0] + i * p.dim[0][1] : NULL,
+                             mask[c] ? mask[c] + i * p.dim[c][1] : NULL)
+                / ROWS;
     }
-    for (j = 0; j <= 1; j++) { /* j 0: the head; 1: the tail cluster */
-        size_t cl = j ? c : 0, w = p->dim[cl][1], n = p->dim[cl][0], e, o, target;
-        double top = -1e300, s = 0;
-        if (j && !c) break;
-        start_ = cl ? u->a.end[cl - 1] : 0;
-        for (e = 0; e < w; e++) {
-            x0[e] = p->absent[k + cl] ? h[e] : 0;
-            for (o = 0; o < d && !p->absent[k + cl]; o++)
-                x0[e] += p->data[k + cl][o * w + e] * h[o];
-            if (j ? mask != NULL : mask0 != NULL) x0[e] *= (j ? mask : mask0)[e];
-        }
-        for (v = 0; v < n; v++) {
-            head[v] = p->data[2 * k + cl][v];
-            for (e = 0; e < w; e++) head[v] += p->data[cl][v * w + e] * x0[e];
-        }
-        if (!j)
-            for (v = 0; v + 1 < k; v++) {
-                head[n + v] = p->data[3 * k + 1][v];
-                for (e = 0; e < w; e++) head[n + v] += p->data[3 * k][v * w + e] * x0[e];
-            }
-        if (!j) n += k - 1;
-        target = j || !c ? id - start_ : u->a.end[0] + (u->a.forward_columns ? c - 1 : k - 1 - c);
-        for (v = 0; v < n; v++)
-            if (head[v] > top) top = head[v];
-        for (v = 0; v < n; v++) s += exp(head[v] - top);
-        nll += top + log(s) - head[target];
-    }
-    return nll;
+    y = forward(ctx1, &p, in);
+    CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13),
+          "adaptive_softmax, %d clusters, dropout %g: expected %g, got %g", k, u.a.dropout, want,
+          y ? y->data[0] : 0);
+    for (c = 0; c < (size_t)k; c++) free(mask[c]);
+    check(&p);
+    free(u.id);
 }
 
 static void row_adaptive_softmax(void) {
-    int k, pr, f, drop;
-    for (k = 1; k <= 3; k++)
-        for (pr = 0; pr < 2; pr++)
-            for (f = 0; f < 2; f++)
-                for (drop = 0; drop < 2; drop++) {
-                    adaptive_user u;
-                    problem p = start(drop ? "adaptive softmax with dropout" : "adaptive softmax",
-                                      make_adaptive_softmax, &u);
-                    stx_real *mask[K_MAX] = {NULL};
-                    stx_tensor *in[MAX_IN], *y;
-                    double want = 0;
-                    size_t i, c;
-                    adaptive_inputs(&p, &u, k, pr, f, 1);
-                    u.a.dropout = drop ? 0.3 : 0;
-                    p.random = drop;
-                    p.entries = 60;
-                    for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, c);
-                    for (i = 0; i < 33; i++) {
-                        for (c = 0; (size_t)u.id[i] >= u.a.end[c]; c++) {
-                        }
-                        want += adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, (size_t)u.id[i],
-                                             mask[0] ? mask[0] + i * p.dim[0][1] : NULL,
-                                             mask[c] ? mask[c] + i * p.dim[c][1] : NULL)
-                                / 33;
-                    }
-                    y = forward(ctx1, &p, in);
-                    CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13),
-                          "adaptive softmax, %d clusters, dropout %g: %g, expected %g", k,
-                          u.a.dropout, y ? y->data[0] : 0, want);
-                    for (c = 0; c < (size_t)k; c++) free(mask[c]);
-                    check(&p);
-                    free(u.id);
-                }
+    int k, projected, columns, drop;
+    for (k = 1; k <= CLUSTERS; k++)
+        for (projected = 0; projected < 2; projected++)
+            for (columns = 0; columns < 2; columns++)
+                for (drop = 0; drop < 2; drop++) adaptive_softmax_case(k, projected, columns, drop);
 }
 
 static stx_tensor *make_adaptive_softmax_tokens(stx_ctx *x, stx_tensor **in, void *user) {
@@ -2983,78 +2990,81 @@ static stx_tensor *make_adaptive_softmax_tokens(stx_ctx *x, stx_tensor **in, voi
                                        stx_tokens(x, u->id, u->B, u->T), &u->how);
 }
 
-static void row_adaptive_softmax_tokens(void) {
-    int k, which, biased;
-    for (k = 1; k <= 3; k++)
-        for (which = 0; which < 32; which += which ? 1 : 3)
-            for (biased = 0; biased < 2; biased++) {
-                adaptive_user au;
-                token_user u;
-                problem p = start("adaptive softmax of tokens", make_adaptive_softmax_tokens, &u);
-                stx_tensor *in[MAX_IN], *y, *lp;
-                stx_adaptive a;
-                double nll[33];
-                size_t i, c;
-                if ((which & 4 && which & 8) || (which & 16 && !(which & 2))) continue;
-                adaptive_inputs(&p, &au, k, 1, which % 2, 1);
-                for (c = 0; c < (size_t)k; c++) add_if(&p, biased, p.dim[c][1], 0, 0, 0);
-                token_options(&u, which, 3, 11, au.a.end[k - 1]);
-                u.a = au.a;
-                /* with_inputs takes it from the inputs */
-                if (biased) u.a.proj_bias[0] = (stx_tensor *)&u;
-                p.entries = 30;
-                y = forward(ctx1, &p, in);
-                au.a = u.a;
-                a = with_inputs(&au, in);
-                lp = stx_adaptive_log_probs(ctx1, &a, in[3 * k + 2]);
-                for (i = 0; i < 33 && y && lp; i++) {
-                    nll[i] = u.how.ignore && u.id[i] == u.how.ignored_id
-                                 ? 0
-                                 : -lp->data[i * lp->dim[1] + (size_t)u.id[i]];
-                    CHECK(CLOSE(u.how.nll->data[i], nll[i], 1e-12),
-                          "%d clusters, options %d: nll of row %zu is %g, expected %g", k, which, i,
-                          (double)u.how.nll->data[i], nll[i]);
-                }
-                CHECK(y && lp && CLOSE(y->data[0], token_sum(&u, nll, 33), 1e-12),
-                      "%d clusters, options %d: %g, expected %g: %s", k, which, y ? y->data[0] : 0,
-                      token_sum(&u, nll, 33), stx_error(ctx1));
-                check(&p);
-                free(u.id);
-                free(u.weights);
-                free(au.id);
-            }
+/* biased: the projections have biases. */
+static void adaptive_tokens_case(int k, int options, int biased) {
+    adaptive_user au;
+    token_user u;
+    problem p = start("adaptive_softmax_tokens", make_adaptive_softmax_tokens, &u);
+    stx_tensor *in[MAX_IN], *y, *lp;
+    stx_adaptive a;
+    double nll[ROWS];
+    size_t i, c;
+    adaptive_inputs(&p, &au, k, 1, options % 2, 1);
+    for (c = 0; c < (size_t)k; c++) add_if(&p, biased, p.dim[c][1], 0, 0, 0);
+    token_options(&u, options, 3, ROWS / 3, au.a.end[k - 1]);
+    u.a = au.a;
+    if (biased) u.a.proj_bias[0] = (stx_tensor *)&u; /* not NULL: with_inputs sets all of them */
+    p.entries = 30;
+    y = forward(ctx1, &p, in);
+    au.a = u.a;
+    a = with_inputs(&au, in);
+    lp = stx_adaptive_log_probs(ctx1, &a, in[3 * k + 2]);
+    for (i = 0; i < ROWS && y && lp; i++) {
+        nll[i] = is_ignored(&u, i) ? 0 : -lp->data[i * lp->dim[1] + (size_t)u.id[i]];
+        CHECK(CLOSE(u.how.nll->data[i], nll[i], 1e-12),
+              "%d clusters, options %d: nll of row %zu: expected %g, got %g", k, options, i, nll[i],
+              (double)u.how.nll->data[i]);
+    }
+    CHECK(y && lp && CLOSE(y->data[0], token_sum(&u, nll, ROWS), 1e-12),
+          "%d clusters, options %d: expected a loss of %g, got %g: %s", k, options,
+          token_sum(&u, nll, ROWS), y ? y->data[0] : 0, stx_error(ctx1));
+    check(&p);
+    free(u.id);
+    free(u.weights);
+    free(au.id);
 }
 
+static void row_adaptive_softmax_tokens(void) {
+    int k, options, biased;
+    for (k = 1; k <= CLUSTERS; k++)
+        for (options = 0; options < TOKEN_OPTIONS; options += options ? 1 : 3)
+            for (biased = 0; biased < 2; biased++)
+                if (combines(options)) adaptive_tokens_case(k, options, biased);
+}
+
+/* The log-probabilities are those of the loss, sum to 1, ignore dropout and record
+   nothing. */
 static void row_adaptive_log_probs(void) {
     int k, f;
-    for (k = 1; k <= 3; k++)
+    for (k = 1; k <= CLUSTERS; k++)
         for (f = 0; f < 2; f++) {
             adaptive_user u;
-            problem p = start("adaptive log probs", make_adaptive_softmax, &u);
+            problem p = start("adaptive_log_probs", make_adaptive_softmax, &u);
             stx_tensor *in[MAX_IN], *y;
             stx_adaptive a;
             size_t i, v, V;
             int good = 1;
             adaptive_inputs(&p, &u, k, 1, f, 1);
-            u.a.dropout = 0.4; /* in training as well: not here */
+            u.a.dropout = 0.4;
             forward(ctx1, &p, in);
             a = with_inputs(&u, in);
             V = a.end[k - 1];
             y = stx_adaptive_log_probs(ctx1, &a, in[3 * k + 2]);
-            CHECK(y && y->ndim == 2 && y->dim[0] == 33 && y->dim[1] == V && !y->needs_grad,
-                  "log probs: shape, or a tape: %s", stx_error(ctx1));
-            for (i = 0; i < 33 && y; i++) {
+            CHECK(y && y->ndim == 2 && y->dim[0] == ROWS && y->dim[1] == V && !y->needs_grad,
+                  "adaptive_log_probs: a wrong shape, or it is recorded: %s", stx_error(ctx1));
+            for (i = 0; i < ROWS && y; i++) {
+                const stx_real *h = p.data[3 * k + 2] + i * DIM;
                 double sum = 0;
                 for (v = 0; v < V; v++) {
+                    double nll = adaptive_nll(&p, &u, h, v, NULL, NULL);
                     sum += exp(y->data[i * V + v]);
-                    if (!CLOSE(-y->data[i * V + v],
-                               adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, v, NULL, NULL),
-                               1e-12))
-                        good = 0;
+                    if (!CLOSE(-y->data[i * V + v], nll, 1e-12)) good = 0;
                 }
                 if (!CLOSE(sum, 1, 1e-12)) good = 0;
             }
-            CHECK(good, "log probs, %d clusters: not those of the loss, or their sum is not 1", k);
+            CHECK(good,
+                  "adaptive_log_probs, %d clusters: not those of the loss, or their sum is not 1",
+                  k);
             free(u.id);
             finish(&p);
         }
