@@ -3070,101 +3070,131 @@ static void row_adaptive_log_probs(void) {
         }
 }
 
-/* >>accumulation: parameters keep what earlier passes left. Each entry here is one
-   addition a pass, so that two passes are twice one exactly; sums that are added in
-   pieces (over 64 rows, over 384 deep) round, and are checked to 1e-14. */
+static stx_tensor *normal(stx_params *p, const char *name, size_t d0, size_t d1, size_t d2) {
+    return stx_param(p, STX_NORMAL, 0.5, name, d0, d1, d2, 0);
+}
+
+/* A parameter gradient keeps what earlier passes left: after two passes it is twice that
+   of one. With few rows each entry is one addition per pass, so that this holds exactly.
+   Sums that are added in pieces (over 64 rows, over a depth of 384) round. */
+static void two_passes(size_t N, int exactly) {
+    stx_ctx *x = stx_create(NULL);
+    stx_params *p = stx_params_create(x);
+    stx_tensor *W = normal(p, "w", 7, 7, 0), *b = normal(p, "b", 7, 0, 0),
+               *g = normal(p, "g", 7, 0, 0), *s = normal(p, "s", 7, 0, 0),
+               *m = normal(p, "m", 7, 0, 0), *z = stx_param(p, STX_CONSTANT, 0.31, "z", 1, 0, 0, 0),
+               *pe = normal(p, "pe", 9, 7, 0), *pk = normal(p, "pk", 1, 3, 7),
+               *pv = normal(p, "pv", 1, 3, 7), *alone = normal(p, "alone", 1, 0, 0), *h;
+    size_t bytes = stx_params_size(p) * sizeof(stx_real), i, k, n = 0;
+    stx_real *in = gemm_random(N * 7), *once = (stx_real *)malloc(bytes),
+             *twice = (stx_real *)malloc(bytes);
+    stx_attention_in ai;
+    stx_attention_desc ad;
+    double e;
+    int pass;
+    memset(&ad, 0, sizeof ad);
+    ad.heads = 1;
+    ad.delta_min = 1;
+    ad.max_span = 8;
+    ad.ramp = 4;
+    for (pass = 0; pass < 2; pass++) {
+        memset(&ai, 0, sizeof ai);
+        stx_begin(x, STX_TRAIN);
+        h = stx_linear(x, stx_input(x, in, 1, N, 7, 0), W, b, STX_ACT_TANH);
+        ai.q = ai.k = ai.v = stx_layernorm(x, h, g, s, 0);
+        ai.pe = pe;
+        ai.span_fraction = z;
+        ai.persistent_k = pk;
+        ai.persistent_v = pv;
+        h = stx_mul(x, stx_attention(x, &ai, &ad), m);
+        stx_backward(x, stx_add(x, stx_mean(x, stx_mul(x, h, h)), alone));
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        for (k = 0, n = 0; k < p->count; k++)
+            for (i = 0; i < p->tensor[k]->size; i++)
+                (pass ? twice : once)[n++] = p->tensor[k]->grad[i];
+    }
+    for (i = 0; i < n; i++) once[i] *= 2;
+    e = test_error(twice, once, n, 1e-3);
+    if (exactly)
+        CHECK(!memcmp(once, twice, n * sizeof *once), "two passes are not exactly twice one: %g",
+              e);
+    CHECK(e <= 1e-14, "two passes are not twice one: %g", e);
+    stx_params_zero_grad(p);
+    for (k = 0; k < p->count; k++)
+        for (i = 0; i < p->tensor[k]->size; i++)
+            CHECK(p->tensor[k]->grad[i] == 0, "stx_params_zero_grad");
+    free(in);
+    free(once);
+    free(twice);
+    stx_destroy(x);
+}
+
+/* A parameter as the output itself: dy is added to its gradient. */
+static void output_is_parameter(void) {
+    stx_ctx *x = stx_create(NULL);
+    stx_params *p = stx_params_create(x);
+    stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 1, 0, 0, 0);
+    stx_real one = 1;
+    stx_begin(x, STX_TRAIN);
+    stx_backward_from(x, w, &one);
+    stx_backward_from(x, w, &one);
+    CHECK(w->grad[0] == 2, "dy of a parameter overwrites its gradient: expected 2, got %g",
+          w->grad[0]);
+    stx_destroy(x);
+}
+
+/* A second backward of a step adds its gradients or is an error; it is not ignored. */
+static void second_backward(void) {
+    stx_ctx *x = stx_create(NULL);
+    stx_params *p = stx_params_create(x);
+    stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 1, 0, 0, 0), *l1, *l2;
+    stx_begin(x, STX_TRAIN);
+    l1 = stx_mean(x, stx_scale(x, w, 3));
+    l2 = stx_mean(x, stx_scale(x, w, 5));
+    stx_backward(x, l1);
+    stx_backward(x, l2);
+    CHECK(!stx_ok(x) || w->grad[0] == 8,
+          "the second backward of a step: expected a gradient of 8 or an error, got %g",
+          w->grad[0]);
+    stx_destroy(x);
+}
+
 static void accumulation(void) {
-    int big;
-    for (big = 0; big < 2; big++) {
-        stx_desc d = {0};
-        stx_ctx *x = stx_create(&d);
-        stx_params *p = stx_params_create(x);
-        size_t N = big ? 500 : 5, i, k, n = 0;
-        stx_tensor *W = stx_param(p, STX_NORMAL, 0.5, "w", 7, 7, 0, 0),
-                   *b = stx_param(p, STX_NORMAL, 0.5, "b", 7, 0, 0, 0);
-        stx_tensor *g = stx_param(p, STX_NORMAL, 0.5, "g", 7, 0, 0, 0),
-                   *s = stx_param(p, STX_NORMAL, 0.5, "s", 7, 0, 0, 0);
-        stx_tensor *m = stx_param(p, STX_NORMAL, 0.5, "m", 7, 0, 0, 0),
-                   *z = stx_param(p, STX_CONSTANT, 0.31, "z", 1, 0, 0, 0);
-        stx_tensor *pe = stx_param(p, STX_NORMAL, 0.5, "pe", 9, 7, 0, 0),
-                   *pk = stx_param(p, STX_NORMAL, 0.5, "pk", 1, 3, 7, 0),
-                   *pv = stx_param(p, STX_NORMAL, 0.5, "pv", 1, 3, 7, 0);
-        stx_tensor *alone = stx_param(p, STX_NORMAL, 0.5, "alone", 1, 0, 0, 0);
-        stx_real *in = gemm_random(N * 7),
-                 *once = (stx_real *)malloc(stx_params_size(p) * sizeof *once),
-                 *twice = (stx_real *)malloc(stx_params_size(p) * sizeof *twice);
-        int pass;
-        for (pass = 0; pass < 2; pass++) {
-            stx_attention_in ai;
-            stx_attention_desc ad;
-            stx_tensor *h;
-            memset(&ai, 0, sizeof ai);
-            memset(&ad, 0, sizeof ad);
-            stx_begin(x, STX_TRAIN);
-            h = stx_layernorm(x, stx_linear(x, stx_input(x, in, 1, N, 7, 0), W, b, STX_ACT_TANH), g,
-                              s, 0);
-            ai.q = ai.k = ai.v = h;
-            ai.pe = pe;
-            ai.span_fraction = z;
-            ai.persistent_k = pk;
-            ai.persistent_v = pv;
-            ad.heads = 1;
-            ad.delta_min = 1;
-            ad.max_span = 8;
-            ad.ramp = 4;
-            h = stx_mul(x, stx_attention(x, &ai, &ad), m);
-            stx_backward(x, stx_add(x, stx_mean(x, stx_mul(x, h, h)), alone));
-            CHECK(stx_ok(x), "%s", stx_error(x));
-            for (k = 0, n = 0; k < p->count; k++)
-                for (i = 0; i < p->tensor[k]->size; i++)
-                    (pass ? twice : once)[n++] = p->tensor[k]->grad[i];
-        }
-        for (i = 0; i < n; i++) once[i] *= 2;
-        if (!big)
-            CHECK(!memcmp(once, twice, n * sizeof *once),
-                  "two passes are not twice one exactly: %g", test_error(twice, once, n, 1e-3));
-        CHECK(test_error(twice, once, n, 1e-3) <= 1e-14, "two passes are not twice one: %g",
-              test_error(twice, once, n, 1e-3));
-        stx_params_zero_grad(p);
-        for (k = 0; k < p->count; k++)
-            for (i = 0; i < p->tensor[k]->size; i++) CHECK(p->tensor[k]->grad[i] == 0, "zero_grad");
-        free(in);
-        free(once);
-        free(twice);
-        stx_destroy(x);
-    }
-    { /* a parameter as the output itself: its gradient is added to, not overwritten */
-        stx_desc d = {0};
-        stx_ctx *x = stx_create(&d);
-        stx_params *p = stx_params_create(x);
-        stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 1, 0, 0, 0);
-        stx_real one = 1;
-        stx_begin(x, STX_TRAIN);
-        stx_backward_from(x, w, &one);
-        stx_backward_from(x, w, &one);
-        CHECK(w->grad[0] == 2, "dy of a parameter overwrites its gradient: %g, expected 2",
-              w->grad[0]);
-        stx_destroy(x);
-    }
-    { /* two losses of one step: the second backward has its gradients, or says that it cannot */
-        stx_desc d = {0};
-        stx_ctx *x = stx_create(&d);
-        stx_params *p = stx_params_create(x);
-        stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 1, 0, 0, 0), *l1, *l2;
-        stx_begin(x, STX_TRAIN);
-        l1 = stx_mean(x, stx_scale(x, w, 3));
-        l2 = stx_mean(x, stx_scale(x, w, 5));
-        stx_backward(x, l1);
-        stx_backward(x, l2);
-        CHECK(!stx_ok(x) || w->grad[0] == 8,
-              "the second backward of a step is silently nothing: %g, expected 8 or an error",
-              w->grad[0]);
-        stx_destroy(x);
-    }
+    two_passes(5, 1);
+    two_passes(500, 0);
+    output_is_parameter();
+    second_backward();
 }
 
 static stx_tensor *make_dropout_variational(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_dropout_variational(x, in[0], *(double *)user);
+}
+
+/* One draw for all times, and one for each row and channel */
+static void dropout_variational_mask(double p) {
+    size_t B = 3, T = 5, C = 4001, b, t, c, kept = 0;
+    stx_real *a = gemm_random(B * T * C);
+    stx_tensor *y;
+    int same = 1;
+    stx_begin(ctx1, STX_TRAIN);
+    y = stx_dropout_variational(ctx1, stx_input(ctx1, a, B, T, C, 0), p);
+    for (b = 0; y && b < B; b++)
+        for (c = 0; c < C; c++) {
+            int on = y->data[b * T * C + c] != 0;
+            kept += (size_t)on;
+            for (t = 0; t < T; t++) {
+                size_t i = (b * T + t) * C + c;
+                same &= on ? fabs(y->data[i] - a[i] / (1 - p)) < 1e-4 : y->data[i] == 0;
+            }
+        }
+    CHECK(y && same, "dropout_variational: the mask is not the same at all times");
+    CHECK(fabs((double)kept / (double)(B * C) - (1 - p)) < 0.02,
+          "dropout_variational: %zu of %zu are kept", kept, B * C);
+    stx_begin(ctx1, STX_EVAL);
+    y = stx_input(ctx1, a, B, T, C, 0);
+    CHECK(stx_dropout_variational(ctx1, y, p) == y,
+          "dropout_variational: evaluation is not the identity");
+    free(a);
 }
 
 static void row_dropout_variational(void) {
@@ -3177,55 +3207,31 @@ static void row_dropout_variational(void) {
         add(&q, s[i][0], s[i][1], s[i][2], 0);
         check(&q);
     }
-    { /* one draw for all times, another for each row and channel; scaled */
-        size_t B = 3, T = 5, C = 4001, b, t, c, kept = 0;
-        stx_real *a = gemm_random(B * T * C);
-        stx_tensor *y;
-        int same = 1;
-        stx_begin(ctx1, STX_TRAIN);
-        y = stx_dropout_variational(ctx1, stx_input(ctx1, a, B, T, C, 0), p);
-        for (b = 0; y && b < B; b++)
-            for (c = 0; c < C; c++) {
-                int on = y->data[b * T * C + c] != 0;
-                kept += (size_t)on;
-                for (t = 0; t < T; t++)
-                    same &= y->data[(b * T + t) * C + c]
-                                == (on ? a[(b * T + t) * C + c] * (1 / (1 - p)) : 0)
-                            || fabs(y->data[(b * T + t) * C + c]
-                                    - (on ? a[(b * T + t) * C + c] / (1 - p) : 0))
-                                   < 1e-4;
-            }
-        CHECK(y && same, "dropout_variational: one mask for all times");
-        CHECK(fabs((double)kept / (double)(B * C) - 0.6) < 0.02,
-              "dropout_variational: %zu of %zu kept", kept, B * C);
-        stx_begin(ctx1, STX_EVAL);
-        y = stx_input(ctx1, a, B, T, C, 0);
-        CHECK(stx_dropout_variational(ctx1, y, p) == y,
-              "dropout_variational: the identity in evaluation");
-        free(a);
-    }
+    dropout_variational_mask(p);
 }
 
-/* how: 1: h is f; 2: h and f have gradients from elsewhere already */
+/* user: ALONE, GRADIENT_BEFORE or SAME_TENSOR, as for residual_norm */
 static stx_tensor *make_rezero(stx_ctx *x, stx_tensor **in, void *user) {
     int how = *(int *)user;
-    stx_tensor *y = stx_rezero(x, in[0], how == 1 ? in[0] : in[1], in[2]);
-    return how == 2 ? stx_add(x, y, stx_mul(x, in[0], in[1])) : y;
+    stx_tensor *y = stx_rezero(x, in[0], how == SAME_TENSOR ? in[0] : in[1], in[2]);
+    return how == GRADIENT_BEFORE ? stx_add(x, y, stx_mul(x, in[0], in[1])) : y;
 }
 
 static void row_rezero(void) {
     static const size_t s[][3] = {{5, 7, 0}, {2, 3, 65}, {1, 0, 0}, {4099, 0, 0}};
-    int i, how, fixed;
+    static const int hows[] = {ALONE, SAME_TENSOR, GRADIENT_BEFORE};
+    int i, k, fixed;
     for (i = 0; i < 4; i++)
-        for (how = 0; how < 3; how++)
+        for (k = 0; k < 3; k++)
             for (fixed = 0; fixed < 4; fixed++) {
+                int how = hows[k];
                 problem p = start("rezero", make_rezero, &how);
                 p.entries = 50;
                 add(&p, s[i][0], s[i][1], s[i][2], 0);
                 add(&p, s[i][0], s[i][1], s[i][2], 0);
                 add(&p, 1, 0, 0, 0);
                 if (fixed) p.fixed[fixed - 1] = 1;
-                if (how == 1) {
+                if (how == SAME_TENSOR) {
                     p.fixed[1] = 1;
                     p.fixed[0] = 0;
                 }
@@ -3233,15 +3239,22 @@ static void row_rezero(void) {
             }
 }
 
-/* The recurrence with any of its inputs; y is h and, with last, the states after, in
-   one row */
-/* has: xr, v, V, c0 */
+/* >>families */
+
+enum { NO_STATES, WITH_STATES, ONLY_STATES };
+
+enum { NO_PADDING, PAD_THIRD, PAD_LAST_TWO, PAD_ALL };
+
+/* A case of the recurrence; k: matrices of u, D: directions. `open` forget gates are
+   near 1, so that the state at the start of a chunk of time has an effect at its end. */
 typedef struct recurrence {
     size_t B, T, k, O, D;
-    int tanh, last, has[6], mask, pads, open;
+    int no_xr, no_v, V, no_c0, mask; /* the inputs */
+    int tanh, states, pads, open;
     double alpha;
 } recurrence;
 
+/* y: h, followed by the last states, or these alone */
 static stx_tensor *make_recurrence(stx_ctx *x, stx_tensor **in, void *user) {
     const recurrence *u = (const recurrence *)user;
     stx_sru_recurrence_in c;
@@ -3260,175 +3273,73 @@ static stx_tensor *make_recurrence(stx_ctx *x, stx_tensor **in, void *user) {
     c.alpha = u->alpha;
     c.tanh = u->tanh;
     for (i = 0; i < u->B * u->T; i++)
-        pad[i] = u->pads == 3 || (u->pads == 1 && i % 3 == 1)
-                 || (u->pads == 2 && i % u->T >= u->T - 2);
+        pad[i] = u->pads == PAD_ALL || (u->pads == PAD_THIRD && i % 3 == 1)
+                 || (u->pads == PAD_LAST_TWO && i % u->T >= u->T - 2);
     if (u->pads) c.pad = stx_tokens(x, pad, u->B, u->T);
-    h = stx_sru_recurrence(x, &c, u->last ? &last : NULL);
-    if (!u->last || !h) return h;
+    h = stx_sru_recurrence(x, &c, u->states ? &last : NULL);
+    if (!u->states || !h) return h;
     last = stx_reshape(x, last, u->B, 1, u->O, 0);
-    return u->last == 1 ? stx_concat(x, h, last) : last;
+    return u->states == WITH_STATES ? stx_concat(x, h, last) : last;
 }
 
+/* Runs a case in which 0 means the default of a size. */
 static void recurrence_case(recurrence u) {
     problem p = start("sru_recurrence", make_recurrence, &u);
     size_t i;
+    if (!u.B) u.B = 2;
+    if (!u.T) u.T = 5;
+    if (!u.k) u.k = 3;
+    if (!u.O) u.O = 6;
+    if (!u.D) u.D = 1;
     p.entries = 60;
     add(&p, u.B, u.T, u.k, u.O);
     add(&p, 2, u.O, 0, 0);
-    /* forget gates near 1: what a chunk of time begins with is felt at its end */
     for (i = 0; u.open && i < u.O; i++) p.data[1][i] += 7;
-    add_if(&p, u.has[0], u.B, u.T, u.O, 0);
-    add_if(&p, u.has[1], 2, u.O, 0, 0);
-    add_if(&p, u.has[2], u.B, u.T, 2, u.O);
-    add_if(&p, u.has[3], u.B, u.O, 0, 0);
-    if (u.mask) {
-        add(&p, u.B, u.O, 0, 0);
-        p.fixed[6] = 1;
-        for (i = 0; i < p.size[6]; i++) p.data[6][i] = i % 3 ? 1.5 : 0;
-    } else
-        add_absent(&p);
+    add_if(&p, !u.no_xr, u.B, u.T, u.O, 0);
+    add_if(&p, !u.no_v, 2, u.O, 0, 0);
+    add_if(&p, u.V, u.B, u.T, 2, u.O);
+    add_if(&p, !u.no_c0, u.B, u.O, 0, 0);
+    add_if(&p, u.mask, u.B, u.O, 0, 0);
+    p.fixed[6] = u.mask;
+    for (i = 0; i < p.size[6]; i++) p.data[6][i] = i % 3 ? 1.5 : 0;
     check(&p);
 }
 
 static void row_sru_recurrence(void) {
-    int i;
-    for (i = 0; i < 26; i++) {
-        recurrence u;
-        memset(&u, 0, sizeof u);
-        u.B = 2;
-        u.T = 5;
-        u.k = 3;
-        u.O = 6;
-        u.D = 1;
-        u.has[0] = u.has[1] = u.has[3] = 1;
-        switch (i) {
-        case 0: break;
-        case 1:
-            u.k = 4;
-            u.has[0] = 0;
-            break;
-        case 2: u.has[0] = 0; break;
-        case 3: u.D = 2; break;
-        case 4:
-            u.D = 2;
-            u.k = 4;
-            u.has[0] = 0;
-            u.tanh = 1;
-            break;
-        case 5: u.tanh = 1; break;
-        case 6:
-            u.alpha = 1.7;
-            u.mask = 1;
-            break;
-        /* v zero: forward in chunks where there are threads */
-        case 7: u.has[1] = 0; break;
-        case 8:
-            u.has[1] = 0;
-            u.T = 200;
-            u.O = 3;
-            u.B = 1;
-            u.open = 1;
-            u.last = 1;
-            break;
-        case 9: u.has[2] = 1; break;
-        case 10:
-            u.has[2] = 1;
-            u.has[1] = 0;
-            u.tanh = 1;
-            u.mask = 1;
-            u.D = 2;
-            break;
-        case 11: u.has[3] = 0; break;
-        case 12: u.last = 1; break;
-        /* nothing but the states is asked for */
-        case 13:
-            u.last = 2;
-            u.D = 2;
-            break;
-        case 14:
-            u.pads = 1;
-            u.last = 1;
-            break;
-        case 15:
-            u.pads = 2;
-            u.D = 2;
-            u.last = 1;
-            u.alpha = 0.7;
-            break;
-        case 16:
-            u.pads = 3;
-            u.last = 1;
-            break; /* nothing but padding */
-        case 17:
-            u.T = 1;
-            u.last = 1;
-            break;
-        case 18:
-            u.T = 70;
-            u.O = 17;
-            u.B = 1;
-            u.last = 1;
-            break;
-        /* chunks in backward */
-        case 19:
-            u.T = 300;
-            u.O = 2;
-            u.B = 1;
-            u.last = 1;
-            u.has[2] = 1;
-            u.pads = 1;
-            break;
-        case 23:
-            u.T = 300;
-            u.O = 2;
-            u.B = 1;
-            u.last = 1;
-            u.open = 1;
-            u.pads = 1;
-            break;
-        case 24:
-            u.T = 200;
-            u.O = 4;
-            u.B = 1;
-            u.D = 2;
-            u.last = 1;
-            u.open = 1;
-            u.tanh = 1;
-            break;
-        case 20:
-            u.T = 131;
-            u.O = 4;
-            u.B = 1;
-            u.D = 2;
-            u.tanh = 1;
-            u.mask = 1;
-            u.last = 1;
-            break;
+    static const recurrence cases[] = {
+        /* inputs and directions */
+        {.B = 0},
+        {.k = 4, .no_xr = 1},
+        {.no_xr = 1},
+        {.D = 2},
+        {.D = 2, .k = 4, .no_xr = 1, .tanh = 1},
+        {.tanh = 1},
+        {.alpha = 1.7, .mask = 1},
+        /* without v, forward can split time between threads */
+        {.no_v = 1},
+        {.no_v = 1, .B = 1, .T = 200, .O = 3, .open = 1, .states = WITH_STATES},
+        {.V = 1},
+        {.V = 1, .no_v = 1, .tanh = 1, .mask = 1, .D = 2},
+        {.no_c0 = 1},
+        {.states = WITH_STATES},
+        {.states = ONLY_STATES, .D = 2},
+        {.states = WITH_STATES, .pads = PAD_THIRD},
+        {.states = WITH_STATES, .pads = PAD_LAST_TWO, .D = 2, .alpha = 0.7},
+        {.states = WITH_STATES, .pads = PAD_ALL},
+        {.states = WITH_STATES, .T = 1},
+        {.states = WITH_STATES, .B = 1, .T = 70, .O = 17},
+        /* chunks of time in backward */
+        {.states = WITH_STATES, .B = 1, .T = 300, .O = 2, .V = 1, .pads = PAD_THIRD},
+        {.states = WITH_STATES, .B = 1, .T = 131, .O = 4, .D = 2, .tanh = 1, .mask = 1},
         /* several blocks of columns */
-        case 21:
-            u.T = 3;
-            u.O = 700;
-            u.B = 1;
-            u.last = 1;
-            break;
-        case 22:
-            u.T = 3;
-            u.O = 1101;
-            u.B = 2;
-            u.has[2] = 1;
-            u.pads = 1;
-            break;
-        default:
-            u.T = 33;
-            u.O = 1;
-            u.B = 3;
-            u.k = 4;
-            u.has[0] = 0;
-            u.last = 1;
-            break;
-        }
-        recurrence_case(u);
-    }
+        {.states = WITH_STATES, .B = 1, .T = 3, .O = 700},
+        {.B = 2, .T = 3, .O = 1101, .V = 1, .pads = PAD_THIRD},
+        /* chunks of time with open gates */
+        {.states = WITH_STATES, .B = 1, .T = 300, .O = 2, .open = 1, .pads = PAD_THIRD},
+        {.states = WITH_STATES, .B = 1, .T = 200, .O = 4, .D = 2, .open = 1, .tanh = 1},
+        {.states = WITH_STATES, .B = 3, .T = 33, .O = 1, .k = 4, .no_xr = 1}};
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) recurrence_case(cases[i]);
 }
 
 /* A whole stack: user is its desc; x, states, memory are variables. Dropout too, for
