@@ -3342,9 +3342,7 @@ static void row_sru_recurrence(void) {
     for (i = 0; i < sizeof cases / sizeof *cases; i++) recurrence_case(cases[i]);
 }
 
-/* A whole stack: user is its desc; x, states, memory are variables. Dropout too, for
-   its masks repeat. */
-/* seqtx_compressive.h: its ops */
+/* Options of the private ops of seqtx_compressive.h */
 typedef struct comp_user {
     int kind;
     stx_comp_groups g;
@@ -3358,9 +3356,9 @@ static stx_tensor *make_comp_gate(stx_ctx *x, stx_tensor **in, void *user) {
     return inner_comp_gate(x, ((comp_user *)user)->kind, t);
 }
 
-/* x, y, and weights and biases that make p0 of y and p1 of x, as a layer has them: the
-   gate gives the biases' gradients. glu: with x + the gate's result, so that x has a
-   gradient already */
+/* in: x, y, and weights and biases that make p0 of y and p1 of x, as in a layer. The gate
+   computes the gradients of the biases. d.glu: adds x to the result, so that x already
+   has a gradient. */
 static stx_tensor *make_comp_gate_biased(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *t[8] = {NULL}, *y;
     comp_user *u = (comp_user *)user;
@@ -3375,49 +3373,50 @@ static stx_tensor *make_comp_gate_biased(stx_ctx *x, stx_tensor **in, void *user
     return u->d.glu ? stx_add(x, in[0], y) : y;
 }
 
+/* The width of the gate's parameters p for D channels */
+static size_t comp_gate_width(int kind, size_t D) {
+    if (kind == STX_COMP_GRU) return 3 * D;
+    return kind == STX_COMP_GLU ? 2 * D : D;
+}
+
 static void row_comp_gate(void) {
     static const size_t s[][3] = {{2, 3, 5}, {1, 2, 67}};
-    static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0, 0}, p[] = {0, 2, 1, 1, 1, 2, 4, 2, 1, 1};
+    /* per kind: is there a y; number of p */
+    static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0, 0}, count[] = {0, 2, 1, 1, 1, 2, 4, 2, 1, 1};
     comp_user u;
+    problem p;
+    size_t w;
     int i, k;
+    memset(&u, 0, sizeof u);
     for (u.kind = STX_COMP_GRU; u.kind <= STX_COMP_GLU; u.kind++)
         for (i = 0; i < 2; i++) {
-            problem q = start("comp_gate", make_comp_gate, &u);
-            size_t D = s[i][2];
-            add_if(&q, u.kind != STX_COMP_GLU, s[i][0], s[i][1], D, 0);
-            add_if(&q, y[u.kind], s[i][0], s[i][1], D, 0);
-            for (k = 0; k < 4; k++)
-                add_if(&q, !(k >= p[u.kind]), s[i][0], s[i][1],
-                       u.kind == STX_COMP_GRU   ? 3 * D
-                       : u.kind == STX_COMP_GLU ? 2 * D
-                                                : D,
-                       0);
-            check(&q);
+            p = start("comp_gate", make_comp_gate, &u);
+            w = comp_gate_width(u.kind, s[i][2]);
+            add_if(&p, u.kind != STX_COMP_GLU, s[i][0], s[i][1], s[i][2], 0);
+            add_if(&p, y[u.kind], s[i][0], s[i][1], s[i][2], 0);
+            for (k = 0; k < 4; k++) add_if(&p, k < count[u.kind], s[i][0], s[i][1], w, 0);
+            check(&p);
         }
     for (k = 0; k < 4; k++) {
-        problem q = start("comp_gate with biases", make_comp_gate_biased, &u);
-        size_t D = 5, w;
+        p = start("comp_gate with biases", make_comp_gate_biased, &u);
         u.kind = k / 2 ? STX_COMP_GLU : STX_COMP_GRU;
         u.d.glu = k % 2;
-        w = u.kind == STX_COMP_GLU ? 2 * D : 3 * D;
-        add(&q, 2, 3, D, 0);
-        add(&q, 2, 3, D, 0);
-        add(&q, w, D, 0, 0);
-        add(&q, w, 0, 0, 0);
-        add(&q, w, D, 0, 0);
-        add(&q, w, 0, 0, 0);
-        check(&q);
+        w = comp_gate_width(u.kind, 5);
+        add(&p, 2, 3, 5, 0);
+        add(&p, 2, 3, 5, 0);
+        for (i = 0; i < 2; i++) {
+            add(&p, w, 5, 0, 0);
+            add(&p, w, 0, 0, 0);
+        }
+        check(&p);
     }
     u.kind = STX_COMP_GTRXL;
-    {
-        problem q = start("comp_gate of a constant", make_comp_gate, &u);
-        size_t k0;
-        add(&q, 2, 3, 5, 0);
-        add_absent(&q);
-        for (k0 = 0; k0 < 4; k0++) add(&q, 2, 3, 5, 0);
-        q.fixed[0] = q.fixed[3] = 1;
-        check(&q);
-    }
+    p = start("comp_gate of a constant", make_comp_gate, &u);
+    add(&p, 2, 3, 5, 0);
+    add_absent(&p);
+    for (k = 0; k < 4; k++) add(&p, 2, 3, 5, 0);
+    p.fixed[0] = p.fixed[3] = 1;
+    check(&p);
 }
 
 static stx_tensor *make_comp_distance(stx_ctx *x, stx_tensor **in, void *user) {
@@ -3515,13 +3514,15 @@ static void row_comp_all_heads(void) {
 
 typedef struct stack_user {
     stx_sru_desc d;
-    size_t B, T, M, O;
+    size_t B, T, M, O, window;
     int pads;
-    size_t window;
-    stx_sru *m[2];
+    /* per context: the model */
     stx_ctx *of[2];
+    stx_sru *m[2];
 } stack_user;
 
+/* in: x, the first state, memory or NULL. y: h, followed by the last states of all
+   layers */
 static stx_tensor *make_stack(stx_ctx *x, stx_tensor **in, void *user) {
     stack_user *u = (stack_user *)user;
     stx_sru *m = u->m[x == u->of[0] ? 0 : 1];
@@ -3547,107 +3548,59 @@ static stx_tensor *make_stack(stx_ctx *x, stx_tensor **in, void *user) {
     return h;
 }
 
+/* A stack in each of the two contexts, with identical parameters */
+static void stack_models(stack_user *u, size_t number) {
+    size_t j, e;
+    int k;
+    for (k = 0; k < 2; k++) {
+        stx_params *p = stx_params_create(k ? ctx3 : ctx1);
+        u->of[k] = p->ctx;
+        u->m[k] = stx_sru_create(p, "", &u->d);
+        CHECK(u->m[k] != NULL, "stack %zu: %s", number, stx_error(p->ctx));
+        if (!u->m[k]) return;
+        for (j = 0; j < p->count; j++) {
+            const stx_tensor *t = p->tensor[j];
+            test_state = 88172645463325252u + j + 100 * (uint64_t)number;
+            test_rand();
+            for (e = 0; t->ndim > 1 && e < t->size; e++) t->data[e] = 0.8 * test_rand();
+        }
+    }
+}
+
 static void row_sru_forward(void) {
-    int i;
-    for (i = 0; i < 9; i++) {
-        stack_user u;
+#define ATTENTION .d.transform = STX_SRU_ATTENTION
+    static const stack_user cases[] = {
+        {.M = 0},
+        {.d.bidirectional = 1, .d.hidden = 2, .d.norm = STX_SRU_NORM_BEFORE, .d.rescale = 1},
+        {.d.input = 3, .d.proj = 3, .d.norm = STX_SRU_NORM_AFTER, .pads = 1, .d.zero_pads = 1},
+        {.d.input = 3, .d.input_first = 1, .d.tanh = 1, .d.dropout = 0.3, .d.rnn_dropout = 0.3},
+        {ATTENTION, .d.proj = 4, .d.heads = 2, .M = 3, .d.alpha_init = 0.6},
+        {ATTENTION, .d.proj = 4, .M = 5, .window = 3, .d.alpha_init = 0.6,
+         .d.norm = STX_SRU_NORM_BEFORE, .pads = 1},
+        {ATTENTION, .d.proj = 4, .M = 2, .d.alpha_init = 0.6, .d.dropout = 0.2,
+         .d.attn_dropout = 0.2, .d.attn_norm_first = 1},
+        {ATTENTION, .d.proj = 2, .d.bidirectional = 1, .d.hidden = 2, .d.not_causal = 1, .pads = 1,
+         .d.alpha_init = -0.4},
+        {ATTENTION, .d.proj = 4, .M = 2, .d.alpha_init = 0.5, .d.literal = STX_SRU_LITERAL,
+         .d.norm = STX_SRU_NORM_BEFORE, .pads = 1}};
+#undef ATTENTION
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+        stack_user u = cases[i];
         problem p = start("sru_forward", make_stack, &u);
-        stx_params *ps;
-        int k;
-        size_t j;
-        memset(&u, 0, sizeof u);
         u.B = 2;
         u.T = 4;
-        u.d.input = 4;
-        u.d.hidden = 4;
         u.d.layers = 2;
-        switch (i) {
-        case 0: break;
-        case 1:
-            u.d.bidirectional = 1;
-            u.d.hidden = 2;
-            u.d.norm = STX_SRU_NORM_BEFORE;
-            u.d.rescale = 1;
-            break;
-        case 2:
-            u.d.input = 3;
-            u.d.proj = 3;
-            u.d.norm = STX_SRU_NORM_AFTER;
-            u.pads = 1;
-            u.d.zero_pads = 1;
-            break;
-        case 3:
-            u.d.input = 3;
-            u.d.input_first = 1;
-            u.d.tanh = 1;
-            u.d.dropout = 0.3;
-            u.d.rnn_dropout = 0.3;
-            break;
-        case 4:
-            u.d.transform = STX_SRU_ATTENTION;
-            u.d.proj = 4;
-            u.d.heads = 2;
-            u.M = 3;
-            u.d.alpha_init = 0.6;
-            break;
-        case 5:
-            u.d.transform = STX_SRU_ATTENTION;
-            u.d.proj = 4;
-            u.M = 5;
-            u.window = 3;
-            u.d.alpha_init = 0.6;
-            u.d.norm = STX_SRU_NORM_BEFORE;
-            u.pads = 1;
-            break;
-        case 6:
-            u.d.transform = STX_SRU_ATTENTION;
-            u.d.proj = 4;
-            u.d.alpha_init = 0.6;
-            u.d.dropout = 0.2;
-            u.d.attn_dropout = 0.2;
-            u.d.attn_norm_first = 1;
-            u.M = 2;
-            break;
-        case 7:
-            u.d.transform = STX_SRU_ATTENTION;
-            u.d.proj = 2;
-            u.d.bidirectional = 1;
-            u.d.hidden = 2;
-            u.d.not_causal = 1;
-            u.pads = 1;
-            u.d.alpha_init = -0.4;
-            break;
-        default:
-            u.d.transform = STX_SRU_ATTENTION;
-            u.d.proj = 4;
-            u.d.alpha_init = 0.5;
-            u.d.literal = STX_SRU_LITERAL;
-            u.d.norm = STX_SRU_NORM_BEFORE;
-            u.M = 2;
-            u.pads = 1;
-            break;
-        }
-        for (k = 0; k < 2; k++) {
-            u.of[k] = k ? ctx3 : ctx1;
-            ps = stx_params_create(u.of[k]);
-            u.m[k] = stx_sru_create(ps, "", &u.d);
-            CHECK(u.m[k] != NULL, "stack %d: %s", i, stx_error(u.of[k]));
-            if (!u.m[k]) return;
-            for (j = 0; j < ps->count; j++) { /* the same numbers in both contexts */
-                size_t e;
-                test_state = 88172645463325252u + j + 100 * (uint64_t)i;
-                test_rand();
-                if (ps->tensor[j]->ndim > 1)
-                    for (e = 0; e < ps->tensor[j]->size; e++)
-                        ps->tensor[j]->data[e] = 0.8 * test_rand();
-            }
-        }
+        if (!u.d.input) u.d.input = 4;
+        if (!u.d.hidden) u.d.hidden = 4;
+        stack_models(&u, i);
+        if (!u.m[0] || !u.m[1]) return;
         u.O = u.m[0]->O;
         p.random = u.d.dropout > 0;
         p.entries = 60;
         add(&p, u.B, u.T, u.d.input, 0);
         add(&p, u.B, u.O, 0, 0);
-        add_if(&p, u.M, u.B, u.M, u.d.input, 0);
+        add_if(&p, u.M > 0, u.B, u.M, u.d.input, 0);
         check(&p);
     }
 }
@@ -3661,18 +3614,33 @@ static stx_tensor *make_attention_kv(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_attention(x, &a, d);
 }
 
-/* Keys and values side by side: gradients, and the same bits as apart */
-static void attention_side_by_side(void) {
-    /* B T S H D */
-    static const size_t s[][5] = {{2, 5, 9, 2, 3}, {1, 1, 70, 1, 16}, {2, 33, 65, 3, 8}};
+/* Attention of q (B,T,C) over k and v (B,S,C) of the host */
+static stx_tensor *separate_attention(const stx_attention_desc *d, const stx_real *q,
+                                      const stx_real *k, const stx_real *v, size_t B, size_t T,
+                                      size_t S, size_t C) {
+    stx_attention_in a;
+    memset(&a, 0, sizeof a);
+    a.q = stx_input(ctx1, q, B, T, C, 0);
+    a.k = stx_input(ctx1, k, B, S, C, 0);
+    a.v = stx_input(ctx1, v, B, S, C, 0);
+    return stx_attention(ctx1, &a, d);
+}
+
+/* Keys and values in one tensor: gradients, and bit-exactly the result of separate ones
+   */
+static void attention_kv(void) {
+    static const size_t s[][5] = {/* B  T   S  H   D */
+                                  {2, 5, 9, 2, 3},
+                                  {1, 1, 70, 1, 16},
+                                  {2, 33, 65, 3, 8}};
     int i;
     for (i = 0; i < 3; i++) {
         size_t B = s[i][0], T = s[i][1], S = s[i][2], H = s[i][3], C = H * s[i][4], r;
         stx_attention_desc d;
         stx_attention_in a;
-        stx_tensor *y, *kv;
-        stx_real *q, *k, *v, *both, *apart;
-        problem p = start("attention kv", make_attention_kv, &d);
+        stx_tensor *y;
+        stx_real *q, *k, *v, *both, *want;
+        problem p = start("attention of kv", make_attention_kv, &d);
         memset(&d, 0, sizeof d);
         d.heads = H;
         d.span = i == 2 ? 20 : 0;
@@ -3681,39 +3649,47 @@ static void attention_side_by_side(void) {
         both = add(&p, B, S, 2 * C, 0);
         k = gemm_random(B * S * C);
         v = gemm_random(B * S * C);
-        apart = gemm_random(B * T * C);
+        want = gemm_random(B * T * C);
         for (r = 0; r < B * S; r++) {
             memcpy(k + r * C, both + r * 2 * C, C * sizeof *k);
             memcpy(v + r * C, both + r * 2 * C + C, C * sizeof *v);
         }
         stx_begin(ctx1, STX_EVAL);
+        y = separate_attention(&d, q, k, v, B, T, S, C);
+        if (y) stx_get(ctx1, y, want);
         memset(&a, 0, sizeof a);
         a.q = stx_input(ctx1, q, B, T, C, 0);
-        a.k = stx_input(ctx1, k, B, S, C, 0);
-        a.v = stx_input(ctx1, v, B, S, C, 0);
+        a.kv = stx_input(ctx1, both, B, S, 2 * C, 0);
         y = stx_attention(ctx1, &a, &d);
-        if (y) stx_get(ctx1, y, apart);
-        kv = stx_input(ctx1, both, B, S, 2 * C, 0);
-        a.k = a.v = NULL;
-        a.kv = kv;
-        y = stx_attention(ctx1, &a, &d);
-        CHECK(y && !memcmp(y->data, apart, y->size * sizeof *apart),
-              "attention %d: side by side and apart differ", i);
+        CHECK(y && !memcmp(y->data, want, y->size * sizeof *want),
+              "attention of kv, case %d: separate keys and values give another result", i);
         free(k);
         free(v);
-        free(apart);
+        free(want);
         check(&p);
     }
 }
 
-/* q, k and v of the new rows as one, keys and values before them in the memory of
-   groups of heads */
+/* Sizes of attention over m cached rows and T new ones. groups: number of head groups,
+   or 0 without a learned span. P, N: are there positions; number of persistent vectors
+   */
+typedef struct cached_sizes {
+    size_t B, T, m, H, D;
+    int groups, P, N;
+    double dropout;
+} cached_sizes;
+
+/* Options, and the layout of the cache: rows and heads of each group, and the place of
+   each head in its group */
 typedef struct cached_attn {
     stx_attention_desc d;
     stx_head_groups groups;
-    int grouped, N, P;
+    int grouped;
+    size_t rows[3], heads[3], place[256];
 } cached_attn;
 
+/* in: qkv of the new rows; keys and values of up to three groups; pe; span_fraction;
+   persistent_k; persistent_v */
 static stx_tensor *make_attention_cached(stx_ctx *x, stx_tensor **in, void *user) {
     const cached_attn *u = (const cached_attn *)user;
     stx_attention_in a;
@@ -3730,173 +3706,179 @@ static stx_tensor *make_attention_cached(stx_ctx *x, stx_tensor **in, void *user
     return stx_attention(x, &a, &u->d);
 }
 
-static void attention_cached(void) {
-    static const struct {
-        size_t B, T, m, H, D;
-        int sets, P, N;
-        double drop;
-    } s[] = {{2, 5, 4, 2, 3, 0, 0, 0, 0},    {2, 5, 0, 2, 3, 0, 1, 0, 0},
-             {1, 9, 70, 3, 4, 0, 1, 2, 0},   {2, 7, 60, 4, 4, 3, 1, 0, 0.2},
-             {1, 40, 290, 3, 8, 2, 1, 3, 0}, {2, 2, 60, 4, 4, 3, 1, 1, 0}};
+/* Assigns heads to groups. z: the spans, shorter in later groups */
+static cached_attn cached_layout(const cached_sizes *s, stx_real *z) {
+    static const double span[3] = {0.6, 0.3, 0.1};
+    const size_t m = s->m;
+    cached_attn u;
+    size_t h, g, reach;
+    memset(&u, 0, sizeof u);
+    u.d.heads = s->H;
+    u.d.delta_min = 1;
+    u.d.dropout = s->dropout;
+    u.grouped = s->groups > 0;
+    u.groups.count = u.grouped ? (size_t)s->groups : 1;
+    if (u.grouped) {
+        u.d.max_span = (double)m;
+        u.d.ramp = 5;
+    }
+    for (h = 0; h < s->H; h++) {
+        g = h % u.groups.count;
+        z[h] = (floor(span[g] * (double)m) + 0.37) / (double)(m ? m : 1);
+        reach = m;
+        if (g) reach = STX_MIN(m, stx_attention_reach(z[h], u.d.max_span, u.d.ramp, m) + 1);
+        u.groups.of[h] = (unsigned char)g;
+        u.place[h] = u.heads[g]++;
+        u.rows[g] = STX_MAX(u.rows[g], reach);
+    }
+    return u;
+}
 
-    size_t i, h, g, r, j;
-    for (i = 0; i < sizeof s / sizeof *s; i++) {
-        const size_t B = s[i].B, T = s[i].T, m = s[i].m, H = s[i].H, D = s[i].D, C = H * D,
-                     S = m + T;
-        size_t rows[3] = {0, 0, 0}, heads[3] = {0, 0, 0}, at[256], b;
-        cached_attn u;
-        problem p = start("attention, cached", make_attention_cached, &u);
-        stx_real *z, *qkv, *old[3] = {NULL, NULL, NULL}, *q, *k, *v, *want;
-        stx_tensor *y;
-        stx_attention_in a;
-        memset(&u, 0, sizeof u);
-        u.d.heads = H;
-        u.d.delta_min = 1;
-        u.d.dropout = s[i].drop;
-        u.grouped = s[i].sets > 0;
-        u.groups.count = s[i].sets ? (size_t)s[i].sets : 1;
-        if (s[i].sets) {
-            u.d.max_span = (double)m;
-            u.d.ramp = 5;
+static void cached_inputs(problem *p, const cached_sizes *s, const cached_attn *u,
+                          const stx_real *z) {
+    const size_t N = (size_t)s->N;
+    size_t g;
+    stx_real *spans;
+    add(p, s->B, s->T, 3 * s->H * s->D, 0);
+    for (g = 0; g < 3; g++) add_if(p, u->rows[g] > 0, s->B, u->rows[g], 2 * s->D * u->heads[g], 0);
+    add_if(p, s->P, s->m + s->T, s->D, 0, 0);
+    spans = add_if(p, u->grouped, s->H, 0, 0, 0);
+    if (spans) memcpy(spans, z, s->H * sizeof *z);
+    add_if(p, s->N, s->H, N, s->D, 0);
+    add_if(p, s->N, s->H, N, s->D, 0);
+    p->random = s->dropout > 0;
+    p->entries = 60;
+}
+
+/* Copies head h of batch row b to separate q (B,T,C), k and v (B,S,C). Cached rows that
+   no group keeps are 0: nothing may read them. */
+static void separate_head(const problem *p, const cached_sizes *s, const cached_attn *u, size_t b,
+                          size_t h, stx_real *q, stx_real *k, stx_real *v) {
+    const size_t T = s->T, m = s->m, D = s->D, C = s->H * D, S = m + T, g = u->groups.of[h],
+                 rows = u->rows[g], width = D * u->heads[g], bytes = D * sizeof *q;
+    size_t r;
+    for (r = 0; r < T; r++) {
+        const stx_real *row = p->data[0] + (b * T + r) * 3 * C + h * D;
+        size_t at = (b * S + m + r) * C + h * D;
+        memcpy(q + (b * T + r) * C + h * D, row, bytes);
+        memcpy(k + at, row + C, bytes);
+        memcpy(v + at, row + 2 * C, bytes);
+    }
+    for (r = 0; r < m; r++) {
+        size_t at = (b * S + r) * C + h * D;
+        const stx_real *row;
+        if (r + rows < m) {
+            memset(k + at, 0, bytes);
+            memset(v + at, 0, bytes);
+            continue;
         }
-        z = gemm_random(H);
-        for (h = 0; h < H; h++) {
-            size_t need = m;
-            g = s[i].sets ? h % (size_t)s[i].sets : 0;
-            z[h] = (floor((g == 0   ? 0.6
-                           : g == 1 ? 0.3
-                                    : 0.1)
-                          * (double)m)
-                    + 0.37)
-                   / (double)(m ? m : 1);
-            if (s[i].sets && g)
-                need = STX_MIN(m, stx_attention_reach(z[h], u.d.max_span, u.d.ramp, m) + 1);
-            u.groups.of[h] = (unsigned char)g;
-            at[h] = heads[g]++;
-            rows[g] = STX_MAX(rows[g], need);
-        }
-        qkv = add(&p, B, T, 3 * C, 0);
-        for (g = 0; g < 3; g++)
-            if (rows[g])
-                old[g] = add(&p, B, rows[g], 2 * D * heads[g], 0);
-            else
-                add_absent(&p);
-        add_if(&p, s[i].P, S, D, 0, 0);
-        if (s[i].sets)
-            memcpy(add(&p, H, 0, 0, 0), z, H * sizeof *z);
-        else
-            add_absent(&p);
-        for (j = 0; j < 2; j++) add_if(&p, s[i].N, H, (size_t)s[i].N, D, 0);
-        p.random = s[i].drop > 0;
-        p.entries = 60;
-        /* in one piece: the same bits; what no group keeps is a number that nothing
-           may read */
-        q = gemm_random(B * T * C);
-        k = gemm_random(B * S * C);
-        v = gemm_random(B * S * C);
-        want = gemm_random(B * T * C);
-        for (r = 0; r < B * S * C; r++) k[r] = v[r] = NAN;
-        for (b = 0; b < B; b++)
-            for (h = 0; h < H; h++) {
-                for (r = 0; r < T; r++) {
-                    memcpy(q + (b * T + r) * C + h * D, qkv + (b * T + r) * 3 * C + h * D,
-                           D * sizeof *q);
-                    memcpy(k + (b * S + m + r) * C + h * D, qkv + (b * T + r) * 3 * C + C + h * D,
-                           D * sizeof *q);
-                    memcpy(v + (b * S + m + r) * C + h * D,
-                           qkv + (b * T + r) * 3 * C + 2 * C + h * D, D * sizeof *q);
-                }
-                g = u.groups.of[h];
-                for (r = 0; r < m; r++) {
-                    const stx_real *row = r + rows[g] < m ? NULL
-                                                          : old[g]
-                                                                + (b * rows[g] + r + rows[g] - m)
-                                                                      * 2 * D * heads[g]
-                                                                + at[h] * D;
-                    size_t e;
-                    for (e = 0; e < D; e++) {
-                        k[(b * S + r) * C + h * D + e] = row ? row[e] : 0;
-                        v[(b * S + r) * C + h * D + e] = row ? row[D * heads[g] + e] : 0;
-                    }
-                }
-            }
-        stx_set_step_index(ctx1, TICK);
-        stx_begin(ctx1, STX_TRAIN);
-        memset(&a, 0, sizeof a);
-        a.q = stx_input(ctx1, q, B, T, C, 0);
-        a.k = stx_input(ctx1, k, B, S, C, 0);
-        a.v = stx_input(ctx1, v, B, S, C, 0);
-        if (s[i].P) a.pe = stx_input(ctx1, p.data[4], S, D, 0, 0);
-        if (s[i].sets) a.span_fraction = stx_input(ctx1, z, H, 0, 0, 0);
-        if (s[i].N) a.persistent_k = stx_input(ctx1, p.data[6], H, (size_t)s[i].N, D, 0);
-        if (s[i].N) a.persistent_v = stx_input(ctx1, p.data[7], H, (size_t)s[i].N, D, 0);
-        y = stx_attention(ctx1, &a, &u.d);
-        CHECK(y, "attention, cached: %s", stx_error(ctx1));
-        if (y) stx_get(ctx1, y, want);
-        {
-            stx_tensor *in[MAX_IN];
-            double off = 0;
-            y = forward(ctx1, &p, in);
-            CHECK(y && y->size == B * T * C, "attention, cached %zu: %s", i, stx_error(ctx1));
-            for (r = 0; y && r < y->size; r++)
-                if (!(fabs(y->data[r] - want[r]) <= off)) off = fabs(y->data[r] - want[r]);
-            CHECK(off <= (T > 3 ? 0 : 1e-14), "attention, cached %zu: %g from that in one piece", i,
-                  off);
-        }
-        free(z);
-        free(q);
-        free(k);
-        free(v);
-        free(want);
-        check(&p);
+        row = p->data[1 + g] + (b * rows + r + rows - m) * 2 * width + u->place[h] * D;
+        memcpy(k + at, row, bytes);
+        memcpy(v + at, row + width, bytes);
     }
 }
 
-/* Queries of a constant q|k|v and a part of a constant k|v, where they stand: the bits
-   of copies of them, and of k|v's gradient */
+/* The value with a cache against that of separate q, k and v; then all gradients */
+static void attention_cached_case(const cached_sizes *s, size_t number) {
+    const size_t B = s->B, T = s->T, H = s->H, D = s->D, C = H * D, S = s->m + T, N = (size_t)s->N;
+    stx_real *z = gemm_random(H), *q, *k, *v, *want;
+    cached_attn u = cached_layout(s, z);
+    problem p = start("attention, cached", make_attention_cached, &u);
+    stx_tensor *y, *in[MAX_IN];
+    stx_attention_in a;
+    double off = 0;
+    size_t b, h, r;
+    cached_inputs(&p, s, &u, z);
+    q = gemm_random(B * T * C);
+    k = gemm_random(B * S * C);
+    v = gemm_random(B * S * C);
+    want = gemm_random(B * T * C);
+    for (b = 0; b < B; b++)
+        for (h = 0; h < H; h++) separate_head(&p, s, &u, b, h, q, k, v);
+
+    stx_set_step_index(ctx1, TICK);
+    stx_begin(ctx1, STX_TRAIN);
+    memset(&a, 0, sizeof a);
+    a.q = stx_input(ctx1, q, B, T, C, 0);
+    a.k = stx_input(ctx1, k, B, S, C, 0);
+    a.v = stx_input(ctx1, v, B, S, C, 0);
+    if (s->P) a.pe = stx_input(ctx1, p.data[4], S, D, 0, 0);
+    if (u.grouped) a.span_fraction = stx_input(ctx1, z, H, 0, 0, 0);
+    if (N) a.persistent_k = stx_input(ctx1, p.data[6], H, N, D, 0);
+    if (N) a.persistent_v = stx_input(ctx1, p.data[7], H, N, D, 0);
+    y = stx_attention(ctx1, &a, &u.d);
+    CHECK(y, "attention, cached: %s", stx_error(ctx1));
+    if (y) stx_get(ctx1, y, want);
+
+    y = forward(ctx1, &p, in);
+    CHECK(y && y->size == B * T * C, "attention, cached, case %zu: %s", number, stx_error(ctx1));
+    for (r = 0; y && r < y->size; r++) off = worse(off, fabs(y->data[r] - want[r]));
+    CHECK(off <= (T > 3 ? 0 : 1e-14),
+          "attention, cached, case %zu: off by %g from separate keys and values", number, off);
+    free(z);
+    free(q);
+    free(k);
+    free(v);
+    free(want);
+    check(&p);
+}
+
+static void attention_cached(void) {
+    static const cached_sizes s[] = {/* B T  m    H  D  groups P N dropout */
+                                     {2, 5, 4, 2, 3, 0, 0, 0, 0},    {2, 5, 0, 2, 3, 0, 1, 0, 0},
+                                     {1, 9, 70, 3, 4, 0, 1, 2, 0},   {2, 7, 60, 4, 4, 3, 1, 0, 0.2},
+                                     {1, 40, 290, 3, 8, 2, 1, 3, 0}, {2, 2, 60, 4, 4, 3, 1, 1, 0}};
+    size_t i;
+    for (i = 0; i < sizeof s / sizeof *s; i++) attention_cached_case(&s[i], i);
+}
+
+/* Queries of a constant qkv, and a range of rows of a constant kv or all of a kv with a
+   gradient, give bit-exactly the results and the gradient of copies. */
 static void attention_parts(void) {
-    enum { B = 2, T = 5, S = 9, C = 6, PART_FIRST = 2, PART_ROWS = 6 };
+    enum { B = 2, T = 5, S = 9, C = 6, KV_FIRST = 2, KV_ROWS = 6 };
 
     static stx_real q[B * T * 3 * C], kv[B * S * 2 * C];
     stx_attention_desc d;
-    size_t i, k;
+    stx_attention_in in;
+    stx_tensor *Q, *K, *y[2];
+    size_t i, all;
     memset(&d, 0, sizeof d);
     d.heads = 2;
     d.not_causal = 1;
     for (i = 0; i < B * T * 3 * C; i++) q[i] = sin((double)i * 0.37);
     for (i = 0; i < B * S * 2 * C; i++) kv[i] = cos((double)i * 0.61);
-    for (k = 0; k < 2; k++) { /* a part; all, which get a gradient */
-        stx_attention_in in;
-        stx_tensor *Q, *K, *y[2];
-        memset(&in, 0, sizeof in);
+    for (all = 0; all < 2; all++) {
         stx_begin(ctx1, STX_TRAIN);
         Q = stx_input(ctx1, q, B, T, 3 * C, 0);
-        K = k ? stx_variable(ctx1, kv, B, S, 2 * C, 0) : stx_input(ctx1, kv, B, S, 2 * C, 0);
+        K = all ? stx_variable(ctx1, kv, B, S, 2 * C, 0) : stx_input(ctx1, kv, B, S, 2 * C, 0);
+        memset(&in, 0, sizeof in);
         in.qkv = Q;
         in.kv = K;
-        if (!k) {
-            in.kv_first = PART_FIRST;
-            in.kv_rows = PART_ROWS;
+        if (!all) {
+            in.kv_first = KV_FIRST;
+            in.kv_rows = KV_ROWS;
         }
         y[0] = stx_attention(ctx1, &in, &d);
         memset(&in, 0, sizeof in);
         in.q = stx_slice_channels(ctx1, Q, 0, C);
-        in.kv = k ? stx_variable(ctx1, kv, B, S, 2 * C, 0)
-                  : stx_slice(ctx1, K, PART_FIRST, PART_FIRST + PART_ROWS);
+        if (all)
+            in.kv = stx_variable(ctx1, kv, B, S, 2 * C, 0);
+        else
+            in.kv = stx_slice(ctx1, K, KV_FIRST, KV_FIRST + KV_ROWS);
         y[1] = stx_attention(ctx1, &in, &d);
         CHECK(y[0] && y[1] && !memcmp(y[0]->data, y[1]->data, y[0]->size * sizeof *q),
-              "parts of tensors: other bits %s", stx_error(ctx1));
-        if (!k) continue;
+              "parts of tensors: the results differ %s", stx_error(ctx1));
+        if (!all) continue;
         stx_backward(ctx1, stx_add(ctx1, stx_mean(ctx1, stx_mul(ctx1, y[0], y[0])),
                                    stx_mean(ctx1, stx_mul(ctx1, y[1], y[1]))));
         CHECK(!memcmp(K->grad, in.kv->grad, K->size * sizeof *q),
-              "queries of a constant q|k|v: other gradients");
+              "queries of a constant qkv: the gradients differ");
     }
 }
 
 static void row_attention_all(void) {
     row_attention();
-    attention_side_by_side();
+    attention_kv();
     attention_cached();
     attention_parts();
 }
