@@ -1938,6 +1938,9 @@ static void row_recompute(void) {
     free(dy);
 }
 
+
+/* >>attention */
+
 /* Biases; kinds of span_fraction z: values off the kinks of the ramp, 0, 1, and a mixture
    on kinks; kinds of padding: scattered, at the start, at the end, all keys of batch row
    0, all keys but a few far apart */
@@ -2752,6 +2755,9 @@ static void row_attention(void) {
     attn_huge_span();
 }
 
+
+/* >>adaptive */
+
 enum { ROWS = 33, DIM = 12, CLUSTERS = 3 }; /* 3 x 11 positions; at most CLUSTERS */
 
 typedef struct adaptive_user {
@@ -3068,102 +3074,6 @@ static void row_adaptive_log_probs(void) {
             free(u.id);
             finish(&p);
         }
-}
-
-static stx_tensor *normal(stx_params *p, const char *name, size_t d0, size_t d1, size_t d2) {
-    return stx_param(p, STX_NORMAL, 0.5, name, d0, d1, d2, 0);
-}
-
-/* A parameter gradient keeps what earlier passes left: after two passes it is twice that
-   of one. With few rows each entry is one addition per pass, so that this holds exactly.
-   Sums that are added in pieces (over 64 rows, over a depth of 384) round. */
-static void two_passes(size_t N, int exactly) {
-    stx_ctx *x = stx_create(NULL);
-    stx_params *p = stx_params_create(x);
-    stx_tensor *W = normal(p, "w", 7, 7, 0), *b = normal(p, "b", 7, 0, 0),
-               *g = normal(p, "g", 7, 0, 0), *s = normal(p, "s", 7, 0, 0),
-               *m = normal(p, "m", 7, 0, 0), *z = stx_param(p, STX_CONSTANT, 0.31, "z", 1, 0, 0, 0),
-               *pe = normal(p, "pe", 9, 7, 0), *pk = normal(p, "pk", 1, 3, 7),
-               *pv = normal(p, "pv", 1, 3, 7), *alone = normal(p, "alone", 1, 0, 0), *h;
-    size_t bytes = stx_params_size(p) * sizeof(stx_real), i, k, n = 0;
-    stx_real *in = gemm_random(N * 7), *once = (stx_real *)malloc(bytes),
-             *twice = (stx_real *)malloc(bytes);
-    stx_attention_in ai;
-    stx_attention_desc ad;
-    double e;
-    int pass;
-    memset(&ad, 0, sizeof ad);
-    ad.heads = 1;
-    ad.delta_min = 1;
-    ad.max_span = 8;
-    ad.ramp = 4;
-    for (pass = 0; pass < 2; pass++) {
-        memset(&ai, 0, sizeof ai);
-        stx_begin(x, STX_TRAIN);
-        h = stx_linear(x, stx_input(x, in, 1, N, 7, 0), W, b, STX_ACT_TANH);
-        ai.q = ai.k = ai.v = stx_layernorm(x, h, g, s, 0);
-        ai.pe = pe;
-        ai.span_fraction = z;
-        ai.persistent_k = pk;
-        ai.persistent_v = pv;
-        h = stx_mul(x, stx_attention(x, &ai, &ad), m);
-        stx_backward(x, stx_add(x, stx_mean(x, stx_mul(x, h, h)), alone));
-        CHECK(stx_ok(x), "%s", stx_error(x));
-        for (k = 0, n = 0; k < p->count; k++)
-            for (i = 0; i < p->tensor[k]->size; i++)
-                (pass ? twice : once)[n++] = p->tensor[k]->grad[i];
-    }
-    for (i = 0; i < n; i++) once[i] *= 2;
-    e = test_error(twice, once, n, 1e-3);
-    if (exactly)
-        CHECK(!memcmp(once, twice, n * sizeof *once), "two passes are not exactly twice one: %g",
-              e);
-    CHECK(e <= 1e-14, "two passes are not twice one: %g", e);
-    stx_params_zero_grad(p);
-    for (k = 0; k < p->count; k++)
-        for (i = 0; i < p->tensor[k]->size; i++)
-            CHECK(p->tensor[k]->grad[i] == 0, "stx_params_zero_grad");
-    free(in);
-    free(once);
-    free(twice);
-    stx_destroy(x);
-}
-
-/* A parameter as the output itself: dy is added to its gradient. */
-static void output_is_parameter(void) {
-    stx_ctx *x = stx_create(NULL);
-    stx_params *p = stx_params_create(x);
-    stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 1, 0, 0, 0);
-    stx_real one = 1;
-    stx_begin(x, STX_TRAIN);
-    stx_backward_from(x, w, &one);
-    stx_backward_from(x, w, &one);
-    CHECK(w->grad[0] == 2, "dy of a parameter overwrites its gradient: expected 2, got %g",
-          w->grad[0]);
-    stx_destroy(x);
-}
-
-/* A second backward of a step adds its gradients or is an error; it is not ignored. */
-static void second_backward(void) {
-    stx_ctx *x = stx_create(NULL);
-    stx_params *p = stx_params_create(x);
-    stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 1, 0, 0, 0), *l1, *l2;
-    stx_begin(x, STX_TRAIN);
-    l1 = stx_mean(x, stx_scale(x, w, 3));
-    l2 = stx_mean(x, stx_scale(x, w, 5));
-    stx_backward(x, l1);
-    stx_backward(x, l2);
-    CHECK(!stx_ok(x) || w->grad[0] == 8,
-          "the second backward of a step: expected a gradient of 8 or an error, got %g",
-          w->grad[0]);
-    stx_destroy(x);
-}
-
-static void accumulation(void) {
-    two_passes(5, 1);
-    two_passes(500, 0);
-    output_is_parameter();
-    second_backward();
 }
 
 static stx_tensor *make_dropout_variational(stx_ctx *x, stx_tensor **in, void *user) {
@@ -4033,10 +3943,220 @@ static void row_par_latency(void) {
         }
 }
 
-static const struct row {
-    const char *op;
-    void (*run)(void);
-} ops[] = {
+/* >>passed: results of a recomputed function that are its inputs, views of them,
+   parameters, or one tensor twice. They equal those without recomputation, whichever of
+   them are used, in chunks of any size. */
+enum { PASSED_CASES = 9, PASSED_MOST = 40 * 4 };
+
+typedef struct passed {
+    int what;
+    stx_tensor *W;
+} passed;
+
+static stx_tensor *passes(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    const passed *u = (const passed *)user;
+    stx_tensor *a;
+    switch (u->what) {
+    case 0:
+        out[0] = in[1];
+        return in[0];
+    case 1:
+        out[0] = in[1];
+        return stx_scale(x, in[0], 2);
+    case 2:
+        out[0] = stx_reshape(x, in[1], in[1]->size, 0, 0, 0);
+        return stx_reshape(x, in[0], in[0]->size, 0, 0, 0);
+    case 3:
+        a = stx_tanh(x, in[0]);
+        out[0] = a;
+        return a;
+    case 4:
+        out[0] = stx_mean(x, in[1]);
+        out[1] = in[0];
+        out[2] = in[1];
+        return stx_linear(x, in[0], u->W, NULL, STX_ACT_TANH);
+    case 5:
+        a = stx_linear(x, in[0], u->W, NULL, STX_ACT_TANH);
+        out[0] = stx_reshape(x, a, a->size, 0, 0, 0);
+        return stx_linear(x, a, u->W, NULL, STX_ACT_NONE);
+    case 6:
+        out[2] = stx_sum(x, in[1]);
+        return stx_gelu(x, in[0]);
+    case 7:
+        out[0] = u->W;
+        return stx_linear(x, in[0], u->W, NULL, STX_ACT_NONE);
+    default:
+        out[0] = stx_view_rows(x, u->W, 1, 3);
+        return stx_linear(x, in[0], u->W, NULL, STX_ACT_NONE);
+    }
+}
+
+/* The loss of the results whose bits are set in `used`, and its gradients */
+static void passed_run(int what, int used, const size_t *rows, size_t chunk, int recompute,
+                       double *result) {
+    stx_desc desc;
+    stx_ctx *x;
+    stx_params *p;
+    stx_tensor *in[2], *out[3] = {NULL, NULL, NULL}, *y, *loss = NULL, *leaves[3];
+    stx_real v[2][PASSED_MOST];
+    passed u;
+    int more = what == 4 || what == 6 ? 3 : 1, i, k;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_bytes = chunk;
+    desc.threads = 1;
+    x = stx_create(&desc);
+    p = stx_params_create(x);
+    u.what = what;
+    u.W = stx_param(p, STX_NORMAL, 0.5, "w", 4, 4, 0, 0);
+    for (i = 0; i < PASSED_MOST; i++) {
+        v[0][i] = (stx_real)sin(i + 1.0);
+        v[1][i] = (stx_real)cos(i * 1.7);
+    }
+    stx_begin(x, STX_TRAIN);
+    for (k = 0; k < 2; k++) in[k] = stx_variable(x, v[k], rows[k], 4, 0, 0);
+    leaves[0] = in[0];
+    leaves[1] = in[1];
+    leaves[2] = u.W;
+    y = recompute ? stx_recompute(x, passes, &u, in, 2, out, more) : passes(x, &u, in, out);
+    if (used & 1) loss = stx_mean(x, stx_mul(x, y, y));
+    for (k = 0; k < 3; k++)
+        if (out[k] && used >> (k + 1) & 1) {
+            stx_tensor *t = stx_scale(x, stx_mean(x, stx_mul(x, out[k], out[k])), k + 2);
+            loss = loss ? stx_add(x, loss, t) : t;
+        }
+    if (loss) {
+        stx_backward(x, loss);
+        result[0] = stx_item(x, loss);
+        for (k = 0; k < 3; k++)
+            for (i = 0; leaves[k]->grad && i < (int)leaves[k]->size; i++)
+                result[1 + PASSED_MOST * k + i] = (double)leaves[k]->grad[i];
+    }
+    CHECK(stx_ok(x), "passed results %d, used %d: %s", what, used, stx_error(x));
+    stx_destroy(x);
+}
+
+static void passed_case(int what, int used, const size_t *rows, size_t chunk) {
+    static double plain[3 * PASSED_MOST + 1], again[3 * PASSED_MOST + 1];
+    double worst = 0;
+    int i;
+    memset(plain, 0, sizeof plain);
+    memset(again, 0, sizeof again);
+    passed_run(what, used, rows, chunk, 0, plain);
+    passed_run(what, used, rows, chunk, 1, again);
+    for (i = 0; i < 3 * PASSED_MOST + 1; i++) worst = worse(worst, fabs(plain[i] - again[i]));
+    CHECK(worst < 1e-12,
+          "passed results %d, used %d, rows %zu and %zu, chunks of %zu: recomputation is off by %g",
+          what, used, rows[0], rows[1], chunk, worst);
+}
+
+static void passed_results(void) {
+    static const size_t rows[][2] = {{1, 1}, {1, 16}, {33, 7}}, chunks[] = {0, 256, 1024};
+    int what, used, r, c;
+    for (what = 0; what < PASSED_CASES; what++)
+        for (used = 1; used < 16; used++)
+            for (r = 0; r < 3; r++)
+                for (c = 0; c < 3; c++) passed_case(what, used, rows[r], chunks[c]);
+}
+
+/* >>accumulation */
+static stx_tensor *normal(stx_params *p, const char *name, size_t d0, size_t d1, size_t d2) {
+    return stx_param(p, STX_NORMAL, 0.5, name, d0, d1, d2, 0);
+}
+
+/* A parameter gradient keeps what earlier passes left: after two passes it is twice that
+   of one. With few rows each entry is one addition per pass, so that this holds exactly.
+   Sums that are added in pieces (over 64 rows, over a depth of 384) round. */
+static void two_passes(size_t N, int exactly) {
+    stx_ctx *x = stx_create(NULL);
+    stx_params *p = stx_params_create(x);
+    stx_tensor *W = normal(p, "w", 7, 7, 0), *b = normal(p, "b", 7, 0, 0),
+               *g = normal(p, "g", 7, 0, 0), *s = normal(p, "s", 7, 0, 0),
+               *m = normal(p, "m", 7, 0, 0), *z = stx_param(p, STX_CONSTANT, 0.31, "z", 1, 0, 0, 0),
+               *pe = normal(p, "pe", 9, 7, 0), *pk = normal(p, "pk", 1, 3, 7),
+               *pv = normal(p, "pv", 1, 3, 7), *alone = normal(p, "alone", 1, 0, 0), *h;
+    size_t bytes = stx_params_size(p) * sizeof(stx_real), i, k, n = 0;
+    stx_real *in = gemm_random(N * 7), *once = (stx_real *)malloc(bytes),
+             *twice = (stx_real *)malloc(bytes);
+    stx_attention_in ai;
+    stx_attention_desc ad;
+    double e;
+    int pass;
+    memset(&ad, 0, sizeof ad);
+    ad.heads = 1;
+    ad.delta_min = 1;
+    ad.max_span = 8;
+    ad.ramp = 4;
+    for (pass = 0; pass < 2; pass++) {
+        memset(&ai, 0, sizeof ai);
+        stx_begin(x, STX_TRAIN);
+        h = stx_linear(x, stx_input(x, in, 1, N, 7, 0), W, b, STX_ACT_TANH);
+        ai.q = ai.k = ai.v = stx_layernorm(x, h, g, s, 0);
+        ai.pe = pe;
+        ai.span_fraction = z;
+        ai.persistent_k = pk;
+        ai.persistent_v = pv;
+        h = stx_mul(x, stx_attention(x, &ai, &ad), m);
+        stx_backward(x, stx_add(x, stx_mean(x, stx_mul(x, h, h)), alone));
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        for (k = 0, n = 0; k < p->count; k++)
+            for (i = 0; i < p->tensor[k]->size; i++)
+                (pass ? twice : once)[n++] = p->tensor[k]->grad[i];
+    }
+    for (i = 0; i < n; i++) once[i] *= 2;
+    e = test_error(twice, once, n, 1e-3);
+    if (exactly)
+        CHECK(!memcmp(once, twice, n * sizeof *once), "two passes are not exactly twice one: %g",
+              e);
+    CHECK(e <= 1e-14, "two passes are not twice one: %g", e);
+    stx_params_zero_grad(p);
+    for (k = 0; k < p->count; k++)
+        for (i = 0; i < p->tensor[k]->size; i++)
+            CHECK(p->tensor[k]->grad[i] == 0, "stx_params_zero_grad");
+    free(in);
+    free(once);
+    free(twice);
+    stx_destroy(x);
+}
+
+/* A parameter as the output itself: dy is added to its gradient. */
+static void output_is_parameter(void) {
+    stx_ctx *x = stx_create(NULL);
+    stx_params *p = stx_params_create(x);
+    stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 1, 0, 0, 0);
+    stx_real one = 1;
+    stx_begin(x, STX_TRAIN);
+    stx_backward_from(x, w, &one);
+    stx_backward_from(x, w, &one);
+    CHECK(w->grad[0] == 2, "dy of a parameter overwrites its gradient: expected 2, got %g",
+          w->grad[0]);
+    stx_destroy(x);
+}
+
+/* A second backward of a step adds its gradients or is an error; it is not ignored. */
+static void second_backward(void) {
+    stx_ctx *x = stx_create(NULL);
+    stx_params *p = stx_params_create(x);
+    stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 1, 0, 0, 0), *l1, *l2;
+    stx_begin(x, STX_TRAIN);
+    l1 = stx_mean(x, stx_scale(x, w, 3));
+    l2 = stx_mean(x, stx_scale(x, w, 5));
+    stx_backward(x, l1);
+    stx_backward(x, l2);
+    CHECK(!stx_ok(x) || w->grad[0] == 8,
+          "the second backward of a step: expected a gradient of 8 or an error, got %g",
+          w->grad[0]);
+    stx_destroy(x);
+}
+
+static void accumulation(void) {
+    two_passes(5, 1);
+    two_passes(500, 0);
+    output_is_parameter();
+    second_backward();
+}
+
+/* >>parts: one row per op */
+static const test_part parts[] = {
     {"stx_embedding", row_embedding},
     {"stx_linear", row_linear},
     {"stx_linear_memory", row_linear_memory},
@@ -4092,135 +4212,16 @@ static const struct row {
     {"par_mix", row_par_mix},
     {"par_gate", row_par_gate},
     {"par_widen", row_par_widen},
-    {"par_latency", row_par_latency},
-};
+    {"par_latency", row_par_latency}};
 
-/* Results of a recomputed function that are its inputs, views of them, parameters, or
-   one tensor twice: as without recomputation, whichever of them are used, in chunks of
-   any size */
-typedef struct passed {
-    int what;
-    stx_tensor *W;
-} passed;
-
-static stx_tensor *passes(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
-    const passed *u = (const passed *)user;
-    stx_tensor *a;
-    switch (u->what) {
-    case 0: out[0] = in[1]; return in[0];
-    case 1: out[0] = in[1]; return stx_scale(x, in[0], 2);
-    case 2:
-        out[0] = stx_reshape(x, in[1], in[1]->size, 0, 0, 0);
-        return stx_reshape(x, in[0], in[0]->size, 0, 0, 0);
-    case 3:
-        a = stx_tanh(x, in[0]);
-        out[0] = a;
-        return a;
-    case 4:
-        out[0] = stx_mean(x, in[1]);
-        out[1] = in[0];
-        out[2] = in[1];
-        return stx_linear(x, in[0], u->W, NULL, STX_ACT_TANH);
-    case 5:
-        a = stx_linear(x, in[0], u->W, NULL, STX_ACT_TANH);
-        out[0] = stx_reshape(x, a, a->size, 0, 0, 0);
-        return stx_linear(x, a, u->W, NULL, STX_ACT_NONE);
-    case 6: out[2] = stx_sum(x, in[1]); return stx_gelu(x, in[0]);
-    case 7: out[0] = u->W; return stx_linear(x, in[0], u->W, NULL, STX_ACT_NONE);
-    default:
-        out[0] = stx_view_rows(x, u->W, 1, 3);
-        return stx_linear(x, in[0], u->W, NULL, STX_ACT_NONE);
-    }
-}
-
-enum { PASSED = 40 * 4 };
-
-static void passed_run(int what, int use, const size_t *rows, size_t chunk, int again,
-                       double *got) {
-    stx_desc desc;
-    stx_ctx *x;
-    stx_params *p;
-    stx_tensor *in[2], *out[3] = {NULL, NULL, NULL}, *y, *loss = NULL, *leaf[3];
-    stx_real v[2][PASSED];
-    passed u;
-    int more = what == 4 || what == 6 ? 3 : 1, i, k;
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_bytes = chunk;
-    desc.threads = 1;
-    x = stx_create(&desc);
-    p = stx_params_create(x);
-    u.what = what;
-    u.W = stx_param(p, STX_NORMAL, 0.5, "w", 4, 4, 0, 0);
-    for (i = 0; i < PASSED; i++) {
-        v[0][i] = (stx_real)sin(i + 1.0);
-        v[1][i] = (stx_real)cos(i * 1.7);
-    }
-    stx_begin(x, STX_TRAIN);
-    for (k = 0; k < 2; k++) in[k] = stx_variable(x, v[k], rows[k], 4, 0, 0);
-    leaf[0] = in[0];
-    leaf[1] = in[1];
-    leaf[2] = u.W;
-    y = again ? stx_recompute(x, passes, &u, in, 2, out, more) : passes(x, &u, in, out);
-    if (use & 1) loss = stx_mean(x, stx_mul(x, y, y));
-    for (k = 0; k < 3; k++)
-        if (out[k] && use >> (k + 1) & 1) {
-            stx_tensor *t = stx_scale(x, stx_mean(x, stx_mul(x, out[k], out[k])), k + 2);
-            loss = loss ? stx_add(x, loss, t) : t;
-        }
-    if (loss) {
-        stx_backward(x, loss);
-        got[0] = stx_item(x, loss);
-        for (k = 0; k < 3; k++)
-            for (i = 0; leaf[k]->grad && i < (int)leaf[k]->size; i++)
-                got[1 + PASSED * k + i] = (double)leaf[k]->grad[i];
-    }
-    CHECK(stx_ok(x), "results passed on %d, used %d: %s", what, use, stx_error(x));
-    stx_destroy(x);
-}
-
-static void passed_results(void) {
-    static const size_t rows[][2] = {{1, 1}, {1, 16}, {33, 7}}, chunks[] = {0, 256, 1024};
-    static double got[2][3 * PASSED + 1];
-    int what, use, r, c, i;
-    for (what = 0; what < 9; what++)
-        for (use = 1; use < 16; use++)
-            for (r = 0; r < 3; r++)
-                for (c = 0; c < 3; c++) {
-                    double worst = 0;
-                    memset(got, 0, sizeof got);
-                    passed_run(what, use, rows[r], chunks[c], 0, got[0]);
-                    passed_run(what, use, rows[r], chunks[c], 1, got[1]);
-                    for (i = 0; i < 3 * PASSED + 1; i++) {
-                        double e = fabs(got[0][i] - got[1][i]);
-                        if (!(e <= worst)) worst = e;
-                    }
-                    CHECK(
-                        worst < 1e-12,
-                        "results passed on %d, used %d, rows %d, chunks %d: recomputed is off by "
-                        "%g",
-                        what, use, r, c, worst);
-                }
-}
-
-/* test_grad [op ...]: those rows only */
+/* test_grad [PART ..] */
 int main(int argc, char **argv) {
     stx_desc d = {0};
-    size_t i;
-    int k;
-    setvbuf(stdout, NULL, _IOLBF, 0);
     d.threads = 1;
     ctx1 = stx_create(&d);
     d.threads = 3;
     ctx3 = stx_create(&d);
-    for (i = 0; i < sizeof ops / sizeof *ops; i++) {
-        long before = test_failed, count = test_passed;
-        int wanted = argc < 2;
-        for (k = 1; k < argc; k++) wanted |= !strcmp(argv[k], ops[i].op);
-        if (!wanted) continue;
-        ops[i].run();
-        CHECK(test_passed > count, "%s: the row checks nothing", ops[i].op);
-        if (test_failed > before) printf("%s: %ld failed\n", ops[i].op, test_failed - before);
-    }
+    test_run(parts, sizeof parts / sizeof *parts, argc, argv);
     if (argc < 2 || !strcmp(argv[1], "passed")) passed_results();
     if (argc < 2) {
         accumulation();
