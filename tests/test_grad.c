@@ -387,8 +387,7 @@ static void row_matmul(void) {
         for (tb = 0; tb < 2; tb++) matmul_transposed(ta, tb);
 }
 
-/* in: memory (no gradient), h, W, b. user: a second op
-   uses h and W, too. */
+/* in: memory (no gradient), h, W, b. user: a second op uses h and W, too. */
 static stx_tensor *make_linear_memory(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]),
                *y = stx_linear_memory(x, X, in[1], in[2], in[3]), *all;
@@ -617,8 +616,8 @@ static size_t contiguous_run(int separate, double *out, size_t *all) {
 }
 
 /* Contiguous weights draw the same values as separate ones and give the same results
-   bit-exactly; the gradients are equal up to rounding, because dx is one sum or several.
-   */
+   bit-exactly; the gradients are equal up to rounding, because dx is one sum or
+   several. */
 static void linear_contiguous(void) {
     static double out[2][15 * 3 * WIDTH + PAST * 3 * WIDTH + 15 * WIDTH + 3 * WIDTH * (WIDTH + 1)];
     double worst = 0;
@@ -718,7 +717,7 @@ static void row_layernorm(void) {
             problem p = start("layernorm", make_layernorm, &eps);
             size_t C = s[i][2] ? s[i][2] : s[i][1];
             p.entries = 100;
-            /* x - mean = 0: the derivative at eps 1e-5 is fine, but y is flat */
+            /* x - mean = 0, and y is constant */
             if (C == 1 && eps == 0) continue;
             add(&p, s[i][0], s[i][1], s[i][2], 0);
             add(&p, C, 0, 0, 0);
@@ -960,8 +959,7 @@ static stx_tensor *make_dropout_replicated(stx_ctx *x, stx_tensor **in, void *us
     return stx_dropout_replicated(x, in[0], *(double *)user);
 }
 
-/* Outside a group it is the identical op to stx_dropout; tests/test_group.c checks it
-   inside one. */
+/* Outside a group it equals stx_dropout; tests/test_group.c checks it in a group. */
 static void row_dropout_replicated(void) {
     double p = 0.3;
     problem q = start("dropout_replicated", make_dropout_replicated, &p);
@@ -1107,8 +1105,8 @@ static void row_cross_entropy_inplace(void) {
     cross_entropy_rows("cross_entropy_inplace", make_cross_entropy_inplace);
 }
 
-/* A token loss: targets, weights or NULL, options, and the clusters of adaptive softmax
-   */
+/* A token loss: targets, weights or NULL, options, and the clusters of adaptive
+   softmax */
 typedef struct token_user {
     int32_t *id;
     stx_real *weights;
@@ -1245,6 +1243,30 @@ static void row_mse(void) {
     p = start("mse of one tensor", make_mse, &one);
     add(&p, 33, 0, 0, 0);
     check(&p);
+}
+
+/* Adds the means of `count` tensors to in[0]. More than 4 repeat tensors, and in[0]
+   itself is one of them. */
+static stx_tensor *make_add_means(stx_ctx *x, stx_tensor **in, void *user) {
+    stx_tensor *a[19];
+    int count = *(int *)user, k;
+    for (k = 0; k < count; k++) a[k] = in[k % 4];
+    return stx_add_means(x, in[0], a, (size_t)count, -1.7);
+}
+
+static void row_add_means(void) {
+    static const int counts[] = {0, 1, 3, 4, 8, 9, 19};
+    size_t i;
+    for (i = 0; i < sizeof counts / sizeof *counts; i++) {
+        int count = counts[i];
+        problem p = start("add_means", make_add_means, &count);
+        add(&p, 1, 0, 0, 0);
+        add(&p, 7, 0, 0, 0);
+        add(&p, 3, 11, 0, 0);
+        add(&p, 2, 0, 0, 0);
+        p.fixed[1] = i == 4;
+        check(&p);
+    }
 }
 
 static stx_tensor *make_concat(stx_ctx *x, stx_tensor **in, void *user) {
@@ -1731,9 +1753,9 @@ static void pair_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *sav
     if (second->grad) stx_axpy(x, d, second->grad, y->size, 3, 1);
 }
 
-/* Several results: the returned one is recorded after out[0], and out[0] after out[1],
-   which is an input; out[2] stays NULL. With u->what the first two are those of one op.
-   */
+/* Several results: the returned one is recorded after out[0], and out[0] after
+   out[1], which is an input; out[2] stays NULL. With u->what the first two are those
+   of one op. */
 static stx_tensor *several_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const block_user *u = (block_user *)user;
     stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1])), *y[2], *part,
@@ -3536,13 +3558,11 @@ static stx_tensor *separate_attention(const stx_attention_desc *d, const stx_rea
     return stx_attention(ctx1, &a, d);
 }
 
-/* Keys and values in one tensor: gradients, and bit-exactly the result of separate ones
-   */
+/* Keys and values in one tensor: gradients, and bit-exactly the result of
+   separate ones */
 static void attention_kv(void) {
-    static const size_t s[][5] = {/* B  T   S  H   D */
-                                  {2, 5, 9, 2, 3},
-                                  {1, 1, 70, 1, 16},
-                                  {2, 33, 65, 3, 8}};
+    /* B, T, S, H, D */
+    static const size_t s[][5] = {{2, 5, 9, 2, 3}, {1, 1, 70, 1, 16}, {2, 33, 65, 3, 8}};
     int i;
     for (i = 0; i < 3; i++) {
         size_t B = s[i][0], T = s[i][1], S = s[i][2], H = s[i][3], C = H * s[i][4], r;
@@ -3580,9 +3600,9 @@ static void attention_kv(void) {
     }
 }
 
-/* Sizes of attention over m cached rows and T new ones. groups: number of head groups,
-   or 0 without a learned span. P, N: are there positions; number of persistent vectors
-   */
+/* Sizes of attention over m cached rows and T new ones. groups: number of head
+   groups, or 0 without a learned span. P, N: are there positions; number of
+   persistent vectors */
 typedef struct cached_sizes {
     size_t B, T, m, H, D;
     int groups, P, N;
@@ -3734,10 +3754,11 @@ static void attention_cached_case(const cached_sizes *s, size_t number) {
 }
 
 static void attention_cached(void) {
-    static const cached_sizes s[] = {/* B T  m    H  D  groups P N dropout */
-                                     {2, 5, 4, 2, 3, 0, 0, 0, 0},    {2, 5, 0, 2, 3, 0, 1, 0, 0},
-                                     {1, 9, 70, 3, 4, 0, 1, 2, 0},   {2, 7, 60, 4, 4, 3, 1, 0, 0.2},
-                                     {1, 40, 290, 3, 8, 2, 1, 3, 0}, {2, 2, 60, 4, 4, 3, 1, 1, 0}};
+    static const cached_sizes s[] = {
+        /* B, T, m, H, D, groups, P, N, dropout */
+        {2, 5, 4, 2, 3, 0, 0, 0, 0},    {2, 5, 0, 2, 3, 0, 1, 0, 0},
+        {1, 9, 70, 3, 4, 0, 1, 2, 0},   {2, 7, 60, 4, 4, 3, 1, 0, 0.2},
+        {1, 40, 290, 3, 8, 2, 1, 3, 0}, {2, 2, 60, 4, 4, 3, 1, 1, 0}};
     size_t i;
     for (i = 0; i < sizeof s / sizeof *s; i++) attention_cached_case(&s[i], i);
 }
@@ -3793,7 +3814,6 @@ static void row_attention_all(void) {
     attention_parts();
 }
 
-/* seqtx_par.h: its ops */
 typedef struct mix_user {
     size_t T, run;
 } mix_user;
@@ -3804,7 +3824,7 @@ static stx_tensor *make_par_mix(stx_ctx *x, stx_tensor **in, void *user) {
 }
 
 static void row_par_mix(void) {
-    /* B, T, C, T, run */
+    /* B, T, C of the input; T and run of the mixture */
     static const size_t shape[][5] = {{2, 3, 5, 6, 6},
                                       {3, 5, 33, 5, 5},
                                       {2, 5, 70, 5, 2},
@@ -3848,29 +3868,6 @@ static stx_tensor *make_par_gate(stx_ctx *x, stx_tensor **in, void *user) {
     if (u->constant) a.u = u->u;
     w = inner_par_gate(x, in[0], &a, a.latency ? &lat : NULL);
     return a.latency ? stx_scale_by(x, w, lat) : w;
-}
-
-static stx_tensor *make_add_means(stx_ctx *x, stx_tensor **in, void *user) {
-    stx_tensor *a[19];
-    int count = *(int *)user, k;
-    /* 4 and more: one tensor in several places; in[0] is what is added to, too */
-    for (k = 0; k < count; k++) a[k] = in[k % 4];
-    return stx_add_means(x, in[0], a, (size_t)count, -1.7);
-}
-
-static void row_add_means(void) {
-    static const int counts[] = {0, 1, 3, 4, 8, 9, 19};
-    size_t i;
-    for (i = 0; i < sizeof counts / sizeof *counts; i++) {
-        int count = counts[i];
-        problem p = start("add_means", make_add_means, &count);
-        add(&p, 1, 0, 0, 0);
-        add(&p, 7, 0, 0, 0);
-        add(&p, 3, 11, 0, 0);
-        add(&p, 2, 0, 0, 0);
-        p.fixed[1] = i == 4;
-        check(&p);
-    }
 }
 
 static void row_par_gate(void) {
