@@ -1470,6 +1470,14 @@ static void step_arena(void) {
 }
 
 /* >>repeatability */
+
+static void train(stx_ctx *x, model *m, int kind, double *loss) {
+    int step;
+    model_make(x, m, 2, 13, 8, 2, kind);
+    for (step = 0; step < 5; step++) loss[step] = model_step(x, m, step, NULL, 1);
+}
+
+/* Two contexts whose steps alternate compute the same as one after the other. */
 static void contexts(void) {
     static const int kinds[] = {STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM};
     int k, step;
@@ -1477,24 +1485,23 @@ static void contexts(void) {
         stx_ctx *a = plain(3, 1), *b = plain(4, 1), *a2 = plain(3, 1), *b2 = plain(4, 1);
         model ma, mb, ma2, mb2;
         double la[5], lb[5];
-        model_make(a, &ma, 2, 13, 8, 2, kinds[k]);
-        for (step = 0; step < 5; step++) la[step] = model_step(a, &ma, step, NULL, 1);
-        model_make(b, &mb, 2, 13, 8, 2, kinds[k]);
-        for (step = 0; step < 5; step++) lb[step] = model_step(b, &mb, step, NULL, 1);
+        train(a, &ma, kinds[k], la);
+        train(b, &mb, kinds[k], lb);
         model_make(a2, &ma2, 2, 13, 8, 2, kinds[k]);
         model_make(b2, &mb2, 2, 13, 8, 2, kinds[k]);
         for (step = 0; step < 5; step++) {
             CHECK(model_step(a2, &ma2, step, NULL, 1) == la[step],
-                  "two contexts in turn: a, step %d", step);
+                  "alternating contexts: a, step %d", step);
             CHECK(model_step(b2, &mb2, step, NULL, 1) == lb[step],
-                  "two contexts in turn: b, step %d", step);
+                  "alternating contexts: b, step %d", step);
         }
         CHECK(same_params(ma.p, ma2.p) && same_params(mb.p, mb2.p),
-              "two contexts disturb each other, or a seed does not repeat");
-        CHECK(!same_params(ma.p, mb.p), "another seed, the same parameters");
+              "two contexts affect each other, or a seed does not repeat");
+        CHECK(!same_params(ma.p, mb.p), "different seeds give the same parameters");
         CHECK(la[0] != lb[0] && la[4] < la[0] + 0.5, "losses %g %g %g", la[0], lb[0], la[4]);
-        CHECK(ma.o->step == 5 && ma.o->skipped == 0 && ma.o->grad_norm > 0, "the optimiser counts");
-        stx_destroy(a2); /* one goes, the others stay */
+        CHECK(ma.o->step == 5 && ma.o->skipped == 0 && ma.o->grad_norm > 0,
+              "the counts of the optimizer");
+        stx_destroy(a2); /* the others continue */
         CHECK(model_step(b2, &mb2, 5, NULL, 1) > 0, "%s", stx_error(b2));
         stx_destroy(a);
         stx_destroy(b);
@@ -1502,6 +1509,7 @@ static void contexts(void) {
     }
 }
 
+/* All gradients of a step, which the caller frees */
 static stx_real *threaded(int threads, size_t *n, double *loss) {
     stx_ctx *x = plain(7, threads);
     model m;
@@ -1517,6 +1525,29 @@ static stx_real *threaded(int threads, size_t *n, double *loss) {
     return g;
 }
 
+/* Every GEMM kernel of this processor */
+static void gemm_kernels(void) {
+    stx_ctx *x1 = plain(1, 1), *x3 = plain(1, 3);
+    inner_kernel list[INNER_F32S];
+    size_t count = inner_kernels(0, list), k;
+    for (k = 0; k < count; k++) {
+        long before = test_failed;
+        inner_use(x1, list + k);
+        inner_use(x3, list + k);
+        gemm_check(x1, x3);
+        if (test_failed > before)
+            printf("GEMM kernel \"%s\": %ld failed\n", list[k].name, test_failed - before);
+    }
+    stx_destroy(x1);
+    stx_destroy(x3);
+    /* without a context, GEMM uses the generic kernel */
+    x1 = plain(1, 1);
+    gemm_case(NULL, x1, 1, 0, 1, 3, 50, 40, 1, 0, 0);
+    stx_destroy(x1);
+}
+
+/* Gradients are equal up to rounding for every number of threads, and bit-exactly from
+   run to run. */
 static void thread_counts(void) {
     int t;
     size_t n = 0, i;
@@ -1532,34 +1563,65 @@ static void thread_counts(void) {
         }
         CHECK(!memcmp(a, b, n * sizeof *a) && loss == again, "%d threads: two runs differ", t);
         CHECK(worst <= 1e-6 * top && CLOSE(loss, l1, 1e-6),
-              "%d threads: gradients differ from those of one by %g", t, worst / top);
+              "%d threads: gradients differ from those of one thread by %g", t, worst / top);
         free(a);
         free(b);
     }
     free(one);
-    { /* each path of the matrix product */
-        stx_ctx *x1 = plain(1, 1), *x3 = plain(1, 3);
-        inner_kernel list[INNER_F32S];
-        size_t count = inner_kernels(0, list), k;
-        for (k = 0; k < count; k++) {
-            long before = test_failed;
-            inner_use(x1, list + k);
-            inner_use(x3, list + k);
-            gemm_check(x1, x3);
-            if (test_failed > before)
-                printf("matrix product \"%s\": %ld failed\n", list[k].name, test_failed - before);
-        }
-        stx_destroy(x1);
-        stx_destroy(x3);
-        x1 = plain(1, 1); /* its own kernels: no context has those of the processor */
-        gemm_case(NULL, x1, 1, 0, 1, 3, 50, 40, 1, 0, 0);
-        stx_destroy(x1);
-    }
+    gemm_kernels();
 }
 
-/* The product with bias and activation in one pass is, to the bit, the product
-   followed by them; sizes over the blocks of K, N and M. Large products have all
-   activations with a bias, each once otherwise. */
+/* A context with the processor's fastest kernel; emulated AMX is for test_bf16 */
+static stx_ctx *with_precision(int precision, int threads) {
+    stx_desc d;
+    stx_ctx *x;
+    memset(&d, 0, sizeof d);
+    d.threads = threads;
+    d.precision = precision;
+    x = stx_create(&d);
+    if (precision) {
+        inner_kernel list[INNER_BF16S];
+        size_t last = inner_kernels(1, list);
+        while (last > 1 && list[last - 1].emulated) last--;
+        inner_use(x, list + last - 1);
+    }
+    return x;
+}
+
+/* (N,I) to O outputs. A large GEMM has all activations with a bias and a pre-activation,
+   and each only once otherwise. */
+static void linear_fused_case(stx_ctx *x, size_t N, size_t I, size_t O) {
+    size_t n = N * O, i;
+    int act;
+    stx_real *in = gemm_random(N * I), *W = gemm_random(O * I), *b = gemm_random(O),
+             *product = gemm_random(n), *y = gemm_random(n), *want = gemm_random(n),
+             *pre = gemm_random(n), *pre_want = gemm_random(n);
+    stx_gemm_args g = stx_gemm_init(0, 1, N, O, I, in, W, product);
+    stx_gemm(x, &g);
+    for (act = STX_ACT_NONE; act <= STX_ACT_SIGMOID; act++)
+        for (i = 0; i < 4; i++) {
+            const stx_real *bias = i & 1 ? b : NULL;
+            if (N * I * O > 10000000 && i < 3 && (int)i != act % 4) continue;
+            memcpy(want, product, n * sizeof *want);
+            k_linear_fwd(x, y, i & 2 ? pre : NULL, in, W, bias, N, I, O, act);
+            stx_bias_act_fwd(x, want, i & 2 ? pre_want : NULL, bias, N, O, act);
+            CHECK(stx_ok(x) && !memcmp(y, want, n * sizeof *y)
+                      && (!(i & 2) || !memcmp(pre, pre_want, n * sizeof *y)),
+                  "fused linear: (%zu,%zu) to %zu, act %d, bias %d, precision %d, %d threads", N, I,
+                  O, act, (int)(i & 1), stx_ctx_desc(x)->precision, stx_threads(x));
+        }
+    free(in);
+    free(W);
+    free(b);
+    free(product);
+    free(y);
+    free(want);
+    free(pre);
+    free(pre_want);
+}
+
+/* A GEMM with bias and activation in one pass is bit-exactly the GEMM followed by them,
+   for sizes past the blocks of K, N and M. */
 static void linear_fused(void) {
     static const size_t size[][3] = {{1, 5, 7},       {3, 300, 700},   {2, 40, 3},
                                      {70, 600, 300},  {700, 385, 520}, {5, 33, 1100},
@@ -1567,79 +1629,28 @@ static void linear_fused(void) {
                                      {131, 2048, 96}, {905, 448, 885}, {901, 1024, 801},
                                      {517, 130, 9},   {4100, 33, 11},  {300, 70, 2},
                                      {31, 640, 700}};
-    size_t k, i, n;
-    int act, precision, threads;
+    size_t k;
+    int precision, threads;
     for (precision = 0; precision <= (sizeof(stx_real) == 4); precision++)
         for (threads = 1; threads <= 3; threads += 2)
             for (k = 0; k < sizeof size / sizeof *size; k++) {
-                size_t N = size[k][0], I = size[k][1], O = size[k][2];
-                stx_real *in = gemm_random(N * I), *W = gemm_random(O * I), *b = gemm_random(O),
-                         *product = gemm_random(N * O), *y, *want, *pre, *pre_want;
-                stx_gemm_args g = stx_gemm_init(0, 1, N, O, I, in, W, product);
-                stx_desc d;
-                stx_ctx *x;
-                memset(&d, 0, sizeof d);
-                d.threads = threads;
-                d.precision = precision;
-                x = stx_create(&d);
-                if (precision) { /* the processor's own kernel; AMX in C is for test_bf16 */
-                    inner_kernel list[INNER_BF16S];
-                    size_t last = inner_kernels(1, list);
-                    while (last > 1 && list[last - 1].emulated) last--;
-                    inner_use(x, list + last - 1);
-                }
-                n = N * O;
-                y = gemm_random(n);
-                want = gemm_random(n);
-                pre = gemm_random(n);
-                pre_want = gemm_random(n);
-                stx_gemm(x, &g);
-                for (act = STX_ACT_NONE; act <= STX_ACT_SIGMOID; act++)
-                    for (i = 0; i < 4; i++) {
-                        const stx_real *bias = i & 1 ? b : NULL;
-                        if (N * I * O > 10000000 && i < 3 && (int)i != act % 4) continue;
-                        memcpy(want, product, n * sizeof *want);
-                        k_linear_fwd(x, y, i & 2 ? pre : NULL, in, W, bias, N, I, O, act);
-                        stx_bias_act_fwd(x, want, i & 2 ? pre_want : NULL, bias, N, O, act);
-                        CHECK(
-                            stx_ok(x) && !memcmp(y, want, n * sizeof *y)
-                                && (!(i & 2) || !memcmp(pre, pre_want, n * sizeof *y)),
-                            "linear fused: (%zu,%zu) to %zu, act %d, bias %d, precision %d, %d "
-                            "threads",
-                            N, I, O, act, (int)(i & 1), precision, threads);
-                    }
-                free(in);
-                free(W);
-                free(b);
-                free(product);
-                free(y);
-                free(want);
-                free(pre);
-                free(pre_want);
+                stx_ctx *x = with_precision(precision, threads);
+                linear_fused_case(x, size[k][0], size[k][1], size[k][2]);
                 stx_destroy(x);
             }
 }
 
-/* dropout's definition: lane e of a group of 8 takes 16 bits of the group's Philox
-   call */
-static void mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16,
-                  stx_real inv) {
-    uint32_t r[4];
-    int e;
-    stx_philox(seed, stream, group, r);
-    for (e = 0; e < 8; e++) m[e] = ((r[e >> 1] >> (16 * (e & 1))) & 0xffffu) < keep16 ? inv : 0;
-}
-
-/* Inside the library's loops denormals are zero; the caller's arithmetic is as it was
-   afterwards, on its own thread and on the others. */
+/* Is arithmetic with denormals intact in this thread? */
 static int denormals_live(void) {
     volatile float tiny = 1e-40f, one = 1;
     return tiny * one != 0;
 }
 
+/* The library's loops flush denormals to zero. The caller's arithmetic is unchanged
+   afterwards. */
 static void float_environment(void) {
     int threads, good, before = denormals_live();
-    CHECK(before, "this program was built without denormals: nothing can be seen");
+    CHECK(before, "this program was built without denormals, which hides any change");
     for (threads = 1; threads <= 3; threads += 2) {
         stx_ctx *x = plain(1, threads);
         stx_params *p = stx_params_create(x);
@@ -1659,13 +1670,13 @@ static void float_environment(void) {
         stx_optim_step(optim, 0.1);
         CHECK(stx_ok(x), "%s", stx_error(x));
         good = denormals_live();
-        CHECK(good, "%d threads: denormals are flushed after the library's calls", threads);
+        CHECK(good, "%d threads: denormals are flushed after a call of the library", threads);
         for (i = 0; i < 64; i++) a[i] = (stx_real)(sizeof(stx_real) == 4 ? 1e-40 : 1e-310);
         stx_axpy(x, a + 64, a, 64, 1, 0);
         flushed = a[64];
-        CHECK(!memcmp(&flushed, &a[127], sizeof flushed), "neighbours differ");
+        CHECK(!memcmp(&flushed, &a[127], sizeof flushed), "elements of a loop differ");
 #ifdef STX__X86
-        CHECK(flushed == 0, "denormals are not flushed inside");
+        CHECK(flushed == 0, "denormals are not flushed in a loop");
 #endif
         free(a);
         stx_destroy(x);
@@ -2917,6 +2928,16 @@ static void cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const s
     k.out = out;
     k.gate = gate;
     inner_cluster_log_probs(x, &k);
+}
+
+/* The definition of dropout: element e of a group of 8 uses 16 bits of the group's Philox
+   call. */
+static void mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16,
+                  stx_real inv) {
+    uint32_t r[4];
+    int e;
+    stx_philox(seed, stream, group, r);
+    for (e = 0; e < 8; e++) m[e] = ((r[e >> 1] >> (16 * (e & 1))) & 0xffffu) < keep16 ? inv : 0;
 }
 
 #define KERNEL(what, count, units, call, want) \
