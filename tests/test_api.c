@@ -1,5 +1,5 @@
 /* test_api.c - tests the API as a caller uses it: descs, errors, NULL, exhausted
-   memory, arenas, repeatability, NaN, optimizers, schedules, random numbers, kernels,
+   memory, arenas, repeatability, NaN, optimisers, schedules, random numbers, kernels,
    packed weights, sampling. Built in float and in double. Writes files in the build
    directory. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
@@ -940,7 +940,7 @@ static void errors_of_adaptive(void) {
               broken);
 }
 
-/* A parameter made after the optimizer: an error, or it is updated */
+/* A parameter made after the optimiser: an error, or it is updated */
 static int late_parameter(void) {
     int kind;
     for (kind = STX_SGD; kind <= STX_LAMB; kind++) {
@@ -964,7 +964,7 @@ static int late_parameter(void) {
     return 1;
 }
 
-static void errors_of_optimizers(void) {
+static void errors_of_optimisers(void) {
     static const struct {
         stx_optim_desc d;
         const char *got, *expected;
@@ -1052,7 +1052,7 @@ static void nothing_in_error(void) {
     CHECK(!stx_persist(ex, 10) && !stx_step_alloc(ex, 10) && !stx_block(ex, 10), "memory in error");
     CHECK(!stx_optim_create(ep, NULL) && !stx_optim_step(o, 0.1) && o->step == steps
               && !memcmp(before, ew->data, sizeof before) && ew->grad[0] == 3,
-          "optimizer in error");
+          "optimiser in error");
     stx_backward(ex, one);
     stx_backward_from(ex, one, zeros);
     stx_params_zero_grad(ep);
@@ -1108,7 +1108,7 @@ static void errors(void) {
     errors_of_attention_cache();
     errors_of_attention_ranges();
     errors_of_adaptive();
-    errors_of_optimizers();
+    errors_of_optimisers();
     nothing_in_error();
     long_error();
     stx_destroy(ex);
@@ -1179,7 +1179,7 @@ static void null_ops(stx_ctx *c, stx_tensor *o, stx_tensor *t, stx_ids *ids, stx
     stx_block_free(c, NULL);
 }
 
-/* All other functions without a context, a list or an optimizer */
+/* All other functions without a context, a list or an optimiser */
 static void null_contexts(stx_real *r) {
     static const int32_t id[2] = {0, 1};
     CHECK(!stx_ok(NULL) && stx_error_code(NULL) == STX_ERR_MEMORY && strlen(stx_error(NULL)) > 5
@@ -1200,7 +1200,7 @@ static void null_contexts(stx_real *r) {
               && !stx_params_find(NULL, "a") && !stx_params_size(NULL),
           "no list");
     stx_params_zero_grad(NULL);
-    CHECK(!stx_optim_create(NULL, NULL) && !stx_optim_step(NULL, 1), "no optimizer");
+    CHECK(!stx_optim_create(NULL, NULL) && !stx_optim_step(NULL, 1), "no optimiser");
 }
 
 /* NULL tensors give NULL without an error, so that calls can be chained. */
@@ -1500,7 +1500,7 @@ static void contexts(void) {
         CHECK(!same_params(ma.p, mb.p), "different seeds give the same parameters");
         CHECK(la[0] != lb[0] && la[4] < la[0] + 0.5, "losses %g %g %g", la[0], lb[0], la[4]);
         CHECK(ma.o->step == 5 && ma.o->skipped == 0 && ma.o->grad_norm > 0,
-              "the counts of the optimizer");
+              "the counts of the optimiser");
         stx_destroy(a2); /* the others continue */
         CHECK(model_step(b2, &mb2, 5, NULL, 1) > 0, "%s", stx_error(b2));
         stx_destroy(a);
@@ -1683,7 +1683,8 @@ static void float_environment(void) {
     }
 }
 
-/* >>NaN: never hidden */
+/* >>NaN: no op hides it */
+
 typedef stx_tensor *(*nan_op)(stx_ctx *x, stx_tensor **in);
 
 static stx_tensor *n_linear(stx_ctx *x, stx_tensor **in) {
@@ -1772,13 +1773,12 @@ static stx_tensor *n_embedding(stx_ctx *x, stx_tensor **in) {
     return stx_embedding(x, in[0], stx_tokens(x, id, 1, 17));
 }
 
-static void nans(void) {
-    /* bits: which of (17,17), (17,17), (17) it reads */
-    static const struct {
-        const char *name;
-        nan_op op;
-        int inputs;
-    } ops[] = {{"linear", n_linear, 7},
+/* The ops, and as bits which of the inputs (17,17), (17,17), (17) they read */
+static const struct {
+    const char *name;
+    nan_op op;
+    int inputs;
+} nan_ops[] = {{"linear", n_linear, 7},
                {"linear relu", n_linear_relu, 7},
                {"linear gelu", n_linear_gelu, 7},
                {"linear tanh", n_linear_tanh, 7},
@@ -1800,400 +1800,465 @@ static void nans(void) {
                {"concat", n_concat_channels, 3},
                {"embedding", n_embedding, 1}};
 
-    static const char *names[] = {"q", "k", "v", "pe", "u", "vb", "z", "pk", "pv"};
-    stx_ctx *x = plain(1, 1);
-    size_t k, i, at;
-    int part, sign, mode;
-    for (k = 0; k < sizeof ops / sizeof *ops; k++)
+/* A NaN at element `at` of input `part` of op k */
+static void nan_in_op(stx_ctx *x, size_t k, int part, size_t at, int negative) {
+    stx_real *d[3];
+    stx_tensor *in[3], *y;
+    int j;
+    for (j = 0; j < 3; j++) d[j] = gemm_random(j == 2 ? 17 : 289);
+    d[part][at] = (stx_real)(negative ? -NAN : NAN);
+    stx_begin(x, STX_TRAIN);
+    for (j = 0; j < 3; j++) in[j] = stx_variable(x, d[j], 17, j == 2 ? 0 : 17, 0, 0);
+    y = stx_mean(x, nan_ops[k].op(x, in));
+    CHECK(stx_ok(x) && isnan(stx_item(x, y)), "%s hides a NaN in input %d at %zu: %g %s",
+          nan_ops[k].name, part, at, stx_item(x, y), stx_error(x));
+    stx_clear_error(x);
+    for (j = 0; j < 3; j++) free(d[j]);
+}
+
+static void nans_in_ops(stx_ctx *x) {
+    size_t k, i;
+    int part, negative;
+    for (k = 0; k < sizeof nan_ops / sizeof *nan_ops; k++)
         for (part = 0; part < 3; part++)
             for (i = 0; i < 4; i++)
-                for (sign = 0; sign < 2; sign++) {
-                    stx_real *d[3];
-                    stx_tensor *in[3], *y;
-                    int j;
-                    if (!(ops[k].inputs >> part & 1)) continue;
-                    d[0] = gemm_random(289);
-                    d[1] = gemm_random(289);
-                    d[2] = gemm_random(17);
-                    at = part == 2 ? i * 16 / 3 : i * 288 / 3;
-                    d[part][at] = (stx_real)(sign ? -NAN : NAN);
-                    stx_begin(x, STX_TRAIN);
-                    for (j = 0; j < 3; j++)
-                        in[j] = stx_variable(x, d[j], 17, j == 2 ? 0 : 17, 0, 0);
-                    y = stx_mean(x, ops[k].op(x, in));
-                    CHECK(stx_ok(x) && isnan(stx_item(x, y)),
-                          "%s hides a NaN in input %d at %zu: %g %s", ops[k].name, part, at,
-                          stx_item(x, y), stx_error(x));
-                    stx_clear_error(x);
-                    free(d[0]);
-                    free(d[1]);
-                    free(d[2]);
-                }
-    for (part = 0; part < 9; part++)
-        for (i = 0; i < 3; i++)
-            for (mode = 0; mode < 2; mode++) {
-                static const size_t size[] = {2 * 9 * 6, 2 * 9 * 6, 2 * 9 * 6, 9 * 3,    6,
-                                              6,         2,         2 * 4 * 3, 2 * 4 * 3};
-                stx_real *d[9];
-                stx_tensor *t[9], *y;
-                stx_attention_in in;
-                stx_attention_desc ad;
-                int j;
-                memset(&in, 0, sizeof in);
-                memset(&ad, 0, sizeof ad);
-                ad.heads = 2;
-                ad.max_span = 20;
-                ad.ramp = 4;
-                ad.eps = mode ? 0.01 : 0;
-                for (j = 0; j < 9; j++) d[j] = gemm_random(size[j]);
-                d[6][0] = d[6][1] = (stx_real)0.9;
-                at = i * (size[part] - 1) / 2;
-                d[part][at] = (stx_real)NAN;
-                stx_begin(x, STX_TRAIN);
-                t[0] = stx_variable(x, d[0], 2, 9, 6, 0);
-                t[1] = stx_variable(x, d[1], 2, 9, 6, 0);
-                t[2] = stx_variable(x, d[2], 2, 9, 6, 0);
-                t[3] = stx_variable(x, d[3], 9, 3, 0, 0);
-                t[4] = stx_variable(x, d[4], 6, 0, 0, 0);
-                t[5] = stx_variable(x, d[5], 6, 0, 0, 0);
-                t[6] = stx_variable(x, d[6], 2, 0, 0, 0);
-                t[7] = stx_variable(x, d[7], 2, 4, 3, 0);
-                t[8] = stx_variable(x, d[8], 2, 4, 3, 0);
-                in.q = t[0];
-                in.k = t[1];
-                in.v = t[2];
-                in.pe = t[3];
-                in.content_bias = t[4];
-                in.position_bias = t[5];
-                in.span_fraction = t[6];
-                in.persistent_k = t[7];
-                in.persistent_v = t[8];
-                y = stx_mean(x, stx_attention(x, &in, &ad));
-                CHECK(stx_ok(x) && isnan(stx_item(x, y)),
-                      "attention hides a NaN in %s at %zu, eps %g: %g %s", names[part], at, ad.eps,
-                      stx_item(x, y), stx_error(x));
-                stx_backward(x, y);
-                stx_clear_error(x);
-                /* and without persistent vectors, where no weight is left at all */
-                if (part == 6) {
-                    stx_begin(x, STX_TRAIN);
-                    in.q = stx_variable(x, d[0], 2, 9, 6, 0);
-                    in.k = in.v = in.q;
-                    in.span_fraction = stx_variable(x, d[6], 2, 0, 0, 0);
-                    in.pe = in.content_bias = in.position_bias = in.persistent_k = in.persistent_v =
-                        NULL;
-                    y = stx_mean(x, stx_attention(x, &in, &ad));
-                    CHECK(stx_ok(x) && isnan(stx_item(x, y)),
-                          "attention hides a NaN in z, no persistent vectors, eps %g: %g", ad.eps,
-                          stx_item(x, y));
-                }
-                for (j = 0; j < 9; j++) free(d[j]);
-            }
-    { /* infinite logits */
-        stx_real l[6] = {1, (stx_real)HUGE_VAL, 2, 3, 4, 5};
-        int32_t id[2] = {0, 1};
-        stx_begin(x, STX_EVAL);
-        CHECK(!(fabs(stx_item(x, stx_cross_entropy(x, stx_input(x, l, 2, 3, 0, 0),
-                                                   stx_tokens(x, id, 1, 2), 0)))
-                <= 1e30),
-              "an infinite logit, a finite loss");
-        l[1] = -(stx_real)HUGE_VAL; /* minus infinity is a word that cannot come */
-        CHECK(fabs(stx_item(x, stx_cross_entropy(x, stx_input(x, l, 2, 3, 0, 0),
-                                                 stx_tokens(x, id, 1, 2), 0)))
-                  <= 10,
-              "a logit of minus infinity");
-        CHECK(stx_softmax(x, stx_input(x, l, 2, 3, 0, 0))->data[1] == 0,
-              "softmax of minus infinity");
+                for (negative = 0; negative < 2; negative++)
+                    if (nan_ops[k].inputs >> part & 1)
+                        nan_in_op(x, k, part, i * (part == 2 ? 16 : 288) / 3, negative);
+}
+
+enum { NAN_PARTS = 9, NAN_SPAN = 6 };
+
+/* A NaN in an input of attention, number i of three in it */
+static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
+    static const char *names[] = {"q",
+                                  "k",
+                                  "v",
+                                  "pe",
+                                  "content_bias",
+                                  "position_bias",
+                                  "span_fraction",
+                                  "persistent_k",
+                                  "persistent_v"};
+    static const size_t dim[NAN_PARTS][4] = {{2, 9, 6}, {2, 9, 6}, {2, 9, 6}, {9, 3},   {6},
+                                             {6},       {2},       {2, 4, 3}, {2, 4, 3}};
+    stx_real *d[NAN_PARTS];
+    stx_tensor *t[NAN_PARTS], *y;
+    stx_attention_in in;
+    stx_attention_desc ad;
+    size_t size[NAN_PARTS], at;
+    int j, k;
+    memset(&in, 0, sizeof in);
+    memset(&ad, 0, sizeof ad);
+    ad.heads = 2;
+    ad.max_span = 20;
+    ad.ramp = 4;
+    ad.eps = eps;
+    for (j = 0; j < NAN_PARTS; j++) {
+        size[j] = 1;
+        for (k = 0; k < 4 && dim[j][k]; k++) size[j] *= dim[j][k];
+        d[j] = gemm_random(size[j]);
     }
+    d[NAN_SPAN][0] = d[NAN_SPAN][1] = (stx_real)0.9;
+    at = i * (size[part] - 1) / 2;
+    d[part][at] = (stx_real)NAN;
+    stx_begin(x, STX_TRAIN);
+    for (j = 0; j < NAN_PARTS; j++)
+        t[j] = stx_variable(x, d[j], dim[j][0], dim[j][1], dim[j][2], dim[j][3]);
+    in.q = t[0];
+    in.k = t[1];
+    in.v = t[2];
+    in.pe = t[3];
+    in.content_bias = t[4];
+    in.position_bias = t[5];
+    in.span_fraction = t[NAN_SPAN];
+    in.persistent_k = t[7];
+    in.persistent_v = t[8];
+    y = stx_mean(x, stx_attention(x, &in, &ad));
+    CHECK(stx_ok(x) && isnan(stx_item(x, y)), "attention hides a NaN in %s at %zu, eps %g: %g %s",
+          names[part], at, ad.eps, stx_item(x, y), stx_error(x));
+    stx_backward(x, y);
+    stx_clear_error(x);
+    /* without persistent vectors no weight is left at all */
+    if (part == NAN_SPAN) {
+        stx_begin(x, STX_TRAIN);
+        memset(&in, 0, sizeof in);
+        in.q = in.k = in.v = stx_variable(x, d[0], 2, 9, 6, 0);
+        in.span_fraction = stx_variable(x, d[NAN_SPAN], 2, 0, 0, 0);
+        y = stx_mean(x, stx_attention(x, &in, &ad));
+        CHECK(stx_ok(x) && isnan(stx_item(x, y)),
+              "attention hides a NaN in span_fraction, no persistent vectors, eps %g: %g", ad.eps,
+              stx_item(x, y));
+    }
+    for (j = 0; j < NAN_PARTS; j++) free(d[j]);
+}
+
+/* An infinite logit gives no finite loss; minus infinity is a word of probability 0. */
+static void infinite_logits(stx_ctx *x) {
+    static const int32_t id[2] = {0, 1};
+    stx_real l[6] = {1, (stx_real)HUGE_VAL, 2, 3, 4, 5};
+    double loss;
+    stx_begin(x, STX_EVAL);
+    loss = stx_item(x,
+                    stx_cross_entropy(x, stx_input(x, l, 2, 3, 0, 0), stx_tokens(x, id, 1, 2), 0));
+    CHECK(!(fabs(loss) <= 1e30), "an infinite logit gives a finite loss");
+    l[1] = -(stx_real)HUGE_VAL;
+    loss = stx_item(x,
+                    stx_cross_entropy(x, stx_input(x, l, 2, 3, 0, 0), stx_tokens(x, id, 1, 2), 0));
+    CHECK(fabs(loss) <= 10, "a logit of minus infinity: a loss of %g", loss);
+    CHECK(stx_softmax(x, stx_input(x, l, 2, 3, 0, 0))->data[1] == 0, "softmax of minus infinity");
+}
+
+static void nans(void) {
+    stx_ctx *x = plain(1, 1);
+    int part, i, mode;
+    nans_in_ops(x);
+    for (part = 0; part < NAN_PARTS; part++)
+        for (i = 0; i < 3; i++)
+            for (mode = 0; mode < 2; mode++) nan_in_attention(x, part, (size_t)i, mode ? 0.01 : 0);
+    infinite_logits(x);
     stx_destroy(x);
 }
 
 /* >>optimisers and schedules */
-static void optimisers(void) {
-    int kind, bad;
-    for (kind = STX_SGD; kind <= STX_LAMB; kind++)
-        for (bad = 0; bad < 3; bad++) {
-            stx_ctx *x = plain(1, 1);
-            stx_params *p = stx_params_create(x);
-            stx_optim_desc d;
-            stx_optim *o;
-            stx_tensor *a, *b;
-            stx_real keep[13], st[2][13];
-            int i, k;
-            memset(&d, 0, sizeof d);
-            d.kind = kind;
-            d.momentum = 0.9;
-            d.clip = 0.5;
-            a = stx_param(p, STX_NORMAL, 1, "a", 7, 0, 0, 0);
-            b = stx_param(p, STX_NORMAL, 1, "b", 3, 2, 0, 0);
-            o = stx_optim_create(p, &d);
-            CHECK(o && o->desc.kind == kind && (o->state[0] != NULL)
-                      && (kind >= STX_ADAM) == (o->state[1] != NULL),
-                  "state");
-            for (i = 0; i < 7; i++) a->grad[i] = (stx_real)(i - 3);
-            CHECK(stx_optim_step(o, 0.1) == 1 && o->step == 1
-                      && CLOSE(o->grad_norm, sqrt(28.0), 1e-6),
-                  "a step: norm %g", o->grad_norm);
-            for (i = 0; i < 7; i++) CHECK(a->grad[i] == 0, "the gradient is not zeroed");
-            memcpy(keep, a->data, 7 * sizeof *keep);
-            memcpy(keep + 7, b->data, 6 * sizeof *keep);
-            for (k = 0; k < 2; k++)
-                if (o->state[k]) {
-                    memcpy(st[k], o->state[k][0]->data, 7 * sizeof *keep);
-                    memcpy(st[k] + 7, o->state[k][1]->data, 6 * sizeof *keep);
-                }
-            for (i = 0; i < 7; i++) a->grad[i] = 1;
-            b->grad[5] = (stx_real)(bad == 0 ? NAN : bad == 1 ? HUGE_VAL : -HUGE_VAL);
-            CHECK(stx_optim_step(o, 0.1) == 0 && o->skipped == 1 && o->step == 1 && stx_ok(x),
-                  "a gradient that is not finite: skipped "
-                  "%d step %d",
-                  (int)o->skipped, (int)o->step);
-            CHECK(!memcmp(keep, a->data, 7 * sizeof *keep)
-                      && !memcmp(keep + 7, b->data, 6 * sizeof *keep),
-                  "... changes parameters");
-            for (k = 0; k < 2; k++)
-                if (o->state[k])
-                    CHECK(!memcmp(st[k], o->state[k][0]->data, 7 * sizeof *keep)
-                              && !memcmp(st[k] + 7, o->state[k][1]->data, 6 * sizeof *keep),
-                          "... changes the state");
-            for (i = 0; i < 7; i++) CHECK(a->grad[i] == 0, "... is kept");
-            CHECK(b->grad[5] == 0, "... is kept");
-            a->grad[0] = 1;
-            CHECK(stx_optim_step(o, 0.1) == 1 && o->step == 2 && o->skipped == 1
-                      && a->data[0] != keep[0],
-                  "the step after it");
-            stx_destroy(x);
+
+/* Copies the 7 + 6 values of two tensors to out. */
+static void copy_two(stx_real *out, stx_tensor *const *t) {
+    memcpy(out, t[0]->data, 7 * sizeof *out);
+    memcpy(out + 7, t[1]->data, 6 * sizeof *out);
+}
+
+static int equal_two(const stx_real *was, stx_tensor *const *t) {
+    return !memcmp(was, t[0]->data, 7 * sizeof *was)
+           && !memcmp(was + 7, t[1]->data, 6 * sizeof *was);
+}
+
+/* A step, and one with a gradient that is not finite: it is skipped, and changes neither
+   parameters nor state. */
+static void skipped_step(int kind, double bad) {
+    stx_ctx *x = plain(1, 1);
+    stx_params *p = stx_params_create(x);
+    stx_optim_desc d;
+    stx_optim *o;
+    stx_tensor *t[2];
+    stx_real was[13], state[2][13];
+    int i, k;
+    memset(&d, 0, sizeof d);
+    d.kind = kind;
+    d.momentum = 0.9;
+    d.clip = 0.5;
+    t[0] = stx_param(p, STX_NORMAL, 1, "a", 7, 0, 0, 0);
+    t[1] = stx_param(p, STX_NORMAL, 1, "b", 3, 2, 0, 0);
+    o = stx_optim_create(p, &d);
+    CHECK(o && o->desc.kind == kind && (o->state[0] != NULL)
+              && (kind >= STX_ADAM) == (o->state[1] != NULL),
+          "optimiser %d: the number of states", kind);
+    for (i = 0; i < 7; i++) t[0]->grad[i] = (stx_real)(i - 3);
+    CHECK(stx_optim_step(o, 0.1) == 1 && o->step == 1 && CLOSE(o->grad_norm, sqrt(28.0), 1e-6),
+          "optimiser %d: a step with norm %g", kind, o->grad_norm);
+    for (i = 0; i < 7; i++)
+        CHECK(t[0]->grad[i] == 0, "optimiser %d: the gradient is not zeroed", kind);
+    copy_two(was, t);
+    for (k = 0; k < 2; k++)
+        if (o->state[k]) copy_two(state[k], o->state[k]);
+
+    for (i = 0; i < 7; i++) t[0]->grad[i] = 1;
+    t[1]->grad[5] = (stx_real)bad;
+    CHECK(stx_optim_step(o, 0.1) == 0 && o->skipped == 1 && o->step == 1 && stx_ok(x),
+          "optimiser %d, a gradient of %g: skipped %d, step %d", kind, bad, (int)o->skipped,
+          (int)o->step);
+    CHECK(equal_two(was, t), "optimiser %d: a gradient of %g changes parameters", kind, bad);
+    for (k = 0; k < 2; k++)
+        if (o->state[k])
+            CHECK(equal_two(state[k], o->state[k]),
+                  "optimiser %d: a gradient of %g changes the state", kind, bad);
+    for (i = 0; i < 7; i++)
+        CHECK(t[0]->grad[i] == 0, "optimiser %d: a skipped step does not zero gradients", kind);
+    CHECK(t[1]->grad[5] == 0, "optimiser %d: a gradient of %g is kept", kind, bad);
+    t[0]->grad[0] = 1;
+    CHECK(stx_optim_step(o, 0.1) == 1 && o->step == 2 && o->skipped == 1 && t[0]->data[0] != was[0],
+          "optimiser %d: the step after a skipped one", kind);
+    stx_destroy(x);
+}
+
+/* Adagrad with the clipping of the references, on given numbers */
+static void adagrad_reference(void) {
+    static const double gp[5][3] = {{.3, -.4, 0},
+                                    {.003, .001, -.002},
+                                    {0, 0, .1},
+                                    {.02, -.01, .005},
+                                    {-.2, .1, .3}},
+                        gq[5] = {.01, -.05, 0, .02, .3};
+    static const double want[5][4] = {
+        {0.998950000001, -1.998950000000, 0.500000000000, 0.082500000175},
+        {0.998600017499, -1.999037499727, 0.534999998250, 0.103092194283},
+        {0.998600017499, -1.999037499727, 0.519253147337, 0.103092194283},
+        {0.993943918533, -1.997288051810, 0.515758211329, 0.077531808313},
+        {0.997052279810, -1.998648875444, 0.510434511408, 0.070645637042}};
+    stx_ctx *x = plain(1, 1);
+    stx_params *p = stx_params_create(x);
+    stx_optim_desc d;
+    stx_schedule s;
+    stx_optim *o;
+    stx_tensor *a = stx_param(p, STX_ZEROS, 0, "p", 3, 0, 0, 0),
+               *b = stx_param(p, STX_CONSTANT, 0.1, "q", 1, 0, 0, 0);
+    double tol = sizeof(stx_real) == 8 ? 2e-12 : 1e-6, value;
+    int n, i;
+    memset(&d, 0, sizeof d);
+    memset(&s, 0, sizeof s);
+    d.kind = STX_ADAGRAD;
+    d.clip = 0.03;
+    s.lr = 0.07;
+    s.warmup = 4;
+    o = stx_optim_create(p, &d);
+    a->data[0] = 1;
+    a->data[1] = -2;
+    a->data[2] = (stx_real)0.5;
+    for (n = 1; n <= 5; n++) {
+        for (i = 0; i < 3; i++) a->grad[i] = (stx_real)gp[n - 1][i];
+        b->grad[0] = (stx_real)gq[n - 1];
+        CHECK(stx_optim_step(o, stx_schedule_lr(&s, (uint64_t)n)), "%s", stx_error(x));
+        for (i = 0; i < 4; i++) {
+            value = (double)(i < 3 ? a->data[i] : b->data[0]);
+            CHECK(CLOSE(value, want[n - 1][i], tol),
+                  "Adagrad, update %d, element %d: expected %.12g, got %.12g", n, i, want[n - 1][i],
+                  value);
         }
-    { /* Adagrad with the clip of the references, on given numbers */
-        static const double gp[5][3] = {{.3, -.4, 0},
-                                        {.003, .001, -.002},
-                                        {0, 0, .1},
-                                        {.02, -.01, .005},
-                                        {-.2, .1, .3}},
-                            gq[5] = {.01, -.05, 0, .02, .3};
-        static const double want[5][4] = {
-            {0.998950000001, -1.998950000000, 0.500000000000, 0.082500000175},
-            {0.998600017499, -1.999037499727, 0.534999998250, 0.103092194283},
-            {0.998600017499, -1.999037499727, 0.519253147337, 0.103092194283},
-            {0.993943918533, -1.997288051810, 0.515758211329, 0.077531808313},
-            {0.997052279810, -1.998648875444, 0.510434511408, 0.070645637042}};
-        stx_ctx *x = plain(1, 1);
-        stx_params *p = stx_params_create(x);
-        stx_optim_desc d;
-        stx_schedule s;
-        stx_optim *o;
-        stx_tensor *a = stx_param(p, STX_ZEROS, 0, "p", 3, 0, 0, 0),
-                   *b = stx_param(p, STX_CONSTANT, 0.1, "q", 1, 0, 0, 0);
-        double tol = sizeof(stx_real) == 8 ? 2e-12 : 1e-6;
-        int n, i;
-        memset(&d, 0, sizeof d);
-        memset(&s, 0, sizeof s);
-        d.kind = STX_ADAGRAD;
-        d.clip = 0.03;
-        s.lr = 0.07;
-        s.warmup = 4;
-        o = stx_optim_create(p, &d);
-        a->data[0] = 1;
-        a->data[1] = -2;
-        a->data[2] = (stx_real)0.5;
-        for (n = 1; n <= 5; n++) {
-            for (i = 0; i < 3; i++) a->grad[i] = (stx_real)gp[n - 1][i];
-            b->grad[0] = (stx_real)gq[n - 1];
-            CHECK(stx_optim_step(o, stx_schedule_lr(&s, (uint64_t)n)), "%s", stx_error(x));
-            for (i = 0; i < 4; i++)
-                CHECK(CLOSE(i < 3 ? a->data[i] : b->data[0], want[n - 1][i], tol),
-                      "Adagrad, update %d, number %d: "
-                      "%.12g, expected %.12g",
-                      n, i, (double)(i < 3 ? a->data[i] : b->data[0]), want[n - 1][i]);
-        }
-        stx_destroy(x);
     }
-    { /* the other rules from their formulas, in double beside */
-        /* 5, 6: Adam and AdamW with eps_hat; 7: values clipped; 8, 9: LAMB */
-        for (kind = 0; kind < 10; kind++) {
-            stx_ctx *x = plain(1, 1);
-            stx_params *p = stx_params_create(x);
-            stx_optim_desc d;
-            stx_optim *o;
-            stx_tensor *w = stx_param(p, STX_CONSTANT, 0.5, "w", 2, 0, 0, 0);
-            double th[2] = {0.5, 0.5}, m[2] = {0, 0}, v[2] = {0, 0};
-            int n, i;
-            memset(&d, 0, sizeof d);
-            d.kind = kind < 2                                           ? STX_SGD
-                     : kind == 2 || kind == 3 || kind == 5 || kind == 7 ? STX_ADAM
-                     : kind < 8                                         ? STX_ADAMW
-                                                                        : STX_LAMB;
-            d.eps_hat = kind == 5 || kind == 6;
-            if (d.eps_hat) d.eps = 0.01;
-            d.clip_value = kind == 7 ? 0.6 : 0;
-            if (kind == 9) {
-                d.no_correction = 1;
-                d.trust_max = 0.6;
-            }
-            d.momentum = kind == 1 ? 0.9 : 0;
-            d.clip = kind == 2 ? 0 : 0.8;
-            d.weight_decay = kind == 2 ? 0 : 0.02;
-            o = stx_optim_create(p, &d);
-            for (n = 1; n <= 6; n++) {
-                double g[2], norm, f;
-                double p2 = 0, u2 = 0, u[2];
-                g[0] = sin(n);
-                g[1] = cos(3 * n);
-                for (i = 0; i < 2; i++) w->grad[i] = (stx_real)g[i];
-                if (kind == 7)
-                    for (i = 0; i < 2; i++) g[i] = fmax(-0.6, fmin(0.6, g[i]));
-                norm = sqrt(g[0] * g[0] + g[1] * g[1]);
-                f = d.clip > 0 && d.clip / (norm + 1e-6) < 1 ? d.clip / (norm + 1e-6) : 1;
-                for (i = 0; i < 2; i++) {
-                    double e = f * g[i]
-                               + (kind == 4 || kind == 6 || kind >= 8 ? 0 : d.weight_decay) * th[i],
-                           c1 = 1 - pow(0.9, n), c2 = 1 - pow(0.999, n);
-                    if (kind < 2) {
-                        m[i] = n == 1 ? e : d.momentum * m[i] + e;
-                        th[i] -= 0.05 * (kind ? m[i] : e);
-                    } else {
-                        if (kind == 4 || kind == 6) th[i] -= 0.05 * 0.02 * th[i];
-                        m[i] = 0.9 * m[i] + 0.1 * e;
-                        v[i] = 0.999 * v[i] + 0.001 * e * e;
-                        if (kind == 9) c1 = c2 = 1;
-                        u[i] = m[i] / c1 / (sqrt(v[i] / c2) + 1e-6) + d.weight_decay * th[i];
-                        p2 += th[i] * th[i];
-                        u2 += u[i] * u[i];
-                        if (d.eps_hat)
-                            th[i] -= 0.05 * sqrt(c2) / c1 * m[i] / (sqrt(v[i]) + 0.01);
-                        else if (kind < 8)
-                            th[i] -= 0.05 * (m[i] / c1) / (sqrt(v[i] / c2) + 1e-8);
-                    }
-                }
-                for (i = 0; kind >= 8 && i < 2; i++)
-                    th[i] -= 0.05 * (kind == 9 ? fmin(sqrt(p2), 0.6) : sqrt(p2)) / sqrt(u2) * u[i];
-                stx_optim_step(o, 0.05);
-                for (i = 0; i < 2; i++)
-                    CHECK(CLOSE(w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-12 : 2e-6),
-                          "rule %d, update %d: %.9g, "
-                          "want %.9g",
-                          kind, n, (double)w->data[i], th[i]);
-            }
-            stx_destroy(x);
-        }
+    stx_destroy(x);
+}
+
+/* One update of two parameters th by SGD, from its formula. m: the momentum buffer */
+static void sgd_formula(const stx_optim_desc *d, int n, const double *g, double *th, double *m) {
+    int i;
+    for (i = 0; i < 2; i++) {
+        double e = g[i] + d->weight_decay * th[i];
+        m[i] = n == 1 ? e : d->momentum * m[i] + e;
+        th[i] -= 0.05 * (d->momentum > 0 ? m[i] : e);
     }
 }
 
-/* RAdam as stx_optim_desc has it, in double beside: 12 updates of 3 numbers at a falling
-   learning rate, one attempt with a gradient that is not finite before the fourth. skip:
-   radam_skip. stop: saved after so many updates and loaded into another run, which goes
-   on; 0: never. */
-typedef struct radam_run {
+/* One update by Adam, AdamW or LAMB. The weight decay of Adam is part of the gradient,
+   that of AdamW is separate, that of LAMB part of the direction. */
+static void adam_formula(const stx_optim_desc *d, int n, const double *g, double *th, double *m,
+                         double *v) {
+    double c1 = d->no_correction ? 1 : 1 - pow(0.9, n),
+           c2 = d->no_correction ? 1 : 1 - pow(0.999, n), p2 = 0, u2 = 0, u[2], norm;
+    int i;
+    for (i = 0; i < 2; i++) {
+        double e = g[i] + (d->kind == STX_ADAM ? d->weight_decay * th[i] : 0);
+        if (d->kind == STX_ADAMW) th[i] -= 0.05 * d->weight_decay * th[i];
+        m[i] = 0.9 * m[i] + 0.1 * e;
+        v[i] = 0.999 * v[i] + 0.001 * e * e;
+        u[i] = m[i] / c1 / (sqrt(v[i] / c2) + 1e-6) + d->weight_decay * th[i];
+        p2 += th[i] * th[i];
+        u2 += u[i] * u[i];
+        if (d->kind == STX_LAMB) continue;
+        if (d->eps_hat)
+            th[i] -= 0.05 * sqrt(c2) / c1 * m[i] / (sqrt(v[i]) + d->eps);
+        else
+            th[i] -= 0.05 * (m[i] / c1) / (sqrt(v[i] / c2) + 1e-8);
+    }
+    norm = d->trust_max > 0 ? fmin(sqrt(p2), d->trust_max) : sqrt(p2);
+    for (i = 0; i < 2 && d->kind == STX_LAMB; i++) th[i] -= 0.05 * norm / sqrt(u2) * u[i];
+}
+
+/* Six updates of two parameters against the formulas in double */
+static void optimiser_formula(const stx_optim_desc *d, size_t number) {
+    stx_ctx *x = plain(1, 1);
+    stx_params *p = stx_params_create(x);
+    stx_optim *o;
+    stx_tensor *w = stx_param(p, STX_CONSTANT, 0.5, "w", 2, 0, 0, 0);
+    double th[2] = {0.5, 0.5}, m[2] = {0, 0}, v[2] = {0, 0};
+    int n, i;
+    o = stx_optim_create(p, d);
+    for (n = 1; n <= 6; n++) {
+        double g[2], norm;
+        g[0] = sin(n);
+        g[1] = cos(3 * n);
+        for (i = 0; i < 2; i++) {
+            w->grad[i] = (stx_real)g[i];
+            if (d->clip_value > 0) g[i] = fmax(-d->clip_value, fmin(d->clip_value, g[i]));
+        }
+        norm = sqrt(g[0] * g[0] + g[1] * g[1]);
+        for (i = 0; i < 2; i++)
+            if (d->clip > 0 && d->clip / (norm + 1e-6) < 1) g[i] *= d->clip / (norm + 1e-6);
+        if (d->kind == STX_SGD)
+            sgd_formula(d, n, g, th, m);
+        else
+            adam_formula(d, n, g, th, m, v);
+        stx_optim_step(o, 0.05);
+        for (i = 0; i < 2; i++)
+            CHECK(CLOSE(w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-12 : 2e-6),
+                  "formula %zu, update %d: expected %.9g, got %.9g", number, n, th[i],
+                  (double)w->data[i]);
+    }
+    stx_destroy(x);
+}
+
+static void optimisers(void) {
+    static const double bad[] = {NAN, HUGE_VAL, -HUGE_VAL};
+    static const stx_optim_desc formulas[] = {
+        {.kind = STX_SGD, .clip = 0.8, .weight_decay = 0.02},
+        {.kind = STX_SGD, .clip = 0.8, .weight_decay = 0.02, .momentum = 0.9},
+        {.kind = STX_ADAM},
+        {.kind = STX_ADAM, .clip = 0.8, .weight_decay = 0.02},
+        {.kind = STX_ADAMW, .clip = 0.8, .weight_decay = 0.02},
+        {.kind = STX_ADAM, .clip = 0.8, .weight_decay = 0.02, .eps_hat = 1, .eps = 0.01},
+        {.kind = STX_ADAMW, .clip = 0.8, .weight_decay = 0.02, .eps_hat = 1, .eps = 0.01},
+        {.kind = STX_ADAM, .clip = 0.8, .weight_decay = 0.02, .clip_value = 0.6},
+        {.kind = STX_LAMB, .clip = 0.8, .weight_decay = 0.02},
+        {.kind = STX_LAMB,
+         .clip = 0.8,
+         .weight_decay = 0.02,
+         .no_correction = 1,
+         .trust_max = 0.6}};
+    size_t i;
+    int kind;
+    for (kind = STX_SGD; kind <= STX_LAMB; kind++)
+        for (i = 0; i < 3; i++) skipped_step(kind, bad[i]);
+    adagrad_reference();
+    for (i = 0; i < sizeof formulas / sizeof *formulas; i++) optimiser_formula(&formulas[i], i);
+}
+
+/* An optimiser of one parameter of three elements */
+typedef struct rule_run {
     stx_ctx *x;
     stx_params *p;
     stx_optim *o;
     stx_tensor *w;
-} radam_run;
+} rule_run;
 
-static void radam_make(radam_run *r, const stx_optim_desc *d) {
+static void rule_make(rule_run *r, const stx_optim_desc *d) {
     r->x = plain(1, 1);
     r->p = stx_params_create(r->x);
     r->w = stx_param(r->p, STX_CONSTANT, 0.5, "w", 3, 0, 0, 0);
     r->o = stx_optim_create(r->p, d);
 }
 
-static void radam(double beta2, double eps, double clip, double decay, int skip, int stop) {
-    double th[3] = {0.5, 0.5, 0.5}, m[3] = {0, 0, 0}, v[3] = {0, 0, 0};
-    const double B2 = beta2 > 0 ? beta2 : 0.999, E = eps > 0 ? eps : 1e-8;
-    stx_optim_desc d;
-    radam_run r;
+/* RAdam in double; r2 is the square of the rectification. */
+typedef struct radam_state {
+    double th[3], m[3], v[3];
+} radam_state;
+
+/* rho of update t: 5 and more is rectified */
+static double radam_rho(double b2, int t) {
+    return 2 / (1 - b2) - 1 - 2 * t * pow(b2, t) / (1 - pow(b2, t));
+}
+
+static double radam_r2(double b2, int t) {
+    double inf = 2 / (1 - b2) - 1, rho = radam_rho(b2, t);
+    return (rho - 4) * (rho - 2) * inf / ((inf - 4) * (inf - 2) * rho);
+}
+
+/* Update t with the formula of stx_optim_desc */
+static void radam_formula(radam_state *s, const stx_optim_desc *d, int t, const double *g,
+                          double lr) {
+    const double b2 = d->beta2 > 0 ? d->beta2 : 0.999, eps = d->eps > 0 ? d->eps : 1e-8,
+                 rho = radam_rho(b2, t), c1 = 1 - pow(0.9, t), c2 = 1 - pow(b2, t);
+    double norm = sqrt(g[0] * g[0] + g[1] * g[1] + g[2] * g[2]), f = 1;
+    int i;
+    if (d->clip > 0) f = fmin(1, d->clip / (norm + 1e-6));
+    for (i = 0; i < 3; i++) {
+        s->m[i] = 0.9 * s->m[i] + 0.1 * f * g[i];
+        s->v[i] = b2 * s->v[i] + (1 - b2) * f * g[i] * f * g[i];
+        if (rho < 5 && d->radam_skip) continue;
+        s->th[i] -= lr * d->weight_decay * s->th[i];
+        if (rho < 5)
+            s->th[i] -= lr * s->m[i] / c1;
+        else
+            s->th[i] -= lr * sqrt(c2 * radam_r2(b2, t)) / c1 * s->m[i] / (sqrt(s->v[i]) + eps);
+    }
+}
+
+/* A gradient that is not finite changes nothing in update 4. */
+static void radam_not_finite(rule_run *r) {
+    stx_real keep[9];
+    int i;
+    for (i = 0; i < 3; i++) {
+        keep[i] = r->w->data[i];
+        keep[3 + i] = r->o->state[0][0]->data[i];
+        keep[6 + i] = r->o->state[1][0]->data[i];
+        r->w->grad[i] = (stx_real)(i == 1 ? NAN : 1);
+    }
+    CHECK(stx_optim_step(r->o, 0.1) == 0 && r->o->step == 3 && r->o->skipped == 1,
+          "RAdam: a gradient that is not finite: step %d, skipped %d", (int)r->o->step,
+          (int)r->o->skipped);
+    CHECK(!memcmp(keep, r->w->data, 3 * sizeof *keep)
+              && !memcmp(keep + 3, r->o->state[0][0]->data, 3 * sizeof *keep)
+              && !memcmp(keep + 6, r->o->state[1][0]->data, 3 * sizeof *keep) && r->w->grad[0] == 0,
+          "RAdam: a gradient that is not finite has an effect");
+}
+
+/* An optimiser of another kind refuses the state of RAdam. */
+static void radam_other_kind(const char *path) {
+    stx_ctx *x = plain(1, 1);
+    stx_params *p = stx_params_create(x);
+    stx_file *f;
+    stx_param(p, STX_ZEROS, 0, "w", 3, 0, 0, 0);
+    f = stx_file_open(x, path);
+    CHECK(f && !stx_optim_load(stx_optim_create(p, NULL), f) && strstr(stx_error(x), "optimiser 5")
+              && strstr(stx_error(x), "5 radam"),
+          "%s", stx_error(x));
+    stx_file_close(f);
+    stx_destroy(x);
+}
+
+/* Saves after update t and loads into another run: both continue bit-exactly. */
+static void radam_resume(rule_run *r, const stx_optim_desc *d, int t) {
+    char path[1024];
+    stx_writer *w = stx_writer_create(r->x);
+    rule_run q;
+    stx_file *f;
+    int i, k;
+    test_path(path, sizeof path, "test_api");
+    CHECK(stx_params_save(w, r->p, "") && stx_optim_save(w, r->o) && stx_writer_finish(w, path),
+          "%s", stx_error(r->x));
+    rule_make(&q, d);
+    f = stx_file_open(q.x, path);
+    CHECK(f && stx_params_load(q.p, f, "") && stx_optim_load(q.o, f), "%s", stx_error(q.x));
+    stx_file_close(f);
+    if (t == 3) radam_other_kind(path);
+    remove(path);
+    for (i = t + 1; i <= 15; i++) {
+        for (k = 0; k < 3; k++) r->w->grad[k] = q.w->grad[k] = (stx_real)cos(i + k);
+        CHECK(stx_optim_step(r->o, 0.02) == 1 && stx_optim_step(q.o, 0.02) == 1
+                  && !memcmp(r->w->data, q.w->data, 3 * sizeof(stx_real)) && r->o->step == q.o->step
+                  && q.o->skipped == r->o->skipped,
+              "RAdam, saved after update %d: update %d differs", t, i);
+    }
+    stx_destroy(q.x);
+}
+
+/* 12 updates at a falling learning rate against the formula. stop: saved after this
+   update; 0: never */
+static void radam(stx_optim_desc d, int stop) {
+    radam_state s = {{0.5, 0.5, 0.5}, {0, 0, 0}, {0, 0, 0}};
+    rule_run r;
     int t, i;
-    memset(&d, 0, sizeof d);
     d.kind = STX_RADAM;
-    d.beta2 = beta2;
-    d.eps = eps;
-    d.clip = clip;
-    d.weight_decay = decay;
-    d.radam_skip = skip;
-    radam_make(&r, &d);
+    rule_make(&r, &d);
     for (t = 1; t <= 12; t++) {
-        double g[3], norm = 0, lr = 0.1 / t, inf = 2 / (1 - B2) - 1,
-                     rho = inf - 2 * t * pow(B2, t) / (1 - pow(B2, t)), r2;
-        stx_real keep[9];
-        if (t == 4) {
-            for (i = 0; i < 3; i++) {
-                keep[i] = r.w->data[i];
-                keep[3 + i] = r.o->state[0][0]->data[i];
-                keep[6 + i] = r.o->state[1][0]->data[i];
-                r.w->grad[i] = (stx_real)(i == 1 ? NAN : 1);
-            }
-            CHECK(stx_optim_step(r.o, 0.1) == 0 && r.o->step == 3 && r.o->skipped == 1,
-                  "RAdam: a gradient that is not finite: step %d, "
-                  "skipped %d",
-                  (int)r.o->step, (int)r.o->skipped);
-            CHECK(!memcmp(keep, r.w->data, 3 * sizeof *keep)
-                      && !memcmp(keep + 3, r.o->state[0][0]->data, 3 * sizeof *keep)
-                      && !memcmp(keep + 6, r.o->state[1][0]->data, 3 * sizeof *keep)
-                      && r.w->grad[0] == 0,
-                  "RAdam: ... changes something");
-        }
+        double g[3], lr = 0.1 / t, rho = radam_rho(d.beta2 > 0 ? d.beta2 : 0.999, t);
+        if (t == 4) radam_not_finite(&r);
         for (i = 0; i < 3; i++) {
             g[i] = (i == 2 ? 1e-3 : 1) * sin(t + 2.0 * i);
             r.w->grad[i] = (stx_real)g[i];
-            norm += g[i] * g[i];
         }
-        norm = sqrt(norm);
-        for (i = 0; i < 3; i++) {
-            if (clip > 0 && clip / (norm + 1e-6) < 1) g[i] *= clip / (norm + 1e-6);
-            m[i] = 0.9 * m[i] + 0.1 * g[i];
-            v[i] = B2 * v[i] + (1 - B2) * g[i] * g[i];
-            if (rho < 5 && skip) continue;
-            th[i] -= lr * decay * th[i];
-            r2 = (1 - pow(B2, t)) * (rho - 4) * (rho - 2) * inf / ((inf - 4) * (inf - 2) * rho);
-            th[i] -= rho < 5 ? lr * m[i] / (1 - pow(0.9, t))
-                             : lr * sqrt(r2) / (1 - pow(0.9, t)) * m[i] / (sqrt(v[i]) + E);
-        }
+        radam_formula(&s, &d, t, g, lr);
         CHECK(stx_optim_step(r.o, lr) == 1 && r.o->step == (uint64_t)t, "%s", stx_error(r.x));
-        CHECK(r.o->update->plain == (rho < 5) && (B2 != 0.999 || (rho < 5) == (t <= 5)),
+        CHECK(r.o->update->plain == (rho < 5) && (d.beta2 > 0 || (rho < 5) == (t <= 5)),
               "RAdam: update %d has rho %g", t, rho);
         for (i = 0; i < 3; i++)
-            CHECK(CLOSE(r.w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-13 : 1e-6),
-                  "RAdam, beta2 %g, skip %d, update %d, number %d: "
-                  "%.12g, expected %.12g",
-                  B2, skip, t, i, (double)r.w->data[i], th[i]);
-        if (skip && rho < 5)
+            CHECK(CLOSE(r.w->data[i], s.th[i], sizeof(stx_real) == 8 ? 1e-13 : 1e-6),
+                  "RAdam, beta2 %g, skip %d, update %d, element %d: expected %.12g, got %.12g",
+                  d.beta2, d.radam_skip, t, i, s.th[i], (double)r.w->data[i]);
+        if (d.radam_skip && rho < 5)
             CHECK(r.w->data[0] == (stx_real)0.5 && r.o->state[0][0]->data[0] != 0
                       && r.o->state[1][0]->data[0] > 0,
-                  "RAdam: what radam_skip changes");
+                  "RAdam: radam_skip must change the state only");
         if (t == stop) {
-            char path[1024];
-            stx_writer *w = stx_writer_create(r.x);
-            radam_run q;
-            stx_file *f;
-            test_path(path, sizeof path, "test_api");
-            CHECK(stx_params_save(w, r.p, "") && stx_optim_save(w, r.o)
-                      && stx_writer_finish(w, path),
-                  "%s", stx_error(r.x));
-            radam_make(&q, &d);
-            f = stx_file_open(q.x, path);
-            CHECK(f && stx_params_load(q.p, f, "") && stx_optim_load(q.o, f), "%s", stx_error(q.x));
-            stx_file_close(f);
-            if (stop == 3) { /* another kind does not take it */
-                stx_ctx *y = plain(1, 1);
-                stx_params *p = stx_params_create(y);
-                stx_param(p, STX_ZEROS, 0, "w", 3, 0, 0, 0);
-                f = stx_file_open(y, path);
-                CHECK(f && !stx_optim_load(stx_optim_create(p, NULL), f)
-                          && strstr(stx_error(y), "optimiser 5") && strstr(stx_error(y), "5 radam"),
-                      "%s", stx_error(y));
-                stx_file_close(f);
-                stx_destroy(y);
-            }
-            remove(path);
-            for (i = t + 1; i <= 15; i++) { /* both go on: the same bits */
-                int k;
-                for (k = 0; k < 3; k++) r.w->grad[k] = q.w->grad[k] = (stx_real)cos(i + k);
-                CHECK(stx_optim_step(r.o, 0.02) == 1 && stx_optim_step(q.o, 0.02) == 1
-                          && !memcmp(r.w->data, q.w->data, 3 * sizeof(stx_real))
-                          && r.o->step == q.o->step && q.o->skipped == r.o->skipped,
-                      "RAdam, saved after %d: update %d differs", stop, i);
-            }
-            stx_destroy(q.x);
+            radam_resume(&r, &d, t);
             break;
         }
     }
@@ -2201,22 +2266,32 @@ static void radam(double beta2, double eps, double clip, double decay, int skip,
 }
 
 static void radams(void) {
+    static const struct {
+        stx_optim_desc d;
+        int stop;
+    } cases[] = {{{.clip = 0}, 0},
+                 {{.clip = 0.5, .weight_decay = 0.1}, 0},
+                 /* large enough to matter: eps is added to the root of v, which is not
+                    corrected */
+                 {{.eps = 0.02, .weight_decay = 0.1}, 0},
+                 {{.beta2 = 0.9, .weight_decay = 0.1}, 0},
+                 {{.beta2 = 0.5, .weight_decay = 0.1}, 0}, /* rho_inf = 3: never rectified */
+                 {{.clip = 0.5, .weight_decay = 0.1}, 3},
+                 {{.clip = 0.5, .weight_decay = 0.1}, 5},
+                 {{.clip = 0.5, .weight_decay = 0.1}, 8}};
+
+    size_t i;
     int skip;
-    for (skip = 0; skip < 2; skip++) {
-        radam(0, 0, 0, 0, skip, 0);
-        radam(0, 0, 0.5, 0.1, skip, 0);
-        /* an eps that is felt: it stands beside the root of v without a correction */
-        radam(0, 0.02, 0, 0.1, skip, 0);
-        radam(0.9, 0, 0, 0.1, skip, 0);
-        radam(0.5, 0, 0, 0.1, skip, 0); /* rho_inf = 3: never rectified */
-        radam(0, 0, 0.5, 0.1, skip, 3);
-        radam(0, 0, 0.5, 0.1, skip, 5);
-        radam(0, 0, 0.5, 0.1, skip, 8);
-    }
+    for (skip = 0; skip < 2; skip++)
+        for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+            stx_optim_desc d = cases[i].d;
+            d.radam_skip = skip;
+            radam(d, cases[i].stop);
+        }
 }
 
-/* LAMB: norms are those of a whole tensor, also of one of several pieces; tensors of
-   zeros move by the direction alone; what is saved goes on with the same bits */
+/* LAMB: the norms are those of a whole tensor, also of one that is cut into chunks;
+   tensors of zeros move by the direction alone; a saved run continues bit-exactly. */
 static void lambs(void) {
     stx_optim_desc d;
     stx_ctx *x[2];
@@ -2246,13 +2321,14 @@ static void lambs(void) {
         big[0]->grad[i] = (stx_real)(i % 2 ? 0.5 : -2);
     }
     zero[0]->grad[0] = 1;
-    phi = sqrt(p2) / sqrt((double)n); /* the first direction is +-1, but for eps */
+    phi = sqrt(p2) / sqrt((double)n); /* the first direction is +-1, except for eps */
     CHECK(stx_optim_step(o[0], 0.01) == 1, "%s", stx_error(x[0]));
     for (i = 0; i < n; i += 999)
         CHECK(CLOSE(big[0]->data[i], keep[i] - 0.01 * phi * (i % 2 ? 1 : -1), 1e-6),
-              "LAMB, number %zu: %g from %g", i, (double)big[0]->data[i], (double)keep[i]);
+              "LAMB, element %zu: %g becomes %g", i, (double)keep[i], (double)big[0]->data[i]);
     CHECK(CLOSE(zero[0]->data[0], -0.01, 1e-6) && zero[0]->data[1] == 0 && big[0]->grad[9] == 0,
           "LAMB, zeros: %g", (double)zero[0]->data[0]);
+
     test_path(path, sizeof path, "test_api.lamb");
     w = stx_writer_create(x[0]);
     CHECK(stx_params_save(w, p[0], "") && stx_optim_save(w, o[0]) && stx_writer_finish(w, path),
@@ -2276,56 +2352,58 @@ static void lambs(void) {
     stx_destroy(x[1]);
 }
 
-/* A beta of 0, asked for by -1: Adam without a memory of gradients, of their squares,
-   of either; RAdam too */
-static void no_betas(void) {
-    static const int kinds[] = {STX_ADAM, STX_ADAMW, STX_RADAM};
-    int k, which, t, i;
-    for (k = 0; k < 3; k++)
-        for (which = 1; which < 4; which++) {
-            double B1 = which & 1 ? 0 : 0.9, B2 = which & 2 ? 0 : 0.999, th[3] = {0.5, 0.5, 0.5},
-                   m[3] = {0, 0, 0}, v[3] = {0, 0, 0};
-            stx_optim_desc d;
-            radam_run r;
-            memset(&d, 0, sizeof d);
-            d.kind = kinds[k];
-            d.beta1 = which & 1 ? -1 : 0;
-            d.beta2 = which & 2 ? -1 : 0;
-            radam_make(&r, &d);
-            CHECK(r.o != NULL, "betas %g and %g: %s", d.beta1, d.beta2, stx_error(r.x));
-            if (!r.o) {
-                stx_destroy(r.x);
-                continue;
-            }
-            for (t = 1; t <= 12; t++) {
-                double inf = 2 / (1 - B2) - 1, rho = inf - 2 * t * pow(B2, t) / (1 - pow(B2, t)),
-                       r2;
-                for (i = 0; i < 3; i++) {
-                    double g = sin(t + 2.0 * i);
-                    r.w->grad[i] = (stx_real)g;
-                    m[i] = B1 * m[i] + (1 - B1) * g;
-                    v[i] = B2 * v[i] + (1 - B2) * g * g;
-                    r2 = (1 - pow(B2, t)) * (rho - 4) * (rho - 2) * inf
-                         / ((inf - 4) * (inf - 2) * rho);
-                    if (kinds[k] != STX_RADAM)
-                        th[i] -= 0.1 * m[i] / (1 - pow(B1, t))
-                                 / (sqrt(v[i] / (1 - pow(B2, t))) + 1e-8);
-                    else if (rho < 5)
-                        th[i] -= 0.1 * m[i] / (1 - pow(B1, t));
-                    else
-                        th[i] -= 0.1 * sqrt(r2) / (1 - pow(B1, t)) * m[i] / (sqrt(v[i]) + 1e-8);
-                }
-                CHECK(stx_optim_step(r.o, 0.1) == 1, "%s", stx_error(r.x));
-                for (i = 0; i < 3; i++)
-                    CHECK(CLOSE(r.w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-13 : 2e-6),
-                          "kind %d, betas %g and %g, update %d, number %d: %.9g, expected %.9g",
-                          kinds[k], B1, B2, t, i, (double)r.w->data[i], th[i]);
-            }
-            CHECK(r.o->desc.beta1 == (which & 1 ? -1 : 0.9)
-                      && r.o->desc.beta2 == (which & 2 ? -1 : 0.999),
-                  "read back: %g and %g", r.o->desc.beta1, r.o->desc.beta2);
-            stx_destroy(r.x);
+/* One element with betas b1 and b2, which can be 0 */
+static void beta_formula(int kind, double b1, double b2, int t, double g, double *th, double *m,
+                         double *v) {
+    double c1 = 1 - pow(b1, t), c2 = 1 - pow(b2, t);
+    *m = b1 * *m + (1 - b1) * g;
+    *v = b2 * *v + (1 - b2) * g * g;
+    if (kind != STX_RADAM)
+        *th -= 0.1 * *m / c1 / (sqrt(*v / c2) + 1e-8);
+    else if (radam_rho(b2, t) < 5)
+        *th -= 0.1 * *m / c1;
+    else
+        *th -= 0.1 * sqrt(c2 * radam_r2(b2, t)) / c1 * *m / (sqrt(*v) + 1e-8);
+}
+
+/* A beta of 0, requested by -1: Adam, AdamW and RAdam without a memory of gradients, of
+   their squares, or of either. zero: 1 beta1, 2 beta2, 3 both */
+static void zero_betas_case(int kind, int zero) {
+    double b1 = zero & 1 ? 0 : 0.9, b2 = zero & 2 ? 0 : 0.999;
+    radam_state s = {{0.5, 0.5, 0.5}, {0, 0, 0}, {0, 0, 0}};
+    stx_optim_desc d;
+    rule_run r;
+    int t, i;
+    memset(&d, 0, sizeof d);
+    d.kind = kind;
+    d.beta1 = zero & 1 ? -1 : 0;
+    d.beta2 = zero & 2 ? -1 : 0;
+    rule_make(&r, &d);
+    CHECK(r.o != NULL, "betas %g and %g: %s", d.beta1, d.beta2, stx_error(r.x));
+    for (t = 1; t <= 12 && r.o; t++) {
+        for (i = 0; i < 3; i++) {
+            double g = sin(t + 2.0 * i);
+            r.w->grad[i] = (stx_real)g;
+            beta_formula(kind, b1, b2, t, g, &s.th[i], &s.m[i], &s.v[i]);
         }
+        CHECK(stx_optim_step(r.o, 0.1) == 1, "%s", stx_error(r.x));
+        for (i = 0; i < 3; i++)
+            CHECK(CLOSE(r.w->data[i], s.th[i], sizeof(stx_real) == 8 ? 1e-13 : 2e-6),
+                  "kind %d, betas %g and %g, update %d, element %d: expected %.9g, got %.9g", kind,
+                  b1, b2, t, i, s.th[i], (double)r.w->data[i]);
+    }
+    if (r.o)
+        CHECK(r.o->desc.beta1 == (zero & 1 ? -1 : 0.9)
+                  && r.o->desc.beta2 == (zero & 2 ? -1 : 0.999),
+              "the resolved desc has betas %g and %g", r.o->desc.beta1, r.o->desc.beta2);
+    stx_destroy(r.x);
+}
+
+static void zero_betas(void) {
+    static const int kinds[] = {STX_ADAM, STX_ADAMW, STX_RADAM};
+    int k, zero;
+    for (k = 0; k < 3; k++)
+        for (zero = 1; zero < 4; zero++) zero_betas_case(kinds[k], zero);
 }
 
 static double lr_of(int kind, int literal, double lr, double start, double least, uint64_t W,
@@ -3879,7 +3957,7 @@ int main(int argc, char **argv) {
                  {"optimisers", optimisers},
                  {"radams", radams},
                  {"lambs", lambs},
-                 {"no betas", no_betas},
+                 {"zero betas", zero_betas},
                  {"clipped infinity", clipped_infinity},
                  {"schedules", schedules},
                  {"philox", philox},

@@ -2112,11 +2112,11 @@ static const stx_real *value_of(const stx_attention_args *g, size_t b, size_t h,
 }
 
 /* y by the plain definition. mask (B,H,T,keys) or NULL: the factor of each weight after
-   normalization. dz (H) or (1), or NULL: for dy, with both ends of the ramp inclusive,
+   normalisation. dz (H) or (1), or NULL: for dy, with both ends of the ramp inclusive,
 
        dz = max_span/ramp sum over 0 <= ramp <= 1 of e^s/norm (dy.v - dy.y),
 
-   without dy.y if the ramp is not part of the normalizer. */
+   without dy.y if the ramp is not part of the normaliser. */
 static void dense(const problem *p, const attn *a, const stx_real *mask, const stx_real *dy,
                   stx_real *y, stx_real *dz) {
     stx_attention_args g = attn_args(p, a, y);
@@ -2543,7 +2543,7 @@ static void attn_options(void) {
         {.T = 1, .S = 1, .H = 1, .P = 1},
         {.P = 1},
         {.P = 1, .d.delta_min = 1, .pe_heads = 1, .H = 1},
-        /* the ramp is not part of the normalizer */
+        /* the ramp is not part of the normaliser */
         {.d.no_renorm = 1, .z = Z_INSIDE},
         {.d.no_renorm = 1, .z = Z_ZERO, .P = 11, .d.delta_min = 1},
         {.d.no_renorm = 1, .z = Z_ONE},
