@@ -2406,162 +2406,197 @@ static void zero_betas(void) {
         for (zero = 1; zero < 4; zero++) zero_betas_case(kinds[k], zero);
 }
 
-static double lr_of(int kind, int literal, double lr, double start, double least, uint64_t W,
-                    uint64_t T, uint64_t n) {
-    stx_schedule s;
-    memset(&s, 0, sizeof s);
-    s.kind = kind;
-    s.literal = literal;
-    s.lr = lr;
-    s.lr_start = start;
-    s.lr_min = least;
-    s.warmup = W;
-    s.total = T;
-    return stx_schedule_lr(&s, n);
+/* Is the rate of update n within a relative or absolute tol of `want`? */
+static void check_lr(const char *what, const stx_schedule *s, uint64_t n, double want, double tol) {
+    double lr = stx_schedule_lr(s, n);
+    CHECK(CLOSE(lr, want, tol), "%s, warm-up %d, update %d: expected %.12g, got %.12g", what,
+          (int)s->warmup, (int)n, want, lr);
+}
+
+static const double pi = 3.14159265358979323846;
+
+/* The literal schedules of the references: the first update has the full rate, and
+   update n has the rate of n - 1. */
+static void literal_schedules(uint64_t W, uint64_t n) {
+    const stx_schedule constant = {.kind = STX_LR_CONSTANT, .literal = 1, .lr = 2, .warmup = W},
+                       cosine = {.kind = STX_LR_COSINE,
+                                 .literal = 1,
+                                 .lr = 2,
+                                 .lr_min = 0.1,
+                                 .warmup = W,
+                                 .total = 5000},
+                       root = {.kind = STX_LR_INV_SQRT, .literal = 1, .lr = 2, .warmup = W};
+    double s = (double)(n - 1), w = (double)W, want;
+    if (n == 1)
+        want = 2;
+    else if (s < w)
+        want = 2 * s / w;
+    else
+        want = W > 1 ? 2 * (w - 1) / w : 2;
+    check_lr("literal constant", &constant, n, want, 1e-14);
+    if (n > 1 && s >= w) want = 0.1 + 1.9 * (1 + cos(pi * s / 5000)) / 2;
+    check_lr("literal cosine", &cosine, n, want, 1e-14);
+    if (n == 1)
+        want = W ? 0 : 2;
+    else
+        want = s <= w ? 2 * s / (w * sqrt(w)) : 2 / sqrt(s);
+    check_lr("literal inverse root", &root, n, want, 1e-14);
+}
+
+/* Our schedules: the peak is at n = W, and they are continuous. */
+static void our_schedules(uint64_t W, uint64_t n) {
+    const stx_schedule constant = {.kind = STX_LR_CONSTANT, .lr = 0.07, .warmup = W},
+                       start = {.kind = STX_LR_CONSTANT, .lr = 0.07, .lr_start = 0.01, .warmup = W},
+                       cosine = {.kind = STX_LR_COSINE,
+                                 .lr = 2,
+                                 .lr_min = 0.1,
+                                 .warmup = W,
+                                 .total = 1200},
+                       root = {.kind = STX_LR_INV_SQRT, .lr = 2, .warmup = W};
+    double w = (double)W, k = (double)n, share = n < W ? k / w : 1, descent = 1;
+    check_lr("constant", &constant, n, 0.07 * share, 1e-14);
+    check_lr("constant from lr_start", &start, n, n < W ? 0.01 + 0.06 * share : 0.07, 1e-14);
+    if (n < 1200) descent = (k - w) / (1200 - w);
+    check_lr("cosine", &cosine, n, n < W ? 2 * share : 0.1 + 1.9 * (1 + cos(pi * descent)) / 2,
+             1e-13);
+    if (W) check_lr("inverse root", &root, n, n < W ? 2 * share : 2 * sqrt(w / k), 1e-13);
+}
+
+static void cosine_schedules(void) {
+    /* warm-up 4, total 10, lr 1, as in Transformer-XL */
+    static const double example[] = {1,   0.25,     0.5,      0.75,     0.654508,
+                                     0.5, 0.345492, 0.206107, 0.095492, 0.024472};
+    const stx_schedule
+        literal = {.kind = STX_LR_COSINE, .literal = 1, .lr = 1, .warmup = 4, .total = 10},
+        ends = {.kind = STX_LR_COSINE, .lr = 2, .lr_min = 0.1, .warmup = 10, .total = 100},
+        endless = {.kind = STX_LR_COSINE, .lr = 2, .lr_min = 0.1};
+    uint64_t n;
+    for (n = 1; n <= 10; n++)
+        CHECK(fabs(stx_schedule_lr(&literal, n) - example[n - 1]) <= 6e-7,
+              "literal cosine, update %d", (int)n);
+    CHECK(stx_schedule_lr(&ends, 10) == 2 && CLOSE(stx_schedule_lr(&ends, 100), 0.1, 1e-14)
+              && CLOSE(stx_schedule_lr(&ends, 1000000), 0.1, 1e-14),
+          "the ends of the cosine");
+    CHECK(stx_schedule_lr(&endless, 5) >= 0.1, "a cosine without total is not finite");
+}
+
+/* Each rate of the recursive cosine from the one before it, as the trainer of SRU
+   computes it, in both warm-ups */
+static void recursive_rates(uint64_t W) {
+    const stx_schedule
+        ours = {.kind = STX_LR_RECURSIVE, .lr = 2, .warmup = W, .total = 1000},
+        literal = {.kind = STX_LR_RECURSIVE, .literal = 1, .lr = 2, .warmup = W, .total = 1000},
+        between = {.kind = STX_LR_RECURSIVE,
+                   .lr = 2,
+                   .lr_start = 0.5,
+                   .lr_min = 0.1,
+                   .warmup = W,
+                   .total = 1000},
+        to_min = {.kind = STX_LR_RECURSIVE, .lr = 2, .lr_min = 0.1, .warmup = W, .total = 1000};
+    double w = (double)W, lr = 0, lr_literal = 0, low = 0;
+    uint64_t n;
+    for (n = 1; n <= 1000; n++) {
+        double k = (double)(n - 1), f = (1 + cos(pi * k / 1000)) / (1 + cos(pi * (k - 1) / 1000));
+        if (k < w) {
+            lr = 2 * (k + 1) / w;
+            lr_literal = 2 * k / w;
+            low = 0.5 + 1.5 * (k + 1) / w;
+        } else if (n == 1) {
+            lr = lr_literal = low = 2;
+        } else {
+            lr *= f;
+            lr_literal *= f;
+            low = 0.1 + (low - 0.1) * f;
+        }
+        check_lr("recursive cosine", &ours, n, lr, 1e-11);
+        check_lr("literal recursive cosine", &literal, n, lr_literal, 1e-11);
+        check_lr("recursive cosine between two rates", &between, n, low, 1e-11);
+    }
+    CHECK(fabs(stx_schedule_lr(&to_min, 1001) - 0.1) <= 1e-14
+              && stx_schedule_lr(&to_min, 1500) == stx_schedule_lr(&to_min, 1001),
+          "the end of the recursive cosine");
+}
+
+static void recursive_schedules(void) {
+    /* update n is n - 1 in the reference */
+    static const struct {
+        uint64_t n;
+        double want;
+    } sru[] = {{16001, 2.99999852e-4}, {200001, 1.50593664e-4}, {300001, 4.41078630e-5}};
+
+    static const uint64_t warmup[] = {0, 1, 2, 7, 300};
+    const stx_schedule reference = {.kind = STX_LR_RECURSIVE,
+                                    .lr = 3e-4,
+                                    .warmup = 16000,
+                                    .total = 400000},
+                       literal = {.kind = STX_LR_RECURSIVE,
+                                  .literal = 1,
+                                  .lr = 3e-4,
+                                  .warmup = 16000,
+                                  .total = 400000},
+                       endless = {.kind = STX_LR_RECURSIVE, .lr = 2, .warmup = 10},
+                       short_ = {.kind = STX_LR_RECURSIVE, .lr = 2, .warmup = 10, .total = 9};
+    int i;
+    for (i = 0; i < 3; i++) {
+        double lr = stx_schedule_lr(&reference, sru[i].n);
+        CHECK(fabs(lr - sru[i].want) <= 6e-9 * sru[i].want,
+              "recursive cosine, update %d: expected %.9g, got %.9g", (int)sru[i].n, sru[i].want,
+              lr);
+    }
+    for (i = 0; i < 5; i++) recursive_rates(warmup[i]);
+    CHECK(stx_schedule_lr(&literal, 1) == 0 && stx_schedule_lr(&reference, 16000) == 3e-4,
+          "the ends of both warm-ups");
+    CHECK(stx_schedule_lr(&endless, 50) == 2 && stx_schedule_lr(&short_, 50) == 2,
+          "a recursive cosine without a descent");
+}
+
+/* The decay of the reference for PTB */
+static void noam_schedules(void) {
+    const stx_schedule ptb = {.kind = STX_LR_NOAM, .lr = 3, .dim = 1024, .warmup = 32000},
+                       plain_root = {.kind = STX_LR_NOAM, .lr = 3};
+    uint64_t n;
+    for (n = 0; n < 100000; n += n < 5 ? 1 : 997) {
+        double k = n ? (double)n : 1;
+        CHECK(CLOSE(stx_schedule_lr(&ptb, n) * 1e4,
+                    3e4 / 32 * (k < 32000 ? k * pow(32000, -1.5) : pow(k, -0.5)), 1e-12),
+              "noam, update %d: %g", (int)n, stx_schedule_lr(&ptb, n));
+        CHECK(CLOSE(stx_schedule_lr(&plain_root, n), 3 / sqrt(k), 1e-14),
+              "noam without warm-up, update %d", (int)n);
+    }
+}
+
+/* A factor of 0.98 per epoch of 40 updates, from the fourth on; or once; or never */
+static void decayed_schedule(int kind, uint64_t n) {
+    stx_schedule s = {
+        .kind = kind, .lr = 2, .warmup = 10, .total = 500, .decay_from = 160, .decay_every = 40};
+    double lr = stx_schedule_lr(&s, n), factor = 1;
+    uint64_t k;
+    s.decay = 0.98;
+    for (k = 160; k < n; k += 40) factor *= 0.98;
+    CHECK(n > 160 ? CLOSE(stx_schedule_lr(&s, n), lr * factor, 1e-14)
+                  : stx_schedule_lr(&s, n) == lr,
+          "decay of schedule %d, update %d", kind, (int)n);
+    s.decay_every = 0;
+    CHECK(CLOSE(stx_schedule_lr(&s, n), lr * (n > 160 ? 0.98 : 1), 1e-15),
+          "one decay of schedule %d, update %d", kind, (int)n);
+    s.decay = 0;
+    CHECK(stx_schedule_lr(&s, n) == lr, "no decay of schedule %d, update %d", kind, (int)n);
 }
 
 static void schedules(void) {
-    /* cosine W = 4, T = 10, lr = 1, as Transformer-XL has it */
-    static const double example[] = {1,   0.25,     0.5,      0.75,     0.654508,
-                                     0.5, 0.345492, 0.206107, 0.095492, 0.024472};
-    static const uint64_t Ws[] = {0, 1, 4, 1000};
-    const double pi = 3.14159265358979323846;
-    uint64_t n, W;
+    static const uint64_t warmup[] = {0, 1, 4, 1000};
+    uint64_t n;
     int i;
-    for (n = 1; n <= 10; n++)
-        CHECK(fabs(lr_of(STX_LR_COSINE, 1, 1, 0, 0, 4, 10, n) - example[n - 1]) <= 6e-7,
-              "literal cosine, update %d", (int)n);
     for (i = 0; i < 4; i++)
-        for (W = Ws[i], n = 1; n < 1300; n += n < 20 ? 1 : 37) {
-            double s = (double)(n - 1), w = (double)W, want;
-            /* 2.5: lr min(1, n / W) */
-            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 0, 0.07, 0, 0, W, 0, n),
-                        0.07 * (n < W ? (double)n / w : 1), 1e-14),
-                  "constant, W %d n %d", (int)W, (int)n);
-            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 0, 0.07, 0.01, 0, W, 0, n),
-                        n < W ? 0.01 + 0.06 * (double)n / w : 0.07, 1e-14),
-                  "warm-up from lr_start, W %d n %d", (int)W, (int)n);
-            /* 2.8, literal: first update at full lr; n > 1: lr s / W below W */
-            want = n == 1 ? 2 : s < w ? 2 * s / w : W > 1 ? 2 * (w - 1) / w : 2;
-            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 1, 2, 0, 0, W, 0, n), want, 1e-14),
-                  "literal constant, W %d n %d: %g, expected %g", (int)W, (int)n,
-                  lr_of(STX_LR_CONSTANT, 1, 2, 0, 0, W, 0, n), want);
-            want = n == 1 ? 2 : s < w ? 2 * s / w : 0.1 + 1.9 * (1 + cos(pi * s / 5000)) / 2;
-            CHECK(CLOSE(lr_of(STX_LR_COSINE, 1, 2, 0, 0.1, W, 5000, n), want, 1e-14),
-                  "literal cosine, W %d n %d", (int)W, (int)n);
-            want = n == 1 ? (W ? 0 : 2) : s <= w ? 2 * s / (w * sqrt(w)) : 2 / sqrt(s);
-            CHECK(CLOSE(lr_of(STX_LR_INV_SQRT, 1, 2, 0, 0, W, 0, n), want, 1e-14),
-                  "literal inverse root, W %d n %d", (int)W, (int)n);
-            /* ours: the peak at n = W, continuous, cosine to lr_min at total, then it
-               stays */
-            want = n < W ? 2 * (double)n / w
-                         : 0.1
-                               + 1.9 * (1 + cos(pi * (n < 1200 ? ((double)n - w) / (1200 - w) : 1)))
-                                     / 2;
-            CHECK(CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, W, 1200, n), want, 1e-13),
-                  "cosine, W %d n %d", (int)W, (int)n);
-            if (W)
-                CHECK(CLOSE(lr_of(STX_LR_INV_SQRT, 0, 2, 0, 0, W, 0, n),
-                            n < W ? 2 * (double)n / w : 2 * sqrt(w / (double)n), 1e-13),
-                      "inverse root, W %d n %d", (int)W, (int)n);
+        for (n = 1; n < 1300; n += n < 20 ? 1 : 37) {
+            our_schedules(warmup[i], n);
+            literal_schedules(warmup[i], n);
         }
-    CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 10) == 2
-              && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 100), 0.1, 1e-14)
-              && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 1000000), 0.1, 1e-14),
-          "ends of the cosine");
-    CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 0, 0, 5) >= 0.1, "a cosine without total is finite");
-
-    { /* recursive: update n here is n - 1 there */
-
-        static const struct {
-            uint64_t n;
-            double want;
-        } sru[] = {{16001, 2.99999852e-4}, {200001, 1.50593664e-4}, {300001, 4.41078630e-5}};
-
-        static const uint64_t warm[] = {0, 1, 2, 7, 300};
-        for (i = 0; i < 3; i++) {
-            double lr = lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000, sru[i].n);
-            CHECK(fabs(lr - sru[i].want) <= 6e-9 * sru[i].want,
-                  "recursive cosine, update %d: %.9g, expected %.9g", (int)sru[i].n, lr,
-                  sru[i].want);
-        }
-        /* each rate from the one before, as the trainer goes along, in both warm-ups */
-        for (i = 0; i < 5; i++) {
-            double w = (double)warm[i], was = 0, wordy = 0, low = 0;
-            for (n = 1; n <= 1000; n++) {
-                double k = (double)(n - 1),
-                       f = (1 + cos(pi * k / 1000)) / (1 + cos(pi * (k - 1) / 1000));
-                was = k < w ? 2 * (k + 1) / w : k == 0 ? 2 : was * f;
-                wordy = k < w ? 2 * k / w : k == 0 ? 2 : wordy * f;
-                low = k < w ? 0.5 + 1.5 * (k + 1) / w : k == 0 ? 2 : 0.1 + (low - 0.1) * f;
-                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, warm[i], 1000, n), was, 1e-11),
-                      "recursive cosine, W %d, update %d: %g, "
-                      "want %g",
-                      (int)warm[i], (int)n, lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, warm[i], 1000, n),
-                      was);
-                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 1, 2, 0, 0, warm[i], 1000, n), wordy, 1e-11),
-                      "literal recursive cosine, W %d, "
-                      "update %d",
-                      (int)warm[i], (int)n);
-                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 0, 2, 0.5, 0.1, warm[i], 1000, n), low, 1e-11),
-                      "recursive cosine between two rates, "
-                      "W %d, update %d",
-                      (int)warm[i], (int)n);
-            }
-            CHECK(fabs(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1001) - 0.1) <= 1e-14
-                      && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1500)
-                             == lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1001),
-                  "the end of the recursive cosine");
-        }
-        CHECK(lr_of(STX_LR_RECURSIVE, 1, 3e-4, 0, 0, 16000, 400000, 1) == 0
-                  && lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000, 16000) == 3e-4,
-              "both warm-ups' ends");
-        CHECK(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 0, 50) == 2
-                  && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 9, 50) == 2,
-              "a recursive cosine without descent");
-    }
-    for (n = 0; n < 100000; n += n < 5 ? 1 : 997) { /* the reference's decay for ptb */
-        stx_schedule s;
-        double k = n ? (double)n : 1;
-        memset(&s, 0, sizeof s);
-        s.kind = STX_LR_NOAM;
-        s.lr = 3;
-        s.dim = 1024;
-        s.warmup = 32000;
-        CHECK(CLOSE(stx_schedule_lr(&s, n) * 1e4,
-                    3e4 / 32 * (k < 32000 ? k * pow(32000, -1.5) : pow(k, -0.5)), 1e-12),
-              "noam, update %d: %g", (int)n, stx_schedule_lr(&s, n));
-        s.warmup = 0;
-        s.dim = 0;
-        CHECK(CLOSE(stx_schedule_lr(&s, n), 3 / sqrt(k), 1e-14), "noam without warm-up, update %d",
-              (int)n);
-    }
-    /* 0.98 an epoch of 40 updates, from the fourth on; or once; or never */
+    cosine_schedules();
+    recursive_schedules();
+    noam_schedules();
     for (i = STX_LR_CONSTANT; i <= STX_LR_NOAM; i++)
-        for (n = 1; n < 400; n++) {
-            stx_schedule s;
-            double plain_lr, factor = 1;
-            uint64_t k;
-            memset(&s, 0, sizeof s);
-            s.kind = i;
-            s.lr = 2;
-            s.warmup = 10;
-            s.total = 500;
-            s.decay_from = 160;
-            s.decay_every = 40;
-            plain_lr = stx_schedule_lr(&s, n);
-            s.decay = 0.98;
-            for (k = 0; k < n; k++)
-                if (k >= 160 && k % 40 == 0) factor *= 0.98;
-            CHECK(n > 160 ? CLOSE(stx_schedule_lr(&s, n), plain_lr * factor, 1e-14)
-                          : stx_schedule_lr(&s, n) == plain_lr,
-                  "decay of schedule %d, update %d", i, (int)n);
-            s.decay_every = 0;
-            CHECK(CLOSE(stx_schedule_lr(&s, n), plain_lr * (n > 160 ? 0.98 : 1), 1e-15),
-                  "one decay of schedule %d, update %d", i, (int)n);
-            s.decay = 0;
-            CHECK(stx_schedule_lr(&s, n) == plain_lr, "no decay");
-        }
+        for (n = 1; n < 400; n++) decayed_schedule(i, n);
 }
 
 /* >>random numbers */
