@@ -2599,9 +2599,10 @@ static void schedules(void) {
         for (n = 1; n < 400; n++) decayed_schedule(i, n);
 }
 
-/* >>random numbers */
+/* >>random numbers, lifetimes */
+
 static void philox(void) {
-    /* Random123 kat_vectors, philox4x32-10 */
+    /* kat_vectors of Random123, philox4x32-10 */
     static const struct {
         uint64_t seed, hi, lo;
         uint32_t want[4];
@@ -2624,15 +2625,14 @@ static void philox(void) {
     }
 }
 
-/* Constants and scalars outlive steps; several tensors have one backward; gradients
-   come to the host */
-static void outliving(void) {
+/* Constants and scalars persist over steps; one backward starts from several tensors. */
+static void persistent_tensors(void) {
     static const stx_real table[6] = {1, -2, 3, 0.5, 4, -1}, v[6] = {2, 1, -1, 3, 0.25, 1},
                           dy[6] = {1, 0, 2, -1, 3, 0.5};
     stx_ctx *x = plain(1, 1);
     stx_tensor *c = stx_constant_create(x, table, 2, 3, 0, 0), *s = stx_scalar_create(x, 3), *y[3],
                *var;
-    const stx_real *seeds[3];
+    const stx_real *seeds[3] = {dy, NULL, NULL};
     stx_real g[6];
     stx_params *p = stx_params_create(x);
     stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 3, 0, 0, 0);
@@ -2651,33 +2651,39 @@ static void outliving(void) {
                   (double)g[i]);
         y[1] = stx_sum(x, stx_mul(x, w, w));
         y[2] = NULL;
-        seeds[0] = dy;
-        seeds[1] = seeds[2] = NULL;
         stx_params_zero_grad(p);
         stx_backward_many(x, y, step % 2 ? seeds : NULL, 3);
         CHECK(stx_get_grad(x, var, g), "%s", stx_error(x));
         for (i = 0; i < 6; i++)
             CHECK(g[i] == (step % 2 ? dy[i] : 1) * table[i] * (stx_real)(3 + step),
                   "step %d: gradient %d is %g", step, i, (double)g[i]);
-        CHECK(stx_get_grad(x, w, g) && g[0] == 4 && g[2] == 4, "the second tensor's gradient: %g",
-              (double)g[0]);
+        CHECK(stx_get_grad(x, w, g) && g[0] == 4 && g[2] == 4,
+              "the gradient of the second tensor: %g", (double)g[0]);
         CHECK(!stx_get_grad(x, c, g) && g[0] == 0 && g[5] == 0 && !stx_get_grad(x, NULL, g)
                   && stx_ok(x),
               "a constant has a gradient");
     }
-    /* one tensor twice: its gradients add up; ones from more than one number */
+    stx_destroy(x);
+}
+
+/* stx_backward_many from one tensor twice: its gradients add up. A second backward of a
+   step is an error. */
+static void backward_many(void) {
+    static const stx_real v[6] = {2, 1, -1, 3, 0.25, 1};
+    stx_ctx *x = plain(1, 1);
+    stx_tensor *y[3], *var;
+    stx_real g[6];
     stx_begin(x, STX_TRAIN);
     y[0] = y[1] = stx_scale(x, stx_variable(x, v, 2, 3, 0, 0), 2);
-    var = stx_variable(x, v, 6, 0, 0, 0);
-    y[2] = var;
+    y[2] = var = stx_variable(x, v, 6, 0, 0, 0);
     stx_backward_many(x, y, NULL, 3);
-    CHECK(stx_ok(x) && stx_get_grad(x, var, g) && g[3] == 1,
-          "a variable as what it begins from: %s", stx_error(x));
+    CHECK(stx_ok(x) && stx_get_grad(x, var, g) && g[3] == 1, "backward from a variable: %s",
+          stx_error(x));
     stx_begin(x, STX_TRAIN);
     var = stx_variable(x, v, 2, 3, 0, 0);
     y[0] = y[1] = stx_scale(x, var, 2);
     stx_backward_many(x, y, NULL, 2);
-    CHECK(stx_get_grad(x, var, g) && g[0] == 4 && g[5] == 4, "twice the same tensor: %g",
+    CHECK(stx_get_grad(x, var, g) && g[0] == 4 && g[5] == 4, "backward from one tensor twice: %g",
           (double)g[0]);
     stx_backward_many(x, y, NULL, 1);
     CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "already ran"), "%s",
@@ -2685,77 +2691,142 @@ static void outliving(void) {
     stx_destroy(x);
 }
 
-/* All gradients in one block: the same numbers, as backward and the optimiser have
-   them */
-static void grads_in_one(void) {
-    stx_real *g[2] = {NULL, NULL}, *w[2][3];
-    size_t n = 0, again = 1, i;
-    int one, k;
-    for (one = 0; one < 2; one++) {
-        static const size_t size[3] = {7, 64, 130};
-        static const char *const name[3] = {"a", "b", "c"};
-        stx_ctx *x = plain(3, 1);
-        stx_params *p = stx_params_create(x), *other = stx_params_create(x);
-        stx_tensor *t[3], *loss;
-        stx_optim *o;
-        CHECK(!stx_params_grads(p, &n) && n == 0 && strstr(stx_error(x), "at least one parameter"), "%s",
-              stx_error(x));
-        stx_clear_error(x);
-        for (k = 0; k < 3; k++) t[k] = stx_param(p, STX_NORMAL, 1, name[k], size[k], 0, 0, 0);
-        stx_param(other, STX_NORMAL, 1, "a", 1000, 0, 0, 0);
-        t[1]->grad[5] = 42;
-        if (one) {
-            g[1] = stx_params_grads(p, &n);
-            CHECK(g[1] && n == 64 + 64 + 192 && t[0]->grad == g[1] && t[1]->grad == g[1] + 64
-                      && t[2]->grad == g[1] + 128,
-                  "one block of %zu: %s", n, stx_error(x));
-            CHECK(t[1]->grad[5] == 42 && t[1]->grad[6] == 0, "what was there moves along");
-            CHECK(stx_params_grads(p, &again) == g[1] && again == n, "twice");
-        }
-        stx_params_zero_grad(p);
-        o = stx_optim_create(p, NULL);
-        for (i = 0; i < 3; i++) {
-            stx_begin(x, STX_TRAIN);
-            loss = stx_add(x, stx_mean(x, stx_mul(x, t[0], t[0])),
-                           stx_add(x, stx_mean(x, stx_mul(x, t[1], t[1])),
-                                   stx_sum(x, stx_sigmoid(x, t[2]))));
-            stx_backward(x, loss);
-            if (one) {
-                double sum = 0, want = 0;
-                size_t e;
-                for (e = 0; e < n; e++) sum += (double)g[1][e] * (double)g[1][e];
-                for (k = 0; k < 3; k++)
-                    for (e = 0; e < size[k]; e++)
-                        want += (double)t[k]->grad[e] * (double)t[k]->grad[e];
-                CHECK(sum > 0 && CLOSE(sum, want, 1e-12),
-                      "the norm by pointer and length: %g, expected %g", sum, want);
-            }
-            stx_optim_step(o, 0.1);
-        }
-        if (!one)
-            CHECK(!stx_params_grads(p, &n) && strstr(stx_error(x), "before stx_optim_create"), "%s",
-                  stx_error(x));
-        else
-            CHECK(stx_params_grads(p, &n) == g[1] && stx_ok(x), "after the optimiser: %s",
-                  stx_error(x));
-        for (k = 0; k < 3; k++) {
-            w[one][k] = (stx_real *)malloc(size[k] * sizeof(stx_real));
-            memcpy(w[one][k], t[k]->data, size[k] * sizeof(stx_real));
-        }
-        if (one) {
-            for (k = 0; k < 3; k++)
-                CHECK(!memcmp(w[0][k], w[1][k], size[k] * sizeof(stx_real)), "parameter %d differs",
-                      k);
-            stx_param(p, STX_ZEROS, 0, "late", 3, 0, 0, 0);
-            CHECK(!stx_params_grads(p, &n) && strstr(stx_error(x), "after the last stx_param"),
-                  "%s", stx_error(x));
-        }
-        stx_destroy(x);
+static void lifetimes(void) {
+    persistent_tensors();
+    backward_many();
+}
+
+static const size_t grads_size[3] = {7, 64, 130};
+
+/* The block of all gradients has the norm of the gradients of t. */
+static void check_block_norm(const stx_real *g, size_t n, stx_tensor *const *t) {
+    double sum = 0, want = 0;
+    size_t e;
+    int k;
+    for (e = 0; e < n; e++) sum += (double)g[e] * (double)g[e];
+    for (k = 0; k < 3; k++)
+        for (e = 0; e < grads_size[k]; e++) want += (double)t[k]->grad[e] * (double)t[k]->grad[e];
+    CHECK(sum > 0 && CLOSE(sum, want, 1e-12), "the norm of the block: expected %g, got %g", want,
+          sum);
+}
+
+/* Three steps with the gradients in one block or separate; writes the parameters to w. */
+static void grads_run(int one, stx_real **w) {
+    static const char *const name[3] = {"a", "b", "c"};
+    stx_ctx *x = plain(3, 1);
+    stx_params *p = stx_params_create(x), *other = stx_params_create(x);
+    stx_tensor *t[3], *loss;
+    stx_optim *o;
+    stx_real *g = NULL;
+    size_t n = 0, again = 1;
+    int i, k;
+    CHECK(!stx_params_grads(p, &n) && n == 0 && strstr(stx_error(x), "at least one parameter"),
+          "%s", stx_error(x));
+    stx_clear_error(x);
+    for (k = 0; k < 3; k++) t[k] = stx_param(p, STX_NORMAL, 1, name[k], grads_size[k], 0, 0, 0);
+    stx_param(other, STX_NORMAL, 1, "a", 1000, 0, 0, 0);
+    t[1]->grad[5] = 42;
+    if (one) {
+        g = stx_params_grads(p, &n);
+        CHECK(g && n == 64 + 64 + 192 && t[0]->grad == g && t[1]->grad == g + 64
+                  && t[2]->grad == g + 128,
+              "one block of %zu: %s", n, stx_error(x));
+        CHECK(t[1]->grad[5] == 42 && t[1]->grad[6] == 0, "the move to a block changes gradients");
+        CHECK(stx_params_grads(p, &again) == g && again == n, "a second call gives another block");
     }
+    stx_params_zero_grad(p);
+    o = stx_optim_create(p, NULL);
+    for (i = 0; i < 3; i++) {
+        stx_begin(x, STX_TRAIN);
+        loss = stx_add(x, stx_mean(x, stx_mul(x, t[1], t[1])), stx_sum(x, stx_sigmoid(x, t[2])));
+        loss = stx_add(x, stx_mean(x, stx_mul(x, t[0], t[0])), loss);
+        stx_backward(x, loss);
+        if (one) check_block_norm(g, n, t);
+        stx_optim_step(o, 0.1);
+    }
+    if (one)
+        CHECK(stx_params_grads(p, &n) == g && stx_ok(x), "the block after stx_optim_create: %s",
+              stx_error(x));
+    else
+        CHECK(!stx_params_grads(p, &n) && strstr(stx_error(x), "before stx_optim_create"), "%s",
+              stx_error(x));
     for (k = 0; k < 3; k++) {
+        w[k] = (stx_real *)malloc(grads_size[k] * sizeof(stx_real));
+        memcpy(w[k], t[k]->data, grads_size[k] * sizeof(stx_real));
+    }
+    if (one) {
+        stx_param(p, STX_ZEROS, 0, "late", 3, 0, 0, 0);
+        CHECK(!stx_params_grads(p, &n) && strstr(stx_error(x), "after the last stx_param"), "%s",
+              stx_error(x));
+    }
+    stx_destroy(x);
+}
+
+/* Gradients in one block change nothing in backward and in the optimiser. */
+static void grads_in_one(void) {
+    stx_real *w[2][3];
+    int k;
+    grads_run(0, w[0]);
+    grads_run(1, w[1]);
+    for (k = 0; k < 3; k++) {
+        CHECK(!memcmp(w[0][k], w[1][k], grads_size[k] * sizeof(stx_real)), "parameter %d differs",
+              k);
         free(w[0][k]);
         free(w[1][k]);
     }
+}
+
+/* Moments of a tensor's values */
+typedef struct moments {
+    double mean, square, fourth, low, high; /* square, fourth: means of powers */
+    double lag;                             /* sum of products of neighbours / sum of squares */
+} moments;
+
+static moments moments_of(const stx_tensor *t) {
+    double n = (double)t->size, s = 0, s2 = 0, s4 = 0, lag = 0;
+    moments m = {0, 0, 0, 0, 0, 0};
+    size_t i;
+    for (i = 0; i < t->size; i++) {
+        double v = (double)t->data[i];
+        s += v;
+        s2 += v * v;
+        s4 += v * v * v * v;
+        if (i) lag += v * (double)t->data[i - 1];
+        m.low = fmin(m.low, v);
+        m.high = fmax(m.high, v);
+    }
+    m.mean = s / n;
+    m.square = s2 / n;
+    m.fourth = s4 / n;
+    m.lag = lag / s2;
+    return m;
+}
+
+/* The distributions of the initialisers; bounds are about four standard errors. */
+static void distributions(stx_params *p, const stx_tensor *a, const stx_tensor *u) {
+    const double n = (double)a->size, root = sqrt(n);
+    moments m = moments_of(a);
+    stx_tensor *t;
+    CHECK(fabs(m.mean) <= 4 * 0.5 / root, "normal: mean %g", m.mean);
+    CHECK(fabs(sqrt(m.square) - 0.5) <= 4 * 0.5 / sqrt(2 * n), "normal: deviation %g",
+          sqrt(m.square));
+    CHECK(fabs(m.fourth / (m.square * m.square) - 3) <= 0.06, "normal: kurtosis %g",
+          m.fourth / (m.square * m.square));
+    CHECK(fabs(m.lag) <= 4 / root, "normal: neighbours correlate, %g", m.lag);
+    m = moments_of(u);
+    CHECK(m.high <= 0.25 && m.low >= -0.25 && m.high > 0.2499 && m.low < -0.2499,
+          "uniform: range %g %g", m.low, m.high);
+    CHECK(fabs(m.mean) <= 4 * 0.25 / sqrt(3 * n) && fabs(m.square - 0.0625 / 3) <= 2e-4,
+          "uniform: mean %g variance %g", m.mean, m.square);
+    /* truncated at two standard deviations, which makes the deviation 0.8796 times
+       as large */
+    t = stx_param(p, STX_TRUNCATED, 0.5, "t", a->size, 0, 0, 0);
+    m = moments_of(t);
+    CHECK(m.high <= 1 && m.low >= -1 && m.high > 0.999 && m.low < -0.999, "truncated: range %g %g",
+          m.low, m.high);
+    CHECK(fabs(m.mean) <= 4 * 0.44 / root
+              && fabs(sqrt(m.square) - 0.5 * 0.87962566103423978) <= 4 * 0.44 / sqrt(2 * n),
+          "truncated: mean %g, deviation %g", m.mean, sqrt(m.square));
 }
 
 static double place_times(void *user, size_t i, double was) {
@@ -2763,113 +2834,76 @@ static double place_times(void *user, size_t i, double was) {
     return *(double *)user * (double)i;
 }
 
-static void initialisers(void) {
-    size_t n = 200003, i;
-    stx_ctx *x = plain(11, 1), *y = plain(11, 3), *z = plain(12, 1);
-    stx_params *p = stx_params_create(x), *q, *r = stx_params_create(z);
-    stx_tensor *a, *b, *u, *c, *o;
-    double s = 0, ss = 0, s4 = 0, top = 0, low = 0, lag = 0;
-    counter cnt;
-    memset(&cnt, 0, sizeof cnt);
-    a = stx_param(p, STX_NORMAL, 0.5, "a", n, 0, 0, 0);
-    b = stx_param(p, STX_NORMAL, 0.5, "b", 7, 11, 13, 0);
-    u = stx_param(p, STX_UNIFORM, 0.25, "u", n, 0, 0, 0);
-    c = stx_param(p, STX_CONSTANT, -1.5, "c", 9, 0, 0, 0);
-    o = stx_param(p, STX_ZEROS, 3, "o", 9, 0, 0, 0);
-    for (i = 0; i < n; i++) {
-        double v = (double)a->data[i];
-        s += v;
-        ss += v * v;
-        s4 += v * v * v * v;
-        if (i) lag += v * (double)a->data[i - 1];
-    }
-    CHECK(fabs(s / (double)n) <= 4 * 0.5 / sqrt((double)n), "normal: mean %g", s / (double)n);
-    CHECK(fabs(sqrt(ss / (double)n) - 0.5) <= 4 * 0.5 / sqrt(2.0 * (double)n),
-          "normal: deviation %g", sqrt(ss / (double)n));
-    CHECK(fabs(s4 * (double)n / (ss * ss) - 3) <= 0.06, "normal: kurtosis %g",
-          s4 * (double)n / (ss * ss));
-    CHECK(fabs(lag / ss) <= 4 / sqrt((double)n), "normal: neighbours correlate, %g", lag / ss);
-    s = ss = 0;
-    for (i = 0; i < n; i++) {
-        double v = (double)u->data[i];
-        s += v;
-        ss += v * v;
-        if (v > top) top = v;
-        if (v < low) low = v;
-    }
-    CHECK(top <= 0.25 && low >= -0.25 && top > 0.2499 && low < -0.2499, "uniform: range %g %g", low,
-          top);
-    CHECK(fabs(s / (double)n) <= 4 * 0.25 / sqrt(3.0 * (double)n)
-              && fabs(ss / (double)n - 0.0625 / 3) <= 2e-4,
-          "uniform: mean %g variance %g", s / (double)n, ss / (double)n);
-    for (i = 0; i < 9; i++) CHECK(c->data[i] == (stx_real)-1.5 && o->data[i] == 0, "constants");
-    { /* cut at two standard deviations: sd 0.8796 of what it was; numbers within are those of the normal draw */
-        stx_tensor *t = stx_param(p, STX_TRUNCATED, 0.5, "t", n, 0, 0, 0);
-        s = ss = top = low = 0;
-        for (i = 0; i < n; i++) {
-            double v = (double)t->data[i];
-            s += v;
-            ss += v * v;
-            if (v > top) top = v;
-            if (v < low) low = v;
-        }
-        CHECK(top <= 1 && low >= -1 && top > 0.999 && low < -0.999, "truncated: range %g %g", low,
-              top);
-        CHECK(fabs(s / (double)n) <= 4 * 0.44 / sqrt((double)n)
-                  && fabs(sqrt(ss / (double)n) - 0.5 * 0.87962566103423978)
-                         <= 4 * 0.44 / sqrt(2.0 * (double)n),
-              "truncated: mean %g, deviation %g", s / (double)n, sqrt(ss / (double)n));
-    }
-    { /* rows after creation */
-        stx_tensor *t = stx_param(p, STX_UNIFORM, 1, "rows", 5, 7, 0, 0);
-        stx_real was[35];
-        double three = 3;
-        memcpy(was, t->data, sizeof was);
-        stx_param_scale(x, t, 1, 3, 0.1);
-        stx_param_fill(x, t, 4, 5, -2.5);
-        for (i = 0; i < 35; i++)
-            CHECK(t->data[i]
-                      == (i < 7    ? was[i]
-                          : i < 21 ? (stx_real)((double)was[i] * 0.1)
-                          : i < 28 ? was[i]
-                                   : (stx_real)-2.5),
-                  "rows: number %zu is %g", i, (double)t->data[i]);
-        stx_param_apply(x, t, place_times, &three);
-        for (i = 0; i < 35; i++)
-            CHECK(t->data[i] == (stx_real)(3 * i), "by function: number %zu is %g", i,
-                  (double)t->data[i]);
-        stx_param_scale(x, NULL, 0, 1, 2);
-        CHECK(stx_ok(x), "%s", stx_error(x));
-    }
-    CHECK(memcmp(a->data, b->data, b->size * sizeof(stx_real)) != 0,
-          "two parameters share their numbers");
-    /* threads, shape and what happened before do not matter */
-    q = stx_params_create(y);
-    model_make(z, &(model){0}, 1, 3, 4, 1, STX_SGD);
+/* Functions that write rows of a parameter after its creation */
+static void written_rows(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    stx_tensor *t = stx_param(p, STX_UNIFORM, 1, "rows", 5, 7, 0, 0);
+    stx_real want[35];
+    double three = 3;
+    size_t i;
+    memcpy(want, t->data, sizeof want);
+    for (i = 7; i < 21; i++) want[i] = (stx_real)((double)want[i] * 0.1);
+    for (i = 28; i < 35; i++) want[i] = (stx_real)-2.5;
+    stx_param_scale(x, t, 1, 3, 0.1);
+    stx_param_fill(x, t, 4, 5, -2.5);
+    for (i = 0; i < 35; i++)
+        CHECK(t->data[i] == want[i], "scaled and filled rows: element %zu is %g", i,
+              (double)t->data[i]);
+    stx_param_apply(x, t, place_times, &three);
+    for (i = 0; i < 35; i++)
+        CHECK(t->data[i] == (stx_real)(3 * i), "stx_param_apply: element %zu is %g", i,
+              (double)t->data[i]);
+    stx_param_scale(x, NULL, 0, 1, 2);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+}
+
+/* The values of a parameter depend on the seed and its place in the list, and not on
+   threads, shape, earlier calls, chunk size or the contents of memory. */
+static void repeated_draws(const stx_tensor *a, const stx_tensor *b) {
+    const size_t n = a->size;
+    stx_ctx *y = plain(11, 3), *z = plain(12, 1);
+    stx_params *q = stx_params_create(y), *r = stx_params_create(z);
+    stx_tensor *a2, *b2;
+    counter c;
+    model m;
+    model_make(z, &m, 1, 3, 4, 1, STX_SGD);
     stx_begin(y, STX_TRAIN);
     stx_begin(y, STX_TRAIN);
-    {
-        stx_tensor *a2 = stx_param(q, STX_NORMAL, 0.5, "other name", n, 0, 0, 0),
-                   *b2 = stx_param(q, STX_NORMAL, 0.5, "b", 11, 91, 0, 0);
-        CHECK(!memcmp(a->data, a2->data, n * sizeof(stx_real))
-                  && !memcmp(b->data, b2->data, b->size * sizeof(stx_real)),
-              "the same seed and place, other numbers");
-    }
-    {
-        stx_tensor *a3 = stx_param(r, STX_NORMAL, 0.5, "a", n, 0, 0, 0);
-        CHECK(memcmp(a->data, a3->data, 64 * sizeof(stx_real)) != 0,
-              "another seed, the same numbers");
-    }
-    stx_destroy(y);
-    y = counted(&cnt, 1, 0, 11, 1);
-    q = stx_params_create(y);
-    CHECK(!memcmp(a->data, stx_param(q, STX_NORMAL, 0.5, "a", n, 0, 0, 0)->data,
-                  n * sizeof(stx_real)),
-          "chunk size and dirty memory "
-          "change the numbers");
-    stx_destroy(x);
+    a2 = stx_param(q, STX_NORMAL, 0.5, "other name", n, 0, 0, 0);
+    b2 = stx_param(q, STX_NORMAL, 0.5, "b", 11, 91, 0, 0);
+    CHECK(!memcmp(a->data, a2->data, n * sizeof(stx_real))
+              && !memcmp(b->data, b2->data, b->size * sizeof(stx_real)),
+          "the same seed and place give other values");
+    a2 = stx_param(r, STX_NORMAL, 0.5, "a", n, 0, 0, 0);
+    CHECK(memcmp(a->data, a2->data, 64 * sizeof(stx_real)) != 0,
+          "another seed gives the same values");
     stx_destroy(y);
     stx_destroy(z);
+    memset(&c, 0, sizeof c);
+    y = counted(&c, 1, 0, 11, 1);
+    q = stx_params_create(y);
+    a2 = stx_param(q, STX_NORMAL, 0.5, "a", n, 0, 0, 0);
+    CHECK(!memcmp(a->data, a2->data, n * sizeof(stx_real)),
+          "chunk size or the contents of memory change the values");
+    stx_destroy(y);
+}
+
+static void initialisers(void) {
+    size_t n = 200003, i;
+    stx_ctx *x = plain(11, 1);
+    stx_params *p = stx_params_create(x);
+    stx_tensor *a = stx_param(p, STX_NORMAL, 0.5, "a", n, 0, 0, 0),
+               *b = stx_param(p, STX_NORMAL, 0.5, "b", 7, 11, 13, 0),
+               *u = stx_param(p, STX_UNIFORM, 0.25, "u", n, 0, 0, 0),
+               *c = stx_param(p, STX_CONSTANT, -1.5, "c", 9, 0, 0, 0),
+               *o = stx_param(p, STX_ZEROS, 3, "o", 9, 0, 0, 0);
+    for (i = 0; i < 9; i++) CHECK(c->data[i] == (stx_real)-1.5 && o->data[i] == 0, "constants");
+    distributions(p, a, u);
+    written_rows(p);
+    CHECK(memcmp(a->data, b->data, b->size * sizeof(stx_real)) != 0,
+          "two parameters have the same values");
+    repeated_draws(a, b);
+    stx_destroy(x);
 }
 
 static void exponentials(void) {
@@ -3997,7 +4031,7 @@ int main(int argc, char **argv) {
                  {"schedules", schedules},
                  {"philox", philox},
                  {"initialisers", initialisers},
-                 {"outliving", outliving},
+                 {"lifetimes", lifetimes},
                  {"grads in one", grads_in_one},
                  {"exponentials", exponentials},
                  {"maths", maths},
