@@ -2906,58 +2906,62 @@ static void initialisers(void) {
     stx_destroy(x);
 }
 
-static void exponentials(void) {
-    stx_ctx *x = plain(1, 1);
-    double worst = 0, unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8, e;
+/* Half a unit in the last place of 1 */
+static const double unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8;
+
+/* softmax of (0, v): the ratio is e^v up to three roundings. */
+static void softmax_exponentials(stx_ctx *x) {
+    double worst = 0, e;
     int i;
-    /* softmax of (0, v): the ratio is e^v, three roundings */
     for (i = 0; i <= 870000; i += 7) {
         stx_real in[2], v = (stx_real)(-1e-4 * i);
+        stx_tensor *y;
         if (!(i % 2000)) stx_begin(x, STX_EVAL);
         in[0] = 0;
         in[1] = v;
-        {
-            stx_tensor *y = stx_softmax(x, stx_input(x, in, 2, 0, 0, 0));
-            e = fabs((double)y->data[1] / (double)y->data[0] / exp((double)v) - 1);
-            if (v > -80 && !(e <= worst)) worst = e;
-            if (!CLOSE((double)y->data[0] + (double)y->data[1], 1, 3 * unit)) worst = 1;
-        }
+        y = stx_softmax(x, stx_input(x, in, 2, 0, 0, 0));
+        e = fabs((double)y->data[1] / (double)y->data[0] / exp((double)v) - 1);
+        if (v > -80 && !(e <= worst)) worst = e;
+        if (!CLOSE((double)y->data[0] + (double)y->data[1], 1, 3 * unit)) worst = 1;
     }
-    CHECK(worst <= 6 * unit, "softmax: e^v off by %g", worst);
-    for (worst = 0, i = -873; i <= 886; i++) {
-        int k;
+    CHECK(worst <= 6 * unit, "softmax: e^v is off by %g", worst);
+}
+
+static void exponentials(void) {
+    static const stx_real in[5] = {(stx_real)1e30, (stx_real)-1e30, 0, (stx_real)1e30,
+                                   -(stx_real)HUGE_VAL},
+                          same[3] = {(stx_real)-3e38, (stx_real)-3e38, (stx_real)-3e38};
+    const stx_real inf = (stx_real)HUGE_VAL;
+    stx_ctx *x = plain(1, 1);
+    stx_tensor *y;
+    double worst = 0, e;
+    int i, k;
+    softmax_exponentials(x);
+    for (i = -873; i <= 886; i++)
         for (k = 0; k < 50; k++) {
             stx_real v = (stx_real)(i / 10.0 + k * 0.002);
             e = fabs((double)stx_fast_exp(0, v) / exp((double)v) - 1);
             if (!(e <= worst)) worst = e;
         }
-    }
     CHECK(worst <= 3 * unit, "exp: off by %g, %g roundings", worst, worst / unit);
-    CHECK(stx_fast_exp(0, 0) == 1 && stx_fast_exp(0, -(stx_real)HUGE_VAL) == 0
-              && stx_fast_exp(0, -2000) == 0
-              && stx_fast_exp(0, (stx_real)HUGE_VAL) == (stx_real)HUGE_VAL
-              && stx_fast_exp(0, 2000) == (stx_real)HUGE_VAL
+    CHECK(stx_fast_exp(0, 0) == 1 && stx_fast_exp(0, -inf) == 0 && stx_fast_exp(0, -2000) == 0
+              && stx_fast_exp(0, inf) == inf && stx_fast_exp(0, 2000) == inf
               && isnan(stx_fast_exp(0, (stx_real)NAN)),
           "exp: extremes");
-    {
-        stx_real in[5] = {(stx_real)1e30, (stx_real)-1e30, 0, (stx_real)1e30, -(stx_real)HUGE_VAL},
-                 same[3] = {(stx_real)-3e38, (stx_real)-3e38, (stx_real)-3e38};
-        stx_tensor *y;
-        stx_begin(x, STX_EVAL);
-        y = stx_softmax(x, stx_input(x, in, 5, 0, 0, 0));
-        CHECK(y->data[0] == (stx_real)0.5 && y->data[1] == 0 && y->data[2] == 0
-                  && y->data[3] == (stx_real)0.5 && y->data[4] == 0,
-              "softmax of huge numbers");
-        y = stx_softmax(x, stx_input(x, same, 3, 0, 0, 0));
-        CHECK(CLOSE(y->data[2], 1.0 / 3, 1e-6), "softmax of equal huge numbers");
-        y = stx_softmax(x, stx_input(x, same, 3, 1, 0, 0));
-        CHECK(y->data[0] == 1 && y->data[2] == 1, "softmax of single numbers");
-    }
+    stx_begin(x, STX_EVAL);
+    y = stx_softmax(x, stx_input(x, in, 5, 0, 0, 0));
+    CHECK(y->data[0] == (stx_real)0.5 && y->data[1] == 0 && y->data[2] == 0
+              && y->data[3] == (stx_real)0.5 && y->data[4] == 0,
+          "softmax of huge values");
+    y = stx_softmax(x, stx_input(x, same, 3, 0, 0, 0));
+    CHECK(CLOSE(y->data[2], 1.0 / 3, 1e-6), "softmax of equal huge values");
+    y = stx_softmax(x, stx_input(x, same, 3, 1, 0, 0));
+    CHECK(y->data[0] == 1 && y->data[2] == 1, "softmax of single values");
     stx_destroy(x);
 }
 
-/* Units in the last place between a and the exact b; a denormal counts in the unit of
-   the smallest normal number. */
+/* Units in the last place between a and the exact b; a denormal counts in the unit of the
+   smallest normal number. */
 static double ulps(double a, double b) {
     int digits = sizeof(stx_real) == 8 ? 53 : 24, least = sizeof(stx_real) == 8 ? -1022 : -126;
     int e = b == 0 ? least : ilogb(b);
@@ -2965,100 +2969,120 @@ static double ulps(double a, double b) {
     return fabs(a - b) / ldexp(1, (e < least ? least : e) - digits + 1);
 }
 
-/* The functions of the inner loops against libm: over the whole line and densely where
-   they turn, with and without fma. */
-static void maths(void) {
+/* The normal distribution function and density */
+static double normal_cdf(double v) {
+    return 0.5 * erfc(-v * 0.70710678118654752440);
+}
+
+static double normal_density(double v) {
+    return 0.39894228040143267794 * exp(-0.5 * v * v);
+}
+
+/* The largest errors of the functions of the inner loops: in ulps, of phi and its density
+   absolute, of the tail of phi relative. bad: wrong NaN, 0 or infinity */
+typedef struct math_errors {
+    double exp, tanh, sigmoid, sqrt, phi, tail, density;
+    int bad;
+} math_errors;
+
+static void raise_to(double *worst, double e) {
+    if (!(e <= *worst)) *worst = e;
+}
+
+static void math_errors_at(math_errors *w, int fma, stx_real v) {
+    const int single = sizeof(stx_real) == 4;
+    const double d = (double)v;
+    stx_real density;
+    double phi = (double)stx_fast_phi(fma, v, &density), sigmoid = (double)stx_fast_sigmoid(fma, v);
+    if (isnan(d)) {
+        w->bad += !isnan(stx_fast_exp(fma, v)) || !isnan(stx_fast_tanh(fma, v)) || !isnan(sigmoid)
+                  || !isnan(stx_fast_sqrt(fma, v)) || !isnan(phi) || !isnan(density);
+        return;
+    }
+    if (single && d < (double)-87.33f)
+        w->bad += stx_fast_exp(fma, v) != 0;
+    else if (single && d > (double)88.72f)
+        w->bad += !isinf(stx_fast_exp(fma, v));
+    else
+        raise_to(&w->exp, ulps((double)stx_fast_exp(fma, v), exp(d)));
+    raise_to(&w->tanh, ulps((double)stx_fast_tanh(fma, v), tanh(d)));
+    if (d > -87)
+        raise_to(&w->sigmoid, ulps(sigmoid, 1 / (1 + exp(-d))));
+    else
+        w->bad += !(sigmoid <= 2e-38);
+    raise_to(&w->phi, fabs(phi - normal_cdf(d)));
+    if (d < 0 && d > -13) raise_to(&w->tail, fabs(phi / normal_cdf(d) - 1));
+    raise_to(&w->density, fabs((double)density - normal_density(d)));
+    if (d >= 0 && (!single || d >= FLT_MIN))
+        raise_to(&w->sqrt, ulps((double)stx_fast_sqrt(fma, v), sqrt(d)));
+}
+
+/* Argument i of `rounds`: alternately all exponents, signs and NaN, and [-15,15], which
+   begins with special values */
+static stx_real math_argument(int i, int rounds) {
     static const double special[] = {0.0,      -0.0,  1e-45,  -1e-45, 1e-39, -1e-39, FLT_MIN,
                                      -FLT_MIN, 0.625, -0.625, 15,     -15,   87.33,  -87.33,
                                      88.376,   88.72, -88.72, 3e38,   -3e38};
+    uint32_t bits = (uint32_t)i * 21467u;
+    float f;
+    memcpy(&f, &bits, 4);
+    if (!(i & 1)) return f;
+    if (i < (int)(2 * sizeof special / sizeof *special)) return (stx_real)special[i / 2];
+    return (stx_real)((i - rounds / 2) * (30.0 / rounds));
+}
+
+/* The functions of the inner loops against libm, with and without fma */
+static void maths(void) {
+    const stx_real inf = (stx_real)HUGE_VAL;
     int fma, single = sizeof(stx_real) == 4, rounds = 400000, i;
     for (fma = 0; fma < 2; fma++) {
-        double w_exp = 0, w_tanh = 0, w_sig = 0, w_phi = 0, w_tail = 0, w_den = 0, w_root = 0, e;
-        int bad = 0;
-        for (i = 0; i < rounds; i++) {
-            float f;
-            /* every exponent, both signs, NaN as well */
-            uint32_t bits = (uint32_t)i * 21467u;
-            stx_real v, den;
-            double d, phi;
-            memcpy(&f, &bits, 4);
-            v = f;
-            if (i & 1) v = (stx_real)((i - rounds / 2) * (30.0 / rounds)); /* [-15,15] */
-            if (i < (int)(2 * sizeof special / sizeof *special) && i & 1)
-                v = (stx_real)special[i / 2];
-            d = (double)v;
-            phi = (double)stx_fast_phi(fma, v, &den);
-            if (isnan(d)) {
-                bad += !isnan(stx_fast_exp(fma, v)) || !isnan(stx_fast_tanh(fma, v))
-                       || !isnan(stx_fast_sigmoid(fma, v)) || !isnan(stx_fast_sqrt(fma, v))
-                       || !isnan(phi) || !isnan(den);
-                continue;
-            }
-            if (single && d < (double)-87.33f)
-                bad += stx_fast_exp(fma, v) != 0;
-            else if (single && d > (double)88.72f)
-                bad += !isinf(stx_fast_exp(fma, v));
-            else if (!((e = ulps((double)stx_fast_exp(fma, v), exp(d))) <= w_exp))
-                w_exp = e;
-            if (!((e = ulps((double)stx_fast_tanh(fma, v), tanh(d))) <= w_tanh)) w_tanh = e;
-            if (d > -87
-                && !((e = ulps((double)stx_fast_sigmoid(fma, v), 1 / (1 + exp(-d)))) <= w_sig))
-                w_sig = e;
-            bad += d <= -87 && !((double)stx_fast_sigmoid(fma, v) <= 2e-38);
-            if (!((e = fabs(phi - 0.5 * erfc(-d * 0.70710678118654752440))) <= w_phi)) w_phi = e;
-            if (d < 0 && d > -13
-                && !((e = fabs(phi / (0.5 * erfc(-d * 0.70710678118654752440)) - 1)) <= w_tail))
-                w_tail = e;
-            if (!((e = fabs((double)den - 0.39894228040143267794 * exp(-0.5 * d * d))) <= w_den))
-                w_den = e;
-            if ((!single || d >= FLT_MIN) && d >= 0
-                && !((e = ulps((double)stx_fast_sqrt(fma, v), sqrt(d))) <= w_root))
-                w_root = e;
-        }
-        CHECK(!bad, "fma %d: %d numbers at the ends or NaN", fma, bad);
-        CHECK(w_exp <= 1.3, "fma %d: exp off by %g ulp", fma, w_exp);
-        CHECK(w_tanh <= 2, "fma %d: tanh off by %g ulp", fma, w_tanh);
-        CHECK(w_sig <= 2.5, "fma %d: sigmoid off by %g ulp", fma, w_sig);
-        CHECK(w_phi <= (single ? 1e-7 : 4e-16) && w_tail <= (single ? 1e-5 : 1e-13),
-              "fma %d: the normal distribution off by %g, its "
-              "tail by a factor of 1 + %g",
-              fma, w_phi, w_tail);
-        CHECK(w_den <= (single ? 1e-7 : 4e-16), "fma %d: the normal density off by %g", fma, w_den);
-        CHECK(w_root <= 1, "fma %d: sqrt off by %g ulp", fma, w_root);
-        CHECK(stx_fast_tanh(fma, (stx_real)HUGE_VAL) == 1
-                  && stx_fast_tanh(fma, -(stx_real)HUGE_VAL) == -1
-                  && stx_fast_sigmoid(fma, (stx_real)HUGE_VAL) == 1
-                  && stx_fast_sigmoid(fma, -(stx_real)HUGE_VAL) == 0,
+        math_errors w = {0, 0, 0, 0, 0, 0, 0, 0};
+        for (i = 0; i < rounds; i++) math_errors_at(&w, fma, math_argument(i, rounds));
+        CHECK(!w.bad, "fma %d: %d values for NaN or at the ends are wrong", fma, w.bad);
+        CHECK(w.exp <= 1.3, "fma %d: exp is off by %g ulp", fma, w.exp);
+        CHECK(w.tanh <= 2, "fma %d: tanh is off by %g ulp", fma, w.tanh);
+        CHECK(w.sigmoid <= 2.5, "fma %d: sigmoid is off by %g ulp", fma, w.sigmoid);
+        CHECK(w.phi <= (single ? 1e-7 : 4e-16) && w.tail <= (single ? 1e-5 : 1e-13),
+              "fma %d: the normal distribution is off by %g, its tail by a factor of 1 + %g", fma,
+              w.phi, w.tail);
+        CHECK(w.density <= (single ? 1e-7 : 4e-16), "fma %d: the normal density is off by %g", fma,
+              w.density);
+        CHECK(w.sqrt <= 1, "fma %d: sqrt is off by %g ulp", fma, w.sqrt);
+        CHECK(stx_fast_tanh(fma, inf) == 1 && stx_fast_tanh(fma, -inf) == -1
+                  && stx_fast_sigmoid(fma, inf) == 1 && stx_fast_sigmoid(fma, -inf) == 0,
               "fma %d: infinity", fma);
-        CHECK(stx_fast_sqrt(fma, 0) == 0 && isinf(stx_fast_sqrt(fma, (stx_real)HUGE_VAL))
-                  && stx_fast_exp(fma, 0) == 1
-                  && isinf(stx__act_any(fma, (stx_real)HUGE_VAL, STX_ACT_GELU)),
+        CHECK(stx_fast_sqrt(fma, 0) == 0 && isinf(stx_fast_sqrt(fma, inf))
+                  && stx_fast_exp(fma, 0) == 1 && isinf(stx__act_any(fma, inf, STX_ACT_GELU)),
               "fma %d: extremes", fma);
     }
 }
 
-/* >>kernels: each on every instruction set that this machine has, against a plain loop
-   in double, with one thread and with three, which must agree to the bit. Outputs
-   begin as c, so that what is added to and what is overwritten both show. */
+/* >>kernels: each on every instruction set of this machine, against a plain loop in
+   double. One thread and three must agree bit-exactly. Outputs begin as c, which shows
+   what is added to and what is overwritten. */
+
 static double act_of(double v, int act) {
-    return act == STX_ACT_RELU      ? (v > 0 ? v : 0)
-           : act == STX_ACT_GELU    ? v * 0.5 * erfc(-v * 0.70710678118654752440)
-           : act == STX_ACT_TANH    ? tanh(v)
-           : act == STX_ACT_SIGMOID ? 1 / (1 + exp(-v))
-                                    : v;
+    switch (act) {
+    case STX_ACT_RELU: return v > 0 ? v : 0;
+    case STX_ACT_GELU: return v * normal_cdf(v);
+    case STX_ACT_TANH: return tanh(v);
+    case STX_ACT_SIGMOID: return 1 / (1 + exp(-v));
+    default: return v;
+    }
 }
 
 static double slope_of(double v, int act) {
     double y = act_of(v, act);
-    return act == STX_ACT_RELU   ? v > 0
-           : act == STX_ACT_GELU ? 0.5 * erfc(-v * 0.70710678118654752440)
-                                       + v * 0.39894228040143267794 * exp(-0.5 * v * v)
-           : act == STX_ACT_TANH    ? 1 - y * y
-           : act == STX_ACT_SIGMOID ? y * (1 - y)
-                                    : 1;
+    switch (act) {
+    case STX_ACT_RELU: return v > 0;
+    case STX_ACT_GELU: return normal_cdf(v) + v * normal_density(v);
+    case STX_ACT_TANH: return 1 - y * y;
+    case STX_ACT_SIGMOID: return y * (1 - y);
+    default: return 1;
+    }
 }
 
-/* The private kernel with positional parameters. */
+/* The private kernel with positional parameters */
 static void cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits,
                               size_t N, size_t V, size_t start, size_t size, size_t w, size_t K,
                               size_t c, int forward) {
@@ -3087,328 +3111,516 @@ static void mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, u
     for (e = 0; e < 8; e++) m[e] = ((r[e >> 1] >> (16 * (e & 1))) & 0xffffu) < keep16 ? inv : 0;
 }
 
-#define KERNEL(what, count, units, call, want) \
+enum { WORDS = 7 };
+
+static const stx_real drop_rate = (stx_real)0.3, norm_eps = (stx_real)0.01;
+
+/* Data of one shape. The functions below leave a, b, c and dy as they are, except
+   kernels_update, which is the last one. */
+typedef struct kernel_data {
+    stx_ctx *one, *many;                             /* one thread; three */
+    size_t N, C, n, size;                            /* n = N C elements; size of a buffer */
+    stx_real *a, *b, *c, *dy;                        /* inputs */
+    stx_real *y1, *y3;                               /* outputs of the two contexts */
+    stx_real *act_y, *mean, *rstd, *sm, *m, *v, *v0; /* saved values and state */
+    stx_real *mask;                                  /* of dropout with seed 11, stream 5 */
+    double *s, *q, *w, *want;                        /* exact values */
+    int32_t *ids;                                    /* (N), below the smaller of C, WORDS */
+} kernel_data;
+
+static kernel_data kernel_data_make(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
+    kernel_data f;
+    size_t e, n = N * C, size = n + 2 * C + 2 * N + 80;
+    uint32_t keep = inner_keep(drop_rate);
+    f.one = one;
+    f.many = many;
+    f.N = N;
+    f.C = C;
+    f.n = n;
+    f.size = size;
+    f.a = gemm_random(size);
+    f.b = gemm_random(size);
+    f.c = gemm_random(size);
+    f.dy = gemm_random(size);
+    f.y1 = gemm_random(size);
+    f.y3 = gemm_random(size);
+    f.act_y = gemm_random(size);
+    f.mean = gemm_random(N);
+    f.rstd = gemm_random(N);
+    f.sm = gemm_random(size);
+    f.m = gemm_random(n);
+    f.v = gemm_random(n);
+    f.v0 = gemm_random(n);
+    f.mask = (stx_real *)malloc((n + 8) * sizeof *f.mask);
+    f.s = (double *)calloc(size, sizeof *f.s);
+    f.q = (double *)malloc((C + N) * sizeof *f.q);
+    f.w = (double *)malloc(size * sizeof *f.w);
+    f.want = (double *)malloc(size * sizeof *f.want);
+    f.ids = (int32_t *)malloc(N * sizeof *f.ids);
+    for (e = 0; e < n; e++) f.a[e] *= 3;
+    for (e = 0; e < N; e++) f.ids[e] = (int32_t)((e * 5 + 3) % (C < WORDS ? C : WORDS));
+    for (e = 0; e < n; e += 8) mask8(f.mask + e, 11, 5, e / 8, keep, (stx_real)(65536.0 / keep));
+    return f;
+}
+
+static void kernel_data_free(kernel_data *f) {
+    free(f->a);
+    free(f->b);
+    free(f->c);
+    free(f->dy);
+    free(f->y1);
+    free(f->y3);
+    free(f->act_y);
+    free(f->mean);
+    free(f->rstd);
+    free(f->sm);
+    free(f->m);
+    free(f->v);
+    free(f->v0);
+    free(f->mask);
+    free(f->s);
+    free(f->q);
+    free(f->w);
+    free(f->want);
+    free(f->ids);
+}
+
+static void check_kernel(const kernel_data *f, const char *what, size_t count, double units) {
+    double worst = 0;
+    size_t e;
+    for (e = 0; e < count; e++)
+        raise_to(&worst, fabs((double)f->y1[e] - f->want[e]) / fmax(1, fabs(f->want[e])));
+    CHECK(worst <= units * unit, "%s, (%zu,%zu), instruction set %d: off by %g roundings", what,
+          f->N, f->C, inner_isa(f->one), worst / unit);
+    CHECK(!memcmp(f->y1, f->y3, f->size * sizeof *f->y1),
+          "%s, (%zu,%zu), instruction set %d: threads change bits", what, f->N, f->C,
+          inner_isa(f->one));
+}
+
+/* Runs `call` with context x and output y, and compares y[i] with `expected` for i below
+   count, up to `units` roundings. */
+#define KERNEL(f, what, count, units, call, expected) \
   do { \
-    double worst = 0; \
-    size_t t, count_ = (count); \
+    size_t t, i; \
     for (t = 0; t < 2; t++) { \
-      stx_ctx *x = t ? many : one; \
-      stx_real *y = t ? y3 : y1; \
-      memcpy(y, c, size * sizeof *y); \
+      stx_ctx *x = t ? (f)->many : (f)->one; \
+      stx_real *y = t ? (f)->y3 : (f)->y1; \
+      memcpy(y, (f)->c, (f)->size * sizeof *y); \
       call; \
     } \
-    for (i = 0; i < count_; i++) { \
-      double w_ = (want), e_ = fabs((double)y1[i] - w_) / (fabs(w_) > 1 ? fabs(w_) : 1); \
-      if (!(e_ <= worst)) worst = e_; \
-    } \
-    CHECK(worst <= (units)*unit, "%s, (%zu,%zu), instruction set %d: off by %g roundings", what, \
-          N, C, inner_isa(one), worst / unit); \
-    CHECK(!memcmp(y1, y3, size * sizeof *y1), \
-          "%s, (%zu,%zu), instruction set %d: threads change bits", what, N, C, inner_isa(one)); \
+    for (i = 0; i < (size_t)(count); i++) (f)->want[i] = (expected); \
+    check_kernel(f, what, count, units); \
   } while (0)
 
-static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
-    size_t n = N * C, size = n + 2 * C + 2 * N + 80, V = 7, i, r, j;
-    stx_real *a = gemm_random(size), *b = gemm_random(size), *c = gemm_random(size),
-             *dy = gemm_random(size), *mask = (stx_real *)malloc((n + 8) * sizeof *mask);
-    stx_real *y1 = gemm_random(size), *y3 = gemm_random(size), *act_y = gemm_random(size),
-             *mean = gemm_random(N), *rstd = gemm_random(N), *sm = gemm_random(size),
-             *m = gemm_random(n), *v = gemm_random(n), *v0 = gemm_random(n);
-    double *s = (double *)malloc(size * sizeof *s), *q = (double *)malloc((C + N) * sizeof *q),
-           *w = (double *)malloc(size * sizeof *w), unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8,
-           sum, sum2, loss;
+/* Roundings of a sum of n terms, which is in double in a float build */
+static double sum_units(size_t n) {
+    return (double)(sizeof(stx_real) / 8 * n);
+}
+
+/* q[j] = sum over rows of a[j] (b[j], or 1 if b is NULL) */
+static void column_sums(const kernel_data *f, double *q, const stx_real *a, const stx_real *b) {
+    size_t j, r;
+    for (j = 0; j < f->C; j++)
+        for (q[j] = 0, r = 0; r < f->N; r++)
+            q[j] += (double)a[r * f->C + j] * (b ? (double)b[r * f->C + j] : 1);
+}
+
+static void kernels_elementwise(kernel_data *f) {
+    const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy, s = (stx_real)0.3;
+    const size_t n = f->n, C = f->C;
+    const double rows = 16 + 2 * (double)f->N;
     stx_optim_chunk p;
-    stx_update u;
-    stx_adam_args adam;
-    int32_t *ids = (int32_t *)malloc(N * sizeof *ids);
-    int act;
-    for (i = 0; i < n; i++) {
-        a[i] *= 3;
-        s[i] = 0;
-    }
-    for (i = 0; i < N; i++) ids[i] = (int32_t)((i * 5 + 3) % (C < V ? C : V));
-    KERNEL("fill", n, 0, stx_fill(x, y, n, 3), 3);
-    KERNEL("axpy =", n, 1, stx_axpy(x, y, a, n, (stx_real)0.3, 0),
-           (double)(stx_real)0.3 * (double)a[i]);
-    KERNEL("axpy +=", n, 2, stx_axpy(x, y, a, n, (stx_real)0.3, 1),
-           (double)c[i] + (double)(stx_real)0.3 * (double)a[i]);
-    KERNEL("copy2d +=", N * (C + 2), 2, stx_copy2d(x, y, C + 2, a, C, N, C, 1),
-           (double)c[i] + (i % (C + 2) < C ? (double)a[i / (C + 2) * C + i % (C + 2)] : 0));
-    KERNEL("copy2d =", N * (C + 2), 0, stx_copy2d(x, y, C + 2, a, C, N, C, 0),
-           (double)(i % (C + 2) < C ? a[i / (C + 2) * C + i % (C + 2)] : c[i]));
-    KERNEL("concat2d", N * (C + 2), 0, stx_concat2d(x, y, a, C, C, b, C + 1, 2, N),
-           (double)(i % (C + 2) < C ? a[i / (C + 2) * C + i % (C + 2)]
-                                    : b[i / (C + 2) * (C + 1) + i % (C + 2) - C]));
-    for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
-        KERNEL("shift2d", n, 0, inner_shift2d(x, y, C, C, a, C, j, N),
-               (double)(i % C < C - j ? c[i + j] : a[i / C * C + i % C - (C - j)]));
-    /* rows further apart than they are long; nothing behind */
-    for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
-        KERNEL("shift2d, apart", N * (C + 2), 0, inner_shift2d(x, y, C + 2, C, NULL, 0, j, N),
-               (double)(i % (C + 2) < C - j ? c[i + j] : c[i]));
-    KERNEL("add", n, 1, stx_add_fwd(x, y, a, b, n, n), (double)a[i] + (double)b[i]);
-    KERNEL("add rows", n, 1, stx_add_fwd(x, y, a, b, n, C), (double)a[i] + (double)b[i % C]);
-    KERNEL("mul", n, 1, stx_mul_fwd(x, y, a, b, n, n), (double)a[i] * (double)b[i]);
-    KERNEL("mul rows", n, 1, stx_mul_fwd(x, y, a, b, n, C), (double)a[i] * (double)b[i % C]);
-    KERNEL("mul da =", n, 1, k_mul_bwd(x, y, NULL, dy, a, b, n, C, 0),
+    KERNEL(f, "fill", n, 0, stx_fill(x, y, n, 3), 3);
+    KERNEL(f, "axpy =", n, 1, stx_axpy(x, y, a, n, s, 0), (double)s * (double)a[i]);
+    KERNEL(f, "axpy +=", n, 2, stx_axpy(x, y, a, n, s, 1), (double)c[i] + (double)s * (double)a[i]);
+    KERNEL(f, "add", n, 1, stx_add_fwd(x, y, a, b, n, n), (double)a[i] + (double)b[i]);
+    KERNEL(f, "add rows", n, 1, stx_add_fwd(x, y, a, b, n, C), (double)a[i] + (double)b[i % C]);
+    KERNEL(f, "mul", n, 1, stx_mul_fwd(x, y, a, b, n, n), (double)a[i] * (double)b[i]);
+    KERNEL(f, "mul rows", n, 1, stx_mul_fwd(x, y, a, b, n, C), (double)a[i] * (double)b[i % C]);
+    KERNEL(f, "mul da =", n, 1, k_mul_bwd(x, y, NULL, dy, a, b, n, C, 0),
            (double)dy[i] * (double)b[i % C]);
-    KERNEL("mul da +=", n, 2, k_mul_bwd(x, y, NULL, dy, a, b, n, C, 1),
+    KERNEL(f, "mul da +=", n, 2, k_mul_bwd(x, y, NULL, dy, a, b, n, C, 1),
            (double)c[i] + (double)dy[i] * (double)b[i % C]);
-    KERNEL("mul db", n, 4, k_mul_bwd(x, NULL, y, dy, a, b, n, n, 0),
+    KERNEL(f, "mul db", n, 4, k_mul_bwd(x, NULL, y, dy, a, b, n, n, 0),
            (double)c[i] + (double)dy[i] * (double)a[i]);
-    for (j = 0; j < C; j++)
-        for (q[j] = 0, r = 0; r < N; r++) q[j] += (double)dy[r * C + j] * (double)a[r * C + j];
-    KERNEL("mul db rows", C, 16 + 2 * (double)N, k_mul_bwd(x, NULL, y, dy, a, b, n, C, 0),
-           (double)c[i] + q[i]);
-    for (j = 0; j < C; j++)
-        for (q[j] = 0, r = 0; r < N; r++) q[j] += (double)dy[r * C + j];
-    KERNEL("sum_rows", C, 16 + 2 * (double)N, stx_sum_rows(x, y, dy, N, C), (double)c[i] + q[i]);
-    KERNEL("clamp", n, 0,
+    column_sums(f, f->q, dy, a);
+    KERNEL(f, "mul db rows", C, rows, k_mul_bwd(x, NULL, y, dy, a, b, n, C, 0),
+           (double)c[i] + f->q[i]);
+    column_sums(f, f->q, dy, NULL);
+    KERNEL(f, "sum_rows", C, rows, stx_sum_rows(x, y, dy, f->N, C), (double)c[i] + f->q[i]);
+    KERNEL(f, "clamp", n, 0,
            (stx_axpy(x, y, a, n, 1, 0), p.p = y, p.n = n, stx_clamp(x, &p, 1, -1, 1)),
-           a[i] < -1  ? -1
-           : a[i] > 1 ? 1
-                      : (double)a[i]);
-    if (N >= V) {
-        KERNEL("embedding", n, 1, stx_embedding_fwd(x, y, a, ids, N, C),
-               (double)a[(size_t)ids[i / C] * C + i % C]);
-        for (i = 0; i < n; i++) s[(size_t)ids[i / C] * C + i % C] += (double)dy[i];
-        KERNEL("embedding dtable", V * C, 16 + 2 * (double)N,
-               stx_embedding_bwd(x, y, dy, ids, N, C), (double)c[i] + s[i]);
-    }
+           fmax(-1, fmin(1, (double)a[i])));
+}
+
+/* Copies between rows of different strides: C + 2 in the output */
+static void kernels_copy(kernel_data *f) {
+    const stx_real *a = f->a, *b = f->b, *c = f->c;
+    const size_t N = f->N, C = f->C, ld = C + 2;
+    size_t j;
+    KERNEL(f, "copy2d +=", N * ld, 2, stx_copy2d(x, y, ld, a, C, N, C, 1),
+           (double)c[i] + (i % ld < C ? (double)a[i / ld * C + i % ld] : 0));
+    KERNEL(f, "copy2d =", N * ld, 0, stx_copy2d(x, y, ld, a, C, N, C, 0),
+           (double)(i % ld < C ? a[i / ld * C + i % ld] : c[i]));
+    KERNEL(f, "concat2d", N * ld, 0, stx_concat2d(x, y, a, C, C, b, C + 1, 2, N),
+           (double)(i % ld < C ? a[i / ld * C + i % ld] : b[i / ld * (C + 1) + i % ld - C]));
+    for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
+        KERNEL(f, "shift2d", f->n, 0, inner_shift2d(x, y, C, C, a, C, j, N),
+               (double)(i % C < C - j ? c[i + j] : a[i / C * C + i % C - (C - j)]));
+    /* rows with a gap, and no values to shift in */
+    for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
+        KERNEL(f, "shift2d with gaps", N * ld, 0, inner_shift2d(x, y, ld, C, NULL, 0, j, N),
+               (double)(i % ld < C - j ? c[i + j] : c[i]));
+}
+
+static void kernels_embedding(kernel_data *f) {
+    const stx_real *a = f->a, *c = f->c, *dy = f->dy;
+    const int32_t *ids = f->ids;
+    const size_t N = f->N, C = f->C, n = f->n;
+    size_t e;
+    if (N < WORDS) return;
+    KERNEL(f, "embedding", n, 1, stx_embedding_fwd(x, y, a, ids, N, C),
+           (double)a[(size_t)ids[i / C] * C + i % C]);
+    for (e = 0; e < WORDS * C; e++) f->s[e] = 0;
+    for (e = 0; e < n; e++) f->s[(size_t)ids[e / C] * C + e % C] += (double)dy[e];
+    KERNEL(f, "embedding dtable", WORDS * C, 16 + 2 * (double)N,
+           stx_embedding_bwd(x, y, dy, ids, N, C), (double)c[i] + f->s[i]);
+}
+
+static void kernels_act(kernel_data *f) {
+    const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;
+    const size_t N = f->N, C = f->C, n = f->n;
+    int act;
     for (act = STX_ACT_NONE; act <= STX_ACT_SIGMOID; act++) {
-        stx_act_fwd(one, act_y, a, n, act);
-        KERNEL("act", n, 4, stx_act_fwd(x, y, a, n, act), act_of((double)a[i], act));
-        KERNEL("act da =", n, 8, k_act_bwd(x, y, dy, act_y, a, n, act, 0),
+        stx_act_fwd(f->one, f->act_y, a, n, act);
+        KERNEL(f, "act", n, 4, stx_act_fwd(x, y, a, n, act), act_of((double)a[i], act));
+        KERNEL(f, "act da =", n, 8, k_act_bwd(x, y, dy, f->act_y, a, n, act, 0),
                (double)dy[i] * slope_of((double)a[i], act));
-        KERNEL("act da +=", n, 8, k_act_bwd(x, y, dy, act_y, a, n, act, 1),
+        KERNEL(f, "act da +=", n, 8, k_act_bwd(x, y, dy, f->act_y, a, n, act, 1),
                (double)c[i] + (double)dy[i] * slope_of((double)a[i], act));
-        KERNEL("act da in place", n, 8, k_act_bwd(x, y, y, act_y, a, n, act, 0),
+        KERNEL(f, "act da in place", n, 8, k_act_bwd(x, y, y, f->act_y, a, n, act, 0),
                (double)c[i] * slope_of((double)a[i], act));
-        KERNEL("bias_act", n, 6, stx_bias_act_fwd(x, y, NULL, b, N, C, act),
+        KERNEL(f, "bias_act", n, 6, stx_bias_act_fwd(x, y, NULL, b, N, C, act),
                act_of((double)c[i] + (double)b[i % C], act));
-        KERNEL("bias_act pre", n, 1,
-               stx_bias_act_fwd(x, sm, y, b, (memcpy(sm, a, n * sizeof *sm), N), C, act),
+        KERNEL(f, "bias_act pre", n, 1,
+               (memcpy(f->sm, a, n * sizeof *a), stx_bias_act_fwd(x, f->sm, y, b, N, C, act)),
                (double)a[i] + (double)b[i % C]);
-        KERNEL("bias_act without", n, 4, stx_bias_act_fwd(x, y, NULL, NULL, N, C, act),
+        KERNEL(f, "bias_act without a bias", n, 4, stx_bias_act_fwd(x, y, NULL, NULL, N, C, act),
                act_of((double)c[i], act));
     }
-    /* layer normalisation: s the normalised row, q the root's inverse */
-    for (r = 0; r < N; r++) {
-        for (sum = 0, j = 0; j < C; j++) sum += (double)a[r * C + j] / (double)C;
-        for (sum2 = 0, j = 0; j < C; j++)
-            sum2 += ((double)a[r * C + j] - sum) * ((double)a[r * C + j] - sum) / (double)C;
-        q[r] = 1 / sqrt(sum2 + (double)(stx_real)0.01);
-        for (j = 0; j < C; j++) s[r * C + j] = ((double)a[r * C + j] - sum) * q[r];
+}
+
+/* s: the normalised rows, q: 1 / standard deviation */
+static void normalise(kernel_data *f) {
+    const size_t C = f->C;
+    size_t r, j;
+    for (r = 0; r < f->N; r++) {
+        const stx_real *row = f->a + r * C;
+        double mean = 0, variance = 0;
+        for (j = 0; j < C; j++) mean += (double)row[j] / (double)C;
+        for (j = 0; j < C; j++)
+            variance += ((double)row[j] - mean) * ((double)row[j] - mean) / (double)C;
+        f->q[r] = 1 / sqrt(variance + (double)norm_eps);
+        for (j = 0; j < C; j++) f->s[r * C + j] = ((double)row[j] - mean) * f->q[r];
     }
-    KERNEL("layernorm", n, 60, k_layernorm_fwd(x, y, mean, rstd, a, b, dy, N, C, (stx_real)0.01),
+}
+
+static void kernels_layernorm(kernel_data *f) {
+    const stx_real *b = f->b, *c = f->c, *dy = f->dy;
+    stx_real *a = f->a, *mean = f->mean, *rstd = f->rstd;
+    const size_t N = f->N, C = f->C, n = f->n;
+    double *s = f->s, *w = f->w;
+    size_t r, j;
+    normalise(f);
+    KERNEL(f, "layernorm", n, 60, k_layernorm_fwd(x, y, mean, rstd, a, b, dy, N, C, norm_eps),
            s[i] * (double)b[i % C] + (double)dy[i % C]);
     for (r = 0; r < N; r++)
-        CHECK(CLOSE(rstd[r], q[r], 60 * unit), "layernorm: 1 / standard deviation");
+        CHECK(CLOSE(rstd[r], f->q[r], 60 * unit), "layernorm: 1 / standard deviation");
     for (j = 0; j < C; j++)
         for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)dy[r * C + j] * s[r * C + j];
-    KERNEL("layernorm dgain", C, 100 + 2 * (double)N,
+    KERNEL(f, "layernorm dgain", C, 100 + 2 * (double)N,
            k_layernorm_bwd(x, NULL, y, NULL, dy, a, b, mean, rstd, N, C, 1), w[i]);
-    for (j = 0; j < C; j++)
-        for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)dy[r * C + j];
-    KERNEL("layernorm dshift", C, 16 + 2 * (double)N,
-           k_layernorm_bwd(x, NULL, NULL, y, dy, a, b, mean, rstd, N, C, 1), w[i]);
+    column_sums(f, w, dy, NULL);
+    KERNEL(f, "layernorm dshift", C, 16 + 2 * (double)N,
+           k_layernorm_bwd(x, NULL, NULL, y, dy, a, b, mean, rstd, N, C, 1), (double)c[i] + w[i]);
     for (r = 0; r < N; r++) {
-        for (sum = sum2 = 0, j = 0; j < C; j++) {
+        double sum = 0, dot = 0;
+        for (j = 0; j < C; j++) {
             double g = (double)dy[r * C + j] * (double)b[j];
             sum += g / (double)C;
-            sum2 += g * s[r * C + j] / (double)C;
+            dot += g * s[r * C + j] / (double)C;
         }
         for (j = 0; j < C; j++)
-            w[r * C + j] = q[r]
-                           * ((double)dy[r * C + j] * (double)b[j] - sum - s[r * C + j] * sum2);
+            w[r * C + j] = f->q[r]
+                           * ((double)dy[r * C + j] * (double)b[j] - sum - s[r * C + j] * dot);
     }
-    KERNEL("layernorm din =", n, 400,
+    KERNEL(f, "layernorm din =", n, 400,
            k_layernorm_bwd(x, y, NULL, NULL, dy, a, b, mean, rstd, N, C, 0), w[i]);
-    KERNEL("layernorm din +=", n, 400,
+    KERNEL(f, "layernorm din +=", n, 400,
            k_layernorm_bwd(x, y, NULL, NULL, dy, a, b, mean, rstd, N, C, 1), (double)c[i] + w[i]);
+}
 
-    for (loss = 0, r = 0; r < N; r++) { /* softmax: s; cross-entropy */
-        for (sum = 0, j = 0; j < C; j++) sum += s[r * C + j] = exp((double)a[r * C + j]);
-        for (j = 0; j < C; j++) s[r * C + j] /= sum;
-        loss -= log(s[r * C + (size_t)ids[r]]) / 3;
+/* s = softmax of the rows of a; returns the sum of -log s of the targets,
+   divided by 3. */
+static double softmax_rows(kernel_data *f) {
+    const size_t C = f->C;
+    double loss = 0, sum;
+    size_t r, j;
+    for (r = 0; r < f->N; r++) {
+        for (sum = 0, j = 0; j < C; j++) {
+            f->s[r * C + j] = exp((double)f->a[r * C + j]);
+            sum += f->s[r * C + j];
+        }
+        for (j = 0; j < C; j++) f->s[r * C + j] /= sum;
+        loss -= log(f->s[r * C + (size_t)f->ids[r]]) / 3;
     }
-    KERNEL("softmax", n, 16, stx_softmax_fwd(x, y, a, N, C), s[i]);
-    stx_softmax_fwd(one, sm, a, N, C);
+    return loss;
+}
+
+static void kernels_softmax(kernel_data *f) {
+    const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;
+    stx_real *top = f->mean, *inv = f->rstd;
+    const int32_t *ids = f->ids;
+    const size_t N = f->N, C = f->C, n = f->n;
+    double *s = f->s, *w = f->w, loss = softmax_rows(f), sum;
+    size_t r, j;
+    KERNEL(f, "softmax", n, 16, stx_softmax_fwd(x, y, a, N, C), s[i]);
+    stx_softmax_fwd(f->one, f->sm, a, N, C);
     for (r = 0; r < N; r++) {
         for (sum = 0, j = 0; j < C; j++) sum += s[r * C + j] * (double)dy[r * C + j];
         for (j = 0; j < C; j++) w[r * C + j] = s[r * C + j] * ((double)dy[r * C + j] - sum);
     }
-    KERNEL("softmax da =", n, 32, stx_softmax_bwd(x, y, dy, sm, N, C, 0), w[i]);
-    KERNEL("softmax da +=", n, 32, stx_softmax_bwd(x, y, dy, sm, N, C, 1), (double)c[i] + w[i]);
-    KERNEL("cross_entropy", 1, 16, k_cross_entropy_fwd(x, y, mean, rstd, a, ids, N, C, C, 3),
+    KERNEL(f, "softmax da =", n, 32, stx_softmax_bwd(x, y, dy, f->sm, N, C, 0), w[i]);
+    KERNEL(f, "softmax da +=", n, 32, stx_softmax_bwd(x, y, dy, f->sm, N, C, 1),
+           (double)c[i] + w[i]);
+    KERNEL(f, "cross_entropy", 1, 16, k_cross_entropy_fwd(x, y, top, inv, a, ids, N, C, C, 3),
            loss);
-    KERNEL("cross_entropy dlogits =", n, 16,
-           k_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, C, 3, 0),
+    KERNEL(f, "cross_entropy dlogits =", n, 16,
+           k_cross_entropy_bwd(x, y, b, top, inv, a, ids, N, C, C, 3, 0),
            (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
-    KERNEL("cross_entropy dlogits +=", n, 16,
-           k_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, C, 3, 1),
+    KERNEL(f, "cross_entropy dlogits +=", n, 16,
+           k_cross_entropy_bwd(x, y, b, top, inv, a, ids, N, C, C, 3, 1),
            (double)c[i] + (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
-
-    KERNEL("cross_entropy dlogits over", n, 16,
+    KERNEL(f, "cross_entropy dlogits in place", n, 16,
            (memcpy(y, a, n * sizeof *y),
-            k_cross_entropy_bwd(x, y, b, mean, rstd, y, ids, N, C, C, 3, 0)),
+            k_cross_entropy_bwd(x, y, b, top, inv, y, ids, N, C, C, 3, 0)),
            (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
-    /* two clusters more: the last two columns of the head, the second cluster's first */
-    if (C > 3) {
-        for (r = 0; r < N; r++) {
-            for (sum = 0, j = 0; j < C; j++) sum += exp((double)a[r * C + j]);
-            for (sum2 = 0, j = 0; j < 2; j++) sum2 += exp((double)dy[r * 2 + j]);
-            for (j = 0; j < C; j++)
-                w[r * C + j] = j < C - 2 ? (double)a[r * C + j] - log(sum)
-                                         : (double)dy[r * 2 + j - (C - 2)] - log(sum2)
-                                               + (double)a[r * C + C - 1] - log(sum);
-        }
-        KERNEL("cluster_log_probs", n, 64,
-               (cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 0),
-                cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 0)),
-               w[i]);
-        for (r = 0; r < N; r++)
-            for (j = C - 2; j < C; j++)
-                w[r * C + j] += (double)a[r * C + C - 2] - (double)a[r * C + C - 1];
-        KERNEL("cluster_log_probs forward", n, 64,
-               (cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 1),
-                cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 1)),
-               w[i]);
-    }
+}
 
-    for (i = 0; i < n; i += 8)
-        mask8(mask + i, 11, 5, i / 8, inner_keep((stx_real)0.3),
-              (stx_real)(65536.0 / inner_keep((stx_real)0.3)));
-    KERNEL("dropout", n, 0, k_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 0, 0),
+/* A head with the logits of two more clusters in its last columns, and one of these
+   clusters with two words, whose logits are in dy */
+static void kernels_clusters(kernel_data *f) {
+    const stx_real *a = f->a, *dy = f->dy;
+    const size_t N = f->N, C = f->C;
+    double *w = f->w, head, tail;
+    size_t r, j;
+    if (C <= 3) return;
+    for (r = 0; r < N; r++) {
+        for (head = 0, j = 0; j < C; j++) head += exp((double)a[r * C + j]);
+        for (tail = 0, j = 0; j < 2; j++) tail += exp((double)dy[r * 2 + j]);
+        for (j = 0; j < C; j++) w[r * C + j] = (double)a[r * C + j] - log(head);
+        for (j = 0; j < 2; j++)
+            w[r * C + C - 2 + j] = (double)dy[r * 2 + j] - log(tail) + (double)a[r * C + C - 1]
+                                   - log(head);
+    }
+    KERNEL(f, "cluster_log_probs", f->n, 64,
+           (cluster_log_probs(x, y, f->sm, a, N, C, 0, C - 2, C, 3, 0, 0),
+            cluster_log_probs(x, y, f->sm, dy, N, C, C - 2, 2, 2, 3, 1, 0)),
+           w[i]);
+    for (r = 0; r < N; r++)
+        for (j = C - 2; j < C; j++)
+            w[r * C + j] += (double)a[r * C + C - 2] - (double)a[r * C + C - 1];
+    KERNEL(f, "cluster_log_probs forward", f->n, 64,
+           (cluster_log_probs(x, y, f->sm, a, N, C, 0, C - 2, C, 3, 0, 1),
+            cluster_log_probs(x, y, f->sm, dy, N, C, C - 2, 2, 2, 3, 1, 1)),
+           w[i]);
+}
+
+static void kernels_dropout(kernel_data *f) {
+    const stx_real *a = f->a, *c = f->c, *mask = f->mask;
+    const size_t n = f->n;
+    KERNEL(f, "dropout", n, 0, k_dropout_fwd(x, y, a, n, drop_rate, 11, 5, 0, 0),
            (double)(stx_real)(a[i] * mask[i]));
-    KERNEL("dropout +=", n, 4, k_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 0, 1),
+    KERNEL(f, "dropout +=", n, 4, k_dropout_fwd(x, y, a, n, drop_rate, 11, 5, 0, 1),
            (double)c[i] + (double)a[i] * (double)mask[i]);
-    /* residual and normalisation in one against the three kernels, without and with
-       dropout */
-    for (act = 0; act < 2; act++) {
-        stx_real drop = (stx_real)(act ? 0.3 : 0);
-        stx_residual_norm_args k;
-        memset(&k, 0, sizeof k);
-        k.N = N;
-        k.C = C;
-        k.eps = (stx_real)0.01;
-        k.drop = drop;
-        k.seed = 11;
-        k.stream = 5;
-        k.h = sm;
-        k.f = a;
-        k.gain = b;
-        k.shift = dy;
-        k.dy = dy;
-        k.s = v0;
-        k.mean = mean;
-        k.rstd = rstd;
-        for (i = 0; i < n; i++) sm[i] = c[i];
-        if (act)
-            k_dropout_fwd(one, v, a, n, drop, 11, 5, 0, 0);
-        else
-            memcpy(v, a, n * sizeof *v);
-        stx_axpy(one, v, sm, n, 1, 1);
-        k_layernorm_fwd(one, m, mean, rstd, v, b, dy, N, C, (stx_real)0.01);
-        for (i = 0; i < n; i++) w[i] = (double)m[i];
-        KERNEL("residual_norm", n, 4, (k.y = y, stx_residual_norm_fwd(x, &k)), w[i]);
-        for (sum = 0, i = 0; i < n; i++)
-            if (fabs((double)v0[i] - (double)v[i]) > sum) sum = fabs((double)v0[i] - (double)v[i]);
-        CHECK(sum <= 8 * unit * 4, "residual_norm: the sum is off by %g", sum);
-        k_layernorm_bwd(one, m, NULL, NULL, dy, v0, b, mean, rstd, N, C, 0);
-        for (i = 0; i < n; i++) w[i] = (double)m[i];
-        KERNEL("residual_norm ds", n, 0, (k.ds = y, k.df = v, stx_residual_norm_bwd(x, &k)), w[i]);
-        for (i = 0; i < n; i++) w[i] *= act ? (double)mask[i] : 1;
-        k.ds = m;
-        KERNEL("residual_norm df =", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
-        k.accumulate = 1;
-        KERNEL("residual_norm df +=", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)),
-               (double)c[i] + w[i]);
-        k.df = NULL;
-        k.accumulate = 0;
-        for (j = 0; j < C; j++)
-            for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)dy[r * C + j];
-        KERNEL("residual_norm dshift", C, 16 + 2 * (double)N,
-               (k.dshift = y, stx_residual_norm_bwd(x, &k)), w[i]);
-        /* with a bias; and what ds and df are when ds is added to, or not wanted */
-        k.dshift = NULL;
-        k.bias = c;
-        if (act) {
-            stx_add_fwd(one, v, a, c, n, C);
-            k_dropout_fwd(one, m, v, n, drop, 11, 5, 0, 0);
-        } else {
-            stx_add_fwd(one, m, a, c, n, C);
-        }
-        memcpy(v, m, n * sizeof *v);
-        stx_axpy(one, v, sm, n, 1, 1);
-        k_layernorm_fwd(one, m, mean, rstd, v, b, dy, N, C, (stx_real)0.01);
-        for (i = 0; i < n; i++) w[i] = (double)m[i];
-        KERNEL("residual_norm with a bias", n, 4, (k.y = y, stx_residual_norm_fwd(x, &k)), w[i]);
-        k_layernorm_bwd(one, m, NULL, NULL, dy, v0, b, mean, rstd, N, C, 0);
-        for (i = 0; i < n; i++) w[i] = (double)m[i];
-        k.accumulate_ds = 1;
-        KERNEL("residual_norm ds +=", n, 4, (k.ds = y, k.df = v, stx_residual_norm_bwd(x, &k)),
-               (double)c[i] + w[i]);
-        for (i = 0; i < n; i++) w[i] *= act ? (double)mask[i] : 1;
-        KERNEL("residual_norm df = beside ds +=", n, 4,
-               (k.ds = m, k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
-        k.accumulate_ds = 0;
-        k.ds = NULL;
-        KERNEL("residual_norm df alone", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
-        for (j = 0; j < C; j++)
-            for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)v[r * C + j];
-        KERNEL("residual_norm dbias", C, 16 + 2 * (double)N,
-               (k.df = v, k.dbias = y, stx_residual_norm_bwd(x, &k)), w[i]);
-    }
-    KERNEL("dropout in place", n, 0, k_dropout_fwd(x, y, y, n, (stx_real)0.3, 11, 5, 0, 0),
+    KERNEL(f, "dropout in place", n, 0, k_dropout_fwd(x, y, y, n, drop_rate, 11, 5, 0, 0),
            (double)(stx_real)(c[i] * mask[i]));
-    {
-        stx_means_args k;
-        memset(&k, 0, sizeof k);
-        for (sum = sum2 = 0, i = 0; i < n; i++) {
-            sum += (double)a[i] / (double)n;
-            if (i < C) sum2 += (double)b[i] / (double)C;
-        }
-        k.count = 2;
-        k.n[0] = n;
-        k.n[1] = C;
-        k.a[0] = a;
-        k.a[1] = b;
-        k.y0 = c;
-        k.dy = dy;
-        k.s = 3;
-        KERNEL("add_means", 1, 4 + (double)(sizeof(stx_real) / 8 * n),
-               (k.y = y, stx_add_means_fwd(x, &k)), (double)c[0] + 3 * (sum + sum2));
-        KERNEL("add_means da", n, 4, (k.da[1] = y, stx_add_means_bwd(x, &k)),
-               (double)c[i] + (i < C ? 3 * (double)dy[0] / (double)C : 0));
-    }
-    for (sum = sum2 = 0, i = 0; i < n; i++) {
-        sum += (double)a[i];
-        sum2 += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
-    }
-    KERNEL("mean", 1, 2 + (double)(sizeof(stx_real) / 8 * n), stx_mean_fwd(x, y, a, n),
-           sum / (double)n);
-    KERNEL("mean da", n, 2, stx_mean_bwd(x, y, b, n), (double)c[i] + (double)b[0] / (double)n);
-    KERNEL("mse", 1, 2 + (double)(sizeof(stx_real) / 8 * n), stx_mse_fwd(x, y, a, b, n),
-           sum2 / (double)n);
-    KERNEL("mse da", n, 8, stx_mse_bwd(x, y, NULL, b, a, b, n),
-           (double)c[i] + 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
-    KERNEL("mse db", n, 8, stx_mse_bwd(x, NULL, y, b, a, b, n),
-           (double)c[i] - 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
+}
 
+/* h is sm, which has the values of c; f is a; s is written to v0. */
+static stx_residual_norm_args residual_args(const kernel_data *f, stx_real drop) {
+    stx_residual_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.N = f->N;
+    k.C = f->C;
+    k.eps = norm_eps;
+    k.drop = drop;
+    k.seed = 11;
+    k.stream = 5;
+    k.h = f->sm;
+    k.f = f->a;
+    k.gain = f->b;
+    k.shift = f->dy;
+    k.dy = f->dy;
+    k.s = f->v0;
+    k.mean = f->mean;
+    k.rstd = f->rstd;
+    memcpy(f->sm, f->c, f->n * sizeof *f->sm);
+    return k;
+}
+
+/* w: m in double, and with dropout masked */
+static void widen(const kernel_data *f, int masked) {
+    size_t e;
+    for (e = 0; e < f->n; e++) f->w[e] = (double)f->m[e] * (masked ? (double)f->mask[e] : 1);
+}
+
+/* residual_norm in one pass against dropout, axpy and layernorm */
+static void kernels_residual_norm(kernel_data *f, stx_real drop) {
+    stx_residual_norm_args k = residual_args(f, drop);
+    const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;
+    stx_real *m = f->m, *v = f->v, *mean = f->mean, *rstd = f->rstd;
+    const size_t N = f->N, C = f->C, n = f->n;
+    double *w = f->w, off = 0;
+    size_t e;
+    if (drop > 0)
+        k_dropout_fwd(f->one, v, a, n, drop, 11, 5, 0, 0);
+    else
+        memcpy(v, a, n * sizeof *v);
+    stx_axpy(f->one, v, f->sm, n, 1, 1);
+    k_layernorm_fwd(f->one, m, mean, rstd, v, b, dy, N, C, norm_eps);
+    widen(f, 0);
+    KERNEL(f, "residual_norm", n, 4, (k.y = y, stx_residual_norm_fwd(x, &k)), w[i]);
+    for (e = 0; e < n; e++) off = fmax(off, fabs((double)f->v0[e] - (double)v[e]));
+    CHECK(off <= 8 * unit * 4, "residual_norm: the sum is off by %g", off);
+    k_layernorm_bwd(f->one, m, NULL, NULL, dy, f->v0, b, mean, rstd, N, C, 0);
+    widen(f, 0);
+    KERNEL(f, "residual_norm ds", n, 0, (k.ds = y, k.df = v, stx_residual_norm_bwd(x, &k)), w[i]);
+    widen(f, drop > 0);
+    k.ds = m;
+    KERNEL(f, "residual_norm df =", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
+    k.accumulate = 1;
+    KERNEL(f, "residual_norm df +=", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)),
+           (double)c[i] + w[i]);
+    k.df = NULL;
+    k.accumulate = 0;
+    column_sums(f, w, dy, NULL);
+    KERNEL(f, "residual_norm dshift", C, 16 + 2 * (double)N,
+           (k.dshift = y, stx_residual_norm_bwd(x, &k)), (double)c[i] + w[i]);
+}
+
+/* The same with a bias; and df when ds is added to, or is not requested */
+static void kernels_residual_norm_bias(kernel_data *f, stx_real drop) {
+    stx_residual_norm_args k = residual_args(f, drop);
+    const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;
+    stx_real *m = f->m, *v = f->v, *mean = f->mean, *rstd = f->rstd;
+    const size_t N = f->N, C = f->C, n = f->n;
+    double *w = f->w;
+    k.bias = c;
+    stx_add_fwd(f->one, v, a, c, n, C);
+    if (drop > 0) {
+        k_dropout_fwd(f->one, m, v, n, drop, 11, 5, 0, 0);
+        memcpy(v, m, n * sizeof *v);
+    }
+    stx_axpy(f->one, v, f->sm, n, 1, 1);
+    k_layernorm_fwd(f->one, m, mean, rstd, v, b, dy, N, C, norm_eps);
+    widen(f, 0);
+    KERNEL(f, "residual_norm with a bias", n, 4, (k.y = y, stx_residual_norm_fwd(x, &k)), w[i]);
+    k_layernorm_bwd(f->one, m, NULL, NULL, dy, f->v0, b, mean, rstd, N, C, 0);
+    widen(f, 0);
+    k.accumulate_ds = 1;
+    KERNEL(f, "residual_norm ds +=", n, 4, (k.ds = y, k.df = v, stx_residual_norm_bwd(x, &k)),
+           (double)c[i] + w[i]);
+    widen(f, drop > 0);
+    KERNEL(f, "residual_norm df = with ds +=", n, 4,
+           (k.ds = m, k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
+    k.accumulate_ds = 0;
+    k.ds = NULL;
+    KERNEL(f, "residual_norm df alone", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
+    column_sums(f, w, v, NULL);
+    KERNEL(f, "residual_norm dbias", C, 16 + 2 * (double)N,
+           (k.df = v, k.dbias = y, stx_residual_norm_bwd(x, &k)), (double)c[i] + w[i]);
+}
+
+static void kernels_means(kernel_data *f) {
+    const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;
+    const size_t n = f->n, C = f->C;
+    double sum = 0, rows = 0, squares = 0;
+    stx_means_args k;
+    size_t e;
+    for (e = 0; e < n; e++) {
+        sum += (double)a[e] / (double)n;
+        if (e < C) rows += (double)b[e] / (double)C;
+        squares += ((double)a[e] - (double)b[e]) * ((double)a[e] - (double)b[e]) / (double)n;
+    }
+    memset(&k, 0, sizeof k);
+    k.count = 2;
+    k.n[0] = n;
+    k.n[1] = C;
+    k.a[0] = a;
+    k.a[1] = b;
+    k.y0 = c;
+    k.dy = dy;
+    k.s = 3;
+    KERNEL(f, "add_means", 1, 4 + sum_units(n), (k.y = y, stx_add_means_fwd(x, &k)),
+           (double)c[0] + 3 * (sum + rows));
+    KERNEL(f, "add_means da", n, 4, (k.da[1] = y, stx_add_means_bwd(x, &k)),
+           (double)c[i] + (i < C ? 3 * (double)dy[0] / (double)C : 0));
+    KERNEL(f, "mean", 1, 2 + sum_units(n), stx_mean_fwd(x, y, a, n), sum);
+    KERNEL(f, "mean da", n, 2, stx_mean_bwd(x, y, b, n), (double)c[i] + (double)b[0] / (double)n);
+    KERNEL(f, "mse", 1, 2 + sum_units(n), stx_mse_fwd(x, y, a, b, n), squares);
+    KERNEL(f, "mse da", n, 8, stx_mse_bwd(x, y, NULL, b, a, b, n),
+           (double)c[i] + 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
+    KERNEL(f, "mse db", n, 8, stx_mse_bwd(x, NULL, y, b, a, b, n),
+           (double)c[i] - 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
+}
+
+/* One step of Adam with the constants of kernels_update, for parameter p, gradient
+   g, first moment m and second moment v; plain: without the second moment and the
+   coupled decay */
+static double adam_step(double p, double g, double m, double v, int plain_) {
+    double e = 0.5 * g + (plain_ ? 0 : 0.02 * p), kept = p * (1 - 0.1 * 0.03),
+           step = 0.1 / 0.4 * (0.9 * m + 0.1 * e);
+    return plain_ ? kept - step : kept - step / (sqrt((0.99 * v + 0.01 * e * e) / 0.25) + 1e-3);
+}
+
+/* Parameter y, its gradient dy, the state b and v0 */
+static void reset_update(kernel_data *f, stx_optim_chunk *p, stx_real *y) {
+    p->p = y;
+    memcpy(f->sm, f->dy, f->n * sizeof *f->sm);
+    memcpy(f->m, f->b, f->n * sizeof *f->m);
+    memcpy(f->v, f->v0, f->n * sizeof *f->v);
+}
+
+static double sum_of_squares(const stx_real *a, size_t n) {
+    double sum = 0;
+    size_t e;
+    for (e = 0; e < n; e++) sum += (double)a[e] * (double)a[e];
+    return sum;
+}
+
+/* One step of each optimiser, and one that is skipped: the gradient is zeroed, and
+   everything else remains. */
+static void kernels_update(kernel_data *f) {
+    const stx_real *c = f->c, *dy = f->dy, momentum = (stx_real)0.9, small = (stx_real)0.01;
+    stx_real *b = f->b, *v0 = f->v0;
+    const size_t n = f->n;
+    double sum;
+    stx_optim_chunk p;
+    stx_update u;
+    stx_adam_args adam;
+    size_t e;
     memset(&u, 0, sizeof u);
     u.ok = 1;
     u.factor = (stx_real)0.5;
     u.correction1 = (stx_real)0.4;
     u.correction2 = (stx_real)0.25;
-    /* one step of each optimiser: y is the parameter, g its gradient, m and v the
-       state */
     memset(&p, 0, sizeof p);
     p.n = n;
     p.lr = (stx_real)0.1;
-    p.g = sm;
-    p.s[0] = m;
-    p.s[1] = v;
+    p.g = f->sm;
+    p.s[0] = f->m;
+    p.s[1] = f->v;
     adam.beta1 = (stx_real)0.9;
     adam.rest1 = (stx_real)0.1;
     adam.beta2 = (stx_real)0.99;
@@ -3416,67 +3628,54 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     adam.eps = (stx_real)1e-3;
     adam.decay = (stx_real)0.02;
     adam.decoupled = (stx_real)0.03;
-#define UPDATE(call) \
-  (p.p = y, memcpy(sm, dy, n * sizeof *sm), memcpy(m, b, n * sizeof *m), \
-   memcpy(v, v0, n * sizeof *v), call)
-    for (i = 0; i < n; i++) v0[i] = (stx_real)((double)a[i] * (double)a[i]);
-    KERNEL("sgd", n, 8, UPDATE(stx_sgd_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.01)),
+    for (e = 0; e < n; e++) v0[e] = (stx_real)((double)f->a[e] * (double)f->a[e]);
+    KERNEL(f, "sgd", n, 8, (reset_update(f, &p, y), stx_sgd_update(x, &u, &p, 1, momentum, small)),
            (double)c[i] - 0.1 * (0.9 * (double)b[i] + 0.5 * (double)dy[i] + 0.01 * (double)c[i]));
-    KERNEL("adam", n, 16,
-           UPDATE(stx_adam_update(x, &u, &p, 1, &adam)),
-           (double)c[i] * (1 - 0.1 * 0.03)
-               - 0.1 / 0.4
-                     * (0.9 * (double)b[i] + 0.1 * (0.5 * (double)dy[i] + 0.02 * (double)c[i]))
-                     / (sqrt((0.99 * (double)v0[i]
-                              + 0.01 * pow(0.5 * (double)dy[i] + 0.02 * (double)c[i], 2))
-                             / 0.25)
-                        + 1e-3));
+    KERNEL(f, "adam", n, 16, (reset_update(f, &p, y), stx_adam_update(x, &u, &p, 1, &adam)),
+           adam_step((double)c[i], (double)dy[i], (double)b[i], (double)v0[i], 0));
     u.plain = 1;
     adam.decay = 0;
-    KERNEL("adam plain", n, 16,
-           UPDATE(stx_adam_update(x, &u, &p, 1, &adam)),
-           (double)c[i] * (1 - 0.1 * 0.03)
-               - 0.1 / 0.4 * (0.9 * (double)b[i] + 0.1 * 0.5 * (double)dy[i]));
+    KERNEL(f, "adam plain", n, 16, (reset_update(f, &p, y), stx_adam_update(x, &u, &p, 1, &adam)),
+           adam_step((double)c[i], (double)dy[i], (double)b[i], (double)v0[i], 1));
     memcpy(b, v0, n * sizeof *b);
-    KERNEL("adagrad", n, 16, UPDATE(stx_adagrad_update(x, &u, &p, 1, (stx_real)0.01)),
+    KERNEL(f, "adagrad", n, 16, (reset_update(f, &p, y), stx_adagrad_update(x, &u, &p, 1, small)),
            (double)c[i]
                - 0.1 * (double)dy[i]
                      / (sqrt((double)v0[i] + (double)dy[i] * (double)dy[i]) + 0.01));
-    for (sum = 0, i = 0; i < n; i++) sum += (double)sm[i] * (double)sm[i];
-    CHECK(sum == 0, "the gradient is not zeroed");
-    u.ok = 0; /* no update: the gradient goes, all else stays */
-    KERNEL("sgd skipped", n, 0, UPDATE(stx_sgd_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.01)),
-           (double)c[i]);
+    CHECK(sum_of_squares(f->sm, n) == 0, "the gradient is not zeroed");
+    u.ok = 0;
+    KERNEL(f, "sgd skipped", n, 0,
+           (reset_update(f, &p, y), stx_sgd_update(x, &u, &p, 1, momentum, small)), (double)c[i]);
     adam.decoupled = 0;
-    KERNEL("adam skipped", n, 0, UPDATE(stx_adam_update(x, &u, &p, 1, &adam)), (double)c[i]);
-    KERNEL("adagrad skipped", n, 0, UPDATE(stx_adagrad_update(x, &u, &p, 1, (stx_real)0.01)),
+    KERNEL(f, "adam skipped", n, 0, (reset_update(f, &p, y), stx_adam_update(x, &u, &p, 1, &adam)),
            (double)c[i]);
-    for (sum = 0, i = 0; i < n; i++) sum += (double)sm[i] * (double)sm[i];
-    CHECK(sum == 0 && !memcmp(m, b, n * sizeof *m) && !memcmp(v, v0, n * sizeof *v),
-          "a skipped update leaves a gradient or changes the "
-          "state");
-    p.g = a;
-    for (sum2 = 0, i = 0; i < n; i++) sum2 += (double)a[i] * (double)a[i];
-    stx_sum_squares(one, &sum, &p, 1);
-    CHECK(CLOSE(sum, sum2, 1e-12), "sum of squares");
-    free(a);
-    free(b);
-    free(c);
-    free(dy);
-    free(mask);
-    free(y1);
-    free(y3);
-    free(act_y);
-    free(mean);
-    free(rstd);
-    free(sm);
-    free(m);
-    free(v);
-    free(v0);
-    free(s);
-    free(q);
-    free(w);
-    free(ids);
+    KERNEL(f, "adagrad skipped", n, 0,
+           (reset_update(f, &p, y), stx_adagrad_update(x, &u, &p, 1, small)), (double)c[i]);
+    CHECK(sum_of_squares(f->sm, n) == 0 && !memcmp(f->m, b, n * sizeof *b)
+              && !memcmp(f->v, v0, n * sizeof *v0),
+          "a skipped update leaves a gradient or changes the state");
+    p.g = f->a;
+    stx_sum_squares(f->one, &sum, &p, 1);
+    CHECK(CLOSE(sum, sum_of_squares(f->a, n), 1e-12), "sum_squares");
+}
+
+static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
+    kernel_data f = kernel_data_make(one, many, N, C);
+    kernels_elementwise(&f);
+    kernels_copy(&f);
+    kernels_embedding(&f);
+    kernels_act(&f);
+    kernels_layernorm(&f);
+    kernels_softmax(&f);
+    kernels_clusters(&f);
+    kernels_dropout(&f);
+    kernels_residual_norm(&f, 0);
+    kernels_residual_norm_bias(&f, 0);
+    kernels_residual_norm(&f, drop_rate);
+    kernels_residual_norm_bias(&f, drop_rate);
+    kernels_means(&f);
+    kernels_update(&f);
+    kernel_data_free(&f);
 }
 
 /* Parameters of many sizes, cut in pieces: three threads change no bit, and every
