@@ -51,6 +51,12 @@ static inline double test_error(const double *a, const double *b, size_t n, doub
     return worst == 0 ? 0 : worst / top;
 }
 
+/* The larger one of an error so far and a new one; infinity after NaN */
+static inline double test_worse(double worst, double e) {
+    if (!(e <= HUGE_VAL)) return HUGE_VAL;
+    return e > worst ? e : worst;
+}
+
 /* A deterministic generator of test data in (-1,1): xorshift64 */
 static uint64_t test_state = 88172645463325252u;
 

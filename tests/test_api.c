@@ -1557,9 +1557,8 @@ static void thread_counts(void) {
         stx_real *a = threaded(t, &n, &loss), *b = threaded(t, &n, &again);
         double top = 0, worst = 0;
         for (i = 0; i < n; i++) {
-            double e = fabs((double)a[i] - (double)one[i]);
-            if (fabs((double)one[i]) > top) top = fabs((double)one[i]);
-            if (!(e <= worst)) worst = e;
+            worst = test_worse(worst, fabs((double)a[i] - (double)one[i]));
+            top = fmax(top, fabs((double)one[i]));
         }
         CHECK(!memcmp(a, b, n * sizeof *a) && loss == again, "%d threads: two runs differ", t);
         CHECK(worst <= 1e-6 * top && CLOSE(loss, l1, 1e-6),
@@ -2921,8 +2920,8 @@ static void softmax_exponentials(stx_ctx *x) {
         in[1] = v;
         y = stx_softmax(x, stx_input(x, in, 2, 0, 0, 0));
         e = fabs((double)y->data[1] / (double)y->data[0] / exp((double)v) - 1);
-        if (v > -80 && !(e <= worst)) worst = e;
-        if (!CLOSE((double)y->data[0] + (double)y->data[1], 1, 3 * unit)) worst = 1;
+        if (v > -80) worst = test_worse(worst, e);
+        if (!CLOSE((double)y->data[0] + (double)y->data[1], 1, 3 * unit)) worst = HUGE_VAL;
     }
     CHECK(worst <= 6 * unit, "softmax: e^v is off by %g", worst);
 }
@@ -2941,7 +2940,7 @@ static void exponentials(void) {
         for (k = 0; k < 50; k++) {
             stx_real v = (stx_real)(i / 10.0 + k * 0.002);
             e = fabs((double)stx_fast_exp(0, v) / exp((double)v) - 1);
-            if (!(e <= worst)) worst = e;
+            worst = test_worse(worst, e);
         }
     CHECK(worst <= 3 * unit, "exp: off by %g, %g roundings", worst, worst / unit);
     CHECK(stx_fast_exp(0, 0) == 1 && stx_fast_exp(0, -inf) == 0 && stx_fast_exp(0, -2000) == 0
@@ -2985,10 +2984,6 @@ typedef struct math_errors {
     int bad;
 } math_errors;
 
-static void raise_to(double *worst, double e) {
-    if (!(e <= *worst)) *worst = e;
-}
-
 static void math_errors_at(math_errors *w, int fma, stx_real v) {
     const int single = sizeof(stx_real) == 4;
     const double d = (double)v;
@@ -3004,17 +2999,17 @@ static void math_errors_at(math_errors *w, int fma, stx_real v) {
     else if (single && d > (double)88.72f)
         w->bad += !isinf(stx_fast_exp(fma, v));
     else
-        raise_to(&w->exp, ulps((double)stx_fast_exp(fma, v), exp(d)));
-    raise_to(&w->tanh, ulps((double)stx_fast_tanh(fma, v), tanh(d)));
+        w->exp = test_worse(w->exp, ulps((double)stx_fast_exp(fma, v), exp(d)));
+    w->tanh = test_worse(w->tanh, ulps((double)stx_fast_tanh(fma, v), tanh(d)));
     if (d > -87)
-        raise_to(&w->sigmoid, ulps(sigmoid, 1 / (1 + exp(-d))));
+        w->sigmoid = test_worse(w->sigmoid, ulps(sigmoid, 1 / (1 + exp(-d))));
     else
         w->bad += !(sigmoid <= 2e-38);
-    raise_to(&w->phi, fabs(phi - normal_cdf(d)));
-    if (d < 0 && d > -13) raise_to(&w->tail, fabs(phi / normal_cdf(d) - 1));
-    raise_to(&w->density, fabs((double)density - normal_density(d)));
+    w->phi = test_worse(w->phi, fabs(phi - normal_cdf(d)));
+    if (d < 0 && d > -13) w->tail = test_worse(w->tail, fabs(phi / normal_cdf(d) - 1));
+    w->density = test_worse(w->density, fabs((double)density - normal_density(d)));
     if (d >= 0 && (!single || d >= FLT_MIN))
-        raise_to(&w->sqrt, ulps((double)stx_fast_sqrt(fma, v), sqrt(d)));
+        w->sqrt = test_worse(w->sqrt, ulps((double)stx_fast_sqrt(fma, v), sqrt(d)));
 }
 
 /* Argument i of `rounds`: alternately all exponents, signs and NaN, and [-15,15], which
@@ -3189,7 +3184,7 @@ static void check_kernel(const kernel_data *f, const char *what, size_t count, d
     double worst = 0;
     size_t e;
     for (e = 0; e < count; e++)
-        raise_to(&worst, fabs((double)f->y1[e] - f->want[e]) / fmax(1, fabs(f->want[e])));
+        worst = test_worse(worst, fabs((double)f->y1[e] - f->want[e]) / fmax(1, fabs(f->want[e])));
     CHECK(worst <= units * unit, "%s, (%zu,%zu), instruction set %d: off by %g roundings", what,
           f->N, f->C, inner_isa(f->one), worst / unit);
     CHECK(!memcmp(f->y1, f->y3, f->size * sizeof *f->y1),

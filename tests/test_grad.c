@@ -142,12 +142,6 @@ static int gradients(stx_ctx *x, const problem *p, const stx_real *dy, int uses,
     return 1;
 }
 
-/* The largest error e so far; infinity after NaN */
-static double worse(double worst, double e) {
-    if (isnan(e)) return HUGE_VAL;
-    return e > worst ? e : worst;
-}
-
 /* A random index below n */
 static size_t random_index(size_t n) {
     return (size_t)((test_rand() + 1) / 2 * (double)n) % n;
@@ -168,7 +162,7 @@ static double entries_error(problem *p, int k, const stx_real *g, const stx_real
         p->data[k][at] = keep - fd_step;
         down = project(p, dy, ny);
         p->data[k][at] = keep;
-        worst = worse(worst, fabs((up - down) / (2 * fd_step) - g[at]));
+        worst = test_worse(worst, fabs((up - down) / (2 * fd_step) - g[at]));
     }
     return worst;
 }
@@ -202,7 +196,7 @@ static void check_differences(problem *p, int k, const stx_real *g, const stx_re
     worst = entries_error(p, k, g, dy, ny, limit) / top;
     CHECK(worst <= TOL, "%s, input %d: an entry is off by %g of the largest", p->label, k, worst);
     for (worst = 0, d = 0; d < (n <= limit ? 1 : 3); d++)
-        worst = worse(worst, direction_error(p, k, g, dy, ny) / top);
+        worst = test_worse(worst, direction_error(p, k, g, dy, ny) / top);
     CHECK(worst <= TOL, "%s, input %d: a direction is off by %g", p->label, k, worst);
 }
 
@@ -626,7 +620,7 @@ static void linear_contiguous(void) {
     results = contiguous_run(1, out[1], &all);
     CHECK(!memcmp(out[0], out[1], results * sizeof **out),
           "contiguous and separate weights: results differ");
-    for (i = results; i < all; i++) worst = worse(worst, fabs(out[0][i] - out[1][i]));
+    for (i = results; i < all; i++) worst = test_worse(worst, fabs(out[0][i] - out[1][i]));
     CHECK(worst < 1e-15, "contiguous and separate weights: gradients differ by %g", worst);
 }
 
@@ -3742,7 +3736,7 @@ static void attention_cached_case(const cached_sizes *s, size_t number) {
 
     y = forward(ctx1, &p, in);
     CHECK(y && y->size == B * T * C, "attention, cached, case %zu: %s", number, stx_error(ctx1));
-    for (r = 0; y && r < y->size; r++) off = worse(off, fabs(y->data[r] - want[r]));
+    for (r = 0; y && r < y->size; r++) off = test_worse(off, fabs(y->data[r] - want[r]));
     CHECK(off <= (T > 3 ? 0 : 1e-14),
           "attention, cached, case %zu: off by %g from separate keys and values", number, off);
     free(z);
@@ -4040,7 +4034,7 @@ static void passed_case(int what, int used, const size_t *rows, size_t chunk) {
     memset(again, 0, sizeof again);
     passed_run(what, used, rows, chunk, 0, plain);
     passed_run(what, used, rows, chunk, 1, again);
-    for (i = 0; i < 3 * PASSED_MOST + 1; i++) worst = worse(worst, fabs(plain[i] - again[i]));
+    for (i = 0; i < 3 * PASSED_MOST + 1; i++) worst = test_worse(worst, fabs(plain[i] - again[i]));
     CHECK(worst < 1e-12,
           "passed results %d, used %d, rows %zu and %zu, chunks of %zu: recomputation is off by %g",
           what, used, rows[0], rows[1], chunk, worst);
