@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+
 /* >>helpers */
 
 /* An allocator that counts. Call fail_at fails, and all from fail_from on; 0: none. Its
@@ -207,6 +208,7 @@ static int same_params(const stx_params *a, const stx_params *b) {
     return a->count == b->count;
 }
 
+
 /* >>descs */
 
 static void versions(void) {
@@ -284,6 +286,7 @@ static void descs(void) {
     invalid_desc(&(stx_desc){.device = 77}, "77", STX_ERR_DEVICE);
     invalid_desc(&(stx_desc){.precision = 7}, "precision 7", STX_ERR_DEVICE);
 }
+
 
 /* >>errors: each error, and what its text must name */
 
@@ -1222,6 +1225,7 @@ static void nulls(void) {
     stx_destroy(x);
 }
 
+
 /* >>memory */
 
 static long fail_at_, fail_chunk;
@@ -1469,6 +1473,7 @@ static void step_arena(void) {
     }
 }
 
+
 /* >>repeatability */
 
 static void train(stx_ctx *x, model *m, int kind, double *loss) {
@@ -1681,6 +1686,7 @@ static void float_environment(void) {
         stx_destroy(x);
     }
 }
+
 
 /* >>NaN: no op hides it */
 
@@ -1918,6 +1924,7 @@ static void nans(void) {
     infinite_logits(x);
     stx_destroy(x);
 }
+
 
 /* >>optimisers and schedules */
 
@@ -2627,6 +2634,7 @@ static void schedules(void) {
         for (n = 1; n < 400; n++) decayed_schedule(i, n);
 }
 
+
 /* >>random numbers, lifetimes */
 
 static void philox(void) {
@@ -2934,6 +2942,9 @@ static void initialisers(void) {
     stx_destroy(x);
 }
 
+
+/* >>maths */
+
 /* Half a unit in the last place of 1 */
 static const double unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8;
 
@@ -3080,6 +3091,7 @@ static void maths(void) {
               "fma %d: extremes", fma);
     }
 }
+
 
 /* >>kernels: each on every instruction set of this machine, against a plain loop in
    double. One thread and three must agree bit-exactly. Outputs begin as c, which shows
@@ -3802,6 +3814,7 @@ static void views(void) {
     }
 }
 
+
 /* >>packed weights */
 
 /* A part of a weight: rows [r0, r0 + rows) and columns [c0, c0 + cols) */
@@ -4073,6 +4086,7 @@ static void packed_weights(void) {
     for (i = 1; i < 4; i++) packed_memory(i);
 }
 
+
 /* >>sampling */
 
 enum { DRAWS = 20000 };
@@ -4116,6 +4130,7 @@ enum { V7 = 7 };
 /* Seven logits; words in the order of falling logits */
 static const stx_real logits7[V7] = {(stx_real)0.3, (stx_real)2.1,  (stx_real)-1.0, (stx_real)1.2,
                                      (stx_real)0.9, (stx_real)-0.2, (stx_real)1.7};
+
 static const size_t order7[V7] = {1, 6, 3, 4, 0, 5, 2};
 
 /* Draws from logits and compares with probabilities p. */
@@ -4291,6 +4306,7 @@ static void sampling(void) {
     sampling_repeats(0);
     sampling_repeats(5);
 }
+
 
 /* >>parts */
 

@@ -27,6 +27,7 @@ static const double TOL = 1e-6;
 static double fd_step = 1e-5; /* h */
 static stx_ctx *ctx1, *ctx3;  /* one thread, three threads */
 
+
 /* >>harness */
 enum { MAX_IN = 16, TICK = 7 };
 
@@ -274,6 +275,7 @@ static int32_t *ids_of(size_t n, size_t V) {
     if (n > 1) id[n - 1] = (int32_t)V - 1;
     return id;
 }
+
 
 /* >>rows: one function per row of parts[] */
 
@@ -1439,6 +1441,7 @@ static void row_detach(void) {
     free(dy);
 }
 
+
 /* >>recompute: values and gradients are bit-exactly those without recomputation */
 typedef struct block_user {
     stx_params *p;
@@ -1547,6 +1550,7 @@ static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads
     free(b);
     free(dy);
 }
+
 
 /* >>recompute outer: every op on a tensor that is not among the inputs of the recomputed
    function. Either the gradient is right or the error names what to do; no gradient is
@@ -3165,6 +3169,7 @@ static void row_rezero(void) {
             }
 }
 
+
 /* >>families */
 
 enum { NO_STATES, WITH_STATES, ONLY_STATES };
@@ -3934,6 +3939,7 @@ static void row_par_latency(void) {
         }
 }
 
+
 /* >>passed: results of a recomputed function that are its inputs, views of them,
    parameters, or one tensor twice. They equal those without recomputation, whichever of
    them are used, in chunks of any size. */
@@ -4049,6 +4055,7 @@ static void passed_results(void) {
                 for (c = 0; c < 3; c++) passed_case(what, used, rows[r], chunks[c]);
 }
 
+
 /* >>accumulation */
 static stx_tensor *normal(stx_params *p, const char *name, size_t d0, size_t d1, size_t d2) {
     return stx_param(p, STX_NORMAL, 0.5, name, d0, d1, d2, 0);
@@ -4145,6 +4152,7 @@ static void accumulation(void) {
     output_is_parameter();
     second_backward();
 }
+
 
 /* >>parts: one row per op */
 static const test_part parts[] = {
