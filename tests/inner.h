@@ -104,8 +104,8 @@ extern void inner_span_groups(const stx_span *m, size_t l, size_t B, size_t rows
 #endif
 
 #ifdef SEQTX_SRU_H
-/* U of layer l for input h and memory M; `before` is the padding of the memory, `pad` that
-   of the input. */
+/* U of layer l for input h and memory M; `before` is the padding of the memory, `pad`
+   that of the input. */
 extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M,
                                        const stx_ids *before, const stx_ids *pad, size_t B,
                                        size_t Tm, size_t T, size_t window);

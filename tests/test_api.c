@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 
-/* >>helpers */
+/* >>shared by the parts */
 
 /* An allocator that counts. Call fail_at fails, and all from fail_from on; 0: none. Its
    memory is not zeroed. */
