@@ -15,7 +15,6 @@ enum { GEMM_HALF = 1, GEMM_EACH = 7 };
 enum { GEMM_HALF = 0, GEMM_EACH = 1 };
 #endif
 
-#define gemm_random random_values /* its name in test_api.c */
 
 /* Are the GEMMs of x computed by this library? Another library need not be bit-exact. */
 static int gemm_own(const stx_ctx *x) {

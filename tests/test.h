@@ -4,6 +4,7 @@
 #ifndef STX_TEST_H
 #define STX_TEST_H
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,12 +50,6 @@ static inline double test_error(const double *a, const double *b, size_t n, doub
         if (e > worst) worst = e;
     }
     return worst == 0 ? 0 : worst / top;
-}
-
-/* The larger one of an error so far and a new one; infinity after NaN */
-static inline double test_worse(double worst, double e) {
-    if (!(e <= HUGE_VAL)) return HUGE_VAL;
-    return e > worst ? e : worst;
 }
 
 /* A deterministic generator of test data in (-1,1): xorshift64 */

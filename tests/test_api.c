@@ -1562,7 +1562,7 @@ static void thread_counts(void) {
         stx_real *a = threaded(t, &n, &loss), *b = threaded(t, &n, &again);
         double top = 0, worst = 0;
         for (i = 0; i < n; i++) {
-            worst = test_worse(worst, fabs((double)a[i] - (double)one[i]));
+            raise_worst(&worst, fabs((double)a[i] - (double)one[i]));
             top = fmax(top, fabs((double)one[i]));
         }
         CHECK(!memcmp(a, b, n * sizeof *a) && loss == again, "%d threads: two runs differ", t);
@@ -1597,9 +1597,9 @@ static stx_ctx *with_precision(int precision, int threads) {
 static void linear_fused_case(stx_ctx *x, size_t N, size_t I, size_t O) {
     size_t n = N * O, i;
     int act;
-    stx_real *in = gemm_random(N * I), *W = gemm_random(O * I), *b = gemm_random(O),
-             *product = gemm_random(n), *y = gemm_random(n), *want = gemm_random(n),
-             *pre = gemm_random(n), *pre_want = gemm_random(n);
+    stx_real *in = random_values(N * I), *W = random_values(O * I), *b = random_values(O),
+             *product = random_values(n), *y = random_values(n), *want = random_values(n),
+             *pre = random_values(n), *pre_want = random_values(n);
     stx_gemm_args g = stx_gemm_init(0, 1, N, O, I, in, W, product);
     stx_gemm(x, &g);
     for (act = STX_ACT_NONE; act <= STX_ACT_SIGMOID; act++)
@@ -1662,7 +1662,7 @@ static void float_environment(void) {
         stx_optim *optim = stx_optim_create(p, NULL);
         stx_attention_in in;
         stx_attention_desc d;
-        stx_real *a = gemm_random(2 * 200 * 96), flushed;
+        stx_real *a = random_values(2 * 200 * 96), flushed;
         size_t i;
         memset(&in, 0, sizeof in);
         memset(&d, 0, sizeof d);
@@ -1810,7 +1810,7 @@ static void nan_in_op(stx_ctx *x, size_t k, int part, size_t at, int negative) {
     stx_real *d[3];
     stx_tensor *in[3], *y;
     int j;
-    for (j = 0; j < 3; j++) d[j] = gemm_random(j == 2 ? 17 : 289);
+    for (j = 0; j < 3; j++) d[j] = random_values(j == 2 ? 17 : 289);
     d[part][at] = (stx_real)(negative ? -NAN : NAN);
     stx_begin(x, STX_TRAIN);
     for (j = 0; j < 3; j++) in[j] = stx_variable(x, d[j], 17, j == 2 ? 0 : 17, 0, 0);
@@ -1862,7 +1862,7 @@ static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
     for (j = 0; j < NAN_PARTS; j++) {
         size[j] = 1;
         for (k = 0; k < 4 && dim[j][k]; k++) size[j] *= dim[j][k];
-        d[j] = gemm_random(size[j]);
+        d[j] = random_values(size[j]);
     }
     d[NAN_SPAN][0] = d[NAN_SPAN][1] = (stx_real)0.9;
     at = i * (size[part] - 1) / 2;
@@ -2960,7 +2960,7 @@ static void softmax_exponentials(stx_ctx *x) {
         in[1] = v;
         y = stx_softmax(x, stx_input(x, in, 2, 0, 0, 0));
         e = fabs((double)y->data[1] / (double)y->data[0] / exp((double)v) - 1);
-        if (v > -80) worst = test_worse(worst, e);
+        if (v > -80) raise_worst(&worst, e);
         if (!CLOSE((double)y->data[0] + (double)y->data[1], 1, 3 * unit)) worst = HUGE_VAL;
     }
     CHECK(worst <= 6 * unit, "softmax: e^v is off by %g", worst);
@@ -2980,7 +2980,7 @@ static void exponentials(void) {
         for (k = 0; k < 50; k++) {
             stx_real v = (stx_real)(i / 10.0 + k * 0.002);
             e = fabs((double)stx_fast_exp(0, v) / exp((double)v) - 1);
-            worst = test_worse(worst, e);
+            raise_worst(&worst, e);
         }
     CHECK(worst <= 3 * unit, "exp: off by %g, %g roundings", worst, worst / unit);
     CHECK(stx_fast_exp(0, 0) == 1 && stx_fast_exp(0, -inf) == 0 && stx_fast_exp(0, -2000) == 0
@@ -3039,17 +3039,17 @@ static void math_errors_at(math_errors *w, int fma, stx_real v) {
     else if (single && d > (double)88.72f)
         w->bad += !isinf(stx_fast_exp(fma, v));
     else
-        w->exp = test_worse(w->exp, ulps((double)stx_fast_exp(fma, v), exp(d)));
-    w->tanh = test_worse(w->tanh, ulps((double)stx_fast_tanh(fma, v), tanh(d)));
+        raise_worst(&w->exp, ulps((double)stx_fast_exp(fma, v), exp(d)));
+    raise_worst(&w->tanh, ulps((double)stx_fast_tanh(fma, v), tanh(d)));
     if (d > -87)
-        w->sigmoid = test_worse(w->sigmoid, ulps(sigmoid, 1 / (1 + exp(-d))));
+        raise_worst(&w->sigmoid, ulps(sigmoid, 1 / (1 + exp(-d))));
     else
         w->bad += !(sigmoid <= 2e-38);
-    w->phi = test_worse(w->phi, fabs(phi - normal_cdf(d)));
-    if (d < 0 && d > -13) w->tail = test_worse(w->tail, fabs(phi / normal_cdf(d) - 1));
-    w->density = test_worse(w->density, fabs((double)density - normal_density(d)));
+    raise_worst(&w->phi, fabs(phi - normal_cdf(d)));
+    if (d < 0 && d > -13) raise_worst(&w->tail, fabs(phi / normal_cdf(d) - 1));
+    raise_worst(&w->density, fabs((double)density - normal_density(d)));
     if (d >= 0 && (!single || d >= FLT_MIN))
-        w->sqrt = test_worse(w->sqrt, ulps((double)stx_fast_sqrt(fma, v), sqrt(d)));
+        raise_worst(&w->sqrt, ulps((double)stx_fast_sqrt(fma, v), sqrt(d)));
 }
 
 /* Argument i of `rounds`: alternately all exponents, signs and NaN, and [-15,15], which
@@ -3174,19 +3174,19 @@ static kernel_data kernel_data_make(stx_ctx *one, stx_ctx *many, size_t N, size_
     f.C = C;
     f.n = n;
     f.size = size;
-    f.a = gemm_random(size);
-    f.b = gemm_random(size);
-    f.c = gemm_random(size);
-    f.dy = gemm_random(size);
-    f.y1 = gemm_random(size);
-    f.y3 = gemm_random(size);
-    f.act_y = gemm_random(size);
-    f.mean = gemm_random(N);
-    f.rstd = gemm_random(N);
-    f.sm = gemm_random(size);
-    f.m = gemm_random(n);
-    f.v = gemm_random(n);
-    f.v0 = gemm_random(n);
+    f.a = random_values(size);
+    f.b = random_values(size);
+    f.c = random_values(size);
+    f.dy = random_values(size);
+    f.y1 = random_values(size);
+    f.y3 = random_values(size);
+    f.act_y = random_values(size);
+    f.mean = random_values(N);
+    f.rstd = random_values(N);
+    f.sm = random_values(size);
+    f.m = random_values(n);
+    f.v = random_values(n);
+    f.v0 = random_values(n);
     f.mask = (stx_real *)malloc((n + 8) * sizeof *f.mask);
     f.s = (double *)calloc(size, sizeof *f.s);
     f.q = (double *)malloc((C + N) * sizeof *f.q);
@@ -3225,7 +3225,7 @@ static void check_kernel(const kernel_data *f, const char *what, size_t count, d
     double worst = 0;
     size_t e;
     for (e = 0; e < count; e++)
-        worst = test_worse(worst, fabs((double)f->y1[e] - f->want[e]) / fmax(1, fabs(f->want[e])));
+        raise_worst(&worst, fabs((double)f->y1[e] - f->want[e]) / fmax(1, fabs(f->want[e])));
     CHECK(worst <= units * unit, "%s, (%zu,%zu), instruction set %d: off by %g roundings", what,
           f->N, f->C, inner_isa(f->one), worst / unit);
     CHECK(!memcmp(f->y1, f->y3, f->size * sizeof *f->y1),
@@ -3831,7 +3831,7 @@ static void packed_gemm(stx_ctx *x, stx_tensor *W, size_t M, int tb, part p, dou
            apart = M == 3 && p.r0 + p.rows + 4 <= W->dim[0], batch = M == 2 || apart ? 2 : 1,
            offset = p.r0 * W->dim[1] + p.c0;
     int exact = !strcmp(inner_name(x), stx_backend(x)) || M * N * K == 0;
-    stx_real *a = gemm_random(batch * M * K), *y = gemm_random(batch * M * N),
+    stx_real *a = random_values(batch * M * K), *y = random_values(batch * M * N),
              *z = (stx_real *)malloc(batch * M * N * sizeof *z);
     stx_gemm_args g = stx_gemm_init(0, tb, M, N, K, a, W->data + offset, y);
     g.ldb = W->dim[1];

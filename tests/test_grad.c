@@ -59,7 +59,7 @@ static problem start(const char *label, op_make make, void *user) {
 /* Adds an input with random values, which are returned. */
 static stx_real *add(problem *p, size_t d0, size_t d1, size_t d2, size_t d3) {
     size_t n = d0 * (d1 ? d1 : 1) * (d2 ? d2 : 1) * (d3 ? d3 : 1);
-    stx_real *a = gemm_random(n);
+    stx_real *a = random_values(n);
     p->dim[p->n][0] = d0;
     p->dim[p->n][1] = d1;
     p->dim[p->n][2] = d2;
@@ -163,7 +163,7 @@ static double entries_error(problem *p, int k, const stx_real *g, const stx_real
         p->data[k][at] = keep - fd_step;
         down = project(p, dy, ny);
         p->data[k][at] = keep;
-        worst = test_worse(worst, fabs((up - down) / (2 * fd_step) - g[at]));
+        raise_worst(&worst, fabs((up - down) / (2 * fd_step) - g[at]));
     }
     return worst;
 }
@@ -171,7 +171,7 @@ static double entries_error(problem *p, int k, const stx_real *g, const stx_real
 /* The error of gradient g of input k along a random direction */
 static double direction_error(problem *p, int k, const stx_real *g, const stx_real *dy, size_t ny) {
     size_t n = p->size[k], i;
-    stx_real *keep = gemm_random(n), *dir = gemm_random(n);
+    stx_real *keep = random_values(n), *dir = random_values(n);
     double up, down, slope = 0;
     memcpy(keep, p->data[k], n * sizeof *keep);
     for (i = 0; i < n; i++) {
@@ -197,7 +197,7 @@ static void check_differences(problem *p, int k, const stx_real *g, const stx_re
     worst = entries_error(p, k, g, dy, ny, limit) / top;
     CHECK(worst <= TOL, "%s, input %d: an entry is off by %g of the largest", p->label, k, worst);
     for (worst = 0, d = 0; d < (n <= limit ? 1 : 3); d++)
-        worst = test_worse(worst, direction_error(p, k, g, dy, ny) / top);
+        raise_worst(&worst, direction_error(p, k, g, dy, ny) / top);
     CHECK(worst <= TOL, "%s, input %d: a direction is off by %g", p->label, k, worst);
 }
 
@@ -242,12 +242,12 @@ static void check(problem *p) {
         return;
     }
     ny = y->size;
-    dy = gemm_random(ny);
-    v1 = gemm_random(ny);
-    v3 = gemm_random(ny);
+    dy = random_values(ny);
+    v1 = random_values(ny);
+    v3 = random_values(ny);
     for (k = 0; k < p->n; k++) {
-        g[k] = gemm_random(p->size[k]);
-        g2[k] = gemm_random(p->size[k]);
+        g[k] = random_values(p->size[k]);
+        g2[k] = random_values(p->size[k]);
     }
     CHECK(gradients(ctx1, p, dy, 1, g, v1), "%s: %s", p->label, stx_error(ctx1));
     for (k = 0; k < p->n; k++)
@@ -622,7 +622,7 @@ static void linear_contiguous(void) {
     results = contiguous_run(1, out[1], &all);
     CHECK(!memcmp(out[0], out[1], results * sizeof **out),
           "contiguous and separate weights: results differ");
-    for (i = results; i < all; i++) worst = test_worse(worst, fabs(out[0][i] - out[1][i]));
+    for (i = results; i < all; i++) raise_worst(&worst, fabs(out[0][i] - out[1][i]));
     CHECK(worst < 1e-15, "contiguous and separate weights: gradients differ by %g", worst);
 }
 
@@ -908,7 +908,7 @@ static void row_sum(void) {
 
 static void row_log_softmax(void) {
     double far = 300;
-    stx_real *a = gemm_random(37);
+    stx_real *a = random_values(37);
     stx_tensor *t, *y, *z;
     size_t i;
     unary("log_softmax", make_log_softmax, NULL);
@@ -1044,8 +1044,8 @@ static void dropout_repeats(double p, const stx_real *a, const stx_real *y, stx_
 
 static void row_dropout(void) {
     static const double rate[] = {0.3, 0.5, 0.9, 1.0 / 65536};
-    stx_real *a = gemm_random(DROPPED), *y = gemm_random(DROPPED), *dy = gemm_random(DROPPED),
-             *again = gemm_random(DROPPED);
+    stx_real *a = random_values(DROPPED), *y = random_values(DROPPED), *dy = random_values(DROPPED),
+             *again = random_values(DROPPED);
     size_t i;
     int r;
     for (i = 0; i < DROPPED; i++) a[i] = 1 + (double)i / DROPPED;
@@ -1131,7 +1131,7 @@ static void token_options(token_user *u, int options, size_t B, size_t T, size_t
     u->B = B;
     u->T = T;
     u->id = ids_of(B * T, V);
-    u->weights = options & WEIGHTS ? gemm_random(B * T) : NULL;
+    u->weights = options & WEIGHTS ? random_values(B * T) : NULL;
     if (options & WEIGHTS) {
         u->weights[0] = 0;
         /* a mean divides by the sum of the weights */
@@ -1321,7 +1321,7 @@ static stx_tensor *make_slice_channels(stx_ctx *x, stx_tensor **in, void *user) 
 
 /* Slices of a concatenation are its parts. */
 static void slices_of_concat(void) {
-    stx_real *a = gemm_random(6 * 5), *b = gemm_random(6 * 7);
+    stx_real *a = random_values(6 * 5), *b = random_values(6 * 7);
     stx_tensor *both, *y;
     stx_begin(ctx1, STX_EVAL);
     both = stx_concat_channels(ctx1, stx_input(ctx1, a, 2, 3, 5, 0),
@@ -1372,7 +1372,7 @@ static void row_view_rows(void) {
         add_if(&p, i >= 4, 3, 5, 7, 0);
         check(&p);
     }
-    a = gemm_random(77);
+    a = random_values(77);
     stx_begin(ctx1, STX_EVAL);
     t = stx_input(ctx1, a, 11, 7, 0, 0);
     y = stx_view_rows(ctx1, t, 3, 9);
@@ -1412,7 +1412,7 @@ static void row_reshape(void) {
 }
 
 static void row_detach(void) {
-    stx_real *a = gemm_random(33), *dy = gemm_random(33);
+    stx_real *a = random_values(33), *dy = random_values(33);
     stx_tensor *t, *d, *y;
     int i, good = 1;
     stx_begin(ctx1, STX_TRAIN);
@@ -1517,9 +1517,9 @@ static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads
     u.nested = mode == 2;
     u.what = 0;
     test_state = 99;
-    a = gemm_random(2 * 31 * 6);
-    b = gemm_random(2 * 31 * 6);
-    dy = gemm_random(2 * 31 * 6);
+    a = random_values(2 * 31 * 6);
+    b = random_values(2 * 31 * 6);
+    dy = random_values(2 * 31 * 6);
     for (step = 0; step < 2; step++) {
         stx_begin(x, STX_TRAIN);
         in[0] = stx_variable(x, a, 2, 31, 6, 0);
@@ -1810,7 +1810,7 @@ static stx_tensor *make_several(stx_ctx *x, stx_tensor **in, void *user) {
 static void several_case(int what, int used) {
     block_user u;
     problem p = start(what ? "several results of an op" : "several results", make_several, &u);
-    stx_real *y0 = gemm_random(200), *y1 = gemm_random(200), *dy = gemm_random(200),
+    stx_real *y0 = random_values(200), *y1 = random_values(200), *dy = random_values(200),
              *g0[MAX_IN] = {0}, *g1[MAX_IN] = {0};
     size_t n = 0;
     int k;
@@ -1820,8 +1820,8 @@ static void several_case(int what, int used) {
     add(&p, 5, 7, 0, 0);
     add(&p, 5, 7, 0, 0);
     for (k = 0; k < 2; k++) {
-        g0[k] = gemm_random(35);
-        g1[k] = gemm_random(35);
+        g0[k] = random_values(35);
+        g1[k] = random_values(35);
     }
     if (used & FIRST) n += 35;
     if (used & SECOND) n += what ? 35 : 21;
@@ -1950,8 +1950,8 @@ static void row_recompute(void) {
     several_results();
     recompute_bits();
     recompute_differences();
-    a = gemm_random(33);
-    dy = gemm_random(33);
+    a = random_values(33);
+    dy = random_values(33);
     recompute_trivial(a, dy);
     recompute_outside(a, dy);
     free(a);
@@ -2232,7 +2232,7 @@ static void attn_case(const attn *spec, int entries) {
     problem p = start(attn_label(&a), make_attention, &a);
     stx_tensor *in[MAX_IN], *y;
     size_t n = a.B * a.T * a.H * a.D;
-    stx_real *want = gemm_random(n), *dy = gemm_random(n), *dz = gemm_random(a.H);
+    stx_real *want = random_values(n), *dy = random_values(n), *dz = random_values(a.H);
     double dropout = a.d.dropout, e;
     a.d.heads = a.H;
     attn_inputs(&p, &a);
@@ -2318,7 +2318,7 @@ static void kernel_dropout(const problem *p, const attn *a, stx_real *y, stx_rea
     g.drop = a->d.dropout;
     g.seed = 11;
     g.stream = (uint64_t)5 << 40 | 3;
-    g.row_max = gemm_random(2 * rows);
+    g.row_max = random_values(2 * rows);
     g.inv_sum = g.row_max + rows;
     stx_begin(ctx1, STX_EVAL);
     stx_attention_run(ctx1, &g);
@@ -2340,7 +2340,7 @@ static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdi
     problem p, units;
     stx_tensor *in[MAX_IN], *y;
     stx_real *mask = (stx_real *)calloc(B * H * T * (zero + S + N), sizeof *mask),
-             *want = gemm_random(n), *y1 = gemm_random(n);
+             *want = random_values(n), *y1 = random_values(n);
     int k;
     a.B = B;
     a.T = T;
@@ -2662,8 +2662,8 @@ static void attn_hidden_maximum(void) {
     attn_inputs(&p, &a);
     for (c = 0; c < p.size[0]; c++) p.data[0][c] = fabs(p.data[0][c]) + 0.1;
     for (c = 0; c < 6; c++) p.data[1][5 * 6 + c] = 3000;
-    want = gemm_random(p.size[0]);
-    dy = gemm_random(p.size[0]);
+    want = random_values(p.size[0]);
+    dy = random_values(p.size[0]);
     dense(&p, &a, NULL, NULL, want, NULL);
     y = forward(ctx1, &p, in);
     CHECK(y && test_error(y->data, want, y->size, 1e-3) <= 1e-12, "%s: off by %g", p.label,
@@ -2747,7 +2747,7 @@ static void attn_huge_span(void) {
         stx_real *want;
         a.d.heads = 2;
         attn_inputs(&p, &a);
-        want = gemm_random(30);
+        want = random_values(30);
         dense(&p, &a, NULL, NULL, want, NULL);
         a.d.span = huge[i];
         y = forward(ctx1, &p, in);
@@ -2827,7 +2827,7 @@ static stx_real *mask_of(const problem *p, const adaptive_user *u, size_t c) {
         size_t w = p->dim[e][1];
         stx_tensor *t = stx_dropout(ctx1, stx_input(ctx1, one, ROWS, w, 0, 0), u->a.dropout);
         if (!t || e != c) continue;
-        mask = gemm_random(ROWS * w);
+        mask = random_values(ROWS * w);
         stx_get(ctx1, t, mask);
     }
     return mask;
@@ -3103,7 +3103,7 @@ static stx_tensor *make_dropout_variational(stx_ctx *x, stx_tensor **in, void *u
 /* One draw for all times, and one for each row and channel */
 static void dropout_variational_mask(double p) {
     size_t B = 3, T = 5, C = 4001, b, t, c, kept = 0;
-    stx_real *a = gemm_random(B * T * C);
+    stx_real *a = random_values(B * T * C);
     stx_tensor *y;
     int same = 1;
     stx_begin(ctx1, STX_TRAIN);
@@ -3576,9 +3576,9 @@ static void attention_kv(void) {
         p.entries = 60;
         q = add(&p, B, T, C, 0);
         both = add(&p, B, S, 2 * C, 0);
-        k = gemm_random(B * S * C);
-        v = gemm_random(B * S * C);
-        want = gemm_random(B * T * C);
+        k = random_values(B * S * C);
+        v = random_values(B * S * C);
+        want = random_values(B * T * C);
         for (r = 0; r < B * S; r++) {
             memcpy(k + r * C, both + r * 2 * C, C * sizeof *k);
             memcpy(v + r * C, both + r * 2 * C + C, C * sizeof *v);
@@ -3710,7 +3710,7 @@ static void separate_head(const problem *p, const cached_sizes *s, const cached_
 /* The value with a cache against that of separate q, k and v; then all gradients */
 static void attention_cached_case(const cached_sizes *s, size_t number) {
     const size_t B = s->B, T = s->T, H = s->H, D = s->D, C = H * D, S = s->m + T, N = (size_t)s->N;
-    stx_real *z = gemm_random(H), *q, *k, *v, *want;
+    stx_real *z = random_values(H), *q, *k, *v, *want;
     cached_attn u = cached_layout(s, z);
     problem p = start("attention, cached", make_attention_cached, &u);
     stx_tensor *y, *in[MAX_IN];
@@ -3718,10 +3718,10 @@ static void attention_cached_case(const cached_sizes *s, size_t number) {
     double off = 0;
     size_t b, h, r;
     cached_inputs(&p, s, &u, z);
-    q = gemm_random(B * T * C);
-    k = gemm_random(B * S * C);
-    v = gemm_random(B * S * C);
-    want = gemm_random(B * T * C);
+    q = random_values(B * T * C);
+    k = random_values(B * S * C);
+    v = random_values(B * S * C);
+    want = random_values(B * T * C);
     for (b = 0; b < B; b++)
         for (h = 0; h < H; h++) separate_head(&p, s, &u, b, h, q, k, v);
 
@@ -3741,7 +3741,7 @@ static void attention_cached_case(const cached_sizes *s, size_t number) {
 
     y = forward(ctx1, &p, in);
     CHECK(y && y->size == B * T * C, "attention, cached, case %zu: %s", number, stx_error(ctx1));
-    for (r = 0; y && r < y->size; r++) off = test_worse(off, fabs(y->data[r] - want[r]));
+    for (r = 0; y && r < y->size; r++) raise_worst(&off, fabs(y->data[r] - want[r]));
     CHECK(off <= (T > 3 ? 0 : 1e-14),
           "attention, cached, case %zu: off by %g from separate keys and values", number, off);
     free(z);
@@ -4040,7 +4040,7 @@ static void passed_case(int what, int used, const size_t *rows, size_t chunk) {
     memset(again, 0, sizeof again);
     passed_run(what, used, rows, chunk, 0, plain);
     passed_run(what, used, rows, chunk, 1, again);
-    for (i = 0; i < 3 * PASSED_MOST + 1; i++) worst = test_worse(worst, fabs(plain[i] - again[i]));
+    for (i = 0; i < 3 * PASSED_MOST + 1; i++) raise_worst(&worst, fabs(plain[i] - again[i]));
     CHECK(worst < 1e-12,
           "passed results %d, used %d, rows %zu and %zu, chunks of %zu: recomputation is off by %g",
           what, used, rows[0], rows[1], chunk, worst);
@@ -4073,7 +4073,7 @@ static void two_passes(size_t N, int exactly) {
                *pe = normal(p, "pe", 9, 7, 0), *pk = normal(p, "pk", 1, 3, 7),
                *pv = normal(p, "pv", 1, 3, 7), *alone = normal(p, "alone", 1, 0, 0), *h;
     size_t bytes = stx_params_size(p) * sizeof(stx_real), i, k, n = 0;
-    stx_real *in = gemm_random(N * 7), *once = (stx_real *)malloc(bytes),
+    stx_real *in = random_values(N * 7), *once = (stx_real *)malloc(bytes),
              *twice = (stx_real *)malloc(bytes);
     stx_attention_in ai;
     stx_attention_desc ad;
