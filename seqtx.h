@@ -496,13 +496,14 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
    accessed directly; on a GPU only by kernels. */
 typedef struct stx_tensor {
     stx_real *data;         /* size elements */
-    stx_real *grad;         /* same shape; NULL until a gradient reaches the tensor */
+    stx_real *grad;         /* same shape. Parameters always have one; other tensors from
+                               the first gradient on until it has been passed on */
     int       ndim;
     size_t    dim[STX_MAX_DIM];
     size_t    size;         /* product of the dimensions */
     int       needs_grad;   /* 1: stx_backward computes its gradient */
     int       is_param;     /* 1: made by stx_param */
-    int       is_leaf;      /* 1: a parameter or a variable; not the result of an op */
+    int       is_leaf;      /* 1: a parameter, a view of one, or a variable */
     int       is_f32;       /* 1: float also in STX_PREC_BF16 on a GPU, as parameters,
                                scalars and what is computed from them */
     const struct stx_tensor *view_of;   /* the parameter of which this is a view, or NULL.
@@ -510,6 +511,7 @@ typedef struct stx_tensor {
     size_t    view_offset;  /* first element of that view */
     size_t    padding;      /* zeros after the elements of a parameter, which kernels read
                                and nothing writes; see PADDED LOGITS */
+    int       backward_ran; /* 1: a backward pass has removed its op from the tape */
 } stx_tensor;
 
 /* Token ids (B,T), on the host and on the device; on a CPU both are the same memory. ops
@@ -671,8 +673,9 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
        stx_backward_many    from several tensors in one walk: the gradient of
                             sum_i sum(y[i] dy[i]). dy NULL: all ones. Tensors that are
                             NULL or require no gradient are skipped; an error if all are
-   A part of the tape can be walked once per step. To differentiate several losses, add
-   them with stx_add or use stx_backward_many. */
+   A backward pass empties the tape. A later one in the same step sees only the ops that
+   were called in between; it is an error if a gradient would pass beyond them. To
+   differentiate several losses, add them with stx_add or use stx_backward_many. */
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss);
 STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy);
 STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy,
@@ -4814,7 +4817,18 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 
 // >>tape
 
-/* Is t a parameter or a view of one? */
+/* A node (stx__node, >>context) is one op on the tape: its outputs y and more, its
+   inputs, and `back`, its backward function. x->tape.last is the newest node. An op
+   records a node only if one of its inputs has needs_grad.
+
+   stx__run_backward pops the nodes, newest first, and calls back if an output has a
+   gradient. back requests the gradient of each input from stx__grad, or from a function
+   like it, which creates it on first use, and adds to it. Then the gradients of the
+   outputs are dead and their buffers are recycled (x->tape.free_grads). Gradients of
+   parameters and variables remain. Afterwards the tape is empty: nodes that no gradient
+   has reached are dropped as well. */
+
+/* Parameters and their views have gradients that outlive the step. */
 static int stx__is_param(const stx_tensor *t) {
     return t->is_param || t->view_of;
 }
@@ -4824,8 +4838,8 @@ static stx_real *stx__param_grad(const stx_ctx *x, const stx_tensor *t) {
     return t->view_of ? stx_offset_ptr(x, t->view_of->grad, t->view_offset) : t->grad;
 }
 
-/* Range of parameter gradients that a function of stx_recompute will add to when it runs
-   again. */
+/* The smallest range that contains all parameter gradients to which a function of
+   stx_recompute will add. backward_begin (>>group) must know it before the second run. */
 typedef struct stx__uses {
     const stx_real *lo, *hi;
 } stx__uses;
@@ -4908,7 +4922,8 @@ static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int is_f32) {
     x->tape.free_grads = f;
 }
 
-/* A position in the three arenas of a step. */
+/* A position in the three arenas of a step, in the order of stx__step_arena: [0] is
+   mem.step, which contains the tensors themselves. */
 typedef struct stx__mark {
     stx__chunk *cur[3];
     size_t chunk_used[3], used[3];
@@ -4916,7 +4931,7 @@ typedef struct stx__mark {
 
 /* A gradient that is created during the backward pass of stx_recompute is freed when that
    ends. Returns 1 and sets an error if t was created before, and would lose it. */
-static int stx__outside_recompute(stx_ctx *x, const stx_tensor *t) {
+static int stx__loses_gradient(stx_ctx *x, const stx_tensor *t) {
     const stx__mark *mark = x->tape.inner;
     const stx__chunk *c;
     const char *p = (const char *)t;
@@ -4926,6 +4941,7 @@ static int stx__outside_recompute(stx_ctx *x, const stx_tensor *t) {
     for (c = x->mem.step.first; c; c = c->next) {
         const int at_mark = c == mark->cur[0];
         if (p >= c->base && p < c->base + c->size) {
+            /* inside: above the mark in its chunk, or in a later chunk */
             if (after_mark || (at_mark && (size_t)(p - c->base) >= mark->chunk_used[0])) return 0;
             stx_fail(x, STX_ERR_ARG,
                      "stx_recompute: a tensor %s that requires a gradient is not among the "
@@ -4941,13 +4957,20 @@ static int stx__outside_recompute(stx_ctx *x, const stx_tensor *t) {
 /* All gradient buffers on the tape are created here. Returns the buffer of t's gradient:
    to add to (*fresh = 0), or to overwrite if this is its first use (*fresh = 1). The
    first use takes `offer` as the buffer, or allocates one if that is NULL. Returns NULL
-   if t requires no gradient, or after an error. */
+   if t requires no gradient or none could be allocated. */
 static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *fresh) {
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
     if (t->view_of) t->grad = stx__param_grad(x, t);
+    if (t->backward_ran) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_backward: a gradient reaches a tensor whose op was removed by an earlier "
+                 "backward pass of this step, and would be lost: call stx_backward once per step, "
+                 "on the sum of the losses (stx_add), or detach the tensor (stx_detach)");
+        return NULL;
+    }
     if (!t->grad) {
-        if (stx__outside_recompute(x, t)) return NULL;
+        if (stx__loses_gradient(x, t)) return NULL;
         t->grad = offer ? offer : stx__grad_take(x, t->size, t->is_f32);
         *fresh = 1;
     }
@@ -4966,8 +4989,9 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     return g;
 }
 
-/* stx__grad_fresh for an op that does not read dy afterwards: t can take over the buffer
-   of dy. */
+/* stx__grad_fresh for an op whose kernel reads dy[i] only before it writes element i of
+   the gradient of t, which has as many elements as y: the result can be the buffer of dy
+   itself. */
 static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
     stx_real *g = stx__grad_to(x, t, t->is_f32 == n->y->is_f32 ? n->y->grad : NULL, fresh);
     if (g && g == n->y->grad) n->y->grad = NULL;
@@ -5053,13 +5077,15 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x) {
     return x ? stx__stream(x) : 0;
 }
 
-/* The gradient of t is dead, because all its readers have run: its buffer is recycled. */
+/* After the backward function of the op of t: the gradient of t is dead, because all its
+   readers have run, and its buffer is recycled. */
 static void stx__grad_done(stx_ctx *x, stx_tensor *t) {
+    t->backward_ran = 1;
+    /* stx__token_loss_back can make the logits their own gradient: not recycled */
     if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->is_f32);
     t->grad = NULL;
 }
 
-/* Is t an output of n? */
 static int stx__is_output(const stx__node *n, const stx_tensor *t) {
     int i, found = n->y == t;
     for (i = 0; i < STX_MAX_MORE; i++) found |= n->more[i] == t;
@@ -5077,8 +5103,9 @@ static void stx__defer_sums(stx_ctx *x, int by) {
 #endif
 }
 
-/* Runs the backward function of every node that has a gradient, newest first. In a group,
-   sends gradients that are complete; `left` is the number of nodes on the tape. */
+/* Runs and removes all nodes, newest first; those whose outputs have no gradient are only
+   removed. In a group, sends gradients as they become complete; `left` then counts the
+   nodes on the tape. */
 static void stx__run_backward(stx_ctx *x) {
     const int recording = x->tape.recording;
     const int sending = x->group.sending && !x->tape.inner;
@@ -5092,9 +5119,7 @@ static void stx__run_backward(stx_ctx *x) {
         if (sending) x->group.ops->backward_step(x, left);
         x->tape.last = n->prev;
         for (i = 0; i < STX_MAX_MORE; i++) has_grad |= n->more[i] && n->more[i]->grad;
-        if (!has_grad) continue;
-
-        n->back(x, n);
+        if (has_grad) n->back(x, n);
         stx__grad_done(x, n->y);
         for (i = 0; i < STX_MAX_MORE; i++)
             if (n->more[i]) stx__grad_done(x, n->more[i]);
@@ -5116,8 +5141,9 @@ static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     }
     if (!n && !y->is_leaf) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_backward: a backward pass already ran for this tensor: call stx_backward "
-                 "once per step, on the sum of the losses (stx_add), or begin another step");
+                 "stx_backward: a backward pass of this step has already removed the op of this "
+                 "tensor: call stx_backward once per step, on the sum of the losses (stx_add), or "
+                 "begin another step");
         return 0;
     }
     if (!stx__grads_at_rest(x, "stx_backward")) return 0;
@@ -5251,6 +5277,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
 
     mark = stx__step_mark(x);
     x->tape.inner = &mark;
+    /* separate lists of free gradients: these are in memory that is released below */
     free_grads = x->tape.free_grads;
     free_entries = x->tape.free_entries;
     x->tape.free_grads = x->tape.free_entries = NULL;
@@ -5283,7 +5310,7 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
     if (!out) return NULL;
     *out = *t;
     out->grad = NULL;
-    out->is_param = out->is_leaf = 0;
+    out->is_param = out->is_leaf = out->backward_ran = 0;
     out->view_of = NULL;
     out->padding = 0;
     out->data = stx__alloc_like(x, t);
@@ -5299,7 +5326,7 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
    With several results, or on a GPU, they are first copied above that memory: the
    destination of one result can contain another one, and copies on a GPU must not
    overlap. A result can also be an input of fn or a view, for which fn allocated less
-   than the results need here. So that the copies are above the destinations in any case,
+   than the results need here. So that the copies are always above the destinations,
    memory for each result is allocated before them, in the order of the destinations. */
 static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count) {
     stx_tensor copy[1 + STX_MAX_MORE];
@@ -5308,7 +5335,7 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, in
     for (i = 0; i < count; i++)
         if (result[i]) copy[i] = *result[i];
 
-    for (i = 0; count > 1 && i < count; i++) {
+    for (i = 0; copies && i < count; i++) {
         if (!result[i]) continue;
         if (!stx__arena_alloc(x, &x->mem.step, sizeof copy[i])) return 0;
         if (!stx__alloc_like(x, &copy[i])) return 0;
@@ -12264,6 +12291,18 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
 // >>attention
 
+/* In this order:
+       op                    checks, arguments, node: stx_attention, stx__attention_back
+       plain definition      the formulas, and stx_attention_plain, which evaluates them
+       tiles                 overview of the kernels; buffers, packing
+       scores and weights    one tile: bounds, q . k + qv . pe, running softmax
+       forward               stx__attn_fwd_unit
+       few queries           up to 3 queries without dropout: nothing is packed
+       units and work        how a call is divided among the threads
+       backward              formulas; stx__attn_bwd_unit
+   Names with stx__attention_ belong to the op, names with stx__attn_ to the CPU kernels.
+   The block: the keys of k and v in stx_attention_args, which follow the cached rows. */
+
 enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_place */
 
 /* For functions that return 1, or 0 and an error. */
@@ -12301,7 +12340,8 @@ static int stx__overwrites(const stx_attention_args *a, int bits) {
 
 /* Number of keys before key 0, whose keys and values are zero. */
 static size_t stx__zero_keys(ptrdiff_t first_key) {
-    return first_key < 0 ? (size_t) - (first_key + 1) + 1 : 0;
+    /* -first_key, without overflow for PTRDIFF_MIN */
+    return first_key < 0 ? (size_t)(-(first_key + 1)) + 1 : 0;
 }
 
 static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int backward) {
@@ -12338,7 +12378,7 @@ enum {
 };
 
 /* The gradient buffer of t, or NULL if t requires none. If it is new, the kernel has to
-   overwrite it, which `bits` say. */
+   overwrite it, and `bits` are set in a->overwrite. */
 static stx_real *stx__attention_grad(stx_ctx *x, stx_attention_args *a, stx_tensor *t, int bits) {
     int fresh;
     stx_real *g = stx__grad_fresh(x, t, &fresh);
@@ -12408,8 +12448,9 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx__grad_give(x, (stx_real *)a->work, work, 1);
 }
 
-/* Philox calls per row of attention weights. One call serves 8 keys. The keys of the
-   window come first, from the oldest distance `span` on, then the rest. */
+/* Philox calls per row of attention weights; one call serves 8 weights. In its row, key j
+   has number span + j (zero keys have j >= -span), and persistent vector n has number
+   span + S + n. */
 static uint64_t stx__attn_calls(const stx_attention_args *a) {
     return ((uint64_t)a->S + a->span + a->N) / 8 + 2;
 }
@@ -12480,8 +12521,8 @@ static stx__attention_sources stx__attention_sources_of(const stx_attention_in *
     return s;
 }
 
-/* Which fields are set. `cache`: a call of stx_cache_attention, which passes the queries
-   in qkv and the keys in kv; no gradient is computed then. */
+/* Checks which fields are set. `cache`: a call of stx_cache_attention, which passes the
+   queries in qkv and the keys in kv; no gradient is computed then. */
 static int stx__attention_check_form(stx_ctx *x, const stx_attention_in *in, int cache) {
     STX__CHECK(x, cache || !in->qkv || !in->kv || (!in->qkv->needs_grad && !in->cached[0]),
                STX_ERR_ARG,
@@ -12502,7 +12543,7 @@ static int stx__attention_check_form(stx_ctx *x, const stx_attention_in *in, int
     return 1;
 }
 
-/* Shapes of the queries, and of the keys and values of the block. */
+/* Checks the shapes of the queries, and of the keys and values of the block. */
 static int stx__attention_check_block(stx_ctx *x, const stx_attention_in *in,
                                       const stx_attention_desc *d,
                                       const stx__attention_sources *s) {
@@ -12571,7 +12612,7 @@ static int stx__attention_check_cached(stx_ctx *x, const stx_attention_in *in,
     return 1;
 }
 
-/* The optional inputs, and the fields of the desc that go with them. */
+/* Checks the optional inputs, and the fields of the desc that go with them. */
 static int stx__attention_check_options(stx_ctx *x, const stx_attention_in *in,
                                         const stx_attention_desc *d,
                                         const stx__attention_sources *s) {
@@ -12783,10 +12824,11 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
 
 // >>attention: plain definition
 
-/* What the one attention computes, for one batch row and one head with its D channels of
-   q, k, v and y. There are S keys: the cached rows, if any, and then those of the block.
-   Query i = 0 .. T-1 is at the position of key S - T + i. Its distance to key j, and the
-   row of pe for that distance, are
+/* What attention computes, for one batch row and one head with its D channels of q, k, v
+   and y, with dropout and all special cases (>>api: attention has the formulas). There
+   are S keys: the cached rows, if any, and then those of the block. Query i = 0 .. T-1 is
+   at the position of key S - T + i. Its distance to key j, and the row of pe for that
+   distance, are
 
        delta = S - T + i - j
        p     = P - 1 + delta_min - delta
@@ -12891,7 +12933,7 @@ static stx_real *stx__kv_row(const stx__kv_rows *r, ptrdiff_t j) {
     return j >= r->first ? r->cached + (size_t)(j - r->first) * r->cached_stride : NULL;
 }
 
-/* span_fraction of head h. */
+/* One element serves all heads if span_shared. */
 static stx_real stx__attn_span_fraction(const stx_attention_args *a, size_t h) {
     return a->span_fraction[a->span_shared ? 0 : h];
 }
@@ -12966,8 +13008,7 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
 }
 
 /* w becomes r_ij a_ij, from the softmax w and ramp of stx_attention_weights. row: the row
-   of the (B,H,T) queries. Every weight has 16 random bits, counted from the oldest
-   distance `span` on. */
+   of the (B,H,T) queries. Each weight has 16 random bits; see stx__attn_calls. */
 static void stx__attn_plain_mask(const stx_attention_args *a, size_t row, double *w,
                                  const double *ramp) {
     const size_t keys = stx_attention_keys(a), zero = stx__zero_keys(a->first_key);
@@ -12997,7 +13038,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
         for (d = 0; d < D; d++) {
             double y = 0; /* from key 0 on: the values of zero keys are 0 */
             for (n = zero; n < persistent; n++) {
-                /* the value of a key that is not seen may be NaN */
+                /* the value of a padded key, or of one before first_key, may be NaN */
                 const stx_real *v = w[n] > 0 ? stx__kv_row(&values, (ptrdiff_t)(n - zero)) : NULL;
                 if (v) y += w[n] * (double)v[d];
             }
@@ -13013,10 +13054,12 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
 
 // >>attention: tiles
 
-/* How the kernels compute it. A work unit is a few tiles of up to BQ queries of one head
-   of one batch row. It walks through the keys in tiles of up to BK, from the oldest that
-   the head reaches to the youngest that its last query sees. Other keys are never read.
-   Each tile of keys is packed once and then meets all tiles of queries of the unit.
+/* How the kernels compute attention. Forward, a work unit is a few tiles of up to BQ
+   queries of one head of one batch row. (Backward, it is all queries of a head and a
+   range of its keys: see stx__attn_unit.) It walks through the keys in tiles of up to BK,
+   from the oldest that the head reaches to the youngest that its last query sees, rounded
+   outwards to multiples of 32. Other keys are not read. Each tile of keys is packed once
+   and then meets all tiles of queries of the unit.
 
    Keys that are seen (x) by T = 4 queries with S = 11, delta_min = 1 and a reach of 6:
 
@@ -13038,14 +13081,15 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
        sum_r    = f sum_r + sum_c w[r][c]
        y_r      = f y_r + sum_c w[r][c] v_c              GEMM
 
-   After the last tile, y_r is divided by sum_r. All operands fit in the L2 cache.
+   After the last tile, y_r is divided by sum_r. Forward, all operands fit in the L2
+   cache.
 
    The micro-kernel computes MR rows and NR columns at a time, only in columns that one of
    the MR rows sees. [lo,hi) are the columns that a row sees; its weights outside of them
    are set to zero.
 
-   The skew. The second GEMM yields R[r][p] = qv_r . pe_p, which belongs to column c = p -
-   p0 + r of s: each row of R is shifted by one column against the row above. It costs
+   The skew. The second GEMM yields E[r][p] = qv_r . pe_p, which belongs to column c = p -
+   p0 + r of s: each row of E is shifted by one column against the row above. It costs
    nothing: the GEMM writes to s + (p - p0) with a row stride of LDS + 1 instead of LDS.
 
        R                            s
@@ -13061,8 +13105,8 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
        - The running maximum must skip keys with m = 0: its score can exceed all others.
        - A row can see no key at all (y = 0), or none in one tile.
        - A padded key must not be used anywhere: its value can be NaN.
-       - With eps > 0 or no_renorm, all keys within span count in the normaliser, also
-         those with m = 0.
+       - With eps > 0 or no_renorm, all keys within span count in the normaliser,
+         including those with m = 0.
        - dspan_fraction includes both ends of the ramp: 0 <= m <= 1 before clamping. */
 enum {
     STX__BQ    = 128,                /* queries of a tile */
@@ -13073,9 +13117,8 @@ enum {
     STX__LDK   = STX__BK + 16        /* row stride of transposed gradients of keys */
 };
 
-/* Keys at a distance of more than the reach have m = 0: there 1 - delta + z max_span <=
-   -ceil(ramp), so the quotient is at most -1, also after rounding. Above 2^24, not every
-   integer is a float: the last term covers this. */
+/* Distances beyond e = ceil(z max_span) + ceil(ramp) have m = 0: there
+   (1 - delta + z max_span) / ramp <= -1, also when rounded. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     STX__FP_SCOPE;
     double e = ceil(z * max_span) + ceil(ramp);
@@ -13087,14 +13130,14 @@ STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_
     return e < (double)most ? (size_t)e : most;
 }
 
-/* Whether the normaliser includes the keys of the whole window, also those with m = 0. */
+/* Whether the normaliser includes all keys of the window, even those with m = 0. */
 static int stx__attn_whole(const stx_attention_args *a) {
     return a->eps > 0 || a->no_renorm;
 }
 
-/* The largest distance that the loops visit for head h: the reach and one more, because
-   the key at which m has just become 0 counts in dspan_fraction. */
-static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
+/* The largest distance that the loops visit for head h: stx_attention_reach and one more,
+   because the key at which m has just become 0 counts in dspan_fraction. */
+static size_t stx__attn_farthest(const stx_attention_args *a, size_t h) {
     size_t e;
     if (!a->span_fraction || stx__attn_whole(a)) return a->span;
     e = stx_attention_reach((double)stx__attn_span_fraction(a, h), (double)a->max_span,
@@ -13102,14 +13145,14 @@ static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
     return e < a->span ? e + 1 : a->span;
 }
 
-/* What all tiles of a call share. Operands of matmuls are packed in words of the size of
-   an stx_real, which have one element, or two of bf16. NR is mk->nr. */
+/* What all tiles of a call share. A word is what >>gemm calls a unit: one stx_real, or
+   two bf16. In this section, a unit is a piece of work. NR is mk->nr. */
 typedef struct stx__attn {
     const stx_attention_args *a;
     const stx_ctx *x;
     const stx__micro *mk;
     size_t    per_word;          /* elements per word of a packed operand: 1, or 2 for bf16 */
-    size_t    Dk, Dp;            /* D rounded up to the steps of the micro-kernel in k and in n */
+    size_t    Dk, Dp;            /* D rounded up to a multiple of KR, and of NR */
     size_t    order[STX__MAX_HEADS];    /* heads by decreasing reach */
     size_t    reach[STX__MAX_HEADS];    /* of order[i] */
     size_t    tables;            /* tables of pe: 0, 1 shared by all heads, or H */
@@ -13161,22 +13204,23 @@ typedef struct stx__attn_tile {
     const int32_t *pad;          /* (S), of batch row b, or NULL */
     ptrdiff_t live0, live1;      /* columns of the first key that exists and past the last */
     int       holes;             /* a key between them is padded */
-    char      masked[STX__BK];   /* with pad: columns that are no keys */
+    char      masked[STX__BK];   /* with pad: columns without a key */
     size_t    reach;
-    size_t    ramp_count;        /* distances with m < 1, from the reach on; */
-    size_t    ramp_zeros;        /* the first of them have m = 0; */
-    size_t    ramp_begin, ramp_end;    /* those with 0 <= m <= 1 before clamping */
+    size_t    ramp_count;        /* ramp[n], n < ramp_count: m at distance reach - n */
+    size_t    ramp_zeros;        /* m = 0 for n < ramp_zeros */
+    size_t    ramp_begin, ramp_end;    /* n with 0 <= m <= 1 before clamping; ramp_end is
+                                          ramp_count + 1 if m is exactly 1 there */
     ptrdiff_t lo[STX__BQ], hi[STX__BQ];    /* columns [lo,hi) that each query sees */
     ptrdiff_t reach_column[STX__BQ];       /* column at distance reach; can be negative */
 } stx__attn_tile;
 
-/* Element i of an operand. */
+/* Address of element i of an operand, which has 2 bytes in bf16. */
 static const void *stx__operand(const stx__attn *A, const void *base, ptrdiff_t i) {
     return (const char *)base + i * (ptrdiff_t)(A->per_word == 2 ? 2 : sizeof(stx_real));
 }
 
 static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a) {
-    size_t h, i, oldest;
+    size_t h, i, used;
     A->a = a;
     A->x = x;
     A->mk = stx__micro_kernel(x);
@@ -13185,9 +13229,9 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->Dp = stx__round_up(a->D, A->mk->nr);
     A->two_queries = a->content_bias || a->position_bias;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
-    A->reach[0] = 0; /* also without heads */
+    A->reach[0] = 0; /* for H = 0 */
     for (h = 0; h < a->H; h++) {
-        size_t e = stx__attn_reach(a, h);
+        size_t e = stx__attn_farthest(a, h);
         for (i = h; i > 0 && A->reach[i - 1] < e; i--) {
             A->reach[i] = A->reach[i - 1];
             A->order[i] = A->order[i - 1];
@@ -13196,8 +13240,8 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
         A->order[i] = h;
     }
 
-    oldest = A->reach[0] + 1;
-    A->pe_first = (ptrdiff_t)(a->P > oldest ? (a->P - oldest) / STX__NR_MAX * STX__NR_MAX : 0);
+    used = A->reach[0] + 1; /* last rows of pe that a head can reach */
+    A->pe_first = (ptrdiff_t)(a->P > used ? (a->P - used) / STX__NR_MAX * STX__NR_MAX : 0);
     A->pe_rows = 0;
     if (a->P)
         A->pe_rows = stx__round_up(a->P - (size_t)A->pe_first, STX_MAX(A->mk->nr, A->mk->kr));
@@ -13361,8 +13405,8 @@ static void stx__attn_pack_pe(stx_ctx *x, const stx__attn *A, int backward) {
         stx_parallel(x, A->tables * (A->Dp / A->mk->nr), work, stx__attn_pe_rows_part, A);
 }
 
-/* ramp[n] = m at distance reach - n, in the order of operations of the original. Entries
-   with m = 1, which follow, are not stored. */
+/* ramp[n] = m at distance reach - n, with the operations in the order of the authors'
+   code. Entries with m = 1, which follow, are not stored. */
 static void stx__attn_ramp(stx__attn_tile *t) {
     const stx_attention_args *a = t->A->a;
     size_t n;
@@ -13389,12 +13433,12 @@ static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size
     t->clear_bk = 0;
     t->persistent = 0;
     t->pad = A->a->pad ? A->a->pad + b * A->a->pad_batch_stride : NULL;
-    t->reach = stx__attn_reach(A->a, h);
+    t->reach = stx__attn_farthest(A->a, h);
     stx__attn_ramp(t);
 }
 
 /* Zeros ds and its copies including the margins, which nothing writes until bk changes.
-   Rows that are no queries are read too: 2, or 32 with AMX, at a time. */
+   Rows past the last query are read too: bf16 kernels take 2 rows at a time, AMX 32. */
 static void stx__attn_clear(stx__attn_tile *t) {
     const size_t rows = STX_MIN(stx__round_up(t->A->a->T, 32), (size_t)STX__BQ);
     const size_t n = t->bk + 2 * STX__PAD;
@@ -13481,10 +13525,10 @@ static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, pt
 }
 
 /* Rows of a tile of keys in one array: n rows, stride elements apart, for the columns
-   from `skip` on. The columns before them are zero keys, those after them no keys. */
+   from `skip` on. The columns before them are zero keys; those after them have no key. */
 typedef struct stx__attn_tile_rows {
     const stx_real *row;
-    size_t n, stride, skip;
+    size_t n, stride, skip; /* skip is a multiple of 32, as j0 is */
 } stx__attn_tile_rows;
 
 /* The keys of the tile that are below `end`. They are copied if they are not contiguous:
@@ -13617,16 +13661,17 @@ static ptrdiff_t stx__attn_floor(ptrdiff_t j, size_t unit) {
     return m < 0 ? j - m - u : j - m;
 }
 
-/* Sets the columns [lo[r],hi[r]) that each query sees of a tile of which `keys` keys
-   exist. Returns 0 if no query sees any. With r, lo and hi increase, lo - r and hi - r
-   decrease. */
+/* Sets the columns [lo[r],hi[r]) that each query sees of a tile. Keys exist in the
+   columns below `keys`, which can exceed bk. Returns 0 if no query sees any. From row to
+   row, lo and hi never decrease, and lo - r and hi - r never increase: the loops over
+   strips rely on that. */
 static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
     const stx_attention_args *a = t->A->a;
-    const ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, bk = (ptrdiff_t)t->bk;
+    const ptrdiff_t older = (ptrdiff_t)a->S - (ptrdiff_t)a->T, bk = (ptrdiff_t)t->bk;
     size_t r;
     int any = 0;
     for (r = 0; r < t->nb; r++) {
-        ptrdiff_t lo = 0, hi = STX_MIN(bk, (ptrdiff_t)keys), i = C + (ptrdiff_t)(t->i0 + r);
+        ptrdiff_t lo = 0, hi = STX_MIN(bk, (ptrdiff_t)keys), i = older + (ptrdiff_t)(t->i0 + r);
         t->reach_column[r] = 0;
         if (!t->persistent) {
             if (!a->not_causal) {
@@ -13670,7 +13715,7 @@ static ptrdiff_t stx__attn_p0(const stx__attn_tile *t) {
            - (ptrdiff_t)t->i0 - t->A->pe_first;
 }
 
-/* The table of pe for head h. */
+/* Index of the table of pe that head h uses. */
 static size_t stx__attn_table(const stx__attn *A, size_t h) {
     return A->tables > 1 ? h : 0;
 }
@@ -13743,8 +13788,8 @@ STX_EACH_ISA(stx__mask_row,
 
 /* Returns the factors of query r for columns [lo,hi) after normalisation: dropout, 0 or
    1/keep, and for persistent vectors sqrt(N), since their values are sqrt(N)
-   persistent_v. NULL if all are 1. The random bits depend only on the query and the
-   distance, so that tiles do not matter. Persistent vectors follow the window. */
+   persistent_v. NULL if all are 1. The random bits depend on the query and the key (see
+   stx__attn_calls), not on the tiles. */
 static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_t r) {
     const stx_attention_args *a = t->A->a;
     const uint64_t row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
@@ -13797,7 +13842,7 @@ STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n,
     }
     sum = all = stx_fast_lanes(lane);
 
-    if (nramp) { /* few columns: applied afterwards, and the sum recomputed */
+    if (nramp) { /* usually few columns: multiplied afterwards, then summed again */
         if (nramp > n) nramp = n;
         for (c = 0; c < nramp; c++) s[c] *= ramp[c];
         sum = stx_fast_sum(s, n);
@@ -13816,7 +13861,7 @@ STX_EACH_ISA(stx__attn_soft,
              s, n, ramp, nramp, drop, state, f)
 
 /* Row r of s becomes weights, zero in the columns [begin,end) outside of those that the
-   query sees; out of the row is scaled where the maximum rises. */
+   query sees; where the maximum rises, the row of `out` is scaled by f. */
 static void stx__attn_soft_row(stx_ctx *x, stx__attn_tile *t, size_t r, ptrdiff_t begin,
                                ptrdiff_t end) {
     const stx__attn *A = t->A;
@@ -13952,7 +13997,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
 
 // >>attention: few queries
 
-/* For up to 3 queries (generation) every key is used only that often, so that packing
+/* For up to 3 queries (generation) each key is used at most 3 times, so that packing
    would cost as much as the matmuls: rows are read in place. Their stride is too large
    for the hardware prefetcher. */
 enum {
@@ -13961,10 +14006,10 @@ enum {
 };
 
 static int stx__attn_is_few(const stx_attention_args *a) {
-    return a->T <= STX__FEW_QUERIES && !(a->drop > 0);
+    return a->T <= STX__FEW_QUERIES && !(a->drop > 0); /* this path has no dropout */
 }
 
-/* Prefetches the four of `left` rows that follow STX__ROWS_AHEAD rows later. */
+/* Prefetches four rows, STX__ROWS_AHEAD rows ahead; `left` rows remain. */
 STX_INNER void stx__attn_prefetch_rows(const stx_real *rows, size_t ld, size_t left, size_t D) {
     size_t e;
     for (e = STX__ROWS_AHEAD; e < STX_MIN(left, (size_t)STX__ROWS_AHEAD + 4); e++)
@@ -14201,8 +14246,8 @@ typedef struct stx__attn_unit {
     int       owner, part;
 } stx__attn_unit;
 
-/* What a call works on: its units, and buffers in `work`. An owner is a list of units
-   that one thread computes one after the other. The number of owners depends only on the
+/* What a call works on: its units, and buffers in `work`. An owner stands for a thread: a
+   list of units that are computed in sequence. The number of owners depends only on the
    number of threads of the context, so that sums have a fixed order. */
 typedef struct stx__attn_work {
     stx__attn_unit *unit;
@@ -14224,7 +14269,7 @@ typedef struct stx__attn_work {
 
 /* Cost of the head with the i-th largest reach. */
 static double stx__attn_cost(const stx__attn *A, size_t i) {
-    return (double)(STX_MIN(A->reach[i], A->a->span) + STX__BQ + A->a->N);
+    return (double)(A->reach[i] + STX__BQ + A->a->N);
 }
 
 /* The keys of the head with the i-th largest reach that any query sees, from a multiple
@@ -14236,7 +14281,9 @@ static void stx__attn_unit_range(const stx__attn *A, size_t i, ptrdiff_t *first,
 }
 
 /* Appends the units of head order[i] in one batch row: n queries each forward, `wide`
-   keys each backward. Returns the number of parts. */
+   keys each backward. Backward, a head has at least one unit, which also writes gradients
+   of zero. part: the next free number of a part; returns the one after these units. With
+   w->unit = NULL, only counts units. */
 static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backward, size_t n,
                               ptrdiff_t wide, int part, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
@@ -14260,9 +14307,10 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
     return part;
 }
 
-/* Cuts the call into units, by decreasing cost. Forward, a unit is a group of queries.
-   Backward, it has all queries and the keys of a head, or a range of them if the head
-   costs more than half of a thread's share. With w->unit = NULL, only counts. */
+/* Cuts the call into units, the heads with the largest reach first. Forward, a unit is a
+   group of queries. Backward, it has all queries and the keys of a head, or a range of
+   them if the head costs more than half of a thread's share. With w->unit = NULL, only
+   counts. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
     const size_t half = STX__BQ / 2, most = STX__GROUP / half; /* units of half tiles */
@@ -14302,13 +14350,14 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
     w->unit = (stx__attn_unit *)stx__cut(&c, w->count * sizeof *w->unit);
     A->pe_columns = (stx_real *)stx__cut(&c, A->tables * A->pe_rows * A->Dk / A->per_word * real);
     if (backward) {
-        parts = w->count - a->B * a->H;
+        parts = w->count - a->B * a->H; /* all but the first unit of each head */
         w->dpk_size = a->N && (a->dpersistent_k || a->dpersistent_v) ? a->H * a->N * a->D : 0;
         w->ldpe = A->pe_rows + 16;
         w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
         A->pe_packed_rows =
             (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
-        /* two per thread: a thread that starts late still gets one */
+        /* two per thread: a thread that starts late still gets one. With many threads,
+           the copies of dpe would take too much memory */
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;
         w->dpe = (stx_real *)stx__cut(&c, w->owners * w->dpe_size * real);
         w->dpk = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
@@ -14336,8 +14385,8 @@ STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int b
     return w.bytes;
 }
 
-/* The start of a forward or backward call. Returns 0 and sets an error if there are too
-   many heads. */
+/* Prepares a forward or backward call: plan, layout, units, packed pe. Returns 0 and sets
+   an error if there are too many heads. */
 static int stx__attn_start(stx_ctx *x, const char *op, stx__attn *A, const stx_attention_args *a,
                            int backward, stx__attn_work *w) {
     const size_t threads = (size_t)stx_threads(x);
@@ -14400,8 +14449,8 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward
 
-/* Gradients for one query, from the lines of the forward pass. w_j = e^(s_j - row_max)
-   inv_sum is recomputed tile by tile; a_j = m_j w_j.
+/* Gradients for one query, derived line by line from the forward pass. w_j = e^(s_j -
+   row_max) inv_sum is recomputed tile by tile; a_j = m_j w_j.
 
        y = sum_j r_j a_j v_j
            dv_j += r_j a_j dy
@@ -14486,7 +14535,7 @@ static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real 
     const size_t end = t->persistent ? 0 : t->ramp_end;
     stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
     stx__attn_row row;
-    size_t at = count; /* distance of column lo, counted from the reach */
+    size_t at = count; /* index n of column lo in ramp; count + 1: past ramp_end */
     if (!t->persistent) at = STX_MIN((size_t)(t->lo[r] - t->reach_column[r]), count + 1);
     if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
     row.n = (size_t)t->hi[r] - lo;
@@ -14521,7 +14570,7 @@ static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
 
 /* s and g of the tile become weights and ds, zero where a query sees no key. row_max,
    inv_sum: of the tile's queries. */
-static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *row_max,
+static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *row_max,
                               const stx_real *inv_sum, stx_real *dspan) {
     const size_t rows = stx__round_up(t->nb, t->A->mk->kr > 1 ? 32 : 1);
     size_t r;
@@ -14756,7 +14805,8 @@ static void stx__attn_bwd_tile(stx__attn_bwd *u, ptrdiff_t keys, int needs_dk, i
         if (!stx__attn_bounds(t, (size_t)keys)) continue;
         stx__attn_scores(t);
         stx__attn_dot_columns(t, t->R.dy, t->R.v_columns, t->R.g);
-        stx__attn_weights(u->x, t, a->row_max + row + t->i0, a->inv_sum + row + t->i0, u->dspan);
+        stx__attn_bwd_weights(u->x, t, a->row_max + row + t->i0, a->inv_sum + row + t->i0,
+                              u->dspan);
         if (needs_dv) stx__attn_sum_queries(t, t->R.dy_t, t->R.s, t->R.s_pairs, t->R.dv_t);
         if (needs_dk) stx__attn_sum_queries(t, t->R.q_t, t->R.g, t->R.g_pairs, t->R.dk_t);
         stx__attn_sum_rows(t, A->per_word == 2 ? t->R.half : (const void *)t->R.g, t->R.out);
@@ -14904,7 +14954,7 @@ static void stx__attn_bwd_persistent(stx__attn_bwd *u) {
         stx__attn_transpose_back(A, w->dpv + at, D, t->R.dv_t, 0, n, t->R.s, 1);
     }
     if (!u->dq) return;
-    for (r = 0; r < T; r++)
+    for (r = 0; r < T; r++) /* stx__attn_bwd_keys has set dq */
         for (c = 0; c < D; c++)
             u->dq[r * u->dq_stride + c] += a->scale * sqrt_D * t->R.out[r * A->Dp + c];
 }
@@ -20096,7 +20146,8 @@ STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc
 
 STX_DEF stx_tensor *stx_vocab_io_embed(const stx_vocab_io *w, const stx_ids *ids) {
     stx_tensor *h;
-    if (!w || !ids) return NULL;
+    if (!w || !stx_ok(w->ctx)) return NULL;
+    STX__NEED(w->ctx, ids, STX_ERR_ARG, "ids: expected tokens (B,T), got NULL");
     if (w->desc.in == STX_VOCAB_ADAPTIVE) return stx_adaptive_input(w->ctx, &w->in, ids);
     h = stx_embedding(w->ctx, w->in_emb, ids);
     return w->desc.scale == 0 || w->desc.scale == 1 ? h : stx_scale(w->ctx, h, w->desc.scale);
@@ -20128,7 +20179,8 @@ STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, cons
                                       stx_token_loss *how) {
     stx_tensor *logits;
     if (how) how->nll = NULL;
-    if (!w || !h || !targets) return NULL;
+    if (!w || !h || !stx_ok(w->ctx)) return NULL;
+    STX__NEED(w->ctx, targets, STX_ERR_ARG, "targets: expected tokens (B,T), got NULL");
     if (w->desc.out == STX_VOCAB_ADAPTIVE)
         return stx_adaptive_softmax_tokens(w->ctx, &w->out, h, targets, how);
     logits = stx__logits(w->ctx, h, w->out_w, w->out_b);

@@ -76,7 +76,8 @@
        Why a soft ramp? The loss must depend continuously on the span, with a slope that z
        can learn from: dm_t/dz = L / R on the ramp and 0 elsewhere. As R approaches 0, m
        approaches a step function, and z would learn from the penalty alone. With R >= 1,
-       the ramp always contains a key.
+       the ramp contains a key unless z L > L - 1. A head that sees all L tokens receives
+       only the gradient of the penalty.
 
        Why do spans that start at z = 0 grow? The ramp extends beyond the span. Even at z
        = 0, a head sees t = 1..R with mask values 1, 1 - 1/R, .., 1/R, and the keys on the
@@ -87,14 +88,16 @@
        Why renormalise? Otherwise the weights of a head with a short span would sum to
        less than 1, and such a head would contribute less. With renormalisation, a head
        performs ordinary attention over the keys it sees, weighted by m on the ramp. Keys
-       with m = 0 need not be read, so a head takes time proportional to its span plus R.
+       beyond the ramp need not be read, so a head takes time proportional to its span
+       plus R.
 
        Why cache layer inputs and not keys? Keys depend on Wk, which changes at every
        step. Projecting the cached inputs with the current weights keeps old and new keys
        consistent, and lets the cached rows contribute to the gradients of Wk and Wv.
 
    Gradients of one head. Let g be the gradient of the loss with respect to y_i, and let
-   n = sum_u m_u exp(s_u). Below, v_t stands for v_{i-t} and y for y_i. Then
+   n = sum_u m_u exp(s_u). Sums over u include the persistent vectors, with m = 1. Below,
+   v_t stands for v_{i-t} and y for y_i. Then
 
        ds_t = a_t g.(v_t - y)
        dm_t = (exp(s_t) / n) g.(v_t - y)
@@ -103,7 +106,8 @@
               authors' code.
 
    The penalty adds span_loss L / H to dz (span_loss L with span_per_layer). With
-   no_renorm, dm_t = (exp(s_t) / sum_u exp(s_u)) g.v_t.
+   no_renorm, let p_t = exp(s_t) / sum_u exp(s_u). Then dm_t = p_t g.v_t and
+   ds_t = p_t g.(m_t v_t - y).
 
    Worked example. Take one head with D = 1, L = 4, R = 2 and z = 1/8, so that z L = 1/2.
    For t = 1..4, let exp(s) = 1, 4/3, 4, 5/3 and v = 6, 0, 9, 3:
@@ -436,8 +440,9 @@ typedef struct stx_span_desc {
     int    adapt_span;      /* 1: learn a span per head; 0: every head sees L tokens */
     int    full_cache;      /* 1: caches keep L rows; 0: C rows, see the manual */
     double ramp;            /* R >= 1, in tokens; 0: 32 */
-    double span_init;       /* initial z, in [0,1] */
-    double span_loss;       /* weight of the span penalty, lambda in the paper */
+    double span_init;       /* initial z, in [0,1]; ignored without adapt_span */
+    double span_loss;       /* weight of the span penalty, lambda in the paper; ignored
+                               without adapt_span */
     int    span_per_layer;  /* 1: all heads of a layer share one z. Requires adapt_span */
     int    no_renorm;       /* 1: a = m exp(s) / sum exp(s). Requires adapt_span */
     int    fairseq_init;    /* 1: fairseq's initialisers, see Fidelity */
@@ -486,10 +491,10 @@ typedef struct stx_span_layer {
 
 /* A model. The context owns it and its parameters. */
 typedef struct stx_span {
-    stx_ctx        *ctx;
-    stx_span_desc   desc;       /* with the defaults filled in */
-    stx_params     *params;
-    stx_tensor     *key_pe;     /* (L,D): row L - t is E_t */
+    stx_ctx          *ctx;
+    stx_span_desc     desc;     /* with the defaults filled in */
+    stx_params       *params;
+    stx_tensor       *key_pe;   /* (L,D): row L - t is E_t */
     stx_vocab_io     *vocab_io; /* embedding and output head */
     stx_span_layer   *layer;    /* [layers] */
     stx_tensor      **z;        /* [layers], z of each layer; NULL if spans are fixed */
@@ -520,9 +525,9 @@ typedef struct stx_span_state {
     size_t      B;
     stx_memory *memory; /* storage: n = layer[l].count rows of layer inputs, (B,n,d),
                            oldest first. layer[l].logical_count is the cache length: C,
-                           or less while the cache refills after a span has grown. The
-                           logical_count - n rows before the stored ones are zeros with
-                           STX_SPAN_LITERAL_MEMORY; otherwise they do not exist */
+                           or less while the cache refills after a span has grown. Rows
+                           of the window that are not stored do not exist; with
+                           STX_SPAN_LITERAL_MEMORY they are read as zeros */
 } stx_span_state;
 
 /* Creates an empty memory for B >= 1 streams. Returns NULL and sets an error if B is 0
@@ -536,7 +541,7 @@ STX_DEF void stx_span_state_free(stx_span_state *s);
 STX_DEF void stx_span_state_reset(stx_span_state *s);
 
 /* Empties the memory of one stream, for example when a new text begins in it. Until the
-   missing rows have left the windows, layers use one group of heads and a GPU does not
+   missing rows have left the cache, layers use one group of heads and a GPU does not
    replay the steps. Sets an error if stream >= B. */
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
 
@@ -573,7 +578,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
    out the memory to write (NULL to write none); they may be the same. Gradients do not
    reach the memory. Returns NULL and sets an error if a memory belongs to another
    model or its B differs from the B of ids. After an error, out may be partly written:
-   reset it. */
+   call stx_clear_error, then stx_span_state_reset. */
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out);
 
@@ -640,13 +645,15 @@ typedef struct stx_span_gen {
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B);
 STX_DEF void stx_span_gen_free(stx_span_gen *g);
 
-/* Empties the cache and sets its windows from the current spans. */
+/* Empties the cache and sets its windows from the current spans. Does nothing after an
+   error. */
 STX_DEF void stx_span_gen_reset(stx_span_gen *g);
 
 /* Feeds n >= 1 tokens per stream, ids (B,n), and returns log p (B,V) of the next
    token, or NULL after an error. The result is in host memory, ready for stx_sample,
    and valid until the next call. Calls stx_begin(x, STX_EVAL), so do not call it
-   between a forward pass and its backward pass. */
+   between a forward pass and its backward pass. After an error, rows of the call may be
+   in the cache: call stx_clear_error, then stx_span_gen_reset. */
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n);
 
 /* The model as a table of functions, for programs that accept any model family. The
@@ -678,6 +685,8 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 /* S is trimmed in steps of this many tokens, as in the authors' code. */
 enum { STX__SPAN_STEP = 64 };
 
+enum { STX__SPAN_MAX_LAYERS = 4096, STX__SPAN_MAX_HEADS = 256 };
+
 #define STX__SPAN_NORM_EPS 1e-5     /* epsilon of the layer norms, as in PyTorch */
 
 static int stx__span_bad(stx_ctx *x, const char *field, double got, const char *expected) {
@@ -692,7 +701,7 @@ static int stx__span_too_large(stx_ctx *x, const char *field, size_t got, size_t
 
 /* Replaces STX_SPAN_LITERAL with the flags that apply to the model. Returns 0 and sets
    an error if a flag that was set individually does not apply or is unknown. */
-static int stx__span_check_literal(stx_ctx *x, stx_span_desc *d) {
+static int stx__span_resolve_literal(stx_ctx *x, stx_span_desc *d) {
     const unsigned all = STX_SPAN_LITERAL | STX_SPAN_LITERAL_EPS | STX_SPAN_LITERAL_MEMORY;
     unsigned apply = STX_SPAN_LITERAL_MEMORY;
     if (d->adapt_span && !d->no_renorm) apply |= STX_SPAN_LITERAL_EPS;
@@ -715,7 +724,7 @@ static int stx__span_check_literal(stx_ctx *x, stx_span_desc *d) {
 /* Describes the embedding and the output head. Initialisers are as in PyTorch. Embedding
    tables are normal with standard deviation 1, or 1/sqrt(d) with fairseq_init and without
    adapt_io. Everything else is uniform in [-1/sqrt(columns), 1/sqrt(columns)]. */
-static void stx__span_words(const stx_span_desc *d, stx_vocab_io_desc *w) {
+static void stx__span_describe_vocab_io(const stx_span_desc *d, stx_vocab_io_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
     w->dim = d->dim;
@@ -735,13 +744,13 @@ static void stx__span_words(const stx_span_desc *d, stx_vocab_io_desc *w) {
     w->proj = w->bias = w->cluster = w->cluster_bias = w->out_table;
 }
 
-/* Copies `from` to *d, fills in the defaults, checks the result, and derives *words, the
-   desc of the embedding and the output head. If the desc is invalid, returns 0 and,
+/* Copies `from` to *d, fills in the defaults, checks the result, and derives *vocab_io,
+   the desc of the embedding and the output head. If the desc is invalid, returns 0 and,
    unless x is NULL, sets an error. */
 static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d,
-                             stx_vocab_io_desc *words) {
+                             stx_vocab_io_desc *vocab_io) {
     STX__FP_SCOPE;
-    const size_t most = (size_t)1 << 30;
+    const size_t most = (size_t)1 << 30; /* products of two sizes cannot overflow */
     *d = *from;
     if (!d->layers) d->layers = 8;
     if (!d->dim) d->dim = 256;
@@ -749,18 +758,20 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     if (!d->span) d->span = 1024;
     if (d->ramp == 0) d->ramp = 32;
 
-    if (d->layers > 4096) return stx__span_too_large(x, "layers", d->layers, 4096);
+    if (d->layers > STX__SPAN_MAX_LAYERS)
+        return stx__span_too_large(x, "layers", d->layers, STX__SPAN_MAX_LAYERS);
     if (d->dim > most / 2) return stx__span_too_large(x, "dim", d->dim, most / 2);
     if (!d->inner) d->inner = 4 * d->dim;
-    if (d->heads > 256 || d->dim % d->heads) {
+    if (d->heads > STX__SPAN_MAX_HEADS || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_span_create: heads: expected a divisor of dim = %zu, at most 256, got %zu",
-                 d->dim, d->heads);
+                 "stx_span_create: heads: expected a divisor of dim = %zu, at most %d, got %zu",
+                 d->dim, STX__SPAN_MAX_HEADS, d->heads);
         return 0;
     }
-    if (d->inner > 2 * most) return stx__span_too_large(x, "inner", d->inner, 2 * most);
     if (d->span > most) return stx__span_too_large(x, "span", d->span, most);
     if (d->pers > most) return stx__span_too_large(x, "pers", d->pers, most);
+    if (!d->pers && d->inner > 2 * most)
+        return stx__span_too_large(x, "inner", d->inner, 2 * most);
     if (!(d->ramp >= 1 && d->ramp <= (double)most))
         return stx__span_bad(x, "ramp", d->ramp, "1 to 2^30");
     if (!(d->span_init >= 0 && d->span_init <= 1))
@@ -777,32 +788,34 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
                  d->no_renorm ? "no_renorm" : "span_per_layer");
         return 0;
     }
-    if (!stx__span_check_literal(x, d)) return 0;
+    if (!stx__span_resolve_literal(x, d)) return 0;
 
-    stx__span_words(d, words);
-    if (!stx_vocab_io_resolve(x, "stx_span_create", words, words)) return 0;
-    d->divval = words->divval;
-    d->cutoffs = words->cutoffs;
-    memcpy(d->cutoff, words->cutoff, sizeof d->cutoff);
+    stx__span_describe_vocab_io(d, vocab_io);
+    if (!stx_vocab_io_resolve(x, "stx_span_create", vocab_io, vocab_io)) return 0;
+    d->divval = vocab_io->divval;
+    d->cutoffs = vocab_io->cutoffs;
+    memcpy(d->cutoff, vocab_io->cutoff, sizeof d->cutoff);
     d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
     return 1;
 }
 
 STX_DEF size_t stx_span_count(const stx_span_desc *desc) {
     stx_span_desc d;
-    stx_vocab_io_desc words;
+    stx_vocab_io_desc vocab_io;
     size_t n, layer, spans;
-    if (!desc || !stx__span_resolve(NULL, desc, &d, &words)) return 0;
+    if (!desc || !stx__span_resolve(NULL, desc, &d, &vocab_io)) return 0;
 
     spans = d.span_per_layer ? 1 : d.heads;
-    layer = stx_size_add(2 * d.dim + (d.adapt_span ? spans : 0), 4 * d.dim, d.dim);
+    layer = 2 * d.dim + (d.adapt_span ? spans : 0);         /* norm1, z */
+    layer = stx_size_add(layer, 4 * d.dim, d.dim);          /* wq, wk, wv, wo */
     if (d.pers) {
-        layer = stx_size_add(layer, d.pers, 2 * d.dim);
+        layer = stx_size_add(layer, d.pers, 2 * d.dim);     /* pers_key, pers_val */
     } else {
-        layer = stx_size_add(layer, 2 * d.dim + 1, d.inner);
-        layer = stx_size_add(layer, 3, d.dim);
+        layer = stx_size_add(layer, 2 * d.dim + 1, d.inner);    /* w1, w2, b1 */
+        layer = stx_size_add(layer, 3, d.dim);              /* b2, norm2 */
     }
-    n = stx_size_add(stx_vocab_io_count(&words), d.dim / d.heads, d.span);
+    /* embedding, output head and key_pe */
+    n = stx_size_add(stx_vocab_io_count(&vocab_io), d.dim / d.heads, d.span);
     return stx_size_add(n, d.layers, layer);
 }
 
@@ -838,8 +851,8 @@ static void stx__span_create_layer(stx_span *m, size_t l) {
     }
 
     /* Wq, Wk and Wv are adjacent in memory so that one GEMM computes q, k and v. The
-       authors' code initialises the weights in the order q, o, v, k. The offsets swap the
-       random numbers of wk and wo to match. */
+       authors' code initialises the weights in the order q, o, v, k. The offsets, each
+       for the next parameter only, swap the random numbers of wk and wo to match. */
     if (!stx_params_make_contiguous(m->params, stx_bytes_of(3, d->dim, d->dim))) return;
     p->wq = stx__span_param(m, l, "attn.wq", proj, bound_d, d->dim, d->dim, 0);
     stx_params_rng_offset(m->params, 2);
@@ -865,7 +878,7 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     STX__FP_SCOPE;
     stx_span *m;
     stx_span_desc *d;
-    stx_vocab_io_desc words;
+    stx_vocab_io_desc vocab_io;
     size_t l;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
@@ -874,7 +887,7 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
         return NULL;
     }
     m = (stx_span *)stx_persist(x, sizeof *m);
-    if (!m || !stx__span_resolve(x, desc, &m->desc, &words)) return NULL;
+    if (!m || !stx__span_resolve(x, desc, &m->desc, &vocab_io)) return NULL;
     d = &m->desc;
     m->ctx = x;
     m->params = stx_params_create(x);
@@ -882,7 +895,7 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     if (!m->params || !m->layer) return NULL;
 
     m->key_pe = stx_param(m->params, STX_NORMAL, 1, "key_pe", d->span, d->dim / d->heads, 0, 0);
-    m->vocab_io = stx_vocab_io_create(m->params, &words);
+    m->vocab_io = stx_vocab_io_create(m->params, &vocab_io);
     for (l = 0; l < d->layers; l++) stx__span_create_layer(m, l);
 
     if (d->adapt_span) {
@@ -938,7 +951,9 @@ static void stx__span_sizes(const stx_span *m, size_t l, size_t *S, size_t *C) {
 /* Sorts the heads of layer l into groups with separate windows, for the projection of
    `rows` cached rows. There is a single group in each of these cases:
    - All heads have the same window: fixed spans, one head or span_per_layer.
-   - Keys beyond a head's span affect the result: no_renorm or literal.
+   - Keys beyond a head's span affect the result: no_renorm or STX_SPAN_LITERAL_EPS.
+   - Zero keys precede the cached rows, which stx_attention does not support together
+     with groups: STX_SPAN_LITERAL_MEMORY.
    - Streams have different lengths (masked). A head with a short span might see no key.
    - Grouping would save too few rows to pay for reordering the weights, which happens
      once in the forward pass and once in the backward pass. */
@@ -947,7 +962,7 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
     const stx_span_desc *d = &m->desc;
     const stx_real *z;
     stx_head_groups several;
-    size_t need[256] = {0}, saved = 0, head;
+    size_t need[STX__SPAN_MAX_HEADS] = {0}, saved = 0, head;
     memset(g, 0, sizeof *g);
     g->count = 1;
     g->rows[0] = rows;
@@ -961,9 +976,9 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
         need[head] = stx__span_reach(d, (double)z[head]) + 1;
     stx_head_groups_choose(need, d->heads, rows, &several);
 
-    /* For each row in `saved`, grouping avoids B D d multiply-adds per weight matrix.
-       Reordering the weights moves 3 d^2 elements. Moving one is taken to cost as much as
-       d multiply-adds. */
+    /* A rule of thumb. For each row in `saved`, grouping avoids B D d multiply-adds per
+       weight matrix. Reordering the weights moves about 3 d^2 elements per pass, and
+       moving one is taken to cost as much as d multiply-adds. */
     for (head = 0; head < d->heads; head++) saved += rows - several.rows[several.of[head]];
     if (several.count > 1 && B * saved >= 3 * d->heads * d->dim) *g = several;
 }
@@ -1131,7 +1146,7 @@ typedef struct stx__span_job {
     size_t           l, S;
     stx_cached_rows  past;      /* cached rows in the window */
     stx_head_groups  groups;
-    const stx_ids   *mask;      /* rows that some streams lack, or NULL */
+    const stx_ids   *pad;       /* (B,rows + T), not 0 where a stream lacks a row; or NULL */
 } stx__span_job;
 
 static void stx__span_attention_desc(const stx_span *m, size_t S, stx_attention_desc *attn) {
@@ -1145,7 +1160,7 @@ static void stx__span_attention_desc(const stx_span *m, size_t S, stx_attention_
     attn->eps = d->literal & STX_SPAN_LITERAL_EPS ? 1e-8 : 0;
     attn->no_renorm = d->no_renorm;
     attn->dropout = d->dropout;
-    /* the keys before the text are zeros, back to the start of the window */
+    /* with STX_SPAN_LITERAL_MEMORY, zero keys extend back to the start of the window */
     attn->first_key = d->literal & STX_SPAN_LITERAL_MEMORY ? -(ptrdiff_t)S : 0;
 }
 
@@ -1162,7 +1177,7 @@ static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
     in->qkv = stx_linear_concat(m->ctx, h, w, NULL, 3);
     in->pe = m->key_pe;
     in->span_fraction = p->z;
-    in->persistent_k = p->pers_key;
+    in->persistent_k = p->pers_key; /* stx_attention scales them by sqrt(D), sqrt(N) */
     in->persistent_v = p->pers_val;
 }
 
@@ -1170,18 +1185,19 @@ static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
        h'  = LN1(h + Wo y)
        h'' = LN2(h' + W2 relu(W1 h' + b1) + b2)     omitted with pers
    There is no dropout on the residual branches. */
-static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_tensor *y) {
+static stx_tensor *stx__span_tail(stx_span *m, size_t l, stx_tensor *h, stx_tensor *y) {
     stx_ctx *x = m->ctx;
     const stx_span_layer *p = &m->layer[l];
     stx_tensor *f;
     y = stx_linear(x, y, p->wo, NULL, STX_ACT_NONE);
-    h = stx_residual_norm(x, h, y, 0, p->norm1_gain, p->norm1_shift, STX__SPAN_NORM_EPS);
+    h = stx_residual_norm(x, h, y, 0 /* dropout */, p->norm1_gain, p->norm1_shift,
+                          STX__SPAN_NORM_EPS);
     if (m->desc.pers) return h;
     f = stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU);
     f = stx_dropout(x, f, m->desc.dropout);
     f = stx_linear(x, f, p->w2, NULL, STX_ACT_NONE);
-    return stx_residual_norm_bias(x, h, f, p->b2, 0, p->norm2_gain, p->norm2_shift,
-                                  STX__SPAN_NORM_EPS);
+    return stx_residual_norm_bias(x, h, f, p->b2, 0 /* dropout */, p->norm2_gain,
+                                  p->norm2_shift, STX__SPAN_NORM_EPS);
 }
 
 /* One layer, as a function that stx_recompute can call: in[0] = h (B,T,d); returns h
@@ -1205,9 +1221,9 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
         w[1] = p->wv;
         a.cached[0] = stx_linear_cached(x, &job->past, 1, B, w, NULL, 2);
     }
-    a.pad = job->mask;
+    a.pad = job->pad;
     stx__span_attention_desc(m, job->S, &attn);
-    return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &attn));
+    return stx__span_tail(m, job->l, in[0], stx_attention(x, &a, &attn));
 }
 
 /* ids (B,T) -> (B,T,d), with emb_dropout. */
@@ -1219,7 +1235,7 @@ static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
 static int stx__span_state_fits(const stx_span *m, const stx_ids *ids, const stx_span_state *s) {
     if (!s || (s->B == ids->B && s->model == m)) return 1;
     if (s->model != m)
-        stx_fail(m->ctx, STX_ERR_SHAPE,
+        stx_fail(m->ctx, STX_ERR_ARG,
                  "stx_span_forward: expected a memory of this model, got one of another model");
     else
         stx_fail(m->ctx, STX_ERR_SHAPE,
@@ -1234,7 +1250,11 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
     const stx_memory *memory = in ? in->memory : NULL;
     stx_tensor *h;
     size_t l, C;
-    if (!stx_ok(x) || !ids) return NULL;
+    if (!stx_ok(x)) return NULL;
+    if (!ids) {
+        stx_fail(x, STX_ERR_ARG, "stx_span_forward: ids: expected tokens (B,T), got NULL");
+        return NULL;
+    }
     if (!stx__span_state_fits(m, ids, in) || !stx__span_state_fits(m, ids, out)) return NULL;
 
     h = stx__span_embed(m, ids);
@@ -1247,7 +1267,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         /* read the memory: rows beyond the window have no weight and are not projected */
         stx__span_sizes(m, l, &job->S, &C);
         if (!stx_memory_view(memory, l, job->S, &job->past)) return NULL;
-        job->mask = memory ? stx_memory_mask(memory, l, job->S, NULL, ids->T) : NULL;
+        job->pad = memory ? stx_memory_mask(memory, l, job->S, NULL, ids->T) : NULL;
         stx__span_groups(m, l, ids->B, job->past.rows, memory && memory->layer[l].masked,
                          &job->groups);
 
@@ -1273,8 +1293,12 @@ STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) {
 
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets,
                                   const stx_span_state *in, stx_span_state *out) {
-    return m ? stx_vocab_io_loss(m->vocab_io, stx_span_forward(m, ids, in, out), targets, NULL)
-             : NULL;
+    if (!m || !stx_ok(m->ctx)) return NULL;
+    if (!targets) {
+        stx_fail(m->ctx, STX_ERR_ARG, "stx_span_loss: targets: expected tokens (B,T), got NULL");
+        return NULL;
+    }
+    return stx_vocab_io_loss(m->vocab_io, stx_span_forward(m, ids, in, out), targets, NULL);
 }
 
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
@@ -1315,7 +1339,8 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
     if (!g) return;
     for (l = 0; l < g->model->desc.layers; l++) {
         size_t window = stx_span_window(g->model, l);
-        if (!stx_cache_window(g->cache, l, window, g->model->desc.dim, 1)) return;
+        if (!stx_cache_window(g->cache, l, window, g->model->desc.dim, 1 /* k and v in a row */))
+            return;
     }
 }
 
@@ -1331,7 +1356,7 @@ static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
         stx_attention_desc attn;
         stx__span_attention_in(m, l, h, &in);
         stx__span_attention_desc(m, g->cache->layer[l].window, &attn);
-        h = stx__span_after(m, l, h, stx_cache_attention(g->cache, l, &in, &attn));
+        h = stx__span_tail(m, l, h, stx_cache_attention(g->cache, l, &in, &attn));
     }
     return h;
 }
@@ -1414,4 +1439,4 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m) {
 #endif /* SEQTX_ATTN_SPAN_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores these macros */
+#include "seqtx.h"      /* restores the macros of one letter */

@@ -4428,4 +4428,4 @@ STX_STRICT_OFF
 #endif /* SEQTX_COMPRESSIVE_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores these macros */
+#include "seqtx.h"      /* restores the macros of one letter */

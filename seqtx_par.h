@@ -3921,4 +3921,4 @@ STX_STRICT_OFF
 #endif /* SEQTX_PAR_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores these macros */
+#include "seqtx.h"      /* restores the macros of one letter */

@@ -2827,7 +2827,7 @@ static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in,
                                        stx_sru_state *out) {
     STX__FP_SCOPE;
-    if (!m || !ids) return NULL;
+    if (!m) return NULL;
     return stx__sru_lm_dropout(
         m, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out));
 }
@@ -3040,4 +3040,4 @@ STX_STRICT_OFF
 #endif /* SEQTX_SRU_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores these macros */
+#include "seqtx.h"      /* restores the macros of one letter */

@@ -1797,4 +1797,4 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
 #endif /* SEQTX_TEXT_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores these macros */
+#include "seqtx.h"      /* restores the macros of one letter */

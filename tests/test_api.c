@@ -2722,14 +2722,43 @@ static void backward_many(void) {
     CHECK(stx_get_grad(x, var, g) && g[0] == 4 && g[5] == 4, "backward from one tensor twice: %g",
           (double)g[0]);
     stx_backward_many(x, y, NULL, 1);
-    CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "already ran"), "%s",
+    CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "already removed"), "%s",
           stx_error(x));
     stx_destroy(x);
+}
+
+/* After a backward pass, a loss of a result of before is an error where a gradient would
+   be lost, and none where the result is detached. */
+static void backward_past_removed_ops(void) {
+    static const stx_real v[6] = {2, 1, -1, 3, 0.25, 1};
+    stx_real g[6];
+    int detach;
+    for (detach = 0; detach < 2; detach++) {
+        stx_ctx *x = plain(1, 1);
+        stx_tensor *a, *b, *y;
+        stx_begin(x, STX_TRAIN);
+        a = stx_variable(x, v, 6, 0, 0, 0);
+        b = stx_variable(x, v, 6, 0, 0, 0);
+        y = stx_scale(x, a, 2);
+        stx_backward_many(x, &y, NULL, 1);
+        y = stx_add(x, detach ? stx_detach(x, y) : y, stx_scale(x, b, 3));
+        CHECK(stx_ok(x), "an op with the result of an op that was removed: %s", stx_error(x));
+        stx_backward_many(x, &y, NULL, 1);
+        if (detach) {
+            CHECK(stx_get_grad(x, b, g) && g[0] == 3, "the other branch: %s", stx_error(x));
+            CHECK(stx_get_grad(x, a, g) && g[0] == 2, "the first backward pass");
+        } else {
+            CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "would be lost"), "%s",
+                  stx_error(x));
+        }
+        stx_destroy(x);
+    }
 }
 
 static void lifetimes(void) {
     persistent_tensors();
     backward_many();
+    backward_past_removed_ops();
 }
 
 static const size_t grads_size[3] = {7, 64, 130};
