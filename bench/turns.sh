@@ -23,7 +23,8 @@ data=${DATA:-$work/demo.txt}
 
 for side in here base; do
     from=.; [ $side = here ] || from=$work/tree
-    for p in bench/bench bench/bench_sru examples/train_attn_span examples/train_sru; do
+    for p in bench/bench bench/bench_sru examples/train_attn_span examples/train_sru \
+        examples/train_compressive examples/train_par; do
         $CC $flags -pthread "$from/$p.c" -o "$work/$side/${p#*/}" -lm
     done
 done
@@ -60,7 +61,7 @@ one() {     # SIDE
     d=$work/$1
     "$d/bench" --only attention --quick --threads 1 | numbers | sed 's/^/attention: /'
     "$d/bench_sru" --only sru-recurrence --quick --threads 1 | numbers | sed 's/^/recurrence: /'
-    for f in attn_span sru; do
+    for f in attn_span sru compressive par; do
         rm -f "$work/run.st"
         printf 'training: 60 steps of the demo, %s|processor s|' $f
         sh -c '"$0" --preset demo --data "$1" --steps 60 --threads 1 --checkpoint "$2" \
