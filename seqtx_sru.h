@@ -10,7 +10,7 @@
    define SEQTX_SRU_IMPLEMENTATION instead, which compiles only the implementation in this
    header.
 
-   Contents, in four layers, each usable on its own:
+   Contents, in four levels, each usable on its own:
        stx_sru_fwd, stx_sru_bwd    the recurrence, on raw pointers
        stx_sru_recurrence          the recurrence as an op
        stx_sru                     a stack of layers inside another model: stx_sru_forward
@@ -41,18 +41,19 @@
        t  time                               J, Q  slope and offset of the affine map of e
        p  step: t in the direction's order   z, a  SRU++: projection, attention output
 
-   In the code, x is the context and m a model, except inside the recurrence.
+   In the code, x is the context (in prototypes of the stack, the input). Outside the
+   recurrence, m is a model, p a layer and h the input or output of a layer.
 
-   The model. An LSTM multiplies its last output by a matrix at every time. An SRU
-   multiplies all inputs at once, U = W3 x, and the rest of the recurrence is elementwise.
-   SRU++ replaces this matmul with attention.
+   The model. An LSTM multiplies its previous output by a matrix at every time step. An
+   SRU multiplies all inputs at once, U = W3 x, and the rest of the recurrence is
+   elementwise. SRU++ keeps W3 but puts a projection W1 and attention (W2) in front of it.
 
           x (B,T,Ci) --+--> U = W3 x --> for t: f, r, c', h --> h (B,T,O)
                        '------ highway -----------^
 
    The cell, for one column and one time:
 
-       u0, u1, u2 (, u3) = U                     k = 4 if Ci differs from O, else 3
+       u0, u1, u2 (, u3) = U                     k = 4 with a highway if Ci != O, else 3
        f  = sigmoid(u1 + vf c + bf)              forget gate
        r  = sigmoid(u2 + vr c + br)              reset gate, of the state BEFORE t
        c' = u0 + (c - u0) f
@@ -79,12 +80,12 @@
        e <- J e + Q        J = f + vf (c - u0) f (1-f)        Q = dh m r g' J + dzr vr
 
    J and Q depend on c but not on e, so backward is affine in e, and affine maps compose:
-   (J1,Q1) followed by (J2,Q2) is (J2 J1, J2 Q1 + Q2). Time is cut into chunks. Each chunk
-   computes its map in parallel, a short loop over the chunks finds the e that enters each
-   of them, and then all chunks run at once. This holds for every v and for tanh. In the
-   forward pass, c' = f c + (1-f) u0 is affine only if f does not depend on c, that is
-   with vf = 0 (v1). Otherwise the forward pass is sequential in time and parallel over
-   the B O columns.
+   (J1,Q1) followed by (J2,Q2) is (J2 J1, J2 Q1 + Q2). Time is cut into chunks, which
+   compute their maps in parallel. Then each chunk applies the maps of the later chunks to
+   the last e, which gives the e that enters it, and all chunks run at once. This holds
+   for every v and for tanh. In the forward pass, c' = f c + (1-f) u0 is affine only if f
+   does not depend on c, that is with vf = 0 (v1). Otherwise the forward pass is
+   sequential in time and parallel over the B O columns.
 
    SRU++. W3 x becomes W3 y, where y comes from attention at the width P of a projection
    W1. The memory (B,M,Ci) contains the layer's inputs at earlier times:
@@ -99,14 +100,18 @@
 
    There are no position encodings: the recurrence represents the order. The memory stores
    raw inputs. They are projected in each step with the current W1 and contribute to its
-   gradient. With ds the gradient of the sum z + alpha_attn a, the gradients are:
+   gradient. With ds the gradient of the sum z + alpha_attn a, and with column vectors per
+   time, the gradients are as follows; weight gradients are summed over b and t:
 
        dy = W3^T dU, times the dropout mask; ds follows from dy through LN
+       dW3 = sum dU dropout(y)^T
        da = alpha_attn ds                        dalpha_attn = sum over elements of ds a
        (dz, dkey, dval) from da, by the attention's backward
        dz += ds + W2^T [dkey | dval]             also for the rows of the memory
-       dW2 = [dkey | dval]^T z                   dW1 = dz^T [memory ; x]
-       dx = W1^T dz                              the memory is a constant
+       dW2 = sum [dkey | dval] z^T               dW1 = sum dz [memory ; x]^T
+       dx = W1^T dz, plus the part of the highway
+
+   Gradients also reach the memory in stx_sru_forward, but not in stx_sru_segment.
 
    While alpha_attn is 0, da is 0 too: in the first update, only alpha_attn itself learns
    from the attention. W2 learns from the second update on.
@@ -126,14 +131,14 @@
        u1 from the matmul and vf c. With variance 1/2 each, the sum has variance 1. A
        uniform distribution in [-sqrt(3/2), sqrt(3/2)] has variance 1/2.
 
-       Can a state overflow? No: c' is between c and u0, so |c| <= max(|c0|, max |u0|) for
-       any number of times. Gradients can grow: J <= 1 is certain only while |vf (c - u0)|
-       is at most 1. A negative highway_bias and gradient clipping help.
+       Can a state overflow? No: c' is between c and u0, so |c| <= max(|c0|, max |u0|),
+       however long the text is. Gradients can grow: J <= 1 is certain only while
+       |vf (c - u0)| is at most 1. Gradient clipping helps.
 
-       Why does bf start at 0? Then f is about 1/2 and a unit remembers a few times.
+       Why does bf start at 0? Then f is about 1/2 and a unit remembers a few time steps.
        Longer memories are learned, unit by unit.
 
-       Why do few columns not run faster? Each time waits for the previous one: a
+       Why is a small layer not faster? Each time waits for the previous one: a
        multiply-add, a sigmoid and another multiply-add. This latency is the same until
        the B O columns fill the vectors and threads. Up to that point, more streams or
        units cost nothing.
@@ -211,12 +216,13 @@
        attn_dropout     0                 0.22         0.15                   -
        highway_bias     0                 -2           -2                     -3
        norm             none              none         none                   none
-       cutoffs (lm)     -                 -            19997, 39997, 199997   -
+       adapt_io (lm)    0                 0            1                      0
+       cutoffs (lm)     see its comment   -            19997, 39997, 199997   -
 
-   dropout acts on the embedding, between layers, before W3 (SRU++) and on the last hidden
-   state. A highway_bias of 0 means 0. The SRU++ paper trains with RAdam (STX_RADAM) at a
-   learning rate of 3e-4, weight decay 0.1, clipping to norm 1, and STX_LR_RECURSIVE with
-   a warm-up of 16000 updates.
+   dropout acts on the embedding, on g(c') - xt in all layers but the last, before W3 in
+   all layers of SRU++, and on the last hidden state. A highway_bias of 0 means 0. The
+   SRU++ paper trains with RAdam (STX_RADAM) at a learning rate of 3e-4, weight decay 0.1,
+   clipping to norm 1, and STX_LR_RECURSIVE with a warm-up of 16000 updates.
 
    Forward cost of a layer, in multiply-adds per token:
 
@@ -283,15 +289,15 @@
        masks. Attention is causal, has a window or, with not_causal, sees everything. The
        authors' code sees everything if it gets no mask, so set not_causal for encoders.
        Projections are never ignored (2.6 ignores those that do not make a layer
-       narrower). The last layer of a stack has no dropout; for a single cell with
-       dropout, use stx_sru_recurrence with a mask.
+       narrower). The recurrence of the last layer has no dropout mask; for a single cell
+       with dropout, use stx_sru_recurrence with a mask.
 
    Checkpoints can be converted to and from seqtx; docs/convert.md lists the names of the
    tensors.
 
    Arguments of the authors' stacks and the corresponding fields of stx_sru_desc
 
-       authors' code                 field                              its default
+       authors' code                 field                              authors' default
        ----------------------------  ---------------------------------  ------------
        input_size, hidden_size       input, hidden                      (required)
        num_layers                    layers                             2
@@ -311,7 +317,7 @@
        proj_input_to_hidden_first    input_first                        False
        mask_pad (of the call)        pad                                none
 
-       authors' code, SRU++          field                              its default
+       authors' code, SRU++          field                              authors' default
        ----------------------------  ---------------------------------  ------------
        proj_size                     proj                               (required)
        attn_dropout                  attn_dropout                       0
@@ -353,10 +359,11 @@
    Compile-time options are those of seqtx.h.
 
    Reading order: stx_sru_args (the recurrence), stx_sru_fwd_plain and stx_sru_bwd_plain
-   (forward and backward, time by time), stx__sru_fwd_steps_as and stx__sru_bwd_steps_as
-   (the same for many columns at once), stx_sru_bwd (chunks of time), stx__sru_transform
-   (SRU++), stx__sru_layer and stx_sru_forward (the stack), stx_sru_segment (states),
-   stx_sru_gen_feed (generation).
+   (forward and backward, time by time), "work units" (blocks, tiles, chunks),
+   stx__sru_fwd_steps_as and stx__sru_bwd_steps_as (the same for many columns at once),
+   stx_sru_bwd (chunks of time), stx__sru_transform (SRU++), stx__sru_create_layer
+   (initialisation), stx__sru_layer and stx_sru_forward (the stack), stx_sru_segment
+   (states), stx_sru_gen_feed (generation).
 */
 #define STX__LETTERS 1
 #include "seqtx.h"      /* hides macros of one capital letter: see the end of seqtx.h */
@@ -410,13 +417,13 @@ typedef struct stx_sru_desc {
     double highway_bias;        /* initial br, in [-80,80]; 0 means 0. Published SRU++
                                    models use -2 (the default of the authors' code for
                                    them), SRU language models -3 */
-    int    v1;                  /* 1: v is 0 and not a parameter (SRU of 2017); forward is
-                                   then a parallel scan */
+    int    v1;                  /* 1: v is 0 and not a parameter (SRU of 2017). Forward can
+                                   then be parallel over time too, unless there is a V */
     int    norm;                /* layer norm: STX_SRU_NORM_BEFORE the transform, or
                                    _AFTER the recurrence */
     double dropout;             /* probability, in [0,1), for g(c') - xt in all layers but
                                    the last, one draw for all times. SRU++: also before
-                                   W3, one draw per time */
+                                   W3, drawn anew at every time */
     double rnn_dropout;         /* probability, in [0,1), for the input of every
                                    transform, one draw for all times */
     int    input_first;         /* 1: if input differs from O, a matrix maps x to O first,
@@ -428,10 +435,11 @@ typedef struct stx_sru_desc {
                                    or 1 with Xavier. -1: v starts at 0 and is learned */
     stx_sru_transform custom;   /* replaces transform; user is passed to it */
     void  *user;
-    int    recompute;           /* 1: recompute all layers in the backward pass. Takes
-                                   about 1/3 more time and less memory (docs/speed.md) */
-    size_t recompute_layers;    /* number of last layers to recompute; ignored with
-                                   recompute */
+    int    recompute;           /* 1: recompute all layers in the backward pass. Saves
+                                   memory and takes about a third more time
+                                   (docs/speed.md) */
+    size_t recompute_layers;    /* number of layers to recompute, counted from the last;
+                                   ignored if recompute is 1 */
 
     /* SRU++ */
     size_t heads;               /* must divide P, at most 256; 0: 1 */
@@ -442,14 +450,16 @@ typedef struct stx_sru_desc {
                                    attention_every. 0: not used */
     int    no_attention;        /* 1: no layer attends */
     int    no_attn_norm;        /* 1: no layer norm in the transform */
-    int    attn_norm_first;     /* 1: this layer norm is before query, keys and values,
-                                   not after the sum */
+    int    attn_norm_first;     /* 1: query, keys and values come from LN(z), and
+                                   y = z + alpha_attn a has no norm. In layers that only
+                                   project, y = LN(z) either way */
     double alpha_init;          /* initial alpha_attn; 0 means 0 (ReZero) */
     int    not_causal;          /* 1: every time attends to every time */
 
     /* differences from the authors' code */
-    unsigned literal;           /* STX_SRU_LITERAL, or flags. A flag that does not apply is
-                                   an error. In the model's desc: the flags in force */
+    unsigned literal;           /* STX_SRU_LITERAL, or individual flags. A flag that does
+                                   not apply is an error. The desc of a created model
+                                   holds the flags in effect */
     int    zero_pads;           /* 1: the output of padding is 0 after STX_SRU_NORM_AFTER
                                    too; 0: it is the norm's shift */
 } stx_sru_desc;
@@ -457,7 +467,8 @@ typedef struct stx_sru_desc {
 /* Parameters and shapes of a layer. */
 typedef struct stx_sru_layer {
     size_t Ci, P, k;                        /* P is 0 without W1 */
-    int    attends, highway;                /* has attention; k = 3 and xt = alpha x */
+    int    attends, highway;                /* has attention; k = 3 and xt = alpha x (with
+                                               k = 4, the highway is u3) */
     stx_real alpha;
     stx_tensor *w1, *w2, *w3;               /* (P,Ci) (2P,P) (k O, P or Ci); NULL if absent */
     stx_tensor *alpha_attn;                 /* (1); its name in a checkpoint is "alpha" */
@@ -495,8 +506,10 @@ typedef struct stx_sru_io {
     stx_tensor *const *c0;      /* (B,O) initial states; absent: 0 */
     stx_tensor *const *memory;  /* (B,M,Ci) of the layers that attend: their inputs at
                                    earlier times. M is equal in all layers */
-    const stx_ids *pad;         /* (B,T), nonzero: padding. Its h is 0, the state does not
-                                   change, and no query attends to it */
+    const stx_ids *pad;         /* (B,T), nonzero: padding. The state does not change, no
+                                   query attends to it, and its h is 0 (with
+                                   STX_SRU_NORM_AFTER the norm's shift, unless zero_pads
+                                   is set) */
     const stx_ids *memory_pad;  /* (B,M) */
     size_t window;              /* attention sees the last n times; 0: all */
     stx_tensor **last;          /* out: (B,O) final states: after the last time in the first
@@ -798,8 +811,8 @@ static int stx__sru_bad_shape(stx_ctx *x, const char *op, const char *field, con
     return 0;
 }
 
-/* Checks the number of elements of t, if there is a t. Returns 0 and an error if it is
-   wrong. */
+/* Checks the number of elements of t, if there is a t. Otherwise sets an error and
+   returns 0. */
 static int stx__sru_check_size(stx_ctx *x, const char *field, const char *shape,
                                const stx_tensor *t, size_t size) {
     if (!t || t->size == size) return 1;
@@ -863,9 +876,9 @@ static size_t stx__sru_work_bytes(stx_ctx *x, const stx_sru_args *a, int backwar
     return stx_sru_work(x, a, backward);
 }
 
-/* The buffer into which the kernel writes the gradient of t. *direct = 1: t's own,
-   which is still empty. *direct = 0: a temporary one, for stx__sru_grad_add or because
-   t requires no gradient. */
+/* The buffer into which the kernel writes the gradient of t. *direct = 1: nothing has
+   been added to t's own gradient yet, and the kernel may overwrite it. *direct = 0: a
+   temporary buffer, for stx__sru_grad_add or because t requires no gradient. */
 static stx_real *stx__sru_grad_buffer(stx_ctx *x, stx_tensor *t, int *direct) {
     stx_real *g;
     *direct = 0;
@@ -961,8 +974,7 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
 
 // >>recurrence: plain definition
 
-/* One step of column o of batch row b at time t, from state c: the formulas of
-   stx_sru_args. c becomes c'. */
+/* The values of one step. c is c'; at padding, c is unchanged and the rest is 0. */
 typedef struct stx__sru_step {
     double vf, vr, f, r, c, g, xt, m;
     int padded;
@@ -1083,13 +1095,15 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
    bias, mask) and its state stay in the first-level cache.
 
    Forward stores only the state before each tile. Backward recomputes the states and
-   forget gates of a tile in the caches before it processes the tile in reverse. This
-   needs a fifth less memory traffic than storing every c, and saves (B,T,O) elements.
+   forget gates of a tile in the caches before it processes the tile in reverse. Both
+   passes together transfer 14 elements per column and time instead of the 16 that storing
+   every c requires, and (B,T,O) elements of memory are saved.
 
    With fewer blocks than threads, time is cut into chunks too (see "Why it runs in
-   parallel" in the manual): the chunks compute their affine maps in parallel, each
-   chunk applies the maps of the chunks before it, and then all chunks run at once. The
-   time steps of forward are affine only if v is 0. */
+   parallel" in the manual). The first pass computes the affine maps of all chunks in
+   parallel. In the second, each chunk first applies the maps of the chunks that precede
+   it (forward) or follow it (backward), so that none waits, and then runs its steps.
+   Forward is affine only without v and V. */
 
 enum {
     STX__SRU_LARGE     = 8 << 20,                   /* bytes of h beyond which a call does not
@@ -1112,6 +1126,7 @@ typedef struct stx__sru_plan {
     size_t maps;            /* elements of the chunks' affine maps, (B,chunks,2,O); 0 for 1 chunk */
 } stx__sru_plan;
 
+/* T = 0 is not empty: last still becomes c0. */
 static int stx__sru_is_empty(const stx_sru_args *a) {
     return !a->B || !a->H || !a->D;
 }
@@ -1130,6 +1145,7 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
         plan->blocks = (a->H + plan->width - 1) / plan->width;
         plan->units = a->B * a->D * plan->blocks;
         if (plan->width <= STX__SRU_MIN_WIDTH) break;
+        /* wide blocks need 4 units per thread for balance, or an exact multiple */
         if (plan->units >= threads * (plan->width > 128 ? 4 : 1)) break;
         if (plan->units >= threads && plan->units % threads == 0) break;
     }
@@ -1141,9 +1157,11 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
         if (!plan->chunks) plan->chunks = 1;
     }
     plan->chunk_tiles = (plan->tiles + plan->chunks - 1) / plan->chunks;
+    /* rounding up to whole tiles can leave fewer chunks; with T = 0 there is one */
     plan->chunks = 1;
     if (plan->chunk_tiles)
         plan->chunks = (plan->tiles + plan->chunk_tiles - 1) / plan->chunk_tiles;
+    /* c, zeros and ones; in backward also stx__sru_tile */
     plan->scratch = plan->width * (backward ? 3 * STX_SRU_TILE + 13 : 3);
     plan->maps = plan->chunks > 1 ? 2 * a->B * plan->chunks * plan->O : 0;
 }
@@ -1310,7 +1328,8 @@ typedef struct stx__sru_rows {
     int large, tanh_, gates;
 } stx__sru_rows;
 
-/* `steps` steps of a block; the first one is at `row`. */
+/* Describes `steps` steps of a block. row is where the loop starts: the first step in
+   forward, the last step in backward, which goes back from there. */
 static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, size_t row,
                               size_t steps) {
     const stx_sru_args *a = block->a;
@@ -1336,7 +1355,8 @@ static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, siz
     r->gates = a->V != NULL;
 }
 
-/* The steps of a run: h (steps,n) is written, c (n) is the state before and after:
+/* The steps of a run: h (steps,n) is written, c (n) is the state before and after. In the
+   loop, cp is c of the previous step and cn is c':
        f  = sigmoid(u1 + vf c + bf)       c' = u0 + (c - u0) f
        r  = sigmoid(u2 + vr c + br)       h  = xt + (g(c') - xt) m r */
 STX_INNER void stx__sru_fwd_steps_as(int fma, STX__SRU_OUT h, STX__SRU_OUT c,
@@ -1437,7 +1457,7 @@ static stx_real *stx__sru_map_of(const stx_sru_args *a, const stx__sru_plan *pla
     return (stx_real *)a->work + (b * plan->chunks + chunk) * 2 * plan->O;
 }
 
-/* v (n) <- slope v + offset, by the map of a chunk */
+/* Applies the map of a chunk: v <- slope v + offset. v has n elements. */
 static void stx__sru_apply_map(const stx__sru_block *block, const stx__sru_plan *plan,
                                size_t chunk, stx_real *v) {
     const stx_real *slope = stx__sru_map_of(block->a, plan, block->b, chunk) + block->o;
@@ -1720,7 +1740,7 @@ STX_EACH_ISA(stx__sru_bwd_map,
 typedef struct stx__sru_tile {
     stx_real *cs;       /* STX_SRU_TILE + 1 rows: states before the first step and after each */
     stx_real *fs;       /* STX_SRU_TILE rows: forget gates */
-    stx_real *dx;       /* STX_SRU_TILE rows: dx and dV if they cannot be written directly */
+    stx_real *dx;       /* STX_SRU_TILE rows: dx, if it cannot be written directly */
     stx_real *sums;     /* 4 rows: dvf, dvr, dbf, dbr of a tile */
     stx_real *total;    /* 4 rows: of all tiles */
     stx_real *e;        /* 1 row */
@@ -1735,7 +1755,7 @@ static void stx__sru_tile_init(stx__sru_tile *w, const stx__sru_block *block, si
     w->e = w->total + 4 * width;
 }
 
-/* Recomputes the states of steps first .. last - 1, one tile. */
+/* Recomputes the states and forget gates of one tile, steps first .. last - 1. */
 static void stx__sru_tile_states(stx_ctx *x, const stx__sru_block *block,
                                  const stx__sru_plan *plan, stx__sru_tile *w, size_t first,
                                  size_t last) {
@@ -1775,7 +1795,8 @@ static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t wid
                              size_t end) {
     const stx_sru_args *a = block->a;
     const size_t O = block->O, o = block->o, row = stx__sru_row(block, end - 1);
-    stx_real *du = a->du + row * block->ldu + o, *dV = w->dx;
+    stx_real *du = a->du + row * block->ldu + o;
+    stx_real *dV = w->dx; /* without V nothing is written to it */
     stx_real *dx = w->dx + (end - 1 - first) * width;
     int add = 0;
     size_t j;
@@ -1802,7 +1823,8 @@ static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t wid
     }
 }
 
-/* Backward of a tile. With slope: only the map of e, into slope and slope + O. */
+/* Backward of a tile. If slope is not NULL, computes only the map of e: the slope, and
+   the offset at slope + O. */
 static void stx__sru_bwd_tile(stx_ctx *x, const stx__sru_block *block, const stx__sru_plan *plan,
                               stx__sru_tile *w, size_t tile, stx_real *slope) {
     const stx_sru_args *a = block->a;
@@ -1973,7 +1995,7 @@ static int stx__sru_check_attention(stx_ctx *x, stx_sru_desc *d) {
                  d->attention_every, d->attention_last);
         return 0;
     }
-    /* a resolved desc stays as it is: without attention_last, attention_every is not 0 */
+    /* resolving twice changes nothing: attention_every stays 0 with attention_last */
     if (!d->attention_every && !d->attention_last) d->attention_every = 1;
     if (srupp && d->attention_every > d->layers)
         return stx__sru_bad(x, "attention_every", (double)d->attention_every,
@@ -2069,9 +2091,10 @@ static stx_tensor *stx__sru_param(stx_params *params, const char *prefix, size_t
     return stx_param(params, init, a, full, d0, d1, 0, 0);
 }
 
-/* Scales the initial W3 like the authors' code: with SRU++, for the dropout before it;
-   in version 2.6, for dropout and norm, and by plane so that the arguments of the
-   gates and the highway have variance 1. */
+/* Scales the initial W3 like the authors' code. SRU++: for the dropout before it. Version
+   2.6: all planes for rnn_dropout and norm; plane 0 for dropout; planes 1 and 2 to
+   variance 1/2, since v c adds the other half; plane 3 by alpha with rescale, because the
+   cell multiplies only the highway of k = 3 by alpha. */
 static void stx__sru_scale_w3(stx_ctx *x, const stx_sru_desc *d, size_t l,
                               const stx_sru_layer *y) {
     const size_t O = stx__sru_columns(d);
@@ -2112,7 +2135,7 @@ static void stx__sru_create_layer(stx_params *params, const char *prefix, const 
         y->w1 = stx__sru_param(params, prefix, l, "w1", STX_UNIFORM, bound, P, Ci);
     }
     if (y->attends) {
-        bound = sqrt(2.0 / (double)P);
+        bound = sqrt(2.0 / (double)P);      /* Xavier: 6 / (P + 2 P) */
         y->w2 = stx__sru_param(params, prefix, l, "w2", STX_UNIFORM, bound, 2 * P, P);
         y->alpha_attn = stx__sru_param(params, prefix, l, "alpha", STX_CONSTANT, d->alpha_init,
                                        1, 0);
@@ -2173,6 +2196,7 @@ STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const st
 
     if (d->input_first && d->input != m->O) {
         char name[160];
+        /* SRU: as PyTorch's Linear, also with init_xavier; SRU++: Xavier */
         double bound = 1 / sqrt((double)d->input);
         if (d->transform == STX_SRU_ATTENTION) bound = sqrt(6.0 / (double)(d->input + m->O));
         snprintf(name, sizeof name, "%sinput.weight", prefix);
@@ -2191,8 +2215,9 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
     size_t b, t;
     if (!stx_ok(x)) return NULL;
     if (!length || !B || !T || T > SIZE_MAX / sizeof *pad / B) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: expected lengths and a shape, got %s, (%zu,%zu)",
-                 length ? "lengths" : "NULL", B, T);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_sru_lengths: expected lengths (B) and B, T >= 1, got %s, B = %zu, "
+                 "T = %zu", length ? "lengths" : "NULL", B, T);
         return NULL;
     }
     for (b = 0; b < B; b++) {
@@ -2263,23 +2288,24 @@ static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_t
     stx_ctx *x = m->ctx;
     const stx_sru_layer *p = &m->layer[l];
     const int norm_first = p->attn_gain && m->desc.attn_norm_first;
-    stx_tensor *z, *keys, *query, *kv;
+    stx_tensor *z, *all, *query, *kv;
     size_t T, MT;
     if (!h) return NULL;
     if (!p->w1) return stx_linear(x, h, p->w3, NULL, STX_ACT_NONE);
     z = stx_linear(x, h, p->w1, NULL, STX_ACT_NONE);
     if (!p->attends) return stx__sru_after(m, p, z, NULL);
 
-    keys = z;
-    if (memory) keys = stx_concat(x, stx_linear(x, memory, p->w1, NULL, STX_ACT_NONE), z);
-    if (norm_first) keys = stx_layernorm(x, keys, p->attn_gain, p->attn_shift, 1e-5);
-    if (!keys) return NULL;
+    all = z;
+    if (memory) all = stx_concat(x, stx_linear(x, memory, p->w1, NULL, STX_ACT_NONE), z);
+    if (norm_first) all = stx_layernorm(x, all, p->attn_gain, p->attn_shift, 1e-5);
+    if (!all) return NULL;
 
+    /* queries are the rows of the segment, the last T of all; the sum uses z itself */
     T = h->dim[1];
-    MT = keys->dim[1];
-    query = keys;
-    if (MT > T) query = norm_first ? stx_slice(x, keys, MT - T, MT) : z;
-    kv = stx_linear(x, keys, p->w2, NULL, STX_ACT_NONE);
+    MT = all->dim[1];
+    query = all;
+    if (MT > T) query = norm_first ? stx_slice(x, all, MT - T, MT) : z;
+    kv = stx_linear(x, all, p->w2, NULL, STX_ACT_NONE);
     return stx__sru_after(m, p, z, stx__sru_attend(m, query, kv, pad, window));
 }
 
@@ -2311,7 +2337,7 @@ typedef struct stx__sru_job {
     int memory, c0, last;           /* which optional tensors are present */
 } stx__sru_job;
 
-/* A dropout mask (B,O) for all times, or NULL if nothing is dropped. Returns 0 in an
+/* A dropout mask (B,O) for all times, or NULL if nothing is dropped. Returns 0 after an
    error. */
 static int stx__sru_mask(stx_sru *m, size_t l, size_t B, stx_tensor **mask) {
     stx_ctx *x = m->ctx;
@@ -2342,8 +2368,8 @@ static stx_tensor *stx__sru_custom(stx_sru *m, size_t l, stx_tensor *in, size_t 
 }
 
 /* One layer, as a function that stx_recompute can call: given[0] = h (B,T,Ci), then
-   its memory and its initial state if they are present. Returns h of the next layer;
-   out[0] becomes the final state. */
+   its memory and its initial state if they are present. Returns the layer's output
+   (B,T,O); out[0] becomes the final state. */
 static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, stx_tensor **out) {
     STX__FP_SCOPE;
     const stx__sru_job *job = (const stx__sru_job *)user;
@@ -2360,7 +2386,7 @@ static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, st
         if (memory && !(d->literal & STX_SRU_LITERAL_NORM))
             memory = stx_layernorm(x, memory, p->gain, p->shift, 1e-5);
     }
-    in = stx_dropout_variational(x, in, d->rnn_dropout);
+    in = stx_dropout_variational(x, in, d->rnn_dropout); /* the memory is not dropped */
     if (!stx__sru_mask(m, job->l, B, &cell.mask)) return NULL;
     if (d->custom) U = stx__sru_custom(m, job->l, in, B * T * p->k * m->O, &V);
     else U = stx__sru_transform(m, job->l, in, memory, job->key_pad, job->window);
@@ -2391,7 +2417,7 @@ static int stx__sru_check_io(const stx_sru *m, const stx_tensor *h, const stx_sr
     int first = 1;
     *M = 0;
     if (h->ndim != 3 || h->dim[2] != m->desc.input) {
-        snprintf(shape, sizeof shape, "(B,T,%zu), (B,T,input) of the desc", m->desc.input);
+        snprintf(shape, sizeof shape, "(B,T,%zu), that is (B,T,input)", m->desc.input);
         return stx__sru_bad_shape(x, op, "x", shape, h);
     }
     B = h->dim[0];
@@ -2407,12 +2433,12 @@ static int stx__sru_check_io(const stx_sru *m, const stx_tensor *h, const stx_sr
         const stx_tensor *c0 = io->c0 ? io->c0[l] : NULL;
         const size_t Ci = m->layer[l].Ci, rows = memory ? memory->dim[1] : 0;
         if (c0 && c0->size != B * m->O) {
-            snprintf(shape, sizeof shape, "(%zu,%zu), (B,O)", B, m->O);
+            snprintf(shape, sizeof shape, "(%zu,%zu), that is (B,O)", B, m->O);
             return stx__sru_bad_shape(x, op, "c0", shape, c0);
         }
         if (!m->layer[l].attends) continue;
         if (memory && (memory->ndim != 3 || memory->dim[0] != B || memory->dim[2] != Ci)) {
-            snprintf(shape, sizeof shape, "(%zu,M,%zu), (B,M,Ci)", B, Ci);
+            snprintf(shape, sizeof shape, "(%zu,M,%zu), that is (B,M,Ci)", B, Ci);
             return stx__sru_bad_shape(x, op, "memory", shape, memory);
         }
         if (!first && *M != rows) {
@@ -2616,9 +2642,9 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
     return !to->memory || stx_memory_copy(to->memory, b, from->memory, first, n);
 }
 
-/* The name of the states in a checkpoint. */
+/* The name of the states in a checkpoint: the prefix followed by "c". */
 static const char *stx__sru_entry(char *name, size_t size, const char *prefix) {
-    snprintf(name, size, "%.80sc", prefix);
+    snprintf(name, size, "%.80s%s", prefix, "c");
     return name;
 }
 
