@@ -3415,8 +3415,8 @@ typedef struct stx__replay {
 
 enum { STX__REPLAYS = 8 };
 
-/* Scratch of one thread, in elements: packed blocks of the GEMM operands A (MC x KC) and
-   B (KC x NC). */
+/* Scratch of one thread, in elements: packed blocks of the GEMM operands A (MC KC units)
+   and B (KC NC units). Blocks may have other shapes: stx__block_k, stx__block_n. */
 enum {
     STX__KC = 512,
     STX__MC = 112,
@@ -5447,14 +5447,22 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
    it spun, or the caller waited long for a thread that was preempted. For a while, idle
    threads then sleep at once. Linux reports whether a thread was preempted for another
    one; elsewhere, every delay counts. Processors that the host of a virtual machine takes
-   away do not count on Linux: to sleep would only add the time to wake up. */
+   away do not count on Linux: sleeping would only add the wake-up time.
+
+   stx_create makes the pool, the first divided loop starts the threads, and stx_destroy
+   joins them. Loops do not nest: one opened by a part would overwrite the job of the
+   threads inside. After a fork, the child has no workers and its caller computes alone.
+   It must not lock the mutex, which a thread of the parent may have held.
+
+   After 2^15 loops the epoch repeats. A thread can then take a new loop for the last one
+   that it saw and miss it, which is harmless: the others do its work. */
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
 
 /* Times in microseconds. */
 enum {
     STX__SPIN        = 200,     /* for how long an idle thread spins */
     STX__SPIN_CALLER = 1000,    /* for how long the caller spins for the last threads */
-    STX__SPIN_BUSY   = 5,       /* the same while the machine is busy */
+    STX__SPIN_BUSY   = 5,       /* the caller's spin while the machine is busy */
     STX__DELAY       = 500,     /* a gap that suggests a preemption */
     STX__POLL        = 100      /* interval between queries of the preemption count */
 };
@@ -5942,7 +5950,8 @@ static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, siz
     done = stx__now();
     waited = stx__wait_for_threads(q, done, busy < STX__BUSY ? STX__SPIN_CALLER : STX__SPIN_BUSY);
 
-    /* longer than a chunk takes, even if the last chunks take longer than the others */
+    /* A last chunk that is merely long is no sign: the wait must exceed twice the time
+       that the caller's own chunks took. */
     if (waited > STX__DELAY && waited > 2 * (done - begun)
         && STX__LOAD(&q->preemptions) != preemptions)
         stx__seen_busy(q);
@@ -5963,8 +5972,8 @@ static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int 
     stx__fp was = stx__fp_enter(1);
     int parallel = 0;
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    if (chunks > 1 && n && x && x->threads.pool) {
-        chunks = STX_MIN(n, STX_MIN(chunks, (size_t)0xffff));
+    chunks = STX_MIN(n, STX_MIN(chunks, (size_t)0xffff));
+    if (chunks > 1 && x && x->threads.pool) {
         stx__run_pool(x, x->threads.pool, n, chunks, work, in_order, part, job);
         parallel = 1;
     }
@@ -5982,6 +5991,8 @@ static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int 
     stx__fp_leave(&was);
 }
 
+/* Up to four chunks per thread, so that others can take work from a delayed thread, but
+   at least 16384 operations per chunk, because each chunk has a cost. */
 STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
     stx__parallel(x, n, STX_MIN(4 * (size_t)stx_threads(x), work / 16384), work, 0, part, job);
 }
@@ -7925,7 +7936,8 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
        i, j, k        row of C, column of C, index of the sum
        MR, NR         rows and columns of C that a micro-kernel keeps in registers: a tile
        KR             packed k is padded to a multiple of KR: 1 in f32, 2 or 32 in bf16
-       MC, KC, NC     largest block of rows of C, of k, of columns of C
+       MC, KC, NC     sizes of scratch: MC KC units of op(A), KC NC units of op(B); for
+                      the largest blocks see stx__block_k and stx__block_n
        mc, kc, nc     size of the current block
        rs, ks         strides of a block of op(A): element (i,k) is a[i rs + k ks]
        unit           what a micro-kernel reads at once of an operand for one column: one
@@ -7938,25 +7950,37 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
            for blocks of kc
                pack op(B) (kc,nc) into strips of NR columns             stays in L3
                for blocks of mc rows of C
-                   pack op(A) (mc,kc) into strips of MR rows            stays in L2
+                   pack op(A) (mc,kc), in a form listed below           stays in L2
                    for groups of strips of op(B)                        stay in L2
                        for strips of op(A)                              stays in L1
                            for strips of op(B) in the group
                                micro-kernel: one tile of C, in registers
                    epilogue, after the last block of k
 
-   Packed strips are contiguous, so the micro-kernel reads both operands in address order.
-   If A is not transposed and f32, the micro-kernel reads its rows in place.
+   This is for NR > 16. With a smaller NR, a group is one strip, which stays in L1.
+
+   Strips of op(B) are contiguous, so they are read in address order. op(A) is
+       f32, A       in place; copied if its rows collide in L1 (STX__SAME_SET)
+       f32, A^T     strips (k,MR)
+       bf16, A      rounded rows (m,k)
+       bf16, A^T    rows of units (k/2,m); with KR = 32, tiles
 
    C is split among the threads by rows, or by columns if C has more columns than rows.
-   Parts consist of whole tiles and K is cut identically for all parts. Therefore the
-   order of every sum, and so every bit of C, depends on the shape, the precision and the
-   micro-kernel, but not on the number of threads.
+   Columns are cut at multiples of NR, so only the last strip of C is padded. Rows can be
+   cut anywhere, because a row is computed in the same way in a tile of any height. K is
+   cut identically for all parts. Therefore the order of every sum, and so every bit of C,
+   depends on the shape, the precision and the micro-kernel, but not on the number of
+   threads.
 
    bf16 (STX_PREC_BF16): operands are rounded while they are packed; sums and C are float.
+   Matmuls of up to 3 rows stay in f32.
+
+   This is the general path, STX__GEMM_BLOCKED. Few rows, few columns and an op(B) that
+   several parts share have separate paths: see stx__gemm_path.
 
    Order: definition, micro-kernel interface, portable micro-kernels, packing, blocked
-   matmul, matrix-vector kernels, plan, driver. Then the instruction sets. */
+   matmul, matrix-vector kernels, transposed matmul, paths and plan, driver. Then the
+   instruction sets. */
 
 /* The definition; the rest of the section only makes it fast. For matrix e of the batch,
        C[i][j] = alpha stx_gemm_plain(g, e, i, j) + beta C[i][j] */
@@ -8020,12 +8044,12 @@ typedef struct stx__micro {
     void (*to_bf16)(uint16_t *to, const stx_real *from, size_t n);
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
 
-    /* a thread calls them before its first and after its last micro-kernel */
+    /* called before and after the micro-kernels of a part; NULL except for AMX */
     void (*enter)(void);
     void (*leave)(void);
 
     /* faster forms of stx__transpose, stx__pack_at (of stx__pack_at_tiles if KR is 32)
-       and stx__pack_strips */
+       and stx__pack_strips. pack_strips also pads columns to NR and k to a unit */
     void (*transpose)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);
     void (*pack_at)(stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k);
     void (*pack_strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k,
@@ -8518,7 +8542,8 @@ STX_INNER void stx__gemm_scale_c(const stx_gemm_args *g) {
     }
 }
 
-/* Columns of a group of strips of op(B), times the block of k: half of an L2 of 1 MB. */
+/* Units of op(B) in a group of strips (columns times steps): 540 KB, about half of an L2
+   of 1 MB. */
 enum { STX__GROUP_B = (540 << 10) / 4 };
 
 /* Rows that are a multiple of that many elements apart share a set of L1, which holds
@@ -8828,15 +8853,16 @@ static void stx__gemm_transposed(const stx__gemm_part *p) {
     stx__part_epilogue(p, 0, 0, g->M, g->N);
 }
 
-/* The paths of a matmul. stx__gemm_plan chooses; the gains are those of docs/speed.md. */
+/* The paths of a matmul, in the order in which stx__gemm_choose and stx__gemm_plan_of try
+   them. A gain of 1.4 means 1.4 times the speed of BLOCKED, unless stated otherwise; the
+   measurements are in docs/speed.md. */
 typedef enum stx__gemm_path {
     /* SEQTX_CBLAS: another library. */
     STX__GEMM_CBLAS,
 
-    /* M <= 3 (generation): B is read once and in place, in f32 even with
-       STX_PREC_BF16. Packed weights are read instead of B. 1.4 to 3.3 times as fast as
-       without prefetching. Also if there is nothing to multiply, and without a
-       context, which has no scratch. */
+    /* M <= 3 (generation), also if K or alpha is 0, or without scratch (no context). B,
+       or its packed weights, is read once and in place, in f32 even with STX_PREC_BF16.
+       Gain of prefetching: 1.4 to 3.3. */
     STX__GEMM_GEMV,
 
     /* The same for op(A) op(B) = A B with many rows of B: K is cut, so that each
@@ -8845,32 +8871,31 @@ typedef enum stx__gemm_path {
     STX__GEMM_K_SPLIT,
 
     /* x W^T of few rows (generation with several streams): transposing W into strips
-       would take longer than the arithmetic, so W is read in place. AVX-512 only. 1.1
-       to 2.7. */
+       would take longer than the arithmetic, so W is read in place. AVX-512 only. Gain:
+       1.1 to 2.7. */
     STX__GEMM_SKINNY,
 
-    /* C of few columns: computed as its transpose. 1.4 to 2.6, 12 for one column. */
+    /* C of few columns: computed as its transpose. Gain: 1.4 to 2.6; one column: 12. */
     STX__GEMM_TRANSPOSED,
 
-    /* Parts that need the same op(B): all threads pack a block of it together before
-       they compute. 1.02 to 1.10 from memory, 1.32 in a batch. The bits are those of
-       BLOCKED. */
+    /* Several parts that need the same op(B): all threads pack a block of it together
+       before they compute. The bits are those of BLOCKED. Gain: 1.02 to 1.10 if op(B)
+       comes from memory, 1.32 in a batch. */
     STX__GEMM_SHARED_B,
 
     /* Everything else: each part packs what it needs. */
     STX__GEMM_BLOCKED
 } stx__gemm_path;
 
-/* How a matmul is computed and how C is split into parts, whose borders are borders of
-   tiles. */
+/* How a matmul is computed and how C is split into parts; see stx__part_unit. */
 typedef struct stx__gemm_plan {
     stx__gemm_path path;
     int by_rows;                /* parts are rows of C; 0: columns */
     size_t extent;              /* rows or columns of C, which is what is split */
     size_t per_part;            /* of them; K_SPLIT: rows of B */
     size_t parts;               /* per matrix of the batch */
-    const stx__packed *packed;  /* GEMV, K_SPLIT: B is part of this packed matrix, */
-    size_t packed_at;           /* from this element on; or NULL */
+    const stx__packed *packed;  /* GEMV, K_SPLIT: the packed weights with B, or NULL */
+    size_t packed_at;           /* their element where B begins */
 } stx__gemm_plan;
 
 /* Elements of STX_WEIGHTS_INT8 that share a factor: a group. */
@@ -8904,8 +8929,8 @@ static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
     return stx__round_up(STX_MAX(rows, (size_t)STX__K_PART_MIN), 4);
 }
 
-/* SKINNY: up to how many rows was measured. The shorter they are, the more time goes
-   into adding up the lanes. A W of one strip is soon transposed for many rows. */
+/* SKINNY: the limits are measured. The shorter the rows of x, the more time goes into
+   adding up the lanes. If W is a single strip, transposing it soon pays off. */
 static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t M = g->M, K = g->K;
     if (!mk->skinny || g->ta || !g->tb) return 0;
@@ -8915,7 +8940,7 @@ static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     return M <= STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
 }
 
-/* SHARED_B: multiplications per block from which on a barrier pays. */
+/* SHARED_B: multiplications per block of k from which the extra barrier pays off. */
 enum { STX__SHARE_MIN = 24 << 20 };
 
 static int stx__shares_b(const stx__micro *mk, const stx_gemm_args *g, const stx__gemm_plan *p) {
@@ -8940,8 +8965,10 @@ static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g,
     return STX__GEMM_BLOCKED;
 }
 
-/* The borders of parts: multiples of so many rows or columns. Of rows fewer than MR,
-   because the last tile of a part takes less time then. */
+/* Parts begin at multiples of this many columns or rows of C. For columns it is NR; for
+   rows it is less than a large MR, because parts are then more equal and a short last
+   tile costs less. AMX: 16, the height of a tile register. TRANSPOSED: rows of C become
+   columns. Packed weights: a part begins at a group. */
 static size_t stx__part_unit(const stx__micro *mk, const stx__gemm_plan *p) {
     if (p->packed) return STX__INT8_GROUP;
     if (p->path == STX__GEMM_SKINNY) return 4;
@@ -8951,8 +8978,8 @@ static size_t stx__part_unit(const stx__micro *mk, const stx__gemm_plan *p) {
 }
 
 /* Decides how g is computed. The path depends on the shape of the whole matmul, the
-   precision and the micro-kernel, never on the share of a thread: so no bit depends on
-   the threads. */
+   precision and the micro-kernel, so no bit depends on the threads. Only the choice of
+   SHARED_B or BLOCKED depends on them, and those give the same bits. */
 static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
     const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
     const stx__micro *mk = stx__micro_kernel(x);
@@ -9086,8 +9113,8 @@ static void stx__blocked_parts(const stx_share *s, const void *job) {
 
 static void stx__gemm_over_parts(stx_ctx *x, const stx__gemm_job *j, stx_part part) {
     const stx_gemm_args *g = j->g;
-    const size_t n = g->batch * j->plan.parts;
-    stx_parallel(x, n, n > 1 ? n / j->plan.parts * g->M * g->N * g->K : 0, part, j);
+    const size_t work = g->batch * g->M * g->N * g->K;
+    stx_parallel(x, g->batch * j->plan.parts, work, part, j);
 }
 
 /* K_SPLIT: a part of K to scratch. */

@@ -423,7 +423,7 @@ typedef struct stx_sru_desc {
                                    _AFTER the recurrence */
     double dropout;             /* probability, in [0,1), for g(c') - xt in all layers but
                                    the last, one draw for all times. SRU++: also before
-                                   W3, drawn anew at every time */
+                                   W3, drawn separately at every time */
     double rnn_dropout;         /* probability, in [0,1), for the input of every
                                    transform, one draw for all times */
     int    input_first;         /* 1: if input differs from O, a matrix maps x to O first,
