@@ -829,8 +829,8 @@ STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 /* s a */
 STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
 
-/* s[0] a, where s (1) can be a scalar of the host (stx_scalar_create), a parameter or the
-   result of an op. */
+/* s[0] a, where s (1) can be a scalar set by the host (stx_scalar_create), a parameter or
+   the result of an op. */
 STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s);
 
 /* y, a (n); b (nb) is repeated, n is a multiple of nb */
@@ -3518,7 +3518,8 @@ struct stx_ctx {
 
     struct {
         stx__report *device, *host; /* identical on a CPU */
-        int age;                    /* of the host's copy: STX__STALE .. */
+        int age;                    /* of the host's copy: STX__STALE, _PENDING or
+                                       _CURRENT */
         int optims;
         int mirrors_stale; /* a parameter may have changed since the last copy */
         size_t mirrors, mirror_values;
@@ -14307,10 +14308,11 @@ static void stx__attn_unit_range(const stx__attn *A, size_t i, ptrdiff_t *first,
     *last = STX_MAX(*last, *first);
 }
 
-/* Appends the units of head order[i] in one batch row: n queries each forward, `wide`
-   keys each backward. Backward, a head has at least one unit, which also writes gradients
-   of zero. part: the next free number of a part; returns the one after these units. With
-   w->unit = NULL, only counts units. */
+/* Appends the units of head order[i] in one batch row: n queries per unit in the forward
+   pass, `wide` keys per unit in the backward pass. In the backward pass, a head has at
+   least one unit, because its units also write the zero gradients of keys that no query
+   reaches. part: the next unused part number; returns the next one that is unused after
+   these units. With w->unit = NULL, only counts units. */
 static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backward, size_t n,
                               ptrdiff_t wide, int part, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
@@ -14986,7 +14988,7 @@ static void stx__attn_bwd_persistent(stx__attn_bwd *u) {
             u->dq[r * u->dq_stride + c] += a->scale * sqrt_D * t->R.out[r * A->Dp + c];
 }
 
-/* clear_bk: see stx__attn_bwd_open; updated. */
+/* *clear_bk: in and out; see stx__attn_bwd_open. */
 static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w,
                                size_t thread, size_t owner, const stx__attn_unit *unit,
                                size_t *clear_bk) {
@@ -16292,8 +16294,9 @@ static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
     if ((!on || ended) && !s->by) return 1; /* started alone: MPI is not needed */
     if (ended) {
         stx_fail(x, STX_ERR_DEVICE,
-                 "stx_group_join: MPI was finalised when the last context left, and a process "
-                 "can initialise it only once: join before that");
+                 "stx_group_join: MPI has been finalised, because the last context left the group, "
+                 "and a process can initialise it only once: join all contexts before the last "
+                 "one leaves");
         return 0;
     }
 
@@ -18020,8 +18023,8 @@ static int stx__map_fd(stx_ctx *x, stx_map *m, const char *path, int fd) {
     }
     if ((uintmax_t)st.st_size > SIZE_MAX / 2) {
         stx_fail(x, STX_ERR_IO,
-                 "cannot map %s: its %llu bytes are more than this machine can address", path,
-                 (unsigned long long)st.st_size);
+                 "cannot map %s: its %llu bytes are more than this program can address; use a "
+                 "smaller file or a 64-bit build", path, (unsigned long long)st.st_size);
         return 0;
     }
     if (st.st_size == 0) return 1;
@@ -21271,8 +21274,8 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     if (!stx_ok(x)) return 0;
     if (l >= c->layers || !window || !C || window > SIZE_MAX / 4 || C > SIZE_MAX / 4) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_cache_window: expected a layer below %zu and at least one row and channel, "
-                 "got layer %zu, window %zu, C %zu", c->layers, l, window, C);
+                 "stx_cache_window: expected a layer below %zu, and window and C from 1 to "
+                 "SIZE_MAX / 4, got layer %zu, window %zu, C %zu", c->layers, l, window, C);
         return 0;
     }
     y = &c->layer[l];

@@ -775,8 +775,9 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
                                   const stx_ids *pad, const stx_comp_state *in,
                                   stx_comp_state *out);
 
-/* The weighted aux loss of the last forward pass, aux_weight / A sum_l aux_l -> (1), with
-   gradients into the compression only. 0 if nothing was compressed, and in evaluation. */
+/* The weighted aux loss of the last forward pass, (aux_weight / A) sum_l aux_l -> (1).
+   Its gradients reach only the compression. It is 0 in evaluation, and if nothing was
+   compressed. */
 STX_DEF stx_tensor *stx_comp_aux(stx_comp *m);
 
 /* Adds the weighted aux loss of the last forward pass to nll (1). Returns nll itself if
@@ -2807,8 +2808,8 @@ typedef struct stx__comp_job {
     stx_comp_groups groups;         /* how the evicted rows are cut */
     int    aux;             /* 1: there is an aux loss. In a process group, all ranks have one
                                or none has */
-    double aux_elements;    /* number of elements that it compares */
-    const stx_ids *aux_skip;        /* rows that it does not compare */
+    double aux_elements;    /* number of elements that the aux loss compares */
+    const stx_ids *aux_skip;        /* rows that the aux loss does not compare */
 
     int in_past, in_source, in_usage;       /* indices of the layer's inputs; 0: none */
 } stx__comp_job;

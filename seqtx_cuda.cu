@@ -3511,9 +3511,10 @@ void stx_linear_fwd_cuda(stx_ctx *x, const stx_linear_args *a) {
     if (a->pre || (act && !relu)) stx_act_fwd_cuda(x, a->y, to, N * O, act);
 }
 
-/* da (N,O) = da act'(a), and part (chunks,O) = the sums of the new da's columns over
-   chunks of `rows` rows, in one pass over da. Blocks and order of sums are as in
-   stx__columns_kernel: 8 rows of 32 lanes, a lane sums W columns over every 8th row. */
+/* da (N,O) = da act'(a), and part (chunks,O) = the column sums of the new da over chunks
+   of `rows` rows, in one pass over da. The blocks and the order of summation are those of
+   stx__columns_kernel: 8 rows of 32 lanes, where each lane sums W columns over every 8th
+   row. */
 template <int W>
 STX__GLOBAL(256)
 stx__slope_columns_kernel(float *part, stx__array da, stx__array y, stx__array pre, size_t N,
@@ -6075,7 +6076,7 @@ template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_
         TILE = BK * ROW,      /* bytes */
         RING = BQ + 2 * BK,   /* rows of pe */
         THREADS = 128,
-        RAMP = BK + 16 * MT,                        /* distances of a warp and a tile */
+        RAMP = BK + 16 * MT,                        /* query-key distances per warp and tile */
         HEADER = (64 + 16 * RAMP + 127) / 128 * 128 /* the job and the ramps of 4 warps */
     };
 
@@ -7664,9 +7665,10 @@ static __device__ __forceinline__ int stx__attn_bwd_kv_bit(int value, int is_cac
     return value ? STX_OVERWRITE_DV : STX_OVERWRITE_DK;
 }
 
-/* The same for the gradients of keys (or values) key .. key+15 of a head, wherever they
-   are stored. The gradient of keys that do not exist, or whose bit in `rows` is 0, is
-   zero: it is written if gradients are overwritten and otherwise left as it is. */
+/* Like stx__attn_bwd_add_rows, for the gradients of keys (or values) key .. key+15 of a
+   head, wherever they are stored. Keys that do not exist, or whose bit in `rows` is 0,
+   have a gradient of zero: where gradients are overwritten, zeros are stored; otherwise
+   the stored values are left unchanged. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_store_kv(const stx__attn_bwd_params &a,
                                                               int value, int b, int h, int key,
@@ -11877,17 +11879,17 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
 // >>adaptive input and output
 
 /* Log probabilities of the words of cluster c, for stx__cluster_log_probs. logits (N,w)
-   are the cluster's. z = log sum_j e^logits over a row, and
+   are those of the cluster. With z = log sum_j e^logits[n,j] over a row:
 
        c = 0:  out[n,start+j] = logits[n,j] - z     j < size
-               gate[n,j] = their logit - z          j = 1 .. K - 1: the columns from size
+               gate[n,j] = (logit of cluster j) - z j = 1 .. K - 1: the columns from size
                                                     on are the clusters, in this order
                                                     (forward) or in reverse order
        c > 0:  out[n,start+j] = logits[n,j] - z + gate[n,c]
 
    out (N,V), gate (N,K). A block handles a row, with sums in double; this is for
-   evaluation and generation. A thread adds every 256th column, in order, then a fixed
-   tree. */
+   evaluation and generation. Each thread adds every 256th column, in order; the sums of
+   the threads are then added in a fixed tree. */
 STX__GLOBAL(256)
 stx__cluster_kernel(stx__array out, stx__array gate, stx__array logits, size_t N, size_t V,
                     size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {

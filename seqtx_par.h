@@ -1608,9 +1608,9 @@ static void stx__par_gate_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in,
     if (stx_ok(x)) STX_RUN(x, stx_par_gate_bwd, (x, &s->a));
 }
 
-/* al (3) -> w (R,3). how has the arguments of the kernel other than tensors. lat is
-   NULL without a latency; otherwise *lat is the sum over the blocks before (NULL if
-   none), and is replaced by that sum with this block's latency. */
+/* al (3) -> w (R,3). `how` holds the kernel's arguments other than tensors. lat is NULL
+   if latency is not used; otherwise *lat is the sum over the preceding blocks (NULL if
+   there are none), and is replaced by that sum plus this block's latency. */
 static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,
                                     stx_tensor **lat) {
     stx__par_gate *s = (stx__par_gate *)stx_step_alloc(x, sizeof *s);
@@ -2281,8 +2281,8 @@ static int stx__par_check_blocks(stx_ctx *x, stx_par_desc *d) {
     }
     if (d->blocks && d->blocks != L) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_par_create: blocks: expected 0 or the %zu of the pattern, got %zu", L,
-                 d->blocks);
+                 "stx_par_create: blocks: expected 0 or %zu, the number of blocks in the pattern, "
+                 "got %zu", L, d->blocks);
         return 0;
     }
     d->blocks = L;
