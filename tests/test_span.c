@@ -1,17 +1,17 @@
-/* Behaviour of seqtx_attn_span.h beyond the golden vectors: causality, memory = one
-   long text, generation = forward, evaluation that training does not notice,
-   recomputation, resume, batch parts, errors. */
+/* test_span.c - behaviour of seqtx_attn_span.h beyond the golden vectors: causality;
+   blocks with memory and generation equal to one long forward; training, recomputation
+   and resume; heads in groups; errors. */
 #include <pthread.h>
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
-#include "test.h"
+#include "family.h"
 #include <unistd.h>
 
 enum { V = 29 };
 
 #ifdef TEST_AMX_EMULATED
-/* under sanitizers fewer steps and cases of a path: what they come to is seen without
-   them */
+/* Under sanitizers paths are run in fewer steps and cases; results are checked in other
+   builds. */
 enum { SLOW = 1 };
 #else
 enum { SLOW = 0 };
@@ -37,26 +37,7 @@ static stx_span_desc small(void) {
     return d;
 }
 
-static stx_ctx *context(int threads, uint64_t seed) {
-    stx_desc d;
-    memset(&d, 0, sizeof d);
-    d.threads = threads;
-    d.seed = seed;
-    return stx_create(&d);
-}
-
-/* text with some order in it, for B rows of n tokens */
-static int32_t *text(size_t B, size_t n, uint64_t seed) {
-    int32_t *t = (int32_t *)malloc(B * n * sizeof *t);
-    size_t i;
-    test_state = 88172645463325252u + seed;
-    for (i = 0; i < B * n; i++)
-        t[i] = i && test_rand() < 0.4 ? (t[i - 1] * 7 + 3) % V
-                                      : (int32_t)((test_rand() + 1) * 0.4999 * V);
-    return t;
-}
-
-/* spans that differ by head, by hand, so that the windows have something to skip */
+/* Spans that differ by head, so that the windows can skip keys */
 static void set_spans(stx_span *m) {
     size_t l, h;
     for (l = 0; l < m->desc.layers; l++)
@@ -64,27 +45,7 @@ static void set_spans(stx_span *m) {
             m->layer[l].z->data[h] = (stx_real)(0.031 + 0.17 * (double)((l + 2 * h) % 4));
 }
 
-static stx_ids *block(stx_ctx *x, const int32_t *t, size_t B, size_t n, size_t at, size_t T) {
-    int32_t *buf = (int32_t *)calloc(B * T, sizeof *buf);
-    size_t b;
-    stx_ids *ids;
-    for (b = 0; b < B; b++) memcpy(buf + b * T, t + b * n + at, T * sizeof *buf);
-    ids = stx_tokens(x, buf, B, T);
-    free(buf);
-    return ids;
-}
-
-static double difference(const stx_real *a, const stx_real *b, size_t n) {
-    double worst = 0;
-    size_t i;
-    for (i = 0; i < n; i++) {
-        double e = fabs((double)a[i] - (double)b[i]);
-        if (!(e <= worst)) worst = e;
-    }
-    return worst;
-}
-
-/* one plain training step on tokens [at, at+T] */
+/* One training step on tokens [at, at + T] of a text (B,n); returns the loss. */
 static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *t, size_t B,
                    size_t n, size_t at, size_t T) {
     stx_ctx *x = m->ctx;
@@ -96,6 +57,44 @@ static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *
     stx_backward(x, stx_span_total(m, loss));
     if (stx_optim_step(o, 0.003)) stx_span_clamp(m);
     return v;
+}
+
+/* The elements of all parameters, one after another. The caller frees them. */
+static stx_real *all_parameters(const stx_params *p) {
+    stx_real *all = (stx_real *)malloc(stx_params_size(p) * sizeof *all);
+    size_t i, at;
+    for (i = at = 0; i < p->count; i++) {
+        memcpy(all + at, p->tensor[i]->data, p->tensor[i]->size * sizeof *all);
+        at += p->tensor[i]->size;
+    }
+    return all;
+}
+
+/* The attention sublayer of layer l from ops, without its residual connection: queries
+   from h, keys and values from `rows`, which end with those of h. */
+static stx_tensor *attention_by_hand(stx_span *m, size_t l, stx_tensor *h, stx_tensor *rows,
+                                     size_t span, double eps) {
+    stx_ctx *x = m->ctx;
+    const stx_span_layer *p = &m->layer[l];
+    stx_attention_in in;
+    stx_attention_desc d;
+    memset(&in, 0, sizeof in);
+    memset(&d, 0, sizeof d);
+    in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
+    in.k = stx_linear(x, rows, p->wk, NULL, STX_ACT_NONE);
+    in.v = stx_linear(x, rows, p->wv, NULL, STX_ACT_NONE);
+    in.pe = m->key_pe;
+    in.span_fraction = p->z;
+    in.persistent_k = p->pers_key;
+    in.persistent_v = p->pers_val;
+    d.heads = m->desc.heads;
+    d.span = span;
+    d.delta_min = 1;
+    d.max_span = (double)m->desc.span;
+    d.ramp = m->desc.ramp;
+    d.dropout = m->desc.dropout;
+    d.eps = eps;
+    return stx_linear(x, stx_attention(x, &in, &d), p->wo, NULL, STX_ACT_NONE);
 }
 
 /* Variants of the model that generation, causality and memory must hold for. */
@@ -145,7 +144,7 @@ static stx_span_desc variant(int k, const char **name) {
 
 enum { VARIANTS = 10 };
 
-/* log p (B,n,V) of a text by blocks of T with memory */
+/* log p (B,n,V) of a text, in blocks of T tokens with memory */
 static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, size_t T,
                            stx_span_state *s) {
     stx_real *all = (stx_real *)calloc(B * n * V, sizeof *all);
@@ -162,6 +161,54 @@ static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, si
     return all;
 }
 
+/* Generation, with a prompt in pieces of many lengths and then token by token, against
+   log p of the whole text */
+static void generation_is_forward(const char *name, stx_span *m, const int32_t *t, size_t B,
+                                  size_t n, const stx_real *whole) {
+    stx_span_gen *g = stx_span_gen_create(m, B);
+    int32_t *piece = (int32_t *)malloc(B * n * sizeof *piece);
+    size_t at, b, feeds, bytes = 0;
+    double worst = 0;
+
+    for (at = 0, feeds = 0; at < n; feeds++) {
+        size_t w = at < 300 ? 1 + feeds * 13 % 90 : 1;
+        const stx_real *y;
+        if (w > n - at) w = n - at;
+        for (b = 0; b < B; b++) memcpy(piece + b * w, t + b * n + at, w * sizeof *piece);
+        y = stx_span_gen_feed(g, piece, w);
+        at += w;
+        if (!y) break;
+        for (b = 0; b < B; b++)
+            raise_worst(&worst, max_difference(y + b * V, whole + (b * n + at - 1) * V, V));
+        if (at > 500 && !bytes) bytes = stx_bytes(m->ctx);
+    }
+    CHECK(at == n && worst <= 1e-5 * largest(whole, B * n * V),
+          "%s: generation differs from the forward by %g %s", name, worst, stx_error(m->ctx));
+    CHECK(bytes == stx_bytes(m->ctx), "%s: generation keeps allocating", name);
+    stx_span_gen_free(g);
+    free(piece);
+}
+
+/* Causality: another token at position p changes the output at p, but nothing before it
+   and nothing in the other row. blocks: log p of the text. */
+static void causality(const char *name, stx_span *m, int32_t *t, size_t n, const stx_real *blocks) {
+    stx_span_state *s = stx_span_state_create(m, 2);
+    const size_t p = 411;
+    const int32_t token = t[p];
+    stx_real *changed;
+
+    t[p] = (token + 1) % V;
+    changed = by_blocks(m, t, 2, n, 64, s);
+    CHECK(max_difference(changed, blocks, p * V) == 0, "%s: a token changed the past", name);
+    CHECK(max_difference(changed + p * V, blocks + p * V, V) > 0, "%s: a token changed nothing",
+          name);
+    CHECK(max_difference(changed + n * V, blocks + n * V, n * V) == 0,
+          "%s: a token changed another row", name);
+    t[p] = token;
+    free(changed);
+    stx_span_state_free(s);
+}
+
 static void generation_and_memory(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -169,147 +216,103 @@ static void generation_and_memory(void) {
         stx_span_desc d = variant(k, &name);
         stx_ctx *x = context(2, 7);
         stx_span *m = stx_span_create(x, &d);
-        size_t B = 2, n = 700, i, b, feeds, bytes = 0;
-        int32_t *t = text(B, n, 5), *one = (int32_t *)malloc(B * n * sizeof *one);
+        size_t B = 2, n = 700;
+        int32_t *t = ordered_tokens(B, n, V, 5);
         stx_span_state *s = stx_span_state_create(m, B), *s2 = stx_span_state_create(m, B);
-        stx_real *whole, *other;
-        stx_span_gen *g;
-        double worst = 0, top = 1; /* 1e-5 of the largest logit */
+        stx_real *whole, *blocks;
+
         set_spans(m);
-        whole = by_blocks(m, t, B, n, n, s); /* the whole text at once */
-        for (i = 0; i < B * n * V; i++)
-            if (fabs((double)whole[i]) > top) top = fabs((double)whole[i]);
+        whole = by_blocks(m, t, B, n, n, s); /* the whole text in one forward */
         stx_span_state_reset(s2);
-        /* equal to blocks with memory: the window is where it was */
-        other = by_blocks(m, t, B, n, 64, s2);
-        CHECK(difference(whole, other, B * n * V) <= 1e-5 * top,
+        blocks = by_blocks(m, t, B, n, 64, s2);
+        CHECK(max_difference(whole, blocks, B * n * V) <= 1e-5 * largest(whole, B * n * V),
               "%s: blocks with memory differ from one text by %g", name,
-              difference(whole, other, B * n * V));
-        g = stx_span_gen_create(m, B);
-        /* prompt pieces of many lengths, then token by token */
-        for (i = 0, feeds = 0; i < n; feeds++) {
-            size_t w = i < 300 ? 1 + feeds * 13 % 90 : 1;
-            const stx_real *y;
-            if (w > n - i) w = n - i;
-            for (b = 0; b < B; b++) memcpy(one + b * w, t + b * n + i, w * sizeof *one);
-            y = stx_span_gen_feed(g, one, w);
-            i += w;
-            if (!y) break;
-            for (b = 0; b < B; b++) {
-                double e = difference(y + b * V, whole + (b * n + i - 1) * V, V);
-                if (!(e <= worst)) worst = e;
-            }
-            if (i > 500 && !bytes) bytes = stx_bytes(x);
-        }
-        CHECK(i == n && worst <= 1e-5 * top, "%s: generation differs from the forward by %g %s",
-              name, worst, stx_error(x));
-        CHECK(bytes == stx_bytes(x), "%s: generation keeps allocating", name);
-        { /* causality: another token at place p changes nothing before p, and something after */
-            size_t p = 411;
-            int32_t keep = t[p];
-            stx_real *changed;
-            t[p] = (keep + 1) % V;
-            stx_span_state_reset(s);
-            changed = by_blocks(m, t, B, n, 64, s);
-            CHECK(difference(changed, other, p * V) == 0, "%s: a token changed the past", name);
-            CHECK(difference(changed + p * V, other + p * V, V) > 0, "%s: a token changed nothing",
-                  name);
-            CHECK(difference(changed + n * V, other + n * V, n * V) == 0,
-                  "%s: a token changed another row", name);
-            t[p] = keep;
-            free(changed);
-        }
-        stx_span_gen_free(g);
+              max_difference(whole, blocks, B * n * V));
+        generation_is_forward(name, m, t, B, n, whole);
+        causality(name, m, t, n, blocks);
+
         stx_span_state_free(s);
         stx_span_state_free(s2);
         free(whole);
-        free(other);
+        free(blocks);
         free(t);
-        free(one);
         CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
         stx_destroy(x);
     }
 }
 
-/* Dropout stands where the authors' code has it and nowhere else: embedding, attention
-   weights (persistent ones too), inside the feed-forward, last hidden state. The same
-   chain built by hand from ops draws the same masks, so it must agree to the bit; and
-   each of the two rates alone must change the result. */
-static void dropout(void) {
-    int k, pers;
-    for (pers = 0; pers < 2; pers++)
-        for (k = 0; k < 4; k++) {
-            stx_span_desc d = small();
-            stx_ctx *x = context(2, 13);
-            stx_span *m;
-            int32_t *t = text(2, 40, 17);
-            stx_tensor *h, *want, *plain;
-            size_t l;
-            d.pers = pers ? 4 : 0;
-            d.dropout = k & 1 ? 0.3 : 0;
-            d.emb_dropout = k & 2 ? 0.2 : 0;
-            m = stx_span_create(x, &d);
-            set_spans(m);
-            stx_begin(x, STX_TRAIN);
-            want = stx_span_forward(m, block(x, t, 2, 40, 0, 40), NULL, NULL);
-            {
-                stx_real *got = (stx_real *)malloc(want->size * sizeof *got);
-                memcpy(got, want->data, want->size * sizeof *got);
-                stx_set_step_index(x, stx_step_index(x) - 1); /* the same masks again */
-                stx_begin(x, STX_TRAIN);
-                h = stx_dropout(x, stx_embedding(x, m->vocab_io->in_emb, block(x, t, 2, 40, 0, 40)),
-                                d.emb_dropout);
-                for (l = 0; l < d.layers; l++) {
-                    stx_span_layer *p = &m->layer[l];
-                    stx_attention_in in;
-                    stx_attention_desc a;
-                    stx_tensor *f;
-                    size_t S = stx_span_window(m, l);
-                    memset(&in, 0, sizeof in);
-                    memset(&a, 0, sizeof a);
-                    in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
-                    in.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
-                    in.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
-                    in.pe = m->key_pe;
-                    in.span_fraction = p->z;
-                    in.persistent_k = p->pers_key;
-                    in.persistent_v = p->pers_val;
-                    a.heads = d.heads;
-                    a.span = S;
-                    a.delta_min = 1;
-                    a.max_span = (double)d.span;
-                    a.ramp = d.ramp;
-                    a.dropout = d.dropout;
-                    f = stx_linear(x, stx_attention(x, &in, &a), p->wo, NULL, STX_ACT_NONE);
-                    h = stx_layernorm(x, stx_add(x, h, f), p->norm1_gain, p->norm1_shift, 0);
-                    if (pers) continue;
-                    f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), d.dropout);
-                    h = stx_layernorm(x,
-                                      stx_add(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE)),
-                                      p->norm2_gain, p->norm2_shift, 0);
-                }
-                h = stx_dropout(x, h, d.emb_dropout);
-                CHECK(h && !memcmp(h->data, got, h->size * sizeof *got),
-                      "pers %d, dropout %g, emb_dropout %g: differs from the chain by "
-                      "hand by %g",
-                      pers, d.dropout, d.emb_dropout, h ? difference(h->data, got, h->size) : 0);
-                stx_begin(x, STX_EVAL);
-                plain = stx_span_forward(m, block(x, t, 2, 40, 0, 40), NULL, NULL);
-                CHECK(plain && (difference(plain->data, got, plain->size) > 1e-3) == (k != 0),
-                      "pers %d, dropout %g, emb_dropout %g: no "
-                      "effect, or without cause",
-                      pers, d.dropout, d.emb_dropout);
-                free(got);
-            }
-            free(t);
-            CHECK(stx_ok(x), "%s", stx_error(x));
-            stx_destroy(x);
-        }
+/* The last hidden states (2,40,d) of a model, written as the chain of ops of the authors'
+   code: dropout of the embedding, of the attention weights (persistent ones too), inside
+   the feed-forward layer and of the last hidden state, and nowhere else. */
+static stx_tensor *forward_by_hand(stx_span *m, const int32_t *t) {
+    stx_ctx *x = m->ctx;
+    const stx_span_desc *d = &m->desc;
+    stx_tensor *h, *f;
+    size_t l;
+
+    h = stx_embedding(x, m->vocab_io->in_emb, block(x, t, 2, 40, 0, 40));
+    h = stx_dropout(x, h, d->emb_dropout);
+    for (l = 0; l < d->layers; l++) {
+        const stx_span_layer *p = &m->layer[l];
+        f = attention_by_hand(m, l, h, h, stx_span_window(m, l), 0);
+        h = stx_layernorm(x, stx_add(x, h, f), p->norm1_gain, p->norm1_shift, 0);
+        if (d->pers) continue;
+        f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), d->dropout);
+        f = stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE);
+        h = stx_layernorm(x, stx_add(x, h, f), p->norm2_gain, p->norm2_shift, 0);
+    }
+    return stx_dropout(x, h, d->emb_dropout);
 }
 
-/* STX_SPAN_LITERAL means the forms that the model can have */
+/* The model and the chain of ops draw the same masks, so they must agree bit for bit. */
+static void dropout_case(size_t pers, double dropout, double emb_dropout) {
+    stx_span_desc d = small();
+    stx_ctx *x = context(2, 13);
+    stx_span *m;
+    int32_t *t = ordered_tokens(2, 40, V, 17);
+    stx_tensor *h, *y;
+    stx_real *model;
+
+    d.pers = pers;
+    d.dropout = dropout;
+    d.emb_dropout = emb_dropout;
+    m = stx_span_create(x, &d);
+    set_spans(m);
+    stx_begin(x, STX_TRAIN);
+    y = stx_span_forward(m, block(x, t, 2, 40, 0, 40), NULL, NULL);
+    model = (stx_real *)malloc(y->size * sizeof *model);
+    memcpy(model, y->data, y->size * sizeof *model);
+
+    stx_set_step_index(x, stx_step_index(x) - 1); /* the same masks again */
+    stx_begin(x, STX_TRAIN);
+    h = forward_by_hand(m, t);
+    CHECK(h && !memcmp(h->data, model, h->size * sizeof *model),
+          "pers %zu, dropout %g, emb_dropout %g: differs from the chain of ops by %g", pers,
+          dropout, emb_dropout, h ? max_difference(h->data, model, h->size) : 0);
+
+    stx_begin(x, STX_EVAL);
+    y = stx_span_forward(m, block(x, t, 2, 40, 0, 40), NULL, NULL);
+    CHECK(y && (max_difference(y->data, model, y->size) > 1e-3) == (dropout || emb_dropout),
+          "pers %zu: dropout %g, emb_dropout %g: no effect, or an effect of rates of 0", pers,
+          dropout, emb_dropout);
+    free(model);
+    free(t);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    stx_destroy(x);
+}
+
+static void dropout(void) {
+    int k;
+    for (k = 0; k < 4; k++) {
+        const double rate = k & 1 ? 0.3 : 0, emb_rate = k & 2 ? 0.2 : 0;
+        dropout_case(0, rate, emb_rate);
+        dropout_case(4, rate, emb_rate);
+    }
+}
+
+/* STX_SPAN_LITERAL selects those literal forms that the model can have. */
 static void literal(void) {
-    static const unsigned want[4] = {2, 3, 2, 2};
+    static const unsigned expected[4] = {2, 3, 2, 2};
     int k;
 
     for (k = 0; k < 4; k++) {
@@ -322,19 +325,19 @@ static void literal(void) {
         d.span_per_layer = k > 2;
         d.literal = STX_SPAN_LITERAL;
         m = stx_span_create(x, &d);
-        CHECK(m && m->desc.literal == want[k], "model %d: %u, expected %u %s", k,
-              m ? m->desc.literal : 99, want[k], stx_error(x));
+        CHECK(m && m->desc.literal == expected[k], "model %d: %u, expected %u %s", k,
+              m ? m->desc.literal : 99, expected[k], stx_error(x));
         stx_destroy(x);
     }
 }
 
-/* The default form of an empty memory: the first tokens see nothing at all, and
-   padding rows have no say. */
+/* By default the first tokens attend to nothing of an empty memory, and padding rows have
+   no effect. With STX_SPAN_LITERAL_MEMORY its zero rows are attended to. */
 static void beginnings(void) {
     stx_span_desc d = small();
     stx_ctx *x = context(1, 3);
     stx_span *m = stx_span_create(x, &d);
-    int32_t *t = text(1, 40, 9);
+    int32_t *t = ordered_tokens(1, 40, V, 9);
     stx_real *a, *b;
     stx_span_state *s = stx_span_state_create(m, 1);
     set_spans(m);
@@ -342,15 +345,15 @@ static void beginnings(void) {
     m->desc.literal = STX_SPAN_LITERAL_MEMORY;
     stx_span_state_reset(s);
     b = by_blocks(m, t, 1, 40, 40, s);
-    CHECK(difference(a, b, 40 * V) > 1e-4, "zero rows have no effect, but should with the flag");
+    CHECK(max_difference(a, b, 40 * V) > 1e-4, "STX_SPAN_LITERAL_MEMORY has no effect");
     free(a);
     free(b);
     free(t);
     stx_destroy(x);
 }
 
-/* One meaning each: logits are logits, or an error; log p is log p; generation gives
-   log p; and no gradient passes log p. */
+/* Logits are logits, or an error; log p is log p and has no gradient; generation returns
+   log p. */
 static void logits_and_log_probs(void) {
     int k;
     for (k = 0; k < 5; k += 4) {
@@ -358,10 +361,13 @@ static void logits_and_log_probs(void) {
         stx_span_desc d = variant(k, &name);
         stx_ctx *x = context(1, 3);
         stx_span *m = stx_span_create(x, &d);
-        int32_t *t = text(2, 20, 9);
+        int32_t *t = ordered_tokens(2, 20, V, 9);
         stx_tensor *h, *y, *z;
         const stx_real *g;
+        stx_real last[V];
+        double total = 0;
         size_t r, v;
+
         stx_begin(x, STX_TRAIN);
         h = stx_span_forward(m, block(x, t, 2, 20, 0, 20), NULL, NULL);
         y = stx_span_log_probs(m, h);
@@ -378,29 +384,80 @@ static void logits_and_log_probs(void) {
                 if (z) raw += exp((double)z->data[r * V + v]);
             }
             for (v = 0; z && v < V; v++)
-                off = fmax(off, fabs((double)z->data[r * V + v] - log(raw)
-                                     - (double)y->data[r * V + v]));
+                raise_worst(&off, fabs((double)z->data[r * V + v] - log(raw)
+                                       - (double)y->data[r * V + v]));
             CHECK(fabs(sum - 1) < 1e-5 && off < 1e-5 && (!z || fabs(log(raw)) > 1e-4),
-                  "%s row %zu: sums to %g, off by %g", name, r, sum, off);
+                  "%s row %zu: the sum is %g, the largest difference %g", name, r, sum, off);
         }
-        {
-            stx_real last[V];
-            double sum = 0;
-            memcpy(last, y->data + 19 * V, sizeof last);
-            g = stx_span_gen_feed(stx_span_gen_create(m, 1), t, 20);
-            for (v = 0; g && v < V; v++) sum += exp((double)g[v]);
-            CHECK(g && fabs(sum - 1) < 1e-5 && difference(g, last, V) < 1e-5,
-                  "%s: generation: sum %g %s", name, sum, stx_error(x));
-        }
+
+        memcpy(last, y->data + 19 * V, sizeof last);
+        g = stx_span_gen_feed(stx_span_gen_create(m, 1), t, 20);
+        for (v = 0; g && v < V; v++) total += exp((double)g[v]);
+        CHECK(g && fabs(total - 1) < 1e-5 && max_difference(g, last, V) < 1e-5,
+              "%s: generation: the sum is %g %s", name, total, stx_error(x));
         free(t);
         stx_destroy(x);
     }
 }
 
-/* A memory that was handed over goes on as the one it was taken from, to the last bit:
-   from context to context, while caches fill and when they are full; and what cannot
-   be a memory is refused, and leaves the state as it was. */
-static void handed_over(void) {
+/* Copies the memory of one state to another layer by layer. Returns whether the memory of
+   some layer is full. */
+static int copy_memory(const char *name, stx_span_state *from, stx_span_state *to, size_t B) {
+    stx_span *m = from->model;
+    size_t l;
+    int full = 0;
+    for (l = 0; l < m->desc.layers; l++) {
+        const stx_memory_layer *p = &from->memory->layer[l];
+        stx_real *row = (stx_real *)malloc((B * p->count * m->desc.dim + 1) * sizeof *row);
+        CHECK(stx_span_state_get(from, l, row)
+                  && stx_span_state_set(to, l, p->logical_count, row, p->count),
+              "%s: %s %s", name, stx_error(m->ctx), stx_error(to->model->ctx));
+        full |= p->count == stx_span_cache(m, l);
+        free(row);
+    }
+    return full;
+}
+
+/* Hidden states (B,T,d) of tokens [at, at + T) of a text (B,n). The caller frees them. */
+static stx_real *hidden(stx_span *m, const int32_t *t, size_t B, size_t n, size_t at, size_t T,
+                        stx_span_state *before, stx_span_state *after) {
+    stx_real *h = (stx_real *)malloc(B * T * m->desc.dim * sizeof *h);
+    stx_begin(m->ctx, STX_EVAL);
+    stx_get(m->ctx, stx_span_forward(m, block(m->ctx, t, B, n, at, T), before, after), h);
+    return h;
+}
+
+/* A memory that cannot be set is refused with an error, and the state is unchanged. */
+static void memory_refused(stx_span_state *s) {
+    const stx_span_desc *d = &s->model->desc;
+    stx_ctx *x = s->model->ctx;
+    stx_real row[1] = {0};
+    const struct {
+        size_t layer, logical;
+        const stx_real *rows;
+        size_t count;
+    } cases[] = {{d->layers, 5, row, 0}, {0, d->span + 1, row, 0}, {0, 5, row, 6}, {0, 5, NULL, 2}};
+    size_t i;
+    for (i = 0; i < 4; i++) {
+        const stx_memory_layer before = s->memory->layer[0];
+        CHECK(!stx_span_state_set(s, cases[i].layer, cases[i].logical, cases[i].rows,
+                                  cases[i].count)
+                  && !stx_ok(x),
+              "case %zu", i);
+        CHECK(s->memory->layer[0].logical_count == before.logical_count
+                  && s->memory->layer[0].count == before.count
+                  && strstr(stx_error(x), "stx_memory_set"),
+              "case %zu: %s", i, stx_error(x));
+        stx_clear_error(x);
+    }
+    CHECK(!stx_span_state_get(s, d->layers, NULL)
+              && strstr(stx_error(x), "layer: expected less than 2, got 2"),
+          "%s", stx_error(x));
+}
+
+/* A memory that is copied to another context gives the same hidden states, bit for bit,
+   while the memories fill and when they are full. */
+static void copied_memory(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
         const char *name;
@@ -408,9 +465,11 @@ static void handed_over(void) {
         stx_ctx *x[2];
         stx_span *m[2];
         stx_span_state *s[2], *empty;
-        size_t B = 2, n = 500, l, i, at, w[2] = {30, 61};
-        int32_t *t = text(B, n, 12);
-        int c, steps, filled = 0;
+        const size_t B = 2, n = 500, length[2] = {30, 61};
+        size_t at, T;
+        int32_t *t = ordered_tokens(B, n, V, 12);
+        int c, steps, full = 0;
+
         for (c = 0; c < 2; c++) {
             x[c] = context(1 + c, 4);
             m[c] = stx_span_create(x[c], &d);
@@ -418,165 +477,143 @@ static void handed_over(void) {
             s[c] = stx_span_state_create(m[c], B);
         }
         empty = stx_span_state_create(m[1], B);
-        for (at = 0, steps = 0; at + 2 * w[steps & 1] < n; steps++) {
-            stx_real *want, *a = NULL, *b;
-            size_t T = w[steps & 1];
-            for (l = 0; l < d.layers; l++) {
-                stx_real *row = (stx_real *)malloc((B * s[0]->memory->layer[l].count * d.dim + 1)
-                                                   * sizeof *row);
-                CHECK(stx_span_state_get(s[0], l, row)
-                          && stx_span_state_set(s[1], l, s[0]->memory->layer[l].logical_count, row,
-                                                s[0]->memory->layer[l].count),
-                      "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
-                filled |= s[0]->memory->layer[l].count == stx_span_cache(m[0], l);
-                free(row);
-            }
-            for (c = 0; c < 2; c++) {
-                stx_begin(x[c], STX_EVAL);
-                want = (stx_real *)malloc(B * T * d.dim * sizeof *want);
-                stx_get(x[c], stx_span_forward(m[c], block(x[c], t, B, n, at, T), s[c], s[c]),
-                        want);
-                if (c == 0) {
-                    a = want;
-                    continue;
-                }
-                b = (stx_real *)malloc(B * T * d.dim * sizeof *b);
-                stx_begin(x[c], STX_EVAL);
-                stx_get(x[c], stx_span_forward(m[c], block(x[c], t, B, n, at, T), empty, NULL), b);
-                CHECK(!memcmp(a, want, B * T * d.dim * sizeof *a),
-                      "%s at %zu: handed over differs by %g", name, at,
-                      difference(a, want, B * T * d.dim));
-                CHECK((difference(b, want, B * T * d.dim) > 1e-4) == (at > 0),
-                      "%s at %zu: the memory has no say", name, at);
-                free(a);
-                free(b);
-                free(want);
-            }
-            at += T;
+        for (at = 0, steps = 0; at + 2 * length[steps & 1] < n; steps++, at += T) {
+            stx_real *original, *copy, *without;
+            T = length[steps & 1];
+            full |= copy_memory(name, s[0], s[1], B);
+            original = hidden(m[0], t, B, n, at, T, s[0], s[0]);
+            copy = hidden(m[1], t, B, n, at, T, s[1], s[1]);
+            without = hidden(m[1], t, B, n, at, T, empty, NULL);
+            CHECK(!memcmp(original, copy, B * T * d.dim * sizeof *copy),
+                  "%s at %zu: the copied memory differs by %g", name, at,
+                  max_difference(original, copy, B * T * d.dim));
+            CHECK((max_difference(without, copy, B * T * d.dim) > 1e-4) == (at > 0),
+                  "%s at %zu: the memory has no effect", name, at);
+            free(original);
+            free(copy);
+            free(without);
         }
-        CHECK(filled, "%s: no cache was ever full", name);
-        for (i = 0; i < 4; i++) {
-            size_t rows = s[1]->memory->layer[0].logical_count, real = s[1]->memory->layer[0].count;
-            stx_real one[1] = {0};
-            CHECK(!stx_span_state_set(s[1], i == 0 ? d.layers : 0, i == 1 ? m[1]->desc.span + 1 : 5,
-                                      i == 3 ? NULL : one,
-                                      i == 2   ? 6
-                                      : i == 3 ? 2
-                                               : 0)
-                      && !stx_ok(x[1]),
-                  "case %zu", i);
-            CHECK(s[1]->memory->layer[0].logical_count == rows
-                      && s[1]->memory->layer[0].count == real
-                      && strstr(stx_error(x[1]), "stx_memory_set"),
-                  "case %zu: %s", i, stx_error(x[1]));
-            stx_clear_error(x[1]);
-        }
-        CHECK(!stx_span_state_get(s[1], d.layers, NULL) && strstr(stx_error(x[1]), "layer: expected less than 2, got 2"), "%s",
-              stx_error(x[1]));
+        CHECK(full, "%s: no memory was ever full", name);
+        memory_refused(s[1]);
         free(t);
         for (c = 0; c < 2; c++) stx_destroy(x[c]);
     }
 }
 
-/* What the options of fairseq's form change: the parameters, their first values, and
-   the result */
+/* Root of the mean square of a tensor's elements; *top is the largest magnitude. */
+static double root_mean_square(const stx_tensor *t, double *top) {
+    double sum = 0;
+    size_t i;
+    *top = 0;
+    for (i = 0; i < t->size; i++) {
+        sum += (double)t->data[i] * (double)t->data[i];
+        *top = fmax(*top, fabs((double)t->data[i]));
+    }
+    return sqrt(sum / (double)t->size);
+}
+
+/* First values of the original code and, with fairseq_init, of fairseq: standard
+   deviation, and normal (largest > 2.5 deviations) or uniform (largest = sqrt(3)
+   deviations) */
+static void first_values(const stx_span *m, int fairseq) {
+    const double sd = 1 / sqrt(96.0), xavier = sqrt(6.0 / (96 + 160)) / sqrt(3);
+    const struct {
+        const stx_tensor *t;
+        double deviation[2];
+        int uniform[2];
+    } row[] = {
+        /* tensor, deviation of {original, fairseq}, uniform in {original, fairseq} */
+        {m->layer[1].wq, {sd / sqrt(3), sd}, {1, 0}},
+        {m->layer[0].wo, {sd / sqrt(3), sd}, {1, 0}},
+        {m->layer[1].w1, {sd / sqrt(3), xavier}, {1, 1}},
+        {m->layer[1].w2, {1 / sqrt(160.0) / sqrt(3), xavier}, {1, 1}},
+        {m->vocab_io->in_emb, {1, sd}, {0, 0}},
+    };
+    size_t i;
+    for (i = 0; i < sizeof row / sizeof *row; i++) {
+        const double expected = row[i].deviation[fairseq];
+        double top, deviation = root_mean_square(row[i].t, &top);
+        CHECK(fabs(deviation / expected - 1) < 0.03,
+              "fairseq_init %d, tensor %zu: deviation %g, expected %g", fairseq, i, deviation,
+              expected);
+        CHECK(row[i].uniform[fairseq] ? top < 1.7321 * expected : top > 2.5 * expected,
+              "fairseq_init %d, tensor %zu: largest %g, deviation %g", fairseq, i, top, expected);
+    }
+}
+
+/* What the options of fairseq's form change: the parameters, their first values, and the
+   spans of the heads */
 static void fairseq_form(void) {
-    stx_span_desc d = small(), e;
     stx_ctx *x = context(1, 8);
-    stx_span *m;
-    stx_tensor *t;
-    size_t i, k;
-    int32_t *ids = text(1, 300, 2);
-    d.dim = 96;
-    d.inner = 160;
-    d.vocab = 200;
-    d.span = 400;
-    for (i = 0; i < 2; i++) {
-        double sd = 1 / sqrt(96.0), xavier = sqrt(6.0 / (96 + 160));
-        e = d;
-        e.no_renorm = e.span_per_layer = e.fairseq_init = (int)i;
-        m = stx_span_create(x, &e);
-        CHECK(m && m->layer[1].z->size == (i ? 1 : 3)
-                  && stx_params_size(m->params) == stx_span_count(&e),
+    int fairseq;
+    for (fairseq = 0; fairseq < 2; fairseq++) {
+        stx_span_desc d = small();
+        stx_span *m;
+        d.dim = 96;
+        d.inner = 160;
+        d.vocab = 200;
+        d.span = 400;
+        d.no_renorm = d.span_per_layer = d.fairseq_init = fairseq;
+        m = stx_span_create(x, &d);
+        CHECK(m && m->layer[1].z->size == (fairseq ? 1 : 3)
+                  && stx_params_size(m->params) == stx_span_count(&d),
               "%s", stx_error(x));
         if (!m) break;
-        /* mean square and largest: normal or uniform, and how wide */
-        for (k = 0; k < 5; k++) {
-            double want = 1, sum = 0, top = 0;
-            size_t j;
-            t = k == 0   ? m->layer[1].wq
-                : k == 1 ? m->layer[0].wo
-                : k == 2 ? m->layer[1].w1
-                : k == 3 ? m->layer[1].w2
-                         : m->vocab_io->in_emb;
-            for (j = 0; j < t->size; j++) {
-                sum += (double)t->data[j] * (double)t->data[j];
-                top = fmax(top, fabs((double)t->data[j]));
-            }
-            sum = sqrt(sum / (double)t->size);
-            want = k < 2   ? (i ? sd : sd / sqrt(3))
-                   : k < 4 ? (i        ? xavier
-                              : k == 2 ? sd
-                                       : 1 / sqrt(160.0))
-                                 / sqrt(3)
-                   : i ? sd
-                       : 1;
-            CHECK(fabs(sum / want - 1) < 0.03, "init %zu, tensor %zu: deviation %g, expected %g", i,
-                  k, sum, want);
-            CHECK((k < 2 && !i) || k == 2 || k == 3 ? top < 1.7321 * want : top > 2.5 * want,
-                  "init %zu, tensor %zu: largest %g of %g", i, k, top, want);
-        }
+        first_values(m, fairseq);
         m->layer[0].z->data[0] = (stx_real)0.5;
-        CHECK(stx_span_of(m, 0, 0) == 200 && stx_span_of(m, 0, 2) == (i ? 200 : 0)
+        CHECK(stx_span_of(m, 0, 0) == 200 && stx_span_of(m, 0, 2) == (fairseq ? 200 : 0)
                   && stx_span_window(m, 0) == 208,
               "spans of layer 0: %g %g window %zu", stx_span_of(m, 0, 0), stx_span_of(m, 0, 2),
               stx_span_window(m, 0));
     }
-    /* the window is part of the model: z of one head moves what another one sees */
-    for (i = 0; i < 2; i++) {
-        stx_real *a, *b;
-        stx_tensor *y;
-        e = small();
-        e.layers = 1;
-        e.span = 300;
-        e.no_renorm = (int)i;
-        m = stx_span_create(x, &e);
-        a = (stx_real *)malloc(300 * e.dim * sizeof *a);
-        b = (stx_real *)malloc(300 * e.dim * sizeof *b);
-        memset(m->layer[0].wo->data, 0, m->layer[0].wo->size * sizeof *a);
-        /* head 0 alone counts */
-        for (k = 0; k < 8; k++) m->layer[0].wo->data[k * 24 + k] = 1;
-        stx_begin(x, STX_EVAL);
-        y = stx_span_forward(m, block(x, ids, 1, 300, 0, 300), NULL, NULL);
-        stx_get(x, y, a);
-        m->layer[0].z->data[1] = 1;
-        stx_begin(x, STX_EVAL);
-        y = stx_span_forward(m, block(x, ids, 1, 300, 0, 300), NULL, NULL);
-        stx_get(x, y, b);
-        CHECK((difference(a, b, 300 * e.dim) > 1e-3) == (i == 1),
-              "no_renorm %zu: another head's window changes the result by %g", i,
-              difference(a, b, 300 * e.dim));
-        free(a);
-        free(b);
-    }
-    free(ids);
     CHECK(stx_ok(x), "%s", stx_error(x));
     stx_destroy(x);
 }
 
+/* With no_renorm the window is part of the model: z of one head changes what another head
+   attends to. Only head 0 has an output here; z of head 1 changes. */
+static void window_of_all_heads(void) {
+    stx_ctx *x = context(1, 8);
+    int32_t *t = ordered_tokens(1, 300, V, 2);
+    int no_renorm;
+    for (no_renorm = 0; no_renorm < 2; no_renorm++) {
+        stx_span_desc d = small();
+        stx_span *m;
+        stx_real *a, *b;
+        size_t k;
+        d.layers = 1;
+        d.span = 300;
+        d.no_renorm = no_renorm;
+        m = stx_span_create(x, &d);
+        memset(m->layer[0].wo->data, 0, m->layer[0].wo->size * sizeof *a);
+        for (k = 0; k < 8; k++) m->layer[0].wo->data[k * 24 + k] = 1;
+        a = hidden(m, t, 1, 300, 0, 300, NULL, NULL);
+        m->layer[0].z->data[1] = 1;
+        b = hidden(m, t, 1, 300, 0, 300, NULL, NULL);
+        CHECK((max_difference(a, b, 300 * d.dim) > 1e-3) == no_renorm,
+              "no_renorm %d: another head's window changes the result by %g", no_renorm,
+              max_difference(a, b, 300 * d.dim));
+        free(a);
+        free(b);
+    }
+    free(t);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    stx_destroy(x);
+}
+
+/* Evaluation and generation between training steps do not change training. */
 static void evaluation_is_separate(void) {
-    int k;
+    int evaluate;
     stx_real *first = NULL;
     size_t n = 600;
-    /* once with evaluations and generation in between, once without */
-    for (k = 0; k < 2; k++) {
+    for (evaluate = 0; evaluate < 2; evaluate++) {
         stx_span_desc d = small();
         stx_ctx *x;
         stx_span *m;
         stx_optim *o;
         stx_span_state *s, *e;
-        int32_t *t = text(3, n, 11);
-        size_t i, size, at;
+        int32_t *t = ordered_tokens(3, n, V, 11);
+        size_t i;
         stx_real *all;
         d.dropout = 0.2;
         d.emb_dropout = 0.1;
@@ -589,7 +626,7 @@ static void evaluation_is_separate(void) {
         e = stx_span_state_create(m, 1);
         for (i = 0; i < 12; i++) {
             step(m, o, s, t, 3, n, i * 32, 32);
-            if (k) {
+            if (evaluate) {
                 stx_real *y = by_blocks(m, t, 1, 100, 30, e);
                 stx_span_gen *g = stx_span_gen_create(m, 1);
                 stx_span_gen_feed(g, t, 20);
@@ -597,16 +634,11 @@ static void evaluation_is_separate(void) {
                 free(y);
             }
         }
-        size = stx_params_size(m->params);
-        all = (stx_real *)malloc(size * sizeof *all);
-        for (i = 0, at = 0; i < m->params->count; i++) {
-            memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all);
-            at += m->params->tensor[i]->size;
-        }
+        all = all_parameters(m->params);
         if (!first)
             first = all;
         else {
-            CHECK(!memcmp(first, all, size * sizeof *all),
+            CHECK(!memcmp(first, all, stx_params_size(m->params) * sizeof *all),
                   "evaluation between the steps changed training");
             free(all);
         }
@@ -617,7 +649,8 @@ static void evaluation_is_separate(void) {
     free(first);
 }
 
-/* all parameters after some steps of a configuration */
+/* All parameters after some steps, each over a batch of 4 streams in `parts` parts.
+   size: their number; loss: of the last part. The caller frees the result. */
 static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t parts, int steps,
                          size_t *size, double *loss) {
     stx_ctx *x = context(threads, 21);
@@ -625,8 +658,8 @@ static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t p
     stx_optim_desc od;
     stx_optim *o;
     stx_span_state *s[4];
-    size_t B = 4, T = 24, n = 24 * 40, rows = B / parts, p, i, at;
-    int32_t *t = text(B, n, 31);
+    size_t B = 4, T = 24, n = 24 * 40, rows = B / parts, p;
+    int32_t *t = ordered_tokens(B, n, V, 31);
     stx_real *all;
     int k;
     memset(&od, 0, sizeof od);
@@ -635,22 +668,19 @@ static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t p
     for (p = 0; p < parts; p++) s[p] = stx_span_state_create(m, rows);
     for (k = 0; k < steps; k++) {
         for (p = 0; p < parts; p++) {
+            const int32_t *part = t + p * rows * n;
+            const size_t at = (size_t)k * T;
             stx_tensor *l;
             stx_begin(x, STX_TRAIN);
-            l = stx_span_loss(m, block(x, t + p * rows * n, rows, n, (size_t)k * T, T),
-                              block(x, t + p * rows * n, rows, n, (size_t)k * T + 1, T), s[p],
-                              s[p]);
+            l = stx_span_loss(m, block(x, part, rows, n, at, T),
+                              block(x, part, rows, n, at + 1, T), s[p], s[p]);
             *loss = stx_item(x, l);
             stx_backward(x, stx_scale(x, stx_span_total(m, l), 1.0 / (double)parts));
         }
         if (stx_optim_step(o, 0.003)) stx_span_clamp(m);
     }
     *size = stx_params_size(m->params);
-    all = (stx_real *)malloc(*size * sizeof *all);
-    for (i = 0, at = 0; i < m->params->count; i++) {
-        memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all);
-        at += m->params->tensor[i]->size;
-    }
+    all = all_parameters(m->params);
     CHECK(stx_ok(x), "%s", stx_error(x));
     free(t);
     stx_destroy(x);
@@ -662,6 +692,7 @@ static void repeatable(void) {
     size_t n, k;
     double l, l2;
     stx_real *a, *b;
+
     d.dropout = 0.3;
     d.emb_dropout = 0.2;
     d.span_init = 0.4;
@@ -679,21 +710,24 @@ static void repeatable(void) {
         free(a);
         free(b);
     }
+
     a = trained(&d, 1, STX_SGD, 1, 6, &n, &l);
     b = trained(&d, 3, STX_SGD, 1, 6, &n, &l2);
-    CHECK(difference(a, b, n) < 1e-6 && CLOSE(l, l2, 1e-5), "1 and 3 threads differ by %g",
-          difference(a, b, n));
+    CHECK(max_difference(a, b, n) < 1e-6 && CLOSE(l, l2, 1e-5), "1 and 3 threads differ by %g",
+          max_difference(a, b, n));
     free(a);
     free(b);
+
     d.dropout = d.emb_dropout = 0;
     a = trained(&d, 1, STX_SGD, 1, 6, &n, &l);
     b = trained(&d, 1, STX_SGD, 4, 6, &n, &l2);
-    CHECK(difference(a, b, n) < 1e-6, "a batch in 4 parts differs by %g", difference(a, b, n));
+    CHECK(max_difference(a, b, n) < 1e-6, "a batch in 4 parts differs by %g",
+          max_difference(a, b, n));
     free(a);
     free(b);
 }
 
-/* Contexts of two threads each, used at the same time by threads of the caller's */
+/* Contexts of two threads each, used concurrently by threads of the caller */
 typedef struct callers {
     double loss;
     stx_real *all;
@@ -726,25 +760,26 @@ static void callers_threads(void) {
     pthread_t thread[4];
     int k;
     for (k = 0; k < 4; k++)
-        CHECK(!pthread_create(thread + k, NULL, callers_thread, c + k), "no thread %d", k);
+        CHECK(!pthread_create(thread + k, NULL, callers_thread, c + k),
+              "thread %d was not created", k);
     for (k = 0; k < 4; k++) pthread_join(thread[k], NULL);
     for (k = 1; k < 4; k++)
         CHECK(c[k].loss == c[0].loss && !memcmp(c[k].all, c[0].all, c[0].n * sizeof(stx_real)),
-              "thread %d of the caller differs", k);
+              "the result of the caller's thread %d differs", k);
     for (k = 0; k < 4; k++) free(c[k].all);
 }
 
+/* A model fits one batch. */
 static void learns(void) {
-    int i0;
-    for (i0 = 0; i0 < 6; i0++) {
-        static const int kinds[] = {0, 1, 2, 3, 4, 8};
-        int k = kinds[i0];
+    static const int variants[] = {0, 1, 2, 3, 4, 8};
+    int k;
+    for (k = 0; k < 6; k++) {
         const char *name;
-        stx_span_desc d = variant(k, &name);
+        stx_span_desc d = variant(variants[k], &name);
         stx_ctx *x;
         stx_span *m;
         stx_optim *o;
-        int32_t *t = text(2, 33, 77);
+        int32_t *t = ordered_tokens(2, 33, V, 77);
         double first, last = 0;
         int i;
         d.span_init = 0.3;
@@ -753,16 +788,117 @@ static void learns(void) {
         o = stx_optim_create(m->params, NULL);
         first = step(m, o, NULL, t, 2, 33, 0, 32);
         for (i = 0; i < (SLOW ? 20 : 300); i++) last = step(m, o, NULL, t, 2, 33, 0, 32);
-        CHECK(first > 2 && last < (SLOW ? first : 0.1), "%s: one batch: %g -> %g", name, first,
-              last);
+        CHECK(first > 2 && last < (SLOW ? first : 0.1), "%s: the loss of one batch: %g -> %g", name,
+              first, last);
         free(t);
         CHECK(stx_ok(x), "%s", stx_error(x));
         stx_destroy(x);
     }
 }
 
-/* save, load into a fresh context, go on: the same bits as never having stopped; then
-   every way a load can be refused */
+/* Writes parameters, optimiser and memory; `tick`: also the number of the step. */
+static void save(stx_span *m, stx_optim *o, stx_span_state *s, int tick, const char *path) {
+    stx_writer *w = stx_writer_create(m->ctx);
+    CHECK(stx_params_save(w, m->params, "") && stx_optim_save(w, o)
+              && stx_span_state_save(w, s, "memory.")
+              && (!tick || stx_writer_meta_u64(w, "tick", stx_step_index(m->ctx)))
+              && stx_writer_finish(w, path),
+          "%s", stx_error(m->ctx));
+}
+
+/* A checksum detects every flipped bit; a file without one does not verify. */
+static void checksums(const stx_params *p, const char *path) {
+    stx_ctx *x = context(1, 1);
+    stx_writer *w;
+    stx_file *f;
+    FILE *io;
+    uint64_t big = 0;
+    long size, at;
+    int c, k;
+
+    w = stx_writer_create(x);
+    CHECK(stx_params_save(w, p, "") == 1 && stx_writer_meta(w, "text", "abc")
+              && stx_writer_checksum(w) && stx_writer_finish(w, path),
+          "%s", stx_error(x));
+    f = stx_file_open(x, path);
+    CHECK(f && stx_file_verify(f), "%s", stx_error(x));
+    stx_file_close(f);
+
+    io = fopen(path, "r+b");
+    fseek(io, 0, SEEK_END);
+    size = ftell(io);
+    for (k = 0; k < 5; k++) {
+        at = size - 1 - k * (size / 8);
+        fseek(io, at, SEEK_SET);
+        c = fgetc(io);
+        fseek(io, at, SEEK_SET);
+        fputc(c ^ (1 << k), io);
+        fflush(io);
+        f = stx_file_open(x, path);
+        CHECK(f && !stx_file_verify(f) && strstr(stx_error(x), "damaged"), "bit %d of byte %ld: %s",
+              k, at, stx_error(x));
+        stx_file_close(f);
+        stx_clear_error(x);
+        fseek(io, at, SEEK_SET);
+        fputc(c, io);
+        fflush(io);
+    }
+    fclose(io);
+
+    w = stx_writer_create(x);
+    CHECK(stx_writer_meta_u64(w, "big", UINT64_MAX) && stx_writer_finish(w, path), "%s",
+          stx_error(x));
+    f = stx_file_open(x, path);
+    CHECK(stx_file_meta_u64(x, f, "big", &big) && big == UINT64_MAX, "%s", stx_error(x));
+    CHECK(!stx_file_verify(f) && !stx_ok(x), "a file without a checksum verifies");
+    stx_file_close(f);
+    stx_destroy(x);
+}
+
+/* A file that does not fit is refused with the reason, and no parameter changes. d: of
+   the model in the file, whose memory has 2 streams */
+static void loads_refused(const stx_span_desc *d, const char *path) {
+    int k;
+    for (k = 0; k < 6; k++) {
+        static const char *const expected[] = {"layers.2",  "streams",    "optimiser",
+                                               "no tensor", "an integer", "dimensions"};
+        stx_span_desc e = *d;
+        stx_optim_desc od;
+        stx_ctx *x = context(1, 1);
+        stx_span *m;
+        stx_optim *o;
+        stx_span_state *s;
+        stx_file *f;
+        stx_real before;
+        int loaded = 1;
+
+        memset(&od, 0, sizeof od);
+        if (k == 0) e.layers = 3;
+        if (k == 2) od.kind = STX_ADAGRAD;
+        if (k == 5) e.inner = 41;
+        m = stx_span_create(x, &e);
+        o = stx_optim_create(m->params, &od);
+        s = stx_span_state_create(m, k == 1 ? 3 : 2);
+        before = m->key_pe->data[0];
+        f = stx_file_open(x, path);
+        switch (k) {
+        case 0:
+        case 5: loaded = stx_params_load(m->params, f, ""); break;
+        case 1: loaded = stx_span_state_load(s, f, "memory."); break;
+        case 2: loaded = stx_optim_load(o, f); break;
+        case 3: loaded = stx_params_load(m->params, f, "other."); break;
+        case 4: loaded = stx_span_state_load(s, f, "no.such."); break;
+        default: break;
+        }
+        CHECK(!loaded && strstr(stx_error(x), expected[k]), "case %d: %s", k, stx_error(x));
+        CHECK(m->key_pe->data[0] == before, "case %d: loaded in part", k);
+        stx_file_close(f);
+        stx_destroy(x);
+    }
+}
+
+/* A run that is saved, loaded into a fresh context and continued ends with the same
+   parameters as an uninterrupted one. */
 static void resume(void) {
     char path[1024];
     stx_span_desc d = small();
@@ -771,10 +907,11 @@ static void resume(void) {
     stx_optim *o[2];
     stx_span_state *s[2];
     size_t n = 1000, B = 2, i;
-    int32_t *t = text(B, n, 3);
-    stx_writer *w;
+    int32_t *t = ordered_tokens(B, n, V, 3);
     stx_file *f;
+    uint64_t tick = 0;
     int k;
+
     test_path(path, sizeof path, "test_span");
     d.dropout = 0.25;
     d.emb_dropout = 0.1;
@@ -787,130 +924,43 @@ static void resume(void) {
         s[k] = stx_span_state_create(m[k], B);
     }
     for (i = 0; i < 10; i++) step(m[0], o[0], s[0], t, B, n, i * 30, 30);
-    w = stx_writer_create(x[0]);
-    CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0])
-              && stx_span_state_save(w, s[0], "memory.")
-              && stx_writer_meta_u64(w, "tick", stx_step_index(x[0])) && stx_writer_finish(w, path),
-          "%s", stx_error(x[0]));
+    save(m[0], o[0], s[0], 1, path);
     f = stx_file_open(x[1], path);
-    {
-        uint64_t tick = 0;
-        CHECK(f && stx_params_load(m[1]->params, f, "") && stx_optim_load(o[1], f)
-                  && stx_span_state_load(s[1], f, "memory.")
-                  && stx_file_meta_u64(x[1], f, "tick", &tick),
-              "%s", stx_error(x[1]));
-        stx_set_step_index(x[1], tick);
-    }
+    CHECK(f && stx_params_load(m[1]->params, f, "") && stx_optim_load(o[1], f)
+              && stx_span_state_load(s[1], f, "memory.")
+              && stx_file_meta_u64(x[1], f, "tick", &tick),
+          "%s", stx_error(x[1]));
+    stx_set_step_index(x[1], tick);
+    stx_file_close(f);
     for (k = 0; k < 2; k++)
         for (i = 10; i < 20; i++) step(m[k], o[k], s[k], t, B, n, i * 30, 30);
     for (i = 0; i < m[0]->params->count; i++)
         CHECK(!memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data,
                       m[0]->params->tensor[i]->size * sizeof(stx_real)),
               "%s differs after the resume", m[0]->params->name[i]);
-    stx_file_close(f);
 
-    { /* a checksum finds any changed bit */
-        stx_ctx *y = context(1, 1);
-        FILE *io;
-        long size, at;
-        int c;
-        w = stx_writer_create(y);
-        CHECK(stx_params_save(w, m[0]->params, "") == 1 && stx_writer_meta(w, "text", "abc")
-                  && stx_writer_checksum(w) && stx_writer_finish(w, path),
-              "%s", stx_error(y));
-        f = stx_file_open(y, path);
-        CHECK(f && stx_file_verify(f), "%s", stx_error(y));
-        stx_file_close(f);
-        io = fopen(path, "r+b");
-        fseek(io, 0, SEEK_END);
-        size = ftell(io);
-        for (k = 0; k < 5; k++) {
-            at = size - 1 - k * (size / 8);
-            fseek(io, at, SEEK_SET);
-            c = fgetc(io);
-            fseek(io, at, SEEK_SET);
-            fputc(c ^ (1 << k), io);
-            fflush(io);
-            f = stx_file_open(y, path);
-            CHECK(f && !stx_file_verify(f) && strstr(stx_error(y), "damaged"),
-                  "bit %d of byte %ld: %s", k, at, stx_error(y));
-            stx_file_close(f);
-            stx_clear_error(y);
-            fseek(io, at, SEEK_SET);
-            fputc(c, io);
-            fflush(io);
-        }
-        fclose(io);
-        w = stx_writer_create(y);
-        CHECK(stx_writer_meta_u64(w, "big", UINT64_MAX) && stx_writer_finish(w, path), "%s",
-              stx_error(y));
-        f = stx_file_open(y, path);
-        {
-            uint64_t big = 0;
-            CHECK(stx_file_meta_u64(y, f, "big", &big) && big == UINT64_MAX, "%s", stx_error(y));
-            CHECK(!stx_file_verify(f) && !stx_ok(y), "a file without a checksum passes");
-        }
-        stx_file_close(f);
-        stx_destroy(y);
-        w = stx_writer_create(x[0]);
-        CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0])
-                  && stx_span_state_save(w, s[0], "memory.") && stx_writer_finish(w, path),
-              "%s", stx_error(x[0]));
-    }
-    for (k = 0; k < 6; k++) { /* refused, with the reason, and nothing half loaded */
-        static const char *const want[] = {"layers.1",  "streams",      "optimiser",
-                                           "no tensor", "an integer", "dimensions"};
-        stx_span_desc e = d;
-        stx_optim_desc od;
-        stx_ctx *y = context(1, 1);
-        stx_span *p;
-        stx_optim *q;
-        stx_span_state *u;
-        stx_real before;
-        int ok = 1;
-        memset(&od, 0, sizeof od);
-        if (k == 0) e.layers = 3;
-        if (k == 5) e.inner = 41;
-        if (k == 2) od.kind = STX_ADAGRAD;
-        p = stx_span_create(y, &e);
-        q = stx_optim_create(p->params, &od);
-        u = stx_span_state_create(p, k == 1 ? 3 : B);
-        before = p->key_pe->data[0];
-        f = stx_file_open(y, path);
-        if (k == 0) {
-            ok = stx_params_load(p->params, f, "");
-            CHECK(strstr(stx_error(y), "layers.2"), "%s", stx_error(y));
-        }
-        if (k == 1) ok = stx_span_state_load(u, f, "memory.");
-        if (k == 2) ok = stx_optim_load(q, f);
-        if (k == 3) ok = stx_params_load(p->params, f, "other.");
-        if (k == 4) ok = stx_span_state_load(u, f, "no.such.");
-        if (k == 5) ok = stx_params_load(p->params, f, "");
-        CHECK(!ok && (k == 0 || strstr(stx_error(y), want[k])), "case %d: %s", k, stx_error(y));
-        CHECK(p->key_pe->data[0] == before, "case %d: loaded in part", k);
-        stx_file_close(f);
-        stx_destroy(y);
-    }
+    checksums(m[0]->params, path);
+    save(m[0], o[0], s[0], 0, path);
+    loads_refused(&d, path);
     remove(path);
     free(t);
     for (k = 0; k < 2; k++) stx_destroy(x[k]);
 }
 
-static void refused(stx_span_desc d, const char *want) {
+/* The desc is refused with an error that contains `part`. */
+static void refused(stx_span_desc d, const char *part) {
     stx_ctx *x = context(1, 0);
     stx_span *m = stx_span_create(x, &d);
-    CHECK(!m && !stx_ok(x) && strstr(stx_error(x), want), "wanted an error with \"%s\", got \"%s\"",
-          want, stx_error(x));
-    CHECK(stx_span_count(&d) == 0 || strstr(want, "memory"), "counted %zu parameters of a bad desc",
+    CHECK(!m && !stx_ok(x) && strstr(stx_error(x), part),
+          "expected an error with \"%s\", got \"%s\"", part, stx_error(x));
+    CHECK(stx_span_count(&d) == 0 || strstr(part, "memory"), "counted %zu parameters of a bad desc",
           stx_span_count(&d));
     stx_destroy(x);
 }
 
-static void errors(void) {
+static void bad_sizes_and_rates(void) {
     stx_span_desc d;
-    stx_ctx *x;
-    stx_span *m;
-    int32_t ids[4] = {1, 2, 3, V};
+
     d = small();
     d.vocab = 0;
     refused(d, "vocab");
@@ -926,6 +976,7 @@ static void errors(void) {
     d = small();
     d.inner = (size_t)-1;
     refused(d, "inner");
+
     d = small();
     d.ramp = -1;
     refused(d, "ramp");
@@ -944,6 +995,11 @@ static void errors(void) {
     d = small();
     d.span_loss = -1;
     refused(d, "span_loss");
+}
+
+static void bad_adaptive_io(void) {
+    stx_span_desc d;
+
     d = small();
     d.adapt_io = 1;
     d.cutoffs = 1;
@@ -959,6 +1015,18 @@ static void errors(void) {
     d.adapt_io = 1;
     d.divval = 1;
     refused(d, "divval");
+    d = small();
+    d.adapt_io = 1;
+    d.divval = 100;
+    d.cutoffs = 2;
+    d.cutoff[0] = 3;
+    d.cutoff[1] = 9;
+    refused(d, "divval");
+}
+
+static void bad_forms(void) {
+    stx_span_desc d;
+
     d = small();
     d.no_renorm = 1;
     d.adapt_span = 0;
@@ -980,49 +1048,55 @@ static void errors(void) {
     d = small();
     d.literal = 4;
     refused(d, "STX_SPAN_LITERAL_EPS and STX_SPAN_LITERAL_MEMORY, got 0x4");
-    d = small();
-    d.adapt_io = 1;
-    d.divval = 100;
-    d.cutoffs = 2;
-    d.cutoff[0] = 3;
-    d.cutoff[1] = 9;
-    refused(d, "divval");
+}
 
-    x = context(1, 0);
-    d = small();
-    m = stx_span_create(x, &d);
+static void bad_calls(void) {
+    int32_t ids[4] = {1, 2, 3, V};
+    stx_ctx *x = context(1, 0);
+    stx_span_desc d = small();
+    stx_span *m = stx_span_create(x, &d);
+    stx_span_state *s = stx_span_state_create(m, 2);
+
     CHECK(m->desc.layers == 2 && m->desc.divval == 4, "resolved desc");
     stx_begin(x, STX_EVAL);
     CHECK(!stx_span_forward(m, stx_tokens(x, ids, 1, 4), NULL, NULL) && strstr(stx_error(x), "29"),
           "%s", stx_error(x));
     stx_clear_error(x);
-    {
-        stx_span_state *s = stx_span_state_create(m, 2);
-        stx_begin(x, STX_EVAL);
-        CHECK(!stx_span_forward(m, stx_tokens(x, ids, 1, 3), s, NULL)
-                  && strstr(stx_error(x), "streams"),
-              "%s", stx_error(x));
-    }
+    stx_begin(x, STX_EVAL);
+    CHECK(!stx_span_forward(m, stx_tokens(x, ids, 1, 3), s, NULL)
+              && strstr(stx_error(x), "streams"),
+          "%s", stx_error(x));
     stx_clear_error(x);
     CHECK(!stx_span_state_create(m, 0) && !stx_ok(x), "a state of no streams");
     stx_clear_error(x);
-    CHECK(!stx_span_gen_feed(stx_span_gen_create(m, 1), ids, 0) && !stx_ok(x), "fed nothing");
+    CHECK(!stx_span_gen_feed(stx_span_gen_create(m, 1), ids, 0) && !stx_ok(x), "no tokens to feed");
     stx_destroy(x);
+}
+
+static void nulls(void) {
     CHECK(!stx_span_create(NULL, NULL) && !stx_span_forward(NULL, NULL, NULL, NULL)
               && !stx_span_loss(NULL, NULL, NULL, NULL, NULL) && !stx_span_total(NULL, NULL)
               && !stx_span_logits(NULL, NULL) && !stx_span_log_probs(NULL, NULL)
               && !stx_span_state_get(NULL, 0, NULL) && !stx_span_state_set(NULL, 0, 0, NULL, 0)
               && !stx_span_gen_create(NULL, 1) && !stx_span_gen_feed(NULL, NULL, 1)
               && !stx_span_state_create(NULL, 1),
-          "NULL goes through");
+          "NULL is accepted");
     stx_span_clamp(NULL);
     stx_span_state_free(NULL);
     stx_span_gen_free(NULL);
     stx_span_state_reset(NULL);
 }
 
-/* S and C by hand: cur = ceil(z L) + R, S = L - floor(min(L-1, L-cur) / 64) 64, C = S
-   + 64, at most L */
+static void errors(void) {
+    bad_sizes_and_rates();
+    bad_adaptive_io();
+    bad_forms();
+    bad_calls();
+    nulls();
+}
+
+/* Window S and cache C by hand: cur = ceil(z L) + R,
+   S = L - floor(min(L-1, L-cur) / 64) 64, C = min(L, S + 64) */
 static void windows(void) {
     static const struct {
         size_t L;
@@ -1051,7 +1125,8 @@ static void windows(void) {
         stx_span_stats(m, &avg, &max);
         CHECK(max <= (double)row[i].L && max >= row[i].z * (double)row[i].L && avg <= max,
               "stats %g %g", avg, max);
-        CHECK(stx_span_window(m, 1) == 0 && stx_span_cache(NULL, 0) == 0, "no such layer");
+        CHECK(stx_span_window(m, 1) == 0 && stx_span_cache(NULL, 0) == 0,
+              "a layer that does not exist");
         m->layer[0].z->data[0] = -3;
         m->layer[0].z->data[2] = 7;
         stx_span_clamp(m);
@@ -1060,33 +1135,20 @@ static void windows(void) {
     }
 }
 
-/* One layer, one head, written again with the mask over every key: what the forward,
-   the caches and generation must be, whatever they leave out. Its hidden states
-   (B,n,d). */
+/* The hidden states (B,n,d) of a model with one layer, written as ops with the mask over
+   every key: the reference for the forward, the caches and generation, whichever keys
+   they leave out. */
 static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     stx_ctx *x = m->ctx;
     const stx_span_layer *p = &m->layer[0];
-    stx_attention_in a;
-    stx_attention_desc d;
     stx_tensor *h, *f;
     stx_real *to = (stx_real *)malloc(B * n * m->desc.dim * sizeof *to);
-    memset(&a, 0, sizeof a);
-    memset(&d, 0, sizeof d);
     stx_begin(x, STX_EVAL);
     h = stx_embedding(x, m->vocab_io->in_emb, block(x, t, B, n, 0, n));
-    a.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
-    a.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
-    a.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
-    a.pe = m->key_pe;
-    a.span_fraction = p->z;
-    d.heads = m->desc.heads;
-    d.delta_min = 1;
-    d.max_span = (double)m->desc.span;
-    d.ramp = m->desc.ramp;
-    /* every key counts in the normaliser, by nothing: the kernel may not leave one out */
-    d.eps = 1e-30;
-    h = stx_residual_norm(x, h, stx_linear(x, stx_attention(x, &a, &d), p->wo, NULL, STX_ACT_NONE),
-                          0, p->norm1_gain, p->norm1_shift, 1e-5);
+    /* With eps every key contributes to the normaliser, although by next to nothing, so
+       the kernel cannot leave any out. */
+    f = attention_by_hand(m, 0, h, h, 0, 1e-30);
+    h = stx_residual_norm(x, h, f, 0, p->norm1_gain, p->norm1_shift, 1e-5);
     f = stx_linear(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), p->w2, p->b2, STX_ACT_NONE);
     h = stx_residual_norm(x, h, f, 0, p->norm2_gain, p->norm2_shift, 1e-5);
     CHECK(h != NULL, "%s", stx_error(x));
@@ -1094,111 +1156,132 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     return to;
 }
 
-/* Ramps that are not whole: window, cache, generation and the numbers that are
-   reported reach every key that has weight */
+/* A case of ramps(): span in tokens of at most L, before it is divided by L */
+typedef struct ramp_case {
+    size_t L;
+    double span, ramp;
+} ramp_case;
+
+/* Forward, memory and generation of a model with one layer of width 8, against the mask
+   over every key */
+static void nothing_left_out(stx_span *m, const ramp_case *c) {
+    stx_ctx *x = m->ctx;
+    const size_t n = 150, B = 2;
+    size_t at, w, b;
+    int32_t *t = ordered_tokens(B, n, V, 4);
+    int32_t *piece = (int32_t *)malloc(B * n * sizeof *piece);
+    stx_real *expected = whole_mask(m, t, B, n), *h;
+    stx_real *scores = (stx_real *)malloc(B * n * V * sizeof *scores);
+    stx_span_state *s = stx_span_state_create(m, B);
+    stx_span_gen *g = stx_span_gen_create(m, B);
+    double worst = 0;
+
+    h = hidden(m, t, B, n, 0, n, NULL, NULL);
+    CHECK(max_difference(h, expected, B * n * 8) <= 2e-5,
+          "L %zu span %g R %g: the forward leaves out %g", c->L, c->span, c->ramp,
+          max_difference(h, expected, B * n * 8));
+    free(h);
+    stx_get(x, stx_span_log_probs(m, stx_input(x, expected, B, n, 8, 0)), scores);
+    for (at = 0; at < n; at += w) {
+        const stx_real *y;
+        w = n - at < 19 ? n - at : 19;
+        h = hidden(m, t, B, n, at, w, s, s);
+        for (b = 0; b < B; b++) {
+            raise_worst(&worst,
+                        max_difference(h + b * w * 8, expected + (b * n + at) * 8, w * 8));
+            memcpy(piece + b * w, t + b * n + at, w * sizeof *piece);
+        }
+        free(h);
+        y = stx_span_gen_feed(g, piece, w);
+        for (b = 0; y && b < B; b++)
+            raise_worst(&worst,
+                        max_difference(y + b * V, scores + (b * n + at + w - 1) * V, V));
+    }
+    CHECK(worst <= 2e-5, "L %zu span %g R %g: memory or generation leave out %g", c->L, c->span,
+          c->ramp, worst);
+    free(t);
+    free(piece);
+    free(expected);
+    free(scores);
+}
+
+/* Distance of the farthest key with weight, with the mask as the kernels compute it */
+static size_t farthest(size_t L, stx_real z, stx_real ramp) {
+    size_t t, far = 0;
+    for (t = 1; t <= L; t++) {
+        stx_real zl = z * (stx_real)L, u = ((1 - (stx_real)t) + zl) / ramp + 1;
+        if (u > 0) far = t;
+    }
+    return far;
+}
+
+/* Window, cache and the reported span reach every key that has weight. compare: also
+   computes hidden states and log p. */
+static void ramp_is_covered(const ramp_case *c, int compare) {
+    const size_t L = c->L;
+    const double z = (double)(stx_real)(c->span < (double)L ? c->span / (double)L : 1);
+    const size_t far = farthest(L, (stx_real)z, (stx_real)c->ramp);
+    stx_span_desc d = small();
+    stx_ctx *x = context(1, 0);
+    stx_span *m;
+    size_t window, cache, reach;
+    double avg, max;
+
+    d.layers = 1;
+    d.heads = 1;
+    d.dim = 8;
+    d.inner = 8;
+    d.span = L;
+    d.ramp = c->ramp;
+    d.span_init = z;
+    m = stx_span_create(x, &d);
+    CHECK(m, "%s", stx_error(x));
+    if (!m) {
+        stx_destroy(x);
+        return;
+    }
+    window = stx_span_window(m, 0);
+    cache = stx_span_cache(m, 0);
+    reach = stx_attention_reach(z, (double)L, c->ramp, L);
+    stx_span_stats(m, &avg, &max);
+    CHECK(reach >= far && reach <= far + 1,
+          "L %zu span %g R %g: reach %zu, but the last key with weight is %zu steps back", L,
+          c->span, c->ramp, reach, far);
+    if (c->ramp == floor(c->ramp))
+        CHECK((double)reach == fmin((double)L, ceil(z * (double)L) + c->ramp),
+              "L %zu span %g R %g: reach %zu", L, c->span, c->ramp, reach);
+    CHECK(window >= far && window <= L && (L - window) % 64 == 0,
+          "L %zu span %g R %g: window %zu, but the last key with weight is %zu steps back", L,
+          c->span, c->ramp, window, far);
+    CHECK(cache == STX_MIN(window + 64, L) && max == (double)reach && avg == max,
+          "L %zu span %g R %g: cache %zu, reported %g", L, c->span, c->ramp, cache, max);
+    if (compare) nothing_left_out(m, c);
+    CHECK(stx_attention_reach(-3, 100, c->ramp, 100) == 0, "reach of a negative span");
+    CHECK(stx_attention_reach(NAN, 100, c->ramp, 100) == 0, "reach of a span of NaN");
+    CHECK(stx_attention_reach(1e300, 1e300, c->ramp, 100) == 100
+              && stx_attention_reach(0.5, 1e18, c->ramp, SIZE_MAX) >= (size_t)500000000000000000,
+          "reach of a huge span");
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    stx_destroy(x);
+}
+
+/* Ramps that are not whole numbers */
 static void ramps(void) {
     static const size_t L[] = {1, 2, 3, 64, 65, 66, 67, 100, 129, 130, 200};
     static const double span[] = {0, 0.25, 0.6, 0.999999, 1, 1.4, 5, 31.5, 62.75, 63.1, 64, 1e9},
                         ramp[] = {1, 1.25, 1.5, 1.999, 2, 2.25, 7.5, 31.01, 32, 40.7};
-    size_t i, j, k, t, l, cases = 0;
+    size_t i, j, k, cases = 0;
     for (i = 0; i < sizeof L / sizeof *L; i++)
         for (j = 0; j < sizeof span / sizeof *span; j++)
             for (k = 0; k < sizeof ramp / sizeof *ramp; k++) {
-                stx_span_desc d = small();
-                stx_ctx *x = context(1, 0);
-                stx_span *m;
-                size_t far = 0, S, C, reach;
-                stx_real z = (stx_real)(span[j] < (double)L[i] ? span[j] / (double)L[i] : 1),
-                         R = (stx_real)ramp[k];
-                double avg, max;
-                d.layers = 1;
-                d.heads = 1;
-                d.dim = 8;
-                d.inner = 8;
-                d.span = L[i];
-                d.ramp = ramp[k];
-                d.span_init = (double)z;
-                m = stx_span_create(x, &d);
-                CHECK(m, "%s", stx_error(x));
-                if (!m) {
-                    stx_destroy(x);
-                    continue;
-                }
-                for (t = 1; t <= L[i]; t++) { /* the mask as the kernels compute it */
-                    stx_real zl = z * (stx_real)L[i], u = ((1 - (stx_real)t) + zl) / R + 1;
-                    if (u > 0) far = t;
-                }
-                S = stx_span_window(m, 0);
-                C = stx_span_cache(m, 0);
-                reach = stx_attention_reach((double)z, (double)L[i], ramp[k], L[i]);
-                stx_span_stats(m, &avg, &max);
-                CHECK(reach >= far && reach <= far + 1,
-                      "L %zu span %g R %g: reach %zu, the last key with weight is %zu steps back",
-                      L[i], span[j], ramp[k], reach, far);
-                if (ramp[k] == floor(ramp[k]))
-                    CHECK((double)reach
-                              == fmin((double)L[i], ceil((double)z * (double)L[i]) + ramp[k]),
-                          "L %zu span %g R %g: reach %zu", L[i], span[j], ramp[k], reach);
-                CHECK(S >= far && S <= L[i] && (L[i] - S) % 64 == 0,
-                      "L %zu span %g R %g: window %zu, the last key with weight is %zu steps back",
-                      L[i], span[j], ramp[k], S, far);
-                CHECK(C == (S + 64 < L[i] ? S + 64 : L[i]) && max == (double)reach && avg == max,
-                      "L %zu span %g R %g: cache %zu, reported %g", L[i], span[j], ramp[k], C, max);
-                if (L[i] > 60
-                    && (cases++ % (SLOW ? 12 : 3) == 0
-                        || (L[i] == 66 && span[j] == 0.6 && ramp[k] == 1.5))) {
-                    size_t n = 150, B = 2, at, w;
-                    int32_t *ids = text(B, n, 4);
-                    stx_real *want = whole_mask(m, ids, B, n),
-                             *have = (stx_real *)malloc(B * n * 8 * sizeof *have),
-                             *scores = (stx_real *)malloc(B * n * V * sizeof *scores);
-                    stx_span_state *s = stx_span_state_create(m, B);
-                    stx_span_gen *g = stx_span_gen_create(m, B);
-                    int32_t *one = (int32_t *)malloc(B * n * sizeof *one);
-                    double worst = 0;
-                    stx_begin(x, STX_EVAL);
-                    stx_get(x, stx_span_forward(m, block(x, ids, B, n, 0, n), NULL, NULL), have);
-                    CHECK(difference(have, want, B * n * 8) <= 2e-5,
-                          "L %zu span %g R %g: the forward leaves out %g", L[i], span[j], ramp[k],
-                          difference(have, want, B * n * 8));
-                    stx_get(x, stx_span_log_probs(m, stx_input(x, want, B, n, 8, 0)), scores);
-                    for (at = 0; at < n; at += w) {
-                        size_t b;
-                        const stx_real *y;
-                        w = n - at < 19 ? n - at : 19;
-                        stx_begin(x, STX_EVAL);
-                        stx_get(x, stx_span_forward(m, block(x, ids, B, n, at, w), s, s), have);
-                        for (b = 0; b < B; b++)
-                            worst = fmax(worst, difference(have + b * w * 8,
-                                                           want + (b * n + at) * 8, w * 8));
-                        for (b = 0; b < B; b++)
-                            memcpy(one + b * w, ids + b * n + at, w * sizeof *one);
-                        y = stx_span_gen_feed(g, one, w);
-                        for (b = 0; y && b < B; b++)
-                            worst = fmax(worst, difference(y + b * V,
-                                                           scores + (b * n + at + w - 1) * V, V));
-                    }
-                    CHECK(worst <= 2e-5, "L %zu span %g R %g: memory or generation leave out %g",
-                          L[i], span[j], ramp[k], worst);
-                    free(ids);
-                    free(want);
-                    free(have);
-                    free(scores);
-                    free(one);
-                }
-                for (l = 0; l < 2; l++)
-                    CHECK(stx_attention_reach(l ? NAN : -3, 100, ramp[k], 100) == 0,
-                          "reach of no span");
-                CHECK(stx_attention_reach(1e300, 1e300, ramp[k], 100) == 100
-                          && stx_attention_reach(0.5, 1e18, ramp[k], SIZE_MAX)
-                                 >= (size_t)500000000000000000,
-                      "reach of a huge span");
-                CHECK(stx_ok(x), "%s", stx_error(x));
-                stx_destroy(x);
+                const ramp_case c = {L[i], span[j], ramp[k]};
+                int compare = c.L > 60 && cases++ % (SLOW ? 12 : 3) == 0;
+                if (c.L == 66 && c.span == 0.6 && c.ramp == 1.5) compare = 1;
+                ramp_is_covered(&c, compare);
             }
 }
 
-/* the example that the manual works by hand */
+/* The example that the manual computes by hand */
 static void by_hand(void) {
     static const double e[4] = {1, 4.0 / 3, 4, 5.0 / 3}, v[4] = {6, 0, 9, 3}; /* t = 1..4 */
     int form;
@@ -1212,7 +1295,7 @@ static void by_hand(void) {
         int t;
         memset(&in, 0, sizeof in);
         memset(&d, 0, sizeof d);
-        /* the query's own row: never attended to */
+        /* the query's row: never attended to */
         key[4] = val[4] = 0;
         for (t = 1; t <= 4; t++) {
             key[4 - t] = (stx_real)log(e[t - 1]);
@@ -1246,15 +1329,20 @@ static void by_hand(void) {
     }
 }
 
-/* What three windows cost when heads are cut at i and j of the falling list of their
-   windows */
+/* The cost of three windows if the heads, sorted by decreasing window w, are cut at i and
+   j: each head takes the largest window of its group, m in the first one. */
 static size_t cut_cost(const size_t *w, size_t n, size_t m, size_t i, size_t j) {
     size_t k, cost = 64 * n * ((i < n) + (j < n && j > i));
-    for (k = 0; k < n; k++) cost += k < i ? m : w[k < j ? i : j];
+    for (k = 0; k < n; k++) {
+        if (k < i)
+            cost += m;
+        else
+            cost += w[k < j ? i : j];
+    }
     return cost;
 }
 
-/* The groups are as cheap as any, and every head has what it needs */
+/* The chosen groups cost no more than any others, and every head has its rows. */
 static void cheapest_groups(void) {
     size_t c, h, i, j, n, m, need[9], w[9], cost, best;
     for (c = 0; c < 400; c++) {
@@ -1274,10 +1362,10 @@ static void cheapest_groups(void) {
         CHECK(g.count >= 1 && g.count <= 3 && g.rows[0] == m, "groups %zu", g.count);
         for (i = 1; i < g.count; i++)
             CHECK(g.rows[i] < g.rows[i - 1] && g.rows[i] % 64 == 0 && g.rows[i],
-                  "windows do not fall");
+                  "the windows do not decrease");
         for (h = 0, cost = 64 * n * (g.count - 1); h < n; h++) {
             CHECK(g.of[h] < g.count && g.rows[g.of[h]] >= STX_MIN(m, need[h]),
-                  "head %zu has %zu rows and needs %zu", h, g.rows[g.of[h]], need[h]);
+                  "head %zu has %zu rows and requires %zu", h, g.rows[g.of[h]], need[h]);
             cost += g.rows[g.of[h]];
         }
         for (i = 0; i < g.count; i++) {
@@ -1285,24 +1373,25 @@ static void cheapest_groups(void) {
             }
             CHECK(h < n, "group %zu has no head", i);
         }
-        /* heads of one window stay together */
+
+        /* heads with equal windows are in one group */
         for (best = m * n, i = 1; i < n; i++)
             for (j = i + 1; j <= n; j++)
                 if (w[i] < w[i - 1] && (j == n || w[j] < w[j - 1]))
                     best = STX_MIN(best, cut_cost(w, n, m, i, j));
-        CHECK(cost == best, "%zu heads, %zu rows: the groups cost %zu, others %zu", n, m, cost,
-              best);
+        CHECK(cost == best, "%zu heads, %zu rows: the groups cost %zu, the best ones %zu", n, m,
+              cost, best);
     }
 }
 
-/* The most memory of a step over a full cache, counted, with heads of these spans */
+/* Peak memory, from a dry run, of a step over a full cache. z: spans of the heads */
 static size_t groups_peak(const double *z, size_t B, size_t dim, size_t heads) {
     stx_span_desc d = small();
     stx_desc cd;
     stx_ctx *x;
     stx_span *m;
     stx_span_state *s;
-    int32_t *t = text(B, 1200, 5);
+    int32_t *t = ordered_tokens(B, 1200, V, 5);
     size_t l, h, at, peak;
     memset(&cd, 0, sizeof cd);
     cd.dry = 1;
@@ -1329,7 +1418,7 @@ static size_t groups_peak(const double *z, size_t B, size_t dim, size_t heads) {
     return peak;
 }
 
-/* Groups never take more than one window for all does */
+/* Groups never take more memory than one window for all heads. */
 static void groups_memory(void) {
     static const double full[8] = {0.93, 0.93, 0.93, 0.93, 0.93, 0.93, 0.93, 0.93};
     static const size_t sizes[][3] = {{1, 48, 6}, {3, 48, 6}, {8, 64, 8}, {2, 24, 2}, {16, 16, 4}};
@@ -1337,135 +1426,134 @@ static void groups_memory(void) {
     for (i = 0; i < 5; i++) {
         const size_t all = groups_peak(full, sizes[i][0], sizes[i][1], sizes[i][2]);
         for (c = 0; c < (SLOW ? 2 : 12); c++) {
+            const double most = c % 2 ? 0.9 : 0.3;
             double z[8];
-            size_t got;
-            for (h = 0; h < 8; h++)
-                z[h] = h < 1 + c % 3 ? 0.93 : (test_rand() + 1) / 2 * (c % 2 ? 0.9 : 0.3);
-            got = groups_peak(z, sizes[i][0], sizes[i][1], sizes[i][2]);
-            CHECK(got <= all, "B %zu: %zu bytes, %zu with one window", sizes[i][0], got, all);
-            less += got < all;
+            size_t peak;
+            for (h = 0; h < 8; h++) z[h] = h < 1 + c % 3 ? 0.93 : (test_rand() + 1) / 2 * most;
+            peak = groups_peak(z, sizes[i][0], sizes[i][1], sizes[i][2]);
+            CHECK(peak <= all, "B %zu: %zu bytes, %zu with one window", sizes[i][0], peak, all);
+            less += peak < all;
         }
     }
     CHECK(less > 5, "groups save memory %zu times", less);
 }
 
-/* Heads of three reaches: keys and values of the past by groups, against every head's
-   over the whole window, by hand. A head's window is part of the step's key. */
-static void groups(void) {
-    static const double z[2][6] = {{0.02, 0.9, 0.3, 0.02, 0.9, 0.28},
-                                   {0.95, 0.01, 0.01, 0.02, 0.03, 0.4}};
-    int pers, k;
-    cheapest_groups();
-    groups_memory();
-    for (pers = 0; pers < 2; pers++)
-        for (k = 0; k < 2; k++) {
-            stx_span_desc d = small();
-            stx_ctx *x = context(2, 3);
-            stx_span *m;
-            stx_span_state *s;
-            stx_tensor *h, *y;
-            int32_t *t = text(2, 1200, 5);
-            stx_real *got, **grad;
-            double worst = 0, top;
-            uint64_t key;
-            size_t l, i, at, c, need[6];
-            stx_head_groups g;
-            d.dim = 48;
-            d.heads = 6;
-            d.span = 1024;
-            d.dropout = k ? 0.2 : 0;
-            d.pers = pers ? 5 : 0;
-            d.recompute_layers = k;
-            m = stx_span_create(x, &d);
-            for (l = 0; l < 2; l++)
-                for (i = 0; i < 6; i++) m->layer[l].z->data[i] = (stx_real)z[l][i];
-            s = stx_span_state_create(m, 2);
-            for (at = 0; at < 1120; at += 40) {
-                stx_begin(x, STX_EVAL);
-                stx_span_forward(m, block(x, t, 2, 1200, at, 40), s, s);
-            }
-            for (i = 0; i < 6; i++) need[i] = stx_attention_reach(z[0][i], 1024, d.ramp, 1024) + 1;
-            stx_head_groups_choose(need, 6, 960, &g);
-            CHECK(g.count == 3 && stx_span_window(m, 0) == 960, "%zu groups", g.count);
-            key = stx_span_key(m, NULL, NULL, s, 0);
-            m->layer[0].z->data[2] = (stx_real)0.28; /* the windows stay */
-            stx_begin(x, STX_TRAIN);
-            CHECK(stx_span_key(m, NULL, NULL, s, 0) == key,
-                  "the key depends on spans within a window");
-            m->layer[0].z->data[2] = m->layer[0].z->data[5] = (stx_real)0.45;
-            CHECK(stx_span_key(m, NULL, NULL, s, 0) != key, "a group's window is not in the key");
-            m->layer[0].z->data[2] = (stx_real)0.3;
-            m->layer[0].z->data[5] = (stx_real)0.28;
-            stx_set_step_index(x, 9);
-            stx_begin(x, STX_TRAIN);
-            y = stx_span_forward(m, block(x, t, 2, 1200, 1120, 40), s, NULL);
-            CHECK(y, "%s", stx_error(x));
-            got = (stx_real *)malloc(y->size * sizeof *got);
-            stx_get(x, y, got);
-            stx_params_zero_grad(m->params);
-            stx_backward(x, stx_mean(x, stx_mul(x, y, y)));
-            grad = (stx_real **)malloc(m->params->count * sizeof *grad);
-            for (i = 0; i < m->params->count; i++) {
-                grad[i] = (stx_real *)malloc(m->params->tensor[i]->size * sizeof **grad);
-                memcpy(grad[i], m->params->tensor[i]->grad,
-                       m->params->tensor[i]->size * sizeof **grad);
-            }
-            stx_params_zero_grad(m->params);
-            stx_set_step_index(x, 9);
-            stx_begin(x, STX_TRAIN);
-            h = stx_embedding(x, m->vocab_io->in_emb, block(x, t, 2, 1200, 1120, 40));
-            for (l = 0; l < 2; l++) {
-                stx_span_layer *p = &m->layer[l];
-                stx_attention_in in;
-                stx_attention_desc a;
-                stx_tensor *f, *X;
-                size_t S = stx_span_window(m, l);
-                memset(&in, 0, sizeof in);
-                memset(&a, 0, sizeof a);
-                X = stx_concat(x, stx_memory_read(s->memory, l, S), h);
-                in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
-                in.k = stx_linear(x, X, p->wk, NULL, STX_ACT_NONE);
-                in.v = stx_linear(x, X, p->wv, NULL, STX_ACT_NONE);
-                in.pe = m->key_pe;
-                in.span_fraction = p->z;
-                in.persistent_k = p->pers_key;
-                in.persistent_v = p->pers_val;
-                a.heads = 6;
-                a.span = S;
-                a.delta_min = 1;
-                a.max_span = 1024;
-                a.ramp = d.ramp;
-                a.dropout = d.dropout;
-                f = stx_linear(x, stx_attention(x, &in, &a), p->wo, NULL, STX_ACT_NONE);
-                h = stx_residual_norm(x, h, f, 0, p->norm1_gain, p->norm1_shift, 1e-5);
-                if (pers) continue;
-                f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), d.dropout);
-                h = stx_residual_norm_bias(x, h, stx_linear(x, f, p->w2, NULL, STX_ACT_NONE), p->b2,
-                                           0, p->norm2_gain, p->norm2_shift, 1e-5);
-            }
-            CHECK(h && difference(h->data, got, h->size) <= 4 * GROUPS_OFF,
-                  "pers %d, dropout %g: by groups is off by %g", pers, d.dropout,
-                  h ? difference(h->data, got, h->size) : 1);
-            stx_backward(x, stx_mean(x, stx_mul(x, h, h)));
-            for (i = 0; i < m->params->count; i++) {
-                const stx_tensor *q = m->params->tensor[i];
-                for (top = 1e-4, c = 0; c < q->size; c++)
-                    if (fabs((double)q->grad[c]) > top) top = fabs((double)q->grad[c]);
-                worst = difference(q->grad, grad[i], q->size) / top;
-                CHECK(worst <= 30 * GROUPS_OFF,
-                      "pers %d, dropout %g: the gradient of %s is off by %g of its largest", pers,
-                      d.dropout, m->params->name[i], worst);
-                free(grad[i]);
-            }
-            CHECK(stx_ok(x), "%s", stx_error(x));
-            free(grad);
-            free(got);
-            free(t);
-            stx_destroy(x);
-        }
+/* The step key depends on the windows of the groups, but not on spans within them. */
+static void groups_in_key(stx_span *m, stx_span_state *s) {
+    stx_real *z = m->layer[0].z->data;
+    const stx_real z2 = z[2], z5 = z[5];
+    const uint64_t key = stx_span_key(m, NULL, NULL, s, 0);
+    z[2] = (stx_real)0.28; /* the windows stay */
+    stx_begin(m->ctx, STX_TRAIN);
+    CHECK(stx_span_key(m, NULL, NULL, s, 0) == key, "the key depends on spans within a window");
+    z[2] = z[5] = (stx_real)0.45;
+    CHECK(stx_span_key(m, NULL, NULL, s, 0) != key, "a group's window is not in the key");
+    z[2] = z2;
+    z[5] = z5;
 }
 
-/* What a memory cannot do is refused, and nothing is lost. */
+/* The last hidden states of tokens [1120, 1160) from ops, with the keys and values of
+   every head over the whole window */
+static stx_tensor *without_groups(stx_span *m, stx_span_state *s, const int32_t *t) {
+    stx_ctx *x = m->ctx;
+    const stx_span_desc *d = &m->desc;
+    stx_tensor *h = stx_embedding(x, m->vocab_io->in_emb, block(x, t, 2, 1200, 1120, 40)), *f;
+    size_t l;
+    for (l = 0; l < d->layers; l++) {
+        const stx_span_layer *p = &m->layer[l];
+        const size_t window = stx_span_window(m, l);
+        f = stx_concat(x, stx_memory_read(s->memory, l, window), h);
+        f = attention_by_hand(m, l, h, f, window, 0);
+        h = stx_residual_norm(x, h, f, 0, p->norm1_gain, p->norm1_shift, 1e-5);
+        if (d->pers) continue;
+        f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), d->dropout);
+        f = stx_linear(x, f, p->w2, NULL, STX_ACT_NONE);
+        h = stx_residual_norm_bias(x, h, f, p->b2, 0, p->norm2_gain, p->norm2_shift, 1e-5);
+    }
+    return h;
+}
+
+/* Hidden states and gradients of the mean square with groups, against those without */
+static void groups_case(size_t pers, double dropout_, int recompute_layers) {
+    static const double z[2][6] = {{0.02, 0.9, 0.3, 0.02, 0.9, 0.28},
+                                   {0.95, 0.01, 0.01, 0.02, 0.03, 0.4}};
+    stx_span_desc d = small();
+    stx_ctx *x = context(2, 3);
+    stx_span *m;
+    stx_span_state *s;
+    stx_tensor *y;
+    int32_t *t = ordered_tokens(2, 1200, V, 5);
+    stx_real *h, *grads;
+    size_t l, i, at, c, need[6];
+    stx_head_groups g;
+
+    d.dim = 48;
+    d.heads = 6;
+    d.span = 1024;
+    d.dropout = dropout_;
+    d.pers = pers;
+    d.recompute_layers = recompute_layers;
+    m = stx_span_create(x, &d);
+    for (l = 0; l < 2; l++)
+        for (i = 0; i < 6; i++) m->layer[l].z->data[i] = (stx_real)z[l][i];
+    s = stx_span_state_create(m, 2);
+    for (at = 0; at < 1120; at += 40) {
+        stx_begin(x, STX_EVAL);
+        stx_span_forward(m, block(x, t, 2, 1200, at, 40), s, s);
+    }
+    for (i = 0; i < 6; i++) need[i] = stx_attention_reach(z[0][i], 1024, d.ramp, 1024) + 1;
+    stx_head_groups_choose(need, 6, 960, &g);
+    CHECK(g.count == 3 && stx_span_window(m, 0) == 960, "%zu groups", g.count);
+    groups_in_key(m, s);
+
+    stx_set_step_index(x, 9);
+    stx_begin(x, STX_TRAIN);
+    y = stx_span_forward(m, block(x, t, 2, 1200, 1120, 40), s, NULL);
+    CHECK(y, "%s", stx_error(x));
+    h = (stx_real *)malloc(y->size * sizeof *h);
+    stx_get(x, y, h);
+    stx_params_zero_grad(m->params);
+    stx_backward(x, stx_mean(x, stx_mul(x, y, y)));
+    grads = (stx_real *)malloc(stx_params_size(m->params) * sizeof *grads);
+    for (i = at = 0; i < m->params->count; at += m->params->tensor[i++]->size)
+        memcpy(grads + at, m->params->tensor[i]->grad, m->params->tensor[i]->size * sizeof *grads);
+
+    stx_params_zero_grad(m->params);
+    stx_set_step_index(x, 9);
+    stx_begin(x, STX_TRAIN);
+    y = without_groups(m, s, t);
+    CHECK(y && max_difference(y->data, h, y->size) <= 4 * GROUPS_OFF,
+          "pers %zu, dropout %g: groups change the output by %g", pers, dropout_,
+          y ? max_difference(y->data, h, y->size) : 1);
+    stx_backward(x, stx_mean(x, stx_mul(x, y, y)));
+    for (i = at = 0; i < m->params->count; at += m->params->tensor[i++]->size) {
+        const stx_tensor *p = m->params->tensor[i];
+        double top = 1e-4, off;
+        for (c = 0; c < p->size; c++)
+            if (fabs((double)p->grad[c]) > top) top = fabs((double)p->grad[c]);
+        off = max_difference(p->grad, grads + at, p->size) / top;
+        CHECK(off <= 30 * GROUPS_OFF,
+              "pers %zu, dropout %g: groups change the gradient of %s by %g of its largest element",
+              pers, dropout_, m->params->name[i], off);
+    }
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    free(grads);
+    free(h);
+    free(t);
+    stx_destroy(x);
+}
+
+/* Heads of three reaches: the keys and values of the past are computed by groups. */
+static void groups(void) {
+    cheapest_groups();
+    groups_memory();
+    groups_case(0, 0, 0);
+    groups_case(0, 0.2, 1);
+    groups_case(5, 0, 0);
+    groups_case(5, 0.2, 1);
+}
+
+/* Invalid uses of a memory are refused, and the memory stays as it was. */
 static void memory_errors(void) {
     stx_span_desc d;
     stx_ctx *x = context(1, 0);
@@ -1489,9 +1577,9 @@ static void memory_errors(void) {
     stx_span_forward(m, stx_tokens(x, ids, 2, 4), NULL, s);
     CHECK(stx_span_state_get(s, 0, rows), "%s", stx_error(x));
 
-    /* the rows of a stream that was reset do not exist: they are not copied as zeros */
+    /* After a reset the rows of the stream do not exist. They are not copied as zeros. */
     stx_span_state_reset_stream(s, 1);
-    CHECK(!stx_span_state_get(s, 0, rows), "a memory with missing rows is copied");
+    CHECK(!stx_span_state_get(s, 0, rows), "a memory with missing rows was copied");
     CHECK(test_says(stx_error(x), "stx_span_state_get: .. reset: use"), "%s", stx_error(x));
     stx_clear_error(x);
 
@@ -1508,7 +1596,7 @@ static void memory_errors(void) {
     stx_clear_error(x);
 
     d.pers = ((size_t)1 << 30) + 1;
-    CHECK(stx_span_count(&d) == 0, "counted");
+    CHECK(stx_span_count(&d) == 0, "a bad desc was counted");
     CHECK(!stx_span_create(x, &d)
               && test_says(stx_error(x), "pers: expected at most 1073741824, got"),
           "%s", stx_error(x));
@@ -1526,8 +1614,9 @@ int main(void) {
     literal();
     beginnings();
     logits_and_log_probs();
-    handed_over();
+    copied_memory();
     fairseq_form();
+    window_of_all_heads();
     evaluation_is_separate();
     repeatable();
     callers_threads();
