@@ -1,16 +1,16 @@
-/* golden.h - reads the golden vectors of tests/golden. Include it after a header of the
-   library and test.h. */
+/* golden.h - reading the golden vectors of tests/golden. Include after a header of the
+   library. */
 #ifndef STX_TEST_GOLDEN_H
 #define STX_TEST_GOLDEN_H
+#include "values.h"
 
 static const char *dir = "tests/golden";
-
-#ifndef GOLDEN_DEVICE /* STX_CUDA: the same vectors on the GPU */
+#ifndef GOLDEN_DEVICE /* STX_CUDA: the same vectors for the GPU */
   #define GOLDEN_DEVICE STX_CPU
 #endif
 
-/* On a GPU the number of threads has no effect and recomputation runs the same kernels,
-   so some cases run on the CPU only. */
+/* On a GPU the number of threads has no effect, and recomputation runs the same kernels,
+   so that tests repeat fewer cases there. */
 static inline int golden_cpu(void) {
     return GOLDEN_DEVICE == STX_CPU;
 }
@@ -23,14 +23,23 @@ static inline stx_ctx *golden_ctx(int threads) {
     return stx_create(&d);
 }
 
-/* A host copy of n elements of a context; the caller frees it */
+/* Copies of n elements of a context in host memory. The caller frees them. */
 static inline stx_real *host_of(stx_ctx *x, const stx_real *p, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
     stx_download(x, h, p, n);
     return h;
 }
 
-/* Writes n doubles to elements of a context. */
+/* The same in double */
+static inline double *doubles_of(stx_ctx *x, const stx_real *p, size_t n) {
+    stx_real *h = host_of(x, p, n);
+    double *d = (double *)malloc((n + 1) * sizeof *d);
+    size_t i;
+    for (i = 0; i < n; i++) d[i] = (double)h[i];
+    free(h);
+    return d;
+}
+
 static inline void put_f64(stx_ctx *x, stx_real *p, const double *a, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
     size_t i;
@@ -48,7 +57,7 @@ static stx_file *open_golden(stx_ctx *x, const char *name) {
     return f;
 }
 
-/* The values of an entry, which the caller frees; NULL if the file has no such entry */
+/* The elements of an entry, which the caller frees; NULL if the file has no such entry */
 static double *entry(const stx_file *f, const char *name, size_t *n) {
     const stx_entry *e = stx_file_find(f, name);
     double *out;
@@ -62,7 +71,17 @@ static double *entry(const stx_file *f, const char *name, size_t *n) {
     return out;
 }
 
-/* A number of the metadata, or `otherwise` if the file has no such key */
+/* The same as stx_real */
+static inline stx_real *reals(const stx_file *f, const char *name, size_t *n) {
+    size_t i, count;
+    double *v = entry(f, name, &count);
+    stx_real *r = v ? (stx_real *)malloc((count + 1) * sizeof *r) : NULL;
+    for (i = 0; v && i < count; i++) r[i] = (stx_real)v[i];
+    if (n) *n = count;
+    free(v);
+    return r;
+}
+
 static double meta(const stx_file *f, const char *key, double otherwise) {
     const char *s = stx_file_meta(f, key);
     return s ? atof(s) : otherwise;
@@ -74,7 +93,7 @@ static int32_t *integers(const stx_file *f, const char *name, size_t *n) {
     int64_t *v;
     int32_t *w;
     size_t i;
-    *n = e ? e->count : 0;
+    if (n) *n = e ? e->count : 0;
     if (!e) return NULL;
     v = (int64_t *)malloc((e->count + 1) * sizeof *v);
     w = (int32_t *)malloc((e->count + 1) * sizeof *w);
@@ -84,31 +103,94 @@ static int32_t *integers(const stx_file *f, const char *name, size_t *n) {
     return w;
 }
 
-/* A number that the metadata must contain */
 static inline double need(const stx_file *f, const char *key) {
     CHECK(stx_file_meta(f, key) != NULL, "no metadata %s", key);
     return meta(f, key, 0);
 }
 
-/* `have` equals the entry, within tol times the entry's largest value, or times floor_ if
-   all are smaller. */
+/* The numbers of a text such as "5,5,3", at most `most`; returns how many. s may be NULL.
+   */
+static inline size_t list_of(const char *s, size_t *v, size_t most) {
+    size_t n = 0;
+    for (; s && *s && n < most; s += strcspn(s, ","), s += *s == ',') v[n++] = (size_t)atol(s);
+    return n;
+}
+
+/* The index of a text in names, which end with NULL. An unknown text of metadata `key`,
+   or NULL, is a failure. */
+static inline int index_of(const char *s, const char *key, const char *const *names) {
+    int i;
+    for (i = 0; s && names[i]; i++)
+        if (!strcmp(s, names[i])) return i;
+    CHECK(0, "%s is %s", key, s ? s : "missing");
+    return 0;
+}
+
+/* Tokens of entry "WHAT.S" with B rows; NULL if the file has no such entry. negate: 0 and
+   1 are exchanged, as masks mark the tokens that exist, and pads those that do not */
+static inline stx_ids *step_ids(stx_ctx *x, const stx_file *f, const char *what, size_t s, size_t B,
+                                int negate) {
+    char key[64];
+    size_t n, i;
+    int32_t *v;
+    stx_ids *t;
+    snprintf(key, sizeof key, "%s.%zu", what, s);
+    v = integers(f, key, &n);
+    for (i = 0; v && negate && i < n; i++) v[i] = !v[i];
+    t = v ? stx_tokens(x, v, B, n / B) : NULL;
+    free(v);
+    return t;
+}
+
+/* Tokens [at, at + T) of each row of a text (B,n) */
+static inline stx_ids *token_block(stx_ctx *x, const int32_t *text, size_t B, size_t n, size_t at,
+                                   size_t T) {
+    int32_t *v = (int32_t *)calloc(B * T + 1, sizeof *v);
+    stx_ids *ids;
+    size_t b;
+    for (b = 0; b < B; b++) memcpy(v + b * T, text + b * n + at, T * sizeof *v);
+    ids = stx_tokens(x, v, B, T);
+    free(v);
+    return ids;
+}
+
+/* Compares n elements of a context with an entry: the largest difference is at most tol
+   of the entry's largest magnitude (of floor_, if that is larger). */
 static void same_as(stx_ctx *x, const stx_file *f, const char *what, const char *name,
                     const stx_real *have, size_t n, double tol, double floor_) {
-    size_t m, i;
-    double *want = entry(f, name, &m), *got, e;
-    stx_real *host;
-    CHECK(want && m == n && have, "%s %s: %zu values, %zu in the file", what, name, n, m);
-    if (!want || m != n || !have) {
-        free(want);
+    size_t m;
+    double *expected = entry(f, name, &m), *got, e;
+    CHECK(expected && m == n && have, "%s %s: %zu values, %zu in the file", what, name, n, m);
+    if (!expected || m != n || !have) {
+        free(expected);
         return;
     }
-    got = (double *)malloc((n + 1) * sizeof *got);
-    host = host_of(x, have, n);
-    for (i = 0; i < n; i++) got[i] = (double)host[i];
-    free(host);
-    e = test_error(got, want, n, floor_);
+    got = doubles_of(x, have, n);
+    e = test_error(got, expected, n, floor_);
     CHECK(e <= tol, "%s %s: error %g", what, name, e);
     free(got);
-    free(want);
+    free(expected);
+}
+
+/* Compares the gradients of all parameters with the entries "PREFIXname". */
+static inline void same_grads(stx_ctx *x, const stx_file *f, const char *what, const char *prefix,
+                              const stx_params *p, double tol, double floor_) {
+    char key[160];
+    size_t i;
+    for (i = 0; i < p->count; i++) {
+        snprintf(key, sizeof key, "%s%s", prefix, p->name[i]);
+        same_as(x, f, what, key, p->tensor[i]->grad, p->tensor[i]->size, tol, floor_);
+    }
+}
+
+/* Compares all parameters with the entries "final.name". */
+static inline void same_finals(stx_ctx *x, const stx_file *f, const char *what,
+                               const stx_params *p, double tol, double floor_) {
+    char key[160];
+    size_t i;
+    for (i = 0; i < p->count; i++) {
+        snprintf(key, sizeof key, "final.%s", p->name[i]);
+        same_as(x, f, what, key, p->tensor[i]->data, p->tensor[i]->size, tol, floor_);
+    }
 }
 #endif

@@ -1,11 +1,10 @@
-/* seqtx_compressive.h against the golden vectors of an independent PyTorch
-   implementation (tests/golden, README_compressive.md): logits, losses, memories with
-   what is missing in them, every gradient, of segment after segment, in the corrected
-   and the literal forms; a training curve; greedy decodings. 1e-10 in the double
-   build, 1e-5 in float. Usage: test_golden_comp DIR */
+/* test_golden_comp.c - seqtx_compressive.h against golden vectors of an independent
+   PyTorch implementation (tests/golden, README_compressive.md): logits, losses, memories
+   with their missing rows and every gradient, segment by segment, in the corrected and
+   the literal forms; a training curve; greedy decoding. Within 1e-10 in the double build,
+   1e-5 in float. Usage: test_golden_comp DIR */
 #include <stdint.h>
 #include "../seqtx_compressive.h"
-#include "test.h"
 #include "golden.h"
 
 #ifdef SEQTX_DOUBLE
@@ -15,19 +14,8 @@ static const double TOL = 1e-5, CURVE = 2e-5;
 #endif
 enum { MAX_LAYERS = 8 };
 
-static size_t list_of(const char *s, size_t *v, size_t most) {
-    size_t n = 0;
-    for (; s && *s && n < most; s += strcspn(s, ","), s += *s == ',') v[n++] = (size_t)atol(s);
-    return n;
-}
-
 static int choice(const stx_file *f, const char *key, const char *const *names) {
-    const char *s = stx_file_meta(f, key);
-    int i;
-    for (i = 0; s && names[i]; i++)
-        if (!strcmp(s, names[i])) return i;
-    CHECK(0, "%s is %s", key, s ? s : "not there");
-    return 0;
+    return index_of(stx_file_meta(f, key), key, names);
 }
 
 typedef struct lists {
@@ -89,8 +77,8 @@ static void config(const stx_file *f, stx_comp_desc *d, lists *k) {
     if (need(f, "literal_freeze")) d->literal |= STX_COMP_LITERAL_FREEZE;
 }
 
-/* Where number i of a parameter of the model is in the file: tables there are
-   (H,rows,hd), convolutions (out,in,taps), decoders (in,out,taps) */
+/* Position in the file of element i of a parameter of the model: tables are (H,rows,hd)
+   there, convolutions (out,in,taps), decoders (in,out,taps). */
 static size_t place(const stx_comp *m, const char *name, const stx_tensor *t, size_t i) {
     const size_t D = m->desc.dim, hd = D / m->desc.heads, row = t->ndim == 2 ? i / t->dim[1] : 0,
                  col = t->ndim == 2 ? i % t->dim[1] : 0;
@@ -110,7 +98,7 @@ static void load(stx_comp *m, const stx_file *f) {
         double *e;
         snprintf(key, sizeof key, "param.%s", m->params->name[i]);
         e = entry(f, key, &n);
-        CHECK(e && n == t->size, "%s: %zu numbers, %zu in the file", key, t->size, n);
+        CHECK(e && n == t->size, "%s: %zu values, %zu in the file", key, t->size, n);
         for (k = 0; e && k < t->size && n == t->size; k++)
             v[k] = (stx_real)e[place(m, m->params->name[i], t, k)];
         stx_set(m->ctx, t, v);
@@ -119,45 +107,28 @@ static void load(stx_comp *m, const stx_file *f) {
     }
 }
 
-/* of what: "grad." or "final." and numbers of parameter i, on the device; NULL: none
-   may be in the file */
-static void compare(const stx_comp *m, const stx_file *f, const char *file, const char *what,
+/* Compares values of parameter i, or its gradients, in the layout of the model, with the
+   entry "PREFIXname". Without such an entry they must be 0. */
+static void compare(const stx_comp *m, const stx_file *f, const char *file, const char *prefix,
                     size_t i, const stx_real *have, double tol) {
     const stx_tensor *t = m->params->tensor[i];
     char key[128];
     size_t n, k;
-    double *e, *got = (double *)calloc(t->size + 1, sizeof *got),
-               *want = (double *)calloc(t->size + 1, sizeof *want);
-    stx_real *v = host_of(m->ctx, have, t->size);
-    snprintf(key, sizeof key, "%s%s", what, m->params->name[i]);
+    double *e, *got = doubles_of(m->ctx, have, t->size),
+               *expected = (double *)calloc(t->size + 1, sizeof *expected);
+    snprintf(key, sizeof key, "%s%s", prefix, m->params->name[i]);
     e = entry(f, key, &n);
-    CHECK(!e || n == t->size, "%s %s: %zu numbers, %zu in the file", file, key, t->size, n);
-    for (k = 0; k < t->size; k++) {
-        got[k] = (double)v[k];
-        want[k] = e && n == t->size ? e[place(m, m->params->name[i], t, k)] : 0;
-    }
-    CHECK(test_error(got, want, t->size, 1e-7) <= tol, "%s %s: error %g", file, key,
-          test_error(got, want, t->size, 1e-7));
-    free(v);
+    CHECK(!e || n == t->size, "%s %s: %zu values, %zu in the file", file, key, t->size, n);
+    for (k = 0; e && n == t->size && k < t->size; k++)
+        expected[k] = e[place(m, m->params->name[i], t, k)];
+    CHECK(test_error(got, expected, t->size, 1e-7) <= tol, "%s %s: error %g", file, key,
+          test_error(got, expected, t->size, 1e-7));
     free(got);
-    free(want);
+    free(expected);
     free(e);
 }
 
-static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *what, size_t s, size_t B,
-                       int opposite) {
-    char key[64];
-    size_t n, i;
-    int32_t *v;
-    stx_ids *t;
-    snprintf(key, sizeof key, "%s.%zu", what, s);
-    v = integers(f, key, &n);
-    for (i = 0; v && opposite && i < n; i++) v[i] = !v[i];
-    t = v ? stx_tokens(x, v, B, n / B) : NULL;
-    free(v);
-    return t;
-}
-
+/* Compares a value with element `at` of entry "WHAT.S". */
 static void number(const stx_file *f, const char *file, const char *what, size_t s, size_t at,
                    double have) {
     char key[64];
@@ -170,7 +141,7 @@ static void number(const stx_file *f, const char *file, const char *what, size_t
     free(e);
 }
 
-/* Rows of a layer and which of them are missing */
+/* The rows of a layer, and which of them are missing */
 static void memory(const stx_file *f, const char *file, const char *what, size_t l,
                    const stx_memory *s) {
     const stx_memory_layer *y = &s->layer[l];
@@ -186,16 +157,15 @@ static void memory(const stx_file *f, const char *file, const char *what, size_t
             TOL, 1e-7);
     snprintf(key, sizeof key, "%s_pad.%zu", what, l);
     pad = integers(f, key, &n);
-    CHECK(!pad || n == s->B * y->count, "%s: %zu numbers in %s, expected %zu", file, n, key,
+    CHECK(!pad || n == s->B * y->count, "%s: %zu values in %s, expected %zu", file, n, key,
           s->B * y->count);
     for (i = 0; i < s->B * y->count; i++)
         CHECK((pad ? pad[i] : 0) == (y->masked ? y->pad[i] : 0), "%s %s: row %zu is %s", file, key,
-              i, pad && pad[i] ? "missing" : "there");
+              i, pad && pad[i] ? "missing" : "stored");
     free(pad);
 }
 
-/* Is this the matrix of keys and values of a layer that STX_COMP_LITERAL_FREEZE has
-   frozen? */
+/* Is t the key and value matrix of a layer that STX_COMP_LITERAL_FREEZE has frozen? */
 static int frozen(const stx_comp *m, const stx_tensor *t) {
     size_t l;
     for (l = 0; l < m->desc.layers; l++)
@@ -203,18 +173,84 @@ static int frozen(const stx_comp *m, const stx_tensor *t) {
     return 0;
 }
 
-/* two: the state goes from one to another and back. all: STX_COMP_LITERAL in place of
-   the four flags of the file; then every number is the file's but the gradients of
-   frozen matrices. */
-static void model_case(const char *name, int recompute, int threads, int two, int all) {
+/* The sizes of the memories in the evaluation of a file */
+static void eval_sizes(const stx_comp *m, const stx_file *f, lists *k) {
+    size_t l;
+    for (l = 0; l < m->desc.layers; l++) {
+        k->mems[l] = (size_t)need(f, "eval_mem");
+        k->cmems[l] = (size_t)need(f, "eval_cmem");
+        if (!m->layer[l].C) k->cmems[l] = 0;
+    }
+}
+
+static void reset(const stx_file *f, size_t i, stx_comp_state *s) {
+    char key[64];
+    size_t b, n;
+    int32_t *streams;
+    snprintf(key, sizeof key, "reset.%zu", i);
+    streams = integers(f, key, &n);
+    for (b = 0; streams && b < s->B; b++)
+        if (streams[b]) stx_comp_state_reset_stream(s, b);
+    free(streams);
+}
+
+/* The auxiliary losses of segment i */
+static void aux_losses(stx_comp *m, const stx_file *f, const char *name, size_t i,
+                       double total_aux) {
+    stx_ctx *x = m->ctx;
+    size_t l, a = 0;
+    number(f, name, "aux", i, 0, stx_item(x, stx_comp_aux(m)));
+    number(f, name, "aux", i, 0, total_aux);
+    for (l = 0; l < m->desc.layers; l++) {
+        if (!m->layer[l].memory) continue;
+        number(f, name, "aux_layer", i, a, m->aux[l] ? stx_item(x, m->aux[l]) : 0);
+        number(f, name, "ratio_layer", i, a++, m->ratio[l] ? stx_item(x, m->ratio[l]) : 0);
+    }
+}
+
+/* Segment i from state s to o; returns whether it was computed. */
+static int segment(stx_comp *m, const stx_file *f, const char *name, size_t i, int eval,
+                   stx_comp_state *s, stx_comp_state *o) {
+    stx_ctx *x = m->ctx;
+    const size_t B = s->B;
+    stx_ids *ids, *targets, *pad;
+    stx_tensor *h, *y, *nll, *total;
+    char key[64];
+
+    stx_begin(x, eval ? STX_EVAL : STX_TRAIN);
+    reset(f, i, s);
+    ids = step_ids(x, f, "ids", i, B, 0);
+    targets = step_ids(x, f, "targets", i, B, 0);
+    pad = step_ids(x, f, "mask", i, B, 1);
+    h = stx_comp_segment(m, stx_comp_embed(m, ids), pad, s, o);
+    y = stx_comp_logits(m, h);
+    CHECK(y != NULL, "%s segment %zu: %s", name, i, stx_error(x));
+    if (!y) return 0;
+    snprintf(key, sizeof key, "logits.%zu", i);
+    same_as(x, f, name, key, y->data, y->size, TOL, 1e-7);
+    nll = stx_comp_nll(m, h, targets, m->desc.literal & STX_COMP_LITERAL_MASK ? NULL : pad);
+    total = stx_comp_total(m, nll);
+    number(f, name, "nll", i, 0, stx_item(x, nll));
+    if (!eval) {
+        aux_losses(m, f, name, i, stx_item(x, total) - stx_item(x, nll));
+        stx_backward(x, total);
+    }
+    return 1;
+}
+
+/* alternate: two states, each segment reading one and writing the other. all:
+   STX_COMP_LITERAL in place of the four flags of the file. It changes no value but the
+   gradients of frozen matrices. */
+static void model_case(const char *name, int recompute, int threads, int alternate, int all) {
     stx_ctx *x = golden_ctx(threads);
     stx_file *f = open_golden(x, name);
     stx_comp_desc d;
     lists k;
     stx_comp *m;
-    stx_comp_state *s, *o;
-    size_t B, segments, i, l, n, mems[MAX_LAYERS], cmems[MAX_LAYERS];
+    stx_comp_state *s, *o, *swap;
+    size_t B, segments, i, l, skipped = 0;
     int eval;
+
     if (!f) {
         stx_destroy(x);
         return;
@@ -240,50 +276,14 @@ static void model_case(const char *name, int recompute, int threads, int two, in
     CHECK(!all || m->desc.literal == 31, "%s: all literal forms are %u, expected 31", name,
           m->desc.literal);
     load(m, f);
-    for (l = 0; l < m->desc.layers && eval; l++) {
-        mems[l] = (size_t)need(f, "eval_mem");
-        cmems[l] = (size_t)need(f, "eval_cmem");
-    }
-    for (l = 0; l < m->desc.layers && eval; l++)
-        if (!m->layer[l].C) cmems[l] = 0;
-    s = stx_comp_state_create_sized(m, B, eval ? mems : NULL, eval ? cmems : NULL);
-    o = two ? stx_comp_state_create_sized(m, B, eval ? mems : NULL, eval ? cmems : NULL) : s;
+    if (eval) eval_sizes(m, f, &k);
+    s = stx_comp_state_create_sized(m, B, eval ? k.mems : NULL, eval ? k.cmems : NULL);
+    o = s;
+    if (alternate)
+        o = stx_comp_state_create_sized(m, B, eval ? k.mems : NULL, eval ? k.cmems : NULL);
     CHECK(s && o, "%s: %s", name, stx_error(x));
     for (i = 0; i < segments && stx_ok(x); i++) {
-        stx_ids *ids, *targets, *pad;
-        stx_tensor *h, *y, *nll, *total;
-        stx_comp_state *swap;
-        char key[64];
-        int32_t *reset;
-        size_t a = 0;
-        snprintf(key, sizeof key, "reset.%zu", i);
-        reset = integers(f, key, &n);
-        stx_begin(x, eval ? STX_EVAL : STX_TRAIN);
-        for (l = 0; reset && l < B; l++)
-            if (reset[l]) stx_comp_state_reset_stream(s, l);
-        free(reset);
-        ids = ids_of(x, f, "ids", i, B, 0);
-        targets = ids_of(x, f, "targets", i, B, 0);
-        pad = ids_of(x, f, "mask", i, B, 1);
-        h = stx_comp_segment(m, stx_comp_embed(m, ids), pad, s, o);
-        y = stx_comp_logits(m, h);
-        CHECK(y != NULL, "%s segment %zu: %s", name, i, stx_error(x));
-        if (!y) break;
-        snprintf(key, sizeof key, "logits.%zu", i);
-        same_as(x, f, name, key, y->data, y->size, TOL, 1e-7);
-        nll = stx_comp_nll(m, h, targets, d.literal & STX_COMP_LITERAL_MASK ? NULL : pad);
-        total = stx_comp_total(m, nll);
-        number(f, name, "nll", i, 0, stx_item(x, nll));
-        if (!eval) {
-            number(f, name, "aux", i, 0, stx_item(x, stx_comp_aux(m)));
-            number(f, name, "aux", i, 0, stx_item(x, total) - stx_item(x, nll));
-            for (l = 0; l < m->desc.layers; l++) {
-                if (!m->layer[l].memory) continue;
-                number(f, name, "aux_layer", i, a, m->aux[l] ? stx_item(x, m->aux[l]) : 0);
-                number(f, name, "ratio_layer", i, a++, m->ratio[l] ? stx_item(x, m->ratio[l]) : 0);
-            }
-            stx_backward(x, total);
-        }
+        if (!segment(m, f, name, i, eval, s, o)) break;
         swap = s;
         s = o;
         o = swap;
@@ -293,66 +293,40 @@ static void model_case(const char *name, int recompute, int threads, int two, in
         memory(f, name, "mem", l, s->mem);
         memory(f, name, "cmem", l, s->comp);
     }
-    for (n = i = 0; i < m->params->count && !eval && stx_ok(x); i++) {
+    for (i = 0; i < m->params->count && !eval && stx_ok(x); i++) {
         if (all && frozen(m, m->params->tensor[i]))
-            n++;
+            skipped++;
         else
             compare(m, f, name, "grad.", i, m->params->tensor[i]->grad, TOL);
     }
-    CHECK(!all || n > 0, "%s: nothing is frozen", name);
+    CHECK(!all || skipped > 0, "%s: no matrix is frozen", name);
     stx_file_close(f);
     stx_destroy(x);
 }
 
-/* 60 updates with memory carried over */
-static void curve(void) {
-    stx_ctx *x = golden_ctx(1);
-    stx_file *f = open_golden(x, "comp_curve");
-    stx_comp_desc d;
+/* Training with memory: losses and gradient norms of every step, and final parameters */
+static void curve_steps(stx_comp *m, const stx_file *f) {
+    const size_t B = (size_t)need(f, "B"), steps = (size_t)need(f, "steps"), S = m->desc.segment;
+    stx_ctx *x = m->ctx;
+    stx_comp_state *s = stx_comp_state_create(m, B);
     stx_optim_desc od;
-    lists k;
-    stx_comp *m;
     stx_optim *optim;
-    stx_comp_state *s;
-    size_t B, S, steps, i, b, n;
-    int32_t *tokens, *buf;
-    double *nll, *aux, *norm;
-    if (!f) {
-        stx_destroy(x);
-        return;
-    }
-    config(f, &d, &k);
-    m = stx_comp_create(x, &d);
-    CHECK(m != NULL, "curve: %s", stx_error(x));
-    if (!m) {
-        stx_file_close(f);
-        stx_destroy(x);
-        return;
-    }
-    load(m, f);
+    size_t i, n, length;
+    int32_t *tokens = integers(f, "tokens", &n);
+    double *nll = entry(f, "nll", NULL), *aux = entry(f, "aux", NULL),
+           *norm = entry(f, "norm", NULL);
+
     memset(&od, 0, sizeof od);
     od.eps = need(f, "eps");
     od.clip = need(f, "clip");
     optim = stx_optim_create(m->params, &od);
-    B = (size_t)need(f, "B");
-    S = d.segment;
-    steps = (size_t)need(f, "steps");
-    s = stx_comp_state_create(m, B);
-    tokens = integers(f, "tokens", &n);
-    nll = entry(f, "nll", NULL);
-    aux = entry(f, "aux", NULL);
-    norm = entry(f, "norm", NULL);
-    buf = (int32_t *)malloc(B * S * sizeof *buf);
-    for (i = 0; i < steps && tokens && n == B * (steps * S + 1); i++) {
+    length = steps * S + 1;
+    for (i = 0; i < steps && tokens && n == B * length; i++) {
         stx_ids *in, *out;
         stx_tensor *loss, *total;
         stx_begin(x, STX_TRAIN);
-        for (b = 0; b < B; b++)
-            memcpy(buf + b * S, tokens + b * (steps * S + 1) + i * S, S * sizeof *buf);
-        in = stx_tokens(x, buf, B, S);
-        for (b = 0; b < B; b++)
-            memcpy(buf + b * S, tokens + b * (steps * S + 1) + i * S + 1, S * sizeof *buf);
-        out = stx_tokens(x, buf, B, S);
+        in = token_block(x, tokens, B, length, i * S, S);
+        out = token_block(x, tokens, B, length, i * S + 1, S);
         loss = stx_comp_loss(m, in, out, NULL, s, s);
         total = stx_comp_total(m, loss);
         CHECK(CLOSE(stx_item(x, loss), nll[i], CURVE),
@@ -373,20 +347,39 @@ static void curve(void) {
     free(nll);
     free(aux);
     free(norm);
-    free(buf);
+}
+
+static void curve(void) {
+    stx_ctx *x = golden_ctx(1);
+    stx_file *f = open_golden(x, "comp_curve");
+    stx_comp_desc d;
+    lists k;
+    stx_comp *m;
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
+    config(f, &d, &k);
+    m = stx_comp_create(x, &d);
+    CHECK(m != NULL, "curve: %s", stx_error(x));
+    if (m) {
+        load(m, f);
+        curve_steps(m, f);
+    }
     stx_file_close(f);
     stx_destroy(x);
 }
 
-/* Greedy decodings: a prompt, then 16 tokens; all literal but for the move of the
-   memory, which is kept by full segments alone */
-static void greedy(const char *name, size_t t, const char *want) {
+/* The 16 tokens of greedy decoding after a prompt of t tokens. All forms are literal
+   except that only full segments enter the memory. */
+static void greedy(const char *name, size_t t, const char *expected) {
     stx_ctx *x = golden_ctx(1);
     stx_file *f = open_golden(x, name);
     stx_comp_desc d;
     lists k;
     stx_comp *m;
     stx_comp_gen *g;
+    stx_sampling best;
     char got[128] = "";
     int32_t prompt[8];
     const stx_real *y;
@@ -399,17 +392,16 @@ static void greedy(const char *name, size_t t, const char *want) {
     m = stx_comp_create(x, &d);
     load(m, f);
     g = stx_comp_gen_create(m, 1);
+    memset(&best, 0, sizeof best);
     for (i = 0; i < t; i++) prompt[i] = (int32_t)((3 * i + i * i % 5) % 11);
     y = stx_comp_gen_feed(g, prompt, t);
     for (i = 0; i < 16 && y; i++) {
-        stx_sampling best;
-        int32_t token;
-        memset(&best, 0, sizeof best);
-        token = stx_sample(&best, 0, y, d.vocab, NULL);
+        int32_t token = stx_sample(&best, 0, y, d.vocab, NULL);
         snprintf(got + strlen(got), sizeof got - strlen(got), i ? " %ld" : "%ld", (long)token);
         y = stx_comp_gen_feed(g, &token, 1);
     }
-    CHECK(!strcmp(got, want), "%s after %zu: %s, expected %s %s", name, t, got, want, stx_error(x));
+    CHECK(!strcmp(got, expected), "%s after %zu: %s, expected %s %s", name, t, got, expected,
+          stx_error(x));
     stx_file_close(f);
     stx_destroy(x);
 }

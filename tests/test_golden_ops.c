@@ -1,9 +1,9 @@
-/* Every golden vector of single ops, the fused attention and the optimisers
-   (tests/golden, made by an independent PyTorch implementation): values and every
-   gradient. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_ops DIR */
+/* test_golden_ops.c - single ops, the fused attention and the optimisers against golden
+   vectors of an independent PyTorch implementation (tests/golden): values and every
+   gradient, within 1e-10 in the double build and 1e-5 in float. Usage: test_golden_ops
+   DIR */
 #include <stdint.h>
 #include "../seqtx.h"
-#include "test.h"
 #include "golden.h"
 
 #ifdef SEQTX_DOUBLE
@@ -12,99 +12,99 @@ static const double TOL = 1e-10;
 static const double TOL = 1e-5;
 #endif
 
+/* A variable with the shape and elements of an entry; NULL if the file has no such entry
+   */
 static stx_tensor *var(stx_ctx *x, const stx_file *f, const char *name) {
     const stx_entry *e = stx_file_find(f, name);
-    double *d;
     stx_real *r;
     stx_tensor *t;
     size_t i, dim[4] = {0, 0, 0, 0};
     if (!e) return NULL;
-    d = entry(f, name, NULL);
-    r = (stx_real *)malloc((e->count + 1) * sizeof *r);
-    for (i = 0; i < e->count; i++) r[i] = (stx_real)d[i];
+    r = reals(f, name, NULL);
     for (i = 0; i < (size_t)e->ndim; i++) dim[i] = e->dim[i];
     t = stx_variable(x, r, dim[0], dim[1], dim[2], dim[3]);
-    free(d);
     free(r);
     return t;
 }
 
+/* A bias, which is (H,D) in the file and (C) in the op */
+static stx_tensor *bias_var(stx_ctx *x, const stx_file *f, const char *name) {
+    stx_tensor *t = var(x, f, name);
+    if (t) {
+        t->ndim = 1;
+        t->dim[0] = t->size;
+    }
+    return t;
+}
+
+static void attention_inputs(stx_ctx *x, const stx_file *f, const char *name, stx_attention_in *in,
+                             stx_attention_desc *d) {
+    memset(in, 0, sizeof *in);
+    memset(d, 0, sizeof *d);
+    in->q = var(x, f, "q");
+    in->k = var(x, f, "k");
+    in->v = var(x, f, "v");
+    in->pe = var(x, f, "pe");
+    in->span_fraction = var(x, f, "z");
+    in->persistent_k = var(x, f, "pk");
+    in->persistent_v = var(x, f, "pv");
+    in->content_bias = bias_var(x, f, "u");
+    in->position_bias = bias_var(x, f, "vb");
+    d->heads = (size_t)need(f, "heads");
+    d->delta_min = (int)need(f, "delta_min");
+    d->not_causal = (int)need(f, "not_causal");
+    d->span = d->not_causal ? 0 : (size_t)need(f, "span");
+    d->ramp = in->span_fraction ? need(f, "ramp") : 0;
+    d->max_span = in->span_fraction ? need(f, "max_span") : 0;
+    d->eps = need(f, "eps");
+    d->no_renorm = (int)meta(f, "no_renorm", 0);
+    CHECK(!in->span_fraction
+              || in->span_fraction->size == (meta(f, "span_per_layer", 0) > 0 ? 1 : d->heads),
+          "%s: %zu spans", name, in->span_fraction ? in->span_fraction->size : 0);
+    d->first_key = (ptrdiff_t)need(f, "first_key");
+    d->scale = need(f, "scale");
+}
+
+static void attention_grads(stx_ctx *x, const stx_file *f, const char *name,
+                            const stx_attention_in *in) {
+    const struct {
+        const char *entry;
+        const stx_tensor *t;
+    } grads[] = {{"dq", in->q},
+                 {"dk", in->k},
+                 {"dv", in->v},
+                 {"dpe", in->pe},
+                 {"du", in->content_bias},
+                 {"dvb", in->position_bias},
+                 {"dz", in->span_fraction},
+                 {"dpk", in->persistent_k},
+                 {"dpv", in->persistent_v}};
+    size_t i;
+    for (i = 0; i < sizeof grads / sizeof *grads; i++)
+        if (grads[i].t)
+            same_as(x, f, name, grads[i].entry, grads[i].t->grad, grads[i].t->size, TOL, 1e-3);
+}
+
 static void attention_case(const char *name, int threads) {
-    stx_ctx *x;
-    stx_file *f;
+    stx_ctx *x = golden_ctx(threads);
+    stx_file *f = open_golden(x, name);
     stx_attention_in in;
     stx_attention_desc d;
     stx_tensor *y;
-    size_t n, i;
-    double *dy;
-    stx_real *g;
-    memset(&in, 0, sizeof in);
-    memset(&d, 0, sizeof d);
-    x = golden_ctx(threads);
-    f = open_golden(x, name);
     if (!f) {
         stx_destroy(x);
         return;
     }
     stx_begin(x, STX_TRAIN);
-    in.q = var(x, f, "q");
-    in.k = var(x, f, "k");
-    in.v = var(x, f, "v");
-    in.pe = var(x, f, "pe");
-    in.span_fraction = var(x, f, "z");
-    in.persistent_k = var(x, f, "pk");
-    in.persistent_v = var(x, f, "pv");
-    {
-        /* (H,D) in the file, (C) in the op */
-        stx_tensor *u = var(x, f, "u"), *vb = var(x, f, "vb");
-        if (u) {
-            u->ndim = 1;
-            u->dim[0] = u->size;
-            in.content_bias = u;
-        }
-        if (vb) {
-            vb->ndim = 1;
-            vb->dim[0] = vb->size;
-            in.position_bias = vb;
-        }
-    }
-    d.heads = (size_t)need(f, "heads");
-    d.delta_min = (int)need(f, "delta_min");
-    d.not_causal = (int)need(f, "not_causal");
-    d.span = d.not_causal ? 0 : (size_t)need(f, "span");
-    d.ramp = in.span_fraction ? need(f, "ramp") : 0;
-    d.max_span = in.span_fraction ? need(f, "max_span") : 0;
-    d.eps = need(f, "eps");
-    d.no_renorm = (int)meta(f, "no_renorm", 0);
-    CHECK(!in.span_fraction
-              || in.span_fraction->size == (meta(f, "span_per_layer", 0) > 0 ? 1 : d.heads),
-          "%s: %zu spans", name, in.span_fraction ? in.span_fraction->size : 0);
-    d.first_key = (ptrdiff_t)need(f, "first_key");
-    d.scale = need(f, "scale");
+    attention_inputs(x, f, name, &in, &d);
     y = stx_attention(x, &in, &d);
     CHECK(y != NULL, "%s: %s", name, stx_error(x));
     if (y) {
+        stx_real *dy = reals(f, "dy", NULL);
         same_as(x, f, name, "y", y->data, y->size, TOL, 1e-3);
-        dy = entry(f, "dy", &n);
-        g = (stx_real *)malloc((n + 1) * sizeof *g);
-        for (i = 0; i < n; i++) g[i] = (stx_real)dy[i];
-        stx_backward_from(x, y, g);
+        stx_backward_from(x, y, dy);
         CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
-        same_as(x, f, name, "dq", in.q->grad, in.q->size, TOL, 1e-3);
-        same_as(x, f, name, "dk", in.k->grad, in.k->size, TOL, 1e-3);
-        same_as(x, f, name, "dv", in.v->grad, in.v->size, TOL, 1e-3);
-        if (in.pe) same_as(x, f, name, "dpe", in.pe->grad, in.pe->size, TOL, 1e-3);
-        if (in.content_bias)
-            same_as(x, f, name, "du", in.content_bias->grad, in.content_bias->size, TOL, 1e-3);
-        if (in.position_bias)
-            same_as(x, f, name, "dvb", in.position_bias->grad, in.position_bias->size, TOL, 1e-3);
-        if (in.span_fraction)
-            same_as(x, f, name, "dz", in.span_fraction->grad, in.span_fraction->size, TOL, 1e-3);
-        if (in.persistent_k)
-            same_as(x, f, name, "dpk", in.persistent_k->grad, in.persistent_k->size, TOL, 1e-3);
-        if (in.persistent_v)
-            same_as(x, f, name, "dpv", in.persistent_v->grad, in.persistent_v->size, TOL, 1e-3);
-        free(g);
+        attention_grads(x, f, name, &in);
         free(dy);
     }
     stx_file_close(f);
@@ -119,34 +119,33 @@ static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *name) {
     return ids;
 }
 
+/* Compares y with "OP.y" and, after a backward from "OP.dy" (ones without such an entry),
+   the gradients of the input, weight and bias; NULL: not compared */
 static void finish(stx_ctx *x, const stx_file *f, const char *op, stx_tensor *y, stx_tensor *in,
                    stx_tensor *w, stx_tensor *b) {
+    const struct {
+        const char *entry;
+        const stx_tensor *t;
+    } grads[] = {{"dx", in}, {"dw", w}, {"db", b}};
     char name[64];
-    size_t n, i;
-    double *dy;
-    stx_real *g;
+    size_t i;
+    stx_real *dy;
     CHECK(y != NULL, "%s: %s", op, stx_error(x));
     if (!y) return;
     snprintf(name, sizeof name, "%s.y", op);
     same_as(x, f, op, name, y->data, y->size, TOL, 1e-3);
     snprintf(name, sizeof name, "%s.dy", op);
-    dy = entry(f, name, &n);
-    g = (stx_real *)malloc((y->size + 1) * sizeof *g);
-    for (i = 0; i < y->size; i++) g[i] = dy ? (stx_real)dy[i] : 1;
-    stx_backward_from(x, y, g);
+    dy = reals(f, name, NULL);
+    if (!dy) {
+        dy = (stx_real *)malloc((y->size + 1) * sizeof *dy);
+        for (i = 0; i < y->size; i++) dy[i] = 1;
+    }
+    stx_backward_from(x, y, dy);
     free(dy);
-    free(g);
-    if (in) {
-        snprintf(name, sizeof name, "%s.dx", op);
-        same_as(x, f, op, name, in->grad, in->size, TOL, 1e-3);
-    }
-    if (w) {
-        snprintf(name, sizeof name, "%s.dw", op);
-        same_as(x, f, op, name, w->grad, w->size, TOL, 1e-3);
-    }
-    if (b) {
-        snprintf(name, sizeof name, "%s.db", op);
-        same_as(x, f, op, name, b->grad, b->size, TOL, 1e-3);
+    for (i = 0; i < 3; i++) {
+        if (!grads[i].t) continue;
+        snprintf(name, sizeof name, "%s.%s", op, grads[i].entry);
+        same_as(x, f, op, name, grads[i].t->grad, grads[i].t->size, TOL, 1e-3);
     }
 }
 
@@ -191,104 +190,128 @@ static void plain_ops(void) {
     stx_destroy(x);
 }
 
+/* A run of an optimiser: two parameters, their gradients and values for every step */
+typedef struct optim_run {
+    size_t n[2], steps;
+    double *init[2], *grads[2], *expected[2];
+} optim_run;
+
+/* Reads the entries of a variant. "spec" has its own, with other names. */
+static int read_run(const stx_file *f, const char *variant, optim_run *r) {
+    const int spec = !strcmp(variant, "spec");
+    char key[64], param[16];
+    size_t k;
+    for (k = 0; k < 2; k++) {
+        snprintf(param, sizeof param, spec ? "spec.%c" : "p%c", spec ? "pq"[k] : "01"[k]);
+        snprintf(key, sizeof key, "%s.init", param);
+        r->init[k] = entry(f, key, &r->n[k]);
+        snprintf(key, sizeof key, "%s.grad", param);
+        r->grads[k] = entry(f, key, &r->steps);
+        if (spec)
+            snprintf(key, sizeof key, "%s", param);
+        else
+            snprintf(key, sizeof key, "%s.%s", variant, param);
+        r->expected[k] = entry(f, key, NULL);
+        CHECK(r->init[k] && r->grads[k] && r->expected[k], "%s", key);
+        if (!r->init[k] || !r->grads[k] || !r->expected[k]) return 0;
+        r->steps /= r->n[k];
+    }
+    return 1;
+}
+
+static double variant_need(const stx_file *f, const char *variant, const char *what) {
+    char key[64];
+    snprintf(key, sizeof key, "%s.%s", variant, what);
+    return need(f, key);
+}
+
+static void variant_desc(const stx_file *f, const char *variant, stx_optim_desc *od,
+                         stx_schedule *sc) {
+    static const char *const names[] = {"sgd", "adam", "adamw", "adagrad", NULL};
+    static const int kinds[] = {STX_SGD, STX_ADAM, STX_ADAMW, STX_ADAGRAD};
+    char key[64];
+    memset(od, 0, sizeof *od);
+    memset(sc, 0, sizeof *sc);
+    if (!strcmp(variant, "spec")) {
+        od->kind = STX_ADAGRAD;
+        od->clip = 0.03;
+        sc->lr = 0.07;
+        sc->warmup = 4;
+        return;
+    }
+    snprintf(key, sizeof key, "%s.kind", variant);
+    od->kind = kinds[index_of(stx_file_meta(f, key), key, names)];
+    sc->lr = variant_need(f, variant, "lr");
+    od->clip = variant_need(f, variant, "clip");
+    sc->warmup = (uint64_t)variant_need(f, variant, "warmup");
+    od->momentum = variant_need(f, variant, "momentum");
+    od->weight_decay = variant_need(f, variant, "weight_decay");
+}
+
+/* The parameters after a step, whose gradients are zeroed */
+static void compare_step(const char *variant, const optim_run *r, const stx_params *p, size_t step,
+                         double tol) {
+    stx_ctx *x = p->ctx;
+    size_t k, i;
+    for (k = 0; k < 2; k++) {
+        stx_real *value = host_of(x, p->tensor[k]->data, r->n[k]),
+                 *grad = host_of(x, p->tensor[k]->grad, r->n[k]);
+        const double *expected = r->expected[k] + step * r->n[k];
+        for (i = 0; i < r->n[k]; i++) {
+            CHECK(CLOSE(value[i], expected[i], tol),
+                  "%s step %zu tensor %zu[%zu]: %.12g, expected %.12g", variant, step, k, i,
+                  (double)value[i], expected[i]);
+            CHECK(grad[i] == 0, "%s: the gradient is not zeroed", variant);
+        }
+        free(value);
+        free(grad);
+    }
+}
+
+static void optimiser_case(const char *variant) {
+    const double spec_tol = TOL > 1e-9 ? 1e-5 : 1e-11;
+    const double tol = strcmp(variant, "spec") ? TOL : spec_tol;
+    stx_ctx *x = golden_ctx(0);
+    stx_file *f = open_golden(x, "optim");
+    stx_params *p = stx_params_create(x);
+    stx_optim_desc od;
+    stx_schedule sc;
+    stx_optim *o;
+    optim_run r;
+    size_t step, k;
+
+    memset(&r, 0, sizeof r);
+    if (f && read_run(f, variant, &r)) {
+        for (k = 0; k < 2; k++) {
+            stx_param(p, STX_ZEROS, 0, k ? "p1" : "p0", r.n[k], 0, 0, 0);
+            put_f64(x, p->tensor[k]->data, r.init[k], r.n[k]);
+        }
+        variant_desc(f, variant, &od, &sc);
+        o = stx_optim_create(p, &od);
+        CHECK(o != NULL, "%s: %s", variant, stx_error(x));
+        for (step = 0; o && step < r.steps; step++) {
+            for (k = 0; k < 2; k++)
+                put_f64(x, p->tensor[k]->grad, r.grads[k] + step * r.n[k], r.n[k]);
+            CHECK(stx_optim_step(o, stx_schedule_lr(&sc, step + 1)) == 1 && stx_optim_sync(o),
+                  "%s step %zu", variant, step);
+            compare_step(variant, &r, p, step, tol);
+        }
+    }
+    for (k = 0; k < 2; k++) {
+        free(r.init[k]);
+        free(r.grads[k]);
+        free(r.expected[k]);
+    }
+    stx_file_close(f);
+    stx_destroy(x);
+}
+
 static void optimisers(void) {
     static const char *const variants[] = {"sgd",          "sgd_clip",   "adam",    "adam_clip",
                                            "adamw",        "adamw_clip", "adagrad", "adagrad_clip",
                                            "adagrad_warm", "spec"};
-    size_t v, step, k, i;
-    for (v = 0; v < sizeof variants / sizeof *variants; v++) {
-        stx_ctx *x = golden_ctx(0);
-        stx_file *f = open_golden(x, "optim");
-        stx_params *p = stx_params_create(x);
-        stx_optim_desc od;
-        stx_schedule sc;
-        stx_optim *o;
-        char key[64];
-        const char *kind, *var_ = variants[v];
-        int spec = !strcmp(var_, "spec");
-        size_t steps = 0, n[2];
-        double *init[2], *grads[2], *want[2];
-        static const char *const letters[2] = {"p", "q"};
-        if (!f) {
-            stx_destroy(x);
-            return;
-        }
-        for (k = 0; k < 2; k++) {
-            if (spec) {
-                snprintf(key, sizeof key, "spec.%s.init", letters[k]);
-                init[k] = entry(f, key, &n[k]);
-                snprintf(key, sizeof key, "spec.%s.grad", letters[k]);
-                grads[k] = entry(f, key, &steps);
-                snprintf(key, sizeof key, "spec.%s", letters[k]);
-                want[k] = entry(f, key, NULL);
-            } else {
-                snprintf(key, sizeof key, "p%d.init", (int)k);
-                init[k] = entry(f, key, &n[k]);
-                snprintf(key, sizeof key, "p%d.grad", (int)k);
-                grads[k] = entry(f, key, &steps);
-                snprintf(key, sizeof key, "%s.p%d", var_, (int)k);
-                want[k] = entry(f, key, NULL);
-            }
-            CHECK(init[k] && grads[k] && want[k], "%s", key);
-            if (!init[k] || !grads[k] || !want[k]) return;
-            steps /= n[k];
-            snprintf(key, sizeof key, "p%d", (int)k);
-            stx_param(p, STX_ZEROS, 0, key, n[k], 0, 0, 0);
-            put_f64(x, p->tensor[k]->data, init[k], n[k]);
-        }
-        memset(&od, 0, sizeof od);
-        memset(&sc, 0, sizeof sc);
-        if (spec) {
-            od.kind = STX_ADAGRAD;
-            od.clip = 0.03;
-            sc.lr = 0.07;
-            sc.warmup = 4;
-        } else {
-            snprintf(key, sizeof key, "%s.kind", var_);
-            kind = stx_file_meta(f, key);
-            od.kind = !strcmp(kind, "sgd")     ? STX_SGD
-                      : !strcmp(kind, "adam")  ? STX_ADAM
-                      : !strcmp(kind, "adamw") ? STX_ADAMW
-                                               : STX_ADAGRAD;
-            snprintf(key, sizeof key, "%s.lr", var_);
-            sc.lr = need(f, key);
-            snprintf(key, sizeof key, "%s.clip", var_);
-            od.clip = need(f, key);
-            snprintf(key, sizeof key, "%s.warmup", var_);
-            sc.warmup = (uint64_t)need(f, key);
-            snprintf(key, sizeof key, "%s.momentum", var_);
-            od.momentum = need(f, key);
-            snprintf(key, sizeof key, "%s.weight_decay", var_);
-            od.weight_decay = need(f, key);
-        }
-        o = stx_optim_create(p, &od);
-        CHECK(o != NULL, "%s: %s", var_, stx_error(x));
-        for (step = 0; o && step < steps; step++) {
-            for (k = 0; k < 2; k++) put_f64(x, p->tensor[k]->grad, grads[k] + step * n[k], n[k]);
-            CHECK(stx_optim_step(o, stx_schedule_lr(&sc, step + 1)) == 1 && stx_optim_sync(o),
-                  "%s step %zu", var_, step);
-            for (k = 0; k < 2; k++) {
-                stx_real *value = host_of(x, p->tensor[k]->data, n[k]),
-                         *grad = host_of(x, p->tensor[k]->grad, n[k]);
-                for (i = 0; i < n[k]; i++) {
-                    CHECK(CLOSE(value[i], want[k][step * n[k] + i],
-                                spec ? (TOL > 1e-9 ? 1e-5 : 1e-11) : TOL),
-                          "%s step %zu tensor %zu[%zu]: %.12g, expected %.12g", var_, step, k, i,
-                          (double)value[i], want[k][step * n[k] + i]);
-                    CHECK(grad[i] == 0, "%s: the gradient is not zeroed", var_);
-                }
-                free(value);
-                free(grad);
-            }
-        }
-        for (k = 0; k < 2; k++) {
-            free(init[k]);
-            free(grads[k]);
-            free(want[k]);
-        }
-        stx_file_close(f);
-        stx_destroy(x);
-    }
+    size_t v;
+    for (v = 0; v < sizeof variants / sizeof *variants; v++) optimiser_case(variants[v]);
 }
 
 int main(int argc, char **argv) {

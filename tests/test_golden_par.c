@@ -1,11 +1,11 @@
-/* seqtx_par.h against the golden vectors of an independent PyTorch implementation
-   (tests/golden, README_par.md): hidden states, losses, every token's nll, gates,
-   memories with what is missing in them, every gradient, of call after call; evaluations
-   with other memories; greedy words; training; cuts and patterns. 1e-10 in the double
-   build, 1e-5 in float. Usage: test_golden_par DIR [NAME ...] */
+/* test_golden_par.c - seqtx_par.h against golden vectors of an independent PyTorch
+   implementation (tests/golden, README_par.md): hidden states, losses, nll of every
+   token, gates, memories with their missing rows and every gradient, call by call;
+   evaluations with other memories; greedy decoding; training; cutoffs and patterns.
+   Within 1e-10 in the double build, 1e-5 in float. Usage: test_golden_par DIR [NAME ...]
+   */
 #include <stdint.h>
 #include "../seqtx_par.h"
-#include "test.h"
 #include "golden.h"
 
 #ifdef SEQTX_DOUBLE
@@ -13,75 +13,31 @@ static const double TOL = 1e-10, CURVE = 1e-9;
 #else
 static const double TOL = 1e-5, CURVE = 2e-5;
 #endif
-enum { MOST = 8 };
 
+/* The metadata `key`, which is required */
 static const char *text_of(const stx_file *f, const char *key) {
     const char *s = stx_file_meta(f, key);
     CHECK(s != NULL, "no metadata %s", key);
     return s ? s : "";
 }
 
-static size_t list_of(const char *s, size_t *v, size_t most) {
-    size_t n = 0;
-    for (; s && *s && n < most; s += strcspn(s, ","), s += *s == ',') v[n++] = (size_t)atol(s);
-    return n;
-}
-
 static int choice(const stx_file *f, const char *key, const char *const *names) {
-    const char *s = text_of(f, key);
-    int i;
-    for (i = 0; names[i]; i++)
-        if (!strcmp(s, names[i])) return i;
-    CHECK(0, "%s is %s", key, s);
-    return 0;
+    return index_of(text_of(f, key), key, names);
 }
 
-static stx_real *step_numbers(const stx_file *f, const char *what, size_t s, size_t *n) {
+/* Elements of entry "WHAT.S" */
+static stx_real *step_reals(const stx_file *f, const char *what, size_t s, size_t *n) {
     char key[64];
-    double *e;
-    stx_real *v;
-    size_t i;
     snprintf(key, sizeof key, "%s.%zu", what, s);
-    e = entry(f, key, n);
-    v = e ? (stx_real *)malloc((*n + 1) * sizeof *v) : NULL;
-    for (i = 0; e && i < *n; i++) v[i] = (stx_real)e[i];
-    free(e);
-    return v;
+    return reals(f, key, n);
 }
 
-static void config(const stx_file *f, stx_par_desc *d) {
-    static const char *const positions[] = {"sines", "learned", NULL}, *const sines[] = {"block",
-                                                                                         "ref",
-                                                                                         NULL};
-    static const char *const modes[] = {"dist", "fixed", "ref", NULL}, *const scales[] = {"sqrt",
-                                                                                          "full",
-                                                                                          NULL};
-    static const char *const norms[] = {"post", "pre", NULL}, *const archs[] = {"logits", "pi",
-                                                                                NULL};
-    static const char *const gates[] = {"soft", "st", NULL};
-    static const char *const evals[] = {"argmax", "soft", "noise", NULL}, *const noises[] = {
-                                                                              "step", "sequence",
-                                                                              "tokens", NULL};
-    static const char *const ins[] = {"plain", "adaptive", NULL}, *const outs[] = {"adaptive",
-                                                                                   "plain", "tied",
-                                                                                   "ref", NULL};
-    static const char *const ties[] = {"none", "all", "but_first", NULL}, *const divisors[] = {
-                                                                              "valid", "all", NULL};
-    static const char *const latencies[] = {"none", "add", "hinge", "fbnet", NULL}, *const of[] = {
-                                                                                        "p", "w",
-                                                                                        NULL};
-    size_t n;
-    double *c;
-    memset(d, 0, sizeof *d);
-    d->vocab = (size_t)need(f, "vocab");
-    d->dim = (size_t)need(f, "dim");
-    d->heads = (size_t)need(f, "heads");
-    d->head_dim = (size_t)need(f, "head_dim");
-    d->inner = (size_t)need(f, "inner");
-    d->blocks = (size_t)need(f, "blocks");
-    d->pattern = text_of(f, "pattern");
-    d->segment = (size_t)need(f, "segment");
-    d->mem = need(f, "mem") > 0 ? (size_t)need(f, "mem") : STX_PAR_NO_ROWS;
+static void config_attention(const stx_file *f, stx_par_desc *d) {
+    static const char *const positions[] = {"sines", "learned", NULL};
+    static const char *const sines[] = {"block", "ref", NULL};
+    static const char *const modes[] = {"dist", "fixed", "ref", NULL};
+    static const char *const scales[] = {"sqrt", "full", NULL};
+    static const char *const norms[] = {"post", "pre", NULL};
     d->positions = choice(f, "positions", positions);
     if (meta(f, "rel_bias", 0) > 0) d->positions = STX_PAR_LEARNED_BIAS;
     d->sines = d->positions ? 0 : choice(f, "sines_form", sines);
@@ -95,11 +51,25 @@ static void config(const stx_file *f, stx_par_desc *d) {
     d->pre_norm = choice(f, "norm", norms);
     d->no_final_norm = d->pre_norm && meta(f, "final_norm", 1) == 0;
     d->norm_eps = need(f, "norm_eps");
+}
+
+static void config_search(const stx_file *f, stx_par_desc *d) {
+    static const char *const archs[] = {"logits", "pi", NULL};
+    static const char *const gates[] = {"soft", "st", NULL};
+    static const char *const evals[] = {"argmax", "soft", "noise", NULL};
+    static const char *const noises[] = {"step", "sequence", "tokens", NULL};
     d->arch = choice(f, "arch", archs);
     d->gate = choice(f, "gate", gates);
     d->gate_eval = choice(f, "gate_eval", evals);
     d->noise = choice(f, "noise", noises);
     if (d->noise == STX_PAR_NOISE_TOKENS) d->noise_tokens = (size_t)need(f, "noise_tokens");
+}
+
+static void config_words(const stx_file *f, stx_par_desc *d) {
+    static const char *const ins[] = {"plain", "adaptive", NULL};
+    static const char *const outs[] = {"adaptive", "plain", "tied", "ref", NULL};
+    static const char *const ties[] = {"none", "all", "but_first", NULL};
+    static const char *const divisors[] = {"valid", "all", NULL};
     d->adaptive_in = choice(f, "words_in", ins);
     d->words_out = choice(f, "words_out", outs);
     d->emb_scale = need(f, "emb_scale");
@@ -115,16 +85,23 @@ static void config(const stx_file *f, stx_par_desc *d) {
     }
     d->tie_words = (int)need(f, "tie_words");
     d->one_proj = (int)meta(f, "one_projection", 0);
-    /* else there are none */
+    /* otherwise there are no projections */
     if (d->div_val > 1 || (d->emb && d->emb != d->dim)) d->tie_projs = choice(f, "tie_projs", ties);
     d->pads = need(f, "pad_id") >= 0;
     d->pad_id = d->pads ? (int32_t)need(f, "pad_id") : 0;
     d->divide_all = choice(f, "pad_divisor", divisors);
+}
+
+static void config_latency(const stx_file *f, stx_par_desc *d) {
+    static const char *const latencies[] = {"none", "add", "hinge", "fbnet", NULL};
+    static const char *const of[] = {"p", "w", NULL};
+    size_t n;
+    double *c;
     d->latency = choice(f, "latency", latencies);
     if (!d->latency) return;
     d->latency_w = choice(f, "latency_w", of);
-    d->latency_weight = need(f,
-                             d->latency == STX_PAR_LATENCY_FBNET ? "latency_alpha" : "latency_lam");
+    d->latency_weight = need(f, d->latency == STX_PAR_LATENCY_FBNET ? "latency_alpha"
+                                                                    : "latency_lam");
     if (d->latency == STX_PAR_LATENCY_HINGE) d->latency_target = need(f, "latency_target");
     if (d->latency == STX_PAR_LATENCY_FBNET) d->latency_power = need(f, "latency_beta");
     c = entry(f, "latency", &n);
@@ -136,6 +113,23 @@ static void config(const stx_file *f, stx_par_desc *d) {
     free(c);
 }
 
+static void config(const stx_file *f, stx_par_desc *d) {
+    memset(d, 0, sizeof *d);
+    d->vocab = (size_t)need(f, "vocab");
+    d->dim = (size_t)need(f, "dim");
+    d->heads = (size_t)need(f, "heads");
+    d->head_dim = (size_t)need(f, "head_dim");
+    d->inner = (size_t)need(f, "inner");
+    d->blocks = (size_t)need(f, "blocks");
+    d->pattern = text_of(f, "pattern");
+    d->segment = (size_t)need(f, "segment");
+    d->mem = need(f, "mem") > 0 ? (size_t)need(f, "mem") : STX_PAR_NO_ROWS;
+    config_attention(f, d);
+    config_search(f, d);
+    config_words(f, d);
+    config_latency(f, d);
+}
+
 static void load(stx_ctx *x, stx_params *p, const stx_file *f) {
     size_t i, n;
     for (i = 0; p && i < p->count; i++) {
@@ -143,14 +137,14 @@ static void load(stx_ctx *x, stx_params *p, const stx_file *f) {
         double *e;
         snprintf(key, sizeof key, "param.%s", p->name[i]);
         e = entry(f, key, &n);
-        CHECK(e && n == p->tensor[i]->size, "%s: %zu numbers, %zu in the file", key,
+        CHECK(e && n == p->tensor[i]->size, "%s: %zu values, %zu in the file", key,
               p->tensor[i]->size, n);
         if (e && n == p->tensor[i]->size) put_f64(x, p->tensor[i]->data, e, n);
         free(e);
     }
 }
 
-/* Has the file what the model has not? */
+/* The file has no parameters that the model does not have. */
 static void no_more(const stx_par *m, const stx_file *f, const char *file) {
     size_t i;
     for (i = 0; i < stx_file_count(f); i++) {
@@ -162,6 +156,7 @@ static void no_more(const stx_par *m, const stx_file *f, const char *file) {
     }
 }
 
+/* Largest magnitude in all entries whose names begin and end with these texts */
 static double entry_top(const stx_file *f, const char *ending, const char *beginning) {
     double top = 0;
     size_t i, k, n;
@@ -180,8 +175,9 @@ static double entry_top(const stx_file *f, const char *ending, const char *begin
     return top;
 }
 
-/* The gradient of a bias of positions is 0 but for rounding: a number that all logits
-   of a row have alike. What is rounded are sums of numbers of other gradients' size */
+/* A position bias adds the same value to all logits of a row, so that its gradient is 0
+   except for rounding. The terms that are rounded have the size of other gradients, hence
+   the floor. */
 static void gradients(stx_ctx *x, const stx_params *p, const stx_file *f, const char *file,
                       size_t s) {
     char key[128], ending[24];
@@ -196,28 +192,16 @@ static void gradients(stx_ctx *x, const stx_params *p, const stx_file *f, const 
     }
 }
 
-static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *what, size_t s, size_t B,
-                       int opposite) {
-    char key[64];
-    size_t n, i;
-    int32_t *v;
-    stx_ids *t;
-    snprintf(key, sizeof key, "%s.%zu", what, s);
-    v = integers(f, key, &n);
-    for (i = 0; v && opposite && i < n; i++) v[i] = !v[i];
-    t = v ? stx_tokens(x, v, B, n / B) : NULL;
-    free(v);
-    return t;
-}
-
-static void numbers(stx_ctx *x, const stx_file *f, const char *file, const char *what, size_t s,
-                    const stx_tensor *t) {
+/* Compares a tensor with entry "WHAT.S". */
+static void tensor_is(stx_ctx *x, const stx_file *f, const char *file, const char *what, size_t s,
+                      const stx_tensor *t) {
     char key[64];
     snprintf(key, sizeof key, "%s.%zu", what, s);
     CHECK(t != NULL, "%s %s: %s", file, key, stx_error(x));
     if (t) same_as(x, f, file, key, t->data, t->size, TOL, 1e-2);
 }
 
+/* The rows of a block after step s, and which of them are missing */
 static void memory(const stx_file *f, const char *file, size_t l, size_t s,
                    const stx_par_state *st) {
     const stx_memory_layer *y = &st->mem->layer[l];
@@ -225,31 +209,27 @@ static void memory(const stx_file *f, const char *file, size_t l, size_t s,
     char key[64];
     size_t m, i, c;
     int32_t *pad;
-    double *want;
-    stx_real *have;
+    double *expected, *have;
     snprintf(key, sizeof key, "mem.%zu.%zu", l, s);
     if (!y->count || !D) {
         CHECK(!stx_file_find(f, key), "%s: no rows of %s", file, key);
         return;
     }
-    want = entry(f, key, &m);
-    CHECK(want && m == n * D, "%s: %zu numbers in %s, expected %zu", file, m, key, n * D);
+    expected = entry(f, key, &m);
+    CHECK(expected && m == n * D, "%s: %zu values in %s, expected %zu", file, m, key, n * D);
     snprintf(key, sizeof key, "mem_pad.%zu.%zu", l, s);
     pad = integers(f, key, &m);
-    have = host_of(st->model->ctx, stx_memory_read(st->mem, l, SIZE_MAX)->data, n * D);
-    for (i = 0; want && i < n; i++) {
+    have = doubles_of(st->model->ctx, stx_memory_read(st->mem, l, SIZE_MAX)->data, n * D);
+    for (i = 0; expected && i < n; i++) {
         double off = 0;
         CHECK((pad ? pad[i] : 0) == (y->masked ? y->pad[i] != 0 : 0), "%s %s: row %zu is %s", file,
-              key, i, pad && pad[i] ? "missing" : "there");
+              key, i, pad && pad[i] ? "missing" : "stored");
         if (pad && pad[i]) continue;
-        for (c = 0; c < D; c++) {
-            double e = fabs((double)have[i * D + c] - want[i * D + c]);
-            if (!(e <= off)) off = isnan(e) ? HUGE_VAL : e;
-        }
-        CHECK(off <= 5 * TOL, "%s memory %zu after %zu, row %zu: off by %g", file, l, s, i, off);
+        for (c = 0; c < D; c++) raise_worst(&off, fabs(have[i * D + c] - expected[i * D + c]));
+        CHECK(off <= 5 * TOL, "%s memory %zu after %zu, row %zu: error %g", file, l, s, i, off);
     }
     free(pad);
-    free(want);
+    free(expected);
     free(have);
 }
 
@@ -264,6 +244,8 @@ static void reset(const stx_file *f, size_t s, stx_par_state *st) {
     free(v);
 }
 
+/* Sets the temperature and the noise of step s in a search. *u is the noise of the step
+   before, or NULL; it is freed and replaced. */
 static void set_noise(stx_par *m, const stx_file *f, size_t s, stx_real **u) {
     size_t n;
     double *tau = entry(f, "tau", &n);
@@ -275,17 +257,17 @@ static void set_noise(stx_par *m, const stx_file *f, size_t s, stx_real **u) {
     if (tau && s < n) stx_par_set_tau(m, tau[s]);
     free(tau);
     free(*u);
-    *u = step_numbers(f, "uniforms", s, &n);
+    *u = step_reals(f, "uniforms", s, &n);
     stx_par_set_uniforms(m, *u, n);
 }
 
-/* Evaluation in a mode, by m or by a fixed network */
+/* Evaluation in a mode, by a search or by a fixed network */
 static void evaluate(stx_par *m, const stx_file *f, const char *file, const char *mode, size_t B,
                      size_t steps) {
     stx_ctx *x = m->ctx;
-    stx_par_state *s = stx_par_state_create_sized(m, B,
-                                                  (size_t)meta(f, "eval_mem", need(f, "mem")));
-    const int other = stx_file_meta(f, "eval_segment") != NULL;
+    const size_t rows_max = (size_t)meta(f, "eval_mem", need(f, "mem"));
+    stx_par_state *s = stx_par_state_create_sized(m, B, rows_max);
+    const int other = stx_file_meta(f, "eval_segment") != NULL; /* a text of the evaluation */
     stx_real *u = NULL;
     size_t i;
     CHECK(s != NULL, "%s: %s", file, stx_error(x));
@@ -294,21 +276,21 @@ static void evaluate(stx_par *m, const stx_file *f, const char *file, const char
     s->same_length = (int)meta(f, "eval_same_length", need(f, "same_length"));
     for (i = 0; stx_ok(x) && (other || i < steps); i++) {
         char key[64];
-        stx_ids *ids, *targets;
+        stx_ids *ids, *targets, *pad;
         stx_tensor *h, *nll, *rows;
         stx_begin(x, STX_EVAL);
-        ids = ids_of(x, f, other ? "eval.tokens" : "tokens", i, B, 0);
-        targets = ids_of(x, f, other ? "eval.targets" : "targets", i, B, 0);
+        ids = step_ids(x, f, other ? "eval.tokens" : "tokens", i, B, 0);
+        targets = step_ids(x, f, other ? "eval.targets" : "targets", i, B, 0);
         if (!ids) break;
         if (!strcmp(mode, "noise")) set_noise(m, f, i, &u);
         reset(f, i, s);
-        h = stx_par_segment(m, stx_par_embed(m, ids), other ? NULL : ids_of(x, f, "mask", i, B, 1),
-                            s, s);
+        pad = other ? NULL : step_ids(x, f, "mask", i, B, 1);
+        h = stx_par_segment(m, stx_par_embed(m, ids), pad, s, s);
         nll = stx_par_nll(m, h, targets, &rows);
         snprintf(key, sizeof key, "eval.%s.loss", mode);
-        numbers(x, f, file, key, i, nll);
+        tensor_is(x, f, file, key, i, nll);
         snprintf(key, sizeof key, "eval.%s.nll", mode);
-        numbers(x, f, file, key, i, rows);
+        tensor_is(x, f, file, key, i, rows);
     }
     CHECK(i >= (other ? 2 : steps), "%s: evaluation of %zu calls", file, i);
     free(u);
@@ -316,19 +298,20 @@ static void evaluate(stx_par *m, const stx_file *f, const char *file, const char
     stx_par_state_free(s);
 }
 
+/* Greedy decoding of `count` words after the first segment, and their log p */
 static void greedy(stx_par *m, const stx_file *f, const char *file, size_t B, size_t count) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, B);
     const size_t V = m->desc.vocab;
     size_t n, b, i, v;
-    int32_t *want = integers(f, "greedy", &n), *now = (int32_t *)calloc(B, sizeof *now);
+    int32_t *expected = integers(f, "greedy", &n), *now = (int32_t *)calloc(B, sizeof *now);
     double *logp = entry(f, "greedy.logp", &n);
-    for (i = 0; i < count && want && logp; i++) {
+    for (i = 0; i < count && expected && logp; i++) {
         stx_tensor *h, *p;
         stx_real *got;
         stx_ids *ids;
         stx_begin(x, STX_EVAL);
-        ids = i ? stx_tokens(x, now, B, 1) : ids_of(x, f, "tokens", 0, B, 0);
+        ids = i ? stx_tokens(x, now, B, 1) : step_ids(x, f, "tokens", 0, B, 0);
         h = stx_par_forward(m, ids, s, s);
         h = h ? stx_slice(x, h, ids->T - 1, ids->T) : NULL;
         p = stx_par_log_probs(m, h);
@@ -336,96 +319,85 @@ static void greedy(stx_par *m, const stx_file *f, const char *file, size_t B, si
         if (!p) break;
         got = host_of(x, p->data, B * V);
         for (b = 0; b < B; b++) {
+            const size_t at = b * count + i;
+            double best;
             for (now[b] = 0, v = 1; v < V; v++)
                 if (got[b * V + v] > got[b * V + (size_t)now[b]]) now[b] = (int32_t)v;
-            CHECK(now[b] == want[b * count + i]
-                      && CLOSE(got[b * V + (size_t)now[b]], logp[b * count + i], TOL),
-                  "%s greedy word %zu of row "
-                  "%zu: %ld, log p %g; want %ld, %g",
-                  file, i, b, (long)now[b], (double)got[b * V + (size_t)now[b]],
-                  (long)want[b * count + i], logp[b * count + i]);
+            best = (double)got[b * V + (size_t)now[b]];
+            CHECK(now[b] == expected[at] && CLOSE(best, logp[at], TOL),
+                  "%s greedy word %zu of row %zu: %ld, log p %g; expected %ld, %g", file, i, b,
+                  (long)now[b], best, (long)expected[at], logp[at]);
         }
         free(got);
     }
-    free(want);
+    free(expected);
     free(now);
     free(logp);
     stx_par_state_free(s);
 }
 
-/* two: the state goes from one to another and back */
-static void model_case(const char *name, int recompute, int threads, int two) {
-    stx_ctx *x = golden_ctx(threads);
-    stx_file *f = open_golden(x, name);
-    stx_par_desc d;
-    stx_par *m;
-    stx_par_state *s, *o;
-    size_t B, steps, i, l, n, grads[16], grad_count;
+/* The gates of step i */
+static void gates(stx_par *m, const stx_file *f, const char *name, size_t i, size_t draws) {
+    const size_t L = m->desc.blocks;
+    size_t n, l, r;
+    double off = 0;
+    stx_real *w = step_reals(f, "w", i, &n);
+    CHECK(w && n == draws * L * 3, "%s: w of %zu values", name, n);
+    for (l = 0; w && l < L; l++) {
+        stx_real *have = host_of(m->ctx, m->w[l]->data, 3 * draws);
+        for (r = 0; r < 3 * draws; r++)
+            raise_worst(&off, fabs((double)have[r] - (double)w[(r / 3 * L + l) * 3 + r % 3]));
+        free(have);
+    }
+    CHECK(off <= TOL, "%s: gates of step %zu: error %g", name, i, off);
+    free(w);
+}
+
+/* A training step from state s to o; last: of the file. Returns the total loss, or NULL.
+   */
+static stx_tensor *train_step(stx_par *m, const stx_file *f, const char *name, size_t i, int last,
+                              stx_real **u, stx_par_state *s, stx_par_state *o) {
+    const size_t B = s->B;
+    stx_ctx *x = m->ctx;
+    stx_ids *ids, *targets;
+    stx_tensor *h, *nll, *rows, *total;
+    size_t l;
+    stx_begin(x, STX_TRAIN);
+    reset(f, i, s);
+    set_noise(m, f, i, u);
+    ids = step_ids(x, f, "tokens", i, B, 0);
+    targets = step_ids(x, f, "targets", i, B, 0);
+    h = stx_par_segment(m, stx_par_embed(m, ids), step_ids(x, f, "mask", i, B, 1), s, o);
+    tensor_is(x, f, name, "hidden", i, h);
+    nll = stx_par_nll(m, h, targets, &rows);
+    total = stx_par_total(m, nll);
+    tensor_is(x, f, name, "loss", i, total);
+    tensor_is(x, f, name, "nll", i, rows);
+    if (m->desc.latency) {
+        tensor_is(x, f, name, "ce", i, nll);
+        tensor_is(x, f, name, "lat", i, m->latency);
+    }
+    if (!total) return NULL;
+    if (m->arch) gates(m, f, name, i, stx_par_draws(m, B, ids->T));
+    if (last) tensor_is(x, f, name, "logp", i, stx_par_log_probs(m, h));
+    for (l = 0; l < m->desc.blocks; l++) memory(f, name, l, i, o);
+    return total;
+}
+
+/* All training steps, with the gradients of some. alternate: two states, each step
+   reading one and writing the other */
+static void train_steps(stx_par *m, const stx_file *f, const char *name, size_t B, size_t steps,
+                        int alternate) {
+    stx_ctx *x = m->ctx;
+    stx_par_state *s = stx_par_state_create(m, B), *o = alternate ? stx_par_state_create(m, B) : s,
+                  *swap;
     stx_real *u = NULL;
-    const char *modes;
-    if (!f) {
-        stx_destroy(x);
-        return;
-    }
-    config(f, &d);
-    d.recompute = recompute;
-    B = (size_t)need(f, "B");
-    steps = (size_t)need(f, "steps");
-    grad_count = list_of(text_of(f, "grad_steps"), grads, 16);
-    m = stx_par_create(x, &d);
-    CHECK(m != NULL, "%s: %s", name, stx_error(x));
-    if (!m) {
-        stx_file_close(f);
-        stx_destroy(x);
-        return;
-    }
-    CHECK(stx_params_size(m->params) == stx_par_count(&d), "%s: %zu parameters, counted %zu", name,
-          stx_params_size(m->params), stx_par_count(&d));
-    load(x, m->params, f);
-    load(x, m->arch, f);
-    no_more(m, f, name);
-    s = stx_par_state_create(m, B);
-    o = two ? stx_par_state_create(m, B) : s;
+    size_t i, k, grads[16], count = list_of(text_of(f, "grad_steps"), grads, 16);
     for (i = 0; i < steps && stx_ok(x); i++) {
-        stx_ids *ids, *targets;
-        stx_tensor *h, *nll, *rows, *total;
-        stx_par_state *swap;
-        stx_begin(x, STX_TRAIN);
-        reset(f, i, s);
-        set_noise(m, f, i, &u);
-        ids = ids_of(x, f, "tokens", i, B, 0);
-        targets = ids_of(x, f, "targets", i, B, 0);
-        h = stx_par_segment(m, stx_par_embed(m, ids), ids_of(x, f, "mask", i, B, 1), s, o);
-        numbers(x, f, name, "hidden", i, h);
-        nll = stx_par_nll(m, h, targets, &rows);
-        total = stx_par_total(m, nll);
-        numbers(x, f, name, "loss", i, total);
-        numbers(x, f, name, "nll", i, rows);
-        if (d.latency) {
-            numbers(x, f, name, "ce", i, nll);
-            numbers(x, f, name, "lat", i, m->latency);
-        }
+        stx_tensor *total = train_step(m, f, name, i, i + 1 == steps, &u, s, o);
         if (!total) break;
-        if (m->arch) {
-            size_t draws = stx_par_draws(m, B, ids->T), r;
-            stx_real *w = step_numbers(f, "w", i, &n), off = 0;
-            CHECK(w && n == draws * m->desc.blocks * 3, "%s: w of %zu numbers", name, n);
-            for (l = 0; w && l < m->desc.blocks; l++) {
-                stx_real *have = host_of(x, m->w[l]->data, 3 * draws);
-                for (r = 0; r < 3 * draws; r++) {
-                    stx_real e = (stx_real)fabs(
-                        (double)have[r] - (double)w[(r / 3 * m->desc.blocks + l) * 3 + r % 3]);
-                    if (!(e <= off)) off = e;
-                }
-                free(have);
-            }
-            CHECK(off <= TOL, "%s: gates of step %zu are off by %g", name, i, (double)off);
-            free(w);
-        }
-        if (i + 1 == steps) numbers(x, f, name, "logp", i, stx_par_log_probs(m, h));
-        for (l = 0; l < m->desc.blocks; l++) memory(f, name, l, i, o);
-        for (n = 0; n < grad_count; n++)
-            if (grads[n] == i) {
+        for (k = 0; k < count; k++)
+            if (grads[k] == i) {
                 stx_params_zero_grad(m->params);
                 stx_params_zero_grad(m->arch);
                 stx_backward(x, total);
@@ -439,63 +411,65 @@ static void model_case(const char *name, int recompute, int threads, int two) {
     CHECK(stx_ok(x) && i == steps, "%s: %s", name, stx_error(x));
     free(u);
     stx_par_set_uniforms(m, NULL, 0);
-    if (m->arch) {
-        double *p = (double *)malloc(3 * m->desc.blocks * sizeof *p), *want = entry(f, "p", &n);
-        char got[64];
-        CHECK(stx_par_probs(m, p) && want && n == 3 * m->desc.blocks
-                  && test_error(p, want, n, 1e-2) <= TOL,
-              "%s: p", name);
-        if (stx_file_meta(f, "derived"))
-            CHECK(stx_par_argmax(m, got, sizeof got) == m->desc.blocks
-                      && !strcmp(got, text_of(f, "derived")),
-                  "%s: %s, expected %s", name, got, text_of(f, "derived"));
-        free(p);
-        free(want);
-    }
-    modes = text_of(f, "evals");
+}
+
+/* p of a search, and the network that it selects */
+static void selected(stx_par *m, const stx_file *f, const char *name) {
+    size_t n;
+    double *p = (double *)malloc(3 * m->desc.blocks * sizeof *p), *expected = entry(f, "p", &n);
+    char got[64];
+    CHECK(stx_par_probs(m, p) && expected && n == 3 * m->desc.blocks
+              && test_error(p, expected, n, 1e-2) <= TOL,
+          "%s: p", name);
+    if (stx_file_meta(f, "derived"))
+        CHECK(stx_par_argmax(m, got, sizeof got) == m->desc.blocks
+                  && !strcmp(got, text_of(f, "derived")),
+              "%s: %s, expected %s", name, got, text_of(f, "derived"));
+    free(p);
+    free(expected);
+}
+
+/* Evaluation in all modes of the file. By argmax, also the network of the selected blocks
+   */
+static void evaluations(stx_par *m, const stx_file *f, const char *name, const stx_par_desc *d,
+                        size_t B, size_t steps) {
+    const char *modes = text_of(f, "evals");
+    stx_ctx *x = m->ctx;
     while (*modes && stx_ok(x)) {
         char mode[16];
         size_t len = strcspn(modes, ",");
         snprintf(mode, sizeof mode, "%.*s", (int)len, modes);
         modes += len + (modes[len] == ',');
-        m->desc.gate_eval = !strcmp(mode, "soft")    ? STX_PAR_EVAL_SOFT
-                            : !strcmp(mode, "noise") ? STX_PAR_EVAL_NOISE
-                                                     : STX_PAR_EVAL_ARGMAX;
+        m->desc.gate_eval = STX_PAR_EVAL_ARGMAX;
+        if (!strcmp(mode, "soft")) m->desc.gate_eval = STX_PAR_EVAL_SOFT;
+        if (!strcmp(mode, "noise")) m->desc.gate_eval = STX_PAR_EVAL_NOISE;
         evaluate(m, f, name, mode, B, steps);
-        if (m->arch && !strcmp(mode, "argmax")) { /* the network of these branches alone */
-            stx_par_desc fixed = d;
-            stx_par *alone;
+        if (m->arch && !strcmp(mode, "argmax")) {
+            stx_par_desc fixed = *d;
+            stx_par *network;
             fixed.pattern = text_of(f, "derived");
-            alone = stx_par_create(x, &fixed);
-            CHECK(alone && stx_par_inherit(alone, m), "%s: %s", name, stx_error(x));
-            if (alone) evaluate(alone, f, name, mode, B, steps);
+            network = stx_par_create(x, &fixed);
+            CHECK(network && stx_par_inherit(network, m), "%s: %s", name, stx_error(x));
+            if (network) evaluate(network, f, name, mode, B, steps);
         }
     }
-    m->desc.gate_eval = d.gate_eval;
-    if (need(f, "generate") > 0) greedy(m, f, name, B, (size_t)need(f, "generate"));
-    CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
-    stx_file_close(f);
-    stx_destroy(x);
+    m->desc.gate_eval = d->gate_eval;
 }
 
-/* Some updates with memory carried over */
-static void training(const char *name) {
-    stx_ctx *x = golden_ctx(1);
+static void model_case(const char *name, int recompute, int threads, int alternate) {
+    stx_ctx *x = golden_ctx(threads);
     stx_file *f = open_golden(x, name);
     stx_par_desc d;
-    stx_optim_desc od;
     stx_par *m;
-    stx_optim *weights, *gates = NULL;
-    stx_par_state *s;
-    stx_real *u = NULL;
-    size_t B, steps, i, k, n;
-    double *loss, *lr, *gate_lr;
-    stx_params *list[2];
+    size_t B, steps;
     if (!f) {
         stx_destroy(x);
         return;
     }
     config(f, &d);
+    d.recompute = recompute;
+    B = (size_t)need(f, "B");
+    steps = (size_t)need(f, "steps");
     m = stx_par_create(x, &d);
     CHECK(m != NULL, "%s: %s", name, stx_error(x));
     if (!m) {
@@ -503,17 +477,33 @@ static void training(const char *name) {
         stx_destroy(x);
         return;
     }
+    CHECK(stx_params_size(m->params) == stx_par_count(&d), "%s: %zu parameters, counted %zu", name,
+          stx_params_size(m->params), stx_par_count(&d));
     load(x, m->params, f);
     load(x, m->arch, f);
-    B = (size_t)need(f, "B");
-    steps = (size_t)need(f, "steps");
+    no_more(m, f, name);
+    train_steps(m, f, name, B, steps, alternate);
+    if (m->arch) selected(m, f, name);
+    evaluations(m, f, name, &d, B, steps);
+    if (need(f, "generate") > 0) greedy(m, f, name, B, (size_t)need(f, "generate"));
+    CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
+    stx_file_close(f);
+    stx_destroy(x);
+}
+
+/* The optimisers of the weights and, in a search, of the gates. Returns the name of the
+   entry with the rates of the latter. */
+static const char *optimisers(const stx_par *m, const stx_file *f, stx_optim **weights,
+                              stx_optim **gates_) {
+    stx_optim_desc od;
     memset(&od, 0, sizeof od);
     od.kind = STX_ADAM;
     od.eps_hat = 1;
     od.beta1 = need(f, "beta1");
     od.beta2 = need(f, "beta2");
     od.eps = need(f, "eps");
-    weights = stx_optim_create(m->params, &od);
+    *weights = stx_optim_create(m->params, &od);
+    *gates_ = NULL;
     if (m->arch && !strcmp(text_of(f, "arch_optimizer"), "adamw")) {
         od.kind = STX_ADAMW;
         od.eps_hat = 0;
@@ -522,40 +512,61 @@ static void training(const char *name) {
         od.eps = need(f, "arch_eps");
         od.weight_decay = need(f, "arch_decay");
     }
-    if (m->arch) gates = stx_optim_create(m->arch, &od);
-    loss = entry(f, "loss", &n);
-    lr = entry(f, "lr", &n);
-    gate_lr = od.kind == STX_ADAMW ? entry(f, "arch_lr", &n) : entry(f, "lr", &n);
-    s = stx_par_state_create(m, B);
+    if (m->arch) *gates_ = stx_optim_create(m->arch, &od);
+    return od.kind == STX_ADAMW ? "arch_lr" : "lr";
+}
+
+/* Some updates with memory: the loss of every step, and final parameters */
+static void training_steps(stx_par *m, const stx_file *f, const char *name) {
+    const size_t B = (size_t)need(f, "B"), steps = (size_t)need(f, "steps");
+    stx_ctx *x = m->ctx;
+    stx_optim *weights, *gates_;
+    double *loss = entry(f, "loss", NULL), *lr = entry(f, "lr", NULL),
+           *gate_lr = entry(f, optimisers(m, f, &weights, &gates_), NULL);
+    stx_par_state *s = stx_par_state_create(m, B);
+    stx_real *u = NULL;
+    size_t i;
     for (i = 0; i < steps && stx_ok(x) && loss && lr && gate_lr; i++) {
         stx_tensor *total, *h;
         stx_begin(x, STX_TRAIN);
         reset(f, i, s);
         set_noise(m, f, i, &u);
-        h = stx_par_embed(m, ids_of(x, f, "tokens", i, B, 0));
-        h = stx_par_segment(m, h, ids_of(x, f, "mask", i, B, 1), s, s);
-        total = stx_par_total(m, stx_par_nll(m, h, ids_of(x, f, "targets", i, B, 0), NULL));
+        h = stx_par_embed(m, step_ids(x, f, "tokens", i, B, 0));
+        h = stx_par_segment(m, h, step_ids(x, f, "mask", i, B, 1), s, s);
+        total = stx_par_total(m, stx_par_nll(m, h, step_ids(x, f, "targets", i, B, 0), NULL));
         CHECK(CLOSE(stx_item(x, total), loss[i], CURVE), "%s step %zu: %.12g, expected %.12g %s",
               name, i, stx_item(x, total), loss[i], stx_error(x));
         stx_backward(x, total);
         CHECK(stx_optim_step(weights, lr[i]), "%s step %zu: %s", name, i, stx_error(x));
-        if (gates)
-            CHECK(stx_optim_step(gates, gate_lr[i]), "%s step %zu: %s", name, i, stx_error(x));
+        if (gates_)
+            CHECK(stx_optim_step(gates_, gate_lr[i]), "%s step %zu: %s", name, i, stx_error(x));
     }
     CHECK(i == steps, "%s: %zu steps of %zu", name, i, steps);
-    list[0] = m->params;
-    list[1] = m->arch;
-    for (k = 0; k < 2; k++)
-        for (i = 0; list[k] && i < list[k]->count; i++) {
-            char key[128];
-            snprintf(key, sizeof key, "final.%s", list[k]->name[i]);
-            same_as(x, f, name, key, list[k]->tensor[i]->data, list[k]->tensor[i]->size, 50 * CURVE,
-                    1e-2);
-        }
+    same_finals(x, f, name, m->params, 50 * CURVE, 1e-2);
+    if (m->arch) same_finals(x, f, name, m->arch, 50 * CURVE, 1e-2);
     free(u);
     free(loss);
     free(lr);
     free(gate_lr);
+}
+
+static void training(const char *name) {
+    stx_ctx *x = golden_ctx(1);
+    stx_file *f = open_golden(x, name);
+    stx_par_desc d;
+    stx_par *m;
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
+    config(f, &d);
+    m = stx_par_create(x, &d);
+    CHECK(m != NULL, "%s: %s", name, stx_error(x));
+    if (m) {
+        load(x, m->params, f);
+        load(x, m->arch, f);
+        training_steps(m, f, name);
+    }
     stx_file_close(f);
     stx_destroy(x);
 }
@@ -580,7 +591,7 @@ static void check_cuts(stx_ctx *x, const stx_file *f, const char *prefix, size_t
     snprintf(key, sizeof key, "%sproj_factor.%zu", prefix, c);
     d.factor = need(f, key);
     for (d.cost = STX_PAR_CUTS_REF; d.cost <= STX_PAR_CUTS_MACS; d.cost++) {
-        double total = 0, *want;
+        double total = 0, *expected;
         int32_t *ends;
         int same;
         snprintf(key, sizeof key, "%s%s", prefix, d.cost ? "true" : "ref");
@@ -592,11 +603,11 @@ static void check_cuts(stx_ctx *x, const stx_file *f, const char *prefix, size_t
         CHECK(same, "%s of case %zu: the first cutoff is %zu of %zu, expected %ld", key, c,
               d.clusters > 1 ? cut[0] : 0, d.clusters - 1, ends ? (long)ends[0] : -1);
         snprintf(key, sizeof key, "%s%s_cost.%zu", prefix, d.cost ? "true" : "ref", c);
-        want = entry(f, key, &n);
-        CHECK(want && fabs(total - want[0]) <= 1e-12 * fabs(want[0]), "%s: %.17g, expected %.17g",
-              key, total, want ? want[0] : NAN);
+        expected = entry(f, key, &n);
+        CHECK(expected && fabs(total - expected[0]) <= 1e-12 * fabs(expected[0]),
+              "%s: %.17g, expected %.17g", key, total, expected ? expected[0] : NAN);
         free(ends);
-        free(want);
+        free(expected);
     }
 }
 
@@ -644,16 +655,16 @@ static void rules(void) {
     }
     for (form = 0; form < 2 && f; form++) {
         stx_par_anneal a;
-        double *want = entry(f, form ? "tau.factor" : "tau.target", &steps);
+        double *expected = entry(f, form ? "tau.factor" : "tau.target", &steps);
         a.form = form ? STX_PAR_TAU_FACTOR : STX_PAR_TAU_TARGET;
         a.from = need(f, "tau_start");
         a.to = need(f, form ? "tau_factor" : "tau_target");
         a.total = (uint64_t)need(f, "total");
-        for (i = 0; want && i < steps; i++)
-            CHECK(CLOSE(stx_par_tau(&a, i), want[i], 1e-13), "tau %d at %zu: %g, expected %g", form,
-                  i, stx_par_tau(&a, i), want[i]);
-        CHECK(want && steps > 1, "no tau");
-        free(want);
+        for (i = 0; expected && i < steps; i++)
+            CHECK(CLOSE(stx_par_tau(&a, i), expected[i], 1e-13), "tau %d at %zu: %g, expected %g",
+                  form, i, stx_par_tau(&a, i), expected[i]);
+        CHECK(expected && steps > 1, "no tau");
+        free(expected);
     }
     stx_file_close(f);
     stx_destroy(x);
