@@ -1,9 +1,10 @@
-/* test_cuda_attention.c - stx_attention_fwd_cuda and stx_attention_bwd_cuda against
-   their CPU twins: every feature of the attention and many of their combinations, by
-   version 0 (with memory and without) and by the fused kernels where they take the
-   call; in float and in bfloat16. Dropout masks cell by cell, what must not be seen,
-   gradients that are not wanted, memory between the rows, repeatability. */
+/* test_cuda_attention.c - stx_attention_fwd_cuda and stx_attention_bwd_cuda against their
+   CPU twins: every feature of the attention and many combinations of features, by version
+   0 (with all of its scratch and with little) and by the fused kernels where they support
+   the call, in f32 and in bf16. Also: dropout masks cell by cell, masked keys and
+   queries, gradients that are not requested, memory between rows, repeatability. */
 #include "../seqtx.h"
+#include "values.h"
 #include "cuda_test.h"
 #ifdef SEQTX_CUDA_HOST
   #include "../seqtx_attn_span.h"
@@ -11,30 +12,54 @@
   #include "inner.h"
 #endif
 
-/* >>cases */
+
+// >>cases
+
+/* How the entries of z are chosen */
+enum {
+    Z_NONE,
+    Z_MIXED,
+    Z_SHORT,    /* all are short */
+    Z_ONE_LONG, /* one is long, the others are short */
+    Z_ENDS,     /* at the ends of the ramp and at the middle */
+    Z_BEYOND    /* outside [0,1], too */
+};
+
+/* Padded keys, which hold NaN */
+enum {
+    PAD_NONE,
+    PAD_SCATTERED,
+    PAD_BEFORE,    /* before the sequence */
+    PAD_ROW_0,     /* all keys of batch row 0, and every other key of the other rows */
+    PAD_BUT_FEW,   /* all but a few */
+    PAD_BLOCKS,    /* every other block of 64, shifted by the batch row */
+    PAD_BOTH_ENDS, /* the first 3 and the last 2 */
+    PAD_HOLE       /* from 1/4 to 3/4 of the keys */
+};
+
+/* Where the rows of q, k and v are */
+enum {
+    ROWS_PACKED,
+    ROWS_ODD,   /* odd strides and offsets */
+    ROWS_SLICES /* slices of one row; offsets and strides are multiples of 8 */
+};
+
 typedef struct attn {
     size_t B, T, S, H, D, P, N; /* P 0: no pe */
-    int shared, u, vb;          /* shared: pe by all heads */
-    /* 0 none, 1 a mixture, 2 all short, 3 one long among short, 4 on the ramp's ends,
-       5 beyond them */
-    int z;
-    int z_one, no_renorm;        /* one z for all heads; the mask outside the normaliser */
-    size_t span;                 /* 0: all there are */
-    int dmin, not_causal, loose; /* loose: span may go beyond pe, whose rows are zero there */
+    int shared, u, vb;          /* shared: all heads share pe */
+    int z;                      /* Z_NONE.. */
+    int z_one, no_renorm;       /* one z for all heads; the mask outside the normaliser */
+    size_t span;                /* 0: all keys */
+    int dmin, not_causal;
+    int loose; /* span may exceed pe, whose missing rows are zero */
     ptrdiff_t first;
-    /* 0: 1/sqrt(D), 150, 32, 0, 0, 1; big: the size of q and k */
+    /* 0: 1/sqrt(D), 150, 32, 0, 0, 1. big: the magnitude of q and k */
     double scale, L, R, eps, drop, big;
-    /* 0: rows side by side; 1: odd strides and offsets; 2: q, k, v slices of one row,
-       multiples of 8 */
-    int gap;
-    int acts;    /* pe, u, vb, pk, pv are activations */
-    size_t past; /* keys that stand apart: sides() */
-    /* of so many groups of heads; gradients are written, not added to */
-    int sets, fresh;
-    int pad; /* padded keys, which hold NaN: 0 none, 1 scattered, 2 before the sequence, 3 all of batch row 0, 4 all
-                                     but a few,
-                                     5 every other 64, shifted by batch row, 6 the first 3
-                                     and the last 2, 7 a hole from 1/4 to 3/4 */
+    int gap;         /* ROWS_PACKED.. */
+    int acts;        /* pe, u, vb, pk and pv are activations */
+    size_t past;     /* number of keys in separate buffers; see >>cached rows */
+    int sets, fresh; /* number of head groups; gradients overwrite, they do not accumulate */
+    int pad;         /* PAD_NONE.. */
 } attn;
 
 enum { Q, KV, PE, U, VB, Z, PK, PV, DY, INS, GRADS = DY }; /* k and v in one buffer */
@@ -44,33 +69,65 @@ enum { OUT_Y, OUT_TOP, OUT_INV, OUT_GRADS, OUTS = OUT_GRADS + GRADS };
 static const char *const out_name[OUTS] = {"y",  "top", "inv", "dq",  "dk, dv", "dpe",
                                            "du", "dvb", "dz",  "dpk", "dpv"};
 
+static const char *position_of(const attn *c) {
+    if (!c->P) return "";
+    return c->shared ? " shared" : " per head";
+}
+
 static const char *label(const attn *c) {
     static char t[400];
-    snprintf(
-        t, sizeof t,
-        "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps %g%s first "
-        "%ld%s%s scale %g L %g "
-        "R %g drop %g big %g gap %d%s pad %d",
-        c->B, c->T, c->S, c->H, c->D, c->P, c->P ? (c->shared ? " shared" : " per head") : "",
-        c->u ? " u" : "", c->vb ? " vb" : "", c->z, c->z_one ? " for all" : "", c->N, c->dmin,
-        c->span, c->eps, c->no_renorm ? " no renorm" : "", (long)c->first,
-        c->not_causal ? " not causal" : "", c->loose ? " loose" : "", c->scale, c->L, c->R, c->drop,
-        c->big, c->gap, c->acts ? " activations" : "", c->pad);
+    int n = snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d",
+                     c->B, c->T, c->S, c->H, c->D, c->P, position_of(c), c->u ? " u" : "",
+                     c->vb ? " vb" : "", c->z, c->z_one ? " for all" : "", c->N, c->dmin);
+    n += snprintf(t + n, sizeof t - (size_t)n, " span %zu eps %g%s first %ld%s%s scale %g", c->span,
+                  c->eps, c->no_renorm ? " no renorm" : "", (long)c->first,
+                  c->not_causal ? " not causal" : "", c->loose ? " loose" : "", c->scale);
+    snprintf(t + n, sizeof t - (size_t)n, " L %g R %g drop %g big %g gap %d%s pad %d", c->L, c->R,
+             c->drop, c->big, c->gap, c->acts ? " activations" : "", c->pad);
     return t;
 }
+
+/* One case on the host: inputs, initial gradients, and the results of the CPU */
 
 /* Everything of one case on the host: inputs, what gradients begin with, and what the
    CPU makes of them */
 typedef struct data {
     const attn *c;
-    stx_attention_args a;               /* sizes and scalars; the pointers are of the run at hand */
+    stx_attention_args a;               /* sizes and scalars; each run sets the pointers */
     size_t size[INS], qo, ko, vo, rows; /* offsets of q, k, v in their buffers; B H T */
-    float *in[INS], *start[GRADS], *want[OUTS];
+    float *in[INS], *start[GRADS], *expected[OUTS];
     size_t out_size[OUTS];
     int32_t *pad; /* (B, S + 3), or NULL */
 } data;
 
-/* Points the args at buffers: in, start of gradients (NULL: not wanted), y, top, inv */
+/* Offset in KV of row j of batch row b of k (v: of the values) */
+static size_t kv_at(const data *d, int v, size_t b, size_t j) {
+    return (v ? d->vo : d->ko) + b * d->a.kv_batch_stride + j * d->a.kv_row_stride;
+}
+
+static size_t q_at(const data *d, size_t b, size_t i) {
+    return d->qo + b * d->a.q_batch_stride + i * d->a.q_row_stride;
+}
+
+/* Sets C elements from offset `at` of k and of v. */
+static void set_row(float *kv, const data *d, size_t b, size_t j, float k, float v) {
+    size_t e;
+    for (e = 0; e < d->a.H * d->a.D; e++) {
+        kv[kv_at(d, 0, b, j) + e] = k;
+        kv[kv_at(d, 1, b, j) + e] = v;
+    }
+}
+
+/* Is the tensor stored as activations are, in bf16 if the context is? */
+static int is_stored(const attn *c, size_t i) {
+    return i == Q || i == KV || i == DY || (c->acts && i != Z);
+}
+
+static const char *precision_name(int half) {
+    return half ? "bf16" : "f32";
+}
+
+/* Sets the pointers of the args. Entries of grad that are NULL are not requested. */
 static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real *const *grad,
                   stx_real *y, stx_real *top, stx_real *inv) {
     *a = d->a;
@@ -97,15 +154,12 @@ static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real 
     a->dpersistent_v = a->persistent_v ? grad[PV] : NULL;
 }
 
-/* p + n elements, as they are stored there */
+/* p + n elements, whatever their size is in x */
 static stx_real *skip(stx_ctx *x, const stx_real *p, size_t n) {
+    size_t bytes = sizeof(stx_real);
     if (!p) return NULL;
-    return (
-        stx_real *)(void *)((char *)(uintptr_t)p
-                            + n
-                                  * (stx_ctx_desc(x)->device == STX_CUDA && stx_cuda_is_bf16(x, p)
-                                         ? 2
-                                         : sizeof(stx_real)));
+    if (stx_ctx_desc(x)->device == STX_CUDA && stx_cuda_is_bf16(x, p)) bytes = 2;
+    return (stx_real *)(void *)((char *)(uintptr_t)p + n * bytes);
 }
 
 static void offsets(data *d, stx_ctx *x, stx_attention_args *a) {
@@ -117,13 +171,10 @@ static void offsets(data *d, stx_ctx *x, stx_attention_args *a) {
     a->dv = skip(x, a->dv, d->vo);
 }
 
-/* half: inputs that a bf16 context can store; add: gradients do not begin at 0 */
-static void data_open(data *d, const attn *c, int half, int add) {
+/* Sizes and scalars, resolved as stx_attention does */
+static void args_open(data *d) {
+    const attn *c = d->c;
     stx_attention_args *a = &d->a;
-    size_t C = c->H * c->D, i, h, n, gap = c->gap == 1 ? 3 : 8;
-    double L = c->L > 0 ? c->L : 150;
-    memset(d, 0, sizeof *d);
-    d->c = c;
     a->B = c->B;
     a->T = c->T;
     a->S = c->S;
@@ -136,7 +187,6 @@ static void data_open(data *d, const attn *c, int half, int add) {
     a->not_causal = c->not_causal;
     a->no_renorm = c->no_renorm;
     a->span_shared = c->z_one;
-    /* as stx_attention resolves them */
     a->first_key = c->first < (ptrdiff_t)c->S ? c->first : (ptrdiff_t)c->S;
     a->span = c->S + (c->first < 0 ? (size_t)-c->first : 0);
     if (c->span && c->span < a->span) a->span = c->span;
@@ -144,29 +194,21 @@ static void data_open(data *d, const attn *c, int half, int add) {
     if (c->P && !c->loose && a->span > c->P + (size_t)c->dmin - 1)
         a->span = c->P + (size_t)c->dmin - 1;
     a->scale = (stx_real)(c->scale != 0 ? c->scale : 1 / sqrt((double)c->D));
-    a->max_span = (stx_real)L;
+    a->max_span = (stx_real)(c->L > 0 ? c->L : 150);
     a->ramp = (stx_real)(c->R > 0 ? c->R : 32);
     a->eps = (stx_real)c->eps;
     a->drop = (stx_real)c->drop;
-    if (c->pad) {
-        static const int32_t marks[] = {1, -1, 1 << 30, 2};
-        size_t b, j;
-        a->pad_batch_stride = c->S + 3;
-        d->pad = (int32_t *)calloc(c->B * a->pad_batch_stride, sizeof *d->pad);
-        for (b = 0; b < c->B; b++)
-            for (j = 0; j < c->S; j++)
-                if (c->pad == 1   ? test_rand() < -0.2
-                    : c->pad == 2 ? j < c->S * (b + 1) / 3
-                    : c->pad == 3 ? b == 0 || j % 2
-                    : c->pad == 4 ? j % 19 != b + 1
-                    : c->pad == 5 ? (j / 64 + b) % 2 == 0
-                    : c->pad == 6 ? j < 3 || j + 2 >= c->S
-                                  : j >= c->S / 4 && j < c->S * 3 / 4)
-                    d->pad[b * a->pad_batch_stride + j] = marks[j % 4];
-    }
     a->seed = 0x1234567890abcdefu;
     a->stream = ((uint64_t)7 << 24) + 5;
-    if (c->gap == 0) {
+}
+
+/* Strides, offsets and sizes of the buffers */
+static void layout_open(data *d) {
+    const attn *c = d->c;
+    stx_attention_args *a = &d->a;
+    const size_t C = c->H * c->D, gap = c->gap == ROWS_ODD ? 3 : 8;
+    const int odd = c->gap == ROWS_ODD;
+    if (c->gap == ROWS_PACKED) {
         a->q_row_stride = a->kv_row_stride = C;
         a->q_batch_stride = c->T * C;
         a->kv_batch_stride = c->S * C;
@@ -176,13 +218,12 @@ static void data_open(data *d, const attn *c, int half, int add) {
     } else {
         a->q_row_stride = 3 * C + gap;
         a->q_batch_stride = (c->T + 1) * a->q_row_stride + gap - 3;
-        a->kv_row_stride = 2 * C + 2 * gap + (c->gap == 1 ? 1 : 0);
-        a->kv_batch_stride = (c->S + 2) * a->kv_row_stride + (c->gap == 1 ? 5 : 16);
-        if (c->gap == 2) a->q_batch_stride = (a->q_batch_stride + 7) / 8 * 8;
+        a->kv_row_stride = 2 * C + 2 * gap + (odd ? 1 : 0);
+        a->kv_batch_stride = (c->S + 2) * a->kv_row_stride + (odd ? 5 : 16);
+        if (!odd) a->q_batch_stride = (a->q_batch_stride + 7) / 8 * 8;
         d->qo = gap;
         d->ko = 2 * gap;
-        d->vo = d->ko + C + gap;
-        if (c->gap == 1) d->vo--;
+        d->vo = d->ko + C + gap - (odd ? 1 : 0);
         d->size[Q] = d->qo + c->B * a->q_batch_stride;
         d->size[KV] = d->vo + c->B * a->kv_batch_stride + C;
     }
@@ -190,41 +231,76 @@ static void data_open(data *d, const attn *c, int half, int add) {
     d->size[PE] = c->P * (c->shared ? c->D : C);
     d->size[U] = c->u ? C : 0;
     d->size[VB] = c->vb && c->P ? C : 0;
-    d->size[Z] = c->z ? c->z_one ? 1 : c->H : 0;
+    if (c->z) d->size[Z] = c->z_one ? 1 : c->H;
     d->size[PK] = d->size[PV] = c->N * C;
     d->rows = c->B * c->H * c->T;
+    d->out_size[OUT_Y] = d->size[DY];
+    d->out_size[OUT_TOP] = d->out_size[OUT_INV] = d->rows;
+    memcpy(d->out_size + OUT_GRADS, d->size, GRADS * sizeof *d->size);
+}
+
+/* Is key j of batch row b padded? */
+static int is_padded(const attn *c, size_t b, size_t j) {
+    switch (c->pad) {
+    case PAD_SCATTERED: return test_rand() < -0.2;
+    case PAD_BEFORE: return j < c->S * (b + 1) / 3;
+    case PAD_ROW_0: return b == 0 || j % 2;
+    case PAD_BUT_FEW: return j % 19 != b + 1;
+    case PAD_BLOCKS: return (j / 64 + b) % 2 == 0;
+    case PAD_BOTH_ENDS: return j < 3 || j + 2 >= c->S;
+    default: return j >= c->S / 4 && j < c->S * 3 / 4;
+    }
+}
+
+static void pad_open(data *d) {
+    static const int32_t marks[] = {1, -1, 1 << 30, 2};
+    const attn *c = d->c;
+    size_t b, j;
+    if (!c->pad) return;
+    d->a.pad_batch_stride = c->S + 3;
+    d->pad = (int32_t *)calloc(c->B * d->a.pad_batch_stride, sizeof *d->pad);
+    for (b = 0; b < c->B; b++)
+        for (j = 0; j < c->S; j++)
+            if (is_padded(c, b, j)) d->pad[b * d->a.pad_batch_stride + j] = marks[j % 4];
+}
+
+/* Entry h of z. Those of Z_ENDS and Z_BEYOND may be at kinks of the ramp, others not. */
+static float z_of(const attn *c, size_t h) {
+    static const float ends[] = {0, 1, 0.5f, 0.25f}, beyond[] = {-0.3f, 1.7f, 0.4f, -5};
+    double L = c->L > 0 ? c->L : 150, f = 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
+    if (c->z == Z_ENDS) return ends[h % 4];
+    if (c->z == Z_BEYOND) return beyond[h % 4];
+    if (c->z == Z_SHORT) f = 0.03 * (double)(h % 3);
+    if (c->z == Z_ONE_LONG) f = h == c->H / 2 ? 0.97 : 0.01;
+    return (float)((floor(f * L) + 0.37) / L);
+}
+
+/* half: inputs have values that a bf16 context can store. add: gradients do not start
+   at 0 */
+static void data_open(data *d, const attn *c, int half, int add) {
+    size_t i, h, b;
+    memset(d, 0, sizeof *d);
+    d->c = c;
+    args_open(d);
+    pad_open(d);
+    layout_open(d);
     for (i = 0; i < INS; i++) {
         double s = (i == Q || i == KV) && c->big > 0 ? c->big : 1;
         d->in[i] = cuda_random(d->size[i], s, 0);
-        /* parameters too: their bfloat16 copies are as good then */
+        /* of parameters, too: then their bf16 copies are exact */
         if (half && i != Z) cuda_round(d->in[i], d->size[i]);
     }
-    for (i = 0; d->pad && i < c->B; i++)
+    for (b = 0; d->pad && b < c->B; b++)
         for (h = 0; h < c->S; h++)
-            for (n = 0; d->pad[i * a->pad_batch_stride + h] && n < C; n++)
-                d->in[KV][d->ko + i * a->kv_batch_stride + h * a->kv_row_stride + n] =
-                    d->in[KV][d->vo + i * a->kv_batch_stride + h * a->kv_row_stride + n] =
-                        (float)NAN;
-    for (h = 0; h < d->size[Z]; h++) { /* off the kinks of the ramp, but for kinds 4 and 5 */
-        double f = c->z == 2   ? 0.03 * (double)(h % 3)
-                   : c->z == 3 ? (h == c->H / 2 ? 0.97 : 0.01)
-                               : 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
-        static const float ends[] = {0, 1, 0.5f, 0.25f}, beyond[] = {-0.3f, 1.7f, 0.4f, -5};
-        d->in[Z][h] = c->z == 4   ? ends[h % 4]
-                      : c->z == 5 ? beyond[h % 4]
-                                  : (float)((floor(f * L) + 0.37) / L);
-    }
+            if (d->pad[b * d->a.pad_batch_stride + h])
+                set_row(d->in[KV], d, b, h, (float)NAN, (float)NAN);
+    for (h = 0; h < d->size[Z]; h++) d->in[Z][h] = z_of(c, h);
     for (i = 0; i < GRADS; i++) {
-        int stored = i == Q || i == KV || (c->acts && i != Z);
         d->start[i] = cuda_random(d->size[i], 1, 0);
-        if (!add)
-            for (n = 0; n < d->size[i]; n++) d->start[i][n] = 0;
-        if (half && stored) cuda_round(d->start[i], d->size[i]);
+        if (!add) memset(d->start[i], 0, d->size[i] * sizeof(float));
+        if (half && is_stored(c, i)) cuda_round(d->start[i], d->size[i]);
     }
-    d->out_size[OUT_Y] = d->size[DY];
-    d->out_size[OUT_TOP] = d->out_size[OUT_INV] = d->rows;
-    for (i = 0; i < GRADS; i++) d->out_size[OUT_GRADS + i] = d->size[i];
-    for (i = 0; i < OUTS; i++) d->want[i] = (float *)calloc(d->out_size[i] + 1, sizeof(float));
+    for (i = 0; i < OUTS; i++) d->expected[i] = (float *)calloc(d->out_size[i] + 1, sizeof(float));
 }
 
 static void data_close(data *d) {
@@ -232,7 +308,7 @@ static void data_close(data *d) {
     free(d->pad);
     for (i = 0; i < INS; i++) free(d->in[i]);
     for (i = 0; i < GRADS; i++) free(d->start[i]);
-    for (i = 0; i < OUTS; i++) free(d->want[i]);
+    for (i = 0; i < OUTS; i++) free(d->expected[i]);
 }
 
 static float **outputs(const data *d) {
@@ -248,46 +324,53 @@ static void outputs_free(float **o) {
     free(o);
 }
 
+/* One pass, with scratch that exists only during the call */
+static void run_pass(stx_ctx *x, stx_attention_args *a, int backward) {
+    a->work = NULL;
+    if (stx_ctx_desc(x)->device == STX_CUDA) {
+        a->work = cuda_bytes(x, NULL, stx_attention_work_cuda(x, a, backward));
+        (backward ? stx_attention_bwd_cuda : stx_attention_fwd_cuda)(x, a);
+        stx_cuda_free(x, a->work);
+    } else {
+        a->work = malloc(stx_attention_work(x, a, backward) + 1);
+        (backward ? stx_attention_bwd : stx_attention_fwd)(x, a);
+        free(a->work);
+    }
+    a->work = NULL;
+}
+
 static void on_cpu(stx_ctx *x, data *d) {
     stx_attention_args a;
     stx_real *grad[GRADS];
     size_t i;
     for (i = 0; i < GRADS; i++) {
-        grad[i] = d->want[OUT_GRADS + i];
+        grad[i] = d->expected[OUT_GRADS + i];
         memcpy(grad[i], d->start[i], d->size[i] * sizeof(float));
     }
-    point(d, &a, d->in, grad, d->want[OUT_Y], d->want[OUT_TOP], d->want[OUT_INV]);
+    point(d, &a, d->in, grad, d->expected[OUT_Y], d->expected[OUT_TOP], d->expected[OUT_INV]);
     offsets(d, x, &a);
     a.pad = d->pad;
-    a.work = malloc(stx_attention_work(x, &a, 0) + 1);
-    stx_attention_fwd(x, &a);
-    free(a.work);
-    a.work = malloc(stx_attention_work(x, &a, 1) + 1);
-    stx_attention_bwd(x, &a);
-    free(a.work);
+    run_pass(x, &a, 0);
+    run_pass(x, &a, 1);
     CHECK(stx_ok(x), "%s: %s", label(d->c), stx_error(x));
 }
 
 enum { FORWARD_ONLY = 1 << 16 };
 
-/* without: bits of the gradients that are not wanted (bit GRADS: dv alone;
-   FORWARD_ONLY: none is) */
+/* without: bits of the gradients that are not requested (bit GRADS: only dv;
+   FORWARD_ONLY: all) */
 static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     stx_attention_args a;
     stx_real *in[INS], *grad[GRADS], *y, *top, *inv;
     void *pad = NULL;
-    size_t i, bytes;
+    size_t i;
     stx_cuda_attention(x, version);
-    for (i = 0; i < INS; i++) {
-        int stored = i == Q || i == KV || i == DY || (d->c->acts && i != Z);
+    for (i = 0; i < INS; i++)
         in[i] = cuda_numbers(x, d->in[i], d->size[i],
-                             stored ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
-    }
+                             is_stored(d->c, i) ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
     for (i = 0; i < GRADS; i++) {
-        int stored = i == Q || i == KV || (d->c->acts && i != Z);
-        grad[i] = without & 1 << i ? NULL
-                                   : cuda_numbers(x, d->start[i], d->size[i],
-                                                  stored ? STX_MEM_ACTIVATIONS : STX_MEM_BYTES);
+        int kind = is_stored(d->c, i) ? STX_MEM_ACTIVATIONS : STX_MEM_BYTES;
+        grad[i] = without & 1 << i ? NULL : cuda_numbers(x, d->start[i], d->size[i], kind);
     }
     y = cuda_numbers(x, NULL, d->size[DY], STX_MEM_ACTIVATIONS);
     top = cuda_numbers(x, NULL, d->rows, STX_MEM_BYTES);
@@ -295,20 +378,10 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     point(d, &a, in, grad, y, top, inv);
     offsets(d, x, &a);
     if (without & 1 << GRADS) a.dv = NULL;
-    if (d->pad)
-        a.pad = (const int32_t *)(pad = cuda_bytes(x, d->pad,
-                                                   a.B * a.pad_batch_stride * sizeof *d->pad));
-    bytes = stx_attention_work_cuda(x, &a, 0);
-    a.work = cuda_bytes(x, NULL, bytes);
-    stx_attention_fwd_cuda(x, &a);
-    stx_cuda_free(x, a.work);
-    if (!(without & FORWARD_ONLY)) {
-        a.work = NULL;
-        bytes = stx_attention_work_cuda(x, &a, 1);
-        a.work = cuda_bytes(x, NULL, bytes);
-        stx_attention_bwd_cuda(x, &a);
-        stx_cuda_free(x, a.work);
-    }
+    if (d->pad) pad = cuda_bytes(x, d->pad, a.B * a.pad_batch_stride * sizeof *d->pad);
+    a.pad = (const int32_t *)pad;
+    run_pass(x, &a, 0);
+    if (!(without & FORWARD_ONLY)) run_pass(x, &a, 1);
     CHECK(stx_ok(x), "version %d: %s: %s", version, label(d->c), stx_error(x));
     stx_cuda_download_activations(x, out[OUT_Y], y, d->size[DY]);
     stx_cuda_download_activations(x, out[OUT_TOP], top, d->rows);
@@ -325,114 +398,130 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     stx_cuda_free(x, pad);
 }
 
-/* >>comparison Errors are measured by the largest entry of a tensor, or by the floor
-   where that is less: a gradient may be what cancels (a row of one key has ds = 0), its
-   terms are of order 1 then.
-     float: sums of up to a few hundred terms, in another order, each rounded to 6e-8,
-     under e^s: 1e-5; and a logit of size s is rounded to 6e-8 s, which changes its
-     weight as much (cases with big logits, 3000: 1e-3) bf16: y and the gradients of
-     activations are stored with 8 digits (2e-3 of an entry); the fused kernels round q
-     + u, weights and ds to 8 digits as well, which moves a logit of size 4 by 1e-2 and
-     its weight as much: 1.5e-2. dz and the tables' gradients are sums of terms of both
-     signs, whose errors do not shrink as they do: 4e-2. Where logits are big, 8 digits
-     decide nothing: version 0 is float inside, of the fused kernels only finite
-     numbers of the right order are asked. */
+
+// >>comparison
+/* Errors are relative to the largest entry of a tensor, or to a floor if that is larger:
+   a gradient may be what remains after cancellation (a row of one key has ds = 0), while
+   its terms are of order 1.
+     f32: sums of up to a few hundred terms in a different order, each term rounded to
+     6e-8, below e^s: 1e-5. A logit of size s is rounded to 6e-8 s, which changes its
+     weight as much (cases with large logits, 3000: 1e-3).
+     bf16: y and the gradients of activations are stored with 8 binary digits (2e-3 of an
+     entry). The fused kernels round q + u, weights and ds to 8 digits as well, which
+     moves a logit of size 4 by 1e-2 and its weight as much: 1.5e-2. dz and the gradients
+     of tables are sums of terms of both signs; the sums shrink, their errors do not:
+     4e-2. If logits are large, 8 digits determine nothing: version 0 computes in f32, and
+     from the fused kernels only finite values of the right magnitude are required. */
 static const double FLOAT = 1e-5, HALF = 1.5e-2, HALF_SUMS = 4e-2;
 static double worst[2][OUTS];
 
-/* The gaps between rows belong to somebody else. */
+static int in_rows(size_t i, size_t offset, size_t batch_stride, size_t row_stride, size_t batch,
+                   size_t rows, size_t width) {
+    return i >= offset && (i - offset) / batch_stride < batch
+           && (i - offset) % batch_stride / row_stride < rows
+           && (i - offset) % batch_stride % row_stride < width;
+}
+
+/* Is element i part of a row? What is between rows must not be written. */
 static int owned(const data *d, size_t out, size_t i) {
     const stx_attention_args *a = &d->a;
-    size_t C = a->H * a->D, k;
-    if (d->c->gap == 0 || (out != OUT_GRADS + Q && out != OUT_GRADS + KV)) return 1;
+    size_t C = a->H * a->D;
+    if (d->c->gap == ROWS_PACKED) return 1;
     if (out == OUT_GRADS + Q)
-        return i >= d->qo && (i - d->qo) / a->q_batch_stride < a->B
-               && (i - d->qo) % a->q_batch_stride / a->q_row_stride < a->T
-               && (i - d->qo) % a->q_batch_stride % a->q_row_stride < C;
-    for (k = 0; k < 2; k++) {
-        size_t o = k ? d->vo : d->ko;
-        if (i >= o && (i - o) / a->kv_batch_stride < a->B
-            && (i - o) % a->kv_batch_stride / a->kv_row_stride < a->S
-            && (i - o) % a->kv_batch_stride % a->kv_row_stride < C)
-            return 1;
+        return in_rows(i, d->qo, a->q_batch_stride, a->q_row_stride, a->B, a->T, C);
+    if (out != OUT_GRADS + KV) return 1;
+    return in_rows(i, d->ko, a->kv_batch_stride, a->kv_row_stride, a->B, a->S, C)
+           || in_rows(i, d->vo, a->kv_batch_stride, a->kv_row_stride, a->B, a->S, C);
+}
+
+/* The largest finite |a| up to 1e30, or top if that is larger; infinities mark rows that
+   see nothing. */
+static double largest(const float *a, size_t n, double top) {
+    size_t i;
+    for (i = 0; i < n; i++)
+        if (fabs((double)a[i]) <= 1e30) top = STX_MAX(top, fabs((double)a[i]));
+    return top;
+}
+
+static int is_fused(int version) {
+    return version != 1 && version != 3;
+}
+
+static double tolerance(size_t o, double logit, int half, int version) {
+    if (!half) return FLOAT + 4e-7 * logit;
+    if (is_fused(version) && logit > 100) return 3;
+    return o >= OUT_GRADS + PE ? HALF_SUMS : HALF;
+}
+
+/* Error of inv: 0 of a row that sees nothing; otherwise e^top / inv, the mass of the row,
+   is compared by its logarithm. */
+static double inv_error(const data *d, float **got, int *exact) {
+    double off = 0;
+    size_t i;
+    for (i = 0; i < d->rows; i++) {
+        double g = (double)got[OUT_INV][i], w = (double)d->expected[OUT_INV][i];
+        double top = (double)got[OUT_TOP][i], row_max = (double)d->expected[OUT_TOP][i];
+        if (g == 0 || w == 0)
+            *exact &= g == w;
+        else
+            raise_worst(&off, fabs(top - log(g) - (row_max - log(w))) / STX_MAX(1, fabs(row_max)));
     }
-    return 0;
+    return off;
+}
+
+/* Error of output o, relative to its largest entry or to the floor. exact becomes 0 if
+   something between the rows was written. */
+static double output_error(const data *d, float **got, size_t o, double floor_, int *exact) {
+    const float *expected = d->expected[o];
+    double top = largest(expected, d->out_size[o], floor_), off = 0;
+    size_t i;
+    for (i = 0; i < d->out_size[o]; i++) {
+        double g = (double)got[o][i], w = (double)expected[i];
+        if (o >= OUT_GRADS && !owned(d, o, i)) {
+            if (memcmp(&got[o][i], &d->start[o - OUT_GRADS][i], sizeof(float))) *exact = 0;
+        } else if (g != w) /* equal infinities: top of a row that sees nothing */
+            raise_worst(&off, fabs(g - w));
+    }
+    return off > 0 && top > 0 ? off / top : off;
+}
+
+/* Do padded keys have the gradients that were there before? */
+static int padded_kept(const data *d, const float *dkv) {
+    size_t b, j, e;
+    for (b = 0; b < d->a.B; b++)
+        for (j = 0; j < d->a.S; j++) {
+            size_t k = kv_at(d, 0, b, j), v = kv_at(d, 1, b, j);
+            if (!d->pad[b * d->a.pad_batch_stride + j]) continue;
+            for (e = 0; e < d->a.H * d->a.D; e++)
+                if (dkv[k + e] != d->start[KV][k + e] || dkv[v + e] != d->start[KV][v + e])
+                    return 0;
+        }
+    return 1;
 }
 
 static void compare(const data *d, float **got, int half, int version, int forward_only) {
-    size_t o, i;
-    double logit = 0;
-    for (i = 0; i < d->rows; i++)
-        if (fabs((double)d->want[OUT_TOP][i]) <= 1e30 && fabs((double)d->want[OUT_TOP][i]) > logit)
-            logit = fabs((double)d->want[OUT_TOP][i]);
+    const double logit = largest(d->expected[OUT_TOP], d->rows, 0);
+    size_t o;
     for (o = 0; o < (size_t)(forward_only ? OUT_GRADS : OUTS); o++) {
-        double tol = !half                                         ? FLOAT + 4e-7 * logit
-                     : version != 1 && version != 3 && logit > 100 ? 3
-                     : o >= OUT_GRADS + PE                         ? HALF_SUMS
-                                                                   : HALF,
-               top = o < OUT_GRADS ? 0
-                     : half        ? 0.5
-                                   : 0.1,
-               off = 0;
+        double floor_ = 0, off;
         int exact = 1;
-        if (o == OUT_GRADS + Z) top *= STX_MAX(1, (double)d->a.max_span / (double)d->a.ramp);
-        /* 0 where nothing is seen; else e^top / inv, the row's mass, by its logarithm */
-        if (o == OUT_INV) {
-            for (i = 0; i < d->rows; i++) {
-                double g = (double)got[OUT_INV][i], w = (double)d->want[OUT_INV][i], e;
-                if (g == 0 || w == 0) {
-                    if (!(g == w)) exact = 0;
-                    continue;
-                }
-                e = fabs((double)got[OUT_TOP][i] - log(g) - ((double)d->want[OUT_TOP][i] - log(w)))
-                    / STX_MAX(1, fabs((double)d->want[OUT_TOP][i]));
-                if (!(e <= 1e300))
-                    off = HUGE_VAL;
-                else if (e > off)
-                    off = e;
-            }
-        } else {
-            for (i = 0; i < d->out_size[o]; i++)
-                if (fabs((double)d->want[o][i]) <= 1e30 && fabs((double)d->want[o][i]) > top)
-                    top = fabs((double)d->want[o][i]);
-            for (i = 0; i < d->out_size[o]; i++) {
-                /* -inf: top, nothing seen */
-                double g = (double)got[o][i], w = (double)d->want[o][i],
-                       e = g == w ? 0 : fabs(g - w);
-                if (o >= OUT_GRADS && !owned(d, o, i)) {
-                    if (memcmp(&got[o][i], &d->start[o - OUT_GRADS][i], sizeof(float))) exact = 0;
-                    continue;
-                }
-                if (!(e <= 1e300))
-                    off = HUGE_VAL;
-                else if (e > off)
-                    off = e;
-            }
-            if (off > 0) off /= top > 0 ? top : 1;
-        }
+        if (o >= OUT_GRADS) floor_ = half ? 0.5 : 0.1;
+        if (o == OUT_GRADS + Z)
+            floor_ *= STX_MAX(1, (double)d->a.max_span / (double)d->a.ramp);
+        off = o == OUT_INV ? inv_error(d, got, &exact) : output_error(d, got, o, floor_, &exact);
         if (off > worst[half][o]) worst[half][o] = off;
-        CHECK(off <= tol, "%s of version %d, %s: off by %.2e: %s", out_name[o], version,
-              half ? "bf16" : "float", off, label(d->c));
-        /* padded keys: what was there */
-        for (i = 0; d->pad && o == OUT_GRADS + KV && i < d->a.B * d->a.S; i++) {
-            size_t at = i / d->a.S * d->a.kv_batch_stride + i % d->a.S * d->a.kv_row_stride, e;
-            for (e = 0;
-                 e < d->a.H * d->a.D && d->pad[i / d->a.S * d->a.pad_batch_stride + i % d->a.S];
-                 e++)
-                if (got[o][d->ko + at + e] != d->start[KV][d->ko + at + e]
-                    || got[o][d->vo + at + e] != d->start[KV][d->vo + at + e])
-                    exact = 0;
-        }
-        CHECK(
-            exact,
-            "%s of version %d, %s: a gap was written, or a row that sees nothing, or a padded "
-            "key: %s",
-            out_name[o], version, half ? "bf16" : "float", label(d->c));
+        CHECK(off <= tolerance(o, logit, half, version), "%s of version %d, %s: error %.2e: %s",
+              out_name[o], version, precision_name(half), off, label(d->c));
+        if (d->pad && o == OUT_GRADS + KV) exact &= padded_kept(d, got[o]);
+        CHECK(exact,
+              "%s of version %d, %s: wrong in a row that sees nothing, or written between rows or "
+              "at a padded key: %s",
+              out_name[o], version, precision_name(half), label(d->c));
     }
 }
 
 static stx_ctx *cpu, *gpu[2]; /* float, bf16 */
-/* see stx_cuda_attention; from 4 on they differ from 2 in bf16 only */
+/* see stx_cuda_attention; from 4 on they differ from 2 only in bf16 */
 static const int versions[] = {1, 3, 2, 4, 5, 6};
 
 static size_t versions_of(int half) {
@@ -456,6 +545,7 @@ static void one_case(const attn *c, int half, int add, unsigned which) {
     data_close(&d);
 }
 
+/* z, gap and pad by number: Z_MIXED is 1, ROWS_ODD is 1, PAD_SCATTERED is 1. */
 static const attn table[] = {
     /* sizes */
     {.B = 1, .T = 1, .S = 1, .H = 1, .D = 1},
@@ -497,7 +587,7 @@ static const attn table[] = {
      .L = 60},
     {.B = 1, .T = 20, .S = 40, .H = 2, .D = 16, .P = 300, .shared = 1, .dmin = 1, .span = 30},
     {.B = 1, .T = 3, .S = 50, .H = 2, .D = 16, .P = 1},
-    /* keys that do not exist, zero keys */
+    /* keys before first_key, zero keys */
     {.B = 2, .T = 40, .S = 80, .H = 2, .D = 16, .P = 80, .first = 37},
     {.B = 1, .T = 40, .S = 40, .H = 2, .D = 16, .P = 40, .first = 13, .u = 1},
     {.B = 1, .T = 20, .S = 20, .H = 2, .D = 16, .first = 20},
@@ -549,7 +639,7 @@ static const attn table[] = {
     {.B = 3, .T = 20, .S = 12, .H = 1, .D = 16, .not_causal = 1, .pad = 3, .N = 2, .first = 3},
     {.B = 2, .T = 1, .S = 30, .H = 2, .D = 8, .P = 30, .span = 11, .pad = 4},
     {.B = 1, .T = 65, .S = 70, .H = 2, .D = 16, .P = 20, .loose = 1, .pad = 1, .acts = 1, .u = 1},
-    /* 65 to 96 channels and 97 to 128, in bf16 kernels of their own */
+    /* 65 to 96 channels and 97 to 128, which have separate bf16 kernels */
     {.B = 2, .T = 70, .S = 170, .H = 2, .D = 96, .P = 150, .shared = 1, .dmin = 1, .z = 3,
      .L = 140},
     {.B = 1, .T = 65, .S = 140, .H = 2, .D = 88, .P = 140, .u = 1, .vb = 1, .z = 1, .L = 60, .N = 5,
@@ -566,8 +656,7 @@ static const attn table[] = {
     /* longer ones */
     {.B = 1, .T = 129, .S = 400, .H = 2, .D = 64, .P = 300, .shared = 1, .dmin = 1, .z = 3,
      .L = 290},
-    /* the mask outside the normaliser, one span for all heads, ramps that are not
-       whole */
+    /* the mask outside the normaliser, one span for all heads, fractional ramps */
     {.B = 2, .T = 33, .S = 190, .H = 4, .D = 16, .P = 190, .shared = 1, .dmin = 1, .z = 1, .L = 128,
      .R = 8, .no_renorm = 1},
     {.B = 1, .T = 70, .S = 300, .H = 2, .D = 64, .P = 300, .shared = 1, .dmin = 1, .z = 3, .L = 290,
@@ -589,7 +678,7 @@ static const attn table[] = {
     {.B = 1, .T = 33, .S = 100, .H = 2, .D = 16, .P = 100, .dmin = 1, .z = 1, .L = 90, .R = 8,
      .no_renorm = 1, .big = 40},
     {.B = 1, .T = 140, .S = 300, .H = 2, .D = 64, .P = 300, .u = 1, .vb = 1, .drop = 0.1},
-    /* padded keys, by the fused kernels: whole tiles, holes, the ends */
+    /* padded keys in the fused kernels: whole tiles, holes, both ends */
     {.B = 2, .T = 70, .S = 333, .H = 2, .D = 64, .P = 333, .shared = 1, .dmin = 1, .pad = 5,
      .drop = 0.2},
     {.B = 1, .T = 130, .S = 421, .H = 1, .D = 32, .P = 421, .u = 1, .vb = 1, .z = 1, .L = 400,
@@ -600,8 +689,8 @@ static const attn table[] = {
     {.B = 3, .T = 33, .S = 97, .H = 2, .D = 64, .pad = 2, .gap = 2, .z = 4, .L = 64, .R = 20,
      .drop = 0.3},
     {.B = 2, .T = 20, .S = 200, .H = 1, .D = 72, .pad = 4, .P = 200, .u = 1, .N = 9, .acts = 1},
-    /* without causality: fewer keys than queries and more, a hole, the end of the keys
-       within a tile */
+    /* without causality: fewer keys than queries and more, a hole, the last key within a
+       tile */
     {.B = 2, .T = 150, .S = 37, .H = 2, .D = 64, .not_causal = 1},
     {.B = 2, .T = 64, .S = 256, .H = 1, .D = 128, .not_causal = 1, .drop = 0.2},
     {.B = 1, .T = 200, .S = 1, .H = 2, .D = 32, .not_causal = 1},
@@ -665,18 +754,24 @@ static attn random_case(void) {
     return c;
 }
 
-/* >>sides: keys and values before the block in memory of their own, of groups of
-   heads, each as far back as its heads see; gradients that are written whatever was
-   there. Against the CPU with all keys in one piece. What is in no group's memory
-   is NaN where one piece has it, so that nothing may read it; so are gradients that
-   are to be written. */
-typedef struct sides {
-    size_t count, rows[3], heads[3], ld[3], st[3], n[3];
-    uint16_t head[256];
-    /* keys and values; their gradients, as they begin and as they came out */
-    float *v[3], *g[3];
-    stx_real *dv[3], *dg[3];
-} sides;
+
+// >>cached rows
+/* Keys and values before the block in separate buffers, one for each group of heads,
+   with as many rows as the heads of the group see; gradients that overwrite. Compared
+   with the CPU, which has all keys in one buffer. The rows in the groups' buffers are NaN
+   in that one buffer, and must not be read there. Gradients to be overwritten are NaN,
+   too. */
+enum { CACHES = 3 };
+
+/* between the rows of a group; gradients of past keys in the one buffer */
+static const float GAP = 77, UNUSED = 55;
+
+typedef struct cache {
+    size_t count, rows[CACHES], heads[CACHES], ld[CACHES], st[CACHES], n[CACHES];
+    uint16_t head[256];                /* group + 4 times the index in the group */
+    float *v[CACHES], *g[CACHES];      /* keys and values; initial gradients */
+    stx_real *dv[CACHES], *dg[CACHES]; /* the same in the context */
+} cache;
 
 static stx_real *up(stx_ctx *x, const float *v, size_t n, int kind) {
     stx_real *p;
@@ -686,6 +781,7 @@ static stx_real *up(stx_ctx *x, const float *v, size_t n, int kind) {
     return p;
 }
 
+/* Copies p to v, unless that is NULL, and frees it. */
 static void down(stx_ctx *x, float *v, stx_real *p, size_t n) {
     if (stx_ctx_desc(x)->device == STX_CUDA) {
         if (v) stx_cuda_download_activations(x, v, p, n);
@@ -696,200 +792,209 @@ static void down(stx_ctx *x, float *v, stx_real *p, size_t n) {
     free(p);
 }
 
-/* Which group a head is in, and how much each keeps */
-static void sides_open(const data *d, sides *s) {
+/* Number of past rows that a head needs: all of them, or with groups those it sees */
+static size_t rows_needed(const data *d, size_t h) {
     const stx_attention_args *a = &d->a;
-    size_t h, g, D = a->D, need[256], set[256], map[3] = {0, 0, 0}, b, j, e, k;
-    memset(s, 0, sizeof *s);
-    for (h = 0; h < a->H; h++) {
-        need[h] = d->c->past;
-        if (d->c->sets > 1) {
-            size_t r = stx_attention_reach((double)d->in[Z][h], (double)a->max_span,
-                                           (double)a->ramp, a->span);
-            if (r + 1 < need[h]) need[h] = r + 1;
-        }
-        if (d->c->sets < 3)
-            set[h] = d->c->sets == 2 && need[h] * 2 <= d->c->past;
-        else
-            set[h] = need[h] * 3 > d->c->past * 2 ? 0 : need[h] * 3 > d->c->past ? 1 : 2;
-        s->heads[set[h]]++;
+    size_t reach;
+    if (d->c->sets < 2) return d->c->past;
+    reach = stx_attention_reach((double)d->in[Z][h], (double)a->max_span, (double)a->ramp, a->span);
+    return reach + 1 < d->c->past ? reach + 1 : d->c->past;
+}
+
+/* The group of a head that needs so many rows, before empty groups are removed */
+static size_t group_of(const data *d, size_t need) {
+    size_t past = d->c->past;
+    if (d->c->sets < 3) return d->c->sets == 2 && need * 2 <= past;
+    if (need * 3 > past * 2) return 0;
+    return need * 3 > past ? 1 : 2;
+}
+
+static void groups_open(const data *d, cache *s) {
+    size_t need[256], group[256], heads[CACHES] = {0, 0, 0}, index[CACHES] = {0, 0, 0}, h, g;
+    for (h = 0; h < d->a.H; h++) {
+        need[h] = rows_needed(d, h);
+        group[h] = group_of(d, need[h]);
+        heads[group[h]]++;
     }
-    for (g = 0; g < 3; g++)
-        if (s->heads[g]) {
-            map[g] = s->count;
-            s->heads[s->count++] = s->heads[g];
-        }
-    for (g = 0; g < 3; g++) {
-        s->rows[g] = 0;
-        if (g >= s->count) s->heads[g] = 0;
-    }
-    memset(s->n, 0, sizeof s->n);
-    for (h = 0; h < a->H; h++) {
-        g = map[set[h]];
-        s->head[h] = (uint16_t)(4 * s->n[g]++ + g);
+    for (g = 0; g < CACHES; g++)
+        if (heads[g]) index[g] = s->count++;
+    for (h = 0; h < d->a.H; h++) {
+        g = index[group[h]];
+        s->head[h] = (uint16_t)(4 * s->heads[g]++ + g);
         if (need[h] > s->rows[g]) s->rows[g] = need[h];
     }
+}
+
+/* Offset, in the buffer of head h's group, of the key (v: value) that is `back` rows
+   before the block */
+static size_t cache_at(const cache *s, const data *d, size_t v, size_t b, size_t back, size_t h) {
+    const size_t g = s->head[h] & 3, index = s->head[h] >> 2;
+    return b * s->st[g] + (s->rows[g] - back) * s->ld[g] + (v * s->heads[g] + index) * d->a.D;
+}
+
+static void cache_open(const data *d, cache *s) {
+    const stx_attention_args *a = &d->a;
+    const size_t past = d->c->past, D = a->D;
+    const int odd = d->c->gap == ROWS_ODD;
+    size_t h, g, b, j, e, v;
+    memset(s, 0, sizeof *s);
+    groups_open(d, s);
     for (g = 0; g < s->count; g++) {
-        s->ld[g] = 2 * s->heads[g] * D + (d->c->gap == 1 ? 3 : 8);
-        s->st[g] = s->rows[g] * s->ld[g] + (d->c->gap == 1 ? 5 : 16);
+        s->ld[g] = 2 * s->heads[g] * D + (odd ? 3 : 8);
+        s->st[g] = s->rows[g] * s->ld[g] + (odd ? 5 : 16);
         s->n[g] = a->B * s->st[g];
         s->v[g] = (float *)malloc(s->n[g] * sizeof(float));
         s->g[g] = (float *)malloc(s->n[g] * sizeof(float));
         for (e = 0; e < s->n[g]; e++) {
             s->v[g][e] = (float)NAN;
-            s->g[g][e] = 77;
+            s->g[g][e] = GAP;
         }
     }
     for (b = 0; b < a->B; b++)
-        for (j = 0; j < d->c->past; j++)
+        for (j = 0; j < past; j++)
             for (h = 0; h < a->H; h++) {
-                size_t row = d->c->past - j;
                 g = s->head[h] & 3;
-                if (row > s->rows[g]) continue;
-                for (k = 0; k < 2; k++)
-                    for (e = 0; e < D; e++) {
-                        size_t at = b * s->st[g] + (s->rows[g] - row) * s->ld[g]
-                                    + (k * s->heads[g] + (s->head[h] >> 2)) * D + e,
-                               from = (k ? d->vo : d->ko) + b * a->kv_batch_stride
-                                      + j * a->kv_row_stride + h * D + e;
-                        s->v[g][at] = d->in[KV][from];
-                        s->g[g][at] = d->c->fresh ? (float)NAN : d->start[KV][from];
-                    }
+                if (past - j > s->rows[g]) continue;
+                for (v = 0; v < 2; v++) {
+                    size_t to = cache_at(s, d, v, b, past - j, h);
+                    size_t from = kv_at(d, (int)v, b, j) + h * D;
+                    memcpy(s->v[g] + to, d->in[KV] + from, D * sizeof(float));
+                    for (e = 0; e < D; e++)
+                        s->g[g][to + e] = d->c->fresh ? (float)NAN : d->start[KV][from + e];
+                }
             }
 }
 
-/* In x, all of it; version: of a GPU */
-static void on_sides(stx_ctx *x, data *d, int version, float **out) {
-    const int cuda = stx_ctx_desc(x)->device == STX_CUDA;
-    const size_t C = d->a.H * d->a.D, past = d->c->past;
-    stx_attention_args a;
-    stx_real *in[INS], *grad[GRADS], *y, *top, *inv;
-    float *host[INS], *start[GRADS];
-    void *pad = NULL;
-    sides s;
-    size_t i, b, j, e, k, g, h, bytes;
-    sides_open(d, &s);
-    if (cuda) stx_cuda_attention(x, version);
-    for (i = 0; i < INS; i++) {
-        int stored = i == Q || i == KV || i == DY || (d->c->acts && i != Z);
-        host[i] = (float *)malloc((d->size[i] + 1) * sizeof(float));
-        memcpy(host[i], d->in[i], d->size[i] * sizeof(float));
-        for (k = 0; i == KV && k < 2; k++)
-            for (b = 0; b < d->a.B; b++)
-                for (j = 0; j < past; j++)
-                    for (e = 0; e < C; e++)
-                        host[i][(k ? d->vo : d->ko) + b * d->a.kv_batch_stride
-                                + j * d->a.kv_row_stride + e] = (float)NAN;
-        in[i] = up(x, host[i], d->size[i], stored ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
+static void cache_free(cache *s) {
+    size_t g;
+    for (g = 0; g < s->count; g++) {
+        free(s->v[g]);
+        free(s->g[g]);
     }
+}
+
+/* Points the args at the groups' buffers, and k, v, dk and dv at the block. */
+static void cache_point(stx_ctx *x, const data *d, cache *s, stx_attention_args *a) {
+    const size_t past = d->c->past, rows = past * a->kv_row_stride;
+    size_t g;
+    a->cached_rows = past;
+    a->groups = s->count;
+    memcpy(a->head_place, s->head, sizeof a->head_place);
+    a->k = skip(x, a->k, rows);
+    a->v = skip(x, a->v, rows);
+    a->dk = skip(x, a->dk, rows);
+    a->dv = skip(x, a->dv, rows);
+    for (g = 0; g < s->count; g++) {
+        stx_attention_kv *o = &a->cached[g];
+        s->dv[g] = up(x, s->v[g], s->n[g], STX_MEM_ACTIVATIONS);
+        s->dg[g] = up(x, s->g[g], s->n[g], STX_MEM_ACTIVATIONS);
+        o->k = s->dv[g];
+        o->v = skip(x, s->dv[g], s->heads[g] * a->D);
+        o->dk = s->dg[g];
+        o->dv = skip(x, s->dg[g], s->heads[g] * a->D);
+        o->rows = s->rows[g];
+        o->row_stride = s->ld[g];
+        o->batch_stride = s->st[g];
+        if (d->c->fresh) a->overwrite |= STX_OVERWRITE_CACHED << g;
+    }
+}
+
+/* Copies the gradients of the groups to those of the one buffer. */
+static void cache_gather(stx_ctx *x, const data *d, cache *s, float *dkv) {
+    const size_t past = d->c->past, D = d->a.D;
+    size_t g, b, j, h, v, e, written = 0;
+    for (g = 0; past && g < s->count; g++) {
+        size_t wrong = 0;
+        float *got = (float *)malloc(s->n[g] * sizeof(float));
+        down(x, got, s->dg[g], s->n[g]);
+        down(x, NULL, s->dv[g], 0);
+        for (e = 0; e < s->n[g]; e++) wrong += s->g[g][e] == GAP && got[e] != GAP;
+        CHECK(!wrong, "cached rows: %zu elements between the rows of group %zu were written: %s",
+              wrong, g, label(d->c));
+        free(s->g[g]);
+        s->g[g] = got;
+    }
+    for (b = 0; b < d->a.B; b++)
+        for (j = 0; j < past; j++)
+            for (h = 0; h < d->a.H; h++)
+                for (v = 0; v < 2; v++) {
+                    const size_t to = kv_at(d, (int)v, b, j) + h * D, back = past - j;
+                    const float *from = d->start[KV] + to;
+                    g = s->head[h] & 3;
+                    for (e = 0; e < D; e++) written += dkv[to + e] != UNUSED;
+                    if (back <= s->rows[g]) from = s->g[g] + cache_at(s, d, v, b, back, h);
+                    memcpy(dkv + to, from, D * sizeof(float));
+                }
+    CHECK(!written, "cached rows: %zu elements of the one buffer were written: %s", written,
+          label(d->c));
+}
+
+/* Inputs of the one buffer, whose past rows are NaN */
+static void cached_inputs(stx_ctx *x, const data *d, stx_real **in) {
+    size_t i, b, j;
+    for (i = 0; i < INS; i++) {
+        float *host = (float *)malloc((d->size[i] + 1) * sizeof *host);
+        memcpy(host, d->in[i], d->size[i] * sizeof *host);
+        for (b = 0; i == KV && b < d->a.B; b++)
+            for (j = 0; j < d->c->past; j++) set_row(host, d, b, j, (float)NAN, (float)NAN);
+        in[i] = up(x, host, d->size[i], is_stored(d->c, i) ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
+        free(host);
+    }
+}
+
+/* Gradients of the one buffer, whose past rows are UNUSED */
+static void cached_grads(stx_ctx *x, const data *d, stx_real **grad) {
+    size_t i, b, j, e;
     for (i = 0; i < GRADS; i++) {
-        int stored = i == Q || i == KV || (d->c->acts && i != Z);
-        start[i] = (float *)malloc((d->size[i] + 1) * sizeof(float));
-        memcpy(start[i], d->start[i], d->size[i] * sizeof(float));
+        float *host = (float *)malloc((d->size[i] + 1) * sizeof *host);
+        memcpy(host, d->start[i], d->size[i] * sizeof *host);
         if (d->c->fresh && (i == Q || i == KV))
             for (e = 0; e < d->size[i]; e++)
-                if (owned(d, OUT_GRADS + i, e)) start[i][e] = (float)NAN;
-        for (k = 0; i == KV && k < 2; k++)
-            for (b = 0; b < d->a.B; b++)
-                for (j = 0; j < past; j++)
-                    for (e = 0; e < C; e++)
-                        start[i][(k ? d->vo : d->ko) + b * d->a.kv_batch_stride
-                                 + j * d->a.kv_row_stride + e] = 55;
-        grad[i] = up(x, start[i], d->size[i], stored ? STX_MEM_ACTIVATIONS : STX_MEM_BYTES);
+                if (owned(d, OUT_GRADS + i, e)) host[e] = (float)NAN;
+        for (b = 0; i == KV && b < d->a.B; b++)
+            for (j = 0; j < d->c->past; j++) set_row(host, d, b, j, UNUSED, UNUSED);
+        grad[i] = up(x, host, d->size[i], is_stored(d->c, i) ? STX_MEM_ACTIVATIONS : STX_MEM_BYTES);
+        free(host);
     }
+}
+
+/* Runs a case in x; version: of a GPU. */
+static void on_cached(stx_ctx *x, data *d, int version, float **out) {
+    const int cuda = stx_ctx_desc(x)->device == STX_CUDA;
+    const size_t past = d->c->past;
+    stx_attention_args a;
+    stx_real *in[INS], *grad[GRADS], *y, *top, *inv;
+    void *pad = NULL;
+    cache s;
+    size_t i;
+    cache_open(d, &s);
+    if (cuda) stx_cuda_attention(x, version);
+    cached_inputs(x, d, in);
+    cached_grads(x, d, grad);
     y = up(x, NULL, d->size[DY], STX_MEM_ACTIVATIONS);
     top = up(x, NULL, d->rows, STX_MEM_BYTES);
     inv = up(x, NULL, d->rows, STX_MEM_BYTES);
     point(d, &a, in, grad, y, top, inv);
     offsets(d, x, &a);
     if (d->c->fresh) a.overwrite = STX_OVERWRITE_DQ | STX_OVERWRITE_DK | STX_OVERWRITE_DV;
-    if (past) {
-        a.cached_rows = past;
-        a.groups = s.count;
-        memcpy(a.head_place, s.head, sizeof a.head_place);
-        a.k = skip(x, a.k, past * a.kv_row_stride);
-        a.v = skip(x, a.v, past * a.kv_row_stride);
-        a.dk = skip(x, a.dk, past * a.kv_row_stride);
-        a.dv = skip(x, a.dv, past * a.kv_row_stride);
-        for (g = 0; g < s.count; g++) {
-            stx_attention_kv *o = &a.cached[g];
-            s.dv[g] = up(x, s.v[g], s.n[g], STX_MEM_ACTIVATIONS);
-            s.dg[g] = up(x, s.g[g], s.n[g], STX_MEM_ACTIVATIONS);
-            o->k = s.dv[g];
-            o->v = skip(x, s.dv[g], s.heads[g] * a.D);
-            o->dk = s.dg[g];
-            o->dv = skip(x, s.dg[g], s.heads[g] * a.D);
-            o->rows = s.rows[g];
-            o->row_stride = s.ld[g];
-            o->batch_stride = s.st[g];
-            if (d->c->fresh) a.overwrite |= STX_OVERWRITE_CACHED << g;
-        }
-    }
-    if (d->pad)
-        a.pad = cuda
-                    ? (const int32_t *)(pad = cuda_bytes(x, d->pad,
-                                                         a.B * a.pad_batch_stride * sizeof *d->pad))
-                    : d->pad;
-    for (i = 0; i < 2; i++) {
-        bytes = (cuda ? stx_attention_work_cuda : stx_attention_work)(x, &a, (int)i);
-        a.work = cuda ? cuda_bytes(x, NULL, bytes) : malloc(bytes + 1);
-        if (cuda)
-            (i ? stx_attention_bwd_cuda : stx_attention_fwd_cuda)(x, &a);
-        else
-            (i ? stx_attention_bwd : stx_attention_fwd)(x, &a);
-        if (cuda)
-            stx_cuda_free(x, a.work);
-        else
-            free(a.work);
-        a.work = NULL;
-    }
-    CHECK(stx_ok(x), "sides, version %d: %s: %s", version, label(d->c), stx_error(x));
+    if (past) cache_point(x, d, &s, &a);
+    if (d->pad && cuda) pad = cuda_bytes(x, d->pad, a.B * a.pad_batch_stride * sizeof *d->pad);
+    a.pad = cuda ? (const int32_t *)pad : d->pad;
+    run_pass(x, &a, 0);
+    run_pass(x, &a, 1);
+    CHECK(stx_ok(x), "cached rows, version %d: %s: %s", version, label(d->c), stx_error(x));
     down(x, out[OUT_Y], y, d->size[DY]);
     down(x, out[OUT_TOP], top, d->rows);
     down(x, out[OUT_INV], inv, d->rows);
     for (i = 0; i < GRADS; i++)
         down(x, d->size[i] ? out[OUT_GRADS + i] : NULL, grad[i], d->size[i]);
-    for (i = 0; i < INS; i++) {
-        down(x, NULL, in[i], 0);
-        free(host[i]);
-    }
+    for (i = 0; i < INS; i++) down(x, NULL, in[i], 0);
     if (pad) stx_cuda_free(x, pad);
-    for (g = 0; past && g < s.count; g++) {
-        size_t wrong = 0;
-        float *was = s.g[g];
-        s.g[g] = (float *)malloc(s.n[g] * sizeof(float));
-        down(x, s.g[g], s.dg[g], s.n[g]);
-        down(x, NULL, s.dv[g], 0);
-        for (e = 0; e < s.n[g]; e++)
-            if (was[e] == 77) wrong += s.g[g][e] != 77;
-        CHECK(!wrong, "sides: %zu numbers between the rows of group %zu were written: %s", wrong, g,
-              label(d->c));
-        free(was);
-    }
-    /* into one piece again */
-    for (b = 0, bytes = 0; b < d->a.B * past * C * 2; b++) {
-        const size_t c = b % C, of = b / C / 2 % past, t = b / C / 2 / past, row = past - of;
-        h = c / d->a.D;
-        k = b / C % 2;
-        e = c % d->a.D;
-        g = s.head[h] & 3;
-        j = (k ? d->vo : d->ko) + t * d->a.kv_batch_stride + of * d->a.kv_row_stride + c;
-        bytes += out[OUT_GRADS + KV][j] != 55;
-        out[OUT_GRADS + KV][j] = row > s.rows[g]
-                                     ? d->start[KV][j]
-                                     : s.g[g][t * s.st[g] + (s.rows[g] - row) * s.ld[g]
-                                              + (k * s.heads[g] + (s.head[h] >> 2)) * d->a.D + e];
-    }
-    CHECK(!bytes, "sides: %zu numbers were written where the past does not stand: %s", bytes,
-          label(d->c));
-    for (i = 0; i < GRADS; i++) free(start[i]);
-    for (g = 0; g < s.count; g++) {
-        free(s.v[g]);
-        free(s.g[g]);
-    }
+    cache_gather(x, d, &s, out[OUT_GRADS + KV]);
+    cache_free(&s);
 }
 
-static const attn sides_table[] = {
+static const attn cached_table[] = {
     {.B = 2, .T = 5, .S = 9, .H = 2, .D = 8, .past = 4},
     {.B = 2, .T = 33, .S = 70, .H = 2, .D = 16, .P = 70, .past = 37, .u = 1, .vb = 1},
     {.B = 2, .T = 33, .S = 70, .H = 2, .D = 16, .P = 70, .past = 37, .fresh = 1, .gap = 2,
@@ -939,27 +1044,31 @@ static const attn sides_table[] = {
      .z = 3, .L = 690, .sets = 3, .fresh = 1},
 };
 
-static void sides_all(int half) {
-    size_t i, v, o, k;
-    for (i = 0; i < sizeof sides_table / sizeof *sides_table; i++) {
+/* On the CPU cached rows give the same bits, except for the sign of 0. */
+static void cached_exact(const data *d, float **got) {
+    size_t o, k;
+    for (o = 0; o < OUTS; o++) {
+        size_t wrong = 0;
+        for (k = 0; k < d->out_size[o]; k++)
+            wrong += got[o][k] != d->expected[o][k] && (o < OUT_GRADS || owned(d, o, k));
+        CHECK(!wrong, "cached rows: %zu elements of %s differ on the CPU: %s", wrong, out_name[o],
+              label(d->c));
+    }
+}
+
+static void cached_all(int half) {
+    size_t i, v;
+    for (i = 0; i < sizeof cached_table / sizeof *cached_table; i++) {
         data d;
         float **got;
-        data_open(&d, &sides_table[i], half, !sides_table[i].fresh);
+        data_open(&d, &cached_table[i], half, !cached_table[i].fresh);
         got = outputs(&d);
         on_cpu(cpu, &d);
-        on_sides(cpu, &d, 0, got);
-        /* the CPU: to the bit, but for the sign of 0 */
-        if (d.a.T > 3 || d.a.drop > 0)
-            for (o = 0; o < OUTS; o++) {
-                size_t wrong = 0;
-                for (k = 0; k < d.out_size[o]; k++)
-                    wrong += !(got[o][k] == d.want[o][k]) && (o < OUT_GRADS || owned(&d, o, k));
-                CHECK(!wrong, "sides: %zu numbers of %s differ on the CPU: %s", wrong, out_name[o],
-                      label(d.c));
-            }
+        on_cached(cpu, &d, 0, got);
+        if (d.a.T > 3 || d.a.drop > 0) cached_exact(&d, got);
         compare(&d, got, 0, 0, 0);
         for (v = 0; v < versions_of(half); v++) {
-            on_sides(gpu[half], &d, versions[v], got);
+            on_cached(gpu[half], &d, versions[v], got);
             compare(&d, got, half, versions[v], 0);
         }
         outputs_free(got);
@@ -967,9 +1076,25 @@ static void sides_all(int half) {
     }
 }
 
-/* >>dropout
-   Values are unit vectors, so that y holds the weights themselves: those that are 0 must
-   be the CPU's, cell by cell. A replayed step's shift is as another stream. */
+
+// >>dropout
+
+/* Value j is unit vector j, and persistent value j is unit vector S + j. */
+static void unit_values(data *d) {
+    size_t b, j, h, i;
+    for (b = 0; b < d->a.B; b++)
+        for (j = 0; j < d->a.S; j++)
+            for (h = 0; h < d->a.H; h++)
+                for (i = 0; i < d->a.D; i++)
+                    d->in[KV][kv_at(d, 1, b, j) + h * d->a.D + i] = i == j ? 1.0f : 0.0f;
+    for (h = 0; h < d->a.H; h++)
+        for (j = 0; j < d->a.N; j++)
+            for (i = 0; i < d->a.D; i++)
+                d->in[PV][(h * d->a.N + j) * d->a.D + i] = i == d->a.S + j ? 1.0f : 0.0f;
+}
+
+/* With unit vectors as values, y holds the weights: those that are 0 must be the same on
+   the CPU. The shift of a replayed step has the effect of another stream. */
 static void masks(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 20, .S = 33, .H = 2, .D = 64, .drop = 0.5},
@@ -979,7 +1104,7 @@ static void masks(int half) {
         {.B = 2, .T = 50, .S = 37, .H = 1, .D = 64, .drop = 0.4, .not_causal = 1, .pad = 1},
         {.B = 2, .T = 33, .S = 60, .H = 1, .D = 64, .drop = 0.5, .pad = 7, .P = 60, .span = 41},
     };
-    size_t k, v, i, j, b, h;
+    size_t k, v, i;
     for (k = 0; k < sizeof cases / sizeof *cases; k++)
         for (v = 0; v < versions_of(half); v++) {
             data d;
@@ -987,16 +1112,7 @@ static void masks(int half) {
             long wrong = 0, zeros = 0;
             uint64_t shift = v ? (uint64_t)3 << 24 : 0;
             data_open(&d, cases + k, half, 0);
-            for (b = 0; b < d.a.B; b++)
-                for (j = 0; j < d.a.S; j++)
-                    for (h = 0; h < d.a.H; h++)
-                        for (i = 0; i < d.a.D; i++)
-                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride
-                                     + h * d.a.D + i] = i == j ? 1.0f : 0.0f;
-            for (h = 0; h < d.a.H; h++)
-                for (j = 0; j < d.a.N; j++)
-                    for (i = 0; i < d.a.D; i++)
-                        d.in[PV][(h * d.a.N + j) * d.a.D + i] = i == d.a.S + j ? 1.0f : 0.0f;
+            unit_values(&d);
             got = outputs(&d);
             d.a.stream += shift;
             on_cpu(cpu, &d);
@@ -1005,34 +1121,27 @@ static void masks(int half) {
             on_gpu(gpu[half], &d, versions[v], 0, got);
             stx_cuda_rng_shift(gpu[half], 0);
             for (i = 0; i < d.size[DY]; i++) {
-                if ((got[OUT_Y][i] == 0) != (d.want[OUT_Y][i] == 0)) wrong++;
+                wrong += (got[OUT_Y][i] == 0) != (d.expected[OUT_Y][i] == 0);
                 zeros += got[OUT_Y][i] == 0;
             }
             CHECK(!wrong && zeros > 0 && zeros < (long)d.size[DY],
-                  "version %d: %ld of %zu weights are dropped that should not be, or the "
-                  "other way round: %s",
-                  versions[v], wrong, d.size[DY], label(cases + k));
+                  "version %d: %ld of %zu weights are dropped on one device only: %s", versions[v],
+                  wrong, d.size[DY], label(cases + k));
             compare(&d, got, half, versions[v], 0);
             outputs_free(got);
             data_close(&d);
         }
 }
 
-/* The fused kernels take padded keys and calls without causality: their scratch is not
-   version 0's. */
-static void served(int half) {
+/* The fused kernels support padded keys and calls without causality: their scratch is
+   smaller than that of version 0. They do not support the last case. */
+static void supported(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 64, .P = 90, .z = 1, .L = 80, .R = 8, .u = 1,
          .vb = 1, .N = 3, .drop = 0.1, .pad = 1},
         {.B = 1, .T = 90, .S = 40, .H = 2, .D = 128, .not_causal = 1},
         {.B = 2, .T = 33, .S = 40, .H = 2, .D = 32, .not_causal = 1, .pad = 2, .first = 3},
-        {.B = 2,
-         .T = 33,
-         .S = 40,
-         .H = 2,
-         .D = 32,
-         .pad = 2,
-         .first = -3}, /* and one that they do not take */
+        {.B = 2, .T = 33, .S = 40, .H = 2, .D = 32, .pad = 2, .first = -3},
     };
     size_t k, i;
     int backward;
@@ -1043,10 +1152,9 @@ static void served(int half) {
         data_open(&d, cases + k, half, 0);
         for (i = 0; i < INS; i++)
             in[i] = cuda_numbers(gpu[half], d.in[i], d.size[i],
-                                 i == Q || i == KV || i == DY ? STX_MEM_ACTIVATIONS
-                                                              : STX_MEM_PARAMS);
+                                 is_stored(d.c, i) ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
         y = cuda_numbers(gpu[half], NULL, d.size[DY], STX_MEM_ACTIVATIONS);
-        grad[Q] = y; /* only asked for */
+        grad[Q] = y; /* is requested, but not computed */
         point(&d, &a, in, grad, y, y, y);
         offsets(&d, gpu[half], &a);
         a.pad = d.pad;
@@ -1057,8 +1165,8 @@ static void served(int half) {
             stx_cuda_attention(gpu[half], 0);
             fused = stx_attention_work_cuda(gpu[half], &a, backward);
             CHECK(k == 3 ? fused == plain : fused && fused < plain / 4,
-                  "%s: scratch of %zu, version 0 has %zu: %s", backward ? "backward" : "forward",
-                  fused, plain, label(cases + k));
+                  "%s: scratch of %zu bytes, version 0 has %zu: %s",
+                  backward ? "backward" : "forward", fused, plain, label(cases + k));
         }
         for (i = 0; i < INS; i++) stx_cuda_free(gpu[half], in[i]);
         stx_cuda_free(gpu[half], y);
@@ -1066,9 +1174,28 @@ static void served(int half) {
     }
 }
 
-/* >>what must not be seen Keys before first_key hold NaN; keys beyond the reach of
-   every head, and later keys, and later queries, change: no bit of what does not see
-   them may. */
+
+// >>masked keys and queries
+
+/* Changes the keys that no query reaches (first_key to dead), those that only queries
+   from `cut` on see, and these queries. */
+static void change_unseen(data *d, size_t cut, size_t dead) {
+    const attn *c = d->c;
+    size_t b, j, e;
+    for (b = 0; b < c->B; b++) {
+        for (j = 0; j < c->S; j++) {
+            /* delta < dmin for every query before cut */
+            int later = j + c->T >= c->S + cut + 1 - (size_t)c->dmin;
+            if ((j >= (size_t)STX_MAX(c->first, 0) && j < dead) || later)
+                set_row(d->in[KV], d, b, j, 50, -70);
+        }
+        for (j = cut; j < c->T; j++)
+            for (e = 0; e < c->H * c->D; e++) d->in[Q][q_at(d, b, j) + e] = 20;
+    }
+}
+
+/* Keys before first_key are NaN. Keys beyond the reach of every head, later keys and
+   later queries change: the results of earlier queries must keep their bits. */
 static void unseen(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 16, .P = 90, .shared = 1, .dmin = 1, .z = 2,
@@ -1076,65 +1203,48 @@ static void unseen(int half) {
         {.B = 1, .T = 65, .S = 70, .H = 2, .D = 32, .P = 70, .u = 1, .vb = 1, .N = 3},
         {.B = 1, .T = 70, .S = 140, .H = 1, .D = 16, .span = 17, .first = 30, .drop = 0.2},
     };
-    size_t k, v, b, j, e, i;
+    /* Z_SHORT: at most 0.06 L + R + 1 */
+    static const size_t reach[] = {15, 70, 17};
+    size_t k, v, b, j, i;
     for (k = 0; k < 3; k++)
         for (v = 0; v < versions_of(half); v++) {
             const attn *c = cases + k;
+            const size_t cut = c->T / 2 + 3, C = c->H * c->D;
+            const size_t dead = c->S - c->T > reach[k] ? c->S - c->T - reach[k] : 0;
             data d;
             float **first, **got;
-            /* z 2: 0.06 L + R + 1 at most */
-            size_t cut = c->T / 2 + 3, C = c->H * c->D, reach = k == 0 ? 15 : k == 2 ? 17 : c->S;
-            /* keys that no query reaches */
-            size_t dead = c->S - c->T > reach ? c->S - c->T - reach : 0;
-            int good = 1;
+            size_t changed = 0;
             data_open(&d, c, half, 0);
             for (b = 0; b < c->B; b++)
                 for (j = 0; (ptrdiff_t)j < c->first; j++)
-                    for (e = 0; e < C; e++)
-                        d.in[KV][d.ko + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] =
-                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] =
-                                (float)NAN;
+                    set_row(d.in[KV], &d, b, j, (float)NAN, (float)NAN);
             first = outputs(&d);
             got = outputs(&d);
             on_gpu(gpu[half], &d, versions[v], FORWARD_ONLY, first);
             on_cpu(cpu, &d);
             compare(&d, first, half, versions[v], 1);
-            for (b = 0; b < c->B; b++)
-                for (j = 0; j < c->S; j++)
-                    for (e = 0; e < C; e++) {
-                        /* delta < dmin for every query before cut */
-                        int later = j + c->T >= c->S + cut + 1 - (size_t)c->dmin;
-                        if ((j >= (size_t)STX_MAX(c->first, 0) && j < dead) || later) {
-                            d.in[KV][d.ko + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] =
-                                50;
-                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] =
-                                -70;
-                        }
-                    }
-            for (b = 0; b < c->B; b++)
-                for (j = cut; j < c->T; j++)
-                    for (e = 0; e < C; e++)
-                        d.in[Q][d.qo + b * d.a.q_batch_stride + j * d.a.q_row_stride + e] = 20;
+            change_unseen(&d, cut, dead);
             on_gpu(gpu[half], &d, versions[v], FORWARD_ONLY, got);
             for (b = 0; b < c->B; b++)
-                for (i = 0; i < cut; i++)
-                    if (memcmp(first[OUT_Y] + (b * c->T + i) * C, got[OUT_Y] + (b * c->T + i) * C,
-                               C * sizeof(float)))
-                        good = 0;
-            CHECK(good, "version %d: a query sees what it must not: %s", versions[v], label(c));
-            for (good = 0, i = cut; i < c->T; i++)
-                if (memcmp(first[OUT_Y] + i * C, got[OUT_Y] + i * C, C * sizeof(float))) good++;
-            CHECK(good == (int)(c->T - cut), "version %d: later queries see no change: %s",
+                changed += !!memcmp(first[OUT_Y] + b * c->T * C, got[OUT_Y] + b * c->T * C,
+                                    cut * C * sizeof(float));
+            CHECK(!changed, "version %d: a masked key or a later query changes a result: %s",
                   versions[v], label(c));
+            for (changed = 0, i = cut; i < c->T; i++)
+                changed += !!memcmp(first[OUT_Y] + i * C, got[OUT_Y] + i * C, C * sizeof(float));
+            CHECK(changed == c->T - cut, "version %d: %zu of %zu later queries change: %s",
+                  versions[v], changed, c->T - cut, label(c));
             outputs_free(first);
             outputs_free(got);
             data_close(&d);
         }
 }
 
-/* >>gradients that are not wanted: the others keep their bits, and those not wanted
-   are not touched */
-static void wanted(int half) {
+
+// >>gradients that are not requested
+
+/* The others keep their bits, and those that are not requested are not written. */
+static void requested(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 17, .S = 33, .H = 2, .D = 16, .P = 33, .shared = 1, .dmin = 1, .z = 1,
          .L = 30, .R = 8, .u = 1, .vb = 1, .N = 3},
@@ -1162,7 +1272,7 @@ static void wanted(int half) {
                 if (w == GRADS)
                     for (o = d.vo; o < d.size[KV]; o++)
                         if (got[OUT_GRADS + KV][o] != d.start[KV][o]) good = 0;
-                CHECK(good, "version %d without %s: others change: %s", versions[v],
+                CHECK(good, "version %d without %s: other gradients change: %s", versions[v],
                       w < GRADS ? out_name[OUT_GRADS + w] : "dv", label(cases + k));
             }
             outputs_free(all);
@@ -1171,7 +1281,10 @@ static void wanted(int half) {
         }
 }
 
-/* >>repeatability */
+
+
+// >>repeatability
+
 typedef struct again {
     data *d;
     stx_ctx *x;
@@ -1221,10 +1334,9 @@ static void orders(int half) {
         }
 }
 
-/* The number of multiprocessors decides nothing: GPUs with more or fewer of them give
-   the same bits. A memory that fills: the first key there is cuts off windows of up to
-   100 keys, in which the two kinds of tiles begin at different keys and so sum in
-   another order. */
+/* GPUs with more or fewer multiprocessors give the same bits. In a memory that is not yet
+   full, the first key cuts off windows of up to 100 keys. In them the two kinds of tiles
+   start at different keys, so their sums have different orders. */
 static uint64_t bits_of(stx_ctx *x, data *d, int version) {
     again g;
     uint64_t h = 14695981039346656037u;
@@ -1242,14 +1354,8 @@ static void devices(int half) {
         {.B = 1, .T = 128, .S = 188, .H = 8, .D = 16, .z = 1, .L = 90, .R = 9},
         {.B = 3, .T = 150, .S = 170, .H = 2, .D = 8, .z = 1, .L = 90, .R = 9, .dmin = 1, .P = 600,
          .drop = 0.2},
-        {.B = 33,
-         .T = 128,
-         .S = 188,
-         .H = 8,
-         .D = 8,
-         .z = 1,
-         .L = 90,
-         .R = 9}, /* 264, as many as the wide tiles want */
+        /* 264 blocks, the number from which wide tiles are chosen */
+        {.B = 33, .T = 128, .S = 188, .H = 8, .D = 8, .z = 1, .L = 90, .R = 9},
     };
     static const int sms[] = {4, 132, 400};
     size_t k, n;
@@ -1257,20 +1363,21 @@ static void devices(int half) {
         data d;
         uint64_t narrow, wide;
         data_open(&d, cases + k, half, 0);
-        d.a.span = 600; /* of the model; the memory is not that long yet */
+        d.a.span = 600; /* of the model; the memory is shorter */
         wide = bits_of(gpu[half], &d, 4);
         narrow = bits_of(gpu[half], &d, 2);
         CHECK(k == 2 ? narrow == wide : (narrow == wide) == !half,
               "case %d: tiles of 64 and of 128 queries give %s bits", (int)k,
-              narrow == wide ? "the same" : "other");
+              narrow == wide ? "the same" : "different");
         for (n = 0; n < 3; n++) {
             stx_ctx *x;
 #ifdef SEQTX_CUDA_HOST
             cuda_host_sms(sms[n]);
 #endif
             x = cuda_ctx(STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32);
-            CHECK(bits_of(x, &d, 2) == narrow, "%s, case %d: other bits with %d multiprocessors",
-                  half ? "bf16" : "float", (int)k, sms[n]);
+            CHECK(bits_of(x, &d, 2) == narrow,
+                  "%s, case %d: different bits with %d multiprocessors", precision_name(half),
+                  (int)k, sms[n]);
             stx_destroy(x);
         }
         data_close(&d);
@@ -1281,10 +1388,9 @@ static void devices(int half) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-/* Backward fetches the next tile while it works on one where shared memory is enough
-   for that, which the GPU decides: the bits must not know. Kernels of few registers
-   leave so many blocks to a multiprocessor that there is no memory for it, those of
-   very many always do. */
+/* Backward prefetches the next tile if there is enough shared memory for it, which
+   depends on the GPU; the bits must not. Kernels of few registers run in so many blocks
+   per multiprocessor that there is none; with very many registers there always is. */
 static void ahead(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 150, .S = 290, .H = 2, .D = 16, .P = 290, .shared = 1, .dmin = 1, .z = 1,
@@ -1313,17 +1419,46 @@ static void ahead(int half) {
             bytes[n] = cuda_host_shared_asked() - bytes[n];
         }
         cuda_host_registers(255);
-        CHECK(bits[0] == bits[1], "%s: other bits with the next tile in shared memory: %s",
-              half ? "bf16" : "float", label(cases + k));
+        CHECK(bits[0] == bits[1], "%s: different bits with the next tile in shared memory: %s",
+              precision_name(half), label(cases + k));
         CHECK(bytes[0] < bytes[1],
-              "%s: %zu and %zu bytes of shared memory: both times the same: %s",
-              half ? "bf16" : "float", bytes[0], bytes[1], label(cases + k));
+              "%s: %zu bytes of shared memory without the next tile, %zu with it: %s",
+              precision_name(half), bytes[0], bytes[1], label(cases + k));
         data_close(&d);
     }
 }
 
-/* bench/cuda_model.h counts what the kernels execute: as many products of tensor cores
-   as the shim sees, to the last one */
+/* mma instructions of one pass of a version, by the formulas of bench/cuda_model.h */
+static double mma_expected(const data *d, int version, int backward) {
+    const attn *c = d->c;
+    tiles t;
+    config g;
+    double n;
+    int rows = version == 2 || version == 4;
+    memset(&g, 0, sizeof g);
+    g.dim = c->D;
+    g.heads = 1;
+    g.block = c->T;
+    g.batch = c->B;
+    t = tiles_of(&g, (double)(c->S - c->T), (double)d->a.span,
+                 version == 4 && !backward && c->D <= 64);
+    t.lo = (double)c->first;
+    if (d->size[Z]) {
+        double span = (double)d->in[Z][0] * (double)d->a.max_span;
+        t.live = ceil(span + (double)d->a.ramp + 1) - 1;
+        t.full = floor(span) + 1;
+    }
+    if (version == 6) rows = tiles_width(&t, t.live) <= floor(tiles_width(&t, t.span) / 32) * 16;
+    n = tiles_vectors(&t, (double)c->N, backward);
+    if (backward)
+        n += tiles_queries(&t) + tiles_keys(&t) + (rows ? tiles_table(&t) : tiles_diagonals(&t));
+    else
+        n += tiles_forward(&t);
+    /* of 16 queries, 8 keys and 16 channels */
+    return n * ((double)c->B * t.BK / 8 * t.DP / 16);
+}
+
+/* bench/cuda_model.h counts exactly the mma instructions that the kernels execute. */
 static void counted(void) {
     static const attn cases[] = {
         {.B = 1, .T = 200, .S = 520, .H = 1, .D = 64, .P = 320, .shared = 1, .dmin = 1},
@@ -1342,238 +1477,201 @@ static void counted(void) {
         {.B = 1, .T = 93, .S = 293, .H = 1, .D = 88, .P = 200, .shared = 1, .dmin = 1, .first = 210,
          .N = 17},
     };
-    static const int of[] = {2, 4, 5, 6}; /* 6: room for half a head */
+    static const int list[] = {2, 4, 5, 6}; /* 6: memory for half of the heads' rows */
     size_t k, v;
     int backward;
     for (k = 0; k < sizeof cases / sizeof *cases; k++)
         for (v = 0; v < 4; v++) {
-            const attn *c = cases + k;
-            const int wide = of[v] == 4;
             data d;
             float **got;
             long ran[2];
-            config g;
-            memset(&g, 0, sizeof g);
-            g.dim = c->D;
-            g.heads = 1;
-            g.block = c->T;
-            g.batch = c->B;
-            data_open(&d, c, 1, 0);
+            data_open(&d, cases + k, 1, 0);
             got = outputs(&d);
             ran[0] = cuda_host_products();
-            on_gpu(gpu[1], &d, of[v], FORWARD_ONLY, got);
+            on_gpu(gpu[1], &d, list[v], FORWARD_ONLY, got);
             ran[0] = cuda_host_products() - ran[0];
             ran[1] = cuda_host_products();
-            on_gpu(gpu[1], &d, of[v], 0, got);
+            on_gpu(gpu[1], &d, list[v], 0, got);
             ran[1] = cuda_host_products() - ran[1] - ran[0];
             for (backward = 0; backward < 2; backward++) {
-                tiles t = tiles_of(&g, (double)(c->S - c->T), (double)d.a.span,
-                                   wide && !backward && c->D <= 64);
-                double want;
-                int rows;
-                t.lo = (double)c->first;
-                if (d.size[Z]) {
-                    t.live = ceil((double)d.in[Z][0] * (double)d.a.max_span + (double)d.a.ramp + 1)
-                             - 1;
-                    t.full = floor((double)d.in[Z][0] * (double)d.a.max_span) + 1;
-                }
-                rows = v < 2
-                       || (v == 3
-                           && tiles_width(&t, t.live) <= floor(tiles_width(&t, t.span) / 32) * 16);
-                want = tiles_vectors(&t, (double)c->N, backward)
-                       + (backward ? tiles_queries(&t) + tiles_keys(&t)
-                                         + (rows ? tiles_table(&t) : tiles_diagonals(&t))
-                                   : tiles_forward(&t));
-                /* of 16 queries, 8 keys, 16 channels */
-                want *= (double)c->B * t.BK / 8 * t.DP / 16;
-                CHECK((double)ran[backward] == want,
-                      "%s of version %d: %ld products, counted %.0f: live %.0f, %s",
-                      backward ? "backward" : "forward", of[v], ran[backward], want, t.live,
-                      label(c));
+                double expected = mma_expected(&d, list[v], backward);
+                CHECK((double)ran[backward] == expected,
+                      "%s of version %d: %ld mma instructions, the model counts %.0f: %s",
+                      backward ? "backward" : "forward", list[v], ran[backward], expected,
+                      label(d.c));
             }
             outputs_free(got);
             data_close(&d);
         }
-    for (k = 0; k < CONFIGS; k++) { /* heads by groups: as the library cuts them */
+}
+
+static int same_groups(const stx_head_groups *g, size_t H, int groups, const double *rows,
+                       const double *heads) {
+    size_t n[3] = {0, 0, 0}, h, i;
+    for (h = 0; h < H; h++) n[g->of[h]]++;
+    if (g->count != (size_t)groups) return 0;
+    for (i = 0; i < g->count; i++)
+        if (rows[i] != (double)g->rows[i] || heads[i] != (double)n[i]) return 0;
+    return 1;
+}
+
+/* bench/cuda_model.h cuts heads into the same groups as the library. */
+static void counted_groups(void) {
+    size_t k, l, h;
+    for (k = 0; k < CONFIGS; k++) {
         const config *g = &configs[k];
-        size_t l, h, i;
         for (l = 0; l < g->layers; l++) {
-            stx_head_groups of_it;
-            size_t need[256], n[3] = {0, 0, 0};
-            double have[3], heads[3];
-            int groups = groups_of(g, l, have, heads), same;
+            stx_head_groups got;
+            size_t need[256];
+            double rows[3], heads[3];
+            int groups = groups_of(g, l, rows, heads);
             for (h = 0; h < g->heads; h++) need[h] = (size_t)keys_of(g, l, h) + 1;
-            stx_head_groups_choose(need, g->heads, (size_t)window_of(g, l), &of_it);
-            for (h = 0; h < g->heads; h++) n[of_it.of[h]]++;
-            for (i = 0, same = of_it.count == (size_t)groups; same && i < of_it.count; i++)
-                same = have[i] == (double)of_it.rows[i] && heads[i] == (double)n[i];
-            CHECK(same, "%s, layer %zu: the model counts other groups of heads", g->name, l);
+            stx_head_groups_choose(need, g->heads, (size_t)window_of(g, l), &got);
+            CHECK(same_groups(&got, g->heads, groups, rows, heads),
+                  "%s, layer %zu: the library and the model cut heads differently", g->name, l);
         }
     }
-    { /* and as a model with few streams does, for which groups do not pay: their weights' order costs more */
-        size_t B, l, h, i, cut[4] = {0, 0, 0, 0};
-        config c = configs[2];
-        stx_span_desc d;
-        stx_desc cd;
-        stx_ctx *x;
-        stx_span *m;
-        memset(&cd, 0, sizeof cd);
-        memset(&d, 0, sizeof d);
-        c.layers = 3;
-        c.dim = c.inner = 320;
-        cd.threads = 1;
-        d.vocab = 2;
-        d.layers = 3;
-        d.dim = d.inner = c.dim;
-        d.heads = c.heads;
-        d.span = c.span;
-        d.adapt_span = 1;
-        x = stx_create(&cd);
-        m = stx_span_create(x, &d);
-        CHECK(m && d.heads == 8, "%s", stx_error(x));
-        for (l = 0; l < 3; l++)
-            for (h = 0; h < c.heads; h++)
-                m->layer[l].z->data[h] = (stx_real)(span_of(&c, l, h) / (double)c.span);
-        for (B = 1; B < 9; B++)
-            for (l = 0; l < 3; l++) {
-                stx_head_groups of_it;
-                size_t n[3] = {0, 0, 0};
-                double have[3], heads[3];
-                int groups, same;
-                c.batch = B;
-                groups = groups_of(&c, l, have, heads);
-                CHECK((double)stx_span_window(m, l) == window_of(&c, l),
-                      "layer %zu: a window of %zu", l, stx_span_window(m, l));
-                inner_span_groups(m, l, B, stx_span_window(m, l), 0, &of_it);
-                for (h = 0; h < c.heads; h++) n[of_it.of[h]]++;
-                for (i = 0, same = of_it.count == (size_t)groups; same && i < of_it.count; i++)
-                    same = have[i] == (double)of_it.rows[i] && heads[i] == (double)n[i];
-                CHECK(same, "%zu streams, layer %zu: %zu groups of heads, the model counts %d", B,
-                      l, of_it.count, groups);
-                cut[of_it.count]++;
-            }
-        CHECK(cut[1] && cut[2] + cut[3], "%zu without groups, %zu with two, %zu with three", cut[1],
-              cut[2], cut[3]);
-        stx_destroy(x);
-    }
+}
+
+/* The same in a model with few streams, where groups cost more than they save: their
+   weights are reordered in each step. */
+static void counted_streams(void) {
+    size_t B, l, h, cut[4] = {0, 0, 0, 0};
+    config c = configs[2];
+    stx_span_desc d;
+    stx_ctx *x = cuda_ctx(STX_CPU, STX_PREC_F32);
+    stx_span *m;
+    memset(&d, 0, sizeof d);
+    c.layers = 3;
+    c.dim = c.inner = 320;
+    d.vocab = 2;
+    d.layers = 3;
+    d.dim = d.inner = c.dim;
+    d.heads = c.heads;
+    d.span = c.span;
+    d.adapt_span = 1;
+    m = stx_span_create(x, &d);
+    CHECK(m && d.heads == 8, "%s", stx_error(x));
+    for (l = 0; l < 3; l++)
+        for (h = 0; h < c.heads; h++)
+            m->layer[l].z->data[h] = (stx_real)(span_of(&c, l, h) / (double)c.span);
+    for (B = 1; B < 9; B++)
+        for (l = 0; l < 3; l++) {
+            stx_head_groups got;
+            double rows[3], heads[3];
+            int groups;
+            c.batch = B;
+            groups = groups_of(&c, l, rows, heads);
+            CHECK((double)stx_span_window(m, l) == window_of(&c, l), "layer %zu: a window of %zu",
+                  l, stx_span_window(m, l));
+            inner_span_groups(m, l, B, stx_span_window(m, l), 0, &got);
+            CHECK(same_groups(&got, c.heads, groups, rows, heads),
+                  "%zu streams, layer %zu: %zu groups of heads, the model counts %d", B, l,
+                  got.count, groups);
+            cut[got.count]++;
+        }
+    CHECK(cut[1] && cut[2] + cut[3], "%zu layers with one group, %zu with two, %zu with three",
+          cut[1], cut[2], cut[3]);
+    stx_destroy(x);
 }
 #endif
 
-/* ROWS OF dR. The gradient of the relative table from rows in memory is that of the
-   sweep of diagonals but for the order of its sums: the terms are the same bfloat16s.
-   All else has the same bits; what was not written is NaN here, and must not be read. */
-static void rows(void) {
-    static const attn cases[] = {
-        {.B = 2, .T = 130, .S = 430, .H = 3, .D = 64, .P = 300, .shared = 1, .dmin = 1, .z = 1,
-         .L = 290},
-        {.B = 3, .T = 90, .S = 390, .H = 2, .D = 32, .P = 300, .shared = 1, .dmin = 1, .z = 3,
-         .L = 290, .R = 20, .N = 3, .drop = 0.2},
-        {.B = 2,
-         .T = 100,
-         .S = 170,
-         .H = 2,
-         .D = 32,
-         .P = 180,
-         .first = 61,
-         .vb = 1}, /* a memory that fills */
-        /* no memory */
-        {.B = 2, .T = 75, .S = 75, .H = 2, .D = 16, .P = 75, .u = 1, .vb = 1, .gap = 2},
-        {.B = 1, .T = 33, .S = 150, .H = 2, .D = 72, .P = 150, .dmin = 1, .z = 3, .L = 120, .R = 8,
-         .u = 1},
-        {.B = 1, .T = 70, .S = 131, .H = 1, .D = 128, .P = 131, .vb = 1, .acts = 1},
-        {.B = 2, .T = 130, .S = 330, .H = 2, .D = 96, .P = 200, .dmin = 1, .z = 1, .L = 180,
-         .vb = 1},
-        {.B = 1,
-         .T = 70,
-         .S = 100,
-         .H = 2,
-         .D = 16,
-         .P = 100,
-         .first = 95,
-         .dmin = 1}, /* strips that see nothing */
-        /* none does */
-        {.B = 1, .T = 40, .S = 40, .H = 2, .D = 16, .P = 40, .first = 40, .shared = 1},
-        {.B = 1,
-         .T = 70,
-         .S = 100,
-         .H = 2,
-         .D = 16,
-         .P = 99,
-         .first = 50,
-         .dmin = 1}, /* newest is 16 more than C - dmin, and strip 0
-                                                                                                 sees
-                                                                                                 nothing:
-                                                                                                 nearly
-                                                                                                 */
-        /* blocks with the end of a head, and the next */
-        {.B = 200, .T = 3, .S = 9, .H = 3, .D = 8, .P = 9, .shared = 1},
-        {.B = 90, .T = 17, .S = 20, .H = 4, .D = 8, .P = 20, .vb = 1, .dmin = 1},
-        {.B = 2, .T = 70, .S = 140, .H = 2, .D = 16, .P = 30, .span = 9, .shared = 1},
-        {.B = 1, .T = 81, .S = 300, .H = 1, .D = 24, .P = 17, .loose = 1, .u = 1, .vb = 1},
-        {.B = 1, .T = 1, .S = 77, .H = 4, .D = 64, .P = 77, .shared = 1, .z = 5, .L = 50},
-    };
-    static const int of[] = {5, 2, 6};
-    size_t k, v, o, i;
+
+// >>rows of dR
+
+/* mma instructions so far; 0 on a GPU, where they are not counted */
+static long mma_count(void) {
 #ifdef SEQTX_CUDA_HOST
-    long ran[3];
+    return cuda_host_products();
+#else
+    return 0;
 #endif
-    for (k = 0; k < sizeof cases / sizeof *cases; k++) {
+}
+
+/* dpe of a version against that of the sweep of diagonals */
+static void compare_dpe(const data *d, const float *sweep, const float *dpe, int version) {
+    double top = largest(sweep, d->size[PE], 0);
+    double off = max_difference(sweep, dpe, d->size[PE]) / top;
+    CHECK(off <= (d->c->acts ? 4e-3 : 2e-6), "version %d: dpe differs from the sweep's by %.2e: %s",
+          version, off, label(d->c));
+}
+
+static const attn rows_table[] = {
+    {.B = 2, .T = 130, .S = 430, .H = 3, .D = 64, .P = 300, .shared = 1, .dmin = 1, .z = 1,
+     .L = 290},
+    {.B = 3, .T = 90, .S = 390, .H = 2, .D = 32, .P = 300, .shared = 1, .dmin = 1, .z = 3,
+     .L = 290, .R = 20, .N = 3, .drop = 0.2},
+    /* a memory that is not full */
+    {.B = 2, .T = 100, .S = 170, .H = 2, .D = 32, .P = 180, .first = 61, .vb = 1},
+    /* no memory */
+    {.B = 2, .T = 75, .S = 75, .H = 2, .D = 16, .P = 75, .u = 1, .vb = 1, .gap = 2},
+    {.B = 1, .T = 33, .S = 150, .H = 2, .D = 72, .P = 150, .dmin = 1, .z = 3, .L = 120, .R = 8,
+     .u = 1},
+    {.B = 1, .T = 70, .S = 131, .H = 1, .D = 128, .P = 131, .vb = 1, .acts = 1},
+    {.B = 2, .T = 130, .S = 330, .H = 2, .D = 96, .P = 200, .dmin = 1, .z = 1, .L = 180,
+     .vb = 1},
+    /* some strips see nothing; all see nothing */
+    {.B = 1, .T = 70, .S = 100, .H = 2, .D = 16, .P = 100, .first = 95, .dmin = 1},
+    {.B = 1, .T = 40, .S = 40, .H = 2, .D = 16, .P = 40, .first = 40, .shared = 1},
+    /* the newest key is 16 more than C - dmin, and strip 0 sees almost nothing */
+    {.B = 1, .T = 70, .S = 100, .H = 2, .D = 16, .P = 99, .first = 50, .dmin = 1},
+    /* blocks with the end of one head and the start of the next */
+    {.B = 200, .T = 3, .S = 9, .H = 3, .D = 8, .P = 9, .shared = 1},
+    {.B = 90, .T = 17, .S = 20, .H = 4, .D = 8, .P = 20, .vb = 1, .dmin = 1},
+    {.B = 2, .T = 70, .S = 140, .H = 2, .D = 16, .P = 30, .span = 9, .shared = 1},
+    {.B = 1, .T = 81, .S = 300, .H = 1, .D = 24, .P = 17, .loose = 1, .u = 1, .vb = 1},
+    {.B = 1, .T = 1, .S = 77, .H = 4, .D = 64, .P = 77, .shared = 1, .z = 5, .L = 50},
+};
+
+/* Versions 5, 2 and 6 have memory for none, all and half of the rows of dR. The gradient
+   of the relative table from rows in memory and that from the sweep of diagonals sum the
+   same bf16 terms in different orders; all other results have the same bits. Each run has
+   a new context, where scratch that was not written is NaN. */
+static void rows_of_dR(void) {
+    static const int list[] = {5, 2, 6};
+    long ran[3];
+    size_t k, v, o;
+    for (k = 0; k < sizeof rows_table / sizeof *rows_table; k++) {
         data d;
         float **out[3];
-        double top = 0, off;
-        data_open(&d, cases + k, 1, 1);
+        data_open(&d, rows_table + k, 1, 1);
         for (v = 0; v < 3; v++) {
-            /* in whose scratch nothing was written yet */
             stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_BF16);
             out[v] = outputs(&d);
-#ifdef SEQTX_CUDA_HOST
-            ran[v] = cuda_host_products();
-#endif
-            on_gpu(x, &d, of[v], 0, out[v]);
+            ran[v] = mma_count();
+            on_gpu(x, &d, list[v], 0, out[v]);
+            ran[v] = mma_count() - ran[v];
             stx_destroy(x);
-#ifdef SEQTX_CUDA_HOST
-            ran[v] = cuda_host_products() - ran[v];
-#endif
-            for (o = 0; o < OUTS && v; o++) {
-                if (o == OUT_GRADS + PE) continue;
-                CHECK(!memcmp(out[0][o], out[v][o], d.out_size[o] * sizeof(float)),
-                      "version %d: other bits of %s than without rows of "
-                      "dR: %s",
-                      of[v], out_name[o], label(d.c));
-            }
-            for (i = 0; i < d.size[PE]; i++)
-                top = STX_MAX(top, fabs((double)out[0][OUT_GRADS + PE][i]));
-            for (i = 0, off = 0; i < d.size[PE]; i++) {
-                double e = fabs((double)out[v][OUT_GRADS + PE][i]
-                                - (double)out[0][OUT_GRADS + PE][i])
-                           / top;
-                if (!(e <= 1e300))
-                    off = HUGE_VAL;
-                else if (e > off)
-                    off = e;
-            }
-            CHECK(off <= (d.c->acts ? 4e-3 : 2e-6),
-                  "version %d: dpe off by %.2e from the sweep's: %s", of[v], off, label(d.c));
+            for (o = 0; o < OUTS && v; o++)
+                if (o != OUT_GRADS + PE)
+                    CHECK(!memcmp(out[0][o], out[v][o], d.out_size[o] * sizeof(float)),
+                          "version %d: %s has other bits than without rows of dR: %s", list[v],
+                          out_name[o], label(d.c));
+            compare_dpe(&d, out[0][OUT_GRADS + PE], out[v][OUT_GRADS + PE], list[v]);
         }
 #ifdef SEQTX_CUDA_HOST
-        /* fewer, but where windows are short: there the sweep takes what groups of
-           keys they meet, the rows' product whole blocks of columns */
+        /* Rows need fewer instructions, unless windows are short: there the sweep
+           computes only the groups of keys that a window meets, and rows take whole
+           blocks of columns. */
         CHECK(k < 7 || k == 13 ? ran[1] < ran[0] : k == 8 || ran[1] != ran[0],
-              "%ld products with rows of dR, %ld without: %s", ran[1], ran[0], label(d.c));
+              "%ld mma instructions with rows of dR, %ld without: %s", ran[1], ran[0], label(d.c));
         CHECK(k > 1 || (ran[1] < ran[2] && ran[2] < ran[0]),
-              "%ld products with room for half of the rows, %ld and %ld for all and none: "
-              "%s",
-              ran[2], ran[1], ran[0], label(d.c));
+              "mma instructions with no rows, half and all: %ld, %ld, %ld: %s", ran[0], ran[2],
+              ran[1], label(d.c));
 #endif
         for (v = 0; v < 3; v++) outputs_free(out[v]);
         data_close(&d);
     }
+    (void)ran;
 }
 
-/* Edges: windows that end in every group of 16 keys of a tile and beside it, from any
-   first key and to any last query, with positions and persistent vectors. A group too
-   few of those that a strip of queries meets is a wrong number here, one too many is
-   counted below. */
+
+// >>edges
+
+/* Windows that end in and next to every group of 16 keys of a tile, from any first key to
+   any last query, with positions and persistent vectors. If a strip of queries skips a
+   group of keys that it sees, the results here are wrong; if it computes one too many,
+   counted() fails. */
 static void edges(int half) {
     static const size_t spans[] = {3, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65, 80, 97, 129},
                         sizes[] = {16, 64, 96, 128};
@@ -1609,7 +1707,7 @@ static void edges(int half) {
         }
 }
 
-/* The op, whose pad is on the device where the kernel is, in a step that trains */
+/* The op in a training step, on a GPU with pad in device memory */
 static void padded_op(int half) {
     static const int32_t pad[2 * 12] = {1, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, -1,
                                         0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0};
@@ -1644,13 +1742,13 @@ static void padded_op(int half) {
     }
     for (i = 0, k = 1; i < size[0] + size[1] + size[2]; i++)
         if (!(fabs((double)(out[0][i] - out[1][i])) <= (half ? 2e-2 : 1e-5))) k = 0;
-    CHECK(k, "%s: gradients of the padded op", half ? "bf16" : "float");
+    CHECK(k, "%s: gradients of the op with padded keys", precision_name(half));
     for (n = 0; n < 3; n++) free(in[n]);
     free(dy);
 }
 
-/* TF32: 11 digits, between the others. With a mask its sweep of queries is f32's for
-   some head sizes. */
+/* TF32 has 11 binary digits, between the other two. With padded keys some head sizes use
+   f32 in the sweep of queries. */
 static void tf32(void) {
     static const attn cases[] = {
         {.B = 2, .T = 33, .S = 70, .H = 2, .D = 72, .P = 70, .u = 1, .z = 1, .L = 60, .R = 8},
@@ -1682,30 +1780,38 @@ static void tf32(void) {
     stx_destroy(x);
 }
 
+// >>errors and scratch
+
 static void refused(void) {
+    stx_ctx *x = gpu[0];
     stx_attention_args a;
     memset(&a, 0, sizeof a);
     a.B = a.T = a.S = a.D = 1;
     a.H = 257;
-    CHECK(stx_attention_work_cuda(gpu[0], &a, 0) == 0, "work for 257 heads");
-    stx_attention_fwd_cuda(gpu[0], &a);
-    CHECK(stx_error_code(gpu[0]) == STX_ERR_SHAPE
-              && strstr(stx_error(gpu[0]), "stx_attention_fwd: heads: expected at most 256, got "
-                                           "257"),
-          "%s", stx_error(gpu[0]));
-    stx_clear_error(gpu[0]);
-    stx_attention_bwd_cuda(gpu[0], &a);
-    CHECK(stx_error_code(gpu[0]) == STX_ERR_SHAPE
-              && strstr(stx_error(gpu[0]), "stx_attention_bwd: heads: expected at most 256, got "
-                                           "257"),
-          "%s", stx_error(gpu[0]));
-    stx_clear_error(gpu[0]);
+    CHECK(stx_attention_work_cuda(x, &a, 0) == 0, "scratch for 257 heads");
+    stx_attention_fwd_cuda(x, &a);
+    CHECK(stx_error_code(x) == STX_ERR_SHAPE
+              && strstr(stx_error(x), "stx_attention_fwd: heads: expected at most 256, got 257"),
+          "%s", stx_error(x));
+    stx_clear_error(x);
+    stx_attention_bwd_cuda(x, &a);
+    CHECK(stx_error_code(x) == STX_ERR_SHAPE
+              && strstr(stx_error(x), "stx_attention_bwd: heads: expected at most 256, got 257"),
+          "%s", stx_error(x));
+    stx_clear_error(x);
     a.H = 2;
     a.T = 0;
-    CHECK(stx_attention_work_cuda(gpu[0], &a, 1) == 0, "work for no query");
-    stx_attention_fwd_cuda(gpu[0], &a);
-    stx_attention_bwd_cuda(gpu[0], &a);
-    CHECK(stx_ok(gpu[0]), "%s", stx_error(gpu[0]));
+    CHECK(stx_attention_work_cuda(x, &a, 1) == 0, "scratch without queries");
+    stx_attention_fwd_cuda(x, &a);
+    stx_attention_bwd_cuda(x, &a);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+}
+
+static void scratch_bounds(void) {
+    stx_ctx *x = gpu[0];
+    stx_attention_args a;
+    size_t fused, plain, forward;
+    memset(&a, 0, sizeof a);
     a.B = 64;
     a.T = 1024;
     a.S = 9216;
@@ -1715,36 +1821,36 @@ static void refused(void) {
     a.pe_heads = 1;
     a.span = 8192;
     a.delta_min = 1;
-    a.N = 0;
     a.dpe = a.dk = a.dv = (stx_real *)&a;
-    stx_cuda_attention(gpu[0], 1);
-    CHECK(stx_attention_work_cuda(gpu[0], &a, 0) < (size_t)280 << 20
-              && stx_attention_work_cuda(gpu[0], &a, 1) < (size_t)280 << 20,
-          "version 0's scratch is bounded: %zu, %zu", stx_attention_work_cuda(gpu[0], &a, 0),
-          stx_attention_work_cuda(gpu[0], &a, 1));
-    { /* backward's tiles of 32 queries are too many to be counted in an int, forward's of 64 are not: version 0 has the gradients */
-        size_t fused, plain;
-        memset(&a, 0, sizeof a);
-        a.B = 64;
-        a.H = 256;
-        a.D = 72;
-        a.T = a.S = a.span = (size_t)1 << 22;
-        a.scale = 1;
-        a.dq = (stx_real *)&a;
-        plain = stx_attention_work_cuda(gpu[0], &a, 1);
-        stx_cuda_attention(gpu[0], 0);
-        fused = stx_attention_work_cuda(gpu[0], &a, 1);
-        CHECK(fused == plain, "2^31 tiles: scratch of %zu, version 0's is %zu", fused, plain);
-        a.T -= 32;
-        fused = stx_attention_work_cuda(gpu[0], &a, 1);
-        CHECK(fused >= a.B * a.H * a.T * 4,
-              "2^31 - 2^14 tiles: scratch of %zu is not the fused kernels'", fused);
-    }
+    stx_cuda_attention(x, 1);
+    forward = stx_attention_work_cuda(x, &a, 0);
+    plain = stx_attention_work_cuda(x, &a, 1);
+    CHECK(forward < (size_t)280 << 20 && plain < (size_t)280 << 20,
+          "scratch of version 0: expected less than 280 MiB, got %zu and %zu bytes", forward,
+          plain);
+
+    /* The number of backward's tiles of 32 queries exceeds an int, that of forward's
+       tiles of 64 does not: version 0 computes the gradients. */
+    memset(&a, 0, sizeof a);
+    a.B = 64;
+    a.H = 256;
+    a.D = 72;
+    a.T = a.S = a.span = (size_t)1 << 22;
+    a.scale = 1;
+    a.dq = (stx_real *)&a;
+    plain = stx_attention_work_cuda(x, &a, 1);
+    stx_cuda_attention(x, 0);
+    fused = stx_attention_work_cuda(x, &a, 1);
+    CHECK(fused == plain, "2^31 tiles: scratch of %zu, version 0 has %zu", fused, plain);
+    a.T -= 32;
+    fused = stx_attention_work_cuda(x, &a, 1);
+    CHECK(fused >= a.B * a.H * a.T * 4,
+          "2^31 - 2^14 tiles: scratch of %zu is not that of the fused kernels", fused);
 }
 
 #ifdef SEQTX_CUDA_HOST
-/* For tests/cuda_regs.sh --table: name, channels, threads, dynamic shared memory, and
-   more with the next tile, a line a kernel */
+/* For tests/cuda_regs.sh --table, one line per kernel: name, channels, threads, bytes of
+   dynamic shared memory, additional bytes with the next tile */
 static void kernels(void) {
     static const size_t channels[] = {32, 64, 96, 128};
     size_t i;
@@ -1758,14 +1864,74 @@ static void kernels(void) {
         }
 }
 #endif
-int main(int argc, char **argv) {
-    /* one section; short, for sanitizers: the table of cases, each by one version in
-       float and by one in bfloat16 */
-    int half, brief = argc > 1 && !strcmp(argv[1], "short"),
-              only = argc < 2 ? -1
-                     : brief  ? 0
-                              : atoi(argv[1]);
+
+
+// >>main
+
+static int only = -1, brief; /* run one section; the short form, for sanitizers */
+
+static int wanted(int section) {
+    return only < 0 || only == section;
+}
+
+/* short: each case of the table by one version in f32 and by one in bf16 */
+static void table_cases(int half) {
     size_t i;
+    for (i = 0; i < TABLE; i++)
+        one_case(table + i, half, (int)(i % 3 == 1),
+                 brief ? 1u << (i + (size_t)half) % versions_of(half) : 63);
+}
+
+static void random_cases(int half) {
+    size_t i;
+    for (i = 0; i < 60; i++) {
+        attn c = random_case();
+        if (i >= 40) c.pad = 1 + (int)(i % 4);
+        /* the exact gradient of a single vector is 0: only rounding errors remain */
+        if (c.pad && c.N == 1) c.N = 2;
+        /* version 0 with all of its scratch or with little, and the fused kernels */
+        one_case(&c, half, (int)(i % 2), (i / 2 + i / 4 + (size_t)half) % 2 ? 16 + 14 : 32 + 13);
+    }
+}
+
+static void run_all(void) {
+    int half;
+    for (half = 0; half < 2; half++) {
+        test_state = 20250;
+        if (wanted(0)) table_cases(half);
+        if (wanted(1)) random_cases(half);
+        padded_op(half);
+        supported(half);
+        if (wanted(11) || brief) cached_all(half);
+        if (wanted(2)) masks(half);
+        if (wanted(3)) unseen(half);
+        if (wanted(4)) requested(half);
+        if (wanted(5)) orders(half);
+        if (wanted(6)) devices(half);
+        if (wanted(11)) edges(half);
+#ifdef SEQTX_CUDA_HOST
+        if (wanted(8)) ahead(half);
+#endif
+    }
+    if (wanted(7)) tf32();
+    if (wanted(10) || brief) rows_of_dR();
+#ifdef SEQTX_CUDA_HOST
+    if (wanted(9)) {
+        counted();
+        counted_groups();
+        counted_streams();
+    }
+#endif
+    refused();
+    scratch_bounds();
+}
+
+/* "short", "kernels" or the number of a section */
+int main(int argc, char **argv) {
+    const char *part = argc > 1 ? argv[1] : "";
+    int half, i;
+    brief = !strcmp(part, "short");
+    if (*part) only = brief ? 0 : atoi(part);
     cpu = cuda_ctx(STX_CPU, STX_PREC_F32);
     gpu[0] = cuda_ctx(STX_CUDA, STX_PREC_F32);
     gpu[1] = cuda_ctx(STX_CUDA, STX_PREC_BF16);
@@ -1775,48 +1941,14 @@ int main(int argc, char **argv) {
             return 1;
         }
 #ifdef SEQTX_CUDA_HOST
-    if (argc > 1 && !strcmp(argv[1], "kernels")) {
+    if (!strcmp(part, "kernels")) {
         kernels();
         return 0;
     }
 #endif
+    run_all();
     for (half = 0; half < 2; half++) {
-        test_state = 20250;
-        if (only < 0 || only == 0)
-            for (i = 0; i < TABLE; i++)
-                one_case(table + i, half, (int)(i % 3 == 1),
-                         brief ? 1u << (i + (size_t)half) % versions_of(half) : 63);
-        if (only < 0 || only == 1)
-            for (i = 0; i < 60; i++) {
-                attn c = random_case();
-                if (i >= 40) c.pad = 1 + (int)(i % 4);
-                /* a vector alone: its gradient is what rounding leaves of 0 */
-                if (c.pad && c.N == 1) c.N = 2;
-                /* version 0 with memory or without, the fused kernels */
-                one_case(&c, half, (int)(i % 2),
-                         (i / 2 + i / 4 + (size_t)half) % 2 ? 16 + 14 : 32 + 13);
-            }
-        padded_op(half);
-        served(half);
-        if (only < 0 || only == 11 || brief) sides_all(half);
-        if (only < 0 || only == 2) masks(half);
-        if (only < 0 || only == 3) unseen(half);
-        if (only < 0 || only == 4) wanted(half);
-        if (only < 0 || only == 5) orders(half);
-        if (only < 0 || only == 6) devices(half);
-        if (only < 0 || only == 11) edges(half);
-#ifdef SEQTX_CUDA_HOST
-        if (only < 0 || only == 8) ahead(half);
-#endif
-    }
-    if (only < 0 || only == 7) tf32();
-    if (only < 0 || only == 10 || brief) rows();
-#ifdef SEQTX_CUDA_HOST
-    if (only < 0 || only == 9) counted();
-#endif
-    refused();
-    for (half = 0; half < 2; half++) {
-        printf("%s: largest errors", half ? "bf16" : "float");
+        printf("%s: largest errors", precision_name(half));
         for (i = 0; i < OUTS; i++) printf("%s %s %.1e", i ? "," : "", out_name[i], worst[half][i]);
         printf("\n");
     }
