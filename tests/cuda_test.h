@@ -1,15 +1,31 @@
 /* cuda_test.h - what the tests of seqtx_cuda.cu share: a context on the CPU and one on
-   the GPU, numbers on both, comparisons. Compiled with SEQTX_CUDA_HOST the GPU is
+   the GPU, values on both, comparisons. Compiled with SEQTX_CUDA_HOST, the GPU is
    tests/cuda_host, which runs every kernel in several orders of its threads and with
-   several patterns in memory that was not written: every run must give the same bits. */
+   several patterns in memory that was not written: all runs must give the same bits. */
 #ifndef STX_CUDA_TEST_H
 #define STX_CUDA_TEST_H
 #include "test.h"
+#include "values.h"
 #ifdef SEQTX_CUDA_HOST
   #include "cuda_host/cuda_host.h"
 #endif
 
-/* precision of the GPU's context; the CPU's is always float */
+#ifdef SEQTX_CUDA_HOST
+enum { CUDA_ON_HOST = 1 };
+#else
+enum { CUDA_ON_HOST = 0 };
+#endif
+
+/* Number of elements of an array */
+#define COUNT(a) (sizeof(a) / sizeof(a)[0])
+
+/* Was this part of the test selected? `part` is its name, or "" for all parts. */
+#define PART(name) (!*part || !strcmp(part, name))
+
+
+// >>contexts and values
+
+/* precision: of a context on the GPU; a context on the CPU is always f32 */
 static inline stx_ctx *cuda_ctx(int device, int precision) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -20,8 +36,26 @@ static inline stx_ctx *cuda_ctx(int device, int precision) {
     return stx_create(&d);
 }
 
-/* n random numbers in (-s, s) on the host; whole: small integers, for products and
-   sums that are exact in any order */
+static inline int cuda_precision(int half) {
+    return half ? STX_PREC_BF16 : STX_PREC_F32;
+}
+
+/* Number of graphs replayed so far; 0 on a GPU, where they are not counted */
+static inline long cuda_replays(void) {
+#ifdef SEQTX_CUDA_HOST
+    return cuda_host_graph_launches();
+#else
+    return 0;
+#endif
+}
+
+/* Restarts the random values, so that they do not depend on previous tests. */
+static inline void cuda_random_restart(void) {
+    test_state = 88172645463325252u;
+}
+
+/* n random values in (-s, s) on the host; whole: small integers, for matmuls and sums
+   that are exact in any order */
 static inline float *cuda_random(size_t n, double s, int whole) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;
@@ -29,8 +63,8 @@ static inline float *cuda_random(size_t n, double s, int whole) {
     return a;
 }
 
-/* The nearest bfloat16, as the GPU stores activations in bf16 contexts: the CPU twin
-   then gets the same inputs */
+/* Rounds to bf16, as which a bf16 context stores activations: so the CPU twin gets the
+   same inputs. */
 static inline void cuda_round(float *a, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
@@ -42,9 +76,9 @@ static inline void cuda_round(float *a, size_t n) {
     }
 }
 
-/* n elements on the device of x, in memory of a kind (STX_MEM_*), between nothing else:
-   an overrun leaves the allocation */
-static inline stx_real *cuda_numbers(stx_ctx *x, const float *a, size_t n, int kind) {
+/* n elements on the device of x in memory of a kind (STX_MEM_*). The allocation has no
+   spare elements, so the shim reports every overrun. */
+static inline stx_real *cuda_values(stx_ctx *x, const float *a, size_t n, int kind) {
     int half = kind == STX_MEM_ACTIVATIONS && stx_ctx_desc(x)->precision == STX_PREC_BF16;
     stx_real *p = (stx_real *)stx_cuda_alloc(x, (n ? n : 1) * (half ? 2 : 4), kind);
     if (p && a) stx_cuda_upload_activations(x, p, a, n);
@@ -57,55 +91,90 @@ static inline void *cuda_bytes(stx_ctx *x, const void *a, size_t bytes) {
     return p;
 }
 
-/* largest |device - want| over the largest |want| (or floor_); infinity if anything is
-   not finite */
-static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *want, size_t n,
-                                double floor_) {
+/* Downloads n elements. The caller frees them. */
+static inline float *cuda_fetch(stx_ctx *x, const stx_real *p, size_t n) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
-    double worst = 0, top = floor_;
-    size_t i;
-    stx_download(x, a, p, n);
-    for (i = 0; i < n; i++)
-        if (fabs((double)want[i]) > top) top = fabs((double)want[i]);
-    for (i = 0; i < n; i++) {
-        double e = fabs((double)a[i] - (double)want[i]);
-        if (!(e <= 1e300)) {
-            worst = HUGE_VAL;
-            break;
-        }
-        if (e > worst) worst = e;
-    }
-    free(a);
-    return worst == 0 ? 0 : worst / top;
+    stx_cuda_download_activations(x, a, p, n);
+    return a;
 }
 
-/* A hash of the bits of n elements: runs that must be equal have equal ones. */
+
+// >>comparisons
+
+/* Largest |a|, or floor_ if that is larger */
+static inline double cuda_largest(const float *a, size_t n, double floor_) {
+    size_t i;
+    for (i = 0; i < n; i++)
+        if (fabs((double)a[i]) > floor_) floor_ = fabs((double)a[i]);
+    return floor_;
+}
+
+/* Largest |device - expected|, relative to the largest |expected| or floor_; infinity if
+   anything is not finite */
+static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *expected, size_t n,
+                                double floor_) {
+    float *a = (float *)malloc((n + 1) * sizeof *a);
+    double worst = 0, top = cuda_largest(expected, n, floor_);
+    size_t i;
+    stx_download(x, a, p, n);
+    for (i = 0; i < n; i++) raise_worst(&worst, fabs((double)a[i] - (double)expected[i]));
+    free(a);
+    if (worst == 0) return 0;
+    return worst <= 1e300 ? worst / top : HUGE_VAL;
+}
+
+/* The start of a hash, and the hash after 32 more bits (FNV-1a) */
+static const uint64_t cuda_hash_start = 14695981039346656037u;
+
+static inline uint64_t cuda_hash_bits(uint64_t h, const void *bits) {
+    uint32_t u;
+    memcpy(&u, bits, 4);
+    return (h ^ u) * 1099511628211u;
+}
+
+/* A hash of the bits of n elements */
 static inline uint64_t cuda_hash(stx_ctx *x, const stx_real *p, size_t n, uint64_t h) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;
     stx_download(x, a, p, n);
-    for (i = 0; i < n; i++) {
-        uint32_t u;
-        memcpy(&u, a + i, 4);
-        h = (h ^ u) * 1099511628211u;
-    }
+    for (i = 0; i < n; i++) h = cuda_hash_bits(h, a + i);
     free(a);
     return h;
 }
 
-/* run(user, &hash) several times: under the shim in each order of threads and blocks
-   and with other garbage in unwritten memory. All hashes must be equal, and nothing
-   may be reported. */
+static inline uint64_t cuda_hash_params(stx_ctx *x, const stx_params *p, uint64_t h) {
+    size_t i;
+    for (i = 0; i < p->count; i++) h = cuda_hash(x, p->tensor[i]->data, p->tensor[i]->size, h);
+    return h;
+}
+
+/* Do layers l of memories on the CPU (a) and on a GPU (b, in context x) have the same
+   size and, if tol is not 0, the same rows? */
+static inline void cuda_check_memory(const char *name, stx_ctx *x, stx_memory *b, stx_memory *a,
+                                     size_t l, double tol) {
+    const stx_memory_layer *y = &a->layer[l], *z = &b->layer[l];
+    double e;
+    CHECK(y->count == z->count && y->width == z->width,
+          "%s: layer %zu has %zu rows of %zu elements, expected %zu of %zu", name, l, z->count,
+          z->width, y->count, y->width);
+    if (tol == 0 || !y->count || !y->width) return;
+    e = cuda_error(x, stx_memory_read(b, l, SIZE_MAX)->data, stx_memory_read(a, l, SIZE_MAX)->data,
+                   a->B * y->count * y->width, 1e-3);
+    CHECK(e <= tol, "%s: error %g in the memory of layer %zu", name, e, l);
+}
+
+
+// >>orders
+
+/* Calls run(user, &hash) several times: under the shim in several orders of threads and
+   blocks and with different patterns in unwritten memory. All hashes must be equal, and
+   the shim must not report anything. */
 typedef void (*cuda_case)(void *user, uint64_t *hash);
 
 static inline void cuda_orders(const char *name, cuda_case run, void *user) {
+    const int times = CUDA_ON_HOST ? 4 : 2;
     uint64_t first = 0, h;
-    int k, times =
-#ifdef SEQTX_CUDA_HOST
-               4;
-#else
-               2;
-#endif
+    int k;
     for (k = 0; k < times; k++) {
 #ifdef SEQTX_CUDA_HOST
         static const int order[4][2] = {{0, 0}, {1, 1}, {2, 2}, {3, 2}};
@@ -113,12 +182,12 @@ static inline void cuda_orders(const char *name, cuda_case run, void *user) {
         cuda_host_order(order[k][0], order[k][1], (unsigned)(k + 1));
         cuda_host_fill(k % 2 ? 0x5a : 0xff);
 #endif
-        h = 14695981039346656037u;
+        h = cuda_hash_start;
         run(user, &h);
         if (!k)
             first = h;
         else
-            CHECK(h == first, "%s: run %d gives other bits than the first", name, k);
+            CHECK(h == first, "%s: run %d has other bits than the first", name, k);
 #ifdef SEQTX_CUDA_HOST
         cuda_host_check();
         CHECK(cuda_host_reports() == reports, "%s: the shim reports %ld violations", name,
@@ -131,17 +200,23 @@ static inline void cuda_orders(const char *name, cuda_case run, void *user) {
 #endif
 }
 
-/* The end of a test: what the shim has seen since it began fails it */
+/* Ends a test program, which fails if the shim reported anything. */
 static inline int cuda_test_end(void) {
 #ifdef SEQTX_CUDA_HOST
     cuda_host_check();
-    CHECK(cuda_host_reports() == 0, "the shim reports %ld violations", (long)cuda_host_reports());
+    CHECK(cuda_host_reports() == 0, "the shim reports %ld violations, the last: %s",
+          (long)cuda_host_reports(), cuda_host_last_report());
 #endif
     return test_end();
 }
+
 #ifdef SEQTX_CUDA_HOST
-/* How many nodes a layer adds to a step's graph: what one with another layer (k 1) has
-   more than one with `layers` (k 0). */
+
+
+// >>nodes
+
+/* The nodes that one layer adds to the graph of a step: those of a graph with layers + 1
+   layers (k 1) minus those of a graph with `layers` layers (k 0). */
 enum { CUDA_NODE_NAMES = 200 };
 
 typedef struct cuda_nodes {
@@ -150,7 +225,7 @@ typedef struct cuda_nodes {
     long have[2];
 } cuda_nodes;
 
-/* of the graph that was made last */
+/* Counts the nodes of the newest graph. */
 static inline void cuda_nodes_add(cuda_nodes *all, int k) {
     long i;
     int j;
@@ -168,21 +243,20 @@ static inline void cuda_nodes_add(cuda_nodes *all, int k) {
     }
 }
 
-static inline void cuda_nodes_check(const cuda_nodes *all, const char *what, int layers, long most,
-                                    int tell) {
+static inline void cuda_nodes_check(const cuda_nodes *all, const char *what, int layers,
+                                    long expected, int print) {
     long each = all->have[1] - all->have[0];
     int j;
-    if (tell) {
-        printf("%s: %ld nodes a layer, %ld besides\n", what, each, all->have[0] - layers * each);
+    if (print) {
+        printf("%s: %ld nodes per layer, %ld others\n", what, each, all->have[0] - layers * each);
         for (j = 0; j < all->n; j++)
             if (all->count[j])
                 printf("%6d  %.*s\n", all->count[j], (int)strcspn(all->name[j], ","), all->name[j]);
     }
-    CHECK(
-        each == most,
-        "%s: a layer has %ld nodes, %ld are wanted: if it should be so, write it there and in "
-        "docs/cuda.md",
-        what, each, most);
+    CHECK(each == expected,
+          "%s: a layer adds %ld nodes, expected %ld. If that is intended, change the number here "
+          "and in docs/cuda.md",
+          what, each, expected);
 }
 #endif
 #endif

@@ -1,15 +1,11 @@
-/* test_cuda_comp.c - the Compressive Transformer on a GPU: its kernels' CUDA twins
-   against the CPU's, at odd sizes, from misaligned starts, with guard numbers around
-   every array, in any order of threads; small models of every option trained on both;
-   steps replayed as graphs; generation. "short" leaves the large cases out. */
+/* test_cuda_comp.c - the Compressive Transformer on a GPU: the CUDA twins of its kernels
+   against those of the CPU, at odd sizes, from misaligned starts, between guard elements,
+   in several orders of threads; small models with every option, trained on both devices;
+   replayed steps; generation. "short" omits the large cases. */
 #include "../seqtx_compressive.h"
 #include "cuda_arr.h"
 
 static int brief; /* sanitizers are slow */
-
-static void put_arr(const arr *a) {
-    stx_cuda_upload_activations(gx, a->d, a->c, a->n);
-}
 
 static const int32_t marks[] = {1, -1, 1 << 30, 2};
 
@@ -21,8 +17,8 @@ typedef struct grouped {
     int32_t *first, *pad, *dfirst, *dpad;
 } grouped;
 
-/* how: bit 0: streams begin at rows of their own; then 0 no row is missing, 1 some
-   are, 2 all are. Streams may have gaps between them */
+/* how: bit 0: streams have separate first rows; the other bits: 0 no row is missing, 1
+   some are, 2 all are. There may be gaps between streams. */
 static void grouped_make(grouped *t, size_t B, size_t rows, size_t groups, size_t taps, size_t step,
                          size_t D, ptrdiff_t at, int how) {
     size_t b, i;
@@ -37,11 +33,10 @@ static void grouped_make(grouped *t, size_t B, size_t rows, size_t groups, size_
     t->first = (int32_t *)calloc(B + 1, sizeof *t->first);
     t->pad = (int32_t *)calloc(B * rows + 1, sizeof *t->pad);
     for (b = 0; b < B; b++) {
-        double u = (test_rand() + 1) / 2;
-        t->first[b] = (int32_t)(b % 3 == 1   ? 0
-                                : b % 3 == 2 ? (double)rows
-                                             : floor(u * (double)(rows + 1)));
-        if (t->first[b] > (int32_t)rows) t->first[b] = (int32_t)rows;
+        double u = (test_rand() + 1) / 2, first = floor(u * (double)(rows + 1));
+        if (b % 3 == 1) first = 0;
+        if (b % 3 == 2) first = (double)rows;
+        t->first[b] = (int32_t)STX_MIN(first, (double)rows);
         for (i = 0; i < rows; i++)
             t->pad[b * rows + i] = how / 2 == 2 || test_rand() > 0.4 ? marks[i % 4] : 0;
     }
@@ -70,7 +65,7 @@ static size_t stride_of(const grouped *t) {
     return t->c.stride ? t->c.stride : t->c.rows * t->c.D;
 }
 
-/* Rows that are missing, and gaps, hold what must not be used. */
+/* Rows of the streams. Missing rows and gaps hold NaN, which must not be used. */
 static arr rows_of(const grouped *t) {
     const size_t ld = stride_of(t), w = t->c.rows * t->c.D;
     arr a = arr_of(t->c.B * ld, 2, 0, N_);
@@ -82,13 +77,13 @@ static arr rows_of(const grouped *t) {
             a.c[n] = NAN;
     }
     for (i = 0; i < t->c.B && t->c.stride; i++)
-        CHECK(isnan((double)a.c[i * ld + w]), "a gap behind stream %zu", i);
-    put_arr(&a);
+        CHECK(isnan((double)a.c[i * ld + w]), "expected a gap after stream %zu", i);
+    arr_put(&a);
     return a;
 }
 
-/* The numbers y (n) of the CPU's kernel are those of rows without gaps; kernel: 0
-   unfold, 1 mean, 2 max, 3 pick */
+/* The CPU's kernel gives the same result for rows without gaps: y (n). kernel: 0 unfold,
+   1 mean, 2 max, 3 pick */
 static void dense_check(const char *name, const grouped *t, const arr *rows, const arr *u,
                         size_t ldu, const float *y, size_t n, int kernel) {
     const size_t w = t->c.rows * t->c.D;
@@ -102,47 +97,65 @@ static void dense_check(const char *name, const grouped *t, const arr *rows, con
     if (kernel == 1 || kernel == 2) stx_comp_pool(cx, z, r, &g, kernel == 2);
     if (kernel == 3) stx_comp_pick(cx, z, r, u->c, ldu, &g);
     if (half) cuda_round(z, n); /* as arr_check leaves y */
-    CHECK(!memcmp(y, z, n * sizeof *z), "%s: other numbers without gaps", name);
+    CHECK(!memcmp(y, z, n * sizeof *z), "%s: rows without gaps give another result", name);
     free(r);
     free(z);
 }
 
-static void test_groups(void) {
+typedef struct group_case {
+    size_t B, rows, groups, taps, step, D;
+    ptrdiff_t at;
+    int how;
+} group_case;
+
+static group_case group_case_of(size_t n) {
     static const size_t wide[] = {1, 3, 4, 31, 32, 33, 36, 127, 128, 132},
                         long_[] = {0, 1, 2, 5, 31, 33, 67}, tap[] = {1, 2, 3, 4, 7};
+    group_case c;
+    c.D = wide[n % COUNT(wide)];
+    c.rows = long_[n % COUNT(long_)];
+    c.taps = tap[n % COUNT(tap)];
+    c.step = 1 + n / 2 % 5;
+    c.B = 1 + n % 3;
+    c.groups = n % 13 == 7 ? 1 : (c.rows + c.step - 1) / c.step;
+    c.at = n % 13 == 7 ? 2 : -(ptrdiff_t)(n / 3 % 4);
+    c.how = (int)(n / 2 % 6);
+    return c;
+}
+
+static void test_groups(void) {
     size_t n;
     char name[128];
     for (n = 0; n < (brief ? 40 : 210); n++) {
-        size_t D = wide[n % COUNT(wide)], rows = long_[n % COUNT(long_)],
-               taps = tap[n % COUNT(tap)], step = 1 + n / 2 % 5, B = 1 + n % 3;
-        size_t groups = n % 13 == 7 ? 1 : (rows + step - 1) / step;
-        ptrdiff_t at = n % 13 == 7 ? 2 : -(ptrdiff_t)(n / 3 % 4);
-        int how = (int)(n / 2 % 6), k;
+        const group_case c = group_case_of(n);
+        const size_t means = c.B * c.groups * c.D, taps = means * c.taps;
+        int k;
         grouped t;
         arr rows_, y, taps_, back;
-        grouped_make(&t, B, rows, groups, taps, step, D, at, how);
+        grouped_make(&t, c.B, c.rows, c.groups, c.taps, c.step, c.D, c.at, c.how);
         rows_ = rows_of(&t);
-        y = arr_of(B * groups * taps * D, 2, 0, N_);
+        y = arr_of(taps, 2, 0, N_);
         for (k = 0; k < 2; k++) {
             snprintf(name, sizeof name,
                      "%s B %zu rows %zu groups %zu taps %zu step %zu D %zu at %td how %d",
-                     k ? "unfold +" : "unfold", B, rows, groups, taps, step, D, at, how);
+                     k ? "unfold +" : "unfold", c.B, c.rows, c.groups, c.taps, c.step, c.D, c.at,
+                     c.how);
             BOTH(stx_comp_unfold, (cx, y.c, rows_.c, &t.c, k), (gx, y.d, rows_.d, &t.d, k));
             arr_check(name, &y, 0);
-            if (!k) dense_check(name, &t, &rows_, NULL, 0, y.c, B * groups * taps * D, 0);
+            if (!k) dense_check(name, &t, &rows_, NULL, 0, y.c, taps, 0);
         }
-        taps_ = arr_of(B * groups * taps * D, 2, 0, N_);
-        back = arr_of(B * rows * D, 1, 0, N_);
+        taps_ = arr_of(taps, 2, 0, N_);
+        back = arr_of(c.B * c.rows * c.D, 1, 0, N_);
         memcpy(name, "fold  ", 6);
         BOTH(stx_comp_fold, (cx, back.c, taps_.c, &t.c), (gx, back.d, taps_.d, &t.d));
         arr_check(name, &back, 0);
         arr_free(&y);
-        y = arr_of(B * groups * D, 2, 0, N_);
+        y = arr_of(means, 2, 0, N_);
         for (k = 0; k < 2; k++) {
             memcpy(name, k ? "max   " : "mean  ", 6);
             BOTH(stx_comp_pool, (cx, y.c, rows_.c, &t.c, k), (gx, y.d, rows_.d, &t.d, k));
             arr_check(name, &y, 0);
-            dense_check(name, &t, &rows_, NULL, 0, y.c, B * groups * D, 1 + k);
+            dense_check(name, &t, &rows_, NULL, 0, y.c, means, 1 + k);
         }
         arr_check("rows", &rows_, 0);
         arr_check("taps", &taps_, 0);
@@ -152,50 +165,50 @@ static void test_groups(void) {
         arr_free(&back);
         grouped_free(&t);
     }
-    { /* NaN and infinities: as on the CPU */
-        static const float v[] = {NAN,      1,         2, 1,         NAN,       3,
-                                  INFINITY, -INFINITY, 1, -INFINITY, -INFINITY, -INFINITY,
-                                  0,        -0.0f,     1, 5,         4,         NAN};
-        arr rows_ = arr_from(v, 18, N_), y = arr_of(6, 1, 0, N_);
-        grouped t;
-        int k;
-        grouped_make(&t, 1, 18, 6, 3, 3, 1, 0, 0);
-        t.c.stride = t.d.stride = 0;
-        for (k = 0; k < 2; k++) {
-            BOTH(stx_comp_pool, (cx, y.c, rows_.c, &t.c, k), (gx, y.d, rows_.d, &t.d, k));
-            arr_check("pool of NaN", &y, 0);
-        }
-        arr_free(&rows_);
-        arr_free(&y);
-        grouped_free(&t);
+}
+
+/* Pooled NaN and infinities are as on the CPU. */
+static void test_pool_nan(void) {
+    static const float v[] = {NAN,      1,         2, 1,         NAN,       3,
+                              INFINITY, -INFINITY, 1, -INFINITY, -INFINITY, -INFINITY,
+                              0,        -0.0f,     1, 5,         4,         NAN};
+    arr rows_ = arr_from(v, 18, N_), y = arr_of(6, 1, 0, N_);
+    grouped t;
+    int k;
+    grouped_make(&t, 1, 18, 6, 3, 3, 1, 0, 0);
+    t.c.stride = t.d.stride = 0;
+    for (k = 0; k < 2; k++) {
+        BOTH(stx_comp_pool, (cx, y.c, rows_.c, &t.c, k), (gx, y.d, rows_.d, &t.d, k));
+        arr_check("pool of NaN", &y, 0);
     }
+    arr_free(&rows_);
+    arr_free(&y);
+    grouped_free(&t);
 }
 
 static void test_pick(void) {
     static const size_t long_[] = {0, 1, 4, 31, 32, 33, 64, 67, 255, 257, 520};
     size_t n, i;
+    char name[128];
     for (n = 0; n < (brief ? 30 : 88); n++) {
         size_t rows = long_[n % COUNT(long_)], D = n % 4 ? 3 + n % 4 : 36, step = 1 + n / 3 % 5,
                B = 1 + n % 3, ldu = 2 * rows + n % 3;
         size_t groups = (rows + step - 1) / step;
         int how = (int)(n / 2 % 6);
         grouped t;
-        /* small integers: many are equal */
+        /* small integers, of which many are equal */
         arr rows_, y, u = arr_of(B * ldu + 1, n % 5 == 4 ? 0.4 : 3, n % 5 != 0, B_);
         grouped_make(&t, B, rows, groups, 1, step, D, 0, how);
         rows_ = rows_of(&t);
         y = arr_of(B * groups * D, 2, 0, N_);
         for (i = 0; i < u.n; i++) u.c[i] = (float)fabs((double)u.c[i]);
         if (n % 7 == 3 && rows > 4) u.c[2 * (rows / 2)] = u.c[2 * (rows / 3)] = NAN;
-        put_arr(&u);
+        arr_put(&u);
         BOTH(stx_comp_pick, (cx, y.c, rows_.c, u.c, ldu, &t.c), (gx, y.d, rows_.d, u.d, ldu, &t.d));
-        {
-            char name[128];
-            snprintf(name, sizeof name, "pick B %zu rows %zu groups %zu step %zu D %zu how %d", B,
-                     rows, groups, step, D, how);
-            arr_check(name, &y, 0);
-            dense_check(name, &t, &rows_, &u, ldu, y.c, B * groups * D, 3);
-        }
+        snprintf(name, sizeof name, "pick B %zu rows %zu groups %zu step %zu D %zu how %d", B, rows,
+                 groups, step, D, how);
+        arr_check(name, &y, 0);
+        dense_check(name, &t, &rows_, &u, ldu, y.c, B * groups * D, 3);
         arr_check("usage", &u, 0);
         arr_check("rows", &rows_, 0);
         arr_free(&rows_);
@@ -208,137 +221,194 @@ static void test_pick(void) {
 
 // >>usage
 
+/* Keys first .. first + n - 1 are counted. pad: 0 none, 1 some, 2 also all of stream 0 */
 typedef struct looked {
     size_t B, T, S, H, D, first, n;
     int pe, u, pad, dmin;
     size_t span, extra;
 } looked;
 
-/* An attention on both sides, then what its keys got. version: see stx_cuda_attention */
-static void compare_usage(const looked *s, int version) {
-    const size_t C = s->H * s->D, P = s->pe ? s->S + s->extra : 0, ldq = C + (off ? 3 : 0),
-                 ldk = 2 * C, ldu = 2 * s->n + 2 * (s->D % 3);
-    arr q = arr_of(s->B * s->T * ldq, 1, 0, N_), kv = arr_of(s->B * s->S * ldk, 1, 0, N_),
-        y = arr_of(s->B * s->T * C, 1, 0, N_);
-    arr pe = arr_of(P * (s->pe == 1 ? s->D : C), 1, 0, P_), u = arr_of(C, 0.5, 0, P_),
-        v = arr_of(C, 0.5, 0, P_);
-    arr usage = arr_of(s->B * ldu + 1, 1, 0, B_);
-    arr top = arr_of(s->B * s->H * s->T, 1, 0, B_), inv = arr_of(s->B * s->H * s->T, 1, 0, B_);
-    int32_t *pad = (int32_t *)calloc(s->B * (s->S + 1), sizeof *pad), *dpad;
+/* The arrays of an attention and the usage of its keys, on both sides */
+typedef struct usage_run {
+    const looked *s;
+    size_t ldq, ldk, ldu, P;
+    arr q, kv, y, pe, u, v, usage, top, inv;
+    int32_t *pad, *dpad;
     stx_attention_args c, d;
-    double *sum = (double *)calloc(s->B * s->n + 1, sizeof *sum), *work;
-    float *was = (float *)malloc((usage.n + 1) * sizeof *was), *got;
-    double worst = 0, top_ = 1e-3;
-    size_t b, i, j;
-    /* attention reads their bfloat16 copies */
-    cuda_round(pe.c, pe.n);
-    cuda_round(u.c, C);
-    cuda_round(v.c, C);
-    put_arr(&pe);
-    put_arr(&u);
-    put_arr(&v);
+} usage_run;
+
+static int usage_pad(const looked *s, size_t b, size_t j) {
+    if (s->pad == 2 && b == 0) return 1;
+    return test_rand() > 0.5 || j % 7 == b ? marks[j % 4] : 0;
+}
+
+/* Padded keys and queries are NaN. */
+static void usage_padding(usage_run *r) {
+    const looked *s = r->s;
+    size_t b, j, i;
+    r->pad = (int32_t *)calloc(s->B * (s->S + 1), sizeof *r->pad);
     for (b = 0; b < s->B; b++)
         for (j = 0; s->pad && j < s->S; j++) {
-            pad[b * (s->S + 1) + j] = s->pad == 2 && b == 0             ? 1
-                                      : test_rand() > 0.5 || j % 7 == b ? marks[j % 4]
-                                                                        : 0;
-            for (i = 0; pad[b * (s->S + 1) + j] && i < ldk; i++)
-                kv.c[(b * s->S + j) * ldk + i] = NAN;
-            for (i = 0; pad[b * (s->S + 1) + j] && j + s->T >= s->S && i < ldq; i++)
-                q.c[(b * s->T + j + s->T - s->S) * ldq + i] = NAN;
+            const int is_query = j + s->T >= s->S;
+            r->pad[b * (s->S + 1) + j] = usage_pad(s, b, j);
+            if (!r->pad[b * (s->S + 1) + j]) continue;
+            for (i = 0; i < r->ldk; i++) r->kv.c[(b * s->S + j) * r->ldk + i] = NAN;
+            for (i = 0; is_query && i < r->ldq; i++)
+                r->q.c[(b * s->T + j + s->T - s->S) * r->ldq + i] = NAN;
         }
-    put_arr(&q);
-    put_arr(&kv);
-    dpad = (int32_t *)cuda_bytes(gx, pad, s->B * (s->S + 1) * sizeof *pad);
-    memset(&c, 0, sizeof c);
-    c.B = s->B;
-    c.T = s->T;
-    c.S = s->S;
-    c.H = s->H;
-    c.D = s->D;
-    c.P = P;
-    c.pe_heads = s->pe == 1 ? 1 : (int)s->H;
-    c.q_row_stride = ldq;
-    c.kv_row_stride = ldk;
-    c.q_batch_stride = s->T * ldq;
-    c.kv_batch_stride = s->S * ldk;
-    c.span = s->span ? s->span : s->S;
-    c.delta_min = s->dmin;
-    c.scale = (stx_real)(1 / sqrt((double)s->D));
-    c.pad_batch_stride = s->S + 1;
-    d = c;
-    c.q = q.c;
-    c.k = kv.c;
-    c.v = kv.c + C;
-    c.pe = P ? pe.c : NULL;
-    c.content_bias = s->u ? u.c : NULL;
-    c.position_bias = s->u && P ? v.c : NULL;
-    c.pad = s->pad ? pad : NULL;
-    c.y = y.c;
-    c.row_max = top.c;
-    c.inv_sum = inv.c;
-    d.q = q.d;
-    d.k = kv.d;
-    d.v = stx_offset_ptr(gx, kv.d, C);
-    d.pe = P ? pe.d : NULL;
-    d.content_bias = s->u ? u.d : NULL;
-    d.position_bias = s->u && P ? v.d : NULL;
-    d.pad = s->pad ? dpad : NULL;
-    d.y = y.d;
-    d.row_max = top.d;
-    d.inv_sum = inv.d;
-    work = (double *)malloc((2 * stx_attention_keys(&c) + 1) * sizeof *work);
-    stx_comp_usage_plain(sum, &c, s->first, s->n, work);
-    memcpy(was, usage.c, usage.n * sizeof *was);
-    c.work = malloc(stx_attention_work(cx, &c, 0) + 1);
-    stx_attention_fwd(cx, &c);
-    free(c.work);
-    stx_comp_usage(cx, usage.c, ldu, &c, s->first, s->n);
+    arr_put(&r->q);
+    arr_put(&r->kv);
+    r->dpad = (int32_t *)cuda_bytes(gx, r->pad, s->B * (s->S + 1) * sizeof *r->pad);
+}
+
+/* Arrays and arguments of both sides */
+static void usage_args(usage_run *r) {
+    const looked *s = r->s;
+    const size_t C = s->H * s->D;
+    stx_attention_args *c = &r->c, *d = &r->d;
+    memset(c, 0, sizeof *c);
+    c->B = s->B;
+    c->T = s->T;
+    c->S = s->S;
+    c->H = s->H;
+    c->D = s->D;
+    c->P = r->P;
+    c->pe_heads = s->pe == 1 ? 1 : (int)s->H;
+    c->q_row_stride = r->ldq;
+    c->kv_row_stride = r->ldk;
+    c->q_batch_stride = s->T * r->ldq;
+    c->kv_batch_stride = s->S * r->ldk;
+    c->span = s->span ? s->span : s->S;
+    c->delta_min = s->dmin;
+    c->scale = (stx_real)(1 / sqrt((double)s->D));
+    c->pad_batch_stride = s->S + 1;
+    *d = *c;
+    c->q = r->q.c;
+    c->k = r->kv.c;
+    c->v = r->kv.c + C;
+    c->pe = r->P ? r->pe.c : NULL;
+    c->content_bias = s->u ? r->u.c : NULL;
+    c->position_bias = s->u && r->P ? r->v.c : NULL;
+    c->pad = s->pad ? r->pad : NULL;
+    c->y = r->y.c;
+    c->row_max = r->top.c;
+    c->inv_sum = r->inv.c;
+    d->q = r->q.d;
+    d->k = r->kv.d;
+    d->v = stx_offset_ptr(gx, r->kv.d, C);
+    d->pe = r->P ? r->pe.d : NULL;
+    d->content_bias = s->u ? r->u.d : NULL;
+    d->position_bias = s->u && r->P ? r->v.d : NULL;
+    d->pad = s->pad ? r->dpad : NULL;
+    d->y = r->y.d;
+    d->row_max = r->top.d;
+    d->inv_sum = r->inv.d;
+}
+
+static void usage_make(usage_run *r, const looked *s) {
+    const size_t C = s->H * s->D, rows = s->B * s->H * s->T;
+    memset(r, 0, sizeof *r);
+    r->s = s;
+    r->P = s->pe ? s->S + s->extra : 0;
+    r->ldq = C + (off ? 3 : 0);
+    r->ldk = 2 * C;
+    r->ldu = 2 * s->n + 2 * (s->D % 3);
+    r->q = arr_of(s->B * s->T * r->ldq, 1, 0, N_);
+    r->kv = arr_of(s->B * s->S * r->ldk, 1, 0, N_);
+    r->y = arr_of(s->B * s->T * C, 1, 0, N_);
+    r->pe = arr_of(r->P * (s->pe == 1 ? s->D : C), 1, 0, P_);
+    r->u = arr_of(C, 0.5, 0, P_);
+    r->v = arr_of(C, 0.5, 0, P_);
+    r->usage = arr_of(s->B * r->ldu + 1, 1, 0, B_);
+    r->top = arr_of(rows, 1, 0, B_);
+    r->inv = arr_of(rows, 1, 0, B_);
+    /* attention reads the bf16 copies of parameters */
+    cuda_round(r->pe.c, r->pe.n);
+    cuda_round(r->u.c, C);
+    cuda_round(r->v.c, C);
+    arr_put(&r->pe);
+    arr_put(&r->u);
+    arr_put(&r->v);
+    usage_padding(r);
+    usage_args(r);
+}
+
+static void usage_free(usage_run *r) {
+    arr_free(&r->q);
+    arr_free(&r->kv);
+    arr_free(&r->pe);
+    arr_free(&r->u);
+    arr_free(&r->v);
+    arr_free(&r->y);
+    arr_free(&r->usage);
+    arr_free(&r->top);
+    arr_free(&r->inv);
+    stx_cuda_free(gx, r->dpad);
+    free(r->pad);
+}
+
+/* Attention on both sides, then the usage of its keys. version: see stx_cuda_attention */
+static void usage_both(usage_run *r, int version) {
+    const looked *s = r->s;
+    r->c.work = malloc(stx_attention_work(cx, &r->c, 0) + 1);
+    stx_attention_fwd(cx, &r->c);
+    free(r->c.work);
+    stx_comp_usage(cx, r->usage.c, r->ldu, &r->c, s->first, s->n);
     stx_cuda_attention(gx, version);
-    d.work = stx_cuda_alloc(gx, stx_attention_work_cuda(gx, &d, 0) + 1, STX_MEM_BYTES);
-    stx_attention_fwd_cuda(gx, &d);
-    stx_comp_usage_cuda(gx, usage.d, ldu, &d, s->first, s->n);
-    stx_cuda_free(gx, d.work);
+    r->d.work = stx_cuda_alloc(gx, stx_attention_work_cuda(gx, &r->d, 0) + 1, STX_MEM_BYTES);
+    stx_attention_fwd_cuda(gx, &r->d);
+    stx_comp_usage_cuda(gx, r->usage.d, r->ldu, &r->d, s->first, s->n);
+    stx_cuda_free(gx, r->d.work);
     stx_cuda_attention(gx, 0);
-    got = arr_get(&usage);
+}
+
+/* The GPU's usage against the definition: `was` is the usage before, sum (B,n) what the
+   definition adds. */
+static void usage_check(const usage_run *r, const float *was, const double *sum, int version) {
+    const looked *s = r->s;
+    float *got = arr_get(&r->usage);
+    double worst = 0, top = 1e-3;
+    size_t b, i, j;
     for (b = 0; b < s->B; b++) {
         size_t queries = 0;
-        for (i = 0; i < s->T; i++) queries += !(s->pad && pad[b * (s->S + 1) + s->S - s->T + i]);
+        for (i = 0; i < s->T; i++)
+            queries += !(s->pad && r->pad[b * (s->S + 1) + s->S - s->T + i]);
         for (j = 0; j < s->n; j++) {
-            double want = sum[b * s->n + j],
-                   e = fabs((double)got[b * ldu + 2 * j] - (double)was[b * ldu + 2 * j] - want);
-            if (want > top_) top_ = want;
-            if (!(e <= worst)) worst = e;
-            CHECK(CLOSE((double)got[b * ldu + 2 * j + 1] - (double)was[b * ldu + 2 * j + 1],
-                        (double)queries, 1e-6),
-                  "usage: key %zu of %g queries", j, (double)got[b * ldu + 2 * j + 1]);
+            const float *g = got + b * r->ldu + 2 * j, *w = was + b * r->ldu + 2 * j;
+            double expected = sum[b * s->n + j];
+            if (expected > top) top = expected;
+            raise_worst(&worst, fabs((double)g[0] - (double)w[0] - expected));
+            CHECK(CLOSE((double)g[1] - (double)w[1], (double)queries, 1e-6),
+                  "usage: key %zu of %g queries", j, (double)g[1]);
         }
     }
-    CHECK(
-        worst <= (half ? 1e-2 : 1e-5) * STX_MAX(top_, 1),
-        "usage B %zu T %zu S %zu H %zu D %zu first %zu n %zu pe %d u %d pad %d version %d: off by "
-        "%g of %g",
-        s->B, s->T, s->S, s->H, s->D, s->first, s->n, s->pe, s->u, s->pad, version, worst, top_);
+    CHECK(worst <= (half ? 1e-2 : 1e-5) * STX_MAX(top, 1),
+          "usage B %zu T %zu S %zu H %zu D %zu first %zu n %zu pe %d u %d pad %d version %d: error "
+          "%g of %g",
+          s->B, s->T, s->S, s->H, s->D, s->first, s->n, s->pe, s->u, s->pad, version, worst, top);
+    free(got);
+}
+
+static void compare_usage(const looked *s, int version) {
+    usage_run r;
+    float *was;
+    double *sum = (double *)calloc(s->B * s->n + 1, sizeof *sum), *work;
+    usage_make(&r, s);
+    work = (double *)malloc((2 * stx_attention_keys(&r.c) + 1) * sizeof *work);
+    stx_comp_usage_plain(sum, &r.c, s->first, s->n, work);
+    was = (float *)malloc((r.usage.n + 1) * sizeof *was);
+    memcpy(was, r.usage.c, r.usage.n * sizeof *was);
+    usage_both(&r, version);
+    usage_check(&r, was, sum, version);
     least = 1;
-    arr_check("usage against the CPU's", &usage, half ? 1e-2 : 1e-5);
+    arr_check("usage against the CPU's", &r.usage, half ? 1e-2 : 1e-5);
     least = 0;
-    arr_check("usage q", &q, 0);
-    arr_check("usage kv", &kv, 0);
-    arr_free(&q);
-    arr_free(&kv);
-    arr_free(&pe);
-    arr_free(&u);
-    arr_free(&v);
-    arr_free(&y);
-    arr_free(&usage);
-    arr_free(&top);
-    arr_free(&inv);
-    stx_cuda_free(gx, dpad);
-    free(pad);
+    arr_check("usage q", &r.q, 0);
+    arr_check("usage kv", &r.kv, 0);
+    usage_free(&r);
     free(sum);
     free(work);
     free(was);
-    free(got);
 }
 
 static void test_usage(void) {
@@ -379,8 +449,8 @@ static void test_errors(void) {
                 a.c[i * C] = t.c[i * C + C - 1] = NAN;
             }
         if (skipped) {
-            put_arr(&a);
-            put_arr(&t);
+            arr_put(&a);
+            arr_put(&t);
         }
         dskip = (int32_t *)cuda_bytes(gx, skip, N * sizeof *skip);
         dwork = (double *)cuda_bytes(gx, work, 2 * N * sizeof *work);
@@ -397,10 +467,11 @@ static void test_errors(void) {
             BOTH(stx_comp_error_bwd,
                  (cx, da.c, dloss.c, a.c, t.c, skipped ? skip : NULL, N, C, divisor, !i),
                  (gx, da.d, dloss.d, a.d, t.d, skipped ? dskip : NULL, N, C, divisor, !i));
-            arr_check(i ? "error da, fresh" : "error da", &da, 1e-6);
+            arr_check(i ? "error da, overwritten" : "error da", &da, 1e-6);
         }
         for (i = 0; i < N; i++)
-            CHECK(!skip[i] || !C || da.c[i * C] == 0, "error da: row %zu does not count", i);
+            CHECK(!skip[i] || !C || da.c[i * C] == 0, "error da: skipped row %zu has a gradient",
+                  i);
         arr_check("error da", &da, 1e-6);
         arr_check("error a", &a, 0);
         arr_check("error t", &t, 0);
@@ -423,12 +494,23 @@ static void test_errors(void) {
 
 enum { PLANES = 6 }; /* x, y, p0 .. p3 */
 
-static int planes_of(int kind) { /* bits of those that a kind has */
-    return kind == STX_COMP_GTRXL                                                       ? 61
-           : kind == STX_COMP_GRU || kind == STX_COMP_SIGTANH || kind == STX_COMP_RESET ? 13
-           : kind == STX_COMP_MOGRIFY                                                   ? 5
-           : kind == STX_COMP_GLU                                                       ? 4
-                                                                                        : 7;
+/* Bits of the planes that a kind of gate has */
+static int planes_of(int kind) {
+    switch (kind) {
+    case STX_COMP_GTRXL: return 61;
+    case STX_COMP_GRU:
+    case STX_COMP_SIGTANH:
+    case STX_COMP_RESET: return 13;
+    case STX_COMP_MOGRIFY: return 5;
+    case STX_COMP_GLU: return 4;
+    default: return 7;
+    }
+}
+
+/* Elements of plane i per element of x */
+static size_t plane_size(int kind, int i) {
+    if (i > 1 && kind == STX_COMP_GRU) return 3;
+    return i > 1 && kind == STX_COMP_GLU ? 2 : 1;
 }
 
 typedef struct gate {
@@ -438,6 +520,17 @@ typedef struct gate {
     stx_comp_gate_args c, d;
 } gate;
 
+/* Logits are infinite here and there. What a gate multiplies stays finite: 0 times
+   infinity depends on where a sigmoid becomes 0. */
+static void gate_extremes(arr *a, int kind, int i) {
+    size_t j;
+    if (kind != STX_COMP_GLU && (i == 2 || (i > 2 && kind != STX_COMP_GRU)))
+        for (j = 0; j < a->n; j += 7) a->c[j] = j % 3 ? (float)INFINITY : -(float)INFINITY;
+    if (a->n > 20) a->c[a->n / 2] = NAN;
+    arr_put(a);
+}
+
+/* Elements of the planes p are in (-most, most); above 50 some are extremes. */
 static void gate_make(gate *t, int kind, size_t N, size_t D, double most) {
     int i;
     memset(t, 0, sizeof *t);
@@ -448,21 +541,10 @@ static void gate_make(gate *t, int kind, size_t N, size_t D, double most) {
     t->dout = arr_of(N * D, 1, 0, N_);
     t->d = t->c;
     for (i = 0; i < PLANES; i++) {
-        size_t n = (i > 1 && kind == STX_COMP_GRU   ? 3
-                    : i > 1 && kind == STX_COMP_GLU ? 2
-                                                    : 1)
-                   * N * D,
-               j;
+        size_t n = plane_size(kind, i) * N * D;
         t->in[i] = arr_of(n, i > 1 ? most : 1, 0, N_);
         t->grad[i] = arr_of(n, 1, 0, N_);
-        /* infinite logits; what a gate multiplies stays finite, since 0 times infinity
-           depends on where a sigmoid becomes 0 */
-        for (j = 0; j < n && most > 50 && kind != STX_COMP_GLU
-                    && (i == 2 || (i > 2 && kind != STX_COMP_GRU));
-             j += 7)
-            t->in[i].c[j] = j % 3 ? (float)INFINITY : -(float)INFINITY;
-        if (most > 50 && n > 20) t->in[i].c[n / 2] = NAN;
-        if (most > 50) put_arr(&t->in[i]);
+        if (most > 50) gate_extremes(&t->in[i], kind, i);
     }
     i = planes_of(kind);
     if (i & 1) {
@@ -503,41 +585,54 @@ static void gate_free(gate *t) {
     arr_free(&t->db[1]);
 }
 
+static double gate_most(size_t n) {
+    if (n % 5 == 3) return 100;
+    return n % 5 == 1 ? 12 : 2;
+}
+
+static const size_t gate_wide[] = {1, 3, 4, 31, 36, 64, 67, 260};
+
 static void test_gates(void) {
-    static const size_t wide[] = {1, 3, 4, 31, 36, 64, 67, 260}, rows[] = {0, 1, 2, 5, 17};
+    static const size_t rows[] = {0, 1, 2, 5, 17};
     int kind, k;
     size_t n, i;
     char name[96];
     for (kind = STX_COMP_GRU; kind <= STX_COMP_GLU; kind++)
         for (n = 0; n < (brief ? 4 : 20); n++) {
             gate t;
-            double most = n % 5 == 3 ? 100 : n % 5 == 1 ? 12 : 2;
-            gate_make(&t, kind, rows[n % COUNT(rows)], wide[n % COUNT(wide)], most);
+            double most = gate_most(n);
+            gate_make(&t, kind, rows[n % COUNT(rows)], gate_wide[n % COUNT(gate_wide)], most);
             BOTH(stx_comp_gate_fwd, (cx, &t.c), (gx, &t.d));
-            /* gelu's far tail, which the two compute in other ways */
+            /* the far tail of gelu, for which the twins use different formulas */
             least = kind == STX_COMP_GLU ? 1e-6 : 0;
-            snprintf(name, sizeof name, "gate %d, N %zu D %zu, numbers to %g", kind, t.N, t.D,
-                     most);
+            snprintf(name, sizeof name, "gate %d, N %zu D %zu, values to %g", kind, t.N, t.D, most);
             arr_check(name, &t.out, 2e-6);
             for (k = 0; k < 2; k++) {
                 t.c.accumulate = t.d.accumulate = k;
                 BOTH(stx_comp_gate_bwd, (cx, &t.c), (gx, &t.d));
                 for (i = 0; i < PLANES; i++) {
                     snprintf(name, sizeof name,
-                             "gate %d, N %zu D %zu, numbers to %g, gradient %zu%s", kind, t.N, t.D,
+                             "gate %d, N %zu D %zu, values to %g, gradient %zu%s", kind, t.N, t.D,
                              most, i, k ? " +" : "");
                     arr_check(name, t.grad + i, 5e-6);
                 }
             }
-            for (i = 0; i < PLANES; i++) arr_check("gate's input", t.in + i, 0);
+            for (i = 0; i < PLANES; i++) arr_check("input of a gate", t.in + i, 0);
             least = 0;
             gate_free(&t);
         }
-    for (n = 0; n < 24; n++) { /* with gradients of biases */
-        static const size_t many[] = {1, 7, 64, 65, 150, 0};
+}
+
+/* Backward with gradients of the biases */
+static void test_gate_biases(void) {
+    static const size_t many[] = {1, 7, 64, 65, 150, 0};
+    size_t n, i;
+    char name[96];
+    for (n = 0; n < 24; n++) {
         gate t;
-        kind = n % 2 ? STX_COMP_GLU : STX_COMP_GRU;
-        gate_make(&t, kind, many[n % COUNT(many)], wide[(n / 2 + n / 6) % COUNT(wide)], 2);
+        int kind = n % 2 ? STX_COMP_GLU : STX_COMP_GRU;
+        gate_make(&t, kind, many[n % COUNT(many)],
+                  gate_wide[(n / 2 + n / 6) % COUNT(gate_wide)], 2);
         t.c.db[0] = t.db[0].c;
         t.d.db[0] = t.db[0].d;
         if (kind == STX_COMP_GRU && n % 3) {
@@ -555,19 +650,13 @@ static void test_gates(void) {
 }
 
 
-// >>the same bits each time
+// >>repeatability
 
-static void bits(void *user, uint64_t *h) {
-    grouped t;
-    gate g;
-    stx_attention_args a;
+static void groups_bits(uint64_t *h) {
     int i;
-    size_t j;
-    (void)user;
-    test_state = 88172645463325252u;
-    gx = cuda_ctx(STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32);
     for (i = 0; i < 2; i++) {
         size_t rows = i ? 37 : 300, groups = (rows + 3) / 4, D = i ? 33 : 36;
+        grouped t;
         arr r, y, z, used;
         grouped_make(&t, 3, rows, groups, 5, 4, D, -1, 3);
         r = rows_of(&t);
@@ -588,48 +677,55 @@ static void bits(void *user, uint64_t *h) {
         arr_free(&used);
         grouped_free(&t);
     }
-    {
-        enum { B = 2, T = 70, S = 210, H = 2, D = 24, C = H * D };
+}
 
-        arr q = arr_of(B * T * C, 1, 0, N_), k = arr_of(B * S * C, 1, 0, N_),
-            pe = arr_of(S * C, 1, 0, P_);
-        arr usage = arr_of(2 * B * S, 1, 0, B_), stat = arr_of(B * H * T, 1, 0, B_);
-        arr e = arr_of(B * T * C, 1, 0, N_), loss = arr_of(3, 1, 0, B_);
-        double *work = (double *)stx_cuda_alloc(gx, 2 * B * T * sizeof *work, STX_MEM_BYTES);
-        memset(&a, 0, sizeof a);
-        a.B = B;
-        a.T = T;
-        a.S = S;
-        a.H = H;
-        a.D = D;
-        a.P = S;
-        a.pe_heads = H;
-        a.q_row_stride = a.kv_row_stride = C;
-        a.q_batch_stride = T * C;
-        a.kv_batch_stride = S * C;
-        a.span = S;
-        a.scale = (stx_real)0.2;
-        a.q = q.d;
-        a.k = k.d;
-        a.pe = pe.d;
-        a.row_max = stat.d;
-        a.inv_sum = stat.d;
-        stx_comp_usage_cuda(gx, usage.d, 2 * S, &a, 1, S - T - 1);
-        *h = cuda_hash(gx, usage.d, usage.n, *h);
-        stx_comp_error_fwd_cuda(gx, loss.d, stx_offset_ptr(gx, loss.d, 1), work, q.d, e.d, NULL,
-                                B * T, C, 100);
-        stx_comp_error_bwd_cuda(gx, q.d, loss.d, q.d, e.d, NULL, B * T, C, 100, 1);
-        *h = cuda_hash(gx, loss.d, 3, cuda_hash(gx, q.d, q.n, *h));
-        arr_free(&q);
-        arr_free(&k);
-        arr_free(&pe);
-        arr_free(&usage);
-        arr_free(&stat);
-        arr_free(&e);
-        arr_free(&loss);
-        stx_cuda_free(gx, work);
-    }
+static void usage_bits(uint64_t *h) {
+    enum { B = 2, T = 70, S = 210, H = 2, D = 24, C = H * D };
+
+    stx_attention_args a;
+    arr q = arr_of(B * T * C, 1, 0, N_), k = arr_of(B * S * C, 1, 0, N_),
+        pe = arr_of(S * C, 1, 0, P_);
+    arr usage = arr_of(2 * B * S, 1, 0, B_), stat = arr_of(B * H * T, 1, 0, B_);
+    arr e = arr_of(B * T * C, 1, 0, N_), loss = arr_of(3, 1, 0, B_);
+    double *work = (double *)stx_cuda_alloc(gx, 2 * B * T * sizeof *work, STX_MEM_BYTES);
+    memset(&a, 0, sizeof a);
+    a.B = B;
+    a.T = T;
+    a.S = S;
+    a.H = H;
+    a.D = D;
+    a.P = S;
+    a.pe_heads = H;
+    a.q_row_stride = a.kv_row_stride = C;
+    a.q_batch_stride = T * C;
+    a.kv_batch_stride = S * C;
+    a.span = S;
+    a.scale = (stx_real)0.2;
+    a.q = q.d;
+    a.k = k.d;
+    a.pe = pe.d;
+    a.row_max = stat.d;
+    a.inv_sum = stat.d;
+    stx_comp_usage_cuda(gx, usage.d, 2 * S, &a, 1, S - T - 1);
+    *h = cuda_hash(gx, usage.d, usage.n, *h);
+    stx_comp_error_fwd_cuda(gx, loss.d, stx_offset_ptr(gx, loss.d, 1), work, q.d, e.d, NULL, B * T,
+                            C, 100);
+    stx_comp_error_bwd_cuda(gx, q.d, loss.d, q.d, e.d, NULL, B * T, C, 100, 1);
+    *h = cuda_hash(gx, loss.d, 3, cuda_hash(gx, q.d, q.n, *h));
+    arr_free(&q);
+    arr_free(&k);
+    arr_free(&pe);
+    arr_free(&usage);
+    arr_free(&stat);
+    arr_free(&e);
+    arr_free(&loss);
+    stx_cuda_free(gx, work);
+}
+
+static void gate_bits(uint64_t *h) {
+    int i, j;
     for (i = STX_COMP_GRU; i <= STX_COMP_GLU; i++) {
+        gate g;
         gate_make(&g, i, 5, i % 2 ? 36 : 67, 3);
         stx_comp_gate_fwd_cuda(gx, &g.d);
         if (i == STX_COMP_GRU || i == STX_COMP_GLU) g.d.db[0] = g.db[0].d;
@@ -639,6 +735,15 @@ static void bits(void *user, uint64_t *h) {
         for (j = 0; j < PLANES; j++) *h = cuda_hash(gx, g.grad[j].d, g.grad[j].n, *h);
         gate_free(&g);
     }
+}
+
+static void bits(void *user, uint64_t *h) {
+    (void)user;
+    cuda_random_restart();
+    gx = cuda_ctx(STX_CUDA, cuda_precision(half));
+    groups_bits(h);
+    usage_bits(h);
+    gate_bits(h);
     CHECK(stx_ok(gx), "bits: %s", stx_error(gx));
     stx_destroy(gx);
 }
@@ -663,9 +768,64 @@ static const char *const model_names[MODELS] = {
     "used, output",          "max, highway, norm after",
     "mean, sigtanh, tied",   "ernie, autoencoder, overlap, input",
     "mogrifier, bptt",       "rotate, dropout, recomputation",
-    "nothing remembered"};
+    "no memory"};
 
 static size_t model_layers = 2;
+
+static void model_options(stx_comp_desc *d, int which) {
+    switch (which) {
+    case GRU:
+        d->gate = STX_COMP_GRU;
+        d->glu = 1;
+        break;
+    case XL:
+        d->positions = STX_COMP_XL;
+        d->compress = STX_COMP_DILATED;
+        d->gate = STX_COMP_GTRXL;
+        d->gate_relu = 1;
+        d->kv_heads = 1;
+        break;
+    case USED:
+        d->compress = STX_COMP_USED;
+        d->gate = STX_COMP_OUTPUT;
+        d->final_norm = 1;
+        break;
+    case HIGHWAY:
+        d->compress = STX_COMP_MAX;
+        d->gate = STX_COMP_HIGHWAY;
+        d->norm_after = 1;
+        d->ratio = 3;
+        break;
+    case TIED:
+        d->compress = STX_COMP_MEAN;
+        d->gate = STX_COMP_SIGTANH;
+        d->tied = 1;
+        d->emb = 20;
+        d->mem = 6;
+        break;
+    case ERNIE:
+        d->recurrence = STX_COMP_ERNIE;
+        d->aux = STX_COMP_AUX_AUTOENCODE;
+        d->overlap = 2;
+        d->gate = STX_COMP_INPUT;
+        break;
+    case BPTT:
+        d->gate = STX_COMP_GRU;
+        d->mogrify = 1;
+        d->aux = STX_COMP_AUX_BPTT;
+        d->bptt = 2;
+        break;
+    case ROTATE:
+        d->recurrence = STX_COMP_ROTATE;
+        d->recompute = 1;
+        d->attn_dropout = d->out_dropout = d->ff_dropout = d->aux_dropout = 0.1;
+        break;
+    case PLAIN:
+        d->no_memory = 1;
+        d->gate = STX_COMP_OUTPUT;
+        break;
+    }
+}
 
 static void model_make(model *r, int which, int device, int precision, int no_graph) {
     stx_comp_desc d;
@@ -685,7 +845,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     r->S = 8;
     r->V = 13;
     d.vocab = r->V;
-    /* heads of 16 go to the fused attention */
+    /* heads of 16 use the fused attention */
     d.dim = which == GRU || which == USED ? 32 : 20;
     d.layers = model_layers;
     d.heads = 2;
@@ -694,56 +854,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     d.mem = 12;
     d.cmem = 4;
     d.ratio = 4;
-    if (which == GRU) {
-        d.gate = STX_COMP_GRU;
-        d.glu = 1;
-    }
-    if (which == XL) {
-        d.positions = STX_COMP_XL;
-        d.compress = STX_COMP_DILATED;
-        d.gate = STX_COMP_GTRXL;
-        d.gate_relu = 1;
-        d.kv_heads = 1;
-    }
-    if (which == USED) {
-        d.compress = STX_COMP_USED;
-        d.gate = STX_COMP_OUTPUT;
-        d.final_norm = 1;
-    }
-    if (which == HIGHWAY) {
-        d.compress = STX_COMP_MAX;
-        d.gate = STX_COMP_HIGHWAY;
-        d.norm_after = 1;
-        d.ratio = 3;
-    }
-    if (which == TIED) {
-        d.compress = STX_COMP_MEAN;
-        d.gate = STX_COMP_SIGTANH;
-        d.tied = 1;
-        d.emb = 20;
-        d.mem = 6;
-    }
-    if (which == ERNIE) {
-        d.recurrence = STX_COMP_ERNIE;
-        d.aux = STX_COMP_AUX_AUTOENCODE;
-        d.overlap = 2;
-        d.gate = STX_COMP_INPUT;
-    }
-    if (which == BPTT) {
-        d.gate = STX_COMP_GRU;
-        d.mogrify = 1;
-        d.aux = STX_COMP_AUX_BPTT;
-        d.bptt = 2;
-    }
-    if (which == ROTATE) {
-        d.recurrence = STX_COMP_ROTATE;
-        d.recompute = 1;
-        d.attn_dropout = d.out_dropout = d.ff_dropout = d.aux_dropout = 0.1;
-    }
-    if (which == PLAIN) {
-        d.no_memory = 1;
-        d.gate = STX_COMP_OUTPUT;
-    }
+    model_options(&d, which);
     r->m = stx_comp_create(r->x, &d);
     CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
     od.kind = STX_SGD;
@@ -789,8 +900,8 @@ static double model_run(model *r, int n) {
     return r->loss;
 }
 
-/* Step n with vectors of padding, and a stream that restarts now and then; every
-   third step is short */
+/* Step n with padding vectors, and a stream that restarts now and then; every third step
+   is shorter. */
 static double model_padded(model *r, int n) {
     size_t T = n % 3 == 2 ? r->S - 3 : r->S, b, i;
     int32_t *id = tokens_of(r->B * T + 1, r->V, (size_t)n + 1),
@@ -813,70 +924,53 @@ static double model_padded(model *r, int n) {
     return v;
 }
 
-/* tensor t of x, off the host's numbers by so much of the largest */
-static double off_by(stx_ctx *x, const stx_tensor *t, const float *want) {
-    return cuda_error(x, t->data, want, t->size, 1e-3);
+/* Trains a model of each kind for a few steps on the CPU and on the GPU and compares the
+   losses, in f32 also parameters and memories. (The golden vectors cover all of this in
+   f32, but nothing in bf16.) */
+static void compare_models(int which, int half_, int padded) {
+    const char *name = model_names[which];
+    const double tol = half_ ? 3e-2 : 1e-4;
+    model a, b;
+    size_t i, l;
+    int n;
+    model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
+    model_make(&b, which, STX_CUDA, cuda_precision(half_), 0);
+    for (n = 0; n < 7 && stx_ok(b.x); n++) {
+        double la = padded ? model_padded(&a, n) : model_run(&a, n),
+               lb = padded ? model_padded(&b, n) : model_run(&b, n);
+        CHECK(stx_ok(a.x) && stx_ok(b.x), "%s, step %d: %s%s", name, n, stx_error(a.x),
+              stx_error(b.x));
+        CHECK(fabs(la - lb) <= tol * la,
+              "%s, bf16 %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the GPU", name, half_,
+              padded, n, la, lb);
+    }
+    for (i = 0; i < a.m->params->count && !half_; i++) {
+        const stx_tensor *t = a.m->params->tensor[i];
+        double e = cuda_error(b.x, b.m->params->tensor[i]->data, t->data, t->size, 1e-3);
+        CHECK(e <= 2e-4, "%s, padded %d: error %g in %s", name, padded, e, a.m->params->name[i]);
+    }
+    for (l = 0; l < a.m->desc.layers && stx_ok(b.x); l++) {
+        cuda_check_memory(name, b.x, b.s->mem, a.s->mem, l, half_ ? 0 : 2e-4);
+        cuda_check_memory(name, b.x, b.s->comp, a.s->comp, l, half_ ? 0 : 2e-4);
+    }
+    model_free(&a);
+    model_free(&b);
 }
 
-/* Losses, gradients by way of the parameters, and memories of a few steps: the golden
-   vectors have all of it in f32, too, but no bf16 */
 static void test_models(void) {
-    /* bit 0: without padding, bit 1: with it */
+    /* in f32: bit 0 without padding, bit 1 with padding */
     static const int in_f32[MODELS] = {1, 0, 3, 0, 0, 2, 1, 2, 0};
-    int which, n, precision, padded;
-    for (precision = 0; precision < 2; precision++)
-        for (which = 0; which < MODELS; which++) {
-            if (brief && which != USED + precision) continue;
+    int which, half_, padded;
+    for (half_ = 0; half_ < 2; half_++)
+        for (which = 0; which < MODELS; which++)
             for (padded = 0; padded < 2; padded++) {
-                model a, b;
-                double tol = precision ? 3e-2 : 1e-4, e;
-                size_t i, l;
-                if (precision ? padded != which % 2 : !(in_f32[which] >> padded & 1)) continue;
-                model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
-                model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, 0);
-                for (n = 0; n < 7 && stx_ok(b.x); n++) {
-                    double la = padded ? model_padded(&a, n) : model_run(&a, n),
-                           lb = padded ? model_padded(&b, n) : model_run(&b, n);
-                    CHECK(stx_ok(a.x) && stx_ok(b.x), "%s, step %d: %s%s", model_names[which], n,
-                          stx_error(a.x), stx_error(b.x));
-                    CHECK(
-                        fabs(la - lb) <= tol * la,
-                        "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the "
-                        "GPU",
-                        model_names[which], precision, padded, n, la, lb);
-                }
-                for (i = 0; i < a.m->params->count && !precision; i++) {
-                    e = off_by(b.x, b.m->params->tensor[i], a.m->params->tensor[i]->data);
-                    CHECK(e <= 2e-4, "%s, padded %d: %s is off by %g", model_names[which], padded,
-                          a.m->params->name[i], e);
-                }
-                for (l = 0; l < a.m->desc.layers && stx_ok(b.x); l++) {
-                    const stx_memory *sa[2], *sb[2];
-                    sa[0] = a.s->mem;
-                    sa[1] = a.s->comp;
-                    sb[0] = b.s->mem;
-                    sb[1] = b.s->comp;
-                    for (i = 0; i < 2; i++) {
-                        const stx_memory_layer *y = &sa[i]->layer[l], *z = &sb[i]->layer[l];
-                        CHECK(y->count == z->count && y->width == z->width, "%s: %zu rows of %zu",
-                              model_names[which], z->count, y->count);
-                        if (precision || !y->count || !y->width) continue;
-                        e = cuda_error(b.x, stx_memory_read(sb[i], l, SIZE_MAX)->data,
-                                       stx_memory_read(sa[i], l, SIZE_MAX)->data,
-                                       a.B * y->count * y->width, 1e-3);
-                        CHECK(e <= 2e-4, "%s: memory %zu of layer %zu is off by %g",
-                              model_names[which], i, l, e);
-                    }
-                }
-                model_free(&a);
-                model_free(&b);
+                int runs = half_ ? padded == which % 2 : in_f32[which] >> padded & 1;
+                if (runs && (!brief || which == USED + half_)) compare_models(which, half_, padded);
             }
-        }
 }
 
-/* A replayed step gives the same bits as one that is launched; and once memory is
-   full steps are replayed. Not those of STX_COMP_ROTATE, which hands its buffers on in
-   each. */
+/* A replayed step has the bits of one that is launched. Once the memory is full, steps
+   are replayed, except those of STX_COMP_ROTATE, which swaps its buffers in each. */
 static void test_graph(void) {
     static const int models[] = {USED, BPTT, TIED, ROTATE};
     size_t k;
@@ -885,77 +979,74 @@ static void test_graph(void) {
         int which = models[k];
         model a, b;
         uint64_t ha = 1, hb = 1;
-        size_t i;
-        long graphs = 0;
+        long replays = cuda_replays();
         if (brief && which != USED && which != BPTT) continue;
         model_make(&a, which, STX_CUDA, STX_PREC_F32, 1);
         model_make(&b, which, STX_CUDA, STX_PREC_F32, 0);
-#ifdef SEQTX_CUDA_HOST
-        graphs = cuda_host_graph_launches();
-#endif
         for (n = 0; n < 10; n++) {
             double la = model_run(&a, n), lb = model_run(&b, n);
             CHECK(la == lb, "%s, step %d: %.9g launched, %.9g replayed", model_names[which], n, la,
                   lb);
-            /* something else in between, in the same arenas: to a sanitizer what a
-               replay uses is free then */
+            /* another use of the same arenas: a sanitizer sees that memory used by a
+               replay was freed */
             if (n == 7 && !brief) {
                 stx_begin(b.x, STX_EVAL);
                 CHECK(isfinite(stx_item(b.x, stx_comp_loss(b.m, b.in, b.out, NULL, NULL, NULL))),
                       "an evaluation between replays");
             }
         }
-        for (i = 0; i < a.m->params->count; i++) {
-            ha = cuda_hash(a.x, a.m->params->tensor[i]->data, a.m->params->tensor[i]->size, ha);
-            hb = cuda_hash(b.x, b.m->params->tensor[i]->data, b.m->params->tensor[i]->size, hb);
-        }
-        CHECK(ha == hb, "%s: replays leave other parameters", model_names[which]);
+        ha = cuda_hash_params(a.x, a.m->params, ha);
+        hb = cuda_hash_params(b.x, b.m->params, hb);
+        CHECK(ha == hb, "%s: replays give other parameters", model_names[which]);
         CHECK(!*stx_step_replay_status(b.x) == (which != ROTATE), "%s: the last step: \"%s\"",
               model_names[which], stx_step_replay_status(b.x));
-#ifdef SEQTX_CUDA_HOST
-        graphs = cuda_host_graph_launches() - graphs;
-        CHECK(graphs >= (which == ROTATE ? 0 : 4), "%s: %ld replays of 10 steps",
-              model_names[which], graphs);
-#else
-        (void)graphs;
-#endif
+        replays = cuda_replays() - replays;
+        if (CUDA_ON_HOST)
+            CHECK(replays >= (which == ROTATE ? 0 : 4), "%s: %ld replays of 10 steps",
+                  model_names[which], replays);
         model_free(&a);
         model_free(&b);
     }
 }
 
-/* Token by token, over the ends of segments, one stream reset on the way */
 #ifdef SEQTX_CUDA_HOST
-static int tell_nodes; /* `build/test_cuda_comp nodes` names them */
+static int print_nodes; /* build/test_cuda_comp nodes */
 
-/* As in test_cuda_model.c: nodes of a layer with a memory, which is compressed, and
-   its aux loss */
+/* As in test_cuda_model.c: nodes of a layer with a memory, its compression and its
+   auxiliary loss */
 static void test_nodes(void) {
     static const struct {
         int which;
-        long most;
-    } want[] = {{GRU, 66}};
+        long nodes;
+    } expected[] = {{GRU, 66}};
 
     size_t i;
-    for (i = 0; i < COUNT(want); i++) {
+    for (i = 0; i < COUNT(expected); i++) {
         cuda_nodes all;
         int k, n;
         memset(&all, 0, sizeof all);
         for (k = 0; k < 2; k++) {
             model r;
             model_layers = (size_t)(2 + k);
-            model_make(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0);
+            model_make(&r, expected[i].which, STX_CUDA, STX_PREC_BF16, 0);
             for (n = 0; n < 12; n++) model_run(&r, n);
             CHECK(stx_ok(r.x) && !*stx_step_replay_status(r.x), "%s: %s%s",
-                  model_names[want[i].which], stx_error(r.x), stx_step_replay_status(r.x));
+                  model_names[expected[i].which], stx_error(r.x), stx_step_replay_status(r.x));
             cuda_nodes_add(&all, k);
             model_free(&r);
         }
-        cuda_nodes_check(&all, model_names[want[i].which], 2, want[i].most, tell_nodes);
+        cuda_nodes_check(&all, model_names[expected[i].which], 2, expected[i].nodes, print_nodes);
     }
     model_layers = 2;
 }
 #endif
+
+/* Token by token, across the ends of segments; one stream is reset on the way */
+static size_t fed_at(size_t at) {
+    if (at == 0) return 21;
+    return at < 26 ? 1 : 3;
+}
+
 static void test_generation(void) {
     int which;
     for (which = 0; which < MODELS; which++) {
@@ -971,9 +1062,7 @@ static void test_generation(void) {
         id = tokens_of(2 * 40, a.V, 2);
         for (at = 0; at < 30; at += n) {
             const stx_real *la, *lb;
-            double worst = 0;
-            size_t i;
-            n = at == 0 ? 21 : at < 26 ? 1 : 3;
+            n = fed_at(at);
             if (at == 23) {
                 stx_comp_gen_reset_stream(ga, 1);
                 stx_comp_gen_reset_stream(gb, 1);
@@ -981,11 +1070,9 @@ static void test_generation(void) {
             la = stx_comp_gen_feed(ga, id, n);
             lb = stx_comp_gen_feed(gb, id, n);
             CHECK(la && lb, "%s: %s", model_names[which], stx_error(b.x));
-            for (i = 0; la && lb && i < 2 * a.V; i++) {
-                double e = fabs((double)la[i] - (double)lb[i]);
-                if (!(e <= worst)) worst = e;
-            }
-            CHECK(worst < 1e-4, "%s, token %zu: logits off by %g", model_names[which], at, worst);
+            if (la && lb)
+                CHECK(max_difference(la, lb, 2 * a.V) < 1e-4, "%s, token %zu: logits differ by %g",
+                      model_names[which], at, max_difference(la, lb, 2 * a.V));
         }
         free(id);
         stx_comp_gen_free(ga);
@@ -995,12 +1082,12 @@ static void test_generation(void) {
     }
 }
 
-static void refused(int which, const char *want) {
+static void refused(int which, const char *expected) {
     stx_comp_groups g;
     stx_comp_gate_args a;
     stx_attention_args t;
     stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);
-    stx_real *v = cuda_numbers(x, NULL, 64, STX_MEM_ACTIVATIONS);
+    stx_real *v = cuda_values(x, NULL, 64, STX_MEM_ACTIVATIONS);
     memset(&g, 0, sizeof g);
     memset(&a, 0, sizeof a);
     memset(&t, 0, sizeof t);
@@ -1041,14 +1128,16 @@ static void refused(int which, const char *want) {
         t.span_fraction = v;
         stx_comp_usage_cuda(x, v, 8, &t, 0, 3);
     }
-    CHECK(!stx_ok(x) && strstr(stx_error(x), want), "refusal %d: %s", which, stx_error(x));
+    CHECK(!stx_ok(x) && strstr(stx_error(x), expected), "case %d: expected an error of %s, got %s",
+          which, expected, stx_error(x));
     stx_destroy(x);
 }
 
 static void test_refused(void) {
-    static const char *const want[] = {"stx_comp_unfold", "stx_comp_fold",     "stx_comp_pool",
-                                       "stx_comp_pick",   "stx_comp_gate_fwd", "stx_comp_gate_bwd",
-                                       "stx_comp_usage",  "stx_comp_usage",    "stx_comp_usage"};
+    static const char *const expected[] = {
+        "stx_comp_unfold",   "stx_comp_fold",     "stx_comp_pool",  "stx_comp_pick",
+        "stx_comp_gate_fwd", "stx_comp_gate_bwd", "stx_comp_usage", "stx_comp_usage",
+        "stx_comp_usage"};
     stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);
     stx_comp_groups g;
     stx_comp_gate_args a;
@@ -1067,24 +1156,29 @@ static void test_refused(void) {
     stx_comp_gate_bwd_cuda(x, &a);
     CHECK(stx_ok(x), "empty: %s", stx_error(x));
     stx_destroy(x);
-    for (i = 0; i < (int)COUNT(want); i++) refused(i, want[i]);
+    for (i = 0; i < (int)COUNT(expected); i++) refused(i, expected[i]);
 }
 
 int main(int argc, char **argv) {
     const char *part = argc > 1 ? argv[1] : "";
     brief = !strcmp(part, "short");
     if (brief) part = "";
-#define PART(name) (!*part || !strcmp(part, name))
     cx = cuda_ctx(STX_CPU, STX_PREC_F32);
     for (half = 0; half < 2; half++) {
-        gx = cuda_ctx(STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32);
+        gx = cuda_ctx(STX_CUDA, cuda_precision(half));
         CHECK(stx_ok(gx), "%s", stx_error(gx));
         for (off = 0; off < 2 && stx_ok(gx); off++) {
-            if (PART("groups")) test_groups();
+            if (PART("groups")) {
+                test_groups();
+                test_pool_nan();
+            }
             if (PART("pick")) test_pick();
             if (PART("usage")) test_usage();
             if (PART("error")) test_errors();
-            if (PART("gates")) test_gates();
+            if (PART("gates")) {
+                test_gates();
+                test_gate_biases();
+            }
         }
         stx_destroy(gx);
         for (off = 0; off < 2 && PART("bits"); off++) cuda_orders("kernels", bits, NULL);
@@ -1094,7 +1188,7 @@ int main(int argc, char **argv) {
     if (PART("models")) test_models();
     if (PART("graph")) test_graph();
 #ifdef SEQTX_CUDA_HOST
-    tell_nodes = !strcmp(part, "nodes");
+    print_nodes = !strcmp(part, "nodes");
     if (PART("nodes")) test_nodes();
 #endif
     if (PART("generation")) test_generation();

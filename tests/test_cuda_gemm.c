@@ -71,9 +71,9 @@ static int product_case(stx_ctx *x, const product *p) {
         for (e = 0; e < (p->sum ? 1 : p->batch); e++)
             for (i = 0; i < p->M; i++)
                 for (j = 0; j < p->N; j++) C[p->off + e * sc + i * ldc + j] = (float)NAN;
-    dA = cuda_numbers(x, A, na, p->ka);
-    dB = cuda_numbers(x, B, nb, p->kb);
-    dC = cuda_numbers(x, C, nc, p->kc);
+    dA = cuda_values(x, A, na, p->ka);
+    dB = cuda_values(x, B, nb, p->kb);
+    dC = cuda_values(x, C, nc, p->kc);
     want = (float *)malloc((nc + 1) * sizeof *want);
     memcpy(want, C, nc * sizeof *want);
     g = stx_gemm_init(p->ta, p->tb, p->M, p->N, p->K, A + p->off, B + p->off, want + p->off);
@@ -227,10 +227,10 @@ static void twin(stx_ctx *x) {
     stx_real *dA, *d1, *P, *y;
     stx_gemm_args g, through;
     cuda_round(A, 12);
-    dA = cuda_numbers(x, A, 12, STX_MEM_ACTIVATIONS);
-    d1 = cuda_numbers(x, &one, 1, STX_MEM_ACTIVATIONS);
-    P = cuda_numbers(x, NULL, 16, STX_MEM_PARAMS);
-    y = cuda_numbers(x, NULL, 16, STX_MEM_BYTES);
+    dA = cuda_values(x, A, 12, STX_MEM_ACTIVATIONS);
+    d1 = cuda_values(x, &one, 1, STX_MEM_ACTIVATIONS);
+    P = cuda_values(x, NULL, 16, STX_MEM_PARAMS);
+    y = cuda_values(x, NULL, 16, STX_MEM_BYTES);
     g = stx_gemm_init(0, 1, 4, 4, 3, dA, dA, P);
     through = stx_gemm_init(0, 0, 16, 1, 1, P, d1, y);
     stx_gemm_cuda(x, &g);
@@ -293,16 +293,16 @@ static void layer_case(stx_ctx *x, const layer *l) {
     for (i = 0; i < n; i++)
         if (i % O >= R) dy[i] = 5;
     for (i = R; i < O; i++) b[i + l->off] = 0;
-    gin = cuda_numbers(x, in, N * I, STX_MEM_ACTIVATIONS);
-    gW = cuda_numbers(x, W, O * I, STX_MEM_PARAMS);
-    gb = cuda_numbers(x, b, O + l->off, STX_MEM_PARAMS);
-    gy = cuda_numbers(x, NULL, n, STX_MEM_ACTIVATIONS);
-    gpre = cuda_numbers(x, NULL, n, STX_MEM_ACTIVATIONS);
-    gdy = cuda_numbers(x, dy, n, STX_MEM_ACTIVATIONS);
-    gdx = cuda_numbers(x, dx, N * I, STX_MEM_ACTIVATIONS);
+    gin = cuda_values(x, in, N * I, STX_MEM_ACTIVATIONS);
+    gW = cuda_values(x, W, O * I, STX_MEM_PARAMS);
+    gb = cuda_values(x, b, O + l->off, STX_MEM_PARAMS);
+    gy = cuda_values(x, NULL, n, STX_MEM_ACTIVATIONS);
+    gpre = cuda_values(x, NULL, n, STX_MEM_ACTIVATIONS);
+    gdy = cuda_values(x, dy, n, STX_MEM_ACTIVATIONS);
+    gdx = cuda_values(x, dx, N * I, STX_MEM_ACTIVATIONS);
     /* of which the padding is a neighbour's */
-    gdW = cuda_numbers(x, dW, O * I, STX_MEM_BYTES);
-    gdb = cuda_numbers(x, db, O, STX_MEM_BYTES);
+    gdW = cuda_values(x, dW, O * I, STX_MEM_BYTES);
+    gdb = cuda_values(x, db, O, STX_MEM_BYTES);
     memcpy(behind, db + R, l->pad * sizeof *behind);
 
     k_linear_fwd(cpu, y, pre, in, W, l->bias ? b + l->off : NULL, N, I, O, l->act);
@@ -486,9 +486,9 @@ static void plans_of_moved_rows(stx_ctx *x) {
     enum { M = 12, N = 16, MOST = 40 };
 
     float *numbers = cuda_random((M + 4) * MOST, 1, 0);
-    stx_real *A = cuda_numbers(x, numbers, (M + 4) * MOST, STX_MEM_ACTIVATIONS),
-             *B = cuda_numbers(x, numbers, N * MOST, STX_MEM_ACTIVATIONS);
-    stx_real *C = cuda_numbers(x, numbers, (M + 4) * MOST, STX_MEM_ACTIVATIONS);
+    stx_real *A = cuda_values(x, numbers, (M + 4) * MOST, STX_MEM_ACTIVATIONS),
+             *B = cuda_values(x, numbers, N * MOST, STX_MEM_ACTIVATIONS);
+    stx_real *C = cuda_values(x, numbers, (M + 4) * MOST, STX_MEM_ACTIVATIONS);
     size_t i, row;
     for (i = 0; i < sizeof widths / sizeof *widths; i++) {
         const size_t K = widths[i];
@@ -565,9 +565,9 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
     }
     for (i = 0; i < N * O; i++)
         if (i % O >= R) dy[i] = 5;
-    gin = cuda_numbers(x, in, N * I + more, STX_MEM_ACTIVATIONS);
-    gdy = cuda_numbers(x, dy, N * O, STX_MEM_ACTIVATIONS);
-    gdW = cuda_numbers(x, dW, n, STX_MEM_BYTES);
+    gin = cuda_values(x, in, N * I + more, STX_MEM_ACTIVATIONS);
+    gdy = cuda_values(x, dy, N * O, STX_MEM_ACTIVATIONS);
+    gdW = cuda_values(x, dW, n, STX_MEM_BYTES);
     exact = (float *)malloc((n + 1) * sizeof *exact);
     memcpy(exact, dW, n * sizeof *exact);
     memset(&bwd, 0, sizeof bwd);
@@ -678,12 +678,12 @@ static void pieces_of_streams(stx_ctx *x) {
         cuda_round(in, B * per_in);
         cuda_round(dy, B * per_dy);
     }
-    gin = cuda_numbers(x, in, B * per_in, STX_MEM_ACTIVATIONS);
-    gdy = cuda_numbers(x, dy, B * per_dy, STX_MEM_ACTIVATIONS);
+    gin = cuda_values(x, in, B * per_in, STX_MEM_ACTIVATIONS);
+    gdy = cuda_values(x, dy, B * per_dy, STX_MEM_ACTIVATIONS);
     for (late = 0; late < 2; late++)
         for (k = 0; k < sizeof want / sizeof *want; k++) {
             float *dW = cuda_random(n, 1, 0), *got;
-            stx_real *gdW = cuda_numbers(x, dW, n, STX_MEM_BYTES);
+            stx_real *gdW = cuda_values(x, dW, n, STX_MEM_BYTES);
             stx_linear_bwd_args bwd;
             memset(&bwd, 0, sizeof bwd);
             bwd.N = N;
@@ -740,8 +740,8 @@ static void pieces_again(void *user, uint64_t *hash) {
     memcpy(in, user, n * 6 * sizeof *in);
     memcpy(dW, user, all * sizeof *dW);
     if (stx_ctx_desc(x)->precision == STX_PREC_BF16) cuda_round(in, n * 6);
-    gin = cuda_numbers(x, in, n * 6, STX_MEM_ACTIVATIONS);
-    gdW = cuda_numbers(x, dW, all, STX_MEM_BYTES);
+    gin = cuda_values(x, in, n * 6, STX_MEM_ACTIVATIONS);
+    gdW = cuda_values(x, dW, all, STX_MEM_BYTES);
     inner_pieces(x, 4);
     stx_cuda_defer_sums(x, 1);
     for (k = 0; k < 30; k++) {
@@ -802,10 +802,10 @@ static void pieces_refused(int precision) {
 #ifdef SEQTX_CUDA_HOST
 /* y = relu(in W^T + b), whose bits come back */
 static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, size_t O) {
-    stx_real *in = cuda_numbers(x, numbers, N * I, STX_MEM_ACTIVATIONS),
-             *W = cuda_numbers(x, numbers + 100, O * I, STX_MEM_PARAMS);
-    stx_real *b = cuda_numbers(x, numbers + 7, O, STX_MEM_PARAMS),
-             *y = cuda_numbers(x, NULL, N * O, STX_MEM_ACTIVATIONS);
+    stx_real *in = cuda_values(x, numbers, N * I, STX_MEM_ACTIVATIONS),
+             *W = cuda_values(x, numbers + 100, O * I, STX_MEM_PARAMS);
+    stx_real *b = cuda_values(x, numbers + 7, O, STX_MEM_PARAMS),
+             *y = cuda_values(x, NULL, N * O, STX_MEM_ACTIVATIONS);
     float *got;
     k_linear_fwd_cuda(x, y, NULL, in, W, b, N, I, O, STX_ACT_RELU);
     got = fetch(x, y, N * O);
@@ -881,9 +881,9 @@ static void captured(stx_ctx *x) {
     size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1),
           *C = cuda_random(M * N, 3, 1), *got;
-    stx_real *dA = cuda_numbers(x, A, M * K, STX_MEM_ACTIVATIONS),
-             *dB = cuda_numbers(x, B, K * N, STX_MEM_ACTIVATIONS),
-             *dC = cuda_numbers(x, C, M * N, STX_MEM_BYTES);
+    stx_real *dA = cuda_values(x, A, M * K, STX_MEM_ACTIVATIONS),
+             *dB = cuda_values(x, B, K * N, STX_MEM_ACTIVATIONS),
+             *dC = cuda_values(x, C, M * N, STX_MEM_BYTES);
     stx_graph *graph;
     stx_gemm_args g = stx_gemm_init(0, 0, M, N, K, dA, dB, dC);
     CHECK(stx_cuda_capture_begin(x), "no capture");
@@ -918,7 +918,7 @@ static void captured(stx_ctx *x) {
    is touched. */
 static void refused(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
-    stx_real *a = cuda_numbers(x, NULL, 64, STX_MEM_ACTIVATIONS);
+    stx_real *a = cuda_values(x, NULL, 64, STX_MEM_ACTIVATIONS);
     stx_gemm_args g = stx_gemm_init(0, 0, (size_t)1 << 32, 3, 5, a, a, a);
     stx_gemm_cuda(x, &g);
     CHECK(!stx_ok(x) && strstr(stx_error(x), "stx_gemm")
@@ -933,8 +933,8 @@ static void refused(int precision) {
 /* A device that has failed: the product says so, with its name, shape and status. */
 static void failing(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision), *y = cuda_ctx(STX_CUDA, precision);
-    stx_real *a = cuda_numbers(x, NULL, 64, STX_MEM_ACTIVATIONS),
-             *b = cuda_numbers(y, NULL, 64, STX_MEM_ACTIVATIONS);
+    stx_real *a = cuda_values(x, NULL, 64, STX_MEM_ACTIVATIONS),
+             *b = cuda_values(y, NULL, 64, STX_MEM_ACTIVATIONS);
     stx_gemm_args g = stx_gemm_init(0, 0, 5, 3, 0, a, a, a);
     cuda_host_fail_launch(1);
     stx_gemm_cuda(x, &g);
@@ -958,14 +958,14 @@ static void again(void *user, uint64_t *hash) {
     stx_ctx *x = again_ctx;
     size_t N = 150, I = 40, O = 72;
     float *in = (float *)user;
-    stx_real *gin = cuda_numbers(x, in, N * I, STX_MEM_ACTIVATIONS),
-             *gW = cuda_numbers(x, in + 100, O * I, STX_MEM_PARAMS),
-             *gb = cuda_numbers(x, in + 7, O, STX_MEM_PARAMS);
-    stx_real *gy = cuda_numbers(x, NULL, N * O, STX_MEM_ACTIVATIONS),
-             *gp = cuda_numbers(x, NULL, N * O, STX_MEM_ACTIVATIONS),
-             *gdx = cuda_numbers(x, NULL, N * I, STX_MEM_ACTIVATIONS);
-    stx_real *gdW = cuda_numbers(x, in, O * I, STX_MEM_BYTES),
-             *gdb = cuda_numbers(x, in, O, STX_MEM_BYTES);
+    stx_real *gin = cuda_values(x, in, N * I, STX_MEM_ACTIVATIONS),
+             *gW = cuda_values(x, in + 100, O * I, STX_MEM_PARAMS),
+             *gb = cuda_values(x, in + 7, O, STX_MEM_PARAMS);
+    stx_real *gy = cuda_values(x, NULL, N * O, STX_MEM_ACTIVATIONS),
+             *gp = cuda_values(x, NULL, N * O, STX_MEM_ACTIVATIONS),
+             *gdx = cuda_values(x, NULL, N * I, STX_MEM_ACTIVATIONS);
+    stx_real *gdW = cuda_values(x, in, O * I, STX_MEM_BYTES),
+             *gdb = cuda_values(x, in, O, STX_MEM_BYTES);
     stx_linear_bwd_args bwd;
     memset(&bwd, 0, sizeof bwd);
     bwd.N = N;
