@@ -1,7 +1,7 @@
 /* test_cuda_gemm.c - the CUDA twins of stx_gemm, stx_linear_fwd and stx_linear_bwd
-   against those of the CPU, in float and in bfloat16, by cublasLt and by the kernel
-   that is used where cublasLt has no algorithm. "short" leaves out most products and
-   layers, and the large ones. */
+   against those of the CPU, in f32 and bf16, by cublasLt and by the kernel that replaces
+   it where cublasLt has no algorithm. "short" omits most matmuls and layers, and the
+   large ones. */
 #include "../seqtx.h"
 #include "inner.h"
 #include "kernels.h"
@@ -11,139 +11,170 @@
 static stx_ctx *cpu;
 static int brief; /* sanitizers are slow, and see no values */
 
-/* |a - b| <= rel |b| + abs_ max |b| for all; NaN never. tol of a bfloat16 result: one
-   rounding is 2^-9 |b|, and what lies between two bfloat16s may go either way */
+/* |a - b| <= rel |b| + abs_ max |b| for all elements; never true of NaN. rel of a bf16
+   result: one rounding is 2^-9 |b|, and a value between two bf16 values may be rounded to
+   either. */
 static int near(const float *a, const float *b, size_t n, double rel, double abs_) {
-    double top = 0;
+    double top = cuda_largest(b, n, 1e-3);
     size_t i;
     for (i = 0; i < n; i++)
-        if (fabs((double)b[i]) > top) top = fabs((double)b[i]);
-    for (i = 0; i < n; i++)
-        if (!(fabs((double)a[i] - (double)b[i])
-              <= rel * fabs((double)b[i]) + abs_ * (top > 1e-3 ? top : 1e-3)))
-            return 0;
+        if (!(fabs((double)a[i] - (double)b[i]) <= rel * fabs((double)b[i]) + abs_ * top)) return 0;
     return 1;
 }
 
 #define HALF (1.0 / 256)
 
-static float *fetch(stx_ctx *x, const stx_real *p, size_t n) {
-    float *a = (float *)malloc((n + 1) * sizeof *a);
-    stx_cuda_download_activations(x, a, p, n);
-    return a;
+static int is_bf16(stx_ctx *x) {
+    return stx_ctx_desc(x)->precision == STX_PREC_BF16;
 }
+
+
+// >>matmuls
 
 typedef struct product {
     size_t batch, M, N, K;
     int ta, tb;
     double alpha, beta;
-    /* between rows and matrices; numbers before the first, which break the alignment */
-    size_t gap, off;
+    size_t gap;     /* elements between rows and between matrices */
+    size_t off;     /* elements before the first, which break the alignment */
     int shared;     /* one B for all */
     int sum;        /* one C for all */
-    int ka, kb, kc; /* kinds of memory */
+    int ka, kb, kc; /* memory kinds */
     int whole;      /* small integers: exact in any order */
 } product;
 
-/* One product, with gaps that must stay as they were. */
-static int product_case(stx_ctx *x, const product *p) {
-    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16,
-        half = bf16 && p->kc == STX_MEM_ACTIVATIONS;
-    int low = bf16 && (p->ka != STX_MEM_BYTES || p->kb != STX_MEM_BYTES || half);
-    size_t ar = p->ta ? p->K : p->M, ac = p->ta ? p->M : p->K, br = p->tb ? p->N : p->K,
-           bc = p->tb ? p->K : p->N;
-    size_t lda = ac + p->gap, ldb = bc + p->gap, ldc = p->N + p->gap, sa = ar * lda + p->gap,
-           sb = p->shared ? 0 : br * ldb + p->gap, sc = p->M * ldc + p->gap;
-    size_t na = p->batch * sa + p->off, nb = br * ldb + p->batch * sb + p->off,
-           nc = p->batch * sc + p->off, n = 0, e, i, j, at;
-    double s = p->whole ? 3 : 1;
-    float *A = cuda_random(na, s, p->whole), *B = cuda_random(nb, s, p->whole),
-          *C = cuda_random(nc, s, p->whole), *got, *want, *a, *b;
+/* Arrays of a matmul, on the host and on the device */
+typedef struct product_run {
+    const product *p;
+    size_t lda, ldb, ldc, sa, sb, sc, na, nb, nc, batch_c;
+    float *A, *B, *C, *expected;
     stx_real *dA, *dB, *dC;
-    stx_gemm_args g;
-    int good;
-    if (low) {
-        cuda_round(A, na);
-        cuda_round(B, nb);
+    int half, low; /* bf16 result; some operand or the result is bf16 */
+} product_run;
+
+static void product_make(product_run *r, stx_ctx *x, const product *p) {
+    const size_t ar = p->ta ? p->K : p->M, ac = p->ta ? p->M : p->K, br = p->tb ? p->N : p->K,
+                 bc = p->tb ? p->K : p->N;
+    const double s = p->whole ? 3 : 1;
+    size_t e, i, j;
+    r->p = p;
+    r->half = is_bf16(x) && p->kc == STX_MEM_ACTIVATIONS;
+    r->low = is_bf16(x) && (p->ka != STX_MEM_BYTES || p->kb != STX_MEM_BYTES || r->half);
+    r->lda = ac + p->gap;
+    r->ldb = bc + p->gap;
+    r->ldc = p->N + p->gap;
+    r->sa = ar * r->lda + p->gap;
+    r->sb = p->shared ? 0 : br * r->ldb + p->gap;
+    r->sc = p->M * r->ldc + p->gap;
+    r->na = p->batch * r->sa + p->off;
+    r->nb = br * r->ldb + p->batch * r->sb + p->off;
+    r->nc = p->batch * r->sc + p->off;
+    r->batch_c = p->sum ? 1 : p->batch;
+    r->A = cuda_random(r->na, s, p->whole);
+    r->B = cuda_random(r->nb, s, p->whole);
+    r->C = cuda_random(r->nc, s, p->whole);
+    if (r->low) {
+        cuda_round(r->A, r->na);
+        cuda_round(r->B, r->nb);
     }
-    if (half) cuda_round(C, nc);
-    if (p->beta == 0)
-        for (e = 0; e < (p->sum ? 1 : p->batch); e++)
-            for (i = 0; i < p->M; i++)
-                for (j = 0; j < p->N; j++) C[p->off + e * sc + i * ldc + j] = (float)NAN;
-    dA = cuda_values(x, A, na, p->ka);
-    dB = cuda_values(x, B, nb, p->kb);
-    dC = cuda_values(x, C, nc, p->kc);
-    want = (float *)malloc((nc + 1) * sizeof *want);
-    memcpy(want, C, nc * sizeof *want);
-    g = stx_gemm_init(p->ta, p->tb, p->M, p->N, p->K, A + p->off, B + p->off, want + p->off);
-    g.batch = p->batch;
-    g.alpha = (float)p->alpha;
-    g.beta = (float)p->beta;
-    g.lda = lda;
-    g.sa = sa;
-    g.ldb = ldb;
-    g.sb = sb;
-    g.ldc = ldc;
-    g.sc = p->sum ? 0 : sc;
-    stx_gemm(cpu, &g);
-    g.A = stx_offset_ptr(x, dA, p->off);
-    g.B = stx_offset_ptr(x, dB, p->off);
-    g.C = stx_offset_ptr(x, dC, p->off);
-    stx_gemm_cuda(x, &g);
-    CHECK(stx_ok(x), "%s", stx_error(x));
-    got = fetch(x, dC, nc);
-    a = (float *)malloc((nc + 1) * sizeof *a);
-    b = (float *)malloc((nc + 1) * sizeof *b);
-    for (e = 0; e < (p->sum ? 1 : p->batch); e++)
+    if (r->half) cuda_round(r->C, r->nc);
+    for (e = 0; p->beta == 0 && e < r->batch_c; e++)
+        for (i = 0; i < p->M; i++)
+            for (j = 0; j < p->N; j++) r->C[p->off + e * r->sc + i * r->ldc + j] = (float)NAN;
+    r->dA = cuda_values(x, r->A, r->na, p->ka);
+    r->dB = cuda_values(x, r->B, r->nb, p->kb);
+    r->dC = cuda_values(x, r->C, r->nc, p->kc);
+    r->expected = (float *)malloc((r->nc + 1) * sizeof *r->expected);
+    memcpy(r->expected, r->C, r->nc * sizeof *r->expected);
+}
+
+static void product_free(product_run *r, stx_ctx *x) {
+    stx_cuda_free(x, r->dA);
+    stx_cuda_free(x, r->dB);
+    stx_cuda_free(x, r->dC);
+    free(r->A);
+    free(r->B);
+    free(r->C);
+    free(r->expected);
+}
+
+/* Compares the matrices, and the gaps, which must not be written. */
+static int product_good(const product_run *r, stx_ctx *x) {
+    const product *p = r->p;
+    float *got = cuda_fetch(x, r->dC, r->nc), *a = (float *)malloc((r->nc + 1) * sizeof *a),
+          *b = (float *)malloc((r->nc + 1) * sizeof *b);
+    double tol = r->half || r->low ? 1e-5 : 1e-6;
+    size_t n = 0, e, i, j;
+    int good;
+    for (e = 0; e < r->batch_c; e++)
         for (i = 0; i < p->M; i++)
             for (j = 0; j < p->N; j++) {
-                at = p->off + e * sc + i * ldc + j;
+                size_t at = p->off + e * r->sc + i * r->ldc + j;
                 a[n] = got[at];
-                b[n++] = want[at];
-                got[at] = want[at]; /* so that only the gaps are left to compare */
+                b[n++] = r->expected[at];
+                got[at] = r->expected[at]; /* leaves only the gaps to compare */
             }
-    good = near(a, b, n, half ? HALF : 0,
-                p->whole && !half ? 0
-                : half || low     ? 1e-5
-                                  : 1e-6)
-           && !memcmp(got, want, nc * sizeof *got);
-    CHECK(
-        good,
-        "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu off %zu shared %d "
-        "sum %d kinds %d %d %d whole %d",
-        bf16 ? "bf16" : "f32", p->batch, p->ta, p->tb, p->M, p->N, p->K, p->alpha, p->beta, p->gap,
-        p->off, p->shared, p->sum, p->ka, p->kb, p->kc, p->whole);
-    stx_cuda_free(x, dA);
-    stx_cuda_free(x, dB);
-    stx_cuda_free(x, dC);
-    free(A);
-    free(B);
-    free(C);
+    if (p->whole && !r->half) tol = 0;
+    good = near(a, b, n, r->half ? HALF : 0, tol)
+           && !memcmp(got, r->expected, r->nc * sizeof *got);
     free(got);
-    free(want);
     free(a);
     free(b);
     return good;
 }
 
-static void products(stx_ctx *x) {
-    static const size_t size[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129};
+static int product_case(stx_ctx *x, const product *p) {
+    product_run r;
+    stx_gemm_args g;
+    int good;
+    product_make(&r, x, p);
+    g = stx_gemm_init(p->ta, p->tb, p->M, p->N, p->K, r.A + p->off, r.B + p->off,
+                      r.expected + p->off);
+    g.batch = p->batch;
+    g.alpha = (float)p->alpha;
+    g.beta = (float)p->beta;
+    g.lda = r.lda;
+    g.sa = r.sa;
+    g.ldb = r.ldb;
+    g.sb = r.sb;
+    g.ldc = r.ldc;
+    g.sc = p->sum ? 0 : r.sc;
+    stx_gemm(cpu, &g);
+    g.A = stx_offset_ptr(x, r.dA, p->off);
+    g.B = stx_offset_ptr(x, r.dB, p->off);
+    g.C = stx_offset_ptr(x, r.dC, p->off);
+    stx_gemm_cuda(x, &g);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    good = product_good(&r, x);
+    CHECK(good,
+          "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu off %zu shared %d "
+          "sum %d kinds %d %d %d whole %d",
+          is_bf16(x) ? "bf16" : "f32", p->batch, p->ta, p->tb, p->M, p->N, p->K, p->alpha, p->beta,
+          p->gap, p->off, p->shared, p->sum, p->ka, p->kb, p->kc, p->whole);
+    product_free(&r, x);
+    return good;
+}
+
+static const size_t product_size[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129};
+static const int kinds[] = {STX_MEM_ACTIVATIONS, STX_MEM_PARAMS, STX_MEM_BYTES};
+
+/* Steps through the lists that have no common factor: all pairs of the short lists, many
+   of the others */
+static void products_of_all_kinds(stx_ctx *x) {
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
-    static const int kinds[] = {STX_MEM_ACTIVATIONS, STX_MEM_PARAMS, STX_MEM_BYTES};
+    const size_t n = COUNT(product_size);
     product p;
-    size_t i, n = sizeof size / sizeof *size;
+    size_t i;
     memset(&p, 0, sizeof p);
-    /* strides that share no factor: all pairs of the short lists, many of the rest */
     for (i = 0; i < 126; i++) {
-        /* each fifth, the steps between them uneven */
+        /* every fifth, at irregular steps */
         if (brief && (i + i / 5) % 5) continue;
         p.batch = 1 + i % 3;
         p.ta = (int)(i & 1);
         p.tb = (int)(i >> 1 & 1);
-        p.M = size[i * 3 % n];
-        p.N = size[(i * 5 + i / n) % n];
-        p.K = size[(i * 9 + i / 3) % n];
+        p.M = product_size[i * 3 % n];
+        p.N = product_size[(i * 5 + i / n) % n];
+        p.K = product_size[(i * 9 + i / 3) % n];
         p.alpha = ab[i % 7][0];
         p.beta = ab[i % 7][1];
         p.gap = i % 5 % 3;
@@ -155,17 +186,23 @@ static void products(stx_ctx *x) {
         p.whole = i % 2;
         product_case(x, &p);
     }
-    /* one C: rows that follow each other, with gaps between matrices, of all kinds and
-       turns */
+}
+
+/* One C for all matrices, of all kinds and transpositions; rows are consecutive, or there
+   are gaps between matrices */
+static void products_with_one_C(stx_ctx *x) {
+    const size_t n = COUNT(product_size);
+    product p;
+    size_t i;
     for (i = 0; i < 36; i++) {
         memset(&p, 0, sizeof p);
         p.sum = p.whole = 1;
         p.batch = 2 + i % 3;
         p.ta = i % 9 != 7;
         p.tb = i % 9 == 8;
-        p.M = size[i * 3 % n];
-        p.N = size[(i * 5 + 1) % n];
-        p.K = size[(i * 9 + 2) % n];
+        p.M = product_size[i * 3 % n];
+        p.N = product_size[(i * 5 + 1) % n];
+        p.K = product_size[(i * 9 + 2) % n];
         p.alpha = 1;
         p.beta = i % 2;
         p.gap = i % 4 == 1;
@@ -175,36 +212,47 @@ static void products(stx_ctx *x) {
         p.kc = i % 2 ? STX_MEM_BYTES : kinds[i % 3];
         product_case(x, &p);
     }
+}
+
+static void products_large(stx_ctx *x) {
+    product p;
+    int i;
     memset(&p, 0, sizeof p);
     p.batch = 1;
     p.M = 256;
     p.N = 384;
     p.K = 192;
     p.alpha = 1;
+    p.ka = p.kb = STX_MEM_ACTIVATIONS;
     for (i = 0; i < 4 && !brief; i++) {
-        p.ta = (int)(i & 1);
-        p.tb = (int)(i >> 1);
-        p.ka = p.kb = STX_MEM_ACTIVATIONS;
+        p.ta = i & 1;
+        p.tb = i >> 1;
         p.kc = i == 2 ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS;
         p.beta = i == 2;
         product_case(x, &p);
     }
-    /* K = 0: C = beta C, in every kind of memory; nothing at all to do */
+}
+
+/* K = 0: C = beta C, in every memory kind; also without any rows, columns or matrices */
+static void products_empty(stx_ctx *x) {
+    product p;
+    size_t i;
+    memset(&p, 0, sizeof p);
+    p.alpha = 1;
+    p.gap = 1;
+    p.whole = 1;
+    p.ta = p.tb = 1;
+    p.ka = p.kb = STX_MEM_ACTIVATIONS;
     for (i = 0; i < 8; i++) {
-        p.batch = 1 + i % 2;
-        p.M = 5;
-        p.N = 6;
-        p.K = 0;
-        p.gap = 1;
+        p.batch = i == 7 ? 0 : 1 + i % 2;
+        p.M = i == 3 ? 0 : 5;
+        p.N = i == 5 ? 0 : 6;
         p.kc = kinds[i % 3];
-        p.whole = 1;
         p.beta = i & 4 ? 0 : 0.5;
-        if (i == 3) p.M = 0;
-        if (i == 5) p.N = 0;
-        if (i == 7) p.batch = 0;
         product_case(x, &p);
     }
-    for (i = 0; i < 4; i++) { /* one C of several products: beta once */
+    /* one C of several matrices: beta applies once */
+    for (i = 0; i < 4; i++) {
         memset(&p, 0, sizeof p);
         p.batch = 3;
         p.M = 5;
@@ -219,47 +267,50 @@ static void products(stx_ctx *x) {
     }
 }
 
-/* A product into a parameter leaves its bfloat16 twin current: a product by one reads
-   it. */
+static void products(stx_ctx *x) {
+    products_of_all_kinds(x);
+    products_with_one_C(x);
+    products_large(x);
+    products_empty(x);
+}
+
+/* A matmul into a parameter updates its bf16 copy, which a matmul with the parameter
+   reads. */
 static void twin(stx_ctx *x) {
-    float one = 1, *A = cuda_random(12, 1, 0), *want, *got;
-    int half = stx_ctx_desc(x)->precision == STX_PREC_BF16;
+    float one = 1, *A = cuda_random(12, 1, 0);
     stx_real *dA, *d1, *P, *y;
     stx_gemm_args g, through;
+    int k;
     cuda_round(A, 12);
     dA = cuda_values(x, A, 12, STX_MEM_ACTIVATIONS);
     d1 = cuda_values(x, &one, 1, STX_MEM_ACTIVATIONS);
     P = cuda_values(x, NULL, 16, STX_MEM_PARAMS);
     y = cuda_values(x, NULL, 16, STX_MEM_BYTES);
-    g = stx_gemm_init(0, 1, 4, 4, 3, dA, dA, P);
     through = stx_gemm_init(0, 0, 16, 1, 1, P, d1, y);
-    stx_gemm_cuda(x, &g);
-    stx_gemm_cuda(x, &through);
-    want = fetch(x, P, 16);
-    got = fetch(x, y, 16);
-    if (half) cuda_round(want, 16);
-    CHECK(!memcmp(got, want, 16 * sizeof *got),
-          "the twin of a parameter is not what a product left in the parameter");
-    g = stx_gemm_init(0, 0, 4, 4, 0, dA, dA, P);
-    g.beta = 0.5f;
-    stx_gemm_cuda(x, &g);
-    stx_gemm_cuda(x, &through);
-    free(want);
-    free(got);
-    want = fetch(x, P, 16);
-    got = fetch(x, y, 16);
-    if (half) cuda_round(want, 16);
-    CHECK(!memcmp(got, want, 16 * sizeof *got),
-          "the twin of a parameter is not what scaling left in the parameter");
+    for (k = 0; k < 2; k++) {
+        float *expected, *got;
+        g = stx_gemm_init(0, !k, 4, 4, k ? 0 : 3, dA, dA, P);
+        g.beta = k ? 0.5f : 0;
+        stx_gemm_cuda(x, &g);
+        stx_gemm_cuda(x, &through);
+        expected = cuda_fetch(x, P, 16);
+        got = cuda_fetch(x, y, 16);
+        if (is_bf16(x)) cuda_round(expected, 16);
+        CHECK(!memcmp(got, expected, 16 * sizeof *got),
+              "the bf16 copy of a parameter is stale after %s", k ? "scaling" : "a matmul");
+        free(expected);
+        free(got);
+    }
     CHECK(stx_ok(x), "%s", stx_error(x));
     stx_cuda_free(x, dA);
     stx_cuda_free(x, d1);
     stx_cuda_free(x, P);
     stx_cuda_free(x, y);
     free(A);
-    free(want);
-    free(got);
 }
+
+
+// >>layers
 
 /* off: of the bias, breaks its alignment; pad: of the O outputs, see
    stx_linear_bwd_args */
@@ -269,132 +320,182 @@ typedef struct layer {
     size_t off, pad;
 } layer;
 
-static void layer_case(stx_ctx *x, const layer *l) {
-    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16;
-    size_t N = l->N, I = l->I, O = l->O, R = O - l->pad, n = N * O, i;
-    double half = bf16 ? HALF : 0, small = bf16 ? 1e-5 : 2e-6;
-    float *in = cuda_random(N * I, 1, 0), *W = cuda_random(O * I, 0.4, 0),
-          *b = cuda_random(O + l->off, 0.5, 0), *y = (float *)malloc((n + 1) * 4),
-          *pre = (float *)malloc((n + 1) * 4);
-    float *dy = cuda_random(n, 1, 0), *dx = cuda_random(N * I, 1, 0),
-          *dW = cuda_random(O * I, 1, 0), *db = cuda_random(O, 1, 0), *got;
+/* Arrays of a layer: on the host (values of the CPU twin) and on the device (d..) */
+typedef struct layer_run {
+    const layer *l;
+    float *in, *W, *b, *y, *pre, *dy, *dx, *dW, *db;
     stx_real *gin, *gW, *gb, *gy, *gpre, *gdy, *gdx, *gdW, *gdb;
-    float behind[64];
-    stx_linear_bwd_args bwd;
-    if (bf16) {
-        cuda_round(in, N * I);
-        cuda_round(W, O * I);
-        cuda_round(b, O + l->off);
-        cuda_round(dy, n);
-        cuda_round(dx, N * I);
-    }
-    for (i = R * I; i < O * I; i++) W[i] = 0;
-    /* 0 from a loss; here so that it shows where it gets to */
-    for (i = 0; i < n; i++)
-        if (i % O >= R) dy[i] = 5;
-    for (i = R; i < O; i++) b[i + l->off] = 0;
-    gin = cuda_values(x, in, N * I, STX_MEM_ACTIVATIONS);
-    gW = cuda_values(x, W, O * I, STX_MEM_PARAMS);
-    gb = cuda_values(x, b, O + l->off, STX_MEM_PARAMS);
-    gy = cuda_values(x, NULL, n, STX_MEM_ACTIVATIONS);
-    gpre = cuda_values(x, NULL, n, STX_MEM_ACTIVATIONS);
-    gdy = cuda_values(x, dy, n, STX_MEM_ACTIVATIONS);
-    gdx = cuda_values(x, dx, N * I, STX_MEM_ACTIVATIONS);
-    /* of which the padding is a neighbour's */
-    gdW = cuda_values(x, dW, O * I, STX_MEM_BYTES);
-    gdb = cuda_values(x, db, O, STX_MEM_BYTES);
-    memcpy(behind, db + R, l->pad * sizeof *behind);
+} layer_run;
 
-    k_linear_fwd(cpu, y, pre, in, W, l->bias ? b + l->off : NULL, N, I, O, l->act);
-    k_linear_fwd_cuda(x, gy, l->pre ? gpre : NULL, gin, gW,
-                        l->bias ? stx_offset_ptr(x, gb, l->off) : NULL, N, I, O, l->act);
+static void layer_make(layer_run *r, stx_ctx *x, const layer *l) {
+    const size_t N = l->N, I = l->I, O = l->O, R = O - l->pad, n = N * O;
+    size_t i;
+    r->l = l;
+    r->in = cuda_random(N * I, 1, 0);
+    r->W = cuda_random(O * I, 0.4, 0);
+    r->b = cuda_random(O + l->off, 0.5, 0);
+    r->y = (float *)malloc((n + 1) * sizeof *r->y);
+    r->pre = (float *)malloc((n + 1) * sizeof *r->pre);
+    r->dy = cuda_random(n, 1, 0);
+    r->dx = cuda_random(N * I, 1, 0);
+    r->dW = cuda_random(O * I, 1, 0);
+    r->db = cuda_random(O, 1, 0);
+    if (is_bf16(x)) {
+        cuda_round(r->in, N * I);
+        cuda_round(r->W, O * I);
+        cuda_round(r->b, O + l->off);
+        cuda_round(r->dy, n);
+        cuda_round(r->dx, N * I);
+    }
+    for (i = R * I; i < O * I; i++) r->W[i] = 0;
+    /* of a loss it is 0; here a wrong use of the padding has a visible effect */
+    for (i = 0; i < n; i++)
+        if (i % O >= R) r->dy[i] = 5;
+    for (i = R; i < O; i++) r->b[i + l->off] = 0;
+    r->gin = cuda_values(x, r->in, N * I, STX_MEM_ACTIVATIONS);
+    r->gW = cuda_values(x, r->W, O * I, STX_MEM_PARAMS);
+    r->gb = cuda_values(x, r->b, O + l->off, STX_MEM_PARAMS);
+    r->gy = cuda_values(x, NULL, n, STX_MEM_ACTIVATIONS);
+    r->gpre = cuda_values(x, NULL, n, STX_MEM_ACTIVATIONS);
+    r->gdy = cuda_values(x, r->dy, n, STX_MEM_ACTIVATIONS);
+    r->gdx = cuda_values(x, r->dx, N * I, STX_MEM_ACTIVATIONS);
+    /* the padding of these belongs to another tensor */
+    r->gdW = cuda_values(x, r->dW, O * I, STX_MEM_BYTES);
+    r->gdb = cuda_values(x, r->db, O, STX_MEM_BYTES);
+}
+
+static void layer_free(layer_run *r, stx_ctx *x) {
+    stx_cuda_free(x, r->gin);
+    stx_cuda_free(x, r->gW);
+    stx_cuda_free(x, r->gb);
+    stx_cuda_free(x, r->gy);
+    stx_cuda_free(x, r->gpre);
+    stx_cuda_free(x, r->gdy);
+    stx_cuda_free(x, r->gdx);
+    stx_cuda_free(x, r->gdW);
+    stx_cuda_free(x, r->gdb);
+    free(r->in);
+    free(r->W);
+    free(r->b);
+    free(r->y);
+    free(r->pre);
+    free(r->dy);
+    free(r->dx);
+    free(r->dW);
+    free(r->db);
+}
+
+static void layer_forward(layer_run *r, stx_ctx *x) {
+    const layer *l = r->l;
+    const size_t N = l->N, I = l->I, O = l->O, n = N * O;
+    const double half = is_bf16(x) ? HALF : 0, small = is_bf16(x) ? 1e-5 : 2e-6;
+    float *got;
+    k_linear_fwd(cpu, r->y, r->pre, r->in, r->W, l->bias ? r->b + l->off : NULL, N, I, O, l->act);
+    k_linear_fwd_cuda(x, r->gy, l->pre ? r->gpre : NULL, r->gin, r->gW,
+                      l->bias ? stx_offset_ptr(x, r->gb, l->off) : NULL, N, I, O, l->act);
     if (l->pre) {
-        got = fetch(x, gpre, n);
-        CHECK(near(got, pre, n, half, small), "pre of linear N %zu I %zu O %zu act %d bias %d", N,
-              I, O, l->act, l->bias);
+        got = cuda_fetch(x, r->gpre, n);
+        CHECK(near(got, r->pre, n, half, small), "pre of linear N %zu I %zu O %zu act %d bias %d",
+              N, I, O, l->act, l->bias);
         free(got);
     }
-    /* an activation in a separate pass sees a rounded argument; all slopes are below 1.13
-       */
-    got = fetch(x, gy, n);
-    CHECK(near(got, y, n, half, bf16 ? (l->act ? 2 * HALF : small) : small),
+    /* a separate activation has a rounded argument; all slopes are below 1.13 */
+    got = cuda_fetch(x, r->gy, n);
+    CHECK(near(got, r->y, n, half, is_bf16(x) && l->act ? 2 * HALF : small),
           "y of linear N %zu I %zu O %zu act %d bias %d pre %d", N, I, O, l->act, l->bias, l->pre);
     free(got);
+}
 
-    /* backward, of the CPU's y and pre as they can be stored */
-    if (bf16) {
-        cuda_round(y, n);
-        cuda_round(pre, n);
+/* Backward on the GPU, from the CPU's y and pre, rounded as the GPU stores them */
+static void layer_backward(layer_run *r, stx_ctx *x) {
+    const layer *l = r->l;
+    const size_t n = l->N * l->O;
+    stx_linear_bwd_args bwd;
+    if (is_bf16(x)) {
+        cuda_round(r->y, n);
+        cuda_round(r->pre, n);
     }
-    stx_cuda_upload_activations(x, gy, y, n);
-    stx_cuda_upload_activations(x, gpre, pre, n);
+    stx_cuda_upload_activations(x, r->gy, r->y, n);
+    stx_cuda_upload_activations(x, r->gpre, r->pre, n);
     memset(&bwd, 0, sizeof bwd);
-    bwd.N = N;
-    bwd.Ci = I;
-    bwd.O = O;
+    bwd.N = l->N;
+    bwd.Ci = l->I;
+    bwd.O = l->O;
     bwd.padding = l->pad;
     bwd.act = l->act;
     bwd.accumulate = l->accumulate;
-    bwd.deferred = 0;
-    bwd.da = gdy;
-    bwd.y = l->act ? gy : NULL;
-    bwd.pre = l->act == STX_ACT_GELU ? gpre : NULL;
-    bwd.in = gin;
-    bwd.W = gW;
-    bwd.dx = l->dx ? gdx : NULL;
-    bwd.dW = gdW;
-    bwd.db = l->bias ? gdb : NULL;
+    bwd.da = r->gdy;
+    bwd.y = l->act ? r->gy : NULL;
+    bwd.pre = l->act == STX_ACT_GELU ? r->gpre : NULL;
+    bwd.in = r->gin;
+    bwd.W = r->gW;
+    bwd.dx = l->dx ? r->gdx : NULL;
+    bwd.dW = r->gdW;
+    bwd.db = l->bias ? r->gdb : NULL;
     stx_linear_bwd_cuda(x, &bwd);
-    if (l->act) k_act_bwd(cpu, dy, dy, y, pre, n, l->act, 0);
-    if (l->bias) { /* sums of what was not yet rounded */
-        stx_sum_rows(cpu, db, dy, N, O);
-        got = fetch(x, gdb, O);
-        CHECK(!memcmp(got + R, behind, l->pad * sizeof *got), "what stands behind db was written");
-        CHECK(near(got, db, R, 0, small), "db of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
+}
+
+/* The CPU's gradients of the matmuls, from the da that the GPU's matmuls read */
+static void layer_backward_cpu(layer_run *r) {
+    const layer *l = r->l;
+    stx_linear_bwd_args bwd;
+    memset(&bwd, 0, sizeof bwd);
+    bwd.N = l->N;
+    bwd.Ci = l->I;
+    bwd.O = l->O;
+    bwd.padding = l->pad;
+    bwd.act = STX_ACT_NONE;
+    bwd.accumulate = l->accumulate;
+    bwd.da = r->dy;
+    bwd.in = r->in;
+    bwd.W = r->W;
+    bwd.dx = l->dx ? r->dx : NULL;
+    bwd.dW = r->dW;
+    stx_linear_bwd(cpu, &bwd);
+}
+
+static void layer_gradients(layer_run *r, stx_ctx *x) {
+    const layer *l = r->l;
+    const size_t N = l->N, I = l->I, O = l->O, R = O - l->pad, n = N * O;
+    const double half = is_bf16(x) ? HALF : 0, small = is_bf16(x) ? 1e-5 : 2e-6;
+    float behind[64], *got;
+    memcpy(behind, r->db + R, l->pad * sizeof *behind);
+    if (l->act) k_act_bwd(cpu, r->dy, r->dy, r->y, r->pre, n, l->act, 0);
+    if (l->bias) { /* sums of gradients before rounding */
+        stx_sum_rows(cpu, r->db, r->dy, N, O);
+        got = cuda_fetch(x, r->gdb, O);
+        CHECK(!memcmp(got + R, behind, l->pad * sizeof *got), "elements after db were written");
+        CHECK(near(got, r->db, R, 0, small), "db of linear N %zu I %zu O %zu act %d", N, I, O,
+              l->act);
         free(got);
     }
-    got = fetch(x, gdy, n);
-    CHECK(near(got, dy, n, half, small), "da of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
-    memcpy(dy, got, n * sizeof *dy); /* what the products see */
+    got = cuda_fetch(x, r->gdy, n);
+    CHECK(near(got, r->dy, n, half, small), "da of linear N %zu I %zu O %zu act %d", N, I, O,
+          l->act);
+    memcpy(r->dy, got, n * sizeof *got);
     free(got);
-    bwd.act = STX_ACT_NONE;
-    bwd.da = dy;
-    bwd.y = bwd.pre = NULL;
-    bwd.in = in;
-    bwd.W = W;
-    bwd.dx = l->dx ? dx : NULL;
-    bwd.dW = dW;
-    bwd.db = NULL;
-    stx_linear_bwd(cpu, &bwd);
-    got = fetch(x, gdx, N * I);
-    CHECK(near(got, dx, N * I, l->dx ? half : 0, l->dx ? small : 0),
+    layer_backward_cpu(r);
+    got = cuda_fetch(x, r->gdx, N * I);
+    CHECK(near(got, r->dx, N * I, l->dx ? half : 0, l->dx ? small : 0),
           "dx of linear N %zu I %zu O %zu act %d accumulate %d dx %d", N, I, O, l->act,
           l->accumulate, l->dx);
     free(got);
-    got = fetch(x, gdW, O * I);
-    CHECK(!memcmp(got + R * I, dW + R * I, l->pad * I * sizeof *got),
-          "what stands behind dW was written");
-    CHECK(near(got, dW, R * I, 0, small), "dW of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
+    got = cuda_fetch(x, r->gdW, O * I);
+    CHECK(!memcmp(got + R * I, r->dW + R * I, l->pad * I * sizeof *got),
+          "elements after dW were written");
+    CHECK(near(got, r->dW, R * I, 0, small), "dW of linear N %zu I %zu O %zu act %d", N, I, O,
+          l->act);
     free(got);
     CHECK(stx_ok(x), "%s", stx_error(x));
-    stx_cuda_free(x, gin);
-    stx_cuda_free(x, gW);
-    stx_cuda_free(x, gb);
-    stx_cuda_free(x, gy);
-    stx_cuda_free(x, gpre);
-    stx_cuda_free(x, gdy);
-    stx_cuda_free(x, gdx);
-    stx_cuda_free(x, gdW);
-    stx_cuda_free(x, gdb);
-    free(in);
-    free(W);
-    free(b);
-    free(y);
-    free(pre);
-    free(dy);
-    free(dx);
-    free(dW);
-    free(db);
+}
+
+static void layer_case(stx_ctx *x, const layer *l) {
+    layer_run r;
+    layer_make(&r, x, l);
+    layer_forward(&r, x);
+    layer_backward(&r, x);
+    layer_gradients(&r, x);
+    layer_free(&r, x);
 }
 
 static void layers(stx_ctx *x) {
@@ -417,7 +518,7 @@ static void layers(stx_ctx *x) {
             l.off = k % 3 == 2;
             layer_case(x, &l);
         }
-    /* with padding; the last one is too large for one piece of scratch under the shim */
+    /* with padding; the last is too large for one part of the shim's scratch */
     for (i = 0; i < 4; i++) {
         static const size_t padded[][4] = {{70, 24, 64, 41},
                                            {9, 8, 128, 51},
@@ -455,7 +556,10 @@ static void layers(stx_ctx *x) {
     layer_case(x, &l);
 }
 
-/* A kind of product is planned once, whatever alpha and the addresses are. */
+
+// >>plans
+
+/* A kind of matmul is planned once, whatever alpha and the addresses are. */
 static void plans(stx_ctx *x) {
     product p;
     size_t before, after;
@@ -469,26 +573,26 @@ static void plans(stx_ctx *x) {
     before = inner_plans(x);
     product_case(x, &p);
     after = inner_plans(x);
-    CHECK(after == before + 1, "%zu plans for one product", after - before);
+    CHECK(after == before + 1, "%zu plans for one matmul", after - before);
     p.alpha = 0.5;
     product_case(x, &p);
-    CHECK(inner_plans(x) == after, "a second plan for the same kind of product");
+    CHECK(inner_plans(x) == after, "a second plan for the same kind of matmul");
     p.M++;
     product_case(x, &p);
     CHECK(inner_plans(x) == after + 1, "no separate plan for another shape");
 }
 
-/* Rows that move in their buffer, or in the arena, are the same kind of product:
-   cublasLt might choose another algorithm for another kind, and the bits would change. */
+/* Rows that move in their buffer or in the arena are the same kind of matmul: for another
+   kind cublasLt might choose another algorithm, with other bits. */
 static void plans_of_moved_rows(stx_ctx *x) {
     static const size_t widths[] = {40, 10, 7};
 
     enum { M = 12, N = 16, MOST = 40 };
 
-    float *numbers = cuda_random((M + 4) * MOST, 1, 0);
-    stx_real *A = cuda_values(x, numbers, (M + 4) * MOST, STX_MEM_ACTIVATIONS),
-             *B = cuda_values(x, numbers, N * MOST, STX_MEM_ACTIVATIONS);
-    stx_real *C = cuda_values(x, numbers, (M + 4) * MOST, STX_MEM_ACTIVATIONS);
+    float *values = cuda_random((M + 4) * MOST, 1, 0);
+    stx_real *A = cuda_values(x, values, (M + 4) * MOST, STX_MEM_ACTIVATIONS),
+             *B = cuda_values(x, values, N * MOST, STX_MEM_ACTIVATIONS);
+    stx_real *C = cuda_values(x, values, (M + 4) * MOST, STX_MEM_ACTIVATIONS);
     size_t i, row;
     for (i = 0; i < sizeof widths / sizeof *widths; i++) {
         const size_t K = widths[i];
@@ -499,139 +603,169 @@ static void plans_of_moved_rows(stx_ctx *x) {
             stx_gemm_cuda(x, &g);
             if (row == 0) plans_made = inner_plans(x);
             CHECK(stx_ok(x) && inner_plans(x) == plans_made,
-                  "rows of %zu numbers, moved by %zu: another plan", K, row);
+                  "rows of %zu elements, moved by %zu rows: another plan", K, row);
         }
     }
     stx_cuda_free(x, A);
     stx_cuda_free(x, B);
     stx_cuda_free(x, C);
-    free(numbers);
+    free(values);
 }
 
-/* Split K: the number of slices for the trainers' shapes (O,Ci,N), with deferred sums:
+
+// >>split K
+
+/* The number of slices of K for the trainers' shapes (O,Ci,N), with deferred sums:
    12x512 and its output layers, small, 24x768, PAR, the few rows of generation, and
    shapes that cannot be split evenly, are not worth it or need too much memory */
 static void pieces_by_size(void) {
-    static const size_t want[][4] = {{512, 512, 32768, 8},   {2048, 512, 32768, 2},
-                                     {512, 2048, 32768, 2},  {256, 512, 32768, 16},
-                                     {256, 256, 16384, 32},  {1024, 256, 16384, 8},
-                                     {768, 768, 32768, 8},   {4096, 768, 32768, 2},
-                                     {128, 128, 1024, 4},    {1536, 512, 32768, 8},
-                                     {512, 512, 32749, 1},   {512, 512, 8, 1},
-                                     {64, 64, 511, 1},       {64, 64, 512, 2},
-                                     {8192, 8192, 65536, 1}, {3056, 2048, 16384, 1}};
+    static const size_t cases[][4] = {{512, 512, 32768, 8},   {2048, 512, 32768, 2},
+                                      {512, 2048, 32768, 2},  {256, 512, 32768, 16},
+                                      {256, 256, 16384, 32},  {1024, 256, 16384, 8},
+                                      {768, 768, 32768, 8},   {4096, 768, 32768, 2},
+                                      {128, 128, 1024, 4},    {1536, 512, 32768, 8},
+                                      {512, 512, 32749, 1},   {512, 512, 8, 1},
+                                      {64, 64, 511, 1},       {64, 64, 512, 2},
+                                      {8192, 8192, 65536, 1}, {3056, 2048, 16384, 1}};
     size_t i;
-    for (i = 0; i < sizeof want / sizeof *want; i++)
-        CHECK(inner_pieces_of(want[i][0], want[i][1], want[i][2], 1) == want[i][3],
-              "(%zu,%zu) of %zu rows: %zu pieces, expected %zu", want[i][0], want[i][1], want[i][2],
-              inner_pieces_of(want[i][0], want[i][1], want[i][2], 1), want[i][3]);
-    /* the benchmarks' formulas count the same */
-    for (i = 0; i < sizeof want / sizeof *want; i++)
-        CHECK(work_pieces((double)want[i][0], (double)want[i][1], (double)want[i][2])
-                  == (double)want[i][3],
-              "cuda_model.h has %g pieces",
-              work_pieces((double)want[i][0], (double)want[i][1], (double)want[i][2]));
-    CHECK(inner_pieces_of(64, 64, 512, 0) == 1, "a separate launch costs more than that");
+    for (i = 0; i < COUNT(cases); i++) {
+        const size_t *c = cases[i], got = inner_pieces_of(c[0], c[1], c[2], 1);
+        double model = work_pieces((double)c[0], (double)c[1], (double)c[2]);
+        CHECK(got == c[3], "(%zu,%zu) of %zu rows: %zu slices, expected %zu", c[0], c[1], c[2], got,
+              c[3]);
+        CHECK(model == (double)c[3], "(%zu,%zu) of %zu rows: cuda_model.h has %g slices", c[0],
+              c[1], c[2], model);
+    }
+    CHECK(inner_pieces_of(64, 64, 512, 0) == 1, "expected one slice: a separate launch costs more");
 }
 
-/* dW of a weight of `rows` of O rows, cut or whole, once or twice, waiting or not,
-   against the CPU; in float the pieces are added to dW in their order, bit for bit.
-   cut: how many batches cublasLt is to get for each product */
 #ifdef SEQTX_CUDA_HOST
-static int pieces_no_memory; /* for the first one */
-static int pieces_timed;     /* plans are made by timing: more calls, at first */
+static int pieces_no_memory; /* the first allocation fails */
+static int pieces_timed;     /* plans are made by timing, with more calls at first */
 #endif
+
+/* pieces: slices of K, 0: by sizes; late: with deferred sums; times: passes, each with
+   other rows; cut: number of batches that cublasLt gets per pass */
 typedef struct pieced {
     size_t N, I, O, pad;
     int pieces, late, times, cut;
 } pieced;
 
-static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
-    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16, e;
-    size_t N = p->N, I = p->I, O = p->O, R = O - p->pad, n = R * I, i, k,
-           P = p->pieces ? (size_t)p->pieces : 1;
-    const size_t more = 8 * (size_t)(p->times - 1); /* each time other rows */
-    float *in = cuda_random(N * I + more, 1, 0), *dy = cuda_random(N * O, 1, 0),
-          *dW = cuda_random(n, 1, 0), *one = cuda_random(n, 1, 0), *sum = cuda_random(n, 1, 0),
-          *got, *exact;
+/* Arrays of a weight's gradient. exact: the CPU's slices, added to dW in order */
+typedef struct pieced_run {
+    const pieced *p;
+    size_t R, n;
+    float *in, *dy, *dW, *one, *sum, *exact;
     stx_real *gin, *gdy, *gdW;
+} pieced_run;
+
+static void pieced_make(pieced_run *r, stx_ctx *x, const pieced *p) {
+    const size_t O = p->O, n_in = p->N * p->I + 8 * (size_t)(p->times - 1), n_dy = p->N * O;
+    size_t i;
+    r->p = p;
+    r->R = O - p->pad;
+    r->n = r->R * p->I;
+    r->in = cuda_random(n_in, 1, 0);
+    r->dy = cuda_random(n_dy, 1, 0);
+    r->dW = cuda_random(r->n, 1, 0);
+    r->one = cuda_random(r->n, 1, 0);
+    r->sum = cuda_random(r->n, 1, 0);
+    if (is_bf16(x)) {
+        cuda_round(r->in, n_in);
+        cuda_round(r->dy, n_dy);
+    }
+    for (i = 0; i < n_dy; i++)
+        if (i % O >= r->R) r->dy[i] = 5;
+    r->gin = cuda_values(x, r->in, n_in, STX_MEM_ACTIVATIONS);
+    r->gdy = cuda_values(x, r->dy, n_dy, STX_MEM_ACTIVATIONS);
+    r->gdW = cuda_values(x, r->dW, r->n, STX_MEM_BYTES);
+    r->exact = (float *)malloc((r->n + 1) * sizeof *r->exact);
+    memcpy(r->exact, r->dW, r->n * sizeof *r->exact);
+}
+
+static void pieced_free(pieced_run *r, stx_ctx *x) {
+    stx_cuda_free(x, r->gin);
+    stx_cuda_free(x, r->gdy);
+    stx_cuda_free(x, r->gdW);
+    free(r->in);
+    free(r->dy);
+    free(r->dW);
+    free(r->one);
+    free(r->sum);
+    free(r->exact);
+}
+
+/* One pass over the rows from element `from` on: on the GPU, on the CPU, and in slices on
+   the CPU */
+static void pieced_pass(pieced_run *r, stx_ctx *x, size_t from) {
+    const pieced *p = r->p;
+    const size_t P = p->pieces ? (size_t)p->pieces : 1, rows = p->N / P;
     stx_linear_bwd_args bwd;
+    size_t i, k;
+    memset(&bwd, 0, sizeof bwd);
+    bwd.N = p->N;
+    bwd.Ci = p->I;
+    bwd.O = p->O;
+    bwd.padding = p->pad;
+    bwd.deferred = p->late ? STX_DEFER_DW : 0;
+    bwd.da = r->gdy;
+    bwd.in = stx_offset_ptr(x, r->gin, from);
+    bwd.dW = r->gdW;
+    stx_linear_bwd_cuda(x, &bwd);
+    bwd.da = r->dy;
+    bwd.in = r->in + from;
+    bwd.dW = r->dW;
+    stx_linear_bwd(cpu, &bwd);
+    for (k = 0; k < P; k++) {
+        stx_gemm_args g = stx_gemm_init(1, 0, r->R, p->I, rows, r->dy + k * rows * p->O,
+                                        r->in + from + k * rows * p->I, r->one);
+        g.lda = p->O;
+        stx_gemm(cpu, &g);
+        for (i = 0; i < r->n; i++) r->sum[i] = k ? r->sum[i] + r->one[i] : r->one[i];
+    }
+    for (i = 0; i < r->n; i++) r->exact[i] += r->sum[i];
+}
+
+/* dW of a weight with R of O rows, in slices or whole, against the CPU; in f32 the slices
+   are added to dW in their order, bit-exactly. */
+static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
+    pieced_run r;
+    float *got;
+    int e;
 #ifdef SEQTX_CUDA_HOST
     long batches = cuda_host_batches();
 #endif
-    if (bf16) {
-        cuda_round(in, N * I + more);
-        cuda_round(dy, N * O);
-    }
-    for (i = 0; i < N * O; i++)
-        if (i % O >= R) dy[i] = 5;
-    gin = cuda_values(x, in, N * I + more, STX_MEM_ACTIVATIONS);
-    gdy = cuda_values(x, dy, N * O, STX_MEM_ACTIVATIONS);
-    gdW = cuda_values(x, dW, n, STX_MEM_BYTES);
-    exact = (float *)malloc((n + 1) * sizeof *exact);
-    memcpy(exact, dW, n * sizeof *exact);
-    memset(&bwd, 0, sizeof bwd);
-    bwd.N = N;
-    bwd.Ci = I;
-    bwd.O = O;
-    bwd.padding = p->pad;
-    bwd.deferred = p->late ? STX_DEFER_DW : 0;
+    pieced_make(&r, x, p);
     inner_pieces(x, p->pieces);
     if (p->late) stx_cuda_defer_sums(x, 1);
 #ifdef SEQTX_CUDA_HOST
     if (pieces_no_memory) cuda_host_fail_alloc(1);
 #endif
-    for (e = 0; e < p->times; e++) {
-        const size_t from = 8 * (size_t)e;
-        bwd.da = gdy;
-        bwd.in = stx_offset_ptr(x, gin, from);
-        bwd.dW = gdW;
-        stx_linear_bwd_cuda(x, &bwd);
-        bwd.da = dy;
-        bwd.in = in + from;
-        bwd.dW = dW;
-        stx_linear_bwd(cpu, &bwd);
-        for (k = 0; k < P; k++) {
-            stx_gemm_args g = stx_gemm_init(1, 0, R, I, N / P, dy + k * (N / P) * O,
-                                            in + from + k * (N / P) * I, one);
-            g.lda = O;
-            stx_gemm(cpu, &g);
-            for (i = 0; i < n; i++) sum[i] = k ? sum[i] + one[i] : one[i];
-        }
-        for (i = 0; i < n; i++) exact[i] += sum[i];
-    }
+    for (e = 0; e < p->times; e++) pieced_pass(&r, x, 8 * (size_t)e);
     if (p->late && p->cut) {
-        got = fetch(x, gdW, n);
-        CHECK(p->times > 1 || !memcmp(got, exact, n * sizeof *got) == 0, "dW does not wait");
+        got = cuda_fetch(x, r.gdW, r.n);
+        CHECK(p->times > 1 || !memcmp(got, r.exact, r.n * sizeof *got) == 0, "dW is not deferred");
         free(got);
     }
     if (p->late) stx_cuda_defer_sums(x, -1);
     inner_pieces(x, 0);
-    got = fetch(x, gdW, n);
+    got = cuda_fetch(x, r.gdW, r.n);
     CHECK(stx_ok(x), "%s", stx_error(x));
-    CHECK(near(got, dW, n, 0, bf16 ? 1e-5 : 2e-6),
-          "dW of N %zu I %zu O %zu pad %zu in %d pieces, late %d, %d times", N, I, O, p->pad,
-          p->pieces, p->late, p->times);
+    CHECK(near(got, r.dW, r.n, 0, is_bf16(x) ? 1e-5 : 2e-6),
+          "dW of N %zu I %zu O %zu pad %zu in %d slices, late %d, %d times", p->N, p->I, p->O,
+          p->pad, p->pieces, p->late, p->times);
 #ifdef SEQTX_CUDA_HOST
     batches = cuda_host_batches() - batches;
     CHECK(batches == p->cut * p->times || (pieces_timed && batches > p->cut * p->times),
-          "dW of N %zu I %zu O %zu in %d pieces: %ld batches of products, expected %d", N, I, O,
-          p->pieces, batches, p->cut * p->times);
-    if (!bf16 && p->cut && !p->pad) /* the shim's products have the CPU's bits */
-        CHECK(!memcmp(got, exact, n * sizeof *got),
-              "the pieces of dW are not added in their order: N %zu, %d pieces, late %d", N,
+          "dW of N %zu I %zu O %zu in %d slices: %ld batches of matmuls, expected %d", p->N, p->I,
+          p->O, p->pieces, batches, p->cut * p->times);
+    if (!is_bf16(x) && p->cut && !p->pad) /* the shim's matmuls have the CPU's bits */
+        CHECK(!memcmp(got, r.exact, r.n * sizeof *got),
+              "the slices of dW are not added in their order: N %zu, %d slices, late %d", p->N,
               p->pieces, p->late);
 #endif
-    if (hash) *hash = cuda_hash(x, gdW, n, *hash);
-    stx_cuda_free(x, gin);
-    stx_cuda_free(x, gdy);
-    stx_cuda_free(x, gdW);
-    free(in);
-    free(dy);
-    free(dW);
-    free(one);
-    free(sum);
-    free(exact);
+    if (hash) *hash = cuda_hash(x, r.gdW, r.n, *hash);
+    pieced_free(&r, x);
     free(got);
 }
 
@@ -643,12 +777,13 @@ static void pieces(stx_ctx *x, int own) {
                                    {60, 7, 9, 0, 5, 1, 2, 1}, /* nothing is aligned */
                                    {96, 16, 64, 23, 3, 1, 1, 1},
                                    {96, 16, 64, 23, 3, 0, 2, 1},
-                                   {50, 8, 64, 5, 1, 0, 1,
-                                    0}, /* with padding: one piece is no batch */
-                                   /* not even: whole */
+                                   /* with padding: one slice is not a batch */
+                                   {50, 8, 64, 5, 1, 0, 1, 0},
+                                   /* cannot be split evenly: whole */
                                    {61, 8, 8, 0, 4, 0, 1, 0},
+                                   /* by sizes: three slices */
                                    {768, 40, 56, 0, 0, 0, 1, 1},
-                                   {768, 40, 56, 0, 0, 1, 2, 1}, /* by sizes: three pieces */
+                                   {768, 40, 56, 0, 0, 1, 2, 1},
                                    /* too large for the shim's scratch: whole */
                                    {640, 128, 128, 0, 10, 1, 1, 0}};
     size_t i;
@@ -656,7 +791,7 @@ static void pieces(stx_ctx *x, int own) {
         pieced p = cases[i];
         if (own) p.cut = 0;
         if (!p.pieces) {
-            CHECK(inner_pieces_of(p.O, p.I, p.N, p.late) == 3, "three pieces by sizes");
+            CHECK(inner_pieces_of(p.O, p.I, p.N, p.late) == 3, "expected three slices by sizes");
             if (p.cut) p.pieces = 3;
             inner_pieces(x, 0);
         }
@@ -664,8 +799,8 @@ static void pieces(stx_ctx *x, int own) {
     }
 }
 
-/* The same of streams whose rows stand apart, as a memory's do: one sum over all of
-   them, packed, and whole or in pieces that need not be the streams */
+/* The same for streams with gaps between them, as in a memory: one sum over all of them,
+   packed, and whole or in slices that need not be the streams */
 static void pieces_of_streams(stx_ctx *x) {
     enum { B = 6, N = 40, I = 24, O = 40, GAP = 48 };
 
@@ -705,9 +840,9 @@ static void pieces_of_streams(stx_ctx *x) {
             stx_linear_bwd(cpu, &bwd);
             if (late) stx_cuda_defer_sums(x, -1);
             inner_pieces(x, 0);
-            got = fetch(x, gdW, n);
+            got = cuda_fetch(x, gdW, n);
             CHECK(stx_ok(x) && near(got, dW, n, 0, bf16 ? 1e-5 : 2e-6),
-                  "dW of streams in %d pieces, late %zu: %s", want[k], late, stx_error(x));
+                  "dW of streams in %d slices, late %zu: %s", want[k], late, stx_error(x));
             stx_cuda_free(x, gdW);
             free(dW);
             free(got);
@@ -718,7 +853,7 @@ static void pieces_of_streams(stx_ctx *x) {
     free(dy);
 }
 
-/* More sums than a launch has room for, of many weights; the same bits in every order
+/* More sums than one launch has space for, of many weights; the same bits in every order
    of threads */
 static stx_ctx *pieces_ctx;
 
@@ -762,8 +897,8 @@ static void pieces_again(void *user, uint64_t *hash) {
     }
     stx_cuda_defer_sums(x, -1);
     inner_pieces(x, 0);
-    got = fetch(x, gdW, all);
-    CHECK(near(got, dW, all, 0, 1e-5), "30 gradients that wait");
+    got = cuda_fetch(x, gdW, all);
+    CHECK(near(got, dW, all, 0, 1e-5), "30 deferred gradients");
     *hash = cuda_hash(x, gdW, all, *hash);
     stx_cuda_free(x, gin);
     stx_cuda_free(x, gdW);
@@ -771,9 +906,14 @@ static void pieces_again(void *user, uint64_t *hash) {
     free(dW);
     free(got);
 }
+
 #ifdef SEQTX_CUDA_HOST
-/* cublasLt has no plan for the pieces, or refuses the call, or there is no memory for
-   them: one product, and no error */
+
+
+// >>refusals
+
+/* cublasLt has no plan for the slices or refuses the call, or there is no memory for
+   them: one matmul, and no error */
 static void pieces_refused(int precision) {
     static const pieced p = {512, 24, 40, 0, 4, 0, 2, 0}, padded = {96, 16, 64, 23, 3, 1, 1, 0},
                         cut = {512, 24, 40, 0, 4, 0, 2, 1};
@@ -793,14 +933,12 @@ static void pieces_refused(int precision) {
         pieces_no_memory = 1;
         pieces_case(x, &none, NULL);
         pieces_no_memory = 0;
-        pieces_case(x, &cut, NULL); /* there is some later */
+        pieces_case(x, &cut, NULL); /* memory is available later */
         stx_destroy(x);
     }
 }
-#endif
 
-#ifdef SEQTX_CUDA_HOST
-/* y = relu(in W^T + b), whose bits come back */
+/* Bits of y = relu(in W^T + b) */
 static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, size_t O) {
     stx_real *in = cuda_values(x, numbers, N * I, STX_MEM_ACTIVATIONS),
              *W = cuda_values(x, numbers + 100, O * I, STX_MEM_PARAMS);
@@ -808,7 +946,7 @@ static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, s
              *y = cuda_values(x, NULL, N * O, STX_MEM_ACTIVATIONS);
     float *got;
     k_linear_fwd_cuda(x, y, NULL, in, W, b, N, I, O, STX_ACT_RELU);
-    got = fetch(x, y, N * O);
+    got = cuda_fetch(x, y, N * O);
     stx_cuda_free(x, in);
     stx_cuda_free(x, W);
     stx_cuda_free(x, b);
@@ -816,53 +954,54 @@ static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, s
     return got;
 }
 
-/* cublasLt has algorithms and refuses the call, with a status that it gives before
-   anything ran: our own kernel takes over, for good. After other statuses the context
-   has an error. */
-static void calls_refused(int precision, const float *numbers) {
-    enum { EXECUTION_FAILED = 13, ALLOC_FAILED = 3, N = 50, I = 40, O = 24 };
+/* cublasLt has algorithms, but refuses the call with a status that it returns before
+   anything runs: our kernel takes over permanently. */
+static void call_refused(int precision, const float *values, int how, int status, int all_layers) {
+    enum { N = 50, I = 40, O = 24 };
 
-    /* NOT_SUPPORTED, INVALID_VALUE, ARCH_MISMATCH */
-    static const int status[] = {15, 7, 8};
-    static const int fatal[] = {EXECUTION_FAILED, ALLOC_FAILED};
+    const int epilogues = how == CUDA_HOST_REFUSE_EPILOGUES;
+    stx_ctx *x = cuda_ctx(STX_CUDA, precision), *own = cuda_ctx(STX_CUDA, precision);
+    long calls = cuda_host_matmuls();
+    float *first, *second, *expected;
+    inner_tune(own, epilogues ? -2 : -1);
+    expected = relu_layer(own, values, N, I, O);
+    calls = cuda_host_matmuls() - calls;
+    cuda_host_refuse(how);
+    cuda_host_refuse_with(status);
+    first = relu_layer(x, values, N, I, O);
+    CHECK(stx_ok(x), "way %d, status %d: %s", how, status, stx_error(x));
+    if (all_layers && !(epilogues && precision == STX_PREC_BF16)) layers(x);
+    cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
+    CHECK(calls == epilogues, "%ld matmuls by cublasLt", calls);
+    calls += cuda_host_matmuls();
+    second = relu_layer(x, values, N, I, O);
+    CHECK(cuda_host_matmuls() == calls, "way %d, status %d: a refused plan is used again", how,
+          status);
+    CHECK(!memcmp(first, expected, N * O * sizeof *first)
+              && !memcmp(second, expected, N * O * sizeof *second),
+          "way %d, status %d: other bits than those of our kernel", how, status);
+    free(first);
+    free(second);
+    free(expected);
+    stx_destroy(x);
+    stx_destroy(own);
+}
+
+/* After other statuses the context has an error. */
+static void calls_refused(int precision, const float *values) {
+    enum { NOT_SUPPORTED = 15, INVALID_VALUE = 7, ARCH_MISMATCH = 8 };
+
+    enum { EXECUTION_FAILED = 13, ALLOC_FAILED = 3 };
+
+    static const int status[] = {NOT_SUPPORTED, INVALID_VALUE, ARCH_MISMATCH};
     int how, k;
     for (how = CUDA_HOST_REFUSE_ALL_PLANS; how <= CUDA_HOST_REFUSE_EPILOGUES; how++)
-        for (k = 0; k < 3; k++) {
-            stx_ctx *x = cuda_ctx(STX_CUDA, precision), *own = cuda_ctx(STX_CUDA, precision);
-            long calls = cuda_host_matmuls();
-            float *first, *second, *want;
-            if (how == CUDA_HOST_REFUSE_EPILOGUES)
-                inner_tune(own, -2);
-            else
-                inner_tune(own, -1);
-            want = relu_layer(own, numbers, N, I, O);
-            calls = cuda_host_matmuls() - calls;
-            cuda_host_refuse(how);
-            cuda_host_refuse_with(status[k]);
-            first = relu_layer(x, numbers, N, I, O);
-            CHECK(stx_ok(x), "way %d, status %d: %s", how, status[k], stx_error(x));
-            if (k == 0 && !(how == CUDA_HOST_REFUSE_EPILOGUES && precision == STX_PREC_BF16))
-                layers(x);
-            cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
-            CHECK(calls == (how == CUDA_HOST_REFUSE_EPILOGUES), "%ld products by cublasLt", calls);
-            calls += cuda_host_matmuls();
-            second = relu_layer(x, numbers, N, I, O);
-            CHECK(cuda_host_matmuls() == calls,
-                  "way %d, status %d: a plan that was refused is tried again", how, status[k]);
-            CHECK(!memcmp(first, want, N * O * sizeof *want)
-                      && !memcmp(second, want, N * O * sizeof *want),
-                  "way %d, status %d: other bits than those of our own kernel", how, status[k]);
-            free(first);
-            free(second);
-            free(want);
-            stx_destroy(x);
-            stx_destroy(own);
-        }
+        for (k = 0; k < 3; k++) call_refused(precision, values, how, status[k], k == 0);
     for (k = 0; k < 2; k++) {
         stx_ctx *x = cuda_ctx(STX_CUDA, precision);
         cuda_host_refuse(CUDA_HOST_REFUSE_ALL_CALLS);
-        cuda_host_refuse_with(fatal[k]);
-        free(relu_layer(x, numbers, N, I, O));
+        cuda_host_refuse_with(k ? ALLOC_FAILED : EXECUTION_FAILED);
+        free(relu_layer(x, values, 50, 40, 24));
         CHECK(!stx_ok(x)
                   && strstr(stx_error(x),
                             k ? "CUBLAS_STATUS_ALLOC_FAILED" : "CUBLAS_STATUS_EXECUTION_FAILED"),
@@ -875,8 +1014,7 @@ static void calls_refused(int precision, const float *numbers) {
 }
 #endif
 
-/* A product may be captured, even one that comes for the first time; each replay adds
-   once. */
+/* A matmul can be captured, even in its first call; each replay accumulates once. */
 static void captured(stx_ctx *x) {
     size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1),
@@ -892,8 +1030,8 @@ static void captured(stx_ctx *x) {
     graph = stx_cuda_capture_end(x);
     CHECK(graph && stx_ok(x), "%s", stx_error(x));
     CHECK(inner_plans(x) == before + 1, "no plan made while capturing");
-    got = fetch(x, dC, M * N);
-    CHECK(near(got, C, M * N, 0, 0), "a product runs while it is captured");
+    got = cuda_fetch(x, dC, M * N);
+    CHECK(near(got, C, M * N, 0, 0), "a matmul runs while it is captured");
     free(got);
     for (i = 0; i < 2; i++) {
         stx_cuda_graph_launch(x, graph);
@@ -902,8 +1040,8 @@ static void captured(stx_ctx *x) {
         g.C = C;
         stx_gemm(cpu, &g);
     }
-    got = fetch(x, dC, M * N);
-    CHECK(near(got, C, M * N, 0, 0), "a replayed product is wrong");
+    got = cuda_fetch(x, dC, M * N);
+    CHECK(near(got, C, M * N, 0, 0), "a replayed matmul is wrong");
     stx_cuda_graph_free(x, graph);
     stx_cuda_free(x, dA);
     stx_cuda_free(x, dB);
@@ -914,8 +1052,8 @@ static void captured(stx_ctx *x) {
     free(got);
 }
 
-/* Sizes that cublasLt does not take are refused, by name and number, before anything
-   is touched. */
+/* Sizes that cublasLt does not support are refused with an error that names the operation
+   and the sizes, before anything is written. */
 static void refused(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
     stx_real *a = cuda_values(x, NULL, 64, STX_MEM_ACTIVATIONS);
@@ -925,12 +1063,12 @@ static void refused(int precision) {
               && strstr(stx_error(x), "(4294967296,5) and (5,3)"),
           "%s", stx_error(x));
     g = stx_gemm_init(0, 0, 3, 3, 3, a, a, a);
-    stx_gemm_cuda(x, &g); /* nothing in error */
+    stx_gemm_cuda(x, &g); /* does nothing after an error */
     stx_destroy(x);
 }
 
 #ifdef SEQTX_CUDA_HOST
-/* A device that has failed: the product says so, with its name, shape and status. */
+/* A device that has failed: the error has the operation, its shape and the status. */
 static void failing(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision), *y = cuda_ctx(STX_CUDA, precision);
     stx_real *a = cuda_values(x, NULL, 64, STX_MEM_ACTIVATIONS),
@@ -939,7 +1077,7 @@ static void failing(int precision) {
     cuda_host_fail_launch(1);
     stx_gemm_cuda(x, &g);
     stx_cuda_sync(x);
-    CHECK(!stx_ok(x), "a failed launch goes unnoticed");
+    CHECK(!stx_ok(x), "a failed launch is not reported");
     g = stx_gemm_init(0, 0, 4, 3, 2, b, stx_offset_ptr(y, b, 16), stx_offset_ptr(y, b, 32));
     stx_gemm_cuda(y, &g);
     CHECK(!stx_ok(y) && strstr(stx_error(y), "stx_gemm") && strstr(stx_error(y), "(4,2) and (2,3)")
@@ -951,7 +1089,7 @@ static void failing(int precision) {
 }
 #endif
 
-/* The same bits each time, in every order of threads */
+/* All runs have the same bits, in every order of threads. */
 static stx_ctx *again_ctx;
 
 static void again(void *user, uint64_t *hash) {
@@ -995,61 +1133,60 @@ static void again(void *user, uint64_t *hash) {
     stx_cuda_free(x, gdb);
 }
 
+/* tune: 0 the heuristic's first algorithm, 1 the fastest, -1 our kernel */
+static void run_all(int precision, int tune, float *values) {
+    stx_ctx *x = cuda_ctx(STX_CUDA, precision);
+    if (!stx_ok(x)) {
+        CHECK(0, "%s", stx_error(x));
+        stx_destroy(x);
+        return;
+    }
+    inner_tune(x, tune);
+    products(x);
+    twin(x);
+    layers(x);
+    plans(x);
+    plans_of_moved_rows(x);
+#ifdef SEQTX_CUDA_HOST
+    pieces_timed = tune > 0;
+#endif
+    pieces(x, tune < 0);
+    pieces_of_streams(x);
+    captured(x);
+    again_ctx = x;
+    cuda_orders(tune < 0 ? "linear by our kernel" : "linear by cublasLt", again, values);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    pieces_ctx = x;
+    if (tune >= 0) cuda_orders("slices of K", pieces_again, values);
+#ifdef SEQTX_CUDA_HOST
+    pieces_timed = 0;
+#endif
+    stx_destroy(x);
+}
+
 int main(int argc, char **argv) {
-    static const int precision[] = {STX_PREC_F32, STX_PREC_BF16};
-    float *numbers = cuda_random(12000, 1, 0);
-    int i, k;
+    float *values = cuda_random(12000, 1, 0);
+    stx_ctx *x;
+    int half, tune;
     brief = argc > 1 && !strcmp(argv[1], "short");
     cpu = cuda_ctx(STX_CPU, STX_PREC_F32);
-    for (i = 0; i < 2; i++)
-        for (k = -1; k < 2; k++) {
-            stx_ctx *x = cuda_ctx(STX_CUDA, precision[i]);
-            if (!stx_ok(x)) {
-                CHECK(0, "%s", stx_error(x));
-                stx_destroy(x);
-                continue;
-            }
-            inner_tune(x, k);
-            products(x);
-            twin(x);
-            layers(x);
-            plans(x);
-            plans_of_moved_rows(x);
-#ifdef SEQTX_CUDA_HOST
-            pieces_timed = k > 0;
-#endif
-            pieces(x, k < 0);
-            pieces_of_streams(x);
-            captured(x);
-            again_ctx = x;
-            cuda_orders(k < 0 ? "linear by the own kernel" : "linear by cublasLt", again, numbers);
-            CHECK(stx_ok(x), "%s", stx_error(x));
-            pieces_ctx = x;
-            if (k >= 0) cuda_orders("pieces of K", pieces_again, numbers);
-#ifdef SEQTX_CUDA_HOST
-            pieces_timed = 0;
-#endif
-            stx_destroy(x);
-        }
-    {
-        /* not in bfloat16: a separate pass rounds twice */
-        stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);
-        inner_tune(x, -2);
-        layers(x);
-        stx_destroy(x);
-    }
+    for (half = 0; half < 2; half++)
+        for (tune = -1; tune < 2; tune++) run_all(cuda_precision(half), tune, values);
+
+    /* bias and activation in a separate pass; not in bf16, where it rounds twice */
+    x = cuda_ctx(STX_CUDA, STX_PREC_F32);
+    inner_tune(x, -2);
+    layers(x);
+    stx_destroy(x);
+
     pieces_by_size();
-    refused(STX_PREC_F32);
-    refused(STX_PREC_BF16);
+    for (half = 0; half < 2; half++) refused(cuda_precision(half));
 #ifdef SEQTX_CUDA_HOST
-    failing(STX_PREC_F32);
-    failing(STX_PREC_BF16);
-    pieces_refused(STX_PREC_F32);
-    pieces_refused(STX_PREC_BF16);
-    calls_refused(STX_PREC_F32, numbers);
-    calls_refused(STX_PREC_BF16, numbers);
+    for (half = 0; half < 2; half++) failing(cuda_precision(half));
+    for (half = 0; half < 2; half++) pieces_refused(cuda_precision(half));
+    for (half = 0; half < 2; half++) calls_refused(cuda_precision(half), values);
 #endif
     stx_destroy(cpu);
-    free(numbers);
+    free(values);
     return cuda_test_end();
 }
