@@ -31,7 +31,7 @@ static int is_bf16(stx_ctx *x) {
 
 // >>matmuls
 
-typedef struct product {
+typedef struct matmul {
     size_t batch, M, N, K;
     int ta, tb;
     double alpha, beta;
@@ -41,18 +41,18 @@ typedef struct product {
     int sum;        /* one C for all */
     int ka, kb, kc; /* memory kinds */
     int whole;      /* small integers: exact in any order */
-} product;
+} matmul;
 
 /* Arrays of a matmul, on the host and on the device */
-typedef struct product_run {
-    const product *p;
+typedef struct matmul_run {
+    const matmul *p;
     size_t lda, ldb, ldc, sa, sb, sc, na, nb, nc, batch_c;
     float *A, *B, *C, *expected;
     stx_real *dA, *dB, *dC;
     int half, low; /* bf16 result; some operand or the result is bf16 */
-} product_run;
+} matmul_run;
 
-static void product_make(product_run *r, stx_ctx *x, const product *p) {
+static void matmul_make(matmul_run *r, stx_ctx *x, const matmul *p) {
     const size_t ar = p->ta ? p->K : p->M, ac = p->ta ? p->M : p->K, br = p->tb ? p->N : p->K,
                  bc = p->tb ? p->K : p->N;
     const double s = p->whole ? 3 : 1;
@@ -88,7 +88,7 @@ static void product_make(product_run *r, stx_ctx *x, const product *p) {
     memcpy(r->expected, r->C, r->nc * sizeof *r->expected);
 }
 
-static void product_free(product_run *r, stx_ctx *x) {
+static void matmul_free(matmul_run *r, stx_ctx *x) {
     stx_cuda_free(x, r->dA);
     stx_cuda_free(x, r->dB);
     stx_cuda_free(x, r->dC);
@@ -99,8 +99,8 @@ static void product_free(product_run *r, stx_ctx *x) {
 }
 
 /* Compares the matrices, and the gaps, which must not be written. */
-static int product_good(const product_run *r, stx_ctx *x) {
-    const product *p = r->p;
+static int matmul_good(const matmul_run *r, stx_ctx *x) {
+    const matmul *p = r->p;
     float *got = cuda_fetch(x, r->dC, r->nc), *a = (float *)malloc((r->nc + 1) * sizeof *a),
           *b = (float *)malloc((r->nc + 1) * sizeof *b);
     double tol = r->half || r->low ? 1e-5 : 1e-6;
@@ -123,11 +123,11 @@ static int product_good(const product_run *r, stx_ctx *x) {
     return good;
 }
 
-static int product_case(stx_ctx *x, const product *p) {
-    product_run r;
+static int matmul_case(stx_ctx *x, const matmul *p) {
+    matmul_run r;
     stx_gemm_args g;
     int good;
-    product_make(&r, x, p);
+    matmul_make(&r, x, p);
     g = stx_gemm_init(p->ta, p->tb, p->M, p->N, p->K, r.A + p->off, r.B + p->off,
                       r.expected + p->off);
     g.batch = p->batch;
@@ -145,25 +145,25 @@ static int product_case(stx_ctx *x, const product *p) {
     g.C = stx_offset_ptr(x, r.dC, p->off);
     stx_gemm_cuda(x, &g);
     CHECK(stx_ok(x), "%s", stx_error(x));
-    good = product_good(&r, x);
+    good = matmul_good(&r, x);
     CHECK(good,
           "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu off %zu shared %d "
           "sum %d kinds %d %d %d whole %d",
           is_bf16(x) ? "bf16" : "f32", p->batch, p->ta, p->tb, p->M, p->N, p->K, p->alpha, p->beta,
           p->gap, p->off, p->shared, p->sum, p->ka, p->kb, p->kc, p->whole);
-    product_free(&r, x);
+    matmul_free(&r, x);
     return good;
 }
 
-static const size_t product_size[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129};
+static const size_t matmul_size[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129};
 static const int kinds[] = {STX_MEM_ACTIVATIONS, STX_MEM_PARAMS, STX_MEM_BYTES};
 
 /* Steps through the lists that have no common factor: all pairs of the short lists, many
    of the others */
-static void products_of_all_kinds(stx_ctx *x) {
+static void matmuls_of_all_kinds(stx_ctx *x) {
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
-    const size_t n = COUNT(product_size);
-    product p;
+    const size_t n = COUNT(matmul_size);
+    matmul p;
     size_t i;
     memset(&p, 0, sizeof p);
     for (i = 0; i < 126; i++) {
@@ -172,9 +172,9 @@ static void products_of_all_kinds(stx_ctx *x) {
         p.batch = 1 + i % 3;
         p.ta = (int)(i & 1);
         p.tb = (int)(i >> 1 & 1);
-        p.M = product_size[i * 3 % n];
-        p.N = product_size[(i * 5 + i / n) % n];
-        p.K = product_size[(i * 9 + i / 3) % n];
+        p.M = matmul_size[i * 3 % n];
+        p.N = matmul_size[(i * 5 + i / n) % n];
+        p.K = matmul_size[(i * 9 + i / 3) % n];
         p.alpha = ab[i % 7][0];
         p.beta = ab[i % 7][1];
         p.gap = i % 5 % 3;
@@ -184,15 +184,15 @@ static void products_of_all_kinds(stx_ctx *x) {
         p.kb = kinds[i / 3 % 3];
         p.kc = kinds[i / 9 % 3];
         p.whole = i % 2;
-        product_case(x, &p);
+        matmul_case(x, &p);
     }
 }
 
 /* One C for all matrices, of all kinds and transpositions; rows are consecutive, or there
    are gaps between matrices */
-static void products_with_one_C(stx_ctx *x) {
-    const size_t n = COUNT(product_size);
-    product p;
+static void matmuls_with_one_C(stx_ctx *x) {
+    const size_t n = COUNT(matmul_size);
+    matmul p;
     size_t i;
     for (i = 0; i < 36; i++) {
         memset(&p, 0, sizeof p);
@@ -200,9 +200,9 @@ static void products_with_one_C(stx_ctx *x) {
         p.batch = 2 + i % 3;
         p.ta = i % 9 != 7;
         p.tb = i % 9 == 8;
-        p.M = product_size[i * 3 % n];
-        p.N = product_size[(i * 5 + 1) % n];
-        p.K = product_size[(i * 9 + 2) % n];
+        p.M = matmul_size[i * 3 % n];
+        p.N = matmul_size[(i * 5 + 1) % n];
+        p.K = matmul_size[(i * 9 + 2) % n];
         p.alpha = 1;
         p.beta = i % 2;
         p.gap = i % 4 == 1;
@@ -210,12 +210,12 @@ static void products_with_one_C(stx_ctx *x) {
         p.ka = kinds[i % 3];
         p.kb = kinds[i / 3 % 3];
         p.kc = i % 2 ? STX_MEM_BYTES : kinds[i % 3];
-        product_case(x, &p);
+        matmul_case(x, &p);
     }
 }
 
-static void products_large(stx_ctx *x) {
-    product p;
+static void matmuls_large(stx_ctx *x) {
+    matmul p;
     int i;
     memset(&p, 0, sizeof p);
     p.batch = 1;
@@ -229,13 +229,13 @@ static void products_large(stx_ctx *x) {
         p.tb = i >> 1;
         p.kc = i == 2 ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS;
         p.beta = i == 2;
-        product_case(x, &p);
+        matmul_case(x, &p);
     }
 }
 
 /* K = 0: C = beta C, in every memory kind; also without any rows, columns or matrices */
-static void products_empty(stx_ctx *x) {
-    product p;
+static void matmuls_empty(stx_ctx *x) {
+    matmul p;
     size_t i;
     memset(&p, 0, sizeof p);
     p.alpha = 1;
@@ -249,7 +249,7 @@ static void products_empty(stx_ctx *x) {
         p.N = i == 5 ? 0 : 6;
         p.kc = kinds[i % 3];
         p.beta = i & 4 ? 0 : 0.5;
-        product_case(x, &p);
+        matmul_case(x, &p);
     }
     /* one C of several matrices: beta applies once */
     for (i = 0; i < 4; i++) {
@@ -263,15 +263,15 @@ static void products_empty(stx_ctx *x) {
         p.alpha = i & 1 ? 0 : 1;
         p.beta = 0.5;
         p.ka = p.kb = p.kc = kinds[i % 3];
-        product_case(x, &p);
+        matmul_case(x, &p);
     }
 }
 
-static void products(stx_ctx *x) {
-    products_of_all_kinds(x);
-    products_with_one_C(x);
-    products_large(x);
-    products_empty(x);
+static void matmuls(stx_ctx *x) {
+    matmuls_of_all_kinds(x);
+    matmuls_with_one_C(x);
+    matmuls_large(x);
+    matmuls_empty(x);
 }
 
 /* A matmul into a parameter updates its bf16 copy, which a matmul with the parameter
@@ -561,7 +561,7 @@ static void layers(stx_ctx *x) {
 
 /* A kind of matmul is planned once, whatever alpha and the addresses are. */
 static void plans(stx_ctx *x) {
-    product p;
+    matmul p;
     size_t before, after;
     memset(&p, 0, sizeof p);
     p.batch = 2;
@@ -571,14 +571,14 @@ static void plans(stx_ctx *x) {
     p.alpha = 1;
     p.beta = 1;
     before = inner_plans(x);
-    product_case(x, &p);
+    matmul_case(x, &p);
     after = inner_plans(x);
     CHECK(after == before + 1, "%zu plans for one matmul", after - before);
     p.alpha = 0.5;
-    product_case(x, &p);
+    matmul_case(x, &p);
     CHECK(inner_plans(x) == after, "a second plan for the same kind of matmul");
     p.M++;
-    product_case(x, &p);
+    matmul_case(x, &p);
     CHECK(inner_plans(x) == after + 1, "no separate plan for another shape");
 }
 
@@ -618,7 +618,7 @@ static void plans_of_moved_rows(stx_ctx *x) {
 /* The number of slices of K for the trainers' shapes (O,Ci,N), with deferred sums:
    12x512 and its output layers, small, 24x768, PAR, the few rows of generation, and
    shapes that cannot be split evenly, are not worth it or need too much memory */
-static void pieces_by_size(void) {
+static void slices_by_size(void) {
     static const size_t cases[][4] = {{512, 512, 32768, 8},   {2048, 512, 32768, 2},
                                       {512, 2048, 32768, 2},  {256, 512, 32768, 16},
                                       {256, 256, 16384, 32},  {1024, 256, 16384, 8},
@@ -640,26 +640,26 @@ static void pieces_by_size(void) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-static int pieces_no_memory; /* the first allocation fails */
-static int pieces_timed;     /* plans are made by timing, with more calls at first */
+static int slices_no_memory; /* the first allocation fails */
+static int slices_timed;     /* plans are made by timing, with more calls at first */
 #endif
 
-/* pieces: slices of K, 0: by sizes; late: with deferred sums; times: passes, each with
+/* slices: slices of K, 0: by sizes; late: with deferred sums; times: passes, each with
    other rows; cut: number of batches that cublasLt gets per pass */
-typedef struct pieced {
+typedef struct sliced {
     size_t N, I, O, pad;
-    int pieces, late, times, cut;
-} pieced;
+    int slices, late, times, cut;
+} sliced;
 
 /* Arrays of a weight's gradient. exact: the CPU's slices, added to dW in order */
-typedef struct pieced_run {
-    const pieced *p;
+typedef struct sliced_run {
+    const sliced *p;
     size_t R, n;
     float *in, *dy, *dW, *one, *sum, *exact;
     stx_real *gin, *gdy, *gdW;
-} pieced_run;
+} sliced_run;
 
-static void pieced_make(pieced_run *r, stx_ctx *x, const pieced *p) {
+static void sliced_make(sliced_run *r, stx_ctx *x, const sliced *p) {
     const size_t O = p->O, n_in = p->N * p->I + 8 * (size_t)(p->times - 1), n_dy = p->N * O;
     size_t i;
     r->p = p;
@@ -683,7 +683,7 @@ static void pieced_make(pieced_run *r, stx_ctx *x, const pieced *p) {
     memcpy(r->exact, r->dW, r->n * sizeof *r->exact);
 }
 
-static void pieced_free(pieced_run *r, stx_ctx *x) {
+static void sliced_free(sliced_run *r, stx_ctx *x) {
     stx_cuda_free(x, r->gin);
     stx_cuda_free(x, r->gdy);
     stx_cuda_free(x, r->gdW);
@@ -697,9 +697,9 @@ static void pieced_free(pieced_run *r, stx_ctx *x) {
 
 /* One pass over the rows from element `from` on: on the GPU, on the CPU, and in slices on
    the CPU */
-static void pieced_pass(pieced_run *r, stx_ctx *x, size_t from) {
-    const pieced *p = r->p;
-    const size_t P = p->pieces ? (size_t)p->pieces : 1, rows = p->N / P;
+static void sliced_pass(sliced_run *r, stx_ctx *x, size_t from) {
+    const sliced *p = r->p;
+    const size_t P = p->slices ? (size_t)p->slices : 1, rows = p->N / P;
     stx_linear_bwd_args bwd;
     size_t i, k;
     memset(&bwd, 0, sizeof bwd);
@@ -728,20 +728,20 @@ static void pieced_pass(pieced_run *r, stx_ctx *x, size_t from) {
 
 /* dW of a weight with R of O rows, in slices or whole, against the CPU; in f32 the slices
    are added to dW in their order, bit-exactly. */
-static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
-    pieced_run r;
+static void slices_case(stx_ctx *x, const sliced *p, uint64_t *hash) {
+    sliced_run r;
     float *got;
     int e;
 #ifdef SEQTX_CUDA_HOST
     long batches = cuda_host_batches();
 #endif
-    pieced_make(&r, x, p);
-    inner_pieces(x, p->pieces);
+    sliced_make(&r, x, p);
+    inner_pieces(x, p->slices);
     if (p->late) stx_cuda_defer_sums(x, 1);
 #ifdef SEQTX_CUDA_HOST
-    if (pieces_no_memory) cuda_host_fail_alloc(1);
+    if (slices_no_memory) cuda_host_fail_alloc(1);
 #endif
-    for (e = 0; e < p->times; e++) pieced_pass(&r, x, 8 * (size_t)e);
+    for (e = 0; e < p->times; e++) sliced_pass(&r, x, 8 * (size_t)e);
     if (p->late && p->cut) {
         got = cuda_fetch(x, r.gdW, r.n);
         CHECK(p->times > 1 || !memcmp(got, r.exact, r.n * sizeof *got) == 0, "dW is not deferred");
@@ -753,24 +753,24 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
     CHECK(stx_ok(x), "%s", stx_error(x));
     CHECK(near(got, r.dW, r.n, 0, is_bf16(x) ? 1e-5 : 2e-6),
           "dW of N %zu I %zu O %zu pad %zu in %d slices, late %d, %d times", p->N, p->I, p->O,
-          p->pad, p->pieces, p->late, p->times);
+          p->pad, p->slices, p->late, p->times);
 #ifdef SEQTX_CUDA_HOST
     batches = cuda_host_batches() - batches;
-    CHECK(batches == p->cut * p->times || (pieces_timed && batches > p->cut * p->times),
+    CHECK(batches == p->cut * p->times || (slices_timed && batches > p->cut * p->times),
           "dW of N %zu I %zu O %zu in %d slices: %ld batches of matmuls, expected %d", p->N, p->I,
-          p->O, p->pieces, batches, p->cut * p->times);
+          p->O, p->slices, batches, p->cut * p->times);
     if (!is_bf16(x) && p->cut && !p->pad) /* the shim's matmuls have the CPU's bits */
         CHECK(!memcmp(got, r.exact, r.n * sizeof *got),
               "the slices of dW are not added in their order: N %zu, %d slices, late %d", p->N,
-              p->pieces, p->late);
+              p->slices, p->late);
 #endif
     if (hash) *hash = cuda_hash(x, r.gdW, r.n, *hash);
-    pieced_free(&r, x);
+    sliced_free(&r, x);
     free(got);
 }
 
-static void pieces(stx_ctx *x, int own) {
-    static const pieced cases[] = {{512, 24, 40, 0, 4, 0, 1, 1},
+static void slices(stx_ctx *x, int own) {
+    static const sliced cases[] = {{512, 24, 40, 0, 4, 0, 1, 1},
                                    {512, 24, 40, 0, 4, 1, 1, 1},
                                    {512, 24, 40, 0, 4, 1, 3, 1},
                                    {60, 7, 9, 0, 5, 0, 2, 1},
@@ -788,20 +788,20 @@ static void pieces(stx_ctx *x, int own) {
                                    {640, 128, 128, 0, 10, 1, 1, 0}};
     size_t i;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
-        pieced p = cases[i];
+        sliced p = cases[i];
         if (own) p.cut = 0;
-        if (!p.pieces) {
+        if (!p.slices) {
             CHECK(inner_pieces_of(p.O, p.I, p.N, p.late) == 3, "expected three slices by sizes");
-            if (p.cut) p.pieces = 3;
+            if (p.cut) p.slices = 3;
             inner_pieces(x, 0);
         }
-        pieces_case(x, &p, NULL);
+        slices_case(x, &p, NULL);
     }
 }
 
 /* The same for streams with gaps between them, as in a memory: one sum over all of them,
    packed, and whole or in slices that need not be the streams */
-static void pieces_of_streams(stx_ctx *x) {
+static void slices_of_streams(stx_ctx *x) {
     enum { B = 6, N = 40, I = 24, O = 40, GAP = 48 };
 
     static const int want[] = {1, 3, 4, 6, 16, 0};
@@ -855,13 +855,13 @@ static void pieces_of_streams(stx_ctx *x) {
 
 /* More sums than one launch has space for, of many weights; the same bits in every order
    of threads */
-static stx_ctx *pieces_ctx;
+static stx_ctx *slices_ctx;
 
-static void pieces_again(void *user, uint64_t *hash) {
-    static const pieced p[] = {{512, 24, 40, 0, 8, 1, 4, 1},
+static void slices_again(void *user, uint64_t *hash) {
+    static const sliced p[] = {{512, 24, 40, 0, 8, 1, 4, 1},
                                {96, 16, 64, 23, 3, 0, 2, 1},
                                {90, 15, 7, 0, 5, 1, 1, 1}};
-    stx_ctx *x = pieces_ctx;
+    stx_ctx *x = slices_ctx;
     size_t n = 64 * 16, k, i;
     const size_t all = 30 * 6 * 16;
     float *in = (float *)malloc(n * 6 * sizeof *in), *dW = (float *)malloc(all * sizeof *dW), *got;
@@ -869,7 +869,7 @@ static void pieces_again(void *user, uint64_t *hash) {
     uint64_t keep = test_state;
     for (i = 0; i < sizeof p / sizeof *p; i++) {
         test_state = 3 + i;
-        pieces_case(x, &p[i], hash);
+        slices_case(x, &p[i], hash);
     }
     test_state = keep;
     memcpy(in, user, n * 6 * sizeof *in);
@@ -914,26 +914,26 @@ static void pieces_again(void *user, uint64_t *hash) {
 
 /* cublasLt has no plan for the slices or refuses the call, or there is no memory for
    them: one matmul, and no error */
-static void pieces_refused(int precision) {
-    static const pieced p = {512, 24, 40, 0, 4, 0, 2, 0}, padded = {96, 16, 64, 23, 3, 1, 1, 0},
+static void slices_refused(int precision) {
+    static const sliced p = {512, 24, 40, 0, 4, 0, 2, 0}, padded = {96, 16, 64, 23, 3, 1, 1, 0},
                         cut = {512, 24, 40, 0, 4, 0, 2, 1};
     int how;
     for (how = CUDA_HOST_REFUSE_PLANS; how <= CUDA_HOST_REFUSE_CALLS; how++) {
         stx_ctx *x = cuda_ctx(STX_CUDA, precision);
         cuda_host_refuse(how);
-        pieces_case(x, &p, NULL);
-        pieces_case(x, &padded, NULL);
+        slices_case(x, &p, NULL);
+        slices_case(x, &padded, NULL);
         cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
         stx_destroy(x);
     }
     {
         stx_ctx *x = cuda_ctx(STX_CUDA, precision);
-        pieced none = p;
+        sliced none = p;
         none.times = 1;
-        pieces_no_memory = 1;
-        pieces_case(x, &none, NULL);
-        pieces_no_memory = 0;
-        pieces_case(x, &cut, NULL); /* memory is available later */
+        slices_no_memory = 1;
+        slices_case(x, &none, NULL);
+        slices_no_memory = 0;
+        slices_case(x, &cut, NULL); /* memory is available later */
         stx_destroy(x);
     }
 }
@@ -1142,24 +1142,24 @@ static void run_all(int precision, int tune, float *values) {
         return;
     }
     inner_tune(x, tune);
-    products(x);
+    matmuls(x);
     twin(x);
     layers(x);
     plans(x);
     plans_of_moved_rows(x);
 #ifdef SEQTX_CUDA_HOST
-    pieces_timed = tune > 0;
+    slices_timed = tune > 0;
 #endif
-    pieces(x, tune < 0);
-    pieces_of_streams(x);
+    slices(x, tune < 0);
+    slices_of_streams(x);
     captured(x);
     again_ctx = x;
     cuda_orders(tune < 0 ? "linear by our kernel" : "linear by cublasLt", again, values);
     CHECK(stx_ok(x), "%s", stx_error(x));
-    pieces_ctx = x;
-    if (tune >= 0) cuda_orders("slices of K", pieces_again, values);
+    slices_ctx = x;
+    if (tune >= 0) cuda_orders("slices of K", slices_again, values);
 #ifdef SEQTX_CUDA_HOST
-    pieces_timed = 0;
+    slices_timed = 0;
 #endif
     stx_destroy(x);
 }
@@ -1179,11 +1179,11 @@ int main(int argc, char **argv) {
     layers(x);
     stx_destroy(x);
 
-    pieces_by_size();
+    slices_by_size();
     for (half = 0; half < 2; half++) refused(cuda_precision(half));
 #ifdef SEQTX_CUDA_HOST
     for (half = 0; half < 2; half++) failing(cuda_precision(half));
-    for (half = 0; half < 2; half++) pieces_refused(cuda_precision(half));
+    for (half = 0; half < 2; half++) slices_refused(cuda_precision(half));
     for (half = 0; half < 2; half++) calls_refused(cuda_precision(half), values);
 #endif
     stx_destroy(cpu);
