@@ -744,7 +744,8 @@ static void slices_case(stx_ctx *x, const sliced *p, uint64_t *hash) {
     for (e = 0; e < p->times; e++) sliced_pass(&r, x, 8 * (size_t)e);
     if (p->late && p->cut) {
         got = cuda_fetch(x, r.gdW, r.n);
-        CHECK(p->times > 1 || !memcmp(got, r.exact, r.n * sizeof *got) == 0, "dW is not deferred");
+        CHECK(p->times > 1 || memcmp(got, r.exact, r.n * sizeof *got) != 0,
+              "dW is not deferred");
         free(got);
     }
     if (p->late) stx_cuda_defer_sums(x, -1);
