@@ -51,7 +51,7 @@ static inline arr arr_from(const float *v, size_t n, int kind) {
     if (is_half(kind)) cuda_round(a.c, n);
     for (i = 0; i < a.lead + n + 8; i++) all[i] = guard;
     memcpy(all + a.lead, a.c, n * sizeof *all);
-    a.base = cuda_values(gx, all, a.lead + n + 8, kind);
+    a.base = cuda_array(gx, all, a.lead + n + 8, kind);
     a.d = stx_offset_ptr(gx, a.base, a.lead);
     free(all);
     return a;
@@ -70,7 +70,7 @@ static inline void arr_free(arr *a) {
 }
 
 /* Copies the CPU's elements to the GPU. */
-static inline void arr_put(const arr *a) {
+static inline void arr_upload(const arr *a) {
     stx_cuda_upload_activations(gx, a->d, a->c, a->n);
 }
 
@@ -80,14 +80,14 @@ static inline float *arr_get(const arr *a) {
 }
 
 /* Matmuls read the bf16 copy of a parameter p, so y = p 1 has the values of the copy. */
-static inline void twin_check(const char *name, const arr *a) {
+static inline void bf16_copy_check(const char *name, const arr *a) {
     float one = 1, *p, *t;
     stx_real *b, *y;
     stx_gemm_args g;
     size_t i, bad = 0;
     if (!half || a->kind != STX_MEM_PARAMS || !a->n) return;
-    b = cuda_values(gx, &one, 1, STX_MEM_ACTIVATIONS);
-    y = cuda_values(gx, NULL, a->n, STX_MEM_ACTIVATIONS);
+    b = cuda_array(gx, &one, 1, STX_MEM_ACTIVATIONS);
+    y = cuda_array(gx, NULL, a->n, STX_MEM_ACTIVATIONS);
     g = stx_gemm_init(0, 0, a->n, 1, 1, a->d, b, y);
     stx_gemm_cuda(gx, &g);
     p = arr_get(a);
@@ -137,7 +137,7 @@ static inline void arr_check(const char *name, const arr *a, double tol) {
           top);
     CHECK(!guards, "%s (n %zu, off %zu): %zu guard elements were written", name, a->n, off, guards);
     memcpy(a->c, w, a->n * sizeof *w);
-    twin_check(name, a);
+    bf16_copy_check(name, a);
     free(v);
 }
 #endif

@@ -78,7 +78,7 @@ static inline void cuda_round(float *a, size_t n) {
 
 /* n elements on the device of x in memory of a kind (STX_MEM_*). The allocation has no
    spare elements, so the shim reports every overrun. */
-static inline stx_real *cuda_values(stx_ctx *x, const float *a, size_t n, int kind) {
+static inline stx_real *cuda_array(stx_ctx *x, const float *a, size_t n, int kind) {
     int half = kind == STX_MEM_ACTIVATIONS && stx_ctx_desc(x)->precision == STX_PREC_BF16;
     stx_real *p = (stx_real *)stx_cuda_alloc(x, (n ? n : 1) * (half ? 2 : 4), kind);
     if (p && a) stx_cuda_upload_activations(x, p, a, n);

@@ -366,15 +366,15 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     size_t i;
     stx_cuda_attention(x, version);
     for (i = 0; i < INS; i++)
-        in[i] = cuda_values(x, d->in[i], d->size[i],
+        in[i] = cuda_array(x, d->in[i], d->size[i],
                              is_stored(d->c, i) ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
     for (i = 0; i < GRADS; i++) {
         int kind = is_stored(d->c, i) ? STX_MEM_ACTIVATIONS : STX_MEM_BYTES;
-        grad[i] = without & 1 << i ? NULL : cuda_values(x, d->start[i], d->size[i], kind);
+        grad[i] = without & 1 << i ? NULL : cuda_array(x, d->start[i], d->size[i], kind);
     }
-    y = cuda_values(x, NULL, d->size[DY], STX_MEM_ACTIVATIONS);
-    top = cuda_values(x, NULL, d->rows, STX_MEM_BYTES);
-    inv = cuda_values(x, NULL, d->rows, STX_MEM_BYTES);
+    y = cuda_array(x, NULL, d->size[DY], STX_MEM_ACTIVATIONS);
+    top = cuda_array(x, NULL, d->rows, STX_MEM_BYTES);
+    inv = cuda_array(x, NULL, d->rows, STX_MEM_BYTES);
     point(d, &a, in, grad, y, top, inv);
     offsets(d, x, &a);
     if (without & 1 << GRADS) a.dv = NULL;
@@ -775,7 +775,7 @@ typedef struct cache {
 
 static stx_real *up(stx_ctx *x, const float *v, size_t n, int kind) {
     stx_real *p;
-    if (stx_ctx_desc(x)->device == STX_CUDA) return cuda_values(x, v, n, kind);
+    if (stx_ctx_desc(x)->device == STX_CUDA) return cuda_array(x, v, n, kind);
     p = (stx_real *)malloc((n + 1) * sizeof *p);
     if (v) memcpy(p, v, n * sizeof *p);
     return p;
@@ -1151,9 +1151,9 @@ static void supported(int half) {
         stx_real *in[INS], *grad[GRADS] = {NULL}, *y;
         data_open(&d, cases + k, half, 0);
         for (i = 0; i < INS; i++)
-            in[i] = cuda_values(gpu[half], d.in[i], d.size[i],
+            in[i] = cuda_array(gpu[half], d.in[i], d.size[i],
                                  is_stored(d.c, i) ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
-        y = cuda_values(gpu[half], NULL, d.size[DY], STX_MEM_ACTIVATIONS);
+        y = cuda_array(gpu[half], NULL, d.size[DY], STX_MEM_ACTIVATIONS);
         grad[Q] = y; /* is requested, but not computed */
         point(&d, &a, in, grad, y, y, y);
         offsets(&d, gpu[half], &a);

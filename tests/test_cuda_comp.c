@@ -78,7 +78,7 @@ static arr rows_of(const grouped *t) {
     }
     for (i = 0; i < t->c.B && t->c.stride; i++)
         CHECK(isnan((double)a.c[i * ld + w]), "expected a gap after stream %zu", i);
-    arr_put(&a);
+    arr_upload(&a);
     return a;
 }
 
@@ -203,7 +203,7 @@ static void test_pick(void) {
         y = arr_of(B * groups * D, 2, 0, N_);
         for (i = 0; i < u.n; i++) u.c[i] = (float)fabs((double)u.c[i]);
         if (n % 7 == 3 && rows > 4) u.c[2 * (rows / 2)] = u.c[2 * (rows / 3)] = NAN;
-        arr_put(&u);
+        arr_upload(&u);
         BOTH(stx_comp_pick, (cx, y.c, rows_.c, u.c, ldu, &t.c), (gx, y.d, rows_.d, u.d, ldu, &t.d));
         snprintf(name, sizeof name, "pick B %zu rows %zu groups %zu step %zu D %zu how %d", B, rows,
                  groups, step, D, how);
@@ -256,8 +256,8 @@ static void usage_padding(usage_run *r) {
             for (i = 0; is_query && i < r->ldq; i++)
                 r->q.c[(b * s->T + j + s->T - s->S) * r->ldq + i] = NAN;
         }
-    arr_put(&r->q);
-    arr_put(&r->kv);
+    arr_upload(&r->q);
+    arr_upload(&r->kv);
     r->dpad = (int32_t *)cuda_bytes(gx, r->pad, s->B * (s->S + 1) * sizeof *r->pad);
 }
 
@@ -326,9 +326,9 @@ static void usage_make(usage_run *r, const looked *s) {
     cuda_round(r->pe.c, r->pe.n);
     cuda_round(r->u.c, C);
     cuda_round(r->v.c, C);
-    arr_put(&r->pe);
-    arr_put(&r->u);
-    arr_put(&r->v);
+    arr_upload(&r->pe);
+    arr_upload(&r->u);
+    arr_upload(&r->v);
     usage_padding(r);
     usage_args(r);
 }
@@ -449,8 +449,8 @@ static void test_errors(void) {
                 a.c[i * C] = t.c[i * C + C - 1] = NAN;
             }
         if (skipped) {
-            arr_put(&a);
-            arr_put(&t);
+            arr_upload(&a);
+            arr_upload(&t);
         }
         dskip = (int32_t *)cuda_bytes(gx, skip, N * sizeof *skip);
         dwork = (double *)cuda_bytes(gx, work, 2 * N * sizeof *work);
@@ -527,7 +527,7 @@ static void gate_extremes(arr *a, int kind, int i) {
     if (kind != STX_COMP_GLU && (i == 2 || (i > 2 && kind != STX_COMP_GRU)))
         for (j = 0; j < a->n; j += 7) a->c[j] = j % 3 ? (float)INFINITY : -(float)INFINITY;
     if (a->n > 20) a->c[a->n / 2] = NAN;
-    arr_put(a);
+    arr_upload(a);
 }
 
 /* Elements of the planes p are in (-most, most); above 50 some are extremes. */
@@ -1087,7 +1087,7 @@ static void refused(int which, const char *expected) {
     stx_comp_gate_args a;
     stx_attention_args t;
     stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);
-    stx_real *v = cuda_values(x, NULL, 64, STX_MEM_ACTIVATIONS);
+    stx_real *v = cuda_array(x, NULL, 64, STX_MEM_ACTIVATIONS);
     memset(&g, 0, sizeof g);
     memset(&a, 0, sizeof a);
     memset(&t, 0, sizeof t);

@@ -81,9 +81,9 @@ static void matmul_make(matmul_run *r, stx_ctx *x, const matmul *p) {
     for (e = 0; p->beta == 0 && e < r->batch_c; e++)
         for (i = 0; i < p->M; i++)
             for (j = 0; j < p->N; j++) r->C[p->off + e * r->sc + i * r->ldc + j] = (float)NAN;
-    r->dA = cuda_values(x, r->A, r->na, p->ka);
-    r->dB = cuda_values(x, r->B, r->nb, p->kb);
-    r->dC = cuda_values(x, r->C, r->nc, p->kc);
+    r->dA = cuda_array(x, r->A, r->na, p->ka);
+    r->dB = cuda_array(x, r->B, r->nb, p->kb);
+    r->dC = cuda_array(x, r->C, r->nc, p->kc);
     r->expected = (float *)malloc((r->nc + 1) * sizeof *r->expected);
     memcpy(r->expected, r->C, r->nc * sizeof *r->expected);
 }
@@ -282,10 +282,10 @@ static void twin(stx_ctx *x) {
     stx_gemm_args g, through;
     int k;
     cuda_round(A, 12);
-    dA = cuda_values(x, A, 12, STX_MEM_ACTIVATIONS);
-    d1 = cuda_values(x, &one, 1, STX_MEM_ACTIVATIONS);
-    P = cuda_values(x, NULL, 16, STX_MEM_PARAMS);
-    y = cuda_values(x, NULL, 16, STX_MEM_BYTES);
+    dA = cuda_array(x, A, 12, STX_MEM_ACTIVATIONS);
+    d1 = cuda_array(x, &one, 1, STX_MEM_ACTIVATIONS);
+    P = cuda_array(x, NULL, 16, STX_MEM_PARAMS);
+    y = cuda_array(x, NULL, 16, STX_MEM_BYTES);
     through = stx_gemm_init(0, 0, 16, 1, 1, P, d1, y);
     for (k = 0; k < 2; k++) {
         float *expected, *got;
@@ -352,16 +352,16 @@ static void layer_make(layer_run *r, stx_ctx *x, const layer *l) {
     for (i = 0; i < n; i++)
         if (i % O >= R) r->dy[i] = 5;
     for (i = R; i < O; i++) r->b[i + l->off] = 0;
-    r->gin = cuda_values(x, r->in, N * I, STX_MEM_ACTIVATIONS);
-    r->gW = cuda_values(x, r->W, O * I, STX_MEM_PARAMS);
-    r->gb = cuda_values(x, r->b, O + l->off, STX_MEM_PARAMS);
-    r->gy = cuda_values(x, NULL, n, STX_MEM_ACTIVATIONS);
-    r->gpre = cuda_values(x, NULL, n, STX_MEM_ACTIVATIONS);
-    r->gdy = cuda_values(x, r->dy, n, STX_MEM_ACTIVATIONS);
-    r->gdx = cuda_values(x, r->dx, N * I, STX_MEM_ACTIVATIONS);
+    r->gin = cuda_array(x, r->in, N * I, STX_MEM_ACTIVATIONS);
+    r->gW = cuda_array(x, r->W, O * I, STX_MEM_PARAMS);
+    r->gb = cuda_array(x, r->b, O + l->off, STX_MEM_PARAMS);
+    r->gy = cuda_array(x, NULL, n, STX_MEM_ACTIVATIONS);
+    r->gpre = cuda_array(x, NULL, n, STX_MEM_ACTIVATIONS);
+    r->gdy = cuda_array(x, r->dy, n, STX_MEM_ACTIVATIONS);
+    r->gdx = cuda_array(x, r->dx, N * I, STX_MEM_ACTIVATIONS);
     /* the padding of these belongs to another tensor */
-    r->gdW = cuda_values(x, r->dW, O * I, STX_MEM_BYTES);
-    r->gdb = cuda_values(x, r->db, O, STX_MEM_BYTES);
+    r->gdW = cuda_array(x, r->dW, O * I, STX_MEM_BYTES);
+    r->gdb = cuda_array(x, r->db, O, STX_MEM_BYTES);
 }
 
 static void layer_free(layer_run *r, stx_ctx *x) {
@@ -590,9 +590,9 @@ static void plans_of_moved_rows(stx_ctx *x) {
     enum { M = 12, N = 16, MOST = 40 };
 
     float *values = cuda_random((M + 4) * MOST, 1, 0);
-    stx_real *A = cuda_values(x, values, (M + 4) * MOST, STX_MEM_ACTIVATIONS),
-             *B = cuda_values(x, values, N * MOST, STX_MEM_ACTIVATIONS);
-    stx_real *C = cuda_values(x, values, (M + 4) * MOST, STX_MEM_ACTIVATIONS);
+    stx_real *A = cuda_array(x, values, (M + 4) * MOST, STX_MEM_ACTIVATIONS),
+             *B = cuda_array(x, values, N * MOST, STX_MEM_ACTIVATIONS);
+    stx_real *C = cuda_array(x, values, (M + 4) * MOST, STX_MEM_ACTIVATIONS);
     size_t i, row;
     for (i = 0; i < sizeof widths / sizeof *widths; i++) {
         const size_t K = widths[i];
@@ -676,9 +676,9 @@ static void sliced_make(sliced_run *r, stx_ctx *x, const sliced *p) {
     }
     for (i = 0; i < n_dy; i++)
         if (i % O >= r->R) r->dy[i] = 5;
-    r->gin = cuda_values(x, r->in, n_in, STX_MEM_ACTIVATIONS);
-    r->gdy = cuda_values(x, r->dy, n_dy, STX_MEM_ACTIVATIONS);
-    r->gdW = cuda_values(x, r->dW, r->n, STX_MEM_BYTES);
+    r->gin = cuda_array(x, r->in, n_in, STX_MEM_ACTIVATIONS);
+    r->gdy = cuda_array(x, r->dy, n_dy, STX_MEM_ACTIVATIONS);
+    r->gdW = cuda_array(x, r->dW, r->n, STX_MEM_BYTES);
     r->exact = (float *)malloc((r->n + 1) * sizeof *r->exact);
     memcpy(r->exact, r->dW, r->n * sizeof *r->exact);
 }
@@ -814,12 +814,12 @@ static void slices_of_streams(stx_ctx *x) {
         cuda_round(in, B * per_in);
         cuda_round(dy, B * per_dy);
     }
-    gin = cuda_values(x, in, B * per_in, STX_MEM_ACTIVATIONS);
-    gdy = cuda_values(x, dy, B * per_dy, STX_MEM_ACTIVATIONS);
+    gin = cuda_array(x, in, B * per_in, STX_MEM_ACTIVATIONS);
+    gdy = cuda_array(x, dy, B * per_dy, STX_MEM_ACTIVATIONS);
     for (late = 0; late < 2; late++)
         for (k = 0; k < sizeof want / sizeof *want; k++) {
             float *dW = cuda_random(n, 1, 0), *got;
-            stx_real *gdW = cuda_values(x, dW, n, STX_MEM_BYTES);
+            stx_real *gdW = cuda_array(x, dW, n, STX_MEM_BYTES);
             stx_linear_bwd_args bwd;
             memset(&bwd, 0, sizeof bwd);
             bwd.N = N;
@@ -876,8 +876,8 @@ static void slices_again(void *user, uint64_t *hash) {
     memcpy(in, user, n * 6 * sizeof *in);
     memcpy(dW, user, all * sizeof *dW);
     if (stx_ctx_desc(x)->precision == STX_PREC_BF16) cuda_round(in, n * 6);
-    gin = cuda_values(x, in, n * 6, STX_MEM_ACTIVATIONS);
-    gdW = cuda_values(x, dW, all, STX_MEM_BYTES);
+    gin = cuda_array(x, in, n * 6, STX_MEM_ACTIVATIONS);
+    gdW = cuda_array(x, dW, all, STX_MEM_BYTES);
     inner_pieces(x, 4);
     stx_cuda_defer_sums(x, 1);
     for (k = 0; k < 30; k++) {
@@ -941,10 +941,10 @@ static void slices_refused(int precision) {
 
 /* Bits of y = relu(in W^T + b) */
 static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, size_t O) {
-    stx_real *in = cuda_values(x, numbers, N * I, STX_MEM_ACTIVATIONS),
-             *W = cuda_values(x, numbers + 100, O * I, STX_MEM_PARAMS);
-    stx_real *b = cuda_values(x, numbers + 7, O, STX_MEM_PARAMS),
-             *y = cuda_values(x, NULL, N * O, STX_MEM_ACTIVATIONS);
+    stx_real *in = cuda_array(x, numbers, N * I, STX_MEM_ACTIVATIONS),
+             *W = cuda_array(x, numbers + 100, O * I, STX_MEM_PARAMS);
+    stx_real *b = cuda_array(x, numbers + 7, O, STX_MEM_PARAMS),
+             *y = cuda_array(x, NULL, N * O, STX_MEM_ACTIVATIONS);
     float *got;
     k_linear_fwd_cuda(x, y, NULL, in, W, b, N, I, O, STX_ACT_RELU);
     got = cuda_fetch(x, y, N * O);
@@ -1020,9 +1020,9 @@ static void captured(stx_ctx *x) {
     size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1),
           *C = cuda_random(M * N, 3, 1), *got;
-    stx_real *dA = cuda_values(x, A, M * K, STX_MEM_ACTIVATIONS),
-             *dB = cuda_values(x, B, K * N, STX_MEM_ACTIVATIONS),
-             *dC = cuda_values(x, C, M * N, STX_MEM_BYTES);
+    stx_real *dA = cuda_array(x, A, M * K, STX_MEM_ACTIVATIONS),
+             *dB = cuda_array(x, B, K * N, STX_MEM_ACTIVATIONS),
+             *dC = cuda_array(x, C, M * N, STX_MEM_BYTES);
     stx_graph *graph;
     stx_gemm_args g = stx_gemm_init(0, 0, M, N, K, dA, dB, dC);
     CHECK(stx_cuda_capture_begin(x), "no capture");
@@ -1057,7 +1057,7 @@ static void captured(stx_ctx *x) {
    and the sizes, before anything is written. */
 static void refused(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
-    stx_real *a = cuda_values(x, NULL, 64, STX_MEM_ACTIVATIONS);
+    stx_real *a = cuda_array(x, NULL, 64, STX_MEM_ACTIVATIONS);
     stx_gemm_args g = stx_gemm_init(0, 0, (size_t)1 << 32, 3, 5, a, a, a);
     stx_gemm_cuda(x, &g);
     CHECK(!stx_ok(x) && strstr(stx_error(x), "stx_gemm")
@@ -1072,8 +1072,8 @@ static void refused(int precision) {
 /* A device that has failed: the error has the operation, its shape and the status. */
 static void failing(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision), *y = cuda_ctx(STX_CUDA, precision);
-    stx_real *a = cuda_values(x, NULL, 64, STX_MEM_ACTIVATIONS),
-             *b = cuda_values(y, NULL, 64, STX_MEM_ACTIVATIONS);
+    stx_real *a = cuda_array(x, NULL, 64, STX_MEM_ACTIVATIONS),
+             *b = cuda_array(y, NULL, 64, STX_MEM_ACTIVATIONS);
     stx_gemm_args g = stx_gemm_init(0, 0, 5, 3, 0, a, a, a);
     cuda_host_fail_launch(1);
     stx_gemm_cuda(x, &g);
@@ -1097,14 +1097,14 @@ static void again(void *user, uint64_t *hash) {
     stx_ctx *x = again_ctx;
     size_t N = 150, I = 40, O = 72;
     float *in = (float *)user;
-    stx_real *gin = cuda_values(x, in, N * I, STX_MEM_ACTIVATIONS),
-             *gW = cuda_values(x, in + 100, O * I, STX_MEM_PARAMS),
-             *gb = cuda_values(x, in + 7, O, STX_MEM_PARAMS);
-    stx_real *gy = cuda_values(x, NULL, N * O, STX_MEM_ACTIVATIONS),
-             *gp = cuda_values(x, NULL, N * O, STX_MEM_ACTIVATIONS),
-             *gdx = cuda_values(x, NULL, N * I, STX_MEM_ACTIVATIONS);
-    stx_real *gdW = cuda_values(x, in, O * I, STX_MEM_BYTES),
-             *gdb = cuda_values(x, in, O, STX_MEM_BYTES);
+    stx_real *gin = cuda_array(x, in, N * I, STX_MEM_ACTIVATIONS),
+             *gW = cuda_array(x, in + 100, O * I, STX_MEM_PARAMS),
+             *gb = cuda_array(x, in + 7, O, STX_MEM_PARAMS);
+    stx_real *gy = cuda_array(x, NULL, N * O, STX_MEM_ACTIVATIONS),
+             *gp = cuda_array(x, NULL, N * O, STX_MEM_ACTIVATIONS),
+             *gdx = cuda_array(x, NULL, N * I, STX_MEM_ACTIVATIONS);
+    stx_real *gdW = cuda_array(x, in, O * I, STX_MEM_BYTES),
+             *gdb = cuda_array(x, in, O, STX_MEM_BYTES);
     stx_linear_bwd_args bwd;
     memset(&bwd, 0, sizeof bwd);
     bwd.N = N;

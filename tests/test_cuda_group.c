@@ -178,8 +178,8 @@ static void exchange_mean(stx_ctx *x, const job *j, size_t n) {
         a[i] = (float)value(j->rank, i);
         b[i] = (float)value(j->rank, i + 3);
     }
-    p = cuda_values(x, a, n, STX_MEM_BYTES);
-    q = cuda_values(x, b, n, STX_MEM_BYTES);
+    p = cuda_array(x, a, n, STX_MEM_BYTES);
+    q = cuda_array(x, b, n, STX_MEM_BYTES);
     stx_cuda_group_mean(x, p, n, -1);
     stx_cuda_group_mean(x, q, n, -1);
     stx_cuda_group_wait(x);
@@ -794,7 +794,7 @@ static void gone_job(job *j) {
     unsetenv("NCCL_COMM_ID"); /* a second group, at the next port */
     set_variable("MASTER_PORT", first_port + 2 * groups + 1);
     x = joined(j);
-    p = cuda_values(x, a, 64, STX_MEM_BYTES);
+    p = cuda_array(x, a, 64, STX_MEM_BYTES);
     stx_cuda_group_mean(x, p, 64, -1);
     stx_cuda_group_wait(x);
     stx_download(x, a, p, 64);

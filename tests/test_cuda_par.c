@@ -67,10 +67,10 @@ static void gate_make(gate *t, size_t R, int kind, int how, int injected) {
     if (how == GATE_NAN) t->a[AL].c[1] = NAN;
     /* 0 still has a gradient, negative values have none */
     if (kind == STX_PAR_PI && how == GATE_RANDOM && R % 3 == 0) t->a[AL].c[R % 2] = 0;
-    arr_put(&t->a[AL]);
+    arr_upload(&t->a[AL]);
     t->a[TAU] = arr_of(1, 1, 0, B_);
     t->a[TAU].c[0] = (float)(0.2 + (double)(R % 5) / 3);
-    arr_put(&t->a[TAU]);
+    arr_upload(&t->a[TAU]);
     t->a[UNIFORM] = arr_of(R * ldu, 0.5, 0, B_);
     for (i = 0; i < R * ldu; i++) {
         t->a[UNIFORM].c[i] += 0.5f;
@@ -79,7 +79,7 @@ static void gate_make(gate *t, size_t R, int kind, int how, int injected) {
         else if (i % 13 == 2)
             t->a[UNIFORM].c[i] = i % 2 ? 5.9604645e-8f : 0.99999994f;
     }
-    arr_put(&t->a[UNIFORM]);
+    arr_upload(&t->a[UNIFORM]);
     t->a[COST] = arr_from(costs, 3, B_);
     for (i = BEFORE; i < GATES; i++) t->a[i] = arr_of(gate_size((int)i, R), 1, 0, B_);
     t->c.u = injected ? t->a[UNIFORM].c : NULL;
@@ -275,8 +275,8 @@ static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int
         if (how) *w = how == 4 ? i % 3 != 1 : i % 3 == (size_t)how - 1;
     }
     for (i = 0; i < N * C && how == 4; i++) t->a[B1].c[i] = NAN;
-    arr_put(&t->a[WEIGHTS]);
-    arr_put(&t->a[B1]);
+    arr_upload(&t->a[WEIGHTS]);
+    arr_upload(&t->a[B1]);
     t->work = (double *)calloc(3 * N + 1, sizeof *t->work);
     t->dwork = (double *)cuda_bytes(gx, NULL, 3 * N * sizeof *t->dwork);
     t->c.dh = t->c.dw = t->c.db[0] = t->c.db[1] = t->a[DH].c;
@@ -425,7 +425,7 @@ static void test_latency(void) {
         /* loss, nll, lat, dnll, dlat, dloss */
         for (i = 0; i < 6; i++) v[i] = arr_of(1, 2, 0, i == 5 ? N_ : B_);
         v[2].c[0] = lats[n / 3];
-        arr_put(v + 2);
+        arr_upload(v + 2);
         snprintf(name, sizeof name, "latency, kind %d, %g", a.kind, (double)lats[n / 3]);
         BOTH(stx_par_latency_fwd, (cx, v[0].c, v[1].c, v[2].c, &a),
              (gx, v[0].d, v[1].d, v[2].d, &a));

@@ -99,7 +99,7 @@ static void recurrence_make(recurrence *t, const shape *given) {
     /* forget gates near 1: the start of a tile has an effect at its end */
     if (s->T > STX_SRU_TILE && (s->T + s->H + s->B) % 2) {
         for (j = 0; j < O; j++) t->a[BIAS].c[j] += 3;
-        arr_put(&t->a[BIAS]);
+        arr_upload(&t->a[BIAS]);
     }
     t->pad = (int32_t *)calloc(N + 1, sizeof *t->pad);
     for (i = 0; i < N && s->pad; i++) {
@@ -113,7 +113,7 @@ static void recurrence_make(recurrence *t, const shape *given) {
     if (s->pad)
         for (i = 0; i <= DH; i++)
             if (i == U || i == XR || i == V_ || i == DH)
-                arr_put(&t->a[i]);
+                arr_upload(&t->a[i]);
     t->dpad = (int32_t *)cuda_bytes(gx, t->pad, N * sizeof *t->pad);
     t->on = args_of(t, of_gpu);
     t->on.pad = s->pad ? t->dpad : NULL;
@@ -314,7 +314,7 @@ static void test_columns(void) {
     for (j = C0; j <= VP; j++)
         for (n = 0; j != DH && n < t.a[j].n / FEW; n++)
             memcpy(t.a[j].c + n * FEW, w.a[j].c + n * WIDE, FEW * sizeof(float));
-    for (j = 0; j <= VP; j++) arr_put(&t.a[j]);
+    for (j = 0; j <= VP; j++) arr_upload(&t.a[j]);
     on_gpu(&w);
     on_gpu(&t);
     for (i = 0; i < COUNT(out); i++) {
@@ -342,9 +342,9 @@ static void nan_case(int backward, int scan) {
     recurrence_make(&t, &few);
     on_gpu(&t);
     for (i = H_; i < ARRAYS; i++) before[i] = arr_get(t.a + i);
-    for (i = DVP; i < ARRAYS; i++) arr_put(&t.a[i]);
+    for (i = DVP; i < ARRAYS; i++) arr_upload(&t.a[i]);
     t.a[U].c[((backward ? NAN_T : 0) + 40) * 3 * O + column] = NAN;
-    arr_put(&t.a[U]);
+    arr_upload(&t.a[U]);
     on_gpu(&t);
     for (i = H_; i < ARRAYS; i++) {
         float *after = arr_get(t.a + i);
