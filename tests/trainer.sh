@@ -369,16 +369,16 @@ check "the text moved: the same run" same_state opt/whole.st opt/run.st
 # options that can change: reported in one line and in the log
 cp opt/at.st opt/run.st
 good "another rate" opt --checkpoint run.st --data ../t.txt --threads 1 --lr 0.0001 --dropout 0 \
-    --steps 150 --log new.jsonl
+    --steps 300 --log new.jsonl
 check "it is reported in one line" [ "$(grep -c 'changed options' err)" -eq 1 ]
 check "with both values: $(grep 'changed options' err)" \
-    grep -q -e 'changed options.*--dropout 0 (0.1).*--lr 0.0001 ([0-9.]*).*--steps 150 (200)' err
-changed='{"dropout":\[0.1,0\],"lr":\[[0-9.]*,0.0001\],"steps":\[200,150\]}'
+    grep -q -e 'changed options.*--dropout 0 (0.1).*--lr 0.0001 ([0-9.]*).*--steps 300 (200)' err
+changed='{"dropout":\[0.1,0\],"lr":\[[0-9.]*,0.0001\],"steps":\[200,300\]}'
 check "and in the log" \
     grep -q "^{\"event\":\"resume\",\"step\":[0-9]*,\"config\":{.*\"changed\":$changed}\$" opt/new.jsonl
 check "the rate is the new one" \
     [ "$(events opt/new.jsonl | head -n 1 | field lr | awk '{ print ($1 <= 0.0001) }')" = 1 ]
-check "the checkpoint has it now" [ "$(header opt/run.st | grep -c '\\"steps\\":150')" -eq 1 ]
+check "the checkpoint has it now" [ "$(header opt/run.st | grep -c '\\"steps\\":300')" -eq 1 ]
 good "the end of the run" opt --checkpoint run.st --threads 1
 check "the message says that the run is complete" \
     grep -q 'the run is complete; a larger --steps' err
