@@ -189,6 +189,12 @@ STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len)
 STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out,
                                 size_t cap);
 
+/* The same for a text that continues another one, such as the second line of a file:
+   U+FEFF at its start is a character and not a byte-order mark, and UTF-16 and UTF-32 are
+   not recognised. */
+STX_DEF size_t stx_vocab_encode_part(const stx_vocab *v, const char *text, size_t len, int32_t *out,
+                                     size_t cap);
+
 /* Decodes n ids: <eos> becomes a line feed, a word is followed by a space, so that
    decoding token by token gives the same text as decoding at once. Writes at most cap
    bytes, without a terminating zero, and returns how many there are. Returns STX_NPOS,
@@ -1163,46 +1169,61 @@ static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, siz
     return id;
 }
 
-STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out,
-                                size_t cap) {
+static const char stx__to_encode[] = "the text to encode";
+
+/* Nonzero if the arguments of an encoding function are valid; otherwise sets an error. */
+static int stx__can_encode(const stx_vocab *v, const char *who, const char *text, size_t len,
+                           const int32_t *out, size_t cap) {
+    if (!v || !stx_ok(v->x)) return 0;
+    if ((!len || text) && (!cap || out)) return 1;
+    stx_fail(v->x, STX_ERR_ARG, "%s: text or out is NULL", who);
+    return 0;
+}
+
+/* Encodes len bytes; base is their position in error messages. */
+static size_t stx__encode(const stx_vocab *v, const unsigned char *text, size_t len, size_t base,
+                          int32_t *out, size_t cap) {
     stx__scan c;
     const unsigned char *piece;
-    const char *const where = "the text to encode";
-    size_t n = 0, k, mark = 0;
+    size_t n = 0, k;
     int r;
-    if (!v || !stx_ok(v->x)) return STX_NPOS;
-    if ((len && !text) || (cap && !out)) {
-        stx_fail(v->x, STX_ERR_ARG, "stx_vocab_encode: text or out is NULL");
-        return STX_NPOS;
-    }
-    if (len && v->kind != STX_TOK_BYTES)
-        mark = stx__text_mark(v->x, (const unsigned char *)text, len, where);
-    if (mark == SIZE_MAX) return STX_NPOS;
-    if (mark) {
-        text += mark;
-        len -= mark;
-    }
     if (v->kind == STX_TOK_PIECES) {
         int32_t *ids = NULL;
         size_t room = 0;
-        int done = stx__pieces_encode(v, (const unsigned char *)text, len, 0, where, mark, &ids, &n,
-                                      &room);
+        int done = stx__pieces_encode(v, text, len, 0, stx__to_encode, base, &ids, &n, &room);
         if (done && n && cap) memcpy(out, ids, (n < cap ? n : cap) * sizeof *out);
         stx_block_free(v->x, ids);
         return done ? n : STX_NPOS;
     }
-    stx__scan_begin(&c, v->kind, v->has_eos, 0, (const unsigned char *)text, len);
+    stx__scan_begin(&c, v->kind, v->has_eos, 0, text, len);
     while ((r = stx__scan_next(&c, &piece, &k)) > 0) {
-        int32_t id = stx__vocab_id(v, piece, k, where, mark + c.i - (piece == stx__eos ? 1 : k));
+        int32_t id =
+            stx__vocab_id(v, piece, k, stx__to_encode, base + c.i - (piece == stx__eos ? 1 : k));
         if (id < 0) return STX_NPOS;
         if (n < cap) out[n] = id;
         n++;
     }
     if (r < 0) {
-        stx__bad_utf8(v->x, where, mark + c.i, c.s[c.i]);
+        stx__bad_utf8(v->x, stx__to_encode, base + c.i, c.s[c.i]);
         return STX_NPOS;
     }
     return n;
+}
+
+STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out,
+                                size_t cap) {
+    const unsigned char *s = (const unsigned char *)text;
+    size_t mark = 0;
+    if (!stx__can_encode(v, "stx_vocab_encode", text, len, out, cap)) return STX_NPOS;
+    if (len && v->kind != STX_TOK_BYTES) mark = stx__text_mark(v->x, s, len, stx__to_encode);
+    if (mark == SIZE_MAX) return STX_NPOS;
+    return stx__encode(v, mark ? s + mark : s, len - mark, mark, out, cap);
+}
+
+STX_DEF size_t stx_vocab_encode_part(const stx_vocab *v, const char *text, size_t len, int32_t *out,
+                                     size_t cap) {
+    if (!stx__can_encode(v, "stx_vocab_encode_part", text, len, out, cap)) return STX_NPOS;
+    return stx__encode(v, (const unsigned char *)text, len, 0, out, cap);
 }
 
 STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out,
