@@ -3967,6 +3967,15 @@ TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
                    path, wide, wide, o->tokens == TR_BYTES ? "bytes" : "bytes-compact");
 }
 
+/* Removes a byte-order mark from the start of a text, unless the tokens are bytes, as a
+   corpus does. Returns the length of the rest. */
+TR_DEF size_t tr_lm_unmark(const tr_lm *t, char *text, size_t len) {
+    if (stx_vocab_kind(t->vocab) == STX_TOK_BYTES) return len;
+    if (len < 3 || memcmp(text, "\xEF\xBB\xBF", 3) != 0) return len;
+    memmove(text, text + 3, len - 3);
+    return len - 3;
+}
+
 /* Where the training, validation and test texts are: three files, or three ranges of
    bytes of one file. */
 typedef struct tr_lm_source {
@@ -4694,12 +4703,12 @@ TR_DEF int tr_lm_prompt(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--prompt: no memory");
     }
     t->prompt = b.s;
-    t->prompt_len = b.n;
     if (b.n && stx_vocab_encode(t->vocab, b.s, b.n, NULL, 0) == STX_NPOS) {
         tr_lm_why(t);
         snprintf(why, sizeof why, "%s", t->err);
         return tr_fail(t->err, TR_ERR, "--prompt: %.1000s", why);
     }
+    if (b.n) t->prompt_len = tr_lm_unmark(t, b.s, b.n);
     return 1;
 }
 
@@ -5910,6 +5919,7 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
     const size_t n = stx_vocab_encode(t->vocab, "\n", 1, &line_end, 1);
     const int has_line_end = n == 1 && line_end != stx_vocab_unk(t->vocab);
     int why = 0, answer = 0, answered = 0, ok;
+    uint64_t lines = 0;
     tr_buf line;
     tr_gen g;
     memset(&line, 0, sizeof line);
@@ -5919,6 +5929,7 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
 
     ok = tr_gen_open(t, &g) && tr_lm_talk_begin(t, &g);
     while (ok && tr_lm_read_line(&line, terminal, &why)) {
+        if (!lines++ && line.n) line.n = tr_lm_unmark(t, line.s, line.n);
         if (tr_lm_is_command(&line, "/help")) {
             tr_lm_talk_help();
         } else if (!line.n || tr_lm_is_command(&line, "/reset")) {
@@ -6090,12 +6101,14 @@ TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *size, ssize_t *len, in
     return 1;
 }
 
-/* Reads a line including its end. Returns its length, 0 at the end of the text, or -1
-   on error, which also means a line that is too long for memory. */
+/* Reads a line including its end; the first one without a byte-order mark. Returns its
+   length, 0 at the end of the text, or -1 on error, which also means a line that is too
+   long for memory. */
 TR_DEF ssize_t tr_lm_score_next(tr_lm *t, FILE *f, char **text, size_t *size, int *crlf,
                                 uint64_t line) {
     ssize_t len = getline(text, size, f);
     int ok = len >= 0 || feof(f);
+    if (len > 0 && line == 1) len = (ssize_t)tr_lm_unmark(t, *text, (size_t)len);
     if (len > 0) ok = tr_lm_score_end(t, text, size, &len, *crlf);
     *crlf = len > 1 && (*text)[len - 2] == '\r';
     if (ok) return len > 0 ? len : 0;

@@ -1279,6 +1279,27 @@ eval/never.st aa \r\n
 log/words.st two \n
 bad/chars.st the \n
 END
+# A byte-order mark is neither a token nor a byte of a text.
+mark='\357\273\277'
+while read -r from text; do
+    { printf "$mark"; cat "$text"; } >score/marked
+    for by in file lines; do
+        model="--checkpoint ../$from --threads 1 --score-by $by"
+        good "a text for $from by $by" score $model --score "../$text"
+        cp out score/want
+        good "... with a byte-order mark" score $model --score marked
+        check "$from, $by: the same: $(tail -n 1 out) | $(tail -n 1 score/want)" \
+            cmp score/want out
+    done
+    (cd score && cat marked | "$bin" $model --score -) >x 2>err
+    check "$from: the same from a pipe" cmp score/want x
+done <<'END'
+log/words.st w.txt
+bad/chars.st t.txt
+END
+printf "$mark" >score/marked
+good "a text that is only a mark" score --checkpoint ../bad/chars.st --threads 1 --score marked
+check "has no tokens: $(tail -n 1 out)" [ "$(sed -n 2p out | cut -f 1-2)" = "$(printf '0\t0')" ]
 printf 'the cat\nthe #\n' >score/odd
 run score --checkpoint ../bad/chars.st --threads 1 --score odd
 check "an unknown character: exit code 1, with the line" \
@@ -1558,6 +1579,15 @@ check "but repeated later" \
 sample t1 --temperature 0 --prompt "the" --repetition-penalty 1
 sample t2 --temperature 0 --prompt "the"
 check "a penalty of 1 has no effect" cmp t1 t2
+# a byte-order mark before a prompt and before a conversation, and U+FEFF later
+printf "$mark"'the cat\n' | (cd log && exec "$bin" --checkpoint chars.st --prompt - --no-train \
+    --generate 9 --seed 5 --threads 1) >t1 2>err
+good "a prompt" log --checkpoint chars.st --prompt "the cat" --no-train --generate 9 --seed 5 \
+    --threads 1
+check "a mark before a prompt is skipped" cmp t1 out
+talks t1 chars.st "$mark"'the cat\n' --generate 9 --seed 5
+talks t2 chars.st 'the cat\n' --generate 9 --seed 5
+check "a mark before a conversation is skipped" cmp t1 t2
 # samples during training
 good "samples during training" log $learn --steps 20 --sample-every 10 --sample-prime 20 \
     --sample-length 30 --temperature 0 --log sampled.jsonl --checkpoint sampled.st
