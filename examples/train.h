@@ -5739,7 +5739,7 @@ TR_DEF void tr_lm_report_unknown(tr_lm *t, const char *text, size_t len) {
         n = tr_lm_unit_length(t, text + at, len - at);
         if (words && n == 1 && memchr(" \t\r\n\v\f", text[at], 7)) continue;
         if (n == 5 && !memcmp(text + at, "<unk>", 5)) continue;
-        m = stx_vocab_encode(t->vocab, text + at, n, ids, 8);
+        m = stx_vocab_encode_part(t->vocab, text + at, n, ids, 8);
         if (m == STX_NPOS) return;
         for (i = 0; i < m && i < 8 && ids[i] != unk; i++) {}
         if (i == m || i == 8) continue;
@@ -5762,7 +5762,7 @@ TR_DEF int tr_gen_read_text(tr_lm *t, tr_gen *g, const char *text, size_t len, F
     const int numbers = stx_vocab_kind(t->vocab) == STX_TOK_IDS;
     const int32_t unk = stx_vocab_unk(t->vocab);
     const uint64_t before = g->hash;
-    size_t n = stx_vocab_encode(t->vocab, text, len, NULL, 0), i;
+    size_t n = stx_vocab_encode_part(t->vocab, text, len, NULL, 0), i;
     int32_t *ids;
     int ok;
     if (n == STX_NPOS) return 0;
@@ -5775,7 +5775,7 @@ TR_DEF int tr_gen_read_text(tr_lm *t, tr_gen *g, const char *text, size_t len, F
         stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", n);
         return -1;
     }
-    stx_vocab_encode(t->vocab, text, len, ids, n);
+    stx_vocab_encode_part(t->vocab, text, len, ids, n);
     for (i = 0; i < n && ids[i] != unk; i++) {}
     if (i < n && !numbers) tr_lm_report_unknown(t, text, len);
 
@@ -6055,7 +6055,7 @@ TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32
 TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len, uint64_t line,
                             double *bytes) {
     int by = t->opt->score_by, ok = 1;
-    size_t n = stx_vocab_encode(t->vocab, text, len, NULL, 0), i;
+    size_t n = stx_vocab_encode_part(t->vocab, text, len, NULL, 0), i;
     int32_t *ids = n == STX_NPOS ? NULL : (int32_t *)malloc((n + 1) * sizeof *ids);
     if (!ids) {
         if (stx_ok(t->x)) stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", n);
@@ -6065,7 +6065,7 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
                  (unsigned long long)line, t->err);
         return 0;
     }
-    stx_vocab_encode(t->vocab, text, len, ids, n);
+    stx_vocab_encode_part(t->vocab, text, len, ids, n);
     if (stx_vocab_kind(t->vocab) == STX_TOK_IDS) len = stx_vocab_decode(t->vocab, ids, n, NULL, 0);
     *bytes = (double)len - tr_lm_pad_bytes(t, ids, n);
     if (by == TR_BY_TEXTS) ok = tr_lm_score_begin(t, s);
@@ -6139,6 +6139,33 @@ TR_DEF void tr_lm_score_close(tr_lm *t, tr_scorer *s) {
     free(s->in);
 }
 
+/* Reads the first bytes of a regular file without moving its position; of any other
+   file, nothing. Returns how many. */
+TR_DEF size_t tr_peek(FILE *f, char *out, size_t size) {
+    struct stat st;
+    size_t n;
+    off_t at;
+    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) return 0;
+    at = ftello(f);
+    n = fread(out, 1, size, f);
+    return fseeko(f, at, SEEK_SET) == 0 ? n : 0;
+}
+
+/* Refuses a text that begins as UTF-16 or UTF-32, unless the tokens are bytes. Returns 0
+   with the context's error set. */
+TR_DEF int tr_lm_score_encoding(tr_lm *t, const char *text, size_t n) {
+    const char *encoding = stx_text_encoding(text, n);
+    if (!encoding) return 1;
+    if (stx_vocab_kind(t->vocab) != STX_TOK_BYTES) {
+        stx_fail(t->x, STX_ERR_FORMAT, "--score %.600s: expected UTF-8, got %s: convert it with "
+                 "iconv -f %s -t UTF-8 OLD > NEW", t->opt->score, encoding, encoding);
+        return 0;
+    }
+    tr_say(&t->term, "--score %.1000s: the text is in %s; its bytes are read unchanged",
+           t->opt->score, encoding);
+    return 1;
+}
+
 /* Reads the text and prints the table. Returns 0 on error. */
 TR_DEF int tr_lm_score_text(tr_lm *t, tr_scorer *s, FILE *f) {
     static const char *const head[] = {     /* of --score-by file, lines, texts and tokens */
@@ -6148,21 +6175,17 @@ TR_DEF int tr_lm_score_text(tr_lm *t, tr_scorer *s, FILE *f) {
     const int by = t->opt->score_by;
     uint64_t line = 0;
     double bytes = 0, all = 0;
-    char *text = NULL;
-    size_t size = 0;
-    int crlf = 0, ok = tr_lm_score_begin(t, s);
+    char *text = NULL, first[4096];
+    size_t size = 0, peeked = tr_peek(f, first, sizeof first);
+    int crlf = 0, ok = tr_lm_score_encoding(t, first, peeked) && tr_lm_score_begin(t, s);
     while (ok && !tr_stop_requested()) {
-        const char *encoding;
         ssize_t len = tr_lm_score_next(t, f, &text, &size, &crlf, line + 1);
         if (len < 0) ok = 0;
         else if (!line) puts(head[by]);
         if (len <= 0) break;
-        encoding = line ? NULL : stx_text_encoding(text, (size_t)len);
-        if (encoding && stx_vocab_kind(t->vocab) == STX_TOK_BYTES)
-            tr_say(&t->term, "--score %.1000s: the text is in %s; its bytes are read unchanged",
-                   t->opt->score, encoding);
-
-        ok = tr_lm_score_line(t, s, text, (size_t)len, ++line, &bytes);
+        /* of a pipe, only the first line is checked */
+        if (!line && !peeked) ok = tr_lm_score_encoding(t, text, (size_t)len);
+        ok = ok && tr_lm_score_line(t, s, text, (size_t)len, ++line, &bytes);
         all += bytes;
         if (ok && !tr_stop_requested() && (by == TR_BY_LINES || by == TR_BY_TEXTS)) {
             printf("%llu\t", (unsigned long long)line);

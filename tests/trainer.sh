@@ -1300,6 +1300,22 @@ END
 printf "$mark" >score/marked
 good "a text that is only a mark" score --checkpoint ../bad/chars.st --threads 1 --score marked
 check "has no tokens: $(tail -n 1 out)" [ "$(sed -n 2p out | cut -f 1-2)" = "$(printf '0\t0')" ]
+# At the start of a later line, where files were joined, U+FEFF is a character.
+mkdir score/joined
+sed "s/^/$(printf "$mark")/" t.txt >score/joined/valid.txt
+tail -c +4 score/joined/valid.txt >score/joined/train.txt
+for tokens in chars words; do
+    good "a text with U+FEFF, $tokens" score --data joined $tiny --tokens $tokens --steps 1 \
+        --checkpoint joined-$tokens.st
+    for text in train valid; do
+        good "is scored" score --checkpoint joined-$tokens.st --threads 1 \
+            --score joined/$text.txt
+        sed -n 2p out | cut -f 1-2 >score/row
+        check "$tokens: as many tokens as in training: $(cat score/row)" \
+            [ "$(cat score/row)" = "$(meta score/joined-$tokens.st data.tokens)$(printf '\t')$(wc -c \
+            <score/joined/train.txt)" ]
+    done
+done
 printf 'the cat\nthe #\n' >score/odd
 run score --checkpoint ../bad/chars.st --threads 1 --score odd
 check "an unknown character: exit code 1, with the line" \
@@ -1588,6 +1604,9 @@ check "a mark before a prompt is skipped" cmp t1 out
 talks t1 chars.st "$mark"'the cat\n' --generate 9 --seed 5
 talks t2 chars.st 'the cat\n' --generate 9 --seed 5
 check "a mark before a conversation is skipped" cmp t1 t2
+talk t1 chars.st 'the cat\n\n'"$mark"'the cat\n' --generate 9 --seed 5
+check "U+FEFF later is a character" \
+    grep -q "the character '.xEF.xBB.xBF' at byte 0 is not in the vocabulary" err
 # samples during training
 good "samples during training" log $learn --steps 20 --sample-every 10 --sample-prime 20 \
     --sample-length 30 --temperature 0 --log sampled.jsonl --checkpoint sampled.st
