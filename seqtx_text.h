@@ -204,8 +204,8 @@ STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n
 
 /* The encoding of n bytes of text that cannot be UTF-8, as iconv names it: "UTF-16"
    and "UTF-32" start with a byte-order mark; "UTF-16LE", "UTF-16BE", "UTF-32LE" and
-   "UTF-32BE" have none and are recognised by the zeros in their first 4096 bytes. NULL
-   for UTF-8, and for data that is not text. */
+   "UTF-32BE" have none and are recognised by the zeros in their first 4096 bytes, such as
+   those of line ends. NULL for UTF-8, and for data that is not text. */
 STX_DEF const char *stx_text_encoding(const void *text, size_t n);
 
 /* Stores a vocabulary as bytes, for a U8 entry of a checkpoint, and restores it. save
@@ -445,6 +445,30 @@ static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len
     return 1;
 }
 
+/* Whether n bytes are UTF-8. The last character may be incomplete. */
+static int stx__is_utf8(const unsigned char *s, size_t n) {
+    size_t i, k;
+    uint32_t u;
+    for (i = 0; i < n; i += k)
+        if ((k = stx_utf8(s + i, n - i, &u)) == 0) return n - i < 4;
+    return 1;
+}
+
+/* Whether n bytes are text in UTF-16: surrogates are paired, and there are no control
+   characters except white space, no private characters and no U+FFFE and U+FFFF. */
+static int stx__is_utf16(const unsigned char *s, size_t n, int big_endian) {
+    int after_high = 0;
+    size_t i;
+    for (i = 0; i + 2 <= n; i += 2) {
+        unsigned u = big_endian ? s[i] * 256u + s[i + 1] : s[i + 1] * 256u + s[i];
+        if (after_high != (u >= 0xDC00 && u <= 0xDFFF)) return 0;
+        after_high = u >= 0xD800 && u <= 0xDBFF;
+        if (u < 0x20 && (u < '\t' || u > '\r')) return 0;
+        if ((u >= 0x7F && u <= 0x9F) || (u >= 0xE000 && u <= 0xF8FF) || u >= 0xFFFE) return 0;
+    }
+    return 1;
+}
+
 STX_DEF const char *stx_text_encoding(const void *text, size_t n) {
     const unsigned char *s = (const unsigned char *)text;
     size_t zeros[4] = {0, 0, 0, 0}, even, odd, i;
@@ -454,12 +478,16 @@ STX_DEF const char *stx_text_encoding(const void *text, size_t n) {
     for (i = 0; i < n; i++) zeros[i % 4] += !s[i];
     if (n >= 8 && zeros[3] == n / 4 && zeros[2] > n / 8 && !zeros[0]) return "UTF-32LE";
     if (n >= 8 && zeros[0] == n / 4 && zeros[1] > n / 8 && !zeros[3]) return "UTF-32BE";
-    /* in any script, spaces make at least one unit in sixteen less than 256 */
+
+    /* Units below 256, such as spaces and line ends, have a zero byte. If they are one in
+       sixteen, as in most scripts, that is enough. Chinese and Japanese have no spaces:
+       the text must also be UTF-16, and no UTF-8. */
     even = zeros[0] + zeros[2];
     odd = zeros[1] + zeros[3];
     if (odd >= 2 && odd * 32 >= n && !even) return "UTF-16LE";
     if (even >= 2 && even * 32 >= n && !odd) return "UTF-16BE";
-    return NULL;
+    if (n < 8 || !odd == !even || stx__is_utf8(s, n) || !stx__is_utf16(s, n, even > 0)) return NULL;
+    return odd ? "UTF-16LE" : "UTF-16BE";
 }
 
 /* The length of the byte-order mark at the start of a text, 0 or 3. SIZE_MAX, with an

@@ -624,6 +624,37 @@ refused 'wide.txt: expected UTF-8, got UTF-16LE' --data wide.txt --init-from goo
 good "--tokens bytes" . --data wide.txt $full --tokens bytes --steps 3 --checkpoint wide.st
 good "and resumed from the checkpoint" . --checkpoint wide.st --steps 4
 rm -f wide.st
+# In Japanese, few units of UTF-16 have a zero byte: those of line ends. Two lines of 81
+# characters are repeated.
+sentence='\345\145\054\147\236\212\156\060\207\145\340\172\147\060\131\060\002\060'
+for n in 1 2 3 4 5 6 7 8 9; do printf "$sentence"; done >japanese
+printf '\012\000' >>japanese
+for n in 1 2 3 4 5 6 7 8; do cat japanese japanese; done >ja16le.txt
+dd if=ja16le.txt of=ja16be.txt conv=swab 2>/dev/null
+for order in LE BE; do
+    text=ja16$(echo $order | tr LEB leb).txt
+    refused "$text: expected UTF-8, got UTF-16$order: .* iconv -f UTF-16$order .* --tokens bytes\$" \
+        --data $text $tiny $new
+    refused "$text is UTF-16$order, not UTF-8; .* iconv -f UTF-16$order" \
+        --data $text $tiny $new --tokens chars
+    run . --checkpoint chars.st --threads 1 --score $text
+    check "UTF-16$order is not scored: exit code $rc: $(tail -n 1 "$T/err")" \
+        [ $rc -eq 1 -a "$(grep -c "$text: expected UTF-8, got UTF-16$order: .*iconv" "$T/err")" -eq 1 ]
+    run . --checkpoint good.st --threads 1 --score $text
+    check "bytes of UTF-16$order are scored, which is reported: $(tail -n 1 "$T/err")" \
+        grep -q "$text: the text is in UTF-16$order; its bytes are read unchanged" "$T/err"
+done
+# What is no UTF-16 is read as bytes: an unpaired surrogate, a program, zeros in odd and
+# even places, and other encodings, which have no zeros.
+{ cat ja16le.txt; printf '\000\330'; cat ja16le.txt; } >unpaired
+head -c 20000 "$bin" >program
+{ cat ja16le.txt; printf '\000x'; cat ja16le.txt; } >zeros
+for n in 1 2 3 4 5 6 7 8 9; do printf '\223\372\226{\214\352\202\314\225\266\217\315\n'; done >shift-jis
+for n in 1 2 3 4 5 6 7 8 9; do printf '\310\325\261\276\3238\2136\n'; done >gb18030
+for text in unpaired program zeros shift-jis gb18030 latin1.txt; do
+    [ "$(wc -c <$text)" -gt 300 ] || { cat $text $text $text $text $text >x.txt; mv x.txt $text; }
+    good "bytes: $text" . --data $text $tiny --steps 1 --batch-sz 1 --block-sz 8 --eval-batch-sz 1
+done
 { printf '\357\273\277'; cat t.txt; } >mark.txt
 good "a byte-order mark" . --data mark.txt $full --tokens chars --steps 6 --checkpoint mark.st
 check "has no token for it" [ "$(meta mark.st data.tokens)" = "$(meta chars.st data.tokens)" ]
