@@ -2085,19 +2085,33 @@ TR_DEF int tr_refuse_claimed(const char *option, const char *path, long pid, cha
                    "another file", option, path, who);
 }
 
-/* Returns 1, or sets err and returns 0 if another process has claimed the file. Does
-   not claim or write anything. */
+/* Nonzero if an open file can be a lock: an empty regular file. */
+TR_DEF int tr_is_lock(int fd) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0;
+}
+
+TR_DEF int tr_refuse_not_lock(const char *option, const char *path, const char *lock, char *err,
+                              size_t size) {
+    return tr_fail(err, size,
+                   "--%s %.400s: %.400s is not a lock of a run: rename that file, or name another "
+                   "file", option, path, lock);
+}
+
+/* Returns 1, or sets err and returns 0 if another process has claimed the file, or if
+   FILE.lock is another kind of file. Does not claim or write anything. */
 TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t size) {
     char *lock = tr_claim_path(path);
     long pid = 0;
     int fd = -1, ok = 1;
     if (lock != NULL) fd = open(lock, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd >= 0) {
-        ok = tr_lock(fd, &pid) != 0;
+        if (!tr_is_lock(fd)) ok = tr_refuse_not_lock(option, path, lock, err, size);
+        else if (tr_lock(fd, &pid) == 0) ok = tr_refuse_claimed(option, path, pid, err, size);
         close(fd);
     }
     free(lock);
-    return ok ? 1 : tr_refuse_claimed(option, path, pid, err, size);
+    return ok;
 }
 
 /* Claims a file; path may be NULL. On failure, sets err, returns 0, and claims
@@ -2118,6 +2132,12 @@ TR_DEF int tr_claim_open(tr_claim *c, const char *option, const char *path, char
         if (c->fd < 0) {
             tr_fail(err, size, "--%s: cannot create the lock %.900s: %s", option, c->path,
                     strerror(errno));
+            break;
+        }
+        if (!tr_is_lock(c->fd)) {
+            tr_refuse_not_lock(option, path, c->path, err, size);
+            close(c->fd);
+            c->fd = -1;
             break;
         }
         got = tr_lock(c->fd, &pid);
@@ -6312,6 +6332,14 @@ TR_DEF int tr_same_file(const char *a, const char *b) {
            && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 }
 
+/* Is `file` the lock of `path`, or will it be? */
+TR_DEF int tr_is_lock_of(const char *file, const char *path) {
+    char *lock = file && path && *path ? tr_claim_path(path) : NULL;
+    const int same = tr_same_file(file, lock);
+    free(lock);
+    return same;
+}
+
 /* Checks that the file written as --name is none of the run's other files. Otherwise,
    returns 0 and sets t->err. */
 TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
@@ -6321,6 +6349,7 @@ TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
     static const char *const part[3] = {"train.txt", "valid.txt", "test.txt"};
     char text[4096];
     size_t i;
+    int k;
     for (i = 0; path && t->opt->data && i < 3; i++) {
         int n = snprintf(text, sizeof text, "%s/%s", t->opt->data, part[i]);
         if (n < (int)sizeof text && tr_same_file(path, text))
@@ -6330,6 +6359,12 @@ TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
         const tr_opt *p = tr_find_option(t->options, other[i], strlen(other[i]));
         if (p && strcmp(other[i], name) && tr_same_file(path, *(const char *const *)p->to))
             return tr_fail(t->err, TR_ERR, "--%s and --%s are the same file", name, other[i]);
+    }
+    for (k = 0; k < 3; k++) {
+        const char *output, *locked = tr_lm_output(t, k, &output);
+        if (tr_is_lock_of(path, output))
+            return tr_fail(t->err, TR_ERR, "--%s %.500s is the lock of --%s: name another file",
+                           name, path, locked);
     }
     return 1;
 }

@@ -916,6 +916,18 @@ static void test_claims(void) {
           && tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
     HOLDS(err, "cannot create the lock");
     CHECK(unlink(lock) == 0);
+    /* Another file of this name is no lock. */
+    put_text(lock, "precious");
+    CHECK(tr_unclaimed("checkpoint", path, err, sizeof err) == 0);
+    HOLDS(err, "mine.st.lock is not a lock of a run: rename that file");
+    CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0 && b.fd == -1);
+    HOLDS(err, "mine.st.lock is not a lock of a run");
+    tr_claim_close(&b);
+    SAME(get_file(lock, NULL), "precious");
+    CHECK(unlink(lock) == 0 && mkfifo(lock, 0600) == 0);
+    CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
+    HOLDS(err, "is not a lock of a run");
+    CHECK(unlink(lock) == 0);
     /* Two long names with the same beginning have separate locks. */
     memset(name, 'n', sizeof name);
     name[255] = 0;

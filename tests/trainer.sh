@@ -826,6 +826,17 @@ refused 'same file' $t $tiny $new --eval-every 1 --best C.st
 refused 'same file' $t $tiny --steps 3 --log C.st --checkpoint C.st
 refused 'same file' $t $tiny --steps 3 --log ./t.txt
 refused 'same file' $t $tiny --steps 3 --checkpoint Z.st --log ./Z.st
+refused '--log ./Z.st.lock is the lock of --checkpoint' \
+    $t $tiny --steps 3 --checkpoint Z.st --log ./Z.st.lock
+refused '--checkpoint Z.jsonl.lock is the lock of --log' \
+    $t $tiny --steps 3 --checkpoint Z.jsonl.lock --log Z.jsonl
+refused '--best C.st.lock is the lock of --checkpoint' \
+    $t $tiny $new --eval-every 1 --best C.st.lock
+echo precious >Z.st.lock
+refused '--checkpoint Z.st: Z.st.lock is not a lock of a run: rename that file' \
+    $t $tiny --steps 3 --checkpoint Z.st
+refused '--log Z.st: Z.st.lock is not a lock of a run' $t $tiny --steps 3 --log Z.st
+check "the file is unchanged" [ "$(cat Z.st.lock)" = precious ]
 cp t.txt two/valid.txt
 refused 'same file' --data two $tiny $new --eval-every 1 --best two/valid.txt
 rm two/valid.txt
