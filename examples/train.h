@@ -1966,6 +1966,29 @@ TR_DEF int tr_lock(int fd, long *pid) {
 #endif
 }
 
+/* Like tr_lock, for a file that was opened only for reading: the lock is shared, but
+   0 is also returned if another process has a shared lock. */
+TR_DEF int tr_lock_read_only(int fd, long *pid) {
+#ifdef _WIN32
+    (void)fd;
+    *pid = 0;
+    return -1;
+#else
+    struct flock l;
+    int got;
+    *pid = 0;
+    memset(&l, 0, sizeof l);
+    l.l_type = F_RDLCK;
+    l.l_whence = SEEK_SET;
+    got = fcntl(fd, F_SETLK, &l) == 0;
+    if (!got && errno != EACCES && errno != EAGAIN) return -1;
+    l.l_type = F_WRLCK;
+    if (fcntl(fd, F_GETLK, &l) != 0) return -1;
+    if (l.l_type != F_UNLCK && l.l_pid > 0) *pid = (long)l.l_pid;
+    return got && l.l_type == F_UNLCK;
+#endif
+}
+
 /* Creates a new file and locks it. An existing regular file that no process has locked
    was left behind by a killed process, and is removed. Returns -1 with errno set on
    failure; EEXIST means that the name is in use. */
@@ -2101,56 +2124,93 @@ TR_DEF int tr_refuse_not_lock(const char *option, const char *path, const char *
 /* Returns 1, or sets err and returns 0 if another process has claimed the file, or if
    FILE.lock is another kind of file. Does not claim or write anything. */
 TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t size) {
+    const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
     char *lock = tr_claim_path(path);
     long pid = 0;
-    int fd = -1, ok = 1;
-    if (lock != NULL) fd = open(lock, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int fd = -1, ok = 1, reads;
+    if (lock != NULL) fd = open(lock, O_RDWR | flags);
+    reads = lock != NULL && fd < 0 && errno == EACCES;      /* another user's lock */
+    if (reads) fd = open(lock, O_RDONLY | flags);
     if (fd >= 0) {
         if (!tr_is_lock(fd)) ok = tr_refuse_not_lock(option, path, lock, err, size);
-        else if (tr_lock(fd, &pid) == 0) ok = tr_refuse_claimed(option, path, pid, err, size);
+        else if ((reads ? tr_lock_read_only(fd, &pid) : tr_lock(fd, &pid)) == 0)
+            ok = tr_refuse_claimed(option, path, pid, err, size);
         close(fd);
     }
     free(lock);
     return ok;
 }
 
+TR_DEF int tr_refuse_lock(const tr_claim *c, const char *option, int why, char *err, size_t size) {
+    return tr_fail(err, size, "--%s: cannot create the lock %.900s: %s", option, c->path,
+                   strerror(why));
+}
+
+/* Removes the lock of another user, which this process cannot write, if that user's run
+   has ended. Returns -1 if it is removed, or sets err and returns 0. The shared lock
+   prevents that another run takes the file in between. */
+TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char *path, char *err,
+                              size_t size) {
+    struct stat st;
+    long pid = 0;
+    int fd = open(c->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), why = errno, got = -1;
+    if (fd < 0 && why == ENOENT) return tr_refuse_lock(c, option, EACCES, err, size);
+    if (fd >= 0 && !tr_is_lock(fd)) {
+        close(fd);
+        return tr_refuse_not_lock(option, path, c->path, err, size);
+    }
+    if (fd >= 0) {
+        got = tr_lock_read_only(fd, &pid);
+        /* without a link, another run has already removed it */
+        if (got > 0 && fstat(fd, &st) == 0 && st.st_nlink > 0 && unlink(c->path) != 0) got = -1;
+        why = errno;
+        close(fd);
+    }
+    if (got > 0) return -1;
+    if (got == 0) return tr_refuse_claimed(option, path, pid, err, size);
+    return tr_fail(err, size,
+                   "--%s: the lock %.700s belongs to another user and cannot be removed (%s): remove "
+                   "it if no run of that user is writing, or name another file",
+                   option, c->path, strerror(why));
+}
+
+/* Tries to claim once. Returns 1; 0 with err set; or -1 to try again, because the lock
+   of a run that has ended was removed. */
+TR_DEF int tr_claim_try(tr_claim *c, const char *option, const char *path, char *err, size_t size) {
+    struct stat st;
+    long pid = 0;
+    int got = 0;
+    c->fd = open(c->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    if (c->fd < 0 && errno == EACCES) return tr_claim_from_user(c, option, path, err, size);
+    if (c->fd < 0) return tr_refuse_lock(c, option, errno, err, size);
+    if (!tr_is_lock(c->fd)) {
+        tr_refuse_not_lock(option, path, c->path, err, size);
+    } else {
+        got = tr_lock(c->fd, &pid);
+        if (got < 0) return 1;      /* without lock support nothing can be claimed */
+        if (got && fstat(c->fd, &st) == 0 && st.st_nlink > 0) return 1;
+        if (!got) tr_refuse_claimed(option, path, pid, err, size);
+    }
+    close(c->fd);
+    c->fd = -1;
+    return got ? -1 : 0;
+}
+
 /* Claims a file; path may be NULL. On failure, sets err, returns 0, and claims
    nothing. */
 TR_DEF int tr_claim_open(tr_claim *c, const char *option, const char *path, char *err,
                          size_t size) {
-    struct stat st;
-    long pid = 0;
-    int got, round;
+    int got = -1, round;
     c->fd = -1;
     c->path = path != NULL ? tr_claim_path(path) : NULL;
     if (c->path == NULL && (path == NULL || errno == 0)) return 1;
     if (c->path == NULL)
         return tr_fail(err, size, "--%s %.900s: %s", option, path, strerror(errno));
 
-    for (round = 0; round < 100; round++) {
-        c->fd = open(c->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
-        if (c->fd < 0) {
-            tr_fail(err, size, "--%s: cannot create the lock %.900s: %s", option, c->path,
-                    strerror(errno));
-            break;
-        }
-        if (!tr_is_lock(c->fd)) {
-            tr_refuse_not_lock(option, path, c->path, err, size);
-            close(c->fd);
-            c->fd = -1;
-            break;
-        }
-        got = tr_lock(c->fd, &pid);
-        if (got < 0) return 1;      /* without lock support nothing can be claimed */
-        if (got && fstat(c->fd, &st) == 0 && st.st_nlink > 0) return 1;
-        close(c->fd);
-        c->fd = -1;
-        if (got) continue;      /* its owner removed it before this lock: retry */
-        tr_refuse_claimed(option, path, pid, err, size);
-        break;
-    }
-
-    if (round == 100) tr_fail(err, size, "--%s: cannot create the lock %.900s", option, c->path);
+    for (round = 0; round < 100 && got < 0; round++)
+        got = tr_claim_try(c, option, path, err, size);
+    if (got > 0) return 1;
+    if (got < 0) tr_refuse_lock(c, option, EAGAIN, err, size);
     free(c->path);
     c->path = NULL;
     return 0;

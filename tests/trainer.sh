@@ -238,6 +238,48 @@ check "and are removed at the end: $(ls pair)" \
     [ "$(find pair -name '*.lock' -o -name '*.tmp' | wc -l)" -eq 0 ]
 steps_of pair/log.jsonl >x
 check "the log has each step once" [ "$(sort -n x | uniq -d | wc -l)" -eq 0 ]
+# The lock that another user's run left behind, too. Only root can test this.
+as_nobody() { # DIR OPTIONS..: runs the trainer there without rights of root; leaves $rc
+    dir=$1; shift
+    (cd "$dir" && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$T/train" "$@") \
+        >"$T/out" 2>"$T/err" </dev/null
+    rc=$?
+}
+mkdir shared && chmod 711 "$T" && chmod 777 shared && cp "$bin" train && chmod 755 train
+if [ "$(id -u)" -eq 0 ] && as_nobody shared --version && [ $rc -eq 0 ]; then
+    theirs="--data ../t.txt $full --steps 3 --checkpoint run.st"
+    (umask 022; : >shared/run.st.lock)
+    as_nobody shared $theirs
+    check "another user's lock: exit code $rc: $(tail -n 1 err)" [ $rc -eq 0 -a -s shared/run.st ]
+    check "is removed" [ ! -e shared/run.st.lock ]
+    echo precious >shared/run.st.lock
+    as_nobody shared $theirs --steps 4
+    check "another user's file is no lock: $(tail -n 1 err)" \
+        [ $rc -eq 2 -a "$(grep -c 'run.st.lock is not a lock of a run' err)" -eq 1 ]
+    check "and stays" [ "$(cat shared/run.st.lock)" = precious ]
+    # closed to others, or in a directory where only the owner can remove it
+    rm shared/run.st.lock; (umask 077; : >shared/run.st.lock)
+    as_nobody shared $theirs --steps 4
+    check "a lock that cannot be read: $(tail -n 1 err)" [ $rc -eq 2 -a "$(grep -c \
+        'run.st.lock belongs to another user and cannot be removed (Permission denied): remove it' \
+        err)" -eq 1 ]
+    chmod 644 shared/run.st.lock; chmod 1777 shared
+    as_nobody shared $theirs --steps 4
+    check "a lock in a sticky directory: $(tail -n 1 err)" [ $rc -eq 2 -a "$(grep -c \
+        'run.st.lock belongs to another user and cannot be removed (Operation not permitted): ' \
+        err)" -eq 1 ]
+    rm -rf shared; mkdir shared; chmod 777 shared
+    mask=$(umask); umask 022
+    start shared $files $full --steps 100000000 --save-every 1 --log-every 1
+    umask "$mask"
+    wait_for_a_step shared
+    as_nobody shared $theirs
+    check "another user's run: $(tail -n 1 err)" [ $rc -eq 2 -a "$(grep -c \
+        "run.st: another run (process $running) is writing it" err)" -eq 1 ]
+    kill -9 "$running" 2>/dev/null; collect
+else
+    echo "left out: locks of another user (not root, or no setpriv)"
+fi
 # two runs started at the same time
 rm -rf pair; mkdir pair
 start pair $files $full --steps 100000000; one=$running
