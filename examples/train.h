@@ -495,7 +495,9 @@ enum { TR_LOOK, TR_RESUME, TR_INIT };
 
 enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };      /* the bound itself is excluded */
 enum { TR_AS_FITS = -1, TR_ALL = INT_MAX };     /* values of a TR_SOME: auto; on */
-enum { TR_EVERY = 1 << 30 };                    /* value of a TR_SET: all names that apply */
+/* Value of a TR_SET: all names that apply; less those whose bits are shifted by
+   TR_REMOVED. A set has at most that many names. */
+enum { TR_EVERY = 1 << 30, TR_REMOVED = 15 };
 
 typedef struct {
     const char *name;       /* without leading dashes; the heading of a group */
@@ -558,7 +560,7 @@ typedef struct {
 
 /* --NAME a,c selects some of the names "a|b|c", as an int in which bit k stands for
    name k. --NAME alone selects every name that applies, TR_EVERY. --NAME-a adds one
-   name, and --no-NAME-a removes it. `training` holds the bits that affect only
+   name, and --no-NAME-a removes it; --NAME all,no-a selects every other one. `training` holds the bits that affect only
    training: evaluation, and a run that starts from the weights, need not agree with
    the checkpoint in those. A set without names ("") cannot be switched on; its `help`
    says why. */
@@ -637,12 +639,23 @@ TR_DEF int tr_set_member(const tr_opt *p, const char *word, size_t n) {
     return tr_set_bit(p, word + len + 1, n - len - 1);
 }
 
-/* Returns the bits of all names of a TR_SET. */
-TR_DEF int tr_set_names(const tr_opt *p) {
+/* Returns the bits of the names that are removed from "all that apply". */
+TR_DEF int tr_set_removed(int v) {
+    return v & TR_EVERY ? v >> TR_REMOVED & ((1 << TR_REMOVED) - 1) : 0;
+}
+
+/* Returns the value without them: TR_EVERY, and the names that were given. */
+TR_DEF int tr_set_given(int v) {
+    return v & (TR_EVERY | ((1 << TR_REMOVED) - 1));
+}
+
+/* Returns the bits of the names of a TR_SET, as if all applied. */
+TR_DEF int tr_set_bits(const tr_opt *p, int v) {
     size_t len;
     int n = 0;
+    if (!(v & TR_EVERY)) return v;
     while (tr_choice(p->choices, n, &len) != NULL) n++;
-    return (1 << n) - 1;
+    return ((1 << n) - 1) & ~tr_set_removed(v);
 }
 
 /* Finds an option by its name, an alternative name, or a name of a set,
@@ -817,7 +830,7 @@ TR_DEF int tr_value_is_optional(const tr_opt *p) {
     return tr_accepts_number(p) || p->type == TR_T_SET;
 }
 
-/* Parses "a,c", on or off as the value of a TR_SET. If a name is unknown, returns 0
+/* Parses "a,c", "all,no-b", on or off as the value of a TR_SET. If a name is unknown, returns 0
    and stores the nearest name in best. */
 TR_DEF int tr_read_set(const tr_opt *p, const char *s, int *out, tr_nearest *best) {
     size_t n;
@@ -828,7 +841,10 @@ TR_DEF int tr_read_set(const tr_opt *p, const char *s, int *out, tr_nearest *bes
     }
     for (;; s += n + 1) {
         n = strcspn(s, ",");
-        bit = tr_set_bit(p, s, n);
+        if (!bits && tr_same_name(s, n, "all")) bit = TR_EVERY;
+        else if (bits & TR_EVERY && n > 3 && tr_same(s, "no-", 3))
+            bit = tr_set_bit(p, s + 3, n - 3) << TR_REMOVED;
+        else bit = tr_set_bit(p, s, n);
         if (!bit) {
             tr_consider_choices(best, s, n, p->choices);
             return 0;
@@ -1080,8 +1096,9 @@ TR_DEF int tr_switch_name(tr_opt *p, const char *word, int bit, const char *valu
     if (value != NULL && !tr_read_flag(value, &on))
         return tr_fail(err, size, "--%.*s: expected on or off, got '%.80s'",
                        (int)strcspn(word, "="), word, value);
-    if (on) *v |= bit;
-    else *v = (*v & TR_EVERY ? tr_set_names(p) : *v) & ~bit;
+    if (on) *v = (*v | bit) & ~(bit << TR_REMOVED);
+    else *v &= ~bit;
+    if (!on && *v & TR_EVERY) *v |= bit << TR_REMOVED;
     p->from = from;
     return 1;
 }
@@ -1232,15 +1249,20 @@ TR_DEF int tr_select_preset(tr_options *o, const char *name, char *err, size_t s
     return 0;
 }
 
-/* Writes the value of a TR_SET: "true", "false" or its names, separated by commas. */
+/* Writes the value of a TR_SET: "true", "false", its names or "all,no-b". */
 TR_DEF void tr_set_text(const tr_opt *p, char out[64]) {
-    const char *name;
+    const char *name, *no = "";
     size_t len, at = 0;
     int k, v = *(int *)p->to;
     strcpy(out, v & TR_EVERY ? "true" : "false");
-    for (k = 0; v < TR_EVERY && (name = tr_choice(p->choices, k, &len)) != NULL; k++) {
-        if (!(v >> k & 1) || at + len + 2 > 64) continue;
-        at += (size_t)snprintf(out + at, 64 - at, "%s%.*s", at ? "," : "", (int)len, name);
+    if (v & TR_EVERY) {
+        v = tr_set_removed(v);
+        no = "no-";
+        if (v) at = (size_t)snprintf(out, 64, "all");
+    }
+    for (k = 0; v && (name = tr_choice(p->choices, k, &len)) != NULL; k++) {
+        if (!(v >> k & 1) || at + len + 5 > 64) continue;
+        at += (size_t)snprintf(out + at, 64 - at, "%s%s%.*s", at ? "," : "", no, (int)len, name);
     }
 }
 
@@ -1704,11 +1726,10 @@ TR_DEF int tr_find_flags(const tr_opt *p, const char *json, char *list, size_t s
    only training. */
 TR_DEF int tr_set_agrees(const tr_opt *p, const char *saved, int all) {
     tr_nearest none = {NULL, 0, 0};
-    int here = *(int *)p->to, theirs;
+    int theirs, differ;
     if (!tr_read_set(p, saved, &theirs, &none)) return 0;
-    if (here & TR_EVERY) here = tr_set_names(p);
-    if (theirs & TR_EVERY) theirs = tr_set_names(p);
-    return ((here ^ theirs) & ~(all ? 0 : p->open)) == 0;
+    differ = tr_set_bits(p, *(int *)p->to) ^ tr_set_bits(p, theirs);
+    return (differ & ~(all ? 0 : p->open)) == 0;
 }
 
 /* Reports a value that differs from the checkpoint's and cannot be used. NULL stands
@@ -6307,6 +6328,27 @@ TR_DEF int tr_lm_score(tr_lm *t) {
 
 
 // >>lm: program
+
+/* A context in which a model is only described, to read its resolved configuration. */
+TR_DEF stx_ctx *tr_lm_dry_context(void) {
+    stx_desc d;
+    memset(&d, 0, sizeof d);
+    d.dry = 1;
+    d.threads = 1;
+    return stx_create(&d);
+}
+
+/* Sets *literal to the forms that --literal selects. applied: those that TR_EVERY selects
+   in a model created in x, or NULL if it could not be created. Frees x. On error, returns
+   0 and sets t->err. */
+TR_DEF int tr_lm_literal(tr_lm *t, int set, stx_ctx *x, const unsigned *applied,
+                         unsigned *literal) {
+    const int lacks_memory = !x || stx_error_code(x) == STX_ERR_MEMORY;
+    if (applied) *literal = *applied & ~(unsigned)tr_set_removed(set);
+    stx_destroy(x);
+    if (applied || !lacks_memory) return 1;     /* creating the model will report other errors */
+    return tr_fail(t->err, TR_ERR, "--literal: no memory to determine which forms apply: name them");
+}
 
 /* Number of parameters of the model that the options describe. On error, returns 0 and
    sets t->err. */

@@ -345,6 +345,18 @@ static int why(tr_lm *t) {
     return tr_lm_why_in(t, "stx_span_create: ", words);
 }
 
+/* Sets d->literal, when the rest of d is complete. Only the library knows which forms
+   apply to the model. */
+static int choose_literal(tr_lm *t, stx_span_desc *d) {
+    stx_ctx *x;
+    stx_span *m;
+    d->literal = (unsigned)tr_set_given(opt.literal);
+    if (!tr_set_removed(opt.literal)) return 1;
+    x = tr_lm_dry_context();
+    m = stx_span_create(x, d);
+    return tr_lm_literal(t, opt.literal, x, m ? &m->desc.literal : NULL, &d->literal);
+}
+
 /* Fills in r->desc from the options. Returns 0 and sets an error if the cutoffs are
    invalid. */
 static int describe(run *r, size_t vocab) {
@@ -367,11 +379,10 @@ static int describe(run *r, size_t vocab) {
     d->span_per_layer = opt.span_per_layer;
     d->no_renorm = opt.no_renorm;
     d->fairseq_init = opt.fairseq_init;
-    d->literal = (unsigned)opt.literal;
     d->adapt_io = opt.adapt_io;
     d->adapt_io_tied = opt.adapt_io_tied;
     d->divval = opt.adapt_io_divval;
-    return tr_lm_cutoffs(&r->t, d->cutoff, &d->cutoffs);
+    return tr_lm_cutoffs(&r->t, d->cutoff, &d->cutoffs) && choose_literal(&r->t, d);
 }
 
 /* Returns the number of parameters, or sets an error and returns 0. */

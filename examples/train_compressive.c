@@ -604,6 +604,18 @@ static double dropout(double own) {
     return own == 0 ? opt.dropout : own;
 }
 
+/* Sets d->literal, when the rest of d is complete. Only the library knows which forms
+   apply to the model. */
+static int choose_literal(tr_lm *t, stx_comp_desc *d) {
+    stx_ctx *x;
+    stx_comp *m;
+    d->literal = (unsigned)tr_set_given(opt.literal);
+    if (!tr_set_removed(opt.literal)) return 1;
+    x = tr_lm_dry_context();
+    m = stx_comp_create(x, d);
+    return tr_lm_literal(t, opt.literal, x, m ? &m->desc.literal : NULL, &d->literal);
+}
+
 /* Fills in r->desc from the options. Returns 0 and sets an error if a list is invalid. */
 static int describe(run *r, size_t vocab) {
     stx_comp_desc *d = &r->desc;
@@ -640,10 +652,9 @@ static int describe(run *r, size_t vocab) {
     d->attn_dropout = dropout(opt.attn_dropout);
     d->out_dropout = dropout(opt.out_dropout);
     d->ff_dropout = dropout(opt.ff_dropout);
-    d->literal = (unsigned)opt.literal;
     if (!read_memory_layers(r) || !read_dilations(r)) return 0;
     if (!per_layer(&r->t, "mems", opt.mems, r->mems, &d->mems)) return 0;
-    return per_layer(&r->t, "cmems", opt.cmems, r->cmems, &d->cmems);
+    return per_layer(&r->t, "cmems", opt.cmems, r->cmems, &d->cmems) && choose_literal(&r->t, d);
 }
 
 /* Returns the number of parameters, or sets an error and returns 0. */

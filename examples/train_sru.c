@@ -423,6 +423,18 @@ static int describe_projs(run *r) {
     return 1;
 }
 
+/* Sets d->literal, when the rest of d is complete. Only the library knows which forms
+   apply to the model. */
+static int choose_literal(tr_lm *t, stx_sru_lm_desc *d) {
+    stx_ctx *x;
+    stx_sru_lm *m;
+    d->sru.literal = (unsigned)tr_set_given(opt.literal);
+    if (!tr_set_removed(opt.literal)) return 1;
+    x = tr_lm_dry_context();
+    m = stx_sru_lm_create(x, d);
+    return tr_lm_literal(t, opt.literal, x, m ? &m->sru->desc.literal : NULL, &d->sru.literal);
+}
+
 /* Fills in r->desc from the options. Returns 0 and sets an error if the cutoffs are
    invalid. */
 static int describe(run *r, size_t vocab) {
@@ -451,7 +463,6 @@ static int describe(run *r, size_t vocab) {
     stack->norm = opt.norm;
     stack->input_first = opt.input_first;
     stack->rnn_dropout = opt.rnn_dropout;
-    stack->literal = (unsigned)opt.literal;
     if (opt.cell == CELL_SRUPP) {
         stack->transform = STX_SRU_ATTENTION;
         stack->proj = opt.proj_sz;
@@ -470,7 +481,7 @@ static int describe(run *r, size_t vocab) {
     }
     if (!tr_lm_cutoffs(&r->t, d->cutoff, &d->cutoffs)) return 0;
     if (!opt.adapt_io) d->cutoffs = 0;
-    return 1;
+    return choose_literal(&r->t, d);
 }
 
 /* Returns the number of parameters, or sets an error and returns 0. */
@@ -540,7 +551,8 @@ static int check_attention(tr_lm *t) {
     if (opt.proj_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads: expected a divisor of --proj-sz %llu, got %llu",
                        proj, (unsigned long long)opt.nheads);
-    if (tr_lm_by_token(t) && opt.literal && opt.norm == STX_SRU_NORM_BEFORE)
+    if (tr_lm_by_token(t) && opt.literal && opt.norm == STX_SRU_NORM_BEFORE
+        && !(tr_set_removed(opt.literal) & STX_SRU_LITERAL_NORM))
         return tr_fail(t->err, TR_ERR,
                        "--%s: with --literal norm a key depends on where its block began; leave "
                        "--%s out", tr_lm_by_token(t), tr_lm_by_token(t));

@@ -532,7 +532,14 @@ static void test_set(void) {
     CHECK(nlayers == 4);
     CHECK(parse("--literal-rows=on|--literal-pad=off") == 1 && literal == 1);
     CHECK(parse("--literal|rows,pad|--no-literal-pad") == 1 && literal == 1);
-    CHECK(parse("--literal|--no-literal-pad") == 1 && literal == 5);
+    CHECK(parse("--literal|--no-literal-pad") == 1 && literal == (TR_EVERY | 2 << TR_REMOVED));
+    CHECK(tr_set_removed(literal) == 2 && tr_set_given(literal) == TR_EVERY);
+    CHECK(parse("--literal=all,no-pad") == 1 && literal == (TR_EVERY | 2 << TR_REMOVED));
+    CHECK(parse("--literal|--no-literal-pad|--literal-pad") == 1 && literal == (TR_EVERY | 2));
+    CHECK(tr_set_removed(literal) == 0);
+    CHECK(parse("--literal|--no-literal-pad|--literal") == 1 && literal == TR_EVERY);
+    CHECK(parse("--literal=all") == 1 && literal == TR_EVERY);
+    CHECK(tr_set_removed(7) == 0 && parse("--literal=rows,no-pad") == 0 && parse("--nothing=all") == 0);
     CHECK(parse("--literal|--no-literal") == 1 && literal == 0);
     CHECK(parse("--literal=off") == 1 && literal == 0);
     CHECK(parse("--nothing=off|--no-nothing") == 1 && nothing == 0);
@@ -580,6 +587,17 @@ static void test_set_adopted(void) {
     SAME(adopted("--literal=rows,pad,free_ze", "{\"literal\":true}", TR_INIT), "|||");
     CHECK(literal == 7);
     SAME(adopted("--literal", "{\"literal\":false}", TR_INIT), "refused");
+
+    CHECK(parse("--literal|--no-literal-rows|--no-literal-free_ze") == 1);
+    json = tr_options_json(&options, 1);
+    HOLDS(json, "\"literal\":\"all,no-rows,no-free_ze\"");
+    SAME(adopted("", json, TR_INIT), "|||");
+    CHECK(tr_set_removed(literal) == 5);
+    SAME(adopted("--literal|--no-literal-free_ze|--no-literal-rows", json, TR_RESUME), "|||");
+    SAME(adopted("--literal|--no-literal-rows", json, TR_INIT), "|||"); /* free_ze: training only */
+    SAME(adopted("--literal|--no-literal-rows", json, TR_RESUME), "refused");
+    SAME(adopted("--literal", json, TR_INIT), "refused");
+    free(json);
     SAME(adopted("", "{\"literal\":\"pat\"}", TR_INIT), "refused");
     HOLDS(err, "the checkpoint's configuration: --literal: "
                "expected on, off, or some of rows, pad, free_ze, got 'pat'");

@@ -74,6 +74,21 @@ family_variants() {
     variant "whole cache" --data ../t.txt $full --no-adapt-span-cache
     variant "persistent vectors" --data ../t.txt $full --pers-mem-size 8
     variant "literal" --data ../t.txt $full --literal
+    mkdir forms
+    # eps does not apply to a model with --no-renorm
+    while read -r but name more; do
+        good "all forms but $but $more" forms --data ../t.txt $full $more --steps 12 --literal \
+            --no-literal-$but --checkpoint but.st
+        good "its name, $name" forms --data ../t.txt $full $more --steps 12 --literal $name \
+            --checkpoint name.st
+        check "is the same training" same_state forms/but.st forms/name.st
+        rm -f forms/*.st
+    done <<'END2'
+eps memory
+memory eps
+eps memory --no-renorm
+memory off --no-renorm
+END2
     variant "fairseq's form" --data ../t.txt $full --no-renorm --fairseq-init --literal memory
     variant "one span a layer" --data ../t.txt $full --span-per-layer
     variant "adaptive words, tied" --data ../w.txt $full $adaptive --adapt-io-tied

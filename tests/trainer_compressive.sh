@@ -155,6 +155,25 @@ literal_forms() {
     good "by their names" forms $tiny --data ../t.txt --steps 12 \
         --literal rows,pad,target,mask,freeze --checkpoint named.st
     check "is the same training" same_state forms/all.st forms/named.st
+    # all but some, also if others do not apply
+    while read -r but names; do
+        good "--literal, $but" forms $tiny --data ../t.txt --steps 12 --literal \
+            $(echo "$but" | tr , ' ') --checkpoint but.st
+        good "its names, $names" forms $tiny --data ../t.txt --steps 12 --literal "$names" \
+            --checkpoint these.st $(echo "$but" | tr , '\n' | grep -v literal | tr '\n' ' ')
+        check "is the same training" same_state forms/but.st forms/these.st
+        rm -f forms/but.st forms/these.st
+    done <<'END2'
+--no-literal-pad rows,target,mask,freeze
+--no-literal-pad,--positions,xl target,mask,freeze
+--no-literal-rows,--no-literal-mask,--compress,mean off
+END2
+    good "all but one" forms $tiny --data ../t.txt --steps 12 --literal --no-literal-pad \
+        --checkpoint but.st
+    check "is kept as such" \
+        [ "$(header forms/but.st | grep -c '\\"literal\\":\\"all,no-pad\\"')" -eq 1 ]
+    good "resumed by the same command" forms $tiny --data ../t.txt --steps 14 --literal \
+        --no-literal-pad --checkpoint but.st
     good "all that a model with other positions can have" forms $tiny --data ../t.txt --steps 12 \
         --positions xl --literal --checkpoint xl.st
     good "by their names" forms $tiny --data ../t.txt --steps 12 --positions xl \

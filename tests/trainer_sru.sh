@@ -83,6 +83,13 @@ family_variants() {
     variant "no attention" --data ../t.txt $full --no-attention --attn-dropout 0 --no-attn-norm
     variant "norm before" --data ../t.txt $full --norm before
     variant "norm before, literal" --data ../t.txt $full --norm before --literal
+    mkdir forms
+    good "all forms but norm" forms --data ../t.txt $full --norm before --steps 12 --literal \
+        --no-literal-norm --checkpoint but.st
+    good "no form" forms --data ../t.txt $full --norm before --steps 12 --checkpoint none.st
+    check "is the same training" same_state forms/but.st forms/none.st
+    good "and reads token by token" forms --checkpoint but.st --score ../t.txt --score-by lines \
+        --threads 1
     variant "norm after, rescale, tanh" --data ../t.txt $full --norm after --rescale --tanh \
         --highway-bias -1
     variant "no highway" --data ../t.txt $full --no-skip
