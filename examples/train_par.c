@@ -1736,6 +1736,12 @@ static int check_model(tr_lm *t) {
     const char *split = NULL;
     if (t->training && opt.lm.update_every > 1) split = "update-every";
     if (opt.batch_split > 1) split = "batch-split";
+    if (opt.pad_id >= 0 && !opt.divide_all && split && t->found_seal[0] && t->training)
+        return tr_fail(t->err, TR_ERR,
+                       "--pad-id with --%s: an update would add several means with equal weights, "
+                       "however much padding is in each; this run of an earlier version cannot be "
+                       "continued: start a new run with --init-from %.400s and --%s 1",
+                       split, opt.lm.checkpoint, split);
     if (opt.pad_id >= 0 && !opt.divide_all && split)
         return tr_fail(t->err, TR_ERR,
                        "--pad-id with --%s: an update would add several means with equal weights, "

@@ -438,6 +438,14 @@ family_bad() {
         refused "--pad-id with --$split: .*--divide-all, or --$split 1" $padded $new
         good "--$split of means over all tokens" . $padded --divide-all --steps 2
     done
+    # tests/old: 3 steps with --pad-id 3 --update-every 2, which was allowed
+    cp "$here/old/par_padding.safetensors" padding.st
+    refused '--pad-id with --update-every: .* start a new run with --init-from padding.st and --update-every 1$' \
+        $t --checkpoint padding.st --steps 6
+    good "which starts one" . $t --init-from padding.st --update-every 1 --steps 2 --batch-sz 2 \
+        --eval-batch-sz 1 --threads 1
+    good "an evaluation of it" . $t --checkpoint padding.st --eval-only --eval-batch-sz 1 \
+        --threads 1
     for pattern in sfx "(sf" "sf)" s0 "(sf)5000" 5; do
         refused "--pattern .*: expected letters" $t $tiny $new --pattern "$pattern"
     done
