@@ -186,19 +186,25 @@ static int add(counts *c, const char *number, int ids, const char *path, uint64_
     return 1;
 }
 
-/* Reads counts, or ids that are counted, separated by white space. Returns 0 and err. */
+/* Reads counts, or ids that are counted, separated by white space; a byte-order mark at
+   the start is skipped. Returns 0 and err. */
 static int read_counts(counts *c, const char *path, int ids, char err[TR_ERR]) {
+    static const unsigned char mark[3] = {0xEF, 0xBB, 0xBF};
     const char *option = ids ? "ids" : "counts";
     FILE *f = fopen(path, "rb");
     char number[24];
-    size_t length = 0;
+    size_t length = 0, marked = 0;
     uint64_t at = 0;
     int ch = 0, ok = 1;
     if (!f) return tr_fail(err, TR_ERR, "--%s %.300s: %s", option, path, strerror(errno));
     while (ok && ch != EOF) {
         ch = getc(f);
         at++;
-        if (ch == EOF || (ch && strchr(" \t\r\n", ch))) {
+        if (marked < 3 && at == marked + 1 && ch == mark[marked]) {
+            marked++;
+        } else if (marked == 1 || marked == 2) {
+            ok = tr_fail(err, TR_ERR, "--%s %.300s: expected a number at byte 1", option, path);
+        } else if (ch == EOF || (ch && strchr(" \t\r\n", ch))) {
             number[length] = 0;
             if (length) ok = add(c, number, ids, path, at, err);
             length = 0;

@@ -272,6 +272,14 @@ family_more() {
     echo "0 0 0 0 0 0 1 1 1 2 0 2 3" >few.ids
     check "counted from a text: 7 and 3 to the head, by hand" \
         [ "$("$cuts" --ids few.ids --clusters 2 --dim 1 --factor 1 2>/dev/null)" = 2 ]
+    for option in ids counts; do
+        { printf '\357\273\277'; cat few.ids; } >marked.ids
+        "$cuts" --$option few.ids --clusters 2 --dim 1 --factor 1 >want 2>err
+        check "--$option: a byte-order mark is skipped: $(cat err)" \
+            [ -s want -a "$("$cuts" --$option marked.ids --clusters 2 --dim 1 --factor 1 2>err)" \
+            = "$(cat want)" ]
+    done
+    { printf '\357\273'; cat few.ids; } >marked.ids
     # the same as words: <eos> first, then by falling count, 6 a 3 b 2 c 2 d
     printf 'a a a b a c\nb a d a c b d\n' >few.txt
     check "counted from words, <eos> among them" \
@@ -286,6 +294,7 @@ family_more() {
         "--ids counts.txt --vocab 5" "--counts few.ids --clusters 9" \
         "--counts few.ids --clusters 2 --proj-dims 1,2" "" \
             "--counts few.ids --ids few.ids" "--counts few.ids --against 5,3" \
+            "--ids marked.ids --clusters 2" \
             "--ids few.ids --clusters 5"; do
         "$cuts" $bad >out 2>err; rc=$?
         check "cuts $bad: refused, in one line: $(cat err)" \
