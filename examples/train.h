@@ -241,6 +241,11 @@ TR_DEF TR_PRINTF(2, 3) void tr_buf_printf(tr_buf *b, const char *fmt, ...) {
     b->n += (size_t)n;
 }
 
+/* The ending of a noun after a number: 1 layer, 2 layers. */
+TR_DEF const char *tr_s(uint64_t n) {
+    return n == 1 ? "" : "s";
+}
+
 /* The FNV-1a hash of a text, computed in parts. Pass TR_HASH_BEGIN as h for the first
    part. */
 #define TR_HASH_BEGIN ((uint64_t)14695981039346656037u)
@@ -5006,7 +5011,7 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
                stx_vocab_size(t->vocab), stx_backend(t->x), precision, mem);
     } else {
         tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far",
-               size, stx_vocab_size(t->vocab), threads, threads > 1 ? "s" : "", precision, mem);
+               size, stx_vocab_size(t->vocab), threads, tr_s((uint64_t)threads), precision, mem);
     }
     if (o->weights) {
         tr_bytes(size, (double)t->packed);
@@ -6388,6 +6393,7 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     stx_file *f = NULL;
     size_t vocab = o->vocab ? (size_t)o->vocab : 256, n;
+    uint64_t streams;
     double states = 0;
     char count[TR_TEXT_MAX], training[TR_TEXT_MAX], memory[TR_TEXT_MAX], line[1000];
     int ok, resumes;
@@ -6405,10 +6411,11 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     tr_count(count, (double)n);
     tr_bytes(training, 4.0 * (double)n * sizeof(stx_real));
     tr_bytes(memory, states * sizeof(stx_real));
+    streams = tr_lm_number(t, "batch-sz", 1);
     printf("%zu parameters (%s), vocabulary %zu\n%s\n", n, count, vocab, line);
     printf("%s for parameters, gradients and the optimiser; %s for states and memories of %llu "
-           "streams, in float; plus activations\n", training, memory,
-           (unsigned long long)tr_lm_number(t, "batch-sz", 1));
+           "stream%s, in float; plus activations\n", training, memory,
+           (unsigned long long)streams, tr_s(streams));
     return tr_lm_flush(t);
 }
 

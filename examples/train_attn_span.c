@@ -402,8 +402,9 @@ static size_t count(tr_lm *t, size_t vocab) {
    its memory to *states. */
 static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     (void)t;
-    snprintf(line, size, "%llu layers, %llu heads, span %llu", (unsigned long long)opt.nlayers,
-             (unsigned long long)opt.nheads, (unsigned long long)opt.attn_span);
+    snprintf(line, size, "%llu layer%s, %llu head%s, span %llu", (unsigned long long)opt.nlayers,
+             tr_s(opt.nlayers), (unsigned long long)opt.nheads, tr_s(opt.nheads),
+             (unsigned long long)opt.attn_span);
     *states = (double)opt.batch_sz * (double)opt.hid_sz;
     *states *= (double)opt.nlayers * (double)opt.attn_span;
 }

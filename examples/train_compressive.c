@@ -685,10 +685,10 @@ static void shape(const tr_lm *t, char *line, size_t size, double *states) {
         rows += d->cmems ? d->cmems[l] : (size_t)opt.cmem;
     }
     snprintf(line, size,
-             "%llu layers, %llu heads, segment %llu; "
-             "%zu layers with a memory, of %zu rows together",
-             (unsigned long long)opt.nlayers, (unsigned long long)opt.nheads,
-             (unsigned long long)opt.block_sz, n, rows);
+             "%llu layer%s, %llu head%s, segment %llu; "
+             "%zu layer%s with a memory, of %zu row%s together",
+             (unsigned long long)opt.nlayers, tr_s(opt.nlayers), (unsigned long long)opt.nheads,
+             tr_s(opt.nheads), (unsigned long long)opt.block_sz, n, tr_s(n), rows, tr_s(rows));
     *states = (double)opt.batch_sz * (double)opt.hid_sz * (double)rows;
 }
 

@@ -1514,15 +1514,16 @@ static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     if (*r->pattern) {
         char text[PATTERN], *words = in_words(r->pattern);
         snprintf(line, size,
-                 "%zu blocks %.60s: %.600s; %zu of them attention with %llu heads, segment %llu, "
+                 "%zu block%s %.60s: %.600s; %zu of them attention with %llu head%s, segment %llu, "
                  "memory %llu",
-                 r->blocks, short_form(r->pattern, text), words ? words : "", n, heads, segment,
-                 memory);
+                 r->blocks, tr_s(r->blocks), short_form(r->pattern, text), words ? words : "", n,
+                 heads, tr_s(heads), segment, memory);
         free(words);
     } else {
         snprintf(line, size,
-                 "a search of %zu blocks, %zu gate parameters, %llu heads, segment %llu, memory "
-                 "%llu", r->blocks, 3 * r->blocks, heads, segment, memory);
+                 "a search of %zu block%s, %zu gate parameters, %llu head%s, segment %llu, memory "
+                 "%llu", r->blocks, tr_s(r->blocks), 3 * r->blocks, heads, tr_s(heads), segment,
+                 memory);
     }
 }
 

@@ -506,8 +506,8 @@ static void shape(const tr_lm *t, char *line, size_t size, double *states) {
         if (opt.attention_last) attending += opt.nlayers - l <= opt.attention_last;
         else attending += !opt.attention_every || (l + 1) % opt.attention_every == 0;
     }
-    snprintf(line, size, "%llu layers, %zu with attention", (unsigned long long)opt.nlayers,
-             attending);
+    snprintf(line, size, "%llu layer%s, %zu with attention", (unsigned long long)opt.nlayers,
+             tr_s(opt.nlayers), attending);
     *states = (double)opt.nlayers + (double)attending * (double)opt.block_sz;
     *states *= (double)opt.batch_sz * (double)opt.hid_sz;
 }

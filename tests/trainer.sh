@@ -19,6 +19,9 @@ bin=${2:-build/train_$family}
 . "$here/trainer_$family.sh"
 prog=train_$family
 tiny="--preset ${base_preset:-reference} $sizes"
+one_layer=
+[ "$family" != par ] || one_layer="--pattern s"
+[ "$family" != sru ] || one_layer="--attention-last 1"
 full="$tiny $trained"
 
 # Easy text, short enough for the streams to wrap.
@@ -80,6 +83,8 @@ good "the vocabulary of a text" . --data w.txt --tokens words $tiny --dry-run
 check "22 words" grep -q 'vocabulary 22$' out
 good "a given vocabulary size" . $tiny --dry-run --vocab 1000
 check "1000 tokens" grep -q 'vocabulary 1000$' out
+good "one of each" . --preset demo $sizes --batch-sz 1 --nheads 1 --nlayers 1 $one_layer --dry-run
+check "no plural: $(tr '\n' ';' <out)" [ "$(grep -c '\<1 [a-z]*s\>' out)" -eq 0 ]
 good "sizes in addition to a preset" . --preset demo $sizes --dry-run
 n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
 mkdir count

@@ -88,7 +88,7 @@ family_presets() {
     while IFS='|' read -r pattern short words; do
         good "--pattern $pattern" . --pattern "$pattern" --dry-run
         check "is $words, not: $(sed -n 2p out)" \
-            grep -q "^[0-9]* blocks $short: $words; [0-9]* of them attention" out
+            grep -q "^[0-9]* blocks* $short: $words; [0-9]* of them attention" out
     done <<END2
 s5f|s5f|5 attention, 1 feed-forward
 sf5|sf5|1 attention, 5 feed-forward
