@@ -1010,7 +1010,8 @@ static const struct {
     {"eval-blocks",        "eval-iters"},
     {"eval-every",         "eval-interval|eval-steps"},
     {"eval-only",          "do-eval|ppl"},
-    {"generate",           "length|max-new-tokens|max-tokens|n|n-predict|num-tokens|sample"},
+    {"generate",           "length|max-length|max-new-tokens|max-tokens|n|n-predict|num-tokens|"
+                           "sample"},
     {"grad-clip",          "clip|max-grad-norm"},
     {"hid-sz",             "d-model|embedding-dim|hidden-size|n-embd"},
     {"init-from",          "model-name-or-path"},
@@ -1032,7 +1033,7 @@ static const struct {
     {"repetition-penalty", "repeat-penalty"},
     {"repetition-window",  "repeat-last-n"},
     {"save-every",         "save-interval|save-steps"},
-    {"schedule",           "lr-scheduler-type|scheduler"},
+    {"schedule",           "decay-lr|lr-decay|lr-scheduler-type|scheduler"},
     {"seed",               "s"},
     {"steps",              "epochs|iterations|max-epochs|max-iters|max-steps|n-epochs|num-epochs|"
                            "num-steps|num-train-epochs|train-iters"},
@@ -1046,9 +1047,17 @@ static const struct {
     {"weights",            "quantize"}
 };
 
+/* Nonzero if only one of two names is negated. A name that begins with "no" can be a
+   misspelt "no-". */
+TR_DEF int tr_is_opposite(const char *got, size_t n, const char *name) {
+    if (tr_same(name, "no-", 3)) return !(n > 2 && tr_same(got, "no", 2));
+    return n > 3 && tr_same(got, "no-", 3);
+}
+
 /* Returns the option that an unknown name probably means: the one that has this name
    in other programs, or else the shortest one that begins with the name, or else one
-   with nearly the same spelling. Returns NULL if there is none. */
+   with nearly the same spelling, or else the longest one with which the name begins.
+   Returns NULL if there is none. */
 TR_DEF const char *tr_guess_option(const tr_options *o, const char *name, size_t n) {
     tr_nearest best = {NULL, 0, 0};
     const tr_opt *p;
@@ -1071,7 +1080,18 @@ TR_DEF const char *tr_guess_option(const tr_options *o, const char *name, size_t
     tr_consider(&best, name, n, "help", 4);
     if (o->preset != NULL) tr_consider(&best, name, n, "preset", 6);
     for (p = o->opt; p->type != TR_T_END; p++)
-        if (p->type != TR_T_GROUP) tr_consider(&best, name, n, p->name, strlen(p->name));
+        if (p->type != TR_T_GROUP && !tr_is_opposite(name, n, p->name))
+            tr_consider(&best, name, n, p->name, strlen(p->name));
+    if (best.name != NULL) return best.name;
+
+    for (p = o->opt; p->type != TR_T_END; p++) {
+        if (p->type == TR_T_GROUP) continue;
+        len = strlen(p->name);
+        if (len >= n || len <= best.len || tr_dash(name[len]) != '-') continue;
+        if (!tr_same(name, p->name, len)) continue;
+        best.name = p->name;
+        best.len = len;
+    }
     return best.name;
 }
 
@@ -1083,7 +1103,8 @@ TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, ch
     int len = (int)(n < 80 ? n : 80);
     if (meant == NULL && n > 3 && tr_same(name, "no-", 3)) {
         for (p = o->opt; p->type != TR_T_END; p++)
-            if (p->type == TR_T_FLAG) tr_consider(&best, name + 3, n - 3, p->name, strlen(p->name));
+            if ((p->type == TR_T_FLAG || p->type == TR_T_SET) && !tr_same(p->name, "no-", 3))
+                tr_consider(&best, name + 3, n - 3, p->name, strlen(p->name));
         meant = best.name;
         no = "no-";
     }

@@ -214,6 +214,10 @@ static const char *const bad_options[][2] = {
     {"--n_layer|3", "did you mean --nlayers?"},
     {"-p|x", "-p: unknown option (did you mean --prompt?); --help lists all"},
     {"-lr|1", "-lr: unknown option (did you mean --lr?)"},
+    {"--prompt_file|x", "--prompt_file: unknown option (did you mean --prompt?)"},
+    {"--lr_x=1", "--lr_x: unknown option (did you mean --lr?)"},
+    {"--no-adapt-spam", "(did you mean --no-adapt-span?)"},
+    {"--no-literl", "(did you mean --no-literal?)"},
     {"-z", "expected an option, got '-z'"},
     {"--Nlayers=3", "did you mean --nlayers?"},
     {"--=3", "unknown option"},
@@ -231,6 +235,9 @@ static void test_bad_options(void) {
         CHECK(fails_with(bad_options[i][0], bad_options[i][1]));
     CHECK(fails_with("--xyzzy", "--xyzzy: unknown option; --help lists all"));
     CHECK(strstr(err, "did you mean") == NULL);
+    CHECK(tr_is_opposite("do-train", 8, "no-train") && !tr_is_opposite("notrain", 7, "no-train"));
+    CHECK(tr_is_opposite("no-fats", 7, "fast") && !tr_is_opposite("no-fats", 7, "no-fast"));
+    CHECK(!tr_is_opposite("nheads", 6, "nheads") && !tr_is_opposite("norm", 4, "normal"));
     CHECK(tr_fail(NULL, 0, "nothing %d", 1) == 0);
     CHECK(tr_distance("kitten", 6, "sitting", 7) == 3 && tr_distance("", 0, "abc", 3) == 3);
     CHECK(tr_distance("a_b", 3, "a-b", 3) == 0);

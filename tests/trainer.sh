@@ -384,7 +384,15 @@ done <<'END'
 --ctx-size block-sz
 --output_dir out
 --per_device_train_batch_size batch-sz
+--max_length generate
+--threads_batch threads
+--prompt_file prompt
 END
+[ "$family" = sru ] || run led --lr_decay 3       # train_sru has such an option
+[ "$family" = sru ] || check "--lr_decay: $(tail -n 1 err)" grep -q 'did you mean --schedule?' err
+run led --do_train 1
+check "--do_train is not answered with its opposite: $(tail -n 1 err)" \
+    grep -q -e '--do_train: unknown option; --help' err
 
 # ========================================================================================
 section "options on resume"
