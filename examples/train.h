@@ -500,6 +500,7 @@ enum { TR_LOOK, TR_RESUME, TR_INIT };
 
 enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };      /* the bound itself is excluded */
 enum { TR_AS_FITS = -1, TR_ALL = INT_MAX };     /* values of a TR_SOME: auto; on */
+
 /* Value of a TR_SET: all names that apply; less those whose bits are shifted by
    TR_REMOVED. A set has at most that many names. */
 enum { TR_EVERY = 1 << 30, TR_REMOVED = 15 };
@@ -563,12 +564,12 @@ typedef struct {
 #define TR_SOME(name, keep, to, max, help) \
     TR_ROW(name, TR_T_FLAG, TR_TO(int, to), help, 0, max, 0, NULL, keep)
 
-/* --NAME a,c selects some of the names "a|b|c", as an int in which bit k stands for
-   name k. --NAME alone selects every name that applies, TR_EVERY. --NAME-a adds one
-   name, and --no-NAME-a removes it; --NAME all,no-a selects every other one. `training` holds the bits that affect only
-   training: evaluation, and a run that starts from the weights, need not agree with
-   the checkpoint in those. A set without names ("") cannot be switched on; its `help`
-   says why. */
+/* --NAME a,c selects some of the names "a|b|c", as an int in which bit k stands for name
+   k. --NAME alone selects every name that applies, TR_EVERY. --NAME-a adds one name, and
+   --no-NAME-a removes it; --NAME all,no-a selects every other one. `training` holds the
+   bits that affect only training: evaluation, and a run that starts from the weights,
+   need not agree with the checkpoint in those. A set without names ("") cannot be
+   switched on; its `help` says why. */
 #define TR_SET(name, keep, to, names, training, help) \
     TR_ROW(name, TR_T_SET, TR_TO(int, to), help, 0, 0, training, names, keep)
 
@@ -835,8 +836,8 @@ TR_DEF int tr_value_is_optional(const tr_opt *p) {
     return tr_accepts_number(p) || p->type == TR_T_SET;
 }
 
-/* Parses "a,c", "all,no-b", on or off as the value of a TR_SET. If a name is unknown, returns 0
-   and stores the nearest name in best. */
+/* Parses "a,c", "all,no-b", on or off as the value of a TR_SET. If a name is unknown,
+   returns 0 and stores the nearest name in best. */
 TR_DEF int tr_read_set(const tr_opt *p, const char *s, int *out, tr_nearest *best) {
     size_t n;
     int v, bits = 0, bit;
@@ -2216,8 +2217,8 @@ TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char 
     if (got > 0) return -1;
     if (got == 0) return tr_refuse_claimed(option, path, pid, err, size);
     return tr_fail(err, size,
-                   "--%s: the lock %.700s belongs to another user and cannot be removed (%s): remove "
-                   "it if no run of that user is writing, or name another file",
+                   "--%s: the lock %.700s belongs to another user and cannot be removed (%s): "
+                   "remove it if no run of that user is writing, or name another file",
                    option, c->path, strerror(why));
 }
 
@@ -6373,7 +6374,8 @@ TR_DEF int tr_lm_literal(tr_lm *t, int set, stx_ctx *x, const unsigned *applied,
     if (applied) *literal = *applied & ~(unsigned)tr_set_removed(set);
     stx_destroy(x);
     if (applied || !lacks_memory) return 1;     /* creating the model will report other errors */
-    return tr_fail(t->err, TR_ERR, "--literal: no memory to determine which forms apply: name them");
+    return tr_fail(t->err, TR_ERR,
+                   "--literal: no memory to determine which forms apply: name them");
 }
 
 /* Number of parameters of the model that the options describe. On error, returns 0 and

@@ -605,7 +605,7 @@ def without_cr(line):
 
 def encoding_of(data):
     """The encoding of a list of pieces, if it is UTF-16 or UTF-32, as iconv names it: there
-    is a byte-order mark, or every line feed has zero bytes beside it. Otherwise None."""
+    is a byte-order mark, or every line feed has zero bytes next to it. Otherwise None."""
     for mark, name in ((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"),
                        (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")):
         if data.startswith(mark):

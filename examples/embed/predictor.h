@@ -1,4 +1,5 @@
-/* predictor.h - a byte predictor that learns while it reads. Its users do not see seqtx. */
+/* predictor.h - a byte predictor that learns while it reads. Its users do not see
+   seqtx. */
 #ifndef PREDICTOR_H
 #define PREDICTOR_H
 #include <stddef.h>
@@ -13,7 +14,8 @@ typedef struct predictor predictor;
 predictor *predictor_create(void);
 void predictor_free(predictor *p);
 
-/* Reads n bytes once and returns the bits per byte, each block's before it was learned. */
+/* Reads n bytes once and returns the bits per byte. Each block is scored before it is
+   learned. */
 double predictor_learn(predictor *p, const char *text, size_t n);
 
 /* Writes up to n likely bytes after the prompt to out; returns how many. */

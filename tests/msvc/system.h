@@ -87,6 +87,7 @@ char *strcpy(char *, const char *), *strcat(char *, const char *),
     *strncpy(char *, const char *, size_t), *strerror(int);
 #ifdef __cplusplus
 }
+
 /* there these take and give const, or do not: overloads */
 const char *strchr(const char *, int);
 char *strchr(char *, int);
