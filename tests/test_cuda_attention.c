@@ -1414,9 +1414,9 @@ static void ahead(int half) {
             g.without = 0;
             cuda_host_registers(n ? 512 : 16);
             bits[n] = 14695981039346656037u;
-            bytes[n] = cuda_host_shared_asked();
+            bytes[n] = cuda_host_shared_requested();
             again_run(&g, bits + n);
-            bytes[n] = cuda_host_shared_asked() - bytes[n];
+            bytes[n] = cuda_host_shared_requested() - bytes[n];
         }
         cuda_host_registers(255);
         CHECK(bits[0] == bits[1], "%s: different bits with the next tile in shared memory: %s",
@@ -1487,12 +1487,12 @@ static void counted(void) {
             long ran[2];
             data_open(&d, cases + k, 1, 0);
             got = outputs(&d);
-            ran[0] = cuda_host_products();
+            ran[0] = cuda_host_mmas();
             on_gpu(gpu[1], &d, list[v], FORWARD_ONLY, got);
-            ran[0] = cuda_host_products() - ran[0];
-            ran[1] = cuda_host_products();
+            ran[0] = cuda_host_mmas() - ran[0];
+            ran[1] = cuda_host_mmas();
             on_gpu(gpu[1], &d, list[v], 0, got);
-            ran[1] = cuda_host_products() - ran[1] - ran[0];
+            ran[1] = cuda_host_mmas() - ran[1] - ran[0];
             for (backward = 0; backward < 2; backward++) {
                 double expected = mma_expected(&d, list[v], backward);
                 CHECK((double)ran[backward] == expected,
@@ -1582,7 +1582,7 @@ static void counted_streams(void) {
 /* mma instructions so far; 0 on a GPU, where they are not counted */
 static long mma_count(void) {
 #ifdef SEQTX_CUDA_HOST
-    return cuda_host_products();
+    return cuda_host_mmas();
 #else
     return 0;
 #endif

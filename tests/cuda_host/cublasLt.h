@@ -1,6 +1,6 @@
-/* cublasLt.h - the part of cuBLASLt that seqtx_cuda.cu uses, for the CUDA-on-CPU shim.
-   Products go to the library's own stx_gemm; descriptors are checked as cuBLASLt
-   documents it. Names, values and signatures are cuBLASLt's. */
+/* cublasLt.h - the part of cuBLASLt that seqtx_cuda.cu uses, for the host implementation
+   of CUDA. Matmuls are computed by the library's stx_gemm. Descriptors are checked as
+   cuBLASLt documents it. Names, values and signatures are cuBLASLt's. */
 #ifndef CUDA_HOST_CUBLASLT_H
 #define CUDA_HOST_CUBLASLT_H
 #include "cuda_runtime.h"
@@ -15,11 +15,15 @@ typedef enum cudaDataType_t {
 
 #define CUDA_HOST__STATUS(X) \
   X(CUBLAS_STATUS_SUCCESS, 0) \
-  X(CUBLAS_STATUS_NOT_INITIALIZED, 1) X(CUBLAS_STATUS_ALLOC_FAILED, 3) \
-      X(CUBLAS_STATUS_INVALID_VALUE, 7) X(CUBLAS_STATUS_ARCH_MISMATCH, 8) \
-          X(CUBLAS_STATUS_MAPPING_ERROR, 11) X(CUBLAS_STATUS_EXECUTION_FAILED, 13) \
-              X(CUBLAS_STATUS_INTERNAL_ERROR, 14) X(CUBLAS_STATUS_NOT_SUPPORTED, 15) \
-                  X(CUBLAS_STATUS_LICENSE_ERROR, 16)
+  X(CUBLAS_STATUS_NOT_INITIALIZED, 1) \
+  X(CUBLAS_STATUS_ALLOC_FAILED, 3) \
+  X(CUBLAS_STATUS_INVALID_VALUE, 7) \
+  X(CUBLAS_STATUS_ARCH_MISMATCH, 8) \
+  X(CUBLAS_STATUS_MAPPING_ERROR, 11) \
+  X(CUBLAS_STATUS_EXECUTION_FAILED, 13) \
+  X(CUBLAS_STATUS_INTERNAL_ERROR, 14) \
+  X(CUBLAS_STATUS_NOT_SUPPORTED, 15) \
+  X(CUBLAS_STATUS_LICENSE_ERROR, 16)
 #define CUDA_HOST__STATUS_ENUM(name, value) name = value,
 
 typedef enum {

@@ -1,5 +1,5 @@
-/* cuda_bf16.h - bfloat16 with CUDA's names, for the CUDA-on-CPU shim. Conversions
-   round to nearest even; NaN becomes 0x7FFF, as CUDA's own does. */
+/* cuda_bf16.h - bfloat16 with CUDA's names, for the host implementation of CUDA.
+   Conversions round to nearest even. NaN becomes 0x7FFF, as in CUDA. */
 #ifndef CUDA_HOST_BF16_H
 #define CUDA_HOST_BF16_H
 #include "cuda_runtime.h"

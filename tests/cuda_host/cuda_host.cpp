@@ -1,8 +1,10 @@
-/* cuda_host.cpp - the CUDA-on-CPU shim: fibers, barriers and warp collectives; shared
-   memory; device memory and the runtime API; graphs; cuBLASLt on top of stx_gemm; NCCL
-   between processes. One translation unit, linked into the tests. See README.md.
+/* cuda_host.cpp - a host implementation of the CUDA runtime ("the shim"): fibers,
+   barriers and warp collectives; shared memory; device memory and the runtime API;
+   graphs; cuBLASLt on top of stx_gemm; NCCL between processes. One translation unit,
+   linked into the tests. See README.md.
 
-   >>state  >>reports  >>memory  >>fibers  >>collectives  >>launch  >>graphs  >>runtime  >>cublaslt  >>nccl */
+   Sections, marked with >> in the code: state, reports, memory, fibers, collectives,
+   launch, graphs, runtime, cublaslt, nccl */
 #ifndef _GNU_SOURCE
   #define _GNU_SOURCE
 #endif
@@ -73,8 +75,8 @@ static const word DEVICE_RANGE = (word)64 << 30;
 /* NaN as a float, as two bf16 and, doubled, as a double */
 static const uint32_t CANARY = 0xFFF5FFF5u;
 
-/* Operands of one lane in a warp collective: on the waiting lane's stack, read by the
-   last lane to come. */
+/* Operands of one lane in a warp collective. They are on the stack of the waiting lane
+   and are read by the last lane that arrives. */
 struct lane_args {
     uint64_t in, out;
     int param, width;
@@ -90,21 +92,22 @@ struct async_copy {
     long group;
 };
 
-enum { READY, IN_WARP, IN_BLOCK, EXITED };
 struct warp;
 
+enum { READY, IN_WARP, IN_BLOCK, EXITED };
+
 struct fiber {
-    cuda_host_thread id; /* first: cuda_host_self points here */
-    void *sp;            /* NULL before it starts */
-    unsigned number;     /* in the block */
+    cuda_host_thread id;   /* first member: cuda_host_self points to it */
+    void *sp;              /* NULL until the fiber starts */
+    unsigned number;       /* index in the block */
     warp *w;
-    int state, line, kind;
+    int state, line, kind; /* READY..; where it waits */
     unsigned mask;
     lane_args *args;
-    async_copy *copy; /* cp.async not waited for */
+    async_copy *copy;      /* cp.async that were not waited for */
     int copies, copies_size;
-    long group;           /* groups committed so far */
-    unsigned char *stack; /* lowest byte above the guard; set when it starts */
+    long group;            /* number of committed groups */
+    unsigned char *stack;  /* lowest byte above the guard; set when the fiber starts */
 };
 
 struct meeting {
@@ -132,47 +135,46 @@ struct allocation {
     int device;
 };
 
+/* A copy to page-locked memory that was not delivered yet. */
 struct late_copy {
     unsigned char *dst;
     size_t pitch, width, height;
     std::vector<unsigned char> data;
 };
-struct capture;
 
 enum { DEVICES = 16 };
 
-/* a limit is a device's */
+/* Attributes of a kernel; the limit is set per device. */
 struct function_info {
     int dynamic_limit[DEVICES];
     size_t static_bytes;
 };
 
 static struct {
-    /* knobs */
+    /* settings (cuda_host.h) */
     int thread_order, block_order, fill, devices, major, minor, sms, registers, allow_pinned, trap,
         quiet;
     uint64_t rng, fill_count;
     size_t memory, stack_bytes;
     long fail_alloc, fail_launch, fail_graph[CUDA_HOST_GRAPH_CALLS];
     /* counters */
-    long reports, printed, launches, products, allocs, serial, syncs, graph_launches;
-    size_t in_use, pinned_in_use, shared_asked;
+    long reports, printed, launches, mmas, allocs, serial, syncs, graph_launches;
+    size_t in_use, pinned_in_use, shared_requested;
     char last_report[512];
     /* device memory */
-    word lo, next; /* the range, and where the next allocation is tried */
+    word lo, next; /* start of the range; where the next allocation is tried */
     int open;
     word open_lo, open_hi;
     size_t unchecked; /* see check_after_kernels */
-    int written;      /* a kernel ran since the canaries were looked at */
+    int written;      /* a kernel ran since the canaries were last checked */
     int handler, in_callback;
     struct sigaction old_segv, old_bus;
     cudaError_t sticky;
     /* the running launch */
     const cuda_host_kernel *kernel;
     cuda_host_place place;
-    int running; /* in a fiber */
-    /* a fiber of the running block has begun, and AddressSanitizer knows */
-    int entered;
+    int running; /* a fiber is running */
+    int entered; /* AddressSanitizer was told that a fiber of the block has started */
     cudaError_t launch_error;
     /* the running block */
     fiber *self;
@@ -180,12 +182,12 @@ static struct {
     int stopped, barrier_kind, barrier_line, barrier_mixed, barrier_sum, barrier_result;
     unsigned ready_head, ready_count;
     fiber *ready[MAX_THREADS];
-    fiber fibers[MAX_THREADS], scheduler; /* of the scheduler only sp is used */
+    fiber fibers[MAX_THREADS], scheduler; /* only sp of the scheduler is used */
     warp warps[MAX_THREADS / WARP];
     unsigned char *stacks;
     size_t stack_pitch;
     unsigned stacks_made, free_count;
-    /* lowest bytes above the guards; the last one given back is taken first */
+    /* lowest bytes above the guards of unused stacks; the last one is taken first */
     unsigned char *free_stack[MAX_THREADS];
     unsigned char *arena; /* shared memory with its red zones */
     size_t arena_used, static_bytes, smem;
@@ -249,7 +251,8 @@ static struct initialiser {
     }
 } at_start;
 
-static inline uint32_t draw(uint32_t n) { /* in [0, n) */
+/* A random number in [0, n) */
+static inline uint32_t draw(uint32_t n) {
     G.rng ^= G.rng << 13;
     G.rng ^= G.rng >> 7;
     G.rng ^= G.rng << 17;
@@ -261,8 +264,8 @@ static inline uint32_t draw(uint32_t n) { /* in [0, n) */
 
 // >>reports
 
-static int kernel_name(char *out, size_t size,
-                       const char *text) { /* up to the first comma outside brackets */
+/* Copies text up to the first comma outside brackets. */
+static int kernel_name(char *out, size_t size, const char *text) {
     size_t n = 0;
     int depth = 0;
     for (; text[n]; n++) {
@@ -318,7 +321,8 @@ static void fill_bytes(void *p, size_t n) {
     }
 }
 
-/* Canaries are laid by address, so that a zone may begin at any byte. */
+/* The value of a canary byte depends on its address, so that a zone may begin at any
+   byte. */
 static inline unsigned char canary_at(const unsigned char *p) {
     return (unsigned char)(CANARY >> 8 * ((word)p & 3));
 }
@@ -330,7 +334,7 @@ static void lay_canary(unsigned char *p, size_t n) {
     for (; i < n; i++) p[i] = canary_at(p + i);
 }
 
-/* index of the first wrong byte, or -1 */
+/* Returns the index of the first wrong byte, or -1. */
 static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {
     size_t i = 0;
     uint32_t wrong = 0, u;
@@ -341,8 +345,7 @@ static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {
     }
     for (; i < n; i++) wrong |= (uint32_t)(p[i] ^ canary_at(p + i));
     if (!wrong) return -1;
-    for (i = 0; p[i] == canary_at(p + i); i++) {
-    }
+    for (i = 0; p[i] == canary_at(p + i); i++) continue;
     return (ptrdiff_t)i;
 }
 
@@ -350,10 +353,11 @@ static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {
 
 
 // >>memory
-/* Device memory is one range of addresses, PROT_NONE while host code runs: a host
-   access faults. device_open makes the used part accessible for a kernel, a copy or a
-   product. Addresses go round in a window of at least 64 MB and four times what is in
-   use, so that what was freed is not used again at once. */
+/* Device memory is one range of addresses. It is PROT_NONE while host code runs, so that
+   host accesses fault. device_open makes the used part accessible for a kernel, a copy
+   or a matmul. Allocations advance cyclically through a window of at least 64 MB, or
+   four times the memory in use if that is more, so that freed memory is not reused
+   immediately. */
 
 static inline bool in_device(const void *p) {
     return G.lo && (word)p >= G.lo && (word)p < G.lo + DEVICE_RANGE - HUGE;
@@ -379,40 +383,52 @@ static void fault_text(char *out, size_t size, word p) {
                  (size_t)(p - i->first - i->second.bytes), i->second.serial, i->second.bytes);
 }
 
+/* Is p in the stack of a fiber or in a guard page? */
+static bool in_stacks(word p) {
+    return G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS;
+}
+
+/* Writes to stderr from a signal handler. Nothing can be done if that fails. */
+static void write_error(const char *text) {
+    ssize_t written = write(2, text, strlen(text));
+    (void)written;
+}
+
+/* Passes on a fault that the shim does not explain. */
+static void forward_fault(int signal_number, siginfo_t *info, void *context) {
+    const struct sigaction *old = signal_number == SIGBUS ? &G.old_bus : &G.old_segv;
+    if (G.running) {
+        char text[640];
+        int n = where_text(text, sizeof text);
+        snprintf(text + n, sizeof text - (size_t)n, "fault at %p\n", info->si_addr);
+        write_error(text);
+    }
+    if (old->sa_flags & SA_SIGINFO)
+        old->sa_sigaction(signal_number, info, context);
+    else
+        sigaction(signal_number, old, NULL); /* applies when the access is repeated */
+}
+
 static void on_fault(int signal_number, siginfo_t *info, void *context) {
     word p = (word)info->si_addr;
     char text[640];
-    if (G.trap && in_device((void *)p))
+    if (G.trap && in_device((void *)p)) {
         fault_text(text, sizeof text, p);
-    else if (G.trap && G.stacks && p >= (word)G.stacks
-             && p < (word)G.stacks + G.stack_pitch * MAX_THREADS) {
+    } else if (G.trap && in_stacks(p)) {
         int n = where_text(text, sizeof text);
         snprintf(text + n, sizeof text - (size_t)n,
                  "the thread's stack of %zu bytes overflowed (cuda_host_stack)\n", G.stack_bytes);
     } else {
-        const struct sigaction *old = signal_number == SIGBUS ? &G.old_bus : &G.old_segv;
-        if (G.running) {
-            int n = where_text(text, sizeof text);
-            n += snprintf(text + n, sizeof text - (size_t)n, "fault at %#zx\n", (size_t)p);
-            if (write(2, text, strlen(text)) < 0) {
-            }
-        }
-        if (old->sa_flags & SA_SIGINFO) {
-            old->sa_sigaction(signal_number, info, context);
-            return;
-        }
-        /* the access is repeated, and meets the old action */
-        sigaction(signal_number, old, NULL);
+        forward_fault(signal_number, info, context);
         return;
     }
-    if (write(2, text, strlen(text)) < 0) {
-    }
+    write_error(text);
     _exit(99);
 }
 
 static void install_handler(void) {
     static thread_local int has_stack;
-    if (!has_stack) { /* a fiber that has run out of stack cannot run the handler on it */
+    if (!has_stack) { /* a fiber whose stack overflowed cannot run the handler on it */
         stack_t s;
         has_stack = 1;
         if (sigaltstack(NULL, &s) == 0 && (s.ss_flags & SS_DISABLE)) {
@@ -438,8 +454,8 @@ static bool reserve(void) {
     void *p = mmap(NULL, DEVICE_RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
                    0);
     if (p == MAP_FAILED) return false;
-    /* mprotect's time goes with the number of pages: of 4 KB, it would be 0.1 ms a
-       launch for each MB. */
+    /* The time of mprotect grows with the number of pages. With pages of 4 KB it would
+       add 0.1 ms per launch and MB. */
     madvise(p, DEVICE_RANGE, MADV_HUGEPAGE);
     G.lo = ((word)p + HUGE - 1) & ~(word)(HUGE - 1);
     G.next = G.lo;
@@ -461,8 +477,8 @@ static void device_close(void) {
     G.open_lo = G.open_hi = 0;
 }
 
-/* Each allocation: ZONE bytes of canary, the memory (256-byte aligned), canary up to
-   the next multiple of ZONE and ZONE more. */
+/* An allocation consists of ZONE bytes of canary, the memory (256-byte aligned), and
+   canary up to the next multiple of ZONE and ZONE bytes beyond it. */
 static size_t tail_zone(size_t bytes) {
     return (ZONE - bytes % ZONE) % ZONE + ZONE;
 }
@@ -497,16 +513,17 @@ extern "C" void cuda_host_check(void) {
     device_close();
 }
 
-/* At a synchronisation: only kernels can break canaries, for copies and products are
-   held to their allocations. Where there are more than AT_ONCE allocations not each
-   one looks: a broken zone stays broken until a later one, or cudaFree, does. */
+/* Called at each synchronisation. Only kernels can break canaries: the bounds of copies
+   and matmuls are checked before they run. With more than AT_ONCE allocations, not every
+   synchronisation checks them: a broken zone remains broken until a later one, or
+   cudaFree, detects it. */
 static void check_after_kernels(void) {
     if (!G.written) return;
     G.unchecked += AT_ONCE;
     if (G.unchecked >= live().size()) cuda_host_check();
 }
 
-/* The live allocation that holds [p, p + bytes), or NULL. */
+/* Returns the live allocation that contains [p, p + bytes), or NULL. */
 static const allocation *find_device(const void *p, size_t bytes) {
     auto i = live().upper_bound((word)p);
     if (i == live().begin()) return NULL;
@@ -521,9 +538,9 @@ static bool in_pinned(const void *p, size_t bytes) {
     return (word)p + bytes <= i->first + i->second;
 }
 
-/* Copies to page-locked memory arrive only when something could order the host behind
-   them, or needs the memory: until then the destination holds the fill pattern, so
-   that a missing synchronisation is seen. */
+/* A copy to page-locked memory is delivered at the next call that could synchronise the
+   host with it or that needs the memory. Until then the destination holds the fill
+   pattern, so that a missing synchronisation has a visible effect. */
 static void deliver(void) {
     for (auto &c : late())
         for (size_t i = 0; i < c.height; i++)
@@ -542,41 +559,22 @@ static void copy_late(void *dst, size_t dpitch, const void *src, size_t spitch, 
     late().push_back(std::move(c));
 }
 
-/* What host memory an address lies in, or NULL if in none that is certain: the images
-   of program and libraries with their static variables are not counted, for device
-   constants live there too in this build. */
-static const char *host_memory(word p) {
-    static thread_local word stack_lo, stack_hi;
-    if (p < PAGE || p >> 47 || in_device((void *)p)) return NULL;
-#if defined(HOST_ASAN) && defined(__x86_64__)
-    /* AddressSanitizer's shadow: so two small integers of a struct look */
-    if (p >= 0x7fff8000 && p < 0x10007fff8000) return NULL;
-#endif
-    if (G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS)
-        return NULL;
-    if (G.arena && p >= (word)G.arena && p < (word)G.arena + ARENA) return NULL;
-    if (in_pinned((void *)p, 0)) return G.allow_pinned ? NULL : "page-locked host memory";
-    if (!stack_hi) {
-        pthread_attr_t attr;
-        void *base;
-        size_t size;
-        stack_hi = 1;
-        if (pthread_getattr_np(pthread_self(), &attr) == 0) {
-            if (pthread_attr_getstack(&attr, &base, &size) == 0) {
-                stack_lo = (word)base;
-                stack_hi = (word)base + size;
-            }
-            pthread_attr_destroy(&attr);
-        }
-    }
-    if (p >= stack_lo && p < stack_hi) return "the host's stack";
-    /* most words of a struct that are no pointer end here, without the parsing below */
-    unsigned char resident;
-    if (mincore((void *)(p & ~(word)(PAGE - 1)), 1, &resident) && errno == ENOMEM) return NULL;
+/* The stack of the calling thread. Returns false if it is unknown. */
+static bool thread_stack(void **base, size_t *size) {
+    pthread_attr_t attr;
+    if (pthread_getattr_np(pthread_self(), &attr) != 0) return false;
+    bool known = pthread_attr_getstack(&attr, base, size) == 0;
+    pthread_attr_destroy(&attr);
+    return known;
+}
+
+/* Searches /proc/self/maps for p: returns "the host's stack", "the host's heap" or
+   NULL. */
+static const char *mapping_of(word p) {
     FILE *f = fopen("/proc/self/maps", "r");
     char line[512];
     const char *found = NULL;
-    word image_end = 0; /* an unnamed map that begins where an image ends is its .bss */
+    word image_end = 0; /* an unnamed mapping that begins where an image ends is its .bss */
     while (f && fgets(line, sizeof line, f)) {
         unsigned long lo, hi, inode;
         char access[8], name[256] = "";
@@ -586,13 +584,45 @@ static const char *host_memory(word p) {
         if (image) image_end = hi;
         if (p < lo || p >= hi) continue;
         if (image || access[0] != 'r' || access[1] != 'w') break;
-        found = !strcmp(name, "[stack]")              ? "the host's stack"
-                : !strcmp(name, "[heap]") || !name[0] ? "the host's heap"
-                                                      : NULL;
+        if (!strcmp(name, "[stack]"))
+            found = "the host's stack";
+        else if (!strcmp(name, "[heap]") || !name[0])
+            found = "the host's heap";
         break;
     }
     if (f) fclose(f);
     return found;
+}
+
+/* Returns the kind of host memory that p is certainly in, or NULL. The images of the
+   program and its libraries, with their static variables, do not count: in this build,
+   device constants are there too. */
+static const char *host_memory(word p) {
+    static thread_local word stack_lo, stack_hi;
+    if (p < PAGE || p >> 47 || in_device((void *)p)) return NULL;
+#if defined(HOST_ASAN) && defined(__x86_64__)
+    /* Two small integers of a struct look like an address in the shadow memory of
+       AddressSanitizer. */
+    if (p >= 0x7fff8000 && p < 0x10007fff8000) return NULL;
+#endif
+    if (in_stacks(p)) return NULL;
+    if (G.arena && p >= (word)G.arena && p < (word)G.arena + ARENA) return NULL;
+    if (in_pinned((void *)p, 0)) return G.allow_pinned ? NULL : "page-locked host memory";
+    if (!stack_hi) {
+        void *base;
+        size_t size;
+        stack_hi = 1;
+        if (thread_stack(&base, &size)) {
+            stack_lo = (word)base;
+            stack_hi = (word)base + size;
+        }
+    }
+    if (p >= stack_lo && p < stack_hi) return "the host's stack";
+    /* This excludes most words of a struct that are not pointers, without parsing the
+       mappings. */
+    unsigned char resident;
+    if (mincore((void *)(p & ~(word)(PAGE - 1)), 1, &resident) && errno == ENOMEM) return NULL;
+    return mapping_of(p);
 }
 
 void cuda_host_check_argument(const char *text, int number, const void *data, size_t bytes,
@@ -603,7 +633,7 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
         word p;
         const char *what;
         memcpy(&p, (const char *)data + i, 8);
-        if (!exact && p >> 32 == 0) continue; /* two small numbers, not an address */
+        if (!exact && p >> 32 == 0) continue; /* two small integers, not an address */
         const allocation *a = in_device((void *)p) ? find_device((void *)p, 0) : NULL;
         if (a && a->device != current_device) {
             kernel_name(name, sizeof name, text);
@@ -624,10 +654,10 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
 
 
 // >>fibers
-/* cuda_host_switch saves the registers that a call preserves on the stack it leaves
-   and stores that stack's pointer in *from. The floating-point control words are set
-   once a block, for kernels do not change them: storing and loading them would be most
-   of a switch. */
+/* cuda_host_switch saves the callee-saved registers on the current stack, stores the
+   stack pointer in *from and continues on the stack `to`. The floating-point control
+   words are set once per block, because kernels do not change them; saving and loading
+   them would take most of the time of a switch. */
 
 #if defined(__x86_64__)
 extern "C" void cuda_host_switch(void **from, void *to);
@@ -641,9 +671,9 @@ __asm__(
 
 static void *new_stack(unsigned char *top, void (*entry)(void)) {
     void **s = (void **)((word)top & ~(word)15);
-    *--s = NULL; /* where entry would return to; it never does */
-    *--s = (void *)
-        entry; /* after the return that takes it, the stack is as a call leaves it: 8 mod 16 */
+    *--s = NULL; /* return address of entry, which never returns */
+    /* The ret that pops entry leaves the stack pointer as a call does, at 8 mod 16. */
+    *--s = (void *)entry;
     for (int i = 0; i < 6; i++) *--s = NULL;
     return s;
 }
@@ -693,8 +723,8 @@ static void *new_stack(unsigned char *top, void (*entry)(void)) {
 }
 #endif
 
-/* Kernels round to nearest and keep denormals, as the device does, whatever the
-   caller's mode is. */
+/* Kernels round to nearest and keep denormals, as on the device, whatever mode the
+   caller has set. */
 struct float_mode {
 #if defined(__x86_64__)
     uint32_t mxcsr;
@@ -728,25 +758,18 @@ struct float_mode {
 static thread_local const void *host_stack;
 static thread_local size_t host_stack_size;
 #endif
-/* Leaves the running fiber for another one, or, with NULL, for the scheduler. To
-   AddressSanitizer all fibers of a block are one with a stack from the first to the
-   last of theirs: it is told of the block, not of the millions of switches in it. */
-static void fiber_main(void);
 
-static inline void leave(fiber *from, fiber *to) {
-    if (to && !to->sp) {
-        to->stack = G.free_stack[--G.free_count];
-        /* Stacks begin at different offsets, or their hot ends would all fall into the
-           same sets of the cache. */
-        size_t color = (size_t)(to->stack - G.stacks) / G.stack_pitch * 832 & 8191;
-        to->sp = new_stack(to->stack + G.stack_bytes - color, fiber_main);
-    }
+/* Switches from the running fiber to one that has started or, with NULL, to the
+   scheduler. For AddressSanitizer all fibers of a block are one fiber, whose stack
+   extends from the first to the last of their stacks: it is notified once per block, not
+   at each of the millions of switches. */
+static inline void switch_to(fiber *from, fiber *to) {
     void *sp = to ? to->sp : G.scheduler.sp;
     if (to) {
         G.self = to;
         cuda_host_self = &to->id;
     }
-    if (G.ready_count) { /* who comes next: its stack is no longer in the fastest cache */
+    if (G.ready_count) { /* the stack of the next fiber is no longer in the L1 cache */
         const char *next = (const char *)G.ready[G.ready_head]->sp;
         __builtin_prefetch(next);
         __builtin_prefetch(next + 64);
@@ -780,19 +803,15 @@ static inline void push_front(fiber *f) {
     G.ready_count++;
 }
 
-static inline void wait_for_others(fiber *from) {
-    fiber *to = take_ready();
-    if (to != from) leave(from, to);
-}
-
-/* Gives the block up: its fibers are never resumed. Returns to no caller, though the
-   compiler may not know. */
+/* Abandons the block: its fibers are never resumed. Never returns, although it is not
+   declared so. */
 static void stop_block(void) {
     G.stopped = 1;
-    leave(G.self, NULL);
+    switch_to(G.self, NULL);
 }
 
-static void finish_copies(fiber *f, long before) { /* those of groups below before */
+/* Performs the copies of f whose group is less than `before`. */
+static void finish_copies(fiber *f, long before) {
     int kept = 0;
     for (int i = 0; i < f->copies; i++) {
         async_copy &c = f->copy[i];
@@ -820,12 +839,12 @@ static void fiber_main(void) {
         G.exited++;
         fiber *to = take_ready();
         if (!to || to->sp) {
-            /* free once this fiber has left it, and nothing runs before that */
+            /* No other fiber can take the stack before this one has left it. */
             G.free_stack[G.free_count++] = f->stack;
-            leave(f, to);
+            switch_to(f, to);
         }
-        /* one that has not started goes on here: threads that never wait share one
-           warm stack */
+        /* A fiber that has not started runs here: threads that never wait share one warm
+           stack. */
         to->stack = f->stack;
         to->sp = to->stack;
         G.self = to;
@@ -833,8 +852,27 @@ static void fiber_main(void) {
     }
 }
 
-/* All threads, in the order of the knob: at the start and after a barrier, when no
-   other fiber is ready. */
+static inline void start_fiber(fiber *f) {
+    f->stack = G.free_stack[--G.free_count];
+    /* The stacks begin at different offsets. Otherwise the parts in use would all map to
+       the same sets of the cache. */
+    size_t color = (size_t)(f->stack - G.stacks) / G.stack_pitch * 832 & 8191;
+    f->sp = new_stack(f->stack + G.stack_bytes - color, fiber_main);
+}
+
+/* As switch_to, but starts the other fiber if necessary. */
+static inline void leave(fiber *from, fiber *to) {
+    if (to && !to->sp) start_fiber(to);
+    switch_to(from, to);
+}
+
+static inline void wait_for_others(fiber *from) {
+    fiber *to = take_ready();
+    if (to != from) leave(from, to);
+}
+
+/* Makes all threads ready, in the order that is set: at the start of a block and after a
+   barrier, when no other fiber is ready. */
 static void push_all(void) {
     unsigned n = G.threads;
     G.ready_head = 0;
@@ -867,7 +905,8 @@ static void push_lanes(warp *w, unsigned mask) {
 static const char *const barrier_names[] = {"__syncthreads", "__syncthreads_or",
                                             "__syncthreads_and", "__syncthreads_count"};
 
-/* of mma: + the number of products */
+/* Kinds of warp collectives that are not a CUDA_HOST_SHFL.. constant. The number of
+   products is added to that of mma, the variant to that of ldmatrix. */
 enum {
     MEET_SYNCWARP = 100,
     MEET_MMA_BF16 = 200,
@@ -882,11 +921,11 @@ static const char *meeting_name(int kind) {
         "__ballot_sync",     "__any_sync",        "__all_sync",        "__reduce_add_sync",
         "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync",
         "__reduce_or_sync",  "__reduce_and_sync", "__reduce_xor_sync"};
-    return kind < MEET_SYNCWARP   ? name[kind]
-           : kind < MEET_MMA_BF16 ? "__syncwarp"
-           : kind < MEET_MMA_TF32 ? "mma (bf16)"
-           : kind < MEET_LDMATRIX ? "mma (tf32)"
-                                  : "ldmatrix";
+    if (kind < MEET_SYNCWARP) return name[kind];
+    if (kind < MEET_MMA_BF16) return "__syncwarp";
+    if (kind < MEET_MMA_TF32) return "mma (bf16)";
+    if (kind < MEET_LDMATRIX) return "mma (tf32)";
+    return "ldmatrix";
 }
 
 int cuda_host_barrier(int kind, int predicate, int line) {
@@ -903,9 +942,12 @@ int cuda_host_barrier(int kind, int predicate, int line) {
                barrier_names[kind], line, barrier_names[G.barrier_kind], G.barrier_line);
         stop_block();
     }
-    G.barrier_sum = kind == CUDA_HOST_SYNC_OR    ? G.barrier_sum | p
-                    : kind == CUDA_HOST_SYNC_AND ? G.barrier_sum & p
-                                                 : G.barrier_sum + p;
+    if (kind == CUDA_HOST_SYNC_OR)
+        G.barrier_sum |= p;
+    else if (kind == CUDA_HOST_SYNC_AND)
+        G.barrier_sum &= p;
+    else
+        G.barrier_sum += p;
     f->state = IN_BLOCK;
     f->line = line;
     f->kind = kind;
@@ -918,7 +960,7 @@ int cuda_host_barrier(int kind, int predicate, int line) {
     return G.barrier_result;
 }
 
-/* The last lane of mask to come performs op for all. */
+/* Waits for the lanes of mask. The last one that arrives performs op for all. */
 static inline void meet(int kind, unsigned mask, int line, lane_args *args,
                         void (*op)(warp *, unsigned, int)) {
     fiber *f = G.self;
@@ -926,8 +968,8 @@ static inline void meet(int kind, unsigned mask, int line, lane_args *args,
     unsigned bit = 1u << f->id.lane;
     int i;
     if (!(mask & bit)) {
-        report("%s of line %d: the mask %#x does not hold the calling lane %u", meeting_name(kind),
-               line, mask, f->id.lane);
+        report("%s of line %d: the mask %#x does not contain the calling lane %u",
+               meeting_name(kind), line, mask, f->id.lane);
         stop_block();
     }
     for (i = 0; i < w->meetings; i++)
@@ -942,7 +984,7 @@ static inline void meet(int kind, unsigned mask, int line, lane_args *args,
         m->mixed = 0;
     } else if (m->line != line && !m->mixed) {
         m->mixed = 1;
-        report("%s: lanes of one mask %#x come from different places, lines %d and %d",
+        report("%s: lanes of the same mask %#x call it at different places, lines %d and %d",
                meeting_name(kind), mask, m->line, line);
     }
     f->args = args;
@@ -975,7 +1017,7 @@ static void do_shuffle(warp *w, unsigned lanes, int kind) {
     for (int i = 0; i < WARP; i++) {
         if (!(lanes >> i & 1)) continue;
         lane_args *a = w->first[i].args;
-        /* the device takes 5 bits of the operand */
+        /* the device uses the low 5 bits of the operand */
         int low = i & ~(a->width - 1), p = a->param & 31, from;
         if (kind == CUDA_HOST_SHFL)
             from = low | (p & (a->width - 1));
@@ -988,15 +1030,15 @@ static void do_shuffle(warp *w, unsigned lanes, int kind) {
         if (lanes >> from & 1)
             a->out = w->first[from].args->in;
         else
-            fill_bytes(&a->out, 8); /* undefined in CUDA: a lane that takes no part */
+            fill_bytes(&a->out, 8); /* from a lane that does not participate: undefined in CUDA */
     }
 }
 
 uint64_t cuda_host_shfl(int kind, unsigned mask, uint64_t bits, int param, int width, int line) {
     lane_args a;
     if (width < 1 || width > WARP || (width & (width - 1))) {
-        report("%s of line %d: width %d is no power of two up to 32", meeting_name(kind), line,
-               width);
+        report("%s of line %d: the width must be a power of two up to 32, got %d",
+               meeting_name(kind), line, width);
         stop_block();
     }
     a.in = bits;
@@ -1060,21 +1102,26 @@ void cuda_host_trap_thread(const char *what, int line) {
     stop_block();
 }
 
-/* Fragments, PTX ISA "Matrix Fragments for mma.m16n8k16 with floating point type" and
-   "mma.m16n8k8", with g = lane / 4 and t = lane % 4. bf16, two elements a register, the
-   lower column (of B: row) in the low half:
-     a[0] (g, 2t..)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)    b[0] (2t.., g)  b[1] (2t+8.., g)
-   tf32, one element a register:
-     a[0] (g, t)  a[1] (g+8, t)  a[2] (g, t+4)  a[3] (g+8, t+4)                b[0] (t, g)  b[1] (t+4, g)
-   both:
-     c[0], c[1] (g, 2t), (g, 2t+1)   c[2], c[3] (g+8, 2t), (g+8, 2t+1)
-   Products of bf16 or tf32 are exact in f32; they are added to c in the order of k,
-   rounded to nearest at each step. */
+/* Fragments, as in the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point
+   type" and "mma.m16n8k8", with g = lane / 4 and t = lane % 4.
+
+             bf16, two elements per register     tf32, one element per register
+       a[0]  (g, 2t..)                           (g, t)
+       a[1]  (g+8, 2t..)                         (g+8, t)
+       a[2]  (g, 2t+8..)                         (g, t+4)
+       a[3]  (g+8, 2t+8..)                       (g+8, t+4)
+       b[0]  (2t.., g)                           (t, g)
+       b[1]  (2t+8.., g)                         (t+4, g)
+       c[0], c[1], c[2], c[3]: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1)
+
+   In bf16 the lower column of A, or row of B, is in the low half of the register.
+   Products of bf16 or tf32 values are exact in f32. They are added to c in the order of
+   k and rounded to nearest at each step. */
 typedef float eight __attribute__((vector_size(32)));
 typedef uint32_t eight_words __attribute__((vector_size(32)));
 
-/* Rows are put together from scalars: a vector that is loaded just after parts of it
-   were stored waits for them. */
+/* Rows are assembled from scalars: loading a vector stalls if parts of it have just been
+   stored. */
 template <int K>
 static inline void multiply(warp *w, int n, const float (&A)[16][K], const eight (&B)[K]) {
     for (int g = 0; g < 8; g++) {
@@ -1092,7 +1139,7 @@ static inline void multiply(warp *w, int n, const float (&A)[16][K], const eight
     }
 }
 
-/* Register r of b of the eight lanes with lane % 4 = t: a row of B */
+/* Register b[r] of the eight lanes with lane % 4 = t: a row of B */
 static inline eight_words row_of_b(warp *w, int n, int t, int r) {
     const uint32_t *b[8];
     for (int g = 0; g < 8; g++) b[g] = w->first[4 * g + t].args->product[n].b;
@@ -1108,7 +1155,7 @@ static inline float high_half(uint32_t u) {
 }
 
 static void do_mma_bf16(warp *w, unsigned, int kind) {
-    G.products += kind - MEET_MMA_BF16;
+    G.mmas += kind - MEET_MMA_BF16;
     for (int n = 0; n < kind - MEET_MMA_BF16; n++) {
         float A[16][16];
         eight B[16];
@@ -1132,7 +1179,7 @@ static void do_mma_bf16(warp *w, unsigned, int kind) {
 }
 
 static void do_mma_tf32(warp *w, unsigned, int kind) {
-    G.products += kind - MEET_MMA_TF32;
+    G.mmas += kind - MEET_MMA_TF32;
     for (int n = 0; n < kind - MEET_MMA_TF32; n++) {
         float A[16][8];
         eight B[8];
@@ -1153,7 +1200,8 @@ static void mma(int kind, const cuda_host_product *p, int n, int line,
     lane_args l;
     whole_warp(kind, line);
     if (n < 1 || n > PRODUCTS) {
-        report("%s of line %d: %d products", meeting_name(kind), line, n);
+        report("%s of line %d: expected 1 to %d products, got %d", meeting_name(kind), line,
+               (int)PRODUCTS, n);
         stop_block();
     }
     l.product = p;
@@ -1186,9 +1234,9 @@ static bool in_shared(const void *p, size_t bytes) {
     return false;
 }
 
-/* Lane l gets of matrix m the elements (l / 4, 2 (l % 4)) and (.., + 1) in the low and
-   high half, or with trans those of the transposed matrix; row r of matrix m is the 16
-   bytes that lane 8 m + r points to. */
+/* Row r of matrix m is the 16 bytes that lane 8 m + r points to. Lane l receives the
+   elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1) of matrix m, or of its transpose
+   with trans, in the low and high half of r[m]. */
 static void do_ldmatrix(warp *w, unsigned, int kind) {
     int count = (kind - MEET_LDMATRIX) >> 1, trans = (kind - MEET_LDMATRIX) & 1;
     for (int m = 0; m < count; m++) {
@@ -1246,14 +1294,14 @@ void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes, i
                smem);
         stop_block();
     }
-    /* with 0 bytes, too: the hardware reads nothing then, but compute-sanitizer's
-       memcheck complains of an address outside of memory */
+    /* This also holds for 0 bytes: the hardware then reads nothing, but the memcheck of
+       compute-sanitizer reports an address outside of memory. */
     if ((word)gmem & (word)(size - 1)) {
         report("cp.async of line %d: source %p, size %d: not aligned", line, gmem, size);
         stop_block();
     }
-    const size_t looked_at = (size_t)(src_bytes ? src_bytes : size);
-    if (!find_device(gmem, looked_at) && !in_pinned(gmem, looked_at)) {
+    const size_t checked = (size_t)(src_bytes ? src_bytes : size);
+    if (!find_device(gmem, checked) && !in_pinned(gmem, checked)) {
         report("cp.async of line %d: source %p, %d bytes of %d, is not in device memory", line,
                gmem, src_bytes, size);
         stop_block();
@@ -1285,8 +1333,8 @@ void cuda_host_cp_wait(int n) {
 
 // >>launch
 
-/* Shared objects lie in the arena, 128-byte aligned, each followed by a zone of
-   canary; one zone precedes the first. */
+/* Shared objects are placed in the arena, 128-byte aligned. Each is followed by a zone of
+   canary, and one zone precedes the first. */
 static unsigned char *new_object(const void *site, size_t bytes, const char *name) {
     unsigned char *p = G.arena + G.arena_used;
     size_t end = (G.arena_used + bytes + ZONE + 127) & ~(size_t)127;
@@ -1303,7 +1351,8 @@ static unsigned char *new_object(const void *site, size_t bytes, const char *nam
     return p;
 }
 
-/* on any device: the launch has looked at the right one */
+/* Was the limit of dynamic shared memory raised on any device? That of the current
+   device was checked at the launch. */
 static bool raised(const function_info &info) {
     for (int limit : info.dynamic_limit)
         if (limit) return true;
@@ -1317,11 +1366,10 @@ void *cuda_host_shared(const void *site, size_t bytes, size_t align, const char 
     G.static_bytes = ((G.static_bytes + 15) & ~(size_t)15) + bytes;
     info.static_bytes = std::max(info.static_bytes, G.static_bytes);
     if (G.static_bytes > SHARED_STATIC) {
-        report("%zu bytes of static shared memory with %s: at most %d compile", G.static_bytes,
-               name, (int)SHARED_STATIC);
+        report("%zu bytes of static shared memory including %s: nvcc compiles at most %d",
+               G.static_bytes, name, (int)SHARED_STATIC);
         G.launch_error = cudaErrorInvalidValue;
-    } else if (G.static_bytes + G.smem
-               > (raised(info) ? (size_t)SHARED_MAX : (size_t)SHARED_STATIC)) {
+    } else if (G.static_bytes + G.smem > (size_t)(raised(info) ? SHARED_MAX : SHARED_STATIC)) {
         report("%zu bytes of static and %zu of dynamic shared memory: too much for this launch",
                G.static_bytes, G.smem);
         G.launch_error = cudaErrorInvalidValue;
@@ -1352,7 +1400,7 @@ static void shared_begin(void) {
     G.arena_used = ZONE;
     G.objects = 0;
     G.static_bytes = 0;
-    /* also where smem is 0: then its zone takes stray accesses */
+    /* Made even if smem is 0: its zone then detects stray accesses. */
     new_object(NULL, G.smem, "the dynamic array");
 }
 
@@ -1373,6 +1421,7 @@ static void shared_end(void) {
     POISON(G.arena, G.arena_used);
 }
 
+/* No fiber is ready, but some have not exited: reports the first one that waits. */
 static void report_stuck(void) {
     fiber *w = NULL, *b = NULL;
     for (unsigned i = 0; i < G.threads; i++) {
@@ -1386,24 +1435,22 @@ static void report_stuck(void) {
             if (w->w->meet[i].mask == mask && w->w->meet[i].kind == w->kind)
                 arrived = w->w->meet[i].arrived;
         unsigned absent = mask & w->w->exists & ~arrived;
-        report(
-            "warp %u: lanes %#x wait in %s of line %d with mask %#x, lanes %#x never come (%#x of "
-            "them have exited)",
-            w->number / WARP, arrived, meeting_name(w->kind), w->line, mask, absent,
-            absent & exited);
+        report("warp %u: lanes %#x wait in %s of line %d with mask %#x, "
+               "lanes %#x never arrive (%#x of them have exited)",
+               w->number / WARP, arrived, meeting_name(w->kind), w->line, mask, absent,
+               absent & exited);
     } else if (b) {
-        report(
-            "barrier divergence: %u of %u threads wait at %s of line %d (thread %u is the first), "
-            "%u have exited",
-            G.at_barrier, G.threads, barrier_names[b->kind], b->line, b->number, G.exited);
+        report("barrier divergence: %u of %u threads wait at %s of line %d "
+               "(the first is thread %u), %u have exited",
+               G.at_barrier, G.threads, barrier_names[b->kind], b->line, b->number, G.exited);
     }
 }
 
 static void make_stacks(void) {
     if (!G.stacks) {
         G.stack_bytes = (G.stack_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
-        /* an odd number of pages: with a round one all stacks share a few sets of the
-           TLB */
+        /* The number of pages is odd. With a power of two, all stacks would share a few
+           sets of the TLB. */
         G.stack_pitch = G.stack_bytes + GUARD;
         void *p = mmap(NULL, G.stack_pitch * MAX_THREADS, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -1422,7 +1469,7 @@ static void make_stacks(void) {
     }
 }
 
-/* What all blocks of a launch have alike */
+/* Sets what is the same in all blocks of a launch. */
 static void number_threads(const dim3 &dim) {
     for (unsigned i = 0; i < G.threads; i++) {
         fiber &f = G.fibers[i];
@@ -1435,12 +1482,7 @@ static void number_threads(const dim3 &dim) {
     }
 }
 
-static void run_block(uint3 block) {
-    G.place.block = block;
-    G.exited = G.at_barrier = 0;
-    G.stopped = 0;
-    G.ready_count = 0;
-    shared_begin();
+static void reset_fibers(void) {
     for (unsigned i = 0; i < G.threads; i++) {
         fiber &f = G.fibers[i];
         f.state = READY;
@@ -1459,38 +1501,60 @@ static void run_block(uint3 block) {
         w.exited = 0;
         w.meetings = 0;
     }
+}
+
+/* Runs the fibers of a block until all have exited or none is ready. */
+static void run_fibers(void) {
+    float_mode device;
     push_all();
     fiber *first = take_ready();
     G.running = 1;
-    {
-        float_mode device;
 #ifdef HOST_ASAN
-        void *fake;
-        G.entered = 0;
-        __sanitizer_start_switch_fiber(&fake, G.stacks, G.stack_pitch * G.stacks_made);
+    void *fake;
+    G.entered = 0;
+    __sanitizer_start_switch_fiber(&fake, G.stacks, G.stack_pitch * G.stacks_made);
 #endif
-        leave(&G.scheduler, first);
+    leave(&G.scheduler, first);
 #ifdef HOST_ASAN
-        __sanitizer_finish_switch_fiber(fake, NULL, NULL);
+    __sanitizer_finish_switch_fiber(fake, NULL, NULL);
 #endif
-    }
     G.running = 0;
+}
+
+static void run_block(uint3 block) {
+    G.place.block = block;
+    G.exited = G.at_barrier = 0;
+    G.stopped = 0;
+    G.ready_count = 0;
+    shared_begin();
+    reset_fibers();
+    run_fibers();
     if (!G.stopped && G.exited < G.threads) {
         report_stuck();
         G.stopped = 1;
     }
-    /* frames never left */
+    /* AddressSanitizer has not seen the frames of abandoned fibers end. */
     if (G.stopped)
         for (unsigned i = 0; i < G.threads; i++)
             UNPOISON(G.stacks + i * G.stack_pitch + GUARD, G.stack_bytes);
     shared_end();
 }
 
+/* A random order of the blocks of a launch; empty if none is requested. */
+static std::vector<uint32_t> random_blocks(uint64_t blocks) {
+    std::vector<uint32_t> order;
+    if (G.block_order != CUDA_HOST_RANDOM || blocks >= 1u << 24) return order;
+    order.resize((size_t)blocks);
+    for (size_t i = 0; i < order.size(); i++) order[i] = (uint32_t)i;
+    for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[draw((uint32_t)i)]);
+    return order;
+}
+
 static void run_kernel(const cuda_host_kernel &k) {
     if (G.sticky) return;
     deliver();
     G.launches++;
-    G.shared_asked += k.smem;
+    G.shared_requested += k.smem;
     G.written = 1;
     if (G.fail_launch && --G.fail_launch == 0) {
         G.sticky = last_error = cudaErrorLaunchFailure;
@@ -1498,24 +1562,16 @@ static void run_kernel(const cuda_host_kernel &k) {
     }
 #ifdef HOST_ASAN
     if (!host_stack) {
-        pthread_attr_t attr;
         void *base = NULL;
         size_t size = 0;
-        if (pthread_getattr_np(pthread_self(), &attr) == 0) {
-            pthread_attr_getstack(&attr, &base, &size);
-            pthread_attr_destroy(&attr);
+        if (thread_stack(&base, &size)) {
+            host_stack = base;
+            host_stack_size = size;
         }
-        host_stack = base;
-        host_stack_size = size;
     }
 #endif
     uint64_t blocks = (uint64_t)k.grid.x * k.grid.y * k.grid.z;
-    std::vector<uint32_t> order;
-    if (G.block_order == CUDA_HOST_RANDOM && blocks < 1u << 24) {
-        order.resize((size_t)blocks);
-        for (size_t i = 0; i < order.size(); i++) order[i] = (uint32_t)i;
-        for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[draw((uint32_t)i)]);
-    }
+    std::vector<uint32_t> order = random_blocks(blocks);
     G.kernel = &k;
     G.place.grid_dim = k.grid;
     G.place.block_dim = k.block;
@@ -1527,9 +1583,11 @@ static void run_kernel(const cuda_host_kernel &k) {
     cuda_host_where = &G.place;
     device_open();
     for (uint64_t n = 0; n < blocks && !G.launch_error; n++) {
-        uint64_t i = !order.empty()                          ? order[(size_t)n]
-                     : G.block_order == CUDA_HOST_DESCENDING ? blocks - 1 - n
-                                                             : n;
+        uint64_t i = n;
+        if (!order.empty())
+            i = order[(size_t)n];
+        else if (G.block_order == CUDA_HOST_DESCENDING)
+            i = blocks - 1 - n;
         uint3 b = {(unsigned)(i % k.grid.x), (unsigned)(i / k.grid.x % k.grid.y),
                    (unsigned)(i / k.grid.x / k.grid.y)};
         run_block(b);
@@ -1542,21 +1600,21 @@ static void run_kernel(const cuda_host_kernel &k) {
 // --------------------------------------------------------------------------------------
 
 
-// >>graphs: streams, events and captures. Work runs at once, or is kept as a closure
-// while its stream captures. Where an exchange with other processes stands before it
-// (>>nccl), work waits in its stream's queue: for the exchange, which runs as late as may
-// be, when the host waits for it or another stream does that has something to do.
+// >>graphs: streams, events and captures. Work runs immediately or, while its stream
+// captures, is stored as a closure. Work behind an exchange with other processes
+// (>>nccl) waits in the queue of its stream until the exchange is done. Exchanges are
+// deferred until the host waits for them, or until work that depends on them is
+// submitted.
 
-typedef std::function<bool()> queued; /* true: done; false: not yet, ask again */
+typedef std::function<bool()> queued; /* true: done; false: not yet, try again */
 
+/* A kernel, a function or an exchange; the other two are empty. */
 struct graph_node {
-    std::unique_ptr<cuda_host_kernel> kernel; /* a kernel, */
-    std::function<void()> work;               /* .. or a function, of the host or the device, */
-    /* .. or one that makes an exchange, new for each run */
-    std::function<queued(CUstream_st *)> exchange;
-    bool host;
-    /* for cuda_host_graph_node; NULL of an exchange */
-    const char *what;
+    std::unique_ptr<cuda_host_kernel> kernel;
+    std::function<void()> work;
+    bool host; /* work runs on the host, not on the device */
+    std::function<queued(CUstream_st *)> exchange; /* makes a new one for each run */
+    const char *what; /* for cuda_host_graph_node; NULL for an exchange */
 };
 
 typedef std::vector<std::shared_ptr<graph_node>> node_list;
@@ -1572,12 +1630,11 @@ struct capture {
 
 struct CUstream_st {
     int device;
-    bool blocking, busy; /* busy: its queue is being worked off */
+    bool blocking, busy; /* busy: its queue is being processed */
     std::shared_ptr<capture> cap;
-    long work, joined; /* captured, and waited for by another */
+    long work, joined;   /* captured nodes; those that another stream waits for */
     std::deque<queued> queue;
-    /* how many entries the queue has had, and has done with */
-    uint64_t put, done;
+    uint64_t put, done;  /* entries that were ever added to the queue; that were completed */
 };
 
 struct CUevent_st {
@@ -1623,7 +1680,7 @@ static std::set<CUgraphExec_st *> &execs(void) {
     return *s;
 }
 
-/* made last */
+/* Nodes of the graph that was instantiated last */
 static std::vector<const char *> &last_graph(void) {
     static auto *n = new std::vector<const char *>;
     return *n;
@@ -1666,8 +1723,8 @@ static capture *capturing(cudaStream_t s) {
     return is_default(s) ? NULL : s->cap.get();
 }
 
-/* Calls that CUDA forbids while any capture runs that is not relaxed (and not another
-   thread's): they invalidate it. */
+/* For calls that CUDA forbids during a capture: they invalidate all captures, except
+   relaxed ones and thread-local ones of other threads. */
 static cudaError_t unsafe_call(void) {
     cudaError_t e = cudaSuccess;
     for (auto &c : captures()) {
@@ -1681,7 +1738,7 @@ static cudaError_t unsafe_call(void) {
     return e;
 }
 
-/* The legacy stream waits for blocking streams, which it must not where they capture. */
+/* The legacy stream waits for blocking streams. It must not while they capture. */
 static cudaError_t legacy_use(void) {
     cudaError_t e = cudaSuccess;
     for (auto &c : captures())
@@ -1700,12 +1757,13 @@ static cudaError_t stream_error(cudaStream_t s) {
     return c && !c->valid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
 }
 
-static void keep(cudaStream_t s, std::shared_ptr<graph_node> n) {
+static void capture_node(cudaStream_t s, std::shared_ptr<graph_node> n) {
     s->cap->nodes.push_back(n);
     s->work++;
 }
 
-/* Works off the queue of s, up to its entry `until`, as far as it goes: is that done? */
+/* Processes the queue of s up to entry `until`, as far as possible. Returns whether that
+   entry is done. */
 static bool advance(CUstream_st *s, uint64_t until) {
     if (s->busy) return s->done >= until;
     s->busy = true;
@@ -1725,7 +1783,8 @@ static bool event_done(CUevent_st *e) {
     return is_default(e->stream) || !streams().count(e->stream) || advance(e->stream, e->put);
 }
 
-static void wait_for_all(void) { /* as cudaFree and cudaDeviceSynchronize do */
+/* Waits for all streams, as cudaFree and cudaDeviceSynchronize do. */
+static void wait_for_all(void) {
     for (;;) {
         bool all = true;
         for (auto *s : streams())
@@ -1755,7 +1814,7 @@ static void run_node(const graph_node &n) {
 
 static void submit_node(cudaStream_t s, std::shared_ptr<graph_node> n, bool at_once) {
     if (capturing(s))
-        keep(s, n);
+        capture_node(s, n);
     else if (n->exchange) {
         put_in_queue(s, n->exchange(s));
         if (at_once) advance(s);
@@ -1786,43 +1845,32 @@ static cudaError_t submit_work(cudaStream_t s, const char *what, F f, bool host 
     return cudaSuccess;
 }
 
-void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream) {
-    LOCK;
-    if (!G.devices) {
-        fail(cudaErrorNoDevice);
-        return;
-    }
-    if (G.sticky) {
-        fail(G.sticky);
-        return;
-    }
+static cudaError_t launch_error(const cuda_host_kernel &k, cudaStream_t stream) {
+    if (!G.devices) return cudaErrorNoDevice;
+    if (G.sticky) return G.sticky;
     uint64_t threads = (uint64_t)k.block.x * k.block.y * k.block.z;
     if (!threads || threads > MAX_THREADS || k.block.x > 1024 || k.block.y > 1024 || k.block.z > 64
         || !k.grid.x || !k.grid.y || !k.grid.z || k.grid.x > 2147483647u || k.grid.y > 65535
-        || k.grid.z > 65535) {
-        fail(cudaErrorInvalidConfiguration);
-        return;
-    }
+        || k.grid.z > 65535)
+        return cudaErrorInvalidConfiguration;
     if (threads > k.bound) {
-        report("%s: %u threads a block, the launch bound of the kernel is %u", k.text,
+        report("%s: %u threads per block, the launch bound of the kernel is %u", k.text,
                (unsigned)threads, k.bound);
-        fail(cudaErrorInvalidValue);
-        return;
+        return cudaErrorInvalidValue;
     }
+    size_t limit = SHARED_STATIC;
     auto i = functions().find(k.function);
-    size_t limit = i != functions().end() && i->second.dynamic_limit[current_device]
-                       ? (size_t)i->second.dynamic_limit[current_device]
-                       : (size_t)SHARED_STATIC;
-    if (k.smem > limit) {
-        fail(cudaErrorInvalidValue);
-        return;
-    }
-    if (cudaError_t e = stream_error(stream)) {
+    if (i != functions().end() && i->second.dynamic_limit[current_device])
+        limit = (size_t)i->second.dynamic_limit[current_device];
+    if (k.smem > limit) return cudaErrorInvalidValue;
+    if (cudaError_t e = stream_error(stream)) return e;
+    return device_of(stream) == current_device ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
+
+void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream) {
+    LOCK;
+    if (cudaError_t e = launch_error(k, stream)) {
         fail(e);
-        return;
-    }
-    if (device_of(stream) != current_device) {
-        fail(cudaErrorInvalidResourceHandle);
         return;
     }
     if (capturing(stream) || !advance(stream)) {
@@ -1863,7 +1911,7 @@ static void drop_capture(std::shared_ptr<capture> c) {
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
-    LOCK; /* also after a sticky error */
+    LOCK; /* not ENTER: allowed after a sticky error */
     if (is_default(s) || bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
     if (s->cap) drop_capture(s->cap);
     if (!advance(s)) report("cudaStreamDestroy of a stream whose work waits for other ranks");
@@ -1953,7 +2001,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     return cudaSuccess;
 }
 
-/* one whose capture still runs cannot be waited for by the host */
+/* The host cannot wait for an event that was recorded in a capture. */
 static cudaError_t captured_event(cudaEvent_t e) {
     if (!e->cap) return cudaSuccess;
     for (auto &c : captures())
@@ -1994,6 +2042,12 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
     return cudaSuccess;
 }
 
+/* s waits until the queue of another stream is done up to entry `until`. */
+static void wait_in_queue(cudaStream_t s, cudaStream_t other, uint64_t until) {
+    if (is_default(s) || is_default(other) || other == s || other->done >= until) return;
+    put_in_queue(s, [other, until] { return !streams().count(other) || advance(other, until); });
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned int flags) {
     ENTER;
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
@@ -2001,18 +2055,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned int flag
     if (cudaError_t error = stream_error(s)) return fail(error);
     if (!e->recorded) return cudaSuccess;
     capture *mine = capturing(s);
-    if (!e->cap) {
-        if (!mine) {
-            CUstream_st *other = e->stream;
-            uint64_t until = e->put;
-            if (!is_default(s) && !is_default(other) && other != s && other->done < until)
-                put_in_queue(s, [other, until] {
-                    return !streams().count(other) || advance(other, until);
-                });
-            return cudaSuccess;
-        }
+    if (!e->cap && mine) {
         mine->valid = false;
         return fail(cudaErrorStreamCaptureIsolation);
+    }
+    if (!e->cap) {
+        wait_in_queue(s, e->stream, e->put);
+        return cudaSuccess;
     }
     if (std::find(captures().begin(), captures().end(), e->cap) == captures().end())
         return fail(cudaErrorCapturedEvent);
@@ -2025,7 +2074,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned int flag
         mine->valid = e->cap->valid = false;
         return fail(cudaErrorStreamCaptureMerge);
     }
-    if (!mine) { /* the fork: s joins the capture */
+    if (!mine) { /* a fork: s joins the capture */
         s->cap = e->cap;
         s->work = s->joined = 0;
         e->cap->streams.push_back(s);
@@ -2049,7 +2098,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data) {
         true);
 }
 
-static bool told_to_fail(int call) {
+/* Counts down to the call that cuda_host_fail_graph has chosen. */
+static bool should_fail(int call) {
     return G.fail_graph[call] && --G.fail_graph[call] == 0;
 }
 
@@ -2058,7 +2108,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mo
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
     if (is_default(s)) return fail(cudaErrorStreamCaptureUnsupported);
     if (s->cap) return fail(cudaErrorIllegalState);
-    if (told_to_fail(CUDA_HOST_BEGIN_CAPTURE)) return fail(cudaErrorStreamCaptureUnsupported);
+    if (should_fail(CUDA_HOST_BEGIN_CAPTURE)) return fail(cudaErrorStreamCaptureUnsupported);
     auto c = std::make_shared<capture>();
     c->origin = s;
     c->mode = mode;
@@ -2089,8 +2139,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
         if (other != s && other->work > other->joined) joined = false;
     drop_capture(c);
     node_list nodes;
-    nodes.swap(c->nodes); /* an event may hold c for longer */
-    if (told_to_fail(CUDA_HOST_END_CAPTURE)) return fail(cudaErrorStreamCaptureInvalidated);
+    nodes.swap(c->nodes); /* an event may keep c alive */
+    if (should_fail(CUDA_HOST_END_CAPTURE)) return fail(cudaErrorStreamCaptureInvalidated);
     if (!c->valid) return fail(cudaErrorStreamCaptureInvalidated);
     if (!joined) return fail(cudaErrorStreamCaptureUnjoined);
     *graph = new CUgraph_st();
@@ -2106,9 +2156,12 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *
     if (is_default(s))
         if (cudaError_t e = legacy_use()) return fail(e);
     capture *c = capturing(s);
-    *status = !c         ? cudaStreamCaptureStatusNone
-              : c->valid ? cudaStreamCaptureStatusActive
-                         : cudaStreamCaptureStatusInvalidated;
+    if (!c)
+        *status = cudaStreamCaptureStatusNone;
+    else if (c->valid)
+        *status = cudaStreamCaptureStatusActive;
+    else
+        *status = cudaStreamCaptureStatusInvalidated;
     return cudaSuccess;
 }
 
@@ -2122,7 +2175,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
     ENTER;
     if (!exec || !graphs().count(graph)) return fail(cudaErrorInvalidValue);
-    if (told_to_fail(CUDA_HOST_INSTANTIATE)) return fail(cudaErrorMemoryAllocation);
+    if (should_fail(CUDA_HOST_INSTANTIATE)) return fail(cudaErrorMemoryAllocation);
     *exec = new CUgraphExec_st();
     (*exec)->nodes = graph->nodes;
     execs().insert(*exec);
@@ -2136,7 +2189,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
     if (!execs().count(exec)) return fail(cudaErrorInvalidValue);
     if (cudaError_t e = stream_error(s)) return fail(e);
     if (capturing(s)) {
-        for (auto &n : exec->nodes) keep(s, n);
+        for (auto &n : exec->nodes) capture_node(s, n);
         return cudaSuccess;
     }
     G.graph_launches++;
@@ -2313,6 +2366,21 @@ cudaError_t cudaDriverGetVersion(int *v) {
     return cudaSuccess;
 }
 
+/* Finds `need` free bytes after the last allocation or, at the end of the window, the
+   first hole from the start. Returns 0 if there are none. */
+static word find_hole(size_t need) {
+    word end = G.lo + DEVICE_RANGE - 2 * HUGE, at = G.next;
+    word window = std::max((word)64 << 20, 4 * (word)(G.in_use + need));
+    auto i = live().upper_bound(at);
+    if (at + need > std::min(end, G.lo + window)) {
+        at = G.lo;
+        i = live().begin();
+    }
+    for (; i != live().end() && at + need > i->first - ZONE; ++i)
+        at = i->first + i->second.bytes + tail_zone(i->second.bytes);
+    return at + need <= end ? at : 0;
+}
+
 cudaError_t cudaMalloc(void **out, size_t bytes) {
     ENTER;
     if (!out) return fail(cudaErrorInvalidValue);
@@ -2323,20 +2391,8 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     if (bytes > G.memory - std::min(G.memory, G.in_use) || !reserve())
         return fail(cudaErrorMemoryAllocation);
     size_t need = ZONE + bytes + tail_zone(bytes);
-    word end = G.lo + DEVICE_RANGE - 2 * HUGE, at = G.next,
-         window = std::max((word)64 << 20, 4 * (word)(G.in_use + need));
-    /* round again: the first hole from the start */
-    if (at + need > std::min(end, G.lo + window)) {
-        at = G.lo;
-        for (auto &i : live()) {
-            if (at + need <= i.first - ZONE) break;
-            at = i.first + i.second.bytes + tail_zone(i.second.bytes);
-        }
-        if (at + need > end) return fail(cudaErrorMemoryAllocation);
-    } else
-        for (auto i = live().upper_bound(at); i != live().end() && at + need > i->first - ZONE; ++i)
-            at = i->first + i->second.bytes + tail_zone(i->second.bytes);
-    if (at + need > end) return fail(cudaErrorMemoryAllocation);
+    word at = find_hole(need);
+    if (!at) return fail(cudaErrorMemoryAllocation);
     G.next = at + need;
     unsigned char *p = (unsigned char *)at + ZONE;
     allocation a = {bytes, ++G.serial, current_device};
@@ -2356,13 +2412,13 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
 }
 
 cudaError_t cudaFree(void *p) {
-    LOCK; /* also after a sticky error: the host still gives back what it has */
+    LOCK; /* not ENTER: allowed after a sticky error */
     if (!p) return cudaSuccess;
     if (cudaError_t e = unsafe_call()) return fail(e);
     wait_for_all();
     auto i = live().find((word)p);
     if (i == live().end()) {
-        report("cudaFree of %p, which is no allocation", p);
+        report("cudaFree of %p, which is not an allocation", p);
         return fail(cudaErrorInvalidValue);
     }
     size_t need = ZONE + i->second.bytes + tail_zone(i->second.bytes);
@@ -2372,7 +2428,7 @@ cudaError_t cudaFree(void *p) {
     POISON((unsigned char *)p - ZONE, need);
     word lo = ((word)p - ZONE + HUGE - 1) & ~(word)(HUGE - 1),
          hi = ((word)p - ZONE + need) & ~(word)(HUGE - 1);
-    /* large: give the pages back */
+    /* returns the pages of large allocations to the system */
     if (hi > lo + 16 * (word)HUGE) madvise((void *)lo, hi - lo, MADV_DONTNEED);
     G.in_use -= i->second.bytes;
     live().erase(i);
@@ -2406,7 +2462,7 @@ cudaError_t cudaFreeHost(void *p) {
     auto i = pinned().find((word)p);
     deliver();
     if (i == pinned().end()) {
-        report("cudaFreeHost of %p, which is no allocation", p);
+        report("cudaFreeHost of %p, which is not an allocation", p);
         return fail(cudaErrorInvalidValue);
     }
     G.pinned_in_use -= i->second;
@@ -2423,8 +2479,12 @@ cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
     return cudaSuccess;
 }
 
-/* Do both ends of a copy lie where its kind says? to_host and from_host: the ends that
-   are host memory. */
+static const char *memory_name(bool device, bool pinned) {
+    if (device) return "device";
+    return pinned ? "page-locked" : "host";
+}
+
+/* Is each end of a copy in the memory that `kind` says, and within one allocation? */
 static cudaError_t check_copy(const char *call, const void *dst, size_t dst_bytes, const void *src,
                               size_t src_bytes, int kind) {
     static const char *const names[] = {"HostToHost", "HostToDevice", "DeviceToHost",
@@ -2437,14 +2497,8 @@ static cudaError_t check_copy(const char *call, const void *dst, size_t dst_byte
         bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
         if (to_device != dst_device || from_device != src_device) {
             report("%s %s: the destination %p is %s memory, the source %p is %s memory", call,
-                   names[kind], dst,
-                   dst_device   ? "device"
-                   : dst_pinned ? "page-locked"
-                                : "host",
-                   src,
-                   src_device   ? "device"
-                   : src_pinned ? "page-locked"
-                                : "host");
+                   names[kind], dst, memory_name(dst_device, dst_pinned), src,
+                   memory_name(src_device, src_pinned));
             return cudaErrorInvalidValue;
         }
     }
@@ -2458,11 +2512,11 @@ static cudaError_t check_copy(const char *call, const void *dst, size_t dst_byte
         return cudaErrorInvalidValue;
     }
     if (dst_pinned && !in_pinned(dst, dst_bytes)) {
-        report("%s: the destination %p, %zu bytes, leaves its allocation", call, dst, dst_bytes);
+        report("%s: the destination %p, %zu bytes, exceeds its allocation", call, dst, dst_bytes);
         return cudaErrorInvalidValue;
     }
     if (src_pinned && !in_pinned(src, src_bytes)) {
-        report("%s: the source %p, %zu bytes, leaves its allocation", call, src, src_bytes);
+        report("%s: the source %p, %zu bytes, exceeds its allocation", call, src, src_bytes);
         return cudaErrorInvalidValue;
     }
     return cudaSuccess;
@@ -2577,7 +2631,7 @@ cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func
     if (!attr) return fail(cudaErrorInvalidValue);
     function_info &info = functions()[func];
     memset(attr, 0, sizeof *attr);
-    /* of the runs so far: the host compiler cannot tell */
+    /* as observed in the runs so far: the host compiler does not know it */
     attr->sharedSizeBytes = info.static_bytes;
     attr->maxThreadsPerBlock = MAX_THREADS;
     attr->numRegs = G.registers;
@@ -2591,12 +2645,12 @@ cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func
 cudaError_t cuda_host_occupancy(int *blocks, int threads, size_t smem) {
     ENTER;
     if (!blocks || threads < 1) return fail(cudaErrorInvalidValue);
-    int by_threads = std::min(32, 2048 / ((threads + 31) / 32 * 32)),
-        by_shared = (int)((228 << 10) / (smem + 1024));
-    int by_registers = 65536 / ((G.registers + 7) / 8 * 8 * ((threads + 31) / 32 * 32));
-    *blocks = threads > MAX_THREADS || smem > (size_t)SHARED_MAX
-                  ? 0
-                  : std::min(std::min(by_threads, by_registers), by_shared);
+    int rounded = (threads + 31) / 32 * 32;
+    int by_threads = std::min(32, 2048 / rounded);
+    int by_shared = (int)((228 << 10) / (smem + 1024));
+    int by_registers = 65536 / ((G.registers + 7) / 8 * 8 * rounded);
+    *blocks = std::min(std::min(by_threads, by_registers), by_shared);
+    if (threads > MAX_THREADS || smem > (size_t)SHARED_MAX) *blocks = 0;
     return cudaSuccess;
 }
 
@@ -2701,14 +2755,14 @@ long cuda_host_launches(void) {
     return G.launches;
 }
 
-long cuda_host_products(void) {
+long cuda_host_mmas(void) {
     LOCK;
-    return G.products;
+    return G.mmas;
 }
 
-size_t cuda_host_shared_asked(void) {
+size_t cuda_host_shared_requested(void) {
     LOCK;
-    return G.shared_asked;
+    return G.shared_requested;
 }
 
 long cuda_host_allocs(void) {
@@ -2756,9 +2810,9 @@ int cuda_host_is_device(const void *p) {
 
 
 // >>cublaslt
-/* A column-major product is the row-major product of the swapped operands, so that
-   stx_gemm sees the very call that the CPU device would make, and f32 results are
-   equal to its bit for bit. */
+/* A column-major matmul is the row-major matmul of the swapped operands. stx_gemm
+   therefore receives the call that the CPU device would make, and f32 results are
+   bit-identical to those of the CPU. */
 
 struct lt_layout {
     uint32_t magic;
@@ -2789,7 +2843,8 @@ static long lt_calls, lt_batches, lt_unaligned;
 static int lt_refuse;
 static cublasStatus_t lt_refuse_with = CUBLAS_STATUS_NOT_SUPPORTED;
 
-/* Is it told to refuse such a product, in the heuristic (plans) or when it is called? */
+/* Does the setting of cuda_host_refuse apply to such a matmul, in the heuristic (plans)
+   or in the call? */
 static bool lt_refuses(bool plans, int batch, uint32_t epilogue) {
     switch (lt_refuse) {
     case CUDA_HOST_REFUSE_PLANS: return plans && batch > 1;
@@ -2827,20 +2882,35 @@ template <class T> static bool take(T *to, const void *buf, size_t bytes) {
 
 #define LT_SET(ok) return (ok) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE
 
+/* Size of an element; 0 if the type is not supported */
 static size_t lt_size(int type) {
-    return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 0;
+    if (type == CUDA_R_32F) return 4;
+    return type == CUDA_R_16BF ? 2 : 0;
 }
 
 static int lt_bias_type(const lt_desc &d, const lt_layout &D) {
     return d.bias_type < 0 ? D.type : d.bias_type;
 }
 
+/* The bits that epilogues consist of. BGRAD.. replace the bias by a gradient. */
+enum {
+    EPI_RELU = 2,
+    EPI_BIAS = 4,
+    EPI_DRELU = 8,
+    EPI_BGRAD = 16,
+    EPI_GELU = 32,
+    EPI_DGELU = 64,
+    EPI_AUX = 128,
+    EPI_BGRADA = 256,
+    EPI_BGRADB = 512
+};
+
 static bool lt_has_aux(uint32_t e) {
-    return e & 128;
+    return e & EPI_AUX;
 }
 
 static bool lt_has_bias(uint32_t e) {
-    return e & (4 | 16 | 256 | 512);
+    return e & (EPI_BIAS | EPI_BGRAD | EPI_BGRADA | EPI_BGRADB);
 }
 
 static bool lt_known_epilogue(uint32_t e) {
@@ -2857,29 +2927,64 @@ static bool lt_known_epilogue(uint32_t e) {
     return false;
 }
 
-/* bytes from the first to past the last element */
+/* The number of lines that are contiguous in memory, and their length */
+static size_t lt_lines(const lt_layout &l) {
+    return (size_t)(l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows);
+}
+
+static size_t lt_length(const lt_layout &l) {
+    return (size_t)(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
+}
+
+/* Elements from the first to past the last one of a matrix */
+static uint64_t lt_matrix_extent(const lt_layout &l) {
+    return ((uint64_t)lt_lines(l) - 1) * (uint64_t)l.ld + lt_length(l);
+}
+
+/* Bytes from the first to past the last element of a batch */
 static size_t lt_extent(const lt_layout &l) {
-    uint64_t lines = l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows,
-             length = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
-    if (!lines || !length || !l.batch) return 0;
-    return (size_t)((uint64_t)(l.batch - 1) * (uint64_t)l.stride + (lines - 1) * (uint64_t)l.ld
-                    + length)
+    if (!l.rows || !l.cols || !l.batch) return 0;
+    return (size_t)((uint64_t)(l.batch - 1) * (uint64_t)l.stride + lt_matrix_extent(l))
            * lt_size(l.type);
 }
 
-/* What cublasLtMatmul and the heuristic demand of their descriptors. */
+static cublasStatus_t lt_check_layout(const lt_layout &l, int batch) {
+    if (l.magic != MAGIC_LAYOUT || l.batch < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!lt_size(l.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!l.rows || !l.cols) return CUBLAS_STATUS_INVALID_VALUE;
+    if (l.ld < (int64_t)lt_length(l) || l.batch != batch) return CUBLAS_STATUS_INVALID_VALUE;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t lt_check_epilogue(const lt_desc &d, const lt_layout &D) {
+    if (!lt_known_epilogue(d.epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && D.order != CUBLASLT_ORDER_COL)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (lt_has_bias(d.epilogue)) {
+        int type = lt_bias_type(d, D);
+        if (type != D.type && !(type == CUDA_R_32F && D.type == CUDA_R_16BF))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        if ((word)d.bias % lt_size(type)) return CUBLAS_STATUS_INVALID_VALUE;
+        if (D.batch > 1 && (d.epilogue & (EPI_BGRADA | EPI_BGRADB)))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if (lt_has_aux(d.epilogue)) {
+        int multiple = d.epilogue & (EPI_GELU | EPI_DGELU) ? 8 : 128;
+        if (d.aux_ld < (int64_t)D.rows || d.aux_ld % multiple || d.aux_stride % multiple)
+            return CUBLAS_STATUS_INVALID_VALUE;
+        if ((word)d.aux & 15) return CUBLAS_STATUS_INVALID_VALUE;
+        if (d.aux_type >= 0 && d.aux_type != D.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Checks descriptors as cublasLtMatmul and the heuristic do. */
 static cublasStatus_t lt_check(const lt_desc &d, const lt_layout &A, const lt_layout &B,
                                const lt_layout &C, const lt_layout &D) {
     const lt_layout *all[] = {&A, &B, &C, &D};
     if (d.magic != MAGIC_DESC) return CUBLAS_STATUS_INVALID_VALUE;
-    for (auto *l : all) {
-        if (l->magic != MAGIC_LAYOUT || l->batch < 1) return CUBLAS_STATUS_INVALID_VALUE;
-        if (!lt_size(l->type)) return CUBLAS_STATUS_NOT_SUPPORTED;
-        if (!l->rows || !l->cols) return CUBLAS_STATUS_INVALID_VALUE;
-        if (l->ld < (int64_t)(l->order == CUBLASLT_ORDER_COL ? l->rows : l->cols))
-            return CUBLAS_STATUS_INVALID_VALUE;
-        if (l->batch != D.batch) return CUBLAS_STATUS_INVALID_VALUE;
-    }
+    for (auto *l : all)
+        if (cublasStatus_t status = lt_check_layout(*l, D.batch)) return status;
     uint64_t m = d.ta ? A.cols : A.rows, k = d.ta ? A.rows : A.cols, kb = d.tb ? B.cols : B.rows,
              n = d.tb ? B.rows : B.cols;
     if (k != kb || D.rows != m || D.cols != n || C.rows != m || C.cols != n)
@@ -2889,31 +2994,14 @@ static cublasStatus_t lt_check(const lt_desc &d, const lt_layout &A, const lt_la
         && d.compute != CUBLAS_COMPUTE_32F_FAST_TF32 && d.compute != CUBLAS_COMPUTE_32F_FAST_16BF)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (d.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    /* The table of types: A and B alike; C and D alike, and f32 for f32 inputs. */
+    /* A and B have the same type, and so have C and D; f32 inputs require f32 outputs. */
     if (A.type != B.type || C.type != D.type || (A.type == CUDA_R_32F && D.type != CUDA_R_32F))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (A.type != CUDA_R_32F && d.compute != CUBLAS_COMPUTE_32F
         && d.compute != CUBLAS_COMPUTE_32F_PEDANTIC)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (d.mode != CUBLASLT_POINTER_MODE_HOST) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (!lt_known_epilogue(d.epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && D.order != CUBLASLT_ORDER_COL)
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (lt_has_bias(d.epilogue)) {
-        int type = lt_bias_type(d, D);
-        if (type != D.type && !(type == CUDA_R_32F && D.type == CUDA_R_16BF))
-            return CUBLAS_STATUS_NOT_SUPPORTED;
-        if ((word)d.bias % lt_size(type)) return CUBLAS_STATUS_INVALID_VALUE;
-        if (D.batch > 1 && (d.epilogue & (256 | 512))) return CUBLAS_STATUS_NOT_SUPPORTED;
-    }
-    if (lt_has_aux(d.epilogue)) {
-        int multiple = d.epilogue & (32 | 64) ? 8 : 128;
-        if (d.aux_ld < (int64_t)m || d.aux_ld % multiple || d.aux_stride % multiple)
-            return CUBLAS_STATUS_INVALID_VALUE;
-        if ((word)d.aux & 15) return CUBLAS_STATUS_INVALID_VALUE;
-        if (d.aux_type >= 0 && d.aux_type != D.type) return CUBLAS_STATUS_NOT_SUPPORTED;
-    }
-    return CUBLAS_STATUS_SUCCESS;
+    return lt_check_epilogue(d, D);
 }
 
 static bool lt_in_device(const char *what, const void *p, size_t bytes) {
@@ -2944,35 +3032,49 @@ static float gelu_slope(float x) {
            + 0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
 }
 
-/* Inputs of another type than f32 become a packed f32 copy of the same order. */
-static const float *lt_floats(std::vector<float> &copy, const void *p, const lt_layout &l,
-                              size_t *ld, size_t *stride) {
-    *ld = (size_t)l.ld;
-    *stride = (size_t)l.stride;
-    if (l.type == CUDA_R_32F) return (const float *)p;
-    size_t lines = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows),
-           length = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
-    copy.resize(lines * length * (size_t)l.batch);
-    for (size_t b = 0; b < (size_t)l.batch; b++)
-        for (size_t j = 0; j < lines; j++)
-            for (size_t i = 0; i < length; i++)
-                copy[(b * lines + j) * length + i] =
-                    lt_load(p, b * (size_t)l.stride + j * (size_t)l.ld + i, l.type);
-    *ld = length;
-    *stride = lines * length;
-    return copy.data();
-}
-
-/* Does a row begin or end elsewhere than on a multiple of 16 bytes? Such an operand
-   keeps a product from the fast algorithms. */
+/* Does a row begin or end at an address that is not a multiple of 16 bytes? Such an
+   operand rules out the fast algorithms. */
 static bool lt_rows_unaligned(const lt_layout &l, const void *p) {
-    uint64_t lines = l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows,
-             length = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
-    uint64_t size = lt_size(l.type), at = (word)p | length * size;
-    if (lines > 1) at |= (uint64_t)l.ld * size;
+    uint64_t size = lt_size(l.type), at = (word)p | lt_length(l) * size;
+    if (lt_lines(l) > 1) at |= (uint64_t)l.ld * size;
     if (l.batch > 1) at |= (uint64_t)l.stride * size;
     return at % 16 != 0;
 }
+
+/* An operand in f32, as a row-major matrix. Other types are copied, without gaps. */
+struct lt_operand {
+    const float *p;
+    size_t ld, stride;
+    int trans; /* op transposes the row-major matrix */
+    std::vector<float> copy;
+
+    lt_operand(const void *from, const lt_layout &l, bool t)
+        : p((const float *)from), ld((size_t)l.ld), stride((size_t)l.stride),
+          trans(t ^ (l.order == CUBLASLT_ORDER_COL)) {
+        if (l.type == CUDA_R_32F) return;
+        size_t lines = lt_lines(l), length = lt_length(l);
+        copy.resize(lines * length * (size_t)l.batch);
+        for (size_t b = 0; b < (size_t)l.batch; b++)
+            for (size_t j = 0; j < lines; j++)
+                for (size_t i = 0; i < length; i++)
+                    copy[(b * lines + j) * length + i] =
+                        lt_load(from, b * stride + j * ld + i, l.type);
+        p = copy.data();
+        ld = length;
+        stride = lines * length;
+    }
+
+    /* element of op of the first matrix */
+    float at(size_t i, size_t j) const {
+        return trans ? p[j * ld + i] : p[i * ld + j];
+    }
+};
+
+/* The result in f32, in the order of its layout */
+struct lt_result {
+    float *p;
+    size_t ld, stride;
+};
 
 struct lt_call {
     lt_desc d;
@@ -2980,116 +3082,123 @@ struct lt_call {
     const void *a, *b, *c;
     void *out;
     float alpha, beta;
+    void load_c(const lt_result &r) const;
+    void store_d(const lt_result &r) const;
+    void multiply(const lt_operand &x, const lt_operand &y, const lt_result &r) const;
+    void apply_epilogue(const lt_result &r, size_t q) const;
+    void bias_gradient(const lt_operand &x, const lt_operand &y, const lt_result &r,
+                       size_t q) const;
     void run(void) const;
 };
 
-void lt_call::run(void) const {
-    bool columns = D.order == CUBLASLT_ORDER_COL, plain = D.type == CUDA_R_32F;
-    size_t m = (size_t)D.rows, n = (size_t)D.cols, k = (size_t)(d.ta ? A.rows : A.cols),
-           batch = (size_t)D.batch;
-    size_t lines = columns ? n : m, length = columns ? m : n, lda, ldb, sa, sb, ldr, sr;
-    std::vector<float> copy_a, copy_b, copy_d;
-    const float *fa = lt_floats(copy_a, a, A, &lda, &sa), *fb = lt_floats(copy_b, b, B, &ldb, &sb);
-    float *r = (float *)out;
-    ldr = (size_t)D.ld;
-    sr = (size_t)D.stride;
-    if (!plain) {
-        copy_d.resize(lines * length * batch);
-        r = copy_d.data();
-        ldr = length;
-        sr = lines * length;
-    }
-    if (beta != 0 && !(plain && c == out && C.ld == D.ld && C.stride == D.stride))
-        for (size_t q = 0; q < batch; q++)
-            for (size_t j = 0; j < lines; j++)
-                for (size_t i = 0; i < length; i++)
-                    r[q * sr + j * ldr + i] =
-                        lt_load(c, q * (size_t)C.stride + j * (size_t)C.ld + i, C.type);
-    /* seen row-major */
-    int ta = (d.ta != 0) ^ (A.order == CUBLASLT_ORDER_COL),
-        tb = (d.tb != 0) ^ (B.order == CUBLASLT_ORDER_COL);
+void lt_call::load_c(const lt_result &r) const {
+    for (size_t q = 0; q < (size_t)D.batch; q++)
+        for (size_t j = 0; j < lt_lines(D); j++)
+            for (size_t i = 0; i < lt_length(D); i++)
+                r.p[q * r.stride + j * r.ld + i] =
+                    lt_load(c, q * (size_t)C.stride + j * (size_t)C.ld + i, C.type);
+}
+
+void lt_call::store_d(const lt_result &r) const {
+    for (size_t q = 0; q < (size_t)D.batch; q++)
+        for (size_t j = 0; j < lt_lines(D); j++)
+            for (size_t i = 0; i < lt_length(D); i++)
+                lt_store(out, q * (size_t)D.stride + j * (size_t)D.ld + i, D.type,
+                         r.p[q * r.stride + j * r.ld + i]);
+}
+
+void lt_call::multiply(const lt_operand &x, const lt_operand &y, const lt_result &r) const {
+    bool columns = D.order == CUBLASLT_ORDER_COL;
+    const lt_operand &left = columns ? y : x, &right = columns ? x : y;
     stx_gemm_args g = {};
-    g.batch = batch;
-    g.K = k;
+    g.ta = left.trans ^ columns;
+    g.tb = right.trans ^ columns;
+    g.M = lt_lines(D);
+    g.N = lt_length(D);
+    g.K = (size_t)(d.ta ? A.rows : A.cols);
+    g.batch = (size_t)D.batch;
     g.alpha = alpha;
     g.beta = beta;
-    g.C = r;
-    g.ldc = ldr;
-    g.sc = sr;
-    if (columns) {
-        g.ta = !tb;
-        g.tb = !ta;
-        g.M = n;
-        g.N = m;
-        g.A = fb;
-        g.lda = ldb;
-        g.sa = sb;
-        g.B = fa;
-        g.ldb = lda;
-        g.sb = sa;
-    } else {
-        g.ta = ta;
-        g.tb = tb;
-        g.M = m;
-        g.N = n;
-        g.A = fa;
-        g.lda = lda;
-        g.sa = sa;
-        g.B = fb;
-        g.ldb = ldb;
-        g.sb = sb;
-    }
+    g.A = left.p;
+    g.lda = left.ld;
+    g.sa = left.stride;
+    g.B = right.p;
+    g.ldb = right.ld;
+    g.sb = right.stride;
+    g.C = r.p;
+    g.ldc = r.ld;
+    g.sc = r.stride;
     stx_gemm(NULL, &g);
+}
 
+/* Applies the epilogue to each element of matrix q, which is column-major. */
+void lt_call::apply_epilogue(const lt_result &r, size_t q) const {
     uint32_t e = d.epilogue;
     int bias_type = lt_bias_type(d, D);
-    for (size_t q = 0; q < batch && e != CUBLASLT_EPILOGUE_DEFAULT; q++) {
-        float *x = r + q * sr;
-        size_t bias_at = q * (size_t)d.bias_stride, aux_at = q * (size_t)d.aux_stride;
-        for (size_t j = 0; j < n; j++)
-            for (size_t i = 0; i < m; i++) {
-                float v = x[j * ldr + i];
-                size_t at = aux_at + j * (size_t)d.aux_ld + i;
-                unsigned char *bits = (unsigned char *)d.aux + (at >> 3),
-                              bit = (unsigned char)(1u << (at & 7));
-                if (e & 4) v += lt_load(d.bias, bias_at + i, bias_type);
-                if (e & 2) {
-                    if (e & 128) *bits = (unsigned char)(v > 0 ? *bits | bit : *bits & ~bit);
-                    v = v > 0 ? v : 0;
-                }
-                if (e & 8) v = *bits & bit ? v : 0;
-                if (e & 32) {
-                    if (e & 128) lt_store(d.aux, at, D.type, v);
-                    v = gelu(v);
-                }
-                if (e & 64) v *= gelu_slope(lt_load(d.aux, at, D.type));
-                x[j * ldr + i] = v;
+    float *x = r.p + q * r.stride;
+    size_t bias_at = q * (size_t)d.bias_stride, aux_at = q * (size_t)d.aux_stride;
+    for (size_t j = 0; j < (size_t)D.cols; j++)
+        for (size_t i = 0; i < (size_t)D.rows; i++) {
+            float v = x[j * r.ld + i];
+            size_t at = aux_at + j * (size_t)d.aux_ld + i;
+            unsigned char *bits = (unsigned char *)d.aux + (at >> 3);
+            unsigned char bit = (unsigned char)(1u << (at & 7));
+            if (e & EPI_BIAS) v += lt_load(d.bias, bias_at + i, bias_type);
+            if (e & EPI_RELU) {
+                if (e & EPI_AUX) *bits = (unsigned char)(v > 0 ? *bits | bit : *bits & ~bit);
+                v = v > 0 ? v : 0;
             }
-        if (e & 16)
-            for (size_t i = 0; i < m; i++) {
-                float s = 0;
-                for (size_t j = 0; j < n; j++) s += x[j * ldr + i];
-                lt_store(d.bias, bias_at + i, bias_type, s);
+            if (e & EPI_DRELU) v = *bits & bit ? v : 0;
+            if (e & EPI_GELU) {
+                if (e & EPI_AUX) lt_store(d.aux, at, D.type, v);
+                v = gelu(v);
             }
-        if (e & 256)
-            for (size_t i = 0; i < m; i++) { /* rows of op(A) */
-                float s = 0;
-                for (size_t p = 0; p < k; p++) s += ta ? fa[p * lda + i] : fa[i * lda + p];
-                lt_store(d.bias, i, bias_type, s);
-            }
-        if (e & 512)
-            for (size_t j = 0; j < n; j++) { /* columns of op(B) */
-                float s = 0;
-                for (size_t p = 0; p < k; p++) s += tb ? fb[j * ldb + p] : fb[p * ldb + j];
-                lt_store(d.bias, j, bias_type, s);
-            }
+            if (e & EPI_DGELU) v *= gelu_slope(lt_load(d.aux, at, D.type));
+            x[j * r.ld + i] = v;
+        }
+}
+
+/* Sums over the columns of result q, the columns of op(A) or the rows of op(B) */
+void lt_call::bias_gradient(const lt_operand &x, const lt_operand &y, const lt_result &r,
+                            size_t q) const {
+    size_t m = (size_t)D.rows, n = (size_t)D.cols, k = (size_t)(d.ta ? A.rows : A.cols);
+    size_t bias_at = q * (size_t)d.bias_stride;
+    int bias_type = lt_bias_type(d, D);
+    for (size_t i = 0; (d.epilogue & EPI_BGRAD) && i < m; i++) {
+        float s = 0;
+        for (size_t j = 0; j < n; j++) s += r.p[q * r.stride + j * r.ld + i];
+        lt_store(d.bias, bias_at + i, bias_type, s);
     }
-    if (!plain)
-        for (size_t q = 0; q < batch; q++)
-            for (size_t j = 0; j < lines; j++)
-                for (size_t i = 0; i < length; i++)
-                    lt_store(out, q * (size_t)D.stride + j * (size_t)D.ld + i, D.type,
-                             r[q * sr + j * ldr + i]);
+    for (size_t i = 0; (d.epilogue & EPI_BGRADA) && i < m; i++) {
+        float s = 0;
+        for (size_t p = 0; p < k; p++) s += x.at(i, p);
+        lt_store(d.bias, i, bias_type, s);
+    }
+    for (size_t j = 0; (d.epilogue & EPI_BGRADB) && j < n; j++) {
+        float s = 0;
+        for (size_t p = 0; p < k; p++) s += y.at(p, j);
+        lt_store(d.bias, j, bias_type, s);
+    }
+}
+
+void lt_call::run(void) const {
+    bool f32 = D.type == CUDA_R_32F;
+    lt_operand x(a, A, d.ta != 0), y(b, B, d.tb != 0);
+    std::vector<float> copy;
+    lt_result r = {(float *)out, (size_t)D.ld, (size_t)D.stride};
+    if (!f32) {
+        r.ld = lt_length(D);
+        r.stride = lt_lines(D) * r.ld;
+        copy.resize(r.stride * (size_t)D.batch);
+        r.p = copy.data();
+    }
+    if (beta != 0 && !(f32 && c == out && C.ld == D.ld && C.stride == D.stride)) load_c(r);
+    multiply(x, y, r);
+    for (size_t q = 0; q < (size_t)D.batch && d.epilogue != CUBLASLT_EPILOGUE_DEFAULT; q++) {
+        apply_epilogue(r, q);
+        bias_gradient(x, y, r, q);
+    }
+    if (!f32) store_d(r);
 }
 
 extern "C" {
@@ -3239,11 +3348,18 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     }
 }
 
-/* Up to five algorithms; every second one wants workspace, for a split K that it adds
-   up in a separate step in the type of computation, and is left out where the
-   preference has too little or does not allow that scheme. Where the preference allows
-   parts to be added up in place or in the type of the result, the first one does so:
-   running it is reported, for such a sum has no guaranteed order or digits. */
+/* The reduction scheme of algorithm i, if those of the mask `allowed` are allowed */
+static uint32_t lt_scheme(uint32_t i, uint32_t allowed) {
+    if (i & 1) return CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (i) return CUBLASLT_REDUCTION_SCHEME_NONE;
+    return allowed & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);
+}
+
+/* Returns up to five algorithms. Every second one splits K, requires a workspace and adds
+   the partial sums in a separate step in the compute type. It is omitted if the
+   workspace is too small or the scheme is not allowed. If partial sums may be added in
+   place or in the type of the result, the first algorithm does so. Running that one is
+   reported, because the order and rounding of such a sum are not guaranteed. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
                                               cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
@@ -3268,11 +3384,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
         algo.index = i;
         algo.workspace = i & 1 ? (uint64_t)(i + 1) << 16 : 0;
         memcpy(algo.align, p->align, sizeof algo.align);
-        algo.scheme = i & 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
-                      : i   ? CUBLASLT_REDUCTION_SCHEME_NONE
-                            : p->schemes
-                                & (CUBLASLT_REDUCTION_SCHEME_INPLACE
-                                   | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);
+        algo.scheme = lt_scheme(i, p->schemes);
         if (algo.workspace > p->workspace
             || (i & 1 && !(p->schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)))
             continue;
@@ -3284,6 +3396,61 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
         r->wavesCount = 1.0f;
     }
     return *count ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/* Is the algorithm valid for the call and its workspace? */
+static bool lt_algo_fits(const cublasLtMatmulAlgo_t *algo, const lt_call &call,
+                         const void *workspace, size_t workspace_bytes) {
+    const void *address[] = {call.a, call.b, call.beta != 0 ? call.c : call.out, call.out};
+    lt_algo chosen;
+    memcpy(&chosen, algo, sizeof chosen);
+    if (chosen.magic != MAGIC_ALGO) return false;
+    if (chosen.workspace > workspace_bytes || (chosen.workspace && !workspace)) return false;
+    if (chosen.scheme & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE))
+        report("cublasLtMatmul: the algorithm adds partial sums in an undefined order "
+               "or rounds them: forbid its reduction scheme");
+    for (int i = 0; i < 4; i++)
+        if ((word)address[i] % chosen.align[i]) return false;
+    return true;
+}
+
+/* Are the arguments of the call, whose descriptors are valid, consistent? */
+static bool lt_arguments_ok(const lt_call &call, const cublasLtMatmulAlgo_t *algo,
+                            const void *workspace, size_t workspace_bytes) {
+    uint32_t e = call.d.epilogue;
+    if (call.beta != 0 && !call.c) return false;
+    if ((lt_has_bias(e) && !call.d.bias) || (lt_has_aux(e) && !call.d.aux)) return false;
+    if (call.c == call.out && (call.C.ld != call.D.ld || call.C.stride != call.D.stride))
+        return false;
+    if (algo && !lt_algo_fits(algo, call, workspace, workspace_bytes)) return false;
+    if (call.D.batch > 1 && (uint64_t)call.D.stride < lt_matrix_extent(call.D)) {
+        report("cublasLtMatmul: the results of a batch overlap, their stride is %lld elements",
+               (long long)call.D.stride);
+        return false;
+    }
+    return true;
+}
+
+/* Is all memory of the call within device memory? */
+static bool lt_memory_ok(const lt_call &call, const void *workspace, size_t workspace_bytes) {
+    const lt_desc &d = call.d;
+    uint32_t e = d.epilogue;
+    size_t rows = (size_t)call.D.rows, cols = (size_t)call.D.cols, batch = (size_t)call.D.batch;
+    size_t bias_count = (batch - 1) * (size_t)d.bias_stride + (e & EPI_BGRADB ? cols : rows);
+    size_t aux_count =
+        (batch - 1) * (size_t)d.aux_stride + (cols - 1) * (size_t)d.aux_ld + rows;
+    size_t aux_bytes =
+        e & (EPI_GELU | EPI_DGELU) ? aux_count * lt_size(call.D.type) : (aux_count + 7) / 8;
+    bool ok = lt_in_device("A", call.a, lt_extent(call.A));
+    ok = lt_in_device("B", call.b, lt_extent(call.B)) && ok;
+    ok = lt_in_device("D", call.out, lt_extent(call.D)) && ok;
+    if (call.beta != 0) ok = lt_in_device("C", call.c, lt_extent(call.C)) && ok;
+    if (lt_has_bias(e))
+        ok = lt_in_device("the bias", d.bias, bias_count * lt_size(lt_bias_type(d, call.D))) && ok;
+    if (lt_has_aux(e)) ok = lt_in_device("the auxiliary matrix", d.aux, aux_bytes) && ok;
+    if (workspace && workspace_bytes)
+        ok = lt_in_device("the workspace", workspace, workspace_bytes) && ok;
+    return ok;
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, const void *alpha,
@@ -3314,64 +3481,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     call.out = D;
     cublasStatus_t status = lt_check(call.d, call.A, call.B, call.C, call.D);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (call.beta != 0 && !C) return CUBLAS_STATUS_INVALID_VALUE;
-    const lt_desc &d = call.d;
-    uint32_t e = d.epilogue;
-    if ((lt_has_bias(e) && !d.bias) || (lt_has_aux(e) && !d.aux))
+    if (!lt_arguments_ok(call, algo, workspace, workspace_bytes))
         return CUBLAS_STATUS_INVALID_VALUE;
-    /* one layout */
-    if (C == D && (call.C.ld != call.D.ld || call.C.stride != call.D.stride))
-        return CUBLAS_STATUS_INVALID_VALUE;
-    if (algo) {
-        lt_algo chosen;
-        memcpy(&chosen, algo, sizeof chosen);
-        if (chosen.magic != MAGIC_ALGO) return CUBLAS_STATUS_INVALID_VALUE;
-        if (chosen.workspace > workspace_bytes || (chosen.workspace && !workspace))
-            return CUBLAS_STATUS_INVALID_VALUE;
-        if (chosen.scheme
-            & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE))
-            report(
-                "cublasLtMatmul: an algorithm whose parts are added in no promised order, or "
-                "rounded: forbid its reduction scheme");
-        const void *address[] = {A, B, call.beta != 0 ? C : D, D};
-        for (int i = 0; i < 4; i++)
-            if ((word)address[i] % chosen.align[i]) return CUBLAS_STATUS_INVALID_VALUE;
-    }
-    if (call.D.batch > 1
-        && (uint64_t)call.D.stride
-               < ((uint64_t)(call.D.order == CUBLASLT_ORDER_COL ? call.D.cols : call.D.rows) - 1)
-                         * (uint64_t)call.D.ld
-                     + (call.D.order == CUBLASLT_ORDER_COL ? call.D.rows : call.D.cols)) {
-        report("cublasLtMatmul: the results of a batch, %lld numbers apart, overlap",
-               (long long)call.D.stride);
-        return CUBLAS_STATUS_INVALID_VALUE;
-    }
-    if (lt_refuses(false, (int)call.D.batch, e)) {
-        /* as a call that tried to launch may leave it */
-        last_error = cudaErrorInvalidValue;
+    if (lt_refuses(false, (int)call.D.batch, call.d.epilogue)) {
+        last_error = cudaErrorInvalidValue; /* as after an attempted launch */
         return lt_refuse_with;
     }
     if (workspace && ((word)workspace & 15)) return CUBLAS_STATUS_INVALID_VALUE;
-    size_t rows = (size_t)call.D.rows, batch = (size_t)call.D.batch,
-           bias_size = lt_size(lt_bias_type(d, call.D));
-    size_t bias_count = e & 512 ? (size_t)call.D.cols : rows;
-    size_t aux_count = (batch - 1) * (size_t)d.aux_stride
-                       + ((size_t)call.D.cols - 1) * (size_t)d.aux_ld + rows;
-    bool ok = lt_in_device("A", A, lt_extent(call.A));
-    ok = lt_in_device("B", B, lt_extent(call.B)) && ok;
-    ok = lt_in_device("D", D, lt_extent(call.D)) && ok;
-    if (call.beta != 0) ok = lt_in_device("C", C, lt_extent(call.C)) && ok;
-    if (lt_has_bias(e))
-        ok = lt_in_device("the bias", d.bias,
-                          ((batch - 1) * (size_t)d.bias_stride + bias_count) * bias_size)
-             && ok;
-    if (lt_has_aux(e))
-        ok = lt_in_device("the auxiliary matrix", d.aux,
-                          e & (32 | 64) ? aux_count * lt_size(call.D.type) : (aux_count + 7) / 8)
-             && ok;
-    if (workspace && workspace_bytes)
-        ok = lt_in_device("the workspace", workspace, workspace_bytes) && ok;
-    if (!ok) return CUBLAS_STATUS_EXECUTION_FAILED;
+    if (!lt_memory_ok(call, workspace, workspace_bytes)) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (!G.devices || G.sticky || stream_error(stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (device_of(stream) != h->device || h->device != current_device) {
         report("cublasLtMatmul: a handle of GPU %d, a stream of GPU %d, and GPU %d is current",
@@ -3382,8 +3499,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     lt_batches += call.D.batch > 1;
     lt_unaligned += lt_rows_unaligned(call.A, A) || lt_rows_unaligned(call.B, B)
                     || lt_rows_unaligned(call.D, D);
-    submit_work(stream, "a product", [call, workspace, workspace_bytes] {
-        /* what was there is gone */
+    submit_work(stream, "a matmul", [call, workspace, workspace_bytes] {
+        /* overwrites the workspace, as an algorithm may */
         if (workspace) fill_bytes(workspace, std::min(workspace_bytes, (size_t)1 << 18));
         deliver();
         call.run();
@@ -3440,27 +3557,29 @@ size_t cublasLtGetVersion(void) {
 // --------------------------------------------------------------------------------------
 
 
-// >>nccl: exchanges between processes of one machine, by a file in memory that is named
-// after the unique id
+// >>nccl: exchanges between processes of one machine, through a memory-mapped file whose
+// name is derived from the unique id. Data is exchanged in parts.
 
 enum {
     RANKS = 8,
-    PART = 1 << 18,
-    LETTER = 1 << 16
-}; /* bytes that a rank shows at once; that one sends to another at once */
+    PART = 1 << 18,   /* bytes of a part of a collective, per rank */
+    MESSAGE = 1 << 16 /* bytes of a part of a send */
+};
 
 struct exchange_kind {
     int kind, type, op, root;
     size_t count;
 };
 
-/* parts shown by a rank; parts of all that it is done with */
-struct shown {
+/* Parts that a rank has published; parts that it has read from all ranks */
+struct rank_progress {
     alignas(64) std::atomic<uint64_t> put, taken;
     exchange_kind what;
 };
 
-struct letters {
+/* Messages from one rank to another. `bytes` is the size of the current one and of all
+   that follow. */
+struct mailbox {
     alignas(64) std::atomic<uint64_t> put, taken;
     size_t bytes;
 };
@@ -3468,9 +3587,9 @@ struct letters {
 struct shared_group {
     std::atomic<uint32_t> magic;
     std::atomic<int> ranks, joined, left;
-    shown rank[RANKS];
-    letters pair[RANKS][RANKS];
-    unsigned char part[RANKS][PART], letter[RANKS][RANKS][LETTER];
+    rank_progress rank[RANKS];
+    mailbox pair[RANKS][RANKS];
+    unsigned char part[RANKS][PART], message[RANKS][RANKS][MESSAGE];
 };
 
 static const uint32_t GROUP_MAGIC = 0x6e63636cu;
@@ -3479,13 +3598,13 @@ struct ncclComm {
     std::string path;
     shared_group *m;
     int fd, rank, ranks, polls;
-    bool counted, there, finalizing, gone, aborted;
+    bool counted, complete, finalizing, gone, aborted; /* complete: all ranks have joined */
     ncclResult_t state;
-    std::function<void()> late; /* the last call, until it was asked for twice */
-    /* parts of all so far; exchanges given out and finished: they keep this order */
-    uint64_t parts, given, finished;
-    std::map<uint64_t, CUstream_st *> waiting; /* given out, not finished: on which stream */
-    std::shared_ptr<int> captured;             /* as many as graphs' nodes hold it, and one */
+    std::function<void()> deferred; /* the last call, until its state was queried twice */
+    /* parts so far; exchanges created and finished, which run in this order */
+    uint64_t parts, created, finished;
+    std::map<uint64_t, CUstream_st *> waiting; /* streams of the exchanges not finished */
+    std::shared_ptr<int> captured;             /* also held by each captured exchange */
 };
 
 static std::set<ncclComm *> &comms(void) {
@@ -3498,22 +3617,22 @@ static std::vector<ncclComm *> &ended(void) {
     return *v;
 }
 
-static std::string &nccl_said(void) {
+static std::string &nccl_message(void) {
     static auto *s = new std::string;
     return *s;
 }
 
 static long exchanges_done;
-static int told_state, told_captured, told_ends;
+static int forced_state, forced_captured, forced_later; /* cuda_host_nccl_fail.. */
 
-__attribute__((format(printf, 2, 3))) static ncclResult_t nccl_wrong(ncclResult_t r,
-                                                                     const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static ncclResult_t nccl_fail(ncclResult_t r,
+                                                                    const char *format, ...) {
     char text[256];
     va_list list;
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    nccl_said() = text;
+    nccl_message() = text;
     return r;
 }
 
@@ -3523,7 +3642,8 @@ static const char *const exchange_names[] = {"ncclAllReduce", "ncclReduce", "ncc
                                              "ncclSend", "ncclRecv"};
 
 static size_t nccl_size(int type) {
-    return type == ncclFloat ? 4 : type == ncclDouble ? 8 : 1;
+    if (type == ncclFloat) return 4;
+    return type == ncclDouble ? 8 : 1;
 }
 
 template <class T>
@@ -3533,8 +3653,13 @@ static void reduce_ranks(T *to, const unsigned char *first, size_t n, int ranks,
         for (int r = 0; r < ranks; r++) { /* always in the order of ranks */
             T v;
             memcpy(&v, first + (size_t)r * PART + i * sizeof v, sizeof v);
-            if (op == ncclAvg) v *= (T)1 / (T)ranks; /* before the sum, as NCCL does it */
-            sum = !r ? v : op == ncclMax ? (v > sum ? v : sum) : sum + v;
+            if (op == ncclAvg) v *= (T)1 / (T)ranks; /* before the sum, as in NCCL */
+            if (r == 0)
+                sum = v;
+            else if (op == ncclMax)
+                sum = std::max(sum, v);
+            else
+                sum += v;
         }
         to[i] = sum;
     }
@@ -3547,70 +3672,83 @@ struct exchange {
     unsigned char *to;
     uint64_t number;
     size_t at;
-    bool shows; /* this rank's part is to be seen, those of others not yet */
+    bool published; /* this rank has published the current part */
 
-    bool part(void) {
-        shared_group *m = c->m;
-        size_t each = nccl_size(k.type), n = std::min(k.count - at, (size_t)PART / each);
-        uint64_t number_ = c->parts + 1;
-        shown &mine = m->rank[c->rank];
-        if (!shows) {
-            for (int r = 0; r < c->ranks; r++)
-                if (m->rank[r].taken.load(std::memory_order_acquire) < number_ - 1) return false;
-            if (k.kind != BROADCAST || c->rank == k.root)
-                memcpy(m->part[c->rank], from + at * each, n * each);
-            mine.what = k;
-            mine.put.store(number_, std::memory_order_release);
-            shows = true;
-        }
-        bool gets = k.kind == ALL_REDUCE || (k.kind == REDUCE) == (c->rank == k.root)
-                    || (k.kind == BROADCAST && to != from);
-        for (int r = 0; gets && r < c->ranks; r++) {
+    /* Publishes the current part. Returns false while a rank reads the previous one. */
+    bool publish(size_t n, size_t each, uint64_t part) {
+        rank_progress &mine = c->m->rank[c->rank];
+        for (int r = 0; r < c->ranks; r++)
+            if (c->m->rank[r].taken.load(std::memory_order_acquire) < part - 1) return false;
+        if (k.kind != BROADCAST || c->rank == k.root)
+            memcpy(c->m->part[c->rank], from + at * each, n * each);
+        mine.what = k;
+        mine.put.store(part, std::memory_order_release);
+        return true;
+    }
+
+    /* Have the ranks that this one reads from published the part? */
+    bool others_published(uint64_t part) {
+        for (int r = 0; r < c->ranks; r++) {
             if (k.kind == BROADCAST && r != k.root) continue;
-            if (m->rank[r].put.load(std::memory_order_acquire) < number_) return false;
-            const exchange_kind &w = m->rank[r].what;
+            if (c->m->rank[r].put.load(std::memory_order_acquire) < part) return false;
+            const exchange_kind &w = c->m->rank[r].what;
             if (w.kind != k.kind || w.type != k.type || w.op != k.op || w.root != k.root
                 || w.count != k.count)
                 report("%s of %zu at rank %d meets %s of %zu at rank %d", exchange_names[k.kind],
                        k.count, c->rank, exchange_names[w.kind], w.count, r);
         }
-        if (gets && k.kind == BROADCAST)
+        return true;
+    }
+
+    /* Performs one part of a collective, if the other ranks are ready. */
+    bool collective_part(void) {
+        shared_group *m = c->m;
+        size_t each = nccl_size(k.type), n = std::min(k.count - at, (size_t)PART / each);
+        uint64_t part = c->parts + 1;
+        if (!published && !publish(n, each, part)) return false;
+        published = true;
+        bool receives = k.kind == ALL_REDUCE || (k.kind == REDUCE) == (c->rank == k.root)
+                        || (k.kind == BROADCAST && to != from);
+        if (receives && !others_published(part)) return false;
+        if (receives && k.kind == BROADCAST)
             memcpy(to + at * each, m->part[k.root], n * each);
-        else if (gets && k.type == ncclDouble)
+        else if (receives && k.type == ncclDouble)
             reduce_ranks((double *)(void *)to + at, m->part[0], n, c->ranks, k.op);
-        else if (gets)
+        else if (receives)
             reduce_ranks((float *)(void *)to + at, m->part[0], n, c->ranks, k.op);
-        mine.taken.store(number_, std::memory_order_release);
-        c->parts = number_;
-        shows = false;
+        m->rank[c->rank].taken.store(part, std::memory_order_release);
+        c->parts = part;
+        published = false;
         at += n;
         return true;
     }
 
-    bool letter(void) {
+    /* Performs one part of a send or receive, if the other rank is ready. */
+    bool message_part(void) {
         int a = k.kind == SEND ? c->rank : k.root, b = k.kind == SEND ? k.root : c->rank;
-        letters &l = c->m->pair[a][b];
-        size_t n = std::min(k.count - at, (size_t)LETTER);
-        uint64_t put = l.put.load(std::memory_order_acquire),
-                 taken = l.taken.load(std::memory_order_acquire);
+        mailbox &box = c->m->pair[a][b];
+        size_t n = std::min(k.count - at, (size_t)MESSAGE);
+        uint64_t put = box.put.load(std::memory_order_acquire);
+        uint64_t taken = box.taken.load(std::memory_order_acquire);
         if (k.kind == SEND) {
             if (put != taken) return false;
-            memcpy(c->m->letter[a][b], from + at, n);
-            l.bytes = k.count - at;
-            l.put.store(put + 1, std::memory_order_release);
+            memcpy(c->m->message[a][b], from + at, n);
+            box.bytes = k.count - at;
+            box.put.store(put + 1, std::memory_order_release);
         } else {
             if (put == taken) return false;
-            if (l.bytes != k.count - at)
-                report("ncclRecv of %zu bytes meets ncclSend of %zu", k.count - at, l.bytes);
-            memcpy(to + at, c->m->letter[a][b], n);
-            l.taken.store(taken + 1, std::memory_order_release);
+            if (box.bytes != k.count - at)
+                report("ncclRecv of %zu bytes meets ncclSend of %zu", k.count - at, box.bytes);
+            memcpy(to + at, c->m->message[a][b], n);
+            box.taken.store(taken + 1, std::memory_order_release);
         }
         at += n;
         return true;
     }
 
-    bool go(void) {
-        /* in the order of the calls, whatever the streams are */
+    /* Returns whether the exchange is finished. */
+    bool run(void) {
+        /* Exchanges run in the order of the calls, whatever their streams are. */
         while (!c->aborted && c->finished + 1 != number) {
             uint64_t first = c->finished;
             CUstream_st *s = c->waiting.begin()->second;
@@ -3619,8 +3757,7 @@ struct exchange {
         }
         if (!c->aborted && !G.sticky) {
             device_open();
-            while (at < k.count && (k.kind < SEND ? part() : letter())) {
-            }
+            while (at < k.count && (k.kind < SEND ? collective_part() : message_part())) continue;
             device_close();
             if (at < k.count) return false;
             exchanges_done++;
@@ -3633,47 +3770,80 @@ struct exchange {
 
 static bool nccl_ready(ncclComm_t c, const char *what) {
     if (!comms().count(c) || c->gone) {
-        report("%s on a communicator that there is not", what);
+        report("%s on a communicator that does not exist", what);
         return false;
     }
     if (c->state == ncclInProgress || c->finalizing) {
-        report("%s while the call before is in progress", what);
+        report("%s while the previous call is in progress", what);
         return false;
     }
     return true;
 }
 
+static ncclResult_t nccl_check(ncclComm_t c, const void *from, void *to, const exchange_kind &k,
+                               cudaStream_t s) {
+    const char *what = exchange_names[k.kind];
+    size_t bytes = k.count * nccl_size(k.type);
+    if (!nccl_ready(c, what)) return nccl_fail(ncclInvalidUsage, "%s: not ready", what);
+    if (k.root < 0 || k.root >= c->ranks || !k.count)
+        return nccl_fail(ncclInvalidArgument, "%s: invalid rank %d, or no elements", what, k.root);
+    if ((from && !find_device(from, bytes)) || (to && !find_device(to, bytes))) {
+        report("%s: %zu bytes at %p and %p are not within device memory", what, bytes, from, to);
+        return nccl_fail(ncclInvalidArgument, "%s: invalid address", what);
+    }
+    if (bad_stream(s) || is_default(s))
+        return nccl_fail(ncclInvalidArgument, "%s: invalid stream", what);
+    if (c->state != ncclSuccess)
+        return nccl_fail(ncclInvalidArgument, "%s: the communicator has failed", what);
+    return ncclSuccess;
+}
+
+static bool finished_exchange(void) {
+    return true;
+}
+
+/* Creates an exchange, for one run on a stream. */
+static queued new_exchange(ncclComm_t c, const void *from, void *to, const exchange_kind &k,
+                           CUstream_st *where) {
+    if (!comms().count(c)) {
+        report("a graph contains %s of a communicator that does not exist",
+               exchange_names[k.kind]);
+        return finished_exchange;
+    }
+    auto e = std::make_shared<exchange>();
+    e->c = c;
+    e->k = k;
+    e->from = (const unsigned char *)from;
+    e->to = (unsigned char *)to;
+    e->number = ++c->created;
+    e->at = 0;
+    e->published = false;
+    c->waiting[e->number] = where;
+    return std::bind(&exchange::run, e);
+}
+
+#define NCCL_FORCED "%s: failure in a capture, set by the test"
+
 static ncclResult_t nccl_submit(ncclComm_t c, const void *from, void *to, exchange_kind k,
                                 cudaStream_t s) {
     LOCK;
     const char *what = exchange_names[k.kind];
-    size_t bytes = k.count * nccl_size(k.type);
-    if (!nccl_ready(c, what)) return nccl_wrong(ncclInvalidUsage, "%s: not now", what);
-    if (k.root < 0 || k.root >= c->ranks || !k.count)
-        return nccl_wrong(ncclInvalidArgument, "%s: rank %d", what, k.root);
-    if ((from && !find_device(from, bytes)) || (to && !find_device(to, bytes))) {
-        report("%s: %zu bytes at %p and %p are not within device memory", what, bytes, from, to);
-        return nccl_wrong(ncclInvalidArgument, "%s: an address", what);
-    }
-    if (bad_stream(s) || is_default(s))
-        return nccl_wrong(ncclInvalidArgument, "%s: the stream", what);
-    if (c->state != ncclSuccess)
-        return nccl_wrong(ncclInvalidArgument, "%s: the communicator has failed", what);
-    if (capturing(s) && told_captured && !told_ends)
-        return nccl_wrong((ncclResult_t)told_captured, "%s: told to fail in a capture", what);
+    if (ncclResult_t wrong = nccl_check(c, from, to, k, s)) return wrong;
+    if (capturing(s) && forced_captured && !forced_later)
+        return nccl_fail((ncclResult_t)forced_captured, NCCL_FORCED, what);
     c->state = ncclInProgress;
     c->polls = 0;
-    if (capturing(s) && told_captured) {
-        ncclResult_t failed = (ncclResult_t)told_captured;
-        c->late = [=] {
+    if (capturing(s) && forced_captured) {
+        ncclResult_t failed = (ncclResult_t)forced_captured;
+        c->deferred = [=] {
             if (capturing(s)) s->cap->valid = false;
-            c->state = nccl_wrong(failed, "%s: told to fail in a capture", what);
+            c->state = nccl_fail(failed, NCCL_FORCED, what);
         };
         return ncclInProgress;
     }
-    /* as from a thread of NCCL's: the stream learns of it later than the caller goes
-       on */
-    c->late = [=] {
+    /* The exchange enters the stream after the call has returned, as if a thread of NCCL
+       submitted it. */
+    c->deferred = [=] {
         if (stream_error(s)) {
             c->state = ncclUnhandledCudaError;
             return;
@@ -3682,21 +3852,8 @@ static ncclResult_t nccl_submit(ncclComm_t c, const void *from, void *to, exchan
         std::shared_ptr<int> held = capturing(s) ? c->captured : NULL;
         n->host = false;
         n->exchange = [=](CUstream_st *where) -> queued {
-            auto e = std::make_shared<exchange>();
             (void)held;
-            if (!comms().count(c)) {
-                report("a graph has %s of a communicator that there is not", what);
-                return [] { return true; };
-            }
-            e->c = c;
-            e->k = k;
-            e->from = (const unsigned char *)from;
-            e->to = (unsigned char *)to;
-            e->number = ++c->given;
-            e->at = 0;
-            e->shows = false;
-            c->waiting[e->number] = where;
-            return [e] { return e->go(); };
+            return new_exchange(c, from, to, k, where);
         };
         submit_node(s, n, false);
     };
@@ -3718,41 +3875,44 @@ static void group_close(ncclComm *c) {
     c->fd = -1;
 }
 
-/* The group's memory: rank 0 makes it, the others look for it. Are all there? */
-static bool group_there(ncclComm *c) {
+/* Opens the file of the group and maps it. Rank 0 creates it. */
+static bool group_open(ncclComm *c) {
+    struct stat file;
+    if (!c->rank) unlink(c->path.c_str());
+    c->fd = open(c->path.c_str(), c->rank ? O_RDWR : O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (c->fd < 0) return false;
+    void *p = MAP_FAILED;
+    if ((c->rank || !ftruncate(c->fd, sizeof *c->m)) && !fstat(c->fd, &file)
+        && file.st_size == (off_t)sizeof *c->m)
+        p = mmap(NULL, sizeof *c->m, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
+    if (p == MAP_FAILED) {
+        group_close(c);
+        return false;
+    }
+    c->m = (shared_group *)p;
+    if (!c->rank) {
+        c->m->ranks = c->ranks;
+        c->m->magic = GROUP_MAGIC;
+    }
+    return true;
+}
+
+/* Joins the group if possible. Returns whether all ranks have joined. */
+static bool group_complete(ncclComm *c) {
     struct stat a, b;
     if (c->m && c->m->joined == c->ranks) return true;
-    /* one of an earlier run */
+    /* Is the mapped file that of an earlier run? */
     if (c->m && c->rank
         && (stat(c->path.c_str(), &a) || fstat(c->fd, &b) || a.st_ino != b.st_ino)) {
         if (c->m->joined == c->ranks) return true;
         group_close(c);
         c->counted = false;
     }
-    if (!c->m) {
-        if (!c->rank) unlink(c->path.c_str());
-        c->fd = open(c->path.c_str(), c->rank ? O_RDWR : O_RDWR | O_CREAT | O_EXCL, 0600);
-        if (c->fd < 0) return false;
-        if ((!c->rank && ftruncate(c->fd, sizeof *c->m)) || fstat(c->fd, &b)
-            || b.st_size != (off_t)sizeof *c->m) {
-            group_close(c);
-            return false;
-        }
-        void *p = mmap(NULL, sizeof *c->m, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
-        c->m = p == MAP_FAILED ? NULL : (shared_group *)p;
-        if (!c->m) {
-            group_close(c);
-            return false;
-        }
-        if (!c->rank) {
-            c->m->ranks = c->ranks;
-            c->m->magic = GROUP_MAGIC;
-        }
-    }
+    if (!c->m && !group_open(c)) return false;
     if (c->m->magic != GROUP_MAGIC) return false;
     if (c->m->ranks != c->ranks) {
-        c->state = nccl_wrong(ncclInvalidUsage, "%d ranks, rank 0 says %d", c->ranks,
-                              (int)c->m->ranks);
+        c->state = nccl_fail(ncclInvalidUsage, "expected the %d ranks of rank 0, got %d",
+                             (int)c->m->ranks, c->ranks);
         return false;
     }
     if (!c->counted) {
@@ -3764,14 +3924,14 @@ static bool group_there(ncclComm *c) {
 
 static void nccl_end(ncclComm *c, const char *what) {
     if (c->captured.use_count() > 1)
-        report("%s while %ld captured exchanges live: NCCL waits until their graphs are gone", what,
+        report("%s while graphs contain %ld exchanges: NCCL waits until they are destroyed", what,
                (long)c->captured.use_count() - 1);
-    c->aborted = c->gone = true; /* what waits is done with, and nothing of it happens */
+    c->aborted = c->gone = true; /* exchanges that wait finish without effect */
     for (auto *s : streams()) advance(s);
-    if (!c->rank && c->m && !c->there) unlink(c->path.c_str());
+    if (!c->rank && c->m && !c->complete) unlink(c->path.c_str());
     group_close(c);
     comms().erase(c);
-    ended().push_back(c); /* not freed: a queue may hold it still */
+    ended().push_back(c); /* not freed: a queue may still refer to it */
 }
 
 extern "C" {
@@ -3790,7 +3950,7 @@ const char *ncclGetErrorString(ncclResult_t result) {
 }
 
 const char *ncclGetLastError(ncclComm_t) {
-    return nccl_said().c_str();
+    return nccl_message().c_str();
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
@@ -3800,7 +3960,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     memset(id, 0, sizeof *id);
     clock_gettime(CLOCK_REALTIME, &t);
     if (address && !strchr(address, ':'))
-        return nccl_wrong(ncclInvalidArgument, "NCCL_COMM_ID is no host:port");
+        return nccl_fail(ncclInvalidArgument, "NCCL_COMM_ID must be host:port");
     if (address)
         snprintf(id->internal, sizeof id->internal, "%.120s", address);
     else
@@ -3815,8 +3975,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
     if (!comm || !config || config->size != sizeof *config || config->magic != 0xcafebeefu
         || config->blocking || ranks < 1 || ranks > RANKS || rank < 0 || rank >= ranks
         || id.internal[sizeof id.internal - 1])
-        return nccl_wrong(ncclInvalidArgument,
-                          "rank %d of %d; blocking communicators are not there", rank, ranks);
+        return nccl_fail(ncclInvalidArgument,
+                         "rank %d of %d; only non-blocking communicators are implemented", rank,
+                         ranks);
     ncclComm *c = new ncclComm();
     c->path = group_path(id.internal);
     c->fd = -1;
@@ -3832,27 +3993,27 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state) {
     LOCK;
     if (!comms().count(c)) {
-        report("ncclCommGetAsyncError of a communicator that there is not");
+        report("ncclCommGetAsyncError of a communicator that does not exist");
         return ncclInvalidArgument;
     }
-    if (told_state) {
-        c->state = nccl_wrong((ncclResult_t)told_state, "told to fail");
-        told_state = 0;
+    if (forced_state) {
+        c->state = nccl_fail((ncclResult_t)forced_state, "failure set by the test");
+        forced_state = 0;
     }
     if (c->state == ncclInProgress && ++c->polls > 1) {
         if (c->finalizing) {
             if (c->m->left == c->ranks) c->state = ncclSuccess;
-        } else if (!c->there) {
-            if (group_there(c)) {
-                c->there = true;
+        } else if (!c->complete) {
+            if (group_complete(c)) {
+                c->complete = true;
                 c->state = ncclSuccess;
-                if (!c->rank) unlink(c->path.c_str()); /* its name is not needed any more */
+                if (!c->rank) unlink(c->path.c_str()); /* its name is no longer needed */
             }
         } else {
             c->state = ncclSuccess;
-            if (c->late) c->late();
+            if (c->deferred) c->deferred();
         }
-        if (c->state != ncclInProgress) c->late = nullptr;
+        if (c->state != ncclInProgress) c->deferred = nullptr;
     }
     *state = c->state;
     return ncclSuccess;
@@ -3862,7 +4023,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t c) {
     LOCK;
     if (!nccl_ready(c, "ncclCommFinalize")) return ncclInvalidUsage;
     if (!c->waiting.empty())
-        report("ncclCommFinalize before %zu exchanges are done", c->waiting.size());
+        report("ncclCommFinalize before %zu exchanges are finished", c->waiting.size());
     c->finalizing = true;
     c->m->left++;
     c->polls = 0;
@@ -3873,7 +4034,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t c) {
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
     LOCK;
     if (!comms().count(c) || !c->finalizing || c->state != ncclSuccess) {
-        report("ncclCommDestroy before ncclCommFinalize is done");
+        report("ncclCommDestroy before ncclCommFinalize has finished");
         return ncclInvalidUsage;
     }
     nccl_end(c, "ncclCommDestroy");
@@ -3883,7 +4044,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
 ncclResult_t ncclCommAbort(ncclComm_t c) {
     LOCK;
     if (!comms().count(c)) {
-        report("ncclCommAbort of a communicator that there is not");
+        report("ncclCommAbort of a communicator that does not exist");
         return ncclInvalidArgument;
     }
     nccl_end(c, "ncclCommAbort");
@@ -3917,13 +4078,13 @@ ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, n
 
 void cuda_host_nccl_fail(int state) {
     LOCK;
-    told_state = state;
+    forced_state = state;
 }
 
-void cuda_host_nccl_fail_captured(int state, int ends) {
+void cuda_host_nccl_fail_captured(int state, int later) {
     LOCK;
-    told_captured = state;
-    told_ends = ends;
+    forced_captured = state;
+    forced_later = later;
 }
 
 long cuda_host_exchanges(void) {

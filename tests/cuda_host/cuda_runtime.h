@@ -1,21 +1,29 @@
 /* cuda_runtime.h - the part of CUDA that seqtx_cuda.cu uses, for a host C++17 compiler:
    kernels run on the CPU, one fiber per CUDA thread. Names, values and signatures are
-   CUDA's; what CUDA leaves undefined is checked (README.md). The bodies are in
+   CUDA's. Uses that CUDA leaves undefined are detected (README.md). The bodies are in
    cuda_host.cpp.
 
-   Written in the .cu for both compilers, with their nvcc meaning beside:
-     STX__GLOBAL(threads) kernel(..) {..}                    static __global__ void __launch_bounds__(threads) kernel(..) {..}
-     stx__kernel_of<P...>                                    void (*)(P...), which points to a kernel
-     STX__LAUNCH(kernel, grid, block, smem, stream, ...)     kernel<<<grid, block, smem, stream>>>(...)
-     STX__SHARED(type, name, n)                              __shared__ __align__(16) type name[n]
-     STX__DYNAMIC(name)                                      extern __shared__ __align__(128) unsigned char name[]
-   and the wrappers of mma, ldmatrix and cp.async, which call the cuda_host_ functions
-   below instead of PTX. */
+   The .cu contains the following for both compilers. The second line is the meaning for
+   nvcc.
+
+     STX__GLOBAL(threads) kernel(..) {..}
+         static __global__ void __launch_bounds__(threads) kernel(..) {..}
+     stx__kernel_of<P...>
+         void (*)(P...), which points to a kernel
+     STX__LAUNCH(kernel, grid, block, smem, stream, ...)
+         kernel<<<grid, block, smem, stream>>>(...)
+     STX__SHARED(type, name, n)
+         __shared__ __align__(16) type name[n]
+     STX__DYNAMIC(name)
+         extern __shared__ __align__(128) unsigned char name[]
+
+   The wrappers of mma, ldmatrix and cp.async call the cuda_host_ functions below instead
+   of PTX. */
 #ifndef CUDA_HOST_RUNTIME_H
 #define CUDA_HOST_RUNTIME_H
 #define CUDA_HOST 1
 #ifndef __cplusplus
-  #error "the CUDA-on-CPU shim is C++17: compile the .cu with -x c++ -std=c++17"
+  #error "the host implementation of CUDA is C++17: compile the .cu with -x c++ -std=c++17"
 #endif
 #include "cuda_host.h"
 #include <math.h>
@@ -34,10 +42,9 @@
 #define __device__
 #define __host__
 #define __constant__
-#define __forceinline__ inline /* not by force, which took four times as long to compile */
-#define __noinline__ \
-  __attribute__(( \
-      noinline)) /* the standard headers that use this word themselves are included above */
+#define __forceinline__ inline /* always_inline takes four times as long to compile */
+/* The standard headers also use this name: they are included above. */
+#define __noinline__    __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n)   __attribute__((aligned(n)))
 #define CUDART_VERSION 13000
@@ -114,7 +121,7 @@ struct cuda_host_place {
     dim3 block_dim, grid_dim;
 };
 
-/* of the running fiber; set at every switch */
+/* The running fiber, set at every switch, and its block */
 extern const cuda_host_thread *cuda_host_self;
 extern const cuda_host_place *cuda_host_where;
 #define threadIdx (cuda_host_self->index)
@@ -126,8 +133,8 @@ constexpr int warpSize = 32;
 // --------------------------------------------------------------------------------------
 // shared memory
 
-/* The object of this site in the running block; made, filled and fenced by the first
-   thread that comes. */
+/* Returns the object of this site in the running block. The first thread that calls it
+   creates the object, fills it and surrounds it by canaries. */
 void *cuda_host_shared(const void *site, size_t bytes, size_t align, const char *name);
 void *cuda_host_dynamic(size_t align);
 #define STX__SHARED(type, name, n) \
@@ -137,8 +144,8 @@ void *cuda_host_dynamic(size_t align);
 #define STX__DYNAMIC(name) unsigned char *const name = (unsigned char *)cuda_host_dynamic(128)
 
 // --------------------------------------------------------------------------------------
-// barriers and warp collectives: the default argument is the caller's line, for reports
-// and to tell call sites apart
+// barriers and warp collectives. The default argument is the line of the caller: it
+// appears in reports and distinguishes call sites.
 
 int cuda_host_barrier(int kind, int predicate, int line);
 void cuda_host_syncwarp(unsigned mask, int line);
@@ -263,10 +270,11 @@ inline void __threadfence(void) {}
 inline void __threadfence_block(void) {}
 
 // --------------------------------------------------------------------------------------
-// what is PTX on the device. All lanes of the warp must come to mma and ldmatrix.
+// instructions that are PTX on the device. All lanes of the warp must call mma and
+// ldmatrix.
 
-/* mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32: c += A B, fragments as in the
-   PTX manual */
+/* mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32: c += A B, with fragments as in the
+   PTX ISA */
 void cuda_host_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2],
                         int line = __builtin_LINE());
 /* mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32: the low 13 bits of a and b are
@@ -274,8 +282,8 @@ void cuda_host_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2],
 void cuda_host_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2],
                         int line = __builtin_LINE());
 
-/* n products in this order, for which the warp meets once: as n calls, at less cost.
-   At most 8. */
+/* n products in this order, at most 8. Has the effect of n calls, but the lanes of the
+   warp synchronise only once. */
 struct cuda_host_product {
     float *c;
     const uint32_t *a, *b;
@@ -283,12 +291,12 @@ struct cuda_host_product {
 
 void cuda_host_mma_bf16(const cuda_host_product *p, int n, int line = __builtin_LINE());
 void cuda_host_mma_tf32(const cuda_host_product *p, int n, int line = __builtin_LINE());
-/* ldmatrix.sync.aligned.m8n8.x{count}{.trans}.shared.b16: lanes 0-7 give the rows of
-   r[0], 8-15 those of r[1], .. */
+/* ldmatrix.sync.aligned.m8n8.x{count}{.trans}.shared.b16: lanes 0-7 pass the rows of
+   r[0], lanes 8-15 the rows of r[1], and so on */
 void cuda_host_ldmatrix(uint32_t *r, int count, int trans, const void *row,
                         int line = __builtin_LINE());
-/* cp.async.ca.shared.global [smem], [gmem], size, src_bytes: happens at the wait;
-   until then smem holds the fill pattern */
+/* cp.async.ca.shared.global [smem], [gmem], size, src_bytes: performed at the wait; until
+   then smem holds the fill pattern */
 void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes,
                         int line = __builtin_LINE());
 
@@ -445,16 +453,16 @@ inline double __dmul_rn(double a, double b) {
 }
 
 inline float __saturatef(float x) {
-    return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f;
+    if (!(x > 0)) return 0.0f;
+    return x < 1 ? x : 1.0f;
 }
 
-/* Out of range saturates and NaN is 0, as on the device; a plain C cast would be
+/* As on the device, values out of range saturate and NaN becomes 0. A C cast would be
    undefined. */
 inline int cuda_host_to_int(float x) {
-    return x != x               ? 0
-           : x >= 2147483648.0f ? 2147483647
-           : x < -2147483648.0f ? -2147483647 - 1
-                                : (int)x;
+    if (x != x) return 0;
+    if (x >= 2147483648.0f) return 2147483647;
+    return x < -2147483648.0f ? -2147483647 - 1 : (int)x;
 }
 
 inline int __float2int_rn(float x) {
@@ -475,7 +483,8 @@ inline int __float2int_ru(float x) {
 
 inline unsigned __float2uint_rn(float x) {
     x = nearbyintf(x);
-    return !(x > 0) ? 0u : x >= 4294967296.0f ? 4294967295u : (unsigned)x;
+    if (!(x > 0)) return 0u;
+    return x >= 4294967296.0f ? 4294967295u : (unsigned)x;
 }
 
 inline float __int2float_rn(int x) {
@@ -588,9 +597,9 @@ inline double max(double a, double b) {
     return fmax(a, b);
 }
 
-/* Integers only: float atomics are left out on purpose, for their order would make
-   results differ between runs. A fiber is never interrupted, so a plain read and write
-   is atomic here. */
+/* Integers only. Float atomics are omitted deliberately: their order would make results
+   vary between runs. A fiber is never interrupted, so a plain read and write is atomic
+   here. */
 #define CUDA_HOST__ATOMIC(T) \
   inline T atomicAdd(T *p, T v) { \
     T old = *p; \
@@ -681,6 +690,7 @@ CUDA_HOST__ATOMIC(unsigned long long)
 #define CUDA_HOST__ENUM(name, value, text) name = value,
 
 enum cudaError { CUDA_HOST__ERRORS(CUDA_HOST__ENUM) cudaErrorApiFailureBase = 10000 };
+
 typedef enum cudaError cudaError_t;
 
 enum cudaMemcpyKind {
@@ -771,7 +781,8 @@ typedef struct CUgraphExec_st *cudaGraphExec_t;
 typedef struct CUgraphNode_st *cudaGraphNode_t;
 typedef void(CUDART_CB *cudaHostFn_t)(void *userData);
 
-struct cudaDeviceProp { /* the fields in use; the real one has more, in another order */
+/* The fields that are used. The real struct has more, in another order. */
+struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor,
         reservedSharedMemPerBlock, totalConstMem;
@@ -846,6 +857,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graphExec);
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *numNodes);
 }
+
 cudaError_t cuda_host_func_set(const void *func, enum cudaFuncAttribute attr, int value);
 cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func);
 cudaError_t cuda_host_occupancy(int *blocks, int threads, size_t smem);
@@ -889,10 +901,10 @@ inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, T,
 // --------------------------------------------------------------------------------------
 // launch
 
-/* A kernel's launch bound is in its type, where each launch finds it: the kernel
-   returns void, const void, volatile void or const volatile void. Any other type would
-   need return statements. Four types tell four bounds: others are rounded up to 32,
-   128, 256 or 1024. A plain void has 1024. */
+/* The launch bound of a kernel is encoded in its return type, where each launch finds it:
+   void, const void, volatile void or const volatile void. Any other type would require
+   return statements. Four types encode four bounds: 32, 128, 256 and, for plain void,
+   1024. Other bounds are rounded up. */
 template <int THREADS> struct cuda_host_returns {
     static_assert(THREADS >= 1 && THREADS <= 1024, "a block has 1 to 1024 threads");
     typedef std::conditional_t<THREADS <= 128,
@@ -908,12 +920,13 @@ template <class R> inline unsigned cuda_host_bound_of(void) {
 }
 
 #define CUDA_HOST__FIRST(first, ...) (first)
-#define STX__GLOBAL(...)             static typename cuda_host_returns<CUDA_HOST__FIRST(__VA_ARGS__, 0)>::type
+#define STX__GLOBAL(...) \
+  static typename cuda_host_returns<CUDA_HOST__FIRST(__VA_ARGS__, 0)>::type
 #pragma GCC diagnostic ignored "-Wignored-qualifiers"
 
-/* A pointer to a kernel, which keeps the bound */
+/* A pointer to a kernel, with its launch bound */
 template <class... P> struct stx__kernel_of {
-    void (*kernel)(void); /* of whatever type; run calls it by its own */
+    void (*kernel)(void); /* of any type; run casts it back */
     void (*run)(void (*kernel)(void), const std::decay_t<P> &...);
     unsigned bound;
 
@@ -937,10 +950,11 @@ template <class... P> struct stx__kernel_of {
     }
 };
 
-struct cuda_host_kernel { /* a kernel with its arguments by value */
-    const char *text;     /* "kernel, grid, ..": what stood in STX__LAUNCH */
+/* A launch: a kernel with copies of its arguments */
+struct cuda_host_kernel {
+    const char *text; /* "kernel, grid, ..": the arguments of STX__LAUNCH */
     const void *function;
-    unsigned bound; /* threads that a block may have */
+    unsigned bound; /* most threads per block */
     dim3 grid, block;
     size_t smem;
 
@@ -949,12 +963,12 @@ struct cuda_host_kernel { /* a kernel with its arguments by value */
 
     virtual ~cuda_host_kernel() {}
 
-    virtual void call() const = 0;               /* as one thread */
+    virtual void call() const = 0;               /* runs one thread */
     virtual cuda_host_kernel *clone() const = 0; /* for a graph */
 };
 
 void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream);
-/* Reports an argument that points to host memory: exact is 1 for a pointer, 0 for the
+/* Reports an argument that points to host memory. exact is 1 for a pointer and 0 for the
    words of a struct. */
 void cuda_host_check_argument(const char *text, int number, const void *data, size_t bytes,
                               int exact);
@@ -977,8 +991,8 @@ template <class... P> struct cuda_host_bound : cuda_host_kernel {
     }
 };
 
-/* NULL and 0 come as integers: they are converted here, for the language does so with
-   literals only. */
+/* NULL and 0 arrive here as integers. They are converted explicitly, because C++ converts
+   only literals to pointers. */
 template <class P, class A> inline P cuda_host_convert(A &&a) {
     if constexpr (std::is_pointer<P>::value && std::is_integral<std::decay_t<A>>::value)
         return (P)(uintptr_t)a;
@@ -1001,7 +1015,7 @@ template <class T> inline void cuda_host_check_one(const char *text, int number,
 template <class... P, class... A>
 inline void cuda_host_launch(const char *text, stx__kernel_of<P...> kernel, dim3 grid, dim3 block,
                              size_t smem, cudaStream_t stream, A &&...a) {
-    static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
+    static_assert(sizeof...(P) == sizeof...(A), "wrong number of arguments for the kernel");
     cuda_host_bound<P...> k(text, kernel, grid, block, smem,
                             cuda_host_convert<std::decay_t<P>>(std::forward<A>(a))...);
     std::apply(

@@ -1,6 +1,6 @@
-/* nccl.h - the part of NCCL that seqtx_cuda.cu uses, for the CUDA-on-CPU shim: between
-   processes of one machine, by shared memory. Communicators that do not block alone.
-   Names, values and signatures are NCCL's; what NCCL leaves undefined is checked
+/* nccl.h - the part of NCCL that seqtx_cuda.cu uses, for the host implementation of CUDA:
+   non-blocking communicators between processes of one machine, through shared memory.
+   Names, values and signatures are NCCL's. Uses that NCCL leaves undefined are detected
    (README.md). The bodies are in cuda_host.cpp. */
 #ifndef CUDA_HOST_NCCL_H
 #define CUDA_HOST_NCCL_H
@@ -18,10 +18,12 @@ typedef struct {
 #define CUDA_HOST__NCCL(X) \
   X(ncclSuccess, 0, "no error") \
   X(ncclUnhandledCudaError, 1, "unhandled cuda error") \
-      X(ncclSystemError, 2, "unhandled system error") X(ncclInternalError, 3, "internal error") \
-          X(ncclInvalidArgument, 4, "invalid argument") X(ncclInvalidUsage, 5, "invalid usage") \
-              X(ncclRemoteError, 6, "remote process exited or there was a network error") \
-                  X(ncclInProgress, 7, "NCCL operation in progress")
+  X(ncclSystemError, 2, "unhandled system error") \
+  X(ncclInternalError, 3, "internal error") \
+  X(ncclInvalidArgument, 4, "invalid argument") \
+  X(ncclInvalidUsage, 5, "invalid usage") \
+  X(ncclRemoteError, 6, "remote process exited or there was a network error") \
+  X(ncclInProgress, 7, "NCCL operation in progress")
 #define CUDA_HOST__NCCL_ENUM(name, value, text) name = value,
 
 typedef enum { CUDA_HOST__NCCL(CUDA_HOST__NCCL_ENUM) ncclNumResults = 8 } ncclResult_t;

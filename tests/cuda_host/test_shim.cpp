@@ -1,6 +1,6 @@
-/* test_shim.cpp - the CUDA-on-CPU shim against itself: kernels that are right give the
-   right numbers in every order and with every fill, kernels that are wrong in each way
-   that the shim watches for are caught. */
+/* test_shim.cpp - tests of the host implementation of CUDA ("the shim"): correct kernels
+   give correct results in every order of threads and with every fill pattern; each kind
+   of incorrect kernel that the shim can detect is reported. */
 #include "../../seqtx.h"
 #include "cuda_runtime.h"
 #include "cuda_bf16.h"
@@ -27,7 +27,7 @@
     cudaError_t e_ = (call); \
     CHECK(e_ == cudaSuccess, "%s: %s", #call, cudaGetErrorString(e_)); \
   } while (0)
-#define GIVES(call, error) \
+#define FAILS(call, error) \
   do { \
     cudaError_t e_ = (call); \
     CHECK(e_ == (error), "%s: %s", #call, cudaGetErrorName(e_)); \
@@ -58,7 +58,8 @@ static std::vector<float> random_floats(size_t n) {
     return v;
 }
 
-/* Runs body in every order of threads and blocks and with two fills, and reports none. */
+/* Runs body in every order of threads and blocks and with three fill patterns. Nothing
+   may be reported. */
 template <class F> static void in_every_order(F body) {
     static const int fills[] = {CUDA_HOST_FILL_NAN, CUDA_HOST_FILL_RANDOM, 0};
     for (int fill : fills)
@@ -71,10 +72,10 @@ template <class F> static void in_every_order(F body) {
     cuda_host_fill(CUDA_HOST_FILL_NAN);
     cuda_host_order(0, 0, 0);
     CHECK(cuda_host_reports() == 0, "%ld reports", cuda_host_reports());
-    CHECK(cudaGetLastError() == cudaSuccess, "an error is left");
+    CHECK(cudaGetLastError() == cudaSuccess, "no error remains");
 }
 
-/* Is body's violation seen, with this word in the report? */
+/* The violation in body must be reported, with this word. */
 template <class F> static void is_reported(const char *what, const char *word, F body) {
     cuda_host_clear_reports();
     cuda_host_quiet(1);
@@ -87,7 +88,8 @@ template <class F> static void is_reported(const char *what, const char *word, F
     cudaGetLastError();
 }
 
-/* Does body end a child process by a signal, an AddressSanitizer error or exit 99? */
+/* In a child process, body must end the process: with a signal, an AddressSanitizer error
+   or exit status 99. */
 template <class F> static void kills(const char *what, F body) {
     int status;
     fflush(NULL);
@@ -99,13 +101,14 @@ template <class F> static void kills(const char *what, F body) {
     }
     CHECK(child > 0 && waitpid(child, &status, 0) == child
               && !(WIFEXITED(status) && WEXITSTATUS(status) == 0),
-          "%s: not seen", what);
+          "%s: not detected", what);
 }
 
 // --------------------------------------------------------------------------------------
-// kernels that are right
+// correct kernels
 
-static __global__ void sum_kernel(float *out, const float *in, size_t n) { /* one block a sum */
+/* One sum per block */
+static __global__ void sum_kernel(float *out, const float *in, size_t n) {
     STX__SHARED(float, part, 8);
     float s = 0;
     for (size_t i = threadIdx.x; i < n; i += blockDim.x) s += in[blockIdx.x * n + i];
@@ -192,15 +195,16 @@ static void test_scan(void) {
                 sum += (unsigned)host[base + j];
                 top = max(top, (unsigned)host[base + 16 + j]);
             }
-            CHECK(got[(size_t)i] == s, "scan %d", i);
+            CHECK(got[(size_t)i] == s, "__shfl_up_sync, thread %d", i);
             CHECK(w[(size_t)i] == ((unsigned long long)host[from] << 33 | (unsigned)(from & 31)),
-                  "64-bit shuffle %d", i);
-            CHECK(db[(size_t)i] == ((lane & 7) < 6 ? lane + 2 : lane), "shuffle of width 8, %d: %g",
-                  i, db[(size_t)i]);
-            CHECK(v[(size_t)i * 4] == ballot && v[(size_t)i * 4 + 1] == (any << 1 | 1), "vote %d",
-                  i);
-            CHECK(v[(size_t)i * 4 + 2] == (lane < 16 ? sum : top), "halves of a warp %d", i);
-            CHECK(v[(size_t)i * 4 + 3] == (odd << 2 | 3), "__syncthreads_count %d", i);
+                  "64-bit shuffle, thread %d", i);
+            CHECK(db[(size_t)i] == ((lane & 7) < 6 ? lane + 2 : lane),
+                  "shuffle of width 8, thread %d: %g", i, db[(size_t)i]);
+            CHECK(v[(size_t)i * 4] == ballot && v[(size_t)i * 4 + 1] == (any << 1 | 1),
+                  "votes, thread %d", i);
+            CHECK(v[(size_t)i * 4 + 2] == (lane < 16 ? sum : top),
+                  "reductions over half a warp, thread %d", i);
+            CHECK(v[(size_t)i * 4 + 3] == (odd << 2 | 3), "__syncthreads_count, thread %d", i);
         }
     });
     OK(cudaFree(y));
@@ -239,15 +243,15 @@ static void test_transpose(void) {
     in_every_order([&] { CHECK(wrong(0) == 0, "transpose"); });
     for (int t = 0; t < CUDA_HOST_ORDERS; t++) {
         cuda_host_order(t, 0, 1);
-        CHECK(wrong(1) > 0, "a missing barrier, order %d", t);
+        CHECK(wrong(1) > 0, "a missing barrier has no effect, order %d", t);
     }
     cuda_host_order(0, 0, 0);
     OK(cudaFree(x));
     OK(cudaFree(y));
 }
 
-/* The fragments are filled here by the formulas of the PTX manual, element by element,
-   the shim computes by register. */
+/* The fragments are filled element by element, by the formulas of the PTX ISA. The shim
+   computes register by register. */
 static __global__ void mma_bf16_kernel(float *D, const float *A, const float *B, const float *C) {
     int lane = (int)threadIdx.x, group = lane >> 2, t = lane % 4;
     uint16_t ea[8], eb[4];
@@ -285,13 +289,13 @@ static __global__ void mma_tf32_kernel(float *D, const float *A, const float *B,
     for (int i = 0; i < 4; i++) D[(i < 2 ? group : group + 8) * 8 + t * 2 + (i & 1)] = c[i];
 }
 
-/* Several products in one call: the bits of as many calls, also where one adds to what
-   another leaves */
+/* Several products in one call are bit-identical to separate calls, including those that
+   accumulate into the result of another one. */
 static __global__ void mma_several_kernel(int *differ, const float *A) {
     int lane = (int)threadIdx.x;
     uint32_t a[2][4], b[2][2];
     float one[2][4], all[2][4];
-    /* also two bf16 */
+    /* each register is valid as one tf32 and as two bf16 values */
     for (int i = 0; i < 8; i++)
         a[i / 4][i % 4] = (__float_as_uint(A[lane * 8 + i]) >> 16) * 0x10001u;
     for (int i = 0; i < 4; i++)
@@ -349,7 +353,8 @@ static void test_mma(void) {
         int lanes[64];
         OK(cudaMemcpy(lanes, differ, sizeof lanes, cudaMemcpyDeviceToHost));
         for (int i = 0; i < 64; i++)
-            CHECK(lanes[i] == 0, "%s, lane %d: several products at once are not those one by one",
+            CHECK(lanes[i] == 0,
+                  "%s, lane %d: one call with several products differs from several calls",
                   i < 32 ? "bf16" : "tf32", i & 31);
     });
     OK(cudaFree(differ));
@@ -359,8 +364,8 @@ static void test_mma(void) {
     OK(cudaFree(d));
 }
 
-/* A (16,16) and B as (n,k) (8,16) go through shared memory and ldmatrix: the usual
-   pairing with mma. With trans B is (16,8). */
+/* A (16,16) and B, stored as (n,k) (8,16), are loaded through shared memory and ldmatrix,
+   as usual for mma. With trans, B is (16,8). */
 static __global__ void ldmatrix_kernel(float *D, const __nv_bfloat16 *A, const __nv_bfloat16 *B,
                                        int trans, uint32_t *raw) {
     STX__DYNAMIC(shared);
@@ -431,15 +436,14 @@ static void test_ldmatrix(void) {
     OK(cudaFree(raw));
 }
 
-/* Row sums with double buffering: wrong is 0, or what is left out: 1 the wait, 2 the
-   barrier after it, 3 the barrier before reuse. */
+/* Row sums with double buffering. `wrong` is the mistake: 0 none; it omits 1 the wait, 2
+   the barrier after it, 3 the barrier before reuse. */
 static __global__ void async_kernel(float *out, const float *in, int tiles, int n, int wrong) {
     STX__SHARED(float, buffer, 2 * 128);
     int t = (int)threadIdx.x;
     float s = 0;
     auto fetch = [&](int tile) {
-        int at = tile * 128 + t * 4, have = n - at;
-        int bytes = have >= 4 ? 16 : have > 0 ? have * 4 : 0;
+        int at = tile * 128 + t * 4, bytes = min(max(n - at, 0), 4) * 4;
         if (tile < tiles)
             cuda_host_cp_async(&buffer[tile % 2 * 128 + t * 4], bytes ? in + at : in, 16, bytes);
         cuda_host_cp_commit();
@@ -491,14 +495,14 @@ static void test_async(void) {
             cuda_host_order(t, 0, 3);
             seen += wrong(how) > 0;
         }
-        CHECK(seen > 0, "cp.async with mistake %d: not seen in any order", how);
+        CHECK(seen > 0, "cp.async with mistake %d: the result is correct in all orders", how);
     }
     cuda_host_order(0, 0, 0);
     STX__LAUNCH(async_nothing_kernel, 1, 32, 0, 0, out, x);
-    CHECK(host_copy(out, 32)[31] == 0, "16 bytes of which none is read");
-    is_reported("nothing from nowhere", "is not in device memory",
+    CHECK(host_copy(out, 32)[31] == 0, "cp.async that reads 0 of 16 bytes");
+    is_reported("cp.async of 0 bytes from outside of device memory", "is not in device memory",
                 [&] { STX__LAUNCH(async_nothing_kernel, 1, 32, 0, 0, out, x + (1 << 20)); });
-    is_reported("nothing from an odd address", "not aligned",
+    is_reported("cp.async of 0 bytes from an unaligned address", "not aligned",
                 [&] { STX__LAUNCH(async_nothing_kernel, 1, 32, 0, 0, out, x + 1); });
     OK(cudaFree(x));
     OK(cudaFree(out));
@@ -532,126 +536,163 @@ static __global__ void count_kernel(unsigned *n) {
     if (threadIdx.x == 0) atomicMax(n + 1, blockIdx.x);
 }
 
-static void test_graph(void) {
+// --------------------------------------------------------------------------------------
+// graphs
+
+/* Two streams, two events and four arrays of 64 floats */
+struct graph_setup {
     cudaStream_t s, s2;
     cudaEvent_t e, e2;
+    float *a, *b, *c, *pinned;
+};
+
+static graph_setup graph_begin(void) {
+    graph_setup t;
+    t.a = device_copy(std::vector<float>(64, 1.0f));
+    OK(cudaMalloc(&t.b, 256));
+    OK(cudaMalloc(&t.c, 256));
+    OK(cudaMallocHost(&t.pinned, 256));
+    OK(cudaStreamCreateWithFlags(&t.s, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&t.s2, cudaStreamNonBlocking));
+    OK(cudaEventCreateWithFlags(&t.e, cudaEventDisableTiming));
+    OK(cudaEventCreate(&t.e2));
+    for (int i = 0; i < 64; i++) t.pinned[i] = 10;
+    return t;
+}
+
+static void graph_end(const graph_setup &t) {
+    OK(cudaEventDestroy(t.e));
+    OK(cudaEventDestroy(t.e2));
+    OK(cudaStreamDestroy(t.s));
+    OK(cudaStreamDestroy(t.s2));
+    OK(cudaFree(t.a));
+    OK(cudaFree(t.b));
+    OK(cudaFree(t.c));
+    OK(cudaFreeHost(t.pinned));
+}
+
+/* c = 2 * 3 a + pinned, in which the second kernel runs on another stream. */
+static void capture_work(const graph_setup &t) {
+    scale_args args;
+    memset(&args, 0, sizeof args);
+    args.x = t.a;
+    args.y = t.b;
+    args.s = 3;
+    args.n = 64;
+    STX__LAUNCH(scale_kernel, 2, 32, 0, t.s, args, NULL);
+    args.x = t.b;
+    args.y = t.c;
+    args.s = 2; /* the first launch keeps a copy of args */
+    OK(cudaMemcpyAsync(t.a, t.pinned, 256, cudaMemcpyHostToDevice, t.s));
+    OK(cudaEventRecord(t.e, t.s));
+    OK(cudaStreamWaitEvent(t.s2, t.e, 0));
+    STX__LAUNCH(scale_kernel, 2, 32, 0, t.s2, args, t.a);
+    OK(cudaEventRecord(t.e2, t.s2));
+    OK(cudaStreamWaitEvent(t.s, t.e2, 0));
+    OK(cudaMemsetAsync(t.b, 0, 256, t.s));
+}
+
+static void test_replay(const graph_setup &t) {
     cudaGraph_t g;
     cudaGraphExec_t x;
     cudaStreamCaptureStatus status;
-    std::vector<float> in(64, 1.0f);
-    float *a = device_copy(in), *b, *c, *pinned;
     size_t nodes = 0;
-    OK(cudaMalloc(&b, 256));
-    OK(cudaMalloc(&c, 256));
-    OK(cudaMallocHost(&pinned, 256));
-    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&s2, cudaStreamNonBlocking));
-    OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
-    OK(cudaEventCreate(&e2));
-    for (int i = 0; i < 64; i++) pinned[i] = 10;
-
-    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
-    OK(cudaStreamIsCapturing(s, &status));
-    CHECK(status == cudaStreamCaptureStatusActive, "capturing");
+    OK(cudaStreamBeginCapture(t.s, cudaStreamCaptureModeGlobal));
+    OK(cudaStreamIsCapturing(t.s, &status));
+    CHECK(status == cudaStreamCaptureStatusActive, "the stream is capturing");
     long launches = cuda_host_launches();
-    {
-        scale_args args;
-        memset(&args, 0, sizeof args);
-        args.x = a;
-        args.y = b;
-        args.s = 3;
-        args.n = 64;
-        STX__LAUNCH(scale_kernel, 2, 32, 0, s, args, NULL);
-        args.x = b;
-        args.y = c;
-        args.s = 2; /* the first launch keeps its own copy */
-        OK(cudaMemcpyAsync(a, pinned, 256, cudaMemcpyHostToDevice, s));
-        OK(cudaEventRecord(e, s));
-        OK(cudaStreamWaitEvent(s2, e, 0));
-        STX__LAUNCH(scale_kernel, 2, 32, 0, s2, args, a);
-        OK(cudaEventRecord(e2, s2));
-        OK(cudaStreamWaitEvent(s, e2, 0));
-        OK(cudaMemsetAsync(b, 0, 256, s));
-    }
-    OK(cudaStreamEndCapture(s, &g));
+    capture_work(t);
+    OK(cudaStreamEndCapture(t.s, &g));
     CHECK(cuda_host_launches() == launches, "nothing runs while a stream captures");
     OK(cudaGraphGetNodes(g, NULL, &nodes));
-    CHECK(nodes == 4, "%zu nodes", nodes);
+    CHECK(nodes == 4, "%zu nodes, expected 4", nodes);
     OK(cudaGraphInstantiate(&x, g, 0));
     OK(cudaGraphDestroy(g));
-    OK(cudaGraphUpload(x, s));
+    OK(cudaGraphUpload(x, t.s));
     for (int round = 0; round < 3; round++) {
         std::vector<float> now(64, (float)round);
-        OK(cudaMemcpy(a, now.data(), 256, cudaMemcpyHostToDevice));
-        for (int i = 0; i < 64; i++) pinned[i] = (float)(10 * round);
-        OK(cudaGraphLaunch(x, s));
-        OK(cudaStreamSynchronize(s));
-        CHECK(host_copy(c, 64)[63] == 6.0f * (float)round + 10.0f * (float)round, "replay %d: %g",
-              round, host_copy(c, 64)[63]);
-        CHECK(host_copy(b, 64)[0] == 0, "the memset of the graph");
+        OK(cudaMemcpy(t.a, now.data(), 256, cudaMemcpyHostToDevice));
+        for (int i = 0; i < 64; i++) t.pinned[i] = (float)(10 * round);
+        OK(cudaGraphLaunch(x, t.s));
+        OK(cudaStreamSynchronize(t.s));
+        CHECK(host_copy(t.c, 64)[63] == 6.0f * (float)round + 10.0f * (float)round,
+              "replay %d: %g", round, host_copy(t.c, 64)[63]);
+        CHECK(host_copy(t.b, 64)[0] == 0, "the memset of the graph");
     }
-    CHECK(cuda_host_graph_launches() == 3, "graph launches");
+    CHECK(cuda_host_graph_launches() == 3, "three graph launches are counted");
+    OK(cudaGraphExecDestroy(x));
+}
 
-    /* What a capture does not survive */
-    struct {
+/* Each of these calls invalidates a capture. */
+static void test_forbidden_in_capture(const graph_setup &t) {
+    float *p = NULL, y[64];
+    const struct {
         const char *name;
-        cudaError_t want;
-    } bad[] = {{"cudaMalloc", cudaErrorStreamCaptureUnsupported},
-               {"cudaFree", cudaErrorStreamCaptureUnsupported},
-               {"cudaStreamSynchronize", cudaErrorStreamCaptureUnsupported},
-               {"cudaDeviceSynchronize", cudaErrorStreamCaptureUnsupported},
-               {"cudaMemcpy", cudaErrorStreamCaptureUnsupported},
-               {"cudaEventQuery", cudaErrorCapturedEvent},
-               {"cudaEventSynchronize", cudaErrorCapturedEvent},
-               {"cudaStreamQuery", cudaErrorStreamCaptureUnsupported}};
-
-    for (int i = 0; i < 8; i++) {
-        float *p = NULL;
-        float y[64];
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
-        OK(cudaEventRecord(e, s));
-        cudaError_t got = i == 0   ? cudaMalloc(&p, 16)
-                          : i == 1 ? cudaFree(c)
-                          : i == 2 ? cudaStreamSynchronize(s)
-                          : i == 3 ? cudaDeviceSynchronize()
-                          : i == 4 ? cudaMemcpy(y, c, 256, cudaMemcpyDeviceToHost)
-                          : i == 5 ? cudaEventQuery(e)
-                          : i == 6 ? cudaEventSynchronize(e)
-                                   : cudaStreamQuery(s);
-        CHECK(got == bad[i].want, "%s while capturing: %s", bad[i].name, cudaGetErrorName(got));
-        STX__LAUNCH(empty_kernel, 1, 1, 0, s);
+        cudaError_t expected;
+        std::function<cudaError_t()> call;
+    } forbidden[] = {
+        {"cudaMalloc", cudaErrorStreamCaptureUnsupported, [&] { return cudaMalloc(&p, 16); }},
+        {"cudaFree", cudaErrorStreamCaptureUnsupported, [&] { return cudaFree(t.c); }},
+        {"cudaStreamSynchronize", cudaErrorStreamCaptureUnsupported,
+         [&] { return cudaStreamSynchronize(t.s); }},
+        {"cudaDeviceSynchronize", cudaErrorStreamCaptureUnsupported,
+         [] { return cudaDeviceSynchronize(); }},
+        {"cudaMemcpy", cudaErrorStreamCaptureUnsupported,
+         [&] { return cudaMemcpy(y, t.c, 256, cudaMemcpyDeviceToHost); }},
+        {"cudaEventQuery", cudaErrorCapturedEvent, [&] { return cudaEventQuery(t.e); }},
+        {"cudaEventSynchronize", cudaErrorCapturedEvent,
+         [&] { return cudaEventSynchronize(t.e); }},
+        {"cudaStreamQuery", cudaErrorStreamCaptureUnsupported,
+         [&] { return cudaStreamQuery(t.s); }},
+    };
+    for (auto &f : forbidden) {
+        cudaGraph_t g;
+        OK(cudaStreamBeginCapture(t.s, cudaStreamCaptureModeGlobal));
+        OK(cudaEventRecord(t.e, t.s));
+        cudaError_t error = f.call();
+        CHECK(error == f.expected, "%s while capturing: %s", f.name, cudaGetErrorName(error));
+        STX__LAUNCH(empty_kernel, 1, 1, 0, t.s);
         cudaGetLastError();
-        GIVES(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
-        CHECK(g == NULL, "no graph");
+        FAILS(cudaStreamEndCapture(t.s, &g), cudaErrorStreamCaptureInvalidated);
+        CHECK(g == NULL, "an invalid capture returns no graph");
     }
-    /* a fork that is not joined */
-    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
-    OK(cudaEventRecord(e, s));
-    OK(cudaStreamWaitEvent(s2, e, 0));
-    STX__LAUNCH(empty_kernel, 1, 1, 0, s2);
-    GIVES(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureUnjoined);
-    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+}
+
+static void test_graph(void) {
+    graph_setup t = graph_begin();
+    cudaGraph_t g;
     float *p;
+    test_replay(t);
+    test_forbidden_in_capture(t);
+
+    /* a fork that is not joined */
+    OK(cudaStreamBeginCapture(t.s, cudaStreamCaptureModeGlobal));
+    OK(cudaEventRecord(t.e, t.s));
+    OK(cudaStreamWaitEvent(t.s2, t.e, 0));
+    STX__LAUNCH(empty_kernel, 1, 1, 0, t.s2);
+    FAILS(cudaStreamEndCapture(t.s, &g), cudaErrorStreamCaptureUnjoined);
+
+    /* a relaxed capture allows cudaMalloc */
+    OK(cudaStreamBeginCapture(t.s, cudaStreamCaptureModeRelaxed));
     OK(cudaMalloc(&p, 16));
-    OK(cudaStreamEndCapture(s, &g));
+    OK(cudaStreamEndCapture(t.s, &g));
     OK(cudaFree(p));
     OK(cudaGraphDestroy(g));
-    OK(cudaGraphExecDestroy(x));
-    OK(cudaEventDestroy(e));
-    OK(cudaEventDestroy(e2));
-    OK(cudaStreamDestroy(s));
-    OK(cudaStreamDestroy(s2));
-    OK(cudaFree(a));
-    OK(cudaFree(b));
-    OK(cudaFree(c));
-    OK(cudaFreeHost(pinned));
-    CHECK(cuda_host_reports() == 0, "reports");
+    graph_end(t);
+    CHECK(cuda_host_reports() == 0, "%ld reports", cuda_host_reports());
 }
 
 // --------------------------------------------------------------------------------------
 // cublasLt
 
-static float read_any(const std::vector<unsigned char> &v, size_t i, int type) {
+/* Elements of type float or bf16 */
+typedef std::vector<unsigned char> byte_vector;
+
+static size_t size_of(int type) {
+    return type == CUDA_R_32F ? 4 : 2;
+}
+
+static float read_any(const byte_vector &v, size_t i, int type) {
     float f;
     unsigned short h;
     if (type == CUDA_R_32F) {
@@ -662,67 +703,138 @@ static float read_any(const std::vector<unsigned char> &v, size_t i, int type) {
     return cuda_host_from_bf16(h);
 }
 
+static byte_vector random_any(size_t count, int type) {
+    byte_vector v(count * size_of(type));
+    for (size_t i = 0; i < count; i++) {
+        float f = (float)test_rand();
+        unsigned short h = cuda_host_to_bf16(f);
+        if (type == CUDA_R_32F)
+            memcpy(&v[4 * i], &f, 4);
+        else
+            memcpy(&v[2 * i], &h, 2);
+    }
+    return v;
+}
+
 static double gelu_of(double x) {
     return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
 }
 
-static void one_product(int in_type, int out_type, int ta, int tb, int order, uint32_t epilogue,
-                        float beta, int batch) {
-    size_t m = 37, n = 29, k = 21, lda = (size_t)((order ? !ta : ta) ? k : m) + 3,
-           ldb = (size_t)((order ? !tb : tb) ? n : k) + 2, ldd = (order ? n : m) + 1;
-    size_t la = (order ? !ta : ta) ? m : k, lb = (order ? !tb : tb) ? k : n,
-           ld_lines = order ? m : n;
-    size_t os = out_type == CUDA_R_32F ? 4 : 2, bt = (size_t)batch,
-           aux_ld = epilogue & (32 | 64) ? 40 : 128;
-    size_t sa = lda * la + 5, sb = ldb * lb + 1, sd = ldd * ld_lines + 4,
-           aux_bytes = epilogue & (32 | 64) ? aux_ld * n * os : aux_ld / 8 * n;
-    auto fill = [&](size_t count, int type) {
-        std::vector<unsigned char> v(count * (type == CUDA_R_32F ? 4 : 2));
-        for (size_t i = 0; i < count; i++) {
-            float f = (float)test_rand();
-            unsigned short h = cuda_host_to_bf16(f);
-            if (type == CUDA_R_32F)
-                memcpy(&v[4 * i], &f, 4);
-            else
-                memcpy(&v[2 * i], &h, 2);
-        }
-        return v;
-    };
-    std::vector<unsigned char> A = fill(sa * bt, in_type), B = fill(sb * bt, in_type),
-                               D0 = fill(sd * bt, out_type), bias = fill(m > n ? m : n, out_type);
-    std::vector<unsigned char> aux = fill(aux_bytes / os + 1, out_type);
-    void *a, *b, *d, *pb, *px;
-    OK(cudaMalloc(&a, A.size()));
-    OK(cudaMalloc(&b, B.size()));
-    OK(cudaMalloc(&d, D0.size()));
-    OK(cudaMalloc(&pb, bias.size()));
-    OK(cudaMalloc(&px, aux.size()));
-    OK(cudaMemcpy(a, A.data(), A.size(), cudaMemcpyHostToDevice));
-    OK(cudaMemcpy(b, B.data(), B.size(), cudaMemcpyHostToDevice));
-    OK(cudaMemcpy(d, D0.data(), D0.size(), cudaMemcpyHostToDevice));
-    OK(cudaMemcpy(pb, bias.data(), bias.size(), cudaMemcpyHostToDevice));
-    OK(cudaMemcpy(px, aux.data(), aux.size(), cudaMemcpyHostToDevice));
-    cublasLtHandle_t h;
+static double gelu_slope_of(double x) {
+    return (gelu_of(x + 1e-5) - gelu_of(x - 1e-5)) / 2e-5;
+}
+
+/* The bits of epilogues */
+enum {
+    RELU = 2,
+    BIAS = 4,
+    DRELU = 8,
+    BGRAD = 16,
+    GELU = 32,
+    DGELU = 64,
+    AUX = 128,
+    BGRADA = 256,
+    BGRADB = 512
+};
+
+/* D (m,n) = 0.75 op(A) op(B) + beta C, in place (C = D), with an epilogue */
+struct matmul_test {
+    int in_type, out_type, ta, tb, row_major;
+    uint32_t epilogue;
+    float beta;
+    int batch;
+
+    size_t m, n, k, lda, ldb, ldd, sa, sb, sd, aux_ld; /* s: stride of a batch */
+    byte_vector A, B, C, bias, aux, D, bias_after, aux_after;
+    void *a, *b, *d, *pbias, *paux; /* on the device */
+
+    cublasLtHandle_t handle;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t Al, Bl, Dl;
     cublasLtMatmulPreference_t pref;
     cublasLtMatmulHeuristicResult_t results[8];
-    int found = 0;
-    int32_t op, row = CUBLASLT_ORDER_ROW;
-    float alpha = 0.75f;
-    int64_t ld = (int64_t)aux_ld;
-    LT(cublasLtCreate(&h));
+    int found;
+
+    void make_data(void);
+    void make_descriptors(void);
+    void make_layouts(void);
+    void find_algorithm(void);
+    cublasStatus_t matmul(const void *at, const cublasLtMatmulAlgo_t *algo) const;
+    cublasStatus_t heuristic(void);
+    double elem(const byte_vector &v, size_t q, size_t stride, size_t ld, int trans, size_t i,
+                size_t j, int type) const;
+    double sum(size_t q, size_t i, size_t j) const;
+    long check_epilogue(size_t i, size_t j, double *s) const;
+    void check_result(void);
+    void check_bias_gradient(const std::vector<double> &column_sum) const;
+    void check_counters(void);
+    void check_in_place_scheme(void);
+    void check_refusals(void);
+    void check_strides(void);
+    void free_all(void);
+};
+
+void matmul_test::make_data(void) {
+    /* contiguous lines of A, B and D, and their lengths */
+    size_t lines_a, lines_b, lines_d, length_a, length_b, length_d;
+    m = 37;
+    n = 29;
+    k = 21;
+    length_a = (row_major ? !ta : ta) ? k : m;
+    lines_a = (row_major ? !ta : ta) ? m : k;
+    length_b = (row_major ? !tb : tb) ? n : k;
+    lines_b = (row_major ? !tb : tb) ? k : n;
+    length_d = row_major ? n : m;
+    lines_d = row_major ? m : n;
+    lda = length_a + 3;
+    ldb = length_b + 2;
+    ldd = length_d + 1;
+    sa = lda * lines_a + 5;
+    sb = ldb * lines_b + 1;
+    sd = ldd * lines_d + 4;
+    aux_ld = epilogue & (GELU | DGELU) ? 40 : 128;
+    size_t size = size_of(out_type);
+    size_t aux_bytes = epilogue & (GELU | DGELU) ? aux_ld * n * size : aux_ld / 8 * n;
+
+    A = random_any(sa * (size_t)batch, in_type);
+    B = random_any(sb * (size_t)batch, in_type);
+    C = random_any(sd * (size_t)batch, out_type);
+    bias = random_any(m > n ? m : n, out_type);
+    aux = random_any(aux_bytes / size + 1, out_type);
+    OK(cudaMalloc(&a, A.size()));
+    OK(cudaMalloc(&b, B.size()));
+    OK(cudaMalloc(&d, C.size()));
+    OK(cudaMalloc(&pbias, bias.size()));
+    OK(cudaMalloc(&paux, aux.size()));
+    OK(cudaMemcpy(a, A.data(), A.size(), cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(b, B.data(), B.size(), cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(d, C.data(), C.size(), cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(pbias, bias.data(), bias.size(), cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(paux, aux.data(), aux.size(), cudaMemcpyHostToDevice));
+}
+
+template <class T>
+static void set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attr, T value) {
+    LT(cublasLtMatmulDescSetAttribute(desc, attr, &value, sizeof value));
+}
+
+template <class T>
+static void set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attr, T value) {
+    LT(cublasLtMatrixLayoutSetAttribute(layout, attr, &value, sizeof value));
+}
+
+void matmul_test::make_descriptors(void) {
+    LT(cublasLtCreate(&handle));
     LT(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    op = ta ? CUBLAS_OP_T : CUBLAS_OP_N;
-    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op, sizeof op));
-    op = tb ? CUBLAS_OP_T : CUBLAS_OP_N;
-    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op, sizeof op));
-    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                      sizeof epilogue));
-    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &pb, sizeof pb));
-    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &px,
-                                      sizeof px));
-    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld));
+    set(desc, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(ta ? CUBLAS_OP_T : CUBLAS_OP_N));
+    set(desc, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(tb ? CUBLAS_OP_T : CUBLAS_OP_N));
+    set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+    set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, pbias);
+    set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, paux);
+    set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)aux_ld);
+}
+
+void matmul_test::make_layouts(void) {
     LT(cublasLtMatrixLayoutCreate(&Al, (cudaDataType)in_type, ta ? k : m, ta ? m : k,
                                   (int64_t)lda));
     LT(cublasLtMatrixLayoutCreate(&Bl, (cudaDataType)in_type, tb ? n : k, tb ? k : n,
@@ -731,184 +843,228 @@ static void one_product(int in_type, int out_type, int ta, int tb, int order, ui
     cublasLtMatrixLayout_t layouts[] = {Al, Bl, Dl};
     int64_t strides[] = {(int64_t)sa, (int64_t)sb, (int64_t)sd};
     for (int i = 0; i < 3; i++) {
-        if (order)
-            LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_ORDER, &row,
-                                                sizeof row));
-        LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
-                                            sizeof batch));
-        LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                            &strides[i], sizeof strides[i]));
+        if (row_major)
+            set(layouts[i], CUBLASLT_MATRIX_LAYOUT_ORDER, (int32_t)CUBLASLT_ORDER_ROW);
+        set(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (int32_t)batch);
+        set(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, strides[i]);
     }
+}
+
+cublasStatus_t matmul_test::heuristic(void) {
+    return cublasLtMatmulAlgoGetHeuristic(handle, desc, Al, Bl, Dl, Dl, pref, 8, results, &found);
+}
+
+/* A is read at `at`. */
+cublasStatus_t matmul_test::matmul(const void *at, const cublasLtMatmulAlgo_t *algo) const {
+    float alpha = 0.75f;
+    return cublasLtMatmul(handle, desc, &alpha, at, Al, b, Bl, &beta, d, Dl, d, Dl, algo, NULL, 0,
+                          0);
+}
+
+void matmul_test::find_algorithm(void) {
+    const cublasLtMatmulPreferenceAttributes_t mask = CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK + 1;
     LT(cublasLtMatmulPreferenceCreate(&pref));
-    CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                               &schemes, sizeof schemes)
+    CHECK(cublasLtMatmulPreferenceSetAttribute(pref, mask, &schemes, sizeof schemes)
               == CUBLAS_STATUS_INVALID_VALUE,
-          "a reduction scheme that there is not");
+          "an unknown reduction scheme is invalid");
     schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                            &schemes, sizeof schemes));
-    LT(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found));
+    LT(cublasLtMatmulPreferenceSetAttribute(pref, mask, &schemes, sizeof schemes));
+    LT(heuristic());
     CHECK(found > 0 && found < 8 && results[0].state == CUBLAS_STATUS_SUCCESS
               && results[0].workspaceSize == 0,
           "%d algorithms", found);
-    LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo, NULL, 0,
-                      0));
-    std::vector<unsigned char> D(D0.size()), bias_after(bias.size()), aux_after(aux.size());
-    OK(cudaMemcpy(D.data(), d, D.size(), cudaMemcpyDeviceToHost));
-    OK(cudaMemcpy(bias_after.data(), pb, bias.size(), cudaMemcpyDeviceToHost));
-    OK(cudaMemcpy(aux_after.data(), px, aux.size(), cudaMemcpyDeviceToHost));
+}
+
+/* Element (i,j) of op of matrix q */
+double matmul_test::elem(const byte_vector &v, size_t q, size_t stride, size_t ld, int trans,
+                         size_t i, size_t j, int type) const {
+    if (trans) std::swap(i, j);
+    return (double)read_any(v, q * stride + (row_major ? i * ld + j : j * ld + i), type);
+}
+
+/* Element (i,j) of result q before the epilogue */
+double matmul_test::sum(size_t q, size_t i, size_t j) const {
+    double s = 0;
+    for (size_t p = 0; p < k; p++)
+        s += elem(A, q, sa, lda, ta, i, p, in_type) * elem(B, q, sb, ldb, tb, p, j, in_type);
+    s *= 0.75;
+    return beta != 0 ? s + beta * elem(C, q, sd, ldd, 0, i, j, out_type) : s;
+}
+
+/* Applies the epilogue to s, element (i,j). Returns the number of wrong values in aux. */
+long matmul_test::check_epilogue(size_t i, size_t j, double *s) const {
     double tol = out_type == CUDA_R_32F ? 1e-5 : 1e-2;
+    size_t at = j * aux_ld + i, byte = at / 8 < aux.size() ? at / 8 : 0;
+    int bit_before = aux[byte] >> (at & 7) & 1, bit_after = aux_after[byte] >> (at & 7) & 1;
     long bad = 0;
+    if (epilogue & BIAS) *s += read_any(bias, i, out_type);
+    if (epilogue & RELU) {
+        if ((epilogue & AUX) && fabs(*s) > 1e-4) bad += bit_after != (*s > 0);
+        *s = *s > 0 ? *s : 0;
+    }
+    if ((epilogue & DRELU) && !bit_before) *s = 0;
+    if (epilogue & GELU) {
+        if (epilogue & AUX) bad += !CLOSE(read_any(aux_after, at, out_type), *s, tol);
+        *s = gelu_of(*s);
+    }
+    if (epilogue & DGELU) *s *= gelu_slope_of(read_any(aux, at, out_type));
+    return bad;
+}
+
+void matmul_test::check_result(void) {
+    double tol = out_type == CUDA_R_32F ? 1e-5 : 1e-2;
     std::vector<double> column_sum(m, 0.0);
-    auto elem = [&](const std::vector<unsigned char> &v, size_t q, size_t stride, size_t l,
-                    bool trans, size_t i, size_t j, int type) {
-        if (trans) std::swap(i, j);
-        return (double)read_any(v, q * stride + (order ? i * l + j : j * l + i), type);
-    };
-    for (size_t q = 0; q < bt; q++)
+    long bad = 0;
+    D.resize(C.size());
+    bias_after.resize(bias.size());
+    aux_after.resize(aux.size());
+    OK(cudaMemcpy(D.data(), d, D.size(), cudaMemcpyDeviceToHost));
+    OK(cudaMemcpy(bias_after.data(), pbias, bias.size(), cudaMemcpyDeviceToHost));
+    OK(cudaMemcpy(aux_after.data(), paux, aux.size(), cudaMemcpyDeviceToHost));
+    for (size_t q = 0; q < (size_t)batch; q++)
         for (size_t i = 0; i < m; i++)
             for (size_t j = 0; j < n; j++) {
-                double s = 0, pre;
-                for (size_t p = 0; p < k; p++)
-                    s += elem(A, q, sa, lda, ta, i, p, in_type)
-                         * elem(B, q, sb, ldb, tb, p, j, in_type);
-                s = 0.75 * s + (beta != 0 ? beta * elem(D0, q, sd, ldd, false, i, j, out_type) : 0);
-                if (epilogue & 4) s += read_any(bias, i, out_type);
-                size_t at = j * aux_ld + i;
-                int bit_before = aux[at / 8 < aux.size() ? at / 8 : 0] >> (at & 7) & 1,
-                    bit_after = aux_after[at / 8 < aux.size() ? at / 8 : 0] >> (at & 7) & 1;
-                pre = s;
-                if (epilogue & 2) {
-                    if ((epilogue & 128) && fabs(s) > 1e-4) bad += bit_after != (s > 0);
-                    s = s > 0 ? s : 0;
-                }
-                if (epilogue & 8) s = bit_before ? s : 0;
-                if (epilogue & 32) {
-                    if (epilogue & 128) bad += !CLOSE(read_any(aux_after, at, out_type), pre, tol);
-                    s = gelu_of(s);
-                }
-                if (epilogue & 64) {
-                    double x = read_any(aux, at, out_type);
-                    s *= (gelu_of(x + 1e-5) - gelu_of(x - 1e-5)) / 2e-5;
-                }
+                double s = sum(q, i, j);
+                bad += check_epilogue(i, j, &s);
                 column_sum[i] += s;
-                bad += !CLOSE(elem(D, q, sd, ldd, false, i, j, out_type), s, tol);
+                bad += !CLOSE(elem(D, q, sd, ldd, 0, i, j, out_type), s, tol);
             }
-    CHECK(bad == 0, "types %d %d, trans %d %d, order %d, epilogue %u, beta %g, batch %d: %ld wrong",
-          in_type, out_type, ta, tb, order, epilogue, beta, batch, bad);
-    bad = 0;
-    if (epilogue & 16)
-        for (size_t i = 0; i < m; i++)
-            bad += !CLOSE(read_any(bias_after, i, out_type), column_sum[i], tol);
-    if (epilogue & 256)
-        for (size_t i = 0; i < m; i++) {
-            double s = 0;
-            for (size_t p = 0; p < k; p++) s += elem(A, 0, sa, lda, ta, i, p, in_type);
-            bad += !CLOSE(read_any(bias_after, i, out_type), s, tol);
-        }
-    if (epilogue & 512)
-        for (size_t j = 0; j < n; j++) {
-            double s = 0;
-            for (size_t p = 0; p < k; p++) s += elem(B, 0, sb, ldb, tb, p, j, in_type);
-            bad += !CLOSE(read_any(bias_after, j, out_type), s, tol);
-        }
-    CHECK(bad == 0, "bias gradient, epilogue %u: %ld wrong", epilogue, bad);
+    CHECK(bad == 0,
+          "types %d %d, transposed %d %d, row-major %d, epilogue %u, beta %g, batch %d: %ld wrong",
+          in_type, out_type, ta, tb, row_major, epilogue, beta, batch, bad);
+    check_bias_gradient(column_sum);
+}
 
-    /* What cuBLASLt refuses, or does in an order that it does not promise */
-    if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
-        long reports = cuda_host_reports(), calls = cuda_host_matmuls(),
-             batches = cuda_host_batches(), unaligned = cuda_host_unaligned();
-        LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo,
-                          NULL, 0, 0));
-        CHECK(cuda_host_matmuls() == calls + 1 && cuda_host_batches() == batches + (batch > 1)
-                  && cuda_host_reports() == reports,
-              "one product more");
-        CHECK(cuda_host_unaligned() == unaligned + 1,
-              "an unaligned product: m %zu n %zu k %zu, ld %zu %zu %zu", m, n, k, lda, ldb, ldd);
-        CHECK(cublasLtMatmul(h, desc, &alpha, (char *)a + 16, Al, b, Bl, &beta, d, Dl, d, Dl,
-                             &results[0].algo, NULL, 0, 0)
-                  == CUBLAS_STATUS_INVALID_VALUE,
-              "an operand that is aligned less than was said");
-        schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
-        LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                &schemes, sizeof schemes));
-        LT(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found));
-        cuda_host_quiet(1);
-        LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo,
-                          NULL, 0, 0));
-        CHECK(cuda_host_reports() == reports + 1, "parts that are added in place are not reported");
-        int64_t near = (int64_t)ldd;
-        LT(cublasLtMatrixLayoutSetAttribute(Dl, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &near,
-                                            sizeof near));
-        if (batch > 1 && (order ? m : n) > 1)
-            CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0,
-                                 0)
-                      == CUBLAS_STATUS_INVALID_VALUE,
-                  "results that overlap");
-        LT(cublasLtMatrixLayoutSetAttribute(Dl, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                            &strides[2], sizeof strides[2]));
-        cuda_host_clear_reports();
-        cuda_host_quiet(0);
-        if (batch > 1) {
-            cuda_host_refuse(CUDA_HOST_REFUSE_PLANS);
-            CHECK(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found)
-                      == CUBLAS_STATUS_NOT_SUPPORTED,
-                  "plans");
-            cuda_host_refuse(CUDA_HOST_REFUSE_CALLS);
-            CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0,
-                                 0)
-                      == CUBLAS_STATUS_NOT_SUPPORTED,
-                  "calls");
-            cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
-        }
+void matmul_test::check_bias_gradient(const std::vector<double> &column_sum) const {
+    double tol = out_type == CUDA_R_32F ? 1e-5 : 1e-2;
+    long bad = 0;
+    for (size_t i = 0; (epilogue & BGRAD) && i < m; i++)
+        bad += !CLOSE(read_any(bias_after, i, out_type), column_sum[i], tol);
+    for (size_t i = 0; (epilogue & BGRADA) && i < m; i++) {
+        double s = 0;
+        for (size_t p = 0; p < k; p++) s += elem(A, 0, sa, lda, ta, i, p, in_type);
+        bad += !CLOSE(read_any(bias_after, i, out_type), s, tol);
     }
-    int64_t small = (int64_t)aux_ld - 4;
-    if (epilogue & 128) {
-        LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &small,
-                                          sizeof small));
-        CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0)
-                  == CUBLAS_STATUS_INVALID_VALUE,
-              "aux ld");
-        LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld,
-                                          sizeof ld));
+    for (size_t j = 0; (epilogue & BGRADB) && j < n; j++) {
+        double s = 0;
+        for (size_t p = 0; p < k; p++) s += elem(B, 0, sb, ldb, tb, p, j, in_type);
+        bad += !CLOSE(read_any(bias_after, j, out_type), s, tol);
     }
-    small = (int64_t)(order ? (ta ? m : k) : (ta ? k : m)) - 1;
-    LT(cublasLtMatrixLayoutSetAttribute(Al, CUBLASLT_MATRIX_LAYOUT_LD, &small, sizeof small));
-    CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0)
-              == CUBLAS_STATUS_INVALID_VALUE,
-          "lda");
-    CHECK(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found)
-              == CUBLAS_STATUS_INVALID_VALUE,
-          "lda");
+    CHECK(bad == 0, "bias gradient, epilogue %u: %ld wrong", epilogue, bad);
+}
+
+void matmul_test::check_counters(void) {
+    long reports = cuda_host_reports(), calls = cuda_host_matmuls(), batches = cuda_host_batches(),
+         unaligned = cuda_host_unaligned();
+    LT(matmul(a, &results[0].algo));
+    CHECK(cuda_host_matmuls() == calls + 1 && cuda_host_batches() == batches + (batch > 1)
+              && cuda_host_reports() == reports,
+          "the counters of matmuls and batches");
+    CHECK(cuda_host_unaligned() == unaligned + 1,
+          "an unaligned matmul is counted: m %zu n %zu k %zu, ld %zu %zu %zu", m, n, k, lda, ldb,
+          ldd);
+    CHECK(matmul((char *)a + 16, &results[0].algo) == CUBLAS_STATUS_INVALID_VALUE,
+          "an operand that is aligned less than requested is invalid");
+}
+
+/* Running an algorithm that adds partial sums in place is reported. Results of a batch
+   must not overlap. */
+void matmul_test::check_in_place_scheme(void) {
+    long reports = cuda_host_reports();
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
+    LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                            &schemes, sizeof schemes));
+    LT(heuristic());
+    cuda_host_quiet(1);
+    LT(matmul(a, &results[0].algo));
+    CHECK(cuda_host_reports() == reports + 1, "partial sums added in place are not reported");
+    set(Dl, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (int64_t)ldd);
+    if (batch > 1 && (row_major ? m : n) > 1)
+        CHECK(matmul(a, NULL) == CUBLAS_STATUS_INVALID_VALUE, "overlapping results are invalid");
+    set(Dl, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (int64_t)sd);
+    cuda_host_clear_reports();
+    cuda_host_quiet(0);
+}
+
+void matmul_test::check_refusals(void) {
+    if (batch == 1) return;
+    cuda_host_refuse(CUDA_HOST_REFUSE_PLANS);
+    CHECK(heuristic() == CUBLAS_STATUS_NOT_SUPPORTED, "the heuristic refuses batches");
+    cuda_host_refuse(CUDA_HOST_REFUSE_CALLS);
+    CHECK(matmul(a, NULL) == CUBLAS_STATUS_NOT_SUPPORTED, "calls refuse batches");
+    cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
+}
+
+/* Strides that are too small are invalid. */
+void matmul_test::check_strides(void) {
+    if (epilogue & AUX) {
+        set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)aux_ld - 4);
+        CHECK(matmul(a, NULL) == CUBLAS_STATUS_INVALID_VALUE, "aux ld");
+        set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)aux_ld);
+    }
+    set(Al, CUBLASLT_MATRIX_LAYOUT_LD, (int64_t)lda - 3 - 1);
+    CHECK(matmul(a, NULL) == CUBLAS_STATUS_INVALID_VALUE, "lda, call");
+    CHECK(heuristic() == CUBLAS_STATUS_INVALID_VALUE, "lda, heuristic");
+}
+
+void matmul_test::free_all(void) {
     LT(cublasLtMatmulPreferenceDestroy(pref));
-    for (auto l : layouts) LT(cublasLtMatrixLayoutDestroy(l));
+    for (auto l : {Al, Bl, Dl}) LT(cublasLtMatrixLayoutDestroy(l));
     LT(cublasLtMatmulDescDestroy(desc));
-    LT(cublasLtDestroy(h));
+    LT(cublasLtDestroy(handle));
     OK(cudaFree(a));
     OK(cudaFree(b));
     OK(cudaFree(d));
-    OK(cudaFree(pb));
-    OK(cudaFree(px));
+    OK(cudaFree(pbias));
+    OK(cudaFree(paux));
+}
+
+static void test_matmul(int in_type, int out_type, int ta, int tb, int row_major,
+                        uint32_t epilogue, float beta, int batch) {
+    matmul_test t = {};
+    t.in_type = in_type;
+    t.out_type = out_type;
+    t.ta = ta;
+    t.tb = tb;
+    t.row_major = row_major;
+    t.epilogue = epilogue;
+    t.beta = beta;
+    t.batch = batch;
+    t.make_data();
+    t.make_descriptors();
+    t.make_layouts();
+    t.find_algorithm();
+    LT(t.matmul(t.a, &t.results[0].algo));
+    t.check_result();
+    if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
+        t.check_counters();
+        t.check_in_place_scheme();
+        t.check_refusals();
+    }
+    t.check_strides();
+    t.free_all();
 }
 
 static void test_cublaslt(void) {
-    static const uint32_t epilogues[] = {2,   130, 4,   6,   134, 136, 152, 32,
-                                         160, 36,  164, 192, 208, 256, 512};
+    static const uint32_t epilogues[] = {
+        RELU, RELU | AUX, BIAS, RELU | BIAS, RELU | AUX | BIAS, DRELU | AUX, DRELU | AUX | BGRAD,
+        GELU, GELU | AUX, GELU | BIAS, GELU | AUX | BIAS, DGELU | AUX, DGELU | AUX | BGRAD,
+        BGRADA, BGRADB};
     static const int types[][2] = {{CUDA_R_32F, CUDA_R_32F},
                                    {CUDA_R_16BF, CUDA_R_16BF},
                                    {CUDA_R_16BF, CUDA_R_32F}};
     for (auto &t : types) {
         for (int i = 0; i < 16; i++)
-            one_product(t[0], t[1], i & 1, i >> 1 & 1, i >> 2 & 1, CUBLASLT_EPILOGUE_DEFAULT,
+            test_matmul(t[0], t[1], i & 1, i >> 1 & 1, i >> 2 & 1, CUBLASLT_EPILOGUE_DEFAULT,
                         i & 8 ? 0.5f : 0, i & 8 ? 1 : 3);
-        for (uint32_t e : epilogues) one_product(t[0], t[1], 1, 0, 0, e, 0.5f, 1);
+        for (uint32_t e : epilogues) test_matmul(t[0], t[1], 1, 0, 0, e, 0.5f, 1);
     }
     CHECK(cuda_host_reports() == 0, "reports: %s", cuda_host_last_report());
 }
 
 // --------------------------------------------------------------------------------------
-// kernels that are wrong
+// incorrect kernels
 
 static __global__ void diverge_kernel(float *y, int how) {
     unsigned t = threadIdx.x;
@@ -1016,33 +1172,49 @@ static __global__ void deep_kernel(float *y) {
     y[0] = big[0];
 }
 
-static void test_violations(void) {
-    float *y, host[64];
-    float *pinned;
-    scale_args args;
-    OK(cudaMalloc(&y, 256));
-    OK(cudaMallocHost(&pinned, 256));
-    memset(&args, 0, sizeof args);
-    static const char *const words[] = {"divergence", "divergence",       "divergence",
-                                        "never come", "never come",       "does not hold",
-                                        "wait",       "different places", "never come",
-                                        "width"};
+/* The device array y of 64 floats that the kernels below use */
+static void test_divergence(float *y) {
+    static const struct {
+        const char *name, *word;
+    } cases[] = {{"half of the block exits before a barrier", "divergence"},
+                 {"two warps at different barriers", "divergence"},
+                 {"one warp at a barrier", "divergence"},
+                 {"half of a warp shuffles", "never arrive"},
+                 {"one lane misses __syncwarp", "never arrive"},
+                 {"lanes outside of their mask", "does not contain"},
+                 {"odd lanes at a block barrier, even ones at a warp barrier", ""},
+                 {"one shuffle at two places", "different places"},
+                 {"odd lanes synchronise, even ones shuffle", "never arrive"},
+                 {"a shuffle of width 12", "width"}};
     for (int how = 0; how < 10; how++)
         for (int t = 0; t < CUDA_HOST_ORDERS; t++) {
             cuda_host_order(t, 0, 1);
-            is_reported("divergence", how == 6 ? "" : words[how],
+            is_reported(cases[how].name, cases[how].word,
                         [&] { STX__LAUNCH(diverge_kernel, 2, 64, 0, 0, y, how); });
         }
     cuda_host_order(0, 0, 0);
-    static const char *const fragment_words[] = {"aligned",   "shared memory", "the warp has only",
-                                                 "aligned",   "device memory", "shared memory",
-                                                 "size 12",   "__trap",        "never come",
-                                                 "9 products"};
-    for (int how = 0; how < 10; how++)
-        is_reported("fragment", fragment_words[how],
-                    [&] { STX__LAUNCH(fragment_kernel, 1, how == 2 ? 48 : 32, 0, 0, how); });
+}
 
-    if (cuda_host_launches() > 0) { /* later launches work */
+static void test_fragments(void) {
+    static const struct {
+        const char *name, *word;
+    } cases[] = {{"ldmatrix of an unaligned row", "aligned"},
+                 {"ldmatrix outside of shared memory", "shared memory"},
+                 {"mma in half a warp", "the warp has only"},
+                 {"cp.async to an unaligned address", "aligned"},
+                 {"cp.async from shared memory", "device memory"},
+                 {"cp.async to local memory", "shared memory"},
+                 {"cp.async of 12 bytes", "size 12"},
+                 {"__trap", "__trap"},
+                 {"mma with different numbers of products", "never arrive"},
+                 {"mma with 9 products", "got 9"}};
+    for (int how = 0; how < 10; how++)
+        is_reported(cases[how].name, cases[how].word,
+                    [&] { STX__LAUNCH(fragment_kernel, 1, how == 2 ? 48 : 32, 0, 0, how); });
+}
+
+static void test_uninitialised(float *y) {
+    if (cuda_host_launches() > 0) { /* launches work after an abandoned block */
         STX__LAUNCH(uninitialised_kernel, 1, 32, 0, 0, y);
         CHECK(cudaGetLastError() == cudaSuccess && host_copy(y, 32)[3] != host_copy(y, 32)[3],
               "uninitialised shared memory is NaN");
@@ -1054,8 +1226,10 @@ static void test_violations(void) {
     CHECK(memcmp(first.data(), host_copy(y, 32).data(), 128),
           "uninitialised shared memory differs between runs");
     cuda_host_fill(CUDA_HOST_FILL_NAN);
+}
 
 #ifdef ASAN
+static void test_overruns(float *y) {
     kills("shared write past the end",
           [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 10, 0, 0); });
     kills("shared read past the end",
@@ -1073,10 +1247,12 @@ static void test_violations(void) {
         cudaFree(p);
         STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, p, 0);
     });
+}
 #else
+static void test_overruns(float *y) {
     is_reported("shared write past the end", "past its end",
                 [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 10, 0, 0); });
-    is_reported("shared write past the end", "past its end",
+    is_reported("shared write further past the end", "past its end",
                 [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 11, 0, 0); });
     is_reported("shared write below the start",
                 "memory: ", [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, -1, 0, 1); });
@@ -1087,182 +1263,222 @@ static void test_violations(void) {
     is_reported("device write below the start", "below its start",
                 [&] { STX__LAUNCH(device_write_kernel, 1, 1, 0, 0, y, -1); });
     STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, y, 64);
-    CHECK(host_copy(y, 1)[0] != host_copy(y, 1)[0], "past the end of device memory there is NaN");
+    CHECK(host_copy(y, 1)[0] != host_copy(y, 1)[0], "memory past an allocation reads as NaN");
     kills("a device address far away",
           [&] { STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, y, (ptrdiff_t)1 << 28); });
+}
 #endif
-    kills("stack overflow", [&] { STX__LAUNCH(deep_kernel, 1, 1, 0, 0, y); });
-    kills("host reads device memory", [&] { printf("%g\n", (double)*(volatile float *)y); });
-    kills("host writes device memory", [&] { *(volatile float *)y = 1; });
 
-    /* Launch limits */
+static void test_launch_limits(float *y) {
     STX__LAUNCH(shared_kernel, 1, 1, 16 << 10, 0, y);
-    CHECK(cudaGetLastError() == cudaSuccess && cuda_host_reports() == 0, "32 + 16 KB");
-    is_reported("static and dynamic", "too much", [&] {
+    CHECK(cudaGetLastError() == cudaSuccess && cuda_host_reports() == 0,
+          "32 + 16 KB of shared memory");
+    is_reported("32 + 16 KB and a byte", "too much", [&] {
         STX__LAUNCH(shared_kernel, 1, 1, (16 << 10) + 1, 0, y);
         CHECK(cudaGetLastError() == cudaErrorInvalidValue, "32 + 16 KB and a byte");
     });
-    is_reported("static", "static", [&] {
+    is_reported("more than 48 KB of static shared memory", "static", [&] {
         STX__LAUNCH(big_shared_kernel, 1, 1, 0, 0, y);
-        CHECK(cudaGetLastError() == cudaErrorInvalidValue, "48 KB");
+        CHECK(cudaGetLastError() == cudaErrorInvalidValue, "more than 48 KB");
     });
     STX__LAUNCH(dynamic_kernel, 1, 1, 49153, 0, y, 49153);
-    CHECK(cudaGetLastError() == cudaErrorInvalidValue, "48 KB and a byte");
-    GIVES(cudaFuncSetAttribute(dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 232449),
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue, "48 KB of dynamic memory and a byte");
+    FAILS(cudaFuncSetAttribute(dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 232449),
           cudaErrorInvalidValue);
     OK(cudaFuncSetAttribute(dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 232448));
     STX__LAUNCH(dynamic_kernel, 1, 1, 232448, 0, y, 232448);
-    CHECK(cudaGetLastError() == cudaSuccess, "227 KB");
+    CHECK(cudaGetLastError() == cudaSuccess, "227 KB of dynamic memory");
     STX__LAUNCH(dynamic_kernel, 1, 1, 232449, 0, y, 100);
     CHECK(cudaGetLastError() == cudaErrorInvalidValue, "227 KB and a byte");
+
     dim3 grids[] = {dim3(0), dim3(1, 65536), dim3(1, 1, 65536), dim3(1), dim3(1), dim3(1)};
     dim3 blocks[] = {dim3(1), dim3(1), dim3(1), dim3(1025), dim3(1, 0), dim3(1, 1, 65)};
     for (int i = 0; i < 6; i++) {
         STX__LAUNCH(empty_kernel, grids[i], blocks[i], 0, 0);
         CHECK(cudaPeekAtLastError() == cudaErrorInvalidConfiguration
                   && cudaGetLastError() == cudaErrorInvalidConfiguration,
-              "configuration %d", i);
+              "invalid configuration %d", i);
     }
     STX__LAUNCH(empty_kernel, 1, 1024, 0, 0);
     CHECK(cudaGetLastError() == cudaSuccess, "1024 threads");
+}
 
-    { /* launch bounds, of a kernel and through a pointer to it */
-        typedef stx__kernel_of<unsigned *> pointer;
-        const pointer all[] = {bound_kernel<32>, bound_kernel<128>, bound_kernel<256>,
-                               bound_with_blocks_kernel};
-        const int most[] = {32, 128, 256, 256};
-        unsigned *n = NULL;
-        pointer none = NULL;
-        OK(cudaMalloc(&n, 4));
-        CHECK(!none && (const void *)all[0] == (const void *)bound_kernel<32>,
-              "pointers to kernels");
-        for (int i = 0; i < 4; i++) {
-            OK(cudaMemset(n, 0, 4));
-            STX__LAUNCH(all[i], 2, most[i], 0, 0, n);
-            CHECK(cudaGetLastError() == cudaSuccess && host_copy(n, 1)[0] == 2 * (unsigned)most[i],
-                  "%d threads", most[i]);
-            is_reported("launch bound", "launch bound", [&] {
-                STX__LAUNCH(all[i], 1, dim3((unsigned)most[i] / 2, 3), 0, 0, n);
-                CHECK(cudaGetLastError() == cudaErrorInvalidValue, "more than %d threads", most[i]);
-            });
-        }
-        is_reported("launch bound", "256 threads a block, the launch bound of the kernel is 128",
-                    [&] { STX__LAUNCH(bound_kernel<64>, 1, 256, 0, 0, n); });
-        STX__LAUNCH(bound_kernel<1024>, 1, 1024, 0, 0, n);
-        CHECK(cudaGetLastError() == cudaSuccess, "a bound of 1024");
-        OK(cudaFree(n));
+/* Launch bounds of kernels, and of pointers to kernels */
+static void test_launch_bounds(void) {
+    typedef stx__kernel_of<unsigned *> pointer;
+    const pointer all[] = {bound_kernel<32>, bound_kernel<128>, bound_kernel<256>,
+                           bound_with_blocks_kernel};
+    const int most[] = {32, 128, 256, 256};
+    unsigned *n = NULL;
+    pointer none = NULL;
+    OK(cudaMalloc(&n, 4));
+    CHECK(!none && (const void *)all[0] == (const void *)bound_kernel<32>, "pointers to kernels");
+    for (int i = 0; i < 4; i++) {
+        OK(cudaMemset(n, 0, 4));
+        STX__LAUNCH(all[i], 2, most[i], 0, 0, n);
+        CHECK(cudaGetLastError() == cudaSuccess && host_copy(n, 1)[0] == 2 * (unsigned)most[i],
+              "%d threads", most[i]);
+        is_reported("launch bound", "launch bound", [&] {
+            STX__LAUNCH(all[i], 1, dim3((unsigned)most[i] / 2, 3), 0, 0, n);
+            CHECK(cudaGetLastError() == cudaErrorInvalidValue, "more than %d threads", most[i]);
+        });
     }
+    is_reported("launch bound", "256 threads per block, the launch bound of the kernel is 128",
+                [&] { STX__LAUNCH(bound_kernel<64>, 1, 256, 0, 0, n); });
+    STX__LAUNCH(bound_kernel<1024>, 1, 1024, 0, 0, n);
+    CHECK(cudaGetLastError() == cudaSuccess, "a bound of 1024");
+    OK(cudaFree(n));
+}
 
-    /* Host pointers */
+static void test_host_pointers(float *pinned) {
+    float host[64];
     std::vector<float> heap(64), large(1 << 20);
-    args.n = 0;
+    scale_args args;
+    memset(&args, 0, sizeof args);
     args.m = 7;
-    args.s = 1e-3; /* words that are no pointers */
+    args.s = 1e-3; /* words that are not pointers */
     is_reported("stack", "the host's", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, host); });
     is_reported("heap", "argument 2",
                 [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, heap.data()); });
-    is_reported("large heap", "heap",
+    is_reported("a large allocation on the heap", "heap",
                 [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, large.data()); });
     args.x = heap.data();
-    is_reported("in a struct", "argument 1 holds",
+    is_reported("a pointer in a struct", "argument 1 holds",
                 [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, NULL); });
     args.x = pinned;
     STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, NULL);
     CHECK(cuda_host_reports() == 0, "page-locked memory is legal");
     cuda_host_allow_pinned(0);
-    is_reported("page-locked", "page-locked",
+    is_reported("page-locked memory", "page-locked",
                 [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, NULL); });
     cuda_host_allow_pinned(1);
+}
 
-    /* Copies */
-    is_reported("kind", "HostToDevice", [&] {
-        GIVES(cudaMemcpy(host, y, 16, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+static void test_copies(float *y, float *pinned) {
+    float host[64];
+    std::vector<float> heap(64);
+    is_reported("a copy to the device whose destination is the host", "HostToDevice", [&] {
+        FAILS(cudaMemcpy(host, y, 16, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
     });
-    is_reported("kind", "DeviceToHost", [&] {
-        GIVES(cudaMemcpy(y, host, 16, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+    is_reported("a copy to the host whose destination is the device", "DeviceToHost", [&] {
+        FAILS(cudaMemcpy(y, host, 16, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
     });
-    is_reported("kind", "DeviceToDevice", [&] {
-        GIVES(cudaMemcpyAsync(y, pinned, 16, cudaMemcpyDeviceToDevice, 0), cudaErrorInvalidValue);
+    is_reported("a copy on the device whose source is the host", "DeviceToDevice", [&] {
+        FAILS(cudaMemcpyAsync(y, pinned, 16, cudaMemcpyDeviceToDevice, 0), cudaErrorInvalidValue);
     });
-    is_reported("extent", "allocation", [&] {
-        GIVES(cudaMemcpy(host, y + 60, 20, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+    is_reported("a copy beyond an allocation", "allocation", [&] {
+        FAILS(cudaMemcpy(host, y + 60, 20, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
     });
-    is_reported("extent", "allocation", [&] {
-        GIVES(cudaMemcpy2DAsync(y, 32, host, 32, 32, 9, cudaMemcpyHostToDevice, 0),
+    is_reported("a copy of rows beyond an allocation", "allocation", [&] {
+        FAILS(cudaMemcpy2DAsync(y, 32, host, 32, 32, 9, cudaMemcpyHostToDevice, 0),
               cudaErrorInvalidValue);
     });
     OK(cudaMemset(y, 0, 64));
     OK(cudaMemcpyAsync(pinned, y, 64, cudaMemcpyDeviceToHost, 0));
-    CHECK(pinned[0] != pinned[0], "a copy that the host does not wait for has not arrived");
+    CHECK(pinned[0] != pinned[0], "a copy is not delivered before the host waits for it");
     OK(cudaStreamSynchronize(0));
-    CHECK(pinned[0] == 0 && pinned[15] == 0, "and has then");
-    is_reported("callback", "cudaLaunchHostFunc", [&] {
+    CHECK(pinned[0] == 0 && pinned[15] == 0, "a copy is delivered when the host waits for it");
+    is_reported("a call from a host function", "cudaLaunchHostFunc", [&] {
         OK(cudaLaunchHostFunc(
             0, [](void *) { cudaDeviceSynchronize(); }, NULL));
     });
-    is_reported("memset", "device memory",
-                [&] { GIVES(cudaMemsetAsync(host, 0, 4, 0), cudaErrorInvalidValue); });
-    is_reported("cudaFree", "no allocation",
-                [&] { GIVES(cudaFree(y + 1), cudaErrorInvalidValue); });
+    is_reported("memset of host memory", "device memory",
+                [&] { FAILS(cudaMemsetAsync(host, 0, 4, 0), cudaErrorInvalidValue); });
+    is_reported("cudaFree", "not an allocation",
+                [&] { FAILS(cudaFree(y + 1), cudaErrorInvalidValue); });
     OK(cudaMemcpy(host, y, 16, cudaMemcpyDefault));
     OK(cudaMemcpy2DAsync(y, 16, heap.data(), 32, 8, 4, cudaMemcpyHostToDevice, 0));
+}
+
+static void test_violations(void) {
+    float *y, *pinned;
+    OK(cudaMalloc(&y, 256));
+    OK(cudaMallocHost(&pinned, 256));
+    test_divergence(y);
+    test_fragments();
+    test_uninitialised(y);
+    test_overruns(y);
+    kills("stack overflow", [&] { STX__LAUNCH(deep_kernel, 1, 1, 0, 0, y); });
+    kills("the host reads device memory", [&] { printf("%g\n", (double)*(volatile float *)y); });
+    kills("the host writes device memory", [&] { *(volatile float *)y = 1; });
+    test_launch_limits(y);
+    test_launch_bounds();
+    test_host_pointers(pinned);
+    test_copies(y, pinned);
     OK(cudaFree(y));
     OK(cudaFreeHost(pinned));
 }
 
-static void test_runtime(void) {
-    float *p, *q;
-    size_t unused, total, before = cuda_host_bytes_in_use();
+// --------------------------------------------------------------------------------------
+// runtime API
+
+static void test_properties(void) {
     int n = 0, v = 0;
-    unsigned *count;
     cudaDeviceProp prop;
-    cudaFuncAttributes attr;
-    long syncs = cuda_host_syncs();
     OK(cudaGetDeviceCount(&n));
-    CHECK(n == 1, "%d devices", n);
+    CHECK(n == 1, "%d devices, expected 1", n);
     cuda_host_arch(8, 6);
     OK(cudaGetDeviceProperties(&prop, 0));
     OK(cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMinor, 0));
     CHECK(prop.major == 8 && v == 6 && prop.sharedMemPerBlockOptin == 232448, "properties");
     cuda_host_arch(9, 0);
-    CHECK(prop.multiProcessorCount == 4, "%d multiprocessors", prop.multiProcessorCount);
+    CHECK(prop.multiProcessorCount == 4, "%d multiprocessors, expected 4",
+          prop.multiProcessorCount);
     cuda_host_sms(132);
     OK(cudaGetDeviceProperties(&prop, 0));
     OK(cudaDeviceGetAttribute(&v, cudaDevAttrMultiProcessorCount, 0));
-    CHECK(prop.multiProcessorCount == 132 && v == 132, "%d multiprocessors", v);
+    CHECK(prop.multiProcessorCount == 132 && v == 132, "%d multiprocessors, expected 132", v);
     cuda_host_sms(4);
-    GIVES(cudaGetDeviceProperties(&prop, 1), cudaErrorInvalidDevice);
+    FAILS(cudaGetDeviceProperties(&prop, 1), cudaErrorInvalidDevice);
+}
+
+/* Returns an allocation. */
+static float *test_allocation(size_t before) {
+    float *p, *q;
+    size_t unused, total;
     cuda_host_fail_alloc(2);
     OK(cudaMalloc(&p, 1000));
-    GIVES(cudaMalloc(&q, 1000), cudaErrorMemoryAllocation);
+    FAILS(cudaMalloc(&q, 1000), cudaErrorMemoryAllocation);
     OK(cudaMalloc(&q, 1000));
     CHECK(cuda_host_bytes_in_use() == before + 2000 && (uintptr_t)q % 256 == 0
               && cuda_host_is_device(q),
           "allocations");
-    CHECK(host_copy(q, 1)[0] != host_copy(q, 1)[0], "fresh device memory is NaN");
+    CHECK(host_copy(q, 1)[0] != host_copy(q, 1)[0], "new device memory is NaN");
     cuda_host_memory(1 << 20);
     OK(cudaMemGetInfo(&unused, &total));
-    CHECK(total == 1 << 20 && unused == total - cuda_host_bytes_in_use(), "memory");
+    CHECK(total == 1 << 20 && unused == total - cuda_host_bytes_in_use(), "free memory");
     OK(cudaFree(q));
-    GIVES(cudaMalloc(&q, 1 << 20), cudaErrorMemoryAllocation);
+    FAILS(cudaMalloc(&q, 1 << 20), cudaErrorMemoryAllocation);
     cuda_host_memory((size_t)8 << 30);
-    OK(cudaDeviceSynchronize());
-    CHECK(cuda_host_syncs() == syncs + 3, "%ld waits", cuda_host_syncs() - syncs);
+    return p;
+}
+
+static unsigned *test_atomics(void) {
+    unsigned *count;
     OK(cudaMalloc(&count, 8));
     OK(cudaMemset(count, 0, 8));
     STX__LAUNCH(count_kernel, dim3(7, 3), dim3(9, 5), 0, 0, count);
     CHECK(host_copy(count, 2)[0] == 7 * 3 * 9 * 5 && host_copy(count, 2)[1] == 6, "atomics");
+    return count;
+}
+
+static void test_occupancy(void) {
+    int n = 0;
+    cudaFuncAttributes attr;
     OK(cudaFuncGetAttributes(&attr, sum_kernel));
     CHECK(attr.sharedSizeBytes == 32 && attr.maxThreadsPerBlock == 1024, "attributes");
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, sum_kernel, 256, 0));
-    CHECK(n == 1, "occupancy %d", n);
+    CHECK(n == 1, "%d blocks with 255 registers, expected 1", n);
     cuda_host_registers(32);
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, sum_kernel, 256, 0));
-    CHECK(n == 8, "occupancy %d", n);
+    CHECK(n == 8, "%d blocks with 32 registers, expected 8", n);
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, sum_kernel, 256, 100 << 10));
-    CHECK(n == 2, "occupancy %d", n);
+    CHECK(n == 2, "%d blocks with 100 KB of shared memory, expected 2", n);
     cuda_host_registers(255);
+}
 
+static void test_sticky_errors(void) {
+    float *q;
     long launches = cuda_host_launches();
     cuda_host_fail_launch(2);
     STX__LAUNCH(empty_kernel, 1, 1, 0, 0);
@@ -1270,100 +1486,129 @@ static void test_runtime(void) {
     STX__LAUNCH(empty_kernel, 1, 1, 0, 0);
     CHECK(cudaGetLastError() == cudaErrorLaunchFailure
               && cudaGetLastError() == cudaErrorLaunchFailure,
-          "sticky");
+          "reading the last error does not clear a sticky one");
     CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure
               && cudaMalloc(&q, 4) == cudaErrorLaunchFailure,
-          "sticky");
-    CHECK(cuda_host_launches() == launches + 2, "launches");
+          "all calls return a sticky error");
+    CHECK(cuda_host_launches() == launches + 2, "failed launches are counted");
     cuda_host_reset_errors();
-    CHECK(cudaGetLastError() == cudaSuccess, "reset");
-    {
-        cudaStream_t s;
-        cudaGraph_t g;
-        cudaGraphExec_t x;
-        OK(cudaStreamCreate(&s));
-        cuda_host_fail_graph(CUDA_HOST_BEGIN_CAPTURE, 1);
-        GIVES(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal),
-              cudaErrorStreamCaptureUnsupported);
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
-        cuda_host_fail_graph(CUDA_HOST_END_CAPTURE, 1);
-        GIVES(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
-        OK(cudaStreamEndCapture(s, &g));
-        cuda_host_fail_graph(CUDA_HOST_INSTANTIATE, 2);
-        OK(cudaGraphInstantiate(&x, g, 0));
-        OK(cudaGraphExecDestroy(x));
-        GIVES(cudaGraphInstantiate(&x, g, 0), cudaErrorMemoryAllocation);
-        OK(cudaGraphDestroy(g));
-        OK(cudaStreamDestroy(s));
-    }
-    { /* two GPUs: each has streams, events, memory and separate kernel limits */
-        cudaStream_t s[2];
-        cudaEvent_t e;
-        unsigned *own[2];
-        long reports = cuda_host_reports();
-        cuda_host_devices(2);
-        for (n = 0; n < 2; n++) {
-            OK(cudaSetDevice(n));
-            OK(cudaStreamCreate(s + n));
-            OK(cudaMalloc(own + n, 8));
-            OK(cudaMemset(own[n], 0, 8));
-        }
-        STX__LAUNCH(count_kernel, 1, 32, 0, s[1], own[1]);
-        CHECK(cudaGetLastError() == cudaSuccess && cuda_host_reports() == reports,
-              "a kernel of GPU 1");
-        STX__LAUNCH(count_kernel, 1, 32, 0, s[0], own[1]);
-        CHECK(cudaGetLastError() == cudaErrorInvalidResourceHandle, "a stream of another GPU");
-        cuda_host_clear_reports();
-        cuda_host_quiet(1);
-        STX__LAUNCH(count_kernel, 1, 32, 0, s[1], own[0]);
-        CHECK(cuda_host_reports() == 1 && strstr(cuda_host_last_report(), "memory of GPU 0"),
-              "memory of another GPU: %s", cuda_host_last_report());
-        cuda_host_clear_reports();
-        cuda_host_quiet(0);
-        OK(cudaEventCreate(&e));
-        OK(cudaEventRecord(e, s[1]));
-        GIVES(cudaEventRecord(e, s[0]), cudaErrorInvalidResourceHandle);
-        OK(cudaFuncSetAttribute(empty_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 60000));
-        STX__LAUNCH(empty_kernel, 1, 1, 60000, s[1]);
-        CHECK(cudaGetLastError() == cudaSuccess, "a limit of GPU 1");
-        OK(cudaSetDevice(0));
-        STX__LAUNCH(empty_kernel, 1, 1, 60000, s[0]);
-        CHECK(cudaGetLastError() == cudaErrorInvalidValue, "a limit of another GPU");
-        OK(cudaEventDestroy(e));
-        for (n = 0; n < 2; n++) {
-            OK(cudaFree(own[n]));
-            OK(cudaStreamDestroy(s[n]));
-        }
-        cuda_host_devices(1);
-        CHECK(reports == 0, "reports before");
-    }
-    cuda_host_devices(0);
-    GIVES(cudaGetDeviceCount(&n), cudaErrorNoDevice);
-    GIVES(cudaMalloc(&q, 4), cudaErrorNoDevice);
-    cuda_host_devices(1);
-    OK(cudaFree(p));
-    OK(cudaFree(count));
-    CHECK(cuda_host_bytes_in_use() == before && cuda_host_pinned_in_use() == 0,
-          "all is given back");
+    CHECK(cudaGetLastError() == cudaSuccess, "cuda_host_reset_errors");
+}
 
+static void test_failing_captures(void) {
+    cudaStream_t s;
+    cudaGraph_t g;
+    cudaGraphExec_t x;
+    OK(cudaStreamCreate(&s));
+    cuda_host_fail_graph(CUDA_HOST_BEGIN_CAPTURE, 1);
+    FAILS(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal),
+          cudaErrorStreamCaptureUnsupported);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    cuda_host_fail_graph(CUDA_HOST_END_CAPTURE, 1);
+    FAILS(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    OK(cudaStreamEndCapture(s, &g));
+    cuda_host_fail_graph(CUDA_HOST_INSTANTIATE, 2);
+    OK(cudaGraphInstantiate(&x, g, 0));
+    OK(cudaGraphExecDestroy(x));
+    FAILS(cudaGraphInstantiate(&x, g, 0), cudaErrorMemoryAllocation);
+    OK(cudaGraphDestroy(g));
+    OK(cudaStreamDestroy(s));
+}
+
+/* Each GPU has separate streams, events, memory and kernel limits. */
+static void test_two_gpus(void) {
+    cudaStream_t s[2];
+    cudaEvent_t e;
+    unsigned *own[2];
+    long reports = cuda_host_reports();
+    cuda_host_devices(2);
+    for (int n = 0; n < 2; n++) {
+        OK(cudaSetDevice(n));
+        OK(cudaStreamCreate(s + n));
+        OK(cudaMalloc(own + n, 8));
+        OK(cudaMemset(own[n], 0, 8));
+    }
+    STX__LAUNCH(count_kernel, 1, 32, 0, s[1], own[1]);
+    CHECK(cudaGetLastError() == cudaSuccess && cuda_host_reports() == reports,
+          "a kernel on GPU 1");
+    STX__LAUNCH(count_kernel, 1, 32, 0, s[0], own[1]);
+    CHECK(cudaGetLastError() == cudaErrorInvalidResourceHandle, "a stream of another GPU");
+    cuda_host_clear_reports();
+    cuda_host_quiet(1);
+    STX__LAUNCH(count_kernel, 1, 32, 0, s[1], own[0]);
+    CHECK(cuda_host_reports() == 1 && strstr(cuda_host_last_report(), "memory of GPU 0"),
+          "memory of another GPU: %s", cuda_host_last_report());
+    cuda_host_clear_reports();
+    cuda_host_quiet(0);
+    OK(cudaEventCreate(&e));
+    OK(cudaEventRecord(e, s[1]));
+    FAILS(cudaEventRecord(e, s[0]), cudaErrorInvalidResourceHandle);
+    OK(cudaFuncSetAttribute(empty_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 60000));
+    STX__LAUNCH(empty_kernel, 1, 1, 60000, s[1]);
+    CHECK(cudaGetLastError() == cudaSuccess, "a limit set on GPU 1");
+    OK(cudaSetDevice(0));
+    STX__LAUNCH(empty_kernel, 1, 1, 60000, s[0]);
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue, "a limit set on another GPU");
+    OK(cudaEventDestroy(e));
+    for (int n = 0; n < 2; n++) {
+        OK(cudaFree(own[n]));
+        OK(cudaStreamDestroy(s[n]));
+    }
+    cuda_host_devices(1);
+    CHECK(reports == 0, "%ld reports before", reports);
+}
+
+static void test_no_gpu(void) {
+    int n;
+    float *q;
+    cuda_host_devices(0);
+    FAILS(cudaGetDeviceCount(&n), cudaErrorNoDevice);
+    FAILS(cudaMalloc(&q, 4), cudaErrorNoDevice);
+    cuda_host_devices(1);
+}
+
+static void test_arithmetic(void) {
     CHECK(__bfloat16_as_ushort(__float2bfloat16(1.00390625f)) == 0x3f80
               && __bfloat16_as_ushort(__float2bfloat16(1.01171875f)) == 0x3f82,
-          "ties to even");
+          "bf16: ties to even");
     CHECK(__bfloat16_as_ushort(__float2bfloat16_rn(nanf(""))) == 0x7fff
               && isinf(__bfloat162float(__float2bfloat16(3.4e38f))),
-          "NaN and overflow");
+          "bf16: NaN and overflow");
     __nv_bfloat162 two = __floats2bfloat162_rn(1, -2);
     CHECK(__low2float(two) == 1 && __high2float(two) == -2 && __bfloat1622float2(two).y == -2,
-          "pairs");
+          "bf16: pairs");
     CHECK(__umulhi(0xffffffffu, 0xffffffffu) == 0xfffffffeu && __umul64hi(~0ull, ~0ull) == ~0ull - 1
               && __clz(1) == 31 && __ffs(8) == 4,
           "integers");
 }
 
-/* Exchanges of a group of one: when they run, in streams and in graphs, and what is
-   not allowed. (Of several ranks: test_cuda_group.c.) */
-static ncclResult_t asked(ncclComm_t c) {
+static void test_runtime(void) {
+    size_t before = cuda_host_bytes_in_use();
+    long syncs = cuda_host_syncs();
+    test_properties();
+    float *p = test_allocation(before);
+    OK(cudaDeviceSynchronize());
+    CHECK(cuda_host_syncs() == syncs + 3, "%ld waits, expected 3", cuda_host_syncs() - syncs);
+    unsigned *count = test_atomics();
+    test_occupancy();
+    test_sticky_errors();
+    test_failing_captures();
+    test_two_gpus();
+    test_no_gpu();
+    OK(cudaFree(p));
+    OK(cudaFree(count));
+    CHECK(cuda_host_bytes_in_use() == before && cuda_host_pinned_in_use() == 0,
+          "all memory is freed");
+    test_arithmetic();
+}
+
+// --------------------------------------------------------------------------------------
+// exchanges in a group of one: when they run, in streams and in graphs, and what is
+// forbidden. Groups of several ranks are tested in test_cuda_group.c.
+
+/* Queries the state of c until the last call is no longer in progress. */
+static ncclResult_t state_of(ncclComm_t c) {
     ncclResult_t r = ncclInProgress;
     for (int i = 0; i < 5 && r == ncclInProgress; i++) ncclCommGetAsyncError(c, &r);
     return r;
@@ -1376,96 +1621,129 @@ static ncclComm_t group_of_one(void) {
     config.blocking = 0;
     CHECK(ncclGetUniqueId(&id) == ncclSuccess
               && ncclCommInitRankConfig(&c, 1, id, 0, &config) == ncclInProgress
-              && asked(c) == ncclSuccess,
+              && state_of(c) == ncclSuccess,
           "a group of one");
     return c;
 }
 
-static bool is(const float *p, float v) {
+static bool all_equal(const float *p, float v) {
     return host_copy(p, 64) == std::vector<float>(64, v);
 }
 
-static void test_nccl(void) {
+/* A communicator, two streams, an event and two arrays of 64 floats */
+struct nccl_setup {
+    ncclComm_t c;
     cudaStream_t s, s2;
     cudaEvent_t e;
+    float *a, *b;
+};
+
+static void test_deferred_exchanges(const nccl_setup &t) {
+    float *a = t.a, *b = t.b;
+    ncclComm_t c = t.c;
+    long done = cuda_host_exchanges();
+    CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclSum, c, t.s2) == ncclInProgress
+              && state_of(c) == ncclSuccess,
+          "ncclAllReduce");
+    OK(cudaMemsetAsync(a, 0, 256, t.s));
+    CHECK(all_equal(b, 0) && cuda_host_exchanges() == done,
+          "an exchange does not run before the host or a stream waits for it");
+    OK(cudaStreamQuery(t.s2));
+    CHECK(all_equal(b, 0) && all_equal(a, 0) && cuda_host_exchanges() == done + 1,
+          "an exchange uses the data at the time at which it runs");
+    OK(cudaMemcpy(a, std::vector<float>(64, 4.0f).data(), 256, cudaMemcpyHostToDevice));
+    CHECK(ncclReduce(a, b, 64, ncclFloat, ncclAvg, 0, c, t.s2) == ncclInProgress
+              && state_of(c) == ncclSuccess,
+          "ncclReduce");
+    OK(cudaEventRecord(t.e, t.s2));
+    OK(cudaMemsetAsync(b, 0, 256, t.s));
+    OK(cudaStreamWaitEvent(t.s, t.e, 0));
+    CHECK(all_equal(a, 4) && all_equal(b, 0),
+          "a stream that waits for the exchange, but has no work, does not run it");
+    OK(cudaMemcpyAsync(a, b, 256, cudaMemcpyDeviceToDevice, t.s));
+    CHECK(all_equal(a, 4) && all_equal(b, 4) && cuda_host_exchanges() == done + 2,
+          "work of a stream that waits for the exchange runs it");
+    OK(cudaEventQuery(t.e));
+    CHECK(ncclBroadcast(a, b, 64, ncclUint8, 0, c, t.s2) == ncclInProgress, "ncclBroadcast");
+    OK(cudaStreamSynchronize(t.s2));
+    CHECK(cuda_host_exchanges() == done + 2 && state_of(c) == ncclSuccess,
+          "an exchange is not in its stream before its state was queried");
+    OK(cudaStreamSynchronize(t.s2));
+    CHECK(cuda_host_exchanges() == done + 3, "an exchange runs after its state was queried");
+}
+
+/* Returns the graph, which contains an exchange. */
+static cudaGraphExec_t test_captured_exchange(const nccl_setup &t) {
     cudaGraph_t g;
     cudaGraphExec_t x;
-    float *a = device_copy(std::vector<float>(64, 3.0f)),
-          *b = device_copy(std::vector<float>(64, 0.0f));
-    ncclComm_t c = group_of_one();
-    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&s2, cudaStreamNonBlocking));
-    OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     long done = cuda_host_exchanges();
-
-    CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclSum, c, s2) == ncclInProgress
-              && asked(c) == ncclSuccess,
-          "begun");
-    OK(cudaMemsetAsync(a, 0, 256, s));
-    CHECK(is(b, 0) && cuda_host_exchanges() == done, "it runs when somebody waits for it");
-    OK(cudaStreamQuery(s2));
-    CHECK(is(b, 0) && is(a, 0) && cuda_host_exchanges() == done + 1,
-          "and takes what is there then");
-    OK(cudaMemcpy(a, std::vector<float>(64, 4.0f).data(), 256, cudaMemcpyHostToDevice));
-    CHECK(ncclReduce(a, b, 64, ncclFloat, ncclAvg, 0, c, s2) == ncclInProgress
-              && asked(c) == ncclSuccess,
-          "begun");
-    OK(cudaEventRecord(e, s2));
-    OK(cudaMemsetAsync(b, 0, 256, s));
-    OK(cudaStreamWaitEvent(s, e, 0));
-    CHECK(is(a, 4) && is(b, 0), "a wait of another stream is not yet work");
-    OK(cudaMemcpyAsync(a, b, 256, cudaMemcpyDeviceToDevice, s));
-    CHECK(is(a, 4) && is(b, 4) && cuda_host_exchanges() == done + 2, "which comes behind it");
-    OK(cudaEventQuery(e));
-    CHECK(ncclBroadcast(a, b, 64, ncclUint8, 0, c, s2) == ncclInProgress,
-          "a call that was not asked for is not in its stream");
-    OK(cudaStreamSynchronize(s2));
-    CHECK(cuda_host_exchanges() == done + 2 && asked(c) == ncclSuccess, "until then");
-    OK(cudaStreamSynchronize(s2));
-    CHECK(cuda_host_exchanges() == done + 3, "and then it is");
-
-    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
-    CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclMax, c, s) == ncclInProgress
-              && asked(c) == ncclSuccess,
-          "captured");
-    OK(cudaMemcpyAsync(a, b, 128, cudaMemcpyDeviceToDevice, s));
-    OK(cudaStreamEndCapture(s, &g));
+    OK(cudaStreamBeginCapture(t.s, cudaStreamCaptureModeThreadLocal));
+    CHECK(ncclAllReduce(t.a, t.b, 64, ncclFloat, ncclMax, t.c, t.s) == ncclInProgress
+              && state_of(t.c) == ncclSuccess,
+          "a captured exchange");
+    OK(cudaMemcpyAsync(t.a, t.b, 128, cudaMemcpyDeviceToDevice, t.s));
+    OK(cudaStreamEndCapture(t.s, &g));
     OK(cudaGraphInstantiate(&x, g, 0));
     OK(cudaGraphDestroy(g));
     for (int i = 0; i < 3; i++) {
         std::vector<float> now(64, 5.0f + (float)i);
-        OK(cudaMemcpy(a, now.data(), 256, cudaMemcpyHostToDevice));
-        OK(cudaGraphLaunch(x, s));
-        OK(cudaStreamSynchronize(s));
-        CHECK(is(b, 5.0f + (float)i) && cuda_host_exchanges() == done + 4 + i, "replay %d", i);
+        OK(cudaMemcpy(t.a, now.data(), 256, cudaMemcpyHostToDevice));
+        OK(cudaGraphLaunch(x, t.s));
+        OK(cudaStreamSynchronize(t.s));
+        CHECK(all_equal(t.b, 5.0f + (float)i) && cuda_host_exchanges() == done + 1 + i, "replay %d",
+              i);
     }
-    is_reported("busy", "in progress", [&] {
-        CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclSum, c, s) == ncclInProgress, "one");
-        CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclSum, c, s) == ncclInvalidUsage, "two at once");
-    });
-    CHECK(asked(c) == ncclSuccess, "one");
-    is_reported("extent", "device memory", [&] {
-        CHECK(ncclAllReduce(a, b, 65, ncclFloat, ncclSum, c, s) == ncclInvalidArgument, "too much");
-    });
-    OK(cudaStreamSynchronize(s));
-    cuda_host_nccl_fail(ncclRemoteError);
-    CHECK(asked(c) == ncclRemoteError, "told");
-    is_reported("a graph", "graphs", [&] { CHECK(ncclCommAbort(c) == ncclSuccess, "end"); });
-    is_reported("no group", "there is not",
-                [&] { CHECK(ncclCommAbort(c) == ncclInvalidArgument, "twice"); });
-    OK(cudaGraphExecDestroy(x));
-    c = group_of_one();
-    is_reported("order", "ncclCommFinalize",
-                [&] { CHECK(ncclCommDestroy(c) == ncclInvalidUsage, "too early"); });
-    CHECK(ncclCommFinalize(c) == ncclInProgress && asked(c) == ncclSuccess
-              && ncclCommDestroy(c) == ncclSuccess && cuda_host_comms() == 0,
-          "end");
-    OK(cudaEventDestroy(e));
-    OK(cudaStreamDestroy(s));
-    OK(cudaStreamDestroy(s2));
-    OK(cudaFree(a));
-    OK(cudaFree(b));
+    return x;
 }
+
+static void test_invalid_exchanges(const nccl_setup &t) {
+    is_reported("an exchange during another call", "in progress", [&] {
+        CHECK(ncclAllReduce(t.a, t.b, 64, ncclFloat, ncclSum, t.c, t.s) == ncclInProgress,
+              "the first exchange");
+        CHECK(ncclAllReduce(t.a, t.b, 64, ncclFloat, ncclSum, t.c, t.s) == ncclInvalidUsage,
+              "a second exchange while the first call is in progress");
+    });
+    CHECK(state_of(t.c) == ncclSuccess, "the first exchange remains valid");
+    is_reported("an exchange beyond an allocation", "device memory", [&] {
+        CHECK(ncclAllReduce(t.a, t.b, 65, ncclFloat, ncclSum, t.c, t.s) == ncclInvalidArgument,
+              "an exchange beyond an allocation");
+    });
+    OK(cudaStreamSynchronize(t.s));
+    cuda_host_nccl_fail(ncclRemoteError);
+    CHECK(state_of(t.c) == ncclRemoteError, "cuda_host_nccl_fail");
+}
+
+static void test_nccl(void) {
+    nccl_setup t;
+    t.a = device_copy(std::vector<float>(64, 3.0f));
+    t.b = device_copy(std::vector<float>(64, 0.0f));
+    t.c = group_of_one();
+    OK(cudaStreamCreateWithFlags(&t.s, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&t.s2, cudaStreamNonBlocking));
+    OK(cudaEventCreateWithFlags(&t.e, cudaEventDisableTiming));
+    test_deferred_exchanges(t);
+    cudaGraphExec_t x = test_captured_exchange(t);
+    test_invalid_exchanges(t);
+    is_reported("abort while a graph contains an exchange", "graphs",
+                [&] { CHECK(ncclCommAbort(t.c) == ncclSuccess, "ncclCommAbort"); });
+    is_reported("a second abort", "does not exist",
+                [&] { CHECK(ncclCommAbort(t.c) == ncclInvalidArgument, "a second abort"); });
+    OK(cudaGraphExecDestroy(x));
+    t.c = group_of_one();
+    is_reported("ncclCommDestroy before ncclCommFinalize", "ncclCommFinalize",
+                [&] { CHECK(ncclCommDestroy(t.c) == ncclInvalidUsage, "ncclCommDestroy"); });
+    CHECK(ncclCommFinalize(t.c) == ncclInProgress && state_of(t.c) == ncclSuccess
+              && ncclCommDestroy(t.c) == ncclSuccess && cuda_host_comms() == 0,
+          "ncclCommFinalize, then ncclCommDestroy");
+    OK(cudaEventDestroy(t.e));
+    OK(cudaStreamDestroy(t.s));
+    OK(cudaStreamDestroy(t.s2));
+    OK(cudaFree(t.a));
+    OK(cudaFree(t.b));
+}
+
+// --------------------------------------------------------------------------------------
+// speed
 
 static __global__ void speed_kernel(float *y, int rounds) {
     float c[4] = {0, 0, 0, 0};
@@ -1497,11 +1775,10 @@ static void print_speed(void) {
     double t3 = seconds();
     STX__LAUNCH(empty_kernel, 2000, 256, 0, 0);
     double t4 = seconds();
-    printf(
-        "an mma %.0f ns, a switch %.1f ns, a launch of 32 threads %.1f us, a block of 256 threads "
-        "%.1f us\n",
-        (t1 - t0) / 20000 * 1e9, (t2 - t1) / (128 * 5000) * 1e9, (t3 - t2) / 2000 * 1e6,
-        (t4 - t3) / 2000 * 1e6);
+    printf("mma %.0f ns, switch %.1f ns, launch of 32 threads %.1f us, "
+           "block of 256 threads %.1f us\n",
+           (t1 - t0) / 20000 * 1e9, (t2 - t1) / (128 * 5000) * 1e9, (t3 - t2) / 2000 * 1e6,
+           (t4 - t3) / 2000 * 1e6);
     cudaFree(y);
 }
 
