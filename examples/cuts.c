@@ -447,5 +447,6 @@ int main(int argc, char **argv) {
     ok = parsed == 1 && check(err) && run(err);
     if (!ok) fprintf(stderr, "%s: %s\n", options.program, err);
     tr_options_free(&options);
-    return ok ? 0 : 2;
+    if (ok) return 0;
+    return ferror(stdout) ? 1 : 2;      /* 1: output was lost */
 }

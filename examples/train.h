@@ -1622,8 +1622,9 @@ TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, const char **pres
 }
 
 /* Parses the command line. Returns 1 if the program should continue; 0 on error, with
-   the message in err, to be printed before exiting with status 2; 2 if the help was
-   printed to standard output, to exit with status 0. */
+   the message in err, to be printed before exiting with status 2 (1 if ferror(stdout):
+   the help could not be printed); 2 if the help was printed to standard output, to exit
+   with status 0. */
 TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size) {
     const char *preset = NULL;
     int i, used, help = 0;
@@ -3643,6 +3644,7 @@ struct tr_lm {
     int          note_reported; /* the reason was reported */
 
     /* files */
+    int          lost;          /* generated text could not be written */
     int          begun;         /* log and event file are open: errors are now failures of
                                    the run, not of its start */
     tr_claim     claim[3];      /* of the files of tr_lm_output, if begun */
@@ -3713,9 +3715,15 @@ TR_DEF int tr_lm_end(const tr_lm *t, const char *why, int code) {
     return code;
 }
 
+/* Nonzero if text for standard output was lost: the exit code is then 1, whatever the
+   program was printing. */
+TR_DEF int tr_lm_lost(const tr_lm *t) {
+    return t->lost || ferror(stdout);
+}
+
 /* Prints t->err and returns the exit code of bad input. */
 TR_DEF int tr_lm_refuse(const tr_lm *t) {
-    return tr_lm_end(t, t->err, 2);
+    return tr_lm_end(t, t->err, tr_lm_lost(t) ? 1 : 2);
 }
 
 
@@ -5528,9 +5536,11 @@ TR_DEF void tr_gen_put(tr_gen *g, FILE *to, const void *bytes, size_t n) {
 
 /* Sets an error if generated text was lost. */
 TR_DEF int tr_gen_check(tr_lm *t, const tr_gen *g) {
-    if (g->failed)
+    if (g->failed) {
+        t->lost = 1;
         stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s",
                  strerror(g->failed));
+    }
     return stx_ok(t->x);
 }
 
@@ -6816,7 +6826,7 @@ TR_DEF int tr_lm_failed(tr_lm *t) {
     const int code = stx_error_code(t->x);
     const int early = !t->begun && (code == STX_ERR_MEMORY || code == STX_ERR_IO);
     tr_lm_why(t);
-    return tr_lm_end(t, t->err, early ? 2 : 1);
+    return tr_lm_end(t, t->err, early && !tr_lm_lost(t) ? 2 : 1);
 }
 
 /* Reports how much of the training text (its first million tokens) is <unk> in a

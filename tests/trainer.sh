@@ -986,12 +986,17 @@ if [ -w /dev/full ]; then
         --steps 40 2>/dev/full) >out </dev/null
     check "progress that cannot be written does not end a training" [ $? -eq 0 ]
     check "the same training again" same_state dev/run.st dev/3.st
-    (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 3.st \
-        --eval-only >/dev/full) 2>err </dev/null
-    check "a result that cannot be written is an error" [ $? -eq 1 ]
-    (cd dev && exec $limited "$bin" --checkpoint run.st --no-train \
-        --generate 20 >/dev/full) 2>err </dev/null
-    check "a generated text that cannot be written is an error" [ $? -ne 0 ]
+    # whatever is lost, the exit code is 1
+    for what in "--data ../t.txt --checkpoint 3.st --eval-only" \
+        "--checkpoint run.st --no-train --generate 20" \
+        "--checkpoint run.st --score ../t.txt" "--checkpoint run.st --interactive" \
+        "--checkpoint run.st --score ../t.txt --score-by tokens" \
+        --help "--preset demo --help" --version --list-presets --dry-run; do
+        echo "the cat" | (cd dev && exec $limited "$bin" $what >/dev/full) 2>err
+        rc=$?
+        check "$what: output that cannot be written: exit code 1, got $rc: $(tail -n 1 err)" \
+            [ $rc -eq 1 -a "$(grep -c "^$prog: .*\(written\|write\|print\)" err)" -eq 1 ]
+    done
 fi
 
 # ========================================================================================

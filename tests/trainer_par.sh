@@ -300,6 +300,12 @@ family_more() {
         check "cuts $bad: refused, in one line: $(cat err)" \
             [ $rc -eq 2 -a ! -s out -a "$(wc -l <err)" -eq 1 ]
     done
+    if [ -w /dev/full ]; then
+        for what in --help "--ids few.ids --clusters 2 --dim 1 --factor 1"; do
+            "$cuts" $what 2>err >/dev/full; rc=$?
+            check "cuts $what: output that cannot be written: exit code 1, got $rc" [ $rc -eq 1 ]
+        done
+    fi
     [ "$("$bin" --data t.txt --tokens spm --pieces t.txt 2>&1 | grep -c SENTENCEPIECE=1)" \
           -eq 1 ] || pieces_trained
     # numbers of pieces
