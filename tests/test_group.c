@@ -1,11 +1,13 @@
-/* test_group.c - data parallel training (>>api: group in seqtx.h). All ranks run it
-   alike, as in
+/* test_group.c - data parallel training (>>api: group in seqtx.h). Every rank runs the
+   whole test, for example by
+
      mpirun --oversubscribe -np 3 build/test_group [-v]
-   and it is a group of one without mpirun. In double, where rounding hides nothing:
-   what N ranks do, each with its share of a batch, is compared with what a context
-   that has not joined does with the whole batch, in the same process. A check that
-   fails at any rank counts; rank 0 has the last line. -v: the largest deviations.
-   Control flow never depends on a check, for the other ranks would wait. */
+
+   Without mpirun it is a group of one. In double, where rounding hides nothing, N
+   ranks, each with its share of a batch, are compared with a context of the same
+   process that has not joined and has the whole batch. A check that fails at any rank
+   counts; rank 0 prints the last line. -v prints the largest deviations. Control flow
+   never depends on a check, because the other ranks would wait. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
   #define _POSIX_C_SOURCE 200809L
 #endif
@@ -16,7 +18,7 @@
 #include <unistd.h>
 #include "test.h"
 
-/* joined first, left last: what ranks tell each other beside what is tested */
+/* Joined first, left last: exchanges that are not under test */
 static stx_ctx *group;
 static int rank, ranks, verbose;
 
@@ -45,22 +47,27 @@ static void done(stx_ctx *x) {
     stx_destroy(x);
 }
 
-/* An error, of this code, whose text has both */
+/* Checks that the error has this code and a text with both parts, and clears it. */
 static void refused(stx_ctx *x, int code, const char *a, const char *b) {
     CHECK(stx_error_code(x) == code && strstr(stx_error(x), a) && strstr(stx_error(x), b),
-          "want \"%s .. %s\", got \"%s\"", a, b, stx_error(x));
+          "expected \"%s .. %s\", got \"%s\"", a, b, stx_error(x));
     stx_clear_error(x);
 }
 
-/* Are n bytes those of rank 0, at all ranks? */
-static int alike(const void *bytes, size_t n) {
-    void *his = malloc(n ? n : 1);
+/* Whether n bytes are those of rank 0. Every rank must call it. */
+static int same_as_rank0(const void *bytes, size_t n) {
+    void *rank0 = malloc(n ? n : 1);
     int same;
-    memcpy(his, bytes, n);
-    stx_group_broadcast(group, his, n, 0);
-    same = !memcmp(his, bytes, n);
-    free(his);
+    memcpy(rank0, bytes, n);
+    stx_group_broadcast(group, rank0, n, 0);
+    same = !memcmp(rank0, bytes, n);
+    free(rank0);
     return same;
+}
+
+/* The same for the values of a tensor */
+static int tensor_as_rank0(const stx_tensor *t) {
+    return same_as_rank0(t->data, t->size * sizeof(stx_real));
 }
 
 static double mean_of_ranks(double v) {
@@ -68,12 +75,13 @@ static double mean_of_ranks(double v) {
     return v / ranks;
 }
 
+/* Prints the largest v of all ranks with -v. */
 static void report(const char *what, const char *more, double v) {
     stx_group_max(group, &v, 1);
     if (verbose && !rank) printf("%-26s %-60s %.1e\n", what, more, v);
 }
 
-/* The same numbers at all ranks, for (a, b): in [0, 1) */
+/* A value in [0, 1) that depends only on (a, b): the same at all ranks */
 static double hashed(uint64_t a, uint64_t b) {
     uint32_t r[4];
     stx_philox(0x67726f7570, a, b, r);
@@ -81,163 +89,204 @@ static double hashed(uint64_t a, uint64_t b) {
 }
 
 
-// >>numbers and bytes on the host
+// >>exchange of values and bytes on the host
+
+/* The value of rank r at i in the tests below */
+static double value_of(size_t i, int r) {
+    return hashed(i, (uint64_t)r) - 0.5;
+}
+
+static int same_value(double a, double b) {
+    return a >= b && a <= b;
+}
+
+/* Sum of n values. The value after them stays. */
+static void sum(double *v, size_t n) {
+    double worst = 0;
+    size_t i;
+    int r;
+    for (i = 0; i <= n; i++) v[i] = value_of(i, rank);
+    CHECK(stx_group_sum(group, v, n), "%s", stx_error(group));
+    for (i = 0; i < n; i++) {
+        double expected = 0, off;
+        for (r = 0; r < ranks; r++) expected += value_of(i, r);
+        off = fabs(v[i] - expected);
+        if (!(off <= worst)) worst = off;
+    }
+    CHECK(worst < 1e-15 * ranks, "sum of %zu: off by %g", n, worst);
+    CHECK(same_as_rank0(v, n * sizeof *v), "sum of %zu: ranks differ", n);
+    CHECK(same_value(v[n], value_of(n, rank)), "sum of %zu: writes past its end", n);
+}
+
+/* The value of rank r at i with NaN and infinities; `one` rank has those of its kind. */
+static double special_of(size_t i, int r) {
+    const int one = (int)(i % (size_t)ranks);
+    if (i % 35 == 5) return r == one ? HUGE_VAL : (double)NAN;
+    switch (i % 7) {
+    case 1: return r == one ? (double)NAN : value_of(i, r);
+    case 2: return r == one ? HUGE_VAL : value_of(i, r);
+    case 3: return r == one ? -HUGE_VAL : value_of(i, r);
+    case 4: return -HUGE_VAL;
+    default: return value_of(i, r);
+    }
+}
+
+/* Maximum of n values: a NaN at any rank wins, infinities are values. */
+static void maximum(double *v, size_t n) {
+    size_t i, bad = 0;
+    int r;
+    for (i = 0; i <= n; i++) v[i] = special_of(i, rank);
+    CHECK(stx_group_max(group, v, n), "%s", stx_error(group));
+    for (i = 0; i < n; i++) {
+        double expected = -HUGE_VAL;
+        for (r = 0; r < ranks; r++) {
+            const double other = special_of(i, r);
+            if (isnan(other) || other > expected) expected = other;
+            if (isnan(expected)) break;
+        }
+        if (isnan(expected))
+            bad += !isnan(v[i]);
+        else
+            bad += !same_value(v[i], expected);
+    }
+    CHECK(!bad, "maximum of %zu: %zu wrong", n, bad);
+    CHECK(same_as_rank0(v, n * sizeof *v), "maximum of %zu: ranks differ", n);
+}
+
+/* Sending n values from one rank to another */
+static void sent(double *v, size_t n, int from, int to) {
+    size_t i, bad = 0;
+    for (i = 0; i <= n; i++) v[i] = hashed(i, (uint64_t)rank);
+    CHECK(stx_group_send_bytes(group, v, n * sizeof *v, from, to), "%s", stx_error(group));
+    for (i = 0; i <= n; i++)
+        bad += !same_value(v[i], hashed(i, (uint64_t)(rank == to && i < n ? from : rank)));
+    CHECK(!bad, "%zu from %d to %d: %zu wrong", n, from, to, bad);
+}
+
+/* Broadcasts of n values from every rank */
+static void broadcasts(double *v, size_t n) {
+    size_t i, bad;
+    int from, to;
+    for (from = 0; from < ranks; from++) {
+        for (i = 0; i <= n; i++) v[i] = hashed(i, (uint64_t)rank);
+        CHECK(stx_group_broadcast(group, v, n * sizeof *v, from), "%s", stx_error(group));
+        for (bad = 0, i = 0; i < n; i++) bad += !same_value(v[i], hashed(i, (uint64_t)from));
+        CHECK(!bad && same_value(v[n], hashed(n, (uint64_t)rank)),
+              "broadcast of %zu from %d: %zu wrong", n, from, bad);
+        for (to = 0; to < ranks; to++) sent(v, n, from, to);
+    }
+}
+
+/* In a context without a group every exchange succeeds and changes nothing. */
+static void without_group(stx_ctx *alone, double *v, size_t n) {
+    double *before = (double *)malloc((n + 1) * sizeof *before);
+    size_t i;
+    for (i = 0; i <= n; i++) v[i] = i % 5 ? hashed(i, (uint64_t)rank) : (double)NAN;
+    memcpy(before, v, (n + 1) * sizeof *v);
+    CHECK(stx_group_sum(alone, v, n) && stx_group_max(alone, v, n)
+              && stx_group_broadcast(alone, v, n * sizeof *v, 0)
+              && stx_group_send_bytes(alone, v, n * sizeof *v, 0, 0)
+              && !memcmp(v, before, (n + 1) * sizeof *v),
+          "without a group: %zu", n);
+    free(before);
+}
 
 static void sums(void) {
     static const size_t sizes[] = {0, 1, 1000, 100000};
-    size_t k, i;
     stx_ctx *alone = context(1, 0, 0, 0);
+    size_t k;
     for (k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        size_t n = sizes[k], bad = 0;
-        double *v = (double *)calloc(n + 1, sizeof *v), *w = (double *)calloc(n + 1, sizeof *w),
-               worst = 0;
-        int from, to;
-        for (i = 0; i <= n; i++) v[i] = hashed(i, (uint64_t)rank) - 0.5;
-        memcpy(w, v, (n + 1) * sizeof *v);
-        CHECK(stx_group_sum(group, v, n), "%s", stx_error(group));
-        for (i = 0; i < n; i++) {
-            double want = 0, off;
-            int r;
-            for (r = 0; r < ranks; r++) want += hashed(i, (uint64_t)r) - 0.5;
-            off = fabs(v[i] - want);
-            if (!(off <= worst)) worst = off;
-        }
-        CHECK(worst < 1e-15 * ranks, "sum of %zu: off by %g", n, worst);
-        CHECK(alike(v, n * sizeof *v), "sum of %zu: other bits", n);
-        CHECK(v[n] >= w[n] && v[n] <= w[n], "sum of %zu: writes past its end", n);
-
-        /* a NaN at any rank wins, infinities are numbers */
-        for (i = 0; i <= n; i++) {
-            v[i] = hashed(i, (uint64_t)rank) - 0.5;
-            if (i % 7 == 1 && (int)(i % (size_t)ranks) == rank) v[i] = (double)NAN;
-            if (i % 7 == 2 && (int)(i % (size_t)ranks) == rank) v[i] = HUGE_VAL;
-            if (i % 7 == 3 && (int)(i % (size_t)ranks) == rank) v[i] = -HUGE_VAL;
-            if (i % 7 == 4) v[i] = -HUGE_VAL;
-            if (i % 35 == 5) v[i] = (int)(i % (size_t)ranks) == rank ? HUGE_VAL : (double)NAN;
-        }
-        CHECK(stx_group_max(group, v, n), "%s", stx_error(group));
-        for (bad = 0, i = 0; i < n; i++) {
-            double want = -HUGE_VAL;
-            int r, one = (int)(i % (size_t)ranks);
-            for (r = 0; r < ranks; r++) {
-                double h = hashed(i, (uint64_t)r) - 0.5;
-                if (i % 7 == 2 && r == one) h = HUGE_VAL;
-                if ((i % 7 == 3 && r == one) || i % 7 == 4) h = -HUGE_VAL;
-                if (h > want) want = h;
-            }
-            if (i % 35 == 5)
-                bad += ranks > 1 ? v[i] == v[i] : !(v[i] >= HUGE_VAL);
-            else if (i % 7 == 1)
-                bad += v[i] == v[i];
-            else
-                bad += !(v[i] >= want && v[i] <= want);
-        }
-        CHECK(!bad, "maximum of %zu: %zu wrong", n, bad);
-        CHECK(alike(v, n * sizeof *v), "maximum of %zu: other bits", n);
-
-        for (from = 0; from < ranks; from++) {
-            for (i = 0; i <= n; i++) v[i] = hashed(i, (uint64_t)rank);
-            CHECK(stx_group_broadcast(group, v, n * sizeof *v, from), "%s", stx_error(group));
-            for (bad = 0, i = 0; i < n; i++)
-                bad += !(v[i] >= hashed(i, (uint64_t)from) && v[i] <= hashed(i, (uint64_t)from));
-            CHECK(!bad && v[n] >= hashed(n, (uint64_t)rank) && v[n] <= hashed(n, (uint64_t)rank),
-                  "broadcast of %zu from %d: %zu wrong", n, from, bad);
-            for (to = 0; to < ranks; to++) {
-                for (i = 0; i <= n; i++) v[i] = hashed(i, (uint64_t)rank);
-                CHECK(stx_group_send_bytes(group, v, n * sizeof *v, from, to), "%s",
-                      stx_error(group));
-                for (bad = 0, i = 0; i <= n; i++) {
-                    double want = hashed(i, (uint64_t)(rank == to && i < n ? from : rank));
-                    bad += !(v[i] >= want && v[i] <= want);
-                }
-                CHECK(!bad, "%zu from %d to %d: %zu wrong", n, from, to, bad);
-            }
-        }
-
-        /* no other rank: everything stays as it is, and is correct */
-        for (i = 0; i <= n; i++) v[i] = i % 5 ? hashed(i, (uint64_t)rank) : (double)NAN;
-        memcpy(w, v, (n + 1) * sizeof *v);
-        CHECK(stx_group_sum(alone, v, n) && stx_group_max(alone, v, n)
-                  && stx_group_broadcast(alone, v, n * sizeof *v, 0)
-                  && stx_group_send_bytes(alone, v, n * sizeof *v, 0, 0)
-                  && !memcmp(v, w, (n + 1) * sizeof *v),
-              "without a group: %zu", n);
+        const size_t n = sizes[k];
+        double *v = (double *)calloc(n + 1, sizeof *v);
+        sum(v, n);
+        maximum(v, n);
+        broadcasts(v, n);
+        without_group(alone, v, n);
         free(v);
-        free(w);
     }
     CHECK(stx_rank(alone) == 0 && stx_ranks(alone) == 1 && stx_rank(NULL) == 0
               && stx_ranks(NULL) == 1,
           "a group of one");
-    stx_group_abort(alone, 3); /* nothing happens */
+    stx_group_abort(alone, 3); /* no effect */
     stx_group_leave(alone);
     stx_group_leave(NULL);
     stx_group_overlap(NULL);
-    CHECK(!stx_group_broadcast_params(NULL), "no list");
+    CHECK(!stx_group_broadcast_params(NULL), "broadcast of no list");
     done(alone);
+}
+
+/* Arguments that are wrong in a group of several ranks */
+static void bad_arguments(stx_ctx *x) {
+    double v = 1;
+    CHECK(!stx_group_sum(x, NULL, 1), "sum without memory");
+    refused(x, STX_ERR_ARG, "stx_group_sum:", "expected memory");
+    CHECK(!stx_group_max(x, NULL, 1), "maximum without memory");
+    refused(x, STX_ERR_ARG, "stx_group_max:", "expected memory");
+    CHECK(!stx_group_broadcast(x, NULL, 1, 0), "broadcast without memory");
+    refused(x, STX_ERR_ARG, "stx_group_broadcast:", "expected memory");
+    CHECK(!stx_group_broadcast(x, &v, 1, -1), "broadcast from rank -1");
+    refused(x, STX_ERR_ARG, "stx_group_broadcast:", "expected a rank below");
+    CHECK(!stx_group_broadcast(x, &v, 1, ranks), "broadcast from rank N");
+    refused(x, STX_ERR_ARG, "stx_group_broadcast:", "expected a rank below");
+    CHECK(!stx_group_send_bytes(x, &v, 1, 0, ranks), "sending to rank N");
+    refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "expected a rank below");
+    CHECK(!stx_group_send_bytes(x, &v, 1, -1, 0), "sending from rank -1");
+    refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "expected a rank below");
+    if (rank < 2) {
+        CHECK(!stx_group_send_bytes(x, NULL, 1, 0, 1), "sending without memory");
+        refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "expected memory");
+    } else
+        CHECK(stx_group_send_bytes(x, NULL, 1, 0, 1), "a rank that takes no part needs memory: %s",
+              stx_error(x));
+    CHECK(stx_group_sum(x, NULL, 0), "sum of no values: %s", stx_error(x));
+}
+
+/* A context with an error exchanges nothing, at any rank. */
+static void exchange_after_error(stx_ctx *x) {
+    double v = 1;
+    stx_fail(x, STX_ERR_ARG, "torn");
+    CHECK(!stx_group_sum(x, &v, 1) && !stx_group_max(x, &v, 1)
+              && !stx_group_broadcast(x, &v, sizeof v, 0)
+              && !stx_group_send_bytes(x, &v, sizeof v, 0, 1) && !stx_group_join(x, NULL)
+              && same_value(v, 1),
+          "after an error: %g", v);
+    refused(x, STX_ERR_ARG, "torn", "");
+    CHECK(!stx_group_join(x, NULL), "joins twice");
+    refused(x, STX_ERR_ARG, "stx_group_join: it is already in a group", "once");
+    v = rank;
+    CHECK(stx_group_sum(x, &v, 1) && CLOSE(v, ranks * (ranks - 1) / 2.0, 0),
+          "after errors were cleared: %g", v);
 }
 
 static void errors(void) {
     stx_ctx *x = context(1, 1, 0, 0), *y;
     stx_group_desc d;
-    double v = 1;
+    double v = rank + 1;
     int i;
-    memset(&d, 0, sizeof d);
     if (ranks > 1) {
-        CHECK(!stx_group_sum(x, NULL, 1), "no memory");
-        refused(x, STX_ERR_ARG, "stx_group_sum:", "expected memory");
-        CHECK(!stx_group_max(x, NULL, 1), "no memory");
-        refused(x, STX_ERR_ARG, "stx_group_max:", "expected memory");
-        CHECK(!stx_group_broadcast(x, NULL, 1, 0), "no memory");
-        refused(x, STX_ERR_ARG, "stx_group_broadcast:", "expected memory");
-        CHECK(!stx_group_broadcast(x, &v, 1, -1), "rank -1");
-        refused(x, STX_ERR_ARG, "stx_group_broadcast:", "expected a rank below");
-        CHECK(!stx_group_broadcast(x, &v, 1, ranks), "rank N");
-        refused(x, STX_ERR_ARG, "stx_group_broadcast:", "expected a rank below");
-        CHECK(!stx_group_send_bytes(x, &v, 1, 0, ranks), "to rank N");
-        refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "expected a rank below");
-        CHECK(!stx_group_send_bytes(x, &v, 1, -1, 0), "from rank -1");
-        refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "expected a rank below");
-        if (rank < 2) {
-            CHECK(!stx_group_send_bytes(x, NULL, 1, 0, 1), "no memory");
-            refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "expected memory");
-        } else
-            CHECK(stx_group_send_bytes(x, NULL, 1, 0, 1), "who only passes by needs none: %s",
-                  stx_error(x));
-        CHECK(stx_group_sum(x, NULL, 0), "nothing to add: %s", stx_error(x));
-        /* a context in error does nothing, at all ranks alike */
-        stx_fail(x, STX_ERR_ARG, "torn");
-        CHECK(!stx_group_sum(x, &v, 1) && !stx_group_max(x, &v, 1)
-                  && !stx_group_broadcast(x, &v, sizeof v, 0)
-                  && !stx_group_send_bytes(x, &v, sizeof v, 0, 1) && !stx_group_join(x, NULL)
-                  && v >= 1 && v <= 1,
-              "in error: %g", v);
-        refused(x, STX_ERR_ARG, "torn", "");
-        CHECK(!stx_group_join(x, NULL), "joins twice");
-        refused(x, STX_ERR_ARG, "stx_group_join: it is already in a group", "once");
-        v = rank;
-        CHECK(stx_group_sum(x, &v, 1) && CLOSE(v, ranks * (ranks - 1) / 2.0, 0), "after errors: %g",
-              v);
+        bad_arguments(x);
+        exchange_after_error(x);
     }
     y = context(1, 0, 0, 0);
+    memset(&d, 0, sizeof d);
     d.bucket = ((size_t)1 << 28) + 1;
     CHECK(!stx_group_join(y, &d), "too large a bucket");
     refused(y, STX_ERR_ARG, "stx_group_join: bucket: expected at most 268435456", "268435457");
-    CHECK(stx_ranks(y) == 1, "not joined");
+    CHECK(stx_ranks(y) == 1, "joined in spite of the error");
     stx_params_create(y);
-    CHECK(!stx_group_join(y, NULL), "joins late");
+    CHECK(!stx_group_join(y, NULL), "joins after parameters were created");
     refused(y, STX_ERR_ARG, "the context has parameters", "before its first parameter list");
-    CHECK(stx_ranks(y) == 1, "not joined");
+    CHECK(stx_ranks(y) == 1, "joined in spite of the error");
     done(y);
-    /* several contexts are in the group, and one that leaves takes no other with it */
+    /* Several contexts are in the group; one that leaves does not affect the others. */
     for (i = 0; i < 3; i++) done(context(1, 1, 0, 0));
-    v = rank + 1;
     CHECK(stx_group_sum(x, &v, 1) && CLOSE(v, ranks * (ranks + 1) / 2.0, 0),
-          "others have left: %g %s", v, stx_error(x));
+          "after others have left: %g %s", v, stx_error(x));
     done(x);
 }
 
 
-// >>how the process was started
+// >>launchers
 
 static const char *const variables[] = {"OMPI_COMM_WORLD_RANK",
                                         "OMPI_COMM_WORLD_SIZE",
@@ -270,7 +319,8 @@ static void unset_all(void) {
     for (i = 0; i < VARIABLES; i++) unsetenv(variables[i]);
 }
 
-/* set: "NAME=value NAME=value .." */
+/* Variables as "NAME=value NAME=value ..": rank r of n, local rank `local` of `locals`,
+   by the variable `by` */
 static void started(const char *set, int r, int n, int local, int locals, const char *by) {
     char copy[256], *word, *value;
     stx_launch_info s;
@@ -284,57 +334,51 @@ static void started(const char *set, int r, int n, int local, int locals, const 
     s = stx_get_launch_info();
     CHECK(s.rank == r && s.ranks == n && s.local == local && s.locals == locals
               && (by ? s.by && !strcmp(s.by, by) : !s.by),
-          "%s: %d of %d, %d of %d here, by %s", set, s.rank, s.ranks, s.local, s.locals,
+          "%s: rank %d of %d, local %d of %d, by %s", set, s.rank, s.ranks, s.local, s.locals,
           s.by ? s.by : "none");
 }
 
-static void environment(void) {
-    char *was[VARIABLES];
-    size_t i;
-    stx_ctx *x;
-    for (i = 0; i < VARIABLES; i++) {
-        const char *v = getenv(variables[i]);
-        was[i] = v ? (char *)malloc(strlen(v) + 1) : NULL;
-        if (v) strcpy(was[i], v);
-    }
+static void launchers(void) {
     started("", 0, 1, 0, 1, NULL);
-    started(
-        "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 "
-        "OMPI_COMM_WORLD_LOCAL_SIZE=4",
-        2, 8, 1, 4, "OMPI_COMM_WORLD_SIZE");
+    started("OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+            "OMPI_COMM_WORLD_LOCAL_SIZE=4",
+            2, 8, 1, 4, "OMPI_COMM_WORLD_SIZE");
     started("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", 0, 1, 0, 1, NULL);
     started("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2", 0, 2, 0, 1, "OMPI_COMM_WORLD_SIZE");
-    started(
-        "MV2_COMM_WORLD_RANK=3 MV2_COMM_WORLD_SIZE=4 MV2_COMM_WORLD_LOCAL_RANK=1 "
-        "MV2_COMM_WORLD_LOCAL_SIZE=2",
-        3, 4, 1, 2, "MV2_COMM_WORLD_SIZE");
+    started("MV2_COMM_WORLD_RANK=3 MV2_COMM_WORLD_SIZE=4 MV2_COMM_WORLD_LOCAL_RANK=1 "
+            "MV2_COMM_WORLD_LOCAL_SIZE=2",
+            3, 4, 1, 2, "MV2_COMM_WORLD_SIZE");
     started("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2", 1, 2, 1, 2, "PMI_SIZE");
     started("SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=3", 5,
             6, 2, 3, "SLURM_STEP_NUM_TASKS");
-    /* a script of sbatch starts programs alone */
+    started("SLURM_PROCID=9 SLURM_STEP_NUM_TASKS=16 SLURM_LOCALID=1 "
+            "SLURM_STEP_TASKS_PER_NODE=8(x2)",
+            9, 16, 1, 8, "SLURM_STEP_NUM_TASKS");
+    /* a batch script starts its programs without ranks */
     started("SLURM_PROCID=0 SLURM_NTASKS=6 SLURM_LOCALID=0", 0, 1, 0, 1, NULL);
     started("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", 3, 4, 1, 2, "WORLD_SIZE");
     started("RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, NULL);
-    /* the first that says more than one counts */
+}
+
+/* Several launchers at once: the first with more than one rank counts, but torchrun
+   inside srun, with one task per machine that starts several ranks, counts before
+   srun. */
+static void nested_launchers(void) {
     started("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 RANK=1 WORLD_SIZE=2", 1, 2, 0, 1,
             "WORLD_SIZE");
     started("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 RANK=1 WORLD_SIZE=2", 1, 3, 0, 1,
             "OMPI_COMM_WORLD_SIZE");
     started("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=1 PMI_RANK=1 PMI_SIZE=2", 1, 2, 0, 1, "PMI_SIZE");
-    /* what makes no sense is as if it were not there */
-    /* torchrun inside of srun: each machine's step has one task, torchrun makes
-       several of it */
-    started(
-        "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 TORCHELASTIC_RUN_ID=x RANK=13 "
-        "WORLD_SIZE=16 "
-        "LOCAL_RANK=5 LOCAL_WORLD_SIZE=8",
-        13, 16, 5, 8, "WORLD_SIZE");
-    started(
-        "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 RANK=13 WORLD_SIZE=16 LOCAL_RANK=5",
-        1, 2, 0, 1, "SLURM_STEP_NUM_TASKS");
-    started(
-        "SLURM_PROCID=9 SLURM_STEP_NUM_TASKS=16 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=8(x2)", 9,
-        16, 1, 8, "SLURM_STEP_NUM_TASKS");
+    started("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 TORCHELASTIC_RUN_ID=x RANK=13 "
+            "WORLD_SIZE=16 LOCAL_RANK=5 LOCAL_WORLD_SIZE=8",
+            13, 16, 5, 8, "WORLD_SIZE");
+    started("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 RANK=13 WORLD_SIZE=16 "
+            "LOCAL_RANK=5",
+            1, 2, 0, 1, "SLURM_STEP_NUM_TASKS");
+}
+
+/* Invalid variables are ignored. */
+static void invalid_variables(void) {
     started("RANK=4 WORLD_SIZE=4", 0, 1, 0, 1, NULL);
     started("RANK=5 WORLD_SIZE=4", 0, 1, 0, 1, NULL);
     started("RANK=-1 WORLD_SIZE=4", 0, 1, 0, 1, NULL);
@@ -347,11 +391,23 @@ static void environment(void) {
     started("RANK=1 WORLD_SIZE=99999999999999999999", 0, 1, 0, 1, NULL);
     started("RANK=1 WORLD_SIZE=2 LOCAL_RANK=no LOCAL_WORLD_SIZE=no", 1, 2, 0, 1, "WORLD_SIZE");
     started("RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=0", 1, 2, 0, 1, "WORLD_SIZE");
-    /* started as one of several, says the environment; but MPI knows nothing of the
-       others */
+}
+
+static void environment(void) {
+    char *saved[VARIABLES];
+    size_t i;
+    for (i = 0; i < VARIABLES; i++) {
+        const char *v = getenv(variables[i]);
+        saved[i] = v ? (char *)malloc(strlen(v) + 1) : NULL;
+        if (v) strcpy(saved[i], v);
+    }
+    launchers();
+    nested_launchers();
+    invalid_variables();
+    /* The environment states several ranks, but MPI has only this one. */
     if (ranks == 1) {
+        stx_ctx *x = context(1, 0, 0, 0);
         started("RANK=0 WORLD_SIZE=2", 0, 2, 0, 1, "WORLD_SIZE");
-        x = context(1, 0, 0, 0);
         CHECK(!stx_group_join(x, NULL), "joined alone");
         refused(x, STX_ERR_DEVICE, "stx_group_join: WORLD_SIZE says that this process is one of 2",
                 "the only one");
@@ -359,8 +415,8 @@ static void environment(void) {
     }
     unset_all();
     for (i = 0; i < VARIABLES; i++) {
-        if (was[i]) setenv(variables[i], was[i], 1);
-        free(was[i]);
+        if (saved[i]) setenv(variables[i], saved[i], 1);
+        free(saved[i]);
     }
 }
 
@@ -373,8 +429,7 @@ static size_t first_of(int r) {
     return (size_t)B * (size_t)r / (size_t)ranks;
 }
 
-/* What an op and its backward give: y from a, and da, with dy = some numbers. In a
-   group from this rank's share of a. */
+/* An op of a (B,T,C), or of the share of a rank */
 typedef stx_tensor *(*op_fn)(stx_ctx *x, stx_tensor *a);
 
 static stx_tensor *op_dropout(stx_ctx *x, stx_tensor *a) {
@@ -428,87 +483,94 @@ static stx_tensor *op_again_attention(stx_ctx *x, stx_tensor *a) {
     return op_again(x, a);
 }
 
-static void masks(void) {
-    static const struct {
-        const char *name;
-        op_fn fn;
-    } ops[] = {{"dropout", op_dropout},
-               {"dropout_time", op_time},
-               {"residual_norm", op_norm},
-               {"attention", op_attention},
-               {"recomputed dropout", op_again_dropout},
-               {"recomputed attention", op_again_attention}};
+static const struct {
+    const char *name;
+    op_fn fn;
+} ops[] = {{"dropout", op_dropout},
+           {"dropout_time", op_time},
+           {"residual_norm", op_norm},
+           {"attention", op_attention},
+           {"recomputed dropout", op_again_dropout},
+           {"recomputed attention", op_again_attention}};
 
-    size_t k, i, lo = first_of(rank), n = first_of(rank + 1) - lo, one = T * C;
+enum { OPS = sizeof ops / sizeof *ops, STREAM = T * C, WHOLE = B * T * C };
+
+/* An op on a share of the streams, in a group x, against the whole in a context w alone:
+   results and gradients have the same bits. a, dy (B,T,C) */
+static void share_of_op(stx_ctx *x, stx_ctx *w, size_t k, const stx_real *a, const stx_real *dy) {
+    const size_t lo = first_of(rank), n = first_of(rank + 1) - lo, at = lo * STREAM,
+                 bytes = n * STREAM * sizeof(stx_real);
+    stx_real y[4][WHOLE], *all = y[0], *dall = y[1], *mine = y[2], *dmine = y[3];
+    stx_tensor *in, *out;
+    memset(y, 0, sizeof y);
+    stx_begin(w, STX_EVAL);
+    stx_get(w, ops[k].fn(w, stx_input(w, a, B, T, C, 0)), mine);
+    stx_begin(w, STX_TRAIN);
+    in = stx_variable(w, a, B, T, C, 0);
+    out = ops[k].fn(w, in);
+    stx_backward_from(w, out, dy);
+    stx_get(w, out, all);
+    stx_get_grad(w, in, dall);
+    CHECK(memcmp(all, mine, sizeof y[0]), "%s: training equals evaluation", ops[k].name);
+    stx_begin(x, STX_TRAIN);
+    in = stx_variable(x, a + at, n, T, C, 0);
+    out = ops[k].fn(x, in);
+    stx_backward_from(x, out, dy + at);
+    stx_get(x, out, mine);
+    stx_get_grad(x, in, dmine);
+    CHECK(!memcmp(mine, all + at, bytes) && !memcmp(dmine, dall + at, bytes),
+          "%s, rank %d: the share differs from the whole: %g %g %s%s", ops[k].name, rank,
+          test_error(mine, all + at, n * STREAM, 0), test_error(dmine, dall + at, n * STREAM, 0),
+          stx_error(x), stx_error(w));
+}
+
+/* Shares that begin inside a draw of the generator are refused. */
+static void uneven_shares(stx_ctx *x, const stx_real *a) {
+    CHECK(!stx_dropout(x, stx_input(x, a, 5, 7, 0, 0), 0.5) || !stx_ok(x), "35 elements");
+    refused(x, STX_ERR_SHAPE, "stx_dropout: expected a multiple of 8", "got 35");
+    stx_begin(x, STX_TRAIN);
+    stx_dropout_variational(x, stx_input(x, a, 3, 8, 4, 0), 0.5);
+    refused(x, STX_ERR_SHAPE, "expected a multiple of 8", "got 12");
+    stx_begin(x, STX_TRAIN);
+    stx_residual_norm(x, stx_input(x, a, 1, 4, 0, 0), stx_input(x, a, 1, 4, 0, 0), 0.5,
+                      stx_input(x, a, 4, 0, 0, 0), stx_input(x, a, 4, 0, 0, 0), 0);
+    refused(x, STX_ERR_SHAPE, "stx_residual_norm: expected a multiple of 8", "got 4");
+}
+
+/* stx_dropout_replicated draws the mask of a context alone at all ranks, for any number
+   of elements. stx_dropout draws different masks. */
+static void replicated_mask(stx_ctx *x, stx_ctx *w, const stx_real *a) {
+    stx_real mine[40], alone[40];
+    int same;
+    stx_begin(x, STX_TRAIN);
+    stx_begin(w, STX_TRAIN);
+    stx_get(x, stx_dropout_replicated(x, stx_input(x, a, 5, 7, 0, 0), 0.5), mine);
+    stx_get(w, stx_dropout(w, stx_input(w, a, 5, 7, 0, 0), 0.5), alone);
+    CHECK(!memcmp(mine, alone, 35 * sizeof *mine), "stx_dropout_replicated: another mask %s",
+          stx_error(x));
+    CHECK(same_as_rank0(mine, 35 * sizeof *mine), "stx_dropout_replicated: ranks differ");
+    stx_get(x, stx_dropout(x, stx_input(x, a, 5, 8, 0, 0), 0.5), mine);
+    same = same_as_rank0(mine, 40 * sizeof *mine);
+    CHECK(ranks == 1 || !rank || !same, "stx_dropout draws the same mask at all ranks");
+    if (ranks > 1) uneven_shares(x, a);
+    stx_begin(x, STX_EVAL);
+    CHECK(stx_dropout(x, stx_input(x, a, 5, 7, 0, 0), 0.5) != NULL, "evaluation: %s", stx_error(x));
+    CHECK(stx_dropout(w, stx_input(w, a, 5, 7, 0, 0), 0.5) != NULL, "without a group: %s",
+          stx_error(w));
+}
+
+static void masks(void) {
     stx_ctx *x = context(5, 1, 0, 0), *w = context(5, 0, 0, 0);
-    stx_real *a = (stx_real *)malloc(2 * B * one * sizeof *a), *dy = a + B * one,
-             *y = (stx_real *)malloc(4 * B * one * sizeof *y);
-    for (i = 0; i < B * one; i++) {
+    stx_real a[WHOLE], dy[WHOLE];
+    size_t i, k;
+    int step;
+    for (i = 0; i < WHOLE; i++) {
         a[i] = (stx_real)(hashed(i, 7) - 0.5);
         dy[i] = (stx_real)(hashed(i, 8) - 0.5);
     }
-    for (k = 0; k < sizeof ops / sizeof *ops; k++) {
-        stx_real *all = y, *dall = y + B * one, *mine = y + 2 * B * one, *dmine = y + 3 * B * one;
-        stx_tensor *in, *out;
-        size_t step;
-        memset(y, 0, 4 * B * one * sizeof *y);
-        for (step = 0; step < 2; step++) {
-            stx_begin(w, STX_EVAL);
-            stx_get(w, ops[k].fn(w, stx_input(w, a, B, T, C, 0)), mine);
-            stx_begin(w, STX_TRAIN);
-            in = stx_variable(w, a, B, T, C, 0);
-            out = ops[k].fn(w, in);
-            stx_backward_from(w, out, dy);
-            stx_get(w, out, all);
-            stx_get_grad(w, in, dall);
-            CHECK(memcmp(all, mine, B * one * sizeof *all), "%s: as in evaluation", ops[k].name);
-            stx_begin(x, STX_TRAIN);
-            in = stx_variable(x, a + lo * one, n, T, C, 0);
-            out = ops[k].fn(x, in);
-            stx_backward_from(x, out, dy + lo * one);
-            stx_get(x, out, mine);
-            stx_get_grad(x, in, dmine);
-            CHECK(!memcmp(mine, all + lo * one, n * one * sizeof *mine)
-                      && !memcmp(dmine, dall + lo * one, n * one * sizeof *mine),
-                  "%s, rank %d: the share is not that of the whole: %g %g %s%s", ops[k].name, rank,
-                  test_error(mine, all + lo * one, n * one, 0),
-                  test_error(dmine, dall + lo * one, n * one, 0), stx_error(x), stx_error(w));
-        }
-    }
-    { /* what all ranks have alike is dropped alike; also where there is no multiple of 8: by the mask of a context
-               that is alone */
-        stx_real *mine = y, *his = y + one;
-        stx_begin(x, STX_TRAIN);
-        stx_begin(w, STX_TRAIN);
-        stx_get(x, stx_dropout_replicated(x, stx_input(x, a, 5, 7, 0, 0), 0.5), mine);
-        stx_get(w, stx_dropout(w, stx_input(w, a, 5, 7, 0, 0), 0.5), his);
-        CHECK(!memcmp(mine, his, 35 * sizeof *mine), "stx_dropout_replicated: another mask %s",
-              stx_error(x));
-        CHECK(alike(mine, 35 * sizeof *mine), "stx_dropout_replicated: not alike");
-        stx_get(x, stx_dropout(x, stx_input(x, a, 5, 8, 0, 0), 0.5), mine);
-        CHECK(ranks == 1 || !rank || !alike(mine, 40 * sizeof *mine), "stx_dropout is alike");
-        if (ranks == 1 || !rank) alike(mine, 40 * sizeof *mine);
-        /* a share that begins inside a draw */
-        if (ranks > 1) {
-            CHECK(!stx_dropout(x, stx_input(x, a, 5, 7, 0, 0), 0.5) || !stx_ok(x), "35 numbers");
-            refused(x, STX_ERR_SHAPE, "stx_dropout: expected a multiple of 8",
-                    "got 35");
-            stx_begin(x, STX_TRAIN);
-            stx_dropout_variational(x, stx_input(x, a, 3, 8, 4, 0), 0.5);
-            refused(x, STX_ERR_SHAPE, "expected a multiple of 8", "got 12");
-            stx_begin(x, STX_TRAIN);
-            stx_residual_norm(x, stx_input(x, a, 1, 4, 0, 0), stx_input(x, a, 1, 4, 0, 0), 0.5,
-                              stx_input(x, a, 4, 0, 0, 0), stx_input(x, a, 4, 0, 0, 0), 0);
-            refused(x, STX_ERR_SHAPE, "stx_residual_norm: expected a multiple of 8", "got 4");
-        }
-        stx_begin(x, STX_EVAL);
-        CHECK(stx_dropout(x, stx_input(x, a, 5, 7, 0, 0), 0.5) != NULL, "evaluation: %s",
-              stx_error(x));
-        CHECK(stx_dropout(w, stx_input(w, a, 5, 7, 0, 0), 0.5) != NULL, "without a group: %s",
-              stx_error(w));
-    }
-    free(a);
-    free(y);
+    for (k = 0; k < OPS; k++)
+        for (step = 0; step < 2; step++) share_of_op(x, w, k, a, dy);
+    replicated_mask(x, w, a);
     done(x);
     done(w);
 }
@@ -516,8 +578,8 @@ static void masks(void) {
 
 // >>losses
 
-/* A linear layer and a loss over B streams of one token each; weights and which rows
-   are ignored by b */
+/* A linear layer and a loss over B streams of one token each. The weight of a stream and
+   whether it is ignored depend on its index. */
 enum { V = 24, D = 8 };
 
 typedef struct loss_case {
@@ -525,14 +587,20 @@ typedef struct loss_case {
     int weights, ignore, plain, adaptive;
 } loss_case;
 
+/* Whether stream b is ignored: none, those of the first rank, all but those, all but one,
+   all */
 static int left_out(const loss_case *c, size_t b) {
-    size_t one = ranks > 1 ? (size_t)B / (size_t)ranks : 1;
-    return c->ignore == 1   ? b < one
-           : c->ignore == 2 ? b >= one && b % 2
-           : c->ignore == 3 ? b != B - 1
-                            : c->ignore == 4;
+    const size_t one = ranks > 1 ? (size_t)B / (size_t)ranks : 1;
+    switch (c->ignore) {
+    case 0: return 0;
+    case 1: return b < one;
+    case 2: return b >= one && b % 2;
+    case 3: return b != B - 1;
+    default: return 1;
+    }
 }
 
+/* The loss of case c over streams [lo, lo + n), and its gradients */
 static double lossy(stx_ctx *x, stx_params *p, const loss_case *c, size_t lo, size_t n) {
     stx_token_loss how;
     stx_tensor *y, *h;
@@ -587,7 +655,8 @@ static stx_params *lossy_params(stx_ctx *x) {
     return p;
 }
 
-/* The largest deviation of parameters, over the largest number of each */
+/* Largest deviation of parameters, relative to the largest value of each, and the name of
+   the parameter */
 static const char *apart_at = "";
 
 static double apart(const stx_params *a, const stx_params *b) {
@@ -603,7 +672,55 @@ static double apart(const stx_params *a, const stx_params *b) {
     return a->count == b->count ? worst : HUGE_VAL;
 }
 
+/* Case c: the mean of the ranks' losses and gradients is that of the whole. */
+static void loss_of_case(const loss_case *c) {
+    const size_t lo = first_of(rank), n = first_of(rank + 1) - lo;
+    stx_ctx *x = context(9, 1, 0, 0), *w = context(9, 0, 0, 0);
+    stx_params *p = lossy_params(x), *q = lossy_params(w);
+    double mine = lossy(x, p, c, lo, n), whole = lossy(w, q, c, 0, B), worst = 0, top = 1e-3;
+    size_t i, j;
+    mine = mean_of_ranks(mine);
+    CHECK(CLOSE(mine, whole, 1e-14) && (c->ignore == 4 ? !(fabs(whole) > 0) : whole > 0.1),
+          "%s: %.17g, whole %.17g: %s%s", c->name, mine, whole, stx_error(x), stx_error(w));
+    for (i = 0; i < p->count; i++) {
+        double g[V * D];
+        const stx_tensor *t = p->tensor[i];
+        stx_get_grad(x, t, g);
+        stx_group_sum(group, g, t->size);
+        for (j = 0; j < t->size; j++) {
+            const double expected = q->tensor[i]->grad[j], off = fabs(g[j] / ranks - expected);
+            top = fmax(top, fabs(expected));
+            if (!(off <= worst)) worst = off;
+        }
+    }
+    CHECK(worst <= 1e-14 * top, "%s: gradients off by %g of %g", c->name, worst, top);
+    report("losses", c->name, worst / top);
+    done(x);
+    done(w);
+}
+
+/* A loss in evaluation exchanges nothing: one rank may compute it alone. */
+static void loss_in_evaluation(void) {
+    stx_ctx *x = context(9, 1, 0, 0);
+    stx_params *p = lossy_params(x);
+    stx_real in[2 * D] = {0};
+    int32_t target[2] = {3, -1};
+    stx_token_loss how;
+    memset(&how, 0, sizeof how);
+    how.ignore = how.mean = 1;
+    how.ignored_id = -1;
+    if (rank == ranks - 1) {
+        stx_tensor *logits, *y;
+        stx_begin(x, STX_EVAL);
+        logits = stx_linear(x, stx_input(x, in, 2, D, 0, 0), p->tensor[6], NULL, STX_ACT_NONE);
+        y = stx_cross_entropy_tokens(x, logits, stx_tokens(x, target, 2, 1), &how);
+        CHECK(CLOSE(stx_item(x, y), log((double)V), 1e-14), "one rank alone: %s", stx_error(x));
+    }
+    done(x);
+}
+
 static void losses(void) {
+    /* name, weights, ignore, plain, adaptive */
     static const loss_case cases[] = {{"mean", 0, 0, 0, 0},
                                       {"weights", 1, 0, 0, 0},
                                       {"rank 0 has none", 0, 1, 0, 0},
@@ -615,68 +732,31 @@ static void losses(void) {
                                       {"adaptive", 1, 2, 0, 1},
                                       {"adaptive, rank 0 has none", 0, 1, 0, 1},
                                       {"adaptive, one row", 0, 3, 0, 1}};
-    size_t k, i, j, lo = first_of(rank), n = first_of(rank + 1) - lo;
-    for (k = 0; k < sizeof cases / sizeof *cases; k++) {
-        const loss_case *c = &cases[k];
-        stx_ctx *x = context(9, 1, 0, 0), *w = context(9, 0, 0, 0);
-        stx_params *p = lossy_params(x), *q = lossy_params(w);
-        double mine = lossy(x, p, c, lo, n), whole = lossy(w, q, c, 0, B), worst = 0, top = 1e-3;
-        mine = mean_of_ranks(mine);
-        CHECK(CLOSE(mine, whole, 1e-14) && (c->ignore == 4 ? !(fabs(whole) > 0) : whole > 0.1),
-              "%s: %.17g, whole %.17g: %s%s", c->name, mine, whole, stx_error(x), stx_error(w));
-        for (i = 0; i < p->count; i++) {
-            double g[V * D];
-            stx_tensor *t = p->tensor[i];
-            stx_get_grad(x, t, g);
-            stx_group_sum(group, g, t->size);
-            for (j = 0; j < t->size; j++) {
-                double want = q->tensor[i]->grad[j], off = fabs(g[j] / ranks - want);
-                if (fabs(want) > top) top = fabs(want);
-                if (!(off <= worst)) worst = off;
-            }
-        }
-        CHECK(worst <= 1e-14 * top, "%s: gradients off by %g of %g", c->name, worst, top);
-        report("losses", c->name, worst / top);
-        done(x);
-        done(w);
-    }
-    { /* evaluation exchanges nothing: one rank may do it alone */
-        stx_ctx *x = context(9, 1, 0, 0);
-        stx_params *p = lossy_params(x);
-        stx_real in[2 * D] = {0};
-        int32_t target[2] = {3, -1};
-        stx_token_loss how;
-        memset(&how, 0, sizeof how);
-        how.ignore = how.mean = 1;
-        how.ignored_id = -1;
-        if (rank == ranks - 1) {
-            stx_begin(x, STX_EVAL);
-            CHECK(CLOSE(stx_item(x, stx_cross_entropy_tokens(
-                                        x,
-                                        stx_linear(x, stx_input(x, in, 2, D, 0, 0), p->tensor[6],
-                                                   NULL, STX_ACT_NONE),
-                                        stx_tokens(x, target, 2, 1), &how)),
-                        log((double)V), 1e-14),
-                  "alone: %s", stx_error(x));
-        }
-        done(x);
-    }
+    size_t k;
+    for (k = 0; k < sizeof cases / sizeof *cases; k++) loss_of_case(&cases[k]);
+    loss_in_evaluation();
 }
 
-/* A mean over n elements of this rank, with another n at each rank */
+/* Elements of rank r in case i: different numbers, only at the last rank, none */
+static double part_of(int i, int r) {
+    if (i == 0) return 3 + r;
+    return i == 1 && r == ranks - 1 ? 7 : 0;
+}
+
+/* A mean over the elements of all ranks, of which each has another number */
 static void parts(void) {
     stx_ctx *x = context(9, 1, 0, 0), *alone = context(9, 0, 0, 0);
-    double each = 0, sum = 0, v;
     int i, r;
     for (i = 0; i < 3; i++) {
-        double n = i == 0 ? 3 + rank : i == 1 ? 7 * (rank == ranks - 1) : 0, all = 0;
-        for (r = 0; r < ranks; r++) all += i == 0 ? 3 + r : i == 1 ? 7 * (r == ranks - 1) : 0;
+        const double n = part_of(i, rank);
+        double all = 0, v, mean, expected = 1;
+        for (r = 0; r < ranks; r++) all += part_of(i, r);
         stx_begin(x, STX_TRAIN);
         v = stx_item(x, stx_group_loss_scale(x, n));
-        each = ranks == 1 ? 1 : all > 0 ? n * ranks / all : 0;
-        CHECK(CLOSE(v, each, 1e-15), "%g of %g: %g, expected %g", n, all, v, each);
-        sum = mean_of_ranks(v);
-        CHECK(CLOSE(sum, i < 2 || ranks == 1 ? 1 : 0, 1e-14), "all parts: %g", sum);
+        if (ranks > 1) expected = all > 0 ? n * ranks / all : 0;
+        CHECK(CLOSE(v, expected, 1e-15), "%g of %g: %g, expected %g", n, all, v, expected);
+        mean = mean_of_ranks(v);
+        CHECK(CLOSE(mean, i < 2 || ranks == 1 ? 1 : 0, 1e-14), "mean of the scales: %g", mean);
     }
     stx_begin(alone, STX_TRAIN);
     CHECK(CLOSE(stx_item(alone, stx_group_loss_scale(alone, 5)), 1, 0)
@@ -689,8 +769,8 @@ static void parts(void) {
 
 // >>optimisers
 
-/* y = tanh(W1 a + b1) W2^T against a target: B streams; the last one of step `bad` is
-   infinite */
+/* y = tanh(W1 a + b1) W2^T against a target, for B streams. The last target of step `bad`
+   is infinite. */
 typedef struct small_case {
     const char *name;
     stx_optim_desc d;
@@ -707,26 +787,28 @@ static stx_params *small_params(stx_ctx *x) {
     return p;
 }
 
+/* One update with streams [lo, lo + n). Returns what stx_optim_step returns. */
 static int small_step(stx_ctx *x, stx_optim *o, const small_case *c, int step, size_t lo, size_t n,
                       int overlap) {
     stx_params *p = o->params;
-    stx_real in[B * D], want[B * 72];
+    stx_real in[B * D], target[B * 72];
     stx_tensor *y;
     size_t i;
     for (i = 0; i < n * D; i++) in[i] = (stx_real)(4 * hashed(lo * D + i, (uint64_t)step) - 2);
     for (i = 0; i < n * 72; i++)
-        want[i] = (stx_real)(10 * hashed(lo * 72 + i, 1000 + (uint64_t)step) - 5);
-    if (step == c->bad && lo + n == B) want[n * 72 - 1] = (stx_real)HUGE_VAL;
+        target[i] = (stx_real)(10 * hashed(lo * 72 + i, 1000 + (uint64_t)step) - 5);
+    if (step == c->bad && lo + n == B) target[n * 72 - 1] = (stx_real)HUGE_VAL;
     stx_begin(x, STX_TRAIN);
     y = stx_linear(x, stx_input(x, in, n, D, 0, 0), p->tensor[0], p->tensor[1], STX_ACT_TANH);
     y = stx_mse(x, stx_linear(x, y, p->tensor[2], NULL, STX_ACT_NONE),
-                stx_input(x, want, n, 72, 0, 0));
+                stx_input(x, target, n, 72, 0, 0));
     if (overlap) stx_group_overlap(o);
     stx_backward(x, stx_scale(x, y, 10));
     return stx_optim_step(o, c->lr);
 }
 
-/* States of o against those of all (u's are whole): of the shares that a rank has */
+/* Largest deviation of the states of o from those of u, which has all of them; only those
+   that this rank has are compared */
 static double states_apart(const stx_optim *o, const stx_optim *u) {
     double worst = 0, e;
     size_t i, k;
@@ -738,7 +820,110 @@ static double states_apart(const stx_optim *o, const stx_optim *u) {
     return worst;
 }
 
+/* Kinds of a group: plain; overlapped, in small buckets; with shards; with shards,
+   overlapped, in small buckets */
+enum { PLAIN, OVERLAPPED, SHARDS, SHARDS_OVERLAPPED, KINDS };
+
+/* An optimiser in contexts of the group, and u in a context alone with the whole batch */
+typedef struct optim_test {
+    const small_case *c;
+    size_t lo, n;
+    stx_ctx *x[KINDS], *w;
+    stx_optim *o[KINDS], *u;
+} optim_test;
+
+static void optim_begin(optim_test *t, const small_case *c) {
+    int kind;
+    t->c = c;
+    t->lo = first_of(rank);
+    t->n = first_of(rank + 1) - t->lo;
+    t->w = context(3, 0, 0, 0);
+    t->u = stx_optim_create(small_params(t->w), &c->d);
+    for (kind = 0; kind < KINDS; kind++) {
+        t->x[kind] = context(3, 1, kind % 2 ? 256 : 0, kind / 2);
+        t->o[kind] = stx_optim_create(small_params(t->x[kind]), &c->d);
+    }
+}
+
+/* A step of one kind, after the same step of the whole. An infinite gradient at one rank
+   makes all ranks skip it. */
+static void kind_step(const optim_test *t, int kind, int step) {
+    const small_case *c = t->c;
+    stx_optim *o = t->o[kind];
+    const stx_params *p = o->params;
+    stx_real before[4][72 * 72];
+    int made, same = 1, zero = 1;
+    size_t i, j;
+    for (i = 0; i < 4; i++) stx_get(t->x[kind], p->tensor[i], before[i]);
+    made = small_step(t->x[kind], o, c, step, t->lo, t->n, kind % 2);
+    for (i = 0; i < 4; i++) {
+        same &= !memcmp(before[i], p->tensor[i]->data, p->tensor[i]->size * sizeof **before);
+        for (j = 0; j < p->tensor[i]->size; j++) zero &= !(fabs(p->tensor[i]->grad[j]) > 0);
+    }
+    if (step == c->bad)
+        CHECK(!made && same, "%s, %d: rank %d updates with an infinite gradient", c->name, kind,
+              rank);
+    else
+        CHECK(made && same == (c->d.radam_skip && t->u->step <= 5),
+              "%s, %d: step %d was not made at rank %d", c->name, kind, step, rank);
+    CHECK(zero, "%s, %d: gradients are not cleared", c->name, kind);
+    CHECK(o->step == t->u->step && o->skipped == t->u->skipped, "%s, %d: %d made and %d skipped",
+          c->name, kind, (int)o->step, (int)o->skipped);
+    if (step != c->bad)
+        CHECK(CLOSE(o->grad_norm, t->u->grad_norm, 1e-12), "%s, %d: norm %.17g, whole %.17g",
+              c->name, kind, o->grad_norm, t->u->grad_norm);
+}
+
+/* Parameters and states after all steps */
+static void kind_end(const optim_test *t, int kind) {
+    const stx_optim *o = t->o[kind];
+    double off = apart(o->params, t->u->params), state = kind < SHARDS ? states_apart(o, t->u) : 0;
+    char what[96];
+    size_t i;
+    snprintf(what, sizeof what, "%s, %d", t->c->name, kind);
+    CHECK(off <= 1e-12 && state <= 1e-12, "%s: parameters off by %g, states by %g: %s", what, off,
+          state, stx_error(t->x[kind]));
+    report("optimiser", what, STX_MAX(off, state));
+    for (i = 0; i < 4; i++)
+        CHECK(tensor_as_rank0(o->params->tensor[i]), "%s: %s differs at rank %d", what,
+              o->params->name[i], rank);
+}
+
+/* The file of rank 0 has the states of all shards. All ranks load it, with shards and
+   without, and make one more step. */
+static void shards_file(const optim_test *t) {
+    stx_ctx *x = t->x[SHARDS];
+    stx_writer *out = rank ? NULL : stx_writer_create(x);
+    double size = 0;
+    size_t bytes = 0;
+    void *file;
+    int kind, ok = stx_optim_save(out, t->o[SHARDS]);
+    CHECK(ok, "%s: %s", t->c->name, stx_error(x));
+    file = rank ? NULL : stx_writer_bytes(out, &bytes);
+    size = (double)bytes;
+    stx_group_sum(group, &size, 1);
+    if (rank) file = stx_block(x, (size_t)size);
+    stx_group_broadcast(group, file, (size_t)size, 0);
+    for (kind = PLAIN; kind <= SHARDS; kind += 2) {
+        stx_file *f = stx_file_in_memory(t->x[kind], "states", file, (size_t)size);
+        CHECK(f && stx_optim_load(t->o[kind], f), "%s: %s", t->c->name, stx_error(t->x[kind]));
+        stx_file_close(f);
+    }
+    CHECK(states_apart(t->o[PLAIN], t->u) <= 1e-12 && t->o[PLAIN]->step == 19
+              && t->o[PLAIN]->skipped == 1,
+          "%s: the states of shards: %g", t->c->name, states_apart(t->o[PLAIN], t->u));
+    small_step(t->w, t->u, t->c, 20, 0, B, 0);
+    for (kind = PLAIN; kind <= SHARDS; kind += 2) {
+        double off;
+        small_step(t->x[kind], t->o[kind], t->c, 20, t->lo, t->n, 0);
+        off = apart(t->o[kind]->params, t->u->params);
+        CHECK(off <= 1e-12, "%s, %d: after loading states off by %g", t->c->name, kind, off);
+    }
+    stx_block_free(x, file);
+}
+
 static void optimisers(void) {
+    /* name, desc, learning rate, step with an infinite gradient */
     static const small_case cases[] = {
         {"SGD, momentum, clip", {STX_SGD, 0.9, 0, 0, 0, 0.01, 1, 0, 0, 0, 0, 0}, 0.02, 7},
         {"SGD, clip_value", {STX_SGD, 0.5, 0, 0, 0, 0, 0, 0, 0, 0.05, 0, 0}, 0.05, 7},
@@ -750,167 +935,106 @@ static void optimisers(void) {
         {"RAdam, radam_skip", {STX_RADAM, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0}, 0.01, 7},
         {"LAMB", {STX_LAMB, 0, 0, 0, 0, 0.01, 1, 0, 0, 0, 10, 0}, 0.02, 7},
         {"LAMB, no_correction", {STX_LAMB, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, 0.02, 7}};
-    size_t k, lo = first_of(rank), n = first_of(rank + 1) - lo, i;
+    size_t k;
     int step, kind;
     for (k = 0; k < sizeof cases / sizeof *cases; k++) {
         const small_case *c = &cases[k];
-
-        /* plainly; overlapped, in small buckets; with shards; with shards, overlapped,
-           in small buckets */
-        enum { KINDS = 4 };
-
-        stx_ctx *x[KINDS], *w = context(3, 0, 0, 0);
-        stx_optim *o[KINDS], *u = stx_optim_create(small_params(w), &c->d);
-        char what[96];
-        for (kind = 0; kind < KINDS; kind++) {
-            x[kind] = context(3, 1, kind % 2 ? 256 : 0, kind / 2);
-            o[kind] = stx_optim_create(small_params(x[kind]), &c->d);
-        }
+        optim_test t;
+        optim_begin(&t, c);
         for (step = 0; step < 20; step++) {
-            stx_real before[4][72 * 72];
-            int made = small_step(w, u, c, step, 0, B, 0);
+            int made = small_step(t.w, t.u, c, step, 0, B, 0);
             CHECK(made == (step != c->bad), "%s: step %d of the whole: %d", c->name, step, made);
-            for (kind = 0; kind < KINDS; kind++) {
-                stx_params *p = o[kind]->params;
-                int got, same = 1, zero = 1;
-                for (i = 0; i < 4; i++) stx_get(x[kind], p->tensor[i], before[i]);
-                got = small_step(x[kind], o[kind], c, step, lo, n, kind % 2);
-                for (i = 0; i < 4; i++) {
-                    size_t j;
-                    same &= !memcmp(before[i], p->tensor[i]->data,
-                                    p->tensor[i]->size * sizeof **before);
-                    for (j = 0; j < p->tensor[i]->size; j++)
-                        zero &= !(fabs(p->tensor[i]->grad[j]) > 0);
-                }
-                if (step == c->bad)
-                    CHECK(!got && same, "%s, %d: a gradient is infinite, and rank %d steps",
-                          c->name, kind, rank);
-                else
-                    CHECK(got && same == (c->d.radam_skip && u->step <= 5),
-                          "%s, %d: step %d was not made at rank %d", c->name, kind, step, rank);
-                CHECK(zero, "%s, %d: gradients stay", c->name, kind);
-                CHECK(o[kind]->step == u->step && o[kind]->skipped == u->skipped,
-                      "%s, %d: %d made and %d skipped", c->name, kind, (int)o[kind]->step,
-                      (int)o[kind]->skipped);
-                if (step != c->bad)
-                    CHECK(CLOSE(o[kind]->grad_norm, u->grad_norm, 1e-12),
-                          "%s, %d: norm %.17g, whole %.17g", c->name, kind, o[kind]->grad_norm,
-                          u->grad_norm);
-            }
+            for (kind = 0; kind < KINDS; kind++) kind_step(&t, kind, step);
         }
-        CHECK(u->skipped == 1 && u->step == 19, "%s: the whole skips", c->name);
-        for (kind = 0; kind < KINDS; kind++) {
-            double off = apart(o[kind]->params, u->params),
-                   state = kind < 2 ? states_apart(o[kind], u) : 0;
-            snprintf(what, sizeof what, "%s, %d", c->name, kind);
-            CHECK(off <= 1e-12 && state <= 1e-12, "%s: parameters off by %g, states by %g: %s",
-                  what, off, state, stx_error(x[kind]));
-            report("optimiser", what, STX_MAX(off, state));
-            for (i = 0; i < 4; i++)
-                CHECK(alike(o[kind]->params->tensor[i]->data,
-                            o[kind]->params->tensor[i]->size * sizeof(stx_real)),
-                      "%s: %s has other bits at rank %d", what, o[kind]->params->name[i], rank);
-        }
-        { /* shards: rank 0's file has the state of all; loaded again they go on as the others */
-            stx_writer *out = rank ? NULL : stx_writer_create(x[2]);
-            double size = 0;
-            size_t bytes = 0;
-            void *file;
-            stx_file *f;
-            int ok = stx_optim_save(out, o[2]);
-            CHECK(ok, "%s: %s", c->name, stx_error(x[2]));
-            file = rank ? NULL : stx_writer_bytes(out, &bytes);
-            size = (double)bytes;
-            stx_group_sum(group, &size, 1);
-            if (rank) file = stx_block(x[2], (size_t)size);
-            stx_group_broadcast(group, file, (size_t)size, 0);
-            for (kind = 0; kind < 3; kind += 2) {
-                f = stx_file_in_memory(x[kind], "states", file, (size_t)size);
-                CHECK(f && stx_optim_load(o[kind], f), "%s: %s", c->name, stx_error(x[kind]));
-                stx_file_close(f);
-            }
-            CHECK(states_apart(o[0], u) <= 1e-12 && o[0]->step == 19 && o[0]->skipped == 1,
-                  "%s: the states of shards: %g", c->name, states_apart(o[0], u));
-            small_step(w, u, c, 20, 0, B, 0);
-            for (kind = 0; kind < 3; kind += 2) {
-                small_step(x[kind], o[kind], c, 20, lo, n, 0);
-                CHECK(apart(o[kind]->params, u->params) <= 1e-12,
-                      "%s, %d: after states were loaded off by %g", c->name, kind,
-                      apart(o[kind]->params, u->params));
-            }
-            stx_block_free(x[2], file);
-        }
-        for (kind = 0; kind < KINDS; kind++) done(x[kind]);
-        done(w);
+        CHECK(t.u->skipped == 1 && t.u->step == 19, "%s: the whole skips %d of %d steps", c->name,
+              (int)t.u->skipped, (int)t.u->step);
+        for (kind = 0; kind < KINDS; kind++) kind_end(&t, kind);
+        shards_file(&t);
+        for (kind = 0; kind < KINDS; kind++) done(t.x[kind]);
+        done(t.w);
     }
 }
 
-/* What may come after stx_group_overlap, and what may not */
-static void overlapped(void) {
-    static const small_case c = {"", {STX_ADAM, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0.01, -1};
-    stx_ctx *x = context(3, 1, 256, 0), *w = context(3, 0, 0, 0);
-    stx_params *p = small_params(x);
-    stx_optim *o = stx_optim_create(p, &c.d), *u = stx_optim_create(small_params(w), &c.d);
-    size_t lo = first_of(rank), n = first_of(rank + 1) - lo;
+static const small_case adam = {"", {STX_ADAM, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0.01, -1};
+
+/* A loss of all parameters in use */
+static stx_tensor *any_loss(stx_ctx *x, const stx_params *p) {
     stx_real in[D] = {1};
-    stx_tensor *y;
-    int k;
-    if (ranks > 1)
-        for (k = 0; k < 2; k++) {
-            stx_begin(x, STX_TRAIN);
-            y = stx_sum(x, stx_linear(x, stx_input(x, in, 1, D, 0, 0), p->tensor[0], p->tensor[1],
-                                      STX_ACT_NONE));
-            stx_group_overlap(o);
-            stx_backward(x, y);
-            CHECK(stx_ok(x), "%s", stx_error(x));
-            if (k == 0) {
-                stx_begin(x, STX_TRAIN);
-                y = stx_sum(x, stx_linear(x, stx_input(x, in, 1, D, 0, 0), p->tensor[0],
-                                          p->tensor[1], STX_ACT_NONE));
-                stx_backward(x, y);
-                refused(x, STX_ERR_ARG, "stx_backward: gradients are being sent",
-                        "stx_group_overlap before the last stx_backward");
-            } else {
-                stx_params_zero_grad(p);
-                refused(x, STX_ERR_ARG, "stx_params_zero_grad: gradients are being sent",
-                        "then stx_optim_step");
-            }
-            CHECK(stx_optim_step(o, 0), "after the error: %s", stx_error(x));
-        }
-    stx_params_zero_grad(p);
-    CHECK(stx_ok(x), "%s", stx_error(x));
-    /* the step after is whole */
-    o->update->step = 0;
-    for (k = 0; k < 2 && o->state[k]; k++) {
-        size_t i;
-        for (i = 0; i < p->count; i++)
-            memset(o->state[k][i]->data, 0, o->state[k][i]->size * sizeof(stx_real));
-    }
-    for (k = 0; k < 3; k++) {
-        small_step(x, o, &c, k, lo, n, 1);
-        small_step(w, u, &c, k, 0, B, 0);
-    }
-    CHECK(apart(p, u->params) <= 1e-12, "off by %g: %s", apart(p, u->params), stx_error(x));
-    /* leaving with gradients under way, and with others that were to go: what comes
-       after goes nowhere */
-    for (k = 0; k < 2; k++) {
+    return stx_sum(x, stx_linear(x, stx_input(x, in, 1, D, 0, 0), p->tensor[0], p->tensor[1],
+                                 STX_ACT_NONE));
+}
+
+/* While gradients are being sent, another backward and zeroing them are errors. */
+static void after_overlap(stx_ctx *x, stx_optim *o) {
+    stx_params *p = o->params;
+    int zeroing;
+    for (zeroing = 0; zeroing < 2; zeroing++) {
+        stx_tensor *y;
         stx_begin(x, STX_TRAIN);
-        y = stx_sum(x, stx_linear(x, stx_input(x, in, 1, D, 0, 0), p->tensor[0], p->tensor[1],
-                                  STX_ACT_NONE));
+        y = any_loss(x, p);
+        stx_group_overlap(o);
+        stx_backward(x, y);
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        if (zeroing) {
+            stx_params_zero_grad(p);
+            refused(x, STX_ERR_ARG, "stx_params_zero_grad: gradients are being sent",
+                    "then stx_optim_step");
+        } else {
+            stx_begin(x, STX_TRAIN);
+            stx_backward(x, any_loss(x, p));
+            refused(x, STX_ERR_ARG, "stx_backward: gradients are being sent",
+                    "stx_group_overlap before the last stx_backward");
+        }
+        CHECK(stx_optim_step(o, 0), "after the error: %s", stx_error(x));
+    }
+}
+
+/* Leaving the group while gradients are being sent: later ones are not sent. */
+static void leave_while_sending(stx_ctx *x, stx_optim *o) {
+    int k;
+    for (k = 0; k < 2; k++) {
+        stx_tensor *y;
+        stx_begin(x, STX_TRAIN);
+        y = any_loss(x, o->params);
         if (k == 0) stx_group_overlap(o);
         stx_backward(x, y);
         if (k == 0) stx_group_leave(x);
-        CHECK(stx_ok(x) && stx_ranks(x) == 1, "leaving with gradients under way: %s", stx_error(x));
+        CHECK(stx_ok(x) && stx_ranks(x) == 1, "leaving while gradients are being sent: %s",
+              stx_error(x));
     }
+}
+
+/* What may follow stx_group_overlap, and what may not */
+static void overlapped(void) {
+    const size_t lo = first_of(rank), n = first_of(rank + 1) - lo;
+    stx_ctx *x = context(3, 1, 256, 0), *w = context(3, 0, 0, 0);
+    stx_optim *o = stx_optim_create(small_params(x), &adam.d),
+              *u = stx_optim_create(small_params(w), &adam.d);
+    double off;
+    size_t i;
+    int k;
+    if (ranks > 1) after_overlap(x, o);
+    stx_params_zero_grad(o->params);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    /* steps after the errors are complete, from a reset optimiser */
+    o->update->step = 0;
+    for (k = 0; k < 2 && o->state[k]; k++)
+        for (i = 0; i < o->params->count; i++)
+            memset(o->state[k][i]->data, 0, o->state[k][i]->size * sizeof(stx_real));
+    for (k = 0; k < 3; k++) {
+        small_step(x, o, &adam, k, lo, n, 1);
+        small_step(w, u, &adam, k, 0, B, 0);
+    }
+    off = apart(o->params, u->params);
+    CHECK(off <= 1e-12, "off by %g: %s", off, stx_error(x));
+    leave_while_sending(x, o);
     done(x);
     x = context(3, 1, 256, 0);
-    p = small_params(x);
-    o = stx_optim_create(p, &c.d);
+    o = stx_optim_create(small_params(x), &adam.d);
     stx_group_overlap(o);
     stx_group_leave(x);
     stx_begin(x, STX_TRAIN);
-    stx_backward(x, stx_sum(x, stx_linear(x, stx_input(x, in, 1, D, 0, 0), p->tensor[0],
-                                          p->tensor[1], STX_ACT_NONE)));
+    stx_backward(x, any_loss(x, o->params));
     CHECK(stx_ok(x) && stx_optim_step(o, 0), "overlap, then leave: %s", stx_error(x));
     done(x);
     done(w);
@@ -920,33 +1044,61 @@ static void overlapped(void) {
 // >>parameters
 
 static void parameters(void) {
-    stx_ctx *x = context(100 + (uint64_t)rank, 1, 0, 0); /* a separate seed */
+    stx_ctx *x = context(100 + (uint64_t)rank, 1, 0, 0); /* another seed at each rank */
     stx_params *p = small_params(x);
-    stx_real mine[72 * 72], *want = (stx_real *)malloc(72 * 72 * sizeof *want);
+    stx_real mine[72 * 72], expected[72 * 72];
     size_t i;
-    CHECK(ranks == 1 || !rank || !alike(p->tensor[2]->data, p->tensor[2]->size * sizeof *mine),
-          "drawn alike from other seeds");
-    if (ranks == 1 || !rank) alike(p->tensor[2]->data, p->tensor[2]->size * sizeof *mine);
+    int same = tensor_as_rank0(p->tensor[2]);
+    CHECK(ranks == 1 || !rank || !same, "the same values with different seeds");
     stx_get(x, p->tensor[2], mine);
-    memcpy(want, mine, sizeof mine);
-    stx_group_broadcast(group, want, sizeof mine, 0);
+    memcpy(expected, mine, sizeof mine);
+    stx_group_broadcast(group, expected, sizeof mine, 0);
     CHECK(stx_group_broadcast_params(p), "%s", stx_error(x));
     for (i = 0; i < p->count; i++)
-        CHECK(alike(p->tensor[i]->data, p->tensor[i]->size * sizeof *mine),
-              "%s is not rank 0's at rank %d", p->name[i], rank);
-    CHECK(!memcmp(want, p->tensor[2]->data, sizeof mine), "not what rank 0 had");
-    if (!rank) CHECK(!memcmp(mine, p->tensor[2]->data, sizeof mine), "rank 0's changed");
-    free(want);
+        CHECK(tensor_as_rank0(p->tensor[i]), "%s is not that of rank 0 at rank %d", p->name[i],
+              rank);
+    CHECK(!memcmp(expected, p->tensor[2]->data, sizeof mine), "the values are not those of rank 0");
+    if (!rank)
+        CHECK(!memcmp(mine, p->tensor[2]->data, sizeof mine), "the values of rank 0 changed");
     done(x);
     x = context(100 + (uint64_t)rank, 0, 0, 0);
     p = small_params(x);
     CHECK(stx_group_broadcast_params(p) && !memcmp(mine, p->tensor[2]->data, sizeof mine),
-          "without a group they stay");
+          "without a group they change");
     done(x);
 }
 
 
 // >>files in memory
+
+/* Writes the parameters to a file, or with path NULL to memory. */
+static unsigned char *write_params(stx_ctx *x, const stx_params *p, const char *path, size_t *n) {
+    stx_writer *w = stx_writer_create(x);
+    CHECK(stx_params_save(w, p, "a.") && stx_writer_meta(w, "who", "rank")
+              && stx_writer_checksum(w),
+          "%s", stx_error(x));
+    if (!path) return (unsigned char *)stx_writer_bytes(w, n);
+    CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
+    return NULL;
+}
+
+/* Truncated and damaged files in memory are refused. */
+static void damaged_bytes(stx_ctx *x, unsigned char *bytes, size_t n) {
+    stx_file *f;
+    size_t cut;
+    for (cut = 0; cut < n; cut += cut < 600 || n - cut < 20 ? 1 : 997) {
+        f = stx_file_in_memory(x, "a letter", bytes, cut);
+        CHECK(!f && stx_error_code(x) == STX_ERR_FORMAT && strstr(stx_error(x), "a letter"),
+              "%zu of %zu bytes: %s", cut, n, stx_error(x));
+        stx_file_close(f);
+        stx_clear_error(x);
+    }
+    bytes[n - 1] ^= 1;
+    f = stx_file_in_memory(x, "a letter", bytes, n);
+    CHECK(f && !stx_file_verify(f), "a changed bit is not detected");
+    refused(x, STX_ERR_FORMAT, "a letter", "");
+    stx_file_close(f);
+}
 
 static void files(void) {
     stx_ctx *x = context(1, 0, 0, 0);
@@ -955,22 +1107,13 @@ static void files(void) {
     stx_file *f;
     stx_map map;
     char path[1024];
-    size_t n = 0, cut;
-    unsigned char *bytes = NULL;
-    int k;
+    size_t n = 0;
+    unsigned char *bytes;
     test_path(path, sizeof path, "test_group");
-    for (k = 0; k < 2; k++) {
-        w = stx_writer_create(x);
-        CHECK(stx_params_save(w, p, "a.") && stx_writer_meta(w, "who", "rank")
-                  && stx_writer_checksum(w),
-              "%s", stx_error(x));
-        if (k)
-            bytes = (unsigned char *)stx_writer_bytes(w, &n);
-        else
-            CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
-    }
+    write_params(x, p, path, NULL);
+    bytes = write_params(x, p, NULL, &n);
     CHECK(bytes && stx_map_open(x, &map, path) && map.size == n && !memcmp(map.data, bytes, n),
-          "%zu bytes, not those of the file: %s", n, stx_error(x));
+          "%zu bytes in memory differ from the file: %s", n, stx_error(x));
     stx_map_close(&map);
     remove(path);
     f = stx_file_in_memory(x, "a letter", bytes, n);
@@ -981,18 +1124,7 @@ static void files(void) {
               && !memcmp(q->tensor[0]->data, p->tensor[0]->data, 72 * D * sizeof(stx_real)),
           "%s", stx_error(x));
     stx_file_close(f);
-    for (cut = 0; cut < n; cut += cut < 600 || n - cut < 20 ? 1 : 997) {
-        f = stx_file_in_memory(x, "a letter", bytes, cut);
-        CHECK(!f && stx_error_code(x) == STX_ERR_FORMAT && strstr(stx_error(x), "a letter"),
-              "%zu of %zu bytes: %s", cut, n, stx_error(x));
-        stx_file_close(f);
-        stx_clear_error(x);
-    }
-    bytes[n - 1] ^= 1;
-    f = stx_file_in_memory(x, "a letter", bytes, n);
-    CHECK(f && !stx_file_verify(f), "a bit changed");
-    refused(x, STX_ERR_FORMAT, "a letter", "");
-    stx_file_close(f);
+    damaged_bytes(x, bytes, n);
     stx_block_free(x, bytes);
     CHECK(!stx_file_in_memory(x, "a letter", NULL, 8), "no bytes");
     refused(x, STX_ERR_ARG, "stx_file_in_memory", "NULL for the bytes");
@@ -1002,7 +1134,7 @@ static void files(void) {
     w = stx_writer_create(x);
     stx_writer_add(w, "", STX_F64, 0, NULL, &n);
     stx_clear_error(x);
-    CHECK(!stx_writer_bytes(w, NULL), "an add that failed");
+    CHECK(!stx_writer_bytes(w, NULL), "bytes of a writer that failed");
     stx_clear_error(x);
     done(x);
 }
@@ -1010,16 +1142,16 @@ static void files(void) {
 
 // >>models
 
-/* Families, through stx_lm. Each is trained in contexts of the group, in several ways,
-   and as a whole */
+/* A family, through stx_lm. Each is trained in contexts of the group, in several ways,
+   and as a whole. */
 typedef struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x, stx_params **arch);
     double clip;
-    int passes; /* of backward in an update */
-    int ignore; /* targets of -1: sometimes all of some streams, sometimes none */
-    /* streams restart at their own times, sometimes all of a rank's and none of
-       another's */
+    int passes; /* backward passes per update */
+    int ignore; /* some targets are -1: sometimes all of some streams, sometimes none */
+    /* streams restart at different times, sometimes all of one rank and none of
+       another */
     int resets;
 } family;
 
@@ -1224,14 +1356,14 @@ static const family families[] = {{"span", make_span, 0.5, 1, 0, 1},
                                   {"SRU++", make_srupp, 0.25, 1, 0, 0},
                                   {"compressive", make_comp, 0.5, 1, 1, 1},
                                   {"compressive, autoencoder", make_comp_auto, 0, 2, 0, 1},
-                                  {"PAR, noise a step", make_par_step, 0.5, 2, 0, 0},
-                                  {"PAR, noise a stream", make_par_sequence, 0, 1, 0, 0},
-                                  {"PAR, noise a run", make_par_tokens, 0.5, 1, 0, 1},
+                                  {"PAR, noise per step", make_par_step, 0.5, 2, 0, 0},
+                                  {"PAR, noise per stream", make_par_sequence, 0, 1, 0, 0},
+                                  {"PAR, noise per run", make_par_tokens, 0.5, 1, 0, 1},
                                   {"PAR, a pattern", make_par, 0.25, 1, 1, 1}};
 
 enum { FAMILIES = sizeof families / sizeof *families, STEPS = 200, SHORT = 12 };
 
-/* of a group of one the first bits tell all */
+/* Updates of a model. In a group of one the first steps suffice: they are bit-exact. */
 static int steps(void) {
     return ranks > 1 ? STEPS : 2 * SHORT;
 }
@@ -1242,9 +1374,9 @@ typedef struct run {
     stx_lm lm;
     stx_optim *o, *oa; /* weights; gates */
     void *state;
-    size_t lo, n; /* its streams */
+    size_t lo, n; /* streams [lo, lo + n) */
     int overlap, step;
-    double loss[2 * STEPS]; /* nll, what is minimised: sums over the passes */
+    double loss[2 * STEPS]; /* (STEPS,2): nll, what is minimised; sums over the passes */
 } run;
 
 static void run_begin(run *r, const family *f, int joined, size_t bucket, int shard, int overlap) {
@@ -1266,39 +1398,45 @@ static void run_begin(run *r, const family *f, int joined, size_t bucket, int sh
     r->state = r->lm.state_create(r->lm.model, r->n, 0);
 }
 
-/* Token at `at` of stream b: rare words are rare */
+/* Token `at` of stream b; low ids are frequent */
 static int32_t word(size_t b, size_t at) {
     double u = hashed(b, 5000 + at);
     return (int32_t)(u * u * V);
 }
 
+/* Whether target i of stream b is -1: none in every third pass; then all of the first
+   streams and none of the others; then some */
 static int skipped_target(size_t pass, size_t b, size_t i) {
-    if (pass % 3 == 0) return 0; /* in this step none */
-    /* all of the first streams, and none of the others */
+    if (pass % 3 == 0) return 0;
     if (pass % 3 == 1) return b < 1 + pass % 7;
     return hashed(pass, 900 + 31 * b + i) < 0.2;
 }
 
+/* Tokens and targets of pass k, after the restarts of streams in it */
+static void run_block(run *r, size_t k, int32_t *ids, int32_t *targets) {
+    const family *f = r->kind;
+    size_t b, i;
+    for (b = 0; b < r->n; b++) {
+        const size_t stream = r->lo + b;
+        const int some = (k + 5 * stream) % 37 == 36, half = k % 41 == 8 && stream < B / 2;
+        if (f->resets && (some || half)) r->lm.state_reset_stream(r->state, b);
+        for (i = 0; i < T; i++) {
+            ids[b * T + i] = word(stream, k * T + i);
+            targets[b * T + i] = word(stream, k * T + i + 1);
+            if (f->ignore && skipped_target(k, stream, i)) targets[b * T + i] = -1;
+        }
+    }
+}
+
+/* Continues a run up to step `end`. */
 static void run_to(run *r, int end) {
     const family *f = r->kind;
     int32_t ids[B * T], targets[B * T];
-    size_t b, i;
     int pass;
     for (; r->step < end; r->step++) {
         for (pass = 0; pass < f->passes; pass++) {
-            size_t k = (size_t)r->step * (size_t)f->passes + (size_t)pass;
             stx_tensor *nll, *total;
-            for (b = 0; b < r->n; b++) {
-                if (f->resets
-                    && ((k + 5 * (r->lo + b)) % 37 == 36 || (k % 41 == 8 && r->lo + b < B / 2)))
-                    r->lm.state_reset_stream(r->state, b);
-                for (i = 0; i < T; i++) {
-                    ids[b * T + i] = word(r->lo + b, k * T + i);
-                    targets[b * T + i] = f->ignore && skipped_target(k, r->lo + b, i)
-                                             ? -1
-                                             : word(r->lo + b, k * T + i + 1);
-                }
-            }
+            run_block(r, (size_t)r->step * (size_t)f->passes + (size_t)pass, ids, targets);
             stx_begin(r->x, STX_TRAIN);
             nll = r->lm.loss(r->lm.model, stx_tokens(r->x, ids, r->n, T),
                              stx_tokens(r->x, targets, r->n, T), r->state, r->state);
@@ -1319,8 +1457,8 @@ static void run_end(run *r) {
     done(r->x);
 }
 
-/* Largest deviation of a file's numbers from those of another, whose entries are the
-   same */
+/* Largest deviation of the values of two files; infinity if their entries differ
+   otherwise */
 static double files_apart(const stx_file *a, const stx_file *b) {
     double worst = 0, e;
     size_t i;
@@ -1337,82 +1475,91 @@ static double files_apart(const stx_file *a, const stx_file *b) {
         }
         v = (double *)malloc((2 * p->count + 1) * sizeof *v);
         w = v + p->count;
-        e = stx_entry_get_f64(p, v, p->count) && stx_entry_get_f64(q, w, p->count)
-                ? test_error(v, w, p->count, 1e-3)
-                : HUGE_VAL;
+        e = HUGE_VAL;
+        if (stx_entry_get_f64(p, v, p->count) && stx_entry_get_f64(q, w, p->count))
+            e = test_error(v, w, p->count, 1e-3);
         if (!(e <= worst)) worst = e;
         free(v);
     }
     return worst;
 }
 
-typedef struct letter {
+/* A state as a file in memory */
+typedef struct packed {
     void *bytes;
     size_t n;
     stx_file *f;
     stx_ctx *x;
-} letter;
+} packed;
 
-static letter letter_of(stx_ctx *x, const stx_lm *lm, const void *state) {
+static packed pack(stx_ctx *x, const stx_lm *lm, const void *state) {
     stx_writer *w = stx_writer_create(x);
-    letter l;
+    packed p;
     CHECK(lm->state_save(w, state, "s."), "%s", stx_error(x));
-    l.bytes = stx_writer_bytes(w, &l.n);
-    l.f = stx_file_in_memory(x, "state", l.bytes, l.n);
-    l.x = x;
-    return l;
+    p.bytes = stx_writer_bytes(w, &p.n);
+    p.f = stx_file_in_memory(x, "state", p.bytes, p.n);
+    p.x = x;
+    return p;
 }
 
-static void letter_free(letter *l) {
-    stx_file_close(l->f);
-    stx_block_free(l->x, l->bytes);
+static void packed_free(packed *p) {
+    stx_file_close(p->f);
+    stx_block_free(p->x, p->bytes);
 }
 
-/* The memories of the streams: each rank's share against what is cut out of the whole;
-   and all shares, joined at rank 0, against the whole */
-static double memories_apart(const run *r, const run *w) {
-    letter mine = letter_of(r->x, &r->lm, r->state), his;
-    void *part = w->lm.state_create(w->lm.model, r->n, 0), *all;
-    double off, e = 0;
-    int from;
+/* The share of this rank against the same streams of the whole w */
+static double share_apart(const run *r, const run *w, const packed *mine) {
+    void *part = w->lm.state_create(w->lm.model, r->n, 0);
+    packed expected;
+    double off;
     CHECK(w->lm.state_copy(part, 0, w->state, r->lo, r->n), "%s", stx_error(w->x));
-    his = letter_of(w->x, &w->lm, part);
-    off = files_apart(mine.f, his.f);
+    expected = pack(w->x, &w->lm, part);
+    off = files_apart(mine->f, expected.f);
     w->lm.state_free(part);
-    letter_free(&his);
-    all = rank ? NULL : r->lm.state_create(r->lm.model, B, 0);
-    for (from = 0; from < ranks; from++) {
-        double n = from == rank ? (double)mine.n : 0;
-        size_t lo = first_of(from), streams = first_of(from + 1) - lo;
-        unsigned char *bytes = (unsigned char *)mine.bytes;
-        stx_group_sum(group, &n, 1);
-        if (from && !rank) bytes = (unsigned char *)malloc((size_t)n);
-        CHECK(stx_group_send_bytes(group, bytes, (size_t)n, from, 0), "%s", stx_error(group));
-        if (!rank) {
-            stx_file *f = stx_file_in_memory(r->x, "the state of a rank", bytes, (size_t)n);
-            part = r->lm.state_create(r->lm.model, streams, 0);
-            CHECK(f && r->lm.state_load(part, f, "s.")
-                      && r->lm.state_copy(all, lo, part, 0, streams),
-                  "%s", stx_error(r->x));
-            r->lm.state_free(part);
-            stx_file_close(f);
-        }
-        if (bytes != mine.bytes) free(bytes);
-    }
+    packed_free(&expected);
+    return off;
+}
+
+/* Copies the share of rank `from` into `all` at rank 0. mine: the share of this rank */
+static void gather_share(const run *r, const packed *mine, int from, void *all) {
+    double n = from == rank ? (double)mine->n : 0;
+    const size_t lo = first_of(from), streams = first_of(from + 1) - lo;
+    unsigned char *bytes = (unsigned char *)mine->bytes;
+    stx_group_sum(group, &n, 1);
+    if (from && !rank) bytes = (unsigned char *)malloc((size_t)n);
+    CHECK(stx_group_send_bytes(group, bytes, (size_t)n, from, 0), "%s", stx_error(group));
     if (!rank) {
-        letter joined = letter_of(r->x, &r->lm, all);
-        his = letter_of(w->x, &w->lm, w->state);
-        e = files_apart(joined.f, his.f);
-        letter_free(&joined);
-        letter_free(&his);
+        stx_file *f = stx_file_in_memory(r->x, "the state of a rank", bytes, (size_t)n);
+        void *part = r->lm.state_create(r->lm.model, streams, 0);
+        CHECK(f && r->lm.state_load(part, f, "s.") && r->lm.state_copy(all, lo, part, 0, streams),
+              "%s", stx_error(r->x));
+        r->lm.state_free(part);
+        stx_file_close(f);
+    }
+    if (bytes != mine->bytes) free(bytes);
+}
+
+/* Memories of the streams: the share of each rank, and all shares joined at rank 0,
+   against the whole w */
+static double memories_apart(const run *r, const run *w) {
+    packed mine = pack(r->x, &r->lm, r->state);
+    double off = share_apart(r, w, &mine), e = 0;
+    void *all = rank ? NULL : r->lm.state_create(r->lm.model, B, 0);
+    int from;
+    for (from = 0; from < ranks; from++) gather_share(r, &mine, from, all);
+    if (!rank) {
+        packed joined = pack(r->x, &r->lm, all), expected = pack(w->x, &w->lm, w->state);
+        e = files_apart(joined.f, expected.f);
+        packed_free(&joined);
+        packed_free(&expected);
         r->lm.state_free(all);
-        CHECK(!r->lm.state_copy(r->state, r->n, r->state, 0, 1), "a stream too many");
+        CHECK(!r->lm.state_copy(r->state, r->n, r->state, 0, 1), "copies one stream too many");
         stx_clear_error(r->x);
         if (stx_ranks(w->x) != stx_ranks(r->x))
-            CHECK(!r->lm.state_copy(r->state, 0, NULL, 0, 1), "copied nothing");
+            CHECK(!r->lm.state_copy(r->state, 0, NULL, 0, 1), "copies from no state");
         stx_clear_error(r->x);
     }
-    letter_free(&mine);
+    packed_free(&mine);
     return STX_MAX(off, e);
 }
 
@@ -1426,17 +1573,18 @@ static double losses_apart(const run *r, const run *w) {
     return worst;
 }
 
-/* All of a run against the whole, as far as both have come. The states of a sharded
-   optimiser are compared elsewhere */
+/* A run against the whole w, as far as both have come. The states of a sharded optimiser
+   are compared elsewhere. */
 static void same(const char *how, const run *r, const run *w, double tol, int states) {
-    double p = (apart_at = "", apart(r->lm.params, w->lm.params)),
-           s = states ? states_apart(r->o, w->o) : 0, l = losses_apart(r, w);
+    double p, s = states ? states_apart(r->o, w->o) : 0, l = losses_apart(r, w);
+    apart_at = "";
+    p = apart(r->lm.params, w->lm.params);
     if (r->oa) p = STX_MAX(p, apart(r->oa->params, w->oa->params));
     if (r->oa && states) s = STX_MAX(s, states_apart(r->oa, w->oa));
     CHECK(r->step == w->step && l <= tol, "%s, %s: losses off by %g", r->kind->name, how, l);
     CHECK(p <= tol, "%s, %s: parameters off by %g (%s): %s%s", r->kind->name, how, p, apart_at,
           stx_error(r->x), stx_error(w->x));
-    CHECK(s <= tol, "%s, %s: optimiser's states off by %g", r->kind->name, how, s);
+    CHECK(s <= tol, "%s, %s: states of the optimiser off by %g", r->kind->name, how, s);
     CHECK(r->o->skipped == w->o->skipped && r->o->step == w->o->step, "%s, %s: updates",
           r->kind->name, how);
     if (verbose) {
@@ -1446,46 +1594,48 @@ static void same(const char *how, const run *r, const run *w, double tol, int st
     }
 }
 
+/* The parameters of all ranks are equal bit-exactly. */
 static void equal_at_all(const run *r) {
     size_t i;
     int ok = 1;
-    for (i = 0; i < r->lm.params->count; i++)
-        ok &= alike(r->lm.params->tensor[i]->data,
-                    r->lm.params->tensor[i]->size * sizeof(stx_real));
-    for (i = 0; r->oa && i < r->oa->count; i++)
-        ok &= alike(r->oa->params->tensor[i]->data,
-                    r->oa->params->tensor[i]->size * sizeof(stx_real));
-    CHECK(ok, "%s: parameters of rank %d are not those of rank 0, to the bit", r->kind->name, rank);
+    for (i = 0; i < r->lm.params->count; i++) ok &= tensor_as_rank0(r->lm.params->tensor[i]);
+    for (i = 0; r->oa && i < r->oa->count; i++) ok &= tensor_as_rank0(r->oa->params->tensor[i]);
+    CHECK(ok, "%s: the parameters of rank %d are not exactly those of rank 0", r->kind->name, rank);
 }
 
-static void bit_equal(const char *how, const run *a, const run *b) {
+static int same_bits(const stx_params *a, const stx_params *b) {
     size_t i;
-    int ok = !memcmp(a->loss, b->loss, 2 * (size_t)STX_MIN(a->step, b->step) * sizeof *a->loss);
-    for (i = 0; i < a->lm.params->count; i++)
-        ok &= !memcmp(a->lm.params->tensor[i]->data, b->lm.params->tensor[i]->data,
-                      a->lm.params->tensor[i]->size * sizeof(stx_real));
-    for (i = 0; a->oa && i < a->oa->count; i++)
-        ok &= !memcmp(a->oa->params->tensor[i]->data, b->oa->params->tensor[i]->data,
-                      a->oa->params->tensor[i]->size * sizeof(stx_real));
+    for (i = 0; i < a->count; i++)
+        if (memcmp(a->tensor[i]->data, b->tensor[i]->data, a->tensor[i]->size * sizeof(stx_real)))
+            return 0;
+    return 1;
+}
+
+/* Two runs have the same losses and parameters bit-exactly. */
+static void bit_equal(const char *how, const run *a, const run *b) {
+    const size_t n = 2 * (size_t)STX_MIN(a->step, b->step);
+    int ok = !memcmp(a->loss, b->loss, n * sizeof *a->loss);
+    ok &= same_bits(a->lm.params, b->lm.params);
+    if (a->oa) ok &= same_bits(a->oa->params, b->oa->params);
     CHECK(ok && a->step == b->step, "%s: %s: not the same bits: %g", a->kind->name, how,
           apart(a->lm.params, b->lm.params));
 }
 
-/* A whole that rank `from` has trained becomes that of all ranks: each would come to
-   the same bits, and spend the time */
+/* Sends a whole that rank `from` has trained to all ranks: each would compute the same
+   bits, only later. */
 static void share(run *w, int from) {
     stx_optim *o[2];
     double at[3];
     size_t i, k, j, n;
-    letter l = letter_of(w->x, &w->lm, w->state);
-    void *bytes = l.bytes;
+    packed p = pack(w->x, &w->lm, w->state);
+    void *bytes = p.bytes;
     o[0] = w->o;
     o[1] = w->oa;
     for (j = 0; j < 2 && o[j]; j++) {
-        const stx_params *p = o[j]->params;
-        for (i = 0; i < p->count; i++) {
-            n = p->tensor[i]->size * sizeof(stx_real);
-            stx_group_broadcast(group, p->tensor[i]->data, n, from);
+        const stx_params *q = o[j]->params;
+        for (i = 0; i < q->count; i++) {
+            n = q->tensor[i]->size * sizeof(stx_real);
+            stx_group_broadcast(group, q->tensor[i]->data, n, from);
             for (k = 0; k < 2 && o[j]->state[k]; k++)
                 stx_group_broadcast(group, o[j]->state[k][i]->data, n, from);
         }
@@ -1498,7 +1648,7 @@ static void share(run *w, int from) {
     w->o->step = (uint64_t)at[1];
     w->o->skipped = (uint64_t)at[2];
     stx_group_broadcast(group, w->loss, sizeof w->loss, from);
-    at[0] = rank == from ? (double)l.n : 0;
+    at[0] = rank == from ? (double)p.n : 0;
     stx_group_sum(group, at, 1);
     if (rank != from) bytes = malloc((size_t)at[0]);
     stx_group_broadcast(group, bytes, (size_t)at[0], from);
@@ -1508,65 +1658,78 @@ static void share(run *w, int from) {
         stx_file_close(f);
         free(bytes);
     }
-    letter_free(&l);
+    packed_free(&p);
 }
 
+/* A few steps in every way: only rounding, which has hardly accumulated. plain continues
+   later. */
+static void first_steps(const family *f, run *plain, const run *w) {
+    enum { OVER, SMALL, SMALL_OVER, MIDDLE, SHARDED, WAYS };
+
+    run *r = (run *)malloc(WAYS * sizeof *r);
+    int k;
+    run_begin(plain, f, 1, 0, 0, 0);
+    run_begin(&r[OVER], f, 1, 0, 0, 1);
+    run_begin(&r[SMALL], f, 1, 256, 0, 0);
+    run_begin(&r[SMALL_OVER], f, 1, 256, 0, 1);
+    run_begin(&r[MIDDLE], f, 1, 700, 0, 1);
+    run_begin(&r[SHARDED], f, 1, 256, 1, 1);
+    run_to(plain, SHORT);
+    for (k = 0; k < WAYS; k++) run_to(&r[k], SHORT);
+    same("first steps", plain, w, 1e-11, 1);
+    same("small buckets", &r[SMALL], w, 1e-11, 1);
+    same("medium buckets", &r[MIDDLE], w, 1e-11, 1);
+    same("shards", &r[SHARDED], w, 1e-11, 0);
+    bit_equal("overlapped", &r[OVER], plain);
+    bit_equal("overlapped, small buckets", &r[SMALL_OVER], &r[SMALL]);
+    equal_at_all(&r[SMALL_OVER]);
+    for (k = 0; k < WAYS; k++) run_end(&r[k]);
+    free(r);
+}
+
+/* Each family is trained in the group and as a whole. The ranks divide the wholes among
+   them and send each other the results. */
 static void models(void) {
-    run *whole = (run *)malloc((2 * FAMILIES + 5) * sizeof *whole), *all = whole + FAMILIES,
-        *r = all + FAMILIES, *over = r, *small = r + 1, *small_over = r + 2, *middle = r + 3,
-        *shards = r + 4;
-    int f, k;
+    run *whole = (run *)malloc(FAMILIES * sizeof *whole),
+        *plain = (run *)malloc(FAMILIES * sizeof *plain);
+    int f;
     for (f = 0; f < FAMILIES; f++) {
-        run_begin(whole + f, &families[f], 0, 0, 0, 0);
-        if (f % ranks == rank) run_to(whole + f, SHORT);
+        run_begin(&whole[f], &families[f], 0, 0, 0, 0);
+        if (f % ranks == rank) run_to(&whole[f], SHORT);
     }
-    /* a few steps: nothing but rounding, whose growth has hardly begun */
     for (f = 0; f < FAMILIES; f++) {
-        run *w = whole + f, *plain = all + f;
-        share(w, f % ranks);
-        run_begin(plain, &families[f], 1, 0, 0, 0);
-        run_begin(over, &families[f], 1, 0, 0, 1);
-        run_begin(small, &families[f], 1, 256, 0, 0);
-        run_begin(small_over, &families[f], 1, 256, 0, 1);
-        run_begin(middle, &families[f], 1, 700, 0, 1);
-        run_begin(shards, &families[f], 1, 256, 1, 1);
-        run_to(plain, SHORT);
-        for (k = 0; k < 5; k++) run_to(r + k, SHORT);
-        same("at first", plain, w, 1e-11, 1);
-        same("small buckets", small, w, 1e-11, 1);
-        same("buckets between", middle, w, 1e-11, 1);
-        same("shards", shards, w, 1e-11, 0);
-        bit_equal("overlapped", over, plain);
-        bit_equal("overlapped, small buckets", small_over, small);
-        equal_at_all(small_over);
-        for (k = 0; k < 5; k++) run_end(r + k);
+        share(&whole[f], f % ranks);
+        first_steps(&families[f], &plain[f], &whole[f]);
     }
     for (f = 0; f < FAMILIES; f++)
-        if (f % ranks == rank) run_to(whole + f, steps());
+        if (f % ranks == rank) run_to(&whole[f], steps());
     for (f = 0; f < FAMILIES; f++) {
-        run *w = whole + f, *plain = all + f;
         double off;
-        share(w, f % ranks);
-        run_to(plain, steps());
-        same("at the end", plain, w, 1e-9, 1);
-        equal_at_all(plain);
-        off = memories_apart(plain, w);
+        share(&whole[f], f % ranks);
+        run_to(&plain[f], steps());
+        same("last steps", &plain[f], &whole[f], 1e-9, 1);
+        equal_at_all(&plain[f]);
+        off = memories_apart(&plain[f], &whole[f]);
         CHECK(off <= 1e-9, "%s: memories off by %g", families[f].name, off);
         report(families[f].name, "memories", off);
-        run_end(plain);
-        run_end(w);
+        run_end(&plain[f]);
+        run_end(&whole[f]);
     }
     free(whole);
+    free(plain);
 }
 
-/* A latency of which no mean over ranks is that of all streams */
+/* Latency penalties for which no mean over ranks is that of all streams are refused in
+   training. */
 static void refusals(void) {
     int k;
     for (k = 0; k < 4; k++) {
+        const int can = ranks == 1 || k > 1;
         stx_ctx *x = context(1, 1, 0, 0);
         stx_par_desc d = par_desc();
         int32_t ids[T] = {0};
         stx_params *arch;
+        stx_tensor *y;
         stx_lm lm;
         d.blocks = 1;
         d.latency = k == 1 ? STX_PAR_LATENCY_FBNET : STX_PAR_LATENCY_HINGE;
@@ -1578,15 +1741,12 @@ static void refusals(void) {
         d.noise = k == 3 ? STX_PAR_NOISE_STEP : STX_PAR_NOISE_SEQUENCE;
         lm = par_lm(x, &d, &arch);
         stx_begin(x, STX_EVAL);
-        CHECK(lm.loss(lm.model, stx_tokens(x, ids, 1, T), stx_tokens(x, ids, 1, T), NULL, NULL)
-                  != NULL,
-              "evaluation: %s", stx_error(x));
+        y = lm.loss(lm.model, stx_tokens(x, ids, 1, T), stx_tokens(x, ids, 1, T), NULL, NULL);
+        CHECK(y != NULL, "evaluation: %s", stx_error(x));
         stx_begin(x, STX_TRAIN);
-        CHECK((lm.loss(lm.model, stx_tokens(x, ids, 1, T), stx_tokens(x, ids, 1, T), NULL, NULL)
-               != NULL)
-                  == (ranks == 1 || k > 1),
-              "%d: %s", k, stx_error(x));
-        if (ranks > 1 && k < 2)
+        y = lm.loss(lm.model, stx_tokens(x, ids, 1, T), stx_tokens(x, ids, 1, T), NULL, NULL);
+        CHECK((y != NULL) == can, "case %d: %s", k, stx_error(x));
+        if (!can)
             refused(x, STX_ERR_ARG, "stx_par_segment: the latency of w", "STX_PAR_NOISE_STEP");
         done(x);
     }
@@ -1621,16 +1781,15 @@ int main(int argc, char **argv) {
         printf("%s\n0 passed, 1 failed\n", stx_error(group));
         return 1;
     }
-    /* of what comes after the last context has left, rank 0 counts its own; each rank
-       that fails ends the run */
+    /* Rank 0 counts its own checks after the last context has left; a rank that fails
+       there ends the run with an error. */
     stx_group_leave(group);
     if (ranks > 1) {
         long before = test_failed;
         CHECK(!stx_group_join(group, NULL), "joined again");
-        refused(group, STX_ERR_DEVICE, "stx_group_join: MPI was finalised when the last context "
-                                       "left",
-                "only once");
-        CHECK(stx_ranks(group) == 1, "a group");
+        refused(group, STX_ERR_DEVICE,
+                "stx_group_join: MPI was finalised when the last context left", "only once");
+        CHECK(stx_ranks(group) == 1, "in a group after leaving it");
         count[0] += 3 - (double)(test_failed - before);
         count[1] += (double)(test_failed - before);
     }
