@@ -1,21 +1,22 @@
-/* group_cmp.c - how far two runs of a trainer are apart (tests/group.sh): their
-   checkpoints, and the losses in their logs.
+/* group_cmp.c - compares two runs of a trainer (tests/group.sh): their checkpoints, and
+   the losses in their logs.
 
        group_cmp LOSS PARAMS STATE A.safetensors B.safetensors A.jsonl B.jsonl
 
-   LOSS is the largest relative difference of a loss that is good, of "train" and of
-   "eval" lines. PARAMS is that of the parameters: the norm of the difference of all of
-   them over the norm of all of them. Each tensor is looked at, too (largest difference
-   over largest number), which may be 30 times that: a tensor of few numbers has its own
-   rounding, and hides in the norm of the list. STATE is for each tensor of what the
-   streams remember, of the optimiser and of gradients that wait, in the same way. What is
-   not float, names, shapes and metadata have to be equal, but for metadata that are
-   computed numbers or made of them; so have the other figures of the logs, to 0.2 %.
-   Prints what it found; exit code 0 if all is good, 1 if not (also where there is nothing
-   to compare, or a NaN), 2 if a file cannot be read.
+   LOSS limits the relative difference of a loss, in "train" and "eval" lines. PARAMS
+   limits that of the parameters: the norm of all differences over the norm of all values.
+   Each tensor is checked too, by its largest difference over its largest value, with 30
+   times that limit: a small tensor has rounding errors that disappear in the norm of the
+   list. STATE limits, in the same way for each tensor, the memory of the streams, the
+   state of the optimiser and gradients that are not applied yet. Tensors that are not
+   float, names, shapes and metadata must be equal, except for metadata that are computed.
+   Other values in the logs must agree to 0.2 %.
 
-   Its reader of safetensors is its own, as simple as the files that the trainers
-   write. */
+   Prints what it found. Exit code: 0 if all is within the limits, 1 if not (also for NaN
+   or nothing to compare), 2 if a file cannot be read.
+
+   It has a separate reader of safetensors, which suffices for the files of the
+   trainers. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -66,7 +67,7 @@ typedef struct file {
     tensor t[TENSORS];
 } file;
 
-/* What follows the string that p stands on */
+/* The character after the string that begins at p */
 static const char *past_string(const char *p) {
     for (p++; *p && *p != '"'; p++)
         if (*p == '\\') p++;
@@ -80,50 +81,56 @@ static void copy(char *to, const char *from, const char *end) {
     to[n] = 0;
 }
 
+/* Reads one entry of the header: its name, its shape and where its data are. open, end:
+   the braces of its description; data, size: the data of all tensors. */
+static void read_tensor(tensor *t, const char *path, const char *name, const char *open,
+                        const char *end, const char *data, size_t size) {
+    const char *at;
+    unsigned long from = 0, to = 0;
+    copy(t->name, name, strchr(name, '"'));
+    at = strstr(open, "\"shape\":[");
+    if (!at || at >= end) stop("%s: %s has no shape", path, t->name);
+    copy(t->shape, at + 8, strchr(at, ']') + 1);
+    at = strstr(open, "\"dtype\":\"");
+    t->is_float = at && at < end && !strncmp(at + 9, "F32\"", 4);
+    at = strstr(open, "\"data_offsets\":[");
+    if (!at || at >= end || sscanf(at + 16, "%lu,%lu", &from, &to) != 2 || to < from || to > size)
+        stop("%s: %s has invalid offsets", path, t->name);
+    t->data = data + from;
+    t->bytes = to - from;
+}
+
 static void load(file *f, const char *path) {
     size_t size, head = 0, i;
     const char *p, *end;
     f->all = read_all(path, &size);
     for (i = 8; i-- > 0;) head = head << 8 | (unsigned char)(size >= 8 ? f->all[i] : 0);
-    if (size < 8 || head > size - 8) stop("%s is no safetensors file", path);
+    if (size < 8 || head > size - 8) stop("%s is not a safetensors file", path);
     p = f->all + 8;
     end = p + head;
     f->count = 0;
     while (p < end) {
-        tensor *t = &f->t[f->count];
-        const char *name, *brace, *at;
-        unsigned long from = 0, to = 0;
+        const char *name, *open;
         while (p < end && *p != '"') p++;
         if (p >= end) break;
         name = p + 1;
         p = past_string(p) + 1; /* the colon */
-        brace = p;
+        open = p;
         while (p < end && *p != '}') p = *p == '"' ? past_string(p) : p + 1;
         p++;
         if (!strncmp(name, "__metadata__\"", 13)) {
-            f->meta = (char *)brace;
-            f->meta_len = (size_t)(p - brace);
+            f->meta = (char *)open;
+            f->meta_len = (size_t)(p - open);
             continue;
         }
         if (f->count == TENSORS) stop("%s: too many tensors", path);
-        copy(t->name, name, strchr(name, '"'));
-        at = strstr(brace, "\"shape\":[");
-        if (!at || at >= p) stop("%s: %s has no shape", path, t->name);
-        copy(t->shape, at + 8, strchr(at, ']') + 1);
-        at = strstr(brace, "\"dtype\":\"");
-        t->is_float = at && at < p && !strncmp(at + 9, "F32\"", 4);
-        at = strstr(brace, "\"data_offsets\":[");
-        if (!at || at >= p || sscanf(at + 16, "%lu,%lu", &from, &to) != 2 || to < from
-            || to > size - 8 - head)
-            stop("%s: %s has no place", path, t->name);
-        t->data = end + from;
-        t->bytes = to - from;
-        f->count++;
+        read_tensor(&f->t[f->count++], path, name, open, p, end, size - 8 - head);
     }
-    if (!f->count || !f->meta) stop("%s holds nothing", path);
+    if (!f->count || !f->meta) stop("%s has no tensors or no metadata", path);
 }
 
-/* Values of metadata that are computed, or made of such, become blanks */
+/* Overwrites metadata values that are computed, or depend on computed ones, with
+   spaces. */
 static void blank(file *f) {
     static const char *const key[] = {"best", "seal", "checksum", "tau"};
     char *p = f->meta, *end = p + f->meta_len;
@@ -143,7 +150,7 @@ static void blank(file *f) {
     }
 }
 
-static const char *blankless(const char *p, const char *end) {
+static const char *past_spaces(const char *p, const char *end) {
     while (p < end && *p == ' ') p++;
     return p;
 }
@@ -153,8 +160,8 @@ static int same_meta(file *a, file *b) {
     blank(a);
     blank(b);
     for (;; p++, q++) {
-        p = blankless(p, pe);
-        q = blankless(q, qe);
+        p = past_spaces(p, pe);
+        q = past_spaces(q, qe);
         if (p == pe || q == qe) return p == pe && q == qe;
         if (*p != *q) {
             printf("metadata differ: %.60s and %.60s; ", p, q);
@@ -163,7 +170,7 @@ static int same_meta(file *a, file *b) {
     }
 }
 
-/* sums over a list, and its worst tensor */
+/* Sums over a list of tensors, and its worst tensor */
 typedef struct apart {
     double diff2, size2, worst;
     const char *name;
@@ -193,24 +200,36 @@ static void add(apart *s, const tensor *a, const tensor *b) {
     s->tensors++;
 }
 
+/* Norm of the differences over the norm of the values; NaN if a difference is not
+   finite */
 static double norm(const apart *s) {
-    return s->nan ? (double)NAN : s->diff2 > 0 ? sqrt(s->diff2 / s->size2) : 0;
+    if (s->nan) return (double)NAN;
+    return s->diff2 > 0 ? sqrt(s->diff2 / s->size2) : 0;
 }
 
 static int begins(const char *s, const char *with) {
     return !strncmp(s, with, strlen(with));
 }
 
+/* Does a tensor belong to the state: memory, optimiser, gradients? Others are
+   parameters. */
 static int of_state(const char *name) {
     if (begins(name, "arch.")) name += 5;
     return begins(name, "memory.") || begins(name, "state.") || begins(name, "optim.")
            || begins(name, "grads");
 }
 
-/* The next line with a loss, of a step or an evaluation: its event, step and loss, and
-   the line. 0: there is none */
-static int next_loss(char **at, char *event, double *step, double *loss, char **whole) {
+/* A line of a log with a loss, of a step ('t') or an evaluation ('e') */
+typedef struct record {
+    char event;
+    double step, loss;
     char *line;
+} record;
+
+/* Reads the next such line from *at on; returns 0 if there is none. */
+static int next_loss(char **at, record *r) {
+    char *line;
+    memset(r, 0, sizeof *r);
     while ((line = *at) != NULL && *line) {
         char *end = strchr(line, '\n'), *e, *s, *l;
         *at = end ? end + 1 : NULL;
@@ -219,22 +238,21 @@ static int next_loss(char **at, char *event, double *step, double *loss, char **
         s = strstr(line, "\"step\":");
         l = strstr(line, "\"loss\":");
         if (!e || !s || !l || !(begins(e + 9, "train\"") || begins(e + 9, "eval\""))) continue;
-        *event = e[9];
-        *step = strtod(s + 7, NULL);
-        *loss = strtod(l + 7, NULL);
-        *whole = line;
+        r->event = e[9];
+        r->step = strtod(s + 7, NULL);
+        r->loss = strtod(l + 7, NULL);
+        r->line = line;
         return 1;
     }
     return 0;
 }
 
-/* Are all figures of two lines alike, but for those of the clock and the memory? Lists
-   have four digits: to 0.2 %. The share that compression loses (train_compressive's
-   "ratio") is, with --batch-split, the mean of the parts' shares, and ranks do not
-   have those: to 5 %. */
+/* Do two lines have the same values, except for times and memory? To 0.2 %, because lists
+   have four digits. The share that compression loses (train_compressive's "ratio") is,
+   with --batch-split, the mean over the parts, and ranks have other parts: to 5 %. */
 static int same_figures(char *p, char *q) {
-    double within = 2e-3;
     static const char *const skip[] = {"\"tokens_per_s\":", "\"seconds\":", "\"peak_bytes\":"};
+    double within = 2e-3;
     while (*p && *q) {
         char *pe, *qe;
         size_t k;
@@ -258,58 +276,68 @@ static int same_figures(char *p, char *q) {
     return *p == *q;
 }
 
+/* Compares the tensors of two checkpoints. Returns the number of tensors of other types
+   that differ. */
+static int compare_tensors(const file *a, const file *b, apart *params, apart *state) {
+    size_t i;
+    int bad = 0;
+    if (a->count != b->count)
+        stop("%lu tensors and %lu", (unsigned long)a->count, (unsigned long)b->count);
+    for (i = 0; i < a->count; i++) {
+        const tensor *t = &a->t[i], *u = &b->t[i];
+        if (strcmp(t->name, u->name) || strcmp(t->shape, u->shape) || t->is_float != u->is_float
+            || t->bytes != u->bytes)
+            stop("%s %s and %s %s", t->name, t->shape, u->name, u->shape);
+        if (t->is_float)
+            add(of_state(t->name) ? state : params, t, u);
+        else if (memcmp(t->data, u->data, t->bytes)) {
+            printf("%s differs; ", t->name);
+            bad++;
+        }
+    }
+    return bad;
+}
+
+/* Compares two logs: the largest relative difference of a loss, and the number of lines.
+   Returns whether all other values agree. */
+static int compare_logs(char *x, char *y, double *worst, size_t *lines) {
+    int good = 1;
+    for (;;) {
+        record a, b;
+        int more = next_loss(&x, &a);
+        double d;
+        if (more != next_loss(&y, &b) || a.event != b.event || a.step < b.step || a.step > b.step) {
+            printf("the logs have different lines at step %g; ", a.step);
+            return 0;
+        }
+        if (!more) return good;
+        if (!same_figures(a.line, b.line)) {
+            if (good) printf("values differ: %.300s; ", a.line);
+            good = 0;
+        }
+        d = fabs(a.loss - b.loss) / fabs(a.loss);
+        if (!(d <= *worst) && !isnan(*worst)) *worst = d;
+        ++*lines;
+    }
+}
+
 int main(int argc, char **argv) {
     static file a, b;
     apart params = {0, 0, 0, "", 0, 0}, state = {0, 0, 0, "", 0, 0};
     double limit[3], losses = 0;
     size_t i, n, lines = 0;
-    int bad = 0, told = 0;
-    char *x, *y;
+    int bad;
     if (argc != 8)
         stop("usage: group_cmp LOSS PARAMS STATE A.safetensors B.safetensors A.jsonl B.jsonl");
     for (i = 0; i < 3; i++) limit[i] = strtod(argv[1 + i], NULL);
     load(&a, argv[4]);
     load(&b, argv[5]);
-    if (!same_meta(&a, &b)) bad = 1;
-    if (a.count != b.count)
-        stop("%lu tensors and %lu", (unsigned long)a.count, (unsigned long)b.count);
-    for (i = 0; i < a.count; i++) {
-        const tensor *t = &a.t[i], *u = &b.t[i];
-        if (strcmp(t->name, u->name) || strcmp(t->shape, u->shape) || t->is_float != u->is_float
-            || t->bytes != u->bytes)
-            stop("%s %s and %s %s", t->name, t->shape, u->name, u->shape);
-        if (t->is_float)
-            add(of_state(t->name) ? &state : &params, t, u);
-        else if (memcmp(t->data, u->data, t->bytes)) {
-            printf("%s differs; ", t->name);
-            bad = 1;
-        }
-    }
-    x = read_all(argv[6], &n);
-    y = read_all(argv[7], &n);
-    for (;;) {
-        char e = 0, f = 0;
-        char *u = NULL, *v = NULL;
-        double s = 0, t = 0, l = 0, m = 0, d;
-        int more = next_loss(&x, &e, &s, &l, &u);
-        if (more != next_loss(&y, &f, &t, &m, &v) || e != f || s < t || s > t) {
-            printf("the logs have other lines at step %g; ", s);
-            bad = 1;
-            break;
-        }
-        if (!more) break;
-        if (!same_figures(u, v)) {
-            if (!told++) printf("figures differ: %.300s; ", u);
-            bad = 1;
-        }
-        d = fabs(l - m) / fabs(l);
-        if (!(d <= losses)) losses = d;
-        if (!(d <= limit[0])) bad = 1;
-        lines++;
-    }
-    if (!(norm(&params) <= limit[1]) || !(params.worst <= 30 * limit[1])
-        || !(state.worst <= limit[2]) || state.nan)
-        bad = 1;
+    bad = !same_meta(&a, &b);
+    bad |= compare_tensors(&a, &b, &params, &state) > 0;
+    bad |= !compare_logs(read_all(argv[6], &n), read_all(argv[7], &n), &losses, &lines);
+    bad |= !(losses <= limit[0]);
+    bad |= !(norm(&params) <= limit[1]) || !(params.worst <= 30 * limit[1]);
+    bad |= !(state.worst <= limit[2]) || state.nan;
     if (!lines || !params.tensors || !state.tensors) {
         printf("nothing to compare; ");
         bad = 1;
