@@ -95,36 +95,37 @@ done < "$work/list"
 check "$page has $ran blocks, fewer than it had" [ "$ran" -ge 4 ]
 
 cd "$tree" || exit 1
-check "the run of two ranks did not go on with four" \
+check "the run of two ranks did not resume with four" \
     grep -q '"event":"resume","step":20' runs/ranks/log.jsonl
 # the program: losses and parameters of two ranks and of one process
 $limited mpirun -np 2 --bind-to none ./prog > two 2> /dev/null
 $limited ./prog > one
 check "the program does not learn: $(tail -n 1 two)" \
     awk 'END { exit !(NR == 5 && $3 + 0 > 0 && $3 < 0.5) }' two
-check "two ranks learn something else than one: $(paste one two | tail -n 1)" \
+check "two ranks and one process learn different values: $(paste one two | tail -n 1)" \
     sh -c 'paste one two | awk "{ d = \$3 - \$9; if (d < 0) d = -d }
         d > 2e-3 * \$3 + 1.1e-4 { bad = 1 }
         END { exit bad || NR != 5 }"'
 $limited mpirun -np 3 --bind-to none ./prog > out 2>&1
 code=$?
-check "three ranks and eight streams: $code, not 2" [ $code -eq 2 ]
+check "three ranks and eight streams: exit code 2, got $code" [ $code -eq 2 ]
 # the SLURM script: on a signal it saves and requeues itself; started again, it resumes
 touch "$work/when"
 STEPS=60
 export SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1
 run "$work/job.sh"
 code=$?
-check "the script, told to stop, ends with $code, not 138" [ $code -eq 138 ]
-check "the script does not queue itself again" grep -q '^requeue 7$' "$work/requeued"
-check "it did not stop early" sh -c '! grep -q "\"step\":60," runs/slurm/log.jsonl'
+check "the script after a signal: exit code 138, got $code" [ $code -eq 138 ]
+check "the script does not requeue itself" grep -q '^requeue 7$' "$work/requeued"
+check "the signal did not end the run early" sh -c '! grep -q "\"step\":60," runs/slurm/log.jsonl'
 rm "$work/when"
 run "$work/job.sh"
 code=$?
-check "the script, started again, ends with $code" [ $code -eq 0 ]
-check "it does not go on" grep -q '"event":"resume"' runs/slurm/log.jsonl
-check "it does not end" grep -q '"event":"train","step":60,' runs/slurm/log.jsonl
-check "it queues itself again" [ "$(wc -l < "$work/requeued")" -eq 1 ]
+check "the restarted script: exit code 0, got $code" [ $code -eq 0 ]
+check "the restarted script does not resume" grep -q '"event":"resume"' runs/slurm/log.jsonl
+check "the restarted script does not finish the run" \
+    grep -q '"event":"train","step":60,' runs/slurm/log.jsonl
+check "the finished script requeues itself" [ "$(wc -l < "$work/requeued")" -eq 1 ]
 
 # Thread indices are below stx_threads, for which scratch memory is allocated, also after
 # the ranks have divided the processors.
@@ -157,7 +158,7 @@ int main(void) {
 END
 check "share.c does not compile" "$work/bin/mpicc" -O1 -D_POSIX_C_SOURCE=200809L share.c -o share
 for np in 2 4; do
-    check "$np ranks on the same processors have threads that nothing is made for" \
+    check "$np ranks on the same processors: a thread index is not below stx_threads" \
         $limited mpirun -np $np --bind-to none ./share
 done
 echo "$passed passed, $failed failed"

@@ -48,7 +48,7 @@ case $mpi in /*) ;; *) mpi=$PWD/$mpi ;; esac
 . "$here/trainer_lib.sh"
 prog=train_$family
 host=$(uname -n)
-# its messages about a killed rank are known here
+# the messages of Open MPI about a killed rank are known
 openmpi=$($mpirun --version 2>/dev/null | grep -i 'open mpi\|openrte')
 
 # ---- running ----
@@ -137,7 +137,7 @@ like() { # WHAT A B: directories of runs
     fi
     [ -z "$GROUP_SHOW" ] || echo "$1: $said"
 }
-same_bits() { check "$1: bit for bit" cmp "$2/run.st" "$3/run.st"; }
+same_bits() { check "$1: bit-exactly" cmp "$2/run.st" "$3/run.st"; }
 whole_run() { # WHAT N DIR OPTIONS...: a new run of N ranks in DIR
     what=$1 ranks=$2 dir=$3; shift 3
     mkdir -p "$dir"
@@ -220,24 +220,24 @@ done
 check "the log has each step once" \
     [ "$(steps_of n4/log.jsonl | tr '\n' ' ')" \
     = "$(awk 'BEGIN { for (i = 1; i <= 200; i++) printf "%d ", i }')" ]
-check "and 4 evaluations" [ "$(events n4/log.jsonl eval | wc -l)" -eq 4 ]
-check "the best, too" \
+check "the log has 4 evaluations" [ "$(events n4/log.jsonl eval | wc -l)" -eq 4 ]
+check "the best of three ranks and of one process" \
     "$T/group_cmp" 1e-6 1e-6 1e-4 one/best.st n3/best.st one/log.jsonl n3/log.jsonl
 whole_run "again" 4 again $options
 same_bits "4 ranks again" n4 again
-check "and its best" cmp n4/best.st again/best.st
+check "the best repeats bit-exactly" cmp n4/best.st again/best.st
 whole_run "--shard" 3 shard $options --shard
 same_bits "--shard, 3 ranks" n3 shard
 # Output is printed once, as by one process: the same lines, except for times and one line
 # with the number of ranks.
 cp -R n2 end2; cp -R one end1
 ranks=2; run end2 $files $options
-check "a run that is at its end" [ $rc -eq 0 ]
-check "a result once" [ "$(grep -c '^step 200: valid' out)" -eq 1 ]
-check "progress once" [ "$(grep -c 'parameters, vocabulary' err)" -eq 1 ]
-check "the number of ranks once" [ "$(grep -c '^2 ranks; this is rank 0$' err)" -eq 1 ]
+check "a run that is complete" [ $rc -eq 0 ]
+check "the result is printed once" [ "$(grep -c '^step 200: valid' out)" -eq 1 ]
+check "the sizes are printed once" [ "$(grep -c 'parameters, vocabulary' err)" -eq 1 ]
+check "the number of ranks is printed once" [ "$(grep -c '^2 ranks; this is rank 0$' err)" -eq 1 ]
 cp out out2; ranks=0; run end1 $files $options
-check "the results of one process" cmp out out2
+check "the results are those of one process" cmp out out2
 
 case $family in
 attn_span)
@@ -279,8 +279,9 @@ par)
     ranks=2
     run . $model $search --data t.txt --steps 2 --noise sequence --latency hinge \
         --latency-target 0.6 --latency-of w
-    check "times of each stream's own draws are refused" [ $rc -eq 2 ]
-    check "and why" [ "$(grep -c 'rank 0 of 2.*--latency-of p or --noise step' err)" -eq 1 ]
+    check "a latency of separate draws per stream is refused" [ $rc -eq 2 ]
+    check "the message has the reason" \
+        [ "$(grep -c 'rank 0 of 2.*--latency-of p or --noise step' err)" -eq 1 ]
     ;;
 esac
 
@@ -288,7 +289,7 @@ esac
 section "resuming"
 
 whole_run "to step 100" 4 first $options --steps 100
-check "100 steps are no 200" differ first/run.st n4/run.st
+check "100 steps differ from 200" differ first/run.st n4/run.st
 cp -R first then4; cp -R first then1
 whole_run "4 ranks, then 2" 2 first $options
 like "4 ranks, then 2" one first
@@ -310,7 +311,7 @@ compressive | par)
     like "--update-every 3, 2 ranks" u0 u2
     # A run that ends between two updates saves the mean of the gradients of all ranks.
     whole_run "31 steps" 2 u31 $held --steps 31
-    check "step 31, one gradient waits" \
+    check "step 31: the gradient of one step is stored" \
         [ "$(meta u31/run.st step) $(meta u31/run.st grads.pending)" = "31 1" ]
     whole_run "31 steps" 0 u31one $held --steps 31
     like "gradients that wait" u31one u31
@@ -330,8 +331,8 @@ for n in "0 --eval-batch-sz 5" "3 --eval-batch-sz 5" "0 --eval-batch-sz 2" "3 --
     ranks=${n%% *}
     good "--eval-only, $n" one --checkpoint run.st --data ../t.txt --eval-only --threads 1 ${n#* }
     cp out "eval.$ranks"
-    check "results are there" grep -q '^step 200: test' out
-    [ "$ranks" -eq 0 ] || check "--eval-only $n: the lines of one process" cmp eval.0 eval.3
+    check "--eval-only prints results" grep -q '^step 200: test' out
+    [ "$ranks" -eq 0 ] || check "--eval-only $n: the output of one process" cmp eval.0 eval.3
 done
 
 # ========================================================================================
@@ -353,16 +354,16 @@ stop_one() {
 }
 if [ -n "$procs" ]; then
     stop_one TERM 3 stop $options
-    check "SIGTERM to rank 2: exit code 143, not $rc" [ $rc -eq 143 ]
-    check "it is told once" \
+    check "SIGTERM to rank 2: exit code 143, got $rc" [ $rc -eq 143 ]
+    check "the signal is reported once" \
         [ "$(grep -c '^stopped at step [0-9]*; the checkpoint is saved' err)" -eq 1 ]
-    check "and was in the midst" [ "$(meta stop/run.st step)" -lt 200 ]
+    check "the run was interrupted" [ "$(meta stop/run.st step)" -lt 200 ]
     check "no process is left" nothing_left
     check "no temporary file" [ "$(tmps stop)" -eq 0 ]
     whole_run "SIGTERM, then on" 3 stop $options
     same_bits "SIGTERM, then on" n3 stop
     stop_one USR1 2 stop $options
-    check "SIGUSR1 to rank 1: exit code 138, not $rc" [ $rc -eq 138 ]
+    check "SIGUSR1 to rank 1: exit code 138, got $rc" [ $rc -eq 138 ]
     whole_run "SIGUSR1, then on" 2 stop $options
     same_bits "SIGUSR1, then on" n2 stop
     case $family in
@@ -370,7 +371,7 @@ if [ -n "$procs" ]; then
         held="$model $trained --update-every 50 --steps 600 --save-every 20 --eval-every 0"
         stop_one TERM 2 stop $held
         step=$(meta stop/run.st step)
-        check "SIGTERM between two updates: saved behind one, not after step $step" \
+        check "SIGTERM between two updates: saved after an update, got step $step" \
             [ $rc -eq 143 -a $((step % 50)) -eq 0 ]
         more=$((step + 30))
         whole_run "then on to step $more" 2 stop $held --steps $more
@@ -406,9 +407,9 @@ while [ -n "$procs" ] && [ $i -lt 5 ]; do
         collect
     done
     where="kill $i, of rank $r after $ms ms"
-    check "$where: it ends with an error, of itself: $rc" [ $rc -ne 0 -a $rc -ne 124 ]
+    check "$where: the run ends by itself with an error: $rc" [ $rc -ne 0 -a $rc -ne 124 ]
     [ -z "$openmpi" ] ||
-        check "$where: a message with rank and host" grep -q "rank $r .*${host%%.*}" err
+        check "$where: the message has rank and host" grep -q "rank $r .*${host%%.*}" err
     check "$where: no process is left" nothing_left
     rm -f kill/best.st.*.tmp
     continued "$where" kill $files $options
@@ -423,10 +424,10 @@ if ${CC:-cc} -shared -fPIC "$here/trainer_kill.c" -o "$T/kill.so" -ldl >/dev/nul
     cp full/run.st good.st
     several full -np 1 env LD_PRELOAD="$T/kill.so" TRAINER_FILE=run.st TRAINER_FULL_AT=1 "$mpi" \
         $files $options : -np 1 "$mpi" $files $options
-    check "a full disk: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "rank, host and why, once" \
+    check "a full disk: exit code 1, got $rc" [ $rc -eq 1 ]
+    check "one message with rank, host and reason" \
         [ "$(grep -c "^$prog: rank 0 of 2, on $host: .*run.st.*: No space left" err)" -eq 1 ]
-    check "the old checkpoint stays" cmp full/run.st good.st
+    check "the old checkpoint is unchanged" cmp full/run.st good.st
     check "no temporary file" [ "$(tmps full)" -eq 0 ]
     [ -z "$procs" ] || check "no process is left" nothing_left
     whole_run "then on" 2 full $options
@@ -443,14 +444,14 @@ attn_span)
     between=$(grep '"event":"train"' memory/log.jsonl | awk -F '"peak_bytes":' '
         { split($2, b, /[,}]/); p[NR] = b[1] }
         END { if (p[21] > 1.1 * p[20]) printf "%.9f", (p[20] + p[21]) / 2 / 1073741824 }')
-    check "the evaluation wants more than a step" [ -n "$between" ]
+    check "the evaluation needs more memory than a step" [ -n "$between" ]
     rm -rf memory; mkdir memory
     several memory -np 1 "$mpi" $files $hungry : -np 1 "$mpi" $files $hungry --max-memory "$between"
-    check "an evaluation that fails at one rank: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "rank, host and the option" \
+    check "an evaluation that fails at one rank: exit code 1, got $rc" [ $rc -eq 1 ]
+    check "the message has rank, host and the option" \
         [ "$(grep -c "^$prog: rank 1 of 2, on $host: .*--max-memory" err)" -eq 1 ]
-    check "no other rank complains" [ "$(grep -c "^$prog: rank" err)" -eq 1 ]
-    check "the checkpoint before is good" loads memory/run.st
+    check "no other rank prints a message" [ "$(grep -c "^$prog: rank" err)" -eq 1 ]
+    check "the checkpoint before it is valid" loads memory/run.st
     check "it is of step 10" [ "$(meta memory/run.st step)" -eq 10 ]
     [ -z "$procs" ] || check "no process is left" nothing_left
     ;;
@@ -461,7 +462,7 @@ esac
 if [ "$family" = attn_span ]; then
 section "refusals"
 
-# PATTERN TIMES ARGUMENTS of mpirun..: exit code 2 soon, TIMES lines of the program with
+# PATTERN TIMES ARGUMENTS of mpirun..: expects exit code 2, TIMES lines of the program with
 # PATTERN, no file in `no`
 not_so() {
     pattern=$1 times=$2; shift 2
@@ -469,9 +470,9 @@ not_so() {
     [ -z "$kept" ] || cp "$kept" no/run.st
     find no >"$T/before"
     several no "$@"
-    check "$pattern: exit code 2, not $rc" [ $rc -eq 2 ]
+    check "$pattern: exit code 2, got $rc" [ $rc -eq 2 ]
     n=$(grep -c "^$prog: " err)
-    check "$pattern: $times lines of the program's, not $n" [ "$n" -eq "$times" ]
+    check "$pattern: $times lines of the program, got $n" [ "$n" -eq "$times" ]
     if grep -q "^$prog: .*$pattern" err; then
         pass
     else
@@ -509,11 +510,11 @@ not_so "rank 1 of 2, on $host: .*no-such-option" 1 -np 1 "$mpi" $all : -np 1 "$m
 not_so "[A-Z]_SIZE says that .*make MPI=1" 1 -np 2 "$bin" $all
 
 section "options of the file"
-# They request another context than the one that is open.
+# These need another context than the open one.
 rm -rf seeded; mkdir seeded
 ranks=2
 good "another seed" seeded $all --seed 3 --steps 5
-good "another seed: it goes on by its file alone, and all ranks end well" seeded \
+good "another seed: resumes from its checkpoint alone, all ranks end with 0" seeded \
     --checkpoint run.st --steps 10 --threads 1
 section "printed once"
 

@@ -1,10 +1,10 @@
-# trainer_attn_span.sh - what tests/trainer.sh needs to know of train_attn_span: options,
-# presets, and checks that only this family has.
+# trainer_attn_span.sh - the parts of tests/trainer.sh for train_attn_span: options,
+# presets, and checks of this family only.
 
 sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --attn-span 32 --block-sz 16"
 sizes="$sizes --batch-sz 4 --threads 1"
-# a training with everything that draws random numbers or has a state; its rate does not
-# depend on --steps
+# training with everything that draws random numbers or has a state; its learning rate does
+# not depend on --steps
 trained="--batch-split 2 --adapt-span --adapt-span-loss 0.0001 --adapt-span-init 0.5"
 trained="$trained --adapt-span-ramp 8 --dropout 0.2 --emb-dropout 0.1 --optim adagrad --lr 0.07"
 trained="$trained --grad-clip 0.3 --lr-warmup 20"
@@ -41,7 +41,7 @@ old_given="--preset demo --nlayers 1 --hid-sz 4 --inner-hid-sz 4 --nheads 2 --at
 old_given="$old_given --block-sz 8 --batch-sz 2 --tokens bytes-compact --steps 60"
 # for tests/trainer_cuda.sh
 cuda_model="--nlayers 2 --hid-sz 32 --nheads 2 --inner-hid-sz 48 --attn-span 48 --lr 0.02"
-cuda_more="--adapt-span --adapt-span-init 0.3 --adapt-span-ramp 8"      # but for cuda_note's run
+cuda_more="--adapt-span --adapt-span-init 0.3 --adapt-span-ramp 8"      # not for cuda_note
 # a memory that grows in every step
 cuda_note="--nlayers 1 --attn-span 512 --block-sz 4 --batch-sz 1 --steps 70"
 
@@ -63,7 +63,7 @@ END2
 }
 family_presets() {
     good "the shape of a preset" . --preset enwik8_small --dry-run
-    check "the message says so" grep -q '^8 layers, 4 heads, span 1024$' out
+    check "the message has the shape" grep -q '^8 layers, 4 heads, span 1024$' out
 }
 family_variants() {
     variant "adagrad" --data ../t.txt $full
@@ -90,37 +90,38 @@ eps memory --no-renorm
 memory off --no-renorm
 END2
     variant "fairseq's form" --data ../t.txt $full --no-renorm --fairseq-init --literal memory
-    variant "one span a layer" --data ../t.txt $full --span-per-layer
+    variant "one span per layer" --data ../t.txt $full --span-per-layer
     variant "adaptive words, tied" --data ../w.txt $full $adaptive --adapt-io-tied
     variant "inverse square root" --data ../t.txt $full --schedule inv-sqrt --batch-split 4
 }
 family_more() {
-    # iterations that are given count more than steps that only the checkpoint has
+    # --niter takes precedence over --steps of the checkpoint
     mkdir niter
     good "12 steps" niter --data ../t.txt --checkpoint run.st $full --steps 12
     good "then 5 iterations of 4" niter --checkpoint run.st --niter 5 --nbatches 4 --threads 1
-    check "are 20 steps" [ "$(meta niter/run.st step)" = 20 ]
-    # spans of all heads: in the log, in curves, and at the end the same
+    check "12 steps, then 5 iterations of 4: 20 steps" [ "$(meta niter/run.st step)" = 20 ]
+    # spans of all heads: the same in the log, in the curves and at the end
     spans() { events "$1" | tail -n 1 | sed 's/.*"spans":.\([^]]*\).*/\1/'; }
-    good "spans" niter --data ../t.txt $full --nlayers 3 --nheads 2 --steps 20 --log-every 1 \
-        --log spans.jsonl --tensorboard tb
-    check "a number for each head, as the end says" \
+    good "spans of all heads" niter --data ../t.txt $full --nlayers 3 --nheads 2 --steps 20 \
+        --log-every 1 --log spans.jsonl --tensorboard tb
+    check "the log has a span for each head, as printed at the end" \
         [ "$(spans niter/spans.jsonl | tr ',' '\n' | awk '{ printf " %.0f", $1 }')" \
         = "$(sed -n 's/^  layer *[0-9]* *//p' out | tr -s ' \n' ' ' | sed 's/^/ /; s/ $//')" ]
-    check "they move" \
+    check "spans change" \
         [ "$(spans niter/spans.jsonl)" != "$(events niter/spans.jsonl | head -n 1 |
         sed 's/.*"spans":.\([^]]*\).*/\1/')" ]
     for head in 1_head_1 1_head_2 3_head_2; do
         check "a curve of head $head" [ "$(grep -ao "span/layer_$head" niter/tb/* | wc -l)" -eq 20 ]
     done
-    check "and no more of them" \
+    check "six curves of spans" \
         [ "$(grep -ao 'span/layer_[0-9]*_head_[0-9]*' niter/tb/* | sort -u | wc -l)" -eq 6 ]
-    good "one a layer" niter --data ../t.txt $full --nlayers 3 --nheads 2 --span-per-layer \
+    good "one span per layer" niter --data ../t.txt $full --nlayers 3 --nheads 2 --span-per-layer \
         --steps 2 --log-every 1 --log layers.jsonl
-    check "is three numbers" [ "$(spans niter/layers.jsonl | tr ',' '\n' | wc -l)" -eq 3 ]
-    good "none learned" niter --data ../t.txt $tiny --no-adapt-span --steps 2 --log-every 1 \
+    check "one span per layer: three values in the log" \
+        [ "$(spans niter/layers.jsonl | tr ',' '\n' | wc -l)" -eq 3 ]
+    good "no learned spans" niter --data ../t.txt $tiny --no-adapt-span --steps 2 --log-every 1 \
         --log none.jsonl
-    check "is none" grep -q '"spans":\[\]' niter/none.jsonl
+    check "no learned spans: an empty list in the log" grep -q '"spans":\[\]' niter/none.jsonl
 }
 # options that a checkpoint decides
 fixed_options() {
@@ -202,17 +203,19 @@ family_bad() {
     refused 'max-memory' $t $tiny $new --attn-span 65536 --max-memory 0.005
 }
 family_evaluation() {
-    good "as the reference counts" eval --data ../t.txt --checkpoint often.st --full-eval-mode \
-        --log ref.jsonl --threads 1
-    check "keys of it" only_keys eval/ref.jsonl eval event,split,loss,bpb,step,tokens
-    check "fewer tokens" \
+    good "--full-eval-mode, as in the reference" eval --data ../t.txt --checkpoint often.st \
+        --full-eval-mode --log ref.jsonl --threads 1
+    check "--full-eval-mode: keys of the log" \
+        only_keys eval/ref.jsonl eval event,split,loss,bpb,step,tokens
+    check "--full-eval-mode: fewer tokens" \
         [ "$(head -n 1 eval/ref.jsonl | field tokens)" \
         -lt "$(head -n 1 eval/only1.jsonl | field tokens)" ]
 }
 family_small_presets() {
-    good "a preset of the smallest size" log --preset enwik8_small $sizes --data ../t.txt --steps 4
+    good "a preset with the smallest sizes" log --preset enwik8_small $sizes --data ../t.txt \
+        --steps 4
 }
-# options that would change nothing beside the sizes of the smallest model
+# options without effect on the smallest model
 useless() {
     cat <<'END2'
 --adapt-span-loss 0.1

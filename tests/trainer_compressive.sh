@@ -1,10 +1,10 @@
-# trainer_compressive.sh - what tests/trainer.sh needs to know of train_compressive:
-# options, presets, and checks that only this family has.
+# trainer_compressive.sh - the parts of tests/trainer.sh for train_compressive:
+# options, presets, and checks of this family only.
 
 sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --block-sz 16 --mem 16 --cmem 8"
 sizes="$sizes --memory-layers all --gate residual --batch-sz 4 --batch-split 1 --random-segments 0"
 sizes="$sizes --sample-every 0 --threads 1"
-# most of its steps stand between two updates; its rate does not depend on --steps
+# most of its steps are between two updates; its learning rate does not depend on --steps
 trained="--batch-split 2 --dropout 0.2 --aux-dropout 0.1 --lr 0.01 --lr-warmup 20 --lr-start 0.001"
 trained="$trained --update-every 3 --update-after 20"
 adapts=no
@@ -34,8 +34,8 @@ local_options="$local_options no-train threads device gpu tune no-graph max-memo
 local_options="$local_options list-presets version generate prompt temperature top-k top-p"
 local_options="$local_options repetition-penalty repetition-window stop interactive keep-best out"
 local_options="$local_options weights shard"
-# tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are
-# none that lack options
+# tests/old: a tiny model after 30 steps of --preset demo, by the first version; no
+# checkpoint of it lacks options
 old_options='"lr":0.004,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9168
 old_given=
 # for tests/trainer_cuda.sh
@@ -54,7 +54,7 @@ wikitext103 595.5 595532247 18 1024
 pg19 599.5 599510272 36 1024
 END2
 }
-# The reference's own count, with a convolution in each layer: V E 2 + V, projections
+# The count of the reference, with a convolution in each layer: V E 2 + V, projections
 # where E is not D, the table of positions, layers
 reference_count() { # V E D L S M C R GLU
     echo "$@" | awk '{ V = $1; E = $2; D = $3; L = $4; r = $8; g = 1 + $9
@@ -65,29 +65,31 @@ reference_count() { # V E D L S M C R GLU
 }
 parameters() { sed -n 's/^\([0-9]*\) parameters.*/\1/p' out; }
 family_presets() {
-    # its convolutions in layers without a memory are never used, and are not here: 4 d^2
-    # + d in each of five
+    # The reference has unused convolutions in its five layers without memory, 4 d^2 + d
+    # each.
     n=$(reference_count 256 512 512 8 512 512 128 4 0)
-    check "the reference's example has 59,666,688 parameters in the reference's own form" \
+    check "the reference's example has 59,666,688 parameters as it counts them" \
         [ "$n" -eq 59666688 ]
     good "the reference's example" . --preset reference --dry-run
-    check "here it has five unused convolutions less" \
+    check "the reference's example: without five unused convolutions" \
         [ "$(parameters)" -eq $((n - 5 * (4 * 512 * 512 + 512))) ]
-    check "its shape" \
+    check "the reference's example: its shape" \
         grep -q '^8 layers, 8 heads, segment 512; 3 layers with a memory, of 1920 rows together$' \
         out
     n=$(reference_count 20000 128 512 12 1024 1024 256 4 1)
     good "the README's example" . --preset readme --dry-run
-    check "the README's has five unused ones less than $n" \
+    check "the README's example: $n without five unused convolutions" \
         [ "$(parameters)" -eq $((n - 5 * (4 * 512 * 512 + 512))) ]
     good "the reference's example with a memory in every layer" . --preset reference \
         --memory-layers all --dry-run
-    check "has as many as the reference's" [ "$(parameters)" -eq 59666688 ]
-    # Transformer-XL of the paper's enwik8 is published as 277M; a compression of 3 d^2 +
-    # d in each layer comes on top
+    check "with a memory in every layer: as many parameters as the reference" \
+        [ "$(parameters)" -eq 59666688 ]
+    # The Transformer-XL for enwik8 in the paper is published as 277M. A compression of
+    # 3 d^2 + d per layer is added.
     good "enwik8 without compressed memory" . --preset enwik8 --cmem 0 --dry-run
-    check "277 million without compression, $(parameters)" [ $(($(parameters) / 1000000)) -eq 277 ]
-    check "24 compressions more with it" \
+    check "enwik8 without compression: 277 million, $(parameters)" \
+        [ $(($(parameters) / 1000000)) -eq 277 ]
+    check "enwik8 with compression: 24 compressions more" \
         [ $(($(parameters) + 24 * (3 * 1024 * 1024 + 1024))) -eq 353036493 ]
 }
 family_variants() {
@@ -117,82 +119,83 @@ gradients() { # FILE: the numbers of its entry "grads"
         od -An -v -tf4 -w4
 }
 literal_forms() {
-    # tests/old: 30 steps with a flag for each form, --literal-rows, -pad, -target and
-    # -freeze; 2.7059 is the loss that the first version continues to, 2.6904 the loss
-    # without them
+    # tests/old: 30 steps with one flag per form, --literal-rows, -pad, -target and -freeze.
+    # The first version continues to a loss of 2.7059; without the flags it is 2.6904.
     mkdir forms
     cp "$here/old/compressive_literal.safetensors" forms/run.st
     cp forms/run.st forms/again.st
     cp forms/run.st forms/bits.st
-    good "a checkpoint with a flag for each form" forms --checkpoint run.st --data ../t.txt \
+    good "a checkpoint with one flag per literal form" forms --checkpoint run.st --data ../t.txt \
         --steps 60 --threads 1 --log log.jsonl
-    check "continues with those forms" \
+    check "one flag per form: continues with those forms" \
         awk -v got="$(events forms/log.jsonl eval | field loss)" \
         'BEGIN { e = got - 2.7059; exit !(e < 0.005 && -e < 0.005) }'
-    check "and now has a list" \
+    check "one flag per form: the checkpoint now has a list" \
         [ "$(header forms/run.st | grep -c '\\"literal\\":\\"rows,pad,target,freeze\\"')" -eq 1 ]
-    good "the same with the flags that it was made with" forms --checkpoint again.st \
+    good "one flag per form: the same with its flags given" forms --checkpoint again.st \
         --data ../t.txt --steps 60 --threads 1 --literal-rows --literal-pad --literal-target \
         --literal-freeze
-    check "to the same bits" same_state forms/run.st forms/again.st
-    good "and with the list" forms --checkpoint bits.st --data ../t.txt --steps 60 --threads 1 \
-        --literal freeze,target,pad,rows
-    check "to the same bits again" same_state forms/run.st forms/bits.st
+    check "its flags given: bit-exactly the same" same_state forms/run.st forms/again.st
+    good "one flag per form: the same with the list given" forms --checkpoint bits.st \
+        --data ../t.txt --steps 60 --threads 1 --literal freeze,target,pad,rows
+    check "the list given: bit-exactly the same" same_state forms/run.st forms/bits.st
     cd forms
     refused '--literal is true here .from the command line. but rows,pad,target,freeze in the checkpoint' \
         --checkpoint run.st --data ../t.txt --steps 90 --literal
     refused '--literal is false here' --checkpoint run.st --data ../t.txt --steps 90 --no-literal
     refused '--literal is false here' --checkpoint run.st --data ../t.txt --eval-only --no-literal
     cd ..
-    good "weights from it, without what only training depends on" forms --init-from run.st \
+    good "--init-from drops forms that only training depends on" forms --init-from run.st \
         --data ../t.txt --steps 2 --threads 1 --literal rows,pad --checkpoint tuned.st
-    check "has the forms that were given" \
+    check "--init-from: has the forms that were given" \
         [ "$(header forms/tuned.st | grep -c '\\"literal\\":\\"rows,pad\\"')" -eq 1 ]
 
-    good "all forms, by one word" forms $tiny --data ../t.txt --steps 12 --literal \
+    good "--literal without names" forms $tiny --data ../t.txt --steps 12 --literal \
         --checkpoint all.st
-    check "is kept as such" [ "$(header forms/all.st | grep -c '\\"literal\\":true')" -eq 1 ]
-    good "by their names" forms $tiny --data ../t.txt --steps 12 \
+    check "--literal without names is stored as such" \
+        [ "$(header forms/all.st | grep -c '\\"literal\\":true')" -eq 1 ]
+    good "all forms by name" forms $tiny --data ../t.txt --steps 12 \
         --literal rows,pad,target,mask,freeze --checkpoint named.st
-    check "is the same training" same_state forms/all.st forms/named.st
+    check "all forms by name: the same training" same_state forms/all.st forms/named.st
     # all but some, also if others do not apply
     while read -r but names; do
         good "--literal, $but" forms $tiny --data ../t.txt --steps 12 --literal \
             $(echo "$but" | tr , ' ') --checkpoint but.st
-        good "its names, $names" forms $tiny --data ../t.txt --steps 12 --literal "$names" \
+        good "--literal with the names $names" forms $tiny --data ../t.txt --steps 12 --literal "$names" \
             --checkpoint these.st $(echo "$but" | tr , '\n' | grep -v literal | tr '\n' ' ')
-        check "is the same training" same_state forms/but.st forms/these.st
+        check "--literal, $but: the same training" same_state forms/but.st forms/these.st
         rm -f forms/but.st forms/these.st
     done <<'END2'
 --no-literal-pad rows,target,mask,freeze
 --no-literal-pad,--positions,xl target,mask,freeze
 --no-literal-rows,--no-literal-mask,--compress,mean off
 END2
-    good "all but one" forms $tiny --data ../t.txt --steps 12 --literal --no-literal-pad \
+    good "--literal without one form" forms $tiny --data ../t.txt --steps 12 --literal --no-literal-pad \
         --checkpoint but.st
-    check "is kept as such" \
+    check "--literal without one form is stored as such" \
         [ "$(header forms/but.st | grep -c '\\"literal\\":\\"all,no-pad\\"')" -eq 1 ]
-    good "resumed by the same command" forms $tiny --data ../t.txt --steps 14 --literal \
+    good "--literal without one form: resumed by the same command" forms $tiny --data ../t.txt --steps 14 --literal \
         --no-literal-pad --checkpoint but.st
-    good "all that a model with other positions can have" forms $tiny --data ../t.txt --steps 12 \
+    good "--literal with other positions" forms $tiny --data ../t.txt --steps 12 \
         --positions xl --literal --checkpoint xl.st
-    good "by their names" forms $tiny --data ../t.txt --steps 12 --positions xl \
+    good "the forms of that model by name" forms $tiny --data ../t.txt --steps 12 --positions xl \
         --literal pad,target,mask,freeze --checkpoint xl_named.st
-    check "is the same training" same_state forms/xl.st forms/xl_named.st
+    check "the forms of that model by name: the same training" \
+        same_state forms/xl.st forms/xl_named.st
 }
 family_more() {
     literal_forms
     mkdir steps
     plain="$tiny --data ../t.txt --log-every 1"
-    good "in one part" steps $plain --steps 30 --lr 0.01 --log one.jsonl
-    good "in four" steps $plain --steps 30 --lr 0.01 --log four.jsonl --batch-split 4
+    good "a batch in one part" steps $plain --steps 30 --lr 0.01 --log one.jsonl
+    good "a batch in four parts" steps $plain --steps 30 --lr 0.01 --log four.jsonl --batch-split 4
     events steps/one.jsonl | field loss >a; events steps/four.jsonl | field loss >b
-    check "parts change the rounding only" \
+    check "parts change only the rounding" \
         sh -c "paste a b | awk '{ e = \$1 - \$2; if (!(e < 1e-3 && -e < 1e-3)) bad = 1 }
             END { exit bad || NR != 30 }'"
-    good "rates" steps $plain --steps 8 --lr 1 --lr-start 0.2 --lr-min 0.1 --lr-warmup 4 \
+    good "learning rates" steps $plain --steps 8 --lr 1 --lr-start 0.2 --lr-min 0.1 --lr-warmup 4 \
         --schedule cosine --log rates.jsonl
-    check "up from 0.2 to 1 in four steps, down to 0.1: $(rates steps/rates.jsonl)" \
+    check "rates: up from 0.2 to 1 in four steps, down to 0.1: $(rates steps/rates.jsonl)" \
         [ "$(rates steps/rates.jsonl)" \
         = "$(awk '
             BEGIN {
@@ -201,23 +204,24 @@ family_more() {
                         : 0.1 + 0.45 * (1 + cos(atan2(0, -1) * (n - 4) / 4))
             }')" ]
 
-    # updates at 1, 2, 3 and then 7, 11: in between parameters stay, so losses are those
-    # of rate 0 from there on
-    good "four steps an update" steps $plain --steps 8 --lr 0.01 --log every.jsonl \
+    # Updates after steps 1, 2, 3, 7 and 11. Parameters do not change in between, so the
+    # losses are those of learning rate 0.
+    good "four steps per update" steps $plain --steps 8 --lr 0.01 --log every.jsonl \
         --update-every 4 --update-after 3
     good "three steps" steps $plain --steps 3 --lr 0.01 --checkpoint three.st
     cp steps/three.st steps/still.st
-    good "then without updates" steps --data ../t.txt --checkpoint still.st --steps 8 --lr 0 \
-        --log still.jsonl --log-every 1 --threads 1
+    good "three steps, then without updates" steps --data ../t.txt --checkpoint still.st \
+        --steps 8 --lr 0 --log still.jsonl --log-every 1 --threads 1
     events steps/every.jsonl | field loss >a; events steps/still.jsonl | field loss >b
-    check "nothing moves for four steps" [ "$(sed -n 4,7p a)" = "$(head -n 4 b)" ]
-    check "then it does" [ "$(sed -n 8p a)" != "$(sed -n 5p b)" ]
+    check "four steps without an update: the losses of rate 0" \
+        [ "$(sed -n 4,7p a)" = "$(head -n 4 b)" ]
+    check "after the update the losses differ" [ "$(sed -n 8p a)" != "$(sed -n 5p b)" ]
     for every in 2 4; do
-        good "one step of $every" steps $plain --steps 1 --checkpoint g$every.st --update-every \
-            $every
+        good "one of $every steps of an update" steps $plain --steps 1 --checkpoint g$every.st \
+            --update-every $every
     done
     gradients steps/g2.st >a; gradients steps/g4.st >b
-    check "the mean: each step counts a half, or a quarter" \
+    check "gradients are means: each step counts a half, or a quarter" \
         sh -c "paste a b | awk '{ e = \$1 - 2 * \$2; n += \$1 != 0 }
             e * e > 1e-12 * \$1 * \$1 { bad = 1 }
             END { exit bad || n < 1000 }'"
@@ -228,21 +232,22 @@ family_more() {
         --data ../t.txt --checkpoint g4.st --steps 5 --update-after 1 --threads 1
     cd ..
 
-    # the first of the two segments of a piece fills the memory, the second compresses it
+    # the first segment of a piece fills the memory, the second compresses it
     good "pieces of two segments" steps $plain --steps 6 --random-segments 2 --log pieces.jsonl
-    check "each begins with an empty memory: $(aux steps/pieces.jsonl)" \
+    check "each piece begins with an empty memory: $(aux steps/pieces.jsonl)" \
         [ "$(aux steps/pieces.jsonl)" = "none some none some none some " ]
     good "parallel streams" steps $plain --steps 6 --log streams.jsonl
-    check "streams do not: $(aux steps/streams.jsonl)" \
+    check "streams keep their memory: $(aux steps/streams.jsonl)" \
         [ "$(aux steps/streams.jsonl)" = "none some some some some some " ]
 
-    # perplexity of a word: of pieces of words as of bytes; the held-out text is the 20th
-    # before the last
-    good "bytes, by words" steps $plain --steps 3 --data-unit word-ppl --log word.jsonl
+    # Perplexity per word, from pieces of words and from bytes. The held-out text is the
+    # second last twentieth.
+    good "--data-unit word-ppl of bytes" steps $plain --steps 3 --data-unit word-ppl \
+        --log word.jsonl
     n=$(wc -c <t.txt)
     v=$((n - n / 20 * 2)) w=$((n / 20))
     words=$(tail -c +$((v + 1)) t.txt | head -c $((n - n / 20 - v)) | wc -w)
-    check "exp(nats / $words words)" \
+    check "word-ppl of bytes: exp(nats / $words words)" \
         awk -v l="$(events steps/word.jsonl eval | field loss)" \
         -v p="$(events steps/word.jsonl eval | field word_ppl)" -v n=$w -v words="$words" \
         'BEGIN { e = log(p) - l * n / words; exit !(p > 1 && e < 1e-9 && -e < 1e-9) }'
@@ -254,15 +259,15 @@ family_more() {
             }' >steps/pieces/$f.txt
         awk 'BEGIN { for (i = 0; i < 60; i++) print "un break able things" }' >steps/whole/$f.txt
     done
-    good "pieces of words" steps $tiny --data pieces --tokens words --data-unit word-ppl --steps 3 \
-        --log p.jsonl
-    good "as words" steps $tiny --data whole --tokens words --data-unit word-ppl --steps 3 \
-        --log w.jsonl
-    check "two words of five tokens: exp(2.5 nll)" \
+    good "word-ppl of pieces of words" steps $tiny --data pieces --tokens words \
+        --data-unit word-ppl --steps 3 --log p.jsonl
+    good "word-ppl of whole words" steps $tiny --data whole --tokens words --data-unit word-ppl \
+        --steps 3 --log w.jsonl
+    check "word-ppl: two words of five tokens: exp(2.5 nll)" \
         awk -v l="$(events steps/p.jsonl eval | field loss)" \
         -v p="$(events steps/p.jsonl eval | field word_ppl)" \
         'BEGIN { e = log(p) - 2.5 * l; exit !(p > 1 && e < 1e-9 && -e < 1e-9) }'
-    check "four words of five tokens: exp(1.25 nll)" \
+    check "word-ppl: four words of five tokens: exp(1.25 nll)" \
         awk -v l="$(events steps/w.jsonl eval | field loss)" \
         -v p="$(events steps/w.jsonl eval | field word_ppl)" \
         'BEGIN { e = log(p) - 1.25 * l; exit !(p > 1 && e < 1e-9 && -e < 1e-9) }'
@@ -419,50 +424,53 @@ family_bad() {
 }
 family_evaluation() {
     first=$(head -n 1 eval/only1.jsonl | field loss)
-    good "the sizes of the training, said" eval --checkpoint often.st --eval-only --eval-mem 16 \
-        --eval-cmem 8 --log same.jsonl --threads 1
-    check "the same loss" [ "$(head -n 1 eval/same.jsonl | field loss)" = "$first" ]
+    good "evaluation with the memory sizes of training given" eval --checkpoint often.st \
+        --eval-only --eval-mem 16 --eval-cmem 8 --log same.jsonl --threads 1
+    check "evaluation with the sizes of training: the same loss" \
+        [ "$(head -n 1 eval/same.jsonl | field loss)" = "$first" ]
     for more in "--eval-cmem 32" "--eval-cmem 0" "--eval-mem 40" "--eval-mem 0 --eval-cmem 3"; do
-        good "another memory, $more" eval --checkpoint often.st --eval-only $more \
+        good "evaluation with another memory, $more" eval --checkpoint often.st --eval-only $more \
             --log other.jsonl --threads 1
-        check "another loss" \
+        check "$more: another loss" \
             [ "$(tail -n 2 eval/other.jsonl | head -n 1 | field loss)" != "$first" ]
-        check "of as many tokens" \
+        check "$more: as many tokens" \
             [ "$(tail -n 2 eval/other.jsonl | head -n 1 | field tokens)" \
             = "$(head -n 1 eval/only1.jsonl | field tokens)" ]
     done
     good "losses by position" eval --checkpoint often.st --eval-only --eval-positions 64 --threads 1
-    check "in three parts" \
+    check "losses by position: three parts" \
         grep -q "^loss by tokens since an empty memory: 0-16 [0-9.]*, 16-32 [0-9.]*, 32-64 [0-9.]*\$" "$T/out"
-    good "memory that is always empty" eval --checkpoint often.st --eval-only --eval-positions 16 \
-        --eval-mem 0 --eval-cmem 0 --threads 1
-    check "one part, the loss of the text" \
+    good "losses by position with an empty memory" eval --checkpoint often.st --eval-only \
+        --eval-positions 16 --eval-mem 0 --eval-cmem 0 --threads 1
+    check "losses by position with an empty memory: one part" \
         [ "$(sed -n 's/^loss by tokens since an empty memory: [0-9-]* //p' "$T/out")" \
         = "$(sed -n 's/.* valid .*(loss \(.*\))/\1/p' "$T/out")" ]
-    good "a text with another memory" eval --checkpoint often.st --no-train --generate 40 \
+    good "generation with another memory" eval --checkpoint often.st --no-train --generate 40 \
         --eval-mem 3 --eval-cmem 20 --threads 1
-    check "tags of the compression" grep -q 'compression/loss_layer_1' log/deep/tb/*
-    check "... and what it loses" grep -q 'compression/ratio_layer_2' log/deep/tb/*
-    # 0 where the text restarted, and in the first step
-    check "in the log, too: 300 steps, of which most compress" \
+    check "curves of the auxiliary loss" grep -q 'compression/loss_layer_1' log/deep/tb/*
+    check "curves of what compression loses" grep -q 'compression/ratio_layer_2' log/deep/tb/*
+    # 0 in the first step and where the text restarts
+    check "the log has them: 300 steps, of which most compress" \
         [ "$(aux log/log.jsonl | tr ' ' '\n' | grep -c some)" -gt 250 \
         -a "$(aux log/log.jsonl | grep -c '?')" -eq 0 ]
-    good "no memory" log --data ../t.txt $tiny --memory-layers none --steps 20 --generate 10 \
-        --prompt "the" --log none.jsonl
-    check "says nothing of compression" [ "$(cat out err | grep -c 'compression')" -eq 0 ]
-    check "an empty list of it" grep -q '"aux":\[\],"ratio":\[\]}$' log/none.jsonl
+    good "--memory-layers none" log --data ../t.txt $tiny --memory-layers none --steps 20 \
+        --generate 10 --prompt "the" --log none.jsonl
+    check "--memory-layers none: no message about compression" \
+        [ "$(cat out err | grep -c 'compression')" -eq 0 ]
+    check "--memory-layers none: empty lists in the log" \
+        grep -q '"aux":\[\],"ratio":\[\]}$' log/none.jsonl
 }
 family_small_presets() {
     for preset in reference enwik8; do
-        good "$preset, of the smallest size" log --preset $preset $sizes --memory-layers 2 \
+        good "$preset, with the smallest sizes" log --preset $preset $sizes --memory-layers 2 \
             --data ../t.txt --random-segments 4 --steps 6
     done
     for preset in readme wikitext103 pg19; do
-        good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 0 \
+        good "$preset, with the smallest sizes" log --preset $preset $sizes --emb-sz 0 \
             --data ../w.txt --steps 4
     done
 }
-# options that would change nothing beside the sizes of the smallest model
+# options without effect on the smallest model
 useless() {
     cat <<'END2'
 --gate-relu

@@ -26,7 +26,7 @@ losses() {
     sed -n 's/.*"type":"train".*"loss":\([0-9.e+-]*\).*/\1/p
         s/.*"event":"train".*"loss":\([0-9.e+-]*\).*/\1/p' "$d/$1.log"
 }
-# the two logs have N losses each, and each pair differs by less than a part in TOL
+# the two logs have N losses each, and the relative difference of each pair is at most TOL
 same() {
     losses "$1" > "$d/a"; losses "$2" > "$d/b"
     [ "$(wc -l < "$d/a")" -eq "$3" ] && [ "$(wc -l < "$d/b")" -eq "$3" ] && paste "$d/a" "$d/b" |
@@ -37,9 +37,9 @@ run cpu --steps 14
 check "the CPU trains: $(tail -n 1 "$d/cpu.out")" grep -q "step 14" "$d/cpu.out"
 run cuda --device cuda --steps 14
 check "the GPU trains: $(tail -n 1 "$d/cuda.out")" grep -q "sm_" "$d/cuda.out"
-check "the losses of the GPU are those of the CPU" same cpu cuda 14 1e-4
+check "the GPU has the losses of the CPU" same cpu cuda 14 1e-4
 run plain --device cuda --no-graph --steps 14
-check "replayed steps are the same as launched ones" same cuda plain 14 0
+check "replayed steps equal launched ones" same cuda plain 14 0
 run split --device cuda --batch-split 2 --steps 6
 run split_cpu --batch-split 2 --steps 6
 check "a batch in two parts" same split_cpu split 6 1e-4
@@ -47,34 +47,34 @@ if [ -n "$cuda_note" ]; then      # steps that cannot be replayed: said once, an
     more=
     run note --device cuda $cuda_note
     more=$cuda_more
-    check "why steps are not replayed is said once: $(cat "$d/note.out")" \
+    check "the reason why steps are not replayed is printed once: $(cat "$d/note.out")" \
         [ "$(grep -c 'without a CUDA graph.*; not captured: its key' "$d/note.out")" -eq 1 ]
-    check "and is in the log" \
+    check "the reason is in the log" \
         [ "$(grep -c '"event":"note","step":[0-9]*,"note":"not captured: its key' "$d/note.log")" \
         -eq 1 ]
-    check "replayed steps have nothing to say" \
+    check "replayed steps: no message" \
         sh -c "! grep -q 'not captured' '$d/cuda.out' '$d/plain.out'"
 fi
 run half --device cuda --precision bf16 --steps 14
-check "bf16 is near" same cpu half 14 5e-2
+check "bf16 is close to float" same cpu half 14 5e-2
 run first --steps 7 --checkpoint "$d/c" --generate 0
 run second --device cuda --steps 14 --checkpoint "$d/c"
-check "the GPU goes on from the CPU's checkpoint: $(tail -n 1 "$d/second.out")" \
+check "the GPU resumes from a checkpoint of the CPU: $(tail -n 1 "$d/second.out")" \
     [ "$(losses second | wc -l)" -eq 7 ]
 losses cpu | tail -n 7 > "$d/x"; losses second > "$d/y"
-check "as the CPU would have" \
+check "the resumed run has the losses of the CPU" \
     sh -c "paste '$d/x' '$d/y' | awk '{ e = (\$1 - \$2) / \$1; if (e < 0) e = -e; if (!(e <= 1e-4)) bad = 1 }
         END { exit bad }'"
 "$t" --data "$d/text" $model $more --checkpoint "$d/c" --eval-only > "$d/eval_cpu" 2>&1
 "$t" --data "$d/text" $model $more --checkpoint "$d/c" --eval-only --device cuda \
     > "$d/eval_gpu" 2>&1
-check "both evaluate it alike: $(grep valid "$d/eval_cpu"); $(grep valid "$d/eval_gpu")" \
+check "equal evaluations: $(grep valid "$d/eval_cpu"); $(grep valid "$d/eval_gpu")" \
     [ "$(grep -o 'valid bpb [0-9.]*' "$d/eval_cpu" | cut -c1-13)" \
     = "$(grep -o 'valid bpb [0-9.]*' "$d/eval_gpu" | cut -c1-13)" ]
 sample="--no-train --generate 40 --temperature 0 --prompt line"
 "$t" $model $more --checkpoint "$d/c" $sample > "$d/gen_cpu" 2>&1
 "$t" $model $more --checkpoint "$d/c" $sample --device cuda > "$d/gen_gpu" 2>&1
-check "and write the same" \
+check "both generate the same text" \
     sh -c "tail -n 1 '$d/gen_cpu' > '$d/x'; tail -n 1 '$d/gen_gpu' | cmp -s - '$d/x'"
 "$t" --data "$d/text" $model $more --device cuda --gpu 77 --steps 1 > "$d/refused" 2>&1
 check "no such GPU: $(cat "$d/refused")" grep -q -e "--gpu is 77" "$d/refused"

@@ -1,7 +1,7 @@
-# trainer_par.sh - what tests/trainer.sh needs to know of train_par: options, presets, and
-# checks that only this family has.
+# trainer_par.sh - the parts of tests/trainer.sh for train_par: options, presets, and
+# checks of this family only.
 
-# a search of two blocks; the times of its blocks are said, not measured, so that runs
+# a search of two blocks; the times of its blocks are given, not measured, so that runs
 # repeat
 base_preset=demo
 sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --block-sz 16 --mem 16 --batch-sz 4"
@@ -37,8 +37,8 @@ local_options="$local_options derive-samples race picture eval-only no-train thr
 local_options="$local_options tune no-graph max-memory dry-run vocab list-presets version generate"
 local_options="$local_options prompt temperature top-k top-p repetition-penalty repetition-window"
 local_options="$local_options stop interactive keep-best out weights shard literal"
-# tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are
-# none that lack options
+# tests/old: a tiny model after 30 steps of --preset demo, by the first version; no
+# checkpoint of it lacks options
 old_options='"lr":0.003,"schedule":"cosine",.*"grad-clip":1,' old_loss=2.6941695914548984
 old_given=
 # for tests/trainer_cuda.sh
@@ -70,24 +70,24 @@ END2
 }
 parameters() { sed -n 's/^\([0-9]*\) parameters.*/\1/p' out; }
 family_presets() {
-    # the reference counts the 3 numbers of each block's gate, too
+    # the reference also counts the 3 values of each block's gate
     good "the reference" . --preset reference --dry-run
     check "the reference's base_model.sh has 3,023,676 parameters" \
         [ $(($(parameters) + 18)) -eq 3023676 ]
-    check "its shape" \
+    check "the reference: its shape" \
         grep -q '^a search of 6 blocks, 18 gate parameters, 4 heads, segment 32, memory 16$' out
-    good "enwik8 of 204 bytes, as its authors read it" . --preset enwik8 --vocab 204 --dry-run
-    check "has their 41,055,436 parameters" [ "$(parameters)" -eq 41055436 ]
+    good "enwik8 with the 204 bytes of its authors" . --preset enwik8 --vocab 204 --dry-run
+    check "enwik8 has the authors' 41,055,436 parameters" [ "$(parameters)" -eq 41055436 ]
     good "par:5 of 32" . --preset par-base --dry-run
-    check "six of them attend" \
+    check "par:5 of 32: six attention blocks" \
         grep -q '^32 blocks (sfff)6f8: .*; 6 of them attention with 8 heads' out
     good "par:5 of 36" . --preset par-large --dry-run
-    check "seven of them attend" \
+    check "par:5 of 36: seven attention blocks" \
         grep -q '^36 blocks (sff)7f15: .*; 7 of them attention with 16 heads' out
-    # the order in words, whatever a count repeats
+    # a pattern in words, with its repetitions
     while IFS='|' read -r pattern short words; do
         good "--pattern $pattern" . --pattern "$pattern" --dry-run
-        check "is $words, not: $(sed -n 2p out)" \
+        check "--pattern $pattern: expected $words, got: $(sed -n 2p out)" \
             grep -q "^[0-9]* blocks* $short: $words; [0-9]* of them attention" out
     done <<END2
 s5f|s5f|5 attention, 1 feed-forward
@@ -99,12 +99,12 @@ f3s(sf)3ff|f3s(sf)3ff|3 feed-forward, 1 attention, 3 x (1 attention, 1 feed-forw
 (s2i)3|(ssi)3|3 x (2 attention, 1 identity)
 i|i|1 identity
 END2
-    # a feed-forward of d = 512 has 2,099,712 parameters, an attention 5 d^2: the paper's
-    # networks have more than Transformer-XL
-    good "other names of options" . --d-model 32 --num_heads 2 --d-ffn 64 --num-layers 4 \
+    # With d = 512 a feed-forward has 2,099,712 parameters and an attention 5 d^2: the
+    # networks of the paper have more than Transformer-XL.
+    good "alternative names of options" . --d-model 32 --num_heads 2 --d-ffn 64 --num-layers 4 \
         --pattern search --mem-len 8 --tgt-len 8 --dropout-rate 0.2 --max-lr 0.1 \
         --warmup-steps 5 --clipvalue 1 --dry-run
-    check "are taken" \
+    check "alternative names of options are accepted" \
         grep -q '^a search of 4 blocks, 12 gate parameters, 2 heads, segment 8, memory 8$' out
 }
 family_variants() {
@@ -129,7 +129,7 @@ family_variants() {
         --cutoffs 5,12 --proj-dims 4,2
 }
 probabilities() { events "$1" | tail -n 1 | sed 's/.*"pi":\[\([^]]*\)\].*/\1/'; }
-# build/spm_train, where the trainer is built with SentencePiece, too
+# build/spm_train, if the trainer is built with SentencePiece
 pieces_trained() {
     spm=${bin%/*}/spm_train
     awk 'BEGIN {
@@ -144,27 +144,27 @@ pieces_trained() {
     for more in "" --split-digits; do
         n=60; [ -z "$more" ] || n=45
         "$spm" --text ships.txt --model "ships$more" --vocab $n --threads 1 $more >out 2>err; rc=$?
-        check "spm_train $more: a model: $(cat err)" [ $rc -eq 0 -a -s "ships$more.model" ]
-        check "of $n pieces" [ "$(wc -l <"ships$more.vocab")" -eq $n ]
-        check "the reference's first ones" \
+        check "spm_train $more writes a model: $(cat err)" [ $rc -eq 0 -a -s "ships$more.model" ]
+        check "spm_train $more: $n pieces" [ "$(wc -l <"ships$more.vocab")" -eq $n ]
+        check "spm_train $more: the first pieces are the reference's" \
             [ "$(head -n 5 "ships$more.vocab" | cut -f 1 | tr '\n' ' ')" \
             = "[PAD] [BOS] [EOS] [UNK] @-@ " ]
         "$spm" --model "ships$more" --encode ships.txt >"ids$more" 2>err; rc=$?
-        check "and the text cut by it, a line a line: $(cat err)" \
+        check "spm_train $more: the text in pieces, line by line: $(cat err)" \
             [ $rc -eq 0 -a "$(wc -l <"ids$more")" -eq 400 ]
     done
     check "years are pieces" [ "$(cut -f 1 ships.vocab | grep -c '19[0-9]')" -gt 0 ]
-    check "with --split-digits digits are" \
+    check "--split-digits: digits are pieces" \
         [ "$(cut -f 1 ships--split-digits.vocab | grep -c '[0-9].*[0-9]')" -eq 0 ]
     good "a text of those pieces" search --data ../ships.txt $tiny --tokens spm \
         --pieces ../ships.model --steps 3 --checkpoint spm.st
-    good "the same as numbers" search --data ../ids $tiny --tokens ids --pieces ../ships.vocab \
+    good "the same text as ids" search --data ../ids $tiny --tokens ids --pieces ../ships.vocab \
         --steps 3
     for bad in "" "--model m" "--text ships.txt" "--model m --text nothing --vocab 45" \
         "--model m --encode ships.txt" "--model m --text ships.txt --vocab 4" \
             "--model m --text ships.txt --encode ships.txt"; do
         "$spm" $bad >out 2>err; rc=$?
-        check "spm_train $bad: refused, in one line: $(cat err)" \
+        check "spm_train $bad is refused in one line: $(cat err)" \
             [ $rc -eq 2 -a ! -s out -a "$(grep -c '^spm_train: ' err)" -eq 1 ]
     done
 }
@@ -173,11 +173,11 @@ family_more() {
     data="--data ../t.txt"
     good "a search" search $data $tiny --lr 0.01 --arch-lr 0.05 --tau-steps 100 --tau-end 0.1 \
         --arch-from 40 --steps 100 --checkpoint run.st --log log.jsonl --picture pi.svg
-    check "the first values stay for 40 steps" \
+    check "a search: the gates stay for 40 steps" \
         [ "$(events search/log.jsonl | grep '"step":\(10\|40\),' | grep -c "pi\":.0.3[23]")" -eq 2 ]
-    check "then they move" \
+    check "a search: then the gates change" \
         [ "$(probabilities search/log.jsonl | grep -c '^0.33[0-9]*,0.33')" -eq 0 ]
-    check "each block's sum to 1" \
+    check "a search: the gates of each block sum to 1" \
         awk -v p="$(probabilities search/log.jsonl)" \
         '
             BEGIN {
@@ -188,105 +188,106 @@ family_more() {
                 }
                 exit n != 6
             }'
-    check "the temperature falls from 1 to a tenth" \
+    check "a search: the temperature falls from 1 to a tenth" \
         awk -v a="$(events search/log.jsonl | head -n 1 | field tau)" \
         -v b="$(events search/log.jsonl | tail -n 1 | field tau)" \
         'BEGIN { exit !(a > 0.8 && a < 0.9 && b > 0.1 && b < 0.11) }'
-    check "the expected time is of the table" \
+    check "a search: the expected time is that of the table" \
         awk -v t="$(events search/log.jsonl | head -n 1 | field latency)" \
         'BEGIN { e = t - 2 * 0.33 * 3; exit !(e < 1e-5 && -e < 1e-5) }'
-    check "the picture has a panel a block, two areas on a third each" \
+    check "the picture has one panel per block, with two areas above a third" \
         [ "$(grep -c '<polygon' search/pi.svg)" -eq 4 \
         -a "$(grep -c '^<rect.*#D9D9D9' search/pi.svg)" -eq 2 \
         -a "$(grep -c '>block [12]<' search/pi.svg)" -eq 2 ]
-    check "with a place for each of ten records, and two corners" \
+    check "the picture has a point for each of ten records, and two corners" \
         [ "$(grep -m 1 '<polygon' search/pi.svg | tr ' ' '\n' | grep -c ',')" -eq 12 ]
-    good "what it found" search $data --checkpoint run.st --derive --derive-samples 5 \
+    good "--derive" search $data --checkpoint run.st --derive --derive-samples 5 \
         --eval-blocks 4 --threads 1
     cp out found
-    check "the likeliest first" \
+    check "--derive: the most probable pattern first" \
         [ "$(head -n 2 found | tail -n 1 | grep -c '^argmax  *[sfi0-9]*  bpb [0-9.]*')" -eq 1 ]
-    check "five drawn ones" \
+    check "--derive: five samples" \
         [ "$(grep -c '^sample [1-5]  *[sfi0-9]*  bpb [0-9.]*  [0-9]* % of Transformer-XL' found)" \
         -eq 5 ]
-    check "and the best" grep -q '^best: [sfi0-9]*: [-a-z0-9, ]*$' found
-    good "the same again" search $data --checkpoint run.st --derive --derive-samples 5 \
+    check "--derive: the best" grep -q '^best: [sfi0-9]*: [-a-z0-9, ]*$' found
+    good "--derive again" search $data --checkpoint run.st --derive --derive-samples 5 \
         --eval-blocks 4 --threads 1
-    check "the result is the same" cmp found out
-    good "a new run with its weights" search $data --init-from run.st --steps 1 --lr 0 \
-        --arch-from 9 --log tuned.jsonl --threads 1
-    check "has its gates" \
+    check "--derive again: the same result" cmp found out
+    good "a new run with the weights of the search" search $data --init-from run.st --steps 1 \
+        --lr 0 --arch-from 9 --log tuned.jsonl --threads 1
+    check "a new run with the weights of the search has its gates" \
         [ "$(probabilities search/tuned.jsonl)" = "$(probabilities search/log.jsonl)" ]
-    # the network by itself is the search with gates that are certain
+    # the network alone is the search with one-hot gates
     best=$(sed -n 's/^argmax  *\([sfi0-9]*\) .*/\1/p' found)
-    good "a network of that pattern, with its weights" search $data $tiny --pattern "$best" \
+    good "a network of the best pattern inherits the weights" search $data $tiny --pattern "$best" \
         --inherit run.st --steps 1 --lr 0 --eval-blocks 4 --checkpoint found.st
-    check "scores as it did in the search: $(sed \
+    check "the network has the loss of the search: $(sed \
         -n 's/^step 1: valid bpb \([0-9.]*\) .*/\1/p' out)" \
         [ "$(sed -n 's/^step 1: valid bpb \([0-9.]*\) .*/\1/p' out)" \
         = "$(sed -n 's/^argmax .* bpb \([0-9.]*\).*/\1/p' found)" ]
     mv out trained
     run . --pattern "$best" --dry-run
     words=$(sed -n 's/^2 blocks [^:]*: \([^;]*\);.*/\1/p' out)
-    check "the results say '$words' beside $best" grep -q "^architecture: $best: $words$" trained
-    check "so do --derive's" grep -q "^architecture: $best: $words; expected" found
-    check "... and the row of a candidate" grep -q "^argmax .*  ($words)$" found
-    check "and the search's log" \
+    check "the results have '$words' with $best" grep -q "^architecture: $best: $words$" trained
+    check "--derive has the words of the best pattern" \
+        grep -q "^architecture: $best: $words; expected" found
+    check "--derive has the words of a candidate" grep -q "^argmax .*  ($words)$" found
+    check "the log of the search has them" \
         grep -q "\"architecture\",.*\"$best\",\"blocks\":\"$words\"}" search/log.jsonl
-    good "a race" search $data --checkpoint found.st --no-train --race xl --threads 1
-    check "says how much faster" \
+    good "--race" search $data --checkpoint found.st --no-train --race xl --threads 1
+    check "--race: the message has the speedup" \
         grep -q '^race, .* of sf: 1 attention, 1 feed-forward; [0-9.]* and [0-9.]* times as fast$' \
         out
     cp search/found.st search/keep.st
-    good "goes on, and does not inherit again" search $data $tiny --pattern "$best" \
+    good "the network resumes, and does not inherit again" search $data $tiny --pattern "$best" \
         --inherit run.st --steps 2 --lr 0 --checkpoint found.st
-    check "the step went on" [ "$(meta search/found.st step)" = 2 ]
-    good "times are measured where none are said" search $data $tiny --latency-table= --steps 2 \
+    check "the network resumes: step 2" [ "$(meta search/found.st step)" = 2 ]
+    good "times are measured if none are given" search $data $tiny --latency-table= --steps 2 \
         --log measured.jsonl --checkpoint measured.st
-    check "and kept" \
+    check "measured times are stored" \
         [ "$(header search/measured.st | grep -c '\\"latency-table\\":\\"[0-9.e-]*,[0-9.e-]*\\"')" \
         -eq 1 ]
     # epochs
     good "two epochs of records" search $data $tiny --reading records --epochs 2 --steps 0 \
         --log epochs.jsonl
     n=$(steps_of search/epochs.jsonl | tail -n 1) size=$(($(wc -c <t.txt)))
-    check "are $n steps" [ "$n" -eq $((2 * (size * 9 / 10 / 17 - 3 * (size * 9 / 10 / 17 / 4)))) ]
-    # cutoffs: those of counts like Zipf's, the fewer ids in order, and in any order with
-    # --sort
+    check "two epochs of records: $n steps" \
+        [ "$n" -eq $((2 * (size * 9 / 10 / 17 - 3 * (size * 9 / 10 / 17 / 4)))) ]
+    # cutoffs for counts like Zipf's: ids by falling count, and in any order with --sort
     cuts=${bin%/*}/cuts
     awk 'BEGIN { for (r = 0; r < 12000; r++) printf "%d\n", 1e9 / (r + 2.7) }' >counts.txt
-    check "the reference's cost: $("$cuts" --counts counts.txt --clusters 4 \
+    check "cuts by the cost of the reference: $("$cuts" --counts counts.txt --clusters 4 \
         --cost reference 2>/dev/null)" \
         [ "$("$cuts" --counts counts.txt --clusters 4 --cost reference 2>/dev/null)" \
         = 434,2423,6268 ]
-    check "multiply-adds: 25 and 753 are the best" \
+    check "cuts by multiply-adds: 25 and 753 are the best" \
         [ "$("$cuts" --counts counts.txt --clusters 3 --dim 128 --against 26,748 2>err)" = 25,753 ]
-    check "better than 26 and 748, and less than one softmax: $(cat err)" \
+    check "cuts: better than 26 and 748, and than one softmax: $(cat err)" \
         awk '{ v[NR] = $2 } END { exit !(v[1] < v[2] && v[2] < v[3] && v[3] == 1.536e+06) }' err
-    check "time, measured here" \
+    check "cuts by measured time" \
         [ "$("$cuts" --counts counts.txt --clusters 2 --cost time --threads 1 --rows 64 \
         --dim 64 2>/dev/null | grep -c '^[1-9][0-9]*$')" -eq 1 ]
     sort -R counts.txt >mixed.txt
-    check "sorted first" \
+    check "cuts with --sort" \
         [ "$("$cuts" --counts mixed.txt --sort --clusters 3 --dim 128 2>/dev/null)" = 25,753 ]
     echo "0 0 0 0 0 0 1 1 1 2 0 2 3" >few.ids
-    check "counted from a text: 7 and 3 to the head, by hand" \
+    check "cuts from a text: 7 and 3 to the head, by hand" \
         [ "$("$cuts" --ids few.ids --clusters 2 --dim 1 --factor 1 2>/dev/null)" = 2 ]
     for option in ids counts; do
         { printf '\357\273\277'; cat few.ids; } >marked.ids
         "$cuts" --$option few.ids --clusters 2 --dim 1 --factor 1 >want 2>err
-        check "--$option: a byte-order mark is skipped: $(cat err)" \
+        check "cuts --$option: a byte-order mark is skipped: $(cat err)" \
             [ -s want -a "$("$cuts" --$option marked.ids --clusters 2 --dim 1 --factor 1 2>err)" \
             = "$(cat want)" ]
     done
     { printf '\357\273'; cat few.ids; } >marked.ids
-    # the same as words: <eos> first, then by falling count, 6 a 3 b 2 c 2 d
+    # the same as words: <eos> first, then by falling count: 6 a, 3 b, 2 c, 2 d
     printf 'a a a b a c\nb a d a c b d\n' >few.txt
-    check "counted from words, <eos> among them" \
+    check "cuts from words, including <eos>" \
         [ "$("$cuts" --text few.txt --clusters 2 --dim 1 --factor 1 --against 2 2>err)" = 3 ]
-    check "with their shares, 11 and 8 of 15: $(cat err)" \
+    check "cuts from words: shares of 11 and 8 of 15: $(cat err)" \
         [ "$(grep -c 'share of the text: \(0.733 0.267\|0.533 0.467\)$' err)" -eq 2 ]
-    check "counted from characters" \
+    check "cuts from characters" \
         [ "$("$cuts" --text few.txt --tokens chars --clusters 2 --dim 1 --factor 1 2>/dev/null)" \
         -gt 0 ]
     for bad in "--text none" "--text ." "--text few.txt --vocab 3" "--ids few.ids --tokens words" \
@@ -297,7 +298,7 @@ family_more() {
             "--ids marked.ids --clusters 2" \
             "--ids few.ids --clusters 5"; do
         "$cuts" $bad >out 2>err; rc=$?
-        check "cuts $bad: refused, in one line: $(cat err)" \
+        check "cuts $bad is refused in one line: $(cat err)" \
             [ $rc -eq 2 -a ! -s out -a "$(wc -l <err)" -eq 1 ]
     done
     if [ -w /dev/full ]; then
@@ -308,18 +309,18 @@ family_more() {
     fi
     [ "$("$bin" --data t.txt --tokens spm --pieces t.txt 2>&1 | grep -c SENTENCEPIECE=1)" \
           -eq 1 ] || pieces_trained
-    # numbers of pieces
+    # ids of pieces
     printf '<unk>\t0\n</s>\t0\n\342\226\201a\t-1\nb\t-2\n\342\226\201c\t-3\n' >list.vocab
     awk 'BEGIN { for (i = 0; i < 300; i++) print i % 2 ? "2 3 4" : "4 3 2 1" }' >ids.txt
-    good "a text of numbers" search --data ../ids.txt $tiny --tokens ids --pieces ../list.vocab \
+    good "a text of ids" search --data ../ids.txt $tiny --tokens ids --pieces ../list.vocab \
         --steps 40 --checkpoint ids.st --generate 6 --prompt "2 3" --temperature 0
-    check "is decoded: $(cat out)" grep -q '^ *ab' out
-    good "goes on without the list" search --data ../ids.txt --checkpoint ids.st --steps 41 \
-        --threads 1
-    check "perplexity of a token, of a word, the mean of batches" \
+    check "a text of ids: samples are decoded: $(cat out)" grep -q '^ *ab' out
+    good "a text of ids: resumes without the list" search --data ../ids.txt --checkpoint ids.st \
+        --steps 41 --threads 1
+    check "perplexity per token and per word, means over batches" \
         grep -q 'valid ppl [0-9.]* (loss [0-9.]*, [0-9.]* per word, mean of batches [0-9.]*)' out
 }
-# one name and another value a line, or a flag: what a checkpoint decides
+# options that a checkpoint decides, with another value
 fixed_options() {
     cat <<END2
 --nlayers 3
@@ -432,7 +433,7 @@ family_bad() {
     refused '--tau-end: .*1e-300' $t $tiny $new --pattern search --tau-end 1e-300
     refused '--eval-mem 1000000000: .*--max-memory' $t $tiny $new --eval-mem 1000000000
     refused '--nheads.*--hid-sz' $t $tiny $new --nheads 3
-    # options that would change nothing
+    # options without effect
     for more in "proj-factor 2" "div-val 2" divide-all "momentum 0.9" "lr-min 0.1" \
         "arch-weight-decay 1 --arch-optim same" "latency-of w --latency none" \
         "init-std 1 --init reference" "latency-pass forward" "lr-start 1 --schedule reference"; do
@@ -451,7 +452,7 @@ family_bad() {
     for split in batch-split update-every; do
         padded="$t $tiny --pattern sf --pad-id 0 --$split 2"
         refused "--pad-id with --$split: .*--divide-all, or --$split 1" $padded $new
-        good "--$split of means over all tokens" . $padded --divide-all --steps 2
+        good "--$split with --divide-all" . $padded --divide-all --steps 2
     done
     # tests/old: 3 steps with --pad-id 3 --update-every 2, which was allowed
     cp "$here/old/par_padding.safetensors" padding.st
@@ -508,50 +509,49 @@ family_evaluation() {
         "eval/often.st --gate-eval noise" "log/run.st " "log/run.st --eval-mem 0" \
         "log/run.st --eval-mem 40" \
             "log/run.st --eval-clamp-len 3" "log/run.st --eval-same-length"; do
-        good "another evaluation, $more" eval --data ../t.txt --eval-only \
+        good "evaluation with $more" eval --data ../t.txt --eval-only \
             --log "other$(echo "$more" | tr -d ' /').jsonl" --threads 1 --checkpoint ../$more
     done
-    check "each has another loss" \
+    check "other evaluations have other losses" \
         [ "$(head -q -n 1 eval/other*.jsonl | field loss | sort -u | wc -l)" -eq 8 ]
-    check "of as many tokens" \
+    check "other evaluations have as many tokens" \
         [ "$(head -q -n 1 eval/other*.jsonl | field tokens | sort -u | wc -l)" -eq 1 ]
     cd eval
     refused '--derive is for a search' --data ../t.txt --derive --checkpoint ../log/run.st
     cd ..
     mkdir -p pads
-    good "blocks measured beside padding and cut words" pads --data ../t.txt $tiny \
+    good "--race with padding and adaptive words" pads --data ../t.txt $tiny \
         --pattern search --steps 2 --latency fbnet --latency-power 0.5 --latency-table "" \
         --pad-id 32 --words-out reference --cutoffs 5,12 --proj-dims 8,4 --race xl
-    check "and raced" grep -q "^race, " "$T/out"
-    good "a model that knows no context, with padding" pads --data ../t.txt $tiny --pattern f \
+    check "--race with padding: a result" grep -q "^race, " "$T/out"
+    good "a model without context, with padding" pads --data ../t.txt $tiny --pattern f \
         --steps 3 --pad-id 32 --no-divide-all --checkpoint p.st
     for n in 4 16 64; do
-        good "in blocks of $n" pads --checkpoint p.st --eval-only --eval-batch-sz 1 \
+        good "evaluation in blocks of $n" pads --checkpoint p.st --eval-only --eval-batch-sz 1 \
             --eval-block-sz $n --log p$n.jsonl --threads 1
     done
-    check "has one loss, however it is cut" \
+    check "the loss does not depend on the block size" \
         awk -v v="$(head -q -n 1 pads/p4.jsonl pads/p16.jsonl pads/p64.jsonl | field loss |
         tr '\n' ' ')" 'BEGIN {
         n = split(v, a, " "); for (i = 2; i <= n; i++) if (!((a[i] - a[1]) ^ 2 < 1e-10)) exit 1
         exit n != 3 }'
     for all in divide-all no-divide-all; do
-        good "weights that do not learn, --$all" pads --data ../t.txt $tiny --pattern f --steps 1 \
+        good "a learning rate of 0, --$all" pads --data ../t.txt $tiny --pattern f --steps 1 \
             --lr 0 --pad-id 32 --$all --log $all.jsonl
     done
-    check "have one loss, whatever the mean of training is" \
+    check "the loss of evaluation does not depend on --divide-all" \
         awk -v a="$(events pads/divide-all.jsonl eval | field loss)" \
         -v b="$(events pads/no-divide-all.jsonl eval | field loss)" \
         'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 1e-12) }'
-    # padding (_) has no loss, no bytes and no words; each text has figures by its own
-    # counts
+    # Padding (_) has no loss, no bytes and no words. The values of each text use the counts
+    # of that text.
     mkdir pads/uneven
     sed 's/cat/____cat/; s/$/_/' t.txt >pads/uneven/train.txt
     head -n 20 t.txt >pads/uneven/valid.txt
     sed 's/the /the__/' t.txt >pads/uneven/test.txt
     counted() { tr -d _ <"pads/uneven/$1.txt" | wc -c; }
     counted_words() { tr _ ' ' <"pads/uneven/$1.txt" | wc -w; }
-    # UNIT MEAN: of figures, whose lines are "train STEP LOSS FIGURE", "eval SPLIT LOSS
-    # FIGURE"
+    # UNIT MEAN: of a file with lines "train STEP LOSS VALUE" and "eval SPLIT LOSS VALUE"
     own_figures() {
         awk -v unit="$1" -v mean="$2" -v bytes="$(wc -c <pads/uneven/train.txt)" \
             -v t="$(counted train)" -v v="$(counted valid)" -v e="$(counted test)" \
@@ -575,43 +575,44 @@ family_evaluation() {
             good "padding, --data-unit $unit, --$all" pads --data uneven $tiny --pattern f \
                 --pad-id 95 --$all \
                 --data-unit $unit --steps 12 --eval-every 4 --log-every 2 $run
-            good "its checkpoint, evaluated" pads $run --eval-only --threads 1
+            good "evaluation of its checkpoint" pads $run --eval-only --threads 1
             tr -d '"{}' <pads/$unit.$all.jsonl | tr : ' ' |
                 awk -F'[ ,]' '$2 == "train" || $2 == "eval" {
                 print $2, $4, $6, $8 }' >figures
-            check "$unit with --$all is of each text's own tokens: $(tr '\n' ';' <figures)" \
+            check "$unit with --$all uses the tokens of each text: $(tr '\n' ';' <figures)" \
                 own_figures $unit $all
         done
     done
     printf '_ab_\n__\nab\n' >pads/text
-    good "a text with padding" pads --checkpoint bpc.divide-all.st --threads 1 --score text \
+    good "a scored text with padding" pads --checkpoint bpc.divide-all.st --threads 1 --score text \
         --score-by lines
     rows=$(tail -n +2 out | cut -f 1-3 | tr '\t\n' ' ;')
-    check "a pad is no token and no byte: $rows" [ "$rows" = "1 3 3;2 1 1;3 3 3;" ]
+    check "padding counts neither as tokens nor as bytes: $rows" [ "$rows" = "1 3 3;2 1 1;3 3 3;" ]
     cd pads
     printf '%99s' '' | tr ' ' _ >all
     refused '--pad-id 95: a text that consists of this token only' \
         --data all $tiny --pattern f --pad-id 95
     cd ..
-    good "a search that is evaluated with noise" pads --data ../t.txt $tiny --pattern search \
+    good "a search with noise in evaluation" pads --data ../t.txt $tiny --pattern search \
         --gate-eval noise --tau-start 5 --tau-end 0.01 --tau-steps 40 --steps 40 --lr 0.01 \
         --checkpoint n.st --log n.jsonl
-    check "says what the other gates give" \
+    check "noise in evaluation: the message has the other gates' losses" \
         grep -q '^valid with --gate-eval argmax: bpb [0-9.]*, and soft: bpb [0-9.]*$' "$T/out"
-    good "its checkpoint, evaluated" pads --checkpoint n.st --eval-only --log m.jsonl --threads 1
-    check "has the same loss, at the same temperature" \
+    good "evaluation of its checkpoint" pads --checkpoint n.st --eval-only --log m.jsonl --threads 1
+    check "noise in evaluation: the same loss at the same temperature" \
         [ "$(events pads/n.jsonl eval | field loss)" \
         = "$(events pads/m.jsonl eval | head -n 1 | field loss)" ]
-    good "at another temperature" pads --checkpoint n.st --eval-only --log o.jsonl --threads 1 \
-        --tau-end 3
-    check "it has another" \
+    good "evaluation at another temperature" pads --checkpoint n.st --eval-only --log o.jsonl \
+        --threads 1 --tau-end 3
+    check "noise in evaluation: another loss at another temperature" \
         [ "$(events pads/o.jsonl eval | head -n 1 | field loss)" != "$(events pads/m.jsonl eval |
         head -n 1 | field loss)" ]
     for cut in "--cutoffs 5,12" "--cutoffs 5 --cutoffs 12"; do
         good "$cut" pads --data ../t.txt $tiny --pattern f --words-out reference $cut --dry-run
         parameters
     done >both
-    check "are the same clusters" [ "$(sort -u both | wc -l)" -eq 1 -a "$(wc -l <both)" -eq 2 ]
+    check "both options give the same clusters" \
+        [ "$(sort -u both | wc -l)" -eq 1 -a "$(wc -l <both)" -eq 2 ]
     cd pads
     refused 'picture none/x.svg' \
         --data ../t.txt $tiny --pattern search --steps 2 --log s.jsonl --picture none/x.svg
@@ -622,25 +623,26 @@ family_evaluation() {
     refused '--eval-mem: expected 2 or more with --.*same-length.*got 1' \
         --checkpoint n.st --eval-only --eval-mem 1 --eval-same-length
     cd ..
-    good "longer blocks" eval --checkpoint often.st --eval-only --eval-block-sz 40 --threads 1
-    good "a text with another memory" eval --checkpoint often.st --no-train --generate 40 \
+    good "evaluation in longer blocks" eval --checkpoint often.st --eval-only \
+        --eval-block-sz 40 --threads 1
+    good "generation with another memory" eval --checkpoint often.st --no-train --generate 40 \
         --eval-mem 3 --eval-same-length --threads 1
-    check "no curves of a fixed network" \
+    check "a fixed network has no curves of gates" \
         [ "$(grep -c 'search/' log/deep/tb/* | grep -vc ':0')" -eq 0 ]
 }
 family_small_presets() {
     for preset in reference par-search; do
-        good "$preset, of the smallest size" log --preset $preset $sizes --tokens words \
+        good "$preset, with the smallest sizes" log --preset $preset $sizes --tokens words \
             --cutoffs 5,12 --data ../w.txt --steps 4 --arch-from 1
     done
     for preset in wt103-large nvidia-base; do
-        good "$preset, of the smallest size" log --preset $preset $sizes --cutoffs 5,12 --emb-sz 0 \
-            --head-sz 0 --data ../w.txt --steps 3
+        good "$preset, with the smallest sizes" log --preset $preset $sizes --cutoffs 5,12 \
+            --emb-sz 0 --head-sz 0 --data ../w.txt --steps 3
     done
-    good "enwik8, of the smallest size" log --preset enwik8 $sizes --head-sz 0 --data ../t.txt \
+    good "enwik8, with the smallest sizes" log --preset enwik8 $sizes --head-sz 0 --data ../t.txt \
         --steps 3
 }
-# options that would change nothing beside the sizes of the smallest model
+# options without effect on the smallest model
 useless() {
     cat <<'END2'
 --cutoffs 5,12

@@ -1,11 +1,11 @@
-# trainer_sru.sh - what tests/trainer.sh needs to know of train_sru: options, presets, and
-# checks that only this family has.
+# trainer_sru.sh - the parts of tests/trainer.sh for train_sru: options, presets, and
+# checks of this family only.
 
 sizes="--nlayers 2 --hid-sz 16 --proj-sz 8 --nheads 1 --block-sz 16 --batch-sz 4 --threads 1"
 trained="--nheads 2 --dropout 0.2 --attn-dropout 0.1 --lr 0.01 --lr-warmup 20 --weight-decay 0.01"
 trained="$trained --schedule constant"
 adapts=yes
-steps_matter=yes       # the kills are of a schedule that depends on --steps
+steps_matter=yes       # the schedule of the killed runs depends on --steps
 long_more="--schedule recursive --eval-every 25 --batch-split 2 --sample-every 60 --sample-prime 8"
 long_more="$long_more --sample-length 4"
 no_cadence=
@@ -66,9 +66,9 @@ END2
 }
 family_presets() {
     good "attention in layers 5 and 10" . --preset wt103-large-k5 --dry-run
-    check "the message says so" grep -q '^10 layers, 2 with attention' out
+    check "the message has the shape" grep -q '^10 layers, 2 with attention' out
     good "no preset, attention in every second layer" . --attention-every 2 --dry-run
-    check "is not in the way of the default" grep -q '^4 layers, 2 with attention' out
+    check "the default --attention-last gives way" grep -q '^4 layers, 2 with attention' out
 }
 family_variants() {
     variant "sru++" --data ../t.txt $full
@@ -94,7 +94,8 @@ family_variants() {
         --highway-bias -1
     variant "no highway" --data ../t.txt $full --no-skip
     variant "another width of the embedding" --data ../t.txt $full --emb-sz 12
-    variant "... and a layer before all others" --data ../t.txt $full --emb-sz 12 --input-first
+    variant "another width of the embedding, with an input layer" --data ../t.txt $full \
+        --emb-sz 12 --input-first
     variant "sru" --data ../t.txt $tiny $recurrent
     variant "sru, projected, xavier" --data ../t.txt $tiny $recurrent --proj-sz 4 --init-xavier \
         --v-init 0.5
@@ -102,12 +103,12 @@ family_variants() {
         --optim sgd --lr 0.1 --grad-clip 5 --lr-decay 0.9 --lr-decay-from 20 --lr-decay-every 5
     variant "noam" --data ../t.txt $tiny $recurrent --schedule noam --lr 0.1
     variant "adaptive words, dropout inside" --data ../w.txt $full $adaptive --emb-dropout 0.1
-    variant "adaptive words, projections of their own" --data ../w.txt $full $adaptive \
+    variant "adaptive words, separate projections" --data ../w.txt $full $adaptive \
         --adapt-io-separate --emb-sz 12
-    variant "two blocks an update, in two parts" --data ../t.txt $full --update-param-freq 2 \
+    variant "two blocks per update, in two parts" --data ../t.txt $full --update-param-freq 2 \
         --batch-split 2
 }
-losses_agree() { # FILE FILE N TOLERANCE: N losses each that differ by no more
+losses_agree() { # FILE FILE N TOLERANCE: N losses each that differ by at most TOLERANCE
     events "$1" | field loss >a; events "$2" | field loss >b
     [ "$(wc -l <a)" -eq "$3" ] && [ "$(wc -l <b)" -eq "$3" ] && paste a b |
         awk -v tol="$4" '{ e = $1 - $2; if (!(e <= tol && -e <= tol)) bad = 1 } END { exit bad }'
@@ -117,13 +118,13 @@ family_more() {
     mkdir split rates epoch
     smooth="$tiny --nheads 2 --dropout 0 --attn-dropout 0 --schedule constant --log-every 1"
     smooth="$smooth --data ../t.txt"
-    good "in one part" split $smooth --steps 40 --lr 0.01 --log one.jsonl
-    good "in four" split $smooth --steps 40 --lr 0.01 --log four.jsonl --batch-split 4
-    check "parts change the rounding only" losses_agree split/one.jsonl split/four.jsonl 40 1e-4
-    # rate 0: the mean losses of two blocks at a time are those of updates of two blocks
-    good "a block an update" split $smooth --steps 20 --lr 0 --weight-decay 0 --log freq1.jsonl
-    good "two blocks an update" split $smooth --steps 10 --lr 0 --weight-decay 0 --log freq2.jsonl \
-        --update-param-freq 2
+    good "a batch in one part" split $smooth --steps 40 --lr 0.01 --log one.jsonl
+    good "a batch in four parts" split $smooth --steps 40 --lr 0.01 --log four.jsonl --batch-split 4
+    check "parts change only the rounding" losses_agree split/one.jsonl split/four.jsonl 40 1e-4
+    # learning rate 0: the mean losses of pairs of blocks are those of updates of two blocks
+    good "one block per update" split $smooth --steps 20 --lr 0 --weight-decay 0 --log freq1.jsonl
+    good "two blocks per update" split $smooth --steps 10 --lr 0 --weight-decay 0 \
+        --log freq2.jsonl --update-param-freq 2
     events split/freq1.jsonl | field loss |
         awk '
             { s += $1 }
@@ -131,16 +132,17 @@ family_more() {
                 printf "{\"event\":\"train\",\"loss\":%.17g}\n", s / 2
                 s = 0
             }' >split/pairs.jsonl
-    check "an update of two blocks has the states of both" \
+    check "an update of two blocks keeps the state between them" \
         losses_agree split/pairs.jsonl split/freq2.jsonl 10 1e-5
-    good "sums in place of means" split $smooth --steps 10 --lr 0.01 --optim sgd --grad-clip 0 \
-        --weight-decay 0 --log mean.jsonl
-    good "... with a rate as much smaller" split $smooth --steps 10 --lr 0.000625 --optim sgd \
-        --grad-clip 0 --weight-decay 0 --sum-loss --log sum.jsonl
-    check "are the same" losses_agree split/mean.jsonl split/sum.jsonl 10 1e-4
+    good "--sum-loss: the mean, for comparison" split $smooth --steps 10 --lr 0.01 --optim sgd \
+        --grad-clip 0 --weight-decay 0 --log mean.jsonl
+    good "--sum-loss with a learning rate divided by the tokens" split $smooth --steps 10 \
+        --lr 0.000625 --optim sgd --grad-clip 0 --weight-decay 0 --sum-loss --log sum.jsonl
+    check "--sum-loss: the same losses" losses_agree split/mean.jsonl split/sum.jsonl 10 1e-4
 
-    good "recursive" rates $smooth --steps 8 --lr 1 --schedule recursive --lr-warmup 4 --log r.jsonl
-    check "a quarter, a half, .. and down: $(rates rates/r.jsonl)" \
+    good "--schedule recursive" rates $smooth --steps 8 --lr 1 --schedule recursive \
+        --lr-warmup 4 --log r.jsonl
+    check "--schedule recursive: up from a quarter, then down: $(rates rates/r.jsonl)" \
         [ "$(events rates/r.jsonl | field lr | awk '{ printf "%.4f ", $1 }')" \
         = "$(awk '
             BEGIN {
@@ -150,12 +152,13 @@ family_more() {
                         : (1 + cos(pi * n / 8)) / (1 + cos(pi * 3 / 8))
                 }
             }')" ]
-    good "recursive, first 0" rates $smooth --steps 4 --lr 1 --schedule recursive --lr-warmup 4 \
+    good "--lr-first-zero" rates $smooth --steps 4 --lr 1 --schedule recursive --lr-warmup 4 \
         --lr-first-zero --log z.jsonl
-    check "0, a quarter, ..: $(rates rates/z.jsonl)" \
+    check "--lr-first-zero: 0, a quarter, ..: $(rates rates/z.jsonl)" \
         [ "$(rates rates/z.jsonl)" = "0 0.25 0.5 0.75 " ]
-    good "noam" rates $smooth --steps 8 --lr 2 --schedule noam --lr-warmup 4 --log n.jsonl
-    check "up to the fourth and down: $(rates rates/n.jsonl)" \
+    good "--schedule noam" rates $smooth --steps 8 --lr 2 --schedule noam --lr-warmup 4 \
+        --log n.jsonl
+    check "--schedule noam: up for four steps, then down: $(rates rates/n.jsonl)" \
         [ "$(events rates/n.jsonl | field lr | awk '{ printf "%.5f ", $1 }')" \
         = "$(awk '
             BEGIN {
@@ -165,19 +168,19 @@ family_more() {
                     printf "%.5f ", 2 / 4 * (a < b ? a : b)
                 }
             }')" ]
-    good "decay" rates $smooth --steps 8 --lr 1 --lr-warmup 0 --lr-decay 0.5 --lr-decay-from 4 \
-        --lr-decay-every 2 --log d.jsonl
-    check "halved from the fifth on, every second: $(rates rates/d.jsonl)" \
+    good "--lr-decay" rates $smooth --steps 8 --lr 1 --lr-warmup 0 --lr-decay 0.5 \
+        --lr-decay-from 4 --lr-decay-every 2 --log d.jsonl
+    check "--lr-decay: halved from the fifth step, every second step: $(rates rates/d.jsonl)" \
         [ "$(rates rates/d.jsonl)" = "1 1 1 1 0.5 0.5 0.25 0.25 " ]
 
-    # streams of 749 tokens: 46 blocks of 16, or 11 updates of four, then an epoch begins
-    # at the beginning
+    # streams of 749 tokens: 46 blocks of 16, or 11 updates of four blocks; then the next
+    # epoch begins at the start of the text
     good "46 blocks and one" epoch $smooth --steps 47 --checkpoint one.st
-    check "an epoch begins at the beginning" \
+    check "an epoch begins at the start of the text" \
         [ "$(meta epoch/one.st data.wraps) $(meta epoch/one.st data.position)" = "1 16" ]
     good "11 updates of four blocks and one" epoch $smooth --steps 12 --update-param-freq 4 \
         --checkpoint four.st
-    check "... also when blocks are left that make no update" \
+    check "an epoch begins at the start, also if some blocks do not suffice for an update" \
         [ "$(meta epoch/four.st data.wraps) $(meta epoch/four.st data.position)" = "1 64" ]
 }
 # options that a checkpoint decides
@@ -252,52 +255,52 @@ family_bad() {
     refused '--literal norm requires --cell sru++' \
         $t $tiny $new --cell sru --norm before --literal=norm
     refused "--literal: expected on, off, or some of norm, got 'rows'" $t $tiny $new --literal rows
-    good "a model that can have no literal form" . $t $tiny --literal --steps 1 --checkpoint none.st
-    good "a model that does not read token by token" . $t $tiny --literal --norm before --steps 1 \
-        --checkpoint literal.st
+    good "a model without literal forms" . $t $tiny --literal --steps 1 --checkpoint none.st
+    good "a literal form that excludes token by token" . $t $tiny --literal --norm before \
+        --steps 1 --checkpoint literal.st
     refused '--score-by: with --literal norm' --checkpoint literal.st --score t.txt --score-by lines
-    good "scores a file" . --checkpoint literal.st --score t.txt --threads 1
+    good "the literal form scores a file" . --checkpoint literal.st --score t.txt --threads 1
     refused 'cell' $t $tiny $new --cell lstm
     refused 'norm' $t $tiny $new --norm between
     refused 'max-memory' $t $tiny $new --hid-sz 268435456
     refused 'max-memory' --preset lm1b-large-k5 $t $new --tokens bytes --no-adapt-io --max-memory 1
 }
 family_evaluation() {
-    good "a window of 5" eval --data ../t.txt --checkpoint often.st --eval-only --eval-unroll 5 \
-        --log short.jsonl --threads 1
-    check "another window, another loss" \
+    good "evaluation with a window of 5" eval --data ../t.txt --checkpoint often.st --eval-only \
+        --eval-unroll 5 --log short.jsonl --threads 1
+    check "a window of 5 changes the loss" \
         [ "$(head -n 1 eval/short.jsonl | field loss)" != "$(head -n 1 eval/only1.jsonl |
         field loss)" ]
-    check "... of as many tokens but for the streams" \
+    check "a window of 5 evaluates at least as many tokens" \
         [ "$(head -n 1 eval/short.jsonl | field tokens)" \
         -ge "$(head -n 1 eval/only1.jsonl | field tokens)" ]
-    good "one stream, another window" eval --data ../t.txt $full --steps 20 --checkpoint own.st \
-        --eval-unroll 40 --eval-batch-sz 1 --log own.jsonl
-    good "... which the checkpoint remembers" eval --data ../t.txt --checkpoint own.st --eval-only \
-        --eval-batch-sz 1 --log own2.jsonl --threads 1
-    check "the same loss" \
+    good "training with another evaluation window, one stream" eval --data ../t.txt $full \
+        --steps 20 --checkpoint own.st --eval-unroll 40 --eval-batch-sz 1 --log own.jsonl
+    good "the checkpoint stores the evaluation window" eval --data ../t.txt --checkpoint own.st \
+        --eval-only --eval-batch-sz 1 --log own2.jsonl --threads 1
+    check "evaluation from the checkpoint: the same loss" \
         [ "$(events eval/own.jsonl eval | tail -n 1 | field loss)" \
         = "$(head -n 1 eval/own2.jsonl | field loss)" ]
     least=$(events log/best2.jsonl eval | field loss | sort -g | head -n 1)
-    good "the best, evaluated" log --data ../t.txt --checkpoint best2.st --eval-only \
+    good "evaluation of the best" log --data ../t.txt --checkpoint best2.st --eval-only \
         --log best3.jsonl --threads 1
-    check "has the least loss" [ "$(head -n 1 log/best3.jsonl | field loss)" = "$least" ]
-    good "sru" log --data ../t.txt $tiny $recurrent --steps 20 --generate 10 --prompt "the"
-    check "says nothing of attention" [ "$(cat out err | grep -c 'attention')" -eq 0 ]
+    check "the best has the lowest loss" [ "$(head -n 1 log/best3.jsonl | field loss)" = "$least" ]
+    good "--cell sru" log --data ../t.txt $tiny $recurrent --steps 20 --generate 10 --prompt "the"
+    check "--cell sru: no message about attention" [ "$(cat out err | grep -c 'attention')" -eq 0 ]
 }
 family_small_presets() {
-    check "the help says what is not reproduced" grep -q 'Not reproduced' help
+    check "--help lists what is not reproduced" grep -q 'Not reproduced' help
     for preset in enwik8-base enwik8-sru-8x3056; do
-        good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 0 \
+        good "$preset, with the smallest sizes" log --preset $preset $sizes --emb-sz 0 \
             --data ../t.txt --steps 4
     done
     for preset in wt103-base lm1b-base; do
-        good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 8 \
+        good "$preset, with the smallest sizes" log --preset $preset $sizes --emb-sz 8 \
             --adapt-io-divval 2 --adapt-io-cutoffs 5,12 --data ../w.txt --steps 4
     done
-    good "ptb, of the smallest size" log --preset ptb $sizes --data ../w.txt --steps 4
+    good "ptb, with the smallest sizes" log --preset ptb $sizes --data ../w.txt --steps 4
 }
-# options that would change nothing beside the sizes of the smallest model
+# options without effect on the smallest model
 useless() {
     cat <<'END2'
 --init-xavier
