@@ -65,6 +65,7 @@ int main(int argc, char **argv) {
         token = log_p ? stx_sample(&how, i, log_p, 256, work) : 0;
     }
     putchar('\n');
+    if (fflush(stdout) || ferror(stdout)) stx_fail(x, STX_ERR_IO, "the text cannot be written");
 
     int ok = stx_ok(x);
     if (!ok) fprintf(stderr, "hello: %s\n", stx_error(x));

@@ -165,7 +165,8 @@ int main(int argc, char **argv) {
             if (c != '\n') putchar(c);
         }
         putchar('\n');
-        fflush(stdout);
+        if (fflush(stdout) || ferror(stdout))
+            stx_fail(a.x, STX_ERR_IO, "the answer cannot be written"); /* nor is it saved */
         memory_save(&a, argv[2]);
     }
 

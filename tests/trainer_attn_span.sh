@@ -211,7 +211,21 @@ family_evaluation() {
         [ "$(head -n 1 eval/ref.jsonl | field tokens)" \
         -lt "$(head -n 1 eval/only1.jsonl | field tokens)" ]
 }
+lost_output() { # WHAT COMMAND..: with standard output on a full disk, it fails and says so
+    what=$1; shift
+    echo "the cat" | "$@" >/dev/full 2>err; rc=$?
+    check "$what: lost output: exit code 1, got $rc: $(cat err)" \
+        [ $rc -eq 1 -a "$(grep -c "^$what: .* cannot be written" err)" -eq 1 ]
+}
 family_small_presets() {
+    built=${bin%/*}
+    if [ -w /dev/full ] && [ -x "$built/hello" ] && [ -x "$built/remember" ]; then
+        lost_output hello "$built/hello" t.txt
+        lost_output remember "$built/remember" mind.st memory.st t.txt 3
+        check "a line without an answer is not remembered" [ ! -e memory.st ]
+    else
+        echo "left out: lost output of hello and remember (not built, or no /dev/full)"
+    fi
     good "a preset with the smallest sizes" log --preset enwik8_small $sizes --data ../t.txt \
         --steps 4
 }
