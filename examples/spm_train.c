@@ -92,9 +92,12 @@ static int train(char err[TR_ERR]) {
 
 /* Prints the ids of one line (n bytes). ids is a buffer of *capacity elements, enlarged
    when needed. Errors go to the context. */
-static void encode_line(stx_ctx *x, const stx_vocab *v, const char *line, size_t n, int32_t **ids,
-                        size_t *capacity) {
-    size_t i, count = stx_vocab_encode(v, line, n, *ids, *capacity);
+static void encode_line(stx_ctx *x, const stx_vocab *v, int first, const char *line, size_t n,
+                        int32_t **ids, size_t *capacity) {
+    /* only the first line can begin with a byte-order mark */
+    size_t (*const run)(const stx_vocab *, const char *, size_t, int32_t *, size_t) =
+        first ? stx_vocab_encode : stx_vocab_encode_part;
+    size_t i, count = run(v, line, n, *ids, *capacity);
     if (count == STX_NPOS) return;
     if (count > *capacity) {
         free(*ids);
@@ -104,7 +107,7 @@ static void encode_line(stx_ctx *x, const stx_vocab *v, const char *line, size_t
             stx_fail(x, STX_ERR_MEMORY, "out of memory for a line of %zu bytes", n);
             return;
         }
-        stx_vocab_encode(v, line, n, *ids, *capacity);
+        run(v, line, n, *ids, *capacity);
     }
     for (i = 0; i < count; i++) printf(i ? " %d" : "%d", (int)(*ids)[i]);
     if (opt.eos) printf(count ? " %d" : "%d", (int)stx_vocab_eos(v));
@@ -138,7 +141,7 @@ static int encode(char err[TR_ERR]) {
     if (v && stx_map_open(x, &m, opt.encode))
         for (at = 0; at < m.size && stx_ok(x); at += n + 1) {
             for (n = 0; at + n < m.size && m.data[at + n] != '\n';) n++;
-            encode_line(x, v, (const char *)m.data + at, n, &ids, &capacity);
+            encode_line(x, v, !at, (const char *)m.data + at, n, &ids, &capacity);
         }
     if (stx_ok(x) && (fflush(stdout) || ferror(stdout)))
         stx_fail(x, STX_ERR_IO, "cannot write to standard output: %s", strerror(errno));

@@ -2348,6 +2348,30 @@ static void test_marks(void) {
         stx_vocab_free(v);
         stx_vocab_free(plain);
     }
+    /* a part of a text: U+FEFF is a character, and the encoding is not checked */
+    {
+        stx_vocab_desc d = desc(STX_TOK_CHARS, STX_ORDER_FIRST);
+        v = stx_vocab_build(x, &d, put_text("joined", "a\xEF\xBB\xBF"), 0, 0);
+        CHECK(stx_vocab_encode_part(v, "\xEF\xBB\xBF" "a", 4, a, 32) == 2 && a[0] == 1 && a[1] == 0);
+        CHECK(stx_vocab_encode(v, "\xEF\xBB\xBF" "a", 4, a, 32) == 1 && a[0] == 0);
+        CHECK(stx_vocab_encode_part(v, "", 0, NULL, 0) == 0);
+        FINE();
+        CHECK(stx_vocab_encode_part(v, NULL, 5, a, 32) == STX_NPOS);
+        ERROR(STX_ERR_ARG, "stx_vocab_encode_part: text or out is NULL");
+        CHECK(stx_vocab_encode_part(NULL, "a", 1, a, 32) == STX_NPOS);
+        CHECK(stx_vocab_encode_part(v, "\xFF\xFE" "a", 3, a, 32) == STX_NPOS);
+        ERROR(STX_ERR_FORMAT, "is not UTF-8: byte 0");
+        stx_vocab_free(v);
+    }
+    /* Japanese: only the line end has a zero byte; an unpaired surrogate; both parities */
+    CHECK(!strcmp(stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x0A\0", 8), "UTF-16LE"));
+    CHECK(!strcmp(stx_text_encoding("\x65\xE5\x67\x2C\x8A\x9E\0\x0A", 8), "UTF-16BE"));
+    CHECK(!strcmp(stx_text_encoding("\x40\xD8\x0B\xDC\x9E\x8A\x0A\0", 8), "UTF-16LE"));
+    CHECK(!stx_text_encoding("\xE5\x65\x40\xD8\x9E\x8A\x0A\0", 8));
+    CHECK(!stx_text_encoding("\xE5\x65\0\x67\x9E\x8A\x0A\0", 8));
+    CHECK(!stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x01\0", 8));
+    CHECK(!stx_text_encoding("\xE5\x65\x2C\xE7\x9E\x8A\x0A\0", 8));
+    CHECK(!stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x0A\x41", 8));
     /* UTF-8 of other scripts, few zeros, zeros in odd places, one letter */
     CHECK(!stx_text_encoding("", 0) && !stx_text_encoding("a", 1));
     CHECK(!stx_text_encoding("\0a", 2) && !stx_text_encoding("abc\0", 4));
