@@ -2352,7 +2352,8 @@ static void test_marks(void) {
     {
         stx_vocab_desc d = desc(STX_TOK_CHARS, STX_ORDER_FIRST);
         v = stx_vocab_build(x, &d, put_text("joined", "a\xEF\xBB\xBF"), 0, 0);
-        CHECK(stx_vocab_encode_part(v, "\xEF\xBB\xBF" "a", 4, a, 32) == 2 && a[0] == 1 && a[1] == 0);
+        CHECK(stx_vocab_encode_part(v, "\xEF\xBB\xBF" "a", 4, a, 32) == 2 && a[0] == 1);
+        CHECK(a[1] == 0);
         CHECK(stx_vocab_encode(v, "\xEF\xBB\xBF" "a", 4, a, 32) == 1 && a[0] == 0);
         CHECK(stx_vocab_encode_part(v, "", 0, NULL, 0) == 0);
         FINE();
@@ -2363,7 +2364,7 @@ static void test_marks(void) {
         ERROR(STX_ERR_FORMAT, "is not UTF-8: byte 0");
         stx_vocab_free(v);
     }
-    /* Japanese: only the line end has a zero byte; an unpaired surrogate; both parities */
+    /* Japanese: only the line end has a zero byte; unpaired surrogate; both parities */
     CHECK(!strcmp(stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x0A\0", 8), "UTF-16LE"));
     CHECK(!strcmp(stx_text_encoding("\x65\xE5\x67\x2C\x8A\x9E\0\x0A", 8), "UTF-16BE"));
     CHECK(!strcmp(stx_text_encoding("\x40\xD8\x0B\xDC\x9E\x8A\x0A\0", 8), "UTF-16LE"));
