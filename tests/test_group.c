@@ -1788,7 +1788,7 @@ int main(int argc, char **argv) {
         long before = test_failed;
         CHECK(!stx_group_join(group, NULL), "joined again");
         refused(group, STX_ERR_DEVICE,
-                "stx_group_join: MPI was finalised when the last context left", "only once");
+                "stx_group_join: MPI has been finalised", "only once");
         CHECK(stx_ranks(group) == 1, "in a group after leaving it");
         count[0] += 3 - (double)(test_failed - before);
         count[1] += (double)(test_failed - before);
