@@ -633,7 +633,9 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
         word p;
         const char *what;
         memcpy(&p, (const char *)data + i, 8);
-        if (!exact && p >> 32 == 0) continue; /* two small integers, not an address */
+        /* Two small integers, or one and padding, which holds what was there before and
+           so may make the word look like an address. */
+        if (!exact && (p >> 32 == 0 || (uint32_t)p < 65536)) continue;
         const allocation *a = in_device((void *)p) ? find_device((void *)p, 0) : NULL;
         if (a && a->device != current_device) {
             kernel_name(name, sizeof name, text);
