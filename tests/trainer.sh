@@ -39,17 +39,18 @@ has_a_step() { # DIR: its run has logged a step or has ended
 }
 wait_for_a_step() { wait_until has_a_step "$1"; }
 wait_for() { wait_until [ -s "$1" ]; } # FILE: until it is not empty
-# SIGNAL DIR OPTIONS..: interrupts a run in a new DIR; leaves $rc. Repeats if the run
-# ended first.
+# SIGNAL STEPS DIR OPTIONS..: interrupts a run of STEPS in a new DIR; leaves $rc and $at,
+# the step at which it stopped. Repeats if the run came to its last step first.
 stop_in_the_midst() {
-    sig=$1; shift
+    sig=$1 total=$2; shift 2
     tries=0 rc=0
-    while [ $rc -eq 0 ] && [ $tries -lt 100 ]; do
+    while { [ $rc -eq 0 ] || [ "${at:-0}" -ge "$total" ]; } && [ $tries -lt 100 ]; do
         tries=$((tries + 1))
         rm -rf "$1"; mkdir "$1"
         start "$@"
         wait_for_a_step "$1"
         kill -"$sig" "$running" 2>/dev/null; collect
+        at=$(sed -n 's/.*stopped at step \([0-9]*\); the checkpoint is saved.*/\1/p' bg.err)
     done
 }
 above() { # NUMBER COMMAND..: it prints a larger number
@@ -409,7 +410,7 @@ same_end() { # WHAT OPTIONS..: continues opt/at.st to the end of the uninterrupt
     check "$what: bit-identical to the uninterrupted run" cmp opt/whole.st opt/run.st
     check "$what: no changed options are reported" [ "$(grep -c 'changed options' err)" -eq 0 ]
 }
-stop_in_the_midst TERM midst $begun --checkpoint at.st --log log.jsonl
+stop_in_the_midst TERM 200 midst $begun --checkpoint at.st --log log.jsonl
 mv midst/at.st opt
 check "stopped before the end" [ "$(meta opt/at.st step)" -lt 200 ]
 same_end "the same command" $begun
@@ -1012,10 +1013,9 @@ good "the uninterrupted run" unbroken $stop
 hup=HUP
 [ "$(sh -c 'kill -HUP $$; echo ignored')" != ignored ] || hup=
 for sig in INT TERM $hup; do
-    stop_in_the_midst $sig sig $stop
+    stop_in_the_midst $sig 1500 sig $stop
     case $sig in INT) want=130 ;; TERM) want=143 ;; HUP) want=129 ;; esac
     check "SIG$sig: exit code $want, got $rc" [ $rc -eq $want ]
-    at=$(sed -n 's/.*stopped at step \([0-9]*\); the checkpoint is saved.*/\1/p' bg.err)
     check "SIG$sig: says where it stopped" [ -n "$at" ]
     check "SIG$sig: stopped before the end" [ "${at:-1500}" -lt 1500 ]
     check "SIG$sig: saved that step" [ "$(meta sig/run.st step)" = "$at" ]

@@ -161,7 +161,8 @@ literal_forms() {
     while read -r but names; do
         good "--literal, $but" forms $tiny --data ../t.txt --steps 12 --literal \
             $(echo "$but" | tr , ' ') --checkpoint but.st
-        good "--literal with the names $names" forms $tiny --data ../t.txt --steps 12 --literal "$names" \
+        good "--literal with the names $names" forms $tiny --data ../t.txt --steps 12 \
+            --literal "$names" \
             --checkpoint these.st $(echo "$but" | tr , '\n' | grep -v literal | tr '\n' ' ')
         check "--literal, $but: the same training" same_state forms/but.st forms/these.st
         rm -f forms/but.st forms/these.st
@@ -170,11 +171,13 @@ literal_forms() {
 --no-literal-pad,--positions,xl target,mask,freeze
 --no-literal-rows,--no-literal-mask,--compress,mean off
 END2
-    good "--literal without one form" forms $tiny --data ../t.txt --steps 12 --literal --no-literal-pad \
+    good "--literal without one form" forms $tiny --data ../t.txt --steps 12 --literal \
+        --no-literal-pad \
         --checkpoint but.st
     check "--literal without one form is stored as such" \
         [ "$(header forms/but.st | grep -c '\\"literal\\":\\"all,no-pad\\"')" -eq 1 ]
-    good "--literal without one form: resumed by the same command" forms $tiny --data ../t.txt --steps 14 --literal \
+    good "--literal without one form: resumed by the same command" forms $tiny \
+        --data ../t.txt --steps 14 --literal \
         --no-literal-pad --checkpoint but.st
     good "--literal with other positions" forms $tiny --data ../t.txt --steps 12 \
         --positions xl --literal --checkpoint xl.st
