@@ -250,6 +250,19 @@ static stx_tensor *op_recompute(stx_ctx *x, stx_tensor **in) {
     return stx_add(x, stx_recompute(x, twice, NULL, in, 2, NULL, 0), in[0]);
 }
 
+/* A view of an input, for which less memory is allocated than it has elements */
+static stx_tensor *view(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    (void)user;
+    (void)out;
+    stx_scale(x, stx_slice(x, in[0], 0, 1), 2);
+    return stx_reshape(x, in[0], in[0]->size, 0, 0, 0);
+}
+
+static stx_tensor *op_recomputed_view(stx_ctx *x, stx_tensor **in) {
+    stx_tensor *a = stx_scale(x, in[0], 3);
+    return stx_recompute(x, view, NULL, &a, 1, NULL, 0);
+}
+
 static stx_tensor *op_results(stx_ctx *x, stx_tensor **in) {
     stx_tensor *out[3], *y = stx_recompute(x, twice, in, in, 2, out, 3);
     return stx_concat(x, stx_concat(x, y, stx_scale(x, out[0], 3)), stx_concat(x, out[1], out[2]));
@@ -386,6 +399,7 @@ static const struct op_row {
     {"linear_heads", op_linear_heads, {{3, 5, 7}, {15, 7, 0}, {15, 7, 0}}, 2e-2},
     {"linear_heads, aligned", op_linear_heads, {{2, 5, 64}, {48, 64, 0}, {48, 64, 0}}, 2e-2},
     {"recompute", op_recompute, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
+    {"recompute, a view", op_recomputed_view, {{3, 5, 64}}, 1e-2},
     {"recompute, several results", op_results, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
     {"recompute, several results, aligned", op_results, {{3, 5, 64}, {3, 5, 64}}, 2e-2},
 };

@@ -2537,6 +2537,12 @@ static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const v
     if (cudaError_t e = check_copy(call, dst, dpitch * (height - 1) + width, src,
                                    spitch * (height - 1) + width, kind))
         return fail(e);
+    /* undefined in CUDA; rows of a 2D copy may alternate */
+    if (height == 1 && (char *)dst < (const char *)src + width
+        && (const char *)src < (char *)dst + width) {
+        report("%s: the destination %p and the source %p, %zu bytes, overlap", call, dst, src, width);
+        return fail(cudaErrorInvalidValue);
+    }
     if (blocking || (!capturing(s) && in_device(src) && !in_device(dst) && !in_pinned(dst, 0))) {
         while (!advance(s)) sched_yield();
         G.syncs++;
