@@ -12,18 +12,6 @@ static inline stx_ctx *context(int threads, uint64_t seed) {
     return stx_create(&d);
 }
 
-/* Tokens [at, at + T) of each row of a text (B,n) */
-static inline stx_ids *block(stx_ctx *x, const int32_t *text, size_t B, size_t n, size_t at,
-                             size_t T) {
-    int32_t *tokens = (int32_t *)calloc(B * T + 1, sizeof *tokens);
-    stx_ids *ids;
-    size_t b;
-    for (b = 0; b < B; b++) memcpy(tokens + b * T, text + b * n + at, T * sizeof *tokens);
-    ids = stx_tokens(x, tokens, B, T);
-    free(tokens);
-    return ids;
-}
-
 /* Independent tokens (B,n), the same for the same seed. The caller frees them. */
 static inline int32_t *random_tokens(size_t B, size_t n, int vocab, uint64_t seed) {
     int32_t *t = (int32_t *)malloc((B * n + 1) * sizeof *t);

@@ -126,6 +126,11 @@ static inline int index_of(const char *s, const char *key, const char *const *na
     return 0;
 }
 
+/* The index of the text of metadata `key` in names. */
+static inline int choice(const stx_file *f, const char *key, const char *const *names) {
+    return index_of(stx_file_meta(f, key), key, names);
+}
+
 /* Tokens of entry "WHAT.S" with B rows; NULL if the file has no such entry. negate: 0 and
    1 are exchanged, as masks mark the tokens that exist, and pads those that do not */
 static inline stx_ids *step_ids(stx_ctx *x, const stx_file *f, const char *what, size_t s, size_t B,
@@ -140,18 +145,6 @@ static inline stx_ids *step_ids(stx_ctx *x, const stx_file *f, const char *what,
     t = v ? stx_tokens(x, v, B, n / B) : NULL;
     free(v);
     return t;
-}
-
-/* Tokens [at, at + T) of each row of a text (B,n) */
-static inline stx_ids *token_block(stx_ctx *x, const int32_t *text, size_t B, size_t n, size_t at,
-                                   size_t T) {
-    int32_t *v = (int32_t *)calloc(B * T + 1, sizeof *v);
-    stx_ids *ids;
-    size_t b;
-    for (b = 0; b < B; b++) memcpy(v + b * T, text + b * n + at, T * sizeof *v);
-    ids = stx_tokens(x, v, B, T);
-    free(v);
-    return ids;
 }
 
 /* Compares n elements of a context with an entry: the largest difference is at most tol

@@ -220,7 +220,7 @@ static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, 
         stx_begin(m->ctx, STX_EVAL);
         if (reset && reset[at / m->desc.segment])
             stx_comp_state_reset_stream(s, (size_t)reset[at / m->desc.segment] - 1);
-        y = stx_comp_forward(m, block(m->ctx, t, B, n, at, w), NULL, s, s);
+        y = stx_comp_forward(m, token_block(m->ctx, t, B, n, at, w), NULL, s, s);
         if (!y) break;
         for (b = 0; b < B; b++)
             memcpy(all + (b * n + at) * D, y->data + b * w * D, w * D * sizeof *all);
@@ -281,7 +281,7 @@ static stx_real *by_steps(const char *name, stx_comp_gen *g, const int32_t *t, s
         stx_begin(x, STX_EVAL);
         if (reset && i % S == 0 && reset[i / S])
             stx_comp_gen_reset_stream(g, (size_t)reset[i / S] - 1);
-        y = stx_comp_gen_step(g, stx_comp_embed(m, block(x, t, B, n, i, w)));
+        y = stx_comp_gen_step(g, stx_comp_embed(m, token_block(x, t, B, n, i, w)));
         CHECK(y && y->dim[1] == w, "%s: %s", name, stx_error(x));
         if (!y) break;
         for (b = 0; b < B; b++)
@@ -311,11 +311,11 @@ static void continued_steps(const char *name, stx_comp_gen *g, const int32_t *t,
 
     for (i = 0; i < 4; i++) {
         stx_begin(x, STX_EVAL);
-        stx_comp_forward(m, block(x, t, B, n, i * S, S), NULL, s, s);
+        stx_comp_forward(m, token_block(x, t, B, n, i * S, S), NULL, s, s);
     }
     CHECK(stx_comp_gen_set(g, s), "%s: %s", name, stx_error(x));
     stx_begin(x, STX_EVAL);
-    h = stx_comp_gen_step(g, stx_comp_embed(m, block(x, t, B, n, 4 * S, W)));
+    h = stx_comp_gen_step(g, stx_comp_embed(m, token_block(x, t, B, n, 4 * S, W)));
     for (b = 0; h && b < B; b++)
         raise_worst(&e, max_difference(h->data + b * W * D, whole + (b * n + 4 * S) * D, W * D));
     CHECK(h && e <= TOL * top, "%s: continued from a memory, the error is %g %s", name, e,
@@ -475,7 +475,8 @@ static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t 
     stx_tensor *nll, *sum;
     double v;
     stx_begin(x, STX_TRAIN);
-    nll = stx_comp_loss(m, block(x, t, B, n, at, S), block(x, t, B, n, at + 1, S), NULL, s, s);
+    nll = stx_comp_loss(m, token_block(x, t, B, n, at, S), token_block(x, t, B, n, at + 1, S), NULL,
+                        s, s);
     sum = stx_comp_total(m, nll);
     v = stx_item(x, nll);
     if (total) *total = stx_item(x, sum);
@@ -670,8 +671,10 @@ static void frozen(void) {
         m = model(x, &d);
         s = stx_comp_state_create(m, 1);
         stx_begin(x, STX_TRAIN);
-        a = stx_comp_loss(m, block(x, t, 1, 40, 0, S), block(x, t, 1, 40, 1, S), NULL, s, s);
-        b = stx_comp_loss(m, block(x, t, 1, 40, S, S), block(x, t, 1, 40, S + 1, S), NULL, s, s);
+        a = stx_comp_loss(m, token_block(x, t, 1, 40, 0, S), token_block(x, t, 1, 40, 1, S), NULL,
+                          s, s);
+        b = stx_comp_loss(m, token_block(x, t, 1, 40, S, S), token_block(x, t, 1, 40, S + 1, S),
+                          NULL, s, s);
         stx_backward(x, stx_add(x, a, b));
         n = m->layer[1].wkv->size;
         g = (stx_real *)calloc(n, sizeof *g);
@@ -734,7 +737,7 @@ static void steps_equal(const char *name, stx_comp *m, stx_comp_state *s, stx_co
     for (i = 0; i < 6; i++) {
         double total, total2, a = train(m, o, s, t, s->B, n, i * S, &total), c;
         stx_begin(x, STX_EVAL);
-        stx_comp_forward(m, block(x, t, s->B, n, 2, S), NULL, eval, eval);
+        stx_comp_forward(m, token_block(x, t, s->B, n, 2, S), NULL, eval, eval);
         c = train(m2, o2, s2, t, s->B, n, i * S, &total2);
         CHECK(a == c && total == total2,
               "%s step %zu: nll %.12g, recomputed and without evaluation %.12g; "
@@ -837,7 +840,7 @@ static void states(void) {
         stx_params_zero_grad(m->params);
         stx_comp_state_copy(other, 0, s, 0, B);
         stx_begin(x, STX_TRAIN);
-        stx_comp_forward(m, block(x, t, B, n, 0, S - 1), NULL, s, s);
+        stx_comp_forward(m, token_block(x, t, B, n, 0, S - 1), NULL, s, s);
         if (d.recurrence != STX_COMP_ROTATE)
             CHECK(states_differ(s, other) == 0, "%s: a short segment changes the memory", name);
         stx_comp_state_copy(s, 0, other, 0, B);
@@ -910,11 +913,11 @@ static void detached(void) {
         size_t k;
         for (k = 0; k < 5; k++) {
             stx_begin(x, STX_TRAIN);
-            stx_comp_forward(m, block(x, t, B, n, k * S, S), NULL, s, s);
+            stx_comp_forward(m, token_block(x, t, B, n, k * S, S), NULL, s, s);
         }
         stx_begin(x, STX_TRAIN);
-        nll = stx_comp_loss(m, block(x, t, B, n, 5 * S, S), block(x, t, B, n, 5 * S + 1, S), NULL,
-                            s, s);
+        nll = stx_comp_loss(m, token_block(x, t, B, n, 5 * S, S),
+                            token_block(x, t, B, n, 5 * S + 1, S), NULL, s, s);
         stx_backward(x, nll);
         CHECK((gradient_of(m, "compress") > 0) == (d.aux == STX_COMP_AUX_BPTT),
               "%s: the gradient of the language loss in the compression is %g", name,
@@ -926,8 +929,8 @@ static void detached(void) {
 
         stx_params_zero_grad(m->params);
         stx_begin(x, STX_TRAIN);
-        nll = stx_comp_loss(m, block(x, t, B, n, 6 * S, S), block(x, t, B, n, 6 * S + 1, S), NULL,
-                            s, s);
+        nll = stx_comp_loss(m, token_block(x, t, B, n, 6 * S, S),
+                            token_block(x, t, B, n, 6 * S + 1, S), NULL, s, s);
         if (d.aux != STX_COMP_AUX_BPTT) aux_is_separate(name, m, nll);
 
         /* two segments in one step */
@@ -959,8 +962,8 @@ static double pass_of(stx_lm *lm, stx_comp *m, stx_optim *o, void *s, const int3
         stx_ids *in, *out;
         stx_tensor *nll;
         stx_begin(x, STX_TRAIN);
-        in = block(x, t, 2, n, i * S, S);
-        out = block(x, t, 2, n, i * S + 1, S);
+        in = token_block(x, t, 2, n, i * S, S);
+        out = token_block(x, t, 2, n, i * S + 1, S);
         CHECK(lm->key(m, in, out, s, 1) != lm->key(m, in, out, s, 2), "keys");
         nll = lm->loss(m, in, out, s, s);
         mean += stx_item(x, nll) / 4;
@@ -1376,9 +1379,9 @@ static void padded_tokens(void) {
         stx_tensor *h, *vectors, *tokens;
 
         stx_begin(x, STX_TRAIN);
-        in = block(x, t, B, N + 1, at, S);
-        next = block(x, t, B, N + 1, at + 1, S);
-        pad = block(x, pads, B, N, at, S);
+        in = token_block(x, t, B, N + 1, at, S);
+        next = token_block(x, t, B, N + 1, at + 1, S);
+        pad = token_block(x, pads, B, N, at, S);
         h = stx_comp_segment(m, stx_comp_embed(m, in), pad, a, a);
         vectors = stx_comp_nll(m, h, next, pad);
         tokens = stx_comp_loss(m, in, next, pad, b, b);
@@ -1391,11 +1394,12 @@ static void padded_tokens(void) {
         vectors = stx_comp_loss(m, in, next, NULL, NULL, NULL);
         CHECK(stx_item(x, vectors) != stx_item(x, tokens), "padding has no effect");
         stx_begin(x, STX_TRAIN);
-        stx_comp_forward(m, block(x, t, B, N + 1, 0, S), block(x, pads, B, N, 0, S), NULL, NULL);
+        stx_comp_forward(m, token_block(x, t, B, N + 1, 0, S), token_block(x, pads, B, N, 0, S),
+                         NULL, NULL);
         CHECK(stx_item(x, stx_comp_aux(m)) == 0, "an aux loss without memory");
     }
     stx_begin(x, STX_EVAL);
-    stx_comp_forward(m, block(x, t, B, N + 1, 0, S), NULL, b, b);
+    stx_comp_forward(m, token_block(x, t, B, N + 1, 0, S), NULL, b, b);
     CHECK(stx_item(x, stx_comp_aux(m)) == 0 && stx_ok(x), "an aux loss in evaluation %s",
           stx_error(x));
     free(t);
@@ -1460,19 +1464,22 @@ static void bad_inputs(stx_comp *m, stx_comp_state *s, stx_comp_state *strange, 
     stx_tensor *h;
 
     stx_begin(x, STX_EVAL);
-    CHECK(!stx_comp_forward(m, block(x, t, 2, 40, 0, S + 1), NULL, s, s), "a long segment");
+    CHECK(!stx_comp_forward(m, token_block(x, t, 2, 40, 0, S + 1), NULL, s, s), "a long segment");
     fails(x, "T from 1 to segment (6)");
-    CHECK(!stx_comp_forward(m, block(x, t, 1, 40, 0, S), NULL, s, s), "one row of two");
+    CHECK(!stx_comp_forward(m, NULL, NULL, s, s), "no tokens");
+    fails(x, "ids: expected tokens (B,T), got NULL");
+    CHECK(!stx_comp_forward(m, token_block(x, t, 1, 40, 0, S), NULL, s, s), "one row of two");
     fails(x, "B = 1");
-    CHECK(!stx_comp_forward(m, block(x, t, 2, 40, 0, S), NULL, s, strange), "another model");
+    CHECK(!stx_comp_forward(m, token_block(x, t, 2, 40, 0, S), NULL, s, strange), "another model");
     fails(x, "another model");
     CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 15, 0), NULL, NULL, NULL), "dim - 1");
     fails(x, "stx_comp_segment");
-    CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 16, 0), block(x, t, 1, 40, 0, 5), NULL, NULL),
+    CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 16, 0), token_block(x, t, 1, 40, 0, 5), NULL,
+                            NULL),
           "padding of another size");
     fails(x, "pad: expected (1,6)");
-    h = stx_comp_forward(m, block(x, t, 2, 40, 0, 3), NULL, NULL, NULL);
-    CHECK(h && !stx_comp_nll(m, h, block(x, t, 2, 40, 0, 3), block(x, t, 2, 40, 0, 2)),
+    h = stx_comp_forward(m, token_block(x, t, 2, 40, 0, 3), NULL, NULL, NULL);
+    CHECK(h && !stx_comp_nll(m, h, token_block(x, t, 2, 40, 0, 3), token_block(x, t, 2, 40, 0, 2)),
           "padding of targets of another size");
     fails(x, "stx_comp_nll");
     CHECK(!stx_comp_forward(m, stx_tokens(x, unknown, 2, 3), NULL, s, s), "token 99");
@@ -1543,7 +1550,7 @@ static void bad_generation(stx_comp *m, stx_comp_state *s, const int32_t *t) {
 
     d.vocab = 0;
     bare = stx_comp_create(x, &d);
-    CHECK(bare && !stx_comp_embed(bare, block(x, t, 1, 40, 0, 3)), "embedding without vocab");
+    CHECK(bare && !stx_comp_embed(bare, token_block(x, t, 1, 40, 0, 3)), "embedding without vocab");
     fails(x, "expected a model with vocab");
     CHECK(!stx_comp_logits(bare, stx_input(x, v, 1, 6, 16, 0)), "logits without vocab");
     fails(x, "expected a model with vocab");
@@ -1618,7 +1625,7 @@ static void bad_files(void) {
         s = stx_comp_state_create_sized(m, 2, more, NULL);
         for (i = 0; i < 3; i++) {
             stx_begin(x, STX_EVAL);
-            stx_comp_forward(m, block(x, t, 2, 40, i * S, S), NULL, s, s);
+            stx_comp_forward(m, token_block(x, t, 2, 40, i * S, S), NULL, s, s);
         }
         w = stx_writer_create(x);
         if (k == 2) s->seen[1] = (size_t)1 << 40;
@@ -1657,7 +1664,7 @@ static void targets(void) {
         d.emb = 5;
         m = model(x, &d);
         stx_begin(x, STX_TRAIN);
-        ids = block(x, t, 2, 40, 0, S);
+        ids = token_block(x, t, 2, 40, 0, S);
         for (i = 0; i < 12; i++) {
             target[i] = t[i];
             if ((k == 1 && i % 5 == 1) || k == 3) target[i] = -1;
@@ -1708,8 +1715,8 @@ static void padding(void) {
                 stx_begin(x, STX_TRAIN);
                 for (c = 0; other && c < B * n; c++)
                     if (p[c]) t[c] = (t[c] + 1) % V;
-                y = stx_comp_segment(m, stx_comp_embed(m, block(x, t, B, n, i, S)),
-                                     block(x, p, B, n, i, S), s[other], s[other]);
+                y = stx_comp_segment(m, stx_comp_embed(m, token_block(x, t, B, n, i, S)),
+                                     token_block(x, p, B, n, i, S), s[other], s[other]);
                 CHECK(y != NULL, "%s: %s", name, stx_error(x));
                 if (!y) return;
                 h[other] = (stx_real *)malloc(y->size * sizeof **h);
@@ -1758,7 +1765,7 @@ static void reset_midway(void) {
                 stx_tensor *y;
                 stx_begin(x, STX_EVAL);
                 if (i == at) stx_comp_gen_reset_stream(g, 0);
-                y = stx_comp_gen_step(g, stx_comp_embed(m, block(x, t, 2, n, i, 1)));
+                y = stx_comp_gen_step(g, stx_comp_embed(m, token_block(x, t, 2, n, i, 1)));
                 CHECK(y != NULL, "%s: %s", name, stx_error(x));
                 if (!y) return;
                 memcpy(h[other] + i * 2 * D, y->data, 2 * D * sizeof **h);
@@ -1953,8 +1960,8 @@ static int enough_memory(int k, int left) {
     for (i = 0; i < 4; i++) {
         stx_tensor *nll;
         stx_begin(x, STX_TRAIN);
-        nll = stx_comp_loss(m, block(x, t, 1, 40, i * S, S), block(x, t, 1, 40, i * S + 1, S), NULL,
-                            s, s);
+        nll = stx_comp_loss(m, token_block(x, t, 1, 40, i * S, S),
+                            token_block(x, t, 1, 40, i * S + 1, S), NULL, s, s);
         stx_backward(x, stx_comp_total(m, nll));
     }
     stx_comp_gen_feed(g, t, 20);

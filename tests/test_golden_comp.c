@@ -14,10 +14,6 @@ static const double TOL = 1e-5, CURVE = 2e-5;
 #endif
 enum { MAX_LAYERS = 8 };
 
-static int choice(const stx_file *f, const char *key, const char *const *names) {
-    return index_of(stx_file_meta(f, key), key, names);
-}
-
 typedef struct lists {
     size_t layers[MAX_LAYERS], mems[MAX_LAYERS], cmems[MAX_LAYERS];
 } lists;

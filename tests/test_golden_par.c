@@ -21,10 +21,6 @@ static const char *text_of(const stx_file *f, const char *key) {
     return s ? s : "";
 }
 
-static int choice(const stx_file *f, const char *key, const char *const *names) {
-    return index_of(text_of(f, key), key, names);
-}
-
 /* Elements of entry "WHAT.S" */
 static stx_real *step_reals(const stx_file *f, const char *what, size_t s, size_t *n) {
     char key[64];

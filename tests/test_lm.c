@@ -2134,6 +2134,22 @@ static void lm_generate(const lm_pair *p) {
     a->gen_free(gen);
 }
 
+/* Tokens that are NULL although nothing failed before */
+static void lm_no_tokens(const stx_lm *lm) {
+    int32_t text[LB * LT] = {0};
+    stx_ids *ids;
+    stx_begin(lm->ctx, STX_EVAL);
+    ids = stx_tokens(lm->ctx, text, LB, LT);
+    CHECK(!lm->loss(lm->model, NULL, ids, NULL, NULL)
+              && strstr(stx_error(lm->ctx), "ids: expected tokens (B,T), got NULL"),
+          "%s", stx_error(lm->ctx));
+    stx_clear_error(lm->ctx);
+    CHECK(!lm->loss(lm->model, ids, NULL, NULL, NULL)
+              && strstr(stx_error(lm->ctx), "targets: expected tokens (B,T), got NULL"),
+          "%s", stx_error(lm->ctx));
+    stx_clear_error(lm->ctx);
+}
+
 static void lm_whole(void) {
     int kind;
     for (kind = 0; kind < LMS; kind++) {
@@ -2156,6 +2172,7 @@ static void lm_whole(void) {
         lm_resume(&p);
         lm_evaluate(&p);
         lm_generate(&p);
+        if (kind != MINI) lm_no_tokens(&p.a);
         p.a.state_free(p.state_a);
         p.b.state_free(p.state_b);
         if (kind == SPAN)

@@ -193,7 +193,7 @@ static stx_real *by_calls(stx_par *m, const int32_t *t, size_t B, size_t n, size
         size_t T = STX_MIN(w, n - at);
         stx_begin(m->ctx, mode);
         if (reset && reset[call]) stx_par_state_reset_stream(s, (size_t)reset[call] - 1);
-        y = stx_par_forward(m, block(m->ctx, t, B, n, at, T), s, s);
+        y = stx_par_forward(m, token_block(m->ctx, t, B, n, at, T), s, s);
         if (!y) break;
         for (b = 0; b < B; b++)
             memcpy(all + (b * n + at) * D, y->data + b * T * D, T * D * sizeof *all);
@@ -217,7 +217,7 @@ static void selected_blocks(stx_par *m, const int32_t *t, int eval, char letters
         return;
     }
     stx_begin(m->ctx, STX_TRAIN);
-    stx_par_forward(m, block(m->ctx, t, 3, 4 * S, 0, S), NULL, NULL);
+    stx_par_forward(m, token_block(m->ctx, t, 3, 4 * S, 0, S), NULL, NULL);
     for (l = 0; l < 6; l++)
         for (k = 0; k < 3; k++)
             if (m->w[l]->data[k] == 1) letters[l] = "sfi"[k];
@@ -274,8 +274,8 @@ static void one_hot_case(int pre, size_t dim, int eval) {
         stx_tensor *a, *b;
         stx_begin(x, eval ? STX_EVAL : STX_TRAIN);
         stx_par_set_uniforms(m, u, 18);
-        a = stx_par_forward(m, block(x, t, 3, 4 * S, call * S, S), s, s);
-        b = stx_par_forward(network, block(x, t, 3, 4 * S, call * S, S), o, o);
+        a = stx_par_forward(m, token_block(x, t, 3, 4 * S, call * S, S), s, s);
+        b = stx_par_forward(network, token_block(x, t, 3, 4 * S, call * S, S), o, o);
         CHECK(a && b && !memcmp(a->data, b->data, a->size * sizeof *a->data),
               "%s, pre %d, width %zu, eval %d, call %zu: differs by %g %s", letters, pre, dim, eval,
               call, a && b ? max_difference(a->data, b->data, a->size) : HUGE_VAL, stx_error(x));
@@ -432,7 +432,7 @@ static stx_real *by_steps(const char *name, stx_par_gen *g, const int32_t *t, co
             if (reset[i + b]) w = b;
         stx_begin(x, STX_EVAL);
         if (reset[i]) stx_par_gen_reset_stream(g, (size_t)reset[i] - 1);
-        y = stx_par_gen_step(g, stx_par_embed(m, block(x, t, 2, n, i, w)));
+        y = stx_par_gen_step(g, stx_par_embed(m, token_block(x, t, 2, n, i, w)));
         CHECK(y && y->dim[1] == w, "%s: %s", name, stx_error(x));
         if (!y) break;
         for (b = 0; b < 2; b++)
@@ -460,7 +460,7 @@ static void continued_steps(const char *name, stx_par_gen *g, const int32_t *t, 
     for (i = 0; i < n / 2; i++) {
         stx_begin(x, STX_EVAL);
         if (reset[i]) stx_par_state_reset_stream(s, (size_t)reset[i] - 1);
-        stx_par_forward(m, block(x, t, 2, n, i, 1), s, s);
+        stx_par_forward(m, token_block(x, t, 2, n, i, 1), s, s);
     }
     CHECK(stx_par_gen_set(g, s), "%s: %s", name, stx_error(x));
     for (; i < n && stx_ok(x); i += w) {
@@ -468,7 +468,7 @@ static void continued_steps(const char *name, stx_par_gen *g, const int32_t *t, 
         w = reset[i + 1] || reset[i + 2] || i + 3 > n ? 1 : 3;
         stx_begin(x, STX_EVAL);
         if (reset[i]) stx_par_gen_reset_stream(g, (size_t)reset[i] - 1);
-        y = stx_par_gen_step(g, stx_par_embed(m, block(x, t, 2, n, i, w)));
+        y = stx_par_gen_step(g, stx_par_embed(m, token_block(x, t, 2, n, i, w)));
         for (b = 0; y && b < 2; b++) {
             double e = max_difference(y->data + b * w * D, whole + (b * n + i) * D, w * D);
             CHECK(e <= TOL * top, "%s: continued from a memory at %zu, the error is %g",
@@ -546,8 +546,8 @@ static double train(stx_par *m, stx_optim *o, stx_optim *gates, stx_par_state *s
     stx_tensor *total;
     double v;
     stx_begin(x, STX_TRAIN);
-    total = stx_par_total(m, stx_par_loss(m, block(x, t, B, n, at, S), block(x, t, B, n, at + 1, S),
-                                          s, s));
+    total = stx_par_total(m, stx_par_loss(m, token_block(x, t, B, n, at, S),
+                                          token_block(x, t, B, n, at + 1, S), s, s));
     v = stx_item(x, total);
     stx_backward(x, total);
     if (o) stx_optim_step(o, 0.01);
@@ -761,7 +761,7 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
     size_t i;
     for (i = 0; i < 48; i++) u[i] = (stx_real)((double)(29 * i % 47 + 1) / 49);
     stx_par_set_uniforms(m, u, 48);
-    CHECK(stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), NULL, NULL), "%s", stx_error(x));
+    CHECK(stx_par_forward(m, token_block(x, t, 2, 2 * S, 0, S), NULL, NULL), "%s", stx_error(x));
     memcpy(first, m->w[0]->data, sizeof first);
     for (i = 0; i < 7; i++) {
         static const double bad[4] = {0, 1, -0.5, NAN};
@@ -772,17 +772,17 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
         stx_par_set_uniforms(m, v, i < 4 ? 48 : counts_[i - 4]);
         fails(x, i < 4 ? "stx_par_set_uniforms: u[5]: expected a value above 0"
                        : "stx_par_set_uniforms: count: expected a multiple of 3 L = 12 values");
-        h = stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), NULL, NULL);
+        h = stx_par_forward(m, token_block(x, t, 2, 2 * S, 0, S), NULL, NULL);
         CHECK(h && !memcmp(first, m->w[0]->data, sizeof first), "the noise changed: %s",
               stx_error(x));
     }
     stx_par_set_uniforms(m, u, 12); /* one draw: valid for a shorter call */
     CHECK(stx_ok(x), "%s", stx_error(x));
-    h = stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), NULL, NULL);
+    h = stx_par_forward(m, token_block(x, t, 2, 2 * S, 0, S), NULL, NULL);
     CHECK(!h, "a call of 4 draws with values for one");
     fails(x, "(4,4,3)");
     stx_par_set_uniforms(m, NULL, 0);
-    h = stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), NULL, NULL);
+    h = stx_par_forward(m, token_block(x, t, 2, 2 * S, 0, S), NULL, NULL);
     CHECK(h && memcmp(first, m->w[0]->data, sizeof first), "the caller's noise after NULL");
     step = small();
     step.pattern = NULL;
@@ -900,11 +900,11 @@ static void training_noise(stx_par *m[3], const int32_t *t) {
               && memcmp(first, m[0]->w[1]->data, sizeof first),
           "two draws or two blocks have the same noise");
     stx_begin(x, STX_TRAIN);
-    stx_par_forward(m[0], block(x, t, 2, 2 * S, 0, S), NULL, NULL);
+    stx_par_forward(m[0], token_block(x, t, 2, 2 * S, 0, S), NULL, NULL);
     CHECK(memcmp(first, m[0]->w[0]->data, sizeof first), "two steps have the same noise");
     stx_set_step_index(x, stx_step_index(x) - 2);
     stx_begin(x, STX_TRAIN);
-    stx_par_forward(m[0], block(x, t, 2, 2 * S, 0, S), NULL, NULL);
+    stx_par_forward(m[0], token_block(x, t, 2, 2 * S, 0, S), NULL, NULL);
     CHECK(!memcmp(first, m[0]->w[0]->data, sizeof first), "a repeated step has other noise");
     for (i = 0; i < 3; i++) free(h[i]);
 }
@@ -919,10 +919,10 @@ static void evaluation_noise(stx_par *m, const int32_t *t) {
         uint64_t tick = stx_step_index(x);
         stx_par_state_reset(s);
         stx_begin(x, STX_EVAL);
-        stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), s, s);
+        stx_par_forward(m, token_block(x, t, 2, 2 * S, 0, S), s, s);
         memcpy(i ? again : first, m->w[1]->data, sizeof first);
         stx_begin(x, STX_EVAL);
-        stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), s, s);
+        stx_par_forward(m, token_block(x, t, 2, 2 * S, 0, S), s, s);
         CHECK(memcmp(first, m->w[1]->data, sizeof first) && stx_step_index(x) == tick,
               "two calls of evaluation have the same noise");
     }
@@ -1159,7 +1159,8 @@ static void latency(int kind, int of_w) {
         stx_params_zero_grad(m->params);
         stx_params_zero_grad(m->arch);
         stx_begin(x, STX_TRAIN);
-        nll = stx_par_loss(m, block(x, t, 2, S + 1, 0, S), block(x, t, 2, S + 1, 1, S), NULL, NULL);
+        nll = stx_par_loss(m, token_block(x, t, 2, S + 1, 0, S), token_block(x, t, 2, S + 1, 1, S),
+                           NULL, NULL);
         total = stx_par_total(m, nll);
         lat = expected_latency(m, p);
         expected = expected_total(kind, stx_item(x, nll), lat);
@@ -1177,7 +1178,8 @@ static void latency(int kind, int of_w) {
     CHECK(grads[0] > 1e-4 && grads[1] == 0 && stx_ok(x), "gradients of the gates: %g, frozen %g %s",
           grads[0], grads[1], stx_error(x));
     stx_begin(x, STX_EVAL);
-    nll = stx_par_loss(m, block(x, t, 2, S + 1, 0, S), block(x, t, 2, S + 1, 1, S), NULL, NULL);
+    nll = stx_par_loss(m, token_block(x, t, 2, S + 1, 0, S), token_block(x, t, 2, S + 1, 1, S),
+                       NULL, NULL);
     CHECK(stx_par_total(m, nll) == nll, "a latency penalty in evaluation");
     free(t);
     stx_destroy(x);
@@ -1205,7 +1207,7 @@ static void low_temperature(stx_par *m, const int32_t *t) {
     size_t l;
     stx_par_set_tau(m, 1e-4);
     stx_begin(m->ctx, STX_TRAIN);
-    stx_par_forward(m, block(m->ctx, t, 2, S + 1, 0, S), NULL, NULL);
+    stx_par_forward(m, token_block(m->ctx, t, 2, S + 1, 0, S), NULL, NULL);
     for (l = 0; l < 4; l++)
         CHECK(largest(m->w[l]->data, 3) > 0.999, "a gate of %g at tau 1e-4",
               largest(m->w[l]->data, 3));
@@ -1220,7 +1222,7 @@ static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     size_t l;
 
     stx_begin(x, STX_EVAL);
-    stx_par_forward(m, block(x, t, 2, S + 1, 0, S), s, s);
+    stx_par_forward(m, token_block(x, t, 2, S + 1, 0, S), s, s);
     key = stx_par_key(m, NULL, NULL, s, 1);
     CHECK(key == stx_par_key(m, NULL, NULL, s, 1) && key != stx_par_key(m, NULL, NULL, s, 2),
           "keys");
@@ -1263,7 +1265,7 @@ static void keys_of_training(stx_par *m, const int32_t *t) {
     size_t l;
 
     stx_begin(x, STX_TRAIN);
-    stx_par_forward(m, block(x, t, 2, S + 1, 0, S), NULL, s);
+    stx_par_forward(m, token_block(x, t, 2, S + 1, 0, S), NULL, s);
     key = stx_par_key(m, NULL, NULL, s, 1);
     m->desc.gate_eval = STX_PAR_EVAL_SOFT;
     s->calls++;
@@ -1293,7 +1295,7 @@ static void short_same_length(stx_par *m, const int32_t *t) {
         stx_par_gen *gen = stx_par_gen_create_sized(m, 2, rows);
         s->same_length = gen->same_length = 1;
         stx_begin(x, STX_EVAL);
-        CHECK(!stx_par_forward(m, block(x, t, 2, S + 1, 0, S), s, s)
+        CHECK(!stx_par_forward(m, token_block(x, t, 2, S + 1, 0, S), s, s)
                   && strstr(stx_error(x), expected),
               "%s", stx_error(x));
         stx_clear_error(x);
@@ -2065,8 +2067,8 @@ static void padding(void) {
             for (call = 0; call < 2; call++) {
                 stx_tensor *y;
                 stx_begin(x, STX_EVAL);
-                y = stx_par_segment(m, stx_par_embed(m, block(x, t, 2, 2 * S, call * S, S)),
-                                    block(x, mask[0], 2, 2 * S, call * S, S), s, s);
+                y = stx_par_segment(m, stx_par_embed(m, token_block(x, t, 2, 2 * S, call * S, S)),
+                                    token_block(x, mask[0], 2, 2 * S, call * S, S), s, s);
                 CHECK(y != NULL, "%s: %s", name, stx_error(x));
                 if (y) memcpy(h[other] + call * 2 * S * D, y->data, 2 * S * D * sizeof **h);
             }
@@ -2347,7 +2349,8 @@ static int enough_memory(int k, int left) {
     for (i = 0; i < 3; i++) {
         stx_tensor *nll;
         stx_begin(x, STX_TRAIN);
-        nll = stx_par_loss(m, block(x, t, 1, 40, i * S, S), block(x, t, 1, 40, i * S + 1, S), s, s);
+        nll = stx_par_loss(m, token_block(x, t, 1, 40, i * S, S),
+                           token_block(x, t, 1, 40, i * S + 1, S), s, s);
         stx_backward(x, stx_par_total(m, nll));
     }
     if (stx_ok(x)) stx_par_gen_feed(g, t, 20);

@@ -52,7 +52,8 @@ static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *
     stx_tensor *loss;
     double v;
     stx_begin(x, STX_TRAIN);
-    loss = stx_span_loss(m, block(x, t, B, n, at, T), block(x, t, B, n, at + 1, T), s, s);
+    loss =
+        stx_span_loss(m, token_block(x, t, B, n, at, T), token_block(x, t, B, n, at + 1, T), s, s);
     v = stx_item(x, loss);
     stx_backward(x, stx_span_total(m, loss));
     if (stx_optim_step(o, 0.003)) stx_span_clamp(m);
@@ -153,7 +154,7 @@ static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, si
         stx_tensor *y;
         w = n - at < T ? n - at : T;
         stx_begin(m->ctx, STX_EVAL);
-        y = stx_span_log_probs(m, stx_span_forward(m, block(m->ctx, t, B, n, at, w), s, s));
+        y = stx_span_log_probs(m, stx_span_forward(m, token_block(m->ctx, t, B, n, at, w), s, s));
         if (!y) break;
         for (b = 0; b < B; b++)
             memcpy(all + (b * n + at) * V, y->data + b * w * V, w * V * sizeof *all);
@@ -250,7 +251,7 @@ static stx_tensor *forward_by_hand(stx_span *m, const int32_t *t) {
     stx_tensor *h, *f;
     size_t l;
 
-    h = stx_embedding(x, m->vocab_io->in_emb, block(x, t, 2, 40, 0, 40));
+    h = stx_embedding(x, m->vocab_io->in_emb, token_block(x, t, 2, 40, 0, 40));
     h = stx_dropout(x, h, d->emb_dropout);
     for (l = 0; l < d->layers; l++) {
         const stx_span_layer *p = &m->layer[l];
@@ -279,7 +280,7 @@ static void dropout_case(size_t pers, double dropout, double emb_dropout) {
     m = stx_span_create(x, &d);
     set_spans(m);
     stx_begin(x, STX_TRAIN);
-    y = stx_span_forward(m, block(x, t, 2, 40, 0, 40), NULL, NULL);
+    y = stx_span_forward(m, token_block(x, t, 2, 40, 0, 40), NULL, NULL);
     model = (stx_real *)malloc(y->size * sizeof *model);
     memcpy(model, y->data, y->size * sizeof *model);
 
@@ -291,7 +292,7 @@ static void dropout_case(size_t pers, double dropout, double emb_dropout) {
           dropout, emb_dropout, h ? max_difference(h->data, model, h->size) : 0);
 
     stx_begin(x, STX_EVAL);
-    y = stx_span_forward(m, block(x, t, 2, 40, 0, 40), NULL, NULL);
+    y = stx_span_forward(m, token_block(x, t, 2, 40, 0, 40), NULL, NULL);
     CHECK(y && (max_difference(y->data, model, y->size) > 1e-3) == (dropout || emb_dropout),
           "pers %zu: dropout %g, emb_dropout %g: no effect, or an effect of rates of 0", pers,
           dropout, emb_dropout);
@@ -369,7 +370,7 @@ static void logits_and_log_probs(void) {
         size_t r, v;
 
         stx_begin(x, STX_TRAIN);
-        h = stx_span_forward(m, block(x, t, 2, 20, 0, 20), NULL, NULL);
+        h = stx_span_forward(m, token_block(x, t, 2, 20, 0, 20), NULL, NULL);
         y = stx_span_log_probs(m, h);
         CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 20 && y->dim[2] == V && !y->grad,
               "%s: %s", name, stx_error(x));
@@ -423,7 +424,7 @@ static stx_real *hidden(stx_span *m, const int32_t *t, size_t B, size_t n, size_
                         stx_span_state *before, stx_span_state *after) {
     stx_real *h = (stx_real *)malloc(B * T * m->desc.dim * sizeof *h);
     stx_begin(m->ctx, STX_EVAL);
-    stx_get(m->ctx, stx_span_forward(m, block(m->ctx, t, B, n, at, T), before, after), h);
+    stx_get(m->ctx, stx_span_forward(m, token_block(m->ctx, t, B, n, at, T), before, after), h);
     return h;
 }
 
@@ -672,8 +673,8 @@ static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t p
             const size_t at = (size_t)k * T;
             stx_tensor *l;
             stx_begin(x, STX_TRAIN);
-            l = stx_span_loss(m, block(x, part, rows, n, at, T),
-                              block(x, part, rows, n, at + 1, T), s[p], s[p]);
+            l = stx_span_loss(m, token_block(x, part, rows, n, at, T),
+                              token_block(x, part, rows, n, at + 1, T), s[p], s[p]);
             *loss = stx_item(x, l);
             stx_backward(x, stx_scale(x, stx_span_total(m, l), 1.0 / (double)parts));
         }
@@ -976,6 +977,8 @@ static void bad_sizes_and_rates(void) {
     d = small();
     d.inner = (size_t)-1;
     refused(d, "inner");
+    d.pers = 3;
+    CHECK(stx_span_count(&d) > 0, "inner counts although persistent vectors replace it");
 
     d = small();
     d.ramp = -1;
@@ -1144,7 +1147,7 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     stx_tensor *h, *f;
     stx_real *to = (stx_real *)malloc(B * n * m->desc.dim * sizeof *to);
     stx_begin(x, STX_EVAL);
-    h = stx_embedding(x, m->vocab_io->in_emb, block(x, t, B, n, 0, n));
+    h = stx_embedding(x, m->vocab_io->in_emb, token_block(x, t, B, n, 0, n));
     /* With eps every key contributes to the normaliser, although by next to nothing, so
        the kernel cannot leave any out. */
     f = attention_by_hand(m, 0, h, h, 0, 1e-30);
@@ -1406,11 +1409,11 @@ static size_t groups_peak(const double *z, size_t B, size_t dim, size_t heads) {
     s = stx_span_state_create(m, B);
     for (at = 0; at < 1000; at += 100) {
         stx_begin(x, STX_EVAL);
-        stx_span_forward(m, block(x, t, B, 1200, at, 100), s, s);
+        stx_span_forward(m, token_block(x, t, B, 1200, at, 100), s, s);
     }
     stx_begin(x, STX_TRAIN);
-    stx_backward(x, stx_span_loss(m, block(x, t, B, 1200, 1000, 100),
-                                  block(x, t, B, 1200, 1001, 100), s, s));
+    stx_backward(x, stx_span_loss(m, token_block(x, t, B, 1200, 1000, 100),
+                                  token_block(x, t, B, 1200, 1001, 100), s, s));
     peak = stx_peak_bytes(x);
     CHECK(stx_ok(x), "%s", stx_error(x));
     free(t);
@@ -1457,7 +1460,7 @@ static void groups_in_key(stx_span *m, stx_span_state *s) {
 static stx_tensor *without_groups(stx_span *m, stx_span_state *s, const int32_t *t) {
     stx_ctx *x = m->ctx;
     const stx_span_desc *d = &m->desc;
-    stx_tensor *h = stx_embedding(x, m->vocab_io->in_emb, block(x, t, 2, 1200, 1120, 40)), *f;
+    stx_tensor *h = stx_embedding(x, m->vocab_io->in_emb, token_block(x, t, 2, 1200, 1120, 40)), *f;
     size_t l;
     for (l = 0; l < d->layers; l++) {
         const stx_span_layer *p = &m->layer[l];
@@ -1499,7 +1502,7 @@ static void groups_case(size_t pers, double dropout_, int recompute_layers) {
     s = stx_span_state_create(m, 2);
     for (at = 0; at < 1120; at += 40) {
         stx_begin(x, STX_EVAL);
-        stx_span_forward(m, block(x, t, 2, 1200, at, 40), s, s);
+        stx_span_forward(m, token_block(x, t, 2, 1200, at, 40), s, s);
     }
     for (i = 0; i < 6; i++) need[i] = stx_attention_reach(z[0][i], 1024, d.ramp, 1024) + 1;
     stx_head_groups_choose(need, 6, 960, &g);
@@ -1508,7 +1511,7 @@ static void groups_case(size_t pers, double dropout_, int recompute_layers) {
 
     stx_set_step_index(x, 9);
     stx_begin(x, STX_TRAIN);
-    y = stx_span_forward(m, block(x, t, 2, 1200, 1120, 40), s, NULL);
+    y = stx_span_forward(m, token_block(x, t, 2, 1200, 1120, 40), s, NULL);
     CHECK(y, "%s", stx_error(x));
     h = (stx_real *)malloc(y->size * sizeof *h);
     stx_get(x, y, h);

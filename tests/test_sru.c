@@ -813,7 +813,8 @@ static stx_real *logits(stx_sru_lm *m, const int32_t *t, size_t B, size_t n, siz
     stx_tensor *y;
     s->window = window;
     stx_begin(x, STX_EVAL);
-    y = stx_vocab_io_scores(m->vocab_io, stx_sru_lm_forward(m, block(x, t, B, n, 0, n), s, NULL));
+    y = stx_vocab_io_scores(m->vocab_io,
+                            stx_sru_lm_forward(m, token_block(x, t, B, n, 0, n), s, NULL));
     CHECK(y && y->size == B * n * V, "logits: %s", stx_error(x));
     if (y) stx_get(x, y, all);
     stx_sru_state_free(s);
@@ -901,7 +902,8 @@ static double step(stx_sru_lm *m, stx_optim *o, stx_sru_state *s, const int32_t 
     stx_tensor *loss;
     double v;
     stx_begin(x, STX_TRAIN);
-    loss = stx_sru_lm_loss(m, block(x, t, B, n, at, T), block(x, t, B, n, at + 1, T), s, s);
+    loss = stx_sru_lm_loss(m, token_block(x, t, B, n, at, T), token_block(x, t, B, n, at + 1, T), s,
+                           s);
     v = stx_item(x, loss);
     stx_backward(x, loss);
     stx_optim_step(o, lr);
@@ -1027,10 +1029,12 @@ static void fits(const char *name, stx_sru_lm_desc d, const int32_t *t) {
     after = random_of(size, 1);
     stx_download(x, before, s->c, size);
     stx_begin(x, STX_EVAL);
-    CHECK(stx_sru_lm_loss(m, block(x, t, B, n, 0, T), block(x, t, B, n, 1, T), e, e) != NULL, "%s",
-          stx_error(x));
+    CHECK(stx_sru_lm_loss(m, token_block(x, t, B, n, 0, T), token_block(x, t, B, n, 1, T), e, e)
+              != NULL,
+          "%s", stx_error(x));
     stx_begin(x, STX_EVAL);
-    CHECK(stx_sru_lm_loss(m, block(x, t, B, n, 0, T), block(x, t, B, n, 1, T), s, NULL) != NULL,
+    CHECK(stx_sru_lm_loss(m, token_block(x, t, B, n, 0, T), token_block(x, t, B, n, 1, T), s, NULL)
+              != NULL,
           "%s", stx_error(x));
     stx_download(x, after, s->c, size);
     CHECK(!memcmp(before, after, size * sizeof *before),

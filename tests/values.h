@@ -1,5 +1,5 @@
-/* values.h - random arrays, and the largest difference between two arrays. Include after
-   seqtx.h. */
+/* values.h - random arrays, blocks of tokens, and the largest difference between two
+   arrays. Include after seqtx.h. */
 #ifndef STX_TEST_VALUES_H
 #define STX_TEST_VALUES_H
 #include "test.h"
@@ -25,5 +25,17 @@ static inline double max_difference(const stx_real *a, const stx_real *b, size_t
     size_t i;
     for (i = 0; i < n; i++) raise_worst(&worst, fabs((double)a[i] - (double)b[i]));
     return worst;
+}
+
+/* Tokens [at, at + T) of each row of a text (B,n) */
+static inline stx_ids *token_block(stx_ctx *x, const int32_t *text, size_t B, size_t n, size_t at,
+                                   size_t T) {
+    int32_t *v = (int32_t *)calloc(B * T + 1, sizeof *v);
+    stx_ids *ids;
+    size_t b;
+    for (b = 0; b < B; b++) memcpy(v + b * T, text + b * n + at, T * sizeof *v);
+    ids = stx_tokens(x, v, B, T);
+    free(v);
+    return ids;
 }
 #endif
