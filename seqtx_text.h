@@ -481,7 +481,7 @@ STX_DEF const char *stx_text_encoding(const void *text, size_t n) {
 
     /* Units below 256, such as spaces and line ends, have a zero byte. If they are one in
        sixteen, as in most scripts, that is enough. Chinese and Japanese have no spaces:
-       the text must also be UTF-16, and no UTF-8. */
+       the text must also be valid UTF-16, and not UTF-8. */
     even = zeros[0] + zeros[2];
     odd = zeros[1] + zeros[3];
     if (odd >= 2 && odd * 32 >= n && !even) return "UTF-16LE";
