@@ -2540,7 +2540,8 @@ static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const v
     /* undefined in CUDA; rows of a 2D copy may alternate */
     if (height == 1 && (char *)dst < (const char *)src + width
         && (const char *)src < (char *)dst + width) {
-        report("%s: the destination %p and the source %p, %zu bytes, overlap", call, dst, src, width);
+        report("%s: the destination %p and the source %p, %zu bytes, overlap", call, dst, src,
+               width);
         return fail(cudaErrorInvalidValue);
     }
     if (blocking || (!capturing(s) && in_device(src) && !in_device(dst) && !in_pinned(dst, 0))) {
