@@ -717,7 +717,7 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x);
    more-1], which are NULL at first and may stay so, and stx_recompute returns them in its
    own out. Gradients reach all results. With more = 0, out may be NULL.
 
-   The families offer this by layers: recompute and recompute_layers in their descs, and
+   The families offer this by layers: see recompute_layers in their descs, and
    stx_lm.recompute. */
 enum { STX_MAX_MORE = 3 };
 

@@ -470,10 +470,9 @@ typedef struct stx_span_desc {
     double emb_dropout;     /* probability, in [0,1), for the embedding and the last
                                hidden state */
 
-    int    recompute;       /* 1: recompute all layers in the backward pass. Takes about
-                               25 % more time and much less memory */
-    size_t recompute_layers;    /* number of layers to recompute, counted from the last;
-                                   ignored if recompute is 1 */
+    size_t recompute_layers;    /* number of layers to recompute in the backward pass,
+                                   counted from the last; SIZE_MAX: all. Recomputing all
+                                   takes about 25 % more time and much less memory */
 } stx_span_desc;
 
 /* Parameters of a layer. */
@@ -549,13 +548,13 @@ STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
    copies it back; see "Copying a memory" in the manual. get writes (B,n,d) values to out,
    oldest row first, with n = s->memory->layer[l].count rows per stream. It fails while a
    stream that was reset has fewer rows than the others. set replaces the layer's memory
-   with n rows per stream, n <= rows <= L. rows is the cache length:
-   layer[l].logical_count of the source, or stx_span_cache(s->model, l) if the data does
-   not come from a memory. Both return 1, or set an error and return 0. A failed set
+   with n rows per stream and sets the length of its cache, n <= cache_length <= L: this is
+   layer[l].logical_count of the source, or stx_span_cache_length(s->model, l) if the data
+   does not come from a memory. Both return 1, or set an error and return 0. A failed set
    leaves the memory unchanged, unless an allocation failed: then layer l is empty. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
-STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
-                               size_t n);
+STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
+                               const stx_real *in, size_t n);
 
 /* Copies the memory of n streams: streams c to c + n - 1 of `from` become streams b to
    b + n - 1 of `to`. This is useful for regrouping batches. Both states must belong to
@@ -614,12 +613,12 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
 
 /* Span z L of one head in tokens, without the ramp; L if spans are fixed; 0 if l or
    head is out of range. */
-STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head);
+STX_DEF double stx_span_head_span(const stx_span *m, size_t l, size_t head);
 
 /* S, how many tokens back layer l can attend, and C, the length of its cache in rows.
    Both change with z from step to step; see the manual. 0 if l is out of range. */
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l);
-STX_DEF size_t stx_span_cache(const stx_span *m, size_t l);
+STX_DEF size_t stx_span_cache_length(const stx_span *m, size_t l);
 
 /* Spans including the ramp, in tokens, as the authors' code logs them. *avg is the mean,
    over all layers, of the reach for the mean z of the layer's heads. *max is the largest
@@ -795,7 +794,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     d->divval = vocab_io->divval;
     d->cutoffs = vocab_io->cutoffs;
     memcpy(d->cutoff, vocab_io->cutoff, sizeof d->cutoff);
-    d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
+    d->recompute_layers = STX_MIN(d->recompute_layers, d->layers);
     return 1;
 }
 
@@ -989,7 +988,7 @@ STX_DEF size_t stx_span_window(const stx_span *m, size_t l) {
     return S;
 }
 
-STX_DEF size_t stx_span_cache(const stx_span *m, size_t l) {
+STX_DEF size_t stx_span_cache_length(const stx_span *m, size_t l) {
     size_t S, C = 0;
     if (m && l < m->desc.layers) stx__span_sizes(m, l, &S, &C);
     return C;
@@ -1022,7 +1021,7 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
     return s ? stx_memory_key(s->memory, key) : key;
 }
 
-STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head) {
+STX_DEF double stx_span_head_span(const stx_span *m, size_t l, size_t head) {
     STX__FP_SCOPE;
     const stx_real *z;
     if (!m || l >= m->desc.layers || head >= m->desc.heads) return 0;
@@ -1092,7 +1091,7 @@ STX_DEF void stx_span_state_reset(stx_span_state *s) {
     if (!s || !stx_ok(s->model->ctx)) return;
     stx_memory_reset(s->memory);
     for (l = 0; l < s->model->desc.layers; l++)
-        s->memory->layer[l].logical_count = stx_span_cache(s->model, l);
+        s->memory->layer[l].logical_count = stx_span_cache_length(s->model, l);
 }
 
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream) {
@@ -1111,9 +1110,9 @@ STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out)
     return stx_memory_get(s->memory, l, out);
 }
 
-STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
-                               size_t n) {
-    return s && stx_memory_set(s->memory, l, rows, in, n);
+STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
+                               const stx_real *in, size_t n) {
+    return s && stx_memory_set(s->memory, l, cache_length, in, n);
 }
 
 STX_DEF int stx_span_state_copy(stx_span_state *to, size_t b, const stx_span_state *from,
@@ -1385,9 +1384,7 @@ static void stx__span_lm_updated(void *m) {
 
 static size_t stx__span_lm_recompute(void *m, size_t n) {
     stx_span_desc *d = &((stx_span *)m)->desc;
-    d->recompute = n >= d->layers;
-    d->recompute_layers = STX_MIN(n, d->layers);
-    return d->recompute_layers;
+    return d->recompute_layers = STX_MIN(n, d->layers);
 }
 
 static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets,

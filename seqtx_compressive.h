@@ -578,10 +578,8 @@ typedef struct stx_comp_desc {
 
     unsigned literal;       /* STX_COMP_LITERAL or flags; a flag that does not apply is an
                                error. In the model's desc: the flags in force */
-    int    recompute;       /* 1: recompute all layers in the backward pass, to save
-                               memory */
-    size_t recompute_layers;    /* number of last layers to recompute; ignored with
-                                   recompute */
+    size_t recompute_layers;    /* number of layers to recompute in the backward pass,
+                                   counted from the last, to save memory; SIZE_MAX: all */
 } stx_comp_desc;
 
 /* Weights of a gate, by kind; see the manual. Those that a kind does not have are NULL.
@@ -2140,7 +2138,7 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
     if (!d->vocab && d->emb != d->dim)
         return stx__comp_bad(x, "emb", (double)d->emb, "0 or dim without vocab");
 
-    d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
+    d->recompute_layers = STX_MIN(d->recompute_layers, d->layers);
     if (!d->vocab) return 1;
     stx__comp_words(d, words);
     return stx_vocab_io_resolve(x, "stx_comp_create", words, words);
@@ -4377,7 +4375,6 @@ static void stx__comp_lm_updated(void *m) {
 
 static size_t stx__comp_lm_recompute(void *m, size_t n) {
     stx_comp_desc *d = &((stx_comp *)m)->desc;
-    d->recompute = n >= d->layers;
     return d->recompute_layers = STX_MIN(n, d->layers);
 }
 

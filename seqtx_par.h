@@ -549,10 +549,9 @@ typedef struct stx_par_desc {
     double init_std;        /* STX_PAR_INIT_XL: 0: 0.02 */
     double proj_std;        /* STX_PAR_INIT_XL: of projections of the vocabulary; 0: 0.01 */
 
-    int    recompute;       /* 1: recompute all blocks in the backward pass. Takes 1/4 more
-                               time and much less memory */
-    size_t recompute_layers;    /* number of last blocks to recompute; ignored with
-                                   recompute */
+    size_t recompute_layers;    /* number of blocks to recompute in the backward pass,
+                                   counted from the last; SIZE_MAX: all. Recomputing all
+                                   takes about 25 % more time and much less memory */
 } stx_par_desc;
 
 /* Sets the switches in which PAR's reference differs from the defaults: the column
@@ -2365,7 +2364,7 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
         || !stx__par_number(x, "init_std", d->init_std, 0, 1e6, "0 or more")
         || !stx__par_number(x, "proj_std", d->proj_std, 0, 1e6, "0 or more"))
         return 0;
-    d->recompute_layers = d->recompute ? d->blocks : STX_MIN(d->recompute_layers, d->blocks);
+    d->recompute_layers = STX_MIN(d->recompute_layers, d->blocks);
     return stx__par_check_search(x, d) && stx__par_check_words(x, d);
 }
 
@@ -3877,7 +3876,6 @@ static void stx__par_lm_updated(void *m) {
 
 static size_t stx__par_lm_recompute(void *m, size_t n) {
     stx_par_desc *d = &((stx_par *)m)->desc;
-    d->recompute = n >= d->blocks;
     return d->recompute_layers = STX_MIN(n, d->blocks);
 }
 

@@ -242,8 +242,8 @@
                                                                segment, a, the sum, y;
                                                                memory
 
-   With recompute, these exist for one layer at a time, and each layer keeps its input and
-   its memory, B T O + Ci B M elements.
+   For layers that are recomputed, these exist for one layer at a time, and each layer
+   keeps its input and its memory, B T O + Ci B M elements.
 
    Generation stores B O elements per layer, and in SRU++ also 2 P (2 window + 64)
    elements per stream and attending layer. A token costs as many operations as in a
@@ -387,10 +387,10 @@ enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };   /* de
    is the layer's input after layer norm and dropout. It sets *U to (B,T,k,O), in the
    planes of stx_sru_args, and, for gate vectors that depend on the input, *V to
    (B,T,2,O), which is added to v. k is 4 if the layer has a highway and Ci differs
-   from O, else 3. Such layers have no memory. Returns 1, or 0 if it fails. It is
-   called in every forward, and with recompute again in backward: then it may depend
-   only on in, user and parameters, must not change anything, and user must be valid
-   until stx_backward returns. */
+   from O, else 3. Such layers have no memory. Returns 1, or 0 if it fails. It is called
+   in every forward pass, and again in the backward pass if the layer is recomputed: then
+   it may depend only on in, user and the parameters, must not change anything, and user
+   must be valid until stx_backward returns. */
 typedef int (*stx_sru_transform)(stx_ctx *x, void *user, size_t layer, stx_tensor *in,
                                  stx_tensor **U, stx_tensor **V);
 
@@ -435,11 +435,10 @@ typedef struct stx_sru_desc {
                                    or 1 with Xavier. -1: v starts at 0 and is learned */
     stx_sru_transform custom;   /* replaces transform; user is passed to it */
     void  *user;
-    int    recompute;           /* 1: recompute all layers in the backward pass. Saves
-                                   memory and takes about a third more time
+    size_t recompute_layers;    /* number of layers to recompute in the backward pass,
+                                   counted from the last; SIZE_MAX: all. Recomputing all
+                                   saves memory and takes about a third more time
                                    (docs/speed.md) */
-    size_t recompute_layers;    /* number of layers to recompute, counted from the last;
-                                   ignored if recompute is 1 */
 
     /* SRU++ */
     size_t heads;               /* must divide P, at most 256; 0: 1 */
@@ -2061,7 +2060,7 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
         return stx__sru_bad(x, "alpha_init", d->alpha_init, "-1e6 to 1e6");
     if (!stx__sru_check_attention(x, d)) return 0;
 
-    d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
+    d->recompute_layers = STX_MIN(d->recompute_layers, d->layers);
     return 1;
 }
 
@@ -3022,7 +3021,6 @@ static void stx__sru_lm_updated(void *m) {
 
 static size_t stx__sru_lm_recompute(void *m, size_t n) {
     stx_sru_desc *d = &((stx_sru_lm *)m)->sru->desc;
-    d->recompute = n >= d->layers;
     return d->recompute_layers = STX_MIN(n, d->layers);
 }
 

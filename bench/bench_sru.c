@@ -393,7 +393,7 @@ static stx_sru_lm *model_create(stx_ctx *x, int layers, int d, int P, int heads,
     ld.sru.proj = (size_t)P;
     ld.sru.heads = (size_t)heads;
     ld.sru.alpha_init = P ? alpha : 0;
-    ld.sru.recompute = model.recompute;
+    ld.sru.recompute_layers = model.recompute ? SIZE_MAX : 0;
     m = stx_sru_lm_create(x, &ld);
     check(x);
     return m;

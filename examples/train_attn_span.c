@@ -257,7 +257,7 @@ static void log_spans(run *r) {
     tr_buf_puts(&list, "[");
     for (l = 0; opt.adapt_span && l < opt.nlayers; l++) {
         for (head = 0; head < heads; head++) {
-            double span = stx_span_of(r->model, l, head);
+            double span = stx_span_head_span(r->model, l, head);
             snprintf(text, sizeof text, "%.4g", span);
             if (list.n > 1) tr_buf_puts(&list, ",");
             tr_buf_puts(&list, text);
@@ -310,7 +310,7 @@ static void print_spans(const tr_lm *t, FILE *out) {
     for (l = 0; l < opt.nlayers; l++) {
         fprintf(out, "  layer %2zu ", l + 1);
         for (head = 0; head < heads; head++)
-            fprintf(out, " %6.0f", stx_span_of(r->model, l, head));
+            fprintf(out, " %6.0f", stx_span_head_span(r->model, l, head));
         fprintf(out, "\n");
     }
 }

@@ -667,7 +667,7 @@ static stx_par_desc block_desc(const stx_par_desc *of, const char *pattern) {
     d.attn_dropout = of->attn_dropout;
     d.inner_dropout = of->inner_dropout;
     d.pos_dropout = of->pos_dropout;
-    d.recompute = opt.lm.recompute == TR_ALL;
+    d.recompute_layers = opt.lm.recompute == TR_ALL ? SIZE_MAX : 0;
     return d;
 }
 

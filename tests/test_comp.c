@@ -667,7 +667,7 @@ static void frozen(void) {
         size_t i, n;
         d.mem = S;
         d.literal = STX_COMP_LITERAL_FREEZE;
-        d.recompute = k;
+        d.recompute_layers = k ? SIZE_MAX : 0;
         m = model(x, &d);
         s = stx_comp_state_create(m, 1);
         stx_begin(x, STX_TRAIN);
@@ -826,7 +826,7 @@ static void states(void) {
         d.ff_dropout = 0.1;
         d.aux_dropout = d.aux == STX_COMP_AUX_AUTO && d.compress <= STX_COMP_DILATED ? 0.2 : 0;
         m = model(x, &d);
-        d.recompute = 1;
+        d.recompute_layers = SIZE_MAX;
         m2 = model(x2, &d);
         s = stx_comp_state_create(m, B);
         s2 = stx_comp_state_create(m2, B);

@@ -817,7 +817,7 @@ static void model_options(stx_comp_desc *d, int which) {
         break;
     case ROTATE:
         d->recurrence = STX_COMP_ROTATE;
-        d->recompute = 1;
+        d->recompute_layers = SIZE_MAX;
         d->attn_dropout = d->out_dropout = d->ff_dropout = d->aux_dropout = 0.1;
         break;
     case PLAIN:

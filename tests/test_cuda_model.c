@@ -546,7 +546,7 @@ static void model_options(stx_span_desc *d, int which) {
         d->dropout = 0.1;
         break;
     case RECOMPUTE:
-        d->recompute = 1;
+        d->recompute_layers = SIZE_MAX;
         d->dropout = 0.2;
         break;
     case WIDE:
@@ -638,7 +638,7 @@ static void spans_current(model *r, const char *when) {
     for (l = 0; l < r->m->desc.layers; l++)
         for (h = 0; h < r->m->desc.heads; h++) {
             stx_real z[8];
-            double span = stx_span_of(r->m, l, h);
+            double span = stx_span_head_span(r->m, l, h);
             stx_get(r->x, r->m->layer[l].z, z);
             if (r->m->desc.span_per_layer) z[h] = z[0];
             CHECK(span == (double)z[h] * (double)r->m->desc.span,
@@ -782,7 +782,7 @@ static size_t groups_now(model *r) {
     stx_head_groups g;
     size_t need[4], h, L = r->m->desc.span;
     for (h = 0; h < 4; h++)
-        need[h] = STX_MIN((size_t)ceil(stx_span_of(r->m, 0, h) + r->m->desc.ramp), L) + 1;
+        need[h] = STX_MIN((size_t)ceil(stx_span_head_span(r->m, 0, h) + r->m->desc.ramp), L) + 1;
     stx_head_groups_choose(need, 4, STX_MIN(stx_span_window(r->m, 0), r->s->memory->layer[0].count),
                            &g);
     return g.count;

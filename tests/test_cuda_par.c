@@ -543,7 +543,7 @@ static void model_options(stx_par_desc *d, int which) {
         d->blocks = 0;
         break;
     case AGAIN:
-        d->recompute = 1;
+        d->recompute_layers = SIZE_MAX;
         d->dropout = d->attn_dropout = d->inner_dropout = d->pos_dropout = d->final_dropout = 0.1;
         break;
     case FORMS:

@@ -142,7 +142,7 @@ static stx_lm make_span_adaptive(stx_ctx *x, stx_par **par) {
     d.divval = 1.7;
     d.pers = 8;
     d.fairseq_init = 1;
-    d.recompute = 1;
+    d.recompute_layers = SIZE_MAX;
     return stx_span_as_lm(stx_span_create(x, &d));
 }
 
@@ -173,7 +173,7 @@ static stx_lm make_comp_gated(stx_ctx *x, stx_par **par) {
     d.positions = STX_COMP_LEARNED;
     d.gate = STX_COMP_GTRXL;
     d.glu = 1;
-    d.recompute = 1;
+    d.recompute_layers = SIZE_MAX;
     return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
@@ -237,7 +237,7 @@ static stx_lm make_srupp(stx_ctx *x, stx_par **par) {
     d.sru.proj = 16;
     d.sru.rescale = 1;
     d.sru.alpha_init = 0.3;
-    d.sru.recompute = 1;
+    d.sru.recompute_layers = SIZE_MAX;
     return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 

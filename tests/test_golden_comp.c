@@ -252,7 +252,7 @@ static void model_case(const char *name, int recompute, int threads, int alterna
         return;
     }
     config(f, &d, &k);
-    d.recompute = recompute;
+    d.recompute_layers = recompute ? SIZE_MAX : 0;
     if (all) {
         CHECK(d.literal == 15, "%s: literal forms %u, expected 15 for this test", name, d.literal);
         d.literal = STX_COMP_LITERAL;

@@ -463,7 +463,7 @@ static void model_case(const char *name, int recompute, int threads, int alterna
         return;
     }
     config(f, &d);
-    d.recompute = recompute;
+    d.recompute_layers = recompute ? SIZE_MAX : 0;
     B = (size_t)need(f, "B");
     steps = (size_t)need(f, "steps");
     m = stx_par_create(x, &d);

@@ -105,10 +105,10 @@ static void windows(stx_span *m, const stx_span_state *s, const block_data *b, c
     for (l = 0; b->window[0] && l < m->desc.layers; l++) {
         const size_t o = k * m->desc.layers + l, rows = s->memory->layer[l].logical_count;
         CHECK(stx_span_window(m, l) == (size_t)b->window[0][o]
-                  && stx_span_cache(m, l) == (size_t)b->window[1][o]
+                  && stx_span_cache_length(m, l) == (size_t)b->window[1][o]
                   && rows == (size_t)b->window[2][o],
               "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, expected %ld, %ld, %ld",
-              name, k, l, stx_span_window(m, l), stx_span_cache(m, l), rows,
+              name, k, l, stx_span_window(m, l), stx_span_cache_length(m, l), rows,
               (long)b->window[0][o], (long)b->window[1][o], (long)b->window[2][o]);
     }
 }
@@ -194,7 +194,7 @@ static void model_case(const char *name, int recompute, int threads) {
         return;
     }
     config(f, &d);
-    d.recompute = recompute;
+    d.recompute_layers = recompute ? SIZE_MAX : 0;
     m = stx_span_create(x, &d);
     CHECK(m && stx_params_load(m->params, f, "param."), "%s: %s", name, stx_error(x));
     if (!m) {

@@ -571,7 +571,7 @@ static void lm_run(const char *name, int recompute, int threads) {
         return;
     }
     lm_desc(f, &d);
-    d.sru.recompute = recompute;
+    d.sru.recompute_layers = recompute ? SIZE_MAX : 0;
     B = (size_t)need(f, "batch");
     count = sizes_of(f, "segments", seg, 16);
     m = stx_sru_lm_create(x, &d);

@@ -1190,7 +1190,7 @@ static stx_lm make_pers(stx_ctx *x, stx_params **arch) {
     d.cutoff[1] = 14;
     d.divval = 2;
     d.dropout = 0.1;
-    d.recompute = 1;
+    d.recompute_layers = SIZE_MAX;
     return stx_span_as_lm(stx_span_create(x, &d));
 }
 
@@ -1229,7 +1229,7 @@ static stx_lm make_srupp(stx_ctx *x, stx_params **arch) {
     d.sru.attn_dropout = 0.2;
     d.sru.alpha_init = 0.5;
     d.sru.norm = STX_SRU_NORM_AFTER;
-    d.sru.recompute = 1;
+    d.sru.recompute_layers = SIZE_MAX;
     d.dropout = 0.1;
     return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
@@ -1269,7 +1269,7 @@ static stx_lm make_comp_auto(stx_ctx *x, stx_params **arch) {
     d.positions = STX_COMP_XL;
     d.gate = STX_COMP_GTRXL;
     d.tied = 1;
-    d.recompute = 1;
+    d.recompute_layers = SIZE_MAX;
     return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
@@ -1316,7 +1316,7 @@ static stx_lm make_par_sequence(stx_ctx *x, stx_params **arch) {
     d.cost[0] = 3;
     d.cost[1] = 2;
     d.latency_weight = 0.1;
-    d.recompute = 1;
+    d.recompute_layers = SIZE_MAX;
     return par_lm(x, &d, arch);
 }
 
@@ -1346,7 +1346,7 @@ static stx_lm make_par(stx_ctx *x, stx_params **arch) {
     d.div_val = 2;
     d.tie_words = 1;
     d.tie_projs = 1;
-    d.recompute = 1;
+    d.recompute_layers = SIZE_MAX;
     return par_lm(x, &d, arch);
 }
 

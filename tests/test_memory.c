@@ -342,12 +342,11 @@ static void recomputes(const char *name, size_t layers, size_t expected) {
           layers);
 }
 
-/* The two fields of a desc that set the number of recomputed layers */
+/* recompute_layers of a created model is at most the number of layers */
 static void descs(void) {
     static const struct {
-        int all;
-        size_t some, expected;
-    } cases[] = {{0, 0, 0}, {1, 0, LAYERS}, {0, 3, 3}, {1, 3, LAYERS}};
+        size_t given, expected;
+    } cases[] = {{0, 0}, {3, 3}, {LAYERS, LAYERS}, {LAYERS + 1, LAYERS}, {SIZE_MAX, LAYERS}};
 
     size_t k;
     for (k = 0; k < sizeof cases / sizeof *cases; k++) {
@@ -367,9 +366,8 @@ static void descs(void) {
         s.dim = r.dim = C;
         s.heads = 2;
         p.pattern = "sfsf";
-        s.recompute = r.sru.recompute = c.recompute = p.recompute = cases[k].all;
-        s.recompute_layers = r.sru.recompute_layers = cases[k].some;
-        c.recompute_layers = p.recompute_layers = cases[k].some;
+        s.recompute_layers = r.sru.recompute_layers = cases[k].given;
+        c.recompute_layers = p.recompute_layers = cases[k].given;
         sm = stx_span_create(x, &s);
         rm = stx_sru_lm_create(x, &r);
         cm = stx_comp_create(x, &c);

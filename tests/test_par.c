@@ -254,7 +254,7 @@ static void one_hot_case(int pre, size_t dim, int eval) {
     d.pre_norm = pre;
     d.dim = dim;
     d.heads = 2;
-    d.recompute = pre;
+    d.recompute_layers = pre ? SIZE_MAX : 0;
     m = model(x, &d);
     s = stx_par_state_create(m, 3);
     selected_blocks(m, t, eval, letters);
@@ -589,7 +589,7 @@ static void recomputed(void) {
             stx_par_state *s;
             int32_t *t = random_tokens(3, 3 * S + 1, V, 2);
             size_t at = 0;
-            d.recompute = run == 1;
+            d.recompute_layers = run == 1 ? SIZE_MAX : 0;
             dropouts_on(&d);
             m = model(x, &d);
             s = stx_par_state_create(m, 3);

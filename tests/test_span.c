@@ -413,7 +413,7 @@ static int copy_memory(const char *name, stx_span_state *from, stx_span_state *t
         CHECK(stx_span_state_get(from, l, row)
                   && stx_span_state_set(to, l, p->logical_count, row, p->count),
               "%s: %s %s", name, stx_error(m->ctx), stx_error(to->model->ctx));
-        full |= p->count == stx_span_cache(m, l);
+        full |= p->count == stx_span_cache_length(m, l);
         free(row);
     }
     return full;
@@ -550,6 +550,7 @@ static void fairseq_form(void) {
     for (fairseq = 0; fairseq < 2; fairseq++) {
         stx_span_desc d = small();
         stx_span *m;
+        double first, third;
         d.dim = 96;
         d.inner = 160;
         d.vocab = 200;
@@ -562,10 +563,10 @@ static void fairseq_form(void) {
         if (!m) break;
         first_values(m, fairseq);
         m->layer[0].z->data[0] = (stx_real)0.5;
-        CHECK(stx_span_of(m, 0, 0) == 200 && stx_span_of(m, 0, 2) == (fairseq ? 200 : 0)
-                  && stx_span_window(m, 0) == 208,
-              "spans of layer 0: %g %g window %zu", stx_span_of(m, 0, 0), stx_span_of(m, 0, 2),
-              stx_span_window(m, 0));
+        first = stx_span_head_span(m, 0, 0);
+        third = stx_span_head_span(m, 0, 2);
+        CHECK(first == 200 && third == (fairseq ? 200 : 0) && stx_span_window(m, 0) == 208,
+              "spans of layer 0: %g %g window %zu", first, third, stx_span_window(m, 0));
     }
     CHECK(stx_ok(x), "%s", stx_error(x));
     stx_destroy(x);
@@ -702,12 +703,12 @@ static void repeatable(void) {
         a = trained(&d, (int)k, STX_ADAM, 1, 6, &n, &l);
         b = trained(&d, (int)k, STX_ADAM, 1, 6, &n, &l2);
         CHECK(!memcmp(a, b, n * sizeof *a) && l == l2, "%zu threads: two runs differ", k);
-        d.recompute = 1;
+        d.recompute_layers = SIZE_MAX;
         free(b);
         b = trained(&d, (int)k, STX_ADAM, 1, 6, &n, &l2);
         CHECK(!memcmp(a, b, n * sizeof *a) && l == l2, "%zu threads: recomputation changes the run",
               k);
-        d.recompute = 0;
+        d.recompute_layers = 0;
         free(a);
         free(b);
     }
@@ -1122,13 +1123,14 @@ static void windows(void) {
         m = stx_span_create(x, &d);
         m->layer[0].z->data[1] = (stx_real)row[i].z;
         S = stx_span_window(m, 0);
-        C = stx_span_cache(m, 0);
+        C = stx_span_cache_length(m, 0);
         CHECK(S == row[i].S && C == row[i].C, "L %zu z %g: S %zu C %zu", row[i].L, row[i].z, S, C);
-        CHECK(fabs(stx_span_of(m, 0, 1) - row[i].z * (double)row[i].L) < 1e-2, "span of head 1");
+        CHECK(fabs(stx_span_head_span(m, 0, 1) - row[i].z * (double)row[i].L) < 1e-2,
+              "span of head 1");
         stx_span_stats(m, &avg, &max);
         CHECK(max <= (double)row[i].L && max >= row[i].z * (double)row[i].L && avg <= max,
               "stats %g %g", avg, max);
-        CHECK(stx_span_window(m, 1) == 0 && stx_span_cache(NULL, 0) == 0,
+        CHECK(stx_span_window(m, 1) == 0 && stx_span_cache_length(NULL, 0) == 0,
               "a layer that does not exist");
         m->layer[0].z->data[0] = -3;
         m->layer[0].z->data[2] = 7;
@@ -1244,7 +1246,7 @@ static void ramp_is_covered(const ramp_case *c, int compare) {
         return;
     }
     window = stx_span_window(m, 0);
-    cache = stx_span_cache(m, 0);
+    cache = stx_span_cache_length(m, 0);
     reach = stx_attention_reach(z, (double)L, c->ramp, L);
     stx_span_stats(m, &avg, &max);
     CHECK(reach >= far && reach <= far + 1,
