@@ -548,10 +548,10 @@ STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
    copies it back; see "Copying a memory" in the manual. get writes (B,n,d) values to out,
    oldest row first, with n = s->memory->layer[l].count rows per stream. It fails while a
    stream that was reset has fewer rows than the others. set replaces the layer's memory
-   with n rows per stream and sets the length of its cache, n <= cache_length <= L: this is
-   layer[l].logical_count of the source, or stx_span_cache_length(s->model, l) if the data
-   does not come from a memory. Both return 1, or set an error and return 0. A failed set
-   leaves the memory unchanged, unless an allocation failed: then layer l is empty. */
+   with n rows per stream and sets the length of its cache, n <= cache_length <= L: this
+   is layer[l].logical_count of the source, or stx_span_cache_length(s->model, l) if the
+   data does not come from a memory. Both return 1, or set an error and return 0. A failed
+   set leaves the memory unchanged, unless an allocation failed: then layer l is empty. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
                                const stx_real *in, size_t n);
