@@ -56,6 +56,9 @@
        y_i = sum_t a_t v_{i-t}
        loss = mean nll + span_loss sum_l L mean_heads z
 
+   Mask, weights and penalty are those of 1905.07799, persistent vectors and the layer
+   without a feed-forward network those of 1907.01470.
+
    With pers = N > 0, a layer has no feed-forward network and no LN2. Every head also
    attends to N learned key-value pairs (all-attention), with keys sqrt(D) pers_key and
    values sqrt(N) pers_val. These have no position embedding, and m = 1.
@@ -76,8 +79,8 @@
        Why a soft ramp? The loss must depend continuously on the span, with a slope that z
        can learn from: dm_t/dz = L / R on the ramp and 0 elsewhere. As R approaches 0, m
        approaches a step function, and z would learn from the penalty alone. With R >= 1,
-       the ramp contains a key unless z L > L - 1. A head that sees all L tokens receives
-       only the gradient of the penalty.
+       the ramp contains a key unless z L > L - 1. Beyond that, m = 1 for all L keys, and
+       z receives only the gradient of the penalty.
 
        Why do spans that start at z = 0 grow? The ramp extends beyond the span. Even at z
        = 0, a head sees t = 1..R with mask values 1, 1 - 1/R, .., 1/R, and the keys on the
@@ -96,11 +99,11 @@
        consistent, and lets the cached rows contribute to the gradients of Wk and Wv.
 
    Gradients of one head. Let g be the gradient of the loss with respect to y_i, and let
-   n = sum_u m_u exp(s_u). Sums over u include the persistent vectors, with m = 1. Below,
-   v_t stands for v_{i-t} and y for y_i. Then
+   norm = sum_u m_u exp(s_u). Sums over u include the persistent vectors, with m = 1.
+   Below, v_t stands for v_{i-t} and y for y_i. Then
 
        ds_t = a_t g.(v_t - y)
-       dm_t = (exp(s_t) / n) g.(v_t - y)
+       dm_t = (exp(s_t) / norm) g.(v_t - y)
        dz   = (L / R) sum dm_t over all queries and over t = 1..S on the ramp, where
               0 <= 1 + (1 - t + z L) / R <= 1. Both ends belong to the ramp, as in the
               authors' code.
@@ -179,12 +182,12 @@
        #include <stdio.h>
        #include <stdlib.h>
 
-       static double half(stx_span *model, const int32_t *text, stx_span_state *memory) {
+       static double loss_of(stx_span *model, const int32_t *text, stx_span_state *mem) {
            stx_ctx *x = model->ctx;
            stx_begin(x, STX_EVAL);
            stx_ids *ids = stx_tokens(x, text, 1, 20);
            stx_ids *targets = stx_tokens(x, text + 1, 1, 20);
-           return stx_item(x, stx_span_loss(model, ids, targets, memory, memory));
+           return stx_item(x, stx_span_loss(model, ids, targets, mem, mem));
        }
 
        int main(void) {
@@ -202,7 +205,7 @@
 
            int32_t text[41];
            for (int i = 0; i < 41; i++) text[i] = i * i % 7;
-           half(model, text, old);
+           loss_of(model, text, old);
 
            for (size_t l = 0; stx_ok(x) && l < d.layers; l++) {
                size_t rows = old->memory->layer[l].logical_count;
@@ -214,8 +217,8 @@
                free(data);
            }
 
-           double a = half(model, text + 20, old);
-           double b = half(model, text + 20, copy);
+           double a = loss_of(model, text + 20, old);
+           double b = loss_of(model, text + 20, copy);
            printf("nll %.6f, with the copy %.6f %s\n", a, b, stx_error(x));
            int same = stx_ok(x) && a == b;
            stx_destroy(x);
@@ -269,10 +272,11 @@
    so S_head = S. A layer with one long span and seven short ones then costs as much as a
    layer with eight long ones.
 
-   The caches of all layers take B d sum_l C_l elements. The buffer of a layer is larger
-   by C_l / 2 rows (T rows on a GPU), and by up to C_l / 2 more rows while C_l < L.
-   Generation caches keys and values instead, in buffers twice as long as the windows: 4 d
-   sum_l S_l elements per stream. A new token costs 3 D sum_heads S_head + 4 d^2 + 2 d f
+   The cached rows of all layers are B d sum_l C_l elements. If each step reads and writes
+   the same memory, the buffer of a layer also has spare rows: min(T, C_l) on a GPU,
+   max(C_l / 2, min(T, C_l)) on a CPU, and up to min(C_l / 2, L - C_l) more while C_l < L.
+   Generation caches keys and values instead, in buffers of 2 S_l + 64 rows: 2 d sum_l (2
+   S_l + 64) elements per stream. A new token costs 3 D sum_heads S_head + 4 d^2 + 2 d f
    multiply-adds per layer, however long the text is. The speed of generation is limited
    by memory bandwidth. With one stream and f32 weights, each token reads 4 (4 d^2 + 2 d
    f) bytes of weights per layer, 4 V d bytes for the output head, and 8 D sum_heads
@@ -285,7 +289,9 @@
        presets are those of the authors' code. Weights and biases of linear layers are
        uniform in [-1/sqrt(columns), 1/sqrt(columns)]. The embedding and key_pe are normal
        with standard deviation 1, persistent keys with 1/sqrt(D) and persistent values
-       with 1/sqrt(N).
+       with 1/sqrt(N). As in the authors' code, the mask m_t is m_z(t - 1) of the paper,
+       where m_z(x) = clamp((R + z - x) / R, 0, 1), so a span reaches one token further.
+       The paper's z is z L here.
 
        Corrected. Flags in `literal` restore the accidental behaviour of the authors'
        code:
@@ -299,7 +305,8 @@
                                      scores are q.E_t / sqrt(D), so q, E and z learn from
                                      positions without text. Default: rows that were never
                                      written do not exist.
-       To reproduce the authors' code, set literal = STX_SPAN_LITERAL.
+       To reproduce the authors' code, set literal = STX_SPAN_LITERAL. Without its option
+       --adapt-span-cache, also set full_cache = 1.
 
        Improved: rows outside the window are never projected. In the trainer: evaluation
        uses a separate memory; bits per byte are computed from the bytes of the text;
@@ -314,8 +321,8 @@
                              renormalisation: a_t = m_t exp(s_t) / sum_{u=1..S} exp(s_u)
            span_per_layer    all heads of a layer share one z, of shape (1)
            fairseq_init      projections and embedding normal with standard deviation
-                             1/sqrt(d), W1 and W2 uniform in [-b, b] with
-                             b = sqrt(6 / (d + f)); the rest as in the authors' code
+                             1/sqrt(d), W1 and W2 uniform in [-r, r] with
+                             r = sqrt(6 / (d + f)); the rest as in the authors' code
            STX_SPAN_LITERAL_MEMORY   fairseq, too, treats unwritten rows as rows of zeros
        To reproduce fairseq, set adapt_span = no_renorm = fairseq_init = 1 and literal =
        STX_SPAN_LITERAL.
@@ -390,14 +397,18 @@
          contribute to the normaliser; keys outside do not.
 
    GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
-   changes. To replay steps as a CUDA graph, write the step as a function and run it as
-   follows (examples/train_attn_span.c is a complete example):
+   changes. To replay steps as a CUDA graph, create ids and targets once with
+   stx_tokens_create, write the step as a function, and run it as follows
+   (examples/train_attn_span.c is a complete example):
 
-       stx_tokens_set(x, ids, ..);    stx_tokens_set(x, targets, ..);
+       stx_tokens_set(x, ids, ..);
+       stx_tokens_set(x, targets, ..);
        stx_optim_set_lr(optim, lr);
        stx_step_run(x, stx_span_key(model, ids, targets, memory, 0), step, user);
 
-   step() makes every call from stx_begin to stx_optim_step, then calls stx_span_clamp.
+   step() makes every call from stx_begin to stx_optim_step, then calls stx_span_clamp. It
+   must not call stx_tokens or stx_item: store the loss with stx_metric_set, and read it
+   with stx_metric_get after the step.
    The fused attention kernels require D to be a multiple of 8 from 8 to 128, and
    no_renorm, span_per_layer and literal to be 0. Otherwise, the scores are written to
    device memory, one chunk at a time.
@@ -431,14 +442,14 @@ enum {
 /* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_span_desc {
     size_t vocab;           /* V, required */
-    size_t layers;          /* 0: 8 */
+    size_t layers;          /* at most 4096; 0: 8 */
     size_t dim;             /* d, a multiple of heads; 0: 256 */
     size_t heads;           /* H, at most 256; 0: 4 */
     size_t inner;           /* f; 0: 4 d. Ignored with pers */
     size_t span;            /* L, the largest span in tokens; 0: 1024 */
 
     int    adapt_span;      /* 1: learn a span per head; 0: every head sees L tokens */
-    int    full_cache;      /* 1: caches keep L rows; 0: C rows, see the manual */
+    int    full_cache;      /* 1: C = L; 0: C = min(L, S + 64) */
     double ramp;            /* R >= 1, in tokens; 0: 32 */
     double span_init;       /* initial z, in [0,1]; ignored without adapt_span */
     double span_loss;       /* weight of the span penalty, lambda in the paper; ignored
@@ -462,8 +473,8 @@ typedef struct stx_span_desc {
                                                increasing, below vocab */
     size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
                                are below vocab */
-    int    forward_columns; /* order of the cluster logits in the output head; see
-                               stx_adaptive */
+    int    forward_columns; /* cluster logits in the output head: 0: last cluster first, as
+                               in PyTorch; 1: cluster 1 first, as in TensorFlow */
 
     double dropout;         /* probability, in [0,1), for attention weights and
                                feed-forward activations */
@@ -505,7 +516,7 @@ typedef struct stx_span {
    runs out. */
 STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc);
 
-/* The model's parameters, owned by the model; NULL if m is NULL. */
+/* The model's parameters, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_span_params(stx_span *m);
 
 /* Number of parameter elements of a model with this desc. Tied parameters count once.
@@ -556,28 +567,30 @@ STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out)
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
                                const stx_real *in, size_t n);
 
-/* Copies the memory of n streams: streams c to c + n - 1 of `from` become streams b to
-   b + n - 1 of `to`. This is useful for regrouping batches. Both states must belong to
-   the same context and have the same number of layers and the same d. If they are the
-   same state, the ranges must not overlap. Returns 1, or sets an error and returns 0. */
-STX_DEF int stx_span_state_copy(stx_span_state *to, size_t b, const stx_span_state *from,
-                                size_t c, size_t n);
+/* Copies the memory of n streams: streams from_stream to from_stream + n - 1 of `from`
+   replace streams to_stream to to_stream + n - 1 of `to`. This is useful for regrouping
+   batches. Both memories must belong to the same context and have the same number of
+   layers and the same d. If they are the same memory, the ranges must not overlap.
+   Returns 1, or sets an error and returns 0. */
+STX_DEF int stx_span_state_copy(stx_span_state *to, size_t to_stream,
+                                const stx_span_state *from, size_t from_stream, size_t n);
 
 /* stx_span_state_save saves the memory to a checkpoint, under names that begin with
-   prefix. stx_span_state_load loads it into a memory with the same B. Both return 1,
-   or set an error and return 0; a failed load leaves s empty. After an earlier error
-   they do nothing. */
+   prefix, at most 80 bytes. The memory must not change until stx_writer_finish.
+   stx_span_state_load loads it into a memory with the same B. Both return 1, or set an
+   error and return 0; a failed load leaves s empty. After an earlier error they do
+   nothing. */
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
 
 
 // >>api: forward
 
-/* ids (B,T) -> last hidden state (B,T,d). in is the memory to read (NULL if empty),
-   out the memory to write (NULL to write none); they may be the same. Gradients do not
-   reach the memory. Returns NULL and sets an error if a memory belongs to another
-   model or its B differs from the B of ids. After an error, out may be partly written:
-   call stx_clear_error, then stx_span_state_reset. */
+/* ids (B,T) -> last hidden state (B,T,d). in is the memory to read (NULL acts as an empty
+   one), out the memory to write (NULL: none); they may be the same. Gradients do not
+   reach the memory. Returns NULL and sets an error if a memory belongs to another model
+   or its B differs from the B of ids. After an error, out may be partly written: call
+   stx_clear_error, then stx_span_state_reset. */
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out);
 
@@ -622,7 +635,8 @@ STX_DEF size_t stx_span_cache_length(const stx_span *m, size_t l);
 
 /* Spans including the ramp, in tokens, as the authors' code logs them. *avg is the mean,
    over all layers, of the reach for the mean z of the layer's heads. *max is the largest
-   reach of any head. Either pointer can be NULL. Both values are 0 if m is NULL. */
+   reach of any head. With fixed spans, both values are L. Both are 0 if m is NULL. Either
+   pointer can be NULL. */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 
@@ -651,8 +665,8 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g);
 /* Feeds n >= 1 tokens per stream, ids (B,n), and returns log p (B,V) of the next
    token, or NULL after an error. The result is in host memory, ready for stx_sample,
    and valid until the next call. Calls stx_begin(x, STX_EVAL), so do not call it
-   between a forward pass and its backward pass. After an error, rows of the call may be
-   in the cache: call stx_clear_error, then stx_span_gen_reset. */
+   between a forward pass and its backward pass. After an error, the cache may already
+   contain some of the new tokens: call stx_clear_error, then stx_span_gen_reset. */
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n);
 
 /* The model as a table of functions, for programs that accept any model family. The
@@ -681,9 +695,12 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 
 // >>creation
 
-/* S is trimmed in steps of this many tokens, as in the authors' code. */
+/* S is trimmed in steps of this many tokens, and a cache has as many spare rows, as in
+   the authors' code. */
 enum { STX__SPAN_STEP = 64 };
 
+/* Most heads: the length of stx_head_groups.of. Most layers: a guard against typing
+   errors, far above any published model. */
 enum { STX__SPAN_MAX_LAYERS = 4096, STX__SPAN_MAX_HEADS = 256 };
 
 #define STX__SPAN_NORM_EPS 1e-5     /* epsilon of the layer norms, as in PyTorch */
@@ -749,7 +766,9 @@ static void stx__span_describe_vocab_io(const stx_span_desc *d, stx_vocab_io_des
 static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d,
                              stx_vocab_io_desc *vocab_io) {
     STX__FP_SCOPE;
-    const size_t most = (size_t)1 << 30; /* products of two sizes cannot overflow */
+    /* No product of two sizes overflows 64 bits. 4 dim, the default of inner, is at most
+       most_inner. */
+    const size_t most = (size_t)1 << 30, most_dim = most / 2, most_inner = 2 * most;
     *d = *from;
     if (!d->layers) d->layers = 8;
     if (!d->dim) d->dim = 256;
@@ -759,7 +778,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
 
     if (d->layers > STX__SPAN_MAX_LAYERS)
         return stx__span_too_large(x, "layers", d->layers, STX__SPAN_MAX_LAYERS);
-    if (d->dim > most / 2) return stx__span_too_large(x, "dim", d->dim, most / 2);
+    if (d->dim > most_dim) return stx__span_too_large(x, "dim", d->dim, most_dim);
     if (!d->inner) d->inner = 4 * d->dim;
     if (d->heads > STX__SPAN_MAX_HEADS || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
@@ -769,8 +788,8 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     }
     if (d->span > most) return stx__span_too_large(x, "span", d->span, most);
     if (d->pers > most) return stx__span_too_large(x, "pers", d->pers, most);
-    if (!d->pers && d->inner > 2 * most)
-        return stx__span_too_large(x, "inner", d->inner, 2 * most);
+    if (!d->pers && d->inner > most_inner)
+        return stx__span_too_large(x, "inner", d->inner, most_inner);
     if (!(d->ramp >= 1 && d->ramp <= (double)most))
         return stx__span_bad(x, "ramp", d->ramp, "1 to 2^30");
     if (!(d->span_init >= 0 && d->span_init <= 1))
@@ -834,8 +853,8 @@ static void stx__span_create_layer(stx_span *m, size_t l) {
     const stx_span_desc *d = &m->desc;
     stx_span_layer *p = &m->layer[l];
     const size_t D = d->dim / d->heads;
-    const double bound_d = 1 / sqrt((double)d->dim);
-    const double bound_f = 1 / sqrt((double)d->inner);
+    const double scale_d = 1 / sqrt((double)d->dim);    /* bound or standard deviation */
+    const double scale_f = 1 / sqrt((double)d->inner);
     const double xavier = sqrt(6 / ((double)d->dim + (double)d->inner));
     const int proj = d->fairseq_init ? STX_NORMAL : STX_UNIFORM;
 
@@ -850,25 +869,25 @@ static void stx__span_create_layer(stx_span *m, size_t l) {
     }
 
     /* Wq, Wk and Wv are adjacent in memory so that one GEMM computes q, k and v. The
-       authors' code initialises the weights in the order q, o, v, k. The offsets, each
-       for the next parameter only, swap the random numbers of wk and wo to match. */
+       offsets, each for the next parameter only, give wk and wo the random numbers of the
+       authors' order q, o, v, k. */
     if (!stx_params_make_contiguous(m->params, stx_bytes_of(3, d->dim, d->dim))) return;
-    p->wq = stx__span_param(m, l, "attn.wq", proj, bound_d, d->dim, d->dim, 0);
+    p->wq = stx__span_param(m, l, "attn.wq", proj, scale_d, d->dim, d->dim, 0);
     stx_params_rng_offset(m->params, 2);
-    p->wk = stx__span_param(m, l, "attn.wk", proj, bound_d, d->dim, d->dim, 0);
-    p->wv = stx__span_param(m, l, "attn.wv", proj, bound_d, d->dim, d->dim, 0);
+    p->wk = stx__span_param(m, l, "attn.wk", proj, scale_d, d->dim, d->dim, 0);
+    p->wv = stx__span_param(m, l, "attn.wv", proj, scale_d, d->dim, d->dim, 0);
     stx_params_rng_offset(m->params, -2);
-    p->wo = stx__span_param(m, l, "attn.wo", proj, bound_d, d->dim, d->dim, 0);
+    p->wo = stx__span_param(m, l, "attn.wo", proj, scale_d, d->dim, d->dim, 0);
     p->norm1_gain = stx__span_param(m, l, "norm1.weight", STX_CONSTANT, 1, d->dim, 0, 0);
     p->norm1_shift = stx__span_param(m, l, "norm1.bias", STX_ZEROS, 0, d->dim, 0, 0);
     if (d->pers) return;
 
-    p->w1 = stx__span_param(m, l, "ff.fc1.weight", STX_UNIFORM, d->fairseq_init ? xavier : bound_d,
+    p->w1 = stx__span_param(m, l, "ff.fc1.weight", STX_UNIFORM, d->fairseq_init ? xavier : scale_d,
                             d->inner, d->dim, 0);
-    p->b1 = stx__span_param(m, l, "ff.fc1.bias", STX_UNIFORM, bound_d, d->inner, 0, 0);
-    p->w2 = stx__span_param(m, l, "ff.fc2.weight", STX_UNIFORM, d->fairseq_init ? xavier : bound_f,
+    p->b1 = stx__span_param(m, l, "ff.fc1.bias", STX_UNIFORM, scale_d, d->inner, 0, 0);
+    p->w2 = stx__span_param(m, l, "ff.fc2.weight", STX_UNIFORM, d->fairseq_init ? xavier : scale_f,
                             d->dim, d->inner, 0);
-    p->b2 = stx__span_param(m, l, "ff.fc2.bias", STX_UNIFORM, bound_f, d->dim, 0, 0);
+    p->b2 = stx__span_param(m, l, "ff.fc2.bias", STX_UNIFORM, scale_f, d->dim, 0, 0);
     p->norm2_gain = stx__span_param(m, l, "norm2.weight", STX_CONSTANT, 1, d->dim, 0, 0);
     p->norm2_shift = stx__span_param(m, l, "norm2.bias", STX_ZEROS, 0, d->dim, 0, 0);
 }
@@ -975,9 +994,9 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
         need[head] = stx__span_reach(d, (double)z[head]) + 1;
     stx_head_groups_choose(need, d->heads, rows, &several);
 
-    /* A rule of thumb. For each row in `saved`, grouping avoids B D d multiply-adds per
-       weight matrix. Reordering the weights moves about 3 d^2 elements per pass, and
-       moving one is taken to cost as much as d multiply-adds. */
+    /* A rule of thumb. For each row in `saved`, grouping avoids computing B D elements of
+       k, and as many of v. It must avoid at least as many as reordering a weight matrix
+       moves in a step, about 3 d^2: B D saved >= 3 d^2, and d = H D. */
     for (head = 0; head < d->heads; head++) saved += rows - several.rows[several.of[head]];
     if (several.count > 1 && B * saved >= 3 * d->heads * d->dim) *g = several;
 }
@@ -1115,9 +1134,10 @@ STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
     return s && stx_memory_set(s->memory, l, cache_length, in, n);
 }
 
-STX_DEF int stx_span_state_copy(stx_span_state *to, size_t b, const stx_span_state *from,
-                                size_t c, size_t n) {
-    return to && stx_memory_copy(to->memory, b, from ? from->memory : NULL, c, n);
+STX_DEF int stx_span_state_copy(stx_span_state *to, size_t to_stream,
+                                const stx_span_state *from, size_t from_stream, size_t n) {
+    const stx_memory *memory = from ? from->memory : NULL;
+    return to && stx_memory_copy(to->memory, to_stream, memory, from_stream, n);
 }
 
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) {
@@ -1145,7 +1165,7 @@ typedef struct stx__span_job {
     size_t           l, S;
     stx_cached_rows  past;      /* cached rows in the window */
     stx_head_groups  groups;
-    const stx_ids   *pad;       /* (B,rows + T), not 0 where a stream lacks a row; or NULL */
+    const stx_ids   *pad;       /* (B,rows + T): not 0 where a row is missing; or NULL */
 } stx__span_job;
 
 static void stx__span_attention_desc(const stx_span *m, size_t S, stx_attention_desc *attn) {
@@ -1338,7 +1358,7 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
     if (!g) return;
     for (l = 0; l < g->model->desc.layers; l++) {
         size_t window = stx_span_window(g->model, l);
-        if (!stx_cache_window(g->cache, l, window, g->model->desc.dim, 1 /* k and v in a row */))
+        if (!stx_cache_window(g->cache, l, window, g->model->desc.dim, 1 /* both k and v */))
             return;
     }
 }
@@ -1361,8 +1381,9 @@ static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
 }
 
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n) {
-    return g ? stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 0, stx__span_gen_step, g)
-             : NULL;
+    if (!g) return NULL;
+    return stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 0 /* log p, not scores */,
+                          stx__span_gen_step, g);
 }
 
 
@@ -1384,7 +1405,8 @@ static void stx__span_lm_updated(void *m) {
 
 static size_t stx__span_lm_recompute(void *m, size_t n) {
     stx_span_desc *d = &((stx_span *)m)->desc;
-    return d->recompute_layers = STX_MIN(n, d->layers);
+    d->recompute_layers = STX_MIN(n, d->layers);
+    return d->recompute_layers;
 }
 
 static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets,
@@ -1392,21 +1414,20 @@ static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_id
     return stx_span_key((const stx_span *)m, ids, targets, (const stx_span_state *)s, salt);
 }
 
-static int stx__span_lm_no_window(stx_span *m, size_t window) {
+static int stx__span_lm_window_ok(stx_span *m, const char *op, size_t window) {
     if (m && window)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_span_as_lm: expected window = 0, got %zu: the spans determine the windows",
-                 window);
+                 "%s: expected window = 0, got %zu: the spans determine the windows", op, window);
     return !window;
 }
 
 static void *stx__span_lm_state_create(void *m, size_t B, size_t window) {
-    if (!stx__span_lm_no_window((stx_span *)m, window)) return NULL;
+    if (!stx__span_lm_window_ok((stx_span *)m, "stx_lm.state_create", window)) return NULL;
     return stx_span_state_create((stx_span *)m, B);
 }
 
 static void *stx__span_lm_gen_create(void *m, size_t B, size_t window) {
-    if (!stx__span_lm_no_window((stx_span *)m, window)) return NULL;
+    if (!stx__span_lm_window_ok((stx_span *)m, "stx_lm.gen_create", window)) return NULL;
     return stx_span_gen_create((stx_span *)m, B);
 }
 

@@ -13,7 +13,7 @@
 #include "../seqtx_text.h"
 
 
-// >>options -----------------------------------------------------------------------------
+// >>options
 
 enum { COST_MACS, COST_TIME, COST_REFERENCE };      /* opt.cost */
 

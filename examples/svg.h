@@ -15,7 +15,7 @@
 #define SEQTX_EXAMPLES_SVG_H
 
 
-// >>numbers -----------------------------------------------------------------------------
+// >>numbers
 
 /* Writes x with at most `decimals` (up to 9) digits after the decimal point, without
    trailing zeros, and returns out. */
@@ -105,7 +105,7 @@ TR_DEF size_t svg_numbers(const char *p, double *out, size_t room) {
 }
 
 
-// >>elements ----------------------------------------------------------------------------
+// >>elements
 
 /* Appends text as the content of an XML element. Invalid UTF-8 and control characters,
    which XML does not allow, become U+FFFD. */
@@ -192,7 +192,7 @@ TR_DEF int svg_save(const char *path, const char *title, double width, double he
 }
 
 
-// >>axes --------------------------------------------------------------------------------
+// >>axes
 
 /* Values from lo to hi are drawn at coordinates `from` to `to`; with log, by their
    logarithms, which requires lo > 0. */
@@ -329,7 +329,7 @@ TR_DEF void svg_frame(tr_buf *b, const svg_axis *x, const svg_axis *y, const cha
 }
 
 
-// >>shares ------------------------------------------------------------------------------
+// >>shares
 
 /* Attention, feed-forward, identity: distinguishable for colour-blind people. */
 static const char *const svg_share[3] = {"#0072B2", "#E69F00", "#D9D9D9"};

@@ -256,7 +256,7 @@ TR_DEF uint64_t tr_hash(uint64_t h, const char *s, size_t n) {
 }
 
 
-// >>json: writes flat objects and reads values back from them ---------------------------
+// >>json: writes flat objects and reads values back from them
 
 /* Writes the shortest decimal text that reads back as exactly x, or "null" if x is not
    finite, which JSON cannot represent. */
@@ -1653,8 +1653,8 @@ typedef struct tr_only {
     const char *with;       /* the condition in words, for the error */
 } tr_only;
 
-TR_DEF int tr_all_count(const tr_options *o, const tr_only *only, size_t n, char *err,
-                        size_t size) {
+TR_DEF int tr_check_only(const tr_options *o, const tr_only *only, size_t n, char *err,
+                         size_t size) {
     char value[64];
     size_t i;
     for (i = 0; i < n; i++) {
@@ -2644,7 +2644,7 @@ TR_DEF const char *tr_fixed(char out[TR_TEXT_MAX], double x, int decimals) {
 }
 
 
-// >>clock -------------------------------------------------------------------------------
+// >>clock
 
 /* Seconds on a monotonic clock. Only differences are meaningful. */
 TR_DEF double tr_seconds(void) {
@@ -3076,7 +3076,7 @@ TR_DEF int tr_board_scalar(tr_board *b, const char *tag, uint64_t step, double x
 }
 
 
-// >>signals: an orderly stop ------------------------------------------------------------
+// >>signals: an orderly stop
 
 /* After the first SIGINT, SIGTERM or SIGHUP, the training loop finishes its step,
    saves and exits. A second signal ends the process immediately, with status 128 + its
@@ -3211,7 +3211,7 @@ TR_DEF int tr_watch(const char *program, const char *path, char *err, size_t siz
 }
 
 
-// >>sampling: the repetition penalty and the end of a generated text --------------------
+// >>sampling: the repetition penalty and the end of a generated text
 
 /* Counts each token among the last `window` tokens, or among all tokens if window is
    0. */
@@ -3295,7 +3295,7 @@ TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
 }
 
 
-// >>lm: shared by trainers of language models -------------------------------------------
+// >>lm: shared by trainers of language models
 
 /* Options, context, text, checkpoint, evaluation, scores, generation and conversation.
    Compiled if TR_LM is defined before train.h is included; requires seqtx.h and
@@ -5801,7 +5801,7 @@ TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
 
 /* Evaluates, samples and saves when due. Returns 0 if an error ends the run, after
    saving what can be saved. */
-TR_DEF int tr_lm_look_and_save(tr_lm *t) {
+TR_DEF int tr_lm_evaluate_and_save(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const int ends = t->step >= t->steps;
     if (t->rehearsal) return 1;
@@ -6554,7 +6554,7 @@ TR_DEF int tr_lm_check_useful(tr_lm *t) {
     if (o->weights && o->device)
         return tr_fail(t->err, TR_ERR, "--weights and --device cuda cannot be combined: on a GPU, "
                        "the --precision of the run applies");
-    return tr_all_count(t->options, only, sizeof only / sizeof *only, t->err, TR_ERR);
+    return tr_check_only(t->options, only, sizeof only / sizeof *only, t->err, TR_ERR);
 }
 
 /* Checks the options against each other. */

@@ -14,7 +14,7 @@
 #include "../seqtx_text.h"
 
 
-// >>options -----------------------------------------------------------------------------
+// >>options
 
 /* Compile-time check: --literal without names means STX_SPAN_LITERAL. */
 typedef char literal_is_every[(int)STX_SPAN_LITERAL == (int)TR_EVERY ? 1 : -1];
@@ -39,10 +39,8 @@ static struct {
     tr_lm_opt   lm;         /* options shared by all trainers */
 } opt;
 
-/* The choices of --optim and --schedule, in the order of their names in the table
-   below. */
-enum { OPTIM_ADAGRAD, OPTIM_SGD, OPTIM_ADAM, OPTIM_ADAMW };
-enum { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_INV_SQRT };
+/* The library's values for the choices of --optim and --schedule, in the order of their
+   names in the table below. */
 static const int optim_kinds[] = {STX_ADAGRAD, STX_SGD, STX_ADAM, STX_ADAMW};
 static const int schedule_kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
 
@@ -154,8 +152,9 @@ static tr_opt table[] = {
     "block-sz=64 batch-sz=64 batch-split=1 niter=1000 nbatches=1000 " \
     "optim=sgd lr=0.03 momentum=0.9 schedule=constant lr-warmup=0 grad-clip=0 "
 
-/* The published experiments (1905.07799, section 4; 1907.01470, section 5). To
-   fine-tune as in the papers, run the same command again with a tenth of --lr and a
+/* Experiments of 1905.07799 (section 4) and 1907.01470 (section 5), and one of fairseq.
+   The results of enwik8_small and wiki103_pers are from the README of the authors' code.
+   To fine-tune as in the papers, run the same command again with a tenth of --lr and a
    larger --niter. */
 #define ADAGRAD \
     REFERENCE "optim=adagrad lr=0.07 grad-clip=0.03 momentum=0 adapt-span data-unit=bpc "
@@ -210,7 +209,7 @@ static tr_options options = {
 };
 
 
-// >>run: the state of a run -------------------------------------------------------------
+// >>run: the state of a run
 
 typedef struct run {
     tr_lm         t;        /* context, text, optimiser, log and more: see train.h */
@@ -247,8 +246,8 @@ static void step(void *user) {
     stx_span_clamp(r->model);
 }
 
-/* Logs the span of each head (of each layer with --span-per-layer), as a list in the log
-   and as TensorBoard curves. */
+/* Logs the span of each head (of each layer with --span-per-layer), without the ramp, as
+   a list in the log and as TensorBoard curves. span_avg and span_max include the ramp. */
 static void log_spans(run *r) {
     size_t l, head, heads = opt.span_per_layer ? 1 : (size_t)opt.nheads;
     char text[64];
@@ -274,10 +273,10 @@ static void log_spans(run *r) {
 static void train(tr_lm *t) {
     run *r = (run *)t;
     while (tr_lm_more(t)) {
-        int fresh = stx_batches_next(t->batches, t->tokens, t->targets);
+        int status = stx_batches_next(t->batches, t->tokens, t->targets);
         uint64_t key;
-        if (fresh == STX_BATCH_END) break;
-        key = tr_lm_batch(t, fresh == STX_BATCH_FRESH);
+        if (status == STX_BATCH_END) break;
+        key = tr_lm_batch(t, status == STX_BATCH_FRESH);
 
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
         stx_optim_set_lr(t->optim, t->lr); /* for replays, which do not run step() */
@@ -294,7 +293,7 @@ static void train(tr_lm *t) {
             tr_lm_point(t, "span/avg", span_avg);
             tr_lm_point(t, "span/max", span_max);
         }
-        if (!tr_lm_look_and_save(t)) break;
+        if (!tr_lm_evaluate_and_save(t)) break;
     }
 }
 
@@ -318,8 +317,10 @@ static void print_spans(const tr_lm *t, FILE *out) {
 
 // >>main
 
-/* Reports the library's error, with field names replaced by option names. */
-static int why(tr_lm *t) {
+/* Reports the library's error in terms of the options. Returns 0. An entry of words maps
+   a field of stx_span_desc to an option, or one phrase to another. Of two phrases with a
+   common beginning, the longer comes first. */
+static int report_error(tr_lm *t) {
     static const tr_word words[] = {
         {"layers", "nlayers"},
         {"dim", "hid-sz"},
@@ -345,8 +346,8 @@ static int why(tr_lm *t) {
     return tr_lm_why_in(t, "stx_span_create: ", words);
 }
 
-/* Sets d->literal, when the rest of d is complete. Only the library knows which forms
-   apply to the model. */
+/* Sets d->literal; the rest of d must be complete. Only the library knows which forms
+   apply to the model, so a model is created in a dry context and its desc is read. */
 static int choose_literal(tr_lm *t, stx_span_desc *d) {
     stx_ctx *x;
     stx_span *m;
@@ -358,7 +359,7 @@ static int choose_literal(tr_lm *t, stx_span_desc *d) {
 }
 
 /* Fills in r->desc from the options. Returns 0 and sets an error if the cutoffs are
-   invalid. */
+   invalid or the forms of --literal cannot be determined. */
 static int describe(run *r, size_t vocab) {
     stx_span_desc *d = &r->desc;
     memset(d, 0, sizeof *d);
@@ -393,20 +394,20 @@ static size_t count(tr_lm *t, size_t vocab) {
     n = stx_span_count(&r->desc);
     if (!n) {
         stx_span_create(t->x, &r->desc);        /* fails too, and sets the error */
-        why(t);
+        report_error(t);
     }
     return n;
 }
 
-/* Writes a one-line description of the model to line, and the number of elements in
-   its memory to *states. */
-static void shape(const tr_lm *t, char *line, size_t size, double *states) {
+/* Writes a one-line description of the model to line, and the largest number of elements
+   that its memory can have, with L rows in every layer, to *elements. */
+static void shape(const tr_lm *t, char *line, size_t size, double *elements) {
     (void)t;
     snprintf(line, size, "%llu layer%s, %llu head%s, span %llu", (unsigned long long)opt.nlayers,
              tr_s(opt.nlayers), (unsigned long long)opt.nheads, tr_s(opt.nheads),
              (unsigned long long)opt.attn_span);
-    *states = (double)opt.batch_sz * (double)opt.hid_sz;
-    *states *= (double)opt.nlayers * (double)opt.attn_span;
+    *elements = (double)opt.batch_sz * (double)opt.hid_sz * (double)opt.nlayers
+                * (double)opt.attn_span;
 }
 
 /* Creates the model and, for training, the optimiser. */
@@ -417,7 +418,7 @@ static int make(tr_lm *t) {
     if (!tr_lm_fits(t, (double)stx_span_count(&r->desc))) return 0;
     r->model = stx_span_create(t->x, &r->desc);
     t->lm = stx_span_as_lm(r->model);
-    if (!stx_ok(t->x)) return why(t);
+    if (!stx_ok(t->x)) return report_error(t);
     if (!t->training) return 1;
 
     memset(&od, 0, sizeof od);
@@ -425,12 +426,13 @@ static int make(tr_lm *t) {
     od.momentum = opt.momentum;
     od.clip = opt.grad_clip;
     od.weight_decay = opt.weight_decay;
-    return tr_lm_make(t, &od, 1);
+    return tr_lm_make(t, &od, 1 /* block per update */);
 }
 
 /* Checks the options against each other before any text is read. */
 static int check(tr_lm *t) {
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;
+    const char *flag = opt.no_renorm ? "no-renorm" : "span-per-layer";
     const tr_only only[] = {
         {"adapt-span-loss", opt.adapt_span, "--adapt-span"},
         {"adapt-span-ramp", opt.adapt_span, "--adapt-span"},
@@ -439,19 +441,18 @@ static int check(tr_lm *t) {
         {"adapt-io-tied", opt.adapt_io, "--adapt-io"},
         {"adapt-io-divval", opt.adapt_io, "--adapt-io"},
         {"adapt-io-cutoffs", opt.adapt_io, "--adapt-io"},
-        {"momentum", opt.optim == OPTIM_SGD, "--optim sgd"},
-        {"lr-min", opt.schedule == SCHEDULE_COSINE, "--schedule cosine"},
+        {"momentum", optim_kinds[opt.optim] == STX_SGD, "--optim sgd"},
+        {"lr-min", schedule_kinds[opt.schedule] == STX_LR_COSINE, "--schedule cosine"},
         {"niter", !tr_given(&options, "steps") || !opt.lm.steps, "runs without --steps"}
     };
-    if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
+    if (!tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if ((opt.no_renorm || opt.span_per_layer) && !opt.adapt_span)
         return tr_fail(t->err, TR_ERR, "--%s requires --adapt-span: add it, or leave --%s out",
-                       opt.no_renorm ? "no-renorm" : "span-per-layer",
-                       opt.no_renorm ? "no-renorm" : "span-per-layer");
+                       flag, flag);
     if (opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads: expected a divisor of --hid-sz %llu, got %llu",
                        (unsigned long long)opt.hid_sz, (unsigned long long)opt.nheads);
-    if (opt.schedule == SCHEDULE_COSINE && opt.lr_min > opt.lr)
+    if (schedule_kinds[opt.schedule] == STX_LR_COSINE && opt.lr_min > opt.lr)
         return tr_fail(t->err, TR_ERR, "--lr-min: expected at most --lr %g, got %g", opt.lr,
                        opt.lr_min);
     return tr_lm_cutoffs(t, cutoff, &cutoffs);
@@ -487,7 +488,7 @@ static const tr_lm_kind kind = {
     &opt.adapt_io, &opt.adapt_io_cutoffs,
     STX_ORDER_COUNT_LATER,              /* order of token ids with --adapt-io */
     0,                                  /* eos_first */
-    /* sizes for texts of three lengths, from short to long */
+    /* changes of DEMO for texts of up to 1e5 tokens, up to 2e6, and longer ones */
     {"nlayers=2 hid-sz=64 attn-span=128 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, print_spans, sizeof(run)
 };

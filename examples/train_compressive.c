@@ -14,7 +14,7 @@
 #include "../seqtx_text.h"
 
 
-// >>options -----------------------------------------------------------------------------
+// >>options
 
 enum { MAX_LAYERS = 4096, MAX_ROWS = 1 << 30 };
 
@@ -237,7 +237,7 @@ static tr_options options = {
 };
 
 
-// >>run: the state of a run -------------------------------------------------------------
+// >>run: the state of a run
 
 /* Compression losses of a layer in the last step that was logged. */
 typedef struct compression {
@@ -393,7 +393,7 @@ static void train(tr_lm *t) {
             log_compression(r);
             tr_lm_logged(t);
         }
-        if (!tr_lm_look_and_save(t)) break;
+        if (!tr_lm_evaluate_and_save(t)) break;
     }
     if (stx_ok(t->x)) read_compression(r);
 }
@@ -505,7 +505,7 @@ static void *gen_create(void *m, size_t B, size_t window) {
 }
 
 /* Reports the library's error, with field names replaced by option names. */
-static int why(tr_lm *t) {
+static int report_error(tr_lm *t) {
     static const tr_word words[] = {
         {"layers", "nlayers"},
         {"dim", "hid-sz"},
@@ -665,7 +665,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     n = stx_comp_count(&r->desc);
     if (!n) {
         stx_comp_create(t->x, &r->desc);        /* sets the error that says why */
-        why(t);
+        report_error(t);
     }
     return n;
 }
@@ -753,12 +753,12 @@ static int make(tr_lm *t) {
     if (!describe(r, stx_vocab_size(t->vocab))) return 0;
     if (!tr_lm_fits(t, (double)stx_comp_count(&r->desc))) return 0;
     r->model = stx_comp_create(t->x, &r->desc);
-    if (!r->model) return why(t);
+    if (!r->model) return report_error(t);
     t->lm = stx_comp_as_lm(r->model);
     t->lm.state_create = state_create;
     t->lm.gen_create = gen_create;
     if (!eval_sizes(r) || !report_layers(r)) return 0;
-    if (!t->training) return stx_ok(t->x) ? 1 : why(t);
+    if (!t->training) return stx_ok(t->x) ? 1 : report_error(t);
     memset(&od, 0, sizeof od);
     od.kind = optim_kinds[opt.optim];
     od.momentum = opt.momentum;
@@ -792,7 +792,7 @@ static int check(tr_lm *t) {
         {"lr-min", opt.schedule == SCHEDULE_COSINE, "--schedule cosine"},
         {"momentum", opt.optim == OPTIM_SGD, "--optim sgd"}
     };
-    if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
+    if (!tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads: expected a divisor of --hid-sz %llu, got %llu",
                        (unsigned long long)opt.hid_sz, (unsigned long long)opt.nheads);

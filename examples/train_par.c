@@ -24,7 +24,7 @@
 #include "../seqtx_text.h"
 
 
-// >>options -----------------------------------------------------------------------------
+// >>options
 
 enum { MAX_BLOCKS = 4096, MAX_ROWS = 1 << 30 };
 enum { ARCH_SAME, ARCH_ADAM, ARCH_ADAMW, ARCH_SGD };            /* opt.arch_optim */
@@ -418,7 +418,7 @@ static tr_options options = {
 };
 
 
-// >>run: the state of a run -------------------------------------------------------------
+// >>run: the state of a run
 
 enum { PATTERN = MAX_BLOCKS + 1 };      /* capacity for a pattern */
 
@@ -612,7 +612,7 @@ static void train(tr_lm *t) {
             log_search(r, tau);
             tr_lm_logged(t);
         }
-        if (!tr_lm_look_and_save(t)) break;
+        if (!tr_lm_evaluate_and_save(t)) break;
     }
 }
 
@@ -1323,7 +1323,7 @@ static int load_more(tr_lm *t, const stx_file *f) {
 // >>main
 
 /* Reports the library's error, with field names replaced by option names. */
-static int why(tr_lm *t) {
+static int report_error(tr_lm *t) {
     static const tr_word words[] = {
         /* fields */
         {"blocks", "nlayers"},
@@ -1492,7 +1492,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     n = stx_par_count(&r->desc);
     if (!n) {
         stx_par_create(t->x, &r->desc);     /* sets the error that says why */
-        why(t);
+        report_error(t);
     }
     return n;
 }
@@ -1536,7 +1536,7 @@ static int fill_table(run *r) {
     double cost[2], unit = opt.latency == STX_PAR_LATENCY_FBNET ? 1000 : 1;
     if (*r->pattern || !opt.latency || !t->training) return 1;
     if (opt.latency_table && *opt.latency_table) return 1;
-    if (!stx_par_resolve(t->x, &r->desc, &d)) return why(t);
+    if (!stx_par_resolve(t->x, &r->desc, &d)) return report_error(t);
     /* all ranks use what rank 0 measured */
     if (!measure(r, cost) || !stx_group_broadcast(t->x, cost, 2 * sizeof *cost, 0)) return 0;
     snprintf(attention, sizeof attention, "%.4g", cost[0] * unit);
@@ -1679,7 +1679,7 @@ static int make(tr_lm *t) {
                        xl_time(r));
 
     r->model = stx_par_create(t->x, &r->desc);
-    if (!r->model) return why(t);
+    if (!r->model) return report_error(t);
     t->lm = stx_par_as_lm(r->model);
     t->lm.state_create = state_create;
     t->lm.gen_create = gen_create;
@@ -1689,7 +1689,7 @@ static int make(tr_lm *t) {
         t->load_more = load_more;
         t->whole_pass = opt.gate_eval == STX_PAR_EVAL_NOISE && opt.noise != STX_PAR_NOISE_STEP;
     }
-    if (!t->training) return stx_ok(t->x) ? 1 : why(t);
+    if (!t->training) return stx_ok(t->x) ? 1 : report_error(t);
     optim_desc(&od);
     if (!inherit(r) || !tr_lm_make(t, &od, 1)) return 0;
     return !r->model->arch || make_search(r, &od);
@@ -1730,7 +1730,7 @@ static int check_useful(tr_lm *t) {
             "times that are measured (--latency, --derive), not for a table that is given or in "
             "the checkpoint"}
     };
-    return tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR);
+    return tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR);
 }
 
 static int check_model(tr_lm *t) {

@@ -14,7 +14,7 @@
 #include "../seqtx_text.h"
 
 
-// >>options -----------------------------------------------------------------------------
+// >>options
 
 /* --literal without names selects the same flags as STX_SRU_LITERAL. */
 typedef char literal_is_every[(int)STX_SRU_LITERAL == (int)TR_EVERY ? 1 : -1];
@@ -284,7 +284,7 @@ static tr_options options = {
 };
 
 
-// >>run: the state of a run -------------------------------------------------------------
+// >>run: the state of a run
 
 typedef struct run {
     tr_lm           t;      /* context, text, optimiser, log and more: see train.h */
@@ -358,7 +358,7 @@ static void train(tr_lm *t) {
             tr_log_int(&t->log, "skipped", t->optim->skipped);
             tr_lm_logged(t);
         }
-        if (!tr_lm_look_and_save(t)) break;
+        if (!tr_lm_evaluate_and_save(t)) break;
     }
 }
 
@@ -381,7 +381,7 @@ static void print_alpha(const tr_lm *t, FILE *out) {
 // >>main
 
 /* Reports the library's error, with field names replaced by option names. */
-static int why(tr_lm *t) {
+static int report_error(tr_lm *t) {
     static const tr_word words[] = {
         {"layers", "nlayers"},
         {"hidden", "hid-sz"},
@@ -492,7 +492,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     n = stx_sru_lm_count(&r->desc);
     if (!n) {
         stx_sru_lm_create(t->x, &r->desc);      /* sets the error that says why */
-        why(t);
+        report_error(t);
     }
     return n;
 }
@@ -521,7 +521,7 @@ static int make(tr_lm *t) {
     if (!tr_lm_fits(t, (double)stx_sru_lm_count(&r->desc))) return 0;
     r->model = stx_sru_lm_create(t->x, &r->desc);
     t->lm = stx_sru_as_lm(r->model);
-    if (!r->model || !t->training) return stx_ok(t->x) ? 1 : why(t);
+    if (!r->model || !t->training) return stx_ok(t->x) ? 1 : report_error(t);
     memset(&od, 0, sizeof od);
     od.kind = kinds[opt.optim];
     od.radam_skip = opt.radam_skip;
@@ -589,7 +589,7 @@ static int check(tr_lm *t) {
         {"lr-decay-from", decays, "an --lr-decay below 1"},
         {"lr-decay-every", decays, "an --lr-decay below 1"}
     };
-    if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
+    if (!tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (!check_attention(t)) return 0;
     if (opt.attention_every && opt.attention_last)
         return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last cannot be combined");

@@ -33,7 +33,7 @@
 #define TR_WIN static __attribute__((unused))
 
 
-// >>start of a program ------------------------------------------------------------------
+// >>start of a program
 
 static __attribute__((constructor)) void tr_win_start(void) {
     HANDLE console = GetStdHandle(STD_ERROR_HANDLE);
@@ -46,7 +46,7 @@ static __attribute__((constructor)) void tr_win_start(void) {
 }
 
 
-// >>files -------------------------------------------------------------------------------
+// >>files
 
 #ifndef O_CLOEXEC
 #define O_CLOEXEC _O_NOINHERIT
@@ -177,7 +177,7 @@ TR_WIN ssize_t tr_win_getline(char **line, size_t *room, FILE *in) {
 #define getline tr_win_getline
 
 
-// >>console -----------------------------------------------------------------------------
+// >>console
 
 #define TIOCGWINSZ 1
 
@@ -204,7 +204,7 @@ TR_WIN int tr_win_isatty(int fd) {
 #define isatty tr_win_isatty
 
 
-// >>signals -----------------------------------------------------------------------------
+// >>signals
 
 #ifndef SIGHUP
 #define SIGHUP 1
@@ -246,7 +246,7 @@ TR_WIN int tr_win_sigaction(int sig, const struct tr_win_sigaction *now,
 #define sigaddset(set, sig) ((void)(set), (void)(sig))
 
 
-// >>clocks and memory -------------------------------------------------------------------
+// >>clocks and memory
 
 #define CLOCK_REALTIME  0
 #define CLOCK_MONOTONIC 1

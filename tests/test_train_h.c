@@ -1566,7 +1566,7 @@ static int useful(const char *line, int yes) {
                             {"adapt-span", yes, "the moon"},
                             {"prompt", yes, "the stars"}};
     CHECK(parse(line) == 1);
-    return tr_all_count(&options, only, sizeof only / sizeof *only, err, sizeof err);
+    return tr_check_only(&options, only, sizeof only / sizeof *only, err, sizeof err);
 }
 
 static void test_only(void) {
