@@ -1309,7 +1309,7 @@ typedef struct stx__sru_rows {
     STX__SRU_IN u0;                             /* planes of u */
     STX__SRU_IN u1;
     STX__SRU_IN u2;
-    STX__SRU_IN xt;                             /* highway before alpha */
+    STX__SRU_IN skip;                           /* highway before alpha: xr or u3 */
     STX__SRU_IN V;                              /* added to vf and vr if `gates` */
     ptrdiff_t ldu, ldx, ldv;
     STX__SRU_IN vf;                             /* (n), equal for all steps, as the next four */
@@ -1337,7 +1337,7 @@ static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, siz
     r->u1 = stx__sru_plane(block, row, 1);
     r->u2 = stx__sru_plane(block, row, 2);
     r->ldu = block->sign * (ptrdiff_t)block->ldu;
-    r->xt = stx__sru_highway(block, row, &r->ldx);
+    r->skip = stx__sru_highway(block, row, &r->ldx);
     r->V = a->V ? a->V + row * 2 * block->O + block->o : block->zeros;
     r->ldv = a->V ? 2 * block->sign * (ptrdiff_t)block->O : 0;
     r->vf = block->vf;
@@ -1360,7 +1360,7 @@ static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, siz
        r  = sigmoid(u2 + vr c + br)       h  = xt + (g(c') - xt) m r */
 STX_INNER void stx__sru_fwd_steps_as(int fma, STX__SRU_OUT h, STX__SRU_OUT c,
                                      const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {
-    const stx_real *u0 = in->u0, *u1 = in->u1, *u2 = in->u2, *xt = in->xt, *V = in->V;
+    const stx_real *u0 = in->u0, *u1 = in->u1, *u2 = in->u2, *skip = in->skip, *V = in->V;
     const stx_real *vf = in->vf, *vr = in->vr, *bf = in->bf, *br = in->br, *m = in->m;
     const ptrdiff_t ldh = in->ldh, ldu = in->ldu, ldx = in->ldx, ldv = in->ldv;
     const size_t O = in->O, steps = in->steps, n = in->n;
@@ -1368,17 +1368,17 @@ STX_INNER void stx__sru_fwd_steps_as(int fma, STX__SRU_OUT h, STX__SRU_OUT c,
     const int large = in->large;
     size_t p, j, j0, j1;
     stx_real out[STX__SRU_PIECE];
-    for (p = 0; p < steps; p++, h += ldh, u0 += ldu, u1 += ldu, u2 += ldu, xt += ldx, V += ldv) {
+    for (p = 0; p < steps; p++, h += ldh, u0 += ldu, u1 += ldu, u2 += ldu, skip += ldx, V += ldv) {
         for (j0 = 0; j0 < n; j0 = j1) {
             j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
             if (large) {
                 STX__SRU_PREFETCH(u0 + ldu, j0, j1);
                 STX__SRU_PREFETCH(u1 + ldu, j0, j1);
                 STX__SRU_PREFETCH(u2 + ldu, j0, j1);
-                STX__SRU_PREFETCH(xt + ldx, j0, j1);
+                STX__SRU_PREFETCH(skip + ldx, j0, j1);
             }
             for (j = j0; j < j1; j++) {
-                stx_real cp = c[j], f, r, cn, g, xv = alpha * xt[j];
+                stx_real cp = c[j], f, r, cn, g, xt = alpha * skip[j];
                 stx_real wf = gates ? vf[j] + V[j] : vf[j];
                 stx_real wr = gates ? vr[j] + V[O + j] : vr[j];
                 f = stx_fast_sigmoid(fma, STX_FMA(fma, wf, cp, u1[j] + bf[j]));
@@ -1386,7 +1386,7 @@ STX_INNER void stx__sru_fwd_steps_as(int fma, STX__SRU_OUT h, STX__SRU_OUT c,
                 cn = STX_FMA(fma, cp - u0[j], f, u0[j]);
                 g = tanh_ ? stx_fast_tanh(fma, cn) : cn;
                 c[j] = cn;
-                out[j - j0] = STX_FMA(fma, (g - xv) * m[j], r, xv);
+                out[j - j0] = STX_FMA(fma, (g - xt) * m[j], r, xt);
             }
             stx__sru_store(h + j0, out, j1 - j0, large);
         }
@@ -1610,12 +1610,12 @@ typedef struct stx__sru_partials {
 
 STX_INNER stx__sru_partials stx__sru_partials_of(int fma, int tanh_, stx_real cp, stx_real f,
                                                  stx_real cn, stx_real u0, stx_real zr,
-                                                 stx_real xv, stx_real wr, stx_real dhm) {
+                                                 stx_real xt, stx_real wr, stx_real dhm) {
     stx__sru_partials s;
     stx_real g = tanh_ ? stx_fast_tanh(fma, cn) : cn;
     stx_real slope = tanh_ ? 1 - g * g : 1;
     s.r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, zr));
-    s.dzr = dhm * (g - xv) * (s.r - s.r * s.r);
+    s.dzr = dhm * (g - xt) * (s.r - s.r * s.r);
     s.dc_h = dhm * s.r * slope;
     s.df = (cp - u0) * (f - f * f);
     return s;
@@ -1630,7 +1630,7 @@ STX_INNER void stx__sru_bwd_steps_as(int fma, STX__SRU_OUT du, STX__SRU_OUT dx, 
                                      STX__SRU_OUT e, STX__SRU_OUT gvf, STX__SRU_OUT gvr,
                                      STX__SRU_OUT gbf, STX__SRU_OUT gbr,
                                      const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {
-    const stx_real *u0 = in->u0, *u2 = in->u2, *xt = in->xt, *V = in->V;
+    const stx_real *u0 = in->u0, *u2 = in->u2, *skip = in->skip, *V = in->V;
     const stx_real *vf = in->vf, *vr = in->vr, *br = in->br, *m = in->m;
     const stx_real *dh = in->dh, *cs = in->cs, *fs = in->fs;
     const ptrdiff_t ldh = in->ldh, ldu = in->ldu, ldx = in->ldx, ldv = in->ldv, ldd = in->ldd;
@@ -1639,13 +1639,13 @@ STX_INNER void stx__sru_bwd_steps_as(int fma, STX__SRU_OUT du, STX__SRU_OUT dx, 
     const int large = in->large;
     size_t p, j, j0, j1;
     stx_real out[6][STX__SRU_PIECE];
-    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, xt -= ldx, dx -= ldd,
+    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, skip -= ldx, dx -= ldd,
                            V -= ldv, dV -= ldv, dh -= ldh, cs -= width, fs -= width) {
         for (j0 = 0; j0 < n; j0 = j1) {
             j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
             if (large) {
                 STX__SRU_PREFETCH(u2 - ldu, j0, j1);
-                STX__SRU_PREFETCH(xt - ldx, j0, j1);
+                STX__SRU_PREFETCH(skip - ldx, j0, j1);
                 STX__SRU_PREFETCH(dh - ldh, j0, j1);
             }
             for (j = j0; j < j1; j++) {
@@ -1654,7 +1654,7 @@ STX_INNER void stx__sru_bwd_steps_as(int fma, STX__SRU_OUT du, STX__SRU_OUT dx, 
                 stx_real wr = gates ? vr[j] + V[O + j] : vr[j];
                 stx__sru_partials s =
                     stx__sru_partials_of(fma, tanh_, cp, f, cs[width + j], u0[j], u2[j] + br[j],
-                                         alpha * xt[j], wr, dhm);
+                                         alpha * skip[j], wr, dhm);
                 stx_real dc = s.dc_h + e[j], dzf = dc * s.df, dzr = s.dzr;
                 out[0][j - j0] = dc - dc * f;
                 out[1][j - j0] = dzf;
@@ -1702,14 +1702,14 @@ STX_EACH_ISA(stx__sru_bwd_steps,
        offset <- J offset + Q             slope <- J slope */
 STX_INNER void stx__sru_bwd_map_as(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset,
                                    const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {
-    const stx_real *u0 = in->u0, *u2 = in->u2, *xt = in->xt, *V = in->V;
+    const stx_real *u0 = in->u0, *u2 = in->u2, *skip = in->skip, *V = in->V;
     const stx_real *vf = in->vf, *vr = in->vr, *br = in->br, *m = in->m;
     const stx_real *dh = in->dh, *cs = in->cs, *fs = in->fs;
     const ptrdiff_t ldh = in->ldh, ldu = in->ldu, ldx = in->ldx, ldv = in->ldv;
     const size_t O = in->O, width = in->width, steps = in->steps, n = in->n;
     const stx_real alpha = in->alpha;
     size_t p, j;
-    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh,
+    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, skip -= ldx, V -= ldv, dh -= ldh,
                            cs -= width, fs -= width) {
         for (j = 0; j < n; j++) {
             stx_real cp = cs[j], f = fs[j], dhm = dh[j] * m[j];
@@ -1717,7 +1717,7 @@ STX_INNER void stx__sru_bwd_map_as(int fma, STX__SRU_OUT slope, STX__SRU_OUT off
             stx_real wr = gates ? vr[j] + V[O + j] : vr[j];
             stx__sru_partials s =
                 stx__sru_partials_of(fma, tanh_, cp, f, cs[width + j], u0[j], u2[j] + br[j],
-                                     alpha * xt[j], wr, dhm);
+                                     alpha * skip[j], wr, dhm);
             stx_real J = STX_FMA(fma, wf, s.df, f);
             offset[j] = STX_FMA(fma, offset[j] + s.dc_h, J, s.dzr * wr);
             slope[j] *= J;
