@@ -59,7 +59,7 @@ static tr_options options = {
 
 // >>time of a matrix multiplication
 
-/* max(floor, fixed + slope m) for m multiply-adds: convex and rising, so that the
+/* max(floor, fixed + slope m) for m multiply-adds: convex and increasing, so that the
    cutoffs are optimal. rows: of the batch. */
 typedef struct gemm_time {
     double floor, fixed, slope, rows;
@@ -370,8 +370,8 @@ static int read_against(job *j, size_t words, char err[TR_ERR]) {
         ok = j->against[k] > (k ? j->against[k - 1] : 0) && j->against[k] < words;
     if (!ok)
         return tr_fail(err, TR_ERR,
-                       "--against %.100s: expected rising numbers above 0 and below the %zu words, "
-                       "with commas between", opt.against, words);
+                       "--against %.100s: expected increasing numbers from 1 to %zu, separated by "
+                       "commas", opt.against, words - 1);
     if (j->widths && j->againsts && j->widths != j->againsts)
         return tr_fail(err, TR_ERR, "--against %.100s: expected %zu cutoffs, like --proj-dims",
                        opt.against, j->widths);

@@ -535,7 +535,7 @@ static size_t gather(const series *s, const svg_axis *x, bin *b) {
     return n;
 }
 
-static int rising(const void *a, const void *b) {
+static int ascending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
@@ -552,7 +552,7 @@ static int spread(const panel *p) {
     for (n = 0, i = 0; v && i < p->n; n += p->v[i++].n)
         memcpy(v + n, p->v[i].y, p->v[i].n * sizeof *v);
     if (v && n) {
-        qsort(v, n, sizeof *v, rising);
+        qsort(v, n, sizeof *v, ascending);
         is = v[n - 1 - 3 * n / 100] > 20 * v[n / 2];
     }
     free(v);
@@ -565,7 +565,7 @@ typedef struct weighted {
 } weighted;
 
 static int falling(const void *a, const void *b) {
-    return rising(&((const weighted *)b)->v, &((const weighted *)a)->v);
+    return ascending(&((const weighted *)b)->v, &((const weighted *)a)->v);
 }
 
 /* Sets the range of the axis of values: from the lowest to the highest, except that

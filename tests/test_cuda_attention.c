@@ -929,7 +929,7 @@ static void cache_gather(stx_ctx *x, const data *d, cache *s, float *dkv) {
           label(d->c));
 }
 
-/* Inputs of the one buffer, whose past rows are NaN */
+/* The inputs when new and cached rows are in one buffer: the cached rows there are NaN */
 static void cached_inputs(stx_ctx *x, const data *d, stx_real **in) {
     size_t i, b, j;
     for (i = 0; i < INS; i++) {

@@ -1,9 +1,9 @@
-/* test_cuda_group.c - groups of ranks with GPUs: what they exchange; whole models trained
-   together as one rank trains them with the whole batch; captured steps; ranks that end
-   or never start. Each rank is a process that this one forks and that uses CUDA alone;
-   its results return in shared memory. Under tests/cuda_host each rank has a separate
-   GPU; elsewhere tests that need more GPUs than there are, are omitted. "short" omits
-   training. */
+/* test_cuda_group.c - groups of ranks with GPUs: what they exchange; whole models, which
+   several ranks must train as one rank does with the whole batch; captured steps; ranks
+   that end early or never start. Each rank is a forked process, and only these processes
+   use CUDA; their results return in shared memory. Under tests/cuda_host each rank has a
+   separate GPU; on real devices, tests for which there are too few GPUs are omitted.
+   "short" omits training. */
 #if !defined(_WIN32) && !defined(_DEFAULT_SOURCE)
   #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #endif
