@@ -180,7 +180,7 @@ static int matmul_list(void) {
     return n;
 }
 
-/* BY_DNNL_BARE: oneDNN's bf16 matmul of factors that were rounded before */
+/* BY_DNNL_BARE: oneDNN's bf16 matmul of factors that are already rounded */
 enum { BY_F32, BY_BF16, BY_CBLAS, BY_MKL, BY_DNNL, BY_DNNL_BF16, BY_DNNL_BARE, BYS };
 
 static void own_matmul(stx_ctx *x, const matmul *p, const stx_real *A, const stx_real *B,

@@ -4206,7 +4206,7 @@ TR_DEF int tr_lm_open_texts(tr_lm *t, const tr_lm_source *from, int *failed) {
     return 1;
 }
 
-/* Rebuilds the vocabulary with an <unk>, because a validation or test text requires it. */
+/* Rebuilds the vocabulary with an <unk>, which a validation or test text requires. */
 TR_DEF int tr_lm_add_unk(tr_lm *t, const tr_lm_source *from) {
     int part;
     stx_clear_error(t->x);
