@@ -377,7 +377,7 @@ extern "C" {
 #endif
 
 
-// >>api: configuration ------------------------------------------------------------------
+// >>api: configuration
 
 enum { STX_SRU_LINEAR = 0, STX_SRU_ATTENTION };                            /* desc.transform */
 
@@ -497,7 +497,7 @@ STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const st
 STX_DEF size_t stx_sru_count(const stx_sru_desc *d);
 
 
-// >>api: forward ------------------------------------------------------------------------
+// >>api: forward
 
 /* Inputs of a forward pass other than x, and its outputs other than h. Arrays have one
    entry per layer; an array or an entry that is NULL is absent. */
@@ -525,7 +525,7 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *x, stx_sru_io *io);
 STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, size_t T);
 
 
-// >>api: state --------------------------------------------------------------------------
+// >>api: state
 
 /* States and memories of B streams. A segment reads one state and writes another, or
    the same one. Use separate states for training and evaluation. A new state is zero
@@ -538,10 +538,10 @@ typedef struct stx_sru_state {
                                the last segment, as in training */
     size_t     window;      /* when read: attention sees the last n times; 0: all. A segment
                                without an input state uses that of its output state */
-    stx_memory  *states;      /* c of each layer, (B,O) */
-    stx_memory  *memory;      /* inputs of the layers that attend, (B,rows,Ci), of the same
+    stx_memory *states;     /* c of each layer, (B,O) */
+    stx_memory *memory;     /* inputs of the layers that attend, (B,rows,Ci), of the same
                                times in all layers; rows is stx_memory_max_rows(memory) */
-    stx_real  *c;           /* states->all: (layers,B,O) on the device, always float */
+    stx_real   *c;          /* states->all: (layers,B,O) on the device, always float */
 } stx_sru_state;
 
 /* Creates a state for B >= 1 streams. Returns NULL and sets an error if B is 0 or
@@ -589,7 +589,7 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pa
                                     const stx_sru_state *in, stx_sru_state *out);
 
 
-// >>api: language model -----------------------------------------------------------------
+// >>api: language model
 
 /* Configuration of a language model. Zero means the default, which is given after
    "0:". */
@@ -625,7 +625,7 @@ typedef struct stx_sru_lm {
     stx_sru_lm_desc desc;       /* with the defaults filled in */
     stx_params     *params;
     stx_sru        *sru;
-    stx_vocab_io      *vocab_io;      /* embedding and output head */
+    stx_vocab_io   *vocab_io;   /* embedding and output head */
 } stx_sru_lm;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc is
@@ -633,7 +633,7 @@ typedef struct stx_sru_lm {
    runs out. */
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *d);
 
-/* The model's parameters, owned by the model; NULL if m is NULL. */
+/* The model's parameters, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m);
 
 /* Number of parameter elements of a model with this desc. Shared parameters count
@@ -668,7 +668,7 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
                                 const stx_sru_state *s, uint64_t salt);
 
 
-// >>api: generation ---------------------------------------------------------------------
+// >>api: generation
 
 /* Generates token by token. SRU stores only c; SRU++ also the keys and values of the
    last `window` times. The results equal those of one segment over the whole text with
@@ -703,7 +703,7 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
 STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m);
 
 
-// >>api: recurrence ---------------------------------------------------------------------
+// >>api: recurrence
 
 /* The recurrence as an op. Formulas: stx_sru_args. u and bias are required, the others
    may be NULL. */
