@@ -4574,8 +4574,8 @@ STX_DEF size_t stx_params_size(const stx_params *p) {
 static int stx__grads_at_rest(stx_ctx *x, const char *op) {
     if (!x->group.in_flight) return 1;
     stx_fail(x, STX_ERR_ARG,
-             "%s: gradients are being sent to the other ranks: call stx_group_overlap before the "
-             "last stx_backward of an update, then stx_optim_step", op);
+             "%s: gradients are being sent to the other ranks: call stx_group_overlap only before "
+             "the last stx_backward of an update, and stx_optim_step right after it", op);
     return 0;
 }
 
@@ -14209,7 +14209,7 @@ static void stx__attn_few_values(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to,
 /* All keys but the persistent vectors. */
 static void stx__attn_few_keys(stx__attn_few *f, size_t i0) {
     const size_t n = stx__attn_few_range(f, i0);
-    size_t at = 0; /* distance of the first key, counted from the reach */
+    size_t at = 0; /* offset of the first key from i - reach */
     stx_real scaled;
     ptrdiff_t j;
     int e;
@@ -18196,11 +18196,11 @@ static int stx__json_unicode(stx__json *j, uint32_t *c) {
         j->i += 2;
         if (!stx__json_hex4(j, &low)) return 0;
         if (low < 0xDC00 || low > 0xDFFF)
-            return stx__json_fail(j, "(before this) the second half of a surrogate pair");
+            return stx__json_fail(j, "a complete surrogate pair just before this point");
         *c = 0x10000 + ((*c - 0xD800) << 10) + (low - 0xDC00);
     }
     if (*c == 0 || (*c >= 0xD800 && *c <= 0xDFFF))
-        return stx__json_fail(j, "(before this) a Unicode character");
+        return stx__json_fail(j, "a Unicode character just before this point");
     return 1;
 }
 

@@ -6895,8 +6895,8 @@ typedef struct stx__attn_bwd_params {
     float *dpe;                    /* parts of diagonals: (diagonals,tables,splits,PE_ROWS,D);
                                       of rows of dR: (blocks,tables,splits,columns,D) */
     int *used;                     /* (diagonals or blocks,tables,splits): was it written? */
-    stx__bf16 *dr;                 /* rows of dR or NULL: for each head with columns (B,
-                                      tiles BQ,its width), at B tiles BQ times `at` */
+    stx__bf16 *dr;                 /* rows of dR or NULL: (B,tiles BQ,width) for each head of
+                                      width > 0, from element B tiles BQ slot[h].at on */
     const stx__attn_dr_slot *slot; /* (H), if there are rows of dR */
     int newest;                    /* j - i after the last column of a row */
     int tiles;                     /* of queries */
@@ -7339,9 +7339,10 @@ static __device__ __forceinline__ void stx__attn_bwd_ramp_table(const stx__attn_
     __syncwarp();
 }
 
-/* g holds dO V^T and becomes ds; s holds w and becomes r a, the factor of V in forward;
-   dz += its sum. vf: the factor of V. In an edge, c0 is the first of these keys in the
-   tile. */
+/* On entry, g holds dO V^T and s holds w. On return, g holds ds and s holds r a, the
+   weight of V in the forward pass. vf is the scale of V. With EDGE, c0 is the column in
+   the tile of the first key in s, and the gradient of the span is added to dz for keys on
+   the ramp. */
 template <class Sh, int EDGE, int DROP, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_ds(const stx__attn_bwd_params &a,
                                                         const stx__attn_bwd_strip &t,
@@ -9752,8 +9753,8 @@ static __device__ __forceinline__ stx__sru_step_grad stx__sru_step_grads(const E
     return k;
 }
 
-/* Computes the states of a tile (32,32) from c, and with PARALLEL its P and Q: e before
-   the tile is P e + Q. */
+/* Computes the states of a tile (32,32) from c. With PARALLEL, also computes P and Q,
+   where (e before the tile) = P (e after the tile) + Q. */
 template <class E, int HASV, int TANH, int PARALLEL, int FULL>
 static __device__ __forceinline__ float stx__sru_states(float *state, const E *slot,
                                                         const stx__sru &p, const stx__sru_column &q,

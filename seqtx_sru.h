@@ -2911,7 +2911,7 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
     if (m->sru->desc.literal & STX_SRU_LITERAL_NORM) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_sru_gen_create: with STX_SRU_LITERAL_NORM a key depends on where its segment "
-                 "began; use stx_sru_segment, or a model without it");
+                 "began; use stx_sru_segment, or a model without that flag");
         return NULL;
     }
     layers = m->sru->desc.layers;

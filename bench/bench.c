@@ -1251,7 +1251,8 @@ static const char usage[] =
     "  --mkl-check        speed and name of the MKL of --mkl; exit code 0 if it was found\n"
     "  --onednn-check     names the linked oneDNN; exit code 0 if it works\n";
 
-/* Is there a peer of matmuls? The exit code. */
+/* Runs --mkl-check, --cblas-check or --onednn-check. Returns the exit code: 0 if the
+   benchmark can compare with that library. */
 static int peer_check(void) {
     if (own.mkl_check) {
         if (own.mkl && mkl_open(own.mkl, own.mkl_amd)) return mkl_check();

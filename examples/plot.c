@@ -1202,7 +1202,7 @@ static int may_write(const char *path, char **in, size_t n, char err[TR_ERR]) {
     for (i = 0; i < n; i++)
         if (strcmp(in[i], "-") && stat(in[i], &b) == 0 && a.st_dev == b.st_dev
             && a.st_ino == b.st_ino)
-            return tr_fail(err, TR_ERR, "--out: expected another file than the log, got %.300s",
+            return tr_fail(err, TR_ERR, "--out: expected a file other than the log, got %.300s",
                            path);
     f = a.st_size ? fopen(path, "rb") : NULL;
     if (f) {

@@ -154,8 +154,8 @@ setting() { # NAME "N.." OPTIONS...: one process and N.. ranks, from the beginni
     done
 }
 
-# Text that takes a while to learn, short enough for the streams to wrap; the same in
-# words.
+# Two texts that take a while to learn, yet are short enough for the streams to wrap:
+# t.txt, and w.txt for --tokens words.
 awk 'BEGIN { r = 1
     for (i = 0; i < 900; i++) {
         for (j = 0; j < 4; j++) {

@@ -3081,8 +3081,8 @@ static void math_errors_at(math_errors *w, int fma, stx_real v) {
         raise_worst(&w->sqrt, ulps((double)stx_fast_sqrt(fma, v), sqrt(d)));
 }
 
-/* Argument i of `rounds`: alternately all exponents, signs and NaN, and [-15,15], which
-   begins with special values */
+/* Argument i of `rounds`. Even i: bit patterns that cover all exponents, both signs and
+   NaN. Odd i: first the special values, then values in [-15,15] */
 static stx_real math_argument(int i, int rounds) {
     static const double special[] = {0.0,      -0.0,  1e-45,  -1e-45, 1e-39, -1e-39, FLT_MIN,
                                      -FLT_MIN, 0.625, -0.625, 15,     -15,   87.33,  -87.33,

@@ -411,8 +411,8 @@ static void causality(void) {
     }
 }
 
-/* A stream that is reset equals a new one: values and memories, also where segments were
-   padding */
+/* A reset stream matches a new one, in its values and its memories, even if some of its
+   segments were padding */
 static void resets(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
