@@ -212,84 +212,80 @@ static double metric_of(run *r, const double *v, const int *there) {
     return r->unit >= 0 ? v[r->unit] : (double)NAN;
 }
 
-/* Adds one record. Returns 1, also if there is nothing to draw in it; 0 if it is damaged;
-   -1 without memory. */
-static int take(runs *all, const char *line) {
-    run *r = &all->v[all->n - 1];
-    char event[16], split[16] = "";
-    double v[COLUMNS], metric[UNITS], *row;
-    const char *list[LISTS] = {NULL, NULL, NULL, NULL};
-    int there[UNITS] = {0, 0, 0, 0, 0}, k, training, evaluation;
-    size_t i;
+/* What a line of a log says. */
+typedef struct record {
+    char event[16], split[16];
+    double v[COLUMNS];              /* NaN: not in the line */
+    double metric[UNITS];
+    int there[UNITS];               /* metric[k] is in the line */
+    const char *list[LISTS];        /* the text of a list, or NULL */
+} record;
+
+/* Another run starts in the same log. 0 if there is no memory. */
+static int start_run(runs *all) {
+    run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more), *r;
+    char number[32];
+    if (!more) return 0;
+    all->v = more;
+    r = &more[all->n];
+    memset(r, 0, sizeof *r);
+    r->unit = -1;
+    svg_number(number, (double)(all->here + 1), 0);
+    strcpy(r->name, more[all->n - all->here].name);
+    snprintf(r->name + strlen(r->name), 16, " (%.10s)", number);
+    all->n++;
+    all->here++;
+    return 1;
+}
+
+/* Reads a line into *c, and the options of a run into *r. */
+static void read_record(run *r, const char *line, record *c) {
     member m = {line, NULL, NULL, 0};
-    if (tr_json_find(line, "event", event, sizeof event) != 1) return 0;
-    training = strcmp(event, "train") == 0;
-    evaluation = strcmp(event, "eval") == 0;
-    /* another run starts in the same log */
-    if (strcmp(event, "start") == 0 && (r->train.n || r->eval[VALID].n || r->eval[TEST].n)) {
-        run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more);
-        char number[32];
-        if (!more) return -1;
-        all->v = more;
-        r = &more[all->n];
-        memset(r, 0, sizeof *r);
-        r->unit = -1;
-        svg_number(number, (double)(all->here + 1), 0);
-        strcpy(r->name, more[all->n - all->here].name);
-        snprintf(r->name + strlen(r->name), 16, " (%.10s)", number);
-        all->n++;
-        all->here++;
-    }
-    for (k = 0; k < COLUMNS; k++) v[k] = (double)NAN;
-    for (k = 0; k < UNITS; k++) metric[k] = (double)NAN;
+    int k;
+    for (k = 0; k < COLUMNS; k++) c->v[k] = (double)NAN;
+    for (k = 0; k < UNITS; k++) c->metric[k] = (double)NAN;
     while (next_member(&m)) {
         if (is_key(&m, "config") && *m.value == '{')
             configure(r, m.value);
         else if (is_key(&m, "params"))
             r->params = number_of(&m);
         else if (is_key(&m, "split"))
-            text_of(&m, split, sizeof split);
+            text_of(&m, c->split, sizeof c->split);
         for (k = 0; k < UNITS; k++)
             if (is_key(&m, unit[k].key)) {
-                metric[k] = number_of(&m);
-                there[k] = 1;
+                c->metric[k] = number_of(&m);
+                c->there[k] = 1;
             }
         for (k = 0; k < COLUMNS; k++)
-            if (column[k] && is_key(&m, column[k])) v[k] = number_of(&m);
+            if (column[k] && is_key(&m, column[k])) c->v[k] = number_of(&m);
         for (k = 0; k < LISTS; k++)
-            if (is_key(&m, list_name[k])) list[k] = m.value;
+            if (is_key(&m, list_name[k])) c->list[k] = m.value;
     }
-    if (!(v[SECONDS] >= 0 && v[SECONDS] < 1e12)) v[SECONDS] = (double)NAN;
-    if (strcmp(event, "resume") == 0 && v[STEP] >= 0) {
-        go_back(r, v[STEP]);
-        r->before = so_far(r);
-        r->clock = 0;
+    if (!(c->v[SECONDS] >= 0 && c->v[SECONDS] < 1e12)) c->v[SECONDS] = (double)NAN;
+}
+
+/* Inserts an evaluation by step, because an older checkpoint can be evaluated later. The
+   last evaluation of a step counts. 0 if there is no memory. */
+static int add_evaluation(rows *t, double step, double metric) {
+    double *row;
+    size_t i;
+    t->width = 2;
+    if (!add_row(t)) return 0;
+    for (i = t->n - 1; i > 0 && row_of(t, i - 1)[0] >= step; i--)
+        memcpy(row_of(t, i), row_of(t, i - 1), 2 * sizeof *t->v);
+    row = row_of(t, i);
+    row[0] = step;
+    row[1] = metric;
+    if (i + 1 < t->n && row[2] <= row[0]) {
+        memmove(row + 2, row + 4, (t->n - i - 2) * 2 * sizeof *row);
+        t->n--;
     }
-    if (!training && !evaluation) return 1;
-    if (!(v[STEP] >= 0 && v[STEP] < 1e18)) return 0;
-    v[METRIC] = metric_of(r, metric, there);
-    if (evaluation) {
-        for (k = 0; k < SPLITS; k++) {
-            rows *t = &r->eval[k];
-            if (strcmp(split, split_name[k]) != 0 || !isfinite(v[METRIC])) continue;
-            t->width = 2;
-            if (!add_row(t)) return -1;
-            /* insert by step, because an older checkpoint can be evaluated later; the
-               last evaluation of a step counts */
-            for (i = t->n - 1; i > 0 && row_of(t, i - 1)[0] >= v[STEP]; i--)
-                memcpy(row_of(t, i), row_of(t, i - 1), 2 * sizeof *t->v);
-            row = row_of(t, i);
-            row[0] = v[STEP];
-            row[1] = v[METRIC];
-            if (i + 1 < t->n && row[2] <= row[0]) {
-                memmove(row + 2, row + 4, (t->n - i - 2) * 2 * sizeof *row);
-                t->n--;
-            }
-        }
-        return 1;
-    }
-    if (r->train.n && v[STEP] <= row_of(&r->train, r->train.n - 1)[STEP])
-        go_back(r, v[STEP] > 0 ? v[STEP] - 0.5 : -1);
+    return 1;
+}
+
+/* Makes the seconds of a training record count from the first start of the run. A log
+   without seconds has tokens per second. */
+static void set_seconds(run *r, double *v) {
     if (isfinite(v[SECONDS])) {
         /* time went backwards: another start, whose record is missing */
         if (v[SECONDS] < r->clock) r->before = so_far(r);
@@ -301,24 +297,73 @@ static int take(runs *all, const char *line) {
         v[SECONDS] = so_far(r) + (v[STEP] - last) * r->per_step / v[SPEED];
         if (!(v[SECONDS] < 1e12)) v[SECONDS] = (double)NAN;
     }
+}
+
+/* Adds the list k of a training record. -1 if there is no memory, 0 if it is too long. */
+static int add_list(run *r, int k, const record *c) {
+    rows *t = &r->list[k];
+    const char *text = c->list[k];
+    size_t n = text && *text == '[' ? svg_numbers(text, NULL, 0) : 0, i;
+    double *row;
+    if (n == SIZE_MAX) return 0;
+    if (!n || (t->width && t->width != n + 1)) return 1;
+    t->width = n + 1;
+    row = add_row(t);
+    if (!row) return -1;
+    row[0] = c->v[STEP];
+    svg_numbers(text, row + 1, n);
+    for (i = 1; i <= n && row[i] >= 0 && row[i] < 1e30; i++) {
+    }
+    if (i <= n) t->n--;
+    return 1;
+}
+
+/* Adds a training record. Returns as take. */
+static int add_training(run *r, record *c) {
+    double *row;
+    int k;
+    if (r->train.n && c->v[STEP] <= row_of(&r->train, r->train.n - 1)[STEP])
+        go_back(r, c->v[STEP] > 0 ? c->v[STEP] - 0.5 : -1);
+    set_seconds(r, c->v);
     r->train.width = COLUMNS;
     row = add_row(&r->train);
     if (!row) return -1;
-    memcpy(row, v, sizeof v);
+    memcpy(row, c->v, sizeof c->v);
     for (k = 0; k < LISTS; k++) {
-        rows *t = &r->list[k];
-        size_t n = list[k] && *list[k] == '[' ? svg_numbers(list[k], NULL, 0) : 0;
-        if (n == SIZE_MAX) return 0;
-        if (!n || (t->width && t->width != n + 1)) continue;
-        t->width = n + 1;
-        row = add_row(t);
-        if (!row) return -1;
-        row[0] = v[STEP];
-        svg_numbers(list[k], row + 1, n);
-        for (i = 1; i <= n && row[i] >= 0 && row[i] < 1e30; i++) {
-        }
-        if (i <= n) t->n--;
+        int added = add_list(r, k, c);
+        if (added <= 0) return added;
     }
+    return 1;
+}
+
+/* Adds one record. Returns 1, also if it has nothing to draw; 0 if it is damaged; -1 if
+   there is no memory. */
+static int take(runs *all, const char *line) {
+    run *r = &all->v[all->n - 1];
+    record c;
+    int k, training, evaluation;
+    memset(&c, 0, sizeof c);
+    if (tr_json_find(line, "event", c.event, sizeof c.event) != 1) return 0;
+    training = strcmp(c.event, "train") == 0;
+    evaluation = strcmp(c.event, "eval") == 0;
+    if (strcmp(c.event, "start") == 0 && (r->train.n || r->eval[VALID].n || r->eval[TEST].n)) {
+        if (!start_run(all)) return -1;
+        r = &all->v[all->n - 1];
+    }
+    read_record(r, line, &c);
+    if (strcmp(c.event, "resume") == 0 && c.v[STEP] >= 0) {
+        go_back(r, c.v[STEP]);
+        r->before = so_far(r);
+        r->clock = 0;
+    }
+    if (!training && !evaluation) return 1;
+    if (!(c.v[STEP] >= 0 && c.v[STEP] < 1e18)) return 0;
+    c.v[METRIC] = metric_of(r, c.metric, c.there);
+    if (training) return add_training(r, &c);
+    for (k = 0; k < SPLITS; k++)
+        if (strcmp(c.split, split_name[k]) == 0 && isfinite(c.v[METRIC])
+            && !add_evaluation(&r->eval[k], c.v[STEP], c.v[METRIC]))
+            return -1;
     return 1;
 }
 
@@ -912,52 +957,112 @@ static double row_height(size_t R) {
     return R <= 200 ? 3 : 2;
 }
 
-/* Draws a map of the spans of all heads by step. Adjacent cells of equal colour are one
-   stroke, so that the file is small. */
-static void draw_spans(page *g, const run *r) {
-    enum { CELL = 4, SHADES = 32 };
+/* The picture of spans: cells of CELL units in width, one row per head, in SHADES. */
+enum { CELL = 4, SHADES = 32, NO_SHADE = 255 };
 
-    const rows *t = &r->list[SPANS];
-    size_t R = t->width - 1, layers = r->layers && R % r->layers == 0 ? r->layers : 1,
-           heads = R / layers, columns, i, c, k;
-    svg_axis x = {0, 0, EDGE + 46, WIDTH - 100, 0}, bar = {0, 0, 0, 0, 0};
-    double h = row_height(R), y0 = g->y + 44, tick[SVG_TICKS], step, most = 0;
-    unsigned char *cell;
-    size_t *count;
-    double *sum;
-    char hex[8], text[48], other[32];
-    int level, any;
-    own_steps(t, &x);
-    columns = (size_t)((x.to - x.from) / CELL);
-    cell = (unsigned char *)malloc(columns * R);
-    sum = (double *)calloc(columns * R, sizeof *sum);
-    count = (size_t *)calloc(columns, sizeof *count);
-    for (i = 0; cell && sum && count && i < t->n; i++) {
+/* Sets cell (columns,R) to the shade of the mean span in each column, and *most to the
+   largest span. 0 if there is no memory. */
+static int span_cells(const rows *t, const svg_axis *x, size_t columns, unsigned char *cell,
+                      double *most) {
+    const size_t R = t->width - 1;
+    double *sum = (double *)calloc(columns * R, sizeof *sum);
+    size_t *count = (size_t *)calloc(columns, sizeof *count), i, c, k;
+    int ok = sum && count;
+    *most = 0;
+    for (i = 0; ok && i < t->n; i++) {
         const double *row = row_of(t, i);
-        double at = (svg_at(&x, row[0]) - x.from) / CELL;
+        double at = (svg_at(x, row[0]) - x->from) / CELL;
         /* a record describes the steps before it */
         if (at < 1) at = 1;
         c = at < (double)columns ? (size_t)ceil(at) - 1 : columns - 1;
         for (k = 0; k < R; k++) {
             sum[c * R + k] += row[1 + k];
-            if (row[1 + k] > most) most = row[1 + k];
+            if (row[1 + k] > *most) *most = row[1 + k];
         }
         count[c]++;
     }
-    no_memory |= !cell || !sum || !count;
-    if (!cell || !sum || !count) goto done;
-    if (!(most > 0)) most = 1;
-    for (c = 0; c < columns; c++)
+    if (!(*most > 0)) *most = 1;
+    for (c = 0; ok && c < columns; c++) {
+        /* a column between two records has the colours of the later one; after the last
+           one it is empty */
+        size_t from = c;
+        while (from < columns && !count[from]) from++;
         for (k = 0; k < R; k++) {
-            /* a column between two records has the colours of the later one; after the
-               last one it is empty */
-            size_t from = c;
-            while (from < columns && !count[from]) from++;
-            cell[c * R + k] = from == columns
-                                  ? 255
-                                  : (unsigned char)(SHADES * sum[from * R + k] / (double)count[from]
-                                                    / (most * 1.0001));
+            double shades = NO_SHADE;
+            if (from < columns)
+                shades = SHADES * sum[from * R + k] / (double)count[from] / (*most * 1.0001);
+            cell[c * R + k] = (unsigned char)shades;
         }
+    }
+    free(sum);
+    free(count);
+    return ok;
+}
+
+/* Draws the cells of one shade as a path. gap: between layers, in rows. */
+static void draw_shade(page *g, const unsigned char *cell, size_t columns, size_t R, size_t heads,
+                       double gap, int level) {
+    char hex[8];
+    size_t c, k;
+    int any = 0;
+    for (k = 0; k < R; k++) {
+        size_t layer = k / heads, from = 0, to, at = 0;
+        int begun = 0;
+        for (c = 0; c < columns; c = to) {
+            to = c + 1;
+            if (cell[c * R + k] != level) continue;
+            while (to < columns && cell[to * R + k] == level) to++;
+            from = c;
+            if (!any)
+                svg_add(&g->out, "<path stroke=\"%s\" d=\"", shade(hex, level / (SHADES - 1.0)));
+            any = 1;
+            if (!begun)
+                svg_add(&g->out, "M%n %n", (double)from, (double)k + 0.5 + gap * (double)layer);
+            else
+                svg_add(&g->out, "m%n 0", (double)from - (double)at);
+            svg_add(&g->out, "h%n", (double)(to - from));
+            begun = 1;
+            at = to;
+        }
+    }
+    if (any) svg_add(&g->out, "\"/>\n");
+}
+
+/* Draws the scale of the shades, from 0 to bar->hi, at x. */
+static void draw_bar(page *g, const svg_axis *bar, double x) {
+    double tick[SVG_TICKS], step;
+    char hex[8], text[32];
+    size_t n, i;
+    int level;
+    for (level = 0; level < SHADES; level++)
+        svg_add(&g->out, "<rect x=\"%n\" y=\"%n\" width=\"12\" height=\"%n\" fill=\"%s\"/>\n",
+                x + 18, bar->from - (bar->from - bar->to) * (level + 1) / SHADES,
+                (bar->from - bar->to) / SHADES + 0.4, shade(hex, level / (SHADES - 1.0)));
+    n = svg_ticks(bar, 5, tick, &step);
+    for (i = 0; i < n; i++)
+        svg_text(&g->out, x + 35, svg_at(bar, tick[i]) + 4, " fill=\"#555\"",
+                 svg_tick_text(text, bar, tick[i], step, tick[n - 1]));
+}
+
+/* Draws a map of the spans of all heads by step. Adjacent cells of equal colour are one
+   stroke, so that the file is small. */
+static void draw_spans(page *g, const run *r) {
+    const rows *t = &r->list[SPANS];
+    size_t R = t->width - 1, layers = r->layers && R % r->layers == 0 ? r->layers : 1,
+           heads = R / layers, columns, i;
+    svg_axis x = {0, 0, EDGE + 46, WIDTH - 100, 0}, bar = {0, 0, 0, 0, 0};
+    double h = row_height(R), y0 = g->y + 44;
+    unsigned char *cell;
+    char text[48], number[32];
+    int level;
+    own_steps(t, &x);
+    columns = (size_t)((x.to - x.from) / CELL);
+    cell = (unsigned char *)malloc(columns * R);
+    if (!cell || !span_cells(t, &x, columns, cell, &bar.hi)) {
+        no_memory = 1;
+        free(cell);
+        return;
+    }
     heading(g, "spans of the heads, tokens", r);
     if (heads > 1)
         snprintf(text, sizeof text, "layers from above, %u heads in each", (unsigned)heads);
@@ -967,57 +1072,23 @@ static void draw_spans(page *g, const run *r) {
             "<g transform=\"translate(%n %n) scale(%n %n)\" shape-rendering=\"crispEdges\" "
             "stroke-width=\"1\" fill=\"none\">\n",
             x.from, y0, (double)CELL, h);
-    for (level = 0; level < SHADES; level++) {
-        for (any = 0, k = 0; k < R; k++) {
-            size_t layer = k / heads, from = 0, to, at = 0;
-            int begun = 0;
-            for (c = 0; c < columns; c = to) {
-                to = c + 1;
-                if (cell[c * R + k] != level) continue;
-                while (to < columns && cell[to * R + k] == level) to++;
-                from = c;
-                if (!any)
-                    svg_add(&g->out, "<path stroke=\"%s\" d=\"",
-                            shade(hex, level / (SHADES - 1.0)));
-                any = 1;
-                if (!begun)
-                    svg_add(&g->out, "M%n %n", (double)from,
-                            (double)k + 0.5 + (layers > 1 ? 2.0 / h * (double)layer : 0));
-                else
-                    svg_add(&g->out, "m%n 0", (double)from - (double)at);
-                svg_add(&g->out, "h%n", (double)(to - from));
-                begun = 1;
-                at = to;
-            }
-        }
-        if (any) svg_add(&g->out, "\"/>\n");
-    }
+    for (level = 0; level < SHADES; level++)
+        draw_shade(g, cell, columns, R, heads, layers > 1 ? 2.0 / h : 0, level);
+    free(cell);
     svg_add(&g->out, "</g>\n<g fill=\"#555\" text-anchor=\"end\">\n");
     for (i = 0; layers > 1 && i < layers; i++)
         if ((double)heads * h >= 10 || i % 4 == 0)
             svg_text(&g->out, x.from - 6,
                      y0 + ((double)i + 0.5) * (double)heads * h + 2 * (double)i + 4, "",
-                     svg_number(other, (double)(i + 1), 0));
+                     svg_number(number, (double)(i + 1), 0));
     svg_add(&g->out, "</g>\n");
     h = (double)R * h + 2 * (double)(layers - 1);
     svg_below(&g->out, &x, y0 + h, 7);
     svg_text(&g->out, x.to, y0 + h + 26, " text-anchor=\"end\" fill=\"#555\"", "steps");
-    bar.hi = most;
     bar.to = y0;
     bar.from = y0 + (h < 90 ? 90 : h);
-    for (level = 0; level < SHADES; level++)
-        svg_add(&g->out, "<rect x=\"%n\" y=\"%n\" width=\"12\" height=\"%n\" fill=\"%s\"/>\n",
-                x.to + 18, bar.from - (bar.from - bar.to) * (level + 1) / SHADES,
-                (bar.from - bar.to) / SHADES + 0.4, shade(hex, level / (SHADES - 1.0)));
-    c = svg_ticks(&bar, 5, tick, &step);
-    for (i = 0; i < c; i++)
-        svg_text(&g->out, x.to + 35, svg_at(&bar, tick[i]) + 4, " fill=\"#555\"",
-                 svg_tick_text(other, &bar, tick[i], step, tick[c - 1]));
+    draw_bar(g, &bar, x.to);
     g->y = (h < 90 ? bar.from : y0 + h) + 34;
-done:
-    free(cell);
-    free(sum);
-    free(count);
 }
 
 /* Draws the loss of compression, one line per layer with a compressed memory. */
