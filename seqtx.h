@@ -1,4 +1,4 @@
-/* seqtx.h - v0.1 - the core of a library of long-context sequence models in C99
+/* seqtx.h - v0.2 - the core of a library of long-context sequence models in C99
    no warranty implied; MIT or public domain, your choice (see the end of this file)
 
    In ONE .c or .cpp file:                everywhere else:
@@ -257,9 +257,9 @@
 #include <stdint.h>
 
 #define STX_VERSION_MAJOR 0
-#define STX_VERSION_MINOR 1
+#define STX_VERSION_MINOR 2
 #define STX_VERSION_PATCH 0
-#define STX_VERSION       "0.1.0"
+#define STX_VERSION       "0.2.0"
 #define STX_VERSION_AT_LEAST(major, minor, patch) \
     (STX_VERSION_MAJOR * 1000000 + STX_VERSION_MINOR * 1000 + STX_VERSION_PATCH \
      >= (major) * 1000000 + (minor) * 1000 + (patch))
@@ -329,7 +329,7 @@ extern "C" {
 
 /* The STX_VERSION of the implementation. A program that loads a shared library compares
    it with STX_VERSION of its header: if MAJOR.MINOR differ, structs can differ. In #if,
-   use STX_VERSION_AT_LEAST(0, 1, 0). */
+   use STX_VERSION_AT_LEAST(0, 2, 0). */
 STX_DEF const char *stx_version(void);
 
 

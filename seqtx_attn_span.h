@@ -1,4 +1,4 @@
-/* seqtx_attn_span.h - v0.1 - Sequential Transformer with adaptive attention span
+/* seqtx_attn_span.h - v0.2 - Sequential Transformer with adaptive attention span
    no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
    In ONE .c or .cpp file:                everywhere else:

@@ -1,4 +1,4 @@
-/* seqtx_compressive.h - v0.1 - Compressive Transformer, with GTrXL's gates
+/* seqtx_compressive.h - v0.2 - Compressive Transformer, with GTrXL's gates
    no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
    In ONE .c or .cpp file:                everywhere else:

@@ -1,4 +1,4 @@
-/* seqtx_cuda.cu - v0.1 - CUDA kernels of seqtx, and its device layer
+/* seqtx_cuda.cu - v0.2 - CUDA kernels of seqtx, and its device layer
    no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
    Compile this file with nvcc, and compile and link the program with SEQTX_CUDA:

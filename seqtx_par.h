@@ -1,4 +1,4 @@
-/* seqtx_par.h - v0.1 - Transformer-XL, and PAR: a search for the order of its blocks
+/* seqtx_par.h - v0.2 - Transformer-XL, and PAR: a search for the order of its blocks
    no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
    In ONE .c or .cpp file:                everywhere else:

@@ -1,4 +1,4 @@
-/* seqtx_sru.h - v0.1 - SRU and SRU++: simple recurrent units, optionally with attention
+/* seqtx_sru.h - v0.2 - SRU and SRU++: simple recurrent units, optionally with attention
    no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
    In ONE .c or .cpp file:                everywhere else:

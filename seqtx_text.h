@@ -1,4 +1,4 @@
-/* seqtx_text.h - v0.1 - text as tokens: vocabularies, tokenised files, batches
+/* seqtx_text.h - v0.2 - text as tokens: vocabularies, tokenised files, batches
    no warranty implied; MIT or public domain, your choice (end of seqtx.h)
 
    In ONE .c (or .cpp) file:                everywhere else:
