@@ -613,10 +613,11 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x);
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0,
                               size_t d1, size_t d2, size_t d3);
 
-/* Reserves one block for the next parameters of the list, n elements together, and
+/* Reserves one block for the next parameters of the list, n elements in total, and
    another one for their gradients. Matrices that read the same input then form a single
-   matrix for stx_linear_concat. Only parameters whose size is a multiple of 64 are placed
-   in the blocks. Returns 1, or sets an error and returns 0. */
+   matrix for stx_linear_concat. A parameter whose size is not a multiple of 64, or that
+   does not fit, gets separate memory and ends the reservation. Returns 1, or 0 after an
+   error. */
 STX_DEF int stx_params_make_contiguous(stx_params *p, size_t n);
 
 /* The next parameter is initialised with the random numbers of the parameter `ahead`
@@ -659,7 +660,8 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind);
    all-reduce. They are in the order of the list, each aligned to 64 elements with zeros
    in between. The first call moves the gradients there: call it after the last stx_param
    and before stx_optim_create. A call after another stx_param allocates a new block and
-   frees the old one. NULL after an error. */
+   frees the old one. A call that moves gradients ends a reservation of
+   stx_params_make_contiguous. NULL after an error. */
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 
 
@@ -4536,6 +4538,7 @@ static int stx__grads_join(stx_params *p) {
     *a = joined;
     p->grads_size = total;
     p->grads_count = p->count;
+    p->reserve_left = 0; /* its gradients were in the old arena */
     stx__forget_steps(x);
     return 1;
 }

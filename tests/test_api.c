@@ -2827,6 +2827,31 @@ static void grads_run(int one, stx_real **w) {
     stx_destroy(x);
 }
 
+/* stx_params_grads frees the gradients of a reservation: a later parameter, which would
+   have fitted into it, gets a gradient in new memory. */
+static void grads_end_a_reservation(void) {
+    stx_ctx *x = plain(4, 1);
+    stx_params *p = stx_params_create(x);
+    stx_tensor *a, *b;
+    const stx_real *next;
+    stx_real *g;
+    size_t n;
+    CHECK(stx_params_make_contiguous(p, 128), "%s", stx_error(x));
+    a = stx_param(p, STX_NORMAL, 1, "a", 64, 0, 0, 0);
+    next = a->grad + 64;
+    CHECK(stx_params_grads(p, &n) == a->grad && n == 64, "%s", stx_error(x));
+    b = stx_param(p, STX_NORMAL, 1, "b", 64, 0, 0, 0);
+    CHECK(b && b->grad != next, "the gradient of b is in freed memory");
+    if (b && b->grad != next) {
+        stx_begin(x, STX_TRAIN);
+        stx_backward(x, stx_sum(x, stx_mul(x, a, b)));
+        CHECK(b->grad[63] == a->data[63] && a->grad[63] == b->data[63], "wrong gradients");
+        g = stx_params_grads(p, &n);
+        CHECK(g && n == 128 && b->grad == g + 64 && g[127] == a->data[63], "%s", stx_error(x));
+    }
+    stx_destroy(x);
+}
+
 /* Gradients in one block change nothing in backward and in the optimiser. */
 static void grads_in_one(void) {
     stx_real *w[2][3];
@@ -4362,6 +4387,7 @@ static const test_part parts[] = {{"versions", versions},
                                   {"initialisers", initialisers},
                                   {"lifetimes", lifetimes},
                                   {"grads in one", grads_in_one},
+                                  {"grads end a reservation", grads_end_a_reservation},
                                   {"exponentials", exponentials},
                                   {"maths", maths},
                                   {"kernels", kernels},
