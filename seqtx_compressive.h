@@ -68,7 +68,8 @@
                                                         dist = i + c + n - j >= 0
        with glu:         W2 (gelu(p_1) p_2), the two halves of p = W1 LN(x') + b1
        with norm_after:  h = x, and x' = LN(gate(x, o)); the feed-forward likewise
-       with STX_COMP_XL: s_ij = ((q_i + u).k_j + (q_i + vb).(Wpos sine_dist)) / sqrt(hd)
+       with STX_COMP_POSITIONS_XL:
+                         s_ij = ((q_i + u).k_j + (q_i + vb).(Wpos sine_dist)) / sqrt(hd)
 
        LN uses eps = 1e-5 and the biased variance; gelu(x) = x / 2 (1 + erf(x / sqrt(2))).
        u is what every query of a head looks for in the keys, whatever its content; vb is
@@ -90,7 +91,7 @@
    projected with the current weights in every step), but not what computed them. h is not
    a constant in its own segment. The compression has its own loss, which does not reach
    the rows it reads. A call with T < S leaves the memory unchanged, except that
-   STX_COMP_ROTATE moves the memories at the start of every call (see Fidelity).
+   STX_COMP_STORE_ROTATE moves the memories at the start of every call (see Fidelity).
 
    Compression of the evicted rows old[0 .. e). Group g has the rows g r .. g r + r - 1;
    the last group can be shorter, and a convolution reads zeros in place of its missing
@@ -149,10 +150,10 @@
        Why does a compressed row count as one step of distance? The largest distance is
        then M + C instead of M + C r.
 
-       How far back does a model see? With STX_COMP_SAME a row is made by lower layers
-       only, so L layers reach L (M + r C) tokens back. With STX_COMP_ERNIE a layer reads
-       its own outputs of the previous segment, which had read those of the segment
-       before, so there is no limit.
+       How far back does a model see? With STX_COMP_STORE_INPUT a row is made by lower
+       layers only, so L layers reach L (M + r C) tokens back. With STX_COMP_STORE_OUTPUT
+       a layer reads its own outputs of the previous segment, which had read those of the
+       segment before, so there is no limit.
 
        How many layers need a memory? Few. 4 memory layers of 24, evenly spaced or at the
        top, did about as well as 24 (2007.03356).
@@ -296,12 +297,12 @@
        recurrence       own input      rotate   rotate    0       0            0
        dropouts         0              0        0.1 each  -       -            -
 
-   The gate applies to both sublayers; GTrXL means gtrxl with gate_relu. The port means
-   STX_COMP_ERNIE where it has STX_COMP_ROTATE. The paper trains with Adam and clips the
-   gradient to norm 0.1. The learning rate rises from 1e-6 to 3e-4 in 4,000 updates
-   (words: 16,000) and falls as a cosine in 100,000 (500,000). After 60,000 updates, only
-   every fourth step updates, with the gradients of four: fewer and larger updates do
-   better late in training, while a smaller learning rate does worse.
+   The gate applies to both sublayers; GTrXL means gtrxl with gate_relu. The port has
+   STX_COMP_STORE_ROTATE; STX_COMP_STORE_OUTPUT is what it intended. The paper trains with
+   Adam and clips the gradient to norm 0.1. The learning rate rises from 1e-6 to 3e-4 in
+   4,000 updates (words: 16,000) and falls as a cosine in 100,000 (500,000). After 60,000
+   updates, only every fourth step updates, with the gradients of four: fewer and larger
+   updates do better late in training, while a smaller learning rate does worse.
 
    Cost of a memory layer, forward, in multiply-adds per stream and full segment (T = S).
    keys = c + n + S and kv = kv_heads hd:
@@ -349,19 +350,20 @@
                                     of a padded query is 0.
            STX_COMP_LITERAL_FREEZE  Wkv of a layer stops learning at the layer's first aux
                                     loss. Default: it is constant in the aux loss only.
-       So does one value of `recurrence`:
-           STX_COMP_ROTATE          at the start of every stx_comp_segment, also with
+       Another accidental behaviour is a value of `recurrence`:
+           STX_COMP_STORE_ROTATE    at the start of every stx_comp_segment, also with
                                     T < S, each memory layer takes over the memories of
                                     the next higher memory layer, and the top one those of
                                     the lowest. A row is then compressed by the
                                     convolution of whichever layer has it. stx_comp_gen
                                     rotates once per segment, the port at every token.
                                     stx_comp_state_get returns the memory as the last call
-                                    left it. Default: memories stay (STX_COMP_SAME, the
-                                    paper). In ERNIE-Doc, which the port follows, each
-                                    layer reads its own last output: STX_COMP_ERNIE.
-       As the port means: gate = STX_COMP_GRU, recurrence = STX_COMP_ROTATE and
-       literal = STX_COMP_LITERAL.
+                                    left it. Default: memories stay, as in the paper
+                                    (STX_COMP_STORE_INPUT). In ERNIE-Doc, which the port
+                                    follows, each layer reads its own last output
+                                    (STX_COMP_STORE_OUTPUT).
+       To reproduce the port, set gate = STX_COMP_GATE_GRU, recurrence =
+       STX_COMP_STORE_ROTATE and literal = STX_COMP_LITERAL.
 
        Always corrected: means are over the tokens that count (except with _MASK); the
        target of the aux loss has no dropout; layers without compressed memory have no
@@ -392,12 +394,14 @@
        depth                        layers                            (required)
        emb_dim                      emb                               dim
        memory_layers                memory_layers, memory_count       all
-       enhanced_recurrence          recurrence: _ROTATE, or _SAME     true
+       enhanced_recurrence          recurrence: _STORE_ROTATE, or     true
+                                    _STORE_INPUT
        mem_len                      mem                               seq_len
        cmem_len                     cmem                              mem_len / cmem_ratio
        cmem_ratio                   ratio                             4
        heads                        heads                             8
-       gru_gated_residual           gate: _GRU, or _RESIDUAL          true
+       gru_gated_residual           gate: _GATE_GRU, or               true
+                                    _GATE_RESIDUAL
        mogrify_gru                  mogrify                           false
        attn_dropout                 attn_dropout                      0
        ff_glu                       glu                               false
@@ -409,8 +413,8 @@
 
    Easy to get wrong
        - The memory stores h, normalised once, not keys: keys are projected with the
-         current weights. With STX_COMP_ERNIE it stores layer outputs, which the layer
-         normalises when it reads them, so its norm learns from them.
+         current weights. With STX_COMP_STORE_OUTPUT it stores layer outputs, which the
+         layer normalises when it reads them, so its norm learns from them.
        - A segment attends to the compressed memory as it was before the call. The next
          segment is the first to see the rows that this one adds.
        - gru keeps x where z is near 1, gtrxl where z is near 0. The bias is subtracted in
@@ -422,8 +426,8 @@
        - A call with T < S discards its tokens. Text that arrives in short pieces goes to
          stx_comp_gen, or waits until a segment is full.
        - Evaluation needs a separate state. With larger memories
-         (stx_comp_state_create_sized), only STX_COMP_XL has positions for the additional
-         distances.
+         (stx_comp_state_create_sized), only STX_COMP_POSITIONS_XL has positions for the
+         additional distances.
 
    GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
    changes. To replay steps as a CUDA graph, which is possible once the memories are full,
@@ -459,12 +463,12 @@ extern "C" {
 
 /* stx_comp_desc.compress: what becomes of evicted rows */
 enum {
-    STX_COMP_CONV = 0,              /* strided convolution */
-    STX_COMP_DILATED,               /* dilated convolutions, then a strided one */
-    STX_COMP_MAX,
-    STX_COMP_MEAN,
-    STX_COMP_USED,                  /* the rows that received most attention are kept */
-    STX_COMP_DROP                   /* evicted rows are discarded; no compressed memory */
+    STX_COMP_COMPRESS_CONV = 0,     /* strided convolution */
+    STX_COMP_COMPRESS_DILATED,      /* dilated convolutions, then a strided one */
+    STX_COMP_COMPRESS_MAX,
+    STX_COMP_COMPRESS_MEAN,
+    STX_COMP_COMPRESS_USED,         /* the rows that received most attention are kept */
+    STX_COMP_COMPRESS_DROP          /* evicted rows are discarded; no compressed memory */
 };
 
 /* stx_comp_desc.aux: what trains the compression */
@@ -478,32 +482,32 @@ enum {
 
 /* stx_comp_desc.positions */
 enum {
-    STX_COMP_LEARNED = 0,           /* a table for all layers, with a slice for each head */
-    STX_COMP_XL                     /* Transformer-XL's projected sines */
+    STX_COMP_POSITIONS_LEARNED = 0, /* a table for all layers, with a slice for each head */
+    STX_COMP_POSITIONS_XL           /* Transformer-XL's projected sines */
 };
 
-/* stx_comp_desc.gate, up to STX_COMP_GTRXL. The last three are only kinds of
+/* stx_comp_desc.gate, up to STX_COMP_GATE_GTRXL. The last three are only kinds of
    stx_comp_gate_args. */
 enum {
-    STX_COMP_RESIDUAL = 0,
-    STX_COMP_GRU,
-    STX_COMP_INPUT,
-    STX_COMP_OUTPUT,
-    STX_COMP_HIGHWAY,
-    STX_COMP_SIGTANH,
-    STX_COMP_GTRXL,
+    STX_COMP_GATE_RESIDUAL = 0,
+    STX_COMP_GATE_GRU,
+    STX_COMP_GATE_INPUT,
+    STX_COMP_GATE_OUTPUT,
+    STX_COMP_GATE_HIGHWAY,
+    STX_COMP_GATE_SIGTANH,
+    STX_COMP_GATE_GTRXL,
     STX_COMP_GATES,                 /* number of gates */
-    STX_COMP_RESET = STX_COMP_GATES,
-    STX_COMP_MOGRIFY,
-    STX_COMP_GLU
+    STX_COMP_GATE_RESET = STX_COMP_GATES,
+    STX_COMP_GATE_MOGRIFY,
+    STX_COMP_GATE_GLU
 };
 
 /* stx_comp_desc.recurrence: what the memory of a layer stores */
 enum {
-    STX_COMP_SAME = 0,              /* the layer's input */
-    STX_COMP_ERNIE,                 /* its output, which it normalises when it reads it */
-    STX_COMP_ROTATE                 /* its input; each call moves all memories down by one
-                                       memory layer */
+    STX_COMP_STORE_INPUT = 0,       /* h, the layer's normalised input */
+    STX_COMP_STORE_OUTPUT,          /* its output x, normalised when it is read */
+    STX_COMP_STORE_ROTATE           /* h; each call moves all memories down by one memory
+                                       layer, the lowest to the top */
 };
 
 enum { STX_COMP_MAX_DILATIONS = 8 };
@@ -512,10 +516,10 @@ enum { STX_COMP_MAX_DILATIONS = 8 };
 
 /* Flags of stx_comp_desc.literal. Each restores accidental behaviour; see Fidelity. */
 enum {
-    STX_COMP_LITERAL_ROWS   = 1,        /* requires STX_COMP_LEARNED */
-    STX_COMP_LITERAL_PAD    = 2,        /* requires STX_COMP_CONV */
+    STX_COMP_LITERAL_ROWS   = 1,        /* requires STX_COMP_POSITIONS_LEARNED */
+    STX_COMP_LITERAL_PAD    = 2,        /* requires STX_COMP_COMPRESS_CONV */
     STX_COMP_LITERAL_TARGET = 4,        /* requires STX_COMP_AUX_ATTENTION */
-    STX_COMP_LITERAL_MASK   = 8,        /* not with STX_COMP_USED */
+    STX_COMP_LITERAL_MASK   = 8,        /* not with STX_COMP_COMPRESS_USED */
     STX_COMP_LITERAL_FREEZE = 16,       /* requires STX_COMP_AUX_ATTENTION */
     STX_COMP_LITERAL        = 1 << 30   /* all that apply to the model */
 };
@@ -546,7 +550,7 @@ typedef struct stx_comp_desc {
 
     /* compression */
     size_t ratio;           /* r; 0: 4 */
-    int    compress;        /* STX_COMP_CONV .. STX_COMP_DROP */
+    int    compress;        /* STX_COMP_COMPRESS_CONV .. _DROP */
     size_t overlap;         /* conv: the kernel also sees this many older rows */
     int    conv_no_bias;    /* conv */
     size_t dilation[STX_COMP_MAX_DILATIONS], dilations;     /* dilated: the dilations and
@@ -557,18 +561,18 @@ typedef struct stx_comp_desc {
                                reaches the compression; 0: 1 */
 
     /* layers */
-    int    positions;       /* STX_COMP_LEARNED or STX_COMP_XL */
+    int    positions;       /* STX_COMP_POSITIONS_LEARNED or _XL */
     int    norm_after;      /* 1: layer norm after each gate; 0: before each sublayer */
     int    final_norm;      /* 1: layer norm of the last hidden states */
     int    glu;             /* 1: gelu(p_1) p_2 in the feed-forward network */
     int    tied;            /* 1: the weight of the output head is the embedding */
-    int    gate;            /* STX_COMP_RESIDUAL .. STX_COMP_GTRXL */
+    int    gate;            /* STX_COMP_GATE_RESIDUAL .. _GTRXL */
     int    gate_relu;       /* 1: relu before the gate (GTrXL) */
     double gate_bias;       /* initial b0; 0: 2 for gtrxl, 1 for output, highway and
                                sigtanh, 0 for gru, where it is added to the bias of z */
     int    no_gate_bias;    /* 1: b0 starts at 0 */
     int    mogrify;         /* gru: five mogrifier steps before it */
-    int    recurrence;      /* STX_COMP_SAME, STX_COMP_ERNIE or STX_COMP_ROTATE */
+    int    recurrence;      /* STX_COMP_STORE_INPUT, _OUTPUT or _ROTATE */
 
     /* dropout probabilities in [0,1) */
     double attn_dropout;    /* of attention weights */
@@ -604,7 +608,8 @@ typedef struct stx_comp_layer {
     size_t M, C;                            /* 0 in other layers */
     stx_tensor *attn_gain, *attn_shift;     /* (D) */
     stx_tensor *wq, *wkv, *wo, *bo;         /* (D,D) (2 kv_heads hd,D), keys first; (D,D) (D) */
-    stx_tensor *wr, *u, *v;                 /* Wpos (D,D), u and vb (H,hd): STX_COMP_XL only */
+    stx_tensor *wr, *u, *v;                 /* Wpos (D,D), u and vb (H,hd):
+                                               STX_COMP_POSITIONS_XL only */
     stx_tensor *conv, *conv_bias;           /* (D,taps D), column t D + channel; (D). This
                                                and the next two: only where C > 0 */
     stx_tensor *dilated[STX_COMP_MAX_DILATIONS];    /* (D,2 D): [K0 K1] */
@@ -627,11 +632,11 @@ typedef struct stx_comp {
     stx_vocab_io      *vocab_io;                  /* embedding and output head, E wide; NULL
                                                without vocab */
     stx_tensor     *in_w, *in_b, *out_w, *out_b;        /* (D,E) (D) (E,D) (E), if E != D */
-    stx_tensor     *key_pe;                 /* STX_COMP_LEARNED: (rows,D), rows = S + max M +
-                                               max C. Row rows - 1 - dist; head h has the
-                                               columns from h hd on */
-    stx_tensor     *sines;                  /* STX_COMP_XL: (rows,D), constant, rows as in
-                                               key_pe */
+    stx_tensor     *key_pe;                 /* STX_COMP_POSITIONS_LEARNED: (rows,D), rows =
+                                               S + max M + max C. Row rows - 1 - dist;
+                                               head h has the columns from h hd on */
+    stx_tensor     *sines;                  /* STX_COMP_POSITIONS_XL: (rows,D), constant, rows
+                                               as in key_pe */
     stx_tensor     *final_gain, *final_shift;
     stx_comp_layer *layer;                  /* [layers] */
     size_t          taps, ahead;            /* rows per compressed row, r + overlap; rows
@@ -671,8 +676,8 @@ typedef struct stx_comp_state {
                                stx_comp_state_create_sized */
     stx_memory *mem, *comp;   /* rows of layer l, (B,n,D) and (B,c,D), oldest first, with
                                n = mem->layer[l].count and c = comp->layer[l].count */
-    stx_memory *usage;        /* STX_COMP_USED, else NULL: (B,n,2), for each row of mem the
-                               attention it received, and the number of queries */
+    stx_memory *usage;        /* STX_COMP_COMPRESS_USED, else NULL: (B,n,2), for each row of mem
+                               the attention it received, and the number of queries */
     stx_memory *source;       /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
                                compressed rows were made */
     size_t   *seen;         /* (B): rows that each stream has pushed since its beginning,
@@ -686,8 +691,8 @@ STX_DEF stx_comp_state *stx_comp_state_create(stx_comp *m, size_t B);
 
 /* The same with other capacities than the model's. mems and cmems have L elements each,
    or are NULL for the model's; they must be 0 where the model has no memory of that kind.
-   Distances beyond a learned table use the row of its largest distance; STX_COMP_XL has
-   no limit. */
+   Distances beyond a learned table use the row of its largest distance;
+   STX_COMP_POSITIONS_XL has no limit. */
 STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const size_t *mems,
                                                     const size_t *cmems);
 
@@ -711,10 +716,10 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
 /* Copies the memory of layer l to and from host memory. get writes its n =
    mem->layer[l].count rows (B,n,D) and its c = comp->layer[l].count compressed rows
    (B,c,D), oldest first; either pointer may be NULL. set replaces both, n <= M[l] and
-   c <= C[l], and resets the usage. With STX_COMP_ROTATE, the rows are those that the
-   last call moved to layer l. get is an error while streams lack rows, after a reset or
-   padding: as plain values, those rows would exist. Both return 1, or 0 after an
-   error. */
+   c <= C[l], and resets the usage. With STX_COMP_STORE_ROTATE, the rows are those that
+   the last call moved to layer l. get fails while a stream lacks rows (after its reset,
+   or padding), because plain values cannot mark a row as missing. Both return 1, or 0
+   after an error. */
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp);
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n,
                                const stx_real *comp, size_t c);
@@ -741,7 +746,7 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
    they may be the same. Without out, nothing is compressed, and there is no aux loss.
 
    If T = S, the segment enters the memory. If T < S, as at the end of a text, its rows
-   are discarded and the memory is unchanged, except that STX_COMP_ROTATE moves the
+   are discarded and the memory is unchanged, except that STX_COMP_STORE_ROTATE moves the
    memories at the start of every call. For token by token, use stx_comp_gen.
 
    Gradients reach h but not the memory. With out, do not call it inside stx_recompute.
@@ -794,7 +799,7 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
 
 /* Evaluates step by step with cached keys and values. The results equal those of whole
    segments, up to rounding, whatever the number of tokens per call. The memory moves when
-   a segment is full, counted from the start; STX_COMP_ROTATE also rotates once per
+   a segment is full, counted from the start; STX_COMP_STORE_ROTATE also rotates once per
    segment. There is no padding; see the manual. After the parameters change, reset the
    generator or create a new one. */
 typedef struct stx_comp_gen {
@@ -806,7 +811,7 @@ typedef struct stx_comp_gen {
                                    memory and this segment */
     stx_real      **rows;       /* of each memory layer, (B,S,D): the rows that this segment
                                    adds to the memory */
-    stx_real      **usage;      /* STX_COMP_USED: (B,M,2) */
+    stx_real      **usage;      /* STX_COMP_COMPRESS_USED: (B,M,2) */
     stx_real      **pe;         /* (reach,D), projected sines; or in pe[0], a learned table
                                    extended to `reach` rows */
     int32_t        *pad;        /* (B,S), on the host: nonzero for tokens before the reset
@@ -927,16 +932,18 @@ STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss,
 /* The elementwise part of a gate. p0 .. p3 (fields p) are the results of its matmuls; sig
    is the sigmoid.
 
-       STX_COMP_GRU      reset = sig(p0_reset + p1_reset), z = sig(p0_z + p1_z),
-                         cand = tanh(p0_cand + reset p1_cand), out = (1 - z) cand + z x
-       STX_COMP_INPUT    out = sig(p0) x + y
-       STX_COMP_OUTPUT   out = x + sig(p0) y
-       STX_COMP_HIGHWAY  out = sig(p0) x + (1 - sig(p0)) y
-       STX_COMP_SIGTANH  out = x + sig(p0) tanh(p1)
-       STX_COMP_GTRXL    z = sig(p0 + p1), cand = tanh(p2 + p3), out = (1 - z) x + z cand
-       STX_COMP_RESET    out = sig(p0 + p1) x
-       STX_COMP_MOGRIFY  out = 2 sig(p0) x
-       STX_COMP_GLU      out = gelu(p0_1) p0_2 of the feed-forward network, without x
+       STX_COMP_GATE_GRU      reset = sig(p0_reset + p1_reset), z = sig(p0_z + p1_z),
+                              cand = tanh(p0_cand + reset p1_cand),
+                              out = (1 - z) cand + z x
+       STX_COMP_GATE_INPUT    out = sig(p0) x + y
+       STX_COMP_GATE_OUTPUT   out = x + sig(p0) y
+       STX_COMP_GATE_HIGHWAY  out = sig(p0) x + (1 - sig(p0)) y
+       STX_COMP_GATE_SIGTANH  out = x + sig(p0) tanh(p1)
+       STX_COMP_GATE_GTRXL    z = sig(p0 + p1), cand = tanh(p2 + p3),
+                              out = (1 - z) x + z cand
+       STX_COMP_GATE_RESET    out = sig(p0 + p1) x
+       STX_COMP_GATE_MOGRIFY  out = 2 sig(p0) x
+       STX_COMP_GATE_GLU      out = gelu(p0_1) p0_2 of the feed-forward network, without x
 
    p0 and p1 of gru (N,3D) have the blocks reset, z and cand; p0 of glu (N,2D) has two
    halves. Backward reads dout and the inputs, and writes the gradients of all inputs,
@@ -1481,8 +1488,8 @@ STX_INNER stx__comp_gate_block stx__comp_gate_block_of(const stx_comp_gate_args 
                                                        size_t c) {
     stx__comp_gate_block b;
     size_t width = a->D, k;
-    if (a->kind == STX_COMP_GRU) width = 3 * a->D;
-    if (a->kind == STX_COMP_GLU) width = 2 * a->D;
+    if (a->kind == STX_COMP_GATE_GRU) width = 3 * a->D;
+    if (a->kind == STX_COMP_GATE_GLU) width = 2 * a->D;
     b.at = r * a->D + c;
     b.p_at = r * width + c;
     b.x = a->x ? a->x + b.at : NULL;
@@ -1512,38 +1519,38 @@ STX_INNER void stx__comp_gate_any(int fma, const stx_comp_gate_args *a, size_t r
     stx_real out[STX__COMP_BLOCK], density;
     size_t i;
     switch (a->kind) {
-    case STX_COMP_GRU:
+    case STX_COMP_GATE_GRU:
         stx__comp_gru_any(fma, &b, a->D, n, out);
         break;
-    case STX_COMP_INPUT:
+    case STX_COMP_GATE_INPUT:
         for (i = 0; i < n; i++)
             out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), x[i], y[i]);
         break;
-    case STX_COMP_OUTPUT:
+    case STX_COMP_GATE_OUTPUT:
         for (i = 0; i < n; i++)
             out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), y[i], x[i]);
         break;
-    case STX_COMP_HIGHWAY:
+    case STX_COMP_GATE_HIGHWAY:
         for (i = 0; i < n; i++)
             out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), x[i] - y[i], y[i]);
         break;
-    case STX_COMP_SIGTANH:
+    case STX_COMP_GATE_SIGTANH:
         for (i = 0; i < n; i++)
             out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), stx_fast_tanh(fma, p1[i]), x[i]);
         break;
-    case STX_COMP_GTRXL:
+    case STX_COMP_GATE_GTRXL:
         for (i = 0; i < n; i++)
             out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i] + p1[i]),
                              stx_fast_tanh(fma, p2[i] + p3[i]) - x[i], x[i]);
         break;
-    case STX_COMP_RESET:
+    case STX_COMP_GATE_RESET:
         for (i = 0; i < n; i++) out[i] = stx_fast_sigmoid(fma, p0[i] + p1[i]) * x[i];
         break;
-    case STX_COMP_GLU:
+    case STX_COMP_GATE_GLU:
         for (i = 0; i < n; i++)
             out[i] = p0[i] * stx_fast_phi(fma, p0[i], &density) * p0[a->D + i];
         break;
-    default:    /* STX_COMP_MOGRIFY */
+    default:    /* STX_COMP_GATE_MOGRIFY */
         for (i = 0; i < n; i++) out[i] = 2 * stx_fast_sigmoid(fma, p0[i]) * x[i];
     }
     memcpy(a->out + b.at, out, n * sizeof *out);
@@ -1615,7 +1622,7 @@ STX_INNER void stx__comp_gate1_back_any(int fma, int kind, const stx__comp_gate_
     const stx_real *x = b->x, *y = b->y, *p0 = b->p[0];
     size_t i;
     switch (kind) {
-    case STX_COMP_INPUT:
+    case STX_COMP_GATE_INPUT:
         for (i = 0; i < n; i++) {
             stx_real s = stx_fast_sigmoid(fma, p0[i]);
             d->dx[i] = g[i] * s;
@@ -1623,7 +1630,7 @@ STX_INNER void stx__comp_gate1_back_any(int fma, int kind, const stx__comp_gate_
             d->dp0[i] = g[i] * x[i] * s * (1 - s);
         }
         break;
-    case STX_COMP_OUTPUT:
+    case STX_COMP_GATE_OUTPUT:
         for (i = 0; i < n; i++) {
             stx_real s = stx_fast_sigmoid(fma, p0[i]);
             d->dx[i] = g[i];
@@ -1631,7 +1638,7 @@ STX_INNER void stx__comp_gate1_back_any(int fma, int kind, const stx__comp_gate_
             d->dp0[i] = g[i] * y[i] * s * (1 - s);
         }
         break;
-    case STX_COMP_HIGHWAY:
+    case STX_COMP_GATE_HIGHWAY:
         for (i = 0; i < n; i++) {
             stx_real s = stx_fast_sigmoid(fma, p0[i]);
             d->dx[i] = g[i] * s;
@@ -1639,7 +1646,7 @@ STX_INNER void stx__comp_gate1_back_any(int fma, int kind, const stx__comp_gate_
             d->dp0[i] = g[i] * (x[i] - y[i]) * s * (1 - s);
         }
         break;
-    default:    /* STX_COMP_MOGRIFY */
+    default:    /* STX_COMP_GATE_MOGRIFY */
         for (i = 0; i < n; i++) {
             stx_real s = stx_fast_sigmoid(fma, p0[i]);
             d->dx[i] = 2 * g[i] * s;
@@ -1661,7 +1668,7 @@ STX_INNER void stx__comp_gate2_back_any(int fma, int kind, const stx__comp_gate_
     const stx_real *x = b->x, *p0 = b->p[0], *p1 = b->p[1], *p2 = b->p[2], *p3 = b->p[3];
     size_t i;
     switch (kind) {
-    case STX_COMP_SIGTANH:
+    case STX_COMP_GATE_SIGTANH:
         for (i = 0; i < n; i++) {
             stx_real z = stx_fast_sigmoid(fma, p0[i]), cand = stx_fast_tanh(fma, p1[i]);
             d->dx[i] = g[i];
@@ -1669,7 +1676,7 @@ STX_INNER void stx__comp_gate2_back_any(int fma, int kind, const stx__comp_gate_
             d->dp1[i] = g[i] * z * STX_FMA(fma, -cand, cand, 1);
         }
         break;
-    case STX_COMP_GTRXL:
+    case STX_COMP_GATE_GTRXL:
         for (i = 0; i < n; i++) {
             stx_real z = stx_fast_sigmoid(fma, p0[i] + p1[i]);
             stx_real cand = stx_fast_tanh(fma, p2[i] + p3[i]);
@@ -1678,7 +1685,7 @@ STX_INNER void stx__comp_gate2_back_any(int fma, int kind, const stx__comp_gate_
             d->dp2[i] = g[i] * z * STX_FMA(fma, -cand, cand, 1);
         }
         break;
-    default:    /* STX_COMP_RESET */
+    default:    /* STX_COMP_GATE_RESET */
         for (i = 0; i < n; i++) {
             stx_real z = stx_fast_sigmoid(fma, p0[i] + p1[i]);
             d->dx[i] = g[i] * z;
@@ -1694,15 +1701,15 @@ STX_INNER void stx__comp_gate_back_any(int fma, const stx_comp_gate_args *a, siz
     const int add = a->accumulate;
     stx__comp_gate_grads d;
     switch (a->kind) {
-    case STX_COMP_GRU:
+    case STX_COMP_GATE_GRU:
         stx__comp_gru_back_any(fma, a, &b, n);
         return;
-    case STX_COMP_GLU:
+    case STX_COMP_GATE_GLU:
         stx__comp_glu_back_any(fma, a, &b, n);
         return;
-    case STX_COMP_SIGTANH:
-    case STX_COMP_GTRXL:
-    case STX_COMP_RESET:
+    case STX_COMP_GATE_SIGTANH:
+    case STX_COMP_GATE_GTRXL:
+    case STX_COMP_GATE_RESET:
         stx__comp_gate2_back_any(fma, a->kind, &b, g, n, &d);
         break;
     default:
@@ -1752,7 +1759,7 @@ STX_DEF void stx_comp_gate_bwd(stx_ctx *x, const stx_comp_gate_args *a) {
 
     memset(&b, 0, sizeof b);
     b.N = a->N;
-    b.O = a->D * (a->kind == STX_COMP_GLU ? 2 : 3);
+    b.O = a->D * (a->kind == STX_COMP_GATE_GLU ? 2 : 3);
     for (k = 0; k < 2; k++) {
         b.da = a->dp[k];
         b.db = a->db[k];
@@ -1806,13 +1813,13 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
 
 /* The elementwise part of a gate -> (B,T,D). in: see STX__COMP_IN_X above. */
 static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in) {
-    const stx_tensor *shape = in[kind == STX_COMP_GLU ? STX__COMP_IN_P : STX__COMP_IN_X];
+    const stx_tensor *shape = in[kind == STX_COMP_GATE_GLU ? STX__COMP_IN_P : STX__COMP_IN_X];
     stx_comp_gate_args *a;
     stx_tensor *out;
     size_t D;
     int i;
     if (!stx_ok(x) || !shape) return NULL;
-    D = shape->dim[2] / (kind == STX_COMP_GLU ? 2 : 1);
+    D = shape->dim[2] / (kind == STX_COMP_GATE_GLU ? 2 : 1);
     a = (stx_comp_gate_args *)stx_step_alloc(x, sizeof *a);
     out = stx_new(x, shape->dim[0], shape->dim[1], D, 0);
     if (!a || !out) return NULL;
@@ -1871,7 +1878,7 @@ static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *
         *M = d->mems[l];
     else if (d->mem != STX_COMP_NO_ROWS)
         *M = d->mem;
-    if (d->compress == STX_COMP_DROP) return 1;
+    if (d->compress == STX_COMP_COMPRESS_DROP) return 1;
     if (d->cmems)
         *C = d->cmems[l];
     else if (d->cmem != STX_COMP_NO_ROWS)
@@ -1881,22 +1888,22 @@ static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *
 
 /* 1 if the compression has weights. */
 static int stx__comp_has_conv(const stx_comp_desc *d) {
-    return d->compress == STX_COMP_CONV || d->compress == STX_COMP_DILATED;
+    return d->compress == STX_COMP_COMPRESS_CONV || d->compress == STX_COMP_COMPRESS_DILATED;
 }
 
 static int stx__comp_gate_has_bias(int gate) {
-    return gate != STX_COMP_RESIDUAL && gate != STX_COMP_INPUT;
+    return gate != STX_COMP_GATE_RESIDUAL && gate != STX_COMP_GATE_INPUT;
 }
 
 static size_t stx__comp_taps(const stx_comp_desc *d) {
-    return d->ratio + (d->compress == STX_COMP_CONV ? d->overlap : 0);
+    return d->ratio + (d->compress == STX_COMP_COMPRESS_CONV ? d->overlap : 0);
 }
 
 /* Number of rows that a convolution sees before its group. */
 static size_t stx__comp_rows_before(const stx_comp_desc *d) {
     size_t i, n = 0;
     for (i = 0; i < d->dilations; i++) n += d->dilation[i];
-    return d->compress == STX_COMP_DILATED ? n : d->overlap;
+    return d->compress == STX_COMP_COMPRESS_DILATED ? n : d->overlap;
 }
 
 static int stx__comp_check_sizes(stx_ctx *x, stx_comp_desc *d) {
@@ -1915,13 +1922,13 @@ static int stx__comp_check_sizes(stx_ctx *x, stx_comp_desc *d) {
     }
     if (d->heads % d->kv_heads)
         return stx__comp_bad(x, "kv_heads", (double)d->kv_heads, "a divisor of heads");
-    if (d->recurrence < 0 || d->recurrence > STX_COMP_ROTATE)
+    if (d->recurrence < 0 || d->recurrence > STX_COMP_STORE_ROTATE)
         return stx__comp_bad(x, "recurrence", d->recurrence,
-                             "STX_COMP_SAME, STX_COMP_ERNIE or STX_COMP_ROTATE");
-    if (d->positions != STX_COMP_LEARNED && d->positions != STX_COMP_XL)
-        return stx__comp_bad(x, "positions", d->positions, "STX_COMP_LEARNED or STX_COMP_XL");
-    if (d->positions == STX_COMP_XL && d->dim % 2)
-        return stx__comp_bad(x, "dim", (double)d->dim, "an even number with STX_COMP_XL");
+                             "STX_COMP_STORE_INPUT, _OUTPUT or _ROTATE");
+    if (d->positions != STX_COMP_POSITIONS_LEARNED && d->positions != STX_COMP_POSITIONS_XL)
+        return stx__comp_bad(x, "positions", d->positions, "STX_COMP_POSITIONS_LEARNED or _XL");
+    if (d->positions == STX_COMP_POSITIONS_XL && d->dim % 2)
+        return stx__comp_bad(x, "dim", (double)d->dim, "an even number with STX_COMP_POSITIONS_XL");
     return 1;
 }
 
@@ -1970,11 +1977,11 @@ static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
             first_M = M;
             first_C = C;
         }
-        if (d->recurrence == STX_COMP_ROTATE && (M != first_M || C != first_C)) {
+        if (d->recurrence == STX_COMP_STORE_ROTATE && (M != first_M || C != first_C)) {
             stx_fail(x, STX_ERR_ARG,
                      "stx_comp_create: mems, cmems: expected equal sizes for all memory layers "
-                     "with STX_COMP_ROTATE, got %zu and %zu rows in layer %zu, %zu and %zu in "
-                     "layer %zu",
+                     "with STX_COMP_STORE_ROTATE, got %zu and %zu rows in layer %zu, "
+                     "%zu and %zu in layer %zu",
                      first_M, first_C, first + 1, M, C, l + 1);
             return 0;
         }
@@ -1983,10 +1990,11 @@ static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
 }
 
 static int stx__comp_check_compress(stx_ctx *x, const stx_comp_desc *d) {
-    const int conv = d->compress == STX_COMP_CONV, dilated = d->compress == STX_COMP_DILATED;
+    const int conv = d->compress == STX_COMP_COMPRESS_CONV;
+    const int dilated = d->compress == STX_COMP_COMPRESS_DILATED;
     size_t i;
-    if (d->compress < 0 || d->compress > STX_COMP_DROP)
-        return stx__comp_bad(x, "compress", d->compress, "STX_COMP_CONV to STX_COMP_DROP");
+    if (d->compress < 0 || d->compress > STX_COMP_COMPRESS_DROP)
+        return stx__comp_bad(x, "compress", d->compress, "STX_COMP_COMPRESS_CONV to _DROP");
     if (d->aux < 0 || d->aux > STX_COMP_AUX_NONE)
         return stx__comp_bad(x, "aux", d->aux, "STX_COMP_AUX_AUTO to STX_COMP_AUX_NONE");
     if (!stx__comp_in_range(x, "ratio", d->ratio, 1, 20)) return 0;
@@ -1994,11 +2002,11 @@ static int stx__comp_check_compress(stx_ctx *x, const stx_comp_desc *d) {
     if (!stx__comp_in_range(x, "dilations", d->dilations, 0, 3)) return 0;
     if (!stx__comp_in_range(x, "bptt", d->bptt, 0, 10)) return 0;
     if (!stx__comp_allowed(x, "overlap", (double)d->overlap, conv,
-                           "0 unless compress is STX_COMP_CONV")) return 0;
+                           "0 unless compress is STX_COMP_COMPRESS_CONV")) return 0;
     if (!stx__comp_allowed(x, "conv_no_bias", d->conv_no_bias, conv,
-                           "0 unless compress is STX_COMP_CONV")) return 0;
+                           "0 unless compress is STX_COMP_COMPRESS_CONV")) return 0;
     if (!stx__comp_allowed(x, "dilations", (double)d->dilations, dilated,
-                           "0 unless compress is STX_COMP_DILATED")) return 0;
+                           "0 unless compress is STX_COMP_COMPRESS_DILATED")) return 0;
     if (!stx__comp_allowed(x, "bptt", (double)d->bptt, d->aux == STX_COMP_AUX_BPTT,
                            "0 unless aux is STX_COMP_AUX_BPTT")) return 0;
     for (i = 0; i < d->dilations; i++)
@@ -2008,7 +2016,7 @@ static int stx__comp_check_compress(stx_ctx *x, const stx_comp_desc *d) {
 
 static int stx__comp_resolve_compress(stx_ctx *x, stx_comp_desc *d) {
     const int conv = stx__comp_has_conv(d);
-    if (d->compress == STX_COMP_DILATED && !d->dilations) {
+    if (d->compress == STX_COMP_COMPRESS_DILATED && !d->dilations) {
         d->dilations = 3;
         d->dilation[0] = 1;
         d->dilation[1] = 2;
@@ -2021,9 +2029,9 @@ static int stx__comp_resolve_compress(stx_ctx *x, stx_comp_desc *d) {
     if (!(d->aux_weight >= 0 && d->aux_weight < 1e30))
         return stx__comp_bad(x, "aux_weight", d->aux_weight, "0 or more (0 means 1)");
     if (d->aux_weight == 0) d->aux_weight = 1;
-    if (d->aux == STX_COMP_AUX_BPTT && d->recurrence == STX_COMP_ROTATE)
+    if (d->aux == STX_COMP_AUX_BPTT && d->recurrence == STX_COMP_STORE_ROTATE)
         return stx__comp_bad(x, "aux", d->aux,
-                             "a loss other than STX_COMP_AUX_BPTT with STX_COMP_ROTATE, "
+                             "a loss other than STX_COMP_AUX_BPTT with STX_COMP_STORE_ROTATE, "
                              "which moves rows away from the layer that compressed them");
     if (d->aux == STX_COMP_AUX_BPTT && !d->bptt) d->bptt = 1;
     return stx__comp_allowed(x, "aux_dropout", d->aux_dropout, d->aux == STX_COMP_AUX_ATTENTION,
@@ -2037,17 +2045,17 @@ static int stx__comp_check_literal(stx_ctx *x, stx_comp_desc *d) {
         unsigned flag;
         const char *name, *condition;
     } form[5] = {
-        {STX_COMP_LITERAL_ROWS,   "_ROWS",   "STX_COMP_LEARNED"},
-        {STX_COMP_LITERAL_PAD,    "_PAD",    "STX_COMP_CONV"},
+        {STX_COMP_LITERAL_ROWS,   "_ROWS",   "STX_COMP_POSITIONS_LEARNED"},
+        {STX_COMP_LITERAL_PAD,    "_PAD",    "STX_COMP_COMPRESS_CONV"},
         {STX_COMP_LITERAL_TARGET, "_TARGET", "STX_COMP_AUX_ATTENTION"},
-        {STX_COMP_LITERAL_MASK,   "_MASK",   "a compression other than STX_COMP_USED"},
+        {STX_COMP_LITERAL_MASK,   "_MASK",   "a compression other than STX_COMP_COMPRESS_USED"},
         {STX_COMP_LITERAL_FREEZE, "_FREEZE", "STX_COMP_AUX_ATTENTION"}
     };
     unsigned apply = 0, all = STX_COMP_LITERAL;
     size_t i;
-    if (d->positions == STX_COMP_LEARNED) apply |= STX_COMP_LITERAL_ROWS;
-    if (d->compress == STX_COMP_CONV) apply |= STX_COMP_LITERAL_PAD;
-    if (d->compress != STX_COMP_USED) apply |= STX_COMP_LITERAL_MASK;
+    if (d->positions == STX_COMP_POSITIONS_LEARNED) apply |= STX_COMP_LITERAL_ROWS;
+    if (d->compress == STX_COMP_COMPRESS_CONV) apply |= STX_COMP_LITERAL_PAD;
+    if (d->compress != STX_COMP_COMPRESS_USED) apply |= STX_COMP_LITERAL_MASK;
     if (d->aux == STX_COMP_AUX_ATTENTION)
         apply |= STX_COMP_LITERAL_TARGET | STX_COMP_LITERAL_FREEZE;
 
@@ -2068,10 +2076,10 @@ static int stx__comp_check_literal(stx_ctx *x, stx_comp_desc *d) {
 }
 
 static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
-    const int mogrify = d->gate == STX_COMP_GRU && d->dim >= 4;
+    const int mogrify = d->gate == STX_COMP_GATE_GRU && d->dim >= 4;
     int bias;
     if (d->gate < 0 || d->gate >= STX_COMP_GATES)
-        return stx__comp_bad(x, "gate", d->gate, "STX_COMP_RESIDUAL to STX_COMP_GTRXL");
+        return stx__comp_bad(x, "gate", d->gate, "STX_COMP_GATE_RESIDUAL to _GTRXL");
     bias = stx__comp_gate_has_bias(d->gate);
     if (!(d->gate_bias > -1e30 && d->gate_bias < 1e30))
         return stx__comp_bad(x, "gate_bias", d->gate_bias, "a finite number");
@@ -2082,9 +2090,9 @@ static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
     if (!stx__comp_allowed(x, "gate_bias", d->gate_bias, !d->no_gate_bias,
                            "0 with no_gate_bias")) return 0;
     if (!stx__comp_allowed(x, "mogrify", d->mogrify, mogrify,
-                           "0 unless gate is STX_COMP_GRU and dim is 4 or more")) return 0;
-    if (d->gate_bias == 0 && !d->no_gate_bias && bias && d->gate != STX_COMP_GRU)
-        d->gate_bias = d->gate == STX_COMP_GTRXL ? 2 : 1;
+                           "0 unless gate is STX_COMP_GATE_GRU and dim is 4 or more")) return 0;
+    if (d->gate_bias == 0 && !d->no_gate_bias && bias && d->gate != STX_COMP_GATE_GRU)
+        d->gate_bias = d->gate == STX_COMP_GATE_GTRXL ? 2 : 1;
     return 1;
 }
 
@@ -2149,7 +2157,7 @@ static size_t stx__comp_gate_size(const stx_comp_desc *d) {
     static const unsigned char matrices[STX_COMP_GATES] = {0, 6, 1, 1, 1, 2, 6};
     const size_t D = d->dim, rank = D / 4;
     size_t n = stx_size_add(0, matrices[d->gate] * D, D);
-    if (d->gate == STX_COMP_GRU)
+    if (d->gate == STX_COMP_GATE_GRU)
         n = stx_size_add(n, 6, D);
     else if (stx__comp_gate_has_bias(d->gate))
         n = stx_size_add(n, 1, D);
@@ -2160,7 +2168,7 @@ static size_t stx__comp_gate_size(const stx_comp_desc *d) {
 static size_t stx__comp_compress_size(const stx_comp_desc *d) {
     const size_t D = d->dim, taps = stx__comp_taps(d);
     size_t n = stx_size_add(0, stx_size_add(taps, 2 * d->dilations, 1), D * D);
-    if (d->compress == STX_COMP_CONV && !d->conv_no_bias) n = stx_size_add(n, 1, D);
+    if (d->compress == STX_COMP_COMPRESS_CONV && !d->conv_no_bias) n = stx_size_add(n, 1, D);
     if (d->aux == STX_COMP_AUX_AUTOENCODE) n = stx_size_add(n, taps, D * D);
     return n;
 }
@@ -2180,7 +2188,7 @@ STX_DEF size_t stx_comp_count(const stx_comp_desc *desc) {
 
     layer = stx_size_add(6 * D + F * (d.glu ? 2 : 1), D, 2 * D + 2 * kv + F * (d.glu ? 3 : 2));
     layer = stx_size_add(layer, 2, stx__comp_gate_size(&d));
-    if (d.positions == STX_COMP_XL) layer = stx_size_add(layer, D + 2, D);
+    if (d.positions == STX_COMP_POSITIONS_XL) layer = stx_size_add(layer, D + 2, D);
     n = stx_size_add(n, d.layers, layer);
 
     for (l = 0; l < d.layers; l++) {
@@ -2189,7 +2197,7 @@ STX_DEF size_t stx_comp_count(const stx_comp_desc *desc) {
         most_C = STX_MAX(most_C, C);
         if (C && stx__comp_has_conv(&d)) n = stx_size_add(n, 1, stx__comp_compress_size(&d));
     }
-    if (d.positions == STX_COMP_XL) return n;
+    if (d.positions == STX_COMP_POSITIONS_XL) return n;
     return stx_size_add(n, d.segment + most_M + most_C, D);
 }
 
@@ -2225,7 +2233,7 @@ static void stx__comp_gate_params(stx_comp *m, size_t l, const char *where, stx_
     const stx_comp_desc *d = &m->desc;
     const size_t D = d->dim, rank = D / 4;
     const double bound = 1 / sqrt((double)D);
-    const int gru = d->gate == STX_COMP_GRU;
+    const int gru = d->gate == STX_COMP_GATE_GRU;
     char full[64];
     size_t i;
     for (i = 0; i < 6 && weight[d->gate][i]; i++) {
@@ -2295,7 +2303,7 @@ static int stx__comp_attn_params(stx_comp *m, size_t l) {
     p->wkv = stx__comp_param(m, l, "attn.kv.weight", STX_UNIFORM, bound, 2 * kv, D);
     p->wo = stx__comp_param(m, l, "attn.out.weight", STX_UNIFORM, bound, D, D);
     p->bo = stx__comp_param(m, l, "attn.out.bias", STX_UNIFORM, bound, D, 0);
-    if (d->positions == STX_COMP_XL) {
+    if (d->positions == STX_COMP_POSITIONS_XL) {
         p->wr = stx__comp_param(m, l, "attn.pos.weight", STX_UNIFORM, bound, D, D);
         p->u = stx__comp_param(m, l, "attn.u", STX_ZEROS, 0, H, hd);
         p->v = stx__comp_param(m, l, "attn.v", STX_ZEROS, 0, H, hd);
@@ -2318,7 +2326,7 @@ static void stx__comp_compress_params(stx_comp *m, size_t l) {
         p->dilated[i] = stx__comp_param(m, l, name, STX_UNIFORM, bound2, D, 2 * D);
     }
     p->conv = stx__comp_param(m, l, "compress.weight", STX_UNIFORM, bound, D, m->taps * D);
-    if (d->compress == STX_COMP_CONV && !d->conv_no_bias)
+    if (d->compress == STX_COMP_COMPRESS_CONV && !d->conv_no_bias)
         p->conv_bias = stx__comp_param(m, l, "compress.bias", STX_UNIFORM, bound, D, 0);
     if (d->aux == STX_COMP_AUX_AUTOENCODE)
         p->decoder = stx__comp_param(m, l, "compress.decoder.weight", STX_UNIFORM, bound,
@@ -2344,7 +2352,7 @@ static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *words) 
     const size_t D = d->dim, E = d->emb, reach = stx__comp_reach(m, NULL, NULL);
     const double bound_E = 1 / sqrt((double)E), bound_D = 1 / sqrt((double)D);
     stx_params *p = m->params;
-    if (d->positions == STX_COMP_LEARNED)
+    if (d->positions == STX_COMP_POSITIONS_LEARNED)
         m->key_pe = stx_param(p, STX_ZEROS, 0, "key_pe", reach, D, 0, 0);
     else
         m->sines = stx__comp_sines(m, reach);
@@ -2460,13 +2468,13 @@ static int stx__comp_state_sizes(stx_comp_state *s, const size_t *mems, const si
                      "because the model has no compressed memory there, got %zu", l, cmems[l]);
             return 0;
         }
-        if (!p->memory || m->desc.recurrence != STX_COMP_ROTATE) continue;
+        if (!p->memory || m->desc.recurrence != STX_COMP_STORE_ROTATE) continue;
         if (first == SIZE_MAX) first = l;
         if (s->M[l] != s->M[first] || s->C[l] != s->C[first]) {
             stx_fail(m->ctx, STX_ERR_ARG,
                      "stx_comp_state_create: expected equal sizes for all memory layers "
-                     "with STX_COMP_ROTATE, got %zu and %zu rows in layer %zu, %zu and %zu in "
-                     "layer %zu",
+                     "with STX_COMP_STORE_ROTATE, got %zu and %zu rows in layer %zu, "
+                     "%zu and %zu in layer %zu",
                      s->M[first], s->C[first], first, s->M[l], s->C[l], l);
             return 0;
         }
@@ -2515,7 +2523,7 @@ static void stx__comp_state_rows(stx_comp_state *s, size_t *width) {
     }
 
     for (l = 0; l < d->layers; l++) width[l] = s->C[l] ? 2 : 0;
-    if (d->compress == STX_COMP_USED)
+    if (d->compress == STX_COMP_COMPRESS_USED)
         s->usage = stx__comp_rows_create(s, width, 1, STX_MAX(M, (size_t)1));
 }
 
@@ -2826,7 +2834,8 @@ static size_t stx__comp_new_rows(const stx_comp_desc *d, size_t e) {
 
 /* Number of rows that convolutions read for G groups. */
 static size_t stx__comp_source_rows(const stx_comp *m, size_t G) {
-    return m->desc.compress == STX_COMP_DILATED ? m->ahead + G * m->desc.ratio : G * m->taps;
+    const stx_comp_desc *d = &m->desc;
+    return d->compress == STX_COMP_COMPRESS_DILATED ? m->ahead + G * d->ratio : G * m->taps;
 }
 
 /* v (B,n) as ids, or NULL if all elements are 0. */
@@ -2846,7 +2855,7 @@ static const stx_ids *stx__comp_mask_part(stx_ctx *x, const stx_ids *mask, size_
     return stx__comp_mask(x, v, B, n);
 }
 
-/* STX_COMP_USED: which of the G rows that stx_comp_pick returns for stream b are
+/* STX_COMP_COMPRESS_USED: which of the G rows that stx_comp_pick returns for stream b are
    missing. Rows that exist rank before all others; the result is in order of time. */
 static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t *missing) {
     const size_t first = g->first ? (size_t)g->first[b] : 0;
@@ -2874,7 +2883,7 @@ static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_job *j, cons
     g.first = first ? first->data : NULL;           /* host memory */
     g.pad = j->old_pad ? j->old_pad->data : NULL;
     for (b = 0; b < j->B; b++) {
-        if (j->m->desc.compress == STX_COMP_USED) {
+        if (j->m->desc.compress == STX_COMP_COMPRESS_USED) {
             stx__comp_missing_picked(&g, b, v + b * G);
             continue;
         }
@@ -2999,7 +3008,7 @@ static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_job *j,
 static int stx__comp_plan_groups(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s) {
     const stx_comp_desc *d = &j->m->desc;
     const stx_ids *first;
-    size_t before = d->compress == STX_COMP_CONV ? j->m->ahead : 0;
+    size_t before = d->compress == STX_COMP_COMPRESS_CONV ? j->m->ahead : 0;
     if (d->literal & STX_COMP_LITERAL_PAD) before += j->e % d->ratio;
     j->G = stx__comp_new_rows(d, j->e);
     j->groups = stx__comp_groups_of(j->B, j->e, j->G, j->m->taps, d->ratio, d->dim);
@@ -3105,7 +3114,7 @@ static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_job *j,
     stx_tensor *y = stx_new(x, j->B, stx__comp_source_rows(m, j->G), g.D, 0);
     if (!y) return NULL;
     g.stride = old->stride;
-    if (m->desc.compress == STX_COMP_DILATED) {     /* one group, as long as all together */
+    if (m->desc.compress == STX_COMP_COMPRESS_DILATED) {    /* one group, as long as all */
         g.at = -(ptrdiff_t)(m->ahead + (g.first ? (j->G - 1) * g.step : 0));
         g.groups = 1;
         g.taps = y->dim[1];
@@ -3123,7 +3132,7 @@ static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, s
     const stx_comp_layer *p = &m->layer[l];
     stx_tensor *f = source;
     size_t k;
-    for (k = 0; f && d->compress == STX_COMP_DILATED && k < d->dilations; k++) {
+    for (k = 0; f && d->compress == STX_COMP_COMPRESS_DILATED && k < d->dilations; k++) {
         const size_t rows = f->dim[1];
         stx_tensor *shifted = stx_slice(x, f, d->dilation[k], rows);
         stx_tensor *pair = stx_slice(x, f, 0, rows - d->dilation[k]);
@@ -3152,10 +3161,11 @@ static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j,
     }
     y = stx_new(x, j->B, j->G, d->dim, 0);
     if (!y) return NULL;
-    if (d->compress == STX_COMP_USED)
+    if (d->compress == STX_COMP_COMPRESS_USED)
         STX_RUN(x, stx_comp_pick, (x, y->data, old->data, usage->data, usage->dim[1] * 2, &g));
     else
-        STX_RUN(x, stx_comp_pool, (x, y->data, old->data, &g, d->compress == STX_COMP_MAX));
+        STX_RUN(x, stx_comp_pool,
+                (x, y->data, old->data, &g, d->compress == STX_COMP_COMPRESS_MAX));
     return stx__comp_zero_rows(x, y, j->new_pad);
 }
 
@@ -3209,7 +3219,7 @@ static size_t stx__comp_layer_above(const stx_comp *m, size_t l) {
     return l;
 }
 
-/* STX_COMP_ROTATE: moves each memory to the next lower memory layer. */
+/* STX_COMP_STORE_ROTATE: moves each memory to the next lower memory layer. */
 static void stx__comp_rotate(stx_comp_state *s) {
     const stx_comp *m = s->model;
     stx_memory *part[STX__COMP_PARTS];
@@ -3282,7 +3292,7 @@ static void stx__comp_mogrify(const stx_comp *m, const stx_comp_gate *g, stx_ten
         t = stx_linear(x, t, w[0], NULL, STX_ACT_NONE);
         in[STX__COMP_IN_P] = stx_linear(x, t, w[1], NULL, STX_ACT_NONE);
         in[STX__COMP_IN_X] = *changed;
-        *changed = stx__comp_gate_op(x, STX_COMP_MOGRIFY, in);
+        *changed = stx__comp_gate_op(x, STX_COMP_GATE_MOGRIFY, in);
     }
 }
 
@@ -3293,27 +3303,27 @@ static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate
     stx_ctx *x = m->ctx;
     const int kind = m->desc.gate;
     stx_tensor *in[STX__COMP_INPUTS] = {NULL}, **p = in + STX__COMP_IN_P, *bias = NULL, *reset;
-    if (kind == STX_COMP_HIGHWAY)
+    if (kind == STX_COMP_GATE_HIGHWAY)
         bias = g->b[0];
-    else if (kind != STX_COMP_GRU && stx__comp_gate_has_bias(kind))
+    else if (kind != STX_COMP_GATE_GRU && stx__comp_gate_has_bias(kind))
         bias = stx_scale(x, g->b[0], -1);       /* subtracted */
 
     in[STX__COMP_IN_X] = xs;
     switch (kind) {
-    case STX_COMP_GRU:      /* the gate's kernel computes the gradients of the biases */
+    case STX_COMP_GATE_GRU:      /* the gate's kernel computes the gradients of the biases */
         p[0] = stx_linear(x, y, g->w[0], stx_detach(x, g->b[0]), STX_ACT_NONE);
         p[1] = stx_linear(x, xs, g->w[1], stx_detach(x, g->b[1]), STX_ACT_NONE);
         in[STX__COMP_IN_BIAS] = g->b[0];
         in[STX__COMP_IN_BIAS + 1] = g->b[1];
         break;
-    case STX_COMP_SIGTANH:
+    case STX_COMP_GATE_SIGTANH:
         p[0] = stx_linear(x, y, g->w[0], bias, STX_ACT_NONE);
         p[1] = stx_linear(x, y, g->w[1], NULL, STX_ACT_NONE);
         break;
-    case STX_COMP_GTRXL:
+    case STX_COMP_GATE_GTRXL:
         p[0] = stx_linear(x, y, g->w[0], NULL, STX_ACT_NONE);
         p[1] = stx_linear(x, xs, g->w[1], NULL, STX_ACT_NONE);
-        reset = stx__comp_gate_op(x, STX_COMP_RESET, in);
+        reset = stx__comp_gate_op(x, STX_COMP_GATE_RESET, in);
         p[0] = stx_linear(x, y, g->w[2], NULL, STX_ACT_NONE);
         p[1] = stx_linear(x, xs, g->w[3], bias, STX_ACT_NONE);
         p[2] = stx_linear(x, y, g->w[4], NULL, STX_ACT_NONE);
@@ -3333,7 +3343,7 @@ static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx
     const stx_comp_desc *d = &m->desc;
     stx_tensor *out;
     if (!stx_ok(x) || !xs || !y) return NULL;
-    if (d->gate == STX_COMP_RESIDUAL) {
+    if (d->gate == STX_COMP_GATE_RESIDUAL) {
         if (d->norm_after) return stx_residual_norm(x, xs, y, 0, gain, shift, 1e-5);
         return stx_add(x, xs, y);
     }
@@ -3359,7 +3369,7 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
         stx_tensor *in[STX__COMP_INPUTS] = {NULL};
         in[STX__COMP_IN_P] = stx_linear(x, f, p->w1, stx_detach(x, p->b1), STX_ACT_NONE);
         in[STX__COMP_IN_BIAS] = p->b1;
-        f = stx__comp_gate_op(x, STX_COMP_GLU, in);
+        f = stx__comp_gate_op(x, STX_COMP_GATE_GLU, in);
     } else {
         f = stx_linear(x, f, p->w1, p->b1, STX_ACT_GELU);
     }
@@ -3390,13 +3400,13 @@ static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
     return t;
 }
 
-/* Memory rows as the layer reads them: with STX_COMP_ERNIE they are outputs, which are
-   normalised first. constant: its gain and shift are constants. */
+/* Memory rows as the layer reads them: with STX_COMP_STORE_OUTPUT they are outputs, which
+   are normalised first. constant: its gain and shift are constants. */
 static stx_tensor *stx__comp_norm_memory(const stx_comp *m, size_t l, stx_tensor *rows,
                                          int constant) {
     stx_ctx *x = m->ctx;
     stx_tensor *gain = m->layer[l].attn_gain, *shift = m->layer[l].attn_shift;
-    if (m->desc.recurrence != STX_COMP_ERNIE || m->desc.norm_after || !rows) return rows;
+    if (m->desc.recurrence != STX_COMP_STORE_OUTPUT || m->desc.norm_after || !rows) return rows;
     if (constant) {
         gain = stx_detach(x, gain);
         shift = stx_detach(x, shift);
@@ -3459,7 +3469,7 @@ typedef struct stx__comp_qkv {
 static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_job *j, stx_tensor *src,
                                        stx_tensor *h) {
     const stx_comp_desc *d = &j->m->desc;
-    const int one_matmul = d->kv_heads == d->heads && d->compress != STX_COMP_USED
+    const int one_matmul = d->kv_heads == d->heads && d->compress != STX_COMP_COMPRESS_USED
                            && !j->segment_pad;
     stx_tensor *w[2], *wkv = stx__comp_wkv(j->m, j->l, j->frozen);
     stx__comp_qkv y;
@@ -3585,7 +3595,7 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_job *j, cons
     const stx_comp_desc *d = &m->desc;
     const int whole = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
     /* rows whose keys this attention has computed: ERNIE's outputs are not among them */
-    const size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T);
+    const size_t held = j->n + (d->recurrence == STX_COMP_STORE_OUTPUT ? 0 : j->T);
     const size_t count = whole ? j->n : STX_MIN(j->e, held);
     const stx_ids *pad = j->old_pad;
     stx_tensor *all = s->qkv ? s->past : s->kv, *kv;
@@ -3643,11 +3653,11 @@ static stx_tensor *stx__comp_recompress(stx_ctx *x, const stx__comp_job *j, stx_
 }
 
 /* The rows that a segment adds to the memory: the layer's input h, or with
-   STX_COMP_ERNIE its output y, as constants, 0 where they are padding. */
+   STX_COMP_STORE_OUTPUT its output y, as constants, 0 where they are padding. */
 static stx_tensor *stx__comp_added_rows(const stx__comp_job *j, stx_tensor *h, stx_tensor *y) {
     const stx_comp_desc *d = &j->m->desc;
     stx_ctx *x = j->m->ctx;
-    stx_tensor *rows = stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : h);
+    stx_tensor *rows = stx_detach(x, d->recurrence == STX_COMP_STORE_OUTPUT ? y : h);
     return stx__comp_zero_rows(x, rows, d->literal & STX_COMP_LITERAL_MASK ? NULL : j->pad);
 }
 
@@ -3663,7 +3673,7 @@ static stx_tensor *stx__comp_input(stx_tensor **in, int index) {
 static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__comp_job *j = (const stx__comp_job *)user;
     const stx_comp_desc *d = &j->m->desc;
-    const int used = d->compress == STX_COMP_USED;
+    const int used = d->compress == STX_COMP_COMPRESS_USED;
     stx_tensor *h = in[1], *past = stx__comp_input(in, j->in_past), *y, *rows, *src;
     stx_attention_args *made;
     stx__comp_qkv s;
@@ -3758,7 +3768,7 @@ static stx_tensor *stx__comp_run_layer(stx__comp_job *j, stx_tensor *xs, const s
     }
     if (j->push && p->memory) {
         stx_tensor *rows = stx__comp_added_rows(j, lay[1], y);
-        stx_tensor *usage = d->compress == STX_COMP_USED ? made[0] : NULL;
+        stx_tensor *usage = d->compress == STX_COMP_COMPRESS_USED ? made[0] : NULL;
         if (!stx__comp_push(out, j, rows, made[2], made[1], usage)) return NULL;
     }
     return y;
@@ -3784,8 +3794,8 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     }
     /* in is only read: its slots are rotated as they are read, unless it is also
        written */
-    rotated = in && !out && d->recurrence == STX_COMP_ROTATE;
-    if (in && out && d->recurrence == STX_COMP_ROTATE) stx__comp_rotate(out);
+    rotated = in && !out && d->recurrence == STX_COMP_STORE_ROTATE;
+    if (in && out && d->recurrence == STX_COMP_STORE_ROTATE) stx__comp_rotate(out);
 
     rows = stx__comp_rows_in_use(m, in);
     for (l = 0; l < d->layers && h; l++) {
@@ -4163,7 +4173,7 @@ static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_job *j, stx
     const size_t own = STX_MIN(j->M, S), kept = STX_MIN(n, j->M - own);
     const size_t new_c = STX_MIN(j->G, j->C), kept_c = STX_MIN(c, j->C - new_c);
     const size_t n1 = kept + own, c1 = kept_c + new_c, len = n1 + c1;
-    const int ernie = m->desc.recurrence == STX_COMP_ERNIE;
+    const int ernie = m->desc.recurrence == STX_COMP_STORE_OUTPUT;
     stx_cache_layer *cache = &g->cache->layer[l];
     const size_t cap = cache->capacity;
     stx_tensor *kv, *t;
@@ -4233,7 +4243,7 @@ static int stx__comp_gen_move_layer(stx_comp_gen *g, size_t l, const stx_ids *pa
         stx__comp_copy_rows(x, stx__comp_rows_at(g->usage[l], j.M, 0),
                             stx__comp_rows_at(usage->data, j.n + S, j.n + S - n1), n1, B, 2);
     }
-    if (m->desc.recurrence == STX_COMP_ROTATE) return 1;        /* recomputed after rotation */
+    if (m->desc.recurrence == STX_COMP_STORE_ROTATE) return 1;  /* recomputed after rotation */
     return stx__comp_gen_move_cache(g, &j, rows, comp);
 }
 
@@ -4286,7 +4296,7 @@ static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs
     if (g->usage[l] && n)
         STX_RUN(x, stx_comp_usage, (x, g->usage[l], 2 * s->M[l], made, c, n));
     if (p->memory) {
-        const stx_tensor *rows = d->recurrence == STX_COMP_ERNIE ? xs : h;
+        const stx_tensor *rows = d->recurrence == STX_COMP_STORE_OUTPUT ? xs : h;
         stx__comp_copy_rows(x, stx__comp_rows_at(g->rows[l], d->segment, g->at),
                             stx__comp_rows_at(rows->data, T, 0), T, g->B, d->dim);
     }
@@ -4301,7 +4311,7 @@ static stx_tensor *stx__comp_gen_part(stx_comp_gen *g, stx_tensor *h) {
     const size_t S = d->segment, B = g->B, len = g->at + h->dim[1];
     const stx_ids *pad = NULL;
     size_t l, b;
-    if (!g->at && d->recurrence == STX_COMP_ROTATE) {
+    if (!g->at && d->recurrence == STX_COMP_STORE_ROTATE) {
         stx__comp_rotate(g->state);
         g->stale = 1;
     }

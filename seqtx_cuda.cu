@@ -10664,21 +10664,22 @@ typedef struct stx__comp_gate {
    in p[0] and again in p[1]. X, Y: does it use x, y? */
 static constexpr __host__ __device__ int stx__comp_planes(int kind) {
     switch (kind) {
-    case STX_COMP_GRU: return 6;
-    case STX_COMP_GTRXL: return 4;
-    case STX_COMP_SIGTANH:
-    case STX_COMP_RESET:
-    case STX_COMP_GLU: return 2;
+    case STX_COMP_GATE_GRU: return 6;
+    case STX_COMP_GATE_GTRXL: return 4;
+    case STX_COMP_GATE_SIGTANH:
+    case STX_COMP_GATE_RESET:
+    case STX_COMP_GATE_GLU: return 2;
     default: return 1;
     }
 }
 
 template <int K> struct stx__comp_kind {
     static constexpr int P = stx__comp_planes(K);
-    static constexpr int X = K != STX_COMP_GLU;
-    static constexpr int Y = K == STX_COMP_INPUT || K == STX_COMP_OUTPUT || K == STX_COMP_HIGHWAY;
+    static constexpr int X = K != STX_COMP_GATE_GLU;
+    static constexpr int Y = K == STX_COMP_GATE_INPUT || K == STX_COMP_GATE_OUTPUT
+                             || K == STX_COMP_GATE_HIGHWAY;
     /* planes side by side in each p */
-    static constexpr int side = P == 6 ? 3 : 1 + (K == STX_COMP_GLU);
+    static constexpr int side = P == 6 ? 3 : 1 + (K == STX_COMP_GATE_GLU);
 };
 
 static __device__ __forceinline__ float stx__comp_sigmoid(float v) {
@@ -10717,27 +10718,27 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
         stx__comp_gate_get<W, K>(a, i, x, y, p);
   #pragma unroll
         for (int e = 0; e < W; e++) {
-            if constexpr (K == STX_COMP_GRU) {
+            if constexpr (K == STX_COMP_GATE_GRU) {
                 float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
                       z = stx__comp_sigmoid(p[1][e] + p[4][e]);
                 float n = tanhf(fmaf(r, p[5][e], p[2][e]));
                 x[e] = fmaf(z, x[e] - n, n);
-            } else if constexpr (K == STX_COMP_GTRXL) {
+            } else if constexpr (K == STX_COMP_GATE_GTRXL) {
                 x[e] = fmaf(stx__comp_sigmoid(p[0][e] + p[1][e]), tanhf(p[2][e] + p[3][e]) - x[e],
                             x[e]);
-            } else if constexpr (K == STX_COMP_RESET) {
+            } else if constexpr (K == STX_COMP_GATE_RESET) {
                 x[e] = stx__comp_sigmoid(p[0][e] + p[1][e]) * x[e];
-            } else if constexpr (K == STX_COMP_GLU) {
+            } else if constexpr (K == STX_COMP_GATE_GLU) {
                 x[e] = p[0][e] * stx__phi(p[0][e]) * p[1][e];
             } else {
                 float s = stx__comp_sigmoid(p[0][e]);
-                if constexpr (K == STX_COMP_INPUT)
+                if constexpr (K == STX_COMP_GATE_INPUT)
                     x[e] = fmaf(s, x[e], y[e]);
-                else if constexpr (K == STX_COMP_OUTPUT)
+                else if constexpr (K == STX_COMP_GATE_OUTPUT)
                     x[e] = fmaf(s, y[e], x[e]);
-                else if constexpr (K == STX_COMP_HIGHWAY)
+                else if constexpr (K == STX_COMP_GATE_HIGHWAY)
                     x[e] = fmaf(s, x[e] - y[e], y[e]);
-                else if constexpr (K == STX_COMP_SIGTANH)
+                else if constexpr (K == STX_COMP_GATE_SIGTANH)
                     x[e] = fmaf(s, tanhf(p[1][e]), x[e]);
                 else
                     x[e] = 2 * s * x[e];
@@ -10762,7 +10763,7 @@ static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_g
   #pragma unroll
     /* gradients replace the values they belong to */
     for (int e = 0; e < W; e++) {
-        if constexpr (K == STX_COMP_GRU) {
+        if constexpr (K == STX_COMP_GATE_GRU) {
             float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
                   z = stx__comp_sigmoid(p[1][e] + p[4][e]);
             float n = tanhf(fmaf(r, p[5][e], p[2][e])), dn = g[e] * (1 - z) * fmaf(-n, n, 1.0f);
@@ -10771,34 +10772,34 @@ static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_g
             p[2][e] = dn;
             p[5][e] = dn * r;
             x[e] = g[e] * z;
-        } else if constexpr (K == STX_COMP_GTRXL) {
+        } else if constexpr (K == STX_COMP_GATE_GTRXL) {
             float z = stx__comp_sigmoid(p[0][e] + p[1][e]), n = tanhf(p[2][e] + p[3][e]);
             p[0][e] = p[1][e] = g[e] * (n - x[e]) * z * (1 - z);
             p[2][e] = p[3][e] = g[e] * z * fmaf(-n, n, 1.0f);
             x[e] = g[e] * (1 - z);
-        } else if constexpr (K == STX_COMP_RESET) {
+        } else if constexpr (K == STX_COMP_GATE_RESET) {
             float s = stx__comp_sigmoid(p[0][e] + p[1][e]);
             p[0][e] = p[1][e] = g[e] * x[e] * s * (1 - s);
             x[e] = g[e] * s;
-        } else if constexpr (K == STX_COMP_SIGTANH) {
+        } else if constexpr (K == STX_COMP_GATE_SIGTANH) {
             float s = stx__comp_sigmoid(p[0][e]), n = tanhf(p[1][e]);
             p[0][e] = g[e] * n * s * (1 - s);
             p[1][e] = g[e] * s * fmaf(-n, n, 1.0f);
             x[e] = g[e];
-        } else if constexpr (K == STX_COMP_MOGRIFY) {
+        } else if constexpr (K == STX_COMP_GATE_MOGRIFY) {
             float s = stx__comp_sigmoid(p[0][e]);
             p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
             x[e] = 2 * g[e] * s;
-        } else if constexpr (K == STX_COMP_GLU) {
+        } else if constexpr (K == STX_COMP_GATE_GLU) {
             float v = p[0][e], phi = stx__phi(v);
             p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
             p[1][e] = g[e] * v * phi;
-        } else if constexpr (K == STX_COMP_INPUT) {
+        } else if constexpr (K == STX_COMP_GATE_INPUT) {
             float s = stx__comp_sigmoid(p[0][e]);
             p[0][e] = g[e] * x[e] * s * (1 - s);
             x[e] = g[e] * s;
             y[e] = g[e];
-        } else if constexpr (K == STX_COMP_OUTPUT) {
+        } else if constexpr (K == STX_COMP_GATE_OUTPUT) {
             float s = stx__comp_sigmoid(p[0][e]);
             p[0][e] = g[e] * y[e] * s * (1 - s);
             x[e] = g[e];
@@ -10838,15 +10839,15 @@ static __device__ __forceinline__ void stx__comp_gate_pass(const stx__comp_gate 
 template <int W, int BACKWARD>
 static __device__ __forceinline__ void stx__comp_gate_of_kind(const stx__comp_gate &a) {
     switch (a.kind) {
-    case STX_COMP_GRU: stx__comp_gate_pass<W, STX_COMP_GRU, BACKWARD>(a); break;
-    case STX_COMP_INPUT: stx__comp_gate_pass<W, STX_COMP_INPUT, BACKWARD>(a); break;
-    case STX_COMP_OUTPUT: stx__comp_gate_pass<W, STX_COMP_OUTPUT, BACKWARD>(a); break;
-    case STX_COMP_HIGHWAY: stx__comp_gate_pass<W, STX_COMP_HIGHWAY, BACKWARD>(a); break;
-    case STX_COMP_SIGTANH: stx__comp_gate_pass<W, STX_COMP_SIGTANH, BACKWARD>(a); break;
-    case STX_COMP_GTRXL: stx__comp_gate_pass<W, STX_COMP_GTRXL, BACKWARD>(a); break;
-    case STX_COMP_RESET: stx__comp_gate_pass<W, STX_COMP_RESET, BACKWARD>(a); break;
-    case STX_COMP_GLU: stx__comp_gate_pass<W, STX_COMP_GLU, BACKWARD>(a); break;
-    default: stx__comp_gate_pass<W, STX_COMP_MOGRIFY, BACKWARD>(a);
+    case STX_COMP_GATE_GRU: stx__comp_gate_pass<W, STX_COMP_GATE_GRU, BACKWARD>(a); break;
+    case STX_COMP_GATE_INPUT: stx__comp_gate_pass<W, STX_COMP_GATE_INPUT, BACKWARD>(a); break;
+    case STX_COMP_GATE_OUTPUT: stx__comp_gate_pass<W, STX_COMP_GATE_OUTPUT, BACKWARD>(a); break;
+    case STX_COMP_GATE_HIGHWAY: stx__comp_gate_pass<W, STX_COMP_GATE_HIGHWAY, BACKWARD>(a); break;
+    case STX_COMP_GATE_SIGTANH: stx__comp_gate_pass<W, STX_COMP_GATE_SIGTANH, BACKWARD>(a); break;
+    case STX_COMP_GATE_GTRXL: stx__comp_gate_pass<W, STX_COMP_GATE_GTRXL, BACKWARD>(a); break;
+    case STX_COMP_GATE_RESET: stx__comp_gate_pass<W, STX_COMP_GATE_RESET, BACKWARD>(a); break;
+    case STX_COMP_GATE_GLU: stx__comp_gate_pass<W, STX_COMP_GATE_GLU, BACKWARD>(a); break;
+    default: stx__comp_gate_pass<W, STX_COMP_GATE_MOGRIFY, BACKWARD>(a);
     }
 }
 
@@ -10900,7 +10901,7 @@ static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
     const char *what = "stx_comp_gate_bwd, sums";
     const size_t P = stx__comp_kind<K>::P, rows = stx__chunk(a->N, 64, 1024),
                  chunks = (a->N + rows - 1) / rows;
-    const int count = K == STX_COMP_GRU ? 2 : 1;
+    const int count = K == STX_COMP_GATE_GRU ? 2 : 1;
     dim3 grid((unsigned)chunks, stx__blocks(a->D, four ? 128 : 32, 65535));
     int late = a->late;
     float *part = stx__partial_sums(x, what, chunks * P * a->D, &late);
@@ -10919,8 +10920,8 @@ static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backwa
     const char *what = backward ? "stx_comp_gate_bwd" : "stx_comp_gate_fwd";
     int i;
     if (!stx_ok(x) || !a->N || !a->D) return 0;
-    if (a->kind < STX_COMP_GRU || a->kind > STX_COMP_GLU) {
-        stx_fail(x, STX_ERR_ARG, "%s: kind: expected STX_COMP_GRU .. STX_COMP_GLU, got %d", what,
+    if (a->kind < STX_COMP_GATE_GRU || a->kind > STX_COMP_GATE_GLU) {
+        stx_fail(x, STX_ERR_ARG, "%s: kind: expected STX_COMP_GATE_GRU .. _GLU, got %d", what,
                  a->kind);
         return 0;
     }
@@ -10956,10 +10957,10 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
     stx__comp_gate p;
     int four;
     if (!stx__comp_gate_of(x, a, 1, &p, &four)) return;
-    if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GRU)
-        stx__comp_gate_bwd_sums<STX_COMP_GRU>(x, a, &p, four);
-    else if (a->db[0] && a->kind == STX_COMP_GLU)
-        stx__comp_gate_bwd_sums<STX_COMP_GLU>(x, a, &p, four);
+    if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GATE_GRU)
+        stx__comp_gate_bwd_sums<STX_COMP_GATE_GRU>(x, a, &p, four);
+    else if (a->db[0] && a->kind == STX_COMP_GATE_GLU)
+        stx__comp_gate_bwd_sums<STX_COMP_GATE_GLU>(x, a, &p, four);
     else
         STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
 }

@@ -56,8 +56,8 @@ static stx_comp *model_create(stx_ctx *x) {
     d.cmem = model.C ? (size_t)model.C : STX_COMP_NO_ROWS;
     d.ratio = (size_t)model.r;
     d.aux_weight = model.aux_weight;
-    d.gate = model.gate == GATE_GRU ? STX_COMP_GRU : STX_COMP_RESIDUAL;
-    d.positions = model.positions ? STX_COMP_XL : STX_COMP_LEARNED;
+    d.gate = model.gate == GATE_GRU ? STX_COMP_GATE_GRU : STX_COMP_GATE_RESIDUAL;
+    d.positions = model.positions ? STX_COMP_POSITIONS_XL : STX_COMP_POSITIONS_LEARNED;
     if (!strcmp(p, "none"))
         d.no_memory = 1;
     else if (strcmp(p, "all"))

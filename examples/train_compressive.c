@@ -515,25 +515,26 @@ static int report_error(tr_lm *t) {
         {"mems, cmems", "--mems, --cmems"},
         {"a divisor of dim", "a divisor of --hid-sz"},
         {"a divisor of heads", "a divisor of --nheads"},
-        {"compress is STX_COMP_CONV", "--compress is conv"},
-        {"compress is STX_COMP_DILATED", "--compress is dilated"},
+        {"compress is STX_COMP_COMPRESS_CONV", "--compress is conv"},
+        {"compress is STX_COMP_COMPRESS_DILATED", "--compress is dilated"},
         {"aux is STX_COMP_AUX_BPTT", "--aux is bptt"},
         {"aux is STX_COMP_AUX_ATTENTION", "--aux is attention"},
         {"expected STX_COMP_AUX_NONE", "expected none"},
         {"other than STX_COMP_AUX_BPTT", "other than bptt"},
-        {"gate is STX_COMP_GRU and dim is 4 or more", "--gate is gru and --hid-sz is 4 or more"},
+        {"gate is STX_COMP_GATE_GRU and dim is 4 or more",
+         "--gate is gru and --hid-sz is 4 or more"},
         {"with no_gate_bias", "with --no-gate-bias"},
-        {"STX_COMP_ROTATE", "--recurrence rotate"},
-        {"STX_COMP_XL", "--positions xl"},
+        {"STX_COMP_STORE_ROTATE", "--recurrence rotate"},
+        {"STX_COMP_POSITIONS_XL", "--positions xl"},
         {": STX_COMP_LITERAL_ROWS", " rows"},
         {": STX_COMP_LITERAL_PAD", " pad"},
         {": STX_COMP_LITERAL_TARGET", " target"},
         {": STX_COMP_LITERAL_MASK", " mask"},
         {": STX_COMP_LITERAL_FREEZE", " freeze"},
-        {"requires STX_COMP_LEARNED", "requires --positions learned"},
-        {"requires STX_COMP_CONV", "requires --compress conv"},
+        {"requires STX_COMP_POSITIONS_LEARNED", "requires --positions learned"},
+        {"requires STX_COMP_COMPRESS_CONV", "requires --compress conv"},
         {"requires STX_COMP_AUX_ATTENTION", "requires --aux attention"},
-        {"a compression other than STX_COMP_USED", "a --compress other than used"},
+        {"a compression other than STX_COMP_COMPRESS_USED", "a --compress other than used"},
         {"STX_COMP_LITERAL selects", "--literal without names selects"},
         {NULL, NULL}
     };
@@ -681,7 +682,7 @@ static void shape(const tr_lm *t, char *line, size_t size, double *states) {
         if (!memory) continue;
         n++;
         rows += d->mems ? d->mems[l] : (size_t)opt.mem;
-        if (opt.compress == STX_COMP_DROP) continue;
+        if (opt.compress == STX_COMP_COMPRESS_DROP) continue;
         rows += d->cmems ? d->cmems[l] : (size_t)opt.cmem;
     }
     snprintf(line, size,
@@ -771,8 +772,9 @@ static int make(tr_lm *t) {
 static int check(tr_lm *t) {
     static const char with_bias[] =
         "a --gate with a bias: gru, output, highway, sigtanh or gtrxl";
-    const int gated = opt.gate != STX_COMP_RESIDUAL, bias = gated && opt.gate != STX_COMP_INPUT;
-    const int conv = opt.compress == STX_COMP_CONV, aux = opt.aux;
+    const int gated = opt.gate != STX_COMP_GATE_RESIDUAL;
+    const int bias = gated && opt.gate != STX_COMP_GATE_INPUT;
+    const int conv = opt.compress == STX_COMP_COMPRESS_CONV, aux = opt.aux;
     const int attention = aux == STX_COMP_AUX_ATTENTION || aux == STX_COMP_AUX_AUTO;
     const int weighted = aux != STX_COMP_AUX_NONE && aux != STX_COMP_AUX_BPTT;
     const int cmem = tr_given(&options, "cmem") && opt.cmem;
@@ -781,10 +783,10 @@ static int check(tr_lm *t) {
         {"gate-relu", gated, "a --gate"},
         {"gate-bias", bias, with_bias},
         {"no-gate-bias", bias, with_bias},
-        {"mogrify", opt.gate == STX_COMP_GRU, "--gate gru"},
+        {"mogrify", opt.gate == STX_COMP_GATE_GRU, "--gate gru"},
         {"overlap", conv, "--compress conv"},
         {"conv-no-bias", conv, "--compress conv"},
-        {"dilations", opt.compress == STX_COMP_DILATED, "--compress dilated"},
+        {"dilations", opt.compress == STX_COMP_COMPRESS_DILATED, "--compress dilated"},
         {"bptt", aux == STX_COMP_AUX_BPTT, "--aux bptt"},
         {"aux-dropout", attention, "--aux attention"},
         {"aux-weight", weighted, "--aux attention and autoencode"},
@@ -800,7 +802,7 @@ static int check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR,
                        "--eval-positions: expected a multiple of --block-sz %llu, got %llu",
                        (unsigned long long)opt.block_sz, (unsigned long long)opt.eval_positions);
-    if (opt.compress == STX_COMP_DROP && (cmem || cmems))
+    if (opt.compress == STX_COMP_COMPRESS_DROP && (cmem || cmems))
         return tr_fail(t->err, TR_ERR,
                        "--cmem, --cmems: --compress none has no compressed memory: omit them, or "
                        "choose another --compress");

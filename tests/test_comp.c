@@ -82,79 +82,79 @@ static stx_comp_desc variant(int k, const char **name) {
         d.conv_no_bias = 1;
         break;
     case 2:
-        d.compress = STX_COMP_DILATED;
+        d.compress = STX_COMP_COMPRESS_DILATED;
         d.dilations = 2;
         d.dilation[0] = 1;
         d.dilation[1] = 2;
         break;
     case 3:
-        d.compress = STX_COMP_MAX;
+        d.compress = STX_COMP_COMPRESS_MAX;
         d.mem = 4;
         d.ratio = 3;
         break;
     case 4:
-        d.compress = STX_COMP_MEAN;
+        d.compress = STX_COMP_COMPRESS_MEAN;
         d.mem = STX_COMP_NO_ROWS;
         break;
     case 5:
-        d.compress = STX_COMP_USED;
+        d.compress = STX_COMP_COMPRESS_USED;
         d.mem = 9;
         d.cmem = 7;
         break;
     case 6:
-        d.compress = STX_COMP_USED;
-        d.recurrence = STX_COMP_ERNIE;
+        d.compress = STX_COMP_COMPRESS_USED;
+        d.recurrence = STX_COMP_STORE_OUTPUT;
         d.ratio = 3;
         break;
     case 7:
-        d.compress = STX_COMP_DROP;
+        d.compress = STX_COMP_COMPRESS_DROP;
         d.mem = 14;
         break;
     case 8: d.no_memory = 1; break;
     case 9:
-        d.positions = STX_COMP_XL;
+        d.positions = STX_COMP_POSITIONS_XL;
         d.norm_after = d.final_norm = 1;
         break;
     case 10:
-        d.recurrence = STX_COMP_ERNIE;
+        d.recurrence = STX_COMP_STORE_OUTPUT;
         d.kv_heads = 2;
         d.mem = 8;
         break;
     case 11:
-        d.recurrence = STX_COMP_ERNIE;
-        d.positions = STX_COMP_XL;
+        d.recurrence = STX_COMP_STORE_OUTPUT;
+        d.positions = STX_COMP_POSITIONS_XL;
         d.norm_after = 1;
         d.kv_heads = 1;
         break;
     case 12:
-        d.recurrence = STX_COMP_ROTATE;
+        d.recurrence = STX_COMP_STORE_ROTATE;
         d.memory_layers = some_layers;
         d.memory_count = 2;
         d.mem = 9;
         break;
     case 13:
-        d.recurrence = STX_COMP_ROTATE;
-        d.gate = STX_COMP_GRU;
+        d.recurrence = STX_COMP_STORE_ROTATE;
+        d.gate = STX_COMP_GATE_GRU;
         d.literal = AGED | STX_COMP_LITERAL_TARGET;
         d.mogrify = 1;
         d.mem = 9;
         break;
     case 14:
-        d.gate = STX_COMP_GTRXL;
+        d.gate = STX_COMP_GATE_GTRXL;
         d.gate_relu = d.glu = 1;
         d.emb = 5;
         break;
-    case 15: d.gate = STX_COMP_INPUT; break;
+    case 15: d.gate = STX_COMP_GATE_INPUT; break;
     case 16:
-        d.gate = STX_COMP_OUTPUT;
+        d.gate = STX_COMP_GATE_OUTPUT;
         d.gate_relu = 1;
         break;
     case 17:
-        d.gate = STX_COMP_HIGHWAY;
+        d.gate = STX_COMP_GATE_HIGHWAY;
         d.tied = 1;
         break;
     case 18:
-        d.gate = STX_COMP_SIGTANH;
+        d.gate = STX_COMP_GATE_SIGTANH;
         d.norm_after = 1;
         break;
     case 19:
@@ -171,26 +171,26 @@ static stx_comp_desc variant(int k, const char **name) {
     case 21:
         d.mems = sizes_m;
         d.cmems = sizes_c;
-        d.positions = STX_COMP_XL;
+        d.positions = STX_COMP_POSITIONS_XL;
         d.kv_heads = 2;
         break;
     case 22:
-        d.gate = STX_COMP_GRU;
+        d.gate = STX_COMP_GATE_GRU;
         d.gate_bias = 1.5;
         break;
     case 23:
         d.aux = STX_COMP_AUX_BPTT;
-        d.compress = STX_COMP_DILATED;
-        d.recurrence = STX_COMP_ERNIE;
+        d.compress = STX_COMP_COMPRESS_DILATED;
+        d.recurrence = STX_COMP_STORE_OUTPUT;
         break;
     case 24:
-        d.compress = STX_COMP_USED;
+        d.compress = STX_COMP_COMPRESS_USED;
         d.mem = 4;
         d.ratio = 4;
-        d.positions = STX_COMP_XL;
+        d.positions = STX_COMP_POSITIONS_XL;
         break;
     case 25:
-        d.recurrence = STX_COMP_ERNIE;
+        d.recurrence = STX_COMP_STORE_OUTPUT;
         d.mem = 4;
         d.ratio = 4;
         break;
@@ -348,7 +348,7 @@ static void steps_case(const char *name, const stx_comp_desc *d, int resets) {
     stepwise = by_steps(name, g, t, B, n, resets ? reset : NULL);
     e = max_difference(stepwise, whole, B * n * D);
     CHECK(e <= tol, "%s%s: steps differ from segments by %g", name, how, e);
-    if (d->recurrence != STX_COMP_ROTATE) { /* passes on the memory also after a short call */
+    if (d->recurrence != STX_COMP_STORE_ROTATE) { /* which moves memory in a short call too */
         e = states_differ(s, g->state);
         CHECK(e <= tol, "%s%s: memories differ by %g", name, how, e);
     }
@@ -640,7 +640,7 @@ static void limit(void) {
     memset(&c, 0, sizeof c);
     c.threads = 1;
     c.max_bytes = 1 << 23;
-    d.positions = STX_COMP_XL;
+    d.positions = STX_COMP_POSITIONS_XL;
     x = stx_create(&c);
     m = stx_comp_create(x, &d);
     CHECK(m && stx_ok(x), "%s", stx_error(x));
@@ -824,7 +824,8 @@ static void states(void) {
         d.attn_dropout = 0.1;
         d.out_dropout = 0.2;
         d.ff_dropout = 0.1;
-        d.aux_dropout = d.aux == STX_COMP_AUX_AUTO && d.compress <= STX_COMP_DILATED ? 0.2 : 0;
+        if (d.aux == STX_COMP_AUX_AUTO && d.compress <= STX_COMP_COMPRESS_DILATED)
+            d.aux_dropout = 0.2;
         m = model(x, &d);
         d.recompute_layers = SIZE_MAX;
         m2 = model(x2, &d);
@@ -841,7 +842,7 @@ static void states(void) {
         stx_comp_state_copy(other, 0, s, 0, B);
         stx_begin(x, STX_TRAIN);
         stx_comp_forward(m, token_block(x, t, B, n, 0, S - 1), NULL, s, s);
-        if (d.recurrence != STX_COMP_ROTATE)
+        if (d.recurrence != STX_COMP_STORE_ROTATE)
             CHECK(states_differ(s, other) == 0, "%s: a short segment changes the memory", name);
         stx_comp_state_copy(s, 0, other, 0, B);
 
@@ -1177,7 +1178,7 @@ static void bad_memory_sizes(void) {
     refused(": cmems: expected 0 to 2^31, got", &d);
     d = small();
     d.mems = unequal;
-    d.recurrence = STX_COMP_ROTATE;
+    d.recurrence = STX_COMP_STORE_ROTATE;
     refused("mems, cmems: expected equal sizes .. in layer 2", &d);
 }
 
@@ -1198,15 +1199,15 @@ static void bad_compression(void) {
     refused("overlap: expected", &d);
     d = small();
     d.overlap = 1;
-    d.compress = STX_COMP_MAX;
+    d.compress = STX_COMP_COMPRESS_MAX;
     refused("overlap: expected .. got 1", &d);
     d = small();
     d.conv_no_bias = 1;
-    d.compress = STX_COMP_DILATED;
+    d.compress = STX_COMP_COMPRESS_DILATED;
     refused("conv_no_bias: expected .. got 1", &d);
     d = small();
     d.dilations = 9;
-    d.compress = STX_COMP_DILATED;
+    d.compress = STX_COMP_COMPRESS_DILATED;
     refused("dilations: expected .. got 9", &d);
     d = small();
     d.dilations = 1;
@@ -1214,7 +1215,7 @@ static void bad_compression(void) {
     refused("dilations: expected .. got 1", &d);
     d = small();
     d.dilations = 1;
-    d.compress = STX_COMP_DILATED;
+    d.compress = STX_COMP_COMPRESS_DILATED;
     refused("dilation: expected .. got 0", &d);
 }
 
@@ -1226,7 +1227,7 @@ static void bad_aux(void) {
     refused("aux: expected .. got 5", &d);
     d = small();
     d.aux = STX_COMP_AUX_ATTENTION;
-    d.compress = STX_COMP_MEAN;
+    d.compress = STX_COMP_COMPRESS_MEAN;
     refused("aux: expected .. got 1", &d);
     d = small();
     d.aux_weight = -1;
@@ -1250,7 +1251,7 @@ static void bad_positions_and_gates(void) {
     d.positions = 2;
     refused("positions: expected .. got 2", &d);
     d = small();
-    d.positions = STX_COMP_XL;
+    d.positions = STX_COMP_POSITIONS_XL;
     d.dim = 15;
     d.heads = 3;
     refused("dim: expected .. got 15", &d);
@@ -1264,11 +1265,11 @@ static void bad_positions_and_gates(void) {
     d.no_gate_bias = 1;
     refused("no_gate_bias: expected .. got 1", &d);
     d = small();
-    d.gate = STX_COMP_GTRXL;
+    d.gate = STX_COMP_GATE_GTRXL;
     d.gate_bias = NAN;
     refused("gate_bias: expected", &d);
     d = small();
-    d.gate = STX_COMP_GTRXL;
+    d.gate = STX_COMP_GATE_GTRXL;
     d.gate_bias = d.no_gate_bias = 1;
     refused("gate_bias: expected 0 with no_gate_bias, got 1", &d);
     d = small();
@@ -1413,14 +1414,14 @@ static void literal(void) {
     static const struct {
         int compress, aux, positions;
         unsigned can;
-    } model[] = {{STX_COMP_CONV, STX_COMP_AUX_AUTO, STX_COMP_LEARNED, 31},
-                 {STX_COMP_CONV, STX_COMP_AUX_AUTO, STX_COMP_XL, 30},
-                 {STX_COMP_CONV, STX_COMP_AUX_AUTOENCODE, STX_COMP_LEARNED, 11},
-                 {STX_COMP_CONV, STX_COMP_AUX_NONE, STX_COMP_XL, 10},
-                 {STX_COMP_DILATED, STX_COMP_AUX_AUTO, STX_COMP_LEARNED, 29},
-                 {STX_COMP_MAX, STX_COMP_AUX_AUTO, STX_COMP_LEARNED, 9},
-                 {STX_COMP_USED, STX_COMP_AUX_AUTO, STX_COMP_LEARNED, 1},
-                 {STX_COMP_USED, STX_COMP_AUX_AUTO, STX_COMP_XL, 0}};
+    } model[] = {{STX_COMP_COMPRESS_CONV, STX_COMP_AUX_AUTO, STX_COMP_POSITIONS_LEARNED, 31},
+                 {STX_COMP_COMPRESS_CONV, STX_COMP_AUX_AUTO, STX_COMP_POSITIONS_XL, 30},
+                 {STX_COMP_COMPRESS_CONV, STX_COMP_AUX_AUTOENCODE, STX_COMP_POSITIONS_LEARNED, 11},
+                 {STX_COMP_COMPRESS_CONV, STX_COMP_AUX_NONE, STX_COMP_POSITIONS_XL, 10},
+                 {STX_COMP_COMPRESS_DILATED, STX_COMP_AUX_AUTO, STX_COMP_POSITIONS_LEARNED, 29},
+                 {STX_COMP_COMPRESS_MAX, STX_COMP_AUX_AUTO, STX_COMP_POSITIONS_LEARNED, 9},
+                 {STX_COMP_COMPRESS_USED, STX_COMP_AUX_AUTO, STX_COMP_POSITIONS_LEARNED, 1},
+                 {STX_COMP_COMPRESS_USED, STX_COMP_AUX_AUTO, STX_COMP_POSITIONS_XL, 0}};
 
     static const char *const name[5] = {"_ROWS", "_PAD", "_TARGET", "_MASK", "_FREEZE"};
     char pattern[64];
@@ -1523,10 +1524,10 @@ static void bad_state_sizes(stx_ctx *x) {
     stx_comp_desc d = small();
     stx_comp *m;
 
-    d.recurrence = STX_COMP_ROTATE;
+    d.recurrence = STX_COMP_STORE_ROTATE;
     m = stx_comp_create(x, &d);
     CHECK(m && !stx_comp_state_create_sized(m, 1, unequal, NULL), "unequal sizes");
-    fails(x, "STX_COMP_ROTATE");
+    fails(x, "STX_COMP_STORE_ROTATE");
     d.recurrence = 0;
     d.literal = STX_COMP_LITERAL_ROWS;
     m = stx_comp_create(x, &d);
@@ -1620,7 +1621,7 @@ static void bad_files(void) {
         stx_file *f;
         int32_t *t = random_tokens(2, 40, V, 1);
         size_t i;
-        if (k == 3) d.compress = STX_COMP_USED;
+        if (k == 3) d.compress = STX_COMP_COMPRESS_USED;
         m = stx_comp_create(x, &d);
         s = stx_comp_state_create_sized(m, 2, more, NULL);
         for (i = 0; i < 3; i++) {

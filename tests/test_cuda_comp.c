@@ -497,20 +497,20 @@ enum { PLANES = 6 }; /* x, y, p0 .. p3 */
 /* Bits of the planes that a kind of gate has */
 static int planes_of(int kind) {
     switch (kind) {
-    case STX_COMP_GTRXL: return 61;
-    case STX_COMP_GRU:
-    case STX_COMP_SIGTANH:
-    case STX_COMP_RESET: return 13;
-    case STX_COMP_MOGRIFY: return 5;
-    case STX_COMP_GLU: return 4;
+    case STX_COMP_GATE_GTRXL: return 61;
+    case STX_COMP_GATE_GRU:
+    case STX_COMP_GATE_SIGTANH:
+    case STX_COMP_GATE_RESET: return 13;
+    case STX_COMP_GATE_MOGRIFY: return 5;
+    case STX_COMP_GATE_GLU: return 4;
     default: return 7;
     }
 }
 
 /* Elements of plane i per element of x */
 static size_t plane_size(int kind, int i) {
-    if (i > 1 && kind == STX_COMP_GRU) return 3;
-    return i > 1 && kind == STX_COMP_GLU ? 2 : 1;
+    if (i > 1 && kind == STX_COMP_GATE_GRU) return 3;
+    return i > 1 && kind == STX_COMP_GATE_GLU ? 2 : 1;
 }
 
 typedef struct gate {
@@ -524,7 +524,7 @@ typedef struct gate {
    infinity depends on where a sigmoid becomes 0. */
 static void gate_extremes(arr *a, int kind, int i) {
     size_t j;
-    if (kind != STX_COMP_GLU && (i == 2 || (i > 2 && kind != STX_COMP_GRU)))
+    if (kind != STX_COMP_GATE_GLU && (i == 2 || (i > 2 && kind != STX_COMP_GATE_GRU)))
         for (j = 0; j < a->n; j += 7) a->c[j] = j % 3 ? (float)INFINITY : -(float)INFINITY;
     if (a->n > 20) a->c[a->n / 2] = NAN;
     arr_upload(a);
@@ -566,7 +566,7 @@ static void gate_make(gate *t, int kind, size_t N, size_t D, double most) {
             t->c.dp[i - 2] = t->grad[i].c;
             t->d.dp[i - 2] = t->grad[i].d;
         }
-    for (i = 0; i < 2; i++) t->db[i] = arr_of((kind == STX_COMP_GRU ? 3 : 2) * D, 1, 0, B_);
+    for (i = 0; i < 2; i++) t->db[i] = arr_of((kind == STX_COMP_GATE_GRU ? 3 : 2) * D, 1, 0, B_);
     t->c.out = t->out.c;
     t->d.out = t->out.d;
     t->c.dout = t->dout.c;
@@ -597,14 +597,14 @@ static void test_gates(void) {
     int kind, k;
     size_t n, i;
     char name[96];
-    for (kind = STX_COMP_GRU; kind <= STX_COMP_GLU; kind++)
+    for (kind = STX_COMP_GATE_GRU; kind <= STX_COMP_GATE_GLU; kind++)
         for (n = 0; n < (brief ? 4 : 20); n++) {
             gate t;
             double most = gate_most(n);
             gate_make(&t, kind, rows[n % COUNT(rows)], gate_wide[n % COUNT(gate_wide)], most);
             BOTH(stx_comp_gate_fwd, (cx, &t.c), (gx, &t.d));
             /* the far tail of gelu, for which the twins use different formulas */
-            least = kind == STX_COMP_GLU ? 1e-6 : 0;
+            least = kind == STX_COMP_GATE_GLU ? 1e-6 : 0;
             snprintf(name, sizeof name, "gate %d, N %zu D %zu, values to %g", kind, t.N, t.D, most);
             arr_check(name, &t.out, 2e-6);
             for (k = 0; k < 2; k++) {
@@ -630,12 +630,12 @@ static void test_gate_biases(void) {
     char name[96];
     for (n = 0; n < 24; n++) {
         gate t;
-        int kind = n % 2 ? STX_COMP_GLU : STX_COMP_GRU;
+        int kind = n % 2 ? STX_COMP_GATE_GLU : STX_COMP_GATE_GRU;
         gate_make(&t, kind, many[n % COUNT(many)],
                   gate_wide[(n / 2 + n / 6) % COUNT(gate_wide)], 2);
         t.c.db[0] = t.db[0].c;
         t.d.db[0] = t.db[0].d;
-        if (kind == STX_COMP_GRU && n % 3) {
+        if (kind == STX_COMP_GATE_GRU && n % 3) {
             t.c.db[1] = t.db[1].c;
             t.d.db[1] = t.db[1].d;
         }
@@ -724,11 +724,11 @@ static void usage_bits(uint64_t *h) {
 
 static void gate_bits(uint64_t *h) {
     int i, j;
-    for (i = STX_COMP_GRU; i <= STX_COMP_GLU; i++) {
+    for (i = STX_COMP_GATE_GRU; i <= STX_COMP_GATE_GLU; i++) {
         gate g;
         gate_make(&g, i, 5, i % 2 ? 36 : 67, 3);
         stx_comp_gate_fwd_cuda(gx, &g.d);
-        if (i == STX_COMP_GRU || i == STX_COMP_GLU) g.d.db[0] = g.db[0].d;
+        if (i == STX_COMP_GATE_GRU || i == STX_COMP_GATE_GLU) g.d.db[0] = g.db[0].d;
         stx_comp_gate_bwd_cuda(gx, &g.d);
         *h = cuda_hash(gx, g.db[0].d, g.db[0].n, *h);
         *h = cuda_hash(gx, g.out.d, g.out.n, *h);
@@ -775,54 +775,54 @@ static size_t model_layers = 2;
 static void model_options(stx_comp_desc *d, int which) {
     switch (which) {
     case GRU:
-        d->gate = STX_COMP_GRU;
+        d->gate = STX_COMP_GATE_GRU;
         d->glu = 1;
         break;
     case XL:
-        d->positions = STX_COMP_XL;
-        d->compress = STX_COMP_DILATED;
-        d->gate = STX_COMP_GTRXL;
+        d->positions = STX_COMP_POSITIONS_XL;
+        d->compress = STX_COMP_COMPRESS_DILATED;
+        d->gate = STX_COMP_GATE_GTRXL;
         d->gate_relu = 1;
         d->kv_heads = 1;
         break;
     case USED:
-        d->compress = STX_COMP_USED;
-        d->gate = STX_COMP_OUTPUT;
+        d->compress = STX_COMP_COMPRESS_USED;
+        d->gate = STX_COMP_GATE_OUTPUT;
         d->final_norm = 1;
         break;
     case HIGHWAY:
-        d->compress = STX_COMP_MAX;
-        d->gate = STX_COMP_HIGHWAY;
+        d->compress = STX_COMP_COMPRESS_MAX;
+        d->gate = STX_COMP_GATE_HIGHWAY;
         d->norm_after = 1;
         d->ratio = 3;
         break;
     case TIED:
-        d->compress = STX_COMP_MEAN;
-        d->gate = STX_COMP_SIGTANH;
+        d->compress = STX_COMP_COMPRESS_MEAN;
+        d->gate = STX_COMP_GATE_SIGTANH;
         d->tied = 1;
         d->emb = 20;
         d->mem = 6;
         break;
     case ERNIE:
-        d->recurrence = STX_COMP_ERNIE;
+        d->recurrence = STX_COMP_STORE_OUTPUT;
         d->aux = STX_COMP_AUX_AUTOENCODE;
         d->overlap = 2;
-        d->gate = STX_COMP_INPUT;
+        d->gate = STX_COMP_GATE_INPUT;
         break;
     case BPTT:
-        d->gate = STX_COMP_GRU;
+        d->gate = STX_COMP_GATE_GRU;
         d->mogrify = 1;
         d->aux = STX_COMP_AUX_BPTT;
         d->bptt = 2;
         break;
     case ROTATE:
-        d->recurrence = STX_COMP_ROTATE;
+        d->recurrence = STX_COMP_STORE_ROTATE;
         d->recompute_layers = SIZE_MAX;
         d->attn_dropout = d->out_dropout = d->ff_dropout = d->aux_dropout = 0.1;
         break;
     case PLAIN:
         d->no_memory = 1;
-        d->gate = STX_COMP_OUTPUT;
+        d->gate = STX_COMP_GATE_OUTPUT;
         break;
     }
 }
@@ -970,7 +970,8 @@ static void test_models(void) {
 }
 
 /* A replayed step has the bits of one that is launched. Once the memory is full, steps
-   are replayed, except those of STX_COMP_ROTATE, which swaps its buffers in each. */
+   are replayed, except those of STX_COMP_STORE_ROTATE, which swaps its buffers in
+   each. */
 static void test_graph(void) {
     static const int models[] = {USED, BPTT, TIED, ROTATE};
     size_t k;
@@ -1112,11 +1113,11 @@ static void refused(int which, const char *expected) {
     if (which == 2) stx_comp_pool_cuda(x, v, v, &g, 0);
     if (which == 3) stx_comp_pick_cuda(x, v, v, v, 8, &g);
     if (which == 4) {
-        a.kind = STX_COMP_RESIDUAL;
+        a.kind = STX_COMP_GATE_RESIDUAL;
         stx_comp_gate_fwd_cuda(x, &a);
     }
     if (which == 5) {
-        a.kind = STX_COMP_GLU + 1;
+        a.kind = STX_COMP_GATE_GLU + 1;
         stx_comp_gate_bwd_cuda(x, &a);
     }
     if (which == 6) stx_comp_usage_cuda(x, v, 8, &t, 2, 3);

@@ -169,9 +169,9 @@ static stx_lm make_comp(stx_ctx *x, stx_par **par) {
 static stx_lm make_comp_gated(stx_ctx *x, stx_par **par) {
     stx_comp_desc d = comp_desc();
     (void)par;
-    d.compress = STX_COMP_USED;
-    d.positions = STX_COMP_LEARNED;
-    d.gate = STX_COMP_GTRXL;
+    d.compress = STX_COMP_COMPRESS_USED;
+    d.positions = STX_COMP_POSITIONS_LEARNED;
+    d.gate = STX_COMP_GATE_GTRXL;
     d.glu = 1;
     d.recompute_layers = SIZE_MAX;
     return stx_comp_as_lm(stx_comp_create(x, &d));

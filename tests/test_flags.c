@@ -153,7 +153,7 @@ static stx_lm make_comp(stx_ctx *x) {
     d.segment = T;
     d.mem = T;
     d.ratio = 4;
-    d.gate = STX_COMP_GRU;
+    d.gate = STX_COMP_GATE_GRU;
     return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 

@@ -50,10 +50,10 @@ static void config(const stx_file *f, stx_comp_desc *d, lists *k) {
     if (list_of(stx_file_meta(f, "cmems"), k->cmems, MAX_LAYERS)) d->cmems = k->cmems;
     d->compress = choice(f, "compress", compress);
     d->aux = choice(f, "aux", aux);
-    if (d->compress >= STX_COMP_MAX) d->aux = STX_COMP_AUX_NONE;
+    if (d->compress >= STX_COMP_COMPRESS_MAX) d->aux = STX_COMP_AUX_NONE;
     d->overlap = (size_t)need(f, "overlap");
     d->conv_no_bias = (int)need(f, "conv_no_bias");
-    if (d->compress == STX_COMP_DILATED)
+    if (d->compress == STX_COMP_COMPRESS_DILATED)
         d->dilations = list_of(stx_file_meta(f, "dilations"), d->dilation, STX_COMP_MAX_DILATIONS);
     d->aux_weight = need(f, "aux_weight");
     if (d->aux == STX_COMP_AUX_BPTT) d->bptt = (size_t)need(f, "bptt");

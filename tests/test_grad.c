@@ -3293,10 +3293,10 @@ static stx_tensor *make_comp_gate(stx_ctx *x, stx_tensor **in, void *user) {
 static stx_tensor *make_comp_gate_biased(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *t[8] = {NULL}, *y;
     comp_user *u = (comp_user *)user;
-    if (u->kind == STX_COMP_GRU) t[0] = in[0];
+    if (u->kind == STX_COMP_GATE_GRU) t[0] = in[0];
     t[2] = stx_linear(x, in[1], in[2], stx_detach(x, in[3]), STX_ACT_NONE);
     t[6] = in[3];
-    if (u->kind == STX_COMP_GRU) {
+    if (u->kind == STX_COMP_GATE_GRU) {
         t[3] = stx_linear(x, in[0], in[4], stx_detach(x, in[5]), STX_ACT_NONE);
         t[7] = in[5];
     }
@@ -3306,8 +3306,8 @@ static stx_tensor *make_comp_gate_biased(stx_ctx *x, stx_tensor **in, void *user
 
 /* The width of the gate's parameters p for D channels */
 static size_t comp_gate_width(int kind, size_t D) {
-    if (kind == STX_COMP_GRU) return 3 * D;
-    return kind == STX_COMP_GLU ? 2 * D : D;
+    if (kind == STX_COMP_GATE_GRU) return 3 * D;
+    return kind == STX_COMP_GATE_GLU ? 2 * D : D;
 }
 
 static void row_comp_gate(void) {
@@ -3319,18 +3319,18 @@ static void row_comp_gate(void) {
     size_t w;
     int i, k;
     memset(&u, 0, sizeof u);
-    for (u.kind = STX_COMP_GRU; u.kind <= STX_COMP_GLU; u.kind++)
+    for (u.kind = STX_COMP_GATE_GRU; u.kind <= STX_COMP_GATE_GLU; u.kind++)
         for (i = 0; i < 2; i++) {
             p = start("comp_gate", make_comp_gate, &u);
             w = comp_gate_width(u.kind, s[i][2]);
-            add_if(&p, u.kind != STX_COMP_GLU, s[i][0], s[i][1], s[i][2], 0);
+            add_if(&p, u.kind != STX_COMP_GATE_GLU, s[i][0], s[i][1], s[i][2], 0);
             add_if(&p, y[u.kind], s[i][0], s[i][1], s[i][2], 0);
             for (k = 0; k < 4; k++) add_if(&p, k < count[u.kind], s[i][0], s[i][1], w, 0);
             check(&p);
         }
     for (k = 0; k < 4; k++) {
         p = start("comp_gate with biases", make_comp_gate_biased, &u);
-        u.kind = k / 2 ? STX_COMP_GLU : STX_COMP_GRU;
+        u.kind = k / 2 ? STX_COMP_GATE_GLU : STX_COMP_GATE_GRU;
         u.d.glu = k % 2;
         w = comp_gate_width(u.kind, 5);
         add(&p, 2, 3, 5, 0);
@@ -3341,7 +3341,7 @@ static void row_comp_gate(void) {
         }
         check(&p);
     }
-    u.kind = STX_COMP_GTRXL;
+    u.kind = STX_COMP_GATE_GTRXL;
     p = start("comp_gate of a constant", make_comp_gate, &u);
     add(&p, 2, 3, 5, 0);
     add_absent(&p);

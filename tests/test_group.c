@@ -1254,8 +1254,8 @@ static stx_comp_desc comp_desc(void) {
 static stx_lm make_comp(stx_ctx *x, stx_params **arch) {
     stx_comp_desc d = comp_desc();
     *arch = NULL;
-    d.compress = STX_COMP_CONV;
-    d.gate = STX_COMP_GRU;
+    d.compress = STX_COMP_COMPRESS_CONV;
+    d.gate = STX_COMP_GATE_GRU;
     d.glu = 1;
     return stx_comp_as_lm(stx_comp_create(x, &d));
 }
@@ -1263,11 +1263,11 @@ static stx_lm make_comp(stx_ctx *x, stx_params **arch) {
 static stx_lm make_comp_auto(stx_ctx *x, stx_params **arch) {
     stx_comp_desc d = comp_desc();
     *arch = NULL;
-    d.compress = STX_COMP_CONV;
+    d.compress = STX_COMP_COMPRESS_CONV;
     d.aux = STX_COMP_AUX_AUTOENCODE;
     d.aux_dropout = 0;
-    d.positions = STX_COMP_XL;
-    d.gate = STX_COMP_GTRXL;
+    d.positions = STX_COMP_POSITIONS_XL;
+    d.gate = STX_COMP_GATE_GTRXL;
     d.tied = 1;
     d.recompute_layers = SIZE_MAX;
     return stx_comp_as_lm(stx_comp_create(x, &d));

@@ -101,7 +101,7 @@ static stx_comp_desc comp_desc(void) {
     d.mem = T;
     d.cmem = 8;
     d.ratio = 4;
-    d.compress = STX_COMP_CONV;
+    d.compress = STX_COMP_COMPRESS_CONV;
     d.attn_dropout = d.out_dropout = d.ff_dropout = 0.1;
     return d;
 }
@@ -117,8 +117,8 @@ static stx_lm make_comp_auto(stx_ctx *x, stx_params **arch) {
     stx_comp_desc d = comp_desc();
     (void)arch;
     d.aux = STX_COMP_AUX_AUTOENCODE;
-    d.positions = STX_COMP_XL;
-    d.gate = STX_COMP_GTRXL;
+    d.positions = STX_COMP_POSITIONS_XL;
+    d.gate = STX_COMP_GATE_GTRXL;
     d.tied = 1;
     return stx_comp_as_lm(stx_comp_create(x, &d));
 }
