@@ -40,9 +40,11 @@
        l  a layer                         t  a tap, i.e. a row of a group
        b  a stream                        i  a query or row
        N  rows of an elementwise kernel   j  a key
-       u  content bias (H,hd)             vb position bias (H,hd), the field v of a layer
+       u  content bias (H,hd)             vb position bias (H,hd)
    The fields of stx_attention_args are seqtx.h's: there, D is the head dimension, S the
-   number of keys, and N the number of persistent vectors.
+   number of keys, and N the number of persistent vectors. In the code outside the gate
+   kernels, x is the context and xs the stream x; m is the model, d its desc and p the
+   parameters of a layer. In kernels, c is a channel and r a row.
 
    The model. A layer attends to its compressed memory, its memory and the segment.
 
@@ -130,8 +132,9 @@
                   has a gradient in W. The evicted rows are constants
        none       the compression keeps its initial weights
 
-   ratio_l = sum (target - got)^2 / sum target^2 is the relative error of the compression:
-   target is att(old) and got att(new), or old and rec. At 1 it is no better than zeros.
+   rel_error_l = sum (target - got)^2 / sum target^2 is the relative squared error of the
+   compression: target is att(old) and got is att(new), or old and rec. 1 is what all
+   zeros would score.
 
    Why it works this way
        Why does the language loss not train the compression? A compressed row lives for
@@ -203,7 +206,7 @@
 
        att(old): weights 1/4, 3/4, so att(old) = 3/4 ln 3 = 0.8240
        new = ln 3 / 2 = 0.5493 = att(new)
-       aux = (0.5493 - 0.8240)^2 = 0.0754        ratio = (1/4)^2 / (3/4)^2 = 1/9
+       aux = (0.5493 - 0.8240)^2 = 0.0754        rel_error = (1/4)^2 / (3/4)^2 = 1/9
        dnew = 2 (0.5493 - 0.8240) = -0.5493 = dbias
        dW = -0.5493 (0, ln 3) = (0, -0.6035)
 
@@ -275,7 +278,7 @@
 
        field            zero means     port     readme    enwik8  wikitext103  PG-19
        ---------------  -------------  -------  --------  ------  -----------  -----
-       vocab (V)        no words       256      20000     256     adaptive     32000
+       vocab (V)        no vocabulary    256      20000     256     adaptive     32000
        dim (D)          512            512      512       1024    1024         -
        emb (E)          D              512      128       1024    1024         -
        layers (L)       8              8        12        24      18           36
@@ -421,8 +424,8 @@
          gtrxl, output and sigtanh, and added in highway.
        - The queries of the aux loss are q without u, without positions and without a
          causal mask.
-       - stx_comp_total and stx_comp_aux belong to the last forward. m->aux and m->ratio
-         are results of the step, invalid after the next stx_begin.
+       - stx_comp_total and stx_comp_aux belong to the last forward. m->aux and
+         m->rel_error are results of the step, invalid after the next stx_begin.
        - A call with T < S discards its tokens. Text that arrives in short pieces goes to
          stx_comp_gen, or waits until a segment is full.
        - Evaluation needs a separate state. With larger memories
@@ -442,10 +445,11 @@
 
    Compile-time options are those of seqtx.h.
 
-   Reading order: stx__comp_layer (a layer, and what its segment leaves), stx_comp_segment
-   (the loop over layers and the memory), stx__comp_plan (what is evicted, what is
-   missing), stx__comp_compress, stx__comp_aux, stx__comp_gate, the kernels from >>groups
-   on, and stx__comp_gen_move (generation).
+   Reading order: stx__comp_layer_fwd (a layer, and what its segment leaves),
+   stx_comp_segment (the loop over layers and the memory), stx__comp_plan (what is
+   evicted, what is missing), stx__comp_compress, stx__comp_layer_aux,
+   stx__comp_apply_gate, the kernels from >>groups on, and stx__comp_gen_move
+   (generation).
 */
 #define STX__LETTERS 1
 #include "seqtx.h"      /* hides macros of one capital letter: see the end of seqtx.h */
@@ -569,8 +573,9 @@ typedef struct stx_comp_desc {
     int    gate;            /* STX_COMP_GATE_RESIDUAL .. _GTRXL */
     int    gate_relu;       /* 1: relu before the gate (GTrXL) */
     double gate_bias;       /* initial b0; 0: 2 for gtrxl, 1 for output, highway and
-                               sigtanh, 0 for gru, where it is added to the bias of z */
-    int    no_gate_bias;    /* 1: b0 starts at 0 */
+                               sigtanh. gru: added to the z block of the initial bias_ih;
+                               0 adds nothing */
+    int    zero_gate_bias;  /* 1: gate_bias is 0 rather than its default */
     int    mogrify;         /* gru: five mogrifier steps before it */
     int    recurrence;      /* STX_COMP_STORE_INPUT, _OUTPUT or _ROTATE */
 
@@ -580,8 +585,8 @@ typedef struct stx_comp_desc {
     double ff_dropout;      /* inside the feed-forward network */
     double aux_dropout;     /* of attention weights over new rows in the aux loss */
 
-    unsigned literal;       /* STX_COMP_LITERAL or flags; a flag that does not apply is an
-                               error. In the model's desc: the flags in force */
+    unsigned literal;       /* STX_COMP_LITERAL or flags. A flag that does not apply is an
+                               error. In the model's desc: the flags in effect */
     size_t recompute_layers;    /* number of layers to recompute in the backward pass,
                                    counted from the last, to save memory; SIZE_MAX: all */
 } stx_comp_desc;
@@ -608,7 +613,7 @@ typedef struct stx_comp_layer {
     size_t M, C;                            /* 0 in other layers */
     stx_tensor *attn_gain, *attn_shift;     /* (D) */
     stx_tensor *wq, *wkv, *wo, *bo;         /* (D,D) (2 kv_heads hd,D), keys first; (D,D) (D) */
-    stx_tensor *wr, *u, *v;                 /* Wpos (D,D), u and vb (H,hd):
+    stx_tensor *wpos, *u, *vb;              /* Wpos (D,D), u and vb (H,hd):
                                                STX_COMP_POSITIONS_XL only */
     stx_tensor *conv, *conv_bias;           /* (D,taps D), column t D + channel; (D). This
                                                and the next two: only where C > 0 */
@@ -629,7 +634,7 @@ typedef struct stx_comp {
     stx_comp_desc   desc;                   /* with the defaults filled in; its pointers are
                                                NULL */
     stx_params     *params;
-    stx_vocab_io      *vocab_io;                  /* embedding and output head, E wide; NULL
+    stx_vocab_io   *vocab_io;               /* embedding and output head, E wide; NULL
                                                without vocab */
     stx_tensor     *in_w, *in_b, *out_w, *out_b;        /* (D,E) (D) (E,D) (E), if E != D */
     stx_tensor     *key_pe;                 /* STX_COMP_POSITIONS_LEARNED: (rows,D), rows =
@@ -639,15 +644,16 @@ typedef struct stx_comp {
                                                as in key_pe */
     stx_tensor     *final_gain, *final_shift;
     stx_comp_layer *layer;                  /* [layers] */
-    size_t          taps, ahead;            /* rows per compressed row, r + overlap; rows
-                                               that are read before a group */
+    size_t          taps, before;           /* rows per compressed row, r + overlap; rows
+                                               before a group that convolutions read */
     size_t          A;                      /* layers with C > 0 */
-    stx_tensor    **aux, **ratio;           /* [layers], (1) each: aux loss and relative
-                                               error of the last forward, valid in this
-                                               step. NULL if nothing was evicted, or in
-                                               evaluation. In a process group, the ratio
-                                               is that of this rank; the mean of the aux
-                                               losses of all ranks is that of the batch */
+    stx_tensor    **aux, **rel_error;       /* [layers], (1) each: aux loss and relative
+                                               squared error of the last forward, valid
+                                               in this step. NULL if nothing was evicted,
+                                               or in evaluation. In a process group,
+                                               rel_error is that of this rank; the mean
+                                               of the aux losses of all ranks is that of
+                                               the batch */
 } stx_comp;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc and
@@ -674,15 +680,15 @@ typedef struct stx_comp_state {
     size_t    B;
     size_t   *M, *C;        /* of each layer: the model's, or those passed to
                                stx_comp_state_create_sized */
-    stx_memory *mem, *comp;   /* rows of layer l, (B,n,D) and (B,c,D), oldest first, with
+    stx_memory *mem, *comp; /* rows of layer l, (B,n,D) and (B,c,D), oldest first, with
                                n = mem->layer[l].count and c = comp->layer[l].count */
-    stx_memory *usage;        /* STX_COMP_COMPRESS_USED, else NULL: (B,n,2), for each row of mem
+    stx_memory *usage;      /* STX_COMP_COMPRESS_USED, else NULL: (B,n,2), for each row of mem
                                the attention it received, and the number of queries */
-    stx_memory *source;       /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
+    stx_memory *source;     /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
                                compressed rows were made */
-    size_t   *seen;         /* (B): rows that each stream has pushed since its beginning,
-                               counted up to `most`, beyond which nothing changes */
-    size_t    most;
+    size_t   *pushed;       /* (B): rows that each stream has pushed since its beginning,
+                               counted up to pushed_max, beyond which nothing changes */
+    size_t    pushed_max;
 } stx_comp_state;
 
 /* Creates an empty state for B >= 1 streams. Returns NULL and sets an error if B is 0 or
@@ -897,12 +903,12 @@ STX_KERNEL(stx_comp_pool, (stx_ctx *x, stx_real *y, const stx_real *rows,
 
 /* y (B,groups,D) = the G_b most used rows of stream b from first[b] on (if first is
    NULL, from 0 on, and G_b = groups), in order of time, in the last G_b rows of y; the
-   rows before them are 0. taps and at are not read. usage (B,ldu/2,2) has a stride of
-   ldu elements between streams, in full precision. The usage of row j is
+   rows before them are 0. taps and at are not read. usage (B,rows,2), in full precision,
+   has a stride of usage_batch_stride elements between streams. The usage of row j is
    usage[0] / usage[1], or 0 if usage[1] is 0; of equally used rows the newer is kept.
    Missing rows rank after all others, the older first, and are 0 in y. */
 STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
-                           size_t ldu, const stx_comp_groups *g))
+                           size_t usage_batch_stride, const stx_comp_groups *g))
 
 /* Adds to the usage of the n keys from `first` on, after the forward kernel of an
    attention has run with a (no learned span, eps or persistent vectors):
@@ -912,17 +918,17 @@ STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const 
        usage[b][j][1] += number of queries i
 
    The sums are over the queries whose own key is not padding (a->pad at S - T + i);
-   all queries come after the n keys. usage (B,ldu/2,2) has a stride of ldu elements
-   between streams, in full precision. */
-STX_KERNEL(stx_comp_usage, (stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a,
-                            size_t first, size_t n))
+   all queries come after the n keys. usage (B,n,2), in full precision, has a stride of
+   usage_batch_stride elements between streams. */
+STX_KERNEL(stx_comp_usage, (stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
+                            const stx_attention_args *a, size_t first, size_t n))
 
-/* loss (1) = sum (a - target)^2 / divisor and ratio (1) = sum (a - target)^2 / sum
+/* loss (1) = sum (a - target)^2 / divisor and rel_error (1) = sum (a - target)^2 / sum
    target^2 (0 if that sum is 0), over the rows of a, target (N,D) that skip (N) does
    not mark. skip is on the device, or NULL. work (N,2), on the device, receives the
    two sums of each row. Backward: da = 2 dloss (a - target) / divisor, 0 in marked
    rows. Adds to da with accumulate. */
-STX_KERNEL(stx_comp_error_fwd, (stx_ctx *x, stx_real *loss, stx_real *ratio, double *work,
+STX_KERNEL(stx_comp_error_fwd, (stx_ctx *x, stx_real *loss, stx_real *rel_error, double *work,
                                 const stx_real *a, const stx_real *target, const int32_t *skip,
                                 size_t N, size_t D, double divisor))
 STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss,
@@ -948,8 +954,8 @@ STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss,
    p0 and p1 of gru (N,3D) have the blocks reset, z and cand; p0 of glu (N,2D) has two
    halves. Backward reads dout and the inputs, and writes the gradients of all inputs,
    or adds to them with accumulate. For gru and glu it also adds to the gradients of
-   biases that were added to p0 and p1, db[k] += row sums of dp[k]; then dp[k] must not
-   contain anything before. */
+   biases that were added to p0 and p1, db[k] += row sums of dp[k]. With accumulate,
+   these dp[k] must be 0 before the call. */
 typedef struct stx_comp_gate_args {
     int    kind, accumulate;
     size_t N, D;
@@ -959,7 +965,8 @@ typedef struct stx_comp_gate_args {
     const stx_real *dout;       /* (N,D) */
     stx_real *dx, *dy, *dp[4];  /* as x, y, p */
     stx_real *db[2];            /* gru (3D) each, glu (2D) in db[0]; NULL if not needed */
-    int late;                   /* 1: they belong to parameters; see stx_linear_bwd_args */
+    int defer_db;               /* 1: db belongs to parameters, so it may be added to
+                                   later; see stx_linear_bwd_args. Not read on the CPU */
 } stx_comp_gate_args;
 
 STX_KERNEL(stx_comp_gate_fwd, (stx_ctx *x, const stx_comp_gate_args *a))
@@ -1022,7 +1029,7 @@ typedef struct stx__comp_group_job {
     int             accumulate;     /* unfold */
     int             max;            /* pool */
     const stx_real *usage;          /* pick */
-    size_t          ldu;
+    size_t          usage_batch_stride;
 } stx__comp_group_job;
 
 static stx__comp_group_job stx__comp_group_job_of(const stx_comp_groups *g, stx_real *to,
@@ -1141,13 +1148,14 @@ static void stx__comp_pick_part(const stx_share *s, const void *job) {
         const size_t first = g->first ? (size_t)g->first[b] : 0;
         const size_t keep = g->first ? stx__comp_group_count(g->rows - first, g->step) : g->groups;
         const int32_t *pad = g->pad ? g->pad + b * g->rows : NULL;
+        const stx_real *usage = j->usage + b * j->usage_batch_stride;
         size_t slot = g->groups - keep;
         stx_real *y = j->to + b * g->groups * D;
         memset(y, 0, g->groups * D * sizeof *y);
         for (i = first; i < g->rows && slot < g->groups; i++) {
             size_t rank = 0;
             for (k = first; k < g->rows; k++)
-                rank += k != i && stx__comp_more_used(pad, j->usage + b * j->ldu, k, i);
+                rank += k != i && stx__comp_more_used(pad, usage, k, i);
             if (rank >= keep) continue;
             if (!pad || !pad[i])
                 memcpy(y + slot * D, stx__comp_row_ptr(g, j->from, b, i), D * sizeof *y);
@@ -1157,10 +1165,10 @@ static void stx__comp_pick_part(const stx_share *s, const void *job) {
 }
 
 STX_DEF void stx_comp_pick(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
-                           size_t ldu, const stx_comp_groups *g) {
+                           size_t usage_batch_stride, const stx_comp_groups *g) {
     stx__comp_group_job j = stx__comp_group_job_of(g, y, rows);
     j.usage = usage;
-    j.ldu = ldu;
+    j.usage_batch_stride = usage_batch_stride;
     stx_parallel(x, g->B, g->B * g->rows * g->rows * 4, stx__comp_pick_part, &j);
 }
 
@@ -1179,7 +1187,7 @@ static stx_comp_groups stx__comp_groups_of(size_t B, size_t rows, size_t groups,
 
 /* Backward of the two ops below: zeroing rows is its own transpose, and the transpose
    of fold is unfold. */
-static void stx__comp_unfold_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+static void stx__comp_back_by_unfold(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     const stx_comp_groups *g = (const stx_comp_groups *)save;
     int fresh;
     stx_real *d = stx_grad(x, in[0], &fresh);
@@ -1198,7 +1206,7 @@ static stx_tensor *stx__comp_zero_rows(stx_ctx *x, stx_tensor *a, const stx_ids 
     *g = stx__comp_groups_of(a->dim[0], a->dim[1], 1, a->dim[1], a->dim[1], a->dim[2]);
     g->pad = pad->device;
     STX_RUN(x, stx_comp_unfold, (x, y->data, a->data, g, 0));
-    stx_record(x, y, &a, 1, stx__comp_unfold_back, g);
+    stx_record(x, y, &a, 1, stx__comp_back_by_unfold, g);
     return y;
 }
 
@@ -1209,7 +1217,7 @@ static stx_tensor *stx__comp_fold_op(stx_ctx *x, stx_tensor *y, const stx_comp_g
     if (!stx_ok(x) || !y) return NULL;
     *g = *groups;
     STX_RUN(x, stx_comp_fold, (x, rows->data, y->data, g));
-    stx_record(x, rows, &y, 1, stx__comp_unfold_back, g);
+    stx_record(x, rows, &y, 1, stx__comp_back_by_unfold, g);
     return rows;
 }
 
@@ -1238,16 +1246,16 @@ STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size
 }
 
 /* score[j] = (q + u).k_j + (q + vb).pe_j for n keys, each summed in 16 lanes. Rows of
-   k have a stride of a->ldk elements; pe can be NULL. */
+   k have a stride of a->kv_row_stride elements; pe can be NULL. */
 STX_INNER void stx__comp_scores_any(int fma, stx_real *STX_RESTRICT score,
                                     const stx_attention_args *a, const stx_real *q,
                                     const stx_real *k, const stx_real *pe, size_t h, size_t n) {
-    const size_t hd = a->D, ldp = a->pe_heads > 1 ? a->H * hd : hd;
+    const size_t hd = a->D, pe_row_stride = a->pe_heads > 1 ? a->H * hd : hd;
     const stx_real *u = a->content_bias ? a->content_bias + h * hd : NULL;
     const stx_real *vb = a->position_bias ? a->position_bias + h * hd : NULL;
     size_t j, d, i;
     for (j = 0; j < n; j++) {
-        const stx_real *kj = k + j * a->kv_row_stride, *pj = pe ? pe + j * ldp : NULL;
+        const stx_real *kj = k + j * a->kv_row_stride, *pj = pe ? pe + j * pe_row_stride : NULL;
         stx_real sum[16] = {0};
         for (d = 0; d + 16 <= hd; d += 16) {
             for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, q[d + i], kj[d + i], sum[i]);
@@ -1278,7 +1286,7 @@ enum { STX__COMP_KEYS = 16 };       /* keys of a work unit */
 typedef struct stx__comp_usage_job {
     const stx_attention_args *a;
     stx_real *usage;
-    size_t    ldu, first, n;
+    size_t    usage_batch_stride, first, n;
 } stx__comp_usage_job;
 
 /* Adds the weights of keys j0 .. j1 - 1 for query i of head h to sum. Each weight is
@@ -1322,20 +1330,20 @@ static void stx__comp_usage_part(const stx_share *s, const void *job) {
         for (h = 0; h < a->H; h++)
             for (i = 0; i < a->T; i++) stx__comp_usage_query(s->x, u, b, h, i, j0, j1, sum);
         for (j = j0; j < j1; j++) {
-            stx_real *out = u->usage + b * u->ldu + 2 * j;
+            stx_real *out = u->usage + b * u->usage_batch_stride + 2 * j;
             out[0] += (stx_real)(sum[j - j0] / (double)a->H);
             out[1] += (stx_real)queries;
         }
     }
 }
 
-STX_DEF void stx_comp_usage(stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a,
-                            size_t first, size_t n) {
+STX_DEF void stx_comp_usage(stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
+                            const stx_attention_args *a, size_t first, size_t n) {
     stx__comp_usage_job u;
     const size_t tiles = (n + STX__COMP_KEYS - 1) / STX__COMP_KEYS;
     u.a = a;
     u.usage = usage;
-    u.ldu = ldu;
+    u.usage_batch_stride = usage_batch_stride;
     u.first = first;
     u.n = n;
     stx_parallel(x, a->B * tiles, a->B * n * a->T * a->H * a->D * 2, stx__comp_usage_part, &u);
@@ -1371,7 +1379,7 @@ static void stx__comp_error_part(const stx_share *s, const void *job) {
 }
 
 /* loss = sum (a - target)^2 / divisor */
-STX_DEF void stx_comp_error_fwd(stx_ctx *x, stx_real *loss, stx_real *ratio, double *work,
+STX_DEF void stx_comp_error_fwd(stx_ctx *x, stx_real *loss, stx_real *rel_error, double *work,
                                 const stx_real *a, const stx_real *target, const int32_t *skip,
                                 size_t N, size_t D, double divisor) {
     STX__FP_SCOPE;
@@ -1390,7 +1398,7 @@ STX_DEF void stx_comp_error_fwd(stx_ctx *x, stx_real *loss, stx_real *ratio, dou
         square += work[2 * n + 1];
     }
     *loss = (stx_real)(error / divisor);
-    *ratio = (stx_real)(square > 0 ? error / square : 0);
+    *rel_error = (stx_real)(square > 0 ? error / square : 0);
 }
 
 static void stx__comp_error_back_part(const stx_share *s, const void *job) {
@@ -1440,15 +1448,15 @@ static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *i
 }
 
 /* The mean of (a - target)^2 over the rows of a (..,D) that skip does not mark, which
-   have `count` elements -> (1). target is a constant. ratio is that of
+   have `count` elements -> (1). target is a constant. rel_error is that of
    stx_comp_error_fwd. */
 static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *target,
-                                      const stx_ids *skip, double count, stx_tensor **ratio) {
+                                      const stx_ids *skip, double count, stx_tensor **rel_error) {
     stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *in[2];
     stx__comp_error_save *s = (stx__comp_error_save *)stx_step_alloc(x, sizeof *s);
     double *work;
     size_t N, D;
-    *ratio = stx_new_f32(x, 1, 0, 0, 0);
+    *rel_error = stx_new_f32(x, 1, 0, 0, 0);
     if (!stx_ok(x) || !a || !target) return NULL;
     D = a->dim[a->ndim - 1];
     N = a->size / D;
@@ -1456,7 +1464,7 @@ static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *tar
     if (!work) return NULL;
     s->skip = skip ? skip->device : NULL;
     s->divisor = count;
-    STX_RUN(x, stx_comp_error_fwd, (x, y->data, (*ratio)->data, work, a->data, target->data,
+    STX_RUN(x, stx_comp_error_fwd, (x, y->data, (*rel_error)->data, work, a->data, target->data,
                                     s->skip, N, D, count));
     in[0] = a;
     in[1] = target;
@@ -1801,11 +1809,11 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     a->dx = d[STX__COMP_IN_X];
     a->dy = d[STX__COMP_IN_Y];
     for (i = 0; i < 4; i++) a->dp[i] = d[STX__COMP_IN_P + i];
-    a->late = 1;
+    a->defer_db = 1;
     for (i = 0; i < 2; i++) {
         const stx_tensor *bias = in[STX__COMP_IN_BIAS + i];
         a->db[i] = bias ? stx_grad(x, in[STX__COMP_IN_BIAS + i], NULL) : NULL;
-        if (a->db[i]) a->late = a->late && (bias->is_param || bias->view_of);
+        if (a->db[i]) a->defer_db = a->defer_db && (bias->is_param || bias->view_of);
     }
     if (!stx_ok(x)) return;
     STX_RUN(x, stx_comp_gate_bwd, (x, a));
@@ -1899,7 +1907,7 @@ static size_t stx__comp_taps(const stx_comp_desc *d) {
     return d->ratio + (d->compress == STX_COMP_COMPRESS_CONV ? d->overlap : 0);
 }
 
-/* Number of rows that a convolution sees before its group. */
+/* Number of rows before a group that its convolutions read. */
 static size_t stx__comp_rows_before(const stx_comp_desc *d) {
     size_t i, n = 0;
     for (i = 0; i < d->dilations; i++) n += d->dilation[i];
@@ -2085,13 +2093,13 @@ static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
         return stx__comp_bad(x, "gate_bias", d->gate_bias, "a finite number");
     if (!stx__comp_allowed(x, "gate_bias", d->gate_bias, bias,
                            "0 for a gate without bias")) return 0;
-    if (!stx__comp_allowed(x, "no_gate_bias", d->no_gate_bias, bias,
+    if (!stx__comp_allowed(x, "zero_gate_bias", d->zero_gate_bias, bias,
                            "0 for a gate without bias")) return 0;
-    if (!stx__comp_allowed(x, "gate_bias", d->gate_bias, !d->no_gate_bias,
-                           "0 with no_gate_bias")) return 0;
+    if (!stx__comp_allowed(x, "gate_bias", d->gate_bias, !d->zero_gate_bias,
+                           "0 with zero_gate_bias")) return 0;
     if (!stx__comp_allowed(x, "mogrify", d->mogrify, mogrify,
                            "0 unless gate is STX_COMP_GATE_GRU and dim is 4 or more")) return 0;
-    if (d->gate_bias == 0 && !d->no_gate_bias && bias && d->gate != STX_COMP_GATE_GRU)
+    if (d->gate_bias == 0 && !d->zero_gate_bias && bias && d->gate != STX_COMP_GATE_GRU)
         d->gate_bias = d->gate == STX_COMP_GATE_GTRXL ? 2 : 1;
     return 1;
 }
@@ -2099,7 +2107,7 @@ static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
 /* Describes the embedding and the output head. Initialisers are as in PyTorch: normal
    with deviation 1 for the embedding, uniform in [-1/sqrt(columns), 1/sqrt(columns)] for
    the rest. */
-static void stx__comp_words(const stx_comp_desc *d, stx_vocab_io_desc *w) {
+static void stx__comp_describe_vocab_io(const stx_comp_desc *d, stx_vocab_io_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
     w->dim = w->emb = d->emb;
@@ -2112,11 +2120,11 @@ static void stx__comp_words(const stx_comp_desc *d, stx_vocab_io_desc *w) {
     w->bias = w->out_table;
 }
 
-/* Copies the desc, fills in the defaults, checks it and derives words from it. If it is
-   invalid, returns 0 and, unless x is NULL, sets an error. The lists remain the
+/* Copies the desc, fills in the defaults, checks it and derives vocab_desc from it. If it
+   is invalid, returns 0 and, unless x is NULL, sets an error. The lists remain the
    caller's. */
 static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_desc *d,
-                             stx_vocab_io_desc *words) {
+                             stx_vocab_io_desc *vocab_desc) {
     STX__FP_SCOPE;
     *d = *from;
     if (!d->dim) d->dim = 512;
@@ -2148,8 +2156,8 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
 
     d->recompute_layers = STX_MIN(d->recompute_layers, d->layers);
     if (!d->vocab) return 1;
-    stx__comp_words(d, words);
-    return stx_vocab_io_resolve(x, "stx_comp_create", words, words);
+    stx__comp_describe_vocab_io(d, vocab_desc);
+    return stx_vocab_io_resolve(x, "stx_comp_create", vocab_desc, vocab_desc);
 }
 
 /* Number of parameter elements of a gate. */
@@ -2175,14 +2183,14 @@ static size_t stx__comp_compress_size(const stx_comp_desc *d) {
 
 STX_DEF size_t stx_comp_count(const stx_comp_desc *desc) {
     stx_comp_desc d;
-    stx_vocab_io_desc words;
+    stx_vocab_io_desc vocab_desc;
     size_t n = 0, l, D, kv, F, layer, M, C, most_M = 0, most_C = 0;
-    if (!desc || !stx__comp_resolve(NULL, desc, &d, &words)) return 0;
+    if (!desc || !stx__comp_resolve(NULL, desc, &d, &vocab_desc)) return 0;
     D = d.dim;
     kv = D / d.heads * d.kv_heads;
     F = d.inner;
 
-    if (d.vocab) n = stx_vocab_io_count(&words);
+    if (d.vocab) n = stx_vocab_io_count(&vocab_desc);
     if (d.emb != D) n = stx_size_add(stx_size_add(n, 2 * d.emb, D), 1, D + d.emb);
     if (d.final_norm) n = stx_size_add(n, 2, D);
 
@@ -2304,9 +2312,9 @@ static int stx__comp_attn_params(stx_comp *m, size_t l) {
     p->wo = stx__comp_param(m, l, "attn.out.weight", STX_UNIFORM, bound, D, D);
     p->bo = stx__comp_param(m, l, "attn.out.bias", STX_UNIFORM, bound, D, 0);
     if (d->positions == STX_COMP_POSITIONS_XL) {
-        p->wr = stx__comp_param(m, l, "attn.pos.weight", STX_UNIFORM, bound, D, D);
+        p->wpos = stx__comp_param(m, l, "attn.pos.weight", STX_UNIFORM, bound, D, D);
         p->u = stx__comp_param(m, l, "attn.u", STX_ZEROS, 0, H, hd);
-        p->v = stx__comp_param(m, l, "attn.v", STX_ZEROS, 0, H, hd);
+        p->vb = stx__comp_param(m, l, "attn.v", STX_ZEROS, 0, H, hd);
     }
     stx__comp_gate_params(m, l, "attn", &p->attn_gate);
     return 1;
@@ -2347,7 +2355,7 @@ static void stx__comp_ff_params(stx_comp *m, size_t l) {
 }
 
 /* Parameters outside the layers. */
-static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *words) {
+static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *vocab_desc) {
     const stx_comp_desc *d = &m->desc;
     const size_t D = d->dim, E = d->emb, reach = stx__comp_reach(m, NULL, NULL);
     const double bound_E = 1 / sqrt((double)E), bound_D = 1 / sqrt((double)D);
@@ -2356,7 +2364,7 @@ static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *words) 
         m->key_pe = stx_param(p, STX_ZEROS, 0, "key_pe", reach, D, 0, 0);
     else
         m->sines = stx__comp_sines(m, reach);
-    if (d->vocab) m->vocab_io = stx_vocab_io_create(p, words);
+    if (d->vocab) m->vocab_io = stx_vocab_io_create(p, vocab_desc);
     if (E != D) {
         m->in_w = stx_param(p, STX_UNIFORM, bound_E, "in_proj.weight", D, E, 0, 0);
         m->in_b = stx_param(p, STX_UNIFORM, bound_E, "in_proj.bias", D, 0, 0, 0);
@@ -2375,7 +2383,7 @@ STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
     STX__FP_SCOPE;
     stx_comp *m;
     stx_comp_desc *d;
-    stx_vocab_io_desc words;
+    stx_vocab_io_desc vocab_desc;
     size_t l;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
@@ -2383,23 +2391,23 @@ STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
         return NULL;
     }
     m = (stx_comp *)stx_persist(x, sizeof *m);
-    if (!m || !stx__comp_resolve(x, desc, &m->desc, &words)) return NULL;
+    if (!m || !stx__comp_resolve(x, desc, &m->desc, &vocab_desc)) return NULL;
     d = &m->desc;
     m->ctx = x;
     m->params = stx_params_create(x);
     m->layer = (stx_comp_layer *)stx_persist(x, stx_bytes_of(d->layers, sizeof *m->layer, 1));
     m->aux = (stx_tensor **)stx_persist(x, stx_bytes_of(d->layers, 2 * sizeof *m->aux, 1));
     if (!m->params || !m->layer || !m->aux) return NULL;
-    m->ratio = m->aux + d->layers;
+    m->rel_error = m->aux + d->layers;
     m->taps = stx__comp_taps(d);
-    m->ahead = stx__comp_rows_before(d);
+    m->before = stx__comp_rows_before(d);
     for (l = 0; l < d->layers; l++) {
         m->layer[l].memory = stx__comp_sizes(d, l, &m->layer[l].M, &m->layer[l].C);
         m->A += m->layer[l].C > 0;
     }
     d->memory_layers = d->mems = d->cmems = NULL;
 
-    stx__comp_model_params(m, &words);
+    stx__comp_model_params(m, &vocab_desc);
     for (l = 0; l < d->layers && stx_ok(x); l++) {
         if (!stx__comp_attn_params(m, l)) return NULL;
         stx__comp_compress_params(m, l);
@@ -2518,7 +2526,7 @@ static void stx__comp_state_rows(stx_comp_state *s, size_t *width) {
     for (l = 0; l < d->layers; l++) width[l] = s->C[l] ? d->dim : 0;
     s->comp = stx__comp_rows_create(s, width, 0, STX_MAX(C, (size_t)1));
     if (d->aux == STX_COMP_AUX_BPTT) {      /* a bound on the source rows of a segment */
-        const size_t each = (m->ahead + m->taps) * (d->segment / d->ratio + 1) + m->ahead;
+        const size_t each = (m->before + m->taps) * (d->segment / d->ratio + 1) + m->before;
         s->source = stx__comp_rows_create(s, width, 0, each * d->bptt);
     }
 
@@ -2544,11 +2552,11 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     s->model = m;
     s->B = B;
     s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* M, C, widths */
-    s->seen = (size_t *)stx_block(x, stx_bytes_of(B, sizeof *s->seen, 1));
-    if (s->M && s->seen) {
+    s->pushed = (size_t *)stx_block(x, stx_bytes_of(B, sizeof *s->pushed, 1));
+    if (s->M && s->pushed) {
         s->C = s->M + L;
         if (stx__comp_state_sizes(s, mems, cmems) && stx__comp_state_positions(s)) {
-            s->most = stx__comp_largest(s->M, L) + m->desc.segment * (m->desc.bptt + 1);
+            s->pushed_max = stx__comp_largest(s->M, L) + m->desc.segment * (m->desc.bptt + 1);
             stx__comp_state_rows(s, s->C + L);
         }
     }
@@ -2568,7 +2576,7 @@ STX_DEF void stx_comp_state_free(stx_comp_state *s) {
     stx_memory_free(s->usage);
     stx_memory_free(s->source);
     stx_block_free(s->model->ctx, s->M);
-    stx_block_free(s->model->ctx, s->seen);
+    stx_block_free(s->model->ctx, s->pushed);
     stx_block_free(s->model->ctx, s);
 }
 
@@ -2579,7 +2587,7 @@ STX_DEF void stx_comp_state_reset(stx_comp_state *s) {
     if (!s || !stx_ok(s->model->ctx)) return;
     n = stx__comp_parts(s, part, name);
     for (i = 0; i < n; i++) stx_memory_reset(part[i]);
-    memset(s->seen, 0, s->B * sizeof *s->seen);
+    memset(s->pushed, 0, s->B * sizeof *s->pushed);
 }
 
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
@@ -2596,12 +2604,12 @@ STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
     }
     n = stx__comp_parts(s, part, name);
     for (i = 0; i < n; i++) stx_memory_reset_stream(part[i], b);
-    if (stx_ok(s->model->ctx)) s->seen[b] = 0;
+    if (stx_ok(s->model->ctx)) s->pushed[b] = 0;
 }
 
 /* Rows that the oldest stream has pushed. */
-static size_t stx__comp_most_seen(const stx_comp_state *s) {
-    return stx__comp_largest(s->seen, s->B);
+static size_t stx__comp_most_pushed(const stx_comp_state *s) {
+    return stx__comp_largest(s->pushed, s->B);
 }
 
 /* Checks that from can be copied to `to`. */
@@ -2627,20 +2635,21 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     stx_memory *part[STX__COMP_PARTS], *other[STX__COMP_PARTS];
     const char *name[STX__COMP_PARTS];
     size_t l;
-    int i, parts, differ;
+    int i, parts, discard_sources;
     if (!stx_ok(x) || !stx__comp_state_like(to, from)) return 0;
 
-    /* sources that were cut into other groups than those of the remaining streams */
-    differ = streams < to->B && stx__comp_most_seen(from) != stx__comp_most_seen(to);
+    /* The sources of all streams of a state are cut into the same groups. If those of
+       `from` were cut into other groups, none of the result can be compressed again. */
+    discard_sources = streams < to->B && stx__comp_most_pushed(from) != stx__comp_most_pushed(to);
     for (l = 0; to->source && streams < to->B && l < to->model->desc.layers; l++)
-        differ |= from->source->layer[l].count != to->source->layer[l].count;
+        discard_sources |= from->source->layer[l].count != to->source->layer[l].count;
 
     parts = stx__comp_parts(to, part, name);
     stx__comp_parts(from, other, name);
     for (i = 0; i < parts; i++)
         if (!stx_memory_copy(part[i], b, other[i], from_b, streams)) return 0;
-    memmove(to->seen + b, from->seen + from_b, streams * sizeof *to->seen);
-    if (differ) stx_memory_reset(to->source);
+    memmove(to->pushed + b, from->pushed + from_b, streams * sizeof *to->pushed);
+    if (discard_sources) stx_memory_reset(to->source);
     return 1;
 }
 
@@ -2682,7 +2691,7 @@ STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem,
     int good;
     if (!stx_ok(x) || !stx__comp_state_settable(s, l, mem, n, comp, c)) return 0;
     if (!stx_memory_set(s->mem, l, n, mem, n) || !stx_memory_set(s->comp, l, c, comp, c)) return 0;
-    for (b = 0; b < s->B; b++) s->seen[b] = STX_MAX(s->seen[b], n);
+    for (b = 0; b < s->B; b++) s->pushed[b] = STX_MAX(s->pushed[b], n);
     stx_memory_reset(s->source);
     if (!s->usage || !s->C[l]) return 1;
     zeros = (stx_real *)stx_block(x, stx_bytes_of(s->B * STX_MAX(n, (size_t)1), 2, sizeof *zeros));
@@ -2711,7 +2720,7 @@ STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const ch
     }
     for (b = 0; good && b < s->B; b++) {
         snprintf(full, sizeof full, "%sseen.%zu", prefix, b);
-        good = stx_writer_meta_u64(w, full, s->seen[b]);
+        good = stx_writer_meta_u64(w, full, s->pushed[b]);
     }
     return good;
 }
@@ -2737,7 +2746,7 @@ static int stx__comp_loaded_fits(const stx_comp_state *s, const char *prefix, si
     return 1;
 }
 
-static int stx__comp_load_seen(stx_comp_state *s, const stx_file *f, const char *prefix) {
+static int stx__comp_load_pushed(stx_comp_state *s, const stx_file *f, const char *prefix) {
     stx_ctx *x = s->model->ctx;
     char full[128];
     uint64_t seen = 0;
@@ -2745,13 +2754,13 @@ static int stx__comp_load_seen(stx_comp_state *s, const stx_file *f, const char 
     for (b = 0; b < s->B; b++) {
         snprintf(full, sizeof full, "%.64sseen.%zu", prefix, b);
         if (!stx_file_meta_u64(x, f, full, &seen)) return 0;
-        if (seen > s->most) {
+        if (seen > s->pushed_max) {
             stx_fail(x, STX_ERR_FORMAT,
                      "metadata \"%s\": expected at most %zu, got %llu: the file is damaged, or the "
-                     "model has other sizes", full, s->most, (unsigned long long)seen);
+                     "model has other sizes", full, s->pushed_max, (unsigned long long)seen);
             return 0;
         }
-        s->seen[b] = (size_t)seen;
+        s->pushed[b] = (size_t)seen;
     }
     return 1;
 }
@@ -2772,7 +2781,7 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
     }
     for (l = 0; good && l < s->model->desc.layers; l++)
         good = stx__comp_loaded_fits(s, prefix, l);
-    if (good && stx__comp_load_seen(s, f, prefix)) return 1;
+    if (good && stx__comp_load_pushed(s, f, prefix)) return 1;
 
     /* empty the state; stx_comp_state_reset does nothing after an error */
     for (i = 0; i < n; i++) {
@@ -2781,21 +2790,22 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
             part[i]->layer[l].masked = 0;
         }
     }
-    memset(s->seen, 0, s->B * sizeof *s->seen);
+    memset(s->pushed, 0, s->B * sizeof *s->pushed);
     return 0;
 }
 
 
 // >>memory: what a segment does to it
 
-/* What the host knows about a layer in one segment. Masks are nonzero where something
-   is missing, and NULL if nothing is. */
-typedef struct stx__comp_job {
+/* What a layer does in one segment, decided on the host. Masks are nonzero where
+   something is missing, and NULL if nothing is. */
+typedef struct stx__comp_layer_plan {
     stx_comp *m;
     size_t l, B, T;
     size_t n, c;            /* rows of memory and compressed memory that are attended to */
     size_t M, C;            /* their capacities */
-    size_t e, G;            /* rows evicted by this segment, 0 unless it is full; groups */
+    size_t e, G;            /* evicted rows to compress, and their groups; e is 0 unless the
+                               segment is full, C > 0 and G > 0 */
     size_t table_rows;      /* STX_COMP_LITERAL_ROWS: S + n + c of the fullest memory */
     int    push;            /* 1: the segment is full, and the memory moves */
     int    frozen;          /* 1: Wkv is a constant in this segment */
@@ -2818,7 +2828,7 @@ typedef struct stx__comp_job {
     const stx_ids *aux_skip;        /* rows that the aux loss does not compare */
 
     int in_past, in_source, in_usage;       /* indices of the layer's inputs; 0: none */
-} stx__comp_job;
+} stx__comp_layer_plan;
 
 /* e: how many of n + S rows exceed the capacity M. */
 static size_t stx__comp_evicted(size_t n, size_t S, size_t M) {
@@ -2835,7 +2845,7 @@ static size_t stx__comp_new_rows(const stx_comp_desc *d, size_t e) {
 /* Number of rows that convolutions read for G groups. */
 static size_t stx__comp_source_rows(const stx_comp *m, size_t G) {
     const stx_comp_desc *d = &m->desc;
-    return d->compress == STX_COMP_COMPRESS_DILATED ? m->ahead + G * d->ratio : G * m->taps;
+    return d->compress == STX_COMP_COMPRESS_DILATED ? m->before + G * d->ratio : G * m->taps;
 }
 
 /* v (B,n) as ids, or NULL if all elements are 0. */
@@ -2874,16 +2884,17 @@ static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t
 
 /* Which of the new compressed rows are missing -> (B,G) or NULL. first (B) is the
    first evicted row of each stream, or NULL. */
-static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_job *j, const stx_ids *first) {
-    const size_t G = j->G;
-    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, G, sizeof *v));
-    stx_comp_groups g = j->groups;
+static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *plan,
+                                        const stx_ids *first) {
+    const size_t G = plan->G;
+    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(plan->B, G, sizeof *v));
+    stx_comp_groups g = plan->groups;
     size_t b, i, t;
-    if (!v || (!j->old_pad && !first)) return NULL;
+    if (!v || (!plan->old_pad && !first)) return NULL;
     g.first = first ? first->data : NULL;           /* host memory */
-    g.pad = j->old_pad ? j->old_pad->data : NULL;
-    for (b = 0; b < j->B; b++) {
-        if (j->m->desc.compress == STX_COMP_COMPRESS_USED) {
+    g.pad = plan->old_pad ? plan->old_pad->data : NULL;
+    for (b = 0; b < plan->B; b++) {
+        if (plan->m->desc.compress == STX_COMP_COMPRESS_USED) {
             stx__comp_missing_picked(&g, b, v + b * G);
             continue;
         }
@@ -2893,17 +2904,18 @@ static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_job *j, cons
                 if (stx__comp_tap_row(&g, b, i, t) >= 0) v[b * G + i] = 0;
         }
     }
-    return stx__comp_mask(x, v, j->B, G);
+    return stx__comp_mask(x, v, plan->B, G);
 }
 
 /* Queries that the attention loss compares: those that are not padding, of streams
    that have both an evicted and a new compressed row. */
-static int stx__comp_count_queries(stx_ctx *x, stx__comp_job *j, size_t *counted) {
-    const unsigned literal = j->m->desc.literal;
+static int stx__comp_count_queries(stx_ctx *x, stx__comp_layer_plan *plan, size_t *counted) {
+    const unsigned literal = plan->m->desc.literal;
     const int whole = (literal & STX_COMP_LITERAL_TARGET) != 0;
-    const size_t B = j->B, T = j->T, target = whole ? j->n : j->e, from = whole ? j->c : 0;
-    const stx_ids *old_pad = whole ? j->key_pad : j->old_pad;
-    const stx_ids *query_pad = literal & STX_COMP_LITERAL_MASK ? NULL : j->pad;
+    const size_t B = plan->B, T = plan->T;
+    const size_t target = whole ? plan->n : plan->e, from = whole ? plan->c : 0;
+    const stx_ids *old_pad = whole ? plan->key_pad : plan->old_pad;
+    const stx_ids *query_pad = literal & STX_COMP_LITERAL_MASK ? NULL : plan->pad;
     int32_t *skip = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, T, sizeof *skip));
     size_t b, i;
     if (!skip || !target) return 0;
@@ -2911,37 +2923,38 @@ static int stx__comp_count_queries(stx_ctx *x, stx__comp_job *j, size_t *counted
         int has_old = 0, has_new = 0;
         for (i = 0; i < target; i++)
             has_old |= !old_pad || !old_pad->data[b * old_pad->T + from + i];
-        for (i = 0; i < j->G; i++)
-            has_new |= !j->new_pad || !j->new_pad->data[b * j->G + i];
+        for (i = 0; i < plan->G; i++)
+            has_new |= !plan->new_pad || !plan->new_pad->data[b * plan->G + i];
         for (i = 0; i < T; i++) {
             const int padding = query_pad && query_pad->data[b * T + i];
             skip[b * T + i] = !has_old || !has_new || padding;
             *counted += !skip[b * T + i];
         }
     }
-    j->aux_skip = stx__comp_mask(x, skip, B, T);
+    plan->aux_skip = stx__comp_mask(x, skip, B, T);
     return 1;
 }
 
 /* What the aux loss compares, and whether there is one. */
-static void stx__comp_count_aux(stx_ctx *x, stx__comp_job *j) {
+static void stx__comp_count_aux(stx_ctx *x, stx__comp_layer_plan *plan) {
     STX__FP_SCOPE;
-    const stx_comp_desc *d = &j->m->desc;
+    const stx_comp_desc *d = &plan->m->desc;
     size_t i, counted = 0;
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
-        for (i = 0; i < j->B * j->e; i++) counted += !j->old_pad || !j->old_pad->data[i];
-        j->aux_skip = j->old_pad;
-    } else if (!stx__comp_count_queries(x, j, &counted)) {
+        for (i = 0; i < plan->B * plan->e; i++)
+            counted += !plan->old_pad || !plan->old_pad->data[i];
+        plan->aux_skip = plan->old_pad;
+    } else if (!stx__comp_count_queries(x, plan, &counted)) {
         return;
     }
-    j->aux_elements = (double)counted * (double)d->dim;
-    j->aux = stx_ranks(x) > 1 || counted > 0;
+    plan->aux_elements = (double)counted * (double)d->dim;
+    plan->aux = stx_ranks(x) > 1 || counted > 0;
 }
 
 /* STX_COMP_LITERAL_MASK: padding is not a key of real queries, which see all of the
    memory. Padded queries see only the memory. */
-static int stx__comp_literal_masks(stx_ctx *x, stx__comp_job *j) {
-    const size_t B = j->B, T = j->T, keys = j->c + j->n + T;
+static int stx__comp_literal_masks(stx_ctx *x, stx__comp_layer_plan *plan) {
+    const size_t B = plan->B, T = plan->T, keys = plan->c + plan->n + T;
     int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(3 * B, keys, sizeof *v));
     int32_t *key_pad, *segment_pad, *not_pad;
     size_t b, i;
@@ -2953,36 +2966,36 @@ static int stx__comp_literal_masks(stx_ctx *x, stx__comp_job *j) {
     for (b = 0; b < B; b++) {
         for (i = 0; i < T; i++) {
             const size_t key = b * keys + keys - T + i;
-            const int32_t pad = j->pad->data[b * T + i];
+            const int32_t pad = plan->pad->data[b * T + i];
             key_pad[key] = pad;
             segment_pad[key] = 1;
             not_pad[b * T + i] = !pad;
         }
     }
-    j->key_pad = stx_tokens(x, key_pad, B, keys);
-    j->segment_pad = stx_tokens(x, segment_pad, B, keys);
-    j->not_pad = stx_tokens(x, not_pad, B, T);
+    plan->key_pad = stx_tokens(x, key_pad, B, keys);
+    plan->segment_pad = stx_tokens(x, segment_pad, B, keys);
+    plan->not_pad = stx_tokens(x, not_pad, B, T);
     return stx_ok(x);
 }
 
 /* STX_COMP_AUX_BPTT: the evictions of previous segments, as far as their source rows
    are kept in slot `from`. Their sizes follow from the number of rows that the streams
    have pushed. */
-static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s,
+static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx_comp_state *s,
                                size_t from) {
-    const stx_comp_desc *d = &j->m->desc;
-    const size_t S = d->segment, seen = stx__comp_most_seen(s);
+    const stx_comp_desc *d = &plan->m->desc;
+    const size_t S = d->segment, seen = stx__comp_most_pushed(s);
     size_t left = s->source->layer[from].count, k;
     size_t *groups = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *groups, 1));
-    j->recent_groups = groups;
+    plan->recent_groups = groups;
     if (!groups) return 0;
     for (k = 1; k <= d->bptt && seen >= k * S; k++) {
-        const size_t n = STX_MIN(seen - k * S, j->M);       /* rows in the memory at that time */
-        const size_t G = stx__comp_new_rows(d, stx__comp_evicted(n, S, j->M));
-        const size_t rows = stx__comp_source_rows(j->m, G);
+        const size_t n = STX_MIN(seen - k * S, plan->M);       /* rows in the memory at that time */
+        const size_t G = stx__comp_new_rows(d, stx__comp_evicted(n, S, plan->M));
+        const size_t rows = stx__comp_source_rows(plan->m, G);
         if (!G || rows > left) break;
         left -= rows;
-        memmove(groups + 1, groups, j->recent++ * sizeof *groups);
+        memmove(groups + 1, groups, plan->recent++ * sizeof *groups);
         groups[0] = G;
     }
     return 1;
@@ -2990,83 +3003,84 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_job *j, const stx_comp_stat
 
 /* The first evicted row of each stream that was not pushed before the stream's
    beginning -> (B,1), or NULL if that is row 0 of all. */
-static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_job *j,
+static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
                                            const stx_comp_state *s) {
-    const stx_comp_desc *d = &j->m->desc;
+    const stx_comp_desc *d = &plan->m->desc;
     int32_t *v;
     size_t b;
     if (!s || (d->literal & STX_COMP_LITERAL_PAD)) return NULL;
-    v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, 1, sizeof *v));
-    for (b = 0; v && b < j->B; b++) {
-        const size_t own = stx__comp_evicted(STX_MIN(s->seen[b], j->n), d->segment, j->M);
-        v[b] = (int32_t)(j->e - STX_MIN(own, j->e));
+    v = (int32_t *)stx_step_alloc(x, stx_bytes_of(plan->B, 1, sizeof *v));
+    for (b = 0; v && b < plan->B; b++) {
+        const size_t own = stx__comp_evicted(STX_MIN(s->pushed[b], plan->n), d->segment, plan->M);
+        v[b] = (int32_t)(plan->e - STX_MIN(own, plan->e));
     }
-    return stx__comp_mask(x, v, j->B, 1);
+    return stx__comp_mask(x, v, plan->B, 1);
 }
 
 /* Cuts the e evicted rows into groups. */
-static int stx__comp_plan_groups(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s) {
-    const stx_comp_desc *d = &j->m->desc;
+static int stx__comp_plan_groups(stx_ctx *x, stx__comp_layer_plan *plan, const stx_comp_state *s) {
+    const stx_comp_desc *d = &plan->m->desc;
     const stx_ids *first;
-    size_t before = d->compress == STX_COMP_COMPRESS_CONV ? j->m->ahead : 0;
-    if (d->literal & STX_COMP_LITERAL_PAD) before += j->e % d->ratio;
-    j->G = stx__comp_new_rows(d, j->e);
-    j->groups = stx__comp_groups_of(j->B, j->e, j->G, j->m->taps, d->ratio, d->dim);
-    j->groups.at = -(ptrdiff_t)before;
-    if (!j->G) {
-        j->e = 0;
+    size_t before = d->compress == STX_COMP_COMPRESS_CONV ? plan->m->before : 0;
+    if (d->literal & STX_COMP_LITERAL_PAD) before += plan->e % d->ratio;
+    plan->G = stx__comp_new_rows(d, plan->e);
+    plan->groups = stx__comp_groups_of(plan->B, plan->e, plan->G, plan->m->taps, d->ratio, d->dim);
+    plan->groups.at = -(ptrdiff_t)before;
+    if (!plan->G) {
+        plan->e = 0;
         return stx_ok(x);
     }
-    first = stx__comp_first_rows(x, j, s);
-    if (j->key_pad && !(d->literal & STX_COMP_LITERAL_MASK))
-        j->old_pad = stx__comp_mask_part(x, j->key_pad, j->c, j->e);
-    j->groups.first = first ? first->device : NULL;
-    j->groups.pad = j->old_pad ? j->old_pad->device : NULL;
-    j->new_pad = stx__comp_missing(x, j, first);
+    first = stx__comp_first_rows(x, plan, s);
+    if (plan->key_pad && !(d->literal & STX_COMP_LITERAL_MASK))
+        plan->old_pad = stx__comp_mask_part(x, plan->key_pad, plan->c, plan->e);
+    plan->groups.first = first ? first->device : NULL;
+    plan->groups.pad = plan->old_pad ? plan->old_pad->device : NULL;
+    plan->new_pad = stx__comp_missing(x, plan, first);
     return stx_ok(x);
 }
 
 /* Masks of the keys: padding of slot `from` of s and of the segment. */
-static int stx__comp_plan_masks(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s,
+static int stx__comp_plan_masks(stx_ctx *x, stx__comp_layer_plan *plan, const stx_comp_state *s,
                                 size_t from) {
-    const stx_ids *pad = j->pad;
-    if (j->m->desc.literal & STX_COMP_LITERAL_MASK) return !pad || stx__comp_literal_masks(x, j);
-    if (j->n + j->c) {
-        pad = stx_memory_mask(s->mem, from, j->n, pad, j->T);
-        pad = stx_memory_mask(s->comp, from, j->c, pad, j->n + j->T);
+    const stx_ids *pad = plan->pad;
+    if (plan->m->desc.literal & STX_COMP_LITERAL_MASK)
+        return !pad || stx__comp_literal_masks(x, plan);
+    if (plan->n + plan->c) {
+        pad = stx_memory_mask(s->mem, from, plan->n, pad, plan->T);
+        pad = stx_memory_mask(s->comp, from, plan->c, pad, plan->n + plan->T);
     }
-    j->key_pad = pad;
+    plan->key_pad = pad;
     return 1;
 }
 
-/* Fills in the job of layer l, whose memory is in slot `from` of s (NULL if there is
+/* Fills in the plan of layer l, whose memory is in slot `from` of s (NULL if there is
    no memory). push: the segment is full. Returns 0 and an error if memory is short. */
 static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t from, size_t B,
-                          size_t T, const stx_ids *pad, int push, stx__comp_job *j) {
+                          size_t T, const stx_ids *pad, int push, stx__comp_layer_plan *plan) {
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[l];
     const int training = stx_training(x);
     const int compares = d->aux == STX_COMP_AUX_ATTENTION || d->aux == STX_COMP_AUX_AUTOENCODE;
-    memset(j, 0, sizeof *j);
-    j->m = m;
-    j->l = l;
-    j->B = B;
-    j->T = T;
-    j->pad = pad;
-    j->push = push;
-    j->n = s && p->memory ? s->mem->layer[from].count : 0;
-    j->c = s && p->memory ? s->comp->layer[from].count : 0;
-    j->M = s ? s->M[l] : p->M;
-    j->C = s ? s->C[l] : p->C;
-    if (!stx__comp_plan_masks(x, j, s, from)) return 0;
-    if (j->c && training && d->aux == STX_COMP_AUX_BPTT)
-        if (!stx__comp_plan_bptt(x, j, s, from)) return 0;
+    memset(plan, 0, sizeof *plan);
+    plan->m = m;
+    plan->l = l;
+    plan->B = B;
+    plan->T = T;
+    plan->pad = pad;
+    plan->push = push;
+    plan->n = s && p->memory ? s->mem->layer[from].count : 0;
+    plan->c = s && p->memory ? s->comp->layer[from].count : 0;
+    plan->M = s ? s->M[l] : p->M;
+    plan->C = s ? s->C[l] : p->C;
+    if (!stx__comp_plan_masks(x, plan, s, from)) return 0;
+    if (plan->c && training && d->aux == STX_COMP_AUX_BPTT)
+        if (!stx__comp_plan_bptt(x, plan, s, from)) return 0;
 
-    j->e = push && j->C ? stx__comp_evicted(j->n, d->segment, j->M) : 0;
-    if (!j->e) return stx_ok(x);
-    if (!stx__comp_plan_groups(x, j, s)) return 0;
-    if (j->e && training && compares) stx__comp_count_aux(x, j);
+    plan->e = push && plan->C ? stx__comp_evicted(plan->n, d->segment, plan->M) : 0;
+    if (!plan->e) return stx_ok(x);
+    if (!stx__comp_plan_groups(x, plan, s)) return 0;
+    if (plan->e && training && compares) stx__comp_count_aux(x, plan);
     return stx_ok(x);
 }
 
@@ -3085,37 +3099,37 @@ static stx_tensor *stx__comp_slice(stx_ctx *x, stx_tensor *a, size_t begin, size
 /* The e evicted rows, oldest first: of the memory, whose n rows are `held`, and of the
    segment, rows (B,T,D). They are copied only if they come from both. data is NULL
    after an error. */
-static stx_cached_rows stx__comp_old_rows(stx_ctx *x, const stx__comp_job *j, stx_cached_rows held,
-                                          const stx_tensor *rows) {
-    const size_t D = j->m->desc.dim, n = STX_MIN(j->e, j->n), own = j->e - n;
+static stx_cached_rows stx__comp_old_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
+                                          stx_cached_rows held, const stx_tensor *rows) {
+    const size_t D = plan->m->desc.dim, n = STX_MIN(plan->e, plan->n), own = plan->e - n;
     stx_tensor *t;
-    held.rows = j->e;
+    held.rows = plan->e;
     if (!own) return held;
     if (!n || !rows) {
         held.data = rows ? rows->data : NULL;
-        held.stride = j->T * D;
+        held.stride = plan->T * D;
         return held;
     }
-    t = stx_new(x, j->B, j->e, D, 0);
+    t = stx_new(x, plan->B, plan->e, D, 0);
     if (t)
-        STX_RUN(x, stx_concat2d, (x, t->data, held.data, held.stride, n * D, rows->data, j->T * D,
-                                  own * D, j->B));
+        STX_RUN(x, stx_concat2d, (x, t->data, held.data, held.stride, n * D, rows->data,
+                                  plan->T * D, own * D, plan->B));
     held.data = t ? t->data : NULL;
-    held.stride = j->e * D;
+    held.stride = plan->e * D;
     return held;
 }
 
 /* What the convolutions read: the taps of each group (B,G taps,D), or, if dilated, the
-   rows of all groups and those before them (B,ahead + G r,D). */
-static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_job *j,
+   rows of all groups and those before them (B,before + G r,D). */
+static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_cached_rows *old) {
-    const stx_comp *m = j->m;
-    stx_comp_groups g = j->groups;
-    stx_tensor *y = stx_new(x, j->B, stx__comp_source_rows(m, j->G), g.D, 0);
+    const stx_comp *m = plan->m;
+    stx_comp_groups g = plan->groups;
+    stx_tensor *y = stx_new(x, plan->B, stx__comp_source_rows(m, plan->G), g.D, 0);
     if (!y) return NULL;
     g.stride = old->stride;
     if (m->desc.compress == STX_COMP_COMPRESS_DILATED) {    /* one group, as long as all */
-        g.at = -(ptrdiff_t)(m->ahead + (g.first ? (j->G - 1) * g.step : 0));
+        g.at = -(ptrdiff_t)(m->before + (g.first ? (plan->G - 1) * g.step : 0));
         g.groups = 1;
         g.taps = y->dim[1];
     }
@@ -3145,70 +3159,71 @@ static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, s
 
 /* The evicted rows old (B,e,D) -> new compressed rows (B,G,D). source receives what
    the convolutions read, or NULL; usage (B,..,2) is that of the memory. */
-static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j,
+static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_layer_plan *plan,
                                       const stx_cached_rows *old, const stx_tensor *usage,
                                       stx_tensor **source) {
-    const stx_comp_desc *d = &j->m->desc;
-    stx_comp_groups g = j->groups;
+    const stx_comp_desc *d = &plan->m->desc;
+    stx_comp_groups g = plan->groups;
     stx_tensor *y;
     *source = NULL;
     if (!old->data) return NULL;
     g.stride = old->stride;
     if (stx__comp_has_conv(d)) {
-        *source = stx__comp_conv_input(x, j, old);
-        y = stx__comp_convolve(x, j->m, j->l, *source, j->G);
-        return stx__comp_zero_rows(x, y, j->new_pad);
+        *source = stx__comp_conv_input(x, plan, old);
+        y = stx__comp_convolve(x, plan->m, plan->l, *source, plan->G);
+        return stx__comp_zero_rows(x, y, plan->new_pad);
     }
-    y = stx_new(x, j->B, j->G, d->dim, 0);
+    y = stx_new(x, plan->B, plan->G, d->dim, 0);
     if (!y) return NULL;
     if (d->compress == STX_COMP_COMPRESS_USED)
         STX_RUN(x, stx_comp_pick, (x, y->data, old->data, usage->data, usage->dim[1] * 2, &g));
     else
         STX_RUN(x, stx_comp_pool,
                 (x, y->data, old->data, &g, d->compress == STX_COMP_COMPRESS_MAX));
-    return stx__comp_zero_rows(x, y, j->new_pad);
+    return stx__comp_zero_rows(x, y, plan->new_pad);
 }
 
 /* Usage (B,n+T,2) after attention a (NULL if it is already included): of the memory,
    continued from `usage` (NULL if the memory is empty), and zeros for the segment. */
-static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_job *j, const stx_tensor *usage,
-                                        const stx_attention_args *a) {
-    stx_tensor *y = stx_new_f32(x, j->B, j->n + j->T, 2, 0);
-    const size_t ldu = 2 * (j->n + j->T);
+static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_layer_plan *plan,
+                                        const stx_tensor *usage, const stx_attention_args *a) {
+    stx_tensor *y = stx_new_f32(x, plan->B, plan->n + plan->T, 2, 0);
+    const size_t usage_batch_stride = 2 * (plan->n + plan->T);
     if (!y) return NULL;
     STX_RUN(x, stx_fill, (x, y->data, y->size, 0));
     if (!usage) return y;
-    STX_RUN(x, stx_copy2d, (x, y->data, ldu, usage->data, 2 * j->n, j->B, 2 * j->n, 0));
-    if (a) STX_RUN(x, stx_comp_usage, (x, y->data, ldu, a, j->c, j->n));
+    STX_RUN(x, stx_copy2d,
+            (x, y->data, usage_batch_stride, usage->data, 2 * plan->n, plan->B, 2 * plan->n, 0));
+    if (a) STX_RUN(x, stx_comp_usage, (x, y->data, usage_batch_stride, a, plan->c, plan->n));
     return y;
 }
 
 /* Pushes the rows of a full segment into slot l, and what the evicted rows became
    (NULL if nothing was evicted). */
-static int stx__comp_push(stx_comp_state *s, const stx__comp_job *j, stx_tensor *rows,
+static int stx__comp_push(stx_comp_state *s, const stx__comp_layer_plan *plan, stx_tensor *rows,
                           stx_tensor *comp, stx_tensor *source, stx_tensor *usage) {
-    const stx_comp *m = j->m;
-    const size_t l = j->l;
-    const stx_ids *pad = m->desc.literal & STX_COMP_LITERAL_MASK ? NULL : j->pad;
+    const stx_comp *m = plan->m;
+    const size_t l = plan->l;
+    const stx_ids *pad = m->desc.literal & STX_COMP_LITERAL_MASK ? NULL : plan->pad;
     size_t i, keep;
     if (!m->layer[l].memory) return 1;
-    if (!stx_memory_push(s->mem, s->mem, l, j->M, rows, pad)) return 0;
-    if (usage && j->C && !stx_memory_push(s->usage, NULL, l, j->M, usage, NULL)) return 0;
+    if (!stx_memory_push(s->mem, s->mem, l, plan->M, rows, pad)) return 0;
+    if (usage && plan->C && !stx_memory_push(s->usage, NULL, l, plan->M, usage, NULL)) return 0;
     if (!comp) return 1;
-    if (!stx_memory_push(s->comp, s->comp, l, j->C, comp, j->new_pad)) return 0;
+    if (!stx_memory_push(s->comp, s->comp, l, plan->C, comp, plan->new_pad)) return 0;
     if (!s->source) return 1;
 
     /* keep the sources of the last bptt evictions, including this one */
     keep = source->dim[1];
-    for (i = j->recent; i > 0 && i + m->desc.bptt > j->recent + 1; i--)
-        keep += stx__comp_source_rows(m, j->recent_groups[i - 1]);
+    for (i = plan->recent; i > 0 && i + m->desc.bptt > plan->recent + 1; i--)
+        keep += stx__comp_source_rows(m, plan->recent_groups[i - 1]);
     return stx_memory_push(s->source, s->source, l, keep, source, NULL);
 }
 
 static void stx__comp_count_segment(stx_comp_state *s) {
     size_t b;
     for (b = 0; b < s->B; b++)
-        s->seen[b] = STX_MIN(s->seen[b] + s->model->desc.segment, s->most);
+        s->pushed[b] = STX_MIN(s->pushed[b] + s->model->desc.segment, s->pushed_max);
 }
 
 /* The next memory layer above l, cyclically. */
@@ -3337,8 +3352,8 @@ static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate
 }
 
 /* x = gate(x, y), with norm_after x = LN(gate(x, y)). xs is the stream x. */
-static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx_tensor *xs,
-                                  stx_tensor *y, stx_tensor *gain, stx_tensor *shift) {
+static stx_tensor *stx__comp_apply_gate(const stx_comp *m, const stx_comp_gate *g, stx_tensor *xs,
+                                        stx_tensor *y, stx_tensor *gain, stx_tensor *shift) {
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
     stx_tensor *out;
@@ -3362,7 +3377,7 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
     const int act = d->gate_relu ? STX_ACT_RELU : STX_ACT_NONE;
     stx_tensor *f;
     o = stx_dropout(x, stx_linear(x, o, p->wo, p->bo, act), d->out_dropout);
-    xs = stx__comp_gate(m, &p->attn_gate, xs, o, p->attn_gain, p->attn_shift);
+    xs = stx__comp_apply_gate(m, &p->attn_gate, xs, o, p->attn_gain, p->attn_shift);
 
     f = d->norm_after ? xs : stx_layernorm(x, xs, p->ff_gain, p->ff_shift, 1e-5);
     if (d->glu) {
@@ -3374,7 +3389,7 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
         f = stx_linear(x, f, p->w1, p->b1, STX_ACT_GELU);
     }
     f = stx_linear(x, stx_dropout(x, f, d->ff_dropout), p->w2, p->b2, act);
-    return stx__comp_gate(m, &p->ff_gate, xs, f, p->ff_gain, p->ff_shift);
+    return stx__comp_apply_gate(m, &p->ff_gate, xs, f, p->ff_gain, p->ff_shift);
 }
 
 /* Wkv for the attention; a constant if STX_COMP_LITERAL_FREEZE has frozen it. */
@@ -3436,16 +3451,16 @@ static size_t stx__comp_rows_in_use(const stx_comp *m, const stx_comp_state *s) 
 }
 
 /* Positions of the distances keys - 1 .. 0; tables can have more rows before them. */
-static stx_tensor *stx__comp_positions(stx_ctx *x, const stx__comp_job *j, size_t keys) {
-    const stx_comp *m = j->m;
+static stx_tensor *stx__comp_positions(stx_ctx *x, const stx__comp_layer_plan *plan, size_t keys) {
+    const stx_comp *m = plan->m;
     stx_tensor *sines;
     size_t rows;
     if (m->desc.literal & STX_COMP_LITERAL_ROWS)
-        return stx_view_rows(x, m->key_pe, 0, j->table_rows);
+        return stx_view_rows(x, m->key_pe, 0, plan->table_rows);
     if (!m->sines) return stx__comp_extended_table(m, keys);
     rows = m->sines->dim[0];
     sines = stx_view_rows(x, m->sines, rows - keys, rows);
-    return stx_linear(x, sines, m->layer[j->l].wr, NULL, STX_ACT_NONE);
+    return stx_linear(x, sines, m->layer[plan->l].wpos, NULL, STX_ACT_NONE);
 }
 
 static void stx__comp_attention_desc(const stx_comp *m, size_t l, stx_attention_in *a,
@@ -3455,7 +3470,7 @@ static void stx__comp_attention_desc(const stx_comp *m, size_t l, stx_attention_
     d->heads = m->desc.heads;
     d->dropout = m->desc.attn_dropout;
     a->content_bias = m->layer[l].u;
-    a->position_bias = m->layer[l].v;
+    a->position_bias = m->layer[l].vb;
 }
 
 /* Queries, keys and values, as in stx_attention_in: either q (B,T,D) and kv
@@ -3466,15 +3481,15 @@ typedef struct stx__comp_qkv {
 } stx__comp_qkv;
 
 /* src is the memory (B,c+n,D), or NULL; h (B,T,D) is the normalised segment. */
-static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_job *j, stx_tensor *src,
-                                       stx_tensor *h) {
-    const stx_comp_desc *d = &j->m->desc;
+static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_layer_plan *plan,
+                                       stx_tensor *src, stx_tensor *h) {
+    const stx_comp_desc *d = &plan->m->desc;
     const int one_matmul = d->kv_heads == d->heads && d->compress != STX_COMP_COMPRESS_USED
-                           && !j->segment_pad;
-    stx_tensor *w[2], *wkv = stx__comp_wkv(j->m, j->l, j->frozen);
+                           && !plan->segment_pad;
+    stx_tensor *w[2], *wkv = stx__comp_wkv(plan->m, plan->l, plan->frozen);
     stx__comp_qkv y;
     memset(&y, 0, sizeof y);
-    w[0] = j->m->layer[j->l].wq;
+    w[0] = plan->m->layer[plan->l].wq;
     w[1] = wkv;
     y.keys = h->dim[1] + (src ? src->dim[1] : 0);
     if (one_matmul) {
@@ -3494,65 +3509,65 @@ static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_job *j, stx_t
 }
 
 /* Keys and values of rows [begin, end), adjacent, as constants. */
-static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *s, size_t begin,
+static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *proj, size_t begin,
                                      size_t end) {
-    const size_t past = s->past ? s->past->dim[1] : 0;
+    const size_t past = proj->past ? proj->past->dim[1] : 0;
     stx_tensor *y = NULL, *t;
-    if (!s->qkv) return stx__comp_slice(x, stx_detach(x, s->kv), begin, end);
+    if (!proj->qkv) return stx__comp_slice(x, stx_detach(x, proj->kv), begin, end);
     if (begin < past)
-        y = stx__comp_slice(x, stx_detach(x, s->past), begin, STX_MIN(end, past));
+        y = stx__comp_slice(x, stx_detach(x, proj->past), begin, STX_MIN(end, past));
     if (end <= past) return y;
-    t = stx_detach(x, s->qkv);
+    t = stx_detach(x, proj->qkv);
     t = stx_slice_channels(x, t, t->dim[2] / 3, t->dim[2]);
     t = stx__comp_slice(x, t, STX_MAX(begin, past) - past, end - past);
     return stx__comp_concat(x, y, t);
 }
 
 /* softmax(s) v (B,T,D), 0 for padded queries. made receives the kernel's arguments. */
-static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s,
-                                    stx_attention_args **made) {
+static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan,
+                                    const stx__comp_qkv *proj, stx_attention_args **made) {
     stx_attention_in a;
     stx_attention_desc d;
     stx_tensor *y;
     *made = NULL;
     if (!stx_ok(x)) return NULL;
-    stx__comp_attention_desc(j->m, j->l, &a, &d);
-    a.q = s->q;
-    a.kv = s->kv;
-    a.qkv = s->qkv;
-    a.cached[0] = s->past;
-    a.pe = stx__comp_positions(x, j, s->keys);
+    stx__comp_attention_desc(plan->m, plan->l, &a, &d);
+    a.q = proj->q;
+    a.kv = proj->kv;
+    a.qkv = proj->qkv;
+    a.cached[0] = proj->past;
+    a.pe = stx__comp_positions(x, plan, proj->keys);
     if (!a.pe) return NULL;
-    a.pad = j->key_pad;
+    a.pad = plan->key_pad;
     a.args_out = made;
-    y = stx__comp_zero_rows(x, stx_attention(x, &a, &d), j->pad);
-    if (!j->segment_pad) return y;
+    y = stx__comp_zero_rows(x, stx_attention(x, &a, &d), plan->pad);
+    if (!plan->segment_pad) return y;
 
     /* STX_COMP_LITERAL_MASK: padding sees all of the memory; without memory, all keys
        equally */
-    a.pad = j->segment_pad;
+    a.pad = plan->segment_pad;
     a.args_out = NULL;
-    if (!(j->n + j->c)) {
+    if (!(plan->n + plan->c)) {
         a.pe = a.content_bias = a.position_bias = NULL;
         a.pad = NULL;
         d.not_causal = 1;
-        a.q = stx_new(x, s->q->dim[0], s->q->dim[1], s->q->dim[2], 0);
+        a.q = stx_new(x, proj->q->dim[0], proj->q->dim[1], proj->q->dim[2], 0);
         if (a.q) STX_RUN(x, stx_fill, (x, a.q->data, a.q->size, 0));
     }
-    return stx_add(x, y, stx__comp_zero_rows(x, stx_attention(x, &a, &d), j->not_pad));
+    return stx_add(x, y, stx__comp_zero_rows(x, stx_attention(x, &a, &d), plan->not_pad));
 }
 
-/* att(rows) of the aux loss: attention of the queries of s, as constants, without
+/* att(rows) of the aux loss: attention of the queries of proj, as constants, without
    positions and mask, to `rows` rows of kv from `first` on; rows = 0 means all. */
-static stx_tensor *stx__comp_attend_rows(const stx_comp *m, const stx__comp_qkv *s, stx_tensor *kv,
-                                         size_t first, size_t rows, const stx_ids *pad,
-                                         double dropout) {
+static stx_tensor *stx__comp_attend_rows(const stx_comp *m, const stx__comp_qkv *proj,
+                                         stx_tensor *kv, size_t first, size_t rows,
+                                         const stx_ids *pad, double dropout) {
     stx_attention_in a;
     stx_attention_desc d;
     memset(&a, 0, sizeof a);
     memset(&d, 0, sizeof d);
-    a.q = stx_detach(m->ctx, s->q);
-    a.qkv = stx_detach(m->ctx, s->qkv);
+    a.q = stx_detach(m->ctx, proj->q);
+    a.qkv = stx_detach(m->ctx, proj->qkv);
     a.kv = kv;
     a.kv_first = first;
     a.kv_rows = rows;
@@ -3571,97 +3586,104 @@ static stx_tensor *stx__comp_constant_kv(const stx_comp *m, size_t l, stx_tensor
 }
 
 /* aux = mean (old - rec)^2, rec[g r + t] = Dec_t new_g */
-static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_job *j,
+static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_layer_plan *plan,
                                             const stx_cached_rows *old, stx_tensor *comp,
-                                            stx_tensor **ratio) {
-    const size_t D = j->m->desc.dim;
-    stx_comp_groups g = j->groups;
-    stx_tensor *target = stx_new(x, j->B, j->e, D, 0), *rec;
+                                            stx_tensor **rel_error) {
+    const size_t D = plan->m->desc.dim;
+    stx_comp_groups g = plan->groups;
+    stx_tensor *target = stx_new(x, plan->B, plan->e, D, 0), *rec;
     g.pad = NULL;
     if (target)
-        STX_RUN(x, stx_copy2d, (x, target->data, j->e * D, old->data, old->stride, j->B, j->e * D,
-                                0));
-    rec = stx_linear(x, comp, j->m->layer[j->l].decoder, NULL, STX_ACT_NONE);
+        STX_RUN(x, stx_copy2d,
+                (x, target->data, plan->e * D, old->data, old->stride, plan->B, plan->e * D, 0));
+    rec = stx_linear(x, comp, plan->m->layer[plan->l].decoder, NULL, STX_ACT_NONE);
     rec = stx__comp_fold_op(x, rec, &g);
-    return stx__comp_error_op(x, rec, target, j->aux_skip, STX_MAX(j->aux_elements, 1), ratio);
+    return stx__comp_error_op(x, rec, target, plan->aux_skip, STX_MAX(plan->aux_elements, 1),
+                              rel_error);
 }
 
 /* att(old) of the aux loss: of the e evicted rows, or with STX_COMP_LITERAL_TARGET of
    all n rows of the memory. rows (B,T,D) are those that the segment adds to the
    memory. */
-static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s,
-                                        stx_tensor *rows) {
-    const stx_comp *m = j->m;
+static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *plan,
+                                        const stx__comp_qkv *proj, stx_tensor *rows) {
+    const stx_comp *m = plan->m;
     const stx_comp_desc *d = &m->desc;
     const int whole = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
     /* rows whose keys this attention has computed: ERNIE's outputs are not among them */
-    const size_t held = j->n + (d->recurrence == STX_COMP_STORE_OUTPUT ? 0 : j->T);
-    const size_t count = whole ? j->n : STX_MIN(j->e, held);
-    const stx_ids *pad = j->old_pad;
-    stx_tensor *all = s->qkv ? s->past : s->kv, *kv;
-    if (whole && j->key_pad && !(d->literal & STX_COMP_LITERAL_MASK))
-        pad = stx__comp_mask_part(x, j->key_pad, j->c, count);
+    const size_t held = plan->n + (d->recurrence == STX_COMP_STORE_OUTPUT ? 0 : plan->T);
+    const size_t count = whole ? plan->n : STX_MIN(plan->e, held);
+    const stx_ids *pad = plan->old_pad;
+    stx_tensor *all = proj->qkv ? proj->past : proj->kv, *kv;
+    if (whole && plan->key_pad && !(d->literal & STX_COMP_LITERAL_MASK))
+        pad = stx__comp_mask_part(x, plan->key_pad, plan->c, count);
 
-    if (all && j->c + count <= all->dim[1] && (whole || count == j->e))     /* read in place */
-        return stx__comp_attend_rows(m, s, stx_detach(x, all), count ? j->c : 0, count, pad, 0);
-    kv = stx__comp_kv_rows(x, s, j->c, j->c + count);
-    if (!whole && count < j->e) {
-        stx_tensor *rest = stx__comp_slice(x, rows, 0, j->e - count);
-        kv = stx__comp_concat(x, kv, stx__comp_constant_kv(m, j->l, rest));
+    if (all && plan->c + count <= all->dim[1] && (whole || count == plan->e)) {
+        all = stx_detach(x, all);       /* read in place */
+        return stx__comp_attend_rows(m, proj, all, count ? plan->c : 0, count, pad, 0);
     }
-    return stx__comp_attend_rows(m, s, kv, 0, 0, pad, 0);
+    kv = stx__comp_kv_rows(x, proj, plan->c, plan->c + count);
+    if (!whole && count < plan->e) {
+        stx_tensor *rest = stx__comp_slice(x, rows, 0, plan->e - count);
+        kv = stx__comp_concat(x, kv, stx__comp_constant_kv(m, plan->l, rest));
+    }
+    return stx__comp_attend_rows(m, proj, kv, 0, 0, pad, 0);
 }
 
 /* The aux loss (1) of the new compressed rows comp (B,G,D). s: of this layer's
    attention. rows (B,T,D): what the segment adds to the memory. old: the evicted rows. */
-static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s,
-                                 stx_tensor *rows, const stx_cached_rows *old, stx_tensor *comp,
-                                 stx_tensor **ratio) {
+static stx_tensor *stx__comp_layer_aux(stx_ctx *x, const stx__comp_layer_plan *plan,
+                                       const stx__comp_qkv *proj, stx_tensor *rows,
+                                       const stx_cached_rows *old, stx_tensor *comp,
+                                       stx_tensor **rel_error) {
     STX__FP_SCOPE;
-    const stx_comp_desc *d = &j->m->desc;
+    const stx_comp_desc *d = &plan->m->desc;
     stx_tensor *target, *got;
     if (d->aux == STX_COMP_AUX_AUTOENCODE)
-        return stx__comp_aux_autoencode(x, j, old, comp, ratio);
-    target = stx_detach(x, stx__comp_aux_target(x, j, s, rows));
-    got = stx__comp_constant_kv(j->m, j->l, comp);
-    got = stx__comp_attend_rows(j->m, s, got, 0, 0, j->new_pad, d->aux_dropout);
-    return stx__comp_error_op(x, got, target, j->aux_skip, STX_MAX(j->aux_elements, 1), ratio);
+        return stx__comp_aux_autoencode(x, plan, old, comp, rel_error);
+    target = stx_detach(x, stx__comp_aux_target(x, plan, proj, rows));
+    got = stx__comp_constant_kv(plan->m, plan->l, comp);
+    got = stx__comp_attend_rows(plan->m, proj, got, 0, 0, plan->new_pad, d->aux_dropout);
+    return stx__comp_error_op(x, got, target, plan->aux_skip, STX_MAX(plan->aux_elements, 1),
+                              rel_error);
 }
 
 /* STX_COMP_AUX_BPTT: past (B,c+n,D) with its newest compressed rows recomputed with
    the current weights from source. source can have more, older rows, of streams that
    were reset or have left the batch since. */
-static stx_tensor *stx__comp_recompress(stx_ctx *x, const stx__comp_job *j, stx_tensor *past,
-                                        stx_tensor *source) {
+static stx_tensor *stx__comp_recompress(stx_ctx *x, const stx__comp_layer_plan *plan,
+                                        stx_tensor *past, stx_tensor *source) {
     stx_tensor *again = NULL, *y;
     size_t i, rows = 0, at, count;
-    if (!j->recent) return past;
-    for (i = 0; i < j->recent; i++) rows += stx__comp_source_rows(j->m, j->recent_groups[i]);
+    if (!plan->recent) return past;
+    for (i = 0; i < plan->recent; i++)
+        rows += stx__comp_source_rows(plan->m, plan->recent_groups[i]);
     at = source ? source->dim[1] - rows : 0;
-    for (i = 0; i < j->recent; i++) {
-        const size_t n = stx__comp_source_rows(j->m, j->recent_groups[i]);
+    for (i = 0; i < plan->recent; i++) {
+        const size_t n = stx__comp_source_rows(plan->m, plan->recent_groups[i]);
         y = stx__comp_slice(x, source, at, at + n);
-        y = stx__comp_convolve(x, j->m, j->l, y, j->recent_groups[i]);
+        y = stx__comp_convolve(x, plan->m, plan->l, y, plan->recent_groups[i]);
         again = stx__comp_concat(x, again, y);
         at += n;
     }
     if (!again) return past;
-    count = STX_MIN(again->dim[1], j->c);
+    count = STX_MIN(again->dim[1], plan->c);
     again = stx__comp_slice(x, again, again->dim[1] - count, again->dim[1]);
-    y = stx__comp_concat(x, stx__comp_slice(x, past, 0, j->c - count), again);
-    return stx__comp_concat(x, y, stx__comp_slice(x, past, j->c, j->c + j->n));
+    y = stx__comp_concat(x, stx__comp_slice(x, past, 0, plan->c - count), again);
+    return stx__comp_concat(x, y, stx__comp_slice(x, past, plan->c, plan->c + plan->n));
 }
 
 /* The rows that a segment adds to the memory: the layer's input h, or with
    STX_COMP_STORE_OUTPUT its output y, as constants, 0 where they are padding. */
-static stx_tensor *stx__comp_added_rows(const stx__comp_job *j, stx_tensor *h, stx_tensor *y) {
-    const stx_comp_desc *d = &j->m->desc;
-    stx_ctx *x = j->m->ctx;
+static stx_tensor *stx__comp_added_rows(const stx__comp_layer_plan *plan, stx_tensor *h,
+                                        stx_tensor *y) {
+    const stx_comp_desc *d = &plan->m->desc;
+    stx_ctx *x = plan->m->ctx;
     stx_tensor *rows = stx_detach(x, d->recurrence == STX_COMP_STORE_OUTPUT ? y : h);
-    return stx__comp_zero_rows(x, rows, d->literal & STX_COMP_LITERAL_MASK ? NULL : j->pad);
+    return stx__comp_zero_rows(x, rows, d->literal & STX_COMP_LITERAL_MASK ? NULL : plan->pad);
 }
 
-/* An input of stx__comp_layer that not every job has. */
+/* An input of stx__comp_layer_fwd that not every plan has. */
 static stx_tensor *stx__comp_input(stx_tensor **in, int index) {
     return index ? in[index] : NULL;
 }
@@ -3670,37 +3692,37 @@ static stx_tensor *stx__comp_input(stx_tensor **in, int index) {
    because it can run twice.
        in     x (B,T,D), h (B,T,D), and where they exist past (B,c+n,D), source and usage
        out    the aux loss, or usage; its ratio, or source; the new rows (B,G,D) */
-static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
-    const stx__comp_job *j = (const stx__comp_job *)user;
-    const stx_comp_desc *d = &j->m->desc;
+static stx_tensor *stx__comp_layer_fwd(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    const stx__comp_layer_plan *plan = (const stx__comp_layer_plan *)user;
+    const stx_comp_desc *d = &plan->m->desc;
     const int used = d->compress == STX_COMP_COMPRESS_USED;
-    stx_tensor *h = in[1], *past = stx__comp_input(in, j->in_past), *y, *rows, *src;
+    stx_tensor *h = in[1], *past = stx__comp_input(in, plan->in_past), *y, *rows, *src;
     stx_attention_args *made;
-    stx__comp_qkv s;
+    stx__comp_qkv proj;
     stx_cached_rows old;
-    src = stx__comp_recompress(x, j, past, stx__comp_input(in, j->in_source));
-    s = stx__comp_project(x, j, stx__comp_norm_memory(j->m, j->l, src, 0), h);
-    y = stx__comp_attend(x, j, &s, &made);
-    y = stx__comp_after(j->m, j->l, in[0], y);
+    src = stx__comp_recompress(x, plan, past, stx__comp_input(in, plan->in_source));
+    proj = stx__comp_project(x, plan, stx__comp_norm_memory(plan->m, plan->l, src, 0), h);
+    y = stx__comp_attend(x, plan, &proj, &made);
+    y = stx__comp_after(plan->m, plan->l, in[0], y);
     if (!y) return NULL;
 
-    if (used && j->push && j->C) {
-        out[0] = stx__comp_next_usage(x, j, stx__comp_input(in, j->in_usage), made);
+    if (used && plan->push && plan->C) {
+        out[0] = stx__comp_next_usage(x, plan, stx__comp_input(in, plan->in_usage), made);
         if (!out[0]) return y;
     }
-    if (!j->e) return y;
-    rows = stx__comp_added_rows(j, h, y);
+    if (!plan->e) return y;
+    rows = stx__comp_added_rows(plan, h, y);
     memset(&old, 0, sizeof old);
     if (past) {
-        old.data = stx_offset_ptr(x, past->data, j->c * d->dim);
-        old.stride = (j->c + j->n) * d->dim;
+        old.data = stx_offset_ptr(x, past->data, plan->c * d->dim);
+        old.stride = (plan->c + plan->n) * d->dim;
     }
-    old = stx__comp_old_rows(x, j, old, rows);
-    out[2] = stx__comp_compress(x, j, &old, out[0], &src);
+    old = stx__comp_old_rows(x, plan, old, rows);
+    out[2] = stx__comp_compress(x, plan, &old, out[0], &src);
     if (d->aux == STX_COMP_AUX_BPTT)
         out[1] = src;
-    else if (j->aux)
-        out[0] = stx__comp_aux(x, j, &s, rows, &old, out[2], &out[1]);
+    else if (plan->aux)
+        out[0] = stx__comp_layer_aux(x, plan, &proj, rows, &old, out[2], &out[1]);
     return y;
 }
 
@@ -3735,41 +3757,42 @@ static int stx__comp_segment_fits(const stx_comp *m, const stx_tensor *h, const 
 
 /* Runs layer l on x (B,T,D) with the memory in slot `from` of `in`, and writes slot l
    of out. Returns the x of the next layer. */
-static stx_tensor *stx__comp_run_layer(stx__comp_job *j, stx_tensor *xs, const stx_comp_state *in,
-                                       size_t from, stx_comp_state *out) {
-    stx_comp *m = j->m;
+static stx_tensor *stx__comp_run_layer(stx__comp_layer_plan *plan, stx_tensor *xs,
+                                       const stx_comp_state *in, size_t from, stx_comp_state *out) {
+    stx_comp *m = plan->m;
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
-    const size_t l = j->l;
+    const size_t l = plan->l;
     stx_comp_layer *p = &m->layer[l];
     stx_tensor *lay[5], *made[3] = {NULL, NULL, NULL}, *y;
     int count = 2;
     lay[0] = xs;
     lay[1] = d->norm_after ? xs : stx_layernorm(x, xs, p->attn_gain, p->attn_shift, 1e-5);
-    if (j->n + j->c) lay[j->in_past = count++] = stx__comp_memory_rows(in, from);
-    if (j->recent) lay[j->in_source = count++] = stx_memory_read(in->source, from, SIZE_MAX);
-    if (j->n && j->C && in->usage)
-        lay[j->in_usage = count++] = stx_memory_read(in->usage, from, j->n);
+    if (plan->n + plan->c) lay[plan->in_past = count++] = stx__comp_memory_rows(in, from);
+    if (plan->recent) lay[plan->in_source = count++] = stx_memory_read(in->source, from, SIZE_MAX);
+    if (plan->n && plan->C && in->usage)
+        lay[plan->in_usage = count++] = stx_memory_read(in->usage, from, plan->n);
     if (!stx_ok(x)) return NULL;
 
-    if ((d->literal & STX_COMP_LITERAL_FREEZE) && j->aux) p->frozen = 1;
-    j->frozen = p->frozen;
+    if ((d->literal & STX_COMP_LITERAL_FREEZE) && plan->aux) p->frozen = 1;
+    plan->frozen = p->frozen;
     if (d->layers - l <= d->recompute_layers)
-        y = stx_recompute(x, stx__comp_layer, j, lay, count, made, 3);
+        y = stx_recompute(x, stx__comp_layer_fwd, plan, lay, count, made, 3);
     else
-        y = stx__comp_layer(x, j, lay, made);
+        y = stx__comp_layer_fwd(x, plan, lay, made);
     if (!y) return NULL;
 
-    if (j->aux) {
+    if (plan->aux) {
         const int group = stx_ranks(x) > 1;
         m->aux[l] = made[0];
-        if (group) m->aux[l] = stx_scale_by(x, made[0], stx_group_loss_scale(x, j->aux_elements));
-        m->ratio[l] = made[1];
+        if (group)
+            m->aux[l] = stx_scale_by(x, made[0], stx_group_loss_scale(x, plan->aux_elements));
+        m->rel_error[l] = made[1];
     }
-    if (j->push && p->memory) {
-        stx_tensor *rows = stx__comp_added_rows(j, lay[1], y);
+    if (plan->push && p->memory) {
+        stx_tensor *rows = stx__comp_added_rows(plan, lay[1], y);
         stx_tensor *usage = d->compress == STX_COMP_COMPRESS_USED ? made[0] : NULL;
-        if (!stx__comp_push(out, j, rows, made[2], made[1], usage)) return NULL;
+        if (!stx__comp_push(out, plan, rows, made[2], made[1], usage)) return NULL;
     }
     return y;
 }
@@ -3785,7 +3808,7 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     B = h->dim[0];
     T = h->dim[1];
     push = T == d->segment && out;
-    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* and ratio */
+    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* and rel_error */
 
     if (out && !in) stx_comp_state_reset(out);
     if (out && in && out != in) {
@@ -3800,18 +3823,18 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     rows = stx__comp_rows_in_use(m, in);
     for (l = 0; l < d->layers && h; l++) {
         const size_t from = rotated && m->layer[l].memory ? stx__comp_layer_above(m, l) : l;
-        stx__comp_job *j = (stx__comp_job *)stx_step_alloc(x, sizeof *j);
-        if (!j || !stx__comp_plan(m, l, in ? in : out, from, B, T, pad, push, j)) return NULL;
-        j->table_rows = rows;
-        h = stx__comp_run_layer(j, h, in, from, out);
+        stx__comp_layer_plan *plan = (stx__comp_layer_plan *)stx_step_alloc(x, sizeof *plan);
+        if (!plan || !stx__comp_plan(m, l, in ? in : out, from, B, T, pad, push, plan)) return NULL;
+        plan->table_rows = rows;
+        h = stx__comp_run_layer(plan, h, in, from, out);
     }
     if (!h) return NULL;
     if (push) stx__comp_count_segment(out);
     return d->final_norm ? stx_layernorm(x, h, m->final_gain, m->final_shift, 1e-5) : h;
 }
 
-/* 1 if the model has vocab; else 0 and an error. */
-static int stx__comp_has_words(const stx_comp *m, const char *op) {
+/* 1 if the model has a vocabulary; else 0 and an error. */
+static int stx__comp_has_vocab(const stx_comp *m, const char *op) {
     if (!m || !stx_ok(m->ctx)) return 0;
     if (!m->vocab_io)
         stx_fail(m->ctx, STX_ERR_ARG,
@@ -3827,7 +3850,7 @@ static stx_tensor *stx__comp_project_out(const stx_comp *m, stx_tensor *h) {
 
 STX_DEF stx_tensor *stx_comp_embed(stx_comp *m, const stx_ids *ids) {
     stx_tensor *h;
-    if (!stx__comp_has_words(m, "stx_comp_embed")) return NULL;
+    if (!stx__comp_has_vocab(m, "stx_comp_embed")) return NULL;
     h = stx_vocab_io_embed(m->vocab_io, ids);
     return m->in_w ? stx_linear(m->ctx, h, m->in_w, m->in_b, STX_ACT_NONE) : h;
 }
@@ -3838,12 +3861,12 @@ STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_
 }
 
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h) {
-    if (!stx__comp_has_words(m, "stx_comp_logits")) return NULL;
+    if (!stx__comp_has_vocab(m, "stx_comp_logits")) return NULL;
     return stx_vocab_io_logits(m->vocab_io, stx__comp_project_out(m, h));
 }
 
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h) {
-    if (!stx__comp_has_words(m, "stx_comp_log_probs")) return NULL;
+    if (!stx__comp_has_vocab(m, "stx_comp_log_probs")) return NULL;
     return stx_vocab_io_log_probs(m->vocab_io, stx__comp_project_out(m, h));
 }
 
@@ -3874,7 +3897,7 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     stx_token_loss how;
     stx_ctx *x;
     int ignored, group;
-    if (!stx__comp_has_words(m, "stx_comp_nll") || !h || !targets) return NULL;
+    if (!stx__comp_has_vocab(m, "stx_comp_nll") || !h || !targets) return NULL;
     x = m->ctx;
     if (m->desc.literal & STX_COMP_LITERAL_MASK) pad = NULL;
     if (pad && (pad->B != targets->B || pad->T != targets->T)) {
@@ -3946,7 +3969,7 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
     key = stx_key_add(key, (uint64_t)stx__comp_ignored(targets));
     n = s ? stx__comp_parts(s, part, name) : 0;
     for (i = 0; i < n; i++) key = stx_memory_key(part[i], key);
-    for (b = 0; s && b < s->B; b++) key = stx_key_add(key, s->seen[b]);
+    for (b = 0; s && b < s->B; b++) key = stx_key_add(key, s->pushed[b]);
     if (m->desc.literal & STX_COMP_LITERAL_FREEZE)
         for (l = 0; l < m->desc.layers; l++) key = stx_key_add(key, (uint64_t)m->layer[l].frozen);
     return key;
@@ -4105,7 +4128,7 @@ static int stx__comp_gen_fill_positions(stx_comp_gen *g, size_t l) {
     if (m->sines) {
         const size_t rows = m->sines->dim[0];
         t = stx_view_rows(x, m->sines, rows - g->reach, rows);
-        t = stx_linear(x, t, m->layer[l].wr, NULL, STX_ACT_NONE);
+        t = stx_linear(x, t, m->layer[l].wpos, NULL, STX_ACT_NONE);
     } else {
         t = stx__comp_extended_table(m, g->reach);
     }
@@ -4165,13 +4188,14 @@ static stx_tensor *stx__comp_gen_positions(stx_comp_gen *g, size_t l) {
 /* Moves the cache of layer l to the next segment: keys and values of what remains in
    comp and mem, and of the new rows. n, c: how many rows both had; rows (B,S,D): what
    the segment added; comp (B,G,D): the new compressed rows, or NULL. */
-static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_job *j, stx_tensor *rows,
-                                    stx_tensor *comp) {
+static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_layer_plan *plan,
+                                    stx_tensor *rows, stx_tensor *comp) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
-    const size_t l = j->l, n = j->n, c = j->c, S = m->desc.segment, W = 2 * m->desc.dim, B = g->B;
-    const size_t own = STX_MIN(j->M, S), kept = STX_MIN(n, j->M - own);
-    const size_t new_c = STX_MIN(j->G, j->C), kept_c = STX_MIN(c, j->C - new_c);
+    const size_t l = plan->l, n = plan->n, c = plan->c;
+    const size_t S = m->desc.segment, W = 2 * m->desc.dim, B = g->B;
+    const size_t own = STX_MIN(plan->M, S), kept = STX_MIN(n, plan->M - own);
+    const size_t new_c = STX_MIN(plan->G, plan->C), kept_c = STX_MIN(c, plan->C - new_c);
     const size_t n1 = kept + own, c1 = kept_c + new_c, len = n1 + c1;
     const int ernie = m->desc.recurrence == STX_COMP_STORE_OUTPUT;
     stx_cache_layer *cache = &g->cache->layer[l];
@@ -4184,7 +4208,7 @@ static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_job *j, stx
     stx__comp_copy_rows(x, stx__comp_rows_at(kv->data, len, 0),
                         stx__comp_rows_at(cache->k, cap, c - kept_c), kept_c, B, W);
     if (new_c) {
-        t = stx__comp_slice(x, comp, j->G - new_c, j->G);
+        t = stx__comp_slice(x, comp, plan->G - new_c, plan->G);
         t = stx__comp_gen_kv(g, l, stx__comp_norm_memory(m, l, t, 1));
         if (!t) return 0;
         stx__comp_copy_rows(x, stx__comp_rows_at(kv->data, len, kept_c),
@@ -4214,37 +4238,37 @@ static int stx__comp_gen_move_layer(stx_comp_gen *g, size_t l, const stx_ids *pa
     stx_ctx *x = m->ctx;
     const size_t S = m->desc.segment, D = m->desc.dim, B = g->B;
     stx_tensor *rows, *usage = NULL, *comp = NULL, *source = NULL;
-    stx__comp_job j;
+    stx__comp_layer_plan plan;
     stx_cached_rows old;
-    if (!stx__comp_plan(m, l, g->state, l, B, S, pad, 1, &j)) return 0;
+    if (!stx__comp_plan(m, l, g->state, l, B, S, pad, 1, &plan)) return 0;
     rows = stx_new(x, B, S, D, 0);
     if (!rows) return 0;
     stx__comp_copy_rows(x, stx__comp_rows_at(rows->data, S, 0),
                         stx__comp_rows_at(g->rows[l], S, 0), S, B, D);
     rows = stx__comp_zero_rows(x, rows, pad);
-    if (g->state->usage && j.C) {
-        stx_tensor *t = j.n ? stx_new_f32(x, B, j.n, 2, 0) : NULL;
+    if (g->state->usage && plan.C) {
+        stx_tensor *t = plan.n ? stx_new_f32(x, B, plan.n, 2, 0) : NULL;
         if (t)
-            stx__comp_copy_rows(x, stx__comp_rows_at(t->data, j.n, 0),
-                                stx__comp_rows_at(g->usage[l], j.M, 0), j.n, B, 2);
-        usage = stx__comp_next_usage(x, &j, t, NULL);
+            stx__comp_copy_rows(x, stx__comp_rows_at(t->data, plan.n, 0),
+                                stx__comp_rows_at(g->usage[l], plan.M, 0), plan.n, B, 2);
+        usage = stx__comp_next_usage(x, &plan, t, NULL);
     }
-    if (j.e) {
+    if (plan.e) {
         old.data = g->state->mem->layer[l].data;
         old.stride = g->state->mem->layer[l].stride;
-        old = stx__comp_old_rows(x, &j, old, rows);
-        comp = stx__comp_compress(x, &j, &old, usage, &source);
+        old = stx__comp_old_rows(x, &plan, old, rows);
+        comp = stx__comp_compress(x, &plan, &old, usage, &source);
         if (!comp) return 0;
     }
-    if (!stx__comp_push(g->state, &j, rows, comp, source, usage)) return 0;
+    if (!stx__comp_push(g->state, &plan, rows, comp, source, usage)) return 0;
     if (g->usage[l]) {
-        const size_t n1 = STX_MIN(j.n + S, j.M);
-        STX_RUN(x, stx_fill, (x, g->usage[l], 2 * B * j.M, 0));
-        stx__comp_copy_rows(x, stx__comp_rows_at(g->usage[l], j.M, 0),
-                            stx__comp_rows_at(usage->data, j.n + S, j.n + S - n1), n1, B, 2);
+        const size_t n1 = STX_MIN(plan.n + S, plan.M);
+        STX_RUN(x, stx_fill, (x, g->usage[l], 2 * B * plan.M, 0));
+        stx__comp_copy_rows(x, stx__comp_rows_at(g->usage[l], plan.M, 0),
+                            stx__comp_rows_at(usage->data, plan.n + S, plan.n + S - n1), n1, B, 2);
     }
     if (m->desc.recurrence == STX_COMP_STORE_ROTATE) return 1;  /* recomputed after rotation */
-    return stx__comp_gen_move_cache(g, &j, rows, comp);
+    return stx__comp_gen_move_cache(g, &plan, rows, comp);
 }
 
 /* A segment is full: moves the memory and the cache. */
@@ -4265,7 +4289,7 @@ static int stx__comp_gen_move(stx_comp_gen *g) {
     return 1;
 }
 
-/* One layer of h (B,t,D). pad (B,len): missing tokens of this segment. */
+/* One layer of xs (B,T,D). pad (B,len): missing tokens of this segment. */
 static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs,
                                        const stx_ids *pad) {
     stx_comp *m = g->model;
@@ -4362,7 +4386,7 @@ static stx_tensor *stx__comp_gen_hidden(void *user, const stx_ids *ids) {
 }
 
 STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, size_t n) {
-    if (!g || !stx__comp_has_words(g->model, "stx_comp_gen_feed")) return NULL;
+    if (!g || !stx__comp_has_vocab(g->model, "stx_comp_gen_feed")) return NULL;
     return stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 1, stx__comp_gen_hidden, g);
 }
 

@@ -10241,20 +10241,21 @@ static __device__ __forceinline__ float stx__comp_usage_of(const stx__array &usa
 }
 
 STX__GLOBAL(256)
-stx__comp_rank_kernel(int32_t *kept, stx__array usage, size_t ldu, stx_comp_groups g,
+stx__comp_rank_kernel(int32_t *kept, stx__array usage, size_t usage_batch_stride, stx_comp_groups g,
                       size_t blocks) {
     STX__SHARED(float, used, 256);
     STX__SHARED(int32_t, lost, 256);
     for (size_t n = blockIdx.x; n < g.B * blocks; n += gridDim.x) {
         const size_t b = n / blocks, i = (n - b * blocks) * 256 + threadIdx.x;
         const stx__comp_stream s = stx__comp_stream_of(g, b);
-        const float mine = i < g.rows ? stx__comp_usage_of(usage, b * ldu + 2 * i) : 0;
+        const float mine =
+            i < g.rows ? stx__comp_usage_of(usage, b * usage_batch_stride + 2 * i) : 0;
         const int mine_lost = i < g.rows && s.pad && s.pad[i];
         size_t better = 0;
         for (size_t k0 = (size_t)s.first; k0 < g.rows; k0 += 256) {
             size_t left = g.rows - k0 < 256 ? g.rows - k0 : 256, k = k0 + threadIdx.x;
             if (k < g.rows) {
-                used[threadIdx.x] = stx__comp_usage_of(usage, b * ldu + 2 * k);
+                used[threadIdx.x] = stx__comp_usage_of(usage, b * usage_batch_stride + 2 * k);
                 lost[threadIdx.x] = s.pad && s.pad[k];
             }
             __syncthreads();
@@ -10307,7 +10308,7 @@ stx__comp_pick_kernel(stx__array y, stx__array rows, const int32_t *kept, stx_co
 }
 
 void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
-                        size_t ldu, const stx_comp_groups *g) {
+                        size_t usage_batch_stride, const stx_comp_groups *g) {
     stx__array Y = stx__array_of(x, y), R = stx__array_of(x, rows), U = stx__array_of(x, usage);
     size_t n = g->B * g->groups, blocks = (g->rows + 255) / 256;
     int32_t *kept;
@@ -10321,8 +10322,8 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
     kept = (int32_t *)stx__scratch_of(x, g->B * g->rows * sizeof *kept, "stx_comp_pick");
     if (!kept) return;
     STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel,
-                    stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U, ldu, *g,
-                    blocks);
+                    stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U,
+                    usage_batch_stride, *g, blocks);
     STX__RUN_WARPS(x, "stx_comp_pick", four && stx__aligned4(Y), stx__comp_pick_kernel, n, Y, R,
                    kept, s);
 }
@@ -10481,8 +10482,8 @@ STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx_
 /* Then the sums over heads, in order, and the number of queries. One thread per key; all
    threads of a block count. */
 STX__GLOBAL(256)
-stx__comp_usage_sum_kernel(stx__array usage, size_t ldu, const double *part, stx__comp_usage p,
-                           size_t B, size_t blocks) {
+stx__comp_usage_sum_kernel(stx__array usage, size_t usage_batch_stride, const double *part,
+                           stx__comp_usage p, size_t B, size_t blocks) {
     STX__SHARED(double, sh, 32);
     for (size_t at = blockIdx.x; at < B * blocks; at += gridDim.x) {
         const size_t b = at / blocks, j = (at - b * blocks) * 256 + threadIdx.x;
@@ -10492,13 +10493,13 @@ stx__comp_usage_sum_kernel(stx__array usage, size_t ldu, const double *part, stx
         queries = stx__row_sum<256>(queries, sh);
         if (j >= p.n) continue;
         for (size_t h = 0; h < p.H; h++) all += part[(b * p.H + h) * p.n + j];
-        stx__add(usage, b * ldu + 2 * j, (float)(all / (double)p.H), 1);
-        stx__add(usage, b * ldu + 2 * j + 1, (float)queries, 1);
+        stx__add(usage, b * usage_batch_stride + 2 * j, (float)(all / (double)p.H), 1);
+        stx__add(usage, b * usage_batch_stride + 2 * j + 1, (float)queries, 1);
     }
 }
 
-void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a,
-                         size_t first, size_t n) {
+void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
+                         const stx_attention_args *a, size_t first, size_t n) {
     stx__comp_usage p;
     size_t blocks = (n + 255) / 256;
     double *part;
@@ -10548,15 +10549,15 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
                         (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
     STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_sum_kernel,
                     stx__blocks(a->B * blocks, 1, (size_t)1 << 30), 256, 0, stx__array_of(x, usage),
-                    ldu, part, p, a->B, blocks);
+                    usage_batch_stride, part, p, a->B, blocks);
 }
 
 
 // >>error
 
-/* loss (1) = sum (a - t)^2 / divisor and ratio (1) = sum (a - t)^2 / sum t^2 (0 if that
-   is 0), over the rows of a, t (N,C) that skip does not mark. First the two sums of each
-   row, to work (N,2): one warp per row. */
+/* loss (1) = sum (a - t)^2 / divisor and rel_error (1) = sum (a - t)^2 / sum t^2 (0 if
+   that is 0), over the rows of a, t (N,C) that skip does not mark. First the two sums of
+   each row, to work (N,2): one warp per row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *skip, size_t N,
@@ -10586,7 +10587,7 @@ stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *
 /* Then the sums over all rows: one block, a thread adds every 1024th row, then a fixed
    tree. */
 STX__GLOBAL(1024)
-stx__comp_error_sum_kernel(stx__array loss, stx__array ratio, const double *work, size_t N,
+stx__comp_error_sum_kernel(stx__array loss, stx__array rel_error, const double *work, size_t N,
                            double divisor) {
     STX__SHARED(double, sh, 32);
     double off = 0, all = 0;
@@ -10599,10 +10600,10 @@ stx__comp_error_sum_kernel(stx__array loss, stx__array ratio, const double *work
     all = stx__row_sum<1024>(all, sh);
     if (threadIdx.x) return;
     stx__put(loss, 0, (float)(off / divisor));
-    stx__put(ratio, 0, (float)(all > 0 ? off / all : 0));
+    stx__put(rel_error, 0, (float)(all > 0 ? off / all : 0));
 }
 
-void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double *work,
+void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *rel_error, double *work,
                              const stx_real *a, const stx_real *t, const int32_t *skip, size_t N,
                              size_t C, double divisor) {
     stx__array A = stx__array_of(x, a), T = stx__array_of(x, t);
@@ -10611,7 +10612,7 @@ void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double
         STX__RUN_WARPS(x, "stx_comp_error_fwd", four, stx__comp_error_kernel, N, work, A, T, skip,
                        N, C);
     STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0,
-                    stx__array_of(x, loss), stx__array_of(x, ratio), work, N, divisor);
+                    stx__array_of(x, loss), stx__array_of(x, rel_error), work, N, divisor);
 }
 
 /* Forward: loss = sum (a - t)^2 / divisor. Hence da = or += dloss 2 (a - t) / divisor, 0
@@ -10903,14 +10904,15 @@ static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
                  chunks = (a->N + rows - 1) / rows;
     const int count = K == STX_COMP_GATE_GRU ? 2 : 1;
     dim3 grid((unsigned)chunks, stx__blocks(a->D, four ? 128 : 32, 65535));
-    int late = a->late;
-    float *part = stx__partial_sums(x, what, chunks * P * a->D, &late);
+    int defer_db = a->defer_db;
+    float *part = stx__partial_sums(x, what, chunks * P * a->D, &defer_db);
     if (!part) return;
     if (four)
         STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<4, K>), grid, 256, 0, *p, part, rows);
     else
         STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<1, K>), grid, 256, 0, *p, part, rows);
-    stx__columns_sum(x, what, a->db, count, part, P * a->D, chunks, P / (size_t)count * a->D, late);
+    stx__columns_sum(x, what, a->db, count, part, P * a->D, chunks, P / (size_t)count * a->D,
+                     defer_db);
 }
 
 /* The kernels' arguments: 1, and in *four whether all arrays can be accessed four

@@ -243,7 +243,7 @@ static tr_options options = {
 typedef struct compression {
     size_t layer;           /* counted from 0 */
     double loss;
-    double ratio;           /* sum (target - got)^2 / sum target^2 */
+    double rel_error;       /* sum (target - got)^2 / sum target^2 */
 } compression;
 
 typedef struct run {
@@ -264,7 +264,7 @@ typedef struct run {
 
 // >>training
 
-/* Metrics of a step: the mean loss in nats per token, then loss and ratio of each
+/* Metrics of a step: the mean loss in nats per token, then loss and rel_error of each
    reported layer. */
 enum { METRIC_LOSS, METRIC_AUX };
 
@@ -272,21 +272,22 @@ static int metric_aux(size_t i) {
     return METRIC_AUX + 2 * (int)i;
 }
 
-static int metric_ratio(size_t i) {
+static int metric_rel_error(size_t i) {
     return metric_aux(i) + 1;
 }
 
-/* Records the metrics of a part of a step. Loss and ratio of a layer that evicted nothing
-   count as 0. */
+/* Records the metrics of a part of a step. Loss and rel_error of a layer that evicted
+   nothing count as 0. */
 static void note_part(run *r, stx_tensor *loss, double share, int add) {
     stx_ctx *x = r->t.x;
     size_t i;
     stx_metric_set(x, METRIC_LOSS, loss, share, add);
     for (i = 0; i < r->reports; i++) {
         stx_tensor *aux = r->model->aux[r->reported[i].layer];
-        stx_tensor *ratio = r->model->ratio[r->reported[i].layer];
+        stx_tensor *rel_error = r->model->rel_error[r->reported[i].layer];
         stx_metric_set(x, metric_aux(i), aux ? aux : loss, aux ? share : 0, add);
-        stx_metric_set(x, metric_ratio(i), ratio ? ratio : loss, ratio ? share : 0, add);
+        stx_metric_set(x, metric_rel_error(i), rel_error ? rel_error : loss,
+                       rel_error ? share : 0, add);
     }
 }
 
@@ -314,28 +315,29 @@ static void step(void *user) {
 }
 
 /* Reads the compression losses of the last step. With several ranks they are the mean of
-   the losses, and the ratio of the sums; the sum target^2 of a rank is loss / ratio. */
+   the losses, and the ratio of the sums; the sum target^2 of a rank is
+   loss / rel_error. */
 static void read_compression(run *r) {
     const int ranks = tr_lm_ranks(&r->t);
     double sums[2 * MAX_LAYERS];
     size_t i;
     for (i = 0; i < r->reports; i++) {
         const double loss = stx_metric_get(r->t.x, metric_aux(i));
-        const double ratio = stx_metric_get(r->t.x, metric_ratio(i));
+        const double rel_error = stx_metric_get(r->t.x, metric_rel_error(i));
         r->reported[i].loss = sums[2 * i] = loss;
-        r->reported[i].ratio = ratio;
-        sums[2 * i + 1] = ratio > 0 ? loss / ratio : 0;
+        r->reported[i].rel_error = rel_error;
+        sums[2 * i + 1] = rel_error > 0 ? loss / rel_error : 0;
     }
     if (ranks < 2 || !stx_group_sum(r->t.x, sums, 2 * r->reports)) return;
     for (i = 0; i < r->reports; i++) {
         const double errors = sums[2 * i], squares = sums[2 * i + 1];
         r->reported[i].loss = errors / ranks;
-        r->reported[i].ratio = squares > 0 ? errors / squares : 0;
+        r->reported[i].rel_error = squares > 0 ? errors / squares : 0;
     }
 }
 
 /* Logs one compression loss of each layer, as a list and as one curve per layer. */
-static void log_list(run *r, const char *name, const char *curve, int ratio) {
+static void log_list(run *r, const char *name, const char *curve, int rel_error) {
     char text[64];
     tr_buf list;
     size_t i;
@@ -343,7 +345,7 @@ static void log_list(run *r, const char *name, const char *curve, int ratio) {
     tr_buf_puts(&list, "[");
     for (i = 0; i < r->reports; i++) {
         const compression *c = &r->reported[i];
-        const double value = ratio ? c->ratio : c->loss;
+        const double value = rel_error ? c->rel_error : c->loss;
         tr_number(text, value);
         if (i) tr_buf_puts(&list, ",");
         tr_buf_puts(&list, text);
@@ -408,7 +410,7 @@ static void print_compression(const tr_lm *t, FILE *out) {
     fprintf(out, "lost by compression, sum (target - got)^2 / sum target^2:");
     for (i = 0; i < r->reports; i++) {
         const compression *c = &r->reported[i];
-        fprintf(out, "%s %.3f (layer %zu)", i ? "," : "", c->ratio, c->layer + 1);
+        fprintf(out, "%s %.3f (layer %zu)", i ? "," : "", c->rel_error, c->layer + 1);
     }
     fprintf(out, "\n");
 }
@@ -512,6 +514,7 @@ static int report_error(tr_lm *t) {
         {"emb", "emb-sz"},
         {"inner", "inner-hid-sz"},
         {"segment", "block-sz"},
+        {"zero_gate_bias", "no-gate-bias"},
         {"mems, cmems", "--mems, --cmems"},
         {"a divisor of dim", "a divisor of --hid-sz"},
         {"a divisor of heads", "a divisor of --nheads"},
@@ -523,7 +526,7 @@ static int report_error(tr_lm *t) {
         {"other than STX_COMP_AUX_BPTT", "other than bptt"},
         {"gate is STX_COMP_GATE_GRU and dim is 4 or more",
          "--gate is gru and --hid-sz is 4 or more"},
-        {"with no_gate_bias", "with --no-gate-bias"},
+        {"with zero_gate_bias", "with --no-gate-bias"},
         {"STX_COMP_STORE_ROTATE", "--recurrence rotate"},
         {"STX_COMP_POSITIONS_XL", "--positions xl"},
         {": STX_COMP_LITERAL_ROWS", " rows"},
@@ -647,7 +650,7 @@ static int describe(run *r, size_t vocab) {
     d->gate = opt.gate;
     d->gate_relu = opt.gate_relu;
     d->gate_bias = opt.gate_bias;
-    d->no_gate_bias = opt.no_gate_bias;
+    d->zero_gate_bias = opt.no_gate_bias;
     d->mogrify = opt.mogrify;
     d->recurrence = opt.recurrence;
     d->attn_dropout = dropout(opt.attn_dropout);

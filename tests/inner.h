@@ -117,7 +117,7 @@ extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_
    of their group */
 extern stx_tensor *inner_comp_gate(stx_ctx *x, int kind, stx_tensor *const *in);
 extern stx_tensor *inner_comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *t,
-                                       const stx_ids *skip, double count, stx_tensor **ratio);
+                                       const stx_ids *skip, double count, stx_tensor **rel_error);
 extern stx_tensor *inner_comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_groups *g);
 extern stx_tensor *inner_comp_zero(stx_ctx *x, stx_tensor *a, const stx_ids *pad);
 extern stx_tensor *inner_comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_tensor *kv);

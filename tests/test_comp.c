@@ -230,7 +230,7 @@ static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, 
 }
 
 /* Largest difference between the rows of two states, missing ones excepted. Infinity if
-   they differ in which rows exist, are missing or have been seen. */
+   they differ in which rows exist, are missing or were pushed. */
 static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
     double worst = 0;
     size_t l, i;
@@ -250,7 +250,7 @@ static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
             }
         }
     for (i = 0; i < a->B; i++)
-        if (a->seen[i] != b->seen[i]) return HUGE_VAL;
+        if (a->pushed[i] != b->pushed[i]) return HUGE_VAL;
     return worst;
 }
 
@@ -458,8 +458,8 @@ static void resets(void) {
                     CHECK((p->masked && p->pad[c]) == (c < p->count - rows), "%s: row %zu of %zu",
                           name, c, p->count);
             }
-        CHECK(cut->seen[0] == one->seen[0], "%s: seen %zu rows, the new stream %zu", name,
-              cut->seen[0], one->seen[0]);
+        CHECK(cut->pushed[0] == one->pushed[0], "%s: pushed %zu rows, the new stream %zu", name,
+              cut->pushed[0], one->pushed[0]);
         free(t);
         free(a);
         free(r);
@@ -803,7 +803,7 @@ static void got_and_set(const char *name, stx_comp_state *s, stx_comp_state *to)
         free(v);
         free(c);
     }
-    for (b = 0; b < B; b++) to->seen[b] = s->seen[b];
+    for (b = 0; b < B; b++) to->pushed[b] = s->pushed[b];
     CHECK(states_differ(s, to) == 0, "%s: a state from the caller's arrays", name);
 }
 
@@ -877,7 +877,8 @@ static void aux_is_separate(const char *name, stx_comp *m, stx_tensor *nll) {
     double sum = 0;
     size_t k, l;
     for (l = 0; l < LAYERS; l++) {
-        CHECK(m->aux[l] && m->ratio[l] && stx_item(x, m->ratio[l]) > 0, "%s: no aux loss", name);
+        CHECK(m->aux[l] && m->rel_error[l] && stx_item(x, m->rel_error[l]) > 0,
+              "%s: no aux loss", name);
         CHECK(stx_item(x, m->aux[l]) > 0, "%s: an aux loss of 0", name);
         sum += stx_item(x, m->aux[l]);
     }
@@ -952,9 +953,9 @@ static void detached(void) {
 }
 
 /* One pass of training over 4 segments of 2 streams through the table stx_lm; returns the
-   mean nll and, in *ratio, the relative compression loss of the last step. */
+   mean nll and, in *rel_error, the relative compression loss of the last step. */
 static double pass_of(stx_lm *lm, stx_comp *m, stx_optim *o, void *s, const int32_t *t, size_t n,
-                      double *ratio) {
+                      double *rel_error) {
     stx_ctx *x = m->ctx;
     double mean = 0;
     size_t i, l;
@@ -969,8 +970,8 @@ static double pass_of(stx_lm *lm, stx_comp *m, stx_optim *o, void *s, const int3
         nll = lm->loss(m, in, out, s, s);
         mean += stx_item(x, nll) / 4;
         stx_backward(x, lm->total(m, nll));
-        for (*ratio = 0, l = 0; l < LAYERS; l++)
-            if (m->ratio[l]) *ratio += stx_item(x, m->ratio[l]) / LAYERS;
+        for (*rel_error = 0, l = 0; l < LAYERS; l++)
+            if (m->rel_error[l]) *rel_error += stx_item(x, m->rel_error[l]) / LAYERS;
         if (stx_optim_step(o, 0.01)) lm->updated(m);
     }
     return mean;
@@ -1007,7 +1008,7 @@ static void overfit(void) {
         stx_optim_desc od;
         stx_optim *o;
         void *s = lm.state_create(m, B, 0);
-        double first = 0, last = 0, ratio = 0, first_ratio = 0;
+        double first = 0, last = 0, rel_error = 0, first_error = 0;
         size_t right;
         int pass;
 
@@ -1015,10 +1016,10 @@ static void overfit(void) {
         od.clip = 1;
         o = stx_optim_create(lm.params, &od);
         for (pass = 0; pass < (SLOW ? 8 : 80) && stx_ok(x); pass++) {
-            last = pass_of(&lm, m, o, s, t, n, &ratio);
+            last = pass_of(&lm, m, o, s, t, n, &rel_error);
             if (!pass) {
                 first = last;
-                first_ratio = ratio;
+                first_error = rel_error;
             }
             /* At this rate further steps may spoil it again; which ones do depends on
                rounding. */
@@ -1027,8 +1028,8 @@ static void overfit(void) {
         CHECK(stx_ok(x) && first > 2 && last < (SLOW ? first : 0.2), "%s: nll from %g to %g %s",
               name, first, last, stx_error(x));
         CHECK(m->desc.aux != STX_COMP_AUX_ATTENTION
-                  || (first_ratio > 0 && ratio < first_ratio && ratio > 0),
-              "%s: compression from %g to %g", name, first_ratio, ratio);
+                  || (first_error > 0 && rel_error < first_error && rel_error > 0),
+              "%s: compression from %g to %g", name, first_error, rel_error);
         right = predicted(&lm, m, t, n);
         CHECK(SLOW || right > (n - 1) * 8 / 10, "%s: %zu of %zu learned tokens are generated", name,
               right, n - 1);
@@ -1080,7 +1081,8 @@ static void by_hand(void) {
     CHECK(CLOSE(stx_item(x, m->aux[0]), 0.0754, 1e-4)
               && CLOSE(stx_item(x, m->aux[0]), ln3 * ln3 / 16, 1e-6),
           "aux %g", stx_item(x, m->aux[0]));
-    CHECK(CLOSE(stx_item(x, m->ratio[0]), 1.0 / 9, 1e-6), "ratio %g", stx_item(x, m->ratio[0]));
+    CHECK(CLOSE(stx_item(x, m->rel_error[0]), 1.0 / 9, 1e-6), "rel_error %g",
+          stx_item(x, m->rel_error[0]));
     stx_backward(x, m->aux[0]);
     CHECK(stx_get_grad(x, p->conv, g) && CLOSE(g[0], 0, 1e-6) && CLOSE(g[1], -0.6035, 1e-4),
           "gradient of the taps %g %g", (double)g[0], (double)g[1]);
@@ -1262,16 +1264,16 @@ static void bad_positions_and_gates(void) {
     d.gate_bias = 1;
     refused("gate_bias: expected .. got 1", &d);
     d = small();
-    d.no_gate_bias = 1;
-    refused("no_gate_bias: expected .. got 1", &d);
+    d.zero_gate_bias = 1;
+    refused("zero_gate_bias: expected .. got 1", &d);
     d = small();
     d.gate = STX_COMP_GATE_GTRXL;
     d.gate_bias = NAN;
     refused("gate_bias: expected", &d);
     d = small();
     d.gate = STX_COMP_GATE_GTRXL;
-    d.gate_bias = d.no_gate_bias = 1;
-    refused("gate_bias: expected 0 with no_gate_bias, got 1", &d);
+    d.gate_bias = d.zero_gate_bias = 1;
+    refused("gate_bias: expected 0 with zero_gate_bias, got 1", &d);
     d = small();
     d.mogrify = 1;
     refused("mogrify: expected .. got 1", &d);
@@ -1629,14 +1631,14 @@ static void bad_files(void) {
             stx_comp_forward(m, token_block(x, t, 2, 40, i * S, S), NULL, s, s);
         }
         w = stx_writer_create(x);
-        if (k == 2) s->seen[1] = (size_t)1 << 40;
+        if (k == 2) s->pushed[1] = (size_t)1 << 40;
         if (k == 3) s->usage->layer[0].count--;
         CHECK(stx_comp_state_save(w, s, "a.") && stx_writer_finish(w, path), "%s", stx_error(x));
         to = stx_comp_state_create_sized(m, k == 1 ? 1 : 2, k >= 1 ? more : NULL, NULL);
         f = stx_file_open(x, path);
         CHECK(!stx_comp_state_load(to, f, "a.") && strstr(stx_error(x), expected[k]),
               "expected \"%s\", got \"%s\"", expected[k], stx_error(x));
-        CHECK(!stx_memory_max_rows(to->mem) && !stx_memory_max_rows(to->comp) && !to->seen[0],
+        CHECK(!stx_memory_max_rows(to->mem) && !stx_memory_max_rows(to->comp) && !to->pushed[0],
               "the memory is not empty");
         stx_clear_error(x);
         CHECK(!stx_comp_state_load(to, f, "b."), "another prefix");

@@ -437,7 +437,7 @@ static void test_errors(void) {
         int whole = n % 3 == 1, skipped = (int)(n / 2 % 3);
         double divisor = whole ? 64 : 0.7 * (double)(N * C + 1);
         arr a = arr_of(N * C, 3, whole, N_), t = arr_of(N * C, 3, whole, N_),
-            loss = arr_of(1, 1, 0, B_), ratio = arr_of(1, 1, 0, B_);
+            loss = arr_of(1, 1, 0, B_), rel_error = arr_of(1, 1, 0, B_);
         arr da = arr_of(N * C, 1, 0, N_), dloss = arr_of(1, 2, 0, B_);
         int32_t *skip = (int32_t *)calloc(N + 1, sizeof *skip), *dskip;
         double *work = (double *)calloc(2 * N + 1, sizeof *work),
@@ -455,10 +455,10 @@ static void test_errors(void) {
         dskip = (int32_t *)cuda_bytes(gx, skip, N * sizeof *skip);
         dwork = (double *)cuda_bytes(gx, work, 2 * N * sizeof *work);
         BOTH(stx_comp_error_fwd,
-             (cx, loss.c, ratio.c, work, a.c, t.c, skipped ? skip : NULL, N, C, divisor),
-             (gx, loss.d, ratio.d, dwork, a.d, t.d, skipped ? dskip : NULL, N, C, divisor));
+             (cx, loss.c, rel_error.c, work, a.c, t.c, skipped ? skip : NULL, N, C, divisor),
+             (gx, loss.d, rel_error.d, dwork, a.d, t.d, skipped ? dskip : NULL, N, C, divisor));
         arr_check("error loss", &loss, whole ? 0 : 1e-6);
-        arr_check("error ratio", &ratio, whole ? 0 : 1e-6);
+        arr_check("relative error", &rel_error, whole ? 0 : 1e-6);
         if (N) stx_cuda_download(gx, got, dwork, 2 * N * sizeof *work);
         for (i = 0; i < 2 * N; i++)
             bad += !(fabs(got[i] - work[i]) <= (whole ? 0 : 1e-13) * work[i]);
@@ -478,7 +478,7 @@ static void test_errors(void) {
         arr_free(&a);
         arr_free(&t);
         arr_free(&loss);
-        arr_free(&ratio);
+        arr_free(&rel_error);
         arr_free(&da);
         arr_free(&dloss);
         stx_cuda_free(gx, dskip);

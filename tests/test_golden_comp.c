@@ -200,7 +200,7 @@ static void aux_losses(stx_comp *m, const stx_file *f, const char *name, size_t 
     for (l = 0; l < m->desc.layers; l++) {
         if (!m->layer[l].memory) continue;
         number(f, name, "aux_layer", i, a, m->aux[l] ? stx_item(x, m->aux[l]) : 0);
-        number(f, name, "ratio_layer", i, a++, m->ratio[l] ? stx_item(x, m->ratio[l]) : 0);
+        number(f, name, "ratio_layer", i, a++, m->rel_error[l] ? stx_item(x, m->rel_error[l]) : 0);
     }
 }
 

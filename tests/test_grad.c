@@ -3352,9 +3352,9 @@ static void row_comp_gate(void) {
 
 static stx_tensor *make_comp_distance(stx_ctx *x, stx_tensor **in, void *user) {
     comp_user *u = (comp_user *)user;
-    stx_tensor *ratio,
+    stx_tensor *rel_error,
         *y = inner_comp_distance(x, in[0], in[1], u->skip ? stx_tokens(x, u->skip, 3, 5) : NULL,
-                                 u->skip ? 77 : 105, &ratio);
+                                 u->skip ? 77 : 105, &rel_error);
     double off = 0, all = 0;
     size_t i;
     for (i = 0; i < 105; i++) {
@@ -3364,7 +3364,7 @@ static stx_tensor *make_comp_distance(stx_ctx *x, stx_tensor **in, void *user) {
         all += t * t;
     }
     CHECK(y && CLOSE(stx_item(x, y), off / (u->skip ? 77 : 105), 1e-12)
-              && CLOSE(stx_item(x, ratio), off / all, 1e-12),
+              && CLOSE(stx_item(x, rel_error), off / all, 1e-12),
           "comp_distance: %s", stx_error(x));
     return y;
 }

@@ -11,8 +11,8 @@ stx_tensor *inner_comp_gate(stx_ctx *x, int kind, stx_tensor *const *in) {
 }
 
 stx_tensor *inner_comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *target, const stx_ids *skip,
-                                double count, stx_tensor **ratio) {
-    return stx__comp_error_op(x, a, target, skip, count, ratio);
+                                double count, stx_tensor **rel_error) {
+    return stx__comp_error_op(x, a, target, skip, count, rel_error);
 }
 
 stx_tensor *inner_comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_groups *g) {
