@@ -2653,9 +2653,18 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     return 1;
 }
 
+/* 1 if l is a layer of the model; else 0 and an error. */
+static int stx__comp_has_layer(const stx_comp_state *s, size_t l, const char *op) {
+    const size_t layers = s->model->desc.layers;
+    if (l >= layers)
+        stx_fail(s->model->ctx, STX_ERR_ARG, "%s: expected layer 0 to %zu, got layer %zu", op,
+                 layers - 1, l);
+    return l < layers;
+}
+
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp) {
     stx_ctx *x = s ? s->model->ctx : NULL;
-    if (!stx_ok(x) || l >= s->model->desc.layers) return 0;
+    if (!stx_ok(x) || !stx__comp_has_layer(s, l, "stx_comp_state_get")) return 0;
     if ((mem && s->mem->layer[l].masked) || (comp && s->comp->layer[l].masked)) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_comp_state_get: expected every stream to have all rows of layer %zu, but "
@@ -2670,10 +2679,8 @@ STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem,
 static int stx__comp_state_settable(const stx_comp_state *s, size_t l, const stx_real *mem,
                                     size_t n, const stx_real *comp, size_t c) {
     stx_ctx *x = s->model->ctx;
-    if (l >= s->model->desc.layers)
-        stx_fail(x, STX_ERR_ARG, "stx_comp_state_set: expected layer 0 to %zu, got layer %zu",
-                 s->model->desc.layers - 1, l);
-    else if (n > s->M[l] || c > s->C[l])
+    if (!stx__comp_has_layer(s, l, "stx_comp_state_set")) return 0;
+    if (n > s->M[l] || c > s->C[l])
         stx_fail(x, STX_ERR_ARG,
                  "stx_comp_state_set: layer %zu: expected at most %zu rows and %zu compressed "
                  "rows, got %zu and %zu", l, s->M[l], s->C[l], n, c);

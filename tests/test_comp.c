@@ -1493,6 +1493,7 @@ static void bad_states(stx_comp *m, stx_comp_state *s, stx_comp_state *strange) 
     static const size_t more[LAYERS] = {9, 9, 9}, over[LAYERS] = {(size_t)1 << 40, 1, 1};
     static const stx_real v[6 * 16];
     stx_ctx *x = m->ctx;
+    stx_real rows[1];
     stx_comp_state *big;
 
     CHECK(!stx_comp_state_create(m, 0), "a state of no streams");
@@ -1510,8 +1511,10 @@ static void bad_states(stx_comp *m, stx_comp_state *s, stx_comp_state *strange) 
     big = stx_comp_state_create_sized(m, 2, more, NULL);
     CHECK(big && !stx_comp_state_copy(s, 0, big, 0, 2), "a copy between other sizes");
     fails(x, "got one with other sizes");
+    CHECK(!stx_comp_state_get(s, 3, rows, NULL), "reading layer 3");
+    fails(x, "stx_comp_state_get: expected layer 0 to 2, got layer 3");
     CHECK(!stx_comp_state_set(s, 3, v, 1, NULL, 0), "layer 3");
-    fails(x, "expected layer 0 to 2, got layer 3");
+    fails(x, "stx_comp_state_set: expected layer 0 to 2, got layer 3");
     CHECK(!stx_comp_state_set(s, 0, v, 7, NULL, 0), "7 rows");
     fails(x, "got 7 and 0");
     CHECK(!stx_comp_state_set(s, 0, NULL, 1, NULL, 0), "NULL");
