@@ -1989,7 +1989,7 @@ static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
             stx_fail(x, STX_ERR_ARG,
                      "stx_comp_create: mems, cmems: expected equal sizes for all memory layers "
                      "with STX_COMP_STORE_ROTATE, got %zu and %zu rows in layer %zu, "
-                     "%zu and %zu in layer %zu",
+                     "%zu and %zu in layer %zu (layers counted from 1)",
                      first_M, first_C, first + 1, M, C, l + 1);
             return 0;
         }
@@ -2466,14 +2466,15 @@ static int stx__comp_state_sizes(stx_comp_state *s, const size_t *mems, const si
         if (p->C) s->C[l] = cmems ? cmems[l] : p->C;
         if (s->M[l] > most || s->C[l] > most) {
             stx_fail(m->ctx, STX_ERR_ARG,
-                     "stx_comp_state_create: layer %zu: expected at most 2^31 rows of memory "
-                     "and of compressed memory, got %zu and %zu", l, s->M[l], s->C[l]);
+                     "stx_comp_state_create: layer %zu (counted from 0): expected at most "
+                     "2^31 rows of memory and of compressed memory, got %zu and %zu", l, s->M[l], s->C[l]);
             return 0;
         }
         if (p->memory && !p->C && cmems && cmems[l]) {
             stx_fail(m->ctx, STX_ERR_ARG,
-                     "stx_comp_state_create: layer %zu: expected no compressed rows, "
-                     "because the model has no compressed memory there, got %zu", l, cmems[l]);
+                     "stx_comp_state_create: layer %zu (counted from 0): expected no "
+                     "compressed rows, because the model has no compressed memory there, "
+                     "got %zu", l, cmems[l]);
             return 0;
         }
         if (!p->memory || m->desc.recurrence != STX_COMP_STORE_ROTATE) continue;
@@ -2482,7 +2483,7 @@ static int stx__comp_state_sizes(stx_comp_state *s, const size_t *mems, const si
             stx_fail(m->ctx, STX_ERR_ARG,
                      "stx_comp_state_create: expected equal sizes for all memory layers "
                      "with STX_COMP_STORE_ROTATE, got %zu and %zu rows in layer %zu, "
-                     "%zu and %zu in layer %zu",
+                     "%zu and %zu in layer %zu (layers counted from 0)",
                      s->M[first], s->C[first], first, s->M[l], s->C[l], l);
             return 0;
         }
