@@ -2437,22 +2437,16 @@ static stx_memory *stx__comp_rows_create(const stx_comp_state *s, const size_t *
 
 enum { STX__COMP_PARTS = 4 };
 
-/* The rows of a state and their names in checkpoints. Returns how many there are. */
-static int stx__comp_parts(const stx_comp_state *s, stx_memory **part, const char **name) {
-    int n = 0;
-    part[n] = s->mem;
-    name[n++] = "mem.";
-    part[n] = s->comp;
-    name[n++] = "comp.";
-    if (s->usage) {
-        part[n] = s->usage;
-        name[n++] = "usage.";
-    }
-    if (s->source) {
-        part[n] = s->source;
-        name[n++] = "source.";
-    }
-    return n;
+/* Names of the parts in checkpoints. */
+static const char *const stx__comp_part_name[STX__COMP_PARTS] = {"mem.", "comp.", "usage.",
+                                                                 "source."};
+
+/* The parts of a state; NULL for those that the model has none of. */
+static void stx__comp_parts(const stx_comp_state *s, stx_memory **part) {
+    part[0] = s->mem;
+    part[1] = s->comp;
+    part[2] = s->usage;
+    part[3] = s->source;
 }
 
 /* Sets and checks the capacities of a new state. */
@@ -2583,19 +2577,17 @@ STX_DEF void stx_comp_state_free(stx_comp_state *s) {
 
 STX_DEF void stx_comp_state_reset(stx_comp_state *s) {
     stx_memory *part[STX__COMP_PARTS];
-    const char *name[STX__COMP_PARTS];
-    int i, n;
+    int i;
     if (!s || !stx_ok(s->model->ctx)) return;
-    n = stx__comp_parts(s, part, name);
-    for (i = 0; i < n; i++) stx_memory_reset(part[i]);
+    stx__comp_parts(s, part);
+    for (i = 0; i < STX__COMP_PARTS; i++) stx_memory_reset(part[i]);
     memset(s->pushed, 0, s->B * sizeof *s->pushed);
 }
 
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
     const unsigned one_age = STX_COMP_LITERAL_ROWS | STX_COMP_LITERAL_PAD | STX_COMP_LITERAL_MASK;
     stx_memory *part[STX__COMP_PARTS];
-    const char *name[STX__COMP_PARTS];
-    int i, n;
+    int i;
     if (!s || !stx_ok(s->model->ctx)) return;
     if (s->model->desc.literal & one_age) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
@@ -2603,8 +2595,8 @@ STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
                  "_MASK, which need streams of one age; use stx_comp_state_reset for all streams");
         return;
     }
-    n = stx__comp_parts(s, part, name);
-    for (i = 0; i < n; i++) stx_memory_reset_stream(part[i], b);
+    stx__comp_parts(s, part);
+    for (i = 0; i < STX__COMP_PARTS; i++) stx_memory_reset_stream(part[i], b);
     if (stx_ok(s->model->ctx)) s->pushed[b] = 0;
 }
 
@@ -2634,9 +2626,8 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
                                 size_t from_b, size_t streams) {
     stx_ctx *x = to ? to->model->ctx : NULL;
     stx_memory *part[STX__COMP_PARTS], *other[STX__COMP_PARTS];
-    const char *name[STX__COMP_PARTS];
     size_t l;
-    int i, parts, discard_sources;
+    int i, discard_sources;
     if (!stx_ok(x) || !stx__comp_state_like(to, from)) return 0;
 
     /* The sources of all streams of a state are cut into the same groups. If those of
@@ -2645,10 +2636,10 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     for (l = 0; to->source && streams < to->B && l < to->model->desc.layers; l++)
         discard_sources |= from->source->layer[l].count != to->source->layer[l].count;
 
-    parts = stx__comp_parts(to, part, name);
-    stx__comp_parts(from, other, name);
-    for (i = 0; i < parts; i++)
-        if (!stx_memory_copy(part[i], b, other[i], from_b, streams)) return 0;
+    stx__comp_parts(to, part);
+    stx__comp_parts(from, other);
+    for (i = 0; i < STX__COMP_PARTS; i++)
+        if (part[i] && !stx_memory_copy(part[i], b, other[i], from_b, streams)) return 0;
     memmove(to->pushed + b, from->pushed + from_b, streams * sizeof *to->pushed);
     if (discard_sources) stx_memory_reset(to->source);
     return 1;
@@ -2710,10 +2701,9 @@ STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem,
 
 STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const char *prefix) {
     stx_memory *part[STX__COMP_PARTS];
-    const char *name[STX__COMP_PARTS];
     char full[128];
     size_t b;
-    int i, n, good = 1;
+    int i, good = 1;
     if (!s || !prefix || !stx_ok(s->model->ctx)) return 0;
     if (strlen(prefix) > 64) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
@@ -2721,9 +2711,10 @@ STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const ch
                  strlen(prefix));
         return 0;
     }
-    n = stx__comp_parts(s, part, name);
-    for (i = 0; good && i < n; i++) {
-        snprintf(full, sizeof full, "%s%s", prefix, name[i]);
+    stx__comp_parts(s, part);
+    for (i = 0; good && i < STX__COMP_PARTS; i++) {
+        if (!part[i]) continue;
+        snprintf(full, sizeof full, "%s%s", prefix, stx__comp_part_name[i]);
         good = stx_memory_save(w, part[i], full);
     }
     for (b = 0; good && b < s->B; b++) {
@@ -2776,15 +2767,15 @@ static int stx__comp_load_pushed(stx_comp_state *s, const stx_file *f, const cha
 STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix) {
     stx_ctx *x = s ? s->model->ctx : NULL;
     stx_memory *part[STX__COMP_PARTS];
-    const char *name[STX__COMP_PARTS];
     char full[128];
     size_t l;
-    int i, n, good = 1;
+    int i, good = 1;
     if (!stx_ok(x) || !f || !prefix) return 0;
     stx_comp_state_reset(s);
-    n = stx__comp_parts(s, part, name);
-    for (i = 0; good && i < n; i++) {
-        snprintf(full, sizeof full, "%.64s%s", prefix, name[i]);
+    stx__comp_parts(s, part);
+    for (i = 0; good && i < STX__COMP_PARTS; i++) {
+        if (!part[i]) continue;
+        snprintf(full, sizeof full, "%.64s%s", prefix, stx__comp_part_name[i]);
         good = stx_memory_load(part[i], f, full);
     }
     for (l = 0; good && l < s->model->desc.layers; l++)
@@ -2792,8 +2783,8 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
     if (good && stx__comp_load_pushed(s, f, prefix)) return 1;
 
     /* empty the state; stx_comp_state_reset does nothing after an error */
-    for (i = 0; i < n; i++) {
-        for (l = 0; l < s->model->desc.layers; l++) {
+    for (i = 0; i < STX__COMP_PARTS; i++) {
+        for (l = 0; part[i] && l < s->model->desc.layers; l++) {
             part[i]->layer[l].count = part[i]->layer[l].logical_count = 0;
             part[i]->layer[l].masked = 0;
         }
@@ -3246,14 +3237,16 @@ static size_t stx__comp_layer_above(const stx_comp *m, size_t l) {
 static void stx__comp_rotate(stx_comp_state *s) {
     const stx_comp *m = s->model;
     stx_memory *part[STX__COMP_PARTS];
-    const char *name[STX__COMP_PARTS];
-    const int n = stx__comp_parts(s, part, name);
     size_t l, above, first = 0;
     int i;
     while (first < m->desc.layers && !m->layer[first].memory) first++;
     if (first == m->desc.layers) return;
-    for (i = 0; i < n; i++) {
-        stx_memory_layer *row = part[i]->layer, lowest = row[first];
+    stx__comp_parts(s, part);
+    for (i = 0; i < STX__COMP_PARTS; i++) {
+        stx_memory_layer *row, lowest;
+        if (!part[i]) continue;
+        row = part[i]->layer;
+        lowest = row[first];
         for (l = first; (above = stx__comp_layer_above(m, l)) != first; l = above)
             row[l] = row[above];
         row[l] = lowest;
@@ -3962,9 +3955,8 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
                               const stx_comp_state *s, uint64_t salt) {
     uint64_t key = stx_step_key(m, ids, targets, salt);
     stx_memory *part[STX__COMP_PARTS];
-    const char *name[STX__COMP_PARTS];
     size_t b, l;
-    int i, n;
+    int i;
     if (!m || !stx_ok(m->ctx)) return key;
     if (s && s->model != m) {
         stx_fail(m->ctx, STX_ERR_ARG,
@@ -3975,8 +3967,8 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
     key = stx_key_add(key, m->desc.recompute_layers);
     key = stx_vocab_io_key(m->vocab_io, key, ids, targets, NULL);
     key = stx_key_add(key, (uint64_t)stx__comp_ignored(targets));
-    n = s ? stx__comp_parts(s, part, name) : 0;
-    for (i = 0; i < n; i++) key = stx_memory_key(part[i], key);
+    if (s) stx__comp_parts(s, part);
+    for (i = 0; s && i < STX__COMP_PARTS; i++) key = stx_memory_key(part[i], key);
     for (b = 0; s && b < s->B; b++) key = stx_key_add(key, s->pushed[b]);
     if (m->desc.literal & STX_COMP_LITERAL_FREEZE)
         for (l = 0; l < m->desc.layers; l++) key = stx_key_add(key, (uint64_t)m->layer[l].frozen);
