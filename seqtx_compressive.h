@@ -2509,6 +2509,12 @@ static size_t stx__comp_largest(const size_t *v, size_t n) {
     return most;
 }
 
+/* Number of rows that convolutions read for G groups. */
+static size_t stx__comp_source_rows(const stx_comp *m, size_t G) {
+    const stx_comp_desc *d = &m->desc;
+    return d->compress == STX_COMP_COMPRESS_DILATED ? m->before + G * d->ratio : G * m->taps;
+}
+
 /* Creates the rows of a new state. width is scratch memory for L elements. */
 static void stx__comp_state_rows(stx_comp_state *s, size_t *width) {
     const stx_comp *m = s->model;
@@ -2520,9 +2526,9 @@ static void stx__comp_state_rows(stx_comp_state *s, size_t *width) {
 
     for (l = 0; l < d->layers; l++) width[l] = s->C[l] ? d->dim : 0;
     s->comp = stx__comp_rows_create(s, width, 0, STX_MAX(C, (size_t)1));
-    if (d->aux == STX_COMP_AUX_BPTT) {      /* a bound on the source rows of a segment */
-        const size_t each = (m->before + m->taps) * (d->segment / d->ratio + 1) + m->before;
-        s->source = stx__comp_rows_create(s, width, 0, each * d->bptt);
+    if (d->aux == STX_COMP_AUX_BPTT) {      /* a segment evicts at most S rows */
+        const size_t G = stx__comp_group_count(d->segment, d->ratio);
+        s->source = stx__comp_rows_create(s, width, 0, stx__comp_source_rows(m, G) * d->bptt);
     }
 
     for (l = 0; l < d->layers; l++) width[l] = s->C[l] ? 2 : 0;
@@ -2809,8 +2815,8 @@ typedef struct stx__comp_layer_plan {
     int    push;            /* 1: the segment is full, and the memory moves */
     int    frozen;          /* 1: Wkv is a constant in this segment */
 
-    /* STX_COMP_AUX_BPTT: number of evictions that are compressed again, oldest first,
-       and their groups */
+    /* STX_COMP_AUX_BPTT: number of evictions that are compressed again, and their groups,
+       newest first */
     size_t recent, *recent_groups;
 
     const stx_ids *key_pad;         /* (B,c+n+T): keys */
@@ -2839,12 +2845,6 @@ static size_t stx__comp_evicted(size_t n, size_t S, size_t M) {
 static size_t stx__comp_new_rows(const stx_comp_desc *d, size_t e) {
     if (d->literal & STX_COMP_LITERAL_PAD) return (e + e % d->ratio) / d->ratio;
     return stx__comp_group_count(e, d->ratio);
-}
-
-/* Number of rows that convolutions read for G groups. */
-static size_t stx__comp_source_rows(const stx_comp *m, size_t G) {
-    const stx_comp_desc *d = &m->desc;
-    return d->compress == STX_COMP_COMPRESS_DILATED ? m->before + G * d->ratio : G * m->taps;
 }
 
 /* v (B,n) as ids, or NULL if all elements are 0. */
@@ -2994,8 +2994,7 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
         const size_t rows = stx__comp_source_rows(plan->m, G);
         if (!G || rows > left) break;
         left -= rows;
-        memmove(groups + 1, groups, plan->recent++ * sizeof *groups);
-        groups[0] = G;
+        groups[plan->recent++] = G;
     }
     return 1;
 }
@@ -3214,8 +3213,8 @@ static int stx__comp_push(stx_comp_state *s, const stx__comp_layer_plan *plan, s
 
     /* keep the sources of the last bptt evictions, including this one */
     keep = source->dim[1];
-    for (i = plan->recent; i > 0 && i + m->desc.bptt > plan->recent + 1; i--)
-        keep += stx__comp_source_rows(m, plan->recent_groups[i - 1]);
+    for (i = 0; i < plan->recent && i + 1 < m->desc.bptt; i++)
+        keep += stx__comp_source_rows(m, plan->recent_groups[i]);
     return stx_memory_push(s->source, s->source, l, keep, source, NULL);
 }
 
@@ -3267,7 +3266,7 @@ static void stx__comp_heads_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *i
     stx_real *d = stx_grad(x, in[0], NULL);
     size_t h;
     for (h = 0; d && h < 2 * s->H; h++) {
-        stx_real *to = stx_offset_ptr(x, d, h * s->kv_heads / s->H * s->hd);
+        stx_real *to = stx_offset_ptr(x, d, h / (s->H / s->kv_heads) * s->hd);
         STX_RUN(x, stx_copy2d,
                 (x, to, 2 * s->kv_heads * s->hd, stx_offset_ptr(x, y->grad, h * s->hd),
                  2 * s->H * s->hd, s->rows, s->hd, 1));
@@ -3287,7 +3286,7 @@ static stx_tensor *stx__comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_t
     s->H = d->heads;
     s->kv_heads = d->kv_heads;
     for (h = 0; h < 2 * s->H; h++) {
-        const stx_real *from = stx_offset_ptr(x, kv->data, h * s->kv_heads / s->H * s->hd);
+        const stx_real *from = stx_offset_ptr(x, kv->data, h / (s->H / s->kv_heads) * s->hd);
         STX_RUN(x, stx_copy2d,
                 (x, stx_offset_ptr(x, y->data, h * s->hd), 2 * s->H * s->hd, from,
                  2 * s->kv_heads * s->hd, s->rows, s->hd, 0));
@@ -3621,7 +3620,7 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *
 
     if (all && plan->c + count <= all->dim[1] && (whole || count == plan->e)) {
         all = stx_detach(x, all);       /* read in place */
-        return stx__comp_attend_rows(m, proj, all, count ? plan->c : 0, count, pad, 0);
+        return stx__comp_attend_rows(m, proj, all, plan->c, count, pad, 0);
     }
     kv = stx__comp_kv_rows(x, proj, plan->c, plan->c + count);
     if (!whole && count < plan->e) {
@@ -3660,7 +3659,7 @@ static stx_tensor *stx__comp_recompress(stx_ctx *x, const stx__comp_layer_plan *
     for (i = 0; i < plan->recent; i++)
         rows += stx__comp_source_rows(plan->m, plan->recent_groups[i]);
     at = source ? source->dim[1] - rows : 0;
-    for (i = 0; i < plan->recent; i++) {
+    for (i = plan->recent; i-- > 0;) {      /* oldest first */
         const size_t n = stx__comp_source_rows(plan->m, plan->recent_groups[i]);
         y = stx__comp_slice(x, source, at, at + n);
         y = stx__comp_convolve(x, plan->m, plan->l, y, plan->recent_groups[i]);
@@ -4254,6 +4253,7 @@ static int stx__comp_gen_move_layer(stx_comp_gen *g, size_t l, const stx_ids *pa
         usage = stx__comp_next_usage(x, &plan, t, NULL);
     }
     if (plan.e) {
+        memset(&old, 0, sizeof old);
         old.data = g->state->mem->layer[l].data;
         old.stride = g->state->mem->layer[l].stride;
         old = stx__comp_old_rows(x, &plan, old, rows);
