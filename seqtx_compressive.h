@@ -923,17 +923,28 @@ STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const 
 STX_KERNEL(stx_comp_usage, (stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
                             const stx_attention_args *a, size_t first, size_t n))
 
-/* loss (1) = sum (a - target)^2 / divisor and rel_error (1) = sum (a - target)^2 / sum
-   target^2 (0 if that sum is 0), over the rows of a, target (N,D) that skip (N) does
-   not mark. skip is on the device, or NULL. work (N,2), on the device, receives the
-   two sums of each row. Backward: da = 2 dloss (a - target) / divisor, 0 in marked
-   rows. Adds to da with accumulate. */
-STX_KERNEL(stx_comp_error_fwd, (stx_ctx *x, stx_real *loss, stx_real *rel_error, double *work,
-                                const stx_real *a, const stx_real *target, const int32_t *skip,
-                                size_t N, size_t D, double divisor))
-STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss,
-                                const stx_real *a, const stx_real *target, const int32_t *skip,
-                                size_t N, size_t D, double divisor, int accumulate))
+/* The squared error of a loss, over the rows that skip does not mark:
+
+       loss = sum (a - target)^2 / count
+       rel_error = sum (a - target)^2 / sum target^2       0 if that sum is 0
+
+   Backward sets da = 2 dloss (a - target) / count, 0 in marked rows, or adds to it with
+   accumulate. */
+typedef struct stx_comp_error_args {
+    size_t N, D;
+    double count;                   /* a mean divides by the number of compared elements */
+    const stx_real *a, *target;     /* (N,D) */
+    const int32_t  *skip;           /* (N), on the device, nonzero: not compared; or NULL */
+    stx_real       *loss, *rel_error;   /* (1); forward only */
+    double         *work;           /* (N,2), on the device, receives the two sums of each row;
+                                       forward only */
+    const stx_real *dloss;          /* (1); this and what follows: backward only */
+    stx_real       *da;             /* (N,D) */
+    int             accumulate;
+} stx_comp_error_args;
+
+STX_KERNEL(stx_comp_error_fwd, (stx_ctx *x, const stx_comp_error_args *e))
+STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, const stx_comp_error_args *e))
 
 /* The elementwise part of a gate. p0 .. p3 (fields p) are the results of its matmuls; sig
    is the sigmoid.
@@ -1352,18 +1363,8 @@ STX_DEF void stx_comp_usage(stx_ctx *x, stx_real *usage, size_t usage_batch_stri
 
 // >>error
 
-typedef struct stx__comp_error_job {
-    stx_real       *da;
-    const stx_real *a, *target;     /* (N,D) */
-    const int32_t  *skip;           /* (N), or NULL */
-    double         *work;           /* (N,2) */
-    size_t          D;
-    stx_real        scale;
-    int             accumulate;
-} stx__comp_error_job;
-
 static void stx__comp_error_part(const stx_share *s, const void *job) {
-    const stx__comp_error_job *e = (const stx__comp_error_job *)job;
+    const stx_comp_error_args *e = (const stx_comp_error_args *)job;
     size_t n, c;
     for (n = s->begin; n < s->end; n++) {
         const stx_real *a = e->a + n * e->D, *target = e->target + n * e->D;
@@ -1378,32 +1379,23 @@ static void stx__comp_error_part(const stx_share *s, const void *job) {
     }
 }
 
-/* loss = sum (a - target)^2 / divisor */
-STX_DEF void stx_comp_error_fwd(stx_ctx *x, stx_real *loss, stx_real *rel_error, double *work,
-                                const stx_real *a, const stx_real *target, const int32_t *skip,
-                                size_t N, size_t D, double divisor) {
+/* loss = sum (a - target)^2 / count */
+STX_DEF void stx_comp_error_fwd(stx_ctx *x, const stx_comp_error_args *e) {
     STX__FP_SCOPE;
-    stx__comp_error_job e;
     double error = 0, square = 0;
     size_t n;
-    memset(&e, 0, sizeof e);
-    e.a = a;
-    e.target = target;
-    e.skip = skip;
-    e.work = work;
-    e.D = D;
-    stx_parallel(x, N, 4 * N * D, stx__comp_error_part, &e);
-    for (n = 0; n < N; n++) {
-        error += work[2 * n];
-        square += work[2 * n + 1];
+    stx_parallel(x, e->N, 4 * e->N * e->D, stx__comp_error_part, e);
+    for (n = 0; n < e->N; n++) {
+        error += e->work[2 * n];
+        square += e->work[2 * n + 1];
     }
-    *loss = (stx_real)(error / divisor);
-    *rel_error = (stx_real)(square > 0 ? error / square : 0);
+    *e->loss = (stx_real)(error / e->count);
+    *e->rel_error = (stx_real)(square > 0 ? error / square : 0);
 }
 
 static void stx__comp_error_back_part(const stx_share *s, const void *job) {
-    const stx__comp_error_job *e = (const stx__comp_error_job *)job;
-    const stx_real scale = e->scale;
+    const stx_comp_error_args *e = (const stx_comp_error_args *)job;
+    const stx_real scale = (stx_real)(2 * (double)e->dloss[0] / e->count);
     size_t n, c;
     for (n = s->begin; n < s->end; n++) {
         stx_real *da = e->da + n * e->D;
@@ -1414,37 +1406,18 @@ static void stx__comp_error_back_part(const stx_share *s, const void *job) {
     }
 }
 
-/* loss = sum (a - target)^2 / divisor:   da = dloss 2 (a - target) / divisor */
-STX_DEF void stx_comp_error_bwd(stx_ctx *x, stx_real *da, const stx_real *dloss,
-                                const stx_real *a, const stx_real *target, const int32_t *skip,
-                                size_t N, size_t D, double divisor, int accumulate) {
-    STX__FP_SCOPE;
-    stx__comp_error_job e;
-    memset(&e, 0, sizeof e);
-    e.da = da;
-    e.a = a;
-    e.target = target;
-    e.skip = skip;
-    e.D = D;
-    e.scale = (stx_real)(2 * (double)dloss[0] / divisor);
-    e.accumulate = accumulate;
-    stx_parallel(x, N, 3 * N * D, stx__comp_error_back_part, &e);
+/* loss = sum (a - target)^2 / count:   da = dloss 2 (a - target) / count */
+STX_DEF void stx_comp_error_bwd(stx_ctx *x, const stx_comp_error_args *e) {
+    stx_parallel(x, e->N, 3 * e->N * e->D, stx__comp_error_back_part, e);
 }
 
-typedef struct stx__comp_error_save {
-    const int32_t *skip;
-    double         divisor;
-} stx__comp_error_save;
-
 static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
-    const stx__comp_error_save *s = (const stx__comp_error_save *)save;
-    const stx_tensor *a = in[0], *target = in[1];
-    const size_t D = a->dim[a->ndim - 1];
+    stx_comp_error_args *e = (stx_comp_error_args *)save;
     int fresh;
-    stx_real *da = stx_grad(x, in[0], &fresh);
-    if (da)
-        STX_RUN(x, stx_comp_error_bwd, (x, da, y->grad, a->data, target->data, s->skip,
-                                        a->size / D, D, s->divisor, !fresh));
+    e->da = stx_grad(x, in[0], &fresh);
+    e->dloss = y->grad;
+    e->accumulate = !fresh;
+    if (e->da) STX_RUN(x, stx_comp_error_bwd, (x, e));
 }
 
 /* The mean of (a - target)^2 over the rows of a (..,D) that skip does not mark, which
@@ -1453,22 +1426,24 @@ static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *i
 static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *target,
                                       const stx_ids *skip, double count, stx_tensor **rel_error) {
     stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *in[2];
-    stx__comp_error_save *s = (stx__comp_error_save *)stx_step_alloc(x, sizeof *s);
-    double *work;
-    size_t N, D;
+    stx_comp_error_args *e = (stx_comp_error_args *)stx_step_alloc(x, sizeof *e);
     *rel_error = stx_new_f32(x, 1, 0, 0, 0);
     if (!stx_ok(x) || !a || !target) return NULL;
-    D = a->dim[a->ndim - 1];
-    N = a->size / D;
-    work = (double *)stx_step_bytes(x, stx_bytes_of(N, 2, sizeof *work));
-    if (!work) return NULL;
-    s->skip = skip ? skip->device : NULL;
-    s->divisor = count;
-    STX_RUN(x, stx_comp_error_fwd, (x, y->data, (*rel_error)->data, work, a->data, target->data,
-                                    s->skip, N, D, count));
+    memset(e, 0, sizeof *e);
+    e->D = a->dim[a->ndim - 1];
+    e->N = a->size / e->D;
+    e->count = count;
+    e->a = a->data;
+    e->target = target->data;
+    e->skip = skip ? skip->device : NULL;
+    e->loss = y->data;
+    e->rel_error = (*rel_error)->data;
+    e->work = (double *)stx_step_bytes(x, stx_bytes_of(e->N, 2, sizeof *e->work));
+    if (!e->work) return NULL;
+    STX_RUN(x, stx_comp_error_fwd, (x, e));
     in[0] = a;
     in[1] = target;
-    stx_record(x, y, in, 2, stx__comp_error_back, s);
+    stx_record(x, y, in, 2, stx__comp_error_back, e);
     return y;
 }
 
@@ -2461,7 +2436,8 @@ static int stx__comp_state_sizes(stx_comp_state *s, const size_t *mems, const si
         if (s->M[l] > most || s->C[l] > most) {
             stx_fail(m->ctx, STX_ERR_ARG,
                      "stx_comp_state_create: layer %zu (counted from 0): expected at most "
-                     "2^31 rows of memory and of compressed memory, got %zu and %zu", l, s->M[l], s->C[l]);
+                     "2^31 rows of memory and of compressed memory, got %zu and %zu",
+                     l, s->M[l], s->C[l]);
             return 0;
         }
         if (p->memory && !p->C && cmems && cmems[l]) {

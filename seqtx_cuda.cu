@@ -10555,9 +10555,9 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
 
 // >>error
 
-/* loss (1) = sum (a - t)^2 / divisor and rel_error (1) = sum (a - t)^2 / sum t^2 (0 if
-   that is 0), over the rows of a, t (N,C) that skip does not mark. First the two sums of
-   each row, to work (N,2): one warp per row. */
+/* loss (1) = sum (a - t)^2 / count and rel_error (1) = sum (a - t)^2 / sum t^2 (0 if that
+   is 0), over the rows of a, t (N,C) that skip does not mark. First the two sums of each
+   row, to work (N,2): one warp per row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *skip, size_t N,
@@ -10588,7 +10588,7 @@ stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *
    tree. */
 STX__GLOBAL(1024)
 stx__comp_error_sum_kernel(stx__array loss, stx__array rel_error, const double *work, size_t N,
-                           double divisor) {
+                           double count) {
     STX__SHARED(double, sh, 32);
     double off = 0, all = 0;
   #pragma unroll 4
@@ -10599,30 +10599,29 @@ stx__comp_error_sum_kernel(stx__array loss, stx__array rel_error, const double *
     off = stx__row_sum<1024>(off, sh);
     all = stx__row_sum<1024>(all, sh);
     if (threadIdx.x) return;
-    stx__put(loss, 0, (float)(off / divisor));
+    stx__put(loss, 0, (float)(off / count));
     stx__put(rel_error, 0, (float)(all > 0 ? off / all : 0));
 }
 
-void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *rel_error, double *work,
-                             const stx_real *a, const stx_real *t, const int32_t *skip, size_t N,
-                             size_t C, double divisor) {
-    stx__array A = stx__array_of(x, a), T = stx__array_of(x, t);
-    int four = C % 4 == 0 && stx__aligned4(A) && stx__aligned4(T);
-    if (N)
-        STX__RUN_WARPS(x, "stx_comp_error_fwd", four, stx__comp_error_kernel, N, work, A, T, skip,
-                       N, C);
+void stx_comp_error_fwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
+    stx__array A = stx__array_of(x, e->a), T = stx__array_of(x, e->target);
+    int four = e->D % 4 == 0 && stx__aligned4(A) && stx__aligned4(T);
+    if (e->N)
+        STX__RUN_WARPS(x, "stx_comp_error_fwd", four, stx__comp_error_kernel, e->N, e->work, A, T,
+                       e->skip, e->N, e->D);
     STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0,
-                    stx__array_of(x, loss), stx__array_of(x, rel_error), work, N, divisor);
+                    stx__array_of(x, e->loss), stx__array_of(x, e->rel_error), e->work, e->N,
+                    e->count);
 }
 
-/* Forward: loss = sum (a - t)^2 / divisor. Hence da = or += dloss 2 (a - t) / divisor, 0
-   in rows that skip marks. One warp per row. */
+/* Forward: loss = sum (a - t)^2 / count. Hence da = or += dloss 2 (a - t) / count, 0 in
+   rows that skip marks. One warp per row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_error_bwd_kernel(stx__array da, stx__array dloss, stx__array a, stx__array t,
-                           const int32_t *skip, size_t N, size_t C, double divisor,
+                           const int32_t *skip, size_t N, size_t C, double count,
                            int accumulate) {
-    const float scale = (float)(2 * (double)stx__get(dloss, 0) / divisor);
+    const float scale = (float)(2 * (double)stx__get(dloss, 0) / count);
     STX__WARPS(n, N) {
         const int out = skip && skip[n];
         if (out && accumulate) continue;
@@ -10638,15 +10637,13 @@ stx__comp_error_bwd_kernel(stx__array da, stx__array dloss, stx__array a, stx__a
     }
 }
 
-void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a,
-                             const stx_real *t, const int32_t *skip, size_t N, size_t C,
-                             double divisor, int accumulate) {
-    stx__array D = stx__array_of(x, da), G = stx__array_of(x, dloss), A = stx__array_of(x, a),
-               T = stx__array_of(x, t);
-    int four = C % 4 == 0 && stx__aligned4(D) && stx__aligned4(A) && stx__aligned4(T);
-    if (N && C)
-        STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, N, D, G, A, T,
-                       skip, N, C, divisor, accumulate);
+void stx_comp_error_bwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
+    stx__array D = stx__array_of(x, e->da), G = stx__array_of(x, e->dloss),
+               A = stx__array_of(x, e->a), T = stx__array_of(x, e->target);
+    int four = e->D % 4 == 0 && stx__aligned4(D) && stx__aligned4(A) && stx__aligned4(T);
+    if (e->N && e->D)
+        STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, e->N, D, G, A, T,
+                       e->skip, e->N, e->D, e->count, e->accumulate);
 }
 
 

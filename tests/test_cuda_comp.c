@@ -435,13 +435,13 @@ static void test_errors(void) {
     for (n = 0; n < (brief ? 14 : 56); n++) {
         size_t N = rows[n % COUNT(rows)], C = wide[n % COUNT(wide)];
         int whole = n % 3 == 1, skipped = (int)(n / 2 % 3);
-        double divisor = whole ? 64 : 0.7 * (double)(N * C + 1);
         arr a = arr_of(N * C, 3, whole, N_), t = arr_of(N * C, 3, whole, N_),
             loss = arr_of(1, 1, 0, B_), rel_error = arr_of(1, 1, 0, B_);
         arr da = arr_of(N * C, 1, 0, N_), dloss = arr_of(1, 2, 0, B_);
         int32_t *skip = (int32_t *)calloc(N + 1, sizeof *skip), *dskip;
         double *work = (double *)calloc(2 * N + 1, sizeof *work),
                *got = (double *)calloc(2 * N + 1, sizeof *got), *dwork;
+        stx_comp_error_args c, d;
         size_t bad = 0;
         for (i = 0; i < N; i++)
             if (skipped == 2 || (skipped && test_rand() > 0)) {
@@ -454,9 +454,28 @@ static void test_errors(void) {
         }
         dskip = (int32_t *)cuda_bytes(gx, skip, N * sizeof *skip);
         dwork = (double *)cuda_bytes(gx, work, 2 * N * sizeof *work);
-        BOTH(stx_comp_error_fwd,
-             (cx, loss.c, rel_error.c, work, a.c, t.c, skipped ? skip : NULL, N, C, divisor),
-             (gx, loss.d, rel_error.d, dwork, a.d, t.d, skipped ? dskip : NULL, N, C, divisor));
+        memset(&c, 0, sizeof c);
+        c.N = N;
+        c.D = C;
+        c.count = whole ? 64 : 0.7 * (double)(N * C + 1);
+        d = c;
+        c.a = a.c;
+        c.target = t.c;
+        c.skip = skipped ? skip : NULL;
+        c.loss = loss.c;
+        c.rel_error = rel_error.c;
+        c.work = work;
+        c.dloss = dloss.c;
+        c.da = da.c;
+        d.a = a.d;
+        d.target = t.d;
+        d.skip = skipped ? dskip : NULL;
+        d.loss = loss.d;
+        d.rel_error = rel_error.d;
+        d.work = dwork;
+        d.dloss = dloss.d;
+        d.da = da.d;
+        BOTH(stx_comp_error_fwd, (cx, &c), (gx, &d));
         arr_check("error loss", &loss, whole ? 0 : 1e-6);
         arr_check("relative error", &rel_error, whole ? 0 : 1e-6);
         if (N) stx_cuda_download(gx, got, dwork, 2 * N * sizeof *work);
@@ -464,9 +483,8 @@ static void test_errors(void) {
             bad += !(fabs(got[i] - work[i]) <= (whole ? 0 : 1e-13) * work[i]);
         CHECK(!bad, "error: sums of %zu rows differ, N %zu C %zu", bad, N, C);
         for (i = 0; i < 2; i++) {
-            BOTH(stx_comp_error_bwd,
-                 (cx, da.c, dloss.c, a.c, t.c, skipped ? skip : NULL, N, C, divisor, !i),
-                 (gx, da.d, dloss.d, a.d, t.d, skipped ? dskip : NULL, N, C, divisor, !i));
+            c.accumulate = d.accumulate = !i;
+            BOTH(stx_comp_error_bwd, (cx, &c), (gx, &d));
             arr_check(i ? "error da, overwritten" : "error da", &da, 1e-6);
         }
         for (i = 0; i < N; i++)
@@ -683,6 +701,7 @@ static void usage_bits(uint64_t *h) {
     enum { B = 2, T = 70, S = 210, H = 2, D = 24, C = H * D };
 
     stx_attention_args a;
+    stx_comp_error_args error;
     arr q = arr_of(B * T * C, 1, 0, N_), k = arr_of(B * S * C, 1, 0, N_),
         pe = arr_of(S * C, 1, 0, P_);
     arr usage = arr_of(2 * B * S, 1, 0, B_), stat = arr_of(B * H * T, 1, 0, B_);
@@ -708,9 +727,19 @@ static void usage_bits(uint64_t *h) {
     a.inv_sum = stat.d;
     stx_comp_usage_cuda(gx, usage.d, 2 * S, &a, 1, S - T - 1);
     *h = cuda_hash(gx, usage.d, usage.n, *h);
-    stx_comp_error_fwd_cuda(gx, loss.d, stx_offset_ptr(gx, loss.d, 1), work, q.d, e.d, NULL, B * T,
-                            C, 100);
-    stx_comp_error_bwd_cuda(gx, q.d, loss.d, q.d, e.d, NULL, B * T, C, 100, 1);
+    memset(&error, 0, sizeof error);
+    error.N = B * T;
+    error.D = C;
+    error.count = 100;
+    error.a = error.da = q.d;
+    error.target = e.d;
+    error.loss = loss.d;
+    error.rel_error = stx_offset_ptr(gx, loss.d, 1);
+    error.work = work;
+    error.dloss = loss.d;
+    error.accumulate = 1;
+    stx_comp_error_fwd_cuda(gx, &error);
+    stx_comp_error_bwd_cuda(gx, &error);
     *h = cuda_hash(gx, loss.d, 3, cuda_hash(gx, q.d, q.n, *h));
     arr_free(&q);
     arr_free(&k);
@@ -1143,16 +1172,19 @@ static void test_refused(void) {
     stx_comp_groups g;
     stx_comp_gate_args a;
     stx_attention_args t;
+    stx_comp_error_args e;
     int i;
     memset(&g, 0, sizeof g);
     memset(&a, 0, sizeof a);
     memset(&t, 0, sizeof t);
+    memset(&e, 0, sizeof e);
+    e.D = 5;
     stx_comp_unfold_cuda(x, NULL, NULL, &g, 0); /* nothing to do */
     stx_comp_fold_cuda(x, NULL, NULL, &g);
     stx_comp_pool_cuda(x, NULL, NULL, &g, 1);
     stx_comp_pick_cuda(x, NULL, NULL, NULL, 0, &g);
     stx_comp_usage_cuda(x, NULL, 0, &t, 0, 0);
-    stx_comp_error_bwd_cuda(x, NULL, NULL, NULL, NULL, NULL, 0, 5, 1, 0);
+    stx_comp_error_bwd_cuda(x, &e);
     stx_comp_gate_fwd_cuda(x, &a);
     stx_comp_gate_bwd_cuda(x, &a);
     CHECK(stx_ok(x), "empty: %s", stx_error(x));
