@@ -1313,8 +1313,9 @@ static void stx__comp_usage_query(stx_ctx *x, const stx__comp_usage_job *u, size
     size_t j = j0, p;
     if (a->pad && a->pad[b * a->pad_batch_stride + a->S - a->T + i]) return;
 
-    if (distance > a->span) j += distance - a->span;        /* no positions beyond the span */
+    if (distance > a->span) j += distance - a->span;    /* farther keys were not attended to */
     k = a->k + b * a->kv_batch_stride + (u->first + j) * a->kv_row_stride + h * a->D;
+    /* row i of pe is distance P - 1 - i + delta_min; p is the row of key j */
     p = a->P - 1 + (size_t)a->delta_min - distance + (j - j0);
     if (a->pe) pe = a->pe_heads > 1 ? a->pe + (p * a->H + h) * a->D : a->pe + p * a->D;
     if (j < j1) STX_CALL(x, stx__comp_scores_any, (score + (j - j0), a, q, k, pe, h, j1 - j));
@@ -2533,6 +2534,8 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     if (s->M && s->pushed) {
         s->C = s->M + L;
         if (stx__comp_state_sizes(s, mems, cmems) && stx__comp_state_positions(s)) {
+            /* an eviction k <= bptt segments ago depends on min(pushed - k S, M), so
+               max M + bptt S is enough; one more segment is spare */
             s->pushed_max = stx__comp_largest(s->M, L) + m->desc.segment * (m->desc.bptt + 1);
             stx__comp_state_rows(s, s->C + L);
         }
@@ -2959,13 +2962,13 @@ static int stx__comp_literal_masks(stx_ctx *x, stx__comp_layer_plan *plan) {
 static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx_comp_state *s,
                                size_t from) {
     const stx_comp_desc *d = &plan->m->desc;
-    const size_t S = d->segment, seen = stx__comp_most_pushed(s);
+    const size_t S = d->segment, pushed = stx__comp_most_pushed(s);
     size_t left = s->source->layer[from].count, k;
     size_t *groups = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *groups, 1));
     plan->recent_groups = groups;
     if (!groups) return 0;
-    for (k = 1; k <= d->bptt && seen >= k * S; k++) {
-        const size_t n = STX_MIN(seen - k * S, plan->M);       /* rows in the memory at that time */
+    for (k = 1; k <= d->bptt && pushed >= k * S; k++) {
+        const size_t n = STX_MIN(pushed - k * S, plan->M);      /* rows in the memory then */
         const size_t G = stx__comp_new_rows(d, stx__comp_evicted(n, S, plan->M));
         const size_t rows = stx__comp_source_rows(plan->m, G);
         if (!G || rows > left) break;
@@ -2975,8 +2978,8 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
     return 1;
 }
 
-/* The first evicted row of each stream that was not pushed before the stream's
-   beginning -> (B,1), or NULL if that is row 0 of all. */
+/* For each stream, the index of the first of the e evicted rows that belongs to it;
+   earlier ones predate its reset -> (B,1), or NULL if the index is 0 for all streams. */
 static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
                                            const stx_comp_state *s) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3456,7 +3459,10 @@ typedef struct stx__comp_qkv {
     size_t      keys;
 } stx__comp_qkv;
 
-/* src is the memory (B,c+n,D), or NULL; h (B,T,D) is the normalised segment. */
+/* src is the memory (B,c+n,D), or NULL; h (B,T,D) is the normalised segment. One matmul
+   computes q, k and v of the segment if they are equally wide, and if nothing but the
+   attention reads them: stx_comp_usage reads the keys of memory and segment in one array,
+   and STX_COMP_LITERAL_MASK attends twice, with other queries if there is no memory. */
 static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_layer_plan *plan,
                                        stx_tensor *src, stx_tensor *h) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3474,7 +3480,7 @@ static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_layer_plan *p
         return y;
     }
     y.q = stx_linear(x, h, w[0], NULL, STX_ACT_NONE);
-    if (src && src->needs_grad) {
+    if (src && src->needs_grad) {       /* recompressed, or outputs normalised here */
         y.kv = stx_linear(x, stx_concat(x, src, h), wkv, NULL, STX_ACT_NONE);
     } else {
         stx_tensor *rows = stx__comp_concat(x, src, stx_detach(x, h));
@@ -3499,13 +3505,14 @@ static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *proj, size
     return stx__comp_concat(x, y, t);
 }
 
-/* softmax(s) v (B,T,D), 0 for padded queries. made receives the kernel's arguments. */
+/* softmax(s) v (B,T,D), 0 for padded queries. attn_args receives the kernel's
+   arguments. */
 static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan,
-                                    const stx__comp_qkv *proj, stx_attention_args **made) {
+                                    const stx__comp_qkv *proj, stx_attention_args **attn_args) {
     stx_attention_in a;
     stx_attention_desc d;
     stx_tensor *y;
-    *made = NULL;
+    *attn_args = NULL;
     if (!stx_ok(x)) return NULL;
     stx__comp_attention_desc(plan->m, plan->l, &a, &d);
     a.q = proj->q;
@@ -3515,7 +3522,7 @@ static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan
     a.pe = stx__comp_positions(x, plan, proj->keys);
     if (!a.pe) return NULL;
     a.pad = plan->key_pad;
-    a.args_out = made;
+    a.args_out = attn_args;
     y = stx__comp_zero_rows(x, stx_attention(x, &a, &d), plan->pad);
     if (!plan->segment_pad) return y;
 
@@ -3586,7 +3593,7 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *
     const stx_comp *m = plan->m;
     const stx_comp_desc *d = &m->desc;
     const int whole = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
-    /* rows whose keys this attention has computed: ERNIE's outputs are not among them */
+    /* rows whose keys this attention has computed: stored outputs are not among them */
     const size_t held = plan->n + (d->recurrence == STX_COMP_STORE_OUTPUT ? 0 : plan->T);
     const size_t count = whole ? plan->n : STX_MIN(plan->e, held);
     const stx_ids *pad = plan->old_pad;
@@ -3664,27 +3671,40 @@ static stx_tensor *stx__comp_input(stx_tensor **in, int index) {
     return index ? in[index] : NULL;
 }
 
+/* Further results of stx__comp_layer_fwd. There are at most STX_MAX_MORE, so some share a
+   place: a compression with an aux loss keeps no usage, and BPTT, which keeps the source
+   rows, has no aux loss. */
+enum {
+    STX__COMP_OUT_AUX    = 0,   /* the aux loss (1), and its rel_error (1) */
+    STX__COMP_OUT_ERROR  = 1,
+    STX__COMP_OUT_USAGE  = 0,   /* STX_COMP_COMPRESS_USED: of memory and segment (B,n+T,2) */
+    STX__COMP_OUT_SOURCE = 1,   /* STX_COMP_AUX_BPTT: what the convolutions have read */
+    STX__COMP_OUT_NEW    = 2,   /* the new compressed rows (B,G,D) */
+    STX__COMP_OUTPUTS    = 3
+};
+
 /* One layer, as a function that stx_recompute can call. It does not change the state,
-   because it can run twice.
-       in     x (B,T,D), h (B,T,D), and where they exist past (B,c+n,D), source and usage
-       out    the aux loss, or usage; its ratio, or source; the new rows (B,G,D) */
+   because it can run twice. in: x (B,T,D), h (B,T,D), and where they exist past
+   (B,c+n,D), source and usage. out: see STX__COMP_OUT_AUX above; NULL if not made. */
 static stx_tensor *stx__comp_layer_fwd(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__comp_layer_plan *plan = (const stx__comp_layer_plan *)user;
     const stx_comp_desc *d = &plan->m->desc;
     const int used = d->compress == STX_COMP_COMPRESS_USED;
     stx_tensor *h = in[1], *past = stx__comp_input(in, plan->in_past), *y, *rows, *src;
-    stx_attention_args *made;
+    stx_tensor *source;
+    stx_attention_args *attn_args;
     stx__comp_qkv proj;
     stx_cached_rows old;
     src = stx__comp_recompress(x, plan, past, stx__comp_input(in, plan->in_source));
     proj = stx__comp_project(x, plan, stx__comp_norm_memory(plan->m, plan->l, src, 0), h);
-    y = stx__comp_attend(x, plan, &proj, &made);
+    y = stx__comp_attend(x, plan, &proj, &attn_args);
     y = stx__comp_after(plan->m, plan->l, in[0], y);
     if (!y) return NULL;
 
     if (used && plan->push && plan->C) {
-        out[0] = stx__comp_next_usage(x, plan, stx__comp_input(in, plan->in_usage), made);
-        if (!out[0]) return y;
+        stx_tensor *usage = stx__comp_input(in, plan->in_usage);
+        out[STX__COMP_OUT_USAGE] = stx__comp_next_usage(x, plan, usage, attn_args);
+        if (!out[STX__COMP_OUT_USAGE]) return y;
     }
     if (!plan->e) return y;
     rows = stx__comp_added_rows(plan, h, y);
@@ -3694,11 +3714,13 @@ static stx_tensor *stx__comp_layer_fwd(stx_ctx *x, void *user, stx_tensor **in, 
         old.stride = (plan->c + plan->n) * d->dim;
     }
     old = stx__comp_old_rows(x, plan, old, rows);
-    out[2] = stx__comp_compress(x, plan, &old, out[0], &src);
+    out[STX__COMP_OUT_NEW] = stx__comp_compress(x, plan, &old, out[STX__COMP_OUT_USAGE], &source);
     if (d->aux == STX_COMP_AUX_BPTT)
-        out[1] = src;
+        out[STX__COMP_OUT_SOURCE] = source;
     else if (plan->aux)
-        out[0] = stx__comp_layer_aux(x, plan, &proj, rows, &old, out[2], &out[1]);
+        out[STX__COMP_OUT_AUX] = stx__comp_layer_aux(x, plan, &proj, rows, &old,
+                                                     out[STX__COMP_OUT_NEW],
+                                                     &out[STX__COMP_OUT_ERROR]);
     return y;
 }
 
@@ -3740,35 +3762,38 @@ static stx_tensor *stx__comp_run_layer(stx__comp_layer_plan *plan, stx_tensor *x
     const stx_comp_desc *d = &m->desc;
     const size_t l = plan->l;
     stx_comp_layer *p = &m->layer[l];
-    stx_tensor *lay[5], *made[3] = {NULL, NULL, NULL}, *y;
+    stx_tensor *inputs[5], *outputs[STX__COMP_OUTPUTS] = {NULL}, *y;
     int count = 2;
-    lay[0] = xs;
-    lay[1] = d->norm_after ? xs : stx_layernorm(x, xs, p->attn_gain, p->attn_shift, 1e-5);
-    if (plan->n + plan->c) lay[plan->in_past = count++] = stx__comp_memory_rows(in, from);
-    if (plan->recent) lay[plan->in_source = count++] = stx_memory_read(in->source, from, SIZE_MAX);
+    inputs[0] = xs;
+    inputs[1] = d->norm_after ? xs : stx_layernorm(x, xs, p->attn_gain, p->attn_shift, 1e-5);
+    if (plan->n + plan->c) inputs[plan->in_past = count++] = stx__comp_memory_rows(in, from);
+    if (plan->recent)
+        inputs[plan->in_source = count++] = stx_memory_read(in->source, from, SIZE_MAX);
     if (plan->n && plan->C && in->usage)
-        lay[plan->in_usage = count++] = stx_memory_read(in->usage, from, plan->n);
+        inputs[plan->in_usage = count++] = stx_memory_read(in->usage, from, plan->n);
     if (!stx_ok(x)) return NULL;
 
     if ((d->literal & STX_COMP_LITERAL_FREEZE) && plan->aux) p->frozen = 1;
     plan->frozen = p->frozen;
     if (d->layers - l <= d->recompute_layers)
-        y = stx_recompute(x, stx__comp_layer_fwd, plan, lay, count, made, 3);
+        y = stx_recompute(x, stx__comp_layer_fwd, plan, inputs, count, outputs, STX__COMP_OUTPUTS);
     else
-        y = stx__comp_layer_fwd(x, plan, lay, made);
+        y = stx__comp_layer_fwd(x, plan, inputs, outputs);
     if (!y) return NULL;
 
     if (plan->aux) {
         const int group = stx_ranks(x) > 1;
-        m->aux[l] = made[0];
+        m->aux[l] = outputs[STX__COMP_OUT_AUX];
         if (group)
-            m->aux[l] = stx_scale_by(x, made[0], stx_group_loss_scale(x, plan->aux_elements));
-        m->rel_error[l] = made[1];
+            m->aux[l] = stx_scale_by(x, m->aux[l], stx_group_loss_scale(x, plan->aux_elements));
+        m->rel_error[l] = outputs[STX__COMP_OUT_ERROR];
     }
     if (plan->push && p->memory) {
-        stx_tensor *rows = stx__comp_added_rows(plan, lay[1], y);
-        stx_tensor *usage = d->compress == STX_COMP_COMPRESS_USED ? made[0] : NULL;
-        if (!stx__comp_push(out, plan, rows, made[2], made[1], usage)) return NULL;
+        stx_tensor *rows = stx__comp_added_rows(plan, inputs[1], y);
+        const int used = d->compress == STX_COMP_COMPRESS_USED;
+        stx_tensor *usage = used ? outputs[STX__COMP_OUT_USAGE] : NULL;
+        if (!stx__comp_push(out, plan, rows, outputs[STX__COMP_OUT_NEW],
+                            outputs[STX__COMP_OUT_SOURCE], usage)) return NULL;
     }
     return y;
 }
@@ -4172,7 +4197,7 @@ static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_layer_plan 
     const size_t own = STX_MIN(plan->M, S), kept = STX_MIN(n, plan->M - own);
     const size_t new_c = STX_MIN(plan->G, plan->C), kept_c = STX_MIN(c, plan->C - new_c);
     const size_t n1 = kept + own, c1 = kept_c + new_c, len = n1 + c1;
-    const int ernie = m->desc.recurrence == STX_COMP_STORE_OUTPUT;
+    const int stores_output = m->desc.recurrence == STX_COMP_STORE_OUTPUT;
     stx_cache_layer *cache = &g->cache->layer[l];
     const size_t cap = cache->capacity;
     stx_tensor *kv, *t;
@@ -4189,7 +4214,7 @@ static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_layer_plan 
         stx__comp_copy_rows(x, stx__comp_rows_at(kv->data, len, kept_c),
                             stx__comp_rows_at(t->data, new_c, 0), new_c, B, W);
     }
-    if (ernie && own) {         /* outputs of this segment, which had no keys in it */
+    if (stores_output && own) {         /* outputs of this segment, which had no keys in it */
         t = stx__comp_slice(x, rows, S - own, S);
         t = stx__comp_gen_kv(g, l, stx__comp_norm_memory(m, l, t, 1));
         if (!t) return 0;
@@ -4277,7 +4302,7 @@ static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs
     const size_t n = p->memory ? s->mem->layer[l].count : 0;
     const size_t c = p->memory ? s->comp->layer[l].count : 0;
     stx_tensor *h = d->norm_after ? xs : stx_layernorm(x, xs, p->attn_gain, p->attn_shift, 1e-5);
-    stx_attention_args *made = NULL;
+    stx_attention_args *attn_args = NULL;
     stx_attention_in a;
     stx_attention_desc ad;
     stx__comp_attention_desc(m, l, &a, &ad);
@@ -4289,12 +4314,12 @@ static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs
         a.pad = stx_memory_mask(s->mem, l, n, a.pad, len);
         a.pad = stx_memory_mask(s->comp, l, c, a.pad, n + len);
     }
-    a.args_out = &made;
+    a.args_out = &attn_args;
     xs = stx__comp_after(m, l, xs, a.pe ? stx_cache_attention(g->cache, l, &a, &ad) : NULL);
     if (!xs) return NULL;
 
     if (g->usage[l] && n)
-        STX_RUN(x, stx_comp_usage, (x, g->usage[l], 2 * s->M[l], made, c, n));
+        STX_RUN(x, stx_comp_usage, (x, g->usage[l], 2 * s->M[l], attn_args, c, n));
     if (p->memory) {
         const stx_tensor *rows = d->recurrence == STX_COMP_STORE_OUTPUT ? xs : h;
         stx__comp_copy_rows(x, stx__comp_rows_at(g->rows[l], d->segment, g->at),
