@@ -10,10 +10,11 @@
    define SEQTX_COMPRESSIVE_IMPLEMENTATION instead, which compiles only the implementation
    in this header.
 
-   Contents: a Transformer that reads text segment by segment. A memory layer keeps the
-   rows of the last segments. Rows that the memory evicts are not discarded but
-   compressed, r rows into one, and the compressed rows are kept for longer. Options: six
-   kinds of compression, four losses to train it, two kinds of positions and seven gates.
+   Contents: a Transformer that reads text segment by segment. A memory layer keeps one
+   vector, called a row, for each token of the last segments. Rows that the memory evicts
+   are not discarded but compressed, r rows into one, and the compressed rows are kept for
+   longer. Options: six ways to compress, three ways to train the compression, two kinds
+   of positions and seven gates.
 
 
    MANUAL
@@ -120,11 +121,13 @@
                   the old ones. With the weights a = softmax(s) of att(new) and the number
                   of elements compared, count:
                       datt = 2 (att(new) - att(old)) / count
-                      dv = a^T datt             ds = a (datt v^T - sum_j a datt v^T)
+                      dv = a^T datt             da = datt v^T
+                      ds_ij = a_ij (da_ij - sum_j a_ij da_ij)
                       dk = ds^T q / sqrt(hd)
                       dnew = dk Wk + dv Wv
                       dW_t = sum_g dnew_g old[g r + t]^T        dbias = sum_g dnew_g
-       autoencode aux = mean (old - rec)^2, rec[g r + t] = Dec_t new_g
+       autoencode aux = mean (old - rec)^2, where rec[i] is the sum of Dec_t new_g over
+                  all g and t with g r + t = i (one term without overlap)
                       dnew_g = sum_t Dec_t^T drec[g r + t];     Dec is trained too
        bptt       no separate loss. The rows that were evicted in the last `bptt` segments
                   are kept and compressed again with the current weights. The results
@@ -278,7 +281,7 @@
 
        field            zero means     port     readme    enwik8  wikitext103  PG-19
        ---------------  -------------  -------  --------  ------  -----------  -----
-       vocab (V)        no vocabulary    256      20000     256     adaptive     32000
+       vocab (V)        no vocabulary  256      20000     256     adaptive     32000
        dim (D)          512            512      512       1024    1024         -
        emb (E)          D              512      128       1024    1024         -
        layers (L)       8              8        12        24      18           36
@@ -320,7 +323,7 @@
                         mogrify 5 S D^2          residual 0
        Wpos (xl)        keys D^2
 
-   2 (c + n) D^2 of Wkv is for memory rows, and its gradient costs the same again. In
+   2 kv D (c + n) of Wkv is for memory rows, and its gradient costs the same again. In
    stx_comp_gen it costs nothing, because keys and values are cached. A state takes
    B D sum_l (M_l + C_l) elements, a stx_comp_gen 4 B D sum_l (M_l + C_l + S) more.
    kv_heads < heads saves weights and their matmuls only: attention reads a copy of the
@@ -3568,7 +3571,7 @@ static stx_tensor *stx__comp_constant_kv(const stx_comp *m, size_t l, stx_tensor
     return stx__comp_all_heads(m->ctx, &m->desc, rows);
 }
 
-/* aux = mean (old - rec)^2, rec[g r + t] = Dec_t new_g */
+/* aux = mean (old - rec)^2, rec[i] = sum of Dec_t new_g over all g, t with g r + t = i */
 static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_layer_plan *plan,
                                             const stx_cached_rows *old, stx_tensor *comp,
                                             stx_tensor **rel_error) {
