@@ -664,7 +664,7 @@ typedef struct stx_comp {
    if memory runs out. */
 STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc);
 
-/* The model's parameters, owned by the model; NULL if m is NULL. */
+/* The model's parameters, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_comp_params(stx_comp *m);
 
 /* Number of parameter elements of a model with this desc. Tied parameters count once.

@@ -621,7 +621,7 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
    runs out. */
 STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *d);
 
-/* The model's weights, owned by the model; NULL if m is NULL. */
+/* The model's weights, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_par_params(stx_par *m);
 
 /* Number of weights of a model with this desc. Tied weights count once, and the 3 L

@@ -123,7 +123,7 @@ extern "C" {
 #endif
 
 
-// >>vocabulary ------------------------------------------------------------------------
+// >>vocabulary
 
 /* stx_vocab_desc.kind: see the manual */
 enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS, STX_TOK_PIECES, STX_TOK_IDS };
@@ -216,7 +216,7 @@ STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap);
 STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
 
 
-// >>corpus ----------------------------------------------------------------------------
+// >>corpus
 
 typedef struct stx_corpus stx_corpus;
 
@@ -245,7 +245,7 @@ STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c);
 STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out);
 
 
-// >>batches ---------------------------------------------------------------------------
+// >>batches
 
 /* returned by stx_batches_next: no batch (an error, or the end of an evaluation); a
    batch that continues the last one; a batch that does not, so that memories must be
@@ -331,7 +331,7 @@ STX_DEF void stx_batches_rewind(stx_batches *b, int rule);
 STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this);
 
 
-// >>sentencepiece ---------------------------------------------------------------------
+// >>sentencepiece
 
 /* A SentencePiece model, through its library: examples/spm.cpp, compiled as C++ and
    linked with -lsentencepiece. With SEQTX_SENTENCEPIECE this header calls the first
