@@ -496,8 +496,10 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
    accessed directly; on a GPU only by kernels. */
 typedef struct stx_tensor {
     stx_real *data;         /* size elements */
-    stx_real *grad;         /* same shape. Parameters always have one; other tensors from
-                               the first gradient on until it has been passed on */
+    stx_real *grad;         /* same shape, or NULL. A parameter always has one. The result
+                               of an op has one during the backward pass only, until the
+                               backward function of its op has run. A variable keeps it
+                               until the next stx_begin */
     int       ndim;
     size_t    dim[STX_MAX_DIM];
     size_t    size;         /* product of the dimensions */
@@ -699,9 +701,10 @@ STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int cou
 STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results,
                                stx_tensor *const *in, int count, stx_back_fn back, void *save);
 
-/* Only in back: the gradient of t, to which to add, or NULL if t requires none. If fresh
-   is not NULL, the buffer can be uninitialised: *fresh is then 1, and the gradient must
-   be written instead of added. */
+/* For use in back only. Returns the buffer of t's gradient, or NULL if t requires none or
+   after an error. fresh NULL: add to the buffer; a new one has been zeroed. Otherwise
+   *fresh is 1 if the buffer is new and uninitialised, so that back must overwrite it, and
+   0 if back must add to it. */
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 
 /* A new stream of random numbers for an op, such as the argument of stx_dropout_fwd. Each
@@ -1301,8 +1304,9 @@ typedef struct stx_attention_desc {
                    queries only, and must be a constant
 
    With groups, cached[g] contains the heads of group g only, as stx_linear_heads computes
-   it, for the newest m_g of m = m_0 rows. It must contain every key that these heads can
-   reach, and one more, where the ramp becomes 0. groups->rows is not read. */
+   it, for the newest m_g of the m rows; m is the largest m_g. It must contain every key
+   that these heads can reach, and one more, where the ramp becomes 0. groups->rows is not
+   read. */
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;              /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *kv;                     /* (B,S,2C) */
@@ -1354,8 +1358,8 @@ enum {
    parts of larger buffers.
 
    Keys 0 .. cached_rows-1 are in cached[], and k, v, dk and dv start with key
-   cached_rows; 0: all keys are in k and v. With groups > 1, the heads of group g are in
-   cached[g]; otherwise all heads are in cached[0].
+   cached_rows. If cached_rows is 0, all keys are in k and v. With groups > 1, the heads of
+   group g are in cached[g]; otherwise all heads are in cached[0].
 
    forward writes y, row_max and inv_sum. backward adds to the gradients that are not
    NULL, or overwrites those selected by `overwrite`. */
@@ -1371,13 +1375,14 @@ typedef struct stx_attention_args {
     uint16_t head_place[256];               /* groups > 1: 4 times the index of the head in
                                                its group, plus the group */
     int overwrite;                          /* STX_OVERWRITE_.. */
-    size_t span;                            /* the largest distance that any key has */
+    size_t span;                            /* keys at larger distances are not seen; 0 is
+                                               a limit too, unlike in the desc */
     int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
     uint64_t seed, stream, rng_first;       /* of the dropout; rng_first: first Philox call
                                                of this rank */
-    const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D), (B,S,H D) */
+    const stx_real *q, *k, *v;              /* (B,T,H D); (B,S - cached_rows,H D) */
     const stx_real *pe;                     /* (P,D) or (P,H D); NULL: no positions */
     const stx_real *content_bias, *position_bias;   /* (H D), or NULL */
     const stx_real *span_fraction;          /* (H) or (1); NULL: no learned spans */
@@ -1385,8 +1390,10 @@ typedef struct stx_attention_args {
     const int32_t *pad;                     /* (B,S) on the device; NULL: all keys exist */
     size_t pad_batch_stride;
     stx_real *y;                            /* (B,T,H D) */
-    stx_real *row_max, *inv_sum;            /* (B,H,T): largest score of a query and 1 over
-                                               its normaliser, 0 if it has no key */
+    stx_real *row_max, *inv_sum;            /* (B,H,T): the largest score of a query among
+                                               the keys in its normaliser, -inf if it has
+                                               none; and 1 over the normaliser, a sum of
+                                               e^(s - row_max), or 0 without a key */
     const stx_real *dy;                     /* as y */
     stx_real *dq, *dk, *dv;                 /* gradients, with the shapes of the inputs */
     stx_real *dpe, *dcontent_bias, *dposition_bias, *dspan_fraction;
@@ -7940,10 +7947,11 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
        i, j, k        row of C, column of C, index of the sum
        MR, NR         rows and columns of C that a micro-kernel keeps in registers: a tile
        KR             packed k is padded to a multiple of KR: 1 in f32, 2 or 32 in bf16
-       MC, KC, NC     sizes of scratch: MC KC units of op(A), KC NC units of op(B); for
-                      the largest blocks see stx__block_k and stx__block_n
+       MC, KC, NC     capacity of a thread's scratch: MC KC units of op(A), KC NC units of
+                      op(B). Blocks can be smaller: see stx__block_k and stx__block_n
        mc, kc, nc     size of the current block
-       rs, ks         strides of a block of op(A): element (i,k) is a[i rs + k ks]
+       rs, ks         strides of a block of op(A): the unit of row i and step k is at
+                      a[i rs + k ks]. In bf16 they count bf16 elements
        unit           what a micro-kernel reads at once of an operand for one column: one
                       element, or in bf16 two elements of neighbouring k in 4 bytes
        step           one iteration of a micro-kernel: one unit of k
@@ -7961,7 +7969,8 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
                                micro-kernel: one tile of C, in registers
                    epilogue, after the last block of k
 
-   This is for NR > 16. With a smaller NR, a group is one strip, which stays in L1.
+   This is for NR > 16. With a smaller NR, a group is one strip: the strip of op(B) stays
+   in L1 and op(A) in L2.
 
    Strips of op(B) are contiguous, so they are read in address order. op(A) is
        f32, A       in place; copied if its rows collide in L1 (STX__SAME_SET)
@@ -7973,8 +7982,8 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
    Columns are cut at multiples of NR, so only the last strip of C is padded. Rows can be
    cut anywhere, because a row is computed in the same way in a tile of any height. K is
    cut identically for all parts. Therefore the order of every sum, and so every bit of C,
-   depends on the shape, the precision and the micro-kernel, but not on the number of
-   threads.
+   depends on the arguments of the matmul, the presence of an epilogue, the precision and
+   the micro-kernel, but not on the number of threads.
 
    bf16 (STX_PREC_BF16): operands are rounded while they are packed; sums and C are float.
    Matmuls of up to 3 rows stay in f32.
@@ -8030,8 +8039,9 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
 /* Parameters of a micro-kernel, which computes one tile: C (h,NR) = a b, or C += a b if
    add, with 1 <= h <= MR.
        steps   units of k
-       av      op(A): element (i,k) is av[i rs + k ks], for k < steps. In bf16 a unit is
-               read there, and rs and ks count bf16 elements
+       av      op(A): the unit of row i and step k is at av[i rs + k ks]. With KR = 32
+               and A^T this holds only for k % 16 = 0; the 16 units from there on are
+               contiguous
        bv      op(B): row k is NR units at bv + k ldb. In bf16 ldb counts units */
 #define STX__MICRO_PARAMS \
   size_t h, size_t steps, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, \
@@ -8550,8 +8560,9 @@ STX_INNER void stx__gemm_scale_c(const stx_gemm_args *g) {
    of 1 MB. */
 enum { STX__GROUP_B = (540 << 10) / 4 };
 
-/* Rows that are a multiple of that many elements apart share a set of L1, which holds
-   fewer of them than a tile reads: such rows of A are copied. */
+/* Rows of A whose distance is a multiple of this many elements share a set of L1. The 14
+   rows of an AVX-512 tile exceed its 8 or 12 ways, so such rows are copied (for
+   simplicity, with every micro-kernel). */
 enum { STX__SAME_SET = 4096 / sizeof(stx_real) };
 
 /* A blocked matmul and its current block. */
@@ -8583,13 +8594,15 @@ static void stx__blocked_init(stx__blocked *w, const stx__gemm_part *p) {
     w->nc_max = stx__block_n(mk, g->N, g->K);
     w->mc_max = stx__equal_blocks(g->M, STX__MC, mk->mr);
 
-    /* tiles go along the rows of C through a group of strips. But a strip of up to 16
-       columns stays in L1: then they go down the columns */
+    /* NR > 16: the tiles of a strip of op(A) go along the rows of C, over a group of
+       strips of op(B). NR <= 16: a group is one strip of op(B), which stays in L1, and
+       the tiles go down the columns */
     steps = stx__round_up(STX_MIN(g->K, w->kc_max), mk->kr) / u;
     w->group = mk->nr;
     if (mk->nr > 16) w->group = STX_MAX(STX__GROUP_B / steps / mk->nr * mk->nr, mk->nr);
 
-    /* one group: copy the rows of one strip of tiles at a time, which stay in L1 */
+    /* one group: a strip of op(A) is used in one run only, so copy MR rows at a time; the
+       copy stays in L1 */
     if (w->copy_a && STX_MIN(g->N, w->nc_max) <= w->group) w->mc_max = mk->mr;
 }
 
@@ -8666,8 +8679,8 @@ static void stx__gemm_blocked(const stx__gemm_part *p) {
    place.
 
    Memory is fastest in address order; interleaving four rows costs two thirds of the
-   bandwidth. So while the kernels work on four rows at a time, they prefetch in
-   address order, 256 bytes per call, about 8 KB ahead. */
+   bandwidth. So while the kernels work on four rows at a time, they prefetch in address
+   order, 256 bytes per call: as many as a step reads, 64 bytes of each of four rows. */
 typedef struct stx__row_prefetch {
     uintptr_t p, end;       /* next address, end of its row */
     size_t stride, bytes;   /* of rows */
@@ -8869,9 +8882,9 @@ typedef enum stx__gemm_path {
        Gain of prefetching: 1.4 to 3.3. */
     STX__GEMM_GEMV,
 
-    /* The same for op(A) op(B) = A B with many rows of B: K is cut, so that each
-       thread reads contiguous memory; the partial sums are added in order. The number
-       of parts depends on the shape only. */
+    /* The same for A B (ta = tb = 0) with many rows of B, batch 1 and no epilogue: K is
+       cut, so that each thread reads contiguous memory; the partial sums are added in
+       order. The number of parts depends on the shape only. */
     STX__GEMM_K_SPLIT,
 
     /* x W^T of few rows (generation with several streams): transposing W into strips
@@ -8934,7 +8947,9 @@ static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
 }
 
 /* SKINNY: the limits are measured. The shorter the rows of x, the more time goes into
-   adding up the lanes. If W is a single strip, transposing it soon pays off. */
+   adding up the lanes. In f32, if W is exactly one strip, without padding, transposing it
+   pays off for M > NR. In bf16, M is at least allowed up to 6, and at most up to 32
+   (AVX512-BF16) or 14 (AMX). */
 static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t M = g->M, K = g->K;
     if (!mk->skinny || g->ta || !g->tb) return 0;
@@ -8981,9 +8996,10 @@ static size_t stx__part_unit(const stx__micro *mk, const stx__gemm_plan *p) {
     return mk->mr > 8 ? 4 : mk->mr;
 }
 
-/* Decides how g is computed. The path depends on the shape of the whole matmul, the
-   precision and the micro-kernel, so no bit depends on the threads. Only the choice of
-   SHARED_B or BLOCKED depends on them, and those give the same bits. */
+/* Decides how g is computed. The path depends on the arguments of the whole matmul
+   (shape, ta, tb, batch, alpha, beta), on whether there is an epilogue or packed weights,
+   on the precision and on the micro-kernel, so no bit depends on the threads. Only the
+   choice of SHARED_B or BLOCKED depends on them, and those give the same bits. */
 static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
     const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
     const stx__micro *mk = stx__micro_kernel(x);
@@ -13024,7 +13040,8 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
             if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
             if (a->span_fraction)
                 ramp[n] = (span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
-            /* with m = 0, a score does not count in the maximum: it can be far larger */
+            /* beyond the ramp (m < 0 before clamping), a score does not count in the
+               maximum: it can be far larger */
             if (ramp[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;
             w[n] = (double)a->scale * stx__attn_plain_score(a, &rows, q, h, j, delta);
         }
@@ -13088,18 +13105,18 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
 /* How the kernels compute attention. Forward, a work unit is a few tiles of up to BQ
    queries of one head of one batch row. (Backward, it is all queries of a head and a
    range of its keys: see stx__attn_unit.) It walks through the keys in tiles of up to BK,
-   from the oldest that the head reaches to the youngest that its last query sees, rounded
+   from the oldest that the head reaches to the newest that its last query sees, rounded
    outwards to multiples of 32. Other keys are not read. Each tile of keys is packed once
-   and then meets all tiles of queries of the unit.
+   and is then used by all tiles of queries of the unit.
 
-   Keys that are seen (x) by T = 4 queries with S = 11, delta_min = 1 and a reach of 6:
+   Keys that are seen (x) by T = 4 queries with S = 11, delta_min = 1 and a reach of 6.
+   All of them are in one tile, with j0 = 0, so that a column is a key:
 
        key       0  1  2  3  4  5  6  7  8  9 10
        query 0   .  x  x  x  x  x  x  .  .  .  .      lo = 1, hi = 7
        query 1   .  .  x  x  x  x  x  x  .  .  .      lo = 2, hi = 8
        query 2   .  .  .  x  x  x  x  x  x  .  .
        query 3   .  .  .  .  x  x  x  x  x  x  .
-                 |-- keys j0.. --|-- next tile --
 
    For a tile of queries (rows r) and a tile of keys (columns c), with the packed queries
    q = scale (q + content_bias) and qv = scale (q + position_bias), and with p0, the row
@@ -13120,16 +13137,16 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
    are set to zero.
 
    The skew. The second GEMM yields E[r][p] = qv_r . pe_p, which belongs to column c = p -
-   p0 + r of s: each row of E is shifted by one column against the row above. It costs
-   nothing: the GEMM writes to s + (p - p0) with a row stride of LDS + 1 instead of LDS.
+   p0 + r of s: row r of E is moved r columns to the right. It costs nothing: the GEMM
+   writes to s + (p - p0) with a row stride of LDS + 1 instead of LDS.
 
-       R                            s
+       E                            s
            p0  +1  +2                   c  0   1   2   3   4
        r 0  a   b   c               r 0    a   b   c
        r 1  d   e   f      ->       r 1        d   e   f
        r 2  g   h   i               r 2            g   h   i
 
-   In the backward pass, the gradient of R is ds read with a row stride of LDS + 1.
+   In the backward pass, the gradient of E is ds read with a row stride of LDS + 1.
    Elements that are computed outside of the tile go to the PAD columns between the rows.
 
    Easy to get wrong
