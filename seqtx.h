@@ -1358,8 +1358,8 @@ enum {
    parts of larger buffers.
 
    Keys 0 .. cached_rows-1 are in cached[], and k, v, dk and dv start with key
-   cached_rows. If cached_rows is 0, all keys are in k and v. With groups > 1, the heads of
-   group g are in cached[g]; otherwise all heads are in cached[0].
+   cached_rows. If cached_rows is 0, all keys are in k and v. With groups > 1, the heads
+   of group g are in cached[g]; otherwise all heads are in cached[0].
 
    forward writes y, row_max and inv_sum. backward adds to the gradients that are not
    NULL, or overwrites those selected by `overwrite`. */
