@@ -978,7 +978,7 @@ static void after_overlap(stx_ctx *x, stx_optim *o) {
         if (zeroing) {
             stx_params_zero_grad(p);
             refused(x, STX_ERR_ARG, "stx_params_zero_grad: gradients are being sent",
-                    "then stx_optim_step");
+                    "stx_optim_step right after");
         } else {
             stx_begin(x, STX_TRAIN);
             stx_backward(x, any_loss(x, p));
