@@ -2736,18 +2736,18 @@ static int stx__comp_loaded_fits(const stx_comp_state *s, const char *prefix, si
 static int stx__comp_load_pushed(stx_comp_state *s, const stx_file *f, const char *prefix) {
     stx_ctx *x = s->model->ctx;
     char full[128];
-    uint64_t seen = 0;
+    uint64_t pushed = 0;
     size_t b;
     for (b = 0; b < s->B; b++) {
         snprintf(full, sizeof full, "%.64sseen.%zu", prefix, b);
-        if (!stx_file_meta_u64(x, f, full, &seen)) return 0;
-        if (seen > s->pushed_max) {
+        if (!stx_file_meta_u64(x, f, full, &pushed)) return 0;
+        if (pushed > s->pushed_max) {
             stx_fail(x, STX_ERR_FORMAT,
                      "metadata \"%s\": expected at most %zu, got %llu: the file is damaged, or the "
-                     "model has other sizes", full, s->pushed_max, (unsigned long long)seen);
+                     "model has other sizes", full, s->pushed_max, (unsigned long long)pushed);
             return 0;
         }
-        s->pushed[b] = (size_t)seen;
+        s->pushed[b] = (size_t)pushed;
     }
     return 1;
 }
