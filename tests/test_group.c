@@ -983,7 +983,7 @@ static void after_overlap(stx_ctx *x, stx_optim *o) {
             stx_begin(x, STX_TRAIN);
             stx_backward(x, any_loss(x, p));
             refused(x, STX_ERR_ARG, "stx_backward: gradients are being sent",
-                    "stx_group_overlap before the last stx_backward");
+                    "stx_group_overlap only before the last stx_backward");
         }
         CHECK(stx_optim_step(o, 0), "after the error: %s", stx_error(x));
     }
