@@ -8948,7 +8948,7 @@ static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
 
 /* SKINNY: the limits are measured. The shorter the rows of x, the more time goes into
    adding up the lanes. In f32, if W is exactly one strip, without padding, transposing it
-   pays off for M > NR. In bf16, M is at least allowed up to 6, and at most up to 32
+   pays off for M > NR. In bf16, the limit of M is K / 10, but at least 6 and at most 32
    (AVX512-BF16) or 14 (AMX). */
 static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t M = g->M, K = g->K;
@@ -17658,7 +17658,7 @@ static int stx__set_device(stx_ctx *x) {
 #endif
     if (x->desc.dry)
         stx_fail(x, STX_ERR_DEVICE,
-                 "stx_create: device: a dry run measures the memory of a CPU: use STX_CPU");
+                 "stx_create: device: a dry run measures memory use on the CPU only: use STX_CPU");
     return device == STX_CUDA && stx_ok(x);
 }
 
@@ -19700,9 +19700,9 @@ STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, ui
     }
     if (!s || p == s || *p) {
         stx_fail(x, STX_ERR_FORMAT,
-                 "metadata \"%s\": expected an integer of 64 bits, got %s%s%s: the file is damaged "
-                 "or not a checkpoint of this program", key, s ? "\"" : "", s ? s : "nothing",
-                 s ? "\"" : "");
+                 "metadata \"%s\": expected an unsigned 64-bit integer, got %s%s%s: the file is "
+                 "damaged or not a checkpoint of this program",
+                 key, s ? "\"" : "", s ? s : "nothing", s ? "\"" : "");
         return 0;
     }
     *out = v;
@@ -21381,7 +21381,7 @@ static size_t stx__cache_tokens(const stx_cache *c, size_t l, const stx_attentio
     }
     if (d->not_causal || d->first_key > 0) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_cache_attention: expected causal attention with first_key of at most 0");
+                 "stx_cache_attention: expected causal attention with first_key at most 0");
         return 0;
     }
     if (in->cached[0] || (in->qkv && (in->q || in->k || in->v || in->kv))) {

@@ -275,13 +275,13 @@
    The cached rows of all layers are B d sum_l C_l elements. If each step reads and writes
    the same memory, the buffer of a layer also has spare rows: min(T, C_l) on a GPU,
    max(C_l / 2, min(T, C_l)) on a CPU, and up to min(C_l / 2, L - C_l) more while C_l < L.
-   Generation caches keys and values instead, in buffers of 2 S_l + 64 rows: 2 d sum_l (2
-   S_l + 64) elements per stream. A new token costs 3 D sum_heads S_head + 4 d^2 + 2 d f
-   multiply-adds per layer, however long the text is. The speed of generation is limited
-   by memory bandwidth. With one stream and f32 weights, each token reads 4 (4 d^2 + 2 d
-   f) bytes of weights per layer, 4 V d bytes for the output head, and 8 D sum_heads
-   S_head bytes of keys and values per layer. With several streams, the weights are read
-   once for all of them.
+   Generation caches keys and values instead, in buffers of 2 S_l + 64 rows:
+   2 d sum_l (2 S_l + 64) elements per stream. A new token costs
+   3 D sum_heads S_head + 4 d^2 + 2 d f multiply-adds per layer, however long the text is.
+   The speed of generation is limited by memory bandwidth. With one stream and f32
+   weights, each token reads 4 (4 d^2 + 2 d f) bytes of weights per layer, 4 V d bytes for
+   the output head, and 8 D sum_heads S_head bytes of keys and values per layer. With
+   several streams, the weights are read once for all of them.
 
    Fidelity to the authors' code of 1905.07799 and 1907.01470
        In double precision, losses, caches, all gradients and optimiser updates agree with

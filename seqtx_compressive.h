@@ -3616,7 +3616,7 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *
     return stx__comp_attend_rows(m, proj, kv, 0, 0, pad, 0);
 }
 
-/* The aux loss (1) of the new compressed rows comp (B,G,D). s: of this layer's
+/* The aux loss (1) of the new compressed rows comp (B,G,D). proj is that of this layer's
    attention. rows (B,T,D): what the segment adds to the memory. old: the evicted rows. */
 static stx_tensor *stx__comp_layer_aux(stx_ctx *x, const stx__comp_layer_plan *plan,
                                        const stx__comp_qkv *proj, stx_tensor *rows,
@@ -4421,21 +4421,20 @@ static uint64_t stx__comp_lm_key(const void *m, const stx_ids *ids, const stx_id
     return stx_comp_key((const stx_comp *)m, ids, targets, (const stx_comp_state *)s, salt);
 }
 
-static int stx__comp_lm_no_window(stx_comp *m, size_t window) {
+static int stx__comp_lm_window_ok(stx_comp *m, const char *op, size_t window) {
     if (m && window)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_comp_as_lm: expected window 0, got %zu: the sizes of a memory are M and C",
-                 window);
+                 "%s: expected window = 0, got %zu: M and C are the sizes of a memory", op, window);
     return !window;
 }
 
 static void *stx__comp_lm_state_create(void *m, size_t B, size_t window) {
-    if (!stx__comp_lm_no_window((stx_comp *)m, window)) return NULL;
+    if (!stx__comp_lm_window_ok((stx_comp *)m, "stx_lm.state_create", window)) return NULL;
     return stx_comp_state_create((stx_comp *)m, B);
 }
 
 static void *stx__comp_lm_gen_create(void *m, size_t B, size_t window) {
-    if (!stx__comp_lm_no_window((stx_comp *)m, window)) return NULL;
+    if (!stx__comp_lm_window_ok((stx_comp *)m, "stx_lm.gen_create", window)) return NULL;
     return stx_comp_gen_create((stx_comp *)m, B);
 }
 

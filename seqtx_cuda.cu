@@ -3432,7 +3432,7 @@ static int stx__lt_split_k(stx_ctx *x, const char *what, const stx_gemm_args *g,
     if (bytes > STX__SLICES_BYTES) return 0;
     if (!stx__deferred_buffer(gpu, &t->slices_buffer, STX__SLICES_BYTES)) return 0;
 
-    /* sums to one array are added in the order of the calls */
+    /* finish pending sums into the same array first: they are added in call order */
     full = t->slices == STX__DEFERRED_MAX || t->slices_used + bytes > STX__SLICES_BYTES;
     for (int k = 0; k < t->slices; k++)
         full |= stx__overlap(g->C, n, t->slice.s[k].d.p, t->slice.s[k].n);
@@ -12846,7 +12846,7 @@ const char *stx_cuda_name(const stx_ctx *x) {
     return stx__gpu(x)->name;
 }
 
-/* *p = v. One thread: the value travels as a kernel argument, so the host need not
+/* *p = v, by one thread. The value is passed as a kernel argument, so the host need not
    keep it. */
 STX__GLOBAL(32) stx__set_f64_kernel(double *p, double v) {
     *p = v;

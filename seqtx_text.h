@@ -712,7 +712,7 @@ static int stx__cmp_earlier(const void *a, const void *b) {
 
 static void stx__bad_utf8(stx_ctx *x, const char *where, uint64_t at, unsigned c) {
     stx_fail(x, STX_ERR_FORMAT,
-             "%s is not UTF-8: byte %llu (0x%02X) is invalid there; convert the text "
+             "%s is not UTF-8: byte %llu (0x%02X) is invalid; convert the text "
              "(iconv -t UTF-8), or use bytes as tokens",
              where, (unsigned long long)at, c);
 }
@@ -1019,7 +1019,7 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
                                  ? (int32_t *)stx_block(v->x, more * sizeof *wider)
                                  : NULL;
             if (!wider) {
-                stx_fail(v->x, STX_ERR_MEMORY, "%s: %zu tokens are too many", where, *n);
+                stx_fail(v->x, STX_ERR_MEMORY, "%s: too many tokens (%zu)", where, *n);
                 return 0;
             }
             if (*n) memcpy(wider, *ids, *n * sizeof *wider);
@@ -1498,7 +1498,7 @@ static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned ch
         return 0;
     }
     if (c->size > SIZE_MAX / sizeof *c->tok32) {
-        stx_fail(c->x, STX_ERR_MEMORY, "%s: %zu tokens are too many", path, c->size);
+        stx_fail(c->x, STX_ERR_MEMORY, "%s: too many tokens (%zu)", path, c->size);
         return 0;
     }
     if (v->d.n <= 65536)

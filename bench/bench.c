@@ -336,7 +336,7 @@ static void gemm_peer_name(gemm_bench *b, const char *prefix, const char *name) 
 /* Contexts, inputs and the peers that were found */
 static void gemm_begin(gemm_bench *b) {
     static const char *const name[BYS] = {
-        "f32", "bf16", "CBLAS", "MKL", "oneDNN", "oneDNN bf16", "oneDNN bf16, rounded before"};
+        "f32", "bf16", "CBLAS", "MKL", "oneDNN", "oneDNN bf16", "oneDNN bf16, pre-rounded"};
     int w, t;
     memcpy(b->name, name, sizeof name);
     for (w = 0; w < PRECISIONS; w++)
@@ -427,7 +427,7 @@ static void gemm_header(const gemm_bench *b) {
     snprintf(head + n, sizeof head - n, "%s%s%s",
              gemm_has_peers(b) ? "|f32 / fastest|fastest" : "",
              b->on[BY_BF16] ? "|bf16|range" : "",
-             b->on[BY_DNNL_BF16] ? "|oneDNN bf16|bf16 / oneDNN|rounded before" : "");
+             b->on[BY_DNNL_BF16] ? "|oneDNN bf16|bf16 / oneDNN|pre-rounded" : "");
     header(head);
 }
 

@@ -28,10 +28,10 @@ static inline unsigned char *read_bytes(const char *path, size_t *n) {
     unsigned char *p;
     long size = -1;
     if (!f || fseek(f, 0, SEEK_END) || (size = ftell(f)) < 0 || fseek(f, 0, SEEK_SET))
-        die("the file of --data cannot be read");
+        die("cannot read the --data file");
     p = (unsigned char *)malloc((size_t)size + 1);
     if (!p || fread(p, 1, (size_t)size, f) != (size_t)size)
-        die("the file of --data cannot be read");
+        die("cannot read the --data file");
     fclose(f);
     *n = (size_t)size;
     return p;
@@ -165,13 +165,13 @@ static inline double grad_norm(const stx_params *p) {
 static inline void train_curve(trainee *t) {
     FILE *f = job.curve ? fopen(job.curve, "w") : stdout;
     int k;
-    if (!f) die("the file of --curve cannot be written");
+    if (!f) die("cannot write the --curve file");
     for (k = 0; k < job.train; k++) {
         fprintf(f, "%d %.7f\n", k + 1, trainee_step(t));
         fflush(f);
         check(t->x);
     }
-    if (f != stdout && fclose(f)) die("the file of --curve cannot be written");
+    if (f != stdout && fclose(f)) die("cannot write the --curve file");
 }
 
 /* A round of --steps steps for each line on stdin */

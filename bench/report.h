@@ -194,7 +194,7 @@ static struct {
 static inline FILE *report_file(void) {
     static FILE *f;
     if (!f && report_path && !(f = fopen(report_path, "a")))
-        die("the file of --append cannot be written");
+        die("cannot write the --append file");
     return f;
 }
 

@@ -3180,7 +3180,7 @@ TR_DEF void tr_on_bus(int sig) {
     const char *path = tr_cut_short();
     const char *const said[] = {
         "\n", tr_watched.program, ": the text ", path,
-        " was truncated while it was read; the last checkpoint is intact\n"
+        " was truncated while it was being read; the last checkpoint is intact\n"
     };
     size_t i;
     if (path == NULL) {
@@ -4268,7 +4268,7 @@ TR_DEF int tr_lm_data(tr_lm *t) {
 TR_DEF int tr_lm_texts_are_whole(const tr_lm *t) {
     const char *path = tr_cut_short();
     if (path)
-        stx_fail(t->x, STX_ERR_IO, "the text %s was truncated while it was read; the last "
+        stx_fail(t->x, STX_ERR_IO, "the text %s was truncated while it was being read; the last "
                  "checkpoint is intact", path);
     return !path;
 }
@@ -6550,7 +6550,7 @@ TR_DEF int tr_lm_check_useful(tr_lm *t) {
     };
     if (t->training && o->recompute == TR_AS_FITS && o->device)
         return tr_fail(t->err, TR_ERR, "--recompute auto and --device cuda cannot be combined: it "
-                       "counts the memory of a CPU; give a number of layers, or --recompute");
+                       "counts memory use on the CPU; give a number of layers, or --recompute");
     if (o->weights && o->device)
         return tr_fail(t->err, TR_ERR, "--weights and --device cuda cannot be combined: on a GPU, "
                        "the --precision of the run applies");

@@ -1842,8 +1842,9 @@ static int check_search(tr_lm *t) {
                        "(--batch-split saves memory)");
     if (opt.arch_share > 0 && opt.lm.random_segments)
         return tr_fail(t->err, TR_ERR,
-                       "--arch-share and --random-segments cannot be combined: the share is a part "
-                       "of the streams");
+                       "--arch-share and --random-segments cannot be combined: --arch-share "
+                       "reserves the end of the training text, and random segments are drawn from "
+                       "all of it");
     return 1;
 }
 

@@ -129,8 +129,8 @@ static void load(file *f, const char *path) {
     if (!f->count || !f->meta) stop("%s has no tensors or no metadata", path);
 }
 
-/* Overwrites metadata values that are computed, or depend on computed ones, with
-   spaces. */
+/* Overwrites with spaces the metadata values that are computed in training or depend on
+   such values. */
 static void blank(file *f) {
     static const char *const key[] = {"best", "seal", "checksum", "tau"};
     char *p = f->meta, *end = p + f->meta_len;

@@ -3772,7 +3772,7 @@ static const size_t chunk_size[] = {1, 4096, 4097, 3, 12289, 64, 30000, 1, 511};
 
 enum { CHUNK_PARAMS = sizeof chunk_size / sizeof *chunk_size };
 
-/* Three steps of parameters of many sizes */
+/* Three optimiser steps on parameters of many sizes */
 static stx_optim *chunk_run(int kind, int threads) {
     stx_params *p = stx_params_create(plain(5, threads));
     stx_optim *o;

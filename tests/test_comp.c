@@ -1033,7 +1033,13 @@ static void overfit(void) {
         right = predicted(&lm, m, t, n);
         CHECK(SLOW || right > (n - 1) * 8 / 10, "%s: %zu of %zu learned tokens are generated", name,
               right, n - 1);
-        CHECK(!lm.state_create(m, 1, 5) && strstr(stx_error(x), "window"), "%s", stx_error(x));
+        CHECK(!lm.state_create(m, 1, 5)
+                  && strstr(stx_error(x), "stx_lm.state_create: expected window = 0, got 5"),
+              "%s", stx_error(x));
+        stx_clear_error(x);
+        CHECK(!lm.gen_create(m, 1, 5)
+                  && strstr(stx_error(x), "stx_lm.gen_create: expected window = 0, got 5"),
+              "%s", stx_error(x));
         stx_clear_error(x);
         lm.state_reset_stream(s, 0);
         lm.state_free(s);

@@ -1722,7 +1722,7 @@ static void cache_errors(void) {
     stx_attention_in a;
     stx_attention_desc ad;
     static const char *const part[] = {"no window", "STX_EVAL", "causal", "expected (2,t,8)",
-                                       "first_key of at most 0", "1 to 64"};
+                                       "first_key at most 0", "1 to 64"};
     stx_real *v = random_values(2 * 80 * 8);
     int32_t id[2] = {1, 2};
     int k;
@@ -2175,10 +2175,15 @@ static void lm_whole(void) {
         if (kind != MINI) lm_no_tokens(&p.a);
         p.a.state_free(p.state_a);
         p.b.state_free(p.state_b);
-        if (kind == SPAN)
+        if (kind == SPAN) {
             CHECK(!p.a.state_create(p.a.model, 1, 5)
-                      && strstr(stx_error(x), "expected window = 0"),
+                      && strstr(stx_error(x), "stx_lm.state_create: expected window = 0, got 5"),
                   "%s", stx_error(x));
+            stx_clear_error(x);
+            CHECK(!p.a.gen_create(p.a.model, 1, 5)
+                      && strstr(stx_error(x), "stx_lm.gen_create: expected window = 0, got 5"),
+                  "%s", stx_error(x));
+        }
         stx_destroy(x);
         stx_destroy(y);
     }

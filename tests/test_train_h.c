@@ -1020,7 +1020,7 @@ static void test_cut_short(void) {
     }
     message[n] = 0;
     close(out[0]);
-    snprintf(expected, sizeof expected, "\nprog: the text %s was truncated while it was read",
+    snprintf(expected, sizeof expected, "\nprog: the text %s was truncated while it was being read",
              path);
     HOLDS(message, expected);
     tr_watched.n = 0;

@@ -335,7 +335,7 @@ good "a log with a long name" plant --data ../t.txt --checkpoint run.st --log "$
 check "is trimmed" [ "$(grep -c 999999 "plant/$long_name")" -eq 0 ]
 check "with no other file left" [ "$(find plant -name 'nnn*' | wc -l)" -eq 1 ]
 
-# the text is truncated while it is read
+# the text is truncated while it is being read
 for size in 0 100; do
     rm -rf cut; mkdir cut; cp t.txt cut/text
     start cut --data text --checkpoint run.st --log log.jsonl $full --steps 100000000 \
@@ -351,7 +351,7 @@ for size in 0 100; do
     collect
     check "a text cut to $size bytes: exit code 1, got $rc" [ $rc -eq 1 ]
     check "a text cut to $size bytes: it is reported" \
-        grep -q "^$prog: the text text was truncated while it was read" bg.err
+        grep -q "^$prog: the text text was truncated while it was being read" bg.err
     check "a text cut to $size bytes: the last checkpoint is valid" loads cut/run.st
 done
 
