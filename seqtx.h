@@ -450,11 +450,11 @@ STX_DEF size_t stx_peak_bytes(const stx_ctx *x);
 
 /* Host memory, whatever the device, aligned to 64 bytes. All three return NULL and set an
    error if there is none.
-       stx_persist       zeroed, valid until stx_destroy
-       stx_step_alloc    not zeroed, valid until the next stx_begin
-       stx_block         zeroed, valid until stx_block_free or stx_destroy */
+       stx_persist            zeroed, valid until stx_destroy
+       stx_step_host_bytes    not zeroed, valid until the next stx_begin
+       stx_block              zeroed, valid until stx_block_free or stx_destroy */
 STX_DEF void *stx_persist(stx_ctx *x, size_t bytes);
-STX_DEF void *stx_step_alloc(stx_ctx *x, size_t bytes);
+STX_DEF void *stx_step_host_bytes(stx_ctx *x, size_t bytes);
 STX_DEF void *stx_block(stx_ctx *x, size_t bytes);
 STX_DEF void stx_block_free(stx_ctx *x, void *p);       /* p may be NULL */
 
@@ -462,15 +462,15 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p);       /* p may be NULL */
    kernels may access it, and an activation takes 2 bytes in STX_PREC_BF16, so the address
    of element i is stx_offset_ptr(x, p, i) and not p + i.
        stx_step_activations     n activations, valid until the next stx_begin
-       stx_step_bytes           anything else (statistics, scratch), as long
+       stx_step_device_bytes    anything else (statistics, scratch), as long
        stx_block_activations    n activations, zeroed, valid until freed by
-                                stx_block_activations_free, or until stx_destroy
+                                stx_block_device_free, or until stx_destroy
        stx_block_f32            the same, float in every precision */
 STX_DEF stx_real *stx_step_activations(stx_ctx *x, size_t n);
-STX_DEF void *stx_step_bytes(stx_ctx *x, size_t bytes);
+STX_DEF void *stx_step_device_bytes(stx_ctx *x, size_t bytes);
 STX_DEF stx_real *stx_block_activations(stx_ctx *x, size_t n);
 STX_DEF stx_real *stx_block_f32(stx_ctx *x, size_t n);
-STX_DEF void stx_block_activations_free(stx_ctx *x, stx_real *p);       /* p may be NULL */
+STX_DEF void stx_block_device_free(stx_ctx *x, stx_real *p);       /* p may be NULL */
 STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i);
 
 /* Copy n elements from host to device memory, and back. stx_download waits for the
@@ -3892,7 +3892,7 @@ STX_DEF void *stx_persist(stx_ctx *x, size_t n) {
     return p;
 }
 
-STX_DEF void *stx_step_alloc(stx_ctx *x, size_t n) {
+STX_DEF void *stx_step_host_bytes(stx_ctx *x, size_t n) {
     return x ? stx__arena_alloc(x, &x->mem.step, n) : NULL;
 }
 
@@ -4008,7 +4008,7 @@ STX_DEF stx_real *stx_block_f32(stx_ctx *x, size_t n) {
     return stx__block_of(x, n, 1);
 }
 
-STX_DEF void stx_block_activations_free(stx_ctx *x, stx_real *p) {
+STX_DEF void stx_block_device_free(stx_ctx *x, stx_real *p) {
     stx__dev_block **link, *b;
     if (!x || !p) return;
     if (!stx__on_gpu(x)) {
@@ -4046,7 +4046,7 @@ static void stx__free_from_last_step(stx_ctx *x) {
     while (x->mem.freed_at_step_end) {
         stx__freed_at_step_end *entry = x->mem.freed_at_step_end;
         x->mem.freed_at_step_end = entry->next;
-        stx_block_activations_free(x, entry->p);
+        stx_block_device_free(x, entry->p);
         stx_block_free(x, entry);
     }
 }
@@ -4068,7 +4068,7 @@ STX_DEF stx_real *stx_step_activations(stx_ctx *x, size_t n) {
     return x ? stx__alloc_elements(x, STX__STEP, n) : NULL;
 }
 
-STX_DEF void *stx_step_bytes(stx_ctx *x, size_t n) {
+STX_DEF void *stx_step_device_bytes(stx_ctx *x, size_t n) {
     return x ? stx__arena_alloc(x, stx__arena_of(x, STX__STEP_FULL), n) : NULL;
 }
 
@@ -4397,7 +4397,7 @@ STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t
 static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
     int32_t *p = ids;
     if (!stx__on_gpu(x)) return p;
-    p = (int32_t *)stx_step_bytes(x, n * sizeof *p);
+    p = (int32_t *)stx_step_device_bytes(x, n * sizeof *p);
     if (p) stx__put_bytes(x, p, ids, n * sizeof *p);
     return p;
 }
@@ -5070,7 +5070,7 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
         n->more[i - 1] = y[i];
         y[i]->needs_grad = 1;
     }
-    op = (stx__user_op *)stx_step_alloc(x, sizeof *op);
+    op = (stx__user_op *)stx_step_host_bytes(x, sizeof *op);
     if (!op) return 0;
     op->back = back;
     op->save = save;
@@ -5401,7 +5401,7 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
     if (!x->tape.recording) return fn(x, user, in, more ? out : none);
 
     n = (stx__node *)stx__arena_alloc(x, &x->mem.step, sizeof *n);
-    s = (stx__recompute_save *)stx_step_alloc(x, sizeof *s);
+    s = (stx__recompute_save *)stx_step_host_bytes(x, sizeof *s);
     if (!n || !s) return NULL;
     s->fn = fn;
     s->user = user;
@@ -6362,7 +6362,7 @@ static stx_tensor *stx__result_like(stx_ctx *x, const stx_tensor *a) {
 static int stx__save(stx_ctx *x, stx__node *node, const void *save, size_t bytes) {
     if (!stx_ok(x)) return 0;
     if (!node) return 1;
-    node->save = stx_step_alloc(x, bytes);
+    node->save = stx_step_host_bytes(x, bytes);
     if (!node->save) return 0;
     memcpy(node->save, save, bytes);
     return 1;
@@ -7261,7 +7261,7 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
     a.gain = gain->data;
     a.shift = shift->data;
     a.y = y->data;
-    a.mean = (stx_real *)stx_step_bytes(x, 2 * a.N * sizeof(stx_real));
+    a.mean = (stx_real *)stx_step_device_bytes(x, 2 * a.N * sizeof(stx_real));
     if (!a.mean) return NULL;
     a.rstd = a.mean + a.N;
     STX_RUN(x, stx_residual_norm_fwd, (x, &a));
@@ -7347,7 +7347,7 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
     a.bias = b ? b->data : NULL;
     a.y = y->data;
     a.s = stx__alloc_elements(x, h->is_f32 ? STX__STEP_FULL : STX__STEP, h->size);
-    a.mean = (stx_real *)stx_step_bytes(x, 2 * a.N * sizeof(stx_real));
+    a.mean = (stx_real *)stx_step_device_bytes(x, 2 * a.N * sizeof(stx_real));
     if (!a.s || !a.mean) return NULL;
     a.rstd = a.mean + a.N;
     STX_RUN(x, stx_residual_norm_fwd, (x, &a));
@@ -7610,7 +7610,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     STX__NEED(x, n && idx && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG,
               "stx_gather: expected the indices of at least one row, got %s",
               idx ? "none" : "NULL");
-    copy = (int32_t *)stx_step_alloc(x, n * sizeof *copy);
+    copy = (int32_t *)stx_step_host_bytes(x, n * sizeof *copy);
     if (!copy || !stx__ids_fit(x, "stx_gather", idx, n, stx__rows(a))) return NULL;
     memcpy(copy, idx, n * sizeof *copy);
     device = stx__ids_device(x, copy, n);
@@ -11537,7 +11537,7 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
     size_t i, at;
     if (!stx_ok(x) || !past || !g || !out || !wk || !wv) return 0;
     if (!stx__linear_heads_ok(x, past, B, wk, wv, heads, g)) return 0;
-    s = (stx__linear_heads_save *)stx_step_alloc(x, sizeof *s);
+    s = (stx__linear_heads_save *)stx_step_host_bytes(x, sizeof *s);
     if (!s) return 0;
 
     memset(s, 0, sizeof *s);
@@ -11949,7 +11949,7 @@ static stx_tensor *stx__run_token_loss(stx_ctx *x, stx_tensor *logits,
     s.args.ld = stx__last(logits);
     s.args.logits = logits->data;
     s.args.loss = y->data;
-    s.args.row_max = (stx_real *)stx_step_bytes(x, 2 * s.args.N * sizeof(stx_real));
+    s.args.row_max = (stx_real *)stx_step_device_bytes(x, 2 * s.args.N * sizeof(stx_real));
     if (!s.args.row_max) return NULL;
     s.args.inv_sum = s.args.row_max + s.args.N;
     s.inplace = inplace;
@@ -12085,8 +12085,8 @@ static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets
     stx__loss_weights_args a;
     stx_real *mean = NULL;
     if (!stx__token_loss_ok(x, op, N, how)) return 0;
-    *w = (stx_real *)stx_step_bytes(x, N * sizeof **w);
-    *known = (int32_t *)stx_step_bytes(x, N * sizeof **known);
+    *w = (stx_real *)stx_step_device_bytes(x, N * sizeof **w);
+    *known = (int32_t *)stx_step_device_bytes(x, N * sizeof **known);
     if (!*w || !*known) return 0;
 
     memset(&a, 0, sizeof a);
@@ -12100,7 +12100,7 @@ static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets
         a.ignored_id = how->ignored_id;
     }
     if (divisor == 0 && x->group.ranks > 1 && stx_training(x)) {
-        mean = (stx_real *)stx_step_bytes(x, sizeof *mean);
+        mean = (stx_real *)stx_step_device_bytes(x, sizeof *mean);
         if (!mean) return 0;
         a.divisor = 1;
         STX_RUN(x, stx__loss_weights, (x, &a));
@@ -12404,7 +12404,7 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
     stx__mark mark;
     if (!stx_ok(x) || !a) return;
     mark = stx__step_mark(x);
-    a->work = stx_step_bytes(x, stx__attention_bytes(x, a, 0));
+    a->work = stx_step_device_bytes(x, stx__attention_bytes(x, a, 0));
     if (a->work) STX_RUN(x, stx_attention_fwd, (x, a));
     stx__step_release(x, mark);
 }
@@ -12843,12 +12843,12 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     dim[1] = s.q->dim[1];
     dim[2] = s.C;
     y = stx__tensor(x, s.q->is_f32 ? STX__STEP_FULL : STX__STEP, 3, dim);
-    a = (stx_attention_args *)stx_step_alloc(x, sizeof *a);
+    a = (stx_attention_args *)stx_step_host_bytes(x, sizeof *a);
     if (!y || !a) return NULL;
     stx__attention_resolve(x, in, d, &s, a);
     rows = a->B * a->H * a->T;
     a->y = y->data;
-    a->row_max = (stx_real *)stx_step_bytes(x, 2 * rows * sizeof(stx_real));
+    a->row_max = (stx_real *)stx_step_device_bytes(x, 2 * rows * sizeof(stx_real));
     if (!a->row_max) return NULL;
     a->inv_sum = a->row_max + rows;
     if (stx_training(x) && d->dropout > 0) {
@@ -15331,7 +15331,7 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
     all = s->k.first[a->clusters];
     s->k.n = n;
     s->k.ids = known;
-    s->k.at = (int32_t *)stx_step_bytes(x, (n + 2 * all + 1) * sizeof *s->k.at);
+    s->k.at = (int32_t *)stx_step_device_bytes(x, (n + 2 * all + 1) * sizeof *s->k.at);
     if (!s->k.at) return 0;
     s->k.local = s->k.at + n;
     s->k.place = s->k.local + all;
@@ -15475,7 +15475,7 @@ static stx_tensor *stx__adaptive_add_cluster(stx_ctx *x, const stx__adaptive_los
     if (!l->weight)
         return stx_add(x, loss, stx__cross_entropy_of(x, logits, V, local, (double)l->n, 0));
 
-    weight = (stx_real *)stx_step_bytes(x, 2 * m * sizeof *weight);
+    weight = (stx_real *)stx_step_device_bytes(x, 2 * m * sizeof *weight);
     if (!weight) return NULL;
     nll = weight + m;
     STX_RUN(x, stx_embedding_fwd, (x, weight, l->weight, place, m, 1));
@@ -15581,7 +15581,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     x->tape.recording = 0;
     h = stx_reshape(x, h, k.N, stx__last(h), 0, 0);
     out = stx__tensor(x, STX__STEP_FULL, 2, dim);
-    k.gate = (stx_real *)stx_step_bytes(x, k.N * k.K * sizeof *k.gate);
+    k.gate = (stx_real *)stx_step_device_bytes(x, k.N * k.K * sizeof *k.gate);
     for (c = 0; c < a->clusters; c++) {
         size_t w;
         stx_tensor *logits = stx__adaptive_logits(x, a, h, c, 0, NULL, &w);
@@ -16566,7 +16566,7 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
     if (x->group.ranks < 2) return y;
     own = stx_new_f32(x, 1, 0, 0, 0);
     mean = stx_new_f32(x, 1, 0, 0, 0);
-    known = (int32_t *)stx_step_bytes(x, sizeof *known);
+    known = (int32_t *)stx_step_device_bytes(x, sizeof *known);
     if (!own || !mean || !known) return NULL;
     STX_RUN(x, stx_fill, (x, own->data, 1, (stx_real)n));
     STX_RUN(x, stx_fill, (x, mean->data, 1, (stx_real)n));
@@ -17721,7 +17721,7 @@ STX_DEF void stx_destroy(stx_ctx *x) {
         stx_cuda_sync(x);
         for (i = 0; i < STX__REPLAYS; i++)
             stx_cuda_graph_free(x, (stx_graph *)x->replay.entry[i].graph);
-        while (x->mem.dev_blocks) stx_block_activations_free(x, (stx_real *)x->mem.dev_blocks->p);
+        while (x->mem.dev_blocks) stx_block_device_free(x, (stx_real *)x->mem.dev_blocks->p);
         stx__grads_free(x);
         stx__arena_free(x, &x->mem.dev_keep);
         stx__arena_free(x, &x->mem.dev_params);
@@ -20303,7 +20303,7 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
    rows are stored. */
 static stx_real *stx__memory_scratch(const stx_memory *s, size_t n) {
     if (!s->desc.always_f32) return stx_step_activations(s->ctx, n);
-    return (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1));
+    return (stx_real *)stx_step_device_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1));
 }
 
 static stx_tensor *stx__memory_tensor(const stx_memory *s, size_t n, size_t width) {
@@ -20333,7 +20333,7 @@ static void stx__memory_free_rows(stx_memory *s, stx_memory_layer *y) {
     if (stx__memory_in_use(s, y))
         stx__free_at_step_end(s->ctx, y->base);
     else
-        stx_block_activations_free(s->ctx, y->base);
+        stx_block_device_free(s->ctx, y->base);
     y->base = NULL;
     y->capacity = 0;
     y->viewed_step = 0;
@@ -20462,7 +20462,7 @@ STX_DEF void stx_memory_free(stx_memory *s) {
         if (!s->all) stx__memory_free_rows(s, &s->layer[l]);
         stx_block_free(s->ctx, s->layer[l].pad);
     }
-    stx_block_activations_free(s->ctx, s->all);
+    stx_block_device_free(s->ctx, s->all);
     stx_block_free(s->ctx, s->layer);
     stx_block_free(s->ctx, s);
 }
@@ -20545,7 +20545,7 @@ static int stx__memory_set_mask(stx_memory *s, size_t l, const int32_t *m, size_
 static int32_t *stx__memory_masks(stx_ctx *x, size_t B, const stx_memory_layer *y, size_t first,
                                   size_t n0, const stx_ids *pad, size_t t0, size_t n1) {
     size_t b, n = n0 + n1;
-    int32_t *m = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, n, sizeof *m));
+    int32_t *m = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(B, n, sizeof *m));
     if (!m) return NULL;
     memset(m, 0, B * n * sizeof *m);
     for (b = 0; b < B; b++) {
@@ -20889,7 +20889,7 @@ static int stx__memory_copy_layer(stx_memory *to, size_t b, const stx_memory *fr
     const size_t most = others ? STX_MAX(rows, had) : rows;
     int32_t *mask, *m;
     size_t k;
-    mask = (int32_t *)stx_step_alloc(x, stx_bytes_of(to->B, STX_MAX(most, 1), sizeof *mask));
+    mask = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(to->B, STX_MAX(most, 1), sizeof *mask));
     m = stx__memory_masks(x, from->B, f, 0, rows, NULL, 0, 0);
     if (!mask || !m) return 0;
     memset(mask, 0, to->B * most * sizeof *mask);
@@ -21274,8 +21274,8 @@ STX_DEF void stx_cache_free(stx_cache *c) {
     size_t l;
     if (!c) return;
     for (l = 0; c->layer && l < c->layers; l++) {
-        stx_block_activations_free(c->ctx, c->layer[l].k);
-        stx_block_activations_free(c->ctx, c->layer[l].v);
+        stx_block_device_free(c->ctx, c->layer[l].k);
+        stx_block_device_free(c->ctx, c->layer[l].v);
     }
     stx_block_free(c->ctx, c->layer);
     stx_block_free(c->ctx, c->out);
@@ -21305,8 +21305,8 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     both = both != 0;
     if (rows <= y->capacity && width == y->width && both == y->both) return 1;
 
-    stx_block_activations_free(x, y->k);
-    stx_block_activations_free(x, y->v);
+    stx_block_device_free(x, y->k);
+    stx_block_device_free(x, y->v);
     y->k = y->v = NULL;
     y->capacity = 0;
     y->width = width;
@@ -21456,7 +21456,7 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, cons
         int32_t *copy;
         t = STX_MIN(c->chunk, n - at);
         stx_begin(x, STX_EVAL);
-        copy = (int32_t *)stx_step_alloc(x, c->B * t * sizeof *copy);
+        copy = (int32_t *)stx_step_host_bytes(x, c->B * t * sizeof *copy);
         if (!copy) return NULL;
         for (b = 0; b < c->B; b++) memcpy(copy + b * t, ids + b * n + at, t * sizeof *copy);
         part = stx_tokens(x, copy, c->B, t);

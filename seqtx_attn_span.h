@@ -1280,7 +1280,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
 
     h = stx__span_embed(m, ids);
     for (l = 0; l < m->desc.layers && h; l++) {
-        stx__span_job *job = (stx__span_job *)stx_step_alloc(x, sizeof *job);
+        stx__span_job *job = (stx__span_job *)stx_step_host_bytes(x, sizeof *job);
         if (!job) return NULL;
         job->m = m;
         job->l = l;

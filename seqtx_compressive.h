@@ -1215,7 +1215,7 @@ static stx_tensor *stx__comp_zero_rows(stx_ctx *x, stx_tensor *a, const stx_ids 
     stx_tensor *y;
     if (!stx_ok(x) || !a || !pad) return a;
     y = stx_new(x, a->dim[0], a->dim[1], a->dim[2], 0);
-    g = (stx_comp_groups *)stx_step_alloc(x, sizeof *g);
+    g = (stx_comp_groups *)stx_step_host_bytes(x, sizeof *g);
     if (!y || !g) return NULL;
     *g = stx__comp_groups_of(a->dim[0], a->dim[1], 1, a->dim[1], a->dim[1], a->dim[2]);
     g->pad = pad->device;
@@ -1226,7 +1226,7 @@ static stx_tensor *stx__comp_zero_rows(stx_ctx *x, stx_tensor *a, const stx_ids 
 
 /* y (B,groups,taps D) -> rows (B,rows,D) */
 static stx_tensor *stx__comp_fold_op(stx_ctx *x, stx_tensor *y, const stx_comp_groups *groups) {
-    stx_comp_groups *g = (stx_comp_groups *)stx_step_alloc(x, sizeof *g);
+    stx_comp_groups *g = (stx_comp_groups *)stx_step_host_bytes(x, sizeof *g);
     stx_tensor *rows = stx_new(x, groups->B, groups->rows, groups->D, 0);
     if (!stx_ok(x) || !y) return NULL;
     *g = *groups;
@@ -1430,7 +1430,7 @@ static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *i
 static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *target,
                                       const stx_ids *skip, double count, stx_tensor **rel_error) {
     stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *in[2];
-    stx_comp_error_args *e = (stx_comp_error_args *)stx_step_alloc(x, sizeof *e);
+    stx_comp_error_args *e = (stx_comp_error_args *)stx_step_host_bytes(x, sizeof *e);
     *rel_error = stx_new_f32(x, 1, 0, 0, 0);
     if (!stx_ok(x) || !a || !target) return NULL;
     memset(e, 0, sizeof *e);
@@ -1442,7 +1442,7 @@ static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *tar
     e->skip = skip ? skip->device : NULL;
     e->loss = y->data;
     e->rel_error = (*rel_error)->data;
-    e->work = (double *)stx_step_bytes(x, stx_bytes_of(e->N, 2, sizeof *e->work));
+    e->work = (double *)stx_step_device_bytes(x, stx_bytes_of(e->N, 2, sizeof *e->work));
     if (!e->work) return NULL;
     STX_RUN(x, stx_comp_error_fwd, (x, e));
     in[0] = a;
@@ -1807,7 +1807,7 @@ static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in
     int i;
     if (!stx_ok(x) || !shape) return NULL;
     D = shape->dim[2] / (kind == STX_COMP_GATE_GLU ? 2 : 1);
-    a = (stx_comp_gate_args *)stx_step_alloc(x, sizeof *a);
+    a = (stx_comp_gate_args *)stx_step_host_bytes(x, sizeof *a);
     out = stx_new(x, shape->dim[0], shape->dim[1], D, 0);
     if (!a || !out) return NULL;
 
@@ -2840,7 +2840,7 @@ static const stx_ids *stx__comp_mask(stx_ctx *x, const int32_t *v, size_t B, siz
 /* Columns [at, at + n) of a mask (B,..) as a mask (B,n). */
 static const stx_ids *stx__comp_mask_part(stx_ctx *x, const stx_ids *mask, size_t at, size_t n) {
     const size_t B = mask->B;
-    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, n, sizeof *v));
+    int32_t *v = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(B, n, sizeof *v));
     size_t b;
     for (b = 0; v && b < B; b++) memcpy(v + b * n, mask->data + b * mask->T + at, n * sizeof *v);
     return stx__comp_mask(x, v, B, n);
@@ -2868,7 +2868,7 @@ static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t
 static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_ids *first) {
     const size_t G = plan->G;
-    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(plan->B, G, sizeof *v));
+    int32_t *v = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(plan->B, G, sizeof *v));
     stx_comp_groups g = plan->groups;
     size_t b, i, t;
     if (!v || (!plan->old_pad && !first)) return NULL;
@@ -2897,7 +2897,7 @@ static int stx__comp_count_queries(stx_ctx *x, stx__comp_layer_plan *plan, size_
     const size_t target = whole ? plan->n : plan->e, from = whole ? plan->c : 0;
     const stx_ids *old_pad = whole ? plan->key_pad : plan->old_pad;
     const stx_ids *query_pad = literal & STX_COMP_LITERAL_MASK ? NULL : plan->pad;
-    int32_t *skip = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, T, sizeof *skip));
+    int32_t *skip = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(B, T, sizeof *skip));
     size_t b, i;
     if (!skip || !target) return 0;
     for (b = 0; b < B; b++) {
@@ -2936,7 +2936,7 @@ static void stx__comp_count_aux(stx_ctx *x, stx__comp_layer_plan *plan) {
    memory. Padded queries see only the memory. */
 static int stx__comp_literal_masks(stx_ctx *x, stx__comp_layer_plan *plan) {
     const size_t B = plan->B, T = plan->T, keys = plan->c + plan->n + T;
-    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(3 * B, keys, sizeof *v));
+    int32_t *v = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(3 * B, keys, sizeof *v));
     int32_t *key_pad, *segment_pad, *not_pad;
     size_t b, i;
     if (!v) return 0;
@@ -2967,7 +2967,7 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
     const stx_comp_desc *d = &plan->m->desc;
     const size_t S = d->segment, pushed = stx__comp_most_pushed(s);
     size_t left = s->source->layer[from].count, k;
-    size_t *groups = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *groups, 1));
+    size_t *groups = (size_t *)stx_step_host_bytes(x, stx_bytes_of(d->bptt, sizeof *groups, 1));
     plan->recent_groups = groups;
     if (!groups) return 0;
     for (k = 1; k <= d->bptt && pushed >= k * S; k++) {
@@ -2989,7 +2989,7 @@ static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_layer_pla
     int32_t *v;
     size_t b;
     if (!s || (d->literal & STX_COMP_LITERAL_PAD)) return NULL;
-    v = (int32_t *)stx_step_alloc(x, stx_bytes_of(plan->B, 1, sizeof *v));
+    v = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(plan->B, 1, sizeof *v));
     for (b = 0; v && b < plan->B; b++) {
         const size_t own = stx__comp_evicted(STX_MIN(s->pushed[b], plan->n), d->segment, plan->M);
         v[b] = (int32_t)(plan->e - STX_MIN(own, plan->e));
@@ -3260,7 +3260,7 @@ static stx_tensor *stx__comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_t
     stx_tensor *y;
     size_t h;
     if (!stx_ok(x) || !kv || d->kv_heads == d->heads) return kv;
-    s = (stx__comp_heads *)stx_step_alloc(x, sizeof *s);
+    s = (stx__comp_heads *)stx_step_host_bytes(x, sizeof *s);
     y = stx_new(x, kv->dim[0], kv->dim[1], 2 * d->dim, 0);
     if (!s || !y) return NULL;
     s->rows = kv->dim[0] * kv->dim[1];
@@ -3419,7 +3419,7 @@ static stx_tensor *stx__comp_extended_table(const stx_comp *m, size_t n) {
     int32_t *index;
     size_t i;
     if (n <= rows) return m->key_pe;
-    index = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *index, 1));
+    index = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(n, sizeof *index, 1));
     for (i = 0; index && i < n; i++) index[i] = (int32_t)(i < n - rows ? 0 : i - (n - rows));
     return index ? stx_gather(x, m->key_pe, index, n) : NULL;
 }
@@ -3827,7 +3827,7 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     rows = stx__comp_rows_in_use(m, in);
     for (l = 0; l < d->layers && h; l++) {
         const size_t from = rotated && m->layer[l].memory ? stx__comp_layer_above(m, l) : l;
-        stx__comp_layer_plan *plan = (stx__comp_layer_plan *)stx_step_alloc(x, sizeof *plan);
+        stx__comp_layer_plan *plan = (stx__comp_layer_plan *)stx_step_host_bytes(x, sizeof *plan);
         if (!plan || !stx__comp_plan(m, l, in ? in : out, from, B, T, pad, push, plan)) return NULL;
         plan->table_rows = rows;
         h = stx__comp_run_layer(plan, h, in, from, out);
@@ -3887,7 +3887,7 @@ static int stx__comp_ignored(const stx_ids *targets) {
 static const stx_ids *stx__comp_mark_ignored(stx_ctx *x, const stx_ids *targets,
                                              const stx_ids *pad) {
     const size_t n = targets->B * targets->T;
-    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *v, 1));
+    int32_t *v = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(n, sizeof *v, 1));
     size_t i;
     for (i = 0; v && i < n; i++) {
         const int ignored = targets->data[i] < 0 || (pad && pad->data[i]);
@@ -3934,7 +3934,7 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
 static stx_tensor *stx__comp_plus_aux(stx_comp *m, stx_tensor *y) {
     STX__FP_SCOPE;
     const size_t bytes = stx_bytes_of(m->desc.layers, sizeof(stx_tensor *), 1);
-    stx_tensor **aux = (stx_tensor **)stx_step_alloc(m->ctx, bytes);
+    stx_tensor **aux = (stx_tensor **)stx_step_host_bytes(m->ctx, bytes);
     size_t l, n = 0;
     for (l = 0; aux && l < m->desc.layers; l++)
         if (m->aux[l]) aux[n++] = m->aux[l];
@@ -4040,7 +4040,7 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     size_t i;
     if (!g) return;
     for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* rows, usage, pe */
-        stx_block_activations_free(x, g->rows[i]);
+        stx_block_device_free(x, g->rows[i]);
     stx_block_free(x, g->rows);
     stx_block_free(x, g->pad);
     stx_cache_free(g->cache);
@@ -4345,7 +4345,7 @@ static stx_tensor *stx__comp_gen_part(stx_comp_gen *g, stx_tensor *h) {
     }
     if (g->stale && !stx__comp_gen_fill(g)) return NULL;
     if (g->masked) {
-        int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, len, sizeof *v));
+        int32_t *v = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(B, len, sizeof *v));
         if (!v) return NULL;
         for (b = 0; b < B; b++) memcpy(v + b * len, g->pad + b * S, len * sizeof *v);
         pad = stx_tokens(x, v, B, len);

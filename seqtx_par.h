@@ -1554,7 +1554,7 @@ static void stx__par_mix_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, 
         a->dshift[k] = in[4] ? stx_grad(x, in[5 + 2 * k], NULL) : NULL;
     }
     a->dw = stx_grad(x, in[3], NULL);
-    a->work = (double *)stx_step_bytes(x, stx_bytes_of(a->N, 3, sizeof *a->work));
+    a->work = (double *)stx_step_device_bytes(x, stx_bytes_of(a->N, 3, sizeof *a->work));
     if (a->work) STX_RUN(x, stx_par_mix_bwd, (x, a));
 }
 
@@ -1567,7 +1567,7 @@ static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t T, siz
     int k;
     if (!stx_ok(x) || !in[0] || !in[1] || !in[2] || !in[3]) return NULL;
     y = stx_new(x, in[0]->dim[0], in[0]->dim[1], in[0]->dim[2], 0);
-    a = (stx_par_mix_args *)stx_step_alloc(x, sizeof *a);
+    a = (stx_par_mix_args *)stx_step_host_bytes(x, sizeof *a);
     if (!y || !a) return NULL;
     memset(a, 0, sizeof *a);
     a->C = in[0]->dim[in[0]->ndim - 1];
@@ -1583,7 +1583,8 @@ static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t T, siz
         if (!in[4]) continue;
         a->gain[k] = in[4 + 2 * k]->data;
         a->shift[k] = in[5 + 2 * k]->data;
-        a->mean[k] = (stx_real *)stx_step_bytes(x, stx_bytes_of(a->N, 2, sizeof *a->mean[k]));
+        a->mean[k] = (stx_real *)stx_step_device_bytes(
+            x, stx_bytes_of(a->N, 2, sizeof *a->mean[k]));
         if (!a->mean[k]) return NULL;
         a->rstd[k] = a->mean[k] + a->N;
     }
@@ -1612,7 +1613,7 @@ static void stx__par_gate_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in,
    there are none), and is replaced by that sum plus this block's latency. */
 static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,
                                     stx_tensor **lat) {
-    stx__par_gate *s = (stx__par_gate *)stx_step_alloc(x, sizeof *s);
+    stx__par_gate *s = (stx__par_gate *)stx_step_host_bytes(x, sizeof *s);
     stx_tensor *in[2], *made[2] = {NULL, NULL};
     if (!s || !al) return NULL;
     s->a = *how;
@@ -1622,7 +1623,8 @@ static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_ga
     s->lat = NULL;
     if (lat) s->lat = made[1] = *lat = stx_new_f32(x, 1, 0, 0, 0);
     s->a.y = s->w ? s->w->data : NULL;
-    if (how->hard) s->a.y = (stx_real *)stx_step_bytes(x, stx_bytes_of(how->R, 3, sizeof *s->a.y));
+    if (how->hard)
+        s->a.y = (stx_real *)stx_step_device_bytes(x, stx_bytes_of(how->R, 3, sizeof *s->a.y));
     if (!stx_ok(x) || !s->a.y) return NULL;
 
     s->a.al = al->data;
@@ -1644,7 +1646,7 @@ static void stx__par_latency_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *
 /* nll (1), lat (1) -> loss (1) */
 static stx_tensor *stx__par_latency_op(stx_ctx *x, stx_tensor *nll, stx_tensor *lat,
                                        const stx_par_latency_args *how) {
-    stx_par_latency_args *a = (stx_par_latency_args *)stx_step_alloc(x, sizeof *a);
+    stx_par_latency_args *a = (stx_par_latency_args *)stx_step_host_bytes(x, sizeof *a);
     stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *in[2];
     if (!stx_ok(x) || !nll || !lat) return NULL;
     *a = *how;
@@ -2893,7 +2895,7 @@ static void stx__par_widen_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in
 static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t w, size_t ld,
                                   double fill, int full) {
     STX__FP_SCOPE;
-    stx__par_widening *s = (stx__par_widening *)stx_step_alloc(x, sizeof *s);
+    stx__par_widening *s = (stx__par_widening *)stx_step_host_bytes(x, sizeof *s);
     stx_tensor *in[2], *y;
     size_t at = 0, rows;
     int i;
@@ -3312,7 +3314,7 @@ static stx_tensor *stx__par_shown(stx_par *m, const stx_ids *pad) {
     int32_t *hidden, any = 0;
     size_t i;
     if (!pad) return NULL;
-    hidden = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *hidden, 1));
+    hidden = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(n, sizeof *hidden, 1));
     for (i = 0; hidden && i < n; i++) {
         hidden[i] = pad->data[i] != 0;
         any |= hidden[i];
@@ -3410,7 +3412,7 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
 static stx_tensor *stx__par_block_of(stx_par *m, size_t l, stx_tensor *h, stx__par_call *call) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
-    stx__par_job *job = (stx__par_job *)stx_step_alloc(x, sizeof *job);
+    stx__par_job *job = (stx__par_job *)stx_step_host_bytes(x, sizeof *job);
     stx_tensor *in[3];
     int count = 1;
     if (!job) return NULL;
@@ -3537,7 +3539,7 @@ STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *target
 
     if (kind == STX__PAR_NEGATIVE) {
         size_t i, n = targets->B * targets->T;
-        int32_t *v = (int32_t *)stx_step_alloc(m->ctx, stx_bytes_of(n, sizeof *v, 1));
+        int32_t *v = (int32_t *)stx_step_host_bytes(m->ctx, stx_bytes_of(n, sizeof *v, 1));
         if (!v) return NULL;
         for (i = 0; i < n; i++) v[i] = targets->data[i] < 0 ? how.ignored_id : targets->data[i];
         targets = stx_tokens(m->ctx, v, targets->B, targets->T);
@@ -3648,7 +3650,7 @@ STX_DEF void stx_par_gen_free(stx_par_gen *g) {
     stx_ctx *x = g ? g->model->ctx : NULL;
     size_t l;
     if (!g) return;
-    for (l = 0; g->pos && l < g->model->desc.blocks; l++) stx_block_activations_free(x, g->pos[l]);
+    for (l = 0; g->pos && l < g->model->desc.blocks; l++) stx_block_device_free(x, g->pos[l]);
     stx_block_free(x, g->pos);
     stx_block_free(x, g->kind);
     stx_block_free(x, g->pad);
@@ -3761,7 +3763,7 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
 static const stx_ids *stx__par_gen_mask(stx_par_gen *g, size_t T) {
     stx_ctx *x = g->model->ctx;
     const size_t n = g->rows, M = g->M, stay = T < M ? M - T : 0;
-    int32_t *hidden = (int32_t *)stx_step_alloc(x, stx_bytes_of(g->B, n + T, sizeof *hidden));
+    int32_t *hidden = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(g->B, n + T, sizeof *hidden));
     const stx_ids *mask;
     size_t b, i;
     if (!hidden) return NULL;

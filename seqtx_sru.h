@@ -903,7 +903,7 @@ static void stx__sru_recurrence_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const
     a->dbias = stx_grad(x, in[3], NULL);
     a->dV = in[4] ? stx__sru_grad_buffer(x, in[4], &direct_V) : NULL;
     a->dc0 = in[5] ? stx_grad(x, in[5], NULL) : NULL;
-    a->work = stx_step_bytes(x, stx__sru_work_bytes(x, a, 1));
+    a->work = stx_step_device_bytes(x, stx__sru_work_bytes(x, a, 1));
     if (!stx_ok(x)) return;
     STX_RUN(x, stx_sru_bwd, (x, a));
     stx__sru_grad_add(x, in[0], a->du, direct_u);
@@ -942,7 +942,7 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
     O = in->u->dim[3];
 
     y[0] = stx_new(x, B, in->u->dim[1], O, 0);
-    s = (stx__sru_save *)stx_step_alloc(x, sizeof *s);
+    s = (stx__sru_save *)stx_step_host_bytes(x, sizeof *s);
     if (!y[0] || !s) return NULL;
     memset(s, 0, sizeof *s);
     a = &s->a;
@@ -962,9 +962,9 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
     inputs[5] = in->c0;
     if (stx_record_results(x, y, last ? 2 : 1, inputs, 6, stx__sru_recurrence_bwd, s)) {
         size_t bytes = stx_bytes_of(B * O, stx_sru_tiles(a), sizeof(stx_real));
-        a->c = (stx_real *)stx_step_bytes(x, bytes);
+        a->c = (stx_real *)stx_step_device_bytes(x, bytes);
     }
-    a->work = stx_step_bytes(x, stx__sru_work_bytes(x, a, 0));
+    a->work = stx_step_device_bytes(x, stx__sru_work_bytes(x, a, 0));
     if (!stx_ok(x)) return NULL;
     STX_RUN(x, stx_sru_fwd, (x, a));
     return y[0];
@@ -2225,7 +2225,7 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
                  "got %zu", b, T, length[b]);
         return NULL;
     }
-    pad = (int32_t *)stx_step_alloc(x, B * T * sizeof *pad);
+    pad = (int32_t *)stx_step_host_bytes(x, B * T * sizeof *pad);
     if (!pad) return NULL;
     for (b = 0; b < B; b++)
         for (t = 0; t < T; t++) pad[b * T + t] = t >= length[b];
@@ -2240,7 +2240,7 @@ static stx_tensor *stx__sru_zero_rows(stx_ctx *x, stx_tensor *h, const unsigned 
     if (!h) return NULL;
     rows = h->dim[0] * h->dim[1];
     O = h->dim[2];
-    mask = (stx_real *)stx_step_alloc(x, stx_bytes_of(rows, O, sizeof *mask));
+    mask = (stx_real *)stx_step_host_bytes(x, stx_bytes_of(rows, O, sizeof *mask));
     if (!mask) return NULL;
     for (i = 0; i < rows; i++)
         for (o = 0; o < O; o++) mask[i * O + o] = (stx_real)(padded[i] == 0);
@@ -2315,7 +2315,7 @@ static const stx_ids *stx__sru_key_pad(stx_ctx *x, const stx_ids *before, const 
     size_t b;
     if (!before && !pad) return NULL;
     if (!M) return pad;
-    all = (int32_t *)stx_step_alloc(x, B * (M + T) * sizeof *all);
+    all = (int32_t *)stx_step_host_bytes(x, B * (M + T) * sizeof *all);
     if (!all) return NULL;
     memset(all, 0, B * (M + T) * sizeof *all);
     for (b = 0; b < B; b++) {
@@ -2471,13 +2471,13 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
     for (l = 0; l < d->layers; l++) attends |= m->layer[l].attends;
     if (attends) key_pad = stx__sru_key_pad(x, M ? io->memory_pad : NULL, io->pad, B, M, T);
     if (d->zero_pads && io->pad && d->norm == STX_SRU_NORM_AFTER) {
-        padded = (unsigned char *)stx_step_alloc(x, B * T);
+        padded = (unsigned char *)stx_step_host_bytes(x, B * T);
         for (i = 0; padded && i < B * T; i++) padded[i] = io->pad->data[i] != 0;
     }
 
     if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
     for (l = 0; l < d->layers && h; l++) {
-        stx__sru_job *job = (stx__sru_job *)stx_step_alloc(x, sizeof *job);
+        stx__sru_job *job = (stx__sru_job *)stx_step_host_bytes(x, sizeof *job);
         stx_tensor *given[3], **last = io->last ? &io->last[l] : NULL;
         int count = 0;
         if (!job) return NULL;
@@ -2592,7 +2592,7 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     layers = m->desc.layers;
     M = in ? stx_memory_max_rows(in->memory) : 0;
     keep = out && out->keep ? out->keep : h->dim[1];
-    c0 = (stx_tensor **)stx_step_alloc(x, 4 * layers * sizeof *c0);
+    c0 = (stx_tensor **)stx_step_host_bytes(x, 4 * layers * sizeof *c0);
     if (!c0) return NULL;
     memset(c0, 0, 4 * layers * sizeof *c0);
     memory = c0 + layers;

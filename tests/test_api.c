@@ -348,7 +348,7 @@ static void errors_of_leaves(void) {
     EXPECT(stx_tokens(ex, good_ids, SIZE_MAX / 2, 3), STX_ERR_ARG, "stx_tokens", "x 3", "at most");
     EXPECT(stx_tokens_create(ex, 3, SIZE_MAX / 2), STX_ERR_ARG, "stx_tokens_create", "got 3 x",
            "at most");
-    EXPECT(stx_step_alloc(ex, SIZE_MAX), STX_ERR_MEMORY, "step arena: a size", "overflows",
+    EXPECT(stx_step_host_bytes(ex, SIZE_MAX), STX_ERR_MEMORY, "step arena: a size", "overflows",
            "dimensions");
     EXPECT(stx_tokens(ex, good_ids, 0, 4), STX_ERR_ARG, "stx_tokens", "0 x 4", "1 x 1");
     EXPECT(stx_tokens(ex, good_ids, 4, 0), STX_ERR_ARG, "stx_tokens", "4 x 0", "1 x 1");
@@ -1052,7 +1052,8 @@ static void nothing_in_error(void) {
     CHECK(!stx_params_create(ex) && !stx_param(ep, STX_ZEROS, 0, "late", 3, 0, 0, 0)
               && ep->count == count,
           "parameters in error");
-    CHECK(!stx_persist(ex, 10) && !stx_step_alloc(ex, 10) && !stx_block(ex, 10), "memory in error");
+    CHECK(!stx_persist(ex, 10) && !stx_step_host_bytes(ex, 10) && !stx_block(ex, 10),
+          "memory in error");
     CHECK(!stx_optim_create(ep, NULL) && !stx_optim_step(o, 0.1) && o->step == steps
               && !memcmp(before, ew->data, sizeof before) && ew->grad[0] == 3,
           "optimiser in error");
@@ -1196,7 +1197,7 @@ static void null_contexts(stx_real *r) {
     CHECK(!stx_training(NULL) && !stx_step_index(NULL) && !stx_bytes(NULL) && !stx_peak_bytes(NULL)
               && stx_threads(NULL) == 1,
           "the state of no context");
-    CHECK(!stx_persist(NULL, 8) && !stx_step_alloc(NULL, 8) && !stx_block(NULL, 8)
+    CHECK(!stx_persist(NULL, 8) && !stx_step_host_bytes(NULL, 8) && !stx_block(NULL, 8)
               && !stx_input(NULL, r, 2, 0, 0, 0) && !stx_tokens(NULL, id, 1, 2),
           "memory of no context");
     CHECK(!stx_params_create(NULL) && !stx_param(NULL, 0, 0, "a", 1, 0, 0, 0)
@@ -1363,7 +1364,7 @@ static void blocks(void) {
     CHECK(stx_bytes(x) == before + 70, "expected %zu bytes, got %zu", before + 70, stx_bytes(x));
     q = (unsigned char *)stx_persist(x, 333);
     CHECK(is_aligned(q) && all_zero(q, 333), "persistent memory is not zeroed or not aligned");
-    CHECK(is_aligned(stx_step_alloc(x, 1)) && is_aligned(stx_step_alloc(x, 1)),
+    CHECK(is_aligned(stx_step_host_bytes(x, 1)) && is_aligned(stx_step_host_bytes(x, 1)),
           "step memory is not aligned");
     stx_destroy(x);
     CHECK(c.live == 0, "leak");
@@ -1416,7 +1417,7 @@ static void overflows(void) {
         EXPECT(stx_param(p, STX_NORMAL, 1, "w", b, 3, 0, 0), STX_ERR_MEMORY, "", "", "");
         CHECK(p->count == 0, "a parameter without memory is in the list");
         EXPECT(stx_persist(ex, b), STX_ERR_MEMORY, "", "", "");
-        EXPECT(stx_step_alloc(ex, b), STX_ERR_MEMORY, "", "", "");
+        EXPECT(stx_step_host_bytes(ex, b), STX_ERR_MEMORY, "", "", "");
         EXPECT(stx_block(ex, b), STX_ERR_MEMORY, "", "", "");
         CHECK(!stx_tokens(ex, id, b, 3) && !stx_ok(ex), "stx_tokens of %zu x 3", b);
         stx_clear_error(ex);

@@ -432,7 +432,7 @@ static void block_check(stx_ctx *x, int device) {
     CHECK(block && (device == STX_CPU || !stx_cuda_is_bf16(x, block)), "stx_block_f32 is not f32");
     stx_download(x, v, block, 5);
     for (i = 0; i < 5; i++) CHECK(v[i] == 0, "stx_block_f32 is not zero");
-    stx_block_activations_free(x, block);
+    stx_block_device_free(x, block);
 }
 
 /* The op in a graph whose mask is drawn once for all times: results of forward and

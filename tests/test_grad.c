@@ -1757,7 +1757,7 @@ static void pair_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *sav
 static stx_tensor *several_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const block_user *u = (block_user *)user;
     stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1])), *y[2], *part,
-               **save = (stx_tensor **)stx_step_alloc(x, sizeof *save);
+               **save = (stx_tensor **)stx_step_host_bytes(x, sizeof *save);
     part = stx_slice(x, stx_reshape(x, a, 1, 5, 7, 0), 1, 4);
     out[0] = stx_dropout(x, stx_reshape(x, part, 3, 7, 0, 0), 0.25);
     out[1] = in[1];

@@ -1488,7 +1488,7 @@ static void one_stream(void) {
 
 static stx_tensor *columns(stx_ctx *x, const stx_real *v, size_t B, size_t N, size_t C, size_t t0,
                            size_t t) {
-    stx_real *part = (stx_real *)stx_step_alloc(x, B * t * C * sizeof *part);
+    stx_real *part = (stx_real *)stx_step_host_bytes(x, B * t * C * sizeof *part);
     size_t b;
     for (b = 0; b < B; b++) memcpy(part + b * t * C, v + (b * N + t0) * C, t * C * sizeof *part);
     return stx_input(x, part, B, t, C, 0);

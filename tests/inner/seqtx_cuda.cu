@@ -82,6 +82,6 @@ int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
                        "stx__attn_bwd_diagonals<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP,
                        c.bq, c.bk, 0, c.threads, c.shared_diagonals, c.more_diagonals);
     }
-    stx_block_activations_free(x, p);
+    stx_block_device_free(x, p);
     return n;
 }
