@@ -513,7 +513,7 @@ typedef struct stx_tensor {
     size_t    view_offset;  /* first element of that view */
     size_t    padding;      /* zeros after the elements of a parameter, which kernels read
                                and nothing writes; see PADDED LOGITS */
-    int       backward_ran; /* 1: a backward pass has removed its op from the tape */
+    int       op_removed;   /* 1: a backward pass has removed its op from the tape */
 } stx_tensor;
 
 /* Token ids (B,T), on the host and on the device; on a CPU both are the same memory. ops
@@ -521,7 +521,7 @@ typedef struct stx_tensor {
 typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
-    size_t   checked_max;   /* smallest number of rows or classes of an op that used the
+    size_t   id_limit;      /* smallest number of rows or classes of an op that used the
                                ids; 0: none yet */
     int      ignores;       /* 1: every op so far ignored ignored_id, which may be out of
                                range; -1: an op did not; 0: none yet */
@@ -595,7 +595,7 @@ typedef struct stx_params {
     const char **name;                  /* [count] */
     stx_real    *grads;                 /* the block of stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
-    void        *grads_memory;          /* the arena of the gradients */
+    void        *grads_arena;           /* the arena of the gradients */
     int          in_use;                /* 1: an optimiser holds their addresses */
     struct stx__buckets *buckets;       /* progress of the gradient exchange, see >>group */
     struct stx_params *next;            /* next list of the context */
@@ -3505,7 +3505,7 @@ struct stx_ctx {
         stx__free_grad *free_grads, *free_entries;
         uint64_t steps_begun; /* calls of stx_begin, plus one */
         /* during the backward pass of a recomputed function: where its memory begins */
-        const struct stx__mark *inner;
+        const struct stx__mark *recompute_mark;
         /* during its first run: the gradients that it will add to */
         struct stx__uses *uses;
     } tape;
@@ -3707,7 +3707,7 @@ static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
     const stx_params *p;
     size_t n = 0;
     for (p = x->lists; p; p = p->next) {
-        const stx__arena *a = (const stx__arena *)p->grads_memory;
+        const stx__arena *a = (const stx__arena *)p->grads_arena;
         n += reserved ? a->reserved : a->used;
     }
     return n;
@@ -3956,21 +3956,29 @@ static void stx__zero(stx_ctx *x, void *p, size_t bytes) {
 
 /* The kinds of device memory: activations and f32 values of a step, parameters, and state
    that lives as long as the context. A CPU has two arenas for all of them. */
-enum { STX__STEP, STX__STEP_FULL, STX__PARAM, STX__STATE };
+enum { STX__STEP_ACTIVATIONS, STX__STEP_F32, STX__PARAM, STX__STATE };
+
+static int stx__step_kind(int is_f32) {
+    return is_f32 ? STX__STEP_F32 : STX__STEP_ACTIVATIONS;
+}
+
+static int stx__is_of_step(int where) {
+    return where == STX__STEP_ACTIVATIONS || where == STX__STEP_F32;
+}
 
 static stx__arena *stx__arena_of(stx_ctx *x, int where) {
     if (!stx__on_gpu(x))
-        return where == STX__STEP || where == STX__STEP_FULL ? &x->mem.step : &x->mem.keep;
+        return stx__is_of_step(where) ? &x->mem.step : &x->mem.keep;
     switch (where) {
-    case STX__STEP: return &x->mem.dev_step;
-    case STX__STEP_FULL: return &x->mem.dev_bytes;
+    case STX__STEP_ACTIVATIONS: return &x->mem.dev_step;
+    case STX__STEP_F32: return &x->mem.dev_bytes;
     case STX__PARAM: return &x->mem.dev_params;
     default: return &x->mem.dev_keep;
     }
 }
 
 static size_t stx__element_size(const stx_ctx *x, int where) {
-    return where == STX__STEP && stx__stores_bf16(x) ? 2 : sizeof(stx_real);
+    return where == STX__STEP_ACTIVATIONS && stx__stores_bf16(x) ? 2 : sizeof(stx_real);
 }
 
 /* A zeroed device block of n elements: f32, or the type of activations. */
@@ -3978,7 +3986,7 @@ static stx_real *stx__block_of(stx_ctx *x, size_t n, int is_f32) {
     stx__dev_block *b;
     size_t bytes;
     if (!x || x->error.code) return NULL;
-    bytes = stx_bytes_of(n, stx__element_size(x, is_f32 ? STX__STEP_FULL : STX__STEP), 1);
+    bytes = stx_bytes_of(n, stx__element_size(x, stx__step_kind(is_f32)), 1);
     if (!stx__on_gpu(x)) {
         stx_real *p = (stx_real *)stx__block_raw(x, bytes);
         if (p && !x->desc.dry) memset(p, 0, bytes);
@@ -4065,11 +4073,11 @@ static void *stx__zeroed_bytes(stx_ctx *x, int where, size_t bytes) {
 }
 
 STX_DEF stx_real *stx_step_activations(stx_ctx *x, size_t n) {
-    return x ? stx__alloc_elements(x, STX__STEP, n) : NULL;
+    return x ? stx__alloc_elements(x, STX__STEP_ACTIVATIONS, n) : NULL;
 }
 
 STX_DEF void *stx_step_device_bytes(stx_ctx *x, size_t n) {
-    return x ? stx__arena_alloc(x, stx__arena_of(x, STX__STEP_FULL), n) : NULL;
+    return x ? stx__arena_alloc(x, stx__arena_of(x, STX__STEP_F32), n) : NULL;
 }
 
 STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i) {
@@ -4214,10 +4222,10 @@ static uint32_t stx__keep16(stx_real p) {
 
 // >>tensors
 
-/* A tensor with `padding` more elements after its own. where: STX__STEP .. */
+/* A tensor with `padding` more elements after its own. where: the kind of device memory,
+   such as STX__STEP_ACTIVATIONS. */
 static stx_tensor *stx__tensor_padded(stx_ctx *x, int where, int ndim, const size_t *dim,
                                       size_t padding) {
-    const int of_step = where == STX__STEP || where == STX__STEP_FULL;
     stx_tensor *t;
     size_t n = 1;
     int i;
@@ -4231,10 +4239,11 @@ static stx_tensor *stx__tensor_padded(stx_ctx *x, int where, int ndim, const siz
         n *= dim[i];
     }
 
-    t = (stx_tensor *)stx__arena_alloc(x, of_step ? &x->mem.step : &x->mem.keep, sizeof *t);
+    t = (stx_tensor *)stx__arena_alloc(x, stx__is_of_step(where) ? &x->mem.step : &x->mem.keep,
+                                       sizeof *t);
     if (!t) return NULL;
     memset(t, 0, sizeof *t);
-    t->is_f32 = where != STX__STEP;
+    t->is_f32 = where != STX__STEP_ACTIVATIONS;
     t->ndim = ndim;
     for (i = 0; i < ndim; i++) t->dim[i] = dim[i];
     t->size = n;
@@ -4249,7 +4258,7 @@ static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *di
 
 /* A new tensor with the shape and type of a. */
 static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) {
-    return stx__tensor(x, a->is_f32 ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim);
+    return stx__tensor(x, stx__step_kind(a->is_f32), a->ndim, a->dim);
 }
 
 static size_t stx__last(const stx_tensor *t) {
@@ -4298,7 +4307,7 @@ static const char *stx__shape(const stx_tensor *t, char *buf) {
 /* Copies n elements within the device. is_f32: they are not stored as activations. The
    ranges may overlap on a CPU, but not on a GPU. */
 static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int is_f32) {
-    size_t bytes = n * stx__element_size(x, is_f32 ? STX__STEP_FULL : STX__STEP);
+    size_t bytes = n * stx__element_size(x, stx__step_kind(is_f32));
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         stx_cuda_copy(x, to, from, bytes);
@@ -4344,11 +4353,11 @@ static stx_tensor *stx__new(stx_ctx *x, const char *op, int where, size_t d0, si
 }
 
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
-    return stx__new(x, "stx_new", STX__STEP, d0, d1, d2, d3);
+    return stx__new(x, "stx_new", STX__STEP_ACTIVATIONS, d0, d1, d2, d3);
 }
 
 STX_DEF stx_tensor *stx_new_f32(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
-    return stx__new(x, "stx_new_f32", STX__STEP_FULL, d0, d1, d2, d3);
+    return stx__new(x, "stx_new_f32", STX__STEP_F32, d0, d1, d2, d3);
 }
 
 STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2,
@@ -4356,7 +4365,7 @@ STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_
     stx_tensor *t;
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, data, STX_ERR_ARG, "stx_input: data: expected the tensor's elements, got NULL");
-    t = stx__new(x, "stx_input", STX__STEP, d0, d1, d2, d3);
+    t = stx__new(x, "stx_input", STX__STEP_ACTIVATIONS, d0, d1, d2, d3);
     if (t) stx_set(x, t, data);
     return t;
 }
@@ -4425,7 +4434,7 @@ STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T)
 
     memcpy(t->data, data, B * T * sizeof *data);
     t->device = stx__ids_device(x, t->data, B * T);
-    t->checked_max = 0;
+    t->id_limit = 0;
     t->ignores = 0;
     t->B = B;
     t->T = T;
@@ -4452,7 +4461,7 @@ STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
    ignore it. */
 static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *how) {
     stx_ids *t = (stx_ids *)(uintptr_t)ids;
-    if (!t->checked_max || n < t->checked_max) t->checked_max = n;
+    if (!t->id_limit || n < t->id_limit) t->id_limit = n;
     if (!how || !how->ignore || (t->ignores == 1 && t->ignored_id != how->ignored_id))
         t->ignores = -1;
     if (t->ignores < 0) return;
@@ -4472,12 +4481,12 @@ static int stx__is_ignored(const stx_token_loss *how, int32_t id) {
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     size_t i;
     if (!stx_ok(x) || !ids || !data) return;
-    for (i = 0; ids->checked_max && i < ids->B * ids->T; i++) {
+    for (i = 0; ids->id_limit && i < ids->B * ids->T; i++) {
         const int ignored = ids->ignores == 1 && data[i] == ids->ignored_id;
-        if (ignored || (data[i] >= 0 && (size_t)data[i] < ids->checked_max)) continue;
+        if (ignored || (data[i] >= 0 && (size_t)data[i] < ids->id_limit)) continue;
         stx_fail(x, STX_ERR_ARG,
                  "stx_tokens_set: id at position %zu: expected 0 to %zu, got %ld: check the "
-                 "vocabulary size", i, ids->checked_max - 1, (long)data[i]);
+                 "vocabulary size", i, ids->id_limit - 1, (long)data[i]);
         return;
     }
     memcpy(ids->data, data, ids->B * ids->T * sizeof *data);
@@ -4493,7 +4502,7 @@ static void stx__forget_steps(stx_ctx *x) {
     x->replay.status[0] = 0;
 }
 
-static void stx__grads_arena(stx_ctx *x, stx__arena *a) {
+static void stx__grads_arena_init(stx_ctx *x, stx__arena *a) {
     memset(a, 0, sizeof *a);
     a->name = "persistent arena";
     a->kind = stx__arena_of(x, STX__STATE)->kind;
@@ -4503,9 +4512,9 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x) {
     stx_params *p = (stx_params *)stx_persist(x, sizeof *p);
     stx__arena *a = (stx__arena *)stx_persist(x, sizeof *a);
     if (!p || !a) return NULL;
-    stx__grads_arena(x, a);
+    stx__grads_arena_init(x, a);
     p->ctx = x;
-    p->grads_memory = a;
+    p->grads_arena = a;
     p->next = x->lists;
     x->lists = p;
     return p;
@@ -4526,10 +4535,10 @@ static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
 /* Moves all gradients of a list to one contiguous buffer. */
 static int stx__grads_join(stx_params *p) {
     stx_ctx *x = p->ctx;
-    stx__arena joined, *a = (stx__arena *)p->grads_memory;
+    stx__arena joined, *a = (stx__arena *)p->grads_arena;
     stx_real *g;
     size_t i, total = 0;
-    stx__grads_arena(x, &joined);
+    stx__grads_arena_init(x, &joined);
     for (i = 0; i < p->count; i++) total += stx__grad_padded(p->tensor[i]);
     g = stx__grads_alloc(x, &joined, total);
     if (!g) return 0;
@@ -4652,7 +4661,7 @@ static stx_tensor *stx__param_of_reserve(stx_params *p, int ndim, const size_t *
    It is taken from the reserve if it fits. */
 static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, size_t padding) {
     stx_ctx *x = p->ctx;
-    stx__arena *grads = (stx__arena *)p->grads_memory;
+    stx__arena *grads = (stx__arena *)p->grads_arena;
     stx_tensor *t;
     size_t n = 1;
     int i;
@@ -4840,7 +4849,7 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
    has reached are dropped as well. */
 
 /* Parameters and their views have gradients that outlive the step. */
-static int stx__is_param(const stx_tensor *t) {
+static int stx__has_param_grad(const stx_tensor *t) {
     return t->is_param || t->view_of;
 }
 
@@ -4858,7 +4867,7 @@ typedef struct stx__uses {
 static void stx__add_uses(stx__uses *u, stx_tensor *const *in, int count) {
     int i;
     for (i = 0; i < count; i++) {
-        if (!in[i] || !stx__is_param(in[i])) continue;
+        if (!in[i] || !stx__has_param_grad(in[i])) continue;
         if (!u->lo || in[i]->grad < u->lo) u->lo = in[i]->grad;
         if (in[i]->grad + in[i]->size > u->hi) u->hi = in[i]->grad + in[i]->size;
     }
@@ -4904,7 +4913,7 @@ static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *
    there is one. is_f32: f32, also if activations are stored as bf16. */
 static stx_real *stx__grad_take(stx_ctx *x, size_t n, int is_f32) {
     stx__free_grad **link, *f;
-    const size_t bytes = n * stx__element_size(x, is_f32 ? STX__STEP_FULL : STX__STEP);
+    const size_t bytes = n * stx__element_size(x, stx__step_kind(is_f32));
     const int kind = stx__stores_bf16(x) && is_f32; /* else all buffers are of one kind */
     for (link = &x->tape.free_grads; *link; link = &(*link)->next) {
         f = *link;
@@ -4914,7 +4923,7 @@ static stx_real *stx__grad_take(stx_ctx *x, size_t n, int is_f32) {
         x->tape.free_entries = f;
         return (stx_real *)f->p;
     }
-    return stx__alloc_elements(x, kind ? STX__STEP_FULL : STX__STEP, n);
+    return stx__alloc_elements(x, stx__step_kind(kind), n);
 }
 
 /* Returns a gradient of n elements to the free buffers. */
@@ -4927,7 +4936,7 @@ static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int is_f32) {
         f = (stx__free_grad *)stx__arena_alloc(x, &x->mem.step, sizeof *f);
     if (!f) return;
     f->p = g;
-    f->bytes = n * stx__element_size(x, is_f32 ? STX__STEP_FULL : STX__STEP);
+    f->bytes = n * stx__element_size(x, stx__step_kind(is_f32));
     f->is_f32 = stx__stores_bf16(x) && is_f32;
     f->next = x->tape.free_grads;
     x->tape.free_grads = f;
@@ -4943,7 +4952,7 @@ typedef struct stx__mark {
 /* A gradient that is created during the backward pass of stx_recompute is freed when that
    ends. Returns 1 and sets an error if t was created before, and would lose it. */
 static int stx__loses_gradient(stx_ctx *x, const stx_tensor *t) {
-    const stx__mark *mark = x->tape.inner;
+    const stx__mark *mark = x->tape.recompute_mark;
     const stx__chunk *c;
     const char *p = (const char *)t;
     char s[96];
@@ -4973,7 +4982,7 @@ static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *f
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
     if (t->view_of) t->grad = stx__param_grad(x, t);
-    if (t->backward_ran) {
+    if (t->op_removed) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_backward: a gradient reaches a tensor whose op was removed by an earlier "
                  "backward pass of this step, and would be lost: call stx_backward once per step, "
@@ -5090,8 +5099,8 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x) {
 
 /* After the backward function of the op of t: the gradient of t is dead, because all its
    readers have run, and its buffer is recycled. */
-static void stx__grad_done(stx_ctx *x, stx_tensor *t) {
-    t->backward_ran = 1;
+static void stx__output_done(stx_ctx *x, stx_tensor *t) {
+    t->op_removed = 1;
     /* stx__token_loss_back can make the logits their own gradient: not recycled */
     if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->is_f32);
     t->grad = NULL;
@@ -5119,7 +5128,7 @@ static void stx__defer_sums(stx_ctx *x, int by) {
    nodes on the tape. */
 static void stx__run_backward(stx_ctx *x) {
     const int recording = x->tape.recording;
-    const int sending = x->group.sending && !x->tape.inner;
+    const int sending = x->group.sending && !x->tape.recompute_mark;
     size_t left = sending ? x->group.ops->backward_begin(x) : 0;
     x->tape.recording = 0;
     stx__defer_sums(x, 1);
@@ -5131,9 +5140,9 @@ static void stx__run_backward(stx_ctx *x) {
         x->tape.last = n->prev;
         for (i = 0; i < STX_MAX_MORE; i++) has_grad |= n->more[i] && n->more[i]->grad;
         if (has_grad) n->back(x, n);
-        stx__grad_done(x, n->y);
+        stx__output_done(x, n->y);
         for (i = 0; i < STX_MAX_MORE; i++)
-            if (n->more[i]) stx__grad_done(x, n->more[i]);
+            if (n->more[i]) stx__output_done(x, n->more[i]);
     }
 
     stx__defer_sums(x, -1);
@@ -5275,7 +5284,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx_tensor leaf[STX__RECOMPUTE_INS], *in[STX__RECOMPUTE_INS];
     stx_tensor *y, *more[STX_MAX_MORE] = {NULL};
     stx__node *outer_tape = x->tape.last;
-    const stx__mark *outer_inner = x->tape.inner;
+    const stx__mark *outer_mark = x->tape.recompute_mark;
     stx__free_grad *free_grads, *free_entries;
     const uint64_t op = x->rng.op;
     stx__mark mark;
@@ -5287,7 +5296,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     }
 
     mark = stx__step_mark(x);
-    x->tape.inner = &mark;
+    x->tape.recompute_mark = &mark;
     /* separate lists of free gradients: these are in memory that is released below */
     free_grads = x->tape.free_grads;
     free_entries = x->tape.free_entries;
@@ -5304,7 +5313,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     x->tape.recording = 0;
     x->rng.op = op;
     x->tape.last = outer_tape;
-    x->tape.inner = outer_inner;
+    x->tape.recompute_mark = outer_mark;
     x->tape.free_grads = free_grads;
     x->tape.free_entries = free_entries;
     stx__step_release(x, mark);
@@ -5312,7 +5321,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
 
 /* Memory for the elements of t in the step arena. */
 static stx_real *stx__alloc_like(stx_ctx *x, const stx_tensor *t) {
-    return stx__alloc_elements(x, t->is_f32 ? STX__STEP_FULL : STX__STEP, t->size);
+    return stx__alloc_elements(x, stx__step_kind(t->is_f32), t->size);
 }
 
 /* Turns result t, whose elements are at t->data, into a tensor of the outer tape. */
@@ -5321,7 +5330,7 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
     if (!out) return NULL;
     *out = *t;
     out->grad = NULL;
-    out->is_param = out->is_leaf = out->backward_ran = 0;
+    out->is_param = out->is_leaf = out->op_removed = 0;
     out->view_of = NULL;
     out->padding = 0;
     out->data = stx__alloc_like(x, t);
@@ -7238,7 +7247,7 @@ static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     a.s = n->in[0]->data;
     a.dy = n->y->grad;
     a.accumulate_ds = a.ds && !fresh;
-    a.deferred = stx__is_param(n->in[1]) && stx__is_param(n->in[2]);
+    a.deferred = stx__has_param_grad(n->in[1]) && stx__has_param_grad(n->in[2]);
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
 }
 
@@ -7300,8 +7309,8 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     if (x->error.code) return;
 
     a.dy = n->y->grad;
-    a.deferred = stx__is_param(n->in[2]) && stx__is_param(n->in[3])
-                 && (!bias || stx__is_param(bias));
+    a.deferred = stx__has_param_grad(n->in[2]) && stx__has_param_grad(n->in[3])
+                 && (!bias || stx__has_param_grad(bias));
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
 
     if (separate_f && df) STX_RUN(x, stx_axpy, (x, df, separate_f, size, 1, 1));
@@ -7346,7 +7355,7 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
     a.shift = shift->data;
     a.bias = b ? b->data : NULL;
     a.y = y->data;
-    a.s = stx__alloc_elements(x, h->is_f32 ? STX__STEP_FULL : STX__STEP, h->size);
+    a.s = stx__alloc_elements(x, stx__step_kind(h->is_f32), h->size);
     a.mean = (stx_real *)stx_step_device_bytes(x, 2 * a.N * sizeof(stx_real));
     if (!a.s || !a.mean) return NULL;
     a.rstd = a.mean + a.N;
@@ -7438,22 +7447,22 @@ STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *STX_RESTRICT ds,
                                       const stx_real *STX_RESTRICT s,
                                       const stx_real *STX_RESTRICT gain, size_t C, stx_real mean,
                                       stx_real rstd, int accumulate) {
-    stx_real lane_g[16] = {0}, lane_q[16] = {0};    /* sums of g and of g (s - mean) */
-    stx_real sum_g = 0, sum_q = 0, mean_g, k;
+    stx_real lane_g[16] = {0}, lane_gs[16] = {0};   /* sums of g and of g (s - mean) */
+    stx_real sum_g = 0, sum_gs = 0, mean_g, k;
     size_t c, e;
     for (c = 0; c + 16 <= C; c += 16)
         for (e = 0; e < 16; e++) {
             const stx_real g = dy[c + e] * gain[c + e];
             lane_g[e] += g;
-            lane_q[e] = STX_FMA(fma, g, s[c + e] - mean, lane_q[e]);
+            lane_gs[e] = STX_FMA(fma, g, s[c + e] - mean, lane_gs[e]);
         }
     for (; c < C; c++) {
         const stx_real g = dy[c] * gain[c];
         sum_g += g;
-        sum_q = STX_FMA(fma, g, s[c] - mean, sum_q);
+        sum_gs = STX_FMA(fma, g, s[c] - mean, sum_gs);
     }
     mean_g = (sum_g + stx_fast_lanes(lane_g)) / (stx_real)C;
-    k = (sum_q + stx_fast_lanes(lane_q)) * rstd * rstd / (stx_real)C;
+    k = (sum_gs + stx_fast_lanes(lane_gs)) * rstd * rstd / (stx_real)C;
 
     if (accumulate)
         for (c = 0; c < C; c++)
@@ -7566,7 +7575,7 @@ static stx_tensor *stx__lookup(stx_ctx *x, stx_tensor *table, const int32_t *ids
                                int ndim, const size_t *dim) {
     stx__embedding_save s;
     stx__node *node;
-    stx_tensor *y = stx__tensor(x, STX__STEP, ndim, dim);
+    stx_tensor *y = stx__tensor(x, STX__STEP_ACTIVATIONS, ndim, dim);
     if (!y) return NULL;
     s.ids = ids;
     s.N = N;
@@ -7685,7 +7694,7 @@ static stx_tensor *stx__new_channels(stx_ctx *x, const stx_tensor *a, size_t C) 
     size_t dim[STX_MAX_DIM];
     memcpy(dim, a->dim, sizeof dim);
     dim[a->ndim - 1] = C;
-    return stx__tensor(x, STX__STEP, a->ndim, dim);
+    return stx__tensor(x, STX__STEP_ACTIVATIONS, a->ndim, dim);
 }
 
 /* Concatenation over time (rows = B, w = T C) and over channels (rows = N, w = C) are the
@@ -7868,7 +7877,7 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
 /* y is a view of a from element `at` on. If a is a parameter, the gradient of y is that
    part of a's gradient: ops add to it directly and y needs no node. Then returns 1. */
 static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor *a, size_t at) {
-    if (!x->tape.recording || !stx__is_param(a) || !a->needs_grad || !a->grad) return 0;
+    if (!x->tape.recording || !stx__has_param_grad(a) || !a->needs_grad || !a->grad) return 0;
     y->view_of = a->view_of ? a->view_of : a;
     y->view_offset = a->view_of ? a->view_offset + at : at;
     y->grad = stx_offset_ptr(x, y->view_of->grad, y->view_offset);
@@ -10939,7 +10948,7 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
     memcpy(dim, a->dim, sizeof dim);
     dim[a->ndim - 2] = s.M;
     dim[a->ndim - 1] = s.N;
-    y = stx__tensor(x, STX__STEP, a->ndim, dim);
+    y = stx__tensor(x, STX__STEP_ACTIVATIONS, a->ndim, dim);
     if (!y) return NULL;
 
     g = stx_gemm_init(ta, tb, s.M, s.N, s.K, a->data, b->data, y->data);
@@ -10961,7 +10970,8 @@ typedef struct stx__linear_save {
 /* The flag `deferred` of stx_linear_bwd_args: gradients of parameters can be summed
    later. */
 static int stx__linear_deferred(const stx_tensor *W, const stx_tensor *b) {
-    return (b && stx__is_param(b) ? STX_DEFER_DB : 0) | (stx__is_param(W) ? STX_DEFER_DW : 0);
+    return (b && stx__has_param_grad(b) ? STX_DEFER_DB : 0)
+           | (stx__has_param_grad(W) ? STX_DEFER_DW : 0);
 }
 
 static void stx__linear_back(stx_ctx *x, stx__node *n) {
@@ -11114,7 +11124,7 @@ static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
     int i;
     if (count == 1) return t[0];
     for (i = 0; i < count; i++) {
-        if (!stx__is_param(t[i]) || t[i]->needs_grad != t[0]->needs_grad
+        if (!stx__has_param_grad(t[i]) || t[i]->needs_grad != t[0]->needs_grad
             || stx__packed_at(x, t[i]->data))
             return NULL;
         if (!i) continue;
@@ -11698,7 +11708,7 @@ STX_DEF void stx_bias_act_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_
 
 static stx_tensor *stx__scalar_new(stx_ctx *x) {
     const size_t one = 1;
-    return stx__tensor(x, STX__STEP_FULL, 1, &one);
+    return stx__tensor(x, STX__STEP_F32, 1, &one);
 }
 
 typedef struct stx__scalar {
@@ -12842,7 +12852,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     dim[0] = s.q->dim[0];
     dim[1] = s.q->dim[1];
     dim[2] = s.C;
-    y = stx__tensor(x, s.q->is_f32 ? STX__STEP_FULL : STX__STEP, 3, dim);
+    y = stx__tensor(x, stx__step_kind(s.q->is_f32), 3, dim);
     a = (stx_attention_args *)stx_step_host_bytes(x, sizeof *a);
     if (!y || !a) return NULL;
     stx__attention_resolve(x, in, d, &s, a);
@@ -15580,7 +15590,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     recording = x->tape.recording;
     x->tape.recording = 0;
     h = stx_reshape(x, h, k.N, stx__last(h), 0, 0);
-    out = stx__tensor(x, STX__STEP_FULL, 2, dim);
+    out = stx__tensor(x, STX__STEP_F32, 2, dim);
     k.gate = (stx_real *)stx_step_device_bytes(x, k.N * k.K * sizeof *k.gate);
     for (c = 0; c < a->clusters; c++) {
         size_t w;
@@ -16033,7 +16043,7 @@ static size_t stx__backward_begin(stx_ctx *x) {
     for (node = x->tape.last, k = nodes; node; node = node->prev) {
         k--;
         for (i = 0; i < STX__INS; i++)
-            if (node->in[i] && stx__is_param(node->in[i])) {
+            if (node->in[i] && stx__has_param_grad(node->in[i])) {
                 const stx_real *g = stx__param_grad(x, node->in[i]);
                 stx__bucket_used(p, g, g + node->in[i]->size, k);
             }
@@ -17708,7 +17718,7 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
 
 static void stx__grads_free(stx_ctx *x) {
     for (; x->lists; x->lists = x->lists->next)
-        stx__arena_free(x, (stx__arena *)x->lists->grads_memory);
+        stx__arena_free(x, (stx__arena *)x->lists->grads_arena);
 }
 
 STX_DEF void stx_destroy(stx_ctx *x) {
