@@ -958,10 +958,10 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
    layernorm(h), and s, bias and drop are not used. backward reads dy, s (h if f was
    NULL), mean, rstd and gain:
        ds  = gradient of s, which is also that of h; += with accumulate_ds
-       df  = dropout(gradient of s); += with accumulate
+       df  = dropout(gradient of s); += with accumulate_df
        dgain, dshift += ..; dbias += sum of the rows of df
-   The gradients may be NULL. dbias requires df, other than ds. accumulate must be 0 with
-   dbias, with accumulate_ds, and if ds is NULL. */
+   The gradients may be NULL. dbias requires df, other than ds. accumulate_df must be 0
+   with dbias, with accumulate_ds, and if ds is NULL. */
 typedef struct stx_residual_norm_args {
     size_t N, C;
     stx_real eps, drop;                     /* drop: probability; 0: no dropout */
@@ -973,7 +973,7 @@ typedef struct stx_residual_norm_args {
     const stx_real *dy;                     /* (N,C) */
     stx_real *ds, *df;                      /* (N,C) */
     stx_real *dgain, *dshift, *dbias;       /* (C) */
-    int accumulate, accumulate_ds;          /* df +=, ds += */
+    int accumulate_df, accumulate_ds;       /* df +=, ds += */
     int deferred;                           /* dgain, dshift and dbias belong to parameters,
                                                see stx_linear_bwd_args */
 } stx_residual_norm_args;
@@ -6367,7 +6367,8 @@ static stx_tensor *stx__result_like(stx_ctx *x, const stx_tensor *a) {
 }
 
 /* Stores a copy of what the backward function of an op needs in the op's node. node is
-   NULL if the op was not recorded. Returns 0 after an error. */
+   NULL if the op was not recorded; then there is nothing to store. Returns 1, or 0 after
+   an error. */
 static int stx__save(stx_ctx *x, stx__node *node, const void *save, size_t bytes) {
     if (!stx_ok(x)) return 0;
     if (!node) return 1;
@@ -7212,6 +7213,8 @@ STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, c
 
 // >>layernorm
 
+/* stx_layernorm is stx_residual_norm without f; both run the same kernels. */
+
 /* eps of a layer norm: 0 selects the default. */
 static stx_real stx__norm_eps(double eps) {
     return (stx_real)(eps > 0 ? eps : 1e-5);
@@ -7236,7 +7239,8 @@ static int stx__norm_fits(stx_ctx *x, const char *op, const stx_tensor *in, cons
     return 1;
 }
 
-/* Backward of stx_layernorm: that of stx_residual_norm for s = h, with h's gradient. */
+/* Backward of stx_layernorm: the kernel of stx_residual_norm without f. s, the input of
+   the norm, is then h itself, and ds is the gradient of h. */
 static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a = *(const stx_residual_norm_args *)n->save;
     int fresh;
@@ -7301,11 +7305,11 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
 
     if (a.dbias && !fresh_f) separate_f = stx__grad_take(x, size, f->is_f32);
     a.df = separate_f ? separate_f : df;
-    a.accumulate = df && !fresh_f && !separate_f;
-    a.accumulate_ds = dh && !fresh_h && !a.accumulate && dh != a.df;
-    if (!(fresh_h || a.accumulate_ds) && (dh || !a.df || a.accumulate))
-        separate_s = stx__grad_take(x, size, n->y->is_f32);
-    a.ds = fresh_h || a.accumulate_ds ? dh : separate_s;
+    a.accumulate_df = df && !fresh_f && !separate_f;
+    a.accumulate_ds = dh && !fresh_h && !a.accumulate_df && dh != a.df;
+    a.ds = fresh_h || a.accumulate_ds ? dh : NULL;
+    if (!a.ds && (dh || a.accumulate_df))
+        a.ds = separate_s = stx__grad_take(x, size, n->y->is_f32);
     if (x->error.code) return;
 
     a.dy = n->y->grad;
@@ -7398,7 +7402,8 @@ STX_INNER void stx__residual_row(stx_real *STX_RESTRICT s, const stx_real *STX_R
         for (c = 0; c < C; c++) s[c] = h[c] + f[c];
 }
 
-/* Row by row, while a row is in the nearest cache. With dropout, s is already there. */
+/* Adds and normalises each row while it is in the nearest cache. With dropout, s has
+   already been computed. */
 STX_INNER void stx__residual_norm_loop(int fma, const stx_share *s, const void *job) {
     const stx_residual_norm_args *a = (const stx_residual_norm_args *)job;
     size_t n, at;
@@ -7413,7 +7418,7 @@ STX_INNER void stx__residual_norm_loop(int fma, const stx_share *s, const void *
 
 STX_LOOP(stx__residual_norm_loop)
 
-/* dropout with the mask of a, y (+)= from mask / keep */
+/* y = from mask / keep, or y += with accumulate, with the dropout mask of a */
 static void stx__residual_dropout(stx_ctx *x, const stx_residual_norm_args *a, stx_real *y,
                                   const stx_real *from, int accumulate) {
     stx_dropout_args d;
@@ -7549,9 +7554,9 @@ STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) 
 
     if (in_df && a->ds) stx_axpy(x, a->ds, j.g, n, 1, 1);
     if (a->df && a->drop > 0)
-        stx__residual_dropout(x, a, a->df, j.g, a->accumulate);
+        stx__residual_dropout(x, a, a->df, j.g, a->accumulate_df);
     else if (a->df && !in_df)
-        stx_axpy(x, a->df, j.g, n, 1, a->accumulate);
+        stx_axpy(x, a->df, j.g, n, 1, a->accumulate_df);
     if (a->dbias) stx_sum_rows(x, a->dbias, a->df, a->N, a->C);
 }
 

@@ -2398,7 +2398,7 @@ void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
     v.mean = stx__array_of(x, a->mean);
     v.rstd = stx__array_of(x, a->rstd);
     v.add_din = a->accumulate_ds;
-    v.add_df = a->accumulate;
+    v.add_df = a->accumulate_df;
     if (!a->N || !a->C) return;
 
     four = a->C % 4 == 0 && stx__aligned4(v.din) && stx__aligned4(v.df) && stx__aligned4(v.dy)

@@ -3590,11 +3590,11 @@ static void kernels_residual_norm(kernel_data *f, stx_real drop) {
     widen(f, drop > 0);
     k.ds = m;
     KERNEL(f, "residual_norm df =", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
-    k.accumulate = 1;
+    k.accumulate_df = 1;
     KERNEL(f, "residual_norm df +=", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)),
            (double)c[i] + w[i]);
     k.df = NULL;
-    k.accumulate = 0;
+    k.accumulate_df = 0;
     column_sums(f, w, dy, NULL);
     KERNEL(f, "residual_norm dshift", C, 16 + 2 * (double)N,
            (k.dshift = y, stx_residual_norm_bwd(x, &k)), (double)c[i] + w[i]);

@@ -302,7 +302,7 @@ static stx_residual_norm_args residual_args(const rows *r, int device, int bias,
         k.bias = row_data(r, device, R_BIAS);
         k.dbias = row_data(r, device, R_DBIAS);
     }
-    k.accumulate = accumulate;
+    k.accumulate_df = accumulate;
     return k;
 }
 
@@ -426,7 +426,7 @@ static void test_residual_norm(const rows *r) {
         arr_check("residual_norm dshift", dshift, 4e-6);
     }
     kc.df = kg.df = NULL;
-    kc.accumulate = kg.accumulate = 0;
+    kc.accumulate_df = kg.accumulate_df = 0;
     BOTH(stx_residual_norm_bwd, (cx, &kc), (gx, &kg));
     arr_check("residual_norm ds only", d, norm_tol(r->C));
 }
