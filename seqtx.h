@@ -686,10 +686,12 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
                                int count);
 
 /* Records a new op on the tape: y, made by stx_new, is a function of in[0..count), at
-   most 9 tensors, of which some may be NULL. When stx_backward has completed y->grad, it
-   calls back, which adds to the gradients that stx_grad returns. save is passed to back;
-   allocate it from the step arena. Returns 1; or 0 if no gradient will be needed, or
-   after an error, and then save need not be filled. */
+   most STX_MAX_INS tensors, of which some may be NULL. When stx_backward has completed
+   y->grad, it calls back, which adds to the gradients that stx_grad returns. save is
+   passed to back; allocate it from the step arena. Returns 1; or 0 if no gradient will be
+   needed, or after an error, and then save need not be filled. */
+enum { STX_MAX_INS = 9 };
+
 typedef void (*stx_back_fn)(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save);
 STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count,
                        stx_back_fn back, void *save);
@@ -713,18 +715,18 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x);
 
 /* Recomputation, or gradient checkpointing (Chen et al. 2016, 1604.06174): returns
    fn(user, in). The memory that fn used is freed, and fn runs again in the backward pass,
-   with the same random numbers. in has at most 8 tensors. fn must depend only on user, in
-   and the parameters, and must not change any state. If it reads any other tensor that
-   requires a gradient, the backward pass fails: pass such tensors in `in`, or use
-   stx_detach.
+   with the same random numbers. in has at most STX_MAX_RECOMPUTE_INS tensors. fn must
+   depend only on user, in and the parameters, and must not change any state. If it reads
+   any other tensor that requires a gradient, the backward pass fails: pass such tensors
+   in `in`, or use stx_detach.
 
    fn can have `more` further results, at most STX_MAX_MORE. It puts them into out[0 ..
    more-1], which are NULL at first and may stay so, and stx_recompute returns them in its
    own out. Gradients reach all results. With more = 0, out may be NULL.
 
-   The families offer this by layers: see recompute_layers in their descs, and
+   The model families offer this per layer: see recompute_layers in their descs, and
    stx_lm.recompute. */
-enum { STX_MAX_MORE = 3 };
+enum { STX_MAX_MORE = 3, STX_MAX_RECOMPUTE_INS = 8 };
 
 typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in,
                                         stx_tensor **out);
@@ -3372,15 +3374,17 @@ static int stx__guarded(const stx__arena *a) {
     return a->kind == STX__HOST || STX__DEVICE_SHADOW;
 }
 
-/* Precedes the data of every stx_block. It takes one cache line, so that the data stay
-   aligned. */
+/* The head of a stx_block is in the cache line before its data, which are aligned. */
+enum { STX__BLOCK_HEAD = 64 };
+
 typedef struct stx__block_head {
     struct stx__block_head *prev, *next;
     void *raw;
     size_t size;
 } stx__block_head;
 
-enum { STX__INS = 12 }; /* most inputs of an op; attention has that many */
+enum { STX__INS = 12 }; /* most inputs of an op: those of attention. At least STX_MAX_INS
+                           and STX_MAX_RECOMPUTE_INS */
 
 /* One op on the tape: its outputs, its inputs and its backward function. Most ops have
    the single output y. */
@@ -4876,7 +4880,7 @@ static void stx__add_uses(stx__uses *u, stx_tensor *const *in, int count) {
 /* Records y on the tape if one of its inputs requires a gradient. Returns NULL if none
    does, or after an error. */
 static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *),
-                              stx_tensor **in, int count) {
+                              stx_tensor *const *in, int count) {
     stx__node *n;
     int i, need = 0;
     if (x->tape.uses) stx__add_uses(x->tape.uses, in, count);
@@ -5042,12 +5046,10 @@ STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int cou
     return stx_record_results(x, &y, 1, in, count, back, save);
 }
 
-enum { STX__USER_INS = 9 }; /* most inputs of stx_record */
-
 static int stx__check_record(stx_ctx *x, stx_tensor *const *in, int count, stx_back_fn back) {
-    if (count < 0 || count > STX__USER_INS) {
+    if (count < 0 || count > STX_MAX_INS) {
         stx_fail(x, STX_ERR_ARG, "stx_record: count: expected 0 to %d inputs, got %d",
-                 (int)STX__USER_INS, count);
+                 (int)STX_MAX_INS, count);
     } else if (count && !in) {
         stx_fail(x, STX_ERR_ARG, "stx_record: in: expected %d inputs, got NULL", count);
     } else if (!back) {
@@ -5058,7 +5060,6 @@ static int stx__check_record(stx_ctx *x, stx_tensor *const *in, int count, stx_b
 
 STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in,
                                int count, stx_back_fn back, void *save) {
-    stx_tensor *ins[STX__USER_INS];
     stx__node *n;
     stx__user_op *op;
     int i;
@@ -5072,8 +5073,7 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
         if (!y[i]) return 0;
     if (!stx__check_record(x, in, count, back)) return 0;
 
-    for (i = 0; i < count; i++) ins[i] = in[i];
-    n = stx__record(x, y[0], stx__user_back, ins, count);
+    n = stx__record(x, y[0], stx__user_back, in, count);
     if (!n) return 0;
     for (i = 1; i < results; i++) {
         n->more[i - 1] = y[i];
@@ -5257,8 +5257,6 @@ static void stx__step_release(stx_ctx *x, stx__mark m) {
     }
 }
 
-enum { STX__RECOMPUTE_INS = 8 }; /* most inputs of stx_recompute */
-
 /* What the backward pass needs to call a function again. */
 typedef struct stx__recompute_save {
     stx_recompute_fn fn;
@@ -5281,7 +5279,7 @@ static void stx__recompute_seed(stx_ctx *x, const stx_tensor *first, stx_tensor 
    of the inputs, then the backward pass over that tape, and frees its memory. */
 static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__recompute_save *s = (stx__recompute_save *)n->save;
-    stx_tensor leaf[STX__RECOMPUTE_INS], *in[STX__RECOMPUTE_INS];
+    stx_tensor leaf[STX_MAX_RECOMPUTE_INS], *in[STX_MAX_RECOMPUTE_INS];
     stx_tensor *y, *more[STX_MAX_MORE] = {NULL};
     stx__node *outer_tape = x->tape.last;
     const stx__mark *outer_mark = x->tape.recompute_mark;
@@ -5378,9 +5376,9 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, in
 
 static int stx__check_recompute(stx_ctx *x, stx_recompute_fn fn, stx_tensor **in, int count,
                                 stx_tensor **out, int more) {
-    if (count < 0 || count > STX__RECOMPUTE_INS) {
+    if (count < 0 || count > STX_MAX_RECOMPUTE_INS) {
         stx_fail(x, STX_ERR_ARG, "stx_recompute: count: expected 0 to %d inputs, got %d",
-                 (int)STX__RECOMPUTE_INS, count);
+                 (int)STX_MAX_RECOMPUTE_INS, count);
     } else if (more < 0 || more > STX_MAX_MORE) {
         stx_fail(x, STX_ERR_ARG, "stx_recompute: more: expected 0 to %d results, got %d",
                  (int)STX_MAX_MORE, more);
