@@ -3354,6 +3354,10 @@ void __asan_unpoison_memory_region(void const volatile *addr, size_t size);
   #define STX__DEVICE_SHADOW 0
 #endif
 
+/* More bytes than heads, red zones and alignment ever add to an allocation: larger sizes
+   could overflow. */
+enum { STX__OVERHEAD = 4096 };
+
 /* A chunk of an arena. Its head is in host memory, also on a GPU. */
 typedef struct stx__chunk {
     struct stx__chunk *next;
@@ -3847,7 +3851,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     size_t need;
     char *p;
     if (x->error.code) return NULL;
-    if (n > SIZE_MAX - 4096) {
+    if (n > SIZE_MAX - STX__OVERHEAD) {
         stx_fail(x, STX_ERR_MEMORY, "%s: a size overflows: use smaller dimensions", a->name);
         return NULL;
     }
@@ -3905,11 +3909,11 @@ static void *stx__block_raw(stx_ctx *x, size_t n) {
     stx__block_head *h;
     void *raw;
     if (!x || x->error.code) return NULL;
-    if (n > SIZE_MAX - 4096) {
+    if (n > SIZE_MAX - STX__OVERHEAD) {
         stx_fail(x, STX_ERR_MEMORY, "block: a size overflows: use smaller dimensions");
         return NULL;
     }
-    raw = stx__raw_alloc(x, n + 128, "block", STX__HOST);
+    raw = stx__raw_alloc(x, STX__BLOCK_HEAD + n, "block", STX__HOST);
     if (!raw) return NULL;
 
     h = (stx__block_head *)(void *)stx__align64(raw);
@@ -3921,7 +3925,7 @@ static void *stx__block_raw(stx_ctx *x, size_t n) {
     x->mem.blocks.prev = h;
     x->mem.block_bytes += n;
     stx__update_peak(x);
-    return (char *)h + 64;
+    return (char *)h + STX__BLOCK_HEAD;
 }
 
 STX_DEF void *stx_block(stx_ctx *x, size_t n) {
@@ -3933,7 +3937,7 @@ STX_DEF void *stx_block(stx_ctx *x, size_t n) {
 STX_DEF void stx_block_free(stx_ctx *x, void *p) {
     stx__block_head *h;
     if (!x || !p) return;
-    h = (stx__block_head *)(void *)((char *)p - 64);
+    h = (stx__block_head *)(void *)((char *)p - STX__BLOCK_HEAD);
     h->prev->next = h->next;
     h->next->prev = h->prev;
     x->mem.block_bytes -= h->size;
