@@ -595,12 +595,14 @@ typedef struct stx_params {
     const char **name;                  /* [count] */
     stx_real    *grads;                 /* the block of stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
-    void        *grads_arena;           /* the arena of the gradients */
+    struct stx__arena *grads_arena;     /* memory of the gradients */
     int          in_use;                /* 1: an optimiser holds their addresses */
     struct stx__buckets *buckets;       /* progress of the gradient exchange, see >>group */
     struct stx_params *next;            /* next list of the context */
-    stx_real    *reserve, *reserve_grads;       /* rest of stx_params_make_contiguous */
-    size_t       reserve_left, reserve_next;    /* its size; size of the next reserve */
+    /* the unused rest of a reservation (stx_params_make_contiguous) and its size; the
+       size of a reservation that the next parameter will allocate */
+    stx_real    *reserve, *reserve_grads;
+    size_t       reserve_left, reserve_next;
     ptrdiff_t    rng_offset;            /* of the next parameter: stx_params_rng_offset */
 } stx_params;
 
@@ -3715,7 +3717,7 @@ static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
     const stx_params *p;
     size_t n = 0;
     for (p = x->lists; p; p = p->next) {
-        const stx__arena *a = (const stx__arena *)p->grads_arena;
+        const stx__arena *a = p->grads_arena;
         n += reserved ? a->reserved : a->used;
     }
     return n;
@@ -4543,7 +4545,7 @@ static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
 /* Moves all gradients of a list to one contiguous buffer. */
 static int stx__grads_join(stx_params *p) {
     stx_ctx *x = p->ctx;
-    stx__arena joined, *a = (stx__arena *)p->grads_arena;
+    stx__arena joined, *a = p->grads_arena;
     stx_real *g;
     size_t i, total = 0;
     stx__grads_arena_init(x, &joined);
@@ -4669,7 +4671,7 @@ static stx_tensor *stx__param_of_reserve(stx_params *p, int ndim, const size_t *
    It is taken from the reserve if it fits. */
 static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, size_t padding) {
     stx_ctx *x = p->ctx;
-    stx__arena *grads = (stx__arena *)p->grads_arena;
+    stx__arena *grads = p->grads_arena;
     stx_tensor *t;
     size_t n = 1;
     int i;
@@ -17725,7 +17727,7 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
 
 static void stx__grads_free(stx_ctx *x) {
     for (; x->lists; x->lists = x->lists->next)
-        stx__arena_free(x, (stx__arena *)x->lists->grads_arena);
+        stx__arena_free(x, x->lists->grads_arena);
 }
 
 STX_DEF void stx_destroy(stx_ctx *x) {
