@@ -512,17 +512,18 @@ typedef struct stx_tensor {
                                            The gradient is a view as well */
     size_t    view_offset;  /* first element of that view */
     size_t    padding;      /* zeros after the elements of a parameter, which kernels read
-                               and nothing writes; see PADDED LOGITS */
+                               and nothing writes; see "Padded logits" in
+                               >>adaptive input and output */
     int       op_removed;   /* 1: a backward pass has removed its op from the tape */
 } stx_tensor;
 
-/* Token ids (B,T), on the host and on the device; on a CPU both are the same memory. ops
+/* Token ids (B,T), on the host and on the device; on a CPU both are the same memory. Ops
    check ids on the host. */
 typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
     size_t   id_limit;      /* smallest number of rows or classes of an op that used the
-                               ids; 0: none yet */
+                               ids, which are below it; 0: none yet */
     int      ignores;       /* 1: every op so far ignored ignored_id, which may be out of
                                range; -1: an op did not; 0: none yet */
     int32_t  ignored_id;
@@ -3407,7 +3408,7 @@ typedef struct stx__free_grad {
     struct stx__free_grad *next;
     void *p;
     size_t bytes;
-    int is_f32; /* allocated as f32 although activations are stored as bf16 */
+    int f32_among_bf16; /* 1: f32, while activations are stored as bf16 */
 } stx__free_grad;
 
 /* What the host reads between steps, in one device buffer and a copy of it on the host:
@@ -3461,8 +3462,10 @@ typedef struct stx__group_ops {
     void (*sum_ranks)(stx_ctx *x, double *v, size_t n);
     void (*poll)(stx_ctx *x);   /* advances what was started; NULL if that is not needed */
 
-    /* sending gradients during stx_backward: before the first node, returns the number of
-       nodes on the tape; then with the number of nodes that are left */
+    /* Gradients can be sent while stx_backward computes them. backward_begin is called
+       before the first node and returns the number of nodes on the tape; backward_step is
+       called before each node, with the number of nodes still to run, and at the end with
+       0. */
     size_t (*backward_begin)(stx_ctx *x);
     void (*backward_step)(stx_ctx *x, size_t left);
 
@@ -3510,13 +3513,16 @@ struct stx_ctx {
     } mem;
 
     struct {
-        int mode, recording;
+        int mode;        /* STX_TRAIN or STX_EVAL */
+        int recording;   /* 1: ops add nodes to the tape */
         stx__node *last; /* the newest node */
         stx__free_grad *free_grads, *free_entries;
         uint64_t steps_begun; /* calls of stx_begin, plus one */
-        /* during the backward pass of a recomputed function: where its memory begins */
+        /* in the backward pass of stx_recompute: the step arenas before the second run;
+           NULL outside it */
         const struct stx__mark *recompute_mark;
-        /* during its first run: the gradients that it will add to */
+        /* in the first run of stx_recompute, with several ranks: the gradients that the
+           function will add to; else NULL */
         struct stx__uses *uses;
     } tape;
 
@@ -3604,8 +3610,8 @@ static void *stx__sys_alloc(void *user, size_t n) {
     return stx__pages_alloc(n, 14 /* MADV_HUGEPAGE */);
 }
 
-/* A dry run writes only the heads of tensors, which are far apart. It uses small pages,
-   because the system provides only those that are written. */
+/* A dry run writes only the structs of tensors, which are far apart. It uses small pages,
+   because the system provides only pages that are written. */
 static void *stx__dry_alloc(void *user, size_t n) {
     (void)user;
     return stx__pages_alloc(n, 15 /* MADV_NOHUGEPAGE */);
@@ -3685,7 +3691,7 @@ static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
     return p < w->from + w->size ? x->packed.matrix + lo - 1 : NULL;
 }
 
-/* The block that holds a copy: its factors come first. */
+/* The block of a packed copy, which begins with h or s. */
 static void *stx__packed_block(const stx__packed *w) {
     return (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->s);
 }
@@ -3753,8 +3759,8 @@ static void stx__update_peak(stx_ctx *x) {
 
 /* Allocates n bytes, and enough more to align them, within the limit: from the user's
    allocator, or on the GPU unless kind is STX__HOST. On failure returns NULL and sets an
-   error that begins with `what`; if `what` is NULL, it sets none, and the caller retries
-   with less. */
+   error that begins with `what`. If `what` is NULL (GPU only), it sets none, and the
+   caller retries with less. */
 static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
     void *p = NULL;
     const size_t used = stx__reserved(x), limit = x->desc.max_bytes;
@@ -4168,8 +4174,8 @@ STX_DEF uint64_t stx_step_index(const stx_ctx *x) {
     return x ? x->rng.step : 0;
 }
 
-STX_DEF void stx_set_step_index(stx_ctx *x, uint64_t tick) {
-    if (x) x->rng.step = tick;
+STX_DEF void stx_set_step_index(stx_ctx *x, uint64_t index) {
+    if (x) x->rng.step = index;
 }
 
 STX_DEF size_t stx_bytes(const stx_ctx *x) {
@@ -4503,8 +4509,8 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     stx__put_bytes(x, ids->device, ids->data, ids->B * ids->T * sizeof *data);
 }
 
-/* Captured steps are not replayed after a parameter or an optimiser was created: they do
-   not include it. */
+/* Captured steps are not replayed after a parameter or an optimiser was created or
+   gradients were moved: they contain the old addresses, or lack the new object. */
 static void stx__forget_steps(stx_ctx *x) {
     int i;
     for (i = 0; i < STX__REPLAYS; i++) x->replay.entry[i].used = 0;
@@ -4694,8 +4700,8 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, s
     return t && t->grad ? t : NULL;
 }
 
-/* Makes space for one more parameter. The old table stays in the arena: a few hundred
-   bytes. */
+/* Makes space for one more parameter. The old tables stay in the arena until stx_destroy:
+   a few kilobytes. */
 static int stx__params_grow(stx_params *p) {
     stx_ctx *x = p->ctx;
     const size_t capacity = p->capacity ? 2 * p->capacity : 64;
@@ -4858,7 +4864,7 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
    parameters and variables remain. Afterwards the tape is empty: nodes that no gradient
    has reached are dropped as well. */
 
-/* Parameters and their views have gradients that outlive the step. */
+/* Is t a parameter or a view of one? Their gradients outlive the step. */
 static int stx__has_param_grad(const stx_tensor *t) {
     return t->is_param || t->view_of;
 }
@@ -4924,16 +4930,16 @@ static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *
 static stx_real *stx__grad_take(stx_ctx *x, size_t n, int is_f32) {
     stx__free_grad **link, *f;
     const size_t bytes = n * stx__element_size(x, stx__step_kind(is_f32));
-    const int kind = stx__stores_bf16(x) && is_f32; /* else all buffers are of one kind */
+    const int f32_among_bf16 = stx__stores_bf16(x) && is_f32;
     for (link = &x->tape.free_grads; *link; link = &(*link)->next) {
         f = *link;
-        if (f->bytes != bytes || f->is_f32 != kind) continue;
+        if (f->bytes != bytes || f->f32_among_bf16 != f32_among_bf16) continue;
         *link = f->next;
         f->next = x->tape.free_entries;
         x->tape.free_entries = f;
         return (stx_real *)f->p;
     }
-    return stx__alloc_elements(x, stx__step_kind(kind), n);
+    return stx__alloc_elements(x, stx__step_kind(f32_among_bf16), n);
 }
 
 /* Returns a gradient of n elements to the free buffers. */
@@ -4947,7 +4953,7 @@ static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int is_f32) {
     if (!f) return;
     f->p = g;
     f->bytes = n * stx__element_size(x, stx__step_kind(is_f32));
-    f->is_f32 = stx__stores_bf16(x) && is_f32;
+    f->f32_among_bf16 = stx__stores_bf16(x) && is_f32;
     f->next = x->tape.free_grads;
     x->tape.free_grads = f;
 }
@@ -5103,8 +5109,8 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x) {
     return x ? stx__stream(x) : 0;
 }
 
-/* After the backward function of the op of t: the gradient of t is dead, because all its
-   readers have run, and its buffer is recycled. */
+/* Called when the op of t has been removed from the tape. Its backward function was the
+   only reader of t's gradient, whose buffer is recycled. */
 static void stx__output_done(stx_ctx *x, stx_tensor *t) {
     t->op_removed = 1;
     /* stx__token_loss_back can make the logits their own gradient: not recycled */
@@ -5118,8 +5124,11 @@ static int stx__is_output(const stx__node *n, const stx_tensor *t) {
     return found;
 }
 
-/* On a GPU: by = 1 defers the sums of gradients over rows, so that several run in one
-   kernel; -1 ends that. */
+/* On a GPU, between calls with by = 1 and by = -1, sums over rows that are added to
+   gradients of parameters are deferred: their partial sums wait in buffers on the GPU,
+   and one kernel finishes many of them. Only those of parameters, because the rest of the
+   backward pass reads the gradients of other tensors, or recycles their buffers. Calls
+   nest (stx_recompute). The last -1, or 0, finishes all sums that wait. */
 static void stx__defer_sums(stx_ctx *x, int by) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) stx_cuda_defer_sums(x, by);
@@ -5130,8 +5139,8 @@ static void stx__defer_sums(stx_ctx *x, int by) {
 }
 
 /* Runs and removes all nodes, newest first; those whose outputs have no gradient are only
-   removed. In a group, sends gradients as they become complete; `left` then counts the
-   nodes on the tape. */
+   removed. In a group, sends gradients as they become complete; `left` is then the number
+   of nodes on the tape. */
 static void stx__run_backward(stx_ctx *x) {
     const int recording = x->tape.recording;
     const int sending = x->group.sending && !x->tape.recompute_mark;
@@ -5139,10 +5148,10 @@ static void stx__run_backward(stx_ctx *x) {
     x->tape.recording = 0;
     stx__defer_sums(x, 1);
 
-    for (; x->tape.last && !x->error.code; left--) {
+    while (x->tape.last && !x->error.code) {
         stx__node *n = x->tape.last;
         int i, has_grad = n->y->grad != NULL;
-        if (sending) x->group.ops->backward_step(x, left);
+        if (sending) x->group.ops->backward_step(x, left--);
         x->tape.last = n->prev;
         for (i = 0; i < STX_MAX_MORE; i++) has_grad |= n->more[i] && n->more[i]->grad;
         if (has_grad) n->back(x, n);
@@ -5161,7 +5170,6 @@ static void stx__run_backward(stx_ctx *x) {
    stx__run_backward starts. Returns 1, or 0 after an error. */
 static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     stx_real *g, *seed;
-    stx_tensor t;
     stx__node *n;
     for (n = x->tape.last; n && !stx__is_output(n, y); n = n->prev) {
     }
@@ -5177,10 +5185,8 @@ static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     g = stx__grad(x, y);
     seed = g ? stx__grad_take(x, y->size, y->is_f32) : NULL;
     if (!seed) return 0;
-    t = *y;
-    t.data = seed;
     if (dy)
-        stx_set(x, &t, dy);
+        stx_upload(x, seed, dy, y->size);
     else
         STX_RUN(x, stx_fill, (x, seed, y->size, 1));
     STX_RUN(x, stx_axpy, (x, g, seed, y->size, 1, 1));
@@ -5347,11 +5353,12 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
 /* Moves the results result[0..count), which can be anywhere in the memory that fn
    allocated after the mark, down to the mark, and frees everything else.
 
-   With several results, or on a GPU, they are first copied above that memory: the
-   destination of one result can contain another one, and copies on a GPU must not
-   overlap. A result can also be an input of fn or a view, for which fn allocated less
-   than the results need here. So that the copies are always above the destinations,
-   memory for each result is allocated before them, in the order of the destinations. */
+   A single result on a CPU is moved directly; memmove allows the overlap. Otherwise,
+   moving one result could overwrite another, and copies on a GPU must not overlap, so all
+   results are first copied above the memory of fn. If fn returned an input or a view, it
+   may have allocated less than the results take, and their destinations would reach into
+   the copies. The first loop therefore allocates as much as the destinations take, and
+   does not use it. */
 static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count) {
     stx_tensor copy[1 + STX_MAX_MORE];
     const int copies = count > 1 || stx__on_gpu(x);
@@ -7290,9 +7297,10 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
     return stx__save(x, node, &a, sizeof a) ? y : NULL;
 }
 
-/* The kernel adds to df or to ds, but not to both, and it needs a separate df if there
-   is a bias. Where the gradients of h and f already have contributions, it therefore
-   writes a separate buffer, which is added afterwards. */
+/* The kernel computes g, the gradient of s, in ds or in df, and derives the other one
+   from it. It can add to one of them, but not to both, and dbias is the sum of df, which
+   must then contain nothing else. A gradient that cannot be added to in place is written
+   to a separate buffer, separate_f or separate_s, and added afterwards. */
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a = *(const stx_residual_norm_args *)n->save;
     stx_tensor *h = n->in[0], *f = n->in[1], *bias = n->in[4];
@@ -7471,7 +7479,7 @@ STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *STX_RESTRICT ds,
         sum_gs = STX_FMA(fma, g, s[c] - mean, sum_gs);
     }
     mean_g = (sum_g + stx_fast_lanes(lane_g)) / (stx_real)C;
-    k = (sum_gs + stx_fast_lanes(lane_gs)) * rstd * rstd / (stx_real)C;
+    k = (sum_gs + stx_fast_lanes(lane_gs)) * rstd * rstd / (stx_real)C; /* rstd mean_c(g xhat) */
 
     if (accumulate)
         for (c = 0; c < C; c++)
@@ -7763,9 +7771,9 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
     return stx__concat(x, y, a, b, stx__rows(a));
 }
 
-/* Logits can have padding columns (see PADDED LOGITS). This op removes them:
-   y (rows, w[0] + w[1]) = the first w[0] columns of a and, unless b is NULL, the first
-   w[1] columns of b. The other columns get a gradient of 0. */
+/* Logits can have padding columns (see "Padded logits" in >>adaptive input and output).
+   This op removes them: y (rows, w[0] + w[1]) = the first w[0] columns of a and, unless b
+   is NULL, the first w[1] columns of b. The other columns get a gradient of 0. */
 typedef struct stx__join_columns_save {
     size_t w[2];
     stx_real *zeros;    /* as many as the wider padding; NULL if there is none */
@@ -11007,7 +11015,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 
-/* stx_linear with `padding` additional outputs (see PADDED LOGITS). W and b have capacity
+/* stx_linear with `padding` additional outputs (see "Padded logits"). W and b have capacity
    for them (tensor.padding): their padding is 0, and its gradients must be 0. */
 static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b,
                                       int act, size_t padding) {
