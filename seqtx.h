@@ -11015,8 +11015,9 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 
-/* stx_linear with `padding` additional outputs (see "Padded logits"). W and b have capacity
-   for them (tensor.padding): their padding is 0, and its gradients must be 0. */
+/* stx_linear with `padding` additional outputs (see "Padded logits" in >>adaptive input
+   and output). W and b have capacity for them (tensor.padding): their padding is 0, and
+   its gradients must be 0. */
 static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b,
                                       int act, size_t padding) {
     stx_linear_args a;
