@@ -265,7 +265,7 @@ static inline double work_busy(double o, double i, double pieces) {
     return tiles / (132 * ceil(tiles / 132));
 }
 
-/* Columns of logits on the GPU (PADDED LOGITS of seqtx.h) */
+/* Columns of logits on the GPU ("Padded logits" in seqtx.h) */
 static inline double work_padded(double V) {
     return fmod(V, 8) != 0 ? ceil(V / 64) * 64 : V;
 }
