@@ -3441,7 +3441,7 @@ enum {
     STX__KC = 512,
     STX__MC = 112,
     STX__NC = 768,
-    STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC
+    STX__SCRATCH = STX__MC * STX__KC + STX__KC * STX__NC
 };
 
 /* What ranks exchange. Each back end of >>group has one table. */
@@ -3480,7 +3480,7 @@ typedef struct stx__packed {
     size_t size, C, bytes; /* bytes: of the packed values */
     const uint16_t *h;     /* STX_WEIGHTS_BF16: (size / C, C); STX_WEIGHTS_INT8: NULL */
     const int8_t *q;       /* STX_WEIGHTS_INT8: (size / C, C), */
-    const float *s;        /* and (size / C, C / 32 rounded up): the values of q = 1 */
+    const float *f;        /* and factors, (size / C, C / 32 rounded up): weight = f q */
     /* C = alpha A op(B) + beta C for up to 3 rows, where B begins at element `at` */
     void (*gemv)(stx_ctx *x, const stx_gemm_args *g, const struct stx__packed *w, size_t at);
 } stx__packed;
@@ -3531,7 +3531,7 @@ struct stx_ctx {
     } rng;
 
     struct {
-        stx_real *scratch;      /* STX__PACK elements per thread */
+        stx_real *scratch;      /* STX__SCRATCH elements per thread */
         struct stx__pool *pool; /* NULL if the caller's thread is the only one */
         int automatic;          /* desc.threads was 0 */
     } threads;
@@ -3693,7 +3693,7 @@ static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
 
 /* The block of a packed copy, which begins with h or s. */
 static void *stx__packed_block(const stx__packed *w) {
-    return (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->s);
+    return (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->f);
 }
 
 /* Frees the packed copy of the matrix that p points into, if there is one. */
@@ -5506,7 +5506,7 @@ enum { STX__BUSY_SIGN = 500, STX__BUSY = 1000, STX__BUSY_MOST = 4000 };
 enum { STX__WORTH_WAKING = 1 << 18 };
 
 /* Parts of pool.word. */
-enum { STX__OPEN = 0x10000, STX__INSIDE = 0xffff, STX__EPOCH = 0x20000 };
+enum { STX__OPEN = 0x10000, STX__INSIDE = 0xffff, STX__EPOCH_ONE = 0x20000 };
 
   #ifdef STX__PTHREADS
 typedef pthread_t stx__handle;
@@ -5602,11 +5602,12 @@ static void stx__pause(void) {
   #endif
 }
 
-/* The remaining chunks of a thread, first << 16 | end, in a separate cache line. */
-typedef struct stx__chunks {
-    uint32_t chunks;
+/* The chunks that a thread still has, first << 16 | end; padded to the size of a cache
+   line. */
+typedef struct stx__chunk_range {
+    uint32_t left;
     char pad[60];
-} stx__chunks;
+} stx__chunk_range;
 
 typedef struct stx__worker {
     stx_ctx *x;
@@ -5634,17 +5635,18 @@ static int stx__preempted(uint32_t *count) {
 typedef struct stx__pool {
     stx_part part; /* the loop; valid while it is open or a thread is inside */
     const void *job;
-    size_t n, chunk;
-    int in_order; /* all threads take chunks from the front of one range */
+    size_t n, chunk;          /* iterations of the loop, of a chunk */
+    int one_range;            /* all threads take chunks from the front of one range */
     uint32_t word, asleep, caller_asleep, quit;
-    uint32_t busy;        /* see STX__BUSY */
-    uint32_t preemptions; /* of threads during chunks that took long, or just before them */
-    stx__chunks *range;   /* (threads), the caller's first */
+    uint32_t busy;            /* see STX__BUSY */
+    uint32_t preemptions;     /* of threads in chunks that took long, or just before them */
+    stx__chunk_range *ranges; /* (threads), the caller's first */
     stx__mutex mutex;
     stx__cond work, done;
-    size_t threads, running; /* at most, with the caller; started, without the caller */
-    long process;            /* that started them */
-    stx__worker *worker;     /* (threads) */
+    size_t threads;           /* that work in a loop, with the caller, at most */
+    size_t running;           /* that were started, without the caller */
+    long process;             /* the process that started them */
+    stx__worker *worker;      /* (threads) */
 } stx__pool;
 
 static void stx__seen_busy(stx__pool *q) {
@@ -5653,14 +5655,14 @@ static void stx__seen_busy(stx__pool *q) {
 }
 
 /* Takes a chunk from the front or the back of a range. Returns 0 if it is empty. */
-static int stx__take(stx__chunks *r, int front, size_t *chunk) {
-    uint32_t have = STX__LOAD(&r->chunks), rest;
+static int stx__take(stx__chunk_range *r, int front, size_t *chunk) {
+    uint32_t have = STX__LOAD(&r->left), rest;
     do {
         const uint32_t first = have >> 16, end = have & 0xffff;
         if (first >= end) return 0;
         *chunk = front ? first : end - 1;
         rest = front ? (first + 1) << 16 | end : first << 16 | (end - 1);
-    } while (!stx__swap(&r->chunks, &have, rest));
+    } while (!stx__swap(&r->left, &have, rest));
     return 1;
 }
 
@@ -5670,8 +5672,8 @@ static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t thread) {
     s.x = x;
     s.thread = thread;
     for (k = 0; k < q->threads; k++) {
-        stx__chunks *range = q->range + (thread + k) % q->threads;
-        while (stx__take(range, !k || q->in_order, &c)) {
+        stx__chunk_range *range = q->ranges + (thread + k) % q->threads;
+        while (stx__take(range, !k || q->one_range, &c)) {
             s.begin = c * q->chunk;
             s.end = STX_MIN(q->n, s.begin + q->chunk);
             q->part(&s, q->job);
@@ -5681,7 +5683,7 @@ static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t thread) {
 
 /* Is there a loop that a thread has not seen? */
 static int stx__new_loop(uint32_t word, uint32_t seen) {
-    return (word & STX__OPEN) && word / STX__EPOCH != seen;
+    return (word & STX__OPEN) && word / STX__EPOCH_ONE != seen;
 }
 
 /* Works in the loop that the thread has entered, and leaves it. */
@@ -5720,7 +5722,7 @@ static void stx__work(stx__worker *w) {
         if (STX__LOAD(&q->quit)) return;
         if (stx__new_loop(word, seen)) {
             if (!stx__swap(&q->word, &word, word + 1)) continue;
-            seen = word / STX__EPOCH;
+            seen = word / STX__EPOCH_ONE;
             stx__work_in_loop(w, &preemptions);
             idle_since = last = stx__now();
             if (idle_since - polled > STX__POLL) {
@@ -5893,9 +5895,9 @@ static void stx__pool_make(stx_ctx *x) {
     stx__pool *q;
     if (threads < 2 || x->threads.pool) return;
     q = (stx__pool *)stx_persist(x, sizeof *q);
-    if (q) q->range = (stx__chunks *)stx_persist(x, threads * sizeof *q->range);
+    if (q) q->ranges = (stx__chunk_range *)stx_persist(x, threads * sizeof *q->ranges);
     if (q) q->worker = (stx__worker *)stx_persist(x, threads * sizeof *q->worker);
-    if (!q || !q->range || !q->worker) return;
+    if (!q || !q->ranges || !q->worker) return;
     q->threads = threads;
     stx__pool_open(q);
     x->threads.pool = q;
@@ -5918,7 +5920,7 @@ static void stx__pool_free(stx_ctx *x) {
 
 /* Publishes the job and its ranges of chunks, opens the loop and wakes threads that are
    asleep. */
-static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, int in_order,
+static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, int one_range,
                            stx_part part, const void *job) {
     const uint32_t word = STX__LOAD(&q->word);
     uint32_t asleep;
@@ -5926,18 +5928,18 @@ static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, i
     q->part = part;
     q->job = job;
     q->n = n;
-    q->in_order = in_order;
+    q->one_range = one_range;
     q->chunk = (n + chunks - 1) / chunks;
     chunks = (n + q->chunk - 1) / q->chunk;
     for (i = 0; i < q->threads; i++) {
         size_t first = chunks * i / q->threads, end = chunks * (i + 1) / q->threads;
-        if (in_order) { /* the caller's range is that of all threads */
+        if (one_range) { /* the caller's range is that of all threads */
             first = 0;
             end = i ? 0 : chunks;
         }
-        STX__STORE(&q->range[i].chunks, (uint32_t)(first << 16 | end));
+        STX__STORE(&q->ranges[i].left, (uint32_t)(first << 16 | end));
     }
-    STX__STORE(&q->word, (word / STX__EPOCH + 1) * STX__EPOCH | STX__OPEN);
+    STX__STORE(&q->word, (word / STX__EPOCH_ONE + 1) * STX__EPOCH_ONE | STX__OPEN);
 
     asleep = STX__LOAD(&q->asleep);
     if (!asleep || work < STX__WORTH_WAKING || q->process != stx__process()) return;
@@ -5968,14 +5970,14 @@ static int64_t stx__wait_for_threads(stx__pool *q, int64_t begun, int64_t spin) 
 
 /* Runs a loop with all threads, in at least 2 chunks. */
 static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, size_t work,
-                          int in_order, stx_part part, const void *job) {
+                          int one_range, stx_part part, const void *job) {
     const uint32_t busy = STX__LOAD(&q->busy), preemptions = STX__LOAD(&q->preemptions);
     const int64_t begun = stx__now();
     int64_t done, waited;
     if (!q->running) stx__start_all(x, q);
     if (busy) STX__STORE(&q->busy, busy - 1);
 
-    stx__open_loop(q, n, chunks, work, in_order, part, job);
+    stx__open_loop(q, n, chunks, work, one_range, part, job);
     stx__run_chunks(x, q, 0);
     if (!(STX__ADD(&q->word, (uint32_t)-STX__OPEN) & STX__INSIDE)) return;
     done = stx__now();
@@ -5998,20 +6000,20 @@ static void stx__pool_free(stx_ctx *x) {
 #endif
 
 /* Runs a loop in this many chunks. With 1 or 0, the caller runs it alone. */
-static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int in_order,
+static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int one_range,
                           stx_part part, const void *job) {
     stx__fp was = stx__fp_enter(1);
     int parallel = 0;
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
     chunks = STX_MIN(n, STX_MIN(chunks, (size_t)0xffff));
     if (chunks > 1 && x && x->threads.pool) {
-        stx__run_pool(x, x->threads.pool, n, chunks, work, in_order, part, job);
+        stx__run_pool(x, x->threads.pool, n, chunks, work, one_range, part, job);
         parallel = 1;
     }
 #endif
     (void)chunks;
     (void)work;
-    (void)in_order;
+    (void)one_range;
     if (n && !parallel) {
         stx_share s;
         s.x = x;
@@ -6035,8 +6037,9 @@ STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void 
 /* A GPU's host computes nothing and needs no scratch and no threads. */
 static void stx__make_scratch(stx_ctx *x) {
     if (stx__on_gpu(x)) return;
-    x->threads.scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__PACK,
-                                                                 sizeof(stx_real)));
+    x->threads.scratch =
+        (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__SCRATCH,
+                                                sizeof(stx_real)));
     stx__pool_make(x);
 }
 
@@ -6051,18 +6054,18 @@ static void stx__make_scratch(stx_ctx *x) {
    parameters of inlined functions but not in local pointers. */
 
 /* Loops over elements are shared out in chunks of this many elements. */
-enum { STX__CHUNK = 4096 };
+enum { STX__BLOCK_ELEMENTS = 4096 };
 
 /* The elements of an array of n that belong to a share: returns their number; *first is
    the index of the first one. */
 static size_t stx__share_of(const stx_share *s, size_t n, size_t *first) {
-    *first = s->begin * STX__CHUNK;
-    return STX_MIN(n, s->end * STX__CHUNK) - *first;
+    *first = s->begin * STX__BLOCK_ELEMENTS;
+    return STX_MIN(n, s->end * STX__BLOCK_ELEMENTS) - *first;
 }
 
 /* A parallel loop over n elements, whose part calls stx__share_of. */
 static void stx__for_elements(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
-    stx_parallel(x, (n + STX__CHUNK - 1) / STX__CHUNK, work, part, job);
+    stx_parallel(x, (n + STX__BLOCK_ELEMENTS - 1) / STX__BLOCK_ELEMENTS, work, part, job);
 }
 
 /* Sums are taken in this many blocks, one after the other in each block. The sums of the
@@ -7999,7 +8002,7 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
    in L1 and op(A) in L2.
 
    Strips of op(B) are contiguous, so they are read in address order. op(A) is
-       f32, A       in place; copied if its rows collide in L1 (STX__SAME_SET)
+       f32, A       in place; copied if its rows collide in L1 (STX__L1_ALIAS)
        f32, A^T     strips (k,MR)
        bf16, A      rounded rows (m,k)
        bf16, A^T    rows of units (k/2,m); with KR = 32, tiles
@@ -8146,46 +8149,46 @@ typedef stx_real stx__lanes;
 #endif
 
 enum {
-    STX__PLAIN_LANES = sizeof(stx__lanes) / sizeof(stx_real),
-    STX__PLAIN_VECTORS = 8 / STX__PLAIN_LANES /* per row of the tile */
+    STX__GENERIC_LANES = sizeof(stx__lanes) / sizeof(stx_real),
+    STX__GENERIC_VECTORS = 8 / STX__GENERIC_LANES /* per row of the tile */
 };
 
 /* Vector j of the row b of op(B), times the four elements of op(A) in the same step. */
-STX_INNER void stx__plain_step(size_t j, stx__lanes (*s)[8], const stx_real *b, stx_real a0,
-                               stx_real a1, stx_real a2, stx_real a3) {
+STX_INNER void stx__generic_step(size_t j, stx__lanes (*s)[8], const stx_real *b, stx_real a0,
+                                 stx_real a1, stx_real a2, stx_real a3) {
     stx__lanes v;
-    memcpy(&v, b + j * STX__PLAIN_LANES, sizeof v);
+    memcpy(&v, b + j * STX__GENERIC_LANES, sizeof v);
     s[0][j] += a0 * v;
     s[1][j] += a1 * v;
     s[2][j] += a2 * v;
     s[3][j] += a3 * v;
 }
 
-static void stx__micro_plain(STX__MICRO_PARAMS) {
+static void stx__micro_generic_run(STX__MICRO_PARAMS) {
     const stx_real *b = (const stx_real *)bv;
     const stx_real *r0 = (const stx_real *)av;
     const stx_real *r1 = r0 + (h > 1 ? rs : 0);
     const stx_real *r2 = r0 + (h > 2 ? 2 * rs : 0);
     const stx_real *r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx__lanes s[4][8]; /* STX__PLAIN_VECTORS of the 8 */
+    stx__lanes s[4][8]; /* STX__GENERIC_VECTORS of the 8 */
     stx_real sum[4][8];
     size_t i, j;
 
     memset(s, 0, sizeof s);
     for (; steps; steps--, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
         const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
-        STX__UNROLL8(STX__PLAIN_VECTORS, stx__plain_step, s, b, a0, a1, a2, a3);
+        STX__UNROLL8(STX__GENERIC_VECTORS, stx__generic_step, s, b, a0, a1, a2, a3);
     }
 
     for (i = 0; i < 4; i++)
-        for (j = 0; j < STX__PLAIN_VECTORS; j++)
-            memcpy(&sum[i][j * STX__PLAIN_LANES], &s[i][j], sizeof s[i][j]);
+        for (j = 0; j < STX__GENERIC_VECTORS; j++)
+            memcpy(&sum[i][j * STX__GENERIC_LANES], &s[i][j], sizeof s[i][j]);
     for (i = 0; i < h; i++)
         for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
 }
 
 static const stx__micro stx__micro_generic =
-    STX__MICRO("portable", 4, 8, 1, stx__micro_plain, NULL, NULL);
+    STX__MICRO("portable", 4, 8, 1, stx__micro_generic_run, NULL, NULL);
 
 /* bf16 is the upper half of a float. Rounds to nearest even; NaN stays NaN. */
 STX_INNER uint32_t stx__bf16(stx_real v) {
@@ -8272,7 +8275,7 @@ STX_INNER void stx__micro_pairs(int fma, STX__MICRO_PARAMS) {
 
 STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_PARAMS), h, steps, av, rs, ks, bv, ldb, c, ldc, add)
 
-static const stx__micro stx__micro_bf16 =
+static const stx__micro stx__micro_generic_bf16 =
     STX__MICRO("portable, bf16 by float", 4, 16, 2, stx__micro_pairs_base, stx__round_row_base,
                stx__pair_rows_base);
 
@@ -8284,33 +8287,32 @@ static const stx__micro *stx__micro_kernel(const stx_ctx *x) {
     return x ? x->micro : &stx__micro_generic;
 }
 
-static size_t stx__round_up(size_t n, size_t unit) {
-    return (n + unit - 1) / unit * unit;
+static size_t stx__round_up(size_t n, size_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
 }
 
-/* Cuts n into as few equal blocks of at most `most` as possible and returns their
-   size, rounded up to a multiple of unit, at least one unit. */
-static size_t stx__equal_blocks(size_t n, size_t most, size_t unit) {
+/* Cuts n into as few equal blocks of at most `most` as possible and returns their size,
+   rounded up to a multiple of `multiple`, and at least that. */
+static size_t stx__equal_blocks(size_t n, size_t most, size_t multiple) {
     size_t blocks = (n + most - 1) / most;
-    size_t size = stx__round_up(blocks ? (n + blocks - 1) / blocks : 1, unit);
-    return size <= most ? size : STX_MAX(most / unit * unit, unit);
+    size_t size = stx__round_up(blocks ? (n + blocks - 1) / blocks : 1, multiple);
+    return size <= most ? size : STX_MAX(most / multiple * multiple, multiple);
 }
 
-/* Elements per unit. */
-static size_t stx__unit(const stx__micro *mk) {
+static size_t stx__unit_elements(const stx__micro *mk) {
     return mk->kr > 1 ? 2 : 1;
 }
 
 /* Blocks of k: multiples of 16, which is a cache line of floats, and of KR. At most
    448 in f32 and 1024 in bf16, which were the fastest. */
 static size_t stx__block_k(const stx__micro *mk, size_t K) {
-    return stx__equal_blocks(K, stx__unit(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8,
+    return stx__equal_blocks(K, stx__unit_elements(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8,
                              STX_MAX((size_t)16, mk->kr));
 }
 
 /* Blocks of columns: as many strips as a thread's scratch holds; more if K is short. */
 static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
-    size_t steps = stx__round_up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit(mk);
+    size_t steps = stx__round_up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit_elements(mk);
     return stx__equal_blocks(N, STX__NC * STX__KC / steps, mk->nr);
 }
 
@@ -8340,7 +8342,7 @@ static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_rea
 /* op(B) = B (k,n) -> strips (k/u,NR) of units, `stride` units apart. The caller pads. */
 static void stx__pack_strips(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
                              size_t ldb, size_t k, size_t n) {
-    const size_t nr = mk->nr, u = stx__unit(mk);
+    const size_t nr = mk->nr, u = stx__unit_elements(mk);
     size_t p, j;
     for (p = 0; p < k; p += u)
         for (j = 0; j < n; j += nr) {
@@ -8380,7 +8382,7 @@ static void stx__pack_bt_bf16(const stx__micro *mk, stx_real *to, const stx_real
    Columns are padded with zeros to a multiple of NR, k to one of KR. */
 static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
                         size_t ldb, int tb, size_t k, size_t n) {
-    const size_t nr = mk->nr, u = stx__unit(mk), padded = stx__round_up(k, mk->kr);
+    const size_t nr = mk->nr, u = stx__unit_elements(mk), padded = stx__round_up(k, mk->kr);
     /* pack_strips pads columns, and k to a whole unit */
     const int pads = mk->pack_strips != NULL;
     const size_t done = pads ? stx__round_up(k, u) : k;
@@ -8549,7 +8551,7 @@ typedef struct stx__epilogue {
 typedef struct stx__gemm_part {
     stx_ctx *x;
     const stx__micro *mk;
-    stx_real *scratch;              /* STX__PACK elements of this thread */
+    stx_real *scratch;              /* STX__SCRATCH elements of this thread */
     stx_gemm_args g;                /* a matmul, batch 1 */
     const stx_real *shared_b;       /* op(B) packed, if it is one block; or NULL */
     const stx__epilogue *epilogue;  /* or NULL */
@@ -8589,7 +8591,7 @@ enum { STX__GROUP_B = (540 << 10) / 4 };
 /* Rows of A whose distance is a multiple of this many elements share a set of L1. The 14
    rows of an AVX-512 tile exceed its 8 or 12 ways, so such rows are copied (for
    simplicity, with every micro-kernel). */
-enum { STX__SAME_SET = 4096 / sizeof(stx_real) };
+enum { STX__L1_ALIAS = 4096 / sizeof(stx_real) };
 
 /* A blocked matmul and its current block. */
 typedef struct stx__blocked {
@@ -8609,12 +8611,12 @@ typedef struct stx__blocked {
 static void stx__blocked_init(stx__blocked *w, const stx__gemm_part *p) {
     const stx_gemm_args *g = &p->g;
     const stx__micro *mk = p->mk;
-    const size_t u = stx__unit(mk);
+    const size_t u = stx__unit_elements(mk);
     size_t steps;
     memset(w, 0, sizeof *w);
     w->mk = mk;
     w->g = g;
-    w->copy_a = !g->ta && mk->kr == 1 && g->lda % STX__SAME_SET == 0;
+    w->copy_a = !g->ta && mk->kr == 1 && g->lda % STX__L1_ALIAS == 0;
     w->scale_tile = u == 2 && g->alpha != 1;
     w->kc_max = stx__block_k(mk, g->K);
     w->nc_max = stx__block_n(mk, g->N, g->K);
@@ -8686,7 +8688,7 @@ static void stx__gemm_blocked(const stx__gemm_part *p) {
         w.nc = STX_MIN(w.nc_max, g->N - w.jc);
         for (w.pc = 0; w.pc < g->K; w.pc += w.kc) {
             w.kc = STX_MIN(w.kc_max, g->K - w.pc);
-            w.steps = stx__round_up(w.kc, w.mk->kr) / stx__unit(w.mk);
+            w.steps = stx__round_up(w.kc, w.mk->kr) / stx__unit_elements(w.mk);
             if (!p->shared_b) stx__blocked_pack_b(&w, packed_b);
 
             for (w.ic = 0; w.ic < g->M; w.ic += w.mc) {
@@ -8700,6 +8702,9 @@ static void stx__gemm_blocked(const stx__gemm_part *p) {
         }
     }
 }
+
+/* Matmuls of at most this many rows take GEMV, see stx__gemm_path. */
+enum { STX__GEMV_ROWS = 3 };
 
 /* Matmuls of a few rows (generation) wait for B to come from memory. It is read once, in
    place.
@@ -8867,7 +8872,7 @@ STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
    transpose. */
 static void stx__gemm_transposed(const stx__gemm_part *p) {
     const stx_gemm_args *g = &p->g;
-    const size_t space = (size_t)STX__PACK - STX__MC * STX__KC;
+    const size_t space = (size_t)STX__SCRATCH - STX__MC * STX__KC;
     const size_t rows = stx__equal_blocks(g->M, space / (STX__KC + g->N), p->mk->nr);
     stx_real *t = p->scratch + STX__MC * STX__KC + stx__round_up(rows, p->mk->nr) * STX__KC;
     stx__gemm_part q = *p;
@@ -8885,7 +8890,7 @@ static void stx__gemm_transposed(const stx__gemm_part *p) {
         stx_real *c = g->C + at * g->ldc;
         q.g.B = g->A + (g->ta ? at : at * g->lda);
         q.g.N = q.g.ldc = STX_MIN(rows, g->M - at);
-        if (g->N <= 3 && p->mk->kr == 1 && g->tb)
+        if (g->N <= STX__GEMV_ROWS && p->mk->kr == 1 && g->tb)
             STX_CALL(p->x, stx__gemv, (&q.g));
         else
             stx__gemm_blocked(&q);
@@ -8903,9 +8908,9 @@ typedef enum stx__gemm_path {
     /* SEQTX_CBLAS: another library. */
     STX__GEMM_CBLAS,
 
-    /* M <= 3 (generation), also if K or alpha is 0, or without scratch (no context). B,
-       or its packed weights, is read once and in place, in f32 even with STX_PREC_BF16.
-       Gain of prefetching: 1.4 to 3.3. */
+    /* M <= STX__GEMV_ROWS (generation), also if K or alpha is 0, or without scratch (no
+       context). B, or its packed weights, is read once and in place, in f32 even with
+       STX_PREC_BF16. Gain of prefetching: 1.4 to 3.3. */
     STX__GEMM_GEMV,
 
     /* The same for A B (ta = tb = 0) with many rows of B, batch 1 and no epilogue: K is
@@ -8930,15 +8935,15 @@ typedef enum stx__gemm_path {
     STX__GEMM_BLOCKED
 } stx__gemm_path;
 
-/* How a matmul is computed and how C is split into parts; see stx__part_unit. */
+/* How a matmul is computed and how C is split into parts; see stx__part_multiple. */
 typedef struct stx__gemm_plan {
     stx__gemm_path path;
     int by_rows;                /* parts are rows of C; 0: columns */
     size_t extent;              /* rows or columns of C, which is what is split */
     size_t per_part;            /* of them; K_SPLIT: rows of B */
     size_t parts;               /* per matrix of the batch */
-    const stx__packed *packed;  /* GEMV, K_SPLIT: the packed weights with B, or NULL */
-    size_t packed_at;           /* their element where B begins */
+    const stx__packed *weights; /* GEMV, K_SPLIT: the packed weights with B, or NULL */
+    size_t weights_at;          /* their element where B begins */
 } stx__gemm_plan;
 
 /* Elements of STX_WEIGHTS_INT8 that share a factor: a group. */
@@ -8946,11 +8951,13 @@ enum { STX__INT8_GROUP = 32 };
 
 /* The packed matrix that holds all of op(B), or NULL. *at: the element where B begins,
    which must be the beginning of a group. */
-static const stx__packed *stx__packed_b(const stx_ctx *x, const stx_gemm_args *g, size_t *at) {
+static const stx__packed *stx__packed_weights(const stx_ctx *x, const stx_gemm_args *g,
+                                              size_t *at) {
     const size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
     const stx__packed *w;
     size_t row, col;
-    if (!x || !x->packed.count || g->M > 3 || g->ta || !g->K || g->alpha == 0) return NULL;
+    if (!x || !x->packed.count || g->M > STX__GEMV_ROWS) return NULL;
+    if (g->ta || !g->K || g->alpha == 0) return NULL;
     if (g->batch > 1 && g->sb) return NULL;
     w = stx__packed_at(x, g->B);
     if (!w || g->ldb != w->C) return NULL;
@@ -8966,9 +8973,11 @@ enum { STX__K_PARTS = 16, STX__K_PART_MIN = 128 };  /* parts, at most; rows of o
 
 static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
     size_t rows = (g->K + STX__K_PARTS - 1) / STX__K_PARTS;
-    if (!x || !x->threads.scratch || g->M > 3 || g->ta || g->tb || g->batch > 1) return 0;
+    if (!x || !x->threads.scratch || g->M > STX__GEMV_ROWS || g->ta || g->tb || g->batch > 1)
+        return 0;
     if (g->K < 2 * STX__K_PART_MIN || g->alpha == 0) return 0;
-    if (g->N > (size_t)STX__PACK / STX__K_PARTS / 3) return 0; /* the sums are in scratch */
+    /* the sums are in scratch */
+    if (g->N > (size_t)STX__SCRATCH / STX__K_PARTS / STX__GEMV_ROWS) return 0;
     return stx__round_up(STX_MAX(rows, (size_t)STX__K_PART_MIN), 4);
 }
 
@@ -8995,6 +9004,7 @@ static int stx__shares_b(const stx__micro *mk, const stx_gemm_args *g, const stx
     return g->batch * g->M * g->N * k >= STX__SHARE_MIN;
 }
 
+/* packed: op(B) is in packed weights. */
 static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g, int packed) {
     const stx__micro *mk = stx__micro_kernel(x);
 #ifdef SEQTX_CBLAS
@@ -9004,7 +9014,8 @@ static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g,
         return STX__GEMM_CBLAS;
 #endif
     (void)packed;
-    if (g->M <= 3 || !g->K || g->alpha == 0 || !x || !x->threads.scratch) return STX__GEMM_GEMV;
+    if (g->M <= STX__GEMV_ROWS || !g->K || g->alpha == 0 || !x || !x->threads.scratch)
+        return STX__GEMM_GEMV;
     if (stx__is_skinny(mk, g)) return STX__GEMM_SKINNY;
     if (g->M >= 4 * mk->nr && 2 * g->N <= mk->nr) return STX__GEMM_TRANSPOSED;
     return STX__GEMM_BLOCKED;
@@ -9014,8 +9025,8 @@ static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g,
    rows it is less than a large MR, because parts are then more equal and a short last
    tile costs less. AMX: 16, the height of a tile register. TRANSPOSED: rows of C become
    columns. Packed weights: a part begins at a group. */
-static size_t stx__part_unit(const stx__micro *mk, const stx__gemm_plan *p) {
-    if (p->packed) return STX__INT8_GROUP;
+static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) {
+    if (p->weights) return STX__INT8_GROUP;
     if (p->path == STX__GEMM_SKINNY) return 4;
     if (!p->by_rows || p->path == STX__GEMM_TRANSPOSED) return mk->nr;
     if (mk->mr > 16) return 16;
@@ -9030,11 +9041,11 @@ static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g
     const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
     const stx__micro *mk = stx__micro_kernel(x);
     stx__gemm_plan p;
-    size_t unit;
+    size_t multiple;
     memset(&p, 0, sizeof p);
     p.parts = 1;
-    p.packed = stx__packed_b(x, g, &p.packed_at);
-    p.path = stx__gemm_choose(x, g, p.packed != NULL);
+    p.weights = stx__packed_weights(x, g, &p.weights_at);
+    p.path = stx__gemm_choose(x, g, p.weights != NULL);
     if (p.path == STX__GEMM_CBLAS) return p;
     if (p.path == STX__GEMM_GEMV && !epilogue) {
         p.per_part = stx__k_split_rows(x, g);
@@ -9044,17 +9055,17 @@ static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g
             return p;
         }
     }
-    p.by_rows = g->M >= g->N && p.path != STX__GEMM_SKINNY && !p.packed;
+    p.by_rows = g->M >= g->N && p.path != STX__GEMM_SKINNY && !p.weights;
     p.extent = p.by_rows ? g->M : g->N;
-    unit = stx__part_unit(mk, &p);
+    multiple = stx__part_multiple(mk, &p);
 
     /* one part per thread, up to four if a part has 512 rows or columns. A matmul of a
        batch is one part */
     if (g->batch == 1 && work >= 100000) {
         p.parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, p.extent / threads / 512));
-        p.parts = STX_MIN(p.parts, (p.extent + unit - 1) / unit);
+        p.parts = STX_MIN(p.parts, (p.extent + multiple - 1) / multiple);
     }
-    p.per_part = stx__round_up((p.extent + p.parts - 1) / p.parts, unit);
+    p.per_part = stx__round_up((p.extent + p.parts - 1) / p.parts, multiple);
     if (p.path == STX__GEMM_BLOCKED && stx__shares_b(mk, g, &p)) p.path = STX__GEMM_SHARED_B;
     return p;
 }
@@ -9071,7 +9082,7 @@ typedef struct stx__gemm_job {
 
 /* The scratch of a thread, or NULL. */
 static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
-    return x && x->threads.scratch ? x->threads.scratch + thread * STX__PACK : NULL;
+    return x && x->threads.scratch ? x->threads.scratch + thread * STX__SCRATCH : NULL;
 }
 
 /* Sets *p to part i of a job, which is of matrix i / parts of the batch, and *at to
@@ -9098,14 +9109,14 @@ static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t 
     p->g.A += e * g->sa + (g->ta ? row : row * g->lda);
     p->g.B += e * g->sb + (g->tb ? col * g->ldb : col);
     p->g.C += e * g->sc + row * g->ldc + col;
-    *at = j->plan.packed_at + (g->tb ? col * g->ldb : col);
+    *at = j->plan.weights_at + (g->tb ? col * g->ldb : col);
     return 1;
 }
 
 /* GEMV of a part, or of a part of K. at: where its B begins in the packed matrix. */
-static void stx__gemv_part(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_args *g, size_t at) {
-    if (j->plan.packed)
-        j->plan.packed->gemv(x, g, j->plan.packed, at);
+static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_args *g, size_t at) {
+    if (j->plan.weights)
+        j->plan.weights->gemv(x, g, j->plan.weights, at);
     else
         STX_CALL(x, stx__gemv, (g));
 }
@@ -9117,7 +9128,7 @@ static void stx__gemv_parts(const stx_share *s, const void *job) {
     size_t i, at;
     for (i = s->begin; i < s->end; i++) {
         if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
-        stx__gemv_part(s->x, j, &p.g, at);
+        stx__gemv_any(s->x, j, &p.g, at);
         stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
     }
 }
@@ -9176,7 +9187,7 @@ static void stx__k_split_part(const stx_share *s, const void *job) {
         g.C = s->x->threads.scratch + i * g.M * g.N;
         g.ldc = g.N;
         g.beta = 0;
-        stx__gemv_part(s->x, j, &g, j->plan.packed_at + k * g.ldb);
+        stx__gemv_any(s->x, j, &g, j->plan.weights_at + k * g.ldb);
     }
 }
 
@@ -9206,7 +9217,7 @@ static void stx__gemm_k_split(stx_ctx *x, const stx__gemm_job *j) {
 static void stx__shared_b_pack(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     const stx_gemm_args *g = j->g;
-    const size_t nr = j->mk->nr, u = stx__unit(j->mk);
+    const size_t nr = j->mk->nr, u = stx__unit_elements(j->mk);
     const size_t col = s->begin * nr, n = STX_MIN(g->N, s->end * nr) - col;
     const size_t stride = nr * (stx__round_up(g->K, j->mk->kr) / u);
     stx_real *to = j->shared_b + s->begin * stride;
@@ -9402,10 +9413,10 @@ static const stx__micro stx__micro_avx512 =
 #elif defined(STX__X86)
 
 /* bf16 without bf16 instructions: the portable micro-kernel, vectorised. */
-static const stx__micro stx__micro_bf16_avx2 =
+static const stx__micro stx__micro_generic_bf16_avx2 =
     STX__MICRO("avx2, bf16 by float", 4, 16, 2, stx__micro_pairs_avx2, stx__round_row_avx2,
                stx__pair_rows_avx2);
-static const stx__micro stx__micro_bf16_avx512 =
+static const stx__micro stx__micro_generic_bf16_avx512 =
     STX__MICRO("avx512, bf16 by float", 4, 16, 2, stx__micro_pairs_avx512, stx__round_row_avx512,
                stx__pair_rows_avx512);
 
@@ -9880,8 +9891,8 @@ STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__zip_bf16(__m512 r0, __m512 r1) {
 }
 
 STX__INLINE_FOR(STX__BF16_ISA)
-void stx__dot_step(size_t i, __m512 (*s)[2], const uint16_t *const *r, size_t rs, __m512bh b0,
-                   __m512bh b1) {
+void stx__avx512_bf16_step(size_t i, __m512 (*s)[2], const uint16_t *const *r, size_t rs,
+                           __m512bh b0, __m512bh b1) {
     __m512bh a = (__m512bh)_mm512_set1_epi32(stx__load_unit(r[i / 3] + i % 3 * rs));
     s[i][0] = _mm512_dpbf16_ps(s[i][0], a, b0);
     s[i][1] = _mm512_dpbf16_ps(s[i][1], a, b1);
@@ -9889,12 +9900,12 @@ void stx__dot_step(size_t i, __m512 (*s)[2], const uint16_t *const *r, size_t rs
 
 /* Steps p .. end-1. */
 STX__INLINE_FOR(STX__BF16_ISA)
-void stx__dot_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **r, size_t rs,
-                    size_t ks, const uint32_t *b, size_t ldb) {
+void stx__avx512_bf16_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **r,
+                            size_t rs, size_t ks, const uint32_t *b, size_t ldb) {
     for (b += p * ldb; p < end; p++, b += ldb) {
         __m512bh b0 = (__m512bh)_mm512_loadu_si512(b);
         __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + 16);
-        STX__UNROLL14(n, stx__dot_step, s, r, rs, b0, b1);
+        STX__UNROLL14(n, stx__avx512_bf16_step, s, r, rs, b0, b1);
         r[0] += ks;
         r[1] += ks;
         r[2] += ks;
@@ -9905,8 +9916,8 @@ void stx__dot_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16
 
 /* AVX512-BF16, 14 x 32: stx__micro_avx512_rows with units. */
 STX__INLINE_FOR(STX__BF16_ISA)
-void stx__micro_dot_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, size_t ks,
-                         const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+void stx__micro_avx512_bf16_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, size_t ks,
+                                 const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
     const uint16_t *r[5];
     __m512 s[14][2];
     size_t p = steps > STX__C_AHEAD ? steps - STX__C_AHEAD : 0, i;
@@ -9916,17 +9927,17 @@ void stx__micro_dot_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, s
     r[3] = a + 9 * rs;
     r[4] = a + 12 * rs;
     STX__UNROLL14(n, stx__avx512_zero, s);
-    stx__dot_steps(n, 0, p, s, r, rs, ks, b, ldb);
+    stx__avx512_bf16_steps(n, 0, p, s, r, rs, ks, b, ldb);
     for (i = 0; i < n && steps >= 2 * n; i++, p += 2) {
         stx__prefetch_c(c + i * ldc);
-        stx__dot_steps(n, p, p + 2, s, r, rs, ks, b, ldb);
+        stx__avx512_bf16_steps(n, p, p + 2, s, r, rs, ks, b, ldb);
     }
-    stx__dot_steps(n, p, steps, s, r, rs, ks, b, ldb);
+    stx__avx512_bf16_steps(n, p, steps, s, r, rs, ks, b, ldb);
     if (add) STX__UNROLL14(n, stx__avx512_add, s, c, ldc);
     STX__UNROLL14(n, stx__avx512_store, s, c, ldc);
 }
 
-STX__MICRO_RUN14(stx__micro_dot, STX__BF16_ISA, uint16_t, uint32_t)
+STX__MICRO_RUN14(stx__micro_avx512_bf16, STX__BF16_ISA, uint16_t, uint32_t)
 
 /* stx__micro.to_bf16 and .pair. The processor takes denormals as zero. */
 STX__BF16_FN static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
@@ -10078,14 +10089,14 @@ static void stx__skinny_bf16(const stx_gemm_args *g, stx_real *scratch) {
     }
 }
 
-static const stx__micro stx__micro_dot = {
-    "avx512 bf16", 14, 32, 2, stx__micro_dot_run, /* name, MR, NR, KR, run */
-    stx__round_row_bf16, stx__pair_rows_bf16,     /* to_bf16, pair */
-    NULL, NULL,                                   /* enter, leave */
-    stx__transpose_avx512,                        /* transpose */
-    NULL,                                         /* pack_at */
-    stx__pack_strips_bf16,                        /* pack_strips */
-    stx__skinny_bf16                              /* skinny */
+static const stx__micro stx__micro_avx512_bf16 = {
+    "avx512 bf16", 14, 32, 2, stx__micro_avx512_bf16_run, /* name, MR, NR, KR, run */
+    stx__round_row_bf16, stx__pair_rows_bf16,             /* to_bf16, pair */
+    NULL, NULL,                                           /* enter, leave */
+    stx__transpose_avx512,                                /* transpose */
+    NULL,                                                 /* pack_at */
+    stx__pack_strips_bf16,                                /* pack_strips */
+    stx__skinny_bf16                                      /* skinny */
 };
   #endif
 
@@ -10374,16 +10385,17 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
         if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
   #endif
   #ifdef STX__BF16
-        if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) return &stx__micro_dot;
+        if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16"))
+            return &stx__micro_avx512_bf16;
   #endif
   #ifdef STX__X86
-        if (isa == STX__ISA_AVX512) return &stx__micro_bf16_avx512;
-        if (isa == STX__ISA_AVX2) return &stx__micro_bf16_avx2;
+        if (isa == STX__ISA_AVX512) return &stx__micro_generic_bf16_avx512;
+        if (isa == STX__ISA_AVX2) return &stx__micro_generic_bf16_avx2;
   #endif
   #ifdef STX__HAS_BFDOT
         if (stx__has_bfdot()) return &stx__micro_bfdot;
   #endif
-        return &stx__micro_bf16;
+        return &stx__micro_generic_bf16;
     }
 #endif
 #ifdef STX__X86
@@ -10589,7 +10601,7 @@ STX_INNER void stx__axpy4_int8(int fma, STX__AXPY4_PACKED_PARAMS) {
         const int8_t *STX_RESTRICT q1 = w->q + row[1] * C + col + j;
         const int8_t *STX_RESTRICT q2 = w->q + row[2] * C + col + j;
         const int8_t *STX_RESTRICT q3 = w->q + row[3] * C + col + j;
-        const float *f = w->s + (col + j) / STX__INT8_GROUP;
+        const float *f = w->f + (col + j) / STX__INT8_GROUP;
         const stx_real f0 = (stx_real)f[row[0] * G], f1 = (stx_real)f[row[1] * G];
         const stx_real f2 = (stx_real)f[row[2] * G], f3 = (stx_real)f[row[3] * G];
         if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
@@ -10620,7 +10632,7 @@ STX__AVX512 static void stx__axpy4_int8_intrinsics(STX__AXPY4_PACKED_PARAMS) {
     stx__row_prefetch next = stx__row_prefetch_of(q0, C, n);
     size_t j, e;
     for (j = 0; j < whole; j += STX__INT8_GROUP) {
-        const float *f = w->s + (col + j) / STX__INT8_GROUP;
+        const float *f = w->f + (col + j) / STX__INT8_GROUP;
         const float f0 = f[row[0] * G], f1 = f[row[1] * G];
         const float f2 = f[row[2] * G], f3 = f[row[3] * G];
         if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
@@ -10683,7 +10695,7 @@ STX_INNER void stx__gemv_packed_dots(int fma, const stx_gemm_args *g, const stx_
                 if (w->h)
                     stx__dot4_bf16(fma, t + e, a, w->h + b + e * C, ldb, g->K);
                 else
-                    int8.dot4(t + e, a, w->q + b + e * C, ldb, w->s + f + e * G, ldf, g->K);
+                    int8.dot4(t + e, a, w->q + b + e * C, ldb, w->f + f + e * G, ldf, g->K);
             for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
         }
     }
@@ -10773,7 +10785,7 @@ static void stx__pack_matrix_part(const stx_share *s, const void *job) {
             stx__pack_row_bf16(data + r * w->C, w->C, (uint16_t *)(uintptr_t)w->h + r * w->C);
         else
             stx__pack_row_int8(data + r * w->C, w->C, (int8_t *)(uintptr_t)w->q + r * w->C,
-                               (float *)(uintptr_t)w->s + r * stx__int8_groups(w->C));
+                               (float *)(uintptr_t)w->f + r * stx__int8_groups(w->C));
 }
 
 /* Describes the packed form of t and allocates it. */
@@ -10793,7 +10805,7 @@ static int stx__packed_init(stx_ctx *x, stx__packed *w, const stx_tensor *t, int
     if (kind == STX_WEIGHTS_BF16) {
         w->h = (const uint16_t *)(const void *)block;
     } else {
-        w->s = (const float *)(const void *)block;
+        w->f = (const float *)(const void *)block;
         w->q = (const int8_t *)block + factors;
     }
     return 1;
@@ -13300,7 +13312,7 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->a = a;
     A->x = x;
     A->mk = stx__micro_kernel(x);
-    A->per_word = stx__unit(A->mk);
+    A->per_word = stx__unit_elements(A->mk);
     A->Dk = stx__round_up(a->D, A->mk->kr);
     A->Dp = stx__round_up(a->D, A->mk->nr);
     A->two_queries = a->content_bias || a->position_bias;

@@ -41,16 +41,18 @@ size_t inner_kernels(int bf16, inner_kernel *list) {
         return n;
     }
 #ifndef SEQTX_DOUBLE
-    inner_add(list, &n, &stx__micro_bf16, STX__ISA_BASE, 0, 0);
+    inner_add(list, &n, &stx__micro_generic_bf16, STX__ISA_BASE, 0, 0);
   #ifdef STX__HAS_BFDOT
     if (stx__has_bfdot()) inner_add(list, &n, &stx__micro_bfdot, STX__ISA_BASE, 0, 0);
   #endif
   #ifdef STX__X86
-    if (isa >= STX__ISA_AVX2) inner_add(list, &n, &stx__micro_bf16_avx2, STX__ISA_AVX2, 0, 0);
-    if (isa >= STX__ISA_AVX512) inner_add(list, &n, &stx__micro_bf16_avx512, STX__ISA_AVX512, 0, 0);
+    if (isa >= STX__ISA_AVX2)
+        inner_add(list, &n, &stx__micro_generic_bf16_avx2, STX__ISA_AVX2, 0, 0);
+    if (isa >= STX__ISA_AVX512)
+        inner_add(list, &n, &stx__micro_generic_bf16_avx512, STX__ISA_AVX512, 0, 0);
     #ifdef STX__BF16
     if (isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16"))
-        inner_add(list, &n, &stx__micro_dot, STX__ISA_AVX512, 1, 0);
+        inner_add(list, &n, &stx__micro_avx512_bf16, STX__ISA_AVX512, 1, 0);
     #endif
     #ifdef TEST_AMX_EMULATED
     inner_add(list, &n, &stx__micro_amx, isa, 0, 1);
@@ -73,7 +75,7 @@ const char *inner_name(const stx_ctx *x) {
 }
 
 void inner_poison(stx_ctx *x) {
-    size_t i, n = x->threads.scratch ? (size_t)x->desc.threads * STX__PACK : 0;
+    size_t i, n = x->threads.scratch ? (size_t)x->desc.threads * STX__SCRATCH : 0;
     for (i = 0; i < n; i++) x->threads.scratch[i] = (stx_real)NAN;
 }
 
