@@ -5463,6 +5463,9 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
    that was preempted before it took a chunk: the caller does the work that no other
    thread takes, closes the loop, and waits only for the threads inside a chunk.
 
+   stx_parallel_units instead makes one chunk per iteration (several if there are more
+   than 65535 iterations), all in one range, from whose front every thread takes the next.
+
        word    epoch, 15 bits | open, 1 bit | threads inside, 16 bits
 
        caller    writes the job and the ranges; sets word = next epoch, open; works;
@@ -5477,16 +5480,16 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
    otherwise give to work. There are two signs of that: an idle thread was preempted while
    it spun, or the caller waited long for a thread that was preempted. For a while, idle
    threads then sleep at once. Linux reports whether a thread was preempted for another
-   one; elsewhere, every delay counts. Processors that the host of a virtual machine takes
-   away do not count on Linux: sleeping would only add the wake-up time.
+   one; elsewhere, every delay counts. So on Linux, time that a hypervisor takes from a
+   virtual machine does not count: sleeping would not get it back.
 
    stx_create makes the pool, the first divided loop starts the threads, and stx_destroy
-   joins them. Loops do not nest: one opened by a part would overwrite the job of the
-   threads inside. After a fork, the child has no workers and its caller computes alone.
-   It must not lock the mutex, which a thread of the parent may have held.
+   joins them. Loops do not nest: a loop opened inside a chunk would overwrite the job of
+   the threads inside. After a fork, the child has no workers and its caller computes
+   alone. It must not lock the mutex, which a thread of the parent may have held.
 
-   After 2^15 loops the epoch repeats. A thread can then take a new loop for the last one
-   that it saw and miss it, which is harmless: the others do its work. */
+   After 2^15 loops the epoch repeats. A thread can then mistake a new loop for the last
+   one that it saw and miss it, which is harmless: the others do its work. */
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
 
 /* Times in microseconds. */
@@ -5499,13 +5502,14 @@ enum {
 };
 
 /* pool.busy: 500 more for each sign that the machine is busy, 1 less for each loop. At
-   STX__BUSY or more, idle threads do not spin. */
+   STX__BUSY or more, idle threads do not spin. So after two or three signs within some
+   hundred loops they sleep at once, for up to 3000 loops. */
 enum { STX__BUSY_SIGN = 500, STX__BUSY = 1000, STX__BUSY_MOST = 4000 };
 
 /* Loops with less work (see stx_parallel) do not wake sleeping threads. */
 enum { STX__WORTH_WAKING = 1 << 18 };
 
-/* Parts of pool.word. */
+/* Parts of pool.word: the bit `open`, the mask of `threads inside`, and one epoch. */
 enum { STX__OPEN = 0x10000, STX__INSIDE = 0xffff, STX__EPOCH_ONE = 0x20000 };
 
   #ifdef STX__PTHREADS
@@ -5649,6 +5653,8 @@ typedef struct stx__pool {
     stx__worker *worker;      /* (threads) */
 } stx__pool;
 
+/* Counts a sign that the machine is busy. Concurrent updates may be lost, which is
+   harmless. */
 static void stx__seen_busy(stx__pool *q) {
     uint32_t busy = STX__LOAD(&q->busy) + STX__BUSY_SIGN;
     STX__STORE(&q->busy, STX_MIN(busy, (uint32_t)STX__BUSY_MOST));
@@ -5686,7 +5692,8 @@ static int stx__new_loop(uint32_t word, uint32_t seen) {
     return (word & STX__OPEN) && word / STX__EPOCH_ONE != seen;
 }
 
-/* Works in the loop that the thread has entered, and leaves it. */
+/* Works in the loop that the thread has entered, and leaves it. The last thread to leave
+   a closed loop wakes the caller. */
 static void stx__work_in_loop(stx__worker *w, uint32_t *preemptions) {
     stx__pool *q = w->pool;
     const int64_t begun = stx__now();
@@ -5695,6 +5702,9 @@ static void stx__work_in_loop(stx__worker *w, uint32_t *preemptions) {
         (void)STX__ADD(&q->preemptions, 1);
     if (STX__ADD(&q->word, (uint32_t)-1) & (STX__OPEN | STX__INSIDE)) return;
     if (STX__LOAD(&q->caller_asleep)) {
+        /* Protects nothing. The caller set caller_asleep under the mutex: once this
+           thread has had the mutex, the caller is waiting, or it has seen that no thread
+           is inside. */
         stx__lock(&q->mutex);
         stx__unlock(&q->mutex);
         stx__wake(&q->done);
@@ -5943,6 +5953,8 @@ static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, i
 
     asleep = STX__LOAD(&q->asleep);
     if (!asleep || work < STX__WORTH_WAKING || q->process != stx__process()) return;
+    /* as in stx__work_in_loop: once this thread has had the mutex, a thread counted in
+       asleep is waiting, or it has seen the loop */
     stx__lock(&q->mutex);
     stx__unlock(&q->mutex);
     for (i = 0; i < asleep && i + 1 < chunks; i++) stx__wake(&q->work);
@@ -6047,13 +6059,15 @@ static void stx__make_scratch(stx_ctx *x) {
 // >>shares, sums, fill, axpy, copy
 
 /* How the loops of the simple kernels are written. The job of a loop is the args struct
-   of the kernel, or a struct with the parameters of the kernel. stx__x_n is the formula:
-   a plain loop over n elements, or one row. stx__x_loop applies it to the elements or
-   rows of a share; STX_LOOP compiles it for each instruction set. Arrays that do not
-   overlap are STX_RESTRICT parameters of stx__x_n, because gcc honours restrict in
+   of the kernel, or a struct with the parameters of the kernel. For an operation op,
+   stx__op_n is the formula: a plain loop over n elements, or one row. stx__op_loop
+   applies it to the elements or rows of a share. STX_LOOP compiles that for each
+   instruction set and defines stx__op_loop_run, which calls the right one. Arrays that do
+   not overlap are STX_RESTRICT parameters of stx__op_n, because gcc honours restrict in
    parameters of inlined functions but not in local pointers. */
 
-/* Loops over elements are shared out in chunks of this many elements. */
+/* Loops over elements count in blocks of this many elements: a share is a number of whole
+   blocks, of which the last one of the array may be shorter. */
 enum { STX__BLOCK_ELEMENTS = 4096 };
 
 /* The elements of an array of n that belong to a share: returns their number; *first is
@@ -6068,8 +6082,9 @@ static void stx__for_elements(stx_ctx *x, size_t n, size_t work, stx_part part, 
     stx_parallel(x, (n + STX__BLOCK_ELEMENTS - 1) / STX__BLOCK_ELEMENTS, work, part, job);
 }
 
-/* Sums are taken in this many blocks, one after the other in each block. The sums of the
-   blocks are then added in order, so a sum does not depend on the number of threads. */
+/* The array of a sum is divided into this many blocks, whatever the number of threads.
+   One thread sums each block, and then the sums of the blocks are added in order. So a
+   sum does not depend on the number of threads. */
 enum { STX__SUM_BLOCKS = 64 };
 
 /* Block k of n elements: returns its size; *first is the index of its first element. */
