@@ -3474,14 +3474,15 @@ typedef struct stx__group_ops {
     void (*forget)(stx_ctx *x); /* the context is destroyed without leaving; may be NULL */
 } stx__group_ops;
 
-/* A matrix that stx_params_pack packed. */
+/* Packed weights: the rounded copy that stx_params_pack makes of a matrix. */
 typedef struct stx__packed {
     const stx_real *from;  /* the parameter's data, (size / C, C) */
     size_t size, C, bytes; /* bytes: of the packed values */
     const uint16_t *h;     /* STX_WEIGHTS_BF16: (size / C, C); STX_WEIGHTS_INT8: NULL */
     const int8_t *q;       /* STX_WEIGHTS_INT8: (size / C, C), */
     const float *f;        /* and factors, (size / C, C / 32 rounded up): weight = f q */
-    /* C = alpha A op(B) + beta C for up to 3 rows, where B begins at element `at` */
+    /* C = alpha A op(B) + beta C for up to STX__GEMV_ROWS rows, where B begins at element
+       `at` */
     void (*gemv)(stx_ctx *x, const stx_gemm_args *g, const struct stx__packed *w, size_t at);
 } stx__packed;
 
@@ -8030,7 +8031,10 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
    the micro-kernel, but not on the number of threads.
 
    bf16 (STX_PREC_BF16): operands are rounded while they are packed; sums and C are float.
-   Matmuls of up to 3 rows stay in f32.
+   Matmuls of up to STX__GEMV_ROWS rows stay in f32.
+
+   Packed operands are copies in scratch, made in every call. Packed weights are something
+   else: the bf16 or int8 copies that stx_params_pack makes, which GEMV reads in place.
 
    This is the general path, STX__GEMM_BLOCKED. Few rows, few columns and an op(B) that
    several parts share have separate paths: see stx__gemm_path.
@@ -8331,8 +8335,8 @@ static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
     return stx__equal_blocks(N, STX__NC * STX__KC / steps, mk->nr);
 }
 
-/* Packing reads short parts of rows that are far apart: it prefetches them that many
-   rows ahead. */
+/* Packing reads short parts of rows that are far apart: it prefetches them this many rows
+   ahead. */
 enum { STX__PACK_AHEAD = 8 };
 
 /* op(B) = B^T for one strip: B (n,k) with n <= NR -> (k,NR), padded with zeros. Moves
@@ -8507,7 +8511,7 @@ static stx__a_block stx__pack_at_bf16(const stx__micro *mk, stx_real *to, const 
 }
 
 /* bf16 with KR = 32 (AMX), op(A) = A^T, A (k,m): [m/32][k/32] tiles of 32 rows of 16
-   units. Transposes one tile of 16 rows of units at a time. */
+   units. Each is packed as 16 rows of 32 units, then transposed. */
 static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const stx_real *A,
                                        size_t lda, size_t m, size_t k) {
     const size_t padded = stx__round_up(k, 32);
@@ -8517,7 +8521,7 @@ static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const
     a.data = (const char *)to;
     a.row_bytes = padded * sizeof(uint16_t);
     a.rs = 32;
-    a.ks = 64;
+    a.ks = 64; /* 16 steps: a tile of 1024 elements */
     if (mk->pack_at) {
         mk->pack_at(to, A, lda, m, k);
         return a;
@@ -8568,7 +8572,8 @@ typedef struct stx__gemm_part {
     const stx__micro *mk;
     stx_real *scratch;              /* STX__SCRATCH elements of this thread */
     stx_gemm_args g;                /* a matmul, batch 1 */
-    const stx_real *shared_b;       /* op(B) packed, if it is one block; or NULL */
+    const stx_real *shared_b;       /* SHARED_B: op(B) of g, packed; g is then one block of n
+                                       and k. Otherwise NULL */
     const stx__epilogue *epilogue;  /* or NULL */
     size_t offset, col;             /* of g.C in its matrix: elements, columns */
 } stx__gemm_part;
@@ -8603,9 +8608,9 @@ STX_INNER void stx__gemm_scale_c(const stx_gemm_args *g) {
    of 1 MB. */
 enum { STX__GROUP_B = (540 << 10) / 4 };
 
-/* Rows of A whose distance is a multiple of this many elements share a set of L1. The 14
-   rows of an AVX-512 tile exceed its 8 or 12 ways, so such rows are copied (for
-   simplicity, with every micro-kernel). */
+/* Rows of A whose distance is a multiple of this many elements, 4 KB, share a set of L1
+   (64 sets of 64 bytes). The 14 rows of an AVX-512 tile exceed its 8 or 12 ways, so such
+   rows are copied (for simplicity, with every micro-kernel). */
 enum { STX__L1_ALIAS = 4096 / sizeof(stx_real) };
 
 /* A blocked matmul and its current block. */
@@ -8659,7 +8664,7 @@ static void stx__blocked_pack_b(const stx__blocked *w, stx_real *to) {
     for (i = 0; i < n; i++) to[i] *= g->alpha;
 }
 
-/* The tile from row ir and column jr of the current block on. */
+/* The tile that begins at row ir and column jr of the current block. */
 static void stx__blocked_tile(const stx__blocked *w, size_t ir, size_t jr) {
     const stx__micro *mk = w->mk;
     const size_t ldc = w->g->ldc, nr = mk->nr;
@@ -8724,16 +8729,19 @@ enum { STX__GEMV_ROWS = 3 };
 /* Matmuls of a few rows (generation) wait for B to come from memory. It is read once, in
    place.
 
-   Memory is fastest in address order; interleaving four rows costs two thirds of the
-   bandwidth. So while the kernels work on four rows at a time, they prefetch in address
-   order, 256 bytes per call: as many as a step reads, 64 bytes of each of four rows. */
+   Memory is fastest in address order: reading four rows interleaved loses up to two
+   thirds of the bandwidth. So the kernels compute with four rows at a time, but prefetch
+   in address order. A call prefetches 256 bytes, and the kernels make one per 256 bytes
+   that they read: 64 bytes of each of four rows are 16 elements of f32, 32 of bf16 or 64
+   of int8. (With SEQTX_DOUBLE, 16 elements are 128 bytes, and half is prefetched.) */
 typedef struct stx__row_prefetch {
     uintptr_t p, end;       /* next address, end of its row */
     size_t stride, bytes;   /* of rows */
 } stx__row_prefetch;
 
-/* For rows of `bytes` bytes, `stride` bytes apart. Addresses past the last row are
-   harmless. */
+/* For rows of `bytes` bytes, `stride` bytes apart. Begins 32 to 4 whole rows ahead: 8 to
+   16 KB for rows of 256 to 4096 bytes, and 4 rows if they are longer. Addresses past the
+   last row are harmless. */
 STX_INNER stx__row_prefetch stx__row_prefetch_of(const void *rows, size_t stride, size_t bytes) {
     stx__row_prefetch a;
     size_t ahead = 32;      /* rows */
@@ -8828,7 +8836,7 @@ STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
             stx_real *c = g->C + i * g->ldc + j, t[8];
             if (n == 4)
                 stx__dot4(fma, t, a, b, g->ldb, g->K);
-            else
+            else /* each of these rows four times, so t has up to 6 elements */
                 for (e = 0; e < n; e++) stx__dot4(fma, t + e, a, b + e * g->ldb, 0, g->K);
             for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
         }
@@ -8883,7 +8891,7 @@ STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
 
 /* C of few columns, as its transpose op(B)^T op(A)^T: otherwise most of a strip would
    be padding. The transpose is computed in blocks of `rows` rows of C, and transposed
-   back. Scratch: packed op(B)^T; strips of op(A)^T, KC elements per row; the
+   back. Scratch: the packed op(B)^T; strips of op(A)^T, KC elements per row of C; the
    transpose. */
 static void stx__gemm_transposed(const stx__gemm_part *p) {
     const stx_gemm_args *g = &p->g;
@@ -8905,7 +8913,7 @@ static void stx__gemm_transposed(const stx__gemm_part *p) {
         stx_real *c = g->C + at * g->ldc;
         q.g.B = g->A + (g->ta ? at : at * g->lda);
         q.g.N = q.g.ldc = STX_MIN(rows, g->M - at);
-        if (g->N <= STX__GEMV_ROWS && p->mk->kr == 1 && g->tb)
+        if (g->N <= STX__GEMV_ROWS && p->mk->kr == 1 && g->tb) /* op(B)^T is B, in place */
             STX_CALL(p->x, stx__gemv, (&q.g));
         else
             stx__gemm_blocked(&q);
@@ -8928,9 +8936,9 @@ typedef enum stx__gemm_path {
        STX_PREC_BF16. Gain of prefetching: 1.4 to 3.3. */
     STX__GEMM_GEMV,
 
-    /* The same for A B (ta = tb = 0) with many rows of B, batch 1 and no epilogue: K is
-       cut, so that each thread reads contiguous memory; the partial sums are added in
-       order. The number of parts depends on the shape only. */
+    /* The same for A B (ta = tb = 0) with K >= 2 STX__K_PART_MIN, batch 1 and no
+       epilogue: K is cut, so that each thread reads contiguous memory; the partial sums
+       are added in order. The number of parts depends on the shape only. */
     STX__GEMM_K_SPLIT,
 
     /* x W^T of few rows (generation with several streams): transposing W into strips
@@ -8950,7 +8958,7 @@ typedef enum stx__gemm_path {
     STX__GEMM_BLOCKED
 } stx__gemm_path;
 
-/* How a matmul is computed and how C is split into parts; see stx__part_multiple. */
+/* How a matmul is computed and how C is split into parts. */
 typedef struct stx__gemm_plan {
     stx__gemm_path path;
     int by_rows;                /* parts are rows of C; 0: columns */
@@ -8964,7 +8972,7 @@ typedef struct stx__gemm_plan {
 /* Elements of STX_WEIGHTS_INT8 that share a factor: a group. */
 enum { STX__INT8_GROUP = 32 };
 
-/* The packed matrix that holds all of op(B), or NULL. *at: the element where B begins,
+/* The packed weights that hold all of op(B), or NULL. *at: the element where B begins,
    which must be the beginning of a group. */
 static const stx__packed *stx__packed_weights(const stx_ctx *x, const stx_gemm_args *g,
                                               size_t *at) {
@@ -9032,14 +9040,16 @@ static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g,
     if (g->M <= STX__GEMV_ROWS || !g->K || g->alpha == 0 || !x || !x->threads.scratch)
         return STX__GEMM_GEMV;
     if (stx__is_skinny(mk, g)) return STX__GEMM_SKINNY;
+    /* at least half of a strip would be padding; 4 NR rows repay the transposition */
     if (g->M >= 4 * mk->nr && 2 * g->N <= mk->nr) return STX__GEMM_TRANSPOSED;
     return STX__GEMM_BLOCKED;
 }
 
-/* Parts begin at multiples of this many columns or rows of C. For columns it is NR; for
-   rows it is less than a large MR, because parts are then more equal and a short last
-   tile costs less. AMX: 16, the height of a tile register. TRANSPOSED: rows of C become
-   columns. Packed weights: a part begins at a group. */
+/* Parts begin at multiples of this many columns or rows of C.
+       columns   NR; SKINNY: 4, the rows of W in a tile; packed weights: a group
+       rows      MR if it is small. 4 for MR = 14: a smaller multiple makes parts more
+                 equal, and a short tile costs only its rows. AMX: 16, the rows of a tile
+                 register. TRANSPOSED: NR, because rows of C become columns */
 static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) {
     if (p->weights) return STX__INT8_GROUP;
     if (p->path == STX__GEMM_SKINNY) return 4;
@@ -9047,6 +9057,9 @@ static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) 
     if (mk->mr > 16) return 16;
     return mk->mr > 8 ? 4 : mk->mr;
 }
+
+/* Multiplications; a smaller matmul is one part. */
+enum { STX__GEMM_SPLIT_MIN = 100000 };
 
 /* Decides how g is computed. The path depends on the arguments of the whole matmul
    (shape, ta, tb, batch, alpha, beta), on whether there is an epilogue or packed weights,
@@ -9074,9 +9087,9 @@ static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g
     p.extent = p.by_rows ? g->M : g->N;
     multiple = stx__part_multiple(mk, &p);
 
-    /* one part per thread, up to four if a part has 512 rows or columns. A matmul of a
-       batch is one part */
-    if (g->batch == 1 && work >= 100000) {
+    /* one part per thread, or up to four if each still has 512 rows or columns. A batch
+       is divided by matrices only: with fewer of them than threads, some threads idle */
+    if (g->batch == 1 && work >= STX__GEMM_SPLIT_MIN) {
         p.parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, p.extent / threads / 512));
         p.parts = STX_MIN(p.parts, (p.extent + multiple - 1) / multiple);
     }
@@ -9101,7 +9114,8 @@ static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
 }
 
 /* Sets *p to part i of a job, which is of matrix i / parts of the batch, and *at to
-   the element of the packed matrix where its B begins. Returns 0 if the part is empty. */
+   the element of the packed weights where its B begins. Returns 0 if the part is
+   empty. */
 static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t i,
                              stx__gemm_part *p, size_t *at) {
     const stx_gemm_args *g = j->g;
@@ -9128,7 +9142,8 @@ static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t 
     return 1;
 }
 
-/* GEMV of a part, or of a part of K. at: where its B begins in the packed matrix. */
+/* GEMV of a part of C or K, with packed weights or without. at: where its B begins in
+   them. */
 static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_args *g, size_t at) {
     if (j->plan.weights)
         j->plan.weights->gemv(x, g, j->plan.weights, at);
@@ -10437,10 +10452,10 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 
 // >>gemm: packed weights
 
-/* Matrix-vector products with the weights of stx_params_pack: C = alpha A op(B) + beta
-   C, where op(B) is a part of a packed matrix. They read 2 or 1.125 bytes per weight.
-   Sums are in the order of stx__gemv, so results equal those with the rounded weights
-   bit for bit, unless the compiler contracts (gcc without -std=c99). */
+/* GEMV with the weights of stx_params_pack: C = alpha A op(B) + beta C, where op(B) is a
+   part of a matrix of packed weights. It reads 2 or 1.125 bytes per weight. Sums are in
+   the order of stx__gemv, so results equal those with the rounded weights bit for bit,
+   unless the compiler contracts (gcc without -std=c99). */
 
 static size_t stx__int8_groups(size_t C) {
     return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP;
@@ -10534,6 +10549,7 @@ STX__AVX512 static void stx__dot4_int8_avx512(STX__DOT4_INT8_PARAMS) {
         const __m512 v = _mm512_loadu_ps(a + p);
         const float *fp = f + p / STX__INT8_GROUP;
         if (p % 64 == 0) stx__row_prefetch_next(&next);
+        /* 512 weights have 16 factors, 64 bytes */
         if (p % 512 == 0) stx__row_prefetch_next(&factors);
         s0 = _mm512_fmadd_ps(v, stx__int8_x16(b + p, fp[0]), s0);
         s1 = _mm512_fmadd_ps(v, stx__int8_x16(b + ldb + p, fp[ldf]), s1);
@@ -10559,6 +10575,7 @@ STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
         const int8_t *b0 = b + p, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
         const float *fp = f + p / STX__INT8_GROUP;
         if (p % 64 == 0) stx__row_prefetch_next(&next);
+        /* 512 weights have 16 factors, 64 bytes */
         if (p % 512 == 0) stx__row_prefetch_next(&factors);
         s0 = _mm256_fmadd_ps(v, stx__int8_x8(b0, fp[0]), s0);
         s1 = _mm256_fmadd_ps(v, stx__int8_x8(b1, fp[ldf]), s1);
@@ -10581,7 +10598,7 @@ STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
 }
 #endif
 
-/* stx__axpy4 with rows row[0 .. 3] of the packed matrix w, from column col on, where a
+/* stx__axpy4 with rows row[0 .. 3] of the packed weights w, from column col on, where a
    group begins. */
 #define STX__AXPY4_PACKED_PARAMS \
   stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *row, \
@@ -10699,7 +10716,7 @@ STX_INNER void stx__gemv_packed_dots(int fma, const stx_gemm_args *g, const stx_
     size_t i, j, e;
     for (j = 0; j < g->N; j += 4) {
         const size_t n = STX_MIN((size_t)4, g->N - j);
-        /* fewer than four rows: each is computed four times */
+        /* fewer than four rows: each is computed four times, so t has up to 6 elements */
         const size_t step = n == 4 ? 4 : 1, ldb = n == 4 ? C : 0, ldf = n == 4 ? G : 0;
         const size_t b = (row + j) * C + col;
         const size_t f = (row + j) * G + col / STX__INT8_GROUP;
@@ -10728,6 +10745,7 @@ STX_INNER void stx__gemv_packed_axpys(int fma, const stx_gemm_args *g, const stx
             const size_t n = STX_MIN((size_t)4, g->K - k);
             const size_t columns = STX_MIN((size_t)COLUMNS, g->N - j);
             size_t r[4];
+            /* missing rows: the first one again, times 0 */
             for (e = 0; e < 4; e++) r[e] = row + k + (e < n ? e : 0);
             for (i = 0; i < g->M; i++) {
                 stx_real *c = g->C + i * g->ldc + j, a[4] = {0};
@@ -10803,7 +10821,7 @@ static void stx__pack_matrix_part(const stx_share *s, const void *job) {
                                (float *)(uintptr_t)w->f + r * stx__int8_groups(w->C));
 }
 
-/* Describes the packed form of t and allocates it. */
+/* Describes the packed weights of t and allocates their values. */
 static int stx__packed_init(stx_ctx *x, stx__packed *w, const stx_tensor *t, int kind) {
     size_t factors = 0;
     char *block;
