@@ -8402,20 +8402,19 @@ static void stx__pack_bt_bf16(const stx__micro *mk, stx_real *to, const stx_real
 static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
                         size_t ldb, int tb, size_t k, size_t n) {
     const size_t nr = mk->nr, u = stx__unit_elements(mk), padded = stx__round_up(k, mk->kr);
-    /* pack_strips pads columns, and k to a whole unit */
-    const int pads = mk->pack_strips != NULL;
-    const size_t done = pads ? stx__round_up(k, u) : k;
     size_t j;
-
-    for (j = 0; !tb && j < n; j += nr)
-        if (done < padded || (!pads && n - j < nr))
-            memset(to + j / nr * stride, 0, nr * padded / u * sizeof *to);
-    if (!tb && pads) {
-        mk->pack_strips(to, stride, B, ldb, k, n);
-        return;
-    }
     if (!tb) {
-        stx__pack_strips(mk, to, stride, B, ldb, k, n);
+        /* stx__pack_strips pads nothing; mk->pack_strips pads columns, and k to a unit.
+           Strips with other padding are zeroed first */
+        const int pads = mk->pack_strips != NULL;
+        const size_t done = pads ? stx__round_up(k, u) : k;
+        for (j = 0; j < n; j += nr)
+            if (done < padded || (!pads && n - j < nr))
+                memset(to + j / nr * stride, 0, nr * padded / u * sizeof *to);
+        if (pads)
+            mk->pack_strips(to, stride, B, ldb, k, n);
+        else
+            stx__pack_strips(mk, to, stride, B, ldb, k, n);
         return;
     }
     for (j = 0; j < n; j += nr, to += stride) {
@@ -8464,7 +8463,8 @@ static stx__a_block stx__pack_a_f32(const stx__micro *mk, stx_real *to, const st
         stx__pack_at(mk, to, A, lda, m, k);
         return a;
     }
-    for (i = 0; copy && i < m; i++) {
+    if (!copy) return a;
+    for (i = 0; i < m; i++) {
         if (i + STX__PACK_AHEAD < m) stx_prefetch(A + (i + STX__PACK_AHEAD) * lda, k);
         memcpy(to + i * k, A + i * lda, k * sizeof *to);
     }
@@ -8680,7 +8680,8 @@ static void stx__blocked_tile(const stx__blocked *w, size_t ir, size_t jr) {
         return;
     }
     mk->run(rows, w->steps, a, w->a.rs, w->a.ks, b, nr, tile, nr, 0);
-    for (i = 0; w->scale_tile && i < rows * nr; i++) tile[i] *= w->g->alpha;
+    if (w->scale_tile)
+        for (i = 0; i < rows * nr; i++) tile[i] *= w->g->alpha;
     for (i = 0; i < rows; i++)
         for (j = 0; j < cols; j++)
             c[i * ldc + j] = add ? c[i * ldc + j] + tile[i * nr + j] : tile[i * nr + j];
@@ -8946,7 +8947,7 @@ typedef enum stx__gemm_path {
        1.1 to 2.7. */
     STX__GEMM_SKINNY,
 
-    /* C of few columns: computed as its transpose. Gain: 1.4 to 2.6; one column: 12. */
+    /* C of few columns: computed as its transpose. Gain: 1.4 to 2.9; one column: 12. */
     STX__GEMM_TRANSPOSED,
 
     /* Several parts that need the same op(B): all threads pack a block of it together
@@ -9151,57 +9152,38 @@ static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_arg
         STX_CALL(x, stx__gemv, (g));
 }
 
-/* One parallel loop per path, over parts of C. */
-static void stx__gemv_parts(const stx_share *s, const void *job) {
+/* Computes parts of C. Of GEMV and SKINNY the epilogue is called here; the other paths
+   call it themselves. */
+static void stx__gemm_parts(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     stx__gemm_part p;
     size_t i, at;
     for (i = s->begin; i < s->end; i++) {
         if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
-        stx__gemv_any(s->x, j, &p.g, at);
-        stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
+        switch (j->plan.path) {
+        case STX__GEMM_GEMV:
+            stx__gemv_any(s->x, j, &p.g, at);
+            stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
+            break;
+        case STX__GEMM_SKINNY:
+            p.mk->skinny(&p.g, p.scratch);
+            stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
+            break;
+        default:
+            if (p.mk->enter) p.mk->enter();
+            if (j->plan.path == STX__GEMM_TRANSPOSED)
+                stx__gemm_transposed(&p);
+            else
+                stx__gemm_blocked(&p);
+            if (p.mk->leave) p.mk->leave();
+        }
     }
 }
 
-static void stx__skinny_parts(const stx_share *s, const void *job) {
-    const stx__gemm_job *j = (const stx__gemm_job *)job;
-    stx__gemm_part p;
-    size_t i, at;
-    for (i = s->begin; i < s->end; i++) {
-        if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
-        p.mk->skinny(&p.g, p.scratch);
-        stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
-    }
-}
-
-static void stx__transposed_parts(const stx_share *s, const void *job) {
-    const stx__gemm_job *j = (const stx__gemm_job *)job;
-    stx__gemm_part p;
-    size_t i, at;
-    for (i = s->begin; i < s->end; i++) {
-        if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
-        if (p.mk->enter) p.mk->enter();
-        stx__gemm_transposed(&p);
-        if (p.mk->leave) p.mk->leave();
-    }
-}
-
-static void stx__blocked_parts(const stx_share *s, const void *job) {
-    const stx__gemm_job *j = (const stx__gemm_job *)job;
-    stx__gemm_part p;
-    size_t i, at;
-    for (i = s->begin; i < s->end; i++) {
-        if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
-        if (p.mk->enter) p.mk->enter();
-        stx__gemm_blocked(&p);
-        if (p.mk->leave) p.mk->leave();
-    }
-}
-
-static void stx__gemm_over_parts(stx_ctx *x, const stx__gemm_job *j, stx_part part) {
+static void stx__gemm_all_parts(stx_ctx *x, const stx__gemm_job *j) {
     const stx_gemm_args *g = j->g;
     const size_t work = g->batch * g->M * g->N * g->K;
-    stx_parallel(x, g->batch * j->plan.parts, work, part, j);
+    stx_parallel(x, g->batch * j->plan.parts, work, stx__gemm_parts, j);
 }
 
 /* K_SPLIT: a part of K to scratch. */
@@ -9283,7 +9265,7 @@ static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
             j.epilogue = p + block.K == g->K ? job->epilogue : NULL;
             stx_parallel(x, (block.N + mk->nr - 1) / mk->nr, block.N * block.K,
                          stx__shared_b_pack, &j);
-            stx__gemm_over_parts(x, &j, stx__blocked_parts);
+            stx__gemm_all_parts(x, &j);
         }
 }
 
@@ -9324,12 +9306,9 @@ static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
 #ifdef SEQTX_CBLAS
     case STX__GEMM_CBLAS: stx__gemm_cblas(x, j); break;
 #endif
-    case STX__GEMM_GEMV: stx__gemm_over_parts(x, j, stx__gemv_parts); break;
     case STX__GEMM_K_SPLIT: stx__gemm_k_split(x, j); break;
-    case STX__GEMM_SKINNY: stx__gemm_over_parts(x, j, stx__skinny_parts); break;
-    case STX__GEMM_TRANSPOSED: stx__gemm_over_parts(x, j, stx__transposed_parts); break;
     case STX__GEMM_SHARED_B: stx__gemm_shared_b(x, j); break;
-    default: stx__gemm_over_parts(x, j, stx__blocked_parts);
+    default: stx__gemm_all_parts(x, j);
     }
 }
 
@@ -10180,8 +10159,9 @@ STX__AMX static void stx__micro_amx_run(STX__MICRO_PARAMS) {
 
     /* sums begin with C for every height: then the parts of C that threads get do not
        change bits */
-    for (i = 0; !whole && add && i < 32; i++)
-        for (j = 0; j < 32; j++) t[i * 32 + j] = i < h ? c[i * ldc + j] : 0;
+    if (!whole && add)
+        for (i = 0; i < 32; i++)
+            for (j = 0; j < 32; j++) t[i * 32 + j] = i < h ? c[i * ldc + j] : 0;
     if (add) {
         _tile_loadd(0, to, ldt * 4);
         _tile_loadd(1, to + 16, ldt * 4);
@@ -10213,7 +10193,8 @@ STX__AMX static void stx__micro_amx_run(STX__MICRO_PARAMS) {
         _tile_stored(2, to + 16 * ldt, ldt * 4);
         _tile_stored(3, to + 16 * ldt + 16, ldt * 4);
     }
-    for (i = 0; !whole && i < h; i++) memcpy(c + i * ldc, t + i * 32, 32 * sizeof *c);
+    if (!whole)
+        for (i = 0; i < h; i++) memcpy(c + i * ldc, t + i * 32, 32 * sizeof *c);
 }
 
     #ifdef STX__AMX_EMULATED
