@@ -9047,7 +9047,7 @@ static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g,
 }
 
 /* Parts begin at multiples of this many columns or rows of C.
-       columns   NR; SKINNY: 4, the rows of W in a tile; packed weights: a group
+       columns   NR; SKINNY: 4, the most rows of W in a tile; packed weights: a group
        rows      MR if it is small. 4 for MR = 14: a smaller multiple makes parts more
                  equal, and a short tile costs only its rows. AMX: 16, the rows of a tile
                  register. TRANSPOSED: NR, because rows of C become columns */
@@ -9152,7 +9152,7 @@ static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_arg
         STX_CALL(x, stx__gemv, (g));
 }
 
-/* Computes parts of C. Of GEMV and SKINNY the epilogue is called here; the other paths
+/* Computes parts of C. For GEMV and SKINNY the epilogue is called here; the other paths
    call it themselves. */
 static void stx__gemm_parts(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
