@@ -1424,13 +1424,13 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);
    persistent vectors. n runs over them in this order.
 
    stx_attention_weights computes the softmax of query i of head h in stream b, before the
-   mask and dropout: w[n] = e^s / normaliser, 0 if the query does not see the key; ramp[n]
-   = m before it is clamped to [0, 1], or 2 without a ramp.
+   mask and dropout: w[n] = e^s / normaliser, 0 if the query does not see the key;
+   raw_m[n] = m before it is clamped to [0, 1], or 2 without learned spans.
 
    stx_attention_plain computes y in double; work has 2 stx_attention_keys elements. */
 STX_DEF size_t stx_attention_keys(const stx_attention_args *a);
 STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i,
-                                   double *w, double *ramp);
+                                   double *w, double *raw_m);
 STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work);
 
 
@@ -12552,7 +12552,7 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
 /* Philox calls per row of attention weights; one call serves 8 weights. In its row, key j
    has number span + j (zero keys have j >= -span), and persistent vector n has number
    span + S + n. */
-static uint64_t stx__attn_calls(const stx_attention_args *a) {
+static uint64_t stx__attn_philox_calls(const stx_attention_args *a) {
     return ((uint64_t)a->S + a->span + a->N) / 8 + 2;
 }
 
@@ -12909,7 +12909,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
         a->drop = (stx_real)d->dropout;
         a->seed = x->desc.seed;
         a->stream = stx__stream(x);
-        a->rng_first = (uint64_t)x->group.rank * rows * stx__attn_calls(a);
+        a->rng_first = (uint64_t)x->group.rank * rows * stx__attn_philox_calls(a);
     }
     stx_attention_run(x, a);
     if (in->args_out) *in->args_out = a;
@@ -13070,7 +13070,7 @@ static double stx__attn_plain_score(const stx_attention_args *a, const stx__kv_r
 }
 
 STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i,
-                                   double *w, double *ramp) {
+                                   double *w, double *raw_m) {
     STX__FP_SCOPE;
     const size_t D = a->D, keys = stx_attention_keys(a), zero = stx__zero_keys(a->first_key);
     const size_t persistent = zero + a->S; /* n of the first persistent vector */
@@ -13084,7 +13084,7 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
     for (n = 0; n < keys; n++) {
         const ptrdiff_t j = (ptrdiff_t)(n - zero), delta = (ptrdiff_t)(a->S - a->T + i) - j;
         w[n] = -HUGE_VAL;
-        ramp[n] = 2;
+        raw_m[n] = 2;
         if (n >= persistent) {
             const stx_real *pk = a->persistent_k + (h * a->N + n - persistent) * D;
             w[n] = (double)a->scale * (sqrt((double)D) * stx__attn_plain_dot(q, NULL, pk, D));
@@ -13093,10 +13093,9 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
             if (j >= 0 && a->pad && a->pad[b * a->pad_batch_stride + (size_t)j]) continue;
             if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
             if (a->span_fraction)
-                ramp[n] = (span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
-            /* beyond the ramp (m < 0 before clamping), a score does not count in the
-               maximum: it can be far larger */
-            if (ramp[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;
+                raw_m[n] = (span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
+            /* with m = 0, a score does not count in the maximum: it can be far larger */
+            if (raw_m[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;
             w[n] = (double)a->scale * stx__attn_plain_score(a, &rows, q, h, j, delta);
         }
         if (w[n] > max) max = w[n];
@@ -13104,24 +13103,26 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
 
     for (n = 0; n < keys; n++) {
         w[n] = w[n] > -HUGE_VAL ? exp(w[n] - max) : 0;
-        norm += (a->no_renorm ? 1 : stx__attn_plain_clamp(ramp[n]) + (double)a->eps) * w[n];
+        norm += (a->no_renorm ? 1 : stx__attn_plain_clamp(raw_m[n]) + (double)a->eps) * w[n];
     }
     for (n = 0; n < keys; n++) w[n] = norm > 0 ? w[n] / norm : 0;
 }
 
-/* w becomes r_ij a_ij, from the softmax w and ramp of stx_attention_weights. row: the row
-   of the (B,H,T) queries. Each weight has 16 random bits; see stx__attn_calls. */
+/* w becomes r_ij a_ij, from the softmax w and raw_m of stx_attention_weights. row: the
+   row of the (B,H,T) queries. Each weight has 16 random bits; see
+   stx__attn_philox_calls. */
 static void stx__attn_plain_mask(const stx_attention_args *a, size_t row, double *w,
-                                 const double *ramp) {
+                                 const double *raw_m) {
     const size_t keys = stx_attention_keys(a), zero = stx__zero_keys(a->first_key);
     const uint32_t keep = stx__keep16(a->drop);
+    const uint64_t first = a->rng_first + row * stx__attn_philox_calls(a);
     uint32_t bits[4];
     size_t n;
     for (n = 0; n < keys; n++) {
         const size_t at = a->span + n - zero;
-        w[n] *= stx__attn_plain_clamp(ramp[n]);
+        w[n] *= stx__attn_plain_clamp(raw_m[n]);
         if (!(a->drop > 0) || !(w[n] > 0)) continue;
-        stx_philox(a->seed, a->stream, a->rng_first + row * stx__attn_calls(a) + at / 8, bits);
+        stx_philox(a->seed, a->stream, first + at / 8, bits);
         w[n] *= (bits[at % 8 / 2] >> at % 2 * 16 & 0xffffu) < keep ? 65536.0 / keep : 0;
     }
 }
@@ -13130,13 +13131,13 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
     STX__FP_SCOPE;
     const size_t keys = stx_attention_keys(a), zero = stx__zero_keys(a->first_key), D = a->D;
     const size_t persistent = zero + a->S;
-    double *w = work, *ramp = work + keys;
+    double *w = work, *raw_m = work + keys;
     size_t row, n, d;
     for (row = 0; row < a->B * a->H * a->T; row++) {
         const size_t b = row / (a->H * a->T), h = row / a->T % a->H, i = row % a->T;
         const stx__kv_rows values = stx__value_rows(a, b, h);
-        stx_attention_weights(a, b, h, i, w, ramp);
-        stx__attn_plain_mask(a, row, w, ramp);
+        stx_attention_weights(a, b, h, i, w, raw_m);
+        stx__attn_plain_mask(a, row, w, raw_m);
         for (d = 0; d < D; d++) {
             double y = 0; /* from key 0 on: the values of zero keys are 0 */
             for (n = zero; n < persistent; n++) {
@@ -13233,7 +13234,7 @@ STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_
 }
 
 /* Whether the normaliser includes all keys of the window, even those with m = 0. */
-static int stx__attn_whole(const stx_attention_args *a) {
+static int stx__attn_norm_has_masked(const stx_attention_args *a) {
     return a->eps > 0 || a->no_renorm;
 }
 
@@ -13241,7 +13242,7 @@ static int stx__attn_whole(const stx_attention_args *a) {
    because the key at which m has just become 0 counts in dspan_fraction. */
 static size_t stx__attn_farthest(const stx_attention_args *a, size_t h) {
     size_t e;
-    if (!a->span_fraction || stx__attn_whole(a)) return a->span;
+    if (!a->span_fraction || stx__attn_norm_has_masked(a)) return a->span;
     e = stx_attention_reach((double)stx__attn_span_fraction(a, h), (double)a->max_span,
                             (double)a->ramp, a->span);
     return e < a->span ? e + 1 : a->span;
@@ -13255,14 +13256,14 @@ typedef struct stx__attn {
     const stx__micro *mk;
     size_t    per_word;          /* elements per word of a packed operand: 1, or 2 for bf16 */
     size_t    Dk, Dp;            /* D rounded up to a multiple of KR, and of NR */
-    size_t    order[STX__MAX_HEADS];    /* heads by decreasing reach */
-    size_t    reach[STX__MAX_HEADS];    /* of order[i] */
+    size_t    order[STX__MAX_HEADS];    /* heads, the one with the farthest keys first */
+    size_t    farthest[STX__MAX_HEADS]; /* stx__attn_farthest of head order[i] */
     size_t    tables;            /* tables of pe: 0, 1 shared by all heads, or H */
     ptrdiff_t pe_first;          /* rows pe_first .. pe_first + pe_rows - 1 of pe are packed: */
     size_t    pe_rows;           /* those that a head reaches, rounded up */
     stx_real *pe_columns;        /* (tables, pe_rows/NR, Dk/per_word, NR), for q . pe */
     stx_real *pe_packed_rows;    /* (tables, Dp/NR, pe_rows/per_word, NR), for sum ds pe */
-    int       two_queries;       /* q and qv differ: there is a bias */
+    int       separate_qv;       /* q and qv differ: there is a bias */
 } stx__attn;
 
 /* Buffers of one thread. n: queries of the unit, ldt: n rounded up and padded. An operand
@@ -13288,13 +13289,23 @@ typedef struct stx__attn_scratch {
     stx_real *dk_t, *dv_t;       /* (D,LDK): gradients of the keys and values of the tile */
     stx_real *state;             /* (n,3): max, sum m e^(s - max), sum e^(s - max); backward
                                     (n): dy . y */
-    stx_real *ramp;              /* m by distance: see stx__attn_ramp */
-    stx_real *drop;              /* (BK): dropout masks of a row */
+    stx_real *m_by_distance;     /* of stx__attn_mask */
+    stx_real *factors;           /* (BK): of stx__attn_weight_factors */
 } stx__attn_scratch;
 
+/* m of one head by distance, up to its farthest key, which comes first. */
+typedef struct stx__attn_mask {
+    size_t    farthest;          /* stx__attn_farthest */
+    stx_real *m_by_distance;     /* (count): m at distance farthest - n. Nearer keys have m = 1 */
+    size_t    count;
+    size_t    zeros;             /* m = 0 for n < zeros */
+    size_t    begin, end;        /* n with 0 <= m <= 1 before clamping; end is count + 1 if m
+                                    is exactly 1 at n = count */
+} stx__attn_mask;
+
 typedef struct stx__attn_tile {
-    const stx__attn *A;
-    stx__attn_scratch R;
+    const stx__attn *plan;
+    stx__attn_scratch buf;
     size_t    b, h;              /* batch row and head */
     size_t    i0, nb;            /* queries i0 .. i0+nb-1 */
     size_t    q0;                /* row of query i0 in the buffers of the unit */
@@ -13306,14 +13317,10 @@ typedef struct stx__attn_tile {
     const int32_t *pad;          /* (S), of batch row b, or NULL */
     ptrdiff_t live0, live1;      /* columns of the first key that exists and past the last */
     int       holes;             /* a key between them is padded */
-    char      masked[STX__BK];   /* with pad: columns without a key */
-    size_t    reach;
-    size_t    ramp_count;        /* ramp[n], n < ramp_count: m at distance reach - n */
-    size_t    ramp_zeros;        /* m = 0 for n < ramp_zeros */
-    size_t    ramp_begin, ramp_end;    /* n with 0 <= m <= 1 before clamping; ramp_end is
-                                          ramp_count + 1 if m is exactly 1 there */
+    char      absent[STX__BK];   /* with pad: columns without a key */
+    stx__attn_mask mask;
     ptrdiff_t lo[STX__BQ], hi[STX__BQ];    /* columns [lo,hi) that each query sees */
-    ptrdiff_t reach_column[STX__BQ];       /* column at distance reach; can be negative */
+    ptrdiff_t farthest_column[STX__BQ];    /* column at distance mask.farthest; can be < 0 */
 } stx__attn_tile;
 
 /* Address of element i of an operand, which has 2 bytes in bf16. */
@@ -13329,20 +13336,20 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->per_word = stx__unit_elements(A->mk);
     A->Dk = stx__round_up(a->D, A->mk->kr);
     A->Dp = stx__round_up(a->D, A->mk->nr);
-    A->two_queries = a->content_bias || a->position_bias;
+    A->separate_qv = a->content_bias || a->position_bias;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
-    A->reach[0] = 0; /* for H = 0 */
+    A->farthest[0] = 0; /* for H = 0 */
     for (h = 0; h < a->H; h++) {
         size_t e = stx__attn_farthest(a, h);
-        for (i = h; i > 0 && A->reach[i - 1] < e; i--) {
-            A->reach[i] = A->reach[i - 1];
+        for (i = h; i > 0 && A->farthest[i - 1] < e; i--) {
+            A->farthest[i] = A->farthest[i - 1];
             A->order[i] = A->order[i - 1];
         }
-        A->reach[i] = e;
+        A->farthest[i] = e;
         A->order[i] = h;
     }
 
-    used = A->reach[0] + 1; /* last rows of pe that a head can reach */
+    used = A->farthest[0] + 1; /* the last rows of pe, which some head needs */
     A->pe_first = (ptrdiff_t)(a->P > used ? (a->P - used) / STX__NR_MAX * STX__NR_MAX : 0);
     A->pe_rows = 0;
     if (a->P)
@@ -13376,7 +13383,7 @@ static stx_real *stx__cut_reals(stx__cursor *c, size_t n) {
 /* Lays out the buffers of one thread for n queries at `base`. Returns their size in
    bytes. */
 static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n, int backward,
-                                       stx__attn_scratch *R) {
+                                       stx__attn_scratch *buf) {
     const stx_attention_args *a = A->a;
     const int bf16 = A->per_word == 2;
     const size_t real = sizeof(stx_real), element = bf16 ? 2 : real;
@@ -13387,35 +13394,35 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     stx__cursor c;
     c.base = base;
     c.at = 0;
-    memset(R, 0, sizeof *R);
+    memset(buf, 0, sizeof *buf);
 
-    R->q = R->qv = stx__cut_padded(&c, n32 * Dk * element, 0);
-    if (A->two_queries) R->qv = stx__cut_padded(&c, n32 * Dk * element, 0);
-    R->stage = stx__cut_reals(&c, rows * a->D);
-    if (a->cached_rows) R->gather = stx__cut_reals(&c, STX__BK * a->D);
-    R->out = stx__cut_reals(&c, n32 * A->Dp);
-    R->s = (stx_real *)stx__cut_padded(&c, tile * real, STX__PAD * real);
-    if (bf16) R->half = stx__cut_padded(&c, tile * element, STX__PAD * element);
-    R->k_columns = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * element, 0);
-    R->rows = (stx_real *)stx__cut_padded(&c, STX__BK * A->Dp * element, 0);
-    R->state = stx__cut_reals(&c, 3 * n32);
-    R->ramp = stx__cut_reals(&c, a->span_fraction ? A->reach[0] + 2 : 1);
-    R->drop = stx__cut_reals(&c, STX__BK);
+    buf->q = buf->qv = stx__cut_padded(&c, n32 * Dk * element, 0);
+    if (A->separate_qv) buf->qv = stx__cut_padded(&c, n32 * Dk * element, 0);
+    buf->stage = stx__cut_reals(&c, rows * a->D);
+    if (a->cached_rows) buf->gather = stx__cut_reals(&c, STX__BK * a->D);
+    buf->out = stx__cut_reals(&c, n32 * A->Dp);
+    buf->s = (stx_real *)stx__cut_padded(&c, tile * real, STX__PAD * real);
+    if (bf16) buf->half = stx__cut_padded(&c, tile * element, STX__PAD * element);
+    buf->k_columns = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * element, 0);
+    buf->rows = (stx_real *)stx__cut_padded(&c, STX__BK * A->Dp * element, 0);
+    buf->state = stx__cut_reals(&c, 3 * n32);
+    buf->m_by_distance = stx__cut_reals(&c, a->span_fraction ? A->farthest[0] + 2 : 1);
+    buf->factors = stx__cut_reals(&c, STX__BK);
     if (!backward) return c.at;
 
-    R->q_t = R->qv_t = stx__cut_padded(&c, D32 * ldt * element, 0);
-    if (A->two_queries) R->qv_t = stx__cut_padded(&c, D32 * ldt * element, 0);
-    R->dy_t = stx__cut_padded(&c, D32 * ldt * element, 0);
-    R->dy = stx__cut_padded(&c, n32 * Dk * element, 0);
-    R->out_pe = stx__cut_reals(&c, n32 * A->Dp);
-    R->g = (stx_real *)stx__cut_padded(&c, tile * real, STX__PAD * real);
-    R->v_columns = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * element, 0);
-    R->dk_t = stx__cut_reals(&c, D32 * STX__LDK);
-    R->dv_t = stx__cut_reals(&c, D32 * STX__LDK);
+    buf->q_t = buf->qv_t = stx__cut_padded(&c, D32 * ldt * element, 0);
+    if (A->separate_qv) buf->qv_t = stx__cut_padded(&c, D32 * ldt * element, 0);
+    buf->dy_t = stx__cut_padded(&c, D32 * ldt * element, 0);
+    buf->dy = stx__cut_padded(&c, n32 * Dk * element, 0);
+    buf->out_pe = stx__cut_reals(&c, n32 * A->Dp);
+    buf->g = (stx_real *)stx__cut_padded(&c, tile * real, STX__PAD * real);
+    buf->v_columns = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * element, 0);
+    buf->dk_t = stx__cut_reals(&c, D32 * STX__LDK);
+    buf->dv_t = stx__cut_reals(&c, D32 * STX__LDK);
     if (bf16) {
-        R->s_pairs = (uint32_t *)stx__cut_padded(&c, pairs, STX__PAD * 4);
-        R->g_pairs = (uint32_t *)stx__cut_padded(&c, pairs, STX__PAD * 4);
-        R->skewed_pairs = (uint32_t *)stx__cut_padded(&c, pairs, STX__PAD * 4);
+        buf->s_pairs = (uint32_t *)stx__cut_padded(&c, pairs, STX__PAD * 4);
+        buf->g_pairs = (uint32_t *)stx__cut_padded(&c, pairs, STX__PAD * 4);
+        buf->skewed_pairs = (uint32_t *)stx__cut_padded(&c, pairs, STX__PAD * 4);
     }
     return c.at;
 }
@@ -13507,51 +13514,58 @@ static void stx__attn_pack_pe(stx_ctx *x, const stx__attn *A, int backward) {
         stx_parallel(x, A->tables * (A->Dp / A->mk->nr), work, stx__attn_pe_rows_part, A);
 }
 
-/* ramp[n] = m at distance reach - n, with the operations in the order of the authors'
-   code. Entries with m = 1, which follow, are not stored. */
-static void stx__attn_ramp(stx__attn_tile *t) {
-    const stx_attention_args *a = t->A->a;
-    size_t n;
+/* m of head h, with the operations in the order of the authors' code. */
+static stx__attn_mask stx__attn_mask_of(const stx_attention_args *a, size_t h,
+                                        stx_real *m_by_distance) {
+    stx__attn_mask k;
     stx_real span;
-    t->ramp_count = t->ramp_zeros = t->ramp_begin = t->ramp_end = 0;
-    if (!a->span_fraction) return;
-    span = stx__attn_span_fraction(a, t->h) * a->max_span;
-    for (n = 0; n <= t->reach; n++) {
-        stx_real m = ((1 - (stx_real)(t->reach - n)) + span) / a->ramp + 1;
-        if (m < 0) t->ramp_begin = n + 1;
-        if (m <= 1) t->ramp_end = n + 1;
+    size_t n;
+    k.farthest = stx__attn_farthest(a, h);
+    k.m_by_distance = m_by_distance;
+    k.count = k.zeros = k.begin = k.end = 0;
+    if (!a->span_fraction) return k;
+    span = stx__attn_span_fraction(a, h) * a->max_span;
+    for (n = 0; n <= k.farthest; n++) {
+        stx_real m = ((1 - (stx_real)(k.farthest - n)) + span) / a->ramp + 1;
+        if (m < 0) k.begin = n + 1;
+        if (m <= 1) k.end = n + 1;
         if (m >= 1) break;
-        if (m <= 0) t->ramp_zeros = n + 1;
-        t->R.ramp[n] = m <= 0 ? 0 : m; /* NaN stays NaN */
+        if (m <= 0) k.zeros = n + 1;
+        m_by_distance[n] = m <= 0 ? 0 : m; /* NaN stays NaN */
     }
-    t->ramp_count = n;
+    k.count = n;
+    return k;
+}
+
+/* Which keys of batch row b exist: (S), not 0 where not. NULL: all. */
+static const int32_t *stx__attn_pad(const stx_attention_args *a, size_t b) {
+    return a->pad ? a->pad + b * a->pad_batch_stride : NULL;
 }
 
 /* Starts the tiles of head h of batch row b. */
 static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size_t h) {
-    t->A = A;
+    t->plan = A;
     t->b = b;
     t->h = h;
     t->clear_bk = 0;
     t->persistent = 0;
-    t->pad = A->a->pad ? A->a->pad + b * A->a->pad_batch_stride : NULL;
-    t->reach = stx__attn_farthest(A->a, h);
-    stx__attn_ramp(t);
+    t->pad = stx__attn_pad(A->a, b);
+    t->mask = stx__attn_mask_of(A->a, h, t->buf.m_by_distance);
 }
 
 /* Zeros ds and its copies including the margins, which nothing writes until bk changes.
    Rows past the last query are read too: bf16 kernels take 2 rows at a time, AMX 32. */
 static void stx__attn_clear(stx__attn_tile *t) {
-    const size_t rows = STX_MIN(stx__round_up(t->A->a->T, 32), (size_t)STX__BQ);
+    const size_t rows = STX_MIN(stx__round_up(t->plan->a->T, 32), (size_t)STX__BQ);
     const size_t n = t->bk + 2 * STX__PAD;
-    uint16_t *half = (uint16_t *)t->R.half;
+    uint16_t *half = (uint16_t *)t->buf.half;
     size_t r;
     for (r = 0; r < rows; r++) {
-        memset(t->R.g + r * STX__LDS - STX__PAD, 0, n * sizeof *t->R.g);
+        memset(t->buf.g + r * STX__LDS - STX__PAD, 0, n * sizeof *t->buf.g);
         if (half) memset(half + r * STX__LDS - STX__PAD, 0, n * sizeof *half);
-        if (t->R.skewed_pairs && r % 2 == 0)
-            memset(t->R.skewed_pairs + r / 2 * STX__LDS - STX__PAD, 0,
-                   n * sizeof *t->R.skewed_pairs);
+        if (t->buf.skewed_pairs && r % 2 == 0)
+            memset(t->buf.skewed_pairs + r / 2 * STX__LDS - STX__PAD, 0,
+                   n * sizeof *t->buf.skewed_pairs);
     }
 }
 
@@ -13577,18 +13591,19 @@ STX_EACH_ISA(stx__attn_scaled,
    unless it is NULL, into its transpose (D,ldt). bias (H D) may be NULL. */
 static void stx__attn_queries(stx__attn_tile *t, void *to, void *transposed, const stx_real *bias,
                               stx_real scale, size_t i0, size_t n) {
-    const stx_attention_args *a = t->A->a;
-    const size_t D = a->D, Dk = t->A->Dk;
+    const stx__attn *A = t->plan;
+    const stx_attention_args *a = A->a;
+    const size_t D = a->D, Dk = A->Dk;
     const stx_real *q = a->q + t->b * a->q_batch_stride + i0 * a->q_row_stride + t->h * D;
     size_t q0;
     if (bias) bias += t->h * D;
     for (q0 = 0; q0 < n; q0 += STX__BQ) {
         const size_t nb = STX_MIN((size_t)STX__BQ, n - q0);
-        STX_CALL(t->A->x, stx__attn_scaled,
-                 (t->R.stage, q + q0 * a->q_row_stride, a->q_row_stride, bias, scale, nb, D));
-        stx__attn_operand(t->A, (void *)(uintptr_t)stx__operand(t->A, to, (ptrdiff_t)(q0 * Dk)),
-                          Dk, t->R.stage, D, nb, D);
-        if (transposed) stx__attn_transpose(t->A, transposed, t->ldt, q0, t->R.stage, D, nb, D);
+        STX_CALL(A->x, stx__attn_scaled,
+                 (t->buf.stage, q + q0 * a->q_row_stride, a->q_row_stride, bias, scale, nb, D));
+        stx__attn_operand(A, (void *)(uintptr_t)stx__operand(A, to, (ptrdiff_t)(q0 * Dk)), Dk,
+                          t->buf.stage, D, nb, D);
+        if (transposed) stx__attn_transpose(A, transposed, t->ldt, q0, t->buf.stage, D, nb, D);
     }
 }
 
@@ -13601,11 +13616,11 @@ static int stx__attn_live(stx__attn_tile *t) {
     if (!t->pad || t->persistent) return 1;
     for (c = 0; c < t->live1; c++) {
         j = t->j0 + c;
-        t->masked[c] = j >= (ptrdiff_t)t->A->a->S || (j >= 0 && t->pad[j] != 0);
+        t->absent[c] = j >= (ptrdiff_t)t->plan->a->S || (j >= 0 && t->pad[j] != 0);
     }
-    while (t->live1 > 0 && t->masked[t->live1 - 1]) t->live1--;
-    while (t->live0 < t->live1 && t->masked[t->live0]) t->live0++;
-    for (c = t->live0; c < t->live1; c++) t->holes |= t->masked[c];
+    while (t->live1 > 0 && t->absent[t->live1 - 1]) t->live1--;
+    while (t->live0 < t->live1 && t->absent[t->live0]) t->live0++;
+    for (c = t->live0; c < t->live1; c++) t->holes |= t->absent[c];
     return t->live0 < t->live1;
 }
 
@@ -13616,7 +13631,7 @@ static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, pt
     ptrdiff_t c;
     int any = 0;
     for (c = lo; c < hi; c++) {
-        if (!t->masked[c]) {
+        if (!t->absent[c]) {
             any = 1;
             continue;
         }
@@ -13639,7 +13654,7 @@ typedef struct stx__attn_tile_rows {
 static stx__attn_tile_rows stx__attn_collect(stx__attn_tile *t, const stx__kv_rows *rows,
                                              ptrdiff_t end) {
     const ptrdiff_t from = STX_MAX(t->j0, 0), to = STX_MIN(end, t->j0 + (ptrdiff_t)t->bk);
-    const size_t D = t->A->a->D;
+    const size_t D = t->plan->a->D;
     stx__attn_tile_rows r;
     size_t i;
     r.n = to > from ? (size_t)(to - from) : 0;
@@ -13655,11 +13670,11 @@ static stx__attn_tile_rows stx__attn_collect(stx__attn_tile *t, const stx__kv_ro
     for (i = 0; i < r.n; i++) {
         const stx_real *row = stx__kv_row(rows, from + (ptrdiff_t)i);
         if (row)
-            memcpy(t->R.gather + i * D, row, D * sizeof *row);
+            memcpy(t->buf.gather + i * D, row, D * sizeof *row);
         else
-            memset(t->R.gather + i * D, 0, D * sizeof *row);
+            memset(t->buf.gather + i * D, 0, D * sizeof *row);
     }
-    r.row = t->R.gather;
+    r.row = t->buf.gather;
     r.stride = D;
     return r;
 }
@@ -13667,7 +13682,7 @@ static stx__attn_tile_rows stx__attn_collect(stx__attn_tile *t, const stx__kv_ro
 /* The rows as columns of words (BK/NR,Dk/per_word,NR), with zeros around them. */
 static void stx__attn_pack_columns(const stx__attn_tile *t, const stx__attn_tile_rows *r,
                                    stx_real *to) {
-    const stx__attn *A = t->A;
+    const stx__attn *A = t->plan;
     const size_t nr = A->mk->nr, u = A->per_word, Dk = A->Dk;
     const size_t done = stx__round_up(r->skip + r->n, nr);
     memset(to, 0, r->skip * Dk / u * sizeof *to);
@@ -13692,7 +13707,7 @@ static void stx__attn_zero_row(const stx__attn *A, stx_real *strip, size_t i) {
    become zeros, since they are multiplied by weights of 0 and must not be NaN. */
 static void stx__attn_pack_rows(const stx__attn_tile *t, const stx__attn_tile_rows *r,
                                 stx_real *to) {
-    const stx__attn *A = t->A;
+    const stx__attn *A = t->plan;
     const size_t nr = A->mk->nr, u = A->per_word, D = A->a->D;
     const size_t done = stx__round_up(r->skip + r->n, A->mk->kr);
     const ptrdiff_t missing = t->persistent ? 0 : A->a->first_key - t->j0;
@@ -13709,7 +13724,7 @@ static void stx__attn_pack_rows(const stx__attn_tile *t, const stx__attn_tile_ro
         memset(strip + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *strip);
         if (!t->pad || t->persistent) continue;
         for (i = 0; i < t->bk; i++)
-            if (t->masked[i]) stx__attn_zero_row(A, strip, i);
+            if (t->absent[i]) stx__attn_zero_row(A, strip, i);
     }
 }
 
@@ -13744,23 +13759,24 @@ static void stx__attn_prefetch(const stx__kv_rows *r, ptrdiff_t from, ptrdiff_t 
 
 // >>attention: scores and weights of a tile
 
-/* The first key that any of the queries i0 .. i0+n-1 sees, and one past the last. */
-static void stx__attn_range(const stx_attention_args *a, size_t reach, size_t i0, size_t n,
-                            ptrdiff_t *first, ptrdiff_t *last) {
+/* The first key that any of the queries i0 .. i0+n-1 sees, and one past the last. The
+   head sees keys up to the distance `farthest`. */
+static void stx__attn_range(const stx_attention_args *a, size_t farthest, size_t i0, size_t n,
+                            ptrdiff_t *first, ptrdiff_t *end) {
     const ptrdiff_t i = (ptrdiff_t)a->S - (ptrdiff_t)a->T + (ptrdiff_t)i0; /* key of query i0 */
     if (a->not_causal) {
         *first = STX_MAX(a->first_key, 0);
-        *last = (ptrdiff_t)a->S;
+        *end = (ptrdiff_t)a->S;
         return;
     }
-    *first = STX_MAX(a->first_key, i - (ptrdiff_t)reach);
-    *last = i + (ptrdiff_t)n - a->delta_min;
+    *first = STX_MAX(a->first_key, i - (ptrdiff_t)farthest);
+    *end = i + (ptrdiff_t)n - a->delta_min;
 }
 
-/* j rounded down to a multiple of unit; j may be negative. */
-static ptrdiff_t stx__attn_floor(ptrdiff_t j, size_t unit) {
-    ptrdiff_t u = (ptrdiff_t)unit, m = j % u;
-    return m < 0 ? j - m - u : j - m;
+/* j rounded down to a multiple of `multiple`; j may be negative. */
+static ptrdiff_t stx__attn_floor(ptrdiff_t j, size_t multiple) {
+    const ptrdiff_t m = (ptrdiff_t)multiple, over = j % m;
+    return over < 0 ? j - over - m : j - over;
 }
 
 /* Sets the columns [lo[r],hi[r]) that each query sees of a tile. Keys exist in the
@@ -13768,17 +13784,17 @@ static ptrdiff_t stx__attn_floor(ptrdiff_t j, size_t unit) {
    row, lo and hi never decrease, and lo - r and hi - r never increase: the loops over
    strips rely on that. */
 static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
-    const stx_attention_args *a = t->A->a;
+    const stx_attention_args *a = t->plan->a;
     const ptrdiff_t older = (ptrdiff_t)a->S - (ptrdiff_t)a->T, bk = (ptrdiff_t)t->bk;
     size_t r;
     int any = 0;
     for (r = 0; r < t->nb; r++) {
         ptrdiff_t lo = 0, hi = STX_MIN(bk, (ptrdiff_t)keys), i = older + (ptrdiff_t)(t->i0 + r);
-        t->reach_column[r] = 0;
+        t->farthest_column[r] = 0;
         if (!t->persistent) {
             if (!a->not_causal) {
-                t->reach_column[r] = i - (ptrdiff_t)t->reach - t->j0;
-                lo = STX_MAX(lo, t->reach_column[r]);
+                t->farthest_column[r] = i - (ptrdiff_t)t->mask.farthest - t->j0;
+                lo = STX_MAX(lo, t->farthest_column[r]);
                 hi = STX_MIN(hi, i - a->delta_min + 1 - t->j0);
             }
             lo = STX_MAX(lo, a->first_key - t->j0);
@@ -13796,15 +13812,15 @@ static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
    (n,Dk), columns: k_columns or v_columns, to (BQ,LDS). */
 static void stx__attn_dot_columns(const stx__attn_tile *t, const void *q, const stx_real *columns,
                                   stx_real *to) {
-    const stx__attn *A = t->A;
+    const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
     const size_t Dk = A->Dk, u = A->per_word;
     size_t r0;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        const size_t h = STX_MIN(mk->mr, t->nb - r0), end = (size_t)t->hi[r0 + h - 1];
+        const size_t height = STX_MIN(mk->mr, t->nb - r0), end = (size_t)t->hi[r0 + height - 1];
         size_t c = (size_t)t->lo[r0] / mk->nr * mk->nr;
         for (; c < end; c += mk->nr)
-            mk->run(h, Dk / u, stx__operand(A, q, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u,
+            mk->run(height, Dk / u, stx__operand(A, q, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u,
                     columns + c * Dk / u, mk->nr, to + r0 * STX__LDS + c, STX__LDS, 0);
     }
 }
@@ -13812,9 +13828,9 @@ static void stx__attn_dot_columns(const stx__attn_tile *t, const void *q, const 
 /* p0: the row of pe for query i0 and key j0 of the tile, counted from pe_first. Row r and
    column c meet at row p0 + c - r. */
 static ptrdiff_t stx__attn_p0(const stx__attn_tile *t) {
-    const stx_attention_args *a = t->A->a;
+    const stx_attention_args *a = t->plan->a;
     return (ptrdiff_t)a->P - 1 + a->delta_min - ((ptrdiff_t)a->S - (ptrdiff_t)a->T) + t->j0
-           - (ptrdiff_t)t->i0 - t->A->pe_first;
+           - (ptrdiff_t)t->i0 - t->plan->pe_first;
 }
 
 /* Index of the table of pe that head h uses. */
@@ -13822,46 +13838,46 @@ static size_t stx__attn_table(const stx__attn *A, size_t h) {
     return A->tables > 1 ? h : 0;
 }
 
-/* s = q . k + qv . pe, the second by its skew. */
+/* s = q . k + qv . pe; the second matmul is skewed. */
 static void stx__attn_scores(const stx__attn_tile *t) {
-    const stx__attn *A = t->A;
+    const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
     const size_t Dk = A->Dk, u = A->per_word;
     const ptrdiff_t nr = (ptrdiff_t)mk->nr, p0 = stx__attn_p0(t);
     const stx_real *pe;
     size_t r0;
-    stx__attn_dot_columns(t, t->R.q, t->R.k_columns, t->R.s);
+    stx__attn_dot_columns(t, t->buf.q, t->buf.k_columns, t->buf.s);
     if (!A->tables || t->persistent) return;
 
     pe = A->pe_columns + stx__attn_table(A, t->h) * A->pe_rows * Dk / u;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        const size_t h = STX_MIN(mk->mr, t->nb - r0), last = r0 + h - 1;
+        const size_t height = STX_MIN(mk->mr, t->nb - r0), last = r0 + height - 1;
         const ptrdiff_t row = (ptrdiff_t)r0, from = p0 + t->lo[last] - (ptrdiff_t)last;
         const ptrdiff_t to = STX_MIN(p0 + t->hi[r0] - row, (ptrdiff_t)A->pe_rows);
         ptrdiff_t p = from < 0 ? 0 : from / nr * nr;
         for (; p < to; p += nr)
-            mk->run(h, Dk / u, stx__operand(A, t->R.qv, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u,
-                    pe + (size_t)p * Dk / u, mk->nr,
-                    t->R.s + row * STX__LDS + (p - p0 + row), STX__LDS + 1, 1);
+            mk->run(height, Dk / u, stx__operand(A, t->buf.qv, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk,
+                    u, pe + (size_t)p * Dk / u, mk->nr,
+                    t->buf.s + row * STX__LDS + (p - p0 + row), STX__LDS + 1, 1);
     }
 }
 
 /* to[r] += sum_c weights[r][c] row c, over the packed rows of the tile. weights: operand
    (BQ,LDS), to (n,Dp). */
 static void stx__attn_sum_rows(const stx__attn_tile *t, const void *weights, stx_real *to) {
-    const stx__attn *A = t->A;
+    const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
     const size_t u = A->per_word;
     size_t r0, j;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        const size_t h = STX_MIN(mk->mr, t->nb - r0);
+        const size_t height = STX_MIN(mk->mr, t->nb - r0);
         const size_t from = (size_t)t->lo[r0] / mk->kr * mk->kr;
-        const size_t end = stx__round_up((size_t)t->hi[r0 + h - 1], mk->kr);
+        const size_t end = stx__round_up((size_t)t->hi[r0 + height - 1], mk->kr);
         if (from >= end) continue;
         for (j = 0; j < A->Dp; j += mk->nr)
-            mk->run(h, (end - from) / u,
+            mk->run(height, (end - from) / u,
                     stx__operand(A, weights, (ptrdiff_t)(r0 * STX__LDS + from)), STX__LDS, u,
-                    t->R.rows + j * (STX__BK / u) + from / u * mk->nr, mk->nr,
+                    t->buf.rows + j * (STX__BK / u) + from / u * mk->nr, mk->nr,
                     to + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
     }
 }
@@ -13888,24 +13904,24 @@ STX_EACH_ISA(stx__mask_row,
               uint64_t base, uint32_t keep, stx_real f),
              m, at, end, seed, stream, base, keep, f)
 
-/* Returns the factors of query r for columns [lo,hi) after normalisation: dropout, 0 or
-   1/keep, and for persistent vectors sqrt(N), since their values are sqrt(N)
-   persistent_v. NULL if all are 1. The random bits depend on the query and the key (see
-   stx__attn_calls), not on the tiles. */
-static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_t r) {
-    const stx_attention_args *a = t->A->a;
+/* The factors by which the weights of query r in columns [lo,hi) are multiplied after
+   normalisation: dropout, 0 or 1/keep, and for persistent vectors sqrt(N), since their
+   values are sqrt(N) persistent_v. NULL if all are 1. The random bits depend on the query
+   and the key (see stx__attn_philox_calls), not on the tiles. */
+static const stx_real *stx__attn_weight_factors(stx_ctx *x, const stx__attn_tile *t, size_t r) {
+    const stx_attention_args *a = t->plan->a;
     const uint64_t row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
     const uint64_t first = (uint64_t)a->span + (t->persistent ? (uint64_t)a->S : 0)
                            + (uint64_t)t->j0;
     const size_t n = (size_t)(t->hi[r] - t->lo[r]);
-    stx_real *m = t->R.drop, f = t->persistent ? (stx_real)sqrt((double)a->N) : 1;
+    stx_real *m = t->buf.factors, f = t->persistent ? (stx_real)sqrt((double)a->N) : 1;
     size_t i;
     if (a->drop > 0) {
         const uint32_t keep = stx__keep16(a->drop);
         f *= (stx_real)(65536.0 / keep);
         STX_CALL(x, stx__mask_row,
                  (m, first + (uint64_t)t->lo[r], first + (uint64_t)t->hi[r], a->seed, a->stream,
-                  a->rng_first + row * stx__attn_calls(a), keep, f));
+                  a->rng_first + row * stx__attn_philox_calls(a), keep, f));
         return m;
     }
     if (!t->persistent) return NULL;
@@ -13914,22 +13930,22 @@ static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_
 }
 
 /* One row of n scores under the running softmax: s becomes m e^(s - max). state: max, sum
-   m e^(s - max), sum e^(s - max) so far. *f: the factor for results so far. ramp (nramp):
-   m of the first columns, 1 for the others. drop (n): factors of s after the sums, or
-   NULL. */
+   m e^(s - max), sum e^(s - max) so far. *f: the factor for results so far. m_by_distance
+   (m_count): m of the first columns, 1 for the others. factors (n): s is multiplied by
+   them after the sums; or NULL. */
 STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n,
-                              const stx_real *STX_RESTRICT ramp, size_t nramp, const stx_real *drop,
-                              stx_real *state, stx_real *f) {
-    stx_real m[16], lane[16], old = state[0], max, sum, all;
+                              const stx_real *STX_RESTRICT m_by_distance, size_t m_count,
+                              const stx_real *factors, stx_real *state, stx_real *f) {
+    stx_real top[16], lane[16], old = state[0], max, sum, all;
     size_t c, e, n16 = n / 16 * 16;
-    for (e = 0; e < 16; e++) m[e] = old;
+    for (e = 0; e < 16; e++) top[e] = old;
     for (c = 0; c < n16; c += 16)
-        for (e = 0; e < 16; e++) m[e] = s[c + e] > m[e] ? s[c + e] : m[e];
-    for (; c < n; c++) m[c - n16] = s[c] > m[c - n16] ? s[c] : m[c - n16];
-    for (e = 0; e < 8; e++) m[e] = m[e] > m[e + 8] ? m[e] : m[e + 8];
-    for (e = 0; e < 4; e++) m[e] = m[e] > m[e + 4] ? m[e] : m[e + 4];
-    for (e = 0; e < 2; e++) m[e] = m[e] > m[e + 2] ? m[e] : m[e + 2];
-    max = m[0] > m[1] ? m[0] : m[1];
+        for (e = 0; e < 16; e++) top[e] = s[c + e] > top[e] ? s[c + e] : top[e];
+    for (; c < n; c++) top[c - n16] = s[c] > top[c - n16] ? s[c] : top[c - n16];
+    for (e = 0; e < 8; e++) top[e] = top[e] > top[e + 8] ? top[e] : top[e + 8];
+    for (e = 0; e < 4; e++) top[e] = top[e] > top[e + 4] ? top[e] : top[e + 4];
+    for (e = 0; e < 2; e++) top[e] = top[e] > top[e + 2] ? top[e] : top[e + 2];
+    max = top[0] > top[1] ? top[0] : top[1];
 
     for (e = 0; e < 16; e++) lane[e] = 0;
     for (c = 0; c < n16; c += 16)
@@ -13944,43 +13960,44 @@ STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n,
     }
     sum = all = stx_fast_lanes(lane);
 
-    if (nramp) { /* usually few columns: multiplied afterwards, then summed again */
-        if (nramp > n) nramp = n;
-        for (c = 0; c < nramp; c++) s[c] *= ramp[c];
+    if (m_count) { /* usually few columns: multiplied afterwards, then summed again */
+        if (m_count > n) m_count = n;
+        for (c = 0; c < m_count; c++) s[c] *= m_by_distance[c];
         sum = stx_fast_sum(s, n);
     }
     *f = max > old ? stx_fast_exp(fma, old - max) : 1; /* first tile: e^-inf = 0 */
     state[0] = max;
     state[1] = state[1] * *f + sum;
     state[2] = state[2] * *f + all;
-    if (drop)
-        for (c = 0; c < n; c++) s[c] *= drop[c];
+    if (factors)
+        for (c = 0; c < n; c++) s[c] *= factors[c];
 }
 
 STX_EACH_ISA(stx__attn_soft,
-             (stx_real * s, size_t n, const stx_real *ramp, size_t nramp, const stx_real *drop,
-              stx_real *state, stx_real *f),
-             s, n, ramp, nramp, drop, state, f)
+             (stx_real * s, size_t n, const stx_real *m_by_distance, size_t m_count,
+              const stx_real *factors, stx_real *state, stx_real *f),
+             s, n, m_by_distance, m_count, factors, state, f)
 
 /* Row r of s becomes weights, zero in the columns [begin,end) outside of those that the
-   query sees; where the maximum rises, the row of `out` is scaled by f. */
+   query sees; where the maximum rises, the row of `out` is multiplied by f. */
 static void stx__attn_soft_row(stx_ctx *x, stx__attn_tile *t, size_t r, ptrdiff_t begin,
                                ptrdiff_t end) {
-    const stx__attn *A = t->A;
-    stx_real *s = t->R.s + r * STX__LDS, *out = t->R.out + (t->q0 + r) * A->Dp, f;
+    const stx__attn *A = t->plan;
+    stx_real *s = t->buf.s + r * STX__LDS, *out = t->buf.out + (t->q0 + r) * A->Dp, f;
     ptrdiff_t from = t->lo[r], to = t->hi[r], c;
-    size_t at, d; /* at: the distance of column `from`, counted from the reach */
-    if (!stx__attn_whole(A->a) && !t->persistent) /* without those with m = 0 */
-        from = STX_MAX(from, t->reach_column[r] + (ptrdiff_t)t->ramp_zeros);
+    size_t at, d; /* at: index of column `from` in m_by_distance */
+    if (!stx__attn_norm_has_masked(A->a) && !t->persistent) /* without those with m = 0 */
+        from = STX_MAX(from, t->farthest_column[r] + (ptrdiff_t)t->mask.zeros);
     from = STX_MIN(from, to);
     if (t->holes && !stx__attn_holes(t, s, NULL, from, to)) from = to;
     if (from < to) {
-        const stx_real *drop = stx__attn_drop(x, t, r);
-        at = t->ramp_count;
-        if (!t->persistent) at = STX_MIN(at, (size_t)(from - t->reach_column[r]));
+        const stx_real *factors = stx__attn_weight_factors(x, t, r);
+        if (factors) factors += from - t->lo[r];
+        at = t->mask.count;
+        if (!t->persistent) at = STX_MIN(at, (size_t)(from - t->farthest_column[r]));
         STX_CALL(x, stx__attn_soft,
-                 (s + from, (size_t)(to - from), t->R.ramp + at, t->ramp_count - at,
-                  drop ? drop + (from - t->lo[r]) : NULL, t->R.state + 3 * (t->q0 + r), &f));
+                 (s + from, (size_t)(to - from), t->mask.m_by_distance + at, t->mask.count - at,
+                  factors, t->buf.state + 3 * (t->q0 + r), &f));
         if (f != 1)
             for (d = 0; d < A->Dp; d++) out[d] *= f;
     } else {
@@ -13992,9 +14009,9 @@ static void stx__attn_soft_row(stx_ctx *x, stx__attn_tile *t, size_t r, ptrdiff_
 
 /* Running softmax over the scores of the tile; then out += weights times values. */
 static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
-    const stx__micro *mk = t->A->mk;
+    const stx__micro *mk = t->plan->mk;
     const ptrdiff_t kr = (ptrdiff_t)mk->kr;
-    uint16_t *half = (uint16_t *)t->R.half;
+    uint16_t *half = (uint16_t *)t->buf.half;
     size_t r0, r;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
         /* columns that the matmul takes for this strip */
@@ -14004,10 +14021,10 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
         for (r = r0; r <= last; r++) {
             const ptrdiff_t at = (ptrdiff_t)(r * STX__LDS) + begin;
             stx__attn_soft_row(x, t, r, begin, end);
-            if (half && end > begin) mk->to_bf16(half + at, t->R.s + at, (size_t)(end - begin));
+            if (half && end > begin) mk->to_bf16(half + at, t->buf.s + at, (size_t)(end - begin));
         }
     }
-    stx__attn_sum_rows(t, half ? (const void *)half : t->R.s, t->R.out);
+    stx__attn_sum_rows(t, half ? (const void *)half : t->buf.s, t->buf.out);
 }
 
 
@@ -14034,19 +14051,19 @@ static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t 
 /* The persistent vectors. Their keys are sqrt(D) persistent_k: the factor is applied to
    q, without content_bias. */
 static void stx__attn_fwd_persistent(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n) {
-    const stx_attention_args *a = t->A->a;
+    const stx_attention_args *a = t->plan->a;
     const ptrdiff_t N = (ptrdiff_t)a->N;
     stx__kv_rows k, v;
     if (!N) return;
     k = stx__kv_rows_block(a->persistent_k + t->h * a->N * a->D, a->D);
     v = stx__kv_rows_block(a->persistent_v + t->h * a->N * a->D, a->D);
     t->persistent = 1;
-    stx__attn_queries(t, t->R.q, NULL, NULL, a->scale * (stx_real)sqrt((double)a->D), i0, n);
+    stx__attn_queries(t, t->buf.q, NULL, NULL, a->scale * (stx_real)sqrt((double)a->D), i0, n);
     for (t->j0 = 0; t->j0 < N; t->j0 += STX__BK) {
         t->bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, N - t->j0), 32);
         (void)stx__attn_live(t);
-        stx__attn_pack(t, &k, N, t->R.k_columns, NULL);
-        stx__attn_pack(t, &v, N, NULL, t->R.rows);
+        stx__attn_pack(t, &k, N, t->buf.k_columns, NULL);
+        stx__attn_pack(t, &v, N, NULL, t->buf.rows);
         stx__attn_fwd_keys(x, t, i0, n, N - t->j0);
     }
 }
@@ -14059,26 +14076,26 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
     const ptrdiff_t S = (ptrdiff_t)a->S;
     const size_t D = a->D;
     stx__attn_tile t;
-    ptrdiff_t first, last, ahead;
+    ptrdiff_t first, end, ahead;
     size_t r, c;
-    t.R = *scratch;
+    t.buf = *scratch;
     t.ldt = 0;
     stx__attn_open(A, &t, b, h);
     for (r = 0; r < n; r++) {
-        t.R.state[3 * r] = -(stx_real)HUGE_VAL;
-        t.R.state[3 * r + 1] = t.R.state[3 * r + 2] = 0;
+        t.buf.state[3 * r] = -(stx_real)HUGE_VAL;
+        t.buf.state[3 * r + 1] = t.buf.state[3 * r + 2] = 0;
     }
-    memset(t.R.out, 0, n * A->Dp * sizeof *t.R.out);
-    stx__attn_queries(&t, t.R.q, NULL, a->content_bias, a->scale, i0, n);
-    if (A->two_queries) stx__attn_queries(&t, t.R.qv, NULL, a->position_bias, a->scale, i0, n);
+    memset(t.buf.out, 0, n * A->Dp * sizeof *t.buf.out);
+    stx__attn_queries(&t, t.buf.q, NULL, a->content_bias, a->scale, i0, n);
+    if (A->separate_qv) stx__attn_queries(&t, t.buf.qv, NULL, a->position_bias, a->scale, i0, n);
 
-    stx__attn_range(a, t.reach, i0, n, &first, &last);
-    for (t.j0 = stx__attn_floor(first, 32); t.j0 < last; t.j0 += STX__BK) {
-        t.bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
+    stx__attn_range(a, t.mask.farthest, i0, n, &first, &end);
+    for (t.j0 = stx__attn_floor(first, 32); t.j0 < end; t.j0 += STX__BK) {
+        t.bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, end - t.j0), 32);
         if (!stx__attn_live(&t)) continue;
-        stx__attn_pack(&t, &k, S, t.R.k_columns, NULL);
-        stx__attn_pack(&t, &v, S, NULL, t.R.rows);
-        ahead = STX_MIN(last, t.j0 + 2 * STX__BK);
+        stx__attn_pack(&t, &k, S, t.buf.k_columns, NULL);
+        stx__attn_pack(&t, &v, S, NULL, t.buf.rows);
+        ahead = STX_MIN(end, t.j0 + 2 * STX__BK);
         stx__attn_prefetch(&k, t.j0 + STX__BK, ahead, D);
         stx__attn_prefetch(&v, t.j0 + STX__BK, ahead, D);
         stx__attn_fwd_keys(x, &t, i0, n, S - t.j0);
@@ -14086,7 +14103,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
     stx__attn_fwd_persistent(x, &t, i0, n);
 
     for (r = 0; r < n; r++) {
-        const stx_real *state = t.R.state + 3 * r, *out = t.R.out + r * A->Dp;
+        const stx_real *state = t.buf.state + 3 * r, *out = t.buf.out + r * A->Dp;
         const size_t i = i0 + r, row = (b * a->H + h) * a->T + i;
         const stx_real inv = stx__attn_inv(a, state);
         stx_real *y = a->y + ((b * a->T + i) * a->H + h) * D;
@@ -14178,8 +14195,9 @@ STX_EACH_ISA(stx__attn_few_sum,
 /* One query of one head. The buffers are parts of the thread's scratch. */
 typedef struct stx__attn_few {
     stx_ctx         *x;
-    const stx__attn *A;
-    stx__attn_tile   t;              /* for its reach and ramp */
+    const stx__attn *plan;
+    size_t           h;
+    stx__attn_mask   mask;
     stx__kv_rows     k, v;
     const int32_t   *pad;            /* (S), or NULL */
     const stx_real  *query;          /* (D) */
@@ -14193,9 +14211,10 @@ typedef struct stx__attn_few {
     stx_real         state[3];       /* max, sum m e^(s - max), sum e^(s - max) */
 } stx__attn_few;
 
-/* Size of the scratch: q, qv, out, s and the ramp. */
+/* Size of the scratch: q, qv and out; s; m_by_distance. */
 static size_t stx__attn_few_reals(const stx__attn *A) {
-    return stx__round_up(2 * (A->a->S + A->a->span) + A->a->N + 2 + 3 * A->a->D, 16);
+    const stx_attention_args *a = A->a;
+    return stx__round_up(3 * a->D + (a->S + a->span + a->N) + (a->span + 1), 16);
 }
 
 static void stx__attn_few_open(stx_ctx *x, const stx__attn *A, stx_real *scratch, size_t b,
@@ -14205,7 +14224,8 @@ static void stx__attn_few_open(stx_ctx *x, const stx__attn *A, stx_real *scratch
     size_t d;
     memset(f, 0, sizeof *f);
     f->x = x;
-    f->A = A;
+    f->plan = A;
+    f->h = h;
     f->k = stx__key_rows(a, b, h);
     f->v = stx__value_rows(a, b, h);
     f->query = a->q + b * a->q_batch_stride + i0 * a->q_row_stride + h * D;
@@ -14214,9 +14234,8 @@ static void stx__attn_few_open(stx_ctx *x, const stx__attn *A, stx_real *scratch
     f->qv = f->q + D;
     f->out = f->qv + D;
     f->s = f->out + D;
-    f->t.R.ramp = f->s + a->S + a->span + a->N;
-    stx__attn_open(A, &f->t, b, h);
-    f->pad = f->t.pad;
+    f->mask = stx__attn_mask_of(a, h, f->s + a->S + a->span + a->N);
+    f->pad = stx__attn_pad(a, b);
     f->state[0] = -(stx_real)HUGE_VAL;
     for (d = 0; d < D; d++) {
         const stx_real content_bias = a->content_bias ? a->content_bias[h * D + d] : 0;
@@ -14230,11 +14249,11 @@ static void stx__attn_few_open(stx_ctx *x, const stx__attn *A, stx_real *scratch
 /* Sets the edges, without keys with m = 0 and padded keys at either end. Returns the
    number of keys. */
 static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
-    const stx_attention_args *a = f->A->a;
+    const stx_attention_args *a = f->plan->a;
     ptrdiff_t from, to;
-    stx__attn_range(a, f->t.reach, i0, 1, &from, &to);
-    if (a->span_fraction && !stx__attn_whole(a))
-        from = STX_MAX(from, f->i - (ptrdiff_t)f->t.reach + (ptrdiff_t)f->t.ramp_zeros);
+    stx__attn_range(a, f->mask.farthest, i0, 1, &from, &to);
+    if (a->span_fraction && !stx__attn_norm_has_masked(a))
+        from = STX_MAX(from, f->i - (ptrdiff_t)f->mask.farthest + (ptrdiff_t)f->mask.zeros);
     while (f->pad && from < to && from >= 0 && f->pad[from]) from++;
     while (f->pad && from < to && to > 0 && f->pad[to - 1]) to--;
     if (from >= to) return 0;
@@ -14249,9 +14268,9 @@ static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
    keys. */
 static void stx__attn_few_scores(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to, const stx_real *k,
                                  size_t ldk) {
-    const stx_attention_args *a = f->A->a;
-    const size_t D = a->D, ldp = f->A->tables * D, n = (size_t)(to - from);
-    const stx_real *pe = a->pe ? a->pe + stx__attn_table(f->A, f->t.h) * D : NULL;
+    const stx_attention_args *a = f->plan->a;
+    const size_t D = a->D, ldp = f->plan->tables * D, n = (size_t)(to - from);
+    const stx_real *pe = a->pe ? a->pe + stx__attn_table(f->plan, f->h) * D : NULL;
     const ptrdiff_t p = (ptrdiff_t)a->P - 1 + a->delta_min - (f->i - from); /* row of pe */
     stx_real *s = f->s + (from - f->edge[0]);
     size_t none = pe ? 0 : n; /* keys without a row of pe */
@@ -14266,7 +14285,7 @@ static void stx__attn_few_scores(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to,
 /* out += weights times values of the keys between two edges, in runs of keys that are not
    padded. */
 static void stx__attn_few_values(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to, size_t ldv) {
-    const size_t D = f->A->a->D;
+    const size_t D = f->plan->a->D;
     ptrdiff_t j = from;
     while (j < to) {
         const ptrdiff_t begin = j;
@@ -14283,8 +14302,8 @@ static void stx__attn_few_values(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to,
 /* All keys but the persistent vectors. */
 static void stx__attn_few_keys(stx__attn_few *f, size_t i0) {
     const size_t n = stx__attn_few_range(f, i0);
-    size_t at = 0; /* offset of the first key from i - reach */
-    stx_real scaled;
+    size_t at = 0; /* index of the first key in m_by_distance */
+    stx_real rescale;
     ptrdiff_t j;
     int e;
     if (!n) return;
@@ -14296,25 +14315,25 @@ static void stx__attn_few_keys(stx__attn_few *f, size_t i0) {
     for (j = f->edge[1]; f->pad && j < f->edge[3]; j++)
         if (f->pad[j]) f->s[j - f->edge[0]] = -(stx_real)HUGE_VAL; /* e^-inf = 0 */
 
-    if (!f->A->a->not_causal) at = (size_t)(f->edge[0] - (f->i - (ptrdiff_t)f->t.reach));
-    at = STX_MIN(at, f->t.ramp_count);
+    if (!f->plan->a->not_causal) at = (size_t)(f->edge[0] - (f->i - (ptrdiff_t)f->mask.farthest));
+    at = STX_MIN(at, f->mask.count);
     STX_CALL(f->x, stx__attn_soft,
-             (f->s, n, f->t.R.ramp + at, f->t.ramp_count - at, NULL, f->state, &scaled));
+             (f->s, n, f->mask.m_by_distance + at, f->mask.count - at, NULL, f->state, &rescale));
     stx__attn_few_values(f, f->edge[1], f->edge[2], f->v.cached_stride);
     stx__attn_few_values(f, f->edge[2], f->edge[3], f->v.block_stride);
 }
 
 static void stx__attn_few_persistent(stx__attn_few *f) {
-    const stx_attention_args *a = f->A->a;
-    const size_t D = a->D, N = a->N, at = f->t.h * N * D;
-    stx_real scaled;
+    const stx_attention_args *a = f->plan->a;
+    const size_t D = a->D, N = a->N, at = f->h * N * D;
+    stx_real rescale;
     size_t d;
     if (!N) return;
     for (d = 0; d < D; d++) f->q[d] = a->scale * (stx_real)sqrt((double)D) * f->query[d];
     STX_CALL(f->x, stx__attn_few_score,
              (f->s, f->q, f->q, a->persistent_k + at, D, NULL, 0, N, D));
-    STX_CALL(f->x, stx__attn_soft, (f->s, N, f->t.R.ramp, 0, NULL, f->state, &scaled));
-    for (d = 0; d < D; d++) f->out[d] *= scaled;
+    STX_CALL(f->x, stx__attn_soft, (f->s, N, f->mask.m_by_distance, 0, NULL, f->state, &rescale));
+    for (d = 0; d < D; d++) f->out[d] *= rescale;
     STX_CALL(f->x, stx__attn_few_sum,
              (f->out, f->s, a->persistent_v + at, D, N, D, (stx_real)sqrt((double)N)));
 }
@@ -14339,22 +14358,23 @@ static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratc
 
 // >>attention: units and work
 
-/* A work unit: queries i0 .. i0+n-1 of head h of batch row b. In the backward pass, all
-   queries with keys first .. last-1, computed by `owner`; part >= 0 numbers the units
-   that share their queries with the first unit of the head. */
+/* A work unit: queries i0 .. i0+n-1 of head h of batch row b. In the backward pass, it
+   has all queries and the keys first .. end-1, and `owner` computes it. part is -1 for
+   the first unit of a head. The others, which have the same queries, are numbered by
+   `part`, and each has a separate buffer for dq. */
 typedef struct stx__attn_unit {
     size_t    b, h, i0, n;
-    ptrdiff_t first, last;
+    ptrdiff_t first, end;
     int       owner, part;
 } stx__attn_unit;
 
-/* What a call works on: its units, and buffers in `work`. An owner stands for a thread: a
-   list of units that are computed in sequence. The number of owners depends only on the
-   number of threads of the context, so that sums have a fixed order. */
+/* What a call works on: its units, and buffers in `work`. An owner is a list of units
+   that one thread computes in sequence. The number of owners depends only on the number
+   of threads of the context, so that sums have a fixed order. */
 typedef struct stx__attn_work {
     stx__attn_unit *unit;
     size_t    count;                 /* units */
-    size_t    max_queries;           /* queries of the largest unit */
+    size_t    max_queries;           /* an upper bound of unit[].n */
     char     *scratch;               /* of threads, scratch_bytes each */
     size_t    scratch_bytes;
     size_t    owners;                /* backward, as all that follows */
@@ -14369,17 +14389,16 @@ typedef struct stx__attn_work {
     size_t    bytes;                 /* of all */
 } stx__attn_work;
 
-/* Cost of the head with the i-th largest reach. */
+/* Cost of head order[i]: about the keys that a tile of BQ queries meets. */
 static double stx__attn_cost(const stx__attn *A, size_t i) {
-    return (double)(A->reach[i] + STX__BQ + A->a->N);
+    return (double)(A->farthest[i] + STX__BQ + A->a->N);
 }
 
-/* The keys of the head with the i-th largest reach that any query sees, from a multiple
-   of 32 on. */
-static void stx__attn_unit_range(const stx__attn *A, size_t i, ptrdiff_t *first, ptrdiff_t *last) {
-    stx__attn_range(A->a, A->reach[i], 0, A->a->T, first, last);
+/* The keys of head order[i] that any query sees, from a multiple of 32 on. */
+static void stx__attn_unit_range(const stx__attn *A, size_t i, ptrdiff_t *first, ptrdiff_t *end) {
+    stx__attn_range(A->a, A->farthest[i], 0, A->a->T, first, end);
     *first = stx__attn_floor(*first, 32);
-    *last = STX_MAX(*last, *first);
+    *end = STX_MAX(*end, *first);
 }
 
 /* Appends the units of head order[i] in one batch row: n queries per unit in the forward
@@ -14390,10 +14409,10 @@ static void stx__attn_unit_range(const stx__attn *A, size_t i, ptrdiff_t *first,
 static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backward, size_t n,
                               ptrdiff_t wide, int part, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    ptrdiff_t first, last;
+    ptrdiff_t first, end;
     size_t k, i0;
-    stx__attn_unit_range(A, i, &first, &last);
-    for (k = i0 = 0; backward ? k == 0 || first + (ptrdiff_t)k * wide < last : i0 < a->T;
+    stx__attn_unit_range(A, i, &first, &end);
+    for (k = i0 = 0; backward ? k == 0 || first + (ptrdiff_t)k * wide < end : i0 < a->T;
          k++, i0 += n) {
         stx__attn_unit *u = w->unit ? w->unit + w->count : NULL;
         w->count++;
@@ -14405,12 +14424,12 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
         u->i0 = backward ? 0 : i0;
         u->n = backward ? a->T : STX_MIN(n, a->T - i0);
         u->first = first + (ptrdiff_t)k * wide;
-        u->last = STX_MIN(last, u->first + wide);
+        u->end = STX_MIN(end, u->first + wide);
     }
     return part;
 }
 
-/* Cuts the call into units, the heads with the largest reach first. Forward, a unit is a
+/* Cuts the call into units, in the order of the heads in A->order. Forward, a unit is a
    group of queries. Backward, it has all queries and the keys of a head, or a range of
    them if the head costs more than half of a thread's share. With w->unit = NULL, only
    counts. */
@@ -14427,13 +14446,13 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
 
     for (i = 0; i < a->H; i++) {
         size_t pieces = 1, n;
-        ptrdiff_t first, last, wide;
+        ptrdiff_t first, end, wide;
         if (threads > 1)
             pieces = (size_t)ceil(stx__attn_cost(A, i) * 2 * (double)threads / total);
-        stx__attn_unit_range(A, i, &first, &last);
+        stx__attn_unit_range(A, i, &first, &end);
         if (!backward) pieces = STX_MIN(STX_MAX(pieces, (tiles + most - 1) / most), tiles);
         n = (tiles + pieces - 1) / pieces * half;
-        wide = ((last - first) / (ptrdiff_t)pieces + STX__BK) / STX__BK * STX__BK;
+        wide = ((end - first) / (ptrdiff_t)pieces + STX__BK) / STX__BK * STX__BK;
         for (b = 0; b < a->B; b++) part = stx__attn_units_of(A, b, i, backward, n, wide, part, w);
     }
 }
@@ -14504,7 +14523,7 @@ static int stx__attn_start(stx_ctx *x, const char *op, stx__attn *A, const stx_a
 }
 
 typedef struct stx__attn_job {
-    const stx__attn *A;
+    const stx__attn *plan;
     const stx__attn_work *w;
 } stx__attn_job;
 
@@ -14519,7 +14538,7 @@ static void stx__attn_few_part(const stx_share *s, const void *job) {
 
 static void stx__attn_fwd_part(const stx_share *s, const void *job) {
     const stx__attn_job *j = (const stx__attn_job *)job;
-    const stx__attn *A = j->A;
+    const stx__attn *A = j->plan;
     const stx__attn_work *w = j->w;
     stx__attn_scratch scratch;
     size_t i;
@@ -14540,11 +14559,11 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn_job j;
     if (!stx__attn_start(x, "stx_attention_fwd", &A, a, 0, &w)) return;
     if (stx__attn_is_few(a)) {
-        stx_parallel(x, a->B * a->H * a->T, 2 * a->B * a->T * A.reach[0] * a->H * a->D,
+        stx_parallel(x, a->B * a->H * a->T, 2 * a->B * a->T * A.farthest[0] * a->H * a->D,
                      stx__attn_few_part, &A);
         return;
     }
-    j.A = &A;
+    j.plan = &A;
     j.w = &w;
     stx_parallel_units(x, w.count, stx__attn_fwd_part, &j);
 }
@@ -14581,7 +14600,7 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 /* One row of n keys of a tile. */
 typedef struct stx__attn_row {
-    size_t n, ramp_count;            /* the first ramp_count have m < 1 */
+    size_t n, m_count;               /* the first m_count have m < 1 */
     size_t begin, end;               /* columns that count in dspan_fraction */
     stx_real row_max, inv_sum;
     stx_real dot, eps_dot;           /* dot and eps dot; 0 and dot with no_renorm */
@@ -14590,24 +14609,24 @@ typedef struct stx__attn_row {
 /* g = dy . v becomes ds, s becomes r a:
        a = m w,  w = e^(s - row_max) inv_sum
            ds = a (r g - dot) - eps_dot w,  dspan += w (r g - dot)
-   ramp: m of the first columns, 1 for the others. drop (n): r, or NULL. */
+   m_by_distance: m of the first columns, 1 for the others. factors (n): r, or NULL. */
 STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g,
-                                  const stx_real *STX_RESTRICT ramp,
-                                  const stx_real *STX_RESTRICT drop, const stx__attn_row *row,
+                                  const stx_real *STX_RESTRICT m_by_distance,
+                                  const stx_real *STX_RESTRICT factors, const stx__attn_row *row,
                                   stx_real *dspan) {
-    const size_t n = row->n, ramp_count = row->ramp_count, begin = row->begin;
+    const size_t n = row->n, m_count = row->m_count, begin = row->begin;
     const size_t dm_end = row->end;
     const stx_real max = row->row_max, inv = row->inv_sum, dot = row->dot, eps_dot = row->eps_dot;
-    size_t c, end = STX_MIN(ramp_count, n);
+    size_t c, end = STX_MIN(m_count, n);
     stx_real sum = 0;
-    if (drop)
-        for (c = 0; c < n; c++) g[c] *= drop[c];
+    if (factors)
+        for (c = 0; c < n; c++) g[c] *= factors[c];
     if (end < dm_end) end = STX_MIN(dm_end, n);
 
     for (c = 0; c < end; c++) {
         /* m w <= 1, but w alone can overflow; NaN stays NaN */
         const stx_real over_max = s[c] - max, v = over_max > 80 ? 80 : over_max;
-        const stx_real w = stx_fast_exp(fma, v) * inv, m = c < ramp_count ? ramp[c] : 1;
+        const stx_real w = stx_fast_exp(fma, v) * inv, m = c < m_count ? m_by_distance[c] : 1;
         const stx_real dm = g[c] - dot;
         if (c >= begin && c < dm_end) sum += w * dm;
         s[c] = m * w;
@@ -14618,56 +14637,56 @@ STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *S
         s[c] = w;
         g[c] = w * (g[c] - dot) - eps_dot * w;
     }
-    if (drop)
-        for (c = 0; c < n; c++) s[c] *= drop[c];
+    if (factors)
+        for (c = 0; c < n; c++) s[c] *= factors[c];
     *dspan += sum;
 }
 
 STX_EACH_ISA(stx__attn_soft_bwd,
-             (stx_real * s, stx_real *g, const stx_real *ramp, const stx_real *drop,
+             (stx_real * s, stx_real *g, const stx_real *m_by_distance, const stx_real *factors,
               const stx__attn_row *row, stx_real *dspan),
-             s, g, ramp, drop, row, dspan)
+             s, g, m_by_distance, factors, row, dspan)
 
 /* Row r of s and g: scores and dy . v become weights and ds, in the columns that the
    query sees. */
 static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real row_max,
                               stx_real inv_sum, stx_real *dspan) {
-    const stx_attention_args *a = t->A->a;
-    const stx_real *drop = stx__attn_drop(x, t, r), dot = t->R.state[t->q0 + r];
-    const size_t lo = (size_t)t->lo[r], count = t->ramp_count;
-    const size_t end = t->persistent ? 0 : t->ramp_end;
-    stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
+    const stx_attention_args *a = t->plan->a;
+    const stx_real *factors = stx__attn_weight_factors(x, t, r), dot = t->buf.state[t->q0 + r];
+    const size_t lo = (size_t)t->lo[r], count = t->mask.count;
+    const size_t end = t->persistent ? 0 : t->mask.end;
+    stx_real *s = t->buf.s + r * STX__LDS, *g = t->buf.g + r * STX__LDS;
     stx__attn_row row;
-    size_t at = count; /* index n of column lo in ramp; count + 1: past ramp_end */
-    if (!t->persistent) at = STX_MIN((size_t)(t->lo[r] - t->reach_column[r]), count + 1);
+    size_t at = count; /* index of column lo in m_by_distance; count + 1: past mask.end */
+    if (!t->persistent) at = STX_MIN((size_t)(t->lo[r] - t->farthest_column[r]), count + 1);
     if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
     row.n = (size_t)t->hi[r] - lo;
-    row.ramp_count = at < count ? count - at : 0;
-    row.begin = t->ramp_begin > at ? t->ramp_begin - at : 0;
+    row.m_count = at < count ? count - at : 0;
+    row.begin = t->mask.begin > at ? t->mask.begin - at : 0;
     row.end = end > at ? end - at : 0;
     row.row_max = row_max;
     row.inv_sum = inv_sum;
     row.dot = a->no_renorm ? 0 : dot;
     row.eps_dot = a->no_renorm ? dot : a->eps * dot;
     STX_CALL(x, stx__attn_soft_bwd,
-             (s + lo, g + lo, t->R.ramp + STX_MIN(at, count), drop, &row, dspan));
+             (s + lo, g + lo, t->mask.m_by_distance + STX_MIN(at, count), factors, &row, dspan));
 }
 
 /* bf16: ds in `half`, and pairs of rows r and r+1 of s and of g. For pe, row r+1 is one
    column further. */
 static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
-    const stx__attn *A = t->A;
+    const stx__attn *A = t->plan;
     size_t r;
     for (r = 0; r < rows; r++)
-        A->mk->to_bf16((uint16_t *)t->R.half + r * STX__LDS, t->R.g + r * STX__LDS, t->bk);
+        A->mk->to_bf16((uint16_t *)t->buf.half + r * STX__LDS, t->buf.g + r * STX__LDS, t->bk);
     for (r = 0; r < rows; r += 2) {
         const size_t at = r * STX__LDS, pair = r / 2 * STX__LDS;
-        const uint16_t *half = (const uint16_t *)t->R.half + at;
-        A->mk->pair(t->R.s_pairs + pair, t->R.s + at, t->R.s + at + STX__LDS, t->bk);
-        STX_CALL(x, stx__zip_rows, (t->R.g_pairs + pair, half, half + STX__LDS, t->bk));
+        const uint16_t *half = (const uint16_t *)t->buf.half + at;
+        A->mk->pair(t->buf.s_pairs + pair, t->buf.s + at, t->buf.s + at + STX__LDS, t->bk);
+        STX_CALL(x, stx__zip_rows, (t->buf.g_pairs + pair, half, half + STX__LDS, t->bk));
         if (A->tables && !t->persistent)
             STX_CALL(x, stx__zip_rows,
-                     (t->R.skewed_pairs + pair - 1, half - 1, half + STX__LDS, t->bk + 1));
+                     (t->buf.skewed_pairs + pair - 1, half - 1, half + STX__LDS, t->bk + 1));
     }
 }
 
@@ -14675,10 +14694,10 @@ static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
    inv_sum: of the tile's queries. */
 static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *row_max,
                               const stx_real *inv_sum, stx_real *dspan) {
-    const size_t rows = stx__round_up(t->nb, t->A->mk->kr > 1 ? 32 : 1);
+    const size_t rows = stx__round_up(t->nb, t->plan->mk->kr > 1 ? 32 : 1);
     size_t r;
     for (r = 0; r < rows; r++) {
-        stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
+        stx_real *s = t->buf.s + r * STX__LDS, *g = t->buf.g + r * STX__LDS;
         size_t lo = 0, hi = 0;
         if (r < t->nb && t->hi[r] > t->lo[r] && inv_sum[r] != 0) {
             lo = (size_t)t->lo[r];
@@ -14690,7 +14709,7 @@ static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real 
         memset(s + hi, 0, (t->bk - hi) * sizeof *s);
         memset(g + hi, 0, (t->bk - hi) * sizeof *g);
     }
-    if (t->A->per_word == 2) stx__attn_bwd_pairs(x, t, rows);
+    if (t->plan->per_word == 2) stx__attn_bwd_pairs(x, t, rows);
 }
 
 /* dk_t[d][c] += sum_r q_t[d][r] ds[r][c], or dv_t[d][c] += sum_r dy_t[d][r] (r a)[r][c],
@@ -14698,7 +14717,7 @@ static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real 
    pairs of its rows; to (D,LDK). */
 static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transposed,
                                   const stx_real *weights, const uint32_t *pairs, stx_real *to) {
-    const stx__attn *A = t->A;
+    const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
     const size_t u = A->per_word, D = A->a->D;
     size_t c, d, from, end;
@@ -14724,15 +14743,15 @@ static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transpose
 /* dpe[d][p] += sum_r qv_t[d][r] ds[r][c] with c = p - p0 + r: ds read by its skew. dpe
    (D,ldpe). */
 static void stx__attn_dpe(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
-    const stx__attn *A = t->A;
+    const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
     const size_t u = A->per_word, D = A->a->D;
     const ptrdiff_t nr = (ptrdiff_t)mk->nr, kr = (ptrdiff_t)mk->kr, nb = (ptrdiff_t)t->nb;
     const ptrdiff_t p0 = stx__attn_p0(t), lowest = p0 + t->lo[nb - 1] - (nb - 1);
-    const ptrdiff_t last = STX_MIN(p0 + t->hi[0], (ptrdiff_t)A->pe_rows);
+    const ptrdiff_t pe_end = STX_MIN(p0 + t->hi[0], (ptrdiff_t)A->pe_rows);
     ptrdiff_t p = lowest < 0 ? 0 : lowest / nr * nr, from, end;
     size_t d;
-    for (; p < last; p += nr) {
+    for (; p < pe_end; p += nr) {
         const void *right;
         /* rows that meet this strip of pe */
         from = 0;
@@ -14742,27 +14761,27 @@ static void stx__attn_dpe(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
         if (from == end) continue;
         from = from / kr * kr;
         end = (ptrdiff_t)stx__round_up((size_t)end, mk->kr);
-        right = t->R.g + from * STX__LDS + (p - p0 + from);
-        if (u == 2) right = t->R.skewed_pairs + from / 2 * STX__LDS + (p - p0 + from);
+        right = t->buf.g + from * STX__LDS + (p - p0 + from);
+        if (u == 2) right = t->buf.skewed_pairs + from / 2 * STX__LDS + (p - p0 + from);
         for (d = 0; d < D; d += mk->mr)
             mk->run(STX_MIN(mk->mr, D - d), (size_t)(end - from) / u,
-                    stx__operand(A, t->R.qv_t, (ptrdiff_t)(d * t->ldt + t->q0) + from), t->ldt, u,
+                    stx__operand(A, t->buf.qv_t, (ptrdiff_t)(d * t->ldt + t->q0) + from), t->ldt, u,
                     right, STX__LDS + u, dpe + d * ldpe + (size_t)p, ldpe, 1);
     }
 }
 
 /* out_pe[r] += sum_p ds[r][p - p0 + r] pe_p, ds read by its skew. */
 static void stx__attn_sum_pe(const stx__attn_tile *t) {
-    const stx__attn *A = t->A;
+    const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
     const size_t u = A->per_word, nr = mk->nr;
     const ptrdiff_t p0 = stx__attn_p0(t), kr = (ptrdiff_t)mk->kr;
     const stx_real *pe =
         A->pe_packed_rows + stx__attn_table(A, t->h) * A->Dp * A->pe_rows / u;
-    const void *ds = u == 2 ? t->R.half : (const void *)t->R.g;
+    const void *ds = u == 2 ? t->buf.half : (const void *)t->buf.g;
     size_t r0, j;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        const size_t h = STX_MIN(mk->mr, t->nb - r0), last = r0 + h - 1;
+        const size_t height = STX_MIN(mk->mr, t->nb - r0), last = r0 + height - 1;
         const ptrdiff_t row = (ptrdiff_t)r0;
         ptrdiff_t from = STX_MAX(p0 + t->lo[last] - (ptrdiff_t)last, 0);
         ptrdiff_t end = STX_MIN(p0 + t->hi[r0] - row, (ptrdiff_t)A->pe_rows);
@@ -14770,10 +14789,10 @@ static void stx__attn_sum_pe(const stx__attn_tile *t) {
         from = from / kr * kr;
         end = (ptrdiff_t)stx__round_up((size_t)end, mk->kr);
         for (j = 0; j < A->Dp; j += nr)
-            mk->run(h, (size_t)(end - from) / u,
+            mk->run(height, (size_t)(end - from) / u,
                     stx__operand(A, ds, row * STX__LDS + from - p0 + row), STX__LDS + 1, u,
                     pe + j * (A->pe_rows / u) + (size_t)from / u * nr, nr,
-                    t->R.out_pe + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
+                    t->buf.out_pe + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
     }
 }
 
@@ -14875,7 +14894,7 @@ static void stx__attn_store(const stx__attn *A, const stx__kv_rows *r, const stx
 /* The backward pass of one unit. */
 typedef struct stx__attn_bwd {
     stx_ctx *x;
-    const stx__attn      *A;
+    const stx__attn      *plan;
     const stx__attn_work *w;
     const stx__attn_unit *unit;
     stx__attn_tile t;
@@ -14892,27 +14911,27 @@ typedef struct stx__attn_bwd {
    the gradients of its keys and values, unless they are not needed. */
 static void stx__attn_bwd_tile(stx__attn_bwd *u, ptrdiff_t keys, int needs_dk, int needs_dv) {
     stx__attn_tile *t = &u->t;
-    const stx__attn *A = t->A;
+    const stx__attn *A = t->plan;
     const stx_attention_args *a = A->a;
     const size_t row = (t->b * a->H + t->h) * a->T;
     size_t d;
     if (t->bk != t->clear_bk) stx__attn_clear(t);
     t->clear_bk = t->bk;
     for (d = 0; d < a->D; d++) {
-        memset(t->R.dk_t + d * STX__LDK, 0, t->bk * sizeof *t->R.dk_t);
-        memset(t->R.dv_t + d * STX__LDK, 0, t->bk * sizeof *t->R.dv_t);
+        memset(t->buf.dk_t + d * STX__LDK, 0, t->bk * sizeof *t->buf.dk_t);
+        memset(t->buf.dv_t + d * STX__LDK, 0, t->bk * sizeof *t->buf.dv_t);
     }
     for (t->q0 = 0; t->q0 < a->T; t->q0 += STX__BQ) {
         t->i0 = t->q0;
         t->nb = STX_MIN((size_t)STX__BQ, a->T - t->q0);
         if (!stx__attn_bounds(t, (size_t)keys)) continue;
         stx__attn_scores(t);
-        stx__attn_dot_columns(t, t->R.dy, t->R.v_columns, t->R.g);
+        stx__attn_dot_columns(t, t->buf.dy, t->buf.v_columns, t->buf.g);
         stx__attn_bwd_weights(u->x, t, a->row_max + row + t->i0, a->inv_sum + row + t->i0,
                               u->dspan);
-        if (needs_dv) stx__attn_sum_queries(t, t->R.dy_t, t->R.s, t->R.s_pairs, t->R.dv_t);
-        if (needs_dk) stx__attn_sum_queries(t, t->R.q_t, t->R.g, t->R.g_pairs, t->R.dk_t);
-        stx__attn_sum_rows(t, A->per_word == 2 ? t->R.half : (const void *)t->R.g, t->R.out);
+        if (needs_dv) stx__attn_sum_queries(t, t->buf.dy_t, t->buf.s, t->buf.s_pairs, t->buf.dv_t);
+        if (needs_dk) stx__attn_sum_queries(t, t->buf.q_t, t->buf.g, t->buf.g_pairs, t->buf.dk_t);
+        stx__attn_sum_rows(t, A->per_word == 2 ? t->buf.half : (const void *)t->buf.g, t->buf.out);
         if (!A->tables || t->persistent) continue;
         if (u->dpe) stx__attn_dpe(t, u->dpe, u->w->ldpe);
         stx__attn_sum_pe(t);
@@ -14922,7 +14941,7 @@ static void stx__attn_bwd_tile(stx__attn_bwd *u, ptrdiff_t keys, int needs_dk, i
 /* Packs the queries and dy of the unit, and computes dy . y. clear_bk: of the last unit
    that used the thread's scratch. */
 static void stx__attn_bwd_open(stx__attn_bwd *u, size_t thread, size_t clear_bk) {
-    const stx__attn *A = u->A;
+    const stx__attn *A = u->plan;
     const stx_attention_args *a = A->a;
     const stx__attn_work *w = u->w;
     const stx__attn_unit *unit = u->unit;
@@ -14930,21 +14949,21 @@ static void stx__attn_bwd_open(stx__attn_bwd *u, size_t thread, size_t clear_bk)
     const stx_real *dy = a->dy + b * T * ldy + h * D, *y = a->y + b * T * ldy + h * D;
     stx__attn_tile *t = &u->t;
     size_t r;
-    stx__attn_scratch_layout(A, w->scratch + thread * w->scratch_bytes, w->max_queries, 1, &t->R);
+    stx__attn_scratch_layout(A, w->scratch + thread * w->scratch_bytes, w->max_queries, 1, &t->buf);
     t->ldt = stx__round_up(T, 32) + 16;
     stx__attn_open(A, t, b, h);
     t->clear_bk = clear_bk;
-    memset(t->R.out, 0, T * A->Dp * sizeof *t->R.out);
-    memset(t->R.out_pe, 0, T * A->Dp * sizeof *t->R.out_pe);
-    stx__attn_queries(t, t->R.q, t->R.q_t, a->content_bias, a->scale, 0, T);
-    if (A->two_queries)
-        stx__attn_queries(t, t->R.qv, t->R.qv_t, a->position_bias, a->scale, 0, T);
-    stx__attn_operand(A, t->R.dy, A->Dk, dy, ldy, T, D);
+    memset(t->buf.out, 0, T * A->Dp * sizeof *t->buf.out);
+    memset(t->buf.out_pe, 0, T * A->Dp * sizeof *t->buf.out_pe);
+    stx__attn_queries(t, t->buf.q, t->buf.q_t, a->content_bias, a->scale, 0, T);
+    if (A->separate_qv)
+        stx__attn_queries(t, t->buf.qv, t->buf.qv_t, a->position_bias, a->scale, 0, T);
+    stx__attn_operand(A, t->buf.dy, A->Dk, dy, ldy, T, D);
     for (r = 0; r < T; r += STX__BQ)
-        stx__attn_transpose(A, t->R.dy_t, t->ldt, r, dy + r * ldy, ldy,
+        stx__attn_transpose(A, t->buf.dy_t, t->ldt, r, dy + r * ldy, ldy,
                             STX_MIN((size_t)STX__BQ, T - r), D);
     for (r = 0; r < T; r++)
-        STX_CALL(u->x, stx__row_dot, (t->R.state + r, dy + r * ldy, y + r * ldy, D));
+        STX_CALL(u->x, stx__row_dot, (t->buf.state + r, dy + r * ldy, y + r * ldy, D));
 
     u->k = stx__key_rows(a, b, h);
     u->v = stx__value_rows(a, b, h);
@@ -14967,49 +14986,49 @@ static void stx__attn_bwd_open(stx__attn_bwd *u, size_t thread, size_t clear_bk)
 /* Zero gradients for the keys that no query reaches: those before the first unit of a
    head, and those after its last. */
 static void stx__attn_bwd_unreached(stx__attn_bwd *u) {
-    const stx_attention_args *a = u->A->a;
+    const stx_attention_args *a = u->plan->a;
     const ptrdiff_t S = (ptrdiff_t)a->S, before = STX_MIN(u->unit->first, S);
-    const ptrdiff_t after = STX_MAX(u->unit->last, 0);
-    ptrdiff_t first, last;
+    const ptrdiff_t after = STX_MAX(u->unit->end, 0);
+    ptrdiff_t first, end;
     if (u->unit->part < 0) {
-        stx__attn_store(u->A, &u->dk, NULL, 0, 0, before, NULL);
-        stx__attn_store(u->A, &u->dv, NULL, 0, 0, before, NULL);
+        stx__attn_store(u->plan, &u->dk, NULL, 0, 0, before, NULL);
+        stx__attn_store(u->plan, &u->dv, NULL, 0, 0, before, NULL);
     }
-    stx__attn_range(a, u->t.reach, 0, a->T, &first, &last);
-    if (u->unit->last >= last) {
-        stx__attn_store(u->A, &u->dk, NULL, 0, after, S, NULL);
-        stx__attn_store(u->A, &u->dv, NULL, 0, after, S, NULL);
+    stx__attn_range(a, u->t.mask.farthest, 0, a->T, &first, &end);
+    if (u->unit->end >= end) {
+        stx__attn_store(u->plan, &u->dk, NULL, 0, after, S, NULL);
+        stx__attn_store(u->plan, &u->dv, NULL, 0, after, S, NULL);
     }
 }
 
 /* All keys of the unit: dk, dv, dpe; then dq and the biases, from sum_j ds_j k_j and
    sum_j ds_j pe_p. */
 static void stx__attn_bwd_keys(stx__attn_bwd *u) {
-    const stx__attn *A = u->A;
+    const stx__attn *A = u->plan;
     const stx_attention_args *a = A->a;
-    const ptrdiff_t S = (ptrdiff_t)a->S, first = u->unit->first, last = u->unit->last;
+    const ptrdiff_t S = (ptrdiff_t)a->S, first = u->unit->first, end = u->unit->end;
     const size_t D = a->D, index = (size_t)(u->unit - u->w->unit);
     const int needs_dk = u->dk.block || u->dk.cached, needs_dv = u->dv.block || u->dv.cached;
     stx__attn_tile *t = &u->t;
     stx__attn_dq_args q;
-    for (t->j0 = first; t->j0 < last; t->j0 += STX__BK) {
+    for (t->j0 = first; t->j0 < end; t->j0 += STX__BK) {
         const ptrdiff_t from = STX_MAX(t->j0, 0), next = t->j0 + STX__BK;
         ptrdiff_t to;
         int live;
-        t->bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, last - t->j0), 32);
+        t->bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, end - t->j0), 32);
         to = STX_MIN(S, t->j0 + (ptrdiff_t)t->bk);
         live = stx__attn_live(t);
         if (live) {
-            stx__attn_pack(t, &u->k, S, t->R.k_columns, t->R.rows);
-            stx__attn_pack(t, &u->v, S, t->R.v_columns, NULL);
+            stx__attn_pack(t, &u->k, S, t->buf.k_columns, t->buf.rows);
+            stx__attn_pack(t, &u->v, S, t->buf.v_columns, NULL);
             stx__attn_prefetch(&u->dk, t->j0, to, D);
             stx__attn_prefetch(&u->dv, t->j0, to, D);
-            stx__attn_prefetch(&u->k, next, STX_MIN(last, next + STX__BK), D);
-            stx__attn_prefetch(&u->v, next, STX_MIN(last, next + STX__BK), D);
-            stx__attn_bwd_tile(u, STX_MIN(S, last) - t->j0, needs_dk, needs_dv);
+            stx__attn_prefetch(&u->k, next, STX_MIN(end, next + STX__BK), D);
+            stx__attn_prefetch(&u->v, next, STX_MIN(end, next + STX__BK), D);
+            stx__attn_bwd_tile(u, STX_MIN(S, end) - t->j0, needs_dk, needs_dv);
         }
-        stx__attn_store(A, &u->dk, live ? t->R.dk_t : NULL, t->j0, from, to, t->R.s);
-        stx__attn_store(A, &u->dv, live ? t->R.dv_t : NULL, t->j0, from, to, t->R.s);
+        stx__attn_store(A, &u->dk, live ? t->buf.dk_t : NULL, t->j0, from, to, t->buf.s);
+        stx__attn_store(A, &u->dv, live ? t->buf.dv_t : NULL, t->j0, from, to, t->buf.s);
     }
 
     q.dq = u->dq;
@@ -15017,8 +15036,8 @@ static void stx__attn_bwd_keys(stx__attn_bwd *u) {
     q.accumulate = u->add_dq;
     q.dcontent_bias = u->w->dcontent_bias + index * D;
     q.dposition_bias = u->w->dposition_bias + index * D;
-    q.out = t->R.out;
-    q.out_pe = t->R.out_pe;
+    q.out = t->buf.out;
+    q.out_pe = t->buf.out_pe;
     q.ldo = A->Dp;
     q.n = a->T;
     q.D = D;
@@ -15028,7 +15047,7 @@ static void stx__attn_bwd_keys(stx__attn_bwd *u) {
 
 /* The persistent vectors of the head, which its first unit computes. */
 static void stx__attn_bwd_persistent(stx__attn_bwd *u) {
-    const stx__attn *A = u->A;
+    const stx__attn *A = u->plan;
     const stx_attention_args *a = A->a;
     const stx__attn_work *w = u->w;
     const size_t D = a->D, T = a->T, head = u->unit->h * a->N * D;
@@ -15042,24 +15061,24 @@ static void stx__attn_bwd_persistent(stx__attn_bwd *u) {
     k = stx__kv_rows_block(a->persistent_k + head, D);
     v = stx__kv_rows_block(a->persistent_v + head, D);
     t->persistent = 1;
-    stx__attn_queries(t, t->R.q, t->R.q_t, NULL, a->scale * sqrt_D, 0, T);
-    memset(t->R.out, 0, T * A->Dp * sizeof *t->R.out);
+    stx__attn_queries(t, t->buf.q, t->buf.q_t, NULL, a->scale * sqrt_D, 0, T);
+    memset(t->buf.out, 0, T * A->Dp * sizeof *t->buf.out);
     for (t->j0 = 0; t->j0 < N; t->j0 += STX__BK) {
         const size_t n = (size_t)STX_MIN((ptrdiff_t)STX__BK, N - t->j0);
         const size_t at = u->owner * w->dpk_size + head + (size_t)t->j0 * D;
         t->bk = stx__round_up(n, 32);
         (void)stx__attn_live(t);
-        stx__attn_pack(t, &k, N, t->R.k_columns, t->R.rows);
-        stx__attn_pack(t, &v, N, t->R.v_columns, NULL);
+        stx__attn_pack(t, &k, N, t->buf.k_columns, t->buf.rows);
+        stx__attn_pack(t, &v, N, t->buf.v_columns, NULL);
         stx__attn_bwd_tile(u, (ptrdiff_t)n, needed, needed);
         if (!needed) continue;
-        stx__attn_transpose_back(A, w->dpk + at, D, t->R.dk_t, 0, n, t->R.s, 1);
-        stx__attn_transpose_back(A, w->dpv + at, D, t->R.dv_t, 0, n, t->R.s, 1);
+        stx__attn_transpose_back(A, w->dpk + at, D, t->buf.dk_t, 0, n, t->buf.s, 1);
+        stx__attn_transpose_back(A, w->dpv + at, D, t->buf.dv_t, 0, n, t->buf.s, 1);
     }
     if (!u->dq) return;
     for (r = 0; r < T; r++) /* stx__attn_bwd_keys has set dq */
         for (c = 0; c < D; c++)
-            u->dq[r * u->dq_stride + c] += a->scale * sqrt_D * t->R.out[r * A->Dp + c];
+            u->dq[r * u->dq_stride + c] += a->scale * sqrt_D * t->buf.out[r * A->Dp + c];
 }
 
 /* *clear_bk: in and out; see stx__attn_bwd_open. */
@@ -15068,7 +15087,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
                                size_t *clear_bk) {
     stx__attn_bwd u;
     u.x = x;
-    u.A = A;
+    u.plan = A;
     u.w = w;
     u.unit = unit;
     u.owner = owner;
@@ -15087,22 +15106,22 @@ static void stx__attn_bwd_part(const stx_share *s, const void *job) {
     const stx__attn_job *j = (const stx__attn_job *)job;
     const stx__attn_work *w = j->w;
     size_t i, k, clear_bk = 0;
-    if (j->A->mk->enter) j->A->mk->enter();
+    if (j->plan->mk->enter) j->plan->mk->enter();
     for (i = s->begin; i < s->end; i++) {
         memset(w->dpe + i * w->dpe_size, 0, w->dpe_size * sizeof(stx_real));
         memset(w->dpk + i * w->dpk_size, 0, w->dpk_size * sizeof(stx_real));
         memset(w->dpv + i * w->dpk_size, 0, w->dpk_size * sizeof(stx_real));
         for (k = 0; k < w->count; k++)
             if (w->unit[k].owner == (int)i)
-                stx__attn_bwd_unit(s->x, j->A, w, s->thread, i, &w->unit[k], &clear_bk);
+                stx__attn_bwd_unit(s->x, j->plan, w, s->thread, i, &w->unit[k], &clear_bk);
     }
-    if (j->A->mk->leave) j->A->mk->leave();
+    if (j->plan->mk->leave) j->plan->mk->leave();
 }
 
 /* dpe[p] += the sum of the owners' copies (tables,D,ldpe). */
 static void stx__attn_add_dpe_part(const stx_share *s, const void *job) {
     const stx__attn_job *j = (const stx__attn_job *)job;
-    const stx__attn *A = j->A;
+    const stx__attn *A = j->plan;
     const stx__attn_work *w = j->w;
     const size_t D = A->a->D, ldp = A->tables * D;
     size_t p, c, k;
@@ -15157,7 +15176,7 @@ static void stx__attn_assign(const stx_attention_args *a, stx__attn_work *w) {
         for (k = 1; k < w->owners; k++)
             if (w->load[k] < w->load[best]) best = k;
         u->owner = (int)best;
-        w->load[best] += (double)(u->last - u->first) + (u->part < 0 ? (double)a->N : 0)
+        w->load[best] += (double)(u->end - u->first) + (u->part < 0 ? (double)a->N : 0)
                          + (double)STX__BQ;
     }
 }
@@ -15194,7 +15213,7 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     memset(w.dposition_bias, 0, w.count * a->D * sizeof(stx_real));
     memset(w.dspan, 0, w.count * sizeof(stx_real));
     stx__attn_assign(a, &w);
-    j.A = &A;
+    j.plan = &A;
     j.w = &w;
     stx_parallel_units(x, w.owners, stx__attn_bwd_part, &j);
 

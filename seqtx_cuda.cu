@@ -4371,7 +4371,7 @@ static __device__ __forceinline__ int stx__attn_plain_sees(const stx__attn_plain
 }
 
 /* The weight of the ramp at column c before it is clamped: 2 without a ramp, 2 or -1
-   far from it. The operations are those of stx__attn_ramp, in the same order and not
+   far from it. The operations are those of stx__attn_mask_of, in the same order and not
    fused. */
 static __device__ __forceinline__ float stx__attn_plain_ramp(const stx__attn_plain_rows &p,
                                                              float z_span, size_t r, ptrdiff_t c) {
