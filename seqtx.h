@@ -1377,8 +1377,8 @@ typedef struct stx_attention_args {
     size_t q_batch_stride, kv_batch_stride;
     size_t cached_rows, groups;
     stx_attention_kv cached[STX_HEAD_GROUPS];
-    uint16_t head_place[256];               /* groups > 1: 4 times the index of the head in
-                                               its group, plus the group */
+    uint8_t head_group[256], head_index[256];   /* groups > 1: the group of a head, and its
+                                               index in the group */
     int overwrite;                          /* STX_OVERWRITE_.. */
     size_t span;                            /* keys at larger distances are not seen; 0 is
                                                a limit too, unlike in the desc */
@@ -12404,7 +12404,7 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
    Names with stx__attention_ belong to the op, names with stx__attn_ to the CPU kernels.
    The block: the keys of k and v in stx_attention_args, which follow the cached rows. */
 
-enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_place */
+enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_group */
 
 /* For functions that return 1, or 0 and an error. */
 #define STX__CHECK(x, cond, code, ...) \
@@ -12416,17 +12416,13 @@ enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_place */
   } while (0)
 
 /* The group of head h, and its index among the heads of that group. Without groups, all
-   heads are in group 0. head_place packs the two numbers. */
+   heads are in group 0. */
 static size_t stx__head_group(const stx_attention_args *a, size_t h) {
-    return a->groups > 1 ? a->head_place[h] & 3u : 0;
+    return a->groups > 1 ? a->head_group[h] : 0;
 }
 
-static size_t stx__head_place(const stx_attention_args *a, size_t h) {
-    return a->groups > 1 ? (size_t)a->head_place[h] >> 2 : h;
-}
-
-static void stx__head_assign(stx_attention_args *a, size_t h, size_t group, size_t place) {
-    a->head_place[h] = (uint16_t)(4 * place + group);
+static size_t stx__head_index(const stx_attention_args *a, size_t h) {
+    return a->groups > 1 ? a->head_index[h] : h;
 }
 
 /* Bits of stx_attention_args.overwrite: the gradients that the backward kernel
@@ -12802,7 +12798,8 @@ static void stx__attention_resolve_sources(stx_ctx *x, const stx_attention_in *i
     }
     for (h = 0; s->groups && h < a->H; h++) {
         g = in->groups ? in->groups->of[h] : 0;
-        stx__head_assign(a, h, g, heads[g]++);
+        a->head_group[h] = (uint8_t)g;
+        a->head_index[h] = (uint8_t)heads[g]++;
     }
 }
 
@@ -12989,7 +12986,7 @@ static stx__kv_rows stx__kv_rows_of(const stx_attention_args *a, size_t b, size_
 
     if (cached)
         r.cached = (stx_real *)(uintptr_t)(cached + b * c->batch_stride
-                                           + stx__head_place(a, h) * a->D);
+                                           + stx__head_index(a, h) * a->D);
     r.cached_stride = c->row_stride;
     r.first -= (ptrdiff_t)c->rows;
     return r;

@@ -4151,7 +4151,7 @@ typedef struct stx__mat_cached {
     size_t row_stride[STX_HEAD_GROUPS], batch_stride[STX_HEAD_GROUPS];
     ptrdiff_t first[STX_HEAD_GROUPS], cut;
     int groups;
-    uint16_t head[256];
+    uint8_t head_group[256], head_index[256];
 } stx__mat_cached;
 
 /* The same for one head of a batch row: row j is at base + (j - first) row_stride. */
@@ -4166,9 +4166,10 @@ static __device__ __forceinline__ stx__mat_cached_head
 stx__mat_cached_head_of(const stx__mat &m, const stx__mat_cached &p, size_t b, size_t h, size_t D) {
     stx__mat_cached_head o = {{NULL, NULL, 0}, 0, 0, 0, 0, 0};
     if (!m.cached || !p.cut) return o;
-    const int at = p.groups > 1 ? p.head[h] : (int)h * 4, g = at & 3;
+    const int g = p.groups > 1 ? p.head_group[h] : 0;
+    const size_t index = p.groups > 1 ? p.head_index[h] : h;
     o.a = p.a[g];
-    o.base = b * p.batch_stride[g] + (size_t)(at >> 2) * D;
+    o.base = b * p.batch_stride[g] + index * D;
     o.row_stride = p.row_stride[g];
     o.first = p.first[g];
     o.cut = p.cut;
@@ -4599,7 +4600,8 @@ static stx__mat_cached stx__attn_plain_cached(const stx_ctx *x, const stx_attent
     memset(&p, 0, sizeof p);
     p.cut = (ptrdiff_t)a->cached_rows;
     p.groups = (int)a->groups;
-    memcpy(p.head, a->head_place, sizeof p.head);
+    memcpy(p.head_group, a->head_group, sizeof p.head_group);
+    memcpy(p.head_index, a->head_index, sizeof p.head_index);
     for (size_t g = 0; g < a->groups; g++) {
         const stx_attention_kv *o = &a->cached[g];
         const stx_real *rows[4];
@@ -5110,7 +5112,8 @@ typedef struct stx__attn_params {
     int key_mask_stride;            /* words from batch row to batch row */
     int cached_rows, cached_groups; /* "Where keys are stored" */
     stx__attn_cached cached[STX_HEAD_GROUPS];
-    uint16_t head_place[256];
+    uint16_t head_place[256];       /* 4 times the index of a head in its group, plus the group:
+                                       one load, because registers are scarce */
 } stx__attn_params;
 
 /* An operand as the kernels read it: bfloat16 activations, the bfloat16 copies of
@@ -5188,7 +5191,8 @@ static int stx__attn_params_of(const stx_ctx *x, const stx_attention_args *a, st
     if (!stx__attn_sizes_fit(a) || !stx__attn_operands(x, a, p, *half)) return 0;
     p->cached_rows = (int)a->cached_rows;
     p->cached_groups = (int)a->groups;
-    memcpy(p->head_place, a->head_place, sizeof p->head_place);
+    for (size_t h = 0; h < a->H; h++)
+        p->head_place[h] = (uint16_t)(4 * a->head_index[h] + a->head_group[h]);
     p->row_max = (float *)a->row_max;
     p->inv_sum = (float *)a->inv_sum;
     p->u = stx__array_of(x, a->content_bias);
@@ -5429,7 +5433,7 @@ static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n
    of them, from key `first` on: all that its heads see. A tile of keys is in one of the
    two, or in both.
 
-   Returns 4 times the position of head h in its group, plus the group. */
+   Returns 4 times the index of head h in its group, plus the group. */
 static __device__ __forceinline__ int stx__attn_head_place(const stx__attn_params &p, int h) {
     return p.cached_groups > 1 ? p.head_place[h] : 4 * h;
 }

@@ -768,7 +768,7 @@ static const float GAP = 77, UNUSED = 55;
 
 typedef struct cache {
     size_t count, rows[CACHES], heads[CACHES], ld[CACHES], st[CACHES], n[CACHES];
-    uint16_t head[256];                /* group + 4 times the index in the group */
+    uint8_t group[256], index[256];    /* of each head; the index in its group */
     float *v[CACHES], *g[CACHES];      /* keys and values; initial gradients */
     stx_real *dv[CACHES], *dg[CACHES]; /* the same in the context */
 } cache;
@@ -820,7 +820,8 @@ static void groups_open(const data *d, cache *s) {
         if (heads[g]) index[g] = s->count++;
     for (h = 0; h < d->a.H; h++) {
         g = index[group[h]];
-        s->head[h] = (uint16_t)(4 * s->heads[g]++ + g);
+        s->group[h] = (uint8_t)g;
+        s->index[h] = (uint8_t)s->heads[g]++;
         if (need[h] > s->rows[g]) s->rows[g] = need[h];
     }
 }
@@ -828,8 +829,8 @@ static void groups_open(const data *d, cache *s) {
 /* Offset, in the buffer of head h's group, of the key (v: value) that is `back` rows
    before the block */
 static size_t cache_at(const cache *s, const data *d, size_t v, size_t b, size_t back, size_t h) {
-    const size_t g = s->head[h] & 3, index = s->head[h] >> 2;
-    return b * s->st[g] + (s->rows[g] - back) * s->ld[g] + (v * s->heads[g] + index) * d->a.D;
+    const size_t g = s->group[h], first = v * s->heads[g];
+    return b * s->st[g] + (s->rows[g] - back) * s->ld[g] + (first + s->index[h]) * d->a.D;
 }
 
 static void cache_open(const data *d, cache *s) {
@@ -853,7 +854,7 @@ static void cache_open(const data *d, cache *s) {
     for (b = 0; b < a->B; b++)
         for (j = 0; j < past; j++)
             for (h = 0; h < a->H; h++) {
-                g = s->head[h] & 3;
+                g = s->group[h];
                 if (past - j > s->rows[g]) continue;
                 for (v = 0; v < 2; v++) {
                     size_t to = cache_at(s, d, v, b, past - j, h);
@@ -879,7 +880,8 @@ static void cache_point(stx_ctx *x, const data *d, cache *s, stx_attention_args 
     size_t g;
     a->cached_rows = past;
     a->groups = s->count;
-    memcpy(a->head_place, s->head, sizeof a->head_place);
+    memcpy(a->head_group, s->group, sizeof a->head_group);
+    memcpy(a->head_index, s->index, sizeof a->head_index);
     a->k = skip(x, a->k, rows);
     a->v = skip(x, a->v, rows);
     a->dk = skip(x, a->dk, rows);
@@ -920,7 +922,7 @@ static void cache_gather(stx_ctx *x, const data *d, cache *s, float *dkv) {
                 for (v = 0; v < 2; v++) {
                     const size_t to = kv_at(d, (int)v, b, j) + h * D, back = past - j;
                     const float *from = d->start[KV] + to;
-                    g = s->head[h] & 3;
+                    g = s->group[h];
                     for (e = 0; e < D; e++) written += dkv[to + e] != UNUSED;
                     if (back <= s->rows[g]) from = s->g[g] + cache_at(s, d, v, b, back, h);
                     memcpy(dkv + to, from, D * sizeof(float));
