@@ -12402,7 +12402,8 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
        units and work        how a call is divided among the threads
        backward              formulas; stx__attn_bwd_unit
    Names with stx__attention_ belong to the op, names with stx__attn_ to the CPU kernels.
-   The block: the keys of k and v in stx_attention_args, which follow the cached rows. */
+   "The block" means the keys and values in k and v of stx_attention_args, as opposed to
+   the older, cached ones. */
 
 enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_group */
 
@@ -12439,6 +12440,92 @@ static int stx__overwrites(const stx_attention_args *a, int bits) {
 static size_t stx__zero_keys(ptrdiff_t first_key) {
     /* -first_key, without overflow for PTRDIFF_MIN */
     return first_key < 0 ? (size_t)(-(first_key + 1)) + 1 : 0;
+}
+
+/* Where keys and values are:
+
+       stx_attention_in       tensors
+       stx__kv_source         tensor, offset and rows
+       stx_attention_args     pointers and strides, for all heads
+       stx__kv_rows           one head of one batch row
+       stx__attn_tile_rows    one tile, in one array
+       packed operands        of stx__attn_scratch */
+
+/* Rows 0 .. S-1 of the keys of one head, or of its values, or of a gradient of these.
+   Rows from block_first on are in the block, and rows cached_first .. block_first - 1 in
+   the cache of the head's group. Rows below cached_first are not stored: no query of the
+   group sees them. Without cached rows, both are 0. The pointers are NULL where a
+   gradient is not required. */
+typedef struct stx__kv_rows {
+    stx_real *cached, *block;
+    size_t    cached_stride, block_stride;
+    ptrdiff_t cached_first, block_first;
+    int       overwrite_cached, overwrite_block;    /* for gradients; otherwise added to */
+} stx__kv_rows;
+
+/* Rows of head h of batch row b in the arrays of the block and of the head's group. */
+static stx__kv_rows stx__kv_rows_of(const stx_attention_args *a, size_t b, size_t h,
+                                    const stx_real *block, const stx_real *cached) {
+    const stx_attention_kv *c = &a->cached[stx__head_group(a, h)];
+    stx__kv_rows r;
+    memset(&r, 0, sizeof r);
+    if (block)
+        r.block = (stx_real *)(uintptr_t)(block + b * a->kv_batch_stride + h * a->D);
+    r.block_stride = a->kv_row_stride;
+    r.cached_first = r.block_first = (ptrdiff_t)a->cached_rows;
+    if (!a->cached_rows) return r;
+
+    if (cached)
+        r.cached = (stx_real *)(uintptr_t)(cached + b * c->batch_stride
+                                           + stx__head_index(a, h) * a->D);
+    r.cached_stride = c->row_stride;
+    r.cached_first -= (ptrdiff_t)c->rows;
+    return r;
+}
+
+static stx__kv_rows stx__key_rows(const stx_attention_args *a, size_t b, size_t h) {
+    return stx__kv_rows_of(a, b, h, a->k, a->cached[stx__head_group(a, h)].k);
+}
+
+static stx__kv_rows stx__value_rows(const stx_attention_args *a, size_t b, size_t h) {
+    return stx__kv_rows_of(a, b, h, a->v, a->cached[stx__head_group(a, h)].v);
+}
+
+static stx__kv_rows stx__dkey_rows(const stx_attention_args *a, size_t b, size_t h) {
+    const size_t g = stx__head_group(a, h);
+    stx__kv_rows r = stx__kv_rows_of(a, b, h, a->dk, a->cached[g].dk);
+    r.overwrite_block = stx__overwrites(a, STX_OVERWRITE_DK);
+    r.overwrite_cached = stx__overwrites(a, stx__overwrite_cached(g));
+    return r;
+}
+
+static stx__kv_rows stx__dvalue_rows(const stx_attention_args *a, size_t b, size_t h) {
+    const size_t g = stx__head_group(a, h);
+    stx__kv_rows r = stx__kv_rows_of(a, b, h, a->dv, a->cached[g].dv);
+    r.overwrite_block = stx__overwrites(a, STX_OVERWRITE_DV);
+    r.overwrite_cached = stx__overwrites(a, stx__overwrite_cached(g));
+    return r;
+}
+
+/* The rows of a single array, all in the block. */
+static stx__kv_rows stx__kv_rows_block(const stx_real *rows, size_t stride) {
+    stx__kv_rows r;
+    memset(&r, 0, sizeof r);
+    r.block = (stx_real *)(uintptr_t)rows;
+    r.block_stride = stride;
+    return r;
+}
+
+/* Row j >= 0, or NULL if it is not stored. */
+static stx_real *stx__kv_row(const stx__kv_rows *r, ptrdiff_t j) {
+    if (j >= r->block_first) return r->block + (size_t)(j - r->block_first) * r->block_stride;
+    if (j < r->cached_first) return NULL;
+    return r->cached + (size_t)(j - r->cached_first) * r->cached_stride;
+}
+
+/* One element serves all heads if span_shared. */
+static stx_real stx__attn_span_fraction(const stx_attention_args *a, size_t h) {
+    return a->span_fraction[a->span_shared ? 0 : h];
 }
 
 static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int backward) {
@@ -12959,81 +13046,6 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
    without ever storing a row of scores. */
 STX_DEF size_t stx_attention_keys(const stx_attention_args *a) {
     return a->S + a->N + stx__zero_keys(a->first_key);
-}
-
-/* Rows 0 .. S-1 of the keys of one head, or of its values, or of a gradient of these.
-   Rows from `cut` on are in the block, rows [first,cut) in the cache of the head's group.
-   Rows below `first` are not stored: no query of the group sees them. Without cached
-   rows, first = cut = 0. The pointers are NULL where a gradient is not required. */
-typedef struct stx__kv_rows {
-    stx_real *cached, *block;
-    size_t    cached_stride, block_stride;
-    ptrdiff_t first, cut;
-    int       overwrite_cached, overwrite_block;    /* for gradients; otherwise added to */
-} stx__kv_rows;
-
-/* Rows of head h of batch row b in the arrays of the block and of the head's group. */
-static stx__kv_rows stx__kv_rows_of(const stx_attention_args *a, size_t b, size_t h,
-                                    const stx_real *block, const stx_real *cached) {
-    const stx_attention_kv *c = &a->cached[stx__head_group(a, h)];
-    stx__kv_rows r;
-    memset(&r, 0, sizeof r);
-    if (block)
-        r.block = (stx_real *)(uintptr_t)(block + b * a->kv_batch_stride + h * a->D);
-    r.block_stride = a->kv_row_stride;
-    r.first = r.cut = (ptrdiff_t)a->cached_rows;
-    if (!a->cached_rows) return r;
-
-    if (cached)
-        r.cached = (stx_real *)(uintptr_t)(cached + b * c->batch_stride
-                                           + stx__head_index(a, h) * a->D);
-    r.cached_stride = c->row_stride;
-    r.first -= (ptrdiff_t)c->rows;
-    return r;
-}
-
-static stx__kv_rows stx__key_rows(const stx_attention_args *a, size_t b, size_t h) {
-    return stx__kv_rows_of(a, b, h, a->k, a->cached[stx__head_group(a, h)].k);
-}
-
-static stx__kv_rows stx__value_rows(const stx_attention_args *a, size_t b, size_t h) {
-    return stx__kv_rows_of(a, b, h, a->v, a->cached[stx__head_group(a, h)].v);
-}
-
-static stx__kv_rows stx__dkey_rows(const stx_attention_args *a, size_t b, size_t h) {
-    const size_t g = stx__head_group(a, h);
-    stx__kv_rows r = stx__kv_rows_of(a, b, h, a->dk, a->cached[g].dk);
-    r.overwrite_block = stx__overwrites(a, STX_OVERWRITE_DK);
-    r.overwrite_cached = stx__overwrites(a, stx__overwrite_cached(g));
-    return r;
-}
-
-static stx__kv_rows stx__dvalue_rows(const stx_attention_args *a, size_t b, size_t h) {
-    const size_t g = stx__head_group(a, h);
-    stx__kv_rows r = stx__kv_rows_of(a, b, h, a->dv, a->cached[g].dv);
-    r.overwrite_block = stx__overwrites(a, STX_OVERWRITE_DV);
-    r.overwrite_cached = stx__overwrites(a, stx__overwrite_cached(g));
-    return r;
-}
-
-/* The rows of a single array, all in the block. */
-static stx__kv_rows stx__kv_rows_block(const stx_real *rows, size_t stride) {
-    stx__kv_rows r;
-    memset(&r, 0, sizeof r);
-    r.block = (stx_real *)(uintptr_t)rows;
-    r.block_stride = stride;
-    return r;
-}
-
-/* Row j >= 0, or NULL if it is not stored. */
-static stx_real *stx__kv_row(const stx__kv_rows *r, ptrdiff_t j) {
-    if (j >= r->cut) return r->block + (size_t)(j - r->cut) * r->block_stride;
-    return j >= r->first ? r->cached + (size_t)(j - r->first) * r->cached_stride : NULL;
-}
-
-/* One element serves all heads if span_shared. */
-static stx_real stx__attn_span_fraction(const stx_attention_args *a, size_t h) {
-    return a->span_fraction[a->span_shared ? 0 : h];
 }
 
 /* (q + bias) . k over D channels; bias may be NULL. */
@@ -13657,9 +13669,9 @@ static stx__attn_tile_rows stx__attn_collect(stx__attn_tile *t, const stx__kv_ro
     r.n = to > from ? (size_t)(to - from) : 0;
     r.skip = r.n ? (size_t)(from - t->j0) : t->bk;
     r.row = rows->block;
-    r.stride = from >= rows->cut ? rows->block_stride : rows->cached_stride;
+    r.stride = from >= rows->block_first ? rows->block_stride : rows->cached_stride;
     if (!r.n) return r;
-    if (from >= rows->cut || (from >= rows->first && to <= rows->cut)) {
+    if (from >= rows->block_first || (from >= rows->cached_first && to <= rows->block_first)) {
         r.row = stx__kv_row(rows, from);
         return r;
     }
@@ -13741,7 +13753,7 @@ static void stx__attn_prefetch(const stx__kv_rows *r, ptrdiff_t from, ptrdiff_t 
     ptrdiff_t j;
     size_t d;
     if (!r->block) return;
-    for (j = STX_MAX(from, r->cached ? r->first : r->cut); j < to; j++) {
+    for (j = STX_MAX(from, r->cached ? r->cached_first : r->block_first); j < to; j++) {
         const stx_real *row = stx__kv_row(r, j);
         for (d = 0; d < D; d += 64 / sizeof *row) __builtin_prefetch(row + d, 0, 2);
     }
@@ -14255,8 +14267,8 @@ static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
     while (f->pad && from < to && to > 0 && f->pad[to - 1]) to--;
     if (from >= to) return 0;
     f->edge[0] = from;
-    f->edge[1] = STX_MIN(to, STX_MAX(from, STX_MAX(f->k.first, 0)));
-    f->edge[2] = STX_MIN(to, STX_MAX(f->edge[1], f->k.cut));
+    f->edge[1] = STX_MIN(to, STX_MAX(from, STX_MAX(f->k.cached_first, 0)));
+    f->edge[2] = STX_MIN(to, STX_MAX(f->edge[1], f->k.block_first));
     f->edge[3] = to;
     return (size_t)(to - from);
 }
@@ -14878,8 +14890,9 @@ static void stx__attn_store_rows(const stx__attn *A, stx_real *rows, size_t stri
    is key j0, or zero with t = NULL. work: BK rows of NR elements. */
 static void stx__attn_store(const stx__attn *A, const stx__kv_rows *r, const stx_real *t,
                             ptrdiff_t j0, ptrdiff_t from, ptrdiff_t to, stx_real *work) {
-    const ptrdiff_t cached = STX_MAX(from, r->first), cached_end = STX_MIN(to, r->cut);
-    const ptrdiff_t block = STX_MAX(from, r->cut);
+    const ptrdiff_t cached = STX_MAX(from, r->cached_first);
+    const ptrdiff_t cached_end = STX_MIN(to, r->block_first);
+    const ptrdiff_t block = STX_MAX(from, r->block_first);
     if (r->block && block < to)
         stx__attn_store_rows(A, stx__kv_row(r, block), r->block_stride, r->overwrite_block, t,
                              (size_t)(block - j0), (size_t)(to - block), work);
