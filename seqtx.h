@@ -14410,31 +14410,36 @@ static void stx__attn_unit_range(const stx__attn *A, size_t i, ptrdiff_t *first,
     *end = STX_MAX(*end, *first);
 }
 
-/* Appends the units of head order[i] in one batch row: n queries per unit in the forward
-   pass, `wide` keys per unit in the backward pass. In the backward pass, a head has at
-   least one unit, because its units also write the zero gradients of keys that no query
-   reaches. part: the next unused part number; returns the next one that is unused after
-   these units. With w->unit = NULL, only counts units. */
-static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backward, size_t n,
-                              ptrdiff_t wide, int part, stx__attn_work *w) {
+/* n / size, rounded up. */
+static size_t stx__attn_count(size_t n, size_t size) {
+    return (n + size - 1) / size;
+}
+
+/* Appends the units of head order[i] in one batch row, with `queries` queries per unit in
+   the forward pass, or `keys` keys per unit in the backward pass. In the backward pass, a
+   head has at least one unit, because its units also write the zero gradients of keys
+   that no query reaches. part: the next unused part number; returns the next one that is
+   unused after these units. With w->unit = NULL, only counts units. */
+static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backward,
+                              size_t queries, size_t keys, int part, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
     ptrdiff_t first, end;
-    size_t k, i0;
+    size_t k, count;
     stx__attn_unit_range(A, i, &first, &end);
-    for (k = i0 = 0; backward ? k == 0 || first + (ptrdiff_t)k * wide < end : i0 < a->T;
-         k++, i0 += n) {
-        stx__attn_unit *u = w->unit ? w->unit + w->count : NULL;
-        w->count++;
-        if (!u) continue;
+    count = stx__attn_count(a->T, queries);
+    if (backward) count = STX_MAX(stx__attn_count((size_t)(end - first), keys), 1);
+    for (k = 0; w->unit && k < count; k++) {
+        stx__attn_unit *u = &w->unit[w->count + k];
         u->b = b;
         u->h = A->order[i];
         u->owner = 0;
         u->part = k ? part++ : -1;
-        u->i0 = backward ? 0 : i0;
-        u->n = backward ? a->T : STX_MIN(n, a->T - i0);
-        u->first = first + (ptrdiff_t)k * wide;
-        u->end = STX_MIN(end, u->first + wide);
+        u->i0 = backward ? 0 : k * queries;
+        u->n = backward ? a->T : STX_MIN(queries, a->T - u->i0);
+        u->first = first + (ptrdiff_t)(k * keys);
+        u->end = STX_MIN(end, u->first + (ptrdiff_t)keys);
     }
+    w->count += count;
     return part;
 }
 
@@ -14444,8 +14449,9 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
    counts. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    const size_t half = STX__BQ / 2, most = STX__GROUP / half; /* units of half tiles */
-    const size_t tiles = (a->T + half - 1) / half;
+    const size_t half = STX__BQ / 2; /* units are cut at half tiles, for an even load */
+    const size_t half_tiles = STX_MAX(stx__attn_count(a->T, half), 1);
+    const size_t most_halves = STX__GROUP / half;
     double total = 0;
     size_t i, b;
     int part = 0;
@@ -14453,16 +14459,20 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
     w->max_queries = backward ? a->T : STX_MIN(a->T, (size_t)STX__GROUP);
     for (i = 0; i < a->H; i++) total += (double)a->B * stx__attn_cost(A, i);
 
-    for (i = 0; i < a->H; i++) {
-        size_t pieces = 1, n;
-        ptrdiff_t first, end, wide;
+    for (i = 0; i < a->H && a->B; i++) {
+        size_t pieces = 1, queries, keys;
+        ptrdiff_t first, end;
         if (threads > 1)
             pieces = (size_t)ceil(stx__attn_cost(A, i) * 2 * (double)threads / total);
+        if (!backward) {
+            pieces = STX_MAX(pieces, stx__attn_count(half_tiles, most_halves));
+            pieces = STX_MIN(pieces, half_tiles);
+        }
         stx__attn_unit_range(A, i, &first, &end);
-        if (!backward) pieces = STX_MIN(STX_MAX(pieces, (tiles + most - 1) / most), tiles);
-        n = (tiles + pieces - 1) / pieces * half;
-        wide = ((end - first) / (ptrdiff_t)pieces + STX__BK) / STX__BK * STX__BK;
-        for (b = 0; b < a->B; b++) part = stx__attn_units_of(A, b, i, backward, n, wide, part, w);
+        queries = stx__attn_count(half_tiles, pieces) * half;
+        keys = ((size_t)(end - first) / pieces + STX__BK) / STX__BK * STX__BK;
+        for (b = 0; b < a->B; b++)
+            part = stx__attn_units_of(A, b, i, backward, queries, keys, part, w);
     }
 }
 

@@ -1128,6 +1128,47 @@ static void attention_cut(void) {
     }
 }
 
+/* Calls of the kernels without queries (with dropout) or without streams: no query is
+   computed, and keys without queries have zero gradients. */
+static void attention_empty(void) {
+    enum { S = 40, D = 8 };
+    static const size_t BT[][2] = {{1, 0}, {0, S}};
+    size_t i, k, e;
+    for (k = 0; k < nf + nb; k++)
+        for (i = 0; i < 2; i++) {
+            stx_ctx *x = context_of(kernel_at(k), 2);
+            float in[S * D] = {0}, dk[S * D], row[S];
+            stx_attention_args g;
+            int back, good = 1;
+            memset(&g, 0, sizeof g);
+            g.B = BT[i][0];
+            g.T = BT[i][1];
+            g.S = g.span = S;
+            g.H = 1;
+            g.D = D;
+            g.scale = 1;
+            g.drop = 0.5f;
+            g.q_row_stride = g.kv_row_stride = D;
+            g.q_batch_stride = g.kv_batch_stride = S * D;
+            g.q = g.k = g.v = g.dy = in;
+            g.y = in;
+            g.row_max = g.inv_sum = row;
+            g.dk = dk;
+            g.overwrite = STX_OVERWRITE_DK;
+            for (e = 0; e < S * D; e++) dk[e] = 1;
+            for (back = 0; back < 2; back++) {
+                g.work = malloc(stx_attention_work(x, &g, back) + 1);
+                if (back)
+                    stx_attention_bwd(x, &g);
+                else
+                    stx_attention_fwd(x, &g);
+                free(g.work);
+            }
+            for (e = 0; e < S * D; e++) good &= dk[e] == (g.B ? 0 : 1);
+            CHECK(stx_ok(x) && good, "%s: B %zu T %zu: wrong dk", inner_name(x), g.B, g.T);
+        }
+}
+
 /* The content of keys that must not count: padded ones, or those before first_key */
 static int is_ignored(const attn *a, size_t b, size_t j) {
     return (a->d.first_key > 0 && j < (size_t)a->d.first_key) || is_padded(a, b, j);
@@ -1757,6 +1798,7 @@ int main(int argc, char **argv) {
                  {"products", gemms},
                  {"attention", attention},
                  {"attention_cut", attention_cut},
+                 {"attention_empty", attention_empty},
                  {"attention_missing_keys", attention_missing_keys},
                  {"attention_margins", attention_margins},
                  {"attention_pads", attention_pads},
