@@ -14470,7 +14470,8 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
         }
         stx__attn_unit_range(A, i, &first, &end);
         queries = stx__attn_count(half_tiles, pieces) * half;
-        keys = ((size_t)(end - first) / pieces + STX__BK) / STX__BK * STX__BK;
+        keys = stx__round_up(stx__attn_count((size_t)(end - first), pieces), STX__BK);
+        keys = STX_MAX(keys, (size_t)STX__BK);
         for (b = 0; b < a->B; b++)
             part = stx__attn_units_of(A, b, i, backward, queries, keys, part, w);
     }

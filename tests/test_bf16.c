@@ -1128,6 +1128,24 @@ static void attention_cut(void) {
     }
 }
 
+/* Keys that divide into whole tiles give one work unit per piece: one head of 3072 keys
+   on two threads has four, and a head shorter than a tile has one. */
+static void attention_units(void) {
+    stx_ctx *x = context_of(f32s, 2);
+    stx_attention_args g;
+    size_t units;
+    memset(&g, 0, sizeof g);
+    g.B = g.H = 1;
+    g.T = 64;
+    g.D = 8;
+    g.S = g.span = 3072;
+    units = inner_attention_units(x, &g, 2, 1);
+    CHECK(units == 4, "3072 keys, 2 threads: expected 4 work units, got %zu", units);
+    g.S = g.span = 300;
+    units = inner_attention_units(x, &g, 2, 1);
+    CHECK(units == 1, "300 keys, 2 threads: expected 1 work unit, got %zu", units);
+}
+
 /* Calls of the kernels without queries (with dropout) or without streams: no query is
    computed, and keys without queries have zero gradients. */
 static void attention_empty(void) {
@@ -1798,6 +1816,7 @@ int main(int argc, char **argv) {
                  {"products", gemms},
                  {"attention", attention},
                  {"attention_cut", attention_cut},
+                 {"attention_units", attention_units},
                  {"attention_empty", attention_empty},
                  {"attention_missing_keys", attention_missing_keys},
                  {"attention_margins", attention_margins},
