@@ -4315,11 +4315,11 @@ typedef struct stx__attn_plain_rows {
     size_t pad_stride;
 } stx__attn_plain_rows;
 
-/* The distance that a span reaches before it is limited to the window, as
-   stx_attention_reach. The host precomputes what does not depend on z, because registers
-   are scarce in the kernels that call this. */
-static __device__ __forceinline__ double stx__attn_span_reach(float z, float max_span,
-                                                              float steps) {
+/* stx__attn_farthest of the CPU kernels, before it is limited to the window:
+   stx_attention_reach and one more. The host precomputes what does not depend on z,
+   because registers are scarce in the kernels that call this. */
+static __device__ __forceinline__ double stx__attn_span_farthest(float z, float max_span,
+                                                                 float steps) {
     double e = ceil((double)z * (double)max_span) + (double)steps + 1;
     if (!(e > 1)) e = 1; /* also if NaN */
     return e;
@@ -4340,11 +4340,11 @@ static __device__ float stx__attn_plain_z(const stx__attn_plain_rows &p, size_t 
     return stx__get(p.z, p.z_shared ? 0 : h);
 }
 
-/* The largest distance that head h reaches, as stx_attention_reach. */
-static __device__ ptrdiff_t stx__attn_plain_reach(const stx__attn_plain_rows &p, size_t h) {
+/* The largest distance that counts for head h, as stx__attn_farthest. */
+static __device__ ptrdiff_t stx__attn_plain_farthest(const stx__attn_plain_rows &p, size_t h) {
     double e;
     if (!p.z.p || p.norm_all) return p.span;
-    e = stx__attn_span_reach(stx__attn_plain_z(p, h), p.max_span, p.ramp_steps);
+    e = stx__attn_span_farthest(stx__attn_plain_z(p, h), p.max_span, p.ramp_steps);
     return e < (double)p.span ? (ptrdiff_t)e : p.span;
 }
 
@@ -4353,8 +4353,8 @@ static __device__ void stx__attn_plain_bounds(const stx__attn_plain_rows &p, siz
                                               ptrdiff_t *lo, ptrdiff_t *hi) {
     ptrdiff_t i = p.C + (ptrdiff_t)(p.i0 + r), from = p.first, to = (ptrdiff_t)p.S;
     if (!p.not_causal) {
-        ptrdiff_t reach = stx__attn_plain_reach(p, h);
-        if (from < i - reach) from = i - reach;
+        ptrdiff_t farthest = stx__attn_plain_farthest(p, h);
+        if (from < i - farthest) from = i - farthest;
         to = i - p.delta_min + 1;
     }
     *lo = from > p.j0 ? from - p.j0 : 0;
@@ -5057,17 +5057,16 @@ static void stx__attn_plain_bwd(stx_ctx *x, const stx_attention_args *a) {
        g, t     lane = 4 g + t; a lane holds rows g and g + 8 of an accumulator, and
                 columns 2t and 2t + 1 of each block (PTX ISA, "Matrix fragments for mma")
 
-   The window. Query i is at the position of key C + i; its distance to key j is delta = C
-   + i
-   - j. Head h sees the keys with
+   The window. Query i is at the position of key C + i; its distance to key j is delta =
+   C + i - j. Head h sees the keys with
 
-       delta_min <= delta <= visible     visible <= reach <= span
+       delta_min <= delta <= visible     visible <= farthest <= span
        first_key <= j < S, not padded    "Which keys exist" below; also without causality
 
-   reach is the CPU's formula, from z in device memory. visible is the largest distance
-   whose ramp weight is not 0. Keys beyond it must not enter the running maximum, because
-   far keys may have the largest logits. Up to `full` the weight is certainly 1. Between
-   full and visible it is
+   farthest is stx__attn_farthest of the CPU kernels, from z in device memory. visible is
+   the largest distance whose ramp weight is not 0. Keys beyond it must not enter the
+   running maximum, because far keys may have the largest logits. Up to `full` the weight
+   is certainly 1. Between full and visible it is
 
        m(delta) = min(1, ((1 - delta) + z_span) / ramp + 1)
 
@@ -5227,7 +5226,7 @@ static int stx__attn_params_of(const stx_ctx *x, const stx_attention_args *a, st
 
 /* The distances that a head sees; z_span = z max_span. */
 typedef struct stx__attn_window {
-    int reach, visible, full;
+    int farthest, visible, full;
     float z_span;
 } stx__attn_window;
 
@@ -5249,15 +5248,15 @@ static __device__ __forceinline__ int stx__attn_full_weight(float f, int visible
 static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx__attn_params &p,
                                                                        int h) {
     stx__attn_window w;
-    w.reach = w.visible = w.full = p.span;
+    w.farthest = w.visible = w.full = p.span;
     w.z_span = 0;
     if (p.z.p) {
         float z = stx__get(p.z, (size_t)h);
         double e;
         w.z_span = __fmul_rn(z, p.max_span);
-        e = stx__attn_span_reach(z, p.max_span, p.ramp_steps);
-        w.reach = w.visible = e < (double)p.span ? (int)e : p.span;
-        /* one or two iterations: reach is hardly more */
+        e = stx__attn_span_farthest(z, p.max_span, p.ramp_steps);
+        w.farthest = w.visible = e < (double)p.span ? (int)e : p.span;
+        /* one or two iterations: farthest is hardly more */
         while (w.visible >= p.delta_min && stx__attn_ramp(p, w, w.visible) <= 0) w.visible--;
         w.full = stx__attn_full_weight(floorf(w.z_span) + 1, w.visible);
     }
@@ -7825,7 +7824,7 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
     stx__attn_window all = w;
 
     /* dz counts the key at which the ramp has just reached 0 */
-    all.visible = w.reach;
+    all.visible = w.farthest;
     stx__attn_key_range(p, all, i0, Sh::BQ, &first, &last);
     /* chunks of 16 columns of dR are aligned the same way in all tiles */
     if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;
@@ -7834,7 +7833,7 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
         while (first < last && !stx__attn_key_mask<Sh::BK>(p, b, first)) first += Sh::BK;
     }
     t.i = i0 + strip * 16;
-    t.max_delta = w.reach;
+    t.max_delta = w.farthest;
     t.ring = 0;
     t.chunks = held / 16;
     t.persistent = 0;
