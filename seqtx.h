@@ -13170,8 +13170,8 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
    queries of one head of one batch row. (Backward, it is all queries of a head and a
    range of its keys: see stx__attn_unit.) It walks through the keys in tiles of up to BK,
    from the oldest that the head reaches to the newest that its last query sees, rounded
-   outwards to multiples of 32. Other keys are not read. Each tile of keys is packed once
-   and is then used by all tiles of queries of the unit.
+   outwards to multiples of KEY_ALIGN. Other keys are not read. Each tile of keys is
+   packed once and is then used by all tiles of queries of the unit.
 
    Keys that are seen (x) by T = 4 queries with S = 11, delta_min = 1 and a reach of 6.
    All of them are in one tile, with j0 = 0, so that a column is a key:
@@ -13224,9 +13224,19 @@ enum {
     STX__BQ    = 128,                /* queries of a tile */
     STX__BK    = 384,                /* keys of a tile */
     STX__GROUP = 4 * STX__BQ,        /* most queries of a unit in the forward pass */
-    STX__PAD   = 96,                 /* margin between the rows of a tile */
-    STX__LDS   = STX__BK + STX__PAD, /* row stride of a tile */
-    STX__LDK   = STX__BK + 16        /* row stride of transposed gradients of keys */
+
+    /* Tiles begin and end at its multiples; NR and KR divide it. */
+    STX__KEY_ALIGN = 32,
+
+    /* The margin between the rows of a tile: at least MR + NR - 2, by which a skewed
+       strip can exceed the tile on either side. */
+    STX__PAD = 96,
+    STX__LDS = STX__BK + STX__PAD,   /* row stride of a tile */
+
+    /* Added to the row strides of transposed matrices, which would often be multiples of
+       large powers of 2: then a column would occupy few cache sets. */
+    STX__STAGGER = 16,
+    STX__LDK = STX__BK + STX__STAGGER    /* row stride of transposed gradients of keys */
 };
 
 /* Distances beyond e = ceil(z max_span) + ceil(ramp) have m = 0: there
@@ -13319,8 +13329,9 @@ typedef struct stx__attn_tile {
     size_t    i0, nb;            /* queries i0 .. i0+nb-1 */
     size_t    q0;                /* row of query i0 in the buffers of the unit */
     size_t    ldt;
-    ptrdiff_t j0;                /* first key, a multiple of NR; negative for zero keys */
-    size_t    bk;                /* keys, a multiple of NR; those past the last are not seen */
+    ptrdiff_t j0;                /* first key, a multiple of KEY_ALIGN; < 0 for zero keys */
+    size_t    bk;                /* keys, a multiple of KEY_ALIGN; those past the last are not
+                                    seen */
     size_t    clear_bk;          /* bk for which the margins of g are zero; 0: none */
     int       persistent;        /* the keys are the persistent vectors j0 .. */
     const int32_t *pad;          /* (S), of batch row b, or NULL */
@@ -13396,7 +13407,8 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     const stx_attention_args *a = A->a;
     const int bf16 = A->per_word == 2;
     const size_t real = sizeof(stx_real), element = bf16 ? 2 : real;
-    const size_t n32 = stx__round_up(n, 32), ldt = n32 + 16;
+    /* rounded up to the largest MR, NR and KR */
+    const size_t n32 = stx__round_up(n, 32), ldt = n32 + STX__STAGGER;
     const size_t Dk = stx__round_up(A->Dk, 32), D32 = stx__round_up(a->D, 32);
     const size_t rows = STX_MIN(n32, (size_t)STX__BQ), tile = rows * STX__LDS + 2 * STX__PAD;
     const size_t pairs = tile / 2 * 4 + 4 * STX__PAD; /* bytes */
@@ -13654,7 +13666,7 @@ static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, pt
    from `skip` on. The columns before them are zero keys; those after them have no key. */
 typedef struct stx__attn_tile_rows {
     const stx_real *row;
-    size_t n, stride, skip; /* skip is a multiple of 32, as j0 is */
+    size_t n, stride, skip; /* skip is a multiple of KEY_ALIGN, as j0 is */
 } stx__attn_tile_rows;
 
 /* The keys of the tile that are below `end`. They are copied if they are not contiguous:
@@ -13786,6 +13798,11 @@ static void stx__attn_range(const stx_attention_args *a, size_t farthest, size_t
 static ptrdiff_t stx__attn_floor(ptrdiff_t j, size_t multiple) {
     const ptrdiff_t m = (ptrdiff_t)multiple, over = j % m;
     return over < 0 ? j - over - m : j - over;
+}
+
+/* Keys of the tile that begins with key j0, up to key end - 1, rounded up. */
+static size_t stx__attn_keys(ptrdiff_t j0, ptrdiff_t end) {
+    return stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, end - j0), STX__KEY_ALIGN);
 }
 
 /* Sets the columns [lo[r],hi[r]) that each query sees of a tile. Keys exist in the
@@ -14069,7 +14086,7 @@ static void stx__attn_fwd_persistent(stx_ctx *x, stx__attn_tile *t, size_t i0, s
     t->persistent = 1;
     stx__attn_queries(t, t->buf.q, NULL, NULL, a->scale * (stx_real)sqrt((double)a->D), i0, n);
     for (t->j0 = 0; t->j0 < N; t->j0 += STX__BK) {
-        t->bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, N - t->j0), 32);
+        t->bk = stx__attn_keys(t->j0, N);
         (void)stx__attn_live(t);
         stx__attn_pack(t, &k, N, t->buf.k_columns, NULL);
         stx__attn_pack(t, &v, N, NULL, t->buf.rows);
@@ -14099,8 +14116,8 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
     if (A->separate_qv) stx__attn_queries(&t, t.buf.qv, NULL, a->position_bias, a->scale, i0, n);
 
     stx__attn_range(a, t.mask.farthest, i0, n, &first, &end);
-    for (t.j0 = stx__attn_floor(first, 32); t.j0 < end; t.j0 += STX__BK) {
-        t.bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, end - t.j0), 32);
+    for (t.j0 = stx__attn_floor(first, STX__KEY_ALIGN); t.j0 < end; t.j0 += STX__BK) {
+        t.bk = stx__attn_keys(t.j0, end);
         if (!stx__attn_live(&t)) continue;
         stx__attn_pack(&t, &k, S, t.buf.k_columns, NULL);
         stx__attn_pack(&t, &v, S, NULL, t.buf.rows);
@@ -14403,10 +14420,10 @@ static double stx__attn_cost(const stx__attn *A, size_t i) {
     return (double)(A->farthest[i] + STX__BQ + A->a->N);
 }
 
-/* The keys of head order[i] that any query sees, from a multiple of 32 on. */
+/* The keys of head order[i] that any query sees, from a multiple of KEY_ALIGN on. */
 static void stx__attn_unit_range(const stx__attn *A, size_t i, ptrdiff_t *first, ptrdiff_t *end) {
     stx__attn_range(A->a, A->farthest[i], 0, A->a->T, first, end);
-    *first = stx__attn_floor(*first, 32);
+    *first = stx__attn_floor(*first, STX__KEY_ALIGN);
     *end = STX_MAX(*end, *first);
 }
 
@@ -14494,7 +14511,7 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
     if (backward) {
         parts = w->count - a->B * a->H; /* all but the first unit of each head */
         w->dpk_size = a->N && (a->dpersistent_k || a->dpersistent_v) ? a->H * a->N * a->D : 0;
-        w->ldpe = A->pe_rows + 16;
+        w->ldpe = A->pe_rows + STX__STAGGER;
         w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
         A->pe_packed_rows =
             (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
@@ -14971,7 +14988,7 @@ static void stx__attn_bwd_open(stx__attn_bwd *u, size_t thread, size_t clear_bk)
     stx__attn_tile *t = &u->t;
     size_t r;
     stx__attn_scratch_layout(A, w->scratch + thread * w->scratch_bytes, w->max_queries, 1, &t->buf);
-    t->ldt = stx__round_up(T, 32) + 16;
+    t->ldt = stx__round_up(T, 32) + STX__STAGGER;
     stx__attn_open(A, t, b, h);
     t->clear_bk = clear_bk;
     memset(t->buf.out, 0, T * A->Dp * sizeof *t->buf.out);
@@ -15036,7 +15053,7 @@ static void stx__attn_bwd_keys(stx__attn_bwd *u) {
         const ptrdiff_t from = STX_MAX(t->j0, 0), next = t->j0 + STX__BK;
         ptrdiff_t to;
         int live;
-        t->bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, end - t->j0), 32);
+        t->bk = stx__attn_keys(t->j0, end);
         to = STX_MIN(S, t->j0 + (ptrdiff_t)t->bk);
         live = stx__attn_live(t);
         if (live) {
@@ -15087,7 +15104,7 @@ static void stx__attn_bwd_persistent(stx__attn_bwd *u) {
     for (t->j0 = 0; t->j0 < N; t->j0 += STX__BK) {
         const size_t n = (size_t)STX_MIN((ptrdiff_t)STX__BK, N - t->j0);
         const size_t at = u->owner * w->dpk_size + head + (size_t)t->j0 * D;
-        t->bk = stx__round_up(n, 32);
+        t->bk = stx__attn_keys(t->j0, N);
         (void)stx__attn_live(t);
         stx__attn_pack(t, &k, N, t->buf.k_columns, t->buf.rows);
         stx__attn_pack(t, &v, N, t->buf.v_columns, NULL);
