@@ -14162,21 +14162,14 @@ STX_INNER void stx__attn_prefetch_rows(const stx_real *rows, size_t ld, size_t l
 }
 
 /* s (n) = q . k_j + qv . pe_j for n rows of k and n rows of pe; either may be NULL and
-   counts as zeros. The last n % 4 rows go through the same kernel, each four times, so
-   that a sum does not depend on n. */
+   counts as zeros. The last n % 4 rows use the same function with a row stride of 0, so
+   that the score of a key does not depend on n. */
 STX_INNER void stx__attn_few_score(int fma, stx_real *STX_RESTRICT s, const stx_real *q,
                                    const stx_real *qv, const stx_real *k, size_t ldk,
                                    const stx_real *pe, size_t ldp, size_t n, size_t D) {
+    stx_real t[4] = {0}, u[4] = {0};
     size_t j, e;
-    for (j = 0; j < n; j += 4) {
-        const size_t w = STX_MIN((size_t)4, n - j);
-        stx_real t[4] = {0}, u[4] = {0};
-        for (e = 0; w < 4 && e < w; e++) {
-            if (k) stx__dot4_ahead(fma, t, q, k + e * ldk, 0, D, NULL);
-            if (pe) stx__dot4_ahead(fma, u, qv, pe + e * ldp, 0, D, NULL);
-            s[j + e] = t[0] + u[0];
-        }
-        if (w < 4) break;
+    for (j = 0; j + 4 <= n; j += 4) {
         if (k) {
             stx__attn_prefetch_rows(k, ldk, n - j, D);
             stx__dot4_ahead(fma, t, q, k, ldk, D, NULL);
@@ -14188,6 +14181,12 @@ STX_INNER void stx__attn_few_score(int fma, stx_real *STX_RESTRICT s, const stx_
             pe += 4 * ldp;
         }
         for (e = 0; e < 4; e++) s[j + e] = t[e] + u[e];
+    }
+
+    for (e = 0; j + e < n; e++) {
+        if (k) stx__dot4_ahead(fma, t, q, k + e * ldk, 0, D, NULL);
+        if (pe) stx__dot4_ahead(fma, u, qv, pe + e * ldp, 0, D, NULL);
+        s[j + e] = t[0] + u[0];
     }
 }
 
