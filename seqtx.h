@@ -12903,7 +12903,7 @@ static void stx__attention_resolve_range(const stx_attention_in *in, const stx_a
     if (!in->pe) return;
 
     a->P = in->pe->dim[0];
-    a->pe_heads = in->pe->dim[1] == a->D && a->H != 1 ? 1 : (int)a->H;
+    a->pe_heads = in->pe->dim[1] == a->D ? 1 : (int)a->H;
     a->pe = in->pe->data;
     /* a key for whose distance pe has no row does not exist */
     if (a->P) a->span = STX_MIN(a->span, a->P + (size_t)d->delta_min - 1);
