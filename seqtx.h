@@ -1292,8 +1292,9 @@ typedef struct stx_attention_desc {
     double max_span, ramp;  /* in tokens, of the learned span; required with span_fraction */
     double eps;             /* 0: the time depends on the span of each head. > 0: every key
                                within span is part of the normaliser, even if m = 0, and
-                               takes time. The authors' code has 1e-8 */
-    int    no_renorm;       /* 1: see above; not with eps. Every key within span takes time */
+                               must be computed. The authors' code has 1e-8 */
+    int    no_renorm;       /* 1: see above; not with eps. Every key within span must be
+                               computed */
     double dropout;         /* in [0,1), of the weights, after normalisation */
     ptrdiff_t first_key;    /* > 0: keys before this one do not exist. < 0: there are zero
                                keys with zero values at positions first_key to -1 */
@@ -1309,9 +1310,9 @@ typedef struct stx_attention_desc {
                    queries only, and must be a constant
 
    With groups, cached[g] contains the heads of group g only, as stx_linear_heads computes
-   it, for the newest m_g of the m rows; m is the largest m_g. It must contain every key
-   that these heads can reach, and one more, where the ramp becomes 0. groups->rows is not
-   read. */
+   it, for the newest m_g of the m rows, where m is the largest m_g. It must contain every
+   key that these heads can reach, and one more, where the ramp becomes 0. groups->rows is
+   not read. */
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;              /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *kv;                     /* (B,S,2C) */
@@ -1338,8 +1339,8 @@ typedef struct stx_attention_in {
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
                                   const stx_attention_desc *d);
 
-/* The distance beyond which a head with span z max_span has m = 0, also with the rounding
-   of the kernels: ceil(z max_span) + ceil(ramp), limited to `most`. It exceeds the
+/* The distance beyond which m = 0 for a head with span z max_span, including the rounding
+   errors of the kernels: ceil(z max_span) + ceil(ramp), limited to `most`. It exceeds the
    distance of the last key with m > 0 by at most 1. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most);
 
@@ -1380,14 +1381,14 @@ typedef struct stx_attention_args {
     uint8_t head_group[256], head_index[256];   /* groups > 1: the group of a head, and its
                                                index in the group */
     int overwrite;                          /* STX_OVERWRITE_.. */
-    size_t span;                            /* keys at larger distances are not seen; 0 is
-                                               a limit too, unlike in the desc */
+    size_t span;                            /* keys at larger distances are not seen. Unlike in
+                                               the desc, 0 is a limit */
     int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
     uint64_t seed, stream, rng_first;       /* of the dropout; rng_first: first Philox call
                                                of this rank */
-    const stx_real *q, *k, *v;              /* (B,T,H D); (B,S - cached_rows,H D) */
+    const stx_real *q, *k, *v;              /* (B,T,H D); k and v: (B,S - cached_rows,H D) */
     const stx_real *pe;                     /* (P,D) or (P,H D); NULL: no positions */
     const stx_real *content_bias, *position_bias;   /* (H D), or NULL */
     const stx_real *span_fraction;          /* (H) or (1); NULL: no learned spans */
@@ -1395,10 +1396,10 @@ typedef struct stx_attention_args {
     const int32_t *pad;                     /* (B,S) on the device; NULL: all keys exist */
     size_t pad_batch_stride;
     stx_real *y;                            /* (B,T,H D) */
-    stx_real *row_max, *inv_sum;            /* (B,H,T): the largest score of a query among
-                                               the keys in its normaliser, -inf if it has
-                                               none; and 1 over the normaliser, a sum of
-                                               e^(s - row_max), or 0 without a key */
+    /* (B,H,T): the largest score of a query among the keys that count in its normaliser,
+       -inf if there is none; and 1 / normaliser, where each e^s is e^(s - row_max), 0 if
+       it has no key */
+    stx_real *row_max, *inv_sum;
     const stx_real *dy;                     /* as y */
     stx_real *dq, *dk, *dv;                 /* gradients, with the shapes of the inputs */
     stx_real *dpe, *dcontent_bias, *dposition_bias, *dspan_fraction;
@@ -12634,7 +12635,8 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
 
 /* Philox calls per row of attention weights; one call serves 8 weights. In its row, key j
    has number span + j (zero keys have j >= -span), and persistent vector n has number
-   span + S + n. */
+   span + S + n. One or two calls at the end of a row are never used; without them, the
+   masks would change. */
 static uint64_t stx__attn_philox_calls(const stx_attention_args *a) {
     return ((uint64_t)a->S + a->span + a->N) / 8 + 2;
 }
@@ -12899,6 +12901,7 @@ static void stx__attention_resolve_range(const stx_attention_in *in, const stx_a
     a->first_key = STX_MIN(d->first_key, (ptrdiff_t)a->S); /* S: no key exists */
     a->span = a->S + zero_keys;                            /* all keys */
     if (d->span && d->span < a->span) a->span = d->span;
+    /* zero keys that no query can reach are dropped */
     if (zero_keys > a->span) a->first_key = -(ptrdiff_t)a->span;
     if (!in->pe) return;
 
@@ -12950,6 +12953,7 @@ static void stx__attention_record(stx_ctx *x, stx_tensor *y, const stx_attention
     stx__node *node;
     size_t g;
     ins[STX__ATTN_Q] = s->q;
+    /* an offset: the row begins with an input that is already in the list */
     ins[STX__ATTN_K] = s->kv[0].k_offset ? NULL : s->kv[0].k;
     ins[STX__ATTN_V] = s->kv[0].v_offset ? NULL : s->kv[0].v;
     ins[STX__ATTN_PE] = in->pe;
@@ -13103,7 +13107,8 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
             if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
             if (a->span_fraction)
                 raw_m[n] = (span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
-            /* with m = 0, a score does not count in the maximum: it can be far larger */
+            /* m < 0 before clamping: the score must not count in the maximum, because it
+               can be far larger. A key with exactly 0 is kept, for dspan_fraction */
             if (raw_m[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;
             w[n] = (double)a->scale * stx__attn_plain_score(a, &rows, q, h, j, delta);
         }
@@ -13173,8 +13178,8 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
    outwards to multiples of KEY_ALIGN. Other keys are not read. Each tile of keys is
    packed once and is then used by all tiles of queries of the unit.
 
-   Keys that are seen (x) by T = 4 queries with S = 11, delta_min = 1 and a reach of 6.
-   All of them are in one tile, with j0 = 0, so that a column is a key:
+   Keys that are seen (x) by T = 4 queries with S = 11, delta_min = 1 and distances up to
+   6. All of them are in one tile, with j0 = 0, so that a column is a key:
 
        key       0  1  2  3  4  5  6  7  8  9 10
        query 0   .  x  x  x  x  x  x  .  .  .  .      lo = 1, hi = 7
@@ -13193,8 +13198,8 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
        sum_r    = f sum_r + sum_c w[r][c]
        y_r      = f y_r + sum_c w[r][c] v_c              GEMM
 
-   After the last tile, y_r is divided by sum_r. Forward, all operands fit in the L2
-   cache.
+   After the last tile, y_r is divided by sum_r. Forward, q, k, s, v and y of a unit fit
+   in an L2 cache of 1 MB: with D = 64 they take 0.7 MB in f32, and qv another 0.13 MB.
 
    The micro-kernel computes MR rows and NR columns at a time, only in columns that one of
    the MR rows sees. [lo,hi) are the columns that a row sees; its weights outside of them
@@ -13214,7 +13219,8 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
    Elements that are computed outside of the tile go to the PAD columns between the rows.
 
    Easy to get wrong
-       - The running maximum must skip keys with m = 0: its score can exceed all others.
+       - The running maximum must skip keys with m = 0: their scores can exceed all
+         others.
        - A row can see no key at all (y = 0), or none in one tile.
        - A padded key must not be used anywhere: its value can be NaN.
        - With eps > 0 or no_renorm, all keys within span count in the normaliser,
@@ -13239,14 +13245,16 @@ enum {
     STX__LDK = STX__BK + STX__STAGGER    /* row stride of transposed gradients of keys */
 };
 
-/* Distances beyond e = ceil(z max_span) + ceil(ramp) have m = 0: there
-   (1 - delta + z max_span) / ramp <= -1, also when rounded. */
+/* Distances beyond e = ceil(z max_span) + ceil(ramp) have m = 0: there (1 - delta + z
+   max_span) / ramp <= -1. With the rounding errors of the kernels, too: integers above
+   2^24 are rounded by at most 1 part in 2^24, and 1 part in 2^22 covers the few roundings
+   of m. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     STX__FP_SCOPE;
     double e = ceil(z * max_span) + ceil(ramp);
     if (!stx__finite(e)) return e > 0 ? most : 0;
     if (!(e > 0)) return 0;
-    e += floor(e / 4194304);
+    e += floor(e / 4194304); /* 2^22 */
     if (e > (double)most) e = (double)most;
     STX__FP_PIN(e);
     return e < (double)most ? (size_t)e : most;
@@ -13390,7 +13398,8 @@ static void *stx__cut(stx__cursor *c, size_t bytes) {
     return p;
 }
 
-/* The same with 64 bytes after the part. The result points `skip` bytes into it. */
+/* The same with a margin of 64 bytes, one vector, after the part. The result points
+   `skip` bytes into it. */
 static void *stx__cut_padded(stx__cursor *c, size_t bytes, size_t skip) {
     char *p = (char *)stx__cut(c, bytes + 64);
     return p ? p + skip : NULL;
@@ -14142,7 +14151,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
 
 // >>attention: few queries
 
-/* For up to 3 queries (generation) each key is used at most 3 times, so that packing
+/* With up to FEW_QUERIES queries (generation), each key is used so rarely that packing
    would cost as much as the matmuls: rows are read in place. Their stride is too large
    for the hardware prefetcher. */
 enum {
@@ -14514,7 +14523,7 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
         w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
         A->pe_packed_rows =
             (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
-        /* two per thread: a thread that starts late still gets one. With many threads,
+        /* two per thread: a thread that starts late still finds one. With many threads,
            the copies of dpe would take too much memory */
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;
         w->dpe = (stx_real *)stx__cut(&c, w->owners * w->dpe_size * real);
