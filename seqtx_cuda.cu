@@ -10976,29 +10976,29 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
    They are computed in double, as on the CPU, and stay on the device from the noise to
    the gradient of the parameters, so nothing is copied to the host. */
 typedef struct stx__par_gate {
-    size_t R, ldu;
-    int kind, hard, noisy, latency;
+    size_t R, uniforms_stride;
+    int form, hard, noisy, latency_w;
     uint64_t seed, stream, first;
     const uint64_t *shift;
-    stx__array al, tau, u, cost, before, w, y, lat, dw, dlat, dal, dbefore;
+    stx__array al, tau, uniforms, cost, before, w, y, lat, dw, dlat, dal, dbefore;
 } stx__par_gate;
 
 static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
     stx__par_gate g;
     memset(&g, 0, sizeof g);
     g.R = a->R;
-    g.ldu = a->ldu;
-    g.kind = a->kind;
+    g.uniforms_stride = a->uniforms_stride;
+    g.form = a->form;
     g.hard = a->hard;
     g.noisy = a->noisy;
-    g.latency = a->latency;
+    g.latency_w = a->latency_w;
     g.seed = a->seed;
     g.stream = a->stream;
     g.first = a->first;
     g.shift = stx__gpu(x)->shift;
     g.al = stx__array_of(x, a->al);
     g.tau = stx__array_of(x, a->tau);
-    g.u = stx__array_of(x, a->u);
+    g.uniforms = stx__array_of(x, a->uniforms);
     g.cost = stx__array_of(x, a->cost);
     g.before = stx__array_of(x, a->before);
     g.w = stx__array_of(x, a->w);
@@ -11011,10 +11011,10 @@ static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
     return g;
 }
 
-/* Unnormalised probabilities q of the parameters, log p, and p = q / sum q. Returns sum
-   q. */
+/* pi, ln p (with STX_PAR_FORM_PI ln pi), and p = pi / sum pi, as stx__par_probabilities
+   of the CPU. Returns sum pi. */
 static __device__ __forceinline__ double stx__par_probabilities(const stx__par_gate &a,
-                                                                double (&lnq)[3], double (&q)[3],
+                                                                double (&ln_pi)[3], double (&pi)[3],
                                                                 double (&p)[3]) {
     double al[3], top, sum = 0;
     for (int k = 0; k < 3; k++) al[k] = (double)stx__get(a.al, (size_t)k);
@@ -11023,18 +11023,28 @@ static __device__ __forceinline__ double stx__par_probabilities(const stx__par_g
         if (al[k] > top) top = al[k];
     for (int k = 0; k < 3; k++) {
         if (al[k] != al[k])
-            q[k] = al[k];
-        else if (a.kind == STX_PAR_PI)
-            q[k] = (al[k] > 0 ? al[k] : 0) + 1e-5;
+            pi[k] = al[k];
+        else if (a.form == STX_PAR_FORM_PI)
+            pi[k] = (al[k] > 0 ? al[k] : 0) + 1e-5;
         else
-            q[k] = exp(al[k] - top);
-        sum += q[k];
+            pi[k] = exp(al[k] - top);
+        sum += pi[k];
     }
     for (int k = 0; k < 3; k++) {
-        lnq[k] = a.kind == STX_PAR_PI ? log(q[k]) : al[k] - top - log(sum);
-        p[k] = q[k] / sum;
+        ln_pi[k] = a.form == STX_PAR_FORM_PI ? log(pi[k]) : al[k] - top - log(sum);
+        p[k] = pi[k] / sum;
     }
     return sum;
+}
+
+/* Whether the latency is that of p */
+static __device__ __forceinline__ int stx__par_of_p(const stx__par_gate &a) {
+    return a.lat.p && a.latency_w == STX_PAR_LATENCY_OF_P;
+}
+
+/* Whether the latency is that of w */
+static __device__ __forceinline__ int stx__par_of_w(const stx__par_gate &a) {
+    return a.lat.p && a.latency_w == STX_PAR_LATENCY_OF_W;
 }
 
 /* lat = the latency of this block plus that of the blocks before. */
@@ -11044,30 +11054,30 @@ static __device__ __forceinline__ void stx__par_gate_set_latency(const stx__par_
 }
 
 /* y and w of each draw, one thread per draw, and the latency. A block has T draws.
-   With several blocks, the sum over draws that latency 2 requires is stored in part
-   (blocks). Launch bound: T threads and one block, because double arithmetic uses many
-   registers. */
+   With several blocks, the sum over draws that the latency of w requires is stored in
+   part (blocks). Launch bound: T threads and one block, because double arithmetic uses
+   many registers. */
 template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
     STX__SHARED(double, sh, 32);
     const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
-    double lnq[3], q[3], p[3], v[3], lat = 0;
-    (void)stx__par_probabilities(a, lnq, q, p);
+    double ln_pi[3], pi[3], p[3], v[3], lat = 0;
+    (void)stx__par_probabilities(a, ln_pi, pi, p);
     if (r < a.R) {
         const double tau = a.noisy ? (double)stx__get(a.tau, 0) : 1;
         double sum = 0, top;
         int best = 0;
         uint4 bits = make_uint4(0, 0, 0, 0);
-        if (a.noisy && !a.u.p)
+        if (a.noisy && !a.uniforms.p)
             bits = stx__philox(a.seed, a.stream + *a.shift, a.first + (uint64_t)r);
         const uint32_t word[3] = {bits.x, bits.y, bits.z};
   #pragma unroll
         for (int k = 0; k < 3; k++) {
             double u;
-            if (a.noisy && a.u.p)
-                u = (double)stx__get(a.u, r * a.ldu + (size_t)k);
+            if (a.noisy && a.uniforms.p)
+                u = (double)stx__get(a.uniforms, r * a.uniforms_stride + (size_t)k);
             else
                 u = ((double)(word[k] >> 9) + 0.5) / 8388608;
-            v[k] = (lnq[k] + (a.noisy ? -log(-log(u)) : 0)) / tau;
+            v[k] = (ln_pi[k] + (a.noisy ? -log(-log(u)) : 0)) / tau;
         }
         top = v[0];
   #pragma unroll
@@ -11084,16 +11094,16 @@ template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, dou
             stx__put(a.y, 3 * r + (size_t)k, (float)y);
             if (a.hard && y == y) y = k == best;
             stx__put(a.w, 3 * r + (size_t)k, (float)y);
-            if (a.latency == 2) lat += y * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
+            if (stx__par_of_w(a)) lat += y * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
         }
     }
-    if (a.latency == 2) {
+    if (stx__par_of_w(a)) {
         lat = stx__row_sum<T>(lat, sh);
         if (part && threadIdx.x == 0) part[blockIdx.x] = lat;
     } else {
-        for (int k = 0; k < 3 && a.latency; k++) lat += p[k] * (double)stx__get(a.cost, (size_t)k);
+        for (int k = 0; k < 3 && a.lat.p; k++) lat += p[k] * (double)stx__get(a.cost, (size_t)k);
     }
-    if (a.latency && !part && blockIdx.x == 0 && threadIdx.x == 0)
+    if (a.lat.p && !part && blockIdx.x == 0 && threadIdx.x == 0)
         stx__par_gate_set_latency(a, lat);
 }
 
@@ -11120,7 +11130,7 @@ void stx_par_gate_fwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
     stx__par_gate g;
     if (stx__par_gate_refused(x, a, "stx_par_gate_fwd")) return;
     g = stx__par_gate_of(x, a);
-    if (blocks > 1 && a->latency == 2
+    if (blocks > 1 && a->lat && a->latency_w == STX_PAR_LATENCY_OF_W
         && !(part = (double *)stx__scratch_of(x, blocks * sizeof *part, "stx_par_gate_fwd")))
         return;
     if (a->R <= 32)
@@ -11133,28 +11143,32 @@ void stx_par_gate_fwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
                         blocks);
 }
 
-/* The gradients of the parameters, by one thread. Forward: w = y = softmax((ln q + g) /
-   tau) and lat = before + mean over draws of sum v cost. With s_k = sum_r da_k / tau:
+/* The gradients of the parameters, by one thread. Forward: w = y = softmax((ln pi + g) /
+   tau) and lat = before + sum_k p_k cost_k, or the mean over draws of w_k cost_k. ds and
+   c_k are those of stx_par_gate_args:
 
-       LOGITS   dal_k += s_k - p_k sum s + p_k dp_k    dp_k = dlat (cost_k - sum p cost)
-       PI       dal_k += s_k / q_k + dp_k / sum q, where al_k >= 0 */
+       LOGITS   dal_k += ds_k - p_k sum ds + p_k c_k
+       PI       dal_k += ds_k / pi_k + c_k / sum pi, where al_k >= 0 */
 static __device__ __forceinline__ void stx__par_gate_add_grads(const stx__par_gate &a,
-                                                               const double (&s)[3], double dlat) {
-    double lnq[3], q[3], p[3], mean = 0, sum = stx__par_probabilities(a, lnq, q, p),
-                               all = (s[0] + s[1]) + s[2];
-    for (int k = 0; k < 3 && a.latency == 1; k++)
-        mean += p[k] * (double)stx__get(a.cost, (size_t)k);
+                                                               const double (&ds)[3],
+                                                               double dlat) {
+    double ln_pi[3], pi[3], p[3], mean_cost = 0;
+    const double pi_sum = stx__par_probabilities(a, ln_pi, pi, p);
+    const double ds_sum = (ds[0] + ds[1]) + ds[2];
+    for (int k = 0; k < 3 && stx__par_of_p(a); k++)
+        mean_cost += p[k] * (double)stx__get(a.cost, (size_t)k);
     for (int k = 0; k < 3; k++) {
-        double dp = a.latency == 1 ? dlat * ((double)stx__get(a.cost, (size_t)k) - mean) : 0;
-        if (a.kind == STX_PAR_LOGITS)
-            stx__add(a.dal, (size_t)k, (float)(s[k] - p[k] * all + p[k] * dp), 1);
+        double c = 0;
+        if (stx__par_of_p(a)) c = dlat * ((double)stx__get(a.cost, (size_t)k) - mean_cost);
+        if (a.form == STX_PAR_FORM_LOGITS)
+            stx__add(a.dal, (size_t)k, (float)(ds[k] - p[k] * ds_sum + p[k] * c), 1);
         else if (!(stx__get(a.al, (size_t)k) < 0))
-            stx__add(a.dal, (size_t)k, (float)(s[k] / q[k] + dp / sum), 1);
+            stx__add(a.dal, (size_t)k, (float)(ds[k] / pi[k] + c / pi_sum), 1);
     }
 }
 
 static __device__ __forceinline__ double stx__par_gate_dlat(const stx__par_gate &a) {
-    return a.latency && a.dlat.p ? (double)stx__get(a.dlat, 0) : 0;
+    return a.lat.p && a.dlat.p ? (double)stx__get(a.dlat, 0) : 0;
 }
 
 /* A block adds `each` draws, a thread every T-th of them. With several blocks the three
@@ -11174,7 +11188,7 @@ stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
             for (int k = 0; k < 3; k++) {
                 y[k] = (double)stx__get(a.y, 3 * r + (size_t)k);
                 dw[k] = a.dw.p ? (double)stx__get(a.dw, 3 * r + (size_t)k) : 0;
-                if (a.latency == 2)
+                if (stx__par_of_w(a))
                     dw[k] += dlat * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
                 dot += y[k] * dw[k];
             }
@@ -11187,7 +11201,7 @@ stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
         if (part && threadIdx.x == 0) part[3 * (size_t)blockIdx.x + (size_t)k] = s[k];
     }
     if (threadIdx.x || blockIdx.x) return;
-    if (a.dbefore.p && a.latency) stx__add(a.dbefore, 0, (float)dlat, 1);
+    if (a.dbefore.p && a.lat.p) stx__add(a.dbefore, 0, (float)dlat, 1);
     if (a.dal.p && !part) stx__par_gate_add_grads(a, s, dlat);
 }
 
@@ -11223,14 +11237,14 @@ void stx_par_gate_bwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
 
 // >>mix
 
-/* y = w0 Y0 + w1 Y1 + w2 h with Yi = layernorm(h + bi), or Yi = h + bi if there are no
-   gains (NORM 0): see stx_par_mix_args. Forward fills y, mean and rstd, backward the
-   gradients. per: draws per stream. */
+/* y = w0 Y0 + w1 Y1 + w2 h with Yi = layernorm(h + branch_i), or Yi = h + branch_i if
+   there are no gains (NORM 0): see stx_par_mix_args. Forward fills y, mean and rstd,
+   backward the gradients. */
 typedef struct stx__par_mix {
-    size_t N, C, T, run, per;
+    size_t N, C, period, rows_per_draw, draws_per_period;
     float eps;
     int add_h, add[2];
-    stx__array h, b[2], w, gain[2], shift[2], y, mean[2], rstd[2], dy, dh, db[2];
+    stx__array h, branch[2], w, gain[2], shift[2], y, mean[2], rstd[2], dy, dh, dbranch[2];
     double *work;
 } stx__par_mix;
 
@@ -11240,9 +11254,9 @@ static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int b
     memset(&m, 0, sizeof m);
     m.N = a->N;
     m.C = a->C;
-    m.T = a->T;
-    m.run = a->run;
-    m.per = (a->T + a->run - 1) / a->run;
+    m.period = a->period;
+    m.rows_per_draw = a->rows_per_draw;
+    m.draws_per_period = (a->period + a->rows_per_draw - 1) / a->rows_per_draw;
     m.eps = a->eps;
     m.h = stx__array_of(x, a->h);
     m.w = stx__array_of(x, a->w);
@@ -11252,12 +11266,12 @@ static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int b
     m.add_h = a->add_h;
     m.work = backward && a->dw ? a->work : NULL;
     for (i = 0; i < 2; i++) {
-        m.b[i] = stx__array_of(x, a->b[i]);
+        m.branch[i] = stx__array_of(x, a->branch[i]);
         m.gain[i] = stx__array_of(x, a->gain[i]);
         m.shift[i] = stx__array_of(x, a->shift[i]);
         m.mean[i] = stx__array_of(x, a->mean[i]);
         m.rstd[i] = stx__array_of(x, a->rstd[i]);
-        m.db[i] = stx__array_of(x, backward ? a->db[i] : NULL);
+        m.dbranch[i] = stx__array_of(x, backward ? a->dbranch[i] : NULL);
         m.add[i] = a->add[i];
     }
     return m;
@@ -11268,23 +11282,24 @@ static int stx__par_mix_aligned4(const stx__par_mix &m) {
                && stx__aligned4(m.dh),
         i;
     for (i = 0; i < 2; i++)
-        four = four && stx__aligned4(m.b[i]) && stx__aligned4(m.gain[i])
-               && stx__aligned4(m.shift[i]) && stx__aligned4(m.db[i]);
+        four = four && stx__aligned4(m.branch[i]) && stx__aligned4(m.gain[i])
+               && stx__aligned4(m.shift[i]) && stx__aligned4(m.dbranch[i]);
     return four;
 }
 
 static int stx__par_mix_refused(stx_ctx *x, const stx_par_mix_args *a, const char *what) {
-    if (stx_ok(x) && (!a->T || !a->run))
+    if (stx_ok(x) && (!a->period || !a->rows_per_draw))
         stx_fail(x, STX_ERR_SHAPE,
-                 "%s: expected T and run of at least 1 row, got T = %zu, run = %zu", what, a->T,
-                 a->run);
+                 "%s: expected period and rows_per_draw of at least 1 row, got %zu and %zu", what,
+                 a->period, a->rows_per_draw);
     return !stx_ok(x);
 }
 
 /* The weights of row n. */
 static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx__par_mix &a,
                                                         size_t n) {
-    size_t stream = n / a.T, r = stream * a.per + (n - stream * a.T) / a.run;
+    size_t k = n / a.period;
+    size_t r = k * a.draws_per_period + (n - k * a.period) / a.rows_per_draw;
   #pragma unroll
     for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
 }
@@ -11297,20 +11312,20 @@ static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, con
         for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
 }
 
-/* Loads h and s = h + bi, W elements from i on. */
+/* Loads h and s = h + branch_i, W elements from i on. */
 template <int W>
 static __device__ __forceinline__ void stx__par_load_sums(float (&h)[W], float (&s)[2][W],
                                                           const stx__par_mix &a, size_t i) {
     stx__getn<W>(h, a.h, i);
-    stx__getn<W>(s[0], a.b[0], i);
-    stx__getn<W>(s[1], a.b[1], i);
+    stx__getn<W>(s[0], a.branch[0], i);
+    stx__getn<W>(s[1], a.branch[1], i);
     for (int e = 0; e < W; e++) {
         s[0][e] += h[e];
         s[1][e] += h[e];
     }
 }
 
-/* Means and reciprocal deviations of a row of h + bi in registers; subtracts the
+/* Means and reciprocal deviations of a row of h + branch_i in registers; subtracts the
    means. */
 template <int Q>
 static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], float (&m)[2],
@@ -11452,10 +11467,11 @@ void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
         stx__par_mix_fwd<0>(x, stx__par_mix_of(x, a, 0));
 }
 
-/* The sums of a row that backward requires. With d = dy gain_i and xi = h + bi - mean_i:
+/* The sums of a row that backward requires. With d = dy gain_i and
+   xi = h + branch_i - mean_i:
 
        [i]       sum dy Yi without rstd_i and the part of the shift, so sum d xi; without
-                 layer norms sum dy (h + bi)
+                 layer norms sum dy (h + branch_i)
        [2]       sum dy h
        [3 + i]   sum d
        [5 + i]   sum dy shift_i
@@ -11547,7 +11563,7 @@ static __device__ __forceinline__ void stx__par_grads(const float (&dy)[W], cons
             for (int e = 0; e < W; e++) d[e] = q.w[i] * dy[e];
         }
         for (int e = 0; e < W; e++) dh[e] += d[e];
-        if (a.db[i].p) stx__addn<W>(a.db[i], n * a.C + c, d, a.add[i]);
+        if (a.dbranch[i].p) stx__addn<W>(a.dbranch[i], n * a.C + c, d, a.add[i]);
     }
     if (a.dh.p) stx__addn<W>(a.dh, n * a.C + c, dh, a.add_h);
 }
@@ -11671,7 +11687,7 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * 4);
     STX__SHARED(float, sh2, 8 * 32 * 4);
     const int i = (int)blockIdx.z;
-    const stx__array b = i ? a.b[1] : a.b[0], mean = i ? a.mean[1] : a.mean[0],
+    const stx__array b = i ? a.branch[1] : a.branch[0], mean = i ? a.mean[1] : a.mean[0],
                    rstd = i ? a.rstd[1] : a.rstd[0];
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, C = a.C;
     const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
@@ -11731,19 +11747,19 @@ stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t
    every T-th row, then a fixed tree. */
 template <int T>
 STX__GLOBAL(256)
-stx__par_mix_dw_kernel(stx__array dw, const double *work, size_t draws, size_t N, size_t rows,
-                       size_t run, size_t per) {
+stx__par_mix_dw_kernel(stx__array dw, const double *work, size_t draws, size_t N, size_t period,
+                       size_t rows_per_draw, size_t draws_per_period) {
     STX__SHARED(double, sh, 32);
     STX__EACH_ROW(r, draws, T) {
-        const size_t stream = r / per, end = (stream + 1) * rows < N ? (stream + 1) * rows : N;
-        const size_t lo = stream * rows + (r - stream * per) * run,
-                     hi = end - lo > run ? lo + run : end;
+        const size_t k = r / draws_per_period, next = (k + 1) * period, end = next < N ? next : N;
+        const size_t lo = k * period + (r - k * draws_per_period) * rows_per_draw,
+                     hi = end - lo > rows_per_draw ? lo + rows_per_draw : end;
         double s[3] = {0, 0, 0};
         for (size_t n = lo + threadIdx.x % T; n < hi; n += T)
-            for (int k = 0; k < 3; k++) s[k] += work[3 * n + (size_t)k];
-        for (int k = 0; k < 3; k++) {
-            s[k] = stx__row_sum<T>(s[k], sh);
-            if (threadIdx.x % T == 0) stx__add(dw, 3 * r + (size_t)k, (float)s[k], 1);
+            for (int i = 0; i < 3; i++) s[i] += work[3 * n + (size_t)i];
+        for (int i = 0; i < 3; i++) {
+            s[i] = stx__row_sum<T>(s[i], sh);
+            if (threadIdx.x % T == 0) stx__add(dw, 3 * r + (size_t)i, (float)s[i], 1);
         }
     }
 }
@@ -11751,8 +11767,8 @@ stx__par_mix_dw_kernel(stx__array dw, const double *work, size_t draws, size_t N
 template <int NORM>
 static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__par_mix &m) {
     const char *name = "stx_par_mix_bwd";
-    const size_t N = m.N, C = m.C, last = (N - 1) % m.T,
-                 draws = (N - 1) / m.T * m.per + last / m.run + 1;
+    const size_t N = m.N, C = m.C, last = (N - 1) % m.period;
+    const size_t draws = (N - 1) / m.period * m.draws_per_period + last / m.rows_per_draw + 1;
     const int four = stx__par_mix_aligned4(m), fast = NORM && four && C <= 2048;
     const size_t rows = fast ? stx__chunk(N, 8, 512) : stx__chunk(N, 64, 1024),
                  blocks = (N + rows - 1) / rows;
@@ -11795,13 +11811,14 @@ static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__p
         STX__RUN_KERNEL(x, name, stx__par_mix_columns_sum_kernel, grid, 1024, 0, t, part, blocks,
                         C);
     }
-    if (a->dw && (m.run < m.T ? m.run : m.T) <= 64)
+    if (a->dw && STX_MIN(m.rows_per_draw, m.period) <= 64)
         STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<32>, stx__blocks(draws, 8, (size_t)1 << 30),
-                        256, 0, stx__array_of(x, a->dw), m.work, draws, N, m.T, m.run, m.per);
+                        256, 0, stx__array_of(x, a->dw), m.work, draws, N, m.period,
+                        m.rows_per_draw, m.draws_per_period);
     else if (a->dw)
         STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<256>,
                         stx__blocks(draws, 1, (size_t)1 << 30), 256, 0, stx__array_of(x, a->dw),
-                        m.work, draws, N, m.T, m.run, m.per);
+                        m.work, draws, N, m.period, m.rows_per_draw, m.draws_per_period);
 }
 
 void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
@@ -11829,20 +11846,20 @@ static stx__par_latency stx__par_latency_of(const stx_par_latency_args *a) {
 
 STX__GLOBAL(32)
 stx__par_latency_fwd_kernel(stx__array loss, stx__array nll, stx__array lat, stx__par_latency a) {
-    double v = (double)stx__get(lat, 0), term = v; /* NaN stays NaN */
-    if (a.kind == STX_PAR_LATENCY_FBNET && v > 1)
-        term = pow(log(v), a.power);
-    else if (a.kind == STX_PAR_LATENCY_FBNET && v <= 1)
-        term = 0;
-    if (a.kind == STX_PAR_LATENCY_HINGE) {
-        term = v / a.target - 1;
-        if (term < 0) term = 0;
+    const double v = (double)stx__get(lat, 0), n = (double)stx__get(nll, 0);
+    if (a.kind == STX_PAR_LATENCY_FBNET) {
+        double factor = v; /* a NaN stays */
+        if (v > 1) factor = pow(log(v), a.power);
+        if (v <= 1) factor = 0;
+        stx__put(loss, 0, (float)(n * a.weight * factor));
+    } else {
+        double term = v;
+        if (a.kind == STX_PAR_LATENCY_HINGE) {
+            term = v / a.target - 1;
+            if (term < 0) term = 0;
+        }
+        stx__put(loss, 0, (float)(n + a.weight * term));
     }
-    if (a.kind == STX_PAR_LATENCY_FBNET)
-        v = (double)stx__get(nll, 0) * a.weight * term;
-    else
-        v = (double)stx__get(nll, 0) + a.weight * term;
-    stx__put(loss, 0, (float)v);
 }
 
 void stx_par_latency_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *nll, const stx_real *lat,

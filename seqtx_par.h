@@ -97,7 +97,7 @@
    The gate. The choice of a branch is categorical and has no gradient; its relaxation has
    one. With U uniform in (0,1):
 
-       pi_k = exp(al_k), or with STX_PAR_PI max(al_k, 0) + 1e-5
+       pi_k = exp(al_k), or with STX_PAR_FORM_PI  max(al_k, 0) + 1e-5
        p    = pi / sum pi
        g_k  = -ln(-ln U_k)               noise, a Gumbel variable
        y    = softmax((ln pi + g) / tau)
@@ -149,7 +149,7 @@
        dw_0 = sum dX Y0       dw_1 = sum dX Y1       dw_2 = sum dX h
        d ln pi_k = y_k (dw_k - y.dw) / tau
        dal_k     = d ln pi_k
-       With STX_PAR_PI, dal_k = d ln pi_k / pi_k where al_k >= 0, and 0 where al_k < 0: a
+       With STX_PAR_FORM_PI, dal_k = d ln pi_k / pi_k where al_k >= 0, and 0 where al_k < 0: a
        parameter below 0 stays there.
 
    Worked example. al = (ln 2, -ln 2, 0), so p = 4/7, 1/7, 2/7. Noise g = (0, ln 2, 0) and
@@ -195,7 +195,7 @@
            d.segment = 12;
            stx_par *model = stx_par_create(x, &d);
            stx_optim *weights = stx_optim_create(stx_par_params(model), NULL);
-           stx_optim *gates = stx_optim_create(model->arch, NULL);
+           stx_optim *gates = stx_optim_create(model->gates, NULL);
            stx_par_state *memory = stx_par_state_create(model, 1);
            stx_par_anneal cooling = {STX_PAR_TAU_TARGET, 2, 0.3, 120};
 
@@ -253,13 +253,13 @@
        dim, heads         512, 8            128, 4            512, 8 / 410, 10
        inner (F)          4 D               512               2048 / 2100
        segment, mem (M)   128, segment      32, 16            512, 512 / 150, 150
-       positions, sines   sines, block      sines, reference  zero
+       positions, sines   sines, split      sines, reference  zero
        pos_mode           distance          reference         zero
        full_scale         1 / sqrt(dh)      1 / dh            zero
        attn_relu, biases  no                both              zero
        own_uv             one pair for all  a pair each       zero
        norm_eps           1e-5              1e-3              zero
-       arch, gate         logits, soft      pi, soft          -
+       gate_form, gate    logits, soft      pi, soft          -
        gate_eval          argmax            noise             -
        tau                1, then set       1 to 0.1, FACTOR  -
        words_out          adaptive          reference, with   tied / adaptive, with
@@ -315,7 +315,8 @@
            pos_mode    the reference counts rows of positions from the far end, so a
                        distance has another row in the first call than later
            gate_eval   the reference adds noise in evaluation
-           arch        gates of the reference that fall below 0 stay there
+           gate_form   parameters of the reference's gates that fall below 0 get no
+                       further gradient
        Corrected without a field: U = 0 gave NaN; cutoffs were printed 2 too small.
        tau_end of the reference is a factor, which STX_PAR_TAU_FACTOR reproduces.
 
@@ -391,7 +392,7 @@
        - m->w[l] and m->latency are results of the last forward pass, and the next
          stx_begin frees them. w[l] is NULL in an evaluation with argmax and in a fixed
          network. stx_par_total uses the latency of the last forward pass.
-       - The gates are a separate parameter list, m->arch, and need a separate optimiser.
+       - The gates are a separate parameter list, m->gates, and need a separate optimiser.
          The params of stx_par_as_lm are the weights alone: save both lists.
        - A memory does not know where a text begins: reset it there, and use a separate
          memory for evaluation.
@@ -434,27 +435,44 @@ extern "C" {
 
 // >>api: configuration
 
-/* Values of the fields of stx_par_desc: positions */
+/* Values of fields of stx_par_desc */
+
+/* positions */
 enum { STX_PAR_SINES = 0, STX_PAR_LEARNED, STX_PAR_LEARNED_BIAS };
 
-/* The fields sines, pos_mode, arch, gate, gate_eval, noise, words_out and tie_projs, in
-   this order */
-enum { STX_PAR_SINES_BLOCK = 0, STX_PAR_SINES_REF };
+/* sines */
+enum { STX_PAR_SINES_SPLIT = 0, STX_PAR_SINES_REF };
+
+/* pos_mode */
 enum { STX_PAR_POS_DIST = 0, STX_PAR_POS_FIXED, STX_PAR_POS_REF };
-enum { STX_PAR_LOGITS = 0, STX_PAR_PI };
+
+/* gate_form */
+enum { STX_PAR_FORM_LOGITS = 0, STX_PAR_FORM_PI };
+
+/* gate */
 enum { STX_PAR_SOFT = 0, STX_PAR_ST };
+
+/* gate_eval */
 enum { STX_PAR_EVAL_ARGMAX = 0, STX_PAR_EVAL_SOFT, STX_PAR_EVAL_NOISE };
+
+/* noise */
 enum { STX_PAR_NOISE_STEP = 0, STX_PAR_NOISE_SEQUENCE, STX_PAR_NOISE_TOKENS };
+
+/* words_out */
 enum { STX_PAR_OUT_ADAPTIVE = 0, STX_PAR_OUT_PLAIN, STX_PAR_OUT_TIED, STX_PAR_OUT_REF };
+
+/* tie_projs */
 enum { STX_PAR_TIE_NONE = 0, STX_PAR_TIE_ALL, STX_PAR_TIE_BUT_FIRST };
 
-/* The field latency */
+/* latency */
 enum {
     STX_PAR_LATENCY_NONE = 0, STX_PAR_LATENCY_ADD, STX_PAR_LATENCY_HINGE, STX_PAR_LATENCY_FBNET
 };
 
-/* The fields latency_w and init */
+/* latency_w */
 enum { STX_PAR_LATENCY_OF_P = 0, STX_PAR_LATENCY_OF_W };
+
+/* init */
 enum { STX_PAR_INIT_XL = 0, STX_PAR_INIT_REF };
 
 /* stx_par_desc.mem of a model without memory, because 0 selects a default */
@@ -479,7 +497,7 @@ typedef struct stx_par_desc {
     int    positions;       /* STX_PAR_SINES. _LEARNED: each attention has a table by
                                distance, (M + segment,H dh). _LEARNED_BIAS: and a bias by
                                distance and head, (M + segment,H), instead of v.r_t */
-    int    sines;           /* STX_PAR_SINES_BLOCK: sines, then cosines. _REF: interleaved, the
+    int    sines;           /* STX_PAR_SINES_SPLIT: sines, then cosines. _REF: interleaved, the
                                slowest first */
     int    pos_mode;        /* row of the sines for distance t. STX_PAR_POS_DIST: t.
                                _FIXED: M + segment - 1 - t. _REF: S - 1 - t, with the S
@@ -501,8 +519,8 @@ typedef struct stx_par_desc {
     double pos_dropout;     /* of the sines, before Wr, in [0,1) */
     double final_dropout;   /* of the last hidden states, in [0,1) */
 
-    int    arch;            /* meaning of al. STX_PAR_LOGITS: logits. STX_PAR_PI: the reference's
-                               weights, see The gate in the manual */
+    int    gate_form;       /* meaning of al. STX_PAR_FORM_LOGITS: logits. STX_PAR_FORM_PI: the
+                               reference's weights, see The gate in the manual */
     double pi0[3];          /* initial probabilities of attention, feed-forward and identity;
                                0, 0, 0: 0.33, 0.33, 0.34 */
     int    gate;            /* in training. STX_PAR_SOFT: w = y. STX_PAR_ST: one-hot w with the
@@ -539,7 +557,8 @@ typedef struct stx_par_desc {
     int    divide_all;      /* 1: divide the loss by B T; 0: by the number of targets with a loss */
 
     int    latency;         /* how stx_par_total changes the loss; see there */
-    int    latency_w;       /* the latency of p, which has no noise, or of w */
+    int    latency_w;       /* STX_PAR_LATENCY_OF_P: the latency of p, which has no noise. _OF_W:
+                               that of w */
     double cost[2];         /* time of an attention and of a feed-forward; the identity has 0 */
     double latency_weight;
     double latency_target;  /* STX_PAR_LATENCY_HINGE only */
@@ -571,7 +590,7 @@ typedef struct stx_par_block {
                                                (M + segment,H); row t is distance t */
     stx_tensor *ff_gain, *ff_shift;         /* (D): LN_f */
     stx_tensor *w1, *b1, *w2, *b2;          /* (F,D) (F) (D,F) (D) */
-    stx_tensor *gate;                       /* al (3), in stx_par.arch; mixtures only */
+    stx_tensor *al;                         /* (3), in stx_par.gates; mixtures only */
 } stx_par_block;
 
 /* Positions for distances up to rows - 1. Distances beyond clamp (0: none) count as
@@ -591,20 +610,21 @@ typedef struct stx_par {
                                            changed between steps */
     char          *pattern;             /* L letters, or NULL for a supernet */
     stx_params    *params;              /* the weights */
-    stx_params    *arch;                /* the gates, arch.<l>, for a separate optimiser; NULL for
-                                           a fixed network */
-    stx_vocab_io     *vocab_io;               /* embedding and output head; NULL without vocab */
+    stx_params    *gates;               /* al of each block, arch.<l>, for a separate optimiser;
+                                           NULL for a fixed network */
+    stx_vocab_io  *vocab_io;            /* embedding and output head; NULL without vocab */
     stx_par_block *block;               /* [L] */
     stx_tensor    *u, *v;               /* (H,dh), unless own_uv */
     stx_tensor    *final_gain, *final_shift;
     stx_par_positions pos[2];           /* for desc.clamp_len, and for that of an evaluation */
     stx_tensor    *tau;                 /* (1) */
     stx_real      *cost;                /* (3), on the device */
-    stx_tensor    *shown;               /* (2,H dh'): zeros and ones, to hide padding */
+    stx_tensor    *keep;                /* (2,H dh'): row 0 ones, row 1 zeros; NULL before padding.
+                                           Factors that hide padding, see stx__par_keep */
     int            frozen;              /* see stx_par_freeze */
     stx_real      *uniforms;            /* the caller's U, on the device; stx_par_set_uniforms */
     size_t         uniforms_count;      /* number of them; 0: U is drawn */
-    size_t         uniforms_room;       /* capacity of uniforms */
+    size_t         uniforms_capacity;   /* values that uniforms has space for */
     stx_tensor   **w;                   /* [L]: (R,3) of the last forward, valid in its step. NULL
                                            if the block did not run as a mixture */
     stx_tensor    *latency;             /* (1), summed over the blocks of the last forward, valid in
@@ -794,7 +814,7 @@ STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T);
 STX_DEF int stx_par_probs(const stx_par *m, double *p);
 
 /* Patterns. Each function writes a string with its terminating 0 into out, which has
-   capacity for `room` bytes, and returns its length; 0 if it does not fit or the
+   space for `capacity` bytes, and returns its length; 0 if it does not fit or the
    arguments are invalid.
 
    expand    to one letter per block; see Patterns in the manual
@@ -803,11 +823,12 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p);
              two thirds
    argmax    the most probable branch of each block, as the gates are now
    sample    each block drawn from its p, a function of (seed, n) */
-STX_DEF size_t stx_par_expand(char *out, size_t room, const char *pattern);
-STX_DEF size_t stx_par_format(char *out, size_t room, const char *pattern);
-STX_DEF size_t stx_par_rule(char *out, size_t room, size_t L, size_t every);
-STX_DEF size_t stx_par_argmax(const stx_par *m, char *out, size_t room);
-STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char *out, size_t room);
+STX_DEF size_t stx_par_expand(char *out, size_t capacity, const char *pattern);
+STX_DEF size_t stx_par_format(char *out, size_t capacity, const char *pattern);
+STX_DEF size_t stx_par_rule(char *out, size_t capacity, size_t L, size_t every);
+STX_DEF size_t stx_par_argmax(const stx_par *m, char *out, size_t capacity);
+STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char *out,
+                              size_t capacity);
 
 /* Copies the weights of from, a supernet or a fixed network, for the branches that
    `to` has. The contexts may differ. (From a file, call stx_params_load on the params
@@ -908,7 +929,7 @@ STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, siz
 
 /* The model as a table of functions, for programs that accept any family. window is
    the number of rows of memory in evaluation; 0 means M. params are the weights; the
-   caller handles the gates, stx_par.arch. For NULL and for a model without vocab, all
+   caller handles the gates, stx_par.gates. For NULL and for a model without vocab, all
    fields are NULL. */
 STX_DEF stx_lm stx_par_as_lm(stx_par *m);
 
@@ -920,37 +941,38 @@ STX_DEF stx_lm stx_par_as_lm(stx_par *m);
        y    = softmax((ln pi + g) / tau), g = -ln(-ln U); without noise g = 0 and tau = 1,
               so y = p
        w    = y, or with hard the one-hot vector of the first largest element of y
-       lat  = before[0] + the mean over draws of sum_k p_k cost[k] (latency 1, which needs
-              no mean) or w_k cost[k] (latency 2)
+       lat  = before[0] + sum_k p_k cost[k] (latency_w = STX_PAR_LATENCY_OF_P), or
+              before[0] + the mean over draws of sum_k w_k cost[k] (_OF_W)
 
-   U_k of a draw is u[draw * ldu + k], or if u is NULL
+   U_k of a draw is uniforms[draw * uniforms_stride + k], or if uniforms is NULL
 
        ((bits >> 9) + 0.5) 2^-23, bits = word k of stx_philox(seed, stream, first + draw)
 
    which is never 0 or 1, and exact in float. Everything is computed in double and rounded
-   once. In the backward, y and a hard w are constants, and with latency 2 dw_k += dlat
-   cost[k] / R:
+   once. In the backward, y and a hard w are constants, and with the latency of w first
+   dw_k += dlat cost[k] / R. Then:
 
        ds_k      = sum over draws of y_k (dw_k - y.dw) / tau, in rising order
-       dal_k    += ds_k - p_k sum ds + dp_k           with STX_PAR_LOGITS
-       dp_k      = dlat p_k (cost[k] - sum p cost)    with latency 1, else 0
-       dal_k    += ds_k / pi_k + dlat (cost[k] - sum p cost) / sum pi
-                                                      with STX_PAR_PI, where al_k >= 0
+       c_k       = dlat (cost[k] - sum p cost) with the latency of p, else 0
+       dal_k    += ds_k - p_k sum ds + p_k c_k    with STX_PAR_FORM_LOGITS; sum ds is 0
+                                                  except for the rounding of y
+       dal_k    += ds_k / pi_k + c_k / sum pi     with STX_PAR_FORM_PI, where al_k >= 0
        dbefore  += dlat
 
    All values are floats in every precision. */
 typedef struct stx_par_gate_args {
-    size_t R, ldu;
-    int    kind;                    /* STX_PAR_LOGITS or STX_PAR_PI */
+    size_t R, uniforms_stride;
+    int    form;                    /* STX_PAR_FORM_LOGITS or STX_PAR_FORM_PI */
     int    hard, noisy;
-    int    latency;                 /* 0: lat, before and cost are not used; 1: of p; 2: of w */
+    int    latency_w;               /* STX_PAR_LATENCY_OF_P or _OF_W */
     uint64_t seed, stream, first;
     const stx_real *al;             /* (3) */
     const stx_real *tau;            /* (1) */
-    const stx_real *u;              /* (R,..), or NULL */
+    const stx_real *uniforms;       /* (R,..), or NULL */
     const stx_real *cost, *before;  /* (3) (1); before NULL: 0 */
     stx_real *w, *y;                /* (R,3); y may be w, unless hard */
-    stx_real *lat;                  /* (1) */
+    stx_real *lat;                  /* (1). NULL, also in the backward: no latency; then cost,
+                                       before, dlat and dbefore are not used */
     const stx_real *dw, *dlat;      /* (R,3) (1), or NULL for 0 */
     stx_real *dal, *dbefore;        /* (3) (1), or NULL if not needed */
 } stx_par_gate_args;
@@ -960,38 +982,41 @@ STX_KERNEL(stx_par_gate_bwd, (stx_ctx *x, const stx_par_gate_args *a))
 
 /* The mixture of a block's branches, row by row:
 
-       y = w0 Y0 + w1 Y1 + w2 h       Y_k = layernorm(z_k), z_k = h + b_k, k = 0, 1
+       y = w0 Y0 + w1 Y1 + w2 h       Y_k = layernorm(z_k), z_k = h + branch_k, k = 0, 1
 
    each norm with its gain and shift; Y_k = z_k if gain[0] is NULL. A term whose weight is
    0 is omitted, so a one-hot w gives bit-exactly the result of the chosen branch alone
-   (stx_residual_norm). A stream has T rows; each run of `run` rows in it shares one draw,
-   so that the weights of row n are those of the draw
+   (stx_residual_norm). The rows are divided into periods: the T rows of a stream, or all
+   N rows if they share one draw. Each period is divided into runs of rows_per_draw rows,
+   the last of which may be shorter. Each run has one draw, so the draw of row n is number
 
-       floor(n / T) ceil(T / run) + floor((n mod T) / run)
+       floor(n / period) ceil(period / rows_per_draw)
+           + floor((n mod period) / rows_per_draw)
 
-   For one draw for all rows, T = run = N. The forward writes y and, with norms, mean and
-   rstd. The backward, with xh_k = (z_k - mean_k) rstd_k:
+   The forward writes y and, with norms, mean and rstd. The backward computes, with
+   xh_k = (z_k - mean_k) rstd_k:
 
        dw_k     += sum dy Y_k, dw_2 += sum dy h       over the rows of a draw, ascending,
                                                       and their channels
        dgain_k  += sum_n w_k dy xh_k                  dshift_k += sum_n w_k dy
        dz_k      = rstd_k (dxh - mean(dxh) - xh_k mean(dxh xh_k)), dxh = w_k dy gain_k
                    without norms w_k dy
-       db_k      = or += dz_k
+       dbranch_k = or += dz_k
        dh        = or += w2 dy + dz_0 + dz_1
 
    A gradient that is NULL is not computed. */
 typedef struct stx_par_mix_args {
-    size_t N, C, T, run;            /* N rows of C channels, (N / T) ceil(T / run) draws */
+    size_t N, C;                    /* N rows of C channels */
+    size_t period, rows_per_draw;   /* (N / period) ceil(period / rows_per_draw) draws */
     stx_real eps;
-    const stx_real *h, *b[2];       /* (N,C) */
+    const stx_real *h, *branch[2];  /* (N,C) */
     const stx_real *w;              /* (draws,3): float in every precision, as are mean, rstd, gain,
                                        shift and dw */
     const stx_real *gain[2], *shift[2];         /* (C) */
     stx_real *y;                    /* (N,C) */
     stx_real *mean[2], *rstd[2];    /* (N) */
     const stx_real *dy;             /* (N,C) */
-    stx_real *dh, *db[2];           /* (N,C) */
+    stx_real *dh, *dbranch[2];      /* (N,C) */
     int    add_h, add[2];           /* 1: += */
     stx_real *dw, *dgain[2], *dshift[2];        /* (draws,3) (C) (C) */
     double *work;                   /* (N,3) on the device, backward: dots of each row */
@@ -1000,9 +1025,10 @@ typedef struct stx_par_mix_args {
 STX_KERNEL(stx_par_mix_fwd, (stx_ctx *x, const stx_par_mix_args *a))
 STX_KERNEL(stx_par_mix_bwd, (stx_ctx *x, const stx_par_mix_args *a))
 
-/* The definition of both, element by element and in double, in host memory: the
-   forward, or if dy is not NULL the backward, which adds to every gradient (work,
-   add_h and add are not read). For reading, and for tests. */
+/* The definition of both, element by element, in host memory: the forward, or if dy is
+   not NULL the backward, which adds to every gradient (work, add_h and add are not
+   read). Each term is computed in double; gradients accumulate in stx_real. Terms of
+   weight 0 are not omitted. For reading, and for tests. */
 STX_DEF void stx_par_mix_plain(const stx_par_mix_args *a);
 
 /* loss (1) from nll (1) and lat (1); see stx_par_total. kind is STX_PAR_LATENCY_ADD ..
@@ -1046,39 +1072,40 @@ static void stx__par_uniform(const stx_par_gate_args *a, size_t draw, double *U)
     int k;
     stx_philox(a->seed, a->stream, a->first + draw, bits);
     for (k = 0; k < 3; k++) {
-        if (a->u)
-            U[k] = (double)a->u[draw * a->ldu + (size_t)k];
+        if (a->uniforms)
+            U[k] = (double)a->uniforms[draw * a->uniforms_stride + (size_t)k];
         else
             U[k] = ((double)(bits[k] >> 9) + 0.5) / 8388608;
     }
 }
 
-/* pi, p = pi / sum pi, and ln pi or, with STX_PAR_LOGITS, ln p, which differs by a
-   constant. The weights of STX_PAR_LOGITS are divided by the largest one. */
-static void stx__par_weights(int kind, const stx_real *al, double *ln_pi, double *pi, double *p) {
+/* pi, p = pi / sum pi, and ln pi or, with STX_PAR_FORM_LOGITS, ln p, which differs by a
+   constant. pi of STX_PAR_FORM_LOGITS is divided by the largest one. */
+static void stx__par_probabilities(int form, const stx_real *al, double *ln_pi, double *pi,
+                                   double *p) {
     double max = (double)al[0], sum = 0;
     int k;
     for (k = 1; k < 3; k++)
         if ((double)al[k] > max) max = (double)al[k];
 
     for (k = 0; k < 3; k++) {
-        if (kind == STX_PAR_PI)
+        if (form == STX_PAR_FORM_PI)
             pi[k] = (al[k] > 0 ? (double)al[k] : 0) + 1e-5;
         else
             pi[k] = exp((double)al[k] - max);
-        if (al[k] != al[k]) pi[k] = (double)al[k];      /* NaN, also with STX_PAR_PI */
+        if (al[k] != al[k]) pi[k] = (double)al[k];      /* NaN, also with STX_PAR_FORM_PI */
         sum += pi[k];
     }
     for (k = 0; k < 3; k++) {
-        ln_pi[k] = kind == STX_PAR_PI ? log(pi[k]) : (double)al[k] - max - log(sum);
+        ln_pi[k] = form == STX_PAR_FORM_PI ? log(pi[k]) : (double)al[k] - max - log(sum);
         p[k] = pi[k] / sum;
     }
 }
 
 /* y = softmax((ln pi + g) / tau) of one draw. Returns the index of the first largest
    element. */
-static int stx__par_draw_gate(const stx_par_gate_args *a, size_t draw, const double *ln_pi,
-                              double *y) {
+static int stx__par_sample_gate(const stx_par_gate_args *a, size_t draw, const double *ln_pi,
+                                double *y) {
     double U[3], v[3], sum = 0, tau = a->noisy ? (double)a->tau[0] : 1;
     int k, best = 0;
     if (a->noisy) stx__par_uniform(a, draw, U);
@@ -1093,37 +1120,41 @@ static int stx__par_draw_gate(const stx_par_gate_args *a, size_t draw, const dou
 
 STX_DEF void stx_par_gate_fwd(stx_ctx *x, const stx_par_gate_args *a) {
     STX__FP_SCOPE;
+    const int of_p = a->lat && a->latency_w == STX_PAR_LATENCY_OF_P;
+    const int of_w = a->lat && a->latency_w == STX_PAR_LATENCY_OF_W;
     double ln_pi[3], pi[3], p[3], y[3], lat = 0;
     size_t draw;
     int k, best;
     (void)x;
-    stx__par_weights(a->kind, a->al, ln_pi, pi, p);
+    stx__par_probabilities(a->form, a->al, ln_pi, pi, p);
     for (draw = 0; draw < a->R; draw++) {
-        best = stx__par_draw_gate(a, draw, ln_pi, y);
+        best = stx__par_sample_gate(a, draw, ln_pi, y);
         for (k = 0; k < 3; k++) {
             a->y[3 * draw + (size_t)k] = (stx_real)y[k];
             if (a->hard && y[k] == y[k]) y[k] = k == best;      /* a NaN stays */
             a->w[3 * draw + (size_t)k] = (stx_real)y[k];
-            if (a->latency == 2) lat += y[k] * (double)a->cost[k] / (double)a->R;
+            if (of_w) lat += y[k] * (double)a->cost[k] / (double)a->R;
         }
     }
-    for (k = 0; k < 3 && a->latency == 1; k++) lat += p[k] * (double)a->cost[k];
-    if (a->latency) a->lat[0] = (stx_real)(lat + (a->before ? (double)a->before[0] : 0));
+    for (k = 0; k < 3 && of_p; k++) lat += p[k] * (double)a->cost[k];
+    if (a->lat) a->lat[0] = (stx_real)(lat + (a->before ? (double)a->before[0] : 0));
 }
 
 /* y = softmax((ln pi + g) / tau), lat = before + mean over draws of sum_k p_k cost_k
    (or w_k cost_k). See stx_par_gate_args. */
 STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
     STX__FP_SCOPE;
+    const int of_p = a->lat && a->latency_w == STX_PAR_LATENCY_OF_P;
+    const int of_w = a->lat && a->latency_w == STX_PAR_LATENCY_OF_W;
     const double tau = a->noisy ? (double)a->tau[0] : 1;
-    const double dlat = a->latency && a->dlat ? (double)a->dlat[0] : 0;
+    const double dlat = a->lat && a->dlat ? (double)a->dlat[0] : 0;
     double ln_pi[3], pi[3], p[3], ds[3] = {0, 0, 0}, ds_sum = 0, pi_sum = 0, mean_cost = 0;
     size_t draw;
     int k;
     (void)x;
-    if (a->dbefore && a->latency) a->dbefore[0] += (stx_real)dlat;
+    if (a->dbefore && a->lat) a->dbefore[0] += (stx_real)dlat;
     if (!a->dal) return;
-    stx__par_weights(a->kind, a->al, ln_pi, pi, p);
+    stx__par_probabilities(a->form, a->al, ln_pi, pi, p);
 
     /* through the softmax of each draw */
     for (draw = 0; draw < a->R; draw++) {
@@ -1131,7 +1162,7 @@ STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
         double dw[3], dot = 0;
         for (k = 0; k < 3; k++) {
             dw[k] = (a->dw ? (double)a->dw[3 * draw + (size_t)k] : 0)
-                    + (a->latency == 2 ? dlat * (double)a->cost[k] / (double)a->R : 0);
+                    + (of_w ? dlat * (double)a->cost[k] / (double)a->R : 0);
             dot += (double)y[k] * dw[k];
         }
         for (k = 0; k < 3; k++) ds[k] += (double)y[k] * (dw[k] - dot) / tau;
@@ -1141,28 +1172,28 @@ STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
     for (k = 0; k < 3; k++) {
         ds_sum += ds[k];
         pi_sum += pi[k];
-        if (a->latency == 1) mean_cost += p[k] * (double)a->cost[k];
+        if (of_p) mean_cost += p[k] * (double)a->cost[k];
     }
     for (k = 0; k < 3; k++) {
-        double dp = a->latency == 1 ? dlat * ((double)a->cost[k] - mean_cost) : 0;
-        if (a->kind == STX_PAR_LOGITS)
-            a->dal[k] += (stx_real)(ds[k] - p[k] * ds_sum + p[k] * dp);
+        double c = of_p ? dlat * ((double)a->cost[k] - mean_cost) : 0;
+        if (a->form == STX_PAR_FORM_LOGITS)
+            a->dal[k] += (stx_real)(ds[k] - p[k] * ds_sum + p[k] * c);
         else if (!(a->al[k] < 0))
-            a->dal[k] += (stx_real)(ds[k] / pi[k] + dp / pi_sum);
+            a->dal[k] += (stx_real)(ds[k] / pi[k] + c / pi_sum);
     }
 }
 
 
 // >>mix
 
-/* The draw of row n */
-static size_t stx__par_draw(const stx_par_mix_args *a, size_t n) {
-    return n / a->T * ((a->T + a->run - 1) / a->run) + n % a->T / a->run;
+static size_t stx__par_draw_of_row(const stx_par_mix_args *a, size_t n) {
+    const size_t draws_per_period = (a->period + a->rows_per_draw - 1) / a->rows_per_draw;
+    return n / a->period * draws_per_period + n % a->period / a->rows_per_draw;
 }
 
-/* z_k = h + b_k */
+/* z_k = h + branch_k */
 static double stx__par_plain_z(const stx_par_mix_args *a, int k, size_t n, size_t c) {
-    return (double)a->h[n * a->C + c] + (double)a->b[k][n * a->C + c];
+    return (double)a->h[n * a->C + c] + (double)a->branch[k][n * a->C + c];
 }
 
 /* The mean of z_k in row n, and rstd = 1 / sqrt(variance + eps); 0 and 1 without norms */
@@ -1184,29 +1215,31 @@ static void stx__par_plain_norm(const stx_par_mix_args *a, int k, size_t n, doub
 
 /* y = w0 Y_0 + w1 Y_1 + w2 h of row n */
 static void stx__par_plain_fwd(const stx_par_mix_args *a, size_t n) {
-    const stx_real *h = a->h + n * a->C, *w = a->w + 3 * stx__par_draw(a, n);
-    stx_real *y = a->y + n * a->C;
+    const stx_real *h = a->h + n * a->C, *w = a->w + 3 * stx__par_draw_of_row(a, n);
+    double mean[2], rstd[2];
     size_t c;
     int k;
-    for (c = 0; c < a->C; c++) y[c] = w[2] * h[c];
     for (k = 0; k < 2; k++) {
-        double mean, rstd;
-        stx__par_plain_norm(a, k, n, &mean, &rstd);
-        for (c = 0; c < a->C; c++) {
-            double Y = (stx__par_plain_z(a, k, n, c) - mean) * rstd;
-            if (a->gain[k]) Y = Y * (double)a->gain[k][c] + (double)a->shift[k][c];
-            y[c] += (stx_real)((double)w[k] * Y);
-        }
+        stx__par_plain_norm(a, k, n, &mean[k], &rstd[k]);
         if (!a->gain[k]) continue;
-        a->mean[k][n] = (stx_real)mean;
-        a->rstd[k][n] = (stx_real)rstd;
+        a->mean[k][n] = (stx_real)mean[k];
+        a->rstd[k][n] = (stx_real)rstd[k];
+    }
+    for (c = 0; c < a->C; c++) {
+        double sum = (double)w[2] * (double)h[c];
+        for (k = 0; k < 2; k++) {
+            double Y = (stx__par_plain_z(a, k, n, c) - mean[k]) * rstd[k];
+            if (a->gain[k]) Y = Y * (double)a->gain[k][c] + (double)a->shift[k][c];
+            sum += (double)w[k] * Y;
+        }
+        a->y[n * a->C + c] = (stx_real)sum;
     }
 }
 
-/* Row n, branch k: adds to dgain, dshift, db and dh. Returns its part of dw_k. */
+/* Row n, branch k: adds to dgain, dshift, dbranch and dh. Returns its part of dw_k. */
 static double stx__par_plain_branch_bwd(const stx_par_mix_args *a, int k, size_t n) {
     const size_t C = a->C;
-    const double w = (double)a->w[3 * stx__par_draw(a, n) + (size_t)k];
+    const double w = (double)a->w[3 * stx__par_draw_of_row(a, n) + (size_t)k];
     const stx_real *dy = a->dy + n * C;
     double mean, rstd, dw = 0, mean_dxh = 0, mean_dxh_xh = 0;
     size_t c;
@@ -1226,7 +1259,7 @@ static double stx__par_plain_branch_bwd(const stx_par_mix_args *a, int k, size_t
     for (c = 0; c < C; c++) {
         double xh = (stx__par_plain_z(a, k, n, c) - mean) * rstd, dz = w * (double)dy[c];
         if (a->gain[k]) dz = rstd * (dz * (double)a->gain[k][c] - mean_dxh - xh * mean_dxh_xh);
-        if (a->db[k]) a->db[k][n * C + c] += (stx_real)dz;
+        if (a->dbranch[k]) a->dbranch[k][n * C + c] += (stx_real)dz;
         if (a->dh) a->dh[n * C + c] += (stx_real)dz;
     }
     return dw;
@@ -1234,7 +1267,7 @@ static double stx__par_plain_branch_bwd(const stx_par_mix_args *a, int k, size_t
 
 static void stx__par_plain_bwd(const stx_par_mix_args *a, size_t n) {
     const stx_real *h = a->h + n * a->C, *dy = a->dy + n * a->C;
-    const size_t draw = stx__par_draw(a, n);
+    const size_t draw = stx__par_draw_of_row(a, n);
     double dw[3] = {0, 0, 0};
     size_t c;
     int k;
@@ -1259,7 +1292,15 @@ STX_DEF void stx_par_mix_plain(const stx_par_mix_args *a) {
 
 /* Channels that are processed at a time, in local arrays: the compiler knows that
    these do not overlap the buffers of a. */
-enum { STX__PAR_BLOCK = 64 };
+enum { STX__PAR_CHANNELS = 64 };
+
+/* Rows per partial sum of dgain and dshift: partial sums round less than one long sum */
+enum { STX__PAR_ROWS = 64 };
+
+/* Operations per element of the input, for stx_parallel: the forward, and the two passes
+   of the backward (dh and dbranch; dgain and dshift). Estimates: they decide only how
+   many threads take part. */
+enum { STX__PAR_MIX_FWD_OPS = 14, STX__PAR_MIX_BWD_OPS = 24, STX__PAR_MIX_COLUMNS_OPS = 10 };
 
 /* mean and rstd of row n, bit-identical to stx_layernorm's; y is scratch */
 STX_INNER void stx__par_mix_norm_any(int fma, const stx_par_mix_args *a, size_t n) {
@@ -1269,7 +1310,7 @@ STX_INNER void stx__par_mix_norm_any(int fma, const stx_par_mix_args *a, size_t 
     size_t c;
     int k;
     for (k = 0; k < 2 && a->gain[k]; k++) {
-        const stx_real *b = a->b[k] + n * C;
+        const stx_real *b = a->branch[k] + n * C;
         stx_real mean, var;
         for (c = 0; c < C; c++) y[c] = h[c] + b[c];
         mean = stx_fast_sum(y, C) / (stx_real)C;
@@ -1288,10 +1329,10 @@ STX_INNER void stx__par_mix_branch_any(int fma, const stx_par_mix_args *a, int k
     if (k == 2) {
         for (c = 0; c < count; c++) Y[c] = h[c];
     } else if (!a->gain[k]) {
-        const stx_real *b = a->b[k] + n * a->C + c0;
+        const stx_real *b = a->branch[k] + n * a->C + c0;
         for (c = 0; c < count; c++) Y[c] = h[c] + b[c];
     } else {
-        const stx_real *b = a->b[k] + n * a->C + c0;
+        const stx_real *b = a->branch[k] + n * a->C + c0;
         const stx_real *gain = a->gain[k] + c0, *shift = a->shift[k] + c0;
         const stx_real mean = a->mean[k][n], rstd = a->rstd[k][n];
         for (c = 0; c < count; c++)
@@ -1300,18 +1341,19 @@ STX_INNER void stx__par_mix_branch_any(int fma, const stx_par_mix_args *a, int k
 }
 
 STX_INNER void stx__par_mix_row_any(int fma, const stx_par_mix_args *a, size_t n) {
-    const stx_real *w = a->w + 3 * stx__par_draw(a, n);
+    const stx_real *w = a->w + 3 * stx__par_draw_of_row(a, n);
     size_t c0, c;
     int k;
     stx__par_mix_norm_any(fma, a, n);
-    for (c0 = 0; c0 < a->C; c0 += STX__PAR_BLOCK) {
-        const size_t count = STX_MIN(a->C - c0, (size_t)STX__PAR_BLOCK);
-        stx_real sum[STX__PAR_BLOCK] = {0}, Y[STX__PAR_BLOCK];
+    for (c0 = 0; c0 < a->C; c0 += STX__PAR_CHANNELS) {
+        const size_t count = STX_MIN(a->C - c0, (size_t)STX__PAR_CHANNELS);
+        stx_real sum[STX__PAR_CHANNELS] = {0}, Y[STX__PAR_CHANNELS];
         int any = 0;
         for (k = 0; k < 3; k++) {
             const stx_real wk = w[k];
             if (wk == 0) continue;
             stx__par_mix_branch_any(fma, a, k, n, c0, count, Y);
+            /* the first term is not added to 0, which would turn -0 into 0 */
             if (any) {
                 for (c = 0; c < count; c++) sum[c] = STX_FMA(fma, wk, Y[c], sum[c]);
             } else {
@@ -1332,13 +1374,13 @@ static void stx__par_mix_part(const stx_share *s, const void *job) {
 }
 
 STX_DEF void stx_par_mix_fwd(stx_ctx *x, const stx_par_mix_args *a) {
-    stx_parallel(x, a->N, 14 * a->N * a->C, stx__par_mix_part, a);
+    stx_parallel(x, a->N, STX__PAR_MIX_FWD_OPS * a->N * a->C, stx__par_mix_part, a);
 }
 
-/* Sums over row n of branch k without a norm: dw_k's part is sum dy (h + b_k). */
+/* Sums over row n of branch k without a norm: dw_k's part is sum dy (h + branch_k). */
 STX_INNER void stx__par_mix_dot_any(int fma, const stx_par_mix_args *a, int k, size_t n) {
     const size_t C = a->C;
-    const stx_real *h = a->h + n * C, *dy = a->dy + n * C, *b = a->b[k] + n * C;
+    const stx_real *h = a->h + n * C, *dy = a->dy + n * C, *b = a->branch[k] + n * C;
     stx_real sum[16] = {0};
     size_t c, lane;
     for (c = 0; c + 16 <= C; c += 16)
@@ -1348,13 +1390,13 @@ STX_INNER void stx__par_mix_dot_any(int fma, const stx_par_mix_args *a, int k, s
     if (a->dw) a->work[3 * n + (size_t)k] = (double)stx_fast_lanes(sum);
 }
 
-/* Sums over row n of branch k with a norm, where z = h + b_k:
+/* Sums over row n of branch k with a norm, where z = h + branch_k:
        mean_g = mean(dy gain)        slope = rstd^2 mean(dy gain (z - mean))
    dw_k's part is sum dy Y_k = rstd sum dy gain (z - mean) + sum dy shift. */
 STX_INNER void stx__par_mix_sums_any(int fma, const stx_par_mix_args *a, int k, size_t n,
                                      stx_real *mean_g, stx_real *slope) {
     const size_t C = a->C;
-    const stx_real *h = a->h + n * C, *dy = a->dy + n * C, *b = a->b[k] + n * C;
+    const stx_real *h = a->h + n * C, *dy = a->dy + n * C, *b = a->branch[k] + n * C;
     const stx_real *gain = a->gain[k], *shift = a->shift[k];
     const stx_real mean = a->mean[k][n], rstd = a->rstd[k][n];
     stx_real g[16] = {0}, gz[16] = {0}, dshift[16] = {0}, gz_sum;
@@ -1362,16 +1404,16 @@ STX_INNER void stx__par_mix_sums_any(int fma, const stx_par_mix_args *a, int k, 
 
     for (c = 0; c + 16 <= C; c += 16) {
         for (lane = 0; lane < 16; lane++) {
-            stx_real d = dy[c + lane] * gain[c + lane];
-            g[lane] += d;
-            gz[lane] = STX_FMA(fma, d, h[c + lane] + b[c + lane] - mean, gz[lane]);
+            stx_real dy_gain = dy[c + lane] * gain[c + lane];
+            g[lane] += dy_gain;
+            gz[lane] = STX_FMA(fma, dy_gain, h[c + lane] + b[c + lane] - mean, gz[lane]);
             dshift[lane] = STX_FMA(fma, dy[c + lane], shift[c + lane], dshift[lane]);
         }
     }
     for (; c < C; c++) {
-        stx_real d = dy[c] * gain[c];
-        g[c % 16] += d;
-        gz[c % 16] += d * (h[c] + b[c] - mean);
+        stx_real dy_gain = dy[c] * gain[c];
+        g[c % 16] += dy_gain;
+        gz[c % 16] += dy_gain * (h[c] + b[c] - mean);
         dshift[c % 16] += dy[c] * shift[c];
     }
 
@@ -1388,7 +1430,7 @@ STX_INNER void stx__par_mix_dz_any(int fma, const stx_par_mix_args *a, int k, si
                                    size_t count, stx_real wk, stx_real mean_g, stx_real slope,
                                    stx_real *dz) {
     const size_t at = n * a->C + c0;
-    const stx_real *h = a->h + at, *dy = a->dy + at, *b = a->b[k] + at;
+    const stx_real *h = a->h + at, *dy = a->dy + at, *b = a->branch[k] + at;
     size_t c;
     if (a->gain[k]) {
         const stx_real *gain = a->gain[k] + c0;
@@ -1410,10 +1452,10 @@ STX_INNER void stx__par_store(stx_real *to, const stx_real *from, size_t count, 
     }
 }
 
-/* y = w0 Y_0 + w1 Y_1 + w2 h. Row n: db, dh and, in work, the row's parts of dw. */
+/* y = w0 Y_0 + w1 Y_1 + w2 h. Row n: dbranch, dh and, in work, the row's parts of dw. */
 STX_INNER void stx__par_mix_back_row_any(int fma, const stx_par_mix_args *a, size_t n) {
     const size_t C = a->C, at = n * C;
-    const stx_real *h = a->h + at, *dy = a->dy + at, *w = a->w + 3 * stx__par_draw(a, n);
+    const stx_real *h = a->h + at, *dy = a->dy + at, *w = a->w + 3 * stx__par_draw_of_row(a, n);
     stx_real mean_g[2] = {0, 0}, slope[2] = {0, 0};
     size_t c0, c;
     int k;
@@ -1425,14 +1467,14 @@ STX_INNER void stx__par_mix_back_row_any(int fma, const stx_par_mix_args *a, siz
     }
     if (a->dw) a->work[3 * n + 2] = (double)stx_fast_dot(fma, dy, h, C);
 
-    for (c0 = 0; c0 < C; c0 += STX__PAR_BLOCK) {
-        const size_t count = STX_MIN(C - c0, (size_t)STX__PAR_BLOCK);
-        stx_real dh[STX__PAR_BLOCK], dz[STX__PAR_BLOCK];
+    for (c0 = 0; c0 < C; c0 += STX__PAR_CHANNELS) {
+        const size_t count = STX_MIN(C - c0, (size_t)STX__PAR_CHANNELS);
+        stx_real dh[STX__PAR_CHANNELS], dz[STX__PAR_CHANNELS];
         for (c = 0; c < count; c++) dh[c] = w[2] * dy[c0 + c];
         for (k = 0; k < 2; k++) {
             stx__par_mix_dz_any(fma, a, k, n, c0, count, w[k], mean_g[k], slope[k], dz);
             for (c = 0; c < count; c++) dh[c] += dz[c];
-            if (a->db[k]) stx__par_store(a->db[k] + at + c0, dz, count, a->add[k]);
+            if (a->dbranch[k]) stx__par_store(a->dbranch[k] + at + c0, dz, count, a->add[k]);
         }
         if (a->dh) stx__par_store(a->dh + at + c0, dh, count, a->add_h);
     }
@@ -1446,18 +1488,17 @@ static void stx__par_mix_back_part(const stx_share *s, const void *job) {
     for (n = s->begin; n < s->end; n++) STX_CALL(s->x, stx__par_mix_back_row_any, (a, n));
 }
 
-/* dgain += sum_n w dy xh and dshift += sum_n w dy of branch k, in at most 64 channels
-   from c0 on. The sums are formed in blocks of 64 rows, which round less than one long
-   sum. */
+/* dgain += sum_n w dy xh and dshift += sum_n w dy of branch k, in at most
+   STX__PAR_CHANNELS channels from c0 on. */
 STX_INNER void stx__par_mix_columns_any(int fma, const stx_par_mix_args *a, int k, size_t c0) {
-    const size_t C = a->C, count = STX_MIN(C - c0, (size_t)STX__PAR_BLOCK);
+    const size_t C = a->C, count = STX_MIN(C - c0, (size_t)STX__PAR_CHANNELS);
     size_t n0, n, c;
-    for (n0 = 0; n0 < a->N; n0 += 64) {
-        stx_real dgain[STX__PAR_BLOCK] = {0}, dshift[STX__PAR_BLOCK] = {0};
-        for (n = n0; n < STX_MIN(a->N, n0 + 64); n++) {
+    for (n0 = 0; n0 < a->N; n0 += STX__PAR_ROWS) {
+        stx_real dgain[STX__PAR_CHANNELS] = {0}, dshift[STX__PAR_CHANNELS] = {0};
+        for (n = n0; n < STX_MIN(a->N, n0 + STX__PAR_ROWS); n++) {
             const size_t at = n * C + c0;
-            const stx_real *h = a->h + at, *b = a->b[k] + at, *dy = a->dy + at;
-            const stx_real wk = a->w[3 * stx__par_draw(a, n) + (size_t)k];
+            const stx_real *h = a->h + at, *b = a->branch[k] + at, *dy = a->dy + at;
+            const stx_real wk = a->w[3 * stx__par_draw_of_row(a, n) + (size_t)k];
             const stx_real mean = a->mean[k][n], scale = wk * a->rstd[k][n];
             for (c = 0; c < count; c++) {
                 dgain[c] = STX_FMA(fma, dy[c] * scale, h[c] + b[c] - mean, dgain[c]);
@@ -1473,28 +1514,29 @@ STX_EACH_ISA(stx__par_mix_columns_any, (const stx_par_mix_args *a, int k, size_t
 
 static void stx__par_mix_columns_part(const stx_share *s, const void *job) {
     const stx_par_mix_args *a = (const stx_par_mix_args *)job;
-    size_t i, blocks = (a->C + STX__PAR_BLOCK - 1) / STX__PAR_BLOCK;
+    size_t i, blocks = (a->C + STX__PAR_CHANNELS - 1) / STX__PAR_CHANNELS;
     for (i = s->begin; i < s->end; i++) {
         int k = (int)(i / blocks);
-        STX_CALL(s->x, stx__par_mix_columns_any, (a, k, i % blocks * STX__PAR_BLOCK));
+        STX_CALL(s->x, stx__par_mix_columns_any, (a, k, i % blocks * STX__PAR_CHANNELS));
     }
 }
 
 STX_DEF void stx_par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a) {
     STX__FP_SCOPE;
-    const size_t blocks = (a->C + STX__PAR_BLOCK - 1) / STX__PAR_BLOCK;
+    const size_t blocks = (a->C + STX__PAR_CHANNELS - 1) / STX__PAR_CHANNELS;
     double sum[3] = {0, 0, 0};
     size_t n;
     int k;
-    stx_parallel(x, a->N, 24 * a->N * a->C, stx__par_mix_back_part, a);
+    stx_parallel(x, a->N, STX__PAR_MIX_BWD_OPS * a->N * a->C, stx__par_mix_back_part, a);
     if (a->gain[0] && (a->dgain[0] || a->dshift[0] || a->dgain[1] || a->dshift[1]))
-        stx_parallel(x, 2 * blocks, 10 * a->N * a->C, stx__par_mix_columns_part, a);
+        stx_parallel(x, 2 * blocks, STX__PAR_MIX_COLUMNS_OPS * a->N * a->C,
+                     stx__par_mix_columns_part, a);
 
     /* dw: the rows of a draw are adjacent */
     for (n = 0; a->dw && n < a->N; n++) {
-        const size_t draw = stx__par_draw(a, n);
+        const size_t draw = stx__par_draw_of_row(a, n);
         for (k = 0; k < 3; k++) sum[k] += a->work[3 * n + (size_t)k];
-        if (n + 1 < a->N && stx__par_draw(a, n + 1) == draw) continue;
+        if (n + 1 < a->N && stx__par_draw_of_row(a, n + 1) == draw) continue;
         for (k = 0; k < 3; k++) {
             a->dw[3 * draw + (size_t)k] += (stx_real)sum[k];
             sum[k] = 0;
@@ -1509,18 +1551,21 @@ STX_DEF void stx_par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a) {
 STX_DEF void stx_par_latency_fwd(stx_ctx *x, stx_real *loss, const stx_real *nll,
                                  const stx_real *lat, const stx_par_latency_args *a) {
     STX__FP_SCOPE;
-    double v = (double)lat[0], excess = v / a->target - 1;
+    const double v = (double)lat[0];
     (void)x;
     if (a->kind == STX_PAR_LATENCY_FBNET) {
-        if (v > 1)
-            v = pow(log(v), a->power);
-        else if (v <= 1)
-            v = 0;      /* a NaN stays */
-        *loss = (stx_real)((double)nll[0] * a->weight * v);
-        return;
+        double factor = v;      /* a NaN stays */
+        if (v > 1) factor = pow(log(v), a->power);
+        if (v <= 1) factor = 0;
+        *loss = (stx_real)((double)nll[0] * a->weight * factor);
+    } else {
+        double term = v;
+        if (a->kind == STX_PAR_LATENCY_HINGE) {
+            term = v / a->target - 1;
+            if (term < 0) term = 0;
+        }
+        *loss = (stx_real)((double)nll[0] + a->weight * term);
     }
-    if (a->kind == STX_PAR_LATENCY_HINGE) v = excess < 0 ? 0 : excess;
-    *loss = (stx_real)((double)nll[0] + a->weight * v);
 }
 
 STX_DEF void stx_par_latency_bwd(stx_ctx *x, stx_real *dnll, stx_real *dlat, const stx_real *dloss,
@@ -1548,7 +1593,7 @@ static void stx__par_mix_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, 
     a->dh = stx_grad(x, in[0], &fresh);
     a->add_h = !fresh;
     for (k = 0; k < 2; k++) {
-        a->db[k] = stx_grad(x, in[1 + k], &fresh);
+        a->dbranch[k] = stx_grad(x, in[1 + k], &fresh);
         a->add[k] = !fresh;
         a->dgain[k] = in[4] ? stx_grad(x, in[4 + 2 * k], NULL) : NULL;
         a->dshift[k] = in[4] ? stx_grad(x, in[5 + 2 * k], NULL) : NULL;
@@ -1558,10 +1603,10 @@ static void stx__par_mix_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, 
     if (a->work) STX_RUN(x, stx_par_mix_bwd, (x, a));
 }
 
-/* in is h, b_0, b_1 (B,T,D), w (draws,3), and gain_0, shift_0, gain_1, shift_1 (D) or
-   four NULLs. T and run are those of stx_par_mix_args. Returns (B,T,D). */
-static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t T, size_t run,
-                                double eps) {
+/* in is h, branch_0, branch_1 (B,T,D), w (draws,3), and gain_0, shift_0, gain_1, shift_1
+   (D) or four NULLs. period and rows_per_draw: see stx_par_mix_args. Returns (B,T,D). */
+static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t period,
+                                size_t rows_per_draw, double eps) {
     stx_par_mix_args *a;
     stx_tensor *y;
     int k;
@@ -1572,14 +1617,14 @@ static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t T, siz
     memset(a, 0, sizeof *a);
     a->C = in[0]->dim[in[0]->ndim - 1];
     a->N = in[0]->size / a->C;
-    a->T = T;
-    a->run = run;
+    a->period = period;
+    a->rows_per_draw = rows_per_draw;
     a->eps = (stx_real)eps;
     a->h = in[0]->data;
     a->w = in[3]->data;
     a->y = y->data;
     for (k = 0; k < 2; k++) {
-        a->b[k] = in[1 + k]->data;
+        a->branch[k] = in[1 + k]->data;
         if (!in[4]) continue;
         a->gain[k] = in[4 + 2 * k]->data;
         a->shift[k] = in[5 + 2 * k]->data;
@@ -1608,9 +1653,9 @@ static void stx__par_gate_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in,
     if (stx_ok(x)) STX_RUN(x, stx_par_gate_bwd, (x, &s->a));
 }
 
-/* al (3) -> w (R,3). `how` holds the kernel's arguments other than tensors. lat is NULL
-   if latency is not used; otherwise *lat is the sum over the preceding blocks (NULL if
-   there are none), and is replaced by that sum plus this block's latency. */
+/* al (3) -> w (R,3). `how` holds the kernel's arguments except al, w, y, lat and before.
+   lat is NULL if latency is not used; otherwise *lat is the sum over the preceding blocks
+   (NULL if there are none), and is replaced by that sum plus this block's latency. */
 static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,
                                     stx_tensor **lat) {
     stx__par_gate *s = (stx__par_gate *)stx_step_host_bytes(x, sizeof *s);
@@ -1660,49 +1705,53 @@ static stx_tensor *stx__par_latency_op(stx_ctx *x, stx_tensor *nll, stx_tensor *
 
 // >>patterns
 
-enum { STX__PAR_MOST = 4096 };      /* largest number of blocks */
+enum { STX__PAR_MAX_BLOCKS = 4096 };
 
 /* Reads the count at *p; 1 if there is none. Returns 0 if it is 0 or above
-   STX__PAR_MOST. */
+   STX__PAR_MAX_BLOCKS. */
 static size_t stx__par_times(const char **p) {
     size_t times = 0;
     if (**p < '0' || **p > '9') return 1;
     for (; **p >= '0' && **p <= '9'; (*p)++) {
         times = 10 * times + (size_t)(**p - '0');
-        if (times > STX__PAR_MOST) return 0;
+        if (times > STX__PAR_MAX_BLOCKS) return 0;
     }
     return times;
 }
 
 /* Appends what p describes, up to a ')' or the end, to the *n letters in out. Returns
    where it stopped, or NULL if p is invalid. */
-static const char *stx__par_expand(char *out, size_t room, size_t *n, const char *p, int depth) {
+static const char *stx__par_expand(char *out, size_t capacity, size_t *n, const char *p,
+                                   int depth) {
     while (*p && *p != ')') {
         size_t from = *n, times, unit, i;
         if (*p == '(') {
-            p = depth < 8 ? stx__par_expand(out, room, n, p + 1, depth + 1) : NULL;
+            p = depth < 8 ? stx__par_expand(out, capacity, n, p + 1, depth + 1) : NULL;
             if (!p || *p != ')' || *n == from) return NULL;
         } else {
-            if ((*p != 's' && *p != 'f' && *p != 'i') || *n + 1 >= room) return NULL;
+            if ((*p != 's' && *p != 'f' && *p != 'i') || *n + 1 >= capacity) return NULL;
             out[(*n)++] = *p;
         }
         p++;
         times = stx__par_times(&p);
         unit = *n - from;
-        if (!times || (times - 1) * unit >= room - *n) return NULL;
+        if (!times || (times - 1) * unit >= capacity - *n) return NULL;
         for (i = (times - 1) * unit; i > 0; i--, (*n)++) out[*n] = out[*n - unit];
     }
     return p;
 }
 
-STX_DEF size_t stx_par_expand(char *out, size_t room, const char *pattern) {
+STX_DEF size_t stx_par_expand(char *out, size_t capacity, const char *pattern) {
     const char *end = NULL;
     size_t n = 0;
-    if (pattern && out && room) end = stx__par_expand(out, room, &n, pattern, 0);
+    if (pattern && out && capacity) end = stx__par_expand(out, capacity, &n, pattern, 0);
     if (!end || *end) n = 0;
-    if (out && room) out[n] = 0;
+    if (out && capacity) out[n] = 0;
     return n;
 }
+
+/* Letters of the longest group that stx_par_format recognises; bounds its time */
+enum { STX__PAR_MAX_UNIT = 64 };
 
 /* The repetition at the start of p, of `left` letters, that saves the most letters:
    unit letters, *times times. Returns unit; 1 and *times = 1 if none saves any. */
@@ -1710,7 +1759,7 @@ static size_t stx__par_repetition(const char *p, size_t left, size_t *times) {
     size_t unit, best = 1, saved = 0;
     char count[32];
     *times = 1;
-    for (unit = 1; unit <= 64 && 2 * unit <= left; unit++) {
+    for (unit = 1; unit <= STX__PAR_MAX_UNIT && 2 * unit <= left; unit++) {
         size_t n = 1, length;
         while ((n + 1) * unit <= left && !memcmp(p, p + n * unit, unit)) n++;
         length = (size_t)snprintf(count, sizeof count, "%zu", n) + unit + (unit > 1 ? 2 : 0);
@@ -1722,12 +1771,12 @@ static size_t stx__par_repetition(const char *p, size_t left, size_t *times) {
     return best;
 }
 
-STX_DEF size_t stx_par_format(char *out, size_t room, const char *pattern) {
+STX_DEF size_t stx_par_format(char *out, size_t capacity, const char *pattern) {
     size_t i, n = 0, L = pattern ? strlen(pattern) : 0, unit, times;
     char part[96];
-    if (!out || !room) return 0;
+    if (!out || !capacity) return 0;
     out[0] = 0;
-    if (L > STX__PAR_MOST) return 0;
+    if (L > STX__PAR_MAX_BLOCKS) return 0;
     for (i = 0; i < L; i += unit * times) {
         int length;
         unit = stx__par_repetition(pattern + i, L - i, &times);
@@ -1737,7 +1786,7 @@ STX_DEF size_t stx_par_format(char *out, size_t room, const char *pattern) {
             length = snprintf(part, sizeof part, "%c%zu", pattern[i], times);
         else
             length = snprintf(part, sizeof part, "(%.*s)%zu", (int)unit, pattern + i, times);
-        if ((size_t)length >= room - n) {
+        if ((size_t)length >= capacity - n) {
             out[0] = 0;
             return 0;
         }
@@ -1747,14 +1796,16 @@ STX_DEF size_t stx_par_format(char *out, size_t room, const char *pattern) {
     return n;
 }
 
-STX_DEF size_t stx_par_rule(char *out, size_t room, size_t L, size_t every) {
-    size_t attentions = every ? L / every : 0, two_thirds = L / 3 * 2 + L % 3 * 2 / 3;
-    size_t stride = 0, i;
-    if (!out || !room) return 0;
+STX_DEF size_t stx_par_rule(char *out, size_t capacity, size_t L, size_t every) {
+    size_t attentions = every ? L / every : 0, two_thirds, stride, i;
+    if (!out || !capacity) return 0;
     out[0] = 0;
+    if (!attentions || L > STX__PAR_MAX_BLOCKS || L >= capacity) return 0;
+
     /* so wide that the last attention is just within the first two thirds */
-    if (attentions) stride = (two_thirds + two_thirds / attentions) / attentions;
-    if (!stride || L > STX__PAR_MOST || L >= room) return 0;
+    two_thirds = 2 * L / 3;
+    stride = (two_thirds + two_thirds / attentions) / attentions;
+    if (!stride) return 0;
     for (i = 0; i < L; i++) out[i] = i < attentions * stride && i % stride == 0 ? 's' : 'f';
     out[L] = 0;
     return L;
@@ -1762,59 +1813,56 @@ STX_DEF size_t stx_par_rule(char *out, size_t room, size_t L, size_t every) {
 
 /* p (3) of the gate of block l. Returns 0 after an error. */
 static int stx__par_block_probs(const stx_par *m, size_t l, double *p) {
-    const stx_real *al = stx_param_mirror(m->ctx, m->block[l].gate);
+    const stx_real *al = stx_param_mirror(m->ctx, m->block[l].al);
     double ln_pi[3], pi[3];
-    if (al) stx__par_weights(m->desc.arch, al, ln_pi, pi, p);
+    if (al) stx__par_probabilities(m->desc.gate_form, al, ln_pi, pi, p);
     return al != NULL;
 }
 
 STX_DEF int stx_par_probs(const stx_par *m, double *p) {
     STX__FP_SCOPE;
     size_t l;
-    if (!m || !m->arch || !p || !stx_ok(m->ctx)) return 0;
+    if (!m || !m->gates || !p || !stx_ok(m->ctx)) return 0;
     for (l = 0; l < m->desc.blocks; l++)
         if (!stx__par_block_probs(m, l, p + 3 * l)) return 0;
     return 1;
 }
 
-/* The letter of block l in a fixed network, or that of the most probable branch.
-   Returns 0 after an error. */
-static int stx__par_letter(const stx_par *m, size_t l) {
+/* The letter of block l in a fixed network. In a supernet that of the branch that *U in
+   [0,1) selects, or if U is NULL that of the most probable branch. Returns 0 after an
+   error. */
+static int stx__par_letter(const stx_par *m, size_t l, const double *U) {
     STX__FP_SCOPE;
     double p[3];
-    int best;
-    if (!m->arch) return m->pattern[l];
+    int k;
+    if (!m->gates) return m->pattern[l];
     if (!stx__par_block_probs(m, l, p)) return 0;
-    best = p[1] > p[0];
-    if (p[2] > p[best]) best = 2;
-    return "sfi"[best];
+    if (U) {
+        k = *U >= p[0];
+        if (*U >= p[0] + p[1]) k = 2;
+    } else {
+        k = p[1] > p[0];
+        if (p[2] > p[k]) k = 2;
+    }
+    return "sfi"[k];
 }
 
-/* The letter of block l in a fixed network, or that of the branch that u in [0,1)
-   selects. Returns 0 after an error. */
-static int stx__par_draw_letter(const stx_par *m, size_t l, double u) {
-    STX__FP_SCOPE;
-    double p[3];
-    if (!m->arch) return m->pattern[l];
-    if (!stx__par_block_probs(m, l, p)) return 0;
-    if (u >= p[0] + p[1]) return 'i';
-    return u >= p[0] ? 'f' : 's';
-}
-
-static size_t stx__par_choose(const stx_par *m, char *out, size_t room, int draw, uint64_t seed,
+static size_t stx__par_choose(const stx_par *m, char *out, size_t capacity, int draw, uint64_t seed,
                               uint64_t n) {
     STX__FP_SCOPE;
     size_t l, L = m ? m->desc.blocks : 0;
-    if (!out || !room) return 0;
+    if (!out || !capacity) return 0;
     out[0] = 0;
-    if (!L || L >= room || !stx_ok(m->ctx)) return 0;
+    if (!L || L >= capacity || !stx_ok(m->ctx)) return 0;
     for (l = 0; l < L; l++) {
         if (draw) {
             uint32_t bits[4];
+            double U;
             stx_philox(seed, n, l, bits);
-            out[l] = (char)stx__par_draw_letter(m, l, ((double)bits[0] + 0.5) / 4294967296.0);
+            U = ((double)bits[0] + 0.5) / 4294967296.0;
+            out[l] = (char)stx__par_letter(m, l, &U);
         } else {
-            out[l] = (char)stx__par_letter(m, l);
+            out[l] = (char)stx__par_letter(m, l, NULL);
         }
         if (!out[l]) {
             out[0] = 0;
@@ -1825,21 +1873,22 @@ static size_t stx__par_choose(const stx_par *m, char *out, size_t room, int draw
     return L;
 }
 
-STX_DEF size_t stx_par_argmax(const stx_par *m, char *out, size_t room) {
-    return stx__par_choose(m, out, room, 0, 0, 0);
+STX_DEF size_t stx_par_argmax(const stx_par *m, char *out, size_t capacity) {
+    return stx__par_choose(m, out, capacity, 0, 0, 0);
 }
 
-STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char *out, size_t room) {
-    return stx__par_choose(m, out, room, 1, seed, n);
+STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char *out,
+                              size_t capacity) {
+    return stx__par_choose(m, out, capacity, 1, seed, n);
 }
 
 
 // >>cuts
 
-/* A cost: an exact integer n (REF, MACS) or a time t (TIME); the other field is 0. */
+/* A cost: an exact integer (REF, MACS) or a time (TIME); the other field is 0. */
 typedef struct stx__par_cost {
-    uint64_t n;
-    double   t;
+    uint64_t exact;
+    double   time;
 } stx__par_cost;
 
 /* One step of the dynamic programme, which adds tail number k >= 1 to the clusters
@@ -1855,11 +1904,15 @@ typedef struct stx__par_cutting {
     uint32_t *start;                /* (V + 1): first word of the last of these */
 } stx__par_cutting;
 
+/* max(floor(D / factor^k), 1): the width of tail k */
+static size_t stx__par_divided_width(size_t D, double factor, size_t k) {
+    double width = floor((double)D / pow(factor, (double)k));
+    return width < 1 ? 1 : (size_t)width;
+}
+
 static size_t stx__par_tail_width(const stx_par_cuts_desc *d, size_t k) {
-    size_t width = 0;
-    if (d->proj_dims) width = d->proj_dims[k - 1];
-    if (!width) width = (size_t)floor((double)d->dim / pow(d->factor, (double)k));
-    return width ? width : 1;
+    if (d->proj_dims && d->proj_dims[k - 1]) return d->proj_dims[k - 1];
+    return stx__par_divided_width(d->dim, d->factor, k);
 }
 
 /* Cost of the clusters before word i and of one with the words i .. j - 1. For the
@@ -1872,41 +1925,44 @@ static stx__par_cost stx__par_cost_of(const stx__par_cutting *s, size_t i, size_
     if (d->cost == STX_PAR_CUTS_TIME) {
         double share = (double)(s->sum[j] - s->sum[i]) / (double)s->sum[s->V];
         if (s->before)
-            c.t += d->time(d->user, s->width, d->dim, share)
-                   + d->time(d->user, j - i, s->width, share);
+            c.time += d->time(d->user, s->width, d->dim, share)
+                      + d->time(d->user, j - i, s->width, share);
         else
-            c.t = d->time(d->user, head_rows, d->dim, 1);
+            c.time = d->time(d->user, head_rows, d->dim, 1);
     } else if (d->cost == STX_PAR_CUTS_MACS && !s->before) {
-        c.n = (uint64_t)d->dim * head_rows * s->sum[s->V];
+        c.exact = (uint64_t)d->dim * head_rows * s->sum[s->V];
     } else {
-        c.n += (uint64_t)s->width * (s->dim + j - i) * (s->sum[j] - s->sum[i]);
+        c.exact += (uint64_t)s->width * (s->dim + j - i) * (s->sum[j] - s->sum[i]);
     }
     return c;
 }
 
 /* Fills cost[j] and start[j] for j in [j0,j1), whose best starts are in [i0,i1] and do
-   not fall as j rises: the middle one, then both sides. */
+   not fall as j rises: the middle one, then both sides. Of equal costs, the last start
+   wins. */
 static void stx__par_cut(const stx__par_cutting *s, size_t j0, size_t j1, size_t i0, size_t i1) {
-    size_t j = j0 + (j1 - j0) / 2, i, best = SIZE_MAX;
+    /* the k clusters before have at least k words, the last one has at least one */
+    const size_t j = j0 + (j1 - j0) / 2, first = STX_MAX(i0, s->k), end = i1 < j ? i1 + 1 : j;
+    size_t i, best = SIZE_MAX;
     stx__par_cost least = {0, 0};
     if (j0 >= j1) return;
-    i = STX_MAX(i0, s->k);
-    if (s->d->cost != STX_PAR_CUTS_TIME) {
-        /* stx__par_cost_of in a loop that contains nothing else */
-        for (least.n = UINT64_MAX; i <= i1 && i < j; i++) {
-            uint64_t n = s->before[i].n
-                         + (uint64_t)s->width * (s->dim + j - i) * (s->sum[j] - s->sum[i]);
-            if (n <= least.n) {
-                least.n = n;
-                best = i;
-            }
+    if (s->d->cost == STX_PAR_CUTS_TIME) {
+        for (i = first; i < end; i++) {
+            stx__par_cost c = stx__par_cost_of(s, i, j);
+            if (i > first && c.time > least.time) continue;
+            least = c;
+            best = i;
         }
-    }
-    for (; i <= i1 && i < j; i++) {
-        stx__par_cost c = stx__par_cost_of(s, i, j);
-        if (best != SIZE_MAX && c.t > least.t) continue;
-        least = c;
-        best = i;
+    } else {
+        /* stx__par_cost_of in a loop that contains nothing else */
+        least.exact = UINT64_MAX;
+        for (i = first; i < end; i++) {
+            uint64_t exact = s->before[i].exact
+                             + (uint64_t)s->width * (s->dim + j - i) * (s->sum[j] - s->sum[i]);
+            if (exact > least.exact) continue;
+            least.exact = exact;
+            best = i;
+        }
     }
     s->cost[j] = least;
     s->start[j] = (uint32_t)best;
@@ -2004,7 +2060,7 @@ static void stx__par_cuts_solve(const stx_par_cuts_desc *d, const uint64_t *sum,
 
     for (i = V, k = d->clusters - 1; k >= 1; k--) cut[k - 1] = i = start[k * (V + 1) + i];
     if (!total) return;
-    *total = d->cost == STX_PAR_CUTS_TIME ? s.cost[V].t : (double)s.cost[V].n;
+    *total = d->cost == STX_PAR_CUTS_TIME ? s.cost[V].time : (double)s.cost[V].exact;
     if (d->cost == STX_PAR_CUTS_MACS) *total /= (double)sum[V];
 }
 
@@ -2059,8 +2115,8 @@ static int stx__par_one_of(stx_ctx *x, const char *field, int got, int last) {
 }
 
 /* 0, or any value if the condition under which the field applies holds */
-static int stx__par_only(stx_ctx *x, const char *field, double got, int applies,
-                         const char *expected) {
+static int stx__par_allowed_if(stx_ctx *x, const char *field, double got, int applies,
+                               const char *expected) {
     return got == 0 || applies || stx__par_bad(x, field, got, expected);
 }
 
@@ -2082,6 +2138,11 @@ static size_t stx__par_mem(const stx_par_desc *d) {
     return d->mem == STX_PAR_NO_ROWS ? 0 : d->mem;
 }
 
+/* Rows of the learned tables of positions */
+static size_t stx__par_table_rows(const stx_par_desc *d) {
+    return d->segment + stx__par_mem(d);
+}
+
 static int stx__par_adaptive(const stx_par_desc *d) {
     return d->adaptive_in || d->words_out == STX_PAR_OUT_ADAPTIVE
            || d->words_out == STX_PAR_OUT_REF;
@@ -2101,14 +2162,13 @@ static stx_init stx__par_init(int kind, double a, int rule) {
 
 /* Width of cluster c of the output with STX_PAR_OUT_REF */
 static size_t stx__par_ref_width(const stx_par_desc *d, size_t c) {
-    double width = floor((double)d->dim / pow(d->proj_factor, (double)c));
     if (!c) return d->dim;
     if (d->proj_dims[c - 1]) return d->proj_dims[c - 1];
-    return width < 1 ? 1 : (size_t)width;
+    return stx__par_divided_width(d->dim, d->proj_factor, c);
 }
 
 /* Embedding and output head of a desc with its defaults filled in */
-static void stx__par_words(const stx_par_desc *d, stx_vocab_io_desc *w) {
+static void stx__par_vocab_desc(const stx_par_desc *d, stx_vocab_io_desc *w) {
     const int ref = d->words_out == STX_PAR_OUT_REF, xl = d->init == STX_PAR_INIT_XL;
     size_t c;
     memset(w, 0, sizeof *w);
@@ -2146,11 +2206,12 @@ static void stx__par_words(const stx_par_desc *d, stx_vocab_io_desc *w) {
 
 static int stx__par_check_padding(stx_ctx *x, const stx_par_desc *d) {
     const int valid = d->pads && d->pad_id > 0 && (size_t)d->pad_id < d->vocab;
-    return stx__par_only(x, "pads", d->pads, d->vocab > 0, "0 without vocab")
-        && stx__par_only(x, "pad_id", d->pad_id, valid, "an id below vocab with pads, else 0");
+    return stx__par_allowed_if(x, "pads", d->pads, d->vocab > 0, "0 without vocab")
+        && stx__par_allowed_if(x, "pad_id", d->pad_id, valid,
+                               "an id below vocab with pads, else 0");
 }
 
-static int stx__par_check_words(stx_ctx *x, stx_par_desc *d) {
+static int stx__par_check_vocab(stx_ctx *x, stx_par_desc *d) {
     const int adaptive = stx__par_adaptive(d), ref = d->words_out == STX_PAR_OUT_REF;
     const int out_adaptive = d->words_out == STX_PAR_OUT_ADAPTIVE;
     const int both = d->adaptive_in && out_adaptive;
@@ -2161,18 +2222,19 @@ static int stx__par_check_words(stx_ctx *x, stx_par_desc *d) {
     if (!stx__par_one_of(x, "words_out", d->words_out, STX_PAR_OUT_REF)
         || !stx__par_one_of(x, "tie_projs", d->tie_projs, STX_PAR_TIE_BUT_FIRST)
         || !stx__par_in_range(x, "emb", d->emb, 1, 29)
-        || !stx__par_only(x, "emb", (double)d->emb, same_width || d->adaptive_in || out_adaptive,
-                          "dim unless the input or the output is adaptive")
-        || !stx__par_only(x, "cutoffs", (double)d->cutoffs, adaptive,
-                          "0 unless the input or the output is adaptive")
+        || !stx__par_allowed_if(x, "emb", (double)d->emb,
+                                same_width || d->adaptive_in || out_adaptive,
+                                "dim unless the input or the output is adaptive")
+        || !stx__par_allowed_if(x, "cutoffs", (double)d->cutoffs, adaptive,
+                                "0 unless the input or the output is adaptive")
         || !stx__par_number(x, "div_val", d->div_val, 1, 1e6, "1 or more")
         || !stx__par_number(x, "proj_factor", d->proj_factor, 1, 1e6, "1 or more")
-        || !stx__par_only(x, "tie_words", d->tie_words, both,
-                          "0 unless input and output are adaptive")
-        || !stx__par_only(x, "tie_projs", d->tie_projs, both && stx__par_projects(d),
-                          "0 unless input and output are adaptive and have projections")
-        || !stx__par_only(x, "one_proj", d->one_proj, one_proj,
-                          "0 unless adaptive_in with div_val = 1 and emb other than dim")
+        || !stx__par_allowed_if(x, "tie_words", d->tie_words, both,
+                                "0 unless input and output are adaptive")
+        || !stx__par_allowed_if(x, "tie_projs", d->tie_projs, both && stx__par_projects(d),
+                                "0 unless input and output are adaptive and have projections")
+        || !stx__par_allowed_if(x, "one_proj", d->one_proj, one_proj,
+                                "0 unless adaptive_in with div_val = 1 and emb other than dim")
         || !stx__par_number(x, "emb_scale", d->emb_scale, -1e30, 1e30, "a finite number"))
         return 0;
 
@@ -2182,14 +2244,14 @@ static int stx__par_check_words(stx_ctx *x, stx_par_desc *d) {
         return stx__par_bad(x, "div_val", d->div_val,
                             "a divisor that leaves the last cluster a width of at least 1");
     for (i = 0; i < STX_MAX_CLUSTERS - 1; i++) {
-        if (!stx__par_only(x, "proj_dims", (double)d->proj_dims[i], ref && i < d->cutoffs,
-                           "0 except for the tails of words_out = STX_PAR_OUT_REF")
+        if (!stx__par_allowed_if(x, "proj_dims", (double)d->proj_dims[i], ref && i < d->cutoffs,
+                                 "0 except for the tails of words_out = STX_PAR_OUT_REF")
             || !stx__par_in_range(x, "proj_dims", d->proj_dims[i], 0, 29))
             return 0;
     }
     if (!stx__par_check_padding(x, d)) return 0;
     if (!d->vocab) return 1;
-    stx__par_words(d, &w);
+    stx__par_vocab_desc(d, &w);
     return stx_vocab_io_resolve(x, "stx_par_create", &w, &w);
 }
 
@@ -2214,8 +2276,8 @@ static int stx__par_check_latency(stx_ctx *x, stx_par_desc *d) {
     if (hinge != (d->latency_target > 0))
         return stx__par_bad(x, "latency_target", d->latency_target,
                             "more than 0 with latency = STX_PAR_LATENCY_HINGE, else 0");
-    if (!stx__par_only(x, "latency_power", d->latency_power, fbnet,
-                       "0 unless latency = STX_PAR_LATENCY_FBNET"))
+    if (!stx__par_allowed_if(x, "latency_power", d->latency_power, fbnet,
+                             "0 unless latency = STX_PAR_LATENCY_FBNET"))
         return 0;
     if (fbnet && d->latency_power == 0) d->latency_power = 0.6;
     return 1;
@@ -2225,21 +2287,21 @@ static int stx__par_check_search(stx_ctx *x, stx_par_desc *d) {
     static const double equal[3] = {0.33, 0.33, 0.34};
     const int none = d->pi0[0] == 0 && d->pi0[1] == 0 && d->pi0[2] == 0;
     const int by_token = d->noise == STX_PAR_NOISE_TOKENS;
-    const double above = d->arch == STX_PAR_PI ? -1e30 : 0;
+    const double above = d->gate_form == STX_PAR_FORM_PI ? -1e30 : 0;
     int k;
-    if (!stx__par_one_of(x, "arch", d->arch, STX_PAR_PI)
+    if (!stx__par_one_of(x, "gate_form", d->gate_form, STX_PAR_FORM_PI)
         || !stx__par_one_of(x, "gate", d->gate, STX_PAR_ST)
         || !stx__par_one_of(x, "gate_eval", d->gate_eval, STX_PAR_EVAL_NOISE)
         || !stx__par_one_of(x, "noise", d->noise, STX_PAR_NOISE_TOKENS)
-        || !stx__par_only(x, "noise_tokens", (double)d->noise_tokens, by_token,
-                          "0 unless noise = STX_PAR_NOISE_TOKENS"))
+        || !stx__par_allowed_if(x, "noise_tokens", (double)d->noise_tokens, by_token,
+                                "0 unless noise = STX_PAR_NOISE_TOKENS"))
         return 0;
     if (by_token && !stx__par_in_range(x, "noise_tokens", d->noise_tokens, 1, 31)) return 0;
     for (k = 0; k < 3; k++) {
         if (none) d->pi0[k] = equal[k];
         if (!(d->pi0[k] > above && d->pi0[k] < 1e30))
             return stx__par_bad(x, "pi0", d->pi0[k],
-                                "positive probabilities, or finite weights with STX_PAR_PI");
+                                "positive probabilities, or finite weights with STX_PAR_FORM_PI");
     }
     if (d->tau == 0) d->tau = 1;
     if (!stx__par_number(x, "tau", d->tau, 1e-30, 1e30, "more than 0")) return 0;
@@ -2254,7 +2316,7 @@ STX_DEF void stx_par_reference(stx_par_desc *d) {
     d->full_scale = d->attn_relu = d->biases = d->own_uv = 1;
     d->pre_norm = d->no_final_norm = d->one_proj = 0;
     d->norm_eps = 1e-3;
-    d->arch = STX_PAR_PI;
+    d->gate_form = STX_PAR_FORM_PI;
     d->gate = STX_PAR_SOFT;
     d->gate_eval = STX_PAR_EVAL_NOISE;
     d->words_out = STX_PAR_OUT_REF;
@@ -2265,7 +2327,7 @@ STX_DEF void stx_par_reference(stx_par_desc *d) {
 
 /* Checks the pattern, if there is one, and fills in the number of blocks. */
 static int stx__par_check_blocks(stx_ctx *x, stx_par_desc *d) {
-    char pattern[STX__PAR_MOST + 1], quoted[STX_QUOTE];
+    char pattern[STX__PAR_MAX_BLOCKS + 1], quoted[STX_QUOTE];
     size_t L;
     if (d->pattern && !*d->pattern) d->pattern = NULL;
     if (!d->pattern) {
@@ -2277,7 +2339,7 @@ static int stx__par_check_blocks(stx_ctx *x, stx_par_desc *d) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_par_create: pattern: expected at most %d of the letters s, f and i, with "
                  "groups and counts such as (sfff)6f8, got \"%s\"",
-                 (int)STX__PAR_MOST, stx_quote(quoted, d->pattern, strlen(d->pattern)));
+                 (int)STX__PAR_MAX_BLOCKS, stx_quote(quoted, d->pattern, strlen(d->pattern)));
         return 0;
     }
     if (d->blocks && d->blocks != L) {
@@ -2329,21 +2391,23 @@ static int stx__par_check_positions(stx_ctx *x, const stx_par_desc *d) {
     if (!stx__par_one_of(x, "positions", d->positions, STX_PAR_LEARNED_BIAS)
         || !stx__par_one_of(x, "sines", d->sines, STX_PAR_SINES_REF)
         || !stx__par_one_of(x, "pos_mode", d->pos_mode, STX_PAR_POS_REF)
-        || !stx__par_only(x, "sines", d->sines, by_sines, "0 unless positions = STX_PAR_SINES")
-        || !stx__par_only(x, "pos_mode", d->pos_mode, d->sines == STX_PAR_SINES_REF,
-                          "0 unless sines = STX_PAR_SINES_REF")
+        || !stx__par_allowed_if(x, "sines", d->sines, by_sines,
+                                "0 unless positions = STX_PAR_SINES")
+        || !stx__par_allowed_if(x, "pos_mode", d->pos_mode, d->sines == STX_PAR_SINES_REF,
+                                "0 unless sines = STX_PAR_SINES_REF")
         || !stx__par_in_range(x, "clamp_len", d->clamp_len, 0, 30)
-        || !stx__par_only(x, "clamp_len", (double)d->clamp_len, d->pos_mode == STX_PAR_POS_DIST,
-                          "0 unless pos_mode = STX_PAR_POS_DIST")
-        || !stx__par_only(x, "same_length", d->same_length, stx__par_mem(d) > 1,
-                          "0 unless mem is 2 or more"))
+        || !stx__par_allowed_if(x, "clamp_len", (double)d->clamp_len,
+                                d->pos_mode == STX_PAR_POS_DIST,
+                                "0 unless pos_mode = STX_PAR_POS_DIST")
+        || !stx__par_allowed_if(x, "same_length", d->same_length, stx__par_mem(d) > 1,
+                                "0 unless mem is 2 or more"))
         return 0;
-    if (by_sines && d->sines == STX_PAR_SINES_BLOCK && d->dim % 2)
+    if (by_sines && d->sines == STX_PAR_SINES_SPLIT && d->dim % 2)
         return stx__par_bad(x, "dim", (double)d->dim,
-                            "an even number with sines = STX_PAR_SINES_BLOCK");
+                            "an even number with sines = STX_PAR_SINES_SPLIT");
     return stx__par_probability(x, "pos_dropout", d->pos_dropout)
-        && stx__par_only(x, "pos_dropout", d->pos_dropout, by_sines,
-                         "0 unless positions = STX_PAR_SINES");
+        && stx__par_allowed_if(x, "pos_dropout", d->pos_dropout, by_sines,
+                               "0 unless positions = STX_PAR_SINES");
 }
 
 STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *d) {
@@ -2356,7 +2420,8 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
     if (!stx__par_check_blocks(x, d)) return 0;
     stx__par_defaults(d);
     if (!stx__par_check_sizes(x, d) || !stx__par_check_positions(x, d)) return 0;
-    if (!stx__par_only(x, "no_final_norm", d->no_final_norm, d->pre_norm, "0 unless pre_norm = 1")
+    if (!stx__par_allowed_if(x, "no_final_norm", d->no_final_norm, d->pre_norm,
+                             "0 unless pre_norm = 1")
         || !stx__par_number(x, "norm_eps", d->norm_eps, 1e-30, 1, "more than 0 and less than 1")
         || !stx__par_probability(x, "dropout", d->dropout)
         || !stx__par_probability(x, "attn_dropout", d->attn_dropout)
@@ -2367,7 +2432,7 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
         || !stx__par_number(x, "proj_std", d->proj_std, 0, 1e6, "0 or more"))
         return 0;
     d->recompute_layers = STX_MIN(d->recompute_layers, d->blocks);
-    return stx__par_check_search(x, d) && stx__par_check_words(x, d);
+    return stx__par_check_search(x, d) && stx__par_check_vocab(x, d);
 }
 
 /* The letters of a resolved desc's blocks, with a terminating 0, or L times 'g' for a
@@ -2389,20 +2454,20 @@ static int stx__par_feeds(int kind) {
 
 STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
     STX__FP_SCOPE;
-    char kind[STX__PAR_MOST + 1];
+    char kind[STX__PAR_MAX_BLOCKS + 1];
     stx_par_desc d;
-    stx_vocab_io_desc words;
+    stx_vocab_io_desc vocab;
     size_t n = 0, l, attn, ff, width, rows, uv, attentions = 0;
     if (!desc || !stx_par_resolve(NULL, desc, &d)) return 0;
     if (d.vocab) {
-        stx__par_words(&d, &words);
-        if (!stx_vocab_io_resolve(NULL, NULL, &words, &words)) return 0;
-        n = stx_vocab_io_count(&words);
+        stx__par_vocab_desc(&d, &vocab);
+        if (!stx_vocab_io_resolve(NULL, NULL, &vocab, &vocab)) return 0;
+        n = stx_vocab_io_count(&vocab);
     }
 
     /* an attention: LN_a, Wq, Wkv and Wo, positions, biases, u and v */
     width = d.heads * d.head_dim;
-    rows = d.segment + stx__par_mem(&d);
+    rows = stx__par_table_rows(&d);
     uv = d.positions == STX_PAR_LEARNED_BIAS ? 1 : 2;
     attn = stx_size_add(2 * d.dim, 4 * d.dim, width);
     attn = stx_size_add(attn, d.positions ? rows : d.dim, width);
@@ -2450,7 +2515,8 @@ static double stx__par_plus_one(void *user, size_t i, double value) {
 }
 
 /* A norm: gain 1, or N(1,init_std) with STX_PAR_INIT_XL, and shift 0 */
-static void stx__par_norm(stx_par *m, const char *name, stx_tensor **gain, stx_tensor **shift) {
+static void stx__par_norm_params(stx_par *m, const char *name, stx_tensor **gain,
+                                 stx_tensor **shift) {
     const int xl = m->desc.init == STX_PAR_INIT_XL;
     char full[96];
     snprintf(full, sizeof full, "%s.weight", name);
@@ -2461,9 +2527,10 @@ static void stx__par_norm(stx_par *m, const char *name, stx_tensor **gain, stx_t
     *shift = stx_param(m->params, STX_ZEROS, 0, full, m->desc.dim, 0, 0, 0);
 }
 
-/* u and v. With STX_PAR_INIT_REF, Keras' Glorot-normal: a normal distribution
-   truncated at two standard deviations and rescaled, for a tensor (1,H,1,dh). */
-static void stx__par_uv(stx_par *m, const char *name, stx_tensor **u, stx_tensor **v) {
+/* u and v. With STX_PAR_INIT_REF, Keras' Glorot-normal: a normal distribution truncated
+   at two standard deviations and rescaled, for a tensor (1,H,1,dh). 0.8796.. is the
+   standard deviation of N(0,1) truncated at 2. */
+static void stx__par_uv_params(stx_par *m, const char *name, stx_tensor **u, stx_tensor **v) {
     const size_t H = m->desc.heads, dh = m->desc.head_dim;
     const int xl = m->desc.init == STX_PAR_INIT_XL, kind = xl ? STX_NORMAL : STX_TRUNCATED;
     const double glorot = sqrt(2 / (double)(H + H * dh)) / 0.87962566103423978;
@@ -2479,10 +2546,10 @@ static void stx__par_uv(stx_par *m, const char *name, stx_tensor **u, stx_tensor
 static int stx__par_attention_params(stx_par *m, size_t l) {
     const stx_par_desc *d = &m->desc;
     stx_par_block *block = &m->block[l];
-    const size_t D = d->dim, width = d->heads * d->head_dim, rows = d->segment + stx__par_mem(d);
+    const size_t D = d->dim, width = d->heads * d->head_dim, rows = stx__par_table_rows(d);
     char full[96];
     snprintf(full, sizeof full, "layers.%zu.attn.norm", l);
-    stx__par_norm(m, full, &block->attn_gain, &block->attn_shift);
+    stx__par_norm_params(m, full, &block->attn_gain, &block->attn_shift);
 
     /* adjacent in memory, so that one GEMM computes queries, keys and values */
     if (!stx_params_make_contiguous(m->params, 3 * width * D)) return 0;
@@ -2506,9 +2573,9 @@ static int stx__par_attention_params(stx_par *m, size_t l) {
 
     if (d->own_uv) {
         snprintf(full, sizeof full, "layers.%zu.attn", l);
-        stx__par_uv(m, full, &block->u, &block->v);
+        stx__par_uv_params(m, full, &block->u, &block->v);
     } else {
-        if (!m->u) stx__par_uv(m, "attn", &m->u, &m->v);
+        if (!m->u) stx__par_uv_params(m, "attn", &m->u, &m->v);
         block->u = m->u;
         block->v = m->v;
     }
@@ -2520,7 +2587,7 @@ static void stx__par_feed_params(stx_par *m, size_t l) {
     const size_t D = m->desc.dim, F = m->desc.inner;
     char full[96];
     snprintf(full, sizeof full, "layers.%zu.ff.norm", l);
-    stx__par_norm(m, full, &block->ff_gain, &block->ff_shift);
+    stx__par_norm_params(m, full, &block->ff_gain, &block->ff_shift);
     block->w1 = stx__par_matrix(m, l, "ff.fc1.weight", F, D, F);
     block->b1 = stx__par_zeros(m, l, "ff.fc1.bias", F, 0);
     block->w2 = stx__par_matrix(m, l, "ff.fc2.weight", D, F, D);
@@ -2529,7 +2596,7 @@ static void stx__par_feed_params(stx_par *m, size_t l) {
 
 /* In the reference the words and the tails of the head of STX_PAR_OUT_REF are rows of
    one matrix, whose size is in Glorot's formula. */
-static void stx__par_head(stx_par *m) {
+static void stx__par_scale_ref_head(stx_par *m) {
     const stx_adaptive *head = &m->vocab_io->out;
     const double words = (double)head->end[0], tails = (double)head->clusters - 1;
     const double D = (double)m->desc.dim, all = words + tails + D;
@@ -2538,19 +2605,19 @@ static void stx__par_head(stx_par *m) {
     stx_param_scale(m->ctx, head->cluster_w, 0, head->cluster_w->dim[0], sqrt((tails + D) / all));
 }
 
-static void stx__par_gates(stx_par *m) {
+static void stx__par_gate_params(stx_par *m) {
     const stx_par_desc *d = &m->desc;
     stx_real al[3];
     char name[32];
     size_t l;
     int k;
     for (k = 0; k < 3; k++)
-        al[k] = (stx_real)(d->arch == STX_PAR_PI ? d->pi0[k] : log(d->pi0[k]));
-    m->arch = stx_params_create(m->ctx);
+        al[k] = (stx_real)(d->gate_form == STX_PAR_FORM_PI ? d->pi0[k] : log(d->pi0[k]));
+    m->gates = stx_params_create(m->ctx);
     for (l = 0; l < d->blocks && stx_ok(m->ctx); l++) {
         snprintf(name, sizeof name, "arch.%zu", l);
-        m->block[l].gate = stx_param(m->arch, STX_ZEROS, 0, name, 3, 0, 0, 0);
-        stx_set(m->ctx, m->block[l].gate, al);
+        m->block[l].al = stx_param(m->gates, STX_ZEROS, 0, name, 3, 0, 0, 0);
+        stx_set(m->ctx, m->block[l].al, al);
     }
     m->tau = stx_scalar_create(m->ctx, d->tau);
     m->cost = stx_block_f32(m->ctx, 3);
@@ -2561,7 +2628,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     STX__FP_SCOPE;
     stx_par *m;
     stx_par_desc *d;
-    stx_vocab_io_desc words;
+    stx_vocab_io_desc vocab;
     char *kind;
     size_t l;
     if (!stx_ok(x)) return NULL;
@@ -2583,17 +2650,18 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     d->pattern = NULL;
 
     if (d->vocab) {
-        stx__par_words(d, &words);
-        m->vocab_io = stx_vocab_io_create(m->params, &words);
-        if (m->vocab_io) stx__par_head(m);
+        stx__par_vocab_desc(d, &vocab);
+        m->vocab_io = stx_vocab_io_create(m->params, &vocab);
+        if (m->vocab_io) stx__par_scale_ref_head(m);
     }
     for (l = 0; l < d->blocks && stx_ok(x); l++) {
         m->block[l].kind = kind[l];
         if (stx__par_attends(kind[l]) && !stx__par_attention_params(m, l)) return NULL;
         if (stx__par_feeds(kind[l])) stx__par_feed_params(m, l);
     }
-    if (stx__par_ends_in_norm(d)) stx__par_norm(m, "final_norm", &m->final_gain, &m->final_shift);
-    if (!m->pattern && stx_ok(x)) stx__par_gates(m);
+    if (stx__par_ends_in_norm(d))
+        stx__par_norm_params(m, "final_norm", &m->final_gain, &m->final_shift);
+    if (!m->pattern && stx_ok(x)) stx__par_gate_params(m);
     return stx_ok(x) ? m : NULL;
 }
 
@@ -2681,7 +2749,7 @@ STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
     size_t per_draw, i;
     if (!m) return;
     if (!u) m->uniforms_count = 0;
-    if (!m->arch || !u || !stx_ok(m->ctx)) return;
+    if (!m->gates || !u || !stx_ok(m->ctx)) return;
     per_draw = 3 * m->desc.blocks;
     if (!count || count % per_draw || (one_draw && count != per_draw)) {
         stx_fail(m->ctx, STX_ERR_ARG,
@@ -2698,19 +2766,19 @@ STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
                  u[i] == 1 ? " (a double that is nearly 1 rounds to 1 in float)" : "");
         return;
     }
-    if (count > m->uniforms_room) {
+    if (count > m->uniforms_capacity) {
         stx_real *larger = stx_block_f32(m->ctx, count);
         if (!larger) return;
         stx_block_free(m->ctx, m->uniforms);
         m->uniforms = larger;
-        m->uniforms_room = count;
+        m->uniforms_capacity = count;
     }
     stx_upload(m->ctx, m->uniforms, u, count);
     m->uniforms_count = count;
 }
 
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T) {
-    if (!m || !m->arch) return 0;
+    if (!m || !m->gates) return 0;
     if (m->desc.noise == STX_PAR_NOISE_STEP) return 1;
     if (m->desc.noise == STX_PAR_NOISE_SEQUENCE) return B;
     return B * ((T + m->desc.noise_tokens - 1) / m->desc.noise_tokens);
@@ -2781,12 +2849,12 @@ STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state 
     stx_ctx *x = to ? to->model->ctx : NULL;
     if (!stx_ok(x)) return 0;
     if (!from || from->model != to->model) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_state_copy: expected a state of the same model, got %s",
+        stx_fail(x, STX_ERR_ARG, "stx_par_state_copy: expected a memory of the same model, got %s",
                  from ? "one of another model" : "NULL");
         return 0;
     }
     if (from->M != to->M) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_state_copy: expected a state of M = %zu rows, got %zu",
+        stx_fail(x, STX_ERR_ARG, "stx_par_state_copy: expected a memory of M = %zu rows, got %zu",
                  to->M, from->M);
         return 0;
     }
@@ -2846,8 +2914,8 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
     for (l = 0; l < s->model->desc.blocks; l++) {
         if (s->mem->layer[l].count <= s->M) continue;
         stx_fail(x, STX_ERR_FORMAT,
-                 "memory \"%s\" of block %zu: expected at most %zu rows, got %zu: create the state "
-                 "with as many rows as the file has",
+                 "memory \"%s\" of block %zu: expected at most %zu rows, got %zu: create the "
+                 "memory with as many rows as the file has",
                  prefix, l, s->M, s->mem->layer[l].count);
         for (l = 0; l < s->model->desc.blocks; l++)
             s->mem->layer[l].count = s->mem->layer[l].logical_count = 0;
@@ -2870,7 +2938,7 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
    fused kernels of a GPU require; without the bias dh' = dh. In a segment the weights
    are widened (by rows of zeros with a bias of 1), because they have fewer elements
    than the activations. In generation the activations are widened. */
-static size_t stx__par_wide(const stx_par_desc *d) {
+static size_t stx__par_wide_head_dim(const stx_par_desc *d) {
     return d->positions == STX_PAR_LEARNED_BIAS ? (d->head_dim + 8) / 8 * 8 : d->head_dim;
 }
 
@@ -2920,14 +2988,14 @@ static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size
 
 /* Heads of activations (B,T,n dh) -> (B,T,n dh') */
 static stx_tensor *stx__par_widen_heads(stx_ctx *x, const stx_par_desc *d, stx_tensor *t) {
-    size_t wide = stx__par_wide(d);
+    size_t wide = stx__par_wide_head_dim(d);
     stx_tensor *y = stx__par_widen(x, t, NULL, d->head_dim, wide, 1, 0);
     return y ? stx_reshape(x, y, t->dim[0], t->dim[1], t->dim[2] / d->head_dim * wide, 0) : NULL;
 }
 
 /* (B,T,H dh') -> (B,T,H dh) */
 static stx_tensor *stx__par_narrow_heads(stx_ctx *x, const stx_par_desc *d, stx_tensor *t) {
-    size_t wide = stx__par_wide(d);
+    size_t wide = stx__par_wide_head_dim(d);
     stx_tensor *y;
     if (!t) return NULL;
     y = stx_reshape(x, t, t->size / wide, wide, 0, 0);
@@ -2938,7 +3006,7 @@ static stx_tensor *stx__par_narrow_heads(stx_ctx *x, const stx_par_desc *d, stx_
 /* r (rows,H dh) and b (rows,H) -> r' (rows,H dh') */
 static stx_tensor *stx__par_biased(stx_ctx *x, const stx_par_desc *d, stx_tensor *r,
                                    stx_tensor *b) {
-    size_t rows = r->dim[0], H = d->heads, wide = stx__par_wide(d);
+    size_t rows = r->dim[0], H = d->heads, wide = stx__par_wide_head_dim(d);
     stx_tensor *t;
     r = stx_reshape(x, r, rows * H, d->head_dim, 0, 0);
     b = stx_reshape(x, b, rows * H, 1, 0, 0);
@@ -2951,7 +3019,8 @@ static stx_tensor *stx__par_biased(stx_ctx *x, const stx_par_desc *d, stx_tensor
    error. */
 static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_par_block *block,
                                   stx_tensor **w, stx_tensor **b, stx_tensor **wo) {
-    const size_t D = d->dim, dh = d->head_dim, wide = stx__par_wide(d), width = d->heads * wide;
+    const size_t D = d->dim, dh = d->head_dim;
+    const size_t wide = stx__par_wide_head_dim(d), width = d->heads * wide;
     stx_tensor *bq = block->bq;
     if (!bq) {
         bq = stx_new_f32(x, 3 * d->heads * dh, 0, 0, 0);
@@ -2983,11 +3052,6 @@ static double stx__par_sine_ref(size_t D, size_t c, double t) {
     size_t f = D - 1 - c;
     double angle = t * pow(1e-4, 2 * (double)(f / 2) / (double)D);
     return f % 2 ? sin(angle) : cos(angle);
-}
-
-/* Rows of the learned tables */
-static size_t stx__par_table_rows(const stx_par_desc *d) {
-    return d->segment + stx__par_mem(d);
 }
 
 /* Ids of the rows of a learned table for `rows` distances, the largest first */
@@ -3037,14 +3101,15 @@ static stx_tensor *stx__par_sines(stx_par *m, size_t rows, size_t clamp) {
     return sines;
 }
 
-/* Positions for at least n distances with this clamp_len. They are kept, and grow by
-   at least a half. */
-static const stx_par_positions *stx__par_reach(stx_par *m, size_t clamp, size_t n) {
+/* Positions for at least n distances with this clamp_len. The model keeps two tables:
+   one for desc.clamp_len, and one for the last other value. If a kept table is too
+   short, it is replaced by one with at least half as many rows more. */
+static const stx_par_positions *stx__par_positions_for(stx_par *m, size_t clamp, size_t n) {
     stx_par_positions *p = &m->pos[clamp != m->desc.clamp_len], larger;
-    const int grows = p->rows && p->clamp == clamp;
-    if (p->rows >= n && p->clamp == clamp) return p;
+    const int same_clamp = p->rows && p->clamp == clamp;
+    if (same_clamp && p->rows >= n) return p;
     memset(&larger, 0, sizeof larger);
-    larger.rows = STX_MAX(n, grows ? p->rows + p->rows / 2 : stx__par_table_rows(&m->desc));
+    larger.rows = STX_MAX(n, same_clamp ? p->rows + p->rows / 2 : stx__par_table_rows(&m->desc));
     larger.clamp = clamp;
     if (m->desc.positions)
         larger.far_first = stx__par_far_first(m, larger.rows, clamp);
@@ -3056,7 +3121,7 @@ static const stx_par_positions *stx__par_reach(stx_par *m, size_t clamp, size_t 
 }
 
 /* The rows for the distances n - 1 .. 0: the last n, with STX_PAR_POS_REF the first n */
-static stx_tensor *stx__par_last(stx_par *m, stx_tensor *t, size_t n) {
+static stx_tensor *stx__par_position_rows(stx_par *m, stx_tensor *t, size_t n) {
     size_t first = 0;
     if (!t) return NULL;
     if (m->desc.pos_mode != STX_PAR_POS_REF) first = t->dim[0] - n;
@@ -3070,12 +3135,12 @@ static stx_tensor *stx__par_relative(stx_ctx *x, stx_par *m, size_t l, const stx
     const stx_par_block *block = &m->block[l];
     stx_tensor *t = block->rel;
     if (block->wr) {
-        if (!sines) sines = stx__par_last(m, p->sines, n);
+        if (!sines) sines = stx__par_position_rows(m, p->sines, n);
         return stx_linear(x, sines, block->wr, block->br, STX_ACT_NONE);
     }
     if (block->rel_bias) t = stx__par_biased(x, &m->desc, t, block->rel_bias);
     t = stx_embedding(x, t, p->far_first);
-    return t ? stx__par_last(m, stx_reshape(x, t, t->dim[1], t->dim[2], 0, 0), n) : NULL;
+    return t ? stx__par_position_rows(m, stx_reshape(x, t, t->dim[1], t->dim[2], 0, 0), n) : NULL;
 }
 
 
@@ -3084,17 +3149,19 @@ static stx_tensor *stx__par_relative(stx_ctx *x, stx_par *m, size_t l, const stx
 /* What stx__par_run needs besides tensors. */
 typedef struct stx__par_job {
     stx_par  *m;
-    size_t    l, n;
+    size_t    l;
+    size_t    n;                /* rows in the memory, or in generation in the cache */
     int       kind;             /* what the block runs: 's', 'f' or 'g' */
-    int       past, w;          /* which inputs the memory and the gate are; 0 if there is none */
+    int       past_input;       /* index in in[] of the memory (B,n,D); 0: it is not an input */
+    int       gate_input;       /* index in in[] of the gate's w (R,3); 0: no gate */
     stx_cached_rows view;       /* the memory, unless it is an input */
     size_t    span;             /* the largest distance that a query sees; 0: any */
     const stx_par_positions *pos;
     stx_tensor    *sines;       /* (n + T,D), after dropout; NULL: from pos, or none */
     const stx_ids *mask;        /* (B,n + T): keys that are missing, or NULL */
-    stx_tensor    *shown;       /* (B,T,H dh'): 0 at padding, else 1; NULL without padding */
+    stx_tensor    *keep;        /* (B,T,H dh'): 0 at padding, else 1; NULL without padding */
     stx_par_gen   *gen;         /* in generation: where keys and values are cached */
-    size_t    T, run;           /* which rows share a gate: see stx_par_mix_args */
+    size_t    period, rows_per_draw;    /* which rows share a gate: see stx_par_mix_args */
 } stx__par_job;
 
 /* Queries, keys and values of h (B,T,D) and of the memory. past is the memory (B,n,D)
@@ -3125,16 +3192,18 @@ static int stx__par_attention_in(stx_ctx *x, const stx__par_job *job, stx_tensor
 
     a->content_bias = block->u;
     if (block->rel_bias)
-        a->content_bias = stx__par_widen(x, block->u, NULL, d->head_dim, stx__par_wide(d), -1, 1);
+        a->content_bias = stx__par_widen(x, block->u, NULL, d->head_dim,
+                                         stx__par_wide_head_dim(d), -1, 1);
     a->position_bias = block->v;
     a->pad = job->mask;
     return 1;
 }
 
-/* The cached positions of a generator's block as a tensor (n + 1 or M + 1,H dh') */
+/* The cached positions of a generator's block as a tensor (n + 1 or M + 1,H dh'). It is
+   created with one row, and then refers to the rows of the generator. */
 static stx_tensor *stx__par_cached_positions(stx_ctx *x, const stx__par_job *job) {
     const stx_par_desc *d = &job->m->desc;
-    stx_tensor *pe = stx_new(x, 1, d->heads * stx__par_wide(d), 0, 0);
+    stx_tensor *pe = stx_new(x, 1, d->heads * stx__par_wide_head_dim(d), 0, 0);
     if (!pe) return NULL;
     pe->data = job->gen->pos[job->l];
     pe->dim[0] = d->pos_mode == STX_PAR_POS_REF ? job->n + 1 : job->gen->M + 1;
@@ -3150,26 +3219,26 @@ static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *job, stx_t
     const stx_par_block *block = &job->m->block[job->l];
     const double dh = (double)d->head_dim;
     stx_attention_in a;
-    stx_attention_desc how;
+    stx_attention_desc settings;
     stx_tensor *y = NULL, *wo = block->wo;
     if (!h) return NULL;
     memset(&a, 0, sizeof a);
     if (!stx__par_attention_in(x, job, h, past, &a, &wo)) return NULL;
-    memset(&how, 0, sizeof how);
-    how.heads = d->heads;
-    how.scale = 1 / (d->full_scale ? dh : sqrt(dh));
-    how.span = job->span;
-    how.dropout = d->attn_dropout;
+    memset(&settings, 0, sizeof settings);
+    settings.heads = d->heads;
+    settings.scale = 1 / (d->full_scale ? dh : sqrt(dh));
+    settings.span = job->span;
+    settings.dropout = d->attn_dropout;
 
     if (job->gen) {
         a.pe = stx__par_cached_positions(x, job);
-        if (a.pe) y = stx_cache_attention(job->gen->cache, job->l, &a, &how);
+        if (a.pe) y = stx_cache_attention(job->gen->cache, job->l, &a, &settings);
         if (block->rel_bias) y = stx__par_narrow_heads(x, d, y);
     } else {
         a.pe = stx__par_relative(x, job->m, job->l, job->pos, job->sines, job->n + h->dim[1]);
-        if (a.pe) y = stx_attention(x, &a, &how);
+        if (a.pe) y = stx_attention(x, &a, &settings);
     }
-    if (job->shown) y = stx_mul(x, y, job->shown);
+    if (job->keep) y = stx_mul(x, y, job->keep);
     return stx_linear(x, y, wo, no_bias ? NULL : block->bo,
                       d->attn_relu ? STX_ACT_RELU : STX_ACT_NONE);
 }
@@ -3198,7 +3267,7 @@ static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_ten
     (void)out;
 
     if (attends) {
-        stx_tensor *past = job->past ? in[job->past] : NULL;
+        stx_tensor *past = job->past_input ? in[job->past_input] : NULL;
         a = pre ? stx_layernorm(x, h, block->attn_gain, block->attn_shift, d->norm_eps) : h;
         a = stx__par_attention(x, job, a, past, no_bias);
     }
@@ -3213,14 +3282,14 @@ static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_ten
         mix[0] = h;
         mix[1] = stx_dropout(x, a, d->dropout);
         mix[2] = stx_dropout(x, f, d->dropout);
-        mix[3] = in[job->w];
+        mix[3] = in[job->gate_input];
         if (!pre) {
             mix[4] = block->attn_gain;
             mix[5] = block->attn_shift;
             mix[6] = block->ff_gain;
             mix[7] = block->ff_shift;
         }
-        return stx__par_mix(x, mix, job->T, job->run, d->norm_eps);
+        return stx__par_mix(x, mix, job->period, job->rows_per_draw, d->norm_eps);
     }
     if (pre) return stx_add(x, h, stx_dropout(x, attends ? a : f, d->dropout));
     gain = attends ? block->attn_gain : block->ff_gain;
@@ -3238,7 +3307,7 @@ static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_ten
 static int stx__par_kind(const stx_par *m, size_t l) {
     const int mixed = stx_training(m->ctx) || m->desc.gate_eval != STX_PAR_EVAL_ARGMAX;
     if (m->block[l].kind != 'g' || mixed) return m->block[l].kind;
-    return stx__par_letter(m, l);
+    return stx__par_letter(m, l, NULL);
 }
 
 static int stx__par_noisy(const stx_par *m) {
@@ -3246,9 +3315,9 @@ static int stx__par_noisy(const stx_par *m) {
 }
 
 /* Fails if a rank of a group would need the w of other ranks' streams for the latency. */
-static int stx__par_latency_fits_group(stx_ctx *x, const stx_par_desc *d, int latency) {
-    if (latency != 2 || stx_ranks(x) == 1 || d->noise == STX_PAR_NOISE_STEP) return 1;
-    if (d->latency == STX_PAR_LATENCY_ADD) return 1;
+static int stx__par_latency_fits_group(stx_ctx *x, const stx_par_desc *d) {
+    if (d->latency_w == STX_PAR_LATENCY_OF_P || stx_ranks(x) == 1) return 1;
+    if (d->noise == STX_PAR_NOISE_STEP || d->latency == STX_PAR_LATENCY_ADD) return 1;
     stx_fail(x, STX_ERR_ARG,
              "stx_par_segment: the latency of w is a mean over the streams of all ranks, and this "
              "rank has only its own: use latency_w = STX_PAR_LATENCY_OF_P, "
@@ -3257,7 +3326,7 @@ static int stx__par_latency_fits_group(stx_ctx *x, const stx_par_desc *d, int la
 }
 
 /* w of block l for B streams of T tokens. u: the caller's uniforms on the device, or
-   NULL. calls: of the memory. Sets job->T and run. */
+   NULL. calls: of the memory. Sets job->period and rows_per_draw. */
 static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, const stx_real *u,
                                     uint64_t calls, stx__par_job *job) {
     stx_ctx *x = m->ctx;
@@ -3265,19 +3334,21 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     const int training = stx_training(x), noisy = stx__par_noisy(m);
     const int one_draw = !noisy || d->noise == STX_PAR_NOISE_STEP;
     const int has_latency = training && d->latency;
-    stx_tensor *al = m->block[l].gate;
+    stx_tensor *al = m->block[l].al;
     stx_par_gate_args a;
     memset(&a, 0, sizeof a);
     a.noisy = noisy;
     a.R = noisy ? stx_par_draws(m, B, T) : 1;
-    a.kind = d->arch;
+    a.form = d->gate_form;
     a.hard = noisy && d->gate == STX_PAR_ST;
-    if (has_latency) a.latency = d->latency_w == STX_PAR_LATENCY_OF_P ? 1 : 2;
-    if (!stx__par_latency_fits_group(x, d, a.latency)) return NULL;
+    a.latency_w = d->latency_w;
+    if (has_latency && !stx__par_latency_fits_group(x, d)) return NULL;
 
-    /* The noise of an evaluation depends on how much text was read: it differs between
-       calls and is the same for the same text. In a group each stream has separate
-       draws; the draw of a step is common to all ranks. */
+    /* The noise of an evaluation is reproducible: it depends on the seed, the block and
+       the calls of the memory read. Bit 62 separates its streams from those of
+       stx_random_stream; the low 12 bits are l (at most 4096 blocks), and the 48 bits
+       above them the calls. In a group each stream has separate draws; the draw of a step
+       is common to all ranks. */
     a.seed = stx_ctx_desc(x)->seed;
     if (noisy && !u && training) a.stream = stx_random_stream(x);
     if (noisy && !u && !training)
@@ -3285,11 +3356,11 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     if (training && d->noise != STX_PAR_NOISE_STEP) a.first = (uint64_t)stx_rank(x) * a.R;
 
     a.tau = m->tau->data;
-    a.u = u ? u + 3 * l : NULL;
-    a.ldu = 3 * d->blocks;
+    a.uniforms = u ? u + 3 * l : NULL;
+    a.uniforms_stride = 3 * d->blocks;
     a.cost = m->cost;
-    job->T = one_draw ? B * T : T;
-    job->run = noisy && d->noise == STX_PAR_NOISE_TOKENS ? d->noise_tokens : job->T;
+    job->period = one_draw ? B * T : T;
+    job->rows_per_draw = noisy && d->noise == STX_PAR_NOISE_TOKENS ? d->noise_tokens : job->period;
     if (m->frozen) al = stx_detach(x, al);
     m->w[l] = stx__par_gate_op(x, al, &a, has_latency ? &m->latency : NULL);
     return m->w[l];
@@ -3297,7 +3368,7 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
 
 /* The caller's uniforms (R,L,3) for R draws, on the device. NULL if there are none, or
    after an error. */
-static const stx_real *stx__par_given(stx_par *m, size_t R) {
+static const stx_real *stx__par_caller_uniforms(stx_par *m, size_t R) {
     if (!m->uniforms_count || !stx__par_noisy(m)) return NULL;
     if (m->uniforms_count == R * m->desc.blocks * 3) return m->uniforms;
     stx_fail(m->ctx, STX_ERR_ARG,
@@ -3306,11 +3377,14 @@ static const stx_real *stx__par_given(stx_par *m, size_t R) {
     return NULL;
 }
 
-/* (B,T,H dh'): rows of zeros where pad is not 0, of ones elsewhere. NULL if nothing is
+/* A factor (B,T,H dh') that zeroes the attention's outputs for padded tokens. No query
+   attends to these tokens, but they are queries: without the factor their hidden states,
+   and the gradients through them, would depend on the tokens before. NULL if nothing is
    padding. */
-static stx_tensor *stx__par_shown(stx_par *m, const stx_ids *pad) {
+static stx_tensor *stx__par_keep(stx_par *m, const stx_ids *pad) {
     stx_ctx *x = m->ctx;
-    const size_t width = m->desc.heads * stx__par_wide(&m->desc), n = pad ? pad->B * pad->T : 0;
+    const size_t width = m->desc.heads * stx__par_wide_head_dim(&m->desc);
+    const size_t n = pad ? pad->B * pad->T : 0;
     int32_t *hidden, any = 0;
     size_t i;
     if (!pad) return NULL;
@@ -3320,13 +3394,13 @@ static stx_tensor *stx__par_shown(stx_par *m, const stx_ids *pad) {
         any |= hidden[i];
     }
     if (!any) return NULL;
-    if (!m->shown) {
+    if (!m->keep) {
         stx_real *table = (stx_real *)stx_block(x, stx_bytes_of(2 * width, sizeof *table, 1));
         for (i = 0; table && i < width; i++) table[i] = 1;
-        if (table) m->shown = stx_constant_create(x, table, 2, width, 0, 0);
+        if (table) m->keep = stx_constant_create(x, table, 2, width, 0, 0);
         stx_block_free(x, table);
     }
-    return stx_embedding(x, m->shown, stx_tokens(x, hidden, pad->B, pad->T));
+    return stx_embedding(x, m->keep, stx_tokens(x, hidden, pad->B, pad->T));
 }
 
 /* The largest distance that a query sees; 0 if there is no limit, or after an error */
@@ -3372,7 +3446,7 @@ typedef struct stx__par_call {
     size_t         B, T, span, clamp;
     uint64_t       calls;       /* of the memory before this one */
     const stx_ids *pad;
-    stx_tensor    *shown;       /* see stx__par_job */
+    stx_tensor    *keep;        /* see stx__par_job */
     stx_tensor    *sines;       /* after dropout, of the last block that had some */
     const stx_real *u;          /* the caller's uniforms, or NULL */
     const stx_memory *memory;   /* to read, or NULL */
@@ -3386,22 +3460,25 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
     size_t keys;
     job->n = call->memory ? call->memory->layer[job->l].count : 0;
     keys = job->n + call->T;
+
+    /* With pre_norm, LN_a normalises the memory first, so its rows are gathered into a
+       tensor. Otherwise keys and values are computed from a view of it. */
     if (job->n && m->desc.pre_norm) {
-        job->past = (*count)++;
-        in[job->past] = stx_memory_read(call->memory, job->l, job->n);
+        job->past_input = (*count)++;
+        in[job->past_input] = stx_memory_read(call->memory, job->l, job->n);
     } else if (!stx_memory_view(call->memory, job->l, job->n, &job->view)) {
         return 0;
     }
     job->mask = call->pad;
     if (job->n) job->mask = stx_memory_mask(call->memory, job->l, job->n, call->pad, call->T);
     job->span = call->span;
-    job->shown = call->shown;
-    job->pos = stx__par_reach(m, call->clamp, keys);
+    job->keep = call->keep;
+    job->pos = stx__par_positions_for(m, call->clamp, keys);
     if (!job->pos) return 0;
 
     /* blocks with the same number of keys share the dropout of positions */
     if (job->pos->sines && (!call->sines || call->sines->dim[0] != keys)) {
-        stx_tensor *sines = stx__par_last(m, job->pos->sines, keys);
+        stx_tensor *sines = stx__par_position_rows(m, job->pos->sines, keys);
         call->sines = stx_dropout_replicated(x, sines, m->desc.pos_dropout);
     }
     job->sines = call->sines;
@@ -3424,8 +3501,8 @@ static stx_tensor *stx__par_block_of(stx_par *m, size_t l, stx_tensor *h, stx__p
     if (stx__par_attends(job->kind) && !stx__par_prepare_attention(m, call, job, in, &count))
         return NULL;
     if (job->kind == 'g') {
-        job->w = count++;
-        in[job->w] = stx__par_gate_of(m, l, call->B, call->T, call->u, call->calls, job);
+        job->gate_input = count++;
+        in[job->gate_input] = stx__par_gate_of(m, l, call->B, call->T, call->u, call->calls, job);
     }
     if (!stx_ok(x)) return NULL;
     if (job->kind == 'i') return h;
@@ -3438,25 +3515,27 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
                                     const stx_par_state *in, stx_par_state *out) {
     STX__FP_SCOPE;
     stx_ctx *x = m ? m->ctx : NULL;
-    const stx_par_state *how = in ? in : out;
+    const stx_par_state *settings = in ? in : out;
     const stx_par_desc *d;
     stx__par_call call;
     size_t l, M;
+    int same_length;
     if (!stx_ok(x) || !h || !stx__par_segment_fits(m, h, pad, in, out)) return NULL;
     d = &m->desc;
-    M = how ? how->M : stx__par_mem(d);
+    M = settings ? settings->M : stx__par_mem(d);
+    same_length = settings ? settings->same_length : d->same_length;
     memset(&call, 0, sizeof call);
     call.B = h->dim[0];
     call.T = h->dim[1];
     call.calls = in ? in->calls : 0;
     call.memory = in ? in->mem : NULL;
-    call.clamp = how ? how->clamp_len : d->clamp_len;
-    call.span = stx__par_span(x, "stx_par_segment", how ? how->same_length : d->same_length, M);
+    call.clamp = settings ? settings->clamp_len : d->clamp_len;
+    call.span = stx__par_span(x, "stx_par_segment", same_length, M);
     m->latency = NULL;
     memset(m->w, 0, d->blocks * sizeof *m->w);
-    if (m->arch) call.u = stx__par_given(m, stx_par_draws(m, call.B, call.T));
-    call.shown = stx__par_shown(m, pad);
-    call.pad = call.shown ? pad : NULL;
+    if (m->gates) call.u = stx__par_caller_uniforms(m, stx_par_draws(m, call.B, call.T));
+    call.keep = stx__par_keep(m, pad);
+    call.pad = call.keep ? pad : NULL;
 
     for (l = 0; l < d->blocks && h && stx_ok(x); l++) {
         stx_tensor *next = stx__par_block_of(m, l, h, &call);
@@ -3475,7 +3554,7 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
 }
 
 /* Checks that the model has an embedding and an output head. */
-static int stx__par_has_words(const stx_par *m, const char *op) {
+static int stx__par_has_vocab(const stx_par *m, const char *op) {
     if (!m || !stx_ok(m->ctx)) return 0;
     if (!m->vocab_io)
         stx_fail(m->ctx, STX_ERR_ARG,
@@ -3485,7 +3564,7 @@ static int stx__par_has_words(const stx_par *m, const char *op) {
 }
 
 STX_DEF stx_tensor *stx_par_embed(stx_par *m, const stx_ids *ids) {
-    if (!stx__par_has_words(m, "stx_par_embed")) return NULL;
+    if (!stx__par_has_vocab(m, "stx_par_embed")) return NULL;
     return stx_dropout(m->ctx, stx_vocab_io_embed(m->vocab_io, ids), m->desc.dropout);
 }
 
@@ -3495,29 +3574,30 @@ STX_DEF stx_tensor *stx_par_forward(stx_par *m, const stx_ids *ids, const stx_pa
 }
 
 STX_DEF stx_tensor *stx_par_logits(stx_par *m, stx_tensor *h) {
-    return stx__par_has_words(m, "stx_par_logits") ? stx_vocab_io_logits(m->vocab_io, h) : NULL;
+    return stx__par_has_vocab(m, "stx_par_logits") ? stx_vocab_io_logits(m->vocab_io, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_par_log_probs(stx_par *m, stx_tensor *h) {
-    return stx__par_has_words(m, "stx_par_log_probs") ? stx_vocab_io_log_probs(m->vocab_io, h)
+    return stx__par_has_vocab(m, "stx_par_log_probs") ? stx_vocab_io_log_probs(m->vocab_io, h)
                                                       : NULL;
 }
 
-/* Which targets have no loss */
-enum { STX__PAR_ALL_COUNT = 0, STX__PAR_IGNORED = 1, STX__PAR_NEGATIVE = 2 };
+/* How targets without a loss are marked for stx_vocab_io_loss, which ignores one id */
+enum { STX__PAR_ALL_COUNT = 0, STX__PAR_IGNORED = 1, STX__PAR_REMAPPED = 2 };
 
-/* Fills in the arguments of stx_vocab_io_loss. Returns STX__PAR_ALL_COUNT; _IGNORED if
-   only targets equal to how->ignored may have no loss; _NEGATIVE if others have none
-   either. */
-static int stx__par_how(const stx_par *m, const stx_ids *targets, stx_token_loss *how) {
+/* Fills in the arguments of stx_vocab_io_loss. The ignored id is pad_id with pads, else
+   -1. Returns STX__PAR_ALL_COUNT if every target has a loss; _IGNORED if at most those
+   equal to how->ignored_id have none; _REMAPPED if there are other negative targets,
+   which the caller must replace by how->ignored_id. */
+static int stx__par_loss_args(const stx_par *m, const stx_ids *targets, stx_token_loss *how) {
     const size_t n = targets ? targets->B * targets->T : 0;
     int kind = m->desc.pads ? STX__PAR_IGNORED : STX__PAR_ALL_COUNT;
     size_t i;
     memset(how, 0, sizeof *how);
     how->ignored_id = m->desc.pads ? m->desc.pad_id : -1;
-    for (i = 0; i < n && kind < STX__PAR_NEGATIVE; i++) {
+    for (i = 0; i < n && kind < STX__PAR_REMAPPED; i++) {
         if (targets->data[i] >= 0) continue;
-        kind = targets->data[i] == how->ignored_id ? STX__PAR_IGNORED : STX__PAR_NEGATIVE;
+        kind = targets->data[i] == how->ignored_id ? STX__PAR_IGNORED : STX__PAR_REMAPPED;
     }
     /* in a group other ranks may have such targets: all ranks then divide by their
        number */
@@ -3533,11 +3613,11 @@ STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *target
     stx_tensor *y;
     int kind;
     if (rows) *rows = NULL;
-    if (!stx__par_has_words(m, "stx_par_nll") || !h || !targets) return NULL;
-    kind = stx__par_how(m, targets, &how);
+    if (!stx__par_has_vocab(m, "stx_par_nll") || !h || !targets) return NULL;
+    kind = stx__par_loss_args(m, targets, &how);
     if (!how.ignore && !rows) return stx_vocab_io_loss(m->vocab_io, h, targets, NULL);
 
-    if (kind == STX__PAR_NEGATIVE) {
+    if (kind == STX__PAR_REMAPPED) {
         size_t i, n = targets->B * targets->T;
         int32_t *v = (int32_t *)stx_step_host_bytes(m->ctx, stx_bytes_of(n, sizeof *v, 1));
         if (!v) return NULL;
@@ -3577,7 +3657,7 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
     }
 
     key = stx_key_add(key, m->desc.recompute_layers);
-    key = stx_key_add(key, (uint64_t)stx__par_how(m, targets, &how));
+    key = stx_key_add(key, (uint64_t)stx__par_loss_args(m, targets, &how));
     key = stx_vocab_io_key(m->vocab_io, key, ids, targets, how.ignore ? &how : NULL);
     key = stx_key_add(key, (uint64_t)(m->frozen + 2 * m->desc.gate));
     key = stx_key_add(key, m->uniforms_count ? (uint64_t)(uintptr_t)m->uniforms : 0);
@@ -3590,11 +3670,11 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
     }
 
     /* the gates of an evaluation; a memory that only training reads does not need them */
-    if (!m->arch || (s && s->training)) return key;
+    if (!m->gates || (s && s->training)) return key;
     key = stx_key_add(key, (uint64_t)m->desc.gate_eval);
     if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(key, s ? s->calls : 0);
     for (l = 0; m->desc.gate_eval == STX_PAR_EVAL_ARGMAX && l < m->desc.blocks; l++)
-        key = stx_key_add(key, (uint64_t)stx__par_letter(m, l));
+        key = stx_key_add(key, (uint64_t)stx__par_letter(m, l, NULL));
     return key;
 }
 
@@ -3612,7 +3692,7 @@ STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
                  "M = %zu", B, M);
         return NULL;
     }
-    if (m->arch && m->desc.gate_eval == STX_PAR_EVAL_NOISE) {
+    if (m->gates && m->desc.gate_eval == STX_PAR_EVAL_NOISE) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_par_gen_create: gate_eval: expected STX_PAR_EVAL_ARGMAX or _SOFT, "
                  "got _NOISE, which would run a different network for each token");
@@ -3621,7 +3701,7 @@ STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
     g = (stx_par_gen *)stx_block(x, sizeof *g);
     if (!g) return NULL;
     L = m->desc.blocks;
-    width = m->desc.heads * stx__par_wide(&m->desc);
+    width = m->desc.heads * stx__par_wide_head_dim(&m->desc);
     g->model = m;
     g->B = B;
     g->M = M;
@@ -3631,6 +3711,7 @@ STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
     g->cache = stx_cache_create(x, L, B, m->vocab_io ? m->desc.vocab : 1);
     g->pos = (stx_real **)stx_block(x, stx_bytes_of(L, sizeof *g->pos, 1));
     g->kind = (char *)stx_block(x, L + 1);
+    /* M + 1: not empty if M = 0 */
     g->pad = (int32_t *)stx_block(x, stx_bytes_of(B, M + 1, sizeof *g->pad));
     for (l = 0; stx_ok(x) && l < L; l++) {
         if (!stx__par_attends(m->block[l].kind)) continue;
@@ -3683,14 +3764,14 @@ static int stx__par_gen_fill(stx_par_gen *g) {
     STX__FP_SCOPE;
     stx_par *m = g->model;
     stx_ctx *x = m->ctx;
-    const size_t width = m->desc.heads * stx__par_wide(&m->desc), rows = g->M + 1;
+    const size_t width = m->desc.heads * stx__par_wide_head_dim(&m->desc), rows = g->M + 1;
     size_t l;
     for (l = 0; l < m->desc.blocks; l++) {
         const stx_par_positions *p;
         stx_tensor *t = NULL;
         g->kind[l] = (char)stx__par_kind(m, l);
         if (!g->pos[l]) continue;
-        p = stx__par_reach(m, g->clamp_len, rows);
+        p = stx__par_positions_for(m, g->clamp_len, rows);
         if (p) t = stx__par_relative(x, m, l, p, NULL, rows);
         if (!t) return 0;
         STX_RUN(x, stx_copy2d, (x, g->pos[l], width, t->data, width, rows, width, 0));
@@ -3706,7 +3787,7 @@ static int stx__par_gen_fill_cache(stx_par_gen *g, const stx_memory *memory, siz
     const stx_par_desc *d = &m->desc;
     const stx_par_block *block = &m->block[l];
     const stx_memory_layer *from = &memory->layer[l];
-    const size_t values = n * 2 * d->heads * stx__par_wide(d);
+    const size_t values = n * 2 * d->heads * stx__par_wide_head_dim(d);
     stx_cache_layer *cache = &g->cache->layer[l];
     stx_tensor *t = stx_memory_read(memory, l, n);
     size_t b;
@@ -3731,12 +3812,12 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
     size_t l, rows = SIZE_MAX;
     if (!stx_ok(x)) return 0;
     if (!from || from->model != m) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_gen_set: expected a state of the same model, got %s",
+        stx_fail(x, STX_ERR_ARG, "stx_par_gen_set: expected a memory of the same model, got %s",
                  from ? "one of another model" : "NULL");
         return 0;
     }
     if (from->B != g->B) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_gen_set: expected a state of B = %zu streams, got %zu",
+        stx_fail(x, STX_ERR_ARG, "stx_par_gen_set: expected a memory of B = %zu streams, got %zu",
                  g->B, from->B);
         return 0;
     }
@@ -3758,8 +3839,8 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
     return stx_ok(x);
 }
 
-/* The mask (B,n + T) of the rows before a stream's reset, for T new tokens, which then
-   move g->pad. Returns NULL after an error. */
+/* Returns the mask (B,n + T) of a call of T new tokens: not 0 for cached rows from before
+   a stream's reset. Then moves g->pad by T rows. NULL after an error. */
 static const stx_ids *stx__par_gen_mask(stx_par_gen *g, size_t T) {
     stx_ctx *x = g->model->ctx;
     const size_t n = g->rows, M = g->M, stay = T < M ? M - T : 0;
@@ -3781,7 +3862,8 @@ static const stx_ids *stx__par_gen_mask(stx_par_gen *g, size_t T) {
     return mask;
 }
 
-/* T tokens that the cache takes at once, h (B,T,D) */
+/* T tokens that the cache takes at once: h (B,T,D) -> last hidden states (B,T,D). NULL
+   after an error. */
 static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
     stx_par *m = g->model;
     stx_ctx *x = m->ctx;
@@ -3808,10 +3890,10 @@ static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
         job.span = span;
         job.mask = mask;
         job.gen = g;
-        if (!M && g->pos[l]) g->cache->layer[l].len = 0;
+        if (!M && g->pos[l]) g->cache->layer[l].len = 0;    /* its capacity is 1 row, not M */
         in[0] = h;
         if (job.kind == 'g') {
-            job.w = 1;
+            job.gate_input = 1;
             in[1] = stx__par_gate_of(m, l, g->B, T, NULL, 0, &job);
         }
         h = stx_ok(x) ? stx__par_run(x, &job, in, NULL) : NULL;
@@ -3840,7 +3922,8 @@ STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h) {
     }
     for (at = 0; at < T; at += count) {
         count = STX_MIN(T - at, g->cache->chunk);
-        /* the rows of these positions depend on the number of keys */
+        /* token by token while the memory grows: STX_PAR_POS_REF numbers positions from
+           the first key, so each number of keys has other rows */
         if (g->model->desc.pos_mode == STX_PAR_POS_REF && g->rows < g->M) count = 1;
         part = stx__par_gen_part(g, count < T ? stx_slice(x, h, at, at + count) : h);
         y = y ? stx_concat(x, y, part) : part;
@@ -3855,7 +3938,7 @@ static stx_tensor *stx__par_gen_feed(void *user, const stx_ids *ids) {
 }
 
 STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, size_t n) {
-    if (!g || !stx__par_has_words(g->model, "stx_par_gen_feed")) return NULL;
+    if (!g || !stx__par_has_vocab(g->model, "stx_par_gen_feed")) return NULL;
     return stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 1, stx__par_gen_feed, g);
 }
 

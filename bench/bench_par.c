@@ -93,11 +93,11 @@ static stx_lm create(stx_ctx *x) {
     stx_optim_desc od;
     search.m = model_create(x);
     search.lm = lm = stx_par_as_lm(search.m);
-    if (!search.m->arch) return lm;
+    if (!search.m->gates) return lm;
     memset(&od, 0, sizeof od);
     od.kind = STX_ADAMW;
     od.weight_decay = job.decay;
-    search.gates = stx_optim_create(search.m->arch, &od);
+    search.gates = stx_optim_create(search.m->gates, &od);
     search.u = (stx_real *)stx_persist(x, 3 * search.m->desc.blocks * sizeof *search.u);
     check(x);
     lm.loss = search_loss;

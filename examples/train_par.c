@@ -429,7 +429,7 @@ typedef struct run {
     char           pattern[PATTERN];    /* one letter per block; "" in a search */
     size_t         blocks;
 
-    /* the search; the parameters of the gates are model->arch */
+    /* the search; the parameters of the gates are model->gates */
     stx_optim     *arch;        /* NULL for a fixed network */
     stx_par_anneal anneal;
     double         tau, arch_lr;
@@ -910,7 +910,7 @@ static double score(run *r, const char *pattern) {
     for (l = 0; l < r->blocks; l++) {
         stx_real al[3] = {0, 0, 0};
         al[strchr("sfi", pattern[l]) - "sfi"] = 20;
-        stx_set(r->t.x, r->model->block[l].gate, al);
+        stx_set(r->t.x, r->model->block[l].al, al);
     }
     tr_lm_fit(r->t.text[1], &B, &T);
     return tr_lm_pass(&r->t, r->t.text[1], B, T, opt.lm.eval_blocks, &scored);
@@ -976,7 +976,7 @@ static void print_best(FILE *out, const candidate *c, size_t n) {
 static void copy_gates(run *r, stx_real *values, int to_model) {
     size_t l;
     for (l = 0; l < r->blocks; l++) {
-        stx_tensor *gate = r->model->block[l].gate;
+        stx_tensor *gate = r->model->block[l].al;
         if (to_model)
             stx_set(r->t.x, gate, values + 3 * l);
         else
@@ -1260,7 +1260,7 @@ static int save_more(tr_lm *t, stx_writer *w) {
     run *r = (run *)t;
     char tau[64];
     if (w) {
-        if (!stx_params_save(w, r->model->arch, "")) return 0;
+        if (!stx_params_save(w, r->model->gates, "")) return 0;
         if (r->arch && !stx_optim_save_as(w, r->arch, "arch.")) return 0;
         tr_number(tau, r->tau);
         if (!stx_writer_meta(w, "tau", tau)) return 0;
@@ -1311,7 +1311,7 @@ static int load_tau(run *r, const stx_file *f) {
 
 static int load_more(tr_lm *t, const stx_file *f) {
     run *r = (run *)t;
-    if (!stx_params_load(r->model->arch, f, "")) return 0;
+    if (!stx_params_load(r->model->gates, f, "")) return 0;
     if (t->opt->init_from) return 1;
     if (!load_tau(r, f)) return 0;
     if (!t->training) return 1;
@@ -1333,6 +1333,7 @@ static int report_error(tr_lm *t) {
         {"head_dim", "head-sz"},
         {"segment", "block-sz"},
         {"emb", "emb-sz"},
+        {"gate_form", "arch"},
         {"cutoff", "cutoffs"},
         {"pre_norm", "norm-before"},
         {"no_final_norm", "no-final-norm"},
@@ -1347,10 +1348,10 @@ static int report_error(tr_lm *t) {
         {"noise = STX_PAR_NOISE_TOKENS", "--noise tokens"},
         {"pos_mode = STX_PAR_POS_DIST", "--pos-mode dist"},
         {"positions = STX_PAR_SINES", "--positions sines"},
-        {"sines = STX_PAR_SINES_BLOCK", "--sines block"},
+        {"sines = STX_PAR_SINES_SPLIT", "--sines block"},
         {"sines = STX_PAR_SINES_REF", "--sines reference"},
         {"words_out = STX_PAR_OUT_REF", "--words-out reference"},
-        {"STX_PAR_PI", "--arch pi"},
+        {"STX_PAR_FORM_PI", "--arch pi"},
         {"an id below vocab with pads, else 0", "an id of the vocabulary, or -1"},
         {"adaptive_in with div_val = 1 and emb other than dim",
          "--adaptive-in with --div-val 1 and --emb-sz other than --hid-sz"},
@@ -1454,7 +1455,7 @@ static int describe_vocabulary(tr_lm *t, stx_par_desc *d) {
 
 static void describe_search(run *r) {
     stx_par_desc *d = &r->desc;
-    d->arch = opt.arch;
+    d->gate_form = opt.arch;
     d->gate = opt.straight_through ? STX_PAR_ST : STX_PAR_SOFT;
     /* a rehearsal uses the evaluation that takes most memory (other_gates) */
     d->gate_eval = r->t.rehearsal ? STX_PAR_EVAL_SOFT : opt.gate_eval;
@@ -1632,7 +1633,7 @@ static int make_search(run *r, const stx_optim_desc *weights) {
         od.kind = kinds[opt.arch_optim];
         od.weight_decay = opt.arch_weight_decay;
     }
-    r->arch = stx_optim_create(r->model->arch, &od);
+    r->arch = stx_optim_create(r->model->gates, &od);
     if (r->gate_first && !make_gate_text(r)) return 0;
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
@@ -1684,7 +1685,7 @@ static int make(tr_lm *t) {
     t->lm.state_create = state_create;
     t->lm.gen_create = gen_create;
     if (opt.eval_mem > 0 && !eval_fits(r)) return 0;
-    if (r->model->arch) {
+    if (r->model->gates) {
         t->save_more = save_more;
         t->load_more = load_more;
         t->whole_pass = opt.gate_eval == STX_PAR_EVAL_NOISE && opt.noise != STX_PAR_NOISE_STEP;
@@ -1692,7 +1693,7 @@ static int make(tr_lm *t) {
     if (!t->training) return stx_ok(t->x) ? 1 : report_error(t);
     optim_desc(&od);
     if (!inherit(r) || !tr_lm_make(t, &od, 1)) return 0;
-    return !r->model->arch || make_search(r, &od);
+    return !r->model->gates || make_search(r, &od);
 }
 
 /* Refuses options that would change nothing. */

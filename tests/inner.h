@@ -126,8 +126,8 @@ extern stx_tensor *inner_comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_
 #ifdef SEQTX_PAR_H
 /* The private ops: the mixture of in = h, b0, b1, w, followed by gains and shifts or
    NULLs; a gate; the latency penalty; rows of w elements widened to ld */
-extern stx_tensor *inner_par_mix(stx_ctx *x, stx_tensor *const *in, size_t T, size_t run,
-                                 double eps);
+extern stx_tensor *inner_par_mix(stx_ctx *x, stx_tensor *const *in, size_t period,
+                                 size_t rows_per_draw, double eps);
 extern stx_tensor *inner_par_gate(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,
                                   stx_tensor **lat);
 extern stx_tensor *inner_par_latency(stx_ctx *x, stx_tensor *nll, stx_tensor *lat,

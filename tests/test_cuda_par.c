@@ -29,8 +29,8 @@ static void gate_point(gate *t) {
         g->cost = values_of(t->a, i, COST);
         g->w = values_of(t->a, i, W);
         g->y = values_of(t->a, i, Y);
-        g->lat = values_of(t->a, i, LAT);
-        if (g->u) g->u = values_of(t->a, i, UNIFORM);
+        if (g->lat) g->lat = values_of(t->a, i, LAT);
+        if (g->uniforms) g->uniforms = values_of(t->a, i, UNIFORM);
         if (g->before) g->before = values_of(t->a, i, BEFORE);
         if (g->dw) g->dw = values_of(t->a, i, DW);
         if (g->dlat) g->dlat = values_of(t->a, i, DLAT);
@@ -50,39 +50,39 @@ static size_t gate_size(int i, size_t R) {
 
 /* GATE_EQUAL: all parameters and all noise are equal; then the first is the largest.
    GATE_FAR: parameters far from each other. */
-static void gate_make(gate *t, size_t R, int kind, int how, int injected) {
+static void gate_make(gate *t, size_t R, int form, int how, int injected) {
     static const float far_[3] = {-90, 60, 88}, equal[3] = {0.5f, 0.5f, 0.5f},
                        costs[3] = {1.7f, 0.6f, 0};
-    size_t i, ldu = 3 + R % 4;
+    size_t i, stride = 3 + R % 4;
     memset(t, 0, sizeof *t);
     t->c.R = R;
-    t->c.ldu = ldu;
-    t->c.kind = kind;
+    t->c.uniforms_stride = stride;
+    t->c.form = form;
     t->c.seed = 7 + R;
     t->c.stream = R << 20;
     t->c.first = 5 * R;
-    t->a[AL] = arr_of(3, kind == STX_PAR_PI ? 0.6 : 2, 0, P_);
+    t->a[AL] = arr_of(3, form == STX_PAR_FORM_PI ? 0.6 : 2, 0, P_);
     if (how == GATE_EQUAL) memcpy(t->a[AL].c, equal, sizeof equal);
     if (how == GATE_FAR) memcpy(t->a[AL].c, far_, sizeof far_);
     if (how == GATE_NAN) t->a[AL].c[1] = NAN;
     /* 0 still has a gradient, negative values have none */
-    if (kind == STX_PAR_PI && how == GATE_RANDOM && R % 3 == 0) t->a[AL].c[R % 2] = 0;
+    if (form == STX_PAR_FORM_PI && how == GATE_RANDOM && R % 3 == 0) t->a[AL].c[R % 2] = 0;
     arr_upload(&t->a[AL]);
     t->a[TAU] = arr_of(1, 1, 0, B_);
     t->a[TAU].c[0] = (float)(0.2 + (double)(R % 5) / 3);
     arr_upload(&t->a[TAU]);
-    t->a[UNIFORM] = arr_of(R * ldu, 0.5, 0, B_);
-    for (i = 0; i < R * ldu; i++) {
+    t->a[UNIFORM] = arr_of(R * stride, 0.5, 0, B_);
+    for (i = 0; i < R * stride; i++) {
         t->a[UNIFORM].c[i] += 0.5f;
         if (how == GATE_EQUAL)
-            t->a[UNIFORM].c[i] = t->a[UNIFORM].c[i / ldu * ldu];
+            t->a[UNIFORM].c[i] = t->a[UNIFORM].c[i / stride * stride];
         else if (i % 13 == 2)
             t->a[UNIFORM].c[i] = i % 2 ? 5.9604645e-8f : 0.99999994f;
     }
     arr_upload(&t->a[UNIFORM]);
     t->a[COST] = arr_from(costs, 3, B_);
     for (i = BEFORE; i < GATES; i++) t->a[i] = arr_of(gate_size((int)i, R), 1, 0, B_);
-    t->c.u = injected ? t->a[UNIFORM].c : NULL;
+    t->c.uniforms = injected ? t->a[UNIFORM].c : NULL;
     t->c.dw = t->c.dlat = t->c.dal = t->c.dbefore = t->a[DW].c;
     t->d = t->c;
     gate_point(t);
@@ -101,11 +101,12 @@ static int gate_how(size_t n) {
 
 /* Case n: its options, and which gradients are not requested */
 static void gate_case(gate *t, size_t n, size_t R) {
-    int kind = n / 2 % 2 ? STX_PAR_PI : STX_PAR_LOGITS, how = gate_how(n);
-    gate_make(t, R, kind, how, n % 3 == 1 || how == GATE_EQUAL);
+    int form = n / 2 % 2 ? STX_PAR_FORM_PI : STX_PAR_FORM_LOGITS, how = gate_how(n);
+    gate_make(t, R, form, how, n % 3 == 1 || how == GATE_EQUAL);
     t->c.hard = (int)(n / 4 % 2);
     t->c.noisy = n % 5 != 3;
-    t->c.latency = (int)(n / 3 % 3);
+    if (n / 3 % 3) t->c.lat = t->a[LAT].c;
+    if (n / 3 % 3 == 2) t->c.latency_w = STX_PAR_LATENCY_OF_W;
     if (n % 2) t->c.before = t->a[BEFORE].c;
     if (n % 7 == 6) t->c.dw = NULL;
     if (n % 7 == 5) t->c.dlat = NULL;
@@ -132,16 +133,17 @@ static void test_gates(void) {
         gate t;
         if (brief && R > 260) R = 7;
         gate_case(&t, n, R);
-        snprintf(name, sizeof name, "gate, R %zu kind %d how %d hard %d noisy %d latency %d", R,
-                 t.c.kind, gate_how(n), t.c.hard, t.c.noisy, t.c.latency);
+        snprintf(name, sizeof name,
+                 "gate, R %zu form %d how %d hard %d noisy %d latency %d of w %d",
+                 R, t.c.form, gate_how(n), t.c.hard, t.c.noisy, t.c.lat != NULL, t.c.latency_w);
         BOTH(stx_par_gate_fwd, (cx, &t.c), (gx, &t.d));
         arr_check(name, &t.a[Y], tol);
         arr_check(name, &t.a[W], t.c.hard ? 0 : tol);
         arr_check(name, &t.a[LAT], tol);
         for (k = 0; k < 2; k++) {
             snprintf(name, sizeof name,
-                     "gate, R %zu kind %d how %d noisy %d latency %d, backward %d", R, t.c.kind,
-                     gate_how(n), t.c.noisy, t.c.latency, k);
+                     "gate, R %zu form %d how %d noisy %d latency %d of w %d, backward %d", R,
+                     t.c.form, gate_how(n), t.c.noisy, t.c.lat != NULL, t.c.latency_w, k);
             BOTH(stx_par_gate_bwd, (cx, &t.c), (gx, &t.d));
             arr_check(name, &t.a[DAL], tol);
             arr_check(name, &t.a[DBEFORE], 0);
@@ -158,7 +160,7 @@ static void test_gate_streams(void) {
     size_t n;
     for (n = 0; n < 3; n++) {
         gate t;
-        gate_make(&t, 37, STX_PAR_LOGITS, GATE_RANDOM, 0);
+        gate_make(&t, 37, STX_PAR_FORM_LOGITS, GATE_RANDOM, 0);
         t.c.noisy = t.d.noisy = 1;
         stx_cuda_rng_shift(gx, (uint64_t)n << 24);
         t.c.stream += (uint64_t)n << 24;
@@ -225,14 +227,14 @@ static void mix_point(mix *t) {
         if (m->dh) m->dh = values_of(t->a, i, DH);
         if (m->dw) m->dw = values_of(t->a, i, DWEIGHTS);
         for (k = 0; k < 2; k++) {
-            m->b[k] = values_of(t->a, i, B0 + k);
+            m->branch[k] = values_of(t->a, i, B0 + k);
             m->mean[k] = values_of(t->a, i, MEAN0 + k);
             m->rstd[k] = values_of(t->a, i, RSTD0 + k);
             if (m->gain[k]) {
                 m->gain[k] = values_of(t->a, i, G0 + 2 * k);
                 m->shift[k] = values_of(t->a, i, S0 + 2 * k);
             }
-            if (m->db[k]) m->db[k] = values_of(t->a, i, DB0 + k);
+            if (m->dbranch[k]) m->dbranch[k] = values_of(t->a, i, DB0 + k);
             if (m->dgain[k]) m->dgain[k] = values_of(t->a, i, DG0 + 2 * k);
             if (m->dshift[k]) m->dshift[k] = values_of(t->a, i, DS0 + 2 * k);
         }
@@ -261,8 +263,8 @@ static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int
     memset(t, 0, sizeof *t);
     t->c.N = N;
     t->c.C = C;
-    t->c.T = T;
-    t->c.run = run;
+    t->c.period = T;
+    t->c.rows_per_draw = run;
     t->c.eps = 1e-3f;
     for (k = 0; k < ARRAYS; k++) {
         int kind;
@@ -279,7 +281,7 @@ static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int
     arr_upload(&t->a[B1]);
     t->work = (double *)calloc(3 * N + 1, sizeof *t->work);
     t->dwork = (double *)cuda_bytes(gx, NULL, 3 * N * sizeof *t->dwork);
-    t->c.dh = t->c.dw = t->c.db[0] = t->c.db[1] = t->a[DH].c;
+    t->c.dh = t->c.dw = t->c.dbranch[0] = t->c.dbranch[1] = t->a[DH].c;
     if (norm)
         for (i = 0; i < 2; i++) t->c.gain[i] = t->c.dgain[i] = t->c.dshift[i] = t->a[DH].c;
     t->d = t->c;
@@ -298,7 +300,7 @@ static void mix_check(const char *what, mix *t, int from, int to, double tol) {
     int i;
     for (i = from; i <= to; i++) {
         snprintf(name, sizeof name, "mix %s, N %zu T %zu run %zu C %zu norm %d, %s", what, t->c.N,
-                 t->c.T, t->c.run, t->c.C, t->c.gain[0] != NULL, mix_names[i]);
+                 t->c.period, t->c.rows_per_draw, t->c.C, t->c.gain[0] != NULL, mix_names[i]);
         arr_check(name, t->a + i, tol);
     }
 }
@@ -308,7 +310,7 @@ static void mix_check(const char *what, mix *t, int from, int to, double tol) {
 static void mix_request(mix *t, size_t n, int norm) {
     stx_par_mix_args *c = &t->c;
     if (n % 9 == 5) c->dh = NULL;
-    if (n % 9 == 6) c->db[n % 2] = NULL;
+    if (n % 9 == 6) c->dbranch[n % 2] = NULL;
     if (n % 9 == 7) c->dw = NULL;
     if (norm && n % 7 == 3) c->dgain[n % 2] = NULL;
     if (norm && n % 7 == 4) c->dshift[n / 2 % 2] = NULL;
@@ -384,7 +386,7 @@ static void test_alone(void) {
         a.C = wide[n];
         a.eps = t.c.eps;
         a.h = t.d.h;
-        a.f = t.d.b[which];
+        a.f = t.d.branch[which];
         a.gain = t.d.gain[which];
         a.shift = t.d.shift[which];
         a.s = s.d;
@@ -460,9 +462,10 @@ static void bits(void *user, uint64_t *h) {
         stx_par_mix_fwd_cuda(gx, &m.d);
         stx_par_mix_bwd_cuda(gx, &m.d);
         for (k = 0; k < ARRAYS; k++) *h = cuda_hash(gx, m.a[k].d, m.a[k].n, *h);
-        gate_make(&g, i ? 1100 : 33, STX_PAR_LOGITS, GATE_RANDOM, 0);
+        gate_make(&g, i ? 1100 : 33, STX_PAR_FORM_LOGITS, GATE_RANDOM, 0);
         g.d.noisy = 1;
-        g.d.latency = 2;
+        g.d.lat = g.a[LAT].d;
+        g.d.latency_w = STX_PAR_LATENCY_OF_W;
         stx_par_gate_fwd_cuda(gx, &g.d);
         stx_par_gate_bwd_cuda(gx, &g.d);
         for (k = 0; k < GATES; k++) *h = cuda_hash(gx, g.a[k].d, g.a[k].n, *h);
@@ -513,7 +516,7 @@ static void model_options(stx_par_desc *d, int which) {
         break;
     case HARD:
         d->gate = STX_PAR_ST;
-        d->arch = STX_PAR_PI;
+        d->gate_form = STX_PAR_FORM_PI;
         d->noise = STX_PAR_NOISE_SEQUENCE;
         d->pre_norm = 1;
         d->own_uv = 1;
@@ -602,7 +605,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     od.clip = 0;
     /* three gradients, not so small that their rounding dominates */
     od.eps = 1e-3;
-    r->gates = r->m->arch ? stx_optim_create(r->m->arch, &od) : NULL;
+    r->gates = r->m->gates ? stx_optim_create(r->m->gates, &od) : NULL;
     r->s = stx_par_state_create(r->m, r->B);
     r->given = which == SOFT && model_blocks == 2;
     r->in = stx_tokens_create(r->x, r->B, r->T);
@@ -689,7 +692,7 @@ static double model_padded(model *r, int n) {
 static void params_check(const char *what, const model *a, const model *b) {
     size_t k, i;
     for (k = 0; k < 2; k++) {
-        const stx_params *p = k ? a->m->arch : a->m->params, *q = k ? b->m->arch : b->m->params;
+        const stx_params *p = k ? a->m->gates : a->m->params, *q = k ? b->m->gates : b->m->params;
         for (i = 0; p && i < p->count; i++) {
             double e = cuda_error(b->x, q->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size,
                                   1e-3);
@@ -765,9 +768,9 @@ static void test_graph(void) {
         }
         ha = cuda_hash_params(a.x, a.m->params, ha);
         hb = cuda_hash_params(b.x, b.m->params, hb);
-        if (a.m->arch) {
-            ha = cuda_hash_params(a.x, a.m->arch, ha);
-            hb = cuda_hash_params(b.x, b.m->arch, hb);
+        if (a.m->gates) {
+            ha = cuda_hash_params(a.x, a.m->gates, ha);
+            hb = cuda_hash_params(b.x, b.m->gates, hb);
         }
         CHECK(ha == hb, "%s: replays give other parameters", model_names[which]);
         CHECK(!*stx_step_replay_status(b.x), "%s: steps are not replayed: %s", model_names[which],
@@ -865,14 +868,14 @@ static void refused(int which, const char *expected) {
     stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);
     memset(&m, 0, sizeof m);
     memset(&g, 0, sizeof g);
-    m.N = m.C = m.T = m.run = 1;
+    m.N = m.C = m.period = m.rows_per_draw = 1;
     g.R = ((size_t)1 << 36) + 1;
     if (which == 0) {
-        m.T = 0;
+        m.period = 0;
         stx_par_mix_fwd_cuda(x, &m);
     }
     if (which == 1) {
-        m.run = 0;
+        m.rows_per_draw = 0;
         stx_par_mix_bwd_cuda(x, &m);
     }
     if (which == 2) stx_par_gate_fwd_cuda(x, &g);

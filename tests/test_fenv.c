@@ -343,14 +343,14 @@ static uint64_t run(const struct family *f, int threads, int mode, int mixed, ch
     od.clip = 0.3;
     od.weight_decay = od.kind == STX_ADAGRAD ? 0 : 0.01;
     optim = stx_optim_create(lm.params, &od);
-    if (par && par->arch) gates = stx_optim_create(par->arch, &od);
+    if (par && par->gates) gates = stx_optim_create(par->gates, &od);
     memory = lm.state_create(lm.model, B, 0);
     for (step = 0; step < STEPS; step++) {
         if (mixed) mode_set((mode + step) % MODES);
         train_step(&lm, par, optim, gates, memory, step);
     }
     params(lm.params);
-    if (par) params(par->arch);
+    if (par) params(par->gates);
     sample(&lm);
     unchanged = mode_get() == mode_now;
     mode_set(0);

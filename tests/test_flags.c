@@ -190,7 +190,7 @@ static void train(stx_ctx *x, const struct family *f) {
     memset(&od, 0, sizeof od);
     od.clip = 0.5;
     optim = memory ? stx_optim_create(lm.params, &od) : NULL;
-    gates = memory && f->make == make_par ? stx_optim_create(((stx_par *)lm.model)->arch, &od)
+    gates = memory && f->make == make_par ? stx_optim_create(((stx_par *)lm.model)->gates, &od)
                                           : NULL;
     CHECK(optim && stx_ok(x), "%s", stx_error(x));
     for (step = 0; step < STEPS && stx_ok(x); step++) {

@@ -54,7 +54,7 @@ static void config_search(const stx_file *f, stx_par_desc *d) {
     static const char *const gates[] = {"soft", "st", NULL};
     static const char *const evals[] = {"argmax", "soft", "noise", NULL};
     static const char *const noises[] = {"step", "sequence", "tokens", NULL};
-    d->arch = choice(f, "arch", archs);
+    d->gate_form = choice(f, "arch", archs);
     d->gate = choice(f, "gate", gates);
     d->gate_eval = choice(f, "gate_eval", evals);
     d->noise = choice(f, "noise", noises);
@@ -147,7 +147,7 @@ static void no_more(const stx_par *m, const stx_file *f, const char *file) {
         const char *name = stx_file_entry(f, i)->name;
         if (strncmp(name, "param.", 6)) continue;
         CHECK(stx_params_find(m->params, name + 6)
-                  || (m->arch && stx_params_find(m->arch, name + 6)),
+                  || (m->gates && stx_params_find(m->gates, name + 6)),
               "%s: the model has no %s", file, name);
     }
 }
@@ -245,7 +245,7 @@ static void reset(const stx_file *f, size_t s, stx_par_state *st) {
 static void set_noise(stx_par *m, const stx_file *f, size_t s, stx_real **u) {
     size_t n;
     double *tau = entry(f, "tau", &n);
-    if (!m->arch) {
+    if (!m->gates) {
         free(tau);
         return;
     }
@@ -374,7 +374,7 @@ static stx_tensor *train_step(stx_par *m, const stx_file *f, const char *name, s
         tensor_is(x, f, name, "lat", i, m->latency);
     }
     if (!total) return NULL;
-    if (m->arch) gates(m, f, name, i, stx_par_draws(m, B, ids->T));
+    if (m->gates) gates(m, f, name, i, stx_par_draws(m, B, ids->T));
     if (last) tensor_is(x, f, name, "logp", i, stx_par_log_probs(m, h));
     for (l = 0; l < m->desc.blocks; l++) memory(f, name, l, i, o);
     return total;
@@ -395,10 +395,10 @@ static void train_steps(stx_par *m, const stx_file *f, const char *name, size_t 
         for (k = 0; k < count; k++)
             if (grads[k] == i) {
                 stx_params_zero_grad(m->params);
-                stx_params_zero_grad(m->arch);
+                stx_params_zero_grad(m->gates);
                 stx_backward(x, total);
                 gradients(x, m->params, f, name, i);
-                gradients(x, m->arch, f, name, i);
+                gradients(x, m->gates, f, name, i);
             }
         swap = s;
         s = o;
@@ -440,7 +440,7 @@ static void evaluations(stx_par *m, const stx_file *f, const char *name, const s
         if (!strcmp(mode, "soft")) m->desc.gate_eval = STX_PAR_EVAL_SOFT;
         if (!strcmp(mode, "noise")) m->desc.gate_eval = STX_PAR_EVAL_NOISE;
         evaluate(m, f, name, mode, B, steps);
-        if (m->arch && !strcmp(mode, "argmax")) {
+        if (m->gates && !strcmp(mode, "argmax")) {
             stx_par_desc fixed = *d;
             stx_par *network;
             fixed.pattern = text_of(f, "derived");
@@ -476,10 +476,10 @@ static void model_case(const char *name, int recompute, int threads, int alterna
     CHECK(stx_params_size(m->params) == stx_par_count(&d), "%s: %zu parameters, counted %zu", name,
           stx_params_size(m->params), stx_par_count(&d));
     load(x, m->params, f);
-    load(x, m->arch, f);
+    load(x, m->gates, f);
     no_more(m, f, name);
     train_steps(m, f, name, B, steps, alternate);
-    if (m->arch) selected(m, f, name);
+    if (m->gates) selected(m, f, name);
     evaluations(m, f, name, &d, B, steps);
     if (need(f, "generate") > 0) greedy(m, f, name, B, (size_t)need(f, "generate"));
     CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
@@ -500,7 +500,7 @@ static const char *optimisers(const stx_par *m, const stx_file *f, stx_optim **w
     od.eps = need(f, "eps");
     *weights = stx_optim_create(m->params, &od);
     *gates_ = NULL;
-    if (m->arch && !strcmp(text_of(f, "arch_optimizer"), "adamw")) {
+    if (m->gates && !strcmp(text_of(f, "arch_optimizer"), "adamw")) {
         od.kind = STX_ADAMW;
         od.eps_hat = 0;
         od.beta1 = need(f, "arch_beta1");
@@ -508,7 +508,7 @@ static const char *optimisers(const stx_par *m, const stx_file *f, stx_optim **w
         od.eps = need(f, "arch_eps");
         od.weight_decay = need(f, "arch_decay");
     }
-    if (m->arch) *gates_ = stx_optim_create(m->arch, &od);
+    if (m->gates) *gates_ = stx_optim_create(m->gates, &od);
     return od.kind == STX_ADAMW ? "arch_lr" : "lr";
 }
 
@@ -539,7 +539,7 @@ static void training_steps(stx_par *m, const stx_file *f, const char *name) {
     }
     CHECK(i == steps, "%s: %zu steps of %zu", name, i, steps);
     same_finals(x, f, name, m->params, 50 * CURVE, 1e-2);
-    if (m->arch) same_finals(x, f, name, m->arch, 50 * CURVE, 1e-2);
+    if (m->gates) same_finals(x, f, name, m->gates, 50 * CURVE, 1e-2);
     free(u);
     free(loss);
     free(lr);
@@ -560,7 +560,7 @@ static void training(const char *name) {
     CHECK(m != NULL, "%s: %s", name, stx_error(x));
     if (m) {
         load(x, m->params, f);
-        load(x, m->arch, f);
+        load(x, m->gates, f);
         training_steps(m, f, name);
     }
     stx_file_close(f);

@@ -3814,16 +3814,16 @@ static void row_attention_all(void) {
 }
 
 typedef struct mix_user {
-    size_t T, run;
+    size_t period, rows_per_draw;
 } mix_user;
 
 static stx_tensor *make_par_mix(stx_ctx *x, stx_tensor **in, void *user) {
     const mix_user *u = (const mix_user *)user;
-    return inner_par_mix(x, in, u->T, u->run, 1e-3);
+    return inner_par_mix(x, in, u->period, u->rows_per_draw, 1e-3);
 }
 
 static void row_par_mix(void) {
-    /* B, T, C of the input; T and run of the mixture */
+    /* B, T, C of the input; period and rows_per_draw of the mixture */
     static const size_t shape[][5] = {{2, 3, 5, 6, 6},
                                       {3, 5, 33, 5, 5},
                                       {2, 5, 70, 5, 2},
@@ -3836,9 +3836,10 @@ static void row_par_mix(void) {
                 problem p = start(norm ? "par_mix" : "par_mix without norms", make_par_mix, &u);
                 size_t draws, c;
                 stx_real *w;
-                u.T = shape[i][3];
-                u.run = shape[i][4];
-                draws = shape[i][0] * shape[i][1] / u.T * ((u.T + u.run - 1) / u.run);
+                u.period = shape[i][3];
+                u.rows_per_draw = shape[i][4];
+                draws = shape[i][0] * shape[i][1] / u.period
+                        * ((u.period + u.rows_per_draw - 1) / u.rows_per_draw);
                 if (shape[i][2] > 40) p.entries = 40;
                 for (k = 0; k < 3; k++) add(&p, shape[i][0], shape[i][1], shape[i][2], 0);
                 w = add(&p, draws, 3, 0, 0);
@@ -3853,7 +3854,7 @@ static void row_par_mix(void) {
 typedef struct gate_user {
     stx_par_gate_args a;
     stx_real tau, cost[3], u[24];
-    int constant;
+    int constant, latency;
 } gate_user;
 
 static stx_tensor *make_par_gate(stx_ctx *x, stx_tensor **in, void *user) {
@@ -3864,9 +3865,10 @@ static stx_tensor *make_par_gate(stx_ctx *x, stx_tensor **in, void *user) {
     a.cost = u->cost;
     a.seed = 5;
     a.stream = 77;
-    if (u->constant) a.u = u->u;
-    w = inner_par_gate(x, in[0], &a, a.latency ? &lat : NULL);
-    return a.latency ? stx_scale_by(x, w, lat) : w;
+    if (u->constant) a.uniforms = u->u;
+    if (u->latency == 2) a.latency_w = STX_PAR_LATENCY_OF_W;
+    w = inner_par_gate(x, in[0], &a, u->latency ? &lat : NULL);
+    return u->latency ? stx_scale_by(x, w, lat) : w;
 }
 
 static void row_par_gate(void) {
@@ -3877,17 +3879,17 @@ static void row_par_gate(void) {
     u.cost[0] = 2;
     u.cost[1] = 0.5;
     for (k = 0; k < 24; k++) u.u[k] = 0.5 + 0.45 * test_rand();
-    u.a.ldu = 4;
-    for (u.a.kind = 0; u.a.kind < 2; u.a.kind++)
+    u.a.uniforms_stride = 4;
+    for (u.a.form = 0; u.a.form < 2; u.a.form++)
         for (u.a.noisy = 0; u.a.noisy < 2; u.a.noisy++)
-            for (u.a.latency = 0; u.a.latency < 3; u.a.latency++)
+            for (u.latency = 0; u.latency < 3; u.latency++)
                 for (u.constant = 0; u.constant < 2; u.constant++)
                     for (u.a.R = 1; u.a.R < 7; u.a.R += 5) {
-                        problem p = start(u.a.kind ? "par_gate of pi" : "par_gate of logits",
+                        problem p = start(u.a.form ? "par_gate of pi" : "par_gate of logits",
                                           make_par_gate, &u);
                         add_away(&p, 3, 0, 0);
                         add_if(&p, u.a.R > 1, 1, 0, 0, 0);
-                        p.fixed[1] = !u.a.latency;
+                        p.fixed[1] = !u.latency;
                         check(&p);
                     }
 }

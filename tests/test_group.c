@@ -1291,7 +1291,7 @@ static stx_par_desc par_desc(void) {
 
 static stx_lm par_lm(stx_ctx *x, const stx_par_desc *d, stx_params **arch) {
     stx_par *m = stx_par_create(x, d);
-    *arch = m ? m->arch : NULL;
+    *arch = m ? m->gates : NULL;
     return stx_par_as_lm(m);
 }
 
@@ -1325,7 +1325,7 @@ static stx_lm make_par_tokens(stx_ctx *x, stx_params **arch) {
     d.blocks = 2;
     d.noise = STX_PAR_NOISE_TOKENS;
     d.noise_tokens = 3;
-    d.arch = STX_PAR_PI;
+    d.gate_form = STX_PAR_FORM_PI;
     d.latency = STX_PAR_LATENCY_HINGE;
     d.latency_w = STX_PAR_LATENCY_OF_P;
     d.cost[0] = 3;

@@ -148,7 +148,7 @@ static stx_lm make_search(stx_ctx *x, stx_params **arch) {
     d.cost[1] = 2;
     d.latency_weight = 0.1;
     m = stx_par_create(x, &d);
-    if (m) *arch = m->arch;
+    if (m) *arch = m->gates;
     return stx_par_as_lm(m);
 }
 

@@ -135,7 +135,7 @@ static stx_par_desc variant(int k, const char **name) {
         d.words_out = STX_PAR_OUT_PLAIN;
         break;
     case 18:
-        d.arch = STX_PAR_PI;
+        d.gate_form = STX_PAR_FORM_PI;
         d.pre_norm = 1;
         d.gate = STX_PAR_ST;
         break;
@@ -178,7 +178,7 @@ static stx_par *model(stx_ctx *x, const stx_par_desc *d) {
     CHECK(stx_par_count(d) == stx_params_size(m->params), "%zu parameters, counted %zu",
           stx_params_size(m->params), stx_par_count(d));
     perturb(x, m->params);
-    perturb(x, m->arch);
+    perturb(x, m->gates);
     return m;
 }
 
@@ -595,14 +595,14 @@ static void recomputed(void) {
             s = stx_par_state_create(m, 3);
             for (i = 0; i < 3; i++) loss[run] = train(m, NULL, NULL, s, t, 3, 3 * S + 1, i * S);
             n = stx_params_size(m->params);
-            gates = m->arch ? stx_params_size(m->arch) : 0;
+            gates = m->gates ? stx_params_size(m->gates) : 0;
             g[run] = (stx_real *)calloc(n + gates, sizeof **g);
             for (i = 0; i < m->params->count; i++) {
                 stx_get_grad(x, m->params->tensor[i], g[run] + at);
                 at += m->params->tensor[i]->size;
             }
-            for (i = 0; m->arch && i < m->arch->count; i++, at += 3)
-                stx_get_grad(x, m->arch->tensor[i], g[run] + at);
+            for (i = 0; m->gates && i < m->gates->count; i++, at += 3)
+                stx_get_grad(x, m->gates->tensor[i], g[run] + at);
             CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
             free(t);
             stx_destroy(x);
@@ -626,7 +626,7 @@ static stx_par *loaded(stx_ctx *x, const stx_par_desc *d, const char *path, stx_
     stx_file *f = stx_file_open(x, path);
     uint64_t tick = 0;
     CHECK(m && f && stx_file_verify(f) && stx_params_load(m->params, f, "")
-              && (!m->arch || stx_params_load(m->arch, f, "")),
+              && (!m->gates || stx_params_load(m->gates, f, "")),
           "%s", stx_error(x));
     *s = stx_par_state_create(m, 2);
     CHECK(stx_par_state_load(*s, f, "train."), "%s", stx_error(x));
@@ -638,7 +638,7 @@ static stx_par *loaded(stx_ctx *x, const stx_par_desc *d, const char *path, stx_
 
 static void save(stx_par *m, stx_par_state *s, const char *path) {
     stx_writer *w = stx_writer_create(m->ctx);
-    CHECK(stx_params_save(w, m->params, "") && (!m->arch || stx_params_save(w, m->arch, ""))
+    CHECK(stx_params_save(w, m->params, "") && (!m->gates || stx_params_save(w, m->gates, ""))
               && stx_par_state_save(w, s, "train.")
               && stx_writer_meta_u64(w, "tick", stx_step_index(m->ctx)) && stx_writer_checksum(w)
               && stx_writer_finish(w, path),
@@ -681,7 +681,7 @@ static trainee trainee_of(stx_ctx *x, const stx_par_desc *d, stx_par *m, stx_par
     r.x = x;
     r.m = m ? m : model(x, d);
     r.o = stx_optim_create(r.m->params, &od);
-    r.gates = r.m->arch ? stx_optim_create(r.m->arch, &od) : NULL;
+    r.gates = r.m->gates ? stx_optim_create(r.m->gates, &od) : NULL;
     r.s = m ? s : stx_par_state_create(r.m, 2);
     return r;
 }
@@ -726,14 +726,14 @@ static void resumed(void) {
             CHECK(a == b && a == c, "%s, step %zu: %.9g, resumed %.9g, with evaluations %.9g %s",
                   name, i, a, b, c, stx_error(y));
         }
-        CHECK(same_params(plain.m->params, m->params) && same_params(plain.m->arch, m->arch),
+        CHECK(same_params(plain.m->params, m->params) && same_params(plain.m->gates, m->gates),
               "%s: resumed weights differ", name);
         CHECK(same_params(plain.m->params, evaluated.m->params)
-                  && same_params(plain.m->arch, evaluated.m->arch),
+                  && same_params(plain.m->gates, evaluated.m->gates),
               "%s: evaluation changes training", name);
         CHECK(stx_ok(x) && stx_ok(y) && stx_ok(z), "%s: %s%s%s", name, stx_error(x), stx_error(y),
               stx_error(z));
-        if (m->arch) network_from_search(name, x, y, d, path);
+        if (m->gates) network_from_search(name, x, y, d, path);
         remove(path);
         free(t);
         stx_destroy(x);
@@ -954,11 +954,11 @@ static void noise(void) {
 /* Sizes of a case of mixture: N rows of C elements, in texts of T rows, with one gate for
    each `run` rows of a text */
 typedef struct mix_case {
-    size_t N, C, T, run;
+    size_t N, C, period, rows_per_draw;
 } mix_case;
 
 static size_t mix_draws(const mix_case *c) {
-    return c->N / c->T * ((c->T + c->run - 1) / c->run);
+    return c->N / c->period * ((c->period + c->rows_per_draw - 1) / c->rows_per_draw);
 }
 
 /* Number of elements of all arrays */
@@ -981,17 +981,17 @@ static stx_real *mix_args(stx_par_mix_args *k, const mix_case *c, int norm, int 
     memset(k, 0, sizeof *k);
     k->N = c->N;
     k->C = c->C;
-    k->T = c->T;
-    k->run = c->run;
+    k->period = c->period;
+    k->rows_per_draw = c->rows_per_draw;
     k->eps = (stx_real)1e-3;
     k->h = v;
-    k->b[0] = v + n;
-    k->b[1] = v + 2 * n;
+    k->branch[0] = v + n;
+    k->branch[1] = v + 2 * n;
     k->y = v + 3 * n;
     k->dy = v + 4 * n;
     k->dh = v + 5 * n;
-    k->db[0] = v + 6 * n;
-    k->db[1] = v + 7 * n;
+    k->dbranch[0] = v + 6 * n;
+    k->dbranch[1] = v + 7 * n;
     p = v + 8 * n;
     if (hot)
         for (i = 0; i < 3 * draws_; i++) p[i] = i % 3 == i / 3 % 3;
@@ -1040,7 +1040,7 @@ static void mixture_case(int i, const mix_case *c, int norm, int hot) {
     a[1].add_h = a[1].add[0] = a[1].add[1] = 0;
     for (part = 0; part < 2; part++) {
         memset(v[part] + 5 * n, 0xff, 3 * n * sizeof(stx_real));
-        a[part].db[1] = a[part].dw = a[part].dgain[0] = a[part].dshift[1] = NULL;
+        a[part].dbranch[1] = a[part].dw = a[part].dgain[0] = a[part].dshift[1] = NULL;
     }
     stx_par_mix_bwd(x, &a[1]);
     memset(v[0] + 5 * n, 0, 2 * n * sizeof(stx_real));
@@ -1081,19 +1081,19 @@ static void by_hand(void) {
         u[k] = (stx_real)exp(-exp(-g[k]));
     }
     a.R = 1;
-    a.ldu = 3;
+    a.uniforms_stride = 3;
     a.noisy = 1;
-    a.latency = 2;
+    a.latency_w = STX_PAR_LATENCY_OF_W;
     a.al = al;
     a.tau = &tau;
-    a.u = u;
+    a.uniforms = u;
     a.cost = cost;
     a.w = w;
     a.y = y;
     a.lat = &lat;
     stx_par_gate_fwd(NULL, &a);
     for (k = 0; k < 3; k++) CHECK(CLOSE(w[k], expected[k], 1e-6), "w[%d] = %g", k, (double)w[k]);
-    CHECK(CLOSE(lat, 1.25, 1e-6), "Lat = %g", (double)lat);
+    CHECK(CLOSE(lat, 1.25, 1e-6), "latency of w = %g", (double)lat);
     a.dw = dw;
     a.dlat = &dlat;
     a.dal = dal;
@@ -1157,7 +1157,7 @@ static void latency(int kind, int of_w) {
         double lat, expected;
         stx_par_freeze(m, frozen);
         stx_params_zero_grad(m->params);
-        stx_params_zero_grad(m->arch);
+        stx_params_zero_grad(m->gates);
         stx_begin(x, STX_TRAIN);
         nll = stx_par_loss(m, token_block(x, t, 2, S + 1, 0, S), token_block(x, t, 2, S + 1, 1, S),
                            NULL, NULL);
@@ -1170,7 +1170,7 @@ static void latency(int kind, int of_w) {
               stx_item(x, m->latency), expected, lat);
         stx_backward(x, total);
         for (i = 0; i < 4; i++)
-            for (k = 0; k < 3; k++) grads[frozen] += fabs((double)m->arch->tensor[i]->grad[k]);
+            for (k = 0; k < 3; k++) grads[frozen] += fabs((double)m->gates->tensor[i]->grad[k]);
         for (i = 0; i < m->params->count; i++)
             CHECK(largest(m->params->tensor[i]->grad, m->params->tensor[i]->size) < 1e6,
                   "gradient of %s", m->params->name[i]);
@@ -1229,10 +1229,10 @@ static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     m->desc.gate_eval = STX_PAR_EVAL_SOFT;
     CHECK(key != stx_par_key(m, NULL, NULL, s, 1), "the key without gate_eval");
     m->desc.gate_eval = STX_PAR_EVAL_ARGMAX;
-    stx_set(x, m->arch->tensor[2], al);
+    stx_set(x, m->gates->tensor[2], al);
     k1 = stx_par_key(m, NULL, NULL, s, 1);
     al[0] = 0;
-    stx_set(x, m->arch->tensor[2], al);
+    stx_set(x, m->gates->tensor[2], al);
     CHECK(k1 != stx_par_key(m, NULL, NULL, s, 1), "the key without the selected branch");
     stx_par_state_free(s);
 
@@ -1245,7 +1245,7 @@ static void keys_of_evaluation(stx_par *m, const int32_t *t) {
         CHECK(k1 != key, "the key of a first call without gate_eval");
         m->desc.gate_eval = STX_PAR_EVAL_ARGMAX;
         al[0] = al[0] > 0 ? 0 : 9;
-        stx_set(x, m->arch->tensor[2], al);
+        stx_set(x, m->gates->tensor[2], al);
         CHECK(key != stx_par_key(m, NULL, NULL, l ? s : NULL, 1),
               "the key of a first call without the selected branch");
     }
@@ -1784,8 +1784,8 @@ static void bad_search(void) {
     stx_par_desc d;
 
     d = small();
-    d.arch = 2;
-    refused("arch: expected .. got 2", &d);
+    d.gate_form = 2;
+    refused("gate_form: expected .. got 2", &d);
     d = small();
     d.gate = -1;
     refused("gate: expected .. got -1", &d);
@@ -1996,7 +1996,7 @@ static void errors(void) {
     fails(x, "expected B >= 1 streams .. got B = 0");
     o = stx_par_state_create_sized(m, 2, 3);
     CHECK(!stx_par_state_copy(s, 0, o, 0, 1), "a copy from a smaller state");
-    fails(x, "expected a state of M = 12 rows, got 3");
+    fails(x, "expected a memory of M = 12 rows, got 3");
     CHECK(!stx_par_state_set(s, 1, v, 1), "a memory of a feed-forward block");
     fails(x, "expected an attention block .. got block 1");
     CHECK(!stx_par_state_set(o, 0, v, 4), "4 rows");
@@ -2241,8 +2241,8 @@ static void first_values_of_reference(stx_ctx *x) {
     spread(m, "layers.0.attn.v", 0, sqrt(2.0 / 68), 2 * sqrt(2.0 / 68) / 0.87962566103423978);
     spread(m, "layers.0.attn.norm.weight", 1, 0, 0);
     spread(m, "out_emb.proj_biases.1", 0, 0, 0);
-    pi = (double)m->arch->tensor[0]->data[2];
-    CHECK(m->arch->count == 2 && pi == (double)(stx_real)0.34
+    pi = (double)m->gates->tensor[0]->data[2];
+    CHECK(m->gates->count == 2 && pi == (double)(stx_real)0.34
               && !stx_params_find(m->params, "arch.0"),
           "pi %g", pi);
 }
@@ -2299,7 +2299,7 @@ static void learned(void) {
     d.mem = S;
     for (i = 0; i <= 4 * S; i++) t[i] = (int32_t)((i * i + 1) % 8 + i % 3);
     m = stx_par_create(x, &d);
-    last = fitted(m, t, stx_optim_create(m->params, NULL), stx_optim_create(m->arch, NULL), 400,
+    last = fitted(m, t, stx_optim_create(m->params, NULL), stx_optim_create(m->gates, NULL), 400,
                   0.01, &first);
     CHECK(first > 1.5 && last < 0.8, "search: nll from %g to %g %s", first, last, stx_error(x));
     d.pattern = letters;

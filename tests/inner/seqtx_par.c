@@ -6,8 +6,9 @@
 #include "../../seqtx_par.h"
 #include "../inner.h"
 
-stx_tensor *inner_par_mix(stx_ctx *x, stx_tensor *const *in, size_t T, size_t run, double eps) {
-    return stx__par_mix(x, in, T, run, eps);
+stx_tensor *inner_par_mix(stx_ctx *x, stx_tensor *const *in, size_t period,
+                          size_t rows_per_draw, double eps) {
+    return stx__par_mix(x, in, period, rows_per_draw, eps);
 }
 
 stx_tensor *inner_par_gate(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,
