@@ -39,13 +39,14 @@
        D  model dimension                    M  capacity of the memory, rows
        H  heads                              n  rows in the memory
        dh head dimension                     S  keys of a call, n + T
-       F  feed-forward size                  i  a query;  j a key
-       E  width of the embedding             t  distance n + i - j >= 0, in tokens
-       J  tails (see Adaptive vocabulary)    u  content bias, (H,dh)
-       N  rows of an elementwise kernel      v  position bias, (H,dh)
-       C  channels of such a row             al parameters of a gate, (3)
-       R  draws of a gate                    p  probabilities of its branches, (3)
-                                             w  their weights in a mixture, (3)
+       dh' dh, wider with a bias per         i  a query;  j a key
+          distance: see >>position bias      t  distance n + i - j >= 0, in tokens
+       F  feed-forward size                  u  content bias, (H,dh)
+       E  width of the embedding             v  position bias, (H,dh)
+       J  tails (see Adaptive vocabulary)    al parameters of a gate, (3)
+       N  rows of an elementwise kernel      p  probabilities of its branches, (3)
+       C  channels of such a row             w  their weights in a mixture, (3)
+       R  draws of a gate
    In the code, x is the context, m a model, d a desc, and a the arguments of a kernel.
 
    The model. Every attention block keeps its inputs from earlier segments and attends to
@@ -102,15 +103,16 @@
        g_k  = -ln(-ln U_k)               noise, a Gumbel variable
        y    = softmax((ln pi + g) / tau)
 
-   For every tau, the largest element of y is at an exact sample of p (the Gumbel trick).
-   y approaches the one-hot vector of that sample as tau -> 0, and (1/3, 1/3, 1/3) as
-   tau -> infinity; between them the mean of y is in general not p. A soft gate mixes the
-   branches: w = y. A straight-through gate runs one of them: w is the one-hot vector in
-   the forward pass, with the gradient of y.
+   For every tau, the index of the largest element of y is distributed exactly as p (the
+   Gumbel-max trick). y approaches the one-hot vector of that index as tau -> 0, and
+   (1/3, 1/3, 1/3) as tau -> infinity; between them the mean of y is in general not p. A
+   soft gate mixes the branches: w = y. A straight-through gate selects one of them: w is
+   the one-hot vector in the forward pass, with the gradient of y.
 
    Latency. cost[k] is the time of a branch on the target machine, and stx_par_total adds
-   the expected time to the loss. examples/train_par.c measures it as the median over
-   alternating steps of one block of each kind with a full memory, less the identity's.
+   the expected time to the loss. To measure it, examples/train_par.c runs three models of
+   a single block (attention, feed-forward, identity) with a full memory in alternation,
+   and subtracts the identity's median time per step from that of the other two.
 
    Why it works this way
        Why four terms in s_ij (1901.02860, section 3.3)? q.k is what a token looks for,
@@ -149,19 +151,20 @@
        dw_0 = sum dX Y0       dw_1 = sum dX Y1       dw_2 = sum dX h
        d ln pi_k = y_k (dw_k - y.dw) / tau
        dal_k     = d ln pi_k
-       With STX_PAR_FORM_PI, dal_k = d ln pi_k / pi_k where al_k >= 0, and 0 where al_k < 0: a
-       parameter below 0 stays there.
+       With STX_PAR_FORM_PI, dal_k = d ln pi_k / pi_k where al_k >= 0, and 0 where
+       al_k < 0. A parameter below 0 therefore gets no further gradient: only weight decay
+       and momentum can still move it.
 
-   Worked example. al = (ln 2, -ln 2, 0), so p = 4/7, 1/7, 2/7. Noise g = (0, ln 2, 0) and
-   tau = 1; cost = (2, 1, 0); D = 2, h = (1,-1), A = (2,0), G = (-3,-1).
+   Worked example. al = (ln 2, -ln 2, 0), so p = (4/7, 1/7, 2/7). Noise g = (0, ln 2, 0)
+   and tau = 1; cost = (2, 1, 0); D = 2, h = (1,-1), A = (2,0), G = (-3,-1).
 
-       e^(ln pi + g) = 2, 1, 1       w = y = 1/2, 1/4, 1/4        (tau = 1/2: 4, 1, 1 and
-       latency = sum w cost = 5/4                                  w = 2/3, 1/6, 1/6)
-       h + A = (3,-1),   Y0 = (1,-1)
-       h + G = (-2,-2),  Y1 = (0,0)         h' = (3/4,-3/4)
-       dX = (1,0):       dw = (1,0,1)
-       dw = (1,0,0):     sum y dw = 1/2,    dal = (1/4,-1/8,-1/8)
-       Straight-through: w = (1,0,0), h' = Y0, latency = 2, and dal as before
+       e^(ln pi + g) = 2, 1, 1       w = y = (1/2, 1/4, 1/4)
+       with tau = 1/2: 4, 1, 1       w = y = (2/3, 1/6, 1/6), not used below
+       latency of w = 5/4            latency of p = 9/7
+       h + A = (3,-1),  Y0 = (1,-1)                                   (eps = 0)
+       h + G = (-2,-2), Y1 = (0,0)   h' = (3/4,-3/4)
+       dX = (1,0)                    dw = (1,0,1), y.dw = 3/4, dal = (1/8,-3/16,1/16)
+       Straight-through: w = (1,0,0), h' = Y0, latency of w = 2, and the same dw and dal
 
    From a search to a network. A supernet computes both branches of every block, forward
    and backward. stx_par_argmax and stx_par_sample return the pattern it found. Create a
@@ -270,23 +273,23 @@
        dropout            0                 0.1               0.1, also inner_dropout,
                                                               pos_dropout, final_dropout
 
-   The authors evaluate WikiText-103 with clamp_len 400, same_length 1 and M = 640, which
-   are fields of the state. PAR trains with learning rate 0.01 for weights and gates, and
-   weight decay 1e-4 and 5e-4.
+   The authors evaluate WikiText-103 with M = 640 (stx_par_state_create_sized), and with
+   clamp_len 400 and same_length 1, which are fields of the memory. PAR trains weights and
+   gates with learning rate 0.01, and with weight decay 1e-4 and 5e-4.
 
-   Adaptive vocabulary. The words are cut at the cutoffs into J + 1 clusters: cluster 0 is
-   the head, the others are the tails. Each has a table (size,width) and a projection
-   (D,width), where the width is floor(E / div_val^number). There are no projections if
-   all widths are D. The logits of the words in a cluster are
+   Adaptive vocabulary. The cutoffs divide the words into J + 1 clusters: cluster 0 is the
+   head, the others are the tails. Cluster c has a table (size,width) and a projection
+   (D,width) with width = floor(E / div_val^c). There are no projections if all widths are
+   D. The logits of the words in a cluster are
 
        table (proj^T h) + bias
 
-   The head has one more logit per tail, cluster.weight (proj^T h) + cluster.bias. The
-   probability of a word in a tail is the probability of the tail in the head times that
-   of the word in the tail. The logits of the tails follow the words of the head, the last
-   tail first, as in the authors' code. With STX_PAR_OUT_REF the head has width D, the
-   projections of the tails have biases, and the logit of the first tail comes first.
-   stx_par_cuts finds good cutoffs.
+   The head also has one logit per tail: these J cluster logits are cluster.weight
+   (proj^T h) + cluster.bias. The probability of a word in a tail is the probability of
+   the tail in the head times that of the word in the tail. The cluster logits follow the
+   logits of the head's words, that of the last tail first, as in the authors' code. With
+   STX_PAR_OUT_REF the head has width D, the projections of the tails have biases, and the
+   logit of the first tail comes first. stx_par_cuts finds good cutoffs.
 
    Forward cost of a block, in multiply-adds per stream and call:
 
@@ -297,8 +300,8 @@
        'f'      W1, W2               2 T D F
        mixture  both; the two norms and the sum take one pass over the rows
 
-   With STX_PAR_LEARNED_BIAS a head costs as much as one with dh rounded up to the next
-   multiple of 8 above it.
+   With STX_PAR_LEARNED_BIAS a head costs as much as one of dh' columns, where dh' is the
+   smallest multiple of 8 above dh.
 
    A memory takes B M D elements per attention block. The buffers hold 1.5 times as many
    rows (on a GPU, T more rows). Generation caches keys and values instead, 2 B M H dh
@@ -387,6 +390,9 @@
    Easy to get wrong
        - All rows of a step share one w unless desc.noise selects more draws. One draw per
          stream costs no more and has less variance.
+       - pads affects the loss only. stx_par_forward and stx_par_loss attend to padding in
+         the input. To hide it, call stx_par_embed, then stx_par_segment with pad, then
+         stx_par_nll.
        - w is not p. Report p (stx_par_probs) and evaluate with argmax: the loss of a
          training step is that of a random network.
        - m->w[l] and m->latency are results of the last forward pass, and the next
@@ -552,7 +558,8 @@ typedef struct stx_par_desc {
                                projection (D,E), and so do those of the output with tied
                                projections */
 
-    int    pads;            /* 1: targets equal to pad_id have no loss */
+    int    pads;            /* 1: targets equal to pad_id have no loss. The input is attended to as
+                               without it: see Easy to get wrong */
     int32_t pad_id;         /* id of padding, below vocab */
     int    divide_all;      /* 1: divide the loss by B T; 0: by the number of targets with a loss */
 
@@ -660,12 +667,14 @@ STX_DEF size_t stx_par_count(const stx_par_desc *d);
 typedef struct stx_par_state {
     stx_par  *model;
     size_t    B, M;
-    size_t    clamp_len;    /* of forward passes that read it: initially the model's. May be set,
-                               for example to evaluate with a longer memory */
+    size_t    clamp_len;    /* of forward passes that read it, and of those that read none and
+                               write it. Initially the model's; may be set, for example to
+                               evaluate with a longer memory */
     int       same_length;  /* likewise; 1 requires M >= 2 */
-    stx_memory *mem;          /* rows of block l, (B,n,D), oldest first */
-    uint64_t  calls;        /* forward passes that wrote it since the last reset */
-    int       training;     /* the last of them was a training step */
+    stx_memory *mem;        /* for each attention block (B,n,D), oldest row first */
+    uint64_t  calls;        /* after a forward pass that wrote it: 1 plus calls of the memory that
+                               the pass read, or 1 if it read none. 0 after a reset */
+    int       training;     /* the last forward pass that wrote it was a training step */
 } stx_par_state;
 
 /* Creates an empty memory for B >= 1 streams. Returns NULL and sets an error if B is 0
@@ -692,9 +701,9 @@ STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state 
 
 /* Copies the memory of block l to and from host memory. get writes (B,n,D) values to
    out, oldest row first, with n rows per stream, n = s->mem->layer[l].count. set
-   replaces the block's memory with n <= M rows per stream. get is an error while streams
-   lack rows, after a reset or padding: as plain values, those rows would exist. Both
-   return 1, or set an error and return 0. */
+   replaces the block's memory with n <= M rows per stream. get fails while a stream lacks
+   rows (after stx_par_state_reset_stream or padding), because plain values cannot mark
+   rows as missing. Both return 1, or set an error and return 0. */
 STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out);
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n);
 

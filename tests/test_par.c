@@ -1070,10 +1070,10 @@ static void mixture(void) {
 /* The manual's example */
 static void by_hand(void) {
     stx_par_gate_args a;
-    stx_real al[3], tau = 1, u[3], w[3], y[3], cost[3] = {2, 1, 0}, lat, dw[3] = {1, 0, 0},
+    stx_real al[3], tau = 1, u[3], w[3], y[3], cost[3] = {2, 1, 0}, lat, dw[3] = {1, 0, 1},
                     dlat = 0, dal[3] = {0, 0, 0};
     const double p[3] = {2, 0.5, 1}, g[3] = {0, log(2.0), 0}, expected[3] = {0.5, 0.25, 0.25},
-                 da[3] = {0.25, -0.125, -0.125};
+                 da[3] = {0.125, -0.1875, 0.0625};
     int k;
     memset(&a, 0, sizeof a);
     for (k = 0; k < 3; k++) {
@@ -1094,6 +1094,10 @@ static void by_hand(void) {
     stx_par_gate_fwd(NULL, &a);
     for (k = 0; k < 3; k++) CHECK(CLOSE(w[k], expected[k], 1e-6), "w[%d] = %g", k, (double)w[k]);
     CHECK(CLOSE(lat, 1.25, 1e-6), "latency of w = %g", (double)lat);
+    a.latency_w = STX_PAR_LATENCY_OF_P;
+    stx_par_gate_fwd(NULL, &a);
+    CHECK(CLOSE(lat, 9.0 / 7, 1e-6), "latency of p = %g", (double)lat);
+    a.latency_w = STX_PAR_LATENCY_OF_W;
     a.dw = dw;
     a.dlat = &dlat;
     a.dal = dal;
