@@ -1396,10 +1396,10 @@ typedef struct stx_attention_args {
     const int32_t *pad;                     /* (B,S) on the device; NULL: all keys exist */
     size_t pad_batch_stride;
     stx_real *y;                            /* (B,T,H D) */
-    /* (B,H,T): the largest score of a query among the keys that count in its normaliser,
-       -inf if there is none; and 1 / normaliser, where each e^s is e^(s - row_max), 0 if
-       it has no key */
-    stx_real *row_max, *inv_sum;
+    stx_real *row_max, *inv_sum;            /* (B,H,T): the largest score of a query among
+                                               the keys in its normaliser, -inf if it has
+                                               none; and 1 over the normaliser, a sum of
+                                               e^(s - row_max), or 0 without a key */
     const stx_real *dy;                     /* as y */
     stx_real *dq, *dk, *dv;                 /* gradients, with the shapes of the inputs */
     stx_real *dpe, *dcontent_bias, *dposition_bias, *dspan_fraction;
