@@ -1161,10 +1161,6 @@ static void test_scalars(void) {
 /* Adaptive input and softmax, with ignored rows. Steps whose clusters have the same sizes
    are replayed, with the bits of launched steps. blind: the key does not contain the
    sizes; a replayed step whose ids do not fit makes no update. */
-
-/* Adaptive input and softmax, with rows that are left out: steps whose tokens need the
-   same rooms are replayed, with the same bits as when launched. blind: the key says
-   nothing of them; a replayed step whose ids do not fit has no update. */
 enum { CB = 4, CT = 16, CV = 41 };
 
 typedef struct clustered {
@@ -1916,9 +1912,6 @@ static void test_status(void) {
 
 /* A model saved on one device is loaded on another; its next steps are those of the run
    that was not interrupted. */
-
-/* Saved on one device, loaded on the other: the next steps are those of the run that
-   went on. */
 static int save_model(model *r, const char *path) {
     stx_writer *w = stx_writer_create(r->x);
     int ok = stx_params_save(w, r->m->params, "") && stx_optim_save(w, r->o)
