@@ -12,10 +12,10 @@
 
 // >>helpers
 
-static const char *part = ""; /* argv[1]: run only this part */
+static const char *part = ""; /* argv[1]: the only part to run */
 
-/* Largest error of a parameter of b on a GPU, relative to the largest element of the same
-   parameter of a on the CPU */
+/* The largest error of a parameter of b (on a GPU), relative to the largest element of
+   the same parameter of a (on the CPU). */
 static double params_error(stx_ctx *x, const stx_params *b, const stx_params *a) {
     double worst = 0;
     size_t i;
@@ -34,7 +34,8 @@ static int32_t *ids_of(size_t n, size_t V, size_t salt) {
 
 
 // >>ops
-/* The same computation on both devices, and the gradients of all inputs */
+/* Runs the same computation on both devices and compares the outputs and the gradients
+   of all inputs. */
 enum { MAX_IN = 6 };
 
 typedef stx_tensor *(*op_fn)(stx_ctx *x, stx_tensor **in);
@@ -163,8 +164,9 @@ static stx_tensor *op_cross_entropy_over(stx_ctx *x, stx_tensor **in) {
     return cross_entropy(x, in[0], 1);
 }
 
-/* Clusters of 11 and 8 words with rows of 16 and 4 elements. in: their tables, the
-   projection of the second, its row in the head, h */
+/* An adaptive softmax or embedding with clusters of 11 and 8 words, whose embeddings
+   have 16 and 4 elements. in: the tables, the projection of the second cluster, its row
+   in the head, and h. */
 static stx_adaptive adaptive(stx_tensor **in, int output) {
     stx_adaptive a;
     memset(&a, 0, sizeof a);
@@ -239,7 +241,8 @@ static stx_tensor *op_adaptive_softmax(stx_ctx *x, stx_tensor **in) {
 static stx_tensor *twice(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1]));
     if (!user) return stx_dropout(x, a, 0.25);
-    /* the first result is above the others in memory; two of them share it */
+    /* The first result has a higher address than the others, and two of them share
+       memory. */
     out[0] = stx_slice(x, a, 1, 3);
     out[1] = in[1];
     out[2] = out[0];
@@ -250,7 +253,7 @@ static stx_tensor *op_recompute(stx_ctx *x, stx_tensor **in) {
     return stx_add(x, stx_recompute(x, twice, NULL, in, 2, NULL, 0), in[0]);
 }
 
-/* A view of an input, for which less memory is allocated than it has elements */
+/* Returns a view of an input with less allocated memory than the view has elements. */
 static stx_tensor *view(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     (void)user;
     (void)out;
@@ -277,7 +280,7 @@ static stx_tensor *op_linear_many(stx_ctx *x, stx_tensor **in) {
     return stx_linear_concat(x, in[0], in + 1, in + 3, 2);
 }
 
-/* Two parts of cached rows; there are unused rows between the streams of the first. */
+/* Cached rows in two parts. Between the streams of the first part are unused rows. */
 static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
     stx_tensor *m = stx_detach(x, in[0]), *y;
     const size_t C = m->dim[2];
@@ -295,7 +298,7 @@ static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
                             stx_linear(x, in[0], in[2], in[4], STX_ACT_NONE)));
 }
 
-/* Three heads in two groups, whose results are one after the other */
+/* Three heads in two groups. The groups' results are concatenated. */
 static stx_tensor *op_linear_heads(stx_ctx *x, stx_tensor **in) {
     stx_tensor *m = stx_detach(x, in[0]), *out[STX_HEAD_GROUPS], *a, *b;
     stx_head_groups g;
@@ -404,8 +407,8 @@ static const struct op_row {
     {"recompute, several results, aligned", op_results, {{3, 5, 64}, {3, 5, 64}}, 2e-2},
 };
 
-/* Runs a row of the table in x. out[0] gets the value, out[1..] the gradients. params:
-   the inputs are parameters, f32 with bf16 copies. */
+/* Runs one row of the table in x. out[0] receives the value, out[1..] the gradients.
+   params: the inputs are parameters in f32 with bf16 copies. */
 static void op_run(const struct op_row *o, int device, int precision, int params, float **data,
                    float **out, size_t *size) {
     stx_ctx *x = cuda_ctx(device, precision);
@@ -494,8 +497,8 @@ typedef struct model {
     stx_ids *in, *out;
     size_t B, T, V;
     double lr, loss;
-    long calls;   /* of the function of its step */
-    uint64_t key; /* of its last step */
+    long calls;   /* how often the step's function was called */
+    uint64_t key; /* the key of the last step */
 } model;
 
 enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, GROUPED, MODELS };
@@ -506,8 +509,8 @@ static const char *const model_names[MODELS] = {"adaptive span",  "dropout",
                                                 "wide",           "fairseq",
                                                 "groups of heads"};
 
-static int model_gpu;      /* the GPU of later contexts */
-static size_t model_vocab; /* 0: the default */
+static int model_gpu;      /* the GPU on which later contexts are created */
+static size_t model_vocab; /* 0: the model's default */
 
 /* One row per model */
 static const struct {
@@ -594,7 +597,7 @@ static void model_make_sized(model *r, int which, int device, int precision, int
     d.span_loss = 1e-4;
     model_options(&d, which);
     r->m = stx_span_create(r->x, &d);
-    /* windows of 800, 256 and twice 64 */
+    /* windows of 800, 256, 64 and 64 */
     for (l = 0; which == GROUPED && r->m && l < d.layers; l++)
         stx_set(r->x, r->m->layer[l].z, grouped_z);
     od.kind = training[which].optim;
@@ -614,7 +617,8 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     model_make_sized(r, which, device, precision, no_graph, 2, 2);
 }
 
-/* For tests in which the model does not matter: replays, status texts, files */
+/* Creates a model for tests in which the architecture does not matter: replays, status
+   texts, files. */
 static void model_make_small(model *r, int which, int device, int precision, int no_graph) {
     model_make_sized(r, which, device, precision, no_graph, 1, 1);
 }
@@ -631,7 +635,7 @@ static void model_step(void *user) {
     stx_span_clamp(r->m);
 }
 
-/* The host's copy of the spans equals that of the device, even if nothing else was
+/* The host's copy of the spans must equal the device's, even if nothing else was
    requested after the step. */
 static void spans_current(model *r, const char *when) {
     size_t l, h;
@@ -647,8 +651,8 @@ static void spans_current(model *r, const char *when) {
         }
 }
 
-/* Runs step n, which has tokens of step n, and returns its loss. The host may wait for
-   the device outside of stx_step_run; waits inside are added to *syncs. */
+/* Runs step n on the tokens of step n and returns its loss. The host may wait for the
+   device outside of stx_step_run; waits inside it are added to *syncs. */
 static double model_run(model *r, int n, long *syncs) {
     int32_t *id = ids_of(r->B * r->T + 1, r->V, (size_t)n + 1);
     long before = 0;
@@ -697,7 +701,7 @@ static void train_case(int which, int half) {
     model_make(&b, which, STX_CUDA, cuda_precision(half), !replayed);
     replays = cuda_replays();
     for (n = 0; n < STEPS; n++) {
-        /* from step 9 on memories have their final sizes */
+        /* from step 9 on, the memories have their final sizes */
         double la = model_run(&a, n, NULL), lb = model_run(&b, n, n > 8 ? &syncs : NULL);
         CHECK(stx_ok(b.x), "%s, step %d: %s", name, n, stx_error(b.x));
         CHECK(fabs(la - lb) <= tol * la,
@@ -705,8 +709,8 @@ static void train_case(int which, int half) {
     }
     CHECK(a.loss < (which == IO ? 20 : 3.5) && a.loss > 0.1, "%s: the loss is %g", name, a.loss);
     if (!half) worst = params_error(b.x, b.m->params, a.m->params);
-    /* Adagrad and Adam divide by the size of the gradient, which may be rounding errors
-       only. */
+    /* Adagrad and Adam divide by the size of the gradient, which may consist only of
+       rounding errors. */
     CHECK(worst <= (a.o->desc.kind == STX_SGD ? 1e-4 : 1e-2),
           "%s: after %d steps a parameter has an error of %g", name, STEPS, worst);
     CHECK(stx_optim_sync(b.o) && stx_optim_sync(a.o) && a.o->step == STEPS && b.o->step == STEPS
@@ -731,7 +735,7 @@ static void test_train(void) {
 
 // >>replays
 
-/* An evaluation between replays, in the same arenas */
+/* Runs an evaluation between replays, in the same arenas. */
 static void evaluate(model *r) {
     int32_t *id = ids_of(5, r->V, 9);
     stx_ids *in, *out;
@@ -743,15 +747,15 @@ static void evaluate(model *r) {
     free(id);
 }
 
-/* A replayed step has the bits of one that is launched, including dropout and the counts
-   of the optimiser. */
+/* A replayed step must have the same bits as a launched one, including dropout and the
+   optimiser's counters. */
 static void test_graph(void) {
     static const int models[] = {SMALL, DROP, PERS, RECOMPUTE, IO};
     size_t k;
     int n;
     for (k = 0; k < COUNT(models); k++) {
         const int which = models[k];
-        const size_t size = which == RECOMPUTE ? 2 : 1; /* batch rows and layers */
+        const size_t size = which == RECOMPUTE ? 2 : 1; /* batch size and layers */
         long replays = cuda_replays();
         model a, b;
         model_make_sized(&a, which, STX_CUDA, STX_PREC_F32, 1, size, size);
@@ -776,7 +780,7 @@ static void test_graph(void) {
     }
 }
 
-/* Number of groups into which the library cuts the heads of layer 0 */
+/* Returns the number of groups into which the library divides the heads of layer 0. */
 
 static size_t groups_now(model *r) {
     stx_head_groups g;
@@ -788,7 +792,7 @@ static size_t groups_now(model *r) {
     return g.count;
 }
 
-/* Do two memories hold the same rows? */
+/* Checks that two memories hold the same rows. */
 static void same_memory(stx_memory *a, stx_memory *b, const char *what) {
     size_t l;
     for (l = 0; l < a->desc.layers; l++) {
@@ -801,12 +805,12 @@ static void same_memory(stx_memory *a, stx_memory *b, const char *what) {
     }
 }
 
-/* Replays while the groups of heads change; memories have the same bits, too. */
+/* Replays while the groups of heads change. The memories must have the same bits, too. */
 static void test_groups(void) {
     enum { PHASES = 6, EACH = 6, S = 800 };
 
-    /* three groups, other ones, one, the first ones again; then a shorter window, with no
-       other rows after it */
+    /* Three groups; three different ones; a single group; the first three again, then
+       with a shorter window that needs no new rows. */
     static const stx_real z[PHASES][4] = {{0.02f, 0.95f, 0.03f, 0.3f},  {0.95f, 0.5f, 0.03f, 0.5f},
                                           {0.95f, 0.95f, 0.95f, 0.95f}, {0.02f, 0.95f, 0.03f, 0.3f},
                                           {0.4f, 0.03f, 0.2f, 0.03f},   {0.4f, 0.38f, 0.4f, 0.38f}};
@@ -822,7 +826,7 @@ static void test_groups(void) {
     a.out = stx_tokens_create(a.x, 2, 24);
     b.in = stx_tokens_create(b.x, 2, 24);
     b.out = stx_tokens_create(b.x, 2, 24);
-    rows = cuda_random(2 * S * 32, 1, 0); /* the memories are full */
+    rows = cuda_random(2 * S * 32, 1, 0); /* until the memories are full */
     CHECK(stx_memory_set(a.s->memory, 0, S, rows, S) && stx_memory_set(b.s->memory, 0, S, rows, S),
           "%s", stx_error(a.x));
     free(rows);
@@ -846,8 +850,8 @@ static void test_groups(void) {
 #ifdef SEQTX_CUDA_HOST
         calls = b.calls - calls;
         graphs = cuda_host_graph_launches() - graphs;
-        /* A captured step is called and launched. The graph of the first phase may be
-           replayed when its groups return. */
+        /* A captured step calls the step's function and is then launched. When the
+           groups of the first phase return, its graph may be replayed. */
         CHECK(calls + graphs > EACH || phase == 3,
               "phase %d: no step was captured, %ld calls, %ld graphs", phase, calls, graphs);
         CHECK(calls < EACH && graphs, "phase %d: no step was replayed, %ld calls, %ld graphs",
@@ -858,7 +862,8 @@ static void test_groups(void) {
     model_free(&b);
 }
 
-/* Number of batches of matmuls so far; 0 on a GPU, where they are not counted */
+/* Returns the number of batched matmuls so far, or 0 on a GPU, which does not count
+   them. */
 static long batches_so_far(void) {
 #ifdef SEQTX_CUDA_HOST
     return cuda_host_batches();
@@ -867,11 +872,11 @@ static long batches_so_far(void) {
 #endif
 }
 
-/* Replays in which the gradients of all weights are split along K; their sums are
-   deferred to the end of backward. */
+/* Replays steps in which the gradients of all weights are split along K, with the sums
+   deferred to the end of the backward pass. */
 static void pieces_case(int which, int half) {
     const char *name = model_names[which];
-    /* of the last launched step, and of the step that is captured */
+    /* batches: of the last launched step; most: of the step that is captured */
     long batches = 0, most = 0, replays = cuda_replays(), before;
     model a, b;
     int n;
@@ -895,7 +900,7 @@ static void pieces_case(int which, int half) {
     replays = cuda_replays() - replays;
     if (CUDA_ON_HOST) {
         CHECK(replays > 4 && b.calls < 12, "%ld replays of 12 steps, %ld calls", replays, b.calls);
-        /* without splitting there is one batch less for each weight */
+        /* Without splitting, there is one batch less per weight. */
         before = batches_so_far();
         inner_pieces(a.x, 0);
         model_run(&a, n, NULL);
@@ -914,9 +919,9 @@ static void test_pieces(void) {
     for (half = 0; half < 2; half++) pieces_case(PERS, half);
 }
 
-/* A step that continues from memory to memory: a to b and b to a, or through three of
-   them. It is replayed with the bits of launched steps, and with the losses of a step
-   that continues as often in one memory. */
+/* A step that continues from one memory to another: from a to b and back, or through
+   three memories. When it is replayed, it must have the bits of launched steps, and the
+   losses of a step that continues equally often in a single memory. */
 typedef struct turning {
     model r;
     stx_span_state *s[3];
@@ -990,7 +995,7 @@ static void test_turns(void) {
 #endif
         turning_make(&a, cases[i].which, cases[i].precision, 1, cases[i].states, cases[i].turns);
         turning_make(&b, cases[i].which, cases[i].precision, 0, cases[i].states, cases[i].turns);
-        /* in one memory */
+        /* the reference: a single memory */
         turning_make(&c, cases[i].which, cases[i].precision, 1, 1, cases[i].turns);
         for (n = 0; n < ALL; n++) {
             double la[4], lb[4], lc[4];
@@ -1028,8 +1033,8 @@ static void test_turns(void) {
     }
 }
 
-/* Memories with spare capacity, whose rows ops read in place or copy, start each step at
-   the same address. */
+/* Memories with spare capacity, whose rows ops either read in place or copy. Each step
+   starts at the same address. */
 static void test_room(void) {
     stx_desc cd;
     stx_memory_desc d;
@@ -1066,8 +1071,8 @@ static void test_room(void) {
     stx_destroy(x);
 }
 
-/* Scalars may be set between replays, and constants created after the first replays do
-   not end them. The bits are the same as without graphs. */
+/* Scalars may be set between replays. Constants created after the first replays do not
+   stop the replays. The bits must be the same as without graphs. */
 typedef struct scaled {
     stx_ctx *x;
     stx_params *p;
@@ -1098,7 +1103,7 @@ static void scaled_make(scaled *u, int precision, int no_graph) {
     u->scale = stx_scalar_create(u->x, 1);
 }
 
-/* Mean square of softmax(scale (table w^T)) */
+/* The mean square of softmax(scale table w^T). */
 static void scaled_step(void *user) {
     scaled *u = (scaled *)user;
     stx_tensor *y;
@@ -1158,9 +1163,10 @@ static void test_scalars(void) {
         for (inside = 0; inside < 2; inside++) scalars_case(precision, inside);
 }
 
-/* Adaptive input and softmax, with ignored rows. Steps whose clusters have the same sizes
-   are replayed, with the bits of launched steps. blind: the key does not contain the
-   sizes; a replayed step whose ids do not fit makes no update. */
+/* Adaptive input and softmax, with ignored rows. Steps whose clusters have the same
+   sizes are replayed and must have the bits of launched steps. blind: the key does not
+   contain the sizes, so a replayed step whose ids do not fit must not update anything.
+   */
 enum { CB = 4, CT = 16, CV = 41 };
 
 typedef struct clustered {
@@ -1202,7 +1208,7 @@ static void clustered_make(clustered *u, int precision, int no_graph) {
         u->out.proj_bias[c] = stx_param(u->p, STX_NORMAL, 0.2, n[4], w, 0, 0, 0);
     }
     u->out.cluster_w = stx_param(u->p, STX_NORMAL, 0.2, "clusters", 2, 16, 0, 0);
-    if (!no_graph) { /* gradients in one block do not change the bits */
+    if (!no_graph) { /* Gradients in one block must not change the bits. */
         size_t n;
         CHECK(stx_params_grads(u->p, &n) && n > stx_params_size(u->p) && n % 64 == 0, "%s",
               stx_error(u->x));
@@ -1228,14 +1234,15 @@ static void clustered_step(void *user) {
     stx_optim_step(u->o, 0.01);
 }
 
-/* Place k of a batch has a word of cluster 1, 2 or 0; `many` of them are in cluster 1. */
+/* The id at position k of a batch, from cluster 1, 2 or 0; `many` of the ids are from
+   cluster 1. */
 static int32_t clustered_id(int i, int n, int k, int many) {
     if (k < many) return 11 + (i + n) % 14;
     if (k < many + 8) return 25 + (i * n) % 16;
     return (i + n) % 11;
 }
 
-/* As clustered_id; the first 10 places are ignored. */
+/* Like clustered_id, but the first 10 positions are ignored. */
 static int32_t clustered_target(int i, int n, int k, int many) {
     if (k < 10) return 3;
     if (k < many) return 11 + (i * n) % 14;
@@ -1243,7 +1250,7 @@ static int32_t clustered_target(int i, int n, int k, int many) {
     return 4 + (i + n) % 7;
 }
 
-/* Step n. All steps of one kind have the same number of words in each cluster, in
+/* Runs step n. All steps of one kind have the same number of words per cluster, in
    different orders. */
 static int clustered_run(clustered *u, int n, int kind, int blind) {
     int32_t id[CB * CT], next[CB * CT];
@@ -1262,8 +1269,8 @@ static int clustered_run(clustered *u, int n, int kind, int blind) {
     return stx_step_run(u->x, key, clustered_step, u);
 }
 
-/* Steps without the clusters' sizes in their key. Step 4 has another kind than the
-   captured one, and makes no update. */
+/* Steps whose key does not contain the clusters' sizes. Step 4 is of a different kind
+   than the captured step and must not update anything. */
 static void clustered_blind(clustered *b) {
     const stx_tensor *t = b->in.table[1];
     int n;
@@ -1312,17 +1319,18 @@ static void test_clusters(void) {
 
 // >>deferred sums
 
-/* Sums of rows that backward defers: of parameters used by several ops, of more than a
-   table holds, of one parameter that is gain and shift, and of a bias that is not a
-   parameter, whose gradient is read before backward ends. */
+/* Sums of rows that the backward pass defers: of parameters that several ops use, of
+   more parameters than a table holds, of a parameter that is both gain and shift, and
+   of a bias that is not a parameter, whose gradient is read before the backward pass
+   ends. */
 enum { LATE_N = 70, LATE_C = 36, LATE_OPS = 17 };
 
-/* Layer i: a linear layer, or two, and a normalisation */
+/* Layer i: one or two linear layers and a normalisation. */
 static stx_tensor *late_layer(stx_ctx *x, stx_tensor *h, size_t i, stx_tensor *w, stx_tensor *b,
                               stx_tensor *gain, stx_tensor *both, stx_tensor *own[][2]) {
     stx_tensor *f;
     f = stx_linear(x, h, w, i % 3 ? b : own[i][0], i % 2 ? STX_ACT_RELU : STX_ACT_TANH);
-    /* a bias that is not a parameter */
+    /* The bias is not a parameter. */
     if (i % 4 == 3) f = stx_linear(x, f, w, stx_scale(x, b, 0.7), STX_ACT_NONE);
     if (i % 5 == 4) return stx_layernorm(x, f, both, both, 0);
     if (i % 5 == 3) return stx_residual_norm(x, h, f, 0, gain, b, 0);
@@ -1381,9 +1389,9 @@ static void test_late(void) {
 
 // >>padded logits
 
-/* Vocabularies of all kinds whose rows are not multiples of 8 elements: gradients, logits
-   and log p on both devices; and updates, which must leave the padding of a table as it
-   was. */
+/* Vocabularies of all kinds whose rows are not multiples of 8 elements. Compares
+   gradients, logits and log p of both devices. Updates must not change the padding of a
+   table. */
 typedef struct worded {
     stx_ctx *x;
     stx_params *p;
@@ -1396,7 +1404,8 @@ enum { WORDS_B = 3, WORDS_T = 7, WORDS_N = 21, WORDS_V = 205, WORDS_D = 32 };
 /* Kinds of vocabularies */
 enum { WORDS_PLAIN, WORDS_TIED, WORDS_ADAPTIVE, WORDS_SHARED_MAJOR, WORDS_SHARED, WORDS_KINDS };
 
-/* Padding of parameter i of WORDS_PLAIN on a GPU: input table, output table, bias */
+/* The padding of parameter i of WORDS_PLAIN on a GPU. The parameters are the input
+   table, the output table and the bias. */
 static size_t worded_padding(size_t i) {
     if (i == 0) return 0;
     return i == 1 ? 51 * WORDS_D : 51;
@@ -1447,8 +1456,8 @@ static void worded_make(worded *u, int kind, int device, int precision) {
               "padding of %s: %zu", u->p->name[i], u->p->tensor[i]->padding);
 }
 
-/* The loss, computed in one of three ways: the model's (0), with weights and an ignored
-   id (1), or from public logits (2) */
+/* Computes the loss in one of three ways: by the model (0), with weights and an ignored
+   id (1), or from the public logits (2). */
 static stx_tensor *worded_loss(worded *u, int which, const float *h, const int32_t *id,
                                stx_tensor **var) {
     stx_ids *ids;
@@ -1484,7 +1493,7 @@ static void worded_near(worded *a, worded *b, const stx_tensor *s, const stx_ten
     free(g);
 }
 
-/* A training step in each way that the kind supports */
+/* Runs a training step in each way that the kind supports. */
 static void worded_train(worded *a, worded *b, int kind, double tol, const float *h,
                          const int32_t *id) {
     int which;
@@ -1524,7 +1533,7 @@ static void worded_eval(worded *a, worded *b, int kind, double tol, const float 
     if (pb) worded_near(a, b, pa, pb, 0, tol, "logits", kind);
 }
 
-/* The padding of tables is zero, and there is none on the CPU. */
+/* The padding of tables must be zero. On the CPU, there is none. */
 static void worded_padding_check(worded *a, worded *b, int kind) {
     size_t i, k;
     for (i = 0; i < b->p->count; i++) {
@@ -1539,7 +1548,8 @@ static void worded_padding_check(worded *a, worded *b, int kind) {
     }
 }
 
-/* Number of matmuls with unaligned rows so far; 0 on a GPU, where they are not counted */
+/* Returns the number of matmuls with unaligned rows so far, or 0 on a GPU, which does
+   not count them. */
 static long unaligned_so_far(void) {
 #ifdef SEQTX_CUDA_HOST
     return cuda_host_unaligned();
@@ -1577,8 +1587,8 @@ static void test_words(void) {
     free(id);
 }
 
-/* With a vocabulary of 205, training is as on the CPU, and no matmul of a step has
-   unaligned rows. */
+/* With a vocabulary of 205, training on a GPU must match the CPU, and no matmul of a
+   step may have unaligned rows. */
 static void test_odd_vocabulary(void) {
     int half, n;
     model_vocab = 205;
@@ -1606,11 +1616,11 @@ static void test_odd_vocabulary(void) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-/* The number of nodes that a layer adds to the graph of a step with a full memory. Each
-   node costs the GPU a microsecond or two, whatever it does.
-   `build/test_cuda_model nodes` lists them. */
+/* Counts the nodes that a layer adds to the graph of a step with a full memory. Each
+   node costs the GPU one or two microseconds, whatever it does. `build/test_cuda_model
+   nodes` lists them. */
 static void test_nodes(void) {
-    /* in one case the gradients of weights are split along K, and their sums deferred */
+    /* In one case, the gradients of weights are split along K and their sums deferred. */
     static const struct {
         int which;
         long nodes;
@@ -1648,7 +1658,8 @@ static void test_nodes(void) {
 
 // >>keys and status
 
-/* A step that takes its tokens from the host is not replayed; its results are right. */
+/* A step that takes its tokens from the host is not replayed, and its results are
+   correct. */
 typedef struct fresh_user {
     model *r;
     int n;
@@ -1691,7 +1702,7 @@ static void test_not_repeatable(void) {
     model_free(&b);
 }
 
-/* A step that changes its own data takes tokens from the host; its function must be
+/* A step that changes its own data and takes tokens from the host. Its function must be
    called once per step. */
 typedef struct counting {
     model *r;
@@ -1726,7 +1737,7 @@ static void test_keys(void) {
           stx_error(b.x));
     model_free(&b);
 
-    /* learning rates that only the function of the step knows */
+    /* learning rates that are set only in the step's function */
     model_make_small(&a, SMALL, STX_CUDA, STX_PREC_F32, 1);
     model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
     u.r = &a;
@@ -1742,7 +1753,7 @@ static void test_keys(void) {
     model_free(&a);
     model_free(&b);
 
-    /* other shapes of tokens, with a full memory */
+    /* tokens of other shapes, when the memory is full */
     model_make_small(&a, SMALL, STX_CUDA, STX_PREC_F32, 1);
     model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
     for (n = 0; n < 16; n++) {
@@ -1770,8 +1781,8 @@ static void test_keys(void) {
     model_free(&b);
 }
 
-/* stx_step_replay_status: why the last step was not captured; "" if it was captured or
-   replayed */
+/* stx_step_replay_status: the reason why the last step was not captured, or "" if it
+   was captured or replayed. */
 static const char key_differs[] = "not captured: its key is not that of the previous step";
 
 static void empty_step(void *user) {
@@ -1803,10 +1814,10 @@ static void status_of_replays(void) {
 #ifdef SEQTX_CUDA_HOST
 enum { REFUSED_STEPS = 14, ALL_STEPS = 20 };
 
-/* CUDA call `call` of the capture fails: the run continues with the same bits, and the
-   status says why it is slow. After a new parameter it is captured. loss: of a run
-   without graphs, whose parameters and step index after REFUSED_STEPS are hash and index
-   */
+/* CUDA call number `call` of the capture fails. The run must continue with the same
+   bits, and the status must say why it is slow. After a parameter is added, the step is
+   captured. loss, hash, index: losses of a run without graphs, and its parameters and
+   step index after REFUSED_STEPS. */
 static void status_of_refusal(int call, const double *loss, uint64_t hash, uint64_t index) {
     static const char *const name[CUDA_HOST_GRAPH_CALLS] = {"cudaErrorStreamCaptureUnsupported",
                                                             "cudaErrorStreamCaptureInvalidated",
@@ -1861,7 +1872,7 @@ static void status_of_refusals(void) {
 }
 #endif
 
-/* Tokens from the host in each step */
+/* Tokens from the host in every step. */
 static void status_of_fresh(void) {
     model b;
     fresh_user u;
@@ -1879,8 +1890,8 @@ static void status_of_fresh(void) {
     model_free(&b);
 }
 
-/* Keys that are new or alternate; then always the same key, whose step is captured
-   immediately */
+/* Keys that are new or alternate, then always the same key, whose step is captured
+   immediately. */
 static void status_of_keys(void) {
     model b;
     int n, keys;
@@ -1910,8 +1921,8 @@ static void test_status(void) {
 
 // >>checkpoints, generation, bad input
 
-/* A model saved on one device is loaded on another; its next steps are those of the run
-   that was not interrupted. */
+/* A model saved on one device is loaded on the other. Its next steps must equal those
+   of the run that was not interrupted. */
 static int save_model(model *r, const char *path) {
     stx_writer *w = stx_writer_create(r->x);
     int ok = stx_params_save(w, r->m->params, "") && stx_optim_save(w, r->o)
@@ -1940,7 +1951,7 @@ static void test_checkpoint(void) {
             model a, b;
             int prec = cuda_precision(precision), same = device[k][0] == device[k][1];
             double tol = precision ? 3e-2 : 1e-4;
-            size_t size = same || precision ? 1 : 2; /* batch rows and layers */
+            size_t size = same || precision ? 1 : 2; /* batch size and layers */
             model_make_sized(&a, SMALL, device[k][0], device[k][0] ? prec : STX_PREC_F32, 0, size,
                              size);
             model_make_sized(&b, SMALL, device[k][1], device[k][1] ? prec : STX_PREC_F32, 0, size,
@@ -1995,8 +2006,8 @@ static void test_generation(void) {
     }
 }
 
-/* A gradient that is not finite: the device skips the update, and the host learns of it
-   in stx_optim_sync. */
+/* A gradient is not finite: the device skips the update, and stx_optim_sync reports it
+   to the host. */
 static void test_skip(void) {
     model r;
     uint64_t before;
@@ -2021,8 +2032,7 @@ static void test_skip(void) {
     model_free(&r);
 }
 
-/* A bad token in a step that is replayed: replays do not check tokens, so stx_tokens_set
-   must. */
+/* A bad token in a replayed step: replays do not check tokens, so stx_tokens_set must. */
 static void test_bad_token(void) {
     model r;
     int32_t *id;
@@ -2048,11 +2058,11 @@ static void test_bad_token(void) {
 
 
 // >>NaN
-/* A NaN with all bits set, as CUDA's own NaNs are, stays NaN in the matmuls of attention
-   and reaches every gradient that depends on it: no limit on an exponent may hide it. It
-   is in q, k or v of batch row 0, head 0, time 7; on the CPU, with version 0 and with the
-   fused kernels. (More elements of that head may be NaN: 0 times NaN where a query does
-   not see a key of the same tile.) */
+/* A NaN with all bits set, as CUDA produces them, must remain NaN in the matmuls of
+   attention and reach every gradient that depends on it; no clamp of an exponent may
+   hide it. It is placed in q, k or v at batch row 0, head 0, time 7. Tested on the CPU,
+   with version 0 and with the fused kernels. (More elements of that head may become
+   NaN: 0 times NaN, where a query does not see a key of the same tile.) */
 static void nan_grads(stx_ctx *x, int which, float *out, float *grads) {
     static const uint32_t bits = 0x7fffffffu;
 
@@ -2068,7 +2078,7 @@ static void nan_grads(stx_ctx *x, int which, float *out, float *grads) {
         for (k = 0; k < 3; k++) a[k][i] = (float)test_rand();
         dy[i] = (float)test_rand();
     }
-    memcpy(a[which] + 7 * 16 + 3, &bits, 4); /* row 7, head 0, batch row 0 */
+    memcpy(a[which] + 7 * 16 + 3, &bits, 4); /* time 7, head 0, batch row 0 */
     memset(&in, 0, sizeof in);
     memset(&d, 0, sizeof d);
     d.heads = 2;
@@ -2087,7 +2097,7 @@ static void nan_grads(stx_ctx *x, int which, float *out, float *grads) {
 
 enum { NAN_N = 2 * 24 * 16 };
 
-/* Does gradient i (of q, k, v in this order) depend on the NaN in input `which`? */
+/* Nonzero if gradient i (of q, k, v) depends on the NaN in input `which`. */
 static int nan_reaches(size_t i, int which) {
     size_t t = i / NAN_N, row = i % NAN_N / 16 % 24;
     if (t == 0) return which ? row >= 7 : row == 7;
@@ -2099,7 +2109,7 @@ static int in_nan_head(size_t i) {
     return i % NAN_N / 16 < 24 && i % 16 < 8;
 }
 
-/* Does output i depend on it? */
+/* Nonzero if output i depends on it. */
 static int nan_reaches_y(size_t i, int which) {
     size_t row = i / 16;
     if (!in_nan_head(i) || (which == 2 && i % 16 != 3)) return 0;
@@ -2142,12 +2152,12 @@ static void test_nan(void) {
 
 // >>two GPUs
 
-/* One model on each of two GPUs in one process: alone on GPU 0, alone on its own GPU, or
-   with alternating steps */
+/* One model on each of two GPUs in one process: alone on GPU 0, alone on its own GPU,
+   or with alternating steps. */
 enum { ALONE_ON_0, ALONE, ALTERNATING, TURNS };
 
 static void two_gpus_run(int half, int turn, uint64_t hash[2], double loss[2]) {
-    /* with dropout; and with the widest tiles of attention */
+    /* one with dropout, one with the widest tiles of attention */
     static const int kinds[2] = {DROP, WIDE};
     model r[2];
     int gpu, n;
@@ -2169,7 +2179,7 @@ static void two_gpus_run(int half, int turn, uint64_t hash[2], double loss[2]) {
     }
 }
 
-/* All three have the same bits. */
+/* All three runs of a model must have the same bits. */
 static void test_two_gpus(void) {
     int half, turn, gpu;
     cuda_host_devices(2);
@@ -2193,7 +2203,7 @@ static void test_two_gpus(void) {
 
 // >>errors that only the shim can cause
 
-/* Creates a context that must be refused with an error that contains a and b. */
+/* Tries to create a context, which must fail with an error that contains a and b. */
 static void create_refused(const stx_desc *d, const char *what, const char *a, const char *b) {
     stx_ctx *x = stx_create(d);
     CHECK(!stx_ok(x) && strstr(stx_error(x), a) && strstr(stx_error(x), b)
@@ -2220,8 +2230,9 @@ static void errors_of_devices(void) {
           cuda_host_bytes_in_use());
 }
 
-/* Run n: a device with more and more memory, then one whose allocation n - 59 fails;
-   arenas retry with less. Returns whether the run ended with an error. */
+/* Run n: a device with more and more memory, then one whose allocation n - 59 fails,
+   after which arenas retry with less. Returns nonzero if the run ended with an
+   error. */
 static int short_of_memory(long n) {
     stx_span_desc sd;
     stx_desc d;
@@ -2286,7 +2297,7 @@ static void errors_of_memory(void) {
     CHECK(refused > 5, "%ld of 99 runs short of memory ended with an error", refused);
 }
 
-/* desc.max_bytes counts device memory. */
+/* desc.max_bytes also limits device memory. */
 static void errors_of_max_bytes(void) {
     stx_desc d;
     stx_ctx *x;
@@ -2304,7 +2315,8 @@ static void errors_of_max_bytes(void) {
     stx_destroy(x);
 }
 
-/* Launch n fails: the error is sticky and names the operation, and the host continues. */
+/* Launch n fails: the error must be sticky and name the operation, and the host must
+   continue. */
 static void errors_of_launch(long n) {
     model r;
     model_make(&r, SMALL, STX_CUDA, STX_PREC_F32, 1);
