@@ -15,7 +15,7 @@
 
 // >>cases
 
-/* How the entries of z are chosen */
+/* How the span fractions z are chosen. */
 enum {
     Z_NONE,
     Z_MIXED,
@@ -25,19 +25,19 @@ enum {
     Z_BEYOND    /* outside [0,1], too */
 };
 
-/* Padded keys, which hold NaN */
+/* Which keys are padded. Padded keys are NaN. */
 enum {
     PAD_NONE,
     PAD_SCATTERED,
     PAD_BEFORE,    /* before the sequence */
-    PAD_ROW_0,     /* all keys of batch row 0, and every other key of the other rows */
+    PAD_ROW_0,     /* all keys of batch row 0 and every other key of the other rows */
     PAD_BUT_FEW,   /* all but a few */
-    PAD_BLOCKS,    /* every other block of 64, shifted by the batch row */
+    PAD_BLOCKS,    /* every other block of 64 keys, shifted by the index of the batch row */
     PAD_BOTH_ENDS, /* the first 3 and the last 2 */
     PAD_HOLE       /* from 1/4 to 3/4 of the keys */
 };
 
-/* Where the rows of q, k and v are */
+/* How the rows of q, k and v are stored. */
 enum {
     ROWS_PACKED,
     ROWS_ODD,   /* odd strides and offsets */
@@ -48,17 +48,18 @@ typedef struct attn {
     size_t B, T, S, H, D, P, N; /* P 0: no pe */
     int shared, u, vb;          /* shared: all heads share pe */
     int z;                      /* Z_NONE.. */
-    int z_one, no_renorm;       /* one z for all heads; the mask outside the normaliser */
+    int z_one, no_renorm;       /* z_one: one z for all heads; no_renorm: the mask is
+                                   applied after normalisation */
     size_t span;                /* 0: all keys */
     int dmin, not_causal;
-    int loose; /* span may exceed pe, whose missing rows are zero */
+    int loose; /* span may exceed the rows of pe; missing rows count as zero */
     ptrdiff_t first;
-    /* 0: 1/sqrt(D), 150, 32, 0, 0, 1. big: the magnitude of q and k */
+    /* 0 selects 1/sqrt(D), 150, 32, 0, 0 and 1. big: the magnitude of q and k */
     double scale, L, R, eps, drop, big;
-    int gap;         /* ROWS_PACKED.. */
+    int gap;         /* one of ROWS_PACKED .. */
     int acts;        /* pe, u, vb, pk and pv are activations */
-    size_t past;     /* number of keys in separate buffers; see >>cached rows */
-    int sets, fresh; /* number of head groups; gradients overwrite, they do not accumulate */
+    size_t past;     /* number of keys that are stored in separate buffers; see >>cached rows */
+    int sets, fresh; /* sets: number of head groups; fresh: overwrite gradients */
     int pad;         /* PAD_NONE.. */
 } attn;
 
@@ -87,20 +88,17 @@ static const char *label(const attn *c) {
     return t;
 }
 
-/* One case on the host: inputs, initial gradients, and the results of the CPU */
-
-/* Everything of one case on the host: inputs, what gradients begin with, and what the
-   CPU makes of them */
+/* One case on the host: inputs, initial gradients, and the results of the CPU. */
 typedef struct data {
     const attn *c;
     stx_attention_args a;               /* sizes and scalars; each run sets the pointers */
-    size_t size[INS], qo, ko, vo, rows; /* offsets of q, k, v in their buffers; B H T */
+    size_t size[INS], qo, ko, vo, rows; /* offsets of q, k, v in their buffers; rows = B H T */
     float *in[INS], *start[GRADS], *expected[OUTS];
     size_t out_size[OUTS];
     int32_t *pad; /* (B, S + 3), or NULL */
 } data;
 
-/* Offset in KV of row j of batch row b of k (v: of the values) */
+/* The offset in KV of row j of k (or, if v is set, of the values) in batch row b. */
 static size_t kv_at(const data *d, int v, size_t b, size_t j) {
     return (v ? d->vo : d->ko) + b * d->a.kv_batch_stride + j * d->a.kv_row_stride;
 }
@@ -109,7 +107,7 @@ static size_t q_at(const data *d, size_t b, size_t i) {
     return d->qo + b * d->a.q_batch_stride + i * d->a.q_row_stride;
 }
 
-/* Sets C elements from offset `at` of k and of v. */
+/* Sets C elements at offset `at` of k and of v. */
 static void set_row(float *kv, const data *d, size_t b, size_t j, float k, float v) {
     size_t e;
     for (e = 0; e < d->a.H * d->a.D; e++) {
@@ -118,7 +116,7 @@ static void set_row(float *kv, const data *d, size_t b, size_t j, float k, float
     }
 }
 
-/* Is the tensor stored as activations are, in bf16 if the context is? */
+/* Nonzero if the tensor is stored like activations: in bf16, if the context uses bf16. */
 static int is_stored(const attn *c, size_t i) {
     return i == Q || i == KV || i == DY || (c->acts && i != Z);
 }
@@ -127,7 +125,8 @@ static const char *precision_name(int half) {
     return half ? "bf16" : "f32";
 }
 
-/* Sets the pointers of the args. Entries of grad that are NULL are not requested. */
+/* Sets the pointers of the args. A gradient whose entry in grad is NULL is not
+   requested. */
 static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real *const *grad,
                   stx_real *y, stx_real *top, stx_real *inv) {
     *a = d->a;
@@ -154,7 +153,7 @@ static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real 
     a->dpersistent_v = a->persistent_v ? grad[PV] : NULL;
 }
 
-/* p + n elements, whatever their size is in x */
+/* Returns p + n elements, for the size of an element in x. */
 static stx_real *skip(stx_ctx *x, const stx_real *p, size_t n) {
     size_t bytes = sizeof(stx_real);
     if (!p) return NULL;
@@ -171,7 +170,7 @@ static void offsets(data *d, stx_ctx *x, stx_attention_args *a) {
     a->dv = skip(x, a->dv, d->vo);
 }
 
-/* Sizes and scalars, resolved as stx_attention does */
+/* Fills in sizes and scalars, with defaults resolved as in stx_attention. */
 static void args_open(data *d) {
     const attn *c = d->c;
     stx_attention_args *a = &d->a;
@@ -202,7 +201,7 @@ static void args_open(data *d) {
     a->stream = ((uint64_t)7 << 24) + 5;
 }
 
-/* Strides, offsets and sizes of the buffers */
+/* Chooses the strides, offsets and sizes of the buffers. */
 static void layout_open(data *d) {
     const attn *c = d->c;
     stx_attention_args *a = &d->a;
@@ -239,7 +238,7 @@ static void layout_open(data *d) {
     memcpy(d->out_size + OUT_GRADS, d->size, GRADS * sizeof *d->size);
 }
 
-/* Is key j of batch row b padded? */
+/* Nonzero if key j of batch row b is padded. */
 static int is_padded(const attn *c, size_t b, size_t j) {
     switch (c->pad) {
     case PAD_SCATTERED: return test_rand() < -0.2;
@@ -264,7 +263,8 @@ static void pad_open(data *d) {
             if (is_padded(c, b, j)) d->pad[b * d->a.pad_batch_stride + j] = marks[j % 4];
 }
 
-/* Entry h of z. Those of Z_ENDS and Z_BEYOND may be at kinks of the ramp, others not. */
+/* The z of head h. With Z_ENDS and Z_BEYOND it may be at a kink of the ramp; otherwise
+   it never is. */
 static float z_of(const attn *c, size_t h) {
     static const float ends[] = {0, 1, 0.5f, 0.25f}, beyond[] = {-0.3f, 1.7f, 0.4f, -5};
     double L = c->L > 0 ? c->L : 150, f = 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
@@ -275,8 +275,8 @@ static float z_of(const attn *c, size_t h) {
     return (float)((floor(f * L) + 0.37) / L);
 }
 
-/* half: inputs have values that a bf16 context can store. add: gradients do not start
-   at 0 */
+/* half: inputs are rounded to values that bf16 can represent. add: gradients start with
+   nonzero values. */
 static void data_open(data *d, const attn *c, int half, int add) {
     size_t i, h, b;
     memset(d, 0, sizeof *d);
@@ -287,7 +287,7 @@ static void data_open(data *d, const attn *c, int half, int add) {
     for (i = 0; i < INS; i++) {
         double s = (i == Q || i == KV) && c->big > 0 ? c->big : 1;
         d->in[i] = cuda_random(d->size[i], s, 0);
-        /* of parameters, too: then their bf16 copies are exact */
+        /* Parameters are rounded too, so that their bf16 copies are exact. */
         if (half && i != Z) cuda_round(d->in[i], d->size[i]);
     }
     for (b = 0; d->pad && b < c->B; b++)
@@ -324,7 +324,7 @@ static void outputs_free(float **o) {
     free(o);
 }
 
-/* One pass, with scratch that exists only during the call */
+/* Runs one pass with scratch that exists only during the call. */
 static void run_pass(stx_ctx *x, stx_attention_args *a, int backward) {
     a->work = NULL;
     if (stx_ctx_desc(x)->device == STX_CUDA) {
@@ -357,8 +357,8 @@ static void on_cpu(stx_ctx *x, data *d) {
 
 enum { FORWARD_ONLY = 1 << 16 };
 
-/* without: bits of the gradients that are not requested (bit GRADS: only dv;
-   FORWARD_ONLY: all) */
+/* without: bits of the gradients that are not requested. Bit GRADS: only dv is not;
+   FORWARD_ONLY: none is requested. */
 static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     stx_attention_args a;
     stx_real *in[INS], *grad[GRADS], *y, *top, *inv;
@@ -400,18 +400,19 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
 
 
 // >>comparison
-/* Errors are relative to the largest entry of a tensor, or to a floor if that is larger:
-   a gradient may be what remains after cancellation (a row of one key has ds = 0), while
-   its terms are of order 1.
-     f32: sums of up to a few hundred terms in a different order, each term rounded to
-     6e-8, below e^s: 1e-5. A logit of size s is rounded to 6e-8 s, which changes its
-     weight as much (cases with large logits, 3000: 1e-3).
-     bf16: y and the gradients of activations are stored with 8 binary digits (2e-3 of an
-     entry). The fused kernels round q + u, weights and ds to 8 digits as well, which
-     moves a logit of size 4 by 1e-2 and its weight as much: 1.5e-2. dz and the gradients
-     of tables are sums of terms of both signs; the sums shrink, their errors do not:
-     4e-2. If logits are large, 8 digits determine nothing: version 0 computes in f32, and
-     from the fused kernels only finite values of the right magnitude are required. */
+/* Errors are relative to the largest element of a tensor, or to a floor if that is
+   larger: a gradient may be what remains after cancellation (a row of one key has ds =
+   0), while its terms are of order 1. f32: sums of up to a few hundred terms in a
+   different order, where each term is rounded by 6e-8 and is less than e^s: 1e-5. A
+   logit of size s is rounded by 6e-8 s, which changes its weight by the same relative
+   amount (in cases with large logits, of 3000: 1e-3). bf16: y and the gradients of
+   activations are stored with 8 binary digits (2e-3 of an element). The fused kernels
+   also round q + u, weights and ds to 8 digits, which changes a logit of size 4 by 1e-2
+   and its weight by the same relative amount: 1.5e-2. dz and the gradients of tables
+   are sums of terms of both signs. The sums partly cancel, but their errors do not:
+   4e-2. If logits are large, 8 digits determine nothing. Then version 0 computes in
+   f32, and the fused kernels are only required to return finite values of the right
+   magnitude. */
 static const double FLOAT = 1e-5, HALF = 1.5e-2, HALF_SUMS = 4e-2;
 static double worst[2][OUTS];
 
@@ -422,7 +423,7 @@ static int in_rows(size_t i, size_t offset, size_t batch_stride, size_t row_stri
            && (i - offset) % batch_stride % row_stride < width;
 }
 
-/* Is element i part of a row? What is between rows must not be written. */
+/* Nonzero if element i belongs to a row. Elements between rows must not be written. */
 static int owned(const data *d, size_t out, size_t i) {
     const stx_attention_args *a = &d->a;
     size_t C = a->H * a->D;
@@ -434,8 +435,8 @@ static int owned(const data *d, size_t out, size_t i) {
            || in_rows(i, d->vo, a->kv_batch_stride, a->kv_row_stride, a->B, a->S, C);
 }
 
-/* The largest finite |a| up to 1e30, or top if that is larger; infinities mark rows that
-   see nothing. */
+/* Returns the largest |a| among values up to 1e30, or top if that is larger. Rows that
+   see no key contain infinities, which are skipped. */
 static double largest(const float *a, size_t n, double top) {
     size_t i;
     for (i = 0; i < n; i++)
@@ -453,8 +454,8 @@ static double tolerance(size_t o, double logit, int half, int version) {
     return o >= OUT_GRADS + PE ? HALF_SUMS : HALF;
 }
 
-/* Error of inv: 0 of a row that sees nothing; otherwise e^top / inv, the mass of the row,
-   is compared by its logarithm. */
+/* Returns the error of inv. For a row that sees no key, inv is 0. For others, the
+   logarithms of e^top / inv, the row's normaliser, are compared. */
 static double inv_error(const data *d, float **got, int *exact) {
     double off = 0;
     size_t i;
@@ -469,8 +470,8 @@ static double inv_error(const data *d, float **got, int *exact) {
     return off;
 }
 
-/* Error of output o, relative to its largest entry or to the floor. exact becomes 0 if
-   something between the rows was written. */
+/* Returns the error of output o, relative to its largest element or to the floor. Sets
+   *exact to 0 if an element between rows was written. */
 static double output_error(const data *d, float **got, size_t o, double floor_, int *exact) {
     const float *expected = d->expected[o];
     double top = largest(expected, d->out_size[o], floor_), off = 0;
@@ -479,13 +480,13 @@ static double output_error(const data *d, float **got, size_t o, double floor_, 
         double g = (double)got[o][i], w = (double)expected[i];
         if (o >= OUT_GRADS && !owned(d, o, i)) {
             if (memcmp(&got[o][i], &d->start[o - OUT_GRADS][i], sizeof(float))) *exact = 0;
-        } else if (g != w) /* equal infinities: top of a row that sees nothing */
+        } else if (g != w) /* equal infinities: row_max of a row that sees no key */
             raise_worst(&off, fabs(g - w));
     }
     return off > 0 && top > 0 ? off / top : off;
 }
 
-/* Do padded keys have the gradients that were there before? */
+/* Nonzero if the gradients of padded keys are unchanged. */
 static int padded_kept(const data *d, const float *dkv) {
     size_t b, j, e;
     for (b = 0; b < d->a.B; b++)
@@ -521,14 +522,14 @@ static void compare(const data *d, float **got, int half, int version, int forwa
 }
 
 static stx_ctx *cpu, *gpu[2]; /* float, bf16 */
-/* see stx_cuda_attention; from 4 on they differ from 2 only in bf16 */
+/* see stx_cuda_attention; versions 4 to 6 differ from 2 only in bf16 */
 static const int versions[] = {1, 3, 2, 4, 5, 6};
 
 static size_t versions_of(int half) {
     return half ? 6 : 3;
 }
 
-/* which: bits of the versions to run */
+/* which: a bit for each version to run */
 static void one_case(const attn *c, int half, int add, unsigned which) {
     data d;
     float **got;
@@ -545,7 +546,7 @@ static void one_case(const attn *c, int half, int add, unsigned which) {
     data_close(&d);
 }
 
-/* z, gap and pad by number: Z_MIXED is 1, ROWS_ODD is 1, PAD_SCATTERED is 1. */
+/* The values 1 of z, gap and pad are Z_MIXED, ROWS_ODD and PAD_SCATTERED. */
 static const attn table[] = {
     /* sizes */
     {.B = 1, .T = 1, .S = 1, .H = 1, .D = 1},
@@ -565,7 +566,7 @@ static const attn table[] = {
     {.B = 1, .T = 5, .S = 9, .H = 1, .D = 200, .P = 9, .N = 3, .drop = 0.2},
     {.B = 5, .T = 3, .S = 4, .H = 3, .D = 8, .P = 4, .N = 2, .u = 1, .vb = 1, .z = 1, .L = 4,
      .R = 2, .shared = 1},
-    /* the learned span */
+    /* learned spans */
     {.B = 2, .T = 40, .S = 160, .H = 4, .D = 16, .P = 160, .shared = 1, .dmin = 1, .z = 1},
     {.B = 1, .T = 64, .S = 192, .H = 3, .D = 32, .P = 192, .shared = 1, .dmin = 1, .z = 2},
     {.B = 1, .T = 65, .S = 200, .H = 4, .D = 8, .P = 150, .shared = 1, .dmin = 1, .z = 3},
@@ -587,7 +588,7 @@ static const attn table[] = {
      .L = 60},
     {.B = 1, .T = 20, .S = 40, .H = 2, .D = 16, .P = 300, .shared = 1, .dmin = 1, .span = 30},
     {.B = 1, .T = 3, .S = 50, .H = 2, .D = 16, .P = 1},
-    /* keys before first_key, zero keys */
+    /* keys before first_key; zero keys */
     {.B = 2, .T = 40, .S = 80, .H = 2, .D = 16, .P = 80, .first = 37},
     {.B = 1, .T = 40, .S = 40, .H = 2, .D = 16, .P = 40, .first = 13, .u = 1},
     {.B = 1, .T = 20, .S = 20, .H = 2, .D = 16, .first = 20},
@@ -600,7 +601,7 @@ static const attn table[] = {
     {.B = 1, .T = 33, .S = 33, .H = 3, .D = 16, .first = -5, .eps = 1e-3, .z = 1, .L = 30, .R = 8},
     {.B = 2, .T = 1, .S = 1, .H = 1, .D = 4, .dmin = 1},
     {.B = 1, .T = 30, .S = 30, .H = 2, .D = 16, .dmin = 1, .P = 30},
-    /* without causality */
+    /* not causal */
     {.B = 2, .T = 33, .S = 20, .H = 2, .D = 16, .not_causal = 1},
     {.B = 1, .T = 20, .S = 70, .H = 2, .D = 16, .not_causal = 1, .first = 9, .u = 1, .drop = 0.4},
     {.B = 1, .T = 65, .S = 65, .H = 1, .D = 32, .not_causal = 1, .N = 4},
@@ -609,7 +610,7 @@ static const attn table[] = {
     {.B = 1, .T = 33, .S = 64, .H = 2, .D = 16, .N = 5, .P = 64, .u = 1, .vb = 1},
     {.B = 1, .T = 33, .S = 64, .H = 2, .D = 32, .N = 64, .z = 1, .L = 50},
     {.B = 2, .T = 40, .S = 40, .H = 2, .D = 16, .N = 70, .dmin = 1, .drop = 0.3},
-    /* dropout, strides, activations, sizes of logits */
+    /* dropout, strides, activations, logits of different sizes */
     {.B = 2, .T = 33, .S = 70, .H = 2, .D = 16, .P = 70, .shared = 1, .drop = 0.5},
     {.B = 1, .T = 65, .S = 130, .H = 3, .D = 16, .P = 130, .dmin = 1, .z = 1, .L = 100, .drop = 0.2,
      .N = 3},
@@ -656,7 +657,7 @@ static const attn table[] = {
     /* longer ones */
     {.B = 1, .T = 129, .S = 400, .H = 2, .D = 64, .P = 300, .shared = 1, .dmin = 1, .z = 3,
      .L = 290},
-    /* the mask outside the normaliser, one span for all heads, fractional ramps */
+    /* mask after normalisation; one span for all heads; fractional ramps */
     {.B = 2, .T = 33, .S = 190, .H = 4, .D = 16, .P = 190, .shared = 1, .dmin = 1, .z = 1, .L = 128,
      .R = 8, .no_renorm = 1},
     {.B = 1, .T = 70, .S = 300, .H = 2, .D = 64, .P = 300, .shared = 1, .dmin = 1, .z = 3, .L = 290,
@@ -678,7 +679,7 @@ static const attn table[] = {
     {.B = 1, .T = 33, .S = 100, .H = 2, .D = 16, .P = 100, .dmin = 1, .z = 1, .L = 90, .R = 8,
      .no_renorm = 1, .big = 40},
     {.B = 1, .T = 140, .S = 300, .H = 2, .D = 64, .P = 300, .u = 1, .vb = 1, .drop = 0.1},
-    /* padded keys in the fused kernels: whole tiles, holes, both ends */
+    /* padded keys in the fused kernels: whole tiles, holes, keys at both ends */
     {.B = 2, .T = 70, .S = 333, .H = 2, .D = 64, .P = 333, .shared = 1, .dmin = 1, .pad = 5,
      .drop = 0.2},
     {.B = 1, .T = 130, .S = 421, .H = 1, .D = 32, .P = 421, .u = 1, .vb = 1, .z = 1, .L = 400,
@@ -689,8 +690,7 @@ static const attn table[] = {
     {.B = 3, .T = 33, .S = 97, .H = 2, .D = 64, .pad = 2, .gap = 2, .z = 4, .L = 64, .R = 20,
      .drop = 0.3},
     {.B = 2, .T = 20, .S = 200, .H = 1, .D = 72, .pad = 4, .P = 200, .u = 1, .N = 9, .acts = 1},
-    /* without causality: fewer keys than queries and more, a hole, the last key within a
-       tile */
+    /* not causal: fewer keys than queries and more; a hole; a last key inside a tile */
     {.B = 2, .T = 150, .S = 37, .H = 2, .D = 64, .not_causal = 1},
     {.B = 2, .T = 64, .S = 256, .H = 1, .D = 128, .not_causal = 1, .drop = 0.2},
     {.B = 1, .T = 200, .S = 1, .H = 2, .D = 32, .not_causal = 1},
@@ -756,21 +756,22 @@ static attn random_case(void) {
 
 
 // >>cached rows
-/* Keys and values before the block in separate buffers, one for each group of heads,
-   with as many rows as the heads of the group see; gradients that overwrite. Compared
-   with the CPU, which has all keys in one buffer. The rows in the groups' buffers are NaN
-   in that one buffer, and must not be read there. Gradients to be overwritten are NaN,
-   too. */
+/* Keys and values before the block are in separate buffers, one per group of heads,
+   with only the rows that the heads of the group see. Gradients are overwritten. The
+   reference is the CPU with all keys in one buffer. On the GPU, the rows that are
+   stored in the groups' buffers are NaN in the common buffer, because they must not be
+   read there. Gradients that will be overwritten are NaN as well. */
 enum { CACHES = 3 };
 
-/* between the rows of a group; gradients of past keys in the one buffer */
+/* GAP: between the rows of a group. UNUSED: gradients of cached keys in the common
+   buffer. */
 static const float GAP = 77, UNUSED = 55;
 
 typedef struct cache {
     size_t count, rows[CACHES], heads[CACHES], ld[CACHES], st[CACHES], n[CACHES];
-    uint8_t group[256], index[256];    /* of each head; the index in its group */
-    float *v[CACHES], *g[CACHES];      /* keys and values; initial gradients */
-    stx_real *dv[CACHES], *dg[CACHES]; /* the same in the context */
+    uint8_t group[256], index[256];    /* the group of each head, and its index in the group */
+    float *v[CACHES], *g[CACHES];      /* v: keys and values; g: initial gradients */
+    stx_real *dv[CACHES], *dg[CACHES]; /* copies of v and g in the context */
 } cache;
 
 static stx_real *up(stx_ctx *x, const float *v, size_t n, int kind) {
@@ -781,7 +782,7 @@ static stx_real *up(stx_ctx *x, const float *v, size_t n, int kind) {
     return p;
 }
 
-/* Copies p to v, unless that is NULL, and frees it. */
+/* Copies p to v, unless v is NULL, and frees p. */
 static void down(stx_ctx *x, float *v, stx_real *p, size_t n) {
     if (stx_ctx_desc(x)->device == STX_CUDA) {
         if (v) stx_cuda_download_activations(x, v, p, n);
@@ -792,7 +793,8 @@ static void down(stx_ctx *x, float *v, stx_real *p, size_t n) {
     free(p);
 }
 
-/* Number of past rows that a head needs: all of them, or with groups those it sees */
+/* The number of cached rows that a head needs: all of them or, with groups, those it
+   sees. */
 static size_t rows_needed(const data *d, size_t h) {
     const stx_attention_args *a = &d->a;
     size_t reach;
@@ -801,7 +803,7 @@ static size_t rows_needed(const data *d, size_t h) {
     return reach + 1 < d->c->past ? reach + 1 : d->c->past;
 }
 
-/* The group of a head that needs so many rows, before empty groups are removed */
+/* The group of a head that needs `need` rows, before empty groups are removed. */
 static size_t group_of(const data *d, size_t need) {
     size_t past = d->c->past;
     if (d->c->sets < 3) return d->c->sets == 2 && need * 2 <= past;
@@ -826,8 +828,8 @@ static void groups_open(const data *d, cache *s) {
     }
 }
 
-/* Offset, in the buffer of head h's group, of the key (v: value) that is `back` rows
-   before the block */
+/* The offset, in the buffer of head h's group, of the key (if v is set: the value)
+   `back` rows before the block. */
 static size_t cache_at(const cache *s, const data *d, size_t v, size_t b, size_t back, size_t h) {
     const size_t g = s->group[h], first = v * s->heads[g];
     return b * s->st[g] + (s->rows[g] - back) * s->ld[g] + (first + s->index[h]) * d->a.D;
@@ -901,7 +903,7 @@ static void cache_point(stx_ctx *x, const data *d, cache *s, stx_attention_args 
     }
 }
 
-/* Copies the gradients of the groups to those of the one buffer. */
+/* Copies the gradients from the groups' buffers to the common buffer. */
 static void cache_gather(stx_ctx *x, const data *d, cache *s, float *dkv) {
     const size_t past = d->c->past, D = d->a.D;
     size_t g, b, j, h, v, e, written = 0;
@@ -931,7 +933,7 @@ static void cache_gather(stx_ctx *x, const data *d, cache *s, float *dkv) {
           label(d->c));
 }
 
-/* The inputs when new and cached rows are in one buffer: the cached rows there are NaN */
+/* The inputs with new and cached rows in one buffer, where the cached rows are NaN. */
 static void cached_inputs(stx_ctx *x, const data *d, stx_real **in) {
     size_t i, b, j;
     for (i = 0; i < INS; i++) {
@@ -944,7 +946,7 @@ static void cached_inputs(stx_ctx *x, const data *d, stx_real **in) {
     }
 }
 
-/* Gradients of the one buffer, whose past rows are UNUSED */
+/* The gradients in the common buffer, where those of cached rows are UNUSED. */
 static void cached_grads(stx_ctx *x, const data *d, stx_real **grad) {
     size_t i, b, j, e;
     for (i = 0; i < GRADS; i++) {
@@ -960,7 +962,7 @@ static void cached_grads(stx_ctx *x, const data *d, stx_real **grad) {
     }
 }
 
-/* Runs a case in x; version: of a GPU. */
+/* Runs a case in x. version: the version of the kernels, on a GPU. */
 static void on_cached(stx_ctx *x, data *d, int version, float **out) {
     const int cuda = stx_ctx_desc(x)->device == STX_CUDA;
     const size_t past = d->c->past;
@@ -1046,7 +1048,7 @@ static const attn cached_table[] = {
      .z = 3, .L = 690, .sets = 3, .fresh = 1},
 };
 
-/* On the CPU cached rows give the same bits, except for the sign of 0. */
+/* On the CPU, cached rows must give the same bits, except for the sign of 0. */
 static void cached_exact(const data *d, float **got) {
     size_t o, k;
     for (o = 0; o < OUTS; o++) {
@@ -1081,7 +1083,7 @@ static void cached_all(int half) {
 
 // >>dropout
 
-/* Value j is unit vector j, and persistent value j is unit vector S + j. */
+/* Makes value j unit vector j, and persistent value n unit vector S + n. */
 static void unit_values(data *d) {
     size_t b, j, h, i;
     for (b = 0; b < d->a.B; b++)
@@ -1095,8 +1097,8 @@ static void unit_values(data *d) {
                 d->in[PV][(h * d->a.N + j) * d->a.D + i] = i == d->a.S + j ? 1.0f : 0.0f;
 }
 
-/* With unit vectors as values, y holds the weights: those that are 0 must be the same on
-   the CPU. The shift of a replayed step has the effect of another stream. */
+/* If the values are unit vectors, y contains the weights. The same weights must be 0 as
+   on the CPU. The shift for a replayed step must have the effect of another stream. */
 static void masks(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 20, .S = 33, .H = 2, .D = 64, .drop = 0.5},
@@ -1135,8 +1137,9 @@ static void masks(int half) {
         }
 }
 
-/* The fused kernels support padded keys and calls without causality: their scratch is
-   smaller than that of version 0. They do not support the last case. */
+/* The fused kernels support padded keys and calls that are not causal, which is seen in
+   their scratch being smaller than that of version 0. They do not support the last
+   case. */
 static void supported(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 64, .P = 90, .z = 1, .L = 80, .R = 8, .u = 1,
@@ -1156,7 +1159,7 @@ static void supported(int half) {
             in[i] = cuda_array(gpu[half], d.in[i], d.size[i],
                                  is_stored(d.c, i) ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
         y = cuda_array(gpu[half], NULL, d.size[DY], STX_MEM_ACTIVATIONS);
-        grad[Q] = y; /* is requested, but not computed */
+        grad[Q] = y; /* requested, but not computed */
         point(&d, &a, in, grad, y, y, y);
         offsets(&d, gpu[half], &a);
         a.pad = d.pad;
@@ -1179,14 +1182,14 @@ static void supported(int half) {
 
 // >>masked keys and queries
 
-/* Changes the keys that no query reaches (first_key to dead), those that only queries
-   from `cut` on see, and these queries. */
+/* Changes the keys that no query can reach (first_key to dead), the keys that only
+   queries from `cut` on see, and these queries. */
 static void change_unseen(data *d, size_t cut, size_t dead) {
     const attn *c = d->c;
     size_t b, j, e;
     for (b = 0; b < c->B; b++) {
         for (j = 0; j < c->S; j++) {
-            /* delta < dmin for every query before cut */
+            /* delta < dmin for every query before `cut` */
             int later = j + c->T >= c->S + cut + 1 - (size_t)c->dmin;
             if ((j >= (size_t)STX_MAX(c->first, 0) && j < dead) || later)
                 set_row(d->in[KV], d, b, j, 50, -70);
@@ -1196,8 +1199,8 @@ static void change_unseen(data *d, size_t cut, size_t dead) {
     }
 }
 
-/* Keys before first_key are NaN. Keys beyond the reach of every head, later keys and
-   later queries change: the results of earlier queries must keep their bits. */
+/* Keys before first_key are NaN. Keys beyond the span of every head, later keys and
+   later queries change. The results of earlier queries must keep their bits. */
 static void unseen(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 16, .P = 90, .shared = 1, .dmin = 1, .z = 2,
@@ -1245,7 +1248,8 @@ static void unseen(int half) {
 
 // >>gradients that are not requested
 
-/* The others keep their bits, and those that are not requested are not written. */
+/* Requests only some of the gradients. Those must keep their bits, and the others must
+   not be written. */
 static void requested(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 17, .S = 33, .H = 2, .D = 16, .P = 33, .shared = 1, .dmin = 1, .z = 1,
@@ -1267,7 +1271,7 @@ static void requested(int half) {
                 if (w < GRADS && !d.size[w]) continue;
                 on_gpu(gpu[half], &d, versions[v], 1 << w, got);
                 for (o = 0; o < OUTS; o++) {
-                    /* without dv: the buffer's first half, dk */
+                    /* if dv is not requested: the first half of the buffer, dk */
                     size_t n = w == GRADS && o == OUT_GRADS + KV ? d.vo : d.out_size[o];
                     if (o != OUT_GRADS + w && memcmp(all[o], got[o], n * sizeof(float))) good = 0;
                 }
@@ -1336,9 +1340,9 @@ static void orders(int half) {
         }
 }
 
-/* GPUs with more or fewer multiprocessors give the same bits. In a memory that is not yet
-   full, the first key cuts off windows of up to 100 keys. In them the two kinds of tiles
-   start at different keys, so their sums have different orders. */
+/* GPUs with more or fewer multiprocessors must give the same bits. In a memory that is
+   not yet full, the first key cuts off windows of up to 100 keys. There, wide and
+   narrow tiles start at different keys, so their sums have different orders. */
 static uint64_t bits_of(stx_ctx *x, data *d, int version) {
     again g;
     uint64_t h = 14695981039346656037u;
@@ -1356,7 +1360,7 @@ static void devices(int half) {
         {.B = 1, .T = 128, .S = 188, .H = 8, .D = 16, .z = 1, .L = 90, .R = 9},
         {.B = 3, .T = 150, .S = 170, .H = 2, .D = 8, .z = 1, .L = 90, .R = 9, .dmin = 1, .P = 600,
          .drop = 0.2},
-        /* 264 blocks, the number from which wide tiles are chosen */
+        /* 264 blocks: the smallest number for which wide tiles are chosen */
         {.B = 33, .T = 128, .S = 188, .H = 8, .D = 8, .z = 1, .L = 90, .R = 9},
     };
     static const int sms[] = {4, 132, 400};
@@ -1365,7 +1369,7 @@ static void devices(int half) {
         data d;
         uint64_t narrow, wide;
         data_open(&d, cases + k, half, 0);
-        d.a.span = 600; /* of the model; the memory is shorter */
+        d.a.span = 600; /* the model's span; the memory is shorter */
         wide = bits_of(gpu[half], &d, 4);
         narrow = bits_of(gpu[half], &d, 2);
         CHECK(k == 2 ? narrow == wide : (narrow == wide) == !half,
@@ -1390,9 +1394,10 @@ static void devices(int half) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-/* Backward prefetches the next tile if there is enough shared memory for it, which
-   depends on the GPU; the bits must not. Kernels of few registers run in so many blocks
-   per multiprocessor that there is none; with very many registers there always is. */
+/* The backward pass prefetches the next tile if there is enough shared memory, which
+   depends on the GPU. The bits must not depend on it. With few registers, so many
+   blocks run per multiprocessor that there is never enough; with very many registers,
+   there always is. */
 static void ahead(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 150, .S = 290, .H = 2, .D = 16, .P = 290, .shared = 1, .dmin = 1, .z = 1,
@@ -1430,7 +1435,8 @@ static void ahead(int half) {
     }
 }
 
-/* mma instructions of one pass of a version, by the formulas of bench/cuda_model.h */
+/* The number of mma instructions of one pass of a version, by the formulas of
+   bench/cuda_model.h. */
 static double mma_expected(const data *d, int version, int backward) {
     const attn *c = d->c;
     tiles t;
@@ -1456,11 +1462,12 @@ static double mma_expected(const data *d, int version, int backward) {
         n += tiles_queries(&t) + tiles_keys(&t) + (rows ? tiles_table(&t) : tiles_diagonals(&t));
     else
         n += tiles_forward(&t);
-    /* of 16 queries, 8 keys and 16 channels */
+    /* an instruction handles 16 queries, 8 keys and 16 channels */
     return n * ((double)c->B * t.BK / 8 * t.DP / 16);
 }
 
-/* bench/cuda_model.h counts exactly the mma instructions that the kernels execute. */
+/* The formulas of bench/cuda_model.h must give exactly the number of mma instructions
+   that the kernels execute. */
 static void counted(void) {
     static const attn cases[] = {
         {.B = 1, .T = 200, .S = 520, .H = 1, .D = 64, .P = 320, .shared = 1, .dmin = 1},
@@ -1517,7 +1524,7 @@ static int same_groups(const stx_head_groups *g, size_t H, int groups, const dou
     return 1;
 }
 
-/* bench/cuda_model.h cuts heads into the same groups as the library. */
+/* bench/cuda_model.h must divide the heads into the same groups as the library. */
 static void counted_groups(void) {
     size_t k, l, h;
     for (k = 0; k < CONFIGS; k++) {
@@ -1535,8 +1542,8 @@ static void counted_groups(void) {
     }
 }
 
-/* The same in a model with few streams, where groups cost more than they save: their
-   weights are reordered in each step. */
+/* The same for a model with few streams. There, groups cost more than they save,
+   because their weights are reordered in each step. */
 static void counted_streams(void) {
     size_t B, l, h, cut[4] = {0, 0, 0, 0};
     config c = configs[2];
@@ -1581,7 +1588,8 @@ static void counted_streams(void) {
 
 // >>rows of dR
 
-/* mma instructions so far; 0 on a GPU, where they are not counted */
+/* Returns the number of mma instructions so far, or 0 on a GPU, which does not count
+   them. */
 static long mma_count(void) {
 #ifdef SEQTX_CUDA_HOST
     return cuda_host_mmas();
@@ -1590,7 +1598,7 @@ static long mma_count(void) {
 #endif
 }
 
-/* dpe of a version against that of the sweep of diagonals */
+/* Compares dpe of a version with dpe of the sweep over diagonals. */
 static void compare_dpe(const data *d, const float *sweep, const float *dpe, int version) {
     double top = largest(sweep, d->size[PE], 0);
     double off = max_difference(sweep, dpe, d->size[PE]) / top;
@@ -1612,12 +1620,12 @@ static const attn rows_table[] = {
     {.B = 1, .T = 70, .S = 131, .H = 1, .D = 128, .P = 131, .vb = 1, .acts = 1},
     {.B = 2, .T = 130, .S = 330, .H = 2, .D = 96, .P = 200, .dmin = 1, .z = 1, .L = 180,
      .vb = 1},
-    /* some strips see nothing; all see nothing */
+    /* some strips see no key; no strip sees a key */
     {.B = 1, .T = 70, .S = 100, .H = 2, .D = 16, .P = 100, .first = 95, .dmin = 1},
     {.B = 1, .T = 40, .S = 40, .H = 2, .D = 16, .P = 40, .first = 40, .shared = 1},
-    /* the newest key is 16 more than C - dmin, and strip 0 sees almost nothing */
+    /* the newest key is 16 more than C - dmin, and strip 0 sees almost no key */
     {.B = 1, .T = 70, .S = 100, .H = 2, .D = 16, .P = 99, .first = 50, .dmin = 1},
-    /* blocks with the end of one head and the start of the next */
+    /* blocks that contain the end of one head and the start of the next */
     {.B = 200, .T = 3, .S = 9, .H = 3, .D = 8, .P = 9, .shared = 1},
     {.B = 90, .T = 17, .S = 20, .H = 4, .D = 8, .P = 20, .vb = 1, .dmin = 1},
     {.B = 2, .T = 70, .S = 140, .H = 2, .D = 16, .P = 30, .span = 9, .shared = 1},
@@ -1625,10 +1633,11 @@ static const attn rows_table[] = {
     {.B = 1, .T = 1, .S = 77, .H = 4, .D = 64, .P = 77, .shared = 1, .z = 5, .L = 50},
 };
 
-/* Versions 5, 2 and 6 have memory for none, all and half of the rows of dR. The gradient
-   of the relative table from rows in memory and that from the sweep of diagonals sum the
-   same bf16 terms in different orders; all other results have the same bits. Each run has
-   a new context, where scratch that was not written is NaN. */
+/* Versions 5, 2 and 6 have memory for no row of dR, for all rows and for half of them.
+   The gradient of the relative table is either computed from rows in memory or by the
+   sweep over diagonals. Both sum the same bf16 terms in different orders. All other
+   results must have the same bits. Each run has a new context, where scratch that was
+   not written is NaN. */
 static void rows_of_dR(void) {
     static const int list[] = {5, 2, 6};
     long ran[3];
@@ -1652,8 +1661,8 @@ static void rows_of_dR(void) {
             compare_dpe(&d, out[0][OUT_GRADS + PE], out[v][OUT_GRADS + PE], list[v]);
         }
 #ifdef SEQTX_CUDA_HOST
-        /* Rows need fewer instructions, unless windows are short: there the sweep
-           computes only the groups of keys that a window meets, and rows take whole
+        /* Rows need fewer instructions, unless windows are short: the sweep computes
+           only the groups of keys that a window touches, but rows consist of whole
            blocks of columns. */
         CHECK(k < 7 || k == 13 ? ran[1] < ran[0] : k == 8 || ran[1] != ran[0],
               "%ld mma instructions with rows of dR, %ld without: %s", ran[1], ran[0], label(d.c));
@@ -1670,10 +1679,10 @@ static void rows_of_dR(void) {
 
 // >>edges
 
-/* Windows that end in and next to every group of 16 keys of a tile, from any first key to
-   any last query, with positions and persistent vectors. If a strip of queries skips a
-   group of keys that it sees, the results here are wrong; if it computes one too many,
-   counted() fails. */
+/* Windows that end in and next to every group of 16 keys of a tile, from any first key
+   to any last query, with positions and persistent vectors. If a strip of queries skips
+   a group of keys that it sees, the results here are wrong. If it computes a group too
+   many, counted() fails. */
 static void edges(int half) {
     static const size_t spans[] = {3, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65, 80, 97, 129},
                         sizes[] = {16, 64, 96, 128};
@@ -1698,7 +1707,8 @@ static void edges(int half) {
                 c.vb = n == 3;
             }
             c.N = n == 2 ? 1 + spans[k] / 2 : 0;
-            /* 3: dz of one head alone may be what rounding leaves */
+            /* n = 3: the exact dz of a single head may be 0, leaving only rounding
+               errors */
             if (n == 3) {
                 c.H = 3;
                 c.z = 1;
@@ -1709,7 +1719,7 @@ static void edges(int half) {
         }
 }
 
-/* The op in a training step, on a GPU with pad in device memory */
+/* The op in a training step on a GPU, with pad in device memory. */
 static void padded_op(int half) {
     static const int32_t pad[2 * 12] = {1, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, -1,
                                         0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0};
@@ -1749,8 +1759,8 @@ static void padded_op(int half) {
     free(dy);
 }
 
-/* TF32 has 11 binary digits, between the other two. With padded keys some head sizes use
-   f32 in the sweep of queries. */
+/* TF32 has 11 binary digits, between bf16 and f32. With padded keys, some head sizes
+   use f32 in the sweep over queries. */
 static void tf32(void) {
     static const attn cases[] = {
         {.B = 2, .T = 33, .S = 70, .H = 2, .D = 72, .P = 70, .u = 1, .z = 1, .L = 60, .R = 8},
@@ -1831,8 +1841,8 @@ static void scratch_bounds(void) {
           "scratch of version 0: expected less than 280 MiB, got %zu and %zu bytes", forward,
           plain);
 
-    /* The number of backward's tiles of 32 queries exceeds an int, that of forward's
-       tiles of 64 does not: version 0 computes the gradients. */
+    /* The backward pass has more tiles of 32 queries than fit an int, but the forward
+       pass does not have more tiles of 64. Version 0 computes the gradients. */
     memset(&a, 0, sizeof a);
     a.B = 64;
     a.H = 256;
@@ -1851,8 +1861,9 @@ static void scratch_bounds(void) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-/* For tests/cuda_regs.sh --table, one line per kernel: name, channels, threads, bytes of
-   dynamic shared memory, additional bytes with the next tile */
+/* Prints one line per kernel for tests/cuda_regs.sh --table: name, channels, threads,
+   bytes of dynamic shared memory, and the additional bytes for prefetching the next
+   tile. */
 static void kernels(void) {
     static const size_t channels[] = {32, 64, 96, 128};
     size_t i;
@@ -1870,13 +1881,14 @@ static void kernels(void) {
 
 // >>main
 
-static int only = -1, brief; /* run one section; the short form, for sanitizers */
+static int only = -1, brief; /* only: the one section to run; brief: the short form, for
+                                sanitizers */
 
 static int wanted(int section) {
     return only < 0 || only == section;
 }
 
-/* short: each case of the table by one version in f32 and by one in bf16 */
+/* short: each case of the table with one version in f32 and one in bf16 */
 static void table_cases(int half) {
     size_t i;
     for (i = 0; i < TABLE; i++)
@@ -1889,9 +1901,10 @@ static void random_cases(int half) {
     for (i = 0; i < 60; i++) {
         attn c = random_case();
         if (i >= 40) c.pad = 1 + (int)(i % 4);
-        /* the exact gradient of a single vector is 0: only rounding errors remain */
+        /* the exact gradient of a single vector is 0, which leaves only rounding
+           errors */
         if (c.pad && c.N == 1) c.N = 2;
-        /* version 0 with all of its scratch or with little, and the fused kernels */
+        /* version 0 with all of its scratch, or with little; and the fused kernels */
         one_case(&c, half, (int)(i % 2), (i / 2 + i / 4 + (size_t)half) % 2 ? 16 + 14 : 32 + 13);
     }
 }
@@ -1928,7 +1941,7 @@ static void run_all(void) {
     scratch_bounds();
 }
 
-/* "short", "kernels" or the number of a section */
+/* Arguments: "short", "kernels", or the number of a section. */
 int main(int argc, char **argv) {
     const char *part = argc > 1 ? argv[1] : "";
     int half, i;
