@@ -1,7 +1,7 @@
-/* test_cuda_comp.c - the Compressive Transformer on a GPU: the CUDA twins of its kernels
-   against those of the CPU, at odd sizes, from misaligned starts, between guard elements,
-   in several orders of threads; small models with every option, trained on both devices;
-   replayed steps; generation. "short" omits the large cases. */
+/* test_cuda_comp.c - the Compressive Transformer on a GPU: its CUDA kernels against
+   those of the CPU, at odd sizes, from misaligned starts, between guard elements, and
+   in several orders of threads; small models with every option, trained on both
+   devices; replayed steps; generation. "short" omits the large cases. */
 #include "../seqtx_compressive.h"
 #include "cuda_arr.h"
 
@@ -17,8 +17,8 @@ typedef struct grouped {
     int32_t *first, *pad, *dfirst, *dpad;
 } grouped;
 
-/* how: bit 0: streams have separate first rows; the other bits: 0 no row is missing, 1
-   some are, 2 all are. There may be gaps between streams. */
+/* how: bit 0: streams have separate first rows. The other bits: 0 no row is missing, 1
+   some rows are, 2 all are. There may be gaps between streams. */
 static void grouped_make(grouped *t, size_t B, size_t rows, size_t groups, size_t taps, size_t step,
                          size_t D, ptrdiff_t at, int how) {
     size_t b, i;
@@ -65,7 +65,7 @@ static size_t stride_of(const grouped *t) {
     return t->c.stride ? t->c.stride : t->c.rows * t->c.D;
 }
 
-/* Rows of the streams. Missing rows and gaps hold NaN, which must not be used. */
+/* The rows of the streams. Missing rows and gaps contain NaN, which must not be used. */
 static arr rows_of(const grouped *t) {
     const size_t ld = stride_of(t), w = t->c.rows * t->c.D;
     arr a = arr_of(t->c.B * ld, 2, 0, N_);
@@ -82,8 +82,8 @@ static arr rows_of(const grouped *t) {
     return a;
 }
 
-/* The CPU's kernel gives the same result for rows without gaps: y (n). kernel: 0 unfold,
-   1 mean, 2 max, 3 pick */
+/* Checks that the CPU kernel computes the same result from rows without gaps: y (n).
+   kernel: 0 unfold, 1 mean, 2 max, 3 pick. */
 static void dense_check(const char *name, const grouped *t, const arr *rows, const arr *u,
                         size_t ldu, const float *y, size_t n, int kernel) {
     const size_t w = t->c.rows * t->c.D;
@@ -96,7 +96,7 @@ static void dense_check(const char *name, const grouped *t, const arr *rows, con
     if (kernel == 0) stx_comp_unfold(cx, z, r, &g, 0);
     if (kernel == 1 || kernel == 2) stx_comp_pool(cx, z, r, &g, kernel == 2);
     if (kernel == 3) stx_comp_pick(cx, z, r, u->c, ldu, &g);
-    if (half) cuda_round(z, n); /* as arr_check leaves y */
+    if (half) cuda_round(z, n); /* arr_check leaves y rounded */
     CHECK(!memcmp(y, z, n * sizeof *z), "%s: rows without gaps give another result", name);
     free(r);
     free(z);
@@ -167,7 +167,7 @@ static void test_groups(void) {
     }
 }
 
-/* Pooled NaN and infinities are as on the CPU. */
+/* NaN and infinities must be pooled as on the CPU. */
 static void test_pool_nan(void) {
     static const float v[] = {NAN,      1,         2, 1,         NAN,       3,
                               INFINITY, -INFINITY, 1, -INFINITY, -INFINITY, -INFINITY,
@@ -196,7 +196,7 @@ static void test_pick(void) {
         size_t groups = (rows + step - 1) / step;
         int how = (int)(n / 2 % 6);
         grouped t;
-        /* small integers, of which many are equal */
+        /* small integers, many of which are equal */
         arr rows_, y, u = arr_of(B * ldu + 1, n % 5 == 4 ? 0.4 : 3, n % 5 != 0, B_);
         grouped_make(&t, B, rows, groups, 1, step, D, 0, how);
         rows_ = rows_of(&t);
@@ -221,14 +221,15 @@ static void test_pick(void) {
 
 // >>usage
 
-/* Keys first .. first + n - 1 are counted. pad: 0 none, 1 some, 2 also all of stream 0 */
+/* Keys first .. first + n - 1 are counted. pad: 0 none, 1 some, 2 some and all of
+   stream 0. */
 typedef struct looked {
     size_t B, T, S, H, D, first, n;
     int pe, u, pad, dmin;
     size_t span, extra;
 } looked;
 
-/* The arrays of an attention and the usage of its keys, on both sides */
+/* The arrays of an attention call and the usage of its keys, on both sides. */
 typedef struct usage_run {
     const looked *s;
     size_t ldq, ldk, ldu, P;
@@ -242,7 +243,7 @@ static int usage_pad(const looked *s, size_t b, size_t j) {
     return test_rand() > 0.5 || j % 7 == b ? marks[j % 4] : 0;
 }
 
-/* Padded keys and queries are NaN. */
+/* Makes padded keys and queries NaN. */
 static void usage_padding(usage_run *r) {
     const looked *s = r->s;
     size_t b, j, i;
@@ -261,7 +262,7 @@ static void usage_padding(usage_run *r) {
     r->dpad = (int32_t *)cuda_bytes(gx, r->pad, s->B * (s->S + 1) * sizeof *r->pad);
 }
 
-/* Arrays and arguments of both sides */
+/* The arrays and arguments of both sides. */
 static void usage_args(usage_run *r) {
     const looked *s = r->s;
     const size_t C = s->H * s->D;
@@ -322,7 +323,7 @@ static void usage_make(usage_run *r, const looked *s) {
     r->usage = arr_of(s->B * r->ldu + 1, 1, 0, B_);
     r->top = arr_of(rows, 1, 0, B_);
     r->inv = arr_of(rows, 1, 0, B_);
-    /* attention reads the bf16 copies of parameters */
+    /* attention reads bf16 copies of parameters */
     cuda_round(r->pe.c, r->pe.n);
     cuda_round(r->u.c, C);
     cuda_round(r->v.c, C);
@@ -347,7 +348,8 @@ static void usage_free(usage_run *r) {
     free(r->pad);
 }
 
-/* Attention on both sides, then the usage of its keys. version: see stx_cuda_attention */
+/* Runs attention on both sides, then counts the usage of its keys. version: see
+   stx_cuda_attention. */
 static void usage_both(usage_run *r, int version) {
     const looked *s = r->s;
     r->c.work = malloc(stx_attention_work(cx, &r->c, 0) + 1);
@@ -362,8 +364,8 @@ static void usage_both(usage_run *r, int version) {
     stx_cuda_attention(gx, 0);
 }
 
-/* The GPU's usage against the definition: `was` is the usage before, sum (B,n) what the
-   definition adds. */
+/* Compares the GPU's usage with the definition. was: the usage before; sum (B,n): what
+   the definition adds. */
 static void usage_check(const usage_run *r, const float *was, const double *sum, int version) {
     const looked *s = r->s;
     float *got = arr_get(&r->usage);
@@ -512,7 +514,7 @@ static void test_errors(void) {
 
 enum { PLANES = 6 }; /* x, y, p0 .. p3 */
 
-/* Bits of the planes that a kind of gate has */
+/* The bits of the planes that a kind of gate has. */
 static int planes_of(int kind) {
     switch (kind) {
     case STX_COMP_GATE_GTRXL: return 61;
@@ -525,7 +527,7 @@ static int planes_of(int kind) {
     }
 }
 
-/* Elements of plane i per element of x */
+/* The number of elements of plane i per element of x. */
 static size_t plane_size(int kind, int i) {
     if (i > 1 && kind == STX_COMP_GATE_GRU) return 3;
     return i > 1 && kind == STX_COMP_GATE_GLU ? 2 : 1;
@@ -538,8 +540,8 @@ typedef struct gate {
     stx_comp_gate_args c, d;
 } gate;
 
-/* Logits are infinite here and there. What a gate multiplies stays finite: 0 times
-   infinity depends on where a sigmoid becomes 0. */
+/* Makes some logits infinite. The factors of a gate stay finite: whether 0 times
+   infinity occurs depends on where a sigmoid becomes 0. */
 static void gate_extremes(arr *a, int kind, int i) {
     size_t j;
     if (kind != STX_COMP_GATE_GLU && (i == 2 || (i > 2 && kind != STX_COMP_GATE_GRU)))
@@ -548,7 +550,8 @@ static void gate_extremes(arr *a, int kind, int i) {
     arr_upload(a);
 }
 
-/* Elements of the planes p are in (-most, most); above 50 some are extremes. */
+/* Elements of the planes p are in (-most, most); if most is above 50, some are
+   extreme. */
 static void gate_make(gate *t, int kind, size_t N, size_t D, double most) {
     int i;
     memset(t, 0, sizeof *t);
@@ -621,7 +624,7 @@ static void test_gates(void) {
             double most = gate_most(n);
             gate_make(&t, kind, rows[n % COUNT(rows)], gate_wide[n % COUNT(gate_wide)], most);
             BOTH(stx_comp_gate_fwd, (cx, &t.c), (gx, &t.d));
-            /* the far tail of gelu, for which the twins use different formulas */
+            /* the far tail of gelu, which the two sides compute by different formulas */
             least = kind == STX_COMP_GATE_GLU ? 1e-6 : 0;
             snprintf(name, sizeof name, "gate %d, N %zu D %zu, values to %g", kind, t.N, t.D, most);
             arr_check(name, &t.out, 2e-6);
@@ -641,7 +644,7 @@ static void test_gates(void) {
         }
 }
 
-/* Backward with gradients of the biases */
+/* The backward pass with gradients of the biases. */
 static void test_gate_biases(void) {
     static const size_t many[] = {1, 7, 64, 65, 150, 0};
     size_t n, i;
@@ -874,7 +877,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     r->S = 8;
     r->V = 13;
     d.vocab = r->V;
-    /* heads of 16 use the fused attention */
+    /* heads of 16 channels use the fused attention */
     d.dim = which == GRU || which == USED ? 32 : 20;
     d.layers = model_layers;
     d.heads = 2;
@@ -929,8 +932,8 @@ static double model_run(model *r, int n) {
     return r->loss;
 }
 
-/* Step n with padding vectors, and a stream that restarts now and then; every third step
-   is shorter. */
+/* Step n with padding vectors, and with a stream that restarts now and then. Every
+   third step is shorter. */
 static double model_padded(model *r, int n) {
     size_t T = n % 3 == 2 ? r->S - 3 : r->S, b, i;
     int32_t *id = tokens_of(r->B * T + 1, r->V, (size_t)n + 1),
@@ -953,9 +956,9 @@ static double model_padded(model *r, int n) {
     return v;
 }
 
-/* Trains a model of each kind for a few steps on the CPU and on the GPU and compares the
-   losses, in f32 also parameters and memories. (The golden vectors cover all of this in
-   f32, but nothing in bf16.) */
+/* Trains a model of each kind for a few steps on the CPU and on the GPU and compares
+   the losses; in f32 also the parameters and memories. (The golden vectors cover all of
+   this in f32, but nothing in bf16.) */
 static void compare_models(int which, int half_, int padded) {
     const char *name = model_names[which];
     const double tol = half_ ? 3e-2 : 1e-4;
@@ -987,7 +990,7 @@ static void compare_models(int which, int half_, int padded) {
 }
 
 static void test_models(void) {
-    /* in f32: bit 0 without padding, bit 1 with padding */
+    /* tested in f32: bit 0 without padding, bit 1 with padding */
     static const int in_f32[MODELS] = {1, 0, 3, 0, 0, 2, 1, 2, 0};
     int which, half_, padded;
     for (half_ = 0; half_ < 2; half_++)
@@ -998,9 +1001,9 @@ static void test_models(void) {
             }
 }
 
-/* A replayed step has the bits of one that is launched. Once the memory is full, steps
-   are replayed, except those of STX_COMP_STORE_ROTATE, which swaps its buffers in
-   each. */
+/* A replayed step must have the bits of a launched one. Once the memory is full, steps
+   are replayed, except those of STX_COMP_STORE_ROTATE, which swaps its buffers in every
+   step. */
 static void test_graph(void) {
     static const int models[] = {USED, BPTT, TIED, ROTATE};
     size_t k;
@@ -1017,8 +1020,8 @@ static void test_graph(void) {
             double la = model_run(&a, n), lb = model_run(&b, n);
             CHECK(la == lb, "%s, step %d: %.9g launched, %.9g replayed", model_names[which], n, la,
                   lb);
-            /* another use of the same arenas: a sanitizer sees that memory used by a
-               replay was freed */
+            /* The same arenas are used in another way, so that a sanitizer notices if a
+               replay uses freed memory. */
             if (n == 7 && !brief) {
                 stx_begin(b.x, STX_EVAL);
                 CHECK(isfinite(stx_item(b.x, stx_comp_loss(b.m, b.in, b.out, NULL, NULL, NULL))),
@@ -1040,10 +1043,10 @@ static void test_graph(void) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-static int print_nodes; /* build/test_cuda_comp nodes */
+static int print_nodes; /* set by build/test_cuda_comp nodes */
 
-/* As in test_cuda_model.c: nodes of a layer with a memory, its compression and its
-   auxiliary loss */
+/* As in test_cuda_model.c: counts the nodes of a layer with a memory, its compression
+   and its auxiliary loss. */
 static void test_nodes(void) {
     static const struct {
         int which;
@@ -1071,7 +1074,8 @@ static void test_nodes(void) {
 }
 #endif
 
-/* Token by token, across the ends of segments; one stream is reset on the way */
+/* Feeds tokens one by one, across the ends of segments. One stream is reset on the
+   way. */
 static size_t fed_at(size_t at) {
     if (at == 0) return 21;
     return at < 26 ? 1 : 3;

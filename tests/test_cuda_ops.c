@@ -1,8 +1,8 @@
 /* test_cuda_ops.c - the CUDA versions of elementwise kernels, embedding, normalisation,
    softmax, losses and optimisers against their CPU versions: in f32 and bf16, with odd
    sizes, from misaligned starts, with guard values around every array, and in any order
-   of threads. "short" omits what cannot show a sanitizer anything new: other values in
-   the same memory, and other orders of the same threads. */
+   of threads. "short" omits cases in which a sanitizer cannot find anything new: other
+   values in the same memory, and other orders of the same threads. */
 #include "../seqtx.h"
 #include "inner.h"
 #include "kernels.h"
@@ -28,7 +28,7 @@ static int32_t *ids_to_gpu(const int32_t *ids, size_t n) {
 
 // >>flat: elementwise kernels and reductions of n values
 
-/* i and j are integers, p is a parameter */
+/* i and j hold integers; p is a parameter */
 typedef struct flat {
     size_t n;
     arr y, a, b, p, i, j;
@@ -104,20 +104,20 @@ static void test_dropout(const flat *f) {
     arr_check("dropout mask", &y, 0);
     BOTH(k_dropout_fwd, (cx, y.c, b.c, n, 0, 9, 11, 0, 0), (gx, y.d, b.d, n, 0, 9, 11, 0, 0));
     arr_check("dropout 0", &y, 0);
-    stx_cuda_rng_shift(gx, 1000); /* as in a replayed step, which uses other streams */
+    stx_cuda_rng_shift(gx, 1000); /* A replayed step uses other streams. */
     BOTH(k_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 1011, 0, 0),
          (gx, y.d, a.d, n, 0.5f, 9, 11, 0, 0));
     arr_check("dropout shifted", &y, 0);
     stx_cuda_rng_shift(gx, 0);
 }
 
-/* Arrays of the tests of reductions: l and g hold one value */
+/* The arrays for tests of reductions. l and g have one element each. */
 typedef struct reduced {
     arr l, g, d, e;
 } reduced;
 
-/* l + 0.3 (mean b + mean p + mean a). Gradients are added to d and e, and none to a; then
-   d is written, and added to. */
+/* l + 0.3 (mean b + mean p + mean a). Gradients are added to d and e, but not computed
+   for a. Then d is overwritten and added to. */
 static void test_add_means(const flat *f, const reduced *r) {
     const arr l = r->l, g = r->g, d = r->d, e = r->e;
     size_t n = f->n;
@@ -245,7 +245,7 @@ static void test_flat(void) {
 
 // >>rows: kernels of N rows of C values
 
-/* The arrays, in the order in which they are made. "bias" may be a parameter. */
+/* The arrays, in the order of their creation. "bias" may be a parameter. */
 enum {
     R_Y,
     R_A,
@@ -365,7 +365,7 @@ static void test_row_vectors(const rows *r) {
     arr_free(&t);
 }
 
-/* Tolerance of gradients through a normalisation of C values */
+/* The tolerance of gradients through a normalisation of C elements. */
 static double norm_tol(size_t C) {
     return C < 4 ? 1e-3 : 4e-6;
 }
@@ -397,7 +397,7 @@ static void test_layernorm(const rows *r) {
     arr_check("layernorm din only", &d, norm_tol(C));
 }
 
-/* The CPU normalises s as the GPU has stored it: in bf16, y is compared from there. */
+/* The CPU normalises s as stored by the GPU: in bf16, y is compared on that basis. */
 static void residual_forward(const rows *r, const stx_residual_norm_args *kc,
                              const stx_residual_norm_args *kg) {
     const arr y = r->a[R_Y], s = r->a[R_S], mean = r->a[R_MEAN], rstd = r->a[R_RSTD],
@@ -436,7 +436,7 @@ static double dbias_tol(size_t C) {
     return C < 4 ? 1e-3 : 8e-6;
 }
 
-/* ds is accumulated, or NULL */
+/* ds is added to, or not requested (NULL). */
 static void test_residual_norm_bias(const rows *r) {
     const arr *d = &r->a[R_D], *df = &r->a[R_DF], *dgain = &r->a[R_DGAIN],
               *dshift = &r->a[R_DSHIFT], *db = &r->a[R_DBIAS];
@@ -482,8 +482,8 @@ static void test_softmax(const rows *r) {
     }
 }
 
-/* Columns [1, 1 + w) of y are set to, or increased by, columns [2, 2 + w) of a; then the
-   same with an aligned block */
+/* Overwrites columns [1, 1 + w) of y with columns [2, 2 + w) of a, or adds them; then
+   does the same with an aligned block. */
 static void test_copy2d(const rows *r) {
     const arr y = r->a[R_Y], a = r->a[R_A];
     size_t N = r->N, C = r->C, w = C > 4 ? C - 4 : 1;
@@ -499,7 +499,7 @@ static void test_copy2d(const rows *r) {
     }
 }
 
-/* Rows of two arrays next to each other; rows that are shifted by w columns */
+/* Concatenates rows of two arrays; shifts rows by w columns. */
 static void test_concat_and_shift(const rows *r) {
     const arr y = r->a[R_Y], a = r->a[R_A], f = r->a[R_F];
     size_t N = r->N, C = r->C, wb = C / 3 + (C > 4 ? 0 : 1), ld = C + wb, w[4], k;
@@ -553,9 +553,10 @@ static void test_row_kernels(size_t N, size_t C, int bias_kind) {
     rows_free(&r);
 }
 
-/* Is row count number r of {1, 3, 37, 200} tested with width number k? Narrow rows: all
-   counts, up to several chunks of them. Wider rows, of up to three tiles of columns, have
-   the same loops over rows: 37 or 3, and 1 once. The widest: 1 row, once. */
+/* Nonzero if row count number r of {1, 3, 37, 200} is tested with width number k.
+   Narrow rows are tested with all counts, up to several chunks. Wider rows, of up to
+   three tiles of columns, use the same loops over rows: each width is tested with 37 or
+   3 rows, and one of them with 1. The widest is tested once, with 1 row. */
 static int rows_selected(size_t N, size_t r, size_t k) {
     size_t C = widths[k];
     if (C <= 300 && N * C > 80000) return 0;
@@ -576,7 +577,8 @@ static void test_rows(void) {
 
 // >>embedding
 
-/* Ids in [0,V): how 0 all equal, 1 all different (n <= V), 2 with a Zipf distribution */
+/* Ids in [0,V). how: 0 all equal, 1 all different (requires n <= V), 2 a Zipf
+   distribution. */
 static int32_t *make_ids(size_t n, size_t V, int how) {
     int32_t *ids = (int32_t *)malloc(n * sizeof *ids);
     size_t i;
@@ -602,7 +604,7 @@ static void test_embedding_case(size_t V, size_t N, size_t C, int how) {
     arr_check("embedding dtable of integers", &dt, 0);
     BOTH(stx_embedding_bwd, (cx, dt.c, dw.c, ids, N, C), (gx, dt.d, dw.d, dev, N, C));
     arr_check("embedding dtable", &dt, how ? 2e-6 : 2e-5);
-    if (how != 0 && N < 400) { /* the gradient of an activation, as in stx_gather */
+    if (how != 0 && N < 400) { /* The gradient of an activation, as in stx_gather. */
         arr da = arr_of(V * C, 3, 0, N_);
         BOTH(stx_embedding_bwd, (cx, da.c, dw.c, ids, N, C), (gx, da.d, dw.d, dev, N, C));
         arr_check("gather da", &da, 2e-6);
@@ -633,7 +635,7 @@ static void test_embedding(void) {
 
 // >>losses
 
-/* Logits (N,V) with rows of stride ld; the padding is NaN. */
+/* Logits (N,V) with a row stride of ld. The padding is NaN. */
 static arr logits_of(size_t N, size_t V, size_t ld) {
     float *v = cuda_random(N * ld, 8, 0);
     arr a;
@@ -645,7 +647,7 @@ static arr logits_of(size_t N, size_t V, size_t ld) {
     return a;
 }
 
-/* The padding of gradients is zero. arr_check has made both sides equal. */
+/* Checks that the padding of gradients is zero. arr_check has made both sides equal. */
 static void padding_check(const char *name, const arr *a, size_t V, size_t ld) {
     size_t i, bad = 0;
     for (i = 0; i < a->n; i++)
@@ -654,7 +656,7 @@ static void padding_check(const char *name, const arr *a, size_t V, size_t ld) {
           bad);
 }
 
-/* Rows, classes, stride of the rows */
+/* Rows, classes, row stride. */
 static const size_t loss_cases[][3] = {
     {1, 1, 1}, {3, 2, 2}, {70, 28, 28}, {9, 127, 127}, {5, 513, 513}, {4, 1024, 1024},
     {3, 4099, 4099}, {2, 40001, 40001}, {3, 2, 7}, {17, 28, 64}, {9, 205, 256}, {5, 513, 576},
@@ -693,7 +695,7 @@ static void test_cross_entropy(size_t N, size_t V, size_t ld) {
     free(ids);
 }
 
-/* A token loss with weights in which every third row is ignored */
+/* A token loss with weights, in which every third row is ignored. */
 typedef struct token_loss {
     size_t N, V, ld;
     int32_t *ids, *known, *dev, *dev_known;
@@ -794,10 +796,10 @@ static void test_token_loss(size_t N, size_t V, size_t ld) {
     token_loss_free(&t);
 }
 
-/* Ids in the range of cluster c: end[c - 1] <= id < end[c] */
+/* Cluster c has the ids end[c - 1] <= id < end[c]. */
 static const size_t cluster_end[4] = {10, 12, 500, 2000};
 
-/* Fills ids, of which every fifth is -1, and counts those of each cluster. */
+/* Fills ids, of which every fifth is -1, and counts the ids of each cluster. */
 static void cluster_ids(int32_t *ids, size_t n, size_t count[4]) {
     size_t i, c;
     memset(count, 0, 4 * sizeof *count);
@@ -809,13 +811,14 @@ static void cluster_ids(int32_t *ids, size_t n, size_t count[4]) {
     }
 }
 
-/* Capacity of cluster c for `count` ids; tight: cluster 2 has too little */
+/* The capacity of cluster c for `count` ids. tight: too small in cluster 2. */
 static size_t cluster_capacity(size_t c, size_t count, int head, int tight) {
     if (head && c == 0) return 0;
     return tight && c == 2 ? count / 2 : count + 3 * c;
 }
 
-/* The result is one array: at (n), local and place (all), over (1) */
+/* Points the results into one array: `at` (n), then `local` and `place` (all), then
+   `over` (1). */
 static void cluster_point(stx__cluster_sort_args *s, const int32_t *ids, int32_t *result,
                           size_t all) {
     s->ids = ids;
@@ -825,7 +828,7 @@ static void cluster_point(stx__cluster_sort_args *s, const int32_t *ids, int32_t
     s->over = result + s->n + 2 * all;
 }
 
-/* Where a flag is set, activations become NaN. */
+/* Activations become NaN where a flag is set. */
 static void test_nan_if(const int32_t *dev_flag, int flag) {
     arr y = arr_of(9, 1, 0, N_);
     stx_real v[9];
@@ -836,8 +839,8 @@ static void test_nan_if(const int32_t *dev_flag, int flag) {
     arr_free(&y);
 }
 
-/* Sorts ids by cluster. The result equals that of the CPU exactly, also if a cluster has
-   too little capacity. */
+/* Sorts ids by cluster. The result must be exactly that of the CPU, even if a cluster's
+   capacity is too small. */
 static void test_cluster_sort(size_t n, int head, int tight) {
     size_t all, size, c, i, count[4];
     int32_t *ids = (int32_t *)malloc(n * sizeof *ids), *dev, *a, *b, *dev_b;
@@ -887,8 +890,8 @@ static void test_cluster_sorts(void) {
             for (tight = 0; tight < 2; tight++) test_cluster_sort(count[k], head, tight);
 }
 
-/* Rows with some -infinity, only -infinity, one +infinity, one NaN, only NaN, and finite
-   values */
+/* Rows with some -infinity, with only -infinity, with one +infinity, with one NaN, with
+   only NaN, and with finite values. */
 static void test_infinities(void) {
     enum { V = 530, R = 6 };
 
@@ -928,7 +931,7 @@ static void test_infinities(void) {
     free(v);
 }
 
-/* An adaptive softmax: the head with two gates, then a cluster */
+/* An adaptive softmax: the head with two gates, then a cluster. */
 static void test_cluster_log_probs(int forward) {
     const size_t N = 7, V = 900, K = 3, size0 = 300, size1 = 500;
     arr out = arr_of(N * V, 1, 0, N_), gate = arr_of(N * K, 1, 0, B_),
@@ -976,7 +979,7 @@ static void test_losses(void) {
     test_cluster_log_probs(1);
 }
 
-/* NaN, infinities, zeros and extreme values in all elementwise kernels */
+/* NaN, infinities, zeros and extreme values in all elementwise kernels. */
 static void test_special(void) {
     static const float special[] = {NAN, HUGE_VALF, -HUGE_VALF, -0.0f, 1e30f, -1e30f, 1e-20f,
                                     90, -90, 10, -10, 15.5f, -14};
@@ -1021,22 +1024,24 @@ enum { TENSORS = 70 };
 typedef struct opt {
     size_t tensors, pieces;
     arr p[TENSORS], g[TENSORS], s0[TENSORS], s1[TENSORS];
-    stx_optim_chunk *c, *host, *d; /* of the CPU; of the GPU, on the host and on the device */
+    stx_optim_chunk *c, *host, *d; /* c: of the CPU; host and d: of the GPU, in host and
+                                      device memory */
     stx_update u, *du;
     double *squares, *dsq;
 } opt;
 
-/* An optimiser and its settings */
+/* An optimiser and its settings. */
 typedef struct opt_case {
     const char *name;
     size_t tensors;
     int kind;
     float momentum, decay;
     double clip;
-    int hat; /* another variant: eps inside the root, or LAMB without correction */
+    int hat; /* selects another variant: eps inside the root, or LAMB without bias correction */
 } opt_case;
 
-enum { NAN_STEP = 4, INF_STEP = 6 }; /* with a gradient that is not finite: skipped */
+enum { NAN_STEP = 4, INF_STEP = 6 }; /* steps with a gradient that is not finite, which
+                                        must be skipped */
 
 static int is_skipped(int step) {
     return step == NAN_STEP || step == INF_STEP;
@@ -1116,7 +1121,8 @@ static stx_optim_desc opt_desc(const opt_case *k) {
     return d;
 }
 
-/* New gradients. Some tensors are large enough to be clipped, some are not. */
+/* Generates new gradients. Some tensors are large enough to be clipped, others are
+   not. */
 static void opt_gradients(opt *o, int step) {
     size_t t, i;
     for (t = 0; t < o->tensors; t++) {
@@ -1271,7 +1277,7 @@ static void test_metric(void) {
 }
 
 static void test_optimisers(void) {
-    /* The first five run each kernel, also with a full table. */
+    /* The first five cases run each kernel, including one with a full table. */
     static const opt_case cases[] = {
         /* name, tensors, kind, momentum, decay, clip, hat */
         {"radam clip skip", 8, STX_RADAM, 0, 0.1f, 1, 0},
@@ -1307,7 +1313,7 @@ typedef struct sum_arrays {
     int32_t *ids;
 } sum_arrays;
 
-/* Adds the bits of the first n values of array a to *h. */
+/* Adds the bits of the first n elements of array a to the hash *h. */
 static void hash_arr(uint64_t *h, const arr *a, size_t n) {
     *h = cuda_hash(gx, a->d, n, *h);
 }
@@ -1341,10 +1347,10 @@ static sum_arrays sum_arrays_make(void) {
     return t;
 }
 
-/* The memory on the GPU is freed with the context. */
+/* The memory on the GPU is freed together with the context. */
 static void sum_arrays_free(sum_arrays *t) {
     int i;
-    t->r.a[R_F].c = t->r.a[R_DBIAS].c = NULL; /* the same as R_G and loss */
+    t->r.a[R_F].c = t->r.a[R_DBIAS].c = NULL; /* shared with R_G and loss */
     for (i = 0; i < ROW_ARRAYS; i++) free(t->r.a[i].c);
     free(t->table.c);
     free(t->loss.c);
@@ -1440,7 +1446,7 @@ int main(int argc, char **argv) {
         gx = cuda_ctx(STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32);
         CHECK(stx_ok(gx), "%s", stx_error(gx));
         for (off = 0; off < 2 && stx_ok(gx); off++) {
-            test_state = 88172645463325252u; /* the same values in each round */
+            test_state = 88172645463325252u; /* the same values in every round */
             test_flat();
             test_rows();
             test_embedding();
