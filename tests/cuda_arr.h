@@ -1,5 +1,5 @@
-/* cuda_arr.h - arrays that exist on the CPU and on the GPU, between guard elements, for
-   tests that compare twins. Include after seqtx.h, in one file only. */
+/* cuda_arr.h - arrays that exist on both the CPU and the GPU, between guard elements,
+   for tests that compare the two. Include it after seqtx.h, in one file only. */
 #ifndef STX_CUDA_ARR_H
 #define STX_CUDA_ARR_H
 #include "cuda_test.h"
@@ -7,14 +7,14 @@
 static stx_ctx *cx, *gx; /* CPU and GPU */
 static int half;         /* gx is bf16 */
 static size_t off;       /* 1: arrays start one element after an aligned address */
-/* arr_check's tolerance is relative to this, if all elements are smaller: for sums that
-   cancel */
+/* arr_check's tolerance is relative to the largest element, or to this value if that is
+   larger: for sums that cancel. */
 static double least;
 
 static const float guard = 77;
 
-/* n elements on both sides: c for the CPU twin, d for the GPU's, which start equal. There
-   are 8 or 9 guard elements before them and 8 after. */
+/* n elements on both sides, initially equal: c on the CPU, d on the GPU. There are 8 or
+   9 guard elements before them and 8 after them. */
 typedef struct arr {
     size_t n, lead;
     int kind;
@@ -22,12 +22,12 @@ typedef struct arr {
     stx_real *base, *d;
 } arr;
 
-/* Abbreviations for the memory kinds */
+/* Abbreviations of the memory kinds. */
 #define N_ STX_MEM_ACTIVATIONS
 #define P_ STX_MEM_PARAMS
 #define B_ STX_MEM_BYTES
 
-/* Both twins with the same arguments */
+/* Runs the kernels of both sides with the same arguments. */
 #define BOTH(stem, cpu, gpu) \
   do { \
     stem cpu; \
@@ -74,12 +74,13 @@ static inline void arr_upload(const arr *a) {
     stx_cuda_upload_activations(gx, a->d, a->c, a->n);
 }
 
-/* The GPU's elements. The caller frees them. */
+/* Returns the GPU's elements. The caller frees them. */
 static inline float *arr_get(const arr *a) {
     return cuda_fetch(gx, a->d, a->n);
 }
 
-/* Matmuls read the bf16 copy of a parameter p, so y = p 1 has the values of the copy. */
+/* Matmuls read the bf16 copy of a parameter p, so y = p 1 contains the values of the
+   copy. */
 static inline void bf16_copy_check(const char *name, const arr *a) {
     float one = 1, *p, *t;
     stx_real *b, *y;
@@ -101,7 +102,7 @@ static inline void bf16_copy_check(const char *name, const arr *a) {
     stx_cuda_free(gx, y);
 }
 
-/* Largest finite |c| of the CPU's elements, or `least` */
+/* The largest finite |c| of the CPU's elements, or `least` if that is larger. */
 static inline double arr_largest(const arr *a) {
     double top = least;
     size_t i;
@@ -111,10 +112,10 @@ static inline double arr_largest(const arr *a) {
     return top;
 }
 
-/* Checks that a.d equals a.c within tol of the largest element (0: bit-exactly, except
-   for the sign of 0 and the bits of NaN), plus one rounding in bf16. NaN and infinities
-   must be where the CPU has them, guards unchanged, bf16 copies current. Then sets a.c to
-   a.d. */
+/* Checks that a.d equals a.c within tol times the largest element (0: bit-exactly,
+   except for the sign of 0 and the bits of NaN), plus one rounding in bf16. NaN and
+   infinities must be where the CPU has them, guards must be unchanged, and bf16 copies
+   up to date. Then copies a.d to a.c. */
 static inline void arr_check(const char *name, const arr *a, double tol) {
     size_t all = a->lead + a->n + 8, i, bad = 0, guards = 0, at = 0;
     float *v = (float *)malloc(all * sizeof *v), *w = v + a->lead;

@@ -1,7 +1,7 @@
-/* cuda_test.h - what the tests of seqtx_cuda.cu share: a context on the CPU and one on
-   the GPU, values on both, comparisons. Compiled with SEQTX_CUDA_HOST, the GPU is
-   tests/cuda_host, which runs every kernel in several orders of its threads and with
-   several patterns in memory that was not written: all runs must give the same bits. */
+/* cuda_test.h - what the tests of seqtx_cuda.cu share: one context on the CPU and one on
+   the GPU, arrays on both, comparisons. Compiled with SEQTX_CUDA_HOST, the GPU is
+   tests/cuda_host. It runs every kernel in several orders of its threads and fills memory
+   that was not written with several patterns: all runs must give the same bits. */
 #ifndef STX_CUDA_TEST_H
 #define STX_CUDA_TEST_H
 #include "test.h"
@@ -19,13 +19,14 @@ enum { CUDA_ON_HOST = 0 };
 /* Number of elements of an array */
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
-/* Was this part of the test selected? `part` is its name, or "" for all parts. */
+/* Nonzero if this part of the test was selected. `part` is its name, or "" to select
+   all parts. */
 #define PART(name) (!*part || !strcmp(part, name))
 
 
 // >>contexts and values
 
-/* precision: of a context on the GPU; a context on the CPU is always f32 */
+/* precision: of a context on the GPU. A context on the CPU is always f32. */
 static inline stx_ctx *cuda_ctx(int device, int precision) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -40,7 +41,8 @@ static inline int cuda_precision(int half) {
     return half ? STX_PREC_BF16 : STX_PREC_F32;
 }
 
-/* Number of graphs replayed so far; 0 on a GPU, where they are not counted */
+/* Returns the number of graph replays so far, or 0 on a GPU, which does not count
+   them. */
 static inline long cuda_replays(void) {
 #ifdef SEQTX_CUDA_HOST
     return cuda_host_graph_launches();
@@ -54,8 +56,8 @@ static inline void cuda_random_restart(void) {
     test_state = 88172645463325252u;
 }
 
-/* n random values in (-s, s) on the host; whole: small integers, for matmuls and sums
-   that are exact in any order */
+/* Returns n random values in (-s, s), in host memory. whole: small integers, for
+   matmuls and sums that are exact in any order. */
 static inline float *cuda_random(size_t n, double s, int whole) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;
@@ -63,8 +65,8 @@ static inline float *cuda_random(size_t n, double s, int whole) {
     return a;
 }
 
-/* Rounds to bf16, as which a bf16 context stores activations: so the CPU twin gets the
-   same inputs. */
+/* Rounds to bf16, the type in which a bf16 context stores activations, so that the CPU
+   gets the same inputs. */
 static inline void cuda_round(float *a, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
@@ -76,8 +78,8 @@ static inline void cuda_round(float *a, size_t n) {
     }
 }
 
-/* n elements on the device of x in memory of a kind (STX_MEM_*). The allocation has no
-   spare elements, so the shim reports every overrun. */
+/* Allocates n elements on the device of x, in memory of a kind (STX_MEM_*). The
+   allocation has no spare elements, so the shim reports every overrun. */
 static inline stx_real *cuda_array(stx_ctx *x, const float *a, size_t n, int kind) {
     int half = kind == STX_MEM_ACTIVATIONS && stx_ctx_desc(x)->precision == STX_PREC_BF16;
     stx_real *p = (stx_real *)stx_cuda_alloc(x, (n ? n : 1) * (half ? 2 : 4), kind);
@@ -101,7 +103,7 @@ static inline float *cuda_fetch(stx_ctx *x, const stx_real *p, size_t n) {
 
 // >>comparisons
 
-/* Largest |a|, or floor_ if that is larger */
+/* The largest |a|, or floor_ if that is larger. */
 static inline double cuda_largest(const float *a, size_t n, double floor_) {
     size_t i;
     for (i = 0; i < n; i++)
@@ -109,8 +111,8 @@ static inline double cuda_largest(const float *a, size_t n, double floor_) {
     return floor_;
 }
 
-/* Largest |device - expected|, relative to the largest |expected| or floor_; infinity if
-   anything is not finite */
+/* The largest |device - expected|, relative to the largest |expected| or floor_.
+   Infinity if a value is not finite. */
 static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *expected, size_t n,
                                 double floor_) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
@@ -123,7 +125,7 @@ static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *expe
     return worst <= 1e300 ? worst / top : HUGE_VAL;
 }
 
-/* The start of a hash, and the hash after 32 more bits (FNV-1a) */
+/* The initial value of an FNV-1a hash, and the hash after 32 more bits. */
 static const uint64_t cuda_hash_start = 14695981039346656037u;
 
 static inline uint64_t cuda_hash_bits(uint64_t h, const void *bits) {
@@ -132,7 +134,7 @@ static inline uint64_t cuda_hash_bits(uint64_t h, const void *bits) {
     return (h ^ u) * 1099511628211u;
 }
 
-/* A hash of the bits of n elements */
+/* A hash of the bits of n elements. */
 static inline uint64_t cuda_hash(stx_ctx *x, const stx_real *p, size_t n, uint64_t h) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;
@@ -148,8 +150,8 @@ static inline uint64_t cuda_hash_params(stx_ctx *x, const stx_params *p, uint64_
     return h;
 }
 
-/* Do layers l of memories on the CPU (a) and on a GPU (b, in context x) have the same
-   size and, if tol is not 0, the same rows? */
+/* Checks that layers l of memories on the CPU (a) and on a GPU (b, in context x) have
+   the same size and, unless tol is 0, the same rows. */
 static inline void cuda_check_memory(const char *name, stx_ctx *x, stx_memory *b, stx_memory *a,
                                      size_t l, double tol) {
     const stx_memory_layer *y = &a->layer[l], *z = &b->layer[l];
@@ -167,8 +169,8 @@ static inline void cuda_check_memory(const char *name, stx_ctx *x, stx_memory *b
 // >>orders
 
 /* Calls run(user, &hash) several times: under the shim in several orders of threads and
-   blocks and with different patterns in unwritten memory. All hashes must be equal, and
-   the shim must not report anything. */
+   blocks, and with different patterns in unwritten memory. All hashes must be equal,
+   and the shim must have nothing to report. */
 typedef void (*cuda_case)(void *user, uint64_t *hash);
 
 static inline void cuda_orders(const char *name, cuda_case run, void *user) {
@@ -200,7 +202,7 @@ static inline void cuda_orders(const char *name, cuda_case run, void *user) {
 #endif
 }
 
-/* Ends a test program, which fails if the shim reported anything. */
+/* Ends a test program, which fails if the shim has reported anything. */
 static inline int cuda_test_end(void) {
 #ifdef SEQTX_CUDA_HOST
     cuda_host_check();
@@ -215,8 +217,8 @@ static inline int cuda_test_end(void) {
 
 // >>nodes
 
-/* The nodes that one layer adds to the graph of a step: those of a graph with layers + 1
-   layers (k 1) minus those of a graph with `layers` layers (k 0). */
+/* The nodes that one layer adds to the graph of a step: the nodes of a graph with
+   layers + 1 layers (k = 1) minus those of a graph with `layers` layers (k = 0). */
 enum { CUDA_NODE_NAMES = 200 };
 
 typedef struct cuda_nodes {

@@ -1,7 +1,6 @@
-/* test_cuda_gemm.c - the CUDA twins of stx_gemm, stx_linear_fwd and stx_linear_bwd
-   against those of the CPU, in f32 and bf16, by cublasLt and by the kernel that replaces
-   it where cublasLt has no algorithm. "short" omits most matmuls and layers, and the
-   large ones. */
+/* test_cuda_gemm.c - stx_gemm, stx_linear_fwd and stx_linear_bwd on a GPU against the
+   CPU, in f32 and bf16, with cublasLt and with the kernel that is used if cublasLt has
+   no algorithm. "short" omits large matmuls and layers, and most of the others. */
 #include "../seqtx.h"
 #include "inner.h"
 #include "kernels.h"
@@ -9,11 +8,11 @@
 #include "../bench/cuda_model.h"
 
 static stx_ctx *cpu;
-static int brief; /* sanitizers are slow, and see no values */
+static int brief; /* sanitizers are slow, and do not check values */
 
-/* |a - b| <= rel |b| + abs_ max |b| for all elements; never true of NaN. rel of a bf16
-   result: one rounding is 2^-9 |b|, and a value between two bf16 values may be rounded to
-   either. */
+/* |a - b| <= rel |b| + abs_ max |b| for all elements; false for NaN. rel of a bf16
+   result: one rounding is 2^-9 |b|, and a value between two bf16 values may be rounded
+   to either. */
 static int near(const float *a, const float *b, size_t n, double rel, double abs_) {
     double top = cuda_largest(b, n, 1e-3);
     size_t i;
@@ -37,19 +36,19 @@ typedef struct matmul {
     double alpha, beta;
     size_t gap;     /* elements between rows and between matrices */
     size_t off;     /* elements before the first, which break the alignment */
-    int shared;     /* one B for all */
-    int sum;        /* one C for all */
+    int shared;     /* all matrices share one B */
+    int sum;        /* all matrices are added up in one C */
     int ka, kb, kc; /* memory kinds */
     int whole;      /* small integers: exact in any order */
 } matmul;
 
-/* Arrays of a matmul, on the host and on the device */
+/* The arrays of a matmul, on the host and on the device. */
 typedef struct matmul_run {
     const matmul *p;
     size_t lda, ldb, ldc, sa, sb, sc, na, nb, nc, batch_c;
     float *A, *B, *C, *expected;
     stx_real *dA, *dB, *dC;
-    int half, low; /* bf16 result; some operand or the result is bf16 */
+    int half, low; /* half: the result is bf16; low: an operand or the result is bf16 */
 } matmul_run;
 
 static void matmul_make(matmul_run *r, stx_ctx *x, const matmul *p) {
@@ -98,7 +97,7 @@ static void matmul_free(matmul_run *r, stx_ctx *x) {
     free(r->expected);
 }
 
-/* Compares the matrices, and the gaps, which must not be written. */
+/* Compares the matrices. The gaps must not have been written. */
 static int matmul_good(const matmul_run *r, stx_ctx *x) {
     const matmul *p = r->p;
     float *got = cuda_fetch(x, r->dC, r->nc), *a = (float *)malloc((r->nc + 1) * sizeof *a),
@@ -112,7 +111,8 @@ static int matmul_good(const matmul_run *r, stx_ctx *x) {
                 size_t at = p->off + e * r->sc + i * r->ldc + j;
                 a[n] = got[at];
                 b[n++] = r->expected[at];
-                got[at] = r->expected[at]; /* leaves only the gaps to compare */
+                got[at] = r->expected[at]; /* makes them equal, so that only the gaps
+                                              are compared */
             }
     if (p->whole && !r->half) tol = 0;
     good = near(a, b, n, r->half ? HALF : 0, tol)
@@ -158,8 +158,8 @@ static int matmul_case(stx_ctx *x, const matmul *p) {
 static const size_t matmul_size[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129};
 static const int kinds[] = {STX_MEM_ACTIVATIONS, STX_MEM_PARAMS, STX_MEM_BYTES};
 
-/* Steps through the lists that have no common factor: all pairs of the short lists, many
-   of the others */
+/* The lists have lengths without a common factor. Stepping through them together tests
+   all pairs of the short lists and many pairs of the long ones. */
 static void matmuls_of_all_kinds(stx_ctx *x) {
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
     const size_t n = COUNT(matmul_size);
@@ -188,8 +188,8 @@ static void matmuls_of_all_kinds(stx_ctx *x) {
     }
 }
 
-/* One C for all matrices, of all kinds and transpositions; rows are consecutive, or there
-   are gaps between matrices */
+/* One C for all matrices, with all memory kinds and transpositions. The rows are
+   consecutive, or there are gaps between matrices. */
 static void matmuls_with_one_C(stx_ctx *x) {
     const size_t n = COUNT(matmul_size);
     matmul p;
@@ -233,7 +233,8 @@ static void matmuls_large(stx_ctx *x) {
     }
 }
 
-/* K = 0: C = beta C, in every memory kind; also without any rows, columns or matrices */
+/* With K = 0, C = beta C, in every memory kind. Also without rows, columns or
+   matrices. */
 static void matmuls_empty(stx_ctx *x) {
     matmul p;
     size_t i;
@@ -251,7 +252,7 @@ static void matmuls_empty(stx_ctx *x) {
         p.beta = i & 4 ? 0 : 0.5;
         matmul_case(x, &p);
     }
-    /* one C of several matrices: beta applies once */
+    /* If several matrices share one C, beta applies only once. */
     for (i = 0; i < 4; i++) {
         memset(&p, 0, sizeof p);
         p.batch = 3;
@@ -274,8 +275,8 @@ static void matmuls(stx_ctx *x) {
     matmuls_empty(x);
 }
 
-/* A matmul into a parameter updates its bf16 copy, which a matmul with the parameter
-   reads. */
+/* A matmul into a parameter updates its bf16 copy, which is then used by a matmul that
+   reads the parameter. */
 static void twin(stx_ctx *x) {
     float one = 1, *A = cuda_random(12, 1, 0);
     stx_real *dA, *d1, *P, *y;
@@ -312,15 +313,15 @@ static void twin(stx_ctx *x) {
 
 // >>layers
 
-/* off: of the bias, breaks its alignment; pad: of the O outputs, see
-   stx_linear_bwd_args */
+/* off: offset of the bias, which breaks its alignment. pad: padding of the O outputs,
+   see stx_linear_bwd_args. */
 typedef struct layer {
     size_t N, I, O;
     int act, bias, pre, dx, accumulate;
     size_t off, pad;
 } layer;
 
-/* Arrays of a layer: on the host (values of the CPU twin) and on the device (d..) */
+/* The arrays of a layer on the host (values of the CPU) and on the device (d..). */
 typedef struct layer_run {
     const layer *l;
     float *in, *W, *b, *y, *pre, *dy, *dx, *dW, *db;
@@ -348,7 +349,7 @@ static void layer_make(layer_run *r, stx_ctx *x, const layer *l) {
         cuda_round(r->dx, N * I);
     }
     for (i = R * I; i < O * I; i++) r->W[i] = 0;
-    /* of a loss it is 0; here a wrong use of the padding has a visible effect */
+    /* a loss would set it to 0; other values make a wrong use of the padding visible */
     for (i = 0; i < n; i++)
         if (i % O >= R) r->dy[i] = 5;
     for (i = R; i < O; i++) r->b[i + l->off] = 0;
@@ -359,7 +360,7 @@ static void layer_make(layer_run *r, stx_ctx *x, const layer *l) {
     r->gpre = cuda_array(x, NULL, n, STX_MEM_ACTIVATIONS);
     r->gdy = cuda_array(x, r->dy, n, STX_MEM_ACTIVATIONS);
     r->gdx = cuda_array(x, r->dx, N * I, STX_MEM_ACTIVATIONS);
-    /* the padding of these belongs to another tensor */
+    /* their padding belongs to another tensor */
     r->gdW = cuda_array(x, r->dW, O * I, STX_MEM_BYTES);
     r->gdb = cuda_array(x, r->db, O, STX_MEM_BYTES);
 }
@@ -399,14 +400,14 @@ static void layer_forward(layer_run *r, stx_ctx *x) {
               N, I, O, l->act, l->bias);
         free(got);
     }
-    /* a separate activation has a rounded argument; all slopes are below 1.13 */
+    /* a separate activation has a rounded argument, and all slopes are below 1.13 */
     got = cuda_fetch(x, r->gy, n);
     CHECK(near(got, r->y, n, half, is_bf16(x) && l->act ? 2 * HALF : small),
           "y of linear N %zu I %zu O %zu act %d bias %d pre %d", N, I, O, l->act, l->bias, l->pre);
     free(got);
 }
 
-/* Backward on the GPU, from the CPU's y and pre, rounded as the GPU stores them */
+/* Backward on the GPU, from the CPU's y and pre, rounded as the GPU stores them. */
 static void layer_backward(layer_run *r, stx_ctx *x) {
     const layer *l = r->l;
     const size_t n = l->N * l->O;
@@ -435,7 +436,7 @@ static void layer_backward(layer_run *r, stx_ctx *x) {
     stx_linear_bwd_cuda(x, &bwd);
 }
 
-/* The CPU's gradients of the matmuls, from the da that the GPU's matmuls read */
+/* The CPU's gradients of the matmuls, from the da that the GPU's matmuls read. */
 static void layer_backward_cpu(layer_run *r) {
     const layer *l = r->l;
     stx_linear_bwd_args bwd;
@@ -518,7 +519,7 @@ static void layers(stx_ctx *x) {
             l.off = k % 3 == 2;
             layer_case(x, &l);
         }
-    /* with padding; the last is too large for one part of the shim's scratch */
+    /* with padding. The last one is too large for one part of the shim's scratch */
     for (i = 0; i < 4; i++) {
         static const size_t padded[][4] = {{70, 24, 64, 41},
                                            {9, 8, 128, 51},
@@ -559,7 +560,7 @@ static void layers(stx_ctx *x) {
 
 // >>plans
 
-/* A kind of matmul is planned once, whatever alpha and the addresses are. */
+/* A kind of matmul must be planned only once, regardless of alpha and the addresses. */
 static void plans(stx_ctx *x) {
     matmul p;
     size_t before, after;
@@ -582,8 +583,8 @@ static void plans(stx_ctx *x) {
     CHECK(inner_plans(x) == after + 1, "no separate plan for another shape");
 }
 
-/* Rows that move in their buffer or in the arena are the same kind of matmul: for another
-   kind cublasLt might choose another algorithm, with other bits. */
+/* Rows that move within their buffer or in the arena must be the same kind of matmul.
+   For another kind, cublasLt might choose another algorithm, with other bits. */
 static void plans_of_moved_rows(stx_ctx *x) {
     static const size_t widths[] = {40, 10, 7};
 
@@ -616,8 +617,9 @@ static void plans_of_moved_rows(stx_ctx *x) {
 // >>split K
 
 /* The number of slices of K for the trainers' shapes (O,Ci,N), with deferred sums:
-   12x512 and its output layers, small, 24x768, PAR, the few rows of generation, and
-   shapes that cannot be split evenly, are not worth it or need too much memory */
+   12x512 and its output layers, small, 24x768, PAR, and the few rows of generation.
+   Also shapes that cannot be split evenly, are not worth splitting, or would need too
+   much memory. */
 static void slices_by_size(void) {
     static const size_t cases[][4] = {{512, 512, 32768, 8},   {2048, 512, 32768, 2},
                                       {512, 2048, 32768, 2},  {256, 512, 32768, 16},
@@ -641,17 +643,19 @@ static void slices_by_size(void) {
 
 #ifdef SEQTX_CUDA_HOST
 static int slices_no_memory; /* the first allocation fails */
-static int slices_timed;     /* plans are made by timing, with more calls at first */
+static int slices_timed;     /* plans are made by timing, which needs more calls at first */
 #endif
 
-/* slices: slices of K, 0: by sizes; late: with deferred sums; times: passes, each with
-   other rows; cut: number of batches that cublasLt gets per pass */
+/* slices: number of slices of K, or 0 to choose it by size. late: with deferred sums.
+   times: number of passes, each with other rows. cut: number of batches that cublasLt
+   gets per pass. */
 typedef struct sliced {
     size_t N, I, O, pad;
     int slices, late, times, cut;
 } sliced;
 
-/* Arrays of a weight's gradient. exact: the CPU's slices, added to dW in order */
+/* The arrays for the gradient of a weight. exact: the CPU's slices, added to dW in
+   order. */
 typedef struct sliced_run {
     const sliced *p;
     size_t R, n;
@@ -695,8 +699,8 @@ static void sliced_free(sliced_run *r, stx_ctx *x) {
     free(r->exact);
 }
 
-/* One pass over the rows from element `from` on: on the GPU, on the CPU, and in slices on
-   the CPU */
+/* One pass over the rows from element `from` on: on the GPU, on the CPU, and in slices
+   on the CPU. */
 static void sliced_pass(sliced_run *r, stx_ctx *x, size_t from) {
     const sliced *p = r->p;
     const size_t P = p->slices ? (size_t)p->slices : 1, rows = p->N / P;
@@ -726,8 +730,8 @@ static void sliced_pass(sliced_run *r, stx_ctx *x, size_t from) {
     for (i = 0; i < r->n; i++) r->exact[i] += r->sum[i];
 }
 
-/* dW of a weight with R of O rows, in slices or whole, against the CPU; in f32 the slices
-   are added to dW in their order, bit-exactly. */
+/* Compares dW of a weight, computed from R of O rows in slices or as a whole, with the
+   CPU. In f32, the slices are added to dW in order, bit-exactly. */
 static void slices_case(stx_ctx *x, const sliced *p, uint64_t *hash) {
     sliced_run r;
     float *got;
@@ -775,17 +779,18 @@ static void slices(stx_ctx *x, int own) {
                                    {512, 24, 40, 0, 4, 1, 1, 1},
                                    {512, 24, 40, 0, 4, 1, 3, 1},
                                    {60, 7, 9, 0, 5, 0, 2, 1},
-                                   {60, 7, 9, 0, 5, 1, 2, 1}, /* nothing is aligned */
+                                   {60, 7, 9, 0, 5, 1, 2, 1}, /* no operand is aligned */
                                    {96, 16, 64, 23, 3, 1, 1, 1},
                                    {96, 16, 64, 23, 3, 0, 2, 1},
-                                   /* with padding: one slice is not a batch */
+                                   /* with padding, and one slice, which is not a batch */
                                    {50, 8, 64, 5, 1, 0, 1, 0},
-                                   /* cannot be split evenly: whole */
+                                   /* cannot be split evenly, so it is not split */
                                    {61, 8, 8, 0, 4, 0, 1, 0},
-                                   /* by sizes: three slices */
+                                   /* size selects three slices */
                                    {768, 40, 56, 0, 0, 0, 1, 1},
                                    {768, 40, 56, 0, 0, 1, 2, 1},
-                                   /* too large for the shim's scratch: whole */
+                                   /* too large for the shim's scratch, so it is not
+                                      split */
                                    {640, 128, 128, 0, 10, 1, 1, 0}};
     size_t i;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -800,8 +805,9 @@ static void slices(stx_ctx *x, int own) {
     }
 }
 
-/* The same for streams with gaps between them, as in a memory: one sum over all of them,
-   packed, and whole or in slices that need not be the streams */
+/* The same for streams with gaps between them, as in a memory: a single sum over all
+   streams, with packed rows, either not split or in slices that need not coincide with
+   the streams. */
 static void slices_of_streams(stx_ctx *x) {
     enum { B = 6, N = 40, I = 24, O = 40, GAP = 48 };
 
@@ -854,8 +860,8 @@ static void slices_of_streams(stx_ctx *x) {
     free(dy);
 }
 
-/* More sums than one launch has space for, of many weights; the same bits in every order
-   of threads */
+/* More sums than a single launch has space for, for many weights. The bits must be the
+   same in every order of threads. */
 static stx_ctx *slices_ctx;
 
 static void slices_again(void *user, uint64_t *hash) {
@@ -913,8 +919,8 @@ static void slices_again(void *user, uint64_t *hash) {
 
 // >>refusals
 
-/* cublasLt has no plan for the slices or refuses the call, or there is no memory for
-   them: one matmul, and no error */
+/* cublasLt has no plan for the slices, or refuses the call, or there is no memory for
+   them: one matmul computes the result, without an error. */
 static void slices_refused(int precision) {
     static const sliced p = {512, 24, 40, 0, 4, 0, 2, 0}, padded = {96, 16, 64, 23, 3, 1, 1, 0},
                         cut = {512, 24, 40, 0, 4, 0, 2, 1};
@@ -934,12 +940,12 @@ static void slices_refused(int precision) {
         slices_no_memory = 1;
         slices_case(x, &none, NULL);
         slices_no_memory = 0;
-        slices_case(x, &cut, NULL); /* memory is available later */
+        slices_case(x, &cut, NULL); /* now memory is available */
         stx_destroy(x);
     }
 }
 
-/* Bits of y = relu(in W^T + b) */
+/* The bits of y = relu(in W^T + b). */
 static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, size_t O) {
     stx_real *in = cuda_array(x, numbers, N * I, STX_MEM_ACTIVATIONS),
              *W = cuda_array(x, numbers + 100, O * I, STX_MEM_PARAMS);
@@ -1015,7 +1021,7 @@ static void calls_refused(int precision, const float *values) {
 }
 #endif
 
-/* A matmul can be captured, even in its first call; each replay accumulates once. */
+/* A matmul can be captured, even in its first call. Each replay accumulates once. */
 static void captured(stx_ctx *x) {
     size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1),
@@ -1053,8 +1059,8 @@ static void captured(stx_ctx *x) {
     free(got);
 }
 
-/* Sizes that cublasLt does not support are refused with an error that names the operation
-   and the sizes, before anything is written. */
+/* Sizes that cublasLt does not support are refused before anything is written, with an
+   error that names the operation and the sizes. */
 static void refused(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
     stx_real *a = cuda_array(x, NULL, 64, STX_MEM_ACTIVATIONS);
@@ -1069,7 +1075,7 @@ static void refused(int precision) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-/* A device that has failed: the error has the operation, its shape and the status. */
+/* If a device fails, the error names the operation, its shape and the status. */
 static void failing(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision), *y = cuda_ctx(STX_CUDA, precision);
     stx_real *a = cuda_array(x, NULL, 64, STX_MEM_ACTIVATIONS),
@@ -1090,7 +1096,7 @@ static void failing(int precision) {
 }
 #endif
 
-/* All runs have the same bits, in every order of threads. */
+/* All runs must have the same bits, in every order of threads. */
 static stx_ctx *again_ctx;
 
 static void again(void *user, uint64_t *hash) {
@@ -1134,7 +1140,8 @@ static void again(void *user, uint64_t *hash) {
     stx_cuda_free(x, gdb);
 }
 
-/* tune: 0 the heuristic's first algorithm, 1 the fastest, -1 our kernel */
+/* tune: 0 selects the heuristic's first algorithm, 1 the fastest one, -1 our own
+   kernel. */
 static void run_all(int precision, int tune, float *values) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
     if (!stx_ok(x)) {
@@ -1174,7 +1181,8 @@ int main(int argc, char **argv) {
     for (half = 0; half < 2; half++)
         for (tune = -1; tune < 2; tune++) run_all(cuda_precision(half), tune, values);
 
-    /* bias and activation in a separate pass; not in bf16, where it rounds twice */
+    /* Bias and activation in a separate pass. Not tested in bf16, where this rounds
+       twice. */
     x = cuda_ctx(STX_CUDA, STX_PREC_F32);
     inner_tune(x, -2);
     layers(x);

@@ -1,9 +1,9 @@
-/* test_cuda_group.c - groups of ranks with GPUs: what they exchange; whole models, which
-   several ranks must train as one rank does with the whole batch; captured steps; ranks
-   that end early or never start. Each rank is a forked process, and only these processes
-   use CUDA; their results return in shared memory. Under tests/cuda_host each rank has a
-   separate GPU; on real devices, tests for which there are too few GPUs are omitted.
-   "short" omits training. */
+/* test_cuda_group.c - groups of ranks with GPUs: their exchanges; whole models, for
+   which several ranks must get the results of one rank with the whole batch; captured
+   steps; ranks that end early or never start. Each rank is a forked process, and only
+   these processes use CUDA. They return their results in shared memory. Under
+   tests/cuda_host, each rank has a separate GPU. On real devices, tests that need more
+   GPUs than are available are skipped. "short" skips training. */
 #if !defined(_WIN32) && !defined(_DEFAULT_SOURCE)
   #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #endif
@@ -22,11 +22,12 @@ enum { MAX_RANKS = 4, B = 4, T = 8, V = 24, STEPS = 30, MAX_VALUES = 16384 };
 
 // >>processes
 
-typedef struct found { /* results of a rank */
+typedef struct found { /* the results of a rank */
     long passed, failed;
     uint64_t hash;
     double loss[STEPS], seconds;
-    int calls, last_call; /* of the function of the step; the step of the last call */
+    int calls, last_call; /* calls: of the step's function; last_call: the step of its
+                             last call */
     long graphs;
     size_t values;
     float value[MAX_VALUES]; /* of the parameters */
@@ -36,10 +37,10 @@ typedef struct found { /* results of a rank */
 static found *results; /* (MAX_RANKS), shared by all processes */
 static int groups, first_port, gpus = MAX_RANKS;
 
-/* uncaptured (of train_job): how NCCL fails in captures */
+/* train_job.uncaptured: how NCCL fails in captures */
 enum { REFUSES = 1, REFUSES_RANK_1, ENDS };
 
-/* die: the rank that ends; family: 0 span, 1 SRU, or a variant of the job */
+/* die: the rank that ends. family: 0 span, 1 SRU, or a variant of the job. */
 
 typedef struct job {
     int family, precision, overlap, shard, ranks, rank, die, uncaptured;
@@ -60,7 +61,7 @@ static void set_variable(const char *name, int v) {
     setenv(name, s, 1);
 }
 
-/* The environment of a rank; of one rank: no group */
+/* Sets the environment of a rank. With a single rank, there is no group. */
 static void environment(int rank, int ranks) {
     static const char *const names[] = {
         "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK",     "SLURM_PROCID",
@@ -74,12 +75,12 @@ static void environment(int rank, int ranks) {
     set_variable("WORLD_SIZE", ranks);
     set_variable("LOCAL_WORLD_SIZE", ranks);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("SEQTX_GROUP_TIMEOUT", "1800", 1); /* on a busy machine all ranks are slow */
+    setenv("SEQTX_GROUP_TIMEOUT", "1800", 1); /* because on a busy machine all ranks are slow */
     set_variable("MASTER_PORT", first_port + 2 * groups);
 }
 
-/* Checks at the end of a rank: the shim must not report anything, and everything must be
-   freed. */
+/* Checks at the end of a rank that the shim has nothing to report and that everything
+   was freed. */
 static void rank_end(const char *name) {
 #ifdef SEQTX_CUDA_HOST
     cuda_host_check();
@@ -96,7 +97,7 @@ static void rank_end(const char *name) {
     (void)name;
 }
 
-/* Runs the job in one process per rank. Rank `absent` is not started, rank `killed` is
+/* Runs the job in one process per rank. Rank `absent` is not started; rank `killed` is
    expected to be killed. */
 static void together(const char *name, job_fn fn, job j, int absent, int killed) {
     pid_t pid[MAX_RANKS];
@@ -152,7 +153,7 @@ static stx_ctx *joined(const job *j) {
     stx_ctx *x = context(j);
     stx_group_desc d;
     memset(&d, 0, sizeof d);
-    d.bucket = 1000; /* several, of which some end inside a tensor */
+    d.bucket = 1000; /* several buckets, some of which end inside a tensor */
     d.shard = j->shard;
     CHECK(stx_group_join(x, &d) && stx_rank(x) == j->rank && stx_ranks(x) == j->ranks,
           "rank %d of %d: %s", j->rank, j->ranks, stx_error(x));
@@ -220,7 +221,7 @@ static void exchange_sum(stx_ctx *x, const job *j, double *v, size_t n) {
           bad);
 }
 
-/* The maximum with NaN at n / 2, infinity at 0, -infinity at n - 1 */
+/* The maximum if there is a NaN at n / 2, infinity at 0 and -infinity at n - 1. */
 static int is_max(const job *j, const double *v, size_t n, size_t i) {
     double m = value(0, i);
     int r;
@@ -241,7 +242,7 @@ static void exchange_max(stx_ctx *x, const job *j, double *v, size_t n) {
     CHECK(!bad, "maximum of %zu at rank %d of %d: %zu are wrong", n, j->rank, j->ranks, bad);
 }
 
-/* The bytes of a rank: sets them, or returns how many of them are different */
+/* Sets the bytes of a rank, or returns how many of them are different. */
 static unsigned char byte_of(int rank, size_t i) {
     return (unsigned char)(i * 7 + i / 251 + 31 * (size_t)rank);
 }
@@ -257,8 +258,8 @@ static size_t wrong_bytes(const unsigned char *bytes, size_t n, int rank) {
     return bad;
 }
 
-/* From the first and the last rank to all; from each rank to rank 0, and from rank 1 to
-   the last one */
+/* Broadcasts from the first and the last rank; sends from each rank to rank 0, and from
+   rank 1 to the last one. */
 static void exchange_bytes(stx_ctx *x, const job *j, unsigned char *bytes, size_t n) {
     size_t bad;
     int from;
@@ -316,7 +317,7 @@ static void exchange_job(job *j) {
           stx_error(x));
     exchange_parameters(x, j);
 
-    /* a context joins once, and before its first parameter */
+    /* a context can join only once, and only before its first parameter */
     CHECK(!stx_group_join(x, NULL) && strstr(stx_error(x), "once"), "a second time: %s",
           stx_error(x));
     stx_clear_error(x);
@@ -347,8 +348,8 @@ static void test_exchange(void) {
     }
 }
 
-/* Rank 0 creates an id of the group, and the program sends it (as with MPI, if MPI
-   started the ranks). */
+/* Rank 0 creates the group's id, and the program sends it to the others (as MPI would,
+   if it had started the ranks). */
 static int pipes[2];
 
 static void named_job(job *j) {
@@ -367,8 +368,8 @@ static void named_job(job *j) {
     stx_destroy(x); /* without leaving */
 }
 
-/* The address of the group, by MASTER_ADDR, MASTER_PORT and SLURM's list of hosts. An
-   expected text with ! is part of an error. */
+/* The group's address, from MASTER_ADDR, MASTER_PORT and SLURM's list of hosts. An
+   expected text that begins with ! is part of an error. */
 static void address(stx_ctx *x, const char *addr, const char *port, const char *list,
                     const char *expected) {
     unsigned char id[STX_NCCL_ID];
@@ -383,7 +384,7 @@ static void address(stx_ctx *x, const char *addr, const char *port, const char *
         stx_clear_error(x);
         return;
     }
-    /* NCCL may report that the host does not exist, but the address was set before */
+    /* NCCL may report that the host does not exist, but by then the address is set. */
     stx_cuda_group_id(x, id, 1);
     stx_clear_error(x);
     got = getenv("NCCL_COMM_ID");
@@ -495,7 +496,7 @@ static void model_make(model *m, stx_ctx *x, const job *j) {
         model_make_sru(m);
     od.kind = j->family ? STX_ADAM : STX_SGD;
     od.momentum = 0.9;
-    od.eps = 1e-3; /* otherwise the sign of rounding errors would determine an update */
+    od.eps = 1e-3; /* otherwise the sign of a rounding error would determine an update */
     od.clip = j->family ? 0.5 : 1;
     m->o = stx_optim_create(m->params, &od);
     m->in = stx_tokens_create(x, m->streams, T);
@@ -531,7 +532,8 @@ static void model_step(void *user) {
     if (m->span) stx_span_clamp(m->span);
 }
 
-/* Step n of all streams, of which this rank has some. Adding m->key gives new keys. */
+/* Runs step n on this rank's share of the streams. A different m->key results in a new
+   key. */
 static double model_run(model *m, int n) {
     int32_t in[B * T], out[B * T];
     size_t i, b, from = (size_t)m->j->rank * m->streams;
@@ -553,7 +555,7 @@ static double model_run(model *m, int n) {
     return stx_metric_get(m->x, 0);
 }
 
-/* What was captured in the group is not replayed after leaving it. */
+/* A step that was captured in the group must not be replayed after leaving it. */
 static void step_after_group(model *m) {
     double loss;
     stx_group_leave(m->x);
@@ -597,10 +599,10 @@ static void train_job(job *j) {
 }
 
 #ifdef SEQTX_NCCL
-/* Results of one rank, and of the previous group */
+/* The results of one rank, and of the previous group. */
 static found whole, before;
 
-/* Largest relative difference of losses between the group and one rank */
+/* The largest relative difference of losses between the group and one rank. */
 static double loss_error(int ranks) {
     double worst = 0;
     int n, r;
@@ -612,7 +614,7 @@ static double loss_error(int ranks) {
     return worst;
 }
 
-/* Largest difference of parameters, relative to the largest parameter */
+/* The largest difference of parameters, relative to the largest parameter. */
 static double values_error(void) {
     return max_difference(results[0].value, whole.value, whole.values)
            / cuda_largest(whole.value, whole.values, 0);
@@ -620,9 +622,10 @@ static double values_error(void) {
 
 static const char *const families[] = {"span", "sru"};
 
-/* Trains with several ranks and compares with one rank. f32: the same except for the
-   order of sums. bf16: where a parameter is rounded in the other direction, activations
-   that depend on it differ by one bf16 unit (2^-8); 1e-7 to 1e-3 was seen. */
+/* Trains with several ranks and compares with one rank. f32: equal except for the order
+   of sums. bf16: if a parameter is rounded in the other direction, activations that
+   depend on it differ by one bf16 unit (2^-8). Differences of 1e-7 to 1e-3 were
+   observed. */
 static void train_together(const job *j, int overlap) {
     const char *name = families[j->family];
     const int half = j->precision == STX_PREC_BF16;
@@ -687,9 +690,9 @@ static void test_train(void) {
 }
 
   #ifdef SEQTX_CUDA_HOST
-/* NCCL cannot capture, on all ranks or on one of them: each step is launched, the status
-   says why, and the bits are those of replayed steps. The communicator may fail together
-   with the capture; then it is replaced. */
+/* NCCL cannot capture, on all ranks or on one of them: each step is launched, the
+   status says why, and the bits are those of replayed steps. The communicator may fail
+   together with the capture, and is then replaced. */
 static void test_uncaptured(void) {
     static found replayed[2];
     int family, how, r;
@@ -721,7 +724,8 @@ static void test_uncaptured(void) {
         }
 }
 
-/* The communicator fails in a later capture: existing graphs cannot be replayed. */
+/* The communicator fails during a later capture, so existing graphs cannot be replayed
+   any more. */
 static void late_failure_job(job *j) {
     model m;
     int n;
@@ -742,7 +746,8 @@ static void late_failure_job(job *j) {
 // >>ends
 
 /* Checks that at least `least` seconds have passed and that the error names this rank.
-   There is no upper limit: it would depend on the machine. tests/run.sh ends a hang. */
+   There is no upper limit, because it would depend on the machine; tests/run.sh ends a
+   hang. */
 static void failed_after(job *j, stx_ctx *x, double begin, double least, const char *what) {
     char who[32];
     double took = now() - begin;
@@ -780,10 +785,10 @@ static void absent_job(job *j) {
     stx_destroy(x);
 }
 
-/* Ways to wait for a rank that has ended */
+/* Ways to wait for a rank that has ended. */
 enum { WAIT_IN_SUM, WAIT_IN_LEAVE, WAIT_IN_DOWNLOAD, WAIT_IN_SYNC, WAITS };
 
-/* The other rank ends. j->family: how this one waits for it */
+/* The other rank ends. j->family: how this rank waits for it. */
 static void gone_job(job *j) {
     stx_ctx *x = joined(j);
     float a[64] = {0};
@@ -890,8 +895,8 @@ static void test_ends(void) {
   #endif
 }
 #else
-/* In a build without NCCL, a process that was started as one of several gets an error
-   that names the missing option. */
+/* A process that was started as one of several ranks, in a build without NCCL, gets an
+   error that names the missing option. */
 static void none_job(job *j) {
     stx_ctx *x = context(j);
     CHECK(!stx_group_join(x, NULL) && strstr(stx_error(x), "SEQTX_NCCL"), "%s", stx_error(x));
@@ -901,7 +906,7 @@ static void none_job(job *j) {
 
 
 // >>alone
-/* A context without a group, and a group of one */
+/* A context without a group, and a group of one rank. */
 static void alone_job(job *j) {
     model m;
     double v = 5;

@@ -1,5 +1,5 @@
-/* test_cuda_par.c - PAR on a GPU: the CUDA twins of its kernels against those of the CPU,
-   at odd sizes, from misaligned starts, between guard elements, in several orders of
+/* test_cuda_par.c - PAR on a GPU: its CUDA kernels against those of the CPU, at odd
+   sizes, from misaligned starts, between guard elements, and in several orders of
    threads; small models with every option, trained on both devices; replayed steps;
    generation. "short" omits the large cases. */
 #include "../seqtx_par.h"
@@ -39,17 +39,17 @@ static void gate_point(gate *t) {
     }
 }
 
-/* Parameters and noise of a gate */
+/* How the parameters and the noise of a gate are chosen. */
 enum { GATE_RANDOM, GATE_EQUAL, GATE_FAR, GATE_NAN };
 
-/* Number of elements of array i of a gate with R draws */
+/* The number of elements of array i of a gate with R draws. */
 static size_t gate_size(int i, size_t R) {
     if (i == W || i == Y || i == DW) return 3 * R;
     return i == DAL ? 3 : 1;
 }
 
-/* GATE_EQUAL: all parameters and all noise are equal; then the first is the largest.
-   GATE_FAR: parameters far from each other. */
+/* GATE_EQUAL: all parameters and all noise are equal, so that the first branch wins.
+   GATE_FAR: the parameters are far apart. */
 static void gate_make(gate *t, size_t R, int form, int how, int injected) {
     static const float far_[3] = {-90, 60, 88}, equal[3] = {0.5f, 0.5f, 0.5f},
                        costs[3] = {1.7f, 0.6f, 0};
@@ -65,7 +65,7 @@ static void gate_make(gate *t, size_t R, int form, int how, int injected) {
     if (how == GATE_EQUAL) memcpy(t->a[AL].c, equal, sizeof equal);
     if (how == GATE_FAR) memcpy(t->a[AL].c, far_, sizeof far_);
     if (how == GATE_NAN) t->a[AL].c[1] = NAN;
-    /* 0 still has a gradient, negative values have none */
+    /* A parameter of 0 still has a gradient; negative ones have none. */
     if (form == STX_PAR_FORM_PI && how == GATE_RANDOM && R % 3 == 0) t->a[AL].c[R % 2] = 0;
     arr_upload(&t->a[AL]);
     t->a[TAU] = arr_of(1, 1, 0, B_);
@@ -99,7 +99,7 @@ static int gate_how(size_t n) {
     return n % 17 == 8 ? GATE_NAN : GATE_RANDOM;
 }
 
-/* Case n: its options, and which gradients are not requested */
+/* Case n: chooses the options and the gradients that are not requested. */
 static void gate_case(gate *t, size_t n, size_t R) {
     int form = n / 2 % 2 ? STX_PAR_FORM_PI : STX_PAR_FORM_LOGITS, how = gate_how(n);
     gate_make(t, R, form, how, n % 3 == 1 || how == GATE_EQUAL);
@@ -122,8 +122,8 @@ static void gate_case(gate *t, size_t n, size_t R) {
 
 static void test_gates(void) {
     static const size_t draws[] = {1, 2, 3, 31, 32, 33, 127, 255, 256, 257, 1, 600, 1031, 2053};
-    /* e^x in double may differ by one unit in the last place between host and device, and
-       so the result in f32 */
+    /* In double, e^x may differ by one unit in the last place between host and device,
+       and so may the result in f32. */
     const double tol = 1.3e-7;
     size_t n;
     int k;
@@ -212,7 +212,8 @@ typedef struct mix {
     stx_par_mix_args c, d;
 } mix;
 
-/* Points the CPU's (i 0) and the GPU's arguments at the arrays; NULL stays NULL. */
+/* Points the arguments of the CPU (i = 0) and of the GPU at the arrays. NULL stays
+   NULL. */
 static void mix_point(mix *t) {
     size_t i;
     for (i = 0; i < 2; i++) {
@@ -241,7 +242,7 @@ static void mix_point(mix *t) {
     }
 }
 
-/* Number of elements and memory kind of array k, for N rows */
+/* The number of elements and the memory kind of array k, for N rows. */
 static size_t mix_size(int k, size_t N, size_t C, size_t draws, int *kind) {
     *kind = B_;
     if (k == H || k == B0 || k == B1 || k == OUT || (k >= DY && k <= DB1)) {
@@ -254,8 +255,8 @@ static size_t mix_size(int k, size_t N, size_t C, size_t draws, int *kind) {
     return C;
 }
 
-/* how: 0 random weights, 1 + k only branch k has a weight, 4 branch 1 has none and holds
-   NaN; whole: integers, whose sums and products are exact */
+/* how: 0 random weights; 1 + k only branch k has a weight; 4 branch 1 has no weight and
+   holds NaN. whole: integers, whose sums and products are exact. */
 static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int norm, int how,
                      int whole) {
     const size_t N = streams * T, draws = streams * ((T + run - 1) / run);
@@ -306,7 +307,7 @@ static void mix_check(const char *what, mix *t, int from, int to, double tol) {
 }
 
 
-/* Case n: some gradients are not requested. */
+/* Case n: removes the requests for some of the gradients. */
 static void mix_request(mix *t, size_t n, int norm) {
     stx_par_mix_args *c = &t->c;
     if (n % 9 == 5) c->dh = NULL;
@@ -336,8 +337,8 @@ static void mix_backward(mix *t, int norm, int whole, int add) {
 }
 
 static void test_mix(void) {
-    /* streams, T, run: one draw per step, one per sequence, runs that end with the
-       segment, single tokens */
+    /* streams, T, run: one draw per step; one per sequence; runs that end with the
+       segment; single tokens */
     static const size_t shape[][3] = {{1, 1, 1},   {1, 7, 7}, {3, 5, 5},   {2, 31, 7}, {3, 11, 1},
                                       {1, 67, 67}, {5, 3, 2}, {1, 33, 32}, {2, 1, 1},  {3, 2, 100}};
     static const size_t wide[] = {1,   3,   4,   31,  32,  33,  64,   67,   127,  128,  132, 252,
@@ -365,8 +366,8 @@ static void test_mix(void) {
     }
 }
 
-/* With one branch only, the results have the bits of stx_residual_norm. In bf16 that op
-   rounds h + b, which it stores. */
+/* With a single branch, the results must have the bits of stx_residual_norm. In bf16
+   that op rounds h + b, because it stores the sum. */
 static void test_alone(void) {
     static const size_t wide[] = {4, 33, 36, 132, 260, 512, 516, 1028};
     size_t n;
@@ -482,7 +483,7 @@ static void bits(void *user, uint64_t *h) {
 typedef struct model {
     stx_ctx *x;
     stx_par *m;
-    stx_optim *o, *gates; /* of the weights, and of the gates' parameters */
+    stx_optim *o, *gates; /* o: of the weights; gates: of the gates' parameters */
     stx_par_state *s;
     stx_ids *in, *out;
     size_t B, T, V;
@@ -490,7 +491,7 @@ typedef struct model {
     double rate, loss;
 } model;
 
-enum { WORDS = 23, FIRST = 7 }; /* FIRST of two clusters' words */
+enum { WORDS = 23, FIRST = 7 }; /* The first cluster has FIRST of the WORDS words. */
 
 enum { SOFT, HARD, RUNS, REFERENCE, FIXED, AGAIN, FORMS, MODELS };
 
@@ -504,8 +505,8 @@ static const char *const model_names[MODELS] = {
     "learned with a bias, no last norm, one projection"};
 
 static size_t model_blocks = 2;
-static const char *model_pattern = "sfisf"; /* of FIXED and FORMS */
-/* of all but SOFT and HARD, whose heads of 16 use the fused attention */
+static const char *model_pattern = "sfisf"; /* the pattern of FIXED and FORMS */
+/* for all models but SOFT and HARD, whose heads of 16 channels use the fused attention */
 static size_t model_dim = 20;
 
 static void model_options(stx_par_desc *d, int which) {
@@ -603,7 +604,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     r->o = stx_optim_create(r->m->params, &od);
     od.kind = STX_ADAM;
     od.clip = 0;
-    /* three gradients, not so small that their rounding dominates */
+    /* three of the gradients, none of them so small that rounding dominates */
     od.eps = 1e-3;
     r->gates = r->m->gates ? stx_optim_create(r->m->gates, &od) : NULL;
     r->s = stx_par_state_create(r->m, r->B);
@@ -618,8 +619,8 @@ static void model_free(model *r) {
     stx_destroy(r->x);
 }
 
-/* In each step the first cluster has as many words at the same positions, because steps
-   whose clusters have other sizes have other keys. */
+/* In every step, the first cluster has the same number of words, at the same positions:
+   the key of a step contains the sizes of the clusters. */
 static int32_t *tokens_of(size_t n, size_t salt) {
     int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
     size_t i;
@@ -641,7 +642,7 @@ static void model_step(void *user) {
     if (r->gates) stx_optim_step(r->gates, r->rate / 2);
 }
 
-/* Temperature, rates, tokens and noise change in each step. */
+/* Temperature, learning rates, tokens and noise change in every step. */
 static double model_run(model *r, int n) {
     int32_t *id = tokens_of(r->B * r->T + 1, (size_t)n + 1);
     stx_tokens_set(r->x, r->in, id);
@@ -662,8 +663,8 @@ static double model_run(model *r, int n) {
     return r->loss;
 }
 
-/* Step n with padding vectors, and a stream that restarts now and then; every third step
-   is shorter. */
+/* Step n with padding vectors, and with a stream that restarts now and then. Every
+   third step is shorter. */
 static double model_padded(model *r, int n) {
     size_t T = n % 3 == 2 ? r->T - 3 : r->T, b, i;
     int32_t *id = tokens_of(r->B * T + 1, (size_t)n + 1),
@@ -701,9 +702,9 @@ static void params_check(const char *what, const model *a, const model *b) {
     }
 }
 
-/* Trains a model of each kind for a few steps on the CPU and on the GPU and compares the
-   losses, in f32 also parameters and memories. (The golden vectors cover all of this in
-   f32, but nothing in bf16.) */
+/* Trains a model of each kind for a few steps on the CPU and on the GPU and compares
+   the losses; in f32 also the parameters and memories. (The golden vectors cover all of
+   this in f32, but nothing in bf16.) */
 static void compare_models(int which, int half_, int padded) {
     const char *name = model_names[which];
     const double tol = half_ ? 3e-2 : 1e-4;
@@ -729,7 +730,7 @@ static void compare_models(int which, int half_, int padded) {
 }
 
 static void test_models(void) {
-    /* in f32: bit 0 without padding, bit 1 with padding */
+    /* tested in f32: bit 0 without padding, bit 1 with padding */
     static const int in_f32[MODELS] = {3, 2, 1, 2, 1, 1, 3};
     int which, half_, padded;
     for (half_ = 0; half_ < 2; half_++)
@@ -740,8 +741,8 @@ static void test_models(void) {
             }
 }
 
-/* A replayed step has the bits of one that is launched: noise, temperature, rates and
-   tokens change in between. */
+/* A replayed step must have the bits of a launched one, although noise, temperature,
+   learning rates and tokens change between steps. */
 static void test_graph(void) {
     static const int models[] = {SOFT, HARD, RUNS, AGAIN, FORMS};
     size_t k;
@@ -758,8 +759,8 @@ static void test_graph(void) {
             double la = model_run(&a, n), lb = model_run(&b, n);
             CHECK(la == lb, "%s, step %d: %.9g launched, %.9g replayed: %s", model_names[which], n,
                   la, lb, stx_error(b.x));
-            /* another use of the same arenas: a sanitizer sees that memory used by a
-               replay was freed */
+            /* The same arenas are used in another way, so that a sanitizer notices if a
+               replay uses freed memory. */
             if (n == 7 && !brief) {
                 stx_begin(b.x, STX_EVAL);
                 CHECK(isfinite(stx_item(b.x, stx_par_loss(b.m, b.in, b.out, NULL, NULL))),
@@ -784,10 +785,10 @@ static void test_graph(void) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-static int print_nodes; /* build/test_cuda_par nodes */
+static int print_nodes; /* set by build/test_cuda_par nodes */
 
-/* As in test_cuda_model.c: nodes of a mixture during the search, and of an attention and
-   a feed-forward layer of its result, together */
+/* As in test_cuda_model.c: counts the nodes of a mixture during the search, and those
+   of an attention layer and a feed-forward layer that it may select, together. */
 static void test_nodes(void) {
     static const struct {
         int which;
@@ -820,7 +821,8 @@ static void test_nodes(void) {
 }
 #endif
 
-/* Token by token, across the ends of segments; one stream is reset on the way */
+/* Feeds tokens one by one, across the ends of segments. One stream is reset on the
+   way. */
 static size_t fed_at(size_t at) {
     if (at == 0) return 21;
     return at < 26 ? 1 : 3;
@@ -833,7 +835,7 @@ static void test_generation(void) {
         stx_par_gen *ga, *gb;
         int32_t *id;
         size_t at, n;
-        /* it draws in evaluation, too: no generation */
+        /* REFERENCE also draws during evaluation, so it cannot generate. */
         if (which == REFERENCE || (brief && which != FIXED)) continue;
         model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
         model_make(&b, which, STX_CUDA, STX_PREC_F32, 0);

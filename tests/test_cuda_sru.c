@@ -1,8 +1,7 @@
-/* test_cuda_sru.c - the CUDA twins of the recurrence against its plain definition
-   (stx_sru_fwd_plain, stx_sru_bwd_plain), and the CPU's twins against the same: every
-   option, in f32 and bf16, at odd sizes, from misaligned starts, between guard elements,
-   in several orders of threads. ReZero and variational dropout. "short" omits the large
-   cases. */
+/* test_cuda_sru.c - the CUDA kernels of the recurrence and those of the CPU against its
+   plain definition (stx_sru_fwd_plain, stx_sru_bwd_plain): every option, in f32 and
+   bf16, at odd sizes, from misaligned starts, between guard elements, and in several
+   orders of threads. ReZero and variational dropout. "short" omits the large cases. */
 #include "../seqtx_sru.h"
 #include "kernels.h"
 #include "cuda_arr.h"
@@ -11,9 +10,9 @@ static int brief; /* sanitizers are slow */
 
 typedef struct shape {
     size_t B, T, H, D, k;
-    /* pad: 1 some, 2 all; dxr: 2 accumulates; c0: 2 an activation */
+    /* pad: 1 some tokens, 2 all. dxr: 2 added to. c0: 2 an activation */
     int tanh, xr, v, V, c0, m, pad, dh, dlast, dxr, dv, dc0;
-    int odd; /* u has another memory kind than the other inputs */
+    int odd; /* u is stored in another kind of memory than the other inputs */
 } shape;
 
 enum { U, XR, V_, C0, M, DH, DLAST, BIAS, VP, H_, LAST, C, DU, DV_, DXR, DVP, DBIAS, DC0, ARRAYS };
@@ -26,7 +25,7 @@ typedef struct recurrence {
     stx_sru_args on; /* the GPU's arguments */
 } recurrence;
 
-/* Arguments of one side, whose arrays `at` returns */
+/* The arguments of one side. `at` returns its arrays. */
 static stx_real *of_cpu(const recurrence *t, int i) {
     return t->a[i].c;
 }
@@ -96,7 +95,7 @@ static void recurrence_make(recurrence *t, const shape *given) {
     t->a[DVP] = arr_of(2 * O, 1, 0, B_);
     t->a[DBIAS] = arr_of(2 * O, 1, 0, B_);
     t->a[DC0] = arr_of(s->B * O, 1, 0, s->c0 == 2 ? N_ : B_);
-    /* forget gates near 1: the start of a tile has an effect at its end */
+    /* forget gates near 1, so that the start of a tile has an effect at its end */
     if (s->T > STX_SRU_TILE && (s->T + s->H + s->B) % 2) {
         for (j = 0; j < O; j++) t->a[BIAS].c[j] += 3;
         arr_upload(&t->a[BIAS]);
@@ -135,8 +134,8 @@ static void on_gpu(recurrence *t) {
     stx_sru_bwd_cuda(gx, &t->on);
 }
 
-/* The CPU's forward and backward. Their results go to `was`, and the arrays keep the
-   values that they had before, for the plain definition. */
+/* Runs the CPU's forward and backward kernels. Their results are copied to `was`, and
+   the arrays get back their previous values, for the plain definition. */
 static void on_cpu(recurrence *t, stx_sru_args *cpu, float **was) {
     int i;
     size_t j;
@@ -158,8 +157,8 @@ static void on_cpu(recurrence *t, stx_sru_args *cpu, float **was) {
         }
 }
 
-/* Both twins against the definition. Rounding errors grow by up to |J| per step, see J in
-   seqtx_sru.h; c does not cancel in any sum. */
+/* Compares both kernels with the definition. Rounding errors grow by up to |J| per step
+   (J: see seqtx_sru.h). c does not cancel in any sum. */
 static void compare(const shape *s) {
     static const char *const part[ARRAYS] = {"u",     "xr",   "V",   "c0", "m",     "dh",
                                              "dlast", "bias", "v",   "h",  "last",  "c",
@@ -204,7 +203,7 @@ static void compare(const shape *s) {
 
 static const shape base = {1, 1, 1, 1, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0};
 
-/* All sizes, with alternating options */
+/* All sizes, with alternating options. */
 static void test_sizes(void) {
     static const size_t wide[] = {1, 3, 31, 32, 33, 64, 70, 130},
                         lengths[] = {1, 31, 32, 33, 65, 200};
@@ -235,14 +234,14 @@ static void test_sizes(void) {
         }
 }
 
-/* 37 elements are not a multiple of 16 bytes. */
+/* Rows of 37 elements are not a multiple of 16 bytes. */
 static size_t option_width(size_t n) {
     if (n % 12 == 5) return 37;
     return n % 2 ? 40 : 72;
 }
 
-/* All combinations of seven options in one of the two precisions; all combinations of any
-   six of them in both */
+/* Tests all combinations of seven options in one of the two precisions, so that all
+   combinations of any six of them are tested in both. */
 static void test_options(void) {
     size_t n;
     for (n = 0; n < 384; n++) {
@@ -273,7 +272,7 @@ static void test_options(void) {
     }
 }
 
-/* So many columns that time is not divided among threads */
+/* So many columns that time is not divided among threads. */
 static void test_wide(void) {
     size_t n;
     for (n = 0; n < 4 && !brief && !off; n++) {
@@ -294,8 +293,9 @@ enum { NAN_T = 100, SHORT = 40, FEW = 64, WIDE = 30048 };
 
 static const shape columns = {1, NAN_T, WIDE, 1, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0};
 
-/* The same columns alone and among so many others that time is not divided: equal up to
-   rounding. f32 has no v, so that forward is a scan if there are few columns. */
+/* Computes columns alone, and then among so many others that time is not divided. The
+   results must be equal up to rounding. f32 has no v, so the forward pass is a scan if
+   there are few columns. */
 static void test_columns(void) {
     static const int in[] = {U, XR, DH}, out[] = {H_, DU, DXR};
     shape s = columns, few = columns;
@@ -328,8 +328,8 @@ static void test_columns(void) {
     recurrence_free(&t);
 }
 
-/* A NaN in u0 at time 40 of column 5 of one direction stays in its column, and spreads
-   only to later times. scan: without v, so that forward is a scan */
+/* A NaN in u0 at time 40 of column 5 of one direction must stay in its column and
+   spread only to later times. scan: without v, so that the forward pass is a scan. */
 static void nan_case(int backward, int scan) {
     const size_t column = (backward ? FEW : 0) + 5, O = 2 * FEW;
     shape few = columns;
@@ -386,7 +386,7 @@ static void bits(void *user, uint64_t *h) {
     stx_destroy(gx);
 }
 
-/* All runs have the same bits. */
+/* All runs must have the same bits. */
 static void test_bits(void) {
     static const shape s[] = {{2, 200, 72, 2, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0},
                               {1, 300, 40, 1, 4, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0},
@@ -435,8 +435,8 @@ static void block_check(stx_ctx *x, int device) {
     stx_block_device_free(x, block);
 }
 
-/* The op in a graph whose mask is drawn once for all times: results of forward and
-   backward in a context */
+/* Runs the op in a graph, with a mask that is drawn once for all times. out: the
+   results of forward and backward. */
 static void op_run(const op_inputs *in, int device, float **out) {
     stx_ctx *x = cuda_ctx(device, device == STX_CUDA ? cuda_precision(half) : STX_PREC_F32);
     stx_params *p = stx_params_create(x);
@@ -509,7 +509,7 @@ static void test_rezero(void) {
     static const size_t sizes[] = {1, 3, 4, 33, 1000, 4099, 70001};
     size_t k;
     int add;
-    /* large sums may cancel by chance: always the same values */
+    /* large sums may cancel by chance: the same values in every run */
     cuda_random_restart();
     for (k = 0; k < COUNT(sizes); k++) {
         size_t n = sizes[k];
