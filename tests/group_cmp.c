@@ -67,7 +67,7 @@ typedef struct file {
     tensor t[TENSORS];
 } file;
 
-/* The character after the string that begins at p */
+/* Returns the position after the string that begins at p. */
 static const char *past_string(const char *p) {
     for (p++; *p && *p != '"'; p++)
         if (*p == '\\') p++;
@@ -81,7 +81,7 @@ static void copy(char *to, const char *from, const char *end) {
     to[n] = 0;
 }
 
-/* Reads one entry of the header: its name, its shape and where its data are. open, end:
+/* Reads one entry of the header: the tensor's name, shape and data offsets. open, end:
    the braces of its description; data, size: the data of all tensors. */
 static void read_tensor(tensor *t, const char *path, const char *name, const char *open,
                         const char *end, const char *data, size_t size) {
@@ -129,7 +129,7 @@ static void load(file *f, const char *path) {
     if (!f->count || !f->meta) stop("%s has no tensors or no metadata", path);
 }
 
-/* Overwrites with spaces the metadata values that are computed in training or depend on
+/* Overwrites with spaces the metadata values that training computes, or that depend on
    such values. */
 static void blank(file *f) {
     static const char *const key[] = {"best", "seal", "checksum", "tau"};
@@ -170,7 +170,7 @@ static int same_meta(file *a, file *b) {
     }
 }
 
-/* Sums over a list of tensors, and its worst tensor */
+/* Sums over a list of tensors, and the worst of them. */
 typedef struct apart {
     double diff2, size2, worst;
     const char *name;
@@ -200,8 +200,8 @@ static void add(apart *s, const tensor *a, const tensor *b) {
     s->tensors++;
 }
 
-/* Norm of the differences over the norm of the values; NaN if a difference is not
-   finite */
+/* The norm of the differences divided by the norm of the values. NaN if a difference is
+   not finite. */
 static double norm(const apart *s) {
     if (s->nan) return (double)NAN;
     return s->diff2 > 0 ? sqrt(s->diff2 / s->size2) : 0;
@@ -211,22 +211,22 @@ static int begins(const char *s, const char *with) {
     return !strncmp(s, with, strlen(with));
 }
 
-/* Does a tensor belong to the state: memory, optimiser, gradients? Others are
-   parameters. */
+/* Nonzero if a tensor belongs to the state (memory, optimiser, gradients). The others
+   are parameters. */
 static int of_state(const char *name) {
     if (begins(name, "arch.")) name += 5;
     return begins(name, "memory.") || begins(name, "state.") || begins(name, "optim.")
            || begins(name, "grads");
 }
 
-/* A line of a log with a loss, of a step ('t') or an evaluation ('e') */
+/* A line of a log with a loss: of a training step ('t') or of an evaluation ('e'). */
 typedef struct record {
     char event;
     double step, loss;
     char *line;
 } record;
 
-/* Reads the next such line from *at on; returns 0 if there is none. */
+/* Reads the next such line, starting at *at. Returns 0 if there is none. */
 static int next_loss(char **at, record *r) {
     char *line;
     memset(r, 0, sizeof *r);
@@ -247,9 +247,10 @@ static int next_loss(char **at, record *r) {
     return 0;
 }
 
-/* Do two lines have the same values, except for times and memory? To 0.2 %, because lists
-   have four digits. The share that compression loses (train_compressive's "ratio") is,
-   with --batch-split, the mean over the parts, and ranks have other parts: to 5 %. */
+/* Nonzero if two lines have the same values, apart from times and memory. The tolerance
+   is 0.2 %, because lists have four digits, and 5 % for the share of information that
+   compression loses ("ratio" of train_compressive): with --batch-split it is the mean
+   over parts of the batch, and ranks have other parts. */
 static int same_figures(char *p, char *q) {
     static const char *const skip[] = {"\"tokens_per_s\":", "\"seconds\":", "\"peak_bytes\":"};
     double within = 2e-3;
@@ -276,8 +277,8 @@ static int same_figures(char *p, char *q) {
     return *p == *q;
 }
 
-/* Compares the tensors of two checkpoints. Returns the number of tensors of other types
-   that differ. */
+/* Compares the tensors of two checkpoints. Returns the number of differing tensors of
+   other types. */
 static int compare_tensors(const file *a, const file *b, apart *params, apart *state) {
     size_t i;
     int bad = 0;
@@ -298,8 +299,8 @@ static int compare_tensors(const file *a, const file *b, apart *params, apart *s
     return bad;
 }
 
-/* Compares two logs: the largest relative difference of a loss, and the number of lines.
-   Returns whether all other values agree. */
+/* Compares two logs. Stores the largest relative difference of a loss and the number of
+   lines. Returns nonzero if all other values agree. */
 static int compare_logs(char *x, char *y, double *worst, size_t *lines) {
     int good = 1;
     for (;;) {

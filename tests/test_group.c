@@ -18,7 +18,7 @@
 #include <unistd.h>
 #include "test.h"
 
-/* Joined first, left last: exchanges that are not under test */
+/* Joined first and left last, for exchanges that are not under test. */
 static stx_ctx *group;
 static int rank, ranks, verbose;
 
@@ -47,14 +47,15 @@ static void done(stx_ctx *x) {
     stx_destroy(x);
 }
 
-/* Checks that the error has this code and a text with both parts, and clears it. */
+/* Checks that the error has this code and that its text contains both a and b, and
+   clears it. */
 static void refused(stx_ctx *x, int code, const char *a, const char *b) {
     CHECK(stx_error_code(x) == code && strstr(stx_error(x), a) && strstr(stx_error(x), b),
           "expected \"%s .. %s\", got \"%s\"", a, b, stx_error(x));
     stx_clear_error(x);
 }
 
-/* Whether n bytes are those of rank 0. Every rank must call it. */
+/* Nonzero if n bytes equal those of rank 0. Every rank must call it. */
 static int same_as_rank0(const void *bytes, size_t n) {
     void *rank0 = malloc(n ? n : 1);
     int same;
@@ -65,7 +66,7 @@ static int same_as_rank0(const void *bytes, size_t n) {
     return same;
 }
 
-/* The same for the values of a tensor */
+/* The same for the values of a tensor. */
 static int tensor_as_rank0(const stx_tensor *t) {
     return same_as_rank0(t->data, t->size * sizeof(stx_real));
 }
@@ -75,13 +76,13 @@ static double mean_of_ranks(double v) {
     return v / ranks;
 }
 
-/* Prints the largest v of all ranks with -v. */
+/* With -v, prints the largest v of all ranks. */
 static void report(const char *what, const char *more, double v) {
     stx_group_max(group, &v, 1);
     if (verbose && !rank) printf("%-26s %-60s %.1e\n", what, more, v);
 }
 
-/* A value in [0, 1) that depends only on (a, b): the same at all ranks */
+/* A value in [0, 1) that depends only on (a, b), so it is the same on all ranks. */
 static double hashed(uint64_t a, uint64_t b) {
     uint32_t r[4];
     stx_philox(0x67726f7570, a, b, r);
@@ -91,7 +92,7 @@ static double hashed(uint64_t a, uint64_t b) {
 
 // >>exchange of values and bytes on the host
 
-/* The value of rank r at i in the tests below */
+/* The value of rank r at index i in the tests below. */
 static double value_of(size_t i, int r) {
     return hashed(i, (uint64_t)r) - 0.5;
 }
@@ -100,7 +101,7 @@ static int same_value(double a, double b) {
     return a >= b && a <= b;
 }
 
-/* Sum of n values. The value after them stays. */
+/* Sums n values over the ranks. The value after them must not change. */
 static void sum(double *v, size_t n) {
     double worst = 0;
     size_t i;
@@ -118,7 +119,8 @@ static void sum(double *v, size_t n) {
     CHECK(same_value(v[n], value_of(n, rank)), "sum of %zu: writes past its end", n);
 }
 
-/* The value of rank r at i with NaN and infinities; `one` rank has those of its kind. */
+/* The value of rank r at index i, with NaN and infinities. `one`: the rank with the
+   special values. */
 static double special_of(size_t i, int r) {
     const int one = (int)(i % (size_t)ranks);
     if (i % 35 == 5) return r == one ? HUGE_VAL : (double)NAN;
@@ -131,7 +133,7 @@ static double special_of(size_t i, int r) {
     }
 }
 
-/* Maximum of n values: a NaN at any rank wins, infinities are values. */
+/* The maximum of n values: a NaN on any rank wins, and infinities are values. */
 static void maximum(double *v, size_t n) {
     size_t i, bad = 0;
     int r;
@@ -153,7 +155,7 @@ static void maximum(double *v, size_t n) {
     CHECK(same_as_rank0(v, n * sizeof *v), "maximum of %zu: ranks differ", n);
 }
 
-/* Sending n values from one rank to another */
+/* Sends n values from one rank to another. */
 static void sent(double *v, size_t n, int from, int to) {
     size_t i, bad = 0;
     for (i = 0; i <= n; i++) v[i] = hashed(i, (uint64_t)rank);
@@ -163,7 +165,7 @@ static void sent(double *v, size_t n, int from, int to) {
     CHECK(!bad, "%zu from %d to %d: %zu wrong", n, from, to, bad);
 }
 
-/* Broadcasts of n values from every rank */
+/* Broadcasts n values from every rank. */
 static void broadcasts(double *v, size_t n) {
     size_t i, bad;
     int from, to;
@@ -177,7 +179,7 @@ static void broadcasts(double *v, size_t n) {
     }
 }
 
-/* In a context without a group every exchange succeeds and changes nothing. */
+/* In a context without a group, every exchange succeeds and changes nothing. */
 static void without_group(stx_ctx *alone, double *v, size_t n) {
     double *before = (double *)malloc((n + 1) * sizeof *before);
     size_t i;
@@ -215,7 +217,7 @@ static void sums(void) {
     done(alone);
 }
 
-/* Arguments that are wrong in a group of several ranks */
+/* Arguments that are invalid in a group of several ranks. */
 static void bad_arguments(stx_ctx *x) {
     double v = 1;
     CHECK(!stx_group_sum(x, NULL, 1), "sum without memory");
@@ -241,7 +243,7 @@ static void bad_arguments(stx_ctx *x) {
     CHECK(stx_group_sum(x, NULL, 0), "sum of no values: %s", stx_error(x));
 }
 
-/* A context with an error exchanges nothing, at any rank. */
+/* A context with an error exchanges nothing, on any rank. */
 static void exchange_after_error(stx_ctx *x) {
     double v = 1;
     stx_fail(x, STX_ERR_ARG, "torn");
@@ -278,7 +280,7 @@ static void errors(void) {
     refused(y, STX_ERR_ARG, "the context has parameters", "before its first parameter list");
     CHECK(stx_ranks(y) == 1, "joined in spite of the error");
     done(y);
-    /* Several contexts are in the group; one that leaves does not affect the others. */
+    /* Several contexts join the group. If one leaves, the others are not affected. */
     for (i = 0; i < 3; i++) done(context(1, 1, 0, 0));
     CHECK(stx_group_sum(x, &v, 1) && CLOSE(v, ranks * (ranks + 1) / 2.0, 0),
           "after others have left: %g %s", v, stx_error(x));
@@ -319,8 +321,8 @@ static void unset_all(void) {
     for (i = 0; i < VARIABLES; i++) unsetenv(variables[i]);
 }
 
-/* Variables as "NAME=value NAME=value ..": rank r of n, local rank `local` of `locals`,
-   by the variable `by` */
+/* Sets environment variables, "NAME=value NAME=value ..". Expected: rank r of n and
+   local rank `local` of `locals`, found in the variables named by `by`. */
 static void started(const char *set, int r, int n, int local, int locals, const char *by) {
     char copy[256], *word, *value;
     stx_launch_info s;
@@ -360,9 +362,9 @@ static void launchers(void) {
     started("RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, NULL);
 }
 
-/* Several launchers at once: the first with more than one rank counts, but torchrun
-   inside srun, with one task per machine that starts several ranks, counts before
-   srun. */
+/* Several launchers at once: the first one with more than one rank counts. But torchrun
+   inside srun, with one task per machine that starts several ranks, takes precedence
+   over srun. */
 static void nested_launchers(void) {
     started("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 RANK=1 WORLD_SIZE=2", 1, 2, 0, 1,
             "WORLD_SIZE");
@@ -429,7 +431,7 @@ static size_t first_of(int r) {
     return (size_t)B * (size_t)r / (size_t)ranks;
 }
 
-/* An op of a (B,T,C), or of the share of a rank */
+/* An op on a whole (B,T,C), or on a rank's share of it. */
 typedef stx_tensor *(*op_fn)(stx_ctx *x, stx_tensor *a);
 
 static stx_tensor *op_dropout(stx_ctx *x, stx_tensor *a) {
@@ -495,8 +497,8 @@ static const struct {
 
 enum { OPS = sizeof ops / sizeof *ops, STREAM = T * C, WHOLE = B * T * C };
 
-/* An op on a share of the streams, in a group x, against the whole in a context w alone:
-   results and gradients have the same bits. a, dy (B,T,C) */
+/* Runs an op on a share of the streams in a group (x), and on all streams in a context
+   without a group (w). Results and gradients must have the same bits. a, dy: (B,T,C). */
 static void share_of_op(stx_ctx *x, stx_ctx *w, size_t k, const stx_real *a, const stx_real *dy) {
     const size_t lo = first_of(rank), n = first_of(rank + 1) - lo, at = lo * STREAM,
                  bytes = n * STREAM * sizeof(stx_real);
@@ -537,8 +539,8 @@ static void uneven_shares(stx_ctx *x, const stx_real *a) {
     refused(x, STX_ERR_SHAPE, "stx_residual_norm: expected a multiple of 8", "got 4");
 }
 
-/* stx_dropout_replicated draws the mask of a context alone at all ranks, for any number
-   of elements. stx_dropout draws different masks. */
+/* stx_dropout_replicated draws the same mask on all ranks as in a context without a
+   group, for any number of elements. stx_dropout draws different masks. */
 static void replicated_mask(stx_ctx *x, stx_ctx *w, const stx_real *a) {
     stx_real mine[40], alone[40];
     int same;
@@ -578,8 +580,8 @@ static void masks(void) {
 
 // >>losses
 
-/* A linear layer and a loss over B streams of one token each. The weight of a stream and
-   whether it is ignored depend on its index. */
+/* A linear layer and a loss over B streams of one token each. The index of a stream
+   determines its weight and whether it is ignored. */
 enum { V = 24, D = 8 };
 
 typedef struct loss_case {
@@ -587,8 +589,8 @@ typedef struct loss_case {
     int weights, ignore, plain, adaptive;
 } loss_case;
 
-/* Whether stream b is ignored: none, those of the first rank, all but those, all but one,
-   all */
+/* Nonzero if stream b is ignored. Cases: no stream, those of the first rank, all but
+   those, all but one, all. */
 static int left_out(const loss_case *c, size_t b) {
     const size_t one = ranks > 1 ? (size_t)B / (size_t)ranks : 1;
     switch (c->ignore) {
@@ -600,7 +602,7 @@ static int left_out(const loss_case *c, size_t b) {
     }
 }
 
-/* The loss of case c over streams [lo, lo + n), and its gradients */
+/* Computes the loss of case c over streams [lo, lo + n), and its gradients. */
 static double lossy(stx_ctx *x, stx_params *p, const loss_case *c, size_t lo, size_t n) {
     stx_token_loss how;
     stx_tensor *y, *h;
@@ -655,8 +657,8 @@ static stx_params *lossy_params(stx_ctx *x) {
     return p;
 }
 
-/* Largest deviation of parameters, relative to the largest value of each, and the name of
-   the parameter */
+/* The largest deviation of parameters, relative to the largest value of each parameter,
+   and the name of that parameter. */
 static const char *apart_at = "";
 
 static double apart(const stx_params *a, const stx_params *b) {
@@ -672,7 +674,8 @@ static double apart(const stx_params *a, const stx_params *b) {
     return a->count == b->count ? worst : HUGE_VAL;
 }
 
-/* Case c: the mean of the ranks' losses and gradients is that of the whole. */
+/* Case c: the mean of the ranks' losses and gradients must equal those of the whole
+   batch. */
 static void loss_of_case(const loss_case *c) {
     const size_t lo = first_of(rank), n = first_of(rank + 1) - lo;
     stx_ctx *x = context(9, 1, 0, 0), *w = context(9, 0, 0, 0);
@@ -699,7 +702,7 @@ static void loss_of_case(const loss_case *c) {
     done(w);
 }
 
-/* A loss in evaluation exchanges nothing: one rank may compute it alone. */
+/* A loss in evaluation exchanges nothing, so one rank may compute it alone. */
 static void loss_in_evaluation(void) {
     stx_ctx *x = context(9, 1, 0, 0);
     stx_params *p = lossy_params(x);
@@ -737,13 +740,14 @@ static void losses(void) {
     loss_in_evaluation();
 }
 
-/* Elements of rank r in case i: different numbers, only at the last rank, none */
+/* The elements of rank r in case i: a different number on each rank, elements only on
+   the last rank, or none. */
 static double part_of(int i, int r) {
     if (i == 0) return 3 + r;
     return i == 1 && r == ranks - 1 ? 7 : 0;
 }
 
-/* A mean over the elements of all ranks, of which each has another number */
+/* A mean over the elements of all ranks, which have different numbers of elements. */
 static void parts(void) {
     stx_ctx *x = context(9, 1, 0, 0), *alone = context(9, 0, 0, 0);
     int i, r;
@@ -769,8 +773,8 @@ static void parts(void) {
 
 // >>optimisers
 
-/* y = tanh(W1 a + b1) W2^T against a target, for B streams. The last target of step `bad`
-   is infinite. */
+/* y = tanh(W1 a + b1) W2^T against a target, for B streams. In step `bad`, the last
+   target is infinite. */
 typedef struct small_case {
     const char *name;
     stx_optim_desc d;
@@ -782,7 +786,7 @@ static stx_params *small_params(stx_ctx *x) {
     stx_params *p = stx_params_create(x);
     stx_param(p, STX_NORMAL, 0.4, "w1", 72, D, 0, 0);
     stx_param(p, STX_NORMAL, 0.1, "b1", 72, 0, 0, 0);
-    stx_param(p, STX_NORMAL, 0.1, "w2", 72, 72, 0, 0); /* two pieces, for shards */
+    stx_param(p, STX_NORMAL, 0.1, "w2", 72, 72, 0, 0); /* two chunks, for shards */
     stx_param(p, STX_NORMAL, 0.1, "unused", 5, 0, 0, 0);
     return p;
 }
@@ -807,8 +811,8 @@ static int small_step(stx_ctx *x, stx_optim *o, const small_case *c, int step, s
     return stx_optim_step(o, c->lr);
 }
 
-/* Largest deviation of the states of o from those of u, which has all of them; only those
-   that this rank has are compared */
+/* The largest deviation of the optimiser states of o from those of u, which has all
+   states. Only the states that this rank holds are compared. */
 static double states_apart(const stx_optim *o, const stx_optim *u) {
     double worst = 0, e;
     size_t i, k;
@@ -820,11 +824,12 @@ static double states_apart(const stx_optim *o, const stx_optim *u) {
     return worst;
 }
 
-/* Kinds of a group: plain; overlapped, in small buckets; with shards; with shards,
-   overlapped, in small buckets */
+/* Kinds of groups: plain; overlapped, with small buckets; with shards; with shards,
+   overlapped, with small buckets. */
 enum { PLAIN, OVERLAPPED, SHARDS, SHARDS_OVERLAPPED, KINDS };
 
-/* An optimiser in contexts of the group, and u in a context alone with the whole batch */
+/* One optimiser in each context of the group; u, in a context without a group, gets the
+   whole batch. */
 typedef struct optim_test {
     const small_case *c;
     size_t lo, n;
@@ -845,8 +850,8 @@ static void optim_begin(optim_test *t, const small_case *c) {
     }
 }
 
-/* A step of one kind, after the same step of the whole. An infinite gradient at one rank
-   makes all ranks skip it. */
+/* Runs one step of a kind, after the same step with the whole batch. If a gradient is
+   infinite on one rank, all ranks skip the step. */
 static void kind_step(const optim_test *t, int kind, int step) {
     const small_case *c = t->c;
     stx_optim *o = t->o[kind];
@@ -874,7 +879,7 @@ static void kind_step(const optim_test *t, int kind, int step) {
               c->name, kind, o->grad_norm, t->u->grad_norm);
 }
 
-/* Parameters and states after all steps */
+/* Compares parameters and states after all steps. */
 static void kind_end(const optim_test *t, int kind) {
     const stx_optim *o = t->o[kind];
     double off = apart(o->params, t->u->params), state = kind < SHARDS ? states_apart(o, t->u) : 0;
@@ -889,8 +894,8 @@ static void kind_end(const optim_test *t, int kind) {
               o->params->name[i], rank);
 }
 
-/* The file of rank 0 has the states of all shards. All ranks load it, with shards and
-   without, and make one more step. */
+/* The file of rank 0 contains the states of all shards. All ranks load it, with shards
+   and without, and run one more step. */
 static void shards_file(const optim_test *t) {
     stx_ctx *x = t->x[SHARDS];
     stx_writer *out = rank ? NULL : stx_writer_create(x);
@@ -957,14 +962,15 @@ static void optimisers(void) {
 
 static const small_case adam = {"", {STX_ADAM, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0.01, -1};
 
-/* A loss of all parameters in use */
+/* A loss that depends on all parameters. */
 static stx_tensor *any_loss(stx_ctx *x, const stx_params *p) {
     stx_real in[D] = {1};
     return stx_sum(x, stx_linear(x, stx_input(x, in, 1, D, 0, 0), p->tensor[0], p->tensor[1],
                                  STX_ACT_NONE));
 }
 
-/* While gradients are being sent, another backward and zeroing them are errors. */
+/* While gradients are being sent, it is an error to run backward again or to set them
+   to zero. */
 static void after_overlap(stx_ctx *x, stx_optim *o) {
     stx_params *p = o->params;
     int zeroing;
@@ -989,7 +995,7 @@ static void after_overlap(stx_ctx *x, stx_optim *o) {
     }
 }
 
-/* Leaving the group while gradients are being sent: later ones are not sent. */
+/* Leaves the group while gradients are being sent. Gradients that follow are not sent. */
 static void leave_while_sending(stx_ctx *x, stx_optim *o) {
     int k;
     for (k = 0; k < 2; k++) {
@@ -1004,7 +1010,7 @@ static void leave_while_sending(stx_ctx *x, stx_optim *o) {
     }
 }
 
-/* What may follow stx_group_overlap, and what may not */
+/* Tests which calls are allowed after stx_group_overlap. */
 static void overlapped(void) {
     const size_t lo = first_of(rank), n = first_of(rank + 1) - lo;
     stx_ctx *x = context(3, 1, 256, 0), *w = context(3, 0, 0, 0);
@@ -1016,7 +1022,7 @@ static void overlapped(void) {
     if (ranks > 1) after_overlap(x, o);
     stx_params_zero_grad(o->params);
     CHECK(stx_ok(x), "%s", stx_error(x));
-    /* steps after the errors are complete, from a reset optimiser */
+    /* after the errors, complete steps run, starting with a reset optimiser */
     o->update->step = 0;
     for (k = 0; k < 2 && o->state[k]; k++)
         for (i = 0; i < o->params->count; i++)
@@ -1044,7 +1050,7 @@ static void overlapped(void) {
 // >>parameters
 
 static void parameters(void) {
-    stx_ctx *x = context(100 + (uint64_t)rank, 1, 0, 0); /* another seed at each rank */
+    stx_ctx *x = context(100 + (uint64_t)rank, 1, 0, 0); /* another seed on each rank */
     stx_params *p = small_params(x);
     stx_real mine[72 * 72], expected[72 * 72];
     size_t i;
@@ -1071,7 +1077,7 @@ static void parameters(void) {
 
 // >>files in memory
 
-/* Writes the parameters to a file, or with path NULL to memory. */
+/* Writes the parameters to a file, or to memory if path is NULL. */
 static unsigned char *write_params(stx_ctx *x, const stx_params *p, const char *path, size_t *n) {
     stx_writer *w = stx_writer_create(x);
     CHECK(stx_params_save(w, p, "a.") && stx_writer_meta(w, "who", "rank")
@@ -1142,15 +1148,15 @@ static void files(void) {
 
 // >>models
 
-/* A family, through stx_lm. Each is trained in contexts of the group, in several ways,
-   and as a whole. */
+/* A family, through stx_lm. It is trained in contexts of the group, in several ways,
+   and with the whole batch. */
 typedef struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x, stx_params **arch);
     double clip;
     int passes; /* backward passes per update */
-    int ignore; /* some targets are -1: sometimes all of some streams, sometimes none */
-    /* streams restart at different times, sometimes all of one rank and none of
+    int ignore; /* some targets are -1: in some passes all targets of a stream, in others none */
+    /* streams restart at different times: sometimes all streams of one rank and none of
        another */
     int resets;
 } family;
@@ -1363,7 +1369,8 @@ static const family families[] = {{"span", make_span, 0.5, 1, 0, 1},
 
 enum { FAMILIES = sizeof families / sizeof *families, STEPS = 200, SHORT = 12 };
 
-/* Updates of a model. In a group of one the first steps suffice: they are bit-exact. */
+/* The number of updates of a model. In a group of one, the first steps suffice, because
+   they are bit-exact. */
 static int steps(void) {
     return ranks > 1 ? STEPS : 2 * SHORT;
 }
@@ -1372,11 +1379,12 @@ typedef struct run {
     const family *kind;
     stx_ctx *x;
     stx_lm lm;
-    stx_optim *o, *oa; /* weights; gates */
+    stx_optim *o, *oa; /* o: of the weights; oa: of the gates */
     void *state;
     size_t lo, n; /* streams [lo, lo + n) */
     int overlap, step;
-    double loss[2 * STEPS]; /* (STEPS,2): nll, what is minimised; sums over the passes */
+    double loss[2 * STEPS]; /* (STEPS,2): the nll and the minimised loss, summed over
+                               the passes */
 } run;
 
 static void run_begin(run *r, const family *f, int joined, size_t bucket, int shard, int overlap) {
@@ -1398,21 +1406,21 @@ static void run_begin(run *r, const family *f, int joined, size_t bucket, int sh
     r->state = r->lm.state_create(r->lm.model, r->n, 0);
 }
 
-/* Token `at` of stream b; low ids are frequent */
+/* Token `at` of stream b. Low ids are frequent. */
 static int32_t word(size_t b, size_t at) {
     double u = hashed(b, 5000 + at);
     return (int32_t)(u * u * V);
 }
 
-/* Whether target i of stream b is -1: none in every third pass; then all of the first
-   streams and none of the others; then some */
+/* Nonzero if target i of stream b is -1. In every third pass none is; in the next, all
+   targets of the first streams and none of the others; then some. */
 static int skipped_target(size_t pass, size_t b, size_t i) {
     if (pass % 3 == 0) return 0;
     if (pass % 3 == 1) return b < 1 + pass % 7;
     return hashed(pass, 900 + 31 * b + i) < 0.2;
 }
 
-/* Tokens and targets of pass k, after the restarts of streams in it */
+/* The tokens and targets of pass k. Streams that restart in it do so first. */
 static void run_block(run *r, size_t k, int32_t *ids, int32_t *targets) {
     const family *f = r->kind;
     size_t b, i;
@@ -1457,8 +1465,8 @@ static void run_end(run *r) {
     done(r->x);
 }
 
-/* Largest deviation of the values of two files; infinity if their entries differ
-   otherwise */
+/* The largest deviation of the values in two files, or infinity if their entries do not
+   match. */
 static double files_apart(const stx_file *a, const stx_file *b) {
     double worst = 0, e;
     size_t i;
@@ -1507,7 +1515,7 @@ static void packed_free(packed *p) {
     stx_block_free(p->x, p->bytes);
 }
 
-/* The share of this rank against the same streams of the whole w */
+/* Compares this rank's share with the same streams of the whole batch, w. */
 static double share_apart(const run *r, const run *w, const packed *mine) {
     void *part = w->lm.state_create(w->lm.model, r->n, 0);
     packed expected;
@@ -1520,7 +1528,7 @@ static double share_apart(const run *r, const run *w, const packed *mine) {
     return off;
 }
 
-/* Copies the share of rank `from` into `all` at rank 0. mine: the share of this rank */
+/* Copies the share of rank `from` into `all`, on rank 0. mine: this rank's share. */
 static void gather_share(const run *r, const packed *mine, int from, void *all) {
     double n = from == rank ? (double)mine->n : 0;
     const size_t lo = first_of(from), streams = first_of(from + 1) - lo;
@@ -1539,8 +1547,8 @@ static void gather_share(const run *r, const packed *mine, int from, void *all) 
     if (bytes != mine->bytes) free(bytes);
 }
 
-/* Memories of the streams: the share of each rank, and all shares joined at rank 0,
-   against the whole w */
+/* Compares the memories of the streams with those of the whole batch, w: the share of
+   each rank, and all shares joined on rank 0. */
 static double memories_apart(const run *r, const run *w) {
     packed mine = pack(r->x, &r->lm, r->state);
     double off = share_apart(r, w, &mine), e = 0;
@@ -1573,8 +1581,8 @@ static double losses_apart(const run *r, const run *w) {
     return worst;
 }
 
-/* A run against the whole w, as far as both have come. The states of a sharded optimiser
-   are compared elsewhere. */
+/* Compares a run with the whole batch, w, after the same number of steps. The states of
+   a sharded optimiser are compared elsewhere. */
 static void same(const char *how, const run *r, const run *w, double tol, int states) {
     double p, s = states ? states_apart(r->o, w->o) : 0, l = losses_apart(r, w);
     apart_at = "";
@@ -1594,7 +1602,7 @@ static void same(const char *how, const run *r, const run *w, double tol, int st
     }
 }
 
-/* The parameters of all ranks are equal bit-exactly. */
+/* Checks that the parameters of all ranks are bit-identical. */
 static void equal_at_all(const run *r) {
     size_t i;
     int ok = 1;
@@ -1611,7 +1619,7 @@ static int same_bits(const stx_params *a, const stx_params *b) {
     return 1;
 }
 
-/* Two runs have the same losses and parameters bit-exactly. */
+/* Checks that two runs have bit-identical losses and parameters. */
 static void bit_equal(const char *how, const run *a, const run *b) {
     const size_t n = 2 * (size_t)STX_MIN(a->step, b->step);
     int ok = !memcmp(a->loss, b->loss, n * sizeof *a->loss);
@@ -1621,8 +1629,8 @@ static void bit_equal(const char *how, const run *a, const run *b) {
           apart(a->lm.params, b->lm.params));
 }
 
-/* Sends a whole that rank `from` has trained to all ranks: each would compute the same
-   bits, only later. */
+/* Sends the whole-batch run that rank `from` has trained to all ranks. They would
+   compute the same bits, but later. */
 static void share(run *w, int from) {
     stx_optim *o[2];
     double at[3];
@@ -1661,8 +1669,8 @@ static void share(run *w, int from) {
     packed_free(&p);
 }
 
-/* A few steps in every way: only rounding, which has hardly accumulated. plain continues
-   later. */
+/* Runs a few steps in every way. Deviations are only rounding errors, which have hardly
+   accumulated yet. plain continues later. */
 static void first_steps(const family *f, run *plain, const run *w) {
     enum { OVER, SMALL, SMALL_OVER, MIDDLE, SHARDED, WAYS };
 
@@ -1687,8 +1695,8 @@ static void first_steps(const family *f, run *plain, const run *w) {
     free(r);
 }
 
-/* Each family is trained in the group and as a whole. The ranks divide the wholes among
-   them and send each other the results. */
+/* Trains each family in the group and with the whole batch. The ranks divide the
+   whole-batch runs among themselves and send each other the results. */
 static void models(void) {
     run *whole = (run *)malloc(FAMILIES * sizeof *whole),
         *plain = (run *)malloc(FAMILIES * sizeof *plain);
@@ -1719,8 +1727,8 @@ static void models(void) {
     free(plain);
 }
 
-/* Latency penalties for which no mean over ranks is that of all streams are refused in
-   training. */
+/* During training, latency penalties are refused if no mean over ranks equals the mean
+   over all streams. */
 static void refusals(void) {
     int k;
     for (k = 0; k < 4; k++) {
@@ -1781,8 +1789,8 @@ int main(int argc, char **argv) {
         printf("%s\n0 passed, 1 failed\n", stx_error(group));
         return 1;
     }
-    /* Rank 0 counts its own checks after the last context has left; a rank that fails
-       there ends the run with an error. */
+    /* Rank 0 counts its own checks after the last context has left. If a check fails
+       there on another rank, the run ends with an error. */
     stx_group_leave(group);
     if (ranks > 1) {
         long before = test_failed;
