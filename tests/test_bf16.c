@@ -56,7 +56,7 @@ static void find_kernels(void) {
     printf("\n");
 }
 
-/* The kernels of f32, then those of bf16 */
+/* Kernel i of a list: first those of f32, then those of bf16. */
 static const kernel *kernel_at(size_t i) {
     return i < nf ? f32s + i : bf16s + i - nf;
 }
@@ -73,7 +73,7 @@ static stx_ctx *new_context(const kernel *k, int threads) {
     return x;
 }
 
-/* Contexts of each kernel with 1, 2, .. threads, created at their first use */
+/* Contexts of each kernel with 1, 2, .. threads, created when first used. */
 static stx_ctx *contexts[INNER_F32S + INNER_BF16S][MOST_THREADS + 1];
 
 static stx_ctx *context_of(const kernel *k, int threads) {
@@ -88,16 +88,18 @@ static void close_contexts(void) {
         for (t = 0; t <= MOST_THREADS; t++) stx_destroy(contexts[i][t]);
 }
 
-/* A random choice among n, from a separate generator: cases do not depend on it. */
+/* A random choice among n. It comes from a separate generator, so that the cases do not
+   depend on it. */
 static size_t choose(size_t n) {
     static unsigned state = 1;
     state = state * 1664525u + 1013904223u;
     return (state >> 16) % n;
 }
 
-/* If kernels are slow, each case runs with one random kernel among those that the fast
-   program runs in each case, and always with the emulated one, which runs nowhere else.
-   The fastest f32 kernel is the reference of the others. */
+/* Nonzero if a case runs with kernel k. The fast program runs each case with all
+   kernels. If kernels are slow, each case runs with one of them, chosen at random, and
+   also with the emulated one, which no other program runs. The fastest f32 kernel is
+   the reference for the others. */
 static int takes_part(const kernel *k, size_t chosen_f32, size_t chosen_bf16) {
     return !SLOW || k->emulated || k == f32s + chosen_f32 || k == bf16s + chosen_bf16;
 }
@@ -112,8 +114,8 @@ static size_t pick(size_t n) {
     return (size_t)((test_rand() + 1) * 0.5 * (double)n) % n;
 }
 
-/* Largest |a - b| over the largest |b| or `unit`, whichever is larger; infinity if a
-   difference is not finite */
+/* The largest |a - b| divided by the largest |b| or by `unit`, whichever is larger.
+   Infinity if a difference is not finite. */
 static double error_of(const float *a, const float *b, size_t n, double unit) {
     double worst = 0, top = unit;
     size_t i;
@@ -141,10 +143,10 @@ static uint32_t as_bits(float f) {
     return b;
 }
 
-/* The definition, by arithmetic: the multiple of the unit in the last place that is
-   nearest to f, the even one of two. The unit has 8 digits, and is 2^-133 below 2^-126.
-   From 2^128 on the result is infinity. A NaN keeps its sign and upper digits and becomes
-   quiet. */
+/* The definition of rounding, by arithmetic: the nearest multiple of the unit in the
+   last place, and of two equally near ones the even one. Values have 8 digits; below
+   2^-126 the unit is 2^-133. From 2^128 on, the result is infinity. A NaN keeps its
+   sign and upper digits and becomes quiet. */
 static uint32_t nearest(float f) {
     uint32_t sign = as_bits(f) >> 16 & 0x8000u;
     double v = fabs((double)f), unit, n, rest;
@@ -174,7 +176,7 @@ static void check_definition(void) {
           "the definition is wrong");
 }
 
-/* All n values through the functions of a kernel */
+/* Rounds all n values with the functions of a kernel. */
 static void round_values(const kernel *k, const float *all, size_t n) {
     uint16_t *got = (uint16_t *)malloc((n + 1) * sizeof *got);
     uint32_t *pairs = (uint32_t *)malloc(n * sizeof *pairs);
@@ -197,8 +199,8 @@ static void round_values(const kernel *k, const float *all, size_t n) {
     free(pairs);
 }
 
-/* Arrays of n values: nothing beyond them is read or written. The operands end where
-   their blocks end. */
+/* Rounds arrays of n values. Nothing beyond the values may be read or written: the
+   operands end where their blocks end. */
 static void round_length(const kernel *k, const float *all, size_t total, size_t n) {
     float *a = (float *)malloc(n * sizeof *a + 1), *b = (float *)malloc(n * sizeof *b + 1);
     uint16_t *r = (uint16_t *)malloc((n + 40) * sizeof *r);
@@ -237,7 +239,7 @@ static void round_length(const kernel *k, const float *all, size_t total, size_t
 
 static void rounding(void) {
     /* lower halves: exact, next to exact, next to the tie, the tie, above the tie, the
-       largest, others */
+       largest, and others */
     static const uint16_t low[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff, 0x4000, 0xc123, 0x0040};
 
     enum { LOWS = sizeof low / sizeof *low };
@@ -265,26 +267,25 @@ static void rounding(void) {
 
 // >>GEMM
 
-/* A product of two bfloat16 numbers has 16 digits and is exact in float. So the only
-   errors are those of the sums, as with f32, and the bound is that of gemm_check.h: an
-   element of C is a sum of K terms below 1. Rounding changes it by at most K u times the
-   sum, by about sqrt(K) u in practice (u = 6e-8). 2 (K + 4) u (|alpha| + |beta| + 1) is
-   safe. Kernels may scale C before and after instead of the operands, which costs
-   3 u |beta|; the bound includes it. With operands that are not rounded the error would
-   be about 2^-9 sqrt(K) / 6, which is 10 to 1000 times larger for K = 1 .. 1500. GEMMs of
-   up to 3 rows stay f32: their operands are not rounded. */
+/* The product of two bfloat16 numbers has 16 digits and is exact in float. As with f32,
+   the only errors are those of the sums, so the bound is that of gemm_check.h: an
+   element of C is a sum of K terms below 1. Rounding changes it by at most K u times
+   the sum, and by about sqrt(K) u in practice (u = 6e-8). 2 (K + 4) u (|alpha| + |beta|
+   + 1) is safe. Kernels may scale C before and after instead of scaling the operands,
+   which adds 3 u |beta|; the bound includes it. With operands that are not rounded the
+   bound is far exceeded. */
 typedef struct gemm_case {
     size_t batch, M, N, K, gap;
     int ta, tb;
-    int special; /* NaN, infinities, and numbers that round to infinity in the operands */
+    int special; /* the operands contain NaN, infinities, and numbers that round to infinity */
     double alpha, beta;
 } gemm_case;
 
-/* The operands of a case, as they are and rounded to bfloat16, and the expected C */
+/* The operands of a case, before and after rounding to bfloat16, and the expected C. */
 typedef struct gemm_data {
     float *A, *B, *C, *RA, *RB;
     double *expected, bound;
-    size_t nc; /* elements of C with its gaps */
+    size_t nc; /* elements of C, including its gaps */
     stx_gemm_args g;
 } gemm_data;
 
@@ -356,7 +357,7 @@ static int gemm_close_enough(double got, double expected, double bound) {
     return fabs(got - expected) <= bound;
 }
 
-/* Is a result what is expected, with unchanged gaps? */
+/* Nonzero if the result is as expected and the gaps are unchanged. */
 static int gemm_good(const gemm_data *d, const float *got) {
     const stx_gemm_args *g = &d->g;
     float *seen = (float *)malloc((d->nc + 1) * sizeof *seen);
@@ -383,7 +384,7 @@ static int gemm_good(const gemm_data *d, const float *got) {
     return good;
 }
 
-/* One case with all bf16 kernels and one to three threads */
+/* Runs one case with all bf16 kernels and with one to three threads. */
 static void gemm_run(const gemm_case *c) {
     gemm_data d;
     float *got, *first;
@@ -456,8 +457,8 @@ static void gemm_small(size_t *turn) {
                 }
 }
 
-/* Larger than the blocks of K (1024), of N (768 at the largest K) and of M; thin
-   remainders; what is split among threads */
+/* Matrices larger than the blocks of K (1024), of N (768 at the largest K) and of M;
+   thin remainders; shapes that are divided among threads. */
 static void gemm_large(size_t *turn) {
     static const size_t shapes[][3] = {
         {170, 257, 385}, {337, 33, 800}, {17, 17, 1541}, {43, 31, 769}, {4, 513, 390},
@@ -473,8 +474,8 @@ static void gemm_large(size_t *turn) {
             if (SLOW && (*turn % 2 || MNK[0] * MNK[1] * MNK[2] > 2000000)) continue;
             gemm_run_with(1 + *turn % 2, t, MNK, scale[0], scale[1], *turn % 3, 0);
         }
-    /* large enough that the threads pack B together; more than one block of it; one B for
-       a batch */
+    /* large enough that the threads pack B together; more than one block of B; one B
+       for a batch */
     for (t = 0; t < 4 && !SLOW; t++, (*turn)++) {
         gemm_run_with(1, t, packed, t & 1 ? 1 : -0.5, (double)(t & 1), *turn % 3, 0);
         gemm_run_with(2, t, shared, 1, t & 1 ? -2 : 0, 1, 0);
@@ -500,7 +501,7 @@ static void gemms(void) {
     gemm_small(&turn);
     gemm_large(&turn);
     gemm_few_rows(&turn);
-    /* added to C: with two threads rows are cut inside the tiles of one thread */
+    /* Added to C. With two threads, rows are divided inside the tiles of a thread. */
     for (t = 0; t < 4; t++) gemm_run_with(1, t, cut, 1, 1, t % 3, 0);
     for (t = 0; t < (SLOW ? 80 : 400); t++) {
         size_t gap;
@@ -521,7 +522,7 @@ static void gemms(void) {
 
 // >>attention: cases
 
-/* The inputs, whose gradients are outputs, and y */
+/* The inputs, whose gradients are outputs as well, and y. */
 enum { A_Q, A_K, A_V, A_PE, A_U, A_VB, A_Z, A_PK, A_PV, IN, A_Y = IN, OUT };
 
 static const char *const out_name[OUT] = {"dq", "dk", "dv", "dpe", "du",
@@ -533,7 +534,7 @@ enum { Z_NONE, Z_MIXED, Z_SHORT, Z_ONE_LONG, Z_ENDS };
 
 typedef struct attn {
     size_t B, T, S, H, D;
-    size_t P; /* rows of pe; 0: no pe */
+    size_t P; /* rows of pe; 0 without pe */
     size_t N; /* persistent keys */
     int pad, z;
     int pe_heads, u, vb;
@@ -542,7 +543,7 @@ typedef struct attn {
     size_t size[OUT], dim[IN][4];
 } attn;
 
-/* The span fraction of head h, not at a kink of the ramp except with Z_ENDS */
+/* The span fraction of head h. Only with Z_ENDS is it at a kink of the ramp. */
 static float span_fraction(const attn *a, size_t h) {
     double max_span = a->d.max_span, f = 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
     if (a->z == Z_ENDS) return (float)(h % 2);
@@ -583,7 +584,7 @@ static void attn_open(attn *a) {
     a->dy = random_values(a->size[A_Y]);
 }
 
-/* Is key j of batch row b padded? */
+/* Nonzero if key j of batch row b is padded. */
 static int is_padded(const attn *a, size_t b, size_t j) {
     switch (a->pad) {
     case PAD_SCATTERED: return (j * j + 3 * b) % 5 < 2;
@@ -626,7 +627,7 @@ static void outputs_free(float **o) {
     free(o);
 }
 
-/* y and all gradients, by the op. Dropout masks are the same in each call. */
+/* Computes y and all gradients by the op. Every call draws the same dropout masks. */
 static int attn_run(stx_ctx *x, const attn *a, float **out) {
     stx_attention_in in;
     stx_tensor *t[OUT] = {NULL};
@@ -689,7 +690,7 @@ static int same_bits(const attn *a, float **p, float **q) {
    errors change all terms of the row in the same direction. */
 static const double DENSE = 5e-6, F32 = 5e-6, THREADS = 1e-6, ROUNDED = 2e-2, KERNELS = 2e-3;
 
-/* Largest errors, printed at the end */
+/* The largest errors, which are printed at the end. */
 enum {
     WORST_DENSE,
     WORST_F32,
@@ -714,7 +715,7 @@ static void attn_compare(const attn *a, float **got, float **expected, const dou
     }
 }
 
-/* The arguments that stx_attention passes to its kernels. pad (B,S) */
+/* The arguments that stx_attention passes to its kernels. pad: (B,S). */
 static stx_attention_args attn_args(const attn *a, const int32_t *pad) {
     stx_attention_args g;
     memset(&g, 0, sizeof g);
@@ -779,16 +780,16 @@ typedef struct sums {
 typedef struct dense_work {
     const attn *a;
     stx_attention_args args;
-    size_t C, zero, W;  /* channels; keys before the sequence; keys of a query */
+    size_t C, zero, W;  /* C: channels; zero: keys before the sequence; W: keys per query */
     double *w, *um, *g; /* (W): weights, m', g_n */
     int32_t *pad;       /* (B,S) */
     sums out[OUT];
 } dense_work;
 
-/* Position of one query or key */
+/* The position of one query or key. */
 typedef struct dense_at {
     size_t b, h, i;
-    ptrdiff_t j; /* key; S or more: persistent, below 0: zeros before the sequence */
+    ptrdiff_t j; /* key index; S or more: persistent, negative: zero key before the sequence */
 } dense_at;
 
 static double ramp(double um) {
@@ -796,7 +797,7 @@ static double ramp(double um) {
     return um > 1 ? 1 : um;
 }
 
-/* Adds a term to an element. size: the term with its parts counted separately */
+/* Adds a term to an element. size: the term with its parts counted separately. */
 static void term(sums s, size_t at, double value, double size) {
     s.sum[at] += value;
     s.squares[at] += size * size;
@@ -822,7 +823,7 @@ static dense_work dense_open(const attn *a) {
     return d;
 }
 
-/* First element of a query, of a key or value, of a persistent key or value */
+/* The first element of a query, of a key or value, and of a persistent key or value. */
 static size_t dense_query(const dense_work *d, dense_at p) {
     return (p.b * d->a->T + p.i) * d->C + p.h * d->a->D;
 }
@@ -835,7 +836,7 @@ static size_t dense_persistent(const dense_work *d, dense_at p) {
     return (p.h * d->a->N + (size_t)p.j - d->a->S) * d->a->D;
 }
 
-/* y, dv, dpv and g of key n */
+/* Adds key n to y, dv, dpv and g. */
 static void dense_value(dense_work *d, dense_at p, size_t n) {
     const attn *a = d->a;
     int persistent = p.j >= (ptrdiff_t)a->S;
@@ -855,7 +856,7 @@ static void dense_value(dense_work *d, dense_at p, size_t n) {
     }
 }
 
-/* dq and dpk of a persistent key */
+/* Adds a persistent key to dq and dpk. */
 static void dense_logit_persistent(dense_work *d, dense_at p, double ds, double size) {
     const attn *a = d->a;
     size_t row = dense_query(d, p), at = dense_persistent(d, p), c;
@@ -867,7 +868,7 @@ static void dense_logit_persistent(dense_work *d, dense_at p, double ds, double 
     }
 }
 
-/* dq, dk, du, dpe, dvb of a key */
+/* Adds a key to dq, dk, du, dpe and dvb. */
 static void dense_logit(dense_work *d, dense_at p, double ds, double size) {
     const attn *a = d->a;
     size_t row = dense_query(d, p), head = p.h * a->D, at, c;
@@ -892,7 +893,7 @@ static void dense_logit(dense_work *d, dense_at p, double ds, double size) {
     }
 }
 
-/* The gradients of the logit of key n and of the span. G: sum a g */
+/* Computes the gradients of the logit of key n and of the span. G: sum a g. */
 static void dense_gradient(dense_work *d, dense_at p, size_t n, double G) {
     const attn *a = d->a;
     double w = d->w[n], g = d->g[n], m = ramp(d->um[n]), scale = (double)d->args.scale;
@@ -910,7 +911,7 @@ static void dense_gradient(dense_work *d, dense_at p, size_t n, double G) {
     }
 }
 
-/* All keys of one query */
+/* Handles all keys of one query. */
 static void dense_row(dense_work *d, dense_at p) {
     double G = 0;
     size_t n;
@@ -951,7 +952,7 @@ static void dense(const attn *a, float **out, double *units) {
 
 // >>attention: tests
 
-/* One case with all kernels */
+/* Runs one case with all kernels. */
 static void attn_case(attn *a) {
     float **expected, **ref, **got, **again, **first = NULL;
     double units[OUT];
@@ -997,12 +998,12 @@ static void attn_case(attn *a) {
     attn_close(a);
 }
 
-/* The number of threads changes only the order of sums. The same number always gives the
-   same bits. */
+/* The number of threads may change only the order of sums, and the same number must
+   always give the same bits. */
 static void attn_threads(attn *a, const kernel *k, double tol, int meter) {
     static const int counts[] = {1, 2, 3, 5};
     float **ref, **got, **again;
-    double units[OUT]; /* du and dvb cancel: the ds of a query add up to 0 */
+    double units[OUT]; /* du and dvb cancel, because the ds of a query add up to 0 */
     size_t i;
     attn_open(a);
     ref = outputs(a);
@@ -1048,7 +1049,7 @@ static attn random_attn(size_t turn) {
     for (;;) {
         size_t T = Ts[SLOW ? pick(13) : turn % 17], D = Ds[pick(13)], B = 1 + pick(2),
                H = 1 + pick(4), S = T + more[pick(8)];
-        /* drawn one after the other, so that all compilers give the same cases */
+        /* drawn one after another, so that all compilers generate the same cases */
         a = plain(B, T, S, H, D);
         if (a.B * a.H * a.T * a.S * (a.D + 20) <= (SLOW ? 1500000u : 12000000u)) break;
     }
@@ -1064,7 +1065,7 @@ static attn random_attn(size_t turn) {
     a.z = (int)pick(5);
     a.d.max_span = spans[pick(4)];
     a.d.ramp = ramps[pick(4)];
-    /* With one key, the ds of a query is only rounding error. */
+    /* With a single key, the ds of a query is only a rounding error. */
     if (a.z > Z_MIXED && a.d.ramp < 8) a.d.ramp = 8;
     a.d.delta_min = (int)pick(2);
     a.d.eps = epss[pick(4)];
@@ -1087,8 +1088,8 @@ static void attention(void) {
     }
 }
 
-/* One long head among short ones, and windows much longer than the spans: the keys of
-   the long head are divided into several work units. */
+/* One long head among short ones, with windows that are much longer than the spans: the
+   keys of the long head are divided into several work units. */
 static void attention_cut(void) {
     size_t i;
     for (i = 0; i < (SLOW ? 2 : 6); i++) {
@@ -1128,8 +1129,8 @@ static void attention_cut(void) {
     }
 }
 
-/* Keys that divide into whole tiles give one work unit per piece: one head of 3072 keys
-   on two threads has four, and a head shorter than a tile has one. */
+/* If the keys can be divided into whole tiles, there is one work unit per part: one
+   head of 3072 keys on two threads has four, and a head shorter than a tile has one. */
 static void attention_units(void) {
     stx_ctx *x = context_of(f32s, 2);
     stx_attention_args g;
@@ -1146,8 +1147,8 @@ static void attention_units(void) {
     CHECK(units == 1, "300 keys, 2 threads: expected 1 work unit, got %zu", units);
 }
 
-/* Calls of the kernels without queries (with dropout) or without streams: no query is
-   computed, and keys without queries have zero gradients. */
+/* Calls the kernels without queries (with dropout) or without streams: no query is
+   computed, and the gradients of keys without queries are zero. */
 static void attention_empty(void) {
     enum { S = 40, D = 8 };
     static const size_t BT[][2] = {{1, 0}, {0, S}};
@@ -1187,12 +1188,12 @@ static void attention_empty(void) {
         }
 }
 
-/* The content of keys that must not count: padded ones, or those before first_key */
+/* Nonzero if a key must be ignored, because it is padded or before first_key. */
 static int is_ignored(const attn *a, size_t b, size_t j) {
     return (a->d.first_key > 0 && j < (size_t)a->d.first_key) || is_padded(a, b, j);
 }
 
-/* Sets all ignored keys and values. */
+/* Sets all ignored keys and values to `value`. */
 static void set_ignored(const attn *a, float value) {
     size_t C = a->H * a->D, j, c;
     for (j = 0; j < a->B * a->S; j++)
@@ -1200,7 +1201,8 @@ static void set_ignored(const attn *a, float value) {
             a->data[A_K][j * C + c] = a->data[A_V][j * C + c] = value;
 }
 
-/* Ignored keys change no bits even if they are NaN, and their gradients are 0. */
+/* Ignored keys must not change a bit, even if they are NaN, and their gradients must be
+   0. */
 static void attn_ignored(const attn *a, const char *what) {
     size_t C = a->H * a->D, k, j, c;
     for (k = 0; k < nf + nb; k++) {
@@ -1241,8 +1243,8 @@ static void attention_missing_keys(void) {
     }
 }
 
-/* Short segments, and persistent keys in tiles wider than their number: work units that
-   use the same space one after the other */
+/* Short segments, and persistent keys in tiles that are wider than their number. Work
+   units reuse the same work space one after another. */
 static void attention_margins(void) {
     size_t i;
     test_state = 4711;
@@ -1256,7 +1258,7 @@ static void attention_margins(void) {
     }
 }
 
-/* The random cases with padding, and padded keys that are NaN */
+/* The random cases with padding, where padded keys are NaN. */
 static void attention_pads(void) {
     size_t i;
     test_state = 777;
@@ -1280,8 +1282,8 @@ static void attention_pads(void) {
     }
 }
 
-/* Numbers of queries and keys around the borders of the tiles: 32, 64 and 128 queries,
-   384 keys, groups of 512 */
+/* Numbers of queries and keys near the borders of tiles: 32, 64 and 128 queries, 384
+   keys, groups of 512. */
 static void attention_borders(void) {
     static const size_t Ts[] = {63, 64, 65, 127, 129, 511, 512, 513},
                         more[] = {0, 1, 31, 33, 255, 257, 383, 384, 600};
@@ -1308,13 +1310,14 @@ static void attention_borders(void) {
 
 // >>red zones
 
-/* The kernels are called directly, with gaps between rows and between batches. Operands
-   are in blocks that end where their values end, so that the address sanitizer detects
-   accesses beyond them, or between zones of values that must be neither read nor written.
-   Results must not depend on the zones, nor on what was in the work space. */
+/* Calls the kernels directly, with gaps between rows and between batches. Operands are
+   either in blocks that end where their values end, so that the address sanitizer
+   detects accesses beyond them, or between zones of values that must be neither read
+   nor written. Results must not depend on the zones or on the initial content of the
+   work space. */
 enum { ZONE = 300 };
 
-enum { EXACT, ZONES_NAN, ZONES_ZERO, MODES }; /* also the content of the work space */
+enum { EXACT, ZONES_NAN, ZONES_ZERO, MODES }; /* the content of zones and of the work space */
 
 typedef struct zoned {
     float *base, *at;
@@ -1342,7 +1345,7 @@ static int zone_whole(const zoned *z) {
     return 1;
 }
 
-/* Outputs of a direct call: y, row_max, inv_sum, then the gradients, without gaps */
+/* The outputs of a direct call: y, row_max, inv_sum, then the gradients, without gaps. */
 enum { RAW_Y, RAW_MAX, RAW_INV, RAW_GRAD, RAW = RAW_GRAD + IN };
 
 static size_t raw_size(const attn *a, size_t i) {
@@ -1363,7 +1366,7 @@ static void raw_free(float **o) {
     free(o);
 }
 
-/* Strides of an input. q, k and v have gaps. */
+/* The strides of an input. q, k and v have gaps. */
 typedef struct layout {
     size_t rows, row_stride, batch_stride;
 } layout;
@@ -1381,7 +1384,7 @@ static const layout *layout_of(const direct_call *c, size_t i) {
     return i == A_Q ? &c->q : &c->kv;
 }
 
-/* Input i and its gradient. Gradients are added to what is there, so they start as 1. */
+/* Sets up input i and its gradient. Kernels add to gradients, so they start as 1. */
 static void direct_input(direct_call *c, size_t i) {
     const attn *a = c->a;
     const layout *l = layout_of(c, i);
@@ -1447,7 +1450,7 @@ static void direct_open(direct_call *c, stx_ctx *x, const attn *a, size_t gap, i
     g->dy = c->dy.at;
 }
 
-/* Calls the forward or the backward kernel. Returns 0 if the work space is exceeded. */
+/* Calls the forward or the backward kernel. Returns 0 if it exceeded the work space. */
 static int direct_kernel(direct_call *c, int back) {
     size_t bytes = stx_attention_work(c->x, &c->args, back);
     zoned work;
@@ -1464,7 +1467,7 @@ static int direct_kernel(direct_call *c, int back) {
     return good;
 }
 
-/* Requests gradient `only`, or all if it is negative. */
+/* Requests only gradient `only`, or all gradients if it is negative. */
 static void direct_gradients(direct_call *c, int only) {
     stx_attention_args *g = &c->args;
     float **to[IN];
@@ -1533,8 +1536,8 @@ static void direct(stx_ctx *x, const attn *a, size_t gap, int mode, int only, fl
     free(c.dy.base);
 }
 
-/* A gradient that is requested alone is the same as with the others, which are not
-   written. */
+/* A gradient that is requested alone must equal the one computed together with the
+   others, and the others must not be written. */
 static void zone_alone(const kernel *k, const attn *a, size_t gap, size_t j, float **all) {
     float **alone = raw_outputs(a);
     size_t i, n;
@@ -1549,7 +1552,7 @@ static void zone_alone(const kernel *k, const attn *a, size_t gap, size_t j, flo
     raw_free(alone);
 }
 
-/* The op gives the same y, and the kernel adds the gradients of the op to 1. */
+/* The op must give the same y, and the kernel must have added the op's gradients to 1. */
 static void zone_op(const kernel *k, const attn *a, float **raw) {
     float **op = outputs(a);
     size_t j, i;
@@ -1574,8 +1577,8 @@ static void zone_op(const kernel *k, const attn *a, float **raw) {
 
 static void zone_case(const kernel *k, const attn *a, size_t gap, size_t j) {
     float **out[MODES];
-    /* If kernels are slow, only exact blocks, for the address sanitizer: what the other
-       modes detect does not depend on the build. */
+    /* Slow kernels run only with exact blocks, for the address sanitizer. What the
+       other modes detect does not depend on the build. */
     int modes = SLOW && !k->emulated ? 1 : MODES, mode, good = 1;
     size_t i;
     for (mode = 0; mode < modes; mode++) {
@@ -1629,7 +1632,7 @@ static stx_span_desc small_model(void) {
     return d;
 }
 
-/* Trains a model for STEPS steps and returns it. loss (STEPS); text (B,n) */
+/* Trains a model for STEPS steps and returns it. loss: (STEPS); text: (B,n). */
 static stx_span *train(stx_ctx *x, const int32_t *text, size_t n, size_t B, size_t T,
                        double *loss) {
     stx_span_desc d = small_model();
@@ -1666,10 +1669,10 @@ static double largest(const float *a, size_t n) {
     return top;
 }
 
-/* Trains twice with a bf16 kernel and returns the first model. Training is bit-exactly
-   repeatable, and close to f32: the nll falls from about 3.4 to 2.8. A rounding of
-   factors by 2^-9 changes logits of size 1 by 1e-3, and the steps accumulate differences;
-   6e-4 in practice. */
+/* Trains twice with a bf16 kernel and returns the first model. Training must be
+   bit-exactly repeatable, and close to f32 while the nll falls from about 3.4 to 2.8.
+   Rounding factors by 2^-9 changes logits of size 1 by 1e-3, and the differences
+   accumulate; in practice, 6e-4. */
 static stx_span *model_twice(const kernel *k, stx_ctx *x[2], const int32_t *text, size_t n,
                              size_t B, size_t T, const double *f32_loss) {
     double loss[2][STEPS], worst = 0;
@@ -1694,7 +1697,8 @@ static stx_span *model_twice(const kernel *k, stx_ctx *x[2], const int32_t *text
     return m[0];
 }
 
-/* Parameters are saved with bf16 and loaded with f32. They have more digits than bf16. */
+/* Parameters are saved with bf16 and loaded with f32. They must have kept more digits
+   than bf16 has. */
 static void model_saved(const kernel *k, const stx_span *m, stx_span *to) {
     stx_ctx *x = m->ctx;
     const stx_params *p = m->params, *q = to->params;
@@ -1718,8 +1722,8 @@ static void model_saved(const kernel *k, const stx_span *m, stx_span *to) {
     CHECK(long_ones > 1000, "parameters are rounded: %zu have more than 8 digits", long_ones);
 }
 
-/* A prompt, then token by token (few rows: GEMMs in f32, attention in bf16). The error of
-   the logits is relative to the largest one. mf: the same model with f32 */
+/* A prompt, then single tokens (few rows: GEMMs in f32, attention in bf16). The error
+   of the logits is relative to the largest one. mf: the same model in f32. */
 static void model_generates(const kernel *k, stx_span *m, stx_span *mf, const int32_t *text) {
     stx_span_gen *g = stx_span_gen_create(m, 1), *gf = stx_span_gen_create(mf, 1);
     float expected[V];
@@ -1806,7 +1810,7 @@ static void creation(void) {
     }
 }
 
-/* Arguments: names of the parts to run; after "but", of the parts to skip */
+/* Arguments: the names of the parts to run or, after "but", of the parts to skip. */
 int main(int argc, char **argv) {
     static const struct {
         const char *name;

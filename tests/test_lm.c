@@ -1,6 +1,7 @@
 /* test_lm.c - the language-model layer: embedding and output head (words), memory that
-   crosses steps (rows), the KV cache of generation, and a minimal family (lm) that uses
-   them. The family is trained, resumed, evaluated and sampled only through stx_lm. */
+   is kept across steps (rows), the KV cache of generation, and a minimal family (lm)
+   that uses them. The family is trained, resumed, evaluated and sampled only through
+   stx_lm. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_sru.h"
 #include <unistd.h>
@@ -37,7 +38,7 @@ static stx_real *host_of(stx_ctx *x, const stx_tensor *t) {
 
 enum { V = 29, D = 12 };
 
-/* Less common options of a case */
+/* Less common options of a case. */
 enum {
     NO_PROJECTIONS = 1,
     SEPARATE_FIRST = 2,
@@ -50,7 +51,7 @@ typedef struct words_case {
     int in, out;
     size_t emb;
     int share_tables, share_projs, cluster_major, direct_head;
-    int widths; /* given for the first and the last cluster */
+    int widths; /* widths are given for the first and the last cluster */
     int more;   /* the options above */
     const char *names;
 } words_case;
@@ -163,7 +164,7 @@ static stx_vocab_io_desc words_of(const words_case *c) {
     return d;
 }
 
-/* One case with its context, and what the checks below share */
+/* One case with its context, and what the checks below share. */
 typedef struct words_test {
     size_t k;
     const words_case *c;
@@ -179,7 +180,8 @@ typedef struct words_test {
 
 enum { WB = 2, WT = 40 };
 
-/* The largest value of a parameter is below the bound of its distribution, and close. */
+/* The largest value of a parameter must be below the bound of its distribution, but
+   close to it. */
 static void words_init(const words_test *s, const char *what, const stx_tensor *t, double bound) {
     stx_real *v = host_of(s->x, t);
     double top = 0;
@@ -203,7 +205,8 @@ static void words_params(const words_test *s) {
           stx_vocab_io_count(&s->d));
 }
 
-/* Probabilities add up to 1, and the loss is their mean log. Returns the loss. */
+/* Probabilities must add up to 1, and the loss must be the mean of their negative logs.
+   Returns the loss. */
 static stx_tensor *words_probs(words_test *s) {
     stx_tensor *lp = stx_vocab_io_log_probs(s->w, s->h), *nll;
     double sum = 0, z, worst = 0;
@@ -222,7 +225,8 @@ static stx_tensor *words_probs(words_test *s) {
     return nll;
 }
 
-/* The loss with weights, an ignored token and a divisor, and the losses of the rows */
+/* Checks the loss with weights, an ignored token and a divisor, and the losses of
+   single rows. */
 static void words_token_loss(const words_test *s) {
     stx_token_loss how;
     stx_real weight[WB * WT], *rows;
@@ -283,7 +287,7 @@ static void words_gradients(const words_test *s, stx_tensor *loss) {
     CHECK(stx_ok(s->x), "case %zu: %s", s->k, stx_error(s->x));
 }
 
-/* Widths of clusters and initial values of an adaptive output */
+/* Checks the widths of clusters and the initial values of an adaptive output. */
 static void words_adaptive(const words_test *s) {
     const stx_vocab_io_desc *d = &s->d;
     const size_t *width = d->out_width;
@@ -344,8 +348,8 @@ static void words_whole(void) {
     }
 }
 
-/* The embedding of one token by hand. Its default scale is 1 with a plain table and
-   sqrt(D) with adaptive ones. */
+/* Computes the embedding of one token by hand. The default scale is 1 for a plain table
+   and sqrt(D) for adaptive ones. */
 static void words_scale_case(int adaptive, double scale) {
     enum { ID = 20 };
 
@@ -393,7 +397,7 @@ static void words_scale(void) {
     }
 }
 
-/* The desc is refused with an error that contains `part`. */
+/* The desc must be refused, with an error that contains `part`. */
 static void words_refused(const char *part, const stx_vocab_io_desc *d) {
     stx_ctx *x = context(1);
     stx_vocab_io_desc to;
@@ -498,7 +502,7 @@ static void words_adaptive_errors(void) {
     words_refused("proj_biases: expected .. got 1", &d);
 }
 
-/* Default cutoffs, large counts, NULL */
+/* Default cutoffs, large counts, and NULL. */
 static void words_limits(void) {
     stx_vocab_io_desc plain = words_of(&words_cases[0]), d = words_of(&words_cases[5]);
     d.cutoffs = 0;
@@ -528,10 +532,11 @@ static void words_limits(void) {
 
 enum { RB = 3, RW = 5, RMAX = 400 };
 
-/* All rows that were ever pushed to one stream: what a memory should contain */
+/* All rows that were ever pushed to one stream, that is, the rows that a memory should
+   contain. */
 typedef struct history {
     double row[RMAX][RW];
-    int missing[RMAX]; /* padded, or before a reset */
+    int missing[RMAX]; /* padded, or from before a reset */
     size_t n;
 } history;
 
@@ -549,8 +554,8 @@ static stx_memory *rows_of(stx_ctx *x, size_t B, size_t layers, int as_one, int 
     return stx_memory_create(x, &d);
 }
 
-/* T random rows for each of B streams, appended to their histories. pads: some of them
-   are padding. */
+/* Draws T random rows for each of B streams and appends them to their histories. pads:
+   some of them are padding. */
 static stx_tensor *draw(stx_ctx *x, history *t, size_t B, size_t T, int pads, const stx_ids **pad) {
     stx_real *v = (stx_real *)calloc(B * T * RW, sizeof *v);
     int32_t *m = (int32_t *)calloc(B * T, sizeof *m);
@@ -572,7 +577,7 @@ static stx_tensor *draw(stx_ctx *x, history *t, size_t B, size_t T, int pads, co
     return h;
 }
 
-/* Counts errors of row i of the m rows that were read of one stream. */
+/* Counts the errors of row i of the m rows that were read for one stream. */
 static size_t wrong_row(const history *t, size_t m, size_t i, int zeros, int masked,
                         const stx_real *got) {
     int absent = i + t->n < m; /* never pushed */
@@ -584,7 +589,8 @@ static size_t wrong_row(const history *t, size_t m, size_t i, int zeros, int mas
     return wrong;
 }
 
-/* The newest n rows of layer l, read with their mask, are those of the histories. */
+/* Checks that the newest n rows of layer l, read together with their mask, are those of
+   the histories. */
 static void check_rows(const char *what, stx_memory *s, size_t l, const history *t, size_t n) {
     stx_ctx *x = s->ctx;
     stx_tensor *y = stx_memory_read(s, l, n);
@@ -603,7 +609,7 @@ static void check_rows(const char *what, stx_memory *s, size_t l, const history 
     free(v);
 }
 
-/* The rows of a stream before a reset are missing. */
+/* Marks all rows of a stream as missing, as a reset does. */
 static void forget(history *t) {
     size_t i;
     for (i = 0; i < t->n; i++) t->missing[i] = 1;
@@ -614,7 +620,7 @@ static void forget_all(history *t) {
     for (b = 0; b < RB; b++) forget(&t[b]);
 }
 
-/* Resets a stream or the memory in some steps. */
+/* Resets a stream or the whole memory in some of the steps. */
 static void random_reset(stx_memory *s, history *t, size_t step) {
     if (step == 9 || step == 13 || step == 14) {
         stx_memory_reset_stream(s, step % RB);
@@ -628,8 +634,8 @@ static void random_reset(stx_memory *s, history *t, size_t step) {
     }
 }
 
-/* The rows that a push with `keep` will evict, as the newest rows of a separate memory.
-   had: rows before the push */
+/* Checks the rows that a push with `keep` will evict. They are read as the newest rows
+   of a separate memory. had: the number of rows before the push. */
 static void check_evicted(stx_memory *s, const history *t, size_t keep, size_t had,
                           const stx_tensor *h, const stx_ids *pad) {
     size_t T = h->dim[1], n = had + T > keep ? had + T - keep : 0, b;
@@ -653,15 +659,15 @@ static void check_evicted(stx_memory *s, const history *t, size_t keep, size_t h
     }
 }
 
-/* Number of rows to keep in a step */
+/* The number of rows to keep in a step. */
 static size_t random_keep(size_t step) {
     if (step % 5 == 3) return 4;
     if (step % 7 == 5) return 0;
     return 11 + step % 9;
 }
 
-/* Random pushes with all lengths of blocks and windows, resets and reads. The output of a
-   push is the same memory, or with `two` another one. */
+/* Random pushes with all lengths of blocks and windows, resets and reads. A push writes
+   to the same memory or, with `two`, to another one. */
 static void rows_random(void) {
     int kind;
     for (kind = 0; kind < 8; kind++) {
@@ -691,7 +697,7 @@ static void rows_random(void) {
                 CHECK(stx_memory_push(o, s, b, keep, h, pad), "%s", stx_error(x));
             CHECK(stx_memory_max_rows(o) == STX_MIN(keep, had + T), "%zu rows, expected %zu",
                   stx_memory_max_rows(o), STX_MIN(keep, had + T));
-            /* a push does not change a view of this step */
+            /* a push must not change a view of the same step */
             for (b = 0; old && b < RB; b++)
                 CHECK(!memcmp(past.data + b * past.stride, old->data + b * past.rows * RW,
                               past.rows * RW * sizeof(stx_real)),
@@ -708,7 +714,8 @@ static void rows_random(void) {
     }
 }
 
-/* Streams are split into two memories, joined, and swapped, also with other lengths. */
+/* Splits streams into two memories, joins them, and swaps them, also with other
+   lengths. */
 static void rows_streams(void) {
     int zeros;
     for (zeros = 0; zeros < 2; zeros++) {
@@ -733,7 +740,7 @@ static void rows_streams(void) {
         CHECK(stx_memory_max_rows(j) == 15, "%zu rows", stx_memory_max_rows(j));
         check_rows("joined", j, 0, t, 50);
         check_rows("joined, the newest", j, 1, t, 4);
-        /* a shorter stream copied into a longer batch */
+        /* copies a shorter stream into a longer batch */
         CHECK(stx_memory_copy(j, 2, a, 0, 1), "%s", stx_error(x));
         t[2] = t[0];
         check_rows("a shorter stream", j, 0, t, 50);
@@ -753,7 +760,7 @@ static void rows_streams(void) {
     }
 }
 
-/* Rows that are float in every precision, also when they are read */
+/* Rows that are stored and read as float in every precision. */
 static void rows_full(void) {
     stx_ctx *x = context(4);
     stx_memory_desc d;
@@ -786,7 +793,7 @@ static void rows_full(void) {
     stx_destroy(x);
 }
 
-/* A state: one row per stream */
+/* A state: one row per stream. */
 static void rows_fixed(void) {
     stx_ctx *x = context(4);
     stx_memory_desc d;
@@ -829,8 +836,8 @@ static void rows_fixed(void) {
     stx_destroy(x);
 }
 
-/* A file with memories a. and none. (empty) is written and read. as_one: the layers share
-   one layout. */
+/* Writes a file with memories a. and none. (which is empty), and reads it. as_one: the
+   layers share one layout. */
 static void rows_file(int as_one) {
     stx_ctx *x = context(5);
     stx_memory *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
@@ -880,7 +887,7 @@ static void rows_file(int as_one) {
     stx_file_close(f);
     remove(path);
 
-    /* through memory of the caller; all rows that are set are present */
+    /* through the caller's memory; all rows that are set are present */
     CHECK(stx_memory_get(s, 1, v) && stx_memory_set(r, 1, 9, v, 9) && !r->layer[1].masked, "%s",
           stx_error(x));
     h = stx_memory_read(r, 1, 99);
@@ -892,8 +899,8 @@ static void rows_file(int as_one) {
     stx_destroy(x);
 }
 
-/* Damaged files: c. has a row count that is too large, d. a mask with another shape, e.
-   more present rows than rows. */
+/* Damaged files: c. has a row count that is too large, d. a mask with a wrong shape,
+   and e. more present rows than rows. */
 static void rows_damaged(int as_one) {
     stx_ctx *x = context(5);
     stx_memory *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
@@ -953,8 +960,8 @@ static void rows_files(void) {
     }
 }
 
-/* A file from a buffer with more capacity than rows, so that streams are not contiguous.
-   Their lengths are multiples of a word of the checksum, or not. */
+/* Writes a file from a buffer with more capacity than rows, so that streams are not
+   contiguous. Their lengths are, and are not, multiples of a word of the checksum. */
 static void rows_apart(void) {
     size_t n, i;
     for (n = 8; n < 10; n++) {
@@ -984,7 +991,7 @@ static void rows_apart(void) {
 
 enum { MOST_VIEWS = 6 };
 
-/* A view of rows, and a copy of them */
+/* A view of rows, and a copy of them. */
 typedef struct rows_view {
     stx_cached_rows view;
     stx_tensor *copy;
@@ -998,7 +1005,7 @@ static rows_view view_rows(stx_memory *s, size_t n) {
     return v;
 }
 
-/* The views of a step still show the rows that were copied. */
+/* The views of a step must still show the rows that were copied. */
 static void check_views(const rows_view *v, size_t n, int kind, size_t step) {
     size_t k, b;
     for (k = 0; k < n; k++)
@@ -1009,8 +1016,8 @@ static void check_views(const rows_view *v, size_t n, int kind, size_t step) {
                   "kind %d, step %zu: view %zu has changed", kind, step, k);
 }
 
-/* Changes of the memory s at some steps, after which it has the rows of t. h: the last
-   block, keep: rows of a push */
+/* Changes the memory s in some of the steps, after which it has the rows of t. h: the
+   last block; keep: the rows that a push keeps. */
 static void change_rows(stx_memory *s, stx_memory *other, history *t, size_t step, stx_tensor *h,
                         size_t keep) {
     stx_ctx *x = s->ctx;
@@ -1035,7 +1042,7 @@ static void change_rows(stx_memory *s, stx_memory *other, history *t, size_t ste
         for (k = 0; k + STX_MIN(T, 4) < t[2].n; k++) t[2].missing[k] = 1;
         check_rows("a copied stream", s, 0, t, 12);
     }
-    if (step == 21) { /* the output gets only the block, none of the rows of `other` */
+    if (step == 21) { /* the output must get only the block, and none of the rows of `other` */
         CHECK(stx_memory_push(s, other, 0, STX_MIN(T, 4), h, NULL), "%s", stx_error(x));
         check_rows("all rows replaced", s, 0, t, 12);
     }
@@ -1055,8 +1062,9 @@ static void change_rows(stx_memory *s, stx_memory *other, history *t, size_t ste
     }
 }
 
-/* A view stays unchanged until the next step begins, even if rows are pushed (several
-   times), set, reset, copied or freed. After some steps rows slide through one buffer. */
+/* A view must stay unchanged until the next step begins, even if rows are pushed
+   (several times), set, reset, copied or freed. After some steps, rows move within the
+   same buffer. */
 static void rows_views(void) {
     int kind;
     for (kind = 0; kind < 4; kind++) {
@@ -1096,7 +1104,7 @@ static void rows_views(void) {
     }
 }
 
-/* An allocator that can fail */
+/* An allocator that can fail. */
 static int no_memory;
 
 static void *failing_alloc(void *user, size_t n) {
@@ -1109,8 +1117,8 @@ static void failing_free(void *user, void *p) {
     free(p);
 }
 
-/* If a larger buffer cannot be allocated, there is an error and the rows are kept. Extra
-   capacity that only one step needed is not kept. */
+/* If a larger buffer cannot be allocated, there is an error, and the rows are kept.
+   Extra capacity that only one step needed is not kept. */
 static void rows_kept(void) {
     enum { KEEP = 64, STEP = 4 };
 
@@ -1146,7 +1154,7 @@ static void rows_kept(void) {
               && !memcmp(got, v, sizeof v),
           "rows were lost by an error: %zu left", stx_memory_max_rows(a));
     for (k = 0; k < 2; k++) {
-        if (k) { /* one step that pushes from a to b and back */
+        if (k) { /* one step pushes from a to b and back */
             stx_begin(x, STX_EVAL);
             stx_memory_view(a, 0, KEEP, &view);
             stx_memory_push(b, a, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
@@ -1169,9 +1177,10 @@ static void rows_kept(void) {
     stx_destroy(x);
 }
 
-/* Alternating states within one step: the rows of each are viewed, then replaced. Views
-   stay unchanged until the step ends. From the third step with full memories on, nothing
-   is allocated, and steps begin with the same addresses and capacity. */
+/* Alternating states within one step: the rows of each state are viewed, then replaced.
+   Views must stay unchanged until the step ends. From the third step with full memories
+   on, nothing may be allocated, and steps must begin with the same addresses and
+   capacity. */
 static void rows_alternating(void) {
     enum { STATES = 3 };
 
@@ -1213,7 +1222,7 @@ static void rows_alternating(void) {
     }
 }
 
-/* Capacity grows by half, up to a limit, or to what is requested. If it is reserved
+/* Capacity grows by half, up to a limit, or to the requested size. If it is reserved
    beforehand, addresses do not change. */
 static void rows_capacity(void) {
     stx_ctx *x = context(6);
@@ -1323,7 +1332,7 @@ static void rows_null(void) {
 
 // >>streams: the reset of one stream of a state
 
-/* What the tests below call of a family */
+/* The functions of a family that the tests below call. */
 typedef struct stream_model {
     stx_ctx *ctx;
     stx_span *span; /* or NULL: sru */
@@ -1398,8 +1407,8 @@ static void stream_reset(const stream_model *m, void *state, size_t b) {
         stx_sru_state_reset_stream((stx_sru_state *)state, b);
 }
 
-/* Evaluates a block of T tokens of each of B streams, which are `row` tokens apart. out
-   (B,T,V): log-probabilities. Returns 0 after an error. */
+/* Evaluates a block of T tokens of each of B streams, which are `row` tokens apart.
+   out: log-probabilities (B,T,V). Returns 0 after an error. */
 static int stream_block(const stream_model *m, void *state, const int32_t *t, size_t B, size_t T,
                         size_t row, stx_real *out) {
     stx_ctx *x = m->ctx;
@@ -1424,8 +1433,8 @@ static int stream_block(const stream_model *m, void *state, const int32_t *t, si
 
 enum { SB = 3, ST = 12, SN = ST * 5 }; /* streams, tokens of a block, tokens of a stream */
 
-/* Stream b is reset after three blocks. Before that another stream, then this one, is
-   compared with a batch of one stream. */
+/* Stream b is reset after three blocks. Before the reset, another stream is compared
+   with a batch of one stream; after it, stream b is. */
 static void stream_alone(const stream_model *m, int kind, void *state, size_t b,
                          const int32_t *t) {
     static stx_real out[SB * ST * V], expected[ST * V];
@@ -1433,7 +1442,7 @@ static void stream_alone(const stream_model *m, int kind, void *state, size_t b,
     size_t i;
     stream_reset_all(m, state);
     for (i = 0; i < 5; i++) {
-        size_t k = i < 3 ? (b + 1) % SB : b; /* the stream that is compared */
+        size_t k = i < 3 ? (b + 1) % SB : b; /* the stream to compare */
         double off;
         if (i == 3) {
             stream_reset(m, state, b);
@@ -1447,7 +1456,7 @@ static void stream_alone(const stream_model *m, int kind, void *state, size_t b,
     }
 }
 
-/* The reset of stream 1 before the third block changes only stream 1. */
+/* A reset of stream 1 before the third block must change only stream 1. */
 static void stream_others(const stream_model *m, int kind, void *state, const int32_t *t) {
     static stx_real out[2][SB * ST * V]; /* without and with the reset */
     double changed[SB];
@@ -1466,8 +1475,8 @@ static void stream_others(const stream_model *m, int kind, void *state, const in
     CHECK(changed[1] > 1e-3, "kind %d: a reset changes its stream only by %g", kind, changed[1]);
 }
 
-/* A stream that is reset continues like a new one, and the others as if nothing had
-   happened. */
+/* A stream that was reset must continue like a new one, and the others as if nothing
+   had happened. */
 static void one_stream(void) {
     int kind;
     for (kind = 0; kind < 5; kind++) {
@@ -1494,11 +1503,11 @@ static stx_tensor *columns(stx_ctx *x, const stx_real *v, size_t B, size_t N, si
     return stx_input(x, part, B, t, C, 0);
 }
 
-/* Attention of one kind, at once and in parts */
+/* Attention of one kind, computed at once and in parts. */
 enum { CB = 2, CN = 230, CC = 8 }; /* streams, tokens, channels */
 
 typedef struct cache_test {
-    int kind, both; /* both: keys and values in one tensor */
+    int kind, both; /* both: keys and values are in one tensor */
     size_t window;
     stx_ctx *x;
     stx_real *q, *k, *v, *kv;
@@ -1571,7 +1580,7 @@ static void cache_close(cache_test *c) {
     stx_destroy(c->x);
 }
 
-/* The inputs of tokens t0 to t0 + t */
+/* The inputs of tokens t0 to t0 + t. */
 static void cache_inputs(cache_test *c, size_t t0, size_t t) {
     stx_begin(c->x, STX_EVAL);
     c->in.q = columns(c->x, c->q, CB, CN, CC, t0, t);
@@ -1583,14 +1592,14 @@ static void cache_inputs(cache_test *c, size_t t0, size_t t) {
     }
 }
 
-/* Number of tokens of the n-th part */
+/* The number of tokens of part n. */
 static size_t cache_part(size_t n) {
     if (n % 5 == 4) return 64;
     return n % 3 ? 1 : 7;
 }
 
-/* In parts of all lengths the cache gives what stx_attention gives at once, with all
-   kinds of inputs. */
+/* With parts of all lengths and all kinds of inputs, the cache must give the results of
+   a single call of stx_attention. */
 static void cache_attention(void) {
     int kind;
     for (kind = 0; kind < CACHE_KINDS; kind++) {
@@ -1634,8 +1643,8 @@ static void cache_attention(void) {
 
 enum { PN = 40, PH = 2 }; /* tokens, heads */
 
-/* stx_attention_weights gives the weights that follow from row_max and inv_sum. args: of
-   the kernel that stx_attention called */
+/* stx_attention_weights must give the weights that follow from row_max and inv_sum.
+   args: of the kernel that stx_attention called. */
 static void pad_weights(const stx_attention_args *args, const stx_real *q, const stx_real *k,
                         const int32_t *pad) {
     double work[2 * PN], worst = 0;
@@ -1658,7 +1667,8 @@ static void pad_weights(const stx_attention_args *args, const stx_real *q, const
     CHECK(worst < TOL, "weights from row_max and inv_sum: error %g", worst);
 }
 
-/* With padding among the cached keys the cache gives what stx_attention gives at once. */
+/* With padding among the cached keys, the cache must give the results of a single call
+   of stx_attention. */
 static void cache_pad(void) {
     stx_ctx *x = context(12);
     stx_cache *c = stx_cache_create(x, 1, CB, 3);
@@ -1994,7 +2004,8 @@ static stx_lm some_lm(stx_ctx *x, int kind) {
     return stx_sru_as_lm(stx_sru_lm_create(x, &e));
 }
 
-/* The text has a period of 20 tokens: a model that remembers a block can predict it. */
+/* The text has a period of 20 tokens, so that a model that remembers a block can
+   predict it. */
 static void lm_tokens(int32_t *in, size_t step) {
     size_t b, i;
     for (b = 0; b < LB; b++)
@@ -2023,7 +2034,7 @@ static double lm_step(const stx_lm *lm, stx_optim *o, void *state, size_t step, 
     return v;
 }
 
-/* Two copies of a model: a is trained, b resumes from a file. */
+/* Two copies of a model: a is trained, and b resumes from a file. */
 typedef struct lm_pair {
     int kind;
     stx_lm a, b;
@@ -2033,7 +2044,7 @@ typedef struct lm_pair {
     size_t step;  /* the next step */
 } lm_pair;
 
-/* Both copies make a step and have exactly the same loss. */
+/* Both copies run a step and must have exactly the same loss. */
 static void lm_same_step(lm_pair *p, const char *what) {
     double a = lm_step(&p->a, p->optim_a, p->state_a, p->step, 1);
     double b = lm_step(&p->b, p->optim_b, p->state_b, p->step, 1);
@@ -2071,7 +2082,7 @@ static void lm_resume(lm_pair *p) {
     for (k = 0; k < 5; k++, p->step++) lm_same_step(p, "resumed");
 }
 
-/* An evaluation with a separate state is repeatable and does not affect training. */
+/* An evaluation with a separate state must be repeatable and must not affect training. */
 static void lm_evaluate(lm_pair *p) {
     const stx_lm *a = &p->a;
     void *state = a->state_create(a->model, LB, 0);
@@ -2094,7 +2105,7 @@ static void lm_evaluate(lm_pair *p) {
           p->kind, again, stx_error(a->ctx));
 }
 
-/* -log p of a token, by its logits */
+/* -log p of a token, computed from its logits. */
 static double lm_nll(const stx_real *logits, int32_t token) {
     double top = -1e300, z = 0;
     size_t v;
@@ -2104,7 +2115,7 @@ static double lm_nll(const stx_real *logits, int32_t token) {
     return top + log(z) - (double)logits[token];
 }
 
-/* Token by token, the generator has the same loss as the model at once. */
+/* Token by token, the generator must have the same loss as the model has at once. */
 static void lm_generate(const lm_pair *p) {
     const stx_lm *a = &p->a;
     stx_ctx *x = a->ctx;
@@ -2134,7 +2145,7 @@ static void lm_generate(const lm_pair *p) {
     a->gen_free(gen);
 }
 
-/* Tokens that are NULL although nothing failed before */
+/* Tokens that are NULL although nothing has failed before. */
 static void lm_no_tokens(const stx_lm *lm) {
     int32_t text[LB * LT] = {0};
     stx_ids *ids;
@@ -2189,7 +2200,7 @@ static void lm_whole(void) {
     }
 }
 
-/* Functions that take a desc or write to pointers, with NULL */
+/* Functions that take a desc or write to pointers, called with NULL. */
 static void nulls(void) {
     stx_ctx *x = context(1);
     stx_vocab_io_desc d;
