@@ -19,8 +19,8 @@
 
 /* >>shared by the parts */
 
-/* An allocator that counts. Call fail_at fails, and all from fail_from on; 0: none. Its
-   memory is not zeroed. */
+/* An allocator that counts. Call number fail_at fails, and so do all calls from
+   fail_from on (0: none). It does not zero memory. */
 typedef struct counter {
     long calls, live, fail_at, fail_from;
     size_t bytes, most;
@@ -71,8 +71,8 @@ static stx_ctx *plain(uint64_t seed, int threads) {
     return stx_create(&d);
 }
 
-/* Does fn return 1? It runs in a separate process, so that a crash is a failed check and
-   not the end of the tests. */
+/* Nonzero if fn returns 1. fn runs in a separate process, so that a crash is a failed
+   check and does not end the tests. */
 static int survives(int (*fn)(void)) {
     int status = 0;
     pid_t pid;
@@ -89,7 +89,8 @@ static int survives(int (*fn)(void)) {
 }
 
 /* A small model with every kind of op: embedding, attention with a learned span,
-   positions and persistent vectors, recomputed feed-forward, adaptive softmax */
+   positions and persistent vectors, a recomputed feed-forward layer, and an adaptive
+   softmax. */
 typedef struct model {
     stx_params *p;
     stx_optim *o;
@@ -148,8 +149,8 @@ static stx_tensor *feed_forward(stx_ctx *x, void *user, stx_tensor **in, stx_ten
 
 enum { SEEN = 8 };
 
-/* One step; returns the loss, or NaN after an error. seen, unless NULL: addresses of
-   tensors and their data */
+/* Runs one step and returns the loss, or NaN after an error. seen, unless NULL:
+   receives the addresses of tensors and of their data. */
 static double model_step(stx_ctx *x, model *m, int step, const void **seen, int update) {
     int32_t *id = (int32_t *)malloc(2 * m->B * m->T * sizeof *id);
     size_t i, n = m->B * m->T;
@@ -236,7 +237,7 @@ static void training_state(stx_ctx *x) {
     CHECK(stx_step_index(x) == 42, "stx_set_step_index");
 }
 
-/* An invalid desc gives a context in error, which gives no memory. */
+/* With an invalid desc, the context has an error and allocates no memory. */
 static void invalid_desc(const stx_desc *d, const char *text, int code) {
     stx_ctx *x = stx_create(d);
     CHECK(x && !stx_ok(x) && strstr(stx_error(x), "stx_create") && strstr(stx_error(x), text),
@@ -290,7 +291,7 @@ static void descs(void) {
 
 /* >>errors: each error, and what its text must name */
 
-/* The context of all errors, a list with one parameter, that parameter */
+/* The context of all errors, a list with one parameter, and that parameter. */
 static counter ecount;
 static stx_ctx *ex;
 static stx_params *ep;
@@ -300,8 +301,8 @@ static stx_real zeros[4096];
 static const int32_t good_ids[6] = {0, 1, 2, 3, 4, 5}, high_ids[3] = {0, 7, 1},
                      negative_ids[3] = {0, 1, -1}, pad_flags[10] = {0, 1, 0, -1, 2, 7, 0, 0, 1, 1};
 
-/* A call failed: its result is NULL or 0, the text names op, got and expected, and a
-   second error does not replace it. */
+/* Checks that a call failed: its result is NULL or 0, the text contains op, got and
+   expected, and a second error does not replace the first. */
 static void expect_error(const void *result, const char *what, int code, const char *op,
                          const char *got, const char *expected) {
     const char *t = stx_error(ex);
@@ -319,7 +320,7 @@ static void expect_error(const void *result, const char *what, int code, const c
 }
 
 #define EXPECT(expr, code, op, got, expected) expect_error(expr, #expr, code, op, got, expected)
-/* For a call whose result says nothing */
+/* For a call whose result does not show whether it failed. */
 #define EXPECT_OF(call, code, op, got, expected) \
   ((void)(call), expect_error(NULL, #call, code, op, got, expected))
 
@@ -331,7 +332,7 @@ static stx_tensor *gives_null(stx_ctx *x, void *user, stx_tensor **in, stx_tenso
     return NULL;
 }
 
-/* A variable of zeros */
+/* A variable filled with zeros. */
 static stx_tensor *T_(size_t a, size_t b, size_t c, size_t d) {
     return stx_variable(ex, zeros, a, b, c, d);
 }
@@ -478,7 +479,7 @@ static void errors_of_recompute(void) {
               "stx_record_results", "got 5", "1 to 4");
 }
 
-/* Constants, scalars, and functions that write parameters */
+/* Constants, scalars, and functions that write parameters. */
 static void errors_of_values(void) {
     EXPECT(stx_constant_create(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_constant_create", "NULL",
            "elements");
@@ -523,7 +524,7 @@ static void errors_of_token_losses(void) {
            STX_ERR_SHAPE, "stx_cross_entropy_tokens", "requires no gradient", "stx_detach");
 }
 
-/* A valid adaptive set of 2 clusters (5 + 7 words, 4 channels) */
+/* A valid adaptive set with 2 clusters (5 + 7 words, 4 channels). */
 static stx_adaptive adaptive(void) {
     stx_adaptive a;
     memset(&a, 0, sizeof a);
@@ -559,8 +560,8 @@ static void errors_of_adaptive_losses(void) {
            "stx_adaptive_softmax", "proj_bias[0]: expected", "and no projection");
 }
 
-/* Persistent ids: an ignored id can be set as long as every op that uses them
-   ignores it. */
+/* Persistent ids may contain an ignored id as long as every op that uses them ignores
+   it. */
 static void errors_of_persistent_ids(void) {
     static const int32_t with_ignored[3] = {1, -100, 4};
     stx_ids *t = stx_tokens_create(ex, 1, 3);
@@ -577,7 +578,7 @@ static void errors_of_persistent_ids(void) {
               "position 1: expected 0 to 4");
 }
 
-/* Three cached rows of 4 channels for each of two streams */
+/* Three cached rows of 4 channels for each of two streams. */
 static stx_cached_rows cached_rows(void) {
     stx_cached_rows past;
     past.data = zeros;
@@ -586,7 +587,7 @@ static stx_cached_rows cached_rows(void) {
     return past;
 }
 
-/* Several weights, and cached rows */
+/* Several weights, and cached rows. */
 static void errors_of_linear_concat(void) {
     stx_tensor *wt[2], *b[2], *got[STX_HEAD_GROUPS];
     stx_cached_rows past = cached_rows();
@@ -678,8 +679,8 @@ static void errors_of_backward(void) {
     stx_begin(ex, STX_TRAIN);
 }
 
-/* Attention of q (2,3,8) over k (2,5,8), unless `in` has others; v is k unless it has
-   another. */
+/* Attention of q (2,3,8) over k (2,5,8), unless `in` contains other tensors. v defaults
+   to k. */
 static stx_tensor *attend(const stx_attention_in *in, const stx_attention_desc *d) {
     stx_attention_in a = *in;
     if (!a.q) a.q = T_(2, 3, 8, 0);
@@ -772,7 +773,7 @@ static void errors_of_attention_padding(void) {
     }
 }
 
-/* qkv with cached rows */
+/* qkv with cached rows. */
 static void errors_of_attention_cache(void) {
     enum { PAD, WITH_Q, WITH_KV, QKV_SHAPE, CACHE_SHAPE, NOT_CAUSAL, NO_QKV, NO_SPAN, HEAD, CASES };
 
@@ -828,7 +829,8 @@ static void errors_of_attention_cache(void) {
     }
 }
 
-/* Queries of qkv and keys of kv, or a range of rows of kv: constants only */
+/* Queries of a qkv and keys of a kv, or a range of rows of a kv: all must be
+   constants. */
 static void errors_of_attention_ranges(void) {
     enum { QKV_GRADIENT, FIRST_ROW, ROWS, KV_GRADIENT, NO_ROWS, NO_KV, CASES };
 
@@ -863,8 +865,8 @@ static void errors_of_attention_ranges(void) {
     }
 }
 
-/* Ways to break an adaptive set. Those of the cluster logits concern the output only,
-   and the scale the input only. */
+/* Ways to break an adaptive set. Those of the cluster logits apply only to an output,
+   and the scale only to an input. */
 enum {
     NO_CLUSTERS,
     MANY_CLUSTERS,
@@ -908,7 +910,7 @@ static stx_adaptive broken_set(int how) {
 
 static int broken;
 
-/* Each op that uses a broken set must report an error, and not read outside of a
+/* Each op that uses a broken set must report an error and must not read outside of a
    table. */
 static int broken_adaptive(void) {
     static const int32_t id[3] = {0, 4, 11};
@@ -943,7 +945,7 @@ static void errors_of_adaptive(void) {
               broken);
 }
 
-/* A parameter made after the optimiser: an error, or it is updated */
+/* A parameter created after the optimiser: either an error, or it is updated. */
 static int late_parameter(void) {
     int kind;
     for (kind = STX_SGD; kind <= STX_LAMB; kind++) {
@@ -993,7 +995,7 @@ static void errors_of_optimisers(void) {
           "a parameter made after stx_optim_create: neither updated nor an error");
 }
 
-/* Every op returns NULL. t (2,4), t3 (2,3,8), one (1) */
+/* Every op must return NULL. t: (2,4), t3: (2,3,8), one: (1). */
 static void ops_in_error(stx_tensor *t, stx_tensor *t3, stx_tensor *one, stx_ids *ids,
                          stx_adaptive *a) {
     stx_attention_desc d;
@@ -1032,7 +1034,7 @@ static void ops_in_error(stx_tensor *t, stx_tensor *t3, stx_tensor *one, stx_ids
           "adaptive ops in error");
 }
 
-/* After an error nothing happens, until it is cleared. */
+/* After an error, nothing happens until it is cleared. */
 static void nothing_in_error(void) {
     stx_tensor *t = T_(2, 4, 0, 0), *t3 = T_(2, 3, 8, 0), *one = T_(1, 0, 0, 0);
     stx_ids *ids = row_of_ids(good_ids, 2);
@@ -1073,7 +1075,7 @@ static void nothing_in_error(void) {
         CHECK(ew->grad[i] == (i ? 0 : 3), "a call in error changes the gradient");
 }
 
-/* A long text is truncated. */
+/* A long error text is truncated. */
 static void long_error(void) {
     char longer[2000];
     memset(longer, 'n', sizeof longer);
@@ -1134,7 +1136,7 @@ static int recompute_null(void) {
            && !stx_recompute(x, NULL, NULL, NULL, 0, NULL, 1);
 }
 
-/* Ops of a NULL tensor; then without a context, where o is a tensor */
+/* Ops on a NULL tensor; then ops without a context, where o is a tensor. */
 static void null_ops(stx_ctx *c, stx_tensor *o, stx_tensor *t, stx_ids *ids, stx_real *r) {
     static const int32_t id[2] = {0, 1};
     stx_attention_in in;
@@ -1183,7 +1185,7 @@ static void null_ops(stx_ctx *c, stx_tensor *o, stx_tensor *t, stx_ids *ids, stx
     stx_block_free(c, NULL);
 }
 
-/* All other functions without a context, a list or an optimiser */
+/* All other functions, called without a context, a list or an optimiser. */
 static void null_contexts(stx_real *r) {
     static const int32_t id[2] = {0, 1};
     CHECK(!stx_ok(NULL) && stx_error_code(NULL) == STX_ERR_MEMORY && strlen(stx_error(NULL)) > 5
@@ -1231,7 +1233,8 @@ static void nulls(void) {
 
 static long fail_at_, fail_chunk;
 
-/* After a failed allocation and stx_clear_error the context works or reports an error. */
+/* After a failed allocation and stx_clear_error, the context must either work or report
+   an error. */
 static int continue_after_failure(void) {
     counter c;
     model m;
@@ -1253,8 +1256,8 @@ static int continue_after_failure(void) {
     return c.live == 0;
 }
 
-/* Builds and trains a model while allocation n fails, or with `from` all from n on.
-   Returns 1 if there are fewer allocations. */
+/* Builds and trains a model while allocation n fails or, with `from`, all allocations
+   from n on. Returns 1 if the run makes fewer allocations. */
 static int failing_run(size_t chunk, long n, int from) {
     counter c;
     model m;
@@ -1291,7 +1294,7 @@ static int failing_run(size_t chunk, long n, int from) {
     return done;
 }
 
-/* Every allocation that can fail leads to an error, without a leak. */
+/* Every failing allocation must lead to an error, without a leak. */
 static void allocation_failures(void) {
     static const size_t chunk[] = {0, 1, 3000};
     int k, from;
@@ -1305,7 +1308,8 @@ static void allocation_failures(void) {
         }
 }
 
-/* max_bytes is kept, and the error names it. Counts in *works or *fails. */
+/* max_bytes must not be exceeded, and the error must name it. Counts the run in *works
+   or *fails. */
 static void limited_run(size_t limit, int *works, int *fails) {
     counter c;
     model m;
@@ -1343,8 +1347,8 @@ static int is_aligned(const void *p) {
     return p && (uintptr_t)p % 64 == 0;
 }
 
-/* Blocks and persistent memory are zeroed, aligned and counted; stx_destroy
-   frees them. */
+/* Blocks and persistent memory are zeroed, aligned and counted, and stx_destroy frees
+   them. */
 static void blocks(void) {
     counter c;
     stx_ctx *x;
@@ -1392,7 +1396,7 @@ static void limits(void) {
     blocks();
 }
 
-/* Sizes that overflow are errors of memory. */
+/* Sizes that overflow must be reported as out of memory. */
 static void overflows(void) {
     static stx_real r[4];
     static const int32_t id[4] = {0, 0, 0, 0};
@@ -1430,15 +1434,16 @@ static void overflows(void) {
               "stx_reshape to (%zu,%zu)", b, b);
         stx_clear_error(ex);
     }
-    /* 2^31 rows: the size needs more than 32 bits */
+    /* with 2^31 rows, the size needs more than 32 bits */
     stx_begin(ex, STX_TRAIN);
     EXPECT(stx_input(ex, r, (size_t)1 << 31, 9, 0, 0), STX_ERR_MEMORY, "", "", "");
     stx_destroy(ex);
     CHECK(c.live == 0, "leak");
 }
 
-/* From the second step on, a step allocates nothing and uses the same addresses. Its
-   tokens are the same: the shapes of adaptive softmax depend on them. */
+/* From the second step on, a step must not allocate anything and must use the same
+   addresses. Its tokens are the same, because the shapes of adaptive softmax depend on
+   them. */
 static void step_arena(void) {
     static const size_t chunk[] = {0, 1, 20000};
     int k, step, i;
@@ -1483,7 +1488,8 @@ static void train(stx_ctx *x, model *m, int kind, double *loss) {
     for (step = 0; step < 5; step++) loss[step] = model_step(x, m, step, NULL, 1);
 }
 
-/* Two contexts whose steps alternate compute the same as one after the other. */
+/* Two contexts whose steps alternate must compute the same as when they run one after
+   the other. */
 static void contexts(void) {
     static const int kinds[] = {STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM};
     int k, step;
@@ -1515,7 +1521,7 @@ static void contexts(void) {
     }
 }
 
-/* All gradients of a step, which the caller frees */
+/* All gradients of a step. The caller frees them. */
 static stx_real *threaded(int threads, size_t *n, double *loss) {
     stx_ctx *x = plain(7, threads);
     model m;
@@ -1531,7 +1537,7 @@ static stx_real *threaded(int threads, size_t *n, double *loss) {
     return g;
 }
 
-/* Every GEMM kernel of this processor */
+/* Every GEMM kernel of this processor. */
 static void gemm_kernels(void) {
     stx_ctx *x1 = plain(1, 1), *x3 = plain(1, 3);
     inner_kernel list[INNER_F32S];
@@ -1546,14 +1552,14 @@ static void gemm_kernels(void) {
     }
     stx_destroy(x1);
     stx_destroy(x3);
-    /* without a context, GEMM uses the generic kernel */
+    /* without a context, the GEMM uses the generic kernel */
     x1 = plain(1, 1);
     gemm_case(NULL, x1, 1, 0, 1, 3, 50, 40, 1, 0, 0);
     stx_destroy(x1);
 }
 
-/* Gradients are equal up to rounding for every number of threads, and bit-exactly from
-   run to run. */
+/* Gradients must be equal up to rounding for every number of threads, and bit-identical
+   from run to run. */
 static void thread_counts(void) {
     int t;
     size_t n = 0, i;
@@ -1576,7 +1582,7 @@ static void thread_counts(void) {
     gemm_kernels();
 }
 
-/* A context with the processor's fastest kernel; emulated AMX is for test_bf16 */
+/* A context with the processor's fastest kernel. Emulated AMX is left to test_bf16. */
 static stx_ctx *with_precision(int precision, int threads) {
     stx_desc d;
     stx_ctx *x;
@@ -1593,8 +1599,8 @@ static stx_ctx *with_precision(int precision, int threads) {
     return x;
 }
 
-/* (N,I) to O outputs. A large GEMM has all activations with a bias and a pre-activation,
-   and each only once otherwise. */
+/* N rows of I inputs, O outputs. A large GEMM is tested with all activations together
+   with a bias and a stored pre-activation; other combinations are tested once. */
 static void linear_fused_case(stx_ctx *x, size_t N, size_t I, size_t O) {
     size_t n = N * O, i;
     int act;
@@ -1625,8 +1631,8 @@ static void linear_fused_case(stx_ctx *x, size_t N, size_t I, size_t O) {
     free(pre_want);
 }
 
-/* A GEMM with bias and activation in one pass is bit-exactly the GEMM followed by them,
-   for sizes past the blocks of K, N and M. */
+/* A GEMM with bias and activation in one pass must be bit-identical to the GEMM
+   followed by them, for sizes beyond the blocks of K, N and M. */
 static void linear_fused(void) {
     static const size_t size[][3] = {{1, 5, 7},       {3, 300, 700},   {2, 40, 3},
                                      {70, 600, 300},  {700, 385, 520}, {5, 33, 1100},
@@ -1645,14 +1651,14 @@ static void linear_fused(void) {
             }
 }
 
-/* Is arithmetic with denormals intact in this thread? */
+/* Nonzero if this thread computes with denormals. */
 static int denormals_live(void) {
     volatile float tiny = 1e-40f, one = 1;
     return tiny * one != 0;
 }
 
-/* The library's loops flush denormals to zero. The caller's arithmetic is unchanged
-   afterwards. */
+/* The library's loops flush denormals to zero. Afterwards, the caller's arithmetic must
+   be unchanged. */
 static void float_environment(void) {
     int threads, good, before = denormals_live();
     CHECK(before, "this program was built without denormals, which hides any change");
@@ -1779,7 +1785,7 @@ static stx_tensor *n_embedding(stx_ctx *x, stx_tensor **in) {
     return stx_embedding(x, in[0], stx_tokens(x, id, 1, 17));
 }
 
-/* The ops, and as bits which of the inputs (17,17), (17,17), (17) they read */
+/* The ops, with a bit for each of the inputs (17,17), (17,17) and (17) that they read. */
 static const struct {
     const char *name;
     nan_op op;
@@ -1806,7 +1812,7 @@ static const struct {
                {"concat", n_concat_channels, 3},
                {"embedding", n_embedding, 1}};
 
-/* A NaN at element `at` of input `part` of op k */
+/* Puts a NaN at element `at` of input `part` of op k. */
 static void nan_in_op(stx_ctx *x, size_t k, int part, size_t at, int negative) {
     stx_real *d[3];
     stx_tensor *in[3], *y;
@@ -1835,7 +1841,7 @@ static void nans_in_ops(stx_ctx *x) {
 
 enum { NAN_PARTS = 9, NAN_SPAN = 6 };
 
-/* A NaN in an input of attention, number i of three in it */
+/* Puts a NaN, number i of three, in an input of attention. */
 static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
     static const char *names[] = {"q",
                                   "k",
@@ -1899,7 +1905,8 @@ static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
     for (j = 0; j < NAN_PARTS; j++) free(d[j]);
 }
 
-/* An infinite logit gives no finite loss; minus infinity is a word of probability 0. */
+/* An infinite logit must not result in a finite loss. Minus infinity means a word of
+   probability 0. */
 static void infinite_logits(stx_ctx *x) {
     static const int32_t id[2] = {0, 1};
     stx_real l[6] = {1, (stx_real)HUGE_VAL, 2, 3, 4, 5};
@@ -1929,7 +1936,7 @@ static void nans(void) {
 
 /* >>optimisers and schedules */
 
-/* Copies the 7 + 6 values of two tensors to out. */
+/* Copies the 7 + 6 elements of two tensors to out. */
 static void copy_two(stx_real *out, stx_tensor *const *t) {
     memcpy(out, t[0]->data, 7 * sizeof *out);
     memcpy(out + 7, t[1]->data, 6 * sizeof *out);
@@ -1940,8 +1947,8 @@ static int equal_two(const stx_real *was, stx_tensor *const *t) {
            && !memcmp(was + 7, t[1]->data, 6 * sizeof *was);
 }
 
-/* A step, and one with a gradient that is not finite: it is skipped, and changes neither
-   parameters nor state. */
+/* Runs a normal step and one with a gradient that is not finite. The latter must be
+   skipped and change neither parameters nor state. */
 static void skipped_step(int kind, double bad) {
     stx_ctx *x = plain(1, 1);
     stx_params *p = stx_params_create(x);
@@ -1988,7 +1995,7 @@ static void skipped_step(int kind, double bad) {
     stx_destroy(x);
 }
 
-/* Adagrad with the clipping of the references, on given numbers */
+/* Adagrad with the clipping of the references, on given values. */
 static void adagrad_reference(void) {
     static const double gp[5][3] = {{.3, -.4, 0},
                                     {.003, .001, -.002},
@@ -2035,7 +2042,7 @@ static void adagrad_reference(void) {
     stx_destroy(x);
 }
 
-/* One update of two parameters th by SGD, from its formula. m: the momentum buffer */
+/* One SGD update of two parameters th, by the formula. m: the momentum buffer. */
 static void sgd_formula(const stx_optim_desc *d, int n, const double *g, double *th, double *m) {
     int i;
     for (i = 0; i < 2; i++) {
@@ -2045,8 +2052,8 @@ static void sgd_formula(const stx_optim_desc *d, int n, const double *g, double 
     }
 }
 
-/* One update by Adam, AdamW or LAMB. The weight decay of Adam is part of the gradient,
-   that of AdamW is separate, that of LAMB part of the direction. */
+/* One update by Adam, AdamW or LAMB. Weight decay is part of the gradient in Adam,
+   separate in AdamW, and part of the direction in LAMB. */
 static void adam_formula(const stx_optim_desc *d, int n, const double *g, double *th, double *m,
                          double *v) {
     double c1 = d->no_correction ? 1 : 1 - pow(0.9, n),
@@ -2070,7 +2077,7 @@ static void adam_formula(const stx_optim_desc *d, int n, const double *g, double
     for (i = 0; i < 2 && d->kind == STX_LAMB; i++) th[i] -= 0.05 * norm / sqrt(u2) * u[i];
 }
 
-/* Six updates of two parameters against the formulas in double */
+/* Compares six updates of two parameters with the formulas in double. */
 static void optimiser_formula(const stx_optim_desc *d, size_t number) {
     stx_ctx *x = plain(1, 1);
     stx_params *p = stx_params_create(x);
@@ -2128,7 +2135,7 @@ static void optimisers(void) {
     for (i = 0; i < sizeof formulas / sizeof *formulas; i++) optimiser_formula(&formulas[i], i);
 }
 
-/* An optimiser of one parameter of three elements */
+/* An optimiser of one parameter with three elements. */
 typedef struct rule_run {
     stx_ctx *x;
     stx_params *p;
@@ -2143,12 +2150,12 @@ static void rule_make(rule_run *r, const stx_optim_desc *d) {
     r->o = stx_optim_create(r->p, d);
 }
 
-/* RAdam in double; r2 is the square of the rectification. */
+/* RAdam in double. r2: the square of the rectification. */
 typedef struct radam_state {
     double th[3], m[3], v[3];
 } radam_state;
 
-/* rho of update t: 5 and more is rectified */
+/* rho of update t. Updates with 5 or more are rectified. */
 static double radam_rho(double b2, int t) {
     return 2 / (1 - b2) - 1 - 2 * t * pow(b2, t) / (1 - pow(b2, t));
 }
@@ -2158,7 +2165,7 @@ static double radam_r2(double b2, int t) {
     return (rho - 4) * (rho - 2) * inf / ((inf - 4) * (inf - 2) * rho);
 }
 
-/* Update t with the formula of stx_optim_desc */
+/* Update t, by the formula of stx_optim_desc. */
 static void radam_formula(radam_state *s, const stx_optim_desc *d, int t, const double *g,
                           double lr) {
     const double b2 = d->beta2 > 0 ? d->beta2 : 0.999, eps = d->eps > 0 ? d->eps : 1e-8,
@@ -2178,7 +2185,7 @@ static void radam_formula(radam_state *s, const stx_optim_desc *d, int t, const 
     }
 }
 
-/* A gradient that is not finite changes nothing in update 4. */
+/* A gradient that is not finite in update 4 must not change anything. */
 static void radam_not_finite(rule_run *r) {
     stx_real keep[9];
     int i;
@@ -2197,7 +2204,7 @@ static void radam_not_finite(rule_run *r) {
           "RAdam: a gradient that is not finite has an effect");
 }
 
-/* An optimiser of another kind refuses the state of RAdam. */
+/* An optimiser of another kind must refuse the state of RAdam. */
 static void radam_other_kind(const char *path) {
     stx_ctx *x = plain(1, 1);
     stx_params *p = stx_params_create(x);
@@ -2211,7 +2218,7 @@ static void radam_other_kind(const char *path) {
     stx_destroy(x);
 }
 
-/* Saves after update t and loads into another run: both continue bit-exactly. */
+/* Saves after update t and loads into another run. Both must continue bit-identically. */
 static void radam_resume(rule_run *r, const stx_optim_desc *d, int t) {
     char path[1024];
     stx_writer *w = stx_writer_create(r->x);
@@ -2237,8 +2244,8 @@ static void radam_resume(rule_run *r, const stx_optim_desc *d, int t) {
     stx_destroy(q.x);
 }
 
-/* 12 updates at a falling learning rate against the formula. stop: saved after this
-   update; 0: never */
+/* Compares 12 updates at a falling learning rate with the formula. stop: the run is
+   saved after this update; 0: never. */
 static void radam(stx_optim_desc d, int stop) {
     radam_state s = {{0.5, 0.5, 0.5}, {0, 0, 0}, {0, 0, 0}};
     rule_run r;
@@ -2278,11 +2285,12 @@ static void radams(void) {
         int stop;
     } cases[] = {{{.clip = 0}, 0},
                  {{.clip = 0.5, .weight_decay = 0.1}, 0},
-                 /* large enough to matter: eps is added to the root of v, which is not
-                    corrected */
+                 /* large enough to have an effect: eps is added to the root of v, which
+                    is not bias-corrected */
                  {{.eps = 0.02, .weight_decay = 0.1}, 0},
                  {{.beta2 = 0.9, .weight_decay = 0.1}, 0},
-                 {{.beta2 = 0.5, .weight_decay = 0.1}, 0}, /* rho_inf = 3: never rectified */
+                 {{.beta2 = 0.5, .weight_decay = 0.1}, 0}, /* rho_inf = 3, so updates
+                                                              are never rectified */
                  {{.clip = 0.5, .weight_decay = 0.1}, 3},
                  {{.clip = 0.5, .weight_decay = 0.1}, 5},
                  {{.clip = 0.5, .weight_decay = 0.1}, 8}};
@@ -2297,8 +2305,8 @@ static void radams(void) {
         }
 }
 
-/* LAMB: the norms are those of a whole tensor, also of one that is cut into chunks;
-   tensors of zeros move by the direction alone; a saved run continues bit-exactly. */
+/* LAMB: norms are those of a whole tensor, even if it is divided into chunks; tensors
+   of zeros move by the direction alone; a saved run continues bit-identically. */
 static void lambs(void) {
     stx_optim_desc d;
     stx_ctx *x[2];
@@ -2359,7 +2367,7 @@ static void lambs(void) {
     stx_destroy(x[1]);
 }
 
-/* One element with betas b1 and b2, which can be 0 */
+/* One element with betas b1 and b2, either of which may be 0. */
 static void beta_formula(int kind, double b1, double b2, int t, double g, double *th, double *m,
                          double *v) {
     double c1 = 1 - pow(b1, t), c2 = 1 - pow(b2, t);
@@ -2373,8 +2381,8 @@ static void beta_formula(int kind, double b1, double b2, int t, double g, double
         *th -= 0.1 * sqrt(c2 * radam_r2(b2, t)) / c1 * *m / (sqrt(*v) + 1e-8);
 }
 
-/* A beta of 0, requested by -1: Adam, AdamW and RAdam without a memory of gradients, of
-   their squares, or of either. zero: 1 beta1, 2 beta2, 3 both */
+/* A beta of 0, which is requested by -1: Adam, AdamW and RAdam without a memory of
+   gradients, of their squares, or of both. zero: 1 beta1, 2 beta2, 3 both. */
 static void zero_betas_case(int kind, int zero) {
     double b1 = zero & 1 ? 0 : 0.9, b2 = zero & 2 ? 0 : 0.999;
     radam_state s = {{0.5, 0.5, 0.5}, {0, 0, 0}, {0, 0, 0}};
@@ -2413,7 +2421,7 @@ static void zero_betas(void) {
         for (zero = 1; zero < 4; zero++) zero_betas_case(kinds[k], zero);
 }
 
-/* Clipping by value must not hide a gradient that is not finite: the update is
+/* Clipping by value must not hide a gradient that is not finite: the update must be
    skipped. */
 static void clipped_infinity(void) {
     static const double bad[] = {HUGE_VAL, -HUGE_VAL, NAN};
@@ -2442,7 +2450,8 @@ static void clipped_infinity(void) {
     }
 }
 
-/* Is the rate of update n within a relative or absolute tol of `want`? */
+/* Checks that the learning rate of update n is within a relative or absolute tol of
+   `want`. */
 static void check_lr(const char *what, const stx_schedule *s, uint64_t n, double want, double tol) {
     double lr = stx_schedule_lr(s, n);
     CHECK(CLOSE(lr, want, tol), "%s, warm-up %d, update %d: expected %.12g, got %.12g", what,
@@ -2451,8 +2460,8 @@ static void check_lr(const char *what, const stx_schedule *s, uint64_t n, double
 
 static const double pi = 3.14159265358979323846;
 
-/* The literal schedules of the references: the first update has the full rate, and
-   update n has the rate of n - 1. */
+/* The literal schedules of the references: the first update has the full learning rate,
+   and update n has the one of n - 1. */
 static void literal_schedules(uint64_t W, uint64_t n) {
     const stx_schedule constant = {.kind = STX_LR_CONSTANT, .literal = 1, .lr = 2, .warmup = W},
                        cosine = {.kind = STX_LR_COSINE,
@@ -2516,8 +2525,8 @@ static void cosine_schedules(void) {
     CHECK(stx_schedule_lr(&endless, 5) >= 0.1, "a cosine without total is not finite");
 }
 
-/* Each rate of the recursive cosine from the one before it, as the trainer of SRU
-   computes it, in both warm-ups */
+/* Computes each learning rate of the recursive cosine from the previous one, as the
+   trainer of SRU does, for both kinds of warm-up. */
 static void recursive_rates(uint64_t W) {
     const stx_schedule
         ours = {.kind = STX_LR_RECURSIVE, .lr = 2, .warmup = W, .total = 1000},
@@ -2554,7 +2563,7 @@ static void recursive_rates(uint64_t W) {
 }
 
 static void recursive_schedules(void) {
-    /* update n is n - 1 in the reference */
+    /* update n corresponds to n - 1 in the reference */
     static const struct {
         uint64_t n;
         double want;
@@ -2586,7 +2595,7 @@ static void recursive_schedules(void) {
           "a recursive cosine without a descent");
 }
 
-/* The decay of the reference for PTB */
+/* The decay of the reference for PTB. */
 static void noam_schedules(void) {
     const stx_schedule ptb = {.kind = STX_LR_NOAM, .lr = 3, .dim = 1024, .warmup = 32000},
                        plain_root = {.kind = STX_LR_NOAM, .lr = 3};
@@ -2601,7 +2610,8 @@ static void noam_schedules(void) {
     }
 }
 
-/* A factor of 0.98 per epoch of 40 updates, from the fourth on; or once; or never */
+/* A factor of 0.98 per epoch of 40 updates, starting with the fourth epoch; or applied
+   once; or never. */
 static void decayed_schedule(int kind, uint64_t n) {
     stx_schedule s = {
         .kind = kind, .lr = 2, .warmup = 10, .total = 500, .decay_from = 160, .decay_every = 40};
@@ -2639,7 +2649,7 @@ static void schedules(void) {
 /* >>random numbers, lifetimes */
 
 static void philox(void) {
-    /* kat_vectors of Random123, philox4x32-10 */
+    /* kat_vectors of Random123, philox4x32-10. */
     static const struct {
         uint64_t seed, hi, lo;
         uint32_t want[4];
@@ -2662,7 +2672,8 @@ static void philox(void) {
     }
 }
 
-/* Constants and scalars persist over steps; one backward starts from several tensors. */
+/* Constants and scalars persist across steps. One backward pass starts from several
+   tensors. */
 static void persistent_tensors(void) {
     static const stx_real table[6] = {1, -2, 3, 0.5, 4, -1}, v[6] = {2, 1, -1, 3, 0.25, 1},
                           dy[6] = {1, 0, 2, -1, 3, 0.5};
@@ -2703,8 +2714,8 @@ static void persistent_tensors(void) {
     stx_destroy(x);
 }
 
-/* stx_backward_many from one tensor twice: its gradients add up. A second backward of a
-   step is an error. */
+/* stx_backward_many from the same tensor twice: its gradients add up. A second backward
+   pass in a step is an error. */
 static void backward_many(void) {
     static const stx_real v[6] = {2, 1, -1, 3, 0.25, 1};
     stx_ctx *x = plain(1, 1);
@@ -2728,8 +2739,8 @@ static void backward_many(void) {
     stx_destroy(x);
 }
 
-/* After a backward pass, a loss of a result of before is an error where a gradient would
-   be lost, and none where the result is detached. */
+/* After a backward pass, a loss that depends on an earlier result is an error if a
+   gradient would be lost, and none if the result is detached. */
 static void backward_past_removed_ops(void) {
     static const stx_real v[6] = {2, 1, -1, 3, 0.25, 1};
     stx_real g[6];
@@ -2764,7 +2775,7 @@ static void lifetimes(void) {
 
 static const size_t grads_size[3] = {7, 64, 130};
 
-/* The block of all gradients has the norm of the gradients of t. */
+/* The block of all gradients must have the norm of the gradients of t. */
 static void check_block_norm(const stx_real *g, size_t n, stx_tensor *const *t) {
     double sum = 0, want = 0;
     size_t e;
@@ -2776,7 +2787,8 @@ static void check_block_norm(const stx_real *g, size_t n, stx_tensor *const *t) 
           sum);
 }
 
-/* Three steps with the gradients in one block or separate; writes the parameters to w. */
+/* Runs three steps with the gradients in one block or separate. w: receives the
+   parameters. */
 static void grads_run(int one, stx_real **w) {
     static const char *const name[3] = {"a", "b", "c"};
     stx_ctx *x = plain(3, 1);
@@ -2828,8 +2840,8 @@ static void grads_run(int one, stx_real **w) {
     stx_destroy(x);
 }
 
-/* stx_params_grads frees the gradients of a reservation: a later parameter, which would
-   have fitted into it, gets a gradient in new memory. */
+/* stx_params_grads frees the gradients of a reservation: the gradient of a later
+   parameter, which would have fitted into the reservation, is allocated separately. */
 static void grads_end_a_reservation(void) {
     stx_ctx *x = plain(4, 1);
     stx_params *p = stx_params_create(x);
@@ -2853,7 +2865,7 @@ static void grads_end_a_reservation(void) {
     stx_destroy(x);
 }
 
-/* Gradients in one block change nothing in backward and in the optimiser. */
+/* With gradients in one block, backward and the optimiser must give the same results. */
 static void grads_in_one(void) {
     stx_real *w[2][3];
     int k;
@@ -2867,10 +2879,12 @@ static void grads_in_one(void) {
     }
 }
 
-/* Moments of a tensor's values */
+/* Moments of a tensor's elements. */
 typedef struct moments {
-    double mean, square, fourth, low, high; /* square, fourth: means of powers */
-    double lag;                             /* sum of products of neighbours / sum of squares */
+    double mean, square, fourth, low, high; /* square, fourth: means of the second and
+                                               fourth powers */
+    double lag;                             /* sum of products of neighbours, divided by
+                                               the sum of squares */
 } moments;
 
 static moments moments_of(const stx_tensor *t) {
@@ -2893,7 +2907,7 @@ static moments moments_of(const stx_tensor *t) {
     return m;
 }
 
-/* The distributions of the initialisers; bounds are about four standard errors. */
+/* The distributions of the initialisers. Bounds are about four standard errors. */
 static void distributions(stx_params *p, const stx_tensor *a, const stx_tensor *u) {
     const double n = (double)a->size, root = sqrt(n);
     moments m = moments_of(a);
@@ -2909,8 +2923,8 @@ static void distributions(stx_params *p, const stx_tensor *a, const stx_tensor *
           "uniform: range %g %g", m.low, m.high);
     CHECK(fabs(m.mean) <= 4 * 0.25 / sqrt(3 * n) && fabs(m.square - 0.0625 / 3) <= 2e-4,
           "uniform: mean %g variance %g", m.mean, m.square);
-    /* truncated at two standard deviations, which makes the deviation 0.8796 times
-       as large */
+    /* truncated at two standard deviations, which reduces the standard deviation to
+       0.8796 of the nominal one */
     t = stx_param(p, STX_TRUNCATED, 0.5, "t", a->size, 0, 0, 0);
     m = moments_of(t);
     CHECK(m.high <= 1 && m.low >= -1 && m.high > 0.999 && m.low < -0.999, "truncated: range %g %g",
@@ -2925,7 +2939,7 @@ static double place_times(void *user, size_t i, double was) {
     return *(double *)user * (double)i;
 }
 
-/* Functions that write rows of a parameter after its creation */
+/* Functions that write rows of a parameter after its creation. */
 static void written_rows(stx_params *p) {
     stx_ctx *x = p->ctx;
     stx_tensor *t = stx_param(p, STX_UNIFORM, 1, "rows", 5, 7, 0, 0);
@@ -2948,8 +2962,8 @@ static void written_rows(stx_params *p) {
     CHECK(stx_ok(x), "%s", stx_error(x));
 }
 
-/* The values of a parameter depend on the seed and its place in the list, and not on
-   threads, shape, earlier calls, chunk size or the contents of memory. */
+/* The values of a parameter must depend only on the seed and its position in the list,
+   not on threads, shape, earlier calls, chunk size or the contents of memory. */
 static void repeated_draws(const stx_tensor *a, const stx_tensor *b) {
     const size_t n = a->size;
     stx_ctx *y = plain(11, 3), *z = plain(12, 1);
@@ -3000,10 +3014,10 @@ static void initialisers(void) {
 
 /* >>maths */
 
-/* Half a unit in the last place of 1 */
+/* Half a unit in the last place of 1. */
 static const double unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8;
 
-/* softmax of (0, v): the ratio is e^v up to three roundings. */
+/* softmax of (0, v): the ratio must be e^v, up to three roundings. */
 static void softmax_exponentials(stx_ctx *x) {
     double worst = 0, e;
     int i;
@@ -3054,8 +3068,8 @@ static void exponentials(void) {
     stx_destroy(x);
 }
 
-/* Units in the last place between a and the exact b; a denormal counts in the unit of the
-   smallest normal number. */
+/* The difference of a and the exact b in units in the last place. For a denormal, the
+   unit is that of the smallest normal number. */
 static double ulps(double a, double b) {
     int digits = sizeof(stx_real) == 8 ? 53 : 24, least = sizeof(stx_real) == 8 ? -1022 : -126;
     int e = b == 0 ? least : ilogb(b);
@@ -3063,7 +3077,7 @@ static double ulps(double a, double b) {
     return fabs(a - b) / ldexp(1, (e < least ? least : e) - digits + 1);
 }
 
-/* The normal distribution function and density */
+/* The normal distribution function, and its density. */
 static double normal_cdf(double v) {
     return 0.5 * erfc(-v * 0.70710678118654752440);
 }
@@ -3072,8 +3086,9 @@ static double normal_density(double v) {
     return 0.39894228040143267794 * exp(-0.5 * v * v);
 }
 
-/* The largest errors of the functions of the inner loops: in ulps, of phi and its density
-   absolute, of the tail of phi relative. bad: wrong NaN, 0 or infinity */
+/* The largest errors of the functions of the inner loops: in ulps; for phi and its
+   density absolute; for the tail of phi relative. bad: the number of wrong NaNs, zeros
+   or infinities. */
 typedef struct math_errors {
     double exp, tanh, sigmoid, sqrt, phi, tail, density;
     int bad;
@@ -3107,8 +3122,8 @@ static void math_errors_at(math_errors *w, int fma, stx_real v) {
         raise_worst(&w->sqrt, ulps((double)stx_fast_sqrt(fma, v), sqrt(d)));
 }
 
-/* Argument i of `rounds`. Even i: bit patterns that cover all exponents, both signs and
-   NaN. Odd i: first the special values, then values in [-15,15] */
+/* Argument i of `rounds`. If i is even: bit patterns that cover all exponents, both
+   signs and NaN. If i is odd: first the special values, then values in [-15,15]. */
 static stx_real math_argument(int i, int rounds) {
     static const double special[] = {0.0,      -0.0,  1e-45,  -1e-45, 1e-39, -1e-39, FLT_MIN,
                                      -FLT_MIN, 0.625, -0.625, 15,     -15,   87.33,  -87.33,
@@ -3121,7 +3136,7 @@ static stx_real math_argument(int i, int rounds) {
     return (stx_real)((i - rounds / 2) * (30.0 / rounds));
 }
 
-/* The functions of the inner loops against libm, with and without fma */
+/* Compares the functions of the inner loops with libm, with and without fma. */
 static void maths(void) {
     const stx_real inf = (stx_real)HUGE_VAL;
     int fma, single = sizeof(stx_real) == 4, rounds = 400000, i;
@@ -3173,7 +3188,7 @@ static double slope_of(double v, int act) {
     }
 }
 
-/* The private kernel with positional parameters */
+/* The private kernel, with positional parameters. */
 static void cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits,
                               size_t N, size_t V, size_t start, size_t size, size_t w, size_t K,
                               size_t c, int forward) {
@@ -3206,17 +3221,17 @@ enum { WORDS = 7 };
 
 static const stx_real drop_rate = (stx_real)0.3, norm_eps = (stx_real)0.01;
 
-/* Data of one shape. The functions below leave a, b, c and dy as they are, except
-   kernels_update, which is the last one. */
+/* Data of one shape. The functions below do not change a, b, c and dy, except for
+   kernels_update, which runs last. */
 typedef struct kernel_data {
-    stx_ctx *one, *many;                             /* one thread; three */
-    size_t N, C, n, size;                            /* n = N C elements; size of a buffer */
+    stx_ctx *one, *many;                             /* contexts with one thread and with three */
+    size_t N, C, n, size;                            /* n = N C elements; size: of a buffer */
     stx_real *a, *b, *c, *dy;                        /* inputs */
     stx_real *y1, *y3;                               /* outputs of the two contexts */
     stx_real *act_y, *mean, *rstd, *sm, *m, *v, *v0; /* saved values and state */
-    stx_real *mask;                                  /* of dropout with seed 11, stream 5 */
+    stx_real *mask;                                  /* dropout mask for seed 11, stream 5 */
     double *s, *q, *w, *want;                        /* exact values */
-    int32_t *ids;                                    /* (N), below the smaller of C, WORDS */
+    int32_t *ids;                                    /* (N), below the minimum of C and WORDS */
 } kernel_data;
 
 static kernel_data kernel_data_make(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
@@ -3303,12 +3318,12 @@ static void check_kernel(const kernel_data *f, const char *what, size_t count, d
     check_kernel(f, what, count, units); \
   } while (0)
 
-/* Roundings of a sum of n terms, which is in double in a float build */
+/* The number of roundings in a sum of n terms. A float build sums in double. */
 static double sum_units(size_t n) {
     return (double)(sizeof(stx_real) / 8 * n);
 }
 
-/* q[j] = sum over rows of a[j] (b[j], or 1 if b is NULL) */
+/* q[j] = sum over rows of a[j] b[j], or of a[j] if b is NULL. */
 static void column_sums(const kernel_data *f, double *q, const stx_real *a, const stx_real *b) {
     size_t j, r;
     for (j = 0; j < f->C; j++)
@@ -3344,7 +3359,7 @@ static void kernels_elementwise(kernel_data *f) {
            fmax(-1, fmin(1, (double)a[i])));
 }
 
-/* Copies between rows of different strides: C + 2 in the output */
+/* Copies between rows of different strides. The stride of the output is C + 2. */
 static void kernels_copy(kernel_data *f) {
     const stx_real *a = f->a, *b = f->b, *c = f->c;
     const size_t N = f->N, C = f->C, ld = C + 2;
@@ -3358,7 +3373,7 @@ static void kernels_copy(kernel_data *f) {
     for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
         KERNEL(f, "shift2d", f->n, 0, inner_shift2d(x, y, C, C, a, C, j, N),
                (double)(i % C < C - j ? c[i + j] : a[i / C * C + i % C - (C - j)]));
-    /* rows with a gap, and no values to shift in */
+    /* rows with a gap, where nothing is shifted in */
     for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
         KERNEL(f, "shift2d with gaps", N * ld, 0, inner_shift2d(x, y, ld, C, NULL, 0, j, N),
                (double)(i % ld < C - j ? c[i + j] : c[i]));
@@ -3401,7 +3416,7 @@ static void kernels_act(kernel_data *f) {
     }
 }
 
-/* s: the normalised rows, q: 1 / standard deviation */
+/* Computes s, the normalised rows, and q, 1 / standard deviation. */
 static void normalise(kernel_data *f) {
     const size_t C = f->C;
     size_t r, j;
@@ -3499,7 +3514,7 @@ static void kernels_softmax(kernel_data *f) {
 }
 
 /* A head with the logits of two more clusters in its last columns, and one of these
-   clusters with two words, whose logits are in dy */
+   clusters, with two words, whose logits are in dy. */
 static void kernels_clusters(kernel_data *f) {
     const stx_real *a = f->a, *dy = f->dy;
     const size_t N = f->N, C = f->C;
@@ -3538,7 +3553,7 @@ static void kernels_dropout(kernel_data *f) {
            (double)(stx_real)(c[i] * mask[i]));
 }
 
-/* h is sm, which has the values of c; f is a; s is written to v0. */
+/* h is sm, which contains the values of c; f is a; s is written to v0. */
 static stx_residual_norm_args residual_args(const kernel_data *f, stx_real drop) {
     stx_residual_norm_args k;
     memset(&k, 0, sizeof k);
@@ -3560,13 +3575,13 @@ static stx_residual_norm_args residual_args(const kernel_data *f, stx_real drop)
     return k;
 }
 
-/* w: m in double, and with dropout masked */
+/* w becomes m in double, masked by dropout if `masked`. */
 static void widen(const kernel_data *f, int masked) {
     size_t e;
     for (e = 0; e < f->n; e++) f->w[e] = (double)f->m[e] * (masked ? (double)f->mask[e] : 1);
 }
 
-/* residual_norm in one pass against dropout, axpy and layernorm */
+/* Compares residual_norm, which is one pass, with dropout, axpy and layernorm. */
 static void kernels_residual_norm(kernel_data *f, stx_real drop) {
     stx_residual_norm_args k = residual_args(f, drop);
     const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;
@@ -3600,7 +3615,7 @@ static void kernels_residual_norm(kernel_data *f, stx_real drop) {
            (k.dshift = y, stx_residual_norm_bwd(x, &k)), (double)c[i] + w[i]);
 }
 
-/* The same with a bias; and df when ds is added to, or is not requested */
+/* The same with a bias. Also df if ds is added to, or not requested. */
 static void kernels_residual_norm_bias(kernel_data *f, stx_real drop) {
     stx_residual_norm_args k = residual_args(f, drop);
     const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;
@@ -3666,16 +3681,16 @@ static void kernels_means(kernel_data *f) {
            (double)c[i] - 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
 }
 
-/* One step of Adam with the constants of kernels_update, for parameter p, gradient
-   g, first moment m and second moment v; plain: without the second moment and the
-   coupled decay */
+/* One step of Adam with the constants of kernels_update, for parameter p, gradient g,
+   first moment m and second moment v. plain: without the second moment and the coupled
+   decay. */
 static double adam_step(double p, double g, double m, double v, int plain_) {
     double e = 0.5 * g + (plain_ ? 0 : 0.02 * p), kept = p * (1 - 0.1 * 0.03),
            step = 0.1 / 0.4 * (0.9 * m + 0.1 * e);
     return plain_ ? kept - step : kept - step / (sqrt((0.99 * v + 0.01 * e * e) / 0.25) + 1e-3);
 }
 
-/* Parameter y, its gradient dy, the state b and v0 */
+/* Parameter y, its gradient dy, and the state in b and v0. */
 static void reset_update(kernel_data *f, stx_optim_chunk *p, stx_real *y) {
     p->p = y;
     memcpy(f->sm, f->dy, f->n * sizeof *f->sm);
@@ -3690,8 +3705,8 @@ static double sum_of_squares(const stx_real *a, size_t n) {
     return sum;
 }
 
-/* One step of each optimiser, and one that is skipped: the gradient is zeroed, and
-   everything else remains. */
+/* One step of each optimiser, and one that is skipped: the gradient is set to zero, and
+   everything else stays the same. */
 static void kernels_update(kernel_data *f) {
     const stx_real *c = f->c, *dy = f->dy, momentum = (stx_real)0.9, small = (stx_real)0.01;
     stx_real *b = f->b, *v0 = f->v0;
@@ -3773,7 +3788,7 @@ static const size_t chunk_size[] = {1, 4096, 4097, 3, 12289, 64, 30000, 1, 511};
 
 enum { CHUNK_PARAMS = sizeof chunk_size / sizeof *chunk_size };
 
-/* Three optimiser steps on parameters of many sizes */
+/* Three optimiser steps on parameters of many sizes. */
 static stx_optim *chunk_run(int kind, int threads) {
     stx_params *p = stx_params_create(plain(5, threads));
     stx_optim *o;
@@ -3798,8 +3813,8 @@ static stx_optim *chunk_run(int kind, int threads) {
     return o;
 }
 
-/* Updates are cut into chunks: three threads change no bit, and every element is
-   updated. */
+/* Updates are divided into chunks: three threads must give the same bits, and every
+   element must be updated. */
 static void update_chunks(void) {
     int kind;
     for (kind = STX_SGD; kind <= STX_LAMB; kind++) {
@@ -3841,8 +3856,8 @@ static void kernels(void) {
     update_chunks();
 }
 
-/* A view of a parameter, and a view of a view, add to the parameter's gradient, also if
-   that moves after the view was made. */
+/* A view of a parameter, and a view of that view, must add to the parameter's gradient,
+   even if the gradient moves after the view was created. */
 static void views(void) {
     int moved;
     for (moved = 0; moved < 2; moved++) {
@@ -3872,14 +3887,14 @@ static void views(void) {
 
 /* >>packed weights */
 
-/* A part of a weight: rows [r0, r0 + rows) and columns [c0, c0 + cols) */
+/* A part of a weight: rows [r0, r0 + rows) and columns [c0, c0 + cols). */
 typedef struct part {
     size_t r0, rows, c0, cols;
 } part;
 
-/* A GEMM of M rows with a part of W, or its transpose (tb): equal with W's packed values
-   and with a copy of W as it is. With M = 2 a batch has one matrix for all, with M = 3
-   each its own part. copy: scratch */
+/* A GEMM of M rows with a part of W or (tb) its transpose, which must give the same
+   result with W's packed values and with an unpacked copy of W. With M = 2, a batch
+   shares one matrix; with M = 3, each has its own part. copy: scratch. */
 static void packed_gemm(stx_ctx *x, stx_tensor *W, size_t M, int tb, part p, double alpha,
                         double beta, stx_real *copy, const char *what) {
     size_t N = tb ? p.rows : p.cols, K = tb ? p.cols : p.rows, i, wrong = 0,
@@ -3915,16 +3930,16 @@ static const char *kind_name(int kind) {
     return kind == STX_WEIGHTS_BF16 ? "bf16" : "int8";
 }
 
-/* Bytes of the packed copy of a weight of R rows and C columns */
+/* The bytes of the packed copy of a weight with R rows and C columns. */
 static size_t packed_bytes(int kind, size_t R, size_t C) {
     return R * (kind == STX_WEIGHTS_BF16 ? 2 * C : C + (C + 31) / 32 * 4);
 }
 
-/* GEMMs with all of W and with parts of it */
+/* GEMMs with all of W and with parts of it. */
 static void packed_gemms(stx_ctx *x, stx_tensor *W, stx_real *copy, const char *what) {
     const size_t R = W->dim[0], C = W->dim[1], first = C > 32 ? 32 : 0;
     const part all = {0, R, 0, C}, rows = {3, R - 8, 0, C}, right = {3, R - 8, first, C - first},
-               /* no whole group: the unpacked values are read */
+               /* contains no whole group, so the unpacked values are read */
         inside = {1, 9, 5, C - 7};
     size_t M;
     for (M = 1; M <= 4; M++) {
@@ -3971,7 +3986,7 @@ static void packed_shapes(int kind, int threads, int isa) {
     free(copy);
 }
 
-/* The first value of W, as a GEMM reads it */
+/* Returns the first value of W, as a GEMM reads it. */
 static double packed_first(stx_ctx *x, stx_tensor *W) {
     stx_real *in = (stx_real *)calloc(W->dim[1], sizeof *in), y;
     stx_gemm_args g = stx_gemm_init(0, 1, 1, 1, W->dim[1], in, W->data, &y);
@@ -3981,7 +3996,8 @@ static double packed_first(stx_ctx *x, stx_tensor *W) {
     return (double)y;
 }
 
-/* Does a GEMM read the packed copy? It does if it does not notice a changed value. */
+/* Nonzero if a GEMM reads the packed copy, that is, if it does not notice a changed
+   value. */
 static int packed_is_read(stx_ctx *x, stx_tensor *W) {
     const stx_real was = W->data[0];
     double y;
@@ -3993,8 +4009,8 @@ static int packed_is_read(stx_ctx *x, stx_tensor *W) {
 
 enum { PACKED_R = 40, PACKED_C = 50, PACKED_N = PACKED_R * PACKED_C };
 
-/* Is `now` the nearest value to `was` that the format has? most: the largest |was| of the
-   group. bf16 has 8 bits, int8 steps of most / 127. */
+/* Nonzero if `now` is the nearest value to `was` in the format. most: the largest |was|
+   of the group. bf16 has 8 bits, int8 has steps of most / 127. */
 static int is_nearest(int kind, double was, double now, double most) {
     double step = kind == STX_WEIGHTS_BF16 ? fabs(was) / 128 : most / 127, multiple;
     if (!(fabs(was - now) <= 0.5001 * step)) return 0;
@@ -4008,7 +4024,7 @@ static int is_nearest(int kind, double was, double now, double most) {
     return CLOSE(now, multiple * most / 127, 1e-6);
 }
 
-/* Packing rounds to nearest, and a second time changes nothing. A small weight is not
+/* Packing rounds to nearest, and repeating it changes nothing. A small weight is not
    packed. */
 static void packed_rounding(stx_params *p, stx_tensor *W, stx_tensor *small, int kind) {
     static stx_real was[PACKED_N], now[PACKED_N];
@@ -4032,7 +4048,7 @@ static void packed_rounding(stx_params *p, stx_tensor *W, stx_tensor *small, int
     CHECK(!bad, "%s: packing again changes %zu values", kind_name(kind), bad);
 }
 
-/* Saves and loads the list. */
+/* Saves and reloads the list. */
 static void reload(stx_params *p) {
     stx_ctx *x = p->ctx;
     stx_writer *w = stx_writer_create(x);
@@ -4071,7 +4087,7 @@ static void packed_writes(stx_params *p, stx_tensor *W, int kind) {
     }
 }
 
-/* A kind that does not exist, and values that cannot be packed, change nothing. */
+/* An invalid kind, and values that cannot be packed, must not change anything. */
 static void packed_errors(stx_params *p, stx_tensor *W, int kind) {
     static const double bad[] = {NAN, -(double)INFINITY, 3.4e38};
     static stx_real was[PACKED_N];
@@ -4093,7 +4109,7 @@ static void packed_errors(stx_params *p, stx_tensor *W, int kind) {
     }
 }
 
-/* No memory: for the list, for the first copy, for the second */
+/* Memory runs out: for the list, for the first copy, or for the second. */
 static void packed_memory(int failing) {
     counter c;
     stx_ctx *x;
@@ -4160,9 +4176,9 @@ static void draw(const stx_sampling *s, const stx_real *l, size_t V, int *hist) 
     free(work);
 }
 
-/* The chi-square of hist for probabilities p; 0: the word must not occur. A correct
-   sampler stays below the bound with probability 0.9999. Every run has the same draws,
-   so that it always passes or never. */
+/* The chi-square of hist for probabilities p. If p is 0, the word must not occur. A
+   correct sampler stays below the bound with probability 0.9999. Every run has the same
+   draws, so that it passes either always or never. */
 static void fits(const char *what, const int *hist, const double *p, size_t V) {
     double chi = 0, total = 0, bound;
     size_t i, k = 0;
@@ -4182,13 +4198,13 @@ static void fits(const char *what, const int *hist, const double *p, size_t V) {
 
 enum { V7 = 7 };
 
-/* Seven logits; words in the order of falling logits */
+/* Seven logits, and the words in the order of falling logits. */
 static const stx_real logits7[V7] = {(stx_real)0.3, (stx_real)2.1,  (stx_real)-1.0, (stx_real)1.2,
                                      (stx_real)0.9, (stx_real)-0.2, (stx_real)1.7};
 
 static const size_t order7[V7] = {1, 6, 3, 4, 0, 5, 2};
 
-/* Draws from logits and compares with probabilities p. */
+/* Draws from logits and compares the frequencies with probabilities p. */
 static void check_draws(const char *what, const stx_sampling *s, const stx_real *l,
                         const double *p) {
     int hist[V7];
@@ -4224,7 +4240,8 @@ static void sampling_temperature(void) {
     check_draws("a huge temperature", &s, logits7, p);
 }
 
-/* p of the first k words, and of these as many as have a share of top_p */
+/* The probabilities after keeping the first k words, and of these as many as have a
+   share of top_p. */
 static void truncated(double *p, size_t k, double top_p) {
     double total = 0, mass = 0;
     size_t i;
@@ -4287,7 +4304,7 @@ static void sampling_ties(void) {
           "temperature 0 with a tie");
 }
 
-/* Impossible words, and logits that are not valid */
+/* Impossible words, and invalid logits. */
 static void sampling_infinite(void) {
     static const size_t top_k[] = {0, 6, 0, 5};
     static const double top_p[] = {0, 0, 0.9999, 0.9999};
@@ -4336,7 +4353,7 @@ static void sampling_arguments(void) {
     }
 }
 
-/* A draw is a function of seed and counter alone. */
+/* A draw must depend only on the seed and the counter. */
 static void sampling_repeats(uint64_t seed) {
     const stx_sampling s = {.temperature = 1, .seed = seed}, t = {.temperature = 1, .seed = 77};
     int equal_seed = 0, equal_counter = 0, repeat = 1;
