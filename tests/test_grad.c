@@ -33,14 +33,14 @@ enum { MAX_IN = 16, TICK = 7 };
 
 typedef stx_tensor *(*op_make)(stx_ctx *x, stx_tensor **in, void *user);
 
-/* An op with the inputs it is tested on */
+/* An op and the inputs it is tested with. */
 typedef struct problem {
     const char *label;
     op_make make;
     void *user;
     int n;       /* number of inputs */
-    int random;  /* make draws random numbers */
-    int entries; /* the largest number of entries checked per input; 0: 200 */
+    int random;  /* `make` draws random numbers */
+    int entries; /* the largest number of elements checked per input; 0: 200 */
     size_t dim[MAX_IN][4], size[MAX_IN];
     stx_real *data[MAX_IN];
     int fixed[MAX_IN];  /* the input requires no gradient */
@@ -56,7 +56,7 @@ static problem start(const char *label, op_make make, void *user) {
     return p;
 }
 
-/* Adds an input with random values, which are returned. */
+/* Adds an input with random values and returns the values. */
 static stx_real *add(problem *p, size_t d0, size_t d1, size_t d2, size_t d3) {
     size_t n = d0 * (d1 ? d1 : 1) * (d2 ? d2 : 1) * (d3 ? d3 : 1);
     stx_real *a = random_values(n);
@@ -72,14 +72,14 @@ static void add_absent(problem *p) {
     p->absent[p->n++] = 1;
 }
 
-/* Adds an input, or an absent one. */
+/* Adds an input, or marks it as absent. */
 static stx_real *add_if(problem *p, int present, size_t d0, size_t d1, size_t d2, size_t d3) {
     if (present) return add(p, d0, d1, d2, d3);
     add_absent(p);
     return NULL;
 }
 
-/* Has input k a gradient? */
+/* Nonzero if input k has a gradient. */
 static int has_gradient(const problem *p, int k) {
     return !p->absent[k] && !p->fixed[k];
 }
@@ -96,7 +96,7 @@ static void finish(problem *p) {
     for (i = 0; i < p->n; i++) free(p->data[i]);
 }
 
-/* Input k as a leaf of the current step */
+/* Input k as a leaf of the current step. */
 static stx_tensor *leaf(stx_ctx *x, const problem *p, int k) {
     const size_t *d = p->dim[k];
     if (p->absent[k]) return NULL;
@@ -113,7 +113,7 @@ static stx_tensor *forward(stx_ctx *x, const problem *p, stx_tensor **in) {
     return p->make(x, in, p->user);
 }
 
-/* f = sum dy y */
+/* Computes f = sum dy y. */
 static double project(const problem *p, const stx_real *dy, size_t ny) {
     stx_tensor *in[MAX_IN], *y = forward(ctx1, p, in);
     double s = 0;
@@ -123,8 +123,8 @@ static double project(const problem *p, const stx_real *dy, size_t ny) {
     return s;
 }
 
-/* Gradients of all inputs for dy, in context x. With uses = 2 the op is used twice, as
-   y + y'/2. */
+/* Computes the gradients of all inputs for dy, in context x. With uses = 2, the op is
+   used twice, as y + y'/2. */
 static int gradients(stx_ctx *x, const problem *p, const stx_real *dy, int uses, stx_real **g,
                      stx_real *value) {
     stx_tensor *in[MAX_IN], *y = forward(x, p, in);
@@ -148,8 +148,8 @@ static size_t random_index(size_t n) {
     return (size_t)((test_rand() + 1) / 2 * (double)n) % n;
 }
 
-/* The error of gradient g of input k in single entries: all of them, or `limit` random
-   ones */
+/* The error of gradient g of input k in single elements: all of them, or `limit` random
+   ones. */
 static double entries_error(problem *p, int k, const stx_real *g, const stx_real *dy, size_t ny,
                             size_t limit) {
     size_t n = p->size[k], i;
@@ -168,7 +168,7 @@ static double entries_error(problem *p, int k, const stx_real *g, const stx_real
     return worst;
 }
 
-/* The error of gradient g of input k along a random direction */
+/* The error of gradient g of input k along a random direction. */
 static double direction_error(problem *p, int k, const stx_real *g, const stx_real *dy, size_t ny) {
     size_t n = p->size[k], i;
     stx_real *keep = random_values(n), *dir = random_values(n);
@@ -187,7 +187,7 @@ static double direction_error(problem *p, int k, const stx_real *g, const stx_re
     return fabs((up - down) / (2 * fd_step) - slope) / sqrt((double)n);
 }
 
-/* Gradient g of input k against central differences */
+/* Compares gradient g of input k with central differences. */
 static void check_differences(problem *p, int k, const stx_real *g, const stx_real *dy, size_t ny) {
     size_t n = p->size[k], i, limit = p->entries ? (size_t)p->entries : 200;
     double top = 1e-3, worst;
@@ -201,7 +201,7 @@ static void check_differences(problem *p, int k, const stx_real *g, const stx_re
     CHECK(worst <= TOL, "%s, input %d: a direction is off by %g", p->label, k, worst);
 }
 
-/* The gradients of two uses of the op add up to 1.5 g. */
+/* The gradients of two uses of the op must add up to 1.5 g. */
 static void check_two_uses(problem *p, stx_real **g, stx_real **g2, const stx_real *dy) {
     size_t i;
     int k;
@@ -214,7 +214,7 @@ static void check_two_uses(problem *p, stx_real **g, stx_real **g2, const stx_re
     }
 }
 
-/* Three threads compute the same value v1 and gradients g. v3 and g3 are scratch. */
+/* Three threads must compute the same value v1 and gradients g. v3 and g3 are scratch. */
 static void check_threads(problem *p, stx_real **g, stx_real **g3, const stx_real *dy,
                           const stx_real *v1, stx_real *v3, size_t ny) {
     int k;
@@ -229,7 +229,7 @@ static void check_threads(problem *p, stx_real **g, stx_real **g3, const stx_rea
                   "%s, input %d: three threads change the gradient", p->label, k);
 }
 
-/* All checks of a problem, which is freed */
+/* Runs all checks of a problem and frees it. */
 static void check(problem *p) {
     stx_tensor *in[MAX_IN], *y = forward(ctx1, p, in);
     stx_real *dy, *v1, *v3, *g[MAX_IN] = {0}, *g2[MAX_IN] = {0};
@@ -266,7 +266,7 @@ static void check(problem *p) {
     finish(p);
 }
 
-/* n random ids below V, with repeats, and with both 0 and V - 1 if n > 1 */
+/* n random ids below V, with repetitions. If n > 1, both 0 and V - 1 occur. */
 static int32_t *ids_of(size_t n, size_t V) {
     int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
     size_t i;
@@ -309,7 +309,7 @@ static stx_tensor *make_linear(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_linear(x, in[0], in[1], in[2], *(int *)user);
 }
 
-/* A problem with input (d0, d1, d2) to O outputs; d2 = 0: (d0, d1) */
+/* A problem with an input (d0, d1, d2) and O outputs. d2 = 0: the input is (d0, d1). */
 static void check_linear(const char *label, int act, int bias, const size_t *d, size_t O,
                          int entries) {
     problem p = start(label, make_linear, &act);
@@ -383,7 +383,7 @@ static void row_matmul(void) {
         for (tb = 0; tb < 2; tb++) matmul_transposed(ta, tb);
 }
 
-/* in: memory (no gradient), h, W, b. user: a second op uses h and W, too. */
+/* in: memory (without a gradient), h, W, b. user: a second op also uses h and W. */
 static stx_tensor *make_linear_memory(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]),
                *y = stx_linear_memory(x, X, in[1], in[2], in[3]), *all;
@@ -427,11 +427,10 @@ static void row_linear_concat(void) {
     }
 }
 
-/* in: memory (B,6,Ci), a second memory (B,4,Ci), a weight, its bias, another weight, its
-   bias */
+/* in: memory (B,6,Ci), a second memory (B,4,Ci), then a weight and its bias, twice. */
 typedef struct cached_user {
     size_t B;
-    int first;   /* number of rows of the first memory; 0: none */
+    int first;   /* rows of the first memory; 0: none */
     int second;  /* the second memory is used */
     int weights; /* number of weights */
 } cached_user;
@@ -517,10 +516,11 @@ static void row_linear_heads(void) {
     }
 }
 
-enum { WIDTH = 64, PAST = 8 }; /* of linear_contiguous */
+enum { WIDTH = 64, PAST = 8 }; /* sizes in linear_contiguous */
 
-/* Three weights and biases, contiguous or separate. Contiguous weights are created in the
-   order 0, 1, 2, but draw their values in the order 0, 2, 1, as separate ones do. */
+/* Three weights and biases, contiguous or separate. Contiguous weights are created in
+   the order 0, 1, 2, but draw their values in the order 0, 2, 1, like the separate
+   ones. */
 static void contiguous_params(stx_params *p, int separate, stx_tensor **w, stx_tensor **b) {
     static const char *const names[] = {"b0", "b1", "b2"};
     int k;
@@ -539,13 +539,13 @@ static void contiguous_params(stx_params *p, int separate, stx_tensor **w, stx_t
     for (k = 0; k < 3; k++) b[k] = stx_param(p, STX_UNIFORM, 1, names[k], WIDTH, 0, 0, 0);
 }
 
-/* Do three weights and three biases follow each other? */
+/* Nonzero if three weights and three biases are contiguous. */
 static int contiguous(stx_real *const *w, stx_real *const *b) {
     return w[1] == w[0] + WIDTH * WIDTH && w[2] == w[1] + WIDTH * WIDTH && b[2] == b[0] + 2 * WIDTH;
 }
 
-/* Separate parameters are not contiguous. Contiguous ones are, and so are their
-   gradients, also after all gradients have become one block. */
+/* Separate parameters must not be contiguous. Contiguous ones must be, and so must
+   their gradients, even after all gradients have been moved into one block. */
 static void check_contiguous(stx_params *p, int separate, stx_tensor **w, stx_tensor **b) {
     const char *are = separate ? "contiguous" : "not contiguous";
     stx_real *wd[3], *wg[3], *bd[3], *bg[3];
@@ -570,8 +570,8 @@ static size_t append(double *out, size_t at, const stx_real *a, size_t n) {
     return at + n;
 }
 
-/* Writes results and gradients to out. Returns the number of results; *all is the number
-   of all values. */
+/* Writes results and gradients to out. Returns the number of results; *all receives the
+   number of all values. */
 static size_t contiguous_run(int separate, double *out, size_t *all) {
     stx_real v[15 * WIDTH], m[PAST * WIDTH];
     stx_ctx *x;
@@ -611,8 +611,8 @@ static size_t contiguous_run(int separate, double *out, size_t *all) {
     return results;
 }
 
-/* Contiguous weights draw the same values as separate ones and give the same results
-   bit-exactly; the gradients are equal up to rounding, because dx is one sum or
+/* Contiguous weights must draw the same values as separate ones and give bit-identical
+   results. The gradients may differ by rounding, because dx is either one sum or
    several. */
 static void linear_contiguous(void) {
     static double out[2][15 * 3 * WIDTH + PAST * 3 * WIDTH + 15 * WIDTH + 3 * WIDTH * (WIDTH + 1)];
@@ -631,12 +631,12 @@ static void row_linear_concat_all(void) {
     linear_contiguous();
 }
 
-enum { GAPS_B = 3, GAPS_M = 40, GAPS_C = 24, GAPS_MOST = 100 }; /* of cached_gaps */
+enum { GAPS_B = 3, GAPS_M = 40, GAPS_C = 24, GAPS_MOST = 100 }; /* sizes in cached_gaps */
 
 enum { GAPS_OUT = 2 * GAPS_B * GAPS_M * 2 * GAPS_C + 4 * GAPS_C * GAPS_C };
 
-/* Runs linear_cached and linear_heads on rows with `gap` elements between streams; writes
-   results and gradients to out and returns their number. */
+/* Runs linear_cached and linear_heads on rows with `gap` elements between streams.
+   Writes results and gradients to out and returns their number. */
 static size_t cached_gap(size_t gap, stx_real *out) {
     enum { B = GAPS_B, M = GAPS_M, C = GAPS_C };
 
@@ -681,8 +681,8 @@ static size_t cached_gap(size_t gap, stx_real *out) {
     return n;
 }
 
-/* The distance between streams changes no bit: otherwise a run resumed from a checkpoint
-   would differ from an uninterrupted one. */
+/* The distance between streams must not change a bit. Otherwise, a run resumed from a
+   checkpoint would differ from an uninterrupted one. */
 static void cached_gaps(void) {
     static const size_t gaps[] = {0, 1, 5, 24, GAPS_MOST};
     static stx_real out[2][GAPS_OUT];
@@ -724,8 +724,8 @@ static void row_layernorm(void) {
 
 enum { ALONE, GRADIENT_BEFORE, SAME_TENSOR };
 
-/* p: dropout. how: h and f are one tensor (SAME_TENSOR), or already have gradients from
-   another op (GRADIENT_BEFORE). */
+/* p: the probability of dropout. how: h and f are the same tensor (SAME_TENSOR), or
+   already have gradients from another op (GRADIENT_BEFORE). */
 typedef struct residual_user {
     double p;
     int how;
@@ -760,7 +760,7 @@ static void residual_norm(const char *label, int bias) {
                 add(&p, C, 0, 0, 0);
                 add(&p, C, 0, 0, 0);
                 add_if(&p, bias, C, 0, 0, 0);
-                /* fixed: 1 h, 2 f, 3 both, 4 the bias */
+                /* fixed: 1 h, 2 f, 3 both of them, 4 the bias */
                 if (fixed == 3) p.fixed[0] = p.fixed[1] = 1;
                 if (fixed == 4) p.fixed[4] = 1;
                 if ((fixed == 1 || fixed == 2) && u.how != SAME_TENSOR) p.fixed[fixed - 1] = 1;
@@ -785,7 +785,7 @@ static stx_tensor *make_mul(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_mul(x, in[0], user ? in[0] : in[1]);
 }
 
-/* y = op(a, b) for b of the shape of a, or of its last dimensions; and op(a, a) */
+/* y = op(a, b), where b has the shape of a or of its last dimensions; and op(a, a). */
 static void binary(const char *label, op_make make) {
     static const size_t s[][2][4] = {{{3, 7, 5}, {3, 7, 5}},
                                      {{3, 7, 5}, {7, 5}},
@@ -919,7 +919,7 @@ static void row_log_softmax(void) {
     for (i = 0; i < 37; i++)
         CHECK(CLOSE(y->data[i], log(z->data[i]), 1e-12), "log_softmax: expected %g, got %g",
               log(z->data[i]), (double)y->data[i]);
-    /* finite where softmax underflows to 0 */
+    /* finite where the softmax underflows to 0 */
     y = make_log_softmax(ctx1, &t, &far);
     for (i = 0; i < 37; i++)
         CHECK(y->data[i] <= 0 && y->data[i] >= -600, "log_softmax of distant logits: %g",
@@ -955,7 +955,7 @@ static stx_tensor *make_dropout_replicated(stx_ctx *x, stx_tensor **in, void *us
     return stx_dropout_replicated(x, in[0], *(double *)user);
 }
 
-/* Outside a group it equals stx_dropout; tests/test_group.c checks it in a group. */
+/* Without a group, it must equal stx_dropout. tests/test_group.c tests it in a group. */
 static void row_dropout_replicated(void) {
     double p = 0.3;
     problem q = start("dropout_replicated", make_dropout_replicated, &p);
@@ -982,14 +982,15 @@ static void row_dropout_replicated(void) {
 
 enum { DROPPED = 100003 };
 
-/* Dropout of a in context x, in step `step` */
+/* Dropout of a in context x, at step index `step`. */
 static stx_tensor *dropped(stx_ctx *x, const stx_real *a, double p, uint64_t step) {
     stx_set_step_index(x, step);
     stx_begin(x, STX_TRAIN);
     return stx_dropout(x, stx_input(x, a, DROPPED, 0, 0, 0), p);
 }
 
-/* The rate of kept elements, their scale, and the mask in backward. y: the result */
+/* Checks the share of kept elements, their scale, and the mask in the backward pass. y:
+   receives the result. */
 static void dropout_mask(double p, const stx_real *a, const stx_real *dy, stx_real *y) {
     const double n = DROPPED, keep = floor((1 - p) * 65536 + 0.5) / 65536;
     double kept = 0;
@@ -1015,8 +1016,8 @@ static void dropout_mask(double p, const stx_real *a, const stx_real *dy, stx_re
     CHECK(good, "dropout %g: backward uses another mask", p);
 }
 
-/* The mask depends on the step and the op, and not on the number of threads. y: the
-   result of dropout_mask; again: scratch */
+/* The mask must depend on the step and the op, but not on the number of threads. y: the
+   result of dropout_mask; again: scratch. */
 static void dropout_repeats(double p, const stx_real *a, const stx_real *y, stx_real *again) {
     const size_t bytes = DROPPED * sizeof *y;
     stx_desc d = {0};
@@ -1101,8 +1102,8 @@ static void row_cross_entropy_inplace(void) {
     cross_entropy_rows("cross_entropy_inplace", make_cross_entropy_inplace);
 }
 
-/* A token loss: targets, weights or NULL, options, and the clusters of adaptive
-   softmax */
+/* A token loss: targets, weights or NULL, options, and the clusters of an adaptive
+   softmax. */
 typedef struct token_user {
     int32_t *id;
     stx_real *weights;
@@ -1111,10 +1112,10 @@ typedef struct token_user {
     stx_adaptive a;
 } token_user;
 
-/* Options of a token loss. FOREIGN_ID: the ignored id is no class. */
+/* Options of a token loss. FOREIGN_ID: the ignored id is not the id of a class. */
 enum { WEIGHTS = 1, IGNORE = 2, MEAN = 4, DIVISOR = 8, FOREIGN_ID = 16, TOKEN_OPTIONS = 32 };
 
-/* Can the options be combined? */
+/* Nonzero if the options can be combined. */
 static int combines(int options) {
     return !(options & MEAN && options & DIVISOR) && !(options & FOREIGN_ID && !(options & IGNORE));
 }
@@ -1149,7 +1150,7 @@ static int is_ignored(const token_user *u, size_t i) {
     return u->how.ignore && u->id[i] == u->how.ignored_id;
 }
 
-/* The loss of N targets with negative log-likelihoods nll */
+/* The loss of N targets with the negative log-likelihoods nll. */
 static double token_sum(const token_user *u, const double *nll, size_t N) {
     double sum = 0, weights = 0;
     size_t i;
@@ -1191,7 +1192,7 @@ static void token_case(const size_t *s, int options) {
     free(u.weights);
 }
 
-/* If every row is ignored, the loss and its gradient are 0. */
+/* If every row is ignored, the loss and its gradient must be 0. */
 static void tokens_all_ignored(void) {
     stx_token_loss how;
     stx_real a[6] = {1, 2, 3, 4, 5, 6};
@@ -1241,8 +1242,8 @@ static void row_mse(void) {
     check(&p);
 }
 
-/* Adds the means of `count` tensors to in[0]. More than 4 repeat tensors, and in[0]
-   itself is one of them. */
+/* Adds the means of `count` tensors to in[0]. With more than 4, tensors are repeated,
+   and in[0] itself is one of them. */
 static stx_tensor *make_add_means(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *a[19];
     int count = *(int *)user, k;
@@ -1319,7 +1320,7 @@ static stx_tensor *make_slice_channels(stx_ctx *x, stx_tensor **in, void *user) 
     return stx_slice_channels(x, in[0], t[0], t[1]);
 }
 
-/* Slices of a concatenation are its parts. */
+/* Slices of a concatenation must equal its parts. */
 static void slices_of_concat(void) {
     stx_real *a = random_values(6 * 5), *b = random_values(6 * 7);
     stx_tensor *both, *y;
@@ -1354,7 +1355,8 @@ static void row_slice_channels(void) {
     slices_of_concat();
 }
 
-/* in: a weight; x of a linear op with these rows of it, or NULL. user: the rows */
+/* in: a weight, and x of a linear op that uses rows of the weight, or NULL. user: the
+   rows. */
 static stx_tensor *make_view_rows(stx_ctx *x, stx_tensor **in, void *user) {
     size_t *t = (size_t *)user;
     stx_tensor *y = stx_view_rows(x, in[0], t[0], t[1]);
@@ -1421,7 +1423,7 @@ static void row_detach(void) {
     CHECK(d && !d->needs_grad && !memcmp(d->data, a, 33 * sizeof *a), "detach changes the value");
     y = stx_mul(ctx1, d, t);
     stx_backward_from(ctx1, y, dy);
-    /* it would be 2 dy a without detach */
+    /* without detach, it would be 2 dy a */
     for (i = 0; i < 33; i++)
         if (!CLOSE(t->grad[i], dy[i] * a[i], 1e-15)) good = 0;
     CHECK(good, "a gradient passes through detach");
@@ -1493,7 +1495,8 @@ static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in, stx_t
     return stx_scale(x, stx_detach(x, in[0]), 2);
 }
 
-/* Two steps of three layers. mode: 0 without recomputation, 1 with it, 2 nested */
+/* Runs two steps of three layers. mode: 0 without recomputation, 1 with recomputation,
+   2 nested. */
 static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads) {
     stx_desc d = {0};
     stx_ctx *x;
@@ -1563,7 +1566,7 @@ typedef struct outer_user {
     int op, listed; /* listed: the outer tensor is in[1] */
 } outer_user;
 
-/* Operands of an op: the outer tensor o (2,3,4), h of the same shape, parameters */
+/* Operands of an op: the outer tensor o (2,3,4), h of the same shape, and parameters. */
 typedef struct outer_operands {
     stx_tensor *o, *h, *g, *s, *W, *alpha;
 } outer_operands;
@@ -1619,7 +1622,7 @@ static stx_tensor *outer_attention(stx_ctx *x, stx_tensor *q, stx_tensor *k, stx
     return stx_attention(x, &in, &d);
 }
 
-/* An op of the test itself: y = 2 o */
+/* An op that is defined by this test: y = 2 o. */
 static stx_tensor *outer_double(stx_ctx *x, stx_tensor *o) {
     stx_tensor *y = stx_new(x, 2, 3, 4, 0);
     if (!y) return NULL;
@@ -1628,7 +1631,7 @@ static stx_tensor *outer_double(stx_ctx *x, stx_tensor *o) {
     return y;
 }
 
-/* Op number u->op on the outer tensor; all parameters already have gradients. */
+/* Applies op number u->op to the outer tensor. All parameters already have gradients. */
 static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     static const int32_t rows[6] = {3, 0, 3, 5, 1, 2}, class_[6] = {3, 0, 3, 1, 2, 2};
     outer_user *u = (outer_user *)user;
@@ -1668,8 +1671,8 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor 
     }
 }
 
-/* How the op is run. In the last mode the outer tensor is an input of the recomputed
-   function, which reads it directly; it has a gradient by then. */
+/* How the op is run. In the last mode, the outer tensor is an input of the recomputed
+   function, but the function reads it directly; by then it has a gradient. */
 enum { PLAIN, OUTSIDE, LISTED, LISTED_UNREAD };
 
 static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
@@ -1696,7 +1699,7 @@ static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
     stx_param(u.p, STX_CONSTANT, 0.5, "alpha", 1, 0, 0, 0);
     stx_param(u.p, STX_NORMAL, 1, "V", 4, 4, 0, 0);
     stx_begin(x, STX_TRAIN);
-    /* a lost gradient of the outer tensor a would change that of V */
+    /* if the gradient of the outer tensor a were lost, that of V would change */
     a = stx_linear(x, stx_input(x, n, 2, 3, 4, 0), stx_params_find(u.p, "V"), NULL, STX_ACT_TANH);
     h = stx_linear(x, stx_input(x, m, 2, 3, 4, 0), stx_params_find(u.p, "W"), NULL, STX_ACT_NONE);
     u.outer = a;
@@ -1743,7 +1746,7 @@ static stx_tensor *make_recompute(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_recompute(x, inner_block, user, in, 1, NULL, 0);
 }
 
-/* The backward of an op with two results: 2 a, and 3 a in *save */
+/* The backward function of an op with two results: 2 a, and 3 a in *save. */
 static void pair_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     const stx_tensor *second = *(stx_tensor **)save;
     stx_real *d = stx_grad(x, in[0], NULL);
@@ -1751,9 +1754,9 @@ static void pair_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *sav
     if (second->grad) stx_axpy(x, d, second->grad, y->size, 3, 1);
 }
 
-/* Several results: the returned one is recorded after out[0], and out[0] after
-   out[1], which is an input; out[2] stays NULL. With u->what the first two are those
-   of one op. */
+/* A function with several results. The returned one is recorded after out[0], and
+   out[0] after out[1], which is an input. out[2] stays NULL. With u->what, the first
+   two are results of the same op. */
 static stx_tensor *several_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const block_user *u = (block_user *)user;
     stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1])), *y[2], *part,
@@ -1777,11 +1780,11 @@ static stx_tensor *around_block(stx_ctx *x, void *user, stx_tensor **in, stx_ten
     return stx_recompute(x, several_block, user, in, 2, out, 3);
 }
 
-/* Bits of block_user.nested: recomputed, recomputed within another recomputation, and the
-   results that contribute to the loss */
+/* Bits of block_user.nested: recomputed, recomputed within another recomputation; and
+   the results that contribute to the loss. */
 enum { ONCE = 1, NESTED = 2, FIRST = 4, SECOND = 8, THIRD = 16 };
 
-/* Concatenates the elements of t and y; either can be NULL. */
+/* Concatenates the elements of t and y, either of which may be NULL. */
 static stx_tensor *join(stx_ctx *x, stx_tensor *t, stx_tensor *y) {
     t = stx_reshape(x, t, 1, t->size, 1, 0);
     return y ? stx_concat(x, t, y) : t;
@@ -1806,7 +1809,7 @@ static stx_tensor *make_several(stx_ctx *x, stx_tensor **in, void *user) {
     return y;
 }
 
-/* Recomputation of a function with several results, of which `used` contribute */
+/* Recomputes a function with several results, of which `used` contribute to the loss. */
 static void several_case(int what, int used) {
     block_user u;
     problem p = start(what ? "several results of an op" : "several results", make_several, &u);
@@ -1854,7 +1857,7 @@ static void several_results(void) {
         for (used = FIRST; used < 2 * THIRD; used += FIRST) several_case(what, used);
 }
 
-/* Chunks of any size and nesting change no bit. */
+/* The chunk size and nesting must not change a bit. */
 static void recompute_bits(void) {
     enum { VALUES = 2 * 31 * 6, GRADS = 2 * VALUES + 13 * 6 * 2 + 13 + 27 + 36 };
 
@@ -1885,7 +1888,7 @@ static void recompute_differences(void) {
     check(&p);
 }
 
-/* A function that returns its input, and one whose result requires no gradient */
+/* A function that returns its input, and one whose result requires no gradient. */
 static void recompute_trivial(const stx_real *a, const stx_real *dy) {
     stx_tensor *t, *y;
     stx_begin(ctx1, STX_TRAIN);
@@ -1907,9 +1910,9 @@ static void recompute_trivial(const stx_real *a, const stx_real *dy) {
     CHECK(y && y->data[3] == 2 * a[3], "recompute in evaluation");
 }
 
-/* A tensor from outside would lose its gradient. That is an error if it requires one and
-   has none yet (LEAF, OP_RESULT); a constant, a detached tensor and one whose gradient
-   already exists are allowed. */
+/* The gradient of a tensor from outside would be lost. That is an error if the tensor
+   requires a gradient and has none yet (LEAF, OP_RESULT). Constants, detached tensors
+   and tensors that already have a gradient are allowed. */
 static void recompute_outside(const stx_real *a, const stx_real *dy) {
     enum { LEAF, CONSTANT, DETACHED, HAS_GRADIENT, OP_RESULT, KINDS };
 
@@ -1961,9 +1964,9 @@ static void row_recompute(void) {
 
 /* >>attention */
 
-/* Biases; kinds of span_fraction z: values off the kinks of the ramp, 0, 1, and a mixture
-   on kinks; kinds of padding: scattered, at the start, at the end, all keys of batch row
-   0, all keys but a few far apart */
+/* Which biases are used. Kinds of span_fraction z: values off the kinks of the ramp, 0,
+   1, and a mixture that includes kinks. Kinds of padding: scattered; at the start; at
+   the end; all keys of batch row 0; all keys but a few that are far apart. */
 enum { CONTENT = 1, POSITION = 2, BOTH = 3 };
 
 enum { Z_NONE, Z_INSIDE, Z_ZERO, Z_ONE, Z_MIXED };
@@ -1972,7 +1975,7 @@ enum { PAD_NONE, PAD_SCATTERED, PAD_START, PAD_END, PAD_ROW, PAD_SPARSE };
 
 typedef struct attn {
     size_t B, T, S, H, D;
-    size_t P;     /* rows of pe; 0: none */
+    size_t P;     /* rows of pe; 0 without pe */
     int pe_heads; /* pe per head */
     int bias, z;
     int z_shared; /* one z for all heads */
@@ -2011,7 +2014,7 @@ static int key_is_padded(const attn *a, size_t b, size_t j) {
     }
 }
 
-/* The padding of a: any value but 0 marks a padded key. */
+/* The padding of a. Any nonzero value marks a padded key. */
 static int32_t *padding_of(const attn *a) {
     static const int32_t mark[4] = {1, 1, 1 << 30, -5};
     int32_t *pad = (int32_t *)calloc(a->B * a->S, sizeof *pad);
@@ -2045,16 +2048,16 @@ static void attn_inputs(problem *p, attn *a) {
     add_if(p, a->bias & POSITION, C, 0, 0, 0);
     z = add_if(p, a->z, spans, 0, 0, 0);
     for (h = 0; z && h < spans; h++) z[h] = span_fraction(a, h);
-    /* on a kink: checked against the plain derivative, not by differences */
+    /* on a kink: compared with the plain derivative, not with differences */
     p->fixed[6] = a->z && a->z != Z_INSIDE;
     add_if(p, a->N > 0, a->H, a->N, a->D, 0);
     add_if(p, a->N > 0, a->H, a->N, a->D, 0);
-    /* softmax must not be saturated */
+    /* otherwise the softmax would be saturated */
     if (a->D > 100)
         for (i = 0; i < p->size[0]; i++) p->data[0][i] *= 0.2;
 }
 
-/* The kernel arguments that stx_attention makes of these inputs; y (B,T,H D) */
+/* The kernel arguments that stx_attention would pass for these inputs. y: (B,T,H D). */
 static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y) {
     stx_attention_args g;
     size_t zero_keys = a->d.first_key < 0 ? (size_t)-a->d.first_key : 0;
@@ -2074,7 +2077,7 @@ static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y
     g.pad_batch_stride = a->S;
     g.span = a->S + zero_keys;
     if (a->d.span && a->d.span < g.span) g.span = a->d.span;
-    /* a key without a position is not attended to */
+    /* keys without a position are not attended to */
     if (a->P && g.span > a->P + (size_t)a->d.delta_min - 1)
         g.span = a->P + (size_t)a->d.delta_min - 1;
     g.delta_min = a->d.delta_min;
@@ -2099,8 +2102,8 @@ static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y
     return g;
 }
 
-/* The value of key n of head h in batch row b; NULL for a zero key. The keys are zero
-   keys, S real keys, N persistent vectors. */
+/* The value of key n of head h in batch row b, or NULL for a zero key. The keys are, in
+   this order, zero keys, S real keys and N persistent vectors. */
 static const stx_real *value_of(const stx_attention_args *g, size_t b, size_t h, size_t n) {
     size_t persistent = stx_attention_keys(g) - g->N, first = persistent - g->S;
     if (n < first) return NULL;
@@ -2160,21 +2163,21 @@ static const char *attn_label(const attn *a) {
 
 enum { ATTN_IN = 9, ATTN_ALL }; /* the inputs of make_attention; these and the output */
 
-/* Array n of a pass: the gradient of input n, or NULL; for n = ATTN_IN the output y */
+/* Array n of a pass: the gradient of input n, or NULL. For n = ATTN_IN, the output y. */
 static const stx_real *attn_array(stx_tensor *const *in, const stx_tensor *y, size_t n) {
     if (n == ATTN_IN) return y->data;
     return in[n] ? in[n]->grad : NULL;
 }
 
-/* Are the gradients of padded keys 0, and those of queries that attend to no key? was:
-   the arrays of a pass */
+/* Nonzero if the gradients of padded keys are 0, and those of queries without a key as
+   well. was: the arrays of a pass. */
 static int padding_has_no_gradient(const attn *a, stx_real *const *was) {
     size_t C = a->H * a->D, n, i, c;
     for (n = 1; n < 3; n++)
         for (i = 0; i < a->B * a->S; i++)
             for (c = 0; a->is_pad[i] && c < C; c++)
                 if (!was[n] || was[n][i * C + c] != 0) return 0;
-    /* without persistent vectors, y is 0 only where there is no key */
+    /* without persistent vectors, y is 0 only if there is no key */
     if (a->N || !was[0]) return 1;
     for (i = 0; i < a->B * a->T * a->H; i++) {
         for (c = 0; c < a->D && was[ATTN_IN][i * a->D + c] == 0; c++) continue;
@@ -2185,8 +2188,8 @@ static int padding_has_no_gradient(const attn *a, stx_real *const *was) {
     return 1;
 }
 
-/* Padded keys and values are never read: filling them with NaN changes neither y nor a
-   gradient. */
+/* Padded keys and values must never be read: filling them with NaN must change neither
+   y nor a gradient. */
 static void attn_padding(problem *p, const attn *a, const stx_tensor *y, stx_tensor **in,
                          const stx_real *dy) {
     size_t C = a->H * a->D, n, i, c, j;
@@ -2225,8 +2228,8 @@ static void attn_padding(problem *p, const attn *a, const stx_tensor *y, stx_ten
     for (n = 0; n < ATTN_ALL; n++) free(was[n]);
 }
 
-/* Checks value and dz against the plain definition, padding, and with entries > 0 all
-   gradients by differences. */
+/* Compares y and dz with the plain definition, checks padding and, if entries > 0,
+   compares all gradients with differences. */
 static void attn_case(const attn *spec, int entries) {
     attn a = *spec;
     problem p = start(attn_label(&a), make_attention, &a);
@@ -2267,7 +2270,7 @@ static void attn_case(const attn *spec, int entries) {
 }
 
 /* An attention whose output shows which keys dropout keeps: all weights are equal, and
-   the values are unit vectors, D = S + N. */
+   the values are unit vectors (D = S + N). */
 static problem unit_values(attn *a) {
     problem p = start("unit values", make_attention, a);
     size_t C = a->H * a->D, i, h, n;
@@ -2282,8 +2285,9 @@ static problem unit_values(attn *a) {
     return p;
 }
 
-/* Reads the mask (B,H,T,zero keys + S + N) from the output y of unit_values. Kept weights
-   must be scaled by 1/keep, their share must be keep, and no query sees a later key. */
+/* Reads the mask (B,H,T,zero keys + S + N) from the output y of unit_values. Kept
+   weights must be scaled by 1/keep, their share must be near keep, and no query may see
+   a later key. */
 static void read_mask(const attn *a, const stx_tensor *y, double keep, stx_real *mask) {
     size_t S = a->S, N = a->N, b, h, i, n, kept = 0, all = 0,
            zero = a->d.first_key < 0 ? (size_t)-a->d.first_key : 0;
@@ -2310,7 +2314,7 @@ static void read_mask(const attn *a, const stx_tensor *y, double keep, stx_real 
           "attention dropout %g: a share of %g is kept", a->d.dropout, (double)kept / (double)all);
 }
 
-/* The kernel draws the same mask as the plain definition. y, want: scratch */
+/* The kernel must draw the same mask as the plain definition. y, want: scratch. */
 static void kernel_dropout(const problem *p, const attn *a, stx_real *y, stx_real *want) {
     stx_attention_args g = attn_args(p, a, y);
     double *work = (double *)malloc(2 * stx_attention_keys(&g) * sizeof *work), e;
@@ -2331,8 +2335,8 @@ static void kernel_dropout(const problem *p, const attn *a, stx_real *y, stx_rea
     free(g.row_max);
 }
 
-/* Reads the mask that dropout draws, and compares attention with dropout to the plain
-   definition with that mask. */
+/* Reads the mask that dropout draws, and compares attention with dropout with the plain
+   definition for that mask. */
 static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdiff_t first,
                          double rate) {
     size_t zero = first < 0 ? (size_t)-first : 0, n = B * T * H * (S + N);
@@ -2389,7 +2393,7 @@ static stx_tensor *make_self_attention(stx_ctx *x, stx_tensor **in, void *user) 
     return make_attention(x, full, user);
 }
 
-/* Runs a case in which 0 means the default of a member. */
+/* Runs a case in which 0 selects the default of a member. */
 static void attn_small(attn a, int entries) {
     if (!a.B) a.B = 2;
     if (!a.T) a.T = 5;
@@ -2401,8 +2405,8 @@ static void attn_small(attn a, int entries) {
     attn_case(&a, entries);
 }
 
-/* Padding together with each option, with few queries, and with queries that attend to no
-   key */
+/* Padding combined with each option, with few queries, and with queries that attend to
+   no key. */
 static void attn_pads(void) {
     static const attn cases[] = {
         {.pad = 0},
@@ -2434,8 +2438,8 @@ static void attn_pads(void) {
         }
 }
 
-/* Padding at the borders of tiles. In case 1, dz is too small for differences of so
-   steep a ramp. */
+/* Padding at the borders of tiles. In case 1, the ramp is so steep that dz is too small
+   for differences. */
 static void attn_pads_tiles(void) {
 #define LONG_SPAN .bias = BOTH, .d.max_span = 400, .d.ramp = 32
     static const attn cases[] = {
@@ -2457,12 +2461,12 @@ static void attn_pads_tiles(void) {
         }
 }
 
-/* Heads as wide as a model. Sizes 130 and 400 are past the borders of both tiles. */
+/* Heads as wide as a model. Sizes 130 and 400 exceed the tiles of queries and of keys. */
 static void attn_wide(void) {
     static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};
     size_t d, t;
-    /* f is a sum of 10^5 terms here: with the smaller step, rounding would reach 1e-6;
-       with this one the error of the differences is 1e-8 */
+    /* here f is a sum of 10^5 terms. With the smaller step, rounding errors would reach
+       1e-6; with this one, the error of the differences is 1e-8 */
     fd_step = 1e-4;
     for (d = 0; d < 5; d++)
         for (t = 0; t < 4; t++) {
@@ -2490,13 +2494,13 @@ static void attn_wide(void) {
     fd_step = 1e-5;
 }
 
-/* Each option alone and in pairs */
+/* Each option alone and in pairs. */
 static void attn_options(void) {
     static const attn cases[] = {
         {.pad = 0},
         {.d.delta_min = 1},
         {.d.delta_min = 1, .S = 5}, /* the first query attends to nothing */
-        /* positions: as many as keys, fewer, more */
+        /* positions: as many as keys, fewer and more */
         {.P = 11},
         {.P = 11, .pe_heads = 1},
         {.P = 7, .d.delta_min = 1},
@@ -2518,7 +2522,7 @@ static void attn_options(void) {
         {.N = 3},
         {.N = 1, .bias = CONTENT},
         {.N = 3, .z = Z_INSIDE, .d.eps = 0.05},
-        /* the first key; with 20 there is no key */
+        /* first_key; with 20 there is no key */
         {.d.first_key = -9},
         {.d.first_key = -9, .P = 30, .d.delta_min = 1},
         {.d.first_key = 4},
@@ -2536,7 +2540,7 @@ static void attn_options(void) {
         {.d.span = 64, .d.first_key = -7},
         {.d.dropout = 0.4, .N = 3},
         {.d.dropout = 0.4, .P = 11, .z = Z_INSIDE, .d.eps = 0.1},
-        /* sizes of 1; with P = 1 only distance 0 has a position */
+        /* sizes of 1; if P = 1, only distance 0 has a position */
         {.D = 1, .H = 3, .P = 11, .bias = BOTH},
         {.T = 1, .S = 1, .H = 1, .P = 1},
         {.P = 1},
@@ -2551,7 +2555,7 @@ static void attn_options(void) {
         {.d.no_renorm = 1, .z = Z_INSIDE, .d.delta_min = 1, .S = 5},
         {.d.no_renorm = 1, .z = Z_INSIDE, .T = 2, .P = 11},
         {.d.no_renorm = 1, .z = Z_MIXED, .d.span = 3},
-        {.d.no_renorm = 1}, /* no ramp: no effect */
+        {.d.no_renorm = 1}, /* no effect without a ramp */
         /* one span for all heads */
         {.z = Z_INSIDE, .z_shared = 1, .H = 3},
         {.z = Z_ZERO, .z_shared = 1, .d.no_renorm = 1, .H = 3},
@@ -2561,7 +2565,7 @@ static void attn_options(void) {
          .d.first_key = -3,
          .P = 20,
          .d.delta_min = 1},
-        /* ramps that are no integers */
+        /* ramps that are not integers */
         {.z = Z_INSIDE, .d.ramp = 1.5},
         {.z = Z_MIXED, .d.ramp = 2.75, .H = 3, .d.delta_min = 1, .P = 11},
         {.z = Z_INSIDE, .z_shared = 1, .d.ramp = 3.3, .d.no_renorm = 1, .N = 1}};
@@ -2569,7 +2573,7 @@ static void attn_options(void) {
     for (i = 0; i < sizeof cases / sizeof *cases; i++) attn_small(cases[i], 200);
 }
 
-/* The borders of tiles of queries (128) and keys (384) */
+/* The borders of tiles of queries (128) and of keys (384). */
 static void attn_tiles(void) {
     static const size_t T[] = {1, 63, 65, 128, 129}, S[] = {0, 1, 255, 319, 320, 471};
     size_t t, s;
@@ -2600,7 +2604,7 @@ static void attn_tiles(void) {
         }
 }
 
-/* Many keys, many zero keys, many persistent vectors, wide heads */
+/* Many keys, many zero keys, many persistent vectors, and wide heads. */
 static void attn_large(void) {
 #define SPANS(span) .z = Z_INSIDE, .d.delta_min = 1, .d.max_span = span, .d.ramp = 32
 
@@ -2680,7 +2684,7 @@ static void attn_hidden_maximum(void) {
 
 #define PICK(list) list[random_index(sizeof list / sizeof *list)]
 
-/* Random combinations of options */
+/* Random combinations of options. */
 static void attn_random(void) {
     static const size_t T[] = {1, 2, 7, 31, 33, 65}, more[] = {0, 0, 1, 5, 31, 64}, H[] = {1, 2, 3},
                         D[] = {1, 3, 5, 16}, N[] = {0, 0, 1, 3, 7}, span[] = {0, 0, 1, 6, 40, 200},
@@ -2725,7 +2729,7 @@ static void attn_random(void) {
     }
 }
 
-/* One tensor is query, key and value. */
+/* One tensor is query, key and value at the same time. */
 static void attn_self(void) {
     attn a = {0};
     problem p = start("self-attention of one tensor", make_self_attention, &a);
@@ -2736,7 +2740,7 @@ static void attn_self(void) {
     check(&p);
 }
 
-/* A huge span means all keys and does not overflow. */
+/* A huge span selects all keys and must not overflow. */
 static void attn_huge_span(void) {
     static const size_t huge[] = {(size_t)1 << 40, SIZE_MAX / 2, SIZE_MAX};
     int i;
@@ -2813,9 +2817,9 @@ static stx_tensor *make_adaptive_softmax(stx_ctx *x, stx_tensor **in, void *user
     return stx_adaptive_softmax(x, &a, in[3 * a.clusters + 2], stx_tokens(x, u->id, u->B, u->T));
 }
 
-/* The mask (ROWS, width of table c) that dropout draws for cluster c, which has a row for
-   every position. stx_dropout draws it in the same order in the same step. NULL without
-   dropout */
+/* The mask (ROWS, width of table c) that dropout draws for cluster c, with one row for
+   every position; stx_dropout draws it in the same order in the same step. NULL without
+   dropout. */
 static stx_real *mask_of(const problem *p, const adaptive_user *u, size_t c) {
     size_t e, i;
     stx_real *mask = NULL, one[ROWS * DIM];
@@ -2833,8 +2837,8 @@ static stx_real *mask_of(const problem *p, const adaptive_user *u, size_t c) {
     return mask;
 }
 
-/* Inputs for `clusters` clusters, with projections to smaller widths or without, and for
-   the output with biases and the clusters' own logits */
+/* Adds the inputs for `clusters` clusters: with or without projections to smaller
+   widths, and for the output with biases and the logits of the clusters themselves. */
 static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int projected,
                             int forward_columns, int output) {
     static const size_t end[CLUSTERS] = {7, 18, 31};
@@ -2854,7 +2858,7 @@ static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int proj
     if (output) add(p, 3, ROWS / 3, DIM, 0);
 }
 
-/* The cluster of an id; *first: the first id of the cluster */
+/* The cluster of an id. *first receives the first id of the cluster. */
 static size_t cluster_of(const stx_adaptive *a, size_t id, size_t *first) {
     size_t c = 0;
     while (id >= a->end[c]) c++;
@@ -2862,7 +2866,7 @@ static size_t cluster_of(const stx_adaptive *a, size_t id, size_t *first) {
     return c;
 }
 
-/* Is y (3,11,DIM) = scale P D(T[id - start])? *zeros counts dropped elements. */
+/* Nonzero if y (3,11,DIM) = scale P D(T[id - start]). *zeros counts dropped elements. */
 static int adaptive_input_is(const problem *p, const adaptive_user *u, const stx_tensor *y,
                              stx_real *const *mask, double scale, size_t *zeros) {
     size_t i, o, e, k = u->a.clusters, first;
@@ -2883,7 +2887,7 @@ static int adaptive_input_is(const problem *p, const adaptive_user *u, const stx
     return 1;
 }
 
-/* drop: 0 no dropout, 1 and 2 dropout and another scale */
+/* drop: 0 no dropout; 1 and 2 dropout and another scale. */
 static void adaptive_input_case(int k, int projected, int drop) {
     static const double scale[] = {0, 1, -0.7}; /* 0: the default, sqrt(DIM) */
     adaptive_user u;
@@ -2923,8 +2927,8 @@ static void row_adaptive_input(void) {
             for (drop = 0; drop < 3; drop++) adaptive_input_case(k, projected, drop);
 }
 
-/* Logits of cluster c for row h: its words and, in cluster 0, the other clusters. mask:
-   dropout of the projected row, or NULL. Returns the number of logits. */
+/* The logits of cluster c for row h: its words and, in cluster 0, the other clusters.
+   mask: dropout of the projected row, or NULL. Returns the number of logits. */
 static size_t adaptive_logits(const problem *p, size_t k, size_t c, const stx_real *h,
                               const stx_real *mask, double *logits) {
     size_t w = p->dim[c][1], n = p->dim[c][0], e, o, v;
@@ -2954,8 +2958,8 @@ static double nll_of(const double *logits, size_t n, size_t target) {
     return top + log(s) - logits[target];
 }
 
-/* -log p(id) of row h by its definition; mask0 and mask: dropout of the row in the head
-   and in the id's cluster, or NULL */
+/* -log p(id) of row h, by its definition. mask0 and mask: dropout of the row in the
+   head and in the id's cluster, or NULL. */
 static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id,
                            const stx_real *mask0, const stx_real *mask) {
     size_t k = u->a.clusters, first, c = cluster_of(&u->a, id, &first), n, column;
@@ -3029,7 +3033,8 @@ static void adaptive_tokens_case(int k, int options, int biased) {
     for (c = 0; c < (size_t)k; c++) add_if(&p, biased, p.dim[c][1], 0, 0, 0);
     token_options(&u, options, 3, ROWS / 3, au.a.end[k - 1]);
     u.a = au.a;
-    if (biased) u.a.proj_bias[0] = (stx_tensor *)&u; /* not NULL: with_inputs sets all of them */
+    if (biased) u.a.proj_bias[0] = (stx_tensor *)&u; /* any pointer but NULL;
+                                                        with_inputs sets all of them */
     p.entries = 30;
     y = forward(ctx1, &p, in);
     au.a = u.a;
@@ -3058,7 +3063,7 @@ static void row_adaptive_softmax_tokens(void) {
                 if (combines(options)) adaptive_tokens_case(k, options, biased);
 }
 
-/* The log-probabilities are those of the loss, sum to 1, ignore dropout and record
+/* The log-probabilities must be those of the loss, sum to 1, ignore dropout, and record
    nothing. */
 static void row_adaptive_log_probs(void) {
     int k, f;
@@ -3100,7 +3105,7 @@ static stx_tensor *make_dropout_variational(stx_ctx *x, stx_tensor **in, void *u
     return stx_dropout_variational(x, in[0], *(double *)user);
 }
 
-/* One draw for all times, and one for each row and channel */
+/* Draws once for all times, separately for each row and channel. */
 static void dropout_variational_mask(double p) {
     size_t B = 3, T = 5, C = 4001, b, t, c, kept = 0;
     stx_real *a = random_values(B * T * C);
@@ -3176,8 +3181,9 @@ enum { NO_STATES, WITH_STATES, ONLY_STATES };
 
 enum { NO_PADDING, PAD_THIRD, PAD_LAST_TWO, PAD_ALL };
 
-/* A case of the recurrence; k: matrices of u, D: directions. `open` forget gates are
-   near 1, so that the state at the start of a chunk of time has an effect at its end. */
+/* A case of the recurrence. k: matrices in u; D: directions. With `open`, forget gates
+   are near 1, so that the state at the start of a chunk of time has an effect at its
+   end. */
 typedef struct recurrence {
     size_t B, T, k, O, D;
     int no_xr, no_v, V, no_c0, mask; /* the inputs */
@@ -3185,7 +3191,7 @@ typedef struct recurrence {
     double alpha;
 } recurrence;
 
-/* y: h, followed by the last states, or these alone */
+/* y: h followed by the last states, or only one of them. */
 static stx_tensor *make_recurrence(stx_ctx *x, stx_tensor **in, void *user) {
     const recurrence *u = (const recurrence *)user;
     stx_sru_recurrence_in c;
@@ -3213,7 +3219,7 @@ static stx_tensor *make_recurrence(stx_ctx *x, stx_tensor **in, void *user) {
     return u->states == WITH_STATES ? stx_concat(x, h, last) : last;
 }
 
-/* Runs a case in which 0 means the default of a size. */
+/* Runs a case in which 0 selects the default of a size. */
 static void recurrence_case(recurrence u) {
     problem p = start("sru_recurrence", make_recurrence, &u);
     size_t i;
@@ -3238,7 +3244,7 @@ static void recurrence_case(recurrence u) {
 
 static void row_sru_recurrence(void) {
     static const recurrence cases[] = {
-        /* inputs and directions */
+        /* numbers of inputs and directions */
         {.B = 0},
         {.k = 4, .no_xr = 1},
         {.no_xr = 1},
@@ -3246,7 +3252,7 @@ static void row_sru_recurrence(void) {
         {.D = 2, .k = 4, .no_xr = 1, .tanh = 1},
         {.tanh = 1},
         {.alpha = 1.7, .mask = 1},
-        /* without v, forward can split time between threads */
+        /* without v, the forward pass can divide time among threads */
         {.no_v = 1},
         {.no_v = 1, .B = 1, .T = 200, .O = 3, .open = 1, .states = WITH_STATES},
         {.V = 1},
@@ -3259,7 +3265,7 @@ static void row_sru_recurrence(void) {
         {.states = WITH_STATES, .pads = PAD_ALL},
         {.states = WITH_STATES, .T = 1},
         {.states = WITH_STATES, .B = 1, .T = 70, .O = 17},
-        /* chunks of time in backward */
+        /* several chunks of time in the backward pass */
         {.states = WITH_STATES, .B = 1, .T = 300, .O = 2, .V = 1, .pads = PAD_THIRD},
         {.states = WITH_STATES, .B = 1, .T = 131, .O = 4, .D = 2, .tanh = 1, .mask = 1},
         /* several blocks of columns */
@@ -3273,7 +3279,7 @@ static void row_sru_recurrence(void) {
     for (i = 0; i < sizeof cases / sizeof *cases; i++) recurrence_case(cases[i]);
 }
 
-/* Options of the private ops of seqtx_compressive.h */
+/* Options of the private ops of seqtx_compressive.h. */
 typedef struct comp_user {
     int kind;
     stx_comp_groups g;
@@ -3304,7 +3310,7 @@ static stx_tensor *make_comp_gate_biased(stx_ctx *x, stx_tensor **in, void *user
     return u->d.glu ? stx_add(x, in[0], y) : y;
 }
 
-/* The width of the gate's parameters p for D channels */
+/* The width of the gate's parameters p for D channels. */
 static size_t comp_gate_width(int kind, size_t D) {
     if (kind == STX_COMP_GATE_GRU) return 3 * D;
     return kind == STX_COMP_GATE_GLU ? 2 * D : D;
@@ -3312,7 +3318,7 @@ static size_t comp_gate_width(int kind, size_t D) {
 
 static void row_comp_gate(void) {
     static const size_t s[][3] = {{2, 3, 5}, {1, 2, 67}};
-    /* per kind: is there a y; number of p */
+    /* for each kind: whether there is a y, and the number of p */
     static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0, 0}, count[] = {0, 2, 1, 1, 1, 2, 4, 2, 1, 1};
     comp_user u;
     problem p;
@@ -3452,8 +3458,8 @@ typedef struct stack_user {
     stx_sru *m[2];
 } stack_user;
 
-/* in: x, the first state, memory or NULL. y: h, followed by the last states of all
-   layers */
+/* in: x, the first state, and memory or NULL. y: h, followed by the last states of all
+   layers. */
 static stx_tensor *make_stack(stx_ctx *x, stx_tensor **in, void *user) {
     stack_user *u = (stack_user *)user;
     stx_sru *m = u->m[x == u->of[0] ? 0 : 1];
@@ -3479,7 +3485,7 @@ static stx_tensor *make_stack(stx_ctx *x, stx_tensor **in, void *user) {
     return h;
 }
 
-/* A stack in each of the two contexts, with identical parameters */
+/* Creates a stack in each of the two contexts, with identical parameters. */
 static void stack_models(stack_user *u, size_t number) {
     size_t j, e;
     int k;
@@ -3545,7 +3551,7 @@ static stx_tensor *make_attention_kv(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_attention(x, &a, d);
 }
 
-/* Attention of q (B,T,C) over k and v (B,S,C) of the host */
+/* Attention of q (B,T,C) over k and v (B,S,C), all in host memory. */
 static stx_tensor *separate_attention(const stx_attention_desc *d, const stx_real *q,
                                       const stx_real *k, const stx_real *v, size_t B, size_t T,
                                       size_t S, size_t C) {
@@ -3557,8 +3563,8 @@ static stx_tensor *separate_attention(const stx_attention_desc *d, const stx_rea
     return stx_attention(ctx1, &a, d);
 }
 
-/* Keys and values in one tensor: gradients, and bit-exactly the result of
-   separate ones */
+/* With keys and values in one tensor: checks gradients; the result must be
+   bit-identical to that of separate tensors. */
 static void attention_kv(void) {
     /* B, T, S, H, D */
     static const size_t s[][5] = {{2, 5, 9, 2, 3}, {1, 1, 70, 1, 16}, {2, 33, 65, 3, 8}};
@@ -3599,17 +3605,17 @@ static void attention_kv(void) {
     }
 }
 
-/* Sizes of attention over m cached rows and T new ones. groups: number of head
-   groups, or 0 without a learned span. P, N: are there positions; number of
-   persistent vectors */
+/* Sizes of an attention over m cached and T new rows. groups: number of head groups, or
+   0 without a learned span. P: whether there are positions; N: number of persistent
+   vectors. */
 typedef struct cached_sizes {
     size_t B, T, m, H, D;
     int groups, P, N;
     double dropout;
 } cached_sizes;
 
-/* Options, and the layout of the cache: rows and heads of each group, and the place of
-   each head in its group */
+/* Options, and the layout of the cache: the rows and heads of each group, and the index
+   of each head in its group. */
 typedef struct cached_attn {
     stx_attention_desc d;
     stx_head_groups groups;
@@ -3617,8 +3623,8 @@ typedef struct cached_attn {
     size_t rows[3], heads[3], place[256];
 } cached_attn;
 
-/* in: qkv of the new rows; keys and values of up to three groups; pe; span_fraction;
-   persistent_k; persistent_v */
+/* in: qkv of the new rows, keys and values of up to three groups, pe, span_fraction,
+   persistent_k, persistent_v. */
 static stx_tensor *make_attention_cached(stx_ctx *x, stx_tensor **in, void *user) {
     const cached_attn *u = (const cached_attn *)user;
     stx_attention_in a;
@@ -3635,7 +3641,7 @@ static stx_tensor *make_attention_cached(stx_ctx *x, stx_tensor **in, void *user
     return stx_attention(x, &a, &u->d);
 }
 
-/* Assigns heads to groups. z: the spans, shorter in later groups */
+/* Assigns heads to groups. z: the spans, which are shorter in later groups. */
 static cached_attn cached_layout(const cached_sizes *s, stx_real *z) {
     static const double span[3] = {0.6, 0.3, 0.1};
     const size_t m = s->m;
@@ -3680,7 +3686,7 @@ static void cached_inputs(problem *p, const cached_sizes *s, const cached_attn *
 }
 
 /* Copies head h of batch row b to separate q (B,T,C), k and v (B,S,C). Cached rows that
-   no group keeps are 0: nothing may read them. */
+   no group keeps become 0, because nothing may read them. */
 static void separate_head(const problem *p, const cached_sizes *s, const cached_attn *u, size_t b,
                           size_t h, stx_real *q, stx_real *k, stx_real *v) {
     const size_t T = s->T, m = s->m, D = s->D, C = s->H * D, S = m + T, g = u->groups.of[h],
@@ -3707,7 +3713,8 @@ static void separate_head(const problem *p, const cached_sizes *s, const cached_
     }
 }
 
-/* The value with a cache against that of separate q, k and v; then all gradients */
+/* Compares the value with a cache with that of separate q, k and v; then checks all
+   gradients. */
 static void attention_cached_case(const cached_sizes *s, size_t number) {
     const size_t B = s->B, T = s->T, H = s->H, D = s->D, C = H * D, S = s->m + T, N = (size_t)s->N;
     stx_real *z = random_values(H), *q, *k, *v, *want;
@@ -3762,8 +3769,9 @@ static void attention_cached(void) {
     for (i = 0; i < sizeof s / sizeof *s; i++) attention_cached_case(&s[i], i);
 }
 
-/* Queries of a constant qkv, and a range of rows of a constant kv or all of a kv with a
-   gradient, give bit-exactly the results and the gradient of copies. */
+/* Queries in a constant qkv, and keys in a range of rows of a constant kv or in a
+   whole kv with a gradient, must give bit-identical results and gradients to separate
+   copies. */
 static void attention_parts(void) {
     enum { B = 2, T = 5, S = 9, C = 6, KV_FIRST = 2, KV_ROWS = 6 };
 
@@ -3990,7 +3998,7 @@ static stx_tensor *passes(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **
     }
 }
 
-/* The loss of the results whose bits are set in `used`, and its gradients */
+/* The loss of the results whose bits are set in `used`, and its gradients. */
 static void passed_run(int what, int used, const size_t *rows, size_t chunk, int recompute,
                        double *result) {
     stx_desc desc;
@@ -4063,9 +4071,10 @@ static stx_tensor *normal(stx_params *p, const char *name, size_t d0, size_t d1,
     return stx_param(p, STX_NORMAL, 0.5, name, d0, d1, d2, 0);
 }
 
-/* A parameter gradient keeps what earlier passes left: after two passes it is twice that
-   of one. With few rows each entry is one addition per pass, so that this holds exactly.
-   Sums that are added in pieces (over 64 rows, over a depth of 384) round. */
+/* A parameter's gradient keeps what earlier passes have added: after two passes it is
+   twice that of one. With few rows, each element is one addition per pass, so this
+   holds exactly. Sums that are added in parts (over 64 rows, or over a depth of 384)
+   round. */
 static void two_passes(size_t N, int exactly) {
     stx_ctx *x = stx_create(NULL);
     stx_params *p = stx_params_create(x);
@@ -4118,7 +4127,7 @@ static void two_passes(size_t N, int exactly) {
     stx_destroy(x);
 }
 
-/* A parameter as the output itself: dy is added to its gradient. */
+/* A parameter is the output itself: dy is added to its gradient. */
 static void output_is_parameter(void) {
     stx_ctx *x = stx_create(NULL);
     stx_params *p = stx_params_create(x);
@@ -4132,7 +4141,8 @@ static void output_is_parameter(void) {
     stx_destroy(x);
 }
 
-/* A second backward of a step adds its gradients or is an error; it is not ignored. */
+/* A second backward pass in a step either adds its gradients or is an error; it must
+   not be ignored. */
 static void second_backward(void) {
     stx_ctx *x = stx_create(NULL);
     stx_params *p = stx_params_create(x);

@@ -1,6 +1,6 @@
 /* test_span.c - behaviour of seqtx_attn_span.h beyond the golden vectors: causality;
-   blocks with memory and generation equal to one long forward; training, recomputation
-   and resume; heads in groups; errors. */
+   blocks with memory, and generation, compared with one long forward pass; training,
+   recomputation and resumption; groups of heads; errors. */
 #include <pthread.h>
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
@@ -10,8 +10,8 @@
 enum { V = 29 };
 
 #ifdef TEST_AMX_EMULATED
-/* Under sanitizers paths are run in fewer steps and cases; results are checked in other
-   builds. */
+/* Under sanitizers, code paths are run with fewer steps and cases; the other builds
+   check results. */
 enum { SLOW = 1 };
 #else
 enum { SLOW = 0 };
@@ -37,7 +37,7 @@ static stx_span_desc small(void) {
     return d;
 }
 
-/* Spans that differ by head, so that the windows can skip keys */
+/* Sets spans that differ between heads, so that windows can skip keys. */
 static void set_spans(stx_span *m) {
     size_t l, h;
     for (l = 0; l < m->desc.layers; l++)
@@ -45,7 +45,7 @@ static void set_spans(stx_span *m) {
             m->layer[l].z->data[h] = (stx_real)(0.031 + 0.17 * (double)((l + 2 * h) % 4));
 }
 
-/* One training step on tokens [at, at + T] of a text (B,n); returns the loss. */
+/* Runs one training step on tokens [at, at + T] of a text (B,n) and returns the loss. */
 static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *t, size_t B,
                    size_t n, size_t at, size_t T) {
     stx_ctx *x = m->ctx;
@@ -60,7 +60,7 @@ static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *
     return v;
 }
 
-/* The elements of all parameters, one after another. The caller frees them. */
+/* All parameters' elements, one parameter after another. The caller frees them. */
 static stx_real *all_parameters(const stx_params *p) {
     stx_real *all = (stx_real *)malloc(stx_params_size(p) * sizeof *all);
     size_t i, at;
@@ -98,7 +98,7 @@ static stx_tensor *attention_by_hand(stx_span *m, size_t l, stx_tensor *h, stx_t
     return stx_linear(x, stx_attention(x, &in, &d), p->wo, NULL, STX_ACT_NONE);
 }
 
-/* Variants of the model that generation, causality and memory must hold for. */
+/* Variants of the model for which generation, causality and memory are tested. */
 static stx_span_desc variant(int k, const char **name) {
     static const char *const names[] = {"adaptive",           "fixed",       "literal",
                                         "persistent",         "adaptive io", "long fixed",
@@ -145,7 +145,7 @@ static stx_span_desc variant(int k, const char **name) {
 
 enum { VARIANTS = 10 };
 
-/* log p (B,n,V) of a text, in blocks of T tokens with memory */
+/* log p (B,n,V) of a text, computed in blocks of T tokens with memory. */
 static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, size_t T,
                            stx_span_state *s) {
     stx_real *all = (stx_real *)calloc(B * n * V, sizeof *all);
@@ -162,8 +162,8 @@ static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, si
     return all;
 }
 
-/* Generation, with a prompt in pieces of many lengths and then token by token, against
-   log p of the whole text */
+/* Compares generation, with a prompt in parts of many lengths and then token by token,
+   with log p of the whole text. */
 static void generation_is_forward(const char *name, stx_span *m, const int32_t *t, size_t B,
                                   size_t n, const stx_real *whole) {
     stx_span_gen *g = stx_span_gen_create(m, B);
@@ -190,8 +190,8 @@ static void generation_is_forward(const char *name, stx_span *m, const int32_t *
     free(piece);
 }
 
-/* Causality: another token at position p changes the output at p, but nothing before it
-   and nothing in the other row. blocks: log p of the text. */
+/* Causality: another token at position p must change the output at p, but nothing
+   before it and nothing in the other row. blocks: log p of the text. */
 static void causality(const char *name, stx_span *m, int32_t *t, size_t n, const stx_real *blocks) {
     stx_span_state *s = stx_span_state_create(m, 2);
     const size_t p = 411;
@@ -223,7 +223,7 @@ static void generation_and_memory(void) {
         stx_real *whole, *blocks;
 
         set_spans(m);
-        whole = by_blocks(m, t, B, n, n, s); /* the whole text in one forward */
+        whole = by_blocks(m, t, B, n, n, s); /* the whole text in one forward pass */
         stx_span_state_reset(s2);
         blocks = by_blocks(m, t, B, n, 64, s2);
         CHECK(max_difference(whole, blocks, B * n * V) <= 1e-5 * largest(whole, B * n * V),
@@ -284,7 +284,7 @@ static void dropout_case(size_t pers, double dropout, double emb_dropout) {
     model = (stx_real *)malloc(y->size * sizeof *model);
     memcpy(model, y->data, y->size * sizeof *model);
 
-    stx_set_step_index(x, stx_step_index(x) - 1); /* the same masks again */
+    stx_set_step_index(x, stx_step_index(x) - 1); /* draws the same masks again */
     stx_begin(x, STX_TRAIN);
     h = forward_by_hand(m, t);
     CHECK(h && !memcmp(h->data, model, h->size * sizeof *model),
@@ -332,8 +332,9 @@ static void literal(void) {
     }
 }
 
-/* By default the first tokens attend to nothing of an empty memory, and padding rows have
-   no effect. With STX_SPAN_LITERAL_MEMORY its zero rows are attended to. */
+/* By default, the first tokens attend to nothing in an empty memory, and padding rows
+   have no effect. With STX_SPAN_LITERAL_MEMORY, the memory's zero rows are attended
+   to. */
 static void beginnings(void) {
     stx_span_desc d = small();
     stx_ctx *x = context(1, 3);
@@ -353,8 +354,8 @@ static void beginnings(void) {
     stx_destroy(x);
 }
 
-/* Logits are logits, or an error; log p is log p and has no gradient; generation returns
-   log p. */
+/* Logits must be logits or an error; log p must be log p without a gradient; generation
+   must return log p. */
 static void logits_and_log_probs(void) {
     int k;
     for (k = 0; k < 5; k += 4) {
@@ -401,8 +402,8 @@ static void logits_and_log_probs(void) {
     }
 }
 
-/* Copies the memory of one state to another layer by layer. Returns whether the memory of
-   some layer is full. */
+/* Copies the memory of one state to another, layer by layer. Returns nonzero if the
+   memory of a layer is full. */
 static int copy_memory(const char *name, stx_span_state *from, stx_span_state *to, size_t B) {
     stx_span *m = from->model;
     size_t l;
@@ -419,7 +420,8 @@ static int copy_memory(const char *name, stx_span_state *from, stx_span_state *t
     return full;
 }
 
-/* Hidden states (B,T,d) of tokens [at, at + T) of a text (B,n). The caller frees them. */
+/* The hidden states (B,T,d) of tokens [at, at + T) of a text (B,n). The caller frees
+   them. */
 static stx_real *hidden(stx_span *m, const int32_t *t, size_t B, size_t n, size_t at, size_t T,
                         stx_span_state *before, stx_span_state *after) {
     stx_real *h = (stx_real *)malloc(B * T * m->desc.dim * sizeof *h);
@@ -428,7 +430,8 @@ static stx_real *hidden(stx_span *m, const int32_t *t, size_t B, size_t n, size_
     return h;
 }
 
-/* A memory that cannot be set is refused with an error, and the state is unchanged. */
+/* A memory that cannot be set must be refused with an error, and the state must not
+   change. */
 static void memory_refused(stx_span_state *s) {
     const stx_span_desc *d = &s->model->desc;
     stx_ctx *x = s->model->ctx;
@@ -456,8 +459,8 @@ static void memory_refused(stx_span_state *s) {
           "%s", stx_error(x));
 }
 
-/* A memory that is copied to another context gives the same hidden states, bit for bit,
-   while the memories fill and when they are full. */
+/* A memory that is copied to another context must give bit-identical hidden states,
+   both while the memories fill and when they are full. */
 static void copied_memory(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -501,7 +504,8 @@ static void copied_memory(void) {
     }
 }
 
-/* Root of the mean square of a tensor's elements; *top is the largest magnitude. */
+/* Returns the root mean square of a tensor's elements. *top receives the largest
+   magnitude. */
 static double root_mean_square(const stx_tensor *t, double *top) {
     double sum = 0;
     size_t i;
@@ -513,9 +517,9 @@ static double root_mean_square(const stx_tensor *t, double *top) {
     return sqrt(sum / (double)t->size);
 }
 
-/* First values of the original code and, with fairseq_init, of fairseq: standard
-   deviation, and normal (largest > 2.5 deviations) or uniform (largest = sqrt(3)
-   deviations) */
+/* Initial values of the original code and, with fairseq_init, of fairseq: their
+   standard deviation, and whether they are normal (largest > 2.5 deviations) or uniform
+   (largest = sqrt(3) deviations). */
 static void first_values(const stx_span *m, int fairseq) {
     const double sd = 1 / sqrt(96.0), xavier = sqrt(6.0 / (96 + 160)) / sqrt(3);
     const struct {
@@ -523,7 +527,8 @@ static void first_values(const stx_span *m, int fairseq) {
         double deviation[2];
         int uniform[2];
     } row[] = {
-        /* tensor, deviation of {original, fairseq}, uniform in {original, fairseq} */
+        /* tensor, standard deviation in {original, fairseq}, uniform in {original,
+           fairseq} */
         {m->layer[1].wq, {sd / sqrt(3), sd}, {1, 0}},
         {m->layer[0].wo, {sd / sqrt(3), sd}, {1, 0}},
         {m->layer[1].w1, {sd / sqrt(3), xavier}, {1, 1}},
@@ -542,8 +547,8 @@ static void first_values(const stx_span *m, int fairseq) {
     }
 }
 
-/* What the options of fairseq's form change: the parameters, their first values, and the
-   spans of the heads */
+/* What the options of fairseq's form change: the parameters, their initial values, and
+   the spans of the heads. */
 static void fairseq_form(void) {
     stx_ctx *x = context(1, 8);
     int fairseq;
@@ -603,7 +608,7 @@ static void window_of_all_heads(void) {
     stx_destroy(x);
 }
 
-/* Evaluation and generation between training steps do not change training. */
+/* Evaluation and generation between training steps must not affect training. */
 static void evaluation_is_separate(void) {
     int evaluate;
     stx_real *first = NULL;
@@ -651,8 +656,9 @@ static void evaluation_is_separate(void) {
     free(first);
 }
 
-/* All parameters after some steps, each over a batch of 4 streams in `parts` parts.
-   size: their number; loss: of the last part. The caller frees the result. */
+/* All parameters after some steps, each over a batch of 4 streams that is divided into
+   `parts` parts. size: their number; loss: of the last part. The caller frees the
+   result. */
 static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t parts, int steps,
                          size_t *size, double *loss) {
     stx_ctx *x = context(threads, 21);
@@ -729,7 +735,7 @@ static void repeatable(void) {
     free(b);
 }
 
-/* Contexts of two threads each, used concurrently by threads of the caller */
+/* Contexts of two threads each, used concurrently by threads of the caller. */
 typedef struct callers {
     double loss;
     stx_real *all;
@@ -771,7 +777,7 @@ static void callers_threads(void) {
     for (k = 0; k < 4; k++) free(c[k].all);
 }
 
-/* A model fits one batch. */
+/* A model must be able to learn one batch. */
 static void learns(void) {
     static const int variants[] = {0, 1, 2, 3, 4, 8};
     int k;
@@ -798,7 +804,7 @@ static void learns(void) {
     }
 }
 
-/* Writes parameters, optimiser and memory; `tick`: also the number of the step. */
+/* Writes parameters, optimiser and memory; with `tick`, also the step index. */
 static void save(stx_span *m, stx_optim *o, stx_span_state *s, int tick, const char *path) {
     stx_writer *w = stx_writer_create(m->ctx);
     CHECK(stx_params_save(w, m->params, "") && stx_optim_save(w, o)
@@ -808,7 +814,7 @@ static void save(stx_span *m, stx_optim *o, stx_span_state *s, int tick, const c
           "%s", stx_error(m->ctx));
 }
 
-/* A checksum detects every flipped bit; a file without one does not verify. */
+/* The checksum must detect every flipped bit, and a file without one must not verify. */
 static void checksums(const stx_params *p, const char *path) {
     stx_ctx *x = context(1, 1);
     stx_writer *w;
@@ -857,8 +863,8 @@ static void checksums(const stx_params *p, const char *path) {
     stx_destroy(x);
 }
 
-/* A file that does not fit is refused with the reason, and no parameter changes. d: of
-   the model in the file, whose memory has 2 streams */
+/* A file that does not fit must be refused with the reason, and no parameter may
+   change. d: of the model in the file, whose memory has 2 streams. */
 static void loads_refused(const stx_span_desc *d, const char *path) {
     int k;
     for (k = 0; k < 6; k++) {
@@ -900,7 +906,7 @@ static void loads_refused(const stx_span_desc *d, const char *path) {
     }
 }
 
-/* A run that is saved, loaded into a fresh context and continued ends with the same
+/* A run that is saved, loaded into a new context and continued must end with the same
    parameters as an uninterrupted one. */
 static void resume(void) {
     char path[1024];
@@ -950,7 +956,7 @@ static void resume(void) {
     for (k = 0; k < 2; k++) stx_destroy(x[k]);
 }
 
-/* The desc is refused with an error that contains `part`. */
+/* The desc must be refused with an error that contains `part`. */
 static void refused(stx_span_desc d, const char *part) {
     stx_ctx *x = context(1, 0);
     stx_span *m = stx_span_create(x, &d);
@@ -1100,8 +1106,8 @@ static void errors(void) {
     nulls();
 }
 
-/* Window S and cache C by hand: cur = ceil(z L) + R,
-   S = L - floor(min(L-1, L-cur) / 64) 64, C = min(L, S + 64) */
+/* Computes window S and cache C by hand: cur = ceil(z L) + R, S = L - floor(min(L-1,
+   L-cur) / 64) 64, C = min(L, S + 64). */
 static void windows(void) {
     static const struct {
         size_t L;
@@ -1141,9 +1147,9 @@ static void windows(void) {
     }
 }
 
-/* The hidden states (B,n,d) of a model with one layer, written as ops with the mask over
-   every key: the reference for the forward, the caches and generation, whichever keys
-   they leave out. */
+/* The hidden states (B,n,d) of a model with one layer, written as ops, with the mask
+   applied to every key. It is the reference for the forward pass, the caches and
+   generation, whichever keys they skip. */
 static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     stx_ctx *x = m->ctx;
     const stx_span_layer *p = &m->layer[0];
@@ -1151,8 +1157,8 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     stx_real *to = (stx_real *)malloc(B * n * m->desc.dim * sizeof *to);
     stx_begin(x, STX_EVAL);
     h = stx_embedding(x, m->vocab_io->in_emb, token_block(x, t, B, n, 0, n));
-    /* With eps every key contributes to the normaliser, although by next to nothing, so
-       the kernel cannot leave any out. */
+    /* With eps, every key contributes to the normaliser, if only a negligible amount,
+       so that the kernel cannot skip any. */
     f = attention_by_hand(m, 0, h, h, 0, 1e-30);
     h = stx_residual_norm(x, h, f, 0, p->norm1_gain, p->norm1_shift, 1e-5);
     f = stx_linear(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), p->w2, p->b2, STX_ACT_NONE);
@@ -1162,14 +1168,14 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     return to;
 }
 
-/* A case of ramps(): span in tokens of at most L, before it is divided by L */
+/* A case of ramps(): a span in tokens, at most L, before it is divided by L. */
 typedef struct ramp_case {
     size_t L;
     double span, ramp;
 } ramp_case;
 
-/* Forward, memory and generation of a model with one layer of width 8, against the mask
-   over every key */
+/* Compares the forward pass, memory and generation of a model with one layer of width 8
+   with the mask applied to every key. */
 static void nothing_left_out(stx_span *m, const ramp_case *c) {
     stx_ctx *x = m->ctx;
     const size_t n = 150, B = 2;
@@ -1211,7 +1217,8 @@ static void nothing_left_out(stx_span *m, const ramp_case *c) {
     free(scores);
 }
 
-/* Distance of the farthest key with weight, with the mask as the kernels compute it */
+/* The distance of the farthest key with a nonzero weight, with the mask as the kernels
+   compute it. */
 static size_t farthest(size_t L, stx_real z, stx_real ramp) {
     size_t t, far = 0;
     for (t = 1; t <= L; t++) {
@@ -1221,8 +1228,8 @@ static size_t farthest(size_t L, stx_real z, stx_real ramp) {
     return far;
 }
 
-/* Window, cache and the reported span reach every key that has weight. compare: also
-   computes hidden states and log p. */
+/* The window, the cache and the reported span must include every key with a nonzero
+   weight. compare: also compares hidden states and log p. */
 static void ramp_is_covered(const ramp_case *c, int compare) {
     const size_t L = c->L;
     const double z = (double)(stx_real)(c->span < (double)L ? c->span / (double)L : 1);
@@ -1271,7 +1278,7 @@ static void ramp_is_covered(const ramp_case *c, int compare) {
     stx_destroy(x);
 }
 
-/* Ramps that are not whole numbers */
+/* Ramps that are not integers. */
 static void ramps(void) {
     static const size_t L[] = {1, 2, 3, 64, 65, 66, 67, 100, 129, 130, 200};
     static const double span[] = {0, 0.25, 0.6, 0.999999, 1, 1.4, 5, 31.5, 62.75, 63.1, 64, 1e9},
@@ -1287,7 +1294,7 @@ static void ramps(void) {
             }
 }
 
-/* The example that the manual computes by hand */
+/* The example that the manual computes by hand. */
 static void by_hand(void) {
     static const double e[4] = {1, 4.0 / 3, 4, 5.0 / 3}, v[4] = {6, 0, 9, 3}; /* t = 1..4 */
     int form;
@@ -1301,7 +1308,7 @@ static void by_hand(void) {
         int t;
         memset(&in, 0, sizeof in);
         memset(&d, 0, sizeof d);
-        /* the query's row: never attended to */
+        /* the query's own row, which is never attended to */
         key[4] = val[4] = 0;
         for (t = 1; t <= 4; t++) {
             key[4 - t] = (stx_real)log(e[t - 1]);
@@ -1335,8 +1342,9 @@ static void by_hand(void) {
     }
 }
 
-/* The cost of three windows if the heads, sorted by decreasing window w, are cut at i and
-   j: each head takes the largest window of its group, m in the first one. */
+/* The cost of three windows if the heads, sorted by decreasing window w, are divided at
+   i and j. Each head uses the largest window of its group; in the first group, that is
+   m. */
 static size_t cut_cost(const size_t *w, size_t n, size_t m, size_t i, size_t j) {
     size_t k, cost = 64 * n * ((i < n) + (j < n && j > i));
     for (k = 0; k < n; k++) {
@@ -1348,7 +1356,8 @@ static size_t cut_cost(const size_t *w, size_t n, size_t m, size_t i, size_t j) 
     return cost;
 }
 
-/* The chosen groups cost no more than any others, and every head has its rows. */
+/* No other groups may cost less than the chosen ones, and every head must have its
+   rows. */
 static void cheapest_groups(void) {
     size_t c, h, i, j, n, m, need[9], w[9], cost, best;
     for (c = 0; c < 400; c++) {
@@ -1380,7 +1389,7 @@ static void cheapest_groups(void) {
             CHECK(h < n, "group %zu has no head", i);
         }
 
-        /* heads with equal windows are in one group */
+        /* heads with equal windows are in the same group */
         for (best = m * n, i = 1; i < n; i++)
             for (j = i + 1; j <= n; j++)
                 if (w[i] < w[i - 1] && (j == n || w[j] < w[j - 1]))
@@ -1390,7 +1399,8 @@ static void cheapest_groups(void) {
     }
 }
 
-/* Peak memory, from a dry run, of a step over a full cache. z: spans of the heads */
+/* The peak memory, from a dry run, of a step with a full cache. z: the spans of the
+   heads. */
 static size_t groups_peak(const double *z, size_t B, size_t dim, size_t heads) {
     stx_span_desc d = small();
     stx_desc cd;
@@ -1424,7 +1434,7 @@ static size_t groups_peak(const double *z, size_t B, size_t dim, size_t heads) {
     return peak;
 }
 
-/* Groups never take more memory than one window for all heads. */
+/* Groups must never take more memory than a single window for all heads. */
 static void groups_memory(void) {
     static const double full[8] = {0.93, 0.93, 0.93, 0.93, 0.93, 0.93, 0.93, 0.93};
     static const size_t sizes[][3] = {{1, 48, 6}, {3, 48, 6}, {8, 64, 8}, {2, 24, 2}, {16, 16, 4}};
@@ -1444,12 +1454,12 @@ static void groups_memory(void) {
     CHECK(less > 5, "groups save memory %zu times", less);
 }
 
-/* The step key depends on the windows of the groups, but not on spans within them. */
+/* The step key must depend on the windows of the groups, but not on spans within them. */
 static void groups_in_key(stx_span *m, stx_span_state *s) {
     stx_real *z = m->layer[0].z->data;
     const stx_real z2 = z[2], z5 = z[5];
     const uint64_t key = stx_span_key(m, NULL, NULL, s, 0);
-    z[2] = (stx_real)0.28; /* the windows stay */
+    z[2] = (stx_real)0.28; /* changes no window */
     stx_begin(m->ctx, STX_TRAIN);
     CHECK(stx_span_key(m, NULL, NULL, s, 0) == key, "the key depends on spans within a window");
     z[2] = z[5] = (stx_real)0.45;
@@ -1459,7 +1469,7 @@ static void groups_in_key(stx_span *m, stx_span_state *s) {
 }
 
 /* The last hidden states of tokens [1120, 1160) from ops, with the keys and values of
-   every head over the whole window */
+   every head over the whole window. */
 static stx_tensor *without_groups(stx_span *m, stx_span_state *s, const int32_t *t) {
     stx_ctx *x = m->ctx;
     const stx_span_desc *d = &m->desc;
@@ -1479,7 +1489,7 @@ static stx_tensor *without_groups(stx_span *m, stx_span_state *s, const int32_t 
     return h;
 }
 
-/* Hidden states and gradients of the mean square with groups, against those without */
+/* Compares hidden states, and gradients of their mean square, with and without groups. */
 static void groups_case(size_t pers, double dropout_, int recompute_layers) {
     static const double z[2][6] = {{0.02, 0.9, 0.3, 0.02, 0.9, 0.28},
                                    {0.95, 0.01, 0.01, 0.02, 0.03, 0.4}};
@@ -1549,7 +1559,8 @@ static void groups_case(size_t pers, double dropout_, int recompute_layers) {
     stx_destroy(x);
 }
 
-/* Heads of three reaches: the keys and values of the past are computed by groups. */
+/* Heads with three different windows: the keys and values of the past are computed by
+   groups. */
 static void groups(void) {
     cheapest_groups();
     groups_memory();
@@ -1559,7 +1570,7 @@ static void groups(void) {
     groups_case(5, 0.2, 1);
 }
 
-/* Invalid uses of a memory are refused, and the memory stays as it was. */
+/* Invalid uses of a memory must be refused, and the memory must stay as it was. */
 static void memory_errors(void) {
     stx_span_desc d;
     stx_ctx *x = context(1, 0);
@@ -1583,13 +1594,14 @@ static void memory_errors(void) {
     stx_span_forward(m, stx_tokens(x, ids, 2, 4), NULL, s);
     CHECK(stx_span_state_get(s, 0, rows), "%s", stx_error(x));
 
-    /* After a reset the rows of the stream do not exist. They are not copied as zeros. */
+    /* After a reset, the rows of the stream do not exist; they are not copied as
+       zeros. */
     stx_span_state_reset_stream(s, 1);
     CHECK(!stx_span_state_get(s, 0, rows), "a memory with missing rows was copied");
     CHECK(test_says(stx_error(x), "stx_span_state_get: .. reset: use"), "%s", stx_error(x));
     stx_clear_error(x);
 
-    /* a key of a memory of another model */
+    /* the key for a memory of another model */
     key = stx_span_key(m, NULL, NULL, other, 0);
     (void)key;
     CHECK(test_says(stx_error(x), "stx_span_key: expected a memory of this model"), "%s",
