@@ -1,7 +1,7 @@
-/* test_comp.c - behaviour of seqtx_compressive.h beyond the golden vectors: steps equal
-   segments, causality, resets, independent streams, what changes the memory, where
-   gradients stop, copies and files of states, recomputation, errors, an example computed
-   by hand. */
+/* test_comp.c - behaviour of seqtx_compressive.h beyond the golden vectors: single
+   steps compared with segments, causality, resets, independent streams, what changes
+   the memory, where gradients stop, copies and files of states, recomputation, errors,
+   and an example computed by hand. */
 #include <stdint.h>
 #include "../seqtx_compressive.h"
 #include "inner.h"
@@ -15,14 +15,14 @@ static const double TOL = 2e-5;
 #endif
 enum { V = 13, S = 6, LAYERS = 3 };
 #ifdef TEST_AMX_EMULATED
-/* Under sanitizers paths are run in fewer steps and cases; results are checked in other
-   builds. */
+/* Under sanitizers, code paths are run with fewer steps and cases; the other builds
+   check results. */
 enum { SLOW = 1 };
 #else
 enum { SLOW = 0 };
 #endif
 
-/* Literal forms that require the same age of all streams */
+/* Literal forms that require all streams to have the same age. */
 enum { AGED = STX_COMP_LITERAL_ROWS | STX_COMP_LITERAL_PAD | STX_COMP_LITERAL_MASK };
 
 static stx_comp_desc small(void) {
@@ -40,7 +40,7 @@ static stx_comp_desc small(void) {
     return d;
 }
 
-/* Models that differ in all that there is to choose */
+/* Models that differ in all their options. */
 static const size_t some_layers[] = {1, 3}, sizes_m[] = {4, 0, 14}, sizes_c[] = {3, 2, 0};
 
 enum { VARIANTS = 26 };
@@ -199,7 +199,7 @@ static stx_comp_desc variant(int k, const char **name) {
     return d;
 }
 
-/* A model with perturbed parameters */
+/* A model with perturbed parameters. */
 static stx_comp *model(stx_ctx *x, const stx_comp_desc *d) {
     stx_comp *m = stx_comp_create(x, d);
     CHECK(m != NULL, "%s", stx_error(x));
@@ -207,8 +207,8 @@ static stx_comp *model(stx_ctx *x, const stx_comp_desc *d) {
     return m;
 }
 
-/* Hidden states (B,n,D) of a text in segments. reset[s]: 1 + the stream that is reset
-   before segment s, or 0; reset may be NULL. */
+/* Computes the hidden states (B,n,D) of a text in segments. reset[s]: 1 + the stream
+   that is reset before segment s, or 0. reset may be NULL. */
 static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, stx_comp_state *s,
                              const int *reset) {
     const size_t D = m->desc.dim;
@@ -229,8 +229,8 @@ static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, 
     return all;
 }
 
-/* Largest difference between the rows of two states, missing ones excepted. Infinity if
-   they differ in which rows exist, are missing or were pushed. */
+/* The largest difference between the rows of two states, not counting missing rows.
+   Infinity if they differ in which rows exist, are missing or were pushed. */
 static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
     double worst = 0;
     size_t l, i;
@@ -254,8 +254,8 @@ static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
     return worst;
 }
 
-/* Number of tokens of the step at token i: first steps of many lengths, then of one
-   token, then of one to three. With resets no step crosses the end of a segment. */
+/* The number of tokens of the step that starts at token i: many lengths first, then one
+   token, then one to three. With resets, no step crosses the end of a segment. */
 static size_t step_length(size_t i, size_t n, int resets) {
     size_t w = 1 + i % 3;
     if (resets)
@@ -267,7 +267,8 @@ static size_t step_length(size_t i, size_t n, int resets) {
     return STX_MIN(w, n - i);
 }
 
-/* Hidden states (B,n,D) of a text in steps of a generator. reset as in by_segments. */
+/* Computes the hidden states (B,n,D) of a text in steps of a generator. reset: as in
+   by_segments. */
 static stx_real *by_steps(const char *name, stx_comp_gen *g, const int32_t *t, size_t B, size_t n,
                           const int *reset) {
     stx_comp *m = g->model;
@@ -293,8 +294,8 @@ static stx_real *by_steps(const char *name, stx_comp_gen *g, const int32_t *t, s
     return all;
 }
 
-/* A generator that continues from a memory of four segments; then a prompt of several
-   segments. whole: the hidden states of the text; t: 2 streams of n tokens */
+/* A generator continues from a memory of four segments, then from a prompt of several
+   segments. whole: the hidden states of the text. t: 2 streams of n tokens. */
 static void continued_steps(const char *name, stx_comp_gen *g, const int32_t *t, size_t n,
                             stx_real *whole) {
     enum { B = 2, W = 2 * S + 1 };
@@ -348,7 +349,7 @@ static void steps_case(const char *name, const stx_comp_desc *d, int resets) {
     stepwise = by_steps(name, g, t, B, n, resets ? reset : NULL);
     e = max_difference(stepwise, whole, B * n * D);
     CHECK(e <= tol, "%s%s: steps differ from segments by %g", name, how, e);
-    if (d->recurrence != STX_COMP_STORE_ROTATE) { /* which moves memory in a short call too */
+    if (d->recurrence != STX_COMP_STORE_ROTATE) { /* which moves memory even in a short call */
         e = states_differ(s, g->state);
         CHECK(e <= tol, "%s%s: memories differ by %g", name, how, e);
     }
@@ -362,8 +363,9 @@ static void steps_case(const char *name, const stx_comp_desc *d, int resets) {
     stx_destroy(x);
 }
 
-/* Single tokens and steps of many lengths against whole segments: hidden states, memories
-   afterwards, the scores of feed; with streams that are reset between segments */
+/* Compares single tokens and steps of many lengths with whole segments: hidden states,
+   the memories afterwards, and the scores of feed. Also with streams that are reset
+   between segments. */
 static void steps(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -374,8 +376,8 @@ static void steps(void) {
     }
 }
 
-/* Another token changes the output at its position, but nothing before it and nothing in
-   the other row. A row alone has the same output as in the batch. */
+/* Another token must change the output at its position, but nothing before it and
+   nothing in the other row. A row alone must have the same output as in the batch. */
 static void causality(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -411,8 +413,8 @@ static void causality(void) {
     }
 }
 
-/* A reset stream matches a new one, in its values and its memories, even if some of its
-   segments were padding */
+/* A reset stream must match a new one in its values and its memories, even if some of
+   its segments were padding. */
 static void resets(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -441,8 +443,7 @@ static void resets(void) {
               name, e);
         CHECK(stx_comp_state_copy(cut, 0, s, 1, 1), "%s: %s", name, stx_error(x));
 
-        /* The newest rows of both are equal. Older ones of the reset stream are missing.
-           */
+        /* The newest rows must be equal. Older rows of the reset stream are missing. */
         for (l = 0; l < LAYERS; l++)
             for (i = 0; i < 2; i++) {
                 const stx_memory_layer *p = i ? &cut->comp->layer[l] : &cut->mem->layer[l],
@@ -467,8 +468,8 @@ static void resets(void) {
     }
 }
 
-/* One training step on the segment that begins at token `at` of a text (B,n); returns nll
-   and, in *total, the sum of all losses. */
+/* Runs one training step on the segment that begins at token `at` of a text (B,n).
+   Returns the nll; *total receives the sum of all losses. */
 static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t *t, size_t B,
                     size_t n, size_t at, double *total) {
     stx_ctx *x = m->ctx;
@@ -485,9 +486,10 @@ static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t 
     return v;
 }
 
-/* In training, too, nll of a batch whose streams are reset at different times is the mean
-   over single streams, each with a new state from there on. A stream that is copied out
-   of its batch, and streams that are joined one by one, continue unchanged. */
+/* In training, too, the nll of a batch whose streams are reset at different times must
+   be the mean over single streams, each of which starts with a new state at that time.
+   A stream that is copied out of its batch, and streams that are joined one by one,
+   must continue unchanged. */
 static void resets_in_training(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -543,9 +545,9 @@ static void resets_in_training(void) {
     }
 }
 
-/* Streams of different ages that are joined continue as they did alone: rows that a
-   stream has not seen are missing, and rows compressed in other groups are not confused.
-   */
+/* Streams of different ages that are joined must continue as they would alone: rows
+   that a stream has not seen are missing, and rows that were compressed in other groups
+   are not mixed up. */
 static void ages(void) {
     int k;
     for (k = 0; k < 3 * VARIANTS; k++) {
@@ -578,9 +580,10 @@ static void ages(void) {
     }
 }
 
-/* The same of gradients. Joining streams of different ages drops the rows from which the
-   newest compressed rows were computed, because the streams group them differently. The
-   gradient is therefore that of single streams whose source rows are dropped, too. */
+/* The same for gradients. Joining streams of different ages drops the rows from which
+   the newest compressed rows were computed, because the streams group them differently.
+   The gradient must therefore be that of single streams whose source rows are dropped
+   as well. */
 static void ages_and_gradients(void) {
     int k, tried = 0;
     for (k = 0; k < 3 * VARIANTS; k++) {
@@ -628,8 +631,8 @@ static void ages_and_gradients(void) {
     CHECK(tried >= 6, "%d cases", tried);
 }
 
-/* A memory whose positions exceed the limit of the context: an error, and the model keeps
-   its positions. */
+/* A memory with more positions than the context's limit is an error, and the model
+   keeps its positions. */
 static void limit(void) {
     const size_t most[LAYERS] = {1 << 20, 1 << 20, 1 << 20};
     stx_comp_desc d = small();
@@ -651,8 +654,8 @@ static void limit(void) {
     stx_destroy(x);
 }
 
-/* STX_COMP_LITERAL_FREEZE applies from the segment that froze, whether layers are
-   recomputed or not: two segments on one tape */
+/* STX_COMP_LITERAL_FREEZE takes effect in the segment after the one that froze, whether
+   or not layers are recomputed: two segments on one tape. */
 static void frozen(void) {
     double norm[2];
     int k;
@@ -689,10 +692,10 @@ static void frozen(void) {
           norm[1]);
 }
 
-/* In training, STX_COMP_AUX_BPTT compresses the rows of the last evictions again. With
-   the same weights this changes nothing, so losses equal those of an evaluation. The
-   memory is not a multiple of a segment, so the first eviction is smaller than the
-   others. */
+/* In training, STX_COMP_AUX_BPTT compresses the rows of the last evictions again. If
+   the weights are the same, this changes nothing, so the losses must equal those of an
+   evaluation. The memory is not a multiple of a segment, so the first eviction is
+   smaller than the others. */
 static void bptt_again(int compress) {
     stx_comp_desc d = small();
     stx_ctx *x = context(1, 5);
@@ -725,8 +728,8 @@ static void bptt_again(int compress) {
     stx_destroy(x);
 }
 
-/* Each dropout has an effect: the loss (with aux_dropout, the aux loss) changes, but not
-   by much. */
+/* Each dropout must have an effect: the loss (with aux_dropout, the auxiliary loss)
+   changes, but not by much. */
 static void dropouts(void) {
     int k;
     double nll[5], aux[5];
@@ -762,8 +765,8 @@ static void dropouts(void) {
     }
 }
 
-/* Training of m with evaluations between the steps, and of a second model of another
-   context that recomputes and never evaluates: the same losses, with every dropout */
+/* Trains m with evaluations between the steps, and a second model, in another context,
+   that recomputes and never evaluates. With every dropout, the losses must be equal. */
 static void steps_equal(const char *name, stx_comp *m, stx_comp_state *s, stx_comp *m2,
                         stx_comp_state *s2, const int32_t *t, size_t n) {
     stx_ctx *x = m->ctx, *x2 = m2->ctx;
@@ -782,7 +785,7 @@ static void steps_equal(const char *name, stx_comp *m, stx_comp_state *s, stx_co
     }
 }
 
-/* A state of 3 streams that is split in two and joined equals the original. */
+/* A state of 3 streams that is split in two and joined must equal the original. */
 static void split_and_joined(const char *name, const stx_comp_state *s, stx_comp_state *to) {
     stx_comp *m = s->model;
     stx_comp_state *two = stx_comp_state_create(m, 2), *first = stx_comp_state_create(m, 1);
@@ -796,7 +799,8 @@ static void split_and_joined(const char *name, const stx_comp_state *s, stx_comp
     stx_comp_state_free(first);
 }
 
-/* A state loaded from a file equals the saved one; training continues bit-exactly. */
+/* A state loaded from a file must equal the saved one, and training must continue
+   bit-identically. */
 static void saved_and_loaded(const char *name, stx_comp_state *s, stx_comp_state *to,
                              const int32_t *t, size_t n, const char *path) {
     stx_comp *m = s->model;
@@ -823,7 +827,7 @@ static void saved_and_loaded(const char *name, stx_comp_state *s, stx_comp_state
     }
 }
 
-/* A state copied through arrays of the caller equals the original. */
+/* A state copied through the caller's arrays must equal the original. */
 static void got_and_set(const char *name, stx_comp_state *s, stx_comp_state *to) {
     stx_comp *m = s->model;
     const size_t B = s->B, D = m->desc.dim;
@@ -843,7 +847,7 @@ static void got_and_set(const char *name, stx_comp_state *s, stx_comp_state *to)
     CHECK(states_differ(s, to) == 0, "%s: a state from the caller's arrays", name);
 }
 
-/* States through training, evaluation, copies and files */
+/* Uses states in training, evaluation, copies and files. */
 static void states(void) {
     char path[1024];
     int k;
@@ -873,7 +877,7 @@ static void states(void) {
         CHECK(d.no_memory || states_differ(s, s2) > 0, "%s: a segment does not change the memory",
               name);
 
-        /* T < segment leaves the memory unchanged */
+        /* with T < segment, the memory must not change */
         stx_params_zero_grad(m->params);
         stx_comp_state_copy(other, 0, s, 0, B);
         stx_begin(x, STX_TRAIN);
@@ -893,7 +897,7 @@ static void states(void) {
     unlink(path);
 }
 
-/* Sum of the magnitudes of the gradients of parameters whose names contain `part` */
+/* The sum of the magnitudes of the gradients of parameters whose names contain `part`. */
 static double gradient_of(const stx_comp *m, const char *part) {
     double sum = 0;
     size_t i, k;
@@ -905,8 +909,8 @@ static double gradient_of(const stx_comp *m, const char *part) {
     return sum;
 }
 
-/* The auxiliary losses of the layers and their sum; their gradients are those of the
-   compression alone. nll: of this step */
+/* Checks the auxiliary losses of the layers and their sum. Their gradients must reach
+   only the compression. nll: of this step. */
 static void aux_is_separate(const char *name, stx_comp *m, stx_tensor *nll) {
     stx_ctx *x = m->ctx;
     stx_tensor *aux;
@@ -932,9 +936,9 @@ static void aux_is_separate(const char *name, stx_comp *m, stx_tensor *nll) {
               gradient_of(m, m->params->name[k]));
 }
 
-/* The gradient of the language loss reaches all parameters except those of the
-   compression, and these, too, with bptt. The aux loss reaches only the compression.
-   Neither reaches an earlier segment. */
+/* The gradient of the language loss must reach all parameters except those of the
+   compression, and with BPTT those as well. The auxiliary loss must reach only the
+   compression. Neither may reach an earlier segment. */
 static void detached(void) {
     static const int which[] = {0, 2, 19, 20, 23, 10, 9};
     size_t i;
@@ -988,8 +992,8 @@ static void detached(void) {
     }
 }
 
-/* One pass of training over 4 segments of 2 streams through the table stx_lm; returns the
-   mean nll and, in *rel_error, the relative compression loss of the last step. */
+/* Runs one pass of training over 4 segments of 2 streams through stx_lm. Returns the
+   mean nll; *rel_error receives the relative compression loss of the last step. */
 static double pass_of(stx_lm *lm, stx_comp *m, stx_optim *o, void *s, const int32_t *t, size_t n,
                       double *rel_error) {
     stx_ctx *x = m->ctx;
@@ -1013,7 +1017,7 @@ static double pass_of(stx_lm *lm, stx_comp *m, stx_optim *o, void *s, const int3
     return mean;
 }
 
-/* Number of the n - 1 next tokens of a text that generation predicts */
+/* The number of the n - 1 next tokens of a text that generation predicts correctly. */
 static size_t predicted(stx_lm *lm, stx_comp *m, const int32_t *t, size_t n) {
     void *g = lm->gen_create(m, 1, 0);
     stx_sampling best;
@@ -1028,8 +1032,8 @@ static size_t predicted(stx_lm *lm, stx_comp *m, const int32_t *t, size_t n) {
     return right;
 }
 
-/* A model learns one batch by heart, through the table stx_lm; its compression loss
-   decreases, too. */
+/* A model must be able to learn one batch by heart, through stx_lm. Its compression
+   loss must decrease as well. */
 static void overfit(void) {
     static const int which[] = {0, 5, 13, 14, 20, 25};
     size_t k;
@@ -1057,8 +1061,8 @@ static void overfit(void) {
                 first = last;
                 first_error = rel_error;
             }
-            /* At this rate further steps may spoil it again; which ones do depends on
-               rounding. */
+            /* At this learning rate, further steps may increase the loss again;
+               rounding determines which steps do. */
             if (last < 0.02) break;
         }
         CHECK(stx_ok(x) && first > 2 && last < (SLOW ? first : 0.2), "%s: nll from %g to %g %s",
@@ -1086,7 +1090,7 @@ static void overfit(void) {
 }
 
 /* The example of the manual: one channel, two rows 0 and ln 3, and a convolution that
-   is their mean */
+   computes their mean. */
 static void by_hand(void) {
     stx_ctx *x = context(1, 1);
     stx_comp_desc d;
@@ -1134,7 +1138,7 @@ static void by_hand(void) {
     stx_destroy(x);
 }
 
-/* The desc is refused with an error that fits the pattern, see test_says. */
+/* The desc must be refused with an error that matches the pattern; see test_says. */
 static void refused(const char *pattern, const stx_comp_desc *d) {
     stx_ctx *x = context(1, 1);
     CHECK(!stx_comp_create(x, d) && test_says(stx_error(x), pattern)
@@ -1368,7 +1372,7 @@ static void bad_descs(void) {
     stx_destroy(x);
 }
 
-/* Parameters are counted without a model; zeros in the desc select the defaults. */
+/* Parameters can be counted without a model. Zeros in the desc select the defaults. */
 static void counts_and_defaults(void) {
     stx_comp_desc d;
     stx_ctx *x;
@@ -1398,15 +1402,15 @@ static void counts_and_defaults(void) {
     stx_destroy(x);
 }
 
-/* The context has an error that fits the pattern. Clears it. */
+/* Checks that the context has an error that matches the pattern, and clears it. */
 static void fails(stx_ctx *x, const char *pattern) {
     CHECK(test_says(stx_error(x), pattern), "expected \"%s\", got \"%s\"", pattern, stx_error(x));
     stx_clear_error(x);
     stx_begin(x, STX_EVAL);
 }
 
-/* Padding of tokens and of vectors gives bit-identical hidden states, losses and
-   memories. stx_comp_aux is 0 where nothing is compressed. */
+/* Padding of tokens and padding of vectors must give bit-identical hidden states,
+   losses and memories. stx_comp_aux must be 0 if nothing is compressed. */
 static void padded_tokens(void) {
     enum { B = 2, N = 5 * S };
 
@@ -1417,8 +1421,8 @@ static void padded_tokens(void) {
     int32_t *t = random_tokens(B, N + 1, V, 21), *pads = (int32_t *)calloc(B * N, sizeof *pads);
     size_t at, i;
 
-    for (i = 0; i < 4; i++) pads[i] = 1;             /* before the first stream's text */
-    for (i = 2 * N - 9; i < 2 * N; i++) pads[i] = 1; /* after the second one's */
+    for (i = 0; i < 4; i++) pads[i] = 1;             /* before the text of the first stream */
+    for (i = 2 * N - 9; i < 2 * N; i++) pads[i] = 1; /* after the text of the second stream */
     for (at = 0; at + S <= N; at += S) {
         stx_ids *in, *next, *pad;
         stx_tensor *h, *vectors, *tokens;
@@ -1452,8 +1456,8 @@ static void padded_tokens(void) {
     stx_destroy(x);
 }
 
-/* A literal form that the model cannot have is refused by name. STX_COMP_LITERAL selects
-   those that it can have. */
+/* A literal form that the model cannot have must be refused by name. STX_COMP_LITERAL
+   selects those that it can have. */
 static void literal(void) {
     static const struct {
         int compress, aux, positions;
@@ -1565,7 +1569,7 @@ static void bad_states(stx_comp *m, stx_comp_state *s, stx_comp_state *strange) 
     fails(x, "got 1 and 5");
 }
 
-/* Sizes of a state that the options of the model exclude */
+/* Sizes of a state that the model's options exclude. */
 static void bad_state_sizes(stx_ctx *x) {
     static const size_t more[LAYERS] = {9, 9, 9}, unequal[LAYERS] = {4, 5, 6};
     stx_comp_desc d = small();
@@ -1587,7 +1591,7 @@ static void bad_state_sizes(stx_ctx *x) {
     fails(x, "no compressed memory there");
 }
 
-/* m, s: a model with a vocabulary, and a state of two streams; t: (2,40) */
+/* m, s: a model with a vocabulary and a state of two streams. t: (2,40). */
 static void bad_generation(stx_comp *m, stx_comp_state *s, const int32_t *t) {
     stx_ctx *x = m->ctx;
     static const stx_real v[6 * 16];
@@ -1622,7 +1626,7 @@ static void bad_generation(stx_comp *m, stx_comp_state *s, const int32_t *t) {
     fails(x, "B = 1 streams, got 2");
 }
 
-/* Invalid calls */
+/* Invalid calls. */
 static void errors(void) {
     stx_ctx *x = context(1, 1);
     stx_comp_desc d = small();
@@ -1651,8 +1655,8 @@ static void errors(void) {
     stx_destroy(x);
 }
 
-/* A file with other sizes, another number of streams or damaged counts is refused, and
-   the memory stays empty. */
+/* A file with other sizes, another number of streams or damaged counts must be refused,
+   and the memory must stay empty. */
 static void bad_files(void) {
     char path[1024];
     const size_t more[LAYERS] = {14, 14, 14};
@@ -1695,8 +1699,8 @@ static void bad_files(void) {
     unlink(path);
 }
 
-/* Ignored targets: with -1, other negative ids and padding, nll is the mean of -log p
-   over the other targets. */
+/* Ignored targets: with -1, other negative ids and padding, the nll must be the mean of
+   -log p over the other targets. */
 static void targets(void) {
     int k;
     for (k = 0; k < 4; k++) {
@@ -1738,8 +1742,8 @@ static void targets(void) {
     }
 }
 
-/* Other tokens in the padding change no other output, bit for bit, in this segment or
-   later ones. */
+/* Other tokens in the padding must not change a bit of any other output, in this
+   segment or later ones. */
 static void padding(void) {
     static const int which[] = {0, 2, 3, 4, 5, 6, 9, 10, 14, 19, 24, 25};
     size_t k;
@@ -1790,7 +1794,7 @@ static void padding(void) {
     }
 }
 
-/* After a reset in the middle of a segment, earlier tokens have no effect, in this
+/* After a reset in the middle of a segment, earlier tokens must have no effect, in this
    segment or later ones. */
 static void reset_midway(void) {
     static const int which[] = {0, 5, 6, 10, 11, 21, 4};
@@ -1830,8 +1834,8 @@ static void reset_midway(void) {
     }
 }
 
-/* The kernel that adds up the attention that rows received, against its definition; with
-   and without positions, biases and padding */
+/* Compares the kernel that adds up the attention that rows received with its
+   definition: with and without positions, biases and padding. */
 static void usage(void) {
     int k;
     for (k = 0; k < 8; k++) {
@@ -1889,9 +1893,9 @@ static void usage(void) {
     }
 }
 
-/* The rows that are kept: those with the largest usage, the newer one of two equal ones,
-   missing ones last. They stay in temporal order; those of a young stream are at the end.
-   */
+/* The rows that are kept must be those with the largest usage; of two equal ones, the
+   newer. Missing rows come last. Kept rows stay in temporal order; those of a young
+   stream are at the end. */
 static void pick(void) {
     static const stx_real rows[2 * 6] = {1, 2, 3, 4, 5, 6, 10, 20, 30, 40, 50, 60};
     static const stx_real used[2 * 7 * 2] = {3, 1, 8, 4, 4, 2, 1, 1, 2, 1, 0, 0, 9, 1,
@@ -1921,8 +1925,8 @@ static void pick(void) {
 }
 
 #ifndef SEQTX_DOUBLE
-/* bfloat16 factors give nearly the same losses. A repeated run gives the same bits with
-   several threads, whether its steps are replayed or not. */
+/* With bf16 operands, the losses must be nearly the same. A repeated run must give the
+   same bits with several threads, whether or not its steps are replayed. */
 typedef struct repeated {
     stx_comp *m;
     stx_comp_state *s;
@@ -1939,7 +1943,7 @@ static void one_step(void *user) {
     stx_backward(x, stx_comp_total(r->m, r->nll));
 }
 
-/* nll of four steps of a variant, each run by stx_step_run */
+/* The nll of four steps of a variant, each run by stx_step_run. */
 static void repeated_steps(int k, int precision, double *nll) {
     const char *name;
     stx_comp_desc d = variant(k, &name);
@@ -1987,8 +1991,8 @@ static void precisions(void) {
 }
 #endif
 
-/* Some steps of a variant in a context that can allocate `left` times. Returns whether
-   that was enough; otherwise the error is that memory ran out. */
+/* Runs some steps of a variant in a context that can allocate `left` times. Returns
+   nonzero if that was enough; otherwise the error must be that memory ran out. */
 static int enough_memory(int k, int left) {
     const char *name;
     stx_comp_desc d = variant(k, &name);
@@ -2023,7 +2027,7 @@ static int enough_memory(int k, int left) {
     return ok;
 }
 
-/* Wherever memory runs out, there is an error and nothing worse. */
+/* Wherever memory runs out, there must be an error and nothing worse. */
 static void no_memory(void) {
     int k, left;
     for (k = 0; k < VARIANTS; k += 5)
@@ -2031,7 +2035,7 @@ static void no_memory(void) {
         }
 }
 
-/* Invalid uses of a memory are refused. */
+/* Invalid uses of a memory must be refused. */
 static void memory_errors(void) {
     stx_comp_desc d;
     stx_ctx *x = context(1, 1);

@@ -1,8 +1,8 @@
-/* test_par.c - behaviour of seqtx_par.h beyond the golden vectors: a search with one-hot
-   gates equals the network that it selects, segments with memory equal one long segment,
-   steps of generation equal calls; recomputation and resume; noise; penalties and
-   temperatures; patterns and cutoffs against their definitions; errors; examples computed
-   by hand. */
+/* test_par.c - behaviour of seqtx_par.h beyond the golden vectors: a search with
+   one-hot gates compared with the network that it selects; segments with memory
+   compared with one long segment; steps of generation compared with calls;
+   recomputation and resumption; noise; penalties and temperatures; patterns and cutoffs
+   compared with their definitions; errors; examples computed by hand. */
 #include <stdint.h>
 #include "../seqtx_par.h"
 #include "inner.h"
@@ -29,7 +29,7 @@ static stx_par_desc small(void) {
     return d;
 }
 
-/* Models that differ in all options */
+/* Models that differ in all their options. */
 enum { VARIANTS = 26, FIRST_GATED = 16 };
 
 static stx_par_desc variant(int k, const char **name) {
@@ -170,7 +170,7 @@ static stx_par_desc variant(int k, const char **name) {
     return d;
 }
 
-/* A model with perturbed parameters */
+/* A model with perturbed parameters. */
 static stx_par *model(stx_ctx *x, const stx_par_desc *d) {
     stx_par *m = stx_par_create(x, d);
     CHECK(m != NULL, "%s", stx_error(x));
@@ -182,8 +182,8 @@ static stx_par *model(stx_ctx *x, const stx_par_desc *d) {
     return m;
 }
 
-/* Hidden states (B,n,D) of a text in calls of w tokens, in `mode`. reset[c]: 1 + the
-   stream that is reset before call c, or 0; reset may be NULL. */
+/* Computes the hidden states (B,n,D) of a text in calls of w tokens, in `mode`.
+   reset[c]: 1 + the stream that is reset before call c, or 0. reset may be NULL. */
 static stx_real *by_calls(stx_par *m, const int32_t *t, size_t B, size_t n, size_t w,
                           stx_par_state *s, const int *reset, int mode) {
     stx_real *all = (stx_real *)calloc(B * n * D, sizeof *all);
@@ -202,14 +202,14 @@ static stx_real *by_calls(stx_par *m, const int32_t *t, size_t B, size_t n, size
     return all;
 }
 
-/* A model whose evaluation is without noise, so that outputs can be compared */
+/* A model that evaluates without noise, so that outputs can be compared. */
 static stx_par *quiet_model(stx_ctx *x, stx_par_desc *d) {
     if (d->gate_eval == STX_PAR_EVAL_NOISE) d->gate_eval = STX_PAR_EVAL_SOFT;
     return model(x, d);
 }
 
 /* The blocks that a search model of 6 blocks selects: by argmax, or by the noise of a
-   training step */
+   training step. */
 static void selected_blocks(stx_par *m, const int32_t *t, int eval, char letters[7]) {
     size_t l, k;
     if (eval) {
@@ -223,7 +223,8 @@ static void selected_blocks(stx_par *m, const int32_t *t, int eval, char letters
             if (m->w[l]->data[k] == 1) letters[l] = "sfi"[k];
 }
 
-/* The memory of a search model, s, equals that of the network of its selected blocks. */
+/* The memory of a search model, s, must equal that of the network of its selected
+   blocks. */
 static void memories_equal(const stx_par_state *s, const stx_par_state *o, const char *letters) {
     const size_t dim = s->model->desc.dim;
     size_t l;
@@ -285,9 +286,9 @@ static void one_hot_case(int pre, size_t dim, int eval) {
     stx_destroy(x);
 }
 
-/* A search model whose noise makes the gates one-hot, and its evaluation by argmax, equal
-   the network of the selected blocks with the same weights, bit for bit: hidden states
-   and memories. */
+/* A search model whose noise makes the gates one-hot, and its evaluation by argmax,
+   must be bit-identical to the network of the selected blocks with the same weights, in
+   hidden states and memories. */
 static void one_hot(void) {
     int pre, eval;
     for (pre = 0; pre < 2; pre++)
@@ -297,7 +298,7 @@ static void one_hot(void) {
         }
 }
 
-/* Calls of all lengths with a memory of all earlier tokens equal one long call. */
+/* Calls of all lengths, with a memory of all earlier tokens, must equal one long call. */
 static void all_lengths(const char *name, stx_par *m, const int32_t *t, size_t B, size_t n) {
     stx_par_state *s = stx_par_state_create(m, B);
     stx_real *whole = by_calls(m, t, B, n, n, NULL, NULL, STX_EVAL), *parts;
@@ -314,15 +315,15 @@ static void all_lengths(const char *name, stx_par *m, const int32_t *t, size_t B
     stx_par_state_free(s);
 }
 
-/* Whether a token affects the next call: there is a memory, also a short one, as the
-   memory of a later block depends on the tokens before it. */
+/* Nonzero if a token affects the next call, because there is a memory. A short memory
+   suffices: the memory of a later block depends on the tokens before it. */
 static int has_memory(stx_par *m, char letters[16]) {
     stx_par_argmax(m, letters, 16);
     if (m->desc.mem == STX_PAR_NO_ROWS) return 0;
     return strchr(letters, 's') || m->desc.gate_eval == STX_PAR_EVAL_SOFT;
 }
 
-/* Calls of many lengths; causality; every stream has the same output as alone. */
+/* Calls of many lengths; causality; every stream must have the same output as alone. */
 static void segments(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -331,8 +332,8 @@ static void segments(void) {
         stx_ctx *x = context(2, 7);
         stx_par *m = quiet_model(x, &d);
         const size_t n = 2 * S, B = 2, p = S + 2;
-        /* The GEMMs of adaptive words have as many rows as their clusters have tokens, so
-           that another token changes the order of sums. */
+        /* The GEMMs of an adaptive vocabulary have as many rows as their clusters have
+           tokens, so another token changes the order of sums. */
         const double tol = d.adaptive_in ? TOL : 0;
         int32_t *t = random_tokens(B, n, V, 9), keep;
         stx_par_state *s = stx_par_state_create(m, B), *one = stx_par_state_create(m, 1);
@@ -372,7 +373,7 @@ static void segments(void) {
     }
 }
 
-/* A stream that is reset equals a new one. */
+/* A stream that was reset must equal a new one. */
 static void resets(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -388,7 +389,7 @@ static void resets(void) {
         stx_real *a, *r;
         double e;
         size_t l;
-        /* here positions depend on the number of keys of the batch */
+        /* here positions depend on the batch's number of keys */
         if (d.pos_mode == STX_PAR_POS_REF) {
             free(t);
             stx_destroy(x);
@@ -417,8 +418,9 @@ static void resets(void) {
 
 enum { GEN_TOKENS = 6 * S };
 
-/* Hidden states (2,n,D) of a text of n = GEN_TOKENS tokens in steps of a generator, up to
-   5 tokens long in the first half. reset as in by_calls, for each token. */
+/* Computes the hidden states (2,n,D) of a text of n = GEN_TOKENS tokens in steps of a
+   generator, which in the first half have up to 5 tokens. reset: as in by_calls, but
+   per token. */
 static stx_real *by_steps(const char *name, stx_par_gen *g, const int32_t *t, const int *reset) {
     const size_t n = GEN_TOKENS;
     stx_par *m = g->model;
@@ -444,8 +446,8 @@ static stx_real *by_steps(const char *name, stx_par_gen *g, const int32_t *t, co
     return all;
 }
 
-/* Calls for the first half of the text, then steps from their memory. whole: the hidden
-   states of calls of one token each */
+/* Calls for the first half of the text, then steps that continue from their memory.
+   whole: the hidden states of calls of one token each. */
 static void continued_steps(const char *name, stx_par_gen *g, const int32_t *t, const int *reset,
                             const stx_real *whole) {
     const size_t n = GEN_TOKENS;
@@ -489,7 +491,7 @@ static void generation_case(const char *name, stx_par_desc d, const int *reset, 
     size_t l;
     double top, e;
 
-    /* here positions depend on the number of keys of the batch */
+    /* here positions depend on the batch's number of keys */
     if (resets_too && d.pos_mode == STX_PAR_POS_REF) {
         free(t);
         stx_destroy(x);
@@ -501,7 +503,8 @@ static void generation_case(const char *name, stx_par_desc d, const int *reset, 
     e = max_difference(stepwise, whole, 2 * n * D);
     CHECK(e <= TOL * top, "%s%s: steps differ from calls by %g", name,
           resets_too ? " with resets" : "", e);
-    for (l = 0; l < m->desc.blocks; l++) /* the memory of generation as the manual states it */
+    for (l = 0; l < m->desc.blocks; l++) /* sets the memory of generation as described
+                                            in the manual */
         CHECK(!g->pos[l] || g->cache->layer[l].capacity == 2 * (g->M + !g->M) + 64,
               "%s: %zu rows for %zu", name, g->cache->layer[l].capacity, g->M);
     continued_steps(name, g, t, reset, whole);
@@ -523,8 +526,8 @@ static void generation_case(const char *name, stx_par_desc d, const int *reset, 
     stx_destroy(x);
 }
 
-/* Steps of many lengths with kept keys and values equal calls of one token each, also
-   after streams were reset and when continued from a memory. */
+/* Steps of many lengths with cached keys and values must equal calls of one token each,
+   even after streams were reset and when continued from a memory. */
 static void generation(void) {
     static const int none[GEN_TOKENS + 3];
     int k, reset[GEN_TOKENS + 3] = {0};
@@ -539,7 +542,7 @@ static void generation(void) {
     }
 }
 
-/* One training step; returns the total loss */
+/* Runs one training step and returns the total loss. */
 static double train(stx_par *m, stx_optim *o, stx_optim *gates, stx_par_state *s, const int32_t *t,
                     size_t B, size_t n, size_t at) {
     stx_ctx *x = m->ctx;
@@ -571,9 +574,9 @@ static void dropouts_on(stx_par_desc *d) {
     if (d->positions == STX_PAR_SINES) d->pos_dropout = 0.1;
 }
 
-/* Recomputation gives the same losses and gradients, with dropout and noise. Runs are
-   equal to rounding with different numbers of threads, bit-identical with the same
-   number. */
+/* Recomputation must give the same losses and gradients, with dropout and noise. Runs
+   with different numbers of threads must be equal up to rounding; runs with the same
+   number must be bit-identical. */
 static void recomputed(void) {
     int k, run;
     for (k = 0; k < VARIANTS; k++) {
@@ -620,7 +623,7 @@ static void recomputed(void) {
     }
 }
 
-/* A model with the parameters, the memory and the step number of a file */
+/* A model with the parameters, the memory and the step index of a file. */
 static stx_par *loaded(stx_ctx *x, const stx_par_desc *d, const char *path, stx_par_state **s) {
     stx_par *m = stx_par_create(x, d);
     stx_file *f = stx_file_open(x, path);
@@ -645,8 +648,8 @@ static void save(stx_par *m, stx_par_state *s, const char *path) {
           "%s", stx_error(m->ctx));
 }
 
-/* A network of fixed blocks loads the file of a search, and inherits the weights of the
-   network y that did. */
+/* A network of fixed blocks that loads the file of a search must inherit the weights of
+   the network y that the search has selected. */
 static void network_from_search(const char *name, stx_ctx *x, stx_ctx *y, stx_par_desc d,
                                 const char *path) {
     stx_par *a, *b;
@@ -663,8 +666,8 @@ static void network_from_search(const char *name, stx_ctx *x, stx_ctx *y, stx_pa
     stx_file_close(f);
 }
 
-/* A model in training: its optimisers (SGD, which has no state) and its memory. gates is
-   NULL without a search. */
+/* A model in training: its optimisers (SGD, which has no state) and its memory. gates
+   is NULL without a search. */
 typedef struct trainee {
     stx_ctx *x;
     stx_par *m;
@@ -672,7 +675,7 @@ typedef struct trainee {
     stx_par_state *s;
 } trainee;
 
-/* m == NULL: creates the model and its memory */
+/* If m is NULL, creates the model and its memory. */
 static trainee trainee_of(stx_ctx *x, const stx_par_desc *d, stx_par *m, stx_par_state *s) {
     trainee r;
     stx_optim_desc od;
@@ -691,7 +694,7 @@ static double trainee_step(const trainee *r, const int32_t *t, size_t n, size_t 
 }
 
 /* A run that is resumed from a file, and one with evaluations of another memory between
-   its steps, equal a plain run bit for bit. */
+   its steps, must be bit-identical to a plain run. */
 static void resumed(void) {
     int k;
     char path[1024];
@@ -742,7 +745,8 @@ static void resumed(void) {
     }
 }
 
-/* The context has an error that fits the pattern, see test_says. Clears it. */
+/* Checks that the context has an error that matches the pattern (see test_says), and
+   clears it. */
 static void fails(stx_ctx *x, const char *pattern) {
     CHECK(!stx_ok(x) && test_says(stx_error(x), pattern), "expected \"%s\", got \"%s\"", pattern,
           stx_error(x));
@@ -750,8 +754,8 @@ static void fails(stx_ctx *x, const char *pattern) {
     stx_begin(x, STX_EVAL);
 }
 
-/* Uniform noise from the caller for a model of 4 blocks and 4 draws per call: invalid
-   values are an error of stx_par_set_uniforms, and those set before remain in use. */
+/* Uniform noise from the caller, for a model of 4 blocks and 4 draws per call. Invalid
+   values are an error of stx_par_set_uniforms, and the previous ones remain in use. */
 static void given_uniforms(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_desc step;
@@ -776,7 +780,7 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
         CHECK(h && !memcmp(first, m->w[0]->data, sizeof first), "the noise changed: %s",
               stx_error(x));
     }
-    stx_par_set_uniforms(m, u, 12); /* one draw: valid for a shorter call */
+    stx_par_set_uniforms(m, u, 12); /* one draw, which is valid for a shorter call */
     CHECK(stx_ok(x), "%s", stx_error(x));
     h = stx_par_forward(m, token_block(x, t, 2, 2 * S, 0, S), NULL, NULL);
     CHECK(!h, "a call of 4 draws with values for one");
@@ -792,8 +796,8 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
     fails(x, "count: expected 3 L = 6 values, got 12");
 }
 
-/* The manual's values of the variance of dal_0, for dw = (1,0,0) and equal branches, by
-   temperature. At low temperatures it doubles when the temperature is halved. */
+/* The manual's values of the variance of dal_0 by temperature, for dw = (1,0,0) and
+   equal branches. At low temperatures, it doubles when the temperature is halved. */
 static void variance(void) {
     static const double expected[] = {0.0059, 0.031, 0.10, 0.25, 0.54, 1.13};
 
@@ -826,8 +830,8 @@ static void variance(void) {
     stx_destroy(x);
 }
 
-/* Draws of a gate, soft and hard, against the definition in double: never 0 or 1, no two
-   equal, branches as often as p says */
+/* Compares draws of a gate, soft and hard, with the definition in double: they must never
+   be 0 or 1, no two may be equal, and branches must be drawn as often as p says. */
 static void draws(void) {
     enum { DRAWS = 6000 };
 
@@ -882,7 +886,8 @@ static void draws(void) {
     stx_destroy(x);
 }
 
-/* The noise of training depends on the seed, the step, the block and the draw alone. */
+/* The noise of training must depend only on the seed, the step, the block and the
+   draw. */
 static void training_noise(stx_par *m[3], const int32_t *t) {
     stx_ctx *x = m[0]->ctx;
     stx_real *h[3], first[3];
@@ -909,7 +914,8 @@ static void training_noise(stx_par *m[3], const int32_t *t) {
     for (i = 0; i < 3; i++) free(h[i]);
 }
 
-/* The noise of evaluation differs by call, and is the same when the text is repeated. */
+/* The noise of evaluation must differ between calls, and must be the same when the text
+   is repeated. */
 static void evaluation_noise(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, 2);
@@ -951,8 +957,8 @@ static void noise(void) {
     for (i = 0; i < 3; i++) stx_destroy(m[i]->ctx);
 }
 
-/* Sizes of a case of mixture: N rows of C elements, in texts of T rows, with one gate for
-   each `run` rows of a text */
+/* The sizes of a case of mixture: N rows of C elements, in texts of T rows, with one
+   gate per `run` rows of a text. */
 typedef struct mix_case {
     size_t N, C, period, rows_per_draw;
 } mix_case;
@@ -961,14 +967,14 @@ static size_t mix_draws(const mix_case *c) {
     return c->N / c->period * ((c->period + c->rows_per_draw - 1) / c->rows_per_draw);
 }
 
-/* Number of elements of all arrays */
+/* The number of elements of all arrays. */
 static size_t mix_size(const mix_case *c) {
     return 8 * c->N * c->C + 6 * mix_draws(c) + 8 * c->C + 4 * c->N;
 }
 
-/* Arrays of a case in one random buffer of mix_size elements: h, b, y, dy, dh and db;
-   gates and their gradients; with `norm`, those of the norms. The caller frees it and
-   k->work. */
+/* Places the arrays of a case in one random buffer of mix_size elements: h, b, y, dy,
+   dh and db; gates and their gradients; with `norm`, those of the norms. The caller
+   frees the buffer and k->work. */
 static stx_real *mix_args(stx_par_mix_args *k, const mix_case *c, int norm, int hot,
                           uint64_t seed) {
     const size_t n = c->N * c->C, draws_ = mix_draws(c), size = mix_size(c);
@@ -1036,7 +1042,7 @@ static void mixture_case(int i, const mix_case *c, int norm, int hot) {
     CHECK(e <= TOL * largest(v[0], 8 * n) && e_rest <= TOL * 10 * largest(v[0] + 8 * n, rest),
           "shape %d, norm %d, one-hot %d: errors %g, %g", i, norm, hot, e, e_rest);
 
-    /* gradients that overwrite; those without a pointer are not written */
+    /* gradients are overwritten; those without a pointer are not written */
     a[1].add_h = a[1].add[0] = a[1].add[1] = 0;
     for (part = 0; part < 2; part++) {
         memset(v[part] + 5 * n, 0xff, 3 * n * sizeof(stx_real));
@@ -1057,7 +1063,7 @@ static void mixture_case(int i, const mix_case *c, int norm, int hot) {
     stx_destroy(x);
 }
 
-/* The fused mixture against its definition, with every way of sharing gates */
+/* Compares the fused mixture with its definition, with every way of sharing gates. */
 static void mixture(void) {
     static const mix_case shapes[] = {
         {6, 5, 6, 6}, {12, 33, 4, 4}, {15, 64, 5, 2}, {130, 129, 65, 9}, {1, 1, 1, 1}};
@@ -1067,7 +1073,7 @@ static void mixture(void) {
             for (hot = 0; hot < 2; hot++) mixture_case(i, &shapes[i], norm, hot);
 }
 
-/* The manual's example */
+/* The manual's example. */
 static void by_hand(void) {
     stx_par_gate_args a;
     stx_real al[3], tau = 1, u[3], w[3], y[3], cost[3] = {2, 1, 0}, lat, dw[3] = {1, 0, 1},
@@ -1113,7 +1119,8 @@ static void by_hand(void) {
         CHECK(CLOSE(dal[k], da[k], 1e-6), "straight-through: dal[%d] = %g", k, (double)dal[k]);
 }
 
-/* Expected latency of the two paid branches, from p or from the gates of the step */
+/* The expected latency of the two branches with a cost, from p or from the gates of the
+   step. */
 static double expected_latency(const stx_par *m, const double *p) {
     double lat = 0;
     size_t l, k;
@@ -1127,15 +1134,15 @@ static double expected_latency(const stx_par *m, const double *p) {
     return lat;
 }
 
-/* The total loss by definition */
+/* The total loss, by its definition. */
 static double expected_total(int kind, double nll, double lat) {
     if (kind == STX_PAR_LATENCY_ADD) return nll + 0.4 * lat;
     if (kind == STX_PAR_LATENCY_HINGE) return nll + 0.4 * (lat > 2 ? lat / 2 - 1 : 0);
     return nll * 0.4 * pow(log(lat), 0.6);
 }
 
-/* A latency penalty by p (of_w = 0) or by the gates (1). A frozen search has no gradient.
-   */
+/* A latency penalty computed from p (of_w = 0) or from the gates (1). A frozen search
+   has no gradient. */
 static void latency(int kind, int of_w) {
     stx_par_desc d = small();
     stx_ctx *x = context(1, 3);
@@ -1206,7 +1213,7 @@ static void temperatures(void) {
     CHECK(!stx_par_resolve(NULL, NULL, NULL) && !stx_par_count(NULL), "no desc");
 }
 
-/* A low temperature makes soft gates hard. */
+/* A low temperature must make soft gates hard. */
 static void low_temperature(stx_par *m, const int32_t *t) {
     size_t l;
     stx_par_set_tau(m, 1e-4);
@@ -1217,7 +1224,8 @@ static void low_temperature(stx_par *m, const int32_t *t) {
               largest(m->w[l]->data, 3));
 }
 
-/* The key of a memory of evaluation depends on all that decides its gates. */
+/* The key for an evaluation with a memory must depend on everything that determines its
+   gates. */
 static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, 2);
@@ -1240,7 +1248,7 @@ static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     CHECK(k1 != stx_par_key(m, NULL, NULL, s, 1), "the key without the selected branch");
     stx_par_state_free(s);
 
-    /* Without a memory, or before its first call, the call may be one of evaluation. */
+    /* without a memory, or before its first call, the call may be an evaluation */
     s = stx_par_state_create(m, 2);
     for (l = 0; l < 2; l++) {
         key = stx_par_key(m, NULL, NULL, l ? s : NULL, 1);
@@ -1259,8 +1267,8 @@ static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     CHECK(key != stx_par_key(m, NULL, NULL, s, 1), "the key without the call of the noise");
 }
 
-/* In training the key does not depend on the gates of evaluation, but on the number of
-   uniforms that the caller set. */
+/* In training, the key must not depend on the gates of evaluation, but on the number of
+   uniforms that the caller has set. */
 static void keys_of_training(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, 2);
@@ -1310,7 +1318,7 @@ static void short_same_length(stx_par *m, const int32_t *t) {
     }
 }
 
-/* Penalties, a frozen search, temperatures, keys */
+/* Penalties, a frozen search, temperatures, keys. */
 static void searching(void) {
     stx_par_desc d = small();
     stx_ctx *x = context(1, 3);
@@ -1335,7 +1343,8 @@ static void searching(void) {
     stx_destroy(x);
 }
 
-/* `from` expands to `expected`; "" if it is no pattern. */
+/* Checks that `from` expands to `expected`, which is "" if `from` is not a valid
+   pattern. */
 static void pattern_is(const char *from, const char *expected) {
     char got[64];
     size_t n = stx_par_expand(got, sizeof got, from);
@@ -1359,7 +1368,7 @@ static void expand(void) {
     pattern_is("s0", "");
     pattern_is("s9999999999999999999999", "");
     pattern_is("s4097", "");
-    pattern_is("s64", ""); /* 64 letters and the 0 exceed the capacity */
+    pattern_is("s64", ""); /* 64 letters and the terminating 0 exceed the capacity */
     pattern_is("((((((((((s))))))))))", "");
     CHECK(stx_par_expand(got, sizeof got, "((s64)8)8") == 4096
               && stx_par_expand(got, sizeof got, "((s64)8)9") == 0,
@@ -1371,7 +1380,7 @@ static void expand(void) {
           "NULL is accepted");
 }
 
-/* stx_par_format, and back by stx_par_expand */
+/* Formats with stx_par_format and expands again with stx_par_expand. */
 static void format(void) {
     char got[64], back[64], again[64], short_[3];
     size_t i, p, n;
@@ -1397,8 +1406,8 @@ static void format(void) {
     }
 }
 
-/* The rule: floor(L / p) attention blocks at equal distances, in the first two thirds and
-   one more block */
+/* The rule: floor(L / p) attention blocks at equal distances, all within the first two
+   thirds plus one block. */
 static void rule(void) {
     char got[64];
     size_t L, p, i, n;
@@ -1429,12 +1438,13 @@ static void rule(void) {
           "a rule without capacity or without attention");
 }
 
-/* Branch of a letter: its position in "sfi" */
+/* The branch of a letter: its position in "sfi". */
 static size_t branch_of(char letter) {
     return (size_t)(strchr("sfi", letter) - "sfi");
 }
 
-/* The most probable network of a model, and samples of it as often as p says */
+/* The most probable network of a model, and samples, which must occur as often as p
+   says. */
 static void argmax_and_samples(void) {
     stx_par_desc d = small();
     stx_ctx *x = context(1, 1);
@@ -1468,7 +1478,7 @@ static void patterns(void) {
     argmax_and_samples();
 }
 
-/* A search for the best cutoffs among all */
+/* A search for the best cutoffs among all. */
 typedef struct trial {
     const uint64_t *n;
     size_t N;
@@ -1477,15 +1487,15 @@ typedef struct trial {
     size_t cut[STX_MAX_CLUSTERS], at[STX_MAX_CLUSTERS];
 } trial;
 
-/* A measured time of a matrix multiplication */
+/* The measured time of a matrix multiplication. */
 static double product_time(void *user, size_t columns, size_t inner, double share) {
     double *calls = (double *)user, t = 3 + 0.01 * (double)columns * (double)inner * share * 8;
     ++*calls;
     return t > 20 ? t : 20;
 }
 
-/* Cost of cluster k of K: words [from, to), of which `count` of F tokens are, with
-   projection width h */
+/* The cost of cluster k of K: words [from, to), which are `count` of the F tokens, with
+   projection width h. */
 static double cluster_cost(const trial *t, size_t k, size_t h, double size, double count,
                            double F) {
     const size_t K = t->d.clusters, dim = t->d.dim;
@@ -1502,7 +1512,7 @@ static double cluster_cost(const trial *t, size_t k, size_t h, double size, doub
     }
 }
 
-/* Cost of the cutoffs t->at, by definition */
+/* The cost of the cutoffs t->at, by its definition. */
 static double cost_of(const trial *t) {
     double F = 0, count, cost = 0;
     size_t K = t->d.clusters, k, i;
@@ -1518,7 +1528,8 @@ static double cost_of(const trial *t) {
     return cost;
 }
 
-/* Tries all cutoffs k, k + 1, .. after `from`; of equal costs the later ones are kept. */
+/* Tries all cutoffs k, k + 1, .. after `from`. Of equal costs, the later cutoffs are
+   kept. */
 static void try_all(trial *t, size_t k, size_t from) {
     size_t K = t->d.clusters, i;
     if (k + 1 == K) {
@@ -1551,7 +1562,7 @@ static void cut_refused(const char *pattern, const uint64_t *n, size_t N,
     stx_destroy(x);
 }
 
-/* The cutoffs are the best ones of all. */
+/* The chosen cutoffs must be the best of all. */
 static void best_cuts(int i) {
     static const size_t widths[3] = {5, 1, 3};
     stx_ctx *x = context(1, 1);
@@ -1644,7 +1655,7 @@ static void cutting(void) {
     bad_cuts();
 }
 
-/* The desc is refused with an error that fits the pattern. */
+/* The desc must be refused with an error that matches the pattern. */
 static void refused(const char *pattern, const stx_par_desc *d) {
     stx_ctx *x = context(1, 1);
     CHECK(!stx_par_create(x, d) && test_says(stx_error(x), pattern)
@@ -1654,7 +1665,7 @@ static void refused(const char *pattern, const stx_par_desc *d) {
     stx_destroy(x);
 }
 
-/* With adaptive words */
+/* A desc with an adaptive vocabulary. */
 static stx_par_desc adaptive(void) {
     stx_par_desc d = small();
     d.adaptive_in = 1;
@@ -1930,7 +1941,7 @@ static void bad_init(void) {
     refused("vocab: expected", &d);
 }
 
-/* A resolved desc resolves to itself. */
+/* A resolved desc must resolve to itself. */
 static void resolved(void) {
     stx_ctx *x = context(1, 1);
     stx_par_desc d = small(), a = adaptive(), to, again;
@@ -1961,7 +1972,7 @@ static void bad_descs(void) {
     resolved();
 }
 
-/* Invalid calls */
+/* Invalid calls. */
 static void errors(void) {
     stx_ctx *x = context(1, 1);
     stx_par_desc d = small(), e = small();
@@ -2024,7 +2035,8 @@ static void errors(void) {
     stx_destroy(x);
 }
 
-/* The loss is the mean over the targets that are not ignored. h: hidden states (2,S,D) */
+/* The loss must be the mean over the targets that are not ignored. h: hidden states
+   (2,S,D). */
 static void ignored_targets(const char *name, stx_par *m, const stx_real *h) {
     const stx_par_desc *d = &m->desc;
     stx_ctx *x = m->ctx;
@@ -2049,7 +2061,7 @@ static void ignored_targets(const char *name, stx_par *m, const stx_real *h) {
           stx_error(x));
 }
 
-/* Padding has no effect, in this call or later ones; ignored targets */
+/* Padding must have no effect, in this call or later ones. Also tests ignored targets. */
 static void padding(void) {
     static const int32_t mask[2][2 * S] = {{0, 1, 0, 0, 0, 1, 1, 1, 1, 1, 0, 1},
                                            {0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1}};
@@ -2091,7 +2103,7 @@ static void padding(void) {
     }
 }
 
-/* A Transformer-XL whose number of weights is published */
+/* A Transformer-XL whose number of weights was published. */
 static stx_par_desc xl(size_t vocab, size_t dim, size_t heads, size_t inner, size_t layers) {
     static char pattern[64];
     stx_par_desc d;
@@ -2153,7 +2165,8 @@ static void counts(void) {
     CHECK(stx_par_count(&d) > 0, "a large model is not counted");
 }
 
-/* Mean, standard deviation and, with bound > 0, the largest magnitude of first values */
+/* Checks the mean, the standard deviation and, with bound > 0, the largest magnitude of
+   initial values. */
 static void spread(stx_par *m, const char *name, double mean, double std, double bound) {
     stx_tensor *t = stx_params_find(m->params, name);
     double sum = 0, squares = 0, top = 0;
@@ -2258,8 +2271,8 @@ static void first_values(void) {
     stx_destroy(x);
 }
 
-/* Training through the table stx_lm on a text of 4 S tokens; returns the last nll and, in
-   *first, the first one. gates: of a search, or NULL */
+/* Trains through stx_lm on a text of 4 S tokens. Returns the last nll; *first receives
+   the first one. gates: of a search, or NULL. */
 static double fitted(stx_par *m, const int32_t *t, stx_optim *o, stx_optim *gates, int steps,
                      double rate, double *first) {
     stx_ctx *x = m->ctx;
@@ -2284,8 +2297,8 @@ static double fitted(stx_par *m, const int32_t *t, stx_optim *o, stx_optim *gate
     return last;
 }
 
-/* A search with two optimisers learns a text; the network that it finds learns it by
-   heart and generates it. */
+/* A search with two optimisers learns a text. The network that it finds must learn the
+   text by heart and generate it. */
 static void learned(void) {
     stx_ctx *x = context(1, 2);
     stx_par_desc d = small();
@@ -2327,8 +2340,8 @@ static void learned(void) {
     stx_destroy(x);
 }
 
-/* Some steps of a variant in a context that can allocate `left` times. Returns whether
-   that was enough; otherwise the error is that memory ran out. */
+/* Runs some steps of a variant in a context that can allocate `left` times. Returns
+   nonzero if that was enough; otherwise the error must be that memory ran out. */
 static int enough_memory(int k, int left) {
     static const uint64_t word_counts[9] = {9, 8, 7, 6, 5, 4, 3, 2, 1};
     const char *name;
@@ -2369,7 +2382,7 @@ static int enough_memory(int k, int left) {
     return ok;
 }
 
-/* Wherever memory runs out, there is an error and nothing worse. */
+/* Wherever memory runs out, there must be an error and nothing worse. */
 static void no_memory(void) {
     int k, left;
     for (k = 0; k < VARIANTS; k += 3)
@@ -2377,7 +2390,7 @@ static void no_memory(void) {
         }
 }
 
-/* Invalid uses of a memory are refused. */
+/* Invalid uses of a memory must be refused. */
 static void memory_errors(void) {
     stx_par_desc d;
     stx_ctx *x = context(1, 1);

@@ -1,7 +1,7 @@
-/* test_sru.c - behaviour of seqtx_sru.h beyond the golden vectors: segments equal one
-   forward, two directions equal two runs, generation equals the forward; recomputation,
-   padding, kernels against their definition, first values, transforms of the caller,
-   states in files, errors, failing allocations. */
+/* test_sru.c - behaviour of seqtx_sru.h beyond the golden vectors: segments compared
+   with one forward pass, two directions with two runs, generation with the forward
+   pass; recomputation, padding, kernels compared with their definition, initial values,
+   transforms of the caller, states in files, errors, failing allocations. */
 #include <stdint.h>
 #include "../seqtx_sru.h"
 #include "family.h"
@@ -14,13 +14,13 @@ static const double TOL = 2e-5;
 #endif
 enum { V = 29 };
 
-/* n random values, the same for the same seed. The caller frees them. */
+/* n random values, which are the same for the same seed. The caller frees them. */
 static stx_real *random_of(size_t n, uint64_t seed) {
     test_state = 88172645463325252u + seed;
     return random_values(n);
 }
 
-/* Columns [t0, t0 + t) of (B,n,C). The caller frees them. */
+/* Time steps [t0, t0 + t) of v (B,n,C). The caller frees them. */
 static stx_real *columns(const stx_real *v, size_t B, size_t n, size_t t0, size_t t, size_t C) {
     stx_real *r = (stx_real *)malloc((B * t * C + 1) * sizeof *r);
     size_t b;
@@ -28,7 +28,7 @@ static stx_real *columns(const stx_real *v, size_t B, size_t n, size_t t0, size_
     return r;
 }
 
-/* Copies n elements to `to`; returns the position after them. */
+/* Copies n elements to `to` and returns the position after them. */
 static stx_real *append(stx_real *to, const stx_real *from, size_t n) {
     memcpy(to, from, n * sizeof *to);
     return to + n;
@@ -40,7 +40,7 @@ static stx_real *append_grads(stx_real *to, const stx_params *p) {
     return to;
 }
 
-/* Stacks for which segments and generation are tested */
+/* Stacks for which segments and generation are tested. */
 enum { STACKS = 12 };
 
 static stx_sru_desc stack(int k, const char **name) {
@@ -94,8 +94,8 @@ static stx_sru_desc stack(int k, const char **name) {
     return d;
 }
 
-/* h (B,n,O) of x (B,n,input) by segments of the given lengths; keep, window: see
-   stx_sru_state */
+/* Computes h (B,n,O) of x (B,n,input) in segments of the given lengths. keep, window:
+   see stx_sru_state. */
 static stx_real *by_segments(stx_sru *m, const stx_real *v, size_t B, size_t n, const size_t *len,
                              size_t keep, size_t window, stx_real *states) {
     stx_ctx *x = m->ctx;
@@ -120,7 +120,7 @@ static stx_real *by_segments(stx_sru *m, const stx_real *v, size_t B, size_t n, 
     return all;
 }
 
-/* Segments of any lengths against one forward over the whole sequence */
+/* Segments of any lengths must equal one forward pass over the whole sequence. */
 static void segments(void) {
     static const size_t whole[] = {60}, parts[] = {7, 1, 20, 13, 19};
     const size_t B = 3, n = 60;
@@ -137,7 +137,7 @@ static void segments(void) {
                  *sb = random_of(3 * B * 12, 2);
         size_t w;
         CHECK(m && !strncmp(p->name[0], "deep.", 5), "%s: %s", name, stx_error(x));
-        /* all earlier tokens; a window shorter than the segments; one over several
+        /* all earlier tokens; a window shorter than the segments; a window over several
            segments */
         for (w = 0; w < 3; w++) {
             static const size_t window[] = {0, 5, 33};
@@ -153,7 +153,7 @@ static void segments(void) {
                   "%s, window %zu: single tokens differ by %g", name, window[w],
                   max_difference(a, b, B * n * m->O));
             free(b);
-            if (window[w]) { /* a memory as long as the window is enough */
+            if (window[w]) { /* a memory as long as the window suffices */
                 b = by_segments(m, v, B, n, parts, window[w], window[w], sb);
                 CHECK(max_difference(a, b, B * n * m->O) <= TOL,
                       "%s, a memory of the window, %zu rows: differs by %g", name, window[w],
@@ -179,8 +179,8 @@ static void segments(void) {
 
 enum { RECOMPUTED_B = 3, RECOMPUTED_T = 20 };
 
-/* Case k of recomputed(): a stack, or with k >= STACKS one with padding, with k > STACKS
-   of two directions */
+/* Case k of recomputed(): a stack; with k >= STACKS one with padding; with k > STACKS
+   one with two directions. */
 static stx_sru_desc recomputed_desc(int k, int drop, const char **name) {
     stx_sru_desc d = stack(k % STACKS, name);
     if (k >= STACKS) d.tanh = 1;
@@ -196,9 +196,9 @@ static stx_sru_desc recomputed_desc(int k, int drop, const char **name) {
     return d;
 }
 
-/* Outputs, gradients and states of two training steps of a case. v: their input; n:
-   number of elements; peak: peak memory in bytes. NULL on failure; the caller frees the
-   result. */
+/* The outputs, gradients and states of two training steps of a case. v: their input; n:
+   receives the number of elements; peak: receives the peak memory in bytes. Returns
+   NULL on failure; the caller frees the result. */
 static stx_real *two_segments(int k, const stx_sru_desc *d, const char *name, const stx_real *v,
                               size_t *n, size_t *peak) {
     static const size_t length[3] = {20, 13, 1};
@@ -217,7 +217,8 @@ static stx_real *two_segments(int k, const stx_sru_desc *d, const char *name, co
     }
     *n = 2 * (B * T * m->O + stx_params_size(p) + d->layers * B * m->O);
     all = (stx_real *)malloc(*n * sizeof *all);
-    /* the second segment with memory and states; gradients are accumulated */
+    /* The second segment uses the memory and states of the first. Gradients are
+       accumulated. */
     for (seg = 0; seg < 2; seg++) {
         stx_real *piece = columns(v, B, 2 * T, seg * T, T, d->input), *to = all + seg * *n / 2;
         stx_ids *pad;
@@ -239,8 +240,8 @@ static stx_real *two_segments(int k, const stx_sru_desc *d, const char *name, co
     return all;
 }
 
-/* Recomputation of activations gives the same outputs, states and gradients in less
-   memory. Every dropout is drawn once. */
+/* Recomputation of activations must give the same outputs, states and gradients with
+   less memory. Every dropout mask is drawn once. */
 static void recomputed(void) {
     int k, drop;
     for (k = 0; k < STACKS + 2; k++)
@@ -262,7 +263,7 @@ static void recomputed(void) {
         }
 }
 
-/* A transform of the caller with weights for three layers */
+/* A transform of the caller, with weights for three layers. */
 typedef struct own_products {
     stx_tensor *w[3], *g[3];
     int calls;
@@ -289,7 +290,8 @@ static void own_parameters(own_products *o, stx_params *p) {
     }
 }
 
-/* Gives the shifts of all norms other values than 0, so that padding is not 0, either. */
+/* Gives the shifts of all norms nonzero values, so that padding becomes nonzero as
+   well. */
 static void shift_norms(stx_params *p) {
     size_t i, j;
     for (i = 0; i < p->count; i++)
@@ -300,7 +302,8 @@ static void shift_norms(stx_params *p) {
 
 enum { FORWARD_B = 3, FORWARD_T = 20, FORWARD_M = 9, FORWARD_N = 3 };
 
-/* Variables of a call of stx_sru_forward: x, and for each layer its state and memory */
+/* The variables of a call of stx_sru_forward: x, and for each layer its state and
+   memory. */
 typedef struct forward_call {
     stx_sru_io io;
     stx_tensor *in, *c0[FORWARD_N], *mem[FORWARD_N], *last[FORWARD_N], *inputs[FORWARD_N];
@@ -332,7 +335,7 @@ static void forward_inputs(forward_call *f, stx_sru *m, const stx_real *v, int p
     f->io.window = 7;
 }
 
-/* A loss that depends on all results: h, the inputs of the last layer, the states */
+/* A loss that depends on all results: h, the inputs of the last layer, and the states. */
 static stx_tensor *forward_loss(stx_ctx *x, const forward_call *f, stx_tensor *h) {
     stx_tensor *loss = stx_mean(x, stx_mul(x, h, stx_add(x, h, stx_sigmoid(x, h))));
     size_t l;
@@ -342,8 +345,8 @@ static stx_tensor *forward_loss(stx_ctx *x, const forward_call *f, stx_tensor *h
     return loss;
 }
 
-/* Outputs, states and all gradients of a stack; k == STACKS: with a transform of the
-   caller. n, peak: as for two_segments. The caller frees the result. */
+/* The outputs, states and all gradients of a stack. k == STACKS: with a transform of
+   the caller. n, peak: as in two_segments. The caller frees the result. */
 static stx_real *forward_once(int k, const stx_sru_desc *desc, const char *name, const stx_real *v,
                               int pads, size_t *n, size_t *peak) {
     enum { B = FORWARD_B, N = FORWARD_N };
@@ -399,7 +402,7 @@ static stx_real *forward_once(int k, const stx_sru_desc *desc, const char *name,
 }
 
 /* Recomputation through stx_sru_forward: gradients of x, states and memories; with
-   padding of both and a window; with a transform of the caller */
+   padding of both and a window; with a transform of the caller. */
 static void recomputed_forward(void) {
     enum { B = FORWARD_B, T = FORWARD_T, M = FORWARD_M, N = FORWARD_N };
 
@@ -425,8 +428,7 @@ static void recomputed_forward(void) {
         }
 }
 
-/* STX_SRU_LITERAL selects those literal forms that the model can have, here none or one.
-   */
+/* STX_SRU_LITERAL selects the literal forms that the model can have: here none or one. */
 static void literal_none(void) {
     stx_ctx *x = context(1, 5);
     stx_sru_desc d;
@@ -447,8 +449,8 @@ static void literal_none(void) {
     stx_destroy(x);
 }
 
-/* With STX_SRU_LITERAL_NORM the memory is not normalised under a cell norm, so that
-   segments differ from the whole. */
+/* With STX_SRU_LITERAL_NORM, the memory is not normalised if there is a cell norm, so
+   that segments differ from the whole. */
 static void literal_norm(void) {
     static const size_t whole[] = {24}, parts[] = {10, 14};
     static const unsigned flags[3] = {0, STX_SRU_LITERAL_NORM, STX_SRU_LITERAL};
@@ -474,9 +476,9 @@ static void literal_norm(void) {
     }
 }
 
-/* One direction s of a layer with O = 2 H columns, run by itself on v (B,T,I), which for
-   s = 1 is reversed in time: with the rows of its H columns of the weights. skip: the
-   layer has no projection of x to the highway */
+/* Runs one direction s of a layer with O = 2 H columns on its own, with the weights'
+   rows for its H columns. v: (B,T,I), reversed in time if s = 1. skip: the layer has no
+   projection of x for the highway connection. */
 static const stx_real *one_direction(stx_sru *m, size_t s, const stx_real *v, size_t B, size_t T,
                                      int skip) {
     const stx_sru_layer *p = &m->layer[0];
@@ -501,8 +503,8 @@ static const stx_real *one_direction(stx_sru *m, size_t s, const stx_real *v, si
     return stx_sru_recurrence(x, &c, NULL)->data;
 }
 
-/* A layer of two directions equals two runs with half of the weights each, one of them on
-   the reversed sequence. */
+/* A layer of two directions must equal two runs with half of the weights each, one of
+   them on the reversed sequence. */
 static void directions(void) {
     int skip;
     for (skip = 0; skip < 2; skip++) {
@@ -546,15 +548,15 @@ static void directions(void) {
     }
 }
 
-/* A case of chunks(): the sizes of a recurrence with k = 3, and its inputs */
+/* A case of chunks(): the sizes of a recurrence with k = 3, and its inputs. */
 typedef struct chunk_case {
     size_t B, T, H, D;
     stx_real *u, *xr, *v, *bias, *dy;
     int32_t *pad;
 } chunk_case;
 
-/* Results of a run: h, du, dbias and the last state, of these sizes. The caller frees
-   them. */
+/* The results of a run: h, du, dbias and the last state, of these sizes. The caller
+   frees them. */
 static void chunk_run(const chunk_case *k, int threads, const size_t n[4], stx_real *result[4]) {
     const size_t B = k->B, T = k->T, O = k->H * k->D;
     stx_ctx *x = context(threads, 1);
@@ -584,8 +586,8 @@ static void chunk_run(const chunk_case *k, int threads, const size_t n[4], stx_r
     stx_destroy(x);
 }
 
-/* Runs with 1, 7 and 64 threads. with_v: the cell has v; slow: forget gates near 1, so
-   that the state of a chunk affects the next ones */
+/* Runs with 1, 7 and 64 threads. with_v: the cell has v. slow: forget gates near 1, so
+   that the state of a chunk affects the following ones. */
 static void chunks_case(int i, chunk_case k, int with_v, int slow) {
     static const int threads[3] = {1, 7, 64};
     const size_t B = k.B, T = k.T, O = k.H * k.D;
@@ -622,8 +624,9 @@ static void chunks_case(int i, chunk_case k, int with_v, int slow) {
     free(k.pad);
 }
 
-/* Chunks of time in parallel give the result of the sequential recurrence. Where the
-   columns suffice for all threads, threads do not change a bit. */
+/* Chunks of time in parallel must give the result of the sequential recurrence. If
+   there are enough columns for all threads, the number of threads must not change a
+   bit. */
 static void chunks(void) {
     static const size_t size[][4] = {
         /* B, T, H, D */
@@ -650,7 +653,7 @@ static void as_plain(const char *what, const stx_real *kernel, const stx_real *p
     CHECK(e <= TOL * top, "kernels: %s: error %g of %g against the plain definition", what, e, top);
 }
 
-/* Allocates outputs and gradients of a cell. Gradients that are added to begin with
+/* Allocates the outputs and gradients of a cell. Gradients that are added to start with
    random values. */
 static void cell_outputs(stx_sru_args *a) {
     const size_t B = a->B, T = a->T, O = a->H * a->D;
@@ -684,7 +687,8 @@ static void cell_plain(stx_sru_args *a) {
     free(state);
 }
 
-/* Gradients of xr that are added to and that are written differ by the values before. */
+/* Gradients of xr that are added to must differ from those that are overwritten by the
+   previous values. */
 static void cell_adds(stx_ctx *x, stx_sru_args a) {
     const size_t n = a.B * a.T * a.H * a.D;
     const stx_real *written = a.dxr;
@@ -758,8 +762,8 @@ static void kernel_case(size_t B, size_t T, size_t H, size_t D, size_t k, int op
     stx_destroy(x);
 }
 
-/* The kernels called directly, against their plain definition. Every array is a separate
-   allocation, so that sanitizers detect overruns. */
+/* Calls the kernels directly and compares them with their plain definition. Every array
+   is a separate allocation, so that sanitizers detect overruns. */
 static void kernels_alone(void) {
     static const size_t size[][4] = {
         /* B, T, H, D */
@@ -772,7 +776,7 @@ static void kernels_alone(void) {
                 kernel_case(size[i][0], size[i][1], size[i][2], size[i][3], k, options);
 }
 
-/* Language models */
+/* Language models. */
 static stx_sru_lm_desc model(int k, const char **name) {
     stx_sru_lm_desc d;
     memset(&d, 0, sizeof d);
@@ -806,7 +810,7 @@ static stx_sru_lm_desc model(int k, const char **name) {
 
 enum { MODELS = STACKS + 3 };
 
-/* log p or logits (B,n,V) of a text */
+/* log p or logits (B,n,V) of a text. */
 static stx_real *logits(stx_sru_lm *m, const int32_t *t, size_t B, size_t n, size_t window) {
     stx_ctx *x = m->ctx;
     stx_sru_state *s = stx_sru_state_create(m->sru, B);
@@ -824,8 +828,8 @@ static stx_real *logits(stx_sru_lm *m, const int32_t *t, size_t B, size_t n, siz
 
 enum { GEN_B = 2, GEN_N = 150, GEN_WINDOW = 9 };
 
-/* Feeds tokens [at, at + T) of a text to a generator; returns the largest difference of
-   its scores from `all`, infinity on failure. */
+/* Feeds tokens [at, at + T) of a text to a generator. Returns the largest difference of
+   its scores from `all`, or infinity on failure. */
 static double feed_error(stx_sru_gen *g, const int32_t *t, size_t at, size_t T,
                          const stx_real *all) {
     int32_t *piece = (int32_t *)malloc(GEN_B * T * sizeof *piece);
@@ -840,8 +844,8 @@ static double feed_error(stx_sru_gen *g, const int32_t *t, size_t at, size_t T,
     return y ? worst : HUGE_VAL;
 }
 
-/* Another token at position 60 changes the scores there, but not before it, nor those of
-   the other stream. */
+/* Another token at position 60 must change the scores there, but not those before it or
+   those of the other stream. */
 static void causality(const char *name, stx_sru_lm *m, int32_t *t, const stx_real *all) {
     stx_real *other;
     t[60] = (t[60] + 1) % V;
@@ -855,7 +859,8 @@ static void causality(const char *name, stx_sru_lm *m, int32_t *t, const stx_rea
     free(other);
 }
 
-/* Generation by single tokens, and in pieces longer than a chunk, equals the forward. */
+/* Generation token by token, and in parts longer than a chunk, must equal the forward
+   pass. */
 static void generation(void) {
     int k;
     for (k = 0; k < MODELS; k++) {
@@ -896,7 +901,7 @@ static void generation(void) {
     }
 }
 
-/* One training step on tokens [at, at + T] of a text (B,n); returns the loss. */
+/* Runs one training step on tokens [at, at + T] of a text (B,n) and returns the loss. */
 static double step(stx_sru_lm *m, stx_optim *o, stx_sru_state *s, const int32_t *t, size_t B,
                    size_t n, size_t at, size_t T, double lr) {
     stx_ctx *x = m->ctx;
@@ -913,7 +918,7 @@ static double step(stx_sru_lm *m, stx_optim *o, stx_sru_state *s, const int32_t 
 
 enum { TRAIN_B = 2, TRAIN_T = 16, TRAIN_N = 33 };
 
-/* A run trained by RAdam on a text (TRAIN_B,TRAIN_N) */
+/* A run that is trained by RAdam on a text (TRAIN_B,TRAIN_N). */
 typedef struct sru_run {
     stx_ctx *x;
     stx_sru_lm *m;
@@ -938,7 +943,7 @@ static double run_step(const sru_run *r, const int32_t *t, int i) {
     return step(r->m, r->o, r->s, t, TRAIN_B, TRAIN_N, (size_t)(i % 2) * TRAIN_T, TRAIN_T, 0.01);
 }
 
-/* Two runs have the same losses and parameters, bit for bit. */
+/* Two runs must have bit-identical losses and parameters. */
 static void repeated(const char *name, const stx_sru_lm_desc *d, const int32_t *t) {
     double loss[2][20];
     stx_real *first = NULL;
@@ -960,8 +965,8 @@ static void repeated(const char *name, const stx_sru_lm_desc *d, const int32_t *
     free(first);
 }
 
-/* A run that is saved after 7 steps and resumed from the file has the losses of an
-   uninterrupted one. */
+/* A run that is saved after 7 steps and resumed from the file must have the losses of
+   an uninterrupted one. */
 static void resumed(const char *name, const stx_sru_lm_desc *d, const int32_t *t) {
     double loss[20];
     char path[1024];
@@ -1001,7 +1006,8 @@ static void resumed(const char *name, const stx_sru_lm_desc *d, const int32_t *t
     remove(path);
 }
 
-/* A model learns one batch by heart. Evaluation does not write the states of training. */
+/* A model must be able to learn one batch by heart. Evaluation must not write the
+   states of training. */
 static void fits(const char *name, stx_sru_lm_desc d, const int32_t *t) {
     const size_t B = TRAIN_B, T = TRAIN_T, n = TRAIN_N;
     stx_ctx *x = context(2, 3);
@@ -1046,7 +1052,8 @@ static void fits(const char *name, stx_sru_lm_desc d, const int32_t *t) {
 }
 
 static void training(void) {
-    static const int models[3] = {7, 4, STACKS}; /* SRU++, with projections, adaptive */
+    static const int models[3] = {7, 4, STACKS}; /* SRU++, one with projections, an
+                                                    adaptive one */
     int k;
     for (k = 0; k < 3; k++) {
         const char *name;
@@ -1063,11 +1070,11 @@ static void training(void) {
     }
 }
 
-/* Where the dropouts of a model are: with one plain layer only those of the embedding and
+/* Which dropouts a model has: with one plain layer, only those of the embedding and of
    the output have an effect. */
 static void dropouts(void) {
     static const double set[5][3] = {
-        /* dropout, io_dropout, effect with one layer */
+        /* dropout, io_dropout, whether it has an effect with one layer */
         {0.3, -1, 0}, {0.3, 0, 1}, {0, 0.5, 1}, {0, 0, 0}, {0.5, 0.2, 1}};
     int i, k;
     for (k = 0; k < 2; k++)
@@ -1098,7 +1105,7 @@ static void dropouts(void) {
         }
 }
 
-/* The attention of an SRU++ layer from ops, with its dropouts; y: its input (2,12,8) */
+/* The attention of an SRU++ layer from ops, with its dropouts. y: its input (2,12,8). */
 static stx_tensor *attention_by_hand(stx_ctx *x, const stx_sru_layer *p, stx_tensor *y,
                                      stx_tensor *memory) {
     stx_attention_in a;
@@ -1117,7 +1124,7 @@ static stx_tensor *attention_by_hand(stx_ctx *x, const stx_sru_layer *p, stx_ten
 }
 
 /* The last hidden states of a model from ops, with all dropouts in the order in which
-   they are drawn */
+   they are drawn. */
 static stx_tensor *forward_by_hand(stx_sru_lm *m, const stx_sru_state *s, const int32_t *t,
                                    int plus) {
     stx_ctx *x = m->ctx;
@@ -1149,8 +1156,8 @@ static stx_tensor *forward_by_hand(stx_sru_lm *m, const stx_sru_state *s, const 
     return stx_dropout(x, h, 0.45);
 }
 
-/* Every dropout against the model written as ops: its rate, its position, whether it is
-   drawn once for all times */
+/* Compares every dropout with the model written as ops: its rate, its position, and
+   whether it is drawn once for all times. */
 static void dropouts_by_hand(void) {
     int plus;
     for (plus = 0; plus < 2; plus++) {
@@ -1195,7 +1202,7 @@ static void dropouts_by_hand(void) {
     }
 }
 
-/* Padding in a memory that is kept over several segments */
+/* Padding in a memory that is kept over several segments. */
 static void kept_padding(void) {
     static const size_t length[3][2] = {{4, 2}, {3, 4}, {1, 4}};
     const size_t B = 2, T = 4, n = 12;
@@ -1238,7 +1245,8 @@ static void kept_padding(void) {
     stx_destroy(x);
 }
 
-/* After the first steps training does not allocate, and keys depend on the state. */
+/* After the first steps, training must not allocate, and keys must depend on the
+   state. */
 static void steady(void) {
     const char *name;
     stx_sru_lm_desc d = model(6, &name);
@@ -1283,8 +1291,8 @@ static void steady(void) {
     stx_destroy(x);
 }
 
-/* The largest magnitude of rows [r0, r0 + rows) of a parameter nearly reaches the bound.
-   */
+/* The largest magnitude in rows [r0, r0 + rows) of a parameter must almost reach the
+   bound. */
 static void bound_is(const stx_tensor *t, size_t r0, size_t rows, double bound, const char *what) {
     const size_t C = t->size / t->dim[0];
     double top = 0;
@@ -1302,7 +1310,7 @@ static int all_zero(const stx_tensor *t) {
     return 1;
 }
 
-/* All cases below are in one context, whose generator they share. */
+/* All cases below use one context and share its random generator. */
 static void initial_weights(stx_ctx *x) {
     stx_sru_desc d;
     stx_sru *m;
@@ -1376,7 +1384,8 @@ static void initial_attention(stx_ctx *x) {
           "alpha 0, highway bias 0, gain 1");
 }
 
-/* The highway bias of the desc, including 0, is the first value and is read back. */
+/* The highway bias of the desc, including 0, must be the initial value and be read
+   back. */
 static void initial_highway_bias(stx_ctx *x, double bias, int transform) {
     stx_sru_lm_desc d;
     stx_sru_lm *m;
@@ -1401,7 +1410,7 @@ static void initial_highway_bias(stx_ctx *x, double bias, int transform) {
           "alpha with highway_bias %g", bias);
 }
 
-/* v_init -1: v is a parameter, unlike with v1, and begins with zeros. */
+/* v_init = -1: v is a parameter, unlike with v1, and starts as zeros. */
 static void initial_v(stx_ctx *x) {
     stx_sru_lm_desc d;
     stx_sru_lm *m;
@@ -1435,7 +1444,8 @@ static void initialisers(void) {
     stx_destroy(x);
 }
 
-/* Initially attention contributes nothing, and w2 has no gradient until alpha changes. */
+/* Initially, attention contributes nothing, and w2 has no gradient until alpha
+   changes. */
 static void rezero(void) {
     stx_ctx *x = context(1, 4);
     stx_params *p = stx_params_create(x);
@@ -1463,7 +1473,7 @@ static void rezero(void) {
     stx_destroy(x);
 }
 
-/* A transform of the caller: without g there is no V */
+/* A transform of the caller. Without g there is no V. */
 typedef struct own {
     stx_tensor *w, *g;
     int calls, fail, shape;
@@ -1531,8 +1541,9 @@ enum { PAD_B = 3, PAD_T = 11 };
 
 static const size_t pad_length[PAD_B] = {11, 4, 7};
 
-/* Outputs of a segment with padding are 0 there, do not depend on the input there, and
-   are those of a row alone. Writes the outputs to one; s: the states afterwards */
+/* The outputs of a segment must be 0 at padding, must not depend on the input there,
+   and must be those of a row alone. one: receives the outputs; s: the states
+   afterwards. */
 static void padded_outputs(const char *name, stx_sru *m, const stx_real *v, stx_sru_state *s,
                            stx_real *one, stx_real *two) {
     const size_t B = PAD_B, T = PAD_T, I = m->desc.input;
@@ -1567,7 +1578,7 @@ static void padded_outputs(const char *name, stx_sru *m, const stx_real *v, stx_
     free(w);
 }
 
-/* Padding is marked in the memory: it has no effect on the next segment, either. */
+/* Padding is marked in the memory, so it must not affect the next segment either. */
 static void padded_memory(const char *name, stx_sru *m, const stx_real *v, stx_sru_state *s,
                           stx_real *one) {
     const size_t B = PAD_B, T = PAD_T, I = m->desc.input;
@@ -1621,7 +1632,8 @@ static void padding(void) {
 
 enum { QUERY_B = 4, QUERY_T = 9, QUERY_M = 5, QUERY_N = 3, QUERY_W = 12 };
 
-/* A padded position of row b: at the beginning, at the end, the whole row, in between */
+/* Nonzero if position t of row b is padding: at the beginning, at the end, in the whole
+   row, or in between. */
 static int is_padding(size_t b, size_t t) {
     switch (b) {
     case 0: return t < 4;
@@ -1631,7 +1643,7 @@ static int is_padding(size_t b, size_t t) {
     }
 }
 
-/* The same in the memory: the whole row, the beginning, in between, none */
+/* The same for the memory: the whole row, the beginning, in between, or none. */
 static int is_memory_padding(size_t b, size_t t) {
     switch (b) {
     case 0: return 1;
@@ -1649,8 +1661,8 @@ static void overwrite(stx_real *rows, const int32_t *pad, size_t n, size_t C, do
         for (j = 0; pad[i] && j < C; j++) rows[i * C + j] = (stx_real)(first + step_ * (double)j);
 }
 
-/* Outputs, states and gradients of a stack. other: with other values in the padding.
-   NULL on failure; the caller frees the result. */
+/* The outputs, states and gradients of a stack. other: with other values in the
+   padding. Returns NULL on failure; the caller frees the result. */
 static stx_real *padded_run(const stx_sru_desc *d, const char *name, size_t window, int other,
                             size_t *total) {
     enum { B = QUERY_B, T = QUERY_T, M = QUERY_M, N = QUERY_N, W = QUERY_W };
@@ -1710,10 +1722,11 @@ static stx_real *padded_run(const stx_sru_desc *d, const char *name, size_t wind
     return all;
 }
 
-/* Padding before, between and after the tokens, and in whole rows, in the segment and in
-   the memory, with a window or none: other values there, hence other queries, keys and
-   values, change no bit of any output, state or gradient, and the gradient of padding is
-   0. So no mask is required for queries that see only padding. */
+/* Padding before, between and after the tokens, and in whole rows, in the segment and
+   in the memory, with and without a window: other values there, and thus other queries,
+   keys and values, must not change a bit of any output, state or gradient, and the
+   gradient of padding must be 0. So no mask is required for queries that see only
+   padding. */
 static void padded_queries(void) {
     int k;
     size_t window;
@@ -1735,7 +1748,7 @@ static void padded_queries(void) {
         }
 }
 
-/* For a first segment, the window is that of the state that it writes. With k = 4 the
+/* For a first segment, the window is that of the state that it writes. With k = 4, the
    highway is u3, whatever alpha is. */
 static void small_rules(void) {
     const char *name;
@@ -1769,7 +1782,7 @@ static void small_rules(void) {
     stx_destroy(x);
 }
 
-/* States in the order of nn.GRU: (layers directions, B, H) */
+/* States in the order of nn.GRU: (layers directions, B, H). */
 static void nn_states(void) {
     static const size_t shape[6][3] = {{2, 3, 8}, {3, 4, 4}, {4, 4, 3},
                                        {4, 3, 8}, {4, 2, 4}, {0, 0, 0}};
@@ -1800,8 +1813,8 @@ static void nn_states(void) {
     stx_download(x, again, s->c, 48);
     CHECK(!memcmp(c, again, sizeof c) && stx_ok(x), "states that were got and set");
 
-    /* the same number of elements in another order, batch first, other sizes: refused by
-       name, and the state is unchanged */
+    /* the same number of elements in another order, batch first, other sizes: refused
+       by name, without changing the state */
     for (i = 0; i < 6; i++) {
         char pattern[64];
         for (j = 0; j < 48; j++) nn[j] = -1;
@@ -1819,7 +1832,7 @@ static void nn_states(void) {
     stx_destroy(x);
 }
 
-/* The desc is refused with an error that fits the pattern, see test_says. */
+/* The desc must be refused with an error that matches the pattern; see test_says. */
 static void refused(const char *pattern, const stx_sru_desc *d) {
     stx_ctx *x = context(1, 1);
     CHECK(!stx_sru_create(stx_params_create(x), "", d) && stx_error_code(x) == STX_ERR_ARG
@@ -1838,7 +1851,7 @@ static void refused_lm(const char *pattern, const stx_sru_lm_desc *d) {
     stx_destroy(x);
 }
 
-/* A valid desc that the cases below change */
+/* A valid desc, which the cases below change. */
 static stx_sru_desc small(void) {
     stx_sru_desc d;
     memset(&d, 0, sizeof d);
@@ -1855,7 +1868,7 @@ static stx_sru_lm_desc small_lm(void) {
     return d;
 }
 
-/* Numbers of parameters near the limit of size_t and beyond it */
+/* Numbers of parameters near the limit of size_t and beyond it. */
 static void large_counts(void) {
     stx_sru_desc d = small();
     stx_sru_lm_desc lm;
@@ -2055,7 +2068,7 @@ static void bad_words(void) {
     refused_lm("cutoffs: expected .. got 9", &d);
 }
 
-/* Models and states that are not created */
+/* Models and states that cannot be created. */
 static void bad_creation(stx_sru *m) {
     stx_ctx *x = m->ctx;
     stx_sru_desc d = m->desc;
@@ -2081,14 +2094,14 @@ static void bad_creation(stx_sru *m) {
     stx_clear_error(x);
 }
 
-/* The call failed with an error that fits the pattern. Clears it. */
+/* Checks that the call failed with an error that matches the pattern, and clears it. */
 static void call_refused(stx_ctx *x, const void *result, const char *pattern) {
     CHECK(!result && test_says(stx_error(x), pattern), "expected \"%s\", got \"%s\"", pattern,
           stx_error(x));
     stx_clear_error(x);
 }
 
-/* The input (2,5,8) of a new step */
+/* The input (2,5,8) of a new step. */
 static stx_tensor *next_input(stx_ctx *x, const stx_real *v) {
     stx_begin(x, STX_TRAIN);
     return stx_input(x, v, 2, 5, 8, 0);
@@ -2157,7 +2170,7 @@ static void bad_io(stx_sru *m, const stx_real *v) {
     call_refused(x, stx_sru_forward(m, in, &io), "layer 1: expected 3 rows .. got 4");
 }
 
-/* Valid inputs of a cell in a new step */
+/* Valid inputs of a cell in a new step. */
 static stx_sru_recurrence_in next_cell(stx_ctx *x, const stx_real *v) {
     stx_sru_recurrence_in c;
     memset(&c, 0, sizeof c);
@@ -2230,7 +2243,7 @@ static void nulls(void) {
     CHECK(!stx_sru_state_set_nn(NULL, v, 1, 1, 1), "no state");
 }
 
-/* Kernels with a size of 0 do nothing. */
+/* Kernels with a size of 0 must do nothing. */
 static void empty_kernels(stx_ctx *x, stx_real *v) {
     int i;
     for (i = 0; i < 4; i++) {
@@ -2253,7 +2266,7 @@ static void empty_kernels(stx_ctx *x, stx_real *v) {
     CHECK(stx_ok(x), "%s", stx_error(x));
 }
 
-/* A generator refuses invalid calls, and works after them. */
+/* A generator must refuse invalid calls and work after them. */
 static void bad_generation(void) {
     stx_ctx *x = context(1, 1), *y = context(1, 1);
     stx_sru_lm_desc d = small_lm();
@@ -2319,7 +2332,7 @@ static void errors(void) {
     stx_destroy(x);
 }
 
-/* A file with the state of one row more than its memory has */
+/* Writes a file whose state has one row more than its memory. */
 static void write_damaged(const stx_sru_state *s, const char *path) {
     stx_ctx *x = s->model->ctx;
     stx_writer *w = stx_writer_create(x);
@@ -2332,8 +2345,8 @@ static void write_damaged(const stx_sru_state *s, const char *path) {
     CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
 }
 
-/* States in files, with padding. Those of another model or batch and damaged ones are
-   refused and leave an empty state. */
+/* States in files, with padding. Files of another model or batch, and damaged files,
+   must be refused and leave an empty state. */
 static void files(void) {
     stx_ctx *x = context(1, 1);
     const char *name;
@@ -2396,7 +2409,7 @@ static void files(void) {
     stx_destroy(x);
 }
 
-/* Counts allocations and live blocks; allocation fail_at fails. */
+/* Counts allocations and live blocks. Allocation number fail_at fails. */
 typedef struct counter {
     long calls, live, fail_at;
 } counter;
@@ -2415,8 +2428,8 @@ static void count_release(void *user, void *p) {
     free(p);
 }
 
-/* Training and generation in a context whose allocation c->fail_at fails. Returns whether
-   generation succeeded; error, code: of the context. */
+/* Trains and generates in a context whose allocation c->fail_at fails. Returns nonzero
+   if generation succeeded. error, code: of the context. */
 static int with_failure(counter *c, char error[256], int *code) {
     static const int32_t t[40] = {1, 2, 3, 4, 5};
     const char *name;
@@ -2452,7 +2465,7 @@ static int with_failure(counter *c, char error[256], int *code) {
     return done;
 }
 
-/* Each allocation fails once: an error, and all memory is released. */
+/* Each allocation fails once: there must be an error, and all memory must be released. */
 static void memory(void) {
     long at, total = 1;
     for (at = 0; at <= total; at++) {
@@ -2472,12 +2485,12 @@ static void memory(void) {
     }
 }
 
-/* The example that the manual computes by hand */
+/* The example that the manual computes by hand. */
 static void by_hand(void) {
     static const double h_expected[2] = {1.5, 4}, du0[2] = {0.125, 0.25}, dx[2] = {0, 0.5};
     stx_ctx *x = context(1, 1);
     stx_params *p = stx_params_create(x);
-    /* the mean of 0, 2 h is h's second */
+    /* the second element of h is the mean of 0 and 2 h */
     stx_real u[6] = {4, 0, 0, 8, 0, 0}, in[2] = {1, 3}, pick[2] = {0, 2}, h[2];
     stx_tensor *ut = stx_param(p, STX_ZEROS, 0, "u", 1, 2, 3, 1),
                *xt = stx_param(p, STX_ZEROS, 0, "x", 1, 2, 1, 0);
