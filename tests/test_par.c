@@ -503,8 +503,8 @@ static void generation_case(const char *name, stx_par_desc d, const int *reset, 
     e = max_difference(stepwise, whole, 2 * n * D);
     CHECK(e <= TOL * top, "%s%s: steps differ from calls by %g", name,
           resets_too ? " with resets" : "", e);
-    for (l = 0; l < m->desc.blocks; l++) /* sets the memory of generation as described
-                                            in the manual */
+    /* the capacity of generation's memory, as stated in the manual */
+    for (l = 0; l < m->desc.blocks; l++)
         CHECK(!g->pos[l] || g->cache->layer[l].capacity == 2 * (g->M + !g->M) + 64,
               "%s: %zu rows for %zu", name, g->cache->layer[l].capacity, g->M);
     continued_steps(name, g, t, reset, whole);

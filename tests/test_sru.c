@@ -2490,7 +2490,7 @@ static void by_hand(void) {
     static const double h_expected[2] = {1.5, 4}, du0[2] = {0.125, 0.25}, dx[2] = {0, 0.5};
     stx_ctx *x = context(1, 1);
     stx_params *p = stx_params_create(x);
-    /* the second element of h is the mean of 0 and 2 h */
+    /* pick: the mean of (0, 2) h is the second element of h */
     stx_real u[6] = {4, 0, 0, 8, 0, 0}, in[2] = {1, 3}, pick[2] = {0, 2}, h[2];
     stx_tensor *ut = stx_param(p, STX_ZEROS, 0, "u", 1, 2, 3, 1),
                *xt = stx_param(p, STX_ZEROS, 0, "x", 1, 2, 1, 0);
