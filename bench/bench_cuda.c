@@ -75,7 +75,7 @@ static void cuda(int error, const char *what) {
     }
 }
 
-/* Its errors are left to the caller. */
+/* Errors of the context are left to the caller. */
 static stx_ctx *context_or(int mode, int no_graph) {
     stx_desc d;
     stx_ctx *x;
@@ -96,7 +96,7 @@ static stx_ctx *context(int mode, int no_graph) {
     return x;
 }
 
-static double used_bytes(void) { /* of the whole device, according to the driver */
+static double used_bytes(void) { /* of the whole device, as the driver reports it */
     size_t left = 0, total = 0;
     cuda(cudaMemGetInfo(&left, &total), "cudaMemGetInfo");
     return (double)(total - left);
@@ -133,15 +133,15 @@ static void mark_now(stx_ctx *x, int i) {
     cuda(cudaEventRecord(mark.at[i], (cudaStream_t)stx_cuda_stream(x)), "cudaEventRecord");
 }
 
-static double mark_ms(int from, int to) { /* waits for the later one */
+static double mark_ms(int from, int to) { /* waits for the later event */
     float ms = 0;
     cuda(cudaEventSynchronize(mark.at[to]), "cudaEventSynchronize");
     cuda(cudaEventElapsedTime(&ms, mark.at[from], mark.at[to]), "cudaEventElapsedTime");
     return (double)ms;
 }
 
-/* What is timed: fn, so often between two events that their resolution and the first
-   launch do not matter */
+/* A function to time. It is called so often between two events that their resolution
+   and the first launch do not matter. */
 typedef struct job {
     void (*fn)(struct job *j);
     stx_ctx *x;
@@ -165,15 +165,15 @@ static double job_ms(job *j) {
     return mark_ms(0, 1) / j->reps;
 }
 
-static int job_warm(job *j) { /* 0: it cannot run, the context says why */
+static int job_warm(job *j) { /* 0: the job cannot run, and the context says why */
     double ms;
     j->reps = 1;
     if (!stx_ok(j->x)) return 0;
-    job_ms(j); /* loads code, chooses algorithms */
+    job_ms(j); /* loads code and chooses algorithms */
     stx_cuda_sync(j->x);
     if (!stx_ok(j->x)) return 0;
     ms = job_ms(j);
-    if (opt.tiny || ms > 5) /* calls for 5 ms, at most 1000 */
+    if (opt.tiny || ms > 5) /* enough calls for 5 ms, at most 1000 */
         j->reps = 1;
     else
         j->reps = ms * 1000 < 5 ? 1000 : (int)(5 / ms) + 1;
@@ -191,8 +191,8 @@ static void job_run(job *j) {
     for (r = 0; r < opt.rounds; r++) job_round(j);
 }
 
-/* n random values in (-scale, scale) on the device. The host draws four million once;
-   larger arrays are filled with parts of them. */
+/* Fills device memory with n random values in (-scale, scale). The host draws four
+   million values once; larger arrays are filled with parts of them. */
 static void random_fill(stx_ctx *x, stx_real *to, size_t n, double scale) {
     enum { POOL = 1 << 22, PIECE = 1 << 20 };
 
@@ -247,7 +247,7 @@ static void *device_bytes(stx_ctx *x, size_t bytes) {
 static void run_matmul(job *j) {
     stx_gemm_args g = stx_gemm_init(j->ta, j->tb, j->n[0], j->n[1], j->n[2], j->a[0], j->a[1],
                                     j->a[2]);
-    /* gradients of weights are accumulated, in pieces */
+    /* gradients of weights are accumulated, in slices of K */
     g.beta = j->ta ? 1 : 0;
     stx_gemm_cuda(j->x, &g);
 }
@@ -263,7 +263,7 @@ static void matmul_job(job *j, stx_ctx *x, size_t M, size_t N, size_t K, int ta,
     j->tb = tb;
     j->a[0] = device_random(x, M * K, 1, STX_MEM_ACTIVATIONS);
     j->a[1] = device_random(x, K * N, 1, STX_MEM_ACTIVATIONS);
-    /* gradients of weights are floats */
+    /* gradients of weights are float */
     j->a[2] = device_random(x, M * N, 1, ta ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS);
 }
 
@@ -276,7 +276,7 @@ static void job_free(job *j) {
     if (j->ids) stx_cuda_free(j->x, j->ids);
 }
 
-/* FLOP/s of a large bf16 matmul: the unit of the column "of matmul" */
+/* FLOP/s of a large bf16 matmul: the unit of the column "of matmul". */
 static double matmul_rate(void) {
     size_t n = opt.tiny ? 64 : 8192;
     stx_ctx *x = context(BF16, 1);
@@ -308,8 +308,8 @@ typedef struct {
     uint64_t done, key;
 } trainee;
 
-/* literal: bit 0: rows that never existed are zero keys, as in the peer; bit 1: exact
-   eps */
+/* literal: bit 0: rows that never existed are zero keys, as in the peer; bit 1: the
+   exact eps. */
 static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     stx_span_desc d;
     stx_span *m;
@@ -337,7 +337,7 @@ static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     return m;
 }
 
-/* Random bytes, the same on every machine, enough for all steps */
+/* Writes random bytes, which are the same on every machine and suffice for all steps. */
 static void write_data(const char *path, const config *c, size_t steps) {
     FILE *f = fopen(path, "wb");
     size_t n = c->batch * ((steps + 2) * c->block + 2), i, e;
@@ -410,7 +410,7 @@ static void step(void *user) {
     stx_span_clamp(t->m);
 }
 
-/* Input of a step: tokens and learning rate */
+/* Sets the input of a step: tokens and learning rate. */
 static void trainee_feed(trainee *t) {
     if (stx_batches_next(t->batches, t->block[0], t->block[1]) == STX_BATCH_FRESH)
         stx_span_state_reset(t->memory);
@@ -420,8 +420,8 @@ static void trainee_feed(trainee *t) {
     stx_optim_set_lr(t->optim, t->rate);
 }
 
-/* One step as in a training program, which reads the loss after each: the host waits for
-   the device once per step. */
+/* Runs one step as a training program does that reads the loss after each step: the
+   host waits for the device once per step. */
 static int trainee_step(trainee *t) {
     trainee_feed(t);
     t->key = stx_span_key(t->m, t->in, t->out, t->memory, 0);
@@ -432,7 +432,8 @@ static int trainee_step(trainee *t) {
     return stx_ok(t->x);
 }
 
-/* n steps, whose times are added to ms (may be NULL); returns the seconds of all */
+/* Runs n steps, adds their times to ms (may be NULL), and returns the total number of
+   seconds. */
 static double trainee_round(trainee *t, int n, samples *ms) {
     double at;
     int k;
@@ -447,8 +448,8 @@ static double trainee_round(trainee *t, int n, samples *ms) {
     return at;
 }
 
-/* Steps until the memory is full, the clocks are high, the graph is captured and the loss
-   that is compared is known */
+/* Runs steps until the memory is full, the clocks are high, the graph is captured, and
+   the loss to compare is known. */
 static int trainee_warm(trainee *t, double limit) {
     double until = seconds() + limit;
     int fill = 3, n;
@@ -477,8 +478,8 @@ static void answer_line(const trainee *t, double took, int n, const samples *ms,
     fflush(stdout);
 }
 
-/* One contender: reports the loss of its first step, then replies to "warm" and "round"
-   on stdin. */
+/* A contender: reports the loss of its first step, then answers "warm" and "round" on
+   stdin. */
 static int worker(void) {
     static trainee t;
     static samples ms;
@@ -498,7 +499,8 @@ static int worker(void) {
         if (warm)
             trainee_warm(&t, opt.limit);
         else {
-            trainee_round(&t, 1, NULL); /* others used the device: one step is not timed */
+            trainee_round(&t, 1, NULL); /* other contenders have used the device, so one
+                                           step is not timed */
             took = trainee_round(&t, c.steps, &ms);
         }
         if (!stx_ok(t.x)) {
@@ -573,7 +575,7 @@ static void contender_heard(contender *c) {
     json_text(line, "note", c->note, sizeof c->note);
 }
 
-/* share: seconds for warming up */
+/* share: the number of seconds for warming up. */
 static void contender_command(arguments *a, int i, const config *g, const char *params,
                               const char *data, size_t share) {
     a->n = 0;
@@ -618,7 +620,7 @@ static void contender_start(contender *c, int i, const config *g, const char *pa
     int got;
     double from = seconds();
     snprintf(log, sizeof log, "%s/contender.%s.%d.log", opt.work, g->name, i);
-    /* one that does not finish leaves time for the others */
+    /* a contender that does not finish must leave time for the others */
     until = from + at_least(0.45 * (until - from), 20);
     contender_command(&a, i, g, params, data, (size_t)(at_least((until - from) / 3, 2) + 0.5));
     c->on = spawn(&c->p, a.v, log) != 0;
@@ -670,7 +672,7 @@ static void params_write(const config *c, const char *path) {
     stx_destroy(x);
 }
 
-/* A configuration whose contenders train until a time */
+/* A configuration, whose contenders train until a given time. */
 typedef struct {
     const config *g;
     char params[512], data[512];
@@ -717,7 +719,7 @@ static void training_rounds(training *t) {
         if (t->c[i].on) stop(&t->c[i].p);
 }
 
-/* Contenders that did not fit into memory run again without the others. */
+/* Contenders that did not fit into memory run again, alone. */
 static void training_alone(training *t, double last_start) {
     int i, r;
     for (i = 0; i < CONTENDERS; i++) {
@@ -737,7 +739,7 @@ static double difference(const contender *c, const contender *with) {
     return fmax(fabs(c->first - with->first), fabs(c->at_check - with->at_check));
 }
 
-/* The reference of the losses: PyTorch in f32, else seqtx in f32, else NULL */
+/* The reference for the losses: PyTorch in f32, or else seqtx in f32, or else NULL. */
 static const contender *reference_of(const training *t) {
     if (t->c[PEER_F32].rate.n) return &t->c[PEER_F32];
     return t->c[OWN_F32].rate.n ? &t->c[OWN_F32] : NULL;
@@ -775,7 +777,7 @@ static void training_note(const training *t, const contender *c) {
     snprintf(note + strlen(note), CELL - strlen(note), ", %.0f warm-up steps", c->warm_steps);
 }
 
-/* flop: of a step; gemm: FLOP/s of the large matmul */
+/* flop: operations of a step; gemm: FLOP/s of the large matmul. */
 static void training_row(const training *t, int i, double flop, double gemm) {
     const contender *c = &t->c[i], *with = reference_of(t), *bf16 = &t->c[PEER_BF16];
     double ms = median(&c->ms);
@@ -812,7 +814,7 @@ static void training_row(const training *t, int i, double flop, double gemm) {
 
 static void training_config(const config *g, double until, double gemm) {
     static training t;
-    double reserve = 0.2 * (until - seconds()); /* for the rounds */
+    double reserve = 0.2 * (until - seconds()); /* reserved for the rounds */
     int i;
     work w;
     memset(&t, 0, sizeof t);
@@ -901,8 +903,8 @@ static void ops_start(void) {
     }
 }
 
-/* One round of an operation. 1: its times in ms were added (backward may be NULL); 0: why
-   not. */
+/* Runs one round of an operation. Returns 1 after adding its times in ms to forward and
+   backward (backward may be NULL), or 0 with the reason in `why`. */
 static int ops_ask(const char *what, samples *forward, samples *backward, char *why, size_t size,
                    double limit) {
     double ms;
@@ -941,7 +943,7 @@ static void run_attention_bwd(job *j) {
     stx_attention_bwd_cuda(j->x, &j->attention);
 }
 
-/* E keys of every query: a learned span of E - ramp in all heads */
+/* Every query sees E keys: all heads have a learned span of E - ramp. */
 static void attention_job(job *j, stx_ctx *x, size_t B, size_t T, size_t H, size_t D, size_t E,
                           size_t L) {
     stx_attention_args *a = &j->attention;
@@ -995,16 +997,16 @@ static const char *const who[WHO] = {"seqtx bf16", "seqtx f32",
                                      "PyTorch FlexAttention bf16, R materialised",
                                      "PyTorch SDPA bf16, E keys, no window, no positions"};
 
-/* Matmuls of 2 D E operations per query and head, forward and backward: SDPA has no
+/* Matmuls of 2 D E operations per query and head, {forward, backward}. SDPA has no
    positions. */
 static const int attention_matmuls[WHO][2] = {{3, 6}, {3, 6}, {3, 6}, {2, 4}};
 
 typedef struct {
     size_t B, T, H, D, E, L;
     stx_ctx *x[2];
-    job j[2][2]; /* seqtx: forward, backward */
+    job j[2][2]; /* of seqtx: forward, backward */
     samples ms[WHO][2];
-    char cannot[WHO][256], request[WHO][256]; /* request: to PyTorch */
+    char cannot[WHO][256], request[WHO][256]; /* request: sent to PyTorch */
 } attention_case;
 
 static void attention_begin(attention_case *c, double until) {
@@ -1103,7 +1105,7 @@ enum { UNIFORM, CONTEXT, BATCH, GRAPH, EPS, CURVES };
 
 static const char *const curve_name[CURVES] = {"span", "context", "batch", "graph", "exact eps"};
 
-/* keys: sum over layers and heads; rows: sum over layers of the memory */
+/* keys: sum over layers and heads; rows: sum of the memory's rows over layers. */
 typedef struct {
     char name[CELL];
     int curve, no_graph, literal;
@@ -1133,7 +1135,8 @@ static point *point_add(int curve, config c, const char *name, ...) {
     return q;
 }
 
-/* 3 x 3 by elimination with pivots: 0 if there is no solution */
+/* Solves a 3 x 3 system by elimination with pivoting. Returns 0 if there is no
+   solution. */
 static int solve(double a[3][4], double v[3]) {
     int i, j, k;
     for (i = 0; i < 3; i++) {
@@ -1170,7 +1173,7 @@ static void points_graph(const config *base, size_t batch) {
     point_add(GRAPH, c, "batch %zu, launched", batch)->no_graph = 1;
 }
 
-/* The points of all curves. base: the model; B: its usual batch */
+/* Lists the points of all curves. base: the model; B: its usual batch size. */
 static void points_list(const config *base, size_t B) {
     config c;
     size_t s, last = 0, by = opt.tiny ? 8 : 4, least = opt.tiny ? 64 : 512,
@@ -1204,7 +1207,7 @@ static void point_failed(point *p) {
     p->ms.n = 0;
 }
 
-/* Measures the points of a curve, interleaved, until a time. */
+/* Measures the points of a curve, interleaved, until a given time. */
 static void curve_measure(int curve, const char *data, double until) {
     int r, any = 0;
     point *p, *end = points.at + points.n;
@@ -1266,7 +1269,7 @@ static int point_fits(const point *p, double f[3]) {
     return p->ms.n && (p->curve == UNIFORM || p->curve == CONTEXT);
 }
 
-/* Least squares of relative errors: each point is divided by its time. */
+/* Least squares of relative errors: each equation is divided by the time of its point. */
 static void curves_fit(void) {
     double a[3][4], v[3], f[3], worst = 0;
     int k, l, used = 0;
@@ -1316,7 +1319,7 @@ static void bench_curves(void) {
         base.block, base.batch, opt.rounds, opt.tiny ? 1 : 6, opt.tiny ? 16 : 448);
     header("curve|point|step ms|range|to the first|tokens/s|keys|rows|peak GB|");
     for (curve = 0; curve < CURVES; curve++) {
-        /* a curve has an equal share of the remaining time */
+        /* each curve gets an equal share of the remaining time */
         curve_measure(curve, data, seconds() + (until - seconds()) / (CURVES - curve));
         curve_rows(curve);
     }
@@ -1460,13 +1463,13 @@ static void rows_job(job *j, stx_ctx *x, void (*fn)(job *), size_t N, size_t C, 
     if (stx_ok(x)) stx_cuda_upload(x, j->ids, ids, N * sizeof *ids);
     if (stx_ok(x)) stx_cuda_sync(x);
     free(ids);
-    /* valid means and deviations */
+    /* writes valid means and deviations */
     if (stx_ok(x) && (fn == run_layernorm_bwd || fn == run_residual_bwd)) run_layernorm_fwd(j);
     if (stx_ok(x) && fn == run_entropy_bwd) run_entropy_fwd(j);
     if (stx_ok(x) && fn == run_bias_relu) stx_cuda_sync(x);
 }
 
-/* SRU's recurrence with a highway, one direction, as in SRU++ */
+/* The recurrence of SRU with a highway connection, in one direction, as in SRU++. */
 static void run_sru_fwd(job *j) {
     stx_sru_fwd_cuda(j->x, &j->sru);
 }
@@ -1530,8 +1533,8 @@ static void shape_add(const char *what, int ta, int tb, size_t M, size_t N, size
 
 static void shapes_list(void) {
     static const size_t dims[2][3] = {{256, 512, 768}, {16, 32, 48}};
-    /* an output layer of 205 words: unpadded, padded to whole 16 bytes, and as the GPU
-       pads it */
+    /* an output layer of 205 words: unpadded, padded to multiples of 16 bytes, and as
+       the GPU pads it */
     static const size_t vocab[2][3] = {{205, 208, 256}, {13, 16, 19}};
     size_t N = opt.tiny ? 32 : 32768, large = opt.tiny ? 64 : 8192, i;
     shapes.n = 0;
@@ -1554,7 +1557,7 @@ static void shapes_list(void) {
     }
 }
 
-/* us, range and TFLOP/s in three columns */
+/* Writes microseconds, range and TFLOP/s in three columns. */
 static void cell_us(int column, const samples *ms, double flop) {
     if (!ms->n) return;
     cell_spread(column, ms, 1, 1e3);
@@ -1607,7 +1610,7 @@ static void bench_matmuls(double until) {
            "to PyTorch|");
     for (i = 0; i < shapes.n; i++)
         for (m = 0; m < MODES; m++) {
-            /* f32 is slow: only some */
+            /* f32 is slow, so only some shapes are timed */
             if (m == F32 && i > 0 && strcmp(shapes.at[i].what, "x W1^T")) continue;
             if (seconds() <= until) gemm_row(&shapes.at[i], m);
         }
@@ -1615,8 +1618,8 @@ static void bench_matmuls(double until) {
     stop(&ops.p);
 }
 
-/* A pass over memory: elements (2 or 4 bytes) per element of (rows,cols), and bytes per
-   row, each operand counted once */
+/* A pass over memory: element size in bytes (2 or 4) per element of (rows,cols), and
+   bytes per row. Each operand is counted once. */
 static const struct {
     const char *name;
     void (*fn)(job *);
@@ -1638,7 +1641,7 @@ static const struct {
 
 enum { PASSES_N = sizeof passes / sizeof *passes };
 
-/* Runs a job and fills in the columns that follow name and shape. */
+/* Runs a job and fills in the columns after name and shape. */
 static void pass_measure(job *j, int mode, double bytes) {
     job_run(j);
     cell(2, "%s", mode_name[mode]);
@@ -1679,7 +1682,8 @@ static const size_t sru_shapes[][3] = {{4, 1024, 3072},
 
 enum { SRU_N = sizeof sru_shapes / sizeof *sru_shapes };
 
-/* u0 u1 u2 x -> h; u0 u1 u2 x dh -> du0 du1 du2 dx; and a state per tile */
+/* forward: u0 u1 u2 x -> h; backward: u0 u1 u2 x dh -> du0 du1 du2 dx; and one state
+   per tile */
 static void sru_row(const size_t *shape, int backward, int mode) {
     static job j;
     size_t B = opt.tiny ? 1 : shape[0], T = opt.tiny ? 40 : shape[1], O = opt.tiny ? 40 : shape[2];
@@ -1695,7 +1699,7 @@ static void sru_row(const size_t *shape, int backward, int mode) {
     stx_destroy(x);
 }
 
-static void optim_row(const config *of) { /* all parameters of a model */
+static void optim_row(const config *of) { /* all parameters of the model */
     static job j;
     config c = configured(*of);
     stx_ctx *x = context(BF16, 1);
@@ -1741,9 +1745,9 @@ static void bench_gemm(void) {
 
 // >>idle: how long the device waits for the host
 
-/* Steps without reading anything in between: the host only feeds and launches, so that
-   the device always has work. The spans stay in their windows for these few steps
-   (checked by the caller), so the key does not change. */
+/* Runs steps without reading anything in between: the host only copies inputs and
+   launches, so the device always has work. During these few steps, the spans stay
+   within their windows, which the caller checks, so that the key does not change. */
 static double back_to_back(trainee *t, int n, double *host) {
     double at;
     int k;
@@ -1865,7 +1869,8 @@ int main(int argc, char **argv) {
     if (opt.rounds > 30) opt.rounds = 30;
     require_listed("--config", opt.config,
                    "small-full,small,12x512,24x768,all-attention,small-205");
-    signal(SIGPIPE, SIG_IGN); /* a contender that ended is reported; this program continues */
+    signal(SIGPIPE, SIG_IGN); /* a contender that has ended is reported, and this
+                                 program continues */
     if (opt.worker) return worker();
     if (listed(opt.section, "training")) bench_training();
     if (listed(opt.section, "attention")) bench_attention();

@@ -10,15 +10,16 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Spans: all L; learned-like; all `reach`; one head L, the others `reach` */
+/* Spans of heads: all L; similar to learned ones; all `reach`; one head L and the
+   others `reach`. */
 enum { SPANS_FULL, SPANS_LEARNED, SPANS_ALL, SPANS_ONE };
 
 typedef struct config {
     const char *name, *what;
     size_t layers, dim, inner, heads, span, block, batch, pers;
     int spans;
-    double reach; /* of SPANS_ALL and SPANS_ONE, tokens */
-    int steps;    /* timed per round */
+    double reach; /* of SPANS_ALL and SPANS_ONE, in tokens */
+    int steps;    /* timed steps per round */
     size_t vocab; /* 0: VOCAB */
 } config;
 
@@ -44,7 +45,7 @@ static inline size_t vocab_of(const config *c) {
     return c->vocab ? c->vocab : VOCAB;
 }
 
-/* The same in miniature, for a machine without a GPU */
+/* The same configuration in miniature, for a machine without a GPU. */
 static inline config tiny(config c) {
     c.layers = 3;
     c.dim = 32;
@@ -59,11 +60,12 @@ static inline config tiny(config c) {
     return c;
 }
 
-/* Span in tokens of head h of layer l. Learned-like: short heads in the lower layers and
-   a few long ones in the upper, as in trained models. The longest of a layer is a
-   multiple of 64 (with L = 1024 or 8192): the working span changes in steps of 64, and
-   with the ramp of 32 these spans are half a step from the next change on either side, so
-   that the few updates of a benchmark do not change it. */
+/* The span, in tokens, of head h of layer l. SPANS_LEARNED: short heads in the lower
+   layers and a few long ones in the upper layers, as in trained models. The longest
+   span of a layer is a multiple of 64 (for L = 1024 or 8192). The working span changes
+   in steps of 64. With the ramp of 32, these spans are half a step away from the next
+   change on either side, so that the few updates of a benchmark do not change the
+   working span. */
 static inline double span_of(const config *c, size_t l, size_t h) {
     static const double small[3][4] = {{64, 20, 20, 20}, {320, 40, 40, 40}, {896, 320, 40, 40}};
     static const double large[3][8] = {{192, 24, 24, 24, 24, 24, 24, 24},
@@ -74,18 +76,19 @@ static inline double span_of(const config *c, size_t l, size_t h) {
     if (c->spans == SPANS_FULL || (c->spans == SPANS_ONE && h == 0)) return (double)c->span;
     if (c->spans == SPANS_ALL || c->spans == SPANS_ONE) return c->reach;
     v = c->span > 1024 || c->heads > 4 ? large[third][h % 8] : small[third][h % 4];
-    /* capped, so that it is the same in models of any L */
+    /* limited, so that it is the same in models of any L */
     if (c->reach > 0 && v > c->reach) v = c->reach;
     return v < (double)c->span ? v : (double)c->span;
 }
 
-/* Keys per query of a head: distances 1 .. z L + R, where the mask is above 0 */
+/* Keys per query of a head: distances 1 .. z L + R, where the mask is above 0. */
 static inline double keys_of(const config *c, size_t l, size_t h) {
     double e = span_of(c, l, h) + RAMP;
     return e < (double)c->span ? e : (double)c->span;
 }
 
-/* Working span of a layer: rows of memory that are projected per step, once it is full */
+/* The working span of a layer: the number of rows of memory that are projected per
+   step, once the memory is full. */
 static inline double window_of(const config *c, size_t l) {
     double top = 0, L = (double)c->span, reach, trim;
     size_t h;
@@ -96,9 +99,9 @@ static inline double window_of(const config *c, size_t l) {
     return L - TRIM * floor(trim / TRIM);
 }
 
-/* Where the heads, sorted by falling window w, are cut into at most three groups: before
-   *a and before *b. The first group has m rows. A further group costs as much as 64 rows
-   of all heads. */
+/* Divides the heads, sorted by decreasing window w, into at most three groups: before
+   *a and before *b. The first group has m rows. A further group costs as much as 64
+   rows of all heads. */
 static inline void group_cuts(const double *w, size_t n, double m, size_t *a, size_t *b) {
     double H = (double)n, best = m * H, cost;
     size_t i, j, k;
@@ -117,10 +120,10 @@ static inline void group_cuts(const double *w, size_t n, double m, size_t *a, si
         }
 }
 
-/* Groups of heads, each with a separate window over those rows (stx_head_groups_choose):
-   returns how many; rows and heads of each. There is one group if all streams together
-   save fewer rows of a head than its reordered weights have (stx__span_groups of
-   seqtx_attn_span.h). */
+/* The groups of heads, each with a separate window over the memory's rows
+   (stx_head_groups_choose). Returns their number, and the rows and heads of each. There
+   is only one group if all streams together save fewer rows of a head than its
+   reordered weights have (stx__span_groups of seqtx_attn_span.h). */
 static inline int groups_of(const config *c, size_t l, double rows[3], double heads[3]) {
     double m = window_of(c, l), w[256], saved = 0;
     size_t n = c->heads, h, i, a, b;
@@ -176,9 +179,10 @@ static inline double parameters(const config *c) {
 enum { MATMULS, ATTENTION, PASSES, UPDATE, GROUPS };
 
 /* calls: nodes of the step's graph (test_cuda_model nodes, test_cuda_comp nodes and
-   test_cuda_par nodes count them under the shim); flop: what has to be done (attention
-   backward: with recomputed logits); run: what the kernels execute; ms: roofline of flop;
-   plan: the same at the expected rates, for attention that of run, without the nodes */
+   test_cuda_par nodes count them under the shim). flop: the operations that are
+   required (in the backward pass of attention with recomputed logits). run: the
+   operations that the kernels execute. ms: the roofline of flop. plan: the same at the
+   expected rates, for attention based on run, without the nodes. */
 typedef struct work_row {
     const char *name;
     int group;
@@ -188,19 +192,20 @@ typedef struct work_row {
 typedef struct work {
     work_row row[40];
     int rows;
-    /* for MFU: attention has 3 matmuls forward and 6 backward, nothing is recomputed */
+    /* for MFU: attention has 3 matmuls forward and 6 backward, without recomputation */
     double model_flop;
-    /* sums over rows whose second stage is deferred, and its input */
+    /* sums over rows whose second stage is deferred, and the bytes of its input */
     double sums, sum_bytes;
-    /* gradients of weights in pieces, bytes of the pieces, and of dW, read and written */
+    /* gradients of weights that are split along K, the bytes of the slices, and those
+       of dW, read and written */
     double cut, cut_bytes, cut_dw;
 } work;
 
-/* The machine of "roofline": an H200 */
+/* The machine of the roofline: an H200. */
 static const double ROOF_FLOPS = 790e12, ROOF_BYTES = 4.3e12;
-/* Expected there, not measured: shares of the roofline of matmuls and passes, executed
-   operations of attention per second, forward and backward, and microseconds between two
-   nodes of a graph */
+/* Values that are expected on that machine, but not measured: the share of the roofline
+   that matmuls and passes reach, operations of attention per second, forward and
+   backward, and microseconds between two nodes of a graph. */
 static const double PLAN_MATMULS = 0.75, PLAN_BYTES = 0.8, PLAN_FORWARD = 250e12,
                     PLAN_BACKWARD = 200e12, PLAN_NODE = 1.5;
 
@@ -224,9 +229,9 @@ static inline void work_add(work *w, const char *name, int group, double calls, 
     w->row[i].plan += 1e3 * (a > b && group != ATTENTION ? a : b);
 }
 
-/* `count` sums over N rows of C: a first stage in chunks (stx__chunk), and a deferred
-   second stage ("Deferred sums" in seqtx_cuda.cu), one node per 24 sums or 32 MiB of
-   partial sums */
+/* Adds `count` sums over N rows of C: a first stage in chunks (stx__chunk), and a
+   deferred second stage ("Deferred sums" in seqtx_cuda.cu), with one node per 24 sums
+   or 32 MiB of partial sums. */
 static inline void work_sums(work *w, double N, double C, double count, double least, double most) {
     double rows = ceil(ceil(N / most) / 8) * 8;
     w->sums += count;
@@ -246,7 +251,7 @@ static inline void work_sums_made(work *w) {
 
 /* "Split K" in seqtx_cuda.cu: the number of slices of K for the gradient (o,i) of a
    weight over n rows, and the share of 132 multiprocessors that tiles of 128 x 128 keep
-   busy */
+   busy. */
 static inline double work_pieces(double o, double i, double n) {
     size_t tiles = (size_t)(ceil(o / 128) * ceil(i / 128)), K = (size_t)n, best = 1,
            least = (tiles + 127) / 128 * K, p;
@@ -265,21 +270,22 @@ static inline double work_busy(double o, double i, double pieces) {
     return tiles / (132 * ceil(tiles / 132));
 }
 
-/* Columns of logits on the GPU ("Padded logits" in seqtx.h) */
+/* The number of columns of logits on the GPU ("Padded logits" in seqtx.h). */
 static inline double work_padded(double V) {
     return fmod(V, 8) != 0 ? ceil(V / 64) * 64 : V;
 }
 
-/* Operations that the attention kernels execute in bfloat16, tile by tile in their order
-   (>>attention of seqtx_cuda.cu), including rows and columns of a tile outside the
-   window, padded channels of a head, and what each sweep of backward recomputes. Groups
-   of 16 keys that no query of a strip of 16 meets are omitted. The unit is a matmul of 16
-   queries, BK keys and DP channels, 32 BK DP operations. */
+/* The operations that the attention kernels execute in bfloat16, tile by tile in their
+   order (>>attention of seqtx_cuda.cu). This includes rows and columns of a tile
+   outside the window, padded channels of a head, and what each sweep of the backward
+   pass recomputes. Groups of 16 keys that no query of a strip of 16 sees are not
+   counted. The unit is a matmul of 16 queries, BK keys and DP channels, which is 32 BK
+   DP operations. */
 typedef struct tiles {
     double T, C, S, live, span, lo;
-    /* strip: queries of a warp; columns: of dR per block of the table's kernel */
+    /* strip: queries of a warp; columns: of dR, per block of the table's kernel */
     int D, DP, BQ, BK, strip, columns;
-    double full; /* distances up to here have full weight */
+    double full; /* up to this distance, keys have full weight */
 } tiles;
 
 static inline int tiles_channels(double D) {
@@ -312,8 +318,8 @@ static inline double tiles_begin(const tiles *t, double first, int by) {
     return floor((first + t->span) / by) * by - t->span;
 }
 
-/* Groups of 16 keys of a tile that the 16 queries from i on meet at distances 1 .. far,
-   including queries beyond T */
+/* The groups of 16 keys of a tile that the 16 queries from i on see at distances 1 ..
+   far, including queries beyond T. */
 static inline double tiles_groups(const tiles *t, double i, double j0, double far) {
     /* keys first .. last - 1 */
     double first = t->C + i - far, last = t->C + i + 15, end = j0 + t->BK;
@@ -325,8 +331,9 @@ static inline double tiles_groups(const tiles *t, double i, double j0, double fa
     return last > first ? last - first : 0;
 }
 
-/* Units per head and batch row. Forward: positions (16 more columns at the start of a
-   strip, and in each tile inside the window of a warp with 32 rows), logits, values */
+/* Units of the forward pass per head and batch row: positions (16 more columns at the
+   start of a strip, and in each tile inside the window of a warp with 32 rows), logits,
+   values. */
 static inline double tiles_forward(const tiles *t) {
     double i0, j0, i, units = 0;
     int strips = t->strip / 16, m;
@@ -351,9 +358,10 @@ static inline double tiles_forward(const tiles *t) {
     return units * 16 / t->BK;
 }
 
-/* positions, logits, dO V^T, ds K, dR PE; 16 more positions per tile */
+/* Units of the sweep over queries: positions, logits, dO V^T, ds K, dR PE; 16 more
+   positions per tile. */
 static inline double tiles_queries(const tiles *t) {
-    /* dz counts one more */
+    /* dz includes one more distance */
     double i0, j0, i, units = 0, far = t->live < t->span ? t->live + 1 : t->span;
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
         double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1,
@@ -367,7 +375,7 @@ static inline double tiles_queries(const tiles *t) {
     return units * 16 / t->BK;
 }
 
-/* positions, logits, dO V^T, dV, dK */
+/* Units of the sweep over keys: positions, logits, dO V^T, dV, dK. */
 static inline double tiles_keys(const tiles *t) {
     double i0, j0, i, n, units = 0;
     for (j0 = tiles_begin(t, tiles_from(t, t->C - t->span), 8); j0 < t->S; j0 += t->BK) {
@@ -400,8 +408,8 @@ static inline double tiles_diagonals(const tiles *t) { /* positions, logits, dO 
     return units * 16 / t->BK;
 }
 
-/* Rows of dR: the newest distance of a head by the age of the window; columns of a row
-   with `live` distances; and dPE from them */
+/* Rows of dR: the newest distance of a head, by the age of the window; the columns of a
+   row with `live` distances; and dPE computed from them. */
 static inline double tiles_newest(const tiles *t) {
     return t->C + 15 - fmod(t->C + t->span + 15, 16);
 }
@@ -420,8 +428,8 @@ static inline double tiles_table(const tiles *t) {
     return units;
 }
 
-/* Columns that all heads of a layer may have together, as stx__attn_bwd_plan_of decides;
-   0: no head has rows */
+/* The number of columns that all heads of a layer may have together, as
+   stx__attn_bwd_plan_of decides. 0: no head has rows. */
 static inline double tiles_room(const tiles *t, double batch, double heads) {
     double all = tiles_width(t, t->span) * heads,
            most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
@@ -430,7 +438,7 @@ static inline double tiles_room(const tiles *t, double batch, double heads) {
 }
 
 /* Units of N persistent vectors: 2 matmuls forward, 3 and 4 backward, for all queries
-   (inner tiles of forward: for all of a warp) */
+   (for inner tiles of the forward pass: for all queries of a warp). */
 static inline double tiles_vectors(const tiles *t, double N, int backward) {
     double shift = (double)(((size_t)t->S + (size_t)t->span) & 7), strips = ceil(t->T / 16),
            units = 0, j;
@@ -444,9 +452,9 @@ static inline double tiles_vectors(const tiles *t, double N, int backward) {
     return units * 16 / t->BK;
 }
 
-/* Units per batch row of each sweep of a layer: forward, queries, keys, table, diagonals
-   (persistent vectors are in forward and keys). *bytes: of rows of dR, written and read.
-   Returns the tiles of backward, or of forward. */
+/* Units per batch row of each sweep of a layer: forward, queries, keys, table,
+   diagonals (persistent vectors are part of forward and keys). *bytes: of rows of dR,
+   written and read. Returns the number of tiles of the backward or the forward pass. */
 enum { SWEEP_FORWARD, SWEEP_QUERIES, SWEEP_KEYS, SWEEP_TABLE, SWEEP_DIAGONALS, SWEEPS };
 
 static inline tiles attention_sweeps(const config *c, size_t l, int backward, double *units,
@@ -486,7 +494,7 @@ static inline tiles attention_sweeps(const config *c, size_t l, int backward, do
     return t;
 }
 
-/* Operations of a layer, forward (0) or backward */
+/* The operations of a layer, forward (0) or backward (1). */
 static inline double attention_runs(const config *c, size_t l, int backward, double *bytes) {
     double units[SWEEPS], sum = 0;
     tiles t = attention_sweeps(c, l, backward, units, bytes);
@@ -495,8 +503,8 @@ static inline double attention_runs(const config *c, size_t l, int backward, dou
     return sum * (double)c->batch * 32 * t.BK * t.DP;
 }
 
-/* Units of a plain tile of a warp: for the table 64 queries by t.columns of four warps,
-   else a strip by BK keys */
+/* Units of a full tile of a warp: for the table, 64 queries by t.columns of four warps;
+   otherwise a strip by BK keys. */
 static inline double sweep_unit(const tiles *t, int sweep) {
     double wide = 1 + 16.0 / t->BK;
     switch (sweep) {
@@ -508,22 +516,22 @@ static inline double sweep_unit(const tiles *t, int sweep) {
     }
 }
 
-/* What the kernels of a row execute, if that is more than `flop`, which was added
-   before */
+/* Adds the operations that the kernels of a row execute, if they exceed `flop`, which
+   has been added before. */
 static inline void work_runs(work *w, const char *name, double run, double flop) {
     int i;
     for (i = 0; i < w->rows; i++)
         if (!strcmp(w->row[i].name, name)) {
             double t = 1e3 * run / (strstr(name, "backward") ? PLAN_BACKWARD : PLAN_FORWARD);
             w->row[i].run += run - flop;
-            /* the time of the bytes, moved meanwhile, is a small part of this */
+            /* the bytes are moved at the same time, which is short in comparison */
             w->row[i].plan += t;
         }
 }
 
-/* dW (o,i) of n rows. Pieces are written here and read by the deferred sums, which add to
-   dW; a single piece adds itself. The expected rate of matmuls is for a GPU that is busy:
-   this one is as busy as the tiles fill it. */
+/* Adds dW (o,i) of n rows. Slices are written here and read by the deferred sums, which
+   add them to dW; a single slice is added directly. The expected rate of matmuls is for
+   a GPU that is fully busy, so it is scaled by the share that the tiles keep busy. */
 static inline void work_weight(work *w, const char *name, double n, double i, double o,
                                double used) {
     double pieces = work_pieces(o, i, n), scratch = pieces > 1 || used < o, flop = 2 * n * i * o,
@@ -542,8 +550,8 @@ static inline void work_weight(work *w, const char *name, double n, double i, do
     w->cut_dw += scratch * 8 * i * used;
 }
 
-/* y (n,o) = x (n,i) W^T, and backward: dx if n_dx > 0 (added: accumulated), dW into
-   floats. `used` of the o outputs are not padding. */
+/* Adds y (n,o) = x (n,i) W^T and its backward pass: dx if n_dx > 0 (added: it is
+   accumulated), and dW in float. `used` of the o outputs are not padding. */
 static inline void work_linear_padded(work *w, const char *fwd, const char *dx, const char *dw,
                                       double n, double i, double o, double n_dx, int added,
                                       double used) {
@@ -554,7 +562,7 @@ static inline void work_linear_padded(work *w, const char *fwd, const char *dx, 
                  2 * (n_dx * o + i * o + (added ? 2 : 1) * n_dx * i));
     work_weight(w, dw, n, i, o, used);
     w->model_flop += 4 * n * i * used + 2 * n_dx * i * used;
-    for (k = 0; k < w->rows; k++) { /* padding is executed but not needed */
+    for (k = 0; k < w->rows; k++) { /* padding is executed, but not required */
         work_row *r = &w->row[k];
         if (!strcmp(r->name, fwd) || !strcmp(r->name, dw)) r->flop -= 2 * n * i * (o - used);
         if (!strcmp(r->name, dx)) r->flop -= 2 * n_dx * i * (o - used);
@@ -566,7 +574,7 @@ static inline void work_linear(work *w, const char *fwd, const char *dx, const c
     work_linear_padded(w, fwd, dx, dw, n, i, o, n_dx, added, o);
 }
 
-/* One layer. Every operand of a pass counts once; the memory is full. */
+/* Adds one layer with a full memory. Every operand of a pass is counted once. */
 static inline void work_layer(work *w, const config *c, size_t l) {
     double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim,
            f = (double)c->inner, L = (double)c->span, P = (double)c->pers, rows;
@@ -582,12 +590,13 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     for (g = 0; g < groups; g++) {
         work_linear(w, "Wk, Wv of the memory forward", "", "Wk, Wv of the memory backward, dW",
                     B * window[g], d, 2 * D * heads[g], 0, 0);
-        keys += B * window[g] * D * heads[g]; /* elements of k, and of v */
+        keys += B * window[g] * D * heads[g]; /* elements of k and of v */
     }
     if (groups > 1)
         work_add(w, "weights, rows by groups of heads", PASSES, 2, 0,
                  2 * d * d * (4 + 2 + 4 + 4 + 4));
-    /* with the weights, or only for the gradient if it costs more than the group saves */
+    /* together with the weights, or only for the gradient if it costs more than the
+       group saves */
     for (g = 1; g < groups; g++)
         work_add(w, "weights, rows by groups of heads", PASSES,
                  window[g] * d > (S - window[g]) * 2 * D * heads[g], 0, 4 * B * d * window[g]);
@@ -657,7 +666,8 @@ static const family families[] = {
 
 enum { FAMILIES = sizeof families / sizeof *families };
 
-/* A bias gradient is summed by a separate pass, or by the pass that follows. */
+/* How a bias gradient is summed: not at all, by a separate pass, or by the pass that
+   follows. */
 enum { BIAS_NONE, BIAS_OWN, BIAS_AFTER };
 
 enum { ACT_NONE, ACT_RELU };
@@ -686,10 +696,10 @@ static inline void more_copy(work *w, double nodes, double elements) {
     work_add(w, "memory: copies", PASSES, nodes, 0, 2 * 2 * elements);
 }
 
-/* place: causal, over the block and C keys before it, with positions, which take one more
-   matmul; those of Transformer-XL have biases and a gradient that is not a parameter's.
-   Otherwise not causal, over C keys, of which only k and v get gradients (back 0:
-   none). */
+/* back: causal, over the block and the C keys before it, with positions, which require
+   one more matmul; those of Transformer-XL have biases, and a gradient that is not a
+   parameter's. If back is 0, not causal, over C keys, of which only k and v get
+   gradients. */
 static inline void more_attention(work *w, const family *f, double T, double C, int place,
                                   int back) {
     double B = (double)f->batch, d = (double)f->dim, H = (double)f->heads, D = d / H, N = B * T,
@@ -734,7 +744,7 @@ static inline void more_gru(work *w, double n, double d) {
     work_add(w, "gates", PASSES, 2, 0, 2 * (8 + 15) * n * d);
 }
 
-/* Attention of Transformer-XL. The sum that follows adds the bias of Wo. */
+/* The attention of Transformer-XL. The sum that follows includes the bias of Wo. */
 static inline void more_xl_attention(work *w, const family *f) {
     double B = (double)f->batch, T = (double)f->block, C = (double)f->memory, d = (double)f->dim,
            N = B * T;
@@ -766,7 +776,7 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         break;
     default:
         more_norm(w, N, d, 0);
-        /* both memories in one array */
+        /* both memories are in one array */
         if (remembers) more_copy(w, 1, B * d * (M + Z));
         more_linear(w, N, d, 3 * d, N, BIAS_NONE, ACT_NONE);
         if (remembers) more_linear(w, B * (M + Z), d, 2 * d, 0, BIAS_NONE, ACT_NONE);
@@ -780,8 +790,8 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         more_linear(w, N, F, d, N, BIAS_OWN, ACT_NONE);
         more_gru(w, N, d);
         if (!remembers) break;
-        /* evicted rows are compressed, 4 to one, and attended to like the originals: rows
-           of a group in one array; both memories move */
+        /* Evicted rows are compressed, 4 to 1, and attended to like the original rows.
+           The rows of a group are copied to one array, and both memories move. */
         more_copy(w, 3, B * d * (T + T + Z));
         more_linear(w, N / 4, 4 * d, d, 0, BIAS_OWN, ACT_NONE);
         /* with constant weights */
@@ -824,7 +834,7 @@ static inline void family_count(work *w, const family *f) {
     work_add(w, "norms, update, gradients to 0", UPDATE, 3, 0, 30 * family_parameters(f));
 }
 
-/* What work_sum adds up; WORK_PLAN: with its nodes */
+/* The values that work_sum can add up. WORK_PLAN includes the nodes. */
 enum { WORK_FLOP, WORK_BYTES, WORK_MS, WORK_RUN, WORK_NODES, WORK_PLAN };
 
 static inline double work_value(const work_row *r, int what) {
@@ -838,7 +848,7 @@ static inline double work_value(const work_row *r, int what) {
     }
 }
 
-/* group < 0: all */
+/* group < 0: all groups. */
 static inline double work_sum(const work *w, int group, int what) {
     double sum = 0;
     int i;
