@@ -696,10 +696,10 @@ static inline void more_copy(work *w, double nodes, double elements) {
     work_add(w, "memory: copies", PASSES, nodes, 0, 2 * 2 * elements);
 }
 
-/* back: causal, over the block and the C keys before it, with positions, which require
+/* place: causal, over the block and the C keys before it, with positions, which require
    one more matmul; those of Transformer-XL have biases, and a gradient that is not a
-   parameter's. If back is 0, not causal, over C keys, of which only k and v get
-   gradients. */
+   parameter's. If place is 0: not causal, over C keys, of which only k and v get
+   gradients, unless back is 0. */
 static inline void more_attention(work *w, const family *f, double T, double C, int place,
                                   int back) {
     double B = (double)f->batch, d = (double)f->dim, H = (double)f->heads, D = d / H, N = B * T,
