@@ -19,10 +19,10 @@
 #include <unistd.h>
 #if defined(BENCH_CBLAS) || defined(SEQTX_CBLAS)
   #include <cblas.h>
-  #undef I /* OpenBLAS's header brings in complex.h */
+  #undef I /* OpenBLAS's header includes complex.h */
 #endif
 #ifdef BENCH_CBLAS
-/* OpenBLAS only; NULL when another CBLAS is linked */
+/* defined by OpenBLAS only; NULL if another CBLAS is linked */
 extern void openblas_set_num_threads(int n) __attribute__((weak));
 extern char *openblas_get_corename(void) __attribute__((weak));
 extern char *openblas_get_config(void) __attribute__((weak));
@@ -75,8 +75,10 @@ enum {
 static struct {
     /* matmuls: the lowest ratio to the fastest peer, and to oneDNN's bf16 */
     double f32_least, bf16_least;
-    double one_long[PRECISIONS]; /* cost of one long head among short ones / all long */
-    double context[PRECISIONS];  /* step with the largest maximum span / with 1024 */
+    double one_long[PRECISIONS]; /* cost with one long head among short ones, relative
+                                    to all long */
+    double context[PRECISIONS];  /* time of a step with the largest maximum span,
+                                    relative to 1024 */
     double rate[SPANS_KINDS][CONTENDERS], memory[SPANS_KINDS][CONTENDERS];
     double generation[SPANS_KINDS][PRECISIONS];
 } found;
@@ -92,8 +94,8 @@ static void most(double *at, double v) {
 
 // >>gemm
 
-/* The linear layers of the trainers' presets: rows of x, and W (out,in). Each has three
-   matmuls: x W^T, dy W, dy^T x. */
+/* The linear layers of the trainers' presets: the number of rows of x, and the shape of
+   W (out,in). Each layer has three matmuls: x W^T, dy W, dy^T x. */
 typedef struct {
     const char *of;
     size_t rows, in, out;
@@ -131,8 +133,8 @@ static const linear linears[] = {
     {"PAR 128", 1536, 128, 256},
     {"PAR 128", 1024, 128, 512},
     {"PAR 128", 1024, 512, 128},
-    /* the adaptive softmax: 250 words and two clusters, 2,250 words in 32 channels and
-       9,500 in 8, for the tokens in them */
+    /* the adaptive softmax: 250 words in the head, and two clusters of 2,250 words in
+       32 channels and 9,500 in 8, with the tokens that belong to them */
     {"PAR 128, words", 1024, 128, 252},
     {"PAR 128, words", 512, 32, 2250},
     {"PAR 128, words", 256, 8, 9500}};
@@ -155,8 +157,8 @@ static matmul *matmul_add(int *n, const char *of, const char *what, int ta, int 
     return p;
 }
 
-/* Fills the list; returns how many. --quick: squares, the first model, the fewest rows,
-   tiles. */
+/* Fills the list and returns its length. With --quick: squares, the first model, the
+   smallest numbers of rows, and tiles. */
 static int matmul_list(void) {
     static const size_t few[2] = {1024, 4096};
     size_t i, s;
@@ -180,7 +182,7 @@ static int matmul_list(void) {
     return n;
 }
 
-/* BY_DNNL_BARE: oneDNN's bf16 matmul of factors that are already rounded */
+/* BY_DNNL_BARE: oneDNN's bf16 matmul of operands that are already rounded. */
 enum { BY_F32, BY_BF16, BY_CBLAS, BY_MKL, BY_DNNL, BY_DNNL_BF16, BY_DNNL_BARE, BYS };
 
 static void own_matmul(stx_ctx *x, const matmul *p, const stx_real *A, const stx_real *B,
@@ -191,7 +193,8 @@ static void own_matmul(stx_ctx *x, const matmul *p, const stx_real *A, const stx
 
 typedef struct {
     stx_ctx *x[PRECISIONS][2];
-    stx_real *A, *B, *C[2]; /* C[0]: of our float matmul, with which all others are compared */
+    stx_real *A, *B, *C[2]; /* C[0]: the result of our float matmul, with which all
+                               others are compared */
 #ifdef BENCH_DNNL
     dnnl_pair dnnl[MATMULS][2][PRECISIONS];
 #endif
@@ -206,7 +209,7 @@ static double gemm_flop(const matmul *p) {
     return 2.0 * (double)p->M * (double)p->N * (double)p->K;
 }
 
-/* GFLOP/s of a number of calls, by one thread (t 0) or all */
+/* Returns the GFLOP/s of a number of calls, by one thread (t = 0) or by all threads. */
 static double gemm_rate(gemm_bench *b, int by, int i, int t, size_t calls) {
     const matmul *p = &matmuls[i];
     double start;
@@ -238,8 +241,8 @@ static double gemm_rate(gemm_bench *b, int by, int i, int t, size_t calls) {
     return gemm_flop(p) * (double)calls / (seconds() - start) * 1e-9;
 }
 
-/* The same, repeated up to three times if other processes used the processor meanwhile;
-   the fastest */
+/* The same, repeated up to three times if other processes used the processor in the
+   meantime. Returns the fastest. */
 static double gemm_sample(gemm_bench *b, int by, int i, int t, size_t calls) {
     struct rusage was, now;
     double best = 0;
@@ -254,7 +257,8 @@ static double gemm_sample(gemm_bench *b, int by, int i, int t, size_t calls) {
     return best;
 }
 
-/* Does a contender take part in matmul i? The first round creates what it needs. */
+/* Nonzero if a contender takes part in matmul i. The first round creates what it
+   needs. */
 static int gemm_takes_part(gemm_bench *b, int by, int i, int t, int first) {
     const int threads = t ? opt.threads : 1;
     (void)b;
@@ -282,15 +286,15 @@ static int gemm_takes_part(gemm_bench *b, int by, int i, int t, int first) {
     return 1;
 }
 
-/* Threads spin for the next call, those of OpenBLAS for 2^26 cycles: waits until they do
-   not disturb the next contender. */
+/* Threads spin while they wait for the next call, those of OpenBLAS for 2^26 cycles.
+   Waits until they no longer disturb the next contender. */
 static void gemm_calm(int by, int t) {
     struct timespec wait = {0, 0};
     wait.tv_nsec = by == BY_CBLAS ? 40000000 : 2000000;
     if (t) nanosleep(&wait, NULL);
 }
 
-/* Ratios of all rows, sorted */
+/* The ratios of all rows, sorted. */
 typedef struct {
     const char *of, *matmul;
     int threads;
@@ -308,7 +312,7 @@ static void ratio_add(gemm_ratios *r, const matmul *p, int threads, double ratio
     g->of = p->of;
     g->matmul = p->name;
     g->threads = threads;
-    g->ratio = measured(ratio) ? ratio : 0; /* a void row does not meet the target */
+    g->ratio = measured(ratio) ? ratio : 0; /* an invalid row does not reach the target */
     for (k = r->n - 1; k > 0 && r->v[k].ratio < r->v[k - 1].ratio; k--) {
         gemm_ratio was = r->v[k];
         r->v[k] = r->v[k - 1];
@@ -316,7 +320,7 @@ static void ratio_add(gemm_ratios *r, const matmul *p, int threads, double ratio
     }
 }
 
-/* How many of the ratios reach the target, and the worst five that do not */
+/* Prints how many of the ratios reach the target, and the worst five of the others. */
 static void ratios_say(const gemm_ratios *r, const char *what, double wanted) {
     int k, met = 0;
     if (!r->n) return;
@@ -333,7 +337,7 @@ static void gemm_peer_name(gemm_bench *b, const char *prefix, const char *name) 
     snprintf(b->peers + n, sizeof b->peers - n, "%s%s%.200s", n ? "; " : "", prefix, name);
 }
 
-/* Contexts, inputs and the peers that were found */
+/* Creates the contexts and inputs, and opens the peers that are available. */
 static void gemm_begin(gemm_bench *b) {
     static const char *const name[BYS] = {
         "f32", "bf16", "CBLAS", "MKL", "oneDNN", "oneDNN bf16", "oneDNN bf16, pre-rounded"};
@@ -378,7 +382,7 @@ static void gemm_end(gemm_bench *b) {
         for (t = 0; t < 2; t++) stx_destroy(b->x[w][t]);
 }
 
-/* Warms up, finds the number of calls that take about 8 ms, and compares the result. */
+/* Warms up, finds a number of calls that takes about 8 ms, and compares the result. */
 static void gemm_first(gemm_bench *b, int by, int i, int t) {
     const matmul *p = &matmuls[i];
     double rate = 0;
@@ -387,13 +391,14 @@ static void gemm_first(gemm_bench *b, int by, int i, int t) {
     for (k = 0; k < 2; k++) rate = gemm_rate(b, by, i, t, 1);
     gemm_calm(by, t);
     b->calls[i][t][by] = 1 + floor(0.008 * rate * 1e9 / gemm_flop(p));
-    /* inputs are in [-1,1): the scale of a sum is sqrt(K) / 3 */
+    /* inputs are in [-1,1), so a sum has a scale of sqrt(K) / 3 */
     for (k = 0; by != BY_F32 && k < n; k++)
         most(&b->off[i][by],
              fabs((double)b->C[0][k] - (double)b->C[1][k]) * 3 / sqrt((double)p->K));
 }
 
-/* One matmul by all contenders, each round in another order. Round -1 prepares. */
+/* Runs one matmul with all contenders, in a different order in each round. Round -1
+   prepares. */
 static void gemm_round(gemm_bench *b, int i, int t, int r) {
     int turn;
     for (turn = 0; turn < BYS; turn++) {
@@ -431,13 +436,13 @@ static void gemm_header(const gemm_bench *b) {
     header(head);
 }
 
-/* Over all rows */
+/* Totals over all rows. */
 static struct {
     gemm_ratios to_fastest, to_onednn;
-    int fastest[BYS]; /* rows in which it was the fastest */
+    int fastest[BYS]; /* the number of rows in which a contender was the fastest */
 } gemm_found;
 
-/* The columns of f32; returns the next column */
+/* Fills in the columns of f32 and returns the next column. */
 static int gemm_row_f32(const gemm_bench *b, int i, int t) {
     const samples *s = b->rate[i][t];
     int by, c, best = 0, differ = 0;
@@ -469,8 +474,9 @@ static int gemm_row_f32(const gemm_bench *b, int i, int t) {
     return gemm_has_peers(b) ? c + 2 : c;
 }
 
-/* Rounding both factors to 8 bits moves a sum by a few 2^-9 of its scale, the largest of
-   10^6 sums by 1e-2. Returns a contender whose bf16 result differs by more, or 0. */
+/* Rounding both operands to 8 bits changes a sum by a few 2^-9 of its scale, and the
+   largest of 10^6 sums by 1e-2. Returns a contender whose bf16 result differs by more,
+   or 0. */
 static int gemm_differs_bf16(const gemm_bench *b, int i, int t) {
     int by, differs = 0;
     for (by = 0; by < BYS; by++)
@@ -557,8 +563,8 @@ static void bench_gemm(void) {
 
 // >>attention
 
-/* cost: the case whose cost is 1. Spans are set by the window, or by the learned ramp
-   (z). */
+/* cost: the case whose cost is defined as 1. Spans are limited either by the window or
+   by the learned ramp (z). */
 typedef struct {
     const char *name;
     size_t heads, longest, shortest, B;
@@ -581,7 +587,7 @@ enum { ATTENTION_T = 256, ATTENTION_D = 64, ATTENTION_RAMP = 32 };
 
 typedef struct {
     const attention_shape *s;
-    double pairs; /* keys with weight, over all queries */
+    double pairs; /* keys with a nonzero weight, over all queries */
     stx_real *q, *k, *v, *pe, *dy, z[8];
     samples fwd[PRECISIONS], both[PRECISIONS];
 } attention_case;
@@ -597,7 +603,7 @@ static void attention_create(attention_case *c, const attention_shape *s, stx_ct
     size_t h, keys = s->B * (s->longest + ATTENTION_T);
     c->s = s;
     for (h = 0; h < s->heads; h++) {
-        /* the long head is the third */
+        /* the third head is the long one */
         int is_long = s->long_heads == (int)s->heads || (s->long_heads == 1 && h == 2);
         size_t span = is_long ? s->longest : s->shortest, reach = span;
         if (s->ramp && span + ATTENTION_RAMP < s->longest) reach += ATTENTION_RAMP;
@@ -611,7 +617,7 @@ static void attention_create(attention_case *c, const attention_shape *s, stx_ct
     c->pe = attention_input(x, s->longest * ATTENTION_D, 14);
 }
 
-/* Seconds of one forward pass, with backward or without */
+/* Returns the seconds of one forward pass, with or without the backward pass. */
 static double attention_once(stx_ctx *x, const attention_case *c, int backward) {
     stx_attention_in in;
     stx_attention_desc d;
@@ -642,7 +648,7 @@ static double attention_once(stx_ctx *x, const attention_case *c, int backward) 
     return t;
 }
 
-/* One round of a case; of short ones the median of several */
+/* Runs one round of a case. If it is short, takes the median of several runs. */
 static void attention_round(stx_ctx *x, attention_case *c, int precision, int counts) {
     samples fwd, both;
     int k, reps = c->pairs < 4e6 ? 4 : 1;
@@ -709,9 +715,9 @@ static void bench_attention(void) {
 
 // >>training
 
-/* Spans of the benchmark's models, as a fraction of 1024, which are written into the
-   parameters. "learned" resembles trained models: short heads in the lower layers, a few
-   long ones in the upper. */
+/* The spans of the benchmark's models, as a fraction of 1024, which are written into
+   the parameters. "learned" resembles trained models: short heads in the lower layers,
+   and a few long ones in the upper layers. */
 static double span_of(int kind, size_t l, size_t h) {
     if (kind == SPANS_FULL) return 1;
     if (kind == SPANS_SHORT) return 0.05;
@@ -759,7 +765,7 @@ static stx_corpus *corpus_open(stx_ctx *x) {
     return c;
 }
 
-/* A model in training */
+/* A model in training. */
 typedef struct {
     stx_ctx *x;
     stx_span *m;
@@ -819,8 +825,8 @@ static void trainee_destroy(trainee *t) {
     stx_destroy(t->x);
 }
 
-/* One contender: a round of opt.steps training steps for each line on stdin, with the
-   replies of bench/peers */
+/* A contender: runs a round of opt.steps training steps for each line on stdin. Its
+   replies are those of bench/peers. */
 static int worker(void) {
     trainee t;
     reply r;
@@ -869,7 +875,7 @@ static void context_step(context_case *c, int counts) {
     trainee_step(&c->t);
     if (counts) sample(&c->ms, (seconds() - from) * 1e3);
     check(c->t.x);
-    /* an update of z changes more tokens if the largest span is longer */
+    /* if the largest span is longer, an update of z changes the span by more tokens */
     set_spans(c->t.m, SPANS_LEARNED);
     c->memory = (double)stx_peak_bytes(c->t.x);
 }
@@ -887,7 +893,7 @@ static void context_table(context_case cases[CONTEXTS][PRECISIONS], const size_t
             cell_spread(1 + 4 * p, &c->ms, 1, 1);
             cell(3 + 4 * p, "%.3f", ratio);
             cell(4 + 4 * p, "%.0f", c->memory * 1e-6);
-            found.context[p] = ratio; /* of the last, which is the largest */
+            found.context[p] = ratio; /* the last one is the largest */
             trainee_destroy(&c->t);
         }
     }
@@ -913,7 +919,7 @@ static void bench_context(void) {
                  r < 0 ? r + warm + 1 : r + 1);
         progress(what);
         for (p = 0; p <= bf16; p++)
-            for (i = 0; i < n; i++) /* interleaved; each round begins with another one */
+            for (i = 0; i < n; i++) /* interleaved; each round begins with another contender */
                 context_step(&cases[(i + r + warm) % n][p], r >= 0);
         if (r >= 0) probe_now();
     }
@@ -931,7 +937,8 @@ static void bench_context(void) {
 
 // >>contenders
 
-/* Losses must agree with the peer's; those of rounded factors have a wider tolerance. */
+/* The losses must agree with the peer's. Those of rounded operands have a wider
+   tolerance. */
 enum { SAME, SAME_BF16 };
 
 static const double loss_tolerance[] = {1e-3, 2e-2};
@@ -1030,15 +1037,15 @@ static void training_setting(int spans) {
     char params[512], label[80];
     int i, r, warmup = opt.warmup;
     memset(c, 0, sizeof c);
-    /* the memory of 1024 is full after 4 blocks of 256: these, and one more round, which
-       is discarded as well */
+    /* The memory of 1024 is full after 4 blocks of 256. These, and one more round, are
+       discarded. */
     if (warmup < 0) warmup = opt.quick || spans == SPANS_SHORT ? 1 : 3;
     snprintf(params, sizeof params, "%s/params.%s.safetensors", opt.work, spans_name[spans]);
     write_params(spans, params);
     start_all(c, spans, params, warmup);
     probe_begin();
     snprintf(label, sizeof label, "training, %s spans", spans_name[spans]);
-    /* a slow machine gets fewer rounds */
+    /* a slow machine runs fewer rounds */
     r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 45, label);
     say("%s spans (%s; mean keys per head %.0f); median of %d rounds after %d discarded "
         "steps:\n\n",
@@ -1148,7 +1155,8 @@ static void bench_generation(void) {
 
 static const char *const spans_title[SPANS_KINDS] = {"full", "learned-like", "short"};
 
-/* then: if not 0, the next target. less: a lower value is better. */
+/* Prints a result with its target. then: the next target, or 0. less: nonzero if a
+   lower value is better. */
 static void goal(const char *what, double value, int less, double target, double then) {
     const char *bound = less ? "at most" : "at least";
     int first = less ? value <= target : value >= target,
@@ -1251,7 +1259,7 @@ static const char usage[] =
     "  --mkl-check        speed and name of the MKL of --mkl; exit code 0 if it was found\n"
     "  --onednn-check     names the linked oneDNN; exit code 0 if it works\n";
 
-/* Runs --mkl-check, --cblas-check or --onednn-check. Returns the exit code: 0 if the
+/* Runs --mkl-check, --cblas-check or --onednn-check. The exit code is 0 if the
    benchmark can compare with that library. */
 static int peer_check(void) {
     if (own.mkl_check) {

@@ -72,8 +72,8 @@ static stx_lm create(stx_ctx *x) {
     return stx_comp_as_lm(model_create(x));
 }
 
-/* A model that has read --prompt segments of the text; ids: the next segment, and one
-   more token */
+/* A model that has read --prompt segments of the text. ids: the next segment and one
+   more token. */
 typedef struct {
     stx_ctx *x;
     stx_comp *m;
@@ -112,7 +112,7 @@ static void generation_end(generation *g) {
     stx_destroy(g->x);
 }
 
-/* nll of the token after position k, by a forward pass of the segment up to it */
+/* The nll of the token after position k, by a forward pass over the segment up to k. */
 static double recomputed_nll(generation *g, size_t k) {
     stx_tensor *h;
     double nll;
@@ -124,9 +124,10 @@ static double recomputed_nll(generation *g, size_t k) {
     return nll;
 }
 
-/* One round of one stream: with cached keys and values the whole segment; with
-   --recompute, as the peer, the segment so far for each of N tokens that are evenly
-   spaced. Both report the nll of the first of these tokens, and the mean. */
+/* Runs one round with one stream. With cached keys and values, this is the whole
+   segment. With --recompute, as in the peer, it is the segment so far for each of N
+   tokens that are evenly spaced. Both report the nll of the first of these tokens, and
+   the mean. */
 static void generation_round(generation *g, reply *r) {
     size_t k, place = 0, S = (size_t)job.T, N = (size_t)model.generate;
     double sum = 0, at = seconds();
@@ -203,8 +204,8 @@ static int wanted(const config *g) {
     return !opt.quick || g == configs;
 }
 
-/* Writes the initial parameters of a configuration to `path`; returns how many, in
-   millions. Positions are small and not 0, so that a wrong one shows in the first
+/* Writes the initial parameters of a configuration to `path` and returns their number
+   in millions. Positions are small but nonzero, so that a wrong one changes the first
    loss. */
 static double configure(const config *g, const char *path) {
     stx_ctx *x = context(F32, opt.threads);

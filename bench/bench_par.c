@@ -61,7 +61,7 @@ static stx_par *model_create(stx_ctx *x) {
     return m;
 }
 
-/* A search in training: known noise, and an optimiser for the gates */
+/* A search in training, with known noise and an optimiser for the gates. */
 static struct {
     stx_lm lm;
     stx_par *m;
@@ -70,8 +70,8 @@ static struct {
     uint64_t step;
 } search;
 
-/* Step n, block l of L, branch k: ((37 (3 (L n + l) + k) + 11) mod 101 + 1/2) / 102, as
-   the peer */
+/* The noise of step n, block l of L, branch k: ((37 (3 (L n + l) + k) + 11) mod 101 +
+   1/2) / 102, as in the peer. */
 static stx_tensor *search_loss(void *m, const stx_ids *ids, const stx_ids *targets, const void *in,
                                void *out) {
     size_t i, n = 3 * search.m->desc.blocks;
@@ -114,8 +114,8 @@ typedef struct {
     size_t count;
 } generation;
 
-/* A model that has read --prompt segments of the text; ids: the next `count` tokens.
-   Returns 0 if this build does not have the precision. */
+/* Creates a model and lets it read --prompt segments of the text. ids: the next `count`
+   tokens. Returns 0 if this build does not have the precision. */
 static int generation_begin(generation *g) {
     size_t n, k, T = (size_t)job.T, N = (size_t)model.prompt * T;
     unsigned char *text;
@@ -149,8 +149,8 @@ static void generation_end(generation *g) {
     stx_destroy(g->x);
 }
 
-/* One round from the same memory, token by token. The first token, before which keys,
-   values and positions are computed, is not timed. */
+/* Runs one round, token by token, from the same memory each time. The first token is
+   not timed, because keys, values and positions are computed before it. */
 static void generation_round(generation *g, reply *r) {
     double sum = 0;
     size_t k, N = (size_t)model.generate;
@@ -193,8 +193,8 @@ static int generate_worker(void) {
 
 enum { CONFIGS = 3, WORDS_MADE = 400000 };
 
-/* search: number of blocks, 0: Transformer-XL of `layers`; quick: cutoffs for a tenth of
-   the words; found: the network that generates in place of the search */
+/* search: the number of blocks, or 0 for a Transformer-XL of `layers`. quick: cutoffs
+   for a tenth of the words. found: the network that generates instead of the search. */
 typedef struct {
     const char *name;
     int search, layers, D, H, F, T, M, B, V;
@@ -202,7 +202,8 @@ typedef struct {
     int steps, places;
 } config;
 
-/* base_model.sh of PAR's reference; Transformer-XL's enwik8 and WikiText-103 standard */
+/* base_model.sh of PAR's reference, and the standard models of Transformer-XL for
+   enwik8 and WikiText-103. */
 static const config configs[CONFIGS] = {
     {"par-base", 6, 0, 128, 4, 512, 32, 16, 32, 12000, "250,2500", "250,600", "0", "sffsff", 8, 64},
     {"enwik8", 0, 12, 512, 8, 2048, 512, 512, 1, 205, "", "", "0.25", NULL, 1, 32},
@@ -226,13 +227,13 @@ static int wanted(const config *g) {
     return listed(opt.config, g->name);
 }
 
-/* Frequency of the word of rank r: Zipf's law, steeper beyond 20,000, so that clusters
-   have about the shares of WikiText-103 */
+/* The frequency of the word of rank r: Zipf's law, steeper beyond 20,000, so that
+   clusters have about the same shares as in WikiText-103. */
 static double often(int r) {
     return 1 / (((double)r + 2.7) * (1 + pow((double)r / 20000, 0.7)));
 }
 
-/* The bytes of the text, numbered in the order in which they first appear */
+/* The bytes of the text, numbered in the order of their first occurrence. */
 static int32_t *byte_tokens(size_t *n) {
     unsigned char *text = read_bytes(opt.data, n);
     int32_t *ids = (int32_t *)malloc((*n + 1) * sizeof *ids);
@@ -248,7 +249,7 @@ static int32_t *byte_tokens(size_t *n) {
     return ids;
 }
 
-/* The first position at which an increasing array is not below x */
+/* The first position at which an increasing array is not less than x. */
 static int search_sorted(const double *sum, int n, double x) {
     int low = 0, high = n - 1;
     while (low < high) {
@@ -261,7 +262,7 @@ static int search_sorted(const double *sum, int n, double x) {
     return low;
 }
 
-/* Words drawn independently. In the reference's form 0 is the padding. */
+/* Words that are drawn independently. In the reference's form, 0 is padding. */
 static int32_t *word_tokens(size_t n) {
     int32_t *ids = (int32_t *)malloc(n * sizeof *ids);
     double *sum = (double *)malloc((size_t)model.V * sizeof *sum), total = 0;
@@ -279,7 +280,7 @@ static int32_t *word_tokens(size_t n) {
     return ids;
 }
 
-/* Describes the share of the tokens that each cluster has. */
+/* Describes each cluster's share of the tokens. */
 static void describe_clusters(const int32_t *ids, size_t n, char *to, size_t size) {
     size_t i, cluster, count[STX_MAX_CLUSTERS] = {0};
     const char *p;
@@ -298,8 +299,8 @@ static void describe_clusters(const int32_t *ids, size_t n, char *to, size_t siz
     }
 }
 
-/* Writes the tokens of the model to `path`: bytes of the text, or, if there are more
-   words than values of a byte, random words, whose clusters are described in `said`. */
+/* Writes the tokens of the model to `path`: the bytes of the text or, if there are more
+   words than byte values, random words, whose clusters are described in `said`. */
 static void write_tokens(const char *path, char *said, size_t size) {
     FILE *f = fopen(path, "wb");
     size_t n = WORDS_MADE;
@@ -314,8 +315,8 @@ static void write_tokens(const char *path, char *said, size_t size) {
 
 static char pattern[128], data_path[512], params_path[512], shares[128];
 
-/* Scores of about 1, and u and v that are not 0, so that a wrong position shows in the
-   first loss */
+/* Sets weights so that scores are about 1, and u and v so that they are nonzero: a
+   wrong position changes the first loss. */
 static void set_attention(stx_par_block *b, size_t l) {
     stx_tensor *t[3];
     size_t i;
@@ -332,8 +333,8 @@ static void set_attention(stx_par_block *b, size_t l) {
     fill_random(b->v->data, b->v->size, 1001 + 2 * l);
 }
 
-/* Sets up the model that the options of the workers describe, and writes its tokens and
-   initial parameters to files; returns the number of parameters in millions. */
+/* Sets up the model that the workers' options describe, and writes its tokens and
+   initial parameters to files. Returns the number of parameters in millions. */
 static double configure(const config *g, int generates) {
     stx_ctx *x = context(F32, opt.threads);
     stx_par *m;
@@ -540,9 +541,8 @@ static int loop_training(int steps, samples *times, double *last) {
     return 1;
 }
 
-/* --loop CONFIG PRECISION: --rounds rounds of the steps of the configuration or, with
-   --only par-generation, of its tokens, from the parameters and tokens of the
-   benchmark */
+/* --loop CONFIG PRECISION: runs --rounds rounds of the configuration's steps or, with
+   --only par-generation, of its tokens, with the benchmark's parameters and tokens. */
 static int loop(const config *g, int precision) {
     int ok, generates = !strcmp(opt.only, "par-generation");
     samples times;
@@ -587,7 +587,8 @@ static const char usage[] =
     "  --loop CONFIG f32|bf16 [options]    only this library, for a profiler: training, or with "
     "--only par-generation tokens\n" LM_USAGE;
 
-/* --loop CONFIG PRECISION and other options, of which the program's name is the first */
+/* Handles --loop CONFIG PRECISION and other options. The first of them is the program's
+   name. */
 static int loop_main(int argc, char **argv) {
     int ended, config_number = argc > 2 ? position(CONFIG_NAMES, argv[2]) : -1,
                precision = argc > 3 ? position("f32,bf16", argv[3]) : -1;

@@ -21,7 +21,7 @@ enum { CONFIGS = 5, SHAPES = 7, HEADS = 4 };
 
 static struct {
     double fwd[SHAPES], bwd[SHAPES]; /* relative to memcpy */
-    double head[HEADS];              /* time of matmuls / time of attention */
+    double head[HEADS];              /* time of matmuls divided by time of attention */
     double token[CONFIGS];           /* ms */
     lm_found training[CONFIGS];
 } found;
@@ -29,9 +29,9 @@ static struct {
 
 // >>recurrence: bytes per second, compared with memcpy
 
-/* Elements per unit and time, [backward]. The minimum: forward reads u0, u1, u2 and x and
-   writes h; backward reads u0, u1, u2, x and dh and writes four gradients. The published
-   kernels also move every c. */
+/* Elements moved per unit and time step, {forward, backward}. The minimum: forward
+   reads u0, u1, u2 and x and writes h; backward reads u0, u1, u2, x and dh and writes
+   four gradients. The published kernels also move every c. */
 static const int minimum[2] = {5, 9}, published[2] = {6, 10};
 
 static struct {
@@ -56,7 +56,8 @@ static void copy_part(const stx_share *s, const void *unused) {
                k + 1 < (size_t)opt.threads ? each : copy.n - k * each);
 }
 
-/* Bytes read and written per second by memcpy in all threads; the median of three */
+/* The bytes per second that memcpy reads and writes in all threads; the median of three
+   runs. */
 static double copy_rate(void) {
     samples s;
     stx_desc d = {0};
@@ -74,7 +75,7 @@ static double copy_rate(void) {
     return median(&s);
 }
 
-/* Faster than fill_random: repeats a million values */
+/* Faster than fill_random: repeats a million values. */
 static void fill_repeating(stx_real *a, size_t n, uint64_t stream, double scale) {
     size_t i, period = 1000003 < n ? 1000003 : n;
     fill_random(a, period, stream);
@@ -100,7 +101,7 @@ static stx_real *persist_zero(stx_ctx *x, size_t n) {
     return p;
 }
 
-/* Inputs and outputs of both passes, all random; dropout of 0.1 */
+/* The inputs and outputs of both passes, all of them random, with a dropout of 0.1. */
 static stx_sru_args recurrence_args(stx_ctx *x, size_t B, size_t T, size_t O) {
     size_t n = B * T * O, j, forward, backward;
     stx_sru_args a;
@@ -136,7 +137,7 @@ static stx_sru_args recurrence_args(stx_ctx *x, size_t B, size_t T, size_t O) {
     return a;
 }
 
-/* Seconds per call */
+/* Returns the seconds per call. */
 static double recurrence_time(stx_ctx *x, stx_sru_args *a, int backward, size_t calls) {
     double at = seconds();
     size_t i;
@@ -159,7 +160,8 @@ static void recurrence_shape(const shape *s, size_t B, int at, int R) {
     const double element = (double)(n * sizeof(stx_real));
     int r, back;
     rate[0].n = rate[1].n = ratio[0].n = ratio[1].n = copies.n = 0;
-    for (r = -2; r < R; r++) /* two rounds warm up; the second finds the number of calls */
+    for (r = -2; r < R; r++) /* two warm-up rounds, the second of which finds the number
+                                of calls */
         for (back = 0; back < 2; back++) {
             double with = r < 0 ? 0 : copy_rate(),
                    t = recurrence_time(x, &a, back, calls[back]);
@@ -212,7 +214,7 @@ static void bench_recurrence(void) {
         size_t B = shapes[i].B;
         char what[64];
         if (opt.quick && !shapes[i].quick) continue;
-        /* u, x, dh, h, du, dx; a quarter more for everything else */
+        /* u, x, dh, h, du, dx; and a quarter more for everything else */
         while (B > 1
                && 10.0 * (double)(B * shapes[i].T * shapes[i].d) * sizeof(stx_real) * 1.25
                       > available())
@@ -239,9 +241,9 @@ static const head one_heads[HEADS] = {{1, 1024, 1024, 768, 1},
                                       {2, 512, 512, 480, 1}};
 
 typedef struct {
-    stx_ctx *x[2];                  /* [0] stx_attention, [1] matmuls */
-    stx_real *in, *mask, *out[2];   /* in: q, dy, k, v, and (k, v) side by side */
-    size_t nq, nk, S;               /* elements of q and of k; keys */
+    stx_ctx *x[2];                  /* [0]: for stx_attention, [1]: for matmuls */
+    stx_real *in, *mask, *out[2];   /* in: q, dy, k, v, and k and v concatenated */
+    size_t nq, nk, S;               /* nq, nk: elements of q and of k; S: keys */
     samples ms[2];
 } head_run;
 
@@ -265,8 +267,8 @@ static stx_tensor *by_attention(stx_ctx *x, const head *s, const head_run *h, st
     return stx_attention(x, &in, &d);
 }
 
-/* One forward and backward by the op or by matmuls, which store the scores of all B T (M
-   + T) pairs; returns seconds. out gets the result and the gradient of q. */
+/* Runs one forward and backward pass, by the op or by matmuls that store the scores of
+   all B T (M + T) pairs. Returns the seconds. out: the result and the gradient of q. */
 static double head_pass(head_run *h, const head *s, int way) {
     stx_ctx *x = h->x[way];
     stx_tensor *o, *q, *dy;
@@ -301,7 +303,7 @@ static void head_begin(head_run *h, const head *s) {
     if (!h->in || !h->mask || !h->out[0] || !h->out[1]) die("no memory");
     fill_repeating(h->in, 2 * h->nq + 2 * h->nk, 7, 1);
     kv = h->in + 2 * h->nq + 2 * h->nk;
-    for (b = 0; b < s->B * h->S; b++) /* the same keys and values, side by side */
+    for (b = 0; b < s->B * h->S; b++) /* the same keys and values, concatenated */
         for (k = 0; k < 2; k++)
             memcpy(kv + (2 * b + k) * s->P, h->in + 2 * h->nq + k * h->nk + b * s->P,
                    s->P * sizeof *kv);
@@ -309,7 +311,8 @@ static void head_begin(head_run *h, const head *s) {
         for (k = 0; k < h->S; k++) h->mask[j * h->S + k] = k > s->M + j ? (stx_real)-1e30 : 0;
 }
 
-/* Ends the program if n results of the two ways differ, relative to the largest. */
+/* Ends the program if the n results of the two ways differ, relative to the largest
+   one. */
 static void compare(const stx_real *a, const stx_real *b, size_t n) {
     double top = 0, worst = 0;
     size_t j;
@@ -406,8 +409,8 @@ static stx_lm create(stx_ctx *x) {
 
 // >>training
 
-/* P 0: SRU, else SRU++; bf16: with bf16 contenders, 2: except the compiled one; quick:
-   also with --quick */
+/* P = 0: SRU, otherwise SRU++. bf16: 1 with bf16 contenders, 2 with all of them but the
+   compiled one. quick: also runs with --quick. */
 typedef struct {
     const char *name, *title;
     int layers, d, P, T, B, steps, bf16, no_update, quick;
@@ -420,14 +423,15 @@ static const config configs[CONFIGS] = {
     {"base", "SRU++", 10, 3072, 768, 1024, 1, 1, 2, 0, 0},
     {"sru", "SRU, forward and backward only", 4, 1024, 0, 256, 8, 3, 1, 1, 1}};
 
-/* Those named by --config; by default all, or with --quick the small ones */
+/* The configurations named by --config. By default all of them or, with --quick, the
+   small ones. */
 static int wanted(const config *g) {
     if (opt.config) return listed(opt.config, g->name);
     return g->quick || !opt.quick;
 }
 
-/* Writes the initial parameters; returns how many, in millions. Attention counts from the
-   first step, so that a wrong one shows in the losses. */
+/* Writes the initial parameters and returns their number in millions. Attention has an
+   effect from the first step on, so that an error in it changes the losses. */
 static double configure(const config *g, const char *path) {
     stx_ctx *x = context(F32, opt.threads);
     const stx_params *p = stx_sru_lm_params(model_create(x, g->layers, g->d, g->P, 1, 1));
@@ -456,7 +460,7 @@ static void training_config(int at) {
     lm_training_arguments(&shared, B, steps, warmup);
     arg_text(&shared, "--load", params);
     if (g->no_update) arg(&shared, "--no-update");
-    for (i = 0; i < CONTENDERS; i++) /* for lack of memory */
+    for (i = 0; i < CONTENDERS; i++) /* because memory ran out */
         skip[i] = lm_kinds[i].precision == BF16
                   && (!g->bf16 || (g->bf16 == 2 && lm_kinds[i].compile));
     lm_start(c, lm_kinds, CONTENDERS, PEER, skip, label, opt.data, &shared);
@@ -491,7 +495,7 @@ typedef struct {
     stx_lm lm;
     void *gen;
     samples ms, prompt;
-    double bytes; /* of parameters that a token reads */
+    double bytes; /* bytes of parameters that a token reads */
     int config, threads;
 } stream;
 

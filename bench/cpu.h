@@ -6,7 +6,7 @@
 
 enum { MAX_ROUNDS = 64 };
 
-enum { F32, BF16, PRECISIONS }; /* as STX_PREC_F32, STX_PREC_BF16 */
+enum { F32, BF16, PRECISIONS }; /* like STX_PREC_F32 and STX_PREC_BF16 */
 
 static const char *const precision_name[PRECISIONS] = {"f32", "bf16"};
 
@@ -14,7 +14,7 @@ static const char *const precision_name[PRECISIONS] = {"f32", "bf16"};
 // >>options
 
 static struct {
-    int quick, help, threads, rounds, warmup, steps, batch; /* 0, warmup -1: not given */
+    int quick, help, threads, rounds, warmup, steps, batch; /* 0, or -1 for warmup: not given */
     const char *self, *data, *python, *python_plain, *peer, *work, *only, *config, *without;
 } opt = {0, 0, 0, 0, -1, 0, 0, NULL, NULL, NULL, NULL, NULL, ".", NULL, NULL, ""};
 
@@ -42,8 +42,8 @@ static const char shared_usage[] =
     "  --work DIR         for temporary files\n"
     "  --append FILE      also append the tables to this file\n";
 
-/* The command line into opt and, by `more`, into other variables. 0: continue; else the
-   program ends with this value minus 1. */
+/* Parses the command line into opt and, by `more`, into other variables. Returns 0 to
+   continue; otherwise the program must end with the returned value minus 1. */
 static inline int parse(int argc, char **argv, const char *usage, const option *more) {
     int i, taken;
     opt.self = argv[0];
@@ -62,7 +62,8 @@ static inline int parse(int argc, char **argv, const char *usage, const option *
         opt.threads = stx_threads(x);
         stx_destroy(x);
     }
-    signal(SIGPIPE, SIG_IGN); /* a contender that ended is reported; this program continues */
+    signal(SIGPIPE, SIG_IGN); /* a contender that has ended is reported, and this
+                                 program continues */
     return 0;
 }
 
@@ -78,8 +79,8 @@ static inline void check(const stx_ctx *x) {
     if (!stx_ok(x)) die(stx_error(x));
 }
 
-/* A context, or NULL if this build of the library does not have the precision; any other
-   error ends the program. */
+/* Creates a context. Returns NULL if this build of the library does not have the
+   precision; any other error ends the program. */
 static inline stx_ctx *context(int precision, int threads) {
     stx_desc d;
     stx_ctx *x;
@@ -104,7 +105,7 @@ static inline int have_bf16(void) {
 
 static const char *const no_bf16 = " bf16: not in this build of the library.";
 
-/* The same for a contender: NULL after it has reported why */
+/* The same for a contender, which reports the reason before it returns NULL. */
 static inline stx_ctx *worker_context(int precision, int threads) {
     stx_ctx *x = context(precision, threads);
     if (!x)
@@ -142,8 +143,8 @@ static inline void params_load(stx_ctx *x, stx_params *params, const char *path)
     check(x);
 }
 
-/* What a contender of this library replies after a round (the protocol of bench/peers);
-   it ends with the gradient's norm if that was measured. */
+/* The reply of this library's contenders after a round (the protocol of bench/peers).
+   It ends with the norm of the gradient, if that was measured. */
 typedef struct {
     double tokens, seconds, first, last, step1, norm;
     unsigned long long done;
@@ -159,8 +160,8 @@ static inline void reply_print(const stx_ctx *x, const reply *r) {
     fflush(stdout);
 }
 
-/* Generation of one stream over bytes: tokens/s of the prompt, and seconds of n sampled
-   tokens */
+/* Generates with one stream over bytes. Measures the tokens/s of the prompt, and the
+   seconds of n sampled tokens. */
 static inline double generate(const stx_lm *lm, void *gen, const int32_t *prompt, size_t length,
                               int n, double *prompt_rate) {
     stx_sampling how;
@@ -237,20 +238,20 @@ static inline void probe_end(void) {
 
 typedef struct {
     const char *name; /* NULL: does not take part */
-    /* losses (and gradient norms, relative) may differ by this much from the
-       reference's */
+    /* the largest accepted difference of losses (and relative difference of gradient
+       norms) from the reference */
     double tolerance;
-    int on, fits; /* still replies; agrees with the reference */
+    int on, fits; /* on: still replies; fits: agrees with the reference */
     process p;
     samples rate;
-    /* norm: of the last gradient, or NaN; peak: as the contender reports it; memory: peak
-       of the process if known, otherwise the same */
+    /* norm: of the last gradient, or NaN. peak: as reported by the contender. memory:
+       the peak of the process if known, otherwise equal to `peak` */
     double step1, last, norm, peak, memory;
     char blas[128], cannot[256], log[512];
 } contender;
 
-/* One round. The rate is 0 if something was compiled in it: such a round does not
-   count. */
+/* Runs one round. The rate is 0 if something was compiled during the round, which then
+   does not count. */
 static inline int ask_round(contender *c, double *rate) {
     const char *line = c->p.line;
     if (ask(&c->p, "", 3600) != 1) return 0;
@@ -289,7 +290,8 @@ static inline int is_blas(const char *file) {
     return strstr(file, "blas") || strstr(file, "libmkl_core") || strstr(file, "libblis");
 }
 
-/* From /proc, if it exists: the resident peak of the process, and the BLAS it loaded */
+/* Reads from /proc, if it exists, the peak of resident memory, and which BLAS the
+   process has loaded. */
 static inline void look_at(contender *c) {
     char line[4096];
     FILE *f = proc_open(c, "status");
@@ -312,8 +314,9 @@ static inline void look_at(contender *c) {
     }
 }
 
-/* Up to R interleaved rounds, each beginning with another contender; returns how many.
-   After three rounds, stops before the total exceeds limit seconds. */
+/* Runs up to R interleaved rounds, each of which begins with another contender, and
+   returns their number. After three rounds, stops before the total exceeds limit
+   seconds. */
 static inline int contest(contender *c, int n, int R, double limit, const char *what) {
     double rate, start = seconds();
     int r, turn, i;
@@ -339,8 +342,8 @@ static inline int contest(contender *c, int n, int R, double limit, const char *
     return r;
 }
 
-/* How much the losses differ from those of the reference, and the gradient's norm if both
-   have it */
+/* Returns how much the losses differ from those of the reference, and the norms of the
+   gradient if both have one. */
 static inline double difference(const contender *c, const contender *with) {
     double off = fmax(fabs(c->step1 - with->step1), fabs(c->last - with->last));
     int norms = with->on && measured(with->norm);
@@ -380,9 +383,9 @@ static inline void say_blas(const contender *peer) {
     say("\n");
 }
 
-/* Prints the table of a contest and why contenders were left out, and ends them all. The
-   reference is number `peer`, whose BLAS is printed, or the first one if that is
-   missing. */
+/* Prints the table of a contest and why contenders were left out, then ends all
+   contenders. The reference is contender number `peer`, whose BLAS is printed, or the
+   first one if that is missing. */
 static inline void contest_say(contender *c, int n, int peer) {
     const contender *with = c[peer].on ? &c[peer] : &c[0];
     int i;

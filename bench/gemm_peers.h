@@ -14,13 +14,13 @@
   #include <dnnl.h>
 #endif
 
-/* op(A) (M,K) op(B) (K,N): A is (K,M) if ta, B is (N,K) if tb */
+/* A matmul op(A) (M,K) op(B) (K,N). If ta, A is (K,M); if tb, B is (N,K). */
 typedef struct {
     char name[40];
     const char *of; /* its model */
     int ta, tb;
     size_t M, N, K;
-    int one_thread, counted; /* counted: in the ratios below the table */
+    int one_thread, counted; /* counted: included in the ratios below the table */
 } matmul;
 
 
@@ -33,8 +33,8 @@ static void cblas_matmul(const matmul *p, const stx_real *A, const stx_real *B, 
                 (int)(p->tb ? p->K : p->N), 0, C, (int)p->N);
 }
 
-/* The linked CBLAS is a contender if it reaches this many GFLOP/s. The reference BLAS, a
-   hundred times slower, is not: its rows would take hours. */
+/* The linked CBLAS is a contender if it reaches this many GFLOP/s. The reference BLAS
+   does not: it is a hundred times slower, and its rows would take hours. */
 enum { CBLAS_LEAST = 12 };
 
 static double cblas_rate(void) {
@@ -79,22 +79,22 @@ static struct {
     char name[200];
 } mkl;
 
-/* to: receives the address of the function */
+/* to: receives the address of the function. */
 static void *symbol(void *from, const char *name, void *to) {
     void *at = from ? dlsym(from, name) : NULL;
     memcpy(to, &at, sizeof at);
     return at;
 }
 
-/* 1 if MKL was found; else mkl.name says why not. `amd` (or NULL) is a file that defines
-   mkl_serv_intel_cpu_true, which replaces that of MKL. */
+/* Returns 1 if MKL was found. Otherwise mkl.name says why not. `amd`, unless NULL, is a
+   file that defines mkl_serv_intel_cpu_true, which replaces MKL's. */
 static int mkl_open(const char *path, const char *amd) {
     void (*version)(char *to, int size);
     void *lib;
     const char *base;
     size_t n;
     if (amd && !dlopen(amd, RTLD_NOW | RTLD_GLOBAL)) fprintf(stderr, "bench: %s\n", dlerror());
-    /* libmkl_rt: the OpenMP of oneDNN, so that the process has only one */
+    /* makes libmkl_rt use oneDNN's OpenMP, so that the process has only one */
     setenv("MKL_THREADING_LAYER", "GNU", 0);
     lib = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
     if (!lib) {
@@ -119,7 +119,7 @@ static int mkl_open(const char *path, const char *amd) {
     return 1;
 }
 
-/* Row-major matrices are column-major transposes: C^T = op(B)^T op(A)^T */
+/* Row-major matrices are transposed column-major matrices: C^T = op(B)^T op(A)^T. */
 static void mkl_matmul(const matmul *p, const stx_real *A, const stx_real *B, stx_real *C) {
     int m = (int)p->N, n = (int)p->M, k = (int)p->K, lda = (int)(p->tb ? p->K : p->N),
         ldb = (int)(p->ta ? p->M : p->K);
@@ -153,12 +153,12 @@ static int mkl_check(void) {
 #ifdef BENCH_DNNL
 static struct {
     int on;
-    /* NULL: not on OpenMP, so that it is compared only with all threads */
+    /* NULL if it is not based on OpenMP: then it is compared only with all threads */
     void (*threads)(int n);
     char name[200];
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    void *packed[2]; /* factors in the layout of the primitive that runs */
+    void *packed[2]; /* operands in the layout of the primitive that runs */
     size_t size;
 } onednn;
 
@@ -170,14 +170,14 @@ typedef const dnnl_memory_desc_t *dnnl_layout;
     #define BENCH_LAYOUT(md) (&(md))
   #endif
 typedef struct {
-    /* pack: NULL if the primitive takes the caller's floats unchanged */
+    /* pack: NULL if the primitive reads the caller's floats directly */
     dnnl_primitive_t run, pack[2];
     dnnl_memory_t in[2], packed[2], out;
 } dnnl_plan;
 
-/* A matmul by oneDNN, f32 or bf16: of[0] takes factors in the caller's layout, of[1] in
-   the one the primitive prefers. A reorder primitive rounds or packs them within the
-   time. best: the faster one. */
+/* A matmul by oneDNN, f32 or bf16. of[0] reads operands in the caller's layout, of[1]
+   in the layout that the primitive prefers. Reorder primitives round or pack them,
+   which is part of the measured time. best: the faster of the two. */
 typedef struct {
     dnnl_plan of[2];
     int best;
@@ -187,7 +187,7 @@ static int dnnl_good(dnnl_status_t s) {
     return s == dnnl_success;
 }
 
-/* Layout of A (0), B (1) or C (2) */
+/* The layout of A (0), B (1) or C (2). */
 static int dnnl_describe(dnnl_memory_desc_t *md, const matmul *p, int i, dnnl_data_type_t type,
                          int any) {
     dnnl_dims_t dim, step;
@@ -217,7 +217,7 @@ static void dnnl_drop(dnnl_plan *d) {
     memset(d, 0, sizeof *d);
 }
 
-/* 0, with nothing created, if oneDNN cannot do it */
+/* Returns 0, with nothing created, if oneDNN does not support the matmul. */
 static int dnnl_make(dnnl_plan *d, const matmul *p, const stx_real *A, const stx_real *B,
                      stx_real *C, int bf16, int any) {
     dnnl_memory_desc_t from[3], to[3];
@@ -299,7 +299,8 @@ static void dnnl_matmul_run(const dnnl_plan *d) {
         die("oneDNN's matmul fails");
 }
 
-/* 0 if oneDNN cannot do it. Its threads are already set. */
+/* Returns 0 if oneDNN does not support the matmul. The number of its threads is already
+   set. */
 static int dnnl_pair_make(dnnl_pair *d, const matmul *p, const stx_real *A, const stx_real *B,
                           stx_real *C, int bf16) {
     double least[2] = {HUGE_VAL, HUGE_VAL};
@@ -307,7 +308,7 @@ static int dnnl_pair_make(dnnl_pair *d, const matmul *p, const stx_real *A, cons
     for (any = 0; any < 2; any++) {
         dnnl_plan *k = &d->of[any];
         if (!dnnl_make(k, p, A, B, C, bf16, any)) continue;
-        /* identical to the first */
+        /* identical to the first one */
         if (any && !bf16 && !k->pack[0] && !k->pack[1]) {
             dnnl_drop(k);
             continue;
@@ -324,13 +325,13 @@ static int dnnl_pair_make(dnnl_pair *d, const matmul *p, const stx_real *A, cons
     return d->of[d->best].run != NULL;
 }
 
-static int onednn_open(size_t size) { /* bytes of the largest factor in float */
+static int onednn_open(size_t size) { /* size: bytes of the largest operand in float */
     const dnnl_version_t *v = dnnl_version();
     int i;
     onednn.on = dnnl_good(dnnl_engine_create(&onednn.engine, dnnl_cpu, 0))
                 && dnnl_good(
                     dnnl_stream_create(&onednn.stream, onednn.engine, dnnl_stream_default_flags));
-    onednn.size = size + size / 4; /* packed factors are padded */
+    onednn.size = size + size / 4; /* packed operands are padded */
     for (i = 0; i < 2 && onednn.on && size; i++)
         if (posix_memalign(&onednn.packed[i], 4096, onednn.size)) die("no memory");
     symbol(dlopen(NULL, RTLD_LAZY), "omp_set_num_threads", &onednn.threads);

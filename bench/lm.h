@@ -1,5 +1,5 @@
-/* lm.h - what the benchmarks of language models of any family (stx_lm) share: options, a
-   contender that trains, a contest. Included after the library; main() fills in
+/* lm.h - what the benchmarks of language models of any family (stx_lm) share: options,
+   a contender that trains, and a contest. Include it after the library. main() sets
    `family`. */
 #ifndef BENCH_LM_H
 #define BENCH_LM_H
@@ -12,7 +12,7 @@ static const option lm_options[] = {OPTION_TEXT("--config", &opt.config),
   "  --without LIST     omits contenders, some of compiled,installed,bf16,peer\n" \
   "  --batch N, --steps N    streams, and steps per round, of all models (default: per model)\n"
 
-/* Available memory in bytes */
+/* The available memory in bytes. */
 static inline double available(void) {
     char line[256];
     double v = 4e9;
@@ -37,7 +37,7 @@ static inline unsigned char *read_bytes(const char *path, size_t *n) {
     return p;
 }
 
-/* Of logits, or of log p */
+/* The nll of a token, from logits or from log p. */
 static inline double nll_of(const stx_real *logits, size_t V, int32_t token) {
     double top = (double)logits[0], sum = 0;
     size_t v;
@@ -57,7 +57,7 @@ static struct {
     const char *data, *load, *save, *curve;
 } job = {128, 8, 0, 10, 0, -1, F32, 0, 0, 0, 0, 400000, 1, 1, 3e-4, 0.1, 1, NULL, NULL, NULL, NULL};
 
-/* Element i of a file of --data: a byte, or a 32-bit integer */
+/* Element i of a file of --data: a byte or a 32-bit integer. */
 static inline int32_t token_at(const unsigned char *data, size_t i) {
     int32_t v;
     if (job.token_bytes == 1) return data[i];
@@ -67,7 +67,7 @@ static inline int32_t token_at(const unsigned char *data, size_t i) {
 
 static struct {
     const option *options;        /* of the model */
-    stx_lm (*create)(stx_ctx *x); /* the model that they describe */
+    stx_lm (*create)(stx_ctx *x); /* creates the model that the options describe */
 } family;
 
 typedef struct {
@@ -122,8 +122,8 @@ static inline void trainee_free(trainee *t) {
     stx_destroy(t->x);
 }
 
-/* Returns the mean nll in nats. Batch row b is the b-th of B equal parts; at their end
-   training restarts at 0, with an empty state. */
+/* Runs a step and returns the mean nll in nats. Batch row b is part b of B equal parts
+   of the text. At their end, training restarts at 0 with an empty state. */
 static inline double trainee_step(trainee *t) {
     stx_tensor *loss;
     double nll;
@@ -161,7 +161,7 @@ static inline double grad_norm(const stx_params *p) {
     return sqrt(sum);
 }
 
-/* --train: N steps, one line each */
+/* --train: runs N steps and prints one line for each. */
 static inline void train_curve(trainee *t) {
     FILE *f = job.curve ? fopen(job.curve, "w") : stdout;
     int k;
@@ -174,7 +174,7 @@ static inline void train_curve(trainee *t) {
     if (f != stdout && fclose(f)) die("cannot write the --curve file");
 }
 
-/* A round of --steps steps for each line on stdin */
+/* Runs a round of --steps steps for each line on stdin. */
 static inline void train_rounds(trainee *t) {
     reply r;
     char line[64];
@@ -239,12 +239,12 @@ static const option worker_options[] = {
     OPTION_CHOICE("--schedule", &job.cosine, "constant,cosine"),
     OPTION_TEXT("--data", &job.data),
     OPTION_TEXT("--load", &job.load),
-    OPTION_TEXT("--save", &job.save), /* the initial parameters */
+    OPTION_TEXT("--save", &job.save), /* for the initial parameters */
     OPTION_TEXT("--curve", &job.curve),
     OPTION_END};
 
-/* After --worker: those of the peers' options that this program has, with the model's.
-   Returns 0, or the exit code after an error was reported. */
+/* Parses the options after --worker: those of the peers' options that this program has,
+   and those of the model. Returns 0, or the exit code after reporting an error. */
 static inline int worker_parse(int argc, char **argv) {
     int i, taken;
     for (i = 2; i < argc; i += taken) {
@@ -258,16 +258,16 @@ static inline int worker_parse(int argc, char **argv) {
 
 // >>contest
 
-enum { BY_SEQTX, BY_PEER, BY_INSTALLED }; /* installed: PyTorch without any settings */
+enum { BY_SEQTX, BY_PEER, BY_INSTALLED }; /* BY_INSTALLED: PyTorch without any settings */
 
 typedef struct {
     const char *name;
     double tolerance;
     int precision, compile, who;
-    const char *more[3]; /* options, up to a NULL */
+    const char *more[3]; /* further options, up to a NULL */
 } lm_kind;
 
-/* The contenders of training */
+/* The contenders of training. */
 enum { OWN, OWN_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16, PEER_PLAIN, CONTENDERS };
 
 static lm_kind lm_kinds[CONTENDERS] = {
@@ -279,7 +279,7 @@ static lm_kind lm_kinds[CONTENDERS] = {
     {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1, BY_PEER, {NULL}},
     {"PyTorch eager f32, as installed", 1e-3, F32, 0, BY_INSTALLED, {NULL}}};
 
-/* Does --without omit it? */
+/* Nonzero if --without omits the contender. */
 static inline int lm_without(const lm_kind *k) {
     return (k->compile && listed(opt.without, "compiled"))
            || (k->who == BY_INSTALLED && listed(opt.without, "installed"))
@@ -287,7 +287,7 @@ static inline int lm_without(const lm_kind *k) {
            || (k->precision == BF16 && listed(opt.without, "bf16"));
 }
 
-/* Why a contender cannot run, in c->cannot; 1 if it can */
+/* Returns 1 if a contender can run. Otherwise writes the reason to c->cannot. */
 static inline int lm_possible(contender *c, const lm_kind *k, double memory) {
     if (memory > available()) {
         snprintf(c->cannot, sizeof c->cannot,
@@ -318,10 +318,11 @@ static inline void lm_command(arguments *a, const lm_kind *k, const char *data,
     for (i = 0; i < shared->n; i++) arg(a, shared->v[i]);
 }
 
-/* Starts n kinds of contenders except those marked in skip (may be NULL) or by --without,
-   all with the options `shared`, and waits for the end of their first rounds. All are in
-   memory at the same time: what one needs is estimated from those before it, for number
-   `twice` doubled (-1: none). */
+/* Starts n kinds of contenders, except those marked in skip (may be NULL) or omitted by
+   --without, all with the options `shared`. Waits until all have finished their first
+   rounds. They are in memory at the same time: the memory that a contender needs is
+   estimated from the ones before it, and doubled for contender number `twice` (-1: for
+   none). */
 static inline void lm_start(contender *c, const lm_kind *kind, int n, int twice, const int *skip,
                             const char *what, const char *data, const arguments *shared) {
     double largest = 0;
@@ -345,7 +346,7 @@ static inline void lm_start(contender *c, const lm_kind *kind, int n, int twice,
     probe_begin();
 }
 
-/* The options of --worker for a benchmark of training */
+/* The options of --worker for a training benchmark. */
 static inline void lm_training_arguments(arguments *a, int B, int steps, int warmup) {
     arg_number(a, "--batch-sz", (size_t)B);
     arg_number(a, "--steps", (size_t)steps);
@@ -367,14 +368,14 @@ static inline int lm_rounds(contender *c, int n, int usual, double limit, const 
     return contest(c, n, rounds(usual), opt.rounds ? 1e9 : limit, label);
 }
 
-/* Ends the line that describes the model, then prints the table. */
+/* Ends the line that describes the model and prints the table. */
 static inline void lm_training_say(contender *c, int r, int steps, int warmup) {
     say(" median of %d rounds of %d step%s after %d discarded steps:\n\n", r, steps,
         steps == 1 ? "" : "s", warmup + steps);
     contest_say(c, CONTENDERS, PEER);
 }
 
-/* A table of step times; tokens: per step */
+/* Prints a table of step times. tokens: number per step. */
 static inline void lm_step_times(const contender *c, double tokens) {
     int i;
     header("contender|ms per step|range");
@@ -410,7 +411,7 @@ static inline void lm_keep(lm_found *f, const contender *c) {
     }
 }
 
-/* Columns of the summary */
+/* The number of columns of the summary. */
 enum { LM_SUMMARY = 9 };
 
 #define LM_SUMMARY_HEADER \
@@ -437,8 +438,8 @@ static inline void lm_summary(int column, const lm_found *f) {
 
 // >>main
 
-/* Parses the command line of a benchmark whose models are `configs`. 0: continue; else
-   the program ends with this value minus 1. */
+/* Parses the command line of a benchmark whose models are `configs`. Returns 0 to
+   continue; otherwise the program must end with the returned value minus 1. */
 static inline int lm_parse(int argc, char **argv, const char *usage, const char *configs) {
     int ended = parse(argc, argv, usage, lm_options);
     if (ended) return ended;
@@ -447,7 +448,7 @@ static inline int lm_parse(int argc, char **argv, const char *usage, const char 
     return 0;
 }
 
-/* Does --only name the whole benchmark or this section of it? */
+/* Nonzero if --only names the whole benchmark or this section of it. */
 static inline int section(const char *whole, const char *name) {
     return listed(opt.only, whole) || listed(opt.only, name);
 }

@@ -26,7 +26,7 @@ enum {
     MAX_LINE = 32768
 };
 
-static const char *program = "bench"; /* its name in messages; main() sets it */
+static const char *program = "bench"; /* the program's name in messages; set by main() */
 
 static inline void die(const char *what) {
     fprintf(stderr, "%s: %s\n", program, what);
@@ -46,9 +46,9 @@ static inline void progress(const char *what) {
 
 // >>options of a command line
 
-/* The value of an option is stored in *whole, *real or *text; the others are NULL. *whole
-   is a number of at least `least`, the position of the value in `choices`, or 1 for a
-   flag, which has no value. A table of options ends with OPTION_END. */
+/* An option. Its value is stored in *whole, *real or *text; the other two are NULL.
+   *whole is a number of at least `least`, the index of the value in `choices`, or 1 for
+   a flag, which has no value. A table of options ends with OPTION_END. */
 typedef struct {
     const char *name;
     int *whole, least;
@@ -65,13 +65,13 @@ enum { IS_FLAG = -1 };
 #define OPTION_TEXT(name, to)            {name, NULL, 0, NULL, to, NULL}
 #define OPTION_END                       {NULL, NULL, 0, NULL, NULL, NULL}
 
-/* What follows the first element of a list */
+/* Returns the list after its first element. */
 static inline const char *after(const char *list) {
     list += strcspn(list, ",");
     return list + (*list == ',');
 }
 
-/* The position of a name in a list such as "f32,bf16", or -1 */
+/* The index of a name in a list such as "f32,bf16", or -1. */
 static inline int position(const char *list, const char *name) {
     size_t n = strlen(name);
     int i = 0;
@@ -80,13 +80,13 @@ static inline int position(const char *list, const char *name) {
     return -1;
 }
 
-/* Does the list contain the name? NULL contains everything. */
+/* Nonzero if the list contains the name. NULL contains everything. */
 static inline int listed(const char *list, const char *name) {
     return !list || position(list, name) >= 0;
 }
 
-/* Reports every element of `given` that is not in `known`; ends the program if there is
-   one. */
+/* Reports every element of `given` that is not in `known`, and ends the program if
+   there is one. */
 static inline void require_listed(const char *name, const char *given, const char *known) {
     char element[64];
     for (; given && *given; given = after(given)) {
@@ -115,8 +115,8 @@ static inline int option_whole(const option *o, const char *value) {
     return (int)v;
 }
 
-/* Takes the option argv[i] if the table has it: returns the number of arguments taken, or
-   0 if the option is unknown or its value is missing. */
+/* Parses the option argv[i] if the table contains it. Returns the number of arguments
+   used, or 0 if the option is unknown or its value is missing. */
 static inline int option_take(const option *o, int argc, char **argv, int i) {
     while (o->name && strcmp(o->name, argv[i])) o++;
     if (!o->name) return 0;
@@ -134,7 +134,7 @@ static inline int option_take(const option *o, int argc, char **argv, int i) {
     return 2;
 }
 
-/* Reports an option that no table has; the exit code. */
+/* Reports an option that is in no table and returns the exit code. */
 static inline int option_unknown(const char *what, const char *usage) {
     fprintf(stderr, "%s: unknown option, or no value: %s\n%s", program, what, usage);
     return 2;
@@ -157,7 +157,8 @@ static inline int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* q: 0 minimum, 0.5 median, 1 maximum. NaN without samples. */
+/* A quantile: q = 0 is the minimum, 0.5 the median, 1 the maximum. NaN without
+   samples. */
 static inline double quantile(const samples *s, double q) {
     double v[MAX_SAMPLES], at = q * (s->n - 1);
     int i = (int)at;
@@ -171,7 +172,7 @@ static inline double median(const samples *s) {
     return quantile(s, 0.5);
 }
 
-/* Results that were not measured are NaN. */
+/* Marks n results as not measured, by NaN. */
 static inline void not_measured(double *v, size_t n) {
     while (n-- > 0) v[n] = NAN;
 }
@@ -226,7 +227,7 @@ static inline void cell(int column, const char *fmt, ...) {
     if (column + 1 > table.columns) table.columns = column + 1;
 }
 
-/* The median of samples times scale */
+/* Writes the median of samples, multiplied by scale. */
 static inline void cell_median(int column, const samples *s, int digits, double scale) {
     cell(column, "%.*f", digits, median(s) * scale);
 }
@@ -235,14 +236,14 @@ static inline void cell_range(int column, const samples *s, int digits, double s
     cell(column, "%.*f - %.*f", digits, quantile(s, 0) * scale, digits, quantile(s, 1) * scale);
 }
 
-/* Median and range in two columns; the next column */
+/* Writes the median and the range in two columns, and returns the next column. */
 static inline int cell_spread(int column, const samples *s, int digits, double scale) {
     cell_median(column, s, digits, scale);
     cell_range(column + 1, s, digits, scale);
     return column + 2;
 }
 
-/* n values from a column on, "-" for those that were not measured */
+/* Writes n values, starting at a column, and "-" for those that were not measured. */
 static inline void cell_values(int column, const double *v, const int *digits, int n) {
     int i;
     for (i = 0; i < n; i++) {
@@ -291,7 +292,7 @@ static inline void print_table(void) {
 // >>contenders: separate processes. A line on stdin is a request, a line of JSON on
 // stdout the reply.
 
-/* A command line that grows; v ends with NULL. Numbers are stored here. */
+/* A command line that grows. v ends with NULL; the texts of numbers are stored here. */
 typedef struct {
     char *v[MAX_ARGS + 1], number[MAX_ARGS][24];
     int n;
@@ -317,12 +318,12 @@ static inline void arg_number(arguments *a, const char *name, size_t value) {
 typedef struct {
     pid_t pid;
     int to, from;
-    size_t have; /* bytes in buffer after the last line that was read */
+    size_t have; /* bytes in the buffer after the last line that was read */
     char buffer[MAX_LINE], line[MAX_LINE];
 } process;
 
-/* Starts a program with pipes to its stdin and from its stdout; stderr goes to a log
-   file. */
+/* Starts a program with pipes to its stdin and from its stdout. Its stderr goes to a
+   log file. */
 static inline int spawn(process *c, char *const argv[], const char *log) {
     int down[2], up[2];
     memset(c, 0, sizeof *c);
@@ -345,7 +346,7 @@ static inline int spawn(process *c, char *const argv[], const char *log) {
     }
     close(down[0]);
     close(up[1]);
-    /* otherwise the next contender would keep this one's stdin open */
+    /* otherwise the next contender would keep this contender's stdin open */
     fcntl(down[1], F_SETFD, FD_CLOEXEC);
     fcntl(up[0], F_SETFD, FD_CLOEXEC);
     c->to = down[1];
@@ -353,8 +354,8 @@ static inline int spawn(process *c, char *const argv[], const char *log) {
     return 1;
 }
 
-/* Reads the next line into c->line. 1: done; 0: the process ended; -1: no line within
-   limit seconds. */
+/* Reads the next line into c->line. Returns 1 if there is one, 0 if the process has
+   ended, and -1 if no line arrived within limit seconds. */
 static inline int answer(process *c, double limit) {
     double until = seconds() + limit;
     for (;;) {
@@ -389,7 +390,7 @@ static inline int ask(process *c, const char *what, double limit) {
     return answer(c, limit);
 }
 
-/* The end of its input ends a contender; one that does not react is killed. */
+/* Ends a contender by closing its input, or kills it if that has no effect. */
 static inline void stop(process *c) {
     static const struct timespec wait = {0, 50000000};
     int i;
@@ -420,7 +421,7 @@ static inline double json_number(const char *line, const char *key) {
     return p ? strtod(p, NULL) : NAN;
 }
 
-/* "key": [1, 2] */
+/* Reads the numbers of "key": [1, 2]. */
 static inline void json_numbers(const char *line, const char *key, samples *to) {
     const char *p = json_find(line, key);
     while (p && (*p == ' ' || *p == '[' || *p == ',')) {
@@ -434,14 +435,15 @@ static inline void json_numbers(const char *line, const char *key, samples *to) 
     }
 }
 
-/* Up to the first quote */
+/* Reads a text up to its closing quote. */
 static inline void json_text(const char *line, const char *key, char *to, size_t size) {
     const char *p = json_find(line, key);
     if (!p || !(p = strchr(p, '"'))) return;
     snprintf(to, size, "%.*s", (int)strcspn(p + 1, "\""), p + 1);
 }
 
-/* Why a contender ended: its line "cannot: REASON", or else its last line */
+/* Finds out why a contender ended: its line "cannot: REASON" or, without one, its last
+   line. */
 static inline void why_not(const char *log, char *to, size_t size) {
     char line[4096], last[4096] = "";
     int found = 0;

@@ -42,7 +42,7 @@ static memory memory_create(size_t bytes) {
     m.to = (char *)malloc(m.blocks * BLOCK);
     m.sums = (double *)malloc(m.blocks * sizeof *m.sums);
     if (!m.from || !m.to || !m.sums) die("not enough memory");
-    /* not 0: the pages of such memory may all be the same one */
+    /* nonzero, because all untouched pages may be mapped to the same zero page */
     memset(m.from, 1, m.blocks * BLOCK);
     memset(m.to, 1, m.blocks * BLOCK);
     return m;
@@ -73,7 +73,8 @@ static void copy_part(const stx_share *s, const void *job) {
     for (i = s->begin; i < s->end; i++) memcpy(m->to + i * BLOCK, m->from + i * BLOCK, BLOCK);
 }
 
-/* GB/s. The second pass is timed, when threads are awake, as while a model generates. */
+/* GB/s. The second pass is timed, when the threads are awake, as they are while a model
+   generates. */
 static double reading(stx_ctx *x, const memory *m) {
     double at = 0;
     int pass;
@@ -94,7 +95,7 @@ static double copying(stx_ctx *x, const memory *m) {
     return 2 * (double)(m->blocks * BLOCK) / (seconds() - at) * 1e-9;
 }
 
-/* Packs parameters; returns the bytes that a token reads. */
+/* Packs parameters and returns the bytes that a token reads. */
 static double pack(stx_params *p, int kind, double floats) {
     if (kind == KIND_F32) return floats * sizeof(stx_real);
     return (double)stx_params_pack(p, kind_weights[kind]);
@@ -103,7 +104,7 @@ static double pack(stx_params *p, int kind, double floats) {
 
 // >>matmuls of one row
 
-/* n matrices of d x d, --mb megabytes in float, each multiplied with one row */
+/* n matrices of d x d, --mb megabytes in float. Each is multiplied by one row. */
 enum { MOST = 1024 };
 
 typedef struct {
@@ -144,7 +145,7 @@ static void rows_begin(rows_bench *b) {
     }
 }
 
-/* Seconds of all matmuls; the second pass is timed, as in reading(). */
+/* The seconds of all matmuls. As in reading(), the second pass is timed. */
 static double rows_time(const rows_bench *b, int kind, int tb) {
     double at = 0;
     size_t i;
@@ -260,7 +261,7 @@ static stx_lm make_par(stx_ctx *x) {
     return stx_par_as_lm(stx_par_create(x, &d));
 }
 
-/* The same layers, so narrow that a token costs only the calls */
+/* The same layers, but so narrow that the cost of a token is that of the calls. */
 enum { NARROW = 16, NARROW_VOCAB = 16, NARROW_WINDOW = 32 };
 
 static stx_lm narrow_span(stx_ctx *x) {
@@ -311,7 +312,7 @@ static stx_lm narrow_par(stx_ctx *x) {
 typedef struct {
     const char *name;
     stx_lm (*make)(stx_ctx *x);
-    size_t window; /* for gen_create */
+    size_t window; /* an argument of gen_create */
 } model;
 
 static const model narrow[] = {{"Sequential Transformer, 8 layers", narrow_span, 0},
@@ -326,12 +327,12 @@ static const model models[] = {{"Sequential Transformer, 8 layers, d 1024", make
 
 enum { MODELS = sizeof models / sizeof *models, NARROWS = sizeof narrow / sizeof *narrow };
 
-/* A model that generates */
+/* A model that generates. */
 typedef struct {
     stx_lm lm;
     void *gen;
-    samples times, reads; /* of a token, ms or us; GB/s */
-    double bytes;         /* that a token reads */
+    samples times, reads; /* times of a token in ms or us; reads in GB/s */
+    double bytes;         /* bytes that a token reads */
 } generator;
 
 static void generator_create(generator *g, const model *m, int kind, int threads) {
@@ -348,7 +349,7 @@ static void generator_free(generator *g) {
     stx_destroy(g->lm.ctx);
 }
 
-/* Seconds of n tokens */
+/* The seconds of n tokens. */
 static double generator_time(generator *g, int n, int vocab) {
     double at = seconds();
     int i;
