@@ -420,29 +420,30 @@ static tr_options options = {
 
 // >>run: the state of a run
 
-enum { PATTERN = MAX_BLOCKS + 1 };      /* capacity for a pattern */
+enum { PATTERN = MAX_BLOCKS + 1 };      /* the longest pattern, with its terminating 0 */
 
 typedef struct run {
     tr_lm          t;           /* context, text, optimiser, log and more: see train.h */
     stx_par_desc   desc;
     stx_par       *model;
-    char           pattern[PATTERN];    /* one letter per block; "" in a search */
+    char           pattern[PATTERN];    /* one letter per block; "" during a search */
     size_t         blocks;
 
     /* the search; the parameters of the gates are model->gates */
     stx_optim     *arch;        /* NULL for a fixed network */
     stx_par_anneal anneal;
     double         tau, arch_lr;
-    int            gates_learn; /* the gates learn in this step */
+    int            gates_learn; /* the gates learn in this step .. */
     int            gates_only;  /* .. and the weights do not */
 
     /* --arch-share */
     stx_batches   *gate_batches;
-    void         **gate_state;  /* memory of the gates' text, for each part of the batch */
-    size_t         gate_first;  /* first token of that text */
+    void         **gate_state;  /* the memory for the gates' text, one per part of the batch */
+    size_t         gate_first;  /* the first token of that text */
 } run;
 
-/* Time of a Transformer-XL with as many blocks, by the costs of the desc */
+/* The time of a Transformer-XL with the same number of blocks, by the costs of the
+   desc. */
 static double xl_time(const run *r) {
     return (double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1]);
 }
@@ -481,7 +482,7 @@ static void step(void *user) {
     if (r->gates_only) stx_params_zero_grad(stx_par_params(r->model));
 }
 
-/* Learning rate of step n + 1, n = 0, 1, .. The reference's is the lower of a ramp
+/* The learning rate of step n + 1, n = 0, 1, .. The reference's is the lower of a ramp
    from 0 and a cosine. */
 static double rate(const tr_lm *t, uint64_t n) {
     const double warmup = (double)opt.lr_warmup, falling = (double)t->steps - warmup;
@@ -504,15 +505,15 @@ static void plan_step(run *r) {
     r->gates_learn = may && (!r->gate_batches || r->gates_only);
 }
 
-/* Sets the temperature of the next step, which is that of an evaluation or a
-   checkpoint now. */
+/* Sets the temperature of the next step, which is also that of an evaluation or a
+   checkpoint before it. */
 static void cool(run *r) {
     r->tau = stx_par_tau(&r->anneal, r->t.step);
     stx_par_set_tau(r->model, r->tau);
 }
 
-/* Expected time of the blocks with probabilities p (blocks,3), or the time of a fixed
-   network (p = NULL) */
+/* The expected time of blocks with probabilities p (blocks,3), or the time of a fixed
+   network if p is NULL. */
 static double expected_time(const run *r, const double *p) {
     const double *cost = r->desc.cost;
     double sum = 0;
@@ -526,8 +527,8 @@ static double expected_time(const run *r, const double *p) {
     return sum;
 }
 
-/* Logs the temperature, the time and the probabilities of each block, as a list and as
-   curves. For a fixed network the list is empty. */
+/* Logs the temperature, the expected time and the probabilities of each block, as a
+   list and as curves. For a fixed network, the list is empty. */
 static void log_search(run *r, double tau) {
     static const char *const branch[3] = {"attention", "feed-forward", "identity"};
     double *p = r->arch ? (double *)malloc(3 * r->blocks * sizeof *p) : NULL;
@@ -560,8 +561,8 @@ static void log_search(run *r, double tau) {
     free(p);
 }
 
-/* The next batch, of the weights' or of the gates' text. Returns the key of the step,
-   and in *fresh what stx_batches_next returns. */
+/* Reads the next batch, from the weights' or the gates' text. Returns the key of the
+   step. *fresh receives the result of stx_batches_next. */
 static uint64_t next_batch(run *r, int *fresh) {
     tr_lm *t = &r->t;
     void **state = t->state;
@@ -619,7 +620,7 @@ static void train(tr_lm *t) {
 
 // >>timing: the time of a block, and races of networks
 
-/* A context like the trainer's, for models that are freed afterwards */
+/* A context like the trainer's, for models that are freed after use. */
 static stx_ctx *bench_context(const tr_lm *t) {
     stx_desc d = *stx_ctx_desc(t->x);
     stx_ctx *x = stx_create(&d);
@@ -640,7 +641,7 @@ static double median(double *v, size_t n) {
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-/* A network of one block like those of the run, for vectors */
+/* A network of one block like those of the run, whose input are vectors. */
 static stx_par_desc block_desc(const stx_par_desc *of, const char *pattern) {
     stx_par_desc d;
     memset(&d, 0, sizeof d);
@@ -671,8 +672,8 @@ static stx_par_desc block_desc(const stx_par_desc *of, const char *pattern) {
     return d;
 }
 
-/* Milliseconds of one forward, and unless --latency-pass forward a backward, of h
-   (B,T,D) */
+/* The milliseconds of a forward pass over h (B,T,D) and, unless --latency-pass forward,
+   of a backward pass. */
 static double time_block(stx_par *m, stx_par_state *memory, const stx_real *h, size_t B, size_t T) {
     stx_ctx *x = m->ctx;
     double began = tr_seconds();
@@ -685,9 +686,9 @@ static double time_block(stx_par *m, stx_par_state *memory, const stx_real *h, s
     return 1000 * (tr_seconds() - began);
 }
 
-/* Writes the milliseconds of an attention and a feed-forward, less those of an
-   identity, to cost: medians over alternating steps of one block of each kind, with a
-   full memory. Returns 0 after an error. */
+/* Measures the milliseconds of an attention and of a feed-forward block, less those of
+   an identity, as medians over interleaved steps of one block of each kind with a full
+   memory. Writes them to cost. Returns 0 after an error. */
 static int measure(run *r, double cost[2]) {
     enum { ROUNDS = 41, WARM = 3 };
     static const char *const kind[3] = {"s", "f", "i"};
@@ -733,13 +734,13 @@ static int measure(run *r, double cost[2]) {
     return ok;
 }
 
-/* A network of a race, with a memory for training and one for evaluation */
+/* A network in a race, with a memory for training and one for evaluation. */
 typedef struct racer {
     stx_par       *m;
     stx_par_state *memory[2];
 } racer;
 
-/* Seconds of a training step without an update, or of an evaluation */
+/* The seconds of a training step without an update, or of an evaluation. */
 static double time_step(const racer *c, int evaluate, const int32_t *ids, size_t B, size_t T) {
     stx_ctx *x = c->m->ctx;
     stx_par_state *memory = c->memory[evaluate];
@@ -757,7 +758,7 @@ static double time_step(const racer *c, int evaluate, const int32_t *ids, size_t
     return tr_seconds() - began;
 }
 
-/* --race: times alternating steps of two networks on the first tokens of the text.
+/* --race: times interleaved steps of two networks on the first tokens of the text.
    Writes tokens per second to speed[network][0: training, 1: evaluation]. Returns 0
    after an error. */
 static int race(run *r, const char *const pattern[2], double speed[2][2]) {
@@ -808,8 +809,8 @@ static int race(run *r, const char *const pattern[2], double speed[2][2]) {
 
 // >>patterns
 
-/* The letters of --pattern, or of another option, for L blocks; "" for a search.
-   Returns 0 and an error in t->err. */
+/* Expands --pattern, or another option, to one letter per block for L blocks, or to ""
+   for a search. Returns 0 and sets t->err on error. */
 static int expand(tr_lm *t, const char *option, const char *text, size_t L, char out[PATTERN]) {
     size_t i;
     uint64_t p;
@@ -841,7 +842,7 @@ static const char *short_form(const char *pattern, char out[PATTERN]) {
     return stx_par_format(out, PATTERN, pattern) ? out : pattern;
 }
 
-/* The n letters and counts at p, without groups, in words */
+/* Describes the n letters and counts at p, which contain no groups. */
 static void run_in_words(tr_buf *out, const char *p, size_t n) {
     const char *end = p + n;
     char word[64], *next;
@@ -858,8 +859,8 @@ static void run_in_words(tr_buf *out, const char *p, size_t n) {
     }
 }
 
-/* A pattern in words, such as "5 attention, 1 feed-forward" for s5f. The caller frees
-   it. NULL if there is no memory */
+/* Describes a pattern in words, such as "5 attention, 1 feed-forward" for s5f. The
+   caller frees the text. NULL if memory runs out. */
 static char *in_words(const char *pattern) {
     char text[PATTERN];
     const char *p = short_form(pattern, text);
@@ -899,11 +900,11 @@ static void print_pattern(FILE *out, const char *pattern) {
 typedef struct candidate {
     char   pattern[PATTERN];
     double nll;
-    double time;        /* as a fraction of Transformer-XL's; 0 if not known */
+    double time;        /* as a fraction of Transformer-XL's time; 0 if unknown */
 } candidate;
 
-/* Scores the validation text with this pattern, which certain gates select. Returns
-   NAN after an error. */
+/* Evaluates the validation text with this pattern, which is selected by one-hot gates.
+   Returns NAN after an error. */
 static double score(run *r, const char *pattern) {
     size_t l, B = eval_batch(), T = r->t.eval_block;
     tr_lm_scored scored;
@@ -916,7 +917,7 @@ static double score(run *r, const char *pattern) {
     return tr_lm_pass(&r->t, r->t.text[1], B, T, opt.lm.eval_blocks, &scored);
 }
 
-/* The time of a pattern as a fraction of Transformer-XL's; 0 if it is not known */
+/* The time of a pattern as a fraction of Transformer-XL's, or 0 if it is unknown. */
 static double time_of(const run *r, const char *pattern) {
     double sum = 0;
     size_t l;
@@ -951,7 +952,8 @@ static int derive_one(run *r, FILE *out, const char *what, candidate *all, size_
     return 1;
 }
 
-/* Is a better than b? Within --latency-target the loss decides, else the time. */
+/* Nonzero if a is better than b. A pattern within --latency-target is better than one
+   beyond it. Within the target, the lower loss is better; beyond it, the shorter time. */
 static int better(const candidate *a, const candidate *b) {
     const int limited = opt.latency_target > 0;
     const int a_within = !limited || a->time <= opt.latency_target;
@@ -984,8 +986,9 @@ static void copy_gates(run *r, stx_real *values, int to_model) {
     }
 }
 
-/* Scores the most probable pattern, PAR's rule with as many attentions, and random
-   patterns. Returns how many different ones there are in all, or 0 after an error. */
+/* Scores the most probable pattern, a pattern by PAR's rule with the same number of
+   attention blocks, and random patterns. Returns the number of different patterns, or 0
+   after an error. */
 static size_t derive_all(run *r, FILE *out, candidate *all, stx_real *gates) {
     const size_t L = r->blocks;
     size_t n = 0, attentions = 0, every = 5, i;
@@ -994,7 +997,8 @@ static size_t derive_all(run *r, FILE *out, candidate *all, stx_real *gates) {
     for (i = 0; i < L; i++) attentions += all[0].pattern[i] == 's';
     if (!derive_one(r, out, "argmax", all, &n)) return 0;
 
-    /* without an attention, every stays the paper's; the rule requires at least 2 */
+    /* without an attention block, `every` stays the paper's; the rule requires at least
+       2 */
     if (attentions) every = L / attentions;
     if (every > 1 && every <= L) {
         snprintf(what, sizeof what, "par:%zu", every);
@@ -1034,14 +1038,14 @@ static void derive(run *r, FILE *out) {
 
 // >>picture: probabilities of a log as SVG (build/plot draws them too)
 
-/* The rows of a log: step, then the probabilities of each block */
+/* The rows of a log: the step, then the probabilities of each block. */
 typedef struct log_rows {
     size_t  width, count, capacity;
     double *row;
 } log_rows;
 
-/* Adds a line of the log if it has newer probabilities. list has capacity for them as
-   text. Returns 0 if there is no memory. */
+/* Adds a line of the log if it contains newer probabilities. list: a buffer for them as
+   text. Returns 0 if memory runs out. */
 static int add_row(log_rows *rows, const char *line, char *list) {
     const size_t probabilities = rows->width - 1;
     double *now;
@@ -1106,7 +1110,7 @@ static void picture(run *r) {
 
 // >>report: what a run prints at its end
 
-/* Scores the validation text with the two other values of --gate-eval. */
+/* Scores the validation text with the other two values of --gate-eval. */
 static void other_gates(run *r, FILE *out) {
     static const char *const way[3] = {"argmax", "soft", "noise"};
     tr_lm *t = &r->t;
@@ -1141,7 +1145,7 @@ static void other_gates(run *r, FILE *out) {
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
 }
 
-/* Logs the pattern of the network, or the most probable one of a search. */
+/* Logs the pattern of the network, or the most probable pattern of a search. */
 static void log_pattern(run *r, const char *pattern) {
     char text[PATTERN], *words;
     if (!tr_lm_begin(&r->t)) return;
@@ -1154,7 +1158,7 @@ static void log_pattern(run *r, const char *pattern) {
     free(words);
 }
 
-/* Prints the pattern, of a search with the expected time of its mixture. Returns 0
+/* Prints the pattern and, for a search, the expected time of its mixture. Returns 0
    after an error. */
 static int print_architecture(run *r, FILE *out, const char *pattern) {
     double *p = NULL;
@@ -1176,7 +1180,7 @@ static int print_architecture(run *r, FILE *out, const char *pattern) {
     return 1;
 }
 
-/* --race, against the pattern of the option */
+/* --race: compares the network with the pattern that the option names. */
 static void print_race(run *r, FILE *out, const char *pattern) {
     char other[PATTERN], count[4][TR_TEXT_MAX];
     const char *pair[2];
@@ -1214,11 +1218,11 @@ static void report(const tr_lm *t, FILE *out) {
 
 // >>memory of evaluation, and checkpoints
 
-/* Rows of memory in evaluation; see plan() */
+/* Rows of memory in evaluation; see plan(). */
 static size_t eval_rows;
 
-/* state_create and gen_create of stx_lm. window is 1 for evaluation and generation
-   with the --eval- options. */
+/* The functions state_create and gen_create of stx_lm. window is 1 for evaluation and
+   generation with the --eval- options. */
 static void *state_create(void *m, size_t B, size_t window) {
     stx_par_state *s;
     if (!window) return stx_par_state_create((stx_par *)m, B);
@@ -1289,8 +1293,8 @@ static int load_gate_text(run *r, const stx_file *f) {
     return 1;
 }
 
-/* The temperature of the checkpoint. It is computed if the checkpoint is an older one
-   without it, or if the command line changes how it falls. */
+/* Loads the temperature of the checkpoint. It is computed if the checkpoint is an older
+   one without it, or if the command line changes the schedule of the temperature. */
 static int load_tau(run *r, const stx_file *f) {
     static const char *const cooling[4] = {"tau-start", "tau-end", "tau-form", "tau-steps"};
     const char *tau = stx_file_meta(f, "tau");
@@ -1342,7 +1346,7 @@ static int report_error(tr_lm *t) {
         {"proj_std", "proj-init-std"},
         {"latency_w", "latency-of"},
         {"cost", "latency-table"},
-        /* what is expected of them */
+        /* the values that are expected */
         {"latency = STX_PAR_LATENCY_FBNET", "--latency fbnet"},
         {"latency = STX_PAR_LATENCY_HINGE", "--latency hinge"},
         {"noise = STX_PAR_NOISE_TOKENS", "--noise tokens"},
@@ -1364,7 +1368,7 @@ static int report_error(tr_lm *t) {
     return tr_lm_why_in(t, "stx_par_create: ", words);
 }
 
-/* Reads "3,5,8" of an option into out. Returns 0 and an error in t->err. */
+/* Reads the value "3,5,8" of an option into out. Returns 0 and sets t->err on error. */
 static int list(tr_lm *t, const char *option, const char *text, size_t *out, size_t capacity,
                 size_t *n) {
     size_t i;
@@ -1379,7 +1383,7 @@ static int list(tr_lm *t, const char *option, const char *text, size_t *out, siz
                    "20000,40000,200000", option, text, capacity);
 }
 
-/* Reads --latency-table; 0, 0 without it. */
+/* Reads --latency-table. Without the option, the costs are 0, 0. */
 static int latency_table(tr_lm *t, double cost[2]) {
     char word[2][32];
     const char *text = opt.latency_table;
@@ -1457,7 +1461,7 @@ static void describe_search(run *r) {
     stx_par_desc *d = &r->desc;
     d->gate_form = opt.arch;
     d->gate = opt.straight_through ? STX_PAR_ST : STX_PAR_SOFT;
-    /* a rehearsal uses the evaluation that takes most memory (other_gates) */
+    /* a rehearsal uses the evaluation that requires the most memory (other_gates) */
     d->gate_eval = r->t.rehearsal ? STX_PAR_EVAL_SOFT : opt.gate_eval;
     d->noise = opt.noise;
     d->noise_tokens = opt.noise_tokens;
@@ -1498,7 +1502,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* Blocks with a memory */
+/* The number of blocks with a memory. */
 static size_t attentions(const run *r) {
     size_t l, n = 0;
     for (l = 0; l < r->blocks; l++) n += !*r->pattern || r->pattern[l] == 's';
@@ -1528,7 +1532,7 @@ static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     }
 }
 
-/* Measures the latencies where a search needs them and has no --latency-table. From
+/* Measures the latencies if a search needs them and there is no --latency-table. From
    then on they are the value of that option, which the checkpoint stores. */
 static int fill_table(run *r) {
     tr_lm *t = &r->t;
@@ -1538,7 +1542,7 @@ static int fill_table(run *r) {
     if (*r->pattern || !opt.latency || !t->training) return 1;
     if (opt.latency_table && *opt.latency_table) return 1;
     if (!stx_par_resolve(t->x, &r->desc, &d)) return report_error(t);
-    /* all ranks use what rank 0 measured */
+    /* all ranks use the times that rank 0 has measured */
     if (!measure(r, cost) || !stx_group_broadcast(t->x, cost, 2 * sizeof *cost, 0)) return 0;
     snprintf(attention, sizeof attention, "%.4g", cost[0] * unit);
     snprintf(feed, sizeof feed, "%.4g", cost[1] * unit);
@@ -1546,8 +1550,8 @@ static int fill_table(run *r) {
     return tr_apply(&options, word, TR_FROM_ARGS, t->err, TR_ERR) && describe(r, r->desc.vocab);
 }
 
-/* Compares the options that change what weights mean but not their shapes. A network
-   that inherits weights must have the same values. */
+/* Compares the options that change the meaning of weights but not their shapes. A
+   network that inherits weights must have the same values. */
 static int same_network(tr_lm *t, const stx_file *f) {
     static const char *const names[] = {
         "nheads", "norm-before", "no-final-norm", "norm-eps", "emb-scale",
@@ -1567,7 +1571,7 @@ static int same_network(tr_lm *t, const stx_file *f) {
     return 1;
 }
 
-/* Has the file the vocabulary of this run? */
+/* Nonzero if the file has the vocabulary of this run. */
 static int same_vocabulary(const tr_lm *t, const stx_file *f) {
     const stx_entry *e = stx_file_find(f, "vocab");
     const size_t length = stx_vocab_save(t->vocab, NULL, 0);
@@ -1578,7 +1582,7 @@ static int same_vocabulary(const tr_lm *t, const stx_file *f) {
     return same;
 }
 
-/* --inherit: the weights of another run's checkpoint */
+/* --inherit: loads the weights of another run's checkpoint. */
 static int inherit(run *r) {
     tr_lm *t = &r->t;
     struct stat st;
@@ -1601,7 +1605,7 @@ static int inherit(run *r) {
     return ok;
 }
 
-/* Batches and memory of the text of --arch-share */
+/* Creates the batches and the memory of the text of --arch-share. */
 static int make_gate_text(run *r) {
     tr_lm *t = &r->t;
     stx_batches_desc d;
@@ -1621,7 +1625,7 @@ static int make_gate_text(run *r) {
     return 1;
 }
 
-/* The optimiser of the gates and, with --arch-share, their text */
+/* Creates the optimiser of the gates and, with --arch-share, their text. */
 static int make_search(run *r, const stx_optim_desc *weights) {
     static const int kinds[] = {0, STX_ADAM, STX_ADAMW, STX_SGD};
     tr_lm *t = &r->t;
@@ -1638,7 +1642,7 @@ static int make_search(run *r, const stx_optim_desc *weights) {
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
 
-/* Do the memories of --eval-mem fit into --max-memory? */
+/* Nonzero if the memories of --eval-mem fit into --max-memory. */
 static int eval_fits(run *r) {
     const double limit = (double)stx_ctx_desc(r->t.x)->max_bytes;
     double need = (double)eval_batch() * (double)attentions(r) * (double)opt.hid_sz;
@@ -1696,7 +1700,7 @@ static int make(tr_lm *t) {
     return !r->model->gates || make_search(r, &od);
 }
 
-/* Refuses options that would change nothing. */
+/* Refuses options that would have no effect. */
 static int check_useful(tr_lm *t) {
     const int adaptive = opt.words_out == WORDS_ADAPTIVE, ref = opt.words_out == WORDS_REFERENCE;
     const int xl_init = !opt.init, ranges = opt.schedule != LR_REFERENCE && opt.lr_warmup;
@@ -1773,7 +1777,7 @@ static int check_evaluation(tr_lm *t) {
                             && tr_can_write("picture", opt.picture, 1, t->err, TR_ERR));
 }
 
-/* Patterns other than the model's */
+/* Checks the patterns of other options than --pattern. */
 static int check_patterns(tr_lm *t) {
     const run *r = (const run *)t;
     char pattern[PATTERN];
@@ -1791,7 +1795,7 @@ static int check_patterns(tr_lm *t) {
     return 1;
 }
 
-/* A fixed pattern */
+/* Checks the options of a fixed pattern. */
 static int check_fixed(tr_lm *t) {
     static const char *const search[] = {
         "arch", "gate-eval", "straight-through", "noise", "noise-tokens", "tau-start", "tau-end",
@@ -1857,7 +1861,7 @@ static int check(tr_lm *t) {
     return *r->pattern ? check_fixed(t) : check_search(t);
 }
 
-/* Steps per epoch of the weights' text */
+/* The number of steps per epoch of the weights' text. */
 static uint64_t epoch(const tr_lm *t) {
     stx_batches_desc d;
     memset(&d, 0, sizeof d);
@@ -1888,7 +1892,7 @@ static void plan_evaluation(tr_lm *t) {
     t->blocks_see_more = !opt.same_length && !opt.eval_same_length;
     t->pad_id = opt.pad_id;
     t->mean_of_all = opt.pad_id >= 0 && opt.divide_all;
-    t->no_evaluation = opt.derive;      /* scores its own networks */
+    t->no_evaluation = opt.derive;      /* --derive evaluates its own networks */
     eval_rows = opt.eval_mem >= 0 ? (size_t)opt.eval_mem : (size_t)opt.mem;
 }
 
