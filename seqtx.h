@@ -10,8 +10,8 @@
 
    Contents: tensors and automatic differentiation; fused attention with relative
    positions, windows and learned spans; optimisers; data-parallel training; checkpoints;
-   and what language models have in common: embeddings, output heads, memories, KV caches,
-   sampling. All state is in a context. The library never prints, exits or aborts.
+   and the parts that language models share: embeddings, output heads, memories, KV
+   caches, sampling. All state is in a context. The library never prints, exits or aborts.
 
 
    MANUAL
@@ -23,13 +23,13 @@
        seqtx_sru.h           SRU and SRU++: simple recurrent units, with or without
                              attention
        seqtx_compressive.h   Compressive Transformer: compresses old memories
-       seqtx_par.h           Transformer-XL from blocks in any order, and PAR, a search
-                             for that order
-       seqtx_text.h          text for all of them: vocabularies, corpora, batches
+       seqtx_par.h           Transformer-XL with its blocks in any order, and PAR, a
+                             search for the best order
+       seqtx_text.h          text data for all models: vocabularies, corpora, batches
 
    To use one of these models, start with the manual of its header. This manual is for
-   programs that build a model out of ops, for new ops and new model families, and for
-   readers who would like to know how it works.
+   programmers who build a model out of ops or add ops and model families, and for readers
+   who want to know how the library works.
 
    Layers of the code
 
@@ -37,7 +37,7 @@
        language models     embedding and output head, memory, KV cache, stx_lm
        training            optimisers, steps, groups of processes, files, checkpoints
        ops                 take and return tensors; are recorded on a tape
-       kernels             take raw pointers and sizes; one CPU and one CUDA version each
+       kernels             take raw pointers and sizes; each has a CPU and a CUDA version
        context             memory, threads, random numbers, errors
 
    Kernels are plain functions, forward and backward. Read them to learn the algorithms,
@@ -52,7 +52,7 @@
        stx_optim_step(optim, lr);                update, then zero the gradients
        if (!stx_ok(x)) puts(stx_error(x));       one check per step is enough
 
-   Quick start. The program fits y = tanh(W x) by gradient descent. A test compiles and
+   Quick start. This program fits y = tanh(W x) by gradient descent. A test compiles and
    runs it.
 
    //>quickstart
@@ -95,52 +95,52 @@
        object                                            valid until
        ------------------------------------------------  --------------------------------
        results of ops, stx_input, stx_tokens, the tape   the next stx_begin
-       parameters, optimisers, models, and what          stx_destroy
+       parameters, optimisers, models, results of        stx_destroy
            stx_constant_create, stx_scalar_create and
-           stx_tokens_create return
-       memories, caches, model states, generators        their function .._free, or
-                                                         stx_destroy
+           stx_tokens_create
+       memories, caches, model states, generators        freed by their .._free function,
+                                                         or stx_destroy
        stx_file, stx_map, stx_writer                     closed or finished by the caller,
                                                          before stx_destroy
 
-   Tensors of a step come from the step arena, which stx_begin rewinds. If steps repeat,
-   nothing is allocated from the second step on, and every tensor has the same address as
-   in the previous step. No call needs more than 100 KB of stack. A context with desc.dry
-   measures how much memory a program takes, without computing anything.
+   Tensors of a step come from the step arena, which stx_begin rewinds. If all steps have
+   the same shapes, only the first one allocates memory, and every tensor has the same
+   address in each step. No call needs more than 100 KB of stack. A context with desc.dry
+   measures how much memory a program needs, without computing anything.
 
-   Errors are sticky. The first error is stored in the context; from then on, calls do
-   nothing and ops return NULL. Ops also accept NULL inputs and then return NULL, so a
-   chain of ops needs one check at its end. The text of an error (stx_error) names the op,
-   what was expected and what it got, and the option to change.
+   Errors are sticky. The first error is stored in the context; after it, calls do nothing
+   and ops return NULL. Ops also accept NULL inputs and then return NULL, so a chain of
+   ops needs one check at its end. The error text (stx_error) names the op, the expected
+   and the actual value, and the option to change.
 
    Threads. A context may be used by one thread at a time. There is no global state, so
    separate contexts can be used by several threads at the same time. Each context has
    its own worker threads (desc.threads). Work is distributed dynamically, so that a busy
    processor does not delay the others.
 
-   Repeatability. The same device, build, precision and number of threads give
-   bit-identical results. Sums have a fixed order, and no kernel adds floating-point
-   values atomically. Random numbers are counter-based (Philox4x32-10), keyed by seed,
-   step, op and element. They need no storage and do not depend on the number of threads,
-   and a resumed run draws the same numbers as an uninterrupted one.
+   Repeatability. Runs with the same device, build, precision and number of threads are
+   bit-identical. Sums have a fixed order, and no kernel adds floating-point values
+   atomically. Random numbers are counter-based (Philox4x32-10), keyed by seed, step, op
+   and element. They need no storage and do not depend on the number of threads, and a
+   resumed run draws the same numbers as an uninterrupted one.
 
-   CPU. Compile with -O2 or -O3; without it, everything takes about 20 times as long.
-   -march is not needed: inner loops are compiled for AVX-512, AVX2, NEON and the base
-   instruction set, and the version is selected at run time. desc.precision =
-   STX_PREC_BF16 rounds the inputs of matmuls to bfloat16, which about doubles their speed
-   with AVX512-BF16. AMX, and BFDOT on ARM, are used where they exist. Parameters and sums
-   remain float. The time to generate a token is the time to read the weights from memory;
-   stx_params_pack stores them in 2 bytes or about 1 byte each.
+   CPU. Compile with -O2 or -O3; unoptimised code is about 20 times slower. -march is not
+   needed: inner loops are compiled for AVX-512, AVX2, NEON and the base instruction set,
+   and the version is selected at run time. desc.precision = STX_PREC_BF16 rounds the
+   inputs of matmuls to bfloat16, which roughly doubles their speed with AVX512-BF16. AMX,
+   and BFDOT on ARM, are used if the processor has them. Parameters and sums remain float.
+   The speed of generation is limited by reading the weights from memory; stx_params_pack
+   stores them in 2 bytes or about 1 byte each.
 
    GPU. Compile seqtx_cuda.cu (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later,
    sm_80 or newer) and link it with -lcublasLt -lcudart -lstdc++. Define SEQTX_CUDA in
    every file that includes this header and set desc.device = STX_CUDA. Models need no
-   changes. t->data is then a device address, which the host must not access: stx_get,
-   stx_set and stx_item copy, and wait for the device. stx_metric_set and stx_metric_get
-   read results of a step without stopping it, and stx_step_run replays a step as a CUDA
-   graph. desc.precision = STX_PREC_BF16 stores activations as bfloat16. Results agree
-   with those of the CPU except for the order of sums. Random numbers are the same, and
-   checkpoints can be moved between the devices.
+   changes. t->data is then a device address, which the host must not access: use stx_get,
+   stx_set and stx_item, which copy and wait for the device. stx_metric_set stores a
+   scalar without interrupting the step, stx_metric_get reads it afterwards, and
+   stx_step_run replays a step as a CUDA graph. desc.precision = STX_PREC_BF16 stores
+   activations as bfloat16. Results match those of the CPU up to the order of sums. Random
+   numbers are the same, and checkpoints can be moved between the devices.
 
    Several processes. With SEQTX_MPI or SEQTX_NCCL, a program that is started N times
    trains one model: each process calls stx_group_join and computes its share of the
@@ -150,8 +150,8 @@
    flushes denormals to zero, whatever the settings of the calling thread. The thread's
    rounding mode, traps and status flags are restored when a function returns. Callbacks
    (ops, stx_recompute, stx_param_apply) run in the library's environment. The threads of
-   a BLAS have their own. In C compilers without __attribute__((cleanup)), such as
-   Microsoft's, only loops are protected in this way.
+   a BLAS use their own settings. In C code built by a compiler that lacks
+   __attribute__((cleanup)), such as Microsoft's, only loops are protected in this way.
 
    Adding an op. An op checks its inputs, allocates its result, computes it and records a
    backward function, which is given the gradient of the result and adds to the gradients
@@ -194,8 +194,8 @@
    //<own_op
 
    This op runs on the CPU, in one thread. stx_parallel runs loops on the threads of the
-   context, >>loops compiles them for each instruction set, and STX_KERNEL and STX_RUN add
-   a CUDA version. examples/own_family.c is a complete model family.
+   context, the macros in >>loops compile them for each instruction set, and STX_KERNEL
+   and STX_RUN add a CUDA version. examples/own_family.c is a complete model family.
 
    Compile-time options. Every file that includes this header must define the same ones.
    Options marked (i) are read only where SEQTX_IMPLEMENTATION is defined.
@@ -220,10 +220,11 @@
        SEQTX_STDIO_FILES (i)  files are read and written with stdio, without mmap and
                               fsync, as on systems without POSIX
 
-   Macros of other headers. Single capital letters may be defined as macros (I in
-   complex.h) before this header is included, if the compiler has #pragma push_macro (gcc,
-   clang, Microsoft's). They are restored after it. If such a letter names a member that
-   your code uses, such as ids->B, undefine the macro.
+   Macros of other headers. Macros that are single capital letters, such as I in
+   complex.h, may be defined before this header is included if the compiler supports
+   #pragma push_macro (gcc, clang, Microsoft's). The header hides them and restores them
+   at its end. If a macro has the name of a member that your code uses, such as ids->B,
+   undefine it.
 
    Windows. MinGW gcc requires -Wa,-muse-unaligned-vector-move (binutils 2.38 or later)
    for every file that implements a part of the library or contains kernels. Without it,
@@ -243,7 +244,7 @@
        >>attention    stx_attention_plain defines attention; stx__attn_fwd_unit computes
                       it tile by tile
        >>optimisers   stx_optim_step
-   docs/design.md explains why it was built this way.
+   docs/design.md explains why the library is built this way.
 */
 
 #ifndef STX__LETTERS
@@ -321,14 +322,14 @@ extern "C" {
 
    n is a number of elements, d0 to d3 are dimensions, and ld.. is a row stride in
    elements. dx is the gradient of x. "(..,C)" is a tensor with any leading dimensions.
-   Exceptions: in stx_gemm_args, A, B, C, M, N and K are those of the BLAS, and in
+   Exceptions: in stx_gemm_args, A, B, C, M, N and K have their BLAS meanings, and in
    stx_attention_args, N is the number of persistent vectors per head. */
 
 
 // >>api: version
 
-/* The STX_VERSION of the implementation. A program that loads a shared library compares
-   it with STX_VERSION of its header: if MAJOR.MINOR differ, structs can differ. In #if,
+/* Returns the STX_VERSION of the implementation. A program that loads a shared library
+   should compare it with STX_VERSION: if MAJOR.MINOR differ, structs can differ. In #if,
    use STX_VERSION_AT_LEAST(0, 2, 0). */
 STX_DEF const char *stx_version(void);
 
@@ -361,28 +362,30 @@ enum {
    float.
 
    dry = 1. Calls check their arguments and allocate memory as usual, but no kernel runs,
-   nothing is initialised with random values and memory is hardly touched. stx_peak_bytes
-   and max_bytes then tell in milliseconds how much memory a step takes. Results are
-   undefined, except for constant parameters and what stx_set has written. */
+   nothing is initialised with random values, and little memory is written. A dry step
+   takes milliseconds; stx_peak_bytes then returns the memory that a step needs, and
+   max_bytes tests whether a limit is sufficient. Results are undefined, except for
+   parameters with constant initial values and tensors written by stx_set. */
 typedef struct stx_desc {
     int      device;        /* STX_CPU, or STX_CUDA in builds with SEQTX_CUDA */
     int      precision;     /* STX_PREC_F32 or STX_PREC_BF16 */
 
-    int      gpu;           /* index of the GPU, as CUDA counts them */
-    int      tf32;          /* 1: f32 matmuls on a GPU use TF32 inputs (10 bits of mantissa),
-                               which is several times as fast */
+    int      gpu;           /* CUDA device index of the GPU */
+    int      tf32;          /* 1: f32 matmuls on a GPU use TF32 inputs (10 mantissa bits),
+                               which is several times faster */
     int      no_graph;      /* 1: stx_step_run never replays a step as a CUDA graph */
     int      tune;          /* 1: for each shape of a GPU matmul, time up to 8 algorithms and
-                               keep the fastest. The choice, and so the last bits of
+                               keep the fastest. The choice, and thus the last bits of
                                results, can differ between processes */
 
-    int      threads;       /* 1 to 4096; 0: the processors that the process may use. Worker
-                               threads start with the first large loop, and sleep if idle.
-                               1: only the calling thread, as with SEQTX_NO_THREADS */
+    int      threads;       /* 1 to 4096; 0: one per processor that the process may use.
+                               Worker threads are started by the first large loop and
+                               sleep when idle. 1: only the calling thread, as with
+                               SEQTX_NO_THREADS */
     uint64_t seed;          /* seed of all random numbers */
-    size_t   max_bytes;     /* limit for all memory of the context, on a GPU for its device
-                               memory; 0: no limit */
-    size_t   chunk_bytes;   /* an arena grows by at least this; 0: 1 MiB */
+    size_t   max_bytes;     /* limit on the memory of the context (on a GPU, on its device
+                               memory); 0: no limit */
+    size_t   chunk_bytes;   /* arenas grow by at least this many bytes; 0: 1 MiB */
     int      dry;           /* 1: measure memory without computing; CPU only */
 
     void  *(*alloc)(void *user, size_t bytes);      /* NULL: malloc */
@@ -400,15 +403,15 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc);
 /* Frees the context and everything that was created in it. x may be NULL. */
 STX_DEF void stx_destroy(stx_ctx *x);
 
-/* The desc with the defaults filled in. */
+/* Returns the desc with the defaults filled in. */
 STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);
 
-/* Names the implementation of matmuls, such as "avx512", "avx512 bf16" or "cblas", or the
-   GPU. */
+/* Returns the name of the implementation of matmuls, such as "avx512", "avx512 bf16" or
+   "cblas", or of the GPU. */
 STX_DEF const char *stx_backend(const stx_ctx *x);
 
-/* stx_ok: 1 while there is no error. stx_error_code: STX_OK or STX_ERR_... stx_error: the
-   text of the first error, "" if there is none. */
+/* stx_ok returns 1 if no error has occurred, stx_error_code returns STX_OK or an
+   STX_ERR_ code, and stx_error returns the text of the first error, or "". */
 STX_DEF int stx_ok(const stx_ctx *x);
 STX_DEF int stx_error_code(const stx_ctx *x);
 STX_DEF const char *stx_error(const stx_ctx *x);
@@ -416,7 +419,7 @@ STX_DEF const char *stx_error(const stx_ctx *x);
 /* Clears the error. The current step is incomplete, so continue with stx_begin. */
 STX_DEF void stx_clear_error(stx_ctx *x);
 
-/* Sets the sticky error, unless one is set already; for family headers and new ops. */
+/* Sets the sticky error unless one is already set. For model families and new ops. */
 STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) STX_PRINTF(3, 4);
 
 /* Sets the error "OP: FIELD: expected EXPECTED, got GOT", with code STX_ERR_ARG. Returns
@@ -424,32 +427,33 @@ STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) STX_PRINTF(3, 
 STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double got,
                           const char *expected);
 
-/* Makes n arbitrary bytes printable, for an error text: writes the first 60 to q, other
-   than ASCII as \xNN, followed by "..." if there are more. q holds STX_QUOTE bytes.
-   Returns q. */
+/* Makes bytes printable for an error text: writes the first 60 of the n bytes at s to q,
+   followed by "..." if there are more. Bytes that are not printable ASCII are written as
+   \xNN. q must have STX_QUOTE bytes. Returns q. */
 #define STX_QUOTE 256
 STX_DEF const char *stx_quote(char *q, const void *s, size_t n);
 
 /* Starts a step: rewinds the step arena, which invalidates all tensors that ops returned
    since the last stx_begin, and clears the tape. With STX_TRAIN, ops are recorded,
-   dropout is applied and the step index is incremented; with STX_EVAL, none of this. */
+   dropout is applied and the step index is incremented; with STX_EVAL, none of this
+   happens. */
 STX_DEF void stx_begin(stx_ctx *x, int mode);
 
-/* 1 if the current step was started with STX_TRAIN. */
+/* Returns 1 if the current step was started with STX_TRAIN. */
 STX_DEF int stx_training(const stx_ctx *x);
 
-/* The number of steps started with STX_TRAIN, on which all random numbers depend. Save it
-   in a checkpoint and restore it to resume. */
+/* The step index is the number of steps started with STX_TRAIN. All random numbers depend
+   on it: save it in checkpoints and restore it to resume. */
 STX_DEF uint64_t stx_step_index(const stx_ctx *x);
 STX_DEF void stx_set_step_index(stx_ctx *x, uint64_t index);
 
-/* Memory in bytes: stx_bytes is what is reserved now, stx_peak_bytes the most that was in
-   use at any time, in arenas and blocks. */
+/* Memory in bytes. stx_bytes returns the memory reserved now, and stx_peak_bytes the
+   largest amount that was in use at any time, in arenas and blocks. */
 STX_DEF size_t stx_bytes(const stx_ctx *x);
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x);
 
-/* Host memory, whatever the device, aligned to 64 bytes. All three return NULL and set an
-   error if there is none.
+/* Allocate host memory, on any device, aligned to 64 bytes. All three return NULL and set
+   an error if memory runs out.
        stx_persist            zeroed, valid until stx_destroy
        stx_step_host_bytes    not zeroed, valid until the next stx_begin
        stx_block              zeroed, valid until stx_block_free or stx_destroy */
@@ -458,14 +462,16 @@ STX_DEF void *stx_step_host_bytes(stx_ctx *x, size_t bytes);
 STX_DEF void *stx_block(stx_ctx *x, size_t bytes);
 STX_DEF void stx_block_free(stx_ctx *x, void *p);       /* p may be NULL */
 
-/* Device memory, for the elements of tensors. On a CPU it is host memory. On a GPU, only
-   kernels may access it, and an activation takes 2 bytes in STX_PREC_BF16, so the address
-   of element i is stx_offset_ptr(x, p, i) and not p + i.
+/* Allocate device memory for the elements of tensors. On a CPU it is host memory. On a
+   GPU, only kernels may access it, and an activation takes 2 bytes in STX_PREC_BF16, so
+   the address of element i is stx_offset_ptr(x, p, i) and not p + i.
        stx_step_activations     n activations, valid until the next stx_begin
-       stx_step_device_bytes    anything else (statistics, scratch), as long
+       stx_step_device_bytes    other data (statistics, scratch), valid until the next
+                                stx_begin
        stx_block_activations    n activations, zeroed, valid until freed by
                                 stx_block_device_free, or until stx_destroy
-       stx_block_f32            the same, float in every precision */
+       stx_block_f32            like stx_block_activations, but n floats in every
+                                precision */
 STX_DEF stx_real *stx_step_activations(stx_ctx *x, size_t n);
 STX_DEF void *stx_step_device_bytes(stx_ctx *x, size_t bytes);
 STX_DEF stx_real *stx_block_activations(stx_ctx *x, size_t n);
@@ -478,8 +484,8 @@ STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i);
 STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);
 STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size_t n);
 
-/* a b c and n + a b, or SIZE_MAX if the result overflows. An allocation of SIZE_MAX bytes
-   fails with an error. */
+/* Return a b c and n + a b, or SIZE_MAX if the result overflows. An allocation of
+   SIZE_MAX bytes fails with an error. */
 STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c);
 STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);
 
@@ -496,24 +502,24 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
    accessed directly; on a GPU only by kernels. */
 typedef struct stx_tensor {
     stx_real *data;         /* size elements */
-    stx_real *grad;         /* same shape, or NULL. A parameter always has one. The result
-                               of an op has one during the backward pass only, until the
-                               backward function of its op has run. A variable keeps it
-                               until the next stx_begin */
+    stx_real *grad;         /* gradient, same shape, or NULL. A parameter always has one;
+                               a variable keeps it until the next stx_begin. The result of
+                               an op has one only during the backward pass, until the
+                               backward function of the op has run */
     int       ndim;
     size_t    dim[STX_MAX_DIM];
     size_t    size;         /* product of the dimensions */
     int       needs_grad;   /* 1: stx_backward computes its gradient */
     int       is_param;     /* 1: made by stx_param */
     int       is_leaf;      /* 1: a parameter, a view of one, or a variable */
-    int       is_f32;       /* 1: float also in STX_PREC_BF16 on a GPU, as parameters,
-                               scalars and what is computed from them */
+    int       is_f32;       /* 1: float even in STX_PREC_BF16 on a GPU, like parameters,
+                               scalars and results computed only from them */
     const struct stx_tensor *view_of;   /* the parameter of which this is a view, or NULL.
                                            The gradient is a view as well */
     size_t    view_offset;  /* first element of that view */
-    size_t    padding;      /* zeros after the elements of a parameter, which kernels read
-                               and nothing writes; see "Padded logits" in
-                               >>adaptive input and output */
+    size_t    padding;      /* number of zeros stored after the elements of a parameter.
+                               Kernels read them but never write them; see "Padded logits"
+                               in >>adaptive input and output */
     int       op_removed;   /* 1: a backward pass has removed its op from the tape */
 } stx_tensor;
 
@@ -522,19 +528,19 @@ typedef struct stx_tensor {
 typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
-    size_t   id_limit;      /* smallest number of rows or classes of an op that used the
-                               ids, which are below it; 0: none yet */
-    int      ignores;       /* 1: every op so far ignored ignored_id, which may be out of
-                               range; -1: an op did not; 0: none yet */
+    size_t   id_limit;      /* all ids must be below this: the smallest number of rows or
+                               classes among the ops that used them; 0: not used yet */
+    int      ignores;       /* 1: all ops that used the ids ignored ignored_id, which may
+                               then be out of range; -1: some did not; 0: not used yet */
     int32_t  ignored_id;
 } stx_ids;
 
-/* Tensors from host memory, which is copied. Dimensions end at the first 0, and d0 must
-   not be 0. They return NULL and set an error if data is NULL or memory runs out.
+/* Create tensors from host memory, which is copied. Dimensions end at the first 0, and d0
+   must not be 0. They return NULL and set an error if data is NULL or memory runs out.
        stx_input              a constant of this step
        stx_variable           an input with a gradient: read t->grad after stx_backward
-       stx_constant_create    a constant that is valid until stx_destroy, so that steps
-                              which read it can be replayed (stx_step_run); stored like an
+       stx_constant_create    a constant that is valid until stx_destroy, so steps that
+                              read it can be replayed (stx_step_run); stored like an
                               activation */
 STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2,
                               size_t d3);
@@ -550,45 +556,45 @@ STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t
 STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value);
 STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value);
 
-/* Token ids of this step, copied from B T values in host memory. NULL and an error if
-   data is NULL, B or T is 0, or memory runs out. */
+/* Creates token ids of this step from B T values in host memory, which are copied.
+   Returns NULL and sets an error if data is NULL, B or T is 0, or memory runs out. */
 STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T);
 
-/* Token ids that are valid until stx_destroy, initially zeros. stx_tokens_set replaces
-   them; a replayed step reads the new ids. It is an error if an id is out of the range of
-   an op that used them before. */
+/* stx_tokens_create returns token ids that are valid until stx_destroy, initially zeros.
+   stx_tokens_set replaces them; a replayed step reads the new ids. It is an error if a
+   new id is out of range for an op that has used these ids. */
 STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T);
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data);
 
-/* An uninitialised tensor of this step, for new ops. stx_new_f32: float in every
-   precision, for states and statistics. */
+/* Create an uninitialised tensor of this step, for new ops. The tensor of stx_new_f32 is
+   float in every precision; use it for states and statistics. */
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
 STX_DEF stx_tensor *stx_new_f32(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
 
-/* Copy t->size elements to host memory, and from it. */
+/* stx_get copies t->size elements to host memory, and stx_set copies them from it. */
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);
 
-/* The first element; NaN if t is NULL or there is an error. */
+/* Returns the first element, or NaN if t is NULL or there is an error. */
 STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t);
 
-/* After stx_backward: copies the gradient of a parameter or variable (t->size elements)
-   to host memory. Returns 1; or 0 and zeros if no gradient reached t, which includes all
-   results of ops; or 0 after an error. */
+/* Copies the gradient of a parameter or variable (t->size elements) to host memory, after
+   stx_backward. Returns 1. If no gradient reached t, or if t is the result of an op,
+   writes zeros and returns 0. Returns 0 after an error. */
 STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out);
 
-/* Initialisers of stx_param, with its argument a. */
+/* Initialisers of stx_param; a is its argument. */
 enum {
     STX_ZEROS = 0,
     STX_CONSTANT,       /* a */
     STX_NORMAL,         /* mean 0, standard deviation a */
     STX_UNIFORM,        /* uniform in [-a, a] */
-    STX_TRUNCATED       /* normal, redrawn until within 2 a. The standard deviation of the
-                           result is 0.87962566103423978 a */
+    STX_TRUNCATED       /* normal with standard deviation a, redrawn until in [-2a, 2a].
+                           Standard deviation of the result: 0.87962566103423978 a */
 };
 
-/* A list of named parameters, which optimisers, checkpoints and tests share. Programs
-   read ctx, count, tensor and name; the other fields are private. */
+/* A list of named parameters, for optimisers and checkpoints. Programs may read ctx,
+   count, tensor and name; the other fields are private. */
 typedef struct stx_params {
     stx_ctx     *ctx;
     size_t       count, capacity;       /* parameters; slots of tensor and name */
@@ -597,36 +603,36 @@ typedef struct stx_params {
     stx_real    *grads;                 /* the block of stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
     struct stx__arena *grads_arena;     /* memory of the gradients */
-    int          in_use;                /* 1: an optimiser holds their addresses */
+    int          in_use;                /* 1: an optimiser holds addresses of gradients */
     struct stx__buckets *buckets;       /* progress of the gradient exchange, see >>group */
     struct stx_params *next;            /* next list of the context */
-    /* the unused rest of a reservation (stx_params_make_contiguous) and its size; the
-       size of a reservation that the next parameter will allocate */
+    /* Reservations of stx_params_make_contiguous: the unused part and its size; the size
+       of the reservation that the next parameter will allocate. */
     stx_real    *reserve, *reserve_grads;
     size_t       reserve_left, reserve_next;
-    ptrdiff_t    rng_offset;            /* of the next parameter: stx_params_rng_offset */
+    ptrdiff_t    rng_offset;            /* see stx_params_rng_offset */
 } stx_params;
 
-/* Creates an empty list, valid until stx_destroy. NULL and an error if memory runs out.
-   */
+/* Creates an empty list, valid until stx_destroy. Returns NULL and sets an error if
+   memory runs out. */
 STX_DEF stx_params *stx_params_create(stx_ctx *x);
 
 /* Adds a parameter and its gradient, which is zeroed. Random initial values depend on the
-   seed and on how many parameters the context had before. name is copied; it must be
-   unique and is dotted by convention ("layers.0.ff.fc1.weight"). Dimensions end at the
-   first 0. Returns the parameter, or NULL and an error. */
+   seed and on the number of parameters that the context already has. name is copied; it
+   must be unique and is dotted by convention ("layers.0.ff.fc1.weight"). Dimensions end
+   at the first 0. Returns the parameter, or sets an error and returns NULL. */
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0,
                               size_t d1, size_t d2, size_t d3);
 
-/* Reserves one block for the next parameters of the list, n elements in total, and
-   another one for their gradients. Matrices that read the same input then form a single
-   matrix for stx_linear_concat. A parameter whose size is not a multiple of 64, or that
-   does not fit, gets separate memory and ends the reservation. Returns 1, or 0 after an
+/* Reserves a block for the next parameters of the list, n elements in total, and another
+   for their gradients. stx_linear_concat can then use weight matrices with the same input
+   as a single matrix. A parameter whose size is not a multiple of 64, or that does not
+   fit, is allocated separately and ends the reservation. Returns 1, or 0 after an
    error. */
 STX_DEF int stx_params_make_contiguous(stx_params *p, size_t n);
 
-/* The next parameter is initialised with the random numbers of the parameter `ahead`
-   positions later (negative: earlier). This keeps initial values when the order of the
+/* Initialises the next parameter with the random numbers of the parameter `ahead`
+   positions later (negative: earlier). This preserves initial values if the order of the
    parameters changes. */
 STX_DEF void stx_params_rng_offset(stx_params *p, ptrdiff_t ahead);
 
@@ -640,33 +646,33 @@ STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1,
 STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user);
 
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);     /* or NULL */
-STX_DEF size_t stx_params_size(const stx_params *p);    /* number of all elements */
+STX_DEF size_t stx_params_size(const stx_params *p);    /* total number of elements */
 STX_DEF void stx_params_zero_grad(stx_params *p);
 
 /* Packs the weights for generation, which reads all weights for every token. Matrices of
    the list with two dimensions of at least STX_PACK_MIN are rounded in place, and a
-   packed copy is kept for matmuls of up to 3 rows (x W^T, x W). Everything else reads the
-   rounded values, which are the same.
+   packed copy is kept for matmuls with up to 3 rows (x W^T, x W). All other calls read
+   the rounded matrix, which has the same values as the copy.
        STX_WEIGHTS_BF16    bfloat16, 2 bytes per element
-       STX_WEIGHTS_INT8    1.125 bytes per element: 32 neighbours in a row are stored as
-                           integers in [-127, 127] times a float, which is 1/127 of the
-                           largest magnitude
-       STX_WEIGHTS_F32     frees the packed copies; rounded values remain
+       STX_WEIGHTS_INT8    1.125 bytes per element: 32 adjacent elements of a row are
+                           stored as integers in [-127, 127] with a common float scale,
+                           which is 1/127 of their largest magnitude
+       STX_WEIGHTS_F32     frees the packed copies; the matrices remain rounded
    The copy of a matrix is freed when the library writes to the matrix (an optimiser step,
    stx_set, loading a file). If you write to it yourself, call stx_params_pack again.
-   Returns the bytes of all packed copies in the context; or sets an error and returns 0,
-   and nothing is changed. An error on a GPU. */
+   Returns the size in bytes of all packed copies in the context. On failure, sets an
+   error, changes nothing and returns 0. Not available on a GPU. */
 enum { STX_WEIGHTS_F32 = 0, STX_WEIGHTS_BF16 = 1, STX_WEIGHTS_INT8 = 2 };
 enum { STX_PACK_MIN = 32 };
 
 STX_DEF size_t stx_params_pack(stx_params *p, int kind);
 
-/* All gradients of the list as one block of *n floats in device memory, for a norm or an
-   all-reduce. They are in the order of the list, each aligned to 64 elements with zeros
-   in between. The first call moves the gradients there: call it after the last stx_param
-   and before stx_optim_create. A call after another stx_param allocates a new block and
-   frees the old one. A call that moves gradients ends a reservation of
-   stx_params_make_contiguous. NULL after an error. */
+/* Returns all gradients of the list as one block of *n floats in device memory, for a
+   norm or an all-reduce. They are in list order, each aligned to 64 elements, with
+   zeros in between. The first call moves the gradients into the block: call it after
+   the last stx_param and before stx_optim_create. A call after another stx_param
+   allocates a new block and frees the old one. A call that moves gradients ends a
+   reservation of stx_params_make_contiguous. Returns NULL after an error. */
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 
 
@@ -679,41 +685,43 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
                             memory; NULL: ones): a vector-Jacobian product
        stx_backward_many    from several tensors in one walk: the gradient of
                             sum_i sum(y[i] dy[i]). dy NULL: all ones. Tensors that are
-                            NULL or require no gradient are skipped; an error if all are
-   A backward pass empties the tape. A later one in the same step sees only the ops that
-   were called in between; it is an error if a gradient would pass beyond them. To
-   differentiate several losses, add them with stx_add or use stx_backward_many. */
+                            NULL or require no gradient are skipped, but skipping all of
+                            them is an error
+   A backward pass empties the tape. A later pass in the same step covers only the ops
+   recorded since then; it is an error if a gradient would have to pass through an earlier
+   op. To differentiate several losses, add them with stx_add or use stx_backward_many. */
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss);
 STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy);
 STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy,
                                int count);
 
 /* Records a new op on the tape: y, made by stx_new, is a function of in[0..count), at
-   most STX_MAX_INS tensors, of which some may be NULL. When stx_backward has completed
-   y->grad, it calls back, which adds to the gradients that stx_grad returns. save is
-   passed to back; allocate it from the step arena. Returns 1; or 0 if no gradient will be
-   needed, or after an error, and then save need not be filled. */
+   most STX_MAX_INS tensors, some of which may be NULL. Once y->grad is complete,
+   stx_backward calls the function `back`, which adds to the gradients that stx_grad
+   returns. save is passed to back; allocate it from the step arena. Returns 1, or 0 if no
+   gradient will be needed or after an error; save then need not be filled. */
 enum { STX_MAX_INS = 9 };
 
 typedef void (*stx_back_fn)(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save);
 STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count,
                        stx_back_fn back, void *save);
 
-/* The same for an op with several results y[0..results), at most 1 + STX_MAX_MORE. back
-   receives y[0]; it finds the others through save. It is called once, when the gradients
-   of all results are complete, if there is at least one. Results without a gradient have
-   grad NULL; stx_grad then returns zeros. */
+/* Like stx_record, for an op with several results y[0..results), at most 1 +
+   STX_MAX_MORE. back receives y[0] and can find the others through save. It is called
+   once, when the gradients of all results are complete, unless no result has a gradient.
+   If only some have one, grad of the others is NULL, and stx_grad returns zeros for
+   them. */
 STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results,
                                stx_tensor *const *in, int count, stx_back_fn back, void *save);
 
 /* For use in back only. Returns the buffer of t's gradient, or NULL if t requires none or
-   after an error. fresh NULL: add to the buffer; a new one has been zeroed. Otherwise
-   *fresh is 1 if the buffer is new and uninitialised, so that back must overwrite it, and
-   0 if back must add to it. */
+   after an error. If fresh is NULL, back must add to the buffer; a new buffer has been
+   zeroed. Otherwise *fresh is set to 1 if the buffer is uninitialised, so that back must
+   overwrite it, or to 0 if back must add to it. */
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 
-/* A new stream of random numbers for an op, such as the argument of stx_dropout_fwd. Each
-   call in a step returns another one. */
+/* Returns a stream of random numbers for an op; see stx_dropout_args.stream. Each call in
+   a step returns a different stream. */
 STX_DEF uint64_t stx_random_stream(stx_ctx *x);
 
 /* Recomputation, or gradient checkpointing (Chen et al. 2016, 1604.06174): returns
@@ -723,12 +731,13 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x);
    any other tensor that requires a gradient, the backward pass fails: pass such tensors
    in `in`, or use stx_detach.
 
-   fn can have `more` further results, at most STX_MAX_MORE. It puts them into out[0 ..
-   more-1], which are NULL at first and may stay so, and stx_recompute returns them in its
-   own out. Gradients reach all results. With more = 0, out may be NULL.
+   fn can return `more` additional results, at most STX_MAX_MORE. It stores them in out[0
+   .. more-1], which are initially NULL and may remain NULL; stx_recompute copies them to
+   its own argument out. Gradients pass through all results. With more = 0, out may be
+   NULL.
 
-   The model families offer this per layer: see recompute_layers in their descs, and
-   stx_lm.recompute. */
+   The model families support recomputation per layer: see recompute_layers in their descs
+   and stx_lm.recompute. */
 enum { STX_MAX_MORE = 3, STX_MAX_RECOMPUTE_INS = 8 };
 
 typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in,
@@ -743,17 +752,17 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
    declared next to it; the others are in this section. Their arguments are, in this
    order: context, outputs, saved values, inputs, sizes, scalars. A NULL context means one
    thread and no scratch memory; attention requires a context. A kernel with more than six
-   arguments besides the context takes them in a struct, except for copies of rows; set
-   unused fields to zero.
+   arguments in addition to the context takes them in a struct, except for copies of rows;
+   set unused fields to zero.
 
-   Backward kernels add to the gradients dx, and a NULL gradient is not computed. Where a
-   kernel has the argument accumulate, the value 0 makes it overwrite da, din or dlogits,
-   which can then be uninitialised.
+   Backward kernels add to the gradients dx and skip gradients that are NULL. A kernel
+   with an argument `accumulate` overwrites da, din or dlogits if it is 0; the gradient
+   can then be uninitialised.
 
-   STX_KERNEL declares the CPU version of a kernel (stem, defined below) and its CUDA
-   version (stem_cuda, defined in seqtx_cuda.cu). A missing version fails to link; a
-   mismatched signature fails to compile. STX_RUN(x, stx_relu, (x, y, n)) calls the one of
-   the context's device, or none with desc.dry. */
+   STX_KERNEL declares the CPU version of a kernel (stem, defined in this file) and its
+   CUDA version (stem_cuda, defined in seqtx_cuda.cu). A missing version fails to link; a
+   mismatched signature fails to compile. STX_RUN(x, stx_fill, (x, y, n, 0)) calls the
+   version for the context's device, or nothing with desc.dry. */
 #ifdef SEQTX_CUDA
   #define STX_KERNEL(stem, args) STX_DEF void stem args; extern void stem##_cuda args;
   #define STX_RUN(x, stem, args) \
@@ -769,10 +778,11 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 #define STX_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define STX_MAX(a, b) ((a) > (b) ? (a) : (b))
 
-/* Number of threads that run loops, including the calling one; 1 if x is NULL. */
+/* Returns the number of threads that run loops, including the calling thread; 1 if x is
+   NULL. */
 STX_DEF int stx_threads(const stx_ctx *x);
 
-/* Instruction set of the inner loops that run on this processor; see STX_CALL. */
+/* Returns the instruction set that inner loops use on this processor; see STX_CALL. */
 STX_DEF int stx_isa(const stx_ctx *x);
 
 /* A range [begin, end) of the iterations of a parallel loop. */
@@ -794,11 +804,11 @@ typedef void (*stx_part)(const stx_share *s, const void *job);
    from others. Must not be called from within a part. */
 STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job);
 
-/* The same for a few iterations of unequal length, which are handed out one at a time and
-   in order. Put the longest ones first. */
+/* Like stx_parallel, for a few iterations of unequal cost, which are handed out in order,
+   one at a time. Put the longest ones first. */
 STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job);
 
-/* Kernels that only the library calls: the CPU twin is static. */
+/* Declares a kernel that only the library calls. Its CPU version is static. */
 #ifdef SEQTX_CUDA
   #define STX__KERNEL(stem, args) extern void stem##_cuda args;
 #else
