@@ -837,12 +837,12 @@ STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N
 // >>api: ops
 
 /* An op returns a new tensor of this step, or NULL after an error. If an input is NULL,
-   it returns NULL without setting an error. Gradients reach all inputs that are tensors,
-   unless the docstring says otherwise. The kernels of an op follow it; see >>api:
-   kernels. */
+   it returns NULL without setting an error. Ops are differentiable in all inputs that are
+   tensors, unless the docstring says otherwise. The kernels of an op are declared below
+   it; see >>api: kernels. */
 
-/* a + b and a b, elementwise. b has the shape of a, or of the last dimensions of a, and
-   is then repeated. */
+/* a + b and a b, elementwise. b has the shape of a, or only the last dimensions of a and
+   is then broadcast over the others. */
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 
@@ -853,7 +853,7 @@ STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
    the result of an op. */
 STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s);
 
-/* y, a (n); b (nb) is repeated, n is a multiple of nb */
+/* y (n) = a + b and y = a b, a (n). b (nb) is repeated; n is a multiple of nb. */
 STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
                          size_t nb))
 STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
@@ -870,8 +870,8 @@ typedef struct stx_mul_bwd_args {
 
 STX_KERNEL(stx_mul_bwd, (stx_ctx *x, const stx_mul_bwd_args *m))
 
-/* Activation functions, elementwise. stx_gelu is a Phi(a), computed with erf (Hendrycks
-   and Gimpel 2016, 1606.08415). */
+/* Elementwise activation functions. stx_gelu is the exact a Phi(a), not the tanh
+   approximation (Hendrycks and Gimpel 2016, 1606.08415). */
 enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID };
 
 STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a);
@@ -893,14 +893,15 @@ typedef struct stx_act_bwd_args {
 
 STX_KERNEL(stx_act_bwd, (stx_ctx *x, const stx_act_bwd_args *a))
 
-/* Sets elements to 0 with probability p and scales the others by 1 / (1 - p); returns the
-   same values in STX_EVAL. 0 <= p < 1, in steps of 1/65536.
-       stx_dropout                a separate mask for each element
-       stx_dropout_variational    a (B,T,C), with a mask (B,C) for all T (Gal and
+/* Set elements to 0 with probability p and scale the others by 1 / (1 - p); in STX_EVAL,
+   return the values of a. 0 <= p < 1, rounded to a multiple of 1/65536.
+       stx_dropout                drops each element independently
+       stx_dropout_variational    a (B,T,C), with one mask (B,C) for all T (Gal and
                                   Ghahramani 2016, 1512.05287)
        stx_dropout_replicated     the same mask in all ranks of a group, for tensors that
-                                  all ranks share, such as positions. stx_dropout takes
-                                  the first dimension for the rank's share of the batch */
+                                  all ranks share, such as positions. stx_dropout assumes
+                                  that the first dimension is the rank's share of the
+                                  batch */
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
 STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p);
 STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p);
@@ -919,8 +920,8 @@ typedef struct stx_dropout_args {
 
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, const stx_dropout_args *d))
 
-/* h + alpha[0] f, with h and f of one shape and alpha (1) learned: ReZero (Bachlechner et
-   al. 2020, 2003.04887). */
+/* ReZero (Bachlechner et al. 2020, 2003.04887): h + alpha[0] f, with h and f of the same
+   shape and alpha (1) learned. */
 STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
 
 /* y (n) = h + alpha[0] f, or alpha[0] f if h is NULL */
@@ -937,7 +938,7 @@ typedef struct stx_rezero_bwd_args {
 
 STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, const stx_rezero_bwd_args *r))
 
-/* Softmax over the last dimension, and its logarithm, which is computed directly. */
+/* Softmax and log-softmax over the last dimension. */
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a);
 
@@ -957,13 +958,14 @@ STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, c
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift,
                                   double eps);
 
-/* layernorm(h + dropout(f, p)) in one pass; h and f (..,C). p as in stx_dropout, the rest
-   as in stx_layernorm. */
+/* layernorm(h + dropout(f, p)) in one pass, with h and f (..,C). p is the probability of
+   stx_dropout; the other arguments are those of stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p,
                                       stx_tensor *gain, stx_tensor *shift, double eps);
 
-/* layernorm(h + dropout(f + b, p)). b (C) or NULL is the bias of the matmul that computed
-   f without one; its gradient is computed in the same pass. */
+/* layernorm(h + dropout(f + b, p)). b (C) or NULL is the bias of the linear layer that
+   computed f, which is then called without it; its gradient is computed in the same
+   pass. */
 STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b,
                                            double p, stx_tensor *gain, stx_tensor *shift,
                                            double eps);
@@ -972,15 +974,15 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
    dropout(f + bias), y = layernorm(s); it also writes mean and rstd. If f is NULL, y =
    layernorm(h), and s, bias and drop are not used. backward reads dy, s (h if f was
    NULL), mean, rstd and gain:
-       ds  = gradient of s, which is also that of h; += with accumulate_ds
-       df  = dropout(gradient of s); += with accumulate_df
-       dgain, dshift += ..; dbias += sum of the rows of df
-   The gradients may be NULL. dbias requires df, other than ds. accumulate_df must be 0
-   with dbias, with accumulate_ds, and if ds is NULL. */
+       ds = gradient of s, which is also that of h; += with accumulate_ds
+       df = dropout(gradient of s); += with accumulate_df
+       dgain, dshift += their gradients; dbias += sum of the rows of df
+   The gradients may be NULL. dbias requires a df that is not ds. accumulate_df must be 0
+   if dbias is given, if accumulate_ds is 1, or if ds is NULL. */
 typedef struct stx_residual_norm_args {
     size_t N, C;
     stx_real eps, drop;                     /* drop: probability; 0: no dropout */
-    uint64_t seed, stream, rng_first;       /* of the dropout, see stx_dropout_args */
+    uint64_t seed, stream, rng_first;       /* for dropout, see stx_dropout_args */
     const stx_real *h, *f;                  /* (N,C) */
     const stx_real *gain, *shift, *bias;    /* (C); bias can be NULL */
     stx_real *y, *s;                        /* (N,C) */
@@ -996,19 +998,20 @@ typedef struct stx_residual_norm_args {
 STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, const stx_residual_norm_args *a))
 STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, const stx_residual_norm_args *a))
 
-/* Rows of table (V,C): ids (B,T) -> (B,T,C). An id outside [0,V) is an error. */
+/* Looks up rows of table (V,C): ids (B,T) -> (B,T,C). An id outside [0,V) is an error. */
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
 
-/* y (N,C) = rows ids (N) of table (V,C); rows ids of dtable (V,C) += dy (N,C) */
+/* y[n] = table[ids[n]] and dtable[ids[n]] += dy[n], for rows of C elements; y, dy (N,C),
+   ids (N), table, dtable (V,C) */
 STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids,
                                size_t N, size_t C))
 STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids,
                                size_t N, size_t C))
 
-/* Rows idx[0..n) of a (N,C) -> (n,C). Rows can occur several times. */
+/* Rows idx[0..n) of a (N,C) -> (n,C). idx may contain a row several times. */
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
 
-/* Join and cut tensors.
+/* Concatenate and slice tensors.
        stx_concat            over time: (B,Ta,C), (B,Tb,C) -> (B,Ta+Tb,C)
        stx_slice             rows [t0,t1) over time: (B,T,C) -> (B,t1-t0,C)
        stx_concat_channels   (..,Ca), (..,Cb) -> (..,Ca+Cb)
@@ -1027,35 +1030,35 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
                                 size_t d3);
 STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
 
-/* op(a) op(b) -> (..,M,N); op transposes the last two dimensions if ta or tb is set. a is
-   (..,M,K) and b (..,K,N) after op. Their leading dimensions are equal, or b has only two
-   dimensions and is used for all matrices of a. */
+/* op(a) op(b) -> (..,M,N); op transposes the last two dimensions if ta or tb is set.
+   op(a) is (..,M,K) and op(b) is (..,K,N). Their leading dimensions are equal, or b has
+   only two dimensions and is used for all matrices of a. */
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
 
 /* A GEMM: C (M,N) = alpha op(A) op(B) + beta C, for each matrix of a batch. op
    transposes if ta or tb is set: A is (M,K), or (K,M) with ta; B is (K,N), or (N,K) with
-   tb. stx_gemm_init fills it in. */
+   tb. stx_gemm_init fills in the struct. */
 typedef struct stx_gemm_args {
     size_t batch, M, N, K;
     int ta, tb;
-    stx_real alpha, beta;       /* beta 0: C is overwritten, whatever it contains */
+    stx_real alpha, beta;       /* beta 0: C is overwritten without being read */
     const stx_real *A, *B;
     stx_real *C;
     size_t lda, ldb, ldc;       /* row strides in memory */
     size_t sa, sb, sc;          /* strides between matrices. sa or sb 0: one matrix for the
-                                   whole batch. sc 0: one C, the sum over the batch. On a
+                                   whole batch. sc 0: C is the sum over the batch. On a
                                    GPU, a bfloat16 C is then rounded after each matrix,
-                                   except with ta and not tb */
+                                   unless ta is set and tb is not */
 } stx_gemm_args;
 
-/* Arguments of C = op(A) op(B) for one matrix: alpha 1, beta 0, dense rows. The strides
-   are also those of a dense batch, if batch is then set. */
+/* Returns the arguments of C = op(A) op(B) for one matrix: alpha 1, beta 0, dense rows.
+   For a batch of dense matrices, only `batch` has to be set: the strides fit. */
 STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K,
                                     const stx_real *A, const stx_real *B, stx_real *C);
 STX_KERNEL(stx_gemm, (stx_ctx *x, const stx_gemm_args *g))
 
-/* The definition of stx_gemm, for readers and tests: element (i,j) of op(A) op(B) for
-   matrix e of the batch, summed in double. */
+/* Defines stx_gemm for readers and tests: returns element (i,j) of op(A) op(B) for matrix
+   e of the batch, summed in double. */
 STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j);
 
 /* act(in W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). act is STX_ACT_.. */
@@ -1077,14 +1080,15 @@ STX_KERNEL(stx_linear_fwd, (stx_ctx *x, const stx_linear_args *a))
        dW += da^T in
        db += sum of the rows of da
 
-   padding: the last `padding` of the O outputs do not exist. da and W have zeros there;
-   dW and db end before.
+   padding: the last `padding` of the O outputs are padding. da and W contain zeros there;
+   dW and db do not include them.
 
-   batch > 1: only dW, as a sum over `batch` pairs of matrices (N,O) and (N,Ci).
+   batch > 1: computes only dW, as the sum over `batch` pairs of matrices (N,O) and
+   (N,Ci).
 
    deferred: db or dW is the gradient of a parameter, which the backward pass does not
-   read. During stx_backward, a GPU can add to it later and process many such sums in one
-   launch, before stx_backward returns. */
+   read. During stx_backward, a GPU can defer the addition, to process many such sums in
+   one launch before stx_backward returns. */
 enum { STX_DEFER_DB = 1, STX_DEFER_DW = 2 };
 
 typedef struct stx_linear_bwd_args {
@@ -1106,38 +1110,40 @@ STX_KERNEL(stx_linear_bwd, (stx_ctx *x, const stx_linear_bwd_args *a))
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N,
                               size_t C, int act))
 
-/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O). The last T rows of X are a
-   copy of h (B,T,Ci). Gradients reach h, W and b; the first S - T rows are memory, and X
-   receives none. */
+/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O). The first S - T rows of X
+   are memory, and the last T rows are a copy of h (B,T,Ci). Differentiable in h, W and
+   b, but not in X. */
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W,
                                       stx_tensor *b);
 
 /* Several linear layers with one input: in (..,Ci), W[i] (O_i,Ci), b[i] (O_i), i <
-   count -> (..,O), O = sum O_i. Each row contains the results in W[i]^T + b[i] one after
-   the other. b NULL: no biases. It is one matmul if the weights, and the biases, are
-   contiguous in memory (stx_params_make_contiguous); otherwise one each, and a copy. */
+   count -> (..,O), O = sum O_i. Each row is the concatenation of the results in W[i]^T +
+   b[i]. b NULL: no biases. Runs a single matmul if the weights are contiguous in memory
+   and so are the biases (stx_params_make_contiguous); otherwise runs one matmul per layer
+   and copies the results. */
 STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *const *W,
                                       stx_tensor *const *b, int count);
 
-/* Rows of B streams that are read in place: those of a memory (stx_memory_view), or of a
-   constant tensor (B,rows,width) with stride rows width. They are constants and must not
-   change until stx_backward has run. */
+/* Rows of B streams that are read in place, from a memory (stx_memory_view) or a constant
+   tensor (B,rows,width) with stride rows width. They are constants and must not change
+   until stx_backward has run. */
 typedef struct stx_cached_rows {
     const stx_real *data;       /* (B,rows,width) in device memory, dense rows */
     size_t rows, stride;        /* stride: elements from one stream to the next */
 } stx_cached_rows;
 
-/* stx_linear_concat of cached rows: past[0], .., past[parts-1], at most STX_MAX_CACHED,
-   one after the other, each with Ci channels -> (B,m,O), m the sum of their rows.
-   Gradients reach weights and biases. NULL without an error if m is 0. */
+/* Applies stx_linear_concat to cached rows: past[0], .., past[parts-1], concatenated over
+   time -> (B,m,O), where m is their total number of rows. Each part has Ci channels, and
+   parts is at most STX_MAX_CACHED. Differentiable in the weights and biases. Returns NULL
+   without an error if m is 0. */
 enum { STX_MAX_CACHED = 4 };
 
 STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int parts,
                                       size_t B, stx_tensor *const *W, stx_tensor *const *b,
                                       int count);
 
-/* Groups of heads, each with its own window over the cached rows. A head with a short
-   span needs no keys and values beyond it. */
+/* Groups of heads, each with a separate window over the cached rows, because a head
+   with a short span needs no keys and values beyond it. */
 enum { STX_HEAD_GROUPS = 3 };
 
 typedef struct stx_head_groups {
@@ -1148,17 +1154,18 @@ typedef struct stx_head_groups {
                                            within a group */
 } stx_head_groups;
 
-/* Chooses the groups with the fewest elements to project, for heads that need the newest
-   need[h] of m rows. Windows are rounded up to 64 rows, so that they, and the key of a
-   step, rarely change. Another group must save at least 64 rows of all heads, because it
-   costs an additional matmul forward and backward. */
+/* Chooses groups for which the fewest elements have to be projected, if head h needs the
+   newest need[h] of m rows. Windows are rounded up to a multiple of 64 rows, so that
+   they, and with them the key of a step, rarely change. A group is added only if it
+   saves the projection of at least 64 rows for all heads, because it costs an
+   additional matmul forward and backward. */
 STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m, stx_head_groups *g);
 
-/* Projects cached rows to keys and values by groups of heads: out[g] = (B,rows[g],2 D
-   heads of g), keys first, from the newest rows[g] rows of past, which has at least
-   rows[0]. This is the format of stx_attention_in.cached. wk, wv (C,Ci), D = C / heads.
-   One matmul per group. Gradients reach wk and wv. Returns 1, or sets an error and
-   returns 0. */
+/* Projects cached rows to keys and values, with one matmul per group of heads. out[g]
+   (B,rows[g],2 D heads of g), keys first, is computed from the newest rows[g] rows of
+   past, which has at least rows[0] rows. This is the format of stx_attention_in.cached.
+   wk, wv (C,Ci), D = C / heads. Differentiable in wk and wv. Returns 1, or sets an error
+   and returns 0. */
 STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk,
                              stx_tensor *wv, size_t heads, const stx_head_groups *g,
                              stx_tensor **out);
@@ -1175,13 +1182,13 @@ STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n
 STX_KERNEL(stx_sum_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
 
-/* y + s sum_k mean(a[k]), y (1), k < count -> (1): adds a penalty on many small
-   parameters to a loss, in few kernels. */
+/* y + s sum_k mean(a[k]), y (1), k < count -> (1). Adds a penalty on many small
+   parameters to a loss y with few kernel launches. */
 STX_DEF stx_tensor *stx_add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count,
                                   double s);
 
-/* Arguments of the kernels, which process up to STX_MEANS tensors. If da[k] is the same
-   tensor for several k, they are added in order. */
+/* Arguments of the kernels, which process up to STX_MEANS tensors. If several da[k] are
+   the same tensor, their terms are added in order of k. */
 enum { STX_MEANS = 8 };
 
 typedef struct stx_means_args {
@@ -1191,7 +1198,7 @@ typedef struct stx_means_args {
     const stx_real *y0, *dy;            /* (1) */
     stx_real *y;                        /* (1) = y0 + s sum of mean a[k] */
     stx_real *da[STX_MEANS];            /* (n[k]) += s dy / n[k]; each can be NULL */
-    int overwrite;                      /* bit k: da[k] is overwritten instead */
+    int overwrite;                      /* bit k set: overwrite da[k] instead of adding */
 } stx_means_args;
 
 STX_KERNEL(stx_add_means_fwd, (stx_ctx *x, const stx_means_args *m))
@@ -1203,23 +1210,24 @@ STX_KERNEL(stx_add_means_bwd, (stx_ctx *x, const stx_means_args *m))
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets,
                                       double divisor);
 
-/* The same, but the backward pass writes the gradient over the logits, which must not be
-   read afterwards. This saves memory where the op that computed them permits it
-   (stx_linear without activation, stx_matmul, stx_scale); otherwise it is
-   stx_cross_entropy. */
+/* Like stx_cross_entropy, but the backward pass overwrites the logits with their
+   gradient, so they must not be read afterwards. This saves memory if the logits were
+   computed by stx_linear without activation, stx_matmul or stx_scale; after other ops,
+   the function is identical to stx_cross_entropy. */
 STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits,
                                               const stx_ids *targets, double divisor);
 
 /* Options of a loss over tokens. All zero: the mean over all rows. */
 typedef struct stx_token_loss {
-    stx_tensor *weights;    /* (N), a weight per row, without gradient; NULL: 1 each */
+    stx_tensor *weights;    /* (N), a constant weight per row; NULL: all 1 */
     int         ignore;     /* 1: rows with target ignored_id have no loss and no gradient.
-                               This id can be outside of the classes */
+                               This id may be outside [0,V) */
     int32_t     ignored_id;
-    double      divisor;    /* of the sum; 0: the number of rows, ignored ones included */
+    double      divisor;    /* the sum is divided by it; 0: by the number of rows, including
+                               ignored ones */
     int         mean;       /* 1: the divisor is the sum of the weights of the rows that are
-                               not ignored, computed on the device; the loss is 0 if that
-                               is 0. Not with divisor */
+                               not ignored, computed on the device; if it is 0, the loss
+                               is 0. Cannot be combined with divisor */
     stx_tensor *nll;        /* out: (N), -log p(target) of each row, unweighted, 0 in
                                ignored rows. A constant, float in every precision */
 } stx_token_loss;
@@ -1234,8 +1242,8 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
        nll[n] = log sum_v e^logits[n,v] - logits[n,targets[n]]
        loss = sum_n weights[n] nll[n] / divisor
    backward reads row_max, inv_sum and dloss, and computes dlogits. Rows with a negative
-   target have nll = 0 and dlogits = 0. The elements between the rows are not read, and
-   backward sets them to 0 without accumulate. */
+   target have nll = 0 and dlogits = 0. Elements between the rows (if ld > V) are not read;
+   backward sets them to 0 unless accumulate is 1. */
 typedef struct stx_token_loss_args {
     size_t N, V, ld;                        /* rows, classes, row stride >= V */
     double divisor;
@@ -1254,7 +1262,7 @@ typedef struct stx_token_loss_args {
 STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, const stx_token_loss_args *a))
 STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, const stx_token_loss_args *a))
 
-/* Mean of (a - b)^2 -> (1), for a and b of one shape. */
+/* Mean of (a - b)^2 -> (1), for a and b of the same shape. */
 STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 
 /* loss (1) = mean (a - b)^2; a, b, da, db (n); dloss (1) */
@@ -1267,8 +1275,8 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 // >>api: attention
 
 /* Causal multi-head attention with relative positions, windows, learned spans, persistent
-   vectors and biases, in one fused op. Query i of T belongs to key S - T + i of S, and
-   the distance from it to key j is delta = S - T + i - j.
+   vectors and biases, in one fused op. The T queries belong to the last T of the S keys,
+   so the distance from query i to key j is delta = S - T + i - j.
 
        s_ij = scale ((q_i + content_bias) . k_j + (q_i + position_bias) . pe_p)
               p = P - 1 + delta_min - delta
@@ -1279,14 +1287,14 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
    j runs over the keys with delta_min <= delta <= span and over N persistent vectors
    (Sukhbaatar et al. 2019, 1907.01470) with keys sqrt(D) persistent_k, values sqrt(N)
-   persistent_v, m = 1 and no position. The biases and pe are those of Transformer-XL (Dai
-   et al. 2019, 1901.02860). With no_renorm, the mask is not part of the normaliser, as in
-   fairseq's form of the adaptive span:
+   persistent_v, m = 1 and no position term. The biases and pe are those of Transformer-XL
+   (Dai et al. 2019, 1901.02860). With no_renorm, the mask is not part of the normaliser,
+   as in fairseq's version of the adaptive span:
 
        a_ij = m_ij e^s_ij / sum_j e^s_ij       sum over all keys within span
 
-   A key that is marked in pad does not exist for its stream. It may contain anything, and
-   its gradients are exactly zero. A query without any key has y = 0 and no gradient.
+   A key that is marked in pad does not exist for its stream: its contents are ignored,
+   and its gradients are exactly zero. A query without any key has y = 0 and no gradient.
 
    Scores are computed tile by tile with a running softmax (Milakov and Gimelshein 2018,
    1805.02867) and are never stored; the backward pass recomputes the tiles. Keys that the
@@ -1296,33 +1304,33 @@ typedef struct stx_attention_desc {
     size_t span;            /* largest distance of a key, for all heads; 0: no limit */
     int    delta_min;       /* 0: a query attends to its own key; 1: only to earlier ones,
                                as in 1905.07799 */
-    int    not_causal;      /* 1: every query attends to every key; without span, learned
-                               spans and positions */
+    int    not_causal;      /* 1: every query attends to every key. Cannot be combined with
+                               span, learned spans or positions */
     double scale;           /* 0: 1 / sqrt(D) */
-    double max_span, ramp;  /* in tokens, of the learned span; required with span_fraction */
-    double eps;             /* 0: the time depends on the span of each head. > 0: every key
-                               within span is part of the normaliser, even if m = 0, and
-                               must be computed. The authors' code has 1e-8 */
-    int    no_renorm;       /* 1: see above; not with eps. Every key within span must be
-                               computed */
-    double dropout;         /* in [0,1), of the weights, after normalisation */
-    ptrdiff_t first_key;    /* > 0: keys before this one do not exist. < 0: there are zero
-                               keys with zero values at positions first_key to -1 */
+    double max_span, ramp;  /* of learned spans, in tokens; required with span_fraction */
+    double eps;             /* 0: keys beyond the learned span of a head are skipped. > 0:
+                               every key within span is part of the normaliser, even if
+                               m = 0, and must be computed. The authors' code uses 1e-8 */
+    int    no_renorm;       /* 1: see above. Every key within span must be computed. Cannot
+                               be combined with eps */
+    double dropout;         /* of the normalised weights, in [0,1) */
+    ptrdiff_t first_key;    /* > 0: keys before this one do not exist. < 0: zero keys with
+                               zero values are added at positions first_key to -1 */
 } stx_attention_desc;
 
 /* Inputs of stx_attention. Unused ones are NULL. Queries, keys and values are given in
    one of three ways:
        q, k, v     separate tensors
-       q, kv       keys and values next to each other in each row, as one matmul computes
+       q, kv       each row of kv contains a key and a value, as a single matmul computes
                    them. kv_first and kv_rows select rows of a constant kv
-       qkv         all three in each row, for the T new rows. Keys and values of the m
-                   earlier rows are in cached, so that S = m + T. With kv, qkv gives the
-                   queries only, and must be a constant
+       qkv         each row contains all three, for the T new rows. Keys and values of the
+                   m earlier rows are in cached, so that S = m + T. If kv is given too,
+                   only the queries of qkv are used, and qkv must be a constant
 
-   With groups, cached[g] contains the heads of group g only, as stx_linear_heads computes
-   it, for the newest m_g of the m rows, where m is the largest m_g. It must contain every
-   key that these heads can reach, and one more, where the ramp becomes 0. groups->rows is
-   not read. */
+   With groups, cached[g] contains only the heads of group g, as computed by
+   stx_linear_heads, for the newest m_g of the m rows, where m is the largest m_g. It must
+   contain every key that these heads can reach and one more, at which the ramp is 0.
+   groups->rows is not read. */
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;              /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *kv;                     /* (B,S,2C) */
@@ -1333,29 +1341,30 @@ typedef struct stx_attention_in {
     stx_tensor *pe;                     /* (P,D), shared by the heads, or (P,C) */
     stx_tensor *content_bias;           /* (C), r_w_bias of 1901.02860 */
     stx_tensor *position_bias;          /* (C), r_r_bias; requires pe */
-    stx_tensor *span_fraction;          /* (H) or, for all heads, (1): z, the learned span as a
+    stx_tensor *span_fraction;          /* (H), or (1) for all heads: z, the learned span as a
                                            fraction of max_span */
-    stx_tensor *persistent_k, *persistent_v;    /* (H,N,D), both or none */
-    const stx_ids *pad;                 /* (B,S), not 0 where a key does not exist. Must not
-                                           change until stx_backward. Zero keys and
-                                           persistent vectors always exist */
+    stx_tensor *persistent_k, *persistent_v;    /* (H,N,D), both or neither */
+    const stx_ids *pad;                 /* (B,S), nonzero where a key does not exist; must
+                                           not change until stx_backward has run. Zero
+                                           keys and persistent vectors always exist */
     struct stx_attention_args **args_out;   /* out, or NULL: the arguments of the forward
                                            kernel, with row_max and inv_sum, for ops that
-                                           use the weights; valid in this step (inside
-                                           stx_recompute, in this call) */
+                                           use the weights. Valid until the next stx_begin
+                                           (inside stx_recompute, until fn returns) */
 } stx_attention_in;
 
-/* Attention -> (B,T,C). Differentiable in all inputs except pad. NULL after an error. */
+/* Attention -> (B,T,C). Differentiable in all inputs except pad. Returns NULL after an
+   error. */
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
                                   const stx_attention_desc *d);
 
-/* The distance beyond which m = 0 for a head with span z max_span, including the rounding
-   errors of the kernels: ceil(z max_span) + ceil(ramp), limited to `most`. It exceeds the
-   distance of the last key with m > 0 by at most 1. */
+/* Returns the distance beyond which m = 0 for a head with span z max_span, allowing for
+   rounding errors of the kernels: ceil(z max_span) + ceil(ramp), limited to `most`. It
+   exceeds the distance of the last key with m > 0 by at most 1. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most);
 
-/* Cached keys and values of a group of heads, outside of k and v. The strides are those
-   of all four buffers. */
+/* Cached keys and values of a group of heads, stored separately from k and v of
+   stx_attention_args. All four buffers have the same strides. */
 typedef struct stx_attention_kv {
     const stx_real *k, *v;      /* (B,rows,D heads of the group): the newest rows */
     stx_real *dk, *dv;          /* their gradients, or NULL */
@@ -1383,21 +1392,21 @@ typedef struct stx_attention_args {
     size_t B, T, S, H, D;
     size_t P, N;                            /* rows of pe, 0: none; persistent vectors */
     int    pe_heads;                        /* 1: pe is (P,D), shared; H: (P,H D) */
-    int    span_shared;                     /* 1: span_fraction has one element, not H */
-    size_t q_row_stride, kv_row_stride;     /* of q, dq; of k, v, dk, dv */
+    int    span_shared;                     /* 1: span_fraction has one element instead of H */
+    size_t q_row_stride, kv_row_stride;     /* of q and dq; of k, v, dk and dv */
     size_t q_batch_stride, kv_batch_stride;
     size_t cached_rows, groups;
     stx_attention_kv cached[STX_HEAD_GROUPS];
     uint8_t head_group[256], head_index[256];   /* groups > 1: the group of a head, and its
                                                index in the group */
     int overwrite;                          /* STX_OVERWRITE_.. */
-    size_t span;                            /* keys at larger distances are not seen. Unlike in
-                                               the desc, 0 is a limit */
+    size_t span;                            /* largest distance of a key. Unlike in the desc,
+                                               0 does not mean unlimited */
     int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
-    uint64_t seed, stream, rng_first;       /* of the dropout; rng_first: first Philox call
-                                               of this rank */
+    uint64_t seed, stream, rng_first;       /* for dropout; rng_first: first Philox call of
+                                               this rank */
     const stx_real *q, *k, *v;              /* (B,T,H D); k and v: (B,S - cached_rows,H D) */
     const stx_real *pe;                     /* (P,D) or (P,H D); NULL: no positions */
     const stx_real *content_bias, *position_bias;   /* (H D), or NULL */
@@ -1406,18 +1415,19 @@ typedef struct stx_attention_args {
     const int32_t *pad;                     /* (B,S) on the device; NULL: all keys exist */
     size_t pad_batch_stride;
     stx_real *y;                            /* (B,T,H D) */
-    stx_real *row_max, *inv_sum;            /* (B,H,T): the largest score of a query among
-                                               the keys in its normaliser, -inf if it has
-                                               none; and 1 over the normaliser, a sum of
-                                               e^(s - row_max), or 0 without a key */
-    const stx_real *dy;                     /* as y */
+    stx_real *row_max, *inv_sum;            /* (B,H,T). row_max: the largest score of a
+                                               query over the keys in its normaliser, or
+                                               -inf without keys. inv_sum: 1 / normaliser,
+                                               which is a sum of e^(s - row_max), or 0
+                                               without keys */
+    const stx_real *dy;                     /* (B,T,H D) */
     stx_real *dq, *dk, *dv;                 /* gradients, with the shapes of the inputs */
     stx_real *dpe, *dcontent_bias, *dposition_bias, *dspan_fraction;
     stx_real *dpersistent_k, *dpersistent_v;
-    void *work;                             /* stx_attention_work bytes, for the call */
+    void *work;                             /* scratch memory of stx_attention_work bytes */
 } stx_attention_args;
 
-/* Bytes of scratch memory that the forward or backward kernel needs. */
+/* Returns the bytes of scratch memory that the forward or backward kernel needs. */
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward);
 #ifdef SEQTX_CUDA
 extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward);
@@ -1426,16 +1436,17 @@ extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, i
 STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
 
-/* Runs the forward kernel of the context's device, with work from the step arena. */
+/* Runs the forward kernel for the context's device, with scratch memory from the step
+   arena. */
 STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);
 
 /* The definition of attention, for readers and tests; a is in host memory.
 
-   stx_attention_keys counts what a query attends to: zero keys, the S keys and the
-   persistent vectors. n runs over them in this order.
+   stx_attention_keys returns the number of zero keys, keys (S) and persistent vectors. n
+   runs over them in this order.
 
    stx_attention_weights computes the softmax of query i of head h in stream b, before the
-   mask and dropout: w[n] = e^s / normaliser, 0 if the query does not see the key;
+   mask and dropout: w[n] = e^s / normaliser, or 0 if the query does not attend to the key;
    raw_m[n] = m before it is clamped to [0, 1], or 2 without learned spans.
 
    stx_attention_plain computes y in double; work has 2 stx_attention_keys elements. */
@@ -1460,8 +1471,8 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work);
 
    The head is the softmax of cluster 0, with one more column for each of the other
    clusters. log p of an id in another cluster is the sum of log p of the cluster in the
-   head and log p of the id within the cluster. The columns for the clusters use the D of
-   cluster 0. */
+   head and log p of the id within the cluster. The columns for the clusters have the same
+   input D(P_0^T h + p_0) as cluster 0. */
 #define STX_MAX_CLUSTERS 8
 
 typedef struct stx_adaptive {
@@ -1485,33 +1496,34 @@ typedef struct stx_adaptive {
 /* Embeds ids (B,T) -> (B,T,C). */
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids);
 
-/* Mean of -log p(target) over the rows of h (..,C), in nats, one target per row -> (1).
-   */
+/* Mean of -log p(target) over the rows of h (..,C) -> (1), in nats. targets has one id
+   per row. */
 STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h,
                                          const stx_ids *targets);
 
-/* The same with the options of stx_cross_entropy_tokens. */
+/* Like stx_adaptive_softmax, with the options of stx_cross_entropy_tokens. */
 STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h,
                                                 const stx_ids *targets, stx_token_loss *how);
 
 /* log p of every id, without dropout and without gradient: h (..,C) -> (N,V). */
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
 
-/* Adds adaptive input, or softmax (output = 1, with how as there), of these ids to the
-   key of a step; see stx_step_run. On a GPU, the matmuls of a cluster are captured for a
-   capacity that is its number of ids, rounded up in steps of 1/16 of all ids, and the
-   step can be replayed while all capacities stay the same. Without this key, a replayed
-   step whose ids exceed a capacity computes NaN, and its update is skipped. On a CPU,
-   nothing depends on it. */
+/* Adds to the key of a step (stx_step_run) what the host decides because of these ids, in
+   stx_adaptive_input or, with output = 1, in stx_adaptive_softmax_tokens with options
+   how. On a GPU, the matmuls of a cluster are captured for a capacity, which is its
+   number of ids rounded up to a multiple of 1/16 of all ids. The step can be replayed
+   while all capacities stay the same. Without this key, a replayed step whose ids
+   exceed a capacity computes NaN, and its update is skipped. On a CPU, returns the key
+   unchanged. */
 STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids,
                                   int output, const stx_token_loss *how);
 
 
 // >>api: private kernels
 
-/* The kernels of stx_linear_heads. forward collects blocks of n elements:
-   block i of y is block of[i] of a, or block of[i] - half of b; a and b have `half`
-   blocks each. In the same call, it copies rows: to[k] (B,len[k]) = the rows at from[k],
+/* The kernels of stx_linear_heads. forward gathers blocks of n elements: block i of y is
+   block of[i] of a if of[i] < half, and otherwise block of[i] - half of b; a and b have
+   `half` blocks each. It also copies rows: to[k] (B,len[k]) = the rows at from[k],
    `stride` elements apart. backward adds blocks of dy to da and db; each may be NULL. */
 typedef struct stx__heads_args {
     size_t n, count, half;
@@ -1526,10 +1538,10 @@ typedef struct stx__heads_args {
 STX__KERNEL(stx__heads_fwd, (stx_ctx *x, const stx__heads_args *h))
 STX__KERNEL(stx__heads_bwd, (stx_ctx *x, const stx__heads_args *h))
 
-/* log p of the ids of cluster c of K, given its logits (N,w). For c = 0, the columns
-   size .. w-1 are those of the other clusters i, at size + K - 1 - i, or at size + i - 1
-   with `forward`; their log p are written to gate (N,K). For c > 0, gate[n,c] is
-   added. */
+/* log p of the ids of cluster c of K, given its logits (N,w). For c = 0, columns size ..
+   w-1 belong to the other clusters: cluster i has column size + K - 1 - i, or size + i
+   - 1 if `forward` is 1. Their log p are written to gate (N,K). For c > 0, gate[n,c] is
+   added to the log p of row n. */
 typedef struct stx__cluster_log_probs_args {
     size_t N, V, w, K, c;
     size_t start, size;                     /* ids of the cluster: start .. start+size-1 */
@@ -1542,14 +1554,15 @@ typedef struct stx__cluster_log_probs_args {
 STX__KERNEL(stx__cluster_log_probs, (stx_ctx *x, const stx__cluster_log_probs_args *a))
 
 /* Sorts ids by cluster and keeps their order within a cluster. The ids of cluster c have
-   the slots first[c] .. first[c+1]-1. With head, at is the class in the head instead of
-   the slot, which is the id itself or the column of its cluster, and cluster 0 needs no
-   slots. Negative ids are skipped: at = -1. */
+   the slots first[c] .. first[c+1]-1. With head = 1, `at` contains the class of each id
+   in the head instead of its slot: the id itself in cluster 0, otherwise the column of
+   its cluster; cluster 0 then needs no slots. Negative ids are skipped and have at =
+   -1. */
 typedef struct stx__cluster_sort_args {
     size_t count, end[STX_MAX_CLUSTERS];    /* clusters, and the end of each */
     size_t first[STX_MAX_CLUSTERS + 1];     /* first slot of each, and the end */
     int head, forward_columns;
-    int32_t leftover;                       /* local of unused slots */
+    int32_t leftover;                       /* value of local in unused slots */
     size_t n;
     const int32_t *ids;                     /* (n) */
     int32_t *at;                            /* (n): slot of each id */
@@ -1573,9 +1586,10 @@ STX__KERNEL(stx__metric_accumulate, (stx_ctx *x, double *metric, const stx_real 
 STX__KERNEL(stx__shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
                            size_t lda, size_t w, size_t rows))
 
-/* w (N) = weights / divisor and known (N) = targets, for stx_token_loss_fwd; in ignored
-   rows, w = 0 and known = -1. divisor 0: N mean[0], or, if mean is NULL, the sum of the
-   weights of the rows that are not ignored (w = 0 if that is 0). */
+/* Prepares the inputs of stx_token_loss_fwd: w (N) = weights / divisor and known (N) =
+   targets; in ignored rows, w = 0 and known = -1. If divisor is 0, N mean[0] is used
+   instead or, if mean is NULL, the sum of the weights of the rows that are not ignored
+   (if that is 0, w = 0). */
 typedef struct stx__loss_weights_args {
     size_t N;
     int ignore;                             /* 1: rows with target ignored_id are ignored */
