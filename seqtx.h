@@ -1242,8 +1242,8 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
        nll[n] = log sum_v e^logits[n,v] - logits[n,targets[n]]
        loss = sum_n weights[n] nll[n] / divisor
    backward reads row_max, inv_sum and dloss, and computes dlogits. Rows with a negative
-   target have nll = 0 and dlogits = 0. Elements between the rows (if ld > V) are not read;
-   backward sets them to 0 unless accumulate is 1. */
+   target have nll = 0 and dlogits = 0. Elements between the rows (if ld > V) are not
+   read; backward sets them to 0 unless accumulate is 1. */
 typedef struct stx_token_loss_args {
     size_t N, V, ld;                        /* rows, classes, row stride >= V */
     double divisor;
@@ -1446,8 +1446,8 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);
    runs over them in this order.
 
    stx_attention_weights computes the softmax of query i of head h in stream b, before the
-   mask and dropout: w[n] = e^s / normaliser, or 0 if the query does not attend to the key;
-   raw_m[n] = m before it is clamped to [0, 1], or 2 without learned spans.
+   mask and dropout: w[n] = e^s / normaliser, or 0 if the query does not attend to the
+   key; raw_m[n] = m before it is clamped to [0, 1], or 2 without learned spans.
 
    stx_attention_plain computes y in double; work has 2 stx_attention_keys elements. */
 STX_DEF size_t stx_attention_keys(const stx_attention_args *a);
@@ -1647,35 +1647,36 @@ enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
                 phi = min(|theta|, trust_max) / |u|, or 1 if either norm is 0
                 theta -= lr phi u
 
-   Clipping. clip_value limits each element of the gradient, before clip. clip limits a
-   norm. Adagrad: the norm of each tensor; it scales the step and not what is accumulated,
-   as in the authors' code of 1905.07799. (A factor in both would cancel, because Adagrad
-   divides by the root of the sum of squares.) Other optimisers: the norm of all gradients
-   together; the factor is clip / (norm + 1e-6) if that is less than 1. */
+   Clipping. clip_value limits each element of the gradient; clip then limits a norm. For
+   Adagrad, this is the norm of each tensor, and the factor scales the step but not the
+   accumulated squares, as in the authors' code of 1905.07799. (A factor in both would
+   cancel, because Adagrad divides by the root of the sum of squares.) For all other
+   optimisers, it is the norm of all gradients together, and the factor is
+   clip / (norm + 1e-6) if that is less than 1. */
 typedef struct stx_optim_desc {
     int    kind;            /* STX_SGD ..; 0: STX_ADAM */
     double momentum;        /* SGD; 0: none */
-    double beta1, beta2;    /* Adam, RAdam, LAMB. 0: 0.9 and 0.999; -1: 0, no average over
-                               earlier gradients (or their squares) */
+    double beta1, beta2;    /* Adam, RAdam, LAMB. 0: 0.9 and 0.999. -1: a beta of 0, which
+                               averages nothing */
     double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-6 for LAMB, 1e-10 for Adagrad.
-                               An eps of 0 is not available, because it would divide by 0
-                               where all gradients were 0; use a very small value */
+                               A true 0 is not possible: the update would divide by 0
+                               where all gradients were 0. Use a very small value */
     double weight_decay;    /* SGD, Adam: added to the gradient as weight_decay theta.
                                AdamW, RAdam, LAMB: as above. Adagrad: must be 0 */
     double clip;            /* largest norm of the gradient; 0: no limit */
     int    radam_skip;      /* RAdam with rho < 5. 1: update m and v only, without weight
-                               decay, as in the authors' package since July 2021. 0: as
-                               above, as in earlier versions */
+                               decay, as in the authors' package since July 2021. 0: the
+                               formula above, as in earlier versions of the package */
     int    eps_hat;         /* Adam, AdamW. 1: the form with eps_hat, as in TensorFlow and
                                Keras */
-    double clip_value;      /* limits elements of the gradient to [-clip_value, clip_value];
-                               infinities and NaN stay. 0: no limit */
-    double trust_max;       /* LAMB, 10 in NVIDIA's code; 0: no limit */
-    int    no_correction;   /* LAMB. 1: without the factors 1 - beta^t, as in NVIDIA's
+    double clip_value;      /* limits elements of the gradient to [-clip_value, clip_value],
+                               except infinities and NaN; 0: no limit */
+    double trust_max;       /* LAMB. 10 in NVIDIA's code; 0: no limit */
+    int    no_correction;   /* LAMB. 1: do not divide by 1 - beta^t, as in NVIDIA's
                                Transformer-XL */
 } stx_optim_desc;
 
-/* A chunk of a parameter tensor, at most 4096 elements, on which the kernels work. */
+/* A chunk of a parameter, with at most 4096 elements; the kernels process chunks. */
 typedef struct stx_optim_chunk {
     stx_real *p, *g;        /* (n): parameter and gradient */
     stx_real *s[2];         /* (n): state, see stx_optim.state; NULL if unused */
@@ -1684,69 +1685,69 @@ typedef struct stx_optim_chunk {
 } stx_optim_chunk;
 
 /* State of the updates, in device memory. The device itself decides whether to update, so
-   the host does not wait for the norm of a gradient. */
+   the host need not wait for the norm of the gradient. */
 typedef struct stx_update {
     double   lr;                        /* of the next update */
     double   norm;                      /* L2 norm of the last gradient, before clipping */
-    uint64_t step, skipped;             /* updates made; skipped because a gradient was not
-                                           finite */
+    uint64_t step, skipped;             /* updates made; updates skipped because a gradient
+                                           was not finite */
     int      ok;                        /* 1: the last update was made */
-    stx_real factor;                    /* of the gradient, from clip */
+    stx_real factor;                    /* clipping factor of the gradient */
     stx_real correction1, correction2;  /* divisors of m and v. Adam: 1 - beta^t; RAdam:
                                            (1 - beta1^t) / r, and 1 */
     int      plain;                     /* RAdam, rho < 5: no division by sqrt(v) */
 } stx_update;
 
-/* An optimiser, owned by the context. step, skipped and grad_norm are valid as of the
-   last stx_optim_sync; on a CPU, they are always current. */
+/* An optimiser, owned by the context. On a GPU, step, skipped and grad_norm are those of
+   the last stx_optim_sync; on a CPU, they are always current. */
 typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;        /* with the defaults filled in */
-    size_t         count;       /* parameters when it was created */
+    size_t         count;       /* number of parameters */
     stx_tensor   **state[2];    /* [count]: momentum; sum of squares; or m and v. NULL where
-                                   unused. With stx_group_desc.shard, each is (n), the
-                                   share of this rank, or NULL if it has none */
+                                   unused. With stx_group_desc.shard, each tensor is (n),
+                                   the share of this rank, or NULL if it has none */
     uint64_t       step;        /* updates made */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
-    size_t         chunks;      /* number of chunks of all parameters, in order. With
-                                   stx_group_desc.shard, n = 0 in those of other ranks */
-    stx_optim_chunk *chunk;     /* [chunks], on the device */
-    double        *squares;     /* (chunks): sums of g^2; LAMB: then (chunks,2) of theta^2
-                                   and u^2; on the device */
+    size_t         chunks;      /* number of chunks of all parameters */
+    stx_optim_chunk *chunk;     /* [chunks], in the order of the parameters, on the device.
+                                   With stx_group_desc.shard, chunks of other ranks have
+                                   n = 0 */
+    double        *squares;     /* (chunks): sums of g^2; LAMB: later (chunks,2), sums of
+                                   theta^2 and u^2; on the device */
     stx_update    *update;      /* on the device */
     int            slot;        /* index of the optimiser in the context */
-    double         lr;          /* learning rate that was set last */
+    double         lr;          /* the last learning rate that was set */
 } stx_optim;
 
 /* Creates an optimiser for all parameters of the list, valid until stx_destroy. The desc
-   is copied; NULL means Adam with defaults. Parameters that are added later are an error
-   in stx_optim_step. NULL and an error if the desc is invalid or memory runs out. */
+   is copied; NULL means Adam with defaults. If parameters are added later, stx_optim_step
+   fails. Returns NULL and sets an error if the desc is invalid or memory runs out. */
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
 
 /* Updates the parameters from their gradients with learning rate lr >= 0, then zeroes the
-   gradients. Returns 1; or 0 if a gradient is not finite, and then the update is skipped
-   and the gradients are zeroed; or 0 after an error. On a GPU, the device decides without
-   waiting: 1 means only that the update was launched, see stx_optim_sync. */
+   gradients. Returns 1. If a gradient is not finite, skips the update, zeroes the
+   gradients and returns 0. Returns 0 after an error. On a GPU, 1 only means that the
+   update was launched: the device decides whether to skip it; see stx_optim_sync. */
 STX_DEF int stx_optim_step(stx_optim *o, double lr);
 
-/* Sets the learning rate of steps that stx_step_run replays, in which stx_optim_step is
-   not called. */
+/* Sets the learning rate for steps that stx_step_run replays: they do not call
+   stx_optim_step. */
 STX_DEF void stx_optim_set_lr(stx_optim *o, double lr);
 
 /* Waits for the last update, makes o->step, skipped and grad_norm current, and returns
    what stx_optim_step would have returned on a CPU. */
 STX_DEF int stx_optim_sync(stx_optim *o);
 
-/* One update runs, in this order: stx_clip_values with clip_value, stx_sum_squares,
-   stx_optim_prepare, and the kernel of the optimiser. They process count chunks.
+/* One update runs these kernels, in this order, on count chunks:
 
-       stx_clip_values      limits g to [-c, c]
+       stx_clip_values      limits g to [-c, c]; only with clip_value
        stx_sum_squares      out (count) = sum of g^2 of each chunk
-       stx_optim_prepare    computes the fields of u from squares, and lr of each chunk:
-                            Adagrad clips per tensor, whose chunks are contiguous; 0 where
-                            radam_skip does not update
-       stx_.._update        if u->ok, updates p and the state; in any case zeroes g */
+       stx_optim_prepare    computes the fields of u from squares, and lr of each chunk.
+                            For Adagrad, lr includes the clipping factor of the tensor,
+                            whose chunks are contiguous; lr is 0 if radam_skip applies
+       stx_.._update        updates p and the state if u->ok is 1; always zeroes g */
 STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real c))
 STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *chunk, size_t count))
 STX_KERNEL(stx_optim_prepare, (stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, size_t count,
@@ -1758,12 +1759,12 @@ STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim
 
 /* Scalars of Adam, AdamW, RAdam and LAMB. */
 typedef struct stx_adam_args {
-    stx_real beta1, rest1;  /* rest1 = 1 - beta1, computed in double: 1 - 0.999f is off by
-                               1e-5 */
+    stx_real beta1, rest1;  /* rest1 = 1 - beta1, computed in double: in float, 1 - 0.999f
+                               has a relative error of 1e-5 */
     stx_real beta2, rest2;  /* rest2 = 1 - beta2 */
     stx_real eps;
-    stx_real decay;         /* weight decay. Adam: of the gradient; LAMB: of u */
-    stx_real decoupled;     /* AdamW, RAdam: weight decay of the parameter */
+    stx_real decay;         /* weight decay, added to the gradient (Adam) or to u (LAMB) */
+    stx_real decoupled;     /* weight decay of the parameter (AdamW, RAdam) */
 } stx_adam_args;
 
 /* Adam, AdamW and RAdam. */
@@ -1771,16 +1772,17 @@ STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_optim_ch
                              size_t count, const stx_adam_args *a))
 
 /* LAMB has two kernels. The first updates m and v, replaces g with u, and writes the sums
-   of theta^2 and u^2 of each chunk to squares (2 count). The second computes phi of each
-   tensor from these sums, multiplies lr of its chunks by it, and updates. */
+   of theta^2 and u^2 of each chunk to squares (count,2). The second computes phi of each
+   tensor from these sums, multiplies lr of its chunks by phi, and updates p. */
 STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, double *squares, const stx_adam_args *a))
 STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *chunk, size_t count,
                              const double *squares, double trust_max))
 
-/* A list of parameters that are clamped together. Create it before the first step; it is
-   valid until stx_destroy. NULL and an error if a tensor is not a parameter or memory
-   runs out. stx_clamp_params limits all elements to [lo, hi]. */
+/* A list of parameters to clamp, valid until stx_destroy. stx_params_subset creates it;
+   it must be called before the first step. Returns NULL and sets an error if a tensor
+   is not a parameter or memory runs out. stx_clamp_params limits all elements to [lo,
+   hi]. */
 typedef struct stx_param_subset stx_param_subset;
 
 STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count);
@@ -1793,19 +1795,20 @@ STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_optim_chunk *chunk, size_t count, s
 
 // >>api: steps
 
-/* Metrics. On a GPU, waiting for a result costs the time by which the host is ahead of
-   the device. A step can store scalars instead: stx_metric_set enqueues metric[slot] = s
-   t[0], or += with add, in double. stx_metric_get returns the value after the step. It
-   waits for the device; NaN after an error. slot < STX_MAX_METRICS. A context can have
-   STX_MAX_OPTIMS optimisers. */
+/* Metrics. On a GPU, a step that waits for a result stalls, because the host can no
+   longer launch kernels ahead of the device. Instead, a step can store scalars:
+   stx_metric_set enqueues metric[slot] = s t[0], or += if add is 1, in double. After
+   the step, stx_metric_get waits for the device and returns the value, or NaN after an
+   error. slot must be below STX_MAX_METRICS. A context can have up to STX_MAX_OPTIMS
+   optimisers. */
 enum { STX_MAX_METRICS = 128, STX_MAX_OPTIMS = 64 };
 
 STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
 STX_DEF double stx_metric_get(stx_ctx *x, int slot);
 
-/* The host's copy of a small parameter whose values the host needs between steps, such as
-   learned spans. It is current: the call waits for the last step. All mirrored parameters
-   of a context: at most 512 tensors with 8192 elements together. NULL after an error. */
+/* Waits for the last step and returns a host copy of a small parameter whose values the
+   host needs between steps, such as learned spans. A context can mirror at most 512
+   tensors with a total of 8192 elements. Returns NULL after an error. */
 STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t);
 
 /* Runs one step, fn(user), which makes all calls from stx_begin to stx_optim_step. On a
@@ -1816,10 +1819,10 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t);
    memories, branches. If two steps have the same key, fn must do the same in both. See
    stx_step_key.
 
-   A step is captured when the previous step had the same key and exchanged nothing with
-   the host; fn is then called again, to be recorded. Alternating steps, for example
-   from memory a to b and then from b to a, are not captured, because a replay does not
-   change anything on the host: do both in one fn.
+   A step is captured if the previous step had the same key and transferred no data
+   between host and device; fn is then called while its work is recorded. Alternating
+   steps, such as one from memory a to b and then one from b to a, are not captured,
+   because a replay changes nothing on the host: do both in one fn.
 
    Only these may differ between replays: tokens (stx_tokens_set), learning rates
    (stx_optim_set_lr), scalars (stx_scalar_set) and random numbers, which continue as if
@@ -1830,18 +1833,18 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t);
 typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
 
-/* Why the last step of stx_step_run was neither captured nor replayed as a CUDA graph:
-   "not captured: " and the first reason, with the error of CUDA or NCCL if there was
-   one. Such a step gives the same results, but is slower. "" if the step was captured or
-   replayed, before the first step, on a CPU, and with desc.no_graph. The first steps
-   allocate memory, and keys differ while a memory fills, so a reason matters only if it
-   persists. The text belongs to x and is valid until the next step. New parameters and
-   optimisers clear it. */
+/* Returns why the last step of stx_step_run was neither captured nor replayed as a CUDA
+   graph: "not captured: " and the first reason, with the error of CUDA or NCCL if there
+   was one. Such a step gives the same results but is slower. Returns "" if the step was
+   captured or replayed, before the first step, on a CPU, and with desc.no_graph. The
+   first steps allocate memory, and keys differ while a memory fills, so a reason
+   matters only if it persists. The text belongs to x and is valid until the next step.
+   New parameters and optimisers clear it. */
 STX_DEF const char *stx_step_replay_status(const stx_ctx *x);
 
-/* Keys (FNV-1a hashes). stx_step_key hashes salt, the model and the shapes and addresses
-   of the tokens; each pointer can be NULL. stx_key_add adds a value: call it for
-   everything else that the host decides. */
+/* Keys are FNV-1a hashes. stx_step_key hashes salt, the address of the model, and the
+   shapes and addresses of the tokens; each pointer can be NULL. stx_key_add adds a value:
+   call it for everything else that the host decides. */
 STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets,
                               uint64_t salt);
 STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
@@ -1862,26 +1865,27 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
        stx_dropout_replicated for the exception);
      - the same seed gives the same initial parameters in all ranks. After loading or
        changing parameters in one rank, call stx_group_broadcast_params;
-     - with STX_EVAL nothing is exchanged: each rank can evaluate a part of the data, or
-       one rank all of it.
-   So N ranks compute the same as one process with the whole batch, up to the order of
-   sums. Repeated runs with the same N are bit-identical.
+     - with STX_EVAL, nothing is exchanged: each rank can evaluate a part of the data, or
+       one rank can evaluate all of it.
+   N ranks therefore compute the same results as one process with the whole batch, up to
+   the order of sums. Repeated runs with the same N are bit-identical.
 
    Collective calls. Functions that are marked (all ranks) must be called by every rank,
-   in the same order and with equal sizes; if one rank does not, the others wait. Each
-   rank must check its own errors. If a rank ends without stx_group_leave, or is killed,
-   mpirun ends the others and reports which rank on which host failed.
+   in the same order and with equal sizes; if one rank does not, the others wait for it.
+   Errors are local: each rank must check stx_ok. If a rank exits without stx_group_leave
+   or is killed, mpirun terminates the others and reports which rank on which host failed.
 
    With SEQTX_MPI, groups use MPI and run on CPUs. With SEQTX_NCCL, they use NCCL and run
    on GPUs; the processes are started by MPI, or by torchrun or srun, whose environment
-   variables are read. Without either, the only group is a group of one. A guide is in
-   docs/distributed.md. */
+   variables are read. Without either, a group can only have one rank. docs/distributed.md
+   is a guide. */
 
 /* How this process was started, according to the environment variables that mpirun, srun
    and torchrun set (OMPI_COMM_WORLD_*, PMI_*, SLURM_*, RANK with WORLD_SIZE). */
 typedef struct stx_launch_info {
-    int rank, ranks;        /* of the job; 0 and 1 if started alone */
-    int local, locals;      /* of those on this machine */
+    int rank, ranks;        /* rank in the job, and its number of ranks; 0 and 1 if started
+                               alone */
+    int local, locals;      /* the same among the ranks on this machine */
     const char *by;         /* the variable that was found; NULL if started alone */
 } stx_launch_info;
 
@@ -1890,41 +1894,42 @@ STX_DEF stx_launch_info stx_get_launch_info(void);
 /* Configuration of a group. Zero means the default. */
 typedef struct stx_group_desc {
     size_t bucket;      /* gradient elements per all-reduce, at most 2^28; 0: 1048576, on a
-                           GPU 4194304. Large buckets need fewer messages, small ones
-                           start earlier */
-    int    shard;       /* 1: each rank stores the optimiser state of its share of the
-                           parameters only, updates them and sends them to the others
+                           GPU 4194304. Large buckets need fewer messages; small ones are
+                           sent earlier */
+    int    shard;       /* 1: each rank stores optimiser state for its share of the
+                           parameters only, updates this share and sends it to the others
                            (ZeRO stage 1, Rajbhandari et al. 2020, 1910.02054). Takes less
                            memory and sends the same number of bytes */
 } stx_group_desc;
 
 /* Joins the group in which the process was started (all ranks). Call it before the first
-   stx_params_create. d NULL: defaults. If started alone, this is a group of one. MPI is
-   initialised unless the program has done so. With desc.threads = 0, ranks that share
-   processors divide them. Returns 1; or sets an error, which says how the process was
-   started and what this build supports, and returns 0. */
+   stx_params_create. d NULL: defaults. A process that was started alone becomes a group
+   of one. MPI is initialised unless the program has already done so. With desc.threads
+   = 0, ranks that share processors divide them equally. Returns 1; or sets an error,
+   which says how the process was started and what this build supports, and returns 0. */
 STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d);
 
-/* Leaves the group at the end of the work (all ranks). When the last context leaves, MPI
-   is finalised if stx_group_join had initialised it; no context can join afterwards. */
+/* Leaves the group at the end of the program (all ranks). When the last context leaves,
+   MPI is finalised if stx_group_join initialised it; no context can join afterwards. */
 STX_DEF void stx_group_leave(stx_ctx *x);
 
 /* For a rank that cannot continue. With MPI, ends the processes of all ranks immediately,
-   this one included. With NCCL alone, gives up the group; this process must then end with
+   this one included. With NCCL alone, aborts the group; this process must then exit with
    an error, and the launcher (torchrun, srun --kill-on-bad-exit=1) ends the others. Does
    nothing without a group. */
 STX_DEF void stx_group_abort(stx_ctx *x, int code);
 
-/* Rank of this process and number of ranks; 0 and 1 without a group. */
+/* Return the rank of this process and the number of ranks; 0 and 1 without a group. */
 STX_DEF int stx_rank(const stx_ctx *x);
 STX_DEF int stx_ranks(const stx_ctx *x);
 
 /* Exchange host memory (all ranks). Return 1, or set an error and return 0. Without a
    group, the data is unchanged.
        stx_group_sum           v (n) = sum over the ranks, bit-identical in all of them
-       stx_group_max           v (n) = maximum over the ranks; NaN if one has NaN
-       stx_group_broadcast     n bytes of rank `from` to all ranks
-       stx_group_send_bytes    n bytes of rank `from` to rank `to`; no effect in others */
+       stx_group_max           v (n) = maximum over the ranks; NaN if any rank has NaN
+       stx_group_broadcast     copies n bytes of rank `from` to all ranks
+       stx_group_send_bytes    copies n bytes of rank `from` to rank `to`; other ranks do
+                               nothing */
 STX_DEF int stx_group_sum(stx_ctx *x, double *v, size_t n);
 STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n);
 STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from);
@@ -1934,22 +1939,24 @@ STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, in
    error. */
 STX_DEF int stx_group_broadcast_params(stx_params *p);
 
-/* n over the mean of n over the ranks -> (1), on the device; 1 without a group, 0 if all
-   n are 0 (all ranks, STX_TRAIN). Multiply a mean over n elements of this rank by it: the
-   mean of the ranks' losses is then the mean over all elements. stx_token_loss.mean does
-   this itself. */
+/* Returns n divided by the mean of n over the ranks -> (1), on the device; 1 without a
+   group, 0 if all n are 0 (all ranks, STX_TRAIN). Multiply a loss that is a mean over n
+   elements of this rank by it: the mean of the ranks' losses is then the mean over all
+   elements. stx_token_loss.mean already includes this factor. */
 STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n);
 
-/* Call it before the last stx_backward of an update (all ranks). Gradients of the
-   optimiser's parameters are then sent while those of earlier layers are being computed,
-   instead of in stx_optim_step. One optimiser at a time. */
+/* Overlaps the exchange of gradients with the backward pass. Call it before the last
+   stx_backward of an update (all ranks): gradients of the optimiser's parameters are then
+   sent while those of earlier layers are being computed, instead of in stx_optim_step.
+   Only one optimiser can do this at a time. */
 STX_DEF void stx_group_overlap(stx_optim *o);
 
 
 // >>api: schedules
 
-/* Learning rate at update n = 1, 2, .., with W = warmup. All kinds but STX_LR_NOAM rise
-   linearly from lr_start to lr during the warm-up: lr_start + (lr - lr_start) n / W. */
+/* Learning rate schedules: the rate at update n = 1, 2, .., with W = warmup. All kinds
+   except STX_LR_NOAM begin with a linear warm-up from lr_start to lr: lr_start +
+   (lr - lr_start) n / W. */
 enum {
     STX_LR_CONSTANT = 0,    /* lr */
     STX_LR_COSINE,          /* lr_min + (lr - lr_min)
@@ -1967,24 +1974,24 @@ typedef struct stx_schedule {
     int      kind;
     double   lr;            /* the peak */
     double   lr_start;      /* start of the warm-up, at n = 0 */
-    double   lr_min;        /* end of the cosines */
+    double   lr_min;        /* end of a cosine */
     uint64_t warmup;        /* in updates */
-    uint64_t total;         /* cosines: lr_min is reached at n = total, for STX_LR_RECURSIVE
-                               at n = total + 1, and kept; 0: no descent */
+    uint64_t total;         /* a cosine reaches lr_min at n = total (RECURSIVE: at
+                               n = total + 1) and stays there; 0: no cosine */
     int      literal;       /* 1: formulas of the original code, see below */
     double   dim;           /* STX_LR_NOAM: model width; 0: 1 */
     double   decay;         /* all kinds: the rate is multiplied by this after decay_from
-                               updates, and again after every further decay_every; 0:
+                               updates, and again after every decay_every updates; 0:
                                never */
-    uint64_t decay_from, decay_every;   /* decay_every 0: only once */
+    uint64_t decay_from, decay_every;   /* decay_every 0: multiply only once */
 } stx_schedule;
 
-/* The learning rate at update n; 0 if s is NULL. literal selects accidental behaviour of
-   the original code:
+/* Returns the learning rate at update n, or 0 if s is NULL. literal = 1 reproduces
+   accidental behaviour of the original code:
        Transformer-XL    with k = n - 1: the first update has the full lr; the warm-up is
                          lr k / W; the cosine is not shifted by the warm-up, cos(pi k /
                          total); a constant rate remains at lr (W - 1) / W; the inverse
-                         root is lr k / W^1.5 and then lr / sqrt(k)
+                         square root is lr k / W^1.5 and then lr / sqrt(k)
        STX_LR_RECURSIVE  the warm-up is lr k / W, as in SRU++ for words: the first update
                          has rate 0 and the cosine starts at lr (W - 1) / W
        STX_LR_NOAM       no effect */
@@ -1995,56 +2002,59 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
 /* How to sample a token from softmax(logits / temperature). */
 typedef struct stx_sampling {
-    double temperature;     /* 0: the most likely token */
-    double top_p;           /* keep the smallest set of tokens with this probability; 0 or
-                               1: all. Applied after top_k */
-    size_t top_k;           /* keep the most likely top_k tokens; 0: all */
+    double temperature;     /* 0: always the most likely token */
+    double top_p;           /* keep the smallest set of tokens whose total probability is at
+                               least top_p; 0 or 1: all. Applied after top_k */
+    size_t top_k;           /* keep the top_k most likely tokens; 0: all */
     uint64_t seed;
 } stx_sampling;
 
-/* Samples a token from logits (V), up to an additive constant, or log p. The result is a
-   function of the arguments; use another counter for each token. s NULL: the most likely
-   token. work is scratch memory of V elements, not needed at temperature 0. Returns -1 if
-   V is 0, if logits is NULL or contains NaN or +infinity, or if work is NULL and needed.
-   Logits of -infinity have probability 0. */
+/* Samples a token from logits or log-probabilities (V); adding a constant to all of them
+   has no effect. The result depends on the arguments only, so pass a different counter
+   for each token. s NULL: the most likely token. work is scratch memory of V elements,
+   not needed at temperature 0. Returns -1 if V is 0, if logits is NULL or contains NaN or
+   +infinity, or if work is NULL and needed. Logits of -infinity have probability 0. */
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
                            size_t V, stx_real *work);
 
 
 // >>api: the CUDA device
 
-/* What an allocation of device memory contains. It determines how the elements at an
-   address are stored. */
+/* Kinds of device memory, which determine how the elements at an address are stored. */
 enum {
     STX_MEM_BYTES = 0,          /* floats, or anything else */
     STX_MEM_ACTIVATIONS,        /* bfloat16 in STX_PREC_BF16, otherwise float */
-    STX_MEM_PARAMS              /* float; in STX_PREC_BF16 with a bfloat16 copy, which every
+    STX_MEM_PARAMS              /* float; in STX_PREC_BF16 also a bfloat16 copy, which every
                                    kernel that writes a parameter updates */
 };
 
 #ifdef SEQTX_CUDA
-/* The device functions below the kernels, defined in seqtx_cuda.cu. All work is enqueued
-   in order on one stream of the context. Errors are set in the context (STX_ERR_DEVICE,
-   STX_ERR_MEMORY). */
+/* The interface to CUDA on which the rest of the library is based, defined in
+   seqtx_cuda.cu. All work is enqueued in order on one stream of the context. Errors are
+   set in the context (STX_ERR_DEVICE, STX_ERR_MEMORY). */
 typedef struct stx_gpu stx_gpu;
 
-/* open returns NULL and sets an error if there is no device, or none for this code. close
-   waits for all work and frees all memory. */
+/* stx_cuda_open returns NULL and sets an error if there is no device that can run this
+   build. stx_cuda_close waits for all work and frees all memory. */
 extern stx_gpu *stx_cuda_open(stx_ctx *x);
 extern void     stx_cuda_close(stx_gpu *g);
 
-/* alloc: STX_MEM_.. memory, aligned to 256 bytes; NULL without an error if there is none.
-   free: once the work that uses p is complete. bytes: device memory in use, with copies
-   of parameters, scratch memory and that of cublasLt. is_bf16: 1 if elements at p are
-   stored as bfloat16. */
+/* Device memory.
+       stx_cuda_alloc      allocates memory of a kind STX_MEM_.., aligned to 256 bytes.
+                           Returns NULL without an error if memory runs out
+       stx_cuda_free       frees p once the work that uses it is complete
+       stx_cuda_bytes      returns the bytes in use, including copies of parameters,
+                           scratch memory and the workspace of cublasLt
+       stx_cuda_is_bf16    returns 1 if elements at p are stored as bfloat16 */
 extern void  *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind);
 extern void   stx_cuda_free(stx_ctx *x, void *p);
 extern size_t stx_cuda_bytes(const stx_ctx *x);
 extern int    stx_cuda_is_bf16(const stx_ctx *x, const void *p);
 
-/* Copies. After an upload, the host memory can be reused; downloads wait. The functions
-   for activations convert between n floats on the host and the format on the device.
-   copy is from device to device, without overlap. */
+/* Copies. After an upload returns, the host memory can be reused; a download waits for
+   the device. The functions for activations convert between n floats on the host and the
+   format on the device. stx_cuda_copy copies from device to device; the ranges must not
+   overlap. */
 extern void stx_cuda_upload(stx_ctx *x, void *to, const void *host, size_t bytes);
 extern void stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes);
 extern void stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);
@@ -2054,30 +2064,31 @@ extern void stx_cuda_zero(stx_ctx *x, void *p, size_t bytes);
 extern void stx_cuda_copy(stx_ctx *x, void *to, const void *from, size_t bytes);
 extern void stx_cuda_sync(stx_ctx *x);      /* waits for all work */
 
-/* Between calls with by = 1 and by = -1, which can be nested, sums into gradients of
-   parameters can be deferred. The last -1, or 0, completes them. */
+/* Between a call with by = 1 and one with by = -1, sums into gradients of parameters can
+   be deferred. Calls can be nested. The outermost -1 completes all sums, as does by =
+   0. */
 extern void stx_cuda_defer_sums(stx_ctx *x, int by);
 
 extern void *stx_cuda_stream(const stx_ctx *x);         /* the cudaStream_t */
 extern const char *stx_cuda_name(const stx_ctx *x);     /* such as "NVIDIA H200, sm_90" */
 
-/* Enqueue the store of one value, without waiting. */
+/* Enqueue a store of one value, without waiting. */
 extern void stx_cuda_set_f64(stx_ctx *x, double *p, double v);
 extern void stx_cuda_set_f32(stx_ctx *x, float *p, float v);
 
-/* Adds shift to the streams of all random numbers, for replays. */
+/* Adds shift to the stream number of all random numbers, for replays. */
 extern void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift);
 
-/* gather copies p of all chunks, one after the other, to the floats at `to`. report then
-   enqueues a copy of `bytes` to the host; report_wait waits for the last one and returns
-   its address. */
+/* stx_cuda_gather concatenates p of all chunks as floats at `to`. stx_cuda_report
+   enqueues a copy of a report to the host; stx_cuda_report_wait waits for the last copy
+   and returns its address. */
 extern void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *chunk, size_t count);
 extern void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes);
 extern const void *stx_cuda_report_wait(stx_ctx *x);
 
 /* Work between capture_begin and capture_end is recorded and does not run. capture_end
-   returns NULL if the step cannot be replayed, and capture_error says why the last begin
-   or end failed ("" if it did not). graph_launch runs the graph. */
+   returns NULL if the step cannot be replayed, and capture_error returns why the last
+   begin or end failed, or "". graph_launch runs the graph. */
 typedef struct stx_graph stx_graph;
 extern int    stx_cuda_capture_begin(stx_ctx *x);
 extern stx_graph *stx_cuda_capture_end(stx_ctx *x);
@@ -2087,11 +2098,11 @@ extern int    stx_cuda_capturing(const stx_ctx *x);
 extern const char *stx_cuda_capture_error(const stx_ctx *x);
 
 #ifdef SEQTX_NCCL
-/* A group of GPUs, one per rank. id names the group; it has STX_NCCL_ID bytes, which rank
-   0 creates and all ranks need. by_address: the group is found by the address in
-   NCCL_COMM_ID or, if that is not set, by MASTER_ADDR (in SLURM the first node of the
-   step) and the port after MASTER_PORT. Return 1, or set an error and return 0.
-   stx_cuda_close also leaves the group. */
+/* A group of GPUs, one per rank. id identifies the group: rank 0 creates its STX_NCCL_ID
+   bytes, and all ranks need them. by_address: ranks find the group at the address in
+   NCCL_COMM_ID or, if that is not set, at MASTER_ADDR (in SLURM, the first node of the
+   step) and port MASTER_PORT + 1. Return 1, or set an error and return 0. stx_cuda_close
+   also leaves the group. */
 enum { STX_NCCL_ID = 128 };
 
 extern int  stx_cuda_group_id(stx_ctx *x, void *id, int by_address);
@@ -2100,33 +2111,33 @@ extern void stx_cuda_group_leave(stx_ctx *x);
 extern void stx_cuda_group_abort(stx_ctx *x);
 
 /* Exchange n floats in device memory, after the work enqueued so far, on a separate
-   stream; also while capturing. group_wait makes later work wait for them.
-       mean      p = mean over the ranks, in all ranks; with owner >= 0 only in that rank,
-                 and undefined in the others
-       spread    p of the owner is copied to all ranks, without bfloat16 copies
-       sum       n doubles, sum over the ranks, on the context's stream */
+   stream. Exchanges can be captured. group_wait makes later work wait for them.
+       mean      p = mean over the ranks, in all ranks; if owner >= 0, only in that rank,
+                 and p is undefined in the others
+       spread    p of the owner is copied to all ranks; bfloat16 copies are not updated
+       sum       p = sum of n doubles over the ranks, on the context's stream */
 extern void stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner);
 extern void stx_cuda_group_spread(stx_ctx *x, stx_real *p, size_t n, int owner);
 extern void stx_cuda_group_wait(stx_ctx *x);
 extern void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n);
 
-/* The same for host memory, as stx_group_sum and _max (most = 1), _broadcast and
-   _send_bytes. They wait. A rank that does not respond is an error; the others do not
-   wait forever. */
+/* Exchange host memory, like stx_group_sum and _max (most = 1), _broadcast and
+   _send_bytes. They wait until the exchange is complete, but not forever: if a rank does
+   not respond, the others set an error. */
 extern int  stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most);
 extern int  stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from);
 extern int  stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to);
 #endif
 
-/* Selects the implementation of attention, for tests. Not between a forward pass and its
-   backward pass.
+/* Selects the implementation of attention, for tests. Must not be called between a
+   forward pass and its backward pass.
        0, 2    fused kernels where possible (the default)
-       1       GEMMs with a kernel for the rows of scores between them
-       3       the same in the smallest parts, as if memory were scarce
-       4       as 0, with tiles of 128 queries, where their number would decide (bf16,
-               heads of at most 64 channels)
-       5, 6    as 0, with no memory for rows of dR, or enough for half of them, where
-               their size would decide (bf16, relative table) */
+       1       GEMMs, with a kernel for the rows of scores between them
+       3       like 1, in the smallest parts, as if memory were scarce
+       4       like 0, with tiles of 128 queries whatever the sizes are (bf16, heads of at
+               most 64 channels)
+       5, 6    like 0, as if there were no memory for rows of dR (5), or only enough for
+               half of them (6) (bf16, relative positions) */
 extern void stx_cuda_attention(stx_ctx *x, int version);
 #endif
 
@@ -2144,13 +2155,13 @@ STX_DEF void *stx_ctx_gpu(const stx_ctx *x);
        the rest   the data of the tensors, little-endian, row-major, without gaps
 
    A file is mapped into memory and fully validated before any of its data is used.
-   Writing is atomic: if the process is killed at any moment, the path has either the
-   complete old file or the complete new one. Files, maps and writers belong to the
-   caller, who must close them before the context is destroyed. All functions accept NULL
-   for their object and do nothing after an error. */
+   Writing is atomic: even if the process is killed, path names either the complete old
+   file or the complete new one. Files, maps and writers belong to the caller, who must
+   close them before the context is destroyed. All functions accept NULL for their object
+   and do nothing after an error. */
 
-/* Element types, stx_entry.dtype. STX_OTHER: a tensor of another type, or with more than
-   STX_MAX_DIM dimensions, which can be listed but not read. */
+/* Element types (stx_entry.dtype). STX_OTHER marks a tensor that can be listed but not
+   read, because it has another type or more than STX_MAX_DIM dimensions. */
 enum { STX_F32, STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8, STX_F16, STX_OTHER = -1 };
 
 typedef struct stx_file   stx_file;
@@ -2162,42 +2173,42 @@ typedef struct stx_entry {
     int         dtype, ndim;        /* STX_F32 ..; ndim 0 is a scalar */
     size_t      dim[STX_MAX_DIM];   /* unused dimensions are 0 */
     const char *kind;               /* the type as written in the file */
-    size_t      dims;               /* number of dimensions; above STX_MAX_DIM, ndim and dim
-                                       are 0 */
-    size_t      count, bytes;       /* elements, and their size */
+    size_t      dims;               /* number of dimensions in the file; if it is above
+                                       STX_MAX_DIM, ndim and dim are 0 */
+    size_t      count, bytes;       /* number of elements; their total size */
     const void *data;               /* little-endian; can be unaligned if another program
                                        wrote the file */
     const stx_file *file;
 } stx_entry;
 
-/* Bytes per element: 4, 8, 2, 4, 8, 1, 2; 0 for STX_OTHER and anything else. */
+/* Returns the bytes per element of a type; 0 for STX_OTHER and any other value. */
 STX_DEF size_t stx_dtype_size(int dtype);
 
 /* Opens and validates a file: the length of the header (at most 100 MB), strict JSON,
-   unique names, shape times element size = length of the data, and no overlap, gap or
-   excess in the data. A tensor of type STX_OTHER is an error only when it is read. NULL
-   and an error if the file cannot be read (STX_ERR_IO) or is not valid (STX_ERR_FORMAT).
+   unique names, data lengths that match shape and type, and no overlap, gap or excess in
+   the data. A tensor of type STX_OTHER is an error only when it is read. Returns NULL and
+   sets an error if the file cannot be read (STX_ERR_IO) or is not valid (STX_ERR_FORMAT).
    While it is open, the file can be replaced, as stx_writer does, but must not be
    truncated. */
 STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path);
 STX_DEF void stx_file_close(stx_file *f);
 
-/* Opens n bytes in memory as a file. They must not change until it is closed. name is
-   used in errors. */
+/* Opens n bytes in memory as a file. The bytes must not change until it is closed. name
+   is used in error texts. */
 STX_DEF stx_file *stx_file_in_memory(stx_ctx *x, const char *name, const void *bytes, size_t n);
 
-/* The entries, in the order of the header, and the metadata. The functions return NULL,
-   without an error, if there is no such entry or key. */
+/* Access the entries, in the order of the header, and the metadata. Return NULL without
+   an error if there is no such entry or key. */
 STX_DEF size_t stx_file_count(const stx_file *f);
 STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i);
 STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name);
 STX_DEF const char *stx_file_meta(const stx_file *f, const char *key);
 
-/* Copy an entry of n elements to out, converted: f32 and f64 from F32, F64, F16 and BF16
-   (F64 is rounded to nearest for f32); i64 from I64, I32 and U8. Return 1; or set an
-   error and return 0 if the entry has another number of elements or another kind of
-   type. If e is NULL, they return 0 without an error, because only the caller knows the
-   name. */
+/* Copy an entry of n elements to out and convert it: to f32 and f64 from F32, F64, F16
+   and BF16 (from F64 to f32 with rounding to nearest), to i64 from I64, I32 and U8.
+   Return 1; or set an error and return 0 if the entry has a different number of
+   elements or cannot be converted. If e is NULL, they return 0 without an error,
+   because only the caller knows the name. */
 STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n);
 STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n);
 STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n);
@@ -2205,36 +2216,38 @@ STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n);
 /* A writer collects tensors and metadata. Names and metadata are copied; data is not, and
    must not change until stx_writer_finish. The header lists the entries in the order in
    which they were added. The data is sorted by element size, 8 bytes first, so that every
-   tensor is aligned. _add and _meta return 1; or set an error and return 0 (name empty,
-   used before or not UTF-8; size overflow), and stx_writer_finish then fails. */
+   tensor is aligned. stx_writer_add and _meta return 1. If a name is empty, a duplicate
+   or not UTF-8, or a size overflows, they set an error and return 0, and
+   stx_writer_finish will fail. */
 STX_DEF stx_writer *stx_writer_create(stx_ctx *x);
 STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim,
                            const void *data);
 STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
 
-/* Writes the file and frees w, also after an error. Returns 1; or sets an error
-   (STX_ERR_IO) and returns 0, and the old file is unchanged.
+/* Writes the file and frees w, even after an error. Returns 1. On failure, sets an error
+   (STX_ERR_IO), leaves the old file unchanged and returns 0.
 
-   The data is written to a temporary file in the same directory (PATH.<pid>.<n>.tmp; of a
-   long name, its first 100 bytes). Every write is checked, the file is synced and renamed
+   The data is written to a temporary file in the same directory (PATH.<pid>.<n>.tmp, with
+   the file name cut to 100 bytes). Every write is checked, the file is synced and renamed
    to path, and the directory is synced. If path is a symbolic link, its target is
    replaced. The permission bits of an existing file are kept, and its group and owner as
    far as the system permits. Other hard links keep the old contents; access control lists
-   and the set-user-id bit are lost. A write-protected file, or anything that is not a
-   regular file, is an error. A *.tmp file remains only if the process is killed; the next
-   write to the same path removes it, if its lock shows that no process is writing it. */
+   and the set-user-id bit are lost. It is an error if path is a write-protected file or
+   not a regular file. A *.tmp file remains only if the process is killed; the next write
+   to the same path removes it unless another process still holds its lock. */
 STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
 
-/* The bytes of the file in memory, *n of them, for example to send them; free them with
-   stx_block_free. Frees w, also after an error. NULL after an error. */
+/* Returns the file as *n bytes in memory, for example to send it. Free them with
+   stx_block_free. Frees w, even after an error, and then returns NULL. */
 STX_DEF void *stx_writer_bytes(stx_writer *w, size_t *n);
 
 /* Frees w without writing. */
 STX_DEF void stx_writer_free(stx_writer *w);
 
 /* A whole file in memory, read-only: mapped, or read if there is no mmap. An empty file
-   has size 0. Returns 1; or sets an error and returns 0 if path is not a readable regular
-   file. The file must not be truncated while it is open. stx_map_close empties m. */
+   has size 0. stx_map_open returns 1; or sets an error and returns 0 if path is not a
+   readable regular file. The file must not be truncated while it is open. stx_map_close
+   resets m. */
 typedef struct stx_map {
     const unsigned char *data;
     size_t size;
@@ -2244,15 +2257,16 @@ typedef struct stx_map {
 STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path);
 STX_DEF void stx_map_close(stx_map *m);
 
-/* Decodes the UTF-8 character at s, of which n bytes can be read. Returns its length, 1
-   to 4, and writes the code point to *c. Returns 0 if there is none: n = 0, incomplete,
-   overlong, a surrogate, or above U+10FFFF. */
+/* Decodes the UTF-8 character at s, where n bytes can be read. Writes the code point to
+   *c and returns its length, 1 to 4. Returns 0 if n is 0 or the character is invalid:
+   incomplete, overlong, a surrogate, or above U+10FFFF. */
 STX_DEF size_t stx_utf8(const void *s, size_t n, uint32_t *c);
 
 
 // >>api: checkpoints
 
-/* The dtype of stx_real, and stx_entry_get_f32 or _f64 for it. */
+/* STX_REAL_DTYPE is the dtype of stx_real. stx_entry_get is stx_entry_get_f32 or _f64,
+   whichever matches it. */
 #ifdef SEQTX_DOUBLE
 enum { STX_REAL_DTYPE = STX_F64 };
 #else
@@ -2261,38 +2275,39 @@ enum { STX_REAL_DTYPE = STX_F32 };
 
 STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n);
 
-/* Integers in the metadata, as decimal text. It is an error if one is missing or
-   malformed. Return 1, or 0 after an error. */
+/* Write and read an integer in the metadata, as decimal text. Return 1; or set an error
+   and return 0, for example if the integer is missing or malformed. */
 STX_DEF int stx_writer_meta_u64(stx_writer *w, const char *key, uint64_t value);
 STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, uint64_t *out);
 
-/* A checksum, to detect damage, not forgery. stx_writer_checksum stores a 64-bit hash of
-   all tensors and metadata that were added before, under the key "seal"; call it last.
-   stx_file_verify reads the whole file and compares. Returns 1; or sets an error and
-   returns 0 if a bit has changed or there is no checksum. */
+/* A checksum detects damage, but not forgery. stx_writer_checksum stores a 64-bit hash of
+   all tensors and metadata added so far, under the key "seal"; call it last.
+   stx_file_verify reads the whole file and returns 1; or sets an error and returns 0 if
+   the file does not match its checksum or has none. */
 STX_DEF int stx_writer_checksum(stx_writer *w);
 STX_DEF int stx_file_verify(const stx_file *f);
 
-/* Device memory in files. stx_writer_add_device copies the elements now and stores them
-   as floats. stx_entry_upload fills n elements of device memory from an entry. Return 1,
-   or 0 after an error. */
+/* Device memory in files. stx_writer_add_device copies the elements immediately and
+   stores them as floats. stx_entry_upload fills n elements of device memory from an
+   entry. Return 1, or 0 after an error. */
 STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, const size_t *dim,
                                   const stx_real *data);
 STX_DEF int stx_entry_upload(const stx_entry *e, stx_real *to, size_t n);
 
 /* Save and load all parameters of a list, under prefix + name; prefix can be "". The data
-   must not change until stx_writer_finish. Loading checks all names and shapes before
-   anything is copied: if the file lacks a parameter or has it in another shape, this is
-   an error (STX_ERR_FORMAT) and nothing changes. Other entries are ignored. Return 1, or
-   0 after an error. */
+   must not change until stx_writer_finish. Loading checks all names and shapes before it
+   copies anything: if the file lacks a parameter or has it in a different shape, it sets
+   an error (STX_ERR_FORMAT) and changes nothing. Other entries are ignored. Return 1,
+   or 0 after an error. */
 STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *prefix);
 STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix);
 
-/* The same for the state of an optimiser: entries "optim.<k>.<name>", metadata
+/* Save and load the state of an optimiser: entries "optim.<k>.<name>", metadata
    "optim.kind", "optim.step" and "optim.skipped". With stx_group_desc.shard, all ranks
-   call stx_optim_save, the file of rank 0 receives the whole state, and w of the other
-   ranks is NULL. stx_optim_save_as and _load_as put prefix, at most 64 bytes, in front of
-   all names, for several optimisers in one file. */
+   call stx_optim_save: rank 0 writes the whole state, and the other ranks pass NULL for
+   w. stx_optim_save_as and _load_as put prefix, at most 64 bytes, in front of all
+   names, so that one file can contain several optimisers. Return 1, or 0 after an
+   error. */
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o);
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *prefix);
@@ -2304,8 +2319,9 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
 /* Input and output of a language model: ids -> embeddings, and hidden states ->
    probabilities of V ids. Both can be plain, tied or adaptive (stx_adaptive). */
 
-/* An initialiser: kind and a as in stx_param. Zero: zeros. With a rule, a is scaled by
-   the size of the matrix (for a bias, of the matrix that it belongs to). */
+/* An initialiser: kind and a as in stx_param. If all fields are 0, the values are zeros.
+   With a rule, a depends on the size of the matrix (for a bias, the matrix that it
+   belongs to). */
 enum {
     STX_INIT_AS_IS = 0,     /* a */
     STX_INIT_FAN_IN,        /* a / sqrt(columns) */
@@ -2321,7 +2337,7 @@ typedef struct stx_init {
 enum { STX_VOCAB_PLAIN = 0, STX_VOCAB_TIED, STX_VOCAB_ADAPTIVE };
 enum { STX_VOCAB_BOTH = 1, STX_VOCAB_INPUT, STX_VOCAB_OUTPUT };
 
-/* Configuration. C is dim, and C_i the width of cluster i. The fields from cutoff to
+/* Configuration. C is dim, and C_i is the width of cluster i. The fields from cutoff to
    cluster_major apply to adaptive inputs and outputs. */
 typedef struct stx_vocab_io_desc {
     size_t vocab;               /* V, required */
@@ -2336,27 +2352,28 @@ typedef struct stx_vocab_io_desc {
     double dropout;             /* inside adaptive input and output, see stx_adaptive */
 
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of clusters 1, 2, .. */
-    size_t cutoffs;             /* how many; 0: those of 20000, 40000 and 200000 that are
-                                   below V */
-    int    no_cutoffs;          /* 1: one cluster only */
-    size_t width[STX_MAX_CLUSTERS];         /* C_i; 0: C for i = 0, and floor(C_0 / divval^i) */
+    size_t cutoffs;             /* number of cutoffs; 0: 20000, 40000 and 200000, as far as
+                                   they are below V */
+    int    no_cutoffs;          /* 1: only one cluster */
+    size_t width[STX_MAX_CLUSTERS];         /* C_i; 0: C for i = 0, else floor(C_0 / divval^i) */
     size_t out_width[STX_MAX_CLUSTERS];     /* C_i of the output; 0: width[i] */
     double divval;              /* 0: 4 */
-    int    direct_head;         /* cluster 0 has C channels and no projection, on the sides
-                                   STX_VOCAB_BOTH, _INPUT or _OUTPUT; 0: on none */
+    int    direct_head;         /* STX_VOCAB_BOTH, _INPUT or _OUTPUT: where cluster 0 has C
+                                   channels and no projection; 0: nowhere */
     int    no_projections;      /* the same for all clusters, whatever divval is */
     int    share_tables;        /* 1: adaptive input and output share their tables */
-    int    share_projs;         /* 1: ... and their projections */
-    int    separate_first;      /* 1: ... except for the first projection */
-    int    one_proj;            /* 1: all clusters of the input, which have the same width,
-                                   and the clusters of the output that share it, have one
-                                   projection, in_emb.projs.0. Not with cluster_major */
+    int    share_projs;         /* 1: they share their projections */
+    int    separate_first;      /* 1: share_projs does not apply to the first projection */
+    int    one_proj;            /* 1: all clusters of the input, which must have the same
+                                   width, use one projection, in_emb.projs.0, as do the
+                                   clusters of the output that share projections. Cannot
+                                   be combined with cluster_major */
     int    proj_biases;         /* 1: projections of the output have biases,
                                    out_emb.proj_biases.<i> (C_i) */
     int    forward_columns;     /* order of the columns for clusters, see stx_adaptive */
     int    cluster_major;       /* order of the parameters. 0: input, columns for clusters,
-                                   output; shared ones are named in_emb. 1: cluster by
-                                   cluster, then the columns; shared ones are out_emb */
+                                   output; shared parameters are named in_emb. 1: cluster
+                                   by cluster, then the columns; shared: out_emb */
 
     stx_init table, out_table;          /* tables of the input; W or tables of the output */
     stx_init proj, bias;                /* projections; biases of the output */
@@ -2374,13 +2391,14 @@ typedef struct stx_vocab_io {
     stx_adaptive   out;         /* an adaptive output, or out_w and out_b as one cluster */
 } stx_vocab_io;
 
-/* Copies the desc to `to`, with the defaults filled in. Returns 1; or 0 if it is invalid,
-   with an error unless x is NULL. who is the function that the error names. */
+/* Copies the desc to `to` and fills in the defaults. Returns 1; or 0 if the desc is
+   invalid, and then also sets an error unless x is NULL. who is the function that the
+   error text names. */
 STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *who, const stx_vocab_io_desc *from,
                                  stx_vocab_io_desc *to);
 
-/* Number of parameter elements of a resolved desc. Shared ones count once. SIZE_MAX if
-   the number does not fit in size_t. */
+/* Returns the number of parameter elements of a resolved desc, or SIZE_MAX if the number
+   does not fit in size_t. Shared parameters are counted once. */
 STX_DEF size_t stx_vocab_io_count(const stx_vocab_io_desc *d);
 
 /* Adds the parameters of a desc to p:
@@ -2388,22 +2406,23 @@ STX_DEF size_t stx_vocab_io_count(const stx_vocab_io_desc *d);
        adaptive    in_emb.tables.<i>, in_emb.projs.<i>, out_emb.tables.<i>,
                    out_emb.projs.<i>, out_emb.proj_biases.<i>, out_emb.biases.<i>,
                    out_emb.cluster.weight, out_emb.cluster.bias
-   Valid until stx_destroy. NULL and an error if the desc is invalid or memory runs out.
-   */
+   The result is valid until stx_destroy. Returns NULL and sets an error if the desc is
+   invalid or memory runs out. */
 STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc *d);
 
-/* ids (B,T) -> embeddings (B,T,emb). */
+/* Embeds ids (B,T) -> (B,T,emb). */
 STX_DEF stx_tensor *stx_vocab_io_embed(const stx_vocab_io *w, const stx_ids *ids);
 
-/* Hidden states (..,C) -> logits (..,V). An error with an adaptive output, in which each
-   cluster has a separate softmax. */
+/* Hidden states (..,C) -> logits (..,V). It is an error to call this with an adaptive
+   output, because each of its clusters has a separate softmax. */
 STX_DEF stx_tensor *stx_vocab_io_logits(const stx_vocab_io *w, stx_tensor *h);
 
 /* Hidden states (B,T,C) -> log p (B,T,V), or (N,C) -> (N,V), for all kinds of output.
    Not differentiable. */
 STX_DEF stx_tensor *stx_vocab_io_log_probs(const stx_vocab_io *w, stx_tensor *h);
 
-/* What stx_sample needs, at the lowest cost: logits, or log p of an adaptive output. */
+/* Returns what stx_sample needs, at the lowest cost: logits, or log p if the output is
+   adaptive. */
 STX_DEF stx_tensor *stx_vocab_io_scores(const stx_vocab_io *w, stx_tensor *h);
 
 /* Mean negative log-likelihood of targets, one per row of h (..,C), in nats -> (1). how:
@@ -2412,42 +2431,44 @@ STX_DEF stx_tensor *stx_vocab_io_scores(const stx_vocab_io *w, stx_tensor *h);
 STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, const stx_ids *targets,
                                       stx_token_loss *how);
 
-/* Adds to the key of a step what the host decides because of these ids, which can be
-   NULL; see stx_adaptive_key. */
+/* Adds to the key of a step what the host decides because of these ids and targets; each
+   can be NULL. See stx_adaptive_key. */
 STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx_ids *ids,
                                   const stx_ids *targets, const stx_token_loss *how);
 
 
 // >>api: memory
 
-/* Memory from step to step: rows (B,rows,width) for each layer, such as a layer's inputs,
-   or a recurrent state. Rows are constants; no gradient passes from step to step. A step
-   reads the rows of one memory and pushes new rows to the end of another one, or of the
-   same. The oldest rows are evicted. Rows can be missing in some of the B streams, if a
-   stream was reset or part of a segment was padding. */
+/* A memory carries rows (B,rows,width) of each layer from step to step, such as a layer's
+   inputs or a recurrent state. Rows are constants; no gradient passes from step to
+   step. A step reads the rows of one memory and pushes new rows to the end of the same
+   memory or of another one. The oldest rows are evicted. Rows can be missing in some of
+   the B streams, because a stream was reset or part of a segment was padding. */
 typedef struct stx_memory_desc {
     size_t layers, B;
     size_t width;               /* channels of a row, in all layers */
-    const size_t *widths;       /* [layers], copied, or NULL: width. 0: no rows */
+    const size_t *widths;       /* [layers], copied: separate widths, 0 for a layer without
+                                   rows; NULL: all layers have width */
     int    is_state;            /* 1: a recurrent state, with one row per layer, initially
                                    zeros, float in every precision, in one block */
-    int    shared_layout;       /* 1: all layers have rows of the same times, so a checkpoint
-                                   has one count and one mask for all */
-    int    always_f32;          /* 1: float in every precision, as a state always is */
+    int    shared_layout;       /* 1: all layers have rows for the same tokens, so that a
+                                   checkpoint has one count and one mask for all */
+    int    always_f32;          /* 1: float in every precision, as with is_state */
     int    count_unwritten;     /* 1: logical_count includes rows that were never written */
     int    missing_as_zeros;    /* 1: missing rows are rows of zeros; 0: they do not exist,
                                    see stx_memory_mask */
-    size_t max_rows;            /* limit of rows in set and load. Buffers grow by half of
-                                   their size, up to this; 0: no limit, and they grow to
-                                   what is needed */
+    size_t max_rows;            /* the most rows that stx_memory_set and _load accept.
+                                   Buffers grow by half of their size, up to this; 0: no
+                                   limit, and buffers grow to the size needed */
 } stx_memory_desc;
 
-/* The rows of a layer. Read-only; use the functions below to change them. */
+/* The rows of a layer. The fields are read-only; use the functions below to change
+   them. */
 typedef struct stx_memory_layer {
     size_t    width;
-    size_t    count;            /* rows held */
-    size_t    logical_count;    /* the same, or with count_unwritten the length of the
-                                   memory, unwritten rows included */
+    size_t    count;            /* number of rows */
+    size_t    logical_count;    /* count; with count_unwritten, the length of the memory
+                                   including rows that were never written */
     stx_real *data;             /* (count,width) of the first stream, oldest first, in device
                                    memory; NULL before the first push */
     size_t    stride;           /* elements from one stream to the next */
@@ -2457,8 +2478,8 @@ typedef struct stx_memory_layer {
     stx_real *base;             /* the buffer (B,capacity,width), see >>memory: arena */
     size_t    capacity, offset; /* rows of the buffer; rows before data */
     size_t    pushed;           /* rows pushed in step pushed_step */
-    size_t    max_pushed;       /* largest number in the last 32 to 64 steps */
-    size_t    recent_max_pushed, recent_steps;  /* the same, over the last recent_steps steps */
+    size_t    max_pushed;       /* largest value of pushed in the last 32 to 64 steps */
+    size_t    recent_max_pushed, recent_steps;  /* the same for the last recent_steps steps */
     uint64_t  pushed_step;      /* the last step that pushed rows */
     uint64_t  viewed_step;      /* the last step that read rows in place */
     int       viewed;           /* 1: stx_memory_view reads this layer */
@@ -2472,75 +2493,76 @@ typedef struct stx_memory {
     stx_real       *all;        /* is_state: (layers,B,width), the data of all layers */
 } stx_memory;
 
-/* Creates an empty memory, valid until stx_memory_free or stx_destroy. NULL and an error
-   if layers or B is 0, is_state is combined with widths, or memory runs out. */
+/* Creates an empty memory, valid until stx_memory_free or stx_destroy. Returns NULL and
+   sets an error if layers or B is 0, is_state is combined with widths, or memory runs
+   out. */
 STX_DEF stx_memory *stx_memory_create(stx_ctx *x, const stx_memory_desc *d);
 STX_DEF void stx_memory_free(stx_memory *s);
 
-/* Empties the memory, or stream b, which is then like the stream of a new memory. Do
-   nothing after an error. */
+/* Empty the whole memory or only stream b, which is then like a stream of a new memory.
+   Both do nothing after an error. */
 STX_DEF void stx_memory_reset(stx_memory *s);
 STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b);
 
-/* Reserves this many rows in every layer; buffers then keep their addresses. Layers that
-   stx_memory_view reads need the rows that are kept plus those that a step pushes; rows
-   that a step replaces after it has viewed them count again each time. Returns 1, or sets
-   an error and returns 0. */
+/* Reserves this many rows in every layer, so that buffers keep their addresses. A layer
+   that stx_memory_view reads needs as many rows as it keeps plus those that a step
+   pushes; rows that a step replaces after viewing them must be counted again each time.
+   Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_memory_reserve(stx_memory *s, size_t rows);
 
-/* The largest number of rows in a layer. */
+/* Returns the largest number of rows in a layer. */
 STX_DEF size_t stx_memory_max_rows(const stx_memory *s);
 
-/* Layer l of out becomes the last `keep` rows of those of in followed by h (B,T,width).
-   in NULL: h only; in and out may be the same. pad (B,T) is not 0 where h has no row;
-   NULL: it has all. With is_state, h (B,width) replaces the row and keep is 1. Returns 1,
-   or sets an error and returns 0. */
+/* Appends h (B,T,width) to the rows of layer l of `in` and stores the last `keep` rows in
+   layer l of `out`. in NULL: only h; in and out may be the same memory. pad (B,T) is
+   nonzero where h has no row; NULL: h has all rows. With is_state, h (B,width) replaces
+   the row and keep is 1. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, size_t keep,
                             const stx_tensor *h, const stx_ids *pad);
 
-/* A copy of the newest m = min(n, count) rows of layer l as a constant of this step,
-   (B,m,width); with is_state (B,width). NULL if there are none. */
+/* Returns a copy of the newest m = min(n, count) rows of layer l as a constant of this
+   step, (B,m,width); with is_state (B,width). Returns NULL if there are no rows. */
 STX_DEF stx_tensor *stx_memory_read(const stx_memory *s, size_t l, size_t n);
 
-/* The same rows in place, for ops that read stx_cached_rows. They are valid and keep
-   their values until the next stx_begin, whatever is pushed, set, reset or freed. The
-   call can first move the rows within their buffer, to make space for later pushes, so
-   an address taken from layer[l].data before is not valid any more. out->rows is 0 if
-   there are none or s is NULL. Returns 1, or sets an error and returns 0. Not with
-   is_state. */
+/* Like stx_memory_read, but without a copy, for ops that read stx_cached_rows. The rows
+   keep their values until the next stx_begin, even if the memory is changed or freed. The
+   call can move the rows within their buffer, to make space for later pushes, so older
+   copies of layer[l].data become invalid. out->rows is 0 if there are no rows or s is
+   NULL. Returns 1, or sets an error and returns 0. Cannot be used with is_state. */
 STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_rows *out);
 
-/* The newest m rows, followed by a copy of h (B,T,width), as a constant (B,m+T,width),
-   for stx_linear_memory. Returns h itself if there are no rows. */
+/* Returns the newest m = min(n, count) rows, followed by a copy of h (B,T,width), as a
+   constant (B,m+T,width), for stx_linear_memory; or h itself if there are no rows. */
 STX_DEF stx_tensor *stx_memory_concat(const stx_memory *s, size_t l, size_t n, stx_tensor *h);
 
-/* A mask (B,m+T), in the format of stx_attention_in.pad: not 0 where one of the newest m
-   rows, or of T new rows with padding pad (B,T) or NULL, is missing. NULL if none is, or
-   after an error. If s is NULL or has no rows, pad. The mask is copied from the host, so
-   a step with a mask is not replayed. */
+/* Returns a mask (B,m+T) in the format of stx_attention_in.pad: nonzero where one of the
+   newest m = min(n, count) rows or of the T new rows is missing. pad (B,T), or NULL, is
+   the mask of the new rows. Returns NULL if no row is missing or after an error, and pad
+   if s is NULL or has no rows. The mask is copied from the host, so a step with a mask is
+   not replayed. */
 STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, const stx_ids *pad,
                                        size_t T);
 
-/* The rows that stx_memory_push(.., s, l, keep, h, pad) will evict, as a constant
-   (B,e,width), e = count + T - keep; for example to compress them. mask, unless NULL,
-   receives which of them are missing, or NULL. Returns NULL if no row is evicted. Not
-   with is_state. */
+/* Returns the rows that stx_memory_push(.., s, l, keep, h, pad) will evict, as a constant
+   (B,e,width), e = count + T - keep; for example to compress them. If mask is not NULL,
+   *mask receives the mask of the missing rows, or NULL. Returns NULL if no row is
+   evicted. Cannot be used with is_state. */
 STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t keep,
                                        const stx_tensor *h, const stx_ids *pad,
                                        const stx_ids **mask);
 
-/* Copies n streams of `from`, starting with c, to the streams of `to` from b on, to
-   regroup batches. Both belong to the same context and have the same layers; if they are
-   the same memory, the ranges must not overlap. Newest rows are aligned; rows that one
-   memory has and the other has not are missing there. If all streams of `to` are
-   replaced, it has exactly the rows of `from`. Returns 1, or sets an error and returns
-   0. */
+/* Copies streams c .. c+n-1 of `from` to streams b .. b+n-1 of `to`, to regroup batches.
+   Both memories must belong to the same context and have the same layers; if they are the
+   same memory, the ranges must not overlap. The newest rows are aligned. If one memory
+   has more rows than the other, older rows are missing in the streams that lack them.
+   If all streams of `to` are replaced, it has exactly the rows of `from`. Returns 1, or
+   sets an error and returns 0. */
 STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, size_t c, size_t n);
 
-/* Copy layer l to and from host memory. get writes (B,count,width) to out, oldest row
-   first. set replaces the rows with n rows per stream, none missing; rows is n, or with
-   count_unwritten the logical_count of the source, n <= rows. Return 1, or set an error
-   and return 0. */
+/* Copy layer l to and from host memory. stx_memory_get writes (B,count,width) to out,
+   oldest row first. stx_memory_set replaces the rows with n rows per stream, none of them
+   missing. rows is n or, with count_unwritten, the logical_count of the source, which is
+   at least n. Return 1, or set an error and return 0. */
 STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out);
 STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real *in, size_t n);
 
@@ -2554,7 +2576,7 @@ STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real 
 STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *prefix);
 STX_DEF int stx_memory_load(stx_memory *s, const stx_file *f, const char *prefix);
 
-/* Adds to the key of a step what the host decides because of these rows: counts,
+/* Adds to the key of a step what the host decides because of this memory: row counts,
    addresses, and whether rows are missing. */
 STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key);
 
@@ -2562,53 +2584,55 @@ STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key);
 // >>api: cache
 
 /* A KV cache for generation: the keys and values of the last `window` tokens of B
-   streams, for each layer. The buffer has 2 windows and a chunk, so that moving rows to
-   its beginning costs one copied row per token. */
+   streams, for each layer. The buffer has space for two windows and a chunk, so moving
+   the rows to its beginning costs on average one copied row per token. */
 typedef struct stx_cache_layer {
-    size_t    window;           /* rows that attention sees */
+    size_t    window;           /* rows to which attention is limited */
     size_t    capacity, len;    /* rows of the buffer; rows in use */
     size_t    width;            /* channels of a row of k, and of v */
-    int       both;             /* 1: a row of k has keys and values, width channels
-                                   together, as stx_attention_in.kv; v is NULL */
+    int       both;             /* 1: each row of k contains a key and a value, with width
+                                   channels together, as in stx_attention_in.kv; v is
+                                   NULL */
     stx_real *k, *v;            /* (B,capacity,width), in device memory */
 } stx_cache_layer;
 
-/* Read-only; use the functions below to change it. */
+/* The fields are read-only; use the functions below to change them. */
 typedef struct stx_cache {
     stx_ctx         *ctx;
     size_t           B, V, layers;
-    size_t           chunk;     /* the most tokens per stream and call */
+    size_t           chunk;     /* largest number of tokens per stream and call */
     stx_cache_layer *layer;     /* [layers] */
     stx_real        *out;       /* (B,V), on the host: result of stx_cache_feed */
 } stx_cache;
 
-/* Creates a cache, valid until stx_cache_free or stx_destroy. Its layers have no window
-   yet. NULL and an error if memory runs out. */
+/* Creates a cache, valid until stx_cache_free or stx_destroy. Call stx_cache_window for
+   each layer before using it. Returns NULL and sets an error if memory runs out. */
 STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V);
 STX_DEF void stx_cache_free(stx_cache *c);
 
 /* Empties the cache and keeps its buffers. */
 STX_DEF void stx_cache_reset(stx_cache *c);
 
-/* Empties layer l and allocates it for a window of rows with C channels of keys and of
-   values; both: they are stored next to each other. Returns 1, or sets an error and
-   returns 0. */
+/* Empties layer l and allocates it for a window of this many rows, with C channels of
+   keys and C of values. both = 1: each row contains a key followed by a value. Returns
+   1, or sets an error and returns 0. */
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
 
 /* Attention of T <= chunk new tokens to the cached rows of layer l and to themselves.
-   Appends their keys and values to the cache. in has q, k and v (B,T,C), q and kv, or, if
-   the layer stores both, qkv, of the new tokens, and the other inputs of stx_attention
-   except cached; pad is for the last min(len, window) rows and the new ones. d must be
-   causal with first_key <= 0; no key beyond the window is seen. Only in STX_EVAL. NULL
-   after an error, and the rows of the call can then be in the cache: call
-   stx_cache_reset. */
+   Appends their keys and values to the cache. in contains, for the new tokens, q, k and v
+   (B,T,C), or q and kv, or qkv if the layer stores both. It can contain all other inputs
+   of stx_attention except cached; pad covers the last min(len, window) rows and the new
+   ones. d must be causal with first_key <= 0; keys beyond the window are not used. Only
+   in STX_EVAL. Returns NULL after an error; the cache may then already contain the new
+   rows, so call stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in,
                                         const stx_attention_desc *d);
 
 /* Feeds ids (B,n), n >= 1, to a model in chunks. Each chunk is a step in STX_EVAL, in
-   which fn(user, ids) computes the last hidden states (B,T,C) of ids (B,T). Returns log p
-   (B,V) of the token after the last one, or with scores the result of
-   stx_vocab_io_scores. It is c->out, valid until the next call. NULL after an error. */
+   which fn(user, ids) computes the final hidden states (B,T,C) of ids (B,T). Returns
+   log p (B,V) of the token after the last id or, with scores = 1, the result of
+   stx_vocab_io_scores for it. The result is c->out, valid until the next call. Returns
+   NULL after an error. */
 typedef stx_tensor *(*stx_feed_fn)(void *user, const stx_ids *ids);
 STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, const int32_t *ids,
                                        size_t n, int scores, stx_feed_fn fn, void *user);
@@ -2616,12 +2640,13 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, cons
 
 // >>api: lm
 
-/* A language model of any family, as a table of functions: stx_span_as_lm, stx_sru_as_lm,
-   stx_comp_as_lm, stx_par_as_lm. Trainers, evaluation and generation are written once for
-   all families. model, state and gen are the structs of the family.
+/* A language model of any family, as a table of functions, with which training,
+   evaluation and generation are written once for all families. stx_span_as_lm,
+   stx_sru_as_lm, stx_comp_as_lm and stx_par_as_lm return it. model, state and gen are the
+   structs of the family.
 
-   in is the state to read (NULL: empty), out the state to write (NULL: none); they may be
-   the same. Functions that return int return 1, or set an error and return 0. */
+   in is the state to read (NULL: empty), and out is the state to write (NULL: none); they
+   may be the same. Functions that return int return 1, or set an error and return 0. */
 typedef struct stx_lm {
     void            *model;
     stx_ctx         *ctx;
@@ -2632,24 +2657,24 @@ typedef struct stx_lm {
     stx_tensor *(*loss)(void *model, const stx_ids *ids, const stx_ids *targets, const void *in,
                         void *out);
 
-    /* The training objective, nll plus penalties; the argument of stx_backward. */
+    /* The training objective, nll plus penalties. Pass it to stx_backward. */
     stx_tensor *(*total)(void *model, stx_tensor *nll);
 
     /* Must be called after each update. */
     void        (*updated)(void *model);
 
-    /* From the next forward pass on, the last n layers are recomputed in the backward
-       pass (stx_recompute). Results are bit-identical. Returns n, or the number of layers
-       if that is smaller. */
+    /* Enables recomputation of the last n layers in the backward pass (stx_recompute),
+       beginning with the next forward pass. Results are bit-identical. Returns n, or the
+       number of layers if that is smaller. */
     size_t      (*recompute)(void *model, size_t n);
 
     /* The key of a step, for stx_step_run. */
     uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets,
                        const void *state, uint64_t salt);
 
-    /* The memory of B streams. window: how far back attention sees, in tokens, for
-       evaluation; 0: as in training. state_copy copies n streams of `from`, starting with
-       c, to the streams of `to` from b on, see stx_memory_copy. */
+    /* The memory of B streams. window: reach of attention in tokens, for evaluation; 0:
+       as in training. state_copy copies streams c .. c+n-1 of `from` to streams b ..
+       b+n-1 of `to`, see stx_memory_copy. */
     void       *(*state_create)(void *model, size_t B, size_t window);
     void        (*state_free)(void *state);
     void        (*state_reset)(void *state);
@@ -2666,9 +2691,9 @@ typedef struct stx_lm {
     const stx_real *(*gen_feed)(void *gen, const int32_t *ids, size_t n);
 } stx_lm;
 
-/* For family headers: defines stx__FAMILY_lm_states(lm), which sets the functions for
-   states and generation, except the two that create, to those of stx_FAMILY_state and
-   stx_FAMILY_gen. */
+/* For family headers: defines stx__FAMILY_lm_states(lm), which fills in the functions for
+   states and generation, except state_create and gen_create, with wrappers of the
+   functions of stx_FAMILY_state and stx_FAMILY_gen. */
 #define STX_LM_STATES(family) \
     static void stx__##family##_lm_state_free(void *s) { \
         stx_##family##_state_free((stx_##family##_state *)s); \
@@ -2718,9 +2743,9 @@ typedef struct stx_lm {
 /* Stop reading here if you only want the API. */
 #endif /* SEQTX_H */
 
-/* What inner loops are made of, for the kernels of this library and for new ones.
-   Programs that only use models need none of it. A file with kernels that is compiled
-   separately from the implementation defines STX_LOOPS and includes this file again.
+/* Building blocks of inner loops, for the kernels of this library and for new ones.
+   Programs that only use models do not need them. If kernels are in a separate file from
+   the implementation, that file must define STX_LOOPS and include this header again.
 
        STX_LOOP, STX_INNER, STX_EACH_ISA,   one loop in C, compiled for each instruction
            STX_CALL, STX_RESTRICT, STX_FMA  set
@@ -2750,12 +2775,13 @@ typedef struct stx_lm {
 /* Options like -ffast-math let compilers reorder sums and assume that there are no
    infinities and no NaN. This library uses infinities as masks, detects a failed run by
    NaN, and computes e^v with sums in a fixed order. Between STX_STRICT_ON and
-   STX_STRICT_OFF, clang follows the language. gcc keeps sums as written in the functions
-   of STX_EACH_ISA (STX_VECTOR), but no pragma or attribute of gcc 12 restores comparisons
-   with NaN, so -ffinite-math-only is an error there. stx__finite works in any case.
+   STX_STRICT_OFF, clang follows the C standard. gcc does not reorder sums in the
+   functions of STX_EACH_ISA (see STX_VECTOR), but no pragma or attribute of gcc 12
+   restores comparisons with NaN, so -ffinite-math-only is an error there. stx__finite
+   always works.
 
-   STX__EXACT_SUMS: (t + c) - c rounds t. Sums are not reordered, and values are not kept
-   in a wider format than float (x87). */
+   STX__EXACT_SUMS is defined if (t + c) - c rounds t, which requires that sums are not
+   reordered and that values are not kept in a wider format than float (x87). */
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 0 && !defined(__FAST_MATH__) \
     && !defined(__ASSOCIATIVE_MATH__) && defined(__GNUC__) \
     && (!defined(__clang__) || defined(__x86_64__) || defined(__i386__))
@@ -2772,37 +2798,37 @@ typedef struct stx_lm {
   #endif
   #if (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ + 0 > 0) \
       || (defined(__FAST_MATH__) && !defined(__FINITE_MATH_ONLY__))
-    #error "-ffinite-math-only (part of -ffast-math, -Ofast): add -fno-finite-math-only for seqtx"
+    #error "seqtx does not work with -ffinite-math-only (-ffast-math): add -fno-finite-math-only"
   #endif
   #ifdef _M_FP_FAST
-    #error "/fp:fast: compile the implementation of seqtx with /fp:precise"
+    #error "seqtx does not work with /fp:fast: compile its implementation with /fp:precise"
   #endif
 #endif
 
-/* 0 for infinities and NaN. Tests the bits, so it does not depend on compiler options. */
+/* Returns 0 for infinities and NaN. Tests the bits, so it is independent of compiler
+   options. */
 static inline int stx__finite(double v) {
     uint64_t bits;
     memcpy(&bits, &v, 8);
     return (bits >> 52 & 2047) != 2047;
 }
 
-/* The library computes in its own floating-point environment. The caller's environment,
-   including the status flags, is restored when a function returns. So results depend
-   neither on the caller's rounding mode nor on the thread, and programs that trap
-   floating-point exceptions receive none from here. Rounding is to nearest and exceptions
-   are masked. Loops also flush denormals to zero, because some processors need a hundred
-   cycles for one.
+/* The library computes in its own floating-point environment: it rounds to nearest and
+   masks all exceptions. The caller's environment, including the status flags, is restored
+   when a function returns. Results are therefore independent of the caller's rounding
+   mode and of the thread, and the library never triggers floating-point traps. Loops also
+   flush denormals to zero, because a denormal can cost a hundred cycles.
 
    A function that computes outside of loops begins with STX__FP_SCOPE; tests/fenv.sh
-   finds those that do not. A compiler can move the computation of a returned value past
-   the end of the scope, and STX__FP_PIN(v) prevents that.
+   finds those that do not. STX__FP_PIN(v) prevents the compiler from moving the
+   computation of a returned value past the end of the scope.
 
-   stx__fp_enter enters the environment (flush: with denormals flushed) and returns the
-   previous one; stx__fp_leave restores it. */
+   stx__fp_enter enters the environment (flush = 1: with denormals flushed) and returns
+   the previous one; stx__fp_leave restores it. */
 #if (defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))) \
     || (defined(_MSC_VER) && defined(_M_X64))
 
-  /* g++ 12 with optimisation warns about its own header. */
+  /* With optimisation, g++ 12 warns about its own header. */
   #if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)
     #pragma GCC diagnostic push
     #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -2887,7 +2913,7 @@ struct stx__fp_scope {
   #define STX__FP_SCOPE  stx__fp_scope stx__fp_was
   #define STX__FP_PIN(v) (void)(v)
 
-#else   /* C without a way to leave a scope: only loops have the environment */
+#else   /* C without cleanup attributes: only loops use the environment */
 
   #define STX__FP_SCOPE  (void)0
   #define STX__FP_PIN(v) (void)(v)
@@ -2897,12 +2923,12 @@ struct stx__fp_scope {
 /* Inner loops are plain C in STX_INNER functions, which are compiled for each instruction
    set. STX_EACH_ISA(fn, (parameters), arguments) defines fn_base, fn_avx2 and fn_avx512,
    and STX_CALL(x, fn, (arguments)) calls the one for this processor. Neither -march nor
-   -O3 is needed: STX_VECTOR enables vectorisation in gcc, which at -O2 applies it only to
-   loops of known length. The first parameter of fn, fma, which STX_EACH_ISA supplies, is
-   1 if the processor has fused multiply-adds; see STX_FMA. Pointers that do not alias are
+   -O3 is needed: gcc at -O2 vectorises only loops of known length, but STX_VECTOR enables
+   vectorisation of all loops. STX_EACH_ISA passes the first parameter of fn, fma: it is 1
+   if the processor has fused multiply-adds; see STX_FMA. Pointers that do not alias are
    marked with STX_RESTRICT in the parameters of STX_EACH_ISA.
 
-   Without -O, inlining has no effect except that compilation takes six times as long. */
+   Without -O, inlining would only make compilation six times slower. */
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__OPTIMIZE__)
   #define STX_INNER static inline __attribute__((always_inline))
 #else
@@ -2912,7 +2938,7 @@ struct stx__fp_scope {
   #define STX__PREFETCHES
 #endif
 
-/* Loads n elements, which will be read soon, into the caches. */
+/* Loads n elements that will soon be read into the caches. */
 STX_INNER void stx_prefetch(const stx_real *a, size_t n) {
 #ifdef STX__PREFETCHES
     size_t i;
@@ -2954,12 +2980,12 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
 
   #if defined(_WIN32) && !defined(__clang__)
 
-/* gcc keeps vectors on the stack with aligned moves, but on Windows the stack is aligned
-   to 16 bytes only (gcc bug 54412), so some runs would crash. With
+/* gcc spills vectors to the stack with aligned moves, but on Windows the stack is only
+   aligned to 16 bytes (gcc bug 54412), so some runs would crash. With
    -Wa,-muse-unaligned-vector-move (binutils 2.38), the assembler makes all moves
-   unaligned. This function tests whether this file was assembled with that option, by the
-   code of a move that is jumped over: its third byte is 0x11, otherwise 0x29. Without the
-   option, no vector code runs. */
+   unaligned. This function tests whether this file was assembled with that option: it
+   contains a move, which it jumps over, whose third byte is 0x11 with the option and 0x29
+   without it. Without the option, no vector code runs. */
 STX_INNER int stx__moves_unaligned(void) {
     const unsigned char *code;
     __asm__("jmp .Lstx_after%=\n"
@@ -3023,7 +3049,7 @@ STX_INNER int stx__moves_unaligned(void) {
         STX_CALL(s->x, fn, (s, job)); \
     }
 
-/* a b + c, in one rounding if fma is 1. */
+/* a b + c, rounded once if fma is 1. */
 #if defined(SEQTX_DOUBLE) && (defined(__GNUC__) || defined(__clang__))
   #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fma(a, b, c) : (a) * (b) + (c))
 #elif defined(__GNUC__) || defined(__clang__)
@@ -3038,8 +3064,7 @@ STX_INNER int stx__moves_unaligned(void) {
 STX_STRICT_ON
 
 /* Functions for inner loops. They contain no calls and, thanks to stx__pick, no branches,
-   so compilers vectorise loops over them. In double, for gradient checks, they are those
-   of libm. */
+   so compilers vectorise loops over them. In builds with SEQTX_DOUBLE, they call libm. */
 #ifdef SEQTX_DOUBLE
 
 STX_INNER double stx_fast_exp(int fma, double v) {
@@ -3065,8 +3090,8 @@ STX_INNER double stx_fast_phi(int fma, double v, double *density) {
 
 #else
 
-/* yes ? a : b, on the bits; yes is 0 or 1. Compilers turn a ?: with sums in it into a
-   branch and then do not vectorise the loop. */
+/* yes ? a : b, computed on the bits; yes is 0 or 1. Compilers turn a conditional operator
+   that contains sums into a branch, and then do not vectorise the loop. */
 STX_INNER float stx__pick(int yes, float a, float b) {
     uint32_t mask = 0u - (uint32_t)yes, i, k;
     memcpy(&i, &a, 4);
@@ -3086,7 +3111,7 @@ STX_INNER float stx_fast_exp(int fma, float v) {
   #ifdef STX__EXACT_SUMS
     n = t - 12582912.0f;
   #else
-    n = (float)(int32_t)(power - 0x4b400000u);      /* the same with integers, slower */
+    n = (float)(int32_t)(power - 0x4b400000u);      /* the same value from the bits; slower */
   #endif
 
     r = STX_FMA(fma, n, -0.693359375f, v);
@@ -3099,7 +3124,7 @@ STX_INNER float stx_fast_exp(int fma, float v) {
     p = STX_FMA(fma, p, r, 1.0f);
 
     memcpy(&bits, &p, 4);
-    bits += power << 23;        /* times 2^n; also for n = 128, where p < 1 */
+    bits += power << 23;        /* times 2^n; valid even for n = 128, because then p < 1 */
     memcpy(&p, &bits, 4);
     return stx__pick(v < -87.33f, 0, stx__pick(v <= 88.72f, p, v + (float)HUGE_VALF));
 }
@@ -3117,8 +3142,9 @@ STX_INNER float stx_fast_tanh(int fma, float v) {
 }
 
 /* The square root of v >= 0 to 1 ulp. (sqrtf can set errno, so compilers do not vectorise
-   it.) 1 / sqrt(v) is the well-known estimate from the bits, with two Newton steps, and
-   the root itself has a third. Denormals give a result that is too small, about 0. */
+   it.) 1 / sqrt(v) is the well-known estimate from the bits, improved by two Newton
+   steps; a third is applied to the root itself. For denormals, the result is close to 0
+   and too small. */
 STX_INNER float stx_fast_sqrt(int fma, float v) {
     float y, h = 0.5f * v, s;
     uint32_t bits;
@@ -3134,8 +3160,8 @@ STX_INNER float stx_fast_sqrt(int fma, float v) {
 
 /* The normal distribution Phi(v) and its density. With a = |v|, the tail 1 - Phi(a) is
    e^(-a^2/2) times a polynomial in a / (a + 1/0.33) that is 1/2 at 0 (similar to
-   Abramowitz and Stegun 26.2.17; minimax, error 1e-8). So it keeps its digits where
-   1 + erf would cancel. */
+   Abramowitz and Stegun 26.2.17; minimax, error 1e-8). This is accurate where 1 + erf
+   would suffer from cancellation. */
 STX_INNER float stx_fast_phi(int fma, float v, float *density) {
     float a = stx__pick(v < 0, -v, v), u, e, p;
     a = stx__pick(a > 15, 15, a);
@@ -3161,7 +3187,7 @@ STX_INNER stx_real stx_fast_sigmoid(int fma, stx_real v) {
 }
 
 /* Sums in 16 lanes, which compilers can vectorise without reordering. stx_fast_lanes adds
-   the lanes, stx_fast_sum is sum a, stx_fast_dot is sum a b. */
+   the lanes, stx_fast_sum computes sum a, and stx_fast_dot computes sum a b. */
 STX_INNER stx_real stx_fast_lanes(stx_real *s) {
     size_t e;
     for (e = 0; e < 8; e++) s[e] += s[e + 8];
@@ -3241,8 +3267,8 @@ STX_STRICT_OFF
   #include <unistd.h>
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) \
       && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
-/* -std=c99 hides these declarations if a system header was included before this file;
-   the functions exist anyway. */
+/* The functions exist, but -std=c99 hides their declarations if a system header was
+   included before this file. */
 int fsync(int fd);
 int fchmod(int fd, mode_t mode);
 int fchown(int fd, uid_t owner, gid_t group);
@@ -3298,8 +3324,7 @@ int madvise(void *p, size_t n, int advice);
   #endif
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__APPLE__) \
       && !(defined(__GLIBC__) && defined(__USE_POSIX199506))
-/* Hidden by -std=c99, as above. macOS hides none of them and has macros with these
-   names. */
+/* Also hidden by -std=c99. macOS does not hide them and has macros with these names. */
 int sigfillset(sigset_t *set);
 int sigdelset(sigset_t *set, int number);
 int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
@@ -3310,10 +3335,10 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
 
 #ifdef SEQTX_CBLAS
   #ifdef __APPLE__
-    /* Accelerate. Its header is not included: its declarations depend on the macro
-       ACCELERATE_NEW_LAPACK, which the program may have set differently. macOS 13.3
-       added a newer CBLAS under other symbol names. SEQTX_CBLAS=2 selects the old
-       symbols, which other BLAS libraries have, too. */
+    /* Accelerate. Its header is not included, because its declarations depend on the
+       macro ACCELERATE_NEW_LAPACK, which the program may have set differently. macOS 13.3
+       added a newer CBLAS with different symbol names. SEQTX_CBLAS=2 selects the old
+       names, which other BLAS libraries use too. */
     #ifdef SEQTX_DOUBLE
       #define STX__CBLAS_NAME "_cblas_dgemm"
     #else
@@ -3349,8 +3374,8 @@ STX_STRICT_ON
 
 // >>context
 
-/* Under AddressSanitizer, every allocation of an arena is surrounded by poisoned bytes,
-   so that overruns are detected although the arena itself is one block. */
+/* Under AddressSanitizer, every allocation from an arena is surrounded by poisoned bytes,
+   so overruns are detected even though the arena itself is one block. */
 #if defined(__SANITIZE_ADDRESS__)
   #define STX__ASAN 1
 #elif defined(__has_feature)
@@ -3382,11 +3407,11 @@ void __asan_unpoison_memory_region(void const volatile *addr, size_t size);
   #define STX__DEVICE_SHADOW 0
 #endif
 
-/* More bytes than heads, red zones and alignment ever add to an allocation: larger sizes
-   could overflow. */
+/* An upper bound on the bytes that headers, red zones and alignment add to an allocation.
+   Sizes above SIZE_MAX - STX__OVERHEAD are rejected, because they could overflow. */
 enum { STX__OVERHEAD = 4096 };
 
-/* A chunk of an arena. Its head is in host memory, also on a GPU. */
+/* A chunk of an arena. This struct is in host memory even if the chunk is on a GPU. */
 typedef struct stx__chunk {
     struct stx__chunk *next;
     size_t size, used;
@@ -3397,7 +3422,7 @@ enum { STX__HOST = -1 };
 
 typedef struct stx__arena {
     const char *name; /* for error texts */
-    int kind;         /* STX__HOST, or one of STX_MEM_*: memory of the GPU */
+    int kind;         /* STX__HOST, or for GPU memory one of STX_MEM_* */
     stx__chunk *first, *cur;
     size_t used, reserved;
 } stx__arena;
@@ -3406,7 +3431,8 @@ static int stx__guarded(const stx__arena *a) {
     return a->kind == STX__HOST || STX__DEVICE_SHADOW;
 }
 
-/* The head of a stx_block is in the cache line before its data, which are aligned. */
+/* The header of a block (stx_block) is in the cache line before its data, which is
+   aligned. */
 enum { STX__BLOCK_HEAD = 64 };
 
 typedef struct stx__block_head {
@@ -3415,8 +3441,8 @@ typedef struct stx__block_head {
     size_t size;
 } stx__block_head;
 
-enum { STX__INS = 12 }; /* most inputs of an op: those of attention. At least STX_MAX_INS
-                           and STX_MAX_RECOMPUTE_INS */
+enum { STX__INS = 12 }; /* largest number of inputs of an op, which is that of attention;
+                           at least STX_MAX_INS and STX_MAX_RECOMPUTE_INS */
 
 /* One op on the tape: its outputs, its inputs and its backward function. Most ops have
    the single output y. */
@@ -3436,8 +3462,9 @@ typedef struct stx__free_grad {
     int f32_among_bf16; /* 1: f32, while activations are stored as bf16 */
 } stx__free_grad;
 
-/* What the host reads between steps, in one device buffer and a copy of it on the host:
-   metrics, decisions of the optimisers, and values of mirrored parameters. */
+/* The values that the host reads between steps: metrics, decisions of the optimisers, and
+   values of mirrored parameters. They are in one device buffer, and the host has a
+   copy. */
 enum { STX__MIRRORS = 512, STX__MIRROR_VALUES = 8192 };
 
 typedef struct stx__report {
@@ -3452,16 +3479,16 @@ enum { STX__STALE, STX__PENDING, STX__CURRENT };
 /* A step that was captured as a CUDA graph. */
 typedef struct stx__replay {
     uint64_t key;
-    uint64_t step, steps; /* stx_step_index before the step; by how much it grows */
+    uint64_t step, steps; /* stx_step_index before the step; its increment */
     uint64_t used;        /* replay.runs when it last ran; 0 if the entry is unused */
     void *graph;          /* NULL if the capture failed */
-    char error[128];      /* then the reason */
+    char error[128];      /* why the capture failed, if graph is NULL */
 } stx__replay;
 
 enum { STX__REPLAYS = 8 };
 
-/* Scratch of one thread, in elements: packed blocks of the GEMM operands A (MC KC units)
-   and B (KC NC units). Blocks may have other shapes: stx__block_k, stx__block_n. */
+/* Scratch memory of one thread, in elements: packed blocks of the GEMM operands A (MC KC)
+   and B (KC NC). Blocks may have other shapes; see stx__block_k and stx__block_n. */
 enum {
     STX__KC = 512,
     STX__MC = 112,
@@ -3469,23 +3496,23 @@ enum {
     STX__SCRATCH = STX__MC * STX__KC + STX__KC * STX__NC
 };
 
-/* What ranks exchange. Each back end of >>group has one table. */
+/* Exchanges between ranks. Each back end of >>group has one such table of functions. */
 typedef struct stx__group_ops {
-    /* host memory, complete on return: 1, or 0 and an error */
+    /* Host memory. Return 1 when complete, or set an error and return 0. */
     int (*reduce)(stx_ctx *x, double *v, size_t n, int max);    /* sums, or maxima */
     int (*broadcast)(stx_ctx *x, void *bytes, size_t n, int from);
     int (*send)(stx_ctx *x, void *bytes, size_t n, int from, int to);
 
-    /* Device memory. start_mean and spread only start, and are performed in the order of
-       the calls; wait ends all of them. start_mean: p becomes the mean over the ranks, at
-       all of them, or only at rank `owner` if owner >= 0; then p is undefined at the
-       others. spread: all ranks get the owner's values. */
+    /* Device memory. start_mean and spread start an exchange; exchanges are executed in
+       the order of the calls, and wait completes all of them. start_mean: p becomes the
+       mean over the ranks, in all ranks or, if owner >= 0, only in rank `owner`; p is
+       then undefined in the others. spread: all ranks receive the owner's values. */
     void (*start_mean)(stx_ctx *x, stx_real *p, size_t n, int owner);
     void (*spread)(stx_ctx *x, stx_real *p, size_t n, int owner);
     void (*wait)(stx_ctx *x, stx_real *means, size_t n);  /* (n): all means since the last wait;
                                                              n is 0 if there are none */
     void (*sum_ranks)(stx_ctx *x, double *v, size_t n);
-    void (*poll)(stx_ctx *x);   /* advances what was started; NULL if that is not needed */
+    void (*poll)(stx_ctx *x);   /* advances the started exchanges; NULL if not needed */
 
     /* Gradients can be sent while stx_backward computes them. backward_begin is called
        before the first node and returns the number of nodes on the tape; backward_step is
@@ -3496,16 +3523,16 @@ typedef struct stx__group_ops {
 
     void (*leave)(stx_ctx *x);
     void (*abort)(stx_ctx *x, int code);
-    void (*forget)(stx_ctx *x); /* the context is destroyed without leaving; may be NULL */
+    void (*forget)(stx_ctx *x); /* called if stx_destroy runs before leave; may be NULL */
 } stx__group_ops;
 
 /* Packed weights: the rounded copy that stx_params_pack makes of a matrix. */
 typedef struct stx__packed {
     const stx_real *from;  /* the parameter's data, (size / C, C) */
-    size_t size, C, bytes; /* bytes: of the packed values */
+    size_t size, C, bytes; /* elements; columns; size of the packed values */
     const uint16_t *h;     /* STX_WEIGHTS_BF16: (size / C, C); STX_WEIGHTS_INT8: NULL */
-    const int8_t *q;       /* STX_WEIGHTS_INT8: (size / C, C), */
-    const float *f;        /* and factors, (size / C, C / 32 rounded up): weight = f q */
+    const int8_t *q;       /* STX_WEIGHTS_INT8: (size / C, C); weight = f q */
+    const float *f;        /* STX_WEIGHTS_INT8: scales (size / C, C / 32 rounded up) */
     /* C = alpha A op(B) + beta C for up to STX__GEMV_ROWS rows, where B begins at element
        `at` */
     void (*gemv)(stx_ctx *x, const stx_gemm_args *g, const struct stx__packed *w, size_t at);
@@ -3520,7 +3547,7 @@ struct stx_ctx {
     struct stx__scalar *scalars; /* newest first */
     stx_params *lists;           /* newest first */
     uint64_t params_made;        /* parameters created so far, in all lists */
-    stx_ids *zero_id;            /* (1,1): a zero */
+    stx_ids *zero_id;            /* (1,1), contains 0 */
 
     struct {
         int code; /* STX_OK or STX_ERR_* */
@@ -3529,7 +3556,7 @@ struct stx_ctx {
 
     struct {
         stx__arena keep, step;
-        /* on a GPU: state, parameters, activations, everything else of a step */
+        /* on a GPU: state, parameters, activations, and other data of a step */
         stx__arena dev_keep, dev_params, dev_step, dev_bytes;
         struct stx__dev_block *dev_blocks;
         stx__block_head blocks; /* the ring of stx_block */
@@ -3545,10 +3572,10 @@ struct stx_ctx {
         stx__free_grad *free_grads, *free_entries;
         uint64_t steps_begun; /* calls of stx_begin, plus one */
         /* in the backward pass of stx_recompute: the step arenas before the second run;
-           NULL outside it */
+           otherwise NULL */
         const struct stx__mark *recompute_mark;
-        /* in the first run of stx_recompute, with several ranks: the gradients that the
-           function will add to; else NULL */
+        /* in the first run of stx_recompute, with several ranks: the gradients to which
+           the function will add; otherwise NULL */
         struct stx__uses *uses;
     } tape;
 
@@ -3558,35 +3585,35 @@ struct stx_ctx {
 
     struct {
         stx_real *scratch;      /* STX__SCRATCH elements per thread */
-        struct stx__pool *pool; /* NULL if the caller's thread is the only one */
+        struct stx__pool *pool; /* NULL if there are no worker threads */
         int automatic;          /* desc.threads was 0 */
     } threads;
 
     struct {
-        stx__packed *matrix; /* (count), by address; the values of each are in a block */
+        stx__packed *matrix; /* (count), sorted by address; each has a block of values */
         size_t count;
     } packed;
 
     struct {
         stx__report *device, *host; /* identical on a CPU */
-        int age;                    /* of the host's copy: STX__STALE, _PENDING or
+        int age;                    /* state of the host's copy: STX__STALE, _PENDING or
                                        _CURRENT */
         int optims;
         int mirrors_stale; /* a parameter may have changed since the last copy */
         size_t mirrors, mirror_values;
         const stx_tensor **mirror;     /* (mirrors), capacity STX__MIRRORS */
-        size_t *mirror_offset;         /* (mirrors): in the report */
+        size_t *mirror_offset;         /* (mirrors): offsets in report.mirror */
         stx_optim_chunk *mirror_chunk; /* (mirrors), on the device */
     } report;
 
     struct {
         stx__replay entry[STX__REPLAYS];
         uint64_t last_key, runs;
-        int ran; /* last_key is that of a step */
+        int ran; /* 1: last_key is valid, because a step has run */
         /* on a GPU: the first host access or allocation of this step and of the last one
            that was not captured; NULL if there was none */
         const char *host_access, *last_access;
-        char status[256]; /* of stx_step_replay_status */
+        char status[256]; /* text of stx_step_replay_status */
     } replay;
 
     struct {
@@ -3594,10 +3621,10 @@ struct stx_ctx {
         void *engine;              /* stx__mpi, see >>group */
         int rank, ranks;           /* 0, 0 without a group */
         size_t bucket;             /* elements */
-        int shard;                 /* 1: each rank has a part of the optimisers' state */
+        int shard;                 /* stx_group_desc.shard */
         /* the list whose gradients are sent while stx_backward computes them, or NULL */
         stx_params *sending;
-        size_t in_flight; /* buckets of gradients sent and not waited for */
+        size_t in_flight; /* buckets of gradients that were sent but not yet waited for */
     } group;
 };
 
@@ -3616,7 +3643,7 @@ STX_DEF int stx_isa(const stx_ctx *x) {
     return x ? x->isa : stx__find_isa();
 }
 
-/* malloc with advice to the kernel on the page size of large allocations. */
+/* Like malloc, but advises the kernel on the page size of large allocations. */
 static void *stx__pages_alloc(size_t n, int advice) {
     char *p = (char *)malloc(n);
     (void)advice;
@@ -3629,15 +3656,15 @@ static void *stx__pages_alloc(size_t n, int advice) {
     return p;
 }
 
-/* The default allocator uses huge pages where possible: the rows of one head are about a
-   page apart. */
+/* The default allocator requests huge pages: consecutive rows of a head are about one
+   small page apart, so small pages would cause many TLB misses. */
 static void *stx__sys_alloc(void *user, size_t n) {
     (void)user;
     return stx__pages_alloc(n, 14 /* MADV_HUGEPAGE */);
 }
 
-/* A dry run writes only the structs of tensors, which are far apart. It uses small pages,
-   because the system provides only pages that are written. */
+/* A dry run writes only the structs of tensors, which are far apart. It requests small
+   pages, because each page that is written to takes physical memory. */
 static void *stx__dry_alloc(void *user, size_t n) {
     (void)user;
     return stx__pages_alloc(n, 15 /* MADV_NOHUGEPAGE */);
@@ -3700,8 +3727,8 @@ static void stx__report_stale(stx_ctx *x) {
     x->report.mirrors_stale = 1;
 }
 
-/* The packed copies (>>gemm: packed weights) are sorted by address: the one of the matrix
-   that p points into, or NULL. */
+/* Returns the packed copy (>>gemm: packed weights) of the matrix that p points into, or
+   NULL. The list is sorted by address. */
 static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
     size_t lo = 0, hi = x->packed.count;
     const stx__packed *w;
@@ -3717,7 +3744,7 @@ static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
     return p < w->from + w->size ? x->packed.matrix + lo - 1 : NULL;
 }
 
-/* The block of a packed copy, which begins with h or s. */
+/* Returns the block of a packed copy, which begins with h or f. */
 static void *stx__packed_block(const stx__packed *w) {
     return (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->f);
 }
@@ -3731,20 +3758,21 @@ static void stx__unpack(stx_ctx *x, const stx_real *p) {
     memmove(w, w + 1, (size_t)(x->packed.matrix + x->packed.count - w) * sizeof *w);
 }
 
-/* Must be called for each tensor that may be a parameter, before it is written: a packed
-   copy of the old values is freed, and the host's mirrors become stale. */
+/* Must be called before a tensor that may be a parameter is written. Frees the packed
+   copy of the old values and marks the host's mirrors as stale. */
 static void stx__param_written(stx_ctx *x, const stx_real *p) {
     stx__unpack(x, p);
     stx__report_stale(x);
 }
 
-/* In a group: p (n) in device memory becomes its mean over the ranks. */
+/* In a group, replaces p (n) in device memory with its mean over the ranks. */
 static void stx__group_mean(stx_ctx *x, stx_real *p, size_t n) {
     x->group.ops->start_mean(x, p, n, -1);
     x->group.ops->wait(x, p, n);
 }
 
-/* Bytes of the gradient arenas of all parameter lists: used, or reserved. */
+/* Returns the bytes that the gradient arenas of all parameter lists use or, with
+   reserved = 1, have reserved. */
 static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
     const stx_params *p;
     size_t n = 0;
@@ -3755,8 +3783,8 @@ static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
     return n;
 }
 
-/* Memory of the device. On a GPU, the few kilobytes of host memory for heads and shapes
-   do not count. */
+/* Returns the bytes reserved on the device. On a GPU, the few kilobytes of host memory
+   for headers and shapes are not counted. */
 static size_t stx__reserved(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) return stx_cuda_bytes(x);
@@ -3783,10 +3811,10 @@ static void stx__update_peak(stx_ctx *x) {
     if (now > x->mem.peak) x->mem.peak = now;
 }
 
-/* Allocates n bytes, and enough more to align them, within the limit: from the user's
-   allocator, or on the GPU unless kind is STX__HOST. On failure returns NULL and sets an
-   error that begins with `what`. If `what` is NULL (GPU only), it sets none, and the
-   caller retries with less. */
+/* Allocates n bytes, plus space to align them, if desc.max_bytes permits: from the user's
+   allocator if kind is STX__HOST, otherwise on the GPU. On failure, returns NULL and sets
+   an error that begins with `what`. If `what` is NULL (GPU only), no error is set, so
+   that the caller can retry with a smaller n. */
 static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
     void *p = NULL;
     const size_t used = stx__reserved(x), limit = x->desc.max_bytes;
@@ -3794,8 +3822,8 @@ static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
     if (limited && (n > limit || used > limit - n)) {
         if (what)
             stx_fail(x, STX_ERR_MEMORY,
-                     "%s: %zu more bytes would exceed the limit of %zu (%zu in use): raise "
-                     "desc.max_bytes, or use a smaller batch, block or model",
+                     "%s: %zu more bytes would exceed the limit of %zu bytes (%zu in use): "
+                     "raise desc.max_bytes, or use a smaller batch, block or model",
                      what, n, limit, used);
         return NULL;
     }
@@ -3804,8 +3832,9 @@ static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
         p = n ? stx_cuda_alloc(x, n, kind) : NULL;
         if (!p && what)
             stx_fail(x, STX_ERR_MEMORY,
-                     "%s: the GPU has no memory for %zu more bytes (%zu in use by this context): "
-                     "use a smaller batch, block or model, recomputation, or STX_PREC_BF16",
+                     "%s: out of GPU memory: cannot allocate %zu more bytes (%zu in use by this "
+                     "context): use a smaller batch, block or model, recomputation, or "
+                     "STX_PREC_BF16",
                      what, n, used);
         return p;
     }
@@ -3813,8 +3842,8 @@ static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
     if (n < SIZE_MAX - 64) p = x->desc.alloc(x->desc.user, n + 64);
     if (!p)
         stx_fail(x, STX_ERR_MEMORY,
-                 "%s: no memory for %zu more bytes (%zu in use): use a smaller batch, block or "
-                 "model, or recomputation", what, n, used);
+                 "%s: out of memory: cannot allocate %zu more bytes (%zu in use): use a smaller "
+                 "batch, block or model, or recomputation", what, n, used);
     return p;
 }
 
@@ -3836,8 +3865,8 @@ static size_t stx__arena_unit(const stx__arena *a) {
     return a->kind == STX__HOST ? 64 : 256;
 }
 
-/* Appends a chunk of at least `need` bytes. Unless the limit prevents that, it has at
-   least half the size of the arena, so that there are few chunks. */
+/* Appends a chunk of at least `need` bytes. Its size is at least half that of the arena,
+   so that there are few chunks, unless too little memory is left. */
 static int stx__arena_grow(stx_ctx *x, stx__arena *a, size_t need) {
     const size_t unit = stx__arena_unit(a);
     size_t size = STX_MAX(need, STX_MAX(x->desc.chunk_bytes, a->reserved / 2));
@@ -3845,7 +3874,7 @@ static int stx__arena_grow(stx_ctx *x, stx__arena *a, size_t need) {
     stx__chunk *c;
 
     size = (size + unit - 1) & ~(unit - 1);
-    if (x->desc.max_bytes) { /* leave half of the remaining memory to others */
+    if (x->desc.max_bytes) { /* leave half of the remaining memory to other allocations */
         size_t left = x->desc.max_bytes - STX_MIN(stx__reserved(x), x->desc.max_bytes);
         size = STX_MAX(need, STX_MIN(size, (left / 2) & ~(unit - 1)));
     }
@@ -3886,7 +3915,8 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     char *p;
     if (x->error.code) return NULL;
     if (n > SIZE_MAX - STX__OVERHEAD) {
-        stx_fail(x, STX_ERR_MEMORY, "%s: a size overflows: use smaller dimensions", a->name);
+        stx_fail(x, STX_ERR_MEMORY, "%s: an allocation exceeds the address space: use smaller "
+                 "dimensions", a->name);
         return NULL;
     }
     need = ((n + unit - 1) & ~(unit - 1)) + (STX__RED_ZONE ? unit : 0);
@@ -3938,13 +3968,14 @@ STX_DEF void *stx_step_host_bytes(stx_ctx *x, size_t n) {
     return x ? stx__arena_alloc(x, &x->mem.step, n) : NULL;
 }
 
-/* stx_block without zeroing. */
+/* Like stx_block, but without zeroing. */
 static void *stx__block_raw(stx_ctx *x, size_t n) {
     stx__block_head *h;
     void *raw;
     if (!x || x->error.code) return NULL;
     if (n > SIZE_MAX - STX__OVERHEAD) {
-        stx_fail(x, STX_ERR_MEMORY, "block: a size overflows: use smaller dimensions");
+        stx_fail(x, STX_ERR_MEMORY, "block: an allocation exceeds the address space: use smaller "
+                 "dimensions");
         return NULL;
     }
     raw = stx__raw_alloc(x, STX__BLOCK_HEAD + n, "block", STX__HOST);
@@ -3978,7 +4009,7 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p) {
     x->desc.release(x->desc.user, h->raw);
 }
 
-/* On a GPU, blocks of device memory are kept in a list, because a head in host memory
+/* On a GPU, blocks of device memory are kept in a list, because a header in host memory
    cannot precede them. */
 typedef struct stx__dev_block {
     struct stx__dev_block *next;
@@ -4023,7 +4054,7 @@ static size_t stx__element_size(const stx_ctx *x, int where) {
     return where == STX__STEP_ACTIVATIONS && stx__stores_bf16(x) ? 2 : sizeof(stx_real);
 }
 
-/* A zeroed device block of n elements: f32, or the type of activations. */
+/* Allocates a zeroed device block of n elements, as f32 or in the type of activations. */
 static stx_real *stx__block_of(stx_ctx *x, size_t n, int is_f32) {
     stx__dev_block *b;
     size_t bytes;
@@ -4091,7 +4122,7 @@ static void stx__free_at_step_end(stx_ctx *x, stx_real *p) {
     x->mem.freed_at_step_end = entry;
 }
 
-/* Frees the blocks of the previous step. */
+/* Frees the blocks that were passed to stx__free_at_step_end in the previous step. */
 static void stx__free_from_last_step(stx_ctx *x) {
     while (x->mem.freed_at_step_end) {
         stx__freed_at_step_end *entry = x->mem.freed_at_step_end;
@@ -4107,7 +4138,7 @@ static stx_real *stx__alloc_elements(stx_ctx *x, int where, size_t n) {
                                         stx_bytes_of(n, stx__element_size(x, where), 1));
 }
 
-/* Allocates zeroed bytes of STX__PARAM or STX__STATE. */
+/* Allocates zeroed bytes of kind STX__PARAM or STX__STATE. */
 static void *stx__zeroed_bytes(stx_ctx *x, int where, size_t bytes) {
     void *p = stx__arena_alloc(x, stx__arena_of(x, where), bytes);
     if (p) stx__zero(x, p, bytes);
@@ -4235,22 +4266,23 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
     out[3] = c3;
 }
 
-/* The stream of the next random op of this step. There is space for 2^24 ops per step and
-   2^39 steps; the streams of parameters are above. */
+/* Returns the random stream of the next op of this step. There is space for 2^24 ops per
+   step and 2^39 steps; streams of parameters have the top bit set. */
 static uint64_t stx__stream(stx_ctx *x) {
     return (x->rng.step << 24) | (x->rng.op++ & 0xffffffu);
 }
 
 #define STX__PARAM_STREAM ((uint64_t)1 << 63)
 
-/* In a group, where this rank draws n values of a total of ranks * n: the index of its
-   first Philox call. Returns 0 and sets an error if it would begin inside a call. */
+/* Computes the index of the first Philox call of this rank, if each rank of the group
+   draws n values. Returns 1; or sets an error and returns 0 if the values of a rank would
+   begin in the middle of a call. */
 static int stx__first_call(stx_ctx *x, const char *op, size_t n, uint64_t *first) {
     *first = (uint64_t)x->group.rank * (n / 8);
     if (x->group.ranks < 2 || n % 8 == 0) return 1;
     stx_fail(x, STX_ERR_SHAPE,
-             "%s: expected a multiple of 8 elements per rank, got %zu: random values that do not "
-             "depend on the number of ranks require a width that is a multiple of 8", op, n);
+             "%s: expected a multiple of 8 elements per rank, got %zu: in a group, random values "
+             "are drawn 8 at a time, so use a width that is a multiple of 8", op, n);
     return 0;
 }
 
@@ -4264,8 +4296,8 @@ static uint32_t stx__keep16(stx_real p) {
 
 // >>tensors
 
-/* A tensor with `padding` more elements after its own. where: the kind of device memory,
-   such as STX__STEP_ACTIVATIONS. */
+/* Creates a tensor followed by `padding` extra elements. where: the kind of device
+   memory, such as STX__STEP_ACTIVATIONS. */
 static stx_tensor *stx__tensor_padded(stx_ctx *x, int where, int ndim, const size_t *dim,
                                       size_t padding) {
     stx_tensor *t;
@@ -4274,8 +4306,8 @@ static stx_tensor *stx__tensor_padded(stx_ctx *x, int where, int ndim, const siz
     for (i = 0; i < ndim; i++) {
         if (dim[i] && n > (SIZE_MAX - padding) / sizeof(stx_real) / dim[i]) {
             stx_fail(x, STX_ERR_MEMORY,
-                     "a tensor with %d dimensions, the first of size %zu, exceeds the address "
-                     "space: use smaller sizes", ndim, dim[0]);
+                     "a tensor with %d dimensions (the first is %zu) exceeds the address space: "
+                     "use smaller dimensions", ndim, dim[0]);
             return NULL;
         }
         n *= dim[i];
@@ -4307,12 +4339,12 @@ static size_t stx__last(const stx_tensor *t) {
     return t->dim[t->ndim - 1];
 }
 
-/* Number of rows, if the last dimension is a row. */
+/* The number of rows: the product of all dimensions except the last. */
 static size_t stx__rows(const stx_tensor *t) {
     return stx__last(t) ? t->size / stx__last(t) : 0;
 }
 
-/* Number of dimensions: they end at the first 0. */
+/* Counts the dimensions in d, which end at the first 0. */
 static int stx__count_dims(const size_t *d) {
     int n = 0;
     while (n < STX_MAX_DIM && d[n]) n++;
