@@ -302,7 +302,7 @@
 
 #ifdef SEQTX_DOUBLE
 typedef double stx_real;
-  #define stx_create stx_create_f64     /* float and double files do not link by accident */
+  #define stx_create stx_create_f64     /* prevents linking float files with double files */
 #else
 typedef float stx_real;
 #endif
@@ -347,7 +347,7 @@ enum {
     STX_ERR_SHAPE,      /* shapes do not match */
     STX_ERR_MEMORY,     /* out of memory, or max_bytes exceeded */
     STX_ERR_IO,         /* a file could not be read or written */
-    STX_ERR_FORMAT,     /* a file does not contain what was expected */
+    STX_ERR_FORMAT,     /* the contents of a file are invalid or not those expected */
     STX_ERR_DEVICE      /* the device failed, or is not part of this build */
 };
 
@@ -397,7 +397,7 @@ typedef struct stx_ctx stx_ctx;
 
 /* Creates a context. The desc is copied; NULL means all defaults. Returns NULL only if
    there is no memory for the context itself. Any other problem, such as a missing device,
-   is a sticky error of the returned context. Free it with stx_destroy. */
+   sets a sticky error in the returned context. Free it with stx_destroy. */
 STX_DEF stx_ctx *stx_create(const stx_desc *desc);
 
 /* Frees the context and everything that was created in it. x may be NULL. */
@@ -888,7 +888,7 @@ typedef struct stx_act_bwd_args {
     int act, accumulate;
     const stx_real *y, *a;                  /* (n); a is read for gelu only */
     const stx_real *dy;                     /* (n) */
-    stx_real *da;                           /* (n); can be dy, without accumulate */
+    stx_real *da;                           /* (n); can be dy if accumulate is 0 */
 } stx_act_bwd_args;
 
 STX_KERNEL(stx_act_bwd, (stx_ctx *x, const stx_act_bwd_args *a))
@@ -915,7 +915,7 @@ typedef struct stx_dropout_args {
     int accumulate;
     uint64_t seed, stream, first;
     const stx_real *a;                      /* (n) */
-    stx_real *y;                            /* (n); can be a, without accumulate */
+    stx_real *y;                            /* (n); can be a if accumulate is 0 */
 } stx_dropout_args;
 
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, const stx_dropout_args *d))
@@ -963,9 +963,9 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p,
                                       stx_tensor *gain, stx_tensor *shift, double eps);
 
-/* layernorm(h + dropout(f + b, p)). b (C) or NULL is the bias of the linear layer that
-   computed f, which is then called without it; its gradient is computed in the same
-   pass. */
+/* layernorm(h + dropout(f + b, p)). b (C), or NULL, is the bias of the linear layer
+   before it, which then computes f without a bias. The gradient of b is computed in the
+   same pass. */
 STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b,
                                            double p, stx_tensor *gain, stx_tensor *shift,
                                            double eps);
@@ -1052,7 +1052,8 @@ typedef struct stx_gemm_args {
 } stx_gemm_args;
 
 /* Returns the arguments of C = op(A) op(B) for one matrix: alpha 1, beta 0, dense rows.
-   For a batch of dense matrices, only `batch` has to be set: the strides fit. */
+   The batch strides are those of dense matrices, so for a dense batch, set only
+   `batch`. */
 STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K,
                                     const stx_real *A, const stx_real *B, stx_real *C);
 STX_KERNEL(stx_gemm, (stx_ctx *x, const stx_gemm_args *g))
@@ -1255,7 +1256,7 @@ typedef struct stx_token_loss_args {
     stx_real *row_max, *inv_sum;            /* (N): max_v logits[n,v] and
                                                1 / sum_v e^(logits[n,v] - row_max[n]) */
     const stx_real *dloss;                  /* (1) */
-    stx_real *dlogits;                      /* (N,V); can be logits, without accumulate */
+    stx_real *dlogits;                      /* (N,V); can be logits if accumulate is 0 */
     int accumulate;                         /* 1: dlogits += */
 } stx_token_loss_args;
 
@@ -1376,7 +1377,7 @@ enum {
     STX_OVERWRITE_DQ = 1,
     STX_OVERWRITE_DK = 2,
     STX_OVERWRITE_DV = 4,
-    STX_OVERWRITE_CACHED = 8    /* << g: dk and dv of cached[g] */
+    STX_OVERWRITE_CACHED = 8    /* shifted left by g: dk and dv of cached[g] */
 };
 
 /* Arguments of the attention kernels. Strides are in elements, so that q, k and v can be
@@ -1484,10 +1485,10 @@ typedef struct stx_adaptive {
     stx_tensor *cluster_w, *cluster_b;          /* (clusters-1,C_0), (clusters-1): columns
                                                    for the clusters, output only */
     int forward_columns;                        /* 0: the columns start with the last
-                                                   cluster, as in PyTorch references; 1:
-                                                   with cluster 1, as in TensorFlow and
-                                                   Hugging Face */
-    double scale;                               /* of the input; 0: sqrt(C) */
+                                                   cluster, as in PyTorch
+                                                   implementations; 1: with cluster 1, as
+                                                   in TensorFlow and Hugging Face */
+    double scale;                               /* factor of the input; 0: sqrt(C) */
     double dropout;                             /* D: probability, see stx_dropout */
     stx_tensor *proj_bias[STX_MAX_CLUSTERS];    /* (C_i), p_i; NULL: none. Output only,
                                                    requires proj */
@@ -1539,15 +1540,15 @@ STX__KERNEL(stx__heads_fwd, (stx_ctx *x, const stx__heads_args *h))
 STX__KERNEL(stx__heads_bwd, (stx_ctx *x, const stx__heads_args *h))
 
 /* log p of the ids of cluster c of K, given its logits (N,w). For c = 0, columns size ..
-   w-1 belong to the other clusters: cluster i has column size + K - 1 - i, or size + i
-   - 1 if `forward` is 1. Their log p are written to gate (N,K). For c > 0, gate[n,c] is
-   added to the log p of row n. */
+   w-1 belong to the other clusters: cluster i has column size+K-1-i, or size+i-1 if
+   `forward` is 1. Their log p are written to gate (N,K). For c > 0, gate[n,c] is added
+   to the log p of row n. */
 typedef struct stx__cluster_log_probs_args {
     size_t N, V, w, K, c;
     size_t start, size;                     /* ids of the cluster: start .. start+size-1 */
     int forward;
     const stx_real *logits;                 /* (N,w) */
-    stx_real *out;                          /* (N,V): writes the columns start .. */
+    stx_real *out;                          /* (N,V): columns start .. are written */
     stx_real *gate;                         /* (N,K) */
 } stx__cluster_log_probs_args;
 
@@ -1556,7 +1557,7 @@ STX__KERNEL(stx__cluster_log_probs, (stx_ctx *x, const stx__cluster_log_probs_ar
 /* Sorts ids by cluster and keeps their order within a cluster. The ids of cluster c have
    the slots first[c] .. first[c+1]-1. With head = 1, `at` contains the class of each id
    in the head instead of its slot: the id itself in cluster 0, otherwise the column of
-   its cluster; cluster 0 then needs no slots. Negative ids are skipped and have at =
+   its cluster; cluster 0 then needs no slots. Negative ids are skipped: their `at` is
    -1. */
 typedef struct stx__cluster_sort_args {
     size_t count, end[STX_MAX_CLUSTERS];    /* clusters, and the end of each */
@@ -1629,7 +1630,7 @@ enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
                 theta -= lr weight_decay theta
 
        RAdam    (Liu et al. 2019, 1908.03265) m and v as in Adam; skipped updates do not
-                count in t
+                increase t
                 rho_inf = 2 / (1 - beta2) - 1
                 rho = rho_inf - 2 t beta2^t / (1 - beta2^t)
                 r = sqrt((1 - beta2^t) (rho - 4) (rho - 2) rho_inf
@@ -1687,7 +1688,7 @@ typedef struct stx_optim_chunk {
 /* State of the updates, in device memory. The device itself decides whether to update, so
    the host need not wait for the norm of the gradient. */
 typedef struct stx_update {
-    double   lr;                        /* of the next update */
+    double   lr;                        /* learning rate of the next update */
     double   norm;                      /* L2 norm of the last gradient, before clipping */
     uint64_t step, skipped;             /* updates made; updates skipped because a gradient
                                            was not finite */
@@ -1704,9 +1705,10 @@ typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;        /* with the defaults filled in */
     size_t         count;       /* number of parameters */
-    stx_tensor   **state[2];    /* [count]: momentum; sum of squares; or m and v. NULL where
-                                   unused. With stx_group_desc.shard, each tensor is (n),
-                                   the share of this rank, or NULL if it has none */
+    stx_tensor   **state[2];    /* [count]: momentum (SGD), sum of squares (Adagrad), or m
+                                   and v; NULL where unused. With stx_group_desc.shard,
+                                   each tensor is (n), the share of this rank, or NULL if
+                                   it has none */
     uint64_t       step;        /* updates made */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
@@ -1779,10 +1781,10 @@ STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim
 STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *chunk, size_t count,
                              const double *squares, double trust_max))
 
-/* A list of parameters to clamp, valid until stx_destroy. stx_params_subset creates it;
-   it must be called before the first step. Returns NULL and sets an error if a tensor
-   is not a parameter or memory runs out. stx_clamp_params limits all elements to [lo,
-   hi]. */
+/* A list of parameters to clamp, valid until stx_destroy. stx_params_subset creates it
+   and must be called before the first step. It returns NULL and sets an error if a
+   tensor is not a parameter or memory runs out. stx_clamp_params limits all elements to
+   [lo, hi]. */
 typedef struct stx_param_subset stx_param_subset;
 
 STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count);
@@ -1904,9 +1906,9 @@ typedef struct stx_group_desc {
 
 /* Joins the group in which the process was started (all ranks). Call it before the first
    stx_params_create. d NULL: defaults. A process that was started alone becomes a group
-   of one. MPI is initialised unless the program has already done so. With desc.threads
-   = 0, ranks that share processors divide them equally. Returns 1; or sets an error,
-   which says how the process was started and what this build supports, and returns 0. */
+   of one. MPI is initialised unless the program has already done so. If desc.threads is
+   0, ranks that share processors divide them equally. Returns 1; or sets an error, which
+   says how the process was started and what this build supports, and returns 0. */
 STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d);
 
 /* Leaves the group at the end of the program (all ranks). When the last context leaves,
@@ -2065,8 +2067,8 @@ extern void stx_cuda_copy(stx_ctx *x, void *to, const void *from, size_t bytes);
 extern void stx_cuda_sync(stx_ctx *x);      /* waits for all work */
 
 /* Between a call with by = 1 and one with by = -1, sums into gradients of parameters can
-   be deferred. Calls can be nested. The outermost -1 completes all sums, as does by =
-   0. */
+   be deferred. Calls can be nested. The outermost -1 completes all sums; so does a call
+   with by = 0. */
 extern void stx_cuda_defer_sums(stx_ctx *x, int by);
 
 extern void *stx_cuda_stream(const stx_ctx *x);         /* the cudaStream_t */
@@ -2238,7 +2240,7 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
 STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
 
 /* Returns the file as *n bytes in memory, for example to send it. Free them with
-   stx_block_free. Frees w, even after an error, and then returns NULL. */
+   stx_block_free. Frees w, even after an error. Returns NULL after an error. */
 STX_DEF void *stx_writer_bytes(stx_writer *w, size_t *n);
 
 /* Frees w without writing. */
@@ -2352,15 +2354,16 @@ typedef struct stx_vocab_io_desc {
     double dropout;             /* inside adaptive input and output, see stx_adaptive */
 
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of clusters 1, 2, .. */
-    size_t cutoffs;             /* number of cutoffs; 0: 20000, 40000 and 200000, as far as
-                                   they are below V */
+    size_t cutoffs;             /* number of cutoffs; 0: the cutoffs are 20000, 40000 and
+                                   200000, except those that are not below V */
     int    no_cutoffs;          /* 1: only one cluster */
     size_t width[STX_MAX_CLUSTERS];         /* C_i; 0: C for i = 0, else floor(C_0 / divval^i) */
     size_t out_width[STX_MAX_CLUSTERS];     /* C_i of the output; 0: width[i] */
     double divval;              /* 0: 4 */
     int    direct_head;         /* STX_VOCAB_BOTH, _INPUT or _OUTPUT: where cluster 0 has C
                                    channels and no projection; 0: nowhere */
-    int    no_projections;      /* the same for all clusters, whatever divval is */
+    int    no_projections;      /* like direct_head, for all clusters; with STX_VOCAB_BOTH,
+                                   divval is not used */
     int    share_tables;        /* 1: adaptive input and output share their tables */
     int    share_projs;         /* 1: they share their projections */
     int    separate_first;      /* 1: share_projs does not apply to the first projection */
@@ -2473,7 +2476,7 @@ typedef struct stx_memory_layer {
                                    memory; NULL before the first push */
     size_t    stride;           /* elements from one stream to the next */
     int       masked;           /* 1: rows are missing in some stream */
-    int32_t  *pad;              /* (B,count) on the host, if masked: not 0 if missing */
+    int32_t  *pad;              /* (B,count) on the host, if masked: nonzero if missing */
     size_t    pad_capacity;     /* elements allocated for pad */
     stx_real *base;             /* the buffer (B,capacity,width), see >>memory: arena */
     size_t    capacity, offset; /* rows of the buffer; rows before data */
@@ -2506,8 +2509,8 @@ STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b);
 
 /* Reserves this many rows in every layer, so that buffers keep their addresses. A layer
    that stx_memory_view reads needs as many rows as it keeps plus those that a step
-   pushes; rows that a step replaces after viewing them must be counted again each time.
-   Returns 1, or sets an error and returns 0. */
+   pushes; if a step views rows and then replaces them, count them again for each
+   replacement. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_memory_reserve(stx_memory *s, size_t rows);
 
 /* Returns the largest number of rows in a layer. */
@@ -2622,9 +2625,9 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
    Appends their keys and values to the cache. in contains, for the new tokens, q, k and v
    (B,T,C), or q and kv, or qkv if the layer stores both. It can contain all other inputs
    of stx_attention except cached; pad covers the last min(len, window) rows and the new
-   ones. d must be causal with first_key <= 0; keys beyond the window are not used. Only
-   in STX_EVAL. Returns NULL after an error; the cache may then already contain the new
-   rows, so call stx_cache_reset. */
+   ones. d must be causal with first_key <= 0; keys beyond the window are not used. The
+   step must be in STX_EVAL. Returns NULL after an error; the cache may then already
+   contain the new rows, so call stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in,
                                         const stx_attention_desc *d);
 

@@ -349,8 +349,8 @@ static void errors_of_leaves(void) {
     EXPECT(stx_tokens(ex, good_ids, SIZE_MAX / 2, 3), STX_ERR_ARG, "stx_tokens", "x 3", "at most");
     EXPECT(stx_tokens_create(ex, 3, SIZE_MAX / 2), STX_ERR_ARG, "stx_tokens_create", "got 3 x",
            "at most");
-    EXPECT(stx_step_host_bytes(ex, SIZE_MAX), STX_ERR_MEMORY, "step arena: a size", "overflows",
-           "dimensions");
+    EXPECT(stx_step_host_bytes(ex, SIZE_MAX), STX_ERR_MEMORY, "step arena: an allocation",
+           "exceeds the address space", "dimensions");
     EXPECT(stx_tokens(ex, good_ids, 0, 4), STX_ERR_ARG, "stx_tokens", "0 x 4", "1 x 1");
     EXPECT(stx_tokens(ex, good_ids, 4, 0), STX_ERR_ARG, "stx_tokens", "4 x 0", "1 x 1");
     EXPECT(stx_param(ep, STX_NORMAL, 1, "weights", 5, 4, 0, 0), STX_ERR_ARG, "stx_param", "weights",
