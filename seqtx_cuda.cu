@@ -6723,11 +6723,11 @@ static stx__attn_fwd_choice stx__attn_fwd_choose_bf16(const stx__attn_params *p,
                : stx__attn_fwd_choice_of<stx__attn_bf16, DP, BK, MT, 0>(p, 0);
 }
 
-/* Two strips per warp (128 queries per block) if spans are long and there are enough
-   blocks for a large GPU: two on each of 132 multiprocessors. The actual GPU must not
-   influence the choice. Tiles of 64 and of 128 queries begin at different keys where the
-   oldest key cuts the window, so they sum in a different order, and results would differ
-   between GPUs. */
+/* A warp processes two strips (a block 128 queries) if spans are long and the blocks
+   still fill a large GPU: two blocks on each of 132 multiprocessors. The choice must
+   not depend on the actual GPU. Where the oldest key cuts the window, tiles of 64 and
+   of 128 queries begin at different keys and sum in a different order, so results would
+   differ between GPUs. */
 enum { STX__ATTN_MIN_BLOCKS = 264 };
 
 static stx__attn_fwd_choice stx__attn_fwd_choose(stx_ctx *x, const stx__attn_params *p, int half) {
@@ -6748,7 +6748,7 @@ static stx__attn_fwd_choice stx__attn_fwd_choose(stx_ctx *x, const stx__attn_par
                       : stx__attn_fwd_choose_bf16<128, 32, 1>(p, two);
 }
 
-/* Whether the fused kernels can run this call; decided by the host alone. */
+/* Returns whether the fused kernels can run this call. Launches nothing. */
 static int stx__attn_fused_can(const stx_ctx *x, const stx_attention_args *a) {
     stx__attn_params p;
     int half;
@@ -6757,7 +6757,8 @@ static int stx__attn_fused_can(const stx_ctx *x, const stx_attention_args *a) {
            && (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
 }
 
-/* Words of the work list, for the smallest tiles. */
+/* Returns the number of words in the work list for the smallest tiles, 64 queries
+   each. */
 static size_t stx__attn_fused_fwd_list(const stx_attention_args *a) {
     return a->H * ((a->T + 63) / 64);
 }
@@ -6787,77 +6788,84 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward
 
-/* Backward. For each query i and key j, with w = e^(s - row_max) inv_sum, a = m w and r
-   the dropout, forward computed y_i = O_i = sum_j r a V_j, where s = scale ((q + u).K_j +
-   (q + vb).PE_p). Its gradients are
+/* Backward pass. For each query i and key j, the forward pass computed
+
+       s = scale ((q + u).K_j + (q + vb).PE_p)      w = e^(s - row_max) inv_sum
+       a = m w                                      y_i = O_i = sum over j of r a V_j
+
+   where p is the table row for the distance from i to j, m the ramp weight of the span
+   and r the dropout factor. The gradients are
 
        gamma = r dO.V_j        Dsum = dO.O        ds = a (gamma - Dsum)
        dV_j  += r a dO         dK_j  += scale ds (q + u)
        dQ_i  += scale ds (K_j + PE_p)             dPE_p += scale ds (q + vb)
-       dz    += max_span / ramp  sum of w (gamma - Dsum) over 0 <= m' <= 1, where m' is m
-                before it is clamped, both ends included
+       dz    += max_span / ramp  times the sum of w (gamma - Dsum) over all keys with
+                0 <= m' <= 1, where m' is m before it is clamped
 
-   ds is a matrix of queries by keys, and each gradient sums it along a different line:
+   ds is a matrix of queries by keys. Each gradient sums it in a different direction:
 
                  keys j                 dQ       along rows
                +---------------+        dK, dV   along columns
-       queries | \   \   \      |        dPE      along diagonals, where j - i and so the
-          i    |   \   \   \    |                 row of the table is constant
+       queries | \   \   \      |        dPE      along diagonals, where j - i and
+          i    |   \   \   \    |                 thus the table row are constant
                |     \   \   \  |
                +---------------+
 
-   There are three sweeps. Each keeps what it sums in registers, so every sum has one
-   order and there are no atomics:
+   There are three sweeps. Each accumulates its sums in registers, so the order of every
+   sum is fixed and no atomics are needed:
 
-       queries     one block per tile of queries,  walks tiles of keys
-                   dQ; its parts of du, dvb, dz
-       keys        one block per tile of keys,     walks tiles of queries
-                   dK, dV; for persistent vectors its part of dpk, dpv
-       diagonals   one block per diagonal,         walks batch rows, heads, tiles
-                   its part of dPE, for heads without rows of dR
+       queries     One block per tile of queries walks the tiles of keys. It computes dQ
+                   and partial sums of du, dvb and dz.
+       keys        One block per tile of keys walks the tiles of queries. It computes dK
+                   and dV, or for persistent vectors partial sums of dpk and dpv.
+       diagonals   One block per diagonal walks batch rows, heads and tiles. It computes
+                   a partial sum of dPE for the heads that have no rows of dR.
 
-   The parts are then added in a fixed order (stx__attn_bwd_fold,
-   stx__attn_bwd_fold_diagonals). All sweeps process a tile the same way, from operands to
-   r a and ds: logits, probabilities, ds (stx__attn_bwd_interior and
-   stx__attn_bwd_edge_group). Cost in units of one matmul of an attention, 2 BQ BK D
-   flops, at BQ = BK = 64:
+   The partial sums are then added in a fixed order (stx__attn_bwd_fold,
+   stx__attn_bwd_fold_diagonals). All sweeps recompute the logits, probabilities and ds of
+   a tile in the same way (stx__attn_bwd_interior, stx__attn_bwd_edge_group). Their costs
+   in units of one matmul per tile (2 BQ BK D flops), at BQ = BK = 64:
 
        queries     R 1.25   S 1   dP 1   ds K 1    dR PE 1.25      5.5
        keys        R 1.25   S 1   dP 1   dV 1      dK 1            5.25
        diagonals   R 1.25   S 1   dP 1   dPE 1.25                  4.5
        table       dPE 1                                           1
 
-   Rows of dR. In bfloat16, most heads do not require the third sweep. The sweep of
-   queries has dR in registers anyway and stores it, and the matmul of its rows with q +
-   vb gives dPE (stx__attn_bwd_table): 1 unit instead of 4.5, for 4 bytes per score,
-   written and read once. A row holds the distances that its head sees, rounded up to 16,
-   so a short head uses little memory and multiplies few zeros, while the tiles of the
-   sweep would be half empty. All rows at B 64, T 512, span 8192 would take 4 GB.
-   Therefore heads share STX__ATTN_BWD_DR_BYTES, the narrowest first, and those without
-   columns take the sweep of diagonals (stx__attn_make_list). Both kernels are launched
-   unless all heads have columns whatever their spans. Padded keys and floats take the
-   sweep. dR is rounded to bfloat16 as in the sweep, where it passes through shared
-   memory; dPE differs only by the order of its sums.
+   Rows of dR. In bfloat16, most heads do not need the third sweep. The sweep of queries
+   has dR in registers anyway. It stores dR, and multiplying the transpose of dR by q + vb
+   gives dPE (stx__attn_bwd_table). This costs 1 unit instead of 4.5, plus 4 bytes of
+   memory traffic per score. A row of dR has one column per distance that its head sees,
+   rounded up to 16 columns. A head with a short span therefore uses little memory and
+   multiplies few zeros, whereas its tiles in the third sweep would be half empty. At
+   B = 64, T = 512 and span 8192, the rows of 8 heads would take 4 GB. Therefore
+   STX__ATTN_BWD_DR_BYTES are distributed over the heads, the narrowest first
+   (stx__attn_make_list), and heads that get no columns take the third sweep. Both kernels
+   are launched, unless the memory suffices for all heads at full span: then the third
+   sweep is omitted. Calls with padded keys and calls in float always use the third sweep.
+   Both kernels use dR rounded to bfloat16, so their results differ only by the order of
+   the sums.
 
-   - Column y of a row of head h is j - i = newest - width + y. newest is one more than j
-     - i of the youngest key, C - delta_min, or up to 15 more, so that 16 columns are one
-     chunk of a strip.
-   - A strip stores 16 rows x 16 columns at once, each thread four adjacent elements of a
-     row: memory position 4t + k of 16 is column 2t + (k & 1) + 8 (k >> 1).
-   - A tile yields BK + 16 columns. The last 16 lack what the next tile contributes to
-     them and wait in shared memory.
-   - Not stored, and so never read: columns of keys before the first one, strips beyond T.
+   - Column y of a row of dR is for the key with j - i = newest - width + y. newest is
+     C - delta_min + 1, one more than j - i of the youngest key, plus up to 15, so that 16
+     columns are one chunk of a strip.
+   - A strip stores 16 rows by 16 columns at once. Each thread stores four adjacent
+     elements of a row, which permutes the columns: position 4t + k in memory is column 2t
+     + (k & 1) + 8 (k >> 1).
+   - A tile yields BK + 16 columns. The last 16 are incomplete until the next tile has
+     contributed to them; meanwhile they wait in shared memory.
+   - Columns of keys before the first one and strips beyond T are neither stored nor read.
 
-   The parts of dPE of either kind, (diagonals or blocks of columns) x tables x splits of
-   the batch x rows of D floats, are kept below STX__ATTN_BWD_PART_BYTES by using fewer
-   splits.
+   The partial sums of dPE have the shape (diagonals or blocks of columns, tables, splits
+   of the batch, rows, D). The number of splits is limited so that they take at most
+   STX__ATTN_BWD_PART_BYTES.
 
-   The skew. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile
-   meet row c - r + 16 of the BK + 16 table rows that the strip uses. R becomes S by
-   shuffles (stx__attn_skew_block), and ds becomes dR by the same shuffles in reverse
-   (stx__attn_bwd_unskew). A tile uses PE_ROWS = BQ + BK rows of the table, its pe window;
-   those of strip n begin BQ - 16 - 16 n in. The window is a ring of chunks of 16 rows, so
-   that a step of a sweep loads only the BK or BQ rows that enter it:
+   The skew. A warp owns a strip of 16 queries and uses BK + 16 table rows per tile: query
+   r of the strip and key c of the tile use row c - r + 16 of these. Shuffles move the
+   elements of R = (q + vb) PE^T to their keys in S (stx__attn_skew_block), and the
+   reverse shuffles turn ds into dR (stx__attn_bwd_unskew). A tile uses PE_ROWS = BQ + BK
+   table rows, its pe window; the rows of strip n begin at row BQ - 16 - 16 n of the
+   window. The window is a ring of chunks of 16 rows, so that a step of a sweep loads only
+   the BK or BQ rows that are new:
 
        pe window    0                    BQ                   BQ + BK
                     |--------------------|--------------------|
@@ -6866,65 +6874,74 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
        strip 1                |=========================|
        strip 0                     |=========================|
 
-   Registers of a warp: S and gamma, then r a and ds (16,BK) each; plus, in queries ds K
-   and dR PE (16,DP) each; in keys dK and dV (16 keys, DP / KEY_SPLIT) each; in diagonals
-   the gradient of PE_ROWS / PE_GROUPS rows and DP / PE_SPLIT columns.
+   The registers of a warp hold S and gamma, later r a and ds, (16,BK) each. The sweep of
+   queries also keeps ds K and dR PE, (16,DP) each; that of keys keeps dK and dV, 16 keys
+   by DP / KEY_SPLIT columns each; that of diagonals keeps the gradient of
+   PE_ROWS / PE_GROUPS table rows by DP / PE_SPLIT columns.
 
-   Loads of one tile at D = 64 in bfloat16, all from L2: queries K, V and 64 table rows,
-   24 KiB for 2.88 MFLOP; keys q (twice with biases), dO and 64 table rows, 24 KiB for
-   2.75 MFLOP; diagonals q, dO, K, V, 32 KiB for 2.36 MFLOP. Shared memory of a block:
-   queries 49 KiB (51 with rows of dR), keys and diagonals 65, 8 more with u or vb; with
-   prefetching of the next tile 73 (75), 89 and 97. Registers allow two blocks per
-   multiprocessor of 64 Ki registers, so 228 KiB suffice to prefetch in all three sweeps,
-   and 164 KiB (sm_80) in the first one without u and vb.
+   The loads of one tile, all from L2, and the shared memory of a block (with prefetching
+   of the next tile), at D = 64 in bfloat16:
 
-   Order of sums. Each element of dQ, dK and dV is summed by one thread, over the tiles
-   from old to young (dQ) or over the queries in ascending order (dK, dV). dPE, du, dvb,
-   dz, dpk and dpv are sums of parts; how many parts there are follows from sizes alone,
-   and they are added in ascending order. Whether tiles are prefetched changes no sum. A
-   run repeats bit for bit. */
+       sweep       loads                                            MFLOP   shared memory
+       ---------   ----------------------------------------------   -----   -------------
+       queries     24 KiB: K, V, 64 table rows                      2.88    49 (73) KiB
+       keys        24 KiB: q (twice with biases), dO, 64 rows       2.75    65 (89) KiB
+       diagonals   32 KiB: q, dO, K, V                              2.36    65 (97) KiB
 
-/* Parameters of the three sweeps in addition to those of forward. */
+   Rows of dR add 2 KiB in the sweep of queries, u or vb 8 KiB in all sweeps. Registers
+   allow two blocks on a multiprocessor with 64 Ki registers. With 228 KiB of shared
+   memory, two blocks fit with prefetching in all three sweeps; with 164 KiB (sm_80), only
+   in the sweep of queries, without u and vb.
+
+   Order of sums. One thread sums each element of dQ over the tiles from old to young, and
+   each element of dK and dV over the queries in ascending order. dPE, du, dvb, dz, dpk
+   and dpv are sums of partial sums. The number of partial sums depends on sizes alone,
+   and they are added in a fixed order. Prefetching does not change the order of any sum.
+   Runs repeat bit-exactly. */
+
+/* The parameters of the three sweeps. p has those of the forward pass. */
 typedef struct stx__attn_bwd_params {
     stx__attn_params p;
     const void *dy; /* (B,T,H D), stored as y */
     stx__array dq, dk, dv;
-    stx__array cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS]; /* of cached rows */
-    int overwrite;                                                   /* of stx_attention_args */
+    stx__array cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS]; /* for cached rows */
+    int overwrite;                                                   /* as in stx_attention_args */
     float *dsum;                                                     /* (B,H,T): dO.O */
-    float *du, *dvb;               /* parts of queries: (B tiles,H D) */
-    float *dz;                     /* (B tiles,H) */
-    float *dpk, *dpv;              /* parts of keys: (splits,H,N,D) */
-    float *dpe;                    /* parts of diagonals: (diagonals,tables,splits,PE_ROWS,D);
-                                      of rows of dR: (blocks,tables,splits,columns,D) */
-    int *used;                     /* (diagonals or blocks,tables,splits): was it written? */
-    stx__bf16 *dr;                 /* rows of dR or NULL: (B,tiles BQ,width) for each head of
-                                      width > 0, from element B tiles BQ slot[h].at on */
+    float *du, *dvb;               /* partial sums of the sweep of queries: (B tiles,H D) */
+    float *dz;                     /* likewise, (B tiles,H) */
+    float *dpk, *dpv;              /* partial sums of the sweep of keys: (splits,H,N,D) */
+    float *dpe;                    /* partial sums: (diagonals,tables,splits,PE_ROWS,D), or
+                                      from rows of dR (blocks,tables,splits,columns,D) */
+    int *used;                     /* (diagonals or blocks,tables,splits): 1 if written */
+    stx__bf16 *dr;                 /* rows of dR or NULL: for each head of width > 0,
+                                      (B,tiles BQ,width) at element B tiles BQ slot[h].at */
     const stx__attn_dr_slot *slot; /* (H), if there are rows of dR */
-    int newest;                    /* j - i after the last column of a row */
-    int tiles;                     /* of queries */
-    int first;                     /* keys: first key of tile 0; diagonals: key less query
-                                      of the tiles of diagonal 0 */
-    int splits;                    /* of the units, for parts */
-    int units;                     /* batch rows, or with a shared table batch rows x heads */
-    int persistent;                /* keys: of persistent vectors? */
-    int prefetch;                  /* is there shared memory for the next tile? */
+    int newest;                    /* 1 + j - i of the last column of a row of dR */
+    int tiles;                     /* number of tiles of queries */
+    int first;                     /* sweep of keys: first key of tile 0; sweep of
+                                      diagonals: first key - first query, diagonal 0 */
+    int splits;                    /* splits of the units, one partial sum each */
+    int units;                     /* batch rows, or batch rows x heads if all share a table */
+    int persistent;                /* sweep of keys: 1 for persistent vectors */
+    int prefetch;                  /* whether shared memory suffices for the next tile too */
     float root_d, root_n;          /* sqrt(D), sqrt(N) */
 } stx__attn_bwd_params;
 
-/* The unrolling of loops over the steps of D: addresses of more steps cost registers. */
+/* Returns the unroll factor of a loop over `steps` steps of D. Longer loops are
+   unrolled less, because the addresses of each step take registers. */
 static constexpr __host__ __device__ int stx__attn_bwd_unroll(int steps) {
     if (steps > 8) return 1;
     return steps == 8 ? 4 : steps;
 }
 
-/* 16-byte pieces for a row of `bytes` bytes, rounded up to a power of two. */
+/* Returns the number of 16-byte pieces in a row of `bytes` bytes, rounded up to 8, 16
+   or 32. */
 static constexpr __host__ __device__ int stx__attn_bwd_dr_pieces(int bytes) {
     if (bytes > 256) return 32;
     return bytes > 128 ? 16 : 8;
 }
 
-/* The shape of a tile: BQ queries, one warp per strip of 16, by BK keys; rows of DP
+/* The shape of a tile: BQ queries (one warp per strip of 16) by BK keys. Rows have DP
    elements. */
 template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
     typedef Pr_ Pr;
@@ -6943,16 +6960,16 @@ template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         STEPS = DP / Pr_::K,
         UNROLL = stx__attn_bwd_unroll(STEPS),
 
-        /* 16-byte pieces in a row of r a or ds, and of dR */
+        /* 16-byte pieces per row of r a or ds, and per row of dR */
         CH_DS = BK * SIZE / 16,
         CH_DR = stx__attn_bwd_dr_pieces((BK + 16) * SIZE),
 
-        /* keys: a warp sums 16 keys and DP / KEY_SPLIT columns */
+        /* sweep of keys: a warp sums 16 keys by DP / KEY_SPLIT columns */
         KEY_SPLIT = STRIPS / (BK / 16),
         KEY_NB = DP / KEY_SPLIT / 8,
 
-        /* diagonals: a warp sums every PE_GROUPS-th chunk and DP / PE_SPLIT columns,
-           which must be a multiple of 16 */
+        /* sweep of diagonals: a warp sums every PE_GROUPS-th chunk by DP / PE_SPLIT
+           columns, which must be a multiple of 16 */
         PE_SPLIT = DP % (16 * STRIPS) ? 2 : STRIPS,
         PE_GROUPS = STRIPS / PE_SPLIT,
         PE_NB = DP / PE_SPLIT / 8,
@@ -6962,19 +6979,19 @@ template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         TILE_K = BK * CH * 16,
         TILE_PE = PE_ROWS * CH * 16,
         CHUNK = 16 * CH * 16,
-        DISTANCES = BK + 16, /* BK + 15 of a strip and a tile */
+        DISTANCES = BK + 16, /* a strip and a tile have BK + 15 */
         RAMPS = STRIPS * DISTANCES * 4,
 
-        /* blocks that must fit on a multiprocessor; 0 leaves it to nvcc, which would
-           rather spill than fit 2 blocks of wide heads */
+        /* Minimum numbers of blocks per multiprocessor, or 0 for none. In the sweep of
+           queries, a minimum of 2 would make nvcc spill registers for wide heads. */
         QUERY_BLOCKS = DP == 32 ? (int)Pr::QUERY_BLOCKS_32 : 0,
         KEY_BLOCKS = DP == 32 ? (int)Pr::KEY_BLOCKS_32 : 2 * (THREADS == 128),
         MASK = 1 /* supports missing keys */
     };
 };
 
-/* The shapes of a kernel that may be compiled twice: for masks, and for calls whose keys
-   all exist. */
+/* The shapes for kernels that are compiled twice if MASKED_SIZES is not 0: once with
+   support for missing keys, once for calls whose keys all exist. */
 template <class Sh, int MASKED_SIZES> struct stx__attn_bwd_variants {
     typedef stx__attn_bwd_shape<typename Sh::Pr::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
 
@@ -6985,21 +7002,21 @@ template <class Sh, int MASKED_SIZES> struct stx__attn_bwd_variants {
 
 template <class Sh> struct stx__attn_bwd_variants<Sh, 0> { typedef Sh masked, unmasked; };
 
-/* Shared memory of a block. With prefetching, what moves with the tiles is stored twice,
-   and the copies of the next tile are in flight while the current one is processed.
+/* The shared memory of a block. With prefetching, arrays that change from tile to tile
+   have two buffers, so that the next tile is copied while the current one is processed.
 
-       ramps | K V q dO | moving ones again | q+vb | pe window (+ next) | exchange
+       ramps | K V q dO | second buffers | q+vb | pe window (+ next) | exchange
 
-   ramps: the ramp weights of each warp, see "Edges". q becomes q + u in place; q + vb
-   exists if the table uses a different query. K and V move in the sweep of queries, q and
-   dO in that of keys, and all four in that of diagonals. The window has BK or BQ more
-   rows for the next tile; the window of a diagonal does not move. exchange: data that
-   warps pass to each other. */
+   ramps has the ramp weights of each warp, see "Edges". q becomes q + u in place;
+   q + vb is stored separately if the positions use a different query than the keys. K
+   and V change in the sweep of queries, q and dO in that of keys, and all four in that
+   of diagonals. For the next tile, the window has BK or BQ more rows; the window of a
+   diagonal never changes. exchange has data that warps pass to each other. */
 enum { STX__MOVES_K = 1, STX__MOVES_Q = 2 };
 
 template <class Sh> struct stx__attn_bwd_shared {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *exchange;
-    float *ramp; /* of this warp */
+    float *ramp; /* weights of this warp */
 
     __device__ __forceinline__ stx__attn_bwd_shared(unsigned char *base, int moves, int prefetch,
                                                     int two, int rows) {
@@ -7014,7 +7031,7 @@ template <class Sh> struct stx__attn_bwd_shared {
         exchange = pe + rows * Sh::CH * 16;
     }
 
-    /* The same for tile n: what moves alternates between two places. */
+    /* The same pointers for tile n: arrays with two buffers alternate between them. */
     __device__ __forceinline__ stx__attn_bwd_shared(const stx__attn_bwd_shared &m, int moves,
                                                     int prefetch, int n) {
         int by = 0;
@@ -7038,13 +7055,13 @@ template <class Sh> struct stx__attn_bwd_shared {
     }
 };
 
-/* More fragments. A step of k is Pr::K rows here.
+/* More loaders of matmul operands. A step of k is Pr::K rows here.
 
-       frag_acc    16 rows by Pr::K columns of an accumulator as a left factor. For floats
-                   it takes k in the order 0 2 4 6 1 3 5 7: elements stay in their lanes
-       frag_rows   Pr::K rows r0.. and 16 columns 8c.. as two right factors, with k in
-                   that order
-       frag_cols   the same rows and 16 columns as a left factor, transposed */
+       frag_acc    16 rows by Pr::K columns of an accumulator as a left factor. With floats,
+                   k has the order 0 2 4 6 1 3 5 7, so that elements stay in their lanes
+       frag_rows   Pr::K rows from r0 by 16 columns from 8c as two right factors, with
+                   the same order of k
+       frag_cols   the same rows and columns, transposed, as a left factor */
 static __device__ __forceinline__ void stx__attn_bwd_frag_acc(stx__attn_bf16, uint32_t (&a)[4],
                                                               const float (*c)[4], int step) {
     a[0] = stx__pair(c[2 * step][0], c[2 * step][1]);
@@ -7108,7 +7125,8 @@ static __device__ __forceinline__ void stx__attn_bwd_frag_cols(Pr, uint32_t (&a)
                                    + (g & 3) * 4);
 }
 
-/* Stores two adjacent elements in row r of a tile, column c even. */
+/* Stores two adjacent elements in row r of a tile, in columns c and c + 1. c must be
+   even. */
 template <class Pr, int CH>
 static __device__ __forceinline__ void stx__attn_bwd_put2(unsigned char *tile, int r, int c,
                                                           float x, float y) {
@@ -7131,7 +7149,8 @@ static __device__ __forceinline__ void stx__attn_bwd_copy(float (&to)[4], const 
     for (e = 0; e < 4; e++) to[e] = from[e];
 }
 
-/* c (16,8 NB) += rows r0.. of tile a times the transpose of 8 NB rows of tile b. */
+/* Adds a b^T to c (16,8 NB), where a is 16 rows of the first tile from r0 and b the
+   first 8 NB rows of the second. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], const unsigned char *a,
                                                          int r0, const unsigned char *b,
@@ -7149,8 +7168,9 @@ static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], cons
     }
 }
 
-/* c (16,DP) += x (16,8 NB) times 8 NB rows of the tile; x is an accumulator. Does not use
-   Pr::add, for lack of registers. A row of ds sums to 0, so truncation goes both ways. */
+/* Adds x (16,8 NB) times the first 8 NB rows of the tile to c (16,DP). x is an
+   accumulator. Pr::add would be more accurate but takes too many registers. Here its
+   absence does little harm: a row of ds sums to 0, so truncation goes both ways. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8][4],
                                                            const float (&x)[NB][4],
@@ -7170,13 +7190,13 @@ static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8
     }
 }
 
-/* The position of a strip in a tile. */
+/* A strip of queries, and the tile of keys that it processes. */
 typedef struct stx__attn_bwd_strip {
     int i, j0; /* first query of the strip; first key or vector of the tile */
     int b, h;
-    int max_delta;                         /* largest distance that counts */
-    int ring, chunks;                      /* chunk of the window's first row; chunks of the ring */
-    int persistent;                        /* the tile holds persistent vectors */
+    int max_delta;                         /* largest distance that contributes */
+    int ring, chunks;                      /* chunk of the window's first row; chunks in the ring */
+    int persistent;                        /* whether the tile holds persistent vectors */
     float row_max[2], inv_sum[2], dsum[2]; /* rows g and g + 8; 0 beyond T */
 } stx__attn_bwd_strip;
 
@@ -7184,8 +7204,8 @@ static __device__ __forceinline__ int stx__attn_bwd_wrap(int c, int chunks) {
     return c >= chunks ? c - chunks : c;
 }
 
-/* The byte offset of the n-th chunk that a strip uses in the window, and of the one after
-   it. */
+/* Return the byte offset in the pe window of the n-th chunk that a strip uses, and of
+   the chunk after the one at offset `at`. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_pe_chunk(const stx__attn_bwd_strip &t, int n) {
     return stx__attn_bwd_wrap(t.ring + Sh::STRIPS - 1 - (int)threadIdx.x / 32 + n, t.chunks)
@@ -7197,7 +7217,7 @@ static __device__ __forceinline__ int stx__attn_bwd_pe_next(const stx__attn_bwd_
     return stx__attn_bwd_wrap(at + Sh::CHUNK, t.chunks * Sh::CHUNK);
 }
 
-/* Sets the unit of a strip and loads the statistics of its rows. */
+/* Sets the batch row and the head of a strip and loads the statistics of its rows. */
 static __device__ __forceinline__ void stx__attn_bwd_load_stats(const stx__attn_bwd_params &a,
                                                                 stx__attn_bwd_strip &t, int b,
                                                                 int h) {
@@ -7214,12 +7234,12 @@ static __device__ __forceinline__ void stx__attn_bwd_load_stats(const stx__attn_
     }
 }
 
-/* Whether all queries of the strip see all keys of the tile with weight 1. */
+/* Returns whether all queries of the strip see all keys of the tile with weight 1. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_is_interior(const stx__attn_params &p,
                                                                 const stx__attn_window &w,
                                                                 const stx__attn_bwd_strip &t) {
-    /* smallest and largest distance of the strip */
+    /* smallest and largest distance between the strip and the tile */
     const int min_delta = p.C + t.i - (t.j0 + Sh::BK - 1), max_delta = p.C + t.i + 15 - t.j0;
     return t.i < p.T
            && (t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
@@ -7227,14 +7247,15 @@ static __device__ __forceinline__ int stx__attn_bwd_is_interior(const stx__attn_
                                   && max_delta <= t.max_delta && max_delta < w.full);
 }
 
-/* A strip and a tile, in three steps: logits, probabilities, ds. The window, K and V and
-   the strip's own rows of q, q + vb and dO must have arrived. Nothing is written to
-   shared memory except the warp's own ramp weights, so warps do not synchronise. An
-   interior tile is processed as a whole (stx__attn_bwd_interior), an edge by groups of 16
-   keys (stx__attn_bwd_edge_group), with the same order of sums.
+/* A strip processes a tile in three steps: logits, probabilities, ds. The pe window, K,
+   V and the strip's own rows of q, q + vb and dO must be in shared memory. Warps need
+   not synchronise, because each one writes only its own ramp weights there. An interior
+   tile is processed as a whole (stx__attn_bwd_interior), an edge tile in groups of 16
+   keys (stx__attn_bwd_edge_group). Both sum in the same order.
 
-   A chunk of (q + vb) PE^T, 16 columns, skewed into s0 and s1. For the first chunk only
-   the carry of the shuffles is used. */
+   stx__attn_bwd_positions computes 16 columns of (q + vb) PE^T, one chunk, and skews
+   them into s0 and s1. The first chunk of a tile only prepares `turn` for the next one:
+   its s0 and s1 are not used. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_positions(
     const stx__attn_bwd_shared<Sh> &m, const unsigned char *pe, const stx__attn_skew_lanes &l,
@@ -7259,8 +7280,9 @@ static __device__ __forceinline__ void stx__attn_bwd_skew_clear(stx__attn_skew &
     for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
 }
 
-/* s = the logits of an interior tile without scale: the skewed positions, and (q + u) K^T
-   accumulated onto them, in the order of forward. MASK_KEYS: -inf for missing keys. */
+/* Sets s to the logits of an interior tile before scaling. Skews the position logits
+   into s, then accumulates (q + u) K^T, in the same order as the forward pass. With
+   MASK_KEYS, the logits of missing keys become -inf. */
 template <class Sh, int MASK_KEYS>
 static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__attn_bwd_params &a,
                                                             const stx__attn_bwd_shared<Sh> &m,
@@ -7290,13 +7312,15 @@ static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__attn_bwd_
     }
 }
 
-/* s becomes w = e^(s - row_max) inv_sum; the ramp is applied with ds. The logit of a key
-   that a query does not see may be far above row_max, so edges limit the exponent. */
+/* Replaces s by w = e^(s - row_max) inv_sum; stx__attn_bwd_ds applies the ramp weight.
+   The logit of a key that a query does not see may be far above row_max, so the
+   exponent is limited in edge tiles. */
 template <class Sh, int EDGE, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__attn_bwd_params &a,
                                                                    const stx__attn_bwd_strip &t,
                                                                    float (&s)[NB][4]) {
-    /* logits as powers of 2 or of e, bit for bit as in forward */
+    /* scales logits to base 2 (bfloat16) or e (float), bit for bit as in the forward
+       pass */
     const float unit = Sh::Pr::SIZE == 2 ? STX__LOG2E : 1;
     const float sc = (t.persistent ? a.p.scale * a.root_d : a.p.scale) * unit;
     int n, e;
@@ -7311,12 +7335,12 @@ static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__at
         }
 }
 
-/* Edges. Whether and how much a key counts depends on its distance and on which keys
-   exist. A strip and a tile have BK + 15 distances, so a warp computes the weight of each
-   distance in its band once, one to three per lane. Table entry k, the distance of the
-   strip's first query to the tile's last key plus k, holds m, or 0 if no query sees such
-   a key. The sign is negative, also of 0, where the ramp is active and dz counts the
-   element. */
+/* Edges. The weight of a key depends on its distance from the query and on whether it
+   exists. A strip and a tile have only BK + 15 distances, so a warp computes the weight
+   of each distance in its band once, one to three per lane. Entry k of the table is for
+   distance d + k, where d is the distance from the strip's first query to the tile's
+   last key. The entry is m, or 0 if no query sees a key at that distance. Where the
+   ramp is active, the sign bit is set (even of 0), and the key contributes to dz. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_ramp_table(const stx__attn_bwd_params &a,
                                                                 const stx__attn_window &w,
@@ -7343,9 +7367,8 @@ static __device__ __forceinline__ void stx__attn_bwd_ramp_table(const stx__attn_
 }
 
 /* On entry, g holds dO V^T and s holds w. On return, g holds ds and s holds r a, the
-   weight of V in the forward pass. vf is the scale of V. With EDGE, c0 is the column in
-   the tile of the first key in s, and the gradient of the span is added to dz for keys on
-   the ramp. */
+   weight of V in the forward pass. c0 is the column in the tile of the first key in s.
+   With EDGE, keys on the ramp add their gradient of the span to dz. */
 template <class Sh, int EDGE, int DROP, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_ds(const stx__attn_bwd_params &a,
                                                         const stx__attn_bwd_strip &t,
@@ -7387,7 +7410,7 @@ static __device__ __forceinline__ uint32_t stx__attn_bwd_keep_mask(const stx__at
                                        (t.persistent ? p.S : 0) + p.span + t.j0);
 }
 
-/* An interior tile: s = r a, g = ds. */
+/* Processes an interior tile: sets s to r a and g to ds. */
 template <class Sh, int MASK_KEYS>
 static __device__ __forceinline__ void stx__attn_bwd_interior(const stx__attn_bwd_params &a,
                                                               const stx__attn_bwd_shared<Sh> &m,
@@ -7403,8 +7426,8 @@ static __device__ __forceinline__ void stx__attn_bwd_interior(const stx__attn_bw
     kept = stx__attn_bwd_keep_mask<Sh>(a, t);
     stx__attn_bwd_probabilities<Sh, 0, Sh::NB>(a, t, s);
     if (a.p.keep) {
-        /* completes s before ds: otherwise nvcc interleaves so many elements that it
-           spills */
+        /* completes s before ds; otherwise nvcc interleaves so many elements that
+           registers spill */
         if (Sh::DP == 32 && Sh::SIZE == 2)
 #pragma unroll
             for (n = 0; n < Sh::NB; n++)
@@ -7417,8 +7440,8 @@ static __device__ __forceinline__ void stx__attn_bwd_interior(const stx__attn_bw
         stx__attn_bwd_ds<Sh, 0, 0, Sh::NB>(a, t, m.ramp, 0, kept, s, g, none);
 }
 
-/* State of an edge, passed from group to group. lane: of the thread, see
-   stx__attn_opaque. */
+/* The state of an edge tile that is passed from group to group. lane is the lane of the
+   thread, hidden from the optimiser by stx__attn_opaque. */
 typedef struct stx__attn_bwd_edge {
     stx__attn_band band;
     int lane;
@@ -7426,7 +7449,7 @@ typedef struct stx__attn_bwd_edge {
     stx__attn_skew turn;
 } stx__attn_bwd_edge;
 
-/* Starts an edge. Returns whether the band of the strip is the whole tile. */
+/* Starts an edge tile. Returns whether the band of the strip is the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_edge_begin(const stx__attn_bwd_params &a,
                                                                const stx__attn_window &w,
@@ -7447,9 +7470,9 @@ static __device__ __forceinline__ int stx__attn_bwd_edge_begin(const stx__attn_b
     return !edge.band.lo && edge.band.hi == Sh::BK / 16;
 }
 
-/* Group n of an edge: s = r a, g = ds, 0 where a query does not see a key. READDRESS:
-   addresses are recomputed in each group (a quarter more instructions) if they do not fit
-   in registers. */
+/* Processes group n of an edge tile: sets s to r a and g to ds, both 0 where a query
+   does not see a key. With READDRESS, each group recomputes its addresses (a quarter
+   more instructions), for shapes in which the addresses do not fit in registers. */
 template <class Sh, int MASK_KEYS, int READDRESS>
 static __device__ __forceinline__ void stx__attn_bwd_edge_group(
     const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
@@ -7472,8 +7495,8 @@ static __device__ __forceinline__ void stx__attn_bwd_edge_group(
     stx__attn_bwd_ds<Sh, 1, 1, 2>(a, t, m.ramp, 16 * n, edge.kept >> 8 * n, s, g, dz, edge.lane);
 }
 
-/* Element e of a block of ds, row g + 8 half; in lanes with odd g the other one of the
-   two. 0 outside the tile. */
+/* Returns element e (in lanes with odd g, element 1 - e) of row g + 8 half in a block
+   of ds, or 0 outside the tile. */
 template <int NB>
 static __device__ __forceinline__ float stx__attn_bwd_unskew_cell(const float (&ds)[NB][4],
                                                                   int block, int half, int e,
@@ -7483,15 +7506,15 @@ static __device__ __forceinline__ float stx__attn_bwd_unskew_cell(const float (&
     return odd ? ds[n][2 * half + 1 - e] : ds[n][2 * half + e];
 }
 
-/* dR from ds, one block of 8 columns, the inverse of the skew:
+/* Computes block m of dR, 8 columns, from ds. This is the inverse of the skew:
 
        u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]
 
-   With k = floor((g + e) / 2) and e' = e ^ (g & 1), that is element e' of lane (t + k)
-   mod 4 with the same g, in block m - 2, or m - 1 if t + k exceeds 3; for row g + 8 one
-   block further. As in stx__attn_skew_block, each lane is the source of one other and
-   offers the element of the right block. Blocks outside the tile are zeros: the corners
-   that no key meets. */
+   With k = floor((g + e) / 2) and e' = e ^ (g & 1), the right-hand side is element e' of
+   lane (t + k) mod 4 with the same g, in block m - 2, or in block m - 1 if t + k exceeds
+   3. For row g + 8, it is one block further. As in stx__attn_skew_block, each lane is the
+   source of exactly one other lane and offers the element of the block that this lane
+   needs. Blocks outside the tile are 0: these corners of dR belong to no key. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_unskew(float (&u)[4], const float (&ds)[NB][4],
                                                             int m,
@@ -7509,8 +7532,9 @@ static __device__ __forceinline__ void stx__attn_bwd_unskew(float (&u)[4], const
     }
 }
 
-/* Start copies of a tile: q and dO, or K and V, or table rows. Called by all threads of
-   the block; the data has arrived after the next cp_wait and barrier. */
+/* The stx__attn_bwd_load functions start copies of q and dO, of K and V, or of table
+   rows. All threads of the block must call them. The data is valid after the next
+   cp_wait and barrier. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__attn_bwd_params &a,
                                                             const stx__attn_bwd_shared<Sh> &m,
@@ -7526,8 +7550,8 @@ static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__attn_bwd_
                                         ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
 }
 
-/* Adds the biases to rows that have arrived, each warp in its own strip: q + vb to a
-   separate tile, q + u in place. Rows beyond T stay 0. */
+/* Adds the biases to the rows of q in shared memory: stores q + vb in a separate tile
+   and replaces q by q + u. Each warp processes its own strip. Rows beyond T stay 0. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_add_biases(const stx__attn_bwd_params &a,
                                                                 const stx__attn_bwd_shared<Sh> &m,
@@ -7580,7 +7604,8 @@ static __device__ __forceinline__ void stx__attn_bwd_load_kv(const stx__attn_bwd
     }
 }
 
-/* Zeros for missing keys after K and V have arrived, and a barrier. */
+/* Zeroes missing keys in K and V, which must be in shared memory, and then waits at a
+   barrier. Does nothing if all keys exist. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_zero_missing(const stx__attn_bwd_params &a,
                                                                   const stx__attn_bwd_shared<Sh> &m,
@@ -7592,8 +7617,8 @@ static __device__ __forceinline__ void stx__attn_bwd_zero_missing(const stx__att
     __syncthreads();
 }
 
-/* Starts copies of rows from .. from+n-1 of the pe window, whose row 0 is at chunk `ring`
-   and is table row p0, in parts that do not wrap. */
+/* Starts copies of rows from .. from+n-1 of the pe window. Row 0 of the window is table
+   row p0 and is stored in chunk `ring`. No copy of BK rows wraps around the ring. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__attn_bwd_params &a,
                                                              const stx__attn_bwd_shared<Sh> &m,
@@ -7608,7 +7633,8 @@ static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__attn_bwd
             (size_t)p.pe_row_stride * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
 }
 
-/* Rows of the table in shared memory: those of a tile, `next` more with prefetching. */
+/* Returns the number of table rows in shared memory: those of a tile, plus `next` with
+   prefetching. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_held(const stx__attn_bwd_params &a, int table,
                                                          int next) {
@@ -7616,14 +7642,15 @@ static __device__ __forceinline__ int stx__attn_bwd_held(const stx__attn_bwd_par
     return Sh::PE_ROWS + (a.prefetch ? next : 0);
 }
 
-/* The table row of row 0 of the window, for queries from i0 and keys from j0. */
+/* Returns the table row of row 0 of the pe window, for queries from i0 and keys from
+   j0. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_window_row(const stx__attn_params &p, int i0,
                                                                int j0) {
     return p.P - 1 + p.delta_min - p.C + j0 - i0 - Sh::BQ;
 }
 
-/* Elements i, i+1 = or += x, y. */
+/* Sets elements i and i+1 to x and y or, with accumulate, adds x and y to them. */
 static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__array &to, size_t i, float x,
                                                           float y, int accumulate) {
     if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
@@ -7635,7 +7662,8 @@ static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__array &to, 
     }
 }
 
-/* Rows row .. row+15 of an array, those in [lo,hi), columns d and on, = or += f c. */
+/* Sets rows row .. row+15 that are in [lo,hi), from column d, to f c or, with
+   accumulate, adds f c to them. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__array &to, size_t base,
                                                               size_t ld, int row, int lo, int hi,
@@ -7656,8 +7684,8 @@ static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__array &
     }
 }
 
-/* The gradient of keys (or values), in the block or in the cached rows of group g, and
-   its bit in overwrite. */
+/* Return the gradient array of keys (or values), either of current rows or of the
+   cached rows of group g, and its bit in `overwrite`. */
 static __device__ __forceinline__ const stx__array &stx__attn_bwd_kv_grad(
     const stx__attn_bwd_params &a, int value, int is_cached, int g) {
     if (is_cached) return value ? a.cached_dv[g] : a.cached_dk[g];
@@ -7670,9 +7698,9 @@ static __device__ __forceinline__ int stx__attn_bwd_kv_bit(int value, int is_cac
 }
 
 /* Like stx__attn_bwd_add_rows, for the gradients of keys (or values) key .. key+15 of a
-   head, wherever they are stored. Keys that do not exist, or whose bit in `rows` is 0,
-   have a gradient of zero: where gradients are overwritten, zeros are stored; otherwise
-   the stored values are left unchanged. */
+   head, current or cached. Keys that do not exist, or whose bit in `rows` is 0, have a
+   gradient of 0: it is stored if gradients are overwritten; otherwise the stored values
+   are left unchanged. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_store_kv(const stx__attn_bwd_params &a,
                                                               int value, int b, int h, int key,
@@ -7704,7 +7732,7 @@ static __device__ __forceinline__ void stx__attn_bwd_store_kv(const stx__attn_bw
     }
 }
 
-/* The same for a part, which is always overwritten. */
+/* Like stx__attn_bwd_add_rows, for a partial sum, which is always overwritten. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_store_part(float *to, size_t ld, int row,
                                                                 int lo, int hi, int d, int D,
@@ -7724,9 +7752,10 @@ static __device__ __forceinline__ void stx__attn_bwd_store_part(float *to, size_
     }
 }
 
-/* What the sweeps require first. dsum (B,H,T) = sum over D of dy y: one warp per row,
-   lanes take every 32nd element, then the warp's fixed tree. The first l.blocks blocks
-   create the list of query tiles (0: not required). 256 threads, 8 rows per block. */
+/* Prepares the sweeps. Computes dsum (B,H,T), the sum of dy y over D: one warp per row,
+   8 rows per block of 256 threads. Each lane sums every 32nd element, and the warp adds
+   the lanes in a fixed tree. The first l.blocks blocks create the list of query tiles
+   instead; l.blocks is 0 if no list is required. */
 typedef struct stx__attn_bwd_list {
     uint32_t *list;
     int tiles, bq, bk, newest, room;
@@ -7753,19 +7782,21 @@ stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__array dy, s
     if (!lane) dsum[(row / ((size_t)T * H) * H + row % H) * T + row / H % T] = s;
 }
 
-/* How the three kernels walk their tiles. Each round:
+/* How the three kernels walk their tiles. Each round has these steps:
 
-       without prefetching   barrier (all warps have left the previous tile), copies of
-                             this tile
-       always                wait for the copies; barrier (those of all threads arrived)
-       with prefetching      copies of the next tile, in flight during the work
-       always                the work
+       without prefetching   barrier (all warps have finished the previous tile), then
+                             start the copies of this tile
+       always                wait for the copies, then barrier (those of all threads are
+                             complete)
+       with prefetching      start the copies of the next tile
+       always                process this tile
 
-   Prefetching requires a.prefetch (shared memory) and that the previous tile could know
-   the next one. Results are the same bits either way. */
+   The next tile is prefetched if a.prefetch is set (shared memory suffices for it) and,
+   where the pe window moves, if it is adjacent to this tile. Prefetching does not
+   change results. */
 
-/* Stores 16 columns of a strip's dR, packed as a left factor, in its rows at `to`, column
-   y and on, if the head has them. */
+/* Stores 16 columns of a strip's dR, packed as a left factor, from column y of its rows
+   at `to`. Does nothing if the head has no such columns. */
 static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int width, int y,
                                                               const uint4 &f) {
     const int lane = (int)threadIdx.x & 31;
@@ -7775,8 +7806,9 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int
     *(uint2 *)(to + 8 * width) = make_uint2(f.y, f.w);
 }
 
-/* A chunk u of dR from accumulators. The first of a tile is combined with the one that
-   waits: each has zeros where the other has elements. The last one of a tile waits. */
+/* Stores a chunk u of dR from accumulators. The first chunk of a tile is first combined
+   with the waiting one; each has zeros where the other has elements. The last chunk of
+   a tile is not stored: it waits for the next tile. */
 template <class Pr>
 static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int width, int y,
                                                               const float (*u)[4], uint4 *wait,
@@ -7797,7 +7829,7 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int
         stx__attn_bwd_dr_store(to, width, y, v);
 }
 
-/* Starts the copies of a step: K and V, and rows from .. from+n-1 of the pe window. */
+/* Starts the copies of a step: K, V, and rows from .. from+n-1 of the pe window. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_fetch(const stx__attn_bwd_params &a,
                                                                  const stx__attn_bwd_shared<Sh> &m,
@@ -7811,9 +7843,9 @@ static __device__ __forceinline__ void stx__attn_bwd_query_fetch(const stx__attn
     stx__cp_commit();
 }
 
-/* Opens a block of queries: position and statistics of the strip, keys [first,last) of
-   the window, the strip's rows of dR, and the first copies, which have arrived when it
-   returns. */
+/* Starts a block of queries. Sets the position and statistics of the strip, the range
+   of keys [first,last) and the strip's rows of dR. Starts the first copies and waits
+   for them. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_open(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -7823,10 +7855,10 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
     const int strip = (int)threadIdx.x / 32;
     stx__attn_window all = w;
 
-    /* dz counts the key at which the ramp has just reached 0 */
+    /* the key at which the ramp has just reached 0 contributes to dz */
     all.visible = w.farthest;
     stx__attn_key_range(p, all, i0, Sh::BQ, &first, &last);
-    /* chunks of 16 columns of dR are aligned the same way in all tiles */
+    /* align chunks of 16 columns of dR the same way in all tiles */
     if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;
     if (Sh::MASK && p.key_mask) {
         last = min(last, p.S);
@@ -7856,7 +7888,7 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
     stx__attn_bwd_add_biases<Sh>(a, m, i0, h);
 }
 
-/* The persistent vectors: dk += ds K, in units of their scale. */
+/* Processes the persistent vectors: dk += ds K, in units of their scale. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -7897,8 +7929,8 @@ static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
     }
 }
 
-/* Sums over the block's queries, which are its parts of du, dvb and dz: within a strip by
-   shuffles, then over the strips in order. red: (STRIPS,2,DP), then (STRIPS). */
+/* Computes the block's partial sums of du, dvb and dz. Sums over the queries of a strip
+   by shuffles, then over the strips in order. red: (STRIPS,2,DP), then (STRIPS). */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_bwd_params &a,
                                                                 float *red, int i0, int b, int h,
@@ -7942,20 +7974,20 @@ static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_
     __syncthreads(); /* the persistent keys use the same memory */
 }
 
-/* Queries. A block has BQ queries of one head of one batch row, each warp 16 of them. It
-   walks the keys as forward does; the longest blocks start first (stx__attn_make_list).
-   The two parts of dQ, ds K and dR PE, are kept apart in registers, because du and dvb
-   are their sums over the queries.
+/* The sweep of queries. A block processes BQ queries of one head and one batch row, 16
+   per warp. It walks the keys in the order of the forward pass; the longest blocks
+   start first (stx__attn_make_list). The two terms of dQ, ds K and dR PE, are kept in
+   separate registers, because their sums over the queries are du and dvb.
 
-       for each tile:  K, V and the BK new rows of the table have arrived
-                       r a and ds in registers
+       for each tile:  wait for K, V and the BK new rows of the table
+                       compute r a and ds in registers
                        dk += ds K;  dp += dR PE;  store dR if the head has rows
-                       (an edge does the same per group of 16 keys in the band)
+                       (an edge tile does this for each group of 16 keys in the band)
 
-   Warps share nothing in between: ds goes from accumulators to left factors directly, or
-   skewed by shuffles. Two blocks fit on a multiprocessor; one computes while the other
-   waits. Then come the persistent vectors: q without u, no positions. Launch bound: a
-   warp per strip; QUERY_BLOCKS see stx__attn_bwd_shape. */
+   Warps exchange no data: accumulators of ds become left factors directly, or skewed by
+   shuffles. Two blocks fit on a multiprocessor, so one computes while the other waits.
+   The persistent vectors follow; they use q without u and have no positions. The launch
+   bound is one warp per strip and QUERY_BLOCKS blocks per multiprocessor. */
 template <class Sh>
 STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS)
 stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
@@ -7972,7 +8004,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
     stx__attn_bwd_edge edge;
     float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int first, last, j0, next, step = 0, come, n, e;
-    /* the strip's rows of dR, or NULL; column of the chunk that waits in shared memory */
+    /* rows: the strip's rows of dR, or NULL; waits: column of the chunk in *wait */
     uint4 *wait = (uint4 *)m.exchange + threadIdx.x;
     stx__bf16 *rows = NULL;
     int width = 0, waits = -1;
@@ -7988,7 +8020,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
         const int ring = stx__attn_bwd_wrap(t.ring + Sh::BK / 16, t.chunks);
         t.j0 = j0;
         if (!come) {
-            /* after tiles without keys the whole pe window is new */
+            /* after tiles without keys, the whole pe window must be loaded */
             const int gap = Sh::MASK && p.key_mask
                             && !stx__attn_key_mask<Sh::BK>(p, b, j0 - Sh::BK);
             __syncthreads();
@@ -8061,13 +8093,14 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
 #pragma unroll
         for (e = 0; e < 4; e++) dk[n][e] += dp[n][e];
 
-    /* from here on in units of the scale of persistent keys; so far without any scale */
+    /* so far dk is unscaled; from here on it is in units of the scale of persistent
+       keys */
     if (p.N && a.dq.p) {
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
             for (e = 0; e < 4; e++) dk[n][e] /= a.root_d;
-        /* a warp reads only its own rows */
+        /* needs no barrier, because a warp reads only its own rows */
         if (p.u.p) {
             stx__array none = {NULL, NULL, 0};
             stx__attn_load_query<typename Sh::Pr, Sh::CH>(p, m.q, strip * 16, 16, i0, b, h, none);
@@ -8080,7 +8113,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
                                !(a.overwrite & STX_OVERWRITE_DQ));
 }
 
-/* Stores r a or ds of a strip, keys c and on of the tile, in shared memory. */
+/* Stores r a or ds of a strip in shared memory, from key c of the tile. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_put_scores(unsigned char *tile,
                                                                 const float (&x)[NB][4], int c,
@@ -8095,7 +8128,8 @@ static __device__ __forceinline__ void stx__attn_bwd_put_scores(unsigned char *t
     }
 }
 
-/* dV += (r a)^T dO and dK += ds^T (q + u), queries k .. k+K-1 of the tile. */
+/* Adds (r a)^T dO to dV and ds^T (q + u) to dK, for queries k .. k+Pr::K-1 of the
+   tile. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_sums(
     float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4], const unsigned char *wa,
@@ -8117,7 +8151,8 @@ static __device__ __forceinline__ void stx__attn_bwd_key_sums(
     }
 }
 
-/* Starts copies of a tile of queries from i0 on, and of the BQ new rows of the table. */
+/* Starts copies of the tile of queries that begins at i0, and of the BQ new table
+   rows. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_load_q_pe(const stx__attn_bwd_params &a,
                                                                const stx__attn_bwd_shared<Sh> &m,
@@ -8157,8 +8192,8 @@ static __device__ __forceinline__ int stx__attn_bwd_key_scores(
     return all;
 }
 
-/* Phase 2: dV += (r a)^T dO and dK += ds^T (q + u), for the warp's keys and columns. all:
-   the bands of all strips are whole tiles. */
+/* Phase 2: adds (r a)^T dO to dV and ds^T (q + u) to dK, for the warp's keys and
+   columns. `all` is 1 if the band of every strip is the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
@@ -8166,14 +8201,16 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     const unsigned char *wg, int group, int column, int all) {
     typedef typename Sh::Pr Pr;
     int n, k;
-    /* sums of floats are long enough for a loop */
+    /* floats use the loop below: their sums are so long that its overhead does not
+       matter */
     if (all && Sh::SIZE == 2) {
 #pragma unroll
         for (k = 0; k < Sh::BQ; k += Pr::K)
             stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, m, k, group, column);
         return;
     }
-    /* only strips whose bands include the warp's keys: the others stored nothing there */
+    /* skip strips whose bands do not include the warp's keys: they stored nothing
+       there */
 #pragma unroll 1
     for (n = 0; n < Sh::BQ; n += 16) {
         const stx__attn_band band = stx__attn_band_of<Sh::BK>(a.p, t.persistent, t.max_delta,
@@ -8186,8 +8223,8 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     }
 }
 
-/* Adds the results of a block to the gradients, or stores its parts of dpk and dpv.
-   group: of the warp's 16 keys. column: of D. */
+/* Adds the results of a block to the gradients, or stores them as partial sums of dpk
+   and dpv. group is the index of the warp's 16 keys, column its first column of D. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_bwd_params &a, int z,
                                                                int h, int j0, int group, int column,
@@ -8204,7 +8241,7 @@ static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_b
         if (a.dpv) stx__attn_bwd_store_part(a.dpv + o, p.D, row, 0, p.N, column, p.D, dv, 1.0f);
         return;
     }
-    /* the sums of missing keys belong to no gradient */
+    /* the sums of missing keys are not gradients and are discarded */
     if (Sh::MASK && p.key_mask)
         rows = (uint32_t)(stx__attn_key_mask<Sh::BK>(p, z, j0) >> group * 16);
     stx__attn_bwd_store_kv(a, 0, z, h, row, column, dk, p.scale, rows);
@@ -8246,7 +8283,7 @@ static __device__ __forceinline__ void stx__attn_bwd_key_walk(
     }
 }
 
-/* Zeros as the gradients of a block's keys. */
+/* Stores zeros as the gradients of a block's keys if gradients are overwritten. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_zeros(const stx__attn_bwd_params &a, int z,
                                                                int h, int j0, int group,
@@ -8257,20 +8294,21 @@ static __device__ __forceinline__ void stx__attn_bwd_key_zeros(const stx__attn_b
     stx__attn_bwd_store_kv(a, 1, z, h, j0 + group * 16, column, none, 0.0f, 0);
 }
 
-/* Keys. A block has BK keys of one head of one batch row and walks the tiles of queries
-   that see one of them. Phase 1 is by strips, so a warp has rows of queries. dK and dV
-   are sums over queries, so r a and ds pass through shared memory, where a warp takes 16
-   keys (and part of the columns if there are more warps) as transposed left factors.
+/* The sweep of keys. A block processes BK keys of one head and one batch row, and walks
+   the tiles of queries that see any of them. In phase 1, each warp computes the scores
+   of a strip of queries. dK and dV are sums over queries, so r a and ds pass through
+   shared memory. In phase 2, each warp reads them as transposed left factors for 16
+   keys, and for part of the columns if there are more warps.
 
-       for each tile:  q, dO and the BQ new rows of the table have arrived
-                       r a and ds to shared memory                              phase 1
-                       barrier, which also tells whether all bands are whole
+       for each tile:  wait for q, dO and the BQ new rows of the table
+                       store r a and ds in shared memory                        phase 1
+                       barrier, which also tests whether all bands are whole tiles
                        dV += (r a)^T dO;  dK += ds^T (q + u)                    phase 2
-                       (if not all bands are whole, of those that have the warp's keys)
+                       (using only strips whose bands include the warp's keys)
 
-   The pe window moves down by BQ rows per tile. Persistent vectors: a block also walks
-   its split of the batch, and its sums are a part of dpk and dpv. Launch bound: a warp
-   per strip; KEY_BLOCKS see stx__attn_bwd_shape. */
+   The pe window moves down by BQ rows per tile. For persistent vectors, a block also
+   walks its split of the batch, and its results are partial sums of dpk and dpv. The
+   launch bound is one warp per strip and KEY_BLOCKS blocks per multiprocessor. */
 template <class Sh>
 STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS)
 stx__attn_bwd_keys(stx__attn_bwd_params a) {
@@ -8297,7 +8335,7 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     if (!a.persistent) {
         lo = max(0, j0 + p.delta_min - p.C);
         hi = min(p.T, j0 + Sh::BK + w.visible - p.C);
-        /* no query reaches these keys: zeros, if anything */
+        /* no query sees these keys, so their gradients are 0 */
         if (lo >= hi || (Sh::MASK && p.key_mask && !stx__attn_key_mask<Sh::BK>(p, z, j0))) {
             stx__attn_bwd_key_zeros<Sh>(a, z, h, j0, group, column * 8);
             return;
@@ -8317,8 +8355,8 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     stx__attn_bwd_key_store<Sh>(a, z, h, j0, group, column * 8, dk, dv);
 }
 
-/* Advances to the next tile of a diagonal that has keys: query i0 of batch row b, among
-   rows up to end-1 and queries lo .. hi-1. */
+/* Advances b and i0, the batch row and the first query, to the next tile of a diagonal
+   that has keys, among queries lo .. hi-1. b reaches `end` if there is none. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_next_tile(const stx__attn_params &p, int &b,
                                                                int &i0, int end, int lo, int hi,
@@ -8332,8 +8370,8 @@ static __device__ __forceinline__ void stx__attn_bwd_next_tile(const stx__attn_p
     } while (Sh::MASK && p.key_mask && b < end && !stx__attn_key_mask<Sh::BK>(p, b, i0 + off));
 }
 
-/* dPE += dR^T (q + vb) of a strip, whose chunks first .. last of dR are in shared
-   memory. */
+/* Adds dR^T (q + vb) of a strip to dPE. Chunks first .. last of its dR must be in
+   shared memory. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh::PE_NB][4],
                                                              const unsigned char *dr,
@@ -8350,7 +8388,7 @@ static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh
             stx__attn_bwd_frag_rows<Sh::CH>(Pr(), y[n / 2], q, strip * 16 + k, column + n);
 #pragma unroll
         for (x = 0; x < XS; x++) {
-            /* one of the strip's BK + 16 columns / 16 */
+            /* index among the (BK + 16) / 16 chunks of the strip */
             const int chunk = x * Sh::PE_GROUPS + group - (Sh::STRIPS - 1 - strip);
             if ((unsigned)(chunk - first) > (unsigned)(last - first)) continue;
             stx__attn_bwd_frag_cols<Sh::CH_DR>(Pr(), f, dr, strip * 16 + k, 2 * chunk);
@@ -8363,7 +8401,7 @@ static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh
     }
 }
 
-/* Stores a block of columns of the strip's dR, c and on, in shared memory. */
+/* Stores a block of 8 columns of the strip's dR in shared memory, from column c. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_put_dr(unsigned char *dr, int c,
                                                             const float (&u)[4]) {
@@ -8428,7 +8466,8 @@ static __device__ __forceinline__ int stx__attn_bwd_diagonal_dr(const stx__attn_
     return all;
 }
 
-/* Phase 2: dPE += dR^T (q + vb). all: the bands of all strips are whole tiles. */
+/* Phase 2: adds dR^T (q + vb) to dPE. `all` is 1 if the band of every strip is the
+   whole tile. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_diagonal_sums(
     const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
@@ -8450,8 +8489,9 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_sums(
     }
 }
 
-/* The tiles of a diagonal of head h in batch rows b .. stop-1, queries lo .. hi-1; off is
-   key less query. used: the block has had a tile, and so its pe window. */
+/* Processes the tiles of a diagonal for head h, batch rows b .. stop-1 and queries lo
+   .. hi-1. off is the first key of a tile minus its first query. used becomes 1 with
+   the block's first tile, which loads the pe window. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -8498,22 +8538,22 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
     }
 }
 
-/* Diagonals. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0; together
-   the diagonals contain every element once. All tiles of a diagonal use the same pe
-   window, which stays in shared memory, and the gradient of its PE_ROWS rows stays in
-   registers. Row u of the window is table row P - 1 + extra - BK (n + 1) + u, where extra
-   = first + delta_min - C - BQ + BK is what rounding `first` up for the dropout has
-   added.
+/* The sweep of diagonals. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all
+   i0; together the diagonals contain every element once. All tiles of a diagonal use
+   the same pe window, which stays in shared memory, and the gradient of its PE_ROWS
+   rows stays in registers. Row u of the window is table row P - 1 + extra - BK (n + 1)
+   + u, where extra = first + delta_min - C - BQ + BK is the amount by which `first` was
+   rounded up for the dropout.
 
-       for each tile:  K, V, q, dO have arrived
-                       dR of each strip, BK + 16 columns, to shared memory        phase 1
-                       barrier, which also tells whether all bands are whole
-                       dPE += dR^T (q + vb), a warp its columns of D and of the   phase 2
-                       window every PE_GROUPS-th chunk
+       for each tile:  wait for K, V, q and dO
+                       store dR of each strip, BK + 16 columns, in shared memory  phase 1
+                       barrier, which also tests whether all bands are whole tiles
+                       dPE += dR^T (q + vb): each warp sums its columns of D      phase 2
+                       for every PE_GROUPS-th chunk of the window
 
-   A block walks its split of the batch (with a shared table, of heads and batch). Its
-   result is a part, (PE_ROWS,D) floats, which stx__attn_bwd_fold_diagonals adds; a block
-   without tiles stores only that. Launch bound: a warp per strip. */
+   A block walks its split of the batch or, if all heads share a table, of heads and
+   batch. It stores a partial sum, (PE_ROWS,D) floats, for stx__attn_bwd_fold_diagonals.
+   A block without tiles only stores used = 0. The launch bound is one warp per strip. */
 template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_bwd_params a) {
     STX__DYNAMIC(shared);
     const stx__attn_params &p = a.p;
@@ -8526,9 +8566,9 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
               c1 = (int)((int64_t)a.units * (split + 1) / a.splits);
     const int group = Sh::PE_GROUPS == 1 ? 0 : strip / Sh::PE_SPLIT,
               column = strip % Sh::PE_SPLIT * Sh::PE_NB;
-    /* smallest distance in these tiles: query 0, key BK - 1 */
+    /* smallest distance in a tile: from query 0 to key BK - 1 */
     const int nearest = p.C - off - (Sh::BK - 1);
-    /* queries of tiles that have a key */
+    /* queries whose tiles have a key */
     const int lo = max(0, p.first_key - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ,
               hi = min(p.T, p.S - off);
     const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
@@ -8543,7 +8583,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
     t.persistent = 0;
 #pragma unroll
     for (x = 0; x < XS; x++) stx__attn_bwd_clear(acc[x]);
-    /* a head, and its batch rows in this part */
+    /* for each head: its batch rows in this split */
     for (c = c0; c < c1 && lo < hi; c = end) {
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
         const stx__attn_window w = stx__attn_window_of(p, h);
@@ -8562,11 +8602,12 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
                                      p.D, acc[x], p.scale);
 }
 
-/* Table. dPE from rows of dR: dPE += dR^T (q + vb). A block has COLUMNS columns, counted
-   from the newest, each warp 16 XS of them and all of D. It walks its split of heads and
-   batch rows, 64 queries per step, with the copies of the next step in flight. What was
-   not stored arrives as zeros. Only heads with columns in the block take time. Parts as
-   those of diagonals, by column. */
+/* Computes dPE from rows of dR: dPE += dR^T (q + vb). A block sums COLUMNS columns,
+   counted from the newest; a warp sums 16 XS of them over all of D. The block walks its
+   split of heads and batch rows, BQ queries per step, and copies the next step
+   meanwhile. Elements of dR that were not stored are loaded as 0. Heads without columns
+   in the block are skipped. The partial sums are stored like those of diagonals, with
+   one row per column of dR. */
 template <class Sh> struct stx__attn_bwd_table_shape {
     enum {
         COLUMNS = Sh::DP > 64 ? 64 : 128,
@@ -8576,11 +8617,11 @@ template <class Sh> struct stx__attn_bwd_table_shape {
         SHARED = 2 * (TILE + Sh::TILE_Q)
     };
 
-    static_assert((int)SHARED <= (int)STX__SHARED_LEAST, "some GPUs have less shared memory");
+    static_assert((int)SHARED <= (int)STX__SHARED_LEAST, "SHARED exceeds the shared memory of some GPUs");
 };
 
-/* Starts copies of a step: rows of dR, COLUMNS columns that end `back` before the newest,
-   and rows of q. */
+/* Starts the copies of a step: rows of q, and COLUMNS columns of dR that end `back`
+   columns before the newest. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_bwd_params &a,
                                                                 unsigned char *tile,
@@ -8590,14 +8631,14 @@ static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_
     const stx__attn_params &p = a.p;
     const int c = (int)threadIdx.x % X::CH, y = f.width - back - X::COLUMNS + 8 * c,
               max_delta = (y & ~15) + a.newest - f.width,
-              /* where the sweep of queries begins, or earlier */
+              /* the sweep of queries begins here or later */
         lo = ((p.first_key + p.span) & ~15) - p.span;
     const size_t T = (size_t)a.tiles * Sh::BQ;
     const stx__bf16 *from = a.dr + (size_t)f.at * p.B * T + ((size_t)b * T + i0) * f.width + y;
     const int some = y >= 0 && p.C + min(i0 + Sh::BQ, p.T) - p.delta_min > p.first_key;
     int k;
 #pragma unroll
-    /* 8 or 16 rows at a time, of one strip */
+    /* each iteration loads 8 or 16 rows of one strip */
     for (k = 0; k < Sh::BQ; k += Sh::THREADS / X::CH) {
         const int r = (int)threadIdx.x / X::CH + k, i = i0 + (k & ~15),
                   yes = some && i < p.T && max_delta + i + 16 >= lo
@@ -8613,7 +8654,8 @@ static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_
     stx__cp_commit();
 }
 
-/* q becomes q + vb, queries i0 and on. Called by all threads. */
+/* Adds vb to the tile of q that begins at query i0. All threads of the block must call
+   it. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__attn_bwd_params &a,
                                                                 unsigned char *q, int i0, int h) {
@@ -8637,7 +8679,7 @@ static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__attn_
     __syncthreads();
 }
 
-/* dPE += dR^T (q + vb) of one step, the warp's 16 XS columns. */
+/* Adds dR^T (q + vb) of one step to dPE, for the warp's 16 XS columns. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_table_sums(float (&acc)[XS][Sh::DP / 8][4],
                                                                 const unsigned char *dr,
@@ -8678,7 +8720,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
 
 #pragma unroll
     for (x = 0; x < X::XS; x++) stx__attn_bwd_clear(acc[x]);
-    /* a head, and its batch rows in this part */
+    /* for each head: its batch rows in this split */
     for (c = c0; c < c1; c = end) {
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
         const stx__attn_dr_slot f = a.slot[h];
@@ -8704,7 +8746,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
 #pragma unroll
     for (x = 0; x < X::XS; x++)
 #pragma unroll
-        for (e = 0; e < 2; e++) { /* memory positions to columns */
+        for (e = 0; e < 2; e++) { /* from positions in memory to columns */
             const int at = (lane >> 2) + 8 * e,
                       column = (warp * X::XS + x) * 16 + (at >> 2) * 2 + (at & 1) + (at & 2) * 4;
             float *to = a.dpe + (part * X::COLUMNS + column) * p.D + (lane & 3) * 2;
@@ -8716,13 +8758,14 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
         }
 }
 
-/* dpe (P,tables D) += the parts of the diagonals whose windows include a row: adjacent
-   ones in ascending order, and the splits of each in order. One thread per element. */
+/* Adds to each row of dpe (P,tables D) the partial sums of the diagonals whose windows
+   include the row. Sums in ascending order of diagonals and, for each diagonal, of
+   splits. One thread per element. */
 STX__GLOBAL(256)
 stx__attn_bwd_fold_diagonals(stx__array dpe, const float *part, const int *used, int P, int tables,
                              int D, int pe_rows, int BK, int extra, int diagonals, int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, columns = (size_t)tables * D;
-    /* row u of the window of diagonal n: u = BK (n + 1) - from */
+    /* the row is row u of the window of diagonal n: u = BK (n + 1) - from */
     int row = (int)(i / columns), d = (int)(i % D), own = (int)(i / D % tables),
         from = P - 1 - row + extra, n, s;
     float sum = 0;
@@ -8735,12 +8778,14 @@ stx__attn_bwd_fold_diagonals(stx__array dpe, const float *part, const int *used,
     if (sum != 0) stx__add(dpe, i, sum, 1);
 }
 
-/* Adds the parts of all gradients that have some, in one launch. A block has 8 warps and
-   32 elements: warp s adds parts s, s + 8, .., and the eight sums are added in order.
+/* Adds the partial sums of all gradients in one launch. A block of 8 warps sums 32
+   elements: warp s adds partial sums s, s + 8, .., then the results of the eight warps
+   are added in order.
 
        job    to[i] += f times the sum over k of part[k n + i], i < n
-       dpe    of blocks of columns of rows of dR, in the first dr_blocks blocks: a table
-              row is one column, counted from the newest; `extra` columns are newer */
+       dpe    the first dr_blocks blocks add the results of stx__attn_bwd_table. Columns
+              are counted from the newest: the first `extra` belong to no table row, the
+              next one belongs to row P - 1 */
 enum { STX__ATTN_BWD_FOLDS = 5 }; /* du, dvb, dz, dpk, dpv */
 
 typedef struct stx__attn_bwd_fold_job {
@@ -8761,7 +8806,7 @@ typedef struct stx__attn_bwd_folds {
     int P, tables, D, columns, extra, blocks, splits;
 } stx__attn_bwd_folds;
 
-/* Adds the sums of the eight warps; valid in the first one. */
+/* Adds the sums of the eight warps. The result is valid in the first warp. */
 static __device__ __forceinline__ float stx__attn_bwd_fold_slices(float *sum, float x) {
     const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
     sum[threadIdx.x] = x;
@@ -8814,11 +8859,11 @@ typedef struct stx__attn_bwd_choice {
     size_t shared_queries, shared_keys, shared_diagonals; /* bytes */
     size_t more_queries, more_keys, more_diagonals;       /* bytes for prefetching */
     int bq, bk, threads;
-    stx__attn_bwd_kernel table; /* of rows of dR; NULL for floats */
+    stx__attn_bwd_kernel table; /* dPE from rows of dR; NULL for floats */
     size_t shared_table;
-    int columns; /* of a block of it */
-    int rows;    /* capacity for rows of dR: 0 none, 1 STX__ATTN_BWD_DR_BYTES, 2
-                                   half of what they require (for tests) */
+    int columns; /* per block of `table` */
+    int rows;    /* memory for rows of dR: 0 none, 1 STX__ATTN_BWD_DR_BYTES,
+                    2 half of what they require (for tests) */
 } stx__attn_bwd_choice;
 
 template <class Sh> static void stx__attn_bwd_choose_table(stx__attn_bwd_choice *, ...) {}
@@ -8884,37 +8929,39 @@ static stx__attn_bwd_choice stx__attn_bwd_choose(const stx_ctx *x, const stx_att
     return c;
 }
 
-/* How the work is cut, and the offsets of the scratch. Follows from sizes alone. */
+/* How the work is divided, and the offsets in scratch memory. Depends on sizes alone. */
 typedef struct stx__attn_bwd_plan {
-    int queries, keys, vectors, table;  /* is a sweep required? table: of diagonals */
-    int tiles;                          /* of queries */
+    int queries, keys, vectors, table;  /* whether a sweep is required; table: diagonals */
+    int tiles;                          /* number of tiles of queries */
     int first, key_tiles;               /* first key; tiles of keys */
-    int vector_tiles, vector_splits;    /* of persistent vectors */
+    int vector_tiles, vector_splits;    /* for persistent vectors */
     int diagonal_first, diagonal_extra; /* first and extra of the sweep of diagonals */
     int diagonals, tables, units, table_splits;
     int pe_rows;
-    int rows;                       /* columns of dR of all heads; 0: none */
-    int newest, blocks, row_splits; /* of the kernel for rows of dR */
+    int rows;                       /* sum of the dR columns of all heads, or 0 */
+    int newest, blocks, row_splits; /* for stx__attn_bwd_table */
     size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, place; /* offsets */
-    size_t bytes;                                                     /* of scratch */
+    size_t bytes;                                                     /* of scratch memory */
     size_t dr;                                                        /* bytes for rows of dR */
 } stx__attn_bwd_plan;
 
-/* Bytes at most: for the parts of dpe, unless a single split requires more; and for the
-   rows of dR of a context. At B 64, T 512 and 8 heads, the latter are 512 distances per
-   head on average: enough for learned spans except those of one or two long heads per
-   layer. */
+/* Limits in bytes: for the partial sums of dpe, unless a single split requires more,
+   and for the rows of dR of a context. At B = 64, T = 512 and 8 heads, the second limit
+   allows 512 distances per head on average. This suffices for learned spans, except for
+   one or two long heads per layer. */
 enum { STX__ATTN_BWD_PART_BYTES = 128 << 20, STX__ATTN_BWD_DR_BYTES = 256 << 20 };
 
 /* Plans the tiles of keys and of persistent vectors. */
 static void stx__attn_bwd_plan_keys(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                     stx__attn_bwd_plan *s) {
     const int S = (int)a->S, C = S - (int)a->T, span = (int)a->span, B = (int)a->B, H = (int)a->H;
-    /* keys that some query may see, aligned to 8 random numbers of the dropout */
+    /* the first key that a query may see, rounded down to 8 random numbers of the
+       dropout */
     int lo = STX_MAX(STX_MIN((int)STX_MAX(a->first_key, 0), S), C - span);
     lo = STX_MAX(lo, 0);
     s->first = ((lo + span) & ~7) - span;
-    /* if gradients are overwritten, also keys that no query sees: zeros */
+    /* if gradients are overwritten, include keys that no query sees: their gradients
+       are 0 */
     if (a->overwrite & ~STX_OVERWRITE_DQ && s->first > 0)
         s->first -= (s->first + c->bk - 1) / c->bk * c->bk;
     s->key_tiles = (S - s->first + c->bk - 1) / c->bk;
@@ -8923,14 +8970,15 @@ static void stx__attn_bwd_plan_keys(const stx_attention_args *a, const stx__attn
         s->vector_splits = STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s->vector_tiles)));
 }
 
-/* Splits of the units for the parts of dpe: at most `most`, and no more than fit in
-   STX__ATTN_BWD_PART_BYTES if one split takes `one` bytes. */
+/* Returns the number of splits of the units for partial sums of dpe: at most `most`,
+   and no more than fit in STX__ATTN_BWD_PART_BYTES if each split takes `one` bytes. */
 static int stx__attn_bwd_splits(size_t one, int units, int most) {
     return (int)STX_MIN(STX_MAX((size_t)1, STX__ATTN_BWD_PART_BYTES / one),
                         (size_t)STX_MIN(units, most));
 }
 
-/* Plans the rows of dR, if there are any: their columns and their parts of dpe. */
+/* Plans the columns of dR and the partial sums of dpe that they yield. Leaves s->rows 0
+   if no head can have columns. */
 static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                   stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
     const int C = (int)a->S - (int)a->T, span = (int)a->span;
@@ -8943,14 +8991,15 @@ static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_b
     all = one * a->H;
     most = c->rows == 2 ? all / 2 : STX__ATTN_BWD_DR_BYTES / (rows * 2);
     if (most > all) most = all;
-    /* otherwise no head gets columns */
+    /* with fewer columns, no head would get any */
     if (most < all && most < (size_t)(c->rows == 2 ? 16 : 64)) return;
     s->rows = (int)(most / 16 * 16);
-    /* otherwise every head has columns, and none takes the sweep */
+    /* if every head has columns, the sweep of diagonals is not required */
     s->table = most < all;
     s->dr = STX_MIN((size_t)STX__ATTN_BWD_DR_BYTES,
                     (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H * rows * 2);
-    /* even if nothing else requires this sweep, so that dPE has the same bits */
+    /* run this sweep even if no other gradient requires it: dPE must have the same
+       bits */
     s->queries = 1;
     /* columns of the widest head that may have rows */
     one = STX_MIN(one, most);
@@ -8974,7 +9023,7 @@ static void stx__attn_bwd_plan_diagonals(const stx_attention_args *a, const stx_
     s->diagonals = (span - a->delta_min + c->bq - 1 + s->diagonal_extra) / c->bk + 1;
     one = (size_t)s->diagonals * s->tables * s->pe_rows * a->D * sizeof(float);
     s->table_splits = stx__attn_bwd_splits(one, s->units, STX_MAX(1, 64 / s->tables));
-    /* the two kinds of parts use the same memory, one after the other */
+    /* both kinds of partial sums use the same memory, one after the other */
     *parts = STX_MAX(*parts, s->table_splits * one);
     *flags = STX_MAX(*flags, (size_t)s->diagonals * s->tables * s->table_splits * sizeof(int));
 }
@@ -9017,7 +9066,8 @@ static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a,
     return s;
 }
 
-/* The parameters and kernels of a call: 1, or 0 if the fused kernels cannot run it. */
+/* Sets the parameters and kernels of a call. Returns 0 if the fused kernels cannot run
+   it. */
 static int stx__attn_bwd_params_of(stx_ctx *x, const stx_attention_args *a, stx__attn_bwd_params *p,
                                    stx__attn_bwd_choice *c) {
     int half, ok = 1;
@@ -9025,15 +9075,15 @@ static int stx__attn_bwd_params_of(stx_ctx *x, const stx_attention_args *a, stx_
     if (!stx__attn_params_of(x, a, &p->p, &half)) return 0;
     *c = stx__attn_bwd_choose(x, a, half);
     p->dy = stx__attn_operand(x, a->dy, half, a->D, &ok);
-    /* blocks are counted as int */
+    /* the number of blocks must be less than 2^31 */
     if ((size_t)p->p.B * p->p.H * (((size_t)p->p.T + c->bq - 1) / c->bq) >= (size_t)1 << 31)
         return 0;
     return ok && p->p.B < 65536 && c->shared_keys <= stx__gpu(x)->shared_max
            && c->shared_diagonals <= stx__gpu(x)->shared_max;
 }
 
-/* In addition to stx__attn_fused_can: whether dy is stored as y, and shared memory
-   suffices. */
+/* Checks what stx__attn_fused_can does not: that dy has the same storage as y and that
+   there is enough shared memory. */
 static int stx__attn_fused_bwd_can(stx_ctx *x, const stx_attention_args *a) {
     stx__attn_bwd_params p;
     stx__attn_bwd_choice c;
@@ -9046,9 +9096,9 @@ static size_t stx__attn_fused_bwd_work(stx_ctx *x, const stx_attention_args *a) 
     return stx__attn_bwd_params_of(x, a, &p, &c) ? stx__attn_bwd_plan_of(a, &c).bytes : 0;
 }
 
-/* Before the launch of a kernel: adds `more` bytes of shared memory for prefetching to
-   *bytes if as many blocks then still fit on a multiprocessor, and sets *prefetch. The
-   GPU may decide this, because it changes no bits. Returns 0 after an error. */
+/* Called before the launch of a kernel. Sets *prefetch and adds `more` bytes of shared
+   memory to *bytes, unless fewer blocks would then fit on a multiprocessor. The decision
+   may depend on the GPU, because it does not change results. Returns 0 after an error. */
 static int stx__attn_bwd_set_shared(stx_ctx *x, const void *kernel, int threads, size_t *bytes,
                                     size_t more, int *prefetch) {
     size_t all = *bytes + more;
@@ -9079,8 +9129,9 @@ static void stx__attn_bwd_fold_now(stx_ctx *x, stx__attn_bwd_folds *all) {
     all->dr_blocks = 0;
 }
 
-/* Defers the sum of parts until all are launched, unless it adds to the same gradient as
-   another one (u and vb may be one parameter): the sums of one launch have no order. */
+/* Queues a sum of partial sums for one common launch. If a queued sum adds to the same
+   gradient (u and vb may be one parameter), launches the queue first, because the sums
+   of one launch have no order. */
 static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const stx_real *to,
                                     const float *part, size_t n, size_t parts, float f) {
     stx__attn_bwd_fold_job *o;
@@ -9098,7 +9149,7 @@ static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const 
     o->blocks = stx__blocks(n, 32, (size_t)1 << 28);
 }
 
-/* Sets the gradients and the scratch of a call: 1, or 0 and an error. */
+/* Sets the gradients and the scratch memory of a call. Returns 0 after an error. */
 static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
                                  const stx__attn_bwd_plan *s, stx__attn_bwd_params *p) {
     char *work = (char *)a->work;
@@ -9123,9 +9174,9 @@ static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
     p->dpe = (float *)(work + s->dpe);
     p->used = (int *)(work + s->used);
     if (!s->rows) return 1;
-    /* not in the step's memory, where layers with other windows would each have their
-       own; as large as the whole table requires, so that it does not grow with the
-       spans */
+    /* Scratch memory is shared by all layers; in the step's memory, layers with
+       different windows would each have a buffer. The size is for the full table, so
+       that it does not grow with the spans. */
     p->dr = (stx__bf16 *)stx__scratch_of(x, s->dr, "stx_attention_bwd");
     p->slot = (const stx__attn_dr_slot *)(work + s->place);
     p->newest = s->newest;
@@ -9155,7 +9206,7 @@ static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
                     stx__array_of(x, a->dy), stx__array_of(x, a->y), p->dsum);
 }
 
-/* The sweep of queries. */
+/* Runs the sweep of queries. */
 static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
                                       stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                       stx__attn_bwd_params *p, stx__attn_bwd_folds *folds) {
@@ -9175,8 +9226,8 @@ static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
                                 a->max_span / a->ramp);
 }
 
-/* The sweep of keys, over the window and over persistent vectors: 1, or 0 and an
-   error. */
+/* Runs the sweep of keys, over the window and over persistent vectors. Returns 0 after
+   an error. */
 static int stx__attn_bwd_run_keys(stx_ctx *x, const stx_attention_args *a, stx__attn_bwd_choice *c,
                                   const stx__attn_bwd_plan *s, stx__attn_bwd_params *p,
                                   stx__attn_bwd_folds *folds) {
@@ -9207,7 +9258,7 @@ static int stx__attn_bwd_run_keys(stx_ctx *x, const stx_attention_args *a, stx__
     return 1;
 }
 
-/* The sweep of diagonals, and the sum of its parts. */
+/* Runs the sweep of diagonals and adds its partial sums. */
 static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
                                         stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                         stx__attn_bwd_params *p) {
@@ -9226,7 +9277,7 @@ static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
                     s->table_splits);
 }
 
-/* dPE from rows of dR. */
+/* Computes partial sums of dPE from rows of dR; stx__attn_bwd_fold_now adds them. */
 static void stx__attn_bwd_run_table(stx_ctx *x, const stx_attention_args *a,
                                     const stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                     stx__attn_bwd_params *p, stx__attn_bwd_folds *folds) {
@@ -9272,15 +9323,15 @@ static void stx__attn_fused_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 enum { STX__ATTN_MAX_HEADS = 256 };
 
-/* Version 2 (fused) if it can run the call, otherwise version 0 (plain); g->attention can
-   force one (stx_cuda_attention). row_max and inv_sum are always floats, because the two
-   passes of a call may use different versions. */
+/* Returns whether to use the fused kernels: if they can run the call and g->attention
+   does not select plain ones (see stx_cuda_attention). row_max and inv_sum are always
+   floats, because the two passes of a call may use different versions. */
 static int stx__attn_use_fused(stx_ctx *x, const stx_attention_args *a) {
     int version = stx__gpu(x)->attention;
     return version != 1 && version != 3 && stx__attn_fused_can(x, a);
 }
 
-/* Whether a call has nothing to do, or too many heads (an error). */
+/* Returns whether there is nothing to do, or fails if the call has too many heads. */
 static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
     if (a->H <= STX__ATTN_MAX_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
     stx_fail(x, STX_ERR_SHAPE, "%s: heads: expected at most %d, got %zu", what,
@@ -9323,39 +9374,40 @@ extern "C" void stx_cuda_attention(stx_ctx *x, int version) {
 // >>recurrence
 
 #ifdef SEQTX_SRU_H
-/* The recurrence of stx_sru_args, whose letters apply here. In bfloat16 it moves 12 bytes
-   per column and step for about 40 instructions, so it waits for memory or, with few
-   columns, for the chain c -> f -> c of about 60 cycles per step. What matters is that
-   loads are in flight long before they are needed, and that columns spread over the whole
-   GPU. A warp therefore has 32 columns (64 bytes per plane and step in bfloat16) of one
-   batch row and one direction, one per lane. A plane is one of the arrays side by side in
-   u or V. Warps share nothing except what is described here.
+/* The recurrence of stx_sru_args; its letters apply here. In bfloat16 it moves 12 bytes
+   per column and step for about 40 instructions. Its speed is therefore limited by
+   memory or, with few columns, by the latency of the chain c -> f -> c, about 60 cycles
+   per step. Loads must start long before they are needed, and columns must be
+   distributed over the whole GPU. A warp therefore processes 32 columns of one batch
+   row and one direction, one column per lane (64 bytes per plane and step in bfloat16).
+   A plane is one of the adjacent arrays in u or V.
 
-   Forward: a block is a warp that walks all steps; a ring of cp.async stages in shared
-   memory runs 40 or more steps ahead of it.
+   Forward: a block is one warp, which walks all steps. A ring of cp.async stages in
+   shared memory loads 40 or more steps ahead.
 
-   Forward without v and V (scan): f does not depend on c, so c after a tile of 32 steps
-   is P c + Q of c before it. With few columns, each warp of a block takes a tile, the
-   warps exchange P and Q, and then each knows its initial state. Nothing is read twice
-   from global memory.
+   Forward without v and V (scan): f does not depend on c, so a tile of 32 steps turns c
+   into P c + Q. With few columns, each warp of a block processes a different tile. The
+   warps exchange P and Q, and each computes its initial state from them. Inputs are
+   read from global memory only once.
 
        step     0      32      64      96     128
                 |--------|-------|-------|-------|
        warp         0        1       2       3       P, Q; exchange; then states and h
 
-   Backward: a warp loads a tile, computes its states from the saved one, then walks back.
-   The adjoint e before a tile is P e + Q of e after it, for any v (J below), so with few
-   columns the warps of a block take one tile each here too. P and Q come from the walk
-   that computes the states. How e passes from tile to tile does not depend on the number
-   of warps.
+   Backward: a warp loads a tile, recomputes its states from the saved one, then walks
+   back. For any v, a tile turns the adjoint e after it into P e + Q before it (see J
+   below). With few columns, the warps of a block therefore process one tile each here
+   too. P and Q are computed together with the states. If there are several warps, their
+   number does not affect how e passes from tile to tile.
 
-   The kernel and the number of warps follow from sizes alone, so that results do not
-   depend on the GPU. Arithmetic is float. A gradient of a parameter is a sum over the
-   tiles of a warp, then over warps, then over batch rows, each in a fixed order.
+   The kernel and the number of warps depend on sizes alone, so results do not depend on
+   the GPU. Arithmetic is in float. Gradients of parameters are summed over the tiles of
+   a warp, then over warps, then over batch rows, each in a fixed order.
 
-   STX__SRU_ONE_WARP, STX__SRU_FOUR_WARPS: columns from which 1 or 4 warps have tiles of
-   the same columns, otherwise 8. STX__SRU_SHARED: bytes of shared memory per block at
-   most. STX__SRU_SLOT: elements of one plane of a tile. */
+   One warp processes all tiles of its columns if there are STX__SRU_ONE_WARP columns or
+   more. Otherwise four warps share them, or eight if there are fewer than
+   STX__SRU_FOUR_WARPS columns. STX__SRU_SHARED is the largest shared memory of a block
+   in bytes, STX__SRU_SLOT the number of elements in one plane of a tile. */
 enum {
     STX__SRU_ONE_WARP = 30000,
     STX__SRU_FOUR_WARPS = 8192,
@@ -9365,24 +9417,24 @@ enum {
 
 typedef struct stx__sru {
     size_t T, H, O, k, tiles;
-    size_t groups; /* of 32 columns, per direction */
+    size_t groups; /* groups of 32 columns per direction */
     int D, add_xr;
-    float alpha; /* of the highway; 1 for k = 4 */
+    float alpha; /* scale of the highway; 1 for k = 4 */
     stx__array u, xr, V, h, last, v, bias, c0, m, dh, dlast, du, dV, dxr, dc0;
     const int32_t *pad;
     float *c;    /* (B,tiles,O) */
-    float *part; /* (B,4,O): sums of dvf, dvr, dbf, dbr of a batch row; or NULL */
+    float *part; /* (B,4,O): dvf, dvr, dbf, dbr of each batch row; or NULL */
 } stx__sru;
 
-/* The column of a lane: o of batch row b. A lane beyond the last column takes that of
-   lane 0 and stores the same values, so that no conditions are needed. Step n in the
-   order of the direction is row(n) of (B,T). */
+/* The column of a lane: column o of batch row b. A lane beyond the last column
+   duplicates lane 0 and stores the same values, so no conditions are needed. Step n, in
+   the order of the direction, is row stx__sru_row(n) of (B,T). */
 typedef struct stx__sru_column {
-    size_t b, o, o0; /* o0: of lane 0 */
+    size_t b, o, o0; /* o0: column of lane 0 */
     size_t first;    /* row of step 0 */
     int lane, width, back;
     int col;              /* index among the warp's columns */
-    float vf, vr, bf, br; /* parameters of the gates times -log2 e: e^-z = 2^(that) */
+    float vf, vr, bf, br; /* gate parameters times -log2 e, so that e^-z is a power of 2 */
     float m;
 } stx__sru_column;
 
@@ -9392,7 +9444,7 @@ static __device__ __forceinline__ size_t stx__sru_row(const stx__sru_column &q, 
     return q.back ? q.first - n : q.first + n;
 }
 
-/* a[i], or `none` if there is no array. */
+/* Returns a[i], or `none` if there is no array. */
 static __device__ __forceinline__ float stx__sru_get_or(const stx__array &a, size_t i, float none) {
     return a.p ? stx__get(a, i) : none;
 }
@@ -9419,8 +9471,9 @@ static __device__ __forceinline__ stx__sru_column stx__sru_column_of(const stx__
     return q;
 }
 
-/* An array that a warp reads: planes of 32 columns. p: the first 16-byte piece of this
-   lane at step 0. by: bytes to the next step. */
+/* An array that a warp reads, in planes of 32 columns. p is the first 16-byte piece of
+   this lane at step 0; `by` and `plane` are the bytes to the next step and to the next
+   plane. there is 0 if this lane has nothing to read. */
 typedef struct stx__sru_input {
     const char *p;
     ptrdiff_t by, plane;
@@ -9441,9 +9494,9 @@ static __device__ __forceinline__ stx__sru_input stx__sru_input_of(const stx__ar
     return f;
 }
 
-/* Starts copies of steps n0 .. n0+STEPS-1 to PLANES slots (STEPS,32) in pieces of 16
-   bytes; 0 where there is nothing. A piece that does not exist uses the address of u,
-   because its own may be outside any array. */
+/* Starts copies of steps n0 .. n0+STEPS-1 to PLANES slots (STEPS,32), in pieces of 16
+   bytes. Pieces that do not exist are filled with 0; they use the address of u, because
+   their own may be outside any array. */
 template <class E, int STEPS, int PLANES>
 static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_input &f,
                                                       const stx__sru &p, const stx__sru_column &q,
@@ -9466,8 +9519,8 @@ static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in
     }
 }
 
-/* The same for any storage and alignment: element by element, each lane its own
-   column. */
+/* Copies one plane of any storage and alignment. Each lane copies its own column,
+   element by element. */
 template <class E, int STEPS>
 static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__array &a, size_t ld,
                                                             size_t plane, const stx__sru &p,
@@ -9479,9 +9532,9 @@ static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__
                                     : 0.0f;
 }
 
-/* The inputs of a tile, in slots: u0 u1 u2, the highway (u3 or xr), with HASV the two of
-   V, in backward dh and, if gradients are added to it, dxr. PLAIN: any storage and
-   alignment. */
+/* The inputs of a tile, in this order of slots: u0, u1, u2, the highway (u3 or xr),
+   with HASV the two planes of V, and with BACK dh and, if gradients are added to it,
+   dxr. PLAIN supports any storage and alignment. */
 template <class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_source {
     stx__sru_input u, x, V, dh, dxr;
 
@@ -9568,8 +9621,8 @@ template <class E> struct stx__sru_output<E, 1> {
     }
 };
 
-/* The skipped ones among 32 steps from n0, as bits: steps beyond the last one and
-   padding. pad: stx__sru_pad of step n0 + lane. */
+/* stx__sru_skips returns a bit mask of the steps to skip among the 32 from n0: padding
+   and steps beyond the last one. Its argument pad is stx__sru_pad of step n0 + lane. */
 static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q,
                                                    size_t n) {
     return p.pad && n < p.T ? p.pad[stx__sru_row(q, n)] != 0 : 0;
@@ -9581,8 +9634,8 @@ static __device__ __forceinline__ uint32_t stx__sru_skips(const stx__sru &p,
     return __ballot_sync(STX__ALL, pad || n0 + q.lane >= p.T);
 }
 
-/* sigmoid(u + v c + b) at index `at` of slots (STEPS,32); gate 0 forgets, gate 1
-   resets. */
+/* Returns sigmoid(u + v c + b) at index `at` of slots (STEPS,32). Gate 0 is the forget
+   gate, gate 1 the reset gate. */
 template <class E, int HASV, int STEPS>
 static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, int at,
                                                       const stx__sru_column &q, float c) {
@@ -9592,7 +9645,7 @@ static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, i
     return stx__rcp(1.0f + stx__exp2(fmaf(v, c, z)));
 }
 
-/* h = xt + (g(c) - xt) m r. */
+/* Returns h = xt + (g(c) - xt) m r. */
 template <class E, int TANH, int STEPS>
 static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, const stx__sru &p,
                                                      const stx__sru_column &q, float c, float r) {
@@ -9600,8 +9653,8 @@ static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, cons
     return fmaf(g - xt, q.m * r, xt);
 }
 
-/* Runs STEPS steps from n0 in slot and returns the last state. skip: bits of the steps to
-   skip; FULL: there are none. SCAN: v is 0. */
+/* Runs STEPS steps from n0, with inputs from slot, and returns the last state. A bit in
+   skip marks a step to skip; with FULL, there are none. With SCAN, v is 0. */
 template <class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN>
 static __device__ __forceinline__ float stx__sru_steps(const E *slot, const stx__sru &p,
                                                        const stx__sru_column &q, size_t n0,
@@ -9625,7 +9678,7 @@ static __device__ __forceinline__ float stx__sru_steps(const E *slot, const stx_
 }
 
 /* Forward. A block is one warp (launch bound 32). The ring has STAGES stages of STEPS
-   steps, all but one of them in flight. */
+   steps; all but one are in flight. */
 template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_kernel(stx__sru p) {
     constexpr int STEPS = sizeof(E) == 2 ? 16 : 8, STAGES = sizeof(E) == 2 ? 4 : 6,
                   STAGE = (HASV ? 6 : 4) * 32 * STEPS;
@@ -9639,7 +9692,7 @@ template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_k
         uint32_t skip = stx__sru_skips(p, q, n0, pad) & ((1u << STEPS) - 1);
         pad = stx__sru_pad(p, q, n0 + STEPS + q.lane);
         stx__cp_wait<STAGES - 2>();
-        /* all lanes see this stage, and none reads the previous one any more */
+        /* all lanes now see this stage, and no lane still reads the previous one */
         __syncwarp();
         from.fetch(ring + (at ? at - 1 : STAGES - 1) * STAGE, p, q, n0 + (STAGES - 1) * STEPS);
         if (p.c && n0 % STX_SRU_TILE == 0) p.c[(q.b * p.tiles + n0 / STX_SRU_TILE) * p.O + q.o] = c;
@@ -9655,9 +9708,9 @@ template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_k
     if (p.last.p) stx__put(p.last, q.b * p.O + q.o, c);
 }
 
-/* Exchanges P and Q of the warps' tiles: `mine` becomes the value before this warp's
-   tile, and x the value after all tiles. buffer: (2,warps,2,32), alternating, so that one
-   barrier per round suffices. */
+/* Exchanges P and Q of the warps' tiles. mine becomes the value before this warp's
+   tile, and x the value after all tiles. buffer is (2,warps,2,32); rounds alternate
+   between its halves, so that one barrier per round suffices. */
 static __device__ __forceinline__ void stx__sru_exchange(float *buffer, int round, int warps,
                                                          int warp, int lane, float P, float Q,
                                                          float &mine, float &x) {
@@ -9671,9 +9724,9 @@ static __device__ __forceinline__ void stx__sru_exchange(float *buffer, int roun
     }
 }
 
-/* Forward without v and V: the warps of a block take tiles in turn. Launch bound: at
-   most 8 warps; one block per multiprocessor, so that the unrolled walks keep their
-   registers. */
+/* Forward without v and V. In each round, the warps of a block process adjacent tiles.
+   The launch bound is 8 warps and one block per multiprocessor, so that the unrolled
+   loops keep their values in registers. */
 template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(stx__sru p) {
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_column_of(p);
@@ -9714,7 +9767,7 @@ template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel
 }
 
 /* The derivatives of a step. Forward: c' = u0 + (c - u0) f, h = xt + (g(c') - xt) m r.
-   Backward, with e from the following step:
+   Backward, where e comes from the following step:
 
        a   = dh m r g' + e                          dL/dc'
        dzf = a (c - u0) f (1 - f)                   dzr = dh (g - xt) m r (1 - r)
@@ -9722,8 +9775,8 @@ template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel
        dvf += dzf c      dvr += dzr c               dbf += dzf   dbr += dzr
        e   = a f + dzf vf + dzr vr = a J + dzr vr   J = f + vf (c - u0) f (1 - f)
 
-   Fields: d = c - u0, s = f (1 - f), kept = m r, gr = dh m r g', rest = dzr vr. cn is
-   c'. */
+   The fields are d = c - u0, s = f (1 - f), kept = m r, gr = dh m r g' and rest = dzr
+   vr. The argument cn is c'. */
 typedef struct stx__sru_step_grad {
     float d, f, r, s, kept, gr, dzr, J, rest;
 } stx__sru_step_grad;
@@ -9781,8 +9834,8 @@ static __device__ __forceinline__ float stx__sru_states(float *state, const E *s
     return c;
 }
 
-/* Walks back, from e after the tile to e before it, and computes all gradients. sum: dvf,
-   dvr, dbf, dbr of this tile. */
+/* Walks a tile backward from e after the tile, computes all gradients and returns e
+   before the tile. Adds dvf, dvr, dbf and dbr of the tile to sum. */
 template <class E, int PLAIN, int HASV, int TANH, int FULL>
 static __device__ __forceinline__ float stx__sru_steps_back(const float *state, const E *slot,
                                                             const stx__sru &p,
@@ -9790,7 +9843,7 @@ static __device__ __forceinline__ float stx__sru_steps_back(const float *state, 
                                                             uint32_t skip, float cn, float e,
                                                             float (&sum)[4]) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
-    /* may be beyond the last row, and is not used then */
+    /* may be beyond the last row, but is not used then */
     const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);
     const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k,
                     by_x = p.k == 4 ? by_u : by;
@@ -9832,8 +9885,8 @@ static __device__ __forceinline__ float stx__sru_steps_back(const float *state, 
     return e;
 }
 
-/* Backward. PARALLEL: the warps of a block take tiles in turn, from the last one on (at
-   most 8 warps); otherwise a block is one warp. */
+/* Backward. With PARALLEL, a block has up to 8 warps, which process adjacent tiles in
+   each round, from the last tile to the first. Otherwise a block is one warp. */
 template <class E, int PLAIN, int HASV, int TANH, int PARALLEL>
 STX__GLOBAL(PARALLEL ? 256 : 32, 1)
 stx__sru_bwd_kernel(stx__sru p) {
@@ -9915,7 +9968,7 @@ static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
                 : stx__sru_bwd_kernel<E, PLAIN, 0, 0, PARALLEL>;
 }
 
-/* The kernel of a call, by its storage. */
+/* Return the kernel for the storage and the arrays of a call. */
 static stx__sru_kernel stx__sru_fwd_choose(const stx_sru_args *a, int plain, int half, int warps) {
     const int hasV = a->V != NULL;
     if (warps > 1) {
@@ -9971,8 +10024,8 @@ static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
     return p;
 }
 
-/* Whether all inputs and outputs have the same storage, inputs are aligned to 16 bytes
-   and rows are whole pieces. Otherwise the plain kernels run. */
+/* Returns whether all inputs and outputs have the same storage, inputs are aligned to
+   16 bytes, and rows are multiples of 16 bytes. Otherwise the plain kernels run. */
 static int stx__sru_is_uniform(const stx__sru &p) {
     const stx__array *in[5] = {&p.u, &p.xr, &p.V, &p.dh, p.add_xr ? &p.dxr : NULL},
                    *out[4] = {&p.h, &p.du, &p.dV, &p.dxr};
@@ -9984,7 +10037,8 @@ static int stx__sru_is_uniform(const stx__sru &p) {
     return p.H % (p.u.half ? 8 : 4) == 0;
 }
 
-/* The number of warps that share columns: 1 if the columns alone fill a GPU. */
+/* Returns the number of warps that share the tiles of a column: 1 if there are enough
+   columns to fill a GPU. */
 static int stx__sru_warps(const stx_sru_args *a, size_t each) {
     const size_t columns = a->B * a->D * a->H;
     size_t w = 8;
@@ -9998,7 +10052,7 @@ static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel,
                          const stx_sru_args *a, const stx__sru &p, int warps, size_t each) {
     size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;
     static_assert((int)STX__SRU_SHARED <= (int)STX__SHARED_LEAST,
-                  "some GPUs have less shared memory");
+                  "STX__SRU_SHARED exceeds the shared memory of some GPUs");
     if (!stx__may_share(x, (const void *)kernel, bytes, name)) return;
     STX__RUN_KERNEL(x, name, kernel, (unsigned)blocks, 32 * warps, bytes, p);
 }
@@ -10008,8 +10062,8 @@ static int stx__sru_refused(stx_ctx *x, const stx_sru_args *a, const char *what)
     if ((a->k == 3 || a->k == 4) && a->D <= 2 && (a->H + 31) / 32 * a->D * a->B < (size_t)1 << 31)
         return 0;
     stx_fail(x, STX_ERR_SHAPE,
-             "%s: expected k = 3 or 4, D = 1 or 2 directions and fewer than 2^31 blocks, got k = "
-             "%zu, D = %zu",
+             "%s: expected k = 3 or 4, D = 1 or 2 and fewer than 2^31 blocks of 32 columns, got "
+             "k = %zu and D = %zu",
              what, a->k, a->D);
     return 1;
 }
@@ -10060,13 +10114,14 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
 // >>groups
 
 #ifdef SEQTX_COMPRESSIVE_H
-/* The kernels of seqtx_compressive.h, whose letters apply here; they move rows and gates.
-   The rest (convolutions, the attention of the losses) are matmuls and attention of the
-   core.
+/* The kernels of seqtx_compressive.h, whose letters apply here. They move rows and
+   compute gates. Convolutions and the attention of the losses use matmuls and attention
+   of the core.
 
-   Row kernels: one warp per row, W adjacent elements per lane. The source of a row is
-   computed once per row, and loads and stores are of whole lines. 256 threads per block;
-   the grid is limited and STX__WARPS distributes all n below N over its warps. */
+   Row kernels use one warp per row and W adjacent elements per lane. The source of a
+   row is computed once per row, and loads and stores cover whole cache lines. Blocks
+   have 256 threads. The size of the grid is limited; STX__WARPS distributes all n below
+   N over its warps. */
   #define STX__WARPS(n, N) \
     for (size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; n < N; \
          n += (size_t)gridDim.x * blockDim.x / 32)
@@ -10078,8 +10133,9 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
         STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
     } while (0)
 
-/* Rows and groups of stream b: tap t of group i is row base + i step + t, if that is in
-   [first, rows) and not marked by pad. own: G_b. */
+/* The rows and groups of a stream. Tap t of group i is row base + i step + t, if this
+   row is in [first,rows) and not marked in pad. own is G_b, the number of the stream's
+   groups. */
 typedef struct stx__comp_stream {
     ptrdiff_t base, first;
     size_t own;
@@ -10101,7 +10157,7 @@ static __device__ __forceinline__ stx__comp_stream stx__comp_stream_of(const stx
     return s;
 }
 
-/* The row of a tap, or -1 if it is missing. */
+/* Returns the row of a tap, or -1 if it is missing. */
 static __device__ __forceinline__ ptrdiff_t stx__comp_row(const stx_comp_groups &g,
                                                           const stx__comp_stream &s, size_t group,
                                                           size_t t) {
@@ -10115,8 +10171,8 @@ static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *w
     return !stx_ok(x);
 }
 
-/* The groups with their stride resolved, and whether rows can be read four elements at a
-   time. */
+/* Returns the groups with their stride resolved, and sets *four to whether rows can be
+   read four elements at a time. */
 static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__array &rows,
                                          int *four) {
     stx_comp_groups s = *g;
@@ -10125,8 +10181,8 @@ static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__ar
     return s;
 }
 
-/* y (B,groups,taps,D) = or += the rows of rows (B,rows,D) that the taps refer to, 0 where
-   one is missing. One warp per tap. */
+/* Sets each tap of y (B,groups,taps,D) to its row of rows (B,rows,D), or to 0 if that
+   row is missing. With accumulate, adds to y instead. One warp per tap. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_unfold_kernel(stx__array y, stx__array rows, stx_comp_groups g, int accumulate) {
@@ -10154,16 +10210,16 @@ void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const s
                    s, accumulate);
 }
 
-/* rows (B,rows,D) = the sum of the taps of y (B,groups,taps,D) that refer to a row,
-   groups in ascending order; 0 where there is none, and in missing rows. One warp per
-   row, which computes the range of its groups. */
+/* Sets each row of rows (B,rows,D) to the sum of the taps of y (B,groups,taps,D) that
+   refer to it, in ascending order of groups. Rows without taps and missing rows become
+   0. One warp per row, which computes the range of its groups. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_fold_kernel(stx__array rows, stx__array y, stx_comp_groups g) {
     STX__WARPS(n, g.B * g.rows) {
         size_t b = n / g.rows, row = n - b * g.rows;
         stx__comp_stream s = stx__comp_stream_of(g, b);
-        /* tap of group i: t = from - i step */
+        /* in group i, the row is tap t = from - i step */
         ptrdiff_t from = (ptrdiff_t)row - s.base, step = (ptrdiff_t)g.step,
                   before = from - (ptrdiff_t)g.taps;
         ptrdiff_t lo = before < 0 ? 0 : before / step + 1, hi = from < 0 ? -1 : from / step;
@@ -10190,9 +10246,9 @@ void stx_comp_fold_cuda(stx_ctx *x, stx_real *rows, const stx_real *y, const stx
                    stx__comp_fold_kernel, n, R, Y, *g);
 }
 
-/* y (B,groups,D) = the mean (max 0) or maximum (max 1), per channel, of the rows of a
-   group; 0 if all are missing. One warp per group; one lane adds the rows of a channel in
-   order of time. */
+/* Sets y (B,groups,D) to the mean (max = 0) or maximum (max = 1) of the rows of each
+   group, per channel, or to 0 if all are missing. One warp per group; a lane processes
+   the rows of its channels in order of time. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_pool_kernel(stx__array y, stx__array rows, stx_comp_groups g, int max) {
@@ -10232,12 +10288,13 @@ void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
                    max);
 }
 
-/* y (B,groups,D) = the G_b most used rows of stream b, in order of time, in the last G_b
-   rows of y; the rows before are 0.
+/* Copies the G_b most used rows of stream b, in order of time, to the last G_b rows of
+   y (B,groups,D). The rows of y before them become 0.
 
-   First kept (B,rows): whether a row is among them. Its rank is the number of rows that
-   precede it, by missing, usage, and position. One thread per row; usages of the others
-   pass through shared memory, 256 at a time. */
+   The first kernel sets kept (B,rows): whether a row is among the most used. The rank
+   of a row is the number of rows that precede it. Existing rows precede missing ones,
+   then rows are ordered by usage, then by position. One thread per row; the usages of
+   the other rows pass through shared memory, 256 at a time. */
 static __device__ __forceinline__ float stx__comp_usage_of(const stx__array &usage, size_t i) {
     float all = stx__get(usage, i + 1);
     return all > 0 ? stx__get(usage, i) / all : 0;
@@ -10278,8 +10335,8 @@ stx__comp_rank_kernel(int32_t *kept, stx__array usage, size_t usage_batch_stride
     }
 }
 
-/* Then the row of each place: the m-th one that is kept, counted 32 at a time. One warp
-   per place. */
+/* The second kernel finds the row for each place in y, the m-th row that is kept,
+   counting 32 rows at a time, and copies it. One warp per place. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_pick_kernel(stx__array y, stx__array rows, const int32_t *kept, stx_comp_groups g) {
@@ -10334,17 +10391,17 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
 
 // >>usage
 
-/* usage[b][j][0] += 1/H sum_h sum_i of the softmax weight of key first + j for query i,
-   and usage[b][j][1] += the number of queries i. Each weight is recomputed from its logit
-   and the statistics of the row.
+/* Adds the softmax weights of key first + j, summed over queries and averaged over
+   heads, to usage[b][j][0], and the number of queries to usage[b][j][1]. Each weight is
+   recomputed from its logit and the statistics of the row.
 
-   First part (B,H,n): sums over the queries of one head. A block has 64 keys of a unit
-   (batch row, head) and walks its queries, 64 at a time. A thread has 4 x 4 logits;
-   operands pass through shared memory, 16 channels at a time. The positions of a tile are
-   127 adjacent rows of pe, with index (query - key) + 63 in the tile; 7 of them meet the
-   16 logits of a thread. Queries are added in ascending order per thread, then 16 threads
-   per key in order. Launch bound: 256 threads, 3 blocks per multiprocessor, i.e. at most
-   80 registers. */
+   The first kernel computes part (B,H,n), the sums over the queries of one head. A
+   block processes 64 keys of a unit (batch row and head) and walks its queries, 64 at a
+   time. A thread computes 4 x 4 logits; operands pass through shared memory, 16
+   channels at a time. A tile uses 127 adjacent rows of pe, indexed by (query - key) +
+   63; the 16 logits of a thread use 7 of them. Each thread adds its queries in
+   ascending order, then the 16 threads of a key are added in order. The launch bound is
+   256 threads and 3 blocks per multiprocessor, which allows 80 registers per thread. */
 enum { STX__USAGE_TILE = 64, STX__USAGE_STEP = 16, STX__USAGE_POSITIONS = 2 * STX__USAGE_TILE };
 
 typedef struct stx__comp_usage {
@@ -10357,8 +10414,8 @@ typedef struct stx__comp_usage {
     float scale;
 } stx__comp_usage;
 
-/* Loads channels c0 .. c0+15 of the tile's positions to shared memory, channel by
-   channel. d0: distance of position 0. */
+/* Loads channels c0 .. c0+15 of the tile's rows of pe to shared memory, one array per
+   channel. d0 is the distance of the first row. */
 static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_usage &p, float *ps,
                                                                size_t h, size_t c0, ptrdiff_t d0) {
     enum { LR = STX__USAGE_POSITIONS + 4 };
@@ -10374,7 +10431,8 @@ static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_u
     }
 }
 
-/* The same for the tile's queries (plus u, and plus vb), keys and, with PE, positions. */
+/* Loads the same channels of the tile's queries (q + u, and with PE also q + vb), keys
+   and, with PE, rows of pe. */
 template <int PE>
 static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usage &p, float *qu,
                                                             float *qv, float *ks, float *ps,
@@ -10399,7 +10457,7 @@ static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usag
     if (PE) stx__comp_usage_load_pe(p, ps, h, c0, d0);
 }
 
-/* Adds these channels to a thread's 4 x 4 logits. */
+/* Adds the contribution of these channels to a thread's 4 x 4 logits. */
 template <int PE>
 static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], const float *qu,
                                                             const float *qv, const float *ks,
@@ -10426,8 +10484,8 @@ static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], co
     }
 }
 
-/* sum[j] += the softmax weights of a thread's 4 x 4 logits, for queries that see the
-   key. */
+/* Adds the softmax weights of a thread's 4 x 4 logits to sum[j], for queries that see
+   the key. */
 static __device__ __forceinline__ void stx__comp_usage_weights(const stx__comp_usage &p,
                                                                const float (&c)[4][4],
                                                                double (&sum)[4], size_t unit,
@@ -10461,7 +10519,7 @@ STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx_
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
     double sum[4] = {0};
     for (size_t i0 = 0; i0 < p.T; i0 += STX__USAGE_TILE) {
-        /* distance of the tile's position 0 */
+        /* distance of the tile's first row of pe */
         const ptrdiff_t d0 = (ptrdiff_t)(p.S - p.T + i0) - (ptrdiff_t)(p.first + j0)
                              - (STX__USAGE_TILE - 1);
         float c[4][4] = {{0}};
@@ -10482,8 +10540,8 @@ STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx_
     }
 }
 
-/* Then the sums over heads, in order, and the number of queries. One thread per key; all
-   threads of a block count. */
+/* The second kernel adds the sums of the heads in order, and the number of queries. One
+   thread per key; all threads of a block count the queries together. */
 STX__GLOBAL(256)
 stx__comp_usage_sum_kernel(stx__array usage, size_t usage_batch_stride, const double *part,
                            stx__comp_usage p, size_t B, size_t blocks) {
@@ -10510,9 +10568,9 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
     if (a->span_fraction || a->eps > 0 || a->N || a->not_causal || a->S < a->T
         || first > a->S - a->T || n > a->S - a->T - first) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_comp_usage: expected causal attention without learned spans, eps and "
-                 "persistent vectors, and keys before the last T = %zu of S = %zu, got %zu keys "
-                 "from key %zu on",
+                 "stx_comp_usage: expected causal attention without learned spans, eps or "
+                 "persistent vectors, and only keys before the last T = %zu of S = %zu, got %zu "
+                 "keys from key %zu",
                  a->T, a->S, n, first);
         return;
     }
@@ -10558,9 +10616,9 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
 
 // >>error
 
-/* loss (1) = sum (a - t)^2 / count and rel_error (1) = sum (a - t)^2 / sum t^2 (0 if that
-   is 0), over the rows of a, t (N,C) that skip does not mark. First the two sums of each
-   row, to work (N,2): one warp per row. */
+/* Computes loss (1) = sum (a - t)^2 / count and rel_error (1) = sum (a - t)^2 / sum t^2
+   (0 if sum t^2 is 0), over the rows of a, t (N,C) that are not marked in skip. The
+   first kernel stores the two sums of each row in work (N,2). One warp per row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *skip, size_t N,
@@ -10587,8 +10645,8 @@ stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *
     }
 }
 
-/* Then the sums over all rows: one block, a thread adds every 1024th row, then a fixed
-   tree. */
+/* The second kernel sums over all rows. One block: a thread adds every 1024th row, then
+   a fixed tree adds the threads. */
 STX__GLOBAL(1024)
 stx__comp_error_sum_kernel(stx__array loss, stx__array rel_error, const double *work, size_t N,
                            double count) {
@@ -10617,8 +10675,8 @@ void stx_comp_error_fwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
                     e->count);
 }
 
-/* Forward: loss = sum (a - t)^2 / count. Hence da = or += dloss 2 (a - t) / count, 0 in
-   rows that skip marks. One warp per row. */
+/* Forward: loss = sum (a - t)^2 / count. Therefore da = 2 (a - t) dloss / count, or 0
+   in rows marked in skip; with accumulate, it is added. One warp per row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_error_bwd_kernel(stx__array da, stx__array dloss, stx__array a, stx__array t,
@@ -10652,17 +10710,18 @@ void stx_comp_error_bwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
 
 // >>gates
 
-/* The elementwise part of a gate, see stx_comp_gate_args. A thread takes four adjacent
-   elements at a time (or one); the kind is selected outside its loop, so that each kind
-   is a separate loop. */
+/* The elementwise part of a gate (see stx_comp_gate_args). A thread processes four
+   adjacent elements at a time, or one. The kind is selected outside the loop, so that
+   each kind has a separate loop. */
 typedef struct stx__comp_gate {
     int kind, accumulate;
     size_t n, D;
     stx__array x, y, p[4], out, dout, dx, dy, dp[4];
 } stx__comp_gate;
 
-/* The planes of a kind: rows of D elements side by side in p[0] and p[1]. GRU has r, z, n
-   in p[0] and again in p[1]. X, Y: does it use x, y? */
+/* Returns the number of planes of a kind. A plane has rows of D elements; p[0] and p[1]
+   may each hold several planes side by side. GRU has r, z, n in p[0] and again in p[1].
+   In stx__comp_kind, X and Y are 1 if the kind uses x and y. */
 static constexpr __host__ __device__ int stx__comp_planes(int kind) {
     switch (kind) {
     case STX_COMP_GATE_GRU: return 6;
@@ -10679,7 +10738,7 @@ template <int K> struct stx__comp_kind {
     static constexpr int X = K != STX_COMP_GATE_GLU;
     static constexpr int Y = K == STX_COMP_GATE_INPUT || K == STX_COMP_GATE_OUTPUT
                              || K == STX_COMP_GATE_HIGHWAY;
-    /* planes side by side in each p */
+    /* planes side by side in each p[i] */
     static constexpr int side = P == 6 ? 3 : 1 + (K == STX_COMP_GATE_GLU);
 };
 
@@ -10687,7 +10746,7 @@ static __device__ __forceinline__ float stx__comp_sigmoid(float v) {
     return 1 / (1 + expf(-v));
 }
 
-/* The array of plane k, and the index of element i in it. */
+/* Return the array that holds plane k, and the index in it of element i of the plane. */
 template <int K>
 static __device__ __forceinline__ const stx__array &stx__comp_plane(const stx__array (&p)[4],
                                                                     int k) {
@@ -10749,9 +10808,8 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
     }
 }
 
-/* Backward of elements i .. i+W-1; p becomes the gradients of the planes. With g = dout,
-   s' = s (1
-   - s), and out as in stx__comp_gate_forward, GRU:
+/* Computes the gradients of elements i .. i+W-1. Those of the planes replace p. With g
+   = dout, s' = s (1 - s) and out as in stx__comp_gate_forward, the gradients of GRU are
 
        dn = g (1 - z) (1 - n^2)    dz = g (x - n) z'    dr = dn p_n r'    dx = g z
        gradients of p[0]: dr, dz, dn; of p[1]: dr, dz, r dn */
@@ -10762,7 +10820,7 @@ static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_g
     stx__getn<W>(g, a.dout, i);
     stx__comp_gate_get<W, K>(a, i, x, y, p);
   #pragma unroll
-    /* gradients replace the values they belong to */
+    /* each gradient replaces its value */
     for (int e = 0; e < W; e++) {
         if constexpr (K == STX_COMP_GATE_GRU) {
             float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
@@ -10828,7 +10886,8 @@ static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_g
     }
 }
 
-/* The loop of one kind, forward or backward; stx__comp_gate_of_kind selects it. */
+/* Runs the loop of one kind, forward or backward. stx__comp_gate_of_kind selects the
+   kind. */
 template <int W, int K, int BACKWARD>
 static __device__ __forceinline__ void stx__comp_gate_pass(const stx__comp_gate &a) {
     if constexpr (BACKWARD)
@@ -10860,9 +10919,9 @@ template <int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
     stx__comp_gate_of_kind<W, 1>(a);
 }
 
-/* Backward, and part (chunks,P D) = the sums of the planes' gradients, `rows` rows per
-   chunk. As stx__columns_kernel: a block of 8 rows of 32 lanes takes 32 W columns of a
-   chunk, each lane W of them in all planes. */
+/* Backward pass that also computes part (chunks,P D): the sums of the planes' gradients
+   over `rows` rows per chunk. As in stx__columns_kernel, a block has 8 rows of 32 lanes
+   and sums 32 W columns of a chunk; each lane sums W of them in all planes. */
 template <int W, int K>
 STX__GLOBAL(256)
 stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
@@ -10885,7 +10944,7 @@ stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
         for (int k = 0; k < P; k++) {
             for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
             __syncthreads();
-            /* add the rows; row r takes element r of each lane's W */
+            /* add the 8 rows; row r adds element r of each lane's W */
             if (row < W && c < a.D) {
                 float t = 0;
                 for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
@@ -10915,16 +10974,16 @@ static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
                      defer_db);
 }
 
-/* The kernels' arguments: 1, and in *four whether all arrays can be accessed four
-   elements at a time; or 0 if there is nothing to do or an error. */
+/* Sets the arguments of the kernels and sets *four to whether all arrays can be accessed
+   four elements at a time. Returns 0 if there is nothing to do or after an error. */
 static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backward,
                              stx__comp_gate *p, int *four) {
     const char *what = backward ? "stx_comp_gate_bwd" : "stx_comp_gate_fwd";
     int i;
     if (!stx_ok(x) || !a->N || !a->D) return 0;
     if (a->kind < STX_COMP_GATE_GRU || a->kind > STX_COMP_GATE_GLU) {
-        stx_fail(x, STX_ERR_ARG, "%s: kind: expected STX_COMP_GATE_GRU .. _GLU, got %d", what,
-                 a->kind);
+        stx_fail(x, STX_ERR_ARG, "%s: kind: expected one of STX_COMP_GATE_GRU .. _GLU, got %d",
+                 what, a->kind);
         return 0;
     }
     memset(p, 0, sizeof *p);
@@ -10972,9 +11031,9 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
 // >>gate
 
 #ifdef SEQTX_PAR_H
-/* The kernels of seqtx_par.h. The gate of a block is three values, or three per draw.
-   They are computed in double, as on the CPU, and stay on the device from the noise to
-   the gradient of the parameters, so nothing is copied to the host. */
+/* The kernels of seqtx_par.h. The gate of a network block has three values, or three
+   per draw. They are computed in double, as on the CPU, and stay on the device from the
+   noise to the gradient of the parameters. */
 typedef struct stx__par_gate {
     size_t R, uniforms_stride;
     int form, hard, noisy, latency_w;
@@ -11011,8 +11070,8 @@ static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
     return g;
 }
 
-/* pi, ln p (with STX_PAR_FORM_PI ln pi), and p = pi / sum pi, as stx__par_probabilities
-   of the CPU. Returns sum pi. */
+/* Computes pi, ln_pi (ln p, or with STX_PAR_FORM_PI ln pi) and p = pi / sum pi, like
+   the CPU function stx__par_probabilities. Returns sum pi. */
 static __device__ __forceinline__ double stx__par_probabilities(const stx__par_gate &a,
                                                                 double (&ln_pi)[3], double (&pi)[3],
                                                                 double (&p)[3]) {
@@ -11037,26 +11096,26 @@ static __device__ __forceinline__ double stx__par_probabilities(const stx__par_g
     return sum;
 }
 
-/* Whether the latency is that of p */
+/* Returns whether the latency is computed from p. */
 static __device__ __forceinline__ int stx__par_of_p(const stx__par_gate &a) {
     return a.lat.p && a.latency_w == STX_PAR_LATENCY_OF_P;
 }
 
-/* Whether the latency is that of w */
+/* Returns whether the latency is computed from w. */
 static __device__ __forceinline__ int stx__par_of_w(const stx__par_gate &a) {
     return a.lat.p && a.latency_w == STX_PAR_LATENCY_OF_W;
 }
 
-/* lat = the latency of this block plus that of the blocks before. */
+/* Sets lat to the latency of this network block plus that of the blocks before it. */
 static __device__ __forceinline__ void stx__par_gate_set_latency(const stx__par_gate &a,
                                                                  double lat) {
     stx__put(a.lat, 0, (float)(lat + (a.before.p ? (double)stx__get(a.before, 0) : 0)));
 }
 
-/* y and w of each draw, one thread per draw, and the latency. A block has T draws.
-   With several blocks, the sum over draws that the latency of w requires is stored in
-   part (blocks). Launch bound: T threads and one block, because double arithmetic uses
-   many registers. */
+/* Computes y and w of each draw, and the latency. One thread per draw, T draws per
+   block. If the latency is computed from w and there are several blocks, each stores
+   its sum over draws in part (blocks). The launch bound is T threads and one block per
+   multiprocessor, because double arithmetic uses many registers. */
 template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
     STX__SHARED(double, sh, 32);
     const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
@@ -11107,8 +11166,8 @@ template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, dou
         stx__par_gate_set_latency(a, lat);
 }
 
-/* Adds the parts of the blocks: one block, a thread adds every 256th part, then a fixed
-   tree. */
+/* Adds the sums of the blocks. One block: a thread adds every 256th sum, then a fixed
+   tree adds the threads. */
 STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, size_t blocks) {
     STX__SHARED(double, sh, 32);
     double lat = 0;
@@ -11117,10 +11176,11 @@ STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, s
     if (threadIdx.x == 0) stx__par_gate_set_latency(a, lat);
 }
 
-/* A call has at most as many draws as tokens; a grid has 2^31 - 1 blocks. */
+/* Refuses more draws than any call has tokens; the limit keeps the grid below 2^31
+   blocks. */
 static int stx__par_gate_refused(stx_ctx *x, const stx_par_gate_args *a, const char *what) {
     if (stx_ok(x) && a->R > (size_t)1 << 36)
-        stx_fail(x, STX_ERR_SHAPE, "%s: draws: expected at most 2^36, got %zu", what, a->R);
+        stx_fail(x, STX_ERR_SHAPE, "%s: R: expected at most 2^36 draws, got %zu", what, a->R);
     return !stx_ok(x);
 }
 
@@ -11143,9 +11203,9 @@ void stx_par_gate_fwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
                         blocks);
 }
 
-/* The gradients of the parameters, by one thread. Forward: w = y = softmax((ln pi + g) /
-   tau) and lat = before + sum_k p_k cost_k, or the mean over draws of w_k cost_k. ds and
-   c_k are those of stx_par_gate_args:
+/* Adds the gradients of the parameters, in one thread. Forward: w = y = softmax((ln pi
+   + noise) / tau), and lat = before + sum_k p_k cost_k or, from w, before + the mean
+   over draws of sum_k w_k cost_k. With ds and c_k of stx_par_gate_args:
 
        LOGITS   dal_k += ds_k - p_k sum ds + p_k c_k
        PI       dal_k += ds_k / pi_k + c_k / sum pi, where al_k >= 0 */
@@ -11171,8 +11231,9 @@ static __device__ __forceinline__ double stx__par_gate_dlat(const stx__par_gate 
     return a.lat.p && a.dlat.p ? (double)stx__get(a.dlat, 0) : 0;
 }
 
-/* A block adds `each` draws, a thread every T-th of them. With several blocks the three
-   sums are stored in part (blocks,3), which stx__par_gate_sum_kernel adds. */
+/* Backward. A block sums over `each` draws, a thread over every T-th of them. If there
+   are several blocks, each stores its three sums in part (blocks,3), and
+   stx__par_gate_sum_kernel adds them. */
 template <int T>
 STX__GLOBAL(T)
 stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
@@ -11237,9 +11298,9 @@ void stx_par_gate_bwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
 
 // >>mix
 
-/* y = w0 Y0 + w1 Y1 + w2 h with Yi = layernorm(h + branch_i), or Yi = h + branch_i if
-   there are no gains (NORM 0): see stx_par_mix_args. Forward fills y, mean and rstd,
-   backward the gradients. */
+/* y = w0 Y0 + w1 Y1 + w2 h, where Yi = layernorm(h + branch_i), or Yi = h + branch_i if
+   there are no gains (NORM = 0). See stx_par_mix_args. The forward pass sets y, mean
+   and rstd, the backward pass the gradients. */
 typedef struct stx__par_mix {
     size_t N, C, period, rows_per_draw, draws_per_period;
     float eps;
@@ -11290,12 +11351,12 @@ static int stx__par_mix_aligned4(const stx__par_mix &m) {
 static int stx__par_mix_refused(stx_ctx *x, const stx_par_mix_args *a, const char *what) {
     if (stx_ok(x) && (!a->period || !a->rows_per_draw))
         stx_fail(x, STX_ERR_SHAPE,
-                 "%s: expected period and rows_per_draw of at least 1 row, got %zu and %zu", what,
+                 "%s: expected period and rows_per_draw to be at least 1, got %zu and %zu", what,
                  a->period, a->rows_per_draw);
     return !stx_ok(x);
 }
 
-/* The weights of row n. */
+/* Loads the weights of row n. */
 static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx__par_mix &a,
                                                         size_t n) {
     size_t k = n / a.period;
@@ -11304,15 +11365,15 @@ static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx
     for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
 }
 
-/* o += w t if w is not 0: a branch that was not chosen may hold anything. Sums start from
-   -0, which changes no value: 1 t is t bit for bit. */
+/* Adds w t to o unless w is 0, because a branch that was not selected may hold anything,
+   even NaN. Sums start from -0, because -0 + t is t bit for bit, even if t is -0. */
 template <int W>
 static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, const float (&t)[W]) {
     if (w != 0)
         for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
 }
 
-/* Loads h and s = h + branch_i, W elements from i on. */
+/* Loads h and s = h + branch_i, W elements from index i. */
 template <int W>
 static __device__ __forceinline__ void stx__par_load_sums(float (&h)[W], float (&s)[2][W],
                                                           const stx__par_mix &a, size_t i) {
@@ -11325,8 +11386,8 @@ static __device__ __forceinline__ void stx__par_load_sums(float (&h)[W], float (
     }
 }
 
-/* Means and reciprocal deviations of a row of h + branch_i in registers; subtracts the
-   means. */
+/* Computes the means and reciprocal standard deviations of a row of h + branch_i in
+   registers, and subtracts the means from it. */
 template <int Q>
 static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], float (&m)[2],
                                                         float (&r)[2], size_t C, float eps) {
@@ -11352,9 +11413,9 @@ static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], flo
     for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + eps);
 }
 
-/* Forward with layer norms: one warp per row, which stays in registers, 4 Q elements per
-   lane, for C up to 128 Q. The sums are those of stx__norm_fwd_kernel bit for bit. 256
-   threads, 8 rows per block. */
+/* Forward with layer norms, for C up to 128 Q. One warp per row; the row stays in
+   registers, 4 Q elements per lane. The sums are bit-identical to those of
+   stx__norm_fwd_kernel. Blocks have 256 threads, 8 rows. */
 template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
@@ -11392,8 +11453,8 @@ template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
     }
 }
 
-/* The same for any C: a warp reads its row three times, mostly from the caches; without
-   layer norms once. */
+/* The same for any C. A warp reads its row three times, mostly from the caches, or only
+   once if there are no layer norms. */
 template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
