@@ -6914,7 +6914,7 @@ typedef struct stx__attn_bwd_params {
                                       from rows of dR (blocks,tables,splits,columns,D) */
     int *used;                     /* (diagonals or blocks,tables,splits): 1 if written */
     stx__bf16 *dr;                 /* rows of dR or NULL: for each head of width > 0,
-                                      (B,tiles BQ,width) at element B tiles BQ slot[h].at */
+                                      (B,tiles BQ,width) at B tiles BQ slot[h].at */
     const stx__attn_dr_slot *slot; /* (H), if there are rows of dR */
     int newest;                    /* 1 + j - i of the last column of a row of dR */
     int tiles;                     /* number of tiles of queries */
@@ -7057,8 +7057,9 @@ template <class Sh> struct stx__attn_bwd_shared {
 
 /* More loaders of matmul operands. A step of k is Pr::K rows here.
 
-       frag_acc    16 rows by Pr::K columns of an accumulator as a left factor. With floats,
-                   k has the order 0 2 4 6 1 3 5 7, so that elements stay in their lanes
+       frag_acc    16 rows by Pr::K columns of an accumulator as a left factor. With
+                   floats, k has the order 0 2 4 6 1 3 5 7, so that elements stay in
+                   their lanes
        frag_rows   Pr::K rows from r0 by 16 columns from 8c as two right factors, with
                    the same order of k
        frag_cols   the same rows and columns, transposed, as a left factor */
@@ -8617,7 +8618,8 @@ template <class Sh> struct stx__attn_bwd_table_shape {
         SHARED = 2 * (TILE + Sh::TILE_Q)
     };
 
-    static_assert((int)SHARED <= (int)STX__SHARED_LEAST, "SHARED exceeds the shared memory of some GPUs");
+    static_assert((int)SHARED <= (int)STX__SHARED_LEAST,
+                  "SHARED exceeds the shared memory of some GPUs");
 };
 
 /* Starts the copies of a step: rows of q, and COLUMNS columns of dR that end `back`
@@ -11528,16 +11530,16 @@ void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
         stx__par_mix_fwd<0>(x, stx__par_mix_of(x, a, 0));
 }
 
-/* The sums of a row that backward requires. With d = dy gain_i and
+/* The sums over a row that the backward pass requires. With d = dy gain_i and
    xi = h + branch_i - mean_i:
 
-       [i]       sum dy Yi without rstd_i and the part of the shift, so sum d xi; without
-                 layer norms sum dy (h + branch_i)
+       [i]       sum d xi, the term of sum dy Yi without rstd_i and the shift; without
+                 layer norms, sum dy (h + branch_i)
        [2]       sum dy h
        [3 + i]   sum d
        [5 + i]   sum dy shift_i
 
-   The gradients of a row, with k0 = mean d and k1 = rstd^2 mean d xi:
+   With k0 = mean d and k1 = rstd_i^2 mean (d xi), the gradients of a row are
 
        dsi = wi rstd_i (d - k0 - xi k1)       dh = w2 dy + ds0 + ds1 */
 enum { STX__PAR_DOTS = 7 };
@@ -11558,7 +11560,7 @@ static __device__ __forceinline__ stx__par_row stx__par_row_of(const stx__par_mi
     return q;
 }
 
-/* Adds W elements of a row to its sums; s becomes xi. */
+/* Adds W elements of a row to its sums and, with NORM, replaces s by xi. */
 template <int W, int NORM>
 static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], float (&dy)[W],
                                                      float (&s)[2][W], const stx__par_mix &a,
@@ -11586,8 +11588,8 @@ static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], 
     }
 }
 
-/* Computes k0 and k1 from the complete sums, which all lanes have; the thread with
-   `first` set stores the dots of the row. */
+/* Computes k0 and k1 from the complete sums, which all lanes hold. The thread with
+   `first` set stores the dots of the row (dy with Y0, Y1 and h) in work. */
 template <int NORM>
 static __device__ __forceinline__ void stx__par_dots_end(stx__par_row &q,
                                                          const float (&t)[STX__PAR_DOTS],
@@ -11629,8 +11631,8 @@ static __device__ __forceinline__ void stx__par_grads(const float (&dy)[W], cons
     if (a.dh.p) stx__addn<W>(a.dh, n * a.C + c, dh, a.add_h);
 }
 
-/* Completes the sums t of a row that G warps share, in all their lanes. Two sets of
-   `dots` alternate, so that one barrier per row suffices. */
+/* Adds the sums t of a row over the G warps that share it, and returns them in all
+   lanes. Two sets of `dots` alternate, so that one barrier per row suffices. */
 template <int G>
 static __device__ __forceinline__ void stx__par_dots_share(float (&t)[STX__PAR_DOTS], float *dots,
                                                            int turn) {
@@ -11650,8 +11652,8 @@ static __device__ __forceinline__ void stx__par_dots_share(float (&t)[STX__PAR_D
     }
 }
 
-/* Adds the warps' sums over their rows, in order, and stores them as the part of the
-   block. */
+/* Adds the warps' sums over their rows, in order, and stores them as the block's
+   partial sums. */
 template <int Q, int G>
 static __device__ __forceinline__ void stx__par_mix_parts(const float (&sum)[4][Q][4], float *sh,
                                                           float *part, size_t C) {
@@ -11671,11 +11673,12 @@ static __device__ __forceinline__ void stx__par_mix_parts(const float (&sum)[4][
     }
 }
 
-/* Backward with layer norms: G warps per row, which stays in registers and is read once;
-   the sums over rows dgain_0, dshift_0, dgain_1, dshift_1 are kept in registers as well.
-   A block of 4 warps has `rows` rows, a number that depends on N alone, and stores their
-   sums in part (blocks,4,C). C is a multiple of 4 and at most 128 Q G. Launch bound: 2
-   blocks per multiprocessor, i.e. at most 255 registers. */
+/* Backward with layer norms. G warps share a row, which is read once and stays in
+   registers. The sums over rows (dgain_0, dshift_0, dgain_1, dshift_1) are kept in
+   registers too. A block of 4 warps processes `rows` rows, a number that depends on N
+   alone, and stores their sums in part (blocks,4,C). C must be a multiple of 4 and at
+   most 128 Q G. The launch bound of 2 blocks per multiprocessor allows 255 registers
+   per thread. */
 template <int Q, int G>
 STX__GLOBAL(128, 2)
 stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
@@ -11690,7 +11693,7 @@ stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
     for (int k = 0; k < Q; k++)
         for (int i = 0; i < 4; i++)
             for (int e = 0; e < 4; e++) sum[i][k][e] = 0;
-    /* uniform for the block, whose warps synchronise if G > 1 */
+    /* all warps run the same number of iterations, because they synchronise if G > 1 */
     for (size_t n0 = lo; n0 < hi; n0 += 4 / G) {
         const size_t n = n0 + warp / G;
         const unsigned C = n < hi ? (unsigned)a.C : 0;
@@ -11722,7 +11725,8 @@ stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
     if (part) stx__par_mix_parts<Q, G>(sum, sh, part, a.C);
 }
 
-/* Backward for any C: a warp reads its row twice; without layer norms all but dy once. */
+/* Backward for any C. A warp reads its row twice or, without layer norms, only dy
+   twice. */
 template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32;
     STX__EACH_ROW(n, a.N, 32) {
@@ -11740,8 +11744,8 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par
     }
 }
 
-/* The sums over rows that belong to it, as stx__columns_kernel, for branch blockIdx.z, to
-   part (chunks,4,C). */
+/* The sums over rows for stx__par_mix_bwd_any_kernel, of branch blockIdx.z. Stores them
+   in part (chunks,4,C). Works like stx__columns_kernel. */
 template <int W>
 STX__GLOBAL(256)
 stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
@@ -11774,7 +11778,7 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
             sh2[(row * W + e) * 32 + lane] = s2[e];
         }
         __syncthreads();
-        /* add the rows; row r takes element r of each lane's W */
+        /* add the 8 rows; row r adds element r of each lane's W */
         if (row < W && c < C) {
             float t = 0, t2 = 0;
             for (int k = 0; k < 8; k++) {
@@ -11788,7 +11792,7 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
     }
 }
 
-/* d[k] (C) += the sum of part (chunks,4,C) over the chunks, for k = blockIdx.y. */
+/* Adds the sum of part (chunks,4,C) over the chunks to d[k] (C), for k = blockIdx.y. */
 typedef struct stx__par_norm_grads {
     stx__array d[4];
 } stx__par_norm_grads;
@@ -11796,7 +11800,7 @@ typedef struct stx__par_norm_grads {
 STX__GLOBAL(1024)
 stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t chunks, size_t C) {
     STX__SHARED(float, sh, 32 * 33);
-    /* a constant index: otherwise the argument is copied to local memory */
+    /* uses constant indices: a variable one would copy the argument to local memory */
     stx__array d = t.d[0];
   #pragma unroll
     for (unsigned k = 1; k < 4; k++)
@@ -11804,8 +11808,8 @@ stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t
     if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
 }
 
-/* dw (draws,3) += the dots over the rows of each draw. T threads per draw: each adds
-   every T-th row, then a fixed tree. */
+/* Adds the dots of the rows of each draw to dw (draws,3). T threads per draw: each adds
+   every T-th row, then a fixed tree adds the threads. */
 template <int T>
 STX__GLOBAL(256)
 stx__par_mix_dw_kernel(stx__array dw, const double *work, size_t draws, size_t N, size_t period,
@@ -11893,8 +11897,8 @@ void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
 
 // >>latency
 
-/* The loss with latency, see stx_par_latency_args: one thread, so that the step stays on
-   the device. The struct has no padding bytes. */
+/* The loss with latency (see stx_par_latency_args). One thread computes it, so that the
+   step stays on the device. The struct has no padding bytes. */
 typedef struct stx__par_latency {
     double weight, target, power;
     size_t kind;
@@ -11909,7 +11913,7 @@ STX__GLOBAL(32)
 stx__par_latency_fwd_kernel(stx__array loss, stx__array nll, stx__array lat, stx__par_latency a) {
     const double v = (double)stx__get(lat, 0), n = (double)stx__get(nll, 0);
     if (a.kind == STX_PAR_LATENCY_FBNET) {
-        double factor = v; /* a NaN stays */
+        double factor = v; /* NaN stays NaN */
         if (v > 1) factor = pow(log(v), a.power);
         if (v <= 1) factor = 0;
         stx__put(loss, 0, (float)(n * a.weight * factor));
@@ -11960,18 +11964,18 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
 
 // >>adaptive input and output
 
-/* Log probabilities of the words of cluster c, for stx__cluster_log_probs. logits (N,w)
-   are those of the cluster. With z = log sum_j e^logits[n,j] over a row:
+/* Computes the log probabilities of the words of cluster c for stx__cluster_log_probs,
+   from the logits (N,w) of the cluster. With z = log sum_j e^logits[n,j] over row n:
 
        c = 0:  out[n,start+j] = logits[n,j] - z     j < size
-               gate[n,j] = (logit of cluster j) - z j = 1 .. K - 1: the columns from size
-                                                    on are the clusters, in this order
-                                                    (forward) or in reverse order
+               gate[n,j] = (logit of cluster j) - z j = 1 .. K - 1; columns from `size` have
+                                                    these logits, in ascending order
+                                                    (forward) or in descending order
        c > 0:  out[n,start+j] = logits[n,j] - z + gate[n,c]
 
-   out (N,V), gate (N,K). A block handles a row, with sums in double; this is for
-   evaluation and generation. Each thread adds every 256th column, in order; the sums of
-   the threads are then added in a fixed tree. */
+   out is (N,V), gate (N,K). A block processes a row, with sums in double, which is fast
+   enough for evaluation and generation. Each thread adds every 256th column in order,
+   then a fixed tree adds the threads. */
 STX__GLOBAL(256)
 stx__cluster_kernel(stx__array out, stx__array gate, stx__array logits, size_t N, size_t V,
                     size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
@@ -12009,7 +12013,7 @@ void stx__cluster_log_probs_cuda(stx_ctx *x, const stx__cluster_log_probs_args *
 
 // >>report
 
-/* metric (1) = or += s a[0], in double. One thread. */
+/* Sets *metric to s a[0] or, with accumulate, adds it, in double. One thread. */
 STX__GLOBAL(32) stx__metric_kernel(double *metric, stx__array a, double s, int accumulate) {
     *metric = (accumulate ? *metric : 0) + s * (double)stx__get(a, 0);
 }
@@ -12023,9 +12027,9 @@ void stx__metric_accumulate_cuda(stx_ctx *x, double *metric, const stx_real *a, 
 
 // >>optimisers
 
-/* Where the twins of parameters are: a kernel finds the twin of a chunk by the chunk's
-   address. If there are more allocations than the table holds, stx__twin_kernel
-   handles the rest after the update, table by table. */
+/* A table of the twins of parameters, in which kernels look up the twin of a chunk by
+   the address of the chunk. If there are more allocations than the table holds,
+   stx__twin_kernel updates the other twins after the update, one table at a time. */
 enum { STX__TWINS = 64 };
 
 typedef struct stx__twins {
@@ -12049,8 +12053,8 @@ static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
     return r;
 }
 
-/* The array at p with its twin, found by the whole block: thread i checks allocation
-   i. */
+/* Returns the array at p with its twin. The whole block searches for the twin: thread i
+   checks allocation i. */
 static __device__ __forceinline__ stx__array stx__chunk_num(const stx__twins &t, float *p,
                                                           stx__bf16 **sh) {
     stx__array a = {p, NULL, 0};
@@ -12070,16 +12074,16 @@ static __device__ __forceinline__ int stx__aligned(const void *p, size_t to) {
     return (uintptr_t)p % to == 0;
 }
 
-/* The loop over chunks of a kernel with blocks of 256 threads: a block handles a chunk
-   at a time. */
+/* The loop over chunks of a kernel with blocks of 256 threads. A block processes one
+   chunk at a time. */
 #define STX__EACH_CHUNK(k, count) for (size_t k = blockIdx.x; k < count; k += gridDim.x)
 
 static unsigned stx__chunk_blocks(size_t count) {
     return stx__blocks(count, 1, (size_t)1 << 20);
 }
 
-/* update(p, g, s0, s1) for the elements [lo, hi) of a chunk, then g = 0. States that
-   the chunk does not have are 0 and are not stored. */
+/* Calls update(p, g, s0, s1) for elements [lo,hi) of a chunk, then sets g to 0. States
+   that the chunk does not have are passed as 0 and are not stored. */
 template <int W, class F>
 static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &q,
                                                          const stx__array &p, size_t lo, size_t hi,
@@ -12100,8 +12104,8 @@ static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &
     }
 }
 
-/* update for all elements of a chunk, in groups of 4 where it is aligned. Without ok,
-   the update is skipped and only g = 0 remains. */
+/* Calls update for all elements of a chunk, in groups of 4 if the arrays are aligned.
+   If ok is 0, skips the update and only sets g to 0. */
 template <class F>
 static __device__ __forceinline__ void stx__update_chunk(const stx_optim_chunk &q,
                                                          const stx__array &p, int ok, F update) {
@@ -12117,8 +12121,9 @@ static __device__ __forceinline__ void stx__update_chunk(const stx_optim_chunk &
     stx__update_range<1>(q, p, fours, q.n, update);
 }
 
-/* Copies the parameters whose allocations are in t to their twins, for allocations
-   that the table of the update kernel did not hold. A block handles a chunk. */
+/* Copies the parameters of the allocations in t to their twins. Used for allocations
+   that did not fit in the table of the update kernel. A block processes one chunk at a
+   time. */
 STX__GLOBAL(256)
 stx__twin_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t) {
     STX__SHARED(stx__bf16 *, sh, 1);
@@ -12130,7 +12135,8 @@ stx__twin_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t)
     }
 }
 
-/* Launches kernel(chunk, count, twins, ..), and stx__twin_kernel where necessary. */
+/* Launches kernel(chunk, count, twins, ..), then stx__twin_kernel for twins that did
+   not fit in the table. */
 #define STX__RUN_CHUNKS(x, name, kernel, chunk, count, ...) \
   do { \
     stx__twins twins; \
@@ -12144,8 +12150,9 @@ stx__twin_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t)
     } \
   } while (0)
 
-/* out (count) = sum of g^2 of each chunk, in double. A block handles a chunk: a thread
-   adds every 256th group of 4, in order, then a fixed tree. */
+/* Sets out (count) to the sum of g^2 over each chunk, in double. A block processes one
+   chunk at a time: a thread adds every 256th group of 4 in order, then a fixed tree
+   adds the threads. */
 STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_optim_chunk *chunk, size_t count) {
     STX__SHARED(double, sh, 32);
     STX__EACH_CHUNK(k, count) {
@@ -12169,9 +12176,10 @@ void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_optim_chunk *chunk,
                         256, 0, out, chunk, count);
 }
 
-/* In a block of 1024 threads: calls of(first, end, lane) for the chunks [first, end)
-   of each tensor, in the warp in whose 32 chunks the tensor begins. The warp finds the
-   end by bisection, since the chunks of a tensor are adjacent. */
+/* Calls of(first, end, lane) for the chunks [first,end) of each tensor, in a block of
+   1024 threads. Each warp checks 32 chunks at a time and makes the calls for the
+   tensors that begin there. Since the chunks of a tensor are adjacent, binary search
+   finds the last one. */
 template <class F>
 static __device__ __forceinline__ void stx__each_tensor(const stx_optim_chunk *chunk, size_t count,
                                                         F of) {
@@ -12196,21 +12204,21 @@ static __device__ __forceinline__ void stx__each_tensor(const stx_optim_chunk *c
     }
 }
 
-/* The fields of stx_optim_desc that stx__optim_prepare_kernel reads. A struct without
-   padding bytes: they would be uninitialised, and tests/cuda_host searches arguments
-   for addresses of the host. */
+/* The fields of stx_optim_desc that stx__optim_prepare_kernel reads. The struct must
+   have no padding bytes: they would be uninitialised, and tests/cuda_host searches
+   kernel arguments for host addresses. */
 typedef struct stx__prepare_rule {
     int kind, eps_hat, radam_skip, no_correction;
     double clip, beta1, beta2;
 } stx__prepare_rule;
 
-/* What thread 0 decides about update number ++u->step: global clipping and the bias
-   corrections of the Adam family, as in stx_optim_desc. power = beta2^step; for RAdam
-   (Liu et al. 2020, 1908.03265)
+/* Increments u->step and sets the global clipping factor and the bias corrections of
+   the Adam family for this update, as described in stx_optim_desc. Called by thread 0.
+   With power = beta2^step, RAdam (Liu et al. 2020, arXiv:1908.03265) multiplies the
+   step by r if rho >= 5, otherwise the update is plain:
 
        most = 2 / (1 - beta2) - 1         rho = most - 2 step power / (1 - power)
-       r    = sqrt((1 - power) (rho-4) (rho-2) most / ((most-4) (most-2) rho))
-   if rho >= 5; otherwise the update is plain. */
+       r    = sqrt((1 - power) (rho-4) (rho-2) most / ((most-4) (most-2) rho)) */
 static __device__ __forceinline__ void stx__optim_decide(stx_update *u, double norm,
                                                          const stx__prepare_rule &d) {
     double step = (double)++u->step, power = pow(d.beta2, step), rectify = 1;
@@ -12235,11 +12243,11 @@ static __device__ __forceinline__ void stx__optim_decide(stx_update *u, double n
     if (d.no_correction) u->correction1 = u->correction2 = 1;
 }
 
-/* From the sums of squares (count): the norm of the gradient, whether there is an
-   update, and the lr of each chunk. The update is skipped if the norm is not finite.
-   One block. The norm is a fixed tree over every 1024th chunk, where the CPU adds in
-   order: the results differ by the rounding of doubles. Adagrad clips by the norm of
-   each tensor. */
+/* Computes the norm of the gradient from the sums of squares (count), decides whether
+   to update, and sets the lr of each chunk. The update is skipped if the norm is not
+   finite. Adagrad clips each tensor by the norm of the tensor. One block: a thread adds
+   every 1024th chunk, then a fixed tree adds the threads. The CPU adds in order, so the
+   norms differ by the rounding of doubles. */
 STX__GLOBAL(1024, 1)
 stx__optim_prepare_kernel(stx_update *u, stx_optim_chunk *chunk, size_t count,
                           const double *squares, const stx__prepare_rule d) {
@@ -12290,8 +12298,9 @@ void stx_optim_prepare_cuda(stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, s
        g'  = factor g + decay p
        buf = momentum buf + g'           if there is a buffer
        p   = p - lr buf, g = 0           (lr g' without a buffer)
-   A block handles a chunk, a thread 4 adjacent elements at a time; so do the other
-   update kernels below. */
+
+   A block processes one chunk at a time, a thread 4 adjacent elements at a time. This
+   also holds for the other update kernels below. */
 STX__GLOBAL(256)
 stx__sgd_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t, const stx_update *u,
                 float momentum, float decay) {
@@ -12366,14 +12375,16 @@ void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk
     if (count) STX__RUN_CHUNKS(x, "stx_adam_update", stx__adam_kernel, chunk, count, u, *a);
 }
 
-/* LAMB, first kernel: the direction of each element, which replaces g,
+/* LAMB, first kernel. Replaces g by the direction of each element:
 
        d = factor g
        m = beta1 m + rest1 d
        v = beta2 v + rest2 d^2
        g = (m / c1) / (sqrt(v / c2) + eps) + decay p
-   and squares (count,2), the sums of p^2 and g^2 of each chunk, in double. A block
-   handles a chunk: a thread adds every 256th element, in order, then a fixed tree. */
+
+   Sets squares (count,2) to the sums of p^2 and of the new g^2 over each chunk, in
+   double. A block processes one chunk at a time: a thread adds every 256th element in
+   order, then a fixed tree adds the threads. */
 STX__GLOBAL(256)
 stx__lamb_direction_kernel(const stx_optim_chunk *chunk, size_t count, const stx_update *u,
                            double *squares, const stx_adam_args a) {
@@ -12410,9 +12421,9 @@ void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_optim_ch
                         stx__chunk_blocks(count), 256, 0, chunk, count, u, squares, *a);
 }
 
-/* LAMB, second kernel: multiplies the lr of each tensor's chunks by its trust ratio,
-   min(|p|, trust_max) / |g|, or 1 if one of the norms is 0. One block; a warp handles
-   a tensor. */
+/* LAMB, second kernel. Multiplies the lr of each tensor's chunks by its trust ratio,
+   min(|p|, trust_max) / |g|, or 1 if one of the norms is 0. One block; one warp per
+   tensor. */
 STX__GLOBAL(1024)
 stx__lamb_trust_kernel(const stx_update *u, stx_optim_chunk *chunk, size_t count,
                        const double *squares, double trust_max) {
@@ -12432,7 +12443,8 @@ stx__lamb_trust_kernel(const stx_update *u, stx_optim_chunk *chunk, size_t count
     });
 }
 
-/* LAMB, third kernel: p = p - lr g ; g = 0. m and v were written by the first kernel. */
+/* LAMB, third kernel: p = p - lr g ; g = 0. The first kernel has already updated m and
+   v. */
 STX__GLOBAL(256)
 stx__lamb_update_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t,
                         const stx_update *u) {
@@ -12454,8 +12466,8 @@ void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_optim_chunk *chun
     STX__RUN_CHUNKS(x, "stx_lamb_update", stx__lamb_update_kernel, chunk, count, u);
 }
 
-/* Clips the g of each chunk to [-c, c]; infinities and NaN are left as they are. A
-   block handles a chunk. */
+/* Clips the g of each chunk to [-c,c]. Infinities and NaN are left unchanged. A block
+   processes one chunk at a time. */
 STX__GLOBAL(256) stx__clip_values_kernel(const stx_optim_chunk *chunk, size_t count, float c) {
     STX__EACH_CHUNK(k, count)
     for (size_t i = threadIdx.x; i < chunk[k].n; i += 256) {
@@ -12470,8 +12482,8 @@ void stx_clip_values_cuda(stx_ctx *x, const stx_optim_chunk *chunk, size_t count
                         256, 0, chunk, count, c);
 }
 
-/* Clamps the p of each chunk to [lo, hi]; NaN is left as it is. A block handles a
-   chunk. */
+/* Clamps the p of each chunk to [lo,hi]. NaN is left unchanged. A block processes one
+   chunk at a time. */
 STX__GLOBAL(256)
 stx__clamp_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t, float lo,
                   float hi) {
@@ -12494,32 +12506,32 @@ void stx_clamp_cuda(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_
 // >>group: streams
 
 /* The parts of a group of ranks that opening, closing and capturing need. Exchanges of
-   gradients run on the group's stream, so that the kernels of earlier layers continue
-   meanwhile. The fork is an event after which an exchange may begin, the join is an event
-   after which the context's stream may use the results. In a captured step, both are
-   dependencies of the CUDA graph.
+   gradients run on the group's stream, so that the backward pass of earlier layers can
+   continue meanwhile. The fork is an event after which an exchange may begin; the join
+   is an event after which the context's stream may use the results. In a captured step,
+   both are dependencies of the CUDA graph.
 
-   No call blocks. The communicator is created with ncclConfig_t.blocking = 0, and pending
-   work is polled (stx__group_wait_for) until it has finished, NCCL reports an error, or
-   the other ranks have not answered for too long. In the last two cases the group is
-   given up (ncclCommAbort, which ends kernels that wait for other ranks), and the context
-   gets an error.
+   No call blocks. The communicator is created with ncclConfig_t.blocking = 0, and
+   pending work is polled (stx__group_wait_for) until it has finished, NCCL reports an
+   error, or the other ranks do not answer within the timeout. In the last two cases the
+   group is given up: ncclCommAbort ends kernels that wait for other ranks, and the
+   context gets an error.
 
-   NCCL documents captures, and it documents communicators that do not block, but not
-   the two together. If the first capture fails because of NCCL, steps are launched
-   without a graph, with bit-identical results, and stx_step_replay_status says so. If
-   the communicator has failed with the capture, the ranks create another one, by a
-   name that they exchanged when they joined. */
+   NCCL documents captures and nonblocking communicators, but not their combination. If
+   the first capture fails because of NCCL, steps are launched without a graph, with
+   bit-identical results, and stx_step_replay_status reports the reason. If the failed
+   capture broke the communicator, the ranks create another one, with an id that they
+   exchanged when they joined. */
 #ifdef SEQTX_NCCL
 
-/* Checks the status of an NCCL call, after waiting for it. Returns 1, or sets an error
-   and returns 0. */
+/* Waits for an NCCL call and checks its status. Returns 1, or sets an error and returns
+   0. */
 static int stx__nccl_ok(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
     if (r == ncclInProgress) return stx__group_wait_for(x, g, NULL, NULL, what);
     return r == ncclSuccess || stx__nccl_failed(x, g, r, what);
 }
 
-/* Creates the communicator. All ranks do this together, with the same id. */
+/* Creates the communicator. All ranks must call this together, with the same id. */
 static int stx__group_connect(stx_ctx *x, stx_gpu *g, ncclUniqueId id, const char *what) {
     stx__group *c = g->group;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -12546,8 +12558,9 @@ static void stx__group_free(stx_gpu *g) {
     g->group = NULL;
 }
 
-/* The fork: further work on the group's stream comes after the work so far. Returns 0
-   after an error, and if there is no exchange because NCCL cannot capture it. */
+/* The fork: further work on the group's stream waits for the context's work so far.
+   Returns 0 after an error, or if the step is being captured and NCCL cannot capture
+   exchanges. */
 static int stx__group_fork(stx_ctx *x, stx_gpu *g, const char *what) {
     stx__group *c = g->group;
     if (g->capturing && c->no_capture[0]) return 0;
@@ -12556,8 +12569,9 @@ static int stx__group_fork(stx_ctx *x, stx_gpu *g, const char *what) {
            && stx__cuda_ok(x, g, cudaStreamWaitEvent(c->stream, c->ready, 0), what);
 }
 
-/* The join. Also after an error, because streams that were forked in a capture must be
-   joined again. */
+/* The join: further work on the context's stream waits for the group's work so far.
+   Also required after an error, because streams that were forked in a capture must be
+   joined. */
 static cudaError_t stx__group_join_streams(stx_gpu *g) {
     stx__group *c = g->group;
     cudaError_t e;
@@ -12567,9 +12581,9 @@ static cudaError_t stx__group_join_streams(stx_gpu *g) {
     return e == cudaSuccess ? cudaStreamWaitEvent(g->stream, c->done, 0) : e;
 }
 
-/* Before a capture: returns 0 if steps of this group cannot be captured. Before the
-   first capture, waits until nothing is pending, since the communicator may end with
-   it. */
+/* Called before a capture. Returns 0 if steps of this group cannot be captured. Before
+   the first capture, waits for all pending work, because the communicator may fail with
+   the capture. */
 static int stx__group_may_capture(stx_ctx *x, stx_gpu *g) {
     const stx__group *c = g->group;
     if (!stx__group_is_alive(g) || c->captured) return 1;
@@ -12578,8 +12592,8 @@ static int stx__group_may_capture(stx_ctx *x, stx_gpu *g) {
     return 0;
 }
 
-/* After a capture: ends a communicator that was given up meanwhile, and replaces one
-   that failed in the first capture. */
+/* Called after a capture. Ends the communicator if the group was given up during the
+   capture, and replaces it if it failed in the first capture. */
 static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
     static const char what[] = "stx_step_run";
     stx__group *c = g->group;
@@ -12594,7 +12608,7 @@ static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
         && (state == ncclSuccess || state == ncclInProgress))
         return;
     if (c->captured) { /* other graphs contain exchanges of this communicator */
-        stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: %s: use desc.no_graph", what, c->rank,
+        stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: %s: set desc.no_graph", what, c->rank,
                  c->ranks, c->no_capture);
         stx__group_give_up(g);
         return;
@@ -12633,8 +12647,8 @@ static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
    device can run the code in this file. */
 STX__GLOBAL(32) stx__probe_kernel(void) {}
 
-/* Finds the device of desc.gpu and checks that it can run this code. Returns 1, or
-   sets an error and returns 0. */
+/* Selects the device desc.gpu and checks that it can run this code. Returns 1, or sets
+   an error and returns 0. */
 static int stx__device_select(stx_ctx *x, stx_gpu *g) {
     const stx_desc *d = stx_ctx_desc(x);
     cudaDeviceProp p;
@@ -12691,7 +12705,7 @@ static void stx__ring_close(stx__ring *r) {
     }
 }
 
-/* Creates the stream and all that lives as long as the device. */
+/* Creates the stream and everything else that exists until the device is closed. */
 static int stx__device_open(stx_ctx *x, stx_gpu *g) {
     static const char what[] = "stx_create";
     return stx__cuda_ok(x, g, cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), what)
@@ -12714,7 +12728,7 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
     g->half = d->precision == STX_PREC_BF16;
     g->tf32 = d->tf32;
     g->tune = d->tune != 0;
-    if (!stx__device_select(x, g)) { /* nothing was created, and no device may be current */
+    if (!stx__device_select(x, g)) { /* nothing to close yet, and no device may be current */
         free(g->deferred);
         free(g);
         return NULL;
@@ -12723,7 +12737,7 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
         stx_cuda_close(g);
         return NULL;
     }
-    (void)cudaGetLastError(); /* an earlier error of other code in this process */
+    (void)cudaGetLastError(); /* clears an earlier error of other code in this process */
     return g;
 }
 
@@ -12764,8 +12778,9 @@ void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     cudaError_t e;
     if (g->capturing) {
         stx_fail(x, STX_ERR_MEMORY,
-                 "the captured step allocates %zu more bytes of GPU memory than the earlier step "
-                 "with the same key: the key must include everything that sizes depend on",
+                 "stx_step_run: the captured step allocates %zu more bytes of GPU memory than the "
+                 "earlier step with the same key: the key must include everything that sizes "
+                 "depend on",
                  bytes);
         return NULL;
     }
@@ -12776,7 +12791,7 @@ void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     (void)cudaGetLastError();
     if (p) (void)cudaFree(p);
     if (twin) (void)cudaFree(twin);
-    /* an error of earlier work, not of this call */
+    /* any other error is one of earlier work, not of this call */
     if (e != cudaSuccess && e != cudaErrorMemoryAllocation)
         stx__cuda_ok(x, g, e, "allocating GPU memory");
     return NULL;
@@ -12788,15 +12803,15 @@ void stx_cuda_free(stx_ctx *x, void *p) {
     while (*at && (*at)->base != (char *)p) at = &(*at)->next;
     r = *at;
     if (!r) return;
-    /* The captured step would free it once, not in every replay: then it is freed when
-       the device is closed. */
+    /* A replay would not free the memory again. Therefore the graph is discarded, and
+       the memory is freed when the device is closed. */
     if (g->capturing) {
         g->repeatable = 0;
         return;
     }
     *at = r->next;
     if (g->last_range == r) g->last_range = NULL;
-    (void)stx__group_join_streams(g); /* exchanges with other ranks may still use it */
+    (void)stx__group_join_streams(g); /* exchanges with other ranks may still use the memory */
     stx__wait(x, g, g->stream, NULL, "waiting for the GPU");
     g->bytes -= r->bytes + (r->twin ? r->bytes / 2 : 0);
     (void)cudaFree(r->base);
@@ -12816,14 +12831,14 @@ int stx_cuda_is_bf16(const stx_ctx *x, const void *p) {
 }
 
 void stx_cuda_upload(stx_ctx *x, void *to, const void *host, size_t bytes) {
-    static const char what[] = "a copy to the GPU";
+    static const char what[] = "copying to the GPU";
     stx_gpu *g = stx__use_gpu(x);
     cudaError_t e;
     if (!stx_ok(x) || !bytes || !stx__host_copy_allowed(g)) return;
     while (bytes && stx_ok(x)) {
         unsigned k = g->upload.count++ % STX__RING;
         size_t n = bytes < (size_t)STX__UPLOAD_BYTES ? bytes : (size_t)STX__UPLOAD_BYTES;
-        /* until the previous copy from this buffer has finished */
+        /* wait until the previous copy from this buffer has finished */
         if (!stx__wait(x, g, g->stream, g->upload.done[k], what)) return;
         memcpy(g->upload.host[k], host, n);
         e = cudaMemcpyAsync(to, g->upload.host[k], n, cudaMemcpyHostToDevice, g->stream);
@@ -12836,7 +12851,7 @@ void stx_cuda_upload(stx_ctx *x, void *to, const void *host, size_t bytes) {
 }
 
 void stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes) {
-    static const char what[] = "a copy from the GPU";
+    static const char what[] = "copying from the GPU";
     stx_gpu *g = stx__use_gpu(x);
     cudaError_t e;
     if (!stx_ok(x) || !bytes) return;
@@ -12844,25 +12859,26 @@ void stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes) {
         memset(host, 0, bytes);
         return;
     }
-    /* A copy to pageable memory waits inside CUDA. In a group, wait here first, where
-       ranks that have ended are noticed. */
+    /* A copy to pageable memory blocks inside CUDA. In a group, wait here first,
+       because this wait detects ranks that have ended. */
     if (g->group && !stx__wait(x, g, g->stream, NULL, what)) return;
     e = cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, g->stream);
     if (stx__cuda_ok(x, g, e, what)) stx__wait(x, g, g->stream, NULL, what);
 }
 
-/* to (n) = from (n), converted. A thread copies an element at a time. */
+/* Copies n elements and converts them to the storage of `to`. A thread copies one
+   element at a time. */
 STX__GLOBAL(256) stx__convert_kernel(stx__array to, stx__array from, size_t n) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
          i += (size_t)gridDim.x * blockDim.x)
         stx__put(to, i, stx__get(from, i));
 }
 
-/* Elements that one conversion handles, through scratch memory */
+/* The largest number of elements in one conversion, which uses scratch memory. */
 enum { STX__CONVERT_PART = 1 << 22 };
 
 void stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
-    static const char what[] = "a copy to the GPU";
+    static const char what[] = "copying to the GPU";
     stx_gpu *g = stx__use_gpu(x);
     stx__array v = stx__array_of(x, to), f = {NULL, NULL, 0};
     if (!v.half && !v.twin) {
@@ -12881,7 +12897,7 @@ void stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host,
 }
 
 void stx_cuda_download_activations(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
-    static const char what[] = "a copy from the GPU";
+    static const char what[] = "copying from the GPU";
     stx_gpu *g = stx__use_gpu(x);
     stx__array v = stx__array_of(x, from), f = {NULL, NULL, 0};
     if (!v.half || g->capturing) {
@@ -12911,7 +12927,7 @@ void stx_cuda_copy(stx_ctx *x, void *to, const void *from, size_t bytes) {
     stx_gpu *g = stx__use_gpu(x);
     if (stx_ok(x) && bytes)
         stx__cuda_ok(x, g, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream),
-                     "a copy on the GPU");
+                     "copying on the GPU");
 }
 
 void stx_cuda_sync(stx_ctx *x) {
@@ -12927,7 +12943,7 @@ const char *stx_cuda_name(const stx_ctx *x) {
     return stx__gpu(x)->name;
 }
 
-/* *p = v, by one thread. The value is passed as a kernel argument, so the host need not
+/* Sets *p to v, in one thread. The value is a kernel argument, so the host need not
    keep it. */
 STX__GLOBAL(32) stx__set_f64_kernel(double *p, double v) {
     *p = v;
@@ -12943,21 +12959,21 @@ STX__GLOBAL(32) stx__set_u64_kernel(uint64_t *p, uint64_t v) {
 
 void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
     if (stx__host_copy_allowed(stx__gpu(x)))
-        STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
+        STX__RUN_KERNEL(x, "copying to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
 }
 
 void stx_cuda_set_f32(stx_ctx *x, float *p, float v) {
     if (stx__host_copy_allowed(stx__gpu(x)))
-        STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
+        STX__RUN_KERNEL(x, "copying to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
 }
 
 void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift) {
-    STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift,
+    STX__RUN_KERNEL(x, "copying to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift,
                     shift);
 }
 
-/* to = the p of all chunks, one after the other. A block copies a chunk to the offset
-   that is the sum of the sizes before it. */
+/* Copies the p of all chunks to `to`, one after another. A block copies one chunk, to
+   an offset that is the sum of the sizes before it. */
 STX__GLOBAL(128) stx__gather_kernel(float *to, const stx_optim_chunk *chunk) {
     size_t at = 0, i;
     for (i = 0; i < blockIdx.x; i++) at += chunk[i].n;
@@ -12972,13 +12988,13 @@ void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *chunk, siz
 }
 
 void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
-    static const char what[] = "the report of a step";
+    static const char what[] = "copying the report of a step";
     stx_gpu *g = stx__use_gpu(x);
     const unsigned k = ++g->report.count % STX__RING;
     cudaError_t e;
     if (!stx_ok(x)) return;
     if (bytes > STX__REPORT_BYTES) {
-        stx_fail(x, STX_ERR_ARG, "the report of a step: expected at most %zu bytes, got %zu",
+        stx_fail(x, STX_ERR_ARG, "the report of a step: expected at most %zu bytes, got %zu bytes",
                  (size_t)STX__REPORT_BYTES, bytes);
         return;
     }
@@ -12992,8 +13008,8 @@ const void *stx_cuda_report_wait(stx_ctx *x) {
     const unsigned k = g->report.count % STX__RING;
     if (!stx_ok(x)) return NULL;
     if (!stx__wait(x, g, g->stream, g->report.done[k],
-                   "a step on the GPU (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 show which op "
-                   "fails)"))
+                   "running a step on the GPU (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 show which "
+                   "op fails)"))
         return NULL;
     return g->report.host[k];
 }
@@ -13001,8 +13017,8 @@ const void *stx_cuda_report_wait(stx_ctx *x) {
 
 // >>graph
 
-/* If e is an error: notes it for stx_step_replay_status and returns 1. It is not an
-   error of the context. Without a graph the step is relaunched, which is slower but
+/* If e is an error, records it for stx_step_replay_status and returns 1. This does not
+   set the context's error: without a graph, the step is relaunched, which is slower but
    equivalent. If the device itself has failed, the next launch reports it. */
 static int stx__no_graph(stx_gpu *g, cudaError_t e, const char *what) {
     g->graph_error[0] = 0;
@@ -13034,15 +13050,15 @@ const char *stx_cuda_capture_error(const stx_ctx *x) {
     return stx__gpu(x)->graph_error;
 }
 
-/* Instantiates a captured graph. NULL, with a note in g->graph_error, if that fails. */
+/* Instantiates a captured graph. If that fails, sets g->graph_error and returns NULL. */
 static stx_graph *stx__graph_make(stx_gpu *g, cudaGraph_t graph) {
     stx_graph *r = (stx_graph *)calloc(1, sizeof *r);
     if (!r) {
-        snprintf(g->graph_error, sizeof g->graph_error, "out of host memory");
+        snprintf(g->graph_error, sizeof g->graph_error, "out of host memory for a graph");
         return NULL;
     }
     if (stx__no_graph(g, cudaGraphInstantiate(&r->exec, graph, 0),
-                      "cannot make a graph of the step")) {
+                      "cannot instantiate the graph of the step")) {
         free(r);
         return NULL;
     }
@@ -13056,13 +13072,14 @@ stx_graph *stx_cuda_capture_end(stx_ctx *x) {
     cudaGraph_t graph = NULL;
     stx_graph *r = NULL;
     int failed;
-    /* a step that did not reach its update has not joined the streams */
+    /* a step that did not reach its update has not joined the streams yet */
     (void)stx__group_join_streams(g);
     failed = stx__no_graph(g, cudaStreamEndCapture(g->stream, &graph), "cannot capture the step");
     g->capturing = 0;
     if (!failed && !g->repeatable)
         snprintf(g->graph_error, sizeof g->graph_error,
-                 "during its capture, the step transferred data between host and GPU");
+                 "during its capture, the step transferred data between host and GPU, or freed "
+                 "GPU memory");
     if (graph && !failed && g->repeatable && stx_ok(x)) r = stx__graph_make(g, graph);
     if (graph) (void)cudaGraphDestroy(graph);
     stx__group_after_capture(x, g, r != NULL);
@@ -13073,7 +13090,7 @@ void stx_cuda_graph_launch(stx_ctx *x, stx_graph *r) {
     stx_gpu *g = stx__use_gpu(x);
     if (stx_ok(x) && r && !r->exec)
         stx_fail(x, STX_ERR_ARG,
-                 "stx_step_run: the group in which the step was captured has ended");
+                 "stx_step_run: the step was captured in a group that has ended");
     if (stx_ok(x) && r)
         stx__cuda_ok(x, g, cudaGraphLaunch(r->exec, g->stream),
                      "replaying a step (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 show which op "
@@ -13096,20 +13113,20 @@ void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
 
 #ifdef SEQTX_NCCL
 
-/* Nonzero if the context is in a group that is alive; else sets an error and returns
-   0. */
+/* Returns nonzero if the context is in a group that is alive. Otherwise sets an error
+   and returns 0. */
 static int stx__group_check(stx_ctx *x, const stx_gpu *g, const char *what) {
     if (!stx_ok(x)) return 0;
     if (stx__group_is_alive(g)) return 1;
-    stx_fail(x, STX_ERR_DEVICE, "%s: the context is in no group, or its group has ended", what);
+    stx_fail(x, STX_ERR_DEVICE, "%s: the context is not in a group, or its group has ended", what);
     return 0;
 }
 
-/* The first host of a list of SLURM's: gpu03 of "gpu[03-05,9]", gpu03-ib of
-   "gpu03-ib,gpu07". Returns 0 if it does not fit. */
+/* Extracts the first host of a SLURM host list: gpu03 from "gpu[03-05,9]", gpu03-ib
+   from "gpu03-ib,gpu07". Returns 0 if it is empty or does not fit. */
 static int stx__first_host(char *out, size_t size, const char *list) {
     size_t n = 0;
-    int in = 0, first = 1; /* inside of brackets; in the first number there */
+    int in = 0, first = 1; /* inside brackets; in the first number there */
     for (; *list && (in || *list != ','); list++) {
         if (*list == '[' || *list == ']') {
             in = *list == '[';
@@ -13125,9 +13142,9 @@ static int stx__first_host(char *out, size_t size, const char *list) {
     return n > 0;
 }
 
-/* Sets NCCL_COMM_ID, the address at which rank 0 listens, which makes ncclGetUniqueId
-   return the same name at all ranks: MASTER_ADDR, or the first host of SLURM's list,
-   and the port after MASTER_PORT. Returns 1, or sets an error and returns 0. */
+/* Sets NCCL_COMM_ID to the address at which rank 0 listens: MASTER_ADDR, or the first
+   host of SLURM's list, with port MASTER_PORT + 1. ncclGetUniqueId then returns the
+   same id on all ranks. Returns 1, or sets an error and returns 0. */
 static int stx__group_address(stx_ctx *x) {
     const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"),
                *list = getenv("SLURM_STEP_NODELIST"), *format;
@@ -13139,8 +13156,8 @@ static int stx__group_address(stx_ctx *x) {
         if (!list || !*list) {
             stx_fail(x, STX_ERR_DEVICE,
                      "stx_group_join: the address of rank 0 is unknown: set MASTER_ADDR (and "
-                     "MASTER_PORT), as torchrun does, or NCCL_COMM_ID=host:port; srun's "
-                     "SLURM_STEP_NODELIST and SLURM_JOB_NODELIST are not set either");
+                     "MASTER_PORT), as torchrun does, set NCCL_COMM_ID=host:port, or start the "
+                     "ranks with srun, which sets SLURM_STEP_NODELIST");
             return 0;
         }
         addr = stx__first_host(host, sizeof host, list) ? host : NULL;
@@ -13152,7 +13169,7 @@ static int stx__group_address(stx_ctx *x) {
     if (!addr || strlen(addr) >= sizeof host || n < 1 || n > 65534) {
         stx_fail(x, STX_ERR_DEVICE,
                  "stx_group_join: expected the host of rank 0 and a port from 1 to 65534, got "
-                 "MASTER_ADDR %.80s, MASTER_PORT %.40s, list of hosts %.80s",
+                 "MASTER_ADDR %.80s, MASTER_PORT %.40s and SLURM host list %.80s",
                  addr ? addr : "missing", port ? port : "missing", list ? list : "missing");
         return 0;
     }
@@ -13167,7 +13184,7 @@ static int stx__group_address(stx_ctx *x) {
 int stx_cuda_group_id(stx_ctx *x, void *id, int by_address) {
     ncclUniqueId u;
     ncclResult_t r;
-    static_assert(sizeof u == STX_NCCL_ID, "the size of NCCL's name of a group has changed");
+    static_assert(sizeof u == STX_NCCL_ID, "STX_NCCL_ID must be the size of ncclUniqueId");
     if (!stx__use_gpu(x) || !stx_ok(x) || (by_address && !stx__group_address(x))) return 0;
     memset(&u, 0, sizeof u);
     r = ncclGetUniqueId(&u);
@@ -13201,12 +13218,13 @@ int stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks) {
     int version = 0;
     if (!g || !stx_ok(x)) return 0;
     if (g->group) {
-        stx_fail(x, STX_ERR_ARG, "%s: the context is already in a group: it can join once", what);
+        stx_fail(x, STX_ERR_ARG, "%s: the context is already in a group; it can join only once",
+                 what);
         return 0;
     }
     if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION(2, 14, 0)) {
         stx_fail(x, STX_ERR_DEVICE,
-                 "%s: expected NCCL 2.14 (%d) or newer, got a library of version %d", what,
+                 "%s: expected NCCL 2.14 (code %d) or newer, got version code %d", what,
                  NCCL_VERSION(2, 14, 0), version);
         return 0;
     }
@@ -13221,7 +13239,7 @@ int stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks) {
     c->timeout = seconds ? strtod(seconds, NULL) : 0;
     if (!(c->timeout > 0)) c->timeout = 600;
     memcpy(&u, id, sizeof u);
-    /* rank 0 makes the name of the spare communicator and sends it to all */
+    /* rank 0 creates the id of the spare communicator and broadcasts it */
     if (stx__group_open(x, g, what) && stx__group_connect(x, g, u, what)
         && (rank || stx__nccl_ok(x, g, ncclGetUniqueId(&c->spare), what)))
         stx_cuda_group_broadcast(x, &c->spare, sizeof c->spare, 0);
@@ -13229,7 +13247,7 @@ int stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks) {
     return stx_ok(x);
 }
 
-static const char stx__mean_of_gradients[] = "the mean of the ranks' gradients";
+static const char stx__mean_of_gradients[] = "averaging the ranks' gradients";
 
 void stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner) {
     static const char *const what = stx__mean_of_gradients;
@@ -13245,7 +13263,7 @@ void stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner) {
 }
 
 void stx_cuda_group_spread(stx_ctx *x, stx_real *p, size_t n, int owner) {
-    static const char what[] = "the ranks' parameters";
+    static const char what[] = "broadcasting the ranks' parameters";
     stx_gpu *g = stx__use_gpu(x);
     stx__group *c = g->group;
     if (!n || !stx__group_check(x, g, what) || !stx__group_fork(x, g, what)) return;
@@ -13258,7 +13276,7 @@ void stx_cuda_group_wait(stx_ctx *x) {
 }
 
 void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n) {
-    static const char what[] = "sums over the ranks' parameters";
+    static const char what[] = "summing over the ranks' parameters";
     stx_gpu *g = stx__use_gpu(x);
     stx__group *c = g->group;
     if (!n || !stx__group_check(x, g, what) || !stx__group_fork(x, g, what)) return;
@@ -13266,14 +13284,14 @@ void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n) {
     stx_cuda_group_wait(x);
 }
 
-/* Exchanges of host memory go through the buffers of the group, in parts of at most
-   STX__GROUP_BYTES: stx__group_begin once, then, for each part, stx__group_put, NCCL's
-   calls and stx__group_end. They are enqueued after the work so far, although they
-   need none of it: the exchanges of a communicator must have the same order at all
-   ranks, and a replayed step contains exchanges, too. */
+/* Exchanges of host memory pass through the buffers of the group, in parts of at most
+   STX__GROUP_BYTES. Callers call stx__group_begin once, then stx__group_put, NCCL and
+   stx__group_end for each part. An exchange waits for all earlier work, although it
+   needs no results of it: all ranks must enqueue the exchanges of a communicator in the
+   same order, and replayed steps contain exchanges too. */
 static int stx__group_begin(stx_ctx *x, stx_gpu *g, const char *what) {
-    /* a step that exchanges host memory is not repeatable: it is relaunched, and
-       exchanges then */
+    /* a step that exchanges host memory cannot be replayed: it is relaunched and makes
+       the exchange then */
     return stx__group_check(x, g, what) && stx__host_copy_allowed(g) && stx__group_fork(x, g, what);
 }
 
@@ -13286,7 +13304,7 @@ static int stx__group_put(stx_ctx *x, stx_gpu *g, const void *part, size_t bytes
     return stx__cuda_ok(x, g, e, what);
 }
 
-/* Copies the part from the device to `to`, unless that is NULL. Waits in either case,
+/* Copies the part from the device to `to`, unless `to` is NULL. Waits in both cases,
    because the next part uses the same memory. */
 static int stx__group_end(stx_ctx *x, stx_gpu *g, void *to, size_t bytes, const char *what) {
     stx__group *c = g->group;
@@ -13300,8 +13318,8 @@ static int stx__group_end(stx_ctx *x, stx_gpu *g, void *to, size_t bytes, const 
     return 1;
 }
 
-/* Reduces n doubles on the device to rank 0 and broadcasts the result: if each rank
-   reduced for itself, the last bits might differ. */
+/* Reduces n doubles on the device to rank 0 and broadcasts the result. If each rank
+   reduced them separately, the last bits might differ. */
 static int stx__group_reduce_part(stx_ctx *x, stx_gpu *g, size_t n, ncclRedOp_t op,
                                   const char *what) {
     stx__group *c = g->group;
@@ -13372,7 +13390,8 @@ void stx_cuda_group_leave(stx_ctx *x) {
     stx_gpu *g = stx__use_gpu(x);
     stx__group *c = g ? g->group : NULL;
     if (!c) return;
-    /* together with the other ranks if all is well; after an error they may have ended */
+    /* finalise together with the other ranks, but not after an error: they may have
+       ended */
     if (stx_ok(x) && c->comm && stx__cuda_ok(x, g, stx__group_join_streams(g), what)
         && stx__wait(x, g, g->stream, NULL, what)) {
         stx__graphs_end(g);
