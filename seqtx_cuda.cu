@@ -6899,31 +6899,31 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
    and they are added in a fixed order. Prefetching does not change the order of any sum.
    Runs repeat bit-exactly. */
 
-/* The parameters of the three sweeps. p has those of the forward pass. */
+/* The parameters of the three sweeps, including those of the forward pass (p). */
 typedef struct stx__attn_bwd_params {
     stx__attn_params p;
-    const void *dy; /* (B,T,H D), stored as y */
+    const void *dy; /* (B,T,H D), same storage as y */
     stx__array dq, dk, dv;
-    stx__array cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS]; /* for cached rows */
+    stx__array cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS]; /* same for cached rows */
     int overwrite;                                                   /* as in stx_attention_args */
     float *dsum;                                                     /* (B,H,T): dO.O */
     float *du, *dvb;               /* partial sums of the sweep of queries: (B tiles,H D) */
-    float *dz;                     /* likewise, (B tiles,H) */
+    float *dz;                     /* partial sums of the sweep of queries: (B tiles,H) */
     float *dpk, *dpv;              /* partial sums of the sweep of keys: (splits,H,N,D) */
     float *dpe;                    /* partial sums: (diagonals,tables,splits,PE_ROWS,D), or
                                       from rows of dR (blocks,tables,splits,columns,D) */
-    int *used;                     /* (diagonals or blocks,tables,splits): 1 if written */
+    int *used;                     /* (diagonals or blocks,tables,splits): 1 if dpe was written */
     stx__bf16 *dr;                 /* rows of dR or NULL: for each head of width > 0,
                                       (B,tiles BQ,width) at B tiles BQ slot[h].at */
     const stx__attn_dr_slot *slot; /* (H), if there are rows of dR */
     int newest;                    /* 1 + j - i of the last column of a row of dR */
     int tiles;                     /* number of tiles of queries */
-    int first;                     /* sweep of keys: first key of tile 0; sweep of
-                                      diagonals: first key - first query, diagonal 0 */
-    int splits;                    /* splits of the units, one partial sum each */
+    int first;                     /* sweep of keys: first key of tile 0; sweep of diagonals:
+                                      first key minus first query in diagonal 0 */
+    int splits;                    /* number of splits of the units; each has a partial sum */
     int units;                     /* batch rows, or batch rows x heads if all share a table */
-    int persistent;                /* sweep of keys: 1 for persistent vectors */
-    int prefetch;                  /* whether shared memory suffices for the next tile too */
+    int persistent;                /* 1 if the sweep of keys processes persistent vectors */
+    int prefetch;                  /* whether shared memory has space for the next tile */
     float root_d, root_n;          /* sqrt(D), sqrt(N) */
 } stx__attn_bwd_params;
 
@@ -6979,14 +6979,14 @@ template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         TILE_K = BK * CH * 16,
         TILE_PE = PE_ROWS * CH * 16,
         CHUNK = 16 * CH * 16,
-        DISTANCES = BK + 16, /* a strip and a tile have BK + 15 */
+        DISTANCES = BK + 16, /* a strip and a tile have BK + 15, rounded up */
         RAMPS = STRIPS * DISTANCES * 4,
 
         /* Minimum numbers of blocks per multiprocessor, or 0 for none. In the sweep of
            queries, a minimum of 2 would make nvcc spill registers for wide heads. */
         QUERY_BLOCKS = DP == 32 ? (int)Pr::QUERY_BLOCKS_32 : 0,
         KEY_BLOCKS = DP == 32 ? (int)Pr::KEY_BLOCKS_32 : 2 * (THREADS == 128),
-        MASK = 1 /* supports missing keys */
+        MASK = 1 /* 1 if missing keys are supported */
     };
 };
 
@@ -7016,7 +7016,7 @@ enum { STX__MOVES_K = 1, STX__MOVES_Q = 2 };
 
 template <class Sh> struct stx__attn_bwd_shared {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *exchange;
-    float *ramp; /* weights of this warp */
+    float *ramp; /* ramp weights of this warp */
 
     __device__ __forceinline__ stx__attn_bwd_shared(unsigned char *base, int moves, int prefetch,
                                                     int two, int rows) {
@@ -7031,7 +7031,7 @@ template <class Sh> struct stx__attn_bwd_shared {
         exchange = pe + rows * Sh::CH * 16;
     }
 
-    /* The same pointers for tile n: arrays with two buffers alternate between them. */
+    /* The arrays of tile n: those with two buffers alternate between them. */
     __device__ __forceinline__ stx__attn_bwd_shared(const stx__attn_bwd_shared &m, int moves,
                                                     int prefetch, int n) {
         int by = 0;
@@ -7198,7 +7198,7 @@ typedef struct stx__attn_bwd_strip {
     int max_delta;                         /* largest distance that contributes */
     int ring, chunks;                      /* chunk of the window's first row; chunks in the ring */
     int persistent;                        /* whether the tile holds persistent vectors */
-    float row_max[2], inv_sum[2], dsum[2]; /* rows g and g + 8; 0 beyond T */
+    float row_max[2], inv_sum[2], dsum[2]; /* of rows g and g + 8 (g = lane / 4); 0 beyond T */
 } stx__attn_bwd_strip;
 
 static __device__ __forceinline__ int stx__attn_bwd_wrap(int c, int chunks) {
@@ -7450,7 +7450,7 @@ typedef struct stx__attn_bwd_edge {
     stx__attn_skew turn;
 } stx__attn_bwd_edge;
 
-/* Starts an edge tile. Returns whether the band of the strip is the whole tile. */
+/* Starts an edge tile. Returns whether the band of the strip covers the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_edge_begin(const stx__attn_bwd_params &a,
                                                                const stx__attn_window &w,
@@ -8167,8 +8167,8 @@ static __device__ __forceinline__ void stx__attn_bwd_load_q_pe(const stx__attn_b
     stx__cp_commit();
 }
 
-/* Phase 1 of a tile in the sweep of keys: a warp stores r a and ds of its strip in shared
-   memory. Returns whether the strip's band is the whole tile. */
+/* Phase 1 of a tile in the sweep of keys: a warp stores r a and ds of its strip in
+   shared memory. Returns whether the strip's band covers the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_key_scores(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -8194,7 +8194,7 @@ static __device__ __forceinline__ int stx__attn_bwd_key_scores(
 }
 
 /* Phase 2: adds (r a)^T dO to dV and ds^T (q + u) to dK, for the warp's keys and
-   columns. `all` is 1 if the band of every strip is the whole tile. */
+   columns. `all` is 1 if the band of every strip covers the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     const stx__attn_bwd_params &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_strip &t,
@@ -8303,7 +8303,7 @@ static __device__ __forceinline__ void stx__attn_bwd_key_zeros(const stx__attn_b
 
        for each tile:  wait for q, dO and the BQ new rows of the table
                        store r a and ds in shared memory                        phase 1
-                       barrier, which also tests whether all bands are whole tiles
+                       barrier, which also tests whether all bands cover the tile
                        dV += (r a)^T dO;  dK += ds^T (q + u)                    phase 2
                        (using only strips whose bands include the warp's keys)
 
@@ -8320,7 +8320,7 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
               table = p.P > 0 && !a.persistent;
     const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z,
               b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) : z + 1;
-    /* the warp's 16 keys, and its first column / 8 */
+    /* index of the warp's 16 keys, and its first column in units of 8 */
     const int group = strip % (Sh::BK / 16),
               column = Sh::KEY_SPLIT == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
     const int held = stx__attn_bwd_held<Sh>(a, table, Sh::BQ);
@@ -8414,7 +8414,7 @@ static __device__ __forceinline__ void stx__attn_bwd_put_dr(unsigned char *dr, i
 }
 
 /* Phase 1 of a tile in the sweep of diagonals: a warp stores dR of its strip in shared
-   memory. Returns whether the strip's band is the whole tile. */
+   memory. Returns whether the strip's band covers the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_diagonal_dr(const stx__attn_bwd_params &a,
                                                                 const stx__attn_window &w,
@@ -8467,7 +8467,7 @@ static __device__ __forceinline__ int stx__attn_bwd_diagonal_dr(const stx__attn_
     return all;
 }
 
-/* Phase 2: adds dR^T (q + vb) to dPE. `all` is 1 if the band of every strip is the
+/* Phase 2: adds dR^T (q + vb) to dPE. `all` is 1 if the band of every strip covers the
    whole tile. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_diagonal_sums(
@@ -8548,7 +8548,7 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
 
        for each tile:  wait for K, V, q and dO
                        store dR of each strip, BK + 16 columns, in shared memory  phase 1
-                       barrier, which also tests whether all bands are whole tiles
+                       barrier, which also tests whether all bands cover the tile
                        dPE += dR^T (q + vb): each warp sums its columns of D      phase 2
                        for every PE_GROUPS-th chunk of the window
 
@@ -8584,7 +8584,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
     t.persistent = 0;
 #pragma unroll
     for (x = 0; x < XS; x++) stx__attn_bwd_clear(acc[x]);
-    /* for each head: its batch rows in this split */
+    /* one head per iteration, with its batch rows in this split */
     for (c = c0; c < c1 && lo < hi; c = end) {
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
         const stx__attn_window w = stx__attn_window_of(p, h);
@@ -8722,7 +8722,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
 
 #pragma unroll
     for (x = 0; x < X::XS; x++) stx__attn_bwd_clear(acc[x]);
-    /* for each head: its batch rows in this split */
+    /* one head per iteration, with its batch rows in this split */
     for (c = c0; c < c1; c = end) {
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
         const stx__attn_dr_slot f = a.slot[h];
@@ -8748,7 +8748,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
 #pragma unroll
     for (x = 0; x < X::XS; x++)
 #pragma unroll
-        for (e = 0; e < 2; e++) { /* from positions in memory to columns */
+        for (e = 0; e < 2; e++) { /* converts positions in memory to columns */
             const int at = (lane >> 2) + 8 * e,
                       column = (warp * X::XS + x) * 16 + (at >> 2) * 2 + (at & 1) + (at & 2) * 4;
             float *to = a.dpe + (part * X::COLUMNS + column) * p.D + (lane & 3) * 2;
@@ -8801,7 +8801,7 @@ typedef struct stx__attn_bwd_fold_job {
 typedef struct stx__attn_bwd_folds {
     stx__attn_bwd_fold_job one[STX__ATTN_BWD_FOLDS];
     int count;
-    unsigned dr_blocks; /* blocks for dpe; 0: none */
+    unsigned dr_blocks; /* blocks that compute dpe, or 0 */
     stx__array dpe;
     const float *part;
     const int *used;
@@ -8859,9 +8859,9 @@ typedef struct stx__attn_bwd_choice {
     stx__attn_bwd_kernel_list queries;
     stx__attn_bwd_kernel keys, diagonals;
     size_t shared_queries, shared_keys, shared_diagonals; /* bytes */
-    size_t more_queries, more_keys, more_diagonals;       /* bytes for prefetching */
+    size_t more_queries, more_keys, more_diagonals;       /* additional bytes for prefetching */
     int bq, bk, threads;
-    stx__attn_bwd_kernel table; /* dPE from rows of dR; NULL for floats */
+    stx__attn_bwd_kernel table; /* computes dPE from rows of dR; NULL for floats */
     size_t shared_table;
     int columns; /* per block of `table` */
     int rows;    /* memory for rows of dR: 0 none, 1 STX__ATTN_BWD_DR_BYTES,
@@ -8933,17 +8933,17 @@ static stx__attn_bwd_choice stx__attn_bwd_choose(const stx_ctx *x, const stx_att
 
 /* How the work is divided, and the offsets in scratch memory. Depends on sizes alone. */
 typedef struct stx__attn_bwd_plan {
-    int queries, keys, vectors, table;  /* whether a sweep is required; table: diagonals */
+    int queries, keys, vectors, table;  /* whether sweeps are required; table: the diagonals */
     int tiles;                          /* number of tiles of queries */
-    int first, key_tiles;               /* first key; tiles of keys */
-    int vector_tiles, vector_splits;    /* for persistent vectors */
+    int first, key_tiles;               /* first key; number of tiles of keys */
+    int vector_tiles, vector_splits;    /* tiles and splits for persistent vectors */
     int diagonal_first, diagonal_extra; /* first and extra of the sweep of diagonals */
     int diagonals, tables, units, table_splits;
     int pe_rows;
     int rows;                       /* sum of the dR columns of all heads, or 0 */
-    int newest, blocks, row_splits; /* for stx__attn_bwd_table */
-    size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, place; /* offsets */
-    size_t bytes;                                                     /* of scratch memory */
+    int newest, blocks, row_splits; /* parameters of stx__attn_bwd_table */
+    size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, place; /* offsets in bytes */
+    size_t bytes;                                                     /* size of scratch memory */
     size_t dr;                                                        /* bytes for rows of dR */
 } stx__attn_bwd_plan;
 
@@ -9012,7 +9012,7 @@ static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_b
     *flags = (size_t)s->blocks * s->tables * s->row_splits * sizeof(int);
 }
 
-/* Plans the sweep of diagonals and its parts of dpe. */
+/* Plans the sweep of diagonals and its partial sums of dpe. */
 static void stx__attn_bwd_plan_diagonals(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                          stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
     const int C = (int)a->S - (int)a->T, span = (int)a->span;
@@ -9333,7 +9333,8 @@ static int stx__attn_use_fused(stx_ctx *x, const stx_attention_args *a) {
     return version != 1 && version != 3 && stx__attn_fused_can(x, a);
 }
 
-/* Returns whether there is nothing to do, or fails if the call has too many heads. */
+/* Returns 1 if there is nothing to do, or if the call has too many heads, which is an
+   error. */
 static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
     if (a->H <= STX__ATTN_MAX_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
     stx_fail(x, STX_ERR_SHAPE, "%s: heads: expected at most %d, got %zu", what,
@@ -9970,7 +9971,7 @@ static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
                 : stx__sru_bwd_kernel<E, PLAIN, 0, 0, PARALLEL>;
 }
 
-/* Return the kernel for the storage and the arrays of a call. */
+/* Return the kernel for the storage of a call's arrays and for its options. */
 static stx__sru_kernel stx__sru_fwd_choose(const stx_sru_args *a, int plain, int half, int warps) {
     const int hasV = a->V != NULL;
     if (warps > 1) {
@@ -10293,10 +10294,10 @@ void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
 /* Copies the G_b most used rows of stream b, in order of time, to the last G_b rows of
    y (B,groups,D). The rows of y before them become 0.
 
-   The first kernel sets kept (B,rows): whether a row is among the most used. The rank
-   of a row is the number of rows that precede it. Existing rows precede missing ones,
-   then rows are ordered by usage, then by position. One thread per row; the usages of
-   the other rows pass through shared memory, 256 at a time. */
+   The first kernel sets kept (B,rows) to whether a row is among the most used. The rank
+   of a row is the number of rows that precede it. Existing rows precede missing ones;
+   among them, more used rows come first, and position resolves ties. One thread per
+   row; the usages of the other rows pass through shared memory, 256 at a time. */
 static __device__ __forceinline__ float stx__comp_usage_of(const stx__array &usage, size_t i) {
     float all = stx__get(usage, i + 1);
     return all > 0 ? stx__get(usage, i) / all : 0;
@@ -10337,8 +10338,8 @@ stx__comp_rank_kernel(int32_t *kept, stx__array usage, size_t usage_batch_stride
     }
 }
 
-/* The second kernel finds the row for each place in y, the m-th row that is kept,
-   counting 32 rows at a time, and copies it. One warp per place. */
+/* The second kernel fills each place in y with the m-th row that is kept. It counts the
+   kept rows 32 at a time. One warp per place. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_pick_kernel(stx__array y, stx__array rows, const int32_t *kept, stx_comp_groups g) {
@@ -10542,8 +10543,8 @@ STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx_
     }
 }
 
-/* The second kernel adds the sums of the heads in order, and the number of queries. One
-   thread per key; all threads of a block count the queries together. */
+/* The second kernel adds the sums over heads, in order, and the number of queries to
+   usage. One thread per key; all threads of a block count the queries together. */
 STX__GLOBAL(256)
 stx__comp_usage_sum_kernel(stx__array usage, size_t usage_batch_stride, const double *part,
                            stx__comp_usage p, size_t B, size_t blocks) {
@@ -10810,8 +10811,9 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
     }
 }
 
-/* Computes the gradients of elements i .. i+W-1. Those of the planes replace p. With g
-   = dout, s' = s (1 - s) and out as in stx__comp_gate_forward, the gradients of GRU are
+/* Computes the gradients of elements i .. i+W-1. Replaces p by the gradients of the
+   planes. With g = dout, s' = s (1 - s) and out as in stx__comp_gate_forward, the
+   gradients of GRU are
 
        dn = g (1 - z) (1 - n^2)    dz = g (x - n) z'    dr = dn p_n r'    dx = g z
        gradients of p[0]: dr, dz, dn; of p[1]: dr, dz, r dn */
@@ -10822,7 +10824,7 @@ static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_g
     stx__getn<W>(g, a.dout, i);
     stx__comp_gate_get<W, K>(a, i, x, y, p);
   #pragma unroll
-    /* each gradient replaces its value */
+    /* each value is replaced by its gradient */
     for (int e = 0; e < W; e++) {
         if constexpr (K == STX_COMP_GATE_GRU) {
             float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
@@ -11968,9 +11970,10 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
    from the logits (N,w) of the cluster. With z = log sum_j e^logits[n,j] over row n:
 
        c = 0:  out[n,start+j] = logits[n,j] - z     j < size
-               gate[n,j] = (logit of cluster j) - z j = 1 .. K - 1; columns from `size` have
-                                                    these logits, in ascending order
-                                                    (forward) or in descending order
+               gate[n,j] = (logit of cluster j) - z j = 1 .. K - 1; columns from `size`
+                                                    have these logits, in ascending
+                                                    order (forward) or in descending
+                                                    order
        c > 0:  out[n,start+j] = logits[n,j] - z + gate[n,c]
 
    out is (N,V), gate (N,K). A block processes a row, with sums in double, which is fast
@@ -12297,7 +12300,7 @@ void stx_optim_prepare_cuda(stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, s
 
        g'  = factor g + decay p
        buf = momentum buf + g'           if there is a buffer
-       p   = p - lr buf, g = 0           (lr g' without a buffer)
+       p   = p - lr buf, g = 0           (p - lr g' without a buffer)
 
    A block processes one chunk at a time, a thread 4 adjacent elements at a time. This
    also holds for the other update kernels below. */
@@ -12505,17 +12508,17 @@ void stx_clamp_cuda(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_
 
 // >>group: streams
 
-/* The parts of a group of ranks that opening, closing and capturing need. Exchanges of
-   gradients run on the group's stream, so that the backward pass of earlier layers can
-   continue meanwhile. The fork is an event after which an exchange may begin; the join
-   is an event after which the context's stream may use the results. In a captured step,
-   both are dependencies of the CUDA graph.
+/* The code for groups of ranks that device and graph capture need: freeing a group, the
+   fork, the join, and captures. Exchanges of gradients run on the group's stream, so that
+   the backward pass of earlier layers can continue meanwhile. The fork is an event after
+   which an exchange may begin; the join is an event after which the context's stream may
+   use the results. In a captured step, both are dependencies of the CUDA graph.
 
-   No call blocks. The communicator is created with ncclConfig_t.blocking = 0, and
-   pending work is polled (stx__group_wait_for) until it has finished, NCCL reports an
-   error, or the other ranks do not answer within the timeout. In the last two cases the
-   group is given up: ncclCommAbort ends kernels that wait for other ranks, and the
-   context gets an error.
+   No call blocks. The communicator is created with ncclConfig_t.blocking = 0, and pending
+   work is polled (stx__group_wait_for) until it has finished, NCCL reports an error, or
+   the other ranks do not answer within the timeout. In the last two cases the group is
+   given up: ncclCommAbort ends kernels that wait for other ranks, and the context gets an
+   error.
 
    NCCL documents captures and nonblocking communicators, but not their combination. If
    the first capture fails because of NCCL, steps are launched without a graph, with
