@@ -6839,11 +6839,10 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
    multiplies few zeros, whereas its tiles in the third sweep would be half empty. At
    B = 64, T = 512 and span 8192, the rows of 8 heads would take 4 GB. Therefore
    STX__ATTN_BWD_DR_BYTES are distributed over the heads, the narrowest first
-   (stx__attn_make_list), and heads that get no columns take the third sweep. Both kernels
-   are launched, unless the memory suffices for all heads at full span: then the third
-   sweep is omitted. Calls with padded keys and calls in float always use the third sweep.
-   Both kernels use dR rounded to bfloat16, so their results differ only by the order of
-   the sums.
+   (stx__attn_make_list), and heads that get no columns take the third sweep. The third
+   sweep is launched too, unless the memory suffices for all heads at full span. Calls
+   with padded keys and calls in float always use the third sweep. Both methods round dR
+   to bfloat16, so their results differ only by the order of the sums.
 
    - Column y of a row of dR is for the key with j - i = newest - width + y. newest is
      C - delta_min + 1, one more than j - i of the youngest key, plus up to 15, so that 16
@@ -11419,7 +11418,7 @@ static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], flo
 
 /* Forward with layer norms, for C up to 128 Q. One warp per row; the row stays in
    registers, 4 Q elements per lane. The sums are bit-identical to those of
-   stx__norm_fwd_kernel. Blocks have 256 threads, 8 rows. */
+   stx__norm_fwd_kernel. A block has 256 threads and processes 8 rows. */
 template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
@@ -11535,8 +11534,8 @@ void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
 /* The sums over a row that the backward pass requires. With d = dy gain_i and
    xi = h + branch_i - mean_i:
 
-       [i]       sum d xi, the term of sum dy Yi without rstd_i and the shift; without
-                 layer norms, sum dy (h + branch_i)
+       [i]       sum d xi, so that sum dy Yi = rstd_i [i] + [5 + i]; without layer
+                 norms, sum dy (h + branch_i)
        [2]       sum dy h
        [3 + i]   sum d
        [5 + i]   sum dy shift_i
@@ -11976,9 +11975,9 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
                                                     order
        c > 0:  out[n,start+j] = logits[n,j] - z + gate[n,c]
 
-   out is (N,V), gate (N,K). A block processes a row, with sums in double, which is fast
-   enough for evaluation and generation. Each thread adds every 256th column in order,
-   then a fixed tree adds the threads. */
+   out is (N,V), gate (N,K). A block processes a row, with sums in double; only
+   evaluation and generation use this kernel. Each thread adds every 256th column in
+   order, then a fixed tree adds the threads. */
 STX__GLOBAL(256)
 stx__cluster_kernel(stx__array out, stx__array gate, stx__array logits, size_t N, size_t V,
                     size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
