@@ -925,7 +925,7 @@ static void alone_job(job *j) {
     stx_cuda_group_leave(x);
     stx_cuda_group_wait(x);
     CHECK(stx_ok(x), "%s", stx_error(x));
-    CHECK(!stx_cuda_group_reduce(x, &v, 1, 0) && strstr(stx_error(x), "in no group"), "%s",
+    CHECK(!stx_cuda_group_reduce(x, &v, 1, 0) && strstr(stx_error(x), "not in a group"), "%s",
           stx_error(x));
     stx_clear_error(x);
 #endif
