@@ -13060,7 +13060,7 @@ static stx_graph *stx__graph_make(stx_gpu *g, cudaGraph_t graph) {
         return NULL;
     }
     if (stx__no_graph(g, cudaGraphInstantiate(&r->exec, graph, 0),
-                      "cannot instantiate the graph of the step")) {
+                      "cannot instantiate the graph")) {
         free(r);
         return NULL;
     }
