@@ -11,10 +11,10 @@
    in this header.
 
    Contents: a Transformer that reads text segment by segment. A memory layer keeps one
-   vector, called a row, for each token of the last segments. Rows that the memory evicts
-   are not discarded but compressed, r rows into one, and the compressed rows are kept for
-   longer. Options: six ways to compress, three ways to train the compression, two kinds
-   of positions and seven gates.
+   vector, called a row, for each of the most recent tokens. Rows that the memory evicts
+   are compressed, r rows into one, and the compressed rows are kept for longer.
+   Options: six ways to compress, three ways to train the compression, two kinds of
+   positions and seven gates.
 
 
    MANUAL
@@ -42,12 +42,12 @@
        b  a stream                        i  a query or row
        N  rows of an elementwise kernel   j  a key
        u  content bias (H,hd)             vb position bias (H,hd)
-   The fields of stx_attention_args are seqtx.h's: there, D is the head dimension, S the
-   number of keys, and N the number of persistent vectors. In the code outside the gate
-   kernels, x is the context and xs the stream x; m is the model, d its desc and p the
+   The fields of stx_attention_args mean the same as in seqtx.h: D is the head dimension,
+   S the number of keys and N the number of persistent vectors. Outside the gate kernels,
+   the code calls the context x and the stream xs. m is the model, d its desc and p the
    parameters of a layer. In kernels, c is a channel and r a row.
 
-   The model. A layer attends to its compressed memory, its memory and the segment.
+   The model. A layer attends to its compressed memory, its memory and its segment.
 
        tokens (B,T) -> embedding -> x (B,T,D) -> layers -> [norm] -> output head
                                                                   -> logits (B,T,V)
@@ -75,51 +75,52 @@
                          s_ij = ((q_i + u).k_j + (q_i + vb).(Wpos sine_dist)) / sqrt(hd)
 
        LN uses eps = 1e-5 and the biased variance; gelu(x) = x / 2 (1 + erf(x / sqrt(2))).
-       u is what every query of a head looks for in the keys, whatever its content; vb is
-       the same for distances.
+       The bias u is added to every query of a head when the query is compared with keys,
+       and vb when it is compared with positions.
 
-   How the memory moves, for S = M = 4, C = 3 and r = 2. A full segment ends:
+   How the memory moves at the end of a full segment, for S = M = 4, C = 3 and r = 2:
 
                compressed memory   memory             this segment
        before  c0 c1 c2            m0 m1  m2 m3       h0 h1 h2 h3     keys of h0 .. h3
                 |  |               '-.-'  '-.-'        |  |  |  |
-                |  |               conv   conv         |  |  |  |     e = 4 rows leave,
-                v  v                 v      v          v  v  v  v     r to a group
+                |  |               conv   conv         |  |  |  |     e = 4 rows leave
+                v  v                 v      v          v  v  v  v     in groups of r
        after    lost    c2          c3     c4         m0 m1 m2 m3
 
        e = max(0, n + S - M)       G = ceil(e / r)
        comp <- last C rows of [comp ; new]      mem <- last M rows of [mem ; h]
 
-   Memory rows are constants. The language loss reaches Wkv through them (k = Wkv mem,
-   projected with the current weights in every step), but not what computed them. h is not
-   a constant in its own segment. The compression has its own loss, which does not reach
-   the rows it reads. A call with T < S leaves the memory unchanged, except that
-   STX_COMP_STORE_ROTATE moves the memories at the start of every call (see Fidelity).
+   Memory rows are constants. They are projected with the current weights in every step
+   (k = Wkv mem), so the language loss trains Wkv through them, but not the layers that
+   computed them. In its own segment, h is not a constant. The compression has a
+   separate loss, which sends no gradient to the rows it reads. A call with T < S leaves
+   the memory unchanged, except that STX_COMP_STORE_ROTATE moves the memories at the
+   start of every call (see Fidelity).
 
-   Compression of the evicted rows old[0 .. e). Group g has the rows g r .. g r + r - 1;
-   the last group can be shorter, and a convolution reads zeros in place of its missing
-   rows:
+   Compression of the evicted rows old[0 .. e). Group g consists of rows g r .. g r + r
+   - 1. The last group can be shorter; a convolution then reads zeros instead of its
+   missing rows:
 
        conv       new_g = bias + sum_t W_t old[g r + t]      with overlap: t >= -overlap
-       dilated    f = as many zero rows as the dilations add up to, then old. Each
-                  dilation R makes f shorter by R rows:
+       dilated    f starts with one zero row for each unit of the sum of all dilations,
+                  followed by old. Each dilation R then shortens f by R rows:
                       f[i] <- relu(K0 f[i] + K1 f[i + R])
-                  new = conv of the final f, as above. No biases
-       max, mean  of the rows of a group, per channel
-       used       no groups: the ceil(e / r) rows that received most attention, in order
-                  of time. The usage of a row is its softmax weight, averaged over the
-                  heads and over the queries of the segments while it was in the memory
-       drop       none: evicted rows are discarded, as in Transformer-XL
+                  new = conv of the final f, as above. There are no biases
+       max, mean  the maximum or mean of the rows of a group, per channel
+       used       keeps the ceil(e / r) rows that received the most attention, in
+                  chronological order. The usage of a row is its softmax weight, averaged
+                  over the heads and over all queries made while it was in the memory
+       drop       discards evicted rows, as Transformer-XL does
 
-   Losses of the compression, means over rows and channels. The total loss is
+   Losses of the compression. Each is a mean over rows and channels, and the total loss is
    nll + aux_weight / A sum_l aux_l.
 
-       attention  att(rows) = softmax(q (Wk rows)^T / sqrt(hd)) Wv rows, with constant q,
-                  Wk, Wv and old; no positions and no causal mask.
+       attention  att(rows) = softmax(q (Wk rows)^T / sqrt(hd)) Wv rows, where q, Wk, Wv
+                  and old are constants. There are no positions and no causal mask.
                       aux = mean (att(new) - att(old))^2
-                  What attention reads from the new rows should equal what it read from
-                  the old ones. With the weights a = softmax(s) of att(new) and the number
-                  of elements compared, count:
+                  Attention should read the same from the new rows as from the old ones.
+                  With the attention weights a = softmax(s) of att(new), and with count,
+                  the number of elements compared:
                       datt = 2 (att(new) - att(old)) / count
                       dv = a^T datt             da = datt v^T
                       ds_ij = a_ij (da_ij - sum_j a_ij da_ij)
@@ -129,48 +130,51 @@
        autoencode aux = mean (old - rec)^2, where rec[i] is the sum of Dec_t new_g over
                   all g and t with g r + t = i (one term without overlap)
                       dnew_g = sum_t Dec_t^T drec[g r + t];     Dec is trained too
-       bptt       no separate loss. The rows that were evicted in the last `bptt` segments
-                  are kept and compressed again with the current weights. The results
-                  replace the stored rows as keys and values, so the nll of this segment
-                  has a gradient in W. The evicted rows are constants
-       none       the compression keeps its initial weights
+       bptt       no separate loss. The rows evicted in the last `bptt` segments are kept
+                  and compressed again with the current weights. Attention reads these
+                  results instead of the stored compressed rows, so the nll of this
+                  segment also trains W. The evicted rows are constants
+       none       the weights of the compression keep their initial values
 
    rel_error_l = sum (target - got)^2 / sum target^2 is the relative squared error of the
-   compression: target is att(old) and got is att(new), or old and rec. 1 is what all
-   zeros would score.
+   compression. target is att(old) and got is att(new); with autoencode, they are old and
+   rec. An output of all zeros has a rel_error of 1.
 
-   Why it works this way
-       Why does the language loss not train the compression? A compressed row lives for
-       C r / S segments, but bptt sees only one or two of them. It learns what the next
-       segment needs and forgets what later ones need. In the paper it is the worst method
-       (0.996 bits per character on enwik8; max 0.986, mean 0.982, used 0.980, conv with
-       the attention loss 0.973).
+   Why does the language loss not train the compression? A compressed row lives for C r
+       / S segments, but bptt sees only one or two of them. It learns what the next
+       segment needs and forgets what later ones need. In the paper, it is the worst
+       method: 0.996 bits per character on enwik8, against 0.986 for max, 0.982 for
+       mean, 0.980 for used, and 0.973 for conv with the attention loss.
 
-       Why does the compression's loss not train the network? Keys and values that are all
-       equal compress perfectly. Hence q, Wkv and the rows are constants in that loss, and
-       no weight between the two losses has to be tuned.
+       Why does the compression's loss not train the network? It would make all keys and
+       values equal, because equal rows compress perfectly. Hence q, Wkv and the rows
+       are constants in that loss, and the relative weight of the two losses needs no
+       tuning.
 
-       Why the attention loss and not the autoencoder's? It recovers only what a query
-       would read, not every element of a row.
+       Why the attention loss rather than the autoencoder's? The compression only has to
+       preserve what queries read, whereas an autoencoder has to preserve every element
+       of a row.
 
        Why does a compressed row count as one step of distance? The largest distance is
        then M + C instead of M + C r.
 
-       How far back does a model see? With STX_COMP_STORE_INPUT a row is made by lower
-       layers only, so L layers reach L (M + r C) tokens back. With STX_COMP_STORE_OUTPUT
-       a layer reads its own outputs of the previous segment, which had read those of the
-       segment before, so there is no limit.
+       How far back does a model see? With STX_COMP_STORE_INPUT, memory rows are
+       computed only by lower layers, so L layers reach L (M + r C) tokens back. With
+       STX_COMP_STORE_OUTPUT, a layer reads the outputs that it computed in the previous
+       segment, which depend on its outputs in the segment before that, so there is no
+       limit.
 
-       How many layers need a memory? Few. 4 memory layers of 24, evenly spaced or at the
-       top, did about as well as 24 (2007.03356).
+       How many layers need a memory? Few. In a model of 24 layers, 4 memory layers,
+       evenly spaced or at the top, did about as well as 24 (Rae and Razavi 2020).
 
-       Why gates? Those that start as x -> x (gtrxl, and others with a positive bias) make
-       deep stacks trainable when reward is the only training signal.
+       Why gates? Gates that initially pass x through unchanged (gtrxl, and others with
+       a positive bias) make deep stacks trainable when reward is the only training
+       signal.
 
    Gates. x is the stream and y the output of a sublayer (after relu with gate_relu).
-   w0 .. and b0, b1 are the fields w and b of stx_comp_gate. sig is the sigmoid. Backward,
-   with g = dout and z' = z (1 - z); dp, dz, dreset and dcand are the gradients of the
-   arguments of sig and tanh:
+   w0 .. w5 and b0, b1 are the fields w and b of stx_comp_gate. sig is the sigmoid. In the
+   backward formulas, g = dout and z' = z (1 - z), and dp, dz, dreset and dcand are the
+   gradients with respect to the arguments of sig and tanh:
 
        residual   out = x + y
                       dx = dy = g
@@ -192,7 +196,7 @@
                       dreset = (w5^T dcand) x reset (1 - reset)
                       dx = g (1 - z) + (w5^T dcand) reset + w1^T dreset + w3^T dz
                       dy = w0^T dreset + w2^T dz + w4^T dcand   db0 = -dz
-       gru        PyTorch's GRUCell. p0 = w0 y + b0 and p1 = w1 x + b1, in three blocks:
+       gru        PyTorch's GRUCell. p0 = w0 y + b0 and p1 = w1 x + b1 have three blocks:
                   reset = sig(p0_reset + p1_reset)              z = sig(p0_z + p1_z)
                   cand = tanh(p0_cand + reset p1_cand)          out = (1 - z) cand + z x
                       dcand = g (1 - z) (1 - cand^2)         dz = g (x - cand) z (1 - z)
@@ -200,9 +204,9 @@
                       dp0 = (dreset, dz, dcand)  dp1 = (dreset, dz, reset dcand)
                       db0 = dp0                  db1 = dp1
                       dy = w0^T dp0              dx = g z + w1^T dp1
-       mogrify    before a gru, five alternating updates with the newest values:
+       mogrify    five alternating updates before a gru, each with the latest x and y:
                   y = 2 sig(q1 q0 x) y    x = 2 sig(r1 r0 y) x    y = ..   x = ..   y = ..
-                  The products have rank floor(D / 4); the gate gets these x and y
+                  q1 q0 and r1 r0 have rank floor(D / 4). The gru reads the final x and y
 
    Worked example of the attention loss. One channel, one head, Wq = Wk = Wv = 1, r = 2,
    taps 1/2 and 1/2, no bias. Old rows 0 and ln 3; one query q = 1:
@@ -263,21 +267,21 @@
    Three interfaces
        Tokens          stx_comp_loss and stx_comp_logits.
        Vectors         stx_comp_segment, for speech, agents or classification. The model
-                       needs no vocab; with one, stx_comp_nll and others are available
-                       too.
-       Step by step    stx_comp_gen_step and _feed, for generation and agents that act.
-                       Equal to whole segments.
-   stx_comp_state_reset_stream and stx_comp_gen_reset_stream empty the memory of one
-   stream when another text begins in it.
+                       needs no vocab, but functions such as stx_comp_nll require one.
+       Step by step    stx_comp_gen_step and _feed, for generation and for agents that
+                       act. Their results equal those of whole segments.
+   When a new text begins in a stream, stx_comp_state_reset_stream and
+   stx_comp_gen_reset_stream empty the memory of that stream.
 
-   Padding. `pad` is nonzero where a position is padding, of tokens or of vectors. This is
-   the opposite of the port's mask, which is true for real tokens. Generation takes no
+   Padding. `pad` is nonzero where a token or a vector is padding. This is the opposite
+   of the port's mask, which is true for real tokens. Generation does not support
    padding, because the streams of a batch advance together. To start with prompts of
-   unequal length, align their ends: feed any tokens before the shorter ones and call
-   stx_comp_gen_reset_stream(g, b) where the prompt of stream b begins.
+   unequal length, align their ends: feed arbitrary tokens before the shorter prompts,
+   and call stx_comp_gen_reset_stream(g, b) just before the prompt of stream b begins.
 
-   Configuration (stx_comp_desc). port and readme are the enwik8 example and the README of
-   the PyTorch port; the other columns are the paper's. "-": not published.
+   Configuration (stx_comp_desc). The columns port and readme are from the enwik8
+   example and the README of the PyTorch port; the others are from the paper. "-" means
+   that the value was not published.
 
        field            zero means     port     readme    enwik8  wikitext103  PG-19
        ---------------  -------------  -------  --------  ------  -----------  -----
@@ -295,23 +299,25 @@
          in evaluation                                    3072    1500         -
        ratio (r)        4              4        4         3       4            2
        memory_layers    all            6, 7, 8  6 .. 12   all     all          all
-       compress         conv           all as zero
-       aux              attention      all as zero
+       compress         conv           all: the default
+       aux              attention      all: the default
        positions        learned        learned  learned   xl      xl           xl
        norm_after       before         0        0         1       1            1
        gate             x + y          gru      gru       0       0            0
        recurrence       own input      rotate   rotate    0       0            0
        dropouts         0              0        0.1 each  -       -            -
 
-   The gate applies to both sublayers; GTrXL means gtrxl with gate_relu. The port has
-   STX_COMP_STORE_ROTATE; STX_COMP_STORE_OUTPUT is what it intended. The paper trains with
-   Adam and clips the gradient to norm 0.1. The learning rate rises from 1e-6 to 3e-4 in
-   4,000 updates (words: 16,000) and falls as a cosine in 100,000 (500,000). After 60,000
-   updates, only every fourth step updates, with the gradients of four: fewer and larger
-   updates do better late in training, while a smaller learning rate does worse.
+   The gate applies to both sublayers. For GTrXL, use STX_COMP_GATE_GTRXL with
+   gate_relu. The port behaves like STX_COMP_STORE_ROTATE, although
+   STX_COMP_STORE_OUTPUT was intended. The paper trains with Adam and clips the gradient
+   to norm 0.1. The learning rate rises from 1e-6 to 3e-4 over 4,000 updates (16,000 for
+   word-level models) and then follows a cosine down over 100,000 (500,000). After
+   60,000 updates, the weights are updated only every fourth step, with the accumulated
+   gradients of four steps. Late in training, fewer and larger updates do better, while
+   a smaller learning rate does worse.
 
-   Cost of a memory layer, forward, in multiply-adds per stream and full segment (T = S).
-   keys = c + n + S and kv = kv_heads hd:
+   Cost of the forward pass of a memory layer, in multiply-adds per stream and full
+   segment (T = S), with keys = c + n + S and kv = kv_heads hd:
 
        Wq, Wo           2 S D^2
        Wkv              2 kv D keys
@@ -323,65 +329,66 @@
                         mogrify 5 S D^2          residual 0
        Wpos (xl)        keys D^2
 
-   2 kv D (c + n) of Wkv is for memory rows, and its gradient costs the same again. In
-   stx_comp_gen it costs nothing, because keys and values are cached. A state takes
-   B D sum_l (M_l + C_l) elements, a stx_comp_gen 4 B D sum_l (M_l + C_l + S) more.
-   kv_heads < heads saves weights and their matmuls only: attention reads a copy of the
-   keys and values for each head.
+   Of the cost of Wkv, 2 kv D (c + n) is for memory rows, and their gradient costs the
+   same again. stx_comp_gen avoids this cost by caching keys and values. A state holds B
+   D sum_l (M_l + C_l) elements, and a stx_comp_gen holds 4 B D sum_l (M_l + C_l + S)
+   more. kv_heads < heads saves only weights and their matmuls, because attention reads
+   a copy of the keys and values for each head.
 
    Fidelity to the PyTorch port (compressive-transformer-pytorch 0.4.0) and to the paper
-       Identical to within 1e-10 in double (tested against independent float64 code):
-       logits, losses, memories and all gradients, with every option.
+       Identical in double to within 1e-10, with every option: logits, losses, memories
+       and all gradients (tested against independent float64 code).
 
-       Corrected; flags of `literal` restore accidental behaviour of the port:
+       Corrected. Flags of `literal` restore these accidental behaviours of the port:
            STX_COMP_LITERAL_ROWS    the row of the positional table for a distance is
                                     (S + n + c) - 1 - dist, with the current n and c.
                                     Default: (S + M + C) - 1 - dist. Both are equal once
                                     the memories are full.
            STX_COMP_LITERAL_PAD     e mod r rows of zeros are put before the e old rows,
                                     and G = floor((e + e mod r) / r), so the newest
-                                    (e + e mod r) mod r rows are lost. (Where G is 0 the
-                                    port fails; here all e rows are lost.) Default:
+                                    (e + e mod r) mod r rows are lost. (If G is 0, the
+                                    port fails, and seqtx discards all e rows.) Default:
                                     G = ceil(e / r), zeros fill up the last group, and no
                                     row is lost.
-           STX_COMP_LITERAL_TARGET  the aux loss compares att(new) with att of all n rows
-                                    of the memory. Default: with att of the e rows that
-                                    were compressed.
+           STX_COMP_LITERAL_TARGET  the aux loss compares att(new) with attention to all n
+                                    rows of the memory. Default: with attention to the e
+                                    rows that were compressed.
            STX_COMP_LITERAL_MASK    padding enters the memory, is attended to there like
                                     text, and counts in the means of the nll and the aux
-                                    loss. A padded query sees only the memory; without
-                                    memory it sees all keys of its segment with equal
-                                    weight, including later ones. Default: padding is
-                                    never a key, does not count, and the attention output
-                                    of a padded query is 0.
+                                    loss. A padded query sees only the memory. If that is
+                                    empty, it sees all keys of its segment, including
+                                    later ones, with equal weight. Default: padding is
+                                    never a key, does not count in means, and padded
+                                    queries have an attention output of 0.
            STX_COMP_LITERAL_FREEZE  Wkv of a layer stops learning at the layer's first aux
                                     loss. Default: it is constant in the aux loss only.
        Another accidental behaviour is a value of `recurrence`:
-           STX_COMP_STORE_ROTATE    at the start of every stx_comp_segment, also with
+           STX_COMP_STORE_ROTATE    at the start of every stx_comp_segment, even with
                                     T < S, each memory layer takes over the memories of
-                                    the next higher memory layer, and the top one those of
-                                    the lowest. A row is then compressed by the
-                                    convolution of whichever layer has it. stx_comp_gen
+                                    the next higher memory layer, and the top layer takes
+                                    over those of the lowest. A row is compressed by the
+                                    convolution of the layer that evicts it. stx_comp_gen
                                     rotates once per segment, the port at every token.
                                     stx_comp_state_get returns the memory as the last call
-                                    left it. Default: memories stay, as in the paper
-                                    (STX_COMP_STORE_INPUT). In ERNIE-Doc, which the port
-                                    follows, each layer reads its own last output
-                                    (STX_COMP_STORE_OUTPUT).
+                                    left it. Default: each layer keeps its memories, as in
+                                    the paper (STX_COMP_STORE_INPUT). In ERNIE-Doc, which
+                                    the port follows, each layer reads its outputs for the
+                                    previous segment (STX_COMP_STORE_OUTPUT).
        To reproduce the port, set gate = STX_COMP_GATE_GRU, recurrence =
        STX_COMP_STORE_ROTATE and literal = STX_COMP_LITERAL.
 
-       Always corrected: means are over the tokens that count (except with _MASK); the
-       target of the aux loss has no dropout; layers without compressed memory have no
+       Always corrected: padding does not count in means (except with _MASK), the target
+       of the aux loss has no dropout, and layers without compressed memory have no
        convolution.
 
-       Improved: M or C of 0; M < S; other M and C in evaluation; streams can be reset
-       individually; generation caches keys and values.
+       Improved: M and C can be 0, M can be less than S, evaluation can use other M and
+       C, streams can be reset individually, and generation caches keys and values.
 
-       Different: layouts. Convolutions are (D,taps D), decoders (taps D,D), dilated ones
-       (D,2 D) and key_pe is (rows,D); tools/convert.py permutes the port's (out,in,taps),
-       (in,out,taps), (out,in,2) and (H,rows,hd). Where the paper is silent, these are our
-       choices: usage, zeros before dilated convolutions, the shorter last group.
+       Different: tensor layouts. Convolutions are (D,taps D), decoders (taps D,D),
+       dilated ones (D,2 D) and key_pe is (rows,D); tools/convert.py permutes the port's
+       (out,in,taps), (in,out,taps), (out,in,2) and (H,rows,hd). The paper does not
+       specify how usage is measured, the zeros before dilated convolutions or the
+       shorter last group; these are our choices.
 
        Omitted: adaptive embedding and softmax (the paper's WikiText-103); the authors'
        separate projection and bias for positions of compressed rows; clamped positions;
@@ -418,44 +425,44 @@
        mask (of the call)           pad, inverted                     all true
 
    Easy to get wrong
-       - The memory stores h, normalised once, not keys: keys are projected with the
-         current weights. With STX_COMP_STORE_OUTPUT it stores layer outputs, which the
-         layer normalises when it reads them, so its norm learns from them.
+       - The memory stores h, already normalised. It does not store keys, which are
+         computed with the current weights in every step. With STX_COMP_STORE_OUTPUT, it
+         stores layer outputs, and the layer normalises them when it reads them, so they
+         train its norm.
        - A segment attends to the compressed memory as it was before the call. The next
          segment is the first to see the rows that this one adds.
        - gru keeps x where z is near 1, gtrxl where z is near 0. The bias is subtracted in
          gtrxl, output and sigtanh, and added in highway.
-       - The queries of the aux loss are q without u, without positions and without a
-         causal mask.
-       - stx_comp_total and stx_comp_aux belong to the last forward. m->aux and
-         m->rel_error are results of the step, invalid after the next stx_begin.
-       - A call with T < S discards its tokens. Text that arrives in short pieces goes to
-         stx_comp_gen, or waits until a segment is full.
+       - In the aux loss, attention uses q without u, and neither positions nor a causal
+         mask.
+       - stx_comp_total and stx_comp_aux refer to the last forward pass. m->aux and
+         m->rel_error become invalid at the next stx_begin.
+       - A call with T < S discards its tokens. If text arrives in short pieces, feed it
+         to stx_comp_gen, or collect a full segment first.
        - Evaluation needs a separate state. With larger memories
          (stx_comp_state_create_sized), only STX_COMP_POSITIONS_XL has positions for the
          additional distances.
 
    GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
-   changes. To replay steps as a CUDA graph, which is possible once the memories are full,
-   write the step as a function. A complete example is examples/train_compressive.c:
+   changes. Once the memories are full, steps can be replayed as a CUDA graph. For this,
+   write the step as a function, as examples/train_compressive.c does:
 
        stx_tokens_set(x, in, ..);    stx_tokens_set(x, next, ..);
        stx_optim_set_lr(optim, lr);
        stx_step_run(x, stx_comp_key(model, in, next, memory, 0), step, user);
 
-   step() makes every call from stx_begin to stx_optim_step. The kernels of this header
-   are part of seqtx_cuda.cu if both files are in the same directory.
+   step() must make every call from stx_begin to stx_optim_step. seqtx_cuda.cu includes
+   the kernels of this header if both files are in the same directory.
 
-   Compile-time options are those of seqtx.h.
+   The compile-time options are described in seqtx.h.
 
-   Reading order: stx__comp_layer_fwd (a layer, and what its segment leaves),
-   stx_comp_segment (the loop over layers and the memory), stx__comp_plan (what is
-   evicted, what is missing), stx__comp_compress, stx__comp_layer_aux,
-   stx__comp_apply_gate, the kernels from >>groups on, and stx__comp_gen_move
-   (generation).
+   Reading order: stx__comp_layer_fwd (one layer and the rows it adds to the memories),
+   stx_comp_segment (the loop over layers and the memory), stx__comp_plan (which rows are
+   evicted or missing), stx__comp_compress, stx__comp_layer_aux, stx__comp_apply_gate, the
+   kernels in >>groups and the sections after it, and stx__comp_gen_move (generation).
 */
 #define STX__LETTERS 1
-#include "seqtx.h"      /* hides macros of one capital letter: see the end of seqtx.h */
+#include "seqtx.h"      /* hides single-letter macros; see the end of seqtx.h */
 #ifndef SEQTX_COMPRESSIVE_H
 #define SEQTX_COMPRESSIVE_H
 
@@ -468,13 +475,13 @@ extern "C" {
 
 // >>api: configuration
 
-/* stx_comp_desc.compress: what becomes of evicted rows */
+/* stx_comp_desc.compress: what happens to evicted rows */
 enum {
     STX_COMP_COMPRESS_CONV = 0,     /* strided convolution */
     STX_COMP_COMPRESS_DILATED,      /* dilated convolutions, then a strided one */
     STX_COMP_COMPRESS_MAX,
     STX_COMP_COMPRESS_MEAN,
-    STX_COMP_COMPRESS_USED,         /* the rows that received most attention are kept */
+    STX_COMP_COMPRESS_USED,         /* the rows that received the most attention are kept */
     STX_COMP_COMPRESS_DROP          /* evicted rows are discarded; no compressed memory */
 };
 
@@ -493,8 +500,8 @@ enum {
     STX_COMP_POSITIONS_XL           /* Transformer-XL's projected sines */
 };
 
-/* stx_comp_desc.gate, up to STX_COMP_GATE_GTRXL. The last three are only kinds of
-   stx_comp_gate_args. */
+/* stx_comp_desc.gate, up to STX_COMP_GATE_GTRXL. The kinds after STX_COMP_GATES can
+   only be used in stx_comp_gate_args. */
 enum {
     STX_COMP_GATE_RESIDUAL = 0,
     STX_COMP_GATE_GRU,
@@ -512,9 +519,9 @@ enum {
 /* stx_comp_desc.recurrence: what the memory of a layer stores */
 enum {
     STX_COMP_STORE_INPUT = 0,       /* h, the layer's normalised input */
-    STX_COMP_STORE_OUTPUT,          /* its output x, normalised when it is read */
-    STX_COMP_STORE_ROTATE           /* h; each call moves all memories down by one memory
-                                       layer, the lowest to the top */
+    STX_COMP_STORE_OUTPUT,          /* the layer's output, normalised when it is read */
+    STX_COMP_STORE_ROTATE           /* h; each call moves every memory down one memory layer, and
+                                       the lowest to the top */
 };
 
 enum { STX_COMP_MAX_DILATIONS = 8 };
@@ -526,7 +533,7 @@ enum {
     STX_COMP_LITERAL_ROWS   = 1,        /* requires STX_COMP_POSITIONS_LEARNED */
     STX_COMP_LITERAL_PAD    = 2,        /* requires STX_COMP_COMPRESS_CONV */
     STX_COMP_LITERAL_TARGET = 4,        /* requires STX_COMP_AUX_ATTENTION */
-    STX_COMP_LITERAL_MASK   = 8,        /* not with STX_COMP_COMPRESS_USED */
+    STX_COMP_LITERAL_MASK   = 8,        /* incompatible with STX_COMP_COMPRESS_USED */
     STX_COMP_LITERAL_FREEZE = 16,       /* requires STX_COMP_AUX_ATTENTION */
     STX_COMP_LITERAL        = 1 << 30   /* all that apply to the model */
 };
@@ -534,9 +541,9 @@ enum {
 /* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_comp_desc {
     /* sizes */
-    size_t vocab;           /* V; 0: no embedding and output head, vectors in and out */
+    size_t vocab;           /* V; 0: no embedding or output head; inputs and outputs are vectors */
     size_t dim;             /* D; 0: 512 */
-    size_t emb;             /* E; 0: D. If E != D, the model has two projections */
+    size_t emb;             /* E; 0: D. If E != D, the model projects E to D and back */
     size_t layers;          /* L; 0: 8 */
     size_t heads;           /* H, at most 256, divides D; 0: 8 */
     size_t kv_heads;        /* heads of keys and values, each shared by H / kv_heads
@@ -551,15 +558,15 @@ typedef struct stx_comp_desc {
     int    no_memory;       /* 1: no layer has a memory */
     size_t mem;             /* M; 0: S. STX_COMP_NO_ROWS: no memory rows */
     size_t cmem;            /* C; 0: floor(M / r). STX_COMP_NO_ROWS: no compressed memory */
-    const size_t *mems, *cmems;     /* M and C of each of the L layers (copied), where 0 is
-                                       0; those of layers without memory are ignored.
-                                       NULL: mem and cmem for all */
+    const size_t *mems, *cmems;     /* M and C of each of the L layers (copied); 0 means no rows.
+                                       Values for layers without memory are ignored.
+                                       NULL: mem and cmem for all layers */
 
     /* compression */
     size_t ratio;           /* r; 0: 4 */
     int    compress;        /* STX_COMP_COMPRESS_CONV .. _DROP */
-    size_t overlap;         /* conv: the kernel also sees this many older rows */
-    int    conv_no_bias;    /* conv */
+    size_t overlap;         /* conv: the kernel also reads this many older rows */
+    int    conv_no_bias;    /* conv: 1: no bias */
     size_t dilation[STX_COMP_MAX_DILATIONS], dilations;     /* dilated: the dilations and
                                                                their number; 0: 1, 2, 4 */
     int    aux;             /* STX_COMP_AUX_AUTO .. STX_COMP_AUX_NONE */
@@ -570,16 +577,16 @@ typedef struct stx_comp_desc {
     /* layers */
     int    positions;       /* STX_COMP_POSITIONS_LEARNED or _XL */
     int    norm_after;      /* 1: layer norm after each gate; 0: before each sublayer */
-    int    final_norm;      /* 1: layer norm of the last hidden states */
+    int    final_norm;      /* 1: a layer norm after the last layer */
     int    glu;             /* 1: gelu(p_1) p_2 in the feed-forward network */
-    int    tied;            /* 1: the weight of the output head is the embedding */
+    int    tied;            /* 1: the output head uses the embedding as its weight */
     int    gate;            /* STX_COMP_GATE_RESIDUAL .. _GTRXL */
     int    gate_relu;       /* 1: relu before the gate (GTrXL) */
-    double gate_bias;       /* initial b0; 0: 2 for gtrxl, 1 for output, highway and
-                               sigtanh. gru: added to the z block of the initial bias_ih;
-                               0 adds nothing */
+    double gate_bias;       /* initial b0; 0: 2 for gtrxl, 1 for output, highway and sigtanh. With
+                               gru, it is added to the z block of the initial bias_ih; 0
+                               adds nothing */
     int    zero_gate_bias;  /* 1: gate_bias is 0 rather than its default */
-    int    mogrify;         /* gru: five mogrifier steps before it */
+    int    mogrify;         /* 1: five mogrifier steps before the gate, which must be gru */
     int    recurrence;      /* STX_COMP_STORE_INPUT, _OUTPUT or _ROTATE */
 
     /* dropout probabilities in [0,1) */
@@ -588,14 +595,15 @@ typedef struct stx_comp_desc {
     double ff_dropout;      /* inside the feed-forward network */
     double aux_dropout;     /* of attention weights over new rows in the aux loss */
 
-    unsigned literal;       /* STX_COMP_LITERAL or flags. A flag that does not apply is an
-                               error. In the model's desc: the flags in effect */
+    unsigned literal;       /* STX_COMP_LITERAL or flags. A flag that does not apply is an error.
+                               After creation, the model's desc has the flags in
+                               effect */
     size_t recompute_layers;    /* number of layers to recompute in the backward pass,
                                    counted from the last, to save memory; SIZE_MAX: all */
 } stx_comp_desc;
 
-/* Weights of a gate, by kind; see the manual. Those that a kind does not have are NULL.
-   In checkpoints, their names are
+/* Weights of a gate; see the manual. Those that its kind does not have are NULL. Their
+   names in checkpoints are:
 
        kind              w0 ..                     shape    b0, b1              shape
        gru               weight_ih, weight_hh      (3D,D)   bias_ih, bias_hh    (3D)
@@ -613,22 +621,23 @@ typedef struct stx_comp_gate {
 /* Parameters of a layer. */
 typedef struct stx_comp_layer {
     int    memory;                          /* 1: a memory layer */
-    size_t M, C;                            /* 0 in other layers */
+    size_t M, C;                            /* capacities; 0 without memory */
     stx_tensor *attn_gain, *attn_shift;     /* (D) */
     stx_tensor *wq, *wkv, *wo, *bo;         /* (D,D) (2 kv_heads hd,D), keys first; (D,D) (D) */
     stx_tensor *wpos, *u, *vb;              /* Wpos (D,D), u and vb (H,hd):
                                                STX_COMP_POSITIONS_XL only */
-    stx_tensor *conv, *conv_bias;           /* (D,taps D), column t D + channel; (D). This
-                                               and the next two: only where C > 0 */
+    stx_tensor *conv, *conv_bias;           /* (D,taps D), column t D + channel; (D). These and the
+                                               next two exist only if C > 0 */
     stx_tensor *dilated[STX_COMP_MAX_DILATIONS];    /* (D,2 D): [K0 K1] */
     stx_tensor *decoder;                    /* Dec (taps D,D), row t D + channel:
                                                STX_COMP_AUX_AUTOENCODE only */
     stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* (D) (D) (F,D) (F) (D,F) (D);
                                                                glu: w1 (2F,D), b1 (2F) */
     stx_comp_gate attn_gate, ff_gate;
-    int    frozen;      /* STX_COMP_LITERAL_FREEZE: 1: wkv no longer learns. Set by the
-                           first training segment with an aux loss here. Not stored in
-                           checkpoints: a resumed run sets it. 0 unfreezes wkv */
+    int    frozen;      /* 1: wkv no longer learns (STX_COMP_LITERAL_FREEZE). Set by the first
+                           training segment with an aux loss in this layer. Not stored
+                           in checkpoints; a resumed run sets it again. Set it to 0 to
+                           unfreeze wkv */
 } stx_comp_layer;
 
 /* A model. The context owns it and its parameters. */
@@ -641,22 +650,24 @@ typedef struct stx_comp {
                                                without vocab */
     stx_tensor     *in_w, *in_b, *out_w, *out_b;        /* (D,E) (D) (E,D) (E), if E != D */
     stx_tensor     *key_pe;                 /* STX_COMP_POSITIONS_LEARNED: (rows,D), rows =
-                                               S + max M + max C. Row rows - 1 - dist;
-                                               head h has the columns from h hd on */
+                                               S + max M + max C. Distance dist is in row
+                                               rows - 1 - dist, and head h has the hd
+                                               columns that start at h hd */
     stx_tensor     *sines;                  /* STX_COMP_POSITIONS_XL: (rows,D), constant, rows
                                                as in key_pe */
     stx_tensor     *final_gain, *final_shift;
     stx_comp_layer *layer;                  /* [layers] */
-    size_t          taps, before;           /* rows per compressed row, r + overlap; rows
-                                               before a group that convolutions read */
-    size_t          A;                      /* layers with C > 0 */
-    stx_tensor    **aux, **rel_error;       /* [layers], (1) each: aux loss and relative
-                                               squared error of the last forward, valid
-                                               in this step. NULL if nothing was evicted,
+    size_t          taps, before;           /* taps: rows that a compressed row is computed from, r
+                                               + overlap. before: number of rows before
+                                               a group that convolutions read */
+    size_t          A;                      /* number of layers with C > 0 */
+    stx_tensor    **aux, **rel_error;       /* [layers], (1) each: aux loss and relative squared
+                                               error of the last forward pass, valid in
+                                               this step. NULL if nothing was evicted,
                                                or in evaluation. In a process group,
-                                               rel_error is that of this rank; the mean
-                                               of the aux losses of all ranks is that of
-                                               the batch */
+                                               rel_error is that of this rank, and aux
+                                               is scaled so that its mean over all ranks
+                                               is the aux loss of the batch */
 } stx_comp;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc and
@@ -681,16 +692,16 @@ STX_DEF size_t stx_comp_count(const stx_comp_desc *desc);
 typedef struct stx_comp_state {
     stx_comp *model;
     size_t    B;
-    size_t   *M, *C;        /* of each layer: the model's, or those passed to
+    size_t   *M, *C;        /* capacities of each layer: the model's, or those passed to
                                stx_comp_state_create_sized */
     stx_memory *mem, *comp; /* rows of layer l, (B,n,D) and (B,c,D), oldest first, with
                                n = mem->layer[l].count and c = comp->layer[l].count */
-    stx_memory *usage;      /* STX_COMP_COMPRESS_USED, else NULL: (B,n,2), for each row of mem
-                               the attention it received, and the number of queries */
+    stx_memory *usage;      /* STX_COMP_COMPRESS_USED, else NULL: (B,n,2), the attention that each
+                               row of mem received, and the number of queries */
     stx_memory *source;     /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
                                compressed rows were made */
-    size_t   *pushed;       /* (B): rows that each stream has pushed since its beginning,
-                               counted up to pushed_max, beyond which nothing changes */
+    size_t   *pushed;       /* (B): rows that each stream has pushed since it began; capped at
+                               pushed_max, because larger counts make no difference */
     size_t    pushed_max;
 } stx_comp_state;
 
@@ -698,9 +709,10 @@ typedef struct stx_comp_state {
    memory runs out. It is freed by stx_comp_state_free, or with the context. */
 STX_DEF stx_comp_state *stx_comp_state_create(stx_comp *m, size_t B);
 
-/* The same with other capacities than the model's. mems and cmems have L elements each,
-   or are NULL for the model's; they must be 0 where the model has no memory of that kind.
-   Distances beyond a learned table use the row of its largest distance;
+/* Like stx_comp_state_create, but with capacities that can differ from the model's.
+   mems and cmems have L elements each; NULL means the model's. Values for layers
+   without memory are ignored. cmems must be 0 in memory layers without compressed
+   memory. Distances beyond a learned table use the row of its largest distance;
    STX_COMP_POSITIONS_XL has no limit. */
 STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const size_t *mems,
                                                     const size_t *cmems);
@@ -710,35 +722,36 @@ STX_DEF void stx_comp_state_free(stx_comp_state *s);
 /* Empties the memory. Does nothing after an error. */
 STX_DEF void stx_comp_state_reset(stx_comp_state *s);
 
-/* Empties the memory of stream b, for example because a new text begins in it. Its next
-   segments equal those of an empty state, up to rounding. An error if b >= B, and with
-   STX_COMP_LITERAL_ROWS, _PAD and _MASK, which derive positions, padding and keys from
-   one number of rows for all streams. */
+/* Empties the memory of stream b, for example because a new text begins in it. The next
+   segments give the same results as with an empty state, up to rounding. Sets an error
+   if b >= B, or with STX_COMP_LITERAL_ROWS, _PAD or _MASK, which derive positions,
+   padding and keys from a row count shared by all streams. */
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b);
 
-/* Copies the memory of streams from_b .. from_b + streams - 1 of from to streams b ..
-   b + streams - 1 of to, to regroup batches. Both states have the same model and the same
-   capacities. Returns 1, or sets an error and returns 0. */
+/* Copies the memory of streams from_b .. from_b + streams - 1 of from to streams b .. b
+   + streams - 1 of to, for example to regroup batches. Both states must have the same
+   model and the same capacities. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from,
                                 size_t from_b, size_t streams);
 
-/* Copies the memory of layer l to and from host memory. get writes its n =
+/* Copies the memory of layer l to or from host memory. get writes its n =
    mem->layer[l].count rows (B,n,D) and its c = comp->layer[l].count compressed rows
-   (B,c,D), oldest first; either pointer may be NULL. set replaces both, n <= M[l] and
-   c <= C[l], and resets the usage. With STX_COMP_STORE_ROTATE, the rows are those that
-   the last call moved to layer l. get fails while a stream lacks rows (after its reset,
-   or padding), because plain values cannot mark a row as missing. Both return 1, or 0
-   after an error. */
+   (B,c,D), oldest first; either pointer may be NULL. set replaces both memories, where
+   n <= M[l] and c <= C[l], and resets the usage. With STX_COMP_STORE_ROTATE, the rows
+   are those that the last call moved to layer l. get fails while a stream lacks rows,
+   after a reset or because of padding, because plain values cannot mark a row as
+   missing. Both return 1, or set an error and return 0. */
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp);
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n,
                                const stx_real *comp, size_t c);
 
 /* stx_comp_state_save saves the memory to a checkpoint, under names that begin with
-   prefix, which has at most 64 characters. stx_comp_state_load loads it into a state with
-   the same B. The entries are those of stx_memory_save under "<prefix>mem.",
+   prefix, which can have at most 64 characters. stx_comp_state_load loads it into a
+   state with the same B. The entries are those of stx_memory_save under "<prefix>mem.",
    "<prefix>comp.", "<prefix>usage." and "<prefix>source.", and the metadata
-   "<prefix>seen.<b>". Both return 1, or set an error and return 0; a failed load leaves s
-   empty. After an earlier error, and for NULL, they return 0 and do nothing. */
+   "<prefix>seen.<b>". Both return 1, or set an error and return 0; a failed load leaves
+   s empty. After an earlier error, and if an argument is NULL, they do nothing and
+   return 0. */
 STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const char *prefix);
 STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix);
 
@@ -756,9 +769,9 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
 
    If T = S, the segment enters the memory. If T < S, as at the end of a text, its rows
    are discarded and the memory is unchanged, except that STX_COMP_STORE_ROTATE moves the
-   memories at the start of every call. For token by token, use stx_comp_gen.
+   memories at the start of every call. To run token by token, use stx_comp_gen.
 
-   Gradients reach h but not the memory. With out, do not call it inside stx_recompute.
+   Gradients reach h but not the memory. Do not call it with out inside stx_recompute.
    Returns NULL and sets an error if the shapes do not match or a memory belongs to
    another model. */
 STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *pad,
@@ -771,14 +784,14 @@ STX_DEF stx_tensor *stx_comp_embed(stx_comp *m, const stx_ids *ids);
 STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_ids *pad,
                                      const stx_comp_state *in, stx_comp_state *out);
 
-/* Hidden states (B,T,D) -> logits (B,T,V), differentiable; and log p (B,T,V), not
-   differentiable. NULL after an error. */
+/* Hidden states (B,T,D) -> logits (B,T,V), which are differentiable, or log
+   probabilities (B,T,V), which are not. Both return NULL after an error. */
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
 
-/* Hidden states (B,T,D) and targets (B,T) -> (1): mean negative log-likelihood, in
-   nats per token, of the targets that are neither negative nor padding (pad as in
-   stx_comp_segment; with STX_COMP_LITERAL_MASK padding counts). 0 if none counts. */
+/* Hidden states (B,T,D) and targets (B,T) -> (1): mean negative log-likelihood, in nats
+   per token. Negative targets and padding do not count (pad as in stx_comp_segment;
+   with STX_COMP_LITERAL_MASK, padding counts). The result is 0 if no target counts. */
 STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets,
                                  const stx_ids *pad);
 
@@ -797,9 +810,9 @@ STX_DEF stx_tensor *stx_comp_aux(stx_comp *m);
 STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll);
 
 /* The key for stx_step_run: a hash of everything that the host decides in a step with
-   these tokens and this memory; each may be NULL. salt is hashed too: for a step with
-   several parts or memories, pass the key of one as the salt of the next. Padding is not
-   part of the key, so do not replay steps with padding. */
+   these tokens and this memory, any of which may be NULL. salt is hashed too: for a
+   step with several parts or memories, pass the key of one as the salt of the next.
+   Padding is not part of the key, so do not replay steps with padding. */
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_comp_state *s, uint64_t salt);
 
@@ -807,34 +820,35 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
 // >>api: generation
 
 /* Evaluates step by step with cached keys and values. The results equal those of whole
-   segments, up to rounding, whatever the number of tokens per call. The memory moves when
-   a segment is full, counted from the start; STX_COMP_STORE_ROTATE also rotates once per
-   segment. There is no padding; see the manual. After the parameters change, reset the
-   generator or create a new one. */
+   segments up to rounding, however many tokens each call feeds. The memory moves when a
+   segment is full, that is, after every S tokens; STX_COMP_STORE_ROTATE also rotates
+   once per segment. Padding is not supported; see the manual. After the parameters
+   change, reset the generator or create a new one. */
 typedef struct stx_comp_gen {
     stx_comp       *model;
     size_t          B;
     stx_comp_state *state;      /* the memory at the start of this segment */
     size_t          at;         /* tokens of this segment so far, less than S */
-    stx_cache      *cache;      /* of each layer: keys and values of compressed memory,
-                                   memory and this segment */
-    stx_real      **rows;       /* of each memory layer, (B,S,D): the rows that this segment
+    stx_cache      *cache;      /* keys and values of each layer, for compressed memory, memory and
+                                   this segment */
+    stx_real      **rows;       /* [layers], (B,S,D) in memory layers: the rows that this segment
                                    adds to the memory */
     stx_real      **usage;      /* STX_COMP_COMPRESS_USED: (B,M,2) */
-    stx_real      **pe;         /* (reach,D), projected sines; or in pe[0], a learned table
-                                   extended to `reach` rows */
-    int32_t        *pad;        /* (B,S), on the host: nonzero for tokens before the reset
-                                   of a stream */
+    stx_real      **pe;         /* projected sines of each layer (reach,D), or a learned table in
+                                   pe[0], extended to `reach` rows */
+    int32_t        *pad;        /* (B,S), on the host: nonzero for tokens fed before their stream
+                                   was reset */
     int             masked;     /* 1: an element of pad is nonzero */
     int             stale;      /* 1: the cache has to be recomputed from the state */
-    size_t          reach;      /* rows of positions: S + max M + max C */
+    size_t          reach;      /* number of distances: S + max M + max C */
 } stx_comp_gen;
 
 /* Creates a generator for B >= 1 streams. Returns NULL and sets an error if B is 0 or
    memory runs out. It is freed by stx_comp_gen_free, or with the context. */
 STX_DEF stx_comp_gen *stx_comp_gen_create(stx_comp *m, size_t B);
 
-/* The same with other capacities than the model's; see stx_comp_state_create_sized. */
+/* Like stx_comp_gen_create, but with other capacities than the model's; see
+   stx_comp_state_create_sized. */
 STX_DEF stx_comp_gen *stx_comp_gen_create_sized(stx_comp *m, size_t B, const size_t *mems,
                                                 const size_t *cmems);
 
@@ -843,11 +857,11 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g);
 /* Empties the memory and the cache. */
 STX_DEF void stx_comp_gen_reset(stx_comp_gen *g);
 
-/* Empties them for stream b only. The other streams continue. */
+/* Empties the memory and the cache of stream b. The other streams continue. */
 STX_DEF void stx_comp_gen_reset_stream(stx_comp_gen *g, size_t b);
 
-/* Copies a memory of the same model, B and capacities, and starts a segment after it.
-   Returns 1, or 0 and an error. */
+/* Copies a memory with the same model, B and capacities into the generator, and starts
+   a new segment. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from);
 
 /* Vectors h (B,T,D), any T >= 1 -> last hidden states (B,T,D). Requires a previous
@@ -878,7 +892,7 @@ STX_DEF stx_lm stx_comp_as_lm(stx_comp *m);
    The second form is for streams that began later than others: the rows of stream b
    begin at first[b], its groups are counted from there, and its G_b groups are the
    last (newest) of the result. A row is missing if it is outside [0, rows), before
-   first[b], or marked in pad. Missing rows are read as 0, or skipped. */
+   first[b], or marked in pad. Kernels skip missing rows or read them as 0. */
 typedef struct stx_comp_groups {
     size_t B, rows, groups, taps, step, D;
     ptrdiff_t at;
@@ -888,60 +902,62 @@ typedef struct stx_comp_groups {
                                    pick read; 0: rows D */
 } stx_comp_groups;
 
-/* y (B,groups,taps,D) = the tap rows of rows (B,rows,D), 0 where one is missing. Adds
-   to y with accumulate. */
+/* Copies the row of each tap from rows (B,rows,D) to y (B,groups,taps,D), or 0 if the
+   row is missing. Adds to y if accumulate is set. */
 STX_KERNEL(stx_comp_unfold, (stx_ctx *x, stx_real *y, const stx_real *rows,
                              const stx_comp_groups *g, int accumulate))
 
-/* rows (B,rows,D) = for each row the sum of the taps of y (B,groups,taps,D) that refer
-   to it, in ascending order; 0 if there are none, and in missing rows. The derivative
-   is stx_comp_unfold. */
+/* Sets each row of rows (B,rows,D) to the sum, in ascending order, of the taps of y
+   (B,groups,taps,D) that refer to it. Missing rows, and rows without taps, are 0. The
+   backward kernel is stx_comp_unfold. */
 STX_KERNEL(stx_comp_fold, (stx_ctx *x, stx_real *rows, const stx_real *y,
                            const stx_comp_groups *g))
 
-/* y (B,groups,D) = mean (max 0) or maximum (max 1) of the rows of a group, per
-   channel; 0 if all are missing. */
+/* y (B,groups,D) = mean (if max is 0) or maximum (if max is 1) of the rows of each
+   group, per channel; 0 if all are missing. */
 STX_KERNEL(stx_comp_pool, (stx_ctx *x, stx_real *y, const stx_real *rows,
                            const stx_comp_groups *g, int max))
 
-/* y (B,groups,D) = the G_b most used rows of stream b from first[b] on (if first is
-   NULL, from 0 on, and G_b = groups), in order of time, in the last G_b rows of y; the
-   rows before them are 0. taps and at are not read. usage (B,rows,2), in full precision,
-   has a stride of usage_batch_stride elements between streams. The usage of row j is
-   usage[0] / usage[1], or 0 if usage[1] is 0; of equally used rows the newer is kept.
-   Missing rows rank after all others, the older first, and are 0 in y. */
+/* Copies the G_b most used rows of stream b, of those that start at first[b], to the
+   last G_b rows of y (B,groups,D), in chronological order. The rows before them are 0.
+   If first is NULL, it counts as 0, and G_b = groups. taps and at are not read. usage
+   (B,rows,2), in full precision, has a stride of usage_batch_stride elements between
+   streams. The usage of row j is usage[0] / usage[1], or 0 if usage[1] is 0. Of equally
+   used rows, the newer ranks first. Missing rows rank last, oldest first, and are 0 in
+   y. */
 STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
                            size_t usage_batch_stride, const stx_comp_groups *g))
 
-/* Adds to the usage of the n keys from `first` on, after the forward kernel of an
-   attention has run with a (no learned span, eps or persistent vectors):
+/* Adds to the usage of keys first .. first + n - 1. Call it after the forward kernel of
+   the attention, with the same a. The attention must not use a learned span, eps or
+   persistent vectors:
 
        usage[b][j][0] += 1/H sum_h sum_i softmax weight of key first + j for query i,
                          before dropout
        usage[b][j][1] += number of queries i
 
-   The sums are over the queries whose own key is not padding (a->pad at S - T + i);
-   all queries come after the n keys. usage (B,n,2), in full precision, has a stride of
+   Queries whose own key is padding (a->pad at S - T + i) do not count. All queries must
+   come after the n keys. usage (B,n,2), in full precision, has a stride of
    usage_batch_stride elements between streams. */
 STX_KERNEL(stx_comp_usage, (stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
                             const stx_attention_args *a, size_t first, size_t n))
 
-/* The squared error of a loss, over the rows that skip does not mark:
+/* The squared error between a and target, over the rows that skip does not mark:
 
        loss = sum (a - target)^2 / count
        rel_error = sum (a - target)^2 / sum target^2       0 if that sum is 0
 
-   Backward sets da = 2 dloss (a - target) / count, 0 in marked rows, or adds to it with
-   accumulate. */
+   The backward kernel computes da = 2 dloss (a - target) / count, which is 0 in marked
+   rows. It adds to da if accumulate is set. */
 typedef struct stx_comp_error_args {
     size_t N, D;
-    double count;                   /* a mean divides by the number of compared elements */
+    double count;                   /* divisor; for a mean, the number of compared elements */
     const stx_real *a, *target;     /* (N,D) */
     const int32_t  *skip;           /* (N), on the device, nonzero: not compared; or NULL */
     stx_real       *loss, *rel_error;   /* (1); forward only */
     double         *work;           /* (N,2), on the device, receives the two sums of each row;
                                        forward only */
-    const stx_real *dloss;          /* (1); this and what follows: backward only */
+    const stx_real *dloss;          /* (1); this and the following fields: backward only */
     stx_real       *da;             /* (N,D) */
     int             accumulate;
 } stx_comp_error_args;
@@ -949,8 +965,8 @@ typedef struct stx_comp_error_args {
 STX_KERNEL(stx_comp_error_fwd, (stx_ctx *x, const stx_comp_error_args *e))
 STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, const stx_comp_error_args *e))
 
-/* The elementwise part of a gate. p0 .. p3 (fields p) are the results of its matmuls; sig
-   is the sigmoid.
+/* The elementwise part of a gate. p0 .. p3 (in the field p) are the results of its
+   matmuls; sig is the sigmoid.
 
        STX_COMP_GATE_GRU      reset = sig(p0_reset + p1_reset), z = sig(p0_z + p1_z),
                               cand = tanh(p0_cand + reset p1_cand),
@@ -966,10 +982,10 @@ STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, const stx_comp_error_args *e))
        STX_COMP_GATE_GLU      out = gelu(p0_1) p0_2 of the feed-forward network, without x
 
    p0 and p1 of gru (N,3D) have the blocks reset, z and cand; p0 of glu (N,2D) has two
-   halves. Backward reads dout and the inputs, and writes the gradients of all inputs,
-   or adds to them with accumulate. For gru and glu it also adds to the gradients of
-   biases that were added to p0 and p1, db[k] += row sums of dp[k]. With accumulate,
-   these dp[k] must be 0 before the call. */
+   halves. The backward kernel reads dout and the inputs, and writes the gradients of all
+   inputs, or adds to them if accumulate is set. For gru and glu, it also computes the
+   gradient of the bias that was added to p[k]: it adds the sum of all rows of dp[k] to
+   db[k]. In that case, dp[k] must be 0 before the call if accumulate is set. */
 typedef struct stx_comp_gate_args {
     int    kind, accumulate;
     size_t N, D;
@@ -977,7 +993,7 @@ typedef struct stx_comp_gate_args {
     const stx_real *p[4];       /* (N,D), gru (N,3D), glu (N,2D); NULL if the kind has none */
     stx_real *out;              /* (N,D) */
     const stx_real *dout;       /* (N,D) */
-    stx_real *dx, *dy, *dp[4];  /* as x, y, p */
+    stx_real *dx, *dy, *dp[4];  /* shaped like x, y and p */
     stx_real *db[2];            /* gru (3D) each, glu (2D) in db[0]; NULL if not needed */
     int defer_db;               /* 1: db belongs to parameters, so it may be added to
                                    later; see stx_linear_bwd_args. Not read on the CPU */
@@ -986,9 +1002,9 @@ typedef struct stx_comp_gate_args {
 STX_KERNEL(stx_comp_gate_fwd, (stx_ctx *x, const stx_comp_gate_args *a))
 STX_KERNEL(stx_comp_gate_bwd, (stx_ctx *x, const stx_comp_gate_args *a))
 
-/* The definition of what stx_comp_usage adds to usage[..][0], in double and in host
-   memory: sum (B,n). For reading and for tests. work has 2 stx_attention_keys(a)
-   elements. */
+/* Computes what stx_comp_usage adds to usage[..][0], in double and in host memory, as
+   sum (B,n). It defines the kernel for readers and tests. work has 2
+   stx_attention_keys(a) elements. */
 STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first,
                                   size_t n, double *work);
 
@@ -1004,7 +1020,7 @@ STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size
 #define SEQTX_COMPRESSIVE_IMPLEMENTATION_DONE
 
 #define STX_LOOPS
-#include "seqtx.h"      /* again, for the macros of inner loops */
+#include "seqtx.h"      /* included again for the inner-loop macros */
 
 #include <stdio.h>
 STX_STRICT_ON
@@ -1012,13 +1028,13 @@ STX_STRICT_ON
 
 // >>groups
 
-/* Number of groups that `rows` rows form; the last one can be shorter. */
+/* Returns the number of groups that `rows` rows form. The last one can be shorter. */
 static size_t stx__comp_group_count(size_t rows, size_t step) {
     return rows / step + (rows % step != 0);
 }
 
-/* The row of tap t of a group of stream b, or -1 if it is missing. Reads g->first and
-   g->pad, which must be in host memory. */
+/* Returns the row of tap t of a group of stream b, or -1 if it is missing. Reads
+   g->first and g->pad, which must be in host memory. */
 static ptrdiff_t stx__comp_tap_row(const stx_comp_groups *g, size_t b, size_t group, size_t t) {
     const ptrdiff_t first = g->first ? g->first[b] : 0;
     ptrdiff_t row = g->at + (ptrdiff_t)(group * g->step + t);
@@ -1142,7 +1158,7 @@ STX_DEF void stx_comp_pool(stx_ctx *x, stx_real *y, const stx_real *rows, const 
     stx_parallel(x, g->B * g->groups, g->B * g->groups * g->taps * g->D, stx__comp_pool_part, &j);
 }
 
-/* 1 if row i of a stream ranks before row k. */
+/* Returns 1 if row i of a stream ranks before row k. */
 static int stx__comp_more_used(const int32_t *pad, const stx_real *usage, size_t i, size_t k) {
     const int missing = pad && pad[i];
     stx_real use_i, use_k;
@@ -1208,8 +1224,8 @@ static void stx__comp_back_by_unfold(stx_ctx *x, stx_tensor *y, stx_tensor *cons
     if (d) STX_RUN(x, stx_comp_unfold, (x, d, y->grad, g, !fresh));
 }
 
-/* a (B,T,D) with zeros where pad (B,T) is nonzero, computed as one group of all rows.
-   a itself if pad is NULL. */
+/* Returns a (B,T,D) with zeros where pad (B,T) is nonzero, or a itself if pad is NULL.
+   All rows of a stream form one group. */
 static stx_tensor *stx__comp_zero_rows(stx_ctx *x, stx_tensor *a, const stx_ids *pad) {
     stx_comp_groups *g;
     stx_tensor *y;
@@ -1224,7 +1240,7 @@ static stx_tensor *stx__comp_zero_rows(stx_ctx *x, stx_tensor *a, const stx_ids 
     return y;
 }
 
-/* y (B,groups,taps D) -> rows (B,rows,D) */
+/* stx_comp_fold as an op: y (B,groups,taps D) -> rows (B,rows,D) */
 static stx_tensor *stx__comp_fold_op(stx_ctx *x, stx_tensor *y, const stx_comp_groups *groups) {
     stx_comp_groups *g = (stx_comp_groups *)stx_step_host_bytes(x, sizeof *g);
     stx_tensor *rows = stx_new(x, groups->B, groups->rows, groups->D, 0);
@@ -1238,7 +1254,8 @@ static stx_tensor *stx__comp_fold_op(stx_ctx *x, stx_tensor *y, const stx_comp_g
 
 // >>usage
 
-/* The definition: what a key received, from the softmax weights of each query. */
+/* Sums the softmax weights of a key over all queries and averages them over the
+   heads. */
 STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first,
                                   size_t n, double *work) {
     STX__FP_SCOPE;
@@ -1295,7 +1312,7 @@ STX_EACH_ISA(stx__comp_scores_any,
               const stx_real *k, const stx_real *pe, size_t h, size_t n),
              score, a, q, k, pe, h, n)
 
-enum { STX__COMP_KEYS = 16 };       /* keys of a work unit */
+enum { STX__COMP_KEYS = 16 };       /* keys per work unit */
 
 typedef struct stx__comp_usage_job {
     const stx_attention_args *a;
@@ -1309,16 +1326,17 @@ static void stx__comp_usage_query(stx_ctx *x, const stx__comp_usage_job *u, size
                                   size_t i, size_t j0, size_t j1, double *sum) {
     const stx_attention_args *a = u->a;
     const size_t row = (b * a->H + h) * a->T + i;
-    const size_t distance = a->S - a->T + i - u->first - j0;       /* of key j0 */
+    const size_t distance = a->S - a->T + i - u->first - j0;       /* to key j0 */
     const stx_real *q = a->q + b * a->q_batch_stride + i * a->q_row_stride + h * a->D;
     const stx_real *k, *pe = NULL;
     stx_real score[STX__COMP_KEYS];
     size_t j = j0, p;
     if (a->pad && a->pad[b * a->pad_batch_stride + a->S - a->T + i]) return;
 
-    if (distance > a->span) j += distance - a->span;    /* farther keys were not attended to */
+    if (distance > a->span) j += distance - a->span;    /* keys beyond the span were not attended
+                                                           to */
     k = a->k + b * a->kv_batch_stride + (u->first + j) * a->kv_row_stride + h * a->D;
-    /* row i of pe is distance P - 1 - i + delta_min; p is the row of key j */
+    /* row i of pe encodes distance P - 1 - i + delta_min; p is the row of key j */
     p = a->P - 1 + (size_t)a->delta_min - distance + (j - j0);
     if (a->pe) pe = a->pe_heads > 1 ? a->pe + (p * a->H + h) * a->D : a->pe + p * a->D;
     if (j < j1) STX_CALL(x, stx__comp_scores_any, (score + (j - j0), a, q, k, pe, h, j1 - j));
@@ -1424,9 +1442,9 @@ static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *i
     if (e->da) STX_RUN(x, stx_comp_error_bwd, (x, e));
 }
 
-/* The mean of (a - target)^2 over the rows of a (..,D) that skip does not mark, which
-   have `count` elements -> (1). target is a constant. rel_error is that of
-   stx_comp_error_fwd. */
+/* Returns the mean of (a - target)^2, (1), over the rows of a (..,D) that skip does not
+   mark. These have `count` elements in all. target is a constant. rel_error receives
+   that of stx_comp_error_fwd. */
 static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *target,
                                       const stx_ids *skip, double count, stx_tensor **rel_error) {
     stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *in[2];
@@ -1454,12 +1472,13 @@ static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *tar
 
 // >>gates
 
-/* Gates are computed in blocks of columns. Results go to arrays on the stack first:
-   they cannot overlap the gate's arrays, so the loops can be vectorised. */
+/* Gates are computed in blocks of columns. Each block is computed into arrays on the
+   stack first. They cannot overlap the gate's arrays, so the compiler can vectorise the
+   loops. */
 enum { STX__COMP_BLOCK = 64 };
 
-/* A block of a gate's arrays: columns from c on of row r. The blocks of gru's and the
-   halves of glu's p are D columns apart. */
+/* One block of columns in one row of a gate's arrays. In p, the three blocks of gru and
+   the two halves of glu are D columns apart. */
 typedef struct stx__comp_gate_block {
     const stx_real *x, *y, *p[4];       /* NULL if the kind has none */
     size_t at, p_at;                    /* offset of the block in x, y and out, and in p */
@@ -1582,8 +1601,8 @@ STX_INNER void stx__comp_gru_back_any(int fma, const stx_comp_gate_args *a,
     stx__comp_gate_put(a->dx + b->at, dx, n, a->accumulate);
 }
 
-/* out = p0_1 phi(p0_1) p0_2, where phi is the normal distribution function and the halves
-   of p0 are D columns apart:
+/* out = p0_1 phi(p0_1) p0_2, where phi is the normal distribution function, density is
+   its derivative, and the halves of p0 are D columns apart:
        dp0_1 = g p0_2 (phi + p0_1 density)      dp0_2 = g p0_1 phi */
 STX_INNER void stx__comp_glu_back_any(int fma, const stx_comp_gate_args *a,
                                       const stx__comp_gate_block *b, size_t n) {
@@ -1754,8 +1773,9 @@ STX_DEF void stx_comp_gate_bwd(stx_ctx *x, const stx_comp_gate_args *a) {
     }
 }
 
-/* Inputs of a gate's op: x, y, p0 .. p3, and the biases in p0 and p1 whose gradients
-   are computed here (both or none). Those that the kind does not have are NULL. */
+/* Inputs of the gate op: x, y, p0 .. p3, and the biases added to p0 and p1 if the
+   gate's kernel computes their gradients. Those that the kind does not have are
+   NULL. */
 enum {
     STX__COMP_IN_X    = 0,
     STX__COMP_IN_Y    = 1,
@@ -1769,12 +1789,12 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     stx_real *d[STX__COMP_IN_BIAS] = {NULL};
     int fresh[STX__COMP_IN_BIAS] = {0}, i;
 
-    /* the gradients of all inputs are set, or all are added to */
+    /* the kernel either sets the gradients of all inputs or adds to all of them */
     a->accumulate = 0;
     for (i = 0; i < STX__COMP_IN_BIAS; i++) {
         if (!in[i]) continue;
         d[i] = stx_grad(x, in[i], &fresh[i]);
-        if (!d[i]) {            /* not required: computed into scratch memory */
+        if (!d[i]) {            /* not required, so compute it into scratch memory */
             d[i] = stx_step_activations(x, in[i]->size);
             fresh[i] = 1;
         }
@@ -1798,7 +1818,8 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     STX_RUN(x, stx_comp_gate_bwd, (x, a));
 }
 
-/* The elementwise part of a gate -> (B,T,D). in: see STX__COMP_IN_X above. */
+/* The elementwise part of a gate as an op -> (B,T,D). in is indexed by STX__COMP_IN_X
+   etc. */
 static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in) {
     const stx_tensor *shape = in[kind == STX_COMP_GATE_GLU ? STX__COMP_IN_P : STX__COMP_IN_X];
     stx_comp_gate_args *a;
@@ -1841,7 +1862,7 @@ static int stx__comp_in_range(stx_ctx *x, const char *field, size_t got, size_t 
     return 0;
 }
 
-/* A field that must be 0 unless the model allows it. */
+/* Sets an error if a field is not 0 although the model does not allow it. */
 static int stx__comp_allowed(stx_ctx *x, const char *field, double got, int allowed,
                              const char *expected) {
     return got == 0 || allowed || stx__comp_bad(x, field, got, expected);
@@ -1851,8 +1872,8 @@ static int stx__comp_dropout(stx_ctx *x, const char *field, double p) {
     return (p >= 0 && p < 1) || stx__comp_bad(x, field, p, "0 <= p < 1");
 }
 
-/* M and C of layer l of a desc in which sizes are resolved. Returns 1 if it is a
-   memory layer. */
+/* Computes M and C of layer l from a desc whose sizes are resolved. Returns 1 if it is
+   a memory layer. */
 static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *C) {
     int memory = !d->no_memory && !d->memory_layers;
     size_t i;
@@ -1873,7 +1894,7 @@ static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *
     return 1;
 }
 
-/* 1 if the compression has weights. */
+/* Returns 1 if the compression has weights. */
 static int stx__comp_has_conv(const stx_comp_desc *d) {
     return d->compress == STX_COMP_COMPRESS_CONV || d->compress == STX_COMP_COMPRESS_DILATED;
 }
@@ -1886,7 +1907,7 @@ static size_t stx__comp_taps(const stx_comp_desc *d) {
     return d->ratio + (d->compress == STX_COMP_COMPRESS_CONV ? d->overlap : 0);
 }
 
-/* Number of rows before a group that its convolutions read. */
+/* Returns the number of rows before a group that its convolutions read. */
 static size_t stx__comp_rows_before(const stx_comp_desc *d) {
     size_t i, n = 0;
     for (i = 0; i < d->dilations; i++) n += d->dilation[i];
@@ -1903,7 +1924,7 @@ static int stx__comp_check_sizes(stx_ctx *x, stx_comp_desc *d) {
 
     if (d->heads > 256 || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_comp_create: heads: expected a divisor of dim = %zu, at most 256, got %zu",
+                 "stx_comp_create: heads: expected a divisor of dim (%zu), at most 256, got %zu",
                  d->dim, d->heads);
         return 0;
     }
@@ -1919,14 +1940,14 @@ static int stx__comp_check_sizes(stx_ctx *x, stx_comp_desc *d) {
     return 1;
 }
 
-/* Checks memory_layers: each from 1 to layers, and none twice. */
+/* Checks that memory_layers has numbers from 1 to layers, and none of them twice. */
 static int stx__comp_check_layers(stx_ctx *x, const stx_comp_desc *d) {
     size_t i, k;
     if (d->no_memory && d->memory_layers)
-        return stx__comp_bad(x, "no_memory", d->no_memory, "0 with memory_layers");
+        return stx__comp_bad(x, "no_memory", d->no_memory, "0 if memory_layers is set");
     if (!d->memory_layers != !d->memory_count)
         return stx__comp_bad(x, "memory_count", (double)d->memory_count,
-                             "the number of memory_layers (for no layer, set no_memory)");
+                             "the number of memory_layers (for no memory layer, set no_memory)");
     for (i = 0; i < d->memory_count; i++) {
         const size_t layer = d->memory_layers[i];
         if (!layer || layer > d->layers) {
@@ -1938,8 +1959,8 @@ static int stx__comp_check_layers(stx_ctx *x, const stx_comp_desc *d) {
         for (k = 0; k < i; k++) {
             if (d->memory_layers[k] != layer) continue;
             stx_fail(x, STX_ERR_ARG,
-                     "stx_comp_create: memory_layers: expected each layer once, got %zu twice",
-                     layer);
+                     "stx_comp_create: memory_layers: expected each layer at most once, "
+                     "got %zu twice", layer);
             return 0;
         }
     }
@@ -1967,8 +1988,8 @@ static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
         if (d->recurrence == STX_COMP_STORE_ROTATE && (M != first_M || C != first_C)) {
             stx_fail(x, STX_ERR_ARG,
                      "stx_comp_create: mems, cmems: expected equal sizes for all memory layers "
-                     "with STX_COMP_STORE_ROTATE, got %zu and %zu rows in layer %zu, "
-                     "%zu and %zu in layer %zu (layers counted from 1)",
+                     "with STX_COMP_STORE_ROTATE, got M = %zu and C = %zu in layer %zu, "
+                     "but M = %zu and C = %zu in layer %zu (layers counted from 1)",
                      first_M, first_C, first + 1, M, C, l + 1);
             return 0;
         }
@@ -1983,7 +2004,7 @@ static int stx__comp_check_compress(stx_ctx *x, const stx_comp_desc *d) {
     if (d->compress < 0 || d->compress > STX_COMP_COMPRESS_DROP)
         return stx__comp_bad(x, "compress", d->compress, "STX_COMP_COMPRESS_CONV to _DROP");
     if (d->aux < 0 || d->aux > STX_COMP_AUX_NONE)
-        return stx__comp_bad(x, "aux", d->aux, "STX_COMP_AUX_AUTO to STX_COMP_AUX_NONE");
+        return stx__comp_bad(x, "aux", d->aux, "STX_COMP_AUX_AUTO to _NONE");
     if (!stx__comp_in_range(x, "ratio", d->ratio, 1, 20)) return 0;
     if (!stx__comp_in_range(x, "overlap", d->overlap, 0, 20)) return 0;
     if (!stx__comp_in_range(x, "dilations", d->dilations, 0, 3)) return 0;
@@ -2018,8 +2039,8 @@ static int stx__comp_resolve_compress(stx_ctx *x, stx_comp_desc *d) {
     if (d->aux_weight == 0) d->aux_weight = 1;
     if (d->aux == STX_COMP_AUX_BPTT && d->recurrence == STX_COMP_STORE_ROTATE)
         return stx__comp_bad(x, "aux", d->aux,
-                             "a loss other than STX_COMP_AUX_BPTT with STX_COMP_STORE_ROTATE, "
-                             "which moves rows away from the layer that compressed them");
+                             "a loss other than STX_COMP_AUX_BPTT, because STX_COMP_STORE_ROTATE "
+                             "moves rows away from the layer that compressed them");
     if (d->aux == STX_COMP_AUX_BPTT && !d->bptt) d->bptt = 1;
     return stx__comp_allowed(x, "aux_dropout", d->aux_dropout, d->aux == STX_COMP_AUX_ATTENTION,
                              "0 unless aux is STX_COMP_AUX_ATTENTION");
@@ -2051,13 +2072,13 @@ static int stx__comp_check_literal(stx_ctx *x, stx_comp_desc *d) {
         if (!(d->literal & form[i].flag & ~apply)) continue;
         stx_fail(x, STX_ERR_ARG,
                  "stx_comp_create: literal: STX_COMP_LITERAL%s requires %s; "
-                 "STX_COMP_LITERAL selects the flags that apply",
+                 "STX_COMP_LITERAL selects all flags that apply",
                  form[i].name, form[i].condition);
         return 0;
     }
     if (d->literal & ~all)
         return stx__comp_bad(x, "literal", (double)d->literal,
-                             "STX_COMP_LITERAL, or flags STX_COMP_LITERAL_ROWS to _FREEZE");
+                             "STX_COMP_LITERAL, or some of STX_COMP_LITERAL_ROWS to _FREEZE");
     if (d->literal & STX_COMP_LITERAL) d->literal = apply;
     return 1;
 }
@@ -2071,9 +2092,9 @@ static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
     if (!(d->gate_bias > -1e30 && d->gate_bias < 1e30))
         return stx__comp_bad(x, "gate_bias", d->gate_bias, "a finite number");
     if (!stx__comp_allowed(x, "gate_bias", d->gate_bias, bias,
-                           "0 for a gate without bias")) return 0;
+                           "0, because this gate has no bias")) return 0;
     if (!stx__comp_allowed(x, "zero_gate_bias", d->zero_gate_bias, bias,
-                           "0 for a gate without bias")) return 0;
+                           "0, because this gate has no bias")) return 0;
     if (!stx__comp_allowed(x, "gate_bias", d->gate_bias, !d->zero_gate_bias,
                            "0 with zero_gate_bias")) return 0;
     if (!stx__comp_allowed(x, "mogrify", d->mogrify, mogrify,
@@ -2084,8 +2105,8 @@ static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
 }
 
 /* Describes the embedding and the output head. Initialisers are as in PyTorch: normal
-   with deviation 1 for the embedding, uniform in [-1/sqrt(columns), 1/sqrt(columns)] for
-   the rest. */
+   with standard deviation 1 for the embedding, and uniform in [-1/sqrt(columns),
+   1/sqrt(columns)] for the rest. */
 static void stx__comp_describe_vocab_io(const stx_comp_desc *d, stx_vocab_io_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
@@ -2099,9 +2120,9 @@ static void stx__comp_describe_vocab_io(const stx_comp_desc *d, stx_vocab_io_des
     w->bias = w->out_table;
 }
 
-/* Copies the desc, fills in the defaults, checks it and derives vocab_desc from it. If it
-   is invalid, returns 0 and, unless x is NULL, sets an error. The lists remain the
-   caller's. */
+/* Copies the desc, fills in the defaults, checks it and derives vocab_desc from it. If
+   it is invalid, returns 0 and, unless x is NULL, sets an error. Its lists are not
+   copied. */
 static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_desc *d,
                              stx_vocab_io_desc *vocab_desc) {
     STX__FP_SCOPE;
@@ -2129,9 +2150,9 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
     if (!stx__comp_dropout(x, "out_dropout", d->out_dropout)) return 0;
     if (!stx__comp_dropout(x, "ff_dropout", d->ff_dropout)) return 0;
     if (!stx__comp_dropout(x, "aux_dropout", d->aux_dropout)) return 0;
-    if (!d->vocab && d->tied) return stx__comp_bad(x, "tied", d->tied, "0 without vocab");
+    if (!d->vocab && d->tied) return stx__comp_bad(x, "tied", d->tied, "0 if vocab is 0");
     if (!d->vocab && d->emb != d->dim)
-        return stx__comp_bad(x, "emb", (double)d->emb, "0 or dim without vocab");
+        return stx__comp_bad(x, "emb", (double)d->emb, "0 or dim if vocab is 0");
 
     d->recompute_layers = STX_MIN(d->recompute_layers, d->layers);
     if (!d->vocab) return 1;
@@ -2139,7 +2160,7 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
     return stx_vocab_io_resolve(x, "stx_comp_create", vocab_desc, vocab_desc);
 }
 
-/* Number of parameter elements of a gate. */
+/* Returns the number of parameter elements of a gate. */
 static size_t stx__comp_gate_size(const stx_comp_desc *d) {
     static const unsigned char matrices[STX_COMP_GATES] = {0, 6, 1, 1, 1, 2, 6};
     const size_t D = d->dim, rank = D / 4;
@@ -2151,7 +2172,7 @@ static size_t stx__comp_gate_size(const stx_comp_desc *d) {
     return d->mogrify ? stx_size_add(n, 4 * rank, D) : n;
 }
 
-/* Number of parameter elements of the compression of a layer. */
+/* Returns the number of parameter elements of a layer's compression. */
 static size_t stx__comp_compress_size(const stx_comp_desc *d) {
     const size_t D = d->dim, taps = stx__comp_taps(d);
     size_t n = stx_size_add(0, stx_size_add(taps, 2 * d->dilations, 1), D * D);
@@ -2210,7 +2231,7 @@ static void stx__comp_gru_bias(stx_comp *m, stx_tensor *bias) {
     stx_block_free(m->ctx, v);
 }
 
-/* Parameters of a gate; where is "attn" or "ff". */
+/* Creates the parameters of a gate. where is "attn" or "ff". */
 static void stx__comp_gate_params(stx_comp *m, size_t l, const char *where, stx_comp_gate *g) {
     static const char *const weight[STX_COMP_GATES][6] = {
         {NULL}, {"weight_ih", "weight_hh"}, {"w"}, {"w"}, {"w"}, {"w", "u"},
@@ -2245,8 +2266,8 @@ static void stx__comp_gate_params(stx_comp *m, size_t l, const char *where, stx_
     }
 }
 
-/* S + max M + max C, one more than the largest distance. M and C of each layer, or NULL
-   for the model's. */
+/* Returns S + max M + max C, one more than the largest distance. M and C have the sizes
+   of each layer; NULL means the model's. */
 static size_t stx__comp_reach(const stx_comp *m, const size_t *M, const size_t *C) {
     size_t l, most_M = 0, most_C = 0;
     for (l = 0; l < m->desc.layers; l++) {
@@ -2256,7 +2277,7 @@ static size_t stx__comp_reach(const stx_comp *m, const size_t *M, const size_t *
     return m->desc.segment + most_M + most_C;
 }
 
-/* Sines and cosines of distances n - 1 .. 0 -> (n,D), a constant. */
+/* Returns a constant (n,D): the sines and cosines of distances n - 1 .. 0. */
 static stx_tensor *stx__comp_sines(stx_comp *m, size_t n) {
     stx_ctx *x = m->ctx;
     const size_t D = m->desc.dim, half = D / 2;
@@ -2284,7 +2305,7 @@ static int stx__comp_attn_params(stx_comp *m, size_t l) {
     p->attn_gain = stx__comp_param(m, l, "attn.norm.weight", STX_CONSTANT, 1, D, 0);
     p->attn_shift = stx__comp_param(m, l, "attn.norm.bias", STX_ZEROS, 0, D, 0);
 
-    /* Wq and Wkv are adjacent in memory so that one GEMM computes q, k and v */
+    /* store Wq and Wkv adjacently, so that one GEMM computes q, k and v */
     if (!stx_params_make_contiguous(m->params, D * D + 2 * kv * D)) return 0;
     p->wq = stx__comp_param(m, l, "attn.query.weight", STX_UNIFORM, bound, D, D);
     p->wkv = stx__comp_param(m, l, "attn.kv.weight", STX_UNIFORM, bound, 2 * kv, D);
@@ -2333,7 +2354,7 @@ static void stx__comp_ff_params(stx_comp *m, size_t l) {
     stx__comp_gate_params(m, l, "ff", &p->ff_gate);
 }
 
-/* Parameters outside the layers. */
+/* Creates the parameters outside the layers. */
 static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *vocab_desc) {
     const stx_comp_desc *d = &m->desc;
     const size_t D = d->dim, E = d->emb, reach = stx__comp_reach(m, NULL, NULL);
@@ -2420,7 +2441,7 @@ enum { STX__COMP_PARTS = 4 };
 static const char *const stx__comp_part_name[STX__COMP_PARTS] = {"mem.", "comp.", "usage.",
                                                                  "source."};
 
-/* The parts of a state; NULL for those that the model has none of. */
+/* Sets part to the parts of a state. Parts that the model does not need are NULL. */
 static void stx__comp_parts(const stx_comp_state *s, stx_memory **part) {
     part[0] = s->mem;
     part[1] = s->comp;
@@ -2446,9 +2467,9 @@ static int stx__comp_state_sizes(stx_comp_state *s, const size_t *mems, const si
         }
         if (p->memory && !p->C && cmems && cmems[l]) {
             stx_fail(m->ctx, STX_ERR_ARG,
-                     "stx_comp_state_create: layer %zu (counted from 0): expected no "
-                     "compressed rows, because the model has no compressed memory there, "
-                     "got %zu", l, cmems[l]);
+                     "stx_comp_state_create: layer %zu (counted from 0): expected 0 "
+                     "compressed rows, because the model has no compressed memory in this "
+                     "layer, got %zu", l, cmems[l]);
             return 0;
         }
         if (!p->memory || m->desc.recurrence != STX_COMP_STORE_ROTATE) continue;
@@ -2456,8 +2477,8 @@ static int stx__comp_state_sizes(stx_comp_state *s, const size_t *mems, const si
         if (s->M[l] != s->M[first] || s->C[l] != s->C[first]) {
             stx_fail(m->ctx, STX_ERR_ARG,
                      "stx_comp_state_create: expected equal sizes for all memory layers "
-                     "with STX_COMP_STORE_ROTATE, got %zu and %zu rows in layer %zu, "
-                     "%zu and %zu in layer %zu (layers counted from 0)",
+                     "with STX_COMP_STORE_ROTATE, got M = %zu and C = %zu in layer %zu, "
+                     "but M = %zu and C = %zu in layer %zu (layers counted from 0)",
                      s->M[first], s->C[first], first, s->M[l], s->C[l], l);
             return 0;
         }
@@ -2465,14 +2486,14 @@ static int stx__comp_state_sizes(stx_comp_state *s, const size_t *mems, const si
     return 1;
 }
 
-/* Extends the sines to the distances of a new state, if necessary. */
+/* Extends the model's sines if a new state has larger distances. */
 static int stx__comp_state_positions(const stx_comp_state *s) {
     stx_comp *m = s->model;
     const size_t reach = stx__comp_reach(m, s->M, s->C);
     if ((m->desc.literal & STX_COMP_LITERAL_ROWS) && reach > m->key_pe->dim[0]) {
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_comp_state_create: expected no larger memories than the model's with "
-                 "STX_COMP_LITERAL_ROWS, got %zu rows in all, the model has %zu",
+                 "stx_comp_state_create: expected memories no larger than the model's with "
+                 "STX_COMP_LITERAL_ROWS, got %zu rows in total, but the model has %zu",
                  reach - m->desc.segment, m->key_pe->dim[0] - m->desc.segment);
         return 0;
     }
@@ -2489,13 +2510,13 @@ static size_t stx__comp_largest(const size_t *v, size_t n) {
     return most;
 }
 
-/* Number of rows that convolutions read for G groups. */
+/* Returns the number of rows that convolutions read for G groups. */
 static size_t stx__comp_source_rows(const stx_comp *m, size_t G) {
     const stx_comp_desc *d = &m->desc;
     return d->compress == STX_COMP_COMPRESS_DILATED ? m->before + G * d->ratio : G * m->taps;
 }
 
-/* Creates the rows of a new state. width is scratch memory for L elements. */
+/* Creates the memories of a new state. width is scratch memory for L elements. */
 static void stx__comp_state_rows(stx_comp_state *s, size_t *width) {
     const stx_comp *m = s->model;
     const stx_comp_desc *d = &m->desc;
@@ -2538,7 +2559,8 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
         s->C = s->M + L;
         if (stx__comp_state_sizes(s, mems, cmems) && stx__comp_state_positions(s)) {
             /* an eviction k <= bptt segments ago depends on min(pushed - k S, M), so
-               max M + bptt S is enough; one more segment is spare */
+               counting to max M + bptt S is enough; one more segment is a safety
+               margin */
             s->pushed_max = stx__comp_largest(s->M, L) + m->desc.segment * (m->desc.bptt + 1);
             stx__comp_state_rows(s, s->C + L);
         }
@@ -2579,8 +2601,8 @@ STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
     if (!s || !stx_ok(s->model->ctx)) return;
     if (s->model->desc.literal & one_age) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_comp_state_reset_stream: not possible with STX_COMP_LITERAL_ROWS, _PAD or "
-                 "_MASK, which need streams of one age; use stx_comp_state_reset for all streams");
+                 "stx_comp_state_reset_stream: single streams cannot be reset with "
+                 "STX_COMP_LITERAL_ROWS, _PAD or _MASK; use stx_comp_state_reset");
         return;
     }
     stx__comp_parts(s, part);
@@ -2588,7 +2610,7 @@ STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
     if (stx_ok(s->model->ctx)) s->pushed[b] = 0;
 }
 
-/* Rows that the oldest stream has pushed. */
+/* Returns the number of rows that the oldest stream has pushed. */
 static size_t stx__comp_most_pushed(const stx_comp_state *s) {
     return stx__comp_largest(s->pushed, s->B);
 }
@@ -2618,8 +2640,9 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     int i, discard_sources;
     if (!stx_ok(x) || !stx__comp_state_like(to, from)) return 0;
 
-    /* The sources of all streams of a state are cut into the same groups. If those of
-       `from` were cut into other groups, none of the result can be compressed again. */
+    /* All streams of a state need sources that are cut into the same groups. If those
+       of `from` are cut into other groups, discard the sources: nothing is recompressed
+       then. */
     discard_sources = streams < to->B && stx__comp_most_pushed(from) != stx__comp_most_pushed(to);
     for (l = 0; to->source && streams < to->B && l < to->model->desc.layers; l++)
         discard_sources |= from->source->layer[l].count != to->source->layer[l].count;
@@ -2633,7 +2656,7 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     return 1;
 }
 
-/* 1 if l is a layer of the model; else 0 and an error. */
+/* Returns 1 if l is a layer of the model. Otherwise, sets an error and returns 0. */
 static int stx__comp_has_layer(const stx_comp_state *s, size_t l, const char *op) {
     const size_t layers = s->model->desc.layers;
     if (l >= layers)
@@ -2647,9 +2670,9 @@ STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem,
     if (!stx_ok(x) || !stx__comp_has_layer(s, l, "stx_comp_state_get")) return 0;
     if ((mem && s->mem->layer[l].masked) || (comp && s->comp->layer[l].masked)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_comp_state_get: expected every stream to have all rows of layer %zu, but "
-                 "some lack rows (a reset stream, padding): use stx_comp_state_save or "
-                 "stx_comp_state_copy", l);
+                 "stx_comp_state_get: some streams lack rows in layer %zu, because they were "
+                 "reset or had padding; use stx_comp_state_save or stx_comp_state_copy instead",
+                 l);
         return 0;
     }
     if (mem && !stx_memory_get(s->mem, l, mem)) return 0;
@@ -2712,20 +2735,20 @@ STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const ch
     return good;
 }
 
-/* Checks the rows of layer l that were loaded from a file. */
+/* Checks the numbers of rows that were loaded for layer l. */
 static int stx__comp_loaded_fits(const stx_comp_state *s, const char *prefix, size_t l) {
     stx_ctx *x = s->model->ctx;
     const size_t n = s->mem->layer[l].count, c = s->comp->layer[l].count;
     if (n > s->M[l] || c > s->C[l]) {
         stx_fail(x, STX_ERR_FORMAT,
                  "memory \"%s\": layer %zu: expected at most %zu rows and %zu compressed rows, got "
-                 "%zu and %zu; use the sizes with which the file was made",
+                 "%zu and %zu; use the memory sizes that the file was saved with",
                  prefix, l, s->M[l], s->C[l], n, c);
         return 0;
     }
     if (s->usage && s->C[l] && s->usage->layer[l].count != n) {
         stx_fail(x, STX_ERR_FORMAT,
-                 "memory \"%s\": layer %zu: expected usage of %zu rows, got %zu: "
+                 "memory \"%s\": layer %zu: expected the usage of %zu rows, got %zu; "
                  "the file is damaged",
                  prefix, l, n, s->usage->layer[l].count);
         return 0;
@@ -2743,8 +2766,8 @@ static int stx__comp_load_pushed(stx_comp_state *s, const stx_file *f, const cha
         if (!stx_file_meta_u64(x, f, full, &pushed)) return 0;
         if (pushed > s->pushed_max) {
             stx_fail(x, STX_ERR_FORMAT,
-                     "metadata \"%s\": expected at most %zu, got %llu: the file is damaged, or the "
-                     "model has other sizes", full, s->pushed_max, (unsigned long long)pushed);
+                     "metadata \"%s\": expected at most %zu, got %llu; the file is damaged, or "
+                     "the model has other sizes", full, s->pushed_max, (unsigned long long)pushed);
             return 0;
         }
         s->pushed[b] = (size_t)pushed;
@@ -2770,7 +2793,7 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
         good = stx__comp_loaded_fits(s, prefix, l);
     if (good && stx__comp_load_pushed(s, f, prefix)) return 1;
 
-    /* empty the state; stx_comp_state_reset does nothing after an error */
+    /* empty the state here, because stx_comp_state_reset does nothing after an error */
     for (i = 0; i < STX__COMP_PARTS; i++) {
         for (l = 0; part[i] && l < s->model->desc.layers; l++) {
             part[i]->layer[l].count = part[i]->layer[l].logical_count = 0;
@@ -2784,21 +2807,21 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
 
 // >>memory: what a segment does to it
 
-/* What a layer does in one segment, decided on the host. Masks are nonzero where
-   something is missing, and NULL if nothing is. */
+/* What a layer does in one segment, decided on the host. Masks are nonzero for missing
+   rows, and NULL if no row is missing. */
 typedef struct stx__comp_layer_plan {
     stx_comp *m;
     size_t l, B, T;
-    size_t n, c;            /* rows of memory and compressed memory that are attended to */
+    size_t n, c;            /* rows in the memory and the compressed memory */
     size_t M, C;            /* their capacities */
-    size_t e, G;            /* evicted rows to compress, and their groups; e is 0 unless the
-                               segment is full, C > 0 and G > 0 */
+    size_t e, G;            /* number of evicted rows to compress, and of the groups they form; e
+                               is 0 unless the segment is full, C > 0 and G > 0 */
     size_t table_rows;      /* STX_COMP_LITERAL_ROWS: S + n + c of the fullest memory */
     int    push;            /* 1: the segment is full, and the memory moves */
     int    frozen;          /* 1: Wkv is a constant in this segment */
 
-    /* STX_COMP_AUX_BPTT: number of evictions that are compressed again, and their groups,
-       newest first */
+    /* STX_COMP_AUX_BPTT: number of evictions that are compressed again, and the number
+       of groups of each, newest first */
     size_t recent, *recent_groups;
 
     const stx_ids *key_pad;         /* (B,c+n+T): keys */
@@ -2806,30 +2829,30 @@ typedef struct stx__comp_layer_plan {
     const stx_ids *old_pad;         /* (B,e): evicted rows */
     const stx_ids *new_pad;         /* (B,G): new compressed rows */
     const stx_ids *not_pad;         /* STX_COMP_LITERAL_MASK: (B,T), the opposite of pad */
-    const stx_ids *segment_pad;     /* ... (B,c+n+T), all keys of the segment */
+    const stx_ids *segment_pad;     /* likewise: (B,c+n+T), all keys of the segment */
 
-    stx_comp_groups groups;         /* how the evicted rows are cut */
-    int    aux;             /* 1: there is an aux loss. In a process group, all ranks have one
-                               or none has */
+    stx_comp_groups groups;         /* how the evicted rows are cut into groups */
+    int    aux;             /* 1: there is an aux loss. In a process group, either all ranks have
+                               one, or none has */
     double aux_elements;    /* number of elements that the aux loss compares */
     const stx_ids *aux_skip;        /* rows that the aux loss does not compare */
 
-    int in_past, in_source, in_usage;       /* indices of the layer's inputs; 0: none */
+    int in_past, in_source, in_usage;       /* indices of the layer's optional inputs; 0: absent */
 } stx__comp_layer_plan;
 
-/* e: how many of n + S rows exceed the capacity M. */
+/* Returns e, the number of rows by which n + S exceeds the capacity M. */
 static size_t stx__comp_evicted(size_t n, size_t S, size_t M) {
     return n + S > M ? n + S - M : 0;
 }
 
-/* G: number of compressed rows that e rows become. With STX_COMP_LITERAL_PAD, e mod r
-   rows of padding precede them, and only full groups count. */
+/* Returns G, the number of compressed rows made from e rows. With STX_COMP_LITERAL_PAD,
+   e mod r rows of padding precede them, and only full groups count. */
 static size_t stx__comp_new_rows(const stx_comp_desc *d, size_t e) {
     if (d->literal & STX_COMP_LITERAL_PAD) return (e + e % d->ratio) / d->ratio;
     return stx__comp_group_count(e, d->ratio);
 }
 
-/* v (B,n) as ids, or NULL if all elements are 0. */
+/* Returns v (B,n) as ids, or NULL if all its elements are 0. */
 static const stx_ids *stx__comp_mask(stx_ctx *x, const int32_t *v, size_t B, size_t n) {
     size_t i;
     for (i = 0; v && i < B * n; i++)
@@ -2837,7 +2860,7 @@ static const stx_ids *stx__comp_mask(stx_ctx *x, const int32_t *v, size_t B, siz
     return NULL;
 }
 
-/* Columns [at, at + n) of a mask (B,..) as a mask (B,n). */
+/* Returns columns [at, at + n) of a mask (B,..) as a mask (B,n). */
 static const stx_ids *stx__comp_mask_part(stx_ctx *x, const stx_ids *mask, size_t at, size_t n) {
     const size_t B = mask->B;
     int32_t *v = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(B, n, sizeof *v));
@@ -2846,8 +2869,9 @@ static const stx_ids *stx__comp_mask_part(stx_ctx *x, const stx_ids *mask, size_
     return stx__comp_mask(x, v, B, n);
 }
 
-/* STX_COMP_COMPRESS_USED: which of the G rows that stx_comp_pick returns for stream b are
-   missing. Rows that exist rank before all others; the result is in order of time. */
+/* STX_COMP_COMPRESS_USED: marks which of the G rows that stx_comp_pick returns for
+   stream b are missing. stx_comp_pick prefers rows that exist, and returns rows in
+   chronological order. */
 static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t *missing) {
     const size_t first = g->first ? (size_t)g->first[b] : 0;
     const size_t keep = g->first ? stx__comp_group_count(g->rows - first, g->step) : g->groups;
@@ -2863,8 +2887,8 @@ static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t
     }
 }
 
-/* Which of the new compressed rows are missing -> (B,G) or NULL. first (B) is the
-   first evicted row of each stream, or NULL. */
+/* Returns a mask (B,G) of the new compressed rows that are missing, or NULL if none is.
+   first (B) is the first evicted row of each stream, or NULL. */
 static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_ids *first) {
     const size_t G = plan->G;
@@ -2888,8 +2912,9 @@ static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *
     return stx__comp_mask(x, v, plan->B, G);
 }
 
-/* Queries that the attention loss compares: those that are not padding, of streams
-   that have both an evicted and a new compressed row. */
+/* Counts the queries that the attention loss compares, and marks the others in
+   aux_skip: padding (except with STX_COMP_LITERAL_MASK), and all queries of streams
+   that lack an evicted or a new compressed row. */
 static int stx__comp_count_queries(stx_ctx *x, stx__comp_layer_plan *plan, size_t *counted) {
     const unsigned literal = plan->m->desc.literal;
     const int whole = (literal & STX_COMP_LITERAL_TARGET) != 0;
@@ -2916,7 +2941,7 @@ static int stx__comp_count_queries(stx_ctx *x, stx__comp_layer_plan *plan, size_
     return 1;
 }
 
-/* What the aux loss compares, and whether there is one. */
+/* Decides whether there is an aux loss, and counts the elements that it compares. */
 static void stx__comp_count_aux(stx_ctx *x, stx__comp_layer_plan *plan) {
     STX__FP_SCOPE;
     const stx_comp_desc *d = &plan->m->desc;
@@ -2932,8 +2957,8 @@ static void stx__comp_count_aux(stx_ctx *x, stx__comp_layer_plan *plan) {
     plan->aux = stx_ranks(x) > 1 || counted > 0;
 }
 
-/* STX_COMP_LITERAL_MASK: padding is not a key of real queries, which see all of the
-   memory. Padded queries see only the memory. */
+/* STX_COMP_LITERAL_MASK: creates the masks. Real queries see all of the memory, and no
+   padding in the segment. Padded queries see only the memory. */
 static int stx__comp_literal_masks(stx_ctx *x, stx__comp_layer_plan *plan) {
     const size_t B = plan->B, T = plan->T, keys = plan->c + plan->n + T;
     int32_t *v = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(3 * B, keys, sizeof *v));
@@ -2959,9 +2984,9 @@ static int stx__comp_literal_masks(stx_ctx *x, stx__comp_layer_plan *plan) {
     return stx_ok(x);
 }
 
-/* STX_COMP_AUX_BPTT: the evictions of previous segments, as far as their source rows
-   are kept in slot `from`. Their sizes follow from the number of rows that the streams
-   have pushed. */
+/* STX_COMP_AUX_BPTT: lists the evictions of previous segments whose source rows are
+   still in slot `from`. Their sizes follow from the number of rows that the oldest
+   stream has pushed. */
 static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx_comp_state *s,
                                size_t from) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -2981,8 +3006,9 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
     return 1;
 }
 
-/* For each stream, the index of the first of the e evicted rows that belongs to it;
-   earlier ones predate its reset -> (B,1), or NULL if the index is 0 for all streams. */
+/* Returns for each stream the index (B,1) of the first of the e evicted rows that
+   belongs to it, or NULL if all indices are 0. Earlier rows are from before the
+   stream's reset. */
 static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
                                            const stx_comp_state *s) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3019,7 +3045,8 @@ static int stx__comp_plan_groups(stx_ctx *x, stx__comp_layer_plan *plan, const s
     return stx_ok(x);
 }
 
-/* Masks of the keys: padding of slot `from` of s and of the segment. */
+/* Creates the mask of the keys from the padding in slot `from` of s and in the
+   segment. */
 static int stx__comp_plan_masks(stx_ctx *x, stx__comp_layer_plan *plan, const stx_comp_state *s,
                                 size_t from) {
     const stx_ids *pad = plan->pad;
@@ -3034,7 +3061,8 @@ static int stx__comp_plan_masks(stx_ctx *x, stx__comp_layer_plan *plan, const st
 }
 
 /* Fills in the plan of layer l, whose memory is in slot `from` of s (NULL if there is
-   no memory). push: the segment is full. Returns 0 and an error if memory is short. */
+   no memory). push is 1 if the segment is full and enters the memory. Returns 0 and
+   sets an error if an allocation fails. */
 static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t from, size_t B,
                           size_t T, const stx_ids *pad, int push, stx__comp_layer_plan *plan) {
     stx_ctx *x = m->ctx;
@@ -3064,21 +3092,21 @@ static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t
     return stx_ok(x);
 }
 
-/* The rows of a, then those of b; each can be NULL. */
+/* Returns the rows of a followed by those of b. Either can be NULL. */
 static stx_tensor *stx__comp_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     if (a && b) return stx_concat(x, a, b);
     return a ? a : b;
 }
 
-/* Rows [begin, end) of a, or NULL if there are none. */
+/* Returns rows [begin, end) of a, or NULL if there are none. */
 static stx_tensor *stx__comp_slice(stx_ctx *x, stx_tensor *a, size_t begin, size_t end) {
     if (begin == end || !a) return NULL;
     return begin == 0 && end == a->dim[1] ? a : stx_slice(x, a, begin, end);
 }
 
-/* The e evicted rows, oldest first: of the memory, whose n rows are `held`, and of the
-   segment, rows (B,T,D). They are copied only if they come from both. data is NULL
-   after an error. */
+/* Returns the e evicted rows, oldest first. They come from the n memory rows `held` and
+   then from the segment's rows (B,T,D), and are copied only if they come from both.
+   data is NULL after an error. */
 static stx_cached_rows stx__comp_old_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
                                           stx_cached_rows held, const stx_tensor *rows) {
     const size_t D = plan->m->desc.dim, n = STX_MIN(plan->e, plan->n), own = plan->e - n;
@@ -3099,8 +3127,9 @@ static stx_cached_rows stx__comp_old_rows(stx_ctx *x, const stx__comp_layer_plan
     return held;
 }
 
-/* What the convolutions read: the taps of each group (B,G taps,D), or, if dilated, the
-   rows of all groups and those before them (B,before + G r,D). */
+/* Returns the input of the convolutions: the taps of each group (B,G taps,D), or, for
+   dilated convolutions, the rows of all groups and those before them (B,before + G
+   r,D). */
 static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_cached_rows *old) {
     const stx_comp *m = plan->m;
@@ -3108,7 +3137,7 @@ static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_layer_plan *
     stx_tensor *y = stx_new(x, plan->B, stx__comp_source_rows(m, plan->G), g.D, 0);
     if (!y) return NULL;
     g.stride = old->stride;
-    if (m->desc.compress == STX_COMP_COMPRESS_DILATED) {    /* one group, as long as all */
+    if (m->desc.compress == STX_COMP_COMPRESS_DILATED) {    /* one group of all rows */
         g.at = -(ptrdiff_t)(m->before + (g.first ? (plan->G - 1) * g.step : 0));
         g.groups = 1;
         g.taps = y->dim[1];
@@ -3117,9 +3146,9 @@ static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_layer_plan *
     return y;
 }
 
-/* The convolutions of G groups, source (B,..,D) -> (B,G,D): the dilated ones,
-   f[i] = relu(K0 f[i] + K1 f[i + dilation]), and the strided one, a matmul over the
-   taps of a group, which are adjacent. */
+/* Applies the convolutions to G groups, source (B,..,D) -> (B,G,D). First come the
+   dilated ones, f[i] = relu(K0 f[i] + K1 f[i + dilation]), then the strided one. It is
+   a matmul, because the taps of a group are adjacent. */
 static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, stx_tensor *source,
                                       size_t G) {
     const stx_comp_desc *d = &m->desc;
@@ -3137,8 +3166,9 @@ static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, s
     return stx_linear(x, f, p->conv, p->conv_bias, STX_ACT_NONE);
 }
 
-/* The evicted rows old (B,e,D) -> new compressed rows (B,G,D). source receives what
-   the convolutions read, or NULL; usage (B,..,2) is that of the memory. */
+/* The evicted rows old (B,e,D) -> new compressed rows (B,G,D). source receives the
+   input of the convolutions, or NULL if there are none. usage (B,..,2) is the usage of
+   the rows. */
 static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_layer_plan *plan,
                                       const stx_cached_rows *old, const stx_tensor *usage,
                                       stx_tensor **source) {
@@ -3163,8 +3193,9 @@ static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_layer_plan *pl
     return stx__comp_zero_rows(x, y, plan->new_pad);
 }
 
-/* Usage (B,n+T,2) after attention a (NULL if it is already included): of the memory,
-   continued from `usage` (NULL if the memory is empty), and zeros for the segment. */
+/* Returns the usage (B,n+T,2) of the rows of memory and segment after attention a.
+   Memory rows continue from `usage` (NULL if the memory is empty), and segment rows
+   start at 0. a is NULL if `usage` already includes it. */
 static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_tensor *usage, const stx_attention_args *a) {
     stx_tensor *y = stx_new_f32(x, plan->B, plan->n + plan->T, 2, 0);
@@ -3178,8 +3209,9 @@ static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_layer_plan *
     return y;
 }
 
-/* Pushes the rows of a full segment into slot l, and what the evicted rows became
-   (NULL if nothing was evicted). */
+/* Pushes the rows of a full segment into the memory of layer l, and comp, the rows
+   compressed from those evicted, into its compressed memory (NULL if nothing was
+   evicted). */
 static int stx__comp_push(stx_comp_state *s, const stx__comp_layer_plan *plan, stx_tensor *rows,
                           stx_tensor *comp, stx_tensor *source, stx_tensor *usage) {
     const stx_comp *m = plan->m;
@@ -3206,7 +3238,7 @@ static void stx__comp_count_segment(stx_comp_state *s) {
         s->pushed[b] = STX_MIN(s->pushed[b] + s->model->desc.segment, s->pushed_max);
 }
 
-/* The next memory layer above l, cyclically. */
+/* Returns the next memory layer above l, wrapping around at the top. */
 static size_t stx__comp_layer_above(const stx_comp *m, size_t l) {
     do {
         l = (l + 1) % m->desc.layers;
@@ -3214,7 +3246,8 @@ static size_t stx__comp_layer_above(const stx_comp *m, size_t l) {
     return l;
 }
 
-/* STX_COMP_STORE_ROTATE: moves each memory to the next lower memory layer. */
+/* STX_COMP_STORE_ROTATE: moves each memory to the next lower memory layer, and that of
+   the lowest to the top. */
 static void stx__comp_rotate(stx_comp_state *s) {
     const stx_comp *m = s->model;
     stx_memory *part[STX__COMP_PARTS];
@@ -3237,8 +3270,8 @@ static void stx__comp_rotate(stx_comp_state *s) {
 
 // >>layer
 
-/* Copies keys and values (..,2 kv_heads hd) for all heads (..,2 D): each head of kv is
-   shared by H / kv_heads queries. */
+/* Sizes of an op that copies keys and values (..,2 kv_heads hd) to all heads (..,2 D):
+   each kv head is shared by H / kv_heads query heads. */
 typedef struct stx__comp_heads {
     size_t rows, hd, H, kv_heads;
 } stx__comp_heads;
@@ -3277,7 +3310,7 @@ static stx_tensor *stx__comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_t
     return y;
 }
 
-/* Five alternating updates, y = 2 sig(q1 q0 x) y and x = 2 sig(r1 r0 y) x. */
+/* Applies five alternating updates, y = 2 sig(q1 q0 x) y and x = 2 sig(r1 r0 y) x. */
 static void stx__comp_mogrify(const stx_comp *m, const stx_comp_gate *g, stx_tensor **xs,
                               stx_tensor **y) {
     stx_ctx *x = m->ctx;
@@ -3293,8 +3326,8 @@ static void stx__comp_mogrify(const stx_comp *m, const stx_comp_gate *g, stx_ten
     }
 }
 
-/* A gate of stream xs and sublayer output y, without residual and layer norm; see the
-   manual. */
+/* Computes any gate except residual from the stream xs and the sublayer output y; see
+   the manual. Does not apply the layer norm. */
 static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate *g, stx_tensor *xs,
                                           stx_tensor *y) {
     stx_ctx *x = m->ctx;
@@ -3303,7 +3336,7 @@ static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate
     if (kind == STX_COMP_GATE_HIGHWAY)
         bias = g->b[0];
     else if (kind != STX_COMP_GATE_GRU && stx__comp_gate_has_bias(kind))
-        bias = stx_scale(x, g->b[0], -1);       /* subtracted */
+        bias = stx_scale(x, g->b[0], -1);       /* the gate subtracts it */
 
     in[STX__COMP_IN_X] = xs;
     switch (kind) {
@@ -3333,7 +3366,7 @@ static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate
     return stx__comp_gate_op(x, kind, in);
 }
 
-/* x = gate(x, y), with norm_after x = LN(gate(x, y)). xs is the stream x. */
+/* Returns gate(x, y), or LN(gate(x, y)) with norm_after. xs is the stream x. */
 static stx_tensor *stx__comp_apply_gate(const stx_comp *m, const stx_comp_gate *g, stx_tensor *xs,
                                         stx_tensor *y, stx_tensor *gain, stx_tensor *shift) {
     stx_ctx *x = m->ctx;
@@ -3374,15 +3407,17 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
     return stx__comp_apply_gate(m, &p->ff_gate, xs, f, p->ff_gain, p->ff_shift);
 }
 
-/* Wkv for the attention; a constant if STX_COMP_LITERAL_FREEZE has frozen it. */
+/* Returns Wkv for the attention, as a constant if STX_COMP_LITERAL_FREEZE has frozen
+   it. */
 static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l, int frozen) {
     return frozen ? stx_detach(m->ctx, m->layer[l].wkv) : m->layer[l].wkv;
 }
 
-/* [comp ; mem] of slot l of s -> (B,c+n,D), a constant; NULL if both are empty. One
-   copy of both, for one matmul forward and one backward. Reading them in place
-   (stx_linear_cached) would need two matmuls each way, and on a GPU six more nodes per
-   layer to gather rows and gradients for the gradient of Wkv. */
+/* Returns [comp ; mem] of slot l of s (B,c+n,D) as a constant, or NULL if both are
+   empty. They are copied into one tensor, so that one matmul is enough in each
+   direction. Reading them in place (stx_linear_cached) would need two matmuls each way,
+   and on a GPU six more graph nodes per layer to gather rows and gradients for the
+   gradient of Wkv. */
 static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
     const stx_memory_layer *c = &s->comp->layer[l], *n = &s->mem->layer[l];
     stx_ctx *x = s->model->ctx;
@@ -3397,8 +3432,9 @@ static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
     return t;
 }
 
-/* Memory rows as the layer reads them: with STX_COMP_STORE_OUTPUT they are outputs, which
-   are normalised first. constant: its gain and shift are constants. */
+/* Returns memory rows as the layer reads them. With STX_COMP_STORE_OUTPUT, they are
+   layer outputs and are normalised here. If constant is 1, gain and shift get no
+   gradient. */
 static stx_tensor *stx__comp_norm_memory(const stx_comp *m, size_t l, stx_tensor *rows,
                                          int constant) {
     stx_ctx *x = m->ctx;
@@ -3411,8 +3447,8 @@ static stx_tensor *stx__comp_norm_memory(const stx_comp *m, size_t l, stx_tensor
     return stx_layernorm(x, rows, gain, shift, 1e-5);
 }
 
-/* The learned table for n distances, the last row of which is distance 0. Distances
-   beyond the table use its first row. */
+/* Returns the learned table, extended to at least n distances. Its last row is distance
+   0. Distances beyond the table use its first row. */
 static stx_tensor *stx__comp_extended_table(const stx_comp *m, size_t n) {
     stx_ctx *x = m->ctx;
     const size_t rows = m->key_pe->dim[0];
@@ -3424,7 +3460,8 @@ static stx_tensor *stx__comp_extended_table(const stx_comp *m, size_t n) {
     return index ? stx_gather(x, m->key_pe, index, n) : NULL;
 }
 
-/* S + n + c of the fullest memory, from which STX_COMP_LITERAL_ROWS counts distances. */
+/* Returns S + n + c of the fullest memory, from which STX_COMP_LITERAL_ROWS counts
+   distances. */
 static size_t stx__comp_rows_in_use(const stx_comp *m, const stx_comp_state *s) {
     size_t l, n = 0;
     for (l = 0; s && l < m->desc.layers; l++)
@@ -3432,7 +3469,8 @@ static size_t stx__comp_rows_in_use(const stx_comp *m, const stx_comp_state *s) 
     return m->desc.segment + n;
 }
 
-/* Positions of the distances keys - 1 .. 0; tables can have more rows before them. */
+/* Returns position vectors for distances keys - 1 .. 0. A table can have more rows
+   before them. */
 static stx_tensor *stx__comp_positions(stx_ctx *x, const stx__comp_layer_plan *plan, size_t keys) {
     const stx_comp *m = plan->m;
     stx_tensor *sines;
@@ -3462,10 +3500,11 @@ typedef struct stx__comp_qkv {
     size_t      keys;
 } stx__comp_qkv;
 
-/* src is the memory (B,c+n,D), or NULL; h (B,T,D) is the normalised segment. One matmul
-   computes q, k and v of the segment if they are equally wide, and if nothing but the
-   attention reads them: stx_comp_usage reads the keys of memory and segment in one array,
-   and STX_COMP_LITERAL_MASK attends twice, with other queries if there is no memory. */
+/* Computes q, k and v. src is the memory (B,c+n,D), or NULL, and h (B,T,D) is the
+   normalised segment. One matmul computes q, k and v of the segment, except in three
+   cases: they differ in width, stx_comp_usage needs the keys of memory and segment in
+   one array, or STX_COMP_LITERAL_MASK attends a second time, with other queries if
+   there is no memory. */
 static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_layer_plan *plan,
                                        stx_tensor *src, stx_tensor *h) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3479,11 +3518,11 @@ static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_layer_plan *p
     y.keys = h->dim[1] + (src ? src->dim[1] : 0);
     if (one_matmul) {
         y.qkv = stx_linear_concat(x, h, w, NULL, 2);
-        y.past = stx_linear(x, src, wkv, NULL, STX_ACT_NONE);       /* NULL if src is */
+        y.past = stx_linear(x, src, wkv, NULL, STX_ACT_NONE);       /* NULL if src is NULL */
         return y;
     }
     y.q = stx_linear(x, h, w[0], NULL, STX_ACT_NONE);
-    if (src && src->needs_grad) {       /* recompressed, or outputs normalised here */
+    if (src && src->needs_grad) {       /* src was recompressed, or normalised by this layer */
         y.kv = stx_linear(x, stx_concat(x, src, h), wkv, NULL, STX_ACT_NONE);
     } else {
         stx_tensor *rows = stx__comp_concat(x, src, stx_detach(x, h));
@@ -3493,7 +3532,7 @@ static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_layer_plan *p
     return y;
 }
 
-/* Keys and values of rows [begin, end), adjacent, as constants. */
+/* Returns the keys and values of rows [begin, end) as constants in one tensor. */
 static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *proj, size_t begin,
                                      size_t end) {
     const size_t past = proj->past ? proj->past->dim[1] : 0;
@@ -3508,8 +3547,8 @@ static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *proj, size
     return stx__comp_concat(x, y, t);
 }
 
-/* softmax(s) v (B,T,D), 0 for padded queries. attn_args receives the kernel's
-   arguments. */
+/* Returns softmax(s) v (B,T,D), with 0 for padded queries. attn_args receives the
+   kernel's arguments. */
 static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan,
                                     const stx__comp_qkv *proj, stx_attention_args **attn_args) {
     stx_attention_in a;
@@ -3529,8 +3568,8 @@ static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan
     y = stx__comp_zero_rows(x, stx_attention(x, &a, &d), plan->pad);
     if (!plan->segment_pad) return y;
 
-    /* STX_COMP_LITERAL_MASK: padding sees all of the memory; without memory, all keys
-       equally */
+    /* STX_COMP_LITERAL_MASK: padded queries see all of the memory, or, if it is empty,
+       all keys of the segment with equal weight */
     a.pad = plan->segment_pad;
     a.args_out = NULL;
     if (!(plan->n + plan->c)) {
@@ -3543,8 +3582,9 @@ static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan
     return stx_add(x, y, stx__comp_zero_rows(x, stx_attention(x, &a, &d), plan->not_pad));
 }
 
-/* att(rows) of the aux loss: attention of the queries of proj, as constants, without
-   positions and mask, to `rows` rows of kv from `first` on; rows = 0 means all. */
+/* Returns att(rows) of the aux loss: the queries of proj attend to `rows` rows of kv,
+   starting at row first, without positions and without a causal mask. rows = 0 means
+   all rows. The queries are constants. */
 static stx_tensor *stx__comp_attend_rows(const stx_comp *m, const stx__comp_qkv *proj,
                                          stx_tensor *kv, size_t first, size_t rows,
                                          const stx_ids *pad, double dropout) {
@@ -3564,7 +3604,8 @@ static stx_tensor *stx__comp_attend_rows(const stx_comp *m, const stx__comp_qkv 
     return stx_attention(m->ctx, &a, &d);
 }
 
-/* Keys and values of rows (B,..,D) by constant Wkv, for all heads. */
+/* Returns the keys and values of rows (B,..,D) for all heads, computed with a constant
+   Wkv. */
 static stx_tensor *stx__comp_constant_kv(const stx_comp *m, size_t l, stx_tensor *rows) {
     stx_tensor *wkv = stx_detach(m->ctx, m->layer[l].wkv);
     rows = stx_linear(m->ctx, stx__comp_norm_memory(m, l, rows, 1), wkv, NULL, STX_ACT_NONE);
@@ -3588,15 +3629,16 @@ static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_layer_pl
                               rel_error);
 }
 
-/* att(old) of the aux loss: of the e evicted rows, or with STX_COMP_LITERAL_TARGET of
-   all n rows of the memory. rows (B,T,D) are those that the segment adds to the
-   memory. */
+/* Returns att(old) of the aux loss. old is the e evicted rows or, with
+   STX_COMP_LITERAL_TARGET, all n rows of the memory. rows (B,T,D) are those that the
+   segment adds to the memory. */
 static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx__comp_qkv *proj, stx_tensor *rows) {
     const stx_comp *m = plan->m;
     const stx_comp_desc *d = &m->desc;
     const int whole = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
-    /* rows whose keys this attention has computed: stored outputs are not among them */
+    /* rows whose keys this layer's attention has computed, which excludes stored
+       outputs of the segment */
     const size_t held = plan->n + (d->recurrence == STX_COMP_STORE_OUTPUT ? 0 : plan->T);
     const size_t count = whole ? plan->n : STX_MIN(plan->e, held);
     const stx_ids *pad = plan->old_pad;
@@ -3616,8 +3658,9 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *
     return stx__comp_attend_rows(m, proj, kv, 0, 0, pad, 0);
 }
 
-/* The aux loss (1) of the new compressed rows comp (B,G,D). proj is that of this layer's
-   attention. rows (B,T,D): what the segment adds to the memory. old: the evicted rows. */
+/* Returns the aux loss (1) of the new compressed rows comp (B,G,D). proj is that of
+   this layer's attention, rows (B,T,D) are the rows that the segment adds to the
+   memory, and old are the evicted rows. */
 static stx_tensor *stx__comp_layer_aux(stx_ctx *x, const stx__comp_layer_plan *plan,
                                        const stx__comp_qkv *proj, stx_tensor *rows,
                                        const stx_cached_rows *old, stx_tensor *comp,
@@ -3634,9 +3677,9 @@ static stx_tensor *stx__comp_layer_aux(stx_ctx *x, const stx__comp_layer_plan *p
                               rel_error);
 }
 
-/* STX_COMP_AUX_BPTT: past (B,c+n,D) with its newest compressed rows recomputed with
-   the current weights from source. source can have more, older rows, of streams that
-   were reset or have left the batch since. */
+/* STX_COMP_AUX_BPTT: returns past (B,c+n,D), with the newest compressed rows recomputed
+   from source with the current weights. source can begin with extra rows, left by
+   streams that were reset or have left the batch since. */
 static stx_tensor *stx__comp_recompress(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         stx_tensor *past, stx_tensor *source) {
     stx_tensor *again = NULL, *y;
@@ -3659,8 +3702,8 @@ static stx_tensor *stx__comp_recompress(stx_ctx *x, const stx__comp_layer_plan *
     return stx__comp_concat(x, y, stx__comp_slice(x, past, plan->c, plan->c + plan->n));
 }
 
-/* The rows that a segment adds to the memory: the layer's input h, or with
-   STX_COMP_STORE_OUTPUT its output y, as constants, 0 where they are padding. */
+/* Returns the rows that a segment adds to the memory, as constants: the layer's input
+   h, or, with STX_COMP_STORE_OUTPUT, its output y. Padded rows are 0. */
 static stx_tensor *stx__comp_added_rows(const stx__comp_layer_plan *plan, stx_tensor *h,
                                         stx_tensor *y) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3669,26 +3712,27 @@ static stx_tensor *stx__comp_added_rows(const stx__comp_layer_plan *plan, stx_te
     return stx__comp_zero_rows(x, rows, d->literal & STX_COMP_LITERAL_MASK ? NULL : plan->pad);
 }
 
-/* An input of stx__comp_layer_fwd that not every plan has. */
+/* Returns an optional input of stx__comp_layer_fwd, or NULL if it is absent. */
 static stx_tensor *stx__comp_input(stx_tensor **in, int index) {
     return index ? in[index] : NULL;
 }
 
-/* Further results of stx__comp_layer_fwd. There are at most STX_MAX_MORE, so some share a
-   place: a compression with an aux loss keeps no usage, and BPTT, which keeps the source
-   rows, has no aux loss. */
+/* Additional results of stx__comp_layer_fwd. At most STX_MAX_MORE are possible, so some
+   share an index: a compression by usage has no aux loss, and BPTT, which needs the
+   source rows, has none either. */
 enum {
     STX__COMP_OUT_AUX    = 0,   /* the aux loss (1), and its rel_error (1) */
     STX__COMP_OUT_ERROR  = 1,
-    STX__COMP_OUT_USAGE  = 0,   /* STX_COMP_COMPRESS_USED: of memory and segment (B,n+T,2) */
-    STX__COMP_OUT_SOURCE = 1,   /* STX_COMP_AUX_BPTT: what the convolutions have read */
+    STX__COMP_OUT_USAGE  = 0,   /* STX_COMP_COMPRESS_USED: usage of all rows (B,n+T,2) */
+    STX__COMP_OUT_SOURCE = 1,   /* STX_COMP_AUX_BPTT: the input of the convolutions */
     STX__COMP_OUT_NEW    = 2,   /* the new compressed rows (B,G,D) */
     STX__COMP_OUTPUTS    = 3
 };
 
 /* One layer, as a function that stx_recompute can call. It does not change the state,
-   because it can run twice. in: x (B,T,D), h (B,T,D), and where they exist past
-   (B,c+n,D), source and usage. out: see STX__COMP_OUT_AUX above; NULL if not made. */
+   because it can run twice. in has x (B,T,D), h (B,T,D) and, if the plan needs them,
+   past (B,c+n,D), source and usage. out is indexed by STX__COMP_OUT_AUX etc.; results
+   that do not exist stay NULL. */
 static stx_tensor *stx__comp_layer_fwd(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__comp_layer_plan *plan = (const stx__comp_layer_plan *)user;
     const stx_comp_desc *d = &plan->m->desc;
@@ -3756,8 +3800,8 @@ static int stx__comp_segment_fits(const stx_comp *m, const stx_tensor *h, const 
     return stx_ok(x);
 }
 
-/* Runs layer l on x (B,T,D) with the memory in slot `from` of `in`, and writes slot l
-   of out. Returns the x of the next layer. */
+/* Runs the plan's layer l on x (B,T,D) with the memory in slot `from` of `in`, and
+   writes slot l of out. Returns x for the next layer. */
 static stx_tensor *stx__comp_run_layer(stx__comp_layer_plan *plan, stx_tensor *xs,
                                        const stx_comp_state *in, size_t from, stx_comp_state *out) {
     stx_comp *m = plan->m;
@@ -3819,8 +3863,8 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
         if (!stx_comp_state_copy(out, 0, in, 0, B)) return NULL;
         in = out;
     }
-    /* in is only read: its slots are rotated as they are read, unless it is also
-       written */
+    /* a memory that is only read is not moved: its slots are read in rotated order
+       instead */
     rotated = in && !out && d->recurrence == STX_COMP_STORE_ROTATE;
     if (in && out && d->recurrence == STX_COMP_STORE_ROTATE) stx__comp_rotate(out);
 
@@ -3837,13 +3881,13 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     return d->final_norm ? stx_layernorm(x, h, m->final_gain, m->final_shift, 1e-5) : h;
 }
 
-/* 1 if the model has a vocabulary; else 0 and an error. */
+/* Returns 1 if the model has a vocabulary. Otherwise, sets an error and returns 0. */
 static int stx__comp_has_vocab(const stx_comp *m, const char *op) {
     if (!m || !stx_ok(m->ctx)) return 0;
     if (!m->vocab_io)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "%s: expected a model with vocab, got one for vectors: create it with vocab, or "
-                 "use stx_comp_segment", op);
+                 "%s: the model has no vocabulary; set vocab in stx_comp_desc, or use "
+                 "stx_comp_segment", op);
     return m->vocab_io != NULL;
 }
 
@@ -3874,7 +3918,8 @@ STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h) {
     return stx_vocab_io_log_probs(m->vocab_io, stx__comp_project_out(m, h));
 }
 
-/* Which targets do not count: 0 none, 1 some that are -1, 2 other negative ones too. */
+/* Returns 0 if all targets count, 1 if some do not because they are -1, and 2 if some
+   have other negative values. */
 static int stx__comp_ignored(const stx_ids *targets) {
     size_t i;
     int kind = 0;
@@ -3883,7 +3928,7 @@ static int stx__comp_ignored(const stx_ids *targets) {
     return kind;
 }
 
-/* targets with -1 where they are negative or padding. */
+/* Returns targets with -1 for those that are negative or padding. */
 static const stx_ids *stx__comp_mark_ignored(stx_ctx *x, const stx_ids *targets,
                                              const stx_ids *pad) {
     const size_t n = targets->B * targets->T;
@@ -3912,8 +3957,8 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     }
     h = stx__comp_project_out(m, h);
 
-    /* in a process group, other ranks can have targets that do not count: all ranks
-       then compute the mean of those that do */
+    /* in a process group, any rank can have targets that do not count, so all ranks
+       compute the mean over those that do */
     ignored = stx__comp_ignored(targets);
     group = stx_ranks(x) > 1 && stx_training(x);
     if (!ignored && !pad && !group) return stx_vocab_io_loss(m->vocab_io, h, targets, NULL);
@@ -3930,7 +3975,7 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
     return stx_comp_nll(m, stx_comp_forward(m, ids, pad, in, out), targets, pad);
 }
 
-/* y + aux_weight / A sum_l aux_l of the last forward */
+/* Returns y + aux_weight / A sum_l aux_l of the last forward pass. */
 static stx_tensor *stx__comp_plus_aux(stx_comp *m, stx_tensor *y) {
     STX__FP_SCOPE;
     const size_t bytes = stx_bytes_of(m->desc.layers, sizeof(stx_tensor *), 1);
@@ -3981,7 +4026,7 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
 
 // >>generation
 
-/* Allocates the buffers of a new gen. */
+/* Allocates the buffers of a new generator. */
 static void stx__comp_gen_buffers(stx_comp_gen *g) {
     const stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
@@ -4048,8 +4093,8 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     stx_block_free(x, g);
 }
 
-/* Starts a segment after the memory of the state. stale: the cache no longer belongs
-   to it. */
+/* Starts a segment that follows the memory of the state. stale is 1 if the cache does
+   not belong to that memory. */
 static void stx__comp_gen_begin(stx_comp_gen *g, int stale) {
     g->at = 0;
     g->masked = 0;
@@ -4090,7 +4135,7 @@ STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from) {
     return 1;
 }
 
-/* Row `at` of a buffer with `rows` rows per stream. */
+/* Row `at` of each stream in a buffer with `rows` rows per stream. */
 typedef struct stx__comp_place {
     stx_real *data;
     size_t    rows, at;
@@ -4104,7 +4149,7 @@ static stx__comp_place stx__comp_rows_at(stx_real *data, size_t rows, size_t at)
     return p;
 }
 
-/* Copies n rows of each of B streams, `width` elements wide. */
+/* Copies n rows of `width` elements for each of B streams. */
 static void stx__comp_copy_rows(stx_ctx *x, stx__comp_place to, stx__comp_place from, size_t n,
                                 size_t B, size_t width) {
     if (n)
@@ -4114,14 +4159,14 @@ static void stx__comp_copy_rows(stx_ctx *x, stx__comp_place to, stx__comp_place 
                  0));
 }
 
-/* Keys and values of rows (B,..,D), for all heads. */
+/* Returns the keys and values of rows (B,..,D) for all heads. */
 static stx_tensor *stx__comp_gen_kv(stx_comp_gen *g, size_t l, stx_tensor *rows) {
     stx_comp *m = g->model;
     rows = stx_linear(m->ctx, rows, m->layer[l].wkv, NULL, STX_ACT_NONE);
     return stx__comp_all_heads(m->ctx, &m->desc, rows);
 }
 
-/* Positions of layer l -> (reach,D). */
+/* Fills the position buffer (reach,D) of layer l, if there is one. */
 static int stx__comp_gen_fill_positions(stx_comp_gen *g, size_t l) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
@@ -4140,7 +4185,7 @@ static int stx__comp_gen_fill_positions(stx_comp_gen *g, size_t l) {
     return 1;
 }
 
-/* Computes the cache from the state: keys and values of its rows, usage, and
+/* Computes the cache from the state: keys and values of its rows, usage and
    positions. */
 static int stx__comp_gen_fill(stx_comp_gen *g) {
     stx_comp *m = g->model;
@@ -4188,9 +4233,9 @@ static stx_tensor *stx__comp_gen_positions(stx_comp_gen *g, size_t l) {
     return t;
 }
 
-/* Moves the cache of layer l to the next segment: keys and values of what remains in
-   comp and mem, and of the new rows. n, c: how many rows both had; rows (B,S,D): what
-   the segment added; comp (B,G,D): the new compressed rows, or NULL. */
+/* Moves the cache of a layer to the next segment. It then has the keys and values of
+   the rows that remain in comp and mem, and of the new rows. rows (B,S,D) are those
+   that the segment added to mem, and comp (B,G,D) the new compressed rows, or NULL. */
 static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_layer_plan *plan,
                                     stx_tensor *rows, stx_tensor *comp) {
     stx_comp *m = g->model;
@@ -4217,7 +4262,7 @@ static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_layer_plan 
         stx__comp_copy_rows(x, stx__comp_rows_at(kv->data, len, kept_c),
                             stx__comp_rows_at(t->data, new_c, 0), new_c, B, W);
     }
-    if (stores_output && own) {         /* outputs of this segment, which had no keys in it */
+    if (stores_output && own) {         /* outputs of this segment have no keys yet */
         t = stx__comp_slice(x, rows, S - own, S);
         t = stx__comp_gen_kv(g, l, stx__comp_norm_memory(m, l, t, 1));
         if (!t) return 0;
@@ -4271,11 +4316,11 @@ static int stx__comp_gen_move_layer(stx_comp_gen *g, size_t l, const stx_ids *pa
         stx__comp_copy_rows(x, stx__comp_rows_at(g->usage[l], plan.M, 0),
                             stx__comp_rows_at(usage->data, plan.n + S, plan.n + S - n1), n1, B, 2);
     }
-    if (m->desc.recurrence == STX_COMP_STORE_ROTATE) return 1;  /* recomputed after rotation */
+    if (m->desc.recurrence == STX_COMP_STORE_ROTATE) return 1;  /* the cache is recomputed */
     return stx__comp_gen_move_cache(g, &plan, rows, comp);
 }
 
-/* A segment is full: moves the memory and the cache. */
+/* Moves the memory and the cache when a segment is full. */
 static int stx__comp_gen_move(stx_comp_gen *g) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
@@ -4293,7 +4338,7 @@ static int stx__comp_gen_move(stx_comp_gen *g) {
     return 1;
 }
 
-/* One layer of xs (B,T,D). pad (B,len): missing tokens of this segment. */
+/* Runs layer l on xs (B,T,D). pad (B,len) marks missing tokens of this segment. */
 static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs,
                                        const stx_ids *pad) {
     stx_comp *m = g->model;
@@ -4331,7 +4376,8 @@ static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs
     return xs;
 }
 
-/* h (B,T,D) -> last hidden states (B,T,D), T at most what remains of the segment. */
+/* h (B,T,D) -> last hidden states (B,T,D). T must not exceed the rest of the
+   segment. */
 static stx_tensor *stx__comp_gen_part(stx_comp_gen *g, stx_tensor *h) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
@@ -4424,7 +4470,7 @@ static uint64_t stx__comp_lm_key(const void *m, const stx_ids *ids, const stx_id
 static int stx__comp_lm_window_ok(stx_comp *m, const char *op, size_t window) {
     if (m && window)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "%s: expected window = 0, got %zu: M and C are the sizes of a memory", op, window);
+                 "%s: expected window = 0, got %zu; a memory has the sizes M and C", op, window);
     return !window;
 }
 
@@ -4463,4 +4509,4 @@ STX_STRICT_OFF
 #endif /* SEQTX_COMPRESSIVE_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores the macros of one letter */
+#include "seqtx.h"      /* restores the single-letter macros */

@@ -1164,7 +1164,7 @@ static void bad_sizes(void) {
     refused("emb: expected", &d);
     d = small();
     d.heads = 5;
-    refused("heads: expected a divisor of dim = 16, at most 256, got 5", &d);
+    refused("heads: expected a divisor of dim (16), at most 256, got 5", &d);
     d = small();
     d.kv_heads = 3;
     refused("kv_heads: expected .. got 3", &d);
@@ -1186,7 +1186,7 @@ static void bad_memory_layers(void) {
     d = small();
     d.memory_layers = twice;
     d.memory_count = 3;
-    refused("memory_layers: expected each layer once, got 1 twice", &d);
+    refused("memory_layers: expected each layer at most once, got 1 twice", &d);
     d = small();
     d.memory_layers = beyond;
     d.memory_count = 2;
@@ -1205,7 +1205,7 @@ static void bad_memory_layers(void) {
     d.memory_layers = some_layers;
     d.memory_count = 2;
     d.no_memory = 1;
-    refused("no_memory: expected 0 with memory_layers, got 1", &d);
+    refused("no_memory: expected 0 if memory_layers is set, got 1", &d);
 }
 
 static void bad_memory_sizes(void) {
@@ -1588,7 +1588,7 @@ static void bad_state_sizes(stx_ctx *x) {
     d.cmem = STX_COMP_NO_ROWS;
     m = stx_comp_create(x, &d);
     CHECK(m && !stx_comp_state_create_sized(m, 1, NULL, more), "no compression");
-    fails(x, "no compressed memory there");
+    fails(x, "no compressed memory in this");
 }
 
 /* m, s: a model with a vocabulary and a state of two streams. t: (2,40). */
@@ -1603,15 +1603,15 @@ static void bad_generation(stx_comp *m, stx_comp_state *s, const int32_t *t) {
     d.vocab = 0;
     bare = stx_comp_create(x, &d);
     CHECK(bare && !stx_comp_embed(bare, token_block(x, t, 1, 40, 0, 3)), "embedding without vocab");
-    fails(x, "expected a model with vocab");
+    fails(x, "the model has no vocabulary");
     CHECK(!stx_comp_logits(bare, stx_input(x, v, 1, 6, 16, 0)), "logits without vocab");
-    fails(x, "expected a model with vocab");
+    fails(x, "the model has no vocabulary");
     CHECK(stx_comp_segment(bare, stx_input(x, v, 1, 6, 16, 0), NULL, NULL, NULL)
               && !stx_comp_as_lm(bare).model,
           "a model of vectors");
     g = stx_comp_gen_create(bare, 1);
     CHECK(g && !stx_comp_gen_feed(g, t, 1), "a token without vocab");
-    fails(x, "expected a model with vocab");
+    fails(x, "the model has no vocabulary");
     h = stx_comp_gen_step(g, stx_input(x, v, 1, 6, 16, 0));
     CHECK(h && h->dim[1] == 6, "%s", stx_error(x));
     CHECK(!stx_comp_gen_step(g, stx_input(x, v, 2, 3, 16, 0)), "two rows");

@@ -382,7 +382,7 @@ family_bad() {
     refused '--gate' $t $tiny $new --gate lstm
     refused '--gate-bias' $t $tiny $new --gate-bias 1
     refused '--mogrify would change nothing: it is for --gate gru' $t $tiny $new --mogrify
-    refused '--mems, --cmems: expected equal sizes for all memory layers with --recurrence rotate, got 8 and 8 rows in layer 1, 16 and 8 in layer 2' \
+    refused '--mems, --cmems: expected equal sizes for all memory layers with --recurrence rotate, got M = 8 and C = 8 in layer 1, but M = 16 and C = 8 in layer 2' \
         $t $tiny $new --recurrence rotate --mems 8,16
     refused '--hid-sz: expected an even number with --positions xl, got 15' \
         $t $tiny $new --positions xl --hid-sz 15 --nheads 1
