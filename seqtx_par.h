@@ -10,11 +10,11 @@
    define SEQTX_PAR_IMPLEMENTATION instead, which compiles only the implementation in this
    header.
 
-   Contents: a language model that reads text segment by segment and remembers the inputs
-   of its attention blocks. Attention and feed-forward blocks come in any order; strictly
-   alternating ones are Transformer-XL. Optional: a supernet whose gates learn, in one
-   training run, which kind of block to keep at each position, and adaptive input and
-   output for large vocabularies.
+   Contents: a language model that reads text segment by segment and remembers the
+   inputs of its attention blocks. Attention and feed-forward blocks can be in any
+   order; if they alternate, the model is Transformer-XL. Optional: a supernet whose
+   gates learn, in one training run, which kind of block to keep at each position, and
+   adaptive input and output for large vocabularies.
 
 
    MANUAL
@@ -39,14 +39,14 @@
        D  model dimension                    M  capacity of the memory, rows
        H  heads                              n  rows in the memory
        dh head dimension                     S  keys of a call, n + T
-       dh' dh, wider with a bias per         i  a query;  j a key
-          distance: see >>position bias      t  distance n + i - j >= 0, in tokens
+       dh' dh, or more with a bias per       i  a query;  j a key
+          distance; see >>position bias      t  distance n + i - j >= 0, in tokens
        F  feed-forward size                  u  content bias, (H,dh)
        E  width of the embedding             v  position bias, (H,dh)
        J  tails (see Adaptive vocabulary)    al parameters of a gate, (3)
        N  rows of an elementwise kernel      p  probabilities of its branches, (3)
        C  channels of such a row             w  their weights in a mixture, (3)
-       R  draws of a gate
+       R  draws per gate
    In the code, x is the context, m a model, d a desc, and a the arguments of a kernel.
 
    The model. Every attention block keeps its inputs from earlier segments and attends to
@@ -55,8 +55,8 @@
        tokens (B,T) -> emb_scale embedding -> h (B,T,D) -> blocks -> output head
                     -> logits (B,T,V)
 
-   One block, with the names used in the code. 's', 'f' and 'i' are the letters of
-   patterns; a supernet has mixtures only.
+   One block, with the names used in the code. 's', 'f' and 'i' are the letters used in
+   patterns. In a supernet, every block is a mixture.
 
        's'      A = Wo attend(h)                  h' = Y0 = LN_a(h + A)
        'f'      G = W2 relu(W1 h + b1) + b2       h' = Y1 = LN_f(h + G)
@@ -80,23 +80,24 @@
        attend_i = sum_j softmax_j(s_ij) value_j
        e_t      = [sin(t f_0) .. sin(t f_{D/2-1}), cos(t f_0) ..]    f_c = 10000^(-2c/D)
 
-       With pre_norm              A = Wo attend(LN_a h), with LN_a of the memory, and
-                                  Y0 = h + A; G is computed from LN_f h, and Y1 = h + G. A
-                                  norm follows the last block unless no_final_norm.
-       With STX_PAR_LEARNED       r_t is row t of a table. Each attention has its own;
-                                  there is no Wr.
+       With pre_norm              A = Wo attend(LN_a h), where LN_a also normalises the
+                                  memory, and Y0 = h + A. G is computed from LN_f h, and
+                                  Y1 = h + G. A norm follows the last block unless
+                                  no_final_norm is set.
+       With STX_PAR_LEARNED       r_t is row t of a learned table. Each attention block
+                                  has a separate table, and there is no Wr.
        With STX_PAR_LEARNED_BIAS  s_ij = ((q_i + u).k_j + q_i.r_t + b_t) / sqrt(dh), with
                                   a learned bias b (M + segment,H).
 
-   Memory. An attention block stores its inputs h, before any norm, up to M rows. They are
-   constants: gradients reach Wkv (and LN_a with pre_norm) through them, but not what
-   computed them. A query sees the n rows of memory, the earlier tokens of its segment and
-   itself: n + i + 1 keys. Information travels back M tokens per attention block. If an
-   evaluation has more memory than training had, set clamp_len: otherwise distances occur
-   that no weight has been trained on.
+   Memory. An attention block stores up to M rows of its inputs h, before any norm. They
+   are constants: gradients reach Wkv (and LN_a with pre_norm) through them, but not the
+   blocks that computed them. A query sees the n rows of memory, the earlier tokens of
+   its segment and itself: n + i + 1 keys. Information travels back M tokens per
+   attention block. If an evaluation has more memory than training had, set clamp_len;
+   otherwise, it uses distances that never occurred in training.
 
-   The gate. The choice of a branch is categorical and has no gradient; its relaxation has
-   one. With U uniform in (0,1):
+   The gate. The choice of a branch is categorical and has no gradient, but its continuous
+   relaxation (Jang et al. 2016) has one. With U uniform in (0,1):
 
        pi_k = exp(al_k), or with STX_PAR_FORM_PI  max(al_k, 0) + 1e-5
        p    = pi / sum pi
@@ -105,38 +106,40 @@
 
    For every tau, the index of the largest element of y is distributed exactly as p (the
    Gumbel-max trick). y approaches the one-hot vector of that index as tau -> 0, and
-   (1/3, 1/3, 1/3) as tau -> infinity; between them the mean of y is in general not p. A
-   soft gate mixes the branches: w = y. A straight-through gate selects one of them: w is
-   the one-hot vector in the forward pass, with the gradient of y.
+   (1/3, 1/3, 1/3) as tau -> infinity. Between these limits, the mean of y is in general
+   not p. A soft gate mixes the branches: w = y. A straight-through gate selects one of
+   them: w is one-hot in the forward pass, and the backward pass uses the gradient of y.
 
-   Latency. cost[k] is the time of a branch on the target machine, and stx_par_total adds
-   the expected time to the loss. To measure it, examples/train_par.c runs three models of
-   a single block (attention, feed-forward, identity) with a full memory in alternation,
-   and subtracts the identity's median time per step from that of the other two.
+   Latency. cost[k] is the time of a branch on the target machine, and stx_par_total
+   adds the expected time to the loss. To measure the costs, examples/train_par.c
+   alternates between three models of a single block (attention, feed-forward, identity)
+   with full memories, and subtracts the identity's median time per step from that of
+   the other two.
 
-   Why it works this way
-       Why four terms in s_ij (1901.02860, section 3.3)? q.k is what a token looks for,
-       u.k what all tokens look at, q.r_t how far back this token looks, and v.r_t how far
-       back all look. r_t depends only on the distance, so a key in memory gets the same
-       score as in one long text, and texts have no maximum length.
+   Why four terms in s_ij (1901.02860, section 3.3)? q.k scores what this token looks
+       for, u.k what every token looks at, q.r_t how far back this token looks, and
+       v.r_t how far back every token looks. r_t depends only on the distance, so a key
+       in memory gets the same score as in one long text, and texts have no maximum
+       length.
 
        How are the scores q.r_t moved to their keys? The rows r_t are stored with the
-       largest distance first. A key at distance t from query i is at distance t + 1 from
-       query i + 1, so in the matrix (q + v) r^T a key's column moves one to the left per
-       query. The attention kernels give this matrix a row stride that is longer by one,
-       and each score arrives in its key's column (>>attention in seqtx.h). The shifted
-       matrix is never stored.
+       largest distance first. A key at distance t from query i is at distance t + 1
+       from query i + 1, so in the matrix (q + v) r^T a key's column moves one to the
+       left per query. The attention kernels use a row stride that is longer by one for
+       this matrix, which puts each score into its key's column (>>attention in
+       seqtx.h). The shifted matrix is never stored.
 
-       Why noise in the gate? Without it the mixture can stay a mixture whose branches
-       learn to work together. A network that keeps one branch of each block then lacks
+       Why noise in the gate? Without noise, the branches of a block can learn to work
+       together as a mixture. A network that keeps only one branch per block then lacks
        the others.
 
-       Why does the temperature fall? At a high temperature all branches get gradients,
-       but the average that is trained is never run. At a low temperature the network that
-       will be run is trained, but the gradient is noisy, and a branch that is rarely
-       drawn hardly learns. With p = (1/3, 1/3, 1/3) and dw = (1, 0, 0), the variance of
-       dal_0 is 0.0059, 0.031, 0.10, 0.25, 0.54, 1.13 for tau = 1, 1/2, 1/4, .. 1/32: at
-       low temperatures about proportional to 1 / tau. Hence stx_par_tau.
+       Why does the temperature fall? At a high temperature, all branches get gradients,
+       but they train an average that is never used. At a low temperature, the network
+       that will be used is trained, but the gradient is noisy, and a branch that is
+       rarely drawn hardly learns. With p = (1/3, 1/3, 1/3) and dw = (1, 0, 0), the
+       variance of dal_0 is 0.0059, 0.031, 0.10, 0.25, 0.54, 1.13 for tau = 1, 1/2, 1/4,
+       .. 1/32. At low temperatures, it is about proportional to 1 / tau. Hence
+       stx_par_tau lowers tau gradually.
 
        Why are gates frozen at first (stx_par_freeze)? Comparing branches makes sense only
        once their weights have learned something.
@@ -169,19 +172,19 @@
    From a search to a network. A supernet computes both branches of every block, forward
    and backward. stx_par_argmax and stx_par_sample return the pattern it found. Create a
    network with that pattern, and train it from the weights of the search
-   (stx_par_inherit) or from new ones. The paper's rule is stx_par_rule: one attention in
-   five blocks and none in the last third. An 'f' instead of an 's' takes less time but
-   has more parameters: 2 D F + F + 3 D instead of 5 D^2 + 2 D (H dh = D), or about 8 D^2
-   instead of 5 D^2 if F = 4 D.
+   (stx_par_inherit) or from new ones. stx_par_rule implements the paper's rule: one
+   block in five is attention, and none in the last third. An 'f' takes less time than
+   an 's' but has more parameters: 2 D F + F + 3 D, which is about 8 D^2 if F = 4 D. An
+   's' has 5 D^2 + 2 D (if H dh = D).
 
    Results. The paper reports 35 % less time than Transformer-XL at equal perplexity on
    WikiText-103, with 6 attention blocks in 32 instead of 16, and test perplexities of
-   22.7 (base) and 18.4 (large). Here, at a small scale, fewer attention blocks cost 2.3
-   to 2.7 % in perplexity for 19 to 26 % less time per step: no gain over Transformer-XL
-   was shown (docs/results.md).
+   22.7 (base) and 18.4 (large). In our small-scale runs, fewer attention blocks raised
+   the perplexity by 2.3 to 2.7 % and reduced the time per step by 19 to 26 %, so no
+   gain over Transformer-XL was shown (docs/results.md).
 
-   Quick start. The program searches a network for "abcabc..", extracts it, and prints how
-   it continues the text. A test compiles and runs it.
+   Quick start. The program searches for a network for "abcabc..", extracts it, and prints
+   how it continues the text. A test compiles and runs it.
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
@@ -245,9 +248,9 @@
        s5f          5 attention, 1 feed-forward
        (sff)4f3     4 x (1 attention, 2 feed-forward), 3 feed-forward
 
-   Configuration (stx_par_desc). The reference is PAR's program in TensorFlow, with its
-   base_model.sh. Transformer-XL is the authors' program, with its scripts for enwik8 (12
-   layers) and WikiText-103 (base).
+   Configuration (stx_par_desc). The column reference is PAR's TensorFlow program with
+   its base_model.sh. The column Transformer-XL is the authors' program with its scripts
+   for enwik8 (12 layers) and WikiText-103 (base).
 
        field              zero means        reference         Transformer-XL
        -----------------  ----------------  ----------------  -------------------------
@@ -274,8 +277,9 @@
                                                               pos_dropout, final_dropout
 
    The authors evaluate WikiText-103 with M = 640 (stx_par_state_create_sized), and with
-   clamp_len 400 and same_length 1, which are fields of the memory. PAR trains weights and
-   gates with learning rate 0.01, and with weight decay 1e-4 and 5e-4.
+   clamp_len 400 and same_length 1, which are fields of the memory. PAR trains weights
+   and gates with learning rate 0.01; the weight decay is 1e-4 for weights and 5e-4 for
+   gates.
 
    Adaptive vocabulary. The cutoffs divide the words into J + 1 clusters: cluster 0 is the
    head, the others are the tails. Cluster c has a table (size,width) and a projection
@@ -286,10 +290,10 @@
 
    The head also has one logit per tail: these J cluster logits are cluster.weight
    (proj^T h) + cluster.bias. The probability of a word in a tail is the probability of
-   the tail in the head times that of the word in the tail. The cluster logits follow the
-   logits of the head's words, that of the last tail first, as in the authors' code. With
-   STX_PAR_OUT_REF the head has width D, the projections of the tails have biases, and the
-   logit of the first tail comes first. stx_par_cuts finds good cutoffs.
+   the tail in the head times that of the word in the tail. The cluster logits are
+   stored after the logits of the head's words, the last tail first, as in the authors'
+   code. With STX_PAR_OUT_REF, the head has width D, the projections of the tails have
+   biases, and the first tail comes first. stx_par_cuts finds good cutoffs.
 
    Forward cost of a block, in multiply-adds per stream and call:
 
@@ -298,14 +302,15 @@
                 Wr                   S D H dh, once for all streams
                 scores and sums      3 H dh T (n + T / 2)
        'f'      W1, W2               2 T D F
-       mixture  both; the two norms and the sum take one pass over the rows
+       mixture  the sum of both, and one pass over the rows for two norms and the sum
 
-   With STX_PAR_LEARNED_BIAS a head costs as much as one of dh' columns, where dh' is the
-   smallest multiple of 8 above dh.
+   With STX_PAR_LEARNED_BIAS, a head costs as much as one of dh' columns, where dh' is
+   the smallest multiple of 8 above dh.
 
-   A memory takes B M D elements per attention block. The buffers hold 1.5 times as many
-   rows (on a GPU, T more rows). Generation caches keys and values instead, 2 B M H dh
-   elements per attention block in buffers of 2 M + 64 rows: about 4 B M H dh.
+   A memory takes B M D elements per attention block. Its buffers have space for 1.5
+   times as many rows (on a GPU, for T more rows). Generation caches keys and values
+   instead, which take 2 B M H dh elements per attention block. Their buffers have 2 M +
+   64 rows, or about 4 B M H dh elements.
 
    Fidelity to the authors' Transformer-XL and to PAR's reference
        Tested against independent float64 code, to 1e-10 in double: losses, the loss of
@@ -315,18 +320,18 @@
        counts are reproduced.
 
        Corrected. A field of the desc restores the reference's behaviour:
-           pos_mode    the reference counts rows of positions from the far end, so a
-                       distance has another row in the first call than later
+           pos_mode    the reference numbers positions from the oldest key, so the row
+                       of a distance changes while the memory fills
            gate_eval   the reference adds noise in evaluation
            gate_form   parameters of the reference's gates that fall below 0 get no
                        further gradient
-       Corrected without a field: U = 0 gave NaN; cutoffs were printed 2 too small.
-       tau_end of the reference is a factor, which STX_PAR_TAU_FACTOR reproduces.
+       Corrected without a field: U = 0 resulted in NaN, and the printed cutoffs were too
+       small by 2. In the reference, tau_end is a factor, as with STX_PAR_TAU_FACTOR.
 
        Different: matrices are (out,in), with the rows of keys before those of values; the
        reference has one kernel (D,3D) with columns Q, V, K. Padding stays hidden after it
-       becomes memory. clip_value of an optimiser limits the sum of a word's gradients,
-       not each of them.
+       becomes memory. clip_value of an optimiser limits the summed gradient of a word; in
+       the reference, it limits each summand.
 
        Omitted: Transformer-XL's attn_type 2 and 3, ext_len and sampled softmax; branches
        other than the three (experts); a learned temperature, which the reference does not
@@ -393,42 +398,43 @@
        - pads affects the loss only. stx_par_forward and stx_par_loss attend to padding in
          the input. To hide it, call stx_par_embed, then stx_par_segment with pad, then
          stx_par_nll.
-       - w is not p. Report p (stx_par_probs) and evaluate with argmax: the loss of a
-         training step is that of a random network.
+       - w is not p. Report p (stx_par_probs) and evaluate with argmax, because the loss
+         of a training step is that of a randomly drawn network.
        - m->w[l] and m->latency are results of the last forward pass, and the next
          stx_begin frees them. w[l] is NULL in an evaluation with argmax and in a fixed
          network. stx_par_total uses the latency of the last forward pass.
        - The gates are a separate parameter list, m->gates, and need a separate optimiser.
          The params of stx_par_as_lm are the weights alone: save both lists.
-       - A memory does not know where a text begins: reset it there, and use a separate
+       - A memory cannot detect where a text begins, so reset it there. Use a separate
          memory for evaluation.
        - same_length counts the query's own key: a query sees M keys, at distances 0
          to M - 1.
        - STX_PAR_LATENCY_FBNET requires costs in a unit in which the latency exceeds 1.
-       - Generation is equal to evaluation in calls of one token: each token sees the M
-         rows before it. In a call of T tokens the last one sees M + T - 1 rows, so the
+       - Generation equals evaluation with one token per call: each token sees the M rows
+         before it. In a call with T tokens, the last one sees M + T - 1 rows, so the
          losses differ.
 
    GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
-   changes. seqtx_cuda.cu compiles this header's kernels if it is in the same directory.
-   To replay steps as a CUDA graph, write the step as a function. A complete example is
-   examples/train_par.c:
+   changes. seqtx_cuda.cu includes the kernels of this header if both files are in the
+   same directory. To replay steps as a CUDA graph, write the step as a function, as
+   examples/train_par.c does:
 
        stx_tokens_set(x, ids, ..);    stx_tokens_set(x, targets, ..);
        stx_par_set_tau(model, tau);   stx_optim_set_lr(optim, lr);
        stx_step_run(x, stx_par_key(model, ids, targets, memory, 0), step, user);
 
-   step() makes every call from stx_begin to stx_optim_step. Steps are replayed once the
-   memories are full. Call stx_par_set_tau, _set_cost and _set_uniforms between steps.
+   step() must make every call from stx_begin to stx_optim_step. Steps are replayed once
+   the memories are full. Call stx_par_set_tau, _set_cost and _set_uniforms between
+   steps.
 
-   Compile-time options are those of seqtx.h.
+   The compile-time options are described in seqtx.h.
 
    Reading order: stx__par_run (a block), stx__par_attention, stx_par_segment (the loop
    over blocks and the memory), stx__par_gate_of (gates); then the kernels in >>gate and
    >>mix, from stx_par_mix_plain; stx__par_cut (cutoffs); stx__par_gen_part (generation).
 */
 #define STX__LETTERS 1
-#include "seqtx.h"      /* hides macros of one capital letter: see the end of seqtx.h */
+#include "seqtx.h"      /* hides single-letter macros; see the end of seqtx.h */
 #ifndef SEQTX_PAR_H
 #define SEQTX_PAR_H
 
@@ -481,12 +487,13 @@ enum { STX_PAR_LATENCY_OF_P = 0, STX_PAR_LATENCY_OF_W };
 /* init */
 enum { STX_PAR_INIT_XL = 0, STX_PAR_INIT_REF };
 
-/* stx_par_desc.mem of a model without memory, because 0 selects a default */
+/* Value of stx_par_desc.mem for a model without memory (0 selects the default) */
 #define STX_PAR_NO_ROWS SIZE_MAX
 
 /* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_par_desc {
-    size_t vocab;           /* V; 0: no embedding and no output, for stx_par_segment alone */
+    size_t vocab;           /* V; 0: no embedding and no output head, for use with stx_par_segment
+                               only */
     size_t dim;             /* D; 0: 512 */
     size_t heads;           /* H, at most 256; 0: 8 */
     size_t head_dim;        /* dh; 0: D / H. q, k and value have width H dh */
@@ -496,19 +503,20 @@ typedef struct stx_par_desc {
                                manual. Copied. NULL or "": a supernet, in which every
                                block is a mixture */
 
-    size_t segment;         /* tokens per call for which tables are made; 0: 128. Calls may be
-                               shorter or longer */
+    size_t segment;         /* expected number of tokens per call, which sizes the tables; 0: 128.
+                               Calls may be shorter or longer */
     size_t mem;             /* M; 0: segment. STX_PAR_NO_ROWS: no memory */
 
-    int    positions;       /* STX_PAR_SINES. _LEARNED: each attention has a table by
-                               distance, (M + segment,H dh). _LEARNED_BIAS: and a bias by
-                               distance and head, (M + segment,H), instead of v.r_t */
+    int    positions;       /* STX_PAR_SINES. _LEARNED: each attention block has a table (M +
+                               segment,H dh), indexed by distance. _LEARNED_BIAS: also a
+                               bias per distance and head, (M + segment,H), instead of
+                               v.r_t */
     int    sines;           /* STX_PAR_SINES_SPLIT: sines, then cosines. _REF: interleaved, the
-                               slowest first */
+                               lowest frequency first */
     int    pos_mode;        /* row of the sines for distance t. STX_PAR_POS_DIST: t.
                                _FIXED: M + segment - 1 - t. _REF: S - 1 - t, with the S
                                keys of the call. The last two require STX_PAR_SINES_REF */
-    size_t clamp_len;       /* larger distances count as this one; 0: none. Requires
+    size_t clamp_len;       /* larger distances are treated as this one; 0: no limit. Requires
                                STX_PAR_POS_DIST */
     int    same_length;     /* 1: every query sees at most M keys, including its own */
     int    full_scale;      /* 1: scores are divided by dh instead of sqrt(dh) */
@@ -529,10 +537,10 @@ typedef struct stx_par_desc {
                                reference's weights, see The gate in the manual */
     double pi0[3];          /* initial probabilities of attention, feed-forward and identity;
                                0, 0, 0: 0.33, 0.33, 0.34 */
-    int    gate;            /* in training. STX_PAR_SOFT: w = y. STX_PAR_ST: one-hot w with the
-                               gradient of y */
-    int    gate_eval;       /* STX_PAR_EVAL_ARGMAX: the most probable branch only. _SOFT: w = p.
-                               _NOISE: as in training */
+    int    gate;            /* the gate in training. STX_PAR_SOFT: w = y. STX_PAR_ST: one-hot w
+                               with the gradient of y */
+    int    gate_eval;       /* the gate in evaluation. STX_PAR_EVAL_ARGMAX: only the most probable
+                               branch runs. _SOFT: w = p. _NOISE: as in training */
     int    noise;           /* draws per block. STX_PAR_NOISE_STEP: 1. _SEQUENCE: 1 per stream.
                                _TOKENS: 1 per noise_tokens of each stream */
     size_t noise_tokens;    /* STX_PAR_NOISE_TOKENS only */
@@ -543,47 +551,48 @@ typedef struct stx_par_desc {
     int    words_out;       /* STX_PAR_OUT_ADAPTIVE: Transformer-XL's. _PLAIN: a matrix
                                (V,D) and a bias. _TIED: the matrix is the embedding. _REF:
                                see the manual */
-    double emb_scale;       /* of the embedding; 0: sqrt(D) */
+    double emb_scale;       /* factor applied to the embedding; 0: sqrt(D) */
     size_t emb;             /* E, width of the first cluster; 0: D */
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* first ids of the tails, increasing,
                                                        and their number; 0: one cluster */
     double div_val;         /* cluster c has width floor(E / div_val^c); 0: 1 */
     double proj_factor;     /* STX_PAR_OUT_REF: cluster c >= 1 has width
                                max(floor(D / proj_factor^c), 1); 0: 4 */
-    size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* widths that replace those, where not 0 */
+    size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* widths that replace these; 0: not replaced */
     int    tie_words;       /* 1: adaptive input and output share tables */
-    int    tie_projs;       /* adaptive input and output share all projections, or with
-                               STX_PAR_TIE_BUT_FIRST those of the tails */
-    int    one_proj;        /* 1: with div_val 1, all clusters of the input share one
-                               projection (D,E), and so do those of the output with tied
-                               projections */
+    int    tie_projs;       /* adaptive input and output share no projections (STX_PAR_TIE_NONE),
+                               all (_ALL) or those of the tails (_BUT_FIRST) */
+    int    one_proj;        /* 1: with div_val 1, all clusters of the input share one projection
+                               (D,E). With tied projections, those of the output share
+                               it too */
 
-    int    pads;            /* 1: targets equal to pad_id have no loss. The input is attended to as
-                               without it: see Easy to get wrong */
+    int    pads;            /* 1: targets equal to pad_id have no loss. Padding in the input is
+                               still attended to; see Easy to get wrong */
     int32_t pad_id;         /* id of padding, below vocab */
     int    divide_all;      /* 1: divide the loss by B T; 0: by the number of targets with a loss */
 
-    int    latency;         /* how stx_par_total changes the loss; see there */
+    int    latency;         /* how the latency changes the loss; see stx_par_total */
     int    latency_w;       /* STX_PAR_LATENCY_OF_P: the latency of p, which has no noise. _OF_W:
-                               that of w */
-    double cost[2];         /* time of an attention and of a feed-forward; the identity has 0 */
+                               the latency of w */
+    double cost[2];         /* time of an attention and of a feed-forward block; the identity has
+                               0 */
     double latency_weight;
     double latency_target;  /* STX_PAR_LATENCY_HINGE only */
     double latency_power;   /* STX_PAR_LATENCY_FBNET only; 0: 0.6 */
 
     int    init;            /* STX_PAR_INIT_XL: N(0,init_std). STX_PAR_INIT_REF: Glorot */
-    double init_std;        /* STX_PAR_INIT_XL: 0: 0.02 */
-    double proj_std;        /* STX_PAR_INIT_XL: of projections of the vocabulary; 0: 0.01 */
+    double init_std;        /* with STX_PAR_INIT_XL; 0: 0.02 */
+    double proj_std;        /* init_std of the vocabulary's projections; 0: 0.01 */
 
     size_t recompute_layers;    /* number of blocks to recompute in the backward pass,
                                    counted from the last; SIZE_MAX: all. Recomputing all
                                    takes about 25 % more time and much less memory */
 } stx_par_desc;
 
-/* Sets the switches in which PAR's reference differs from the defaults: the column
-   "reference" of the manual without its sizes. The reference counts padding if it has
-   a single softmax: for that, set words_out to STX_PAR_OUT_PLAIN and pads to 0
-   afterwards. */
+/* Sets the options in which PAR's reference differs from the defaults: the column
+   "reference" of the manual, except for the sizes. With a single softmax, the reference
+   also counts padding; to reproduce this, set words_out to STX_PAR_OUT_PLAIN and pads
+   to 0 afterwards. */
 STX_DEF void stx_par_reference(stx_par_desc *d);
 
 /* A block and its parameters. */
@@ -600,13 +609,13 @@ typedef struct stx_par_block {
     stx_tensor *al;                         /* (3), in stx_par.gates; mixtures only */
 } stx_par_block;
 
-/* Positions for distances up to rows - 1. Distances beyond clamp (0: none) count as
-   clamp. */
+/* Positions for distances up to rows - 1. Distances beyond clamp are treated as clamp;
+   0 means no limit. */
 typedef struct stx_par_positions {
     size_t      rows, clamp;
-    stx_tensor *sines;      /* (rows,D), constant. The last row is distance 0; with
-                               STX_PAR_POS_REF the first row is position 0. NULL before
-                               the first forward, and with learned positions */
+    stx_tensor *sines;      /* (rows,D), constant. The last row is distance 0; with STX_PAR_POS_REF
+                               the first row is position 0. NULL before the first
+                               forward pass, and with learned positions */
     stx_ids    *far_first;  /* (1,rows): rows of the learned tables; the last one is distance 0 */
 } stx_par_positions;
 
@@ -623,19 +632,23 @@ typedef struct stx_par {
     stx_par_block *block;               /* [L] */
     stx_tensor    *u, *v;               /* (H,dh), unless own_uv */
     stx_tensor    *final_gain, *final_shift;
-    stx_par_positions pos[2];           /* for desc.clamp_len, and for that of an evaluation */
+    stx_par_positions pos[2];           /* for desc.clamp_len, and for another value in
+                                           evaluation */
     stx_tensor    *tau;                 /* (1) */
     stx_real      *cost;                /* (3), on the device */
-    stx_tensor    *keep;                /* (2,H dh'): row 0 ones, row 1 zeros; NULL before padding.
-                                           Factors that hide padding, see stx__par_keep */
+    stx_tensor    *keep;                /* (2,H dh'): factors that hide padding, ones in row 0 and
+                                           zeros in row 1. NULL until there is padding.
+                                           See stx__par_keep */
     int            frozen;              /* see stx_par_freeze */
-    stx_real      *uniforms;            /* the caller's U, on the device; stx_par_set_uniforms */
-    size_t         uniforms_count;      /* number of them; 0: U is drawn */
+    stx_real      *uniforms;            /* the caller's U, on the device; see
+                                           stx_par_set_uniforms */
+    size_t         uniforms_count;      /* number of values in uniforms; 0: U is drawn at random */
     size_t         uniforms_capacity;   /* values that uniforms has space for */
-    stx_tensor   **w;                   /* [L]: (R,3) of the last forward, valid in its step. NULL
-                                           if the block did not run as a mixture */
-    stx_tensor    *latency;             /* (1), summed over the blocks of the last forward, valid in
-                                           its step; or NULL */
+    stx_tensor   **w;                   /* [L]: w (R,3) of the last forward pass, valid in its
+                                           step. NULL if the block did not run as a
+                                           mixture */
+    stx_tensor    *latency;             /* (1), sum over the blocks of the last forward pass, valid
+                                           in its step; or NULL */
 } stx_par;
 
 /* Copies a desc, fills in the defaults and checks it. to->pattern is from->pattern.
@@ -667,22 +680,23 @@ STX_DEF size_t stx_par_count(const stx_par_desc *d);
 typedef struct stx_par_state {
     stx_par  *model;
     size_t    B, M;
-    size_t    clamp_len;    /* of forward passes that read it, and of those that read none and
-                               write it. Initially the model's; may be set, for example to
-                               evaluate with a longer memory */
+    size_t    clamp_len;    /* used by forward passes that read this memory, and by those that
+                               write it and read none. Initially the model's; may be
+                               set, for example to evaluate with a longer memory */
     int       same_length;  /* likewise; 1 requires M >= 2 */
     stx_memory *mem;        /* for each attention block (B,n,D), oldest row first */
-    uint64_t  calls;        /* after a forward pass that wrote it: 1 plus calls of the memory that
-                               the pass read, or 1 if it read none. 0 after a reset */
-    int       training;     /* the last forward pass that wrote it was a training step */
+    uint64_t  calls;        /* number of forward passes since a reset: a pass that writes this
+                               memory sets it to 1 plus the calls of the memory that it
+                               read, or to 1 if it read none */
+    int       training;     /* 1: the last forward pass that wrote it was a training step */
 } stx_par_state;
 
 /* Creates an empty memory for B >= 1 streams. Returns NULL and sets an error if B is 0
    or memory runs out. It is freed by stx_par_state_free, or with the context. */
 STX_DEF stx_par_state *stx_par_state_create(stx_par *m, size_t B);
 
-/* The same with M rows instead of the model's (0: no memory). Distances beyond a
-   learned table use its last row. */
+/* Like stx_par_state_create, but with M rows instead of the model's (0: no memory).
+   Distances beyond a learned table use its last row. */
 STX_DEF stx_par_state *stx_par_state_create_sized(stx_par *m, size_t B, size_t M);
 
 STX_DEF void stx_par_state_free(stx_par_state *s);
@@ -690,40 +704,41 @@ STX_DEF void stx_par_state_free(stx_par_state *s);
 /* Empties the memory. Does nothing after an error. */
 STX_DEF void stx_par_state_reset(stx_par_state *s);
 
-/* Empties the memory of stream b, for example because another text begins there. */
+/* Empties the memory of stream b, for example because a new text begins in it. */
 STX_DEF void stx_par_state_reset_stream(stx_par_state *s, size_t b);
 
-/* Copies the memory of n streams, from stream c of `from` on, to the n streams of `to`
-   from stream b on; useful for regrouping batches. Both must belong to the same model
-   and have the same M. Returns 1, or sets an error and returns 0. */
+/* Copies the memory of streams c .. c + n - 1 of `from` to streams b .. b + n - 1 of
+   `to`, for example to regroup batches. Both must belong to the same model and have the
+   same M. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state *from, size_t c,
                                size_t n);
 
-/* Copies the memory of block l to and from host memory. get writes (B,n,D) values to
-   out, oldest row first, with n rows per stream, n = s->mem->layer[l].count. set
-   replaces the block's memory with n <= M rows per stream. get fails while a stream lacks
-   rows (after stx_par_state_reset_stream or padding), because plain values cannot mark
-   rows as missing. Both return 1, or set an error and return 0. */
+/* Copies the memory of block l to or from host memory. get writes (B,n,D) values to
+   out, oldest row first, where n = s->mem->layer[l].count is the number of rows per
+   stream. set replaces the block's memory with n <= M rows per stream. get fails while
+   a stream lacks rows (after stx_par_state_reset_stream or because of padding), because
+   plain values cannot mark rows as missing. Both return 1, or set an error and return
+   0. */
 STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out);
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n);
 
 /* stx_par_state_save saves the memory to a checkpoint, as "<prefix>calls" and the
-   entries of stx_memory_save under "<prefix>mem."; a prefix has at most 64 bytes.
-   stx_par_state_load loads it into a memory with the same B. Both return 1, or set an
-   error and return 0; a failed load leaves s empty. */
+   entries of stx_memory_save under "<prefix>mem."; the prefix can have at most 64
+   bytes. stx_par_state_load loads it into a memory with the same B. Both return 1, or
+   set an error and return 0; a failed load leaves s empty. */
 STX_DEF int stx_par_state_save(stx_writer *w, const stx_par_state *s, const char *prefix);
 STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *prefix);
 
 
 // >>api: forward
 
-/* A segment of vectors h (B,T,D), T >= 1 -> last hidden states (B,T,D). Where pad (B,T)
-   is not 0, h is padding: no query attends to it, now or later, but its values must be
-   finite. pad may be NULL. in is the memory to read (NULL if empty), out the memory to
-   write (NULL to write none); they may be the same. Gradients reach h but not the memory.
-   With out, it cannot be called inside stx_recompute. Returns NULL and sets an error if
-   shapes differ or a memory belongs to another model. After an error out may be partly
-   written: reset it. */
+/* A segment of vectors h (B,T,D), T >= 1 -> last hidden states (B,T,D). pad (B,T) is
+   nonzero where h is padding, or NULL if there is none. No query attends to padding,
+   now or later, but its values must be finite. in is the memory to read (NULL if
+   empty), and out the memory to write (NULL to write none); they may be the same.
+   Gradients reach h but not the memory. Do not call it with out inside stx_recompute.
+   Returns NULL and sets an error if the shapes do not match or a memory belongs to
+   another model. After an error, out may be partly written: reset it. */
 STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pad,
                                     const stx_par_state *in, stx_par_state *out);
 
@@ -738,15 +753,16 @@ STX_DEF stx_tensor *stx_par_forward(stx_par *m, const stx_ids *ids, const stx_pa
    this is an error, because each cluster has a separate softmax. NULL after an error. */
 STX_DEF stx_tensor *stx_par_logits(stx_par *m, stx_tensor *h);
 
-/* Hidden states (B,T,D) -> log p (B,T,V). Works with every kind of output. Not
-   differentiable. NULL after an error. */
+/* Hidden states (B,T,D) -> log p (B,T,V), which is not differentiable. Works with every
+   kind of output. NULL after an error. */
 STX_DEF stx_tensor *stx_par_log_probs(stx_par *m, stx_tensor *h);
 
 /* Negative log-likelihood (1) of targets (B,T), given hidden states h (B,T,D), in nats
-   per token. Targets that are negative, or equal to pad_id with pads, have no loss.
-   The sum is divided by the number of the others, or by B T with divide_all; it is 0
-   if there are none. If rows is not NULL, *rows is set to the loss of each target,
-   (B T), 0 where there is none; it is not differentiable. NULL after an error. */
+   per token. Targets that are negative, or equal to pad_id with pads, have no loss. The
+   sum over the other targets is divided by their number, or by B T with divide_all; it
+   is 0 if there are none. If rows is not NULL, *rows receives the loss of each target,
+   (B T), which is 0 for targets without a loss and is not differentiable. NULL after an
+   error. */
 STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *targets,
                                 stx_tensor **rows);
 
@@ -763,9 +779,9 @@ STX_DEF stx_tensor *stx_par_loss(stx_par *m, const stx_ids *ids, const stx_ids *
        HINGE    nll + weight max(0, lat / target - 1)
        FBNET    nll weight ln(max(lat, 1))^power        choose units in which lat > 1
 
-   Returns nll itself in evaluation, without latency and for a fixed network. Call
-   stx_backward on the result. In a group, a rank knows only the w of its streams, so
-   HINGE and FBNET require STX_PAR_LATENCY_OF_P or STX_PAR_NOISE_STEP. */
+   Returns nll itself in evaluation, with STX_PAR_LATENCY_NONE and for a fixed network.
+   Call stx_backward on the result. In a process group, a rank knows only the w of its
+   streams, so HINGE and FBNET require STX_PAR_LATENCY_OF_P or STX_PAR_NOISE_STEP. */
 STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll);
 
 /* The key for stx_step_run: a hash of everything that the host decides in a step with
@@ -780,11 +796,12 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
 
 // >>api: search
 
-/* Sets the temperature of the next steps. It is a scalar on the device that a replayed
-   step reads: set it between steps. */
+/* Sets the temperature of the next steps. It is a scalar on the device that replayed
+   steps read, so set it between steps. */
 STX_DEF void stx_par_set_tau(stx_par *m, double tau);
 
-/* Temperature after n updates; constant after total. 1 for NULL.
+/* Returns the temperature after n updates, which is constant after `total` updates.
+   Returns 1 if a is NULL.
 
        TARGET    from (to / from)^(n / total)
        FACTOR    from to^(n / total), where to is a factor, as in PAR's reference */
@@ -798,40 +815,40 @@ typedef struct stx_par_anneal {
 
 STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n);
 
-/* Replaces the times cost[2] of an attention and a feed-forward, for example by
+/* Replaces the times cost[2] of an attention and a feed-forward block, for example by
    measured ones. */
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost);
 
-/* frozen = 1: the parameters of the gates are constants from the next forward pass on,
-   and their gradients are not computed. */
+/* If frozen is 1, the parameters of the gates become constants at the next forward
+   pass, and their gradients are not computed. 0 makes them trainable again. */
 STX_DEF void stx_par_freeze(stx_par *m, int frozen);
 
-/* Replaces the random U from the next call on by values u (R,L,3) in host memory, each
-   above 0 and below 1, with R = stx_par_draws(m, B, T) for calls of B streams of T
-   tokens. count is the number of values, 3 L R. u = NULL restores random draws. Sets
-   an error and keeps the previous values if count is 0 or not a multiple of 3 L (with
-   STX_PAR_NOISE_STEP: not 3 L), or if a value is out of range. A forward pass that
-   needs another number of draws fails. The values are copied to the device, where a
-   replayed step reads them: set them between steps. */
+/* Makes the following calls use the values u (R,L,3) instead of random U. u is in host
+   memory, and each value is above 0 and below 1. R = stx_par_draws(m, B, T) for calls
+   with B streams of T tokens, and count is the number of values, 3 L R. u = NULL
+   restores random draws. Sets an error and keeps the previous values if count is 0 or
+   not a multiple of 3 L (with STX_PAR_NOISE_STEP: not 3 L), or if a value is out of
+   range. A forward pass that needs another number of draws fails. The values are copied
+   to the device, where replayed steps read them, so set them between steps. */
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count);
 
-/* R, the number of draws per block in a call of B streams of T tokens. */
+/* Returns R, the number of draws per block in a call with B streams of T tokens. */
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T);
 
-/* Writes p (L,3) of the gates as they are now. Returns 1, or 0 after an error and for
-   a fixed network. */
+/* Writes the current p (L,3) of the gates. Returns 1, or 0 after an error or for a
+   fixed network. */
 STX_DEF int stx_par_probs(const stx_par *m, double *p);
 
 /* Patterns. Each function writes a string with its terminating 0 into out, which has
    space for `capacity` bytes, and returns its length; 0 if it does not fit or the
    arguments are invalid.
 
-   expand    to one letter per block; see Patterns in the manual
-   format    the inverse: a short form with counts
-   rule      the paper's PAR: floor(L / every) attentions, evenly spaced within the first
-             two thirds
-   argmax    the most probable branch of each block, as the gates are now
-   sample    each block drawn from its p, a function of (seed, n) */
+   expand    a pattern with one letter per block; see Patterns in the manual
+   format    the inverse of expand: a short form with counts
+   rule      the paper's PAR: floor(L / every) attention blocks, evenly spaced within the
+             first two thirds
+   argmax    the currently most probable branch of each block
+   sample    a branch of each block, drawn from its p; depends only on p, seed and n */
 STX_DEF size_t stx_par_expand(char *out, size_t capacity, const char *pattern);
 STX_DEF size_t stx_par_format(char *out, size_t capacity, const char *pattern);
 STX_DEF size_t stx_par_rule(char *out, size_t capacity, size_t L, size_t every);
@@ -839,23 +856,24 @@ STX_DEF size_t stx_par_argmax(const stx_par *m, char *out, size_t capacity);
 STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char *out,
                               size_t capacity);
 
-/* Copies the weights of from, a supernet or a fixed network, for the branches that
-   `to` has. The contexts may differ. (From a file, call stx_params_load on the params
-   of `to`.) Returns 1. If from lacks a weight or has it in another shape, sets an
-   error and returns 0. */
+/* Copies the weights of all branches of `to` from `from`, a supernet or a fixed
+   network. The contexts may differ. (To load them from a file, call stx_params_load on
+   the params of `to`.) Returns 1. If `from` lacks a weight or has it in another shape,
+   sets an error and returns 0. */
 STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
 
 
 // >>api: cuts
 
-/* Finds the cutoffs of an adaptive vocabulary that minimise a cost, exactly, from the
-   counts of V words in the order of their ids (falling counts give the best result; sort
-   sorts them). cut_1 < .. < cut_J are the cutoffs, with cut_0 = 0 and cut_{J+1} = V.
-   Cluster 0 is the head; tail k has size_k = cut_{k+1} - cut_k words, share_k of all
-   counts, and width_k = proj_dims[k-1], or if that is 0 max(floor(D / factor^k), 1):
+/* Finds the cutoffs of an adaptive vocabulary that exactly minimise a cost, given the
+   counts of V words in the order of their ids. Descending counts give the best result;
+   set `sort` to sort them. cut_1 < .. < cut_J are the cutoffs, with cut_0 = 0 and
+   cut_{J+1} = V. Cluster 0 is the head; tail k has size_k = cut_{k+1} - cut_k words,
+   share_k of all counts, and width_k = proj_dims[k-1], or, if that is 0,
+   max(floor(D / factor^k), 1). The costs are:
 
-       REF     sum over all clusters of (size) (count), as in PAR's reference: as if only
-               the tokens of the head paid for the head
+       REF     sum over all clusters of (size) (count), as in PAR's reference, which
+               charges the head only for the tokens in the head
        MACS    D (cut_1 + J) + sum_k share_k width_k (D + size_k), k = 1..J:
                multiply-adds per token
        TIME    time(cut_1 + J, D, 1)
@@ -863,28 +881,28 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
 
    The algorithm requires the cost of a cluster of the words i .. j - 1 to be Monge:
    cost(i,j) + cost(i2,j2) <= cost(i,j2) + cost(i2,j) for i <= i2 <= j <= j2. REF and
-   MACS are. TIME is if the time of x columns and y rows of the batch has the form of
-   1609.04309, max(t0 + t1 x0 y0, t0 + t1 x y): a constant and a time per multiply-add,
-   at least that of a matrix of x0 y0. With another form the result may not be optimal.
-   Among cutoffs of equal cost, those whose last cutoffs are largest are chosen, as in
-   the reference. */
+   MACS are. TIME is if the time for x columns and y rows of the batch has the form of
+   1609.04309, max(t0 + t1 x0 y0, t0 + t1 x y): a constant plus a time per multiply-add,
+   and no less than for x0 columns and y0 rows. With another form, the result may not be
+   optimal. Of cutoffs with equal cost, those whose last cutoffs are largest are chosen,
+   as in the reference. */
 enum { STX_PAR_CUTS_REF = 0, STX_PAR_CUTS_MACS, STX_PAR_CUTS_TIME };
 
 typedef struct stx_par_cuts_desc {
     size_t clusters;            /* J + 1, 1 to 8 */
     int    cost;                /* STX_PAR_CUTS_REF, _MACS or _TIME */
-    int    sort;                /* 1: sort the counts by falling size first */
+    int    sort;                /* 1: first sort the counts in descending order */
     size_t dim;                 /* D, for MACS and TIME */
     double factor;              /* 0: 4 */
     const size_t *proj_dims;    /* (J), or NULL */
-    /* TIME: of a GEMM for this share of the rows of a batch */
+    /* TIME: returns the time of a GEMM on this share of a batch's rows */
     double (*time)(void *user, size_t columns, size_t inner, double share);
     void  *user;
 } stx_par_cuts_desc;
 
-/* Writes cut_1 .. cut_J to cut (J), in the form of stx_par_desc.cutoff, and, if total
-   is not NULL, the cost to *total. Returns 1. If a cluster would be empty (V <= J) or a
-   sum does not fit into 63 bits, sets an error and returns 0. */
+/* Writes cut_1 .. cut_J to cut (J), in the form of stx_par_desc.cutoff, and the cost to
+   *total unless total is NULL. Returns 1. If a cluster would be empty (V <= J) or a sum
+   does not fit into 63 bits, sets an error and returns 0. */
 STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t *counts, size_t V,
                          const stx_par_cuts_desc *d);
 
@@ -892,10 +910,10 @@ STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t 
 // >>api: generation
 
 /* Generates token by token with a KV cache. Every token sees the M rows before it, as
-   in an evaluation in calls of one token, however many tokens a call has. (In a
-   forward of T tokens the last one sees M + T - 1.) For fixed networks, and for
-   supernets with STX_PAR_EVAL_ARGMAX or _SOFT. Create a new one or reset it after the
-   parameters change. */
+   in an evaluation with one token per call, however many tokens a call feeds. (In a
+   forward pass over T tokens, the last one sees M + T - 1 rows.) Works for fixed
+   networks, and for supernets with STX_PAR_EVAL_ARGMAX or _SOFT. After the parameters
+   change, reset the generator or create a new one. */
 typedef struct stx_par_gen {
     stx_par   *model;
     size_t     B, M;
@@ -904,16 +922,16 @@ typedef struct stx_par_gen {
     size_t     rows;            /* rows of memory so far, up to M */
     stx_cache *cache;           /* keys and values of each attention block */
     stx_real **pos;             /* [L]: r_t of each attention block, (M + 1,H dh') */
-    char      *kind;            /* (L): what each block runs */
-    int32_t   *pad;             /* (B,M), on the host, the newest row last: not 0 for rows before a
-                                   stream's reset */
-    int        masked;          /* some element of pad is not 0 */
-    int        stale;           /* pos and kind must be recomputed */
+    char      *kind;            /* (L): the letter of what each block runs */
+    int32_t   *pad;             /* (B,M), on the host, the newest row last: nonzero for rows from
+                                   before a stream's reset */
+    int        masked;          /* 1: an element of pad is nonzero */
+    int        stale;           /* 1: pos and kind must be recomputed */
 } stx_par_gen;
 
 STX_DEF stx_par_gen *stx_par_gen_create(stx_par *m, size_t B);
 
-/* The same with M rows instead of the model's. */
+/* Like stx_par_gen_create, but with M rows of memory instead of the model's. */
 STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M);
 
 STX_DEF void stx_par_gen_free(stx_par_gen *g);
@@ -922,24 +940,26 @@ STX_DEF void stx_par_gen_reset(stx_par_gen *g);
 /* Restarts stream b while the others continue. */
 STX_DEF void stx_par_gen_reset_stream(stx_par_gen *g, size_t b);
 
-/* Continues after a memory of the same model and B, which is read once, up to M of its
-   rows. Calls stx_begin(x, STX_EVAL). Returns 1, or sets an error and returns 0. */
+/* Resets the generator and continues from a memory with the same model and B, of which
+   up to M rows are copied. Calls stx_begin(x, STX_EVAL). Returns 1, or sets an error
+   and returns 0. */
 STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from);
 
 /* Embeddings h (B,T,D), T >= 1 -> last hidden states (B,T,D). Call
    stx_begin(x, STX_EVAL) first. */
 STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h);
 
-/* Feeds n >= 1 tokens per stream, ids (B,n), and returns logits, or log p of an
-   adaptive output, (B,V) of the token after the last one. The result is in host
-   memory, for stx_sample, and valid until the next call. Calls stx_begin(x, STX_EVAL),
-   so do not call it between a forward pass and its backward pass. */
+/* Feeds n >= 1 tokens per stream, ids (B,n), and returns logits (B,V) of the next
+   token, or log p with an adaptive output. Returns NULL after an error. The result is
+   in host memory, ready for stx_sample, and valid until the next call. Calls
+   stx_begin(x, STX_EVAL), so do not call it between a forward pass and its backward
+   pass. */
 STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, size_t n);
 
-/* The model as a table of functions, for programs that accept any family. window is
-   the number of rows of memory in evaluation; 0 means M. params are the weights; the
-   caller handles the gates, stx_par.gates. For NULL and for a model without vocab, all
-   fields are NULL. */
+/* The model as a table of functions, for programs that accept any model family. window
+   is the number of rows of memory in evaluation; 0 means M. params has only the
+   weights, so the caller must handle the gates, stx_par.gates. If m is NULL or has no
+   vocab, all fields are NULL. */
 STX_DEF stx_lm stx_par_as_lm(stx_par *m);
 
 
@@ -958,10 +978,10 @@ STX_DEF stx_lm stx_par_as_lm(stx_par *m);
        ((bits >> 9) + 0.5) 2^-23, bits = word k of stx_philox(seed, stream, first + draw)
 
    which is never 0 or 1, and exact in float. Everything is computed in double and rounded
-   once. In the backward, y and a hard w are constants, and with the latency of w first
-   dw_k += dlat cost[k] / R. Then:
+   once. In the backward kernel, y and a hard w are constants. With the latency of w, it
+   first adds dlat cost[k] / R to dw_k. Then:
 
-       ds_k      = sum over draws of y_k (dw_k - y.dw) / tau, in rising order
+       ds_k      = sum over draws of y_k (dw_k - y.dw) / tau, in ascending order
        c_k       = dlat (cost[k] - sum p cost) with the latency of p, else 0
        dal_k    += ds_k - p_k sum ds + p_k c_k    with STX_PAR_FORM_LOGITS; sum ds is 0
                                                   except for the rounding of y
@@ -978,10 +998,10 @@ typedef struct stx_par_gate_args {
     const stx_real *al;             /* (3) */
     const stx_real *tau;            /* (1) */
     const stx_real *uniforms;       /* (R,..), or NULL */
-    const stx_real *cost, *before;  /* (3) (1); before NULL: 0 */
+    const stx_real *cost, *before;  /* (3) (1); a NULL before counts as 0 */
     stx_real *w, *y;                /* (R,3); y may be w, unless hard */
-    stx_real *lat;                  /* (1). NULL, also in the backward: no latency; then cost,
-                                       before, dlat and dbefore are not used */
+    stx_real *lat;                  /* (1). NULL in both kernels: no latency, and cost, before,
+                                       dlat and dbefore are not used */
     const stx_real *dw, *dlat;      /* (R,3) (1), or NULL for 0 */
     stx_real *dal, *dbefore;        /* (3) (1), or NULL if not needed */
 } stx_par_gate_args;
@@ -993,11 +1013,12 @@ STX_KERNEL(stx_par_gate_bwd, (stx_ctx *x, const stx_par_gate_args *a))
 
        y = w0 Y0 + w1 Y1 + w2 h       Y_k = layernorm(z_k), z_k = h + branch_k, k = 0, 1
 
-   each norm with its gain and shift; Y_k = z_k if gain[0] is NULL. A term whose weight is
-   0 is omitted, so a one-hot w gives bit-exactly the result of the chosen branch alone
-   (stx_residual_norm). The rows are divided into periods: the T rows of a stream, or all
-   N rows if they share one draw. Each period is divided into runs of rows_per_draw rows,
-   the last of which may be shorter. Each run has one draw, so the draw of row n is number
+   Each norm has a gain and a shift. If gain[0] is NULL, there are no norms: Y_k = z_k. A
+   term whose weight is 0 is omitted, so a one-hot w gives bit-exactly the result of the
+   chosen branch alone (stx_residual_norm). The rows are divided into periods: the T rows
+   of a stream, or all N rows if they share one draw. Each period is divided into runs of
+   rows_per_draw rows, the last of which may be shorter. Each run has one draw, so the
+   draw of row n is number
 
        floor(n / period) ceil(period / rows_per_draw)
            + floor((n mod period) / rows_per_draw)
@@ -1028,21 +1049,22 @@ typedef struct stx_par_mix_args {
     stx_real *dh, *dbranch[2];      /* (N,C) */
     int    add_h, add[2];           /* 1: += */
     stx_real *dw, *dgain[2], *dshift[2];        /* (draws,3) (C) (C) */
-    double *work;                   /* (N,3) on the device, backward: dots of each row */
+    double *work;                   /* (N,3) on the device, scratch memory of the backward */
 } stx_par_mix_args;
 
 STX_KERNEL(stx_par_mix_fwd, (stx_ctx *x, const stx_par_mix_args *a))
 STX_KERNEL(stx_par_mix_bwd, (stx_ctx *x, const stx_par_mix_args *a))
 
-/* The definition of both, element by element, in host memory: the forward, or if dy is
-   not NULL the backward, which adds to every gradient (work, add_h and add are not
-   read). Each term is computed in double; gradients accumulate in stx_real. Terms of
-   weight 0 are not omitted. For reading, and for tests. */
+/* Defines both kernels element by element, in host memory, for readers and tests. Runs
+   the forward, or the backward if dy is not NULL. The backward adds to every gradient
+   and does not read work, add_h and add. Each term is computed in double; gradients
+   accumulate in stx_real. Terms of weight 0 are not omitted. */
 STX_DEF void stx_par_mix_plain(const stx_par_mix_args *a);
 
-/* loss (1) from nll (1) and lat (1); see stx_par_total. kind is STX_PAR_LATENCY_ADD ..
-   _FBNET. The backward adds to dnll and dlat (1) where they are not NULL. Computed in
-   double and rounded once. FBNET has loss 0 and no gradient for lat <= 1. */
+/* Computes the loss (1) from nll (1) and lat (1); see stx_par_total. kind is
+   STX_PAR_LATENCY_ADD .. _FBNET. The backward adds to dnll and dlat (1) where they are
+   not NULL. Results are computed in double and rounded once. FBNET has loss 0 and no
+   gradient for lat <= 1. */
 typedef struct stx_par_latency_args {
     int    kind;
     double weight, target, power;
@@ -1058,7 +1080,7 @@ STX_KERNEL(stx_par_latency_bwd, (stx_ctx *x, stx_real *dnll, stx_real *dlat, con
 }
 #endif
 
-/* Stop here if you only want the API. */
+/* Stop reading here if you only want the API. */
 #endif /* SEQTX_PAR_H */
 
 #if (defined(SEQTX_IMPLEMENTATION) || defined(SEQTX_PAR_IMPLEMENTATION)) \
@@ -1066,7 +1088,7 @@ STX_KERNEL(stx_par_latency_bwd, (stx_ctx *x, stx_real *dnll, stx_real *dlat, con
 #define SEQTX_PAR_IMPLEMENTATION_DONE
 
 #define STX_LOOPS
-#include "seqtx.h"      /* again, for the macros of inner loops */
+#include "seqtx.h"      /* included again for the inner-loop macros */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -1075,7 +1097,7 @@ STX_STRICT_ON
 
 // >>gate
 
-/* U of one draw, (3). See stx_par_gate_args. */
+/* Computes U (3) of one draw; see stx_par_gate_args. */
 static void stx__par_uniform(const stx_par_gate_args *a, size_t draw, double *U) {
     uint32_t bits[4];
     int k;
@@ -1088,8 +1110,9 @@ static void stx__par_uniform(const stx_par_gate_args *a, size_t draw, double *U)
     }
 }
 
-/* pi, p = pi / sum pi, and ln pi or, with STX_PAR_FORM_LOGITS, ln p, which differs by a
-   constant. pi of STX_PAR_FORM_LOGITS is divided by the largest one. */
+/* Computes pi, p = pi / sum pi, and ln pi. With STX_PAR_FORM_LOGITS, pi is divided by
+   its largest element, and ln_pi receives ln p, which differs from ln pi by a
+   constant. */
 static void stx__par_probabilities(int form, const stx_real *al, double *ln_pi, double *pi,
                                    double *p) {
     double max = (double)al[0], sum = 0;
@@ -1102,7 +1125,7 @@ static void stx__par_probabilities(int form, const stx_real *al, double *ln_pi, 
             pi[k] = (al[k] > 0 ? (double)al[k] : 0) + 1e-5;
         else
             pi[k] = exp((double)al[k] - max);
-        if (al[k] != al[k]) pi[k] = (double)al[k];      /* NaN, also with STX_PAR_FORM_PI */
+        if (al[k] != al[k]) pi[k] = (double)al[k];      /* keep a NaN with STX_PAR_FORM_PI too */
         sum += pi[k];
     }
     for (k = 0; k < 3; k++) {
@@ -1111,8 +1134,8 @@ static void stx__par_probabilities(int form, const stx_real *al, double *ln_pi, 
     }
 }
 
-/* y = softmax((ln pi + g) / tau) of one draw. Returns the index of the first largest
-   element. */
+/* Computes y = softmax((ln pi + g) / tau) of one draw. Returns the index of the first
+   largest element. */
 static int stx__par_sample_gate(const stx_par_gate_args *a, size_t draw, const double *ln_pi,
                                 double *y) {
     double U[3], v[3], sum = 0, tau = a->noisy ? (double)a->tau[0] : 1;
@@ -1140,7 +1163,7 @@ STX_DEF void stx_par_gate_fwd(stx_ctx *x, const stx_par_gate_args *a) {
         best = stx__par_sample_gate(a, draw, ln_pi, y);
         for (k = 0; k < 3; k++) {
             a->y[3 * draw + (size_t)k] = (stx_real)y[k];
-            if (a->hard && y[k] == y[k]) y[k] = k == best;      /* a NaN stays */
+            if (a->hard && y[k] == y[k]) y[k] = k == best;      /* keeps a NaN */
             a->w[3 * draw + (size_t)k] = (stx_real)y[k];
             if (of_w) lat += y[k] * (double)a->cost[k] / (double)a->R;
         }
@@ -1165,7 +1188,7 @@ STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
     if (!a->dal) return;
     stx__par_probabilities(a->form, a->al, ln_pi, pi, p);
 
-    /* through the softmax of each draw */
+    /* backward through the softmax of each draw */
     for (draw = 0; draw < a->R; draw++) {
         const stx_real *y = a->y + 3 * draw;
         double dw[3], dot = 0;
@@ -1177,7 +1200,7 @@ STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
         for (k = 0; k < 3; k++) ds[k] += (double)y[k] * (dw[k] - dot) / tau;
     }
 
-    /* to the parameters, also from the latency of p */
+    /* gradients of the parameters, including the part from the latency of p */
     for (k = 0; k < 3; k++) {
         ds_sum += ds[k];
         pi_sum += pi[k];
@@ -1205,7 +1228,8 @@ static double stx__par_plain_z(const stx_par_mix_args *a, int k, size_t n, size_
     return (double)a->h[n * a->C + c] + (double)a->branch[k][n * a->C + c];
 }
 
-/* The mean of z_k in row n, and rstd = 1 / sqrt(variance + eps); 0 and 1 without norms */
+/* Computes the mean of z_k in row n, and rstd = 1 / sqrt(variance + eps). Without
+   norms, they are 0 and 1. */
 static void stx__par_plain_norm(const stx_par_mix_args *a, int k, size_t n, double *mean,
                                 double *rstd) {
     const double C = (double)a->C;
@@ -1245,7 +1269,8 @@ static void stx__par_plain_fwd(const stx_par_mix_args *a, size_t n) {
     }
 }
 
-/* Row n, branch k: adds to dgain, dshift, dbranch and dh. Returns its part of dw_k. */
+/* Adds the gradients of branch k in row n to dgain, dshift, dbranch and dh. Returns the
+   row's part of dw_k. */
 static double stx__par_plain_branch_bwd(const stx_par_mix_args *a, int k, size_t n) {
     const size_t C = a->C;
     const double w = (double)a->w[3 * stx__par_draw_of_row(a, n) + (size_t)k];
@@ -1299,19 +1324,21 @@ STX_DEF void stx_par_mix_plain(const stx_par_mix_args *a) {
     }
 }
 
-/* Channels that are processed at a time, in local arrays: the compiler knows that
-   these do not overlap the buffers of a. */
+/* Number of channels processed at a time in local arrays, which the compiler knows not
+   to overlap the buffers of a. */
 enum { STX__PAR_CHANNELS = 64 };
 
-/* Rows per partial sum of dgain and dshift: partial sums round less than one long sum */
+/* Rows per partial sum of dgain and dshift. Partial sums have smaller rounding errors
+   than one long sum. */
 enum { STX__PAR_ROWS = 64 };
 
-/* Operations per element of the input, for stx_parallel: the forward, and the two passes
-   of the backward (dh and dbranch; dgain and dshift). Estimates: they decide only how
-   many threads take part. */
+/* Estimated operations per input element, from which stx_parallel chooses the number of
+   threads: of the forward, and of the two passes of the backward (dh and dbranch; dgain
+   and dshift). */
 enum { STX__PAR_MIX_FWD_OPS = 14, STX__PAR_MIX_BWD_OPS = 24, STX__PAR_MIX_COLUMNS_OPS = 10 };
 
-/* mean and rstd of row n, bit-identical to stx_layernorm's; y is scratch */
+/* Computes mean and rstd of row n bit-exactly as stx_layernorm does. Row n of y is
+   scratch memory. */
 STX_INNER void stx__par_mix_norm_any(int fma, const stx_par_mix_args *a, size_t n) {
     const size_t C = a->C;
     const stx_real *h = a->h + n * C, eps = a->eps;
@@ -1330,7 +1357,7 @@ STX_INNER void stx__par_mix_norm_any(int fma, const stx_par_mix_args *a, size_t 
     }
 }
 
-/* Y of branch k (2: h) of row n, in the channels c0 .. c0 + count - 1 */
+/* Computes Y of branch k in row n, channels c0 .. c0 + count - 1. k = 2 is h. */
 STX_INNER void stx__par_mix_branch_any(int fma, const stx_par_mix_args *a, int k, size_t n,
                                        size_t c0, size_t count, stx_real *Y) {
     const stx_real *h = a->h + n * a->C + c0;
@@ -1362,7 +1389,7 @@ STX_INNER void stx__par_mix_row_any(int fma, const stx_par_mix_args *a, size_t n
             const stx_real wk = w[k];
             if (wk == 0) continue;
             stx__par_mix_branch_any(fma, a, k, n, c0, count, Y);
-            /* the first term is not added to 0, which would turn -0 into 0 */
+            /* set the first term, because adding it to 0 would turn -0 into 0 */
             if (any) {
                 for (c = 0; c < count; c++) sum[c] = STX_FMA(fma, wk, Y[c], sum[c]);
             } else {
@@ -1386,7 +1413,7 @@ STX_DEF void stx_par_mix_fwd(stx_ctx *x, const stx_par_mix_args *a) {
     stx_parallel(x, a->N, STX__PAR_MIX_FWD_OPS * a->N * a->C, stx__par_mix_part, a);
 }
 
-/* Sums over row n of branch k without a norm: dw_k's part is sum dy (h + branch_k). */
+/* Without a norm, row n's part of dw_k is sum dy (h + branch_k). */
 STX_INNER void stx__par_mix_dot_any(int fma, const stx_par_mix_args *a, int k, size_t n) {
     const size_t C = a->C;
     const stx_real *h = a->h + n * C, *dy = a->dy + n * C, *b = a->branch[k] + n * C;
@@ -1399,9 +1426,9 @@ STX_INNER void stx__par_mix_dot_any(int fma, const stx_par_mix_args *a, int k, s
     if (a->dw) a->work[3 * n + (size_t)k] = (double)stx_fast_lanes(sum);
 }
 
-/* Sums over row n of branch k with a norm, where z = h + branch_k:
+/* Computes sums over row n of a branch with a norm, where z = h + branch_k:
        mean_g = mean(dy gain)        slope = rstd^2 mean(dy gain (z - mean))
-   dw_k's part is sum dy Y_k = rstd sum dy gain (z - mean) + sum dy shift. */
+   The row's part of dw_k is sum dy Y_k = rstd sum dy gain (z - mean) + sum dy shift. */
 STX_INNER void stx__par_mix_sums_any(int fma, const stx_par_mix_args *a, int k, size_t n,
                                      stx_real *mean_g, stx_real *slope) {
     const size_t C = a->C;
@@ -1433,7 +1460,7 @@ STX_INNER void stx__par_mix_sums_any(int fma, const stx_par_mix_args *a, int k, 
         a->work[3 * n + (size_t)k] = (double)(gz_sum * rstd) + (double)stx_fast_lanes(dshift);
 }
 
-/* dz of branch k in the channels c0 .. c0 + count - 1 of row n:
+/* Computes dz of branch k in row n, channels c0 .. c0 + count - 1:
        w_k rstd (dy gain - mean_g - (z - mean) slope), or w_k dy without a norm */
 STX_INNER void stx__par_mix_dz_any(int fma, const stx_par_mix_args *a, int k, size_t n, size_t c0,
                                    size_t count, stx_real wk, stx_real mean_g, stx_real slope,
@@ -1451,7 +1478,7 @@ STX_INNER void stx__par_mix_dz_any(int fma, const stx_par_mix_args *a, int k, si
     }
 }
 
-/* to = or += from */
+/* Stores from in `to`, or adds it to `to` if add is 1. */
 STX_INNER void stx__par_store(stx_real *to, const stx_real *from, size_t count, int add) {
     size_t c;
     if (add) {
@@ -1461,7 +1488,8 @@ STX_INNER void stx__par_store(stx_real *to, const stx_real *from, size_t count, 
     }
 }
 
-/* y = w0 Y_0 + w1 Y_1 + w2 h. Row n: dbranch, dh and, in work, the row's parts of dw. */
+/* The backward of y = w0 Y_0 + w1 Y_1 + w2 h for row n: computes dbranch and dh, and
+   stores the row's parts of dw in work. */
 STX_INNER void stx__par_mix_back_row_any(int fma, const stx_par_mix_args *a, size_t n) {
     const size_t C = a->C, at = n * C;
     const stx_real *h = a->h + at, *dy = a->dy + at, *w = a->w + 3 * stx__par_draw_of_row(a, n);
@@ -1497,8 +1525,8 @@ static void stx__par_mix_back_part(const stx_share *s, const void *job) {
     for (n = s->begin; n < s->end; n++) STX_CALL(s->x, stx__par_mix_back_row_any, (a, n));
 }
 
-/* dgain += sum_n w dy xh and dshift += sum_n w dy of branch k, in at most
-   STX__PAR_CHANNELS channels from c0 on. */
+/* dgain += sum_n w dy xh and dshift += sum_n w dy of branch k, for at most
+   STX__PAR_CHANNELS channels that start at c0. */
 STX_INNER void stx__par_mix_columns_any(int fma, const stx_par_mix_args *a, int k, size_t c0) {
     const size_t C = a->C, count = STX_MIN(C - c0, (size_t)STX__PAR_CHANNELS);
     size_t n0, n, c;
@@ -1541,7 +1569,7 @@ STX_DEF void stx_par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a) {
         stx_parallel(x, 2 * blocks, STX__PAR_MIX_COLUMNS_OPS * a->N * a->C,
                      stx__par_mix_columns_part, a);
 
-    /* dw: the rows of a draw are adjacent */
+    /* sum the parts of dw per draw, whose rows are adjacent */
     for (n = 0; a->dw && n < a->N; n++) {
         const size_t draw = stx__par_draw_of_row(a, n);
         for (k = 0; k < 3; k++) sum[k] += a->work[3 * n + (size_t)k];
@@ -1563,7 +1591,7 @@ STX_DEF void stx_par_latency_fwd(stx_ctx *x, stx_real *loss, const stx_real *nll
     const double v = (double)lat[0];
     (void)x;
     if (a->kind == STX_PAR_LATENCY_FBNET) {
-        double factor = v;      /* a NaN stays */
+        double factor = v;      /* keeps a NaN */
         if (v > 1) factor = pow(log(v), a->power);
         if (v <= 1) factor = 0;
         *loss = (stx_real)((double)nll[0] * a->weight * factor);
@@ -1716,8 +1744,8 @@ static stx_tensor *stx__par_latency_op(stx_ctx *x, stx_tensor *nll, stx_tensor *
 
 enum { STX__PAR_MAX_BLOCKS = 4096 };
 
-/* Reads the count at *p; 1 if there is none. Returns 0 if it is 0 or above
-   STX__PAR_MAX_BLOCKS. */
+/* Reads and returns the count at *p, or 1 if there is none. Returns 0 if it is 0 or
+   above STX__PAR_MAX_BLOCKS. */
 static size_t stx__par_times(const char **p) {
     size_t times = 0;
     if (**p < '0' || **p > '9') return 1;
@@ -1759,11 +1787,13 @@ STX_DEF size_t stx_par_expand(char *out, size_t capacity, const char *pattern) {
     return n;
 }
 
-/* Letters of the longest group that stx_par_format recognises; bounds its time */
+/* Letters of the longest group that stx_par_format recognises, which limits its running
+   time */
 enum { STX__PAR_MAX_UNIT = 64 };
 
-/* The repetition at the start of p, of `left` letters, that saves the most letters:
-   unit letters, *times times. Returns unit; 1 and *times = 1 if none saves any. */
+/* Finds the repetition at the start of p (of `left` letters) that saves the most
+   letters in the short form. Returns the length of the repeated unit and sets *times.
+   Both are 1 if no repetition saves any. */
 static size_t stx__par_repetition(const char *p, size_t left, size_t *times) {
     size_t unit, best = 1, saved = 0;
     char count[32];
@@ -1811,7 +1841,7 @@ STX_DEF size_t stx_par_rule(char *out, size_t capacity, size_t L, size_t every) 
     out[0] = 0;
     if (!attentions || L > STX__PAR_MAX_BLOCKS || L >= capacity) return 0;
 
-    /* so wide that the last attention is just within the first two thirds */
+    /* the stride that puts the last attention just within the first two thirds */
     two_thirds = 2 * L / 3;
     stride = (two_thirds + two_thirds / attentions) / attentions;
     if (!stride) return 0;
@@ -1820,7 +1850,7 @@ STX_DEF size_t stx_par_rule(char *out, size_t capacity, size_t L, size_t every) 
     return L;
 }
 
-/* p (3) of the gate of block l. Returns 0 after an error. */
+/* Computes p (3) of the gate of block l. Returns 0 after an error. */
 static int stx__par_block_probs(const stx_par *m, size_t l, double *p) {
     const stx_real *al = stx_param_mirror(m->ctx, m->block[l].al);
     double ln_pi[3], pi[3];
@@ -1837,9 +1867,9 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p) {
     return 1;
 }
 
-/* The letter of block l in a fixed network. In a supernet that of the branch that *U in
-   [0,1) selects, or if U is NULL that of the most probable branch. Returns 0 after an
-   error. */
+/* Returns the letter of block l. In a supernet, that is the letter of the branch that
+   *U in [0,1) selects, or, if U is NULL, of the most probable branch. Returns 0 after
+   an error. */
 static int stx__par_letter(const stx_par *m, size_t l, const double *U) {
     STX__FP_SCOPE;
     double p[3];
@@ -1906,14 +1936,14 @@ typedef struct stx__par_cutting {
     const stx_par_cuts_desc *d;
     size_t V, k;
     const uint64_t *sum;            /* (V + 1): sum of the first j counts */
-    size_t width, dim;              /* of the tail; 1 and 0 with REF */
+    size_t width, dim;              /* width of the tail, and D; 1 and 0 with REF */
     const stx__par_cost *before;    /* (V + 1): least cost of the first j words in k clusters; NULL
                                        for the head */
-    stx__par_cost *cost;            /* (V + 1): in k + 1 clusters */
-    uint32_t *start;                /* (V + 1): first word of the last of these */
+    stx__par_cost *cost;            /* (V + 1): likewise in k + 1 clusters */
+    uint32_t *start;                /* (V + 1): first word of the last of these clusters */
 } stx__par_cutting;
 
-/* max(floor(D / factor^k), 1): the width of tail k */
+/* Returns max(floor(D / factor^k), 1), the width of tail k. */
 static size_t stx__par_divided_width(size_t D, double factor, size_t k) {
     double width = floor((double)D / pow(factor, (double)k));
     return width < 1 ? 1 : (size_t)width;
@@ -1924,8 +1954,8 @@ static size_t stx__par_tail_width(const stx_par_cuts_desc *d, size_t k) {
     return stx__par_divided_width(d->dim, d->factor, k);
 }
 
-/* Cost of the clusters before word i and of one with the words i .. j - 1. For the
-   head, i = 0. */
+/* Returns the cost of the clusters before word i plus that of a cluster with words i ..
+   j - 1. For the head, i = 0. */
 static stx__par_cost stx__par_cost_of(const stx__par_cutting *s, size_t i, size_t j) {
     const stx_par_cuts_desc *d = s->d;
     const size_t head_rows = j + d->clusters - 1;
@@ -1946,11 +1976,11 @@ static stx__par_cost stx__par_cost_of(const stx__par_cutting *s, size_t i, size_
     return c;
 }
 
-/* Fills cost[j] and start[j] for j in [j0,j1), whose best starts are in [i0,i1] and do
-   not fall as j rises: the middle one, then both sides. Of equal costs, the last start
-   wins. */
+/* Fills cost[j] and start[j] for j in [j0,j1). The best starts are in [i0,i1] and never
+   decrease as j rises, so it solves the middle j and then both sides. Of starts with
+   equal costs, the last one wins. */
 static void stx__par_cut(const stx__par_cutting *s, size_t j0, size_t j1, size_t i0, size_t i1) {
-    /* the k clusters before have at least k words, the last one has at least one */
+    /* the k clusters before have at least k words, and the last one has at least one */
     const size_t j = j0 + (j1 - j0) / 2, first = STX_MAX(i0, s->k), end = i1 < j ? i1 + 1 : j;
     size_t i, best = SIZE_MAX;
     stx__par_cost least = {0, 0};
@@ -1963,7 +1993,7 @@ static void stx__par_cut(const stx__par_cutting *s, size_t j0, size_t j1, size_t
             best = i;
         }
     } else {
-        /* stx__par_cost_of in a loop that contains nothing else */
+        /* like stx__par_cost_of, written out to keep the loop short */
         least.exact = UINT64_MAX;
         for (i = first; i < end; i++) {
             uint64_t exact = s->before[i].exact
@@ -1999,7 +2029,8 @@ static int stx__par_cuts_check(stx_ctx *x, const size_t *cut, size_t V,
         return stx__par_cuts_bad(x, "V", (double)V, "fewer than 2^32 - 1 words");
     if (V < clusters) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_par_cuts: clusters: expected at most the %zu words, got %zu", V, clusters);
+                 "stx_par_cuts: clusters: expected at most the number of words (%zu), got %zu",
+                 V, clusters);
         return 0;
     }
     if (d->cost < 0 || d->cost > STX_PAR_CUTS_TIME)
@@ -2013,8 +2044,8 @@ static int stx__par_cuts_check(stx_ctx *x, const size_t *cut, size_t V,
     return 1;
 }
 
-/* sum (V + 1) of the counts. Returns 0 and an error if a cost might not fit into 63
-   bits. */
+/* Computes the cumulative sums (V + 1) of the counts. Returns 0 and sets an error if a
+   cost might not fit into 63 bits. */
 static int stx__par_cuts_sums(stx_ctx *x, uint64_t *sum, const uint64_t *counts, size_t V,
                               const stx_par_cuts_desc *d) {
     size_t i, k, width = 0;
@@ -2030,20 +2061,20 @@ static int stx__par_cuts_sums(stx_ctx *x, uint64_t *sum, const uint64_t *counts,
     }
     if (i <= V || (double)sum[V] * factor >= 9.2e18) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_par_cuts: the costs of the counts of %zu words do not fit into 63 bits: "
+                 "stx_par_cuts: the costs for %zu words do not fit into 63 bits; "
                  "divide all counts by a constant", V);
         return 0;
     }
     if (!sum[V]) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_cuts: the counts of %zu words are all 0: count a text",
-                 V);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_cuts: the counts of all %zu words are 0; count the words of a text", V);
         return 0;
     }
     return 1;
 }
 
-/* The dynamic programme over clusters. cost (2,V + 1) and start (clusters,V + 1) are
-   scratch. */
+/* Runs the dynamic programme over clusters. cost (2,V + 1) and start (clusters,V + 1)
+   are scratch memory. */
 static void stx__par_cuts_solve(const stx_par_cuts_desc *d, const uint64_t *sum, size_t V,
                                 stx__par_cost *cost, uint32_t *start, size_t *cut, double *total) {
     stx__par_cutting s;
@@ -2123,7 +2154,7 @@ static int stx__par_one_of(stx_ctx *x, const char *field, int got, int last) {
     return 0;
 }
 
-/* 0, or any value if the condition under which the field applies holds */
+/* Accepts 0, or any value if the field applies. */
 static int stx__par_allowed_if(stx_ctx *x, const char *field, double got, int applies,
                                const char *expected) {
     return got == 0 || applies || stx__par_bad(x, field, got, expected);
@@ -2142,12 +2173,12 @@ static int stx__par_ends_in_norm(const stx_par_desc *d) {
     return d->pre_norm && !d->no_final_norm;
 }
 
-/* M */
+/* Returns M. */
 static size_t stx__par_mem(const stx_par_desc *d) {
     return d->mem == STX_PAR_NO_ROWS ? 0 : d->mem;
 }
 
-/* Rows of the learned tables of positions */
+/* Returns the number of rows of a learned position table. */
 static size_t stx__par_table_rows(const stx_par_desc *d) {
     return d->segment + stx__par_mem(d);
 }
@@ -2169,14 +2200,15 @@ static stx_init stx__par_init(int kind, double a, int rule) {
     return init;
 }
 
-/* Width of cluster c of the output with STX_PAR_OUT_REF */
+/* Returns the width of output cluster c with STX_PAR_OUT_REF. */
 static size_t stx__par_ref_width(const stx_par_desc *d, size_t c) {
     if (!c) return d->dim;
     if (d->proj_dims[c - 1]) return d->proj_dims[c - 1];
     return stx__par_divided_width(d->dim, d->proj_factor, c);
 }
 
-/* Embedding and output head of a desc with its defaults filled in */
+/* Describes the embedding and the output head of a desc whose defaults are filled
+   in. */
 static void stx__par_vocab_desc(const stx_par_desc *d, stx_vocab_io_desc *w) {
     const int ref = d->words_out == STX_PAR_OUT_REF, xl = d->init == STX_PAR_INIT_XL;
     size_t c;
@@ -2215,7 +2247,7 @@ static void stx__par_vocab_desc(const stx_par_desc *d, stx_vocab_io_desc *w) {
 
 static int stx__par_check_padding(stx_ctx *x, const stx_par_desc *d) {
     const int valid = d->pads && d->pad_id > 0 && (size_t)d->pad_id < d->vocab;
-    return stx__par_allowed_if(x, "pads", d->pads, d->vocab > 0, "0 without vocab")
+    return stx__par_allowed_if(x, "pads", d->pads, d->vocab > 0, "0 if vocab is 0")
         && stx__par_allowed_if(x, "pad_id", d->pad_id, valid,
                                "an id below vocab with pads, else 0");
 }
@@ -2279,9 +2311,9 @@ static int stx__par_check_latency(stx_ctx *x, stx_par_desc *d) {
         return 0;
 
     if (d->latency && d->cost[0] == 0 && d->cost[1] == 0)
-        return stx__par_bad(x, "cost", 0, "the times of the branches, with latency");
+        return stx__par_bad(x, "cost", 0, "a time above 0 if latency is set");
     if (d->latency && d->latency_weight == 0)
-        return stx__par_bad(x, "latency_weight", 0, "a number other than 0, with latency");
+        return stx__par_bad(x, "latency_weight", 0, "a number other than 0 if latency is set");
     if (hinge != (d->latency_target > 0))
         return stx__par_bad(x, "latency_target", d->latency_target,
                             "more than 0 with latency = STX_PAR_LATENCY_HINGE, else 0");
@@ -2361,7 +2393,8 @@ static int stx__par_check_blocks(stx_ctx *x, stx_par_desc *d) {
     return 1;
 }
 
-/* Fills in the defaults other than those of blocks, heads and feed-forward. */
+/* Fills in most defaults. The checks fill in those of blocks, head_dim, inner and the
+   search. */
 static void stx__par_defaults(stx_par_desc *d) {
     if (!d->dim) d->dim = 512;
     if (!d->heads) d->heads = 8;
@@ -2444,8 +2477,8 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
     return stx__par_check_search(x, d) && stx__par_check_vocab(x, d);
 }
 
-/* The letters of a resolved desc's blocks, with a terminating 0, or L times 'g' for a
-   supernet. kind has L + 1 elements. */
+/* Writes the letters of a resolved desc's blocks with a terminating 0; in a supernet,
+   each is 'g'. kind has L + 1 elements. */
 static void stx__par_kinds(const stx_par_desc *d, char *kind) {
     if (d->pattern)
         stx_par_expand(kind, d->blocks + 1, d->pattern);
@@ -2504,8 +2537,8 @@ static stx_tensor *stx__par_param(stx_par *m, size_t l, const char *name, int in
     return stx_param(m->params, init, a, full, d0, d1, 0, 0);
 }
 
-/* A matrix (d0,d1). outs is the number of outputs in Glorot's formula: it exceeds d0
-   if the reference has one matrix where there are several here. */
+/* Creates a matrix (d0,d1). outs is the number of outputs in Glorot's formula. It
+   exceeds d0 if the reference has one matrix where there are several here. */
 static stx_tensor *stx__par_matrix(stx_par *m, size_t l, const char *name, size_t d0, size_t d1,
                                    size_t outs) {
     if (m->desc.init == STX_PAR_INIT_XL)
@@ -2523,7 +2556,8 @@ static double stx__par_plus_one(void *user, size_t i, double value) {
     return 1 + value;
 }
 
-/* A norm: gain 1, or N(1,init_std) with STX_PAR_INIT_XL, and shift 0 */
+/* Creates the parameters of a norm: gain 1, or N(1,init_std) with STX_PAR_INIT_XL, and
+   shift 0. */
 static void stx__par_norm_params(stx_par *m, const char *name, stx_tensor **gain,
                                  stx_tensor **shift) {
     const int xl = m->desc.init == STX_PAR_INIT_XL;
@@ -2536,9 +2570,9 @@ static void stx__par_norm_params(stx_par *m, const char *name, stx_tensor **gain
     *shift = stx_param(m->params, STX_ZEROS, 0, full, m->desc.dim, 0, 0, 0);
 }
 
-/* u and v. With STX_PAR_INIT_REF, Keras' Glorot-normal: a normal distribution truncated
-   at two standard deviations and rescaled, for a tensor (1,H,1,dh). 0.8796.. is the
-   standard deviation of N(0,1) truncated at 2. */
+/* Creates u and v. STX_PAR_INIT_REF uses Keras' Glorot-normal initialiser for a tensor
+   (1,H,1,dh): a normal distribution truncated at two standard deviations and rescaled.
+   0.8796.. is the standard deviation of N(0,1) truncated at 2. */
 static void stx__par_uv_params(stx_par *m, const char *name, stx_tensor **u, stx_tensor **v) {
     const size_t H = m->desc.heads, dh = m->desc.head_dim;
     const int xl = m->desc.init == STX_PAR_INIT_XL, kind = xl ? STX_NORMAL : STX_TRUNCATED;
@@ -2560,7 +2594,8 @@ static int stx__par_attention_params(stx_par *m, size_t l) {
     snprintf(full, sizeof full, "layers.%zu.attn.norm", l);
     stx__par_norm_params(m, full, &block->attn_gain, &block->attn_shift);
 
-    /* adjacent in memory, so that one GEMM computes queries, keys and values */
+    /* store the weights adjacently, so that one GEMM computes queries, keys and
+       values */
     if (!stx_params_make_contiguous(m->params, 3 * width * D)) return 0;
     block->wq = stx__par_matrix(m, l, "attn.query.weight", width, D, 3 * width);
     block->wkv = stx__par_matrix(m, l, "attn.kv.weight", 2 * width, D, 3 * width);
@@ -2603,8 +2638,8 @@ static void stx__par_feed_params(stx_par *m, size_t l) {
     block->b2 = stx__par_zeros(m, l, "ff.fc2.bias", D, 0);
 }
 
-/* In the reference the words and the tails of the head of STX_PAR_OUT_REF are rows of
-   one matrix, whose size is in Glorot's formula. */
+/* Rescales the head of STX_PAR_OUT_REF. In the reference, its words and tails are rows
+   of one matrix, and Glorot's formula uses the size of that matrix. */
 static void stx__par_scale_ref_head(stx_par *m) {
     const stx_adaptive *head = &m->vocab_io->out;
     const double words = (double)head->end[0], tails = (double)head->clusters - 1;
@@ -2642,7 +2677,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     size_t l;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_create: expected a desc, possibly of zeros, got NULL");
+        stx_fail(x, STX_ERR_ARG, "stx_par_create: expected a desc (all zeros is valid), got NULL");
         return NULL;
     }
     m = (stx_par *)stx_persist(x, sizeof *m);
@@ -2678,15 +2713,16 @@ STX_DEF stx_params *stx_par_params(stx_par *m) {
     return m ? m->params : NULL;
 }
 
-/* The weight of from that belongs to number i of to, or NULL and an error */
+/* Returns the weight of `from` that corresponds to parameter i of `to`, or sets an
+   error and returns NULL. */
 static stx_tensor *stx__par_counterpart(stx_par *to, const stx_par *from, size_t i) {
     const char *name = to->params->name[i];
     const stx_tensor *t = to->params->tensor[i];
     stx_tensor *f = stx_params_find(from->params, name);
     if (f && f->size == t->size && f->dim[0] == t->dim[0]) return f;
     stx_fail(to->ctx, STX_ERR_SHAPE,
-             "stx_par_inherit: %s: expected a weight of the same shape in the other network, "
-             "got %s: the other one must have the same sizes, and all branches of this one",
+             "stx_par_inherit: %s: expected a weight of the same shape in the source network, "
+             "got %s; the source must have the same sizes and all branches of the target",
              name, f ? "another shape" : "none");
     return NULL;
 }
@@ -2762,7 +2798,7 @@ STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
     per_draw = 3 * m->desc.blocks;
     if (!count || count % per_draw || (one_draw && count != per_draw)) {
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_par_set_uniforms: count: expected %s3 L = %zu values, got %zu: count is the "
+                 "stx_par_set_uniforms: count: expected %s3 L = %zu values, got %zu; count is the "
                  "number of values, not of draws",
                  one_draw ? "" : "a multiple of ", per_draw, count);
         return;
@@ -2876,9 +2912,9 @@ STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out) {
     if (!s || !stx_ok(s->model->ctx)) return 0;
     if (l < s->model->desc.blocks && s->mem->layer[l].masked) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_par_state_get: expected every stream to have all rows of block %zu, but "
-                 "some lack rows (a reset stream, padding): use stx_par_state_save or "
-                 "stx_par_state_copy", l);
+                 "stx_par_state_get: some streams lack rows in block %zu, because they were "
+                 "reset or had padding; use stx_par_state_save or stx_par_state_copy instead",
+                 l);
         return 0;
     }
     return stx_memory_get(s->mem, l, out);
@@ -2923,7 +2959,7 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
     for (l = 0; l < s->model->desc.blocks; l++) {
         if (s->mem->layer[l].count <= s->M) continue;
         stx_fail(x, STX_ERR_FORMAT,
-                 "memory \"%s\" of block %zu: expected at most %zu rows, got %zu: create the "
+                 "memory \"%s\": block %zu: expected at most %zu rows, got %zu; create the "
                  "memory with as many rows as the file has",
                  prefix, l, s->M, s->mem->layer[l].count);
         for (l = 0; l < s->model->desc.blocks; l++)
@@ -2937,21 +2973,21 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
 
 // >>position bias
 
-/* STX_PAR_LEARNED_BIAS. The attention kernels do not know a bias per distance; wider
-   heads, of dh' > dh columns, express it. The columns after dh are 1 in queries, keys and
-   values, -1 in u, and in r'_t first b_t, then zeros:
+/* STX_PAR_LEARNED_BIAS. The attention kernels do not support a bias per distance, so
+   wider heads of dh' > dh columns express it. The extra columns are 1 in queries, keys
+   and values, and -1 in u. In r'_t, the first of them is b_t, and the others are 0:
 
        (q' + u').k' = (q + u).k + (1 - 1) 1     q'.r'_t = q.r_t + b_t     y' = [y, 1 ..]
 
    Wo does not read the columns that y' has beyond y. dh' is a multiple of 8, which the
-   fused kernels of a GPU require; without the bias dh' = dh. In a segment the weights
+   fused kernels of a GPU require; without the bias, dh' = dh. In a segment, the weights
    are widened (by rows of zeros with a bias of 1), because they have fewer elements
-   than the activations. In generation the activations are widened. */
+   than the activations. In generation, the activations are widened. */
 static size_t stx__par_wide_head_dim(const stx_par_desc *d) {
     return d->positions == STX_PAR_LEARNED_BIAS ? (d->head_dim + 8) / 8 * 8 : d->head_dim;
 }
 
-/* w columns are widened to ld. rows: of each input. */
+/* Rows of w elements are widened to ld elements. rows: number of rows of each input. */
 typedef struct stx__par_widening {
     size_t w, ld, rows[2];
 } stx__par_widening;
@@ -2967,8 +3003,9 @@ static void stx__par_widen_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in
     }
 }
 
-/* The rows of a, of w elements each, and after them those of b (NULL if there are
-   none), padded with `fill` -> (rows,ld). full: float in every precision */
+/* Returns the rows of a followed by those of b (NULL if there are none), each padded
+   from w to ld elements with `fill` -> (rows,ld). If full is 1, the result is float in
+   every precision. */
 static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t w, size_t ld,
                                   double fill, int full) {
     STX__FP_SCOPE;
@@ -2995,14 +3032,14 @@ static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size
     return y;
 }
 
-/* Heads of activations (B,T,n dh) -> (B,T,n dh') */
+/* Widens the heads of activations: (B,T,n dh) -> (B,T,n dh') */
 static stx_tensor *stx__par_widen_heads(stx_ctx *x, const stx_par_desc *d, stx_tensor *t) {
     size_t wide = stx__par_wide_head_dim(d);
     stx_tensor *y = stx__par_widen(x, t, NULL, d->head_dim, wide, 1, 0);
     return y ? stx_reshape(x, y, t->dim[0], t->dim[1], t->dim[2] / d->head_dim * wide, 0) : NULL;
 }
 
-/* (B,T,H dh') -> (B,T,H dh) */
+/* Removes the extra columns: (B,T,H dh') -> (B,T,H dh) */
 static stx_tensor *stx__par_narrow_heads(stx_ctx *x, const stx_par_desc *d, stx_tensor *t) {
     size_t wide = stx__par_wide_head_dim(d);
     stx_tensor *y;
@@ -3012,7 +3049,7 @@ static stx_tensor *stx__par_narrow_heads(stx_ctx *x, const stx_par_desc *d, stx_
     return stx_reshape(x, y, t->dim[0], t->dim[1], d->heads * d->head_dim, 0);
 }
 
-/* r (rows,H dh) and b (rows,H) -> r' (rows,H dh') */
+/* Widens positions: r (rows,H dh) and b (rows,H) -> r' (rows,H dh') */
 static stx_tensor *stx__par_biased(stx_ctx *x, const stx_par_desc *d, stx_tensor *r,
                                    stx_tensor *b) {
     size_t rows = r->dim[0], H = d->heads, wide = stx__par_wide_head_dim(d);
@@ -3023,8 +3060,8 @@ static stx_tensor *stx__par_biased(stx_ctx *x, const stx_par_desc *d, stx_tensor
     return t ? stx_reshape(x, t, rows, H * wide, 0, 0) : NULL;
 }
 
-/* The weights of an attention with wide heads: w[0] and b[0] for q, k and value
-   together, w[1] and b[1] their part for k and value, and wo. Returns 0 after an
+/* Computes the weights of an attention with wide heads: w[0] and b[0] for q, k and
+   value together, w[1] and b[1] for the part of k and value, and wo. Returns 0 after an
    error. */
 static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_par_block *block,
                                   stx_tensor **w, stx_tensor **b, stx_tensor **wo) {
@@ -3050,20 +3087,22 @@ static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_p
 
 // >>positions
 
-/* Column c of the sines of position t: sines, then cosines */
+/* Returns column c of the sines of position t. The first D / 2 columns are sines, and
+   the others are cosines. */
 static double stx__par_sine(size_t D, size_t c, double t) {
     double angle = t * pow(10000, -2 * (double)(c % (D / 2)) / (double)D);
     return c < D / 2 ? sin(angle) : cos(angle);
 }
 
-/* Column c of the reference's table: the usual interleaved columns, reversed */
+/* Returns column c of the reference's table: the usual interleaved columns,
+   reversed. */
 static double stx__par_sine_ref(size_t D, size_t c, double t) {
     size_t f = D - 1 - c;
     double angle = t * pow(1e-4, 2 * (double)(f / 2) / (double)D);
     return f % 2 ? sin(angle) : cos(angle);
 }
 
-/* Ids of the rows of a learned table for `rows` distances, the largest first */
+/* Returns the row ids of a learned table for `rows` distances, the largest first. */
 static stx_ids *stx__par_far_first(stx_par *m, size_t rows, size_t clamp) {
     stx_ctx *x = m->ctx;
     const size_t last = stx__par_table_rows(&m->desc) - 1;
@@ -3082,8 +3121,8 @@ static stx_ids *stx__par_far_first(stx_par *m, size_t rows, size_t clamp) {
     return ids;
 }
 
-/* The sines (rows,D) for `rows` distances, the largest first, or with STX_PAR_POS_REF
-   for the positions 0 .. rows - 1 */
+/* Returns the sines (rows,D) for `rows` distances, the largest first, or, with
+   STX_PAR_POS_REF, for positions 0 .. rows - 1. */
 static stx_tensor *stx__par_sines(stx_par *m, size_t rows, size_t clamp) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
@@ -3110,9 +3149,9 @@ static stx_tensor *stx__par_sines(stx_par *m, size_t rows, size_t clamp) {
     return sines;
 }
 
-/* Positions for at least n distances with this clamp_len. The model keeps two tables:
-   one for desc.clamp_len, and one for the last other value. If a kept table is too
-   short, it is replaced by one with at least half as many rows more. */
+/* Returns positions for at least n distances with this clamp_len. The model keeps two
+   tables: one for desc.clamp_len, and one for the most recent other value. A table that
+   is too short is replaced by one that is at least 1.5 times as long. */
 static const stx_par_positions *stx__par_positions_for(stx_par *m, size_t clamp, size_t n) {
     stx_par_positions *p = &m->pos[clamp != m->desc.clamp_len], larger;
     const int same_clamp = p->rows && p->clamp == clamp;
@@ -3129,7 +3168,8 @@ static const stx_par_positions *stx__par_positions_for(stx_par *m, size_t clamp,
     return p;
 }
 
-/* The rows for the distances n - 1 .. 0: the last n, with STX_PAR_POS_REF the first n */
+/* Returns the rows for distances n - 1 .. 0: the last n rows, or the first n with
+   STX_PAR_POS_REF. */
 static stx_tensor *stx__par_position_rows(stx_par *m, stx_tensor *t, size_t n) {
     size_t first = 0;
     if (!t) return NULL;
@@ -3137,8 +3177,8 @@ static stx_tensor *stx__par_position_rows(stx_par *m, stx_tensor *t, size_t n) {
     return stx_view_rows(m->ctx, t, first, first + n);
 }
 
-/* r_t of block l for the distances n - 1 .. 0 -> (n,H dh'). sines are those of this
-   call, after dropout, or NULL. */
+/* Returns r_t (n,H dh') of block l for distances n - 1 .. 0. sines are those of this
+   call after dropout; if NULL, they are taken from p. */
 static stx_tensor *stx__par_relative(stx_ctx *x, stx_par *m, size_t l, const stx_par_positions *p,
                                      stx_tensor *sines, size_t n) {
     const stx_par_block *block = &m->block[l];
@@ -3159,23 +3199,23 @@ static stx_tensor *stx__par_relative(stx_ctx *x, stx_par *m, size_t l, const stx
 typedef struct stx__par_job {
     stx_par  *m;
     size_t    l;
-    size_t    n;                /* rows in the memory, or in generation in the cache */
+    size_t    n;                /* rows in the memory, or, in generation, in the cache */
     int       kind;             /* what the block runs: 's', 'f' or 'g' */
-    int       past_input;       /* index in in[] of the memory (B,n,D); 0: it is not an input */
-    int       gate_input;       /* index in in[] of the gate's w (R,3); 0: no gate */
+    int       past_input;       /* index of the memory (B,n,D) in in[]; 0: it is not an input */
+    int       gate_input;       /* index of the gate's w (R,3) in in[]; 0: no gate */
     stx_cached_rows view;       /* the memory, unless it is an input */
     size_t    span;             /* the largest distance that a query sees; 0: any */
     const stx_par_positions *pos;
-    stx_tensor    *sines;       /* (n + T,D), after dropout; NULL: from pos, or none */
+    stx_tensor    *sines;       /* (n + T,D), after dropout; NULL: taken from pos, if it has any */
     const stx_ids *mask;        /* (B,n + T): keys that are missing, or NULL */
     stx_tensor    *keep;        /* (B,T,H dh'): 0 at padding, else 1; NULL without padding */
-    stx_par_gen   *gen;         /* in generation: where keys and values are cached */
-    size_t    period, rows_per_draw;    /* which rows share a gate: see stx_par_mix_args */
+    stx_par_gen   *gen;         /* in generation: caches keys and values; else NULL */
+    size_t    period, rows_per_draw;    /* which rows share a draw; see stx_par_mix_args */
 } stx__par_job;
 
-/* Queries, keys and values of h (B,T,D) and of the memory. past is the memory (B,n,D)
-   if it is an input (pre_norm), else NULL. *wo is replaced if heads are widened.
-   Returns 0 after an error. */
+/* Computes queries, keys and values of h (B,T,D) and of the memory. past is the memory
+   (B,n,D) if it is an input (pre_norm), else NULL. *wo is replaced if heads are
+   widened. Returns 0 after an error. */
 static int stx__par_attention_in(stx_ctx *x, const stx__par_job *job, stx_tensor *h,
                                  stx_tensor *past, stx_attention_in *a, stx_tensor **wo) {
     const stx_par_desc *d = &job->m->desc;
@@ -3208,8 +3248,8 @@ static int stx__par_attention_in(stx_ctx *x, const stx__par_job *job, stx_tensor
     return 1;
 }
 
-/* The cached positions of a generator's block as a tensor (n + 1 or M + 1,H dh'). It is
-   created with one row, and then refers to the rows of the generator. */
+/* Returns the cached positions of a generator's block as a tensor (n + 1 or M + 1,H
+   dh'). It is created with one row and then made to refer to the generator's rows. */
 static stx_tensor *stx__par_cached_positions(stx_ctx *x, const stx__par_job *job) {
     const stx_par_desc *d = &job->m->desc;
     stx_tensor *pe = stx_new(x, 1, d->heads * stx__par_wide_head_dim(d), 0, 0);
@@ -3220,8 +3260,8 @@ static stx_tensor *stx__par_cached_positions(stx_ctx *x, const stx__par_job *job
     return pe;
 }
 
-/* A = Wo attend(h), h (B,T,D). past: see stx__par_attention_in. no_bias: the caller
-   adds the bias of Wo. */
+/* Computes A = Wo attend(h) for h (B,T,D). past: see stx__par_attention_in. If no_bias
+   is 1, the caller adds the bias of Wo. */
 static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *job, stx_tensor *h,
                                       stx_tensor *past, int no_bias) {
     const stx_par_desc *d = &job->m->desc;
@@ -3252,7 +3292,7 @@ static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *job, stx_t
                       d->attn_relu ? STX_ACT_RELU : STX_ACT_NONE);
 }
 
-/* G = W2 relu(W1 h + b1) + b2. no_bias: without b2, which the caller adds. */
+/* Computes G = W2 relu(W1 h + b1) + b2. If no_bias is 1, the caller adds b2. */
 static stx_tensor *stx__par_feed(stx_ctx *x, const stx__par_job *job, stx_tensor *h, int no_bias) {
     const stx_par_block *block = &job->m->block[job->l];
     h = stx_linear(x, h, block->w1, block->b1, STX_ACT_RELU);
@@ -3260,8 +3300,8 @@ static stx_tensor *stx__par_feed(stx_ctx *x, const stx__par_job *job, stx_tensor
     return stx_linear(x, h, block->w2, no_bias ? NULL : block->b2, STX_ACT_NONE);
 }
 
-/* One block, in the form that stx_recompute calls: in[0] = h (B,T,D), then the memory
-   and the gate where there are any. */
+/* One block, as a function that stx_recompute can call. in[0] is h (B,T,D), followed by
+   the memory and the gate if they are inputs. */
 static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     STX__FP_SCOPE;
     const stx__par_job *job = (const stx__par_job *)user;
@@ -3311,8 +3351,8 @@ static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_ten
 
 // >>forward
 
-/* What block l runs in this step: its letter, or in an evaluation by argmax that of
-   the most probable branch. Returns 0 after an error. */
+/* Returns what block l runs in this step: its letter, or, for a mixture evaluated by
+   argmax, that of the most probable branch. Returns 0 after an error. */
 static int stx__par_kind(const stx_par *m, size_t l) {
     const int mixed = stx_training(m->ctx) || m->desc.gate_eval != STX_PAR_EVAL_ARGMAX;
     if (m->block[l].kind != 'g' || mixed) return m->block[l].kind;
@@ -3323,19 +3363,21 @@ static int stx__par_noisy(const stx_par *m) {
     return stx_training(m->ctx) || m->desc.gate_eval == STX_PAR_EVAL_NOISE;
 }
 
-/* Fails if a rank of a group would need the w of other ranks' streams for the latency. */
+/* Sets an error and returns 0 if the latency would need the w of other ranks'
+   streams. */
 static int stx__par_latency_fits_group(stx_ctx *x, const stx_par_desc *d) {
     if (d->latency_w == STX_PAR_LATENCY_OF_P || stx_ranks(x) == 1) return 1;
     if (d->noise == STX_PAR_NOISE_STEP || d->latency == STX_PAR_LATENCY_ADD) return 1;
     stx_fail(x, STX_ERR_ARG,
-             "stx_par_segment: the latency of w is a mean over the streams of all ranks, and this "
-             "rank has only its own: use latency_w = STX_PAR_LATENCY_OF_P, "
+             "stx_par_segment: the latency of w needs the streams of all ranks, but each rank has "
+             "only some of them; use latency_w = STX_PAR_LATENCY_OF_P, "
              "noise = STX_PAR_NOISE_STEP or latency = STX_PAR_LATENCY_ADD");
     return 0;
 }
 
-/* w of block l for B streams of T tokens. u: the caller's uniforms on the device, or
-   NULL. calls: of the memory. Sets job->period and rows_per_draw. */
+/* Computes w of block l for B streams of T tokens. u has the caller's uniforms on the
+   device, or is NULL. calls is that of the memory that is read. Sets job->period and
+   rows_per_draw. */
 static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, const stx_real *u,
                                     uint64_t calls, stx__par_job *job) {
     stx_ctx *x = m->ctx;
@@ -3354,10 +3396,10 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     if (has_latency && !stx__par_latency_fits_group(x, d)) return NULL;
 
     /* The noise of an evaluation is reproducible: it depends on the seed, the block and
-       the calls of the memory read. Bit 62 separates its streams from those of
-       stx_random_stream; the low 12 bits are l (at most 4096 blocks), and the 48 bits
-       above them the calls. In a group each stream has separate draws; the draw of a step
-       is common to all ranks. */
+       the calls of the memory that is read. Bit 62 separates its streams from those of
+       stx_random_stream. The low 12 bits are l (at most 4096 blocks), and the 48 bits
+       above them are the calls. In a process group, each stream has separate draws, but
+       all ranks use the same draw with STX_PAR_NOISE_STEP. */
     a.seed = stx_ctx_desc(x)->seed;
     if (noisy && !u && training) a.stream = stx_random_stream(x);
     if (noisy && !u && !training)
@@ -3375,21 +3417,21 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     return m->w[l];
 }
 
-/* The caller's uniforms (R,L,3) for R draws, on the device. NULL if there are none, or
-   after an error. */
+/* Returns the caller's uniforms (R,L,3) for R draws, on the device. Returns NULL if
+   there are none, or after an error. */
 static const stx_real *stx__par_caller_uniforms(stx_par *m, size_t R) {
     if (!m->uniforms_count || !stx__par_noisy(m)) return NULL;
     if (m->uniforms_count == R * m->desc.blocks * 3) return m->uniforms;
     stx_fail(m->ctx, STX_ERR_ARG,
-             "stx_par_segment: expected (%zu,%zu,3) values by stx_par_set_uniforms for this call, "
-             "got %zu", R, m->desc.blocks, m->uniforms_count);
+             "stx_par_segment: expected (%zu,%zu,3) values from stx_par_set_uniforms for this "
+             "call, got %zu values", R, m->desc.blocks, m->uniforms_count);
     return NULL;
 }
 
-/* A factor (B,T,H dh') that zeroes the attention's outputs for padded tokens. No query
-   attends to these tokens, but they are queries: without the factor their hidden states,
-   and the gradients through them, would depend on the tokens before. NULL if nothing is
-   padding. */
+/* Returns a factor (B,T,H dh') that zeroes the attention's outputs for padded tokens,
+   or NULL if there is no padding. No query attends to padded tokens, but they are
+   queries themselves: without the factor, their hidden states, and the gradients
+   through them, would depend on earlier tokens. */
 static stx_tensor *stx__par_keep(stx_par *m, const stx_ids *pad) {
     stx_ctx *x = m->ctx;
     const size_t width = m->desc.heads * stx__par_wide_head_dim(&m->desc);
@@ -3412,11 +3454,12 @@ static stx_tensor *stx__par_keep(stx_par *m, const stx_ids *pad) {
     return stx_embedding(x, m->keep, stx_tokens(x, hidden, pad->B, pad->T));
 }
 
-/* The largest distance that a query sees; 0 if there is no limit, or after an error */
+/* Returns the largest distance that a query sees; 0 if there is no limit, or after an
+   error. */
 static size_t stx__par_span(stx_ctx *x, const char *op, int same_length, size_t M) {
     if (!same_length) return 0;
     if (M > 1) return M - 1;
-    stx_fail(x, STX_ERR_ARG, "%s: same_length: expected 0, or a memory of 2 rows or more, got %zu",
+    stx_fail(x, STX_ERR_ARG, "%s: same_length: expected a memory of 2 rows or more, got %zu",
              op, M);
     return 0;
 }
@@ -3438,7 +3481,8 @@ static int stx__par_segment_fits(const stx_par *m, const stx_tensor *h, const st
         return 0;
     }
     if ((in && in->model != m) || (out && out->model != m)) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_segment: the memory belongs to another model");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_segment: expected a memory of this model, got one of another model");
         return 0;
     }
     if (other && other->B != B) {
@@ -3450,13 +3494,13 @@ static int stx__par_segment_fits(const stx_par *m, const stx_tensor *h, const st
     return 1;
 }
 
-/* What all blocks of a forward pass have in common. */
+/* What the blocks of a forward pass share. */
 typedef struct stx__par_call {
     size_t         B, T, span, clamp;
-    uint64_t       calls;       /* of the memory before this one */
+    uint64_t       calls;       /* calls of the memory that is read */
     const stx_ids *pad;
     stx_tensor    *keep;        /* see stx__par_job */
-    stx_tensor    *sines;       /* after dropout, of the last block that had some */
+    stx_tensor    *sines;       /* after dropout; those of the last block that used any */
     const stx_real *u;          /* the caller's uniforms, or NULL */
     const stx_memory *memory;   /* to read, or NULL */
 } stx__par_call;
@@ -3494,7 +3538,7 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
     return 1;
 }
 
-/* Block l: h (B,T,D) -> h of the next block */
+/* Runs block l: h (B,T,D) -> h of the next block */
 static stx_tensor *stx__par_block_of(stx_par *m, size_t l, stx_tensor *h, stx__par_call *call) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
@@ -3567,8 +3611,8 @@ static int stx__par_has_vocab(const stx_par *m, const char *op) {
     if (!m || !stx_ok(m->ctx)) return 0;
     if (!m->vocab_io)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "%s: expected a model with vocab > 0, got one for vectors: use stx_par_segment",
-                 op);
+                 "%s: the model has no vocabulary; set vocab in stx_par_desc, or use "
+                 "stx_par_segment", op);
     return m->vocab_io != NULL;
 }
 
@@ -3591,13 +3635,14 @@ STX_DEF stx_tensor *stx_par_log_probs(stx_par *m, stx_tensor *h) {
                                                       : NULL;
 }
 
-/* How targets without a loss are marked for stx_vocab_io_loss, which ignores one id */
+/* How targets without a loss are marked for stx_vocab_io_loss, which ignores a single
+   id */
 enum { STX__PAR_ALL_COUNT = 0, STX__PAR_IGNORED = 1, STX__PAR_REMAPPED = 2 };
 
 /* Fills in the arguments of stx_vocab_io_loss. The ignored id is pad_id with pads, else
-   -1. Returns STX__PAR_ALL_COUNT if every target has a loss; _IGNORED if at most those
-   equal to how->ignored_id have none; _REMAPPED if there are other negative targets,
-   which the caller must replace by how->ignored_id. */
+   -1. Returns STX__PAR_ALL_COUNT if every target has a loss, _IGNORED if only targets
+   equal to how->ignored_id can have none, and _REMAPPED if there are other negative
+   targets, which the caller must replace by how->ignored_id. */
 static int stx__par_loss_args(const stx_par *m, const stx_ids *targets, stx_token_loss *how) {
     const size_t n = targets ? targets->B * targets->T : 0;
     int kind = m->desc.pads ? STX__PAR_IGNORED : STX__PAR_ALL_COUNT;
@@ -3608,8 +3653,8 @@ static int stx__par_loss_args(const stx_par *m, const stx_ids *targets, stx_toke
         if (targets->data[i] >= 0) continue;
         kind = targets->data[i] == how->ignored_id ? STX__PAR_IGNORED : STX__PAR_REMAPPED;
     }
-    /* in a group other ranks may have such targets: all ranks then divide by their
-       number */
+    /* in a process group, any rank can have targets without a loss, so all ranks divide
+       by the number of targets with one */
     how->ignore = kind != STX__PAR_ALL_COUNT
                   || (!m->desc.divide_all && stx_ranks(m->ctx) > 1 && stx_training(m->ctx));
     how->mean = how->ignore && !m->desc.divide_all;
@@ -3678,7 +3723,7 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
         key = stx_key_add(key, (uint64_t)s->same_length);
     }
 
-    /* the gates of an evaluation; a memory that only training reads does not need them */
+    /* add what an evaluation depends on, unless training wrote the memory */
     if (!m->gates || (s && s->training)) return key;
     key = stx_key_add(key, (uint64_t)m->desc.gate_eval);
     if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(key, s ? s->calls : 0);
@@ -3720,7 +3765,7 @@ STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
     g->cache = stx_cache_create(x, L, B, m->vocab_io ? m->desc.vocab : 1);
     g->pos = (stx_real **)stx_block(x, stx_bytes_of(L, sizeof *g->pos, 1));
     g->kind = (char *)stx_block(x, L + 1);
-    /* M + 1: not empty if M = 0 */
+    /* M + 1 rows, so that it is not empty if M = 0 */
     g->pad = (int32_t *)stx_block(x, stx_bytes_of(B, M + 1, sizeof *g->pad));
     for (l = 0; stx_ok(x) && l < L; l++) {
         if (!stx__par_attends(m->block[l].kind)) continue;
@@ -3768,7 +3813,7 @@ STX_DEF void stx_par_gen_reset_stream(stx_par_gen *g, size_t b) {
     for (i = 0; i < g->rows; i++) g->pad[b * g->M + g->M - 1 - i] = g->masked = 1;
 }
 
-/* Recomputes what depends on the parameters: positions, and which branches run. */
+/* Recomputes what depends on the parameters: the positions and the branches to run. */
 static int stx__par_gen_fill(stx_par_gen *g) {
     STX__FP_SCOPE;
     stx_par *m = g->model;
@@ -3848,8 +3893,8 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
     return stx_ok(x);
 }
 
-/* Returns the mask (B,n + T) of a call of T new tokens: not 0 for cached rows from before
-   a stream's reset. Then moves g->pad by T rows. NULL after an error. */
+/* Returns the mask (B,n + T) of a call with T new tokens: nonzero for cached rows from
+   before a stream's reset. Also moves g->pad by T rows. NULL after an error. */
 static const stx_ids *stx__par_gen_mask(stx_par_gen *g, size_t T) {
     stx_ctx *x = g->model->ctx;
     const size_t n = g->rows, M = g->M, stay = T < M ? M - T : 0;
@@ -3871,8 +3916,8 @@ static const stx_ids *stx__par_gen_mask(stx_par_gen *g, size_t T) {
     return mask;
 }
 
-/* T tokens that the cache takes at once: h (B,T,D) -> last hidden states (B,T,D). NULL
-   after an error. */
+/* Runs T tokens that the cache can take at once: h (B,T,D) -> last hidden states
+   (B,T,D). NULL after an error. */
 static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
     stx_par *m = g->model;
     stx_ctx *x = m->ctx;
@@ -3899,7 +3944,7 @@ static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
         job.span = span;
         job.mask = mask;
         job.gen = g;
-        if (!M && g->pos[l]) g->cache->layer[l].len = 0;    /* its capacity is 1 row, not M */
+        if (!M && g->pos[l]) g->cache->layer[l].len = 0;    /* it has 1 row even if M = 0 */
         in[0] = h;
         if (job.kind == 'g') {
             job.gate_input = 1;
@@ -3921,7 +3966,9 @@ STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h) {
     T = h->ndim == 3 ? h->dim[1] : 0;
     D = g->model->desc.dim;
     if (stx_training(x)) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_gen_step: expected a step of STX_EVAL, got STX_TRAIN");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_gen_step: expected a step that began with stx_begin(x, STX_EVAL), got a "
+                 "training step");
         return NULL;
     }
     if (!T || h->dim[0] != g->B || h->dim[2] != D) {
@@ -3931,8 +3978,8 @@ STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h) {
     }
     for (at = 0; at < T; at += count) {
         count = STX_MIN(T - at, g->cache->chunk);
-        /* token by token while the memory grows: STX_PAR_POS_REF numbers positions from
-           the first key, so each number of keys has other rows */
+        /* STX_PAR_POS_REF numbers positions from the first key, so every number of keys
+           needs other rows: go token by token while the memory grows */
         if (g->model->desc.pos_mode == STX_PAR_POS_REF && g->rows < g->M) count = 1;
         part = stx__par_gen_part(g, count < T ? stx_slice(x, h, at, at + count) : h);
         y = y ? stx_concat(x, y, part) : part;
@@ -4013,4 +4060,4 @@ STX_STRICT_OFF
 #endif /* SEQTX_PAR_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores the macros of one letter */
+#include "seqtx.h"      /* restores the single-letter macros */

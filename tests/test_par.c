@@ -1298,7 +1298,7 @@ static void keys_of_training(stx_par *m, const int32_t *t) {
 
 /* same_length requires a memory of at least 2 rows. */
 static void short_same_length(stx_par *m, const int32_t *t) {
-    static const char expected[] = "same_length: expected 0, or a memory of 2 rows or more";
+    static const char expected[] = "same_length: expected a memory of 2 rows or more";
     stx_ctx *x = m->ctx;
     size_t rows;
     m->desc.gate_eval = STX_PAR_EVAL_ARGMAX;
@@ -1624,7 +1624,7 @@ static void bad_cuts(void) {
     cut_refused("clusters: expected .. got 9", n, 3, &d);
     d = cuts_desc();
     d.clusters = 4;
-    cut_refused("clusters: expected at most the 3 words, got 4", n, 3, &d);
+    cut_refused("clusters: expected at most the number of words (3), got 4", n, 3, &d);
     d = cuts_desc();
     d.cost = 3;
     cut_refused("cost: expected .. got 3", n, 3, &d);
@@ -1642,7 +1642,7 @@ static void bad_cuts(void) {
     d = cuts_desc();
     cut_refused("do not fit", many, 3, &d);
     cut_refused("do not fit", many, 2, &d);
-    cut_refused("all 0", zeros, 3, &d);
+    cut_refused("words are 0", zeros, 3, &d);
     CHECK(!stx_par_cuts(x, cut, NULL, NULL, 3, &d)
               && strstr(stx_error(x), "counts: expected a pointer"),
           "%s", stx_error(x));
@@ -2000,9 +2000,9 @@ static void errors(void) {
     fails(x, "expected a memory of B = 1 streams like h, got 2");
     h = stx_input(x, v, 2, 2, D, 0);
     CHECK(!stx_par_segment(bare, h, NULL, s, s), "a memory of another model");
-    fails(x, "the memory belongs to another model");
+    fails(x, "expected a memory of this model");
     CHECK(!stx_par_embed(bare, stx_tokens(x, t, 2, 3)), "tokens without vocab");
-    fails(x, "stx_par_embed: expected a model with vocab > 0");
+    fails(x, "stx_par_embed: the model has no vocabulary");
     CHECK(!stx_par_logits(m, stx_input(x, v, 2, 2, D, 0)), "logits of adaptive words");
     fails(x, "stx_vocab_io_logits");
     CHECK(!stx_par_state_create(m, 0), "a state of no streams");
