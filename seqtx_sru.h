@@ -10,7 +10,7 @@
    define SEQTX_SRU_IMPLEMENTATION instead, which compiles only the implementation in this
    header.
 
-   Contents, in four levels, each usable on its own:
+   Contents, in four levels, each of which can be used alone:
        stx_sru_fwd, stx_sru_bwd    the recurrence, on raw pointers
        stx_sru_recurrence          the recurrence as an op
        stx_sru                     a stack of layers inside another model: stx_sru_forward
@@ -41,8 +41,8 @@
        t  time                               J, Q  slope and offset of the affine map of e
        p  step: t in the direction's order   z, a  SRU++: projection, attention output
 
-   In the code, x is the context (in prototypes of the stack, the input). Outside the
-   recurrence, m is a model, p a layer and h the input or output of a layer.
+   In the code, x is the context, except that prototypes of the stack call the input x.
+   Outside the recurrence, m is a model, p a layer and h the input or output of a layer.
 
    The model. An LSTM multiplies its previous output by a matrix at every time step. An
    SRU multiplies all inputs at once, U = W3 x, and the rest of the recurrence is
@@ -55,7 +55,7 @@
 
        u0, u1, u2 (, u3) = U                     k = 4 with a highway if Ci != O, else 3
        f  = sigmoid(u1 + vf c + bf)              forget gate
-       r  = sigmoid(u2 + vr c + br)              reset gate, of the state BEFORE t
+       r  = sigmoid(u2 + vr c + br)              reset gate, from the state BEFORE t
        c' = u0 + (c - u0) f
        xt = alpha x  (k = 3)  or  u3  (k = 4)    highway
        h  = xt + (g(c') - xt) m r                g(c) = c, or tanh c; m is drawn once for
@@ -69,26 +69,26 @@
        dzf = dc' (c - u0) f (1-f)                gradient of f's argument
        du0 = dc' (1-f)     du1 = dzf     du2 = dzr     dxt = dh (1 - m r)
        dvf += dzf c        dvr += dzr c          dbf += dzf      dbr += dzr
-       e   <- dc' f + dzf vf + dzr vr            for the time before; before the first
-                                                 time it is dc0
+       e   <- dc' f + dzf vf + dzr vr            for the previous time; after the first
+                                                 time, e is dc0
        k = 3: dx += alpha dxt                    k = 4: du3 = dxt
 
-   At padding, all of them are 0 and e does not change.
+   At padding, all of these gradients are 0, and e does not change.
 
    Why it runs in parallel. Substitute dc' in the line of e:
 
        e <- J e + Q        J = f + vf (c - u0) f (1-f)        Q = dh m r g' J + dzr vr
 
-   J and Q depend on c but not on e, so backward is affine in e, and affine maps compose:
-   (J1,Q1) followed by (J2,Q2) is (J2 J1, J2 Q1 + Q2). Time is cut into chunks, which
-   compute their maps in parallel. Then each chunk applies the maps of the later chunks to
-   the last e, which gives the e that enters it, and all chunks run at once. This holds
-   for every v and for tanh. In the forward pass, c' = f c + (1-f) u0 is affine only if f
-   does not depend on c, that is with vf = 0 (v1). Otherwise the forward pass is
-   sequential in time and parallel over the B O columns.
+   J and Q depend on c but not on e, so the backward pass is affine in e, and affine
+   maps compose: (J1,Q1) followed by (J2,Q2) is (J2 J1, J2 Q1 + Q2). Time is cut into
+   chunks, whose maps are computed in parallel. Then each chunk applies the maps of all
+   later chunks to the last e, which yields its initial e, so all chunks can run at
+   once. This holds for every v and for tanh. In the forward pass, c' = f c + (1-f) u0
+   is affine only if f does not depend on c, that is, if vf = 0 (v1). Otherwise, the
+   forward pass is sequential in time and parallel over the B O columns.
 
-   SRU++. W3 x becomes W3 y, where y comes from attention at the width P of a projection
-   W1. The memory (B,M,Ci) contains the layer's inputs at earlier times:
+   SRU++. W3 x becomes W3 y, where y is the output of an attention of width P, which
+   follows a projection W1. The memory (B,M,Ci) has the layer's inputs at earlier times:
 
        z = W1 [memory ; x]
        [key | val] = W2 z                        keys and values come from z; the query is
@@ -109,39 +109,39 @@
        (dz, dkey, dval) from da, by the attention's backward
        dz += ds + W2^T [dkey | dval]             also for the rows of the memory
        dW2 = sum [dkey | dval] z^T               dW1 = sum dz [memory ; x]^T
-       dx = W1^T dz, plus the part of the highway
+       dx = W1^T dz, plus the highway's part
 
    Gradients also reach the memory in stx_sru_forward, but not in stx_sru_segment.
 
-   While alpha_attn is 0, da is 0 too: in the first update, only alpha_attn itself learns
-   from the attention. W2 learns from the second update on.
+   While alpha_attn is 0, da is 0 too, so the first update changes only alpha_attn among
+   the weights of the attention. W2 learns from the second update on.
 
    Why it works this way
        Why a negative highway_bias? r starts near sigmoid(highway_bias): 0.12 for -2, 0.05
        for -3. Then h is nearly x, a deep stack starts close to the identity, and
        gradients reach its first layer undiminished.
 
-       Why alpha = sqrt(1 + 2 exp(highway_bias)) with rescale? Let c and x be independent
-       with equal variance, and let r be sigmoid(highway_bias). Then
+       Why alpha = sqrt(1 + 2 exp(highway_bias)) with rescale? Let c and x be
+       independent with equal variance, and let r be sigmoid(highway_bias). Then
            Var h = (r^2 + (1-r)^2 alpha^2) Var x
-       and this alpha makes it equal to Var x: the signal does not fade from layer to
-       layer.
+       and this alpha makes Var h equal to Var x, so the signal does not fade from layer
+       to layer.
 
-       Why sqrt(1/2) in the initial gate weights? A gate's argument is a sum of two terms,
-       u1 from the matmul and vf c. With variance 1/2 each, the sum has variance 1. A
+       Why sqrt(1/2) in the initial gate weights? A gate's argument is the sum of u1,
+       from the matmul, and vf c. If each has variance 1/2, the sum has variance 1. A
        uniform distribution in [-sqrt(3/2), sqrt(3/2)] has variance 1/2.
 
        Can a state overflow? No: c' is between c and u0, so |c| <= max(|c0|, max |u0|),
-       however long the text is. Gradients can grow: J <= 1 is certain only while
-       |vf (c - u0)| is at most 1. Gradient clipping helps.
+       however long the text is. Gradients can grow, however, because J <= 1 is
+       guaranteed only while |vf (c - u0)| is at most 1. Gradient clipping helps.
 
-       Why does bf start at 0? Then f is about 1/2 and a unit remembers a few time steps.
-       Longer memories are learned, unit by unit.
+       Why does bf start at 0? It makes f about 1/2, so a unit initially remembers a few
+       time steps. Longer memories are learned, unit by unit.
 
-       Why is a small layer not faster? Each time waits for the previous one: a
-       multiply-add, a sigmoid and another multiply-add. This latency is the same until
-       the B O columns fill the vectors and threads. Up to that point, more streams or
-       units cost nothing.
+       Why is a small layer not faster? Each time step waits for the previous one: a
+       multiply-add, a sigmoid and another multiply-add. This latency stays the same
+       until the B O columns fill the vectors and threads. Up to that point, more
+       streams or units cost nothing.
 
    Worked example. Take one unit with v = 0, and let u1, u2 and the biases be 0, so that f
    and r are 1/2. Let alpha = 1, c0 = 0, and at two times x = 1, 3 and u0 = 4, 8:
@@ -220,37 +220,38 @@
        cutoffs (lm)     see its comment   -            19997, 39997, 199997   -
 
    dropout acts on the embedding, on g(c') - xt in all layers but the last, before W3 in
-   all layers of SRU++, and on the last hidden state. A highway_bias of 0 means 0. The
-   SRU++ paper trains with RAdam (STX_RADAM) at a learning rate of 3e-4, weight decay 0.1,
-   clipping to norm 1, and STX_LR_RECURSIVE with a warm-up of 16000 updates.
+   all layers of SRU++, and on the last hidden state. A highway_bias of 0 has no other
+   default. The SRU++ paper trains with RAdam (STX_RADAM) at a learning rate of 3e-4,
+   weight decay 0.1, clipping to norm 1, and STX_LR_RECURSIVE with a warm-up of 16000
+   updates.
 
    Forward cost of a layer, in multiply-adds per token:
 
        SRU                 k Ci O; with a projection Ci P + k P O
        SRU++, W1 and W2    (Ci P + 2 P^2) (M + T) / T
-       SRU++, attention    2 P for each key that is seen
+       SRU++, attention    2 P per key
        SRU++, W3           k P O
 
    The recurrence is limited by memory bandwidth. Per column and time, the forward pass
    reads u0, u1, u2 and x and writes h, 5 elements; the backward pass transfers 9.
 
-   The backward pass needs the following elements of each layer, and one state per
-   STX_SRU_TILE times. The input of a layer is the h of the layer before:
+   For the backward pass, each layer saves the following elements, and one state per
+   STX_SRU_TILE times. The input of a layer is the h of the previous layer:
 
        SRU                 B T (k + 1) O                       U, h
        SRU++, in addition  3 P B (M + T) + 4 P B T + Ci B M    z, keys, values; z of the
                                                                segment, a, the sum, y;
                                                                memory
 
-   For layers that are recomputed, these exist for one layer at a time, and each layer
-   keeps its input and its memory, B T O + Ci B M elements.
+   Recomputed layers need these elements for only one layer at a time; each of them
+   keeps only its input and its memory, B T O + Ci B M elements.
 
-   Generation stores B O elements per layer, and in SRU++ also 2 P (2 window + 64)
+   Generation stores B O elements per layer, and for SRU++ also 2 P (2 window + 64)
    elements per stream and attending layer. A token costs as many operations as in a
-   forward pass over a text. Its time is limited by memory bandwidth. With one stream and
-   f32 weights, each token reads 4 bytes per weight, and 8 P bytes of keys and values per
-   row of the window and attending layer. With several streams, the weights are read once
-   for all of them.
+   forward pass over a text. Its time is limited by memory bandwidth. With one stream
+   and f32 weights, each token reads 4 bytes per weight and, in each attending layer, 8
+   P bytes of keys and values per row of the window. With several streams, the weights
+   are read once for all of them.
 
    Fidelity to the authors' code (version 2.6, and the development version 3.0, which has
    SRU++)
@@ -269,28 +270,28 @@
 
        Corrected, without a flag: the authors' code masks by adding -10000, so a padded
        time whose keys are all padding attends to the future. Here it attends to nothing.
-       No output, state or gradient differs; see stx__sru_attend.
+       This changes no output, state or gradient; see stx__sru_attend.
 
-       Kept: after STX_SRU_NORM_AFTER the output of padding is the shift of the norm, not
-       0; zero_pads makes it 0. With k = 4 the forward pass does not scale the highway by
+       Kept: with STX_SRU_NORM_AFTER, the output of padding is the shift of the norm;
+       zero_pads makes it 0. With k = 4, the forward pass does not scale the highway by
        alpha.
 
-       Different: tensors are batch first, (B,T,.). Row i O + s H + unit of W3 is plane i,
-       direction s; in the authors' code it is row (s H + unit) k + i. A custom V is
-       stored in planes too, not in pairs. highway_bias is 0 unless set; the SRU++ stack
-       of the authors' code has -2.
+       Different: tensors are batch first, (B,T,.). Row i O + s H + unit of W3 is plane
+       i, direction s; in the authors' code, it is row (s H + unit) k + i. A custom V is
+       also stored in planes instead of pairs. highway_bias defaults to 0; in the
+       authors' SRU++ stack, it defaults to -2.
 
        Improved: states are float in every precision. States in the shape of PyTorch's
-       RNNs can be read and written, and other shapes are refused. Inference supports
-       every k, direction and V.
+       RNNs can be read and written, and arrays of other shapes are refused. Inference
+       supports every k, direction and V.
 
-       Omitted: the streams of sentences of the Billion Word trainer (supply the corpus
-       yourself); second derivatives; streaming with look-ahead; arbitrary attention
-       masks. Attention is causal, has a window or, with not_causal, sees everything. The
-       authors' code sees everything if it gets no mask, so set not_causal for encoders.
-       Projections are never ignored (2.6 ignores those that do not make a layer
-       narrower). The recurrence of the last layer has no dropout mask; for a single cell
-       with dropout, use stx_sru_recurrence with a mask.
+       Omitted: the Billion Word trainer's streams of sentences (supply the corpus
+       yourself), second derivatives, streaming with look-ahead, and arbitrary attention
+       masks. Attention is causal, optionally with a window, or sees everything with
+       not_causal. The authors' code sees everything if it gets no mask, so set
+       not_causal for encoders. Projections are never ignored (2.6 ignores those that do
+       not make a layer narrower). The recurrence of the last layer has no dropout mask;
+       for a single cell with dropout, use stx_sru_recurrence with a mask.
 
    Checkpoints can be converted to and from seqtx; docs/convert.md lists the names of the
    tensors.
@@ -328,15 +329,14 @@
        rezero_init_alpha             alpha_init                         0
        normalize_after (attention)   attn_norm_first, inverted          True
 
-   SRU is transform = STX_SRU_LINEAR, with init_xavier = 1 for version 3.0. SRU++ is
-   transform = STX_SRU_ATTENTION.
+   For SRU, set transform = STX_SRU_LINEAR, and init_xavier = 1 to match version 3.0. For
+   SRU++, set transform = STX_SRU_ATTENTION.
 
    Easy to get wrong
-       - r uses the state before t, as f does, not the new one.
-       - With two directions and k = 3, the highway of a direction is its half of x, not
-         all of x.
-       - The state after a call is that of the last time for the first direction and of
-         the first time for the second.
+       - Like f, r uses the state before t.
+       - With two directions and k = 3, the highway of each direction is one half of x.
+       - The state after a call is that of the last time for the first direction, and that
+         of the first time for the second.
        - m multiplies (g - xt) r. A dropped unit outputs xt, and m is drawn once for all
          times.
        - There is no activation and no bias between W1, W2 and W3. Only the gates have
@@ -347,16 +347,16 @@
          its start.
 
    GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
-   changes. seqtx_cuda.cu contains the kernels of the recurrence if this header is in the
-   same directory. To replay steps as a CUDA graph, write the step as a function. A
-   complete example is examples/train_sru.c:
+   changes. seqtx_cuda.cu includes the kernels of the recurrence if both files are in
+   the same directory. To replay steps as a CUDA graph, write the step as a function, as
+   examples/train_sru.c does:
 
        stx_step_run(x, stx_sru_lm_key(model, in, next, state, 0), step, user);
 
-   The fused attention kernels require that P / heads is a multiple of 8 and at most 128.
-   Otherwise the scores are written to device memory in parts.
+   The fused attention kernels require that P / heads is a multiple of 8 and at most
+   128. Otherwise, the scores are computed in parts and stored in device memory.
 
-   Compile-time options are those of seqtx.h.
+   The compile-time options are described in seqtx.h.
 
    Reading order: stx_sru_args (the recurrence), stx_sru_fwd_plain and stx_sru_bwd_plain
    (forward and backward, time by time), "work units" (blocks, tiles, chunks),
@@ -366,7 +366,7 @@
    (states), stx_sru_gen_feed (generation).
 */
 #define STX__LETTERS 1
-#include "seqtx.h"      /* hides macros of one capital letter: see the end of seqtx.h */
+#include "seqtx.h"      /* hides single-letter macros; see the end of seqtx.h */
 #ifndef SEQTX_SRU_H
 #define SEQTX_SRU_H
 
@@ -384,13 +384,14 @@ enum { STX_SRU_LINEAR = 0, STX_SRU_ATTENTION };                            /* de
 enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };   /* desc.norm */
 
 /* A custom transform (custom_m and transform_module of the authors' code). in (B,T,Ci)
-   is the layer's input after layer norm and dropout. It sets *U to (B,T,k,O), in the
-   planes of stx_sru_args, and, for gate vectors that depend on the input, *V to
-   (B,T,2,O), which is added to v. k is 4 if the layer has a highway and Ci differs
-   from O, else 3. Such layers have no memory. Returns 1, or 0 if it fails. It is called
-   in every forward pass, and again in the backward pass if the layer is recomputed: then
-   it may depend only on in, user and the parameters, must not change anything, and user
-   must be valid until stx_backward returns. */
+   is the layer's input after layer norm and dropout. The function sets *U to (B,T,k,O),
+   in the planes of stx_sru_args, and, for gate vectors that depend on the input, *V to
+   (B,T,2,O), which is added to v. k is 4 if the layer has a highway and Ci differs from
+   O, else 3. Layers with a custom transform have no memory. Returns 1, or 0 if it
+   fails. The function is called in every forward pass, and again in the backward pass
+   if the layer is recomputed. In that case, it must depend only on in, user and the
+   parameters and must not change anything, and user must be valid until stx_backward
+   returns. */
 typedef int (*stx_sru_transform)(stx_ctx *x, void *user, size_t layer, stx_tensor *in,
                                  stx_tensor **U, stx_tensor **V);
 
@@ -403,10 +404,10 @@ enum {
 /* Configuration of a stack. Zero means the default, which is given after "0:". */
 typedef struct stx_sru_desc {
     size_t input;               /* features of x, required */
-    size_t hidden;              /* H; 0: input, with two directions input / 2 */
+    size_t hidden;              /* H; 0: input, or input / 2 with two directions */
     size_t layers;              /* 0: 2 */
-    int    bidirectional;       /* 1: D = 2, the second direction runs from the last time
-                                   to the first */
+    int    bidirectional;       /* 1: D = 2; the second direction runs from the last time to the
+                                   first */
     int    transform;           /* STX_SRU_LINEAR: U = W3 x, or W3 W1 x with proj.
                                    STX_SRU_ATTENTION: SRU++ */
     size_t proj;                /* P; 0: no W1 (SRU++: O / 4) */
@@ -414,25 +415,26 @@ typedef struct stx_sru_desc {
     int    tanh;                /* 1: g is tanh */
     int    no_skip;             /* 1: no highway, xt = 0 */
     int    rescale;             /* 1: alpha = sqrt(1 + 2 exp(highway_bias)) if k = 3; 0: 1 */
-    double highway_bias;        /* initial br, in [-80,80]; 0 means 0. Published SRU++
-                                   models use -2 (the default of the authors' code for
-                                   them), SRU language models -3 */
-    int    v1;                  /* 1: v is 0 and not a parameter (SRU of 2017). Forward can
-                                   then be parallel over time too, unless there is a V */
+    double highway_bias;        /* initial br, in [-80,80]; 0 means 0. Published models use -2 for
+                                   SRU++ (the default of the authors' code) and -3 for
+                                   SRU language models */
+    int    v1;                  /* 1: v is 0 and not a parameter (SRU of 2017). The forward pass
+                                   can then be parallel over time too, unless there is a
+                                   V */
     int    norm;                /* layer norm: STX_SRU_NORM_BEFORE the transform, or
                                    _AFTER the recurrence */
-    double dropout;             /* probability, in [0,1), for g(c') - xt in all layers but
-                                   the last, one draw for all times. SRU++: also before
-                                   W3, drawn separately at every time */
-    double rnn_dropout;         /* probability, in [0,1), for the input of every
-                                   transform, one draw for all times */
+    double dropout;             /* probability, in [0,1), of dropping g(c') - xt in all layers but
+                                   the last; one draw for all times. SRU++ also drops
+                                   the input of W3, with a draw for each time */
+    double rnn_dropout;         /* probability, in [0,1), of dropping the input of every transform;
+                                   one draw for all times */
     int    input_first;         /* 1: if input differs from O, a matrix maps x to O first,
                                    so that every layer has k = 3 */
-    int    init_xavier;         /* STX_SRU_LINEAR: 1: Xavier initialisers, as version 3.0
-                                   of the authors' code; 0: those of 2.6. SRU++ always
-                                   has the former */
-    double v_init;              /* initial v uniform in [-v_init, v_init]. 0: sqrt(3/2),
-                                   or 1 with Xavier. -1: v starts at 0 and is learned */
+    int    init_xavier;         /* STX_SRU_LINEAR: 1: Xavier initialisers, as in version 3.0 of the
+                                   authors' code; 0: those of 2.6. SRU++ always uses
+                                   Xavier initialisers */
+    double v_init;              /* the initial v is uniform in [-v_init, v_init]. 0: sqrt(3/2), or
+                                   1 with Xavier. -1: v starts at 0 and is learned */
     stx_sru_transform custom;   /* replaces transform; user is passed to it */
     void  *user;
     size_t recompute_layers;    /* number of layers to recompute in the backward pass,
@@ -443,7 +445,7 @@ typedef struct stx_sru_desc {
     /* SRU++ */
     size_t heads;               /* must divide P, at most 256; 0: 1 */
     double attn_dropout;        /* probability, in [0,1), for attention weights */
-    size_t attention_every;     /* layers n, 2 n, .. (from 1) attend, the others only
+    size_t attention_every;     /* layers n, 2 n, .. (counted from 1) attend, and the others only
                                    project; 0: 1 */
     size_t attention_last;      /* the last n layers attend; cannot be combined with
                                    attention_every. 0: not used */
@@ -456,18 +458,18 @@ typedef struct stx_sru_desc {
     int    not_causal;          /* 1: every time attends to every time */
 
     /* differences from the authors' code */
-    unsigned literal;           /* STX_SRU_LITERAL, or individual flags. A flag that does
-                                   not apply is an error. The desc of a created model
-                                   holds the flags in effect */
-    int    zero_pads;           /* 1: the output of padding is 0 after STX_SRU_NORM_AFTER
-                                   too; 0: it is the norm's shift */
+    unsigned literal;           /* STX_SRU_LITERAL, or individual flags. A flag that does not apply
+                                   is an error. After creation, the model's desc has the
+                                   flags in effect */
+    int    zero_pads;           /* 1: with STX_SRU_NORM_AFTER, the output of padding is 0; 0: it is
+                                   the norm's shift */
 } stx_sru_desc;
 
 /* Parameters and shapes of a layer. */
 typedef struct stx_sru_layer {
     size_t Ci, P, k;                        /* P is 0 without W1 */
-    int    attends, highway;                /* has attention; k = 3 and xt = alpha x (with
-                                               k = 4, the highway is u3) */
+    int    attends, highway;                /* 1: the layer has attention; 1: xt = alpha x with k =
+                                               3 (with k = 4, the highway is u3) */
     stx_real alpha;
     stx_tensor *w1, *w2, *w3;               /* (P,Ci) (2P,P) (k O, P or Ci); NULL if absent */
     stx_tensor *alpha_attn;                 /* (1); its name in a checkpoint is "alpha" */
@@ -500,15 +502,15 @@ STX_DEF size_t stx_sru_count(const stx_sru_desc *d);
 // >>api: forward
 
 /* Inputs of a forward pass other than x, and its outputs other than h. Arrays have one
-   entry per layer; an array or an entry that is NULL is absent. */
+   entry per layer. Arrays and entries can be NULL, which means absent. */
 typedef struct stx_sru_io {
     stx_tensor *const *c0;      /* (B,O) initial states; absent: 0 */
-    stx_tensor *const *memory;  /* (B,M,Ci) of the layers that attend: their inputs at
-                                   earlier times. M is equal in all layers */
-    const stx_ids *pad;         /* (B,T), nonzero: padding. The state does not change, no
-                                   query attends to it, and its h is 0 (with
-                                   STX_SRU_NORM_AFTER the norm's shift, unless zero_pads
-                                   is set) */
+    stx_tensor *const *memory;  /* (B,M,Ci) for layers that attend: their inputs at earlier times.
+                                   M is equal in all layers */
+    const stx_ids *pad;         /* (B,T), nonzero: padding. There, the state does not change, no
+                                   query attends to the time, and h is 0 (with
+                                   STX_SRU_NORM_AFTER, it is the norm's shift unless
+                                   zero_pads is set) */
     const stx_ids *memory_pad;  /* (B,M) */
     size_t window;              /* attention sees the last n times; 0: all */
     stx_tensor **last;          /* out: (B,O) final states: after the last time in the first
@@ -520,8 +522,8 @@ typedef struct stx_sru_io {
    they are constants. Returns NULL and sets an error if a shape is wrong. */
 STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *x, stx_sru_io *io);
 
-/* lengths (B) -> padding (B,T) of this step, nonzero from time length[b] on. A length
-   above T is an error. */
+/* Converts lengths (B) to padding (B,T) of this step, which is nonzero from time
+   length[b] on. A length above T is an error. */
 STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, size_t T);
 
 
@@ -533,9 +535,9 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
 typedef struct stx_sru_state {
     stx_sru   *model;
     size_t     B;
-    size_t     keep;        /* when written: keep the last n rows of memory, in a buffer
-                               that is allocated at once (for evaluation); 0: the rows of
-                               the last segment, as in training */
+    size_t     keep;        /* when written: keep the last n rows of memory (for evaluation), in a
+                               buffer that is fully allocated at first use; 0: keep the
+                               rows of the last segment, as in training */
     size_t     window;      /* when read: attention sees the last n times; 0: all. A segment
                                without an input state uses that of its output state */
     stx_memory *states;     /* c of each layer, (B,O) */
@@ -554,37 +556,37 @@ STX_DEF void stx_sru_state_free(stx_sru_state *s);
 STX_DEF void stx_sru_state_reset(stx_sru_state *s);
 STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b);
 
-/* Copies n streams, from stream `first` of `from` on, to the n streams of `to` from
-   stream b on; useful for regrouping batches. Both states must belong to the same
-   model. If they are the same state, the ranges must not overlap. Returns 1, or sets
-   an error and returns 0. */
+/* Copies streams first .. first + n - 1 of `from` to streams b .. b + n - 1 of `to`,
+   for example to regroup batches. Both states must belong to the same model. If they
+   are the same state, the ranges must not overlap. Returns 1, or sets an error and
+   returns 0. */
 STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state *from,
                                size_t first, size_t n);
 
-/* stx_sru_state_save saves the state to a checkpoint, as "<prefix>c" and the entries
-   of stx_memory_save. prefix has at most 64 bytes, and the state must not change until
-   stx_writer_finish. stx_sru_state_load loads it into a state with the same B. Both
-   return 1, or set an error and return 0; after a failed load, clear the error and
+/* stx_sru_state_save saves the state to a checkpoint, as "<prefix>c" and the entries of
+   stx_memory_save. prefix can have at most 64 bytes, and the state must not change
+   until stx_writer_finish. stx_sru_state_load loads it into a state with the same B.
+   Both return 1, or set an error and return 0. After a failed load, clear the error and
    reset the state. */
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix);
 
-/* Copies c to and from host memory in the shape of PyTorch's RNNs, (layers D, B, H):
-   row l D + s is direction s of layer l. The state itself stores (layers, B, D H),
-   which with two directions is another order of the same elements. set therefore takes
-   the shape (d0,d1,d2) of its argument and refuses any other than (layers D, B, H). It
-   returns 1, or sets an error, returns 0 and leaves the state unchanged. For elements
-   in the order of the state, use stx_upload(x, s->c, ..). */
+/* Copies c to or from host memory in the shape of PyTorch's RNNs, (layers D, B, H), in
+   which row l D + s is direction s of layer l. The state itself stores (layers, B, D
+   H), which orders the elements differently if there are two directions. Therefore, set
+   takes the shape (d0,d1,d2) of its argument and refuses any other than (layers D, B,
+   H). It returns 1, or sets an error, returns 0 and leaves the state unchanged. For
+   elements in the order of the state, use stx_upload(x, s->c, ..). */
 STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out);
 STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0, size_t d1,
                                  size_t d2);
 
-/* One segment of a text: x (B,T,input) -> h (B,T,O). in is the state to read (NULL:
-   zero), out the state to write (NULL to write none); they may be the same. pad is
-   (B,T) or NULL. Gradients do not reach the state. Inside stx_recompute, out must be
-   NULL: the segment runs twice, and the state must not change in between. Returns NULL
-   and sets an error if a state belongs to another model or its B differs from the B of
-   x. */
+/* Runs one segment of a text: x (B,T,input) -> h (B,T,O). in is the state to read
+   (NULL: zero), and out the state to write (NULL to write none); they may be the same.
+   pad is (B,T) or NULL. Gradients do not reach the state. Inside stx_recompute, out
+   must be NULL, because the segment runs twice and the state must not change in
+   between. Returns NULL and sets an error if a state belongs to another model or its B
+   differs from the B of x. */
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pad,
                                     const stx_sru_state *in, stx_sru_state *out);
 
@@ -598,16 +600,16 @@ typedef struct stx_sru_lm_desc {
     size_t dim;             /* O of the stack; 0: 512 */
     size_t emb;             /* width of the embedding; 0: dim */
     stx_sru_desc sru;       /* the stack; its input, hidden and dropout are set from this desc */
-    double dropout;         /* probability, in [0,1), for embedding, stack and last hidden
-                               state */
-    double io_dropout;      /* the same for embedding and last hidden state only; 0: dropout,
-                               negative: none */
-    double emb_dropout;     /* the same inside the adaptive embedding and softmax */
+    double dropout;         /* dropout probability, in [0,1), of the embedding, the stack and the
+                               last hidden state */
+    double io_dropout;      /* replaces dropout for the embedding and the last hidden state; 0:
+                               dropout, negative: none */
+    double emb_dropout;     /* dropout probability inside the adaptive embedding and softmax */
     int    tied;            /* 1: the embedding is also the output matrix. Requires emb = dim */
 
-    int    adapt_io;        /* 1: adaptive embedding and softmax, which share their tables.
-                               Token ids must be sorted by decreasing frequency. The
-                               following fields are for it */
+    int    adapt_io;        /* 1: adaptive embedding and softmax, which share their tables. Token
+                               ids must be sorted by decreasing frequency. The following
+                               fields apply only to adapt_io */
     size_t emb_adaptive;    /* width of the first cluster; 0: dim */
     double divval;          /* cluster i has width floor(emb_adaptive / divval^i); 0: 4 */
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first id of the second cluster, of the
@@ -615,8 +617,8 @@ typedef struct stx_sru_lm_desc {
     size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
                                are below vocab */
     int    separate_projs;  /* 1: the embedding has separate projections */
-    int    forward_columns; /* order of the head's cluster logits, see stx_adaptive; 0: that
-                               of the authors' code */
+    int    forward_columns; /* order of the head's cluster logits; see stx_adaptive. 0: as in the
+                               authors' code */
 } stx_sru_lm_desc;
 
 /* A language model. The context owns it and its parameters. */
@@ -650,8 +652,8 @@ STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const 
    an error, because each cluster has a separate softmax. */
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h);
 
-/* Hidden state (B,T,dim) -> log p (B,T,vocab). Works with and without adapt_io. Not
-   differentiable. */
+/* Hidden state (B,T,dim) -> log p (B,T,vocab), which is not differentiable. Works with
+   and without adapt_io. */
 STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h);
 
 /* Runs stx_sru_lm_forward on ids (B,T) with states in and out, and returns the mean
@@ -660,20 +662,20 @@ STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx
                                     const stx_sru_state *in, stx_sru_state *out);
 
 /* The key for stx_step_run: a hash of everything that the host decides in a step with
-   these tokens and this state (each may be NULL). This includes sizes and addresses.
-   With adapt_io it includes the number of tokens per cluster (see stx_adaptive_key),
-   so set the tokens first. salt is hashed too: for a step with several parts or
-   states, pass the key of one as the salt of the next. */
+   these tokens and this state (each may be NULL), including sizes and addresses. With
+   adapt_io, it also depends on the number of tokens per cluster (see stx_adaptive_key),
+   so set the tokens first. salt is hashed too: for a step with several parts or states,
+   pass the key of one as the salt of the next. */
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                 const stx_sru_state *s, uint64_t salt);
 
 
 // >>api: generation
 
-/* Generates token by token. SRU stores only c; SRU++ also the keys and values of the
-   last `window` times. The results equal those of one segment over the whole text with
-   that window, up to rounding. After the parameters change, reset the generator or
-   create a new one. */
+/* Generates token by token. SRU stores only c, and SRU++ also stores the keys and
+   values of the last `window` times. The results equal those of one segment over the
+   whole text with that window, up to rounding. After the parameters change, reset the
+   generator or create a new one. */
 typedef struct stx_sru_gen {
     stx_sru_lm    *model;
     size_t         B, window;
@@ -681,18 +683,19 @@ typedef struct stx_sru_gen {
     stx_sru_state *state;           /* c */
 } stx_sru_gen;
 
-/* window: how many times attention looks back, at most 2^31. 0 means 1024, not all as
-   in stx_sru_io, because the cache is allocated at once. */
+/* Creates a generator for B >= 1 streams. window is the number of times that attention
+   looks back, at most 2^31. 0 means 1024 (not all times, as in stx_sru_io), because the
+   whole cache is allocated at creation. Returns NULL after an error. */
 STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window);
 STX_DEF void stx_sru_gen_free(stx_sru_gen *g);
 
-/* Sets the state to zero and empties the cache. Does nothing after an error: clear the
-   error first, and reset after a feed that failed. */
+/* Sets the state to zero and empties the cache. Does nothing after an error: if a feed
+   has failed, clear the error before you reset. */
 STX_DEF void stx_sru_gen_reset(stx_sru_gen *g);
 
 /* Feeds n >= 1 tokens per stream, ids (B,n), and returns the logits (B,vocab) of the
-   token after the last one, or log p with adapt_io. The result is in host memory, for
-   stx_sample, and valid until the next call; NULL after an error. Calls
+   next token, or log p with adapt_io. The result is in host memory, ready for
+   stx_sample, and valid until the next call. Returns NULL after an error. Calls
    stx_begin(x, STX_EVAL), so do not call it between a forward pass and its backward
    pass. */
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n);
@@ -705,8 +708,8 @@ STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m);
 
 // >>api: recurrence
 
-/* The recurrence as an op. Formulas: stx_sru_args. u and bias are required, the others
-   may be NULL. */
+/* Inputs of the recurrence as an op. stx_sru_args has the formulas. u and bias are
+   required, and the others may be NULL. */
 typedef struct stx_sru_recurrence_in {
     stx_tensor *u;          /* (B,T,k,O) */
     stx_tensor *xr;         /* (B,T,O), the highway; k = 3 only */
@@ -720,7 +723,8 @@ typedef struct stx_sru_recurrence_in {
     int    tanh;
 } stx_sru_recurrence_in;
 
-/* -> h (B,T,O). *last, unless last is NULL, becomes the final states (B,O). */
+/* Runs the recurrence and returns h (B,T,O), or NULL after an error. Unless last is NULL,
+   *last receives the final states (B,O). */
 STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in,
                                        stx_tensor **last);
 
@@ -733,12 +737,12 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
        xt = alpha xr (k = 3), u3 (k = 4), or 0 (k = 3 and xr NULL)
        h  = xt + (g(c') - xt) m r           g(c) = c, or tanh c
    Where pad is nonzero, c' = c and h = 0. Activations have the context's precision; v,
-   bias, states and their gradients are always float. Backward adds to gradients that
-   are not NULL, except those marked as written. */
+   bias, states and their gradients are always float. The backward adds to the gradients
+   that are not NULL, except that it overwrites those marked as written. */
 typedef struct stx_sru_args {
     size_t B, T, H, D, k;           /* O = D H; D is 1 or 2 */
     int    tanh;
-    stx_real alpha;                 /* used as it is: 0 removes the highway of k = 3 */
+    stx_real alpha;                 /* has no default: 0 removes the highway of k = 3 */
     const stx_real *u, *xr;         /* (B,T,k,O); (B,T,O) or NULL */
     const stx_real *v, *bias;       /* (2,O): vf, vr (NULL: 0); bf, br */
     const stx_real *V;              /* (B,T,2,O) or NULL: added to vf, vr at each time */
@@ -746,16 +750,17 @@ typedef struct stx_sru_args {
     const stx_real *m;              /* (B,O) or NULL: 1. Always float */
     const int32_t  *pad;            /* (B,T) or NULL */
     stx_real *h, *last;             /* (B,T,O); (B,O) or NULL */
-    stx_real *c;                    /* (B,tiles,O), saved: the state before each tile of
-                                       STX_SRU_TILE steps, in the order of the direction.
-                                       Backward recomputes the others. NULL: no backward
-                                       follows */
+    stx_real *c;                    /* (B,tiles,O), saved for the backward: the state before each
+                                       tile of STX_SRU_TILE steps, in the order of the
+                                       direction. The backward recomputes the others.
+                                       NULL: no backward follows */
     const stx_real *dh, *dlast;     /* like h and last; NULL: 0 */
-    stx_real *du, *dV;              /* like u and V: written. Required (dV if V is given) */
+    stx_real *du, *dV;              /* like u and V: written. du is required, and so is dV if V is
+                                       given */
     stx_real *dxr;                  /* like xr: written, or added to with add_xr; or NULL */
     stx_real *dv, *dbias, *dc0;     /* like v, bias, c0; or NULL */
     int add_xr;
-    void *work;                     /* stx_sru_work bytes, for this call only */
+    void *work;                     /* stx_sru_work bytes, used only during the call */
 } stx_sru_args;
 
 enum { STX_SRU_TILE = 32 };
@@ -764,7 +769,7 @@ static inline size_t stx_sru_tiles(const stx_sru_args *a) {
     return (a->T + STX_SRU_TILE - 1) / STX_SRU_TILE;
 }
 
-/* Size of args.work in bytes, on the CPU and on the GPU. */
+/* Returns the size of args.work in bytes; the second function is for the GPU. */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward);
 #ifdef SEQTX_CUDA
 extern size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward);
@@ -772,8 +777,8 @@ extern size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward)
 STX_KERNEL(stx_sru_fwd, (stx_ctx *x, const stx_sru_args *a))
 STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 
-/* The definition of both, column by column and step by step, in double. For reading,
-   and the reference of the tests. a is in host memory; state holds T + 1 elements. */
+/* Define both kernels column by column and step by step, in double, for readers and as
+   the reference in tests. a is in host memory, and state has T + 1 elements. */
 STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state);
 STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state);
 
@@ -789,7 +794,7 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state);
 #define SEQTX_SRU_IMPLEMENTATION_DONE
 
 #define STX_LOOPS
-#include "seqtx.h"      /* again, for the macros of the inner loops */
+#include "seqtx.h"      /* included again for the inner-loop macros */
 
 #include <stdio.h>
 
@@ -810,15 +815,15 @@ static int stx__sru_bad_shape(stx_ctx *x, const char *op, const char *field, con
     return 0;
 }
 
-/* Checks the number of elements of t, if there is a t. Otherwise sets an error and
-   returns 0. */
+/* Checks the number of elements of t, unless t is NULL. If it is wrong, sets an error
+   and returns 0. */
 static int stx__sru_check_size(stx_ctx *x, const char *field, const char *shape,
                                const stx_tensor *t, size_t size) {
     if (!t || t->size == size) return 1;
     return stx__sru_bad_shape(x, "stx_sru_recurrence", field, shape, t);
 }
 
-/* Checks the shape of ids, if there are any. */
+/* Checks the shape of ids, unless ids is NULL. */
 static int stx__sru_check_ids(stx_ctx *x, const char *op, const char *field, const stx_ids *ids,
                               size_t B, size_t T) {
     if (!ids || (ids->B == B && ids->T == T)) return 1;
@@ -833,14 +838,14 @@ static int stx__sru_check_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in
     const size_t D = in->directions ? in->directions : 1;
     size_t B, T, k, O;
     if (u->ndim != 4 || (u->dim[2] != 3 && u->dim[2] != 4))
-        return stx__sru_bad_shape(x, op, "u", "(B,T,k,O) with k = 3 or 4 (stx_reshape W3 x)", u);
+        return stx__sru_bad_shape(x, op, "u", "(B,T,k,O) with k = 3 or 4 (use stx_reshape)", u);
     B = u->dim[0];
     T = u->dim[1];
     k = u->dim[2];
     O = u->dim[3];
 
     if (D > 2 || O % D) {
-        stx_fail(x, STX_ERR_SHAPE, "%s: directions: expected 1 or 2 that divide O = %zu, got %zu",
+        stx_fail(x, STX_ERR_SHAPE, "%s: directions: expected 1, or 2 if O = %zu is even, got %zu",
                  op, O, D);
         return 0;
     }
@@ -850,7 +855,7 @@ static int stx__sru_check_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in
     }
     if (xr && k == 4) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "%s: xr: expected NULL with 4 planes, whose highway is u3, got a tensor", op);
+                 "%s: xr: expected NULL if k = 4, because u3 is the highway, got a tensor", op);
         return 0;
     }
     if (xr && (xr->ndim != 3 || xr->dim[0] != B || xr->dim[1] != T || xr->dim[2] != O))
@@ -875,9 +880,10 @@ static size_t stx__sru_work_bytes(stx_ctx *x, const stx_sru_args *a, int backwar
     return stx_sru_work(x, a, backward);
 }
 
-/* The buffer into which the kernel writes the gradient of t. *direct = 1: nothing has
-   been added to t's own gradient yet, and the kernel may overwrite it. *direct = 0: a
-   temporary buffer, for stx__sru_grad_add or because t requires no gradient. */
+/* Returns the buffer into which the kernel writes the gradient of t. If *direct is 1,
+   it is t's gradient itself, to which nothing has been added yet. If *direct is 0, it
+   is a temporary buffer, which stx__sru_grad_add adds to the gradient if t requires
+   one. */
 static stx_real *stx__sru_grad_buffer(stx_ctx *x, stx_tensor *t, int *direct) {
     stx_real *g;
     *direct = 0;
@@ -894,7 +900,7 @@ static void stx__sru_recurrence_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const
     stx__sru_save *s = (stx__sru_save *)save;
     stx_sru_args *a = &s->a;
     int direct_u, direct_V = 1, fresh = 0;
-    a->dh = stx_grad(x, y, NULL);       /* zeros if only the final states have a gradient */
+    a->dh = stx_grad(x, y, NULL);       /* 0 if only the final states have a gradient */
     a->dlast = s->last ? s->last->grad : NULL;
     a->du = stx__sru_grad_buffer(x, in[0], &direct_u);
     a->dxr = in[1] ? stx_grad(x, in[1], &fresh) : NULL;
@@ -973,7 +979,8 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
 
 // >>recurrence: plain definition
 
-/* The values of one step. c is c'; at padding, c is unchanged and the rest is 0. */
+/* The values of one step. c is c'; at padding, it equals the old state, and the rest is
+   0. */
 typedef struct stx__sru_step {
     double vf, vr, f, r, c, g, xt, m;
     int padded;
@@ -1002,7 +1009,8 @@ static stx__sru_step stx__sru_step_of(const stx_sru_args *a, size_t b, size_t o,
     return s;
 }
 
-/* The time of step p of column o: the second direction starts at the last time. */
+/* Returns the time of step p of column o. The second direction starts at the last
+   time. */
 static size_t stx__sru_time(const stx_sru_args *a, size_t o, size_t p) {
     return o < a->H ? p : a->T - 1 - p;
 }
@@ -1021,7 +1029,7 @@ STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state) {
                     size_t tile = b * stx_sru_tiles(a) + p / STX_SRU_TILE;
                     a->c[tile * O + o] = (stx_real)state[p];
                 }
-                /* at padding all terms are 0 */
+                /* at padding, h is 0, because all terms are */
                 if (a->h)
                     a->h[(b * T + t) * O + o] = (stx_real)(s.xt + (s.g - s.xt) * s.m * s.r);
                 state[p + 1] = s.c;
@@ -1031,7 +1039,7 @@ STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state) {
     }
 }
 
-/* The formulas under "Gradients" in the manual; dc is dc'. */
+/* Implements the formulas under "Gradients" in the manual; dc is dc'. */
 STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
     STX__FP_SCOPE;
     const size_t O = a->D * a->H, T = a->T;
@@ -1090,50 +1098,51 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
 
 /* Columns are independent, times are not, so vectors run along the columns. A work unit
    is a block of columns of one batch row and direction, for all times or for a chunk of
-   them. It runs over time tile by tile. U and h stream through; the block's constants (v,
-   bias, mask) and its state stay in the first-level cache.
+   them. It runs over time tile by tile. U and h are streamed, while the block's constants
+   (v, bias, mask) and its state stay in the L1 cache.
 
-   Forward stores only the state before each tile. Backward recomputes the states and
-   forget gates of a tile in the caches before it processes the tile in reverse. Both
-   passes together transfer 14 elements per column and time instead of the 16 that storing
-   every c requires, and (B,T,O) elements of memory are saved.
+   The forward stores only the state before each tile. The backward recomputes the states
+   and forget gates of a tile in the caches before it processes the tile in reverse. Both
+   passes together transfer 14 elements per column and time. Storing every c would take
+   16, and (B,T,O) more elements of memory.
 
-   With fewer blocks than threads, time is cut into chunks too (see "Why it runs in
-   parallel" in the manual). The first pass computes the affine maps of all chunks in
+   If there are fewer blocks than threads, time is also cut into chunks (see "Why it runs
+   in parallel" in the manual). The first pass computes the affine maps of all chunks in
    parallel. In the second, each chunk first applies the maps of the chunks that precede
-   it (forward) or follow it (backward), so that none waits, and then runs its steps.
-   Forward is affine only without v and V. */
+   it (forward) or follow it (backward), so that none waits, and then runs its steps. The
+   forward is affine only without v and V. */
 
 enum {
-    STX__SRU_LARGE     = 8 << 20,                   /* bytes of h beyond which a call does not
-                                                       fit in the caches */
-    STX__SRU_MAX_WIDTH = 4096 / sizeof(stx_real),   /* columns of a block */
+    STX__SRU_LARGE     = 8 << 20,                   /* a call with more bytes of h than this does
+                                                       not fit in the caches */
+    STX__SRU_MAX_WIDTH = 4096 / sizeof(stx_real),   /* columns per block */
     STX__SRU_MIN_WIDTH = 16
 };
 
 /* How a call is divided. */
 typedef struct stx__sru_plan {
     size_t O;               /* D H */
-    size_t ldu;             /* k O, from row to row of u */
-    size_t width;           /* columns of a block */
+    size_t ldu;             /* k O, the stride between rows of u */
+    size_t width;           /* columns per block */
     size_t blocks;          /* per direction */
     size_t units;           /* blocks of all batch rows and directions */
-    size_t tiles;           /* of all times */
-    size_t chunks;          /* of all times */
-    size_t chunk_tiles;     /* tiles of a chunk */
-    size_t scratch;         /* elements per thread */
+    size_t tiles;           /* in all of time */
+    size_t chunks;          /* in all of time */
+    size_t chunk_tiles;     /* tiles per chunk */
+    size_t scratch;         /* elements of scratch memory per thread */
     size_t maps;            /* elements of the chunks' affine maps, (B,chunks,2,O); 0 for 1 chunk */
 } stx__sru_plan;
 
-/* T = 0 is not empty: last still becomes c0. */
+/* Returns 1 if there is nothing to compute. T = 0 is not empty, because last becomes
+   c0. */
 static int stx__sru_is_empty(const stx_sru_args *a) {
     return !a->B || !a->H || !a->D;
 }
 
-/* Rows of a block are up to 4 KB: long enough to stream through whole pages, and short
-   enough that its constants and state fit in the first-level cache and, in backward,
-   its tile of states in the second. Blocks are narrower if the threads need more of
-   them. */
+/* Divides a call. Rows of a block have up to 4 KB: long enough to stream through whole
+   pages, and short enough that the block's constants and state fit in the L1 cache and,
+   in the backward, a tile of states in the L2 cache. Blocks are narrower if the threads
+   need more of them. */
 static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_t threads,
                                int backward) {
     const int affine = backward || (!a->v && !a->V);
@@ -1149,7 +1158,8 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
         if (plan->units >= threads && plan->units % threads == 0) break;
     }
 
-    /* the maps cost 0.7 of the second pass, so chunks pay from 3 threads per unit on */
+    /* computing the maps takes 0.7 of the time of the second pass, so chunks pay off
+       from 3 threads per unit on */
     plan->chunks = 1;
     if (3 * plan->units <= threads && affine) {
         plan->chunks = STX_MIN(2 * threads / plan->units, plan->tiles / 2);
@@ -1160,13 +1170,13 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
     plan->chunks = 1;
     if (plan->chunk_tiles)
         plan->chunks = (plan->tiles + plan->chunk_tiles - 1) / plan->chunk_tiles;
-    /* c, zeros and ones; in backward also stx__sru_tile */
+    /* c, zeros and ones; in the backward also stx__sru_tile */
     plan->scratch = plan->width * (backward ? 3 * STX_SRU_TILE + 13 : 3);
     plan->maps = plan->chunks > 1 ? 2 * a->B * plan->chunks * plan->O : 0;
 }
 
-/* work: the maps; in backward the sums of dv and of dbias, (B chunks,2,O) each;
-   scratch */
+/* work has the maps; in the backward, the sums of dv and of dbias, (B chunks,2,O) each;
+   and the scratch memory */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru_plan plan;
     size_t n;
@@ -1177,7 +1187,7 @@ STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
     return n * sizeof(stx_real);
 }
 
-/* A block of columns: its position, constants and scratch. */
+/* A block of columns: its position, constants and scratch memory. */
 typedef struct stx__sru_block {
     const stx_sru_args *a;
     size_t    b, s;                             /* batch row and direction */
@@ -1188,7 +1198,7 @@ typedef struct stx__sru_block {
     const stx_real *vf, *vr, *bf, *br, *m;      /* (n) */
     stx_real *c;                                /* (n), the current state */
     stx_real *zeros, *ones;                     /* (n) */
-    stx_real *scratch;                          /* what follows them */
+    stx_real *scratch;                          /* the rest of the scratch memory */
 } stx__sru_block;
 
 static void stx__sru_block_init(stx__sru_block *block, const stx_sru_args *a,
@@ -1220,7 +1230,7 @@ static void stx__sru_block_init(stx__sru_block *block, const stx_sru_args *a,
     block->m = a->m ? a->m + block->b * plan->O + block->o : block->ones;
 }
 
-/* The row of step p in (B,T). */
+/* Returns the row of step p in (B,T). */
 static size_t stx__sru_row(const stx__sru_block *block, size_t p) {
     return block->b * block->a->T + (block->s ? block->a->T - 1 - p : p);
 }
@@ -1242,12 +1252,13 @@ static size_t stx__sru_run_start(const stx__sru_block *block, size_t end, size_t
     return end;
 }
 
-/* Plane i of u. */
+/* Returns the block's part of plane i of u. */
 static const stx_real *stx__sru_plane(const stx__sru_block *block, size_t row, size_t i) {
     return block->a->u + row * block->ldu + i * block->O + block->o;
 }
 
-/* The highway before it is multiplied by alpha. *ld is its stride from step to step. */
+/* Returns the highway before it is multiplied by alpha. *ld is its stride between
+   steps. */
 static const stx_real *stx__sru_highway(const stx__sru_block *block, size_t row, ptrdiff_t *ld) {
     const stx_sru_args *a = block->a;
     if (a->k == 4) {
@@ -1262,15 +1273,16 @@ static const stx_real *stx__sru_highway(const stx__sru_block *block, size_t row,
     return block->zeros;
 }
 
-/* Rows are processed in pieces. Before each piece, the same columns of the next row
-   are prefetched: rows are many pages apart, farther than hardware prefetchers reach. */
+/* Columns per piece in which rows are processed. Before each piece, the same columns of
+   the next row are prefetched, because rows are many pages apart, farther than hardware
+   prefetchers reach. */
 enum { STX__SRU_PIECE = 128 };
 
 #define STX__SRU_PREFETCH(row, from, to) stx_prefetch((row) + (from), (to) - (from))
 
-/* Stores a piece of results, which were computed in the first-level cache. If the
-   results of the call do not fit in the caches, non-temporal stores are used (stream):
-   an ordinary store would first read the line that it overwrites. */
+/* Stores a piece of results that was computed in the L1 cache. If `stream` is 1, the
+   results of the call do not fit in the caches, and non-temporal stores are used,
+   because an ordinary store would first read the line that it overwrites. */
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__)) && !defined(SEQTX_DOUBLE)
 static inline void stx__sru_store(stx_real *to, const stx_real *from, size_t n, int stream) {
     size_t j = 0;
@@ -1300,11 +1312,11 @@ static inline void stx__sru_fence(int stream) {
 #define STX__SRU_IN const stx_real *STX_RESTRICT
 #define STX__SRU_OUT stx_real *STX_RESTRICT
 
-/* Inputs of the loops over the steps of a run. Rows have a stride of ld*. In backward
-   the pointers are at the last step, and the loops go back from there. The loops write
-   nothing that they read through this struct. gcc vectorises them only if it knows
-   that: all written pointers are parameters with STX_RESTRICT, these fields have it,
-   and so must the pointer to the struct in every function. */
+/* Inputs of the loops over the steps of a run. ld* are the strides between rows. In the
+   backward, the pointers are at the last step, and the loops go back from there. The
+   loops write nothing that they read through this struct. gcc vectorises them only if
+   it knows that: all written pointers are parameters with STX_RESTRICT, these fields
+   have it, and so must the pointer to the struct in every function. */
 typedef struct stx__sru_rows {
     STX__SRU_IN u0;                             /* planes of u */
     STX__SRU_IN u1;
@@ -1312,23 +1324,24 @@ typedef struct stx__sru_rows {
     STX__SRU_IN skip;                           /* highway before alpha: xr or u3 */
     STX__SRU_IN V;                              /* added to vf and vr if `gates` */
     ptrdiff_t ldu, ldx, ldv;
-    STX__SRU_IN vf;                             /* (n), equal for all steps, as the next four */
+    STX__SRU_IN vf;                             /* (n), the same for all steps, as are the next
+                                                   four */
     STX__SRU_IN vr;
     STX__SRU_IN bf;
     STX__SRU_IN br;
     STX__SRU_IN m;
     STX__SRU_IN dh;                             /* backward */
     STX__SRU_IN cs;                             /* backward: states before each step and after the
-                                                   last, stride `width` */
-    STX__SRU_IN fs;                             /* backward: forget gates, stride `width` */
-    ptrdiff_t ldh, ldd;                         /* of h or dh; of dx */
-    size_t O, width, steps, n;                  /* O: from plane to plane */
+                                                   last, with stride `width` */
+    STX__SRU_IN fs;                             /* backward: forget gates, with stride `width` */
+    ptrdiff_t ldh, ldd;                         /* strides of h or dh, and of dx */
+    size_t O, width, steps, n;                  /* O is the stride between planes */
     stx_real alpha;                             /* 1 with k = 4 */
     int large, tanh_, gates;
 } stx__sru_rows;
 
 /* Describes `steps` steps of a block. row is where the loop starts: the first step in
-   forward, the last step in backward, which goes back from there. */
+   the forward, the last step in the backward, which goes back from there. */
 static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, size_t row,
                               size_t steps) {
     const stx_sru_args *a = block->a;
@@ -1354,8 +1367,8 @@ static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, siz
     r->gates = a->V != NULL;
 }
 
-/* The steps of a run: h (steps,n) is written, c (n) is the state before and after. In the
-   loop, cp is c of the previous step and cn is c':
+/* Runs the steps of a run: writes h (steps,n) and updates the state c (n). In the loop,
+   cp is c of the previous step, and cn is c':
        f  = sigmoid(u1 + vf c + bf)       c' = u0 + (c - u0) f
        r  = sigmoid(u2 + vr c + br)       h  = xt + (g(c') - xt) m r */
 STX_INNER void stx__sru_fwd_steps_as(int fma, STX__SRU_OUT h, STX__SRU_OUT c,
@@ -1405,7 +1418,7 @@ STX_EACH_ISA(stx__sru_fwd_steps,
              (STX__SRU_OUT h, STX__SRU_OUT c, const stx__sru_rows *STX_RESTRICT in),
              h, c, in)
 
-/* Steps p0 .. p1 - 1 of a block from the state block->c. */
+/* Runs steps p0 .. p1 - 1 of a block from the state block->c. */
 static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *block, const stx__sru_plan *plan,
                                size_t p0, size_t p1) {
     const stx_sru_args *a = block->a;
@@ -1430,8 +1443,8 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *block, const stx__sru
     }
 }
 
-/* v = 0: composes the map of a run, c_end = slope c_begin + offset, with that of the
-   steps before it. */
+/* With v = 0, composes the map of a run, c_end = slope c_begin + offset, with that of
+   the preceding steps. */
 STX_INNER void stx__sru_fwd_map(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset, STX__SRU_IN u0,
                                 STX__SRU_IN u1, ptrdiff_t ldu, STX__SRU_IN bf, size_t steps,
                                 size_t n) {
@@ -1450,7 +1463,8 @@ STX_EACH_ISA(stx__sru_fwd_map,
               ptrdiff_t ldu, STX__SRU_IN bf, size_t steps, size_t n),
              slope, offset, u0, u1, ldu, bf, steps, n)
 
-/* The map of a chunk of batch row b: its slope (O), followed by its offset (O). */
+/* Returns the map of a chunk of batch row b: its slope (O), followed by its offset
+   (O). */
 static stx_real *stx__sru_map_of(const stx_sru_args *a, const stx__sru_plan *plan, size_t b,
                                  size_t chunk) {
     return (stx_real *)a->work + (b * plan->chunks + chunk) * 2 * plan->O;
@@ -1537,7 +1551,7 @@ static void stx__sru_fwd_part(const stx_share *share, const void *job) {
         const size_t bytes = block.n * sizeof *block.c;
         size_t before;
 
-        /* the state before this chunk: every chunk computes it, so that none waits */
+        /* every chunk computes the state before it by itself, so that none waits */
         memcpy(block.c, a->c0 ? a->c0 + block.b * block.O + block.o : block.zeros, bytes);
         for (before = 0; before < chunk; before++)
             stx__sru_apply_map(&block, plan, before, block.c);
@@ -1564,7 +1578,7 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
 // >>recurrence: backward
 
 /* Recomputes the states and forget gates of a run. cs (steps+1,n), whose first row is
-   given, and fs (steps,n) have stride `width`:
+   an input, and fs (steps,n) have stride `width`:
        f = sigmoid(u1 + vf c + bf)        c' = u0 + (c - u0) f */
 STX_INNER void stx__sru_states_as(int fma, STX__SRU_OUT cs, STX__SRU_OUT fs,
                                   const stx__sru_rows *STX_RESTRICT in, int gates) {
@@ -1621,11 +1635,11 @@ STX_INNER stx__sru_partials stx__sru_partials_of(int fma, int tanh_, stx_real cp
     return s;
 }
 
-/* The steps of a run in reverse:
+/* Runs the steps of a run in reverse:
        du0 = dc' (1-f)    du1 = dzf    du2 = dzr    dx = alpha (dh - dh m r)
        e  <- dc' f + dzf vf + dzr vr
-   du (its planes O apart), dx (stride ldd) and dV (like V) are written; gvf, gvr, gbf
-   and gbr (n) accumulate dvf, dvr, dbf and dbr. All pointers are at the last step. */
+   Writes du (whose planes have a stride of O), dx (stride ldd) and dV (like V). gvf, gvr,
+   gbf and gbr (n) accumulate dvf, dvr, dbf and dbr. All pointers are at the last step. */
 STX_INNER void stx__sru_bwd_steps_as(int fma, STX__SRU_OUT du, STX__SRU_OUT dx, STX__SRU_OUT dV,
                                      STX__SRU_OUT e, STX__SRU_OUT gvf, STX__SRU_OUT gvr,
                                      STX__SRU_OUT gbf, STX__SRU_OUT gbr,
@@ -1698,7 +1712,7 @@ STX_EACH_ISA(stx__sru_bwd_steps,
               const stx__sru_rows *STX_RESTRICT in),
              du, dx, dV, e, gvf, gvr, gbf, gbr, in)
 
-/* Composes the map of e over a run with that of the steps after it:
+/* Composes the map of e over a run with that of the following steps:
        offset <- J offset + Q             slope <- J slope */
 STX_INNER void stx__sru_bwd_map_as(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset,
                                    const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {
@@ -1734,14 +1748,14 @@ STX_EACH_ISA(stx__sru_bwd_map,
              (STX__SRU_OUT slope, STX__SRU_OUT offset, const stx__sru_rows *STX_RESTRICT in),
              slope, offset, in)
 
-/* Scratch of backward, in rows of plan.width. Sums are accumulated per tile and then
-   over the tiles, which loses fewer digits. */
+/* Scratch memory of the backward, in rows of plan.width. Sums are accumulated per tile
+   and then over the tiles, which reduces rounding errors. */
 typedef struct stx__sru_tile {
     stx_real *cs;       /* STX_SRU_TILE + 1 rows: states before the first step and after each */
     stx_real *fs;       /* STX_SRU_TILE rows: forget gates */
     stx_real *dx;       /* STX_SRU_TILE rows: dx, if it cannot be written directly */
     stx_real *sums;     /* 4 rows: dvf, dvr, dbf, dbr of a tile */
-    stx_real *total;    /* 4 rows: of all tiles */
+    stx_real *total;    /* 4 rows: sums over all tiles */
     stx_real *e;        /* 1 row */
 } stx__sru_tile;
 
@@ -1777,7 +1791,7 @@ static void stx__sru_tile_states(stx_ctx *x, const stx__sru_block *block,
     }
 }
 
-/* Gradients of a padded row: 0. */
+/* Sets the gradients of a padded row to 0. */
 static void stx__sru_bwd_padding(const stx__sru_block *block, size_t row) {
     const stx_sru_args *a = block->a;
     const size_t O = block->O, o = block->o, bytes = block->n * sizeof *a->du;
@@ -1788,19 +1802,20 @@ static void stx__sru_bwd_padding(const stx__sru_block *block, size_t row) {
         for (i = 0; i < 2; i++) memset(a->dV + (row * 2 + i) * O + o, 0, bytes);
 }
 
-/* Backward of the run p .. end - 1 of the tile that begins at first. */
+/* Runs the backward of the run p .. end - 1, in the tile that begins at first. */
 static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t width,
                              stx__sru_tile *w, stx__sru_rows *r, size_t first, size_t p,
                              size_t end) {
     const stx_sru_args *a = block->a;
     const size_t O = block->O, o = block->o, row = stx__sru_row(block, end - 1);
     stx_real *du = a->du + row * block->ldu + o;
-    stx_real *dV = w->dx; /* without V nothing is written to it */
+    stx_real *dV = w->dx; /* not written without V */
     stx_real *dx = w->dx + (end - 1 - first) * width;
     int add = 0;
     size_t j;
 
-    /* dx: plane 3, or dxr, or a temporary buffer that is added to dxr, or discarded */
+    /* dx is plane 3, dxr, or a temporary buffer that is then added to dxr or
+       discarded */
     r->ldd = (ptrdiff_t)width;
     if (a->k == 4) {
         dx = du + 3 * O;
@@ -1822,8 +1837,8 @@ static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t wid
     }
 }
 
-/* Backward of a tile. If slope is not NULL, computes only the map of e: the slope, and
-   the offset at slope + O. */
+/* Runs the backward of a tile. If slope is not NULL, computes only the map of e: the
+   slope, and the offset at slope + O. */
 static void stx__sru_bwd_tile(stx_ctx *x, const stx__sru_block *block, const stx__sru_plan *plan,
                               stx__sru_tile *w, size_t tile, stx_real *slope) {
     const stx_sru_args *a = block->a;
@@ -1878,11 +1893,11 @@ static void stx__sru_bwd_part(const stx_share *share, const void *job) {
         stx__sru_block block;
         stx__sru_tile w;
         const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
-        const size_t at = block.b * block.O + block.o;      /* of the block in (B,O) */
+        const size_t at = block.b * block.O + block.o;      /* in (B,O) */
         size_t tile, after, j, g;
         stx__sru_tile_init(&w, &block, plan->width);
 
-        /* e after this chunk */
+        /* the e that comes from later chunks */
         for (j = 0; j < block.n; j++) w.e[j] = a->dlast ? a->dlast[at + j] : 0;
         for (after = plan->chunks; --after > chunk;)
             stx__sru_apply_map(&block, plan, after, w.e);
@@ -1931,23 +1946,23 @@ static int stx__sru_bad(stx_ctx *x, const char *field, double got, const char *e
     return stx_bad_value(x, "stx_sru_create", field, got, expected);
 }
 
-/* O */
+/* Returns O. */
 static size_t stx__sru_columns(const stx_sru_desc *d) {
     return d->hidden * (d->bidirectional ? 2 : 1);
 }
 
-/* P of layer l */
+/* Returns P of layer l. */
 static size_t stx__sru_proj(const stx_sru_desc *d, size_t l) {
     return d->projs ? d->projs[l] : d->proj;
 }
 
-/* Ci of layer l */
+/* Returns Ci of layer l. */
 static size_t stx__sru_inputs(const stx_sru_desc *d, size_t l) {
     const size_t O = stx__sru_columns(d);
     return l || (d->input_first && d->input != O) ? O : d->input;
 }
 
-/* k of layer l */
+/* Returns k of layer l. */
 static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) {
     return !d->no_skip && stx__sru_inputs(d, l) != stx__sru_columns(d) ? 4 : 3;
 }
@@ -1956,8 +1971,8 @@ static int stx__sru_is_srupp(const stx_sru_desc *d) {
     return d->transform == STX_SRU_ATTENTION && !d->custom;
 }
 
-/* Whether layer l (from 0) attends. The authors' code counts layers from 1: with
-   attention_every = 5, layers 5, 10, .. attend. */
+/* Returns 1 if layer l (counted from 0) attends. The authors' code counts layers from
+   1: with attention_every = 5, layers 5, 10, .. attend. */
 static int stx__sru_attends(const stx_sru_desc *d, size_t l) {
     if (!stx__sru_is_srupp(d) || d->no_attention) return 0;
     if (d->attention_last) return d->layers - l <= d->attention_last;
@@ -1990,15 +2005,15 @@ static int stx__sru_check_attention(stx_ctx *x, stx_sru_desc *d) {
     size_t l;
     if (srupp && d->attention_every && d->attention_last) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_sru_create: attention_last: expected 0 with attention_every %zu, got %zu",
+                 "stx_sru_create: attention_last: expected 0 with attention_every = %zu, got %zu",
                  d->attention_every, d->attention_last);
         return 0;
     }
-    /* resolving twice changes nothing: attention_every stays 0 with attention_last */
+    /* with attention_last, attention_every stays 0, so a desc can be resolved again */
     if (!d->attention_every && !d->attention_last) d->attention_every = 1;
     if (srupp && d->attention_every > d->layers)
         return stx__sru_bad(x, "attention_every", (double)d->attention_every,
-                            "at most the number of layers (no_attention = 1 for none)");
+                            "at most the number of layers (for no attention, set no_attention)");
     if (d->attention_last > d->layers)
         return stx__sru_bad(x, "attention_last", (double)d->attention_last,
                             "at most the number of layers");
@@ -2011,7 +2026,7 @@ static int stx__sru_check_attention(stx_ctx *x, stx_sru_desc *d) {
             return stx__sru_bad(x, "projs", 0, "1 or more in every layer of SRU++");
         if (stx__sru_attends(d, l) && (P % d->heads || d->heads > 256)) {
             stx_fail(x, STX_ERR_ARG,
-                     "stx_sru_create: heads: expected a divisor of proj %zu of layer %zu, at most "
+                     "stx_sru_create: heads: expected a divisor of proj %zu in layer %zu, at most "
                      "256, got %zu", P, l, d->heads);
             return 0;
         }
@@ -2090,10 +2105,10 @@ static stx_tensor *stx__sru_param(stx_params *params, const char *prefix, size_t
     return stx_param(params, init, a, full, d0, d1, 0, 0);
 }
 
-/* Scales the initial W3 like the authors' code. SRU++: for the dropout before it. Version
-   2.6: all planes for rnn_dropout and norm; plane 0 for dropout; planes 1 and 2 to
-   variance 1/2, since v c adds the other half; plane 3 by alpha with rescale, because the
-   cell multiplies only the highway of k = 3 by alpha. */
+/* Scales the initial W3 like the authors' code. SRU++: for the dropout before it.
+   Version 2.6: all planes for rnn_dropout and norm; plane 0 for dropout; planes 1 and 2
+   to variance 1/2, because v c adds the other half; plane 3 by alpha with rescale,
+   because the cell multiplies the highway by alpha only if k = 3. */
 static void stx__sru_scale_w3(stx_ctx *x, const stx_sru_desc *d, size_t l,
                               const stx_sru_layer *y) {
     const size_t O = stx__sru_columns(d);
@@ -2195,7 +2210,7 @@ STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const st
 
     if (d->input_first && d->input != m->O) {
         char name[160];
-        /* SRU: as PyTorch's Linear, also with init_xavier; SRU++: Xavier */
+        /* SRU: like PyTorch's Linear, even with init_xavier; SRU++: Xavier */
         double bound = 1 / sqrt((double)d->input);
         if (d->transform == STX_SRU_ATTENTION) bound = sqrt(6.0 / (double)(d->input + m->O));
         snprintf(name, sizeof name, "%sinput.weight", prefix);
@@ -2215,7 +2230,7 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
     if (!stx_ok(x)) return NULL;
     if (!length || !B || !T || T > SIZE_MAX / sizeof *pad / B) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_sru_lengths: expected lengths (B) and B, T >= 1, got %s, B = %zu, "
+                 "stx_sru_lengths: expected lengths, B >= 1 and T >= 1, got %s, B = %zu and "
                  "T = %zu", length ? "lengths" : "NULL", B, T);
         return NULL;
     }
@@ -2232,8 +2247,8 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
     return stx_tokens(x, pad, B, T);
 }
 
-/* Sets the rows of h (B,T,O) to 0 where padded (B,T), in host memory, is nonzero. This
-   is rare, so it multiplies by a mask. */
+/* Sets the rows of h (B,T,O) to 0 where padded (B,T), in host memory, is nonzero. It is
+   rarely used, so it simply multiplies by a mask. */
 static stx_tensor *stx__sru_zero_rows(stx_ctx *x, stx_tensor *h, const unsigned char *padded) {
     size_t rows, O, i, o;
     stx_real *mask;
@@ -2248,8 +2263,8 @@ static stx_tensor *stx__sru_zero_rows(stx_ctx *x, stx_tensor *h, const unsigned 
 }
 
 /* query (B,T,P), kv (B,M+T,2P) -> attention output (B,T,P). If all keys that a query
-   sees are padding, its output is 0. Such a query is padding itself, since it sees its
-   own time, and the recurrence does not read U there, so the value has no effect. */
+   sees are padding, its output is 0. Such a query is padding too, because it sees
+   itself. The recurrence does not read U at padding, so the value has no effect. */
 static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *query, stx_tensor *kv,
                                    const stx_ids *pad, size_t window) {
     stx_attention_in a;
@@ -2267,8 +2282,8 @@ static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *query, stx_tensor *kv
     return stx_attention(m->ctx, &a, &d);
 }
 
-/* The rest of a transform after the attention, whose output is a (NULL in layers that
-   only project):
+/* Runs the rest of a transform after the attention, whose output is a (NULL in layers
+   that only project):
        y = LN(z + alpha_attn a)        U = W3 dropout(y) */
 static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor *z,
                                   stx_tensor *a) {
@@ -2280,8 +2295,9 @@ static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor
     return stx_linear(x, y, p->w3, NULL, STX_ACT_NONE);
 }
 
-/* U (B,T,k O) of layer l (2102.12459, section 3). h (B,T,Ci) is its input and memory
-   (B,M,Ci) or NULL, both after layer norm; pad is that of all keys (B,M+T). */
+/* Returns U (B,T,k O) of layer l (2102.12459, section 3). h (B,T,Ci) is its input and
+   memory (B,M,Ci) its memory or NULL, both after layer norm. pad is the padding (B,M+T)
+   of all keys. */
 static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *memory,
                                       const stx_ids *pad, size_t window) {
     stx_ctx *x = m->ctx;
@@ -2299,7 +2315,8 @@ static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_t
     if (norm_first) all = stx_layernorm(x, all, p->attn_gain, p->attn_shift, 1e-5);
     if (!all) return NULL;
 
-    /* queries are the rows of the segment, the last T of all; the sum uses z itself */
+    /* queries are the rows of the segment, the last T of `all`; stx__sru_after adds to
+       z */
     T = h->dim[1];
     MT = all->dim[1];
     query = all;
@@ -2308,7 +2325,8 @@ static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_t
     return stx__sru_after(m, p, z, stx__sru_attend(m, query, kv, pad, window));
 }
 
-/* The padding (B,M+T) of all keys: before (B,M), then pad (B,T); either may be NULL. */
+/* Returns the padding (B,M+T) of all keys: before (B,M) followed by pad (B,T). Either
+   may be NULL. */
 static const stx_ids *stx__sru_key_pad(stx_ctx *x, const stx_ids *before, const stx_ids *pad,
                                        size_t B, size_t M, size_t T) {
     int32_t *all;
@@ -2332,12 +2350,12 @@ typedef struct stx__sru_job {
     size_t   l, window;
     const stx_ids *pad;             /* (B,T) */
     const stx_ids *key_pad;         /* (B,M+T) */
-    const unsigned char *padded;    /* zero_pads: (B,T) in host memory, else NULL */
+    const unsigned char *padded;    /* (B,T) in host memory with zero_pads, else NULL */
     int memory, c0, last;           /* which optional tensors are present */
 } stx__sru_job;
 
-/* A dropout mask (B,O) for all times, or NULL if nothing is dropped. Returns 0 after an
-   error. */
+/* Creates a dropout mask (B,O) for all times, or NULL if nothing is dropped. Returns 0
+   after an error. */
 static int stx__sru_mask(stx_sru *m, size_t l, size_t B, stx_tensor **mask) {
     stx_ctx *x = m->ctx;
     stx_tensor *ones;
@@ -2350,7 +2368,7 @@ static int stx__sru_mask(stx_sru *m, size_t l, size_t B, stx_tensor **mask) {
     return 1;
 }
 
-/* U, and V or NULL, of a custom transform. */
+/* Returns U of a custom transform, and sets *V if there is a V. */
 static stx_tensor *stx__sru_custom(stx_sru *m, size_t l, stx_tensor *in, size_t size,
                                    stx_tensor **V) {
     const char *op = "stx_sru_forward";
@@ -2361,14 +2379,14 @@ static stx_tensor *stx__sru_custom(stx_sru *m, size_t l, stx_tensor *in, size_t 
     }
     if (U && U->size == size) return U;
     stx_fail(m->ctx, STX_ERR_SHAPE,
-             "%s: the custom transform of layer %zu: expected U of shape (B,T,%zu,%zu), %zu "
+             "%s: custom transform of layer %zu: expected U of shape (B,T,%zu,%zu) with %zu "
              "elements, got %zu", op, l, m->layer[l].k, m->O, size, U ? U->size : 0);
     return NULL;
 }
 
-/* One layer, as a function that stx_recompute can call: given[0] = h (B,T,Ci), then
-   its memory and its initial state if they are present. Returns the layer's output
-   (B,T,O); out[0] becomes the final state. */
+/* One layer, as a function that stx_recompute can call. given[0] is h (B,T,Ci),
+   followed by the memory and the initial state if they are present. Returns the layer's
+   output (B,T,O); out[0] receives the final state. */
 static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, stx_tensor **out) {
     STX__FP_SCOPE;
     const stx__sru_job *job = (const stx__sru_job *)user;
@@ -2406,7 +2424,7 @@ static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, st
     return job->padded ? stx__sru_zero_rows(x, h, job->padded) : h;
 }
 
-/* Checks h and io. *M becomes the number of rows of memory. */
+/* Checks h and io. *M receives the number of rows of memory. */
 static int stx__sru_check_io(const stx_sru *m, const stx_tensor *h, const stx_sru_io *io,
                              size_t *M) {
     const char *op = "stx_sru_forward";
@@ -2422,7 +2440,7 @@ static int stx__sru_check_io(const stx_sru *m, const stx_tensor *h, const stx_sr
     B = h->dim[0];
     if (!stx__sru_check_ids(x, op, "pad", io->pad, B, h->dim[1])) return 0;
     if (io->window && m->desc.not_causal) {
-        stx_fail(x, STX_ERR_SHAPE, "%s: window: expected 0 with not_causal, got %zu", op,
+        stx_fail(x, STX_ERR_SHAPE, "%s: window: expected 0 if not_causal is set, got %zu", op,
                  io->window);
         return 0;
     }
@@ -2442,8 +2460,8 @@ static int stx__sru_check_io(const stx_sru *m, const stx_tensor *h, const stx_sr
         }
         if (!first && *M != rows) {
             stx_fail(x, STX_ERR_SHAPE,
-                     "%s: memory of layer %zu: expected %zu rows as in the layers before, which "
-                     "share one mask, got %zu", op, l, *M, rows);
+                     "%s: memory of layer %zu: expected %zu rows, as in the layers before it, "
+                     "got %zu", op, l, *M, rows);
             return 0;
         }
         *M = rows;
@@ -2567,11 +2585,11 @@ static int stx__sru_state_fits(const stx_sru *m, const stx_tensor *h, const stx_
     if (!s || (s->model == m && s->B == h->dim[0])) return 1;
     if (s->model != m)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_sru_segment: state %s: expected one of this model, got another model's",
+                 "stx_sru_segment: %s: expected a state of this model, got one of another model",
                  which);
     else
         stx_fail(m->ctx, STX_ERR_SHAPE,
-                 "stx_sru_segment: state %s: expected B = %zu streams as in x, got %zu", which,
+                 "stx_sru_segment: %s: expected B = %zu streams, as in x, got %zu", which,
                  h->dim[0], s->B);
     return 0;
 }
@@ -2607,7 +2625,8 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     if (in) io.window = in->window;
     else if (out) io.window = out->window;
 
-    /* read the state: copies, because it can change before backward needs them */
+    /* read the state into copies, because it can change before the backward needs
+       them */
     for (l = 0; in && l < layers; l++) {
         c0[l] = stx_memory_read(in->states, l, 1);
         memory[l] = stx_memory_read(in->memory, l, M);
@@ -2617,7 +2636,7 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     h = stx_sru_forward(m, h, &io);
     if (!h || !out) return h;
 
-    /* write it */
+    /* write the state */
     if (out->keep && !stx_memory_reserve(out->memory, keep)) return NULL;
     for (l = 0; l < layers; l++) {
         const stx_memory *before = in ? in->memory : NULL;
@@ -2634,14 +2653,14 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
     if (!from || from->model != to->model) {
         stx_fail(to->model->ctx, STX_ERR_ARG,
                  "stx_sru_state_copy: from: expected a state of the same model, got %s",
-                 from ? "another model's" : "NULL");
+                 from ? "one of another model" : "NULL");
         return 0;
     }
     if (!stx_memory_copy(to->states, b, from->states, first, n)) return 0;
     return !to->memory || stx_memory_copy(to->memory, b, from->memory, first, n);
 }
 
-/* The name of the states in a checkpoint: the prefix followed by "c". */
+/* Returns the name of the states in a checkpoint: the prefix followed by "c". */
 static const char *stx__sru_entry(char *name, size_t size, const char *prefix) {
     snprintf(name, size, "%.80s%s", prefix, "c");
     return name;
@@ -2663,8 +2682,8 @@ STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *
            && stx_memory_load(s->memory, f, prefix);
 }
 
-/* Copies nn (layers,D,B,H), the order of PyTorch, from own (layers,B,D,H) if get, else
-   to own. */
+/* Copies states between nn (layers,D,B,H), in the order of PyTorch, and own
+   (layers,B,D,H): to nn if get is 1, else to own. */
 static void stx__sru_nn(const stx_sru *m, size_t B, stx_real *nn, stx_real *own, int get) {
     const size_t D = m->desc.bidirectional ? 2 : 1, H = m->desc.hidden;
     size_t l, b, s;
@@ -2701,8 +2720,8 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
     rows = d->layers * (d->bidirectional ? 2 : 1);
     if (d0 != rows || d1 != s->B || d2 != d->hidden) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "stx_sru_state_set_nn: expected shape (%zu,%zu,%zu), (layers D, B, H), got "
-                 "(%zu,%zu,%zu), which would be another order of the elements",
+                 "stx_sru_state_set_nn: expected shape (%zu,%zu,%zu), that is (layers D, B, H), "
+                 "got (%zu,%zu,%zu), which can mean another order of the elements",
                  rows, s->B, d->hidden, d0, d1, d2);
         return 0;
     }
@@ -2762,8 +2781,8 @@ static int stx__sru_lm_check(stx_ctx *x, const stx_sru_lm_desc *d) {
         return stx__sru_lm_bad(x, "emb_adaptive", (double)d->emb_adaptive, "at most 2^28");
     if (d->sru.bidirectional || d->sru.not_causal) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_sru_lm_create: %s: expected 0 in a language model, which must not see what "
-                 "it predicts, got %d", d->sru.bidirectional ? "bidirectional" : "not_causal",
+                 "stx_sru_lm_create: %s: expected 0, because a language model must not see "
+                 "what it predicts, got %d", d->sru.bidirectional ? "bidirectional" : "not_causal",
                  d->sru.bidirectional ? d->sru.bidirectional : d->sru.not_causal);
         return 0;
     }
@@ -2775,7 +2794,7 @@ static int stx__sru_lm_check(stx_ctx *x, const stx_sru_lm_desc *d) {
         return stx__sru_lm_bad(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
     if (d->tied && d->adapt_io)
         return stx__sru_lm_bad(x, "tied", d->tied,
-                               "0 with adapt_io, whose tables are always shared");
+                               "0 with adapt_io, which always shares its tables");
     if (d->emb != d->dim && (d->tied || d->adapt_io)) {
         stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: emb: expected dim %zu with %s, got %zu",
                  d->dim, d->tied ? "tied" : "adapt_io, whose projections map to dim", d->emb);
@@ -2904,14 +2923,14 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
     }
     if (window > (size_t)1 << 31) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_sru_gen_create: window: expected at most 2^31 rows, which are allocated at "
-                 "once, got %zu", window);
+                 "stx_sru_gen_create: window: expected at most 2^31 rows, because all are "
+                 "allocated immediately, got %zu", window);
         return NULL;
     }
     if (m->sru->desc.literal & STX_SRU_LITERAL_NORM) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_sru_gen_create: with STX_SRU_LITERAL_NORM a key depends on where its segment "
-                 "began; use stx_sru_segment, or a model without that flag");
+                 "stx_sru_gen_create: cannot generate with STX_SRU_LITERAL_NORM, because keys "
+                 "depend on where segments begin; use stx_sru_segment, or clear the flag");
         return NULL;
     }
     layers = m->sru->desc.layers;
@@ -2941,7 +2960,7 @@ STX_DEF void stx_sru_gen_reset(stx_sru_gen *g) {
     stx_cache_reset(g->cache);
 }
 
-/* stx__sru_transform of new times, with the keys and values of the cache. */
+/* Like stx__sru_transform, for new times whose keys and values go to the cache. */
 static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h) {
     stx_sru *m = g->model->sru;
     stx_ctx *x = m->ctx;
@@ -2993,8 +3012,8 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
     if (!g || !stx_ok(g->model->ctx)) return NULL;
     if (g->model->sru->desc.custom) {
         stx_fail(g->model->ctx, STX_ERR_ARG,
-                 "stx_sru_gen_feed: a custom transform can depend on other times, so it cannot be "
-                 "fed token by token: use stx_sru_segment");
+                 "stx_sru_gen_feed: a model with a custom transform cannot be fed token by token, "
+                 "because the transform can depend on other times; use stx_sru_segment");
         return NULL;
     }
     return stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 1, stx__sru_gen_step, g);
@@ -3064,4 +3083,4 @@ STX_STRICT_OFF
 #endif /* SEQTX_SRU_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores the macros of one letter */
+#include "seqtx.h"      /* restores the single-letter macros */

@@ -1976,7 +1976,7 @@ static void bad_attention(void) {
     d.transform = STX_SRU_ATTENTION;
     d.attention_every = 2;
     d.attention_last = 1;
-    refused("attention_last: expected 0 with attention_every 2, got 1", &d);
+    refused("attention_last: expected 0 with attention_every = 2, got 1", &d);
     d = small();
     d.transform = STX_SRU_ATTENTION;
     d.attention_every = 3;
@@ -2121,12 +2121,12 @@ static void bad_segments(stx_sru *m, const stx_real *v) {
     call_refused(x, stx_sru_forward(m, stx_input(x, v, 10, 8, 0, 0), NULL),
                  "x: expected shape (B,T,8)");
     in = next_input(x, v);
-    call_refused(x, stx_sru_segment(m, in, NULL, s3, NULL), "state in: expected B = 2 .. got 3");
+    call_refused(x, stx_sru_segment(m, in, NULL, s3, NULL), "stx_sru_segment: in: expected B = 2 .. got 3");
     in = next_input(x, v);
-    call_refused(x, stx_sru_segment(m, in, NULL, NULL, s3), "state out: expected B = 2 .. got 3");
+    call_refused(x, stx_sru_segment(m, in, NULL, NULL, s3), "stx_sru_segment: out: expected B = 2 .. got 3");
     in = next_input(x, v);
     call_refused(x, stx_sru_segment(m, in, NULL, other, NULL),
-                 "state in: expected one of this model");
+                 "stx_sru_segment: in: expected a state of this model");
     next_input(x, v);
     call_refused(x, stx_sru_lengths(x, length, 2, 6), "row 1: expected at most T = 6, got 7");
     next_input(x, v);
@@ -2195,7 +2195,7 @@ static void bad_cells(stx_ctx *x, const stx_real *v) {
     call_refused(x, stx_sru_recurrence(x, &c, NULL), "bias: expected shape (2,O), got NULL");
     c = next_cell(x, v);
     c.directions = 3;
-    call_refused(x, stx_sru_recurrence(x, &c, NULL), "directions: expected 1 or 2 .. got 3");
+    call_refused(x, stx_sru_recurrence(x, &c, NULL), "directions: expected 1, or 2 .. got 3");
     c = next_cell(x, v);
     c.xr = stx_input(x, v, 2, 3, 5, 0);
     call_refused(x, stx_sru_recurrence(x, &c, NULL), "xr: expected shape (B,T,O) .. got (2,3,5)");
@@ -2220,7 +2220,7 @@ static void bad_cells(stx_ctx *x, const stx_real *v) {
     c = next_cell(x, v);
     c.u = stx_input(x, v, 2, 3, 4, 4);
     c.xr = stx_input(x, v, 2, 3, 4, 0);
-    call_refused(x, stx_sru_recurrence(x, &c, NULL), "xr: expected NULL with 4 planes");
+    call_refused(x, stx_sru_recurrence(x, &c, NULL), "xr: expected NULL if k = 4");
 }
 
 static void nulls(void) {
