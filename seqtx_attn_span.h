@@ -56,8 +56,8 @@
        y_i = sum_t a_t v_{i-t}
        loss = mean nll + span_loss sum_l L mean_heads z
 
-   Mask, weights and penalty are those of 1905.07799, persistent vectors and the layer
-   without a feed-forward network those of 1907.01470.
+   The mask, the weights and the penalty are those of 1905.07799. The persistent vectors
+   and the layer without a feed-forward network are those of 1907.01470.
 
    With pers = N > 0, a layer has no feed-forward network and no LN2. Every head also
    attends to N learned key-value pairs (all-attention), with keys sqrt(D) pers_key and
@@ -272,16 +272,16 @@
    so S_head = S. A layer with one long span and seven short ones then costs as much as a
    layer with eight long ones.
 
-   The cached rows of all layers are B d sum_l C_l elements. If each step reads and writes
-   the same memory, the buffer of a layer also has spare rows: min(T, C_l) on a GPU,
-   max(C_l / 2, min(T, C_l)) on a CPU, and up to min(C_l / 2, L - C_l) more while C_l < L.
-   Generation caches keys and values instead, in buffers of 2 S_l + 64 rows:
-   2 d sum_l (2 S_l + 64) elements per stream. A new token costs
-   3 D sum_heads S_head + 4 d^2 + 2 d f multiply-adds per layer, however long the text is.
+   The cached rows of all layers take B d sum_l C_l elements. If each step reads and
+   writes the same memory, the buffer of a layer also has spare rows: min(T, C_l) on a
+   GPU, max(C_l / 2, min(T, C_l)) on a CPU, and up to min(C_l / 2, L - C_l) more while
+   C_l < L. Generation caches keys and values instead, in buffers of 2 S_l + 64 rows,
+   which take 2 d sum_l (2 S_l + 64) elements per stream. A new token costs 3 D
+   sum_heads S_head + 4 d^2 + 2 d f multiply-adds per layer, however long the text is.
    The speed of generation is limited by memory bandwidth. With one stream and f32
-   weights, each token reads 4 (4 d^2 + 2 d f) bytes of weights per layer, 4 V d bytes for
-   the output head, and 8 D sum_heads S_head bytes of keys and values per layer. With
-   several streams, the weights are read once for all of them.
+   weights, each token reads 4 (4 d^2 + 2 d f) bytes of weights per layer, 4 V d bytes
+   for the output head, and 8 D sum_heads S_head bytes of keys and values per layer.
+   With several streams, the weights are read once for all of them.
 
    Fidelity to the authors' code of 1905.07799 and 1907.01470
        In double precision, losses, caches, all gradients and optimiser updates agree with
@@ -323,7 +323,7 @@
            fairseq_init      projections and embedding normal with standard deviation
                              1/sqrt(d), W1 and W2 uniform in [-r, r] with
                              r = sqrt(6 / (d + f)); the rest as in the authors' code
-           STX_SPAN_LITERAL_MEMORY   fairseq, too, treats unwritten rows as rows of zeros
+           STX_SPAN_LITERAL_MEMORY   fairseq, too, reads unwritten rows as zeros
        To reproduce fairseq, set adapt_span = no_renorm = fairseq_init = 1 and literal =
        STX_SPAN_LITERAL.
 
@@ -406,20 +406,20 @@
        stx_optim_set_lr(optim, lr);
        stx_step_run(x, stx_span_key(model, ids, targets, memory, 0), step, user);
 
-   step() makes every call from stx_begin to stx_optim_step, then calls stx_span_clamp. It
-   must not call stx_tokens or stx_item: store the loss with stx_metric_set, and read it
-   with stx_metric_get after the step.
+   step() must make every call from stx_begin to stx_optim_step and then call
+   stx_span_clamp. It must not call stx_tokens or stx_item: store the loss with
+   stx_metric_set, and read it with stx_metric_get after the step.
    The fused attention kernels require D to be a multiple of 8 from 8 to 128, and
    no_renorm, span_per_layer and literal to be 0. Otherwise, the scores are written to
    device memory, one chunk at a time.
 
-   Compile-time options are those of seqtx.h.
+   The compile-time options are described in seqtx.h.
 
    Reading order: stx__span_layer (a layer), stx_span_forward (the loop over layers and
    the memory), stx__span_sizes (spans), stx__span_gen_step (generation).
 */
 #define STX__LETTERS 1
-#include "seqtx.h"      /* hides macros of one capital letter: see the end of seqtx.h */
+#include "seqtx.h"      /* hides single-letter macros; see the end of seqtx.h */
 #ifndef SEQTX_ATTN_SPAN_H
 #define SEQTX_ATTN_SPAN_H
 
@@ -457,9 +457,9 @@ typedef struct stx_span_desc {
     int    span_per_layer;  /* 1: all heads of a layer share one z. Requires adapt_span */
     int    no_renorm;       /* 1: a = m exp(s) / sum exp(s). Requires adapt_span */
     int    fairseq_init;    /* 1: fairseq's initialisers, see Fidelity */
-    unsigned literal;       /* STX_SPAN_LITERAL, or individual flags. A flag that does not
-                               apply is an error. The desc of a created model holds the
-                               flags in effect */
+    unsigned literal;       /* STX_SPAN_LITERAL, or individual flags. A flag that does not apply is
+                               an error. After creation, the model's desc has the flags
+                               in effect */
 
     size_t pers;            /* N persistent vectors per head, which replace the
                                feed-forward network; 0: none */
@@ -473,13 +473,14 @@ typedef struct stx_span_desc {
                                                increasing, below vocab */
     size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
                                are below vocab */
-    int    forward_columns; /* cluster logits in the output head: 0: last cluster first, as
-                               in PyTorch; 1: cluster 1 first, as in TensorFlow */
+    int    forward_columns; /* order of the cluster logits in the output head. 0: last cluster
+                               first, as in PyTorch; 1: cluster 1 first, as in
+                               TensorFlow */
 
-    double dropout;         /* probability, in [0,1), for attention weights and
-                               feed-forward activations */
-    double emb_dropout;     /* probability, in [0,1), for the embedding and the last
-                               hidden state */
+    double dropout;         /* dropout probability, in [0,1), of attention weights and feed-forward
+                               activations */
+    double emb_dropout;     /* dropout probability, in [0,1), of the embedding and the last hidden
+                               state */
 
     size_t recompute_layers;    /* number of layers to recompute in the backward pass,
                                    counted from the last; SIZE_MAX: all. Recomputing all
@@ -508,7 +509,7 @@ typedef struct stx_span {
     stx_vocab_io     *vocab_io; /* embedding and output head */
     stx_span_layer   *layer;    /* [layers] */
     stx_tensor      **z;        /* [layers], z of each layer; NULL if spans are fixed */
-    stx_param_subset *spans;    /* the same, for stx_clamp_params */
+    stx_param_subset *spans;    /* z of all layers, for stx_clamp_params */
 } stx_span;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc is
@@ -567,19 +568,19 @@ STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out)
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
                                const stx_real *in, size_t n);
 
-/* Copies the memory of n streams: streams from_stream to from_stream + n - 1 of `from`
-   replace streams to_stream to to_stream + n - 1 of `to`. This is useful for regrouping
-   batches. Both memories must belong to the same context and have the same number of
-   layers and the same d. If they are the same memory, the ranges must not overlap.
-   Returns 1, or sets an error and returns 0. */
+/* Copies the memory of streams from_stream to from_stream + n - 1 of `from` to streams
+   to_stream to to_stream + n - 1 of `to`, for example to regroup batches. Both memories
+   must belong to the same context and have the same number of layers and the same d. If
+   they are the same memory, the ranges must not overlap. Returns 1, or sets an error
+   and returns 0. */
 STX_DEF int stx_span_state_copy(stx_span_state *to, size_t to_stream,
                                 const stx_span_state *from, size_t from_stream, size_t n);
 
 /* stx_span_state_save saves the memory to a checkpoint, under names that begin with
-   prefix, at most 80 bytes. The memory must not change until stx_writer_finish.
-   stx_span_state_load loads it into a memory with the same B. Both return 1, or set an
-   error and return 0; a failed load leaves s empty. After an earlier error they do
-   nothing. */
+   prefix, which can have at most 80 bytes. The memory must not change until
+   stx_writer_finish. stx_span_state_load loads it into a memory with the same B. Both
+   return 1, or set an error and return 0; a failed load leaves s empty. After an
+   earlier error, they do nothing and return 0. */
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
 
@@ -598,8 +599,8 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
    error, because each cluster has a separate softmax. NULL after an error. */
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h);
 
-/* Hidden state (B,T,d) -> log p (B,T,V). Works with and without adapt_io. Not
-   differentiable. NULL after an error. */
+/* Hidden state (B,T,d) -> log p (B,T,V), which is not differentiable. Works with and
+   without adapt_io. NULL after an error. */
 STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h);
 
 /* Runs stx_span_forward on ids (B,T) with memories in and out, and returns the mean
@@ -624,19 +625,20 @@ STX_DEF void stx_span_clamp(stx_span *m);
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_span_state *s, uint64_t salt);
 
-/* Span z L of one head in tokens, without the ramp; L if spans are fixed; 0 if l or
-   head is out of range. */
+/* Returns the span z L of one head in tokens, without the ramp. Returns L if spans are
+   fixed, and 0 if l or head is out of range. */
 STX_DEF double stx_span_head_span(const stx_span *m, size_t l, size_t head);
 
-/* S, how many tokens back layer l can attend, and C, the length of its cache in rows.
-   Both change with z from step to step; see the manual. 0 if l is out of range. */
+/* Return S, the number of tokens that layer l can look back, and C, the length of its
+   cache in rows. Both change with z from step to step; see the manual. Both functions
+   return 0 if l is out of range. */
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l);
 STX_DEF size_t stx_span_cache_length(const stx_span *m, size_t l);
 
-/* Spans including the ramp, in tokens, as the authors' code logs them. *avg is the mean,
-   over all layers, of the reach for the mean z of the layer's heads. *max is the largest
-   reach of any head. With fixed spans, both values are L. Both are 0 if m is NULL. Either
-   pointer can be NULL. */
+/* Computes spans including the ramp, in tokens, as the authors' code logs them. *avg is
+   the mean, over all layers, of the reach for the mean z of the layer's heads. *max is
+   the largest reach of any head. With fixed spans, both values are L. Both are 0 if m
+   is NULL. Either pointer can be NULL. */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 
@@ -686,7 +688,7 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 #define SEQTX_ATTN_SPAN_IMPLEMENTATION_DONE
 
 #define STX_LOOPS
-#include "seqtx.h"      /* again, for STX__FP_SCOPE: see STX_LOOPS in seqtx.h */
+#include "seqtx.h"      /* included again for STX__FP_SCOPE; see STX_LOOPS in seqtx.h */
 
 #include <math.h>
 #include <stdio.h>
@@ -699,8 +701,8 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m);
    the authors' code. */
 enum { STX__SPAN_STEP = 64 };
 
-/* Most heads: the length of stx_head_groups.of. Most layers: a guard against typing
-   errors, far above any published model. */
+/* The limit of heads is the length of stx_head_groups.of. The limit of layers guards
+   against typing errors and is far above any published model. */
 enum { STX__SPAN_MAX_LAYERS = 4096, STX__SPAN_MAX_HEADS = 256 };
 
 #define STX__SPAN_NORM_EPS 1e-5     /* epsilon of the layer norms, as in PyTorch */
@@ -782,7 +784,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     if (!d->inner) d->inner = 4 * d->dim;
     if (d->heads > STX__SPAN_MAX_HEADS || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_span_create: heads: expected a divisor of dim = %zu, at most %d, got %zu",
+                 "stx_span_create: heads: expected a divisor of dim (%zu), at most %d, got %zu",
                  d->dim, STX__SPAN_MAX_HEADS, d->heads);
         return 0;
     }
@@ -793,7 +795,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     if (!(d->ramp >= 1 && d->ramp <= (double)most))
         return stx__span_bad(x, "ramp", d->ramp, "1 to 2^30");
     if (!(d->span_init >= 0 && d->span_init <= 1))
-        return stx__span_bad(x, "span_init", d->span_init, "0 to 1, a fraction of span");
+        return stx__span_bad(x, "span_init", d->span_init, "a fraction of span from 0 to 1");
     if (!(d->span_loss >= 0 && d->span_loss < 1e30))
         return stx__span_bad(x, "span_loss", d->span_loss, "0 to 1e30");
     if (!(d->dropout >= 0 && d->dropout < 1))
@@ -802,7 +804,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
         return stx__span_bad(x, "emb_dropout", d->emb_dropout, "at least 0 and below 1");
     if ((d->no_renorm || d->span_per_layer) && !d->adapt_span) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_span_create: %s requires adapt_span = 1: a fixed span has no mask",
+                 "stx_span_create: %s requires adapt_span = 1; a fixed span has no mask",
                  d->no_renorm ? "no_renorm" : "span_per_layer");
         return 0;
     }
@@ -931,7 +933,7 @@ STX_DEF stx_params *stx_span_params(stx_span *m) {
 
 // >>spans
 
-/* Mean and maximum of z over the heads of layer l. */
+/* Computes the mean and the maximum of z over the heads of layer l. */
 static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) {
     STX__FP_SCOPE;
     const stx_tensor *z = m->layer[l].z;
@@ -946,13 +948,13 @@ static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) 
     }
 }
 
-/* reach = min(L, ceil(z L) + ceil(R)), and slightly more where f32 cannot represent every
-   distance. It never excludes a key with m > 0. */
+/* Returns reach = min(L, ceil(z L) + ceil(R)), or slightly more where f32 cannot
+   represent every distance. No key with m > 0 is beyond it. */
 static size_t stx__span_reach(const stx_span_desc *d, double z) {
     return stx_attention_reach(z, (double)d->span, d->ramp, d->span);
 }
 
-/* Window S and cache length C of layer l, from its longest span:
+/* Computes the window S and the cache length C of layer l from its longest span:
        S = L - 64 floor((L - reach) / 64)        C = min(L, S + 64) */
 static void stx__span_sizes(const stx_span *m, size_t l, size_t *S, size_t *C) {
     const stx_span_desc *d = &m->desc;
@@ -972,7 +974,7 @@ static void stx__span_sizes(const stx_span *m, size_t l, size_t *S, size_t *C) {
    - Keys beyond a head's span affect the result: no_renorm or STX_SPAN_LITERAL_EPS.
    - Zero keys precede the cached rows, which stx_attention does not support together
      with groups: STX_SPAN_LITERAL_MEMORY.
-   - Streams have different lengths (masked). A head with a short span might see no key.
+   - Streams have different lengths (masked): a head with a short span might see no key.
    - Grouping would save too few rows to pay for reordering the weights, which happens
      once in the forward pass and once in the backward pass.
    Measured gain: 14 % of a training step (enwik8_small on Zen 4, one head per layer with
@@ -991,7 +993,8 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
     z = stx_param_mirror(m->ctx, m->layer[l].z);
     if (!z) return;
 
-    /* one more than the reach: the key at which m has just become 0 is on the ramp */
+    /* one more than the reach, because the key at which m becomes 0 is still on the
+       ramp */
     for (head = 0; head < d->heads; head++)
         need[head] = stx__span_reach(d, (double)z[head]) + 1;
     stx_head_groups_choose(need, d->heads, rows, &several);
@@ -1091,7 +1094,7 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     d.width = m->desc.dim;
     d.count_unwritten = 1; /* lengths include unwritten rows, as in the authors' code */
     d.missing_as_zeros = (m->desc.literal & STX_SPAN_LITERAL_MEMORY) != 0;
-    d.max_rows = m->desc.span; /* no cache is longer */
+    d.max_rows = m->desc.span; /* the length of the longest cache */
     s = (stx_span_state *)stx_block(x, sizeof *s);
     if (!s) return NULL;
     s->model = m;
@@ -1123,9 +1126,9 @@ STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out)
     if (!s || !stx_ok(s->model->ctx)) return 0;
     if (l < s->model->desc.layers && s->memory->layer[l].masked) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_span_state_get: expected the same number of rows in every stream of "
-                 "layer %zu, but some streams were reset: use stx_span_state_save or "
-                 "stx_span_state_copy", l);
+                 "stx_span_state_get: streams have different numbers of rows in layer %zu, "
+                 "because some were reset; use stx_span_state_save or stx_span_state_copy "
+                 "instead", l);
         return 0;
     }
     return stx_memory_get(s->memory, l, out);
@@ -1167,7 +1170,7 @@ typedef struct stx__span_job {
     size_t           l, S;
     stx_cached_rows  past;      /* cached rows in the window */
     stx_head_groups  groups;
-    const stx_ids   *pad;       /* (B,rows + T): not 0 where a row is missing; or NULL */
+    const stx_ids   *pad;       /* (B,rows + T): nonzero where a row is missing; or NULL */
 } stx__span_job;
 
 static void stx__span_attention_desc(const stx_span *m, size_t S, stx_attention_desc *attn) {
@@ -1185,8 +1188,8 @@ static void stx__span_attention_desc(const stx_span *m, size_t S, stx_attention_
     attn->first_key = d->literal & STX_SPAN_LITERAL_MEMORY ? -(ptrdiff_t)S : 0;
 }
 
-/* Inputs of the attention other than the cached rows: q, k, v = [Wq Wk Wv] h, positions,
-   z and persistent vectors. */
+/* Sets the inputs of the attention other than the cached rows: q, k, v = [Wq Wk Wv] h,
+   positions, z and persistent vectors. */
 static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
                                    stx_attention_in *in) {
     const stx_span_layer *p = &m->layer[l];
@@ -1202,7 +1205,7 @@ static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
     in->persistent_v = p->pers_val;
 }
 
-/* The rest of a layer after the attention's output y:
+/* Runs the rest of a layer after the attention, whose output is y:
        h'  = LN1(h + Wo y)
        h'' = LN2(h' + W2 relu(W1 h' + b1) + b2)     omitted with pers
    There is no dropout on the residual branches. */
@@ -1221,7 +1224,7 @@ static stx_tensor *stx__span_tail(stx_span *m, size_t l, stx_tensor *h, stx_tens
                                   p->norm2_shift, STX__SPAN_NORM_EPS);
 }
 
-/* One layer, as a function that stx_recompute can call: in[0] = h (B,T,d); returns h
+/* One layer, as a function that stx_recompute can call. in[0] is h (B,T,d). Returns h
    of the next layer. */
 static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__span_job *job = (const stx__span_job *)user;
@@ -1261,7 +1264,7 @@ static int stx__span_state_fits(const stx_span *m, const stx_ids *ids, const stx
     else
         stx_fail(m->ctx, STX_ERR_SHAPE,
                  "stx_span_forward: expected a memory with B = %zu streams, as in the tokens, "
-                 "got %zu: create it with stx_span_state_create(model, B)", ids->B, s->B);
+                 "got %zu; create it with stx_span_state_create(model, B)", ids->B, s->B);
     return 0;
 }
 
@@ -1285,14 +1288,15 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         job->m = m;
         job->l = l;
 
-        /* read the memory: rows beyond the window have no weight and are not projected */
+        /* read the memory; rows beyond the window have no weight and are not
+           projected */
         stx__span_sizes(m, l, &job->S, &C);
         if (!stx_memory_view(memory, l, job->S, &job->past)) return NULL;
         job->pad = memory ? stx_memory_mask(memory, l, job->S, NULL, ids->T) : NULL;
         stx__span_groups(m, l, ids->B, job->past.rows, memory && memory->layer[l].masked,
                          &job->groups);
 
-        /* write the memory: the layer's input h, before the layer runs */
+        /* write the layer's input h to the memory, before the layer runs */
         if (out && !stx_memory_push(out->memory, memory, l, C, h, NULL)) return NULL;
 
         /* the last recompute_layers layers are recomputed in the backward pass */
@@ -1365,8 +1369,8 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
     }
 }
 
-/* ids (B,T) -> hidden states (B,T,d): the loop of stx_span_forward, with KV caches in
-   place of the memory. */
+/* ids (B,T) -> hidden states (B,T,d): the loop of stx_span_forward, with KV caches
+   instead of the memory. */
 static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
     stx_span_gen *g = (stx_span_gen *)user;
     stx_span *m = g->model;
@@ -1419,7 +1423,7 @@ static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_id
 static int stx__span_lm_window_ok(stx_span *m, const char *op, size_t window) {
     if (m && window)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "%s: expected window = 0, got %zu: the spans determine the windows", op, window);
+                 "%s: expected window = 0, got %zu; the spans determine the windows", op, window);
     return !window;
 }
 
@@ -1459,4 +1463,4 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m) {
 #endif /* SEQTX_ATTN_SPAN_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores the macros of one letter */
+#include "seqtx.h"      /* restores the single-letter macros */

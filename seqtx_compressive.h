@@ -653,7 +653,7 @@ typedef struct stx_comp {
                                                S + max M + max C. Distance dist is in row
                                                rows - 1 - dist, and head h has the hd
                                                columns that start at h hd */
-    stx_tensor     *sines;                  /* STX_COMP_POSITIONS_XL: (rows,D), constant, rows
+    stx_tensor     *sines;                  /* STX_COMP_POSITIONS_XL: (rows,D), constant, with rows
                                                as in key_pe */
     stx_tensor     *final_gain, *final_shift;
     stx_comp_layer *layer;                  /* [layers] */
@@ -918,9 +918,9 @@ STX_KERNEL(stx_comp_fold, (stx_ctx *x, stx_real *rows, const stx_real *y,
 STX_KERNEL(stx_comp_pool, (stx_ctx *x, stx_real *y, const stx_real *rows,
                            const stx_comp_groups *g, int max))
 
-/* Copies the G_b most used rows of stream b, of those that start at first[b], to the
-   last G_b rows of y (B,groups,D), in chronological order. The rows before them are 0.
-   If first is NULL, it counts as 0, and G_b = groups. taps and at are not read. usage
+/* Of the rows of stream b from first[b] on, copies the G_b most used to the last G_b
+   rows of y (B,groups,D), in chronological order. The rows before them are 0. If first
+   is NULL, it counts as 0, and G_b = groups. taps and at are not read. usage
    (B,rows,2), in full precision, has a stride of usage_batch_stride elements between
    streams. The usage of row j is usage[0] / usage[1], or 0 if usage[1] is 0. Of equally
    used rows, the newer ranks first. Missing rows rank last, oldest first, and are 0 in
@@ -995,16 +995,16 @@ typedef struct stx_comp_gate_args {
     const stx_real *dout;       /* (N,D) */
     stx_real *dx, *dy, *dp[4];  /* shaped like x, y and p */
     stx_real *db[2];            /* gru (3D) each, glu (2D) in db[0]; NULL if not needed */
-    int defer_db;               /* 1: db belongs to parameters, so it may be added to
-                                   later; see stx_linear_bwd_args. Not read on the CPU */
+    int defer_db;               /* 1: db belongs to parameters, so the sums may be added later; see
+                                   stx_linear_bwd_args. Not read on the CPU */
 } stx_comp_gate_args;
 
 STX_KERNEL(stx_comp_gate_fwd, (stx_ctx *x, const stx_comp_gate_args *a))
 STX_KERNEL(stx_comp_gate_bwd, (stx_ctx *x, const stx_comp_gate_args *a))
 
-/* Computes what stx_comp_usage adds to usage[..][0], in double and in host memory, as
-   sum (B,n). It defines the kernel for readers and tests. work has 2
-   stx_attention_keys(a) elements. */
+/* Computes in double, in host memory, what stx_comp_usage adds to usage[..][0], and
+   stores it in sum (B,n). It is the definition for readers and the reference for tests.
+   work has 2 stx_attention_keys(a) elements. */
 STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first,
                                   size_t n, double *work);
 
@@ -1056,9 +1056,9 @@ typedef struct stx__comp_group_job {
     const stx_comp_groups *g;
     stx_real       *to;
     const stx_real *from;
-    int             accumulate;     /* unfold */
-    int             max;            /* pool */
-    const stx_real *usage;          /* pick */
+    int             accumulate;     /* unfold only */
+    int             max;            /* pool only */
+    const stx_real *usage;          /* pick only, as is the stride */
     size_t          usage_batch_stride;
 } stx__comp_group_job;
 
@@ -1862,7 +1862,8 @@ static int stx__comp_in_range(stx_ctx *x, const char *field, size_t got, size_t 
     return 0;
 }
 
-/* Sets an error if a field is not 0 although the model does not allow it. */
+/* Returns 1 if a field is 0 or the model allows other values. Otherwise, sets an
+   error. */
 static int stx__comp_allowed(stx_ctx *x, const char *field, double got, int allowed,
                              const char *expected) {
     return got == 0 || allowed || stx__comp_bad(x, field, got, expected);
@@ -2441,7 +2442,7 @@ enum { STX__COMP_PARTS = 4 };
 static const char *const stx__comp_part_name[STX__COMP_PARTS] = {"mem.", "comp.", "usage.",
                                                                  "source."};
 
-/* Sets part to the parts of a state. Parts that the model does not need are NULL. */
+/* Lists the parts of a state in `part`. Parts that the model does not need are NULL. */
 static void stx__comp_parts(const stx_comp_state *s, stx_memory **part) {
     part[0] = s->mem;
     part[1] = s->comp;
@@ -2553,7 +2554,7 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     if (!s) return NULL;
     s->model = m;
     s->B = B;
-    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* M, C, widths */
+    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* and C, widths */
     s->pushed = (size_t *)stx_block(x, stx_bytes_of(B, sizeof *s->pushed, 1));
     if (s->M && s->pushed) {
         s->C = s->M + L;
@@ -2617,7 +2618,7 @@ static size_t stx__comp_most_pushed(const stx_comp_state *s) {
 
 /* Checks that from can be copied to `to`. */
 static int stx__comp_state_like(const stx_comp_state *to, const stx_comp_state *from) {
-    const size_t sizes = 2 * to->model->desc.layers * sizeof *to->M;       /* M and C */
+    const size_t sizes = 2 * to->model->desc.layers * sizeof *to->M;       /* of M and C */
     const char *got = NULL;
     if (!from)
         got = "NULL";
@@ -2829,7 +2830,7 @@ typedef struct stx__comp_layer_plan {
     const stx_ids *old_pad;         /* (B,e): evicted rows */
     const stx_ids *new_pad;         /* (B,G): new compressed rows */
     const stx_ids *not_pad;         /* STX_COMP_LITERAL_MASK: (B,T), the opposite of pad */
-    const stx_ids *segment_pad;     /* likewise: (B,c+n+T), all keys of the segment */
+    const stx_ids *segment_pad;     /* STX_COMP_LITERAL_MASK: (B,c+n+T), all keys of the segment */
 
     stx_comp_groups groups;         /* how the evicted rows are cut into groups */
     int    aux;             /* 1: there is an aux loss. In a process group, either all ranks have
@@ -2896,7 +2897,7 @@ static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *
     stx_comp_groups g = plan->groups;
     size_t b, i, t;
     if (!v || (!plan->old_pad && !first)) return NULL;
-    g.first = first ? first->data : NULL;           /* host memory */
+    g.first = first ? first->data : NULL;           /* the host copy */
     g.pad = plan->old_pad ? plan->old_pad->data : NULL;
     for (b = 0; b < plan->B; b++) {
         if (plan->m->desc.compress == STX_COMP_COMPRESS_USED) {
@@ -2996,7 +2997,8 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
     plan->recent_groups = groups;
     if (!groups) return 0;
     for (k = 1; k <= d->bptt && pushed >= k * S; k++) {
-        const size_t n = STX_MIN(pushed - k * S, plan->M);      /* rows in the memory then */
+        const size_t n = STX_MIN(pushed - k * S, plan->M);      /* rows in the memory at that
+                                                                   time */
         const size_t G = stx__comp_new_rows(d, stx__comp_evicted(n, S, plan->M));
         const size_t rows = stx__comp_source_rows(plan->m, G);
         if (!G || rows > left) break;
@@ -3647,7 +3649,7 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *
         pad = stx__comp_mask_part(x, plan->key_pad, plan->c, count);
 
     if (all && plan->c + count <= all->dim[1] && (whole || count == plan->e)) {
-        all = stx_detach(x, all);       /* read in place */
+        all = stx_detach(x, all);       /* read, not copied */
         return stx__comp_attend_rows(m, proj, all, plan->c, count, pad, 0);
     }
     kv = stx__comp_kv_rows(x, proj, plan->c, plan->c + count);
@@ -3856,7 +3858,7 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     B = h->dim[0];
     T = h->dim[1];
     push = T == d->segment && out;
-    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* and rel_error */
+    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* also rel_error */
 
     if (out && !in) stx_comp_state_reset(out);
     if (out && in && out != in) {
@@ -4084,7 +4086,7 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     stx_ctx *x = g ? g->model->ctx : NULL;
     size_t i;
     if (!g) return;
-    for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* rows, usage, pe */
+    for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* and usage, pe */
         stx_block_device_free(x, g->rows[i]);
     stx_block_free(x, g->rows);
     stx_block_free(x, g->pad);

@@ -2121,9 +2121,11 @@ static void bad_segments(stx_sru *m, const stx_real *v) {
     call_refused(x, stx_sru_forward(m, stx_input(x, v, 10, 8, 0, 0), NULL),
                  "x: expected shape (B,T,8)");
     in = next_input(x, v);
-    call_refused(x, stx_sru_segment(m, in, NULL, s3, NULL), "stx_sru_segment: in: expected B = 2 .. got 3");
+    call_refused(x, stx_sru_segment(m, in, NULL, s3, NULL),
+                 "stx_sru_segment: in: expected B = 2 .. got 3");
     in = next_input(x, v);
-    call_refused(x, stx_sru_segment(m, in, NULL, NULL, s3), "stx_sru_segment: out: expected B = 2 .. got 3");
+    call_refused(x, stx_sru_segment(m, in, NULL, NULL, s3),
+                 "stx_sru_segment: out: expected B = 2 .. got 3");
     in = next_input(x, v);
     call_refused(x, stx_sru_segment(m, in, NULL, other, NULL),
                  "stx_sru_segment: in: expected a state of this model");
