@@ -525,7 +525,7 @@ typedef struct stx_par_desc {
     int    own_uv;          /* 1: each attention has a separate u and v; 0: all share one pair */
     int    pre_norm;        /* 1: h + branch(LN(h)), and a final norm; 0: LN(h + branch(h)) */
     int    no_final_norm;   /* 1: pre_norm without the norm after the last block */
-    double norm_eps;        /* 0: 1e-5 */
+    double norm_eps;        /* epsilon of the layer norms; 0: 1e-5 */
 
     double dropout;         /* of the embedding and of the output of each branch, in [0,1) */
     double attn_dropout;    /* of attention weights, in [0,1) */
@@ -534,7 +534,7 @@ typedef struct stx_par_desc {
     double final_dropout;   /* of the last hidden states, in [0,1) */
 
     int    gate_form;       /* meaning of al. STX_PAR_FORM_LOGITS: logits. STX_PAR_FORM_PI: the
-                               reference's weights, see The gate in the manual */
+                               reference's weights; see The gate in the manual */
     double pi0[3];          /* initial probabilities of attention, feed-forward and identity;
                                0, 0, 0: 0.33, 0.33, 0.34 */
     int    gate;            /* the gate in training. STX_PAR_SOFT: w = y. STX_PAR_ST: one-hot w
@@ -543,14 +543,14 @@ typedef struct stx_par_desc {
                                branch runs. _SOFT: w = p. _NOISE: as in training */
     int    noise;           /* draws per block. STX_PAR_NOISE_STEP: 1. _SEQUENCE: 1 per stream.
                                _TOKENS: 1 per noise_tokens of each stream */
-    size_t noise_tokens;    /* STX_PAR_NOISE_TOKENS only */
-    double tau;             /* initial temperature; 0: 1. Later changes: stx_par_set_tau */
+    size_t noise_tokens;    /* tokens per draw; STX_PAR_NOISE_TOKENS only */
+    double tau;             /* initial temperature; 0: 1. stx_par_set_tau changes it */
 
     int    adaptive_in;     /* 1: adaptive embedding with the cutoffs of the output; 0: a table
                                (V,D) */
-    int    words_out;       /* STX_PAR_OUT_ADAPTIVE: Transformer-XL's. _PLAIN: a matrix
-                               (V,D) and a bias. _TIED: the matrix is the embedding. _REF:
-                               see the manual */
+    int    words_out;       /* STX_PAR_OUT_ADAPTIVE: Transformer-XL's adaptive softmax. _PLAIN: a
+                               matrix (V,D) and a bias. _TIED: the matrix is the
+                               embedding. _REF: see Adaptive vocabulary in the manual */
     double emb_scale;       /* factor applied to the embedding; 0: sqrt(D) */
     size_t emb;             /* E, width of the first cluster; 0: D */
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* first ids of the tails, increasing,
@@ -558,7 +558,8 @@ typedef struct stx_par_desc {
     double div_val;         /* cluster c has width floor(E / div_val^c); 0: 1 */
     double proj_factor;     /* STX_PAR_OUT_REF: cluster c >= 1 has width
                                max(floor(D / proj_factor^c), 1); 0: 4 */
-    size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* widths that replace these; 0: not replaced */
+    size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* widths that override those of proj_factor; 0: no
+                                                   override */
     int    tie_words;       /* 1: adaptive input and output share tables */
     int    tie_projs;       /* adaptive input and output share no projections (STX_PAR_TIE_NONE),
                                all (_ALL) or those of the tails (_BUT_FIRST) */
@@ -632,9 +633,8 @@ typedef struct stx_par {
     stx_par_block *block;               /* [L] */
     stx_tensor    *u, *v;               /* (H,dh), unless own_uv */
     stx_tensor    *final_gain, *final_shift;
-    stx_par_positions pos[2];           /* for desc.clamp_len, and for another value in
-                                           evaluation */
-    stx_tensor    *tau;                 /* (1) */
+    stx_par_positions pos[2];           /* [0] for desc.clamp_len, [1] for another value */
+    stx_tensor    *tau;                 /* (1), the temperature */
     stx_real      *cost;                /* (3), on the device */
     stx_tensor    *keep;                /* (2,H dh'): factors that hide padding, ones in row 0 and
                                            zeros in row 1. NULL until there is padding.
@@ -749,8 +749,9 @@ STX_DEF stx_tensor *stx_par_embed(stx_par *m, const stx_ids *ids);
 STX_DEF stx_tensor *stx_par_forward(stx_par *m, const stx_ids *ids, const stx_par_state *in,
                                     stx_par_state *out);
 
-/* Hidden states (B,T,D) -> logits (B,T,V), differentiable. With an adaptive output
-   this is an error, because each cluster has a separate softmax. NULL after an error. */
+/* Hidden states (B,T,D) -> logits (B,T,V), which are differentiable. With an adaptive
+   output, this is an error, because each cluster has a separate softmax. NULL after an
+   error. */
 STX_DEF stx_tensor *stx_par_logits(stx_par *m, stx_tensor *h);
 
 /* Hidden states (B,T,D) -> log p (B,T,V), which is not differentiable. Works with every
@@ -840,7 +841,7 @@ STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T);
 STX_DEF int stx_par_probs(const stx_par *m, double *p);
 
 /* Patterns. Each function writes a string with its terminating 0 into out, which has
-   space for `capacity` bytes, and returns its length; 0 if it does not fit or the
+   space for `capacity` bytes, and returns its length, or 0 if it does not fit or the
    arguments are invalid.
 
    expand    a pattern with one letter per block; see Patterns in the manual
@@ -893,7 +894,7 @@ typedef struct stx_par_cuts_desc {
     int    cost;                /* STX_PAR_CUTS_REF, _MACS or _TIME */
     int    sort;                /* 1: first sort the counts in descending order */
     size_t dim;                 /* D, for MACS and TIME */
-    double factor;              /* 0: 4 */
+    double factor;              /* see width_k above; 0: 4 */
     const size_t *proj_dims;    /* (J), or NULL */
     /* TIME: returns the time of a GEMM on this share of a batch's rows */
     double (*time)(void *user, size_t columns, size_t inner, double share);
@@ -1047,7 +1048,7 @@ typedef struct stx_par_mix_args {
     stx_real *mean[2], *rstd[2];    /* (N) */
     const stx_real *dy;             /* (N,C) */
     stx_real *dh, *dbranch[2];      /* (N,C) */
-    int    add_h, add[2];           /* 1: += */
+    int    add_h, add[2];           /* 1: add to the gradient */
     stx_real *dw, *dgain[2], *dshift[2];        /* (draws,3) (C) (C) */
     double *work;                   /* (N,3) on the device, scratch memory of the backward */
 } stx_par_mix_args;
@@ -1125,7 +1126,7 @@ static void stx__par_probabilities(int form, const stx_real *al, double *ln_pi, 
             pi[k] = (al[k] > 0 ? (double)al[k] : 0) + 1e-5;
         else
             pi[k] = exp((double)al[k] - max);
-        if (al[k] != al[k]) pi[k] = (double)al[k];      /* keep a NaN with STX_PAR_FORM_PI too */
+        if (al[k] != al[k]) pi[k] = (double)al[k];      /* keep a NaN, even with STX_PAR_FORM_PI */
         sum += pi[k];
     }
     for (k = 0; k < 3; k++) {
@@ -1939,7 +1940,8 @@ typedef struct stx__par_cutting {
     size_t width, dim;              /* width of the tail, and D; 1 and 0 with REF */
     const stx__par_cost *before;    /* (V + 1): least cost of the first j words in k clusters; NULL
                                        for the head */
-    stx__par_cost *cost;            /* (V + 1): likewise in k + 1 clusters */
+    stx__par_cost *cost;            /* (V + 1): least cost of the first j words in k + 1
+                                       clusters */
     uint32_t *start;                /* (V + 1): first word of the last of these clusters */
 } stx__par_cutting;
 
@@ -3204,7 +3206,7 @@ typedef struct stx__par_job {
     int       past_input;       /* index of the memory (B,n,D) in in[]; 0: it is not an input */
     int       gate_input;       /* index of the gate's w (R,3) in in[]; 0: no gate */
     stx_cached_rows view;       /* the memory, unless it is an input */
-    size_t    span;             /* the largest distance that a query sees; 0: any */
+    size_t    span;             /* the largest distance that a query sees; 0: no limit */
     const stx_par_positions *pos;
     stx_tensor    *sines;       /* (n + T,D), after dropout; NULL: taken from pos, if it has any */
     const stx_ids *mask;        /* (B,n + T): keys that are missing, or NULL */
@@ -3502,7 +3504,7 @@ typedef struct stx__par_call {
     stx_tensor    *keep;        /* see stx__par_job */
     stx_tensor    *sines;       /* after dropout; those of the last block that used any */
     const stx_real *u;          /* the caller's uniforms, or NULL */
-    const stx_memory *memory;   /* to read, or NULL */
+    const stx_memory *memory;   /* memory to read, or NULL */
 } stx__par_call;
 
 /* Prepares the attention of a block: its memory, its mask and its positions. in and
@@ -3978,8 +3980,8 @@ STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h) {
     }
     for (at = 0; at < T; at += count) {
         count = STX_MIN(T - at, g->cache->chunk);
-        /* STX_PAR_POS_REF numbers positions from the first key, so every number of keys
-           needs other rows: go token by token while the memory grows */
+        /* STX_PAR_POS_REF numbers positions from the first key, so each token needs
+           other rows while the memory grows: run the tokens one by one */
         if (g->model->desc.pos_mode == STX_PAR_POS_REF && g->rows < g->M) count = 1;
         part = stx__par_gen_part(g, count < T ? stx_slice(x, h, at, at + count) : h);
         y = y ? stx_concat(x, y, part) : part;

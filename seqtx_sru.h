@@ -425,7 +425,7 @@ typedef struct stx_sru_desc {
                                    _AFTER the recurrence */
     double dropout;             /* probability, in [0,1), of dropping g(c') - xt in all layers but
                                    the last; one draw for all times. SRU++ also drops
-                                   the input of W3, with a draw for each time */
+                                   inputs of W3, drawn separately at every time */
     double rnn_dropout;         /* probability, in [0,1), of dropping the input of every transform;
                                    one draw for all times */
     int    input_first;         /* 1: if input differs from O, a matrix maps x to O first,
@@ -444,7 +444,7 @@ typedef struct stx_sru_desc {
 
     /* SRU++ */
     size_t heads;               /* must divide P, at most 256; 0: 1 */
-    double attn_dropout;        /* probability, in [0,1), for attention weights */
+    double attn_dropout;        /* probability, in [0,1), of dropping attention weights */
     size_t attention_every;     /* layers n, 2 n, .. (counted from 1) attend, and the others only
                                    project; 0: 1 */
     size_t attention_last;      /* the last n layers attend; cannot be combined with
@@ -511,7 +511,7 @@ typedef struct stx_sru_io {
                                    query attends to the time, and h is 0 (with
                                    STX_SRU_NORM_AFTER, it is the norm's shift unless
                                    zero_pads is set) */
-    const stx_ids *memory_pad;  /* (B,M) */
+    const stx_ids *memory_pad;  /* (B,M), nonzero: padding in memory */
     size_t window;              /* attention sees the last n times; 0: all */
     stx_tensor **last;          /* out: (B,O) final states: after the last time in the first
                                    direction, after the first time in the second */
@@ -648,8 +648,8 @@ STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *d);
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in,
                                        stx_sru_state *out);
 
-/* Hidden state (B,T,dim) -> logits (B,T,vocab), differentiable. With adapt_io this is
-   an error, because each cluster has a separate softmax. */
+/* Hidden state (B,T,dim) -> logits (B,T,vocab), which are differentiable. With
+   adapt_io, this is an error, because each cluster has a separate softmax. */
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h);
 
 /* Hidden state (B,T,dim) -> log p (B,T,vocab), which is not differentiable. Works with
@@ -680,7 +680,7 @@ typedef struct stx_sru_gen {
     stx_sru_lm    *model;
     size_t         B, window;
     stx_cache     *cache;           /* keys and values of the layers that attend */
-    stx_sru_state *state;           /* c */
+    stx_sru_state *state;           /* the states c */
 } stx_sru_gen;
 
 /* Creates a generator for B >= 1 streams. window is the number of times that attention
@@ -1126,8 +1126,8 @@ typedef struct stx__sru_plan {
     size_t width;           /* columns per block */
     size_t blocks;          /* per direction */
     size_t units;           /* blocks of all batch rows and directions */
-    size_t tiles;           /* in all of time */
-    size_t chunks;          /* in all of time */
+    size_t tiles;           /* number of tiles that the T times are cut into */
+    size_t chunks;          /* number of chunks that the tiles are divided into */
     size_t chunk_tiles;     /* tiles per chunk */
     size_t scratch;         /* elements of scratch memory per thread */
     size_t maps;            /* elements of the chunks' affine maps, (B,chunks,2,O); 0 for 1 chunk */
@@ -1175,8 +1175,8 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
     plan->maps = plan->chunks > 1 ? 2 * a->B * plan->chunks * plan->O : 0;
 }
 
-/* work has the maps; in the backward, the sums of dv and of dbias, (B chunks,2,O) each;
-   and the scratch memory */
+/* work contains the maps, in the backward also the sums of dv and of dbias, (B
+   chunks,2,O) each, and then the scratch memory */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru_plan plan;
     size_t n;
@@ -1893,7 +1893,7 @@ static void stx__sru_bwd_part(const stx_share *share, const void *job) {
         stx__sru_block block;
         stx__sru_tile w;
         const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
-        const size_t at = block.b * block.O + block.o;      /* in (B,O) */
+        const size_t at = block.b * block.O + block.o;      /* the block's offset in (B,O) */
         size_t tile, after, j, g;
         stx__sru_tile_init(&w, &block, plan->width);
 
