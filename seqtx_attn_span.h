@@ -784,8 +784,8 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     if (!d->inner) d->inner = 4 * d->dim;
     if (d->heads > STX__SPAN_MAX_HEADS || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_span_create: heads: expected a divisor of dim (%zu), at most %d, got %zu",
-                 d->dim, STX__SPAN_MAX_HEADS, d->heads);
+                 "stx_span_create: heads: expected a divisor of dim (%zu) that is at most %d, "
+                 "got %zu", d->dim, STX__SPAN_MAX_HEADS, d->heads);
         return 0;
     }
     if (d->span > most) return stx__span_too_large(x, "span", d->span, most);

@@ -1925,8 +1925,8 @@ static int stx__comp_check_sizes(stx_ctx *x, stx_comp_desc *d) {
 
     if (d->heads > 256 || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_comp_create: heads: expected a divisor of dim (%zu), at most 256, got %zu",
-                 d->dim, d->heads);
+                 "stx_comp_create: heads: expected a divisor of dim (%zu) that is at most 256, "
+                 "got %zu", d->dim, d->heads);
         return 0;
     }
     if (d->heads % d->kv_heads)
@@ -4472,7 +4472,8 @@ static uint64_t stx__comp_lm_key(const void *m, const stx_ids *ids, const stx_id
 static int stx__comp_lm_window_ok(stx_comp *m, const char *op, size_t window) {
     if (m && window)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "%s: expected window = 0, got %zu; a memory has the sizes M and C", op, window);
+                 "%s: expected window = 0, got %zu; mem and cmem determine the memory sizes", op,
+                 window);
     return !window;
 }
 

@@ -2901,7 +2901,7 @@ STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state 
         return 0;
     }
     if (from->M != to->M) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_state_copy: expected a memory of M = %zu rows, got %zu",
+        stx_fail(x, STX_ERR_ARG, "stx_par_state_copy: expected a memory with M = %zu rows, got %zu",
                  to->M, from->M);
         return 0;
     }
@@ -3489,7 +3489,7 @@ static int stx__par_segment_fits(const stx_par *m, const stx_tensor *h, const st
     }
     if (other && other->B != B) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "stx_par_segment: expected a memory of B = %zu streams like h, got %zu", B,
+                 "stx_par_segment: expected a memory with B = %zu streams like h, got %zu", B,
                  other->B);
         return 0;
     }
@@ -3873,7 +3873,7 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
         return 0;
     }
     if (from->B != g->B) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_gen_set: expected a memory of B = %zu streams, got %zu",
+        stx_fail(x, STX_ERR_ARG, "stx_par_gen_set: expected a memory with B = %zu streams, got %zu",
                  g->B, from->B);
         return 0;
     }

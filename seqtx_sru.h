@@ -2026,8 +2026,8 @@ static int stx__sru_check_attention(stx_ctx *x, stx_sru_desc *d) {
             return stx__sru_bad(x, "projs", 0, "1 or more in every layer of SRU++");
         if (stx__sru_attends(d, l) && (P % d->heads || d->heads > 256)) {
             stx_fail(x, STX_ERR_ARG,
-                     "stx_sru_create: heads: expected a divisor of proj %zu in layer %zu, at most "
-                     "256, got %zu", P, l, d->heads);
+                     "stx_sru_create: heads: expected a divisor of proj %zu in layer %zu that is "
+                     "at most 256, got %zu", P, l, d->heads);
             return 0;
         }
     }

@@ -1164,7 +1164,7 @@ static void bad_sizes(void) {
     refused("emb: expected", &d);
     d = small();
     d.heads = 5;
-    refused("heads: expected a divisor of dim (16), at most 256, got 5", &d);
+    refused("heads: expected a divisor of dim (16) that is at most 256, got 5", &d);
     d = small();
     d.kv_heads = 3;
     refused("kv_heads: expected .. got 3", &d);

@@ -1997,7 +1997,7 @@ static void errors(void) {
     fails(x, "expected pad (2,2) like h, got (2,3)");
     h = stx_input(x, v, 1, 2, D, 0);
     CHECK(!stx_par_segment(m, h, NULL, s, s), "one stream of two");
-    fails(x, "expected a memory of B = 1 streams like h, got 2");
+    fails(x, "expected a memory with B = 1 streams like h, got 2");
     h = stx_input(x, v, 2, 2, D, 0);
     CHECK(!stx_par_segment(bare, h, NULL, s, s), "a memory of another model");
     fails(x, "expected a memory of this model");
@@ -2011,7 +2011,7 @@ static void errors(void) {
     fails(x, "expected B >= 1 streams .. got B = 0");
     o = stx_par_state_create_sized(m, 2, 3);
     CHECK(!stx_par_state_copy(s, 0, o, 0, 1), "a copy from a smaller state");
-    fails(x, "expected a memory of M = 12 rows, got 3");
+    fails(x, "expected a memory with M = 12 rows, got 3");
     CHECK(!stx_par_state_set(s, 1, v, 1), "a memory of a feed-forward block");
     fails(x, "expected an attention block .. got block 1");
     CHECK(!stx_par_state_set(o, 0, v, 4), "4 rows");

@@ -1962,12 +1962,12 @@ static void bad_attention(void) {
     d.transform = STX_SRU_ATTENTION;
     d.proj = 6;
     d.heads = 4;
-    refused("heads: expected a divisor of proj 6 .. layer 0,..got 4", &d);
+    refused("heads: expected a divisor of proj 6 in layer 0 .. got 4", &d);
     d = small();
     d.transform = STX_SRU_ATTENTION;
     d.projs = projs;
     d.heads = 5;
-    refused("heads: expected a divisor of proj 7 .. layer 1,..got 5", &d);
+    refused("heads: expected a divisor of proj 7 in layer 1 .. got 5", &d);
     d = small();
     d.transform = STX_SRU_ATTENTION;
     d.projs = zero;
