@@ -2132,7 +2132,7 @@ static void bad_segments(stx_sru *m, const stx_real *v) {
     next_input(x, v);
     call_refused(x, stx_sru_lengths(x, length, 2, 6), "row 1: expected at most T = 6, got 7");
     next_input(x, v);
-    call_refused(x, stx_sru_lengths(x, NULL, 2, 6), "expected lengths .. got NULL");
+    call_refused(x, stx_sru_lengths(x, NULL, 2, 6), "expected lengths,..got NULL");
     stx_destroy(y);
 }
 
@@ -2165,11 +2165,11 @@ static void bad_io(stx_sru *m, const stx_real *v) {
     call_refused(x, stx_sru_forward(m, in, &io), "memory: expected shape (2,M,8),..got (2,3,7)");
     in = next_input(x, v);
     layers[0] = stx_input(x, v, 2, 3, 8, 0);
-    call_refused(x, stx_sru_forward(m, in, &io), "layer 1: expected 3 rows .. got 0");
+    call_refused(x, stx_sru_forward(m, in, &io), "layer 1: expected 3 rows,..got 0");
     in = next_input(x, v);
     layers[0] = stx_input(x, v, 2, 3, 8, 0);
     layers[1] = stx_input(x, v, 2, 4, 8, 0);
-    call_refused(x, stx_sru_forward(m, in, &io), "layer 1: expected 3 rows .. got 4");
+    call_refused(x, stx_sru_forward(m, in, &io), "layer 1: expected 3 rows,..got 4");
 }
 
 /* Valid inputs of a cell in a new step. */
