@@ -17657,7 +17657,7 @@ static double stx__lr_literal(const stx_schedule *s, double k) {
     return W > 1 ? s->lr * (W - 1) / W : s->lr;
 }
 
-/* The rate of update n = 1, 2, .. without desc.decay. */
+/* Returns the learning rate of update n = 1, 2, .. before s->decay is applied. */
 static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
     STX__FP_SCOPE;
     const double u = (double)n, W = (double)s->warmup, T = (double)s->total;
@@ -17693,9 +17693,9 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
 
 // >>sampling
 
-/* The largest v >= least such that the weights >= v are at least `goal` in number
-   (count) or in sum. Bisection over bit patterns, which order non-negative values as
-   their values do: at most 32 or 64 passes over the weights. */
+/* Returns the largest v >= least for which the weights >= v reach `goal`: their number if
+   count is 1, their sum if it is 0. Bisects over bit patterns, which sort in the same
+   order as the non-negative values they encode, in at most 32 (float) or 64 passes. */
 static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, double goal,
                                int count) {
 #ifdef SEQTX_DOUBLE
@@ -17730,8 +17730,8 @@ static int stx__minus_infinity(double v) {
     return bits == (uint64_t)0xfff << 52;
 }
 
-/* Index of the largest logit; -1 if a logit is NaN or +inf, or all are -inf. A logit
-   of -inf is a token with probability 0. */
+/* Returns the index of the largest logit, or -1 if any logit is NaN or +inf or if all are
+   -inf. A logit of -inf gives its token probability 0. */
 static int32_t stx__best_token(const stx_real *logits, size_t V) {
     size_t i, best = 0;
     for (i = 0; i < V; i++) {
@@ -17765,10 +17765,10 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     for (i = 0; i < V; i++)
         work[i] = (stx_real)exp(((double)logits[i] - (double)logits[token]) / s->temperature);
 
-    /* Both cuts keep the tokens whose weight is at least some value: top_k the k-th
-       largest weight, top_p the largest value that keeps this share of what top_k
-       left. Tokens of equal weight are kept or cut together, so the order of the
-       vocabulary does not matter. */
+    /* top_k and top_p both keep the tokens whose weight reaches a threshold. For top_k it
+       is the k-th largest weight. For top_p it is the largest value that keeps a share of
+       top_p of the weight that top_k left. Tokens of equal weight are kept or dropped
+       together, so the choice does not depend on the order of the vocabulary. */
     if (s->top_k && s->top_k < V) least = stx__weight_at(work, V, 0, (double)s->top_k, 1);
     sum = stx__sum_from(work, V, least);
     if (s->top_p > 0 && s->top_p < 1) {
@@ -17776,7 +17776,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
         sum = stx__sum_from(work, V, least);
     }
 
-    stx_philox(s->seed, counter, 0x73616d706c65u, r);   /* "sample" */
+    stx_philox(s->seed, counter, 0x73616d706c65u, r);   /* "sample" in ASCII */
     u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0 * sum;
     for (i = 0; i < V; i++)
         if (work[i] >= least && work[i] > 0) {
@@ -17819,8 +17819,8 @@ static void stx__set_threads(stx_ctx *x) {
              "stx_create: threads: expected 1 to 4096, or 0 for all processors, got %d", threads);
 }
 
-/* Checks desc.device, and sets it to STX_CPU until the GPU is open. Returns 1 if there
-   is a GPU to open. */
+/* Checks desc.device and sets it to STX_CPU, which it remains until the GPU has been
+   opened. Returns 1 if the caller must open a GPU. */
 static int stx__set_device(stx_ctx *x) {
     const int device = x->desc.device;
     if (device == STX_CPU) return 0;
@@ -17831,12 +17831,12 @@ static int stx__set_device(stx_ctx *x) {
                  device);
 #else
     stx_fail(x, STX_ERR_DEVICE,
-             "stx_create: device %d is not in this build: use STX_CPU, or define SEQTX_CUDA and "
-             "link seqtx_cuda.cu", device);
+             "stx_create: device: this build does not support device %d: use STX_CPU, or define "
+             "SEQTX_CUDA and link seqtx_cuda.cu", device);
 #endif
     if (x->desc.dry)
         stx_fail(x, STX_ERR_DEVICE,
-                 "stx_create: device: a dry run measures memory use on the CPU only: use STX_CPU");
+                 "stx_create: device: a dry run can measure only CPU memory: use STX_CPU");
     return device == STX_CUDA && stx_ok(x);
 }
 
@@ -17845,7 +17845,8 @@ static void stx__set_precision(stx_ctx *x) {
     if (precision == STX_PREC_F32 || (precision == STX_PREC_BF16 && has_bf16)) return;
     x->desc.precision = STX_PREC_F32;
     stx_fail(x, STX_ERR_DEVICE,
-             "stx_create: precision %d is not in this build: use STX_PREC_F32%s", precision,
+             "stx_create: precision: this build does not support precision %d: use STX_PREC_F32%s",
+             precision,
              has_bf16 ? " or STX_PREC_BF16" : " (bf16 requires a build without SEQTX_DOUBLE)");
 }
 
@@ -17917,7 +17918,7 @@ STX_DEF void stx_destroy(stx_ctx *x) {
 
 STX_DEF void stx_begin(stx_ctx *x, int mode) {
     if (!x) return;
-    /* missing only if there was no memory for it and the caller has cleared the error */
+    /* It is missing only if its allocation failed and the caller cleared the error. */
     if (!x->threads.scratch) stx__make_scratch(x);
     stx__arena_rewind(&x->mem.step);
     stx__arena_rewind(&x->mem.dev_step);
@@ -17957,16 +17958,17 @@ STX_DEF const char *stx_quote(char *q, const void *s, size_t n) {
     return q;
 }
 
-/* Makes space for one more element in the array p, which has n elements of `each`
-   bytes and capacity *cap. Returns the array, which may have moved. If memory runs
-   out, sets an error and returns NULL; p is then unchanged. */
+/* Ensures that the array p, which has n elements of `each` bytes and capacity *cap, can
+   hold one more element. Returns the array, which may have moved. If memory runs out,
+   sets an error, returns NULL and leaves p unchanged. */
 static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each) {
     size_t more = *cap ? *cap * 2 : 16;
     void *q;
     if (n < *cap) return p;
     if (*cap > SIZE_MAX / 2 / each) {
         stx_fail(x, STX_ERR_MEMORY,
-                 "out of memory: an array of more than %zu elements of %zu bytes", *cap, each);
+                 "out of memory: an array of %zu elements of %zu bytes each cannot grow", *cap,
+                 each);
         return NULL;
     }
     q = stx_block(x, more * each);
@@ -17984,7 +17986,8 @@ static char *stx__copy(stx_ctx *x, const char *s) {
     return p;
 }
 
-/* Writes a followed by b to buf (n); NULL if they do not fit. */
+/* Writes a followed by b to buf, which has n bytes. Returns buf, or NULL if the result
+   does not fit. */
 static const char *stx__join(char *buf, size_t n, const char *a, const char *b) {
     int len = snprintf(buf, n, "%s%s", a, b);
     return len >= 0 && (size_t)len < n ? buf : NULL;
@@ -18045,7 +18048,8 @@ static int stx__utf8_valid(const char *s) {
     return 1;
 }
 
-/* A text that grows. After a failed allocation it stays as it is, and `bad` is set. */
+/* A growable string of n bytes. A failed allocation sets `bad`; the string then stays
+   unchanged. */
 typedef struct stx__text {
     stx_ctx *x;
     char *s;
@@ -18081,7 +18085,7 @@ static void stx__text_add_size(stx__text *t, size_t v) {
     stx__text_add(t, b, (size_t)snprintf(b, sizeof b, "%zu", v));
 }
 
-/* Adds s as a JSON string. */
+/* Appends s as a JSON string, quoted and escaped. */
 static void stx__text_add_json(stx__text *t, const char *s) {
     char b[8];
     stx__text_add_str(t, "\"");
@@ -18102,50 +18106,50 @@ static void stx__text_add_json(stx__text *t, const char *s) {
 
 // >>files
 
-/* Files are safetensors: a header that describes tensors and text, then the tensors'
-   data.
+/* Files have the safetensors format: a header with text metadata and a description of
+   each tensor, followed by the tensors' data.
 
        bytes          content
        -------------  ------------------------------------------------------------------
-       8              N, the length of the header, little-endian; at most 10^8
+       8              N, the length of the header in bytes, little-endian; at most 10^8
        N              JSON: {"__metadata__": {"key": "value", ..},
                              "name": {"dtype": "F32", "shape": [2,3],
                                       "data_offsets": [0,24]}, ..}
        rest           data of the tensors, little-endian, row-major
 
-   data_offsets are the first byte of a tensor and the byte after its last one, counted
-   from the end of the header. The tensors tile the data: no gap, no overlap, nothing
-   after the last. The reader accepts any order. The writer sorts tensors by element size,
-   largest first, and pads the header with spaces to a multiple of 8 bytes, so that every
-   tensor is aligned to its element.
+   data_offsets holds the positions of a tensor's first byte and of the byte after its
+   last one, counted from the end of the header. The tensors tile the data, without gaps,
+   overlaps or trailing bytes. The reader accepts tensors in any order. The writer sorts
+   them by element size, largest first, and pads the header with spaces to a multiple of 8
+   bytes, so that every tensor is aligned to its element size.
 
-   Reading. The file is mapped (read into memory where there is no mmap) and validated
-   before any of its data is used: the structure of the header, every size and offset,
-   unique names. The parser accepts the one shape that a header can have. It does not
-   recurse, so no input can exhaust the stack.
+   Reading. The file is mapped, or read into memory on systems without mmap. Before any of
+   its data is used, the structure of the header, all sizes and offsets, and the
+   uniqueness of names are checked. The parser accepts only the JSON that a header can
+   contain. It does not recurse, so no input can exhaust the stack.
 
    Writing replaces a file atomically:
 
        1. create STEM.<pid>.<n>.tmp in the directory of the file, and lock it
-       2. write everything, check each write, flush the file to disk
-       3. rename it over the file
+       2. write all data, check each write, and flush the temporary file to disk
+       3. rename it to the name of the file
        4. flush the directory to disk
 
-   A process that is killed at any moment leaves the complete old or the complete new
-   file under the name. It can also leave a *.tmp file. The next write to the same name
-   removes it: the system has released its lock. Temporary files that other processes
-   are writing stay locked and are kept. */
+   If the process is killed at any point, the name refers either to the complete old file
+   or to the complete new one. A *.tmp file may remain. The next write to the same name
+   removes it, because its lock ended with the process. Temporary files that other
+   processes are still writing are locked, so they are kept. */
 
 
 // >>files: mapping
 
-#define STX__HEADER_MAX 100000000u  /* of the JSON header, by the format's definition */
+#define STX__HEADER_MAX 100000000u  /* the format's limit on the JSON header, in bytes */
 #define STX__HEADER_PAD 8u          /* the data starts at a multiple of 8 bytes */
 
 enum { STX__DTYPES = STX_F16 + 1 };
 
-/* Element types that can be read, indexed by STX_F32 .. STX_F16, then types that are
-   only known by name and size. */
+/* The element types that can be read, indexed by STX_F32 .. STX_F16, followed by types
+   whose name and size are known but whose values cannot be read. */
 static const struct {
     const char *name;
     size_t bytes;
@@ -18188,8 +18192,8 @@ static void stx__cannot_open(stx_ctx *x, const char *path) {
 
 #ifdef STX__POSIX
 
-/* open() with close-on-exec. -std=c99 hides O_CLOEXEC: glibc has it under another
-   name, elsewhere fcntl sets it after the call. */
+/* Calls open() with close-on-exec. -std=c99 hides O_CLOEXEC. glibc still defines it as
+   __O_CLOEXEC; on other systems fcntl sets the flag after the call. */
 static int stx__open(const char *path, int flags, int mode) {
     int fd;
   #if defined(O_CLOEXEC)
@@ -18215,8 +18219,8 @@ static int stx__map_fd(stx_ctx *x, stx_map *m, const char *path, int fd) {
     }
     if (!S_ISREG(st.st_mode)) {
         stx_fail(x, STX_ERR_IO,
-                 "cannot read %s: it is %s; give a regular file (save the output of a pipe first)",
-                 path, S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
+                 "cannot read %s: it is %s; use a regular file (write the output of a pipe to a "
+                 "file first)", path, S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
         return 0;
     }
     if ((uintmax_t)st.st_size > SIZE_MAX / 2) {
@@ -18240,7 +18244,8 @@ static int stx__map_fd(stx_ctx *x, stx_map *m, const char *path, int fd) {
 STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     int fd, ok;
     if (!stx__map_begin(x, m, path)) return 0;
-    fd = stx__open(path, O_RDONLY | O_NONBLOCK, 0); /* does not wait for a pipe's writer */
+    /* O_NONBLOCK: a named pipe is then rejected without waiting for its writer */
+    fd = stx__open(path, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0) {
         stx__cannot_open(x, path);
         return 0;
@@ -18270,7 +18275,7 @@ STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
         n += k;
     } while (k);
     if (q && ferror(f)) {
-        stx_fail(x, STX_ERR_IO, "cannot read %s: %s; give a regular file", path, strerror(errno));
+        stx_fail(x, STX_ERR_IO, "cannot read %s: %s; use a regular file", path, strerror(errno));
         q = NULL;
     }
     fclose(f);
@@ -18295,7 +18300,7 @@ typedef struct stx__pair {
 struct stx_file {
     stx_ctx *x;
     stx_map map;
-    int in_memory;              /* the map is memory of the caller */
+    int in_memory;              /* 1: the map is the caller's memory */
     char *path;
     char *pool;                 /* all strings of the header, decoded */
     stx_entry *entry;           /* (count), in the order of the header */
@@ -18304,15 +18309,15 @@ struct stx_file {
     size_t count, cap, nmeta, capmeta;
 };
 
-/* State of the header's parser. */
+/* State of the header parser. */
 typedef struct stx__json {
     stx_ctx *x;
     const char *path;
-    const unsigned char *s; /* (n): the header; i bytes were read */
+    const unsigned char *s; /* (n): the header; s[i] is the next byte to parse */
     size_t n, i;
-    char *pool;             /* (n): a decoded string and its terminator are never longer than
-                               the quoted string */
-    size_t used;
+    char *pool;             /* (n): the decoded strings. None is longer, with its terminator,
+                               than the quoted string in the header */
+    size_t used;            /* bytes of the pool in use */
 } stx__json;
 
 /* Sets the error of a malformed header and returns 0. */
@@ -18321,8 +18326,8 @@ static int stx__json_fail(stx__json *j, const char *expected) {
     size_t left = j->n - j->i;
     if (!left)
         stx_fail(j->x, STX_ERR_FORMAT,
-                 "%s is damaged or not a safetensors file: expected %s, but its header ends there, "
-                 "after %zu bytes", j->path, expected, j->n);
+                 "%s is damaged or not a safetensors file: expected %s, but its header ends after "
+                 "%zu bytes", j->path, expected, j->n);
     else
         stx_fail(j->x, STX_ERR_FORMAT,
                  "%s is damaged or not a safetensors file: expected %s, got '%s' at byte %zu of "
@@ -18331,8 +18336,8 @@ static int stx__json_fail(stx__json *j, const char *expected) {
     return 0;
 }
 
-/* Skips white space and returns the next byte without consuming it; 0 at the end,
-   which is never a valid byte here. */
+/* Skips white space and returns the next byte without consuming it, or 0, which is never
+   a valid byte here, at the end of the header. */
 static int stx__json_peek(stx__json *j) {
     while (j->i < j->n) {
         int c = j->s[j->i];
@@ -18384,8 +18389,8 @@ static int stx__json_hex4(stx__json *j, uint32_t *v) {
     return 1;
 }
 
-/* The character of \uXXXX, or of a surrogate pair \uXXXX\uXXXX; j->i is after the u. 0
-   is refused, because strings are zero-terminated. */
+/* Reads the character of \uXXXX, or of a surrogate pair \uXXXX\uXXXX; j->i is after the
+   first u. Rejects code point 0, because strings are zero-terminated. */
 static int stx__json_unicode(stx__json *j, uint32_t *c) {
     uint32_t low;
     if (!stx__json_hex4(j, c)) return 0;
@@ -18402,8 +18407,8 @@ static int stx__json_unicode(stx__json *j, uint32_t *c) {
     return 1;
 }
 
-/* Decodes an escape sequence to o; j->i is after the backslash. Returns its length, 0
-   after an error. */
+/* Decodes an escape sequence to o; j->i is after the backslash. Returns the number of
+   bytes written, or 0 after an error. */
 static size_t stx__json_escape(stx__json *j, char *o) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     uint32_t c = j->i < j->n ? j->s[j->i] : 0;
@@ -18421,7 +18426,7 @@ static size_t stx__json_escape(stx__json *j, char *o) {
     return 1;
 }
 
-/* Decodes a string into the pool, zero-terminated; NULL after an error. */
+/* Decodes a string into the pool and zero-terminates it. Returns NULL after an error. */
 static const char *stx__json_string(stx__json *j) {
     char *o = j->pool + j->used, *start = o;
     uint32_t c;
@@ -18455,8 +18460,8 @@ static const char *stx__json_string(stx__json *j) {
     return start;
 }
 
-/* A non-negative integer that fits size_t, without sign, fraction, exponent or leading
-   zeros. */
+/* Reads a non-negative integer that fits in a size_t and has no sign, fraction, exponent
+   or leading zeros. */
 static int stx__json_size(stx__json *j, size_t *v) {
     int c = stx__json_peek(j);
     if (c < '0' || c > '9') return stx__json_fail(j, "a non-negative integer");
@@ -18467,13 +18472,13 @@ static int stx__json_size(stx__json *j, size_t *v) {
     }
     for (; j->i < j->n && j->s[j->i] >= '0' && j->s[j->i] <= '9'; j->i++) {
         size_t d = (size_t)(j->s[j->i] - '0');
-        if (*v > (SIZE_MAX - d) / 10) return stx__json_fail(j, "an integer of at most 64 bits");
+        if (*v > (SIZE_MAX - d) / 10) return stx__json_fail(j, "an integer that fits in a size_t");
         *v = *v * 10 + d;
     }
     return 1;
 }
 
-/* The value of "__metadata__": an object of strings. */
+/* Reads the value of "__metadata__", an object whose values are strings. */
 static int stx__file_metadata(stx_file *f, stx__json *j) {
     int first = 1, r;
     if (!stx__json_take(j, '{')) return 0;
@@ -18491,17 +18496,17 @@ static int stx__file_metadata(stx_file *f, stx__json *j) {
     return r == 0;
 }
 
-enum { STX__ELEMENT_MOST = 16 };    /* bytes of an element of unknown type, at most */
+enum { STX__ELEMENT_MOST = 16 };    /* largest accepted element of an unknown type, in bytes */
 
 static int stx__file_overflow(stx_file *f, const stx_entry *e) {
     char q[STX_QUOTE];
-    stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the product of the shape of \"%s\" overflows",
-             f->path, stx_quote(q, e->name, strlen(e->name)));
+    stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the size of \"%s\" overflows a size_t", f->path,
+             stx_quote(q, e->name, strlen(e->name)));
     return 0;
 }
 
-/* The shape of a tensor: dims, dim and count of e. *most is the largest product of
-   leading dimensions, which can exceed count if a later dimension is 0. */
+/* Reads the shape of a tensor into e->dims, e->dim and e->count. Sets *most to the
+   largest product of leading dimensions, which exceeds count if a later one is 0. */
 static int stx__file_shape(stx_file *f, stx__json *j, stx_entry *e, size_t *most) {
     int first = 1, r;
     size_t d;
@@ -18517,8 +18522,8 @@ static int stx__file_shape(stx_file *f, stx__json *j, stx_entry *e, size_t *most
     return r == 0;
 }
 
-/* Sets type and size of e, whose data is [begin, end) of the `size` bytes at base, and
-   checks that they agree. */
+/* Sets the type, size and data of e and checks that they are consistent. The data is the
+   range [begin, end) of the `size` bytes at base. */
 static int stx__file_place(stx_file *f, stx_entry *e, size_t most, size_t begin, size_t end,
                            const unsigned char *base, size_t size) {
     char q[STX_QUOTE];
@@ -18539,22 +18544,22 @@ static int stx__file_place(stx_file *f, stx_entry *e, size_t most, size_t begin,
     stx_quote(q, e->name, strlen(e->name));
     if (begin > end || end > size) {
         stx_fail(f->x, STX_ERR_FORMAT,
-                 "%s is damaged or truncated: the data of \"%s\" is bytes %zu to %zu of %zu",
-                 f->path, q, begin, end, size);
+                 "%s is damaged or truncated: the data of \"%s\" should be bytes %zu to %zu, but "
+                 "the file has %zu bytes of data", f->path, q, begin, end, size);
         return 0;
     }
     if (each && given != e->count * each) {
         stx_fail(f->x, STX_ERR_FORMAT,
-                 "%s is damaged: the shape of \"%s\" requires %zu bytes, its data_offsets give %zu",
-                 f->path, q, e->count * each, given);
+                 "%s is damaged: the shape of \"%s\" requires %zu bytes, but its data_offsets "
+                 "give %zu", f->path, q, e->count * each, given);
         return 0;
     }
-    /* an element of unknown type has 1 bit to 16 bytes */
+    /* an element of an unknown type is assumed to have from 1 bit to 16 bytes */
     if (!each
         && (!e->count != !given || e->count / 8 > given || given / STX__ELEMENT_MOST > e->count)) {
         stx_fail(f->x, STX_ERR_FORMAT,
-                 "%s is damaged: \"%s\" has %zu elements, its data_offsets give %zu bytes", f->path,
-                 q, e->count, given);
+                 "%s is damaged: \"%s\" has %zu elements, but its data_offsets give %zu bytes",
+                 f->path, q, e->count, given);
         return 0;
     }
     e->bytes = given;
@@ -18562,7 +18567,8 @@ static int stx__file_place(stx_file *f, stx_entry *e, size_t most, size_t begin,
     return 1;
 }
 
-/* The value of a tensor's name: an object with exactly dtype, shape and data_offsets. */
+/* Reads the description of a tensor, an object with exactly dtype, shape and
+   data_offsets. */
 static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsigned char *base,
                             size_t size) {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
@@ -18579,7 +18585,7 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
         if (!strcmp(key, "shape")) field = SHAPE;
         if (!strcmp(key, "data_offsets")) field = OFFSETS;
         if (!field || (have & field))
-            return stx__json_fail(j, "(before this) dtype, shape or data_offsets, each once,");
+            return stx__json_fail(j, "dtype, shape or data_offsets, each once, before this point");
         have |= field;
         if (field == DTYPE) {
             e->kind = stx__json_string(j);
@@ -18594,7 +18600,7 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
     }
     if (r < 0) return 0;
     if (have != (DTYPE | SHAPE | OFFSETS))
-        return stx__json_fail(j, "(before this) an object with dtype, shape and data_offsets");
+        return stx__json_fail(j, "an object with dtype, shape and data_offsets before this point");
     return stx__file_place(f, e, most, begin, end, base, size);
 }
 
@@ -18613,7 +18619,7 @@ static int stx__compare_data(const void *a, const void *b) {
     return (p->bytes > q->bytes) - (p->bytes < q->bytes);
 }
 
-/* Checks the length of the header, and starts the parser on it. */
+/* Checks the length of the header and starts the parser on it. */
 static int stx__file_begin(stx_file *f, stx__json *j) {
     const unsigned char *s = f->map.data;
     uint64_t len = 0;
@@ -18627,8 +18633,8 @@ static int stx__file_begin(stx_file *f, stx__json *j) {
     for (k = 7; k >= 0; --k) len = len << 8 | s[k];
     if (len > STX__HEADER_MAX || len > f->map.size - 8) {
         stx_fail(f->x, STX_ERR_FORMAT,
-                 "%s is truncated or not a safetensors file: its first 8 bytes announce a header "
-                 "of %llu bytes, but the file has %zu bytes and a header at most %u",
+                 "%s is truncated or not a safetensors file: its first 8 bytes specify a header "
+                 "of %llu bytes, but the file has %zu bytes, and the limit for a header is %u",
                  f->path, (unsigned long long)len, f->map.size, STX__HEADER_MAX);
         return 0;
     }
@@ -18643,7 +18649,7 @@ static int stx__file_begin(stx_file *f, stx__json *j) {
     return j->pool != NULL;
 }
 
-/* Reads all members of the header; the tensors' data is the `size` bytes at base. */
+/* Reads all members of the header. The tensors' data are the `size` bytes at base. */
 static int stx__file_members(stx_file *f, stx__json *j, const unsigned char *base, size_t size) {
     int first = 1, r, seen = 0;
     while ((r = stx__json_next(j, &first, '}')) > 0) {
@@ -18651,7 +18657,7 @@ static int stx__file_members(stx_file *f, stx__json *j, const unsigned char *bas
         stx_entry *e;
         if (!name || !stx__json_take(j, ':')) return 0;
         if (!strcmp(name, "__metadata__")) {
-            if (seen++) return stx__json_fail(j, "(before this) only one __metadata__");
+            if (seen++) return stx__json_fail(j, "only one __metadata__ before this point");
             if (!stx__file_metadata(f, j)) return 0;
             continue;
         }
@@ -18666,11 +18672,12 @@ static int stx__file_members(stx_file *f, stx__json *j, const unsigned char *bas
         f->count++;
     }
     if (r < 0) return 0;
-    if (stx__json_peek(j) || j->i < j->n) return stx__json_fail(j, "only spaces");
+    if (stx__json_peek(j) || j->i < j->n) return stx__json_fail(j, "only white space");
     return 1;
 }
 
-/* Checks that the data of the tensors, in by_name, tiles the `size` bytes at base. */
+/* Checks that the tensors tile the `size` bytes of data at base. Leaves by_name sorted by
+   position instead of name. */
 static int stx__file_tiled(stx_file *f, const unsigned char *base, size_t size) {
     char q[STX_QUOTE];
     size_t i, at = 0;
@@ -18683,7 +18690,7 @@ static int stx__file_tiled(stx_file *f, const unsigned char *base, size_t size) 
                      "%s is damaged: the data of \"%s\" starts at byte %zu, %s at byte %zu",
                      f->path, stx_quote(q, e->name, strlen(e->name)), begin,
                      begin < at ? "inside another tensor, which ends"
-                                : "after a gap: the tensor before it ends",
+                                : "after a gap: the preceding data ends",
                      at);
             return 0;
         }
@@ -18696,7 +18703,7 @@ static int stx__file_tiled(stx_file *f, const unsigned char *base, size_t size) 
     return 0;
 }
 
-/* Sorts names and keys and checks that each is unique. */
+/* Sorts the tensors by name and the metadata by key, and checks that both are unique. */
 static int stx__file_sort(stx_file *f) {
     char q[STX_QUOTE];
     size_t i;
@@ -18705,7 +18712,7 @@ static int stx__file_sort(stx_file *f) {
     for (i = 1; i < f->count; i++) {
         const char *name = f->by_name[i]->name;
         if (strcmp(f->by_name[i - 1]->name, name)) continue;
-        stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: it has two tensors \"%s\"", f->path,
+        stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: it has two tensors named \"%s\"", f->path,
                  stx_quote(q, name, strlen(name)));
         return 0;
     }
@@ -18845,8 +18852,8 @@ static double stx__le_f64(const unsigned char *p) {
     return v;
 }
 
-/* Every F16 value is exactly representable as a float: the exponent has another bias,
-   and a subnormal F16 is a normal float. */
+/* Converts an F16 value, which a float represents exactly. The exponent has a different
+   bias, and a subnormal F16 becomes a normal float. */
 static float stx__le_f16(const unsigned char *p) {
     uint32_t sign = (uint32_t)(p[1] >> 7) << 31, u;
     uint32_t exponent = p[1] >> 2 & 31, fraction = (p[1] & 3u) << 8 | p[0];
@@ -18875,19 +18882,19 @@ static float stx__le_bf16(const unsigned char *p) {
     return v;
 }
 
-/* Returns 0 and sets an error if the library cannot read the tensor. */
+/* Returns 1 if the library can read the tensor. Otherwise sets an error and returns 0. */
 static int stx__entry_readable(const stx_entry *e) {
     char q[STX_QUOTE], kind[STX_QUOTE];
     if (e->dtype != STX_OTHER) return 1;
     stx_quote(q, e->name, strlen(e->name));
     if (e->dims > STX_MAX_DIM) {
         stx_fail(e->file->x, STX_ERR_FORMAT,
-                 "%s: \"%s\": expected at most %d dimensions, got %zu: reshape it",
+                 "%s: \"%s\": expected at most %d dimensions, got %zu: reshape the tensor",
                  e->file->path, q, (int)STX_MAX_DIM, e->dims);
     } else {
         stx_quote(kind, e->kind, strlen(e->kind));
         stx_fail(e->file->x, STX_ERR_FORMAT,
-                 "%s: \"%s\": the library cannot read dtype \"%s\": convert it to F32, F64, F16, "
+                 "%s: \"%s\": dtype \"%s\" is not supported: convert the tensor to F32, F64, F16, "
                  "BF16, I32, I64 or U8", e->file->path, q, kind);
     }
     return 0;
@@ -18902,7 +18909,7 @@ static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int i
     if (!e || !stx_ok(e->file->x) || !stx__entry_readable(e)) return 0;
     stx_quote(q, e->name, strlen(e->name));
     if (n && !out) {
-        stx_fail(e->file->x, STX_ERR_ARG, "%s: \"%s\": expected memory for %zu elements, got NULL",
+        stx_fail(e->file->x, STX_ERR_ARG, "%s: \"%s\": expected a buffer of %zu elements, got NULL",
                  e->file->path, q, n);
         return 0;
     }
@@ -18974,10 +18981,10 @@ typedef struct stx__file_part {
     size_t bytes;
 } stx__file_part;
 
-/* Length of the part of a path that its temporary files share: the path itself, with
-   the file's name cut to 100 bytes. A name can be as long as the file system allows
-   (143 bytes or more), and .<pid>.<n>.tmp adds up to 29 bytes. UTF-8 characters are
-   not cut, because some file systems refuse incomplete ones. */
+/* Returns the length of the prefix that a path shares with its temporary files: the whole
+   path, unless the file name is longer than 100 bytes. Such a name is cut, because
+   .<pid>.<n>.tmp adds up to 29 bytes and some file systems limit names to 143 bytes. The
+   cut does not split a UTF-8 character, which some file systems would reject. */
 static size_t stx__stem(const char *path) {
     const char *base = path, *p;
     size_t most = 100;
@@ -18994,14 +19001,14 @@ static size_t stx__stem(const char *path) {
 
 static void stx__cannot_replace(stx_ctx *x, const char *path, int code) {
     stx_fail(x, STX_ERR_IO,
-             "cannot write %s: %s; a file with this name, if there is one, is unchanged. Free some "
+             "cannot write %s: %s; any existing file of this name is unchanged. Free some disk "
              "space or choose another path", path, strerror(code));
 }
 
 #ifdef STX__POSIX
 
-/* Follows symbolic links at the last component of a path. The result, from stx_block,
-   may name a file that does not exist yet. NULL after an error. */
+/* Follows symbolic links at the last component of a path. Returns the target's path, to
+   be freed with stx_block_free, or NULL after an error. The target need not exist. */
 static char *stx__follow(stx_ctx *x, const char *path) {
     enum { CAPACITY = 4096, HOPS = 40 };
 
@@ -19012,7 +19019,7 @@ static char *stx__follow(stx_ctx *x, const char *path) {
         size_t dir = slash ? (size_t)(slash - at) + 1 : 0, n;
         ssize_t got = readlink(at, link, CAPACITY);
         if (got < 0) {
-            /* not a link: the file itself, or nothing */
+            /* not a link, or nothing with this name exists */
             if (errno == EINVAL || errno == ENOENT || errno == ENOSYS || errno == ENOTSUP) break;
             stx_fail(x, STX_ERR_IO, "cannot examine %s: %s; check the path and its permissions",
                      path, strerror(errno));
@@ -19026,7 +19033,7 @@ static char *stx__follow(stx_ctx *x, const char *path) {
             got = -1;
         }
         n = got < 0 ? 0 : (size_t)got;
-        if (n && link[0] == '/') dir = 0;   /* a relative link starts at its own directory */
+        if (n && link[0] == '/') dir = 0;   /* an absolute link replaces the whole path */
         next = got < 0 ? NULL : (char *)stx_block(x, dir + n + 1);
         if (next) {
             memcpy(next, at, dir);
@@ -19056,8 +19063,9 @@ static int stx__write_all(int fd, const void *data, size_t n) {
     return 1;
 }
 
-/* Flushes to the medium. On macOS, fsync leaves the data in the cache of the disk,
-   which a power failure clears; F_FULLFSYNC does not, where the file system has it. */
+/* Flushes a file to the storage medium. On macOS, fsync leaves the data in the drive's
+   cache, which a power failure clears. F_FULLFSYNC flushes that cache too, but not every
+   file system supports it. */
 static int stx__flush_file(int fd) {
   #ifdef F_FULLFSYNC
     if (fcntl(fd, F_FULLFSYNC) == 0) return 0;
@@ -19065,7 +19073,8 @@ static int stx__flush_file(int fd) {
     return fsync(fd);
 }
 
-/* Makes the rename durable. Ignored on file systems that cannot flush a directory. */
+/* Flushes the target's directory, so that the rename survives a power failure. Ignores
+   file systems that cannot flush a directory. */
 static int stx__sync_dir(stx_ctx *x, char *target) {
     char *slash = strrchr(target, '/'), keep = 0;
     const char *dir = ".";
@@ -19091,10 +19100,10 @@ static int stx__sync_dir(stx_ctx *x, char *target) {
     return !bad;
 }
 
-/* Locks a temporary file, which marks it as being written; the system releases the
-   lock when the process ends. Returns 0 if another process has the lock, or has
-   removed the file before it was locked. On a file system without locks, returns 1
-   with *has = 0: then no file is removed. */
+/* Locks a temporary file to mark it as being written. The system releases the lock when
+   the process ends. Returns 0 if another process holds the lock or removed the file
+   before it was locked. On a file system without locks, returns 1 and sets *has to 0, so
+   that no stale file is removed. */
 static int stx__lock_tmp(int fd, int *has) {
     struct flock l;
     struct stat st;
@@ -19108,8 +19117,8 @@ static int stx__lock_tmp(int fd, int *has) {
     return st.st_nlink > 0;
 }
 
-/* The pid in a name BASE.<pid>.<n>.tmp, where BASE is the n bytes at base; -1 for
-   another name. */
+/* Returns the pid in a name of the form BASE.<pid>.<n>.tmp, where BASE is the n bytes at
+   base. Returns -1 for any other name. */
 static long stx__tmp_pid(const char *name, const char *base, size_t n) {
     char *end;
     long pid;
@@ -19120,9 +19129,9 @@ static long stx__tmp_pid(const char *name, const char *base, size_t n) {
     return strcmp(end + 1 + strspn(end + 1, "0123456789"), ".tmp") ? -1 : pid;
 }
 
-/* Removes the temporary file unless it is being written. A process cannot find its own
-   locks by trying to lock: a file with this process's pid may be another thread's, and
-   is removed only if it was not written for an hour. */
+/* Removes a temporary file unless it is being written. A process cannot detect its own
+   locks by trying to lock the file again. A file with this process's pid may therefore
+   belong to another thread; it is removed only if it has not been written for an hour. */
 static void stx__remove_tmp(const char *path, long pid) {
     struct stat st;
     int fd, has = 0;
@@ -19159,8 +19168,8 @@ static void stx__remove_stale(stx_ctx *x, const char *target) {
     if (d) closedir(d);
 }
 
-/* Creates and locks a temporary file for the target. Returns its descriptor and its
-   name in tmp (size bytes); -1 after an error. */
+/* Creates and locks a temporary file for the target. Writes its name to tmp, which has
+   `size` bytes, and returns its descriptor, or -1 after an error. */
 static int stx__open_tmp(stx_ctx *x, const char *target, char *tmp, size_t size, int mode) {
     size_t stem = stx__stem(target);
     struct stat st;
@@ -19178,7 +19187,7 @@ static int stx__open_tmp(stx_ctx *x, const char *target, char *tmp, size_t size,
         }
         if (stx__lock_tmp(fd, &locked)) return fd;
 
-        /* another process takes the new file for a stale one and removes it: next name */
+        /* another process is removing the new file as stale: try the next name */
         err = errno;
         refused++;
         if (fstat(fd, &st) != 0 || st.st_nlink > 0) unlink(tmp);
@@ -19189,7 +19198,8 @@ static int stx__open_tmp(stx_ctx *x, const char *target, char *tmp, size_t size,
                  "cannot write %s: a temporary file in its directory cannot be locked: %s", target,
                  strerror(err));
     else
-        stx_fail(x, STX_ERR_IO, "cannot create %s: %d files with such names exist; remove them",
+        stx_fail(x, STX_ERR_IO,
+                 "cannot create %s: all %d names for temporary files are in use; remove the files",
                  tmp, k);
     return -1;
 }
@@ -19204,8 +19214,9 @@ static int stx__keep_owner(int fd, const struct stat *old) {
     return fchmod(fd, old->st_mode & 0777) == 0;
 }
 
-/* Writes the parts to fd, the temporary file tmp, and renames it to target; old is the
-   file that it replaces, or NULL. Closes fd. Returns 0, or an errno. */
+/* Writes the parts to the temporary file tmp, which is open as fd, and renames it to
+   target. old describes the file to be replaced, or is NULL. Closes fd. Returns 0 or an
+   errno value. */
 static int stx__write_and_rename(int fd, const char *tmp, const char *target,
                                  const struct stat *old, const stx__file_part *part,
                                  size_t parts) {
@@ -19216,13 +19227,14 @@ static int stx__write_and_rename(int fd, const char *tmp, const char *target,
     if (!bad) bad = rename(tmp, target) != 0;
     if (bad) code = errno ? errno : EIO;
     if (bad) unlink(tmp);
-    /* Closed last, because closing releases the lock. The data is on disk since fsync. */
+    /* close releases the lock, so it comes last. The data has been flushed, so errors of
+       close do not matter. */
     close(fd);
     return code;
 }
 
-/* Checks that the target can be replaced. Returns 1 if it exists, 0 if not, -1 after
-   an error. */
+/* Checks that the target can be replaced. Returns 1 if it exists, 0 if it does not, and
+   -1 after an error. */
 static int stx__examine_target(stx_ctx *x, const char *path, const char *target,
                                struct stat *st) {
     if (stat(target, st) != 0) {
@@ -19232,7 +19244,7 @@ static int stx__examine_target(stx_ctx *x, const char *path, const char *target,
         return -1;
     }
     if (!S_ISREG(st->st_mode)) {
-        stx_fail(x, STX_ERR_IO, "cannot write %s: it is %s; give the path of a regular file", path,
+        stx_fail(x, STX_ERR_IO, "cannot write %s: it is %s; use the path of a regular file", path,
                  S_ISDIR(st->st_mode) ? "a directory" : "not a regular file");
         return -1;
     }
@@ -19270,9 +19282,9 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__file_part *part
 
 #else
 
-/* Creates a temporary file for path, with its name in tmp; an existing file, or one
-   that a link leads to, is not opened. The mode "x" of fopen dates from C11 and older
-   libraries ignore it: for these, the file is looked for first. */
+/* Creates a temporary file for path and writes its name to tmp. Never opens an existing
+   file, not even through a link. The fopen mode "x" is from C11 and ignored by older
+   libraries, so the code first tests whether the file exists. */
 static FILE *stx__open_tmp(const char *path, char *tmp, size_t size) {
     size_t stem = stx__stem(path);
     FILE *f = NULL;
@@ -19321,7 +19333,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__file_part *part
         bad = part[i].bytes && fwrite(part[i].data, 1, part[i].bytes, f) != part[i].bytes;
     if (!bad) bad = fflush(f) != 0;
   #ifdef _WIN32
-    if (!bad) bad = _commit(_fileno(f)) != 0;   /* on disk before it replaces the other */
+    if (!bad) bad = _commit(_fileno(f)) != 0;   /* flush before the rename */
   #endif
     err = errno;
     if (fclose(f) != 0 && !bad) {
@@ -19352,19 +19364,19 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__file_part *part
 
 // >>files: writing
 
-/* A tensor to be written. Its data is `runs` equal runs with a stride of `stride`
-   bytes. */
+/* A tensor to be written. Its data consists of `runs` contiguous runs of equal length
+   with a stride of `stride` bytes. */
 typedef struct stx__item {
     char *name;
     int dtype, ndim;
     size_t dim[STX_MAX_DIM];
     size_t bytes;       /* of the tensor */
-    size_t begin;       /* first byte in the file's data */
+    size_t begin;       /* offset of the tensor in the file's data */
     size_t runs, stride;
     const void *data;
 } stx__item;
 
-/* Data that the writer owns: copied from a GPU, or gathered. */
+/* Tensor data that the writer owns, copied from a GPU or gathered from several pieces. */
 typedef struct stx__host_copy {
     struct stx__host_copy *next;
     stx_real *data;
@@ -19375,7 +19387,7 @@ struct stx_writer {
     stx__item *item;
     stx__pair *meta;
     size_t count, cap, nmeta, capmeta;
-    int failed;         /* something could not be added: nothing will be written */
+    int failed;         /* 1: an addition failed, so nothing will be written */
     stx__host_copy *copies;
 };
 
@@ -19408,21 +19420,21 @@ STX_DEF void stx_writer_free(stx_writer *w) {
     stx_block_free(x, w);
 }
 
-/* Checks the name of a new tensor and writes it to q (STX_QUOTE), quoted. */
+/* Checks the name of a new tensor and writes its printable form to q (STX_QUOTE). */
 static int stx__writer_name(stx_writer *w, const char *name, char *q) {
     size_t i;
     strcpy(q, "NULL");
     if (name) stx_quote(q, name, strlen(name));
     if (!name || !*name || !strcmp(name, "__metadata__") || !stx__utf8_valid(name)) {
         stx_fail(w->x, STX_ERR_ARG,
-                 "stx_writer_add: \"%s\" cannot be the name of a tensor: expected UTF-8 text that "
-                 "is not empty and not __metadata__", q);
+                 "stx_writer_add: \"%s\" is not a valid tensor name: use non-empty UTF-8 text "
+                 "other than __metadata__", q);
         return 0;
     }
     for (i = 0; i < w->count; i++)
         if (!strcmp(w->item[i].name, name)) {
             stx_fail(w->x, STX_ERR_ARG,
-                     "stx_writer_add: \"%s\" was added twice: give every tensor its own name", q);
+                     "stx_writer_add: \"%s\" was added twice: give each tensor a unique name", q);
             return 0;
         }
     return 1;
@@ -19441,7 +19453,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
         stx_fail(w->x, STX_ERR_ARG,
                  "stx_writer_add: \"%s\": expected a dtype from STX_F32 to STX_F16 and 0 to %d "
                  "dimensions, got dtype %d and %d dimensions%s", q, (int)STX_MAX_DIM, dtype, ndim,
-                 ndim > 0 && !dim ? " (NULL)" : "");
+                 ndim > 0 && !dim ? " in NULL" : "");
         return 0;
     }
     memset(&it, 0, sizeof it);
@@ -19454,7 +19466,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
         it.dim[k] = dim[k];
         if (dim[k] && it.bytes > SIZE_MAX / dim[k]) {
             stx_fail(w->x, STX_ERR_ARG,
-                     "stx_writer_add: the product of the shape of \"%s\" overflows", q);
+                     "stx_writer_add: the size of \"%s\" overflows a size_t", q);
             return 0;
         }
         it.bytes *= dim[k];
@@ -19487,13 +19499,13 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
     if (key) stx_quote(q, key, strlen(key));
     if (!key || !value || !stx__utf8_valid(key) || !stx__utf8_valid(value)) {
         stx_fail(w->x, STX_ERR_ARG,
-                 "stx_writer_meta: \"%s\" or its value is NULL or not UTF-8: store other bytes as "
-                 "a U8 tensor", q);
+                 "stx_writer_meta: the key \"%s\" or its value is NULL or not UTF-8: store binary "
+                 "data as a U8 tensor", q);
         return 0;
     }
     for (i = 0; i < w->nmeta; i++)
         if (!strcmp(w->meta[i].key, key)) {
-            stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" was added twice", q);
+            stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: the key \"%s\" was added twice", q);
             return 0;
         }
     p = (stx__pair *)stx__grow(w->x, w->meta, w->nmeta, &w->capmeta, sizeof *p);
@@ -19511,8 +19523,8 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
     return 1;
 }
 
-/* Places the tensors in the file, largest element size first, and lists their runs in
-   that order in part[1..]. */
+/* Assigns the tensors their places in the file, largest element size first, and lists
+   their runs in that order in part[1..]. */
 static int stx__writer_place(stx_writer *w, stx__file_part *part) {
     size_t i, k, size, at = 0, n = 1;
     for (size = 8; size; size /= 2)
@@ -19521,7 +19533,8 @@ static int stx__writer_place(stx_writer *w, stx__file_part *part) {
             if (stx_dtype_size(it->dtype) != size) continue;
             if (it->bytes > SIZE_MAX / 2 - at) {
                 stx_fail(w->x, STX_ERR_ARG,
-                         "stx_writer_finish: the tensors have more bytes than a file can hold");
+                         "stx_writer_finish: the tensors have more bytes than a file can hold: "
+                         "write them to several files");
                 return 0;
             }
             it->begin = at;
@@ -19534,7 +19547,7 @@ static int stx__writer_place(stx_writer *w, stx__file_part *part) {
     return 1;
 }
 
-/* The JSON text of the header, after the 8 bytes of its length. */
+/* Appends the JSON text of the header to t, and pads it with spaces. */
 static void stx__writer_json(const stx_writer *w, stx__text *t) {
     size_t i;
     int k;
@@ -19570,8 +19583,8 @@ static void stx__writer_json(const stx_writer *w, stx__text *t) {
     while (!t->bad && t->n % STX__HEADER_PAD) stx__text_add_str(t, " ");
 }
 
-/* Writes the length and the header to t, and lists all parts of the file in order: the
-   header in part[0], the data after it. */
+/* Writes the header, preceded by its length, to t. Lists the parts of the file in order:
+   the header as part[0], then the tensors' data. */
 static int stx__writer_header(stx_writer *w, stx__text *t, stx__file_part *part) {
     size_t len;
     int k;
@@ -19579,14 +19592,15 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__file_part *part)
     stx__text_add(t, "\0\0\0\0\0\0\0\0", 8);
     stx__writer_json(w, t);
     if (t->bad) {
-        stx_fail(w->x, STX_ERR_MEMORY, "out of memory for a header of more than %zu bytes", t->n);
+        stx_fail(w->x, STX_ERR_MEMORY, "out of memory: cannot build a header of over %zu bytes",
+                 t->n);
         return 0;
     }
     len = t->n - 8;
     if (len > STX__HEADER_MAX) {
         stx_fail(w->x, STX_ERR_ARG,
-                 "stx_writer_finish: expected a header of at most %u bytes, got %zu from the names "
-                 "and metadata: store long texts as U8 tensors", STX__HEADER_MAX, len);
+                 "stx_writer_finish: expected a header of at most %u bytes, but the names and "
+                 "metadata need %zu: store long texts as U8 tensors", STX__HEADER_MAX, len);
         return 0;
     }
     for (k = 0; k < 8; k++) t->s[k] = (char)(unsigned char)((uint64_t)len >> (8 * k) & 0xFF);
@@ -19595,7 +19609,7 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__file_part *part)
     return 1;
 }
 
-/* Copies all parts into one block, *n bytes; NULL after an error. */
+/* Copies all parts into one block of *n bytes. Returns NULL after an error. */
 static unsigned char *stx__writer_gather(stx_ctx *x, const stx__file_part *part, size_t parts,
                                          size_t *n) {
     unsigned char *bytes;
@@ -19608,7 +19622,7 @@ static unsigned char *stx__writer_gather(stx_ctx *x, const stx__file_part *part,
     return bytes;
 }
 
-/* Writes the file to path or, if path is NULL, to memory (*bytes, *n). Frees the
+/* Writes the file to path or, if path is NULL, to a new block (*bytes, *n). Frees the
    writer. Returns 1, or sets an error and returns 0. */
 static int stx__writer_end(stx_writer *w, const char *path, unsigned char **bytes, size_t *n) {
     static const uint16_t one = 1;
@@ -19619,10 +19633,10 @@ static int stx__writer_end(stx_writer *w, const char *path, unsigned char **byte
     int done = 0;
     if (stx_ok(x) && w->failed)
         stx_fail(x, STX_ERR_ARG,
-                 "stx_writer_finish: a tensor or text could not be added: nothing is written");
+                 "stx_writer_finish: adding a tensor or metadata failed, so nothing is written");
     else if (stx_ok(x) && *(const unsigned char *)&one != 1)
         stx_fail(x, STX_ERR_IO,
-                 "cannot write %s: safetensors files are little-endian and this machine is not",
+                 "cannot write %s: safetensors files are little-endian, but this machine is not",
                  path ? path : "to memory");
     if (stx_ok(x)) {
         memset(&t, 0, sizeof t);
@@ -19671,8 +19685,8 @@ STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n) {
 #endif
 }
 
-/* Hashes n bytes in words of 8. Runs hashed one after the other give the hash of the
-   whole only if all but the last consist of complete words. */
+/* Extends the hash h by n bytes, taken in words of 8 bytes. Hashing data in several calls
+   gives the same result as in one only if each call but the last has complete words. */
 static uint64_t stx__hash(uint64_t h, const void *data, size_t n) {
     const unsigned char *p = (const unsigned char *)data;
     while (n) {
@@ -19718,8 +19732,8 @@ static uint64_t stx__hash_text(const char *key, const char *value) {
     return stx__hash(stx__hash(7, key, strlen(key) + 1), value, strlen(value) + 1);
 }
 
-/* The checksum is the sum of the hashes of all tensors and texts, so their order does
-   not matter. */
+/* The checksum is the sum of the hashes of all tensors and metadata entries, so it does
+   not depend on their order. */
 STX_DEF int stx_writer_checksum(stx_writer *w) {
     uint64_t h = 0;
     size_t i;
@@ -19742,7 +19756,8 @@ STX_DEF int stx_file_verify(const stx_file *f) {
     return 0;
 }
 
-/* Host memory for n elements that lives as long as the writer; NULL after an error. */
+/* Allocates host memory for n elements, which is freed with the writer. Returns NULL
+   after an error. */
 static stx_real *stx__host_copy_new(stx_writer *w, size_t n) {
     stx__host_copy *c = (stx__host_copy *)stx_block(w->x, sizeof *c);
     if (!c) {
@@ -19770,9 +19785,9 @@ STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, con
     return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, copy);
 }
 
-/* Adds a tensor (dim[0],dim[1],dim[2]) whose outermost dimension has a stride of
-   `stride` elements. The data is written from where it is, or copied if it is on a GPU
-   or if its runs are not complete words of the checksum. */
+/* Adds a tensor (dim[0],dim[1],dim[2]) whose outermost dimension has a stride of `stride`
+   elements. The data is copied first if it is on a GPU or if the length of a run is not a
+   multiple of 8 bytes (see stx__hash). Otherwise the file is written directly from it. */
 static int stx__writer_add_runs(stx_writer *w, const char *name, const size_t *dim,
                                 const stx_real *data, size_t stride) {
     size_t n = dim[1] * dim[2], b;
@@ -19815,7 +19830,7 @@ static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *co
         if (!s) {
             if (w)
                 stx_fail(w->x, STX_ERR_ARG,
-                         "the name \"%.40s%.40s..\" is longer than 511 bytes: use a shorter one",
+                         "the name \"%.40s%.40s..\" exceeds 511 bytes: use a shorter name",
                          prefix, name[i]);
             return 0;
         }
@@ -19830,7 +19845,8 @@ static int stx__same_shape(const stx_entry *e, const stx_tensor *t) {
     return same;
 }
 
-/* Loads tensors; with copy = 0 only checks that all of them are in the file and fit. */
+/* Loads tensors. If copy is 0, only checks that the file has all of them, with the right
+   shapes and types. */
 static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name,
                              size_t count, const stx_file *f, const char *prefix, int copy) {
     char full[512], expected[96];
@@ -19841,16 +19857,16 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
         if (!e) {
             stx_fail(x, STX_ERR_FORMAT,
                      "the file has no tensor \"%s%s\": it belongs to another model or optimiser; "
-                     "use the options with which it was made", prefix, name[i]);
+                     "use the options of the run that saved it", prefix, name[i]);
             return 0;
         }
         if (!stx__entry_readable(e)) return 0;
         if (!stx__same_shape(e, t[i]) || stx__is_integer(e->dtype)) {
             stx_fail(x, STX_ERR_FORMAT,
-                     "tensor \"%s\": the model expects %s of floating-point type, but the file has "
-                     "%d dimensions, the first %zu, of dtype %s: use the options with which it was "
-                     "made", full, stx__shape(t[i], expected), e->ndim, e->ndim ? e->dim[0] : 1,
-                     e->kind);
+                     "tensor \"%s\": the model expects shape %s and a floating-point type, but the "
+                     "file has %d dimensions, the first of size %zu, and dtype %s: use the options "
+                     "of the run that saved it", full, stx__shape(t[i], expected), e->ndim,
+                     e->ndim ? e->dim[0] : 1, e->kind);
             return 0;
         }
         if (copy && !stx_entry_upload(e, t[i]->data, e->count)) return 0;
@@ -19893,7 +19909,7 @@ STX_DEF int stx_writer_meta_u64(stx_writer *w, const char *key, uint64_t value) 
     return stx_writer_meta(w, key, t);
 }
 
-/* Names in a file, for example "arch.optim.0." from prefix "arch." and "optim.0.". */
+/* Capacity for a name in a file, such as "arch.optim.0.", where "arch." is the prefix. */
 enum { STX__OPTIM_NAME = 96 };
 
 static const char *stx__optim_name(char *out, const char *prefix, const char *name) {
@@ -19905,9 +19921,8 @@ static const char *stx__optim_state_name(char *out, const char *prefix, int k) {
     return stx__optim_name(out, prefix, k ? "optim.1." : "optim.0.");
 }
 
-/* With sharded state: sends state k of tensor i from all ranks to rank 0, where copy
-   is memory for the whole tensor, whose first chunk is `first`. On other ranks copy is
-   NULL. */
+/* For sharded state: gathers state k of tensor i, whose first chunk is `first`, on rank
+   0. There, copy receives the whole tensor; on all other ranks, copy is NULL. */
 static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
                               stx_real *copy) {
     stx_ctx *x = o->params->ctx;
@@ -19927,8 +19942,8 @@ static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
     return ok;
 }
 
-/* With sharded state: adds state k of all ranks to the file of rank 0. All ranks call it;
-   w is NULL on the others. */
+/* For sharded state: gathers state k from all ranks and adds it to the file that rank 0
+   writes. All ranks must call it; w is NULL on every rank but 0. */
 static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char *prefix) {
     const stx_params *p = o->params;
     size_t i, first = 0;
@@ -19973,7 +19988,7 @@ STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o) {
     return stx_optim_save_as(w, o, "");
 }
 
-/* With sharded state: loads this rank's shard of state k. */
+/* For sharded state: loads this rank's shard of state k. */
 static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *prefix) {
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
@@ -19994,8 +20009,9 @@ static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *
     return stx_ok(x);
 }
 
-/* Checks the state of all parameters in the file, then loads it. The shapes are those
-   of the parameters; with sharded state, a rank loads less than that. */
+/* Checks that the file has the state of all parameters, then loads it. In the file,
+   each state has the shape of its parameter; a rank with sharded state loads only its
+   shard. */
 static int stx__optim_load_state(stx_optim *o, const stx_file *f, const char *prefix) {
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
@@ -20029,7 +20045,8 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
     if (kind != (uint64_t)o->desc.kind) {
         stx_fail(x, STX_ERR_FORMAT,
                  "the file has the state of optimiser %d, but this run uses %d (1 sgd, 2 adagrad, "
-                 "3 adam, 4 adamw, 5 radam, 6 lamb): use the same one", (int)kind, o->desc.kind);
+                 "3 adam, 4 adamw, 5 radam, 6 lamb): use the optimiser of the saved run",
+                 (int)kind, o->desc.kind);
         return 0;
     }
     if (!stx__state_complete(x, "stx_optim_load")) return 0;
@@ -20053,7 +20070,8 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
 
 // >>vocab_io: parameters
 
-/* Whether cluster i has a projection on a side, STX_VOCAB_INPUT or STX_VOCAB_OUTPUT. */
+/* Returns 1 if cluster i has a projection on the given side, STX_VOCAB_INPUT or
+   STX_VOCAB_OUTPUT. */
 static int stx__vocab_io_projects(const stx_vocab_io_desc *d, size_t i, int side) {
     if (d->no_projections == STX_VOCAB_BOTH || d->no_projections == side) return 0;
     return i || (d->direct_head != STX_VOCAB_BOTH && d->direct_head != side);
@@ -20063,12 +20081,12 @@ static size_t stx__vocab_io_width(const stx_vocab_io_desc *d, size_t i, int side
     return side == STX_VOCAB_OUTPUT ? d->out_width[i] : d->width[i];
 }
 
-/* Whether both sides share the projection of cluster i. */
+/* Returns 1 if input and output share the projection of cluster i. */
 static int stx__vocab_io_shares(const stx_vocab_io_desc *d, size_t i) {
     return d->share_projs && (i || !d->separate_first);
 }
 
-/* Index of the input projection of cluster i. */
+/* Returns the index of the input projection that cluster i uses. */
 static size_t stx__vocab_io_proj(const stx_vocab_io_desc *d, size_t i) {
     return d->one_proj ? 0 : i;
 }
@@ -20092,7 +20110,7 @@ static int stx__vocab_io_cutoffs(stx_ctx *x, const char *op, stx_vocab_io_desc *
     return 1;
 }
 
-/* Fields that depend on each other. */
+/* Checks the fields that depend on each other. */
 static int stx__vocab_io_consistent(stx_ctx *x, const char *op, const stx_vocab_io_desc *d) {
     static const char sides[] = "0, STX_VOCAB_BOTH, STX_VOCAB_INPUT or STX_VOCAB_OUTPUT";
     if (d->direct_head < 0 || d->direct_head > STX_VOCAB_OUTPUT)
@@ -20112,7 +20130,7 @@ static int stx__vocab_io_consistent(stx_ctx *x, const char *op, const stx_vocab_
     return 1;
 }
 
-/* Fills in the widths of cluster i, and checks them. */
+/* Fills in the widths of cluster i that are 0, and checks them. */
 static int stx__vocab_io_widths(stx_ctx *x, const char *op, stx_vocab_io_desc *d, size_t i) {
     STX__FP_SCOPE;
     const size_t most = (size_t)1 << 31;
@@ -20141,11 +20159,11 @@ static int stx__vocab_io_widths(stx_ctx *x, const char *op, stx_vocab_io_desc *d
     if (!d->width[i] || d->width[i] > most || d->out_width[i] > most)
         return stx_bad_value(x, op, "width of the first cluster / divval^cutoffs",
                              (double)d->width[i],
-                             "1 to 2^31: use fewer cutoffs, a smaller divval or a larger width");
+                             "1 to 2^31 (use fewer cutoffs, a smaller divval or a larger width)");
     return 1;
 }
 
-/* The part of stx_vocab_io_resolve for an adaptive input or output. */
+/* Resolves the fields of an adaptive input or output. */
 static int stx__vocab_io_adaptive(stx_ctx *x, const char *op, stx_vocab_io_desc *d) {
     STX__FP_SCOPE;
     size_t i;
@@ -20166,7 +20184,7 @@ STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *op, const stx_vocab_io_
     int in, out;
     if (!op) op = "stx_vocab_io_create";
     if (!from || !d) {
-        stx_fail(x, STX_ERR_ARG, "%s: expected a stx_vocab_io_desc, got NULL", op);
+        stx_fail(x, STX_ERR_ARG, "%s: expected an stx_vocab_io_desc, got NULL", op);
         return 0;
     }
     *d = *from;
@@ -20205,11 +20223,12 @@ STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *op, const stx_vocab_io_
     return in || out ? stx__vocab_io_adaptive(x, op, d) : 1;
 }
 
-/* First id of cluster i, and its number of ids. */
+/* Returns the first token id of cluster i. */
 static size_t stx__vocab_io_start(const stx_vocab_io_desc *d, size_t i) {
     return i ? d->cutoff[i - 1] : 0;
 }
 
+/* Returns the number of token ids in cluster i. */
 static size_t stx__vocab_io_size(const stx_vocab_io_desc *d, size_t i) {
     return (i < d->cutoffs ? d->cutoff[i] : d->vocab) - stx__vocab_io_start(d, i);
 }
@@ -20236,9 +20255,9 @@ STX_DEF size_t stx_vocab_io_count(const stx_vocab_io_desc *d) {
     return stx_size_add(n, d->cutoffs, d->out_width[0] + 1);
 }
 
-/* A parameter "name", or "name.<i>" unless i is SIZE_MAX, of a matrix (rows,columns):
-   the matrix itself or, if bias is set, its bias (rows). output: rows are logits and
-   may be padded, see stx__vocab_io_pad. */
+/* Creates the parameter "name.<i>", or "name" if i is SIZE_MAX: a matrix (rows,columns)
+   or, if bias is set, the bias (rows) that belongs to such a matrix. If output is set,
+   the rows are logits and may be padded (see stx__vocab_io_pad). */
 static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, const char *name,
                                        size_t i, size_t rows, size_t columns, int bias,
                                        int output) {
@@ -20258,8 +20277,8 @@ static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, cons
     return stx__param_padded(p, init->kind, a, full, d, padded);
 }
 
-/* Table and projection of input cluster i. With cluster_major, the output's were
-   created before, and shared ones are taken from there. */
+/* Creates the table and projection of input cluster i. With cluster_major, the output
+   cluster already exists, and the input reuses what they share. */
 static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
     const stx_vocab_io_desc *d = &w->desc;
     if (d->cluster_major && d->share_tables)
@@ -20278,8 +20297,9 @@ static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
                                             0);
 }
 
-/* The same of output cluster i. Without cluster_major, the input's were created
-   before. */
+/* Creates the table, projection and projection bias of output cluster i. Without
+   cluster_major, the input cluster already exists, and the output reuses what they
+   share. */
 static void stx__vocab_io_out(stx_vocab_io *w, stx_params *p, size_t i) {
     const stx_vocab_io_desc *d = &w->desc;
     if (!d->cluster_major && d->share_tables)
@@ -20304,7 +20324,8 @@ static void stx__vocab_io_bias(stx_vocab_io *w, stx_params *p, size_t i) {
                                          d->out_width[i], 1, 1);
 }
 
-/* The columns of the first output cluster that stand for the other clusters. */
+/* Creates the weight and bias of the cluster logits: the first output cluster has one
+   additional logit for each of the other clusters. */
 static void stx__vocab_io_cluster(stx_vocab_io *w, stx_params *p) {
     const stx_vocab_io_desc *d = &w->desc;
     if (!d->cutoffs) return;
@@ -20314,7 +20335,8 @@ static void stx__vocab_io_cluster(stx_vocab_io *w, stx_params *p) {
                                            d->cutoffs, d->out_width[0], 1, 1);
 }
 
-/* W and bias of a plain or tied output, which is also described as one cluster. */
+/* Creates the weight and bias of a plain or tied output, which w->out also describes as a
+   single cluster. */
 static void stx__vocab_io_plain_out(stx_vocab_io *w, stx_params *p) {
     const stx_vocab_io_desc *d = &w->desc;
     w->out_w = w->in_emb;
@@ -20337,7 +20359,7 @@ STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc
     w = (stx_vocab_io *)stx_persist(x, sizeof *w);
     if (!w) return NULL;
     w->ctx = x;
-    /* resolving a resolved desc changes nothing */
+    /* the caller may have resolved desc already: resolving it again changes nothing */
     if (!stx_vocab_io_resolve(x, "stx_vocab_io_create", desc, &w->desc)) return NULL;
     d = &w->desc;
     in = d->in == STX_VOCAB_ADAPTIVE;
@@ -20352,8 +20374,8 @@ STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc
         w->in.end[i] = w->out.end[i] = stx__vocab_io_start(d, i) + stx__vocab_io_size(d, i);
     if (!out) w->out.end[0] = d->vocab;
 
-    /* The order of creation is the order in the list, and determines the random
-       streams. */
+    /* The order of creation is the order of the parameter list, and determines the random
+       stream that initialises each parameter. */
     if (!in)
         w->in_emb = stx__vocab_io_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb,
                                         0, d->out == STX_VOCAB_TIED);
@@ -20375,7 +20397,8 @@ STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc
 STX_DEF stx_tensor *stx_vocab_io_embed(const stx_vocab_io *w, const stx_ids *ids) {
     stx_tensor *h;
     if (!w || !stx_ok(w->ctx)) return NULL;
-    STX__NEED(w->ctx, ids, STX_ERR_ARG, "ids: expected tokens (B,T), got NULL");
+    STX__NEED(w->ctx, ids, STX_ERR_ARG,
+              "stx_vocab_io_embed: ids: expected tokens (B,T), got NULL");
     if (w->desc.in == STX_VOCAB_ADAPTIVE) return stx_adaptive_input(w->ctx, &w->in, ids);
     h = stx_embedding(w->ctx, w->in_emb, ids);
     return w->desc.scale == 0 || w->desc.scale == 1 ? h : stx_scale(w->ctx, h, w->desc.scale);
@@ -20408,7 +20431,8 @@ STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, cons
     stx_tensor *logits;
     if (how) how->nll = NULL;
     if (!w || !h || !stx_ok(w->ctx)) return NULL;
-    STX__NEED(w->ctx, targets, STX_ERR_ARG, "targets: expected tokens (B,T), got NULL");
+    STX__NEED(w->ctx, targets, STX_ERR_ARG,
+              "stx_vocab_io_loss: targets: expected tokens (B,T), got NULL");
     if (w->desc.out == STX_VOCAB_ADAPTIVE)
         return stx_adaptive_softmax_tokens(w->ctx, &w->out, h, targets, how);
     logits = stx__logits(w->ctx, h, w->out_w, w->out_b);
@@ -20427,69 +20451,71 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
 
 // >>memory: arena
 
-/* A memory holds rows for every layer: one vector of `width` values per time step, for
-   each of B streams. A stream is one of the independent sequences of a batch.
+/* A memory holds rows for every layer. A row is a vector of `width` values for one time
+   step of one stream. A stream is one of the B independent sequences of a batch.
 
    The rows of a layer slide through a buffer (B,capacity,width), its arena. A push writes
    the new rows after the last one and evicts the oldest ones by advancing the offset, so
-   no row moves. Only at the end of the buffer do the rows move back to its beginning. One
-   stream, with 3 rows pushed per step:
+   no row moves. Only when they reach the end of the buffer are the rows moved back to its
+   beginning. This example shows one stream, with 3 rows pushed per step:
 
        capacity 9, count 6, max_pushed 3
-       [. . . a b c d e f]    a step views the rows: there is no space after f, so ..
-       [a b c d e f . . .]    .. they move first; the step reads a to f
-       [. . . d e f g h i]    and pushes g h i; a b c are still stored before d
+       [. . . a b c d e f]    a step views the rows, but there is no space after f
+       [a b c d e f . . .]    the rows move first, then the step reads a to f
+       [. . . d e f g h i]    it pushes g h i; a b c are still stored before d
 
    Ops read rows in place (stx_memory_view), and read them again in the backward pass,
    after the push of the step. Therefore rows move only at the first view in a step, which
-   makes space for as many rows as a step pushes, max_pushed.
+   also makes space for max_pushed rows, the number that a step pushes.
 
-   On a CPU the buffer has space for half as many rows again, and rows move once in many
-   steps. On a GPU it has space for the memory and one step, as drawn: the rows move in
-   every step. That reads and writes each row once, but every step then uses the addresses
-   of the previous one, and one CUDA graph serves all of them. For the same reason the
-   rows move even if there is space, as after a window became shorter. A memory that no
-   step views is only copied (stx_memory_read): its rows move at the push, and the buffer
-   has no spare rows.
+   On a CPU the buffer has spare capacity for half as many rows again, so rows move only
+   once in many steps. On a GPU it holds the memory and the rows of one step, as shown
+   above, and the rows move in every step. Each move reads and writes every row once, but
+   all steps then use the same addresses, so one CUDA graph can replay them all. For the
+   same reason the rows move even if there is enough space, for example after a window has
+   become shorter. If no step views a memory because it is only copied (stx_memory_read),
+   its rows move at the push, and its buffer has no spare rows for a step.
 
-   A step may also replace rows that it has viewed. A step that goes from memory a to
-   memory b, and then from b to a, has viewed the old rows of a when it pushes the new
-   ones. All new rows are then written after the viewed ones, so max_pushed is their
-   number:
+   A step may also replace rows that it has viewed. If a step reads memory a and writes b,
+   and then reads b and writes a, it has already viewed the old rows of a when it pushes
+   the new ones. All new rows are then written after the viewed ones, so max_pushed is
+   the number of all new rows:
 
        capacity 12, count 6, max_pushed 6
        [a b c d e f . . . . . .]    a step views the rows
        [a b c d e f g h i j k l]    and replaces them by g to l
 
-   This takes twice the memory for one of the two, and the same again for each further
-   replacement in a step. A second buffer would take as much until the end of the step,
-   but addresses would not repeat. (In the first such step, the old buffer exists as
-   well.)
+   This doubles the size of one of the two buffers, and each further replacement in the
+   step adds as much again. A second buffer would take the same memory until the end of
+   the step, but its addresses would differ from step to step. (In the first such step,
+   the old buffer exists as well.)
 
-   Masks. All streams have the same number of rows. Where a stream has no such row,
+   Masks. All streams have the same number of rows. If a row is missing in a stream,
    because the stream was reset or the segment was padded, the row is masked: its entry of
-   pad is not 0, and attention ignores it. Stream 1 was reset two rows ago:
+   pad is not 0, and attention ignores it. In this example, stream 1 was reset two rows
+   ago:
 
        stream 0    a b c d      pad  0 0 0 0
        stream 1    0 0 g h      pad  1 1 0 0
 
-   A masked row has the value zero, since a NaN multiplied by a weight of 0 would still
-   reach the gradients. With desc.missing_as_zeros such rows are ordinary rows of zeros
-   and nothing is masked. */
+   A reset also sets the masked rows to zero, because a NaN in one of them would reach the
+   gradients even with a weight of 0. With desc.missing_as_zeros, missing rows are
+   ordinary rows of zeros, and no row is masked. */
 
-/* Step memory for n elements, and a step tensor (B,n,width), in the type in which the
-   rows are stored. */
+/* Allocates step memory for n elements of the type in which the rows are stored. */
 static stx_real *stx__memory_scratch(const stx_memory *s, size_t n) {
     if (!s->desc.always_f32) return stx_step_activations(s->ctx, n);
     return (stx_real *)stx_step_device_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1));
 }
 
+/* Creates a step tensor (B,n,width) of the type in which the rows are stored. */
 static stx_tensor *stx__memory_tensor(const stx_memory *s, size_t n, size_t width) {
     return s->desc.always_f32 ? stx_new_f32(s->ctx, s->B, n, width, 0)
                               : stx_new(s->ctx, s->B, n, width, 0);
 }
 
-/* Whether the current step reads the rows in place: they must not be moved or changed. */
+/* Returns 1 if the current step reads the rows in place, so that they must not be moved
+   or changed. */
 static int stx__memory_in_use(const stx_memory *s, const stx_memory_layer *y) {
     return y->viewed_step && y->viewed_step == s->ctx->tape.steps_begun;
 }
@@ -20500,13 +20526,14 @@ static void stx__memory_set_offset(stx_memory *s, stx_memory_layer *y, size_t of
     y->data = y->base ? stx_offset_ptr(s->ctx, y->base, offset * y->width) : NULL;
 }
 
-/* Empties the layer; rows that the step reads stay stored before the new offset. */
+/* Empties the layer. If the current step reads its rows, they remain in the buffer,
+   before the new offset. */
 static void stx__memory_empty(stx_memory *s, stx_memory_layer *y) {
     stx__memory_set_offset(s, y, stx__memory_in_use(s, y) ? y->offset + y->count : 0);
     y->count = 0;
 }
 
-/* Frees the buffer, at the end of the step if it is in use. */
+/* Frees the buffer now or, if the current step reads it, at the end of the step. */
 static void stx__memory_free_rows(stx_memory *s, stx_memory_layer *y) {
     if (stx__memory_in_use(s, y))
         stx__free_at_step_end(s->ctx, y->base);
@@ -20518,24 +20545,25 @@ static void stx__memory_free_rows(stx_memory *s, stx_memory_layer *y) {
     stx__memory_set_offset(s, y, 0);
 }
 
-/* Spare rows of a new buffer for n rows: for later pushes, and while the memory fills. */
+/* Returns how many spare rows a new buffer for n rows should have, for later pushes and
+   for a memory that is not yet full. */
 static size_t stx__memory_spare(const stx_memory *s, const stx_memory_layer *y, size_t n) {
     size_t grow = s->desc.max_rows ? STX_MIN(n / 2, STX_MAX(n, s->desc.max_rows) - n) : 0;
     if (!y->viewed) return grow;
     return grow + (stx__on_gpu(s->ctx) ? y->max_pushed : STX_MAX(y->max_pushed, n / 2));
 }
 
-/* max_pushed forgets larger steps after 32 to 64 steps */
+/* max_pushed is the maximum over the last 32 to 64 steps */
 enum { STX__PUSH_STEPS = 32 };
 
-/* Overlapping rows are shifted in at most this many passes, which a GPU runs one after
-   the other; otherwise they are copied twice. */
+/* Overlapping rows are shifted in place if that takes at most this many passes, which a
+   GPU runs one after the other. Otherwise they are copied to step memory and back. */
 enum { STX__SHIFTS = 32 };
 
-/* Moves the newest `stay` rows of layer l to the beginning of a buffer with capacity
-   for n >= stay rows: the layer's own buffer if it is large enough and not in use,
-   otherwise a new one of n + spare rows. Older rows are evicted. Returns 1, or sets an
-   error and returns 0; the layer is then unchanged, or empty if stay is 0. */
+/* Moves the newest `stay` rows of layer l to the beginning of a buffer with capacity for
+   n >= stay rows, and evicts the others. This is the layer's current buffer if it is
+   large enough and not in use, otherwise a new one of n + spare rows. Returns 1. After an
+   error, returns 0, and the layer is unchanged, or empty if stay is 0. */
 static int stx__memory_make_space(stx_memory *s, size_t l, size_t stay, size_t n, size_t spare) {
     stx_ctx *x = s->ctx;
     stx_memory_layer *y = &s->layer[l];
@@ -20555,7 +20583,7 @@ static int stx__memory_make_space(stx_memory *s, size_t l, size_t stay, size_t n
         return stx_ok(x);
     }
 
-    if (!stay) {    /* free the old buffer first: memory need not hold both */
+    if (!stay) {    /* free the old buffer first, so that memory need not hold both */
         y->count = 0;
         stx__memory_free_rows(s, y);
     }
@@ -20574,13 +20602,14 @@ static int stx__memory_make_space(stx_memory *s, size_t l, size_t stay, size_t n
     return stx_ok(x);
 }
 
-/* Moves the rows of layer l if the step reads them, so that they can be changed. */
+/* If the current step reads the rows of layer l, moves them to a new buffer, so that they
+   can be changed. */
 static int stx__memory_make_writable(stx_memory *s, size_t l) {
     const stx_memory_layer *y = &s->layer[l];
     return !stx__memory_in_use(s, y) || stx__memory_make_space(s, l, y->count, y->capacity, 0);
 }
 
-/* Copies rows between the layer and host memory (B,n,width). */
+/* Copies n rows per stream from host memory `in` (B,n,width) to the layer. */
 static void stx__memory_upload(stx_memory *s, size_t l, const stx_real *in, size_t n) {
     stx_memory_layer *y = &s->layer[l];
     size_t b;
@@ -20590,6 +20619,7 @@ static void stx__memory_upload(stx_memory *s, size_t l, const stx_real *in, size
     y->count = n;
 }
 
+/* Copies all rows of the layer to host memory `out` (B,count,width). */
 static void stx__memory_download(const stx_memory *s, size_t l, stx_real *out) {
     const stx_memory_layer *y = &s->layer[l];
     size_t b, n = y->count * y->width;
@@ -20698,8 +20728,8 @@ static int stx__memory_has_time(const stx_memory *s, const char *op) {
     return 0;
 }
 
-/* Sets the mask of layer l to m (B,n), which is step memory, or the layer's own pad
-   with n its count. */
+/* Sets the mask of layer l to m (B,n). m is NULL (no row is masked), step memory, or the
+   current mask y->pad, in which case n must be the layer's count. */
 static int stx__memory_set_mask(stx_memory *s, size_t l, const int32_t *m, size_t n) {
     stx_memory_layer *y = &s->layer[l];
     size_t i, N = s->B * n;
@@ -20718,8 +20748,9 @@ static int stx__memory_set_mask(stx_memory *s, size_t l, const int32_t *m, size_
     return 1;
 }
 
-/* A mask (B,n0+n1) in step memory: n0 rows of y from `first` on, then n1 rows of pad
-   from t0 on. y and pad may be NULL: then no row is missing there. */
+/* Builds a mask (B,n0+n1) in step memory: the mask of n0 rows of y, starting at row
+   `first`, followed by n1 entries of pad, starting at t0. If y or pad is NULL, its part
+   masks no row. */
 static int32_t *stx__memory_masks(stx_ctx *x, size_t B, const stx_memory_layer *y, size_t first,
                                   size_t n0, const stx_ids *pad, size_t t0, size_t n1) {
     size_t b, n = n0 + n1;
@@ -20733,7 +20764,7 @@ static int32_t *stx__memory_masks(stx_ctx *x, size_t B, const stx_memory_layer *
     return m;
 }
 
-/* A mask as ids (B,n); NULL if no row is missing. */
+/* Returns the mask m as ids (B,n), or NULL if it masks no row. */
 static const stx_ids *stx__memory_ids(stx_ctx *x, const int32_t *m, size_t B, size_t n) {
     size_t i;
     for (i = 0; m && i < B * n; i++)
@@ -20741,7 +20772,7 @@ static const stx_ids *stx__memory_ids(stx_ctx *x, const int32_t *m, size_t B, si
     return NULL;
 }
 
-/* Checks the layer and the shapes of new rows h (B,T,width) and their padding (B,T). */
+/* Checks l, and the shapes of new rows h (B,T,width) and of their padding (B,T). */
 static int stx__memory_fits(const stx_memory *s, const char *op, size_t l, const stx_tensor *h,
                             const stx_ids *pad) {
     size_t T = h->ndim == 3 ? h->dim[1] : 1, width;
@@ -20754,12 +20785,12 @@ static int stx__memory_fits(const stx_memory *s, const char *op, size_t l, const
         return 1;
     stx_fail(s->ctx, STX_ERR_SHAPE, "%s: rows: expected (%zu,%s%zu)%s, got %s%s", op, s->B,
              s->all ? "" : "T,", width, pad ? " and padding (B,T)" : "", stx__shape(h, shape),
-             pad ? " and padding" : "");
+             pad ? " (or the padding has another shape)" : "");
     return 0;
 }
 
-/* Counts rows that were written after rows in use, or after the newest one: the most
-   in any recent step is max_pushed. */
+/* Counts n more rows that this step writes after rows in use or after the newest row.
+   Updates max_pushed, the largest such count of any recent step. */
 static void stx__memory_count_pushed(stx_memory *s, stx_memory_layer *y, size_t n) {
     const uint64_t step = s->ctx->tape.steps_begun;
     if (y->pushed_step != step) {
@@ -20775,30 +20806,30 @@ static void stx__memory_count_pushed(stx_memory *s, stx_memory_layer *y, size_t 
     y->max_pushed = STX_MAX(y->max_pushed, y->pushed);
 }
 
-/* What stx_memory_push does to a layer: the `old` newest rows of the input memory,
-   then `own` new rows. */
+/* The rows of a layer after stx_memory_push: the newest `old` rows of the input memory,
+   followed by `own` new rows. */
 typedef struct stx__memory_rows {
     size_t old, own;
     const stx_real *own_rows;   /* (B,own,width) with a stride of `ld` elements */
     size_t ld;
 } stx__memory_rows;
 
-/* Push from a layer to itself: the old rows are there. Makes space for the new rows
-   after them. Returns 1 if the new rows are to be copied, 2 if they are in place
-   already, 0 after an error. */
+/* Prepares a push from a layer to itself, which already has the old rows: makes space
+   for the new rows after them. Returns 1 if the caller must copy the new rows, 2 if they
+   are already in place, and 0 after an error. */
 static int stx__memory_append(stx_memory *s, size_t l, const stx__memory_rows *r) {
     stx_ctx *x = s->ctx;
     stx_memory_layer *y = &s->layer[l];
     const size_t n = r->old + r->own, end = y->offset + y->count, d = y->width;
 
-    /* Space after the last row. On a GPU, rows that no step views must start at the
-       beginning, so that addresses repeat. */
+    /* The new rows fit after the last one. On a GPU, rows that no step views must also be
+       at the beginning of the buffer, so that every step uses the same addresses. */
     if (end + r->own <= y->capacity && (y->viewed || !stx__on_gpu(x) || end == r->old)) {
         stx__memory_set_offset(s, y, end - r->old);
         return 1;
     }
 
-    /* old rows move down by as many rows as are appended: one pass does both */
+    /* the old rows move down by as many rows as are appended, so one pass can do both */
     if (r->own && r->old && !stx__memory_in_use(s, y) && n <= y->capacity
         && end - r->old == r->own && n <= STX__SHIFTS * r->own) {
         STX_RUN(x, stx__shift2d,
@@ -20809,8 +20840,8 @@ static int stx__memory_append(stx_memory *s, size_t l, const stx__memory_rows *r
     return stx__memory_make_space(s, l, r->old, n, stx__memory_spare(s, y, n));
 }
 
-/* Push from layer `in` (NULL if there is none) of another memory: makes space for all
-   rows, after rows in use, and copies the old ones. */
+/* Prepares a push from layer `in` of another memory, or from none if `in` is NULL: makes
+   space for all rows, after any rows in use, and copies the old ones. */
 static int stx__memory_replace(stx_memory *s, size_t l, const stx_memory_layer *in,
                                const stx__memory_rows *r) {
     stx_ctx *x = s->ctx;
@@ -20841,8 +20872,8 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
         && (in->ctx != x || l >= in->desc.layers || in->B != out->B
             || in->layer[l].width != out->layer[l].width || !in->all != !out->all)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_memory_push: expected in and out of the same context, with the same streams, "
-                 "layers, width and is_state");
+                 "stx_memory_push: in and out must have the same context, layers, number of "
+                 "streams, width and is_state");
         return 0;
     }
     o = &out->layer[l];
@@ -20896,12 +20927,12 @@ STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_
     if (!n || !y->width) return 1;
     y->viewed = 1;
 
-    /* Rows move before the first view in a step: if there is too little space after
-       them and, on a GPU, whenever they are not at the beginning, so that addresses
-       repeat. */
+    /* Rows move only before the first view in a step: if the space after them is too
+       small or, on a GPU, if they are not at the beginning of the buffer, so that every
+       step uses the same addresses. */
     if (!stx__memory_in_use(s, y)
         && (y->offset + y->count + y->max_pushed > y->capacity || (y->offset && stx__on_gpu(x)))) {
-        /* the rows do not change, so the memory stays const for the caller */
+        /* moving rows does not change their values, so s is const for the caller */
         stx_memory *own = (stx_memory *)(uintptr_t)s;
         if (!stx__memory_make_space(own, l, y->count, y->count + y->max_pushed,
                                     stx__memory_spare(s, y, y->count) - y->max_pushed))
@@ -21000,8 +21031,8 @@ STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t kee
 
 // >>memory: streams
 
-/* Clears n rows of stream b of layer l, from row `first` on, and masks them in mask
-   (B,count). */
+/* Clears n rows of stream b of layer l, starting at row `first`. Masks them in mask
+   (B,count) unless missing_as_zeros is set. */
 static void stx__memory_remove(stx_memory *s, size_t l, int32_t *mask, size_t b, size_t first,
                                size_t n) {
     stx_memory_layer *y = &s->layer[l];
@@ -21036,8 +21067,8 @@ STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b) {
     }
 }
 
-/* Gives layer l capacity for `rows` rows, at least its count, and moves its rows to
-   the last of these positions. */
+/* Gives layer l capacity for `rows` rows, which must be at least its count, and moves its
+   rows to the last of these positions. */
 static int stx__memory_move_to_end(stx_memory *s, size_t l, size_t rows) {
     stx_ctx *x = s->ctx;
     const stx_memory_layer *y = &s->layer[l];
@@ -21054,9 +21085,9 @@ static int stx__memory_move_to_end(stx_memory *s, size_t l, size_t rows) {
     return 1;
 }
 
-/* stx_memory_copy for layer l, unless is_state is set. If other streams keep their
-   rows, the layer has as many rows as the longer of the two; the rows of the shorter
-   one are the newest, and those before them are missing. */
+/* Does the work of stx_memory_copy for layer l of a memory without is_state. If some
+   streams are not overwritten, the layer gets the larger of the two row counts. Streams
+   with fewer rows have the newest ones; the rows before them are missing. */
 static int stx__memory_copy_layer(stx_memory *to, size_t b, const stx_memory *from, size_t c,
                                   size_t n, size_t l) {
     stx_ctx *x = to->ctx;
@@ -21075,7 +21106,7 @@ static int stx__memory_copy_layer(stx_memory *to, size_t b, const stx_memory *fr
                         : stx__memory_make_space(to, l, 0, most, 0)))
         return 0;
 
-    /* streams that keep their rows, and their masks */
+    /* the streams that are not overwritten, and their masks */
     for (k = 0; k < to->B && t->masked && had <= most; k++)
         memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
     t->count = most;
@@ -21108,9 +21139,9 @@ STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, si
         || n > to->B || b > to->B - n || n > from->B || c > from->B - n
         || (to == from && b < c + n && c < b + n)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_memory_copy: expected ranges within the streams that do not overlap, and "
-                 "memories of the same context, layers and is_state, got %zu streams from %zu of "
-                 "%zu to %zu of %zu", n, c, from->B, b, to->B);
+                 "stx_memory_copy: expected memories with the same context, layers and is_state, "
+                 "and ranges that exist and do not overlap, got %zu streams from stream %zu of "
+                 "%zu to stream %zu of %zu", n, c, from->B, b, to->B);
         return 0;
     }
     for (l = 0; l < to->desc.layers && n; l++) {
@@ -21139,7 +21170,7 @@ STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out) {
     if (!stx_ok(x) || !stx__memory_layer_ok(s, "stx_memory_get", l)) return 0;
     if (!s->layer[l].count || !s->layer[l].width) return 1;
     if (!out) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_get: out: expected space for %zu elements, got NULL",
+        stx_fail(x, STX_ERR_ARG, "stx_memory_get: out: expected a buffer of %zu elements, got NULL",
                  s->B * s->layer[l].count * s->layer[l].width);
         return 0;
     }
@@ -21147,7 +21178,7 @@ STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out) {
     return stx_ok(x);
 }
 
-/* The largest `rows` that stx_memory_set accepts with n rows. */
+/* Returns the largest `rows` that stx_memory_set accepts for a given n. */
 static size_t stx__memory_most(const stx_memory *s, size_t n) {
     if (s->all) return 1;
     return s->desc.max_rows ? s->desc.max_rows : n;
@@ -21193,19 +21224,19 @@ STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real 
 
 // >>memory: files
 
-/* Names of entries and metadata of a memory, see stx_memory_save:
+/* Names of the tensors and metadata of a memory in a file (see stx_memory_save):
 
-                  of each layer l    desc.shared_layout
+                  for each layer l   with desc.shared_layout
        ---------  -----------------  ------------------------------
        rows       <prefix><l>        <prefix>memory.<l>
        mask       <prefix>pad.<l>    <prefix>pad
        counts     <prefix>rows.<l>   <prefix>rows
                   <prefix>real.<l>
 
-   rows.<l> is logical_count and real.<l> is count. */
+   rows.<l> stores logical_count, and real.<l> stores count. */
 enum { STX__MEMORY_NAME = 128 };
 
-/* <prefix><what>, followed by l unless it is SIZE_MAX. */
+/* Writes <prefix><what> to name, followed by l unless l is SIZE_MAX. */
 static const char *stx__memory_name(char *name, const char *prefix, const char *what, size_t l) {
     if (l == SIZE_MAX)
         snprintf(name, STX__MEMORY_NAME, "%s%s", prefix, what);
@@ -21279,28 +21310,28 @@ STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *pref
     stx__memory_count_name(name, s, prefix, 0);
     if (shared && !stx_writer_meta_u64(w, name, stx_memory_max_rows(s))) return 0;
 
-    /* with a shared layout, the mask of the first layer that has rows is that of all */
+    /* with a shared layout, all layers have the same mask: only the first one saves it */
     while (first < s->desc.layers && !s->layer[first].width) first++;
     for (l = 0; l < s->desc.layers; l++)
         if (!stx__memory_save_layer(w, s, prefix, l, !shared || l == first)) return 0;
     return 1;
 }
 
-/* Finds an entry of shape (d0,d1,d2); NULL and an error if it is missing or has another
-   shape. */
+/* Finds an entry of shape (d0,d1,d2). Sets an error and returns NULL if it is missing or
+   has another shape. */
 static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const char *name,
                                           size_t d0, size_t d1, size_t d2) {
     const stx_entry *e = stx_file_find(f, name);
     if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
     stx_fail(x, STX_ERR_FORMAT,
-             "tensor \"%s\": expected (%zu,%zu,%zu), got %s: use the number of streams (batch "
-             "size) and the model with which the file was made", name, d0, d1, d2,
-             e ? "another shape" : "nothing");
+             "tensor \"%s\": expected (%zu,%zu,%zu), got %s: use the batch size (number of "
+             "streams) and the model of the run that saved the file", name, d0, d1, d2,
+             e ? "another shape" : "no such tensor");
     return NULL;
 }
 
-/* Reads the counts of layer l, logical and actual, and checks that the file has the
-   rows and that they fit. */
+/* Reads the logical and the actual row count of layer l, and checks that the file has
+   these rows and that their shape is right. */
 static int stx__memory_check_layer(const stx_memory *s, const stx_file *f, const char *prefix,
                                    size_t l, uint64_t *logical, uint64_t *count) {
     stx_ctx *x = s->ctx;
@@ -21363,7 +21394,7 @@ static int stx__memory_load_layer(stx_memory *s, const stx_file *f, const char *
     if (n && !stx__memory_make_space(s, l, 0, n, stx__memory_spare(s, y, n))) return 0;
     e = stx_file_find(f, stx__memory_rows_name(name, s, prefix, l));
     for (b = 0; n && b < s->B; b++) {
-        stx_entry stream = *e;  /* the part of one stream */
+        stx_entry stream = *e;  /* the rows of stream b */
         stream.count = e->count / s->B;
         stream.bytes = e->bytes / s->B;
         stream.data = (const char *)e->data + b * stream.bytes;
@@ -21393,8 +21424,8 @@ STX_DEF int stx_memory_load(stx_memory *s, const stx_file *f, const char *prefix
     }
     if (ok && s->desc.shared_layout && count && !widths) {
         stx_fail(x, STX_ERR_FORMAT,
-                 "metadata \"%srows\" is %llu, but no layer of the model keeps rows: the file is "
-                 "damaged, or its model has a memory in other layers", prefix,
+                 "metadata \"%srows\" is %llu, but no layer of this model has a memory: the file "
+                 "is damaged or belongs to another model", prefix,
                  (unsigned long long)count);
         ok = 0;
     }
@@ -21423,17 +21454,17 @@ STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key) {
 
 // >>cache: rows and attention
 
-/* The keys and values of a layer are in buffers (B,capacity,width) with capacity for
-   two windows and a chunk. New rows are appended; when the buffer is full, the last
-   `window` rows move to its beginning. That happens once per `window` tokens or less
-   often, so it costs at most one row copy per token. */
+/* The keys and values of a layer are stored in buffers (B,capacity,width) that can hold
+   two windows and a chunk. New rows are appended. When a buffer is full, its last
+   `window` rows are first moved to the beginning. This happens at most once per `window`
+   tokens, so it costs at most one row copy per token. */
 
 STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V) {
     stx_cache *c;
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, layers && B && V, STX_ERR_ARG,
-              "stx_cache_create: expected at least one layer, stream and word, got %zu, %zu and "
-              "%zu", layers, B, V);
+              "stx_cache_create: expected layers, B and V of at least 1, got %zu, %zu and %zu",
+              layers, B, V);
     c = (stx_cache *)stx_block(x, sizeof *c);
     if (!c) return NULL;
     c->ctx = x;
@@ -21496,10 +21527,10 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     return 1;
 }
 
-/* Appends rows (B,t,width), with a stride of ld elements from row to row, to a buffer
-   of which the last `have` rows are needed. If the buffer is full, these move to its
-   beginning first; source and destination do not overlap, because the buffer has at
-   least 2 have + t rows. */
+/* Appends rows (B,t,width), with a row stride of ld elements, to a buffer whose last
+   `have` rows are still needed. If the buffer is full, those rows are first moved to its
+   beginning. Source and destination do not overlap, because the buffer has a capacity of
+   at least 2 have + t rows. */
 static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *y, size_t have,
                               size_t B, size_t t, const stx_real *rows, size_t ld) {
     size_t w = y->width, len = y->len, all = y->capacity * w, b;
@@ -21518,8 +21549,8 @@ static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *
                      stx_offset_ptr(x, rows, b * t * ld), ld, t, w, 0));
 }
 
-/* S rows of a buffer, from row `first` on, as a tensor (B,S,width). The stride between
-   streams is that of the buffer, not of the shape. */
+/* Returns S rows of a buffer, starting at row `first`, as a tensor (B,S,width). The
+   stride between its streams is the buffer's and does not follow from this shape. */
 static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx_real *buf,
                                    size_t first, size_t S, size_t width) {
     stx_tensor *t = stx__view(x, (stx_tensor *)(uintptr_t)like);
@@ -21531,18 +21562,19 @@ static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx
     return t;
 }
 
-/* The tensor that has the new keys: qkv, kv or k. */
+/* Returns the tensor that has the new keys: qkv, kv or k. */
 static const stx_tensor *stx__cache_keys(const stx_attention_in *in) {
     if (in->qkv) return in->qkv;
     return in->kv ? in->kv : in->k;
 }
 
-/* Row length of that tensor: [q k v], [k v] or k. */
+/* Returns the row length of the tensor that has the new keys, whose rows are [q k v],
+   [k v] or k. */
 static size_t stx__cache_row(const stx_cache_layer *y, const stx_attention_in *in) {
     return in->qkv ? y->width / 2 * 3 : y->width;
 }
 
-/* Checks the arguments of stx_cache_attention. Returns the number of new tokens, 0
+/* Checks the arguments of stx_cache_attention. Returns the number of new tokens, or 0
    after an error. */
 static size_t stx__cache_tokens(const stx_cache *c, size_t l, const stx_attention_in *in,
                                 const stx_attention_desc *d) {
@@ -21564,8 +21596,8 @@ static size_t stx__cache_tokens(const stx_cache *c, size_t l, const stx_attentio
     }
     if (in->cached[0] || (in->qkv && (in->q || in->k || in->v || in->kv))) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_cache_attention: expected qkv alone, q with kv, or q with k and v, and no "
-                 "cached rows: they come from the cache");
+                 "stx_cache_attention: expected qkv alone, q with kv, or q with k and v, without "
+                 "cached rows, which the cache provides");
         return 0;
     }
     if ((in->kv || in->qkv) == y->both && t && t <= c->chunk && k->ndim == 3
@@ -21642,7 +21674,7 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, cons
         if (!h) return NULL;
     }
 
-    /* the last token of the last chunk */
+    /* keep only the last token of the last chunk */
     if (t > 1) h = stx_slice(x, h, t - 1, t);
     y = scores ? stx_vocab_io_scores(w, h) : stx_vocab_io_log_probs(w, h);
     if (!y) return NULL;
@@ -21659,9 +21691,10 @@ STX_STRICT_OFF
 
 #else   /* STX__LETTERS */
 
-/* Other headers may define macros of one capital letter: complex.h defines I, stb_vorbis
-   L, C and R. This file includes itself, and the family headers include it, with
-   STX__LETTERS 1 to hide such macros and with STX__LETTERS 2 to restore them. */
+/* Other headers may define macros of one capital letter: complex.h defines I, and
+   stb_vorbis defines L, C and R. This file includes itself, and the family headers
+   include it, with STX__LETTERS set to 1 to hide such macros and set to 2 to restore
+   them. */
   #if (defined(__GNUC__) || defined(__clang__) || defined(_MSC_VER)) && !defined(__CUDACC__)
     #if STX__LETTERS == 1
       #pragma push_macro("A")
