@@ -6,16 +6,17 @@
        #include "seqtx_attn_span.h"             #include "seqtx_text.h"
        #include "seqtx_text.h"
 
-   It depends on seqtx.h only. Include it after the family headers you use, or alone: then
-   it includes seqtx.h, which must be in the same directory or on the compiler's path.
-   Link with -lm (and -pthread on older systems). SEQTX_TEXT_IMPLEMENTATION compiles this
-   header's part alone, when the implementation of seqtx.h is in another file.
+   It depends only on seqtx.h. Include it after the family headers that you use. If you
+   use it alone, it includes seqtx.h, which must be in the same directory or on the
+   include path. Link with -lm (and -pthread on older systems). If seqtx.h is implemented
+   in another file, SEQTX_TEXT_IMPLEMENTATION compiles only the implementation of this
+   header.
 
    The models take token ids and do not need this header. The trainers read text with it.
 
    MANUAL
 
-     From a text to batches:
+     From text to batches:
 
        text file               --stx_vocab_build-->     vocabulary
        text file, vocabulary   --stx_corpus_open-->     tokens
@@ -24,44 +25,45 @@
 
      Kinds of tokens (V is the size of the vocabulary):
 
-       STX_TOK_BYTES           bytes: V = 256, nothing to build
+       STX_TOK_BYTES           all 256 bytes (V = 256)
          with compact          the distinct bytes of the training text; byte 10 is <eos>
-                               (enwik8 in the references: V = 205)
+                               (enwik8 in the reference code: V = 205)
        STX_TOK_CHARS           the distinct Unicode code points of the training text
-         with eos              the same; a line end is <eos> (text8: V = 28)
+         with eos              the same, and a line end is <eos> (text8: V = 28)
        STX_TOK_WORDS           each line split at Unicode white space, then <eos>
                                (WikiText-103: V = 267735)
        STX_TOK_PIECES          each line split by a SentencePiece model, then its
-                               end-of-sentence piece. Encoding needs the SentencePiece
-                               library (SEQTX_SENTENCEPIECE and spm.cpp); decoding does
+                               end-of-sentence piece. Encoding requires the SentencePiece
+                               library (SEQTX_SENTENCEPIECE and spm.cpp), decoding does
                                not
          with join_lines       without the end-of-sentence piece
-       STX_TOK_IDS             the text is a list of piece ids, separated by white space;
-                               a .vocab file has the pieces
+       STX_TOK_IDS             the text is a list of piece ids separated by white space;
+                               the pieces are read from a .vocab file
 
-     Lines end with \n, \r or \r\n (compact: only with \n). If the kind has an <eos> and
-     the text does not end with a line end, one <eos> is appended, as in the references.
+     Lines end with \n, \r or \r\n (with compact, only with \n). If the kind has an <eos>
+     and the text does not end with a line end, one <eos> is appended, as in the reference
+     code.
 
-     Text is UTF-8. A byte-order mark at the start of a file, of a text to encode or of a
-     .vocab file is skipped. UTF-16 and UTF-32, with or without a mark, are refused with
-     an error that says how to convert the file. BYTES reads any file unchanged: a mark is
-     three tokens, and stx_text_encoding tells what the file seems to be.
+     Text must be UTF-8. A byte-order mark at the start of a file, a .vocab file or a text
+     to encode is skipped. UTF-16 and UTF-32, with or without a mark, are rejected with an
+     error that says how to convert the file. BYTES reads any file unchanged: a mark
+     becomes three tokens. stx_text_encoding detects UTF-16 and UTF-32.
 
-     SentencePiece marks the start of a word with U+2581, which decodes to a space. At the
-     start of a line it is left to the caller.
+     SentencePiece marks the start of a word with U+2581, which decodes to a space. The
+     decoder keeps this space at the start of a line; the caller may remove it.
 
      A byte range [begin, end) selects a part of a file, for example for training,
-     validation and test; end = 0 is the end of the file. A boundary inside a character or
-     inside \r\n (except BYTES) moves forward to its end; for WORDS, PIECES and IDS it
-     moves to the next word or line. Both neighbours move in the same way, so that
-     adjacent ranges neither lose nor share text.
+     validation and test; end = 0 means the end of the file. Except with BYTES, a boundary
+     inside a character or inside \r\n moves forward to its end. With WORDS, PIECES and
+     IDS, a boundary moves to the next word or line. The start and the end of a range move
+     in the same way, so adjacent ranges neither lose nor share text.
 
      The caller owns everything created here and must free it before the context. All
-     functions accept NULL for their object, and do nothing once the context is in error.
-     Errors are the context's: STX_ERR_IO (a file cannot be read), STX_ERR_FORMAT (its
-     contents are wrong), STX_ERR_ARG.
+     functions accept NULL for their object, and do nothing if the context has an error.
+     They report their own errors through the context: STX_ERR_IO if a file cannot be
+     read, STX_ERR_FORMAT if its contents are invalid, STX_ERR_ARG for a wrong argument.
 
-   QUICK START (compiles as it is): the words of this file, in batches of two streams.
+   QUICK START (compiles as is): reads the words of this file in batches of two streams.
 
    //>quickstart
      #define SEQTX_IMPLEMENTATION
@@ -102,12 +104,12 @@
    READING ORDER: stx__scan_next (text to pieces), stx__vocab_count, stx__corpus_fill,
    stx_batches_next.
 
-   ANOTHER KIND OF TOKEN changes stx__scan_next (splits a text into pieces),
-   stx__range_limit (where a part of a file may start), stx_vocab_decode (what is between
-   pieces) and stx__piece_valid (which pieces a stored vocabulary may have). Stored
-   vocabularies contain the number of the kind, so add new kinds at the end. For tokens
-   from another tokeniser none of this is needed: stx_corpus_wrap takes token ids, and
-   STX_TOK_IDS reads them from a file.
+   TO ADD A KIND OF TOKEN, change stx__scan_next (splits a text into pieces),
+   stx__range_limit (finds where a part of a file may start), stx_vocab_decode (joins
+   pieces) and stx__piece_valid (checks the pieces of a stored vocabulary). Stored
+   vocabularies contain the number of the kind, so add new kinds at the end. Tokens from
+   another tokeniser require no change: stx_corpus_wrap takes token ids, and STX_TOK_IDS
+   reads them from a file.
 */
 #if !defined(SEQTX_H) || (defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE))
   #include "seqtx.h"
@@ -131,40 +133,41 @@ enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS, STX_TOK_PIECES, STX_TOK_IDS 
 /* stx_vocab_desc.order: how CHARS, WORDS and compact bytes are numbered */
 enum {
     STX_ORDER_FIRST,        /* by first occurrence (Adaptive Span) */
-    STX_ORDER_COUNT_LATER,  /* by decreasing count; of equal counts the one that occurs first
-                               LATER comes first (Adaptive Span with adapt_io) */
-    STX_ORDER_COUNT_EARLIER /* by decreasing count; of equal counts the one that occurs first
-                               comes first (Transformer-XL) */
+    STX_ORDER_COUNT_LATER,  /* by decreasing count; for equal counts, the LATER the first
+                               occurrence, the lower the id (Adaptive Span, adapt_io) */
+    STX_ORDER_COUNT_EARLIER /* by decreasing count; for equal counts, the earlier the first
+                               occurrence, the lower the id (Transformer-XL) */
 };
 
-/* returned by encode and decode on errors */
+/* returned by the stx_vocab_encode and stx_vocab_decode functions after an error */
 #define STX_NPOS SIZE_MAX
 
-/* How a vocabulary is built. Zero means default. */
+/* Options for building a vocabulary. Zero means default. */
 typedef struct stx_vocab_desc {
-    int kind;           /* STX_TOK_BYTES */
-    int order;          /* STX_ORDER_FIRST. Adaptive input and softmax require a COUNT order */
+    int kind;           /* STX_TOK_.. (default: STX_TOK_BYTES) */
+    int order;          /* STX_ORDER_.. (default: STX_ORDER_FIRST). Adaptive input and
+                           softmax require a COUNT order */
     int compact;        /* BYTES: 1 numbers only the bytes that occur, see the manual */
-    int eos;            /* CHARS: 1 makes a line end <eos> */
+    int eos;            /* CHARS: 1 encodes a line end as <eos> */
     int eos_first;      /* 1: <eos> has id 0 in any order (Transformer-XL on WikiText-103) */
-    uint64_t min_count; /* Pieces that occur fewer times become <unk>; 2 or more always
-                           adds an <unk>. 0 keeps all pieces: a piece that is not in the
-                           vocabulary is then an error, unless the text itself has the
-                           word <unk> */
-    const char *pieces; /* PIECES: a SentencePiece .model. IDS: a .vocab with one piece
-                           per line, optionally followed by a tab and a score, as
-                           SentencePiece writes it. The last tab separates the score, so
-                           that pieces can contain tabs; they can also start or end with
-                           newlines */
-    int join_lines;     /* PIECES: 1 gives line ends no token (the reference of PAR) */
+    uint64_t min_count; /* Pieces that occur fewer times become <unk>, which a value of 2
+                           or more always adds. 0 and 1 keep all pieces. Encoding an
+                           unknown piece is then an error, unless the training text has
+                           the word <unk> */
+    const char *pieces; /* PIECES: path of a SentencePiece .model. IDS: path of a .vocab
+                           file with one piece per line, optionally followed by a tab and
+                           a score, as SentencePiece writes it. The score follows the last
+                           tab, so pieces can contain tabs. They can also start or end
+                           with newlines */
+    int join_lines;     /* PIECES: 1 omits the token for line ends (reference code of PAR) */
 } stx_vocab_desc;
 
 typedef struct stx_vocab stx_vocab;
 
 /* Builds a vocabulary from the bytes [begin, end) of a file. d may be NULL for bytes.
-   Plain bytes, PIECES and IDS do not read the file; path may then be NULL. Returns
-   NULL, with an error, if the file cannot be read, the range is empty or outside the
-   file, or the text of CHARS or WORDS is not UTF-8. */
+   Plain bytes, PIECES and IDS do not read the file, and path may be NULL. Sets an error
+   and returns NULL if the file cannot be read, the range is empty or outside the file,
+   or the text for CHARS or WORDS is not UTF-8. */
 STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path,
                                    uint64_t begin, uint64_t end);
 STX_DEF void stx_vocab_free(stx_vocab *v);
@@ -174,44 +177,44 @@ STX_DEF size_t stx_vocab_size(const stx_vocab *v); /* V */
 STX_DEF int32_t stx_vocab_eos(const stx_vocab *v); /* the id of <eos>, or -1 */
 STX_DEF int32_t stx_vocab_unk(const stx_vocab *v); /* the id of <unk>, or -1 */
 
-/* The id of a piece of len bytes, or -1. */
+/* Returns the id of a piece of len bytes, or -1 if the vocabulary does not have it. */
 STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len);
 
-/* The bytes of a piece and, in *len, how many ("<eos>" for the line end); there is no
-   terminating zero. NULL if the id is out of range. */
+/* Returns the bytes of a piece, without a terminating zero, and sets *len to their
+   number. The piece of a line end is "<eos>". Returns NULL if the id is out of range. */
 STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len);
 
-/* Encodes len bytes of text as a corpus is, but without the <eos> appended at the end, so
-   that a prompt can be continued. Writes at most cap ids and returns how many there are;
-   out = NULL with cap = 0 counts them. Returns STX_NPOS, with an error that names the
-   piece and its position, if a piece is not in the vocabulary and there is no <unk>, or
-   if the text is not UTF-8. */
+/* Encodes len bytes of text like a corpus, but does not append <eos> at the end, so that
+   a prompt can be continued. Writes at most cap ids and returns their total number; use
+   out = NULL and cap = 0 to count them. Returns STX_NPOS, and sets an error that names
+   the piece and its position, if a piece is not in the vocabulary and there is no <unk>,
+   or if the text is not UTF-8. */
 STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out,
                                 size_t cap);
 
-/* The same for a text that continues another one, such as the second line of a file:
-   U+FEFF at its start is a character and not a byte-order mark, and UTF-16 and UTF-32 are
-   not recognised. */
+/* Like stx_vocab_encode, for a text that continues another one, such as the second line
+   of a file: U+FEFF at its start is a character instead of a byte-order mark, and UTF-16
+   and UTF-32 are not detected. */
 STX_DEF size_t stx_vocab_encode_part(const stx_vocab *v, const char *text, size_t len, int32_t *out,
                                      size_t cap);
 
-/* Decodes n ids: <eos> becomes a line feed, a word is followed by a space, so that
-   decoding token by token gives the same text as decoding at once. Writes at most cap
-   bytes, without a terminating zero, and returns how many there are. Returns STX_NPOS,
-   with an error, if an id is out of range. */
+/* Decodes n ids. <eos> becomes a line feed, and each word is followed by a space, so
+   decoding token by token gives the same text as decoding all tokens at once. Writes at
+   most cap bytes, without a terminating zero, and returns their total number. Sets an
+   error and returns STX_NPOS if an id is out of range. */
 STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out,
                                 size_t cap);
 
-/* The encoding of n bytes of text that cannot be UTF-8, as iconv names it: "UTF-16"
-   and "UTF-32" start with a byte-order mark; "UTF-16LE", "UTF-16BE", "UTF-32LE" and
-   "UTF-32BE" have none and are recognised by the zeros in their first 4096 bytes, such as
-   those of line ends. NULL for UTF-8, and for data that is not text. */
+/* Detects n bytes of text in UTF-16 or UTF-32. Returns iconv's name of the encoding:
+   "UTF-16" or "UTF-32" if the text starts with a byte-order mark, or "UTF-16LE",
+   "UTF-16BE", "UTF-32LE" or "UTF-32BE" if the zeros in its first 4096 bytes show that it
+   has one of these encodings. Returns NULL for UTF-8 and for data that is not text. */
 STX_DEF const char *stx_text_encoding(const void *text, size_t n);
 
-/* Stores a vocabulary as bytes, for a U8 entry of a checkpoint, and restores it. save
-   writes the bytes if cap is large enough, and returns how many there are. load checks
-   everything: it returns NULL, with STX_ERR_FORMAT, for any data that save cannot have
-   written. */
+/* Stores a vocabulary as bytes, for a U8 tensor of a checkpoint, and restores it.
+   stx_vocab_save writes the bytes if cap is large enough, and always returns their
+   number. stx_vocab_load checks everything. It sets STX_ERR_FORMAT and returns NULL for
+   any data that stx_vocab_save cannot have written. */
 STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap);
 STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
 
@@ -220,142 +223,148 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
 
 typedef struct stx_corpus stx_corpus;
 
-/* Opens the bytes [begin, end) of a file as tokens. Bytes are memory-mapped and not
-   copied, so that files can be larger than 4 GiB; other kinds are stored in 2 bytes
-   per token if V <= 65536, else in 4. Errors are those of stx_vocab_build and
-   stx_vocab_encode, with the position in the file. The vocabulary is not used
-   afterwards. The file must not be truncated while the corpus is open. */
+/* Opens the bytes [begin, end) of a file as tokens. With STX_TOK_BYTES the file is
+   memory-mapped instead of copied, so it can be larger than 4 GiB. Tokens of other kinds
+   are stored in 2 bytes if V <= 65536, otherwise in 4. Fails for the same reasons as
+   stx_vocab_build and stx_vocab_encode; errors give the position in the file. The
+   vocabulary can be freed afterwards. The file must not be truncated while the corpus is
+   open. */
 STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path,
                                     uint64_t begin, uint64_t end);
 
-/* A corpus of n tokens in the caller's memory, such as a synthetic task. They are not
-   copied and must outlive the corpus. raw_bytes is what stx_corpus_bytes returns. */
+/* Makes a corpus from n tokens in the caller's memory, for example of a synthetic task.
+   The tokens are not copied and must outlive the corpus. stx_corpus_bytes will return
+   raw_bytes. */
 STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n,
                                     uint64_t raw_bytes);
 STX_DEF void stx_corpus_close(stx_corpus *c);
 STX_DEF size_t stx_corpus_size(const stx_corpus *c); /* tokens */
 
-/* How many bytes of text the tokens stand for; of IDS, of the decoded text. For any kind
-   of token, bits per byte of the text are
+/* Returns the number of bytes of the text that was encoded or, for IDS, of the decoded
+   text. For any kind of token, the bits per byte of text are
        (nats per token) / ln 2 * stx_corpus_size / stx_corpus_bytes */
 STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c);
 
-/* Copies tokens pos .. pos+n-1 to out. Returns 1, or 0 with an error if the range is
-   not inside the corpus. */
+/* Copies tokens pos .. pos+n-1 to out. Returns 1. If the range is not inside the corpus,
+   sets an error and returns 0. */
 STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out);
 
 
 // >>batches
 
-/* returned by stx_batches_next: no batch (an error, or the end of an evaluation); a
-   batch that continues the last one; a batch that does not, so that memories must be
-   reset */
+/* returned by stx_batches_next: END after an error or at the end of an evaluation, when
+   there is no batch; OK for a batch that continues the previous one; FRESH for a batch
+   that does not, so that memories must be reset */
 enum { STX_BATCH_END, STX_BATCH_OK, STX_BATCH_FRESH };
 
-/* rules of evaluation, see stx_batches_rewind */
+/* evaluation rules, see stx_batches_rewind */
 enum { STX_EVAL_ALL, STX_EVAL_LITERAL };
 
-/* stx_batches_desc.how: what each of the B streams reads after its end */
+/* stx_batches_desc.how: how each of the B streams is read, and what follows its end */
 enum {
-    STX_BATCH_STREAMS, /* starts again at a random position below T */
-    STX_BATCH_ROLL,    /* starts again at position 0, rotated by a random number of tokens;
-                          streams are rotated from the start, and a rest shorter than T is
-                          skipped (NVIDIA's Transformer-XL) */
-    STX_BATCH_RECORDS  /* the records of the reference of PAR */
+    STX_BATCH_STREAMS, /* restarts at a random position below T */
+    STX_BATCH_ROLL,    /* restarts at position 0, rotated by a random number of tokens. The
+                          first pass is rotated too. A remainder shorter than T is skipped
+                          (NVIDIA's Transformer-XL) */
+    STX_BATCH_RECORDS  /* reads records as the reference code of PAR does, see below */
 };
 
-/* STX_BATCH_RECORDS cuts the text into consecutive blocks of S = T + 1 tokens and
-   drops the rest: blocks = tokens / S. With stride = blocks / B, row b of record q is
-   block q + b stride, for q = 0 .. blocks - (B-1) stride - 1. The last records thus
-   read the blocks with which the next row started. x is the first T tokens of a block
-   and y its last T, so the first token of a block is never a target and its last one
-   never an input. The memory is reset after the last record. */
+/* STX_BATCH_RECORDS cuts the text into consecutive blocks of S = T+1 tokens and drops the
+   remainder: blocks = tokens / S. With stride = blocks / B, row b of record q is block
+   q + b stride, for q = 0 .. blocks - (B-1) stride - 1. In the last records, a row may
+   therefore reach the first blocks of the next row. x has the first T tokens of a block
+   and y the last T, so the first token of a block is never a target, and the last one is
+   never an input. Memories must be reset after the last record. */
 
 typedef struct stx_batches_desc {
     size_t B;      /* streams of all ranks; required */
     size_t T;      /* tokens per stream in a batch; required */
-    uint64_t seed; /* of random positions and rotations */
-    size_t rank;   /* this process, and how many there are (default: 0 of 1). Rank r has */
-    size_t world;  /* rows [r B/W, (r+1) B/W) */
-    int how;       /* STX_BATCH_STREAMS */
-    size_t first;  /* the part of the corpus that is read: count tokens from first on; */
-    size_t count;  /* count 0 means all of them */
+    uint64_t seed; /* seed of random positions and rotations */
+    size_t rank;   /* this process; it reads rows [rank B/world, (rank+1) B/world) */
+    size_t world;  /* number of processes (default: 1) */
+    int how;       /* STX_BATCH_.. (default: STX_BATCH_STREAMS) */
+    size_t first;  /* first token of the corpus to read */
+    size_t count;  /* number of tokens to read; 0: all from first on */
 } stx_batches_desc;
 
-/* What a resumed run restores */
+/* The state to store for a resumed run. */
 typedef struct stx_batches_state {
     uint64_t p;     /* position in the streams */
-    uint64_t wraps; /* how often they started again */
-    int fresh;      /* 1: the next batch does not continue the last one */
+    uint64_t wraps; /* number of times the streams have restarted */
+    int fresh;      /* 1: the next batch does not continue the previous one */
 } stx_batches_state;
 
 typedef struct stx_batches stx_batches;
 
-/* B parallel streams for truncated back-propagation: with n = tokens / B, stream b is
-   tokens [b n, (b+1) n); the rest is dropped. The corpus must outlive the batches. It
-   is an error if B or T is 0, B is not a multiple of world, or there are fewer than B
-   (T+1) tokens. */
+/* Creates B parallel streams for truncated backpropagation. With n = tokens / B, stream b
+   has tokens [b n, (b+1) n); the remainder is dropped. The corpus must outlive the
+   batches. Sets an error and returns NULL if B or T is 0, B is not a multiple of world,
+   or there are fewer than B (T+1) tokens. */
 STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d);
 STX_DEF void stx_batches_free(stx_batches *b);
 STX_DEF size_t stx_batches_rows(const stx_batches *b);   /* streams of this rank, R = B / world */
-STX_DEF size_t stx_batches_stream(const stx_batches *b); /* n; of records: T times their number */
+STX_DEF size_t stx_batches_stream(const stx_batches *b); /* n; for RECORDS, T times their number */
 
-/* Batches from the start to the end of the streams. Reports no error: 0 if there are
-   none, or if c is NULL. */
+/* Returns the number of batches from the start to the end of the streams, or 0 if there
+   are none or c is NULL. Sets no error. */
 STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d);
 
-/* The next training batch, x and y (R,T):
+/* Reads the next training batch, x and y (R,T):
        x[r,t] = stream[r][p+t]      y[r,t] = stream[r][p+1+t]
-   Returns STX_BATCH_FRESH, STX_BATCH_OK, or STX_BATCH_END on errors.
-   STX_BATCH_STREAMS: after a batch p += T; if then p >= n - T, p is drawn uniformly
-   from [0, min(T, n-T)) (the reference of 1905.07799 omits the minimum). The draw
-   depends only on seed and wraps, hence is the same on every rank and after a resume. */
+   Returns STX_BATCH_FRESH, STX_BATCH_OK, or STX_BATCH_END after an error.
+   With STX_BATCH_STREAMS, p advances by T after a batch. If then p >= n - T, a new p is
+   drawn uniformly from [0, min(T, n-T)); the reference code of 1905.07799 omits the
+   minimum. The draw depends only on seed and wraps, so it is the same on every rank and
+   after a resume. */
 STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y);
 
 STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
 
-/* Returns 1, or 0 with an error if the state does not fit the corpus, B and T. */
+/* Restores a state. Returns 1. If the state does not fit the corpus, B and T, sets an
+   error and returns 0. */
 STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);
 
-/* Evaluation reads the streams once, in order, from position 0. It has a separate
-   position; the one of training does not move. stx_batches_rewind starts it with a rule:
-       STX_EVAL_ALL      every target once, except the first token of each stream; the
-                         last batch can be shorter
-       STX_EVAL_LITERAL  batches at 0, T, 2T, .. while p < n - T, all of T tokens (the
-                         references: omits up to T targets)
-   Records have one rule, all of them in order; rotated streams are not rotated here.
-   stx_batches_next_eval writes x and y (R,t), packed, with t = *T_this <= T. It
-   returns STX_BATCH_FRESH for the first batch, STX_BATCH_OK for the others, and
-   STX_BATCH_END, with t = 0, after the last one. */
+/* Evaluation reads the streams once, in order, from position 0. Its position is separate
+   from that of training, which does not change. stx_batches_rewind starts an evaluation
+   with one of these rules:
+       STX_EVAL_ALL      every token is a target once, except the first of each stream;
+                         the last batch can be shorter
+       STX_EVAL_LITERAL  batches of T tokens at p = 0, T, 2T, .. while p < n - T; omits up
+                         to T targets, as the reference code does
+   With STX_BATCH_RECORDS, both rules read all records in order. With STX_BATCH_ROLL,
+   evaluation does not rotate the streams. stx_batches_next_eval writes x and y (R,t)
+   without gaps, with t = *T_this <= T. It returns STX_BATCH_FRESH for the first batch,
+   STX_BATCH_OK for the others, and STX_BATCH_END, with t = 0, after the last one. */
 STX_DEF void stx_batches_rewind(stx_batches *b, int rule);
 STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this);
 
 
 // >>sentencepiece
 
-/* A SentencePiece model, through its library: examples/spm.cpp, compiled as C++ and
-   linked with -lsentencepiece. With SEQTX_SENTENCEPIECE this header calls the first
-   five. Functions that fail write the reason to err, which has room bytes. */
+/* An interface to the SentencePiece library, which examples/spm.cpp implements. Compile
+   that file as C++ and link with -lsentencepiece. If SEQTX_SENTENCEPIECE is defined, this
+   header calls the first five functions. A function that fails writes the reason to err,
+   which has `room` bytes. */
 
-/* what a piece decodes to: itself, nothing, U+2047, one byte */
+/* type of a piece, which decodes to its text, to nothing, to U+2047 or to one byte */
 enum { STX_PIECE_TEXT, STX_PIECE_CONTROL, STX_PIECE_UNKNOWN, STX_PIECE_BYTE };
 
-/* A model from the n bytes of its file; NULL on errors. */
+/* Opens a model from the n bytes of its file. Returns NULL after an error. */
 void *stx_spm_open(const void *model, size_t n, char *err, size_t room);
 void stx_spm_close(void *spm);
 
-/* The number of pieces; the ids of the end of sentence and of the unknown piece, or
-   -1. */
+/* stx_spm_size returns the number of pieces. It sets *eos and *unk to the ids of the
+   end-of-sentence piece and the unknown piece, or to -1. */
 size_t stx_spm_size(const void *spm, int32_t *eos, int32_t *unk);
 const char *stx_spm_piece(const void *spm, size_t id, size_t *len, int *type);
 
-/* Encodes a line of UTF-8 without its end. The ids are valid until the next call.
-   Nothing is added or sampled. Returns 1, or 0 on errors. */
+/* Encodes a line of UTF-8 without its line end. Adds no other pieces and does not sample.
+   The ids are valid until the next call. Returns 1, or 0 after an error. */
 int stx_spm_encode(void *spm, const char *line, size_t n, const int32_t **ids, size_t *count,
                    char *err, size_t room);
 
 /* Trains a model with n options of the library, such as input, model_prefix and
-   vocab_size, and their values. Returns 1, or 0 on errors. */
+   vocab_size, and their values. Returns 1, or 0 after an error. */
 int stx_spm_train(const char *const *names, const char *const *values, size_t n, char *err,
                   size_t room);
 
@@ -376,7 +385,7 @@ int stx_spm_train(const char *const *names, const char *const *values, size_t n,
 
 // >>text to pieces
 
-enum { STX__SPECIAL = 5 }; /* the length of both */
+enum { STX__SPECIAL = 5 }; /* length of <eos> and of <unk> */
 
 static const unsigned char stx__eos[] = "<eos>", stx__unk[] = "<unk>";
 
@@ -384,7 +393,8 @@ static int stx__is_eos(const unsigned char *s, size_t n) {
     return n == STX__SPECIAL && !memcmp(s, stx__eos, n);
 }
 
-/* Python's str.isspace, which the references' split() uses */
+/* Returns 1 if Python's str.isspace accepts c. The split() of the reference code splits
+   at these characters. */
 static int stx__is_white(uint32_t c) {
     return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0
            || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029
@@ -392,11 +402,11 @@ static int stx__is_white(uint32_t c) {
 }
 
 typedef struct {
-    const unsigned char *s; /* n bytes, read up to i */
+    const unsigned char *s; /* (n): the text; s[i] is the next byte */
     size_t n, i;
-    int kind, eos; /* STX_TOK_.., not PIECES; whether a line end is <eos> */
-    int final;     /* whether a text that does not end in a line end gets an <eos> */
-    int open;      /* there was something after the last line end */
+    int kind, eos; /* STX_TOK_.. except PIECES; eos: a line end is <eos> */
+    int final;     /* 1: a text that does not end with a line end gets an <eos> */
+    int open;      /* 1: there was text after the last line end */
 } stx__scan;
 
 static void stx__scan_begin(stx__scan *c, int kind, int eos, int final, const unsigned char *s,
@@ -409,7 +419,8 @@ static void stx__scan_begin(stx__scan *c, int kind, int eos, int final, const un
     c->final = final;
 }
 
-/* The next piece: 1 and the piece; 0 at the end; -1 when the bytes at i are no UTF-8. */
+/* Finds the next piece. Returns 1, 0 at the end of the text, or -1 if the bytes at c->i
+   are not UTF-8. */
 static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len) {
     while (c->i < c->n) {
         const unsigned char *s = c->s + c->i;
@@ -445,7 +456,7 @@ static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len
     return 1;
 }
 
-/* Whether n bytes are UTF-8. The last character may be incomplete. */
+/* Returns 1 if n bytes are UTF-8. The last character may be incomplete. */
 static int stx__is_utf8(const unsigned char *s, size_t n) {
     size_t i, k;
     uint32_t u;
@@ -454,8 +465,9 @@ static int stx__is_utf8(const unsigned char *s, size_t n) {
     return 1;
 }
 
-/* Whether n bytes are text in UTF-16: surrogates are paired, and there are no control
-   characters except white space, no private characters and no U+FFFE and U+FFFF. */
+/* Returns 1 if n bytes can be text in UTF-16: surrogates are paired, and there are no
+   control characters except white space, no private-use characters, and no U+FFFE or
+   U+FFFF. */
 static int stx__is_utf16(const unsigned char *s, size_t n, int big_endian) {
     int after_high = 0;
     size_t i;
@@ -479,9 +491,10 @@ STX_DEF const char *stx_text_encoding(const void *text, size_t n) {
     if (n >= 8 && zeros[3] == n / 4 && zeros[2] > n / 8 && !zeros[0]) return "UTF-32LE";
     if (n >= 8 && zeros[0] == n / 4 && zeros[1] > n / 8 && !zeros[3]) return "UTF-32BE";
 
-    /* Units below 256, such as spaces and line ends, have a zero byte. If they are one in
-       sixteen, as in most scripts, that is enough. Chinese and Japanese have no spaces:
-       the text must also be valid UTF-16, and not UTF-8. */
+    /* UTF-16 units below 256, such as spaces and line ends, have a zero byte. If at least
+       one unit in sixteen is below 256, as in most scripts, the text is taken for UTF-16.
+       Chinese and Japanese have no spaces. With fewer zeros, the text must therefore also
+       be valid UTF-16 and invalid UTF-8. */
     even = zeros[0] + zeros[2];
     odd = zeros[1] + zeros[3];
     if (odd >= 2 && odd * 32 >= n && !even) return "UTF-16LE";
@@ -490,8 +503,8 @@ STX_DEF const char *stx_text_encoding(const void *text, size_t n) {
     return odd ? "UTF-16LE" : "UTF-16BE";
 }
 
-/* The length of the byte-order mark at the start of a text, 0 or 3. SIZE_MAX, with an
-   error, for UTF-16 and UTF-32. */
+/* Returns the length of the UTF-8 byte-order mark at the start of a text, 0 or 3. If the
+   text is UTF-16 or UTF-32, sets an error and returns SIZE_MAX. */
 static size_t stx__text_mark(stx_ctx *x, const unsigned char *s, size_t n, const char *where) {
     const char *wide = stx_text_encoding(s, n);
     if (!wide) return n >= 3 && !memcmp(s, "\xEF\xBB\xBF", 3) ? 3 : 0;
@@ -501,7 +514,7 @@ static size_t stx__text_mark(stx_ctx *x, const unsigned char *s, size_t n, const
 }
 
 /* Moves the boundary of a byte range forward to where a piece may start (see the manual).
-   In malformed text it moves little; reading the text reports the error. */
+   Stops at malformed text, which causes an error when the text is read. */
 static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     const unsigned char *s = m->data;
     size_t n = m->size, k;
@@ -511,7 +524,7 @@ static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     for (i = 0; i < 3 && at < n && (s[at] & 0xC0) == 0x80; i++) at++;
     if (at < n && s[at] == '\n' && s[at - 1] == '\r') return at + 1;
     if (kind == STX_TOK_CHARS || s[at - 1] == '\n' || s[at - 1] == '\r') return at;
-    /* i: 1 after the end of a word */
+    /* i is 1 after white space */
     for (i = s[at - 1] < 0x80 && stx__is_white(s[at - 1]); at < n; at += k) {
         if ((k = stx_utf8(s + at, n - at, &u)) == 0 || (i && !stx__is_white(u))) return at;
         if (u == '\r') return at + 1 < n && s[at + 1] == '\n' ? at + 2 : at + 1;
@@ -521,8 +534,9 @@ static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     return at;
 }
 
-/* Sets [*b, *e) to the bytes [begin, end) of an open file, moved to where pieces start.
-   Returns 0, with an error, if the range is empty or outside the file. */
+/* Sets [*b, *e) to the byte range [begin, end) of an open file, with both boundaries
+   moved to where pieces start. Sets an error and returns 0 if the range is empty or
+   outside the file. */
 static int stx__range(stx_ctx *x, const stx_map *m, const char *path, int kind, uint64_t begin,
                       uint64_t end, size_t *b, size_t *e) {
     size_t mark = kind == STX_TOK_BYTES ? 0 : stx__text_mark(x, m->data, m->size, path);
@@ -539,8 +553,8 @@ static int stx__range(stx_ctx *x, const stx_map *m, const char *path, int kind, 
     if (*b < mark) *b = *e < mark ? *e : mark;
     if (*b == *e) {
         stx_fail(x, STX_ERR_FORMAT,
-                 "%s: no text between bytes %llu and %llu of %zu; give a file or a range with "
-                 "text",
+                 "%s: there is no text between bytes %llu and %llu of %zu; use a file or a range "
+                 "with text",
                  path, (unsigned long long)begin, (unsigned long long)end, m->size);
         return 0;
     }
@@ -557,29 +571,29 @@ typedef struct {
     size_t first;
 } stx__piece;
 
-/* Pieces by id and by their bytes: an open-addressing hash table of id + 1, at most half
-   full. */
+/* A list of pieces that are found by id or by their bytes. */
 typedef struct {
     stx_ctx *x;
-    stx__piece *p;
+    stx__piece *p;  /* (n): the pieces by id */
     size_t n;
-    uint32_t *slot;
+    uint32_t *slot; /* (nslot): hash table with open addressing, at most half full. A slot
+                       is id + 1, or 0 if it is empty */
     size_t nslot;
 } stx__dict;
 
 struct stx_vocab {
     stx_ctx *x;
-    int kind, compact, has_eos; /* has_eos: line ends are <eos> */
+    int kind, compact, has_eos; /* has_eos: 1 if line ends are <eos> */
     int32_t eos, unk;
     stx__dict d;
     unsigned char *pool;      /* the bytes of all pieces */
     int32_t byte_id[256];     /* BYTES: the id of each byte, or -1 */
-    unsigned char *type;      /* PIECES, IDS: STX_PIECE_.. of each piece, */
-    unsigned char *text;      /* the decoded pieces, */
-    size_t *text_at, *text_n; /* and offset and length of each in text */
-    unsigned char *model;     /* PIECES: the bytes of the SentencePiece model, */
-    size_t model_n;           /* how many, */
-    void *spm;                /* and the opened model; NULL in a build without the library */
+    unsigned char *type;      /* PIECES, IDS: the STX_PIECE_.. type of each piece */
+    unsigned char *text;      /* PIECES, IDS: the decoded pieces */
+    size_t *text_at, *text_n; /* PIECES, IDS: offset and length of each piece in text */
+    unsigned char *model;     /* PIECES: (model_n) the file of the SentencePiece model */
+    size_t model_n;
+    void *spm;                /* PIECES: the opened model; NULL without the library */
 };
 
 static void stx__dict_free(stx__dict *d) {
@@ -587,9 +601,9 @@ static void stx__dict_free(stx__dict *d) {
     stx_block_free(d->x, d->slot);
 }
 
-/* The slot of a piece, or the empty slot where it would be added. */
+/* Returns the slot of a piece, or the empty slot where it would be added. */
 static size_t stx__dict_slot(const stx__dict *d, const unsigned char *s, size_t n) {
-    /* FNV-1a, then mixed, because the slot is the low bits */
+    /* FNV-1a, then mixed, because the low bits select the slot */
     uint64_t h = 0xCBF29CE484222325u;
     size_t i, at;
     for (i = 0; i < n; i++) h = (h ^ s[i]) * 0x100000001B3u;
@@ -607,7 +621,8 @@ static int32_t stx__dict_find(const stx__dict *d, const unsigned char *s, size_t
     return d->nslot ? (int32_t)d->slot[stx__dict_slot(d, s, n)] - 1 : -1;
 }
 
-/* Doubles the slots; the capacity is half as many pieces. Returns 0 on errors. */
+/* Doubles the number of slots; the capacity for pieces is half of it. Returns 0 after an
+   error. */
 static int stx__dict_grow(stx__dict *d) {
     size_t nslot = d->nslot ? d->nslot * 2 : 1024, i;
     uint32_t *slot = NULL;
@@ -619,7 +634,8 @@ static int stx__dict_grow(stx__dict *d) {
     if (!slot || !p) {
         stx_block_free(d->x, slot);
         stx_block_free(d->x, p);
-        stx_fail(d->x, STX_ERR_MEMORY, "no memory for a vocabulary of more than %zu pieces", d->n);
+        stx_fail(d->x, STX_ERR_MEMORY, "out of memory: a vocabulary of %zu pieces cannot grow",
+                 d->n);
         return 0;
     }
     if (d->n) memcpy(p, d->p, d->n * sizeof *p);
@@ -631,13 +647,13 @@ static int stx__dict_grow(stx__dict *d) {
     return 1;
 }
 
-/* The id of a piece, which is appended if it is new; its bytes are not copied. Returns -1
-   on errors. */
+/* Returns the id of a piece, or -1 after an error. A new piece is appended, but its bytes
+   are not copied. */
 static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n) {
     stx__piece *p;
     size_t at;
     if ((uint64_t)n > 0xFFFFFFFFu) {
-        stx_fail(d->x, STX_ERR_FORMAT, "a piece of %zu bytes is too long for a vocabulary", n);
+        stx_fail(d->x, STX_ERR_FORMAT, "a vocabulary cannot have a piece of %zu bytes", n);
         return -1;
     }
     if (d->n >= d->nslot / 2 && !stx__dict_grow(d)) return -1;
@@ -652,7 +668,7 @@ static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n) {
     return (int32_t)d->n - 1;
 }
 
-/* A vocabulary of V pieces in this order; they are copied. */
+/* Creates a vocabulary of V pieces in the given order. The pieces are copied. */
 static stx_vocab *stx__vocab_make(stx_ctx *x, int kind, int compact, int has_eos,
                                   const stx__piece *p, size_t V) {
     stx_vocab *v = (stx_vocab *)stx_block(x, sizeof *v);
@@ -720,8 +736,8 @@ static void stx__bad_utf8(stx_ctx *x, const char *where, uint64_t at, unsigned c
 
 // >>pieces
 
-/* Writes what a piece decodes to and returns its length: at most that of the piece, or
-   5. */
+/* Decodes a piece to out and returns the length of the result: at most 5 bytes or the
+   length of the piece, whichever is larger. */
 static size_t stx__piece_text(const stx_vocab *v, int32_t id, unsigned char *out) {
     static const unsigned char blank[] = "\xe2\x96\x81", unknown[] = " \xe2\x81\x87 ";
     const unsigned char *s = v->d.p[id].s;
@@ -745,13 +761,13 @@ static size_t stx__piece_text(const stx_vocab *v, int32_t id, unsigned char *out
     return k;
 }
 
-/* Whether a piece is one of <0x00> to <0xFF> */
+/* Returns 1 if a piece is one of <0x00> to <0xFF>. */
 static int stx__piece_byte(const unsigned char *s, size_t n) {
     return n == 6 && !memcmp(s, "<0x", 3) && s[5] == '>' && s[3] && s[4]
            && strchr("0123456789ABCDEF", s[3]) && strchr("0123456789ABCDEF", s[4]);
 }
 
-/* Opens v->model in a build with the library. Returns 0 on errors. */
+/* Opens v->model if this build has the library. Returns 0 after an error. */
 static int stx__pieces_open(stx_vocab *v, const char *who) {
 #ifdef SEQTX_SENTENCEPIECE
     char err[256];
@@ -760,10 +776,11 @@ static int stx__pieces_open(stx_vocab *v, const char *who) {
     v->spm = stx_spm_open(v->model, v->model_n, err, sizeof err);
     V = v->spm ? stx_spm_size(v->spm, &eos, &unk) : 0;
     if (!v->spm)
-        stx_fail(v->x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", who, err);
+        stx_fail(v->x, STX_ERR_FORMAT, "%s is not a SentencePiece model: %s", who, err);
     else if (V != v->d.n) /* ids would not match the vocabulary */
-        stx_fail(v->x, STX_ERR_FORMAT, "%s has %zu pieces, the vocabulary %zu: it is damaged", who,
-                 V, v->d.n);
+        stx_fail(v->x, STX_ERR_FORMAT,
+                 "%s has %zu pieces, but the vocabulary has %zu: the file is damaged", who, V,
+                 v->d.n);
     return v->spm && V == v->d.n;
 #else
     (void)v;
@@ -772,8 +789,8 @@ static int stx__pieces_open(stx_vocab *v, const char *who) {
 #endif
 }
 
-/* A vocabulary of pieces and their types, which are copied. eos and unk are -1 if there
-   is none. */
+/* Creates a vocabulary from pieces and their types, which are copied. eos or unk is -1 if
+   there is no such piece. */
 static stx_vocab *stx__pieces_make(stx_ctx *x, int kind, int has_eos, const stx__piece *p,
                                    const unsigned char *type, size_t V, int32_t eos, int32_t unk,
                                    const void *model, size_t model_n) {
@@ -806,7 +823,8 @@ static stx_vocab *stx__pieces_make(stx_ctx *x, int kind, int has_eos, const stx_
     return v;
 }
 
-/* Returns v if it has V pieces; otherwise two were equal: frees it, with an error. */
+/* Returns v if it has V pieces. Otherwise two pieces were equal: sets an error, frees v
+   and returns NULL. */
 static stx_vocab *stx__pieces_once(stx_ctx *x, stx_vocab *v, size_t V, const char *path) {
     if (!v || v->d.n == V) return v;
     stx_fail(x, STX_ERR_FORMAT, "%s has the same piece twice", path);
@@ -814,7 +832,7 @@ static stx_vocab *stx__pieces_once(stx_ctx *x, stx_vocab *v, size_t V, const cha
     return NULL;
 }
 
-/* The pieces of a SentencePiece model. */
+/* Creates a vocabulary from a SentencePiece model. */
 static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char *path,
                                        int join_lines) {
 #ifdef SEQTX_SENTENCEPIECE
@@ -826,11 +844,11 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
     stx__piece *p = V ? (stx__piece *)stx_block(x, V * sizeof *p) : NULL;
     unsigned char *type = V ? (unsigned char *)stx_block(x, V) : NULL;
     if (!spm)
-        stx_fail(x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", path, err);
+        stx_fail(x, STX_ERR_FORMAT, "%s is not a SentencePiece model: %s", path, err);
     else if (!join_lines && eos < 0)
         stx_fail(x, STX_ERR_FORMAT,
-                 "%s has no piece for the end of a sentence, with which line ends are encoded; "
-                 "train it with one, or use join_lines (--join-lines)",
+                 "%s has no end-of-sentence piece, which encodes line ends; train a model with "
+                 "one, or use join_lines (--join-lines)",
                  path);
     else if (p && type) {
         for (i = 0; i < V; i++) {
@@ -854,15 +872,15 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
     (void)m;
     (void)join_lines;
     stx_fail(x, STX_ERR_ARG,
-             "%s: this build has no SentencePiece library (make SENTENCEPIECE=1); otherwise encode "
-             "the text with another program and use its ids (--tokens ids)",
+             "%s: this build has no SentencePiece library (make SENTENCEPIECE=1); rebuild with it, "
+             "or encode the text with another program and use the ids (--tokens ids)",
              path);
     return NULL;
 #endif
 }
 
-/* Whether a line of n bytes is a piece, a tab and a score. Sets *piece to the length of
-   the piece, which can contain tabs. */
+/* Returns 1 if a line of n bytes consists of a piece, a tab and a score. Sets *piece to
+   the length of the piece, which can contain tabs. */
 static int stx__list_scored(const unsigned char *s, size_t n, size_t *piece) {
     size_t at, i, digits = 0;
     if (n && s[n - 1] == '\r') n--;
@@ -875,29 +893,30 @@ static int stx__list_scored(const unsigned char *s, size_t n, size_t *piece) {
     return at > 0 && digits > 0;
 }
 
-/* The length of the line at s, without its end */
+/* Returns the length of the line at s, without its line end. */
 static size_t stx__list_line(const unsigned char *s, const unsigned char *end) {
     const unsigned char *line = s;
     while (s < end && *s != '\n') s++;
     return (size_t)(s - line);
 }
 
-/* The next piece of a .vocab file: *n bytes at *s, which then moves past it; *line counts
-   lines. Returns 0 on errors. If the file has scores, a line without one starts a piece
-   that contains a newline. That differs from a line with a missing score only if one side
-   of the newline is empty, because no piece is empty. */
+/* Reads the next piece of a .vocab file: *n bytes at *s. Moves *s past its line and
+   counts lines in *line. Returns 0 after an error. If the file has scores, a line without
+   one is the start of a piece that contains a newline. This is accepted only if one side
+   of the newline is empty. Otherwise each side could be a piece, and the first lacks its
+   score. */
 static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsigned char **s,
                           const unsigned char *end, size_t *n, size_t *line) {
     const unsigned char *at = *s;
     size_t len = stx__list_line(at, end), before, now;
     for (++*line; scored && !stx__list_scored(at, len, &now); ++*line) {
         before = len;
-        at += len + 1; /* the last line has a score */
+        at += len + 1; /* there is a next line, because the last line has a score */
         len = stx__list_line(at, end);
         if (before && (stx__list_scored(at, len, &now) ? now : len)) {
             stx_fail(x, STX_ERR_FORMAT,
-                     "%s: line %zu has no score after a tab, but the last line has one; add one, "
-                     "such as 0",
+                     "%s: line %zu has no score after a tab, but the last line has one; add a "
+                     "score, such as 0",
                      path, *line);
             return 0;
         }
@@ -911,8 +930,8 @@ static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsign
     return *n > 0;
 }
 
-/* The pieces of a .vocab file. Their types are not in the file; control pieces are
-   recognised by their names. */
+/* Creates a vocabulary from a .vocab file. The file does not contain the types of the
+   pieces, so control pieces are recognised by their names. */
 static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *path) {
     static const char *const control[] = {"<s>",   "</s>",  "<eos>", "<pad>", "[PAD]",
                                           "[BOS]", "[EOS]", "[CLS]", "[SEP]", "[MASK]"};
@@ -931,7 +950,7 @@ static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *
     }
     s = m->data + mark;
     end = m->data + m->size;
-    /* the number of lines, at least that of pieces */
+    /* count the lines: there are at most as many pieces */
     for (V = 1, i = 0; s + i + 1 < end; i++) V += s[i] == '\n';
     for (last = end - 1; last > s && last[-1] != '\n';) last--;
     scored = stx__list_scored(last, stx__list_line(last, end), &n);
@@ -976,9 +995,10 @@ static stx_vocab *stx__pieces_build(stx_ctx *x, const stx_vocab_desc *d) {
     return v;
 }
 
-/* Encodes text line by line into *ids, a block of the context with *room elements that
-   grows as needed; *n counts them. final: appends a line end to a text without one. where
-   and base are for error messages. Returns 0 on errors. */
+/* Encodes text line by line into *ids, a block with a capacity of *room elements that
+   grows as needed, and sets *n to the number of ids. If final is set, a text that does
+   not end with a line end gets one. where and base are for error messages. Returns 0
+   after an error. */
 static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t len, int final,
                               const char *where, uint64_t base, int32_t **ids, size_t *n,
                               size_t *room) {
@@ -1019,7 +1039,7 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
                                  ? (int32_t *)stx_block(v->x, more * sizeof *wider)
                                  : NULL;
             if (!wider) {
-                stx_fail(v->x, STX_ERR_MEMORY, "%s: too many tokens (%zu)", where, *n);
+                stx_fail(v->x, STX_ERR_MEMORY, "%s: out of memory after %zu tokens", where, *n);
                 return 0;
             }
             if (*n) memcpy(wider, *ids, *n * sizeof *wider);
@@ -1035,8 +1055,8 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
     return 1;
 }
 
-/* Replaces pieces that occur fewer than min_count times with <unk>, which is added if the
-   text has none. */
+/* Replaces pieces that occur fewer than min_count times with <unk>, which is added if it
+   is not among the pieces. Returns 0 after an error. */
 static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
     int32_t unk = stx__dict_add(d, stx__unk, STX__SPECIAL);
     size_t i, n = 0;
@@ -1048,13 +1068,13 @@ static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
         }
     for (i = 0; i < d->n; i++)
         if (d->p[i].n) d->p[n++] = d->p[i];
-    /* the hash table is now invalid; only the list is used from here on */
+    /* the hash table is now invalid, but the caller uses only the list */
     d->n = n;
     return 1;
 }
 
-/* The vocabulary of a text, in the order of the desc. where and base are for error
-   messages. */
+/* Builds the vocabulary of a text, in the order that d specifies. where and base are for
+   error messages. */
 static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const unsigned char *s,
                                    size_t n, const char *where, uint64_t base) {
     stx__dict dict;
@@ -1114,7 +1134,7 @@ STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const
     if (d.kind == STX_TOK_BYTES && !d.compact) return stx__vocab_bytes(x);
     if (d.kind >= STX_TOK_PIECES) return stx__pieces_build(x, &d);
     if (!path) {
-        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: path: expected the training text, got NULL");
+        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: path: expected a training text, got NULL");
         return NULL;
     }
     if (!stx_map_open(x, &m, path)) return NULL;
@@ -1165,8 +1185,8 @@ STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len)
     return (const char *)v->d.p[id].s;
 }
 
-/* The id of the piece at byte `at` of `where`, or that of <unk>. Returns -1, with an
-   error, if there is neither. */
+/* Returns the id of the piece at byte `at` of `where`, or the id of <unk> if the piece is
+   not in the vocabulary. If <unk> is not in it either, sets an error and returns -1. */
 static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, size_t len,
                              const char *where, uint64_t at) {
     static const char *const what[] = {"byte", "character", "word"};
@@ -1188,9 +1208,9 @@ static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, siz
     if (id < 0) id = v->unk;
     if (id < 0)
         stx_fail(v->x, STX_ERR_FORMAT,
-                 "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build it "
-                 "from a text that contains it, or with min_count (--min-count) 2, which adds "
-                 "<unk>%s",
+                 "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build the "
+                 "vocabulary from a text that contains it, or with min_count (--min-count) 2, "
+                 "which adds <unk>%s",
                  where, piece == stx__eos ? "line end" : what[v->kind], stx_quote(q, piece, len),
                  (unsigned long long)at, v->d.n,
                  v->kind == STX_TOK_BYTES ? ", or without compact" : "");
@@ -1199,7 +1219,8 @@ static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, siz
 
 static const char stx__to_encode[] = "the text to encode";
 
-/* Nonzero if the arguments of an encoding function are valid; otherwise sets an error. */
+/* Returns 1 if the arguments of an encoding function are valid. Otherwise sets an error
+   and returns 0. */
 static int stx__can_encode(const stx_vocab *v, const char *who, const char *text, size_t len,
                            const int32_t *out, size_t cap) {
     if (!v || !stx_ok(v->x)) return 0;
@@ -1208,7 +1229,7 @@ static int stx__can_encode(const stx_vocab *v, const char *who, const char *text
     return 0;
 }
 
-/* Encodes len bytes; base is their position in error messages. */
+/* Encodes len bytes. base is added to the positions in error messages. */
 static size_t stx__encode(const stx_vocab *v, const unsigned char *text, size_t len, size_t base,
                           int32_t *out, size_t cap) {
     stx__scan c;
@@ -1287,7 +1308,7 @@ STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n
     return at;
 }
 
-/* The little-endian integer of n bytes at s */
+/* Returns the little-endian integer stored in the n bytes at s. */
 static uint64_t stx__little(const unsigned char *s, size_t n) {
     uint64_t v = 0;
     while (n--) v = v << 8 | s[n];
@@ -1299,15 +1320,17 @@ static unsigned char *stx__little_put(unsigned char *o, uint64_t v, size_t n) {
     return o;
 }
 
-/* A stored vocabulary, little-endian:
+/* The format of a stored vocabulary. Integers are little-endian; the first column gives
+   their size in bytes.
        4        "STXV"
        1 each   version (1), kind, flags (1 compact, 2 eos), 0
        8        V
-       per piece: 4 its length, then its bytes
+       then, for each piece:
+       4        length of the piece, followed by its bytes
    PIECES and IDS continue with:
-       V        the type of each piece
+       V        the type of each piece, one byte each
        4 each   id of eos + 1, id of unk + 1
-       8        length of the model, then the model */
+       8        length of the model, followed by the model */
 STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap) {
     unsigned char *o = (unsigned char *)out;
     size_t n = 16, i;
@@ -1334,7 +1357,7 @@ STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap) {
     return n;
 }
 
-/* Whether a vocabulary with these settings can have this piece. */
+/* Returns 1 if a vocabulary with these settings can have this piece. */
 static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_t n) {
     size_t i, k;
     uint32_t u;
@@ -1350,8 +1373,8 @@ static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_
     return 1;
 }
 
-/* Reads what follows the pieces of a stored vocabulary of PIECES or IDS: n bytes at s.
-   Returns NULL, with the reason in *why if they are invalid. */
+/* Reads the n bytes at s that follow the pieces of a stored vocabulary of PIECES or IDS.
+   If they are invalid, sets *why to the reason and returns NULL. */
 static stx_vocab *stx__pieces_load(stx_ctx *x, int kind, int has_eos, const stx__piece *p, size_t V,
                                    const unsigned char *s, size_t n, const char **why) {
     const unsigned char *type = s;
@@ -1374,7 +1397,7 @@ static stx_vocab *stx__pieces_load(stx_ctx *x, int kind, int has_eos, const stx_
     for (i = 0; i < V && !*why; i++)
         if (type[i] > STX_PIECE_BYTE
             || (type[i] == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n)))
-            *why = "it has a piece that its kind cannot have";
+            *why = "it has a piece that is invalid for its kind";
     return *why ? NULL
                 : stx__pieces_make(x, kind, has_eos, p, type, V, (int32_t)eos - 1, (int32_t)unk - 1,
                                    s, n);
@@ -1391,8 +1414,8 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
     if (!stx_ok(x)) return NULL;
     if (!s || len < 16 || memcmp(s, "STXV", 4)) {
         stx_fail(x, STX_ERR_FORMAT,
-                 "stx_vocab_load: expected a stored vocabulary, as stx_vocab_save writes it, got "
-                 "%zu other bytes",
+                 "stx_vocab_load: expected a stored vocabulary, as written by stx_vocab_save, got "
+                 "%zu bytes of other data",
                  s ? len : 0);
         return NULL;
     }
@@ -1401,7 +1424,7 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
     has_eos = s[6] >> 1;
     V = stx__little(s + 8, 8);
     if (s[4] != 1 || s[7])
-        why = "it was written by another version";
+        why = "it was written by another version of seqtx";
     else if (kind > STX_TOK_IDS || has_eos > 1
              || (kind == STX_TOK_BYTES ? has_eos != compact : compact)
              || (kind == STX_TOK_WORDS && !has_eos) || (kind == STX_TOK_IDS && has_eos))
@@ -1422,7 +1445,7 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
                 break;
             }
             if (!stx__piece_valid(kind, has_eos, s + at + 4, n)) {
-                why = "it has a piece that its kind cannot have";
+                why = "it has a piece that is invalid for its kind";
                 break;
             }
             p[i].s = s + at + 4;
@@ -1432,7 +1455,7 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
         if (!why && kind >= STX_TOK_PIECES)
             v = stx__pieces_load(x, kind, has_eos, p, (size_t)V, s + at, len - at, &why);
         else if (!why && at != len)
-            why = "it continues after its end";
+            why = "it has extra bytes after its end";
         else if (!why)
             v = stx__vocab_make(x, kind, compact, has_eos, p, (size_t)V);
         if (v && v->d.n != (size_t)V) why = "it has the same piece twice";
@@ -1443,7 +1466,8 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
         stx_block_free(x, p);
     }
     if (why) {
-        stx_fail(x, STX_ERR_FORMAT, "a stored vocabulary of %zu bytes is damaged: %s", len, why);
+        stx_fail(x, STX_ERR_FORMAT,
+                 "stx_vocab_load: the stored vocabulary (%zu bytes) is invalid: %s", len, why);
         stx_vocab_free(v);
         v = NULL;
     }
@@ -1457,17 +1481,17 @@ struct stx_corpus {
     stx_ctx *x;
     size_t size;                /* tokens */
     uint64_t raw;               /* bytes of text, see stx_corpus_bytes */
-    stx_map map;                /* BYTES: the file, */
-    const unsigned char *bytes; /* the range in it, of nbytes, */
+    stx_map map;                /* BYTES: the file */
+    const unsigned char *bytes; /* BYTES: (nbytes) the selected range of the file */
     size_t nbytes;
-    int32_t byte_id[256];       /* the id of each byte, */
-    int32_t eos;                /* and the last token, if size = nbytes + 1 */
-    uint16_t *tok16;            /* other kinds: one of these */
-    int32_t *tok32;
+    int32_t byte_id[256];       /* BYTES: the id of each byte */
+    int32_t eos;                /* BYTES: the last token, if size = nbytes + 1 */
+    uint16_t *tok16;            /* other kinds: (size) the tokens if V <= 65536 */
+    int32_t *tok32;             /* other kinds: (size) the tokens if V > 65536 */
     const int32_t *own;         /* stx_corpus_wrap: the caller's tokens */
 };
 
-/* stx__corpus_fill for PIECES, which are encoded only once */
+/* Does the work of stx__corpus_fill for PIECES, but encodes the text only once. */
 static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
                               const char *path, size_t base) {
     int32_t *ids = NULL;
@@ -1483,7 +1507,7 @@ static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned 
     return ok;
 }
 
-/* Counts the tokens of n bytes at s, allocates the corpus's array and fills it. */
+/* Counts the tokens in n bytes at s, allocates the array of the corpus and fills it. */
 static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
                             const char *path, size_t base) {
     stx__scan k;
@@ -1498,7 +1522,7 @@ static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned ch
         return 0;
     }
     if (c->size > SIZE_MAX / sizeof *c->tok32) {
-        stx_fail(c->x, STX_ERR_MEMORY, "%s: too many tokens (%zu)", path, c->size);
+        stx_fail(c->x, STX_ERR_MEMORY, "%s: out of memory for %zu tokens", path, c->size);
         return 0;
     }
     if (v->d.n <= 65536)
@@ -1602,9 +1626,9 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
     if (!c || !stx_ok(c->x)) return 0;
     if (pos > c->size || n > c->size - pos || (n && !out)) {
         stx_fail(c->x, STX_ERR_ARG,
-                 "stx_corpus_read: expected a range inside the %zu tokens, got %zu tokens from %zu "
-                 "on%s",
-                 c->size, n, pos, out ? "" : ", and NULL for out");
+                 "stx_corpus_read: expected a range inside the %zu tokens, got %zu tokens from "
+                 "position %zu%s",
+                 c->size, n, pos, out ? "" : ", and out = NULL");
         return 0;
     }
     if (c->own)
@@ -1622,16 +1646,16 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
 
 // >>batches
 
-/* random numbers of batches differ from all others of the same seed */
+/* makes the random numbers of batches differ from all others with the same seed */
 #define STX__BATCH_STREAM 0x6261746368657321u
 
 struct stx_batches {
     stx_ctx *x;
     const stx_corpus *c;
-    size_t T, n;       /* tokens per batch and stream; from one stream to the next */
-    size_t row0, rows; /* the streams of this rank */
+    size_t T, n;       /* tokens per stream in a batch; stride between streams */
+    size_t row0, rows; /* the streams of this rank: the first one, and their number */
     size_t first;      /* token of the corpus at which the first stream starts */
-    size_t records;    /* STX_BATCH_RECORDS: how many; p advances by T per record */
+    size_t records;    /* STX_BATCH_RECORDS: number of records; p advances by T per record */
     int how;
     uint64_t seed;
     stx_batches_state s;
@@ -1639,7 +1663,7 @@ struct stx_batches {
     int rule;
 };
 
-/* How many tokens of the corpus a desc selects */
+/* Returns the number of tokens of the corpus that d selects. */
 static size_t stx__batches_tokens(const stx_corpus *c, const stx_batches_desc *d) {
     size_t left = c && d->first < c->size ? c->size - d->first : 0;
     return d->count && d->count < left ? d->count : left;
@@ -1652,15 +1676,15 @@ STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c,
     if (!stx_ok(x) || !c) return NULL;
     if (!d || !d->B || !d->T || d->how < STX_BATCH_STREAMS || d->how > STX_BATCH_RECORDS) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_batches_create: expected B and T of at least 1 and how STX_BATCH_STREAMS .. "
-                 "STX_BATCH_RECORDS, got B = %zu, T = %zu, how = %d",
+                 "stx_batches_create: expected B and T of at least 1, and how from "
+                 "STX_BATCH_STREAMS to STX_BATCH_RECORDS, got B = %zu, T = %zu, how = %d",
                  d ? d->B : 0, d ? d->T : 0, d ? d->how : 0);
         return NULL;
     }
     if (d->first > c->size || d->count > c->size - d->first) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_batches_create: first, count: expected a range inside the %zu tokens, got "
-                 "%zu tokens from %zu on",
+                 "%zu tokens from position %zu",
                  c->size, d->count, d->first);
         return NULL;
     }
@@ -1668,8 +1692,8 @@ STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c,
     world = d->world ? d->world : 1;
     if (d->rank >= world || d->B % world) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_batches_create: B: expected a multiple of the number of ranks, and rank "
-                 "below it, got B = %zu, rank %zu of %zu",
+                 "stx_batches_create: expected B to be a multiple of world, and rank to be less "
+                 "than world, got B = %zu, rank %zu of %zu",
                  d->B, d->rank, world);
         return NULL;
     }
@@ -1677,14 +1701,14 @@ STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c,
         size_t T1 = d->T + 1;
         if (!T1 || d->B > SIZE_MAX / T1)
             stx_fail(x, STX_ERR_ARG,
-                     "the data are too short: %zu tokens, and B (T + 1) with B = %zu and T = %zu "
-                     "overflows; use a smaller batch size or block length",
+                     "the data are too short: %zu tokens, but B (T + 1) overflows with B = %zu and "
+                     "T = %zu; use a smaller batch size or block length",
                      tokens, d->B, d->T);
         else
             stx_fail(x, STX_ERR_ARG,
-                     "the data are too short: %zu tokens, and %zu streams of blocks of %zu need at "
-                     "least %zu = B (T + 1); use more data, or a smaller batch size or block "
-                     "length",
+                     "the data are too short: %zu tokens, but %zu streams with blocks of %zu "
+                     "tokens need at least %zu = B (T + 1); use more data, or a smaller batch size "
+                     "or block length",
                      tokens, d->B, d->T, d->B * T1);
         return NULL;
     }
@@ -1732,7 +1756,8 @@ STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d)
     return n <= T ? 0 : (n - T + T - 1) / T; /* until p >= n - T */
 }
 
-/* By how many tokens a stream is rotated in this epoch, a function of seed and wraps */
+/* Returns the number of tokens by which a stream is rotated in this epoch. It depends
+   only on the seed, the row and wraps. */
 static size_t stx__batches_rotation(const stx_batches *b, size_t row, int eval) {
     uint32_t u[4];
     if (b->how != STX_BATCH_ROLL || eval) return 0;
@@ -1740,7 +1765,7 @@ static size_t stx__batches_rotation(const stx_batches *b, size_t row, int eval) 
     return (size_t)(((uint64_t)u[1] << 32 | u[0]) % b->n);
 }
 
-/* Reads n tokens of a stream from position p on, as a ring */
+/* Reads n tokens of a stream from position p, continuing at its start after its end. */
 static int stx__batches_ring(const stx_batches *b, size_t row, size_t p, size_t n, int32_t *out) {
     size_t k;
     for (; n; n -= k, out += k, p = 0) {
@@ -1768,7 +1793,7 @@ static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int eval,
     return 1;
 }
 
-/* Whether position p of training is after the last batch */
+/* Returns 1 if the training position p is past the last batch. */
 static int stx__batches_end(const stx_batches *b, uint64_t p) {
     return b->records ? p >= b->records * b->T : p >= b->n - b->T;
 }
@@ -1827,8 +1852,8 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
     if (!b || !stx_ok(b->x)) return STX_BATCH_END;
     if (!x || !y || !T_this || b->rule < STX_EVAL_ALL || b->rule > STX_EVAL_LITERAL) {
         stx_fail(b->x, STX_ERR_ARG,
-                 "stx_batches_next_eval: expected x, y and T_this, and a rule STX_EVAL_.., got "
-                 "NULL or rule %d",
+                 "stx_batches_next_eval: expected x, y, T_this and a rule STX_EVAL_.., got a NULL "
+                 "pointer or rule %d",
                  b->rule);
         return STX_BATCH_END;
     }
@@ -1846,4 +1871,4 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
 #endif /* SEQTX_TEXT_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores the macros of one letter */
+#include "seqtx.h"      /* restores the macros of one capital letter */

@@ -1576,7 +1576,7 @@ static void test_vocab_errors(void) {
     CHECK(!stx_corpus_open(x, v, in_dir("nothing here"), 0, 0));
     ERROR(STX_ERR_IO, "No such file");
     CHECK(!stx_corpus_open(x, v, in_dir("empty"), 0, 0));
-    ERROR(STX_ERR_FORMAT, "give a file or a range with text");
+    ERROR(STX_ERR_FORMAT, "use a file or a range with text");
     CHECK(!stx_corpus_open(x, v, dir, 0, 0));
     ERROR(STX_ERR_IO, "directory");
     CHECK(!stx_corpus_open(x, v, NULL, 0, 0));
@@ -1782,7 +1782,7 @@ static void test_bad_blob(void) {
     ERROR(STX_ERR_FORMAT, "the same piece twice");
     b[25] = ' ';
     CHECK(!stx_vocab_load(x, b, 26));
-    ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
+    ERROR(STX_ERR_FORMAT, "a piece that is invalid for its kind");
     b[25] = 'b';
     b[15] = 0x80;
     CHECK(!stx_vocab_load(x, b, 26));
@@ -1794,7 +1794,7 @@ static void test_bad_blob(void) {
     b[24] = 0;
     b[21] = 0;
     CHECK(!stx_vocab_load(x, b, 26));
-    ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
+    ERROR(STX_ERR_FORMAT, "a piece that is invalid for its kind");
 }
 
 /* More words than fit into 16 bits */
@@ -2154,7 +2154,7 @@ static void test_ids(void) {
     stx_vocab_free(u);
     blob[n - 17] = STX_PIECE_BYTE; /* the last piece, "s", is not a byte piece */
     CHECK(!stx_vocab_load(x, blob, n));
-    ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
+    ERROR(STX_ERR_FORMAT, "a piece that is invalid for its kind");
     blob[n - 17] = STX_PIECE_TEXT;
     blob[n - 16] = 10;
     CHECK(!stx_vocab_load(x, blob, n));
@@ -2182,7 +2182,7 @@ static void test_pieces_errors(void) {
 #ifndef SEQTX_SENTENCEPIECE
     ERROR(STX_ERR_ARG, "this build has no SentencePiece library (make SENTENCEPIECE=1)");
 #else
-    ERROR(STX_ERR_FORMAT, "is no SentencePiece model");
+    ERROR(STX_ERR_FORMAT, "is not a SentencePiece model");
 #endif
 }
 
@@ -2511,7 +2511,7 @@ static void test_batches_errors(void) {
     ERROR(STX_ERR_ARG, "T = 0");
     d.T = 25;
     CHECK(!stx_batches_create(x, c, &d));
-    ERROR(STX_ERR_ARG, "100 tokens, and 4 streams of blocks of 25 need at least 104");
+    ERROR(STX_ERR_ARG, "100 tokens, but 4 streams with blocks of 25 tokens need at least 104");
     d.T = 24;
     b = stx_batches_create(x, c, &d);
     FINE();
