@@ -19821,21 +19821,25 @@ STX_DEF int stx_entry_upload(const stx_entry *e, stx_real *to, size_t n) {
     return ok && stx_ok(x);
 }
 
+enum { STX__FULL_NAME = 512 }; /* capacity for the name of a tensor with its prefix */
+
+/* Writes the full name of a tensor. Returns NULL and sets an error if it is too long. */
+static const char *stx__full_name(stx_ctx *x, char full[STX__FULL_NAME], const char *prefix,
+                                  const char *name) {
+    if (stx__join(full, STX__FULL_NAME, prefix, name)) return full;
+    stx_fail(x, STX_ERR_ARG, "the name \"%.40s%.40s..\" exceeds %d bytes: use a shorter name",
+             prefix, name, STX__FULL_NAME - 1);
+    return NULL;
+}
+
 static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *const *name,
                              size_t count, const char *prefix) {
-    char full[512];
+    char full[STX__FULL_NAME];
     size_t i;
-    for (i = 0; i < count; i++) {
-        const char *s = stx__join(full, sizeof full, prefix, name[i]);
-        if (!s) {
-            if (w)
-                stx_fail(w->x, STX_ERR_ARG,
-                         "the name \"%.40s%.40s..\" exceeds 511 bytes: use a shorter name",
-                         prefix, name[i]);
+    for (i = 0; i < count; i++)
+        if (!w || !stx__full_name(w->x, full, prefix, name[i])
+            || !stx_writer_add_device(w, full, t[i]->ndim, t[i]->dim, t[i]->data))
             return 0;
-        }
-        if (!stx_writer_add_device(w, s, t[i]->ndim, t[i]->dim, t[i]->data)) return 0;
-    }
     return 1;
 }
 
@@ -19849,7 +19853,7 @@ static int stx__same_shape(const stx_entry *e, const stx_tensor *t) {
    shapes and types. */
 static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name,
                              size_t count, const stx_file *f, const char *prefix, int copy) {
-    char full[512], expected[96];
+    char full[STX__FULL_NAME], expected[96];
     size_t i;
     for (i = 0; i < count; i++) {
         const char *s = stx__join(full, sizeof full, prefix, name[i]);
@@ -19949,12 +19953,14 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
     size_t i, first = 0;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        char full[512];
-        const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
-        stx_real *copy = w ? stx__host_copy_new(w, t->size) : NULL;
-        if (w && (!copy || !name)) return 0;
+        char full[STX__FULL_NAME];
+        stx_real *copy;
+        /* all ranks check the name, so that none waits for another that has failed */
+        if (!stx__full_name(o->params->ctx, full, prefix, p->name[i])) return 0;
+        copy = w ? stx__host_copy_new(w, t->size) : NULL;
+        if (w && !copy) return 0;
         if (!stx__gather_shards(o, k, i, first, copy)) return 0;
-        if (copy && !stx_writer_add(w, name, STX_REAL_DTYPE, t->ndim, t->dim, copy)) return 0;
+        if (copy && !stx_writer_add(w, full, STX_REAL_DTYPE, t->ndim, t->dim, copy)) return 0;
         first += stx__chunks_of(t->size);
     }
     return 1;
@@ -19996,15 +20002,17 @@ static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
         stx__shard s = stx__own_shard(o->chunks, first, t->size, x);
-        char full[512];
-        const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
+        char full[STX__FULL_NAME];
         stx_real *all;
+        int ok;
         first += stx__chunks_of(t->size);
         if (s.begin == s.end) continue;
         all = (stx_real *)stx_block(x, t->size * sizeof *all);
-        if (!all || !name || !stx_entry_get(stx_file_find(f, name), all, t->size)) return 0;
-        stx_upload(x, o->state[k][i]->data, all + s.begin, s.end - s.begin);
+        ok = all && stx__full_name(x, full, prefix, p->name[i])
+             && stx_entry_get(stx_file_find(f, full), all, t->size);
+        if (ok) stx_upload(x, o->state[k][i]->data, all + s.begin, s.end - s.begin);
         stx_block_free(x, all);
+        if (!ok) return 0;
     }
     return stx_ok(x);
 }

@@ -927,6 +927,27 @@ static void shards_file(const optim_test *t) {
     stx_block_free(x, file);
 }
 
+/* Sharded states whose name is too long for a file: an error on every rank, so that no
+   rank waits for another. */
+static void long_name(void) {
+    stx_ctx *x = context(1, 1, 0, 1);
+    stx_params *p = stx_params_create(x);
+    stx_writer *out = rank ? NULL : stx_writer_create(x);
+    stx_optim_desc d;
+    stx_optim *o;
+    char name[510];
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    stx_param(p, STX_NORMAL, 0.1, name, 9, 9, 0, 0);
+    memset(&d, 0, sizeof d);
+    d.kind = STX_ADAM;
+    o = stx_optim_create(p, &d);
+    CHECK(o != NULL, "%s", stx_error(x));
+    CHECK(!stx_optim_save(out, o), "a name of 517 bytes was saved");
+    refused(x, STX_ERR_ARG, "exceeds 511 bytes", "use a shorter name");
+    done(x);
+}
+
 static void optimisers(void) {
     /* name, desc, learning rate, step with an infinite gradient */
     static const small_case cases[] = {
@@ -1778,6 +1799,7 @@ int main(int argc, char **argv) {
     losses();
     parts();
     optimisers();
+    long_name();
     overlapped();
     parameters();
     files();
