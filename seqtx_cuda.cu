@@ -1,7 +1,7 @@
 /* seqtx_cuda.cu - v0.2 - CUDA kernels of seqtx, and its device layer
    no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
-   Compile this file with nvcc, and compile and link the program with SEQTX_CUDA:
+   Compile this file with nvcc. Compile the program with SEQTX_CUDA defined, and link both:
 
        nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu
        cc -DSEQTX_CUDA .. program.c .. seqtx_cuda.o -lcublasLt -lcudart -lstdc++ -lm
@@ -10,24 +10,24 @@
    of GPUs, add -DSEQTX_NCCL to both commands and -lnccl (NCCL 2.14 or newer). There is no
    double precision: SEQTX_DOUBLE is for the CPU.
 
-   Contents. A function `stem_cuda` is the CUDA twin of the kernel `stem` in seqtx.h: the
-   same arguments, with device pointers. It enqueues its work on the context's stream and
-   returns without waiting. `grep stx_mse_bwd seqtx*` finds the declaration, the CPU
-   body and the CUDA body. The kernels of a model family are compiled if its header is in
-   this directory and are omitted otherwise.
+   Contents. A function `stem_cuda` is the CUDA twin of the kernel `stem` in seqtx.h. It
+   takes the same arguments, with device pointers, enqueues its work on the context's
+   stream and returns without waiting. `grep stx_mse_bwd seqtx*` finds the declaration,
+   the CPU body and the CUDA body. The kernels of a model family are compiled if its
+   header is in this directory and are omitted otherwise.
 
-   Arrangement. Sections have the names and the order of those in seqtx.h:
+   Arrangement. Sections have the same names and order as in seqtx.h, so
    `grep '>>softmax' seqtx*` finds an op, its CPU kernels and its CUDA kernels. Sections
    that only a GPU needs come before and after them.
 
        section                       contents
        ----------------------------  ----------------------------------------------------
        >>common                      device arrays, warp sums, PTX, the device, launches
-       >>waiting                     errors of the runtime, waits, scratch memory
-       >>shares, sums, fill, ..      sums of rows and columns, deferred sums, copies
+       >>waiting                     runtime errors, waits, scratch memory
+       >>shares, sums, fill, ..      row and column sums, deferred sums, copies
        >>add, .. >>rezero            elementwise kernels
        >>softmax                     one warp or one block per row
-       >>layernorm                   rows in registers, sums of columns in two stages
+       >>layernorm                   rows in registers, two-stage column sums
        >>embedding                   tokens sorted by id: sums without atomics
        >>gemm, >>linear              cublasLt and its plans, split K, epilogues
        >>mean, >>cross_entropy,      losses; tokens sorted by cluster
@@ -36,25 +36,26 @@
        >>recurrence                  seqtx_sru.h
        >>groups .. >>gates           seqtx_compressive.h
        >>gate .. >>latency           seqtx_par.h
-       >>adaptive input and output   log probabilities of clusters
+       >>adaptive input and output   cluster log probabilities
        >>report                      metrics
        >>optimisers                  norms, clipping and updates, all on the device
-       >>group: streams              the parts of a group that the device layer needs
+       >>group: streams              parts of >>group that the device layer needs
        >>device, >>graph             memory, transfers, reports; captured steps
-       >>group                       exchanges between ranks, by NCCL
+       >>group                       exchanges between ranks, with NCCL
 
    Reading order: >>common, >>add, >>layernorm (rows in registers, two-stage sums),
    >>embedding (ordered sums of repeated rows), >>gemm, >>attention, then the rest.
 
-   Letters. A section that needs others declares them.
+   Letters. A section that uses other letters declares them.
        N  rows of a matrix       C  columns of a row        V  vocabulary
        B  streams                H  heads                   D  head dimension
-       W, Q, T  as template parameters: elements per access of a thread, 4 or 1; groups of
-          4 elements per lane; threads per row, 32, 256 or 1024
+       As template parameters: W elements per memory access (4 or 1), Q groups of 4 elements
+          per lane, T threads per row (32, 256 or 1024)
        M, N, K in >>gemm: C (M,N) = op(A) (M,K) op(B) (K,N)
-       O  outputs of a linear layer, Ci its inputs (I where it is the only one)
+       O  outputs of a linear layer, Ci its inputs (I if the layer has only one input)
    n is a number of elements; ldx is the distance between rows of x in elements. In a
-   launcher, the capital letter of an argument (Y for y) is its array as kernels see it.
+   launcher, the capital letter of an argument (Y for y) is the stx__array that is passed
+   to the kernel.
 
    How a kernel is written
 
@@ -78,12 +79,14 @@
        }
 
    STX__GLOBAL(threads) begins a kernel and states the largest block that it may be
-   launched with. STX__RUN_KERNEL, or a macro that uses it, launches it and checks the
-   launch. Shared arrays are STX__SHARED. The host compiler understands these names too:
-   tests/cuda_host runs every kernel on the CPU and compares it with its twin.
+   launched with. STX__RUN_KERNEL, or a macro that uses it, launches the kernel and checks
+   the launch. STX__SHARED declares an array in shared memory. tests/cuda_host defines
+   these names for the host compiler, runs every kernel on the CPU and compares it with
+   the CPU kernel.
 
-   Memory kinds. The address of an array determines how it is stored. stx_cuda_alloc is
-   told a kind, and stx__array_of looks up the allocation that contains the pointer:
+   Memory kinds. The element type of an array follows from its address: stx_cuda_alloc
+   takes a memory kind, and stx__array_of looks up the allocation that contains the
+   pointer.
 
        kind                   STX_PREC_F32    STX_PREC_BF16
        ---------------------  --------------  ----------------------------------------
@@ -91,15 +94,15 @@
        STX_MEM_PARAMS         float           float, plus a bfloat16 copy, the twin
        STX_MEM_BYTES          float or bytes  float or bytes
 
-   Kernels that write a parameter write its twin too (stx__put does); GEMMs and the
-   attention read the twin. So one kernel serves all precisions, and a call can mix
-   bfloat16 activations with float statistics. All sums are float or double.
+   Kernels that write a parameter also write its twin (stx__put does both); GEMMs and the
+   attention read the twin. Thus the same kernel works in all precisions, and a call can
+   mix bfloat16 activations with float statistics.
 
    Deferred sums. Gradients of biases, gains and weights are sums over thousands of rows.
-   They are computed in two stages: chunks of rows give partial sums, then a second kernel
-   adds the partial sums in a fixed order. During stx_backward the second stage is
-   deferred (stx_cuda_defer_sums), and one launch finishes up to 24 sums. They are
-   finished when the table or the buffer is full, before gradients are sent to other
+   They are computed in two stages: one kernel computes a partial sum for each chunk of
+   rows, and a second kernel adds the partial sums in a fixed order. During stx_backward
+   the second stage is deferred (stx_cuda_defer_sums), and one launch finishes up to 24
+   sums. It runs when the table or the buffer is full, before gradients are sent to other
    ranks, and at the end of the backward pass. See >>shares, sums.
 
    Capture. A step can be captured as a CUDA graph and replayed (stx_step_run). A captured
@@ -112,10 +115,10 @@
    Rules for all kernels
    - No atomics on values. Every sum has a fixed order, which depends on sizes alone, so a
      run repeats bit-exactly on the same GPU.
-   - A step allocates nothing, except scratch memory when it first runs, and never waits.
-   - Sums are float or double, whatever is stored.
-   - A grid may be smaller than the work: kernels loop over the rest. The result does
-     not depend on the size of the grid. */
+   - A step never waits. It allocates only scratch memory, and only when it first runs.
+   - Sums are computed in float or double, regardless of the storage type.
+   - A grid may have fewer threads than there is work, because kernels loop over their
+     elements. The result does not depend on the size of the grid. */
 #ifndef SEQTX_CUDA
   #define SEQTX_CUDA
 #endif
@@ -130,7 +133,7 @@
   #include "seqtx_par.h"
 #endif
 #ifdef SEQTX_DOUBLE
-  #error "seqtx_cuda.cu requires float: SEQTX_DOUBLE is for builds without SEQTX_CUDA"
+  #error "seqtx_cuda.cu supports only float: SEQTX_DOUBLE requires a build without SEQTX_CUDA"
 #endif
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -157,11 +160,11 @@
 /* STX__GLOBAL(threads) begins the definition of a kernel and states its launch bound:
    the largest block that it may be launched with. STX__GLOBAL(threads, blocks) also
    states how many blocks a multiprocessor should hold. Without a bound, the compiler
-   may use so many registers that a launch fails, and only on the GPU. Therefore every
-   kernel is written this way (tests/form.sh). tests/cuda_host compares each launch
-   with the bound of its kernel, and tests/cuda_regs.sh compares the bound with the
-   registers that the kernel uses. stx__kernel_of<..> is the type of a pointer to a
-   kernel with these parameters. */
+   may use so many registers that a launch fails, which is noticed only on a GPU.
+   Therefore tests/form.sh requires every kernel to state its bound. tests/cuda_host
+   compares each launch with the bound of its kernel, and tests/cuda_regs.sh compares the
+   bound with the registers that the kernel uses. stx__kernel_of<..> is the type of a
+   pointer to a kernel with these parameters. */
 #ifndef CUDA_HOST /* tests/cuda_host defines its own */
   #define STX__GLOBAL(...) static __global__ void __launch_bounds__(__VA_ARGS__)
 template <class... P> using stx__kernel_of = void (*)(P...);
@@ -177,17 +180,18 @@ enum { STX__WARP = 32 };
 
 #define STX__ALL 0xffffffffu
 
-/* An array in device memory as kernels see it. half: it is bfloat16, otherwise float.
-   twin: the bfloat16 copy of a parameter, which every kernel that writes the parameter
-   keeps current, or NULL. All threads take the same branch on half, and these kernels
-   are limited by memory bandwidth, so the branch costs nothing. */
+/* An array in device memory, as it is passed to kernels. half is nonzero if the elements
+   are bfloat16, and 0 if they are float. twin is the bfloat16 copy of a parameter, or
+   NULL; every kernel that writes the parameter also updates the copy. The branch on half
+   costs nothing: all threads take the same path, and these kernels are limited by memory
+   bandwidth. */
 typedef struct stx__array {
     void *p;
     stx__bf16 *twin;
     ptrdiff_t half;
 } stx__array;
 
-/* Element i */
+/* Returns element i as a float. */
 static __device__ __forceinline__ float stx__get(const stx__array &a, size_t i) {
     return a.half ? __bfloat162float(((const stx__bf16 *)a.p)[i]) : ((const float *)a.p)[i];
 }
@@ -206,8 +210,8 @@ static __device__ __forceinline__ void stx__add(const stx__array &a, size_t i, f
     stx__put(a, i, accumulate ? stx__get(a, i) + v : v);
 }
 
-/* Elements i to i + 3 in one access. i is a multiple of 4 and the array is aligned,
-   see stx__aligned4. A bfloat16 is the upper half of a float. */
+/* Loads elements i to i + 3 in one access. i must be a multiple of 4 and the array must
+   be aligned, see stx__aligned4. A bfloat16 is the upper half of a float. */
 static __device__ __forceinline__ float4 stx__get4(const stx__array &a, size_t i) {
     if (a.half) {
         uint2 u = *(const uint2 *)((const stx__bf16 *)a.p + i);
@@ -217,7 +221,7 @@ static __device__ __forceinline__ float4 stx__get4(const stx__array &a, size_t i
     return *(const float4 *)((const float *)a.p + i);
 }
 
-/* Two floats as bfloat16s, the first one in the lower half */
+/* Packs two floats as bfloat16s, the first one in the lower half. */
 static __device__ __forceinline__ uint32_t stx__pair(float a, float b) {
     __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
     uint32_t u;
@@ -237,7 +241,7 @@ static __device__ __forceinline__ void stx__put4(const stx__array &a, size_t i, 
 }
 
 /* Sum or maximum over the lanes of a warp; every lane gets the result. The butterfly
-   adds in the same order for all lanes and all launches. */
+   adds in the same order in all lanes and in all launches. */
 static __device__ __forceinline__ float stx__warp_sum(float v) {
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(STX__ALL, v, o);
     return v;
@@ -253,32 +257,32 @@ static __device__ __forceinline__ float stx__warp_max(float v) {
     return v;
 }
 
-/* Instructions that have no name in CUDA C++, and their equivalents on the host
-   (tests/cuda_host). The fragments are those of the PTX ISA, "Matrix fragments for
-   mma.m16n8k16" and ".m16n8k8": with lane = 4 g + t, c[0..3] are rows g, g, g+8, g+8 and
-   columns 2t, 2t+1, 2t, 2t+1.
+/* PTX instructions without an equivalent in CUDA C++, and their replacements on the host
+   (tests/cuda_host). The PTX ISA defines the fragments in "Matrix fragments for
+   mma.m16n8k16" and ".m16n8k8": with lane = 4 g + t, c[0..3] are in rows g, g, g+8, g+8
+   and columns 2t, 2t+1, 2t, 2t+1.
 
        stx__mma_bf16(c, a, b)              c += a b, bfloat16 inputs
        stx__mma_tf32(c, a, b)              c += a b, tf32 inputs
        stx__mma_bf16_2(c, d, a, b)         c += a b[0..1], d += a b[2..3]
-       stx__mma_tf32_3(c, l, h, m, b)      c += l b + h m + h b, in this order: a product
-                                           of two factors in two parts each
-       stx__ldmatrix_x4(r, row)            four 8 x 8 matrices from shared memory, _trans
-                                           transposed
+       stx__mma_tf32_3(c, l, h, m, b)      c += l b + h m + h b, in this order: computes
+                                           (h + l) (b + m) without the term l m
+       stx__ldmatrix_x4(r, row)            loads four 8 x 8 matrices from shared memory;
+                                           stx__ldmatrix_x4_trans transposes them
        stx__cp16(smem, gmem, bytes)        copies 16 bytes from global to shared memory;
-                                           all but the first `bytes` become 0. The
-                                           data is there after stx__cp_wait and a barrier.
+                                           sets all but the first `bytes` to 0. The data
+                                           is visible after stx__cp_wait and a barrier.
                                            gmem must be a valid address even if bytes is
                                            0: nothing is read then, but memory checkers
-                                           look at the address
-       stx__cp_commit, stx__cp_wait<N>     ends a group of copies; waits until at most N
+                                           check the address
+       stx__cp_commit, stx__cp_wait<N>     closes a group of copies; waits until at most N
                                            groups are pending
        stx__exp2, stx__rcp                 approximations of 2^v and 1/v
 
-   The functions with several matmuls exist because they are faster on the host. */
+   stx__mma_bf16_2 and stx__mma_tf32_3 exist because one call is faster on the host. */
 #ifdef CUDA_HOST
-    /* Marks a kernel whose short loops the host compiler must unroll too: the
-       sanitizers check each access to an array that is not in registers. */
+    /* Marks a kernel whose short loops the host compiler must unroll too. Otherwise its
+       arrays are not kept in registers, and the sanitizers check every access to them. */
   #if defined(__GNUC__) && !defined(__clang__)
     #define STX__HOST_UNROLLED __attribute__((optimize("O3")))
   #else
@@ -413,8 +417,8 @@ static __device__ __forceinline__ float stx__rcp(float v) {
 }
 #endif
 
-/* Philox4x32-10, the generator of stx_philox in seqtx.h (Salmon et al. 2011). Four
-   random words for the key `seed` and the counter (hi, lo). */
+/* Philox4x32-10, the same generator as stx_philox in seqtx.h (Salmon et al. 2011).
+   Returns four random words for the key `seed` and the counter (hi, lo). */
 static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, uint64_t lo) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     uint32_t c0 = (uint32_t)lo, c1 = (uint32_t)(lo >> 32);
@@ -436,13 +440,13 @@ typedef struct stx__range {
     char *base;
     size_t bytes;
     int kind;           /* STX_MEM_.. */
-    stx__bf16 *twin;    /* bfloat16 copy, bytes / 2 long, or NULL */
+    stx__bf16 *twin;    /* bfloat16 copy of bytes / 2 bytes, or NULL */
     struct stx__range *next;
 } stx__range;
 
-/* Pinned host buffers that transfers use in rotation, so that none has to wait for the
-   previous one. done[k] is recorded when the copy from or to host[k] has been
-   enqueued. */
+/* Pinned host buffers that transfers use in rotation, so that a transfer need not wait
+   for the previous one. The event done[k] is recorded after each copy from or to
+   host[k]. */
 enum { STX__RING = 4, STX__REPORT_BYTES = 1 << 16, STX__UPLOAD_BYTES = 1 << 20 };
 
 typedef struct stx__ring {
@@ -453,35 +457,35 @@ typedef struct stx__ring {
 
 /* The GPU of a context */
 struct stx_gpu {
-    int index;          /* CUDA's number of the device */
+    int index;          /* CUDA device number */
     char name[96];      /* "NVIDIA H200, sm_90" */
     int sms, major, minor;      /* multiprocessors, compute capability */
     size_t shared_max;  /* largest dynamic shared memory of a block, bytes */
-    cudaStream_t stream;        /* all work of the context, in order */
+    cudaStream_t stream;        /* runs all work of the context in order */
 
     /* options */
     int half;           /* STX_PREC_BF16: activations are bfloat16, parameters have twins */
     int tf32;           /* float GEMMs may use tf32 */
-    int tune;           /* algorithm of a new GEMM plan: 0 the heuristic's first, 1 the
-                           fastest; for tests: -1 our own kernel, -2 no epilogues */
-    int split_k;        /* for tests: number of slices of K where K can be split; 0: chosen
-                           by sizes */
+    int tune;           /* algorithm of a new GEMM plan. 0: first choice of the heuristic,
+                           1: the fastest; in tests, -1: seqtx's kernel, -2: no epilogues */
+    int split_k;        /* for tests: number of K slices of GEMMs that can split K;
+                           0: chosen from the sizes */
     int attention;      /* version of the attention, see stx_cuda_attention */
 
     /* memory */
     stx__range *ranges, *last_range;    /* all allocations; the one that was looked up last */
     char *scratch;      /* for the kernels of one launcher; grows, but not in a capture */
     size_t scratch_bytes;
-    size_t bytes;       /* in use, without scratch */
+    size_t bytes;       /* memory in use, excluding scratch */
     uint64_t *shift;    /* on the device: added to the stream of every random number, so
                            that a replayed step draws new ones */
-    stx__ring upload;   /* copies to the GPU: the caller's buffer is free on return */
+    stx__ring upload;   /* copies to the GPU; the caller may reuse its buffer on return */
     stx__ring report;   /* results of a step, see stx_cuda_report */
 
     /* capture */
     int capturing;
     int repeatable;     /* the captured step can be replayed */
-    stx_graph *graphs;  /* all that exist */
+    stx_graph *graphs;  /* list of all graphs */
     char graph_error[128];      /* why the last step was not captured; "" if it was */
 
     /* state of sections */
@@ -495,15 +499,15 @@ static stx_gpu *stx__gpu(const stx_ctx *x) {
     return (stx_gpu *)stx_ctx_gpu(x);
 }
 
-/* The GPU of x, after making it the current device of this thread: a thread may use
-   contexts on several GPUs, and new threads start with GPU 0. */
+/* Makes the GPU of x the current device of the calling thread and returns it. A thread
+   may use contexts on several GPUs, and a new thread starts with GPU 0. */
 static stx_gpu *stx__use_gpu(const stx_ctx *x) {
     stx_gpu *g = stx__gpu(x);
     if (g) (void)cudaSetDevice(g->index);
     return g;
 }
 
-/* The allocation that contains p, or NULL */
+/* Returns the allocation that contains p, or NULL. */
 static const stx__range *stx__range_of(stx_gpu *g, const void *p) {
     stx__range *r = g->last_range;
     const char *at = (const char *)p;
@@ -513,7 +517,7 @@ static const stx__range *stx__range_of(stx_gpu *g, const void *p) {
     return NULL;
 }
 
-/* p as kernels see it; NULL gives an stx__array whose p is NULL. */
+/* Returns the stx__array of the pointer p, to be passed to a kernel. p may be NULL. */
 static stx__array stx__array_of(const stx_ctx *x, const void *p) {
     stx__array v = {(void *)p, NULL, 0};
     stx_gpu *g = stx__gpu(x);
@@ -524,22 +528,22 @@ static stx__array stx__array_of(const stx_ctx *x, const void *p) {
     return v;
 }
 
-/* Nonzero if the array is aligned for accesses of four elements, or NULL. The caller
-   checks that sizes and strides are multiples of 4. */
+/* Returns nonzero if the array is NULL or aligned for accesses of four elements. The
+   caller checks that sizes and strides are multiples of 4. */
 static int stx__aligned4(const stx__array &a) {
     return !a.p || ((uintptr_t)a.p % (a.half ? 8 : 16) == 0 && (uintptr_t)a.twin % 8 == 0);
 }
 
-/* Blocks for n units of work, `each` per block: at least 1, at most `most`. */
+/* Returns the number of blocks for n work units, `each` per block: from 1 to `most`. */
 static unsigned stx__blocks(size_t n, size_t each, size_t most) {
     size_t b = (n + each - 1) / each;
     if (b < 1) b = 1;
     return (unsigned)(b < most ? b : most);
 }
 
-/* After an error: nonzero if the capture was invalidated. Launches into an invalidated
-   capture fail, which is not an error: nothing of the capture runs, and the step is
-   launched without a graph. */
+/* Called after an error. Returns nonzero if it occurred because the capture had been
+   invalidated. Every launch into such a capture fails, but this is not reported: no
+   captured work has run, and the step is launched without a graph. */
 static int stx__capture_lost(stx_gpu *g) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (!g || !g->capturing || cudaStreamIsCapturing(g->stream, &status) != cudaSuccess) return 0;
@@ -549,7 +553,7 @@ static int stx__capture_lost(stx_gpu *g) {
     return 1;
 }
 
-/* After a launch of `what`: if it failed, sets the context's error and returns 1. */
+/* Checks the launch of `what`. If it failed, sets the context's error and returns 1. */
 static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
     if (e == cudaSuccess || stx__capture_lost(stx__gpu(x))) return 0;
     stx_fail(x, STX_ERR_DEVICE,
@@ -584,12 +588,12 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
     } \
   } while (0)
 
-/* Dynamic shared memory of a block in bytes: the limit for any kernel, and the limit
-   that every GPU since sm_80 grants to a kernel that requests more (sm_86 and sm_89
-   have the least). */
+/* Limits of the dynamic shared memory of a block, in bytes. PLAIN is available to every
+   kernel. LEAST is available on every GPU since sm_80 to a kernel that requests it
+   (sm_86 and sm_89 have the least). */
 enum { STX__SHARED_PLAIN = 48 << 10, STX__SHARED_LEAST = 99 << 10 };
 
-/* Allows the kernel to be launched with this much dynamic shared memory. Returns 1, or
+/* Allows the kernel to be launched with `bytes` of dynamic shared memory. Returns 1, or
    sets an error and returns 0. */
 static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const char *what) {
     cudaError_t e;
@@ -602,12 +606,12 @@ static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const ch
 
 // >>waiting
 
-/* An error of the CUDA runtime becomes the context's error. Returns 1 if there is
-   none. An error inside a running kernel is reported by the next call that waits. */
+/* Returns 1 if e is not an error. Otherwise sets the context's error and returns 0. An
+   error inside a running kernel is returned by the next call that waits. */
 static int stx__cuda_ok(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
     const int named = g && g->name[0];
     if (e == cudaSuccess || stx__capture_lost(g)) return 1;
-    (void)cudaGetLastError(); /* reported here: not by the next launch */
+    (void)cudaGetLastError(); /* cleared, so that the next launch does not report it */
     stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE,
              "%s: CUDA error \"%s\" (%s)%s%s", what, cudaGetErrorString(e), cudaGetErrorName(e),
              named ? " on " : "", named ? g->name : "");
@@ -624,29 +628,29 @@ struct stx_graph {
     #error "SEQTX_NCCL requires NCCL 2.14 or newer (ncclCommInitRankConfig, ncclCommFinalize)"
   #endif
 
-/* A group of ranks, see >>group: one process and one GPU per rank. What is here is
-   what a wait needs to know: another rank may have ended, and then work that waits for
-   it never finishes. */
+/* A group of ranks, see >>group: one process and one GPU per rank. It is declared here
+   because every wait depends on it: if another rank has exited, work that needs data
+   from that rank never finishes. */
 typedef struct stx__group {
     ncclComm_t comm;        /* NULL before the rank has joined and after the group has ended */
     int rank, ranks;
     double timeout;         /* seconds that this rank waits for the others */
     cudaStream_t stream;    /* exchanges of gradients */
     cudaEvent_t ready, done;
-    int forked;             /* exchanges are enqueued that the context's stream does not
-                               wait for yet */
-    int given_up;           /* during a capture: end comm after the capture */
+    int forked;             /* exchanges have been enqueued that the context's stream does
+                               not wait for yet */
+    int given_up;           /* comm must be aborted when the current capture ends */
     int captured;           /* a capture with exchanges has succeeded */
     char no_capture[112];   /* why NCCL cannot be captured; "" if not known to fail */
-    ncclUniqueId spare;     /* name of a second communicator, in case this one fails in
+    ncclUniqueId spare;     /* id for a second communicator, in case this one fails in
                                the first capture */
     char *pinned, *device;  /* buffers of STX__GROUP_BYTES for exchanges of host memory */
 } stx__group;
 
 enum { STX__GROUP_BYTES = 1 << 20 };
 
-/* NCCL does not end a communicator before the last graph with its kernels has been
-   destroyed. A graph that is running finishes. */
+/* Destroys all graphs, because NCCL cannot end a communicator while a graph contains its
+   kernels. A graph that is running finishes first. */
 static void stx__graphs_end(stx_gpu *g) {
     for (stx_graph *r = g->graphs; r; r = r->next) {
         if (r->exec) (void)cudaGraphExecDestroy(r->exec);
@@ -654,8 +658,8 @@ static void stx__graphs_end(stx_gpu *g) {
     }
 }
 
-/* Ends the group of this rank. During a capture this is left to
-   stx__group_after_capture: the graph being captured holds kernels of comm, too. */
+/* Ends the group of this rank. During a capture, stx__group_after_capture does this
+   later, because the graph being captured also contains kernels of comm. */
 static void stx__group_give_up(stx_gpu *g) {
     stx__group *c = g->group;
     if (!c || !c->comm) return;
@@ -672,18 +676,18 @@ static int stx__group_is_alive(const stx_gpu *g) {
     return g->group && g->group->comm && !g->group->given_up;
 }
 
-/* A probable reason for an error of NCCL */
+/* Returns a text that explains the probable cause of an NCCL error, or "". */
 static const char *stx__nccl_advice(ncclResult_t r) {
     if (r == ncclInvalidUsage)
         return ": each rank requires a separate GPU: set desc.gpu = stx_get_launch_info().local";
     if (r == ncclRemoteError || r == ncclSystemError)
-        return ": another rank may have ended; NCCL_DEBUG=WARN prints details";
+        return ": another rank may have exited; set NCCL_DEBUG=WARN to print details";
     return "";
 }
 
-/* An error of NCCL becomes the context's error and ends the group. During a capture it
-   may be that NCCL cannot be captured: then the step is launched without a graph.
-   Returns 0. */
+/* Sets the context's error after an NCCL error, and ends the group. During a capture,
+   the error may only mean that NCCL cannot be captured: then no error is set, and the
+   step is launched without a graph. Returns 0. */
 static int stx__nccl_failed(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
     stx__group *c = g->group;
     if (g->capturing && r != ncclRemoteError && r != ncclSystemError) {
@@ -698,10 +702,10 @@ static int stx__nccl_failed(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *
     return 0;
 }
 
-/* Waits for the event, or for the stream, or, if both are NULL, for NCCL's own last
-   call. Returns 1 when it has finished. Sets an error and returns 0 if NCCL reports
-   one or the other ranks do not answer in time. NCCL can only be polled. After 10 ms
-   the thread sleeps between polls, for a small fraction of the time waited so far. */
+/* Waits for the event, or for the stream, or, if both are NULL, for the last NCCL call.
+   Returns 1 when it has finished. Sets an error and returns 0 if NCCL reports an error
+   or the other ranks do not answer in time. NCCL can only be polled. After 10 ms the
+   thread sleeps between polls, for a small fraction of the time waited so far. */
 static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
                                const char *what) {
     typedef std::chrono::steady_clock watch;
@@ -731,7 +735,7 @@ static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cuda
     }
     stx_fail(x, STX_ERR_DEVICE,
              "%s: rank %d of %d: the other ranks did not answer within %g s: one of them may have "
-             "ended (SEQTX_GROUP_TIMEOUT sets the limit, in seconds)",
+             "exited (SEQTX_GROUP_TIMEOUT sets the limit, in seconds)",
              what, c->rank, c->ranks, c->timeout);
     stx__group_give_up(g);
     return 0;
@@ -751,7 +755,7 @@ static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t ev
     return stx__cuda_ok(x, g, e, what);
 }
 
-/* Adds an allocation to the list. Returns 0 if the host has no memory. */
+/* Adds an allocation to the list. Returns 0 if the host is out of memory. */
 static int stx__range_add(stx_gpu *g, void *base, size_t bytes, int kind, void *twin) {
     stx__range *r = (stx__range *)calloc(1, sizeof *r);
     if (!r) return 0;
@@ -773,8 +777,9 @@ static int stx__scratch_grow(stx_ctx *x, stx_gpu *g, size_t bytes, const char *w
     void *p = NULL;
     if (g->capturing) {
         stx_fail(x, STX_ERR_MEMORY,
-                 "%s: the captured step uses %zu bytes of scratch memory, more than the earlier "
-                 "step with the same key: the key must include everything that sizes depend on",
+                 "%s: the captured step needs %zu bytes of scratch memory, more than the earlier "
+                 "step with the same key: the key must include everything that array sizes "
+                 "depend on",
                  what, bytes);
         return 0;
     }
@@ -785,8 +790,8 @@ static int stx__scratch_grow(stx_ctx *x, stx_gpu *g, size_t bytes, const char *w
         if (cudaMalloc(&p, size) != cudaSuccess) {
             (void)cudaGetLastError();
             stx_fail(x, STX_ERR_MEMORY,
-                     "%s: the GPU has no memory for %zu bytes of scratch: use a smaller batch, "
-                     "block or model",
+                     "%s: the GPU has no memory for %zu bytes of scratch memory: use a smaller "
+                     "batch, block or model",
                      what, bytes);
             return 0;
         }
@@ -801,9 +806,9 @@ static int stx__scratch_grow(stx_ctx *x, stx_gpu *g, size_t bytes, const char *w
     return 1;
 }
 
-/* `bytes` of device scratch memory for the kernels of one launcher. The next launcher
-   may use the same memory, in stream order. Returns NULL and sets an error if there is
-   none. */
+/* Returns `bytes` of device scratch memory for the kernels of one launcher, or sets an
+   error and returns NULL. The next launcher may use the same memory: stream order keeps
+   their kernels apart. */
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     stx_gpu *g = stx__use_gpu(x);
     if (!stx_ok(x)) return NULL;
@@ -811,8 +816,9 @@ static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     return g->scratch;
 }
 
-/* Copies between host and device cannot be part of a captured step: they would transfer
-   the same data in every replay. Marks such a step as not repeatable and returns 0. */
+/* Returns 1 if host and device may exchange data now. A captured step cannot contain
+   such copies, because every replay would transfer the same data: during a capture,
+   marks the step as not repeatable and returns 0. */
 static int stx__host_copy_allowed(stx_gpu *g) {
     if (g->capturing) g->repeatable = 0;
     return !g->capturing;
@@ -821,9 +827,9 @@ static int stx__host_copy_allowed(stx_gpu *g) {
 
 // >>shares, sums, fill, axpy, copy
 
-/* W = 4 or 1 adjacent elements. A kernel with W = 4 requires that all its rows begin
-   at aligned addresses and have lengths that are multiples of 4; otherwise the same
-   code runs with W = 1. */
+/* These functions load, store or add W = 4 or 1 adjacent elements. W = 4 requires that
+   all rows begin at aligned addresses and have lengths that are multiples of 4;
+   otherwise the same code runs with W = 1. */
 template <int W>
 static __device__ __forceinline__ void stx__getn(float (&v)[W], const stx__array &a, size_t i) {
     if constexpr (W == 4) {
@@ -863,21 +869,21 @@ static __device__ __forceinline__ void stx__addn(const stx__array &a, size_t i, 
   for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; \
        i += (size_t)gridDim.x * blockDim.x * W)
 
-/* Number of blocks of 256 threads for a loop with this many iterations: at most two
-   waves of a full GPU. The results do not depend on it. */
+/* Returns the number of blocks of 256 threads for a loop with this many iterations: at
+   most two full waves on this GPU. Results do not depend on it. */
 static unsigned stx__grid(stx_ctx *x, size_t iterations) {
     return stx__blocks(iterations, 256, (size_t)stx__gpu(x)->sms * 16);
 }
 
-/* Launches a kernel<W> whose STX__STEP loop covers n elements: W = 4 if `four`, else
-   1. */
+/* Launches a kernel<W> whose STX__STEP loop covers n elements, with W = 4 if `four` is
+   nonzero and W = 1 otherwise. */
 #define STX__RUN_BY(x, name, four, kernel, n, ...) \
   STX__CHOOSE(W, four, 4, 1, \
               STX__RUN_KERNEL(x, name, kernel<W>, stx__grid(x, (n) / W), 256, 0, __VA_ARGS__))
 
-/* Sums of columns, first stage. The N rows are divided into chunks, whose number depends
-   on N alone (at most 1024), so that the result is the same on every GPU. The sums of a
-   chunk go to part (chunks,ld), to be added by the second stage. MODE selects what is
+/* Column sums, first stage. The N rows are divided into at most 1024 chunks, whose number
+   depends on N alone, so that the result is the same on every GPU. The sums of a chunk
+   are stored in part (chunks,ld), and the second stage adds them. MODE selects what is
    summed over the rows n of a chunk:
 
        STX__COLUMNS_SUM      dy                          ld = C
@@ -937,9 +943,9 @@ stx__columns_kernel(float *part, stx__array dy, stx__array f, stx__array mean, s
     }
 }
 
-/* Sums of columns, second stage: d (C) += the sum over chunks of part (chunks,ld). A
-   block of 32 x 32 threads handles 32 columns. A thread adds every 32nd chunk, in
-   order, then a warp adds the 32 sums of a column. sh: 32 * 33 floats. */
+/* Column sums, second stage: d (C) += the sum over chunks of part (chunks,ld). A block
+   of 32 x 32 threads handles 32 columns. Each thread adds every 32nd chunk in order, then
+   a warp adds the 32 sums of a column. sh: 32 * 33 floats. */
 static __device__ __forceinline__ void stx__columns_add(const stx__array &d, const float *part,
                                                         size_t ld, size_t chunks, size_t C,
                                                         float *sh) {
@@ -958,8 +964,9 @@ static __device__ __forceinline__ void stx__columns_add(const stx__array &d, con
     }
 }
 
-/* The second stage for up to three outputs in one launch: d[k] (C) gets the
-   columns [k C, k C + C) of part. Row k of the grid handles d[k]; d[k].p may be NULL. */
+/* The second stage for up to three outputs in one launch: the sums of columns
+   [k C, k C + C) of part are added to d[k] (C). Row k of the grid handles d[k]; d[k].p
+   may be NULL. */
 enum { STX__COLUMN_TARGETS = 3 };
 
 struct stx__column_targets {
@@ -974,15 +981,15 @@ stx__columns_sum_kernel(stx__column_targets to, const float *part, size_t ld, si
     if (to.d[k].p) stx__columns_add(to.d[k], part + k * C, ld, chunks, C, sh);
 }
 
-/* Deferred sums. The second stage is little work, but a separate launch per sum. If a sum
-   goes to the gradient of a parameter, which the backward pass adds to and does not read,
-   its second stage can wait until one launch finishes many sums. That happens when a
+/* Deferred sums. The second stage does little work, but costs one launch per sum. The
+   backward pass adds to the gradient of a parameter and does not read it, so the second
+   stage of such a sum can wait until one launch finishes many sums. This happens when a
    table or a buffer of partial sums is full, before gradients are sent to other ranks,
-   and when the tape has been traversed. The same sums are added to each array in the same
-   order as without deferring, except that other kernels may add to the array earlier; the
-   order of all additions is fixed in either case.
+   and when the tape has been traversed. The deferred sums of an array are added in the
+   same order as without deferring, but other kernels may add to the array before them.
+   The order of all additions is fixed in either case.
 
-   Two tables wait: sums of columns, and the slices of K of GEMMs (see >>gemm). */
+   There are two tables: column sums, and the K slices of GEMMs (see >>gemm). */
 enum { STX__DEFERRED_MAX = 24 };
 #ifndef CUDA_HOST
   #define STX__COLUMNS_BYTES ((size_t)32 << 20)
@@ -1023,15 +1030,15 @@ struct stx__deferred_sums {
     stx__slice_sum_table slice;
 };
 
-/* Finishes all waiting sums of columns: row y of the grid handles sum y. */
+/* Finishes all deferred column sums. Row y of the grid handles sum y. */
 STX__GLOBAL(1024) stx__deferred_columns_kernel(stx__column_sum_table all) {
     STX__SHARED(float, sh, 32 * 33);
     const stx__column_sum &s = all.s[blockIdx.y];
     stx__columns_add(s.d, s.part, s.ld, s.chunks, s.C, sh);
 }
 
-/* Finishes all waiting sums of slices: row y of the grid handles sum y, whose slices
-   are added in order. A thread handles W adjacent elements at a time. */
+/* Finishes all deferred slice sums. Row y of the grid handles sum y and adds its slices
+   in order. A thread handles W adjacent elements at a time. */
 template <int W> STX__GLOBAL(256) stx__slice_sums_kernel(stx__slice_sum_table all) {
     const stx__slice_sum &s = all.s[blockIdx.y];
     const stx__array part = {(void *)s.part, NULL, 0};
@@ -1081,8 +1088,8 @@ static void stx__finish_sums(stx_ctx *x) {
     t->columns_used = 0;
 }
 
-/* A buffer of partial sums: allocated on first use, but not in a capture. NULL,
-   without an error, if there is none. */
+/* Returns a buffer for partial sums, which is allocated on first use, but not during a
+   capture. If there is no buffer, returns NULL without setting an error. */
 static char *stx__deferred_buffer(stx_gpu *g, char **buffer, size_t bytes) {
     if (*buffer || g->capturing) return *buffer;
     if (cudaMalloc((void **)buffer, bytes) == cudaSuccess) {
@@ -1094,9 +1101,9 @@ static char *stx__deferred_buffer(stx_gpu *g, char **buffer, size_t bytes) {
     return *buffer;
 }
 
-/* Memory for n partial sums of the first stage. *deferred says whether the second stage
-   may be deferred, and on return whether it will be; pass it to stx__columns_sum. If it
-   is 0, the memory is scratch. NULL and an error if there is none. */
+/* Returns memory for n partial sums of the first stage, or sets an error and returns
+   NULL. *deferred is nonzero on entry if the second stage may be deferred, and on return
+   if it will be; pass it to stx__columns_sum. If it is 0, the memory is scratch. */
 static float *stx__partial_sums(stx_ctx *x, const char *name, size_t n, int *deferred) {
     stx_gpu *g = stx__use_gpu(x);
     struct stx__deferred_sums *t = g->deferred;
@@ -1111,13 +1118,14 @@ static float *stx__partial_sums(stx_ctx *x, const char *name, size_t n, int *def
     return (float *)(void *)(t->columns_buffer + t->columns_used - bytes);
 }
 
-/* Nonzero if two gradients of n and m elements overlap, as views of one parameter may */
+/* Returns nonzero if the gradients a (n) and b (m) overlap, as two views of the same
+   parameter may. */
 static int stx__overlap(const stx_real *a, size_t n, const void *b, size_t m) {
     const uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
     return p && q && p < q + m * sizeof *a && q < p + n * sizeof *a;
 }
 
-/* Nonzero if two of the gradients d[0 .. count) of C elements overlap */
+/* Returns nonzero if any two of the gradients d[k] (C), k < count, overlap. */
 static int stx__targets_overlap(stx_real *const *d, int count, size_t C) {
     for (int k = 0; k < count; k++)
         for (int j = 0; j < k; j++)
@@ -1125,8 +1133,9 @@ static int stx__targets_overlap(stx_real *const *d, int count, size_t C) {
     return 0;
 }
 
-/* Adds the sums to the table of deferred ones. Returns 0 if one of them goes to the
-   same array as another or as a waiting sum: the order of additions must be kept. */
+/* Adds the sums to the table of deferred sums. Returns 0 if the target of one of them
+   overlaps another target or that of a waiting sum, because the order of additions must
+   be kept. */
 static int stx__columns_defer(stx_ctx *x, stx_real *const *d, int count, const float *part,
                               size_t ld, size_t chunks, size_t C) {
     struct stx__deferred_sums *t = stx__gpu(x)->deferred;
@@ -1148,14 +1157,14 @@ static int stx__columns_defer(stx_ctx *x, stx_real *const *d, int count, const f
 }
 
 /* d[k] (C) += the sums over chunks of the columns [k C, k C + C) of part (chunks,ld),
-   for k < count; d[k] may be NULL. deferred: as stx__partial_sums left it. */
+   for k < count; d[k] may be NULL. deferred: the value set by stx__partial_sums. */
 static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count,
                              const float *part, size_t ld, size_t chunks, size_t C, int deferred) {
     const dim3 grid(stx__blocks(C, 32, 65535), (unsigned)count);
     stx__column_targets all, one;
     int any = 0;
     if (deferred && stx__columns_defer(x, d, count, part, ld, chunks, C)) return;
-    if (deferred) stx__finish_sums(x); /* these come first */
+    if (deferred) stx__finish_sums(x); /* the waiting sums must be added first */
 
     memset(&all, 0, sizeof all);
     for (int k = 0; k < count; k++) {
@@ -1167,21 +1176,21 @@ static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, i
         STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, grid, 1024, 0, all, part, ld, chunks, C);
         return;
     }
-    for (int k = 0; k < count; k++) { /* one array for two sums: one after the other */
+    for (int k = 0; k < count; k++) { /* targets overlap: one launch per target */
         memset(&one, 0, sizeof one);
         one.d[k] = all.d[k];
         STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, grid, 1024, 0, one, part, ld, chunks, C);
     }
 }
 
-/* Rows per chunk of N rows: at least `least`, and so many that there are at most
-   `most` chunks; above `least`, a multiple of 8. */
+/* Returns the number of rows per chunk that divides N rows into at most `most` chunks:
+   `least` or a larger multiple of 8. */
 static size_t stx__chunk(size_t N, size_t least, size_t most) {
     size_t rows = ((N + most - 1) / most + 7) / 8 * 8;
     return rows < least ? least : rows;
 }
 
-/* Sums of columns over N rows:
+/* Column sums over N rows:
        d (C) += sum of dy                       with f and mean NULL
        d (C) += sum of dy f                     with mean NULL
        d (C) += sum of dy (f - mean) rstd, and d2 (C) += sum of dy */
@@ -1190,11 +1199,11 @@ typedef struct stx__columns_args {
     const stx_real *dy, *f;         /* (N,C) */
     const stx_real *mean, *rstd;    /* (N) */
     size_t N, C;
-    size_t padding;     /* the last columns, which are not added to d; requires mean = NULL */
+    size_t padding;     /* number of last columns not added to d; if not 0, mean is NULL */
     int deferred;       /* d and d2 are gradients of parameters: the sums may be deferred */
 } stx__columns_args;
 
-/* Arguments for d (C) += sum of dy (N,C); the other fields are 0. */
+/* Returns the arguments for d (C) += sum of dy (N,C); the other fields are 0. */
 static stx__columns_args stx__columns_init(stx_real *d, const stx_real *dy, size_t N, size_t C) {
     stx__columns_args a;
     memset(&a, 0, sizeof a);
@@ -1239,9 +1248,9 @@ void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, s
     stx__columns(x, "stx_sum_rows", &a);
 }
 
-/* A row of data can be handled by T = 32, 256 or 1024 threads: with T = 32, a warp per
-   row and 8 rows per block; otherwise a block per row. STX__EACH_ROW is the loop over
-   rows n < N of such a kernel. */
+/* A row of data is handled by T = 32, 256 or 1024 threads. With T = 32, each warp handles
+   a row and a block has 8 warps; otherwise a block handles a row. STX__EACH_ROW is the
+   loop over rows n < N of such a kernel. */
 #define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
 #define STX__EACH_ROW(n, N, T) \
   for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; \
@@ -1278,8 +1287,8 @@ template <int T> static __device__ __forceinline__ float stx__row_max(float v, f
     return v;
 }
 
-/* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th
-   element, in order, then the threads' sums are added in a fixed tree. */
+/* y (1) = or += sum of part (n) / divisor. There is one block. Each thread adds every
+   1024th element in order, then the sums of the threads are added in a fixed tree. */
 STX__GLOBAL(1024)
 stx__total_kernel(stx__array y, const double *part, size_t n, double divisor, int accumulate) {
     STX__SHARED(double, sh, 32);
@@ -1290,7 +1299,7 @@ stx__total_kernel(stx__array y, const double *part, size_t n, double divisor, in
     if (threadIdx.x == 0) stx__add(y, 0, (float)(s / divisor), accumulate);
 }
 
-/* What stx__sum_kernel adds: a, (a - b)^2 or a b */
+/* The terms that stx__sum_kernel adds: a, (a - b)^2 or a b */
 enum { STX__SUM, STX__SUM_SQUARES, STX__SUM_PRODUCTS };
 
 template <int MODE> static __device__ __forceinline__ double stx__term(float a, float b) {
@@ -1304,9 +1313,10 @@ template <int MODE> static __device__ __forceinline__ double stx__term(float a, 
     }
 }
 
-/* part (chunks) = sums over chunks of `each` elements of a and b (n); each is a
-   multiple of 4. One block per chunk, sums in double: a thread adds every 256th group
-   of 4 (four) or element, then a fixed tree. */
+/* part (chunks) = sums of the terms of a and b (n) over chunks of `each` elements, a
+   multiple of 4. There is one block per chunk. Each thread adds every 256th group of 4
+   elements (every 256th element if four is 0) in double, then the sums of the threads
+   are added in a fixed tree. */
 template <int MODE>
 STX__GLOBAL(256)
 stx__sum_kernel(double *part, stx__array a, stx__array b, size_t n, size_t each, int four) {
@@ -1327,8 +1337,8 @@ stx__sum_kernel(double *part, stx__array a, stx__array b, size_t n, size_t each,
     if (threadIdx.x == 0) part[blockIdx.x] = s;
 }
 
-/* y (1) = or += the sum over n elements / divisor, in two stages: at most 2048 chunks,
-   determined by n alone. b is NULL for STX__SUM. */
+/* y (1) = or += the sum of n terms / divisor, in two stages. The number of chunks, at
+   most 2048, depends on n alone. b is NULL for STX__SUM. */
 static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a,
                           const stx_real *b, size_t n, double divisor, int accumulate) {
     stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a), B = stx__array_of(x, b);
@@ -1389,7 +1399,7 @@ void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_rea
     if (n) STX__RUN_BY(x, "stx_axpy", four, stx__axpy_kernel, n, Y, A, n, s, accumulate);
 }
 
-/* y (rows,cols) = or += a (rows,cols), with rows ldy and lda apart; n = rows cols. A
+/* y (rows,cols) = or += a (rows,cols), with row strides ldy and lda; n = rows cols. A
    thread copies W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
@@ -1440,10 +1450,10 @@ void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, s
         STX__RUN_BY(x, "stx_concat2d", four, stx__concat2d_kernel, n, Y, A, lda, wa, B, ldb, wb, n);
 }
 
-/* Shifts each row of y (rows,n), rows ldy apart, left by w elements, and copies the
-   row of a (rows,w) into the last w, unless a.p is NULL. A thread owns the elements c,
-   c + w, c + 2 w, .. of a row (W adjacent columns c), and no other thread reads or
-   writes them: so the rows move in place, in n / w sequential steps. all = rows w. */
+/* Shifts each row of y (rows,n), with row stride ldy, left by w elements. Unless a.p is
+   NULL, copies the row of a (rows,w) into the last w elements. A thread owns the elements
+   c, c + w, c + 2 w, .. of a row, for W adjacent columns c. No other thread reads or
+   writes them, so rows are shifted in place, in n / w sequential steps. all = rows w. */
 template <int W>
 STX__GLOBAL(256)
 stx__shift2d_kernel(stx__array y, size_t ldy, size_t n, stx__array a, size_t lda, size_t w,
@@ -1502,8 +1512,8 @@ void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real
     if (n) STX__RUN_BY(x, "stx_add_fwd", four, stx__add_kernel, n, Y, A, B, n, nb);
 }
 
-/* y (n) = or += a (n) b (nb); b repeats n / nb times. Also da = dy b and db = dy a of
-   the backward pass. A thread computes W adjacent elements at a time. */
+/* y (n) = or += a (n) b (nb); b repeats n / nb times. The backward pass uses it for
+   da = dy b and db = dy a. A thread computes W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__mul_kernel(stx__array y, stx__array a, stx__array b, size_t n, size_t nb, int accumulate) {
@@ -1529,7 +1539,7 @@ void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real
 }
 
 /* y = a b:   da = or += dy b
-              db += dy a, summed over the repetitions of b: a sum of columns */
+              db += dy a, summed over the repetitions of b, which is a column sum */
 void stx_mul_bwd_cuda(stx_ctx *x, const stx_mul_bwd_args *m) {
     static const char name[] = "stx_mul_bwd";
     const size_t n = m->n, nb = m->nb;
@@ -1547,7 +1557,7 @@ void stx_mul_bwd_cuda(stx_ctx *x, const stx_mul_bwd_args *m) {
 // >>activations
 
 /* expf, tanhf and normcdff are CUDA's accurate functions (1 to 5 ulp). NaN stays NaN.
-   stx__phi is the normal distribution function. */
+   stx__phi is the cumulative distribution function of the standard normal distribution. */
 #ifdef CUDA_HOST
 static inline float stx__phi(float v) {
     return (float)(0.5 * erfc(v * -0.70710678118654752440));
@@ -1599,8 +1609,8 @@ void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int 
 }
 
 /* y = act(a):   da (n) = or += dy act'(a)
-   a is read for GELU only, y for the other activations. da may be dy. A thread computes W
-   adjacent elements at a time. */
+   GELU reads a; the other activations read y. da may be dy. A thread computes W adjacent
+   elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__act_bwd_kernel(stx__array da, stx__array dy, stx__array y, stx__array a, size_t n, int act,
@@ -1635,9 +1645,9 @@ void stx_act_bwd_cuda(stx_ctx *x, const stx_act_bwd_args *a) {
    of 8 adjacent elements, and an element is kept if its 16 bits are below `keep`. */
 typedef struct stx__dropout {
     uint64_t seed, stream;
-    uint64_t first;         /* Philox call of element 0 */
+    uint64_t first;         /* number of the Philox call for element 0 */
     const uint64_t *shift;  /* added to stream, see stx_gpu */
-    uint32_t keep;          /* 65536 times the probability to keep; 0: no dropout */
+    uint32_t keep;          /* 65536 times the keep probability; 0: no dropout */
     float inv;              /* factor of kept elements, 65536 / keep */
 } stx__dropout;
 
@@ -1656,12 +1666,12 @@ static __device__ __forceinline__ uint64_t stx__dropout_stream(const stx__dropou
     return d.stream + *d.shift;
 }
 
-/* The lower or upper half of a random word */
+/* Returns the lower or upper half of a random word. */
 static __device__ __forceinline__ uint32_t stx__half_word(uint32_t word, int upper) {
     return upper ? word >> 16 : word & 0xffffu;
 }
 
-/* by[e] = the factor of element i + e, 0 or d.inv; i is a multiple of W. */
+/* by[e] = the factor of element i + e, which is 0 or d.inv; i is a multiple of W. */
 template <int W>
 static __device__ __forceinline__ void stx__dropout_mask(float (&by)[W], const stx__dropout &d,
                                                          uint64_t stream, size_t i) {
@@ -1679,7 +1689,7 @@ static __device__ __forceinline__ void stx__dropout_mask(float (&by)[W], const s
 }
 
 /* y (n) = or += a (n) mask / keep. A thread handles the 8 elements of one Philox call,
-   in accesses of W. */
+   with W elements per memory access. */
 template <int W>
 STX__GLOBAL(256)
 stx__dropout_kernel(stx__array y, stx__array a, size_t n, stx__dropout d, int accumulate) {
@@ -1743,8 +1753,8 @@ void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_r
 }
 
 /* y = h + alpha f:   df (n) = or += alpha dy
-   (dalpha += sum of dy f is stx__sum_cuda.) A thread computes W adjacent elements at a
-   time. */
+   stx__sum_cuda computes dalpha += sum of dy f. A thread computes W adjacent elements at
+   a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__rezero_bwd_kernel(stx__array df, stx__array dy, stx__array alpha, size_t n, int accumulate) {
@@ -1791,27 +1801,28 @@ void stx_rezero_bwd_cuda(stx_ctx *x, const stx_rezero_bwd_args *r) {
   STX__RUN_KERNEL(x, name, kernel, stx__blocks(N, STX__ROW_BLOCK(T) / T, (size_t)1 << 30), \
                   STX__ROW_BLOCK(T), 0, __VA_ARGS__)
 
-/* The length of a row need not be a multiple of 4 (a vocabulary). Its elements
-   [0, head) come before the first aligned group of 4; then come the groups; the rest is
-   the tail. Returns head for the row of n elements at a[start]. */
+/* The length of a row, such as a vocabulary size, need not be a multiple of 4. The
+   elements [0, head) precede the first aligned group of 4; those after the last group
+   are the tail. Returns head for the row of n elements at a[start]. */
 static __device__ __forceinline__ size_t stx__row_head(const stx__array &a, size_t start,
                                                        size_t n) {
     size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
     return h < n ? h : n;
 }
 
-/* Nonzero if rows of a and b have the same head, so that groups of both can be
-   accessed together. If not, kernels treat the whole row as head. */
+/* Returns nonzero if the rows of a and b have the same head, so that groups of 4 can be
+   accessed in both. If not, kernels treat the whole row as the head. */
 static __device__ __forceinline__ int stx__same_head(const stx__array &a, const stx__array &b) {
     return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
 }
 
-/* Index in the row of element i of head and tail, when `fours` groups lie between them */
+/* Returns the index in the row of element i of the head and tail together, given that
+   `fours` groups are between them. */
 static __device__ __forceinline__ size_t stx__row_edge(size_t i, size_t head, size_t fours) {
     return i < head ? i : i + 4 * fours;
 }
 
-/* Running maximum of the elements seen so far, and the sum of e^(v - max) over them. A
+/* Running maximum of the elements v seen so far, and the sum of e^(v - max) over them. A
    NaN does not become the maximum, but makes the sum NaN. */
 typedef struct stx__lse {
     float max, sum;
@@ -1830,10 +1841,10 @@ static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v
     for (int e = 0; e < K; e++) l.sum += v[e] == -HUGE_VALF ? 0 : expf(v[e] - l.max);
 }
 
-/* Maximum, and sum of e^(v - max), of the n elements at a[start], in one pass. All T
-   threads of the row get the result. A thread loads four groups of 4 before it uses
-   the first. The threads' sums are rescaled to the common maximum and added in a fixed
-   tree. A row of -infinity gives NaN, as e^(a - max) would. */
+/* Computes the maximum and the sum of e^(v - max) of the n elements at a[start] in one
+   pass. All T threads of the row get the result. A thread loads four groups of 4 before
+   it uses the first. The sums of the threads are rescaled to the common maximum and added
+   in a fixed tree. If all elements are -infinity, the sum is NaN, as e^(v - max) is. */
 template <int T>
 static __device__ __forceinline__ stx__lse stx__row_lse(const stx__array &a, size_t start, size_t n,
                                                         float *sh) {
@@ -1878,16 +1889,16 @@ static __device__ __forceinline__ stx__lse stx__row_lse(const stx__array &a, siz
     return l;
 }
 
-/* One element of the result: e^(v - max) / sum with z = 1 / sum; with LOG,
-   v - max - log sum with z = log sum */
+/* Returns one element of the result: e^(v - max) / sum, where z = 1 / sum, or with LOG,
+   v - max - log(sum), where z = log(sum). */
 template <int LOG>
 static __device__ __forceinline__ float stx__softmax_of(float v, float max, float z) {
     return LOG ? v - max - z : expf(v - max) * z;
 }
 
-/* y (N,C) = softmax over the C elements of each row of a (N,C); with LOG, its
-   logarithm. y may be a. T threads per row, in two passes: maximum and sum, then the
-   result. */
+/* y (N,C) = softmax over the C elements of each row of a (N,C), or with LOG, its
+   logarithm. y may be a. T threads handle a row in two passes: the first computes the
+   maximum and the sum, the second the result. */
 template <int T, int LOG>
 STX__GLOBAL(STX__ROW_BLOCK(T))
 stx__softmax_fwd_kernel(stx__array y, stx__array a, size_t N, size_t C) {
@@ -1925,9 +1936,10 @@ void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t
 
 /* y = softmax(a):       da (N,C) = or += y (dy - sum_c y dy)
    y = log_softmax(a):   da (N,C) = or += dy - e^y sum_c dy                        (LOG)
-   T threads per row, in two passes: the sum, then the result. Each thread adds in a fixed
-   order, then the threads' sums are added in a fixed tree. With LOG and small blocks, the
-   bound on blocks per multiprocessor keeps the compiler from spilling registers. */
+   T threads handle a row in two passes: the first computes the sum, the second the result.
+   Each thread adds in a fixed order, then the sums of the threads are added in a fixed
+   tree. With LOG and small blocks, the bound on blocks per multiprocessor keeps the
+   compiler from spilling registers. */
 template <int T, int LOG>
 STX__GLOBAL(STX__ROW_BLOCK(T), LOG && T <= 256 ? 5 : 0)
 stx__softmax_bwd_kernel(stx__array da, stx__array dy, stx__array y, size_t N, size_t C,
@@ -2015,14 +2027,14 @@ void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, cons
     } \
   } while (0)
 
-/* v as it will be read back, so that the statistics describe the elements that the
-   backward pass reads */
+/* Returns v as it will be read back, rounded to bfloat16 if a stores that. Statistics are
+   computed from this value, because it is what the backward pass reads. */
 static __device__ __forceinline__ float stx__as_stored(const stx__array &a, float v) {
     return a.half ? __bfloat162float(__float2bfloat16(v)) : v;
 }
 
 /* Arrays of the forward kernels: y, s, in, f (N,C); bias, gain, shift (C); mean, rstd
-   (N). s, f and bias are used with RESIDUAL only; bias.p may be NULL. */
+   (N). s, f and bias are used only with RESIDUAL; bias.p may be NULL. */
 struct stx__norm_fwd_nums {
     stx__array y, s, mean, rstd, in, f, bias, gain, shift;
 };
@@ -2033,9 +2045,9 @@ struct stx__norm_fwd_nums {
        rstd = 1 / sqrt(sum_c (s - mean)^2 / C + eps)
        y    = (s - mean) rstd gain + shift
 
-   A warp handles a row, which stays in registers: lane l holds the Q groups of 4
-   elements with the numbers l, l + 32, .. C is a multiple of 4, at most 128 Q. A lane
-   adds its groups in order, then the warp adds the lanes. */
+   A warp handles a row and keeps it in registers: lane l holds the Q groups of 4 elements
+   with indices l, l + 32, .. C is a multiple of 4 and at most 128 Q. Each lane adds its
+   groups in order, then the warp adds the sums of its lanes. */
 template <int Q, int RESIDUAL>
 STX__GLOBAL(256)
 stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__dropout d) {
@@ -2097,9 +2109,9 @@ stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx
     }
 }
 
-/* The same for any C: a warp reads its row three times, the second and third time from
-   the caches. A lane reads back only what it has written. (A separate kernel, because
-   its lanes add element by element and not by groups of 4.) */
+/* The same for any C. A warp reads its row three times, the second and third time from
+   the caches. A lane reads back only what it wrote itself. This is a separate kernel
+   because its lanes add single elements instead of groups of 4. */
 template <int W, int RESIDUAL>
 STX__GLOBAL(256)
 stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__dropout d) {
@@ -2188,7 +2200,8 @@ void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
 }
 
 /* Arrays of the backward kernels: din, df, dy, in (N,C); gain (C); mean, rstd (N). din
-   and df may be NULL. add_din, add_df: add to din and df instead of overwriting them. */
+   and df may be NULL. If add_din or add_df is nonzero, the kernels add to din or df
+   instead of overwriting it. */
 struct stx__norm_bwd_nums {
     stx__array din, df, dy, in, gain, mean, rstd;
     int add_din, add_df;
@@ -2218,16 +2231,14 @@ static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *s
        din    = or += rstd (g - mean_c(g) - xhat mean_c(g xhat))
        dgain  += sum_n dy xhat
        dshift += sum_n dy
-   With df, for in = h + dropout(f + bias), where din0 is din without what was there
-   before:
+   With df, for in = h + dropout(f + bias), where din0 is the term added to din:
        df     = or += din0 mask / keep
        dbias  += sum_n din0 mask / keep                               (BIAS)
 
-   A warp handles a row in registers, as in the forward pass, and keeps the sums over
-   its rows in registers, too: dy and in are read once for all gradients. A block of 4
-   warps handles `rows` consecutive rows, a number that depends on N alone, and stores
-   the sums of its warps, added in order, in part (blocks, 2 + BIAS, C), unless part is
-   NULL. */
+   As in the forward pass, a warp keeps a row in registers. It also keeps the sums over its
+   rows in registers, so dy and in are read only once for all gradients. A block of 4 warps
+   handles `rows` consecutive rows, a number that depends on N alone. Unless part is NULL,
+   it adds the sums of its warps in order and stores them in part (blocks, 2 + BIAS, C). */
 template <int Q, int BIAS>
 STX__GLOBAL(128)
 stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size_t rows,
@@ -2298,8 +2309,8 @@ stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size
     if (part) stx__norm_bwd_store<Q, 2 + BIAS>(part, sh, sums, C);
 }
 
-/* din and df for any C: a warp reads its row twice. dgain, dshift and dbias are sums
-   of columns (stx__columns). */
+/* Computes din and df for any C. A warp reads its row twice. stx__columns computes
+   dgain, dshift and dbias. */
 template <int W>
 STX__GLOBAL(256)
 stx__norm_bwd_any_kernel(stx__norm_bwd_nums v, size_t N, size_t C, stx__dropout d) {
@@ -2340,7 +2351,7 @@ stx__norm_bwd_any_kernel(stx__norm_bwd_nums v, size_t N, size_t C, stx__dropout 
     }
 }
 
-/* All gradients in one pass over dy and in: rows that fit into registers */
+/* Computes all gradients in one pass over dy and in, for rows that fit in registers. */
 static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx_residual_norm_args *a,
                                const stx__norm_bwd_nums &v, const stx__dropout &d) {
     const size_t N = a->N, C = a->C, rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
@@ -2358,7 +2369,7 @@ static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx_residual_
     if (part) stx__columns_sum(x, name, to, sums, part, sums * C, blocks, C, deferred);
 }
 
-/* The gradients one after the other: any rows */
+/* Computes the gradients one after the other, for rows of any length. */
 static void stx__norm_bwd_any(stx_ctx *x, const char *name, const stx_residual_norm_args *a,
                               const stx__norm_bwd_nums &v, const stx__dropout &d, int four) {
     const size_t N = a->N, C = a->C;
@@ -2383,7 +2394,7 @@ static void stx__norm_bwd_any(stx_ctx *x, const char *name, const stx_residual_n
     }
 }
 
-/* s = h + dropout(f + bias), y = layernorm(s):   with g = the gradient of s,
+/* s = h + dropout(f + bias), y = layernorm(s):   where g is the gradient of s,
    ds = or += g ; df = or += g mask / keep ; dbias += sum_n g mask / keep */
 void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
     static const char name[] = "stx_residual_norm_bwd";
@@ -2436,16 +2447,15 @@ void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, cons
 
 /* y[n] = table[ids[n]]:   dtable[ids[n]] += dy[n]
 
-   Ids repeat, and two blocks must not add to the same row of dtable. So the positions n
-   are first sorted by (id, position), on the GPU, where the ids are. Then the runs, which
-   are sequences of equal ids, are summed in tiles of 32 sorted positions; if a run
-   extends over several tiles, its partial sums are added in order. Each run belongs to
-   one block in each stage. So the order of additions depends on the ids alone, and a
-   frequent id (even if it is all N) occupies as many blocks as N rare ids.
+   Ids repeat, and two blocks must not add to the same row of dtable. Therefore the GPU
+   first sorts the positions n by (id, position). Then each run, which is a sequence of
+   equal ids, is summed in tiles of 32 sorted positions. If a run extends over several
+   tiles, its partial sums are added in order. The order of additions depends on the ids
+   alone. One id that occurs N times occupies as many blocks as N different ids.
 
    Sort, first stage: a block of 1024 threads sorts a chunk of 2048 keys with a bitonic
-   network in shared memory. key = id 2^11 + index in the chunk; missing keys are the
-   largest number. */
+   network in shared memory. key = id 2^11 + index in the chunk. The last chunk is padded
+   with the largest 64-bit integer. */
 enum { STX__SORT = 2048, STX__ID_TILE = 32 };
 
 STX__GLOBAL(1024) stx__embedding_sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
@@ -2467,10 +2477,10 @@ STX__GLOBAL(1024) stx__embedding_sort_kernel(uint64_t *keys, const int32_t *ids,
     for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) keys[base + i] = k[i];
 }
 
-/* Sort, second stage: merges the chunks. The rank of a key among all is the number of
-   keys before it, found in each chunk by bisection: of equal ids, those in earlier
-   chunks come before it and those in later chunks after it. Writes id and position of
-   each rank. A thread handles one key at a time. */
+/* Sort, second stage: merges the chunks. The rank of a key is the number of keys before
+   it, which is found in each chunk by binary search. Equal ids in earlier chunks precede
+   it, and those in later chunks follow it. Writes the id and the position of each rank.
+   A thread handles one key at a time. */
 STX__GLOBAL(256)
 stx__embedding_rank_kernel(int32_t *id, size_t *position, const uint64_t *keys, size_t chunks) {
     STX__STEP(i, chunks * STX__SORT, 1) {
@@ -2491,16 +2501,16 @@ stx__embedding_rank_kernel(int32_t *id, size_t *position, const uint64_t *keys, 
     }
 }
 
-/* Sums, first stage: block (tile, columns) adds the rows of each run in its tile, in
-   order. A run that is entirely inside the tile is added to dtable. Otherwise its
-   partial sum goes to part (tiles,2,C): to part[tile][0] if it is the first run of the
-   tile, else to part[tile][1]. A thread handles W adjacent columns, and loads eight
-   rows before it adds the first. */
+/* Sums, first stage: block (tile, columns) adds the rows of each run in its tile in
+   order. The sum of a run that is entirely inside the tile is added to dtable. Otherwise
+   it is a partial sum and is stored in part (tiles,2,C): in part[tile][0] if the run is
+   the first of the tile, else in part[tile][1]. A thread handles W adjacent columns and
+   loads eight rows before it adds the first. */
 template <int W>
 STX__GLOBAL(128)
 stx__embedding_tile_kernel(stx__array dtable, float *part, stx__array dy, const int32_t *id,
                            const size_t *position, size_t N, size_t C) {
-    STX__SHARED(int32_t, ids, STX__ID_TILE + 2); /* with one neighbour on each side */
+    STX__SHARED(int32_t, ids, STX__ID_TILE + 2); /* including a neighbour on each side */
     STX__SHARED(size_t, rows, STX__ID_TILE);
     const size_t lo = (size_t)blockIdx.x * STX__ID_TILE;
     const int n = (int)(N - lo < (size_t)STX__ID_TILE ? N - lo : (size_t)STX__ID_TILE);
@@ -2541,8 +2551,8 @@ stx__embedding_tile_kernel(stx__array dtable, float *part, stx__array dy, const 
     }
 }
 
-/* Sums, second stage: if a run begins in a tile and continues in the next one, the
-   block of that tile adds the run's partial sums, tile by tile, to dtable. */
+/* Sums, second stage: if a run continues in the next tile, the block of the tile in which
+   it begins adds its partial sums to dtable, tile by tile. */
 template <int W>
 STX__GLOBAL(128)
 stx__embedding_run_kernel(stx__array dtable, const float *part, const int32_t *id, size_t N,
@@ -2553,7 +2563,7 @@ stx__embedding_run_kernel(stx__array dtable, const float *part, const int32_t *i
     const int whole = last < N && id[tile * STX__ID_TILE] == me;
     size_t end = tile + 1;
     if (last + 1 >= N || id[last + 1] != me) return;                /* the last run ends here */
-    if (whole && tile && id[tile * STX__ID_TILE - 1] == me) return; /* it began earlier */
+    if (whole && tile && id[tile * STX__ID_TILE - 1] == me) return; /* the run began earlier */
     while (end < tiles && id[end * STX__ID_TILE] == me) end++;
     for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C;
          c += (size_t)gridDim.y * blockDim.x * W) {
@@ -2607,38 +2617,38 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
 
 // >>gemm
 
-/* Every GEMM goes through one wrapper of cublasLt, stx__lt_gemm. cublasLt's matrices are
-   column-major, so a row-major C (M,N) = op(A) op(B) is passed as its transpose,
-   C^T (N,M) = op(B)^T op(A)^T: the operands are exchanged and no memory moves. (The
+/* Every GEMM goes through one wrapper of cublasLt, stx__lt_gemm. The matrices of cublasLt
+   are column-major, so a row-major C (M,N) = op(A) op(B) is passed as its transpose,
+   C^T (N,M) = op(B)^T op(A)^T: the operands are swapped and no data is copied. (The
    row-major order of cublasLt would exclude epilogues: "not supported when D matrix
    memory order is defined as CUBLASLT_ORDER_ROW", cublasLtMatmul.)
 
-   Types, from the table of cublasLtMatmul: A and B have the same type; bfloat16 inputs
-   give bfloat16 or float, float inputs give float; the bias has the type of the output.
-   So, in a bf16 context:
+   Types, according to the documentation of cublasLtMatmul: A and B have the same type;
+   bfloat16 inputs give bfloat16 or float outputs, float inputs give float outputs; the
+   bias has the type of the output. Therefore, in a bf16 context:
    - Activations are read as they are, and parameters through their bfloat16 twin. A float
-     array without a twin is rounded to bfloat16 into scratch memory first.
+     array without a twin is first rounded to bfloat16 in scratch memory.
    - If both operands are float, the GEMM is computed in float.
-   - The gradient of a weight is a float sum of products of bfloat16 elements, added to
-     what the gradient contains.
+   - The gradient of a weight is computed from bfloat16 inputs, summed in float and added
+     to the float gradient.
 
-   Plans. A plan holds what one kind of GEMM needs: descriptors, layouts and cublasLt's
-   choice of algorithm. It is made when a kind first occurs, and kept. The algorithm
-   determines the order of sums, and so the last bits of the result. By default it is the
-   first answer of the heuristic, which depends on nothing but the kind of GEMM, the GPU
-   and the version of cublasLt. g->tune = 1 times the first eight answers instead. That
-   can be faster, but another process may choose another algorithm.
+   Plans. A plan describes one kind of GEMM to cublasLt: descriptors, layouts and the
+   chosen algorithm. It is created when the kind first occurs, and kept. The algorithm
+   determines the order of sums and thus the last bits of the result. By default it is the
+   first choice of the heuristic, which depends only on the kind of GEMM, the GPU and the
+   version of cublasLt. With g->tune = 1, the first eight choices are timed and the fastest
+   is used. That can be faster, but another process may choose another algorithm.
 
    Repeatability. "All cuBLAS API routines from a given toolkit version, generate the
    same bit-wise results at every run when executed on GPUs with the same architecture
    and the same number of SMs" (Results Reproducibility), given a separate workspace
-   per stream. Of the ways in which cublasLt can add up a split K, only COMPUTE_TYPE is
-   allowed ("intermediate results are stored in compute type in the workspace and
-   reduced in a separate step"): INPLACE guarantees a sequence, but not which one, and
-   OUTPUT_TYPE would round partial sums to bfloat16. For gradients of weights, K is
-   split here, before cublasLt is called: see "Split K" below. */
+   per stream. When cublasLt splits K, only the reduction scheme COMPUTE_TYPE is allowed
+   ("intermediate results are stored in compute type in the workspace and reduced in a
+   separate step"). INPLACE does not fix the order of additions, and OUTPUT_TYPE would
+   round partial sums to bfloat16. For gradients of weights, seqtx splits K itself before
+   it calls cublasLt, see "Split K" below. */
 
-/* Identifies a kind of GEMM. Compared as bytes, so set it to zero first. */
+/* Identifies a kind of GEMM. Keys are compared as bytes, so zero the struct first. */
 typedef struct stx__plan_key {
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
     int ta, tb, half_in, half_out, epilogue, tf32, beta0;
@@ -2648,15 +2658,15 @@ typedef struct stx__plan_key {
 typedef struct stx__plan {
     stx__plan_key key;
     cublasLtMatmulDesc_t op;
-    cublasLtMatrixLayout_t a, b, c; /* of our operands; cublasLt's A is our B */
+    cublasLtMatrixLayout_t a, b, c; /* layouts of A, B and C; cublasLt's A is our B */
     cublasLtMatmulAlgo_t algo;
-    size_t workspace;               /* bytes of it that the algorithm uses */
-    int plain;                      /* cublasLt has no algorithm, or refused it: use
+    size_t workspace;               /* bytes of workspace that the algorithm uses */
+    int plain;                      /* cublasLt has no algorithm or refused the call: use
                                        stx__gemm_plain */
     struct stx__plan *next;
 } stx__plan;
 
-/* Slots of the hash table of plans; answers requested from the heuristic */
+/* Slots of the plan hash table; number of algorithms requested from the heuristic */
 enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
 
 typedef struct stx__plans {
@@ -2673,7 +2683,7 @@ typedef struct stx__plans {
   #define STX__WORKSPACE ((size_t)1 << 18)
 #endif
 
-/* The arguments of one call that are not part of its kind */
+/* The arguments of one call that are not part of its plan key */
 typedef struct stx__operands {
     const void *A, *B, *bias;
     void *C;
@@ -2688,8 +2698,8 @@ static void stx__plan_free(stx__plan *p) {
     free(p);
 }
 
-/* For stx_cuda_open: creates the handle and the workspace. Returns 1, or sets an error
-   and returns 0. */
+/* Creates the cublasLt handle and the workspace, for stx_cuda_open. Returns 1, or sets an
+   error and returns 0. */
 static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
     stx__plans *p = (stx__plans *)calloc(1, sizeof *p);
     cublasStatus_t s;
@@ -2711,8 +2721,8 @@ static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
         (void)cudaGetLastError();
         p->workspace = NULL;
         stx_fail(x, STX_ERR_MEMORY,
-                 "stx_create: no %zu KiB of memory on %s for cublasLt's workspace: is another "
-                 "program using the GPU?",
+                 "stx_create: cannot allocate %zu KiB on %s for the cublasLt workspace: another "
+                 "program may be using the GPU",
                  STX__WORKSPACE >> 10, g->name);
         return 0;
     }
@@ -2720,7 +2730,8 @@ static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
     return 1;
 }
 
-/* For stx_cuda_close, when the device is idle */
+/* Frees the plans, the workspace and the handle, for stx_cuda_close. The device must be
+   idle. */
 static void stx__gemm_close(stx_gpu *g) {
     stx__plans *p = g->plans;
     if (!p) return;
@@ -2739,20 +2750,20 @@ static void stx__gemm_close(stx_gpu *g) {
 
 static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
     stx_fail(x, STX_ERR_DEVICE,
-             "%s: cublasLt error %s for a batch of %zu GEMMs (%zu,%zu) and (%zu,%zu), %s to %s, on "
-             "%s: all results of this step are invalid; destroy the context and resume from the "
-             "last checkpoint",
+             "%s: cublasLt error %s for a batch of %zu GEMMs (%zu,%zu) x (%zu,%zu), %s inputs, %s "
+             "output, on %s: all results of this step are invalid; destroy the context and resume "
+             "from the last checkpoint",
              what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
              k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
 }
 
-/* A sequence of calls that stops at the first failure: s is its status. */
+/* Makes the call unless an earlier call of the sequence has failed; s is the status. */
 #define STX__LT(s, call) \
   do { \
     if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); \
   } while (0)
 
-/* The same, for attributes of a GEMM, of a layout and of a preference */
+/* The same, to set an attribute of a GEMM, of a layout or of a preference */
 #define STX__LT_SET_OP(s, op, attribute, value) \
   STX__LT(s, cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
                                             sizeof(value)))
@@ -2763,7 +2774,7 @@ static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const s
   STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_##attribute, \
                                                   &(value), sizeof(value)))
 
-/* A row-major (rows,cols) is a column-major (cols,rows). */
+/* Creates the layout of a row-major matrix (rows,cols), as a column-major (cols,rows). */
 static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols,
                                   size_t ld, size_t batch, size_t stride) {
     cublasStatus_t s = cublasLtMatrixLayoutCreate(l, half ? CUDA_R_16BF : CUDA_R_32F, cols, rows,
@@ -2777,7 +2788,7 @@ static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t ro
     return s;
 }
 
-/* Runs a plan with the given algorithm: D = op(A) op(B), with o->C as the addend. */
+/* Runs a plan with the given algorithm: D = alpha op(A) op(B) + beta C. */
 static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o,
                                   const cublasLtMatmulAlgo_t *algo, size_t workspace, void *D) {
     void *memory = workspace ? g->plans->workspace : NULL;
@@ -2789,7 +2800,8 @@ static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__ope
     return s;
 }
 
-/* Best time in ms of three runs after one that is not counted; negative if it failed. */
+/* Returns the best time in ms of three runs after a warm-up run, or -1 if the first timed
+   run fails. */
 static float stx__plan_time(stx_gpu *g, const stx__plan *p, const stx__operands *o,
                             const cublasLtMatmulHeuristicResult_t *r, cudaEvent_t from,
                             cudaEvent_t to, void *D) {
@@ -2806,9 +2818,8 @@ static float stx__plan_time(stx_gpu *g, const stx__plan *p, const stx__operands 
     return best;
 }
 
-/* The index of the fastest of n candidates, or -1 if none could be timed. They write
-   to separate memory: C must be added to only once, and may be an operand of the next
-   GEMM. */
+/* Returns the index of the fastest of n candidates, or -1 if none could be timed. Timed
+   runs write to separate memory, because C must be accumulated only once. */
 static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands *o,
                              const cublasLtMatmulHeuristicResult_t *r, int n) {
     const stx__plan_key *k = &p->key;
@@ -2830,7 +2841,7 @@ static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands
     if (to) cudaEventDestroy(to);
     (void)cudaStreamSynchronize(g->stream);
     if (D) (void)cudaFree(D);
-    (void)cudaGetLastError(); /* of a candidate that failed */
+    (void)cudaGetLastError(); /* clear the error of a candidate that failed */
     return choice;
 }
 
@@ -2858,8 +2869,8 @@ static cublasStatus_t stx__plan_describe(stx__plan *p, const stx__operands *o) {
     return s;
 }
 
-/* Requests up to STX__CANDIDATES algorithms from the heuristic: *n of them, best first.
-   *n is 0 if cublasLt does not support this GEMM. */
+/* Requests up to STX__CANDIDATES algorithms from the heuristic and stores them in r, best
+   first. *n is their number: 0 if cublasLt does not support this GEMM. */
 static cublasStatus_t stx__plan_candidates(stx_gpu *g, const stx__plan *p,
                                            cublasLtMatmulHeuristicResult_t *r, int *n) {
     const stx__plan_key *k = &p->key;
@@ -2888,7 +2899,7 @@ static cublasStatus_t stx__plan_candidates(stx_gpu *g, const stx__plan *p,
     return s;
 }
 
-/* Fills in a plan whose key is set. */
+/* Fills in a plan whose key has been set. */
 static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
     cublasLtMatmulHeuristicResult_t r[STX__CANDIDATES];
     int i, n = 0, choice = -1;
@@ -2912,18 +2923,19 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     return s;
 }
 
-/* Nonzero if s is an answer to the request alone, given before anything ran. cublasLt
-   gives it every time, so the plan becomes plain and runs still repeat bit-exactly.
-   Any other status may be due to a lack of memory, or to a device that has failed. */
+/* Returns nonzero if cublasLt rejected the request itself before anything ran. It rejects
+   the same request every time, so the plan is marked plain and runs still repeat
+   bit-exactly. Any other error may mean that memory is short or the device has failed. */
 static int stx__lt_refused(cublasStatus_t s) {
     if (s != CUBLAS_STATUS_NOT_SUPPORTED && s != CUBLAS_STATUS_INVALID_VALUE
         && s != CUBLAS_STATUS_ARCH_MISMATCH)
         return 0;
-    (void)cudaGetLastError(); /* cublasLt may leave one, which the next launch would report */
+    (void)cudaGetLastError(); /* clear any error that the next launch would report */
     return 1;
 }
 
-/* The plan for this key, made if it is new. NULL and an error if that failed. */
+/* Returns the plan for this key and creates it if it is new. If that fails, sets an error
+   and returns NULL. */
 static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key,
                                const stx__operands *o) {
     stx_gpu *g = stx__gpu(x);
@@ -2943,7 +2955,7 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
         return NULL;
     }
     memcpy(&p->key, key, sizeof *key); /* including padding */
-    /* timing waits for the work before it, which may be waiting for other ranks */
+    /* timing waits for earlier work, which may itself be waiting for other ranks */
     if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) {
         stx__plan_free(p);
         return NULL;
@@ -2962,8 +2974,9 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     return p;
 }
 
-/* Runs the GEMM by its plan, unless the plan is plain or becomes plain because
-   cublasLt refuses the call. Returns the plan; NULL and an error if the GEMM failed. */
+/* Runs the GEMM with its plan, unless the plan is plain or becomes plain because cublasLt
+   refuses the call. Returns the plan. If the GEMM failed, sets an error and returns
+   NULL. */
 static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key *key,
                               const stx__operands *o) {
     stx_gpu *g = stx__gpu(x);
@@ -2980,10 +2993,10 @@ static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key 
     return NULL;
 }
 
-/* C = beta C for all matrices C (batch,M,N), with rows ldc and matrices sc apart; rows
-   = batch M. beta = 0 writes 0, whatever C contains. beta = 1 updates the twin of a
-   parameter that cublasLt has written. A block handles a row at a time, a thread every
-   256th column. */
+/* C (batch,M,N) = beta C, with row stride ldc and matrix stride sc; rows = batch M.
+   beta = 0 writes 0 even if C contains NaN. beta = 1 updates the twin of a parameter
+   that cublasLt has written. A block handles a row at a time, a thread every 256th
+   column. */
 STX__GLOBAL(256)
 stx__scale_kernel(stx__array C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows,
                   float beta) {
@@ -2994,8 +3007,8 @@ stx__scale_kernel(stx__array C, size_t ldc, size_t sc, size_t M, size_t N, size_
     }
 }
 
-/* to (rows,cols), rows ldt apart = a (batch,each,cols), with rows lda and matrices sa
-   apart, converted to the type of `to`; rows = batch each. A block handles a row at a
+/* to (rows,cols) = a (batch,each,cols), converted to the type of `to`; rows = batch each.
+   ldt and lda are row strides, sa is the matrix stride of a. A block handles a row at a
    time, a thread every 256th column. */
 STX__GLOBAL(256)
 stx__pack_kernel(stx__array to, size_t ldt, stx__array a, size_t lda, size_t sa, size_t each,
@@ -3007,24 +3020,24 @@ stx__pack_kernel(stx__array to, size_t ldt, stx__array a, size_t lda, size_t sa,
     }
 }
 
-/* C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch, then + bias (N) and
-   ReLU, for any types, strides and alignment: the fallback where cublasLt has no
+/* C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch, then adds bias (N) and
+   applies ReLU. Supports all types, strides and alignments; used if cublasLt has no
    algorithm. A block of 256 threads computes a tile of 64 x 64, 4 x 4 elements per
-   thread, 16 of K at a time through shared memory. Each element is one sum over K, in
-   order. */
+   thread, and loads slabs of 16 along K into shared memory. Each element is one sum over
+   K in order. */
 enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
 
 struct stx__gemm_nums {
     stx__array A, B, C, bias; /* as in stx_gemm_args; bias.p may be NULL */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
-    int ta, tb, relu, zero; /* zero: so that no byte of the struct is uninitialised */
+    int ta, tb, relu, zero; /* zero fills the padding, so that every byte is initialised */
     float alpha, beta;
 };
 
-/* Copies element q of a slab (16,64) of op(A) or op(B) to tile, with zeros outside of
-   [0,K) x [0,M): k0 + k of K and m0 + m of the other dimension. k_last: K is the last
-   dimension of the matrix, whose rows are ld apart. Adjacent threads, with adjacent q,
-   read adjacent elements in either case. */
+/* Copies element q of a slab (16,64) of op(A) or op(B) to tile. The slab begins at k0
+   along K and at m0 along the other dimension M; elements outside [0,K) x [0,M) are set to
+   0. k_last is nonzero if K is the last dimension of the matrix, which has row stride ld.
+   In either case, threads with adjacent q read adjacent elements. */
 static __device__ __forceinline__ void stx__gemm_load(float *tile, const stx__array &A,
                                                       size_t start, size_t ld, int k_last,
                                                       size_t k0, size_t K, size_t m0, size_t M,
@@ -3095,13 +3108,13 @@ static void stx__gemm_plain(stx_ctx *x, const char *what, const stx__gemm_nums *
     STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, *g);
 }
 
-/* An operand as the GEMM will read it */
+/* An operand in the form in which the GEMM reads it */
 typedef struct stx__operand {
     stx__array v;
     size_t rows, cols, ld, stride;
-    size_t count;       /* matrices of the batch; 1 if all use the same one */
-    int pack;           /* copy it to scratch memory first, */
-    int half;           /* as bfloat16 if half, else as float */
+    size_t count;       /* matrices in the batch; 1 if the batch shares one matrix */
+    int pack;           /* the operand is first copied to scratch memory */
+    int half;           /* the GEMM reads it as bfloat16, otherwise as float */
 } stx__operand;
 
 static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols,
@@ -3110,15 +3123,15 @@ static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t 
     o.v = stx__array_of(x, p);
     o.rows = rows;
     o.cols = cols;
-    o.ld = rows > 1 ? ld : cols; /* cublasLt requires ld >= cols of a single row, too */
+    o.ld = rows > 1 ? ld : cols; /* cublasLt requires ld >= cols even for a single row */
     o.stride = batch > 1 ? stride : 0;
     o.count = o.stride ? batch : 1;
     o.pack = o.half = 0;
     return o;
 }
 
-/* The GEMM requires bfloat16 (half) or float, aligned to `align` bytes: decides
-   whether the operand itself, its twin or a copy is read. */
+/* Decides whether the GEMM reads the operand itself, its twin or a copy. It requires
+   bfloat16 (half) or float elements that are aligned to `align` bytes. */
 static void stx__operand_as(stx__operand *o, int half, size_t align) {
     if (half && o->v.twin) {
         o->v.p = o->v.twin;
@@ -3129,12 +3142,13 @@ static void stx__operand_as(stx__operand *o, int half, size_t align) {
     o->pack = o->v.p && (o->v.half != half || (uintptr_t)o->v.p % align);
 }
 
-/* Distance between rows of a copy: a multiple of 16 bytes, for tensor cores */
+/* Returns the row stride of a copy: a multiple of 16 bytes, as tensor cores require. */
 static size_t stx__packed_ld(const stx__operand *o) {
     return (o->cols + 7) / 8 * 8;
 }
 
-/* Bytes of the copy, rounded up to where another one may begin; 0 if there is none */
+/* Returns the size of the copy in bytes, rounded up to the alignment of the next copy, or
+   0 if the operand is not copied. */
 static size_t stx__packed_bytes(const stx__operand *o) {
     const size_t bytes = o->count * o->rows * stx__packed_ld(o) * (o->half ? 2 : 4);
     return o->pack ? (bytes + 255) / 256 * 256 : 0;
@@ -3151,17 +3165,17 @@ static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
     if (o->stride) o->stride = o->rows * ld;
 }
 
-/* The alignment of an operand that cublasLt is told: the largest power of two, up to
-   16 bytes, that divides the address of every row. (A thread accesses at most 16 bytes
-   at once.) So a tensor that moves in its arena, or rows that move in their buffer,
-   keep their plan and their bits. */
+/* Returns the alignment of an operand that is reported to cublasLt: the largest power of
+   two, up to 16 bytes (the widest access of a thread), that divides the address of every
+   row. The limit lets a tensor that moves within its arena keep its plan, and so its
+   result bit for bit. */
 static int stx__alignment(const void *p, int half, size_t rows, size_t ld, size_t stride) {
     const size_t size = half ? 2 : 4;
     const uintptr_t a = (uintptr_t)p | (rows > 1 ? ld * size : 0) | stride * size | 16;
     return (int)(a & (0 - a));
 }
 
-/* A GEMM on its way to cublasLt: sizes after the batch was merged, and operands */
+/* A GEMM prepared for cublasLt: its operands, and its sizes after the batch is merged */
 typedef struct stx__lt_job {
     const stx_gemm_args *g;
     size_t batch, M, N, K;
@@ -3170,10 +3184,9 @@ typedef struct stx__lt_job {
     int half;           /* A and B are read as bfloat16 */
 } stx__lt_job;
 
-/* Determines how the operands are read and copies those that cannot be read in place.
-   With one C for all matrices of the batch, the batch becomes part of K, which
-   requires that the rows of all matrices are equally spaced. Returns 0 and sets an
-   error if there is no memory. */
+/* Decides how the operands are read and copies those that cannot be read in place. If all
+   matrices of the batch are summed into one C, the batch becomes part of K, which requires
+   the same stride between all rows. Returns 1, or sets an error and returns 0. */
 static int stx__lt_operands(stx_ctx *x, const char *what, stx__lt_job *j, const stx_real *bias) {
     const stx_gemm_args *g = j->g;
     const int one_c = j->batch > 1 && !g->sc;
@@ -3210,7 +3223,7 @@ static int stx__lt_operands(stx_ctx *x, const char *what, stx__lt_job *j, const 
     return 1;
 }
 
-/* Distance between the results of the slices of K, see "Split K" */
+/* Returns the stride between the results of the K slices in elements, see "Split K". */
 static size_t stx__slice_stride(const stx_gemm_args *g) {
     return (g->M * g->N + 63) / 64 * 64;
 }
@@ -3253,7 +3266,7 @@ static stx__plan_key stx__plan_key_of(const stx_ctx *x, const stx__lt_job *j, si
     return key;
 }
 
-/* The GEMM by our own kernel */
+/* Runs the GEMM with seqtx's kernel. */
 static void stx__lt_plain(stx_ctx *x, const char *what, const stx__lt_job *j,
                           const stx__plan_key *key, int relu) {
     stx__gemm_nums p;
@@ -3280,14 +3293,14 @@ static void stx__lt_plain(stx_ctx *x, const char *what, const stx__lt_job *j,
     stx__gemm_plain(x, what, &p);
 }
 
-/* What stx__lt_gemm has done. With an error in the context: anything. */
+/* What stx__lt_gemm has done. After an error the value has no meaning. */
 enum {
-    STX__LT_UNSPLIT = -1,   /* nothing: cublasLt cannot compute the slices. Not an error */
-    STX__LT_PRODUCT = 0,    /* all but bias and ReLU: there is no algorithm that adds them */
-    STX__LT_DONE = 1
+    STX__LT_UNSPLIT = -1,   /* nothing: cublasLt cannot compute the slices; not an error */
+    STX__LT_PRODUCT = 0,    /* all but bias and ReLU, which no algorithm can apply */
+    STX__LT_DONE = 1        /* all of it */
 };
 
-/* The GEMM j by cublasLt, or by our own kernel if cublasLt has no algorithm */
+/* Runs the GEMM j with cublasLt, or with seqtx's kernel if cublasLt has no algorithm. */
 static int stx__lt_run_job(stx_ctx *x, const char *what, stx__lt_job *j, const stx_real *bias,
                            int relu, size_t slices) {
     const int fuse = bias || relu;
