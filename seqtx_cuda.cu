@@ -1,7 +1,7 @@
 /* seqtx_cuda.cu - v0.2 - CUDA kernels of seqtx, and its device layer
    no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
-   Compile this file with nvcc. Compile the program with SEQTX_CUDA defined, and link both:
+   Compile this file with nvcc. Define SEQTX_CUDA when you compile the program:
 
        nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu
        cc -DSEQTX_CUDA .. program.c .. seqtx_cuda.o -lcublasLt -lcudart -lstdc++ -lm
@@ -49,8 +49,8 @@
    Letters. A section that uses other letters declares them.
        N  rows of a matrix       C  columns of a row        V  vocabulary
        B  streams                H  heads                   D  head dimension
-       As template parameters: W elements per memory access (4 or 1), Q groups of 4 elements
-          per lane, T threads per row (32, 256 or 1024)
+       As template parameters: W elements per memory access (4 or 1), Q groups of 4
+          elements per lane, T threads per row (32, 256 or 1024)
        M, N, K in >>gemm: C (M,N) = op(A) (M,K) op(B) (K,N)
        O  outputs of a linear layer, Ci its inputs (I if the layer has only one input)
    n is a number of elements; ldx is the distance between rows of x in elements. In a
@@ -466,8 +466,9 @@ struct stx_gpu {
     /* options */
     int half;           /* STX_PREC_BF16: activations are bfloat16, parameters have twins */
     int tf32;           /* float GEMMs may use tf32 */
-    int tune;           /* algorithm of a new GEMM plan. 0: first choice of the heuristic,
-                           1: the fastest; in tests, -1: seqtx's kernel, -2: no epilogues */
+    int tune;           /* algorithm of a new GEMM plan. 0: first choice of the heuristic;
+                           1: the fastest; -1, for tests: seqtx's kernel; -2, for tests: as
+                           0, but without epilogues */
     int split_k;        /* for tests: number of K slices of GEMMs that can split K;
                            0: chosen from the sizes */
     int attention;      /* version of the attention, see stx_cuda_attention */
@@ -1557,7 +1558,7 @@ void stx_mul_bwd_cuda(stx_ctx *x, const stx_mul_bwd_args *m) {
 // >>activations
 
 /* expf, tanhf and normcdff are CUDA's accurate functions (1 to 5 ulp). NaN stays NaN.
-   stx__phi is the cumulative distribution function of the standard normal distribution. */
+   stx__phi is the CDF of the standard normal distribution. */
 #ifdef CUDA_HOST
 static inline float stx__phi(float v) {
     return (float)(0.5 * erfc(v * -0.70710678118654752440));
@@ -1936,10 +1937,10 @@ void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t
 
 /* y = softmax(a):       da (N,C) = or += y (dy - sum_c y dy)
    y = log_softmax(a):   da (N,C) = or += dy - e^y sum_c dy                        (LOG)
-   T threads handle a row in two passes: the first computes the sum, the second the result.
-   Each thread adds in a fixed order, then the sums of the threads are added in a fixed
-   tree. With LOG and small blocks, the bound on blocks per multiprocessor keeps the
-   compiler from spilling registers. */
+   T threads handle a row in two passes: the first computes the sum, the second the
+   result. Each thread adds in a fixed order, then the sums of the threads are added in
+   a fixed tree. With LOG and small blocks, the bound on blocks per multiprocessor keeps
+   the compiler from spilling registers. */
 template <int T, int LOG>
 STX__GLOBAL(STX__ROW_BLOCK(T), LOG && T <= 256 ? 5 : 0)
 stx__softmax_bwd_kernel(stx__array da, stx__array dy, stx__array y, size_t N, size_t C,
@@ -2235,10 +2236,11 @@ static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *s
        df     = or += din0 mask / keep
        dbias  += sum_n din0 mask / keep                               (BIAS)
 
-   As in the forward pass, a warp keeps a row in registers. It also keeps the sums over its
-   rows in registers, so dy and in are read only once for all gradients. A block of 4 warps
-   handles `rows` consecutive rows, a number that depends on N alone. Unless part is NULL,
-   it adds the sums of its warps in order and stores them in part (blocks, 2 + BIAS, C). */
+   As in the forward pass, a warp keeps a row in registers. It also keeps the sums over
+   its rows in registers, so dy and in are read only once for all gradients. A block of
+   4 warps handles `rows` consecutive rows, a number that depends on N alone. Unless
+   part is NULL, it adds the sums of its warps in order and stores them in part (blocks,
+   2 + BIAS, C). */
 template <int Q, int BIAS>
 STX__GLOBAL(128)
 stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size_t rows,
@@ -2636,8 +2638,9 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
    chosen algorithm. It is created when the kind first occurs, and kept. The algorithm
    determines the order of sums and thus the last bits of the result. By default it is the
    first choice of the heuristic, which depends only on the kind of GEMM, the GPU and the
-   version of cublasLt. With g->tune = 1, the first eight choices are timed and the fastest
-   is used. That can be faster, but another process may choose another algorithm.
+   version of cublasLt. With g->tune = 1, the first eight choices are timed and the
+   fastest is used. That can be faster, but another process may choose another
+   algorithm.
 
    Repeatability. "All cuBLAS API routines from a given toolkit version, generate the
    same bit-wise results at every run when executed on GPUs with the same architecture
@@ -2646,7 +2649,7 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
    ("intermediate results are stored in compute type in the workspace and reduced in a
    separate step"). INPLACE does not fix the order of additions, and OUTPUT_TYPE would
    round partial sums to bfloat16. For gradients of weights, seqtx splits K itself before
-   it calls cublasLt, see "Split K" below. */
+   it calls cublasLt; see "Split K" below. */
 
 /* Identifies a kind of GEMM. Keys are compared as bytes, so zero the struct first. */
 typedef struct stx__plan_key {
@@ -2800,8 +2803,8 @@ static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__ope
     return s;
 }
 
-/* Returns the best time in ms of three runs after a warm-up run, or -1 if the first timed
-   run fails. */
+/* Returns the best time in ms of up to three runs after a warm-up run, or -1 if none
+   could be timed. */
 static float stx__plan_time(stx_gpu *g, const stx__plan *p, const stx__operands *o,
                             const cublasLtMatmulHeuristicResult_t *r, cudaEvent_t from,
                             cudaEvent_t to, void *D) {
@@ -3035,8 +3038,8 @@ struct stx__gemm_nums {
 };
 
 /* Copies element q of a slab (16,64) of op(A) or op(B) to tile. The slab begins at k0
-   along K and at m0 along the other dimension M; elements outside [0,K) x [0,M) are set to
-   0. k_last is nonzero if K is the last dimension of the matrix, which has row stride ld.
+   along K and at m0 along the other dimension M. Elements outside [0,K) x [0,M) become 0.
+   k_last is nonzero if K is the last dimension of the matrix, which has row stride ld.
    In either case, threads with adjacent q read adjacent elements. */
 static __device__ __forceinline__ void stx__gemm_load(float *tile, const stx__array &A,
                                                       size_t start, size_t ld, int k_last,
@@ -3185,8 +3188,8 @@ typedef struct stx__lt_job {
 } stx__lt_job;
 
 /* Decides how the operands are read and copies those that cannot be read in place. If all
-   matrices of the batch are summed into one C, the batch becomes part of K, which requires
-   the same stride between all rows. Returns 1, or sets an error and returns 0. */
+   matrices of the batch are summed into one C, the batch becomes part of K, so all rows
+   must have the same stride. Returns 1, or sets an error and returns 0. */
 static int stx__lt_operands(stx_ctx *x, const char *what, stx__lt_job *j, const stx_real *bias) {
     const stx_gemm_args *g = j->g;
     const int one_c = j->batch > 1 && !g->sc;
@@ -3334,14 +3337,15 @@ static int stx__lt_run_job(stx_ctx *x, const char *what, stx__lt_job *j, const s
     return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse ? STX__LT_DONE : STX__LT_PRODUCT;
 }
 
-/* The GEMM g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. The bias
-   gets C's type and an alignment of 16 bytes, by a copy if necessary: "cuBLASLt's
-   alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the
-   heuristic can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch
-   194497).
+/* Runs the GEMM g. With bias (N) or relu, also computes C = relu(C + bias) in the same
+   pass. If the bias does not have C's type and an alignment of 16 bytes, it is copied:
+   "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias pointer,
+   so the heuristic can pick a kernel that assumes 16-byte bias alignment"
+   (pytorch/pytorch 194497).
 
-   slices > 0: of one GEMM A^T B (or a batch of them with one C: then K is that of all
-   of them), C gets that many GEMMs over K / slices each, stx__slice_stride apart. */
+   If slices > 0, g is one GEMM A^T B, or a batch that is summed into one C, whose K then
+   includes the batch. It is split into that many GEMMs over K / slices each, whose
+   results are stored at a stride of stx__slice_stride elements. */
 static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias,
                         int relu, size_t slices) {
     const int fuse = bias || relu, one_c = g->batch > 1 && !g->sc;
@@ -3372,14 +3376,14 @@ static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, co
         return stx__lt_gemm(x, what, &one, bias, relu, 0);
     }
     if (g->batch > 1 && !g->ta && !g->sb && g->sa == g->M * g->lda && g->sc == g->M * g->ldc) {
-        j.M *= g->batch; /* one B for all: the batch is more rows of one GEMM */
+        j.M *= g->batch; /* B is shared, so the batch is one GEMM with more rows */
         j.batch = 1;
     }
     if (j.M > INT32_MAX || j.N > INT32_MAX || j.K > INT32_MAX || j.batch > INT32_MAX
         || (one_c && j.batch > INT32_MAX / j.K)) {
         stx_fail(x, STX_ERR_ARG,
-                 "%s: expected sizes of at most 2147483647 on a GPU, got a batch of %zu GEMMs "
-                 "(%zu,%zu) and (%zu,%zu): use smaller batches",
+                 "%s: expected GEMM sizes of at most 2147483647 on a GPU, got a batch of %zu GEMMs "
+                 "(%zu,%zu) x (%zu,%zu): use smaller batches",
                  what, j.batch, j.M, j.K, j.K, j.N);
         return STX__LT_DONE;
     }
@@ -3387,24 +3391,25 @@ static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, co
 }
 
 /* Split K. The gradient of a weight, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small matrix
-   and a long sum: 512 x 512 are 16 tiles of 128 x 128, which occupy an eighth of a GPU's
-   multiprocessors, while N is tens of thousands. So K = N is split into slices: a batch
-   of GEMMs of N / slices rows each writes to separate float buffers, and the slices are
-   then added to dW in order (stx__slice_sums_kernel), deferred where possible so that one
-   launch finishes many sums. cublasLt can split K too (CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
-   but only if its heuristic chooses to, and with a separate launch per sum. Here, what is
-   added and in what order depends on sizes alone, and a GEMM remains one node of the
-   graph.
+   whose elements are long sums. A 512 x 512 matrix is 16 tiles of 128 x 128, which occupy
+   an eighth of the multiprocessors of a GPU, while N is tens of thousands. Therefore
+   K = N is split into slices: a batch of GEMMs of N / slices rows each writes to separate
+   float buffers, and the slices are then added to dW in order (stx__slice_sums_kernel).
+   The addition is deferred where possible, so that one launch finishes many sums.
+   cublasLt can split K too (CUBLASLT_ALGO_CONFIG_SPLITK_NUM), but only if its heuristic
+   chooses to, and with a separate launch per sum. Here the terms and their order depend
+   on sizes alone, and a GEMM remains one node of the graph.
 
-   The number of slices is the one with the least estimated time, in units of the time
-   that a tile takes for a row of K (5.5 ns at 790 TFLOP/s on 132 multiprocessors):
-   - waves of STX__SPLIT_TILES tiles, each as long as a slice has rows. (Large GPUs have
-     108 to 144 multiprocessors; the constant keeps the bits independent of their number.)
-   - elements written and read back, at 3072 per unit (8 bytes each, 4.3 TB/s)
-   - a launch, separate or shared
-   Slices have equal numbers of rows, at least STX__SPLIT_ROWS, and together at most
-   STX__SPLIT_BYTES, half of the buffer for deferred slices. 1 means that splitting
-   does not pay. */
+   stx__split_k_of returns the number of slices with the least estimated time. The unit is
+   the time of a tile for one row of K (5.5 ns at 790 TFLOP/s on 132 multiprocessors):
+   - Each wave of STX__SPLIT_TILES tiles takes one unit per row of a slice. (Large GPUs
+     have 108 to 144 multiprocessors. A constant makes results independent of the number.)
+   - The elements of all slices are written and read back, 3072 per unit (8 bytes each, at
+     4.3 TB/s).
+   - A launch takes 256 units, or 32 if it is shared by deferred sums.
+   Slices have equal numbers of rows, at least STX__SPLIT_ROWS. Their results occupy at
+   most STX__SPLIT_BYTES, half of the buffer for deferred slices. The result is 1 if
+   splitting would not be faster. */
 enum {
     STX__SPLIT_TILES = 128,
     STX__SPLIT_ROWS = 256,
@@ -3429,9 +3434,9 @@ static size_t stx__split_k_of(size_t M, size_t N, size_t K, int deferred) {
     return best;
 }
 
-/* The GEMM g in this many slices of K, of whose M rows the first `rows` are added to
-   C. deferred: the sum may be deferred. Returns 0, without an error, if this is not
-   possible: then it must be one GEMM. */
+/* Computes the GEMM g in slices of K and adds the first `rows` rows of the result to C.
+   If deferred is nonzero, the sum may be deferred. Returns 0 without setting an error if
+   K cannot be split; the caller must then run a single GEMM. */
 static int stx__lt_split_k(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
                            size_t slices, int deferred) {
     stx_gpu *gpu = stx__use_gpu(x);
@@ -3466,11 +3471,11 @@ static int stx__lt_split_k(stx_ctx *x, const char *what, const stx_gemm_args *g,
     return 1;
 }
 
-/* C += the first `rows` rows of the GEMM g. deferred: C is the gradient of a parameter,
-   so the sum may be deferred. Rows that are not needed (padded logits) are computed
-   anyway, so that the operands are aligned, and left out when the slices are added,
-   even if there is only one slice. If C is too large for the buffer, that is done for
-   its last rows only. */
+/* C += the first `rows` rows of the GEMM g. If deferred is nonzero, C is the gradient
+   of a parameter and the sum may be deferred. The remaining rows belong to padded
+   logits. They are computed to keep the operands aligned, but are not added to C.
+   Therefore the GEMM writes to the slice buffer even if there is only one slice. If C is
+   too large for the buffer, only its last rows are computed this way. */
 static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
                         int deferred) {
     stx_gpu *gpu = stx__use_gpu(x);
@@ -3499,7 +3504,6 @@ static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, si
     stx__lt_gemm(x, what, &part, NULL, 0, 0);
 }
 
-/* As stx_gemm, see stx__lt_gemm */
 void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) {
     stx__lt_add(x, "stx_gemm", g, g->M, 0);
 }
@@ -3507,10 +3511,10 @@ void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) {
 
 // >>linear
 
-/* y (N,O) = act(in W^T + b), in (N,Ci), W (O,Ci): GEMM, bias and ReLU are one pass.
-   cublasLt's GELU is the tanh approximation and ours is exact, so GELU, tanh and
-   sigmoid are a separate pass over the output of the GEMM, which is pre (N,O) if it is
-   needed, else y. */
+/* y (N,O) = act(in W^T + b), in (N,Ci), W (O,Ci). GEMM, bias and ReLU take one pass.
+   GELU, tanh and sigmoid take another pass over the output of the GEMM, because
+   cublasLt only has the tanh approximation of GELU, and seqtx uses the exact one. The
+   GEMM writes to pre (N,O) if it is not NULL, else to y. */
 void stx_linear_fwd_cuda(stx_ctx *x, const stx_linear_args *a) {
     const size_t N = a->N, O = a->O;
     const int act = a->act, relu = act == STX_ACT_RELU && !a->pre;
@@ -3525,9 +3529,9 @@ void stx_linear_fwd_cuda(stx_ctx *x, const stx_linear_args *a) {
 }
 
 /* da (N,O) = da act'(a), and part (chunks,O) = the column sums of the new da over chunks
-   of `rows` rows, in one pass over da. The blocks and the order of summation are those of
-   stx__columns_kernel: 8 rows of 32 lanes, where each lane sums W columns over every 8th
-   row. */
+   of `rows` rows, in one pass over da. The blocks and the order of summation are the same
+   as in stx__columns_kernel: 8 rows of 32 lanes, where each lane sums W columns over
+   every 8th row. */
 template <int W>
 STX__GLOBAL(256)
 stx__slope_columns_kernel(float *part, stx__array da, stx__array y, stx__array pre, size_t N,
@@ -3564,8 +3568,8 @@ stx__slope_columns_kernel(float *part, stx__array da, stx__array y, stx__array p
     }
 }
 
-/* da = da act'(a), and db += the sum of da's rows without the last `padding` columns.
-   The chunks depend on N alone, so the sums are the same on every GPU. */
+/* da = da act'(a), and db += the column sums of da, except for the last `padding`
+   columns. The chunks depend on N alone, so the sums are the same on every GPU. */
 static void stx__slope_columns(stx_ctx *x, const char *what, const stx_linear_bwd_args *a) {
     const size_t N = a->N, O = a->O, rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
     const int gelu = a->act == STX_ACT_GELU;
@@ -3587,10 +3591,10 @@ static void stx__slope_columns(stx_ctx *x, const char *what, const stx_linear_bw
                           dW (O,Ci) += da^T in
                           db (O) += sum_n da
 
-   db is not left to cublasLt's epilogue BGRADB of the GEMM for dW: that epilogue
-   stores and does not add, in the type of dW, and narrows the choice of algorithms.
-   With an activation, da has to be read and written anyway, and the sums cost nothing
-   more. */
+   The epilogue BGRADB of cublasLt could compute db in the GEMM for dW. It is not used,
+   because it overwrites db instead of adding to it, requires the type of dW, and narrows
+   the choice of algorithms. With an activation, da must be read and written anyway, so
+   summing it costs nothing more. */
 void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     const size_t N = a->N, I = a->Ci, O = a->O;
     const int db = a->db && N && O;
@@ -3626,14 +3630,14 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     }
 }
 
-/* Blocks of n elements in another order, see stx__heads_args: block i of y is block
-   of[i] of a, or block of[i] - half of b. The elements after the blocks are rows of
-   memory, copied from `from` to `to` for each group of heads. The backward pass adds
-   the blocks of dy to da and db. */
+/* Reorders blocks of n elements, see stx__heads_args: block i of y is block of[i] of a
+   if of[i] < half, else block of[i] - half of b. After the blocks, the same launch copies
+   rows of memory from `from` to `to` for each group of heads. The backward pass adds the
+   blocks of dy to da and db. */
 typedef struct stx__heads {
     stx__array a, b, y, from[STX_HEAD_GROUPS], to[STX_HEAD_GROUPS];
-    size_t n;           /* elements of a block */
-    size_t blocks;      /* elements of all blocks; the rows of memory follow */
+    size_t n;           /* elements per block */
+    size_t blocks;      /* elements in all blocks; the rows of memory follow */
     size_t end[STX_HEAD_GROUPS];    /* first element after the rows of each group */
     size_t stride, len[STX_HEAD_GROUPS];
     int half, backward;
@@ -3705,7 +3709,7 @@ void stx__heads_bwd_cuda(stx_ctx *x, const stx__heads_args *h) {
     stx__heads_run(x, "stx_linear_heads, backward", h, 1);
 }
 
-/* y (N,C) = act(y + b), in place; b (C) may be NULL; pre (N,C), unless NULL, gets y + b;
+/* y (N,C) = act(y + b), in place, and pre (N,C) = y + b. b (C) and pre may be NULL;
    n = N C. A thread handles W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
@@ -3770,8 +3774,8 @@ void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     stx__mean_bwd(x, "stx_sum_bwd", da, dy, n, 1.0f);
 }
 
-/* The arguments of stx_means_args as kernels see them; in the backward pass, a[k] is
-   da[k]. overwrite: bit k is set if da[k] is written and not added to. */
+/* The kernel arguments made from stx_means_args. In the backward pass, a[k] is da[k]. Bit
+   k of overwrite is set if da[k] is overwritten instead of added to. */
 struct stx__means_nums {
     stx__array a[STX_MEANS], y0, y, dy;
     size_t n[STX_MEANS];
@@ -3779,9 +3783,9 @@ struct stx__means_nums {
     float s;
 };
 
-/* y (1) = y0 + s sum_k mean(a[k]), a[k] (n[k]). One block; the arrays are small. A
-   thread adds every 256th element of each array, in order, in double; then a fixed
-   tree. */
+/* y (1) = y0 + s sum_k mean(a[k]), a[k] (n[k]). The arrays are small, so there is one
+   block. Each thread adds every 256th element of each array in order, in double, then the
+   sums of the threads are added in a fixed tree. */
 STX__GLOBAL(256) stx__add_means_fwd_kernel(stx__means_nums m) {
     STX__SHARED(double, sh, 32);
     double mean = 0;
@@ -3794,8 +3798,8 @@ STX__GLOBAL(256) stx__add_means_fwd_kernel(stx__means_nums m) {
     if (threadIdx.x == 0) stx__put(m.y, 0, (float)((double)stx__get(m.y0, 0) + (double)m.s * mean));
 }
 
-/* da[k] (n[k]) = or += s dy / n[k]. One block, one array after the other, because
-   arrays may overlap. */
+/* da[k] (n[k]) = or += s dy / n[k]. One block handles the arrays one after the other,
+   because they may overlap. */
 STX__GLOBAL(256) stx__add_means_bwd_kernel(stx__means_nums m) {
     const float g = m.s * stx__get(m.dy, 0);
     for (int k = 0; k < m.count; k++) {
@@ -3836,10 +3840,11 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
 // >>cross_entropy
 
 /* The weights of a loss over tokens, see stx__loss_weights_args: w (N) = weights /
-   divisor and known (N) = targets, or w = 0 and known = -1 in ignored rows. weights.p
-   may be NULL: 1 each. divisor = 0: N mean[0], or, if mean.p is NULL, the sum of the
-   weights that count. One block, because of that sum: a thread adds every 1024th row,
-   in order, then a fixed tree. */
+   divisor and known (N) = targets, or w = 0 and known = -1 in ignored rows. If weights.p
+   is NULL, all weights are 1. If divisor is 0, the divisor is N mean[0], or if mean.p is
+   NULL, the sum of the weights of the rows that are not ignored. One block computes that
+   sum: each thread adds every 1024th row in order, then the sums of the threads are added
+   in a fixed tree. */
 STX__GLOBAL(1024)
 stx__loss_weights_kernel(stx__array w, int32_t *known, const int32_t *targets, stx__array weights,
                          size_t N, int ignore, int32_t ignored, double divisor, stx__array mean) {
@@ -3871,16 +3876,16 @@ void stx__loss_weights_cuda(stx_ctx *x, const stx__loss_weights_args *a) {
                         a->known, a->targets, A, a->N, a->ignore, a->ignored_id, a->divisor, M);
 }
 
-/* For each row of logits (N,V), rows ld apart, with target = targets[n]:
+/* For each row of logits (N,V), with row stride ld and target = targets[n]:
 
        row_max[n] = max_v logits[n,v]
        inv_sum[n] = 1 / sum_v e^(logits[n,v] - row_max[n])
        nll[n]     = row_max[n] - log inv_sum[n] - logits[n,target]
        loss[n]    = w[n] nll[n], in double
 
-   nll.p and w.p may be NULL; without w, weights are 1. Rows with a negative target get
-   0. T threads per row, in one pass. stx__total_kernel adds the losses, in a fixed
-   tree. */
+   nll.p and w.p may be NULL; without w, weights are 1. All four are 0 for rows with a
+   negative target. T threads handle a row in one pass. stx__total_kernel then adds the
+   losses in a fixed tree. */
 template <int T>
 STX__GLOBAL(STX__ROW_BLOCK(T))
 stx__token_loss_fwd_kernel(double *loss, stx__array nll, stx__array row_max, stx__array inv_sum,
@@ -3916,14 +3921,14 @@ void stx_token_loss_fwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, a->divisor, 0);
 }
 
-/* Row n of dlogits (N,V), by T threads:
+/* T threads compute row n of dlogits (N,V):
 
        dlogits[n,v] = or += g (e^(logits[n,v] - row_max[n]) inv_sum[n] - [v = target])
 
-   dlogits may be logits, if it is not accumulated: each element is read and written by
-   one thread. Without accumulate, the elements from V to ld become 0. known = 0: the
-   row has no target (target is V or more, g = 0), and dlogits = 0 even if logits has a
-   NaN. */
+   Without accumulate, dlogits may be logits, because the same thread reads and writes an
+   element, and the elements from V to ld are set to 0. If known is 0, the row has no
+   target: the caller passes target >= V and g = 0, and dlogits is 0 even if logits
+   contains a NaN. */
 template <int T>
 static __device__ void stx__token_loss_row(stx__array dlogits, stx__array row_max,
                                            stx__array inv_sum, stx__array logits, size_t n,
@@ -3952,10 +3957,10 @@ static __device__ void stx__token_loss_row(stx__array dlogits, stx__array row_ma
     for (size_t v = V + t; v < ld && !accumulate; v += T) stx__put(dlogits, start + v, 0);
 }
 
-/* dlogits (N,V) = or += dloss w[n] / divisor times the gradient of the row's nll; w.p
-   may be NULL: 1 each. A row with a negative target becomes 0, or stays as it is with
-   accumulate. T threads per row. The bound on blocks per multiprocessor keeps the
-   compiler from spilling registers. */
+/* dlogits (N,V) = or += dloss w[n] / divisor times the gradient of the row's nll. If w.p
+   is NULL, all weights are 1. A row with a negative target is set to 0, or with
+   accumulate is left unchanged. T threads handle a row. The bound on blocks per
+   multiprocessor keeps the compiler from spilling registers. */
 template <int T>
 STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 6)
 stx__token_loss_bwd_kernel(stx__array dlogits, stx__array dloss, stx__array row_max,
@@ -3983,9 +3988,9 @@ void stx_token_loss_bwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
                       a->targets, W, N, V, a->ld, a->divisor, accumulate);
 }
 
-/* The column of the head's logits that the softmax over words and clusters reads for
-   id, in cluster c; without a head, the id's row r in its cluster, or 0 if there is
-   none (fits) */
+/* Returns the column of the head's logits that the loss reads for an id in cluster c: the
+   id itself in cluster 0, otherwise the column of its cluster. Without a head, returns
+   the row r of the id in its cluster, or 0 if it did not fit. */
 static __device__ __forceinline__ int32_t stx__cluster_at(const stx__cluster_sort_args &k, int K,
                                                           int c, int32_t id, size_t r, int fits) {
     if (!k.head) return fits ? (int32_t)r : 0;
@@ -3993,10 +3998,10 @@ static __device__ __forceinline__ int32_t stx__cluster_at(const stx__cluster_sor
     return (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
 }
 
-/* Sorts the ids (n) by cluster, stably: see stx__cluster_sort_args. One block handles
-   1024 ids at a time. A warp counts its ids of each cluster by votes. The rank of an
-   id in its cluster is the number of ids of the cluster before it: in earlier rounds
-   (taken), in earlier warps (count) and in earlier lanes (before). */
+/* Sorts the ids (n) by cluster with a stable sort, see stx__cluster_sort_args. One block
+   handles 1024 ids at a time. Each warp counts its ids per cluster with a ballot. The
+   rank of an id in its cluster is the number of earlier ids in the same cluster: in
+   earlier rounds (taken), in earlier warps (count) and in earlier lanes (before). */
 STX__GLOBAL(1024)
 stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
                          const int32_t *ids, size_t n, const stx__cluster_sort_args k) {
@@ -4075,7 +4080,8 @@ void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_r
     stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0);
 }
 
-/* loss = mean (a - b)^2:   da (n) += 2 (a - b) dloss / n ; db (n) -= the same
+/* loss = mean (a - b)^2:   da (n) += 2 (a - b) dloss / n
+                            db (n) -= 2 (a - b) dloss / n
    da.p and db.p may be NULL. A thread handles W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
@@ -4107,10 +4113,10 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
 
 // >>attention: oracle
 
-/* Version 0 of the attention: plain matmuls with one kernel per direction between them
-   that processes whole rows of scores. It accepts every call, serves as the reference for
-   the fused kernels, and runs the calls that they do not support. All arithmetic is
-   float, whatever the storage.
+/* Version 0 of the attention consists of plain matmuls and, in each direction, a softmax
+   kernel that processes whole rows of scores. It accepts every call. It is the reference
+   for the fused kernels and handles the calls that they do not support. All arithmetic is
+   in float, regardless of the storage type.
 
    Letters of all attention sections
        B, T     batch rows; queries per row        H, D   heads; elements per head
@@ -4118,47 +4124,48 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
        P, N     rows of the position table pe; persistent vectors per head
        b, h     batch row, head; a unit is one pair (b,h)
        i, j     query, key; their distance is delta = C + i - j
-       p        row of pe that query i and key j meet: P - 1 + delta_min - delta
+       p        row of pe for query i and key j: P - 1 + delta_min - delta
        u, vb    content_bias, position_bias (H,D)
        z        span_fraction (H); z_span = z max_span
-       s        logit; in backward, later w and then r a
+       s        logit; the backward pass replaces it by w and then by r a
        w        e^(s - row_max) inv_sum, the softmax without the ramp
        m, a     weight of the ramp, in [0,1]; attention weight a = m w
-       r        factor of the dropout: 0 or 1 / keep, 1 without dropout
-       g        dO.v in backward, then ds
+       r        dropout factor: 0 or 1 / keep; 1 without dropout
+       g        dO.v in the backward pass, then ds
        Pr       precision of a kernel, a template argument: bf16, tf32 or f32
 
    Units are processed in chunks, and a chunk in panels of queries, so that the scores of
-   a panel stay small. Keys j0 .. j0+W-1 are those that the queries of a panel may see.
-   For each unit of the chunk, a panel has the rows
+   a panel stay small. The queries of a panel can see only the keys j0 .. j0+W-1. For each
+   unit of the chunk, a panel has the rows
 
        s (n, W + N)      column c < W: key j0 + c; column W + k: persistent vector k
 
-   The position term needs no separate matrix. Row r of (q + vb) PE^T is added to s one
-   column further left than row r - 1, and the same view of ds gives the gradient of pe
-   (skew of stx__mat). Gradients that all queries of a unit add to (dk, dv) and gradients
-   that several units share (pe, u, vb, z, pk, pv) are summed in float per unit, then over
-   the units of a chunk in their order, and added to the gradient once, at the end. */
+   The position term needs no separate matrix: row r of (q + vb) PE^T is added to s at a
+   column offset that decreases by one per row, and the same view of ds gives the gradient
+   of pe (see skew in stx__mat). dk, dv and the gradients that several units share (pe, u,
+   vb, z, pk, pv) are first summed in float per unit, then over the units of a chunk in
+   order. They are added to the gradient arrays once, at the end. */
 
-/* One matrix per unit (b,h). With z the unit's index in its chunk, row r, column c is at
+/* One matrix per unit (b,h). If z is the index of the unit in its chunk, the element in
+   row r and column c is at
        at + b batch_stride + h head_stride + z unit_stride + (first + r) row_stride + c
-   Rows first + r outside [0,rows) are zero (keys before the first one), and so are padded
-   keys, for which pad[b pad_stride + first + r] is not 0. bias: element h head_stride + c
-   of it is added. skew: column c is the stored column c + r + skew_offset, and zero
-   outside [0,width). */
+   Rows with first + r outside [0,rows), such as keys before the first one, are zero, and
+   so are padded keys, for which pad[b pad_stride + first + r] is not 0. If bias is set,
+   its element h head_stride + c is added. With skew, column c is the stored column
+   c + r + skew_offset, or zero if that is outside [0,width). */
 typedef struct stx__mat {
     stx__array a, bias;
     size_t at, batch_stride, head_stride, unit_stride, row_stride;
     ptrdiff_t first, rows, skew_offset, width;
-    /* cached: this holds keys (1) or values (2), and rows before the block are in the
-       call's stx__mat_cached */
+    /* cached: the matrix holds keys (1) or values (2), whose rows before the current
+       block are in an stx__mat_cached */
     int skew, cached;
     const int32_t *pad;
     size_t pad_stride;
 } stx__mat;
 
-/* stx_attention_args.cached: of keys, values or their gradients. Rows first[g] <= j < cut
-   of group g; cut is 0 if there are none. */
+/* The cached rows of keys, values or their gradients (stx_attention_args.cached). Group g
+   has the rows first[g] <= j < cut. cut is 0 if there are no cached rows. */
 typedef struct stx__mat_cached {
     stx__array a[STX_HEAD_GROUPS];
     size_t row_stride[STX_HEAD_GROUPS], batch_stride[STX_HEAD_GROUPS];
@@ -4167,7 +4174,7 @@ typedef struct stx__mat_cached {
     uint8_t head_group[256], head_index[256];
 } stx__mat_cached;
 
-/* The same for one head of a batch row: row j is at base + (j - first) row_stride. */
+/* The cached rows of one head. Row j is at base + (j - first) row_stride. */
 typedef struct stx__mat_cached_head {
     stx__array a;
     size_t base, row_stride;
@@ -4200,7 +4207,7 @@ static stx__mat stx__mat_of(const stx__array &a, size_t ld, ptrdiff_t first, ptr
     return m;
 }
 
-/* n rows of scratch per unit, at a stride of sz elements between units. */
+/* Returns a scratch matrix with n rows and a stride of sz elements per unit. */
 static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
     stx__array a = {p, NULL, 0};
     stx__mat m = stx__mat_of(a, ld, 0, (ptrdiff_t)n);
@@ -4235,12 +4242,11 @@ static __device__ __forceinline__ float stx__mat_get(const stx__mat &m,
     return m.bias.p ? v + stx__get(m.bias, bias + (size_t)c) : v;
 }
 
-/* C (M,N) of each unit = or += alpha op(A) op(B), where op transposes if ta or tb is set.
-   C is scratch and may be skewed. A block computes 64 x 64 elements of one unit (grid:
-   columns, rows, units), and a thread 4 x 4 of them: with 256 threads, 16 sums and 8
-   operands leave the registers far below their limit. Operands pass through shared
-   memory, 16 columns of op(A) at a time, so each element is a sum over k in ascending
-   order. */
+/* C (M,N) = or += alpha op(A) op(B) for each unit, where op transposes if ta or tb is
+   set. C is scratch and may be skewed. A block computes 64 x 64 elements of one unit
+   (grid: columns, rows, units), and a thread 4 x 4 of them, which needs few registers.
+   Operands are loaded into shared memory, 16 columns of op(A) at a time. Each element
+   is a sum over k in ascending order. */
 enum { STX__PLAIN_TILE = 64, STX__PLAIN_STEP = 16 };
 
 STX__HOST_UNROLLED
@@ -4306,8 +4312,8 @@ stx__attn_plain_gemm_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_cached 
         }
 }
 
-/* Arguments of the row kernels. They work on rows z n + r of s and g, which belong to
-   query i0 + r of unit u0 + z. */
+/* Arguments of the row kernels. Row z n + r of s and g belongs to query i0 + r of unit
+   u0 + z. */
 typedef struct stx__attn_plain_rows {
     float *s, *g;             /* (units,n,ld) */
     float *row_max, *inv_sum; /* (B,H,T) */
@@ -4315,11 +4321,11 @@ typedef struct stx__attn_plain_rows {
     size_t T, H, S, N, n, ld, u0, i0, units;
     ptrdiff_t C, j0, W, span, first;
     int delta_min, not_causal, z_shared, no_renorm;
-    int norm_all; /* keys with m = 0 count in the normaliser */
+    int norm_all; /* the normaliser includes keys with m = 0 */
     float max_span, ramp, eps;
     float ramp_steps; /* stx__attn_ramp_steps */
     float root_n;     /* sqrt(N), the factor of a persistent value */
-    uint32_t keep;    /* of 65536; 0: no dropout */
+    uint32_t keep;    /* 65536 times the keep probability; 0: no dropout */
     float inv_keep;   /* the factor of a weight that is kept */
     uint64_t seed, stream, rng_first;
     const uint64_t *shift;
@@ -4328,17 +4334,17 @@ typedef struct stx__attn_plain_rows {
     size_t pad_stride;
 } stx__attn_plain_rows;
 
-/* stx__attn_farthest of the CPU kernels, before it is limited to the window:
-   stx_attention_reach and one more. The host precomputes what does not depend on z,
-   because registers are scarce in the kernels that call this. */
+/* Returns stx__attn_farthest of the CPU kernels before it is limited to the window, which
+   is stx_attention_reach plus one. The host precomputes `steps`, the part that does not
+   depend on z, because registers are scarce in the kernels that call this. */
 static __device__ __forceinline__ double stx__attn_span_farthest(float z, float max_span,
                                                                  float steps) {
     double e = ceil((double)z * (double)max_span) + (double)steps + 1;
-    if (!(e > 1)) e = 1; /* also if NaN */
+    if (!(e > 1)) e = 1; /* true for NaN as well */
     return e;
 }
 
-/* The weight of the ramp, clamped to [0,1]; NaN stays NaN. */
+/* Clamps the weight of the ramp to [0,1]. NaN stays NaN. */
 static __device__ __forceinline__ float stx__attn_clamp(float ramp) {
     if (ramp <= 0) return 0;
     return ramp >= 1 ? 1 : ramp;
@@ -4353,7 +4359,7 @@ static __device__ float stx__attn_plain_z(const stx__attn_plain_rows &p, size_t 
     return stx__get(p.z, p.z_shared ? 0 : h);
 }
 
-/* The largest distance that counts for head h, as stx__attn_farthest. */
+/* Returns the largest distance that head h attends to, like stx__attn_farthest. */
 static __device__ ptrdiff_t stx__attn_plain_farthest(const stx__attn_plain_rows &p, size_t h) {
     double e;
     if (!p.z.p || p.norm_all) return p.span;
@@ -4361,7 +4367,7 @@ static __device__ ptrdiff_t stx__attn_plain_farthest(const stx__attn_plain_rows 
     return e < (double)p.span ? (ptrdiff_t)e : p.span;
 }
 
-/* Columns [lo,hi) of the panel's keys that query i0 + r sees. */
+/* Computes the range [lo,hi) of the panel's key columns that query i0 + r sees. */
 static __device__ void stx__attn_plain_bounds(const stx__attn_plain_rows &p, size_t h, size_t r,
                                               ptrdiff_t *lo, ptrdiff_t *hi) {
     ptrdiff_t i = p.C + (ptrdiff_t)(p.i0 + r), from = p.first, to = (ptrdiff_t)p.S;
@@ -4374,8 +4380,8 @@ static __device__ void stx__attn_plain_bounds(const stx__attn_plain_rows &p, siz
     *hi = to - p.j0 < p.W ? to - p.j0 : p.W;
 }
 
-/* Whether column c of unit u is a persistent vector, or a key that exists and is in
-   [lo,hi). */
+/* Returns nonzero if column c of unit u is a persistent vector, or a key in [lo,hi) that
+   is not padding. */
 static __device__ __forceinline__ int stx__attn_plain_sees(const stx__attn_plain_rows &p, size_t u,
                                                            ptrdiff_t lo, ptrdiff_t hi,
                                                            ptrdiff_t c) {
@@ -4384,22 +4390,22 @@ static __device__ __forceinline__ int stx__attn_plain_sees(const stx__attn_plain
            && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.pad_stride + (size_t)(p.j0 + c)]);
 }
 
-/* The weight of the ramp at column c before it is clamped: 2 without a ramp, 2 or -1
-   far from it. The operations are those of stx__attn_mask_of, in the same order and not
-   fused. */
+/* Returns the weight of the ramp at column c before it is clamped: 2 without a ramp,
+   and 2 or -1 far from the ramp. It performs the same operations as stx__attn_mask_of,
+   in the same order and without fusing them. */
 static __device__ __forceinline__ float stx__attn_plain_ramp(const stx__attn_plain_rows &p,
                                                              float z_span, size_t r, ptrdiff_t c) {
     float delta;
     if (!p.z.p || c >= p.W) return 2;
     delta = (float)(p.C + (ptrdiff_t)(p.i0 + r) - p.j0 - c);
     delta = __fadd_rn(1.0f - delta, z_span);
-    /* further off than the length of the ramp: saves a division */
+    /* well outside the ramp, no division is needed */
     if (delta >= p.ramp || delta <= -2 * p.ramp) return delta > 0 ? 2 : -1;
     return __fadd_rn(delta / p.ramp, 1.0f);
 }
 
-/* The factor of column c's weight after normalisation: dropout, and sqrt(N) for
-   persistent vectors. Same random numbers as on the CPU. */
+/* Returns the factor of the weight in column c after normalisation: dropout, and sqrt(N)
+   for persistent vectors. The random numbers are the same as on the CPU. */
 static __device__ float stx__attn_plain_factor(const stx__attn_plain_rows &p, size_t u, size_t r,
                                                ptrdiff_t c, uint64_t stream) {
     uint64_t S = (uint64_t)p.S + (uint64_t)p.span, groups = (S + p.N) / 8 + 2,
@@ -4418,10 +4424,11 @@ static __device__ float stx__attn_plain_factor(const stx__attn_plain_rows &p, si
     return (at % 2 ? word >> 16 : word & 0xffffu) < p.keep ? __fmul_rn(f, p.inv_keep) : 0.0f;
 }
 
-/* Softmax: s holds logits and becomes the factors of the values, with dropout and
-   sqrt(N), and 0 for keys that are not seen. row_max, inv_sum: see stx_attention_args.
-   One warp per row makes three passes over it: maximum, sums, weights. A lane adds every
-   32nd column in ascending order, then the warp adds its lanes in a fixed tree. */
+/* Softmax. Replaces the logits in s by the factors of the values, which include dropout
+   and sqrt(N) and are 0 for keys that the query does not see. row_max, inv_sum: see
+   stx_attention_args. One warp per row makes three passes: maximum, sums, weights. Each
+   lane adds every 32nd column in ascending order, then the warp adds the sums of its
+   lanes in a fixed tree. */
 STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
@@ -4453,7 +4460,7 @@ STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p
     sum = stx__warp_sum(sum);
     all = stx__warp_sum(all);
     norm = p.no_renorm ? all : sum + p.eps * all;
-    inv_sum = norm == 0 ? 0 : 1 / norm; /* no key: y = 0 */
+    inv_sum = norm == 0 ? 0 : 1 / norm; /* y is 0 if the query sees no key */
     for (c = lane; c < columns; c += STX__WARP)
         if (s[c] != 0) s[c] *= inv_sum * stx__attn_plain_factor(p, u, r, c, stream);
     if (lane == 0) {
@@ -4462,14 +4469,14 @@ STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p
     }
 }
 
-/* Backward of the softmax: s holds logits and becomes the factors of the values, as
-   forward left them; g holds dO.v and becomes ds. With G = r g and
+/* Backward pass of the softmax. Replaces the logits in s by the factors of the values, as
+   in the forward pass, and dO.v in g by ds. With G = r g:
 
-       D  = sum a G                              dO.y without the rounding of y
+       D  = sum a G                              dO.y without the rounding error of y
        ds = a (G - D) - eps D w
        dz = sum of w (G - D) over 0 <= ramp <= 1, for the row
 
-   With no_renorm, ds = a G - D w and dz is the sum of w G. One warp per row, two
+   With no_renorm, ds = a G - D w and dz is the sum of w G. One warp per row makes two
    passes. */
 STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_bwd_kernel(stx__attn_plain_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
@@ -4510,9 +4517,10 @@ STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_bwd_kernel(stx__attn_plain_ro
     if (lane == 0 && p.dz) p.dz[row] = dz;
 }
 
-/* to (rows,D) of each unit += p + q, which are scratch at a stride of sz elements per
-   unit; q may be NULL. Bits of `fresh` overwrite instead: bit 0 in `to`, bit 1 + g in the
-   cached rows of group g. One thread per element, in a grid-stride loop. */
+/* to (rows,D) += p + q for each unit; p and q are scratch with a stride of sz elements
+   per unit, and q may be NULL. If bit 0 of `fresh` is set, `to` is overwritten instead;
+   if bit 1 + g is set, so are the cached rows of group g. A thread handles an element
+   at a time. */
 STX__GLOBAL(256)
 stx__attn_plain_store_kernel(stx__mat to, stx__mat_cached cached, const float *p, const float *q,
                              size_t sz, size_t rows, size_t D, int fresh, size_t units, size_t u0,
@@ -4534,8 +4542,8 @@ stx__attn_plain_store_kernel(stx__mat to, stx__mat_cached cached, const float *p
     }
 }
 
-/* to (units,D) += the column sums of from (units,n,D), rows in ascending order. One
-   thread per column. */
+/* to (units,D) += the column sums of from (units,n,D), which has a stride of sz elements
+   per unit. One thread per column adds the rows in ascending order. */
 STX__GLOBAL(128)
 stx__attn_plain_columns_kernel(float *to, const float *from, size_t sz, size_t n, size_t D,
                                size_t units) {
@@ -4546,8 +4554,8 @@ stx__attn_plain_columns_kernel(float *to, const float *from, size_t sz, size_t n
     to[i] += s;
 }
 
-/* all (tables,size) += the sums of part (units,size) over the units of the chunk whose
-   heads share a table, in ascending order. One thread per element. */
+/* all (tables,size) += the sums of parts (units,size) over the units of the chunk that
+   share a table, in ascending order. One thread per element. */
 STX__GLOBAL(256)
 stx__attn_plain_units_kernel(float *all, const float *parts, size_t size, size_t tables,
                              size_t units, size_t u0) {
@@ -4571,34 +4579,35 @@ stx__attn_plain_add_kernel(stx__array grad, const float *all, float f, size_t ta
         stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
 }
 
-/* How a call is cut, and its scratch. The sums that units share have one copy per unit of
-   a chunk and one copy per table: */
+/* The sums that several units share. Each has one copy per unit of a chunk (part) and one
+   per table or head (all): */
 enum { STX__SUM_PE, STX__SUM_U, STX__SUM_VB, STX__SUM_Z, STX__SUM_PK, STX__SUM_PV, STX__SUMS };
 
+/* How a call is divided into chunks and panels, and its scratch memory */
 typedef struct stx__attn_plain {
     stx_ctx *x;
     const stx_attention_args *a;
     size_t n, units, ld;      /* queries per panel, units per chunk, row stride of s and g */
     size_t tables, p0, np;    /* tables in pe; only its rows p0 .. p0+np-1 are used */
-    size_t size[STX__SUMS];   /* elements of one copy of a sum; 0: not required */
-    size_t copies[STX__SUMS]; /* copies of it in the gradient */
+    size_t size[STX__SUMS];   /* elements of one copy of a sum; 0: the sum is not required */
+    size_t copies[STX__SUMS]; /* copies of the sum in the gradient */
     float *s, *g;             /* (units,n,ld) */
     float *o, *o_pe;          /* (units,n,D): output or dq, and the part of dq from pe */
-    float *rows;              /* (units,n) */
-    float *parts;             /* dk, dv and part[], which are one block */
+    float *rows;              /* (units,n): dz of each row */
+    float *parts;             /* one memory block that contains dk, dv and part[] */
     float *dk, *dv;           /* (units,S,D) */
     float *part[STX__SUMS];   /* (units,size) */
     float *all[STX__SUMS];    /* (copies,size) */
     size_t parts_bytes, all_bytes, bytes;
     size_t u0, nu;   /* the current chunk: first unit, number of units */
     size_t i0, nb;   /* the current panel: first query, number of queries */
-    ptrdiff_t j0, W; /* its keys */
+    ptrdiff_t j0, W; /* keys of the panel: j0 .. j0+W-1 */
     stx__array q, k, v, pe, u, vb, pk, pv, y, dy;
     stx__mat_cached cached_k, cached_v;
 } stx__attn_plain;
 
-/* Whether a gradient of keys (or values) is required, in the block or in the cached rows
-   of some group. */
+/* Returns nonzero if the gradient of keys (or values) is required, in the block or in the
+   cached rows of any group. */
 static int stx__attn_needs_grad(const stx_attention_args *a, int value) {
     int any = (value ? a->dv : a->dk) != NULL;
     for (size_t g = 0; g < a->groups; g++)
@@ -4606,7 +4615,7 @@ static int stx__attn_needs_grad(const stx_attention_args *a, int value) {
     return any;
 }
 
-/* what: 0 keys, 1 values, 2 and 3 their gradients. */
+/* what: 0 for keys, 1 for values, 2 for gradients of keys, 3 for gradients of values. */
 static stx__mat_cached stx__attn_plain_cached(const stx_ctx *x, const stx_attention_args *a,
                                               int what) {
     stx__mat_cached p;
@@ -4630,20 +4639,22 @@ static stx__mat_cached stx__attn_plain_cached(const stx_ctx *x, const stx_attent
     return p;
 }
 
-/* Takes the next `bytes` of a scratch buffer; returns their offset, a multiple of 256. */
+/* Reserves the next `bytes` of a scratch buffer. Returns their offset; offsets stay
+   multiples of 256. */
 static size_t stx__carve(size_t *at, size_t bytes) {
     size_t from = *at;
     *at += (bytes + 255) / 256 * 256;
     return from;
 }
 
-/* The same for floats: a pointer, or NULL if base is NULL (only the size is computed). */
+/* Reserves `count` floats and returns a pointer to them. If base is NULL, only computes
+   the size and returns NULL. */
 static float *stx__carve_floats(char *base, size_t *at, size_t count) {
     size_t from = stx__carve(at, count * sizeof(float));
     return base ? (float *)(void *)(base + from) : NULL;
 }
 
-/* The sizes of the sums that units share, and the number of copies in the gradients. */
+/* Sets the sizes of the sums that units share, and the number of copies in gradients. */
 static void stx__attn_plain_sum_sizes(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     size_t i;
@@ -4662,8 +4673,9 @@ static void stx__attn_plain_sum_sizes(stx__attn_plain *A, int backward) {
     if (a->dpersistent_v) A->size[STX__SUM_PV] = a->N * a->D;
 }
 
-/* Chooses the queries per panel and the units per chunk, so that scratch stays near 200
-   MiB. Version 3 (for tests) takes small ones, so that short calls have several. */
+/* Chooses the queries per panel and the units per chunk so that about 200 MiB of scratch
+   is used. Version 3, for tests, uses small numbers so that even short calls have several
+   panels and chunks. */
 static void stx__attn_plain_panels(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
@@ -4683,11 +4695,11 @@ static void stx__attn_plain_panels(stx__attn_plain *A, int backward) {
     A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, a->B * a->H), (size_t)65535));
 }
 
-/* Cuts args.work; returns its size in bytes. */
+/* Divides args.work into the scratch arrays and returns its size in bytes. */
 static size_t stx__attn_plain_layout(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
-    const size_t met = a->span + 1; /* rows of pe that distances up to the span use */
+    const size_t met = a->span + 1; /* rows of pe for distances up to the span */
     size_t at = 0, i;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
     A->p0 = 0;
@@ -4739,8 +4751,8 @@ static void stx__attn_plain_open(stx__attn_plain *A, stx_ctx *x, const stx_atten
     A->cached_v = stx__attn_plain_cached(x, a, 1);
 }
 
-/* A matmul for all units of the chunk. The operand with cached = 1 (keys) or 2 (values)
-   determines which cached rows the kernel reads. */
+/* Runs a matmul for all units of the chunk. If an operand has cached = 1 (keys) or 2
+   (values), the kernel reads the cached rows of that kind. */
 static void stx__attn_plain_gemm(const stx__attn_plain *A, const stx__mat &C, const stx__mat &L,
                                  int ta, const stx__mat &R, int tb, size_t M, size_t N, size_t K,
                                  float alpha, int accumulate) {
@@ -4768,7 +4780,7 @@ static void stx__attn_plain_columns(const stx__attn_plain *A, float *to, const f
                     A->nu);
 }
 
-/* The matrices of a panel: rows of queries, outputs, keys or values, tables; scratch. */
+/* These functions return the matrices of the current panel. */
 static stx__mat stx__attn_plain_mat_q(const stx__attn_plain *A, const stx__array &q,
                                       const stx__array *bias) {
     stx__mat m = stx__mat_of(q, A->a->q_row_stride, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
@@ -4788,7 +4800,7 @@ static stx__mat stx__attn_plain_mat_y(const stx__attn_plain *A, const stx__array
 static stx__mat stx__attn_plain_mat_kv(const stx__attn_plain *A, const stx__array &k,
                                        ptrdiff_t first, int cached) {
     stx__mat m = stx__mat_of(k, A->a->kv_row_stride, first, (ptrdiff_t)A->a->S);
-    /* k begins at key cached_rows: an offset as if row 0 were stored before it */
+    /* k begins at key cached_rows; this is the offset that key 0 would have */
     m.at = 0 - A->a->cached_rows * A->a->kv_row_stride;
     m.batch_stride = A->a->kv_batch_stride;
     m.head_stride = A->a->D;
@@ -4810,7 +4822,8 @@ static stx__mat stx__attn_plain_mat_persistent(const stx__attn_plain *A, const s
     return m;
 }
 
-/* s or g from `column` on. Skewed: column c is the score that meets row p0 + c of pe. */
+/* The matrix s or g, starting at `column`. With skew, column c is the score of row p0 + c
+   of pe. */
 static stx__mat stx__attn_plain_mat_scores(const stx__attn_plain *A, float *s, size_t column,
                                            int skew) {
     const stx_attention_args *a = A->a;
@@ -4826,8 +4839,8 @@ static stx__mat stx__attn_plain_mat_out(const stx__attn_plain *A, float *o) {
     return stx__mat_scratch(o, A->a->D, A->nb, A->nb * A->a->D);
 }
 
-/* Opens the panel of queries i0 and on: the keys that they may see, and their logits in
-   s. */
+/* Starts the panel whose first query is i0: determines the keys that its queries may see
+   and computes their logits in s. */
 static void stx__attn_plain_logits(stx__attn_plain *A, size_t i0) {
     const stx_attention_args *a = A->a;
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, last = (ptrdiff_t)a->S;
@@ -4923,8 +4936,8 @@ static void stx__attn_plain_fwd(stx_ctx *x, const stx_attention_args *a) {
     }
 }
 
-/* The sums over the queries of a panel: dV += (r a)^T dO, dK += ds^T (q + u), and those
-   that units share. */
+/* Adds the sums over the queries of a panel: dV += (r a)^T dO, dK += ds^T (q + u), and
+   the sums that units share. */
 static void stx__attn_plain_bwd_queries(stx__attn_plain *A, const stx__mat &dy, int has_dz) {
     const stx_attention_args *a = A->a;
     const size_t D = a->D, W = (size_t)A->W,
@@ -4957,8 +4970,8 @@ static void stx__attn_plain_bwd_queries(stx__attn_plain *A, const stx__mat &dy, 
                              1);
 }
 
-/* The backward pass of one panel, after its logits. Quotes of forward: s = q K^T + (q +
-   vb) PE^T, y = a V. */
+/* Runs the backward pass of one panel, whose logits must be in s. The forward pass is
+   s = (q + u) K^T + (q + vb) PE^T, y = a V. */
 static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
     const stx_attention_args *a = A->a;
     const size_t D = a->D, W = (size_t)A->W;
@@ -4978,7 +4991,7 @@ static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
 
     stx__attn_plain_bwd_queries(A, dy, p.dz != NULL);
 
-    /* over the keys: dq = ds K + dR PE + ds PK */
+    /* sums over the keys: dq = ds K + dR PE + ds PK */
     if (a->dq || a->dcontent_bias)
         stx__attn_plain_gemm(A, o, stx__attn_plain_mat_scores(A, A->g, 0, 0), 0,
                              stx__attn_plain_mat_kv(A, A->k, A->j0, 1), 0, A->nb, D, W, a->scale,
@@ -4999,7 +5012,7 @@ static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
     }
 }
 
-/* Adds sum i, which units share, to its gradient. */
+/* Adds sum i, which several units share, to its gradient. */
 static void stx__attn_plain_add(const stx__attn_plain *A, size_t i, stx_real *grad) {
     const stx_attention_args *a = A->a;
     const size_t rows = A->size[i] >= a->D && i != STX__SUM_Z ? A->size[i] / a->D : 1,
@@ -5057,14 +5070,15 @@ static void stx__attn_plain_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: forward
 
-/* The fused kernels: what forward and backward share. Letters as in the oracle's section,
-   and
+/* What the fused forward and backward kernels share. The letters are the same as in the
+   section of the oracle, plus
 
-       BQ, BK   queries of a block's tile; keys in a tile
+       BQ, BK   queries per block; keys per tile
        DP       D padded with zeros to 32, 64, 96 or 128
-       strip    16 consecutive queries, the rows of one mma; MT strips per warp in forward
+       strip    16 consecutive queries, the rows of one mma; MT strips per warp in the
+                forward kernel
        group    16 consecutive keys of a tile; a block of columns is 8 keys
-       CH       pieces of 16 bytes in a row of a tile
+       CH       pieces of 16 bytes per row of a tile
        NB, ND   blocks of 8 columns in BK and in DP
        KS       steps of the sum over D, of 32 bytes each
        g, t     lane = 4 g + t; a lane holds rows g and g + 8 of an accumulator, and
@@ -5074,26 +5088,27 @@ static void stx__attn_plain_bwd(stx_ctx *x, const stx_attention_args *a) {
    C + i - j. Head h sees the keys with
 
        delta_min <= delta <= visible     visible <= farthest <= span
-       first_key <= j < S, not padded    "Which keys exist" below; also without causality
+       first_key <= j < S, not padded    see "Which keys exist" below, also for calls
+                                         without causality
 
-   farthest is stx__attn_farthest of the CPU kernels, from z in device memory. visible is
-   the largest distance whose ramp weight is not 0. Keys beyond it must not enter the
-   running maximum, because far keys may have the largest logits. Up to `full` the weight
-   is certainly 1. Between full and visible it is
+   farthest equals stx__attn_farthest of the CPU kernels, computed from z in device
+   memory. visible is the largest distance whose ramp weight is not 0. Keys beyond it
+   must not enter the running maximum, because far keys may have the largest logits. Up
+   to the distance `full`, the weight is exactly 1. Between full and visible it is
 
        m(delta) = min(1, ((1 - delta) + z_span) / ramp + 1)
 
    in float and in this order of operations, as on the CPU. With d = j - i, delta = C - d,
-   and the row of the position table is p = (P - 1 + delta_min - C) + d: it depends on j -
-   i alone. Rows outside [0,P) are zeros.
+   and the row of the position table is p = (P - 1 + delta_min - C) + d, which depends
+   only on j - i. Rows outside [0,P) are zeros.
 
-   Dropout. Key j of row (b,h,i) has position span + j among the random numbers of its
-   row, and persistent vector n has S + span + n. Philox call row rng_calls + position / 8
+   Dropout. In the random numbers of row (b,h,i), key j has position span + j, and
+   persistent vector n has position S + span + n. Philox call row rng_calls + position / 8
    returns 16 bits for each of 8 neighbours; a weight is kept if its bits are below
-   `keep`. Tiles of keys therefore begin where span + j is a multiple of 8, and a block of
-   8 columns is one call. */
+   `keep`. Tiles of keys therefore begin where span + j is a multiple of 8, so each block
+   of 8 columns takes one call. */
 
-/* stx_attention_kv of one group; first is its first key. */
+/* The cached rows of one group, see stx_attention_kv. Row 0 is key `first`. */
 typedef struct stx__attn_cached {
     const void *k, *v;
     size_t row_stride, batch_stride;
@@ -5102,35 +5117,35 @@ typedef struct stx__attn_cached {
 
 typedef struct stx__attn_params {
     const void *q;            /* (B,T,H D); operands are bfloat16 or float */
-    const void *k, *v;        /* (B,S,H D), from key cached_rows on */
+    const void *k, *v;        /* (B,S,H D), starting at key cached_rows */
     const void *pe;           /* (P,D) or (P,H D) */
     const void *pk, *pv;      /* (H,N,D) */
     void *y;                  /* (B,T,H D) */
     float *row_max, *inv_sum; /* (B,H,T) */
-    stx__array u, vb, z;        /* (H D) twice, (H) */
+    stx__array u, vb, z;        /* u, vb (H D); z (H) */
     size_t q_row_stride, kv_row_stride, q_batch_stride, kv_batch_stride; /* in elements */
-    uint64_t rng_calls; /* Philox calls per row, for the dropout */
+    uint64_t rng_calls; /* Philox calls per row, for dropout */
     uint64_t seed, stream, rng_first;
     const uint64_t *shift;
     int B, T, S, H, D, P, N, C;
     int pe_row_stride, pe_head_stride; /* in elements; head stride 0: shared table */
     int span, delta_min;
     int first_key; /* the first key that exists */
-    uint32_t keep; /* of 65536; 0: no dropout */
+    uint32_t keep; /* 65536 times the keep probability; 0: no dropout */
     float scale, max_span, ramp;
     float ramp_steps;               /* stx__attn_ramp_steps */
     float inv_keep;                 /* 65536 / keep, or 1 */
-    const uint32_t *key_mask;       /* "Which keys exist"; NULL: all of the window */
-    int key_mask_stride;            /* words from batch row to batch row */
-    int cached_rows, cached_groups; /* "Where keys are stored" */
+    const uint32_t *key_mask;       /* see "Which keys exist"; NULL: all keys of the window */
+    int key_mask_stride;            /* stride between batch rows, in words */
+    int cached_rows, cached_groups; /* see "Where keys are stored" */
     stx__attn_cached cached[STX_HEAD_GROUPS];
-    uint16_t head_place[256];       /* 4 times the index of a head in its group, plus the group:
-                                       one load, because registers are scarce */
+    uint16_t head_place[256];       /* 4 times the index of a head in its group, plus the group;
+                                       packed because registers are scarce */
 } stx__attn_params;
 
-/* An operand as the kernels read it: bfloat16 activations, the bfloat16 copies of
-   parameters, or floats. Clears *ok if it is stored differently, or if its rows are not
-   aligned to 16 bytes. */
+/* Returns the address from which the kernels read an operand: bfloat16 activations, the
+   bfloat16 copy of a parameter, or floats. Clears *ok if the operand is not stored in
+   such a form, or if its rows are not aligned to 16 bytes. */
 static const void *stx__attn_operand(const stx_ctx *x, const void *p, int half, size_t ld,
                                      int *ok) {
     stx__array v;
@@ -5142,7 +5157,7 @@ static const void *stx__attn_operand(const stx_ctx *x, const void *p, int half, 
     return r;
 }
 
-/* Whether the fused kernels support the options and sizes of a call. */
+/* Returns nonzero if the fused kernels support the options and sizes of the call. */
 static int stx__attn_sizes_fit(const stx_attention_args *a) {
     const size_t big = (size_t)1 << 30;
     if (a->eps > 0 || (a->span_fraction && (a->no_renorm || a->span_shared))) return 0;
@@ -5154,8 +5169,7 @@ static int stx__attn_sizes_fit(const stx_attention_args *a) {
     return a->T <= a->S;
 }
 
-/* Sets the operands of a call: 1, or 0 if one is stored in a way that the kernels cannot
-   read. */
+/* Sets the operands of a call. Returns 1, or 0 if the kernels cannot read one of them. */
 static int stx__attn_operands(const stx_ctx *x, const stx_attention_args *a, stx__attn_params *p,
                               int half) {
     int ok = 1;
@@ -5195,7 +5209,8 @@ static void stx__attn_set_dropout(const stx_ctx *x, const stx_attention_args *a,
     p->shift = stx__gpu(x)->shift;
 }
 
-/* The kernels' parameters of a call: 1, or 0 if they cannot run it. */
+/* Sets the kernel parameters of a call. Returns 1, or 0 if the fused kernels do not
+   support the call. */
 static int stx__attn_params_of(const stx_ctx *x, const stx_attention_args *a, stx__attn_params *p,
                                int *half) {
     memset(p, 0, sizeof *p);
@@ -5243,21 +5258,20 @@ typedef struct stx__attn_window {
     float z_span;
 } stx__attn_window;
 
-/* The weight of the ramp at a distance, before it is clamped; at least 1 if spans are
-   fixed. */
+/* Returns the weight of the ramp at the distance delta before it is clamped. */
 static __device__ __forceinline__ float stx__attn_ramp(const stx__attn_params &p,
                                                        const stx__attn_window &w, int delta) {
     return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.z_span), p.ramp), 1.0f);
 }
 
-/* The largest distance with weight 1; (1 - delta) + z_span >= 0 up to f = floor(z_span) +
-   1, so nothing is subtracted from 1. -1 if there is none, or f is NaN. */
+/* Returns the largest distance with weight 1, or -1 if there is none or f is NaN. Up to
+   f = floor(z_span) + 1, (1 - delta) + z_span >= 0, so the weight is 1. */
 static __device__ __forceinline__ int stx__attn_full_weight(float f, int visible) {
     if (f >= (float)visible) return visible;
     return f >= 0 ? (int)f : -1;
 }
 
-/* The window of head h, from z in device memory. */
+/* Computes the window of head h from z in device memory. */
 static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx__attn_params &p,
                                                                        int h) {
     stx__attn_window w;
@@ -5269,16 +5283,16 @@ static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx
         w.z_span = __fmul_rn(z, p.max_span);
         e = stx__attn_span_farthest(z, p.max_span, p.ramp_steps);
         w.farthest = w.visible = e < (double)p.span ? (int)e : p.span;
-        /* one or two iterations: farthest is hardly more */
+        /* takes one or two iterations, because farthest is only slightly larger */
         while (w.visible >= p.delta_min && stx__attn_ramp(p, w, w.visible) <= 0) w.visible--;
         w.full = stx__attn_full_weight(floorf(w.z_span) + 1, w.visible);
     }
     return w;
 }
 
-/* Keys [first,last) that queries i0 .. i0+n-1 may see; empty if last <= first. first is
-   aligned to a block of 8 random numbers, so it may be up to 7 below first_key, or below
-   0. */
+/* Computes the range of keys [first,last) that queries i0 .. i0+n-1 may see. It is empty
+   if last <= first. first is aligned to a block of 8 random numbers, so it may be
+   negative, and up to 7 less than first_key. */
 static __device__ __forceinline__ void stx__attn_key_range(const stx__attn_params &p,
                                                            const stx__attn_window &w, int i0, int n,
                                                            int *first, int *last) {
@@ -5287,12 +5301,12 @@ static __device__ __forceinline__ void stx__attn_key_range(const stx__attn_param
     *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
 }
 
-/* How spans skip keys. Blocks walk only the tiles of stx__attn_key_range. Within a tile
-   that an edge of the window cuts (or first_key, or the last persistent vector), a strip
-   of 16 queries from i on, with distances up to max_delta, works on its band only: groups
-   lo .. hi-1 of 16 keys, each with a key that one of its queries sees, counting queries
-   beyond T too. The weights in the other groups would be 0. A warp skips a tile that none
-   of its rows sees. */
+/* How spans skip keys. A block processes only the tiles of stx__attn_key_range. If an end
+   of the window, first_key or the end of the persistent vectors is inside a tile, a strip
+   of 16 queries i .. i+15 processes only its band: the groups lo .. hi-1 of 16 keys that
+   contain a key at a distance of at most max_delta that one of its queries sees. Queries
+   beyond T are included. The weights in all other groups would be 0. A warp skips a tile
+   if none of its rows sees it. */
 typedef struct stx__attn_band {
     int lo, hi;
 } stx__attn_band;
@@ -5313,48 +5327,50 @@ static __device__ __forceinline__ stx__attn_band stx__attn_band_of(const stx__at
     return b;
 }
 
-/* The random bits of the 8 keys at positions `at` .. at+7 of row (b H + h) T + i:
-   component t holds those of columns 2t (low half) and 2t + 1 (high half). */
+/* Returns the random bits for the 8 keys at positions `at` .. at+7 of row
+   (b H + h) T + i. Component t holds the bits for columns 2t (low half) and 2t + 1 (high
+   half). */
 static __device__ __forceinline__ uint4 stx__attn_random8(const stx__attn_params &p,
                                                           uint64_t stream, uint64_t row, int at) {
     return stx__philox(p.seed, stream, p.rng_first + row * p.rng_calls + (uint64_t)(at >> 3));
 }
 
-/* The work list: all pairs (head, tile of queries), sorted by decreasing number of key
-   tiles, ties by head and tile. The GPU starts blocks in order, so the longest ones start
-   first and short ones fill the gaps at the end. The lengths depend on z, so a kernel
-   creates the list in every step.
+/* The work list contains all pairs (head, tile of queries), sorted by decreasing number
+   of key tiles, then by head and tile. The GPU starts blocks in order, so the longest
+   ones start first and short ones fill the gaps at the end. The lengths depend on z, so
+   a kernel creates the list in every step.
 
-   Within a head, a later tile is never shorter: only for early tiles does the beginning
-   of the keys cut off part of the window. The rank of an entry is therefore a sum over
-   heads of results of a binary search, without a sort or atomics. One thread per entry.
-   The batch is not in the list: rows have equal lengths but for padded keys, which the
-   list ignores. */
+   Within a head, a later tile never has fewer key tiles, because only the windows of
+   early tiles can begin before the first key. One thread per entry can therefore
+   compute its rank: in each head, a binary search counts the entries that precede it.
+   This needs no sort and no atomics. The list has no entries per batch row, because
+   batch rows differ only in padded keys, which the list ignores. */
 static __device__ __forceinline__ int stx__attn_key_tiles(const stx__attn_params &p,
                                                           const stx__attn_window &w, int tile,
                                                           int bq, int bk) {
-    /* a last tile that T cuts counts as a whole one: never shorter than the tile
-       before */
+    /* treats a partial last tile as a whole one, so that it is never shorter than the
+       tile before */
     int last = p.C + (tile + 1) * bq - p.delta_min;
     return (max(last - max(p.first_key, p.C + tile * bq - w.visible), 0) + bk - 1) / bk;
 }
 
-/* Where the rows of dR of a head are stored (see "Rows of dR" in the backward): its first
-   column among those of all heads, and its number of columns, 0 if it has no rows. The
-   list's kernel assigns the columns, to the narrowest heads first, for as long as there
-   is capacity. */
+/* Where the rows of dR of a head are stored (see "Rows of dR" in the backward section):
+   its first column among the columns of all heads, and its number of columns, or 0 if its
+   rows are not stored. The kernel that creates the list assigns columns to the narrowest
+   heads first, while there is capacity. */
 typedef struct stx__attn_dr_slot {
     int at, width;
 } stx__attn_dr_slot;
 
-/* Columns that a head requires, a multiple of 16. */
+/* Returns the number of columns that a head requires, a multiple of 16. */
 static __device__ __forceinline__ int stx__attn_dr_width(const stx__attn_params &p,
                                                          const stx__attn_window &w, int newest) {
     return w.visible < p.delta_min ? 0 : (w.visible - (p.C - newest) + 15) & ~15;
 }
 
-/* Writes the list of `tiles` tiles per head, and with slot the columns of dR. head is
-   shared memory for the windows of all heads. */
+/* Writes the list, with `tiles` tiles per head, and unless place is NULL, assigns the
+   columns of dR, of which there are `room`. head is shared memory for the windows of all
+   heads. */
 static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_params &p,
                                                            uint32_t *list, int tiles, int bq,
                                                            int bk, stx__attn_dr_slot *place,
@@ -5378,7 +5394,7 @@ static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_param
         int mine = e / tiles, tile = e % tiles,
             n = stx__attn_key_tiles(p, head[mine], tile, bq, bk), rank = 0;
         for (h = 0; h < p.H; h++) {
-            /* bisect for the first tile of head h that precedes this entry */
+            /* binary search for the first tile of head h that precedes this entry */
             int a = 0, b = tiles;
             while (a < b) {
                 int m = (a + b) / 2, len = stx__attn_key_tiles(p, head[h], m, bq, bk);
@@ -5393,7 +5409,7 @@ static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_param
     }
 }
 
-/* One thread per entry; small blocks, so that short lists use several multiprocessors. */
+/* One thread per entry. Blocks are small, to distribute short lists over the GPU. */
 STX__GLOBAL(128)
 stx__attn_list_kernel(stx__attn_params p, uint32_t *list, int tiles, int bq, int bk) {
     STX__SHARED(stx__attn_window, head, 256);
@@ -5408,27 +5424,27 @@ stx__attn_list_kernel(stx__attn_params p, uint32_t *list, int tiles, int bq, int
        row 1   1 0 3 2 5 4 7 6        stored order of pieces, CH = 8
        row 2   2 3 0 1 6 7 4 5
 
-   ldmatrix reads 8 rows at the same c. They are then in 8 different groups of 4 banks,
-   and so are the 4 x 8 floats of a transposed fragment. Two rows of 64 bytes form a line
-   of 128 bytes, and every other row of 192 bytes begins in the middle of one; there r / 2
-   is used and the property is the same. */
+   ldmatrix reads piece c of 8 rows. In this order they are in 8 different groups of 4
+   banks, and so are the 4 x 8 floats of a transposed fragment. Rows of 64 bytes share a
+   line of 128 bytes in pairs, and every second row of 192 bytes begins in the middle of a
+   line. For both sizes, r / 2 is used instead of r, which has the same effect. */
 template <int CH> static __device__ __forceinline__ unsigned stx__attn_swizzle(int r, int c) {
     return (unsigned)(r * CH + (CH % 8 ? c ^ ((r >> 1) & 3) : c ^ (r & 7))) * 16;
 }
 
-/* Starts copies of rows r0 .. r0+n-1 of an array at `from` (row 0) into a tile; rows
-   outside [lo,hi) become zeros. Called by all threads of the block; the data has arrived
-   after the next cp_wait and barrier. ld: bytes from row to row. bytes: of a row's
-   elements, a multiple of 16. */
+/* Starts copies of rows r0 .. r0+n-1 of an array, whose row 0 is at `from`, into a tile.
+   Rows outside [lo,hi) are set to zeros. All threads of the block must call it; the data
+   is visible after the next stx__cp_wait and barrier. ld: row stride in bytes. bytes:
+   size of a row in bytes, a multiple of 16. */
 template <int CH, int THREADS>
 static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n, const void *from,
                                                       size_t ld, int bytes, int r0, int lo,
                                                       int hi) {
-    /* threads per row: 16 for 12 pieces, of which 4 are idle */
+    /* threads per row; a row of 12 pieces has 16 threads, 4 of which are idle */
     enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };
 
     int r = (int)threadIdx.x / ACROSS, c = (int)threadIdx.x % ACROSS, k;
-    /* one multiplication; the other addresses are sums */
+    /* multiplies once; the loop only adds to the address */
     const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;
 #pragma unroll
     for (k = 0; k < n; k += ROWS) {
@@ -5440,17 +5456,18 @@ static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n
     }
 }
 
-/* Where keys are stored. Keys of the block, from key cached_rows on, are in k and v.
-   Earlier ones are in the memory of the head's group, (B,rows,..), which holds the newest
-   of them, from key `first` on: all that its heads see. A tile of keys is in one of the
-   two, or in both.
+/* Where keys are stored. Key cached_rows and later keys belong to the current block and
+   are in k and v. Earlier keys are in the memory of the head's group, (B,rows,..). It
+   holds only the newest of them, beginning with key `first`, which are all that its heads
+   see. A tile may contain keys from one or both.
 
    Returns 4 times the index of head h in its group, plus the group. */
 static __device__ __forceinline__ int stx__attn_head_place(const stx__attn_params &p, int h) {
     return p.cached_groups > 1 ? p.head_place[h] : 4 * h;
 }
 
-/* The address of a row of keys or values: in the block, in the cached rows, or none. */
+/* Returns the address of a row of keys or values, in the current block or in the cached
+   rows. If the row does not exist, returns a valid address that will not be read. */
 static __device__ __forceinline__ const char *stx__attn_kv_row(const char *block,
                                                                const char *cached, size_t from,
                                                                int exists, int is_cached) {
@@ -5458,7 +5475,7 @@ static __device__ __forceinline__ const char *stx__attn_kv_row(const char *block
     return (is_cached ? cached : block) + from;
 }
 
-/* Starts copies of keys j0 .. j0+n-1 of head h, batch row b, and of their values, as
+/* Starts copies of keys j0 .. j0+n-1 of head h and batch row b, and of their values, like
    stx__attn_load. */
 template <int CH, int THREADS, int SIZE>
 static __device__ __forceinline__ void stx__attn_load_kv(const stx__attn_params &p,
@@ -5500,8 +5517,8 @@ static __device__ __forceinline__ void stx__attn_load_kv(const stx__attn_params 
     }
 }
 
-/* Overwrites rows of keys that do not exist with zeros, after the copies have arrived and
-   before a barrier. */
+/* Overwrites the rows of keys that do not exist with zeros. Must be called after the
+   copies have arrived and before a barrier. */
 template <int CH, int THREADS, int BK>
 static __device__ __forceinline__ void stx__attn_zero_missing(unsigned char *tile, uint64_t seen) {
 #pragma unroll 1
@@ -5510,7 +5527,8 @@ static __device__ __forceinline__ void stx__attn_zero_missing(unsigned char *til
             *(uint4 *)(tile + stx__attn_swizzle<CH>(e / CH, e % CH)) = make_uint4(0, 0, 0, 0);
 }
 
-/* Sets the accumulator columns 8n + 2t + (e & 1) of keys that do not exist to v. */
+/* Sets the accumulator elements of keys that do not exist to v. Element e of block n is
+   column 8n + 2t + (e & 1). */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_set_missing(float (&x)[NB][4], uint64_t seen,
                                                              int t, float v) {
@@ -5524,15 +5542,16 @@ static __device__ __forceinline__ void stx__attn_set_missing(float (&x)[NB][4], 
     }
 }
 
-/* Fragments. 32 bytes of a row are one step of the sum in either precision: 16 bfloat16
-   or 8 tf32 elements. ldmatrix moves units of 4 bytes, so it loads the fragments of both.
+/* Fragments. In either precision, one step of the sum covers 32 bytes of a row: 16
+   bfloat16 or 8 tf32 elements. ldmatrix moves units of 4 bytes, so it can load both.
 
-       frag_a    16 rows r0.. (r0 % 8 == 0), step k, as the left factor
-       frag_b    the same rows as two right factors of 8 columns each (the tile
-                 transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8
+       frag_a    rows r0 .. r0+15 (r0 % 8 == 0) as the left factor, step k
+       frag_b    the same rows, transposed, as two right factors of 8 columns each:
+                 b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8 rows
        frag_b2   rows r0 .. r0+7 as a right factor, steps k (b[0..1]) and k + 1 (b[2..3])
-       frag_v    rows r0 .. r0+15 as the sum's index, 16 columns 8c.. as two right factors
-                 of 8 columns each; bfloat16 only (ldmatrix transposes 2-byte units) */
+       frag_v    rows r0 .. r0+15 as the index of the sum, 16 columns from 8c as two right
+                 factors of 8 columns each; bfloat16 only, because ldmatrix transposes
+                 units of 2 bytes */
 template <int CH>
 static __device__ __forceinline__ void stx__attn_frag_a(uint32_t (&a)[4], const unsigned char *tile,
                                                         int r0, int k,
@@ -5563,24 +5582,24 @@ static __device__ __forceinline__ void stx__attn_frag_v(uint32_t (&b)[4], const 
     stx__ldmatrix_x4_trans(b, tile + stx__attn_swizzle<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
-/* Precisions; kernels are templates over these.
+/* Precisions. Each is a struct that is a template argument of the kernels.
 
-       element   type of the operands in memory, of SIZE bytes
+       element   type of the operands in memory, SIZE bytes long
        mma       c (16,8) += a (16,32 bytes) b
-       mma2      c and d with two right factors
-       add       mma for sums over thousands of keys or queries
-       K         elements in a step of the sum
+       mma2      c += a b[0..1], d += a b[2..3]
+       add       like mma, but accurate for sums over thousands of keys or queries
+       K         elements per step of the sum
        masked, MASKED_SIZES
-                 Supporting a mask makes the sweep of queries spill more registers. For
-                 the padded head sizes in MASKED_SIZES (one bit each) the kernel is
-                 compiled a second time for masks, in precision `masked`.
+                 Support for a mask makes the query sweep spill more registers. For the
+                 padded head sizes in MASKED_SIZES (one bit each) the kernel is compiled
+                 a second time for masks, in precision `masked`.
        QUERY_BLOCKS_32, KEY_BLOCKS_32
-                 blocks of these sweeps that must fit on a multiprocessor for D up to 32;
-                 0 leaves the registers to nvcc
+                 number of blocks of the query and key sweeps that must fit on a
+                 multiprocessor if D <= 32; 0: nvcc chooses the number of registers
 
    bf16: operands are bfloat16, sums are float. f32: each operand is split into two tf32
-   parts, x = hi + lo up to 2^-22 x, and three products (hi hi, hi lo, lo hi) give nearly
-   float accuracy. tf32: the high parts alone. */
+   parts, x = hi + lo with an error below 2^-22 x. Three products (hi hi, hi lo, lo hi)
+   give nearly float accuracy. tf32: uses only the high parts. */
 struct stx__attn_bf16 {
     typedef stx__bf16 element;
     typedef stx__attn_bf16 masked;
@@ -5604,8 +5623,8 @@ struct stx__attn_bf16 {
     }
 };
 
-/* The nearest tf32. A NaN must remain one: CUDA's has all bits set and would be rounded
-   up to -0. */
+/* Rounds to the nearest tf32. A NaN must stay a NaN: CUDA's NaN is 0x7fffffff, which
+   would otherwise be rounded up to -0. */
 #ifdef CUDA_HOST
 static inline uint32_t stx__attn_tf32_hi(uint32_t v) {
     return ((v & 0x7fffffffu) < 0x7f800000u ? v + 0x1000u : v) & 0xffffe000u;
@@ -5625,7 +5644,7 @@ struct stx__attn_f32;
 
 struct stx__attn_tf32 {
     typedef float element;
-    /* more accurate and slower, but its kernels exist anyway */
+    /* f32 is more accurate and slower, but its kernels are compiled anyway */
     typedef stx__attn_f32 masked;
 
     enum { SIZE = 4, K = 8, MASKED_SIZES = 128 + 32, QUERY_BLOCKS_32 = 4, KEY_BLOCKS_32 = 3 };
@@ -5673,8 +5692,9 @@ struct stx__attn_f32 {
         mma(d, a, b[2], b[3]);
     }
 
-    /* Tensor cores truncate what they add to c. In a long sum of one sign that loses one
-       part in 10^4, so each product is computed separately and added as a float. */
+    /* Tensor cores truncate when they add to c. In a long sum of terms with the same
+       sign, the error reaches one part in 10^4. Therefore each product is computed
+       separately and added as a float. */
     static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
         float d[4] = {0, 0, 0, 0};
@@ -5686,7 +5706,7 @@ struct stx__attn_f32 {
     }
 };
 
-/* Conversions between stored elements and floats; store2 stores two adjacent ones. */
+/* Conversions between stored elements and floats; store2 stores two adjacent elements. */
 static __device__ __forceinline__ float stx__attn_to_float(stx__bf16 v) {
     return __bfloat162float(v);
 }
@@ -5711,8 +5731,8 @@ static __device__ __forceinline__ void stx__attn_store2(float *p, float a, float
     *(float2 *)p = make_float2(a, b);
 }
 
-/* The skew, in registers. R = Q PE^T has the score of query row r with table row c; S
-   requires it at the key where it belongs, column c + r, for rows r = 0 .. 15 of a strip:
+/* The skew, in registers. R = Q PE^T contains the score of query row r with table row c.
+   In S this score belongs to the key in column c + r, for rows r = 0 .. 15 of a strip:
 
        R  c:  0 1 2 3 4 ..           S  column:  0 1 2 3 4 ..
        r = 0  a b c d e              r = 0       a b c d e
@@ -5720,24 +5740,23 @@ static __device__ __forceinline__ void stx__attn_store2(float *p, float a, float
        r = 2  k l m n o              r = 2           k l m
 
    A lane (g,t) of a fragment holds columns 8n + 2t and 8n + 2t + 1 of rows g and g + 8.
-   For its elements of S it requires
+   For its elements e = 0, 1 of S it requires these columns of R:
 
-       row g:      column 8n + 2t + e - g, from block n or n - 1 of the same row, hence
-                   from one of the 4 lanes with the same g
-       row g + 8:  column 8(n - 1) + 2t + e - g: what the formula above gives for n - 1
+       row g:      8n + 2t + e - g, which is in block n or n - 1 of the same row, and
+                   hence in one of the 4 lanes with the same g
+       row g + 8:  8(n - 1) + 2t + e - g, which is the column above for n - 1
 
-   From which lane? 2t + e - g = 2(t - k) + e' with k = floor((g + 1 - e) / 2) and e' = e
-   ^ (g & 1): from lane (t - k) mod 4, its element e', of block n if t >= k and of block n
-   - 1 otherwise. Each lane is the source of exactly one lane for each e, so it can offer
-   the element of the right block itself. That is one shuffle per element, without shared
-   memory, rounding or a barrier. Two blocks of 8 columns are carried from one tile of
-   keys to the next.
+   The source is lane (t - k) mod 4 with k = floor((g + 1 - e) / 2), because
+   2t + e - g = 2(t - k) + e' with e' = e ^ (g & 1). The lane needs element e' of block n
+   if t >= k, and of block n - 1 otherwise. For each e, each lane is the source of exactly
+   one lane, so the source can select the right block. The skew thus takes one shuffle per
+   element and no shared memory, rounding or barrier. Two blocks of 8 columns are carried
+   from one tile of keys to the next.
 
-   stx__attn_skew_block takes one block of R and returns in s what belongs to block n of
-   S. */
+   stx__attn_skew_block takes block n of R and returns block n of S in s. */
 struct stx__attn_skew {
-    /* lo, hi: the previous block, its elements in the order e already; next: the part of
-       row g + 8 in the next block of S */
+    /* lo, hi: the previous block of rows g and g + 8, in the order of e; next: the part
+       of row g + 8 that belongs to the next block of S */
     float lo[2], hi[2], next[2];
 };
 
@@ -5753,7 +5772,7 @@ stx__attn_skew_lanes_of(int lane = (int)threadIdx.x & 31) {
     for (e = 0; e < 2; e++) {
         int k = (g + 1 - e) >> 1;
         l.from[e] = (t - k) & 3;
-        /* the lane that reads this one has t' = t + k, or t + k - 4 and reads the
+        /* lane t + k reads from this lane, or else lane t + k - 4, which needs the
            previous block */
         l.now[e] = t + k < 4;
     }
@@ -5774,10 +5793,10 @@ static __device__ __forceinline__ void stx__attn_skew_block(stx__attn_skew &w,
     }
 }
 
-/* Forward. A block works on BQ = 64 MT queries of one head of one batch row, each of its
-   4 warps on MT strips of 16 rows. It walks the keys in tiles of BK, from the oldest one
-   that the head reaches to the youngest one that the tile may see, and then the
-   persistent vectors, with one online softmax over all of them.
+/* Forward. A block handles BQ = 64 MT queries of one head of one batch row; each of its 4
+   warps handles MT strips of 16 rows. It processes the keys in tiles of BK, from the
+   oldest to the newest key that its queries may see, and then the persistent vectors,
+   with one online softmax over all of them.
 
        for each tile:   S  = skew((Q + vb) PE^T)      BK new columns per tile; 0 for
                                                       persistent vectors
@@ -5790,60 +5809,61 @@ static __device__ __forceinline__ void stx__attn_skew_block(stx__attn_skew &w,
                         O   = f O + (r w) V
        at the end:      y = O / (sum keep), inv_sum = 1 / sum
 
-   A tile of persistent vectors has other scales (keys sqrt(D) pk, applied to x; values
-   sqrt(N) pv, applied to w) and uses q without u. Nothing else differs.
+   A tile of persistent vectors differs only in its scales (keys sqrt(D) pk, applied to x;
+   values sqrt(N) pv, applied to w) and in using q without u.
 
-       keys   oldest        tiles of BK          youngest    persistent vectors
+       keys   oldest        tiles of BK          newest      persistent vectors
               |------|------|------|------|------|------|    |------|------|
        warp 0    edge  . interior tiles .   edge              interior, edge
        warp 1      edge  . interior tiles .   edge            (16 MT queries later)
 
-       shared memory        job, ramp weights of each warp                        HEADER
-                            K V | K V       two tiles each: this step, next step  4 tiles
-                            ring of pe      BQ + 2 BK rows
+       shared memory        HEADER: job, ramp weights of each warp
+                            4 tiles: K and V of this step, K and V of the next step
+                            ring of pe: BQ + 2 BK rows
                             q (+u), q (+vb) if they are not in registers
        registers of a warp  O (16 MT, DP), row_max, sum, S (16 MT, BK), carry of the skew,
                             fragments of q if the elements are bfloat16
 
    The ring holds the BQ + BK rows of the position table that the skewed bands of the 4
-   warps use, and the next BK. While tile s is processed, the copies of tile s + 1 are in
-   flight (cp.async). One barrier per tile suffices: after it, the copies of tile s by all
-   threads have arrived (each thread waits for its own before it), and all warps have left
-   tile s - 1, whose memory the copies started next overwrite. q is kept in registers as
-   fragments if the elements are bfloat16; a second query (if u or vb is given) and floats
-   are kept in shared memory and read by the warp that wrote them, so that a barrier of
-   the warp is enough.
+   warps use, and the next BK rows. While tile s is processed, the copies of tile s + 1
+   are in flight (cp.async). One barrier per tile suffices. Each thread waits for its
+   own copies before the barrier, so after it all copies of tile s have arrived. All
+   warps have also finished tile s - 1, whose memory the next copies overwrite. If the
+   elements are bfloat16, q is kept in registers as fragments. A second query (if u or
+   vb is given) and float queries are kept in shared memory. Each warp reads only
+   queries that it wrote, so a warp barrier is enough.
 
    A warp skips tiles that none of its rows sees. Its first tile starts the skew with 16
-   columns to the left of the tile. Masks are applied only in edges: tiles that an end of
-   the window of some row, or the ramp, cuts. The condition is uniform per warp.
+   columns to the left of the tile. Masks are applied only in edge tiles, which contain an
+   end of the window of some row, or part of the ramp. The condition is uniform per warp.
 
    Order of sums. A row belongs to 4 lanes of one warp. Each lane adds its columns of a
-   tile in ascending order, tiles are added from old to young, and at the end the 4 lanes
-   are added in a fixed tree. Nothing depends on when blocks run, so a run repeats bit for
-   bit.
+   tile in ascending order, tiles are added from the oldest to the newest, and at the end
+   the sums of the 4 lanes are added in a fixed tree. The order does not depend on when
+   blocks run, so a run repeats bit-exactly.
 
-   A row without keys has row_max = -inf, inv_sum = 0 and y = 0, as on the CPU. Weights
-   are dropped after they were summed; 1 / keep is applied at the end. row_max is the
-   largest logit of a key with m > 0, in natural units. In bfloat16, w is rounded before
-   it is summed, so that the rounding of numerator and normaliser cancels where one key
-   has most of the mass: a row with one key returns exactly its value. Otherwise y would
-   be off by a common factor of up to 2^-9, and with it dO.y, which backward subtracts
-   from nearly the same value; gradients that should be 0 came out as 3.
+   A row without keys has row_max = -inf, inv_sum = 0 and y = 0, as on the CPU. Dropout is
+   applied after the weights are summed, and the factor 1 / keep at the end. row_max is
+   the largest logit of a key with m > 0, in natural units. In bfloat16, w is rounded
+   before it is summed, so that rounding errors in the numerator and the normaliser
+   cancel if one key has most of the weight: a row with one key returns exactly its
+   value. Otherwise y, and thus dO.y, would have a relative error of up to 2^-9. The
+   backward pass subtracts dO.y from nearly the same value, so this error would dominate
+   gradients that should be 0.
 
    Cost of a tile of 64 queries, 64 keys and D = 64 in bfloat16: 3 x 2 x 64^3 = 1.57 MFLOP
    for 3 x 8 KiB from L2. With one strip per warp, each of the 4 warps reads K, V and 64
-   rows of the table once from shared memory: 96 KiB or 768 clocks, more than the tensor
-   cores require (about 620). With MT = 2 a fragment serves two strips: twice the work for
-   104 KiB. Long spans therefore use 128 queries per block. Tiles have at most 8 KiB for
-   all D and precisions; that determines BK.
+   rows of the table once from shared memory. That is 96 KiB or 768 clocks, more than the
+   tensor cores require (about 620). With MT = 2, two strips use the same fragments: twice
+   the work for 104 KiB. Long spans therefore use 128 queries per block. BK is chosen so
+   that a tile has at most 8 KiB for all D and precisions.
 
-   Launch bounds: 128 threads, and the blocks that should fit on a multiprocessor
-   (BLOCKS): 3 for narrow heads in bfloat16, which limits a thread to 168 registers, else
-   2 (255). */
+   Launch bounds: 128 threads, and BLOCKS blocks that should fit on a multiprocessor. This
+   is 3 for narrow heads in bfloat16, which limits a thread to 168 registers, and 2 (255
+   registers) otherwise. */
 
-/* Loads rows r0 .. r0+n-1 of a warp's queries plus a bias into a tile; rows beyond T
-   become zeros. */
+/* Loads rows r0 .. r0+n-1 of a warp's queries, plus a bias, into a tile. Rows beyond T
+   are set to zeros. */
 template <class Pr, int CH>
 static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_params &p,
                                                             unsigned char *tile, int r0, int n,
@@ -5873,8 +5893,8 @@ static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_para
     __syncwarp();
 }
 
-/* Transposes 4 x 4 words among the 4 lanes of a quad: afterwards x[l] is what lane l had
-   as x[t]. */
+/* Transposes 4 x 4 words across the 4 lanes of a quad: x[l] of lane t becomes what x[t]
+   of lane l was. */
 static __device__ __forceinline__ void stx__attn_transpose4(uint32_t (&x)[4]) {
     int t = (int)threadIdx.x & 3, e;
     for (e = 0; e < 4; e += 2) {
@@ -5893,10 +5913,10 @@ static __device__ __forceinline__ void stx__attn_transpose4(uint32_t (&x)[4]) {
     }
 }
 
-/* The elements of a strip of 16 rows and NB blocks of columns that the dropout keeps: bit
-   4 n + e for element e of block n of an accumulator. The 4 lanes of a quad share the
-   Philox calls of their two rows. row: of g = 0. at: position of the first column, a
-   multiple of 8. Called by all lanes. */
+/* Returns the elements of a strip of 16 rows and NB blocks of columns that dropout keeps:
+   bit 4 n + e for element e of block n of an accumulator. The 4 lanes of a quad share the
+   Philox calls of their two rows. row: the row of g = 0. at: position of the first
+   column, a multiple of 8. All lanes must call it. */
 template <int NB>
 static __device__ __forceinline__ uint32_t stx__attn_keep_mask(const stx__attn_params &p,
                                                                uint64_t stream, uint64_t row,
@@ -5921,11 +5941,7 @@ static __device__ __forceinline__ uint32_t stx__attn_keep_mask(const stx__attn_p
     return kept;
 }
 
-/* o += w V; the rows of the tile are the sum's index. Packed accumulators of S are
-   fragments of a left factor: directly for bfloat16, and for tf32 if key 2t is used as k
-   = t and key 2t + 1 as k = t + 4 in both factors. EDGE: only the groups in the bands of
-   the strips. */
-/* Whether a group of keys is in the band of one of the warp's strips. */
+/* Returns nonzero if a group of keys is in the band of one of the warp's strips. */
 template <int MT>
 static __device__ __forceinline__ int stx__attn_in_bands(const stx__attn_band (&band)[MT],
                                                          int group) {
@@ -5933,6 +5949,10 @@ static __device__ __forceinline__ int stx__attn_in_bands(const stx__attn_band (&
            || (group >= band[MT - 1].lo && group < band[MT - 1].hi);
 }
 
+/* o += w V, summed over the rows of the tile. The accumulators of S are used as fragments
+   of the left factor: packed for bfloat16, and for tf32 with key 2t as k = t and key
+   2t + 1 as k = t + 4 in both factors. EDGE: only the groups in the bands of the strips
+   are used. */
 template <class Pr, int CH, int MT, int NB, int ND, int EDGE> struct stx__attn_times_v {
     static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4],
                                                const unsigned char *tile, int lane,
@@ -5992,33 +6012,35 @@ struct stx__attn_times_v<stx__attn_bf16, CH, MT, NB, ND, EDGE> {
     }
 };
 
-/* Returns v, hidden from the compiler: values computed from it inside a loop are
-   recomputed there and do not occupy registers throughout the loop. */
+/* Returns v and hides its origin from the compiler. Values computed from it inside a loop
+   are recomputed there and do not occupy registers throughout the loop. */
 static __device__ __forceinline__ int stx__attn_opaque(int v) {
     asm volatile("" : "+r"(v));
     return v;
 }
 
 /* Which keys exist. With padded keys or without causality, a mask supplements the window:
-   bit STX__KEYS_BEFORE + j of a batch row's words is 1 if key j exists, i.e. first_key <=
-   j < S and not padded. Each call recomputes it, a few bytes that stay in L1. Without it
-   (key_mask NULL) kernels skip this with one branch per tile, which is uniform. A tile
-   without any key costs no copies of K and V and no matmuls. In a tile with missing keys:
+   bit STX__KEYS_BEFORE + j of a batch row's words is 1 if key j exists, that is, if
+   first_key <= j < S and j is not padded. Each call recomputes the mask, which is a few
+   bytes that stay in L1. Without a mask, key_mask is NULL and kernels only test this,
+   with one uniform branch per tile. A tile in which no key exists costs no copies of K
+   and V and no matmuls. In a tile with missing keys:
 
-       forward, queries   rows of missing keys become zeros after they have arrived,
-                          because they may hold anything and 0 times NaN is NaN; their
-                          logits become -inf before the softmax, or before a and ds
-       diagonals          their ds becomes 0
-       keys               nothing: the column of a key affects only its own dK and dV,
-                          which are not stored
+       forward, queries   rows of missing keys are set to zeros after they have arrived,
+                          because they may contain NaN, and 0 times NaN is NaN; their
+                          logits are set to -inf before the softmax, or before a and ds
+       diagonals          their ds is set to 0
+       keys               no change: the column of a missing key affects only its own dK
+                          and dV, which are not stored
 
    Without causality the window is a rectangle: delta_min = 1 - T and span >= S let every
    query see every key, and the mask ends it at S. */
 
-/* Zero bits before key 0, where a tile may begin; there are more after the last key. */
+/* Number of zero bits before key 0, where a tile may begin. Zero bits also follow the last
+   key. */
 enum { STX__KEYS_BEFORE = 64 };
 
-/* Words per batch row of the mask; 0: none is required. */
+/* Returns the number of mask words per batch row, or 0 if no mask is required. */
 static size_t stx__attn_key_words(const stx_attention_args *a) {
     return a->pad || a->not_causal ? (a->S + STX__KEYS_BEFORE - 1) / 32 + 3 : 0;
 }
@@ -6027,7 +6049,7 @@ static size_t stx__attn_key_word_rows(const stx_attention_args *a) {
     return a->pad ? a->B : 1;
 }
 
-/* The mask of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S. */
+/* Returns the mask of keys j0 .. j0+BK-1 of batch row b, where -BK < j0 < S. */
 template <int BK>
 static __device__ __forceinline__ uint64_t stx__attn_key_mask(const stx__attn_params &p, int b,
                                                               int j0) {
@@ -6038,12 +6060,12 @@ static __device__ __forceinline__ uint64_t stx__attn_key_mask(const stx__attn_pa
     return v & (((uint64_t)1 << (BK & 63)) - 1);
 }
 
-/* Whether all keys of a tile exist. */
+/* Returns nonzero if all keys of a tile exist. */
 template <int BK> static __device__ __forceinline__ int stx__attn_all_exist(uint64_t seen) {
     return seen == ~(uint64_t)0 >> (64 - BK);
 }
 
-/* One warp per word, one lane per key; 8 words per block. */
+/* Writes the mask. Each warp computes one word, one lane per key; a block computes 8. */
 STX__GLOBAL(256)
 stx__attn_key_mask_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo,
                           size_t words, size_t n) {
@@ -6065,14 +6087,14 @@ static void stx__attn_make_key_mask(stx_ctx *x, const char *name, const stx_atte
                     (uint32_t *)room, a->pad, a->pad_batch_stride, p->S, p->first_key, words, n);
 }
 
-/* What a block works on. In shared memory, because registers are scarce. */
+/* The work of a block. It is kept in shared memory because registers are scarce. */
 typedef struct stx__attn_job {
     stx__attn_window w;
     int b, h, i0, first, window_steps, steps;
 } stx__attn_job;
 
-/* The shape of a forward kernel. SHARED_Q: the query that meets keys is in shared memory,
-   not in registers (two different queries, or floats). */
+/* The shape of a forward kernel. SHARED_Q: the query that is multiplied by keys is in
+   shared memory instead of registers (if there are two different queries, or floats). */
 template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_shape {
     typedef Pr_ Pr;
 
@@ -6096,8 +6118,8 @@ template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_
         HEADER = (64 + 16 * RAMP + 127) / 128 * 128 /* the job and the ramps of 4 warps */
     };
 
-    /* Bytes of shared memory. q uses the second K and V until it is in registers; two: u
-       or vb is given. */
+    /* Returns the bytes of shared memory. `two` is nonzero if u or vb is given. If q is
+       kept in registers, it is first loaded into the second pair of K and V tiles. */
     static size_t shared(int pe, int two) {
         size_t rows = 4 * BK + (pe ? RING : 0);
         if (!Q_REGS)
@@ -6107,11 +6129,11 @@ template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_
         return HEADER + ROW * rows;
     }
 
-    /* Blocks that should fit on a multiprocessor; limits the registers of a thread. */
+    /* Blocks that should fit on a multiprocessor; limits the registers per thread */
     enum { BLOCKS = MT > 1 || DP > 64 || !Q_REGS ? 2 : 3 };
 };
 
-/* Starts the copies of step s, into the tiles that step s - 2 used. */
+/* Starts the copies of step s into the tiles that step s - 2 used. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_load(const stx__attn_params &p,
                                                           const stx__attn_job &job,
@@ -6144,29 +6166,30 @@ static __device__ __forceinline__ void stx__attn_fwd_load(const stx__attn_params
     stx__cp_commit();
 }
 
-/* `row` in a ring of N rows, at most N out of range. */
+/* Wraps `row`, which is out of range by at most N, into a ring of N rows. */
 template <int N> static __device__ __forceinline__ int stx__attn_ring(int row) {
     int by = row >= N ? -N : 0;
     if (row < 0) by = N;
     return row + by;
 }
 
-/* What a warp works on in one step: its rows and a tile. */
+/* The work of a warp in one step: its rows and a tile */
 typedef struct stx__attn_fwd_tile {
     const unsigned char *k, *v, *ring, *qs, *qr;
     float *ramp;
     int lane;
-    int window;   /* keys of the window, not persistent vectors */
+    int window;   /* 1: keys of the window; 0: persistent vectors */
     int s, j0, i; /* step; first key or vector of the tile; the warp's first query */
     float sc;     /* scale of the logits, times log2 e if elements are bfloat16 */
 } stx__attn_fwd_tile;
 
-/* x = skew((Q + vb) PE^T) of the warp's strips, by blocks of 8 columns. Strip m requires
-   blocks n = 0 .. NB-1 and, where the skew starts, two to their left. Block 0 of strip 0
-   is row `at` of the ring, and strip 1 begins 16 columns further left. Round c therefore
-   serves block c + 2m of strip m, with one fragment for both strips. EDGE: only blocks in
-   the band of a strip, from two before it if the strip's skew does not continue from the
-   previous tile (bit m of `started`); the rest of x stays 0. */
+/* x = skew((Q + vb) PE^T) for the strips of the warp, in blocks of 8 columns. Strip m
+   requires blocks 0 .. NB-1 and, where its skew starts, two more blocks to their left.
+   Block 0 of strip 0 begins at row `at` of the ring, and strip 1 begins 16 columns
+   further left. Iteration c therefore computes block c + 2m of strip m, and both strips
+   use the same fragment of pe. EDGE: only blocks in the band of a strip are computed,
+   starting two blocks before it unless the strip's skew continues from the previous
+   tile (bit m of `started`). The rest of x stays 0. */
 template <class X, int EDGE>
 static __device__ __forceinline__ void stx__attn_fwd_positions(
     float (&x)[X::STRIPS][X::NB][4], stx__attn_skew (&skew)[X::STRIPS], const stx__attn_fwd_tile &w,
@@ -6175,7 +6198,7 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
     enum { CH = X::CH, KS = X::KS, NB = X::NB, MT = X::STRIPS };
 
     const int warp = (int)threadIdx.x >> 5, r0 = warp * 16 * MT;
-    /* in this form the compiler sees that it is a multiple of 16 */
+    /* written so that the compiler knows that it is a multiple of 16 */
     const int at = (X::KEYS / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
     const stx__attn_skew_lanes lanes = stx__attn_skew_lanes_of(w.lane);
     int from[MT], to[MT], c, m, k, e;
@@ -6232,7 +6255,8 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
     }
 }
 
-/* The fragment of the query that meets keys: strip m, step k of the sum over D. */
+/* Returns in a the fragment of the query that is multiplied by keys, for strip m and step
+   k of the sum over D. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_frag_q(
     uint32_t (&a)[4], const stx__attn_fwd_tile &w, const uint32_t (&qf)[X::STRIPS][X::QS][4], int m,
@@ -6256,8 +6280,8 @@ static __device__ __forceinline__ void stx__attn_fwd_set_missing(const stx__attn
     for (int m = 0; m < X::STRIPS; m++) stx__attn_set_missing(x[m], seen, w.lane & 3, -INFINITY);
 }
 
-/* The factors of V from the weights of a strip, after these were summed: dropout, and
-   sqrt(N) for persistent vectors. */
+/* Turns the weights of a strip into the factors of V after the weights have been summed:
+   applies dropout, and sqrt(N) for persistent vectors. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_drop(const stx__attn_params &p, int window,
                                                           uint32_t kept, float (&x)[X::NB][4]) {
@@ -6275,7 +6299,7 @@ static __device__ __forceinline__ void stx__attn_fwd_drop(const stx__attn_params
     }
 }
 
-/* The masks of the dropout for the warp's strips in a tile. */
+/* Computes the dropout masks of the warp's strips in a tile. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_keep(const stx__attn_params &p,
                                                           const stx__attn_job &job,
@@ -6288,8 +6312,8 @@ static __device__ __forceinline__ void stx__attn_fwd_keep(const stx__attn_params
                                              (w.window ? p.span : p.S + p.span) + w.j0);
 }
 
-/* Rounds two weights to bfloat16: the values that are summed are those that V is
-   multiplied by. */
+/* Rounds two weights to bfloat16 if the elements are bfloat16, so that the same values
+   are summed and multiplied by V. */
 template <class X> static __device__ __forceinline__ void stx__attn_fwd_round(float &a, float &b) {
     if (X::Q_REGS) {
         uint32_t u = stx__pair(a, b);
@@ -6298,8 +6322,8 @@ template <class X> static __device__ __forceinline__ void stx__attn_fwd_round(fl
     }
 }
 
-/* The online softmax of a strip for an interior tile: x holds logits and becomes the
-   weights; o and sum are rescaled to the new maximum. */
+/* The online softmax of a strip in an interior tile. Replaces the logits in x by weights
+   and rescales o and sum to the new maximum. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_fwd_tile &w,
                                                              float (&x)[X::NB][4],
@@ -6315,7 +6339,7 @@ static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_fwd
         most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
         most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 2));
         row_max[e] = fmaxf(old, most * w.sc);
-        /* no key so far: 2^-inf instead of 2^(-inf + inf) */
+        /* if no key has been seen, use 2^-inf instead of 2^(-inf + inf) */
         from = row_max[e] == -INFINITY ? 0 : row_max[e];
         f = stx__exp2((old - from) * (STX__LOG2E / unit));
 #pragma unroll
@@ -6336,8 +6360,8 @@ static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_fwd
     }
 }
 
-/* The same for strip m in an edge: only the groups in its band, with masks and ramp
-   weights. */
+/* The same for strip m in an edge tile: processes only the groups in its band, and
+   applies masks and ramp weights. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
     const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
@@ -6399,11 +6423,11 @@ static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
     }
 }
 
-/* A tile that the window, the ramp or the end of the persistent vectors cuts. The sums
-   and their order are those of stx__attn_fwd_interior, without the groups of 16 keys
-   outside the bands of the strips, whose weights would be 0. All conditions are
-   uniform per warp. Loops are unrolled because accumulators are registers, which have
-   no index. */
+/* Processes an edge tile, which contains an end of the window, part of the ramp or the
+   end of the persistent vectors. Sums are computed in the same order as in
+   stx__attn_fwd_interior, but skip the groups of 16 keys outside the bands of the
+   strips, whose weights would be 0. All conditions are uniform per warp. Loops are
+   unrolled because accumulators are in registers, which cannot be indexed. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_edge(
     const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
@@ -6423,7 +6447,7 @@ static __device__ __forceinline__ void stx__attn_fwd_edge(
 #pragma unroll
         for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
     }
-    if (ramped) { /* weights by distance min_delta + e */
+    if (ramped) { /* ramp[e] is the weight at distance min_delta + e */
         __syncwarp();
         for (e = w.lane; e < X::KEYS + 16 * MT - 1; e += 32)
             w.ramp[e] = stx__attn_clamp(stx__attn_ramp(p, job.w, min_delta + e));
@@ -6462,7 +6486,8 @@ static __device__ __forceinline__ void stx__attn_fwd_edge(
     stx__attn_times_v<typename X::Pr, X::CH, MT, NB, X::ND, 1>::run(o, x, w.v, w.lane, band);
 }
 
-/* A tile that all rows of the warp see entirely, with weight 1. */
+/* Processes an interior tile: every row of the warp sees all of its keys with ramp
+   weight 1. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_interior(
     const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
@@ -6505,7 +6530,7 @@ static __device__ __forceinline__ void stx__attn_fwd_interior(
     stx__attn_times_v<typename X::Pr, X::CH, MT, NB, X::ND, 0>::run(o, x, w.v, w.lane, whole);
 }
 
-/* Opens the block's job: its entry of the list, and its steps. Called by thread 0. */
+/* Sets up the block's job: its entry of the list, and its steps. Called by thread 0. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_job(const stx__attn_params &p,
                                                          stx__attn_job *j, const uint32_t *list,
@@ -6530,8 +6555,8 @@ static __device__ __forceinline__ void stx__attn_fwd_job(const stx__attn_params 
     j->steps = j->window_steps + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
 }
 
-/* Loads the queries: q + vb, which meets positions, as fragments in qf or rows in qr; and
-   q + u, which meets keys, in qs if it is not the same. Clears the sums. */
+/* Loads the queries: q + vb, which is multiplied by pe, as fragments in qf or rows in qr;
+   and q + u, which is multiplied by keys, in qs if it is different. Clears the sums. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_begin(
     const stx__attn_params &p, const stx__attn_job &job, unsigned char *qs, unsigned char *qr,
@@ -6566,8 +6591,8 @@ static __device__ __forceinline__ void stx__attn_fwd_begin(
     }
 }
 
-/* After K and V of a tile have arrived: whether it has any key. Rows of missing keys
-   become zeros. Called by all threads. */
+/* Sets the rows of missing keys to zeros after K and V of a tile have arrived. Returns
+   nonzero if any key of the tile exists. All threads must call it. */
 template <class X>
 static __device__ __forceinline__ int stx__attn_fwd_zero_missing(const stx__attn_params &p,
                                                                  const stx__attn_job &job,
@@ -6622,7 +6647,7 @@ static __device__ __forceinline__ void stx__attn_fwd_store(const stx__attn_param
         }
 }
 
-/* Sets what changes from step to step. */
+/* Sets the fields of w that change from step to step. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_set_tile(const stx__attn_params &p,
                                                               const stx__attn_job &job,
@@ -6639,8 +6664,8 @@ static __device__ __forceinline__ void stx__attn_fwd_set_tile(const stx__attn_pa
     w.sc = (w.window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
 }
 
-/* One block per entry of the list (blockIdx.x / B) and batch row (blockIdx.x % B). See
-   "Forward" above. */
+/* The forward kernel, see "Forward" above. There is one block per entry of the list
+   (blockIdx.x / B) and batch row (blockIdx.x % B). */
 template <class Pr, int DP, int BK, int MT, int SHARED_Q>
 STX__GLOBAL(128, stx__attn_fwd_shape<Pr, DP, BK, MT, SHARED_Q>::BLOCKS)
 stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
@@ -6686,13 +6711,13 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
             __syncwarp();
             stx__attn_load_query<Pr, X::CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
         }
-        /* the skew restarts at the next tile: the ring has all rows that it needs */
+        /* the skew restarts at the next tile; the ring has all rows that this requires */
         if (!some) {
             started = 0;
             continue;
         }
 
-        /* the largest and the smallest distance of the warp's rows to the tile */
+        /* the largest and the smallest distance between rows of the warp and keys */
         max_delta = p.C + w.i + ROWS - 1 - w.j0;
         min_delta = p.C + w.i - (w.j0 + BK - 1);
         if (w.i >= p.T) continue;
