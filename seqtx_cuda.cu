@@ -113,9 +113,9 @@
    so scratch memory, GEMM plans and kernel modules exist by then.
 
    Rules for all kernels
-   - No atomics on values. Every sum has a fixed order, which depends on sizes alone, so a
-     run repeats bit-exactly on the same GPU.
-   - A step never waits. It allocates only scratch memory, and only when it first runs.
+   - No atomics. Every sum has a fixed order, which depends on sizes alone, so a run
+     repeats bit-exactly on the same GPU.
+   - A step never waits, and allocates memory only when it first runs.
    - Sums are computed in float or double, regardless of the storage type.
    - A grid may have fewer threads than there is work, because kernels loop over their
      elements. The result does not depend on the size of the grid. */
@@ -467,14 +467,14 @@ struct stx_gpu {
     int half;           /* STX_PREC_BF16: activations are bfloat16, parameters have twins */
     int tf32;           /* float GEMMs may use tf32 */
     int tune;           /* algorithm of a new GEMM plan. 0: first choice of the heuristic;
-                           1: the fastest; -1, for tests: seqtx's kernel; -2, for tests: as
-                           0, but without epilogues */
+                           1: the fastest; for tests, -1: seqtx's kernel, -2: like 0, but
+                           without epilogues */
     int split_k;        /* for tests: number of K slices of GEMMs that can split K;
                            0: chosen from the sizes */
     int attention;      /* version of the attention, see stx_cuda_attention */
 
     /* memory */
-    stx__range *ranges, *last_range;    /* all allocations; the one that was looked up last */
+    stx__range *ranges, *last_range;    /* list of all allocations; the one last looked up */
     char *scratch;      /* for the kernels of one launcher; grows, but not in a capture */
     size_t scratch_bytes;
     size_t bytes;       /* memory in use, excluding scratch */
@@ -489,7 +489,7 @@ struct stx_gpu {
     stx_graph *graphs;  /* list of all graphs */
     char graph_error[128];      /* why the last step was not captured; "" if it was */
 
-    /* state of sections */
+    /* state of later sections */
     cublasLtHandle_t lt;
     struct stx__plans *plans;               /* >>gemm */
     struct stx__deferred_sums *deferred;    /* >>shares, sums */
@@ -1196,7 +1196,7 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
        d (C) += sum of dy f                     with mean NULL
        d (C) += sum of dy (f - mean) rstd, and d2 (C) += sum of dy */
 typedef struct stx__columns_args {
-    stx_real *d, *d2;               /* d2 may be NULL; with mean, d may be NULL, too */
+    stx_real *d, *d2;               /* d2 may be NULL; so may d if mean is not NULL */
     const stx_real *dy, *f;         /* (N,C) */
     const stx_real *mean, *rstd;    /* (N) */
     size_t N, C;
@@ -1460,7 +1460,7 @@ STX__GLOBAL(256)
 stx__shift2d_kernel(stx__array y, size_t ldy, size_t n, stx__array a, size_t lda, size_t w,
                     size_t all) {
     STX__STEP(i, all, W) {
-        /* elements from index `last` on come from a */
+        /* elements at index `last` and later are copied from a */
         size_t r = i / w, at = r * ldy + (i - r * w), last = r * ldy + (n - w);
         float v[W], next[W];
         if (at < last) {
@@ -1579,7 +1579,7 @@ static __device__ __forceinline__ float stx__act(float v, int act) {
     }
 }
 
-/* g act'(a), given y = act(a) and, for GELU, a */
+/* Returns g act'(a), given y = act(a) and, for GELU, a. */
 static __device__ __forceinline__ float stx__act_slope(float g, float y, float a, int act) {
     switch (act) {
     case STX_ACT_RELU: return y > 0 ? g : 0;
@@ -1642,8 +1642,8 @@ void stx_act_bwd_cuda(stx_ctx *x, const stx_act_bwd_args *a) {
 
 // >>dropout
 
-/* A dropout mask, bit-identical to the CPU's: one Philox call gives 16 bits for each
-   of 8 adjacent elements, and an element is kept if its 16 bits are below `keep`. */
+/* A dropout mask, bit-identical to the mask on the CPU. One Philox call returns 16 bits
+   for each of 8 adjacent elements; an element is kept if its bits are below `keep`. */
 typedef struct stx__dropout {
     uint64_t seed, stream;
     uint64_t first;         /* number of the Philox call for element 0 */
@@ -2208,8 +2208,8 @@ struct stx__norm_bwd_nums {
     int add_din, add_df;
 };
 
-/* Adds the sums of the block's 4 warps, in order, and stores them in part
-   (blocks,S,C). sums: S sums for each of the lane's 4 Q columns; sh: 4 * 128 Q floats. */
+/* Adds the sums of the 4 warps of a block in order and stores them in part (blocks,S,C).
+   sums: S sums for each of the 4 Q columns of a lane; sh: 4 * 128 Q floats. */
 template <int Q, int S>
 static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *sh,
                                                            const float (&sums)[S][Q][4], size_t C) {
@@ -2679,7 +2679,8 @@ typedef struct stx__plans {
 } stx__plans;
 
 /* Size of the workspace: "Recommended size of user-provided workspace" is 32 MiB on
-   Hopper (cublasSetWorkspace). On the host, every page costs time at every launch. */
+   Hopper (cublasSetWorkspace). tests/cuda_host uses a small one, because there every page
+   costs time at every launch. */
 #ifndef CUDA_HOST
   #define STX__WORKSPACE ((size_t)32 << 20)
 #else
@@ -2957,7 +2958,7 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
         stx_fail(x, STX_ERR_MEMORY, "%s: out of host memory for a GEMM plan", what);
         return NULL;
     }
-    memcpy(&p->key, key, sizeof *key); /* including padding */
+    memcpy(&p->key, key, sizeof *key); /* copies padding too, unlike an assignment */
     /* timing waits for earlier work, which may itself be waiting for other ranks */
     if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) {
         stx__plan_free(p);
@@ -3170,8 +3171,8 @@ static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
 
 /* Returns the alignment of an operand that is reported to cublasLt: the largest power of
    two, up to 16 bytes (the widest access of a thread), that divides the address of every
-   row. The limit lets a tensor that moves within its arena keep its plan, and so its
-   result bit for bit. */
+   row. Because of the limit, a tensor that moves within its arena keeps its plan, and thus
+   its exact results. */
 static int stx__alignment(const void *p, int half, size_t rows, size_t ld, size_t stride) {
     const size_t size = half ? 2 : 4;
     const uintptr_t a = (uintptr_t)p | (rows > 1 ? ld * size : 0) | stride * size | 16;
@@ -3320,7 +3321,7 @@ static int stx__lt_run_job(stx_ctx *x, const char *what, stx__lt_job *j, const s
     o.beta = j->g->beta;
     o.bias = j->bias.v.p;
     plan = stx__lt_try(x, what, &key, &o);
-    if (plan && plan->plain && fuse) { /* there may be an algorithm without the epilogue */
+    if (plan && plan->plain && fuse) { /* try to find an algorithm without the epilogue */
         o.bias = NULL;
         key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
         plan = stx__lt_try(x, what, &key, &o);
@@ -3364,7 +3365,7 @@ static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, co
                         g->sc, g->M, g->N, rows, (float)g->beta);
         return fuse ? STX__LT_PRODUCT : STX__LT_DONE;
     }
-    if (one_c && (!g->ta || g->tb || !g->sa || !g->sb)) { /* one GEMM after the other */
+    if (one_c && (!g->ta || g->tb || !g->sa || !g->sb)) { /* runs one GEMM per matrix */
         stx_gemm_args one = *g;
         one.batch = 1;
         for (size_t e = 1; e < g->batch; e++) {
@@ -4323,7 +4324,7 @@ typedef struct stx__attn_plain_rows {
     int delta_min, not_causal, z_shared, no_renorm;
     int norm_all; /* the normaliser includes keys with m = 0 */
     float max_span, ramp, eps;
-    float ramp_steps; /* stx__attn_ramp_steps */
+    float ramp_steps; /* from stx__attn_ramp_steps */
     float root_n;     /* sqrt(N), the factor of a persistent value */
     uint32_t keep;    /* 65536 times the keep probability; 0: no dropout */
     float inv_keep;   /* the factor of a weight that is kept */
@@ -4897,7 +4898,7 @@ static stx__attn_plain_rows stx__attn_plain_rows_of(const stx__attn_plain *A) {
     p.eps = a->eps;
     p.root_n = (float)sqrt((double)a->N);
     if (a->drop > 0) {
-        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5); /* stx__keep16 */
+        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5); /* same as stx__keep16 */
         p.keep = (uint32_t)(k < 1 ? 1 : k);
         p.inv_keep = (float)(65536.0 / p.keep);
         p.seed = a->seed;
@@ -5133,7 +5134,7 @@ typedef struct stx__attn_params {
     int first_key; /* the first key that exists */
     uint32_t keep; /* 65536 times the keep probability; 0: no dropout */
     float scale, max_span, ramp;
-    float ramp_steps;               /* stx__attn_ramp_steps */
+    float ramp_steps;               /* from stx__attn_ramp_steps */
     float inv_keep;                 /* 65536 / keep, or 1 */
     const uint32_t *key_mask;       /* see "Which keys exist"; NULL: all keys of the window */
     int key_mask_stride;            /* stride between batch rows, in words */
@@ -5197,7 +5198,7 @@ static int stx__attn_operands(const stx_ctx *x, const stx_attention_args *a, stx
 
 static void stx__attn_set_dropout(const stx_ctx *x, const stx_attention_args *a,
                                   stx__attn_params *p) {
-    double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5); /* stx__keep16 */
+    double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5); /* same as stx__keep16 */
     p->inv_keep = 1;
     if (!(a->drop > 0)) return;
     p->keep = (uint32_t)(k < 1 ? 1 : k);
@@ -6036,8 +6037,8 @@ static __device__ __forceinline__ int stx__attn_opaque(int v) {
    Without causality the window is a rectangle: delta_min = 1 - T and span >= S let every
    query see every key, and the mask ends it at S. */
 
-/* Number of zero bits before key 0, where a tile may begin. Zero bits also follow the last
-   key. */
+/* Number of zero bits before key 0, where a tile may begin. Zero bits also follow the
+   last key. */
 enum { STX__KEYS_BEFORE = 64 };
 
 /* Returns the number of mask words per batch row, or 0 if no mask is required. */
