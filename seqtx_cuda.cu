@@ -3171,8 +3171,8 @@ static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
 
 /* Returns the alignment of an operand that is reported to cublasLt: the largest power of
    two, up to 16 bytes (the widest access of a thread), that divides the address of every
-   row. Because of the limit, a tensor that moves within its arena keeps its plan, and thus
-   its exact results. */
+   row. Because of the limit, a tensor that moves within its arena keeps its plan, and
+   thus its exact results. */
 static int stx__alignment(const void *p, int half, size_t rows, size_t ld, size_t stride) {
     const size_t size = half ? 2 : 4;
     const uintptr_t a = (uintptr_t)p | (rows > 1 ? ld * size : 0) | stride * size | 16;
@@ -4142,7 +4142,7 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
        s (n, W + N)      column c < W: key j0 + c; column W + k: persistent vector k
 
    The position term needs no separate matrix: row r of (q + vb) PE^T is added to s at a
-   column offset that decreases by one per row, and the same view of ds gives the gradient
+   column offset that increases by one per row, and the same view of ds gives the gradient
    of pe (see skew in stx__mat). dk, dv and the gradients that several units share (pe, u,
    vb, z, pk, pv) are first summed in float per unit, then over the units of a chunk in
    order. They are added to the gradient arrays once, at the end. */
