@@ -3,6 +3,7 @@
 # another processor with a cross compiler and qemu's user mode (Debian:
 # gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static); skipped if they are not
 # installed.
+# FULL=1 adds attention with all its options.
 #   arm.sh --probe   exits with 0 if the tests can run
 cd "$(dirname "$0")/.." || exit 1
 for n in '' -15 -14 -13 -12 -11 -10; do
@@ -64,7 +65,9 @@ run test_fenv max short
 $cc -std=c99 -O1 $W -pthread -static -DTEST_FEW tests/test_bf16.c "$work"/seqtx*.o \
     -o "$work/test_bf16" -lm
 check $? "tests/test_bf16.c does not compile"
-run test_bf16 max creation rounding products attention attention_margins red_zones
+# shellcheck disable=SC2046
+run test_bf16 max creation rounding products $([ -z "$FULL" ] || echo attention) \
+    attention_margins red_zones
 check "$(head -n 1 "$work/test_bf16.out" | grep -q '; neon;.*; neon bf16$'; echo $?)" \
     "the kernels of a processor with BFDOT: $(head -n 1 "$work/test_bf16.out")"
 # A processor without BFDOT selects another kernel and never executes the instruction.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # flags.sh - compiles test_flags.c with options that relax floating-point arithmetic:
 # -ffast-math, x87. If the implementation cannot be correct with an option, it must not
-# compile, and the error must name the option. ALL=1 adds single parts of -ffast-math,
+# compile, and the error must name the option. FULL=1 adds single parts of -ffast-math,
 # -Ofast, other levels and 32 bits (five minutes). Skips compilers and 32 bits that are
 # not installed.
 cd "$(dirname "$0")/.." || exit 1
@@ -62,7 +62,7 @@ try clang -std=gnu99 -O2 -ffast-math
 try gcc -std=gnu99 -O1 -ffast-math -fno-finite-math-only
 try gcc -std=gnu99 -O1 -m32 -mfpmath=387
 try clang -std=gnu99 -O1 -m32 -mno-sse
-if [ -n "$ALL" ]; then
+if [ -n "$FULL" ]; then
     for cc in "gcc -fno-finite-math-only" clang; do
         for flags in -O0 "-O2" "-O3 -ffast-math -march=native" \
             -Ofast "-O2 -ffinite-math-only" "-O2 -funsafe-math-optimizations" "-O0 -ffast-math" \
