@@ -13397,20 +13397,21 @@ typedef struct stx__attn_tile {
     size_t    q0;                /* row of query i0 in the buffers of the unit */
     size_t    ldt;
     ptrdiff_t j0;                /* first key, a multiple of KEY_ALIGN; < 0 for zero keys */
-    size_t    bk;                /* keys, a multiple of KEY_ALIGN; those past the last are not
-                                    seen */
-    size_t    clear_bk;          /* bk for which the margins of g are zero; 0: none */
-    int       persistent;        /* the keys are the persistent vectors j0 .. */
-    const int32_t *pad;          /* (S), of batch row b, or NULL */
-    ptrdiff_t live0, live1;      /* columns of the first key that exists and past the last */
-    int       holes;             /* a key between them is padded */
-    char      absent[STX__BK];   /* with pad: columns without a key */
+    size_t    bk;                /* number of keys, a multiple of KEY_ALIGN. No query sees
+                                    those past the last real key */
+    size_t    clear_bk;          /* bk for which the margins of g are zero, or 0 */
+    int       persistent;        /* nonzero: the keys are persistent vectors j0 .. */
+    const int32_t *pad;          /* (S): padding flags of batch row b, or NULL */
+    ptrdiff_t live0, live1;      /* the keys that exist are in columns [live0,live1) */
+    int       holes;             /* nonzero: some of those keys are padded */
+    char      absent[STX__BK];   /* with pad: nonzero for columns without a key */
     stx__attn_mask mask;
     ptrdiff_t lo[STX__BQ], hi[STX__BQ];    /* columns [lo,hi) that each query sees */
-    ptrdiff_t farthest_column[STX__BQ];    /* column at distance mask.farthest; can be < 0 */
+    ptrdiff_t farthest_column[STX__BQ];    /* column of the farthest key; can be
+                                              negative */
 } stx__attn_tile;
 
-/* Address of element i of an operand, which has 2 bytes in bf16. */
+/* Returns the address of element i of an operand. An element has 2 bytes in bf16. */
 static const void *stx__operand(const stx__attn *A, const void *base, ptrdiff_t i) {
     return (const char *)base + i * (ptrdiff_t)(A->per_word == 2 ? 2 : sizeof(stx_real));
 }
@@ -13425,7 +13426,7 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->Dp = stx__round_up(a->D, A->mk->nr);
     A->separate_qv = a->content_bias || a->position_bias;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
-    A->farthest[0] = 0; /* for H = 0 */
+    A->farthest[0] = 0; /* in case H = 0 */
     for (h = 0; h < a->H; h++) {
         size_t e = stx__attn_farthest(a, h);
         for (i = h; i > 0 && A->farthest[i - 1] < e; i--) {
@@ -13436,7 +13437,7 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
         A->order[i] = h;
     }
 
-    used = A->farthest[0] + 1; /* the last rows of pe, which some head needs */
+    used = A->farthest[0] + 1; /* some head needs the last `used` rows of pe */
     A->pe_first = (ptrdiff_t)(a->P > used ? (a->P - used) / STX__NR_MAX * STX__NR_MAX : 0);
     A->pe_rows = 0;
     if (a->P)
@@ -13444,8 +13445,8 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->pe_columns = A->pe_packed_rows = NULL;
 }
 
-/* Cuts an allocation into parts that begin at multiples of 64 bytes. With base = NULL,
-   only counts their sizes. */
+/* Divides an allocation into parts that begin at multiples of 64 bytes. With base =
+   NULL, only adds up their sizes. */
 typedef struct stx__cursor {
     char *base;
     size_t at;
@@ -13457,8 +13458,8 @@ static void *stx__cut(stx__cursor *c, size_t bytes) {
     return p;
 }
 
-/* The same with a margin of 64 bytes, one vector, after the part. The result points
-   `skip` bytes into it. */
+/* Like stx__cut, but adds a margin of 64 bytes (one vector) after the part and returns
+   a pointer `skip` bytes into it. */
 static void *stx__cut_padded(stx__cursor *c, size_t bytes, size_t skip) {
     char *p = (char *)stx__cut(c, bytes + 64);
     return p ? p + skip : NULL;
@@ -13468,18 +13469,18 @@ static stx_real *stx__cut_reals(stx__cursor *c, size_t n) {
     return (stx_real *)stx__cut_padded(c, n * sizeof(stx_real), 0);
 }
 
-/* Lays out the buffers of one thread for n queries at `base`. Returns their size in
-   bytes. */
+/* Lays out the buffers of one thread for n queries at `base`. Returns their total size
+   in bytes. With base = NULL, only computes the size. */
 static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n, int backward,
                                        stx__attn_scratch *buf) {
     const stx_attention_args *a = A->a;
     const int bf16 = A->per_word == 2;
     const size_t real = sizeof(stx_real), element = bf16 ? 2 : real;
-    /* rounded up to the largest MR, NR and KR */
+    /* n32: n rounded up to a multiple of the largest MR, NR and KR */
     const size_t n32 = stx__round_up(n, 32), ldt = n32 + STX__STAGGER;
     const size_t Dk = stx__round_up(A->Dk, 32), D32 = stx__round_up(a->D, 32);
     const size_t rows = STX_MIN(n32, (size_t)STX__BQ), tile = rows * STX__LDS + 2 * STX__PAD;
-    const size_t pairs = tile / 2 * 4 + 4 * STX__PAD; /* bytes */
+    const size_t pairs = tile / 2 * 4 + 4 * STX__PAD; /* size in bytes */
     stx__cursor c;
     c.base = base;
     c.at = 0;
@@ -13516,8 +13517,8 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     return c.at;
 }
 
-/* from (n,cols), rows ldf apart -> an operand (n,ld); bf16: rounded, and filled up with
-   zeros. Otherwise ld = cols. */
+/* Converts `from` (n,cols), with a row stride of ldf, to an operand (n,ld). In bf16,
+   rounds the elements and pads each row with zeros. Otherwise, ld must equal cols. */
 static void stx__attn_operand(const stx__attn *A, void *to, size_t ld, const stx_real *from,
                               size_t ldf, size_t n, size_t cols) {
     size_t r, c;
@@ -13531,10 +13532,10 @@ static void stx__attn_operand(const stx__attn *A, void *to, size_t ld, const stx
         }
 }
 
-/* from (n,cols), rows ldf apart, n <= BQ -> columns at .. at+n-1 of an operand (cols,ld),
-   followed by zeros up to the next multiple of 32. Transposes NR words of columns at a
-   time; bf16 elements are first paired with those of the next row, so that words
-   are moved. */
+/* Transposes `from` (n,cols), with a row stride of ldf and n <= BQ, into columns at ..
+   at+n-1 of an operand (cols,ld), and sets the columns after them to zero up to the
+   next multiple of 32. Transposes NR words of each column at a time. In bf16, each
+   element is first paired with the one in the next row, so that whole words are moved. */
 static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t at,
                                 const stx_real *from, size_t ldf, size_t n, size_t cols) {
     const stx__micro *mk = A->mk;
@@ -13562,8 +13563,8 @@ static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t 
         }
 }
 
-/* Packs pe for all units: strips of rows as columns, and in the backward pass strips of
-   columns as rows. */
+/* Packs pe as columns, for q . pe. All units share the result. The next function packs
+   pe as rows, for the backward pass. */
 static void stx__attn_pe_columns_part(const stx_share *s, const void *job) {
     const stx__attn *A = (const stx__attn *)job;
     const stx_attention_args *a = A->a;
@@ -13589,7 +13590,7 @@ static void stx__attn_pe_rows_part(const stx_share *s, const void *job) {
         stx_real *to = A->pe_packed_rows + (h * A->Dp + j) * A->pe_rows / A->per_word;
         stx__pack_b(A->mk, to, nr, a->pe + (size_t)A->pe_first * ldp + h * a->D + j, ldp, 0, rows,
                     STX_MIN(nr, a->D - j));
-        /* multiplied by zeros of ds, so it must not be NaN */
+        /* the padding is multiplied by zeros of ds, so it must not be NaN */
         memset(to + done / A->per_word * nr, 0,
                (A->pe_rows - done) / A->per_word * nr * sizeof *to);
     }
@@ -13603,7 +13604,7 @@ static void stx__attn_pack_pe(stx_ctx *x, const stx__attn *A, int backward) {
         stx_parallel(x, A->tables * (A->Dp / A->mk->nr), work, stx__attn_pe_rows_part, A);
 }
 
-/* m of head h, with the operations in the order of the authors' code. */
+/* Computes m of head h, with the operations in the order of the authors' code. */
 static stx__attn_mask stx__attn_mask_of(const stx_attention_args *a, size_t h,
                                         stx_real *m_by_distance) {
     stx__attn_mask k;
@@ -13626,12 +13627,13 @@ static stx__attn_mask stx__attn_mask_of(const stx_attention_args *a, size_t h,
     return k;
 }
 
-/* Which keys of batch row b exist: (S), not 0 where not. NULL: all. */
+/* Returns the padding flags (S) of batch row b, nonzero for padded keys, or NULL if no
+   key is padded. */
 static const int32_t *stx__attn_pad(const stx_attention_args *a, size_t b) {
     return a->pad ? a->pad + b * a->pad_batch_stride : NULL;
 }
 
-/* Starts the tiles of head h of batch row b. */
+/* Prepares t for the tiles of head h of batch row b. */
 static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size_t h) {
     t->plan = A;
     t->b = b;
@@ -13642,8 +13644,9 @@ static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size
     t->mask = stx__attn_mask_of(A->a, h, t->buf.m_by_distance);
 }
 
-/* Zeros ds and its copies including the margins, which nothing writes until bk changes.
-   Rows past the last query are read too: bf16 kernels take 2 rows at a time, AMX 32. */
+/* Zeros ds and its copies, including the margins, which then stay zero until bk
+   changes. Rows past the last query are zeroed as well, because kernels read them: bf16
+   kernels process 2 rows at a time, AMX 32. */
 static void stx__attn_clear(stx__attn_tile *t) {
     const size_t rows = STX_MIN(stx__round_up(t->plan->a->T, 32), (size_t)STX__BQ);
     const size_t n = t->bk + 2 * STX__PAD;
@@ -13676,8 +13679,8 @@ STX_EACH_ISA(stx__attn_scaled,
               const stx_real *STX_RESTRICT bias, stx_real scale, size_t n, size_t D),
              to, q, ldq, bias, scale, n, D)
 
-/* Packs scale (q + bias) of the n queries from i0 on into the operand `to` (n,Dk) and,
-   unless it is NULL, into its transpose (D,ldt). bias (H D) may be NULL. */
+/* Packs scale (q + bias) of queries i0 .. i0+n-1 into the operand `to` (n,Dk) and,
+   unless `transposed` is NULL, into its transpose (D,ldt). bias (H D) may be NULL. */
 static void stx__attn_queries(stx__attn_tile *t, void *to, void *transposed, const stx_real *bias,
                               stx_real scale, size_t i0, size_t n) {
     const stx__attn *A = t->plan;
@@ -13696,7 +13699,7 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *transposed, con
     }
 }
 
-/* Finds the keys of the tile that exist. Returns 0 if there are none. */
+/* Finds out which keys of the tile exist. Returns 0 if none do. */
 static int stx__attn_live(stx__attn_tile *t) {
     ptrdiff_t c, j;
     t->live0 = 0;
@@ -13713,8 +13716,8 @@ static int stx__attn_live(stx__attn_tile *t) {
     return t->live0 < t->live1;
 }
 
-/* For padded keys among the columns [lo,hi) of a row, sets the score to -inf, since
-   e^-inf = 0, and g, unless it is NULL, to 0. Returns 0 if all are padded. */
+/* Masks the padded keys in columns [lo,hi) of a row: sets their scores to -inf, so that
+   e^s = 0, and their g to 0 unless g is NULL. Returns 0 if all keys are padded. */
 static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, ptrdiff_t lo,
                            ptrdiff_t hi) {
     ptrdiff_t c;
@@ -13730,16 +13733,17 @@ static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, pt
     return any;
 }
 
-/* Rows of a tile of keys in one array: n rows, stride elements apart, for the columns
-   from `skip` on. The columns before them are zero keys; those after them have no key. */
+/* The rows of a tile's keys or values in one array: n rows, `stride` elements apart,
+   for columns skip .. skip+n-1. The columns before those are zero keys; the columns
+   after them have no key. */
 typedef struct stx__attn_tile_rows {
     const stx_real *row;
-    size_t n, stride, skip; /* skip is a multiple of KEY_ALIGN, as j0 is */
+    size_t n, stride, skip; /* skip is a multiple of KEY_ALIGN, like j0 */
 } stx__attn_tile_rows;
 
-/* The keys of the tile that are below `end`. They are copied if they are not contiguous:
-   if some are cached and some in the block, or if older ones are not stored. No query
-   sees the latter: they become zeros. */
+/* Collects the rows of the tile's keys below `end`. Copies them if they are not
+   contiguous: if some are cached and some are in the block, or if the oldest ones are no
+   longer stored. No query sees keys that are not stored; their rows are set to zero. */
 static stx__attn_tile_rows stx__attn_collect(stx__attn_tile *t, const stx__kv_rows *rows,
                                              ptrdiff_t end) {
     const ptrdiff_t from = STX_MAX(t->j0, 0), to = STX_MIN(end, t->j0 + (ptrdiff_t)t->bk);
@@ -13768,7 +13772,8 @@ static stx__attn_tile_rows stx__attn_collect(stx__attn_tile *t, const stx__kv_ro
     return r;
 }
 
-/* The rows as columns of words (BK/NR,Dk/per_word,NR), with zeros around them. */
+/* Packs the rows as columns of words (BK/NR,Dk/per_word,NR), with zeros in the other
+   columns. */
 static void stx__attn_pack_columns(const stx__attn_tile *t, const stx__attn_tile_rows *r,
                                    stx_real *to) {
     const stx__attn *A = t->plan;
@@ -13781,7 +13786,8 @@ static void stx__attn_pack_columns(const stx__attn_tile *t, const stx__attn_tile
     memset(to + done * Dk / u, 0, (t->bk - done) * Dk / u * sizeof *to);
 }
 
-/* Zeros row i of a strip of packed rows. In bf16, a word has rows i and i + 1, i even. */
+/* Zeros row i of a strip of packed rows. In bf16, a word holds an even row and the next
+   one. */
 static void stx__attn_zero_row(const stx__attn *A, stx_real *strip, size_t i) {
     const size_t nr = A->mk->nr;
     uint32_t *words = (uint32_t *)(void *)strip + i / 2 * nr;
@@ -13792,8 +13798,8 @@ static void stx__attn_zero_row(const stx__attn *A, stx_real *strip, size_t i) {
         for (e = 0; e < nr; e++) words[e] &= i % 2 ? 0x0000ffffu : 0xffff0000u;
 }
 
-/* The rows as rows of words (Dp/NR,BK/per_word,NR). Rows before first_key and padded rows
-   become zeros, since they are multiplied by weights of 0 and must not be NaN. */
+/* Packs the rows as rows of words (Dp/NR,BK/per_word,NR). Zeros the rows before first_key
+   and padded rows: they are multiplied by weights of 0, so they must not be NaN. */
 static void stx__attn_pack_rows(const stx__attn_tile *t, const stx__attn_tile_rows *r,
                                 stx_real *to) {
     const stx__attn *A = t->plan;
@@ -13817,8 +13823,8 @@ static void stx__attn_pack_rows(const stx__attn_tile *t, const stx__attn_tile_ro
     }
 }
 
-/* Packs the keys or values of the tile that are below `end`, as columns and as rows,
-   unless these are NULL. */
+/* Packs the keys or values of the tile that are below `end`, as columns and as rows.
+   Either destination may be NULL. */
 static void stx__attn_pack(stx__attn_tile *t, const stx__kv_rows *rows, ptrdiff_t end,
                            stx_real *columns, stx_real *packed_rows) {
     const stx__attn_tile_rows r = stx__attn_collect(t, rows, end);
@@ -13826,8 +13832,8 @@ static void stx__attn_pack(stx__attn_tile *t, const stx__kv_rows *rows, ptrdiff_
     if (packed_rows) stx__attn_pack_rows(t, &r, packed_rows);
 }
 
-/* Prefetches rows from .. to-1 of a head while a tile is computed. Their stride is too
-   large for the hardware prefetcher. */
+/* Prefetches rows [from,to) of a head, which arrive while a tile is computed. Their
+   stride is too large for the hardware prefetcher. */
 static void stx__attn_prefetch(const stx__kv_rows *r, ptrdiff_t from, ptrdiff_t to, size_t D) {
 #ifdef STX__PREFETCHES
     ptrdiff_t j;
@@ -13848,11 +13854,11 @@ static void stx__attn_prefetch(const stx__kv_rows *r, ptrdiff_t from, ptrdiff_t 
 
 // >>attention: scores and weights of a tile
 
-/* The first key that any of the queries i0 .. i0+n-1 sees, and one past the last. The
-   head sees keys up to the distance `farthest`. */
+/* Sets [*first,*end) to the range of keys that any of the queries i0 .. i0+n-1 sees, in
+   a head that sees keys up to the distance `farthest`. */
 static void stx__attn_range(const stx_attention_args *a, size_t farthest, size_t i0, size_t n,
                             ptrdiff_t *first, ptrdiff_t *end) {
-    const ptrdiff_t i = (ptrdiff_t)a->S - (ptrdiff_t)a->T + (ptrdiff_t)i0; /* key of query i0 */
+    const ptrdiff_t i = (ptrdiff_t)a->S - (ptrdiff_t)a->T + (ptrdiff_t)i0; /* position of i0 */
     if (a->not_causal) {
         *first = STX_MAX(a->first_key, 0);
         *end = (ptrdiff_t)a->S;
@@ -13862,21 +13868,22 @@ static void stx__attn_range(const stx_attention_args *a, size_t farthest, size_t
     *end = i + (ptrdiff_t)n - a->delta_min;
 }
 
-/* j rounded down to a multiple of `multiple`; j may be negative. */
+/* Rounds j, which may be negative, down to a multiple of `multiple`. */
 static ptrdiff_t stx__attn_floor(ptrdiff_t j, size_t multiple) {
     const ptrdiff_t m = (ptrdiff_t)multiple, over = j % m;
     return over < 0 ? j - over - m : j - over;
 }
 
-/* Keys of the tile that begins with key j0, up to key end - 1, rounded up. */
+/* Returns the number of keys in the tile that begins with key j0 and ends before key
+   `end`, rounded up to a multiple of KEY_ALIGN. */
 static size_t stx__attn_keys(ptrdiff_t j0, ptrdiff_t end) {
     return stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, end - j0), STX__KEY_ALIGN);
 }
 
-/* Sets the columns [lo[r],hi[r]) that each query sees of a tile. Keys exist in the
-   columns below `keys`, which can exceed bk. Returns 0 if no query sees any. From row to
-   row, lo and hi never decrease, and lo - r and hi - r never increase: the loops over
-   strips rely on that. */
+/* Sets [lo[r],hi[r]), the columns of the tile that each query sees. Keys exist only in
+   columns below `keys`, which can exceed bk. Returns 0 if no query sees any. From row
+   to row, lo and hi never decrease, and lo - r and hi - r never increase: the loops
+   over strips rely on that. */
 static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
     const stx_attention_args *a = t->plan->a;
     const ptrdiff_t older = (ptrdiff_t)a->S - (ptrdiff_t)a->T, bk = (ptrdiff_t)t->bk;
@@ -13902,8 +13909,8 @@ static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
     return any;
 }
 
-/* to[r][c] = q_r . column c, for the columns that a strip of rows sees. q: operand
-   (n,Dk), columns: k_columns or v_columns, to (BQ,LDS). */
+/* Computes to[r][c] = q_r . column c for the columns that a strip of rows sees. q is an
+   operand (n,Dk), `columns` is k_columns or v_columns, and `to` is (BQ,LDS). */
 static void stx__attn_dot_columns(const stx__attn_tile *t, const void *q, const stx_real *columns,
                                   stx_real *to) {
     const stx__attn *A = t->plan;
@@ -13919,20 +13926,20 @@ static void stx__attn_dot_columns(const stx__attn_tile *t, const void *q, const 
     }
 }
 
-/* p0: the row of pe for query i0 and key j0 of the tile, counted from pe_first. Row r and
-   column c meet at row p0 + c - r. */
+/* Returns p0, the row of pe for query i0 and key j0 of the tile, counted from pe_first.
+   The row for row r and column c of the tile is p0 + c - r. */
 static ptrdiff_t stx__attn_p0(const stx__attn_tile *t) {
     const stx_attention_args *a = t->plan->a;
     return (ptrdiff_t)a->P - 1 + a->delta_min - ((ptrdiff_t)a->S - (ptrdiff_t)a->T) + t->j0
            - (ptrdiff_t)t->i0 - t->plan->pe_first;
 }
 
-/* Index of the table of pe that head h uses. */
+/* Returns the index of the table of pe that head h uses. */
 static size_t stx__attn_table(const stx__attn *A, size_t h) {
     return A->tables > 1 ? h : 0;
 }
 
-/* s = q . k + qv . pe; the second matmul is skewed. */
+/* Computes s = q . k + qv . pe. The second matmul is skewed. */
 static void stx__attn_scores(const stx__attn_tile *t) {
     const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
@@ -13956,8 +13963,8 @@ static void stx__attn_scores(const stx__attn_tile *t) {
     }
 }
 
-/* to[r] += sum_c weights[r][c] row c, over the packed rows of the tile. weights: operand
-   (BQ,LDS), to (n,Dp). */
+/* Computes to[r] += sum_c weights[r][c] row c over the packed rows of the tile.
+   `weights` is an operand (BQ,LDS), and `to` is (n,Dp). */
 static void stx__attn_sum_rows(const stx__attn_tile *t, const void *weights, stx_real *to) {
     const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
@@ -13976,8 +13983,8 @@ static void stx__attn_sum_rows(const stx__attn_tile *t, const void *weights, stx
     }
 }
 
-/* m = f times the dropout masks of elements [at,end), counted from Philox call `base` on,
-   8 elements per call */
+/* Sets m to the dropout masks of elements [at,end), times f. Each Philox call yields
+   the masks of 8 elements, call `base` those of elements 0 .. 7. */
 STX_INNER void stx__mask_row(int fma, stx_real *STX_RESTRICT m, uint64_t at, uint64_t end,
                              uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep,
                              stx_real f) {
@@ -13998,10 +14005,11 @@ STX_EACH_ISA(stx__mask_row,
               uint64_t base, uint32_t keep, stx_real f),
              m, at, end, seed, stream, base, keep, f)
 
-/* The factors by which the weights of query r in columns [lo,hi) are multiplied after
-   normalisation: dropout, 0 or 1/keep, and for persistent vectors sqrt(N), since their
-   values are sqrt(N) persistent_v. NULL if all are 1. The random bits depend on the query
-   and the key (see stx__attn_philox_calls), not on the tiles. */
+/* Returns the factors by which the weights of query r in columns [lo,hi) are multiplied
+   after normalisation, or NULL if all are 1. They are the dropout mask, 0 or 1 / (1 -
+   dropout), and for persistent vectors also sqrt(N), since their values are sqrt(N)
+   persistent_v. The random bits depend on the query and the key (see
+   stx__attn_philox_calls), not on the tiles. */
 static const stx_real *stx__attn_weight_factors(stx_ctx *x, const stx__attn_tile *t, size_t r) {
     const stx_attention_args *a = t->plan->a;
     const uint64_t row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
@@ -14023,10 +14031,11 @@ static const stx_real *stx__attn_weight_factors(stx_ctx *x, const stx__attn_tile
     return m;
 }
 
-/* One row of n scores under the running softmax: s becomes m e^(s - max). state: max, sum
-   m e^(s - max), sum e^(s - max) so far. *f: the factor for results so far. m_by_distance
-   (m_count): m of the first columns, 1 for the others. factors (n): s is multiplied by
-   them after the sums; or NULL. */
+/* Applies the running softmax to one row of n scores: s becomes m e^(s - max). state
+   holds max, sum m e^(s - max) and sum e^(s - max) so far. *f is set to the factor by
+   which the results so far must be multiplied. m_by_distance (m_count) is m of the
+   first columns; the others have m = 1. Unless factors (n) is NULL, s is multiplied by
+   it after the sums. */
 STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n,
                               const stx_real *STX_RESTRICT m_by_distance, size_t m_count,
                               const stx_real *factors, stx_real *state, stx_real *f) {
@@ -14054,7 +14063,7 @@ STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n,
     }
     sum = all = stx_fast_lanes(lane);
 
-    if (m_count) { /* usually few columns: multiplied afterwards, then summed again */
+    if (m_count) { /* few columns have m < 1: multiply them and sum the row again */
         if (m_count > n) m_count = n;
         for (c = 0; c < m_count; c++) s[c] *= m_by_distance[c];
         sum = stx_fast_sum(s, n);
@@ -14072,15 +14081,15 @@ STX_EACH_ISA(stx__attn_soft,
               const stx_real *factors, stx_real *state, stx_real *f),
              s, n, m_by_distance, m_count, factors, state, f)
 
-/* Row r of s becomes weights, zero in the columns [begin,end) outside of those that the
-   query sees; where the maximum rises, the row of `out` is multiplied by f. */
+/* Turns row r of s into weights, with zeros in those columns of [begin,end) that the
+   query does not see. Multiplies the row of `out` by f if the maximum rises. */
 static void stx__attn_soft_row(stx_ctx *x, stx__attn_tile *t, size_t r, ptrdiff_t begin,
                                ptrdiff_t end) {
     const stx__attn *A = t->plan;
     stx_real *s = t->buf.s + r * STX__LDS, *out = t->buf.out + (t->q0 + r) * A->Dp, f;
     ptrdiff_t from = t->lo[r], to = t->hi[r], c;
     size_t at, d; /* at: index of column `from` in m_by_distance */
-    if (!stx__attn_norm_has_masked(A->a) && !t->persistent) /* without those with m = 0 */
+    if (!stx__attn_norm_has_masked(A->a) && !t->persistent) /* skip keys with m = 0 */
         from = STX_MAX(from, t->farthest_column[r] + (ptrdiff_t)t->mask.zeros);
     from = STX_MIN(from, to);
     if (t->holes && !stx__attn_holes(t, s, NULL, from, to)) from = to;
@@ -14101,14 +14110,15 @@ static void stx__attn_soft_row(stx_ctx *x, stx__attn_tile *t, size_t r, ptrdiff_
     for (c = to; c < end; c++) s[c] = 0;
 }
 
-/* Running softmax over the scores of the tile; then out += weights times values. */
+/* Applies the running softmax to the scores of the tile, then adds weights times values
+   to `out`. */
 static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
     const stx__micro *mk = t->plan->mk;
     const ptrdiff_t kr = (ptrdiff_t)mk->kr;
     uint16_t *half = (uint16_t *)t->buf.half;
     size_t r0, r;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        /* columns that the matmul takes for this strip */
+        /* columns that the matmul reads for this strip */
         const size_t last = STX_MIN(r0 + mk->mr, t->nb) - 1;
         const ptrdiff_t begin = t->lo[r0] / kr * kr;
         const ptrdiff_t end = (ptrdiff_t)stx__round_up((size_t)t->hi[last], mk->kr);
@@ -14124,14 +14134,15 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
 
 // >>attention: forward
 
-/* 1 / normaliser of a row of state (max, sum m e^(s - max), sum e^(s - max)), or 0 if the
-   query sees no key, so that y = 0. */
+/* Returns 1 / normaliser of a row of state (max, sum m e^(s - max), sum e^(s - max)),
+   or 0 if the query sees no key, so that y = 0. */
 static stx_real stx__attn_inv(const stx_attention_args *a, const stx_real *state) {
     stx_real norm = a->no_renorm ? state[2] : state[1] + a->eps * state[2];
     return norm == 0 ? 0 : 1 / norm;
 }
 
-/* All n queries of a unit, from i0 on, with a packed tile of which `keys` keys exist. */
+/* Processes queries i0 .. i0+n-1 of a unit with a packed tile, whose keys exist only in
+   columns below `keys`. */
 static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n, ptrdiff_t keys) {
     for (t->q0 = 0; t->q0 < n; t->q0 += STX__BQ) {
         t->i0 = i0 + t->q0;
@@ -14142,8 +14153,8 @@ static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t 
     }
 }
 
-/* The persistent vectors. Their keys are sqrt(D) persistent_k: the factor is applied to
-   q, without content_bias. */
+/* Processes the persistent vectors. Their keys are sqrt(D) persistent_k: the factor is
+   applied to q, without content_bias. */
 static void stx__attn_fwd_persistent(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n) {
     const stx_attention_args *a = t->plan->a;
     const ptrdiff_t N = (ptrdiff_t)a->N;
@@ -14162,7 +14173,7 @@ static void stx__attn_fwd_persistent(stx_ctx *x, stx__attn_tile *t, size_t i0, s
     }
 }
 
-/* y, row_max and inv_sum of the n queries from i0 on of head h of batch row b. */
+/* Computes y, row_max and inv_sum of queries i0 .. i0+n-1 of head h of batch row b. */
 static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_scratch *scratch,
                                size_t b, size_t h, size_t i0, size_t n) {
     const stx_attention_args *a = A->a;
@@ -14210,28 +14221,30 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
 
 // >>attention: few queries
 
-/* With up to FEW_QUERIES queries (generation), each key is used so rarely that packing
-   would cost as much as the matmuls: rows are read in place. Their stride is too large
-   for the hardware prefetcher. */
+/* With up to FEW_QUERIES queries, as in generation, each key is used so rarely that
+   packing it would cost as much as the matmuls, so rows are read in place. They are
+   prefetched explicitly, because their stride is too large for the hardware
+   prefetcher. */
 enum {
     STX__FEW_QUERIES = 3,
-    STX__ROWS_AHEAD  = 16            /* rows that are prefetched ahead */
+    STX__ROWS_AHEAD  = 16            /* distance of the prefetch, in rows */
 };
 
 static int stx__attn_is_few(const stx_attention_args *a) {
     return a->T <= STX__FEW_QUERIES && !(a->drop > 0); /* this path has no dropout */
 }
 
-/* Prefetches four rows, STX__ROWS_AHEAD rows ahead; `left` rows remain. */
+/* Prefetches the four rows that are STX__ROWS_AHEAD rows ahead, as far as they are
+   among the `left` remaining rows. */
 STX_INNER void stx__attn_prefetch_rows(const stx_real *rows, size_t ld, size_t left, size_t D) {
     size_t e;
     for (e = STX__ROWS_AHEAD; e < STX_MIN(left, (size_t)STX__ROWS_AHEAD + 4); e++)
         stx_prefetch(rows + e * ld, D);
 }
 
-/* s (n) = q . k_j + qv . pe_j for n rows of k and n rows of pe; either may be NULL and
-   counts as zeros. The last n % 4 rows use the same function with a row stride of 0, so
-   that the score of a key does not depend on n. */
+/* Computes s (n) = q . k_j + qv . pe_j for n rows of k and n rows of pe. If k or pe is
+   NULL, its term is 0. The last n % 4 rows use the same function with a row stride of
+   0, so that the score of a key does not depend on n. */
 STX_INNER void stx__attn_few_score(int fma, stx_real *STX_RESTRICT s, const stx_real *q,
                                    const stx_real *qv, const stx_real *k, size_t ldk,
                                    const stx_real *pe, size_t ldp, size_t n, size_t D) {
@@ -14285,7 +14298,7 @@ STX_EACH_ISA(stx__attn_few_sum,
               size_t n, size_t D, stx_real f),
              out, w, v, ldv, n, D, f)
 
-/* One query of one head. The buffers are parts of the thread's scratch. */
+/* State of one query of one head. The buffers are parts of the thread's scratch. */
 typedef struct stx__attn_few {
     stx_ctx         *x;
     const stx__attn *plan;
@@ -14294,17 +14307,17 @@ typedef struct stx__attn_few {
     stx__kv_rows     k, v;
     const int32_t   *pad;            /* (S), or NULL */
     const stx_real  *query;          /* (D) */
-    ptrdiff_t        i;              /* the key of the query */
-    ptrdiff_t        edge[4];        /* keys [edge[0],edge[3]) are visited: zero keys up to
-                                        edge[1], then cached ones up to edge[2], then the
-                                        block */
+    ptrdiff_t        i;              /* position of the query */
+    ptrdiff_t        edge[4];        /* visited keys: zero keys in [edge[0],edge[1]),
+                                        cached keys up to edge[2], then keys of the block
+                                        up to edge[3] */
     stx_real        *q, *qv, *out;   /* (D): scale (query + content_bias), scale (query +
                                         position_bias), output */
-    stx_real        *s;              /* scores, then weights, of the keys from edge[0] on */
+    stx_real        *s;              /* scores, then weights, of keys edge[0] .. */
     stx_real         state[3];       /* max, sum m e^(s - max), sum e^(s - max) */
 } stx__attn_few;
 
-/* Size of the scratch: q, qv and out; s; m_by_distance. */
+/* Returns the number of elements of the scratch: q, qv and out; s; m_by_distance. */
 static size_t stx__attn_few_reals(const stx__attn *A) {
     const stx_attention_args *a = A->a;
     return stx__round_up(3 * a->D + (a->S + a->span + a->N) + (a->span + 1), 16);
@@ -14339,7 +14352,7 @@ static void stx__attn_few_open(stx_ctx *x, const stx__attn *A, stx_real *scratch
     }
 }
 
-/* Sets the edges, without keys with m = 0 and padded keys at either end. Returns the
+/* Sets the edges, leaving out keys with m = 0 and padded keys at the ends. Returns the
    number of keys. */
 static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
     const stx_attention_args *a = f->plan->a;
@@ -14357,7 +14370,7 @@ static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
     return (size_t)(to - from);
 }
 
-/* Scores of the keys between two edges. k: the first of their rows, or NULL for zero
+/* Computes the scores of keys [from,to). k is the first of their rows, or NULL for zero
    keys. */
 static void stx__attn_few_scores(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to, const stx_real *k,
                                  size_t ldk) {
@@ -14375,8 +14388,8 @@ static void stx__attn_few_scores(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to,
              (s + none, f->q, f->qv, k ? k + none * ldk : NULL, ldk, pe, ldp, n - none, D));
 }
 
-/* out += weights times values of the keys between two edges, in runs of keys that are not
-   padded. */
+/* Adds weights times values of keys [from,to) to `out`, one run of unpadded keys at a
+   time. */
 static void stx__attn_few_values(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to, size_t ldv) {
     const size_t D = f->plan->a->D;
     ptrdiff_t j = from;
@@ -14392,7 +14405,7 @@ static void stx__attn_few_values(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to,
     }
 }
 
-/* All keys but the persistent vectors. */
+/* Processes all keys except the persistent vectors. */
 static void stx__attn_few_keys(stx__attn_few *f, size_t i0) {
     const size_t n = stx__attn_few_range(f, i0);
     size_t at = 0; /* index of the first key in m_by_distance */
@@ -14431,7 +14444,7 @@ static void stx__attn_few_persistent(stx__attn_few *f) {
              (f->out, f->s, a->persistent_v + at, D, N, D, (stx_real)sqrt((double)N)));
 }
 
-/* y, row_max and inv_sum of query i0 of head h of batch row b. */
+/* Computes y, row_max and inv_sum of query i0 of head h of batch row b. */
 static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratch, size_t b,
                                 size_t h, size_t i0) {
     const stx_attention_args *a = A->a;
@@ -14452,42 +14465,44 @@ static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratc
 // >>attention: units and work
 
 /* A work unit: queries i0 .. i0+n-1 of head h of batch row b. In the backward pass, it
-   has all queries and the keys first .. end-1, and `owner` computes it. part is -1 for
-   the first unit of a head. The others, which have the same queries, are numbered by
-   `part`, and each has a separate buffer for dq. */
+   has all queries and keys first .. end-1, and `owner` computes it. part is -1 for the
+   first unit of a head. Its other units have the same queries, so each has a separate
+   buffer for dq, numbered by `part`. */
 typedef struct stx__attn_unit {
     size_t    b, h, i0, n;
     ptrdiff_t first, end;
     int       owner, part;
 } stx__attn_unit;
 
-/* What a call works on: its units, and buffers in `work`. An owner is a list of units
-   that one thread computes in sequence. The number of owners depends only on the number
-   of threads of the context, so that sums have a fixed order. */
+/* The units of a call, and its buffers in `work`. An owner is a list of units that one
+   thread computes in sequence. The number of owners depends only on the number of
+   threads of the context, so that sums have a fixed order. */
 typedef struct stx__attn_work {
     stx__attn_unit *unit;
-    size_t    count;                 /* units */
-    size_t    max_queries;           /* an upper bound of unit[].n */
-    char     *scratch;               /* of threads, scratch_bytes each */
+    size_t    count;                 /* number of units */
+    size_t    max_queries;           /* upper bound of unit[].n */
+    char     *scratch;               /* per thread: scratch_bytes */
     size_t    scratch_bytes;
-    size_t    owners;                /* backward, as all that follows */
+    size_t    owners;                /* backward only, like the members up to load */
     stx_real *dpe;                   /* per owner: (tables,D,ldpe), dpe_size elements */
     stx_real *dpk, *dpv;             /* per owner: (H,N,D), dpk_size elements each */
     size_t    dpe_size, dpk_size, ldpe;
     stx_real *dcontent_bias;         /* per unit: (D) */
     stx_real *dposition_bias;        /* per unit: (D) */
     stx_real *dspan;                 /* per unit: 1 */
-    stx_real *part;                  /* per part: (T,D), its dq */
+    stx_real *part;                  /* per part: dq, (T,D) */
     double   *load;                  /* per owner: cost of its units so far */
-    size_t    bytes;                 /* of all */
+    size_t    bytes;                 /* total size */
 } stx__attn_work;
 
-/* Cost of head order[i]: about the keys that a tile of BQ queries meets. */
+/* Estimates the cost of head order[i] as the number of keys that a tile of BQ queries
+   visits. */
 static double stx__attn_cost(const stx__attn *A, size_t i) {
     return (double)(A->farthest[i] + STX__BQ + A->a->N);
 }
 
-/* The keys of head order[i] that any query sees, from a multiple of KEY_ALIGN on. */
+/* Sets [*first,*end) to the range of keys of head order[i] that any query sees. *first
+   is rounded down to a multiple of KEY_ALIGN. */
 static void stx__attn_unit_range(const stx__attn *A, size_t i, ptrdiff_t *first, ptrdiff_t *end) {
     stx__attn_range(A->a, A->farthest[i], 0, A->a->T, first, end);
     *first = stx__attn_floor(*first, STX__KEY_ALIGN);
@@ -14499,11 +14514,11 @@ static size_t stx__attn_count(size_t n, size_t size) {
     return (n + size - 1) / size;
 }
 
-/* Appends the units of head order[i] in one batch row, with `queries` queries per unit in
-   the forward pass, or `keys` keys per unit in the backward pass. In the backward pass, a
-   head has at least one unit, because its units also write the zero gradients of keys
-   that no query reaches. part: the next unused part number; returns the next one that is
-   unused after these units. With w->unit = NULL, only counts units. */
+/* Appends the units of head order[i] in one batch row, with `queries` queries per unit
+   in the forward pass, or `keys` keys per unit in the backward pass. In the backward
+   pass, a head has at least one unit, because its units also write the zero gradients
+   of keys that no query reaches. `part` is the next free part number; returns the next
+   one that is free after these units. With w->unit = NULL, only counts the units. */
 static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backward,
                               size_t queries, size_t keys, int part, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
@@ -14527,13 +14542,13 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
     return part;
 }
 
-/* Cuts the call into units, in the order of the heads in A->order. Forward, a unit is a
-   group of queries. Backward, it has all queries and the keys of a head, or a range of
-   them if the head costs more than half of a thread's share. With w->unit = NULL, only
-   counts. */
+/* Divides the call into units, in the order of the heads in A->order. Forward, a unit
+   is a group of queries. Backward, it has all queries and all keys of a head, or a
+   range of the keys if the head costs more than half of a thread's share. With w->unit
+   = NULL, only counts the units. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    const size_t half = STX__BQ / 2; /* units are cut at half tiles, for an even load */
+    const size_t half = STX__BQ / 2; /* units have multiples of this, for an even load */
     const size_t half_tiles = STX_MAX(stx__attn_count(a->T, half), 1);
     const size_t most_halves = STX__GROUP / half;
     double total = 0;
@@ -14561,7 +14576,7 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
     }
 }
 
-/* Lays out `work` at base; with base = NULL, only counts its bytes. */
+/* Lays out `work` at `base`. With base = NULL, only computes its size. */
 static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *base,
                              stx__attn_work *w) {
     const stx_attention_args *a = A->a;
@@ -14582,8 +14597,8 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
         w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
         A->pe_packed_rows =
             (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
-        /* two per thread: a thread that starts late still finds one. With many threads,
-           the copies of dpe would take too much memory */
+        /* two per thread, so that a thread that starts late still finds one; but only
+           up to 16 threads, because the copies of dpe would take too much memory */
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;
         w->dpe = (stx_real *)stx__cut(&c, w->owners * w->dpe_size * real);
         w->dpk = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
@@ -14603,7 +14618,7 @@ STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int b
     STX__FP_SCOPE;
     stx__attn A;
     stx__attn_work w;
-    if (a->H > STX__MAX_HEADS) return 0; /* refused by the kernels */
+    if (a->H > STX__MAX_HEADS) return 0; /* the kernels report the error */
     stx__attn_plan(&A, x, a);
     if (!backward && stx__attn_is_few(a))
         return (size_t)stx_threads(x) * stx__attn_few_reals(&A) * sizeof(stx_real);
@@ -14611,12 +14626,13 @@ STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int b
     return w.bytes;
 }
 
-/* Prepares a forward or backward call: plan, layout, units, packed pe. Returns 0 and sets
-   an error if there are too many heads. */
+/* Prepares a forward or backward call: makes the plan and the layout, divides the call
+   into units, and packs pe. Returns 0 and sets an error if there are too many heads. */
 static int stx__attn_start(stx_ctx *x, const char *op, stx__attn *A, const stx_attention_args *a,
                            int backward, stx__attn_work *w) {
     const size_t threads = (size_t)stx_threads(x);
-    STX__CHECK(x, a->H <= STX__MAX_HEADS, STX_ERR_SHAPE, "%s: H: expected at most %d, got %zu", op,
+    STX__CHECK(x, a->H <= STX__MAX_HEADS, STX_ERR_SHAPE,
+               "%s: number of heads H: expected at most %d, got %zu", op,
                (int)STX__MAX_HEADS, a->H);
     stx__attn_plan(A, x, a);
     if (!backward && stx__attn_is_few(a)) return 1;
@@ -14676,7 +14692,7 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
 // >>attention: backward
 
 /* Gradients for one query, derived line by line from the forward pass. w_j = e^(s_j -
-   row_max) inv_sum is recomputed tile by tile; a_j = m_j w_j.
+   row_max) inv_sum is recomputed tile by tile, and a_j = m_j w_j.
 
        y = sum_j r_j a_j v_j
            dv_j += r_j a_j dy
@@ -14696,24 +14712,27 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
        m_j = clamp((span_fraction max_span + ramp + 1 - delta) / ramp, 0, 1)
            dspan_fraction += max_span / ramp sum_j dm_j over 0 <= m <= 1 before clamping
 
-   dv, dk and dpe are computed transposed, (D, keys): then s and g, as stored, are the
-   right operands of the matmuls. A unit has its keys for itself and, unless its head is
-   divided, its queries: no locks are needed. Gradients that units share (of pe, biases,
-   span_fraction, persistent vectors, and of the queries of a divided head) are summed per
-   owner or per unit in `work`, and then added up in a fixed order. */
+   dv, dk and dpe are computed in transposed form, (D, keys), so that s and g are the
+   right operands of the matmuls as they are stored. No locks are needed: units never
+   share keys, and they share queries only if their head is divided. Gradients to which
+   several units contribute (those of pe, biases, span_fraction, persistent vectors, and
+   of the queries of a divided head) are first summed per owner or per unit in `work`,
+   then added up in a fixed order. */
 
-/* One row of n keys of a tile. */
+/* Parameters of stx__attn_soft_bwd for one row of n keys of a tile. */
 typedef struct stx__attn_row {
-    size_t n, m_count;               /* the first m_count have m < 1 */
-    size_t begin, end;               /* columns that count in dspan_fraction */
+    size_t n, m_count;               /* the first m_count keys have m < 1 */
+    size_t begin, end;               /* columns [begin,end) affect dspan_fraction */
     stx_real row_max, inv_sum;
-    stx_real dot, eps_dot;           /* dot and eps dot; 0 and dot with no_renorm */
+    stx_real dot, eps_dot;           /* dot and eps dot, or 0 and dot with no_renorm */
 } stx__attn_row;
 
-/* g = dy . v becomes ds, s becomes r a:
+/* Turns g = dy . v into ds, and s into r a:
        a = m w,  w = e^(s - row_max) inv_sum
            ds = a (r g - dot) - eps_dot w,  dspan += w (r g - dot)
-   m_by_distance: m of the first columns, 1 for the others. factors (n): r, or NULL. */
+
+   m_by_distance is m of the first m_count columns; the others have m = 1. factors (n)
+   is r, or NULL. */
 STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g,
                                   const stx_real *STX_RESTRICT m_by_distance,
                                   const stx_real *STX_RESTRICT factors, const stx__attn_row *row,
@@ -14728,7 +14747,7 @@ STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *S
     if (end < dm_end) end = STX_MIN(dm_end, n);
 
     for (c = 0; c < end; c++) {
-        /* m w <= 1, but w alone can overflow; NaN stays NaN */
+        /* m w <= 1, but w alone could overflow: limit the exponent. NaN stays NaN */
         const stx_real over_max = s[c] - max, v = over_max > 80 ? 80 : over_max;
         const stx_real w = stx_fast_exp(fma, v) * inv, m = c < m_count ? m_by_distance[c] : 1;
         const stx_real dm = g[c] - dot;
@@ -14751,8 +14770,8 @@ STX_EACH_ISA(stx__attn_soft_bwd,
               const stx__attn_row *row, stx_real *dspan),
              s, g, m_by_distance, factors, row, dspan)
 
-/* Row r of s and g: scores and dy . v become weights and ds, in the columns that the
-   query sees. */
+/* Turns row r of s and g, which hold scores and dy . v, into weights and ds in the
+   columns that the query sees. */
 static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real row_max,
                               stx_real inv_sum, stx_real *dspan) {
     const stx_attention_args *a = t->plan->a;
@@ -14776,8 +14795,8 @@ static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real 
              (s + lo, g + lo, t->mask.m_by_distance + STX_MIN(at, count), factors, &row, dspan));
 }
 
-/* bf16: ds in `half`, and pairs of rows r and r+1 of s and of g. For pe, row r+1 is one
-   column further. */
+/* For bf16: converts ds to `half`, and forms pairs of rows r and r+1 of s and of g. In
+   the pairs for pe, row r+1 is one column ahead. */
 static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
     const stx__attn *A = t->plan;
     size_t r;
@@ -14794,8 +14813,8 @@ static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
     }
 }
 
-/* s and g of the tile become weights and ds, zero where a query sees no key. row_max,
-   inv_sum: of the tile's queries. */
+/* Turns s and g of the tile into weights and ds, which are zero where a query sees no
+   key. row_max and inv_sum start at the tile's first query. */
 static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *row_max,
                               const stx_real *inv_sum, stx_real *dspan) {
     const size_t rows = stx__round_up(t->nb, t->plan->mk->kr > 1 ? 32 : 1);
@@ -14816,9 +14835,9 @@ static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real 
     if (t->plan->per_word == 2) stx__attn_bwd_pairs(x, t, rows);
 }
 
-/* dk_t[d][c] += sum_r q_t[d][r] ds[r][c], or dv_t[d][c] += sum_r dy_t[d][r] (r a)[r][c],
-   over the tile's queries. transposed: operand (D,ldt); weights (BQ,LDS), or in bf16
-   pairs of its rows; to (D,LDK). */
+/* Computes dk_t[d][c] += sum_r q_t[d][r] ds[r][c], or dv_t[d][c] += sum_r dy_t[d][r] (r
+   a)[r][c], over the tile's queries. `transposed` is an operand (D,ldt), `weights` is
+   (BQ,LDS), `pairs` its rows in pairs (used in bf16), and `to` is (D,LDK). */
 static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transposed,
                                   const stx_real *weights, const uint32_t *pairs, stx_real *to) {
     const stx__attn *A = t->plan;
@@ -14844,8 +14863,8 @@ static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transpose
     }
 }
 
-/* dpe[d][p] += sum_r qv_t[d][r] ds[r][c] with c = p - p0 + r: ds read by its skew. dpe
-   (D,ldpe). */
+/* Computes dpe[d][p] += sum_r qv_t[d][r] ds[r][c] with c = p - p0 + r, reading ds with
+   a skew. dpe is (D,ldpe). */
 static void stx__attn_dpe(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
     const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
@@ -14857,7 +14876,7 @@ static void stx__attn_dpe(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
     size_t d;
     for (; p < pe_end; p += nr) {
         const void *right;
-        /* rows that meet this strip of pe */
+        /* rows that use this strip of pe */
         from = 0;
         while (from < nb && p0 + t->lo[from] - from >= p + nr) from++;
         end = nb;
@@ -14874,7 +14893,7 @@ static void stx__attn_dpe(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
     }
 }
 
-/* out_pe[r] += sum_p ds[r][p - p0 + r] pe_p, ds read by its skew. */
+/* Computes out_pe[r] += sum_p ds[r][p - p0 + r] pe_p, reading ds with a skew. */
 static void stx__attn_sum_pe(const stx__attn_tile *t) {
     const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
@@ -14926,13 +14945,13 @@ typedef struct stx__attn_dq_args {
     size_t    ldq;
     int       accumulate;            /* 0: dq is overwritten */
     stx_real *dcontent_bias, *dposition_bias;    /* (D) */
-    const stx_real *out, *out_pe;    /* (n,D), rows ldo apart */
+    const stx_real *out, *out_pe;    /* (n,D), with a row stride of ldo */
     size_t    ldo, n, D;
     stx_real  scale;
 } stx__attn_dq_args;
 
-/* dq += scale (out + out_pe); dcontent_bias += the sum over rows of scale out,
-   dposition_bias of scale out_pe */
+/* Adds scale (out + out_pe) to dq, or overwrites dq with it. Adds the sum over the rows
+   of scale out to dcontent_bias, and that of scale out_pe to dposition_bias. */
 STX_INNER void stx__attn_dq(int fma, const stx__attn_dq_args *a) {
     const stx_real *STX_RESTRICT out = a->out, *STX_RESTRICT out_pe = a->out_pe, scale = a->scale;
     stx_real *STX_RESTRICT dcontent = a->dcontent_bias, *STX_RESTRICT dposition = a->dposition_bias;
@@ -14953,8 +14972,9 @@ STX_INNER void stx__attn_dq(int fma, const stx__attn_dq_args *a) {
 
 STX_EACH_ISA(stx__attn_dq, (const stx__attn_dq_args *a), a)
 
-/* to (n,D), rows ldt apart, += or = the transpose of columns c .. c+n-1 of from (D,LDK).
-   work: BK rows of NR elements. */
+/* Transposes columns c .. c+n-1 of `from` (D,LDK) and stores the result in `to` (n,D),
+   with a row stride of ldt, or adds it with accumulate set. work: BK rows of NR
+   elements. */
 static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt,
                                      const stx_real *from, size_t c, size_t n, stx_real *work,
                                      int accumulate) {
@@ -14970,8 +14990,8 @@ static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ld
     }
 }
 
-/* Stores the gradient of n rows: columns c .. c+n-1 of t (D,LDK); with t = NULL, it is
-   zero. */
+/* Stores the gradient of n rows, which is in columns c .. c+n-1 of t (D,LDK), or adds
+   it unless `overwrite` is set. With t = NULL, the gradient is zero. */
 static void stx__attn_store_rows(const stx__attn *A, stx_real *rows, size_t stride, int overwrite,
                                  const stx_real *t, size_t c, size_t n, stx_real *work) {
     size_t r;
@@ -14981,8 +15001,8 @@ static void stx__attn_store_rows(const stx__attn *A, stx_real *rows, size_t stri
         for (r = 0; r < n; r++) memset(rows + r * stride, 0, A->a->D * sizeof *rows);
 }
 
-/* Stores the gradient of keys or of values from .. to-1, from t (D,LDK), whose column 0
-   is key j0, or zero with t = NULL. work: BK rows of NR elements. */
+/* Stores the gradient of keys or values [from,to), which is in t (D,LDK). Column 0 of t
+   is key j0. With t = NULL, the gradient is zero. work: BK rows of NR elements. */
 static void stx__attn_store(const stx__attn *A, const stx__kv_rows *r, const stx_real *t,
                             ptrdiff_t j0, ptrdiff_t from, ptrdiff_t to, stx_real *work) {
     const ptrdiff_t cached = STX_MAX(from, r->cached_first);
@@ -14996,7 +15016,7 @@ static void stx__attn_store(const stx__attn *A, const stx__kv_rows *r, const stx
                              (size_t)(cached - j0), (size_t)(cached_end - cached), work);
 }
 
-/* The backward pass of one unit. */
+/* State of the backward pass of one unit. */
 typedef struct stx__attn_bwd {
     stx_ctx *x;
     const stx__attn      *plan;
@@ -15008,12 +15028,12 @@ typedef struct stx__attn_bwd {
     stx_real      *dq;               /* (T,D), rows dq_stride apart, or NULL */
     size_t         dq_stride;
     int            add_dq;           /* 0: dq is overwritten */
-    stx_real      *dpe;              /* (D,ldpe), of the owner, or NULL */
-    stx_real      *dspan;            /* of the unit */
+    stx_real      *dpe;              /* (D,ldpe): the owner's sum, or NULL */
+    stx_real      *dspan;            /* the unit's sum */
 } stx__attn_bwd;
 
-/* All queries with the packed tile of keys, of which `keys` exist. dk_t and dv_t become
-   the gradients of its keys and values, unless they are not needed. */
+/* Processes all queries with a packed tile whose keys exist only in columns below `keys`.
+   Sets dk_t and dv_t to the gradients of its keys and values if they are needed. */
 static void stx__attn_bwd_tile(stx__attn_bwd *u, ptrdiff_t keys, int needs_dk, int needs_dv) {
     stx__attn_tile *t = &u->t;
     const stx__attn *A = t->plan;
@@ -15043,8 +15063,8 @@ static void stx__attn_bwd_tile(stx__attn_bwd *u, ptrdiff_t keys, int needs_dk, i
     }
 }
 
-/* Packs the queries and dy of the unit, and computes dy . y. clear_bk: of the last unit
-   that used the thread's scratch. */
+/* Packs the queries and dy of the unit, and computes dy . y. clear_bk is the value that
+   the last unit left in the thread's scratch. */
 static void stx__attn_bwd_open(stx__attn_bwd *u, size_t thread, size_t clear_bk) {
     const stx__attn *A = u->plan;
     const stx_attention_args *a = A->a;
@@ -15081,15 +15101,15 @@ static void stx__attn_bwd_open(stx__attn_bwd *u, size_t thread, size_t clear_bk)
     u->dq = a->dq + b * a->q_batch_stride + h * D;
     u->dq_stride = a->q_row_stride;
     u->add_dq = !stx__overwrites(a, STX_OVERWRITE_DQ);
-    if (unit->part >= 0) { /* another unit has the same queries */
+    if (unit->part >= 0) { /* only the first unit of a head writes to dq itself */
         u->dq = w->part + (size_t)unit->part * T * D;
         u->dq_stride = D;
         u->add_dq = 0;
     }
 }
 
-/* Zero gradients for the keys that no query reaches: those before the first unit of a
-   head, and those after its last. */
+/* Writes zero gradients for the keys that no query reaches: those before the first unit
+   of a head and those after its last unit. */
 static void stx__attn_bwd_unreached(stx__attn_bwd *u) {
     const stx_attention_args *a = u->plan->a;
     const ptrdiff_t S = (ptrdiff_t)a->S, before = STX_MIN(u->unit->first, S);
@@ -15106,8 +15126,8 @@ static void stx__attn_bwd_unreached(stx__attn_bwd *u) {
     }
 }
 
-/* All keys of the unit: dk, dv, dpe; then dq and the biases, from sum_j ds_j k_j and
-   sum_j ds_j pe_p. */
+/* Computes dk, dv and dpe for all keys of the unit, then dq and the gradients of the
+   biases from sum_j ds_j k_j and sum_j ds_j pe_p. */
 static void stx__attn_bwd_keys(stx__attn_bwd *u) {
     const stx__attn *A = u->plan;
     const stx_attention_args *a = A->a;
@@ -15150,7 +15170,8 @@ static void stx__attn_bwd_keys(stx__attn_bwd *u) {
     STX_CALL(u->x, stx__attn_dq, (&q));
 }
 
-/* The persistent vectors of the head, which its first unit computes. */
+/* Computes the gradients of the head's persistent vectors and adds their part of dq.
+   Only the first unit of a head does this. */
 static void stx__attn_bwd_persistent(stx__attn_bwd *u) {
     const stx__attn *A = u->plan;
     const stx_attention_args *a = A->a;
@@ -15181,12 +15202,13 @@ static void stx__attn_bwd_persistent(stx__attn_bwd *u) {
         stx__attn_transpose_back(A, w->dpv + at, D, t->buf.dv_t, 0, n, t->buf.s, 1);
     }
     if (!u->dq) return;
-    for (r = 0; r < T; r++) /* stx__attn_bwd_keys has set dq */
+    for (r = 0; r < T; r++) /* add to dq, which stx__attn_bwd_keys has set */
         for (c = 0; c < D; c++)
             u->dq[r * u->dq_stride + c] += a->scale * sqrt_D * t->buf.out[r * A->Dp + c];
 }
 
-/* *clear_bk: in and out; see stx__attn_bwd_open. */
+/* Computes the gradients of one unit. *clear_bk is passed from unit to unit; see
+   stx__attn_bwd_open. */
 static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w,
                                size_t thread, size_t owner, const stx__attn_unit *unit,
                                size_t *clear_bk) {
@@ -15206,7 +15228,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     *clear_bk = u.t.clear_bk;
 }
 
-/* The units of an owner, the longest first. */
+/* Processes the units of each owner, the most expensive ones first. */
 static void stx__attn_bwd_part(const stx_share *s, const void *job) {
     const stx__attn_job *j = (const stx__attn_job *)job;
     const stx__attn_work *w = j->w;
@@ -15223,7 +15245,7 @@ static void stx__attn_bwd_part(const stx_share *s, const void *job) {
     if (j->plan->mk->leave) j->plan->mk->leave();
 }
 
-/* dpe[p] += the sum of the owners' copies (tables,D,ldpe). */
+/* Adds the sum of the owners' copies (tables,D,ldpe) to dpe. */
 static void stx__attn_add_dpe_part(const stx_share *s, const void *job) {
     const stx__attn_job *j = (const stx__attn_job *)job;
     const stx__attn *A = j->plan;
@@ -15238,7 +15260,7 @@ static void stx__attn_add_dpe_part(const stx_share *s, const void *job) {
         }
 }
 
-/* to (n) += the sum of `copies` arrays of n elements. */
+/* Adds the sum of `copies` arrays of n elements to `to`. */
 typedef struct stx__add_copies_args {
     stx_real *to;
     const stx_real *from;            /* (copies,n) */
@@ -15271,7 +15293,7 @@ static void stx__attn_add_persistent(stx_ctx *x, const stx__attn_work *w, stx_re
     stx_parallel(x, (a.n + 63) / 64, a.n * a.copies, stx__add_copies_run, &a);
 }
 
-/* Gives each unit to the owner with the least cost so far. */
+/* Assigns each unit to the owner with the lowest cost so far. */
 static void stx__attn_assign(const stx_attention_args *a, stx__attn_work *w) {
     size_t i, k;
     for (k = 0; k < w->owners; k++) w->load[k] = 0;
@@ -15286,7 +15308,8 @@ static void stx__attn_assign(const stx_attention_args *a, stx__attn_work *w) {
     }
 }
 
-/* Adds what was summed per unit: biases, span_fraction, and dq of divided heads. */
+/* Adds up what was computed per unit: the gradients of the biases and of span_fraction,
+   and dq of divided heads. */
 static void stx__attn_add_units(const stx_attention_args *a, const stx__attn_work *w) {
     const size_t D = a->D;
     size_t i, c, r;
@@ -15333,7 +15356,7 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>adaptive input and output
 
-/* The cluster that has id, or `count` if none does. */
+/* Returns the cluster that contains id, or `count` if none does. */
 static size_t stx__cluster(const size_t *end, size_t count, int32_t id) {
     size_t c = 0;
     if (id < 0) return count;
@@ -15341,13 +15364,14 @@ static size_t stx__cluster(const size_t *end, size_t count, int32_t id) {
     return c;
 }
 
-/* The first id of cluster c. */
+/* Returns the first id of cluster c. */
 static size_t stx__cluster_start(const size_t *end, size_t c) {
     return c ? end[c - 1] : 0;
 }
 
-/* Column of cluster c >= 1 in the head, after its `words` columns of words, for K
-   clusters. */
+/* Returns the column for cluster c >= 1 in the output head, which has `words` columns
+   for words and then K - 1 columns for clusters 1 .. K-1 in ascending (`forward`) or
+   descending order. */
 static size_t stx__cluster_column(size_t words, size_t K, size_t c, int forward) {
     return words + (forward ? c - 1 : K - 1 - c);
 }
@@ -15390,7 +15414,7 @@ static void stx__nan_if(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) 
         for (i = 0; i < n; i++) y[i] = (stx_real)NAN;
 }
 
-/* Checks cluster c. d: the width of the model, 0 if it is unknown. */
+/* Checks cluster c. d is the width of the model, or 0 if it is unknown. */
 static int stx__adaptive_check_cluster(stx_ctx *x, const char *op, const stx_adaptive *a, size_t c,
                                        size_t d, int output) {
     const size_t start = stx__cluster_start(a->end, c);
@@ -15399,7 +15423,7 @@ static int stx__adaptive_check_cluster(stx_ctx *x, const char *op, const stx_ada
     const stx_tensor *proj_bias = output ? a->proj_bias[c] : NULL;
     char s[96];
     STX__CHECK(x, a->end[c] > start && a->end[c] <= INT32_MAX, STX_ERR_ARG,
-               "%s: end[%zu]: expected more than %zu, where the cluster begins, and less than "
+               "%s: end[%zu]: expected more than %zu, the start of the cluster, and less than "
                "2^31, got %zu", op, c, start, a->end[c]);
     STX__CHECK(x, T && T->ndim == 2 && T->dim[0] == a->end[c] - start, STX_ERR_SHAPE,
                "%s: table[%zu]: expected (%zu,width), got %s", op, c, a->end[c] - start,
@@ -15408,11 +15432,11 @@ static int stx__adaptive_check_cluster(stx_ctx *x, const char *op, const stx_ada
                STX_ERR_SHAPE, "%s: proj[%zu]: expected (%zu,%zu), got %s", op, c, d, T->dim[1],
                stx__shape(P, s));
     STX__CHECK(x, P || !d || T->dim[1] == d, STX_ERR_SHAPE,
-               "%s: table[%zu]: expected width %zu, since there is no projection, got %s", op, c,
-               d, stx__shape(T, s));
+               "%s: table[%zu]: expected width %zu, because there is no projection, got shape %s",
+               op, c, d, stx__shape(T, s));
     STX__CHECK(x, !proj_bias || (P && proj_bias->size == P->dim[1]), STX_ERR_SHAPE,
-               "%s: proj_bias[%zu]: expected (%zu) and a projection, got %s and %s", op, c,
-               T->dim[1], stx__shape(proj_bias, s), P ? "a projection" : "no projection");
+               "%s: proj_bias[%zu]: expected shape (%zu) and a projection, got shape %s and %s", op,
+               c, T->dim[1], stx__shape(proj_bias, s), P ? "a projection" : "no projection");
     STX__CHECK(x, !bias || bias->size == T->dim[0], STX_ERR_SHAPE,
                "%s: bias[%zu]: expected (%zu), got %s", op, c, T->dim[0], stx__shape(bias, s));
     return 1;
@@ -15445,8 +15469,8 @@ static int stx__adaptive_check(stx_ctx *x, const char *op, const stx_adaptive *a
     return 1;
 }
 
-/* m[c]: how many of the ids cluster c has, without the ignored ones. Returns 0 and,
-   unless op is NULL, sets an error if an id is in no cluster. */
+/* Sets m[c] to the number of ids in cluster c, without the ignored ones. If an id is in
+   no cluster, sets an error and returns 0, or skips the id if op is NULL. */
 static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a,
                                const stx_ids *ids, const stx_token_loss *how, size_t *m) {
     size_t c, i, n = ids->B * ids->T;
@@ -15459,14 +15483,14 @@ static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a
             continue;
         }
         STX__CHECK(x, !op, STX_ERR_ARG,
-                   "%s: id at position %zu: expected at least 0 and below the vocabulary of %zu, "
+                   "%s: id at position %zu: expected at least 0 and below the vocabulary size %zu, "
                    "got %ld", op, i, a->end[a->clusters - 1], (long)ids->data[i]);
     }
     return 1;
 }
 
-/* Slots for m of the ids: m, or on a GPU m rounded up to a multiple of 1/16 of all ids,
-   so that steps with similar counts have the same shapes. */
+/* Returns the number of slots for m ids: m, or on a GPU m rounded up to a multiple of
+   1/16 of all ids, so that steps with similar counts have the same shapes. */
 static size_t stx__cluster_capacity(const stx_ids *ids, size_t m) {
     size_t n = ids->B * ids->T, each = (n + 15) / 16;
     if (ids->data == ids->device || !m) return m;
@@ -15489,7 +15513,7 @@ typedef struct stx__sorted_ids {
     size_t size[STX_MAX_CLUSTERS];
 } stx__sorted_ids;
 
-/* known: the ids on the device, with -1 for ignored ones. */
+/* Sorts the ids by cluster. known: the ids on the device, with -1 for ignored ones. */
 static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids,
                          const int32_t *known, const stx_token_loss *how, int head,
                          stx__sorted_ids *s) {
@@ -15518,9 +15542,9 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
     return 1;
 }
 
-/* Dropout masks (m,C) for rows that belong to the tokens place[0..m) of n, or NULL
-   without dropout. They are drawn for all tokens, because the rows that a rank has in a
-   cluster, and their order, depend on its share of the batch. */
+/* Returns dropout masks (m,C) for the rows of tokens place[0..m) out of n tokens, or
+   NULL without dropout. Masks are drawn for all n tokens, because which rows a rank has
+   in a cluster, and in which order, depends on its share of the batch. */
 static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, const int32_t *place,
                                    size_t m) {
     stx_tensor *all, *mask;
@@ -15534,7 +15558,8 @@ static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, con
     return all ? mask : NULL;
 }
 
-/* Rows of all clusters, one after the other: P_c dropout(T_c[id]), (1,all,d). */
+/* Returns the rows P_c dropout(T_c[id]) of all clusters, one cluster after the other,
+   as (1,all,d). */
 static stx_tensor *stx__adaptive_rows(stx_ctx *x, const stx_adaptive *a, size_t n,
                                       const stx__sorted_ids *s) {
     stx_tensor *all = NULL;
@@ -15581,13 +15606,14 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     return y;
 }
 
-/* Padded logits. Tensor cores access rows at multiples of 16 bytes, which an odd
-   vocabulary does not have. On a GPU, a table whose number of rows is not a multiple of 8
-   is therefore followed by zero rows up to a multiple of 64: 128 bytes of bf16, less than
-   a tile of the GEMM, which computes them anyway. The logits then have columns that are
-   not words. Losses do not read them and set their gradients to 0, so that GEMMs with the
-   table and with its gradient can include them. The parameters, their gradients and
-   whatever uses their size do not. */
+/* Padded logits. Tensor cores access rows that start at multiples of 16 bytes. The rows
+   of logits do not if the size of the vocabulary is odd, for example. On a GPU, a table
+   whose number of rows is not a multiple of 8 is therefore followed by zero rows up to
+   a multiple of 64. The GEMM computes these columns anyway: 64 columns of bf16 are 128
+   bytes, less than one of its tiles. The logits then have columns that are not words.
+   Losses do not read them and set their gradients to 0, so GEMMs with the table and
+   with its gradient can include them. The padding is not part of the parameters and of
+   their gradients, and is not counted in their sizes. */
 enum {
     STX__ALIGNED = 8,
     STX__PADDED  = 64
@@ -15597,18 +15623,18 @@ static size_t stx__vocab_io_pad(const stx_ctx *x, size_t rows) {
     return stx__on_gpu(x) && rows % STX__ALIGNED ? STX__PADDED - rows % STX__PADDED : 0;
 }
 
-/* h (..,d) -> T h + b, with the padding columns for which the table and its bias have
-   space. */
+/* Returns T h + b for h (..,d), with padding columns if the table and its bias have
+   space for them. */
 static stx_tensor *stx__logits(stx_ctx *x, stx_tensor *h, stx_tensor *T, stx_tensor *b) {
     size_t pad = T && T->ndim == 2 ? stx__vocab_io_pad(x, T->dim[0]) : 0;
     if (pad && (T->padding < pad * T->dim[1] || (b && b->padding < pad))) pad = 0;
     return stx__linear_padded(x, h, T, b, STX_ACT_NONE, pad);
 }
 
-/* Logits of cluster c for rows h (n,d): T_c dropout(P_c^T h + p_c) + b_c. For the head,
-   followed by the columns of the other clusters. mask: dropout masks of a cluster's rows,
-   or NULL for dropout with probability `dropout`. *w: the number of columns that are
-   logits. */
+/* Returns the logits of cluster c for rows h (n,d): T_c dropout(P_c^T h + p_c) + b_c.
+   For the head, c = 0, the columns for the other clusters follow. `mask` holds the
+   dropout masks of the cluster's rows; if it is NULL, dropout has the probability
+   `dropout`. *w is set to the number of columns without padding. */
 static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c,
                                         double dropout, stx_tensor *mask, size_t *w) {
     stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *logits;
@@ -15622,9 +15648,9 @@ static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_t
                              stx__logits(x, e, a->cluster_w, a->cluster_b), a->clusters - 1);
 }
 
-/* A call of the adaptive softmax. The loss is that of the head for all n rows plus that
-   of each cluster for its rows. It is weighted if `how` is given, and on a GPU, where
-   clusters have slots without a row. */
+/* State of a call of the adaptive softmax. The loss is the head's loss over all n rows
+   plus the loss of each cluster over its rows. Rows have weights if `how` is given, and
+   always on a GPU, where clusters have slots without a row. */
 typedef struct stx__adaptive_loss {
     const stx_adaptive *a;
     stx_token_loss *how;             /* or NULL */
@@ -15632,10 +15658,10 @@ typedef struct stx__adaptive_loss {
     size_t          n;
     stx__sorted_ids s;
     stx_real       *weight;          /* (n), on the device; NULL if not weighted */
-    stx_tensor     *nll;             /* (n), likewise */
+    stx_tensor     *nll;             /* (n); NULL if not weighted */
 } stx__adaptive_loss;
 
-/* The loss of cluster c >= 1, added to loss. */
+/* Returns `loss` plus the loss of cluster c >= 1. */
 static stx_tensor *stx__adaptive_add_cluster(stx_ctx *x, const stx__adaptive_loss *l, size_t c,
                                              stx_tensor *loss) {
     const stx_adaptive *a = l->a;
@@ -15678,8 +15704,8 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
     known = targets->device;
     if (!stx__adaptive_check(x, op, a, stx__last(h), 1)) return NULL;
     STX__NEED(x, stx__rows(h) == l.n && l.n <= INT32_MAX / 2, STX_ERR_SHAPE,
-              "%s: expected one target per row and fewer than 2^30, got %zu rows, %zu targets",
-              op, stx__rows(h), l.n);
+              "%s: expected one target per row and fewer than 2^30 rows, got %zu rows and %zu "
+              "targets", op, stx__rows(h), l.n);
     if ((how || stx__on_gpu(x)) && !stx__token_weights(x, op, targets, how, &l.weight, &known))
         return NULL;
     if (!stx__sort_ids(x, op, a, targets, known, how, 1, &l.s)) return NULL;
@@ -15714,7 +15740,7 @@ STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *
                                  how ? how : &none);
 }
 
-/* log sum_i e^a_i, summed in double. */
+/* Returns log sum_i e^a_i, summed in double. */
 static double stx__row_lse(const stx_real *a, size_t n) {
     stx_real max = stx__max(a, n);
     double s = 0;
@@ -15723,7 +15749,7 @@ static double stx__row_lse(const stx_real *a, size_t n) {
     return (double)max + log(s);
 }
 
-/* log p(word) = logit - log sum e^logits, plus the log p of its cluster. */
+/* Computes log p(word) = logit - log sum e^logits, plus log p of the word's cluster. */
 static void stx__cluster_log_probs_part(const stx_share *s, const void *job) {
     const stx__cluster_log_probs_args *k = (const stx__cluster_log_probs_args *)job;
     size_t n, j;
@@ -15763,7 +15789,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     for (c = 0; c < a->clusters; c++) {
         size_t w;
         stx_tensor *logits = stx__adaptive_logits(x, a, h, c, 0, NULL, &w);
-        logits = stx__join_columns(x, logits, w, NULL, 0); /* without padding */
+        logits = stx__join_columns(x, logits, w, NULL, 0); /* drop the padding */
         if (!logits || !out || !k.gate) {
             out = NULL;
             break;
@@ -15783,9 +15809,9 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 
 // >>report
 
-/* Creates the report, a device buffer that the host reads between steps. On a CPU the
-   host's copy is the same buffer, without the mirrors: parameters are read where they
-   are. */
+/* Creates the report, a device buffer that the host reads between steps. On a CPU, the
+   host's copy is the same buffer, without the mirrors, because parameters can be read
+   directly. */
 static int stx__report_create(stx_ctx *x) {
     size_t bytes = sizeof *x->report.device;
     if (x->report.device) return 1;
@@ -15805,7 +15831,7 @@ static size_t stx__report_bytes(const stx_ctx *x) {
     return offsetof(stx__report, mirror) + x->report.mirror_values * sizeof(stx_real);
 }
 
-/* On a GPU: enqueues the copy of the report after all pending work. Does not wait. */
+/* On a GPU, enqueues the copy of the report after all pending work. Does not wait. */
 static void stx__report_request(stx_ctx *x) {
     if (!stx__on_gpu(x) || !x->report.device || !stx_ok(x)) return;
     if (x->report.mirrors)
@@ -15815,8 +15841,8 @@ static void stx__report_request(stx_ctx *x) {
 }
 #endif
 
-/* Waits until the host's copy of the report is current. During a capture nothing runs,
-   and the copy stays as it was before. On a CPU the copy always is current. */
+/* Waits until the host's copy of the report is current. During a capture, nothing runs
+   and the copy does not change. On a CPU, the copy is always current. */
 static int stx__report_sync(stx_ctx *x) {
     if (!stx__report_create(x)) return 0;
 #ifdef SEQTX_CUDA
@@ -15884,7 +15910,8 @@ static int stx__mirror_add(stx_ctx *x, const stx_tensor *t) {
     if (i == STX__MIRRORS || t->size > STX__MIRROR_VALUES - values) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_param_mirror: expected at most %d parameters with %d elements in total, got "
-                 "%zu with %zu", (int)STX__MIRRORS, (int)STX__MIRROR_VALUES, i + 1,
+                 "%zu parameters with %zu elements",
+                 (int)STX__MIRRORS, (int)STX__MIRROR_VALUES, i + 1,
                  stx_size_add(values, t->size, 1));
         return 0;
     }
@@ -15921,13 +15948,13 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
    each batch; the ranks average their gradients before an update.
 
    Back ends. x->group.ops is a table of functions that exchange data, or NULL in a
-   context that is alone. MPI (SEQTX_MPI) serves contexts on a CPU, NCCL (SEQTX_NCCL)
-   contexts on a GPU. If MPI started ranks with GPUs, host memory is exchanged by MPI and
-   device memory by NCCL.
+   context without a group. Contexts on a CPU use MPI (SEQTX_MPI), contexts on a GPU use
+   NCCL (SEQTX_NCCL). If MPI started ranks with GPUs, they exchange host memory by MPI
+   and device memory by NCCL.
 
-   Buckets. The gradients of a parameter list are one block (stx_params_grads), cut into
-   buckets of consecutive elements. stx_backward visits the layers from last to first, so
-   the last bucket is complete first:
+   Buckets. The gradients of a parameter list are one block (stx_params_grads), divided
+   into buckets of consecutive elements. stx_backward visits the layers from last to
+   first, so the last bucket is complete first:
 
        parameters    w0      w1     w2         w3           w4
        gradients   [         |            |           |           ]
@@ -15939,15 +15966,16 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
    bucket, while stx_backward computes the gradients of earlier layers. stx_optim_step
    sends the rest and waits.
 
-   Results do not depend on timing. Sizes determine the buckets. All ranks send them by
-   falling index, in the same order of calls, and the tape, not a clock, determines when.
-   Every sum is one reduction by the back end, whose order of additions depends on the
-   number of elements and ranks. Sending early therefore changes no bit. Sums that every
-   rank needs are computed at one rank and broadcast.
+   Results do not depend on timing. The buckets depend only on sizes. All ranks send
+   them in the same order, from the last to the first, and at points that only the tape
+   determines. Every sum is one reduction by the back end, whose order of additions
+   depends only on the number of elements and ranks. The result is therefore
+   bit-identical however early a bucket is sent. Sums that every rank needs are computed
+   on one rank and broadcast.
 
-   Sharded optimiser state (stx_group_desc.shard; ZeRO stage 1, Rajbhandari et al.
-   2020, 1910.02054). Each bucket has an owner, and its mean is computed there alone.
-   The owner has the optimiser state of these parameters and updates them;
+   Sharded optimiser state (stx_group_desc.shard; ZeRO stage 1, Rajbhandari et al. 2020,
+   1910.02054). One rank owns each bucket, and only the owner receives its mean. The
+   owner has the optimiser state of these parameters and updates them.
    stx__spread_params then broadcasts them. */
 
 static int stx__env_int(const char *name, int missing) {
@@ -15956,7 +15984,7 @@ static int stx__env_int(const char *name, int missing) {
     long v;
     if (!s) return missing;
     v = strtol(s, &end, 10);
-    /* SLURM lists one number per machine: "8(x2),4" */
+    /* SLURM lists the tasks of each machine: "8(x2),4" */
     if (end == s || (*end && *end != '(' && *end != ',')) return missing;
     return v < 0 || v > 1 << 24 ? missing : (int)v;
 }
@@ -15969,12 +15997,12 @@ STX_DEF stx_launch_info stx_get_launch_info(void) {
         {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
          "MV2_COMM_WORLD_LOCAL_SIZE"},
         {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-        /* not SLURM_NTASKS: it is also set in an sbatch script, which starts its
-           programs alone */
+        /* not SLURM_NTASKS, which is also set for programs that an sbatch script starts
+           without srun */
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}};
-    /* Another launcher may start torchrun once per machine, and its variables are
-       still set then: torchrun, the inner launcher, takes precedence. */
+    /* Another launcher may have started torchrun once per machine. Its variables are
+       then still set, but torchrun, the inner launcher, takes precedence. */
     const size_t n = sizeof names / sizeof *names;
     const size_t first = getenv("TORCHELASTIC_RUN_ID") ? n - 1 : 0;
     stx_launch_info s;
@@ -16007,22 +16035,23 @@ STX_DEF int stx_ranks(const stx_ctx *x) {
 // >>group: shards of the optimiser state
 
 /* The parameters of a list, in order, are divided into chunks of STX__OPTIM_CHUNK
-   elements of one tensor; the last chunk of a tensor may be shorter. Chunks are what
-   threads share in an update. With stx_group_desc.shard the ranks share them too: of n
-   chunks, rank r has the optimiser state of chunks [n r / ranks, n (r + 1) / ranks). */
+   elements of one tensor; the last chunk of a tensor may be shorter. An update divides
+   the chunks among the threads. With stx_group_desc.shard, they are first divided among
+   the ranks: of n chunks, rank r has the optimiser state of chunks [n r / ranks, n (r +
+   1) / ranks). */
 enum { STX__OPTIM_CHUNK = 4096 };
 
 static size_t stx__chunks_of(size_t n) {
     return (n + STX__OPTIM_CHUNK - 1) / STX__OPTIM_CHUNK;
 }
 
-/* Elements [begin, end) of a tensor: those whose optimiser state a rank has. */
+/* The elements [begin, end) of a tensor whose optimiser state a rank has. */
 typedef struct stx__shard {
     size_t begin, end;
 } stx__shard;
 
-/* The shard of a rank in a tensor of `size` elements whose first chunk is chunk
-   `first` of the list's `chunks`. */
+/* Returns the shard of a rank in a tensor of `size` elements. `chunks` is the number of
+   chunks of the whole list, and `first` is the index of the tensor's first chunk. */
 static stx__shard stx__shard_of(size_t chunks, size_t first, size_t size, size_t rank,
                                 size_t ranks) {
     size_t a = chunks * rank / ranks, b = chunks * (rank + 1) / ranks;
@@ -16032,20 +16061,21 @@ static stx__shard stx__shard_of(size_t chunks, size_t first, size_t size, size_t
     return s;
 }
 
-/* The shard of this rank: the whole tensor unless the state is sharded. */
+/* Returns the shard of this rank, which is the whole tensor unless the state is
+   sharded. */
 static stx__shard stx__own_shard(size_t chunks, size_t first, size_t size, const stx_ctx *x) {
     if (!x->group.shard) return stx__shard_of(chunks, first, size, 0, 1);
     return stx__shard_of(chunks, first, size, (size_t)x->group.rank, (size_t)x->group.ranks);
 }
 
-/* Returns 0 and sets an error if the state is sharded among ranks that the context has
-   left. */
+/* Returns 0 and sets an error if the state is sharded and the context has left the
+   group that has the other shards. */
 static int stx__state_complete(stx_ctx *x, const char *op) {
     if (!x->group.shard || x->group.ranks > 1) return 1;
     stx_fail(x, STX_ERR_ARG,
-             "%s: the optimiser's state is sharded (stx_group_desc.shard) and the context has left "
-             "the group that has the rest of it: save before stx_group_leave, and load into an "
-             "optimiser created after it", op);
+             "%s: the optimiser's state is sharded (stx_group_desc.shard), and the context has "
+             "left the group that has the other shards: save before stx_group_leave, then load "
+             "into an optimiser created after it", op);
     return 0;
 }
 
@@ -16054,13 +16084,14 @@ static int stx__state_complete(stx_ctx *x, const char *op) {
 
 typedef struct stx__buckets {
     size_t count;
-    size_t sent;        /* buckets [sent, count) were sent */
-    size_t *at;         /* (count + 1): first element of each; the last entry is the size */
-    size_t *until;      /* (count): complete once at most that many nodes are on the tape */
-    int *owner;         /* (count): the rank that has the mean if the state is sharded */
+    size_t sent;        /* buckets sent .. count-1 have been sent */
+    size_t *at;         /* (count + 1): first element of each bucket, then the total
+                           size */
+    size_t *until;      /* (count): nodes left on the tape when the bucket is complete */
+    int *owner;         /* (count): with sharded state, the rank that gets the mean */
 } stx__buckets;
 
-/* The first gradient of rank r's shard: where its first chunk begins. */
+/* Returns the index of the first gradient of rank r's shard. */
 static size_t stx__shard_begin(const stx_params *p, size_t chunks, int r) {
     const size_t chunk = chunks * (size_t)r / (size_t)p->ctx->group.ranks;
     size_t i, first = 0;
@@ -16073,8 +16104,8 @@ static size_t stx__shard_begin(const stx_params *p, size_t chunks, int r) {
     return p->grads_size;
 }
 
-/* Cuts the gradients of a list into buckets; with sharded state no bucket crosses a
-   shard's boundary. */
+/* Divides the gradients of a list into buckets. With sharded state, no bucket crosses
+   the boundary of a shard. */
 static int stx__make_buckets(stx_params *p) {
     stx_ctx *x = p->ctx;
     const int shards = x->group.shard ? x->group.ranks : 1;
@@ -16121,8 +16152,8 @@ static void stx__send_bucket(stx_params *p) {
                        x->group.shard ? b->owner[k] : -1);
 }
 
-/* Sends the remaining buckets of a list and waits for all of them: its gradients
-   become the mean of the ranks' gradients. */
+/* Sends the remaining buckets of a list and waits for all of them. Its gradients become
+   the mean of the ranks' gradients. */
 static void stx__mean_grads(stx_params *p) {
     stx_ctx *x = p->ctx;
     stx__buckets *b = p->buckets;
@@ -16133,7 +16164,7 @@ static void stx__mean_grads(stx_params *p) {
     b->sent = b->count;
 }
 
-/* Completes reductions for which no update will follow. */
+/* Completes pending reductions when no update will follow. */
 static void stx__end_sending(stx_ctx *x) {
     stx_params *p;
     x->group.sending = NULL;
@@ -16141,14 +16172,14 @@ static void stx__end_sending(stx_ctx *x) {
         if (p->buckets && p->buckets->sent < p->buckets->count) stx__mean_grads(p);
 }
 
-/* With sharded state: (n) sums over the chunks of this rank become sums over all
+/* With sharded state, turns n sums over the chunks of this rank into sums over all
    chunks. */
 static void stx__sum_over_shards(stx_ctx *x, double *sums, size_t n) {
     if (x->group.shard && stx_ok(x)) x->group.ops->sum_ranks(x, sums, n);
 }
 
-/* With sharded state: broadcasts the parameters that each rank has updated. Clears the
-   gradients, since those of other ranks' shards are not a mean. */
+/* With sharded state, broadcasts the parameters that each rank has updated. Clears the
+   gradients, because outside of this rank's shard they are not a mean. */
 static void stx__spread_params(stx_optim *o) {
     stx_params *p = o->params;
     stx_ctx *x = p->ctx;
@@ -16166,8 +16197,8 @@ static void stx__spread_params(stx_optim *o) {
     }
     x->group.ops->wait(x, NULL, 0);
 
-    /* Kernels that write parameters also update their bf16 copies, but the back end
-       does not: p = 1 p does. */
+    /* Kernels that write parameters also update their bf16 copies, but a broadcast by
+       the back end does not. Computing p = 1 p updates the copies. */
     for (i = 0; i < p->count && stx__stores_bf16(x); i++)
         STX_RUN(x, stx_axpy, (x, p->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1, 0));
     STX_RUN(x, stx_fill, (x, p->grads, p->grads_size, 0));
@@ -16175,7 +16206,7 @@ static void stx__spread_params(stx_optim *o) {
 
 #if defined(SEQTX_MPI) || defined(SEQTX_NCCL)
 
-/* Node number `node` of the tape adds to the gradients [lo, hi). */
+/* Notes that node number `node` of the tape adds to the gradients [lo, hi). */
 static void stx__bucket_used(const stx_params *p, const stx_real *lo, const stx_real *hi,
                              size_t node) {
     const stx__buckets *b = p->buckets;
@@ -16186,7 +16217,7 @@ static void stx__bucket_used(const stx_params *p, const stx_real *lo, const stx_
     from = (size_t)(lo - p->grads);
     to = (size_t)(hi - p->grads);
 
-    /* bisection: the bucket that contains element `from` */
+    /* binary search for the bucket that contains element `from` */
     while (last - k > 1) {
         const size_t mid = (k + last) / 2;
         if (b->at[mid] <= from)
@@ -16197,9 +16228,9 @@ static void stx__bucket_used(const stx_params *p, const stx_real *lo, const stx_
     for (; k < b->count && b->at[k] < to; k++) b->until[k] = node;
 }
 
-/* Finds when each bucket will be complete and returns the number of nodes on the tape.
-   The walk starts at the newest node, so the last assignment to `until` is that of the
-   oldest node, which stx_backward reaches last. */
+/* Finds when each bucket will be complete, and returns the number of nodes on the tape.
+   The walk starts at the newest node, so `until` is last set by the oldest node that
+   adds to the bucket. stx_backward reaches that node last. */
 static size_t stx__backward_begin(stx_ctx *x) {
     const stx_params *p = x->group.sending;
     size_t nodes = 0, k;
@@ -16242,11 +16273,11 @@ typedef struct stx__mpi {
     MPI_Comm comm;
     MPI_Request *req;   /* (capacity): pending reductions and broadcasts */
     int reqs, capacity;
-    long parent;        /* process that started this one: mpirun, or its daemon here */
+    long parent;        /* process that started this one: mpirun or its local daemon */
 } stx__mpi;
 
-/* State of the process, as is MPI itself: whether the library initialised MPI, and how
-   many contexts have joined. */
+/* State of the process, because MPI itself is per process: whether the library has
+   initialised MPI, and how many contexts have joined. */
 static int stx__mpi_initialised, stx__mpi_joined;
 
 static stx__mpi *stx__mpi_of(const stx_ctx *x) {
@@ -16270,9 +16301,9 @@ static long stx__mpi_parent(void) {
   #endif
 }
 
-/* Waits for n requests. Polls for some microseconds and then yields between polls, so
-   that ranks can share a processor. If the launcher is killed, it can no longer end
-   the ranks when one of them fails: the wait ends with an error. */
+/* Waits for n requests. Polls for a few microseconds, then yields between polls, so
+   that ranks can share a processor. Sets an error if the launcher has been killed: it
+   could no longer end this rank if another rank fails. */
 static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) {
     int done = 0, code = MPI_SUCCESS;
     unsigned polls = 0;
@@ -16286,7 +16317,7 @@ static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) 
   #endif
         if (polls % 4096 == 0 && stx__mpi_parent() != stx__mpi_of(x)->parent) {
             stx_fail(x, STX_ERR_DEVICE,
-                     "%s: rank %d waits for the others, but the program that started them "
+                     "%s: rank %d is waiting for the others, but the program that started them "
                      "(mpirun, srun) has ended", what, x->group.rank);
             return 0;
         }
@@ -16294,8 +16325,8 @@ static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) 
     return stx__mpi_ok(x, what, code);
 }
 
-/* Reduces to rank 0 and broadcasts the result. With an all-reduce, ranks could add in
-   different orders and get different last bits. */
+/* Reduces to rank 0 and broadcasts the result. In an all-reduce, ranks could add in
+   different orders, and their results could differ in the last bits. */
 static int stx__mpi_reduce(stx_ctx *x, double *v, size_t n, int max) {
     const char *what = max ? "stx_group_max" : "stx_group_sum";
     stx__mpi *g = stx__mpi_of(x);
@@ -16313,7 +16344,7 @@ static int stx__mpi_reduce(stx_ctx *x, double *v, size_t n, int max) {
            && stx__mpi_wait(x, what, 1, &req);
 }
 
-enum { STX__MPI_MOST = 1 << 30 };   /* elements per call: MPI counts them in an int */
+enum { STX__MPI_MOST = 1 << 30 };   /* elements per call, which MPI counts in an int */
 
 static int stx__mpi_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
     const char *what = "stx_group_broadcast";
@@ -16347,9 +16378,9 @@ static int stx__mpi_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
     return 1;
 }
 
-static const char stx__of_mean[] = "the mean of the ranks' gradients";
+static const char stx__of_mean[] = "averaging the ranks' gradients";
 
-/* A slot for another request; NULL after an error. */
+/* Returns a slot for another request, or NULL after an error. */
 static MPI_Request *stx__mpi_next(stx_ctx *x) {
     stx__mpi *g = stx__mpi_of(x);
     if (g->reqs == g->capacity) {
@@ -16385,7 +16416,7 @@ static void stx__mpi_spread(stx_ctx *x, stx_real *p, size_t n, int owner) {
         MPI_Request *req = stx__mpi_next(x);
         m = STX_MIN((size_t)STX__MPI_MOST, n);
         if (!req) return;
-        if (!stx__mpi_ok(x, "the ranks' parameters",
+        if (!stx__mpi_ok(x, "broadcasting the ranks' parameters",
                          MPI_Ibcast(p, (int)m, type, owner, g->comm, req)))
             return;
     }
@@ -16401,7 +16432,7 @@ static void stx__divide_part(const stx_share *s, const void *job) {
     for (i = s->begin; i < s->end; i++) j->p[i] *= j->factor;
 }
 
-/* Ends all pending requests and divides the sums by the number of ranks. */
+/* Waits for all pending requests and divides the sums by the number of ranks. */
 static void stx__mpi_end(stx_ctx *x, stx_real *means, size_t n) {
     stx__mpi *g = stx__mpi_of(x);
     stx__divide_job j;
@@ -16416,7 +16447,7 @@ static void stx__mpi_sum(stx_ctx *x, double *v, size_t n) {
     stx__mpi_reduce(x, v, n, 0);
 }
 
-/* MPI moves data only inside its own calls. */
+/* Lets MPI make progress: it moves data only during calls. */
 static void stx__mpi_poll(stx_ctx *x) {
     stx__mpi *g = stx__mpi_of(x);
     int done;
@@ -16435,8 +16466,8 @@ static void stx__mpi_abort(stx_ctx *x, int code) {
     MPI_Abort(stx__mpi_of(x)->comm, code);
 }
 
-/* MPI stays initialised: another context can still join, and will finalise MPI when it
-   leaves. */
+/* Leaves MPI initialised, so that another context can still join. MPI is finalised when
+   that context leaves. */
 static void stx__mpi_forget(stx_ctx *x) {
     (void)x;
     stx__mpi_joined--;
@@ -16449,7 +16480,7 @@ static const stx__group_ops stx__mpi_ops = {
     stx__mpi_leave, stx__mpi_abort, stx__mpi_forget
 };
 
-/* A hash of the machine and of the processors that this rank may use. */
+/* Returns a hash of the machine's name and the processors that this rank may use. */
 static uint64_t stx__mpi_processors(void) {
     char name[MPI_MAX_PROCESSOR_NAME + 1] = "";
     uint64_t h = 14695981039346656037u, mask = 0;
@@ -16462,8 +16493,8 @@ static uint64_t stx__mpi_processors(void) {
     return stx_key_add(h, mask);
 }
 
-/* Ranks that may use the same processors divide them among themselves, unless the
-   number of threads was given. */
+/* Divides the processors among the ranks that may use the same ones, unless the number
+   of threads was given. */
 static int stx__mpi_share_processors(stx_ctx *x) {
     const stx__mpi *g = stx__mpi_of(x);
     uint64_t own, *all = (uint64_t *)stx_block(x, (size_t)x->group.ranks * sizeof *all);
@@ -16475,15 +16506,15 @@ static int stx__mpi_share_processors(stx_ctx *x) {
         for (i = 0; i < x->group.ranks; i++) same += all[i] == own;
     if (x->threads.automatic && same > 1) {
         x->desc.threads = STX_MAX(1, x->desc.threads / same);
-        stx__pool_free(x);  /* created for more threads */
+        stx__pool_free(x);  /* it was created for more threads */
         stx__pool_make(x);
     }
     stx_block_free(x, all);
     return stx_ok(x);
 }
 
-/* Joins MPI's group. Returns 1 if the process is one of its ranks, or was started
-   alone (then x->group.ranks stays 0); 0 after an error. */
+/* Joins MPI's group. Returns 0 after an error, otherwise 1. If the process was started
+   alone, x->group.ranks stays 0. */
 static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
     stx__mpi *g;
     int on = 0, ended = 0, level;
@@ -16493,8 +16524,8 @@ static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
     if (ended) {
         stx_fail(x, STX_ERR_DEVICE,
                  "stx_group_join: MPI has been finalised, because the last context left the group, "
-                 "and a process can initialise it only once: join all contexts before the last "
-                 "one leaves");
+                 "and a process can initialise it only once: let every context join before the "
+                 "last one leaves");
         return 0;
     }
 
@@ -16527,7 +16558,7 @@ static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
 #ifdef SEQTX_NCCL
 
 static void stx__nccl_wait(stx_ctx *x, stx_real *means, size_t n) {
-    (void)means;    /* NCCL has divided them */
+    (void)means;    /* NCCL has already divided them */
     (void)n;
     stx_cuda_group_wait(x);
 }
@@ -16546,7 +16577,7 @@ static const stx__group_ops stx__nccl_ops = {
 
   #ifdef SEQTX_MPI
 
-/* Ranks with GPUs that MPI started: NCCL for device memory, MPI for host memory. */
+/* For ranks with GPUs that MPI started: NCCL exchanges device memory, MPI host memory. */
 static void stx__nccl_mpi_leave(stx_ctx *x) {
     stx_cuda_group_leave(x);
     stx__mpi_leave(x);
@@ -16566,7 +16597,8 @@ static const stx__group_ops stx__nccl_mpi_ops = {
 
   #endif
 
-/* Joins the NCCL group of the ranks that MPI has joined, or that a launcher started. */
+/* Joins the NCCL group of the ranks that have joined by MPI, or that a launcher
+   started. */
 static int stx__nccl_join(stx_ctx *x, const stx_launch_info *s) {
     unsigned char id[STX_NCCL_ID];
     const int with_mpi = x->group.engine != NULL;
@@ -16576,7 +16608,7 @@ static int stx__nccl_join(stx_ctx *x, const stx_launch_info *s) {
         x->group.ranks = s->ranks;
     }
 
-    /* With MPI, rank 0 creates the group's id and broadcasts it. Without, all ranks
+    /* With MPI, rank 0 creates the group's id and broadcasts it. Without MPI, all ranks
        derive the same id from rank 0's address. */
     if ((!with_mpi || !x->group.rank) && !stx_cuda_group_id(x, id, !with_mpi)) return 0;
     if (with_mpi && !x->group.ops->broadcast(x, id, sizeof id, 0)) return 0;
@@ -16592,8 +16624,8 @@ static int stx__nccl_join(stx_ctx *x, const stx_launch_info *s) {
 
 // >>group: membership and exchange
 
-/* Joins the group of the back end that serves this context. A process that was started
-   alone stays alone: x->group.ranks < 2. */
+/* Joins the group, using the back end for this context. If the process was started
+   alone, x->group.ranks stays below 2. */
 static int stx__join_group(stx_ctx *x, const stx_launch_info *s) {
 #ifdef SEQTX_MPI
     if (!stx__mpi_join(x, s)) return 0;
@@ -16604,14 +16636,13 @@ static int stx__join_group(stx_ctx *x, const stx_launch_info *s) {
     if (stx__on_gpu(x) && (x->group.ranks > 1 || s->by))
         stx_fail(x, STX_ERR_DEVICE,
                  "stx_group_join: ranks with GPUs require NCCL: define SEQTX_NCCL (make cuda "
-                 "NCCL=1), or use STX_CPU");
+                 "NCCL=1), or create the context with STX_CPU");
     else if (s->by && x->group.ranks < 2)
         stx_fail(x, STX_ERR_DEVICE,
-                 "stx_group_join: %s says that this process is one of %d, but %s, or start it "
-                 "alone", s->by, s->ranks,
+                 "stx_group_join: %s is %d, but %s, or start the process alone", s->by, s->ranks,
 #ifdef SEQTX_MPI
-                 "MPI reports that it is the only one: start it with the mpirun of the MPI that "
-                 "the program is linked with, or with srun --mpi=pmix"
+                 "MPI reports a single rank: start the program with the mpirun of the MPI "
+                 "library that it is linked with, or with srun --mpi=pmix"
 #else
                  "this build has no MPI: define SEQTX_MPI and link an MPI library (make MPI=1)"
 #endif
@@ -16625,8 +16656,9 @@ STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d) {
     if (!stx_ok(x)) return 0;
     if (x->group.ranks || x->lists) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_group_join: %s: a context joins once, before its first parameter list",
-                 x->group.ranks ? "it is already in a group" : "the context has parameters");
+                 "stx_group_join: the context %s; it can join a group only once, and only before "
+                 "its first parameter list is created",
+                 x->group.ranks ? "is already in a group" : "already has parameters");
         return 0;
     }
     x->group.bucket = (size_t)1 << (stx__on_gpu(x) ? 22 : 20);
@@ -16667,7 +16699,7 @@ static int stx__exchanges(stx_ctx *x, const char *op, const void *p, size_t n, i
     const int bad = from < 0 || from >= ranks ? from : to;
     if (!stx_ok(x) || ranks < 2) return 0;
     if (!p && n)
-        stx_fail(x, STX_ERR_ARG, "%s: expected memory for %zu elements, got NULL", op, n);
+        stx_fail(x, STX_ERR_ARG, "%s: expected a buffer for n = %zu, got NULL", op, n);
     else if (bad < 0 || bad >= ranks)
         stx_fail(x, STX_ERR_ARG, "%s: expected a rank below %d, got %d", op, ranks, bad);
     return stx_ok(x);
@@ -16685,7 +16717,8 @@ STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n) {
     int ok;
     if (!stx__exchanges(x, "stx_group_max", v, n, 0, 0)) return stx_ok(x);
 
-    /* MPI and NCCL do not define the maximum of NaN: NaNs are counted separately */
+    /* MPI and NCCL do not define the maximum with a NaN, so NaNs are counted
+       separately */
     nans = (double *)stx_block(x, stx_bytes_of(n, sizeof *nans, 1));
     if (!nans) return 0;
     for (i = 0; i < n; i++) {
@@ -16706,7 +16739,7 @@ STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
 
 STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, int to) {
     const int takes_part = x && (x->group.rank == from || x->group.rank == to);
-    const void *memory = takes_part ? bytes : x;    /* other ranks need none */
+    const void *memory = takes_part ? bytes : x;    /* other ranks need no buffer */
     if (!stx__exchanges(x, "stx_group_send_bytes", memory, n, from, to)) return stx_ok(x);
     if (!takes_part || from == to) return 1;
     return x->group.ops->send(x, bytes, n, from, to);
@@ -16750,7 +16783,8 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
     STX_RUN(x, stx_fill, (x, mean->data, 1, (stx_real)n));
     stx__group_mean(x, mean->data, 1);
 
-    /* own / mean, or 0 if the mean is 0: the weight of a loss of one row */
+    /* y = own / mean, or 0 if the mean is 0, computed as the weight of a loss of one
+       row */
     memset(&a, 0, sizeof a);
     a.N = 1;
     a.mean = mean->data;
@@ -16768,7 +16802,8 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
 struct stx_param_subset {
     size_t count;
     stx_tensor **tensor;    /* [count] */
-    stx_optim_chunk *chunk; /* [count], on the device: one per parameter, p and n only */
+    stx_optim_chunk *chunk; /* [count], on the device: one per parameter; only p and n are
+                               set */
 };
 
 STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count) {
@@ -16804,8 +16839,8 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *s, double lo, 
     STX_RUN(x, stx_clamp, (x, s->chunk, s->count, (stx_real)lo, (stx_real)hi));
 }
 
-/* A beta of the desc as a number: -1 means 0, because 0 selects the default. The
-   desc keeps -1, so that it has the same meaning if it is used again. */
+/* Returns the value of a beta in the desc, where -1 means 0, because 0 selects the
+   default. The desc keeps -1, so that it has the same meaning if it is used again. */
 static double stx__beta(double b) {
     return b == -1 ? 0 : b;
 }
@@ -16815,7 +16850,8 @@ static double stx__default_eps(int kind) {
     return kind == STX_LAMB ? 1e-6 : 1e-8;
 }
 
-/* Fills in the defaults and checks the desc; 0 and an error if it is invalid. */
+/* Fills in the defaults and checks the desc. Returns 0 and sets an error if it is
+   invalid. */
 static int stx__optim_resolve(stx_ctx *x, stx_optim_desc *d) {
     static const char op[] = "stx_optim_create";
     double beta1, beta2;
@@ -16848,16 +16884,18 @@ static int stx__optim_resolve(stx_ctx *x, stx_optim_desc *d) {
         return 0;
     }
     if (d->eps_hat && d->kind != STX_ADAM && d->kind != STX_ADAMW)
-        return stx_bad_value(x, op, "eps_hat", d->eps_hat, "0 except with STX_ADAM and STX_ADAMW");
+        return stx_bad_value(x, op, "eps_hat", d->eps_hat,
+                             "0 unless kind is STX_ADAM or STX_ADAMW");
     if (d->no_correction && d->kind != STX_LAMB)
-        return stx_bad_value(x, op, "no_correction", d->no_correction, "0 except with STX_LAMB");
+        return stx_bad_value(x, op, "no_correction", d->no_correction, "0 unless kind is STX_LAMB");
     if (d->trust_max > 0 && d->kind != STX_LAMB)
-        return stx_bad_value(x, op, "trust_max", d->trust_max, "0 except with STX_LAMB");
+        return stx_bad_value(x, op, "trust_max", d->trust_max, "0 unless kind is STX_LAMB");
     return 1;
 }
 
-/* Allocates state k of every parameter and fills it with zeros. Sharded state has the
-   elements of this rank only, in one dimension, and is NULL where it has none. */
+/* Allocates state k of every parameter and fills it with zeros. Sharded state is
+   one-dimensional and has only the elements of this rank's shard; it is NULL for a
+   parameter outside of the shard. */
 static int stx__optim_make_state(stx_optim *o, int k) {
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
@@ -16878,8 +16916,8 @@ static int stx__optim_make_state(stx_optim *o, int k) {
     return 1;
 }
 
-/* Fills in the chunks of all parameters, in host memory. Chunks whose state another
-   rank has keep n = 0. */
+/* Fills in the chunks of all parameters, in host memory. If the state of a chunk is on
+   another rank, its n stays 0. */
 static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
     const stx_params *p = o->params;
     size_t i, at, first = 0;
@@ -16900,7 +16938,7 @@ static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
     }
 }
 
-/* Number of state tensors per parameter. */
+/* Returns the number of state tensors per parameter. */
 static int stx__optim_states(const stx_optim_desc *d) {
     if (d->kind == STX_SGD) return d->momentum > 0;
     return d->kind == STX_ADAGRAD ? 1 : 2;
@@ -16935,7 +16973,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
         chunk = (stx_optim_chunk *)stx_block(x, stx_bytes_of(o->chunks, 1, sizeof *chunk));
     if (!o->chunk || !o->squares || !chunk || !stx__report_create(x)) return NULL;
     STX__NEED(x, x->report.optims < STX_MAX_OPTIMS, STX_ERR_ARG,
-              "stx_optim_create: expected at most %d optimisers per context: use another context",
+              "stx_optim_create: a context can have at most %d optimisers: use another context",
               (int)STX_MAX_OPTIMS);
     o->slot = x->report.optims++;
     o->lr = -1;
@@ -16957,7 +16995,7 @@ STX_DEF void stx_optim_set_lr(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     if (!stx_ok(x)) return;
     if (!(lr >= 0 && stx__finite(lr))) {
-        stx_bad_value(x, "stx_optim_step, stx_optim_set_lr", "learning rate", lr,
+        stx_bad_value(x, "stx_optim_set_lr or stx_optim_step", "learning rate", lr,
                       "a finite value of 0 or more");
         return;
     }
@@ -16966,7 +17004,7 @@ STX_DEF void stx_optim_set_lr(stx_optim *o, double lr) {
         if (lr != o->lr) {
             stx__host_access(x, "the previous step set a new learning rate "
                                 "(call stx_optim_set_lr before the step)");
-            /* an error during capture; the step is then not replayed */
+            /* fails during a capture; the step is then not replayed */
             stx_cuda_set_f64(x, &o->update->lr, lr);
         }
         o->lr = lr;
@@ -16990,7 +17028,8 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
     return u->ok || x->desc.dry;
 }
 
-/* The scalars of an Adam or LAMB update; d has its betas resolved. */
+/* Returns the scalars of an Adam or LAMB update. stx__beta must have resolved the betas
+   of d. */
 static stx_adam_args stx__adam_args_of(const stx_optim_desc *d) {
     STX__FP_SCOPE;
     const int decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM;
@@ -17005,7 +17044,8 @@ static stx_adam_args stx__adam_args_of(const stx_optim_desc *d) {
     return a;
 }
 
-/* The update itself, after stx_optim_prepare; d has its betas resolved. */
+/* Updates the parameters after stx_optim_prepare. stx__beta must have resolved the
+   betas of d. */
 static void stx__optim_update(stx_optim *o, const stx_optim_desc *d) {
     stx_ctx *x = o->params->ctx;
     stx_adam_args a;
@@ -17052,14 +17092,14 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     x->group.sending = NULL;
     if (!stx_ok(x) || !stx__state_complete(x, "stx_optim_step")) return 0;
 
-    /* gradients: the mean over the ranks, clipped */
+    /* average the gradients over the ranks and clip their values */
     stx__mean_grads(o->params);
     if (!stx_ok(x)) return 0;
     for (i = 0; i < o->count; i++) stx__param_written(x, o->params->tensor[i]->data);
     if (d.clip_value > 0)
         STX_RUN(x, stx_clip_values, (x, o->chunk, o->chunks, (stx_real)d.clip_value));
 
-    /* norms, and whether to update */
+    /* compute the norms and decide whether to update */
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->chunk, o->chunks));
     stx__sum_over_shards(x, o->squares, o->chunks);
     STX_RUN(x, stx_optim_prepare, (x, o->update, o->chunk, o->chunks, o->squares, &d));
@@ -17069,7 +17109,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }
 
-/* Elements of all chunks. */
+/* Returns the number of elements in all chunks. */
 static size_t stx__chunks_size(const stx_optim_chunk *chunk, size_t count) {
     size_t k, n = 0;
     for (k = 0; k < count; k++) n += chunk[k].n;
@@ -17089,7 +17129,7 @@ STX_INNER void stx__squares_n(int fma, double *sum, const stx_real *a, size_t n)
 
 STX_EACH_ISA(stx__squares_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
 
-/* Arguments of the loops over chunks; a loop reads only those it needs. */
+/* Arguments of the loops over chunks. A loop reads only those it needs. */
 typedef struct stx__chunks_job {
     const stx_update *u;
     const stx_optim_chunk *chunk;
@@ -17098,8 +17138,8 @@ typedef struct stx__chunks_job {
     stx_real momentum, decay, eps, lo, hi;
 } stx__chunks_job;
 
-/* One parallel loop over the chunks of all parameters. A chunk is never split, so the
-   number of threads does not change a bit. */
+/* Runs one parallel loop over the chunks of all parameters. A chunk is never split, so
+   the result does not depend on the number of threads. */
 static void stx__each_chunk(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_part part,
                             stx__chunks_job *j) {
     j->chunk = chunk;
@@ -17119,8 +17159,8 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_optim_chunk *chu
     stx__each_chunk(x, chunk, count, stx__squares_part, &j);
 }
 
-/* Bias corrections of update u->step. Returns the learning rate, which RAdam's
-   radam_skip replaces with 0 in the first updates. */
+/* Sets the bias corrections of update u->step. Returns the learning rate, or 0 in the
+   first updates of RAdam with radam_skip. */
 static double stx__optim_corrections(stx_update *u, const stx_optim_desc *d) {
     STX__FP_SCOPE;
     const double beta1 = d->beta1, beta2 = d->beta2, step = (double)u->step;
@@ -17165,7 +17205,7 @@ STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *chunk
     if (clip > 0 && !per_tensor) u->factor = (stx_real)STX_MIN(1, clip / (u->norm + 1e-6));
     lr = stx__optim_corrections(u, d);
 
-    /* the learning rate of each tensor; the chunks of a tensor are adjacent */
+    /* set the learning rate of each tensor; the chunks of a tensor are adjacent */
     for (k = 0; k < count; k = end) {
         double sum = 0, tensor_lr = lr;
         for (end = k; end < count && chunk[end].tensor == chunk[k].tensor; end++)
@@ -17319,7 +17359,7 @@ STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_r
             g[i] = 0;
         }
 
-    /* plain, in a separate loop: gcc does not vectorise a square root under a
+    /* plain: a separate loop, because gcc does not vectorise a square root under a
        condition */
     for (; i < n; i++) {
         stx_real d = STX_FMA(fma, factor, g[i], decay * p[i]);
@@ -17353,7 +17393,7 @@ STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_ch
     stx__each_chunk(x, chunk, count, stx__adam_part, &j);
 }
 
-/* The direction of LAMB, which replaces g:
+/* Computes the update direction of LAMB, which replaces g:
 
        d = factor g
        m = beta1 m + rest1 d
@@ -17380,8 +17420,8 @@ STX_EACH_ISA(stx__lamb_n,
               stx_real *STX_RESTRICT g, size_t n, const stx__adam *k),
              p, m, v, g, n, k)
 
-/* The directions, and out (count,2): the sums of p^2 and of the squared direction of each
-   chunk. */
+/* Computes the directions and, in out (count,2), the sums of p^2 and of the squared
+   direction of each chunk. */
 static void stx__lamb_direction_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx__adam k = stx__adam_of(j->adam, j->u);
@@ -17404,7 +17444,7 @@ STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_optim
     stx__each_chunk(x, chunk, count, stx__lamb_direction_part, &j);
 }
 
-/* p = p - lr g ; g = 0, with the direction in g */
+/* p = p - lr g, g = 0, where g holds the direction */
 static void stx__lamb_update_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
@@ -17424,7 +17464,7 @@ STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_optim_chunk *c
     size_t k, end;
     if (stx__update_skipped(x, u, chunk, count)) return;
 
-    /* phi = min(|p|, trust_max) / |direction| of each tensor scales its learning rate */
+    /* multiply each tensor's learning rate by min(|p|, trust_max) / |direction| */
     for (k = 0; k < count; k = end) {
         double p = 0, g = 0;
         for (end = k; end < count && chunk[end].tensor == chunk[k].tensor; end++) {
@@ -17487,7 +17527,7 @@ STX_DEF const char *stx_step_replay_status(const stx_ctx *x) {
 }
 
 #ifdef SEQTX_CUDA
-/* The entry of a key; NULL if there is none. */
+/* Returns the entry of a key, or NULL if there is none. */
 static stx__replay *stx__replay_find(stx_ctx *x, uint64_t key) {
     int i;
     for (i = 0; i < STX__REPLAYS; i++)
@@ -17495,7 +17535,7 @@ static stx__replay *stx__replay_find(stx_ctx *x, uint64_t key) {
     return NULL;
 }
 
-/* A new entry for a key, which replaces the least recently used one. */
+/* Returns a new entry for a key, which replaces the least recently used one. */
 static stx__replay *stx__replay_new(stx_ctx *x, uint64_t key) {
     stx__replay *r = x->replay.entry;
     int i;
@@ -17507,11 +17547,11 @@ static stx__replay *stx__replay_new(stx_ctx *x, uint64_t key) {
     return r;
 }
 
-/* Captures fn as a graph and launches it. Returns 0 and sets r->error if that is not
-   possible; then nothing has run. */
+/* Captures fn as a graph and launches it. If that is not possible, runs nothing, sets
+   r->error and returns 0. */
 static int stx__capture(stx_ctx *x, stx__replay *r, stx_step_fn fn, void *user) {
     const uint64_t step = x->rng.step;
-    if (!stx__report_sync(x)) return 0; /* fn cannot wait for it during the capture */
+    if (!stx__report_sync(x)) return 0; /* fn cannot wait during the capture */
     if (stx_cuda_capture_begin(x)) {
         fn(user);
         r->graph = stx_cuda_capture_end(x);
@@ -17537,18 +17577,18 @@ static void stx__replay_launch(stx_ctx *x, const stx__replay *r) {
     stx__report_stale(x);
 }
 
-/* What keeps a step from being captured; NULL if nothing does, or if r is its graph.
+/* Returns why a step cannot be captured or replayed, or NULL if it can.
 
-   A step is captured only if its key is that of the previous step. Then that step left
-   everything that the key describes as it was, and so does a replay, which neither calls
-   fn nor changes the state of the host. With two alternating keys, each step may undo
-   what the other one did: one moves rows from memory a to b, the next from b to a. A
-   replay would not change the host's state, and the next key would describe data that
-   the device no longer has. */
+   A step is captured only if its key equals that of the previous step. The previous
+   step then left everything that the key describes unchanged, and so does a replay,
+   which neither calls fn nor changes the state of the host. With two alternating keys,
+   each step may undo what the other one did: one moves rows from memory a to b, the
+   next from b to a. A replay would not change the host's state, and the next key would
+   describe data that the device no longer has. */
 static const char *stx__replay_obstacle(const stx_ctx *x, uint64_t key, const stx__replay *r) {
     if (r) return r->graph ? NULL : r->error;
     if (!x->replay.ran || x->replay.last_key != key)
-        return "its key is not that of the previous step";
+        return "its key differs from that of the previous step";
     return x->replay.last_access;
 }
 

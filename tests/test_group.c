@@ -254,7 +254,7 @@ static void exchange_after_error(stx_ctx *x) {
           "after an error: %g", v);
     refused(x, STX_ERR_ARG, "torn", "");
     CHECK(!stx_group_join(x, NULL), "joins twice");
-    refused(x, STX_ERR_ARG, "stx_group_join: it is already in a group", "once");
+    refused(x, STX_ERR_ARG, "stx_group_join: the context is already in a group", "once");
     v = rank;
     CHECK(stx_group_sum(x, &v, 1) && CLOSE(v, ranks * (ranks - 1) / 2.0, 0),
           "after errors were cleared: %g", v);
@@ -277,7 +277,7 @@ static void errors(void) {
     CHECK(stx_ranks(y) == 1, "joined in spite of the error");
     stx_params_create(y);
     CHECK(!stx_group_join(y, NULL), "joins after parameters were created");
-    refused(y, STX_ERR_ARG, "the context has parameters", "before its first parameter list");
+    refused(y, STX_ERR_ARG, "the context already has parameters", "before its first parameter list");
     CHECK(stx_ranks(y) == 1, "joined in spite of the error");
     done(y);
     /* Several contexts join the group. If one leaves, the others are not affected. */
@@ -411,8 +411,8 @@ static void environment(void) {
         stx_ctx *x = context(1, 0, 0, 0);
         started("RANK=0 WORLD_SIZE=2", 0, 2, 0, 1, "WORLD_SIZE");
         CHECK(!stx_group_join(x, NULL), "joined alone");
-        refused(x, STX_ERR_DEVICE, "stx_group_join: WORLD_SIZE says that this process is one of 2",
-                "the only one");
+        refused(x, STX_ERR_DEVICE, "stx_group_join: WORLD_SIZE is 2, but ",
+                "or start the process alone");
         done(x);
     }
     unset_all();
