@@ -13661,7 +13661,7 @@ static void stx__attn_clear(stx__attn_tile *t) {
     }
 }
 
-/* to (n,D) = scale (q + bias); bias may be NULL */
+/* Computes to (n,D) = scale (q + bias). bias may be NULL. */
 STX_INNER void stx__attn_scaled(int fma, stx_real *STX_RESTRICT to, const stx_real *STX_RESTRICT q,
                                 size_t ldq, const stx_real *STX_RESTRICT bias, stx_real scale,
                                 size_t n, size_t D) {
@@ -13832,8 +13832,8 @@ static void stx__attn_pack(stx__attn_tile *t, const stx__kv_rows *rows, ptrdiff_
     if (packed_rows) stx__attn_pack_rows(t, &r, packed_rows);
 }
 
-/* Prefetches rows [from,to) of a head, which arrive while a tile is computed. Their
-   stride is too large for the hardware prefetcher. */
+/* Prefetches rows [from,to) of a head, so that they arrive while a tile is computed.
+   Their stride is too large for the hardware prefetcher. */
 static void stx__attn_prefetch(const stx__kv_rows *r, ptrdiff_t from, ptrdiff_t to, size_t D) {
 #ifdef STX__PREFETCHES
     ptrdiff_t j;
@@ -13927,7 +13927,7 @@ static void stx__attn_dot_columns(const stx__attn_tile *t, const void *q, const 
 }
 
 /* Returns p0, the row of pe for query i0 and key j0 of the tile, counted from pe_first.
-   The row for row r and column c of the tile is p0 + c - r. */
+   Row r and column c of the tile use row p0 + c - r of pe. */
 static ptrdiff_t stx__attn_p0(const stx__attn_tile *t) {
     const stx_attention_args *a = t->plan->a;
     return (ptrdiff_t)a->P - 1 + a->delta_min - ((ptrdiff_t)a->S - (ptrdiff_t)a->T) + t->j0
@@ -13984,7 +13984,7 @@ static void stx__attn_sum_rows(const stx__attn_tile *t, const void *weights, stx
 }
 
 /* Sets m to the dropout masks of elements [at,end), times f. Each Philox call yields
-   the masks of 8 elements, call `base` those of elements 0 .. 7. */
+   the masks of 8 elements, starting with elements 0 .. 7 from call `base`. */
 STX_INNER void stx__mask_row(int fma, stx_real *STX_RESTRICT m, uint64_t at, uint64_t end,
                              uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep,
                              stx_real f) {
@@ -14068,7 +14068,7 @@ STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n,
         for (c = 0; c < m_count; c++) s[c] *= m_by_distance[c];
         sum = stx_fast_sum(s, n);
     }
-    *f = max > old ? stx_fast_exp(fma, old - max) : 1; /* first tile: e^-inf = 0 */
+    *f = max > old ? stx_fast_exp(fma, old - max) : 1; /* in the first tile, e^-inf = 0 */
     state[0] = max;
     state[1] = state[1] * *f + sum;
     state[2] = state[2] * *f + all;
@@ -14317,7 +14317,7 @@ typedef struct stx__attn_few {
     stx_real         state[3];       /* max, sum m e^(s - max), sum e^(s - max) */
 } stx__attn_few;
 
-/* Returns the number of elements of the scratch: q, qv and out; s; m_by_distance. */
+/* Returns the number of elements of the scratch: q, qv, out, s and m_by_distance. */
 static size_t stx__attn_few_reals(const stx__attn *A) {
     const stx_attention_args *a = A->a;
     return stx__round_up(3 * a->D + (a->S + a->span + a->N) + (a->span + 1), 16);
@@ -14481,7 +14481,7 @@ typedef struct stx__attn_work {
     stx__attn_unit *unit;
     size_t    count;                 /* number of units */
     size_t    max_queries;           /* upper bound of unit[].n */
-    char     *scratch;               /* per thread: scratch_bytes */
+    char     *scratch;               /* per thread: scratch_bytes bytes */
     size_t    scratch_bytes;
     size_t    owners;                /* backward only, like the members up to load */
     stx_real *dpe;                   /* per owner: (tables,D,ldpe), dpe_size elements */
@@ -14489,10 +14489,10 @@ typedef struct stx__attn_work {
     size_t    dpe_size, dpk_size, ldpe;
     stx_real *dcontent_bias;         /* per unit: (D) */
     stx_real *dposition_bias;        /* per unit: (D) */
-    stx_real *dspan;                 /* per unit: 1 */
+    stx_real *dspan;                 /* per unit: one value */
     stx_real *part;                  /* per part: dq, (T,D) */
     double   *load;                  /* per owner: cost of its units so far */
-    size_t    bytes;                 /* total size */
+    size_t    bytes;                 /* total size of `work` */
 } stx__attn_work;
 
 /* Estimates the cost of head order[i] as the number of keys that a tile of BQ queries
@@ -14509,7 +14509,7 @@ static void stx__attn_unit_range(const stx__attn *A, size_t i, ptrdiff_t *first,
     *end = STX_MAX(*end, *first);
 }
 
-/* n / size, rounded up. */
+/* Returns n / size, rounded up. */
 static size_t stx__attn_count(size_t n, size_t size) {
     return (n + size - 1) / size;
 }
@@ -14548,7 +14548,7 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
    = NULL, only counts the units. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    const size_t half = STX__BQ / 2; /* units have multiples of this, for an even load */
+    const size_t half = STX__BQ / 2; /* units have multiples of this many queries */
     const size_t half_tiles = STX_MAX(stx__attn_count(a->T, half), 1);
     const size_t most_halves = STX__GROUP / half;
     double total = 0;
@@ -14597,8 +14597,8 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
         w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
         A->pe_packed_rows =
             (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
-        /* two per thread, so that a thread that starts late still finds one; but only
-           up to 16 threads, because the copies of dpe would take too much memory */
+        /* two per thread, so that a thread that starts late still finds work. With more
+           than 16 threads, one per thread, because every owner has a copy of dpe */
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;
         w->dpe = (stx_real *)stx__cut(&c, w->owners * w->dpe_size * real);
         w->dpk = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
@@ -14795,7 +14795,7 @@ static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real 
              (s + lo, g + lo, t->mask.m_by_distance + STX_MIN(at, count), factors, &row, dspan));
 }
 
-/* For bf16: converts ds to `half`, and forms pairs of rows r and r+1 of s and of g. In
+/* In bf16, converts ds to `half` and forms pairs of rows r and r+1 of s and of g. In
    the pairs for pe, row r+1 is one column ahead. */
 static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
     const stx__attn *A = t->plan;
@@ -14837,7 +14837,7 @@ static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real 
 
 /* Computes dk_t[d][c] += sum_r q_t[d][r] ds[r][c], or dv_t[d][c] += sum_r dy_t[d][r] (r
    a)[r][c], over the tile's queries. `transposed` is an operand (D,ldt), `weights` is
-   (BQ,LDS), `pairs` its rows in pairs (used in bf16), and `to` is (D,LDK). */
+   (BQ,LDS), `pairs` holds pairs of its rows for bf16, and `to` is (D,LDK). */
 static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transposed,
                                   const stx_real *weights, const uint32_t *pairs, stx_real *to) {
     const stx__attn *A = t->plan;
@@ -14973,7 +14973,7 @@ STX_INNER void stx__attn_dq(int fma, const stx__attn_dq_args *a) {
 STX_EACH_ISA(stx__attn_dq, (const stx__attn_dq_args *a), a)
 
 /* Transposes columns c .. c+n-1 of `from` (D,LDK) and stores the result in `to` (n,D),
-   with a row stride of ldt, or adds it with accumulate set. work: BK rows of NR
+   with a row stride of ldt, or adds it if `accumulate` is set. work: BK rows of NR
    elements. */
 static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt,
                                      const stx_real *from, size_t c, size_t n, stx_real *work,
@@ -14990,8 +14990,8 @@ static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ld
     }
 }
 
-/* Stores the gradient of n rows, which is in columns c .. c+n-1 of t (D,LDK), or adds
-   it unless `overwrite` is set. With t = NULL, the gradient is zero. */
+/* Adds the gradient of n rows, which is in columns c .. c+n-1 of t (D,LDK), to `rows`,
+   or overwrites `rows` with it. With t = NULL, the gradient is zero. */
 static void stx__attn_store_rows(const stx__attn *A, stx_real *rows, size_t stride, int overwrite,
                                  const stx_real *t, size_t c, size_t n, stx_real *work) {
     size_t r;
@@ -15063,8 +15063,8 @@ static void stx__attn_bwd_tile(stx__attn_bwd *u, ptrdiff_t keys, int needs_dk, i
     }
 }
 
-/* Packs the queries and dy of the unit, and computes dy . y. clear_bk is the value that
-   the last unit left in the thread's scratch. */
+/* Packs the queries and dy of the unit, and computes dy . y. clear_bk is the value of
+   t.clear_bk after the thread's previous unit. */
 static void stx__attn_bwd_open(stx__attn_bwd *u, size_t thread, size_t clear_bk) {
     const stx__attn *A = u->plan;
     const stx_attention_args *a = A->a;
@@ -15170,8 +15170,8 @@ static void stx__attn_bwd_keys(stx__attn_bwd *u) {
     STX_CALL(u->x, stx__attn_dq, (&q));
 }
 
-/* Computes the gradients of the head's persistent vectors and adds their part of dq.
-   Only the first unit of a head does this. */
+/* Computes the gradients of the head's persistent vectors and adds their contribution
+   to dq. Only the first unit of a head does this. */
 static void stx__attn_bwd_persistent(stx__attn_bwd *u) {
     const stx__attn *A = u->plan;
     const stx_attention_args *a = A->a;
@@ -15606,13 +15606,13 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     return y;
 }
 
-/* Padded logits. Tensor cores access rows that start at multiples of 16 bytes. The rows
-   of logits do not if the size of the vocabulary is odd, for example. On a GPU, a table
+/* Padded logits. Tensor cores need rows that start at multiples of 16 bytes. Rows of
+   logits do not if, for example, the vocabulary has an odd size. On a GPU, a table
    whose number of rows is not a multiple of 8 is therefore followed by zero rows up to
    a multiple of 64. The GEMM computes these columns anyway: 64 columns of bf16 are 128
    bytes, less than one of its tiles. The logits then have columns that are not words.
    Losses do not read them and set their gradients to 0, so GEMMs with the table and
-   with its gradient can include them. The padding is not part of the parameters and of
+   with its gradient can include them. The padding is not part of the parameters or of
    their gradients, and is not counted in their sizes. */
 enum {
     STX__ALIGNED = 8,
@@ -16206,7 +16206,7 @@ static void stx__spread_params(stx_optim *o) {
 
 #if defined(SEQTX_MPI) || defined(SEQTX_NCCL)
 
-/* Notes that node number `node` of the tape adds to the gradients [lo, hi). */
+/* Records that node number `node` of the tape adds to the gradients [lo, hi). */
 static void stx__bucket_used(const stx_params *p, const stx_real *lo, const stx_real *hi,
                              size_t node) {
     const stx__buckets *b = p->buckets;
@@ -16597,7 +16597,7 @@ static const stx__group_ops stx__nccl_mpi_ops = {
 
   #endif
 
-/* Joins the NCCL group of the ranks that have joined by MPI, or that a launcher
+/* Joins the NCCL group of the ranks that MPI has connected, or that a launcher
    started. */
 static int stx__nccl_join(stx_ctx *x, const stx_launch_info *s) {
     unsigned char id[STX_NCCL_ID];
@@ -17028,8 +17028,8 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
     return u->ok || x->desc.dry;
 }
 
-/* Returns the scalars of an Adam or LAMB update. stx__beta must have resolved the betas
-   of d. */
+/* Returns the scalars of an Adam or LAMB update. The betas of d must already be
+   resolved (see stx__beta). */
 static stx_adam_args stx__adam_args_of(const stx_optim_desc *d) {
     STX__FP_SCOPE;
     const int decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM;
@@ -17044,8 +17044,8 @@ static stx_adam_args stx__adam_args_of(const stx_optim_desc *d) {
     return a;
 }
 
-/* Updates the parameters after stx_optim_prepare. stx__beta must have resolved the
-   betas of d. */
+/* Updates the parameters after stx_optim_prepare. The betas of d must already be
+   resolved (see stx__beta). */
 static void stx__optim_update(stx_optim *o, const stx_optim_desc *d) {
     stx_ctx *x = o->params->ctx;
     stx_adam_args a;
@@ -17551,7 +17551,7 @@ static stx__replay *stx__replay_new(stx_ctx *x, uint64_t key) {
    r->error and returns 0. */
 static int stx__capture(stx_ctx *x, stx__replay *r, stx_step_fn fn, void *user) {
     const uint64_t step = x->rng.step;
-    if (!stx__report_sync(x)) return 0; /* fn cannot wait during the capture */
+    if (!stx__report_sync(x)) return 0; /* fn cannot wait for it during the capture */
     if (stx_cuda_capture_begin(x)) {
         fn(user);
         r->graph = stx_cuda_capture_end(x);
@@ -17582,7 +17582,7 @@ static void stx__replay_launch(stx_ctx *x, const stx__replay *r) {
    A step is captured only if its key equals that of the previous step. The previous
    step then left everything that the key describes unchanged, and so does a replay,
    which neither calls fn nor changes the state of the host. With two alternating keys,
-   each step may undo what the other one did: one moves rows from memory a to b, the
+   each step may undo what the other one did: one moves rows from buffer a to b, the
    next from b to a. A replay would not change the host's state, and the next key would
    describe data that the device no longer has. */
 static const char *stx__replay_obstacle(const stx_ctx *x, uint64_t key, const stx__replay *r) {

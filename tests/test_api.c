@@ -937,9 +937,9 @@ static void errors_of_adaptive(void) {
     EXPECT(stx_adaptive_softmax(ex, &a, T_(2, 4, 0, 0), row_of_ids(good_ids, 3)), STX_ERR_SHAPE,
            "stx_adaptive_softmax", "2 rows", "3 targets");
     EXPECT(stx_adaptive_softmax(ex, &a, T_(1, 4, 0, 0), row_of_ids(&high, 1)), STX_ERR_ARG,
-           "stx_adaptive_softmax", "vocabulary of 12", "got 12");
+           "stx_adaptive_softmax", "vocabulary size 12", "got 12");
     EXPECT(stx_adaptive_input(ex, &a, row_of_ids(&negative, 1)), STX_ERR_ARG, "stx_adaptive_input",
-           "vocabulary of 12", "got -1");
+           "vocabulary size 12", "got -1");
     for (broken = 0; broken < BROKEN; broken++)
         CHECK(survives(broken_adaptive), "broken set %d of stx_adaptive: no error, or a crash",
               broken);

@@ -221,11 +221,11 @@ static void sums(void) {
 static void bad_arguments(stx_ctx *x) {
     double v = 1;
     CHECK(!stx_group_sum(x, NULL, 1), "sum without memory");
-    refused(x, STX_ERR_ARG, "stx_group_sum:", "expected memory");
+    refused(x, STX_ERR_ARG, "stx_group_sum:", "expected a buffer");
     CHECK(!stx_group_max(x, NULL, 1), "maximum without memory");
-    refused(x, STX_ERR_ARG, "stx_group_max:", "expected memory");
+    refused(x, STX_ERR_ARG, "stx_group_max:", "expected a buffer");
     CHECK(!stx_group_broadcast(x, NULL, 1, 0), "broadcast without memory");
-    refused(x, STX_ERR_ARG, "stx_group_broadcast:", "expected memory");
+    refused(x, STX_ERR_ARG, "stx_group_broadcast:", "expected a buffer");
     CHECK(!stx_group_broadcast(x, &v, 1, -1), "broadcast from rank -1");
     refused(x, STX_ERR_ARG, "stx_group_broadcast:", "expected a rank below");
     CHECK(!stx_group_broadcast(x, &v, 1, ranks), "broadcast from rank N");
@@ -277,7 +277,8 @@ static void errors(void) {
     CHECK(stx_ranks(y) == 1, "joined in spite of the error");
     stx_params_create(y);
     CHECK(!stx_group_join(y, NULL), "joins after parameters were created");
-    refused(y, STX_ERR_ARG, "the context already has parameters", "before its first parameter list");
+    refused(y, STX_ERR_ARG, "the context already has parameters",
+            "before its first parameter list");
     CHECK(stx_ranks(y) == 1, "joined in spite of the error");
     done(y);
     /* Several contexts join the group. If one leaves, the others are not affected. */
