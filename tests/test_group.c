@@ -236,7 +236,7 @@ static void bad_arguments(stx_ctx *x) {
     refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "expected a rank below");
     if (rank < 2) {
         CHECK(!stx_group_send_bytes(x, NULL, 1, 0, 1), "sending without memory");
-        refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "expected memory");
+        refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "expected a buffer");
     } else
         CHECK(stx_group_send_bytes(x, NULL, 1, 0, 1), "a rank that takes no part needs memory: %s",
               stx_error(x));
