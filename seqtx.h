@@ -4333,7 +4333,7 @@ static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *di
     return stx__tensor_padded(x, where, ndim, dim, 0);
 }
 
-/* A new tensor with the shape and type of a. */
+/* Creates a tensor with the shape and type of a. */
 static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) {
     return stx__tensor(x, stx__step_kind(a->is_f32), a->ndim, a->dim);
 }
@@ -4381,8 +4381,8 @@ static const char *stx__shape(const stx_tensor *t, char *buf) {
     } \
   } while (0)
 
-/* Copies n elements within the device. is_f32: they are not stored as activations. The
-   ranges may overlap on a CPU, but not on a GPU. */
+/* Copies n elements within the device. is_f32: the elements are f32 even if activations
+   are stored as bf16. The ranges may overlap on a CPU, but not on a GPU. */
 static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int is_f32) {
     size_t bytes = n * stx__element_size(x, stx__step_kind(is_f32));
 #ifdef SEQTX_CUDA
@@ -4479,7 +4479,8 @@ STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t
     return stx_ok(x) ? t : NULL;
 }
 
-/* A copy of n ids for kernels, in the step arena. On a CPU, the ids themselves. */
+/* On a GPU, returns a copy of n ids in the step arena, for the kernels. On a CPU,
+   returns ids itself. */
 static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
     int32_t *p = ids;
     if (!stx__on_gpu(x)) return p;
@@ -4533,9 +4534,9 @@ STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
     return t->device ? t : NULL;
 }
 
-/* Notes that an op uses the ids as indices below n, for the checks of stx_tokens_set. how
-   (may be NULL) can name an id that the op ignores. An id is exempt only if all ops
-   ignore it. */
+/* Records that an op uses the ids as indices below n, so that stx_tokens_set can check
+   them. how, which may be NULL, can name an id that the op ignores. The check skips
+   this id only if all ops ignore it. */
 static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *how) {
     stx_ids *t = (stx_ids *)(uintptr_t)ids;
     if (!t->id_limit || n < t->id_limit) t->id_limit = n;
@@ -4554,7 +4555,7 @@ static int stx__is_ignored(const stx_token_loss *how, int32_t id) {
     return how && how->ignore && id == how->ignored_id;
 }
 
-/* The ids are checked here, because a replayed step runs no checks. */
+/* Checks the ids here because a replayed step runs no checks. */
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     size_t i;
     if (!stx_ok(x) || !ids || !data) return;
@@ -4570,8 +4571,9 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     stx__put_bytes(x, ids->device, ids->data, ids->B * ids->T * sizeof *data);
 }
 
-/* Captured steps are not replayed after a parameter or an optimiser was created or
-   gradients were moved: they contain the old addresses, or lack the new object. */
+/* Discards all captured steps. Called when a parameter or an optimiser has been created
+   or gradients have moved, because captured steps contain the old addresses or lack the
+   new object. */
 static void stx__forget_steps(stx_ctx *x) {
     int i;
     for (i = 0; i < STX__REPLAYS; i++) x->replay.entry[i].used = 0;
@@ -4597,7 +4599,8 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x) {
     return p;
 }
 
-/* Size of a gradient in the buffer of stx_params_grads: a multiple of 64 elements. */
+/* Returns the size of a gradient in the buffer of stx_params_grads: the size of t,
+   rounded up to a multiple of 64 elements. */
 static size_t stx__grad_padded(const stx_tensor *t) {
     return (t->size + 63) & ~(size_t)63;
 }
@@ -4631,7 +4634,7 @@ static int stx__grads_join(stx_params *p) {
     *a = joined;
     p->grads_size = total;
     p->grads_count = p->count;
-    p->reserve_left = 0; /* its gradients were in the old arena */
+    p->reserve_left = 0; /* the reserve's gradients were in the old arena */
     stx__forget_steps(x);
     return 1;
 }
@@ -4666,7 +4669,8 @@ STX_DEF size_t stx_params_size(const stx_params *p) {
     return n;
 }
 
-/* Returns 0 and sets an error if gradients are being sent, when nothing may be added. */
+/* Returns 0 and sets an error if gradients are being sent to other ranks, because
+   nothing may be added to them until the transfer ends. */
 static int stx__grads_at_rest(stx_ctx *x, const char *op) {
     if (!x->group.in_flight) return 1;
     stx_fail(x, STX_ERR_ARG,
@@ -4682,9 +4686,9 @@ STX_DEF void stx_params_zero_grad(stx_params *p) {
         STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
 }
 
-/* Initial value of element i of a parameter: uniform in [-a,a], or normal with standard
-   deviation a (Box and Muller 1958). Two elements share a Philox call. With
-   STX_TRUNCATED, values beyond 2 a are redrawn with separate counters. */
+/* Returns the initial value of element i of a parameter: uniform in [-a,a], or normal
+   with standard deviation a (Box and Muller 1958). Two elements share a Philox call.
+   STX_TRUNCATED redraws values beyond 2 a with new counters. */
 static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double a) {
     uint64_t attempt = 0;
     double u, v, radius, direction;
@@ -4714,7 +4718,7 @@ STX_DEF void stx_params_rng_offset(stx_params *p, ptrdiff_t ahead) {
     if (p) p->rng_offset = ahead;
 }
 
-/* Takes the next n elements, and their gradients, of the memory that
+/* Creates a parameter from the next n elements and gradients of the memory that
    stx_params_make_contiguous reserved. */
 static stx_tensor *stx__param_of_reserve(stx_params *p, int ndim, const size_t *d, size_t n) {
     stx_ctx *x = p->ctx;
@@ -4734,8 +4738,8 @@ static stx_tensor *stx__param_of_reserve(stx_params *p, int ndim, const size_t *
     return t;
 }
 
-/* The tensor of a parameter, with memory for its elements, its padding and its gradient.
-   It is taken from the reserve if it fits. */
+/* Creates the tensor of a parameter, with memory for its elements, its padding and its
+   gradient. The memory comes from the reserve if it fits there. */
 static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, size_t padding) {
     stx_ctx *x = p->ctx;
     stx__arena *grads = p->grads_arena;
@@ -4744,7 +4748,7 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, s
     int i;
     for (i = 0; i < ndim; i++) n = stx_bytes_of(n, d[i], 1);
 
-    /* allocate a new reserve, unless this parameter alone would use it */
+    /* allocate a new reserve unless this parameter alone would fill it */
     if (!padding && p->reserve_next > n && n % 64 == 0) {
         p->reserve = stx__alloc_elements(x, STX__PARAM, p->reserve_next);
         p->reserve_grads = p->reserve ? stx__grads_alloc(x, grads, p->reserve_next) : NULL;
@@ -4761,8 +4765,8 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, s
     return t && t->grad ? t : NULL;
 }
 
-/* Makes space for one more parameter. The old tables stay in the arena until stx_destroy:
-   a few kilobytes. */
+/* Makes space for one more parameter. The old tables, a few kilobytes, stay in the
+   arena until stx_destroy. */
 static int stx__params_grow(stx_params *p) {
     stx_ctx *x = p->ctx;
     const size_t capacity = p->capacity ? 2 * p->capacity : 64;
@@ -4782,8 +4786,8 @@ static int stx__params_grow(stx_params *p) {
     return 1;
 }
 
-/* Writes the initial values of a parameter; its padding is zero. In a dry run, only
-   constants are written: they may determine sizes, as spans do. */
+/* Writes the initial values of a parameter and zeroes its padding. A dry run writes
+   only constants, because these can determine sizes, as the initial spans do. */
 static int stx__param_init(stx_params *p, stx_tensor *t, int init, double a) {
     stx_ctx *x = p->ctx;
     const uint64_t stream = STX__PARAM_STREAM | (x->params_made + (uint64_t)p->rng_offset);
@@ -4806,7 +4810,7 @@ static int stx__param_init(stx_params *p, stx_tensor *t, int init, double a) {
     return 1;
 }
 
-/* stx_param with padding, whose elements are and stay zero. */
+/* Implements stx_param. Appends `padding` elements, which are and stay zero. */
 static stx_tensor *stx__param_padded(stx_params *p, int init, double a, const char *name,
                                      const size_t *d, size_t padding) {
     STX__FP_SCOPE;
@@ -4849,7 +4853,8 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     return stx__param_padded(p, init, a, name, d, 0);
 }
 
-/* Sets each element v, at index i, of rows [r0,r1) of a parameter to fn(user, i, v). */
+/* Replaces each element v of rows [r0,r1) of a parameter with fn(user, i, v), where i
+   is the element's index. */
 static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0, size_t r1,
                             stx_init_fn fn, void *user) {
     STX__FP_SCOPE;
@@ -4858,7 +4863,8 @@ static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0
     char s[96];
     if (!stx_ok(x) || !t) return;
     if (!t->is_param) {
-        stx_fail(x, STX_ERR_ARG, "%s: expected a parameter, got another tensor %s", op,
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: expected a parameter, got a tensor of shape %s that is not one", op,
                  stx__shape(t, s));
         return;
     }
@@ -4867,8 +4873,9 @@ static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0
         return;
     }
     if (r0 > r1 || r1 > t->dim[0]) {
-        stx_fail(x, STX_ERR_ARG, "%s: rows: expected a range within [0,%zu) of %s, got [%zu,%zu)",
-                 op, t->dim[0], stx__shape(t, s), r0, r1);
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: rows: expected a range within [0,%zu) for a parameter of shape %s, got "
+                 "[%zu,%zu)", op, t->dim[0], stx__shape(t, s), r0, r1);
         return;
     }
     if (x->desc.dry) return;
@@ -4919,24 +4926,26 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
    records a node only if one of its inputs has needs_grad.
 
    stx__run_backward pops the nodes, newest first, and calls back if an output has a
-   gradient. back requests the gradient of each input from stx__grad, or from a function
-   like it, which creates it on first use, and adds to it. Then the gradients of the
-   outputs are dead and their buffers are recycled (x->tape.free_grads). Gradients of
-   parameters and variables remain. Afterwards the tape is empty: nodes that no gradient
-   has reached are dropped as well. */
+   gradient. For each input, back calls stx__grad or one of its variants, which creates
+   the gradient on first use, and adds to that gradient. After that, the gradients of
+   the outputs are no longer needed, and their buffers are recycled
+   (x->tape.free_grads). Gradients of parameters and variables remain. The pass empties
+   the tape, because it also drops the nodes that no gradient has reached. */
 
-/* Is t a parameter or a view of one? Their gradients outlive the step. */
+/* Returns whether t is a parameter or a view of one. Their gradients outlive the step. */
 static int stx__has_param_grad(const stx_tensor *t) {
     return t->is_param || t->view_of;
 }
 
-/* The current address of a parameter's gradient; stx_params_grads moves gradients. */
+/* Returns the current address of a parameter's gradient, which stx_params_grads can
+   move. */
 static stx_real *stx__param_grad(const stx_ctx *x, const stx_tensor *t) {
     return t->view_of ? stx_offset_ptr(x, t->view_of->grad, t->view_offset) : t->grad;
 }
 
-/* The smallest range that contains all parameter gradients to which a function of
-   stx_recompute will add. backward_begin (>>group) must know it before the second run. */
+/* The smallest range that contains all parameter gradients to which a recomputed
+   function (stx_recompute) will add. backward_begin (>>group) must know it before the
+   second run. */
 typedef struct stx__uses {
     const stx_real *lo, *hi;
 } stx__uses;
@@ -4986,8 +4995,9 @@ static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *
     return stx__record(x, y, back, in, 2);
 }
 
-/* Allocates a gradient of n elements, not zeroed. Reuses a free buffer of that size if
-   there is one. is_f32: f32, also if activations are stored as bf16. */
+/* Allocates a gradient of n elements without zeroing it. Reuses a free buffer of that
+   size if there is one. is_f32: the gradient is f32 even if activations are stored as
+   bf16. */
 static stx_real *stx__grad_take(stx_ctx *x, size_t n, int is_f32) {
     stx__free_grad **link, *f;
     const size_t bytes = n * stx__element_size(x, stx__step_kind(is_f32));
@@ -5019,15 +5029,16 @@ static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int is_f32) {
     x->tape.free_grads = f;
 }
 
-/* A position in the three arenas of a step, in the order of stx__step_arena: [0] is
-   mem.step, which contains the tensors themselves. */
+/* A position in each of the three arenas of a step, in the order of stx__step_arena.
+   [0] is mem.step, which contains the tensor structs. */
 typedef struct stx__mark {
     stx__chunk *cur[3];
     size_t chunk_used[3], used[3];
 } stx__mark;
 
-/* A gradient that is created during the backward pass of stx_recompute is freed when that
-   ends. Returns 1 and sets an error if t was created before, and would lose it. */
+/* When it ends, stx_recompute's backward pass frees the gradients that it created.
+   Returns 1 and sets an error if t existed before this pass, because it would then lose
+   its gradient. */
 static int stx__loses_gradient(stx_ctx *x, const stx_tensor *t) {
     const stx__mark *mark = x->tape.recompute_mark;
     const stx__chunk *c;
@@ -5038,12 +5049,13 @@ static int stx__loses_gradient(stx_ctx *x, const stx_tensor *t) {
     for (c = x->mem.step.first; c; c = c->next) {
         const int at_mark = c == mark->cur[0];
         if (p >= c->base && p < c->base + c->size) {
-            /* inside: above the mark in its chunk, or in a later chunk */
+            /* t is new if it is above the mark in the mark's chunk, or in a later
+               chunk */
             if (after_mark || (at_mark && (size_t)(p - c->base) >= mark->chunk_used[0])) return 0;
             stx_fail(x, STX_ERR_ARG,
-                     "stx_recompute: a tensor %s that requires a gradient is not among the "
-                     "function's inputs: pass it in `in`, detach it with stx_detach, or do not "
-                     "recompute", stx__shape(t, s));
+                     "stx_recompute: fn uses a tensor of shape %s that requires a gradient but is "
+                     "not among its inputs: pass it in `in`, detach it with stx_detach, or call "
+                     "fn without stx_recompute", stx__shape(t, s));
             return 1;
         }
         after_mark |= at_mark;
@@ -5051,19 +5063,19 @@ static int stx__loses_gradient(stx_ctx *x, const stx_tensor *t) {
     return 0;
 }
 
-/* All gradient buffers on the tape are created here. Returns the buffer of t's gradient:
-   to add to (*fresh = 0), or to overwrite if this is its first use (*fresh = 1). The
-   first use takes `offer` as the buffer, or allocates one if that is NULL. Returns NULL
-   if t requires no gradient or none could be allocated. */
+/* Creates all gradient buffers on the tape. Returns the buffer of t's gradient. If this
+   is its first use, sets *fresh = 1, and the caller overwrites the buffer; otherwise,
+   the caller adds to it. The first use takes `offer` as the buffer, or allocates one if
+   that is NULL. Returns NULL if t requires no gradient or the allocation failed. */
 static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *fresh) {
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
     if (t->view_of) t->grad = stx__param_grad(x, t);
     if (t->op_removed) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_backward: a gradient reaches a tensor whose op was removed by an earlier "
-                 "backward pass of this step, and would be lost: call stx_backward once per step, "
-                 "on the sum of the losses (stx_add), or detach the tensor (stx_detach)");
+                 "stx_backward: a gradient would be lost: it reaches a tensor whose op was removed "
+                 "by an earlier backward pass of this step: call stx_backward once per step, on "
+                 "the sum of the losses (stx_add), or detach the tensor (stx_detach)");
         return NULL;
     }
     if (!t->grad) {
@@ -5078,7 +5090,7 @@ static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) {
     return stx__grad_to(x, t, NULL, fresh);
 }
 
-/* The buffer of t's gradient, to add to. A new one is zeroed. */
+/* Returns the buffer of t's gradient for adding. A new buffer is zeroed. */
 static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     int fresh;
     stx_real *g = stx__grad_fresh(x, t, &fresh);
@@ -5086,16 +5098,16 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     return g;
 }
 
-/* stx__grad_fresh for an op whose kernel reads dy[i] only before it writes element i of
-   the gradient of t, which has as many elements as y: the result can be the buffer of dy
-   itself. */
+/* Like stx__grad_fresh, for a tensor t with as many elements as y. The kernel of the op
+   must read dy[i] before it writes element i of t's gradient, and must not read it
+   again, because the returned buffer can be that of dy. */
 static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
     stx_real *g = stx__grad_to(x, t, t->is_f32 == n->y->is_f32 ? n->y->grad : NULL, fresh);
     if (g && g == n->y->grad) n->y->grad = NULL;
     return g;
 }
 
-/* Adds dy to the gradient of t. last: dy is not read afterwards. */
+/* Adds dy to the gradient of t. last: dy is not needed afterwards. */
 static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
     int fresh;
     stx_real *dy = n->y->grad;
@@ -5103,7 +5115,7 @@ static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
     if (d && d != dy) STX_RUN(x, stx_axpy, (x, d, dy, n->y->size, 1, !fresh));
 }
 
-/* An op that was recorded by stx_record. */
+/* An op recorded by stx_record. */
 typedef struct stx__user_op {
     stx_back_fn back;
     void *save;
@@ -5170,11 +5182,12 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x) {
     return x ? stx__stream(x) : 0;
 }
 
-/* Called when the op of t has been removed from the tape. Its backward function was the
-   only reader of t's gradient, whose buffer is recycled. */
+/* Called when the op of t has been removed from the tape. Recycles the buffer of t's
+   gradient, which only the op's backward function reads. */
 static void stx__output_done(stx_ctx *x, stx_tensor *t) {
     t->op_removed = 1;
-    /* stx__token_loss_back can make the logits their own gradient: not recycled */
+    /* stx__token_loss_back can store the gradient in the logits themselves, which are
+       not recycled */
     if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->is_f32);
     t->grad = NULL;
 }
@@ -5185,11 +5198,12 @@ static int stx__is_output(const stx__node *n, const stx_tensor *t) {
     return found;
 }
 
-/* On a GPU, between calls with by = 1 and by = -1, sums over rows that are added to
-   gradients of parameters are deferred: their partial sums wait in buffers on the GPU,
-   and one kernel finishes many of them. Only those of parameters, because the rest of the
-   backward pass reads the gradients of other tensors, or recycles their buffers. Calls
-   nest (stx_recompute). The last -1, or 0, finishes all sums that wait. */
+/* Defers sums on a GPU between a call with by = 1 and a call with by = -1. A deferred
+   sum is a sum over rows that is added to the gradient of a parameter. Its partial sums
+   stay in a buffer on the GPU until one kernel completes many such sums. Gradients of
+   other tensors are not deferred, because the rest of the backward pass reads them or
+   recycles their buffers. Calls can nest, as in stx_recompute. The last call with -1,
+   or a call with 0, completes all deferred sums. */
 static void stx__defer_sums(stx_ctx *x, int by) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) stx_cuda_defer_sums(x, by);
@@ -5199,9 +5213,9 @@ static void stx__defer_sums(stx_ctx *x, int by) {
 #endif
 }
 
-/* Runs and removes all nodes, newest first; those whose outputs have no gradient are only
-   removed. In a group, sends gradients as they become complete; `left` is then the number
-   of nodes on the tape. */
+/* Runs and removes all nodes, newest first. Nodes whose outputs have no gradient are
+   only removed. In a group, sends gradients as they become complete; `left` is the
+   number of nodes on the tape. */
 static void stx__run_backward(stx_ctx *x) {
     const int recording = x->tape.recording;
     const int sending = x->group.sending && !x->tape.recompute_mark;
@@ -5227,8 +5241,8 @@ static void stx__run_backward(stx_ctx *x) {
     x->tape.recording = recording;
 }
 
-/* Adds dy, in host memory, or ones if it is NULL, to the gradient of y, from which
-   stx__run_backward starts. Returns 1, or 0 after an error. */
+/* Adds dy to the gradient of y, where stx__run_backward starts. dy is in host memory;
+   if it is NULL, adds ones. Returns 1, or 0 after an error. */
 static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     stx_real *g, *seed;
     stx__node *n;
@@ -5238,7 +5252,7 @@ static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_backward: a backward pass of this step has already removed the op of this "
                  "tensor: call stx_backward once per step, on the sum of the losses (stx_add), or "
-                 "begin another step");
+                 "begin a new step");
         return 0;
     }
     if (!stx__grads_at_rest(x, "stx_backward")) return 0;
@@ -5260,8 +5274,8 @@ STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     if (!x || x->error.code || !y) return;
     if (!y->needs_grad) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_backward: the tensor depends on no parameter or variable, or nothing was "
-                 "recorded: call stx_begin(x, STX_TRAIN) before the ops");
+                 "stx_backward: the tensor does not depend on a parameter or variable, or "
+                 "nothing was recorded: call stx_begin(x, STX_TRAIN) before the ops");
         return;
     }
     if (stx__seed_gradient(x, y, dy)) stx__run_backward(x);
@@ -5279,7 +5293,7 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
     }
     if (!any) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_backward_many: none of %d tensors depends on a parameter or variable, or "
+                 "stx_backward_many: none of the %d tensors depends on a parameter or variable, or "
                  "nothing was recorded: call stx_begin(x, STX_TRAIN) before the ops", count);
         return;
     }
@@ -5330,7 +5344,7 @@ static void stx__step_release(stx_ctx *x, stx__mark m) {
     }
 }
 
-/* What the backward pass needs to call a function again. */
+/* What the backward pass needs to run the function again. */
 typedef struct stx__recompute_save {
     stx_recompute_fn fn;
     void *user;
@@ -5339,8 +5353,8 @@ typedef struct stx__recompute_save {
     stx__uses uses;
 } stx__recompute_save;
 
-/* Adds the gradient of an output of the first run to that of the same output of the
-   second run. */
+/* Adds the gradient of an output of the first run to the gradient of the corresponding
+   output of the second run. */
 static void stx__recompute_seed(stx_ctx *x, const stx_tensor *first, stx_tensor *again) {
     stx_real *g;
     if (!first || !first->grad || !again || !again->needs_grad || x->error.code) return;
@@ -5348,8 +5362,8 @@ static void stx__recompute_seed(stx_ctx *x, const stx_tensor *first, stx_tensor 
     if (g) STX_RUN(x, stx_axpy, (x, g, first->grad, again->size, 1, 1));
 }
 
-/* Runs the function again with a separate tape, whose leaves share the gradient buffers
-   of the inputs, then the backward pass over that tape, and frees its memory. */
+/* Runs the function again on a separate tape, whose leaves share the gradient buffers
+   of the inputs. Then runs the backward pass over that tape and frees its memory. */
 static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__recompute_save *s = (stx__recompute_save *)n->save;
     stx_tensor leaf[STX_MAX_RECOMPUTE_INS], *in[STX_MAX_RECOMPUTE_INS];
@@ -5368,7 +5382,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
 
     mark = stx__step_mark(x);
     x->tape.recompute_mark = &mark;
-    /* separate lists of free gradients: these are in memory that is released below */
+    /* use separate lists of free gradients, because their memory is released below */
     free_grads = x->tape.free_grads;
     free_entries = x->tape.free_entries;
     x->tape.free_grads = x->tape.free_entries = NULL;
@@ -5390,12 +5404,12 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__step_release(x, mark);
 }
 
-/* Memory for the elements of t in the step arena. */
+/* Allocates memory for the elements of t in the step arena. */
 static stx_real *stx__alloc_like(stx_ctx *x, const stx_tensor *t) {
     return stx__alloc_elements(x, stx__step_kind(t->is_f32), t->size);
 }
 
-/* Turns result t, whose elements are at t->data, into a tensor of the outer tape. */
+/* Copies the result t into a new tensor that belongs to the outer tape. */
 static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
     stx_tensor *out = (stx_tensor *)stx__arena_alloc(x, &x->mem.step, sizeof *out);
     if (!out) return NULL;
@@ -5411,15 +5425,15 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
     return out;
 }
 
-/* Moves the results result[0..count), which can be anywhere in the memory that fn
-   allocated after the mark, down to the mark, and frees everything else.
+/* Moves the results result[0..count) down to the mark and frees everything else that fn
+   allocated after it. The results can be anywhere in that memory.
 
-   A single result on a CPU is moved directly; memmove allows the overlap. Otherwise,
-   moving one result could overwrite another, and copies on a GPU must not overlap, so all
-   results are first copied above the memory of fn. If fn returned an input or a view, it
-   may have allocated less than the results take, and their destinations would reach into
-   the copies. The first loop therefore allocates as much as the destinations take, and
-   does not use it. */
+   A single result on a CPU is moved directly, because memmove allows the ranges to
+   overlap. In all other cases, moving one result could overwrite another, and copies on
+   a GPU must not overlap, so all results are first copied to memory above fn's. If fn
+   returned an input or a view, it may have allocated less memory than its results need,
+   and their destinations would then overlap the copies. To prevent this, the first loop
+   allocates as much memory as the destinations need, without using it. */
 static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count) {
     stx_tensor copy[1 + STX_MAX_MORE];
     const int copies = count > 1 || stx__on_gpu(x);
@@ -5499,7 +5513,7 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
     x->tape.recording = 1;
     x->tape.uses = NULL;
     if (!result[0]) {
-        stx_fail(x, STX_ERR_ARG, "stx_recompute: fn: expected it to return a tensor, got NULL");
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: fn must return a tensor, but it returned NULL");
         return NULL;
     }
     if (!stx__keep_results(x, mark, result, 1 + more)) return NULL;
@@ -5519,58 +5533,64 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 // >>threads
 
 /* The threads of a context. A loop of n iterations is divided into chunks, and each
-   thread has a range of chunks. It takes chunks from the front of its range, and when
-   that is empty, from the back of the other threads' ranges. So no thread waits for one
-   that was preempted before it took a chunk: the caller does the work that no other
-   thread takes, closes the loop, and waits only for the threads inside a chunk.
+   thread is assigned a range of chunks. A thread takes chunks from the front of its
+   range until that is empty, and then from the back of the other threads' ranges. This
+   way, no loop waits for a thread that was preempted before it took a chunk: the caller
+   does the work that no other thread takes, closes the loop, and waits only for threads
+   that are still inside a chunk.
 
-   stx_parallel_units instead makes one chunk per iteration (several if there are more
-   than 65535 iterations), all in one range, from whose front every thread takes the next.
+   stx_parallel_units instead makes one chunk per iteration (several iterations per
+   chunk if there are more than 65535). All chunks are in one range, and every thread
+   takes the next one from its front.
 
-       word    epoch, 15 bits | open, 1 bit | threads inside, 16 bits
+       word      epoch, 15 bits | open, 1 bit | threads inside, 16 bits
 
        caller    writes the job and the ranges; sets word = next epoch, open; works;
                  clears open; waits until no thread is inside
-       others    see an open epoch that is new to them; add 1, if it is still open; work;
+       others    see an open epoch that is new to them; add 1 if it is still open; work;
                  subtract 1
 
    Idle threads spin for STX__SPIN us, because the next loop usually starts at once, and
    then sleep.
 
-   When another program uses the processors, spinning takes time that the scheduler would
-   otherwise give to work. There are two signs of that: an idle thread was preempted while
-   it spun, or the caller waited long for a thread that was preempted. For a while, idle
-   threads then sleep at once. Linux reports whether a thread was preempted for another
-   one; elsewhere, every delay counts. So on Linux, time that a hypervisor takes from a
-   virtual machine does not count: sleeping would not get it back.
+   When other programs compete for the processors, spinning uses time that the scheduler
+   would otherwise give to real work. There are two signs of this: an idle thread was
+   preempted while it spun, or the caller waited long for a preempted thread. For some
+   time after these signs, idle threads sleep without spinning. Linux reports whether a
+   thread was preempted in favour of another; on other systems, every long delay is
+   taken for a preemption. On Linux, time that a hypervisor takes from a virtual machine
+   is therefore not counted, and sleeping would not recover that time anyway.
 
    stx_create makes the pool, the first divided loop starts the threads, and stx_destroy
-   joins them. Loops do not nest: a loop opened inside a chunk would overwrite the job of
-   the threads inside. After a fork, the child has no workers and its caller computes
-   alone. It must not lock the mutex, which a thread of the parent may have held.
+   joins them. Loops do not nest: a loop opened inside a chunk would overwrite the job
+   of the threads inside. After a fork, the child has no workers and its caller computes
+   alone. It must not lock the mutex, because a thread of the parent may have held it.
 
-   After 2^15 loops the epoch repeats. A thread can then mistake a new loop for the last
-   one that it saw and miss it, which is harmless: the others do its work. */
+   The epoch wraps around after 2^15 loops. A thread can then mistake a new loop for the
+   last one that it saw and skip it. This is harmless, because the other threads do its
+   work. */
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
 
-/* Times in microseconds. */
+/* Durations in microseconds. */
 enum {
-    STX__SPIN        = 200,     /* for how long an idle thread spins */
-    STX__SPIN_CALLER = 1000,    /* for how long the caller spins for the last threads */
-    STX__SPIN_BUSY   = 5,       /* the caller's spin while the machine is busy */
-    STX__DELAY       = 500,     /* a gap that suggests a preemption */
+    STX__SPIN        = 200,     /* how long an idle thread spins before it sleeps */
+    STX__SPIN_CALLER = 1000,    /* how long the caller spins before it sleeps */
+    STX__SPIN_BUSY   = 5,       /* the caller's limit while the machine is busy */
+    STX__DELAY       = 500,     /* a longer gap suggests a preemption */
     STX__POLL        = 100      /* interval between queries of the preemption count */
 };
 
-/* pool.busy: 500 more for each sign that the machine is busy, 1 less for each loop. At
-   STX__BUSY or more, idle threads do not spin. So after two or three signs within some
-   hundred loops they sleep at once, for up to 3000 loops. */
+/* pool.busy increases by 500 for each sign that the machine is busy and decreases by 1
+   for each loop. Idle threads do not spin while it is STX__BUSY or more. So after two
+   or three signs within a few hundred loops, they sleep without spinning for up to 3000
+   loops. */
 enum { STX__BUSY_SIGN = 500, STX__BUSY = 1000, STX__BUSY_MOST = 4000 };
 
-/* Loops with less work (see stx_parallel) do not wake sleeping threads. */
+/* Loops with less work than this (see stx_parallel) do not wake sleeping threads. */
 enum { STX__WORTH_WAKING = 1 << 18 };
 
-/* Parts of pool.word: the bit `open`, the mask of `threads inside`, and one epoch. */
+/* The parts of pool.word: the open bit, the mask of the number of threads inside, and
+   an epoch of 1. */
 enum { STX__OPEN = 0x10000, STX__INSIDE = 0xffff, STX__EPOCH_ONE = 0x20000 };
 
   #ifdef STX__PTHREADS
@@ -5603,7 +5623,7 @@ static void stx__wake(stx__cond *c) {
     pthread_cond_signal(c);
 }
 
-/* Microseconds of a clock. -std=c99 hides CLOCK_MONOTONIC on some systems, and
+/* Returns the time in microseconds. -std=c99 hides CLOCK_MONOTONIC on some systems, and
    _POSIX_C_SOURCE hides gettimeofday. */
 static int64_t stx__now(void) {
     #ifdef CLOCK_MONOTONIC
@@ -5667,8 +5687,8 @@ static void stx__pause(void) {
   #endif
 }
 
-/* The chunks that a thread still has, first << 16 | end; padded to the size of a cache
-   line. */
+/* The chunks that remain in a thread's range, as first << 16 | end. Padded to the size
+   of a cache line. */
 typedef struct stx__chunk_range {
     uint32_t left;
     char pad[60];
@@ -5681,8 +5701,8 @@ typedef struct stx__worker {
     stx__handle handle;
 } stx__worker;
 
-/* Was this thread preempted for another one since the last call with this count? Always
-   1 where the system does not report it. */
+/* Returns whether this thread was preempted in favour of another since the last call
+   with this count. Always 1 if the system does not report it. */
 static int stx__preempted(uint32_t *count) {
   #if defined(STX__PTHREADS) && defined(__linux__)
     struct rusage use;
@@ -5698,30 +5718,31 @@ static int stx__preempted(uint32_t *count) {
 }
 
 typedef struct stx__pool {
-    stx_part part; /* the loop; valid while it is open or a thread is inside */
+    stx_part part; /* the loop body; valid while the loop is open or a thread is inside */
     const void *job;
-    size_t n, chunk;          /* iterations of the loop, of a chunk */
+    size_t n, chunk;          /* iterations in the loop and in a chunk */
     int one_range;            /* all threads take chunks from the front of one range */
     uint32_t word, asleep, caller_asleep, quit;
     uint32_t busy;            /* see STX__BUSY */
-    uint32_t preemptions;     /* of threads in chunks that took long, or just before them */
+    uint32_t preemptions;     /* counted during or just before slow chunks */
     stx__chunk_range *ranges; /* (threads), the caller's first */
     stx__mutex mutex;
     stx__cond work, done;
-    size_t threads;           /* that work in a loop, with the caller, at most */
-    size_t running;           /* that were started, without the caller */
-    long process;             /* the process that started them */
+    size_t threads;           /* maximum per loop, including the caller */
+    size_t running;           /* started, not counting the caller */
+    long process;             /* the process that started the threads */
     stx__worker *worker;      /* (threads) */
 } stx__pool;
 
-/* Counts a sign that the machine is busy. Concurrent updates may be lost, which is
+/* Counts a sign that the machine is busy. A concurrent update may be lost, which is
    harmless. */
 static void stx__seen_busy(stx__pool *q) {
     uint32_t busy = STX__LOAD(&q->busy) + STX__BUSY_SIGN;
     STX__STORE(&q->busy, STX_MIN(busy, (uint32_t)STX__BUSY_MOST));
 }
 
-/* Takes a chunk from the front or the back of a range. Returns 0 if it is empty. */
+/* Takes a chunk from the front or the back of a range. Returns 0 if the range is
+   empty. */
 static int stx__take(stx__chunk_range *r, int front, size_t *chunk) {
     uint32_t have = STX__LOAD(&r->left), rest;
     do {
@@ -5748,7 +5769,7 @@ static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t thread) {
     }
 }
 
-/* Is there a loop that a thread has not seen? */
+/* Returns whether there is an open loop that the thread has not seen. */
 static int stx__new_loop(uint32_t word, uint32_t seen) {
     return (word & STX__OPEN) && word / STX__EPOCH_ONE != seen;
 }
@@ -5763,9 +5784,9 @@ static void stx__work_in_loop(stx__worker *w, uint32_t *preemptions) {
         (void)STX__ADD(&q->preemptions, 1);
     if (STX__ADD(&q->word, (uint32_t)-1) & (STX__OPEN | STX__INSIDE)) return;
     if (STX__LOAD(&q->caller_asleep)) {
-        /* Protects nothing. The caller set caller_asleep under the mutex: once this
-           thread has had the mutex, the caller is waiting, or it has seen that no thread
-           is inside. */
+        /* The lock protects no data. The caller set caller_asleep under the mutex, so
+           once this thread has held the mutex, the caller is either waiting or has seen
+           that no thread is inside. */
         stx__lock(&q->mutex);
         stx__unlock(&q->mutex);
         stx__wake(&q->done);
@@ -5819,7 +5840,7 @@ static void stx__work(stx__worker *w) {
   #ifdef STX__PTHREADS
     #if defined(SIG_SETMASK)
       #define STX__SETMASK SIG_SETMASK
-    #elif defined(__mips__) /* the value on Linux, which -std=c99 hides */
+    #elif defined(__mips__) /* the value on Linux, where -std=c99 hides the macro */
       #define STX__SETMASK 3
     #else
       #define STX__SETMASK 2
@@ -5830,8 +5851,8 @@ static void *stx__thread_main(void *w) {
     return NULL;
 }
 
-/* Starts a thread that handles no signals, except for its faults, for which the
-   program or a sanitizer can have a handler. */
+/* Starts a thread that handles no signals except those raised by its own faults, for
+   which the program or a sanitizer may have a handler. */
 static int stx__start(stx__worker *w) {
     pthread_attr_t attr;
     sigset_t all, old;
@@ -5876,8 +5897,9 @@ static void stx__pool_clear(stx__pool *q) {
     pthread_cond_destroy(&q->done);
 }
 
-/* Number of processors that this process may use. `which` (may be NULL) receives a hash
-   of the set, which is the same for processes with the same set. */
+/* Returns the number of processors that this process may use. Sets *which, unless which
+   is NULL, to a hash of the set of these processors; it is equal for processes with
+   equal sets. */
 static int stx__processors(uint64_t *which) {
     long n = 0;
     uint64_t key = 0;
@@ -5888,7 +5910,7 @@ static int stx__processors(uint64_t *which) {
       #ifdef CPU_COUNT
     cpu_set_t *mask = (cpu_set_t *)(void *)set;
       #else
-    /* hidden by -std=c99 */
+    /* declared here because -std=c99 hides it */
     extern int sched_getaffinity(pid_t pid, size_t size, void *set);
     void *mask = set;
       #endif
@@ -5903,7 +5925,7 @@ static int stx__processors(uint64_t *which) {
     #ifdef _SC_NPROCESSORS_ONLN
     if (n < 1) n = sysconf(_SC_NPROCESSORS_ONLN);
     #elif defined(__FreeBSD__)
-    if (n < 1) n = sysconf(58); /* the same constant, which _POSIX_C_SOURCE hides */
+    if (n < 1) n = sysconf(58); /* _SC_NPROCESSORS_ONLN, which _POSIX_C_SOURCE hides */
     #endif
     return (int)STX_MAX(1, STX_MIN(n, 4096));
 }
@@ -5946,8 +5968,8 @@ static int stx__processors(uint64_t *which) {
 }
   #endif
 
-/* Starts the threads, in the first loop. If the system refuses some of them, the others
-   do the work. */
+/* Starts the threads for the first loop. If the system cannot start some of them, the
+   others do their work. */
 static void stx__start_all(stx_ctx *x, stx__pool *q) {
     q->process = stx__process();
     while (q->running + 1 < q->threads) {
@@ -5989,8 +6011,8 @@ static void stx__pool_free(stx_ctx *x) {
     stx__pool_clear(q);
 }
 
-/* Publishes the job and its ranges of chunks, opens the loop and wakes threads that are
-   asleep. */
+/* Publishes the job and its ranges of chunks, opens the loop, and wakes sleeping
+   threads. */
 static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, int one_range,
                            stx_part part, const void *job) {
     const uint32_t word = STX__LOAD(&q->word);
@@ -6004,7 +6026,7 @@ static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, i
     chunks = (n + q->chunk - 1) / q->chunk;
     for (i = 0; i < q->threads; i++) {
         size_t first = chunks * i / q->threads, end = chunks * (i + 1) / q->threads;
-        if (one_range) { /* the caller's range is that of all threads */
+        if (one_range) { /* range 0 contains all chunks */
             first = 0;
             end = i ? 0 : chunks;
         }
@@ -6014,15 +6036,15 @@ static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, i
 
     asleep = STX__LOAD(&q->asleep);
     if (!asleep || work < STX__WORTH_WAKING || q->process != stx__process()) return;
-    /* as in stx__work_in_loop: once this thread has had the mutex, a thread counted in
-       asleep is waiting, or it has seen the loop */
+    /* as in stx__work_in_loop: once this thread has held the mutex, each thread counted
+       in asleep is either waiting or has seen the loop */
     stx__lock(&q->mutex);
     stx__unlock(&q->mutex);
     for (i = 0; i < asleep && i + 1 < chunks; i++) stx__wake(&q->work);
 }
 
-/* Waits until no thread is inside the loop, which is closed, and returns for how long.
-   Spins for the first microseconds. */
+/* Waits until no thread is inside the closed loop, and returns how long that took.
+   Spins for the first `spin` microseconds, then sleeps. */
 static int64_t stx__wait_for_threads(stx__pool *q, int64_t begun, int64_t spin) {
     int64_t waited = 0;
     int spins = 0;
@@ -6041,7 +6063,7 @@ static int64_t stx__wait_for_threads(stx__pool *q, int64_t begun, int64_t spin) 
     return waited;
 }
 
-/* Runs a loop with all threads, in at least 2 chunks. */
+/* Runs a loop of at least 2 chunks on all threads. */
 static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, size_t work,
                           int one_range, stx_part part, const void *job) {
     const uint32_t busy = STX__LOAD(&q->busy), preemptions = STX__LOAD(&q->preemptions);
@@ -6056,8 +6078,8 @@ static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, siz
     done = stx__now();
     waited = stx__wait_for_threads(q, done, busy < STX__BUSY ? STX__SPIN_CALLER : STX__SPIN_BUSY);
 
-    /* A last chunk that is merely long is no sign: the wait must exceed twice the time
-       that the caller's own chunks took. */
+    /* A last chunk that is merely long is not a sign of a busy machine, so the wait
+       must exceed twice the time that the caller's own chunks took. */
     if (waited > STX__DELAY && waited > 2 * (done - begun)
         && STX__LOAD(&q->preemptions) != preemptions)
         stx__seen_busy(q);
@@ -6072,7 +6094,8 @@ static void stx__pool_free(stx_ctx *x) {
 }
 #endif
 
-/* Runs a loop in this many chunks. With 1 or 0, the caller runs it alone. */
+/* Runs a loop in the given number of chunks. If that is 0 or 1, the caller runs it
+   alone. */
 static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int one_range,
                           stx_part part, const void *job) {
     stx__fp was = stx__fp_enter(1);
@@ -6097,8 +6120,8 @@ static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int 
     stx__fp_leave(&was);
 }
 
-/* Up to four chunks per thread, so that others can take work from a delayed thread, but
-   at least 16384 operations per chunk, because each chunk has a cost. */
+/* Makes up to four chunks per thread, so that other threads can take work from a delayed
+   one. A chunk has at least 16384 operations, because each chunk has a fixed cost. */
 STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
     stx__parallel(x, n, STX_MIN(4 * (size_t)stx_threads(x), work / 16384), work, 0, part, job);
 }
@@ -6107,7 +6130,8 @@ STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void 
     stx__parallel(x, n, n, SIZE_MAX, 1, part, job);
 }
 
-/* A GPU's host computes nothing and needs no scratch and no threads. */
+/* Allocates scratch memory and makes the thread pool. A GPU's host computes nothing and
+   needs neither. */
 static void stx__make_scratch(stx_ctx *x) {
     if (stx__on_gpu(x)) return;
     x->threads.scratch =
@@ -6119,44 +6143,45 @@ static void stx__make_scratch(stx_ctx *x) {
 
 // >>shares, sums, fill, axpy, copy
 
-/* How the loops of the simple kernels are written. The job of a loop is the args struct
-   of the kernel, or a struct with the parameters of the kernel. For an operation op,
-   stx__op_n is the formula: a plain loop over n elements, or one row. stx__op_loop
-   applies it to the elements or rows of a share. STX_LOOP compiles that for each
-   instruction set and defines stx__op_loop_run, which calls the right one. Arrays that do
-   not overlap are STX_RESTRICT parameters of stx__op_n, because gcc honours restrict in
-   parameters of inlined functions but not in local pointers. */
+/* How the loops of the simple kernels are written. The job of a loop is the kernel's
+   args struct or another struct with its parameters. For an operation op, stx__op_n
+   computes the formula in a plain loop over n elements or over one row. stx__op_loop
+   applies it to the elements or rows of a share. STX_LOOP compiles stx__op_loop for
+   each instruction set and defines stx__op_loop_run, which calls the right version.
+   Arrays that do not overlap are STX_RESTRICT parameters of stx__op_n, because gcc
+   honours restrict on parameters of inlined functions but not on local pointers. */
 
-/* Loops over elements count in blocks of this many elements: a share is a number of whole
-   blocks, of which the last one of the array may be shorter. */
+/* Loops over elements are divided into blocks of this many elements. A share consists
+   of whole blocks; the last block of the array may be shorter. */
 enum { STX__BLOCK_ELEMENTS = 4096 };
 
-/* The elements of an array of n that belong to a share: returns their number; *first is
-   the index of the first one. */
+/* Returns how many of an array's n elements belong to a share. Sets *first to the index
+   of the first of them. */
 static size_t stx__share_of(const stx_share *s, size_t n, size_t *first) {
     *first = s->begin * STX__BLOCK_ELEMENTS;
     return STX_MIN(n, s->end * STX__BLOCK_ELEMENTS) - *first;
 }
 
-/* A parallel loop over n elements, whose part calls stx__share_of. */
+/* Runs a parallel loop over n elements. part must call stx__share_of. */
 static void stx__for_elements(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
     stx_parallel(x, (n + STX__BLOCK_ELEMENTS - 1) / STX__BLOCK_ELEMENTS, work, part, job);
 }
 
-/* The array of a sum is divided into this many blocks, whatever the number of threads.
-   One thread sums each block, and then the sums of the blocks are added in order. So a
-   sum does not depend on the number of threads. */
+/* A sum over an array is divided into this many blocks, regardless of the number of
+   threads. One thread sums each block, and then the sums of the blocks are added in
+   order. The result therefore does not depend on the number of threads. */
 enum { STX__SUM_BLOCKS = 64 };
 
-/* Block k of n elements: returns its size; *first is the index of its first element. */
+/* Returns the size of block k of an array of n elements. Sets *first to the index of
+   its first element. */
 static size_t stx__sum_block(size_t n, size_t k, size_t *first) {
     const size_t each = (n + STX__SUM_BLOCKS - 1) / STX__SUM_BLOCKS;
     *first = STX_MIN(n, k * each);
     return STX_MIN(each, n - *first);
 }
 
-/* Runs part over the blocks; it stores the sum of block k in sums[k]. Returns the sum of
-   the blocks. */
+/* Runs part, which stores the sum of block k in sums[k], over all blocks. Returns the
+   sum of all blocks. */
 static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, const void *job,
                               double *sums) {
     STX__FP_SCOPE;
@@ -6168,10 +6193,10 @@ static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, const void
     return total;
 }
 
-/* A sum over one or two arrays of n elements. */
+/* The arguments of a sum over one or two arrays of n elements. */
 typedef struct stx__sum_job {
     size_t n;
-    const stx_real *a, *b;      /* (n); b is NULL if there is one array */
+    const stx_real *a, *b;      /* (n); b is NULL if there is only one array */
     double *sums;               /* (STX__SUM_BLOCKS) */
 } stx__sum_job;
 
@@ -6186,7 +6211,8 @@ static double stx__sum_arrays(stx_ctx *x, stx_part part, const stx_real *a, cons
     return stx__sum_blocks(x, n, part, &j, sums);
 }
 
-/* sum a b: float in runs of 256, double over the runs */
+/* Returns the sum of a[i] b[i], accumulated in float within runs of 256 elements and in
+   double across runs. */
 STX_INNER double stx__dot_n(int fma, const stx_real *a, const stx_real *b, size_t n) {
     double sum = 0;
     size_t i;
@@ -6206,7 +6232,7 @@ STX_INNER void stx__dot_loop(int fma, const stx_share *s, const void *job) {
 
 STX_LOOP(stx__dot_loop)
 
-/* sum a, in double */
+/* Returns the sum of a[i], accumulated in double. */
 STX_INNER double stx__sum_n(const stx_real *a, size_t n) {
     double lane[16] = {0}, sum = 0;
     size_t i, e;
@@ -6229,8 +6255,8 @@ STX_INNER void stx__sum_loop(int fma, const stx_share *s, const void *job) {
 
 STX_LOOP(stx__sum_loop)
 
-/* The largest element. Whether NaN counts is unspecified: callers that must propagate NaN
-   do so through the exponentials. */
+/* Returns the largest element. The result is unspecified if an element is NaN; callers
+   that must propagate NaN do so through the exponentials. */
 STX_INNER stx_real stx__max(const stx_real *a, size_t n) {
     stx_real lane[16], max = a[0];
     size_t i, e;
@@ -6242,15 +6268,16 @@ STX_INNER stx_real stx__max(const stx_real *a, size_t n) {
     return max;
 }
 
-/* d (C) += sum over rows of dy (N,C), or of dy f with f (N,C) */
+/* d (C) += sum over the rows of dy (N,C), or of dy f with f (N,C) */
 typedef struct stx__sum_rows_job {
     size_t N, C;
     stx_real *d;
-    const stx_real *dy, *f;     /* f is NULL if there is none */
+    const stx_real *dy, *f;     /* f is NULL for the sum of dy alone */
 } stx__sum_rows_job;
 
-/* d (w) for w <= 64 adjacent columns, rows with a stride of C elements. Blocks of 64 rows
-   are summed separately, which rounds less than one long sum. */
+/* Adds the sums of w <= 64 adjacent columns to d (w). C is the stride of the rows.
+   Blocks of 64 rows are summed separately, because that has a smaller rounding error
+   than one long sum. */
 STX_INNER void stx__sum_rows_n(int fma, stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy,
                                const stx_real *STX_RESTRICT f, size_t N, size_t C, size_t w) {
     size_t first, n, c;
@@ -6450,15 +6477,14 @@ static void stx__shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const st
 
 // >>add, mul, scale
 
-/* The result of an op with the shape and precision of a; NULL after an error or if a is
-   NULL. */
+/* Creates the result of an op, with the shape and precision of a. Returns NULL after an
+   error or if a is NULL. */
 static stx_tensor *stx__result_like(stx_ctx *x, const stx_tensor *a) {
     return stx_ok(x) && a ? stx__like(x, a) : NULL;
 }
 
-/* Stores a copy of what the backward function of an op needs in the op's node. node is
-   NULL if the op was not recorded; then there is nothing to store. Returns 1, or 0 after
-   an error. */
+/* Copies what the backward function of an op needs to the op's node. node is NULL if the
+   op was not recorded; then there is nothing to store. Returns 1, or 0 after an error. */
 static int stx__save(stx_ctx *x, stx__node *node, const void *save, size_t bytes) {
     if (!stx_ok(x)) return 0;
     if (!node) return 1;
@@ -6468,7 +6494,7 @@ static int stx__save(stx_ctx *x, stx__node *node, const void *save, size_t bytes
     return 1;
 }
 
-/* Whether b has the shape of a, or of the last dimensions of a. */
+/* Returns whether b has the shape of a or of the last dimensions of a. */
 static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
     int i;
     if (b->ndim > a->ndim) return 0;
@@ -6477,14 +6503,14 @@ static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
     return 1;
 }
 
-/* The result of stx_add and stx_mul; NULL after an error. */
+/* Creates the result of stx_add or stx_mul. Returns NULL after an error. */
 static stx_tensor *stx__binary_result(stx_ctx *x, const char *op, const stx_tensor *a,
                                       const stx_tensor *b) {
     char s[96], t[96];
     if (!stx_ok(x) || !a || !b) return NULL;
     STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE,
-              "%s: expected b with the shape of a or of its last dimensions, got a %s and b %s", op,
-              stx__shape(a, s), stx__shape(b, t));
+              "%s: b must have the shape of a or of its last dimensions, but a is %s and b is %s",
+              op, stx__shape(a, s), stx__shape(b, t));
     return stx__like(x, a);
 }
 
@@ -6495,7 +6521,7 @@ static void stx__add_back(stx_ctx *x, stx__node *n) {
         if (db) STX_RUN(x, stx_sum_rows, (x, db, n->y->grad, n->y->size / b->size, b->size));
         stx__grad_dy(x, n, a, 1);
     } else if (a->grad || !a->needs_grad) {
-        /* the input that can take over the buffer of dy comes last */
+        /* last, the input whose gradient can take over the buffer of dy */
         stx__grad_dy(x, n, a, 0);
         stx__grad_dy(x, n, b, 1);
     } else {
@@ -6553,7 +6579,7 @@ STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
     return stx__save(x, node, &factor, sizeof factor) ? y : NULL;
 }
 
-/* y = s a is rezero without h. */
+/* y = s a is ReZero without h. */
 static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
     stx_rezero_bwd_args r;
     int fresh;
@@ -6562,7 +6588,7 @@ static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
     r.f = n->in[0]->data;
     r.alpha = n->in[1]->data;
     r.dy = n->y->grad;
-    r.dalpha = stx__grad(x, n->in[1]);                  /* first, because a may be s */
+    r.dalpha = stx__grad(x, n->in[1]);                  /* first, in case a is s */
     r.df = stx__grad_fresh(x, n->in[0], &fresh);
     r.accumulate = !fresh;
     STX_RUN(x, stx_rezero_bwd, (x, &r));
@@ -6581,7 +6607,7 @@ STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s) {
     return y;
 }
 
-/* y (n) = a (n) op b (nb), or += for mul; b is repeated n / nb times */
+/* y (n) = a (n) op b (nb), with b repeated n / nb times; for mul, also y += a b */
 typedef struct stx__binary_job {
     size_t n, nb;
     stx_real *y;
@@ -6589,8 +6615,8 @@ typedef struct stx__binary_job {
     int accumulate;
 } stx__binary_job;
 
-/* Runs `elements` over all elements if b is not repeated, `rows` over rows of nb
-   elements if it is. */
+/* Runs `elements` over all elements if b is not repeated; otherwise runs `rows` over
+   rows of nb elements. */
 static void stx__binary(stx_ctx *x, stx_part elements, stx_part rows, const stx__binary_job *j) {
     if (j->n == j->nb)
         stx__for_elements(x, j->n, j->n, elements, j);
@@ -6678,7 +6704,7 @@ STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_r
     stx__mul(x, y, a, b, n, nb, 0);
 }
 
-/* y = a b:   da (+)= dy b ; db += sum over the repetitions of dy a */
+/* y = a b:   da (+)= dy b ; db += sum of dy a over the repetitions of b */
 STX_DEF void stx_mul_bwd(stx_ctx *x, const stx_mul_bwd_args *m) {
     if (m->da) stx__mul(x, m->da, m->dy, m->b, m->n, m->nb, m->accumulate);
     if (m->db && m->n == m->nb)
@@ -6736,8 +6762,8 @@ typedef struct stx__act_job {
     int act;
 } stx__act_job;
 
-/* y = act(a). y may be a. Each activation has a separate loop, so that none is selected
-   per element. */
+/* y = act(a). y and a may be the same array. Each activation has a separate loop, so
+   that no activation is selected per element. */
 STX_INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, int act) {
     size_t i;
     switch (act) {
@@ -6784,7 +6810,7 @@ STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, i
     stx__for_elements(x, n, n, stx__act_loop_run, &j);
 }
 
-/* da (+)= dy act'(a), for an act that is known to the compiler */
+/* da (+)= dy act'(a), for an act that is a compile-time constant */
 STX_INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y,
                                const stx_real *a, size_t n, int act, int accumulate) {
     size_t i;
@@ -6796,7 +6822,7 @@ STX_INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const 
             da[i] = stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
 }
 
-/* The same for any act. da may be dy. */
+/* Computes da (+)= dy act'(a) for any act. da and dy may be the same array. */
 STX_INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const stx_real *y,
                               const stx_real *a, size_t n, int act, int accumulate) {
     switch (act) {
@@ -6846,7 +6872,7 @@ static int stx__dropout_ok(stx_ctx *x, const char *op, double p) {
     return stx_bad_value(x, op, "p", p, "at least 0 and below 1");
 }
 
-/* dx = dy mask / keep: the forward kernel, with the same mask. */
+/* dx = dy mask / keep, computed by the forward kernel with the same mask */
 static void stx__dropout_back(stx_ctx *x, stx__node *n) {
     stx_dropout_args d = *(const stx_dropout_args *)n->save;
     int fresh;
@@ -6888,7 +6914,8 @@ STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p) 
     return stx__dropout(x, a, p, 1);
 }
 
-/* a (B,T,C) times mask (B,C): for each stream, stx_mul by a row that repeats. */
+/* y (B,T,C) = a (B,T,C) times mask (B,C). For each stream, this is stx_mul with a row
+   of the mask that repeats over time. */
 typedef struct stx__variational_save {
     stx_real *mask;     /* (B,C) */
     size_t B, n, C;     /* n = T C elements per stream */
@@ -6944,8 +6971,9 @@ STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p)
     return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* The mask of 16 groups of 8 elements, from group on: inv where 16 random bits are below
-   keep16, else 0. Each group has one call of stx_philox, here computed in 16 lanes. */
+/* Computes the dropout mask of 16 groups of 8 elements, starting at `group`. An element
+   is inv if its 16 random bits are below keep16, and 0 otherwise. The random bits of
+   each group are those of one stx_philox call; the 16 calls are computed in 16 lanes. */
 STX_INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group,
                             uint32_t keep16, stx_real inv) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c[4][16], bits[64], r, e;
@@ -6988,7 +7016,7 @@ typedef struct stx__mask {
     stx_real inv;
 } stx__mask;
 
-/* y (+)= a mask. y may be a, without accumulate. */
+/* y (+)= a mask. Without accumulate, y and a may be the same array. */
 STX_INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, stx__mask k,
                               uint64_t group, int accumulate) {
     stx_real m[128];
@@ -7042,7 +7070,7 @@ static void stx__rezero_back(stx_ctx *x, stx__node *n) {
     r.f = n->in[1]->data;
     r.alpha = n->in[2]->data;
     r.dy = n->y->grad;
-    r.dalpha = stx__grad(x, n->in[2]);                  /* first, because f may be alpha */
+    r.dalpha = stx__grad(x, n->in[2]);                  /* first, in case f is alpha */
     r.df = stx__grad_fresh(x, n->in[1], &fresh);
     r.accumulate = !fresh;
     STX_RUN(x, stx_rezero_bwd, (x, &r));
@@ -7054,8 +7082,8 @@ STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_ten
     char s[96], t[96];
     if (!stx_ok(x) || !h || !f || !alpha) return NULL;
     STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE,
-              "stx_rezero: expected h and f of one shape, got h %s and f %s", stx__shape(h, s),
-              stx__shape(f, t));
+              "stx_rezero: h and f must have the same shape, but h is %s and f is %s",
+              stx__shape(h, s), stx__shape(f, t));
     STX__NEED(x, alpha->size == 1, STX_ERR_SHAPE,
               "stx_rezero: alpha: expected one element, got shape %s", stx__shape(alpha, s));
     y = stx__like(x, h);
@@ -7147,8 +7175,9 @@ STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
     return y;
 }
 
-/* sum of e^(a - max) over n elements; with store, which must be a constant, y (n) gets
-   the terms. (A test of y would remain a branch in the loop.) */
+/* Returns the sum of e^(a - max) over n elements. If store is 1, also writes the terms
+   to y (n). store must be a compile-time constant: a test of y would remain as a branch
+   in the loop. */
 STX_INNER stx_real stx__exp_sum(int fma, stx_real *y, int store, const stx_real *a, size_t n,
                                 stx_real max) {
     stx_real lane[16] = {0}, sum = 0, v;
@@ -7303,9 +7332,9 @@ STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, c
 
 // >>layernorm
 
-/* stx_layernorm is stx_residual_norm without f; both run the same kernels. */
+/* stx_layernorm runs the kernels of stx_residual_norm without f. */
 
-/* eps of a layer norm: 0 selects the default. */
+/* Returns the eps of a layer norm, where 0 selects the default. */
 static stx_real stx__norm_eps(double eps) {
     return (stx_real)(eps > 0 ? eps : 1e-5);
 }
@@ -7316,8 +7345,8 @@ static int stx__norm_fits(stx_ctx *x, const char *op, const stx_tensor *in, cons
     char s[96];
     if (gain->size != C || shift->size != C) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "%s: expected a gain and a shift per channel of the input %s, got %zu gains and "
-                 "%zu shifts", op, stx__shape(in, s), gain->size, shift->size);
+                 "%s: expected one gain and one shift per channel of the input %s, got %zu gains "
+                 "and %zu shifts", op, stx__shape(in, s), gain->size, shift->size);
         return 0;
     }
     if (bias && bias->size != C) {
@@ -7329,8 +7358,8 @@ static int stx__norm_fits(stx_ctx *x, const char *op, const stx_tensor *in, cons
     return 1;
 }
 
-/* Backward of stx_layernorm: the kernel of stx_residual_norm without f. s, the input of
-   the norm, is then h itself, and ds is the gradient of h. */
+/* The backward pass of stx_layernorm runs the kernel of stx_residual_norm without f. s,
+   the input of the norm, is then h itself, and ds is the gradient of h. */
 static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a = *(const stx_residual_norm_args *)n->save;
     int fresh;
@@ -7377,9 +7406,10 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
 }
 
 /* The kernel computes g, the gradient of s, in ds or in df, and derives the other one
-   from it. It can add to one of them, but not to both, and dbias is the sum of df, which
-   must then contain nothing else. A gradient that cannot be added to in place is written
-   to a separate buffer, separate_f or separate_s, and added afterwards. */
+   from it. It can accumulate into one of the two, but not into both. Moreover, dbias is
+   the sum of df, so df must not contain anything else if there is a bias. A gradient
+   into which the kernel cannot accumulate is written to a separate buffer, separate_f
+   or separate_s, and added afterwards. */
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a = *(const stx_residual_norm_args *)n->save;
     stx_tensor *h = n->in[0], *f = n->in[1], *bias = n->in[4];
@@ -7387,7 +7417,7 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx_real *dh, *df, *separate_f = NULL, *separate_s = NULL;
     int fresh_f, fresh_h;
 
-    /* f first: if h is f, then df is fresh and dh is not */
+    /* f first: if h and f are the same tensor, df is fresh and dh is not */
     df = stx__grad_fresh(x, f, &fresh_f);
     a.dgain = stx__grad(x, n->in[2]);
     a.dshift = stx__grad(x, n->in[3]);
@@ -7430,7 +7460,7 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
     char t[96], u[96];
     if (!stx_ok(x) || !h || !f || !gain || !shift) return NULL;
     STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE,
-              "%s: expected h and f of one shape, got h %s and f %s", op, stx__shape(h, t),
+              "%s: h and f must have the same shape, but h is %s and f is %s", op, stx__shape(h, t),
               stx__shape(f, u));
     if (!stx__norm_fits(x, op, h, gain, shift, b) || !stx__dropout_ok(x, op, p)) return NULL;
     y = stx__like(x, h);
@@ -7493,8 +7523,8 @@ STX_INNER void stx__residual_row(stx_real *STX_RESTRICT s, const stx_real *STX_R
         for (c = 0; c < C; c++) s[c] = h[c] + f[c];
 }
 
-/* Adds and normalises each row while it is in the nearest cache. With dropout, s has
-   already been computed. */
+/* Adds and normalises each row while it is in the L1 cache. With dropout, s has already
+   been computed. */
 STX_INNER void stx__residual_norm_loop(int fma, const stx_share *s, const void *job) {
     const stx_residual_norm_args *a = (const stx_residual_norm_args *)job;
     size_t n, at;
@@ -7509,7 +7539,8 @@ STX_INNER void stx__residual_norm_loop(int fma, const stx_share *s, const void *
 
 STX_LOOP(stx__residual_norm_loop)
 
-/* y = from mask / keep, or y += with accumulate, with the dropout mask of a */
+/* y = from mask / keep or, with accumulate, y += from mask / keep, with the mask of a's
+   dropout */
 static void stx__residual_dropout(stx_ctx *x, const stx_residual_norm_args *a, stx_real *y,
                                   const stx_real *from, int accumulate) {
     stx_dropout_args d;
@@ -7536,7 +7567,8 @@ STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) 
     stx_parallel(x, a->N, 5 * n, stx__residual_norm_loop_run, a);
 }
 
-/* With xhat = (s - mean) rstd and g = dy gain, the backward of y = xhat gain + shift is
+/* The backward pass of y = xhat gain + shift, with xhat = (s - mean) rstd and g = dy
+   gain, is
        ds (+)= rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
 STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *STX_RESTRICT ds,
                                       const stx_real *STX_RESTRICT dy,
@@ -7569,7 +7601,7 @@ STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *STX_RESTRICT ds,
             ds[c] = rstd * (STX_FMA(fma, dy[c], gain[c], -mean_g) - (s[c] - mean) * k);
 }
 
-/* g (N,C) = or += the gradient of s */
+/* Sets g (N,C) to the gradient of s, or adds the gradient to g. */
 typedef struct stx__norm_bwd_job {
     const stx_residual_norm_args *a;
     stx_real *g;
@@ -7589,8 +7621,8 @@ STX_INNER void stx__norm_bwd_rows_loop(int fma, const stx_share *s, const void *
 
 STX_LOOP(stx__norm_bwd_rows_loop)
 
-/* dgain += sum_n dy xhat ; dshift += sum_n dy, for w <= 64 adjacent columns, in blocks of
-   rows as in stx__sum_rows_n. dgain, dshift: NULL if not required */
+/* dgain += sum_n dy xhat ; dshift += sum_n dy, for w <= 64 adjacent columns. The rows are
+   summed in blocks, as in stx__sum_rows_n. dgain and dshift are NULL if not required. */
 STX_INNER void stx__norm_bwd_columns(int fma, stx_real *STX_RESTRICT dgain,
                                      stx_real *STX_RESTRICT dshift,
                                      const stx_real *STX_RESTRICT dy,
@@ -7630,7 +7662,8 @@ STX_INNER void stx__norm_bwd_columns_loop(int fma, const stx_share *s, const voi
 STX_LOOP(stx__norm_bwd_columns_loop)
 
 /* g = the gradient of s ; ds (+)= g ; df (+)= g mask / keep ; dbias += sum_n df
-   g is computed in ds, or in df if ds is added to or not required. */
+
+   g is computed in ds, or in df if ds is accumulated into or not required. */
 STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) {
     STX__FP_SCOPE;
     const size_t n = a->N * a->C;
@@ -7665,8 +7698,8 @@ static void stx__embedding_back(stx_ctx *x, stx__node *n) {
     if (dtable) STX_RUN(x, stx_embedding_bwd, (x, dtable, n->y->grad, s->ids, s->N, s->C));
 }
 
-/* Rows ids[0..N) of the table, as a tensor of shape dim. The ids are on the device and
-   were checked by the caller. */
+/* Returns rows ids[0..N) of the table as a tensor of shape dim. The ids are on the
+   device, and the caller has checked them. */
 static stx_tensor *stx__lookup(stx_ctx *x, stx_tensor *table, const int32_t *ids, size_t N,
                                int ndim, const size_t *dim) {
     stx__embedding_save s;
@@ -7713,7 +7746,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     int32_t *copy, *device;
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, n && idx && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG,
-              "stx_gather: expected the indices of at least one row, got %s",
+              "stx_gather: idx: expected the index of at least one row, got %s",
               idx ? "none" : "NULL");
     copy = (int32_t *)stx_step_host_bytes(x, n * sizeof *copy);
     if (!copy || !stx__ids_fit(x, "stx_gather", idx, n, stx__rows(a))) return NULL;
@@ -7725,7 +7758,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     return stx__lookup(x, a, device, n, 2, dim);
 }
 
-/* y (N,C) = rows ids of table (V,C) */
+/* y (N,C) = the rows ids[0..N) of table (V,C) */
 typedef struct stx__embedding_job {
     size_t C;
     stx_real *y;
@@ -7751,7 +7784,7 @@ STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, c
     stx_parallel(x, N, N * C, stx__embedding_part, &j);
 }
 
-/* Rows ids of dtable (V,C) += dy (N,C) */
+/* Adds row n of dy (N,C) to row ids[n] of dtable (V,C). */
 typedef struct stx__embedding_bwd_job {
     size_t N, C;
     stx_real *dtable;
@@ -7759,8 +7792,8 @@ typedef struct stx__embedding_bwd_job {
     const int32_t *ids;
 } stx__embedding_bwd_job;
 
-/* Rows repeat, so the threads share the channels, 16 at a time, and not the rows: every
-   element of dtable is summed by one thread, in the order of the ids. */
+/* Ids can repeat, so the work is divided by channels, 16 at a time, and not by rows.
+   Each element of dtable is summed by one thread, in the order of the ids. */
 STX_INNER void stx__embedding_bwd_loop(int fma, const stx_share *s, const void *job) {
     const stx__embedding_bwd_job *j = (const stx__embedding_bwd_job *)job;
     const size_t c = s->begin * 16, w = STX_MIN(j->C, s->end * 16) - c;
@@ -7785,7 +7818,7 @@ STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy,
 
 // >>shape
 
-/* A new tensor with the shape of a, but with C channels. */
+/* Creates a tensor with the shape of a, except that it has C channels. */
 static stx_tensor *stx__new_channels(stx_ctx *x, const stx_tensor *a, size_t C) {
     size_t dim[STX_MAX_DIM];
     memcpy(dim, a->dim, sizeof dim);
@@ -7793,8 +7826,9 @@ static stx_tensor *stx__new_channels(stx_ctx *x, const stx_tensor *a, size_t C) 
     return stx__tensor(x, STX__STEP_ACTIVATIONS, a->ndim, dim);
 }
 
-/* Concatenation over time (rows = B, w = T C) and over channels (rows = N, w = C) are the
-   same copy: y (rows, wa + wb) = a (rows, wa) and b (rows, wb), side by side. */
+/* Concatenation over time (rows = B, w = T C) and over channels (rows = N, w = C) are
+   the same copy: row r of y (rows, wa + wb) is row r of a (rows, wa), followed by row r
+   of b (rows, wb). */
 typedef struct stx__concat_save {
     size_t rows, wa, wb;
 } stx__concat_save;
@@ -7811,7 +7845,7 @@ static void stx__concat_back(stx_ctx *x, stx__node *n) {
     if (d) STX_RUN(x, stx_copy2d, (x, d, s->wb, dy, w, s->rows, s->wb, !fresh));
 }
 
-/* Fills y, the result, with a and b, both seen as matrices of `rows` rows. */
+/* Fills the result y with a and b, which are treated as matrices with `rows` rows. */
 static stx_tensor *stx__concat(stx_ctx *x, stx_tensor *y, stx_tensor *a, stx_tensor *b,
                                size_t rows) {
     stx__concat_save s;
@@ -7844,18 +7878,19 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
     same = a->ndim == b->ndim;
     for (i = 0; same && i < a->ndim - 1; i++) same = a->dim[i] == b->dim[i];
     STX__NEED(x, same, STX_ERR_SHAPE,
-              "stx_concat_channels: expected shapes that differ in the last dimension only, "
+              "stx_concat_channels: expected shapes that differ only in the last dimension, "
               "got %s and %s", stx__shape(a, s), stx__shape(b, t));
     y = stx__new_channels(x, a, stx__last(a) + stx__last(b));
     return stx__concat(x, y, a, b, stx__rows(a));
 }
 
 /* Logits can have padding columns (see "Padded logits" in >>adaptive input and output).
-   This op removes them: y (rows, w[0] + w[1]) = the first w[0] columns of a and, unless b
-   is NULL, the first w[1] columns of b. The other columns get a gradient of 0. */
+   This op removes them: y (rows, w[0] + w[1]) = the first w[0] columns of a, followed
+   by the first w[1] columns of b unless b is NULL. The other columns have a gradient of
+   0. */
 typedef struct stx__join_columns_save {
     size_t w[2];
-    stx_real *zeros;    /* as many as the wider padding; NULL if there is none */
+    stx_real *zeros;    /* as many as the widest padding; NULL if there is no padding */
 } stx__join_columns_save;
 
 static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
@@ -7908,8 +7943,8 @@ static stx_tensor *stx__join_columns(stx_ctx *x, stx_tensor *a, size_t wa, stx_t
     return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* Slices of time (rows = B, w in units of C) and of channels (rows = N) are the same
-   copy: y (rows,w) = columns [at, at + w) of a (rows,ld). */
+/* Slices of time (rows = B, ld and w are multiples of C) and of channels (rows = N) are
+   the same copy: y (rows,w) = columns [at, at + w) of a (rows,ld). */
 typedef struct stx__slice_save {
     size_t rows, ld, at, w;
 } stx__slice_save;
@@ -7922,8 +7957,8 @@ static void stx__slice_back(stx_ctx *x, stx__node *n) {
     STX_RUN(x, stx_copy2d, (x, d, s->ld, n->y->grad, s->w, s->rows, s->w, 1));
 }
 
-/* Fills y, the result, with the columns of a from `at` on, both seen as matrices of
-   `rows` rows. */
+/* Fills the result y with columns of a, starting at column `at`. Both are treated as
+   matrices with `rows` rows. */
 static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *y, stx_tensor *a, size_t rows, size_t at) {
     stx__slice_save s;
     stx__node *node;
@@ -7943,8 +7978,8 @@ STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
     char s[96];
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE,
-              "stx_slice: expected 0 <= t0 < t1 <= T and shape (B,T,C), got [%zu,%zu) of %s", t0,
-              t1, stx__shape(a, s));
+              "stx_slice: expected 0 <= t0 < t1 <= T and a tensor of shape (B,T,C), got [%zu,%zu) "
+              "for shape %s", t0, t1, stx__shape(a, s));
     y = stx_new(x, a->dim[0], t1 - t0, a->dim[2], 0);
     return stx__slice(x, y, a, a->dim[0], t0 * a->dim[2]);
 }
@@ -7953,12 +7988,12 @@ STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, siz
     char s[96];
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, c0 < c1 && c1 <= stx__last(a), STX_ERR_SHAPE,
-              "stx_slice_channels: expected 0 <= c0 < c1 <= C, got [%zu,%zu) of %s", c0, c1,
-              stx__shape(a, s));
+              "stx_slice_channels: expected 0 <= c0 < c1 <= C, got [%zu,%zu) for shape %s", c0,
+              c1, stx__shape(a, s));
     return stx__slice(x, stx__new_channels(x, a, c1 - c0), a, stx__rows(a), c0);
 }
 
-/* A tensor that shares the memory of a, without gradient. */
+/* Creates a tensor that shares the memory of a and has no gradient. */
 static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y = (stx_tensor *)stx__arena_alloc(x, &x->mem.step, sizeof *y);
     if (!y) return NULL;
@@ -7970,8 +8005,9 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     return y;
 }
 
-/* y is a view of a from element `at` on. If a is a parameter, the gradient of y is that
-   part of a's gradient: ops add to it directly and y needs no node. Then returns 1. */
+/* Called for y, a view of a that starts at element `at`. If a is a parameter, makes the
+   gradient of y that part of a's gradient, so that ops add to it directly and y needs
+   no node. Returns 1 in this case, and 0 otherwise. */
 static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor *a, size_t at) {
     if (!x->tape.recording || !stx__has_param_grad(a) || !a->needs_grad || !a->grad) return 0;
     y->view_of = a->view_of ? a->view_of : a;
@@ -7998,7 +8034,7 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     dim[3] = d3;
     for (i = 0; i < stx__count_dims(dim); i++) n = stx_bytes_of(n, dim[i], 1);
     STX__NEED(x, d0 && n == a->size, STX_ERR_SHAPE,
-              "stx_reshape: expected a shape of %zu elements for %s, got (%zu,%zu,%zu,%zu)",
+              "stx_reshape: expected a shape with the %zu elements of %s, got (%zu,%zu,%zu,%zu)",
               a->size, stx__shape(a, s), d0, d1, d2, d3);
     y = stx__view(x, a);
     if (!y) return NULL;
@@ -8008,7 +8044,7 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     return y;
 }
 
-/* save: the index of the view's first element in a */
+/* save is the index in a of the view's first element. */
 static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
     const size_t at = *(const size_t *)n->save;
     stx_real *d = stx__grad(x, n->in[0]);
@@ -8022,8 +8058,8 @@ STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r
     char s[96];
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, a->ndim == 2 && r0 < r1 && r1 <= a->dim[0], STX_ERR_SHAPE,
-              "stx_view_rows: expected 0 <= r0 < r1 <= N and shape (N,C), got [%zu,%zu) of %s", r0,
-              r1, stx__shape(a, s));
+              "stx_view_rows: expected 0 <= r0 < r1 <= N and a tensor of shape (N,C), got "
+              "[%zu,%zu) for shape %s", r0, r1, stx__shape(a, s));
     y = stx__view(x, a);
     if (!y) return NULL;
     at = r0 * a->dim[1];
@@ -8042,24 +8078,25 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
 
 // >>gemm
 
-/* Matrix multiplication, C = alpha op(A) op(B) + beta C with op(X) = X or X^T, after Goto
-   and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
+/* Matrix multiplication, C = alpha op(A) op(B) + beta C with op(X) = X or X^T, after
+   Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
 
-   Letters of all sections >>gemm
+   Letters used in all >>gemm sections
        M, N, K        C is (M,N), op(A) is (M,K), op(B) is (K,N)
-       ta, tb         1: op(A) = A^T, op(B) = B^T
+       ta, tb         1 for op(A) = A^T and for op(B) = B^T
        lda, ldb, ldc  row strides of A, B and C in memory, in elements
-       i, j, k        row of C, column of C, index of the sum
+       i, j, k        row of C, column of C, summation index
        MR, NR         rows and columns of C that a micro-kernel keeps in registers: a tile
        KR             packed k is padded to a multiple of KR: 1 in f32, 2 or 32 in bf16
        MC, KC, NC     capacity of a thread's scratch: MC KC units of op(A), KC NC units of
                       op(B). Blocks can be smaller: see stx__block_k and stx__block_n
        mc, kc, nc     size of the current block
-       rs, ks         strides of a block of op(A): the unit of row i and step k is at
-                      a[i rs + k ks]. In bf16 they count bf16 elements
-       unit           what a micro-kernel reads at once of an operand for one column: one
-                      element, or in bf16 two elements of neighbouring k in 4 bytes
-       step           one iteration of a micro-kernel: one unit of k
+       rs, ks         strides of a block of op(A), in elements of its type: the unit of
+                      row i and step k is at a[i rs + k ks]
+       unit           what a micro-kernel reads of each row of op(A) and each column of
+                      op(B) in one step: one element or, in bf16, two elements of adjacent
+                      k in 4 bytes
+       step           one iteration of a micro-kernel, over one unit of k
 
    The loops of a thread (stx__gemm_blocked):
 
@@ -8074,40 +8111,43 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
                                micro-kernel: one tile of C, in registers
                    epilogue, after the last block of k
 
-   This is for NR > 16. With a smaller NR, a group is one strip: the strip of op(B) stays
-   in L1 and op(A) in L2.
+   The cache levels are those for NR > 16. With a smaller NR, a group is a single strip
+   of op(B), which stays in L1, and the block of op(A) stays in L2.
 
-   Strips of op(B) are contiguous, so they are read in address order. op(A) is
-       f32, A       in place; copied if its rows collide in L1 (STX__L1_ALIAS)
+   Strips of op(B) are contiguous, so they are read in address order. A block of op(A)
+   is stored in one of these forms:
+       f32, A       in place, or copied if its rows collide in L1 (STX__L1_ALIAS)
        f32, A^T     strips (k,MR)
        bf16, A      rounded rows (m,k)
-       bf16, A^T    rows of units (k/2,m); with KR = 32, tiles
+       bf16, A^T    rows of units (k/2,m) or, with KR = 32, tiles
 
    C is split among the threads by rows, or by columns if C has more columns than rows.
-   Columns are cut at multiples of NR, so only the last strip of C is padded. Rows can be
-   cut anywhere, because a row is computed in the same way in a tile of any height. K is
-   cut identically for all parts. Therefore the order of every sum, and so every bit of C,
-   depends on the arguments of the matmul, the presence of an epilogue, the precision and
-   the micro-kernel, but not on the number of threads.
+   Column splits are at multiples of NR, so only the last strip of C is padded. Rows can
+   be split anywhere, because a row is computed in the same way in a tile of any height.
+   K is split identically for all parts. Therefore, the order of every sum, and hence
+   every bit of C, depends on the arguments of the matmul, the presence of an epilogue,
+   the precision and the micro-kernel, but not on the number of threads.
 
-   bf16 (STX_PREC_BF16): operands are rounded while they are packed; sums and C are float.
-   Matmuls of up to STX__GEMV_ROWS rows stay in f32.
+   With bf16 (STX_PREC_BF16), operands are rounded while they are packed; sums and C are
+   float. Matmuls of at most STX__GEMV_ROWS rows stay in f32.
 
-   Packed operands are copies in scratch, made in every call. Packed weights are something
-   else: the bf16 or int8 copies that stx_params_pack makes, which GEMV reads in place.
+   Packed operands are copies in scratch that every call makes. Packed weights are
+   different: they are the bf16 or int8 copies made by stx_params_pack, which GEMV reads
+   in place.
 
-   This is the general path, STX__GEMM_BLOCKED. Few rows, few columns and an op(B) that
-   several parts share have separate paths: see stx__gemm_path.
+   All this describes the general path, STX__GEMM_BLOCKED. There are other paths for few
+   rows, for few columns, and for an op(B) that several parts share: see stx__gemm_path.
 
-   Order: definition, micro-kernel interface, portable micro-kernels, packing, blocked
-   matmul, matrix-vector kernels, transposed matmul, paths and plan, driver. Then the
-   instruction sets. */
+   The code is in this order: definition, micro-kernel interface, portable
+   micro-kernels, packing, blocked matmul, matrix-vector kernels, transposed matmul,
+   paths and plan, driver, instruction sets. */
 
-/* The definition; the rest of the section only makes it fast. For matrix e of the batch,
+/* The definition of the result, which the rest of the section computes faster. For
+   matrix e of the batch,
        C[i][j] = alpha stx_gemm_plain(g, e, i, j) + beta C[i][j] */
 STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j) {
     STX__FP_SCOPE;
-    /* sc = 0: all matmuls of the batch are summed in one C */
+    /* with sc = 0, all matmuls of the batch are summed in one C */
     size_t k, last = g->batch > 1 && !g->sc ? g->batch - 1 : e;
     double s = 0;
     for (; e <= last; e++) {
@@ -8144,52 +8184,54 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
     return g;
 }
 
-/* Parameters of a micro-kernel, which computes one tile: C (h,NR) = a b, or C += a b if
-   add, with 1 <= h <= MR.
-       steps   units of k
+/* Parameters of a micro-kernel. It computes one tile, C (h,NR) = a b, or C += a b if
+   add is set, with 1 <= h <= MR.
+       steps   number of steps, each over one unit of k
        av      op(A): the unit of row i and step k is at av[i rs + k ks]. With KR = 32
-               and A^T this holds only for k % 16 = 0; the 16 units from there on are
+               and A^T, this is only true for k % 16 = 0; the 16 units from there are
                contiguous
-       bv      op(B): row k is NR units at bv + k ldb. In bf16 ldb counts units */
+       bv      op(B): row k is the NR units at bv + k ldb. In bf16, ldb counts units */
 #define STX__MICRO_PARAMS \
   size_t h, size_t steps, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, \
       stx_real *c, size_t ldc, int add
 
-/* A micro-kernel and the functions that go with it on its instruction set. The
-   functions after run are NULL where they are not needed or the portable form is used. */
+/* A micro-kernel and the functions that accompany it on its instruction set. The
+   functions after run are NULL if they are not needed or if the portable version is
+   used. */
 typedef struct stx__micro {
     const char *name;   /* for stx_backend */
     size_t mr, nr, kr;  /* MR <= STX__MR_MAX, NR <= STX__NR_MAX, KR */
     void (*run)(STX__MICRO_PARAMS);
 
-    /* bf16: round n elements; round two rows to n units. r1 may be NULL: zeros */
+    /* bf16: to_bf16 rounds n elements; pair rounds two rows to n units. If r1 is NULL,
+       the second row is zero */
     void (*to_bf16)(uint16_t *to, const stx_real *from, size_t n);
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
 
-    /* called before and after the micro-kernels of a part; NULL except for AMX */
+    /* called before and after the micro-kernels of a part; only AMX has them */
     void (*enter)(void);
     void (*leave)(void);
 
-    /* faster forms of stx__transpose, stx__pack_at (of stx__pack_at_tiles if KR is 32)
-       and stx__pack_strips. pack_strips also pads columns to NR and k to a unit */
+    /* faster versions of stx__transpose, stx__pack_at (stx__pack_at_tiles if KR is 32)
+       and stx__pack_strips. pack_strips also pads columns to NR and k to a whole unit */
     void (*transpose)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);
     void (*pack_at)(stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k);
     void (*pack_strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k,
                         size_t n);
 
-    /* the path STX__GEMM_SKINNY, or NULL */
+    /* runs the path STX__GEMM_SKINNY; NULL if there is none */
     void (*skinny)(const stx_gemm_args *g, stx_real *scratch);
 } stx__micro;
 
 enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
 
-/* A description without the optional functions. */
+/* Initialises a micro-kernel without the optional functions. */
 #define STX__MICRO(name, mr, nr, kr, run, to_bf16, pair) \
   {name, mr, nr, kr, run, to_bf16, pair, NULL, NULL, NULL, NULL, NULL, NULL}
 
-/* Calls f(i, ..) for i = 0 .. n-1, where n is a constant. The calls are written out and f
-   is always inlined, so that a tile indexed by i is kept in registers even at -O1.
-   STX__UNROLL6(2, f, s, b) is, without dead code,  f(0, s, b); f(1, s, b); */
+/* Calls f(i, ..) for i = 0 .. n-1, where n is a constant. The calls are written out,
+   and f is always inlined, so that a tile indexed by i stays in registers even at -O1.
+   For example, STX__UNROLL6(2, f, s, b) is equivalent to f(0, s, b); f(1, s, b); */
 #define STX__UNROLL6(n, f, ...) \
   do { \
     f(0, __VA_ARGS__); \
@@ -8216,10 +8258,11 @@ enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
     if ((n) > 13) f(13, __VA_ARGS__); \
   } while (0)
 
-/* Portable micro-kernel, 4 x 8. With GNU C, sums are vectors of 16 bytes, because gcc
-   keeps the sums of a plain loop in memory. A vector type requires that the compiler
-   computes in the precision it stores. If h < 4, the missing rows repeat row 0, so a
-   tile costs the same for every h; matmuls of few rows take stx__gemv instead. */
+/* Portable micro-kernel, 4 x 8. With GNU C, the sums are vectors of 16 bytes, because
+   gcc would keep the sums of a plain loop in memory. Vector types are only used if the
+   compiler computes in the precision in which it stores. If h < 4, the missing rows
+   repeat row 0, so a tile costs the same for every h; matmuls of few rows use stx__gemv
+   instead. */
 #if (defined(__GNUC__) || defined(__clang__)) \
     && (!defined(__FLT_EVAL_METHOD__) || __FLT_EVAL_METHOD__ < 1 || __FLT_EVAL_METHOD__ > 2)
 typedef stx_real stx__lanes __attribute__((vector_size(16)));
@@ -8232,7 +8275,8 @@ enum {
     STX__GENERIC_VECTORS = 8 / STX__GENERIC_LANES /* per row of the tile */
 };
 
-/* Vector j of the row b of op(B), times the four elements of op(A) in the same step. */
+/* Multiplies vector j of b, a row of op(B), by the four elements of op(A) of the same
+   step, and adds the results to s. */
 STX_INNER void stx__generic_step(size_t j, stx__lanes (*s)[8], const stx_real *b, stx_real a0,
                                  stx_real a1, stx_real a2, stx_real a3) {
     stx__lanes v;
@@ -8249,7 +8293,7 @@ static void stx__micro_generic_run(STX__MICRO_PARAMS) {
     const stx_real *r1 = r0 + (h > 1 ? rs : 0);
     const stx_real *r2 = r0 + (h > 2 ? 2 * rs : 0);
     const stx_real *r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx__lanes s[4][8]; /* STX__GENERIC_VECTORS of the 8 */
+    stx__lanes s[4][8]; /* only the first STX__GENERIC_VECTORS of each 8 are used */
     stx_real sum[4][8];
     size_t i, j;
 
@@ -8269,7 +8313,7 @@ static void stx__micro_generic_run(STX__MICRO_PARAMS) {
 static const stx__micro stx__micro_generic =
     STX__MICRO("portable", 4, 8, 1, stx__micro_generic_run, NULL, NULL);
 
-/* bf16 is the upper half of a float. Rounds to nearest even; NaN stays NaN. */
+/* Returns v as bf16, the upper half of a float. Rounds to nearest even; NaN stays NaN. */
 STX_INNER uint32_t stx__bf16(stx_real v) {
     float f = (float)v;
     uint32_t b;
@@ -8277,7 +8321,7 @@ STX_INNER uint32_t stx__bf16(stx_real v) {
     return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
 }
 
-/* The float with these bits. */
+/* Returns the float with the given bits. */
 STX_INNER stx_real stx__float_of_bits(uint32_t bits) {
     float f;
     memcpy(&f, &bits, 4);
@@ -8288,7 +8332,7 @@ STX_INNER stx_real stx__from_bf16(uint16_t v) {
     return stx__float_of_bits((uint32_t)v << 16);
 }
 
-/* Interleaves two rows of bf16: units of neighbouring k. */
+/* Interleaves two rows of bf16 with adjacent k to a row of units. */
 STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0,
                              const uint16_t *STX_RESTRICT r1, size_t n) {
     size_t i;
@@ -8301,7 +8345,7 @@ STX_EACH_ISA(stx__zip_rows, (uint32_t * to, const uint16_t *r0, const uint16_t *
 
 #ifndef SEQTX_DOUBLE
 
-/* stx__micro.to_bf16 and .pair, portable. */
+/* The portable versions of stx__micro.to_bf16 and stx__micro.pair. */
 STX_INNER void stx__round_row(int fma, uint16_t *STX_RESTRICT to, const stx_real *STX_RESTRICT from,
                               size_t n) {
     size_t i;
@@ -8324,10 +8368,10 @@ STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real
 STX_EACH_ISA(stx__pair_rows, (uint32_t * to, const stx_real *r0, const stx_real *r1, size_t n), to,
              r0, r1, n)
 
-/* Portable bf16 micro-kernel, 4 x 16: splits a unit into two floats and multiplies
-   those. Results equal those of bf16 instructions up to the order and rounding of
-   sums, and up to denormals. Slower than f32; it exists so that bf16 means the same on
-   every machine. */
+/* Portable bf16 micro-kernel, 4 x 16. Splits each unit into two floats and multiplies
+   those. The results equal those of bf16 instructions, except for the order and
+   rounding of sums and for denormals. It is slower than f32; it exists so that bf16 has
+   the same meaning on every machine. */
 STX_INNER void stx__micro_pairs(int fma, STX__MICRO_PARAMS) {
     stx_real s[4][16];
     size_t k, i, j;
@@ -8360,8 +8404,8 @@ static const stx__micro stx__micro_generic_bf16 =
 
 #endif
 
-/* The micro-kernel of a context, which stx_create selected; portable without a
-   context. */
+/* Returns the micro-kernel that stx_create selected for a context. Without a context,
+   returns the portable one. */
 static const stx__micro *stx__micro_kernel(const stx_ctx *x) {
     return x ? x->micro : &stx__micro_generic;
 }
@@ -8370,8 +8414,8 @@ static size_t stx__round_up(size_t n, size_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
-/* Cuts n into as few equal blocks of at most `most` as possible and returns their size,
-   rounded up to a multiple of `multiple`, and at least that. */
+/* Divides n into as few equal blocks of at most `most` as possible. Returns their size,
+   rounded up to a multiple of `multiple`. The result is never less than `multiple`. */
 static size_t stx__equal_blocks(size_t n, size_t most, size_t multiple) {
     size_t blocks = (n + most - 1) / most;
     size_t size = stx__round_up(blocks ? (n + blocks - 1) / blocks : 1, multiple);
@@ -8382,25 +8426,26 @@ static size_t stx__unit_elements(const stx__micro *mk) {
     return mk->kr > 1 ? 2 : 1;
 }
 
-/* Blocks of k: multiples of 16, which is a cache line of floats, and of KR. At most
-   448 in f32 and 1024 in bf16, which were the fastest. */
+/* Returns the size of a block of k: a multiple of KR and of 16, the number of floats in
+   a cache line. It is at most 448 in f32 and 1024 in bf16, which were the fastest. */
 static size_t stx__block_k(const stx__micro *mk, size_t K) {
     return stx__equal_blocks(K, stx__unit_elements(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8,
                              STX_MAX((size_t)16, mk->kr));
 }
 
-/* Blocks of columns: as many strips as a thread's scratch holds; more if K is short. */
+/* Returns the number of columns in a block: as many strips as fit in a thread's
+   scratch, and therefore more if K is small. */
 static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
     size_t steps = stx__round_up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit_elements(mk);
     return stx__equal_blocks(N, STX__NC * STX__KC / steps, mk->nr);
 }
 
-/* Packing reads short parts of rows that are far apart: it prefetches them this many rows
+/* Packing reads short parts of rows that are far apart, and prefetches this many rows
    ahead. */
 enum { STX__PACK_AHEAD = 8 };
 
-/* op(B) = B^T for one strip: B (n,k) with n <= NR -> (k,NR), padded with zeros. Moves
-   units: for bf16, k counts units and B holds units. */
+/* Transposes one strip of B, with op(B) = B^T: B (n,k) with n <= NR -> (k,NR), padded
+   with zeros. Moves whole units: in bf16, k counts units and B consists of units. */
 static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n,
                            size_t k) {
     size_t p, j;
@@ -8418,7 +8463,8 @@ static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_rea
         stx__transpose(to, mk->nr, B, ldb, n, k);
 }
 
-/* op(B) = B (k,n) -> strips (k/u,NR) of units, `stride` units apart. The caller pads. */
+/* Packs op(B) = B (k,n) into strips (k/u,NR) of units. The strips are `stride` units
+   apart. The caller adds the padding. */
 static void stx__pack_strips(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
                              size_t ldb, size_t k, size_t n) {
     const size_t nr = mk->nr, u = stx__unit_elements(mk);
@@ -8435,8 +8481,9 @@ static void stx__pack_strips(const stx__micro *mk, stx_real *to, size_t stride, 
         }
 }
 
-/* One strip of op(B) = B^T in bf16, B (n,k), n <= NR: rounds the rows, in which the
-   two elements of a unit are already adjacent, then transposes units. */
+/* Packs one strip of op(B) = B^T in bf16, with B (n,k) and n <= NR. Rounds the rows, in
+   which the two elements of a unit are already adjacent, and then transposes the
+   units. */
 enum { STX__TRANSPOSE_PIECE = 128 };    /* columns of B per pass */
 
 static void stx__pack_bt_bf16(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb,
@@ -8457,15 +8504,16 @@ static void stx__pack_bt_bf16(const stx__micro *mk, stx_real *to, const stx_real
     }
 }
 
-/* op(B) (k,n) -> strips of NR columns, (k/u,NR) units each, `stride` units apart.
-   Columns are padded with zeros to a multiple of NR, k to one of KR. */
+/* Packs op(B) (k,n) into strips of NR columns, each with (k/u,NR) units. The strips are
+   `stride` units apart. Pads the columns with zeros to a multiple of NR, and k to a
+   multiple of KR. */
 static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
                         size_t ldb, int tb, size_t k, size_t n) {
     const size_t nr = mk->nr, u = stx__unit_elements(mk), padded = stx__round_up(k, mk->kr);
     size_t j;
     if (!tb) {
-        /* stx__pack_strips pads nothing; mk->pack_strips pads columns, and k to a unit.
-           Strips with other padding are zeroed first */
+        /* stx__pack_strips does not pad; mk->pack_strips pads columns to NR and k to a
+           whole unit. Strips that need other padding are zeroed first */
         const int pads = mk->pack_strips != NULL;
         const size_t done = pads ? stx__round_up(k, u) : k;
         for (j = 0; j < n; j += nr)
@@ -8486,15 +8534,15 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
     }
 }
 
-/* A block of op(A) as the micro-kernel reads it. */
+/* A block of op(A) in the form in which the micro-kernel reads it. */
 typedef struct stx__a_block {
     const char *data;
     size_t row_bytes;   /* row i, a multiple of MR, begins at data + i row_bytes */
     size_t rs, ks;
 } stx__a_block;
 
-/* op(A) = A^T, A (k,m) -> strips (k,MR). Missing rows of the last strip are not written;
-   no micro-kernel reads them. */
+/* Packs op(A) = A^T, with A (k,m), into strips (k,MR). The missing rows of the last
+   strip are not written, because no micro-kernel reads them. */
 static void stx__pack_at(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
                          size_t m, size_t k) {
     size_t i0, i, p;
@@ -8509,7 +8557,8 @@ static void stx__pack_at(const stx__micro *mk, stx_real *to, const stx_real *A, 
     }
 }
 
-/* f32: op(A) = A^T in strips; A in place, or copied to contiguous rows with `copy`. */
+/* Packs op(A) in f32: A^T into strips. A is used in place or, if copy is set, copied to
+   contiguous rows. */
 static stx__a_block stx__pack_a_f32(const stx__micro *mk, stx_real *to, const stx_real *A,
                                     size_t lda, int ta, size_t m, size_t k, int copy) {
     const size_t row = ta || copy ? k : lda;
@@ -8531,7 +8580,7 @@ static stx__a_block stx__pack_a_f32(const stx__micro *mk, stx_real *to, const st
     return a;
 }
 
-/* bf16, op(A) = A: rounded rows (m,k), k padded to a multiple of KR. */
+/* Packs op(A) = A in bf16 as rounded rows (m,k), with k padded to a multiple of KR. */
 static stx__a_block stx__pack_a_bf16(const stx__micro *mk, stx_real *to, const stx_real *A,
                                      size_t lda, size_t m, size_t k) {
     const size_t padded = stx__round_up(k, mk->kr);
@@ -8549,7 +8598,8 @@ static stx__a_block stx__pack_a_bf16(const stx__micro *mk, stx_real *to, const s
     return a;
 }
 
-/* bf16, op(A) = A^T, A (k,m): two rows of A form a row of units, (k/2,m). */
+/* Packs op(A) = A^T in bf16, with A (k,m). Two rows of A become one row of units of the
+   result (k/2,m). */
 static stx__a_block stx__pack_at_bf16(const stx__micro *mk, stx_real *to, const stx_real *A,
                                       size_t lda, size_t m, size_t k) {
     uint32_t *units = (uint32_t *)(void *)to;
@@ -8570,8 +8620,8 @@ static stx__a_block stx__pack_at_bf16(const stx__micro *mk, stx_real *to, const 
     return a;
 }
 
-/* bf16 with KR = 32 (AMX), op(A) = A^T, A (k,m): [m/32][k/32] tiles of 32 rows of 16
-   units. Each is packed as 16 rows of 32 units, then transposed. */
+/* Packs op(A) = A^T in bf16 with KR = 32 (AMX), with A (k,m): [m/32][k/32] tiles of 32
+   rows of 16 units. Packs each tile as 16 rows of 32 units and then transposes it. */
 static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const stx_real *A,
                                        size_t lda, size_t m, size_t k) {
     const size_t padded = stx__round_up(k, 32);
@@ -8581,7 +8631,7 @@ static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const
     a.data = (const char *)to;
     a.row_bytes = padded * sizeof(uint16_t);
     a.rs = 32;
-    a.ks = 64; /* 16 steps: a tile of 1024 elements */
+    a.ks = 64; /* 16 steps advance by a tile of 1024 elements */
     if (mk->pack_at) {
         mk->pack_at(to, A, lda, m, k);
         return a;
@@ -8603,8 +8653,8 @@ static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const
     return a;
 }
 
-/* op(A) (m,k), packed at `to` unless the micro-kernel can read it in place. copy: not
-   in place. */
+/* Packs op(A) (m,k) at `to`, unless the micro-kernel can read it in place. If copy is
+   set, always copies it. */
 static stx__a_block stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
                                 int ta, size_t m, size_t k, int copy) {
     if (mk->kr == 1) return stx__pack_a_f32(mk, to, A, lda, ta, m, k, copy);
@@ -8613,12 +8663,12 @@ static stx__a_block stx__pack_a(const stx__micro *mk, stx_real *to, const stx_re
     return stx__pack_at_tiles(mk, to, A, lda, m, k);
 }
 
-/* A block of C whose values are final, and the function that is applied to it while it
-   is in cache: bias and activation of >>linear. */
+/* A block of C with final values. The epilogue, such as the bias and activation of
+   >>linear, is applied to it while it is in the cache. */
 typedef struct stx__c_block {
     stx_real *C;                /* (rows,cols), row stride ldc */
     size_t rows, cols, ldc;
-    size_t offset, col;         /* of C[0][0] in its matrix: elements, columns */
+    size_t offset, col;         /* position of C[0][0] in its matrix: element, column */
 } stx__c_block;
 
 typedef struct stx__epilogue {
@@ -8631,14 +8681,15 @@ typedef struct stx__gemm_part {
     stx_ctx *x;
     const stx__micro *mk;
     stx_real *scratch;              /* STX__SCRATCH elements of this thread */
-    stx_gemm_args g;                /* a matmul, batch 1 */
-    const stx_real *shared_b;       /* SHARED_B: op(B) of g, packed; g is then one block of n
-                                       and k. Otherwise NULL */
-    const stx__epilogue *epilogue;  /* or NULL */
-    size_t offset, col;             /* of g.C in its matrix: elements, columns */
+    stx_gemm_args g;                /* one matmul, with a batch of 1 */
+    const stx_real *shared_b;       /* path SHARED_B: the packed op(B) of g, which is then
+                                       one block of n and k. Otherwise NULL */
+    const stx__epilogue *epilogue;  /* NULL if there is none */
+    size_t offset, col;             /* position of g.C in its matrix: element, column */
 } stx__gemm_part;
 
-/* Runs the epilogue on rows i .. and columns j .. of the part. */
+/* Runs the epilogue on `rows` rows from row i and `cols` columns from column j of the
+   part. */
 static void stx__part_epilogue(const stx__gemm_part *p, size_t i, size_t j, size_t rows,
                                size_t cols) {
     stx__c_block block;
@@ -8652,7 +8703,7 @@ static void stx__part_epilogue(const stx__gemm_part *p, size_t i, size_t j, size
     p->epilogue->run(p->x, p->epilogue->arg, &block);
 }
 
-/* C = beta C. beta 0 overwrites NaN too. */
+/* C = beta C. A beta of 0 clears C even where it is NaN. */
 STX_INNER void stx__gemm_scale_c(const stx_gemm_args *g) {
     size_t i, j;
     for (i = 0; i < g->M; i++) {
@@ -8664,13 +8715,14 @@ STX_INNER void stx__gemm_scale_c(const stx_gemm_args *g) {
     }
 }
 
-/* Units of op(B) in a group of strips (columns times steps): 540 KB, about half of an L2
-   of 1 MB. */
+/* Size of a group of strips of op(B), in units (columns times steps): 540 KB, about
+   half of a 1 MB L2 cache. */
 enum { STX__GROUP_B = (540 << 10) / 4 };
 
-/* Rows of A whose distance is a multiple of this many elements, 4 KB, share a set of L1
-   (64 sets of 64 bytes). The 14 rows of an AVX-512 tile exceed its 8 or 12 ways, so such
-   rows are copied (for simplicity, with every micro-kernel). */
+/* Rows of A whose distance is a multiple of this many elements (4 KB) map to the same
+   set of L1, which has 64 sets of 64-byte lines. An AVX-512 tile has 14 rows, more than
+   the 8 or 12 ways of a set, so such rows are copied. For simplicity, they are copied
+   for every micro-kernel. */
 enum { STX__L1_ALIAS = 4096 / sizeof(stx_real) };
 
 /* A blocked matmul and its current block. */
@@ -8679,7 +8731,7 @@ typedef struct stx__blocked {
     const stx_gemm_args *g;
     const stx_real *packed_b;
     int copy_a;
-    int scale_tile;     /* alpha multiplies results: units of bf16 cannot be scaled */
+    int scale_tile;     /* alpha is applied to results; bf16 units cannot be scaled */
     size_t mc_max, nc_max, kc_max, group;
 
     size_t jc, nc;              /* columns of C: jc .. jc + nc - 1 */
@@ -8702,19 +8754,19 @@ static void stx__blocked_init(stx__blocked *w, const stx__gemm_part *p) {
     w->nc_max = stx__block_n(mk, g->N, g->K);
     w->mc_max = stx__equal_blocks(g->M, STX__MC, mk->mr);
 
-    /* NR > 16: the tiles of a strip of op(A) go along the rows of C, over a group of
-       strips of op(B). NR <= 16: a group is one strip of op(B), which stays in L1, and
-       the tiles go down the columns */
+    /* NR > 16: the tiles of a strip of op(A) proceed along the rows of C, over a group
+       of strips of op(B). NR <= 16: a group is one strip of op(B), which stays in L1,
+       and the tiles proceed down the columns */
     steps = stx__round_up(STX_MIN(g->K, w->kc_max), mk->kr) / u;
     w->group = mk->nr;
     if (mk->nr > 16) w->group = STX_MAX(STX__GROUP_B / steps / mk->nr * mk->nr, mk->nr);
 
-    /* one group: a strip of op(A) is used in one run only, so copy MR rows at a time; the
-       copy stays in L1 */
+    /* with only one group, each strip of op(A) is used in a single run, so MR rows are
+       copied at a time, and the copy stays in L1 */
     if (w->copy_a && STX_MIN(g->N, w->nc_max) <= w->group) w->mc_max = mk->mr;
 }
 
-/* Packs op(B) of the current block. */
+/* Packs op(B) for the current block. */
 static void stx__blocked_pack_b(const stx__blocked *w, stx_real *to) {
     const stx_gemm_args *g = w->g;
     const stx_real *b = g->B + (g->tb ? w->jc * g->ldb + w->pc : w->pc * g->ldb + w->jc);
@@ -8724,7 +8776,7 @@ static void stx__blocked_pack_b(const stx__blocked *w, stx_real *to) {
     for (i = 0; i < n; i++) to[i] *= g->alpha;
 }
 
-/* The tile that begins at row ir and column jr of the current block. */
+/* Computes the tile that begins at row ir and column jr of the current block. */
 static void stx__blocked_tile(const stx__blocked *w, size_t ir, size_t jr) {
     const stx__micro *mk = w->mk;
     const size_t ldc = w->g->ldc, nr = mk->nr;
@@ -8747,7 +8799,7 @@ static void stx__blocked_tile(const stx__blocked *w, size_t ir, size_t jr) {
             c[i * ldc + j] = add ? c[i * ldc + j] + tile[i * nr + j] : tile[i * nr + j];
 }
 
-/* All tiles of the current block. */
+/* Computes all tiles of the current block. */
 static void stx__blocked_tiles(const stx__blocked *w) {
     size_t jg, ir, jr;
     for (jg = 0; jg < w->nc; jg += w->group)
@@ -8756,7 +8808,7 @@ static void stx__blocked_tiles(const stx__blocked *w) {
                 stx__blocked_tile(w, ir, jr);
 }
 
-/* The blocked matmul of one thread; the loops are explained at the top of the section. */
+/* The blocked matmul of one thread. The start of the section explains the loops. */
 static void stx__gemm_blocked(const stx__gemm_part *p) {
     const stx_gemm_args *g = &p->g;
     stx_real *packed_a = p->scratch, *packed_b = p->scratch + STX__MC * STX__KC;
@@ -8784,25 +8836,26 @@ static void stx__gemm_blocked(const stx__gemm_part *p) {
     }
 }
 
-/* Matmuls of at most this many rows take GEMV, see stx__gemm_path. */
+/* Matmuls of at most this many rows use GEMV (see stx__gemm_path). */
 enum { STX__GEMV_ROWS = 3 };
 
-/* Matmuls of a few rows (generation) wait for B to come from memory. It is read once, in
-   place.
+/* Matmuls of few rows, as in generation, are limited by the memory bandwidth for B, so
+   they read it only once and in place.
 
    Memory is fastest in address order: reading four rows interleaved loses up to two
-   thirds of the bandwidth. So the kernels compute with four rows at a time, but prefetch
-   in address order. A call prefetches 256 bytes, and the kernels make one per 256 bytes
-   that they read: 64 bytes of each of four rows are 16 elements of f32, 32 of bf16 or 64
-   of int8. (With SEQTX_DOUBLE, 16 elements are 128 bytes, and half is prefetched.) */
+   thirds of the bandwidth. The kernels therefore compute with four rows at a time, but
+   prefetch in address order. Each call of stx__row_prefetch_next prefetches 256 bytes,
+   and the kernels call it once per 256 bytes that they read: 64 bytes of each of four
+   rows, which are 16 elements of f32, 32 of bf16 or 64 of int8. (With SEQTX_DOUBLE, 16
+   elements are 128 bytes, and half of them are prefetched.) */
 typedef struct stx__row_prefetch {
-    uintptr_t p, end;       /* next address, end of its row */
-    size_t stride, bytes;   /* of rows */
+    uintptr_t p, end;       /* next address, and the end of its row */
+    size_t stride, bytes;   /* of the rows */
 } stx__row_prefetch;
 
-/* For rows of `bytes` bytes, `stride` bytes apart. Begins 32 to 4 whole rows ahead: 8 to
-   16 KB for rows of 256 to 4096 bytes, and 4 rows if they are longer. Addresses past the
-   last row are harmless. */
+/* Starts the prefetch of rows of `bytes` bytes that are `stride` bytes apart. Begins 32
+   to 4 whole rows ahead: 8 to 16 KB for rows of 256 to 4096 bytes, and 4 rows for
+   longer ones. Prefetches past the last row are harmless. */
 STX_INNER stx__row_prefetch stx__row_prefetch_of(const void *rows, size_t stride, size_t bytes) {
     stx__row_prefetch a;
     size_t ahead = 32;      /* rows */
@@ -8829,7 +8882,8 @@ STX_INNER void stx__row_prefetch_next(stx__row_prefetch *a) {
     a->end += a->stride;
 }
 
-/* out[r] = a . (row r of b) for four rows. next: prefetched meanwhile, or NULL. */
+/* out[r] = a . (row r of b) for four rows. Prefetches for `next` at the same time
+   unless it is NULL. */
 STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b,
                                size_t ldb, size_t k, stx__row_prefetch *next) {
     stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
@@ -8860,7 +8914,7 @@ STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_re
     stx__dot4_ahead(fma, out, a, b, ldb, k, &next);
 }
 
-/* c + a0 b0 + a1 b1 + a2 b2 + a3 b3, added in this order. */
+/* Returns c + a0 b0 + a1 b1 + a2 b2 + a3 b3, added in this order. */
 STX_INNER stx_real stx__add4(int fma, stx_real c, stx_real a0, stx_real b0, stx_real a1,
                              stx_real b1, stx_real a2, stx_real b2, stx_real a3, stx_real b3) {
     c = STX_FMA(fma, a0, b0, c);
@@ -8869,7 +8923,7 @@ STX_INNER stx_real stx__add4(int fma, stx_real c, stx_real a0, stx_real b0, stx_
     return STX_FMA(fma, a3, b3, c);
 }
 
-/* c += sum_r a[r] (row r of b) for four rows. */
+/* c += the sum of a[r] (row r of b) over four rows */
 STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
                           const stx_real *STX_RESTRICT b, size_t ldb, size_t n) {
     const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
@@ -8886,7 +8940,7 @@ STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
     for (; j < n; j++) c[j] = stx__add4(fma, c[j], a0, b[j], a1, b1[j], a2, b2[j], a3, b3[j]);
 }
 
-/* C += alpha A B^T: dot products with four rows of B. */
+/* C += alpha A B^T, computed as dot products with four rows of B at a time */
 STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
     size_t i, j, e;
     for (j = 0; j < g->N; j += 4) {
@@ -8897,7 +8951,7 @@ STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
             stx_real *c = g->C + i * g->ldc + j, t[8];
             if (n == 4)
                 stx__dot4(fma, t, a, b, g->ldb, g->K);
-            else /* each of these rows four times, so t has up to 6 elements */
+            else /* repeat each row four times, which fills up to 6 elements of t */
                 for (e = 0; e < n; e++) stx__dot4(fma, t + e, a, b + e * g->ldb, 0, g->K);
             for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
         }

@@ -452,11 +452,11 @@ static void errors_of_shapes(void) {
     EXPECT(stx_reshape(ex, T_(3, 4, 0, 0), SIZE_MAX / 2 + 1, 2, 12, 0), STX_ERR_SHAPE,
            "stx_reshape", "(3,4)", "");
     EXPECT(stx_scale_by(ex, ew, ew), STX_ERR_SHAPE, "stx_scale_by", "(5,4)", "one element");
-    EXPECT(stx_slice_channels(ex, ew, 2, 5), STX_ERR_SHAPE, "stx_slice_channels", "[2,5) of (5,4)",
-           "c1 <= C");
+    EXPECT(stx_slice_channels(ex, ew, 2, 5), STX_ERR_SHAPE, "stx_slice_channels",
+           "[2,5) for shape (5,4)", "c1 <= C");
     EXPECT(stx_slice_channels(ex, ew, 2, 2), STX_ERR_SHAPE, "stx_slice_channels", "[2,2)",
            "c0 < c1");
-    EXPECT(stx_view_rows(ex, ew, 2, 6), STX_ERR_SHAPE, "stx_view_rows", "[2,6) of (5,4)",
+    EXPECT(stx_view_rows(ex, ew, 2, 6), STX_ERR_SHAPE, "stx_view_rows", "[2,6) for shape (5,4)",
            "r1 <= N");
     EXPECT(stx_view_rows(ex, T_(2, 3, 4, 0), 0, 1), STX_ERR_SHAPE, "stx_view_rows", "(2,3,4)",
            "(N,C)");
@@ -489,9 +489,9 @@ static void errors_of_values(void) {
               "stx_scalar_create of this context");
     EXPECT_OF(stx_scalar_create(ex, NAN), STX_ERR_ARG, "stx_scalar_set", "nan", "finite");
     EXPECT_OF(stx_param_scale(ex, ew, 2, 6, 1), STX_ERR_ARG, "stx_param_scale", "[2,6)",
-              "within [0,5) of (5,4)");
+              "within [0,5) for a parameter of shape (5,4)");
     EXPECT_OF(stx_param_fill(ex, T_(3, 0, 0, 0), 0, 1, 1), STX_ERR_ARG, "stx_param_fill",
-              "another tensor (3)", "parameter");
+              "shape (3) that is not one", "parameter");
     EXPECT_OF(stx_param_apply(ex, ew, NULL, NULL), STX_ERR_ARG, "stx_param_apply", "NULL",
               "a function");
 }
@@ -667,12 +667,12 @@ static void errors_of_linear_heads(void) {
 
 static void errors_of_backward(void) {
     stx_tensor *t[2] = {NULL, NULL};
-    EXPECT_OF(stx_backward_many(ex, t, NULL, 2), STX_ERR_ARG, "stx_backward_many", "none of 2",
+    EXPECT_OF(stx_backward_many(ex, t, NULL, 2), STX_ERR_ARG, "stx_backward_many", "none of the 2",
               "STX_TRAIN");
     EXPECT_OF(stx_backward(ex, T_(3, 0, 0, 0)), STX_ERR_SHAPE, "stx_backward", "(3)",
               "one element");
     EXPECT_OF(stx_backward(ex, stx_mean(ex, stx_input(ex, zeros, 3, 0, 0, 0))), STX_ERR_ARG,
-              "stx_backward", "no parameter", "STX_TRAIN");
+              "stx_backward", "not depend on a parameter", "STX_TRAIN");
     stx_begin(ex, STX_EVAL);
     EXPECT_OF(stx_backward(ex, stx_mean(ex, stx_scale(ex, T_(3, 0, 0, 0), 2))), STX_ERR_ARG,
               "stx_backward", "nothing was recorded", "STX_TRAIN");
