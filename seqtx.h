@@ -4342,7 +4342,7 @@ static size_t stx__last(const stx_tensor *t) {
     return t->dim[t->ndim - 1];
 }
 
-/* The number of rows: the product of all dimensions except the last. */
+/* Returns the number of rows, which is the product of all dimensions except the last. */
 static size_t stx__rows(const stx_tensor *t) {
     return stx__last(t) ? t->size / stx__last(t) : 0;
 }
