@@ -7473,7 +7473,7 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
     a.drop = (stx_real)(stx_training(x) ? p : 0);
     a.seed = x->desc.seed;
     a.stream = a.drop > 0 ? stx__stream(x) : 0;
-    if (a.drop > 0 && !stx__first_call(x, "stx_residual_norm", h->size, &a.rng_first)) return NULL;
+    if (a.drop > 0 && !stx__first_call(x, op, h->size, &a.rng_first)) return NULL;
     a.h = h->data;
     a.f = f->data;
     a.gain = gain->data;
@@ -7714,13 +7714,14 @@ static stx_tensor *stx__lookup(stx_ctx *x, stx_tensor *table, const int32_t *ids
     return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-static int stx__ids_fit(stx_ctx *x, const char *op, const int32_t *ids, size_t N, size_t rows) {
+static int stx__ids_fit(stx_ctx *x, const char *op, const int32_t *ids, size_t N, size_t rows,
+                        const char *check) {
     size_t i;
     for (i = 0; i < N; i++) {
         if (ids[i] >= 0 && (size_t)ids[i] < rows) continue;
         stx_fail(x, STX_ERR_ARG,
-                 "%s: id %ld at position %zu is outside the table of %zu rows: check the "
-                 "vocabulary size", op, (long)ids[i], i, rows);
+                 "%s: id %ld at position %zu is outside the table of %zu rows: check %s",
+                 op, (long)ids[i], i, rows, check);
         return 0;
     }
     return 1;
@@ -7734,7 +7735,7 @@ STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *
               "stx_embedding: table: expected shape (V,C), got %s", stx__shape(table, s));
     N = ids->B * ids->T;
     stx__ids_below(ids, table->dim[0]);
-    if (!stx__ids_fit(x, "stx_embedding", ids->data, N, table->dim[0])) return NULL;
+    if (!stx__ids_fit(x, "stx_embedding", ids->data, N, table->dim[0], "the vocabulary size")) return NULL;
     dim[0] = ids->B;
     dim[1] = ids->T;
     dim[2] = table->dim[1];
@@ -7749,7 +7750,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
               "stx_gather: idx: expected the index of at least one row, got %s",
               idx ? "none" : "NULL");
     copy = (int32_t *)stx_step_host_bytes(x, n * sizeof *copy);
-    if (!copy || !stx__ids_fit(x, "stx_gather", idx, n, stx__rows(a))) return NULL;
+    if (!copy || !stx__ids_fit(x, "stx_gather", idx, n, stx__rows(a), "idx")) return NULL;
     memcpy(copy, idx, n * sizeof *copy);
     device = stx__ids_device(x, copy, n);
     if (!device) return NULL;
