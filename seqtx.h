@@ -7735,7 +7735,8 @@ STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *
               "stx_embedding: table: expected shape (V,C), got %s", stx__shape(table, s));
     N = ids->B * ids->T;
     stx__ids_below(ids, table->dim[0]);
-    if (!stx__ids_fit(x, "stx_embedding", ids->data, N, table->dim[0], "the vocabulary size")) return NULL;
+    if (!stx__ids_fit(x, "stx_embedding", ids->data, N, table->dim[0], "the vocabulary size"))
+        return NULL;
     dim[0] = ids->B;
     dim[1] = ids->T;
     dim[2] = table->dim[1];
