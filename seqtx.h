@@ -8960,7 +8960,7 @@ STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
     }
 }
 
-/* C += alpha A^T B^T, which nothing in the library needs to be fast. */
+/* C += alpha A^T B^T. No caller in the library needs this case to be fast. */
 STX_INNER void stx__gemv_both(const stx_gemm_args *g) {
     size_t i, j, k;
     for (j = 0; j < g->N; j++)
@@ -8971,7 +8971,7 @@ STX_INNER void stx__gemv_both(const stx_gemm_args *g) {
         }
 }
 
-/* C += alpha op(A) B: adds four rows of B at a time. */
+/* C += alpha op(A) B, which adds four rows of B at a time. */
 STX_INNER void stx__gemv_axpys(int fma, const stx_gemm_args *g) {
     size_t i, j, k, e;
     for (k = 0; k < g->K; k += 4) {
@@ -8992,7 +8992,7 @@ STX_INNER void stx__gemv_axpys(int fma, const stx_gemm_args *g) {
     }
 }
 
-/* C = alpha op(A) op(B) + beta C for a few rows. With alpha = 0, A and B are not read. */
+/* C = alpha op(A) op(B) + beta C for a few rows. If alpha is 0, A and B are not read. */
 STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
     stx__gemm_scale_c(g);
     if (g->alpha == 0) return;
@@ -9006,10 +9006,10 @@ STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
 
 STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
 
-/* C of few columns, as its transpose op(B)^T op(A)^T: otherwise most of a strip would
-   be padding. The transpose is computed in blocks of `rows` rows of C, and transposed
-   back. Scratch: the packed op(B)^T; strips of op(A)^T, KC elements per row of C; the
-   transpose. */
+/* Computes a C of few columns as its transpose op(B)^T op(A)^T, because most of each
+   strip would be padding otherwise. The transpose is computed in blocks, each for
+   `rows` rows of C, and transposed back. Scratch: the packed op(B)^T; strips of
+   op(A)^T, with KC elements per row of C; the transpose. */
 static void stx__gemm_transposed(const stx__gemm_part *p) {
     const stx_gemm_args *g = &p->g;
     const size_t space = (size_t)STX__SCRATCH - STX__MC * STX__KC;
@@ -9045,52 +9045,53 @@ static void stx__gemm_transposed(const stx__gemm_part *p) {
    them. A gain of 1.4 means 1.4 times the speed of BLOCKED, unless stated otherwise; the
    measurements are in docs/speed.md. */
 typedef enum stx__gemm_path {
-    /* SEQTX_CBLAS: another library. */
+    /* SEQTX_CBLAS: another library computes the matmul. */
     STX__GEMM_CBLAS,
 
-    /* M <= STX__GEMV_ROWS (generation), also if K or alpha is 0, or without scratch (no
-       context). B, or its packed weights, is read once and in place, in f32 even with
-       STX_PREC_BF16. Gain of prefetching: 1.4 to 3.3. */
+    /* M <= STX__GEMV_ROWS (generation). Also if K or alpha is 0, or without a context
+       and thus without scratch. B, or its packed copy, is read once and in place, and
+       in f32 even with STX_PREC_BF16. Gain of prefetching: 1.4 to 3.3. */
     STX__GEMM_GEMV,
 
     /* The same for A B (ta = tb = 0) with K >= 2 STX__K_PART_MIN, batch 1 and no
-       epilogue: K is cut, so that each thread reads contiguous memory; the partial sums
-       are added in order. The number of parts depends on the shape only. */
+       epilogue. K is split so that each thread reads contiguous memory, and the partial
+       sums are added in order. The number of parts depends only on the shape. */
     STX__GEMM_K_SPLIT,
 
-    /* x W^T of few rows (generation with several streams): transposing W into strips
+    /* x W^T with few rows (generation with several streams): transposing W into strips
        would take longer than the arithmetic, so W is read in place. AVX-512 only. Gain:
        1.1 to 2.7. */
     STX__GEMM_SKINNY,
 
-    /* C of few columns: computed as its transpose. Gain: 1.4 to 2.9; one column: 12. */
+    /* A C of few columns is computed as its transpose. Gain: 1.4 to 2.9; 12 for one
+       column. */
     STX__GEMM_TRANSPOSED,
 
-    /* Several parts that need the same op(B): all threads pack a block of it together
+    /* If several parts need the same op(B), all threads pack a block of it together
        before they compute. The bits are those of BLOCKED. Gain: 1.02 to 1.10 if op(B)
-       comes from memory, 1.32 in a batch. */
+       is read from memory, 1.32 in a batch. */
     STX__GEMM_SHARED_B,
 
-    /* Everything else: each part packs what it needs. */
+    /* All other matmuls: each part packs what it needs. */
     STX__GEMM_BLOCKED
 } stx__gemm_path;
 
 /* How a matmul is computed and how C is split into parts. */
 typedef struct stx__gemm_plan {
     stx__gemm_path path;
-    int by_rows;                /* parts are rows of C; 0: columns */
-    size_t extent;              /* rows or columns of C, which is what is split */
-    size_t per_part;            /* of them; K_SPLIT: rows of B */
-    size_t parts;               /* per matrix of the batch */
-    const stx__packed *weights; /* GEMV, K_SPLIT: the packed weights with B, or NULL */
-    size_t weights_at;          /* their element where B begins */
+    int by_rows;                /* nonzero: parts are rows of C; 0: columns */
+    size_t extent;              /* number of rows or columns of C to split */
+    size_t per_part;            /* rows or columns per part; K_SPLIT: rows of B */
+    size_t parts;               /* number of parts per matrix of the batch */
+    const stx__packed *weights; /* GEMV, K_SPLIT: the packed weights that contain B, or NULL */
+    size_t weights_at;          /* the element of the packed weights where B begins */
 } stx__gemm_plan;
 
-/* Elements of STX_WEIGHTS_INT8 that share a factor: a group. */
+/* The elements of STX_WEIGHTS_INT8 that share a scale factor are a group. */
 enum { STX__INT8_GROUP = 32 };
 
-/* The packed weights that hold all of op(B), or NULL. *at: the element where B begins,
-   which must be the beginning of a group. */
+/* Returns the packed weights that contain all of op(B), or NULL. *at receives the
+   element where B begins, which must be the first of a group. */
 static const stx__packed *stx__packed_weights(const stx_ctx *x, const stx_gemm_args *g,
                                               size_t *at) {
     const size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
@@ -9108,23 +9109,24 @@ static const stx__packed *stx__packed_weights(const stx_ctx *x, const stx_gemm_a
     return w;
 }
 
-/* K_SPLIT: rows of B per part, or 0 if the path does not apply. */
-enum { STX__K_PARTS = 16, STX__K_PART_MIN = 128 };  /* parts, at most; rows of one, at least */
+/* K_SPLIT: the number of rows of B per part, or 0 if the path does not apply. */
+enum { STX__K_PARTS = 16, STX__K_PART_MIN = 128 };  /* maximum number of parts; minimum
+                                                       number of rows in one */
 
 static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
     size_t rows = (g->K + STX__K_PARTS - 1) / STX__K_PARTS;
     if (!x || !x->threads.scratch || g->M > STX__GEMV_ROWS || g->ta || g->tb || g->batch > 1)
         return 0;
     if (g->K < 2 * STX__K_PART_MIN || g->alpha == 0) return 0;
-    /* the sums are in scratch */
+    /* the sums are stored in scratch */
     if (g->N > (size_t)STX__SCRATCH / STX__K_PARTS / STX__GEMV_ROWS) return 0;
     return stx__round_up(STX_MAX(rows, (size_t)STX__K_PART_MIN), 4);
 }
 
-/* SKINNY: the limits are measured. The shorter the rows of x, the more time goes into
-   adding up the lanes. In f32, if W is exactly one strip, without padding, transposing it
-   pays off for M > NR. In bf16, the limit of M is K / 10, but at least 6 and at most 32
-   (AVX512-BF16) or 14 (AMX). */
+/* SKINNY: the limits are measured. The shorter the rows of x, the larger the share of
+   the time that adding up the lanes takes. In f32, if W is exactly one strip, without
+   padding, transposing it pays off for M > NR. In bf16, the limit of M is K / 10, but
+   at least 6 and at most 32 (AVX512-BF16) or 14 (AMX). */
 static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t M = g->M, K = g->K;
     if (!mk->skinny || g->ta || !g->tb) return 0;
@@ -9134,7 +9136,8 @@ static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     return M <= STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
 }
 
-/* SHARED_B: multiplications per block of k from which the extra barrier pays off. */
+/* SHARED_B: the number of multiplications per block of k from which the additional
+   barrier pays off. */
 enum { STX__SHARE_MIN = 24 << 20 };
 
 static int stx__shares_b(const stx__micro *mk, const stx_gemm_args *g, const stx__gemm_plan *p) {
@@ -9144,7 +9147,7 @@ static int stx__shares_b(const stx__micro *mk, const stx_gemm_args *g, const stx
     return g->batch * g->M * g->N * k >= STX__SHARE_MIN;
 }
 
-/* packed: op(B) is in packed weights. */
+/* packed: op(B) is available as packed weights. */
 static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g, int packed) {
     const stx__micro *mk = stx__micro_kernel(x);
 #ifdef SEQTX_CBLAS
@@ -9157,16 +9160,19 @@ static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g,
     if (g->M <= STX__GEMV_ROWS || !g->K || g->alpha == 0 || !x || !x->threads.scratch)
         return STX__GEMM_GEMV;
     if (stx__is_skinny(mk, g)) return STX__GEMM_SKINNY;
-    /* at least half of a strip would be padding; 4 NR rows repay the transposition */
+    /* at least half of a strip would be padding, and 4 NR rows outweigh the
+       transposition */
     if (g->M >= 4 * mk->nr && 2 * g->N <= mk->nr) return STX__GEMM_TRANSPOSED;
     return STX__GEMM_BLOCKED;
 }
 
-/* Parts begin at multiples of this many columns or rows of C.
-       columns   NR; SKINNY: 4, the most rows of W in a tile; packed weights: a group
-       rows      MR if it is small. 4 for MR = 14: a smaller multiple makes parts more
-                 equal, and a short tile costs only its rows. AMX: 16, the rows of a tile
-                 register. TRANSPOSED: NR, because rows of C become columns */
+/* Parts begin at multiples of this number of columns or rows of C:
+       columns   NR; for SKINNY 4, the maximum number of rows of W in a tile; for packed
+                 weights a group
+       rows      MR if it is small; 4 for MR = 14, because a smaller multiple makes the
+                 parts more equal and a short tile costs only its rows; for AMX 16, the
+                 rows of a tile register; for TRANSPOSED NR, because rows of C become
+                 columns */
 static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) {
     if (p->weights) return STX__INT8_GROUP;
     if (p->path == STX__GEMM_SKINNY) return 4;
@@ -9175,13 +9181,14 @@ static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) 
     return mk->mr > 8 ? 4 : mk->mr;
 }
 
-/* Multiplications; a smaller matmul is one part. */
+/* Number of multiplications. A smaller matmul is not split. */
 enum { STX__GEMM_SPLIT_MIN = 100000 };
 
 /* Decides how g is computed. The path depends on the arguments of the whole matmul
-   (shape, ta, tb, batch, alpha, beta), on whether there is an epilogue or packed weights,
-   on the precision and on the micro-kernel, so no bit depends on the threads. Only the
-   choice of SHARED_B or BLOCKED depends on them, and those give the same bits. */
+   (shape, ta, tb, batch, alpha, beta), on whether there are an epilogue and packed
+   weights, on the precision, and on the micro-kernel. The number of threads determines
+   only whether SHARED_B or BLOCKED is used, and both give the same bits. So the number
+   of threads changes no bit. */
 static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
     const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
     const stx__micro *mk = stx__micro_kernel(x);
@@ -9204,8 +9211,9 @@ static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g
     p.extent = p.by_rows ? g->M : g->N;
     multiple = stx__part_multiple(mk, &p);
 
-    /* one part per thread, or up to four if each still has 512 rows or columns. A batch
-       is divided by matrices only: with fewer of them than threads, some threads idle */
+    /* One part per thread, or up to four if each of them still has 512 rows or columns.
+       A batch is divided only into its matrices: if there are fewer matrices than
+       threads, some threads idle. */
     if (g->batch == 1 && work >= STX__GEMM_SPLIT_MIN) {
         p.parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, p.extent / threads / 512));
         p.parts = STX_MIN(p.parts, (p.extent + multiple - 1) / multiple);
@@ -9215,23 +9223,23 @@ static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g
     return p;
 }
 
-/* A matmul and its plan: the job of the parallel loops below. */
+/* A matmul and its plan, which are the job of the parallel loops below. */
 typedef struct stx__gemm_job {
     const stx_gemm_args *g;
     const stx__micro *mk;
     const stx__epilogue *epilogue;
     stx__gemm_plan plan;
-    stx_real *shared_b;     /* SHARED_B: op(B) of the block g, packed, */
-    size_t shared_col;      /* which begins in this column of C */
+    stx_real *shared_b;     /* SHARED_B: the packed op(B) of block g */
+    size_t shared_col;      /* the column of C where the block begins */
 } stx__gemm_job;
 
-/* The scratch of a thread, or NULL. */
+/* Returns the scratch of a thread, or NULL. */
 static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
     return x && x->threads.scratch ? x->threads.scratch + thread * STX__SCRATCH : NULL;
 }
 
-/* Sets *p to part i of a job, which is of matrix i / parts of the batch, and *at to
-   the element of the packed weights where its B begins. Returns 0 if the part is
+/* Sets *p to part i of a job, which belongs to matrix i / parts of the batch, and *at
+   to the element of the packed weights where its B begins. Returns 0 if the part is
    empty. */
 static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t i,
                              stx__gemm_part *p, size_t *at) {
@@ -9259,8 +9267,8 @@ static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t 
     return 1;
 }
 
-/* GEMV of a part of C or K, with packed weights or without. at: where its B begins in
-   them. */
+/* Computes a part of C or of K by GEMV, with or without packed weights. at: where B
+   begins in the packed weights. */
 static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_args *g, size_t at) {
     if (j->plan.weights)
         j->plan.weights->gemv(x, g, j->plan.weights, at);
@@ -9268,8 +9276,8 @@ static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_arg
         STX_CALL(x, stx__gemv, (g));
 }
 
-/* Computes parts of C. For GEMV and SKINNY the epilogue is called here; the other paths
-   call it themselves. */
+/* Computes parts of C. It calls the epilogue for GEMV and SKINNY; the other paths call
+   it themselves. */
 static void stx__gemm_parts(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     stx__gemm_part p;
@@ -9302,7 +9310,7 @@ static void stx__gemm_all_parts(stx_ctx *x, const stx__gemm_job *j) {
     stx_parallel(x, g->batch * j->plan.parts, work, stx__gemm_parts, j);
 }
 
-/* K_SPLIT: a part of K to scratch. */
+/* K_SPLIT: computes a part of K in scratch. */
 static void stx__k_split_part(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     size_t i;
@@ -9319,7 +9327,7 @@ static void stx__k_split_part(const stx_share *s, const void *job) {
     }
 }
 
-/* K_SPLIT: adds the parts for columns [begin,end) of C, in order. */
+/* K_SPLIT: adds up the parts for columns [begin,end) of C, in order. */
 static void stx__k_split_sum(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     const size_t M = j->g->M, N = j->g->N, n = s->end - s->begin;
@@ -9355,8 +9363,8 @@ static void stx__shared_b_pack(const stx_share *s, const void *job) {
     for (i = 0; i < (s->end - s->begin) * stride; i++) to[i] *= g->alpha;
 }
 
-/* SHARED_B: block after block, all threads pack op(B) into the scratch of the first
-   one, then compute with it. */
+/* SHARED_B: for one block after another, all threads pack op(B) into the scratch of the
+   first thread and then compute with it. */
 static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
     const stx_gemm_args *g = job->g;
     const stx__micro *mk = job->mk;
@@ -9364,7 +9372,7 @@ static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
     stx__gemm_job j = *job;
     stx_gemm_args block = *g;
     size_t p;
-    if (!j.plan.by_rows) {  /* of a batch: a matmul is one part, of all rows */
+    if (!j.plan.by_rows) {  /* in a batch, a part is a whole matmul with all its rows */
         j.plan.by_rows = 1;
         j.plan.extent = j.plan.per_part = g->M;
     }
@@ -9385,7 +9393,7 @@ static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
         }
 }
 
-/* The epilogue of rows [begin,end) of the whole matrix. */
+/* Applies the epilogue to rows [begin,end) of the whole matrix. */
 static void stx__gemm_epilogue_part(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     const stx_gemm_args *g = j->g;
@@ -9415,7 +9423,7 @@ static void stx__gemm_cblas(stx_ctx *x, const stx__gemm_job *j) {
 }
 #endif
 
-/* Plans and computes a matmul, or a batch of them with separate C. */
+/* Plans and computes a matmul, or a batch of matmuls that have separate C. */
 static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
     j->plan = stx__gemm_plan_of(x, j->g, j->epilogue != NULL);
     switch (j->plan.path) {
@@ -9428,9 +9436,9 @@ static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
     }
 }
 
-/* stx_gemm, with an epilogue for C or NULL. If the batch has one C (sc = 0, weight
-   gradients), its matmuls run one after the other, each added to C: so the order of
-   the sums does not depend on the threads. */
+/* stx_gemm with an epilogue for C, or NULL. If all matmuls of a batch are added up in
+   one C (sc = 0, gradients of weights), they run one after another, so that the order
+   of the sums does not depend on the threads. */
 static void stx__gemm_fused(stx_ctx *x, const stx_gemm_args *g, const stx__epilogue *epilogue) {
     stx_gemm_args one = *g;
     stx__gemm_job j;
@@ -9462,8 +9470,8 @@ STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
 
 #if (defined(STX__X86) || defined(STX__NEON)) && !defined(SEQTX_DOUBLE)
 
-  /* Macros of this section and the next. STX__INLINE_FOR("avx2") begins a function
-     that is inlined into functions for that instruction set. */
+  /* Macros of this section and the next one. STX__INLINE_FOR("avx2") begins the
+     definition of a function that is inlined into functions for that instruction set. */
   #define STX__INLINE_FOR(isa) __attribute__((STX__TARGET(isa), always_inline)) static inline
   #if defined(STX__X86) || defined(__clang__)
     #define STX__TARGET(isa) target(isa)
@@ -9471,10 +9479,10 @@ STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
     #define STX__TARGET(isa) target("+" isa)
   #endif
 
-  /* Micro-kernels of fixed height, so that no row is computed in vain, and
-     stx__micro.run, which calls the one for h. They are made of an inlined function
-     fn_rows, whose parameter n is the constant height. A and B are the types that it
-     reads. STX__MICRO_HEIGHT(3, ..) is
+  /* Define micro-kernels of fixed height, so that no row is computed needlessly, and
+     stx__micro.run, which calls the one for height h. They consist of an inlined function
+     fn_rows, whose parameter n is the constant height. A and B are the types of its
+     inputs. STX__MICRO_HEIGHT(3, ..) is
 
          static void fn_3(STX__MICRO_PARAMS) { fn_rows(3, steps, (const A *)av, ..); } */
   #define STX__MICRO_HEIGHT(n, fn, isa, A, B) \
@@ -9500,7 +9508,7 @@ STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
 
 #if defined(STX__X86) && defined(SEQTX_DOUBLE)
 
-/* Double, 4 x 8: a plain loop, which compilers vectorise for AVX2 and AVX-512. */
+/* Double, 4 x 8: a plain loop that compilers vectorise for AVX2 and AVX-512. */
 STX_INNER void stx__micro_wide(STX__MICRO_PARAMS) {
     const stx_real *STX_RESTRICT b = (const stx_real *)bv;
     const stx_real *STX_RESTRICT r0 = (const stx_real *)av;
@@ -9545,9 +9553,9 @@ static const stx__micro stx__micro_generic_bf16_avx512 =
     STX__MICRO("avx512, bf16 by float", 4, 16, 2, stx__micro_pairs_avx512, stx__round_row_avx512,
                stx__pair_rows_avx512);
 
-/* AVX2, 6 x 16: row i of the tile is s[i], two vectors of 8. A pointer serves three
-   rows of op(A), r[q] being row 3 q: rs and 2 rs are index registers, so two pointers
-   reach all six. */
+/* AVX2, 6 x 16: row i of the tile is s[i], two vectors of 8 elements. Each pointer
+   serves three rows of op(A); r[q] points at row 3 q. rs and 2 rs are index registers,
+   so that two pointers reach all six rows. */
 STX__INLINE_FOR("avx2,fma") void stx__avx2_zero(size_t i, __m256 (*s)[2]) {
     s[i][0] = s[i][1] = _mm256_setzero_ps();
 }
@@ -9609,8 +9617,9 @@ static const stx__micro stx__micro_avx2 =
       height[h - 1](h, steps, av, rs, ks, bv, ldb, c, ldc, add); \
     }
 
-/* AVX-512, 14 x 32: row i of the tile is s[i], two vectors of 16; five pointers reach
-   all fourteen rows of op(A). f32 here, bf16 below. */
+/* AVX-512, 14 x 32: row i of the tile is s[i], two vectors of 16 elements. Five
+   pointers reach all fourteen rows of op(A). The f32 kernel is here, the bf16 kernel
+   below. */
 STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) {
     s[i][0] = s[i][1] = _mm512_setzero_ps();
 }
@@ -9634,10 +9643,10 @@ STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], floa
     _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
 }
 
-/* The rows of C are prefetched into L1 from this many steps before the end of a tile
-   on, one row per two steps. All at once would delay the loads of op(B), and at the
-   beginning of the tile they would be evicted before its end. A gain of 5 % of the
-   matmuls of a training step, the largest of the prefetches. */
+/* Prefetches of the rows of C into L1 begin this many steps before the end of a tile,
+   with one row per two steps. Prefetching all rows at once would delay the loads of
+   op(B), and at the beginning of the tile they would be evicted before its end. The
+   gain is 5 % of the matmuls of a training step, the largest of all prefetches. */
 enum { STX__C_AHEAD = 80 };
 
 STX__INLINE_FOR("avx512f") void stx__prefetch_c(const float *c) {
@@ -9646,7 +9655,7 @@ STX__INLINE_FOR("avx512f") void stx__prefetch_c(const float *c) {
     _mm_prefetch((const char *)(c + 31), _MM_HINT_T0);
 }
 
-/* Steps p .. end-1. */
+/* Computes steps p .. end-1. */
 STX__INLINE_FOR("avx512f")
 void stx__avx512_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const float **r, size_t rs,
                        size_t ks, const float *b, size_t ldb) {
@@ -9685,8 +9694,8 @@ void stx__micro_avx512_rows(size_t n, size_t steps, const float *a, size_t rs, s
 
 STX__MICRO_RUN14(stx__micro_avx512, "avx512f", float, float)
 
-/* Transposes 16 rows of 16 units. (Masks of ones, here and below: without a mask gcc's
-   shuffles begin with an undefined vector, about which it warns.) */
+/* Transposes 16 rows of 16 units. (The masks of ones, here and below, avoid a warning:
+   without a mask, gcc's shuffles begin with an undefined vector.) */
 STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
     __m512i t[16];
     size_t q, c;
@@ -9694,12 +9703,12 @@ STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
         t[q] = _mm512_maskz_unpacklo_epi32(0xffff, z[q], z[q + 1]);
         t[q + 1] = _mm512_maskz_unpackhi_epi32(0xffff, z[q], z[q + 1]);
     }
-    for (q = 0; q < 16; q += 4) /* 128-bit lane L of z[q + c]: column 4 L + c of four rows */
+    for (q = 0; q < 16; q += 4) /* 128-bit lane L of z[q + c] is column 4 L + c of four rows */
         for (c = 0; c < 2; c++) {
             z[q + 2 * c] = _mm512_maskz_unpacklo_epi64(0xff, t[q + c], t[q + 2 + c]);
             z[q + 2 * c + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[q + c], t[q + 2 + c]);
         }
-    for (c = 0; c < 4; c++) { /* t[4 L + c]: column 4 L + c */
+    for (c = 0; c < 4; c++) { /* t[4 L + c] is column 4 L + c */
         __m512i even0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c], z[4 + c], 0x88);
         __m512i odd0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c], z[4 + c], 0xdd);
         __m512i even1 = _mm512_maskz_shuffle_i32x4(0xffff, z[8 + c], z[12 + c], 0x88);
@@ -9712,13 +9721,13 @@ STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
     for (q = 0; q < 16; q++) z[q] = t[q];
 }
 
-/* Transposes 16 rows of 4 floats to 4 rows of 16, 32 floats apart: fewer shuffles per
-   element than stx__transpose16. */
+/* Transposes 16 rows of 4 floats to 4 rows of 16 floats, which are 32 floats apart.
+   This takes fewer shuffles per element than stx__transpose16. */
 STX__INLINE_FOR("avx512f,avx512dq")
 void stx__transpose16x4(float *to, const float *b, size_t ldb) {
     __m512 z[4], lo0, lo1, hi0, hi1;
     size_t i;
-    for (i = 0; i < 4; i++) { /* rows i, i+4, i+8, i+12 next to each other */
+    for (i = 0; i < 4; i++) { /* rows i, i+4, i+8, i+12 side by side */
         __m256 lo = _mm256_castps128_ps256(_mm_loadu_ps(b + i * ldb));
         __m256 hi = _mm256_castps128_ps256(_mm_loadu_ps(b + (i + 8) * ldb));
         lo = _mm256_insertf128_ps(lo, _mm_loadu_ps(b + (i + 4) * ldb), 1);
@@ -9761,7 +9770,7 @@ STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t 
     }
 }
 
-/* A mask of the first n of 16 elements. */
+/* A mask for the first n of 16 elements. */
 STX__INLINE_FOR("avx512f") __mmask16 stx__first16(size_t n) {
     return (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffff);
 }
@@ -9780,8 +9789,8 @@ STX__AVX512 static void stx__pack_at_avx512(float *to, const float *A, size_t ld
     }
 }
 
-/* stx__micro.pack_strips, eight rows at a time: a whole row writes to every strip,
-   which can be too many distant lines for L1. */
+/* stx__micro.pack_strips, eight rows at a time. A whole row would write to every strip,
+   and these can be too many distant lines for L1. */
 STX__AVX512 static void stx__pack_strips_avx512(float *to, size_t stride, const float *B,
                                                 size_t ldb, size_t k, size_t n) {
     size_t p0, p, j;
@@ -9799,12 +9808,13 @@ STX__AVX512 static void stx__pack_strips_avx512(float *to, size_t stride, const 
         }
 }
 
-/* The path STX__GEMM_SKINNY, C = A B^T with A = x and B = W. Each lane of a register sums
-   a sixteenth of k (bf16: of the units of k). A tile is n rows of x by w rows of W; f32:
-   4 to 7 by 4, bf16: 4 to 7 by 4 or 8 to 14 by 2. Its lanes are added up at the end.
+/* The path STX__GEMM_SKINNY: C = A B^T, where A is x and B is W. Each lane of a register
+   sums a sixteenth of k (in bf16: of the units of k). A tile consists of n rows of x and
+   w rows of W: in f32 4 to 7 by 4, in bf16 4 to 7 by 4 or 8 to 14 by 2. Its lanes are
+   added up at the end.
 
-   x is copied (bf16: rounded), so that its rows do not collide in L1. K is cut so that
-   L1 holds the rows of a tile, and W is processed in blocks that L2 keeps for all
+   x is copied (in bf16: rounded), so that its rows do not collide in L1. K is split so
+   that L1 holds the rows of a tile, and W is processed in blocks that stay in L2 for all
    tiles. */
   #define STX__SKINNY_PARAMS \
     const void *av, size_t rs, const float *b, size_t ldb, size_t k, float *c, size_t ldc, \
@@ -9819,8 +9829,8 @@ STX__INLINE_FOR("avx512f")
 void stx__skinny_step(size_t i, __m512 (*s)[4], const float *const *r, size_t rs, const __m512 *b,
                       __mmask16 mask) {
     __m512 a = _mm512_maskz_loadu_ps(mask, r[i / 3] + i % 3 * rs);
-    /* otherwise gcc loads it for each multiplication, and a step takes as long as its
-       loads */
+    /* without this, gcc loads it for each multiplication, and the loads determine the
+       time of a step */
     __asm__("" : "+v"(a));
     s[i][0] = _mm512_fmadd_ps(a, b[0], s[i][0]);
     s[i][1] = _mm512_fmadd_ps(a, b[1], s[i][1]);
@@ -9828,7 +9838,7 @@ void stx__skinny_step(size_t i, __m512 (*s)[4], const float *const *r, size_t rs
     s[i][3] = _mm512_fmadd_ps(a, b[3], s[i][3]);
 }
 
-/* In each 128 bits: the sum of the four elements of a there, of b, of c and of d. */
+/* Computes, in each 128 bits, the sums of the four elements of a, of b, of c and of d. */
 STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c, __m512 d) {
     __m512d t = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, a, b),
                                                _mm512_maskz_unpackhi_ps(0xffff, a, b)));
@@ -9838,8 +9848,8 @@ STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c,
                          _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, t, u)));
 }
 
-/* Adds up four registers at a time: with w = 4 those of row i, with w = 2 those of
-   rows i and i + 1, i even. */
+/* Adds up four registers at a time: if w = 4, those of row i; if w = 2, those of rows i
+   and i + 1, where i is even. */
 STX__INLINE_FOR("avx512f")
 void stx__skinny_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) {
     if (w > 2)
@@ -9850,7 +9860,7 @@ void stx__skinny_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) 
         q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], _mm512_setzero_ps(), _mm512_setzero_ps());
 }
 
-/* By 128 bits: a0 + a1, a2 + a3, b0 + b1, b2 + b3. */
+/* Computes a0 + a1, a2 + a3, b0 + b1 and b2 + b3, where a0 .. b3 are 128 bits each. */
 STX__INLINE_FOR("avx512f") __m512 stx__skinny_halve(__m512 a, __m512 b) {
     return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88),
                          _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd));
@@ -9892,7 +9902,7 @@ void stx__skinny_end(size_t n, __m512 (*s)[4], float *c, size_t ldc, size_t w, s
     STX__UNROLL14(n, stx__skinny_store, sum, c, ldc, w, cols, add);
 }
 
-/* Tiles of n rows of x by all rows of W. */
+/* Computes tiles of n rows of x by all rows of W. */
 STX__INLINE_FOR("avx512f") void stx__skinny_avx512_rows(size_t n, STX__SKINNY_PARAMS) {
     enum { W = 4 };
 
@@ -9931,7 +9941,7 @@ STX__INLINE_FOR("avx512f") void stx__skinny_avx512_rows(size_t n, STX__SKINNY_PA
     }
 }
 
-/* Tiles of n rows: entry n - 4 of a table. */
+/* Tiles of n rows are entry n - 4 of a table. */
 typedef void (*stx__skinny_tile)(STX__SKINNY_PARAMS);
   #define STX__SKINNY_F32(n) \
     STX__AVX512 static void stx__skinny_avx512_##n(STX__SKINNY_PARAMS) { \
@@ -9942,19 +9952,20 @@ STX__SKINNY_F32(5)
 STX__SKINNY_F32(6)
 STX__SKINNY_F32(7)
 
-/* Largest k per pass in f32 and bf16, and elements of the rows of a bf16 tile (20 KB,
-   because its rows of W pass through L1 as floats); floats of a block of W. */
+/* The largest k per pass, in f32 and in bf16. The number of elements of the rows of a
+   bf16 tile (20 KB, because its rows of W pass through L1 as floats). The number of
+   floats in a block of W. */
 enum { STX__SKINNY_K = 512, STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
 
 enum { STX__SKINNY_W = (1 << 18) / 4 };
 
-/* Row stride of the copy of x: not a power of two for the longest rows. */
+/* The row stride of the copy of x. Even for the longest rows it is not a power of two. */
 static size_t stx__skinny_stride(size_t k) {
     return stx__round_up(k, 32) + 32;
 }
 
-/* All tiles for k from p on, k elements: x is the copy of A, with row stride rs and
-   elements of `size` bytes. kc: the largest k of a pass. */
+/* Computes all tiles for k elements of K, starting at p. x: the copy of A, with row
+   stride rs and elements of `size` bytes. kc: the largest k of a pass. */
 static void stx__skinny_pass(const stx_gemm_args *g, const void *x, size_t rs, size_t size,
                              size_t p, size_t k, size_t kc, size_t tiles,
                              const stx__skinny_tile *tile) {
