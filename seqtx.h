@@ -10010,15 +10010,15 @@ static const stx__micro stx__micro_avx512 = {
     #define STX__BF16_ISA "avx512f,avx512bw,avx512vl,avx512bf16"
     #define STX__BF16_FN  __attribute__((target(STX__BF16_ISA)))
 
-/* A unit, at any address. */
+/* Loads a unit from any address. */
 STX_INNER int stx__load_unit(const uint16_t *p) {
     int v;
     memcpy(&v, p, 4);
     return v;
 }
 
-/* Two rows of 16 floats to 16 units, which are stored as __m512i. cvtne2 returns the
-   elements of r0, then those of r1; the permutation interleaves them. */
+/* Rounds two rows of 16 floats to 16 units, which are stored as __m512i. cvtne2 returns
+   the elements of r0, then those of r1; the permutation interleaves them. */
 STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__zip_bf16(__m512 r0, __m512 r1) {
     const __m512i zip =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
@@ -10034,7 +10034,7 @@ void stx__avx512_bf16_step(size_t i, __m512 (*s)[2], const uint16_t *const *r, s
     s[i][1] = _mm512_dpbf16_ps(s[i][1], a, b1);
 }
 
-/* Steps p .. end-1. */
+/* Computes steps p .. end-1. */
 STX__INLINE_FOR(STX__BF16_ISA)
 void stx__avx512_bf16_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **r,
                             size_t rs, size_t ks, const uint32_t *b, size_t ldb) {
@@ -10050,7 +10050,7 @@ void stx__avx512_bf16_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], cons
     }
 }
 
-/* AVX512-BF16, 14 x 32: stx__micro_avx512_rows with units. */
+/* AVX512-BF16, 14 x 32: stx__micro_avx512_rows for units. */
 STX__INLINE_FOR(STX__BF16_ISA)
 void stx__micro_avx512_bf16_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, size_t ks,
                                  const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
@@ -10075,7 +10075,7 @@ void stx__micro_avx512_bf16_rows(size_t n, size_t steps, const uint16_t *a, size
 
 STX__MICRO_RUN14(stx__micro_avx512_bf16, STX__BF16_ISA, uint16_t, uint32_t)
 
-/* stx__micro.to_bf16 and .pair. The processor takes denormals as zero. */
+/* stx__micro.to_bf16 and .pair. The processor treats denormals as zero. */
 STX__BF16_FN static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
     size_t i;
     for (i = 0; i + 32 <= n; i += 32)
@@ -10105,7 +10105,8 @@ STX__BF16_FN static void stx__pair_rows_bf16(uint32_t *to, const float *r0, cons
     }
 }
 
-/* stx__micro.pack_strips, eight pairs of rows at a time, as stx__pack_strips_avx512. */
+/* stx__micro.pack_strips, eight pairs of rows at a time, as in
+   stx__pack_strips_avx512. */
 STX__BF16_FN static void stx__pack_strips_bf16(float *to, size_t stride, const float *B,
                                                size_t ldb, size_t k, size_t n) {
     size_t p0, p, j;
@@ -10130,7 +10131,7 @@ STX__BF16_FN static void stx__pack_strips_bf16(float *to, size_t stride, const f
         }
 }
 
-/* The path STX__GEMM_SKINNY; rows of W are rounded on the way. */
+/* The path STX__GEMM_SKINNY. Rows of W are rounded when they are read. */
 STX__INLINE_FOR(STX__BF16_ISA)
 void stx__skinny_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *r, size_t rs,
                            const __m512i *b, size_t w) {
@@ -10146,7 +10147,7 @@ void stx__skinny_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *r, s
     }
 }
 
-/* n <= 32 floats, rounded; zeros follow. */
+/* Rounds n <= 32 floats and fills up with zeros. */
 STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__skinny_round(const float *b, size_t n) {
     const __mmask16 m0 = stx__first16(n), m1 = stx__first16(n > 16 ? n - 16 : 0);
     return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(m1, b + 16),
@@ -10236,17 +10237,17 @@ static const stx__micro stx__micro_avx512_bf16 = {
 };
   #endif
 
-  /* AMX, 32 x 32. A processor has eight tile registers of 16 rows of 64 bytes. One
-     instruction multiplies 16 rows of 32 bf16 by 32 rows of 16, which are 16 rows of
-     16 units, and adds to 16 x 16 sums. Tiles 0 to 3 are C, 4 and 5 op(A), 6 and 7
-     op(B). tests/inner/amx.h defines STX__AMX, STX__AMX_EMULATED and stx__has_amx, to
-     test this code on processors without AMX. */
+  /* AMX, 32 x 32. A processor has eight tile registers, each with 16 rows of 64 bytes.
+     One instruction multiplies 16 rows of 32 bf16 values by 32 rows of 16 (that is, 16
+     rows of 16 units) and adds the result to 16 x 16 sums. Tiles 0 to 3 hold C, 4 and 5
+     op(A), 6 and 7 op(B). tests/inner/amx.h defines STX__AMX, STX__AMX_EMULATED and
+     stx__has_amx, to test this code on processors without AMX. */
   #if !defined(STX__AMX) && defined(__linux__) \
       && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
     #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
 
-/* 1: the processor has AMX for bf16, and the kernel permits this process to use it:
-   arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). */
+/* Returns 1 if the processor has AMX for bf16 and the operating system permits this
+   process to use it: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). */
 static int stx__has_amx(void) {
     uint32_t a = 7, b, c = 0, d;
     long r = 158;
@@ -10267,8 +10268,8 @@ STX__AMX static void stx__amx_enter(void) {
         config[16 + 2 * t] = 64; /* bytes per row */
         config[48 + t] = 16;     /* rows */
     }
-    /* gcc's _tile_loadconfig claims to read only 8 of the 64 bytes: without this, gcc
-       removes the loop */
+    /* gcc's _tile_loadconfig claims to read only 8 of the 64 bytes. Without this, gcc
+       would remove the loop */
     __asm__ volatile("" : : "r"(config) : "memory");
     _tile_loadconfig(config);
 }
@@ -10284,8 +10285,8 @@ STX__AMX static void stx__micro_amx_run(STX__MICRO_PARAMS) {
     float t[32 * 32], *to = whole ? c : t;
     size_t ldt = whole ? ldc : 32, k, i, j;
 
-    /* sums begin with C for every height: then the parts of C that threads get do not
-       change bits */
+    /* Sums begin with C for every height, so that the way C is divided among the
+       threads does not change a bit. */
     if (!whole && add)
         for (i = 0; i < 32; i++)
             for (j = 0; j < 32; j++) t[i * 32 + j] = i < h ? c[i * ldc + j] : 0;
@@ -10332,8 +10333,8 @@ static const stx__micro stx__micro_amx = {
     NULL, NULL, NULL, NULL                                /* portable packing */
 };
     #else
-/* stx__micro.pack_at for AMX (stx__pack_at_tiles): transposes 16 rows of 16 units at a
-   time. */
+/* stx__micro.pack_at for AMX (stx__pack_at_tiles), which transposes 16 rows of 16 units
+   at a time. */
 STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda, size_t m,
                                           size_t k) {
     const size_t steps = (k + 31) / 32;
@@ -10379,9 +10380,9 @@ static const stx__micro stx__micro_amx = {
     #define STX__SIMD "simd"
   #endif
 
-/* NEON, 6 x 16: row i of the tile is s[i], four vectors; with four vectors of op(B),
-   28 of the 32 registers. An element of op(A) multiplies as a lane. Pointers as for
-   AVX2. */
+/* NEON, 6 x 16: row i of the tile is s[i], four vectors. Together with four vectors of
+   op(B), these are 28 of the 32 registers. Elements of op(A) are lanes of a vector. The
+   pointers are used as in the AVX2 kernel. */
 STX_INNER void stx__neon_zero(size_t i, float32x4_t (*s)[4]) {
     s[i][0] = s[i][1] = s[i][2] = s[i][3] = vdupq_n_f32(0);
 }
@@ -10393,7 +10394,8 @@ STX_INNER void stx__neon_step(size_t i, float32x4_t (*s)[4], const float *const 
     s[i][1] = vfmaq_n_f32(s[i][1], b[1], a);
     s[i][2] = vfmaq_n_f32(s[i][2], b[2], a);
     s[i][3] = vfmaq_n_f32(s[i][3], b[3], a);
-    /* otherwise gcc loads all six elements of op(A) first and runs out of registers */
+    /* without this, gcc loads all six elements of op(A) first and runs out of
+       registers */
     if (i == 2) __asm__ volatile("" : : : "memory");
 }
 
@@ -10435,10 +10437,10 @@ STX__MICRO_RUN6(stx__micro_neon, STX__SIMD, float, float)
 static const stx__micro stx__micro_neon =
     STX__MICRO("neon", 6, 16, 1, stx__micro_neon_run, NULL, NULL);
 
-  /* BFDOT, 6 x 16: adds the two products of a unit to each of four sums. Written in
-     assembler, because compilers have a function for it only if the whole file may use
-     it. It takes denormals as zero, as AVX512-BF16 does, and rounds twice, to odd.
-     Units require a little-endian processor. */
+  /* BFDOT, 6 x 16: adds the two products of a unit to each of four sums. It is written
+     in assembler, because compilers provide the function only if the whole file may use
+     the instruction. Like AVX512-BF16, BFDOT treats denormals as zero; it rounds twice,
+     to odd. Units require a little-endian processor. */
   #if !defined(__AARCH64EB__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 10)
     #define STX__HAS_BFDOT 1
     #define STX__BFDOT(sum, b, a) \
@@ -10492,7 +10494,7 @@ static int stx__has_bfdot(void) {
       #ifdef __cplusplus
 extern "C" {
       #endif
-/* <sys/sysctl.h> hides it from strict C */
+/* <sys/sysctl.h> does not declare it in strict C */
 extern int sysctlbyname(const char *, void *, size_t *, void *, size_t);
       #ifdef __cplusplus
 }
@@ -10513,7 +10515,8 @@ static int stx__has_bfdot(void) {
 
 // >>gemm: choice of the micro-kernel
 
-/* The micro-kernel for a precision on this processor, for stx_create. isa: STX__ISA_*. */
+/* Chooses the micro-kernel for a precision on this processor, for stx_create. isa:
+   STX__ISA_*. */
 static const stx__micro *stx__choose_micro(int precision, int isa) {
     (void)isa;
     (void)precision;
@@ -10560,16 +10563,16 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 
 // >>gemm: packed weights
 
-/* GEMV with the weights of stx_params_pack: C = alpha A op(B) + beta C, where op(B) is a
-   part of a matrix of packed weights. It reads 2 or 1.125 bytes per weight. Sums are in
-   the order of stx__gemv, so results equal those with the rounded weights bit for bit,
-   unless the compiler contracts (gcc without -std=c99). */
+/* GEMV with the weights of stx_params_pack: C = alpha A op(B) + beta C, where op(B) is
+   a part of a matrix of packed weights. It reads 2 or 1.125 bytes per weight. Sums have
+   the order of stx__gemv, so the results are bit-identical to those with the rounded
+   weights, unless the compiler contracts expressions (gcc without -std=c99). */
 
 static size_t stx__int8_groups(size_t C) {
     return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP;
 }
 
-/* stx__dot4 with bf16 rows. */
+/* stx__dot4 for bf16 rows. */
 STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const uint16_t *b,
                               size_t ldb, size_t k) {
     stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
@@ -10595,13 +10598,13 @@ STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const u
     out[3] = t3 + stx_fast_lanes(s3);
 }
 
-/* stx__dot4 with int8 rows b and the factors f of their groups, row stride ldf. Both
-   begin at a group. */
+/* stx__dot4 for int8 rows b and the factors f of their groups, which have the row
+   stride ldf. Both begin at a group. */
 #define STX__DOT4_INT8_PARAMS \
   stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, \
       size_t k
 
-/* The end of stx__dot4_int8: adds the lanes s, and the elements after the last 16. */
+/* The end of stx__dot4_int8: adds up the lanes s and the elements after the last 16. */
 STX_INNER void stx__dot4_int8_end(stx_real (*s)[16], STX__DOT4_INT8_PARAMS) {
     size_t j, p;
     for (j = 0; j < 4; j++) {
@@ -10631,12 +10634,12 @@ STX_INNER void stx__dot4_int8(int fma, STX__DOT4_INT8_PARAMS) {
 STX_EACH_ISA(stx__dot4_int8, (STX__DOT4_INT8_PARAMS), out, a, b, ldb, f, ldf, k)
 #else
 
-/* In intrinsics, because compilers widen int8 to float in several steps. */
+/* With intrinsics, because compilers convert int8 to float in several steps. */
 static void stx__dot4_int8_base(STX__DOT4_INT8_PARAMS) {
     stx__dot4_int8(0, out, a, b, ldb, f, ldf, k);
 }
 
-/* f times 16 or 8 elements of q. */
+/* Multiplies 16 or 8 elements of q by f. */
 STX__INLINE_FOR("avx512f") __m512 stx__int8_x16(const int8_t *q, float f) {
     __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)q);
     return _mm512_mul_ps(_mm512_set1_ps(f), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
@@ -10657,7 +10660,7 @@ STX__AVX512 static void stx__dot4_int8_avx512(STX__DOT4_INT8_PARAMS) {
         const __m512 v = _mm512_loadu_ps(a + p);
         const float *fp = f + p / STX__INT8_GROUP;
         if (p % 64 == 0) stx__row_prefetch_next(&next);
-        /* 512 weights have 16 factors, 64 bytes */
+        /* 512 weights have 16 factors, which take 64 bytes */
         if (p % 512 == 0) stx__row_prefetch_next(&factors);
         s0 = _mm512_fmadd_ps(v, stx__int8_x16(b + p, fp[0]), s0);
         s1 = _mm512_fmadd_ps(v, stx__int8_x16(b + ldb + p, fp[ldf]), s1);
@@ -10683,7 +10686,7 @@ STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
         const int8_t *b0 = b + p, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
         const float *fp = f + p / STX__INT8_GROUP;
         if (p % 64 == 0) stx__row_prefetch_next(&next);
-        /* 512 weights have 16 factors, 64 bytes */
+        /* 512 weights have 16 factors, which take 64 bytes */
         if (p % 512 == 0) stx__row_prefetch_next(&factors);
         s0 = _mm256_fmadd_ps(v, stx__int8_x8(b0, fp[0]), s0);
         s1 = _mm256_fmadd_ps(v, stx__int8_x8(b1, fp[ldf]), s1);
@@ -10706,8 +10709,8 @@ STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
 }
 #endif
 
-/* stx__axpy4 with rows row[0 .. 3] of the packed weights w, from column col on, where a
-   group begins. */
+/* stx__axpy4 for rows row[0 .. 3] of the packed weights w. Column col, the first one,
+   begins a group. */
 #define STX__AXPY4_PACKED_PARAMS \
   stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *row, \
       size_t col, size_t n
@@ -10745,7 +10748,7 @@ STX_INNER void stx__axpy4_int8(int fma, STX__AXPY4_PACKED_PARAMS) {
         const stx_real f0 = (stx_real)f[row[0] * G], f1 = (stx_real)f[row[1] * G];
         const stx_real f2 = (stx_real)f[row[2] * G], f3 = (stx_real)f[row[3] * G];
         if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
-        if (j + STX__INT8_GROUP <= n) /* a constant length vectorises better */
+        if (j + STX__INT8_GROUP <= n) /* a constant length is vectorised better */
             for (e = 0; e < STX__INT8_GROUP; e++)
                 c[j + e] = stx__add4(fma, c[j + e], a0, f0 * (stx_real)q0[e], a1,
                                      f1 * (stx_real)q1[e], a2, f2 * (stx_real)q2[e], a3,
@@ -10762,7 +10765,7 @@ STX_EACH_ISA(stx__axpy4_int8, (STX__AXPY4_PACKED_PARAMS), c, a, w, row, col, n)
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
 
-/* In intrinsics, as stx__dot4_int8. */
+/* With intrinsics, as in stx__dot4_int8. */
 STX__AVX512 static void stx__axpy4_int8_intrinsics(STX__AXPY4_PACKED_PARAMS) {
     const size_t C = w->C, G = stx__int8_groups(C), whole = n / STX__INT8_GROUP * STX__INT8_GROUP;
     const __m512 a0 = _mm512_set1_ps(a[0]), a1 = _mm512_set1_ps(a[1]);
@@ -10789,7 +10792,7 @@ STX__AVX512 static void stx__axpy4_int8_intrinsics(STX__AXPY4_PACKED_PARAMS) {
 }
 #endif
 
-/* The int8 kernels for an instruction set. */
+/* The int8 kernels for one instruction set. */
 typedef struct stx__int8_kernels {
     void (*dot4)(STX__DOT4_INT8_PARAMS);
     void (*axpy4)(STX__AXPY4_PACKED_PARAMS);
@@ -10817,14 +10820,15 @@ static stx__int8_kernels stx__int8_kernels_for(int isa) {
     return k;
 }
 
-/* C += alpha A B^T, where B is part of w from element `at` on. */
+/* C += alpha A B^T, where B is the part of w that begins at element `at`. */
 STX_INNER void stx__gemv_packed_dots(int fma, const stx_gemm_args *g, const stx__packed *w,
                                      size_t at, stx__int8_kernels int8) {
     const size_t C = w->C, G = stx__int8_groups(C), row = at / C, col = at % C;
     size_t i, j, e;
     for (j = 0; j < g->N; j += 4) {
         const size_t n = STX_MIN((size_t)4, g->N - j);
-        /* fewer than four rows: each is computed four times, so t has up to 6 elements */
+        /* if there are fewer than four rows, each is computed four times, so that t has
+           up to 6 elements */
         const size_t step = n == 4 ? 4 : 1, ldb = n == 4 ? C : 0, ldf = n == 4 ? G : 0;
         const size_t b = (row + j) * C + col;
         const size_t f = (row + j) * G + col / STX__INT8_GROUP;
@@ -10841,10 +10845,10 @@ STX_INNER void stx__gemv_packed_dots(int fma, const stx_gemm_args *g, const stx_
     }
 }
 
-/* C += alpha A B, where B is part of w from element `at` on. */
+/* C += alpha A B, where B is the part of w that begins at element `at`. */
 STX_INNER void stx__gemv_packed_axpys(int fma, const stx_gemm_args *g, const stx__packed *w,
                                       size_t at, stx__int8_kernels int8) {
-    enum { COLUMNS = 1024 }; /* of C, which stay in L1 */
+    enum { COLUMNS = 1024 }; /* columns of C, which stay in L1 */
 
     const size_t row = at / w->C, col = at % w->C;
     size_t i, j, k, e;
@@ -10853,7 +10857,7 @@ STX_INNER void stx__gemv_packed_axpys(int fma, const stx_gemm_args *g, const stx
             const size_t n = STX_MIN((size_t)4, g->K - k);
             const size_t columns = STX_MIN((size_t)COLUMNS, g->N - j);
             size_t r[4];
-            /* missing rows: the first one again, times 0 */
+            /* missing rows are replaced by the first row, multiplied by 0 */
             for (e = 0; e < 4; e++) r[e] = row + k + (e < n ? e : 0);
             for (i = 0; i < g->M; i++) {
                 stx_real *c = g->C + i * g->ldc + j, a[4] = {0};
@@ -10889,7 +10893,7 @@ static int stx__is_packable(const stx_tensor *t) {
     return t->ndim == 2 && t->dim[0] >= STX_PACK_MIN && t->dim[1] >= STX_PACK_MIN;
 }
 
-/* Rounds a row of C weights in place, and stores it as bf16 in h. */
+/* Rounds a row of C weights in place and stores it as bf16 in h. */
 static void stx__pack_row_bf16(stx_real *w, size_t C, uint16_t *h) {
     size_t i;
     for (i = 0; i < C; i++) {
@@ -10898,8 +10902,8 @@ static void stx__pack_row_bf16(stx_real *w, size_t C, uint16_t *h) {
     }
 }
 
-/* Rounds a row of C weights in place, and stores it as int8 in q, with one factor per
-   group in f: 1/127 of the group's largest absolute value. */
+/* Rounds a row of C weights in place and stores it as int8 in q, with one factor per
+   group in f: 1/127 of the largest absolute value of the group. */
 static void stx__pack_row_int8(stx_real *w, size_t C, int8_t *q, float *f) {
     size_t i, g;
     for (g = 0; g < C; g += STX__INT8_GROUP, f++) {
@@ -10995,8 +10999,8 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     }
     if (kind && !stx__params_packable(x, p)) return 0;
 
-    /* the new list: matrices of other parameter lists, and those of p. All memory is
-       allocated before the first weight changes */
+    /* the new list contains the matrices of other parameter lists and those of p. All
+       memory is allocated before the first weight changes */
     for (i = 0; i < p->count; i++) stx__param_written(x, p->tensor[i]->data);
     n = old = x->packed.count;
     list = (stx__packed *)stx_block(x, (n + p->count + 1) * sizeof *list);
@@ -11032,7 +11036,7 @@ typedef struct stx__matmul_save {
     size_t sb;      /* stride of the matrices of b; 0: one matrix for the whole batch */
 } stx__matmul_save;
 
-/* d op(A) = dY op(B)^T, transposed again if op transposes */
+/* d op(A) = dY op(B)^T, transposed back if op transposes. */
 static void stx__matmul_back_a(stx_ctx *x, const stx__node *n, stx_real *da, int accumulate) {
     const stx__matmul_save *s = (const stx__matmul_save *)n->save;
     const stx_real *b = n->in[1]->data, *dy = n->y->grad;
@@ -11049,8 +11053,8 @@ static void stx__matmul_back_a(stx_ctx *x, const stx__node *n, stx_real *da, int
     STX_RUN(x, stx_gemm, (x, &g));
 }
 
-/* d op(B) = op(A)^T dY, likewise. The contributions of a batch to a shared B are added
-   one after the other. */
+/* d op(B) = op(A)^T dY, transposed back if op transposes. If a batch shares one B, the
+   contributions are added one after another. */
 static void stx__matmul_back_b(stx_ctx *x, const stx__node *n, stx_real *db, int accumulate) {
     const stx__matmul_save *s = (const stx__matmul_save *)n->save;
     const size_t M = s->M, N = s->N, K = s->K, calls = s->sb ? 1 : s->batch;
@@ -11287,8 +11291,8 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     return stx__save(x, node, &X, sizeof X) ? y : NULL;
 }
 
-/* Parameters of equal width that are adjacent in memory, as are their gradients, as one
-   tensor: a view. NULL if they are not adjacent. */
+/* Returns parameters of equal width as one tensor, a view, if both they and their
+   gradients are adjacent in memory. Otherwise returns NULL. */
 static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
     stx_tensor *y;
     size_t n = t[0]->size, rows = t[0]->dim[0];
@@ -11313,8 +11317,8 @@ static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
     return y;
 }
 
-/* All weights as one tensor, and all biases, if both are adjacent. *bias is NULL if there
-   are none. */
+/* Returns all weights as one tensor, and all biases in *bias, if both are adjacent.
+   *bias is NULL if there are no biases. */
 static stx_tensor *stx__adjacent_linears(stx_ctx *x, stx_tensor *const *W, stx_tensor *const *b,
                                          int count, stx_tensor **bias) {
     stx_tensor *w = stx__adjacent(x, W, count);
@@ -11324,8 +11328,8 @@ static stx_tensor *stx__adjacent_linears(stx_ctx *x, stx_tensor *const *W, stx_t
     return *bias ? w : NULL;
 }
 
-/* Checks that W are matrices (.,Ci), of any equal width if Ci is 0, and that b has a bias
-   for each of them or for none. */
+/* Checks that W are matrices (.,Ci), of any common width if Ci is 0, and that b has a
+   bias either for each of them or for none. */
 static int stx__linears_fit(stx_ctx *x, const char *op, stx_tensor *const *W, stx_tensor *const *b,
                             int count, size_t Ci) {
     char s[96];
@@ -11373,16 +11377,18 @@ STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *co
     return y;
 }
 
-/* The cached rows that a linear layer reads: parts[0], .. one after the other. */
+/* The cached rows that a linear layer reads: the rows of parts[0], then those of
+   parts[1], and so on. */
 typedef struct stx__linear_cached_save {
     stx_cached_rows part[STX_MAX_CACHED];   /* none of them empty */
     int parts;
-    size_t B, m;                            /* streams; rows per stream, of all parts */
+    size_t B, m;                            /* B: streams; m: rows per stream, of all
+                                               parts together */
 } stx__linear_cached_save;
 
-/* Whether one GEMM does all rows. This must not depend on where the rows are stored:
-   after a checkpoint they can be contiguous where they were not before, and the same step
-   must give the same bits. */
+/* Nonzero if a single GEMM computes all rows. This must not depend on where the rows
+   are stored: they can be contiguous after a checkpoint was loaded where they were not
+   before, and the same step must give the same bits. */
 static int stx__cached_in_one(const stx__linear_cached_save *s) {
     return s->parts == 1 && s->B == 1;
 }
@@ -11462,7 +11468,7 @@ static stx_tensor *stx__linear_cached(stx_ctx *x, const stx__linear_cached_save 
     return y;
 }
 
-/* Checks cached rows of width Ci of B streams. */
+/* Checks cached rows of width Ci for B streams. */
 static int stx__cached_rows_ok(stx_ctx *x, const char *op, int part, const stx_cached_rows *rows,
                                size_t B, size_t Ci) {
     if (!rows->data) {
@@ -11510,7 +11516,8 @@ STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, i
     return y;
 }
 
-/* The distinct windows of heads, in descending order, and how many heads have each. */
+/* The distinct windows of the heads, in descending order, and the number of heads that
+   have each of them. */
 typedef struct stx__windows {
     size_t count, rows[256], heads[256];
 } stx__windows;
