@@ -11568,13 +11568,13 @@ STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m,
     if (second < w.count) g->rows[g->count++] = w.rows[second];
     if (third < w.count) g->rows[g->count++] = w.rows[third];
 
-    /* a head is in the last group whose window is long enough */
+    /* a head belongs to the last group whose window is long enough */
     for (h = 0; h < heads; h++)
         for (i = 0; i < g->count; i++)
             if (i == 0 || STX_MIN(m, need[h]) <= g->rows[i]) g->of[h] = (uint8_t)i;
 }
 
-/* Blocks [begin, end): where block i of y comes from, and its gradient goes to. */
+/* Copies blocks [begin, end): where block i of y comes from and its gradient goes to. */
 static void stx__heads_part(const stx_share *s, const void *job) {
     const stx__heads_args *h = (const stx__heads_args *)job;
     size_t i, c;
@@ -11603,20 +11603,20 @@ static void stx__heads_bwd(stx_ctx *x, const stx__heads_args *h) {
     stx_parallel(x, h->count, h->count * h->n, stx__heads_part, h);
 }
 
-/* Keys and values by groups of heads: y_g = X_g W_g^T, where W_g has the rows of wk and
-   wv of the group's heads, keys first. Backward: dW_g = dy_g^T X_g, whose rows are then
-   added to the gradients of wk and wv. */
+/* Keys and values by groups of heads: y_g = X_g W_g^T, where W_g consists of the rows
+   of wk and wv for the group's heads, keys first. Backward: dW_g = dy_g^T X_g, whose
+   rows are then added to the gradients of wk and wv. */
 typedef struct stx__linear_heads_save {
     stx__heads_args h;                  /* the order of the heads, and copies of rows */
     size_t B, Ci, count;
-    size_t rows[STX_HEAD_GROUPS];       /* cached rows per stream that a group reads */
-    size_t O[STX_HEAD_GROUPS];          /* outputs */
+    size_t rows[STX_HEAD_GROUPS];       /* cached rows per stream that the group reads */
+    size_t O[STX_HEAD_GROUPS];          /* number of outputs */
     stx_tensor *y[STX_HEAD_GROUPS];     /* (B,rows,O) */
     stx_cached_rows X[STX_HEAD_GROUPS]; /* (B,rows,Ci) */
 } stx__linear_heads_save;
 
-/* The GEMM of group g: y = X W^T, or dW = dy^T X if dW is not NULL. If the rows were
-   copied (h.len), those of all streams are one matrix. */
+/* The GEMM of group g: y = X W^T or, if dW is not NULL, dW = dy^T X. If the rows were
+   copied (h.len), those of all streams form one matrix. */
 static void stx__linear_heads_gemm(stx_ctx *x, const stx__linear_heads_save *s, size_t g,
                                    const stx_real *W, stx_real *dW) {
     const size_t rows = s->rows[g], O = s->O[g], Ci = s->Ci, at_once = s->h.len[g] ? s->B : 1;
@@ -11707,7 +11707,7 @@ static int stx__linear_heads_group(stx_ctx *x, stx__linear_heads_save *s, const 
     s->X[i].data = stx_offset_ptr(x, past->data, (past->rows - s->rows[i]) * s->Ci);
     s->X[i].stride = past->stride;
 
-    /* The newest rows of all streams are copied into one matrix, if that takes less
+    /* The newest rows of all streams are copied into one matrix if that takes less
        memory than the group saves. */
     if (!i || s->B == 1 || s->rows[i] * s->Ci > (s->rows[0] - s->rows[i]) * s->O[i]) return 1;
     s->h.len[i] = s->X[i].stride = s->rows[i] * s->Ci;
@@ -11756,7 +11756,7 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
     if (node) node->save = s;
 
     mark = stx__step_mark(x);
-    s->h.y = stx_step_activations(x, s->h.n * s->h.count);  /* not needed in backward */
+    s->h.y = stx_step_activations(x, s->h.n * s->h.count);  /* backward does not need it */
     if (s->h.y) {
         STX_RUN(x, stx__heads_fwd, (x, &s->h));
         for (i = at = 0; i < g->count; at += s->O[i++] * s->Ci)
@@ -11766,7 +11766,7 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
     return stx_ok(x);
 }
 
-/* A row of y (N,C) = act(y + b), in place; pre, unless NULL, gets y + b. */
+/* y = act(y + b) in place, for a row of y (N,C). pre, unless NULL, receives y + b. */
 STX_INNER void stx__bias_act_row(int fma, stx_real *STX_RESTRICT y, stx_real *STX_RESTRICT pre,
                                  const stx_real *STX_RESTRICT b, size_t C, int act) {
     size_t c;
@@ -12030,7 +12030,7 @@ static void stx__add_means_back(stx_ctx *x, stx__node *n) {
     stx__grad_dy(x, n, n->in[0], 1);
 }
 
-/* y + s times the sum of the means of at most STX_MEANS tensors */
+/* Computes y + s times the sum of the means of at most STX_MEANS tensors. */
 static stx_tensor *stx__add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count,
                                   stx_real s) {
     stx_tensor *sum = stx__scalar_new(x), *in[1 + STX_MEANS];
@@ -12098,8 +12098,8 @@ typedef struct stx__token_loss_save {
     int inplace;    /* backward may write the gradient over the logits */
 } stx__token_loss_save;
 
-/* Whether a's memory can take its gradient: only if the op that made a does not need its
-   result in backward. */
+/* Nonzero if the gradient of a may overwrite a, because the op that created a does not
+   need its result in the backward pass. */
 static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
     const stx__node *n;
     for (n = x->tape.last; n && n->y != a; n = n->prev) {
@@ -12123,7 +12123,8 @@ static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
     if (a.dlogits) STX_RUN(x, stx_token_loss_bwd, (x, &a));
 }
 
-/* The loss of logits (N,ld). a has V, targets, weights, nll and divisor. */
+/* Computes the loss of logits (N,ld). `a` contains V, targets, weights, nll and
+   divisor. */
 static stx_tensor *stx__run_token_loss(stx_ctx *x, stx_tensor *logits,
                                        const stx_token_loss_args *a, int inplace) {
     stx__token_loss_save s;
@@ -12146,8 +12147,8 @@ static stx_tensor *stx__run_token_loss(stx_ctx *x, stx_tensor *logits,
     return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* sum nll / divisor, for V classes; logits (N,..) can have more columns. targets (N) are
-   on the device. divisor 0 means N. */
+/* Computes sum nll / divisor for V classes. logits (N,..) may have more columns.
+   targets (N) are on the device. A divisor of 0 means N. */
 static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t V,
                                          const int32_t *targets, double divisor, int inplace) {
     STX__FP_SCOPE;
@@ -12160,7 +12161,7 @@ static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t 
     return stx__run_token_loss(x, logits, &a, inplace);
 }
 
-/* sum weights nll, with weights (N) and the result nll (N) on the device. */
+/* Computes sum weights nll, with weights (N) and the resulting nll (N) on the device. */
 static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, const int32_t *targets,
                                    const stx_real *weights, stx_real *nll) {
     stx_token_loss_args a;
@@ -12174,8 +12175,8 @@ static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, con
     return stx__run_token_loss(x, logits, &a, 0);
 }
 
-/* Checks that there is one target per row of logits, and that each is below V or is the
-   one that how ignores. */
+/* Checks that there is one target per row of logits, and that each is below V or equals
+   the ignored id of `how`. */
 static int stx__targets_fit(stx_ctx *x, const char *op, const stx_tensor *logits, size_t V,
                             const stx_ids *targets, const stx_token_loss *how) {
     const size_t N = stx__rows(logits);
@@ -12216,7 +12217,7 @@ STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits,
     return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 1);
 }
 
-/* The divisor of a loss over N rows; 0: the sum of the weights. */
+/* Returns the divisor of a loss over N rows. 0 means the sum of the weights. */
 static double stx__loss_divisor(const stx_token_loss *how, size_t N) {
     if (how && how->mean) return 0;
     return how && how->divisor > 0 ? how->divisor : (double)N;
@@ -12262,7 +12263,7 @@ static void stx__loss_weights(stx_ctx *x, const stx__loss_weights_args *a) {
     }
 }
 
-/* Computes the weights of the rows and their known targets, on the device. Returns 0
+/* Computes the weights of the rows and the valid targets, on the device. Returns 0
    after an error. In a group, the divisor of a mean is N times the mean of the weights
    over the rows of all ranks. */
 static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets,
@@ -12329,8 +12330,8 @@ typedef struct stx__token_loss_job {
 } stx__token_loss_job;
 
 /* nll of row n = row_max - log inv_sum - logits[n,target], where row_max = max_v logits
-   and inv_sum = 1 / sum_v e^(logits - row_max). Both are saved, because backward would
-   lose digits if it had the logarithm of the sum instead. */
+   and inv_sum = 1 / sum_v e^(logits - row_max). Both are stored separately: a stored
+   logarithm of the sum would lose digits in the backward pass. */
 STX_INNER double stx__token_loss_row(int fma, const stx_token_loss_args *a, size_t n) {
     const stx_real *row = a->logits + n * a->ld;
     const stx_real max = stx__max(row, a->V);
@@ -12375,7 +12376,7 @@ STX_DEF void stx_token_loss_fwd(stx_ctx *x, const stx_token_loss_args *a) {
     *a->loss = (stx_real)(sum / a->divisor);
 }
 
-/* d (+)= f e^(row - max). d may be row, without accumulate. */
+/* d (+)= f e^(row - max). Without accumulate, d may be the same array as row. */
 STX_INNER void stx__token_loss_bwd_n(int fma, stx_real *d, const stx_real *row, size_t V,
                                      stx_real max, stx_real f, int accumulate) {
     size_t v;
@@ -12541,7 +12542,7 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
 enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_group */
 
-/* For functions that return 1, or 0 and an error. */
+/* For functions that return 1, or 0 after setting an error. */
 #define STX__CHECK(x, cond, code, ...) \
   do { \
     if (!(cond)) { \
@@ -12550,8 +12551,8 @@ enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_group */
     } \
   } while (0)
 
-/* The group of head h, and its index among the heads of that group. Without groups, all
-   heads are in group 0. */
+/* Returns the group of head h, and its index among the heads of that group. Without
+   groups, all heads are in group 0. */
 static size_t stx__head_group(const stx_attention_args *a, size_t h) {
     return a->groups > 1 ? a->head_group[h] : 0;
 }
@@ -12560,8 +12561,8 @@ static size_t stx__head_index(const stx_attention_args *a, size_t h) {
     return a->groups > 1 ? a->head_index[h] : h;
 }
 
-/* Bits of stx_attention_args.overwrite: the gradients that the backward kernel
-   overwrites; it adds to the others. */
+/* The bits of stx_attention_args.overwrite select the gradients that the backward
+   kernel overwrites; it adds to the others. */
 static int stx__overwrite_cached(size_t group) {
     return STX_OVERWRITE_CACHED << group;
 }
@@ -12570,7 +12571,7 @@ static int stx__overwrites(const stx_attention_args *a, int bits) {
     return (a->overwrite & bits) != 0;
 }
 
-/* Number of keys before key 0, whose keys and values are zero. */
+/* The number of keys before key 0, whose keys and values are zero. */
 static size_t stx__zero_keys(ptrdiff_t first_key) {
     /* -first_key, without overflow for PTRDIFF_MIN */
     return first_key < 0 ? (size_t)(-(first_key + 1)) + 1 : 0;
@@ -12585,10 +12586,10 @@ static size_t stx__zero_keys(ptrdiff_t first_key) {
        stx__attn_tile_rows    one tile, in one array
        packed operands        of stx__attn_scratch */
 
-/* Rows 0 .. S-1 of the keys of one head, or of its values, or of a gradient of these.
-   Rows from block_first on are in the block, and rows cached_first .. block_first - 1 in
-   the cache of the head's group. Rows below cached_first are not stored: no query of the
-   group sees them. Without cached rows, both are 0. The pointers are NULL where a
+/* Rows 0 .. S-1 of the keys or values of one head, or of their gradient. Rows from
+   block_first on are in the block, and rows cached_first .. block_first - 1 are in the
+   cache of the head's group. Rows below cached_first are not stored, because no query
+   of the group sees them. Without cached rows, both are 0. A pointer is NULL if the
    gradient is not required. */
 typedef struct stx__kv_rows {
     stx_real *cached, *block;
@@ -12597,7 +12598,8 @@ typedef struct stx__kv_rows {
     int       overwrite_cached, overwrite_block;    /* for gradients; otherwise added to */
 } stx__kv_rows;
 
-/* Rows of head h of batch row b in the arrays of the block and of the head's group. */
+/* The rows of head h of batch row b, in the arrays of the block and of the head's
+   group. */
 static stx__kv_rows stx__kv_rows_of(const stx_attention_args *a, size_t b, size_t h,
                                     const stx_real *block, const stx_real *cached) {
     const stx_attention_kv *c = &a->cached[stx__head_group(a, h)];
@@ -12641,7 +12643,7 @@ static stx__kv_rows stx__dvalue_rows(const stx_attention_args *a, size_t b, size
     return r;
 }
 
-/* The rows of a single array, all in the block. */
+/* The rows of a single array, which are all in the block. */
 static stx__kv_rows stx__kv_rows_block(const stx_real *rows, size_t stride) {
     stx__kv_rows r;
     memset(&r, 0, sizeof r);
@@ -12650,14 +12652,14 @@ static stx__kv_rows stx__kv_rows_block(const stx_real *rows, size_t stride) {
     return r;
 }
 
-/* Row j >= 0, or NULL if it is not stored. */
+/* Returns row j >= 0, or NULL if it is not stored. */
 static stx_real *stx__kv_row(const stx__kv_rows *r, ptrdiff_t j) {
     if (j >= r->block_first) return r->block + (size_t)(j - r->block_first) * r->block_stride;
     if (j < r->cached_first) return NULL;
     return r->cached + (size_t)(j - r->cached_first) * r->cached_stride;
 }
 
-/* One element serves all heads if span_shared. */
+/* With span_shared, all heads use the same element. */
 static stx_real stx__attn_span_fraction(const stx_attention_args *a, size_t h) {
     return a->span_fraction[a->span_shared ? 0 : h];
 }
@@ -12680,8 +12682,9 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
     stx__step_release(x, mark);
 }
 
-/* Inputs of the op on the tape. K is NULL if q has the keys and values too (qkv), V if K
-   has the values too (kv). CACHED is the first of STX_HEAD_GROUPS. */
+/* Inputs of the op on the tape. K is NULL if q also contains the keys and values (qkv);
+   V is NULL if k also contains the values (kv). CACHED is the first of STX_HEAD_GROUPS
+   inputs. */
 enum {
     STX__ATTN_Q,
     STX__ATTN_K,
@@ -12695,8 +12698,8 @@ enum {
     STX__ATTN_CACHED
 };
 
-/* The gradient buffer of t, or NULL if t requires none. If it is new, the kernel has to
-   overwrite it, and `bits` are set in a->overwrite. */
+/* Returns the gradient buffer of t, or NULL if t requires no gradient. If the buffer is
+   new, the kernel must overwrite it, so `bits` are set in a->overwrite. */
 static stx_real *stx__attention_grad(stx_ctx *x, stx_attention_args *a, stx_tensor *t, int bits) {
     int fresh;
     stx_real *g = stx__grad_fresh(x, t, &fresh);
