@@ -12708,8 +12708,9 @@ static stx_real *stx__attention_grad(stx_ctx *x, stx_attention_args *a, stx_tens
 }
 
 /* Sets dq, dk and dv of the block. If the queries are also keys or values, the kernel's
-   threads would add to one buffer at the same time: then dq is a separate buffer, which
-   is returned, and the caller adds it to the gradient of q. Otherwise returns NULL. */
+   threads would add to one buffer at the same time. In that case, dq is a separate
+   buffer, which is returned, and the caller adds it to the gradient of q. Otherwise
+   returns NULL. */
 static stx_real *stx__attention_block_grads(stx_ctx *x, stx__node *n, stx_attention_args *a) {
     stx_tensor *q = n->in[STX__ATTN_Q], *k = n->in[STX__ATTN_K], *v = n->in[STX__ATTN_V];
     const size_t C = a->H * a->D;
@@ -12725,7 +12726,7 @@ static stx_real *stx__attention_block_grads(stx_ctx *x, stx__node *n, stx_attent
         a->dk = stx__attention_grad(x, a, k, STX_OVERWRITE_DK | STX_OVERWRITE_DV);
         a->dv = stx_offset_ptr(x, a->dk, C);
     } else if (k == v) {
-        a->dk = a->dv = stx__grad(x, k); /* both are added to one buffer */
+        a->dk = a->dv = stx__grad(x, k); /* both gradients are added to one buffer */
     } else {
         a->dk = stx__attention_grad(x, a, k, STX_OVERWRITE_DK);
         a->dv = stx__attention_grad(x, a, v, STX_OVERWRITE_DV);
@@ -12769,29 +12770,30 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx__grad_give(x, (stx_real *)a->work, work, 1);
 }
 
-/* Philox calls per row of attention weights; one call serves 8 weights. In its row, key j
-   has number span + j (zero keys have j >= -span), and persistent vector n has number
-   span + S + n. One or two calls at the end of a row are never used; without them, the
-   masks would change. */
+/* The number of Philox calls per row of attention weights. One call serves 8 weights.
+   In its row, key j has the number span + j (zero keys have j >= -span), and persistent
+   vector n has the number span + S + n. One or two calls at the end of a row are never
+   used; without them, the masks would change. */
 static uint64_t stx__attn_philox_calls(const stx_attention_args *a) {
     return ((uint64_t)a->S + a->span + a->N) / 8 + 2;
 }
 
-/* A source of keys and values: `rows` rows of the tensors k and v from first_row on,
-   where k and v are the same tensor if a row has both. The key is at element k_offset of
-   a row, the value at v_offset. Strides are in elements. */
+/* A source of keys and values: `rows` rows of the tensors k and v, starting at
+   first_row. k and v are the same tensor if a row contains both. In a row, the key
+   begins at element k_offset and the value at v_offset. Strides are in elements. */
 typedef struct stx__kv_source {
     stx_tensor *k, *v;
     size_t first_row, rows, k_offset, v_offset, row_stride, batch_stride;
 } stx__kv_source;
 
-/* The queries, keys and values of a call, whichever fields of stx_attention_in they are
-   in. kv[0]: the block, the newest keys of all heads. kv[1 + g]: the cached rows before
-   the block, of the heads of group g. */
+/* The queries, keys and values of a call, independent of the fields of stx_attention_in
+   that contain them. kv[0] is the block: the newest keys of all heads. kv[1 + g] are
+   the cached rows before the block for the heads of group g. */
 typedef struct stx__attention_sources {
     stx_tensor    *q;                    /* the queries are the first C channels */
-    size_t         C, S;                 /* S counts the cached rows and the block */
-    size_t         groups, cached_rows;  /* 0 without cached rows; the most that a group has */
+    size_t         C, S;                 /* S: cached rows and the block together */
+    size_t         groups, cached_rows;  /* 0 without cached rows; cached_rows: the
+                                            maximum over groups */
     stx__kv_source kv[1 + STX_HEAD_GROUPS];
 } stx__attention_sources;
 
@@ -12809,8 +12811,9 @@ static stx__kv_source stx__kv_source_of(stx_tensor *k, stx_tensor *v, size_t k_o
     return s;
 }
 
-/* Maps the four forms of stx_attention_in to sources: q, k, v; q, kv; qkv; qkv and
-   cached. With qkv and kv, only the queries are in qkv. Shapes are not checked yet. */
+/* Converts the four forms of stx_attention_in to sources: q, k, v; q, kv; qkv; qkv and
+   cached. If both qkv and kv are given, qkv contains only the queries. Shapes are
+   checked later. */
 static stx__attention_sources stx__attention_sources_of(const stx_attention_in *in,
                                                         size_t kv_batch_stride) {
     stx__attention_sources s;
@@ -12843,8 +12846,8 @@ static stx__attention_sources stx__attention_sources_of(const stx_attention_in *
     return s;
 }
 
-/* Checks which fields are set. `cache`: a call of stx_cache_attention, which passes the
-   queries in qkv and the keys in kv; no gradient is computed then. */
+/* Checks which fields are set. cache: nonzero for calls of stx_cache_attention, which
+   pass the queries in qkv and the keys in kv. They compute no gradient. */
 static int stx__attention_check_form(stx_ctx *x, const stx_attention_in *in, int cache) {
     STX__CHECK(x, cache || !in->qkv || !in->kv || (!in->qkv->needs_grad && !in->cached[0]),
                STX_ERR_ARG,
@@ -12934,7 +12937,7 @@ static int stx__attention_check_cached(stx_ctx *x, const stx_attention_in *in,
     return 1;
 }
 
-/* Checks the optional inputs, and the fields of the desc that go with them. */
+/* Checks the optional inputs, and the fields of the desc that belong to them. */
 static int stx__attention_check_options(stx_ctx *x, const stx_attention_in *in,
                                         const stx_attention_desc *d,
                                         const stx__attention_sources *s) {
@@ -12977,7 +12980,7 @@ static int stx__attention_check_options(stx_ctx *x, const stx_attention_in *in,
     return 1;
 }
 
-/* All checks of an attention call. Returns 1, or 0 and an error. */
+/* Runs all checks of an attention call. Returns 1, or 0 after setting an error. */
 static int stx__attention_check(stx_ctx *x, const stx_attention_in *in,
                                 const stx_attention_desc *d, const stx__attention_sources *s,
                                 int cache) {
@@ -12996,7 +12999,7 @@ static int stx__attention_check(stx_ctx *x, const stx_attention_in *in,
     return 1;
 }
 
-/* Pointers and strides of queries, keys and values. */
+/* Sets the pointers and strides of queries, keys and values. */
 static void stx__attention_resolve_sources(stx_ctx *x, const stx_attention_in *in,
                                            const stx__attention_sources *s,
                                            stx_attention_args *a) {
@@ -13028,7 +13031,7 @@ static void stx__attention_resolve_sources(stx_ctx *x, const stx_attention_in *i
     }
 }
 
-/* The range of keys: zero keys, the largest distance, positions. */
+/* Sets the range of keys: zero keys, the largest distance, positions. */
 static void stx__attention_resolve_range(const stx_attention_in *in, const stx_attention_desc *d,
                                          stx_attention_args *a) {
     const size_t zero_keys = stx__zero_keys(d->first_key);
@@ -13048,8 +13051,8 @@ static void stx__attention_resolve_range(const stx_attention_in *in, const stx_a
     if (a->P) a->span = STX_MIN(a->span, a->P + (size_t)d->delta_min - 1);
 }
 
-/* Fills in all of *a that follows from the call; outputs, dropout and gradients are left
-   zero. */
+/* Fills in everything in *a that follows from the call. Outputs, dropout and gradients
+   remain zero. */
 static void stx__attention_resolve(stx_ctx *x, const stx_attention_in *in,
                                    const stx_attention_desc *d, const stx__attention_sources *s,
                                    stx_attention_args *a) {
@@ -13070,7 +13073,7 @@ static void stx__attention_resolve(stx_ctx *x, const stx_attention_in *in,
     if (in->span_fraction) {
         a->span_fraction = in->span_fraction->data;
         a->span_shared = in->span_fraction->size != a->H;
-        a->no_renorm = d->no_renorm != 0; /* without a mask it changes nothing */
+        a->no_renorm = d->no_renorm != 0; /* without a mask, it has no effect */
     }
     if (in->persistent_k) {
         a->N = in->persistent_k->dim[1];
@@ -13089,7 +13092,7 @@ static void stx__attention_record(stx_ctx *x, stx_tensor *y, const stx_attention
     stx__node *node;
     size_t g;
     ins[STX__ATTN_Q] = s->q;
-    /* an offset: the row begins with an input that is already in the list */
+    /* with an offset, the row begins with an input that is already in the list */
     ins[STX__ATTN_K] = s->kv[0].k_offset ? NULL : s->kv[0].k;
     ins[STX__ATTN_V] = s->kv[0].v_offset ? NULL : s->kv[0].v;
     ins[STX__ATTN_PE] = in->pe;
@@ -13103,8 +13106,8 @@ static void stx__attention_record(stx_ctx *x, stx_tensor *y, const stx_attention
     if (node) node->save = a;
 }
 
-/* kv_batch_stride: elements between the batch rows of k, v or kv, which are views of the
-   longer buffers of stx_cache_attention; 0 in all other calls. */
+/* kv_batch_stride: the number of elements between the batch rows of k, v or kv, if they
+   are views of the longer buffers of stx_cache_attention; 0 in all other calls. */
 static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
                                   const stx_attention_desc *d, size_t kv_batch_stride) {
     STX__FP_SCOPE;
@@ -13202,7 +13205,7 @@ static double stx__attn_plain_clamp(double m) {
     return m > 1 ? 1 : m;
 }
 
-/* s_ij / scale for key j, which may be negative, at distance delta. */
+/* Returns s_ij / scale for key j, which may be negative, at distance delta. */
 static double stx__attn_plain_score(const stx_attention_args *a, const stx__kv_rows *keys,
                                     const stx_real *q, size_t h, ptrdiff_t j, ptrdiff_t delta) {
     const size_t D = a->D;
@@ -13243,8 +13246,9 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
             if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
             if (a->span_fraction)
                 raw_m[n] = (span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
-            /* m < 0 before clamping: the score must not count in the maximum, because it
-               can be far larger. A key with exactly 0 is kept, for dspan_fraction */
+            /* if m < 0 before clamping, the score must not affect the maximum, because
+               it can be far larger than the others. A key with exactly 0 is kept, for
+               dspan_fraction */
             if (raw_m[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;
             w[n] = (double)a->scale * stx__attn_plain_score(a, &rows, q, h, j, delta);
         }
@@ -13258,8 +13262,8 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
     for (n = 0; n < keys; n++) w[n] = norm > 0 ? w[n] / norm : 0;
 }
 
-/* w becomes r_ij a_ij, from the softmax w and raw_m of stx_attention_weights. row: the
-   row of the (B,H,T) queries. Each weight has 16 random bits; see
+/* Turns w into r_ij a_ij, from the softmax w and raw_m of stx_attention_weights. row:
+   the row of the (B,H,T) queries. Each weight uses 16 random bits; see
    stx__attn_philox_calls. */
 static void stx__attn_plain_mask(const stx_attention_args *a, size_t row, double *w,
                                  const double *raw_m) {
@@ -13289,9 +13293,9 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
         stx_attention_weights(a, b, h, i, w, raw_m);
         stx__attn_plain_mask(a, row, w, raw_m);
         for (d = 0; d < D; d++) {
-            double y = 0; /* from key 0 on: the values of zero keys are 0 */
+            double y = 0; /* starts at key 0: the values of zero keys are 0 */
             for (n = zero; n < persistent; n++) {
-                /* the value of a padded key, or of one before first_key, may be NaN */
+                /* the value of a key that is padded or before first_key may be NaN */
                 const stx_real *v = w[n] > 0 ? stx__kv_row(&values, (ptrdiff_t)(n - zero)) : NULL;
                 if (v) y += w[n] * (double)v[d];
             }
