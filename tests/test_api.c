@@ -553,7 +553,7 @@ static void errors_of_adaptive_losses(void) {
            STX_ERR_SHAPE, "stx_adaptive_softmax_tokens", "4 for 3", "one element per target");
     a.proj_bias[1] = T_(3, 0, 0, 0);
     EXPECT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), row_of_ids(good_ids, 3)), STX_ERR_SHAPE,
-           "stx_adaptive_softmax", "proj_bias[1]: expected (2)", "got (3)");
+           "stx_adaptive_softmax", "proj_bias[1]: expected shape (2)", "got shape (3)");
     a.proj_bias[1] = NULL;
     a.proj_bias[0] = T_(4, 0, 0, 0);
     EXPECT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), row_of_ids(good_ids, 3)), STX_ERR_SHAPE,

@@ -2062,7 +2062,8 @@ static void memory_errors(void) {
 
     stx_comp_state_reset_stream(s, 1);
     CHECK(!stx_comp_state_get(s, 0, rows, NULL), "a memory with missing rows was copied");
-    CHECK(test_says(stx_error(x), "stx_comp_state_get: some streams lack rows"), "%s", stx_error(x));
+    CHECK(test_says(stx_error(x), "stx_comp_state_get: some streams lack rows"), "%s",
+          stx_error(x));
     stx_clear_error(x);
 
     stx_comp_key(m, NULL, NULL, other, 0);

@@ -1067,7 +1067,7 @@ static void refused(int precision) {
     stx_gemm_args g = stx_gemm_init(0, 0, (size_t)1 << 32, 3, 5, a, a, a);
     stx_gemm_cuda(x, &g);
     CHECK(!stx_ok(x) && strstr(stx_error(x), "stx_gemm")
-              && strstr(stx_error(x), "(4294967296,5) and (5,3)"),
+              && strstr(stx_error(x), "(4294967296,5) x (5,3)"),
           "%s", stx_error(x));
     g = stx_gemm_init(0, 0, 3, 3, 3, a, a, a);
     stx_gemm_cuda(x, &g); /* does nothing after an error */
@@ -1087,7 +1087,7 @@ static void failing(int precision) {
     CHECK(!stx_ok(x), "a failed launch is not reported");
     g = stx_gemm_init(0, 0, 4, 3, 2, b, stx_offset_ptr(y, b, 16), stx_offset_ptr(y, b, 32));
     stx_gemm_cuda(y, &g);
-    CHECK(!stx_ok(y) && strstr(stx_error(y), "stx_gemm") && strstr(stx_error(y), "(4,2) and (2,3)")
+    CHECK(!stx_ok(y) && strstr(stx_error(y), "stx_gemm") && strstr(stx_error(y), "(4,2) x (2,3)")
               && strstr(stx_error(y), "CUBLAS_STATUS_EXECUTION_FAILED"),
           "%s", stx_error(y));
     cuda_host_reset_errors();
