@@ -2394,8 +2394,8 @@ static void files(void) {
     d = stack(0, &name);
     plain = stx_sru_create(stx_params_create(x), "", &d);
     p = stx_sru_state_create(plain, 2);
-    CHECK(!stx_sru_state_load(p, f, "a.") && strstr(stx_error(x), "no layer of this model has"), "%s",
-          stx_error(x));
+    CHECK(!stx_sru_state_load(p, f, "a.") && strstr(stx_error(x), "no layer of this model has"),
+          "%s", stx_error(x));
     stx_clear_error(x);
     stx_file_close(f);
 
