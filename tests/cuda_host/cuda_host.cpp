@@ -72,11 +72,11 @@ enum {
 };
 
 static const word DEVICE_RANGE = (word)64 << 30;
-/* NaN as a float, as two bf16 and, doubled, as a double */
+/* A NaN if read as a float, as two bf16 values or, written twice, as a double. */
 static const uint32_t CANARY = 0xFFF5FFF5u;
 
-/* Operands of one lane in a warp collective. They are on the stack of the waiting lane
-   and are read by the last lane that arrives. */
+/* The operands of one lane in a warp collective. They are on the stack of the waiting
+   lane and are read by the last lane to arrive. */
 struct lane_args {
     uint64_t in, out;
     int param, width;
@@ -101,10 +101,10 @@ struct fiber {
     void *sp;              /* NULL until the fiber starts */
     unsigned number;       /* index in the block */
     warp *w;
-    int state, line, kind; /* READY..; where it waits */
+    int state, line, kind; /* READY..; the call it waits in */
     unsigned mask;
     lane_args *args;
-    async_copy *copy;      /* cp.async that were not waited for */
+    async_copy *copy;      /* pending cp.async */
     int copies, copies_size;
     long group;            /* number of committed groups */
     unsigned char *stack;  /* lowest byte above the guard; set when the fiber starts */
@@ -135,7 +135,7 @@ struct allocation {
     int device;
 };
 
-/* A copy to page-locked memory that was not delivered yet. */
+/* A copy to page-locked memory that has not been delivered yet. */
 struct late_copy {
     unsigned char *dst;
     size_t pitch, width, height;
@@ -144,7 +144,7 @@ struct late_copy {
 
 enum { DEVICES = 16 };
 
-/* Attributes of a kernel; the limit is set per device. */
+/* The attributes of a kernel. The limit is set per device. */
 struct function_info {
     int dynamic_limit[DEVICES];
     size_t static_bytes;
@@ -162,11 +162,11 @@ static struct {
     size_t in_use, pinned_in_use, shared_requested;
     char last_report[512];
     /* device memory */
-    word lo, next; /* start of the range; where the next allocation is tried */
+    word lo, next; /* start of the range; start of the next search for a hole */
     int open;
     word open_lo, open_hi;
     size_t unchecked; /* see check_after_kernels */
-    int written;      /* a kernel ran since the canaries were last checked */
+    int written;      /* a kernel has run since the last check of the canaries */
     int handler, in_callback;
     struct sigaction old_segv, old_bus;
     cudaError_t sticky;
@@ -174,7 +174,7 @@ static struct {
     const cuda_host_kernel *kernel;
     cuda_host_place place;
     int running; /* a fiber is running */
-    int entered; /* AddressSanitizer was told that a fiber of the block has started */
+    int entered; /* AddressSanitizer knows that a fiber of the block has started */
     cudaError_t launch_error;
     /* the running block */
     fiber *self;
@@ -187,7 +187,8 @@ static struct {
     unsigned char *stacks;
     size_t stack_pitch;
     unsigned stacks_made, free_count;
-    /* lowest bytes above the guards of unused stacks; the last one is taken first */
+    /* the unused stacks, each by its lowest byte above the guard; a last-in, first-out
+       list */
     unsigned char *free_stack[MAX_THREADS];
     unsigned char *arena; /* shared memory with its red zones */
     size_t arena_used, static_bytes, smem;
@@ -251,7 +252,7 @@ static struct initialiser {
     }
 } at_start;
 
-/* A random number in [0, n) */
+/* Returns a random number in [0, n). */
 static inline uint32_t draw(uint32_t n) {
     G.rng ^= G.rng << 13;
     G.rng ^= G.rng >> 7;
@@ -264,7 +265,7 @@ static inline uint32_t draw(uint32_t n) {
 
 // >>reports
 
-/* Copies text up to the first comma outside brackets. */
+/* Copies the text up to the first comma outside brackets and returns its length. */
 static int kernel_name(char *out, size_t size, const char *text) {
     size_t n = 0;
     int depth = 0;
@@ -321,8 +322,8 @@ static void fill_bytes(void *p, size_t n) {
     }
 }
 
-/* The value of a canary byte depends on its address, so that a zone may begin at any
-   byte. */
+/* Returns the canary value of the byte at p. It depends on the address, so that a zone
+   may begin at any byte. */
 static inline unsigned char canary_at(const unsigned char *p) {
     return (unsigned char)(CANARY >> 8 * ((word)p & 3));
 }
@@ -334,7 +335,7 @@ static void lay_canary(unsigned char *p, size_t n) {
     for (; i < n; i++) p[i] = canary_at(p + i);
 }
 
-/* Returns the index of the first wrong byte, or -1. */
+/* Returns the index of the first wrong byte, or -1 if there is none. */
 static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {
     size_t i = 0;
     uint32_t wrong = 0, u;
@@ -383,18 +384,19 @@ static void fault_text(char *out, size_t size, word p) {
                  (size_t)(p - i->first - i->second.bytes), i->second.serial, i->second.bytes);
 }
 
-/* Is p in the stack of a fiber or in a guard page? */
+/* Returns whether p is in the stack of a fiber or in a guard page. */
 static bool in_stacks(word p) {
     return G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS;
 }
 
-/* Writes to stderr from a signal handler. Nothing can be done if that fails. */
+/* Writes to stderr from a signal handler. A failure cannot be handled and is ignored.
+   */
 static void write_error(const char *text) {
     ssize_t written = write(2, text, strlen(text));
     (void)written;
 }
 
-/* Passes on a fault that the shim does not explain. */
+/* Passes a fault that the shim cannot explain to the previous signal handler. */
 static void forward_fault(int signal_number, siginfo_t *info, void *context) {
     const struct sigaction *old = signal_number == SIGBUS ? &G.old_bus : &G.old_segv;
     if (G.running) {
@@ -406,7 +408,7 @@ static void forward_fault(int signal_number, siginfo_t *info, void *context) {
     if (old->sa_flags & SA_SIGINFO)
         old->sa_sigaction(signal_number, info, context);
     else
-        sigaction(signal_number, old, NULL); /* applies when the access is repeated */
+        sigaction(signal_number, old, NULL); /* takes effect when the access is repeated */
 }
 
 static void on_fault(int signal_number, siginfo_t *info, void *context) {
@@ -428,7 +430,7 @@ static void on_fault(int signal_number, siginfo_t *info, void *context) {
 
 static void install_handler(void) {
     static thread_local int has_stack;
-    if (!has_stack) { /* a fiber whose stack overflowed cannot run the handler on it */
+    if (!has_stack) { /* after a stack overflow, the handler needs another stack */
         stack_t s;
         has_stack = 1;
         if (sigaltstack(NULL, &s) == 0 && (s.ss_flags & SS_DISABLE)) {
@@ -454,8 +456,8 @@ static bool reserve(void) {
     void *p = mmap(NULL, DEVICE_RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
                    0);
     if (p == MAP_FAILED) return false;
-    /* The time of mprotect grows with the number of pages. With pages of 4 KB it would
-       add 0.1 ms per launch and MB. */
+    /* The time of mprotect is proportional to the number of pages. With 4 KB pages, it
+       would add 0.1 ms per MB to each launch. */
     madvise(p, DEVICE_RANGE, MADV_HUGEPAGE);
     G.lo = ((word)p + HUGE - 1) & ~(word)(HUGE - 1);
     G.next = G.lo;
@@ -477,8 +479,9 @@ static void device_close(void) {
     G.open_lo = G.open_hi = 0;
 }
 
-/* An allocation consists of ZONE bytes of canary, the memory (256-byte aligned), and
-   canary up to the next multiple of ZONE and ZONE bytes beyond it. */
+/* Returns the size of the canary after an allocation. An allocation consists of ZONE
+   canary bytes, the memory (256-byte aligned), and canary bytes up to the next multiple
+   of ZONE plus ZONE more. */
 static size_t tail_zone(size_t bytes) {
     return (ZONE - bytes % ZONE) % ZONE + ZONE;
 }
@@ -513,10 +516,10 @@ extern "C" void cuda_host_check(void) {
     device_close();
 }
 
-/* Called at each synchronisation. Only kernels can break canaries: the bounds of copies
-   and matmuls are checked before they run. With more than AT_ONCE allocations, not every
-   synchronisation checks them: a broken zone remains broken until a later one, or
-   cudaFree, detects it. */
+/* Called at each synchronisation. Only kernels can damage canaries, because the bounds
+   of copies and matmuls are checked before they run. With more than AT_ONCE
+   allocations, not every synchronisation checks them: damage remains until a later
+   synchronisation, or cudaFree, detects it. */
 static void check_after_kernels(void) {
     if (!G.written) return;
     G.unchecked += AT_ONCE;
@@ -538,9 +541,10 @@ static bool in_pinned(const void *p, size_t bytes) {
     return (word)p + bytes <= i->first + i->second;
 }
 
-/* A copy to page-locked memory is delivered at the next call that could synchronise the
-   host with it or that needs the memory. Until then the destination holds the fill
-   pattern, so that a missing synchronisation has a visible effect. */
+/* Performs the deferred copies to page-locked memory. They are delivered at the next
+   call that may synchronise the host with them or that uses the memory. Until then the
+   destination holds the fill pattern, so that a missing synchronisation has a visible
+   effect. */
 static void deliver(void) {
     for (auto &c : late())
         for (size_t i = 0; i < c.height; i++)
@@ -559,7 +563,8 @@ static void copy_late(void *dst, size_t dpitch, const void *src, size_t spitch, 
     late().push_back(std::move(c));
 }
 
-/* The stack of the calling thread. Returns false if it is unknown. */
+/* Stores the bounds of the calling thread's stack. Returns false if they are unknown.
+   */
 static bool thread_stack(void **base, size_t *size) {
     pthread_attr_t attr;
     if (pthread_getattr_np(pthread_self(), &attr) != 0) return false;
@@ -568,8 +573,8 @@ static bool thread_stack(void **base, size_t *size) {
     return known;
 }
 
-/* Searches /proc/self/maps for p: returns "the host's stack", "the host's heap" or
-   NULL. */
+/* Searches /proc/self/maps for p. Returns "the host's stack" or "the host's heap" if p
+   is in one of them, otherwise NULL. */
 static const char *mapping_of(word p) {
     FILE *f = fopen("/proc/self/maps", "r");
     char line[512];
@@ -594,15 +599,15 @@ static const char *mapping_of(word p) {
     return found;
 }
 
-/* Returns the kind of host memory that p is certainly in, or NULL. The images of the
-   program and its libraries, with their static variables, do not count: in this build,
-   device constants are there too. */
+/* Returns the kind of host memory that p certainly points to, or NULL. The images of
+   the program and its libraries, with their static variables, are ignored because they
+   also contain the device constants in this build. */
 static const char *host_memory(word p) {
     static thread_local word stack_lo, stack_hi;
     if (p < PAGE || p >> 47 || in_device((void *)p)) return NULL;
 #if defined(HOST_ASAN) && defined(__x86_64__)
-    /* Two small integers of a struct look like an address in the shadow memory of
-       AddressSanitizer. */
+    /* Two small integers in a struct can look like an address in AddressSanitizer's
+       shadow memory. */
     if (p >= 0x7fff8000 && p < 0x10007fff8000) return NULL;
 #endif
     if (in_stacks(p)) return NULL;
@@ -618,8 +623,7 @@ static const char *host_memory(word p) {
         }
     }
     if (p >= stack_lo && p < stack_hi) return "the host's stack";
-    /* This excludes most words of a struct that are not pointers, without parsing the
-       mappings. */
+    /* This excludes most words that are not pointers, without parsing the mappings. */
     unsigned char resident;
     if (mincore((void *)(p & ~(word)(PAGE - 1)), 1, &resident) && errno == ENOMEM) return NULL;
     return mapping_of(p);
@@ -633,8 +637,8 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
         word p;
         const char *what;
         memcpy(&p, (const char *)data + i, 8);
-        /* Two small integers, or one and padding, which holds what was there before and
-           so may make the word look like an address. */
+        /* Two small integers, or one and padding, can look like an address, because
+           padding holds leftover data. */
         if (!exact && (p >> 32 == 0 || (uint32_t)p < 65536)) continue;
         const allocation *a = in_device((void *)p) ? find_device((void *)p, 0) : NULL;
         if (a && a->device != current_device) {
@@ -658,8 +662,8 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
 // >>fibers
 /* cuda_host_switch saves the callee-saved registers on the current stack, stores the
    stack pointer in *from and continues on the stack `to`. The floating-point control
-   words are set once per block, because kernels do not change them; saving and loading
-   them would take most of the time of a switch. */
+   words are set once per block, because kernels do not change them. Saving and
+   restoring them would dominate the cost of a switch. */
 
 #if defined(__x86_64__)
 extern "C" void cuda_host_switch(void **from, void *to);
@@ -674,7 +678,7 @@ __asm__(
 static void *new_stack(unsigned char *top, void (*entry)(void)) {
     void **s = (void **)((word)top & ~(word)15);
     *--s = NULL; /* return address of entry, which never returns */
-    /* The ret that pops entry leaves the stack pointer as a call does, at 8 mod 16. */
+    /* The ret that pops entry leaves the stack pointer at 8 mod 16, as a call does. */
     *--s = (void *)entry;
     for (int i = 0; i < 6; i++) *--s = NULL;
     return s;
@@ -725,8 +729,8 @@ static void *new_stack(unsigned char *top, void (*entry)(void)) {
 }
 #endif
 
-/* Kernels round to nearest and keep denormals, as on the device, whatever mode the
-   caller has set. */
+/* Makes kernels round to nearest and keep denormals, as on the device, and restores the
+   caller's floating-point mode at the end. */
 struct float_mode {
 #if defined(__x86_64__)
     uint32_t mxcsr;
@@ -761,17 +765,17 @@ static thread_local const void *host_stack;
 static thread_local size_t host_stack_size;
 #endif
 
-/* Switches from the running fiber to one that has started or, with NULL, to the
-   scheduler. For AddressSanitizer all fibers of a block are one fiber, whose stack
-   extends from the first to the last of their stacks: it is notified once per block, not
-   at each of the millions of switches. */
+/* Switches from the running fiber to one that has started or, if `to` is NULL, to the
+   scheduler. AddressSanitizer treats all fibers of a block as one fiber whose stack
+   extends from the first to the last of their stacks. It is notified once per block
+   instead of at each of the millions of switches. */
 static inline void switch_to(fiber *from, fiber *to) {
     void *sp = to ? to->sp : G.scheduler.sp;
     if (to) {
         G.self = to;
         cuda_host_self = &to->id;
     }
-    if (G.ready_count) { /* the stack of the next fiber is no longer in the L1 cache */
+    if (G.ready_count) { /* prefetch: the next fiber's stack has left the L1 cache */
         const char *next = (const char *)G.ready[G.ready_head]->sp;
         __builtin_prefetch(next);
         __builtin_prefetch(next + 64);
@@ -805,14 +809,14 @@ static inline void push_front(fiber *f) {
     G.ready_count++;
 }
 
-/* Abandons the block: its fibers are never resumed. Never returns, although it is not
-   declared so. */
+/* Abandons the block, whose fibers are never resumed. Never returns, although it is not
+   declared noreturn. */
 static void stop_block(void) {
     G.stopped = 1;
     switch_to(G.self, NULL);
 }
 
-/* Performs the copies of f whose group is less than `before`. */
+/* Performs the pending copies of f whose group is less than `before`. */
 static void finish_copies(fiber *f, long before) {
     int kept = 0;
     for (int i = 0; i < f->copies; i++) {
@@ -845,7 +849,7 @@ static void fiber_main(void) {
             G.free_stack[G.free_count++] = f->stack;
             switch_to(f, to);
         }
-        /* A fiber that has not started runs here: threads that never wait share one warm
+        /* Run a new fiber on this stack, so that threads that never wait share one warm
            stack. */
         to->stack = f->stack;
         to->sp = to->stack;
@@ -856,13 +860,13 @@ static void fiber_main(void) {
 
 static inline void start_fiber(fiber *f) {
     f->stack = G.free_stack[--G.free_count];
-    /* The stacks begin at different offsets. Otherwise the parts in use would all map to
-       the same sets of the cache. */
+    /* The stacks begin at different offsets. Otherwise the used parts of all stacks
+       would map to the same cache sets. */
     size_t color = (size_t)(f->stack - G.stacks) / G.stack_pitch * 832 & 8191;
     f->sp = new_stack(f->stack + G.stack_bytes - color, fiber_main);
 }
 
-/* As switch_to, but starts the other fiber if necessary. */
+/* Like switch_to, but starts the other fiber if necessary. */
 static inline void leave(fiber *from, fiber *to) {
     if (to && !to->sp) start_fiber(to);
     switch_to(from, to);
@@ -873,8 +877,8 @@ static inline void wait_for_others(fiber *from) {
     if (to != from) leave(from, to);
 }
 
-/* Makes all threads ready, in the order that is set: at the start of a block and after a
-   barrier, when no other fiber is ready. */
+/* Makes all threads ready in the configured order. Called at the start of a block, and
+   after a barrier when no other fiber is ready. */
 static void push_all(void) {
     unsigned n = G.threads;
     G.ready_head = 0;
@@ -907,8 +911,8 @@ static void push_lanes(warp *w, unsigned mask) {
 static const char *const barrier_names[] = {"__syncthreads", "__syncthreads_or",
                                             "__syncthreads_and", "__syncthreads_count"};
 
-/* Kinds of warp collectives that are not a CUDA_HOST_SHFL.. constant. The number of
-   products is added to that of mma, the variant to that of ldmatrix. */
+/* The kinds of warp collectives without a CUDA_HOST_SHFL.. constant. The kind of an mma
+   includes the number of products, and that of ldmatrix the variant. */
 enum {
     MEET_SYNCWARP = 100,
     MEET_MMA_BF16 = 200,
@@ -962,7 +966,7 @@ int cuda_host_barrier(int kind, int predicate, int line) {
     return G.barrier_result;
 }
 
-/* Waits for the lanes of mask. The last one that arrives performs op for all. */
+/* Waits for the lanes of mask. The last one to arrive performs op for all of them. */
 static inline void meet(int kind, unsigned mask, int line, lane_args *args,
                         void (*op)(warp *, unsigned, int)) {
     fiber *f = G.self;
@@ -1019,7 +1023,7 @@ static void do_shuffle(warp *w, unsigned lanes, int kind) {
     for (int i = 0; i < WARP; i++) {
         if (!(lanes >> i & 1)) continue;
         lane_args *a = w->first[i].args;
-        /* the device uses the low 5 bits of the operand */
+        /* the device uses only the low 5 bits of the operand */
         int low = i & ~(a->width - 1), p = a->param & 31, from;
         if (kind == CUDA_HOST_SHFL)
             from = low | (p & (a->width - 1));
@@ -1032,7 +1036,7 @@ static void do_shuffle(warp *w, unsigned lanes, int kind) {
         if (lanes >> from & 1)
             a->out = w->first[from].args->in;
         else
-            fill_bytes(&a->out, 8); /* from a lane that does not participate: undefined in CUDA */
+            fill_bytes(&a->out, 8); /* the source lane does not participate: undefined in CUDA */
     }
 }
 
@@ -1104,8 +1108,8 @@ void cuda_host_trap_thread(const char *what, int line) {
     stop_block();
 }
 
-/* Fragments, as in the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point
-   type" and "mma.m16n8k8", with g = lane / 4 and t = lane % 4.
+/* The fragments, as defined in the PTX ISA, "Matrix Fragments for mma.m16n8k16 with
+   floating point type" and "mma.m16n8k8", with g = lane / 4 and t = lane % 4.
 
              bf16, two elements per register     tf32, one element per register
        a[0]  (g, 2t..)                           (g, t)
@@ -1116,14 +1120,14 @@ void cuda_host_trap_thread(const char *what, int line) {
        b[1]  (2t+8.., g)                         (t+4, g)
        c[0], c[1], c[2], c[3]: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1)
 
-   In bf16 the lower column of A, or row of B, is in the low half of the register.
+   For bf16, the low half of a register holds the lower column of A or row of B.
    Products of bf16 or tf32 values are exact in f32. They are added to c in the order of
    k and rounded to nearest at each step. */
 typedef float eight __attribute__((vector_size(32)));
 typedef uint32_t eight_words __attribute__((vector_size(32)));
 
-/* Rows are assembled from scalars: loading a vector stalls if parts of it have just been
-   stored. */
+/* Adds A B to c of product n. The rows of c are assembled from scalars, because loading
+   a vector stalls if parts of it have just been stored. */
 template <int K>
 static inline void multiply(warp *w, int n, const float (&A)[16][K], const eight (&B)[K]) {
     for (int g = 0; g < 8; g++) {
@@ -1141,7 +1145,8 @@ static inline void multiply(warp *w, int n, const float (&A)[16][K], const eight
     }
 }
 
-/* Register b[r] of the eight lanes with lane % 4 = t: a row of B */
+/* Returns register b[r] of the eight lanes with lane % 4 = t: one row of B in tf32, two
+   rows in bf16. */
 static inline eight_words row_of_b(warp *w, int n, int t, int r) {
     const uint32_t *b[8];
     for (int g = 0; g < 8; g++) b[g] = w->first[4 * g + t].args->product[n].b;
@@ -1237,8 +1242,8 @@ static bool in_shared(const void *p, size_t bytes) {
 }
 
 /* Row r of matrix m is the 16 bytes that lane 8 m + r points to. Lane l receives the
-   elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1) of matrix m, or of its transpose
-   with trans, in the low and high half of r[m]. */
+   elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1) of matrix m, transposed if
+   trans is set, in the low and high halves of r[m]. */
 static void do_ldmatrix(warp *w, unsigned, int kind) {
     int count = (kind - MEET_LDMATRIX) >> 1, trans = (kind - MEET_LDMATRIX) & 1;
     for (int m = 0; m < count; m++) {
@@ -1296,8 +1301,8 @@ void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes, i
                smem);
         stop_block();
     }
-    /* This also holds for 0 bytes: the hardware then reads nothing, but the memcheck of
-       compute-sanitizer reports an address outside of memory. */
+    /* The source must be valid even if 0 bytes are copied: the hardware reads nothing,
+       but compute-sanitizer's memcheck reports an invalid address. */
     if ((word)gmem & (word)(size - 1)) {
         report("cp.async of line %d: source %p, size %d: not aligned", line, gmem, size);
         stop_block();
@@ -1335,8 +1340,8 @@ void cuda_host_cp_wait(int n) {
 
 // >>launch
 
-/* Shared objects are placed in the arena, 128-byte aligned. Each is followed by a zone of
-   canary, and one zone precedes the first. */
+/* Creates a shared object in the arena, 128-byte aligned. A canary zone follows each
+   object, and another precedes the first. */
 static unsigned char *new_object(const void *site, size_t bytes, const char *name) {
     unsigned char *p = G.arena + G.arena_used;
     size_t end = (G.arena_used + bytes + ZONE + 127) & ~(size_t)127;
@@ -1353,8 +1358,8 @@ static unsigned char *new_object(const void *site, size_t bytes, const char *nam
     return p;
 }
 
-/* Was the limit of dynamic shared memory raised on any device? That of the current
-   device was checked at the launch. */
+/* Returns whether the dynamic shared memory limit was raised on any device. The launch
+   has already checked the limit of the current device. */
 static bool raised(const function_info &info) {
     for (int limit : info.dynamic_limit)
         if (limit) return true;
@@ -1402,7 +1407,7 @@ static void shared_begin(void) {
     G.arena_used = ZONE;
     G.objects = 0;
     G.static_bytes = 0;
-    /* Made even if smem is 0: its zone then detects stray accesses. */
+    /* Created even if smem is 0, so that its zone detects stray accesses. */
     new_object(NULL, G.smem, "the dynamic array");
 }
 
@@ -1423,7 +1428,7 @@ static void shared_end(void) {
     POISON(G.arena, G.arena_used);
 }
 
-/* No fiber is ready, but some have not exited: reports the first one that waits. */
+/* Reports the first waiting fiber, when no fiber is ready but some have not exited. */
 static void report_stuck(void) {
     fiber *w = NULL, *b = NULL;
     for (unsigned i = 0; i < G.threads; i++) {
@@ -1451,8 +1456,8 @@ static void report_stuck(void) {
 static void make_stacks(void) {
     if (!G.stacks) {
         G.stack_bytes = (G.stack_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
-        /* The number of pages is odd. With a power of two, all stacks would share a few
-           sets of the TLB. */
+        /* The pitch is an odd number of pages. With a power of two, all stacks would
+           share a few sets of the TLB. */
         G.stack_pitch = G.stack_bytes + GUARD;
         void *p = mmap(NULL, G.stack_pitch * MAX_THREADS, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -1471,7 +1476,7 @@ static void make_stacks(void) {
     }
 }
 
-/* Sets what is the same in all blocks of a launch. */
+/* Sets the fields of the fibers that are the same in all blocks of a launch. */
 static void number_threads(const dim3 &dim) {
     for (unsigned i = 0; i < G.threads; i++) {
         fiber &f = G.fibers[i];
@@ -1535,14 +1540,16 @@ static void run_block(uint3 block) {
         report_stuck();
         G.stopped = 1;
     }
-    /* AddressSanitizer has not seen the frames of abandoned fibers end. */
+    /* The frames of abandoned fibers never end, so AddressSanitizer still poisons them.
+       */
     if (G.stopped)
         for (unsigned i = 0; i < G.threads; i++)
             UNPOISON(G.stacks + i * G.stack_pitch + GUARD, G.stack_bytes);
     shared_end();
 }
 
-/* A random order of the blocks of a launch; empty if none is requested. */
+/* Returns a random order of the blocks of a launch, or an empty vector for the fixed
+   orders and for launches of 2^24 blocks or more. */
 static std::vector<uint32_t> random_blocks(uint64_t blocks) {
     std::vector<uint32_t> order;
     if (G.block_order != CUDA_HOST_RANDOM || blocks >= 1u << 24) return order;
@@ -1603,19 +1610,18 @@ static void run_kernel(const cuda_host_kernel &k) {
 
 
 // >>graphs: streams, events and captures. Work runs immediately or, while its stream
-// captures, is stored as a closure. Work behind an exchange with other processes
-// (>>nccl) waits in the queue of its stream until the exchange is done. Exchanges are
-// deferred until the host waits for them, or until work that depends on them is
-// submitted.
+// captures, is stored as a closure. Work after an exchange with other processes (>>nccl)
+// waits in the queue of its stream until the exchange has finished. Exchanges are
+// deferred until the host waits for them or work that depends on them is submitted.
 
 typedef std::function<bool()> queued; /* true: done; false: not yet, try again */
 
-/* A kernel, a function or an exchange; the other two are empty. */
+/* A node with a kernel, a function or an exchange. The other two members are empty. */
 struct graph_node {
     std::unique_ptr<cuda_host_kernel> kernel;
     std::function<void()> work;
     bool host; /* work runs on the host, not on the device */
-    std::function<queued(CUstream_st *)> exchange; /* makes a new one for each run */
+    std::function<queued(CUstream_st *)> exchange; /* creates a new one for each run */
     const char *what; /* for cuda_host_graph_node; NULL for an exchange */
 };
 
@@ -1634,9 +1640,9 @@ struct CUstream_st {
     int device;
     bool blocking, busy; /* busy: its queue is being processed */
     std::shared_ptr<capture> cap;
-    long work, joined;   /* captured nodes; those that another stream waits for */
+    long work, joined;   /* captured nodes; how many of them another stream waits for */
     std::deque<queued> queue;
-    uint64_t put, done;  /* entries that were ever added to the queue; that were completed */
+    uint64_t put, done;  /* entries added to the queue so far; entries completed */
 };
 
 struct CUevent_st {
@@ -1682,7 +1688,7 @@ static std::set<CUgraphExec_st *> &execs(void) {
     return *s;
 }
 
-/* Nodes of the graph that was instantiated last */
+/* The nodes of the graph that was instantiated last. */
 static std::vector<const char *> &last_graph(void) {
     static auto *n = new std::vector<const char *>;
     return *n;
@@ -1725,8 +1731,8 @@ static capture *capturing(cudaStream_t s) {
     return is_default(s) ? NULL : s->cap.get();
 }
 
-/* For calls that CUDA forbids during a capture: they invalidate all captures, except
-   relaxed ones and thread-local ones of other threads. */
+/* Called by functions that CUDA forbids during a capture. Invalidates all captures
+   except relaxed ones and thread-local ones of other threads. */
 static cudaError_t unsafe_call(void) {
     cudaError_t e = cudaSuccess;
     for (auto &c : captures()) {
@@ -1740,7 +1746,8 @@ static cudaError_t unsafe_call(void) {
     return e;
 }
 
-/* The legacy stream waits for blocking streams. It must not while they capture. */
+/* Called when the legacy stream is used. It waits for all blocking streams, which is an
+   error while they capture. */
 static cudaError_t legacy_use(void) {
     cudaError_t e = cudaSuccess;
     for (auto &c : captures())
@@ -2003,7 +2010,8 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     return cudaSuccess;
 }
 
-/* The host cannot wait for an event that was recorded in a capture. */
+/* Invalidates the capture in which e was recorded, because the host cannot wait for
+   such an event. */
 static cudaError_t captured_event(cudaEvent_t e) {
     if (!e->cap) return cudaSuccess;
     for (auto &c : captures())
@@ -2044,7 +2052,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
     return cudaSuccess;
 }
 
-/* s waits until the queue of another stream is done up to entry `until`. */
+/* Makes s wait until the queue of another stream is done up to entry `until`. */
 static void wait_in_queue(cudaStream_t s, cudaStream_t other, uint64_t until) {
     if (is_default(s) || is_default(other) || other == s || other->done >= until) return;
     put_in_queue(s, [other, until] { return !streams().count(other) || advance(other, until); });
@@ -2100,7 +2108,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data) {
         true);
 }
 
-/* Counts down to the call that cuda_host_fail_graph has chosen. */
+/* Returns whether cuda_host_fail_graph has chosen this call to fail. */
 static bool should_fail(int call) {
     return G.fail_graph[call] && --G.fail_graph[call] == 0;
 }
@@ -2368,8 +2376,8 @@ cudaError_t cudaDriverGetVersion(int *v) {
     return cudaSuccess;
 }
 
-/* Finds `need` free bytes after the last allocation or, at the end of the window, the
-   first hole from the start. Returns 0 if there are none. */
+/* Returns the address of `need` free bytes: after the last allocation or, at the end of
+   the window, in the first hole from the start of the range. Returns 0 if none fits. */
 static word find_hole(size_t need) {
     word end = G.lo + DEVICE_RANGE - 2 * HUGE, at = G.next;
     word window = std::max((word)64 << 20, 4 * (word)(G.in_use + need));
@@ -2430,7 +2438,7 @@ cudaError_t cudaFree(void *p) {
     POISON((unsigned char *)p - ZONE, need);
     word lo = ((word)p - ZONE + HUGE - 1) & ~(word)(HUGE - 1),
          hi = ((word)p - ZONE + need) & ~(word)(HUGE - 1);
-    /* returns the pages of large allocations to the system */
+    /* return the pages of large allocations to the system */
     if (hi > lo + 16 * (word)HUGE) madvise((void *)lo, hi - lo, MADV_DONTNEED);
     G.in_use -= i->second.bytes;
     live().erase(i);
@@ -2486,7 +2494,8 @@ static const char *memory_name(bool device, bool pinned) {
     return pinned ? "page-locked" : "host";
 }
 
-/* Is each end of a copy in the memory that `kind` says, and within one allocation? */
+/* Checks that each end of a copy is in the memory that `kind` names and within one
+   allocation. */
 static cudaError_t check_copy(const char *call, const void *dst, size_t dst_bytes, const void *src,
                               size_t src_bytes, int kind) {
     static const char *const names[] = {"HostToHost", "HostToDevice", "DeviceToHost",
@@ -2537,7 +2546,7 @@ static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const v
     if (cudaError_t e = check_copy(call, dst, dpitch * (height - 1) + width, src,
                                    spitch * (height - 1) + width, kind))
         return fail(e);
-    /* undefined in CUDA; rows of a 2D copy may alternate */
+    /* an overlap is undefined in CUDA, but rows of a 2D copy may be interleaved */
     if (height == 1 && (char *)dst < (const char *)src + width
         && (const char *)src < (char *)dst + width) {
         report("%s: the destination %p and the source %p, %zu bytes, overlap", call, dst, src,
@@ -2640,7 +2649,8 @@ cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func
     if (!attr) return fail(cudaErrorInvalidValue);
     function_info &info = functions()[func];
     memset(attr, 0, sizeof *attr);
-    /* as observed in the runs so far: the host compiler does not know it */
+    /* the largest size of the runs so far, because the host compiler does not know it
+       */
     attr->sharedSizeBytes = info.static_bytes;
     attr->maxThreadsPerBlock = MAX_THREADS;
     attr->numRegs = G.registers;
@@ -2819,7 +2829,7 @@ int cuda_host_is_device(const void *p) {
 
 
 // >>cublaslt
-/* A column-major matmul is the row-major matmul of the swapped operands. stx_gemm
+/* A column-major matmul equals the row-major matmul of the swapped operands. stx_gemm
    therefore receives the call that the CPU device would make, and f32 results are
    bit-identical to those of the CPU. */
 
@@ -2852,8 +2862,8 @@ static long lt_calls, lt_batches, lt_unaligned;
 static int lt_refuse;
 static cublasStatus_t lt_refuse_with = CUBLAS_STATUS_NOT_SUPPORTED;
 
-/* Does the setting of cuda_host_refuse apply to such a matmul, in the heuristic (plans)
-   or in the call? */
+/* Returns whether cuda_host_refuse applies to this matmul, in the heuristic (plans) or
+   in the call. */
 static bool lt_refuses(bool plans, int batch, uint32_t epilogue) {
     switch (lt_refuse) {
     case CUDA_HOST_REFUSE_PLANS: return plans && batch > 1;
@@ -2891,7 +2901,7 @@ template <class T> static bool take(T *to, const void *buf, size_t bytes) {
 
 #define LT_SET(ok) return (ok) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE
 
-/* Size of an element; 0 if the type is not supported */
+/* Returns the size of an element, or 0 if the type is not supported. */
 static size_t lt_size(int type) {
     if (type == CUDA_R_32F) return 4;
     return type == CUDA_R_16BF ? 2 : 0;
@@ -2901,7 +2911,7 @@ static int lt_bias_type(const lt_desc &d, const lt_layout &D) {
     return d.bias_type < 0 ? D.type : d.bias_type;
 }
 
-/* The bits that epilogues consist of. BGRAD.. replace the bias by a gradient. */
+/* The bits of which epilogues consist. BGRAD.. replace the bias by a gradient. */
 enum {
     EPI_RELU = 2,
     EPI_BIAS = 4,
@@ -2936,7 +2946,7 @@ static bool lt_known_epilogue(uint32_t e) {
     return false;
 }
 
-/* The number of lines that are contiguous in memory, and their length */
+/* The number of contiguous lines of a matrix, and the length of a line in elements. */
 static size_t lt_lines(const lt_layout &l) {
     return (size_t)(l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows);
 }
@@ -2945,12 +2955,14 @@ static size_t lt_length(const lt_layout &l) {
     return (size_t)(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
 }
 
-/* Elements from the first to past the last one of a matrix */
+/* Returns the number of elements from the first to just past the last one of a matrix.
+   */
 static uint64_t lt_matrix_extent(const lt_layout &l) {
     return ((uint64_t)lt_lines(l) - 1) * (uint64_t)l.ld + lt_length(l);
 }
 
-/* Bytes from the first to past the last element of a batch */
+/* Returns the number of bytes from the first to just past the last element of a batch.
+   */
 static size_t lt_extent(const lt_layout &l) {
     if (!l.rows || !l.cols || !l.batch) return 0;
     return (size_t)((uint64_t)(l.batch - 1) * (uint64_t)l.stride + lt_matrix_extent(l))
@@ -2987,7 +2999,7 @@ static cublasStatus_t lt_check_epilogue(const lt_desc &d, const lt_layout &D) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Checks descriptors as cublasLtMatmul and the heuristic do. */
+/* Checks descriptors in the same way as cublasLtMatmul and the heuristic. */
 static cublasStatus_t lt_check(const lt_desc &d, const lt_layout &A, const lt_layout &B,
                                const lt_layout &C, const lt_layout &D) {
     const lt_layout *all[] = {&A, &B, &C, &D};
@@ -3041,8 +3053,8 @@ static float gelu_slope(float x) {
            + 0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
 }
 
-/* Does a row begin or end at an address that is not a multiple of 16 bytes? Such an
-   operand rules out the fast algorithms. */
+/* Returns whether a row begins or ends at an address that is not a multiple of 16
+   bytes. Such an operand rules out the fast algorithms. */
 static bool lt_rows_unaligned(const lt_layout &l, const void *p) {
     uint64_t size = lt_size(l.type), at = (word)p | lt_length(l) * size;
     if (lt_lines(l) > 1) at |= (uint64_t)l.ld * size;
@@ -3050,7 +3062,8 @@ static bool lt_rows_unaligned(const lt_layout &l, const void *p) {
     return at % 16 != 0;
 }
 
-/* An operand in f32, as a row-major matrix. Other types are copied, without gaps. */
+/* An operand in f32, as a row-major matrix. bf16 operands are converted into a
+   contiguous copy. */
 struct lt_operand {
     const float *p;
     size_t ld, stride;
@@ -3073,13 +3086,13 @@ struct lt_operand {
         stride = lines * length;
     }
 
-    /* element of op of the first matrix */
+    /* element (i,j) of the first matrix, after op */
     float at(size_t i, size_t j) const {
         return trans ? p[j * ld + i] : p[i * ld + j];
     }
 };
 
-/* The result in f32, in the order of its layout */
+/* The result in f32, in the order of its layout. */
 struct lt_result {
     float *p;
     size_t ld, stride;
@@ -3167,7 +3180,8 @@ void lt_call::apply_epilogue(const lt_result &r, size_t q) const {
         }
 }
 
-/* Sums over the columns of result q, the columns of op(A) or the rows of op(B) */
+/* Stores the gradient of the bias for matrix q: the sums over the columns of the
+   result, over the columns of op(A) or over the rows of op(B). */
 void lt_call::bias_gradient(const lt_operand &x, const lt_operand &y, const lt_result &r,
                             size_t q) const {
     size_t m = (size_t)D.rows, n = (size_t)D.cols, k = (size_t)(d.ta ? A.rows : A.cols);
@@ -3357,7 +3371,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     }
 }
 
-/* The reduction scheme of algorithm i, if those of the mask `allowed` are allowed */
+/* Returns the reduction scheme of algorithm i. `allowed` is the mask of permitted
+   schemes. */
 static uint32_t lt_scheme(uint32_t i, uint32_t allowed) {
     if (i & 1) return CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (i) return CUBLASLT_REDUCTION_SCHEME_NONE;
@@ -3407,7 +3422,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     return *count ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-/* Is the algorithm valid for the call and its workspace? */
+/* Returns whether the algorithm is valid for the call and its workspace. */
 static bool lt_algo_fits(const cublasLtMatmulAlgo_t *algo, const lt_call &call,
                          const void *workspace, size_t workspace_bytes) {
     const void *address[] = {call.a, call.b, call.beta != 0 ? call.c : call.out, call.out};
@@ -3423,7 +3438,8 @@ static bool lt_algo_fits(const cublasLtMatmulAlgo_t *algo, const lt_call &call,
     return true;
 }
 
-/* Are the arguments of the call, whose descriptors are valid, consistent? */
+/* Returns whether the arguments of the call are consistent. Its descriptors are valid.
+   */
 static bool lt_arguments_ok(const lt_call &call, const cublasLtMatmulAlgo_t *algo,
                             const void *workspace, size_t workspace_bytes) {
     uint32_t e = call.d.epilogue;
@@ -3440,7 +3456,7 @@ static bool lt_arguments_ok(const lt_call &call, const cublasLtMatmulAlgo_t *alg
     return true;
 }
 
-/* Is all memory of the call within device memory? */
+/* Returns whether all memory of the call is within device memory. */
 static bool lt_memory_ok(const lt_call &call, const void *workspace, size_t workspace_bytes) {
     const lt_desc &d = call.d;
     uint32_t e = d.epilogue;
@@ -3509,7 +3525,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     lt_unaligned += lt_rows_unaligned(call.A, A) || lt_rows_unaligned(call.B, B)
                     || lt_rows_unaligned(call.D, D);
     submit_work(stream, "a matmul", [call, workspace, workspace_bytes] {
-        /* overwrites the workspace, as an algorithm may */
+        /* an algorithm may overwrite the workspace */
         if (workspace) fill_bytes(workspace, std::min(workspace_bytes, (size_t)1 << 18));
         deliver();
         call.run();
@@ -3580,14 +3596,15 @@ struct exchange_kind {
     size_t count;
 };
 
-/* Parts that a rank has published; parts that it has read from all ranks */
+/* The numbers of parts that a rank has published (put) and read from all ranks (taken).
+   */
 struct rank_progress {
     alignas(64) std::atomic<uint64_t> put, taken;
     exchange_kind what;
 };
 
-/* Messages from one rank to another. `bytes` is the size of the current one and of all
-   that follow. */
+/* The messages from one rank to another. `bytes` is the size of the current message and
+   all that follow. */
 struct mailbox {
     alignas(64) std::atomic<uint64_t> put, taken;
     size_t bytes;
@@ -3609,11 +3626,12 @@ struct ncclComm {
     int fd, rank, ranks, polls;
     bool counted, complete, finalizing, gone, aborted; /* complete: all ranks have joined */
     ncclResult_t state;
-    std::function<void()> deferred; /* the last call, until its state was queried twice */
-    /* parts so far; exchanges created and finished, which run in this order */
+    std::function<void()> deferred; /* the last call, run at the second query of its state */
+    /* parts so far; exchanges created and finished, which run in the order of creation
+       */
     uint64_t parts, created, finished;
-    std::map<uint64_t, CUstream_st *> waiting; /* streams of the exchanges not finished */
-    std::shared_ptr<int> captured;             /* also held by each captured exchange */
+    std::map<uint64_t, CUstream_st *> waiting; /* streams of the unfinished exchanges */
+    std::shared_ptr<int> captured;             /* shared with each captured exchange */
 };
 
 static std::set<ncclComm *> &comms(void) {
@@ -3659,7 +3677,7 @@ template <class T>
 static void reduce_ranks(T *to, const unsigned char *first, size_t n, int ranks, int op) {
     for (size_t i = 0; i < n; i++) {
         T sum = 0;
-        for (int r = 0; r < ranks; r++) { /* always in the order of ranks */
+        for (int r = 0; r < ranks; r++) { /* always in rank order */
             T v;
             memcpy(&v, first + (size_t)r * PART + i * sizeof v, sizeof v);
             if (op == ncclAvg) v *= (T)1 / (T)ranks; /* before the sum, as in NCCL */
@@ -3683,7 +3701,8 @@ struct exchange {
     size_t at;
     bool published; /* this rank has published the current part */
 
-    /* Publishes the current part. Returns false while a rank reads the previous one. */
+    /* Publishes the current part. Returns false while a rank still reads the previous
+       one. */
     bool publish(size_t n, size_t each, uint64_t part) {
         rank_progress &mine = c->m->rank[c->rank];
         for (int r = 0; r < c->ranks; r++)
@@ -3695,7 +3714,7 @@ struct exchange {
         return true;
     }
 
-    /* Have the ranks that this one reads from published the part? */
+    /* Returns whether the ranks that this one reads from have published the part. */
     bool others_published(uint64_t part) {
         for (int r = 0; r < c->ranks; r++) {
             if (k.kind == BROADCAST && r != k.root) continue;
@@ -3709,7 +3728,7 @@ struct exchange {
         return true;
     }
 
-    /* Performs one part of a collective, if the other ranks are ready. */
+    /* Performs one part of a collective. Returns false if another rank is not ready. */
     bool collective_part(void) {
         shared_group *m = c->m;
         size_t each = nccl_size(k.type), n = std::min(k.count - at, (size_t)PART / each);
@@ -3732,7 +3751,8 @@ struct exchange {
         return true;
     }
 
-    /* Performs one part of a send or receive, if the other rank is ready. */
+    /* Performs one part of a send or receive. Returns false if the other rank is not
+       ready. */
     bool message_part(void) {
         int a = k.kind == SEND ? c->rank : k.root, b = k.kind == SEND ? k.root : c->rank;
         mailbox &box = c->m->pair[a][b];
@@ -3755,9 +3775,9 @@ struct exchange {
         return true;
     }
 
-    /* Returns whether the exchange is finished. */
+    /* Runs as many parts as possible. Returns whether the exchange is finished. */
     bool run(void) {
-        /* Exchanges run in the order of the calls, whatever their streams are. */
+        /* Exchanges run in the order of the calls, regardless of their streams. */
         while (!c->aborted && c->finished + 1 != number) {
             uint64_t first = c->finished;
             CUstream_st *s = c->waiting.begin()->second;
@@ -3910,7 +3930,7 @@ static bool group_open(ncclComm *c) {
 static bool group_complete(ncclComm *c) {
     struct stat a, b;
     if (c->m && c->m->joined == c->ranks) return true;
-    /* Is the mapped file that of an earlier run? */
+    /* The mapped file may belong to an earlier run. */
     if (c->m && c->rank
         && (stat(c->path.c_str(), &a) || fstat(c->fd, &b) || a.st_ino != b.st_ino)) {
         if (c->m->joined == c->ranks) return true;
@@ -3935,7 +3955,7 @@ static void nccl_end(ncclComm *c, const char *what) {
     if (c->captured.use_count() > 1)
         report("%s while graphs contain %ld exchanges: NCCL waits until they are destroyed", what,
                (long)c->captured.use_count() - 1);
-    c->aborted = c->gone = true; /* exchanges that wait finish without effect */
+    c->aborted = c->gone = true; /* pending exchanges end without effect */
     for (auto *s : streams()) advance(s);
     if (!c->rank && c->m && !c->complete) unlink(c->path.c_str());
     group_close(c);

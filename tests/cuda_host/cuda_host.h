@@ -8,11 +8,11 @@
 extern "C" {
 #endif
 
-/* The order in which the threads of a block run between two synchronisations, and that
-   of the blocks of a grid. With ASCENDING and DESCENDING each warp runs until it waits at
-   a barrier of the block. INTERLEAVED runs lane 0 of every warp, then lane 1 and so on,
-   and alternates between warps at each collective. RANDOM chooses a thread at every
-   switch. */
+/* The order in which the threads of a block run between two synchronisations, and the
+   order of the blocks of a grid. With ASCENDING and DESCENDING, each warp runs until it
+   waits at a barrier of the block. INTERLEAVED runs lane 0 of every warp, then lane 1
+   and so on, and switches to another warp at each collective. RANDOM chooses a thread
+   at every switch. */
 enum {
     CUDA_HOST_ASCENDING,
     CUDA_HOST_DESCENDING,
@@ -30,16 +30,16 @@ enum { CUDA_HOST_FILL_NAN = 0xFF, CUDA_HOST_FILL_RANDOM = 0x100 };
 
 void cuda_host_fill(int pattern);
 
-/* The n-th cudaMalloc from now (1: the next) returns cudaErrorMemoryAllocation; 0: none
-   does. */
+/* The n-th cudaMalloc from now on (1: the next one) returns cudaErrorMemoryAllocation.
+   With 0, none fails. */
 void cuda_host_fail_alloc(long n);
-/* The n-th kernel that runs from now fails with cudaErrorLaunchFailure, a sticky error;
-   0: none does. */
+/* The n-th kernel from now on fails with cudaErrorLaunchFailure, a sticky error. With
+   0, none fails. */
 void cuda_host_fail_launch(long n);
 
-/* The n-th such call from now fails: with cudaErrorStreamCaptureUnsupported,
-   cudaErrorStreamCaptureInvalidated and cudaErrorMemoryAllocation, in this order; 0: none
-   does. */
+/* The n-th such call from now on fails, with cudaErrorStreamCaptureUnsupported,
+   cudaErrorStreamCaptureInvalidated and cudaErrorMemoryAllocation, in this order. With
+   0, none fails. */
 enum {
     CUDA_HOST_BEGIN_CAPTURE,
     CUDA_HOST_END_CAPTURE,
@@ -51,52 +51,56 @@ void cuda_host_fail_graph(int call, long n);
 /* Clears the sticky error, the last error and the counters above. */
 void cuda_host_reset_errors(void);
 
-/* Number of identical devices, default 1, at most 16. 0: every call returns
+/* The number of identical devices, by default 1, at most 16. With 0, every call returns
    cudaErrorNoDevice. */
 void cuda_host_devices(int n);
 void cuda_host_arch(int major, int minor); /* default 9.0 */
-/* Multiprocessors, default 4. Only reported, for kernels that choose their grid by it. */
+/* The number of multiprocessors, by default 4. It is only reported, for kernels that
+   derive their grid from it. */
 void cuda_host_sms(int n);
-/* Registers per thread of every kernel, default 255. Used only for the occupancy: the
-   host compiler does not know the number. */
+/* The number of registers per thread of every kernel, by default 255. It affects only
+   the occupancy. The host compiler cannot determine it. */
 void cuda_host_registers(int n);
-/* Size of device memory; default 8 GiB, at most 64 GiB */
+/* The size of device memory, by default 8 GiB, at most 64 GiB. */
 void cuda_host_memory(size_t bytes);
-/* Are page-locked host pointers legal arguments of kernels, as in CUDA? default 1 */
+/* Whether page-locked host pointers are valid arguments of kernels, as in CUDA. Default
+   1. */
 void cuda_host_allow_pinned(int yes);
-/* If the host accesses device memory, print where and call _exit(99); default 1 */
+/* Whether an access of the host to device memory is printed and ends the process with
+   _exit(99). Default 1. */
 void cuda_host_trap(int yes);
-/* Stack size of each thread, default 65536; only before the first launch */
+/* The stack size of each thread, by default 65536. Must be set before the first launch.
+   */
 void cuda_host_stack(size_t bytes);
 
-/* Number of violations so far. The first 40 are printed to stderr. */
+/* Returns the number of violations so far. The first 40 are printed to stderr. */
 long cuda_host_reports(void);
 void cuda_host_clear_reports(void);
-const char *cuda_host_last_report(void); /* its text, "" if there is none */
-/* 1: reports are counted, but not printed; for tests that provoke them */
+const char *cuda_host_last_report(void); /* "" if there is none */
+/* With 1, reports are counted but not printed, for tests that provoke them. */
 void cuda_host_quiet(int yes);
-/* Checks the canaries around device memory now. Synchronisations and cudaFree also do. */
+/* Checks the canaries around device memory now, as synchronisations and cudaFree do. */
 void cuda_host_check(void);
 
 long cuda_host_launches(void); /* kernels that ran, including those of graphs */
-long cuda_host_mmas(void);     /* mma instructions of warps */
-/* Total bytes of dynamic shared memory of all kernels that ran */
+long cuda_host_mmas(void);     /* mma instructions, one per warp */
+/* Returns the total dynamic shared memory of all kernels that ran, in bytes. */
 size_t cuda_host_shared_requested(void);
 long cuda_host_allocs(void);   /* successful calls of cudaMalloc */
-/* Waits of the host: stream, device and event synchronisation, blocking copies, and
-   cudaMemset */
+/* Returns how often the host waited: stream, device and event synchronisations,
+   blocking copies, and cudaMemset. */
 long cuda_host_syncs(void);
 long cuda_host_graph_launches(void);
-/* Calls of cublasLtMatmul: all (a captured call counts once, when it is captured), those
-   with a batch, and those in which rows of an operand begin or end at addresses that are
-   not multiples of 16 bytes */
+/* The numbers of cublasLtMatmul calls: all calls (a captured call counts once, when it
+   is captured), calls with a batch, and calls in which rows of an operand begin or end
+   at addresses that are not multiples of 16 bytes. */
 long cuda_host_matmuls(void);
 long cuda_host_batches(void);
 long cuda_host_unaligned(void);
 
-/* Makes cuBLASLt refuse matmuls: the heuristic finds no algorithm for batches (PLANS), or
-   finds one and the call fails (CALLS); the same for all matmuls (ALL_PLANS, ALL_CALLS);
-   calls with an epilogue fail (EPILOGUES). */
+/* Makes cuBLASLt refuse matmuls. For batches, either the heuristic finds no algorithm
+   (PLANS), or it finds one and the call fails (CALLS). ALL_PLANS and ALL_CALLS do the
+   same for all matmuls. With EPILOGUES, calls with an epilogue fail. */
 enum {
     CUDA_HOST_REFUSE_NOTHING,
     CUDA_HOST_REFUSE_PLANS,
@@ -107,27 +111,29 @@ enum {
 };
 
 void cuda_host_refuse(int what);
-/* The cublasStatus_t of a refusal; 0: the default, CUBLAS_STATUS_NOT_SUPPORTED */
+/* Sets the cublasStatus_t of a refusal. 0 selects the default,
+   CUBLAS_STATUS_NOT_SUPPORTED. */
 void cuda_host_refuse_with(int status);
-/* The graph that was instantiated last: the number of its nodes, and the text of node i:
-   "kernel, grid, .." as in its launch, "a matmul", "a memset", "a copy" or "a host
-   function"; "" for an exchange */
+/* The number of nodes of the last instantiated graph, and the text of node i: "kernel,
+   grid, .." as in its launch, "a matmul", "a memset", "a copy" or "a host function"; ""
+   for an exchange. */
 long cuda_host_graph_nodes(void);
 const char *cuda_host_graph_node(long i);
 size_t cuda_host_bytes_in_use(void);    /* device memory */
 size_t cuda_host_pinned_in_use(void);   /* cudaMallocHost, cudaHostAlloc */
-int cuda_host_is_device(const void *p); /* is p in the address range of the device? */
+int cuda_host_is_device(const void *p); /* 1: in the device's range */
 
-/* The next query of a communicator's state finds this ncclResult_t; 0: no effect. */
+/* The next query of a communicator's state returns this ncclResult_t. 0 has no effect.
+   */
 void cuda_host_nccl_fail(int state);
-/* Each exchange on a capturing stream fails with this ncclResult_t, until the setting is
-   changed; 0: no effect. later 0: the call returns state and has no other effect. later
-   1: the call succeeds; afterwards the capture is invalid, and the communicator is in
-   this state until it is destroyed. */
+/* Until the setting is changed, each exchange on a capturing stream fails with this
+   ncclResult_t. A state of 0 has no effect. If later is 0, the call returns state and
+   has no other effect. If it is 1, the call succeeds, but then the capture is invalid,
+   and the communicator remains in this state until it is destroyed. */
 void cuda_host_nccl_fail_captured(int state, int later);
-/* Finished exchanges of NCCL, including those of graphs */
+/* Returns the number of finished NCCL exchanges, including those of graphs. */
 long cuda_host_exchanges(void);
-long cuda_host_comms(void); /* existing communicators */
+long cuda_host_comms(void); /* communicators that exist now */
 
 #ifdef __cplusplus
 }

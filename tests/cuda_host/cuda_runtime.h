@@ -3,8 +3,8 @@
    CUDA's. Uses that CUDA leaves undefined are detected (README.md). The bodies are in
    cuda_host.cpp.
 
-   The .cu contains the following for both compilers. The second line is the meaning for
-   nvcc.
+   The .cu uses the following macros with both compilers. The second line of each entry
+   is the expansion for nvcc.
 
      STX__GLOBAL(threads) kernel(..) {..}
          static __global__ void __launch_bounds__(threads) kernel(..) {..}
@@ -42,8 +42,8 @@
 #define __device__
 #define __host__
 #define __constant__
-#define __forceinline__ inline /* always_inline takes four times as long to compile */
-/* The standard headers also use this name: they are included above. */
+#define __forceinline__ inline /* always_inline would quadruple the compile time */
+/* The standard headers use this name too, so they must be included before this line. */
 #define __noinline__    __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n)   __attribute__((aligned(n)))
@@ -121,7 +121,7 @@ struct cuda_host_place {
     dim3 block_dim, grid_dim;
 };
 
-/* The running fiber, set at every switch, and its block */
+/* The running fiber, set at every switch, and its block. */
 extern const cuda_host_thread *cuda_host_self;
 extern const cuda_host_place *cuda_host_where;
 #define threadIdx (cuda_host_self->index)
@@ -133,8 +133,8 @@ constexpr int warpSize = 32;
 // --------------------------------------------------------------------------------------
 // shared memory
 
-/* Returns the object of this site in the running block. The first thread that calls it
-   creates the object, fills it and surrounds it by canaries. */
+/* Returns the shared object of this call site in the running block. The first thread
+   that calls it creates the object, fills it and surrounds it with canaries. */
 void *cuda_host_shared(const void *site, size_t bytes, size_t align, const char *name);
 void *cuda_host_dynamic(size_t align);
 #define STX__SHARED(type, name, n) \
@@ -144,7 +144,7 @@ void *cuda_host_dynamic(size_t align);
 #define STX__DYNAMIC(name) unsigned char *const name = (unsigned char *)cuda_host_dynamic(128)
 
 // --------------------------------------------------------------------------------------
-// barriers and warp collectives. The default argument is the line of the caller: it
+// barriers and warp collectives. The default argument is the line of the caller, which
 // appears in reports and distinguishes call sites.
 
 int cuda_host_barrier(int kind, int predicate, int line);
@@ -282,8 +282,8 @@ void cuda_host_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2],
 void cuda_host_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2],
                         int line = __builtin_LINE());
 
-/* n products in this order, at most 8. Has the effect of n calls, but the lanes of the
-   warp synchronise only once. */
+/* Computes n products in this order, at most 8. The result is that of n separate calls,
+   but the lanes of the warp synchronise only once. */
 struct cuda_host_product {
     float *c;
     const uint32_t *a, *b;
@@ -291,12 +291,12 @@ struct cuda_host_product {
 
 void cuda_host_mma_bf16(const cuda_host_product *p, int n, int line = __builtin_LINE());
 void cuda_host_mma_tf32(const cuda_host_product *p, int n, int line = __builtin_LINE());
-/* ldmatrix.sync.aligned.m8n8.x{count}{.trans}.shared.b16: lanes 0-7 pass the rows of
-   r[0], lanes 8-15 the rows of r[1], and so on */
+/* ldmatrix.sync.aligned.m8n8.x{count}{.trans}.shared.b16. Lanes 0-7 pass the rows of
+   r[0], lanes 8-15 the rows of r[1], and so on. */
 void cuda_host_ldmatrix(uint32_t *r, int count, int trans, const void *row,
                         int line = __builtin_LINE());
-/* cp.async.ca.shared.global [smem], [gmem], size, src_bytes: performed at the wait; until
-   then smem holds the fill pattern */
+/* cp.async.ca.shared.global [smem], [gmem], size, src_bytes. The copy is performed at
+   the wait. Until then smem holds the fill pattern. */
 void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes,
                         int line = __builtin_LINE());
 
@@ -305,7 +305,7 @@ inline void cuda_host_cp_async(void *smem, const void *gmem, int size) {
 }
 
 void cuda_host_cp_commit(void); /* cp.async.commit_group */
-/* cp.async.wait_group n: at most n groups remain pending; -1: cp.async.wait_all */
+/* cp.async.wait_group n: at most n groups remain pending. -1 is cp.async.wait_all. */
 void cuda_host_cp_wait(int n);
 
 // --------------------------------------------------------------------------------------
@@ -457,8 +457,8 @@ inline float __saturatef(float x) {
     return x < 1 ? x : 1.0f;
 }
 
-/* As on the device, values out of range saturate and NaN becomes 0. A C cast would be
-   undefined. */
+/* As on the device, values out of range saturate, and NaN becomes 0. A plain C cast
+   would be undefined. */
 inline int cuda_host_to_int(float x) {
     if (x != x) return 0;
     if (x >= 2147483648.0f) return 2147483647;
@@ -597,9 +597,9 @@ inline double max(double a, double b) {
     return fmax(a, b);
 }
 
-/* Integers only. Float atomics are omitted deliberately: their order would make results
-   vary between runs. A fiber is never interrupted, so a plain read and write is atomic
-   here. */
+/* Integers only. Float atomics are deliberately missing, because their order would make
+   results vary between runs. A fiber is never interrupted, so a plain read and write is
+   atomic here. */
 #define CUDA_HOST__ATOMIC(T) \
   inline T atomicAdd(T *p, T v) { \
     T old = *p; \
@@ -781,7 +781,8 @@ typedef struct CUgraphExec_st *cudaGraphExec_t;
 typedef struct CUgraphNode_st *cudaGraphNode_t;
 typedef void(CUDART_CB *cudaHostFn_t)(void *userData);
 
-/* The fields that are used. The real struct has more, in another order. */
+/* The fields that the library uses. The real struct has more fields, in another order.
+   */
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor,
@@ -901,10 +902,10 @@ inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, T,
 // --------------------------------------------------------------------------------------
 // launch
 
-/* The launch bound of a kernel is encoded in its return type, where each launch finds it:
-   void, const void, volatile void or const volatile void. Any other type would require
-   return statements. Four types encode four bounds: 32, 128, 256 and, for plain void,
-   1024. Other bounds are rounded up. */
+/* The launch bound of a kernel is encoded in its return type, where each launch finds
+   it. Four void types stand for four bounds, because any other type would require
+   return statements: 32, 128, 256 and, for plain void, 1024. Other bounds are rounded
+   up. */
 template <int THREADS> struct cuda_host_returns {
     static_assert(THREADS >= 1 && THREADS <= 1024, "a block has 1 to 1024 threads");
     typedef std::conditional_t<THREADS <= 128,
@@ -924,9 +925,9 @@ template <class R> inline unsigned cuda_host_bound_of(void) {
   static typename cuda_host_returns<CUDA_HOST__FIRST(__VA_ARGS__, 0)>::type
 #pragma GCC diagnostic ignored "-Wignored-qualifiers"
 
-/* A pointer to a kernel, with its launch bound */
+/* A pointer to a kernel, with its launch bound. */
 template <class... P> struct stx__kernel_of {
-    void (*kernel)(void); /* of any type; run casts it back */
+    void (*kernel)(void); /* type erased; run casts it back */
     void (*run)(void (*kernel)(void), const std::decay_t<P> &...);
     unsigned bound;
 
@@ -950,11 +951,11 @@ template <class... P> struct stx__kernel_of {
     }
 };
 
-/* A launch: a kernel with copies of its arguments */
+/* A launch: a kernel with copies of its arguments. */
 struct cuda_host_kernel {
     const char *text; /* "kernel, grid, ..": the arguments of STX__LAUNCH */
     const void *function;
-    unsigned bound; /* most threads per block */
+    unsigned bound; /* threads per block, at most */
     dim3 grid, block;
     size_t smem;
 
@@ -968,8 +969,8 @@ struct cuda_host_kernel {
 };
 
 void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream);
-/* Reports an argument that points to host memory. exact is 1 for a pointer and 0 for the
-   words of a struct. */
+/* Reports an argument that points to host memory. exact is 1 for a pointer, and 0 for
+   the words of a struct passed by value. */
 void cuda_host_check_argument(const char *text, int number, const void *data, size_t bytes,
                               int exact);
 
@@ -991,7 +992,7 @@ template <class... P> struct cuda_host_bound : cuda_host_kernel {
     }
 };
 
-/* NULL and 0 arrive here as integers. They are converted explicitly, because C++ converts
+/* NULL and 0 arrive here as integers and are converted explicitly, because C++ converts
    only literals to pointers. */
 template <class P, class A> inline P cuda_host_convert(A &&a) {
     if constexpr (std::is_pointer<P>::value && std::is_integral<std::decay_t<A>>::value)
