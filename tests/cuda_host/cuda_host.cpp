@@ -389,8 +389,7 @@ static bool in_stacks(word p) {
     return G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS;
 }
 
-/* Writes to stderr from a signal handler. A failure cannot be handled and is ignored.
-   */
+/* Writes to stderr from a signal handler. A failure cannot be handled and is ignored. */
 static void write_error(const char *text) {
     ssize_t written = write(2, text, strlen(text));
     (void)written;
@@ -563,8 +562,7 @@ static void copy_late(void *dst, size_t dpitch, const void *src, size_t spitch, 
     late().push_back(std::move(c));
 }
 
-/* Stores the bounds of the calling thread's stack. Returns false if they are unknown.
-   */
+/* Stores the bounds of the calling thread's stack. Returns false if they are unknown. */
 static bool thread_stack(void **base, size_t *size) {
     pthread_attr_t attr;
     if (pthread_getattr_np(pthread_self(), &attr) != 0) return false;
@@ -1540,8 +1538,8 @@ static void run_block(uint3 block) {
         report_stuck();
         G.stopped = 1;
     }
-    /* The frames of abandoned fibers never end, so AddressSanitizer still poisons them.
-       */
+    /* The frames of abandoned fibers never end, so AddressSanitizer still poisons
+       them. */
     if (G.stopped)
         for (unsigned i = 0; i < G.threads; i++)
             UNPOISON(G.stacks + i * G.stack_pitch + GUARD, G.stack_bytes);
@@ -2649,8 +2647,7 @@ cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func
     if (!attr) return fail(cudaErrorInvalidValue);
     function_info &info = functions()[func];
     memset(attr, 0, sizeof *attr);
-    /* the largest size of the runs so far, because the host compiler does not know it
-       */
+    /* the largest size of the runs so far, because the host compiler does not know it */
     attr->sharedSizeBytes = info.static_bytes;
     attr->maxThreadsPerBlock = MAX_THREADS;
     attr->numRegs = G.registers;
@@ -2955,14 +2952,12 @@ static size_t lt_length(const lt_layout &l) {
     return (size_t)(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
 }
 
-/* Returns the number of elements from the first to just past the last one of a matrix.
-   */
+/* Returns the number of elements from the first to just past the last one of a matrix. */
 static uint64_t lt_matrix_extent(const lt_layout &l) {
     return ((uint64_t)lt_lines(l) - 1) * (uint64_t)l.ld + lt_length(l);
 }
 
-/* Returns the number of bytes from the first to just past the last element of a batch.
-   */
+/* Returns the number of bytes from the first to just past the last element of a batch. */
 static size_t lt_extent(const lt_layout &l) {
     if (!l.rows || !l.cols || !l.batch) return 0;
     return (size_t)((uint64_t)(l.batch - 1) * (uint64_t)l.stride + lt_matrix_extent(l))
@@ -3438,8 +3433,7 @@ static bool lt_algo_fits(const cublasLtMatmulAlgo_t *algo, const lt_call &call,
     return true;
 }
 
-/* Returns whether the arguments of the call are consistent. Its descriptors are valid.
-   */
+/* Returns whether the arguments of the call are consistent. Its descriptors are valid. */
 static bool lt_arguments_ok(const lt_call &call, const cublasLtMatmulAlgo_t *algo,
                             const void *workspace, size_t workspace_bytes) {
     uint32_t e = call.d.epilogue;
@@ -3596,8 +3590,8 @@ struct exchange_kind {
     size_t count;
 };
 
-/* The numbers of parts that a rank has published (put) and read from all ranks (taken).
-   */
+/* The numbers of parts that a rank has published (put) and read from all ranks
+   (taken). */
 struct rank_progress {
     alignas(64) std::atomic<uint64_t> put, taken;
     exchange_kind what;
@@ -3627,8 +3621,7 @@ struct ncclComm {
     bool counted, complete, finalizing, gone, aborted; /* complete: all ranks have joined */
     ncclResult_t state;
     std::function<void()> deferred; /* the last call, run at the second query of its state */
-    /* parts so far; exchanges created and finished, which run in the order of creation
-       */
+    /* parts so far; exchanges created and finished, which run in the order of creation */
     uint64_t parts, created, finished;
     std::map<uint64_t, CUstream_st *> waiting; /* streams of the unfinished exchanges */
     std::shared_ptr<int> captured;             /* shared with each captured exchange */

@@ -69,8 +69,8 @@ void cuda_host_allow_pinned(int yes);
 /* Whether an access of the host to device memory is printed and ends the process with
    _exit(99). Default 1. */
 void cuda_host_trap(int yes);
-/* The stack size of each thread, by default 65536. Must be set before the first launch.
-   */
+/* The stack size of each thread, by default 65536. Must be set before the first
+   launch. */
 void cuda_host_stack(size_t bytes);
 
 /* Returns the number of violations so far. The first 40 are printed to stderr. */
@@ -123,8 +123,7 @@ size_t cuda_host_bytes_in_use(void);    /* device memory */
 size_t cuda_host_pinned_in_use(void);   /* cudaMallocHost, cudaHostAlloc */
 int cuda_host_is_device(const void *p); /* 1: in the device's range */
 
-/* The next query of a communicator's state returns this ncclResult_t. 0 has no effect.
-   */
+/* The next query of a communicator's state returns this ncclResult_t. 0 has no effect. */
 void cuda_host_nccl_fail(int state);
 /* Until the setting is changed, each exchange on a capturing stream fails with this
    ncclResult_t. A state of 0 has no effect. If later is 0, the call returns state and

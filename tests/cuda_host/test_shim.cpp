@@ -58,8 +58,8 @@ static std::vector<float> random_floats(size_t n) {
     return v;
 }
 
-/* Runs body in every order of threads and blocks and with three fill patterns. Nothing
-   may be reported. */
+/* Runs body in every order of threads and blocks and with three fill patterns. The shim
+   must not report anything. */
 template <class F> static void in_every_order(F body) {
     static const int fills[] = {CUDA_HOST_FILL_NAN, CUDA_HOST_FILL_RANDOM, 0};
     for (int fill : fills)
@@ -75,7 +75,7 @@ template <class F> static void in_every_order(F body) {
     CHECK(cudaGetLastError() == cudaSuccess, "no error remains");
 }
 
-/* The violation in body must be reported, with this word. */
+/* Checks that the violation in body is reported, in a text that contains word. */
 template <class F> static void is_reported(const char *what, const char *word, F body) {
     cuda_host_clear_reports();
     cuda_host_quiet(1);
@@ -88,8 +88,8 @@ template <class F> static void is_reported(const char *what, const char *word, F
     cudaGetLastError();
 }
 
-/* In a child process, body must end the process: with a signal, an AddressSanitizer error
-   or exit status 99. */
+/* Checks that body ends a child process by a signal, an AddressSanitizer error or exit
+   status 99. */
 template <class F> static void kills(const char *what, F body) {
     int status;
     fflush(NULL);
@@ -107,7 +107,7 @@ template <class F> static void kills(const char *what, F body) {
 // --------------------------------------------------------------------------------------
 // correct kernels
 
-/* One sum per block */
+/* Computes one sum per block. */
 static __global__ void sum_kernel(float *out, const float *in, size_t n) {
     STX__SHARED(float, part, 8);
     float s = 0;
@@ -250,8 +250,8 @@ static void test_transpose(void) {
     OK(cudaFree(y));
 }
 
-/* The fragments are filled element by element, by the formulas of the PTX ISA. The shim
-   computes register by register. */
+/* Fills the fragments element by element from the formulas of the PTX ISA. The shim
+   itself computes register by register. */
 static __global__ void mma_bf16_kernel(float *D, const float *A, const float *B, const float *C) {
     int lane = (int)threadIdx.x, group = lane >> 2, t = lane % 4;
     uint16_t ea[8], eb[4];
@@ -289,8 +289,8 @@ static __global__ void mma_tf32_kernel(float *D, const float *A, const float *B,
     for (int i = 0; i < 4; i++) D[(i < 2 ? group : group + 8) * 8 + t * 2 + (i & 1)] = c[i];
 }
 
-/* Several products in one call are bit-identical to separate calls, including those that
-   accumulate into the result of another one. */
+/* Several products in one call must be bit-identical to separate calls, even if one
+   product accumulates into the result of another. */
 static __global__ void mma_several_kernel(int *differ, const float *A) {
     int lane = (int)threadIdx.x;
     uint32_t a[2][4], b[2][2];
@@ -364,8 +364,8 @@ static void test_mma(void) {
     OK(cudaFree(d));
 }
 
-/* A (16,16) and B, stored as (n,k) (8,16), are loaded through shared memory and ldmatrix,
-   as usual for mma. With trans, B is (16,8). */
+/* Loads A (16,16) and B, stored as (n,k) (8,16), through shared memory and ldmatrix, as
+   is usual for mma. With trans, B is stored as (16,8). */
 static __global__ void ldmatrix_kernel(float *D, const __nv_bfloat16 *A, const __nv_bfloat16 *B,
                                        int trans, uint32_t *raw) {
     STX__DYNAMIC(shared);
@@ -436,8 +436,8 @@ static void test_ldmatrix(void) {
     OK(cudaFree(raw));
 }
 
-/* Row sums with double buffering. `wrong` is the mistake: 0 none; it omits 1 the wait, 2
-   the barrier after it, 3 the barrier before reuse. */
+/* Computes row sums with double buffering. `wrong` selects a mistake: 0 none, 1 a missing
+   wait, 2 a missing barrier after the wait, 3 a missing barrier before reuse. */
 static __global__ void async_kernel(float *out, const float *in, int tiles, int n, int wrong) {
     STX__SHARED(float, buffer, 2 * 128);
     int t = (int)threadIdx.x;
@@ -539,7 +539,7 @@ static __global__ void count_kernel(unsigned *n) {
 // --------------------------------------------------------------------------------------
 // graphs
 
-/* Two streams, two events and four arrays of 64 floats */
+/* Two streams, two events and four arrays of 64 floats. */
 struct graph_setup {
     cudaStream_t s, s2;
     cudaEvent_t e, e2;
@@ -571,7 +571,7 @@ static void graph_end(const graph_setup &t) {
     OK(cudaFreeHost(t.pinned));
 }
 
-/* c = 2 * 3 a + pinned, in which the second kernel runs on another stream. */
+/* Enqueues c = 2 * 3 a + pinned. The second kernel runs on another stream. */
 static void capture_work(const graph_setup &t) {
     scale_args args;
     memset(&args, 0, sizeof args);
@@ -623,7 +623,7 @@ static void test_replay(const graph_setup &t) {
     OK(cudaGraphExecDestroy(x));
 }
 
-/* Each of these calls invalidates a capture. */
+/* Each of these calls must invalidate a capture. */
 static void test_forbidden_in_capture(const graph_setup &t) {
     float *p = NULL, y[64];
     const struct {
@@ -685,7 +685,7 @@ static void test_graph(void) {
 // --------------------------------------------------------------------------------------
 // cublasLt
 
-/* Elements of type float or bf16 */
+/* The bytes of elements of type float or bf16. */
 typedef std::vector<unsigned char> byte_vector;
 
 static size_t size_of(int type) {
@@ -724,7 +724,7 @@ static double gelu_slope_of(double x) {
     return (gelu_of(x + 1e-5) - gelu_of(x - 1e-5)) / 2e-5;
 }
 
-/* The bits of epilogues */
+/* The bits of the epilogues. */
 enum {
     RELU = 2,
     BIAS = 4,
@@ -737,14 +737,14 @@ enum {
     BGRADB = 512
 };
 
-/* D (m,n) = 0.75 op(A) op(B) + beta C, in place (C = D), with an epilogue */
+/* A test of D (m,n) = 0.75 op(A) op(B) + beta C, in place (C = D), with an epilogue. */
 struct matmul_test {
     int in_type, out_type, ta, tb, row_major;
     uint32_t epilogue;
     float beta;
     int batch;
 
-    size_t m, n, k, lda, ldb, ldd, sa, sb, sd, aux_ld; /* s: stride of a batch */
+    size_t m, n, k, lda, ldb, ldd, sa, sb, sd, aux_ld; /* sa..: batch strides */
     byte_vector A, B, C, bias, aux, D, bias_after, aux_after;
     void *a, *b, *d, *pbias, *paux; /* on the device */
 
@@ -854,7 +854,7 @@ cublasStatus_t matmul_test::heuristic(void) {
     return cublasLtMatmulAlgoGetHeuristic(handle, desc, Al, Bl, Dl, Dl, pref, 8, results, &found);
 }
 
-/* A is read at `at`. */
+/* Computes the matmul, with the matrix A at address `at`. */
 cublasStatus_t matmul_test::matmul(const void *at, const cublasLtMatmulAlgo_t *algo) const {
     float alpha = 0.75f;
     return cublasLtMatmul(handle, desc, &alpha, at, Al, b, Bl, &beta, d, Dl, d, Dl, algo, NULL, 0,
@@ -876,14 +876,14 @@ void matmul_test::find_algorithm(void) {
           "%d algorithms", found);
 }
 
-/* Element (i,j) of op of matrix q */
+/* Returns element (i,j) of op of matrix q. */
 double matmul_test::elem(const byte_vector &v, size_t q, size_t stride, size_t ld, int trans,
                          size_t i, size_t j, int type) const {
     if (trans) std::swap(i, j);
     return (double)read_any(v, q * stride + (row_major ? i * ld + j : j * ld + i), type);
 }
 
-/* Element (i,j) of result q before the epilogue */
+/* Returns element (i,j) of result q before the epilogue. */
 double matmul_test::sum(size_t q, size_t i, size_t j) const {
     double s = 0;
     for (size_t p = 0; p < k; p++)
@@ -892,7 +892,8 @@ double matmul_test::sum(size_t q, size_t i, size_t j) const {
     return beta != 0 ? s + beta * elem(C, q, sd, ldd, 0, i, j, out_type) : s;
 }
 
-/* Applies the epilogue to s, element (i,j). Returns the number of wrong values in aux. */
+/* Applies the epilogue to *s, which is element (i,j). Returns the number of wrong
+   values in aux. */
 long matmul_test::check_epilogue(size_t i, size_t j, double *s) const {
     double tol = out_type == CUDA_R_32F ? 1e-5 : 1e-2;
     size_t at = j * aux_ld + i, byte = at / 8 < aux.size() ? at / 8 : 0;
@@ -968,8 +969,8 @@ void matmul_test::check_counters(void) {
           "an operand that is aligned less than requested is invalid");
 }
 
-/* Running an algorithm that adds partial sums in place is reported. Results of a batch
-   must not overlap. */
+/* Running an algorithm that adds partial sums in place must be reported, and results of
+   a batch that overlap must be invalid. */
 void matmul_test::check_in_place_scheme(void) {
     long reports = cuda_host_reports();
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
@@ -996,7 +997,7 @@ void matmul_test::check_refusals(void) {
     cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
 }
 
-/* Strides that are too small are invalid. */
+/* Strides that are too small must be invalid. */
 void matmul_test::check_strides(void) {
     if (epilogue & AUX) {
         set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)aux_ld - 4);
@@ -1172,7 +1173,7 @@ static __global__ void deep_kernel(float *y) {
     y[0] = big[0];
 }
 
-/* The device array y of 64 floats that the kernels below use */
+/* y is the device array of 64 floats that the kernels below use. */
 static void test_divergence(float *y) {
     static const struct {
         const char *name, *word;
@@ -1303,7 +1304,7 @@ static void test_launch_limits(float *y) {
     CHECK(cudaGetLastError() == cudaSuccess, "1024 threads");
 }
 
-/* Launch bounds of kernels, and of pointers to kernels */
+/* The launch bounds of kernels, and of pointers to kernels, must be enforced. */
 static void test_launch_bounds(void) {
     typedef stx__kernel_of<unsigned *> pointer;
     const pointer all[] = {bound_kernel<32>, bound_kernel<128>, bound_kernel<256>,
@@ -1432,7 +1433,7 @@ static void test_properties(void) {
     FAILS(cudaGetDeviceProperties(&prop, 1), cudaErrorInvalidDevice);
 }
 
-/* Returns an allocation. */
+/* Tests allocations, and returns one. */
 static float *test_allocation(size_t before) {
     float *p, *q;
     size_t unused, total;
@@ -1516,7 +1517,7 @@ static void test_failing_captures(void) {
     OK(cudaStreamDestroy(s));
 }
 
-/* Each GPU has separate streams, events, memory and kernel limits. */
+/* Streams, events, memory and kernel limits must be separate for each GPU. */
 static void test_two_gpus(void) {
     cudaStream_t s[2];
     cudaEvent_t e;
@@ -1603,11 +1604,10 @@ static void test_runtime(void) {
     test_arithmetic();
 }
 
-// --------------------------------------------------------------------------------------
-// exchanges in a group of one: when they run, in streams and in graphs, and what is
-// forbidden. Groups of several ranks are tested in test_cuda_group.c.
+// exchanges in a group of one rank: when they run, in streams and in graphs, and which
+// uses are forbidden. Groups of several ranks are tested in test_cuda_group.c.
 
-/* Queries the state of c until the last call is no longer in progress. */
+/* Queries the state of c until the last call is no longer in progress, and returns it. */
 static ncclResult_t state_of(ncclComm_t c) {
     ncclResult_t r = ncclInProgress;
     for (int i = 0; i < 5 && r == ncclInProgress; i++) ncclCommGetAsyncError(c, &r);
@@ -1630,7 +1630,7 @@ static bool all_equal(const float *p, float v) {
     return host_copy(p, 64) == std::vector<float>(64, v);
 }
 
-/* A communicator, two streams, an event and two arrays of 64 floats */
+/* A communicator, two streams, an event and two arrays of 64 floats. */
 struct nccl_setup {
     ncclComm_t c;
     cudaStream_t s, s2;
@@ -1672,7 +1672,7 @@ static void test_deferred_exchanges(const nccl_setup &t) {
     CHECK(cuda_host_exchanges() == done + 3, "an exchange runs after its state was queried");
 }
 
-/* Returns the graph, which contains an exchange. */
+/* Returns the executable graph, which contains an exchange. */
 static cudaGraphExec_t test_captured_exchange(const nccl_setup &t) {
     cudaGraph_t g;
     cudaGraphExec_t x;
