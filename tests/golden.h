@@ -108,8 +108,8 @@ static inline double need(const stx_file *f, const char *key) {
     return meta(f, key, 0);
 }
 
-/* The numbers of a text such as "5,5,3", at most `most`; returns how many. s may
-   be NULL. */
+/* The numbers of a text such as "5,5,3", at most `most`; returns how many. s may be NULL.
+   */
 static inline size_t list_of(const char *s, size_t *v, size_t most) {
     size_t n = 0;
     for (; s && *s && n < most; s += strcspn(s, ","), s += *s == ',') v[n++] = (size_t)atol(s);

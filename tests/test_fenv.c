@@ -1,8 +1,8 @@
-/* test_fenv.c - the library computes in its own floating-point environment. A caller that
-   rounds differently, flushes denormals or traps exceptions trains and samples all
-   families and calls many functions, with one thread and with two. The results are
-   bit-identical to those in the default environment. No exception is trapped. The control
-   word and the status flags of the caller are unchanged. */
+/* test_fenv.c - tests that the library computes in its own floating-point environment. A
+   caller that rounds differently, flushes denormals or traps exceptions trains and
+   samples all families and calls many functions, with one thread and with two. The
+   results must be bit-identical to those in the default environment. No exception may be
+   trapped, and the control word and the status flags of the caller must not change. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
 #include "../seqtx_par.h"
@@ -20,7 +20,7 @@ typedef struct mode_of {
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
   #include <immintrin.h>
-/* MXCSR, whose low six bits are status flags */
+/* Values of MXCSR, whose low six bits are the status flags. */
 static const mode_of modes[] = {
     {"to nearest", 0x1f80}, {"upward", 0x5f80}, {"downward", 0x3f80}, {"toward zero", 0x7f80},
     {"traps", 0x1900}, {"upward, traps", 0x5900}, {"denormals flushed", 0x9fc0},
@@ -29,7 +29,7 @@ static const mode_of modes[] = {
 static uint64_t mode_get(void) { return _mm_getcsr(); }
 static void mode_put(uint64_t word) { _mm_setcsr((unsigned)word); }
 #elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
-/* FPCR << 32 | FPSR */
+/* Values of FPCR << 32 | FPSR. */
 static const mode_of modes[] = {
     {"to nearest", 0}, {"upward", (uint64_t)1 << 54}, {"downward", (uint64_t)2 << 54},
     {"toward zero", (uint64_t)3 << 54}, {"traps", (uint64_t)7 << 40},
@@ -68,7 +68,7 @@ static void mode_put(uint64_t word) { (void)fesetround((int)word); }
 
 enum { MODES = sizeof modes / sizeof *modes };
 
-/* What a set mode reads back as: some processors have no traps. */
+/* The current mode as read back: some processors do not implement traps. */
 static uint64_t mode_now;
 
 static void mode_set(int mode) {
@@ -76,14 +76,15 @@ static void mode_set(int mode) {
     mode_now = mode_get();
 }
 
-/* The message of a failed run: a changed environment, then the error of the context */
+/* Writes the message of a failed run: whether the environment changed, then the error
+   of the context. */
 static void describe(char *message, int unchanged, stx_ctx *x) {
     snprintf(message, 200, "%s%.150s", unchanged ? "" : "the environment of the caller changed; ",
              stx_error(x));
 }
 
 
-// >>hash of the bits of all results
+// >>hash: covers the bits of all results
 
 static const uint64_t hash_begin = 14695981039346656037u;
 static uint64_t hash;
@@ -241,7 +242,7 @@ static stx_lm make_srupp(stx_ctx *x, stx_par **par) {
     return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 
-/* make sets *par if the model has architecture parameters. */
+/* make sets *par to the model if it has architecture parameters. */
 static const struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x, stx_par **par);
@@ -260,7 +261,7 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 // >>training and sampling
 
-/* One training step; hashes the losses and the learning rate. */
+/* Trains one step, and hashes the losses and the learning rate. */
 static void train_step(const stx_lm *lm, stx_par *par, stx_optim *optim, stx_optim *gates,
                        void *memory, int step) {
     static const double tau[STEPS] = {0.9, 0.7, 0.1};
@@ -296,7 +297,7 @@ static void train_step(const stx_lm *lm, stx_par *par, stx_optim *optim, stx_opt
     if (gates) stx_par_set_tau(par, tau[step]);
 }
 
-/* Samples four tokens for each stream; hashes the logits and the tokens. */
+/* Samples four tokens for each stream, and hashes the logits and the tokens. */
 static void sample(const stx_lm *lm) {
     stx_sampling how;
     stx_real work[V];
@@ -320,8 +321,8 @@ static void sample(const stx_lm *lm) {
     lm->gen_free(gen);
 }
 
-/* Trains a model, then samples from it, and returns the hash. If mixed, the environment
-   changes in each step. */
+/* Trains a model, samples from it, and returns the hash. If mixed is set, the
+   environment changes in each step. */
 static uint64_t run(const struct family *f, int threads, int mode, int mixed, char *message) {
     stx_desc cd;
     stx_optim_desc od;
@@ -367,7 +368,8 @@ static double changed(void *user, size_t i, double was) {
     return was * 1.1 + 1 / (3 + (double)i);
 }
 
-/* Parameters, operators of a training step, and masked rows. a, b (4,40). */
+/* Calls functions of parameters, operators of a training step, and masked rows. a, b:
+   (4,40). */
 static void call_operators(stx_ctx *x, stx_real *a, const stx_real *b) {
     static const stx_real inf = (stx_real)HUGE_VAL;
     static const int32_t target[4] = {0, 3, 2, 1};
@@ -408,7 +410,7 @@ static void call_operators(stx_ctx *x, stx_real *a, const stx_real *b) {
     tensor(x, stx_tanh(x, stx_input(x, a, 4, 40, 0, 0)));
 }
 
-/* Scalar functions. part (40), computed in the default environment. */
+/* Calls scalar functions. part: (40), computed in the default environment. */
 static void call_scalars(const double *part) {
     stx_par_anneal cooling = {STX_PAR_TAU_TARGET, 2, 0.3, 120};
     size_t i;
@@ -419,7 +421,7 @@ static void call_scalars(const double *part) {
     for (i = 0; i < 40; i++) number(stx_par_tau(&cooling, i));
 }
 
-/* A value that overflows when a file is read as float */
+/* Reads a value from a file that overflows when it is converted to float. */
 static void call_files(stx_ctx *x) {
     float f[2];
     double d[2] = {1.0 / 3, 1e300};
@@ -456,7 +458,7 @@ static uint64_t calls(int mode, char *message) {
     return hash;
 }
 
-/* "short": every third model, for emulated processors */
+/* With the argument "short", only every third model runs, for emulated processors. */
 int main(int argc, char **argv) {
     char message[200];
     uint64_t expected, got;
@@ -473,7 +475,8 @@ int main(int argc, char **argv) {
         expected = run(f, 1, 0, 0, message);
         CHECK(!*message, "%s: %s", f->name, message);
         for (threads = 1; threads <= 2; threads++) {
-            /* x87: a sum depends on where its terms are rounded, so on the threads. */
+            /* On x87, a sum depends on where its terms are rounded, and so on the
+               number of threads. */
             if (FLT_EVAL_METHOD != 0) expected = run(f, threads, 0, 0, message);
             for (mode = 0; mode < MODES; mode++) {
                 got = run(f, threads, mode, 0, message);

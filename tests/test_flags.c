@@ -1,9 +1,9 @@
-/* test_flags.c - results with compiler options that relax floating-point arithmetic:
-   tests/flags.sh compiles this file with -ffast-math, with parts of it, and for x87. It
-   compares functions with libm, and the losses of a small model of each family with those
-   of the double build. It tests masks, and that NaN and infinity are refused where they
-   must be. It never detects NaN or infinity by <, == or isnan, because the compiler may
-   remove such tests. */
+/* test_flags.c - tests compiler options that relax floating-point arithmetic.
+   tests/flags.sh compiles this file with -ffast-math, with parts of it, and for x87.
+   Functions are compared with libm, and the losses of a small model of each family with
+   those of the double build. Masks must work, and NaN and infinity must be refused
+   where that is required. The tests never detect NaN or infinity by <, == or isnan,
+   because the compiler may remove such comparisons. */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
@@ -26,7 +26,8 @@ static stx_real infinity_(int minus) {
     return (stx_real)of_bits((uint64_t)(minus ? 0xfff : 0x7ff) << 52);
 }
 
-/* |a - b| <= tol max(|b|, floor), and the bits of both are those of finite numbers */
+/* Returns whether |a - b| <= tol max(|b|, floor) and both are finite, judged by
+   their bits. */
 static int same(double a, double b, double tol, double floor_) {
     uint64_t i, k;
     memcpy(&i, &a, 8);
@@ -38,8 +39,8 @@ static int same(double a, double b, double tol, double floor_) {
 
 // >>functions
 
-/* All widths of vector loops and a remainder. Among the values are those where e^v is
-   tiny, and both sides of the halves at which v / ln 2 is rounded. */
+/* N covers all vector widths and a remainder. The values include those where e^v is
+   tiny, and both sides of the points at which v / ln 2 rounds to another integer. */
 enum { N = 4099 };
 
 static double sigmoid(double v) {
@@ -54,7 +55,7 @@ typedef struct function {
     const char *name;
     stx_tensor *(*op)(stx_ctx *x, stx_tensor *t);
     double (*plain)(double v); /* NULL: softmax */
-    double bound;              /* of the relative error */
+    double bound;              /* on the relative error */
 } function;
 
 static void check_function(stx_ctx *x, const function *f, const stx_real *a, double top,
@@ -84,7 +85,8 @@ static void check_function(stx_ctx *x, const function *f, const stx_real *a, dou
 }
 
 static void functions(stx_ctx *x) {
-    /* GELU has a larger bound because of its tail: e^(-v^2/2) at v = -12, v^2 rounded */
+    /* GELU has a larger bound because of its tail: e^(-v^2/2) at v = -12 depends on a
+       rounded v^2. */
     static const function all[] = {{"tanh", stx_tanh, tanh, 3e-7},
                                    {"sigmoid", stx_sigmoid, sigmoid, 3e-7},
                                    {"gelu", stx_gelu, gelu, 1e-5},
@@ -93,7 +95,7 @@ static void functions(stx_ctx *x) {
     double top = 0, sum = 0;
     size_t k;
     int i;
-    /* multiples of 1/4096, so that differences are exact */
+    /* Multiples of 1/4096, so that differences are exact. */
     for (i = 0; i < N; i++)
         a[i] = (stx_real)(floor((i - N / 2) * (40.0 / N) * (i % 3 ? 1 : 0.01) * 4096) / 4096);
     for (i = 0; i < N; i++)
@@ -168,7 +170,7 @@ static stx_lm make_par(stx_ctx *x) {
     return stx_par_as_lm(stx_par_create(x, &d));
 }
 
-/* losses: of the double build, every sixth step */
+/* losses: every sixth step of the double build */
 static const struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x);
@@ -224,7 +226,7 @@ static void train(stx_ctx *x, const struct family *f) {
 
 // >>masks, and NaN and infinity
 
-/* Padded keys have no effect. A row without any key is 0. */
+/* Padded keys must have no effect. A row without keys must be 0. */
 static void masks(stx_ctx *x) {
     enum { S = 40, D = 16, Q = 8 };
 
@@ -269,7 +271,7 @@ static void masks(stx_ctx *x) {
     CHECK(zero, "a row without keys is not 0");
 }
 
-/* Is a value not NaN, by its bits? */
+/* Returns whether a value is not NaN, judged by its bits. */
 static int lost(const stx_real *y, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
@@ -281,7 +283,7 @@ static int lost(const stx_real *y, size_t n) {
     return 0;
 }
 
-/* What depends on a NaN is NaN. */
+/* Results that depend on a NaN must be NaN. */
 static void nan_in_rows(stx_ctx *x) {
     enum { N = 37 };
 
@@ -340,8 +342,8 @@ static void nan_in_attention(stx_ctx *x) {
     }
 }
 
-/* With a gradient that is not finite a step changes no parameter, clears the gradient and
-   counts as skipped. */
+/* A step with a gradient that is not finite must not change any parameter. It clears
+   the gradient and counts as skipped. */
 static void gradients(stx_ctx *x) {
     stx_real before[40], after[40], bad[3];
     int i, kind;

@@ -12,8 +12,8 @@ static const double TOL = 1e-10;
 static const double TOL = 1e-5;
 #endif
 
-/* A variable with the shape and elements of an entry; NULL if the file has no
-   such entry */
+/* A variable with the shape and elements of an entry; NULL if the file has no such entry
+   */
 static stx_tensor *var(stx_ctx *x, const stx_file *f, const char *name) {
     const stx_entry *e = stx_file_find(f, name);
     stx_real *r;

@@ -349,8 +349,8 @@ static void gates(stx_par *m, const stx_file *f, const char *name, size_t i, siz
     free(w);
 }
 
-/* A training step from state s to o; last: of the file. Returns the total loss,
-   or NULL. */
+/* A training step from state s to o; last: of the file. Returns the total loss, or NULL.
+   */
 static stx_tensor *train_step(stx_par *m, const stx_file *f, const char *name, size_t i, int last,
                               stx_real **u, stx_par_state *s, stx_par_state *o) {
     const size_t B = s->B;
@@ -425,8 +425,8 @@ static void selected(stx_par *m, const stx_file *f, const char *name) {
     free(expected);
 }
 
-/* Evaluation in all modes of the file. By argmax, also the network of the
-   selected blocks */
+/* Evaluation in all modes of the file. By argmax, also the network of the selected blocks
+   */
 static void evaluations(stx_par *m, const stx_file *f, const char *name, const stx_par_desc *d,
                         size_t B, size_t steps) {
     const char *modes = text_of(f, "evals");

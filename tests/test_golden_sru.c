@@ -336,8 +336,8 @@ static void free_sequences(sequences *q) {
     free(q->all);
 }
 
-/* The input of times [t0, t0 + T), as a variable or without a gradient, and its
-   padding */
+/* The input of times [t0, t0 + T), as a variable or without a gradient, and its padding
+   */
 static stx_tensor *input_at(stx_ctx *x, const sequences *q, const stx_sru *m, size_t t0, size_t T,
                             int variable, stx_ids **pad) {
     const size_t I = m->desc.input;

@@ -1,4 +1,4 @@
-/* test_io.c - tests of the section >>files of seqtx.h and of seqtx_text.h: safetensors,
+/* test_io.c - tests of seqtx_text.h and of the section >>files of seqtx.h: safetensors,
    atomic writing, vocabularies, corpora, batches.
 
        cc -std=c99 -DSEQTX_IMPLEMENTATION tests/test_io.c -o test_io -lm
@@ -34,7 +34,8 @@
 
 static int skipped;
 
-/* There is an error with this code, and its text contains `part`. Clears the error. */
+/* Checks that there is an error with this code whose text contains `part`. Clears the
+   error. */
 static int check_error(stx_ctx *x, int code, const char *part, int line) {
     int ok = !stx_ok(x) && stx_error_code(x) == code && strstr(stx_error(x), part) != NULL;
     if (!ok)
@@ -67,7 +68,7 @@ static void skip(const char *what) {
 }
 
 
-// >>context: counts live allocations, and can fail at the n-th one
+// >>context: an allocator counts live allocations and can fail at the n-th one
 
 typedef struct {
     long n, fail_at, live;
@@ -101,7 +102,7 @@ static stx_ctx *context(counter *c) {
 }
 
 static counter count;
-static stx_ctx *x; /* the context of all tests */
+static stx_ctx *x; /* the context that all tests share */
 
 
 // >>files
@@ -117,7 +118,7 @@ static const char *put_text(const char *name, const char *text) {
 }
 
 
-// >>calls: system calls pass through here, so that they can be observed and can fail
+// >>calls: wrappers of system calls, which record events and simulate failures
 
 #ifdef __linux__
 static char events[64]; /* F: fsync of a file, D: fsync of a directory, R: rename */
@@ -129,7 +130,7 @@ enum {
     UNLINK, STAT, FSTAT, ACCESS, READLINK, FCNTL, CALLS
 };
 
-/* The at-th call of one kind fails and, with `all`, the calls after it. */
+/* Call number `at` of one kind fails and, if `all` is set, so do all later calls. */
 static struct {
     int on, call, at, all, code, short_write;
     int count[CALLS];
@@ -325,7 +326,7 @@ static void test_round_trip(void) {
     CHECK(stx_file_meta(f, odd_name) && !strcmp(stx_file_meta(f, odd_name), odd_name));
     CHECK(stx_file_meta(f, "") && !strcmp(stx_file_meta(f, ""), ""));
     check_samples(f);
-    for (i = 0; i < stx_file_count(f); i++) { /* each tensor is aligned to its element */
+    for (i = 0; i < stx_file_count(f); i++) { /* each tensor is aligned to its element size */
         const stx_entry *e = stx_file_entry(f, i);
         CHECK((uintptr_t)e->data % stx_dtype_size(e->dtype) == 0);
     }
@@ -338,13 +339,13 @@ static void test_round_trip(void) {
 
 static void test_no_tensors(void) {
     const char *path = in_dir("none.safetensors");
-    stx_writer *w = stx_writer_create(x); /* no metadata either */
+    stx_writer *w = stx_writer_create(x); /* neither tensors nor metadata */
     stx_file *f;
     CHECK(stx_writer_finish(w, path) == 1);
     f = stx_file_open(x, path);
     CHECK(f && stx_file_count(f) == 0 && stx_file_meta(f, "a") == NULL);
     stx_file_close(f);
-    w = stx_writer_create(x); /* only metadata */
+    w = stx_writer_create(x); /* metadata without tensors */
     CHECK(stx_writer_meta(w, "k", "v") && stx_writer_finish(w, path) == 1);
     f = stx_file_open(x, path);
     CHECK(f && stx_file_count(f) == 0 && stx_file_meta(f, "k")
@@ -400,7 +401,7 @@ static const char *put_header(const char *header, size_t len, size_t ndata) {
 
 static const struct {
     const char *header;
-    size_t bytes, entries; /* bytes of data */
+    size_t bytes, entries; /* size of the data; number of tensors */
 } good_headers[] = {
     {"{}", 0, 0},
     {"{\"a\":" TWO_F32 "}", 8, 1},
@@ -415,8 +416,8 @@ static const struct {
 
 static const struct {
     const char *header;
-    size_t bytes;     /* of data */
-    const char *part; /* of the error */
+    size_t bytes;     /* size of the data */
+    const char *part; /* part of the error text */
 } bad_headers[] = {
     {"", 0, "'{'"},
     {" {}", 0, "'{'"},
@@ -550,7 +551,7 @@ static void test_headers(void) {
     for (i = 0; i < sizeof bad_headers / sizeof *bad_headers; i++)
         bad_header(bad_headers[i].header, bad_headers[i].bytes, bad_headers[i].part);
 
-    /* zero bytes inside the header and after it */
+    /* Zero bytes inside the header and after it must be refused. */
     f = stx_file_open(x, put_header("{\0}", 3, 0));
     CHECK(f == NULL);
     ERROR(STX_ERR_FORMAT, "\\x00");
@@ -558,7 +559,7 @@ static void test_headers(void) {
     CHECK(f == NULL);
     ERROR(STX_ERR_FORMAT, "only white space");
 
-    /* names in a hostile file do not reach the terminal */
+    /* Control characters in the names of a hostile file must not reach the terminal. */
     good_header(escapes, 8, 1);
     f = stx_file_open(x, put_header(escapes, strlen(escapes), 8));
     CHECK(!stx_entry_get_f32(stx_file_entry(f, 0), NULL, 2) && strchr(stx_error(x), 27) == NULL);
@@ -566,7 +567,7 @@ static void test_headers(void) {
     stx_file_close(f);
 }
 
-/* Length fields: none, beyond the file, beyond the limit, all ones */
+/* Invalid length fields: incomplete, beyond the file, beyond the limit, all ones. */
 static void test_lengths(void) {
     unsigned char b[64];
     size_t i;
@@ -600,7 +601,7 @@ static void test_open_errors(void) {
     CHECK(stx_file_open(x, in_dir("fifo")) == NULL);
     ERROR(STX_ERR_IO, "not a regular file");
 #endif
-    /* After an error nothing happens, and the first error is kept. */
+    /* After an error, calls must do nothing, and the first error must be kept. */
     stx_fail(x, STX_ERR_ARG, "first");
     CHECK(stx_file_open(x, in_dir("round.safetensors")) == NULL);
     ERROR(STX_ERR_ARG, "first");
@@ -609,8 +610,8 @@ static void test_open_errors(void) {
     stx_file_close(NULL);
 }
 
-/* Tensors of types that the library cannot read do not prevent reading of others. Half
-   precision is read as float. */
+/* Tensors of types that the library cannot read must not prevent reading the others.
+   Half precision is read as float. */
 static void test_dtypes(void) {
     static const char *const kinds[][2] = {{"BOOL", "[8]"},        {"I8", "[2,4]"},
                                            {"I16", "[4]"},         {"U16", "[4]"},
@@ -668,7 +669,7 @@ static void test_dtypes(void) {
     FINE();
 }
 
-/* Truncation at any byte is refused. No change of any bit leads to a crash. */
+/* A file truncated at any byte must be refused. No flipped bit may cause a crash. */
 static void test_damaged(void) {
     float v[4] = {1, 2, 3, 4};
     size_t d[2] = {2, 2}, n, i;
@@ -704,7 +705,7 @@ static void test_damaged(void) {
 
 // >>writing
 
-/* Writes one tensor of n elements v. */
+/* Writes a file with one tensor "v" of n elements, all equal to v. */
 static int save(const char *path, float v, size_t n) {
     float *p = (float *)malloc((n + 1) * sizeof *p);
     size_t i, d[1];
@@ -718,7 +719,8 @@ static int save(const char *path, float v, size_t n) {
     return done;
 }
 
-/* The value that save wrote, and n; NaN if the file is incomplete */
+/* Returns the value that save wrote, or NaN if the file is incomplete. Stores the
+   number of elements in *n. */
 static float saved(const char *path, size_t *n) {
     stx_file *f = stx_file_open(x, path);
     const stx_entry *e = stx_file_find(f, "v");
@@ -798,7 +800,7 @@ static void test_finish_errors(void) {
           && !stx_writer_meta(NULL, "a", "b"));
     stx_writer_free(NULL);
     stx_writer_free(stx_writer_create(x));
-    /* After an error nothing is written, even by a complete writer. */
+    /* After an error, not even a complete writer may write anything. */
     w = stx_writer_create(x);
     stx_fail(x, STX_ERR_ARG, "first");
     CHECK(!stx_writer_finish(w, in_dir("incomplete")));
@@ -825,18 +827,18 @@ static void test_replace(void) {
 static void test_modes(void) {
     const char *path = in_dir("r/file");
     struct stat st;
-    /* The mode of an existing file is kept. */
+    /* The mode of an existing file must be kept. */
     CHECK(chmod(path, 0640) == 0);
     CHECK(save(path, 3, 30));
     CHECK(stat(path, &st) == 0 && (st.st_mode & 07777) == 0640);
-    /* A new file has the mode that the umask gives. */
+    /* A new file must have the mode that the umask allows. */
     umask(027);
     CHECK(save(in_dir("r/new"), 3, 30));
     CHECK(stat(in_dir("r/new"), &st) == 0 && (st.st_mode & 07777) == 0640);
     umask(022);
 }
 
-/* Symbolic links are followed, also relative, chained and dangling ones. */
+/* Symbolic links must be followed, including relative, chained and dangling ones. */
 static void test_links(void) {
     const char *path = in_dir("r/file");
     struct stat st;
@@ -863,7 +865,7 @@ static void test_links(void) {
     ERROR(STX_ERR_IO, "not a regular file");
 }
 
-/* A child that holds the lock of a temporary file until it is killed */
+/* Starts a child that holds the lock of a temporary file until it is killed. */
 static pid_t lock_in_child(const char *path, int ready) {
     pid_t pid;
     fflush(stdout);
@@ -880,8 +882,8 @@ static pid_t lock_in_child(const char *path, int ready) {
     return pid;
 }
 
-/* Temporary files of killed processes are removed. Those of running processes and files
-   with similar names are kept. */
+/* Temporary files of killed processes must be removed. Those of running processes, and
+   files with similar names, must be kept. */
 static void test_leftovers(void) {
     const char *path = in_dir("r/file");
     struct timespec old[2];
@@ -889,7 +891,7 @@ static void test_leftovers(void) {
     char own[100], c;
     int status, ends[2], back;
     pid_t pid;
-    /* a temporary file with the name that this process would use */
+    /* a temporary file with the name that this process would choose */
     snprintf(own, sizeof own, "r/file.%ld.0.tmp", (long)getpid());
     put_text(own, "other");
     CHECK(save(path, 6, 60) && saved(path, NULL) == 6);
@@ -915,7 +917,7 @@ static void test_leftovers(void) {
     CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, &status, 0) == pid);
     close(ends[0]);
     close(ends[1]);
-    /* One with the id of this process is removed when it is an hour old. */
+    /* A temporary file with the id of this process is removed once it is an hour old. */
     memset(old, 0, sizeof old);
     old[0].tv_sec = old[1].tv_sec = time(NULL) - 3700;
     CHECK(utimensat(AT_FDCWD, in_dir(own), old, 0) == 0);
@@ -924,7 +926,7 @@ static void test_leftovers(void) {
     CHECK(unlink(in_dir("r/file.1.tmp")) == 0 && unlink(in_dir("r/file.1.0.tmp2")) == 0
           && unlink(in_dir("r/file.1.x.tmp")) == 0);
     CHECK(unlink(in_dir("r/files.1.0.tmp")) == 0);
-    /* a target without a directory in its path */
+    /* a target path without a directory */
     back = open(".", O_RDONLY);
     CHECK(back >= 0 && chdir(in_dir("r")) == 0);
     put_text("r/here.5.0.tmp", "left by a killed process");
@@ -932,7 +934,8 @@ static void test_leftovers(void) {
     CHECK(fchdir(back) == 0 && close(back) == 0);
 }
 
-/* A write-protected file is refused. Root can write everything, so another user tries. */
+/* A write-protected file must be refused. Root can write to any file, so a child with
+   another user id tries. */
 static void test_protected(void) {
     const char *path = in_dir("r/file");
     int status;
@@ -954,7 +957,7 @@ static void test_protected(void) {
 }
 
   #ifdef __linux__
-/* The data are on the disk before the name changes. */
+/* The data must be on the disk before the file is renamed. */
 static void test_sync(void) {
     const char *path = in_dir("r/file");
     events[0] = 0;
@@ -980,8 +983,8 @@ static void test_sync(void) {
 }
   #endif
 
-/* Names of any length and in UTF-8. The temporary file of a name of maximum length has a
-   shortened name. */
+/* Names of any length and in UTF-8 must work. If a name has the maximum length, the
+   name of its temporary file is shortened. */
 static void test_names(void) {
     char name[300], tmp[300];
     size_t n, k, i;
@@ -1028,9 +1031,9 @@ static void test_owner(void) {
 #endif
 
 #if defined(__linux__) && !defined(SEQTX_STDIO_FILES)
-/* Each system call of a save fails, once or from then on. The file is the old one or the
-   complete new one, with its mode. No temporary file and no descriptor is left. A failure
-   is reported with its reason. */
+/* Each system call of a save fails, either once or from then on. Afterwards the file
+   must be the old one or the complete new one, with its mode. No temporary file and no
+   descriptor may remain, and the error must name the reason. */
 static int fault_save(const char *path) {
     int done;
     memset(fault.count, 0, sizeof fault.count);
@@ -1093,7 +1096,7 @@ static void test_faults(void) {
         for (all = 0; all < 2; all++)
             for (at = 1; at <= most[call]; at++)
                 for (c = 0; c < sizeof codes / sizeof *codes; c++) {
-                    /* open and write would be retried forever */
+                    /* the library would retry open and write forever */
                     if (all && codes[c] == EINTR && (call == OPEN || call == WRITE)) continue;
                     fault.call = call;
                     fault.all = all;
@@ -1106,8 +1109,9 @@ static void test_faults(void) {
 }
 #endif
 
-/* A full disk: the old file is kept and nothing is left behind. Simulated by a limit on
-   the file size, and on a small tmpfs if one can be mounted. */
+/* If the disk is full, the old file must be kept and no temporary file may remain. A
+   full disk is simulated by a limit on the file size, and by a small tmpfs if one can
+   be mounted. */
 static void test_disk_full(void) {
     const char *path = in_dir("r/full");
     struct rlimit old, lim;
@@ -1131,7 +1135,7 @@ static void test_disk_full(void) {
         CHECK(mkdir(disk, 0700) == 0);
         fflush(stdout);
         pid = fork();
-        /* a private mount that ends with this process */
+        /* a private mount that disappears with this process */
         if (pid == 0) {
             int ok;
             if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_PRIVATE | MS_REC, NULL) != 0
@@ -1156,7 +1160,8 @@ static void test_disk_full(void) {
 #endif
 }
 
-/* SIGKILL at any moment leaves a complete file that is not older than the one before. */
+/* SIGKILL at any moment must leave a complete file that is not older than the
+   previous one. */
 static void test_kill(void) {
     const char *path = in_dir("r/kill");
     float last = 1;
@@ -1189,7 +1194,7 @@ static void test_kill(void) {
 }
 
 
-// >>utilities for readers of files: maps, UTF-8, quoting
+// >>utilities for code that reads files: maps, UTF-8, quoting
 
 static void test_tools(void) {
     static const struct {
@@ -1256,7 +1261,7 @@ static stx_vocab_desc desc(int kind, int order) {
     return d;
 }
 
-/* The pieces of a vocabulary in order, each followed by '|'. */
+/* Returns the pieces of a vocabulary in order, each followed by '|'. */
 static const char *pieces(const stx_vocab *v) {
     static char out[4096];
     size_t i, n, at = 0;
@@ -1271,7 +1276,7 @@ static const char *pieces(const stx_vocab *v) {
     return out;
 }
 
-/* The pieces of the tokens of a corpus, in the same form */
+/* Returns the pieces of the tokens of a corpus in the same form. */
 static const char *tokens(const stx_vocab *v, const stx_corpus *c) {
     static char out[4096];
     size_t i, n, at = 0;
@@ -1290,7 +1295,7 @@ static const char *tokens(const stx_vocab *v, const stx_corpus *c) {
     return out;
 }
 
-/* The vocabulary and the tokens of a text */
+/* Checks the vocabulary and the tokens of a text. */
 static void text_tokens(int line, const stx_vocab_desc *d, const void *text, size_t n,
                         const char *voc, const char *toks) {
     const char *path = put_bytes("text", text, n);
@@ -1309,7 +1314,7 @@ static void text_tokens(int line, const stx_vocab_desc *d, const void *text, siz
 static void test_words(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
     TOKENS(d, "b a b\nc\n", "b|a|<eos>|c|", "b|a|b|<eos>|c|<eos>|");
-    /* no newline at the end */
+    /* A text need not end with a newline. */
     TOKENS(d, "b a b\nc", "b|a|<eos>|c|", "b|a|b|<eos>|c|<eos>|");
     TOKENS(d, "a\r\nb\rc\n\rd", "a|<eos>|b|c|d|", "a|<eos>|b|<eos>|c|<eos>|<eos>|d|<eos>|");
     TOKENS(d, "\n\n a \n \n", "<eos>|a|", "<eos>|<eos>|a|<eos>|<eos>|");
@@ -1329,7 +1334,8 @@ static size_t put_utf8(char *o, uint32_t c) {
     return n;
 }
 
-/* The word "acb" and a blank for a code point c; returns the length of the word. */
+/* Writes the word "acb" and a blank, where c is a code point. Returns the length of
+   the word. */
 static size_t put_word(char *o, uint32_t c) {
     size_t n;
     o[0] = 'a';
@@ -1361,7 +1367,7 @@ static void test_words_unicode(void) {
            "\xE2\x80\xAFo\xE2\x81\x9Fp\xE3\x80\x80q\xE2\x80\x8Br",
            "a|b|c|d|e|f|g|h|i|j|k|l|m|n|o|p|q\xE2\x80\x8Br|<eos>|",
            "a|b|c|d|e|f|g|h|i|j|k|l|m|n|o|p|q\xE2\x80\x8Br|<eos>|");
-    /* one word for each code point */
+    /* a text with one word per code point */
     f = fopen(in_dir("all"), "wb");
     for (c = 0; c < 0x110000; c++) {
         if (c >= 0xD800 && c < 0xE000) continue;
@@ -1427,7 +1433,7 @@ static void test_chars(void) {
            "b|\xC3\xA4|\xE2\x82\xAC|\xF0\x9F\x98\x80|b|\r|\n|");
     d.eos = 1;
     TOKENS(d, "ab\r\na\n\rc", "a|b|<eos>|c|", "a|b|<eos>|a|<eos>|<eos>|c|<eos>|");
-    /* the form of text8 in the original code: 26 letters, "_" and <eos> */
+    /* The alphabet of text8 in the original code: 26 letters, "_" and <eos>. */
     for (i = 0; i < 26; i++) {
         text[n++] = (char)('z' - i);
         text[n++] = '_';
@@ -1493,7 +1499,7 @@ static void test_bytes(void) {
     stx_vocab_free(v);
 }
 
-/* Only the bytes that occur are in the vocabulary. */
+/* The vocabulary must contain only the bytes that occur in the text. */
 static void test_compact(void) {
     stx_vocab_desc d = desc(STX_TOK_BYTES, STX_ORDER_FIRST);
     unsigned char text[5000];
@@ -1509,7 +1515,7 @@ static void test_compact(void) {
     d.order = STX_ORDER_COUNT_LATER;
     TOKENS(d, "bacab\n", "a|b|<eos>|c|", "b|a|c|a|b|<eos>|");
     d.order = STX_ORDER_FIRST;
-    /* enwik8's alphabet: 205 distinct byte values, byte 10 among them */
+    /* The alphabet of enwik8: 205 distinct byte values, one of which is 10. */
     for (i = 0; i < sizeof text; i++)
         text[i] = (unsigned char)(i * 31 % 205 == 7 ? 10 : 20 + i * 31 % 205);
     path = put_bytes("enwik", text, sizeof text);
@@ -1533,7 +1539,7 @@ static void test_compact(void) {
           == NULL);
     ERROR(STX_ERR_FORMAT, "odd: the byte '\\xFE' at byte 3 is not in the vocabulary (205 pieces)");
     stx_vocab_free(v);
-    d.min_count = 2; /* with <unk> it can be read */
+    d.min_count = 2; /* adds <unk>, so the file can be read */
     v = stx_vocab_build(x, &d, path, 0, 4000);
     c = stx_corpus_open(x, v, in_dir("odd"), 0, 0);
     CHECK(stx_corpus_read(c, 3, 2, id) && id[0] == stx_vocab_unk(v) && id[1] == stx_vocab_eos(v));
@@ -1618,7 +1624,7 @@ static void test_encode(void) {
     CHECK(stx_vocab_decode(v, id, 4, NULL, 0) == 13);
     memset(out, '#', sizeof out);
     CHECK(stx_vocab_decode(v, id, 4, out, 5) == 13 && !memcmp(out, "cat t#", 6));
-    /* token by token */
+    /* decoding token by token */
     for (k = i = 0; i < 4; i++) k += stx_vocab_decode(v, id + i, 1, out + k, sizeof out - k);
     CHECK(k == 13 && !memcmp(out, "cat the \nsat ", 13));
     CHECK(stx_vocab_encode(v, "", 0, NULL, 0) == 0 && stx_vocab_decode(v, NULL, 0, NULL, 0) == 0);
@@ -1646,7 +1652,8 @@ static void test_encode(void) {
     stx_vocab_free(v);
 }
 
-/* Two adjacent ranges, split at any byte, lose nothing and share nothing. */
+/* A text that is split into two adjacent ranges at any byte must lose nothing, and the
+   ranges must not share anything. */
 static void test_ranges(void) {
     static const char text[] =
         "\xC3\xA4pfel b\xC3\xA4ume\r\n\xE2\x82\xAC 12\xE3\x80\x80x \n\n\xF0\x9F\x98\x80 end\rz";
@@ -1671,7 +1678,7 @@ static void test_ranges(void) {
             nb = stx_corpus_size(b);
             CHECK(stx_corpus_bytes(a) + stx_corpus_bytes(b) == n);
             if (kind != STX_TOK_WORDS) CHECK(na + nb == total);
-            /* words: one more <eos> where a line is split */
+            /* For words, a split line has one more <eos>. */
             for (i = 0; i < na + nb; i++) {
                 int32_t p = -1, q = -2;
                 if (i < na)
@@ -1694,7 +1701,8 @@ static void test_ranges(void) {
     }
 }
 
-/* One stored vocabulary: round trip, truncation, and all changes of a bit */
+/* Tests a stored vocabulary: its round trip, all truncations, and all changes of a
+   bit. */
 static void check_blob(const stx_vocab_desc *d, const char *path) {
     stx_vocab *v = stx_vocab_build(x, d, path, 0, 0), *u;
     size_t n = stx_vocab_save(v, NULL, 0), j;
@@ -1728,7 +1736,7 @@ static void check_blob(const stx_vocab_desc *d, const char *path) {
     CHECK(!stx_vocab_load(x, blob, n + 1));
     ERROR(STX_ERR_FORMAT, "stored vocabulary");
     for (j = 0; j < n; j++)
-        for (bit = 0; bit < 8; bit++) { /* what can be loaded is saved as the same bytes */
+        for (bit = 0; bit < 8; bit++) { /* if it loads, it is saved as the same bytes */
             blob[j] ^= (unsigned char)(1 << bit);
             u = stx_vocab_load(x, blob, n);
             if (u)
@@ -1771,7 +1779,7 @@ static void test_blob(void) {
     ERROR(STX_ERR_FORMAT, "expected a stored vocabulary");
 }
 
-/* Selected damage: a huge V, an empty piece, the same piece twice */
+/* Damaged vocabularies: a huge V, an empty piece, the same piece twice. */
 static void test_bad_blob(void) {
     unsigned char b[64] = "STXV\1\2\2\0\2\0\0\0\0\0\0\0\1\0\0\0a\1\0\0\0b";
     stx_vocab *v = stx_vocab_load(x, b, 26);
@@ -1797,7 +1805,7 @@ static void test_bad_blob(void) {
     ERROR(STX_ERR_FORMAT, "a piece that is invalid for its kind");
 }
 
-/* More words than fit into 16 bits */
+/* A vocabulary may have more words than fit into 16 bits. */
 static void test_large_vocab(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_COUNT_LATER);
     FILE *f = fopen(in_dir("large"), "wb");
@@ -1811,7 +1819,7 @@ static void test_large_vocab(void) {
     c = stx_corpus_open(x, v, in_dir("large"), 0, 0);
     FINE();
     CHECK(stx_vocab_size(v) == 70001 && stx_vocab_eos(v) == 0 && stx_corpus_size(c) == 77000);
-    /* All counts are 1: the last word is the first one of the order. */
+    /* All counts are 1, so the last word is the first one in the order. */
     for (i = 0; i < 7000; i++) {
         wrong += !stx_corpus_read(c, i * 11, 1, id) || id[0] != (int32_t)(70000 - i * 10);
         wrong += !stx_corpus_read(c, i * 11 + 10, 1, id) || id[0] != 0;
@@ -1822,7 +1830,7 @@ static void test_large_vocab(void) {
     remove(in_dir("large"));
 }
 
-/* A file larger than 4 GiB */
+/* Files larger than 4 GiB must be readable. */
 static void test_sparse(void) {
 #if !defined(SEQTX_STDIO_FILES)
     const char *path = in_dir("sparse");
@@ -1888,8 +1896,8 @@ static stx_corpus *ramp_corpus(size_t n) {
     return stx_corpus_wrap(x, ramp, n, n);
 }
 
-/* 200 batches of B streams and T tokens, against a second implementation of the rule. An
-   object that is resumed at step 57 gives the same batches. */
+/* Compares 200 batches of B streams and T tokens with a second implementation of the
+   rule. An object that is resumed at step 57 must return the same batches. */
 static void check_batches(size_t N, size_t B, size_t T, uint64_t seed) {
     size_t n = N / B, p = 0, wrong = 0, i, r, t;
     uint64_t wraps = 0;
@@ -1948,7 +1956,7 @@ static void test_batches(void) {
         check_batches(shapes[k][0], shapes[k][1], shapes[k][2], 1234 + k);
 }
 
-/* The positions after a wrap are spread over [0, T) and depend on the seed. */
+/* The positions after a wrap must be spread over [0, T) and depend on the seed. */
 static void test_wraps(void) {
     stx_corpus *c = ramp_corpus(100);
     stx_batches_desc d;
@@ -1975,8 +1983,8 @@ static void test_wraps(void) {
     stx_corpus_close(c);
 }
 
-/* Three epochs of records, against a second implementation of the rule: blocks of T + 1
-   tokens without overlap; row b of record q is block q + b stride. */
+/* Compares three epochs of records with a second implementation of the rule: blocks of
+   T + 1 tokens do not overlap, and row b of record q is block q + b stride. */
 static void check_records(size_t first, size_t N, size_t B, size_t T) {
     size_t S = T + 1, blocks = N / S, stride = N / (B * S), records = stride + blocks - B * stride;
     size_t i, q, r, t, n, wrong = 0;
@@ -2034,7 +2042,8 @@ static void check_records(size_t first, size_t N, size_t B, size_t T) {
 static void test_records(void) {
     static const size_t shapes[][3] = {{103, 3, 5}, {40, 4, 3},   {8, 2, 3},
                                        {2, 1, 1},   {300, 7, 13}, {83, 4, 2}};
-    /* WikiText-2 in the pieces of the original: tokens, records */
+    /* Tokens and records of WikiText-2 in the original's pieces, and of a minimal
+       corpus. */
     static const size_t size[3][2] = {{314913, 304}, {357981, 369}, {33 * 32, 1}};
     static int32_t one[1];
     size_t k;
@@ -2052,8 +2061,8 @@ static void test_records(void) {
     CHECK(stx_batches_epoch(NULL, NULL) == 0);
 }
 
-/* Rolled streams: each epoch starts at another position of a stream, each stream at
-   another one, and continues from its end to its beginning. */
+/* With rolled streams, each epoch must start at another position, which differs between
+   the streams. Each stream continues from its end to its beginning. */
 static void test_roll(void) {
     size_t N = 211, B = 3, T = 7, n = N / B, i, r, t, wrong = 0, differ = 0, blocks;
     stx_corpus *c = ramp_corpus(N);
@@ -2112,7 +2121,7 @@ static void test_roll(void) {
     stx_corpus_close(c);
 }
 
-/* Piece ids and the text they decode to: U+2581 is a blank, a control piece is empty, a
+/* Piece ids must decode to text: U+2581 is a blank, a control piece is empty, and a
    byte piece is a byte. */
 static void test_ids(void) {
     static const char list[] = "[PAD]\t0\n[BOS]\t0\n[EOS]\t0\n[UNK]\t0\n@-@\t0\n"
@@ -2186,8 +2195,8 @@ static void test_pieces_errors(void) {
 #endif
 }
 
-/* A .vocab file of n pieces, with their scores unless score is NULL. It is read as these
-   pieces or, if `error` is not NULL, refused with this error. */
+/* Checks that a .vocab file of n pieces, with scores unless score is NULL, is read as
+   these pieces or, if `error` is not NULL, refused with this error. */
 static void check_list(const char *mark, const char *const *piece, const char *const *score,
                        size_t n, const char *error) {
     stx_vocab_desc d = desc(STX_TOK_IDS, STX_ORDER_FIRST);
@@ -2215,7 +2224,7 @@ static void check_list(const char *mark, const char *const *piece, const char *c
     stx_vocab_free(v);
 }
 
-/* A piece can contain tabs and newlines, and SentencePiece writes them unescaped. */
+/* A piece can contain tabs and newlines. SentencePiece writes them unescaped. */
 static void test_lists(void) {
     static const char *const tabs[] = {"<unk>",
                                        "\t",
@@ -2247,8 +2256,8 @@ static void test_lists(void) {
     }
 }
 
-/* Text with code units of 2 or 4 bytes, with or without a byte-order mark: one letter,
-   blanks and newlines */
+/* Tests a text of one letter, blanks and newlines in code units of 2 or 4 bytes, with
+   or without a byte-order mark. */
 static void wide_text(int kind, const stx_vocab *v, const char *name, size_t unit, int big,
                       int mark, const unsigned char letter[2]) {
     stx_vocab_desc d = desc(kind, STX_ORDER_FIRST);
@@ -2295,8 +2304,8 @@ static void wide_text(int kind, const stx_vocab *v, const char *name, size_t uni
     ERROR(STX_ERR_FORMAT, part);
 }
 
-/* A byte-order mark is skipped, and text with wider code units is refused, except with
-   STX_TOK_BYTES. */
+/* A byte-order mark must be skipped, and text with wider code units must be refused,
+   except with STX_TOK_BYTES. */
 static void test_marks(void) {
     static const char text[] = "\xEF\xBB\xBF"
                                "5 6 5\n6 5 5\n",
@@ -2348,7 +2357,7 @@ static void test_marks(void) {
         stx_vocab_free(v);
         stx_vocab_free(plain);
     }
-    /* a part of a text: U+FEFF is a character, and the encoding is not checked */
+    /* In a part of a text, U+FEFF is a character, and the encoding is not checked. */
     {
         stx_vocab_desc d = desc(STX_TOK_CHARS, STX_ORDER_FIRST);
         v = stx_vocab_build(x, &d, put_text("joined", "a\xEF\xBB\xBF"), 0, 0);
@@ -2364,7 +2373,8 @@ static void test_marks(void) {
         ERROR(STX_ERR_FORMAT, "is not UTF-8: byte 0");
         stx_vocab_free(v);
     }
-    /* Japanese: only the line end has a zero byte; unpaired surrogate; both parities */
+    /* Japanese text in UTF-16, in which only the line end has a zero byte. Both byte
+       orders and a surrogate pair must be recognised, damaged variants must not. */
     CHECK(!strcmp(stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x0A\0", 8), "UTF-16LE"));
     CHECK(!strcmp(stx_text_encoding("\x65\xE5\x67\x2C\x8A\x9E\0\x0A", 8), "UTF-16BE"));
     CHECK(!strcmp(stx_text_encoding("\x40\xD8\x0B\xDC\x9E\x8A\x0A\0", 8), "UTF-16LE"));
@@ -2373,7 +2383,8 @@ static void test_marks(void) {
     CHECK(!stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x01\0", 8));
     CHECK(!stx_text_encoding("\xE5\x65\x2C\xE7\x9E\x8A\x0A\0", 8));
     CHECK(!stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x0A\x41", 8));
-    /* UTF-8 of other scripts, few zeros, zeros in odd places, one letter */
+    /* UTF-8 in other scripts, texts with few zeros, zeros at irregular places, one
+       letter. */
     CHECK(!stx_text_encoding("", 0) && !stx_text_encoding("a", 1));
     CHECK(!stx_text_encoding("\0a", 2) && !stx_text_encoding("abc\0", 4));
     CHECK(!stx_text_encoding("\xd0\xb0\xd0\xb1 \xd0\xb2", 7));
@@ -2383,8 +2394,8 @@ static void test_marks(void) {
                              5));
 }
 
-/* The evaluation rules against plain lists of targets, with B streams of n tokens and
-   blocks of T. The training position does not change. */
+/* Compares the evaluation rules with plain lists of targets, for B streams of n tokens
+   and blocks of T. The training position must not change. */
 static void check_eval(size_t n, size_t B, size_t T) {
     stx_corpus *c = ramp_corpus(n * B + B - 1);
     stx_batches_desc d;
@@ -2434,7 +2445,7 @@ static void test_eval(void) {
             for (T = 1; T < n; T++) check_eval(n, B, T);
 }
 
-/* The test part of enwik8 has 1220 blocks. */
+/* The test part of enwik8 must have 1220 blocks. */
 static void test_eval_enwik8(void) {
     size_t t, n = 625000, blocks = 0;
     int32_t *all = (int32_t *)calloc(n, sizeof *all), *xy = (int32_t *)calloc(1024, sizeof *xy);
@@ -2454,7 +2465,7 @@ static void test_eval_enwik8(void) {
     free(xy);
 }
 
-/* Each rank has its rows of the whole batch. */
+/* Each rank must receive its rows of the whole batch. */
 static void test_ranks(void) {
     stx_corpus *c = ramp_corpus(500);
     stx_batches_desc d;
@@ -2553,7 +2564,7 @@ static void test_batches_errors(void) {
     stx_batches_free(NULL);
 }
 
-/* Positions that cannot occur are refused. */
+/* Positions that cannot occur must be refused. */
 static void test_position_errors(void) {
     stx_corpus *c = ramp_corpus(100);
     stx_batches_desc d;
@@ -2586,9 +2597,10 @@ static void test_position_errors(void) {
 }
 
 
-// >>allocations: each fails once. There is an error, nothing leaks, the old file is whole
+// >>allocations: when each one fails, there is an error, no leak, and the old file is
+// intact
 
-/* Calls that allocate; 0 if one fails */
+/* Makes calls that allocate. Returns 0 if one of them fails. */
 static int everything(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_COUNT_LATER);
     stx_batches_desc bd;
@@ -2642,7 +2654,7 @@ static int everything(void) {
 static void test_allocations(void) {
     FILE *f = fopen(in_dir("words"), "wb");
     long i, total, live = count.live;
-    /* so many words that the tables grow */
+    /* enough words for the tables to grow */
     for (i = 0; i < 700; i++) fprintf(f, "w%ld w%ld%c", i % 60, i, i % 7 ? ' ' : '\n');
     fclose(f);
     count.n = 0;

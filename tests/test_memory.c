@@ -1,7 +1,7 @@
-/* test_memory.c - recomputation of layers, and dry contexts. Recomputing any number of
-   layers gives bit-exactly the same losses, gradients and parameters. The more layers,
-   the less memory. A dry context counts exactly the bytes that the same calls use when
-   they compute, and fails in the same places. */
+/* test_memory.c - tests recomputation of layers and dry contexts. With any number of
+   recomputed layers, losses, gradients and parameters must be bit-identical, and more
+   recomputed layers must use less memory. A dry context must count exactly the bytes
+   that the same calls use when they compute, and must fail in the same places. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
 #include "../seqtx_par.h"
@@ -11,7 +11,7 @@
 enum { B = 3, T = 16, V = 23, C = 16, LAYERS = 4, STEPS = 4 };
 
 
-// >>families, with dropout, memories and the options that change what a layer stores
+// >>families with dropout, memories and the options that change what a layer stores
 
 static stx_lm make_span(stx_ctx *x, stx_params **arch) {
     stx_span_desc d;
@@ -186,7 +186,7 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 typedef struct result {
     double loss[STEPS];
-    stx_real *all;  /* (n): gradients of the last step, then the final parameters */
+    stx_real *all;  /* (n): gradients of the last step, then final parameters */
     size_t n, peak, bytes;
     int code;
     char error[512];
@@ -206,7 +206,7 @@ static void keep(result *r, stx_ctx *x, const stx_params *p, int grads) {
     }
 }
 
-/* One step of training */
+/* Trains one step. */
 static void train(result *r, const stx_lm *lm, stx_params *arch, stx_optim *optim,
                   stx_optim *gates, void *memory, int step, int dry) {
     stx_ctx *x = lm->ctx;
@@ -233,7 +233,7 @@ static void train(result *r, const stx_lm *lm, stx_params *arch, stx_optim *opti
     if (stx_ok(x)) lm->updated(lm->model);
 }
 
-/* Two steps of evaluation with a separate, larger memory */
+/* Evaluates two steps with a separate, larger memory. */
 static void evaluate(const stx_lm *lm) {
     stx_ctx *x = lm->ctx;
     void *memory = stx_ok(x) ? lm->state_create(lm->model, 2 * B, 0) : NULL;
@@ -248,7 +248,8 @@ static void evaluate(const stx_lm *lm) {
     }
 }
 
-/* Trains and evaluates a model whose last n layers are recomputed. limit: bytes, or 0 */
+/* Trains and evaluates a model whose last n layers are recomputed. limit: the memory
+   limit in bytes, or 0. */
 static result run(const struct family *f, size_t n, int dry, size_t limit) {
     result r;
     stx_desc cd;
@@ -288,7 +289,8 @@ static result run(const struct family *f, size_t n, int dry, size_t limit) {
     return r;
 }
 
-/* With a memory limit, a dry run and a computing run succeed or fail in the same way. */
+/* With a memory limit, a dry run and a computing run must succeed or fail in the
+   same way. */
 static void limits(const struct family *f, size_t layers, const result *r) {
     int i;
     for (i = 0; i < 6; i++) {
@@ -318,8 +320,8 @@ static void family(const struct family *f) {
             CHECK(r.n == first.n && !memcmp(r.all, first.all, r.n * sizeof *r.all),
                   "%s: gradients or parameters change with %zu layers recomputed", f->name,
                   some[k]);
-            /* Recomputing a single layer saves nothing: its activations are allocated
-               again at the peak. */
+            /* Recomputing a single layer saves nothing, because its activations are
+               reallocated at the peak. */
             CHECK(some[k] == 1 ? r.peak < first.peak + first.peak / 100 : r.peak <= before,
                   "%s: %zu layers recomputed use %zu bytes, fewer layers %zu", f->name, some[k],
                   r.peak, before);
@@ -342,7 +344,7 @@ static void recomputes(const char *name, size_t layers, size_t expected) {
           layers);
 }
 
-/* recompute_layers of a created model is at most the number of layers */
+/* recompute_layers of a created model must be at most the number of layers. */
 static void descs(void) {
     static const struct {
         size_t given, expected;

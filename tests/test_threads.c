@@ -1,8 +1,9 @@
-/* test_threads.c - the threads of a context. Every iteration runs exactly once, even if a
-   thread is delayed. Results are bit-exact on a busy machine. Contexts can be created and
-   destroyed at any time, several can exist. A child works after fork. Signals go to the
-   threads of the caller. Also compiled with the thread sanitizer. The argument "short"
-   repeats less, for builds in which the code is slow and the threads are the same. */
+/* test_threads.c - tests the threads of a context. Every iteration must run exactly
+   once, even if a thread is delayed. Results must be bit-exact on a busy machine.
+   Contexts can be created and destroyed at any time, and several can exist. A child
+   process works after fork. Signals are delivered only to threads of the caller. Also
+   compiled with the thread sanitizer. The argument "short" repeats less, for builds
+   with slower code and the same threads. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -55,7 +56,8 @@ static const size_t works[] = {0, 40000, 100000, SIZE_MAX};
 
 enum { WORKS = sizeof works / sizeof *works };
 
-/* Runs n iterations. kind: an index of works[], or WORKS for stx_parallel_units */
+/* Runs n iterations and checks them. kind: an index of works[], or WORKS for
+   stx_parallel_units. */
 static void run_once(stx_ctx *x, int threads, size_t n, size_t kind) {
     counted c;
     size_t i, bad = 0;
@@ -85,7 +87,7 @@ static void once(void) {
         }
         stx_destroy(x);
     }
-    { /* without a context, which kernels accept */
+    { /* kernels also accept NULL as a context */
         counted c;
         unsigned char times[5] = {0};
         c.times = times;
@@ -97,7 +99,7 @@ static void once(void) {
 }
 
 
-// >>delay: other threads run the iterations that a delayed thread has not started
+// >>delay: other threads must run the iterations that a delayed thread has not started
 
 typedef struct progress {
     size_t n, done, by_caller;
@@ -107,7 +109,7 @@ typedef struct progress {
 static void be_delayed(const stx_share *s, const void *job) {
     progress *l = (progress *)(uintptr_t)job;
     int wait = s->thread != 0;
-    while (wait) { /* a worker stays in its first chunk until all others are done */
+    while (wait) { /* a worker waits in its first chunk for all others */
         pthread_mutex_lock(&l->lock);
         wait = l->done + (s->end - s->begin) < l->n;
         pthread_mutex_unlock(&l->lock);
@@ -140,9 +142,9 @@ static void delayed_thread(void) {
 }
 
 
-// >>wake: sleeping threads are woken
+// >>wake: sleeping threads must be woken
 
-/* Each of two chunks waits until the other one has started. */
+/* Waits in each of two chunks until the other one has started. */
 static void meet(const stx_share *s, const void *job) {
     progress *l = (progress *)(uintptr_t)job;
     int wait = 1;
@@ -167,13 +169,13 @@ static void woken(void) {
         stx_parallel(x, 2, SIZE_MAX, meet, &l);
         CHECK(l.done == 2, "no other thread took part, loop %d", k);
         pthread_mutex_destroy(&l.lock);
-        nap(20); /* until the threads sleep */
+        nap(20); /* let the threads fall asleep */
     }
     stx_destroy(x);
 }
 
 
-// >>other work on the machine
+// >>busy: other work on the machine must be detected
 
 static int stop;
 
@@ -184,8 +186,9 @@ static void *burn(void *unused) {
 }
 
 #if defined(__linux__) && !defined(TEST_TSAN)
-/* A thread that sleeps in its chunk does not count as other work: a virtual machine whose
-   host uses the processor looks the same. Other threads on the same processor count. */
+/* A thread that sleeps in its chunk must not count as other work, although a virtual
+   machine whose host uses the processor looks the same. Other threads on the same
+   processor must count. */
 typedef struct uneven {
     int inside, nap_ms;
 } uneven;
@@ -218,8 +221,8 @@ static uint32_t signs(int nap_ms, int loops) {
     return most;
 }
 
-/* Are involuntary context switches counted here? Sandboxes report 0. The processor
-   is shared with a busy loop. */
+/* Returns whether this system counts involuntary context switches; sandboxes report 0.
+   Shares the processor with a busy loop to find out. */
 static int counts_switches(void) {
     struct rusage before, after;
     struct timespec from, now;
@@ -241,7 +244,7 @@ static void other_work(void) {
     int i, switches;
     /* repeated, because this machine may have other work */
     for (i = 0; i < 30 && most; i++) most = signs(40, 3);
-    /* It has other work if there are signs of it without a nap. */
+    /* If the signs remain without a nap, the machine does have other work. */
     for (i = 0; i < 30 && most && !signs(0, 3); i++) {
     }
     CHECK(!most || i < 30, "a thread that slept in its chunk counts as other work");
@@ -264,9 +267,10 @@ static void other_work(void) {}
 #endif
 
 
-// >>bits: results do not depend on other work, nor, without sums by thread, on threads
+// >>bits: results must not depend on other work, and those of kernels without sums per
+// thread must not depend on the number of threads
 
-/* Trains a model for a few steps. out (n): its parameters */
+/* Trains a model for a few steps and copies its parameters to out (n). */
 static void train(int threads, stx_real *out, size_t *n) {
     stx_ctx *x = context(threads);
     stx_span_desc d;
@@ -355,7 +359,7 @@ static void any_number(void) {
     free(w);
 }
 
-/* One tensor is q, k and v: no part of its gradient that a thread adds may be lost. */
+/* If one tensor is q, k and v, no part of its gradient that a thread adds may be lost. */
 static void with_itself(void) {
     enum { T = 640, C = 8 };
 
@@ -390,7 +394,7 @@ static void with_itself(void) {
 }
 
 
-// >>contexts are created and destroyed
+// >>contexts can be created and destroyed at any time
 
 static void come_and_go(void) {
     int i;
@@ -405,7 +409,7 @@ static void come_and_go(void) {
         c.threads = 5;
         c.wrong = 0;
         if (i % 3) stx_parallel(i % 2 ? x : kept, 512, SIZE_MAX, count, &c);
-        if (i % 50 == 49) nap(5); /* until the threads sleep */
+        if (i % 50 == 49) nap(5); /* let the threads fall asleep */
         stx_destroy(x);
         for (n = 0; n < 512 && i % 3; n++) bad += times[n] != 1;
         CHECK(!bad && !c.wrong, "context %d: iterations did not run exactly once", i);
@@ -436,10 +440,10 @@ static void processors(void) {
 }
 
 
-// >>fork: the child has no worker threads and runs all iterations itself
+// >>fork: the child has no worker threads and must run all iterations itself
 
 static void forked(void) {
-#ifndef TEST_TSAN /* it does not support fork with threads */
+#ifndef TEST_TSAN /* which does not support fork with threads */
     stx_ctx *x = context(4);
     unsigned char times[4096];
     counted c;
@@ -476,7 +480,7 @@ static void forked(void) {
 }
 
 
-// >>signals are delivered to threads of the caller only
+// >>signals must be delivered only to threads of the caller
 
 static pthread_t main_thread;
 static volatile sig_atomic_t here, elsewhere;
@@ -503,7 +507,7 @@ static void signals(void) {
     stx_parallel(x, 64, SIZE_MAX, count, &c);
     sigemptyset(&set);
     sigaddset(&set, SIGUSR1);
-    /* The main thread blocks the signal. No other thread may receive it. */
+    /* The main thread blocks the signal, so no other thread may receive it. */
     pthread_sigmask(SIG_BLOCK, &set, &old);
     for (i = 0; i < 20; i++) {
         kill(getpid(), SIGUSR1);
