@@ -1,6 +1,6 @@
-/* check.h - what test_io.c and test_train_h.c share: checks without a message, and files
-   in a directory that exists only during the test. Neither depends on seqtx.h. The last
-   line of a program is "N passed, N failed". */
+/* check.h - shared by test_io.c and test_train_h.c: checks without a message, and files
+   in a directory that exists only during the test. It does not depend on seqtx.h. The
+   last line of a program is "N passed, N failed". */
 #ifndef STX_TEST_CHECK_H
 #define STX_TEST_CHECK_H
 #include <dirent.h>
@@ -35,7 +35,7 @@ static void check_text(const char *got, const char *expected, const char *file, 
     printf("%s:%d: expected [%s]\n  got [%s]\n", file, line, expected, got ? got : "(null)");
 }
 
-/* A comparison with NaN is false, so it fails. */
+/* Comparisons must be written so that NaN makes them false and the check fails. */
 #define CHECK(condition)    check((condition) ? 1 : 0, #condition, __FILE__, __LINE__)
 #define SAME(got, expected) check_text(got, expected, __FILE__, __LINE__)
 
@@ -47,9 +47,9 @@ static int check_end(void) {
 
 // >>files
 
-static char dir[512];   /* all files of the test are below it */
+static char dir[512];   /* contains all files of the test */
 
-/* Creates dir. If it cannot be created, prints the reason and a last line. */
+/* Creates dir. On failure, prints the reason and the last line of the program. */
 static int dir_create(const char *name) {
     const char *tmp = getenv("TMPDIR");
     int k;
@@ -63,7 +63,7 @@ static int dir_create(const char *name) {
     return 0;
 }
 
-/* The path of a file in dir; valid for the next 255 calls. */
+/* Returns the path of a file in dir, valid for the next 255 calls. */
 static const char *in_dir(const char *name) {
     static char path[256][1024];
     static int k;
@@ -79,8 +79,8 @@ static void put_file(const char *path, const void *data, size_t n) {
     CHECK(fclose(f) == 0);
 }
 
-/* The content of a file, followed by a zero and valid until the next call; NULL if it
-   cannot be opened. n, the length, may be NULL. */
+/* Returns the content of a file, followed by a zero byte and valid until the next call,
+   or NULL if the file cannot be opened. n receives the length and may be NULL. */
 static char *get_file(const char *path, size_t *n) {
     static char text[1 << 16];
     FILE *f = fopen(path, "rb");
@@ -94,7 +94,8 @@ static char *get_file(const char *path, size_t *n) {
     return f != NULL ? text : NULL;
 }
 
-/* Number of entries of a directory whose names contain `part`; -1 if it cannot be read */
+/* Returns the number of entries of a directory whose names contain `part`, or -1 if it
+   cannot be read. */
 static int dir_entries(const char *path, const char *part) {
     DIR *d = opendir(path);
     struct dirent *e;

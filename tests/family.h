@@ -1,5 +1,5 @@
-/* family.h - what the test programs of the model families share. Include after the header
-   of a family. */
+/* family.h - helpers that the test programs of the model families share. Include after
+   the header of a family. */
 #ifndef STX_TEST_FAMILY_H
 #define STX_TEST_FAMILY_H
 #include "values.h"
@@ -12,7 +12,8 @@ static inline stx_ctx *context(int threads, uint64_t seed) {
     return stx_create(&d);
 }
 
-/* Independent tokens (B,n), the same for the same seed. The caller frees them. */
+/* Returns independent tokens (B,n), which depend only on the seed. The caller frees
+   them. */
 static inline int32_t *random_tokens(size_t B, size_t n, int vocab, uint64_t seed) {
     int32_t *t = (int32_t *)malloc((B * n + 1) * sizeof *t);
     size_t i;
@@ -21,7 +22,8 @@ static inline int32_t *random_tokens(size_t B, size_t n, int vocab, uint64_t see
     return t;
 }
 
-/* Tokens (B,n) as above, except that two of three follow from their predecessor */
+/* Returns tokens (B,n), of which two in three follow from their predecessor. The caller
+   frees them. */
 static inline int32_t *ordered_tokens(size_t B, size_t n, int vocab, uint64_t seed) {
     int32_t *t = (int32_t *)malloc((B * n + 1) * sizeof *t);
     size_t i;
@@ -35,7 +37,7 @@ static inline int32_t *ordered_tokens(size_t B, size_t n, int vocab, uint64_t se
     return t;
 }
 
-/* Largest |a|, at least 1: differences are measured against it */
+/* Returns the largest |a|, at least 1, as the scale of differences. */
 static inline double largest(const stx_real *a, size_t n) {
     double top = 1;
     size_t i;
@@ -44,8 +46,8 @@ static inline double largest(const stx_real *a, size_t n) {
     return top;
 }
 
-/* Adds a random value in (-0.3,0.3) to every parameter, so that tables and biases are not
-   their first values. p may be NULL. */
+/* Adds a random value in (-0.3,0.3) to every parameter, so that tables and biases
+   differ from their initial values. p may be NULL. */
 static inline void perturb(stx_ctx *x, const stx_params *p) {
     size_t i, k;
     test_state = 88172645463325252u;
@@ -69,8 +71,8 @@ static inline void limited_release(void *user, void *p) {
     free(p);
 }
 
-/* A context of one thread that can allocate *left times; later allocations fail. NULL if
-   stx_create itself ran out. */
+/* Returns a context of one thread whose allocations fail after the first *left ones, or
+   NULL if stx_create itself fails. */
 static inline stx_ctx *limited_context(int *left) {
     stx_desc d;
     memset(&d, 0, sizeof d);

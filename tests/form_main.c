@@ -1,14 +1,14 @@
 /* form_main.c - the program that form.sh compiles in many ways. Exits with 0 if it works.
 
-   FORM_HEADER     the header
-   FORM_CALL       a function of the header that takes one pointer; all accept NULL
+   FORM_HEADER     the header to test
+   FORM_CALL       a function of the header that takes one pointer and accepts NULL
    FORM_IMPLEMENT  this unit contains the implementation
-   FORM_OTHER      form_other.c is linked too */
+   FORM_OTHER      form_other.c is also linked */
 #ifdef FORM_IMPLEMENT
   #define SEQTX_IMPLEMENTATION
 #endif
 #include FORM_HEADER
-#include FORM_HEADER /* the second time does nothing */
+#include FORM_HEADER /* a second inclusion must have no effect */
 
 #ifdef SEQTX_TESTS_HOSTILE_H
   #if !defined(A) || !defined(C) || !defined(I) || !defined(Z) || !defined(round)

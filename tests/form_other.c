@@ -1,6 +1,7 @@
-/* form_other.c - the second unit of the programs of form.sh. It uses the header. With
-   FORM_ONLY_IMPLEMENT it also contains the implementation for both units. With
-   SEQTX_STATIC and SEQTX_IMPLEMENTATION on the command line it contains a private one. */
+/* form_other.c - the second unit of the programs of form.sh, which uses the header.
+   With FORM_ONLY_IMPLEMENT it also contains the implementation for both units. With
+   SEQTX_STATIC and SEQTX_IMPLEMENTATION on the command line, it contains a private
+   implementation. */
 #ifdef FORM_ONLY_IMPLEMENT
   #define SEQTX_IMPLEMENTATION
   #include FORM_HEADER

@@ -1,14 +1,14 @@
-/* gemm_check.h - stx_gemm against stx_gemm_plain, in the real type of the build. Shared
-   by test_grad.c (double) and test_api.c (float). `one` and `many` are contexts with one
-   thread and with several threads: their results must be bit-identical. */
+/* gemm_check.h - compares stx_gemm with stx_gemm_plain, in the real type of the build.
+   Shared by test_grad.c (double) and test_api.c (float). `one` and `many` are contexts
+   with one thread and with several threads, whose results must be bit-identical. */
 #ifndef STX_GEMM_CHECK_H
 #define STX_GEMM_CHECK_H
 #include "inner.h"
 #include "values.h"
 
-/* With sanitizers, every second case runs (in a pattern that keeps each size and each
-   layout), and one in seven elements is compared: there stx_gemm_plain takes most of the
-   time. The other builds compare all elements of all cases. */
+/* With sanitizers, only every second case runs (in a pattern that keeps each size and
+   each layout), and one element in seven is compared, because stx_gemm_plain is slow
+   there. The other builds compare all elements of all cases. */
 #ifdef TEST_AMX_EMULATED
 enum { GEMM_HALF = 1, GEMM_EACH = 7 };
 #else
@@ -16,15 +16,17 @@ enum { GEMM_HALF = 0, GEMM_EACH = 1 };
 #endif
 
 
-/* Are the GEMMs of x computed by this library? Another library need not be bit-exact. */
+/* Returns whether this library computes the GEMMs of x. Another library need not be
+   bit-exact. */
 static int gemm_own(const stx_ctx *x) {
     return !x || !strcmp(stx_backend(x), inner_name(x));
 }
 
-/* One GEMM, or a batch, with gaps between rows and between matrices that must stay
-   unchanged. An element of C is a sum of K products below 1 in size. Rounding changes it
-   by at most K u times the sum (u: unit roundoff), by about sqrt(K) u in practice.
-   2 (K + 4) u is safe and far below the effect of a lost or doubled term. */
+/* Checks one GEMM, or a batch, whose matrices have gaps between rows and between
+   matrices that must stay unchanged. An element of C is a sum of K products that are
+   less than 1 in magnitude. Rounding changes it by at most K u times the sum (u is the
+   unit roundoff), and by about sqrt(K) u in practice. A tolerance of 2 (K + 4) u is
+   safe, and far below the effect of a missing or repeated term. */
 static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, size_t M, size_t N,
                      size_t K, double alpha, double beta, size_t gap) {
     size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N;
@@ -48,7 +50,7 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
     g.sb = sb;
     g.ldc = ldc;
     g.sc = sc;
-    if (beta == 0) /* overwrites C, even NaN */
+    if (beta == 0) /* C must be overwritten, even if it is NaN */
         for (e = 0; e < batch; e++)
             for (i = 0; i < M; i++)
                 for (j = 0; j < N; j++) C0[e * sc + i * ldc + j] = (stx_real)NAN;
@@ -69,7 +71,7 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
                         break;
                     }
                 }
-                C0[at] = C1[at]; /* leaves only the gaps to compare */
+                C0[at] = C1[at]; /* only the gaps remain to be compared */
             }
     if (good && memcmp(C0, C1, nc * sizeof *C1)) good = 0; /* a gap was written */
     CHECK(good, "gemm batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu", batch, ta,
@@ -86,7 +88,7 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
     return good;
 }
 
-/* Kernels may copy rows whose stride is a multiple of 4096 bytes. The result is
+/* Kernels may copy rows whose stride is a multiple of 4096 bytes. The result must be
    bit-identical to that with any other stride. */
 static void gemm_stride(stx_ctx *x, size_t M, size_t N, size_t K, int tb) {
     size_t lda = (K + 1023) / 1024 * 1024, i, bad = 0;
@@ -116,7 +118,8 @@ typedef struct gemm_shape {
 static const double gemm_scales[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0},
                                         {0, 1}, {0, 0}, {2, 0.25}};
 
-/* All transposes of a list of shapes; alpha, beta, batch and gap vary with *turn. */
+/* Checks all transposes of a list of shapes. alpha, beta, batch and gap vary with
+   *turn. */
 static void gemm_shapes(stx_ctx *one, stx_ctx *many, const gemm_shape *s, size_t n, int half,
                         size_t *turn) {
     size_t i;
@@ -145,11 +148,11 @@ static void gemm_small(stx_ctx *one, stx_ctx *many, size_t *turn) {
                 }
 }
 
-/* Shapes for which the library has special cases */
+/* Checks shapes for which the library has special cases. */
 static void gemm_large(stx_ctx *one, stx_ctx *many, size_t *turn) {
-    /* larger than the blocks of K (448), of N (877 at the largest K, half of it with
-       several threads) and of M (112); few rows (no packing, long K in parts); a thin
-       remainder for the last thread */
+    /* Larger than the blocks of K (448), of N (877 at the largest K, half of that with
+       several threads) and of M (112); few rows, where nothing is packed and a long K
+       is split; and a thin remainder for the last thread. */
     static const gemm_shape blocks[] = {
         {170, 257, 385}, {337, 33, 400}, {17, 17, 401}, {29, 29, 390}, {43, 31, 771},
         {1, 300, 500}, {3, 513, 390}, {400, 2, 385}, {169, 259, 97}, {65, 600, 31},
@@ -157,20 +160,21 @@ static void gemm_large(stx_ctx *one, stx_ctx *many, size_t *turn) {
         {1, 64, 256}};
     int t;
     gemm_shapes(one, many, blocks, sizeof blocks / sizeof *blocks, GEMM_HALF, turn);
-    for (t = 0; t < 4; t++, (*turn)++) { /* row strides of 4096 bytes and multiples of it */
+    for (t = 0; t < 4; t++, (*turn)++) { /* row strides that are multiples of 4096 bytes */
         gemm_case(one, many, 1 + *turn % 2, t & 1, t >> 1, 183, 97, 1024, 1, t & 1, 0);
         gemm_case(one, many, 1, t & 1, t >> 1, 1024, 371, 50, -1, 0, 0);
         gemm_case(one, many, 2, t & 1, t >> 1, 31, 70, 2048, 0.5, 1, 0);
     }
-    /* large enough that the threads pack B together; more than one block of it; one B for
-       a batch */
+    /* Large enough that the threads pack B together, more than one block of B, and one
+       B for a batch. */
     for (t = 0; t < 4; t++, (*turn)++) {
         gemm_case(one, many, 1, t & 1, t >> 1, 521, 301, 500, t & 1 ? 1 : 0.5, t & 1, *turn % 3);
         gemm_case(one, many, 2, t & 1, t >> 1, 30, 1003, 448, 1, t & 1 ? -2 : 0, 1);
     }
 }
 
-/* Skinny matrices: x W^T with few rows, few columns, gradients of narrow weights */
+/* Checks skinny matrices: x W^T with few rows, few columns, gradients of narrow
+   weights. */
 static void gemm_skinny(stx_ctx *one, stx_ctx *many, size_t *turn) {
     static const gemm_shape rows[] = {
         {4, 37, 300}, {5, 1, 257}, {6, 70, 2048}, {7, 34, 1200}, {8, 35, 1030}, {9, 33, 915},
@@ -178,16 +182,16 @@ static void gemm_skinny(stx_ctx *one, stx_ctx *many, size_t *turn) {
         {15, 33, 600}, {16, 64, 512}, {19, 7, 300}, {28, 41, 1300}, {4, 5, 32}, {8, 130, 33},
         {15, 390, 1100}, {22, 259, 600}, {36, 45, 150}, {57, 70, 256}, {64, 261, 513},
         {99, 517, 512}, {112, 134, 449}, {112, 33, 450}, {112, 32, 448}, {20, 32, 200}};
-    /* few columns, which are computed as the rows of a transpose, in blocks */
+    /* Few columns, which are computed in blocks as rows of a transpose. */
     static const gemm_shape columns[] = {
         {128, 16, 70}, {131, 15, 300}, {127, 8, 40}, {500, 1, 257}, {700, 3, 130},
         {260, 2, 900}, {2600, 16, 449}, {3300, 8, 33}, {5300, 7, 20}, {10300, 16, 9}};
-    /* dy^T x of narrow weights, which are computed in the same way */
+    /* dy^T x for narrow weights, which is computed in the same way. */
     static const gemm_shape gradients[] = {
         {128, 17, 40}, {131, 32, 300}, {260, 33, 900}, {700, 64, 65}, {1700, 45, 460},
         {256, 128, 128}, {257, 128, 129}, {1300, 127, 500}, {257, 64, 256}, {262, 128, 512}};
     static const double gradient_beta[4] = {0, 1, 0.5, -2};
-    /* x W^T; with the last shape, one thread has only one to three columns */
+    /* x W^T; with the last shape, one thread computes only one to three columns. */
     static const gemm_shape low[] = {
         {32, 128, 512}, {27, 137, 600}, {64, 530, 513}, {95, 997, 640}, {52, 1025, 1024},
         {33, 200, 520}, {32, 129, 512}, {82, 194, 804}, {89, 195, 1001}};

@@ -1,16 +1,16 @@
-/* golden.h - reading the golden vectors of tests/golden. Include after a header of the
+/* golden.h - reads the golden vectors of tests/golden. Include after a header of the
    library. */
 #ifndef STX_TEST_GOLDEN_H
 #define STX_TEST_GOLDEN_H
 #include "values.h"
 
 static const char *dir = "tests/golden";
-#ifndef GOLDEN_DEVICE /* STX_CUDA: the same vectors for the GPU */
+#ifndef GOLDEN_DEVICE /* STX_CUDA compares the GPU with the same vectors */
   #define GOLDEN_DEVICE STX_CPU
 #endif
 
-/* On a GPU the number of threads has no effect, and recomputation runs the same kernels,
-   so that tests repeat fewer cases there. */
+/* Returns whether the tests run on a CPU. On a GPU, the number of threads has no
+   effect, and recomputation runs the same kernels, so that tests repeat fewer cases. */
 static inline int golden_cpu(void) {
     return GOLDEN_DEVICE == STX_CPU;
 }
@@ -23,14 +23,14 @@ static inline stx_ctx *golden_ctx(int threads) {
     return stx_create(&d);
 }
 
-/* Copies of n elements of a context in host memory. The caller frees them. */
+/* Returns a copy in host memory of n elements of a context. The caller frees it. */
 static inline stx_real *host_of(stx_ctx *x, const stx_real *p, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
     stx_download(x, h, p, n);
     return h;
 }
 
-/* The same in double */
+/* Returns a copy of the elements in double. The caller frees it. */
 static inline double *doubles_of(stx_ctx *x, const stx_real *p, size_t n) {
     stx_real *h = host_of(x, p, n);
     double *d = (double *)malloc((n + 1) * sizeof *d);
@@ -57,7 +57,8 @@ static stx_file *open_golden(stx_ctx *x, const char *name) {
     return f;
 }
 
-/* The elements of an entry, which the caller frees; NULL if the file has no such entry */
+/* Returns the elements of an entry, or NULL if the file has no such entry. The caller
+   frees them. */
 static double *entry(const stx_file *f, const char *name, size_t *n) {
     const stx_entry *e = stx_file_find(f, name);
     double *out;
@@ -71,7 +72,7 @@ static double *entry(const stx_file *f, const char *name, size_t *n) {
     return out;
 }
 
-/* The same as stx_real */
+/* Returns the elements of an entry as stx_real, or NULL. The caller frees them. */
 static inline stx_real *reals(const stx_file *f, const char *name, size_t *n) {
     size_t i, count;
     double *v = entry(f, name, &count);
@@ -87,7 +88,8 @@ static double meta(const stx_file *f, const char *key, double otherwise) {
     return s ? atof(s) : otherwise;
 }
 
-/* The integers of an entry, which the caller frees; NULL if the file has no such entry */
+/* Returns the integers of an entry, or NULL if the file has no such entry. The caller
+   frees them. */
 static int32_t *integers(const stx_file *f, const char *name, size_t *n) {
     const stx_entry *e = stx_file_find(f, name);
     int64_t *v;
@@ -108,16 +110,16 @@ static inline double need(const stx_file *f, const char *key) {
     return meta(f, key, 0);
 }
 
-/* The numbers of a text such as "5,5,3", at most `most`; returns how many. s may be NULL.
-   */
+/* Parses at most `most` numbers of a text such as "5,5,3", and returns how many it
+   found. s may be NULL. */
 static inline size_t list_of(const char *s, size_t *v, size_t most) {
     size_t n = 0;
     for (; s && *s && n < most; s += strcspn(s, ","), s += *s == ',') v[n++] = (size_t)atol(s);
     return n;
 }
 
-/* The index of a text in names, which end with NULL. An unknown text of metadata `key`,
-   or NULL, is a failure. */
+/* Returns the index of a text in names, which end with NULL. s is the text of metadata
+   `key`; NULL or an unknown text is a failure. */
 static inline int index_of(const char *s, const char *key, const char *const *names) {
     int i;
     for (i = 0; s && names[i]; i++)
@@ -126,13 +128,14 @@ static inline int index_of(const char *s, const char *key, const char *const *na
     return 0;
 }
 
-/* The index of the text of metadata `key` in names. */
+/* Returns the index in names of the text of metadata `key`. */
 static inline int choice(const stx_file *f, const char *key, const char *const *names) {
     return index_of(stx_file_meta(f, key), key, names);
 }
 
-/* Tokens of entry "WHAT.S" with B rows; NULL if the file has no such entry. negate: 0 and
-   1 are exchanged, as masks mark the tokens that exist, and pads those that do not */
+/* Returns the tokens of entry "WHAT.S" with B rows, or NULL if the file has no such
+   entry. negate exchanges 0 and 1, because masks mark the tokens that exist, and pads
+   those that do not. */
 static inline stx_ids *step_ids(stx_ctx *x, const stx_file *f, const char *what, size_t s, size_t B,
                                 int negate) {
     char key[64];
@@ -147,8 +150,9 @@ static inline stx_ids *step_ids(stx_ctx *x, const stx_file *f, const char *what,
     return t;
 }
 
-/* Compares n elements of a context with an entry: the largest difference is at most tol
-   of the entry's largest magnitude (of floor_, if that is larger). */
+/* Compares n elements of a context with an entry. The largest difference must be at
+   most tol times the largest magnitude in the entry, or tol times floor_ if that is
+   larger. */
 static void same_as(stx_ctx *x, const stx_file *f, const char *what, const char *name,
                     const stx_real *have, size_t n, double tol, double floor_) {
     size_t m;

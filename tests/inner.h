@@ -1,8 +1,8 @@
-/* inner.h - gives tests access to private parts of the library. tests/inner/NAME is NAME
-   (the implementation of a header, or seqtx_cuda.cu) followed by the functions that are
-   declared here. The Makefile compiles it once per configuration; the test programs,
-   which see only declarations, link it. Include it after the headers of the families
-   whose functions are needed. */
+/* inner.h - gives tests access to private parts of the library. tests/inner/NAME
+   contains NAME (the implementation of a header, or seqtx_cuda.cu) and the functions
+   that are declared here. The Makefile compiles it once per configuration and links it
+   to the test programs, which see only declarations. Include this header after those of
+   the families whose functions are needed. */
 #ifndef STX_TEST_INNER_H
 #define STX_TEST_INNER_H
 #ifdef __cplusplus
@@ -11,19 +11,19 @@ extern "C" {
 
 /* seqtx.h */
 
-/* A GEMM micro-kernel, with the instruction set of the loops that are used with it */
+/* A GEMM micro-kernel, with the instruction set of the loops that run with it. */
 typedef struct inner_kernel {
     const char *name;
     int isa, bf16;
-    int no_denormals; /* the processor rounds, and reads denormals as zero */
-    int emulated;     /* AMX in C (TEST_AMX_EMULATED): slow */
+    int no_denormals; /* rounds in hardware, which reads denormals as zero */
+    int emulated;     /* AMX emulated in C (TEST_AMX_EMULATED), slow */
     /* bf16 only: rounds n values; rounds two rows and interleaves them in pairs */
     void (*round)(uint16_t *to, const stx_real *from, size_t n);
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
     const void *micro;
 } inner_kernel;
 
-enum { INNER_F32S = 3, INNER_BF16S = 5 }; /* the largest number of kernels per precision */
+enum { INNER_F32S = 3, INNER_BF16S = 5 }; /* at most this many kernels per precision */
 
 /* Lists the kernels of a precision that this processor can run, slowest first, and
    returns their number. The list has a capacity of INNER_F32S or INNER_BF16S. A double
@@ -31,22 +31,25 @@ enum { INNER_F32S = 3, INNER_BF16S = 5 }; /* the largest number of kernels per p
 extern size_t inner_kernels(int bf16, inner_kernel *list);
 /* Makes x compute with kernel k. */
 extern void inner_use(stx_ctx *x, const inner_kernel *k);
-/* The name of x's own kernel, even if another library computes its GEMMs */
+/* Returns the name of the library's kernel for x, even if another library computes its
+   GEMMs. */
 extern const char *inner_name(const stx_ctx *x);
 /* Fills the GEMM scratch memory with NaN. */
 extern void inner_poison(stx_ctx *x);
-/* The instruction set of the loops: 0 is the base of the processor's architecture. */
+/* Returns the instruction set of the loops. 0 is the baseline of the architecture. */
 extern int inner_isa(const stx_ctx *x);
 extern void inner_set_isa(stx_ctx *x, int isa);
-/* v in bfloat16, rounded by the library's plain loop */
+/* Returns v in bfloat16, rounded by the library's scalar loop. */
 extern uint32_t inner_bf16(stx_real v);
-/* Dropout with probability p keeps an element if its 16 random bits are below this. */
+/* Returns the threshold of dropout with probability p: an element is kept if its 16
+   random bits are below it. */
 extern uint32_t inner_keep(stx_real p);
-/* The number of work units into which attention (back: its backward) splits the call */
+/* Returns the number of work units of an attention call, or of its backward if `back`
+   is set. */
 extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads,
                                     int back);
 
-/* CPU twins of private kernels; the CUDA twins are declared in seqtx.h */
+/* The CPU versions of private kernels. The CUDA versions are declared in seqtx.h. */
 extern void inner_shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
                           size_t lda, size_t w, size_t rows);
 extern void inner_loss_weights(stx_ctx *x, const stx__loss_weights_args *a);
@@ -60,27 +63,27 @@ extern void inner_metric_accumulate(stx_ctx *x, double *metric, const stx_real *
 #define inner_cluster_log_probs_cuda stx__cluster_log_probs_cuda
 #define inner_metric_accumulate_cuda stx__metric_accumulate_cuda
 
-/* A measure of recent signs that the machine was busy with other work (pool.busy in
-   seqtx.h); 0: none */
+/* Returns a measure of recent signs that the machine had other work (pool.busy in
+   seqtx.h), or 0 if there are none. */
 extern uint32_t inner_busy(const stx_ctx *x);
 
 #ifdef SEQTX_CUDA
 /* seqtx_cuda.cu */
 
-/* The number of GEMM plans of a context */
+/* Returns the number of GEMM plans of a context. */
 extern size_t inner_plans(const stx_ctx *x);
-/* The algorithm of the next new plan: 0 the heuristic's first one, 1 the fastest one,
-   -1 our own kernel, -2 the same as 0 with bias and relu in a separate pass */
+/* Sets the algorithm of later plans: 0 is the heuristic's first one, 1 the fastest one,
+   -1 our kernel, and -2 is 0 with bias and ReLU in a separate pass. */
 extern void inner_tune(stx_ctx *x, int tune);
 /* Sets the number of slices of K for later GEMMs that can be split ("Split K" in
-   seqtx_cuda.cu); 0: chosen by size */
+   seqtx_cuda.cu). 0 lets the size decide. */
 extern void inner_pieces(stx_ctx *x, int pieces);
-/* The number of slices that the size chooses */
+/* Returns the number of slices that is chosen for this size. */
 extern size_t inner_pieces_of(size_t M, size_t N, size_t K, int late);
 
 /* A kernel of fused bf16 attention: its name as in tests/cuda_regs.txt, threads per
-   block, bytes of dynamic shared memory, and the additional bytes for prefetching the
-   next tile */
+   block, bytes of dynamic shared memory, and the bytes that prefetching the next
+   tile adds. */
 enum { INNER_FUSED = 8 };
 
 typedef struct inner_fused_kernel {
@@ -90,31 +93,32 @@ typedef struct inner_fused_kernel {
 } inner_fused_kernel;
 
 /* Lists the kernels for heads of D channels, with both biases (two) or without, and
-   returns their number. k has a capacity of INNER_FUSED. */
+   returns their number. The capacity of k must be INNER_FUSED. */
 extern int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k);
 
-/* With NCCL: the number of seconds for which this rank waits for the others */
+/* Sets the number of seconds for which this rank waits for the others. Requires NCCL. */
 extern void inner_group_timeout(stx_ctx *x, double seconds);
 #endif
 
 #ifdef SEQTX_ATTN_SPAN_H
-/* The head groups of layer l for B streams with `rows` projected rows in its cache */
+/* Returns the head groups of layer l for B streams whose cache has `rows` projected
+   rows. */
 extern void inner_span_groups(const stx_span *m, size_t l, size_t B, size_t rows, int masked,
                               stx_head_groups *g);
 #endif
 
 #ifdef SEQTX_SRU_H
-/* U of layer l for input h and memory M; `before` is the padding of the memory, `pad`
-   that of the input. */
+/* Returns U of layer l for input h and memory M. `before` is the padding of the memory,
+   `pad` that of the input. */
 extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M,
                                        const stx_ids *before, const stx_ids *pad, size_t B,
                                        size_t Tm, size_t T, size_t window);
 #endif
 
 #ifdef SEQTX_COMPRESSIVE_H
-/* The private ops: a gate of in = x, y, p0 .. p3; the mean squared difference; the sum of
-   the overlapping taps of groups; zeros at padding; keys and values copied to all heads
-   of their group */
+/* The private ops of the family: a gate of in = x, y, p0 .. p3; the mean squared
+   difference; the sum of the overlapping taps of groups; zeros at padding; copies of
+   keys and values for all heads of their group. */
 extern stx_tensor *inner_comp_gate(stx_ctx *x, int kind, stx_tensor *const *in);
 extern stx_tensor *inner_comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *t,
                                        const stx_ids *skip, double count, stx_tensor **rel_error);
@@ -124,8 +128,8 @@ extern stx_tensor *inner_comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_
 #endif
 
 #ifdef SEQTX_PAR_H
-/* The private ops: the mixture of in = h, b0, b1, w, followed by gains and shifts or
-   NULLs; a gate; the latency penalty; rows of w elements widened to ld */
+/* The private ops of the family: the mixture of in = h, b0, b1, w, followed by gains and
+   shifts or NULLs; a gate; the latency penalty; rows of w elements widened to ld. */
 extern stx_tensor *inner_par_mix(stx_ctx *x, stx_tensor *const *in, size_t period,
                                  size_t rows_per_draw, double eps);
 extern stx_tensor *inner_par_gate(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,

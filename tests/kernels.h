@@ -1,6 +1,6 @@
 /* kernels.h - wraps kernels that take an args struct in functions with positional
-   parameters, for tests with many calls. k_x calls stx_x, k_x_cuda its CUDA twin. Include
-   it after seqtx.h. */
+   parameters, for tests with many calls. k_NAME calls stx_NAME, and k_NAME_cuda calls
+   its CUDA version. Include after seqtx.h. */
 #ifndef STX_TEST_KERNELS_H
 #define STX_TEST_KERNELS_H
 #include <string.h>
@@ -46,7 +46,7 @@ K_KERNEL(k_rezero_bwd, stx_rezero_bwd, stx_rezero_bwd_args,
          k.n = n, k.f = f, k.alpha = alpha, k.dy = dy, k.df = df, k.dalpha = dalpha,
          k.accumulate = accumulate)
 
-/* stx_residual_norm without the residual branch */
+/* stx_residual_norm without the residual branch. */
 K_KERNEL(k_layernorm_fwd, stx_residual_norm_fwd, stx_residual_norm_args,
          (stx_ctx * x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in,
           const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps),
@@ -66,7 +66,7 @@ K_KERNEL(k_linear_fwd, stx_linear_fwd, stx_linear_args,
          k.N = N, k.Ci = Ci, k.O = O, k.act = act, k.in = in, k.W = W, k.b = b, k.y = y,
          k.pre = pre)
 
-/* The token loss without weights: mean cross-entropy with a divisor */
+/* The token loss without weights: the mean cross-entropy with a divisor. */
 K_KERNEL(k_cross_entropy_fwd, stx_token_loss_fwd, stx_token_loss_args,
          (stx_ctx * x, stx_real *loss, stx_real *row_max, stx_real *inv_sum,
           const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld,
@@ -82,7 +82,7 @@ K_KERNEL(k_cross_entropy_bwd, stx_token_loss_bwd, stx_token_loss_args,
          k.row_max = row_max, k.inv_sum = inv_sum, k.dloss = dloss, k.dlogits = dlogits,
          k.accumulate = accumulate)
 
-/* The token loss with weights per token */
+/* The token loss with a weight per token. */
 K_KERNEL(k_token_loss_fwd, stx_token_loss_fwd, stx_token_loss_args,
          (stx_ctx * x, stx_real *loss, stx_real *nll, stx_real *row_max, stx_real *inv_sum,
           const stx_real *logits, const int32_t *targets, const stx_real *weights, size_t N,

@@ -1,6 +1,6 @@
 /* test.h - what every test program shares. A CHECK that fails prints its file, line and
-   condition. Comparisons are written so that they are false for NaN: NaN never passes.
-   The last line of output is "N passed, N failed". */
+   condition. Comparisons must be written so that they are false for NaN. The last line
+   of output is "N passed, N failed". */
 #ifndef STX_TEST_H
 #define STX_TEST_H
 #include <math.h>
@@ -26,19 +26,19 @@ static long test_passed, test_failed;
     } \
   } while (0)
 
-/* |a - b| <= tol max(1, |b|) */
+/* Whether |a - b| <= tol max(1, |b|). */
 #define CLOSE(a, b, tol) \
   (fabs((double)(a) - (double)(b)) <= (tol) * (fabs((double)(b)) > 1 ? fabs((double)(b)) : 1))
 
-/* The path of a file of this process in the build directory */
+/* Stores the path of a file of this process in the build directory. */
 static inline void test_path(char *path, size_t capacity, const char *name) {
     const char *build = getenv("BUILD");
     snprintf(path, capacity, "%s/%s.%ld.safetensors", build && *build ? build : "build", name,
              (long)getpid());
 }
 
-/* The largest |a - b| divided by the largest |b|, or by floor_ if that is larger;
-   infinity if a difference is not finite */
+/* Returns the largest |a - b| divided by the largest |b|, or by floor_ if that is
+   larger. Returns infinity if a difference is not finite. */
 static inline double test_error(const double *a, const double *b, size_t n, double floor_) {
     double worst = 0, top = floor_;
     size_t i;
@@ -52,7 +52,7 @@ static inline double test_error(const double *a, const double *b, size_t n, doub
     return worst == 0 ? 0 : worst / top;
 }
 
-/* A deterministic generator of test data in (-1,1): xorshift64 */
+/* A deterministic generator (xorshift64) of test data in (-1,1). */
 static uint64_t test_state = 88172645463325252u;
 
 static inline double test_rand(void) {
@@ -62,7 +62,7 @@ static inline double test_rand(void) {
     return (double)(test_state >> 11) / 4503599627370496.0 - 1;
 }
 
-/* Does the text contain the pattern? ".." in the pattern matches any characters. */
+/* Returns whether the text contains the pattern, in which ".." matches any characters. */
 static inline int test_says(const char *text, const char *pattern) {
     char part[256];
     const char *gap;
@@ -81,13 +81,13 @@ static inline int test_says(const char *text, const char *pattern) {
     }
 }
 
-/* A part of a test program, which `test_NAME PART ..` selects */
+/* A part of a test program, selected with `test_NAME PART ..`. */
 typedef struct test_part {
     const char *name;
     void (*run)(void);
 } test_part;
 
-/* Runs the parts that the command line names, or all of them. A part without a check
+/* Runs the parts that the command line names, or all of them. A part without any check
    fails. */
 static inline void test_run(const test_part *parts, size_t count, int argc, char **argv) {
     size_t i;

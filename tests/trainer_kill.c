@@ -6,12 +6,12 @@
        TRAINER_COUNT=FILE LD_PRELOAD=./trainer_kill.so trainer ...
 
    TRAINER_COUNT=FILE   writes the number of calls to FILE at exit
-   TRAINER_DIE_AT=N     SIGKILL at call N; if that is a write, half of it is done before
-   TRAINER_FULL_AT=N    writes fail with ENOSPC from call N on; half of the first is done
+   TRAINER_DIE_AT=N     raises SIGKILL at call N; if that is a write, after half of it
+   TRAINER_FULL_AT=N    fails writes with ENOSPC from call N on, the first after half of it
    TRAINER_FILE=TEXT    counts only calls on files whose names contain TEXT
 
-   Counted calls are write, fsync, rename and unlink. Writes to the terminal (descriptors
-   0 to 2) are not counted. */
+   Counted calls are write, fsync, rename and unlink. Writes to descriptors 0 to 2 are not
+   counted. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -32,7 +32,8 @@ static void read_settings(void) {
     if ((s = getenv("TRAINER_FULL_AT")) != NULL) full_at = atol(s);
 }
 
-/* Does TRAINER_FILE select this file? If path is NULL, the file of descriptor fd. */
+/* Returns whether TRAINER_FILE selects the file path or, if path is NULL,
+   descriptor fd. */
 static int selected(const char *path, int fd) {
     const char *only = getenv("TRAINER_FILE");
     char link[64], name[4096];

@@ -1,7 +1,7 @@
-/* amx.h - the AMX tile instructions in C. With them stx__micro_amx_run can be tested on
-   processors without AMX and under sanitizers. Include before the implementation of
-   seqtx.h. The tiles of a thread are NaN until they are written. Loads and stores access
-   only the configured rows and bytes. */
+/* amx.h - emulates the AMX tile instructions in C, so that stx__micro_amx_run can be
+   tested on processors without AMX and under sanitizers. Include before the
+   implementation of seqtx.h. The tiles of a thread are NaN until they are written.
+   Loads and stores access only the configured rows and bytes. */
 #ifndef STX_TEST_AMX_H
 #define STX_TEST_AMX_H
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -10,8 +10,8 @@
   #include <immintrin.h>
 
 static __thread uint32_t amx_tile[8][16][16];
-/* Byte 0 is the palette, byte 16 + 2 t the length of a row of tile t in bytes (its low
-   byte), byte 48 + t the number of rows of tile t. */
+/* Byte 0 is the palette, byte 16 + 2 t the (low byte of the) row length of tile t in
+   bytes, and byte 48 + t the number of rows of tile t. */
 static __thread uint8_t amx_config[64];
 
 static int amx_rows(int t) {
@@ -45,7 +45,7 @@ static float amx_float(uint32_t bits) {
     return f;
 }
 
-/* c += a b. Not instrumented by sanitizers: all indices are below the array sizes. */
+/* Computes c += a b. Sanitizers skip it, because all indices are within the arrays. */
 __attribute__((no_sanitize("address"), no_sanitize("undefined")))
 static void amx_dot(int c, int a, int b) {
     float low[16][16], high[16][16], s[16];
@@ -66,7 +66,7 @@ static void amx_dot(int c, int a, int b) {
     }
 }
 
-/* These replace the definitions of <immintrin.h>, if it has them. */
+/* The following macros replace those of <immintrin.h>. */
   #undef _tile_loadconfig
   #undef _tile_release
   #undef _tile_zero
