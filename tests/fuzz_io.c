@@ -1,4 +1,4 @@
-/* fuzz_io.c - fuzzing of the readers in seqtx.h and seqtx_text.h: safetensors, stored
+/* fuzz_io.c - fuzzes the readers in seqtx.h and seqtx_text.h: safetensors, stored
    vocabularies, text with every kind of token.
 
    With libFuzzer:
@@ -8,8 +8,8 @@
        cc -DSEQTX_IMPLEMENTATION tests/fuzz_io.c -o fuzz_io -lm
        ./fuzz_io [iterations [seed]]
 
-   The first byte of an input selects the reader. If the library breaks a promise, the
-   program calls abort(). */
+   The first byte of an input selects the reader. If the library violates its
+   specification, the program calls abort(). */
 #include "../seqtx.h"
 #include "../seqtx_text.h"
 #include <stdio.h>
@@ -28,7 +28,7 @@ enum { FILES, BLOBS, TEXTS, READERS };
 
 static char path[512];
 static long accepted[READERS]; /* number of inputs that a reader accepted */
-static stx_ctx *shared;        /* used for 20 inputs, because creating one takes longer */
+static stx_ctx *shared;        /* reused for 20 inputs, because creation is slow */
 
 static void put(const unsigned char *s, size_t n) {
     FILE *f;
@@ -37,7 +37,8 @@ static void put(const unsigned char *s, size_t n) {
         snprintf(path, sizeof path, "%.200s/seqtx_fuzz.%p.tmp", tmp && *tmp ? tmp : "/tmp",
                  (void *)path);
     }
-    /* Some file systems flush a file that is truncated and rewritten. */
+    /* Some file systems flush a file that is truncated and rewritten, so remove it
+       first. */
     remove(path);
     f = fopen(path, "wb");
     if (!f || fwrite(s, 1, n, f) != n || fclose(f) != 0) {
@@ -104,8 +105,8 @@ static void fuzz_blob(stx_ctx *x, const unsigned char *s, size_t n) {
     stx_vocab_free(v);
 }
 
-/* The tokens of a corpus are those of its text, and decode to it unless the kind of token
-   loses something. mark: length of the byte-order mark. */
+/* The tokens of a corpus must be those of its text, and must decode to it unless this
+   kind of token loses information. mark: length of the byte-order mark. */
 static void check_tokens(stx_ctx *x, const stx_vocab_desc *d, stx_vocab *v, const stx_corpus *c,
                          const char *s, size_t n, size_t mark) {
     size_t len = stx_vocab_encode(v, s, n, NULL, 0), i;
@@ -126,7 +127,7 @@ static void check_tokens(stx_ctx *x, const stx_vocab_desc *d, stx_vocab *v, cons
     free(got);
 }
 
-/* The parts of the file before and after byte `cut` add up to the whole corpus c. */
+/* The parts of the file before and after byte `cut` must add up to the whole corpus c. */
 static void check_cut(stx_ctx *x, const stx_vocab *v, const stx_corpus *c, uint64_t cut) {
     stx_corpus *a, *b;
     a = stx_corpus_open(x, v, path, 0, cut);
@@ -140,7 +141,7 @@ static void check_cut(stx_ctx *x, const stx_vocab *v, const stx_corpus *c, uint6
     stx_corpus_close(b);
 }
 
-/* The input: one byte of settings, one byte for a cut, text. */
+/* The input is one byte of settings, one byte for a cut, and text. */
 static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
     stx_vocab_desc d;
     stx_vocab *v;
@@ -225,7 +226,7 @@ static uint32_t rnd(uint32_t n) {
   #define SEED(t) \
     { t, sizeof(t) - 1 }
 
-/* The first four are safetensors; main fills in the length of their headers. */
+/* The first four are safetensors. main fills in the lengths of their headers. */
 static const struct {
     const char *s;
     size_t n;
@@ -246,7 +247,7 @@ static const struct {
 
 enum { SEEDS = sizeof seeds / sizeof *seeds };
 
-/* Fragments that random changes of bytes would hardly ever produce */
+/* Fragments that random changes of bytes would rarely produce. */
 static const char *const fragments[] = {
     "{", "}", "[", "]", ",", ":", "\"", "\\u0000", "\\ud800", "\\n",
     "\"dtype\"", "\"F64\"", "\"F16\"", "\"BOOL\"", "\"F4\"",
@@ -255,19 +256,19 @@ static const char *const fragments[] = {
     "\xEF\xBB\xBF", "\xED\xA0\x80", "\r\n", "<eos>", "<unk>", "\xC2\x85", "\xE3\x80\x80",
     "null"};
 
-/* Sets the length field of a header, so that changes reach the parser. */
+/* Sets the length field of a header, so that mutations reach the parser. */
 static void fix_length(unsigned char *b, size_t n, size_t data) {
     size_t k, len = n - 9 > data ? n - 9 - data : 0;
     for (k = 0; k < 8; k++) b[1 + k] = (unsigned char)((uint64_t)len >> (8 * k) & 0xFF);
 }
 
-/* Bytes of tensor data in a seed */
+/* Returns the number of bytes of tensor data in a seed. */
 static size_t data_of(size_t which) {
     static const size_t data[] = {10, 8, 0, 12};
     return which < 4 ? data[which] : 0;
 }
 
-/* One random change of an input b of n bytes in a buffer of `size`; returns its new
+/* Changes an input b of n bytes at random, in a buffer of `size`, and returns its new
    length. */
 static size_t mutate(unsigned char *b, size_t n, size_t size) {
     size_t at = 1 + rnd((uint32_t)n - 1), k;

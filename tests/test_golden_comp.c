@@ -1,8 +1,8 @@
-/* test_golden_comp.c - seqtx_compressive.h against golden vectors of an independent
-   PyTorch implementation (tests/golden, README_compressive.md): logits, losses, memories
-   with their missing rows and every gradient, segment by segment, in the corrected and
-   the literal forms; a training curve; greedy decoding. Within 1e-10 in the double build,
-   1e-5 in float. Usage: test_golden_comp DIR */
+/* test_golden_comp.c - compares seqtx_compressive.h with golden vectors of an
+   independent PyTorch implementation (tests/golden, README_compressive.md): logits,
+   losses, memories with their missing rows and every gradient, segment by segment, in
+   the corrected and the literal forms; a training curve; greedy decoding. The tolerance
+   is 1e-10 in the double build and 1e-5 in float. Usage: test_golden_comp DIR */
 #include <stdint.h>
 #include "../seqtx_compressive.h"
 #include "golden.h"
@@ -73,8 +73,9 @@ static void config(const stx_file *f, stx_comp_desc *d, lists *k) {
     if (need(f, "literal_freeze")) d->literal |= STX_COMP_LITERAL_FREEZE;
 }
 
-/* Position in the file of element i of a parameter of the model: tables are (H,rows,hd)
-   there, convolutions (out,in,taps), decoders (in,out,taps). */
+/* Returns the position in the file of element i of a parameter of the model. The file
+   stores tables as (H,rows,hd), convolutions as (out,in,taps) and decoders as
+   (in,out,taps). */
 static size_t place(const stx_comp *m, const char *name, const stx_tensor *t, size_t i) {
     const size_t D = m->desc.dim, hd = D / m->desc.heads, row = t->ndim == 2 ? i / t->dim[1] : 0,
                  col = t->ndim == 2 ? i % t->dim[1] : 0;
@@ -103,8 +104,8 @@ static void load(stx_comp *m, const stx_file *f) {
     }
 }
 
-/* Compares values of parameter i, or its gradients, in the layout of the model, with the
-   entry "PREFIXname". Without such an entry they must be 0. */
+/* Compares values of parameter i, or its gradients, in the layout of the model, with
+   the entry "PREFIXname". Without such an entry they must be 0. */
 static void compare(const stx_comp *m, const stx_file *f, const char *file, const char *prefix,
                     size_t i, const stx_real *have, double tol) {
     const stx_tensor *t = m->params->tensor[i];
@@ -137,7 +138,7 @@ static void number(const stx_file *f, const char *file, const char *what, size_t
     free(e);
 }
 
-/* The rows of a layer, and which of them are missing */
+/* Compares the rows of a layer, and which of them are missing. */
 static void memory(const stx_file *f, const char *file, const char *what, size_t l,
                    const stx_memory *s) {
     const stx_memory_layer *y = &s->layer[l];
@@ -161,7 +162,8 @@ static void memory(const stx_file *f, const char *file, const char *what, size_t
     free(pad);
 }
 
-/* Is t the key and value matrix of a layer that STX_COMP_LITERAL_FREEZE has frozen? */
+/* Returns whether t is the key and value matrix of a layer that STX_COMP_LITERAL_FREEZE
+   has frozen. */
 static int frozen(const stx_comp *m, const stx_tensor *t) {
     size_t l;
     for (l = 0; l < m->desc.layers; l++)
@@ -169,7 +171,7 @@ static int frozen(const stx_comp *m, const stx_tensor *t) {
     return 0;
 }
 
-/* The sizes of the memories in the evaluation of a file */
+/* Reads the sizes of the memories in the evaluation of a file. */
 static void eval_sizes(const stx_comp *m, const stx_file *f, lists *k) {
     size_t l;
     for (l = 0; l < m->desc.layers; l++) {
@@ -190,7 +192,7 @@ static void reset(const stx_file *f, size_t i, stx_comp_state *s) {
     free(streams);
 }
 
-/* The auxiliary losses of segment i */
+/* Compares the auxiliary losses of segment i. */
 static void aux_losses(stx_comp *m, const stx_file *f, const char *name, size_t i,
                        double total_aux) {
     stx_ctx *x = m->ctx;
@@ -204,7 +206,8 @@ static void aux_losses(stx_comp *m, const stx_file *f, const char *name, size_t 
     }
 }
 
-/* Segment i from state s to o; returns whether it was computed. */
+/* Runs segment i from state s to o and compares its results. Returns whether it was
+   computed. */
 static int segment(stx_comp *m, const stx_file *f, const char *name, size_t i, int eval,
                    stx_comp_state *s, stx_comp_state *o) {
     stx_ctx *x = m->ctx;
@@ -234,9 +237,9 @@ static int segment(stx_comp *m, const stx_file *f, const char *name, size_t i, i
     return 1;
 }
 
-/* alternate: two states, each segment reading one and writing the other. all:
-   STX_COMP_LITERAL in place of the four flags of the file. It changes no value but the
-   gradients of frozen matrices. */
+/* Compares a model with its file. alternate: two states, where each segment reads one
+   and writes the other. all: STX_COMP_LITERAL replaces the four flags of the file,
+   which changes only the gradients of frozen matrices. */
 static void model_case(const char *name, int recompute, int threads, int alternate, int all) {
     stx_ctx *x = golden_ctx(threads);
     stx_file *f = open_golden(x, name);
@@ -300,7 +303,8 @@ static void model_case(const char *name, int recompute, int threads, int alterna
     stx_destroy(x);
 }
 
-/* Training with memory: losses and gradient norms of every step, and final parameters */
+/* Trains with memory, and compares the losses and gradient norms of every step and the
+   final parameters. */
 static void curve_steps(stx_comp *m, const stx_file *f) {
     const size_t B = (size_t)need(f, "B"), steps = (size_t)need(f, "steps"), S = m->desc.segment;
     stx_ctx *x = m->ctx;
@@ -366,8 +370,8 @@ static void curve(void) {
     stx_destroy(x);
 }
 
-/* The 16 tokens of greedy decoding after a prompt of t tokens. All forms are literal
-   except that only full segments enter the memory. */
+/* The 16 tokens of greedy decoding after a prompt of t tokens must be the expected
+   ones. All forms are literal except that only full segments enter the memory. */
 static void greedy(const char *name, size_t t, const char *expected) {
     stx_ctx *x = golden_ctx(1);
     stx_file *f = open_golden(x, name);

@@ -1,7 +1,7 @@
-/* test_golden_ops.c - single ops, the fused attention and the optimisers against golden
-   vectors of an independent PyTorch implementation (tests/golden): values and every
-   gradient, within 1e-10 in the double build and 1e-5 in float. Usage: test_golden_ops
-   DIR */
+/* test_golden_ops.c - compares single ops, the fused attention and the optimisers with
+   golden vectors of an independent PyTorch implementation (tests/golden): values and
+   every gradient. The tolerance is 1e-10 in the double build and 1e-5 in float. Usage:
+   test_golden_ops DIR */
 #include <stdint.h>
 #include "../seqtx.h"
 #include "golden.h"
@@ -12,8 +12,8 @@ static const double TOL = 1e-10;
 static const double TOL = 1e-5;
 #endif
 
-/* A variable with the shape and elements of an entry; NULL if the file has no such entry
-   */
+/* Returns a variable with the shape and elements of an entry, or NULL if the file has
+   no such entry. */
 static stx_tensor *var(stx_ctx *x, const stx_file *f, const char *name) {
     const stx_entry *e = stx_file_find(f, name);
     stx_real *r;
@@ -27,7 +27,7 @@ static stx_tensor *var(stx_ctx *x, const stx_file *f, const char *name) {
     return t;
 }
 
-/* A bias, which is (H,D) in the file and (C) in the op */
+/* Returns a bias, which is (H,D) in the file and (C) in the op. */
 static stx_tensor *bias_var(stx_ctx *x, const stx_file *f, const char *name) {
     stx_tensor *t = var(x, f, name);
     if (t) {
@@ -119,8 +119,8 @@ static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *name) {
     return ids;
 }
 
-/* Compares y with "OP.y" and, after a backward from "OP.dy" (ones without such an entry),
-   the gradients of the input, weight and bias; NULL: not compared */
+/* Compares y with "OP.y" and, after a backward from "OP.dy" (or ones if there is no
+   such entry), the gradients of the input, weight and bias. NULL is not compared. */
 static void finish(stx_ctx *x, const stx_file *f, const char *op, stx_tensor *y, stx_tensor *in,
                    stx_tensor *w, stx_tensor *b) {
     const struct {
@@ -190,13 +190,14 @@ static void plain_ops(void) {
     stx_destroy(x);
 }
 
-/* A run of an optimiser: two parameters, their gradients and values for every step */
+/* A run of an optimiser: two parameters, with their gradients and values for every
+   step. */
 typedef struct optim_run {
     size_t n[2], steps;
     double *init[2], *grads[2], *expected[2];
 } optim_run;
 
-/* Reads the entries of a variant. "spec" has its own, with other names. */
+/* Reads the entries of a variant. Those of "spec" have other names. */
 static int read_run(const stx_file *f, const char *variant, optim_run *r) {
     const int spec = !strcmp(variant, "spec");
     char key[64], param[16];
@@ -248,7 +249,7 @@ static void variant_desc(const stx_file *f, const char *variant, stx_optim_desc 
     od->weight_decay = variant_need(f, variant, "weight_decay");
 }
 
-/* The parameters after a step, whose gradients are zeroed */
+/* Compares the parameters after a step, which must have zeroed the gradients. */
 static void compare_step(const char *variant, const optim_run *r, const stx_params *p, size_t step,
                          double tol) {
     stx_ctx *x = p->ctx;

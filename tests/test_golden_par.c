@@ -1,9 +1,9 @@
-/* test_golden_par.c - seqtx_par.h against golden vectors of an independent PyTorch
-   implementation (tests/golden, README_par.md): hidden states, losses, nll of every
-   token, gates, memories with their missing rows and every gradient, call by call;
-   evaluations with other memories; greedy decoding; training; cutoffs and patterns.
-   Within 1e-10 in the double build, 1e-5 in float. Usage: test_golden_par DIR [NAME ...]
-   */
+/* test_golden_par.c - compares seqtx_par.h with golden vectors of an independent
+   PyTorch implementation (tests/golden, README_par.md): hidden states, losses, nll of
+   every token, gates, memories with their missing rows and every gradient, call by
+   call; evaluations with other memories; greedy decoding; training; cutoffs and
+   patterns. The tolerance is 1e-10 in the double build and 1e-5 in float. Usage:
+   test_golden_par DIR [NAME ...] */
 #include <stdint.h>
 #include "../seqtx_par.h"
 #include "golden.h"
@@ -14,14 +14,14 @@ static const double TOL = 1e-10, CURVE = 1e-9;
 static const double TOL = 1e-5, CURVE = 2e-5;
 #endif
 
-/* The metadata `key`, which is required */
+/* Returns the text of metadata `key`, which must exist. */
 static const char *text_of(const stx_file *f, const char *key) {
     const char *s = stx_file_meta(f, key);
     CHECK(s != NULL, "no metadata %s", key);
     return s ? s : "";
 }
 
-/* Elements of entry "WHAT.S" */
+/* Returns the elements of entry "WHAT.S". */
 static stx_real *step_reals(const stx_file *f, const char *what, size_t s, size_t *n) {
     char key[64];
     snprintf(key, sizeof key, "%s.%zu", what, s);
@@ -81,7 +81,7 @@ static void config_words(const stx_file *f, stx_par_desc *d) {
     }
     d->tie_words = (int)need(f, "tie_words");
     d->one_proj = (int)meta(f, "one_projection", 0);
-    /* otherwise there are no projections */
+    /* otherwise the model has no projections */
     if (d->div_val > 1 || (d->emb && d->emb != d->dim)) d->tie_projs = choice(f, "tie_projs", ties);
     d->pads = need(f, "pad_id") >= 0;
     d->pad_id = d->pads ? (int32_t)need(f, "pad_id") : 0;
@@ -140,7 +140,7 @@ static void load(stx_ctx *x, stx_params *p, const stx_file *f) {
     }
 }
 
-/* The file has no parameters that the model does not have. */
+/* Checks that the file has only parameters that the model has, too. */
 static void no_more(const stx_par *m, const stx_file *f, const char *file) {
     size_t i;
     for (i = 0; i < stx_file_count(f); i++) {
@@ -152,7 +152,8 @@ static void no_more(const stx_par *m, const stx_file *f, const char *file) {
     }
 }
 
-/* Largest magnitude in all entries whose names begin and end with these texts */
+/* Returns the largest magnitude in all entries whose names begin and end with these
+   texts. */
 static double entry_top(const stx_file *f, const char *ending, const char *beginning) {
     double top = 0;
     size_t i, k, n;
@@ -171,9 +172,9 @@ static double entry_top(const stx_file *f, const char *ending, const char *begin
     return top;
 }
 
-/* A position bias adds the same value to all logits of a row, so that its gradient is 0
-   except for rounding. The terms that are rounded have the size of other gradients, hence
-   the floor. */
+/* Compares gradients. A position bias adds the same value to all logits of a row, so
+   that its gradient is 0 except for rounding. The rounded terms are as large as other
+   gradients, so the tolerance has a floor. */
 static void gradients(stx_ctx *x, const stx_params *p, const stx_file *f, const char *file,
                       size_t s) {
     char key[128], ending[24];
@@ -197,7 +198,7 @@ static void tensor_is(stx_ctx *x, const stx_file *f, const char *file, const cha
     if (t) same_as(x, f, file, key, t->data, t->size, TOL, 1e-2);
 }
 
-/* The rows of a block after step s, and which of them are missing */
+/* Compares the rows of a block after step s, and which of them are missing. */
 static void memory(const stx_file *f, const char *file, size_t l, size_t s,
                    const stx_par_state *st) {
     const stx_memory_layer *y = &st->mem->layer[l];
@@ -240,8 +241,8 @@ static void reset(const stx_file *f, size_t s, stx_par_state *st) {
     free(v);
 }
 
-/* Sets the temperature and the noise of step s in a search. *u is the noise of the step
-   before, or NULL; it is freed and replaced. */
+/* Sets the temperature and the noise of step s in a search. *u is the noise of the
+   previous step, or NULL; it is freed and replaced. */
 static void set_noise(stx_par *m, const stx_file *f, size_t s, stx_real **u) {
     size_t n;
     double *tau = entry(f, "tau", &n);
@@ -257,13 +258,13 @@ static void set_noise(stx_par *m, const stx_file *f, size_t s, stx_real **u) {
     stx_par_set_uniforms(m, *u, n);
 }
 
-/* Evaluation in a mode, by a search or by a fixed network */
+/* Compares an evaluation in a mode, by a search or by a fixed network. */
 static void evaluate(stx_par *m, const stx_file *f, const char *file, const char *mode, size_t B,
                      size_t steps) {
     stx_ctx *x = m->ctx;
     const size_t rows_max = (size_t)meta(f, "eval_mem", need(f, "mem"));
     stx_par_state *s = stx_par_state_create_sized(m, B, rows_max);
-    const int other = stx_file_meta(f, "eval_segment") != NULL; /* a text of the evaluation */
+    const int other = stx_file_meta(f, "eval_segment") != NULL; /* a separate text */
     stx_real *u = NULL;
     size_t i;
     CHECK(s != NULL, "%s: %s", file, stx_error(x));
@@ -294,7 +295,7 @@ static void evaluate(stx_par *m, const stx_file *f, const char *file, const char
     stx_par_state_free(s);
 }
 
-/* Greedy decoding of `count` words after the first segment, and their log p */
+/* Compares greedy decoding of `count` words after the first segment, and their log p. */
 static void greedy(stx_par *m, const stx_file *f, const char *file, size_t B, size_t count) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, B);
@@ -332,7 +333,7 @@ static void greedy(stx_par *m, const stx_file *f, const char *file, size_t B, si
     stx_par_state_free(s);
 }
 
-/* The gates of step i */
+/* Compares the gates of step i. */
 static void gates(stx_par *m, const stx_file *f, const char *name, size_t i, size_t draws) {
     const size_t L = m->desc.blocks;
     size_t n, l, r;
@@ -349,8 +350,8 @@ static void gates(stx_par *m, const stx_file *f, const char *name, size_t i, siz
     free(w);
 }
 
-/* A training step from state s to o; last: of the file. Returns the total loss, or NULL.
-   */
+/* Compares a training step from state s to o. last: it is the last one of the file.
+   Returns the total loss, or NULL. */
 static stx_tensor *train_step(stx_par *m, const stx_file *f, const char *name, size_t i, int last,
                               stx_real **u, stx_par_state *s, stx_par_state *o) {
     const size_t B = s->B;
@@ -380,8 +381,8 @@ static stx_tensor *train_step(stx_par *m, const stx_file *f, const char *name, s
     return total;
 }
 
-/* All training steps, with the gradients of some. alternate: two states, each step
-   reading one and writing the other */
+/* Compares all training steps, and the gradients of some. alternate: two states, where
+   each step reads one and writes the other. */
 static void train_steps(stx_par *m, const stx_file *f, const char *name, size_t B, size_t steps,
                         int alternate) {
     stx_ctx *x = m->ctx;
@@ -409,7 +410,7 @@ static void train_steps(stx_par *m, const stx_file *f, const char *name, size_t 
     stx_par_set_uniforms(m, NULL, 0);
 }
 
-/* p of a search, and the network that it selects */
+/* Compares p of a search, and the network that it selects. */
 static void selected(stx_par *m, const stx_file *f, const char *name) {
     size_t n;
     double *p = (double *)malloc(3 * m->desc.blocks * sizeof *p), *expected = entry(f, "p", &n);
@@ -425,8 +426,8 @@ static void selected(stx_par *m, const stx_file *f, const char *name) {
     free(expected);
 }
 
-/* Evaluation in all modes of the file. By argmax, also the network of the selected blocks
-   */
+/* Compares evaluations in all modes of the file and, for argmax, the network of the
+   selected blocks. */
 static void evaluations(stx_par *m, const stx_file *f, const char *name, const stx_par_desc *d,
                         size_t B, size_t steps) {
     const char *modes = text_of(f, "evals");
@@ -487,8 +488,8 @@ static void model_case(const char *name, int recompute, int threads, int alterna
     stx_destroy(x);
 }
 
-/* The optimisers of the weights and, in a search, of the gates. Returns the name of the
-   entry with the rates of the latter. */
+/* Creates the optimisers of the weights and, in a search, of the gates. Returns the
+   name of the entry with the learning rates of the gates. */
 static const char *optimisers(const stx_par *m, const stx_file *f, stx_optim **weights,
                               stx_optim **gates_) {
     stx_optim_desc od;
@@ -512,7 +513,8 @@ static const char *optimisers(const stx_par *m, const stx_file *f, stx_optim **w
     return od.kind == STX_ADAMW ? "arch_lr" : "lr";
 }
 
-/* Some updates with memory: the loss of every step, and final parameters */
+/* Runs some updates with memory, and compares the loss of every step and the final
+   parameters. */
 static void training_steps(stx_par *m, const stx_file *f, const char *name) {
     const size_t B = (size_t)need(f, "B"), steps = (size_t)need(f, "steps");
     stx_ctx *x = m->ctx;

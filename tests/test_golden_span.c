@@ -1,8 +1,8 @@
-/* test_golden_span.c - seqtx_attn_span.h against golden vectors of an independent PyTorch
-   implementation (tests/golden): losses, caches, log p and the gradient of every
-   parameter, in the literal and the corrected forms and in fairseq's; windows and caches;
-   50 optimiser steps; parameter counts of the published presets. Within 1e-10 in the
-   double build, 1e-5 in float. Usage: test_golden_span DIR */
+/* test_golden_span.c - compares seqtx_attn_span.h with golden vectors of an independent
+   PyTorch implementation (tests/golden): losses, caches, log p and the gradient of
+   every parameter, in the literal, the corrected and fairseq's forms; windows and
+   caches; 50 optimiser steps; parameter counts of the published presets. The tolerance
+   is 1e-10 in the double build and 1e-5 in float. Usage: test_golden_span DIR */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
 #include "golden.h"
@@ -37,14 +37,14 @@ static void config(const stx_file *f, stx_span_desc *d) {
     if (!d->inner) d->inner = 1;
 }
 
-/* Block k of M tokens of a text (B,n), and its targets */
+/* Returns block k of M tokens of a text (B,n), and its targets. */
 static void block_of(stx_ctx *x, const int32_t *tok, size_t B, size_t n, size_t M, size_t k,
                      stx_ids **in, stx_ids **out) {
     *in = token_block(x, tok, B, n, k * M, M);
     *out = token_block(x, tok, B, n, k * M + 1, M);
 }
 
-/* Arrays of a file for every block of tokens */
+/* The arrays of a file for all blocks of tokens. */
 typedef struct block_data {
     size_t B, M, blocks, n;     /* rows, block length, number of blocks, length of a row */
     int32_t *tok;
@@ -98,7 +98,7 @@ static void set_spans(stx_span *m, const block_data *b, size_t k) {
     }
 }
 
-/* Windows, caches and rows before block k */
+/* Compares windows, caches and rows before block k. */
 static void windows(stx_span *m, const stx_span_state *s, const block_data *b, const char *name,
                     size_t k) {
     size_t l;
@@ -113,7 +113,7 @@ static void windows(stx_span *m, const stx_span_state *s, const block_data *b, c
     }
 }
 
-/* log p of the last block, by an evaluation that does not write the memory */
+/* Compares log p of the last block, in an evaluation that does not write the memory. */
 static void last_logits(stx_span *m, stx_span_state *s, const stx_file *f, const block_data *b,
                         const char *name, double tol) {
     stx_ctx *x = m->ctx;
@@ -126,7 +126,7 @@ static void last_logits(stx_span *m, stx_span_state *s, const stx_file *f, const
     if (logp) same_as(x, f, name, "logits", logp->data, logp->size, tol, 1e-7);
 }
 
-/* The training step of block k, with a backward in the last one */
+/* Compares the training step of block k. The last one includes a backward. */
 static void train_block(stx_span *m, stx_span_state *s, const block_data *b, const char *name,
                         size_t k, double tol) {
     stx_ctx *x = m->ctx;
@@ -149,7 +149,7 @@ static void train_block(stx_span *m, stx_span_state *s, const block_data *b, con
               s->memory->layer[l].logical_count, (long)b->window[3][k * m->desc.layers + l]);
 }
 
-/* The memory of layer l. The file also has the zero rows before those of the state. */
+/* Compares the memory of layer l. In the file, zero rows precede those of the state. */
 static void cache(const stx_file *f, const char *name, stx_span_state *s, size_t l, double tol) {
     const stx_memory_layer *y = &s->memory->layer[l];
     const size_t w = s->model->desc.dim, pads = y->logical_count - y->count;
@@ -179,7 +179,7 @@ static void cache(const stx_file *f, const char *name, stx_span_state *s, size_t
 }
 
 static void model_case(const char *name, int recompute, int threads) {
-    /* the spans of "sharp" make it ill-conditioned: see golden/README.md */
+    /* The spans of "sharp" make the model ill-conditioned: see golden/README.md. */
     const double tol = strstr(name, "sharp") && TOL > 1e-9 ? 10 * TOL : TOL;
     stx_ctx *x = golden_ctx(threads);
     stx_file *f = open_golden(x, name);
@@ -221,7 +221,7 @@ static void model_case(const char *name, int recompute, int threads) {
     stx_destroy(x);
 }
 
-/* Training with memory: the losses, and final parameters */
+/* Trains with memory, and compares the losses and the final parameters. */
 static void curve(const char *name) {
     stx_ctx *x = golden_ctx(0);
     stx_file *f = open_golden(x, name);
@@ -278,8 +278,8 @@ static void curve(const char *name) {
         if (m->layer[l].z)
             same_as(x, f, name, key, m->layer[l].z->data, m->layer[l].z->size, CURVE, 1e-7);
     }
-    /* Rows of key_pe beyond every ramp depend on eps alone, and Adagrad makes full steps
-       from such gradients: not comparable in float. */
+    /* The gradients of key_pe rows beyond every ramp depend only on eps, and Adagrad
+       turns them into full steps, so they cannot be compared in float. */
     if (TOL < 1e-9 || strcmp(name, "curve_ref")) same_finals(x, f, name, m->params, CURVE, 1e-7);
     free(tok);
     free(losses);
@@ -322,7 +322,7 @@ int main(int argc, char **argv) {
     curve("curve_adam");
     curve("fs_curve");
     curve("fs_curve_layer");
-    /* the published numbers of parameters of the authors' models */
+    /* the published parameter counts of the authors' models */
     preset(6480621, 205, 8, 256, 1024, 4, 1024, 0, 0);
     preset(38538541, 205, 12, 512, 2048, 8, 8192, 0, 0);
     preset(208910221, 205, 24, 768, 4096, 8, 8192, 0, 0);

@@ -1,7 +1,8 @@
-/* test_golden_sru.c - seqtx_sru.h against golden vectors of an independent PyTorch
-   implementation (tests/golden): the recurrence, the attention transform, stacks over
-   segments, language models and training curves; every result, state and gradient, within
-   1e-10 in the double build and 1e-5 in float. Usage: test_golden_sru DIR */
+/* test_golden_sru.c - compares seqtx_sru.h with golden vectors of an independent
+   PyTorch implementation (tests/golden): every result, state and gradient of the
+   recurrence, the attention transform, stacks over segments, language models and
+   training curves. The tolerance is 1e-10 in the double build and 1e-5 in float. Usage:
+   test_golden_sru DIR */
 #include <stdint.h>
 #include "../seqtx_sru.h"
 #include "inner.h"
@@ -13,8 +14,8 @@ static const double TOL = 1e-10;
 static const double TOL = 1e-5;
 #endif
 
-/* A variable of this shape with the elements of an entry; NULL if the file has no such
-   entry */
+/* Returns a variable of this shape with the elements of an entry, or NULL if the file
+   has no such entry. */
 static stx_tensor *tensor_of(stx_ctx *x, const stx_file *f, const char *name, size_t d0, size_t d1,
                              size_t d2, size_t d3) {
     size_t n;
@@ -36,7 +37,7 @@ static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *name, size_t B
     return t;
 }
 
-/* sum(y G) as a tensor; NULL if y or G is NULL */
+/* Returns sum(y G) as a tensor, or NULL if y or G is NULL. */
 static stx_tensor *against(stx_ctx *x, stx_tensor *y, const stx_real *G) {
     stx_tensor *p, *g = G && y ? stx_input(x, G, y->dim[0], y->dim[1], y->dim[2], y->dim[3]) : NULL;
     p = g ? stx_mul(x, y, g) : NULL;
@@ -113,8 +114,8 @@ static void cell_case(const char *name, int threads) {
     stx_destroy(x);
 }
 
-/* Does query t of batch row b attend only to padding, in a memory of M rows and in the
-   segment? Causal files only. */
+/* Returns whether query t of batch row b attends only to padding, in a memory of M rows
+   and in the segment. Only for causal files. */
 static int only_padding(const stx_ids *before, const stx_ids *pad, size_t b, size_t t, size_t M,
                         size_t window) {
     size_t row = M + t, j;
@@ -125,13 +126,13 @@ static int only_padding(const stx_ids *before, const stx_ids *pad, size_t b, siz
     return 1;
 }
 
-/* The transform alone, of a stack of one layer that is assembled here, and its inputs */
+/* The transform of a stack of one layer, which is assembled here, and its inputs. */
 typedef struct transform {
     stx_sru m;
     stx_sru_layer p;
     stx_tensor *h, *memory;
     stx_ids *pad, *before;
-    size_t B, T, M, window, row;    /* row: elements of a row of U */
+    size_t B, T, M, window, row;    /* row: the row length of U */
 } transform;
 
 static void read_transform(transform *a, stx_ctx *x, const stx_file *f, const char *name) {
@@ -170,7 +171,8 @@ static void read_transform(transform *a, stx_ctx *x, const stx_file *f, const ch
     a->window = (size_t)need(f, "window");
 }
 
-/* Number of queries that attend only to padding, in files of the reference's mask */
+/* Returns the number of queries that attend only to padding, in files with the mask of
+   the reference. */
 static size_t padding_queries(const transform *a, const stx_file *f) {
     const size_t window = (size_t)need(f, "window");
     size_t b, t, n = 0;
@@ -180,10 +182,10 @@ static size_t padding_queries(const transform *a, const stx_file *f) {
     return n;
 }
 
-/* In files of the reference's mask (literal_mask), a query that attends only to padding
-   attends to the future. It is padding itself, and the recurrence ignores its U; here it
-   attends to nothing. The U of all other queries are compared. No gradient is, because
-   those of the file depend on all queries. */
+/* In files with the mask of the reference (literal_mask), a query that attends only to
+   padding attends to the future; here it attends to nothing. It is padding itself, so
+   the recurrence ignores its U. U of all other queries is compared, but no gradient,
+   because the gradients in the file depend on all queries. */
 static void other_queries(const transform *a, stx_ctx *x, const stx_file *f, const char *name,
                           const stx_tensor *U, size_t count) {
     const size_t row = a->row;
@@ -301,7 +303,7 @@ static void memories(stx_ctx *x, const stx_file *f, const char *name, const stx_
     }
 }
 
-/* Columns [t0, t0 + t) of (B,n,C). The caller frees them. */
+/* Returns columns [t0, t0 + t) of (B,n,C). The caller frees them. */
 static stx_real *columns(const stx_real *v, size_t B, size_t n, size_t t0, size_t t, size_t C) {
     stx_real *r = (stx_real *)malloc((B * t * C + 1) * sizeof *r);
     size_t b;
@@ -309,7 +311,8 @@ static stx_real *columns(const stx_real *v, size_t B, size_t n, size_t t0, size_
     return r;
 }
 
-/* The sequences of a stack's file, (B,n,..); all: outputs so far; p: the parameters */
+/* The sequences (B,n,..) of a stack's file. all: the outputs so far; p: the
+   parameters. */
 typedef struct sequences {
     stx_params *p;
     size_t B, n;
@@ -336,8 +339,8 @@ static void free_sequences(sequences *q) {
     free(q->all);
 }
 
-/* The input of times [t0, t0 + T), as a variable or without a gradient, and its padding
-   */
+/* Returns the input of times [t0, t0 + T), as a variable or without a gradient, and its
+   padding. */
 static stx_tensor *input_at(stx_ctx *x, const sequences *q, const stx_sru *m, size_t t0, size_t T,
                             int variable, stx_ids **pad) {
     const size_t I = m->desc.input;
@@ -349,7 +352,7 @@ static stx_tensor *input_at(stx_ctx *x, const sequences *q, const stx_sru *m, si
     return in;
 }
 
-/* The gradients of the initial states c (layers,B,O) */
+/* Compares the gradients of the initial states c (layers,B,O). */
 static void state_gradients(stx_ctx *x, const stx_file *f, const char *name, stx_tensor *const *c,
                             size_t layers) {
     const size_t n = c[0]->size;
@@ -364,8 +367,8 @@ static void state_gradients(stx_ctx *x, const stx_file *f, const char *name, stx
     free(all);
 }
 
-/* The last segment through stx_sru_forward, with variables for the states, so that their
-   gradients are known, too: all gradients */
+/* Runs the last segment through stx_sru_forward with variables as states, so that all
+   gradients can be compared. */
 static void last_segment(stx_sru *m, const stx_sru_state *s, const stx_file *f, const char *name,
                          const sequences *q, stx_tensor *in, stx_ids *pad) {
     const size_t layers = m->desc.layers, B = q->B, O = m->O,
@@ -403,8 +406,8 @@ static void last_segment(stx_sru *m, const stx_sru_state *s, const stx_file *f, 
     state_gradients(x, f, name, c, layers);
 }
 
-/* Segment [t0, t0 + T). The last one is run twice: for gradients, and without a tape for
-   the outputs and the states afterwards. Returns whether it was computed. */
+/* Runs segment [t0, t0 + T). The last one runs twice: for gradients, and without a tape
+   for the outputs and the states afterwards. Returns whether it was computed. */
 static int segment(stx_sru *m, stx_sru_state *s, const stx_file *f, const char *name, sequences *q,
                    size_t t0, size_t T, int last) {
     const size_t O = m->O;
@@ -499,8 +502,8 @@ static void lm_desc(const stx_file *f, stx_sru_lm_desc *d) {
     d->separate_projs = (int)need(f, "separate_projs");
 }
 
-/* log p of a segment, by an evaluation that does not write the state. Logits are
-   normalised here. */
+/* Compares log p of a segment, in an evaluation that does not write the state. The
+   logits are normalised here. */
 static void last_logits(stx_sru_lm *m, stx_sru_state *s, const stx_file *f, const char *name,
                         stx_ids *in) {
     const size_t V = m->desc.vocab;
@@ -521,7 +524,7 @@ static void last_logits(stx_sru_lm *m, stx_sru_state *s, const stx_file *f, cons
     free(v);
 }
 
-/* All segments: nll, log p of the last one, gradients, states, memories */
+/* Compares all segments: nll, log p of the last one, gradients, states, memories. */
 static void lm_segments(stx_sru_lm *m, const stx_file *f, const char *name, size_t B,
                         const size_t *seg, size_t count) {
     stx_ctx *x = m->ctx;
@@ -591,7 +594,8 @@ static void lm_case(const char *name, int threads) {
     lm_run(name, 1, threads);
 }
 
-/* Training with state: rates, losses, gradient norms, and final parameters */
+/* Trains with state, and compares learning rates, losses, gradient norms and final
+   parameters. */
 static void curve_steps(stx_sru_lm *m, const stx_file *f, const char *name, int kind) {
     const size_t B = (size_t)need(f, "batch"), T = (size_t)need(f, "block"),
                  steps = (size_t)need(f, "steps");
@@ -663,7 +667,7 @@ static void curve_case(const char *name, int kind) {
     stx_destroy(x);
 }
 
-/* The optimisers with the options of this family's recipes */
+/* Compares the optimisers, with the options of this family's recipes. */
 static void optim_case(const char *variant, int kind, int skip) {
     static const size_t dims[3][3] = {{3, 5, 0}, {7, 0, 0}, {2, 1, 4}};
     stx_ctx *x = golden_ctx(0);
@@ -767,7 +771,7 @@ static void schedule_case(void) {
     stx_destroy(x);
 }
 
-/* Calls fn for all files STEM_01, STEM_02, .. Their number is `most`. */
+/* Calls fn for the files STEM_01, STEM_02, .., of which there must be `most`. */
 static void all_of(const char *stem, size_t most, void (*fn)(const char *, int)) {
     char name[64], path[1200];
     size_t i, found = 0;
