@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* train.h is compiled with an fsync that only counts. */
+/* train.h is compiled with an fsync that only counts its calls. */
 static int flushed_files, flushed_dirs;
 
 static int counting_fsync(int fd) {
@@ -95,13 +95,13 @@ static tr_options options = {"prog",
                              "The end.",
                              ""};
 
-/* Sets the defaults and parses words that are separated by '|', so that values can
-   contain blanks. */
+/* Sets the defaults and parses words separated by '|', so that values can contain
+   blanks. */
 static int parse(const char *line) {
     static char words[4096];
     char *argv[64], *p;
     int argc = 0;
-    /* values of an earlier call, which the defaults must replace */
+    /* values of an earlier call, which the defaults must overwrite */
     nlayers = 77;
     adapt_span = 1;
     optim = 3;
@@ -160,7 +160,7 @@ static void test_values(void) {
     SAME(data, "");
 }
 
-/* Command lines that are refused, and a part of the error */
+/* Command lines that must be refused, and a part of each error. */
 static const char *const bad_options[][2] = {
     {"--nlayers=0", "--nlayers: expected a whole number from 1 to 100, got '0'"},
     {"--nlayers|101", "from 1 to 100"},
@@ -204,11 +204,11 @@ static const char *const bad_options[][2] = {
     {"--n-layers=3", "did you mean --nlayers?"},
     {"--no-fats", "did you mean --no-fast?"},
     {"--hlep", "did you mean --help?"},
-    /* the first letters of an option */
+    /* prefixes of an option */
     {"--drop|0.1", "did you mean --dropout?"},
     {"--pro|x", "did you mean --prompt?"},
     {"--learning_rate|1", "--learning_rate: unknown option (did you mean --lr?)"},
-    /* names of other programs */
+    /* names that other programs use */
     {"--max_iters=5", "did you mean --steps?"},
     {"--num_train_epochs|3", "did you mean --steps?"},
     {"--n_layer|3", "did you mean --nlayers?"},
@@ -243,7 +243,7 @@ static void test_bad_options(void) {
     CHECK(tr_distance("a_b", 3, "a-b", 3) == 0);
 }
 
-/* A flag that accepts a count: arguments, value, form in a checkpoint */
+/* A flag that accepts a count: the arguments, the value, and its form in a checkpoint. */
 static void test_some(void) {
     static const struct {
         const char *arg[2];
@@ -278,7 +278,8 @@ static void test_some(void) {
         json = tr_options_json(&o, 1);
         snprintf(expected, sizeof expected, "{\"preset\":null,\"again\":%s}", good[i].json);
         SAME(json, expected);
-        /* the value of the checkpoint if none is given; a value that differs from it */
+        /* Without the option, the checkpoint's value is adopted. A different value is
+           reported. */
         CHECK(tr_parse(&o, 1, argv, err, sizeof err) == 1 && again == 0);
         CHECK(tr_options_adopt(&o, json, TR_RESUME, &a, err, sizeof err) == 1
               && again == good[i].value && !a.changed.n);
@@ -323,7 +324,7 @@ static void test_presets(void) {
     CHECK(fails_with("--presets|a", "did you mean --preset?"));
 }
 
-/* Errors in the tables of a program */
+/* Errors in the tables of a program must be found. */
 static void test_tables(void) {
     {
         tr_preset one[2] = {{"broken", "b", "lr=1 nlayer=4"}, TR_PRESET_END};
@@ -340,7 +341,7 @@ static void test_tables(void) {
         one[0].set = "nlayers";
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
         HOLDS(err, "preset broken: --nlayers: expected a whole number from 1 to 100, got nothing");
-        /* values are validated, but not set */
+        /* values are validated but not set */
         one[0].set = "data=text no-fast";
         CHECK(tr_check_table(&o, err, sizeof err) == 1 && data == NULL && fast == 1);
         one[0].name = "a-name-that-is-longer-than-the-space-that-is-reserved-for-names-of-presets";
@@ -394,7 +395,7 @@ static void test_help(void) {
     CHECK(longest > 80 && longest <= 100);
     tr_buf_free(&b);
     fflush(stdout);
-    { /* --help through tr_parse: the text goes to standard output */
+    { /* tr_parse prints the text of --help to standard output */
         int keep = dup(1), file = open(in_dir("help"), O_WRONLY | O_CREAT | O_TRUNC, 0600), r;
         dup2(file, 1);
         r = parse("--help");
@@ -407,8 +408,8 @@ static void test_help(void) {
     }
 }
 
-/* The result of tr_options_adopt for a command line and the checkpoint `json`:
-   "CHANGED|JSON|GIVEN|MISSING", or "refused" */
+/* Returns the result of tr_options_adopt for a command line and the checkpoint `json`:
+   "CHANGED|JSON|GIVEN|MISSING", or "refused". */
 static const char *adopted(const char *line, const char *json, int why_opened) {
     static char out[1024];
     tr_adopted a;
@@ -420,7 +421,7 @@ static const char *adopted(const char *line, const char *json, int why_opened) {
     return out;
 }
 
-/* Options are written to a checkpoint and read back. */
+/* Options that are written to a checkpoint must be read back unchanged. */
 static void test_configuration(void) {
     static const char sent[] = "--preset|enwik8_small|--data|a\"\\\n\xff\xc3\xa9|"
                                "--steps|18446744073709551615|--nheads=16";
@@ -437,35 +438,36 @@ static void test_configuration(void) {
     CHECK(tr_json_find(json, "data", value, sizeof value) == 1);
     SAME(value, "a\"\\\n\xef\xbf\xbd\xc3\xa9");
     free(json);
-    /* A checkpoint contains no local options. */
+    /* A checkpoint must not contain local options. */
     json = tr_options_json(&options, 1);
     CHECK(json != NULL && strstr(json, "\"fast\"") == NULL && strstr(json, "\"lr\":0.5,") != NULL);
 
-    /* all values and the name of the preset from the checkpoint */
+    /* All values and the name of the preset come from the checkpoint. */
     SAME(adopted("", json, 1), "|||");
     CHECK(nlayers == 4 && nheads == 16 && adapt_span == 1 && optim == 1 && lr == 0.5
           && steps == UINT64_MAX && fast == 1);
     SAME(data, "a\"\\\n\xef\xbf\xbd\xc3\xa9");
     SAME(options.preset_used, "enwik8_small");
     CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_CHECKPOINT);
-    /* All text is UTF-8 now, so the next checkpoint is the same. */
+    /* All text is UTF-8 now, so the next checkpoint must be the same. */
     again = tr_options_json(&options, 1);
     SAME(adopted("", again, 1), "|||");
     free(json);
     json = tr_options_json(&options, 1);
     SAME(json, again);
     free(again);
-    /* the same command, or a part of it */
+    /* Repeating the command, or a part of it, changes nothing. */
     SAME(adopted("--preset|enwik8_small|--nheads=16", json, 1), "|||");
     SAME(adopted("--nlayers=4|--lr=0.50", json, 1), "|||");
     CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_ARGS);
-    /* a hint: another value counts as no change */
+    /* The path of the data is only a hint: a different value does not count as a
+       change. */
     SAME(adopted("--data|elsewhere", json, 1), "|||");
     SAME(data, "elsewhere");
     free(json);
 }
 
-/* Options that differ from those of the checkpoint */
+/* Options that differ from those of the checkpoint must be reported or refused. */
 static void test_changes(void) {
     char *json;
     parse("--preset|enwik8_small|--steps|18446744073709551615|--nheads=16");
@@ -474,11 +476,11 @@ static void test_changes(void) {
          "--lr 0.25 (0.5), --prompt x\" ()"
          "|{\"lr\":[0.5,0.25],\"prompt\":[\"\",\"x\\\"\"]}||");
     CHECK(lr == 0.25 && steps == UINT64_MAX);
-    /* It does not matter without training. */
+    /* Without training, the difference does not matter. */
     SAME(adopted("--lr=0.25", json, 0), "|||");
     SAME(adopted("--nlayers=5", json, 1), "refused");
     HOLDS(err, "--nlayers is 5 here (from the command line) but 4 in the checkpoint: leave it out");
-    /* The shape of a model always has to be that of the checkpoint. */
+    /* The shape of the model must always match the checkpoint. */
     SAME(adopted("--nlayers=5", json, 0), "refused");
     SAME(adopted("--optim=adam", json, 1), "refused");
     HOLDS(err, "--optim is adam here (from the command line) but sgd in the checkpoint");
@@ -492,8 +494,8 @@ static void test_changes(void) {
                "expected a whole number from 1 to 100, got '0'");
     SAME(adopted("", "{\"nlayers\":", 1), "refused");
     HOLDS(err, "malformed");
-    /* An old checkpoint without options: those given and those missing are reported. An
-       option of a later version has its default. */
+    /* With an old checkpoint that lacks some options, those given and those missing are
+       reported. An option of a later version has its default. */
     SAME(adopted("",
                  "{\"nlayers\":4,\"nheads\":2,\"adapt-span\":false,\"bias\":0,\"optim\":\"sgd\","
                  "\"prompt\":null}",
@@ -505,8 +507,8 @@ static void test_changes(void) {
          "||--adapt-span, --dropout, --lr, --optim|--steps");
 }
 
-/* A run that starts from the weights of another one takes only the options of class
-   TR_MODEL and those with TR_KEPT, and nothing is reported. */
+/* A run that starts from the weights of another one must take only the options of class
+   TR_MODEL and those with TR_KEPT. Nothing is reported. */
 static void test_initial_weights(void) {
     static const char json[] = "{\"preset\":\"enwik8_small\",\"nlayers\":4,\"dropout\":0.25,"
                                "\"steps\":7,\"lr\":0.5,\"optim\":\"sgd\",\"data\":\"there\"}";
@@ -527,7 +529,7 @@ static void test_initial_weights(void) {
     CHECK(prompt == NULL);
 }
 
-/* A set of names: given at once, one by one, all, none */
+/* A set of names can be given as a list, one by one, completely or not at all. */
 static void test_set(void) {
     CHECK(parse("") == 1 && literal == 0);
     CHECK(parse("--literal") == 1 && literal == TR_EVERY);
@@ -570,7 +572,7 @@ static void test_set(void) {
     SAME(err, "--nothing: this model has none");
 }
 
-/* A set in a checkpoint, also in one that has a flag for each name */
+/* A set must be read from a checkpoint, even from one with a flag for each name. */
 static void test_set_adopted(void) {
     const char *flags = "{\"literal-rows\":true,\"literal-pad\":false,\"literal-free_ze\":true}";
     char *json;
@@ -584,7 +586,7 @@ static void test_set_adopted(void) {
     SAME(adopted("--literal", json, TR_RESUME), "refused");
     HOLDS(err, "--literal is true here (from the command line) but rows,free_ze in the checkpoint");
     SAME(adopted("--literal-rows", json, TR_RESUME), "refused");
-    SAME(adopted("--literal-rows", json, TR_INIT), "|||"); /* free_ze: training only */
+    SAME(adopted("--literal-rows", json, TR_INIT), "|||"); /* free_ze only affects training */
     CHECK(literal == 1);
     SAME(adopted("--literal=free_ze", json, TR_INIT), "refused");
     SAME(adopted("", json, TR_INIT), "|||");
@@ -602,7 +604,7 @@ static void test_set_adopted(void) {
     SAME(adopted("", json, TR_INIT), "|||");
     CHECK(tr_set_removed(literal) == 5);
     SAME(adopted("--literal|--no-literal-free_ze|--no-literal-rows", json, TR_RESUME), "|||");
-    SAME(adopted("--literal|--no-literal-rows", json, TR_INIT), "|||"); /* free_ze: training only */
+    SAME(adopted("--literal|--no-literal-rows", json, TR_INIT), "|||");
     SAME(adopted("--literal|--no-literal-rows", json, TR_RESUME), "refused");
     SAME(adopted("--literal", json, TR_INIT), "refused");
     free(json);
@@ -663,7 +665,7 @@ static void test_json_write(void) {
     tr_json_string(&b, "q\" b\\ n\n t\t r\r \x01\x1f\x7f \xe2\x82\xac \xf0\x9f\x98\x80");
     SAME(b.s, "\"q\\\" b\\\\ n\\n t\\t r\\r \\u0001\\u001f\x7f \xe2\x82\xac \xf0\x9f\x98\x80\"");
     b.n = 0;
-    /* not UTF-8 */
+    /* bytes that are not UTF-8 */
     tr_json_string(&b, "\xc0\xaf|\xed\xa0\x80|\xf4\x90\x80\x80|\xe2\x82|\x80|\xf0\x9f\x98");
     SAME(b.s, "\"\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd\\ufffd|"
               "\\ufffd\\ufffd|\\ufffd|\\ufffd\\ufffd\\ufffd\"");
@@ -708,7 +710,7 @@ static void test_json_read(void) {
 static void test_log(void) {
     tr_log log;
     const char *path = in_dir("run.jsonl");
-    /* without a file, all calls do nothing */
+    /* Without a file, no call has an effect. */
     CHECK(tr_log_open(&log, NULL, TR_KEEP_ALL, err, sizeof err) == 1);
     tr_log_begin(&log, "train");
     tr_log_num(&log, "loss", 1);
@@ -729,11 +731,11 @@ static void test_log(void) {
          "{\"event\":\"train\",\"step\":18446744073709551615,\"loss\":null,\"lr\":0.07,"
          "\"note\":\"a\\nb\"}\n");
     CHECK(tr_log_close(&log) == 1);
-    CHECK(tr_log_end(&log) == 1); /* closed: does nothing */
+    CHECK(tr_log_end(&log) == 1); /* no effect after the close */
 }
 
-/* Resuming at step 20 removes all later steps, wherever they are, and the incomplete last
-   line. The other lines stay unchanged. */
+/* Resuming at step 20 must remove all later steps, wherever they are, and the
+   incomplete last line. The other lines must stay unchanged. */
 static void test_log_resumed(void) {
     tr_log log;
     const char *path = in_dir("run.jsonl"), *link = in_dir("link.jsonl");
@@ -768,8 +770,8 @@ static void test_log_resumed(void) {
          "{\"event\":\"config\",\"options\":{\"step\":999}}\nby hand\n{\"step\":\"x\"}\n");
 }
 
-/* The child writes five lines to a file whose size is limited to 50 bytes. Its exit code
-   is the number of reported failures. */
+/* Runs in a child process. Writes five lines to a file whose size is limited to 50 bytes,
+   and exits with the number of reported failures. */
 static void write_limited_log(const char *path) {
     tr_log log;
     struct rlimit limit;
@@ -798,7 +800,7 @@ static void test_log_errors(void) {
     CHECK(tr_log_open(&log, dir, 5, err, sizeof err) == 0);
     HOLDS(err, "Is a directory");
     CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
-    /* only the first failure is reported */
+    /* Only the first failure must be reported. */
     if (access("/dev/full", W_OK) == 0) {
         CHECK(tr_log_open(&log, "/dev/full", 5, err, sizeof err) == 1);
         tr_log_begin(&log, "train");
@@ -807,7 +809,7 @@ static void test_log_errors(void) {
         tr_log_begin(&log, "train");
         CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
     }
-    /* the third line does not fit, and its beginning is removed */
+    /* The third line does not fit, and its beginning must be removed. */
     fflush(stdout);
     child = fork();
     if (child == 0) write_limited_log(full);
@@ -819,19 +821,19 @@ static void test_log_errors(void) {
 
 // >>files: replacing, claiming, standard streams, truncated maps
 
-/* A file is replaced as a whole, and its mode is kept. */
+/* A file must be replaced as a whole, and its mode must be kept. */
 static void test_replace(void) {
     const char *path = in_dir("whole.txt"), *victim = in_dir("victim");
     struct stat st;
     int files = flushed_files, dirs = flushed_dirs;
     CHECK(tr_replace(path, "one", 3, err, sizeof err) == 1);
     SAME(get_file(path, NULL), "one");
-    /* the rename is on the disk, too */
+    /* The rename must be on the disk, too. */
     CHECK(flushed_files == files + 1 && flushed_dirs == dirs + 1);
     CHECK(chmod(path, 0640) == 0);
 
-    /* A symbolic link with the name of the temporary file is not followed, and files of
-       others are not removed. */
+    /* A symbolic link with the name of the temporary file must not be followed, and
+       foreign files must not be removed. */
     put_text(victim, "precious");
     CHECK(symlink(victim, in_dir("whole.txt.0.tmp")) == 0
           && mkdir(in_dir("whole.txt.1.tmp"), 0700) == 0);
@@ -843,7 +845,8 @@ static void test_replace(void) {
     CHECK(unlink(in_dir("whole.txt.0.tmp")) == 0 && rmdir(in_dir("whole.txt.1.tmp")) == 0);
 }
 
-/* Temporary files of killed processes are removed, those of running ones are kept. */
+/* Temporary files of killed processes must be removed, those of running processes
+   kept. */
 static void test_leftovers(void) {
     const char *path = in_dir("whole.txt");
     int out[2], go[2], status = -1;
@@ -871,8 +874,8 @@ static void test_leftovers(void) {
     close(go[1]);
 }
 
-/* Names of the maximum length, links to files that do not exist, and what cannot be
-   written */
+/* Names of the maximum length and links to files that do not exist must be writable.
+   Other targets must be refused with a reason. */
 static void test_targets(void) {
     char name[300];
     const char *path;
@@ -922,14 +925,14 @@ static void test_claims(void) {
     HOLDS(err, owner);
     CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
     HOLDS(err, owner);
-    /* the same file */
+    /* the same file through a link */
     CHECK(tr_claim_open(&b, "best", link, err, sizeof err) == 0);
     HOLDS(err, "--best");
     CHECK(tr_claim_open(&b, "log", in_dir("other"), err, sizeof err) == 1); /* another file */
     tr_claim_close(&b);
     SAME(get_file(path, NULL), "a checkpoint");
     CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
-    /* The lock file of a killed process is left behind and has no effect. */
+    /* The lock file of a killed process remains and must have no effect. */
     CHECK(access(lock, F_OK) == 0);
     CHECK(tr_unclaimed("checkpoint", path, err, sizeof err) == 1);
     CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 1);
@@ -942,7 +945,7 @@ static void test_claims(void) {
           && tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
     HOLDS(err, "cannot create the lock");
     CHECK(unlink(lock) == 0);
-    /* Another file of this name is no lock. */
+    /* Another file with the name of the lock must not be treated as a lock. */
     put_text(lock, "precious");
     CHECK(tr_unclaimed("checkpoint", path, err, sizeof err) == 0);
     HOLDS(err, "mine.st.lock is not a lock of a run: rename that file");
@@ -954,7 +957,7 @@ static void test_claims(void) {
     CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
     HOLDS(err, "is not a lock of a run");
     CHECK(unlink(lock) == 0);
-    /* Two long names with the same beginning have separate locks. */
+    /* Two long names with the same beginning must have separate locks. */
     memset(name, 'n', sizeof name);
     name[255] = 0;
     CHECK(tr_claim_open(&a, "checkpoint", in_dir(name), err, sizeof err) == 1);
@@ -995,7 +998,7 @@ static void test_cut_short(void) {
     CHECK(truncate(path, 3) == 0);
     SAME(tr_cut_short(), path);
     CHECK(rename(path, in_dir("moved")) == 0);
-    put_text(path, "a"); /* another file of that name */
+    put_text(path, "a"); /* another file with that name */
     CHECK(tr_cut_short() == NULL);
     tr_watched.n = 0;
     CHECK(tr_watch("prog", in_dir("none"), err, sizeof err) == 0);
@@ -1012,7 +1015,7 @@ static void test_cut_short(void) {
         setrlimit(RLIMIT_CORE, &none);
         dup2(out[1], 2);
         if (!tr_watch("prog", path, err, sizeof err) || truncate(path, 0) != 0) _exit(9);
-        _exit(text[0]); /* the page does not exist any more */
+        _exit(text[0]); /* the page no longer exists */
     }
     close(out[1]);
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 1);
@@ -1079,7 +1082,7 @@ static void test_formats(void) {
     size_t i;
     for (i = 0; i < sizeof t / sizeof *t; i++) {
         SAME(tr_duration(out, t[i].x), t[i].duration);
-        /* only tested not to overflow, below */
+        /* tr_bytes and tr_count of larger values are only tested for overflow, below */
         if (t[i].x >= 1e30) continue;
         SAME(tr_bytes(out, t[i].x), t[i].bytes);
         SAME(tr_count(out, t[i].x), t[i].count);
@@ -1124,7 +1127,8 @@ static void test_terminal(void) {
     tr_progress_line(line, sizeof line, &p);
     SAME(line, "step 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812");
 
-    /* Not a terminal: plain lines, only when they are due. */
+    /* If the output is not a terminal, only plain lines are printed, when they are
+       due. */
     f = fopen(path, "wb");
     CHECK(f != NULL);
     if (f == NULL) return;
@@ -1145,9 +1149,9 @@ static void test_terminal(void) {
     CHECK(tr_rate_left(&r, 10) == -1 && tr_rate_tokens(&r) == 0);
     for (i = 1; i <= 1000; i++) tr_rate_add(&r, 100 + 0.5 * i, 1, 64);
     CHECK(fabs(tr_rate_tokens(&r) - 128) < 1e-6 && fabs(tr_rate_left(&r, 10) - 5) < 1e-6);
-    /* a long evaluation */
+    /* a long evaluation, which must not count */
     tr_rate_skip(&r, 5000);
-    /* at half the speed */
+    /* steps at half the speed */
     for (i = 1; i <= 200; i++) tr_rate_add(&r, 5000 + 1.0 * i, 1, 64);
     CHECK(fabs(tr_rate_tokens(&r) - 64) < 1 && fabs(tr_rate_left(&r, 10) - 10) < 0.1);
     /* a clock that jumps back */
@@ -1155,8 +1159,8 @@ static void test_terminal(void) {
     CHECK(tr_rate_tokens(&r) > 0);
 }
 
-/* The line of a terminal: which parts are dropped first if it is narrow. It is never too
-   long. */
+/* The line of a terminal must never be longer than its width, and a narrow terminal
+   must lose the less important parts first. */
 static void test_live(void) {
     tr_progress p = progress();
     char line[512], wide[64];
@@ -1169,7 +1173,7 @@ static void test_live(void) {
     tr_progress_live(line, sizeof line, &p, 200);
     HOLDS(line, "step 1200/5000  [=======>                      ]  24%");
     HOLDS(line, "left 3m12s  lr 7.0e-02");
-    for (width = 200; width > 0; width--) { /* never longer than the width */
+    for (width = 200; width > 0; width--) {
         size_t n;
         tr_progress_live(line, sizeof line, &p, width);
         n = strlen(line);
@@ -1224,14 +1228,14 @@ static void test_pty(void) {
     tr_term_open(&t, f);
     CHECK(t.tty);
     tr_show(&t, &p, 0);
-    /* too soon: not drawn */
+    /* not drawn, because it is too soon */
     tr_show(&t, &p, 0);
     tr_say(&t, "saved");
     tr_term_close(&t);
     expected = "\r24%  1.780 bpb  left 3m12s\033[K"
              "\r\033[Ksaved\r\n"
              "\r24%  1.780 bpb  left 3m12s\033[K\r\n";
-    while (have < strlen(expected)) { /* it may arrive in parts */
+    while (have < strlen(expected)) { /* the text may arrive in parts */
         p1.fd = master;
         p1.events = POLLIN;
         p1.revents = 0;
@@ -1254,7 +1258,7 @@ static uint64_t le(const unsigned char *p, int n) {
     return x;
 }
 
-/* The masked CRC-32C, by a table (train.h uses none) */
+/* Returns the masked CRC-32C, computed with a table, which train.h does not use. */
 static uint32_t crc_again(const unsigned char *p, size_t n) {
     uint32_t t[256], c, i, k;
     for (i = 0; i < 256; i++) {
@@ -1322,8 +1326,8 @@ static void read_message(const unsigned char *p, size_t n, int depth, event *e) 
     }
 }
 
-/* Reads the event file in a directory, at most n_max records into e. Returns the number
-   of records, or -1 if the framing is wrong. */
+/* Reads at most n_max records of the event file in a directory into e. Returns the
+   number of records, or -1 if the framing is wrong. */
 static int read_events(const char *where, event *e, int n_max) {
     DIR *d = opendir(where);
     struct dirent *entry;
@@ -1357,7 +1361,7 @@ static void test_board(const char *keep) {
     char where[1024];
     size_t n;
     CHECK(tr_crc32c("123456789", 9) == 0xE3069283u && tr_crc32c("", 0) == 0);
-    /* RFC 3720 */
+    /* a test value of RFC 3720 */
     CHECK(tr_crc32c("\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 32)
           == 0x8A9136AAu);
     CHECK(tr_crc32c_masked("123456789", 9) == crc_again((const unsigned char *)"123456789", 9));
@@ -1368,7 +1372,7 @@ static void test_board(const char *keep) {
     snprintf(where, sizeof where, "%.500s/run", keep != NULL ? keep : in_dir("tb/a"));
     CHECK(tr_board_open(&b, where, 0, err, sizeof err) == 1);
     CHECK(tr_board_scalar(&b, "train/loss", 1, 2.5) == 1);
-    /* written before it is closed */
+    /* Events must be written before the file is closed. */
     CHECK(read_events(where, e, 8) == 2);
     CHECK(tr_board_scalar(&b, "train/bpb", 300, 1e300) == 1);
     CHECK(tr_board_scalar(&b, "eval/loss", 9000000000u, NAN) == 1);
@@ -1391,7 +1395,7 @@ static void test_board(const char *keep) {
     CHECK(e[1].step == 21 && e[1].status == 1);
     CHECK(e[2].step == 21 && e[2].value == 2);
 
-    /* two files in the same second */
+    /* Two files of the same second must have different names. */
     if (keep == NULL) {
         CHECK(tr_board_open(&b, in_dir("tb/two"), 0, err, sizeof err) == 1);
         CHECK(tr_board_open(&second, in_dir("tb/two/"), 0, err, sizeof err) == 1);
@@ -1411,8 +1415,8 @@ static void test_board(const char *keep) {
 
 // >>signals and clock
 
-/* The exit code of a child that runs one of the functions below; -1 if a signal ended it.
-   Its standard error goes to the file "stderr". */
+/* Returns the exit code of a child that runs one of the functions below, or -1 if a
+   signal ended it. The standard error of the child goes to the file "stderr". */
 static int in_child(void (*run)(void)) {
     int status = -1;
     pid_t child;
@@ -1442,7 +1446,8 @@ static void two_terms(void) {
     raise(SIGTERM);
 }
 
-/* A signal interrupts a system call: the handler is installed without SA_RESTART. */
+/* A signal must interrupt a system call, so the handler is installed without
+   SA_RESTART. */
 static void interrupted_call(void) {
     struct sigaction action;
     if (!tr_signals(0, err, sizeof err) || sigaction(SIGINT, NULL, &action)) _exit(1);
@@ -1451,23 +1456,24 @@ static void interrupted_call(void) {
     _exit(tr_stop_requested() == SIGINT ? 0 : 3);
 }
 
-/* The first Ctrl-C warns, the second requests a stop, the third ends the process. */
+/* The first Ctrl-C must warn, the second request a stop, and the third end the
+   process. */
 static void interrupts(void) {
     if (!tr_signals(1, err, sizeof err)) _exit(1);
     raise(SIGINT);
     if (tr_stop_requested()) _exit(2);
-    /* The warning is too old: the next one warns again. */
+    /* The warning has expired, so the next Ctrl-C warns again. */
     tr_asked.tv_sec -= TR_ASK_SECONDS + 1;
     raise(SIGINT);
     if (tr_stop_requested()) _exit(3);
-    /* The warning cannot become too old, however slow this machine is. */
+    /* The warning cannot expire, however slow this machine is. */
     tr_asked.tv_sec += 100000;
     raise(SIGINT);
     if (tr_stop_requested() != SIGINT) _exit(4);
     raise(SIGINT);
 }
 
-/* SIGTERM does not warn. */
+/* SIGTERM must not warn. */
 static void one_term(void) {
     if (!tr_signals(1, err, sizeof err)) _exit(1);
     raise(SIGTERM);
@@ -1491,7 +1497,7 @@ static void test_signals(void) {
 // >>sampling: repetition penalty, stop texts, hashes
 
 static void test_penalty(void) {
-    /* The mean of the finite ones is 0. */
+    /* The mean of the finite logits is 0. */
     static const double logits[6] = {4, 2, 0, -2, -4, -HUGE_VAL};
     tr_recent r;
     double x[6];
@@ -1503,10 +1509,10 @@ static void test_penalty(void) {
     tr_recent_add(&r, 0);
     tr_recent_add(&r, 3);
     tr_recent_add(&r, 0);
-    /* 4 / 2 and -2 * 2. A repeated token is penalised once. */
+    /* 4 / 2 and -2 * 2: a repeated token is penalised only once. */
     tr_penalise(x, &r, 2);
     CHECK(x[0] == 2 && x[1] == 2 && x[2] == 0 && x[3] == -4 && x[4] == -4 && x[5] < -DBL_MAX);
-    /* the same result with log-probabilities, which are all negative */
+    /* Log-probabilities, which are all negative, must give the same result. */
     for (i = 0; i < 6; i++) x[i] = logits[i] - 100;
     tr_penalise(x, &r, 2);
     CHECK(x[0] == 2 && x[1] == 2 && x[2] == 0 && x[3] == -4 && x[4] == -4 && x[5] < -DBL_MAX);
@@ -1521,7 +1527,7 @@ static void test_penalty(void) {
     tr_recent_clear(&r);
     CHECK(r.count[2] == 0 && r.n == 0);
     tr_recent_close(&r);
-    CHECK(tr_recent_open(&r, 6, 0)); /* no window: all tokens */
+    CHECK(tr_recent_open(&r, 6, 0)); /* a window of 0 counts all tokens */
     for (i = 0; i < 1000; i++) tr_recent_add(&r, (int32_t)(i % 2));
     CHECK(r.count[0] == 500 && r.count[1] == 500 && r.count[2] == 0);
     tr_recent_close(&r);
@@ -1560,7 +1566,8 @@ static void test_names(void) {
     }
 }
 
-/* Are all options of a command line useful, if the three below are (yes) or are not? */
+/* Returns whether all options of a command line are useful to a run that uses the three
+   options below (yes) or does not. */
 static int useful(const char *line, int yes) {
     const tr_only only[] = {{"lr", yes, "the sun"},
                             {"adapt-span", yes, "the moon"},
@@ -1574,7 +1581,7 @@ static void test_only(void) {
     CHECK(!useful("--lr|0.5", 0));
     SAME(err, "--lr would change nothing: it is for the sun");
     CHECK(!useful("--adapt-span", 0) && !useful("--prompt|x", 0));
-    CHECK(useful("--no-adapt-span", 0)); /* switched off */
+    CHECK(useful("--no-adapt-span", 0)); /* turned off */
     /* A preset may set options that the run does not use. */
     CHECK(useful("--preset|enwik8_small", 0));
 }
