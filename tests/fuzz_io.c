@@ -282,19 +282,19 @@ static size_t mutate(unsigned char *b, size_t n, size_t size) {
         return n;
     case 2: /* truncate */
         return n > 2 ? at + 1 : n;
-    case 3: /* delete */
+    case 3: /* delete some bytes */
         k = 1 + rnd(8);
         if (at + k >= n) return n;
         memmove(b + at, b + at + k, n - at - k);
         return n - k;
-    case 4: /* insert */
+    case 4: /* insert a fragment */
         fragment = fragments[rnd(sizeof fragments / sizeof *fragments)];
         k = strlen(fragment);
         if (n + k >= size) return n;
         memmove(b + at + k, b + at, n - at);
         memcpy(b + at, fragment, k);
         return n + k;
-    default: /* repeat */
+    default: /* repeat some bytes */
         k = 1 + rnd(12);
         if (at + k >= n || n + k >= size) return n;
         memmove(b + at + k, b + at, n - at);

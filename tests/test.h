@@ -26,7 +26,7 @@ static long test_passed, test_failed;
     } \
   } while (0)
 
-/* Whether |a - b| <= tol max(1, |b|). */
+/* True if |a - b| <= tol max(1, |b|). */
 #define CLOSE(a, b, tol) \
   (fabs((double)(a) - (double)(b)) <= (tol) * (fabs((double)(b)) > 1 ? fabs((double)(b)) : 1))
 

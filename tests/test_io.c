@@ -1334,7 +1334,7 @@ static size_t put_utf8(char *o, uint32_t c) {
     return n;
 }
 
-/* Writes the word "acb" and a blank, where c is a code point. Returns the length of
+/* Writes the word "acb", where c is a code point, and a blank. Returns the length of
    the word. */
 static size_t put_word(char *o, uint32_t c) {
     size_t n;

@@ -1124,8 +1124,8 @@ void cuda_host_trap_thread(const char *what, int line) {
 typedef float eight __attribute__((vector_size(32)));
 typedef uint32_t eight_words __attribute__((vector_size(32)));
 
-/* Adds A B to c of product n. The rows of c are assembled from scalars, because loading
-   a vector stalls if parts of it have just been stored. */
+/* Computes c += A B for product n. Assembles the rows of c from scalars, because
+   loading a vector stalls if parts of it have just been stored. */
 template <int K>
 static inline void multiply(warp *w, int n, const float (&A)[16][K], const eight (&B)[K]) {
     for (int g = 0; g < 8; g++) {
@@ -1744,8 +1744,8 @@ static cudaError_t unsafe_call(void) {
     return e;
 }
 
-/* Called when the legacy stream is used. It waits for all blocking streams, which is an
-   error while they capture. */
+/* Called when the legacy stream is used. That stream waits for all blocking streams,
+   which is an error while they capture. */
 static cudaError_t legacy_use(void) {
     cudaError_t e = cudaSuccess;
     for (auto &c : captures())
@@ -3597,8 +3597,8 @@ struct rank_progress {
     exchange_kind what;
 };
 
-/* The messages from one rank to another. `bytes` is the size of the current message and
-   all that follow. */
+/* The messages from one rank to another. `bytes` is the number of bytes left to
+   transfer, including the current message. */
 struct mailbox {
     alignas(64) std::atomic<uint64_t> put, taken;
     size_t bytes;

@@ -66,7 +66,7 @@ void cuda_host_memory(size_t bytes);
 /* Whether page-locked host pointers are valid arguments of kernels, as in CUDA. Default
    1. */
 void cuda_host_allow_pinned(int yes);
-/* Whether an access of the host to device memory is printed and ends the process with
+/* Whether a host access to device memory is printed and ends the process with
    _exit(99). Default 1. */
 void cuda_host_trap(int yes);
 /* The stack size of each thread, by default 65536. Must be set before the first

@@ -34,7 +34,7 @@ static void inner_fused_of(inner_fused_kernel *k, const char *form, int D, int a
 }
 
 int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
-    const int DP = D > 96 ? 128 : ((int)D + 31) / 32 * 32; /* padded */
+    const int DP = D > 96 ? 128 : ((int)D + 31) / 32 * 32; /* the padded head dimension */
     /* never read: only addresses and types matter */
     stx_real *p = stx_block_activations(x, 4096);
     stx_attention_args a;
